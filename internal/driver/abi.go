@@ -1,0 +1,164 @@
+package driver
+
+import "structs"
+
+// The structs below have the C layout of the 64-bit driver API; abi_test.go
+// pins every size and offset to the values measured with the vendor's header.
+
+// Location is CUmemLocation.
+type Location struct {
+	_    structs.HostLayout
+	Type LocationType
+	ID   int32
+}
+
+// AllocationProp is CUmemAllocationProp.
+type AllocationProp struct {
+	_                    structs.HostLayout
+	Type                 AllocationType
+	RequestedHandleTypes HandleTypes
+	Location             Location
+	Win32HandleMetaData  uintptr
+	Flags                AllocationFlags
+}
+
+// AllocationFlags is the allocFlags member of CUmemAllocationProp.
+type AllocationFlags struct {
+	_                    structs.HostLayout
+	CompressionType      CompressionType
+	GPUDirectRDMACapable uint8
+	Usage                AllocationUsage
+	_                    [4]byte
+}
+
+// AccessDesc is CUmemAccessDesc.
+type AccessDesc struct {
+	_        structs.HostLayout
+	Location Location
+	Flags    AccessFlags
+}
+
+// ShareableHandle holds either of the two shareable forms: a descriptor in its
+// first four bytes, in host order, or a fabric handle in all 64.
+type ShareableHandle [64]byte
+
+// LaunchConfig is the geometry of a kernel launch: blocks in the grid, threads
+// in a block, and bytes of dynamic shared memory.
+type LaunchConfig struct {
+	GridX, GridY, GridZ    uint32
+	BlockX, BlockY, BlockZ uint32
+	SharedBytes            uint32
+}
+
+type (
+	LocationType      uint32
+	AllocationType    uint32
+	HandleTypes       uint32
+	AccessFlags       uint32
+	CompressionType   uint8
+	AllocationUsage   uint16
+	GranularityOption uint32
+	DeviceAttribute   int32
+	PointerAttribute  int32
+	StreamFlags       uint32
+	EventFlags        uint32
+	HostAllocFlags    uint32
+	HostRegisterFlags uint32
+	CaptureStatus     uint32
+	CaptureMode       uint32
+)
+
+const (
+	LocationNone            LocationType = 0
+	LocationDevice          LocationType = 1
+	LocationHost            LocationType = 2
+	LocationHostNUMA        LocationType = 3
+	LocationHostNUMACurrent LocationType = 4
+
+	AllocationPinned  AllocationType = 1
+	AllocationManaged AllocationType = 2
+
+	HandleNone    HandleTypes = 0
+	HandlePosixFD HandleTypes = 1
+	HandleWin32   HandleTypes = 2
+	HandleKMT     HandleTypes = 4
+	HandleFabric  HandleTypes = 8
+
+	AccessNone      AccessFlags = 0
+	AccessRead      AccessFlags = 1
+	AccessReadWrite AccessFlags = 3
+
+	CompressionNone    CompressionType = 0
+	CompressionGeneric CompressionType = 1
+
+	UsageNone AllocationUsage = 0
+	// UsageTilePool is memory for sparse arrays.
+	UsageTilePool AllocationUsage = 1
+	// UsageHWDecompress is memory that the decompression engine may touch.
+	UsageHWDecompress AllocationUsage = 2
+
+	GranularityMinimum     GranularityOption = 0
+	GranularityRecommended GranularityOption = 1
+
+	StreamDefault     StreamFlags = 0
+	StreamNonBlocking StreamFlags = 1
+
+	EventDefault       EventFlags = 0
+	EventBlockingSync  EventFlags = 1
+	EventDisableTiming EventFlags = 2
+
+	HostAllocPortable  HostAllocFlags = 1
+	HostAllocDeviceMap HostAllocFlags = 2
+
+	HostRegisterPortable  HostRegisterFlags = 1
+	HostRegisterDeviceMap HostRegisterFlags = 2
+
+	CaptureNone        CaptureStatus = 0
+	CaptureActive      CaptureStatus = 1
+	CaptureInvalidated CaptureStatus = 2
+
+	CaptureGlobal      CaptureMode = 0
+	CaptureThreadLocal CaptureMode = 1
+	CaptureRelaxed     CaptureMode = 2
+)
+
+const (
+	AttrMultiprocessorCount     DeviceAttribute = 16
+	AttrIntegrated              DeviceAttribute = 18
+	AttrPCIBusID                DeviceAttribute = 33
+	AttrPCIDeviceID             DeviceAttribute = 34
+	AttrPCIDomainID             DeviceAttribute = 50
+	AttrUnifiedAddressing       DeviceAttribute = 41
+	AttrComputeMajor            DeviceAttribute = 75
+	AttrComputeMinor            DeviceAttribute = 76
+	AttrManagedMemory           DeviceAttribute = 83
+	AttrPageableMemoryAccess    DeviceAttribute = 88
+	AttrConcurrentManagedAccess DeviceAttribute = 89
+	AttrStreamMemOps64          DeviceAttribute = 93
+	AttrDirectManagedFromHost   DeviceAttribute = 101
+	AttrVirtualMemoryManagement DeviceAttribute = 102
+	AttrHandlePosixFD           DeviceAttribute = 103
+	AttrGenericCompression      DeviceAttribute = 107
+	AttrRDMAWithVMM             DeviceAttribute = 110
+	AttrMemoryPools             DeviceAttribute = 115
+	AttrRDMA                    DeviceAttribute = 116
+	AttrDMABuf                  DeviceAttribute = 124
+	AttrHandleFabric            DeviceAttribute = 128
+	AttrMulticast               DeviceAttribute = 132
+	AttrHostNUMAID              DeviceAttribute = 134
+	AttrHostNUMAVirtualMemory   DeviceAttribute = 141
+	AttrHostVirtualMemory       DeviceAttribute = 145
+)
+
+// Pointer attributes. PointerMemoryType answers 1 for host, 2 for device and
+// 4 for unified memory; PointerRangeStart and PointerRangeSize describe the
+// allocation that holds the address.
+const (
+	PointerContext       PointerAttribute = 1
+	PointerMemoryType    PointerAttribute = 2
+	PointerIsManaged     PointerAttribute = 8
+	PointerDeviceOrdinal PointerAttribute = 9
+	PointerRangeStart    PointerAttribute = 11
+	PointerRangeSize     PointerAttribute = 12
+	PointerMapped        PointerAttribute = 13
+)
