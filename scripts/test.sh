@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Tests every module of the repository. Arguments go to each `go test`: scripts/test.sh -race -short
+#
+# `go test ./...` stops at the border of a module, and a go.work that joined
+# them would break vendoring and hide what each module requires of its own.
+set -euo pipefail
+scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cd "$scripts/.."
+
+failed=()
+while read -r module; do
+	if ! packages=$(cd "$module" && go list ./...); then
+		failed+=("$module")
+	elif [ -z "$packages" ]; then
+		echo "module $module: no packages to test"
+	else
+		echo "module $module: go test $* ./..."
+		(cd "$module" && go test "$@" ./...) || failed+=("$module")
+	fi
+done < <("$scripts/modules.sh")
+
+if [ ${#failed[@]} -gt 0 ]; then
+	echo "failed in module: ${failed[*]} (. is the root)" >&2
+	exit 1
+fi
