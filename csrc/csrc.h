@@ -1,0 +1,236 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
+// What Go calls: one function per method of internal/driver's interface, and
+// the opening of the library.
+
+#ifndef CUVMM_CSRC_H
+#define CUVMM_CSRC_H
+
+#include <stdint.h>
+
+// A result is a CUresult, or this one: the driver lacks the entry point.
+enum { CUVMM_MISSING_ENTRY_POINT = -1 };
+
+typedef struct {
+    uint32_t type;
+    int32_t id;
+} cuvmm_location;
+
+typedef struct {
+    uint32_t type;
+    uint32_t handle_types;
+    cuvmm_location location;
+    // A pointer, and always null on Linux; as a number it keeps cgo from
+    // looking for Go pointers behind it.
+    uintptr_t win32;
+    uint8_t compression;
+    uint8_t rdma;
+    uint16_t usage;
+    uint8_t reserved[4];
+} cuvmm_prop;
+
+typedef struct {
+    cuvmm_location location;
+    uint32_t flags;
+} cuvmm_access;
+
+typedef struct {
+    uint8_t bytes[16];
+} cuvmm_uuid;
+
+typedef struct {
+    uint8_t bytes[64];
+} cuvmm_shareable;
+
+// Answers travel by value: an out-parameter would cost an allocation in Go.
+typedef struct {
+    uint64_t value;
+    int32_t result;
+} cuvmm_value;
+
+typedef struct {
+    uint64_t first, second;
+    int32_t result;
+} cuvmm_pair;
+
+typedef struct {
+    float value;
+    int32_t result;
+} cuvmm_float;
+
+typedef struct {
+    void *value;
+    int32_t result;
+} cuvmm_pointer;
+
+typedef struct {
+    cuvmm_uuid value;
+    int32_t result;
+} cuvmm_uuid_answer;
+
+typedef struct {
+    char value[256];
+    int32_t result;
+} cuvmm_name;
+
+typedef struct {
+    cuvmm_prop value;
+    int32_t result;
+} cuvmm_prop_answer;
+
+typedef struct {
+    cuvmm_shareable value;
+    int32_t result;
+} cuvmm_shareable_answer;
+
+typedef struct {
+    uint32_t grid_x, grid_y, grid_z;
+    uint32_t block_x, block_y, block_z;
+    uint32_t shared;
+} cuvmm_launch;
+
+typedef struct cuvmm_driver cuvmm_driver;
+
+// open.c
+
+// What the loader answered about one candidate: a handle, or why there is none.
+typedef struct {
+    uintptr_t handle;
+    int absent; // nothing has that name
+    char error[512];
+} cuvmm_loaded;
+
+// What stands behind a loaded library. proc is its cuGetProcAddress, of the
+// form 1 or 2, or 0; has_init says whether it is a driver at all; version is
+// the driver's version where it told one, or 0; result is what it answered.
+typedef struct {
+    uintptr_t proc;
+    int form;
+    int has_init;
+    int32_t version;
+    int32_t result;
+    char path[4096];
+} cuvmm_library;
+
+cuvmm_loaded cuvmm_load(const char *name);
+void cuvmm_unload(uintptr_t handle);
+cuvmm_library cuvmm_inspect(uintptr_t handle);
+// An empty table, in the foreign form.
+cuvmm_driver *cuvmm_new(void);
+// Fills the entry point in: 1 if the driver has it, 0 if it lacks it in that
+// version, -1 if api.h does not declare it.
+int cuvmm_resolve(cuvmm_driver *d, uintptr_t proc, int form, const char *name, int32_t version);
+// The form of a filled table whose calls run in the relaxed capture mode.
+cuvmm_driver *cuvmm_relaxed(const cuvmm_driver *foreign);
+
+// device.c
+
+int32_t cuvmm_Init(const cuvmm_driver *d);
+cuvmm_value cuvmm_DriverGetVersion(const cuvmm_driver *d);
+cuvmm_value cuvmm_DeviceGetCount(const cuvmm_driver *d);
+cuvmm_value cuvmm_DeviceGet(const cuvmm_driver *d, int32_t ordinal);
+cuvmm_name cuvmm_DeviceGetName(const cuvmm_driver *d, int32_t device);
+cuvmm_uuid_answer cuvmm_DeviceGetUUID(const cuvmm_driver *d, int32_t device);
+cuvmm_value cuvmm_DeviceTotalMem(const cuvmm_driver *d, int32_t device);
+cuvmm_value cuvmm_DeviceGetAttribute(const cuvmm_driver *d, int32_t attribute, int32_t device);
+cuvmm_value cuvmm_DeviceCanAccessPeer(const cuvmm_driver *d, int32_t device, int32_t peer);
+
+// context.c
+
+cuvmm_value cuvmm_DevicePrimaryCtxRetain(const cuvmm_driver *d, int32_t device);
+int32_t cuvmm_DevicePrimaryCtxRelease(const cuvmm_driver *d, int32_t device);
+cuvmm_pair cuvmm_DevicePrimaryCtxGetState(const cuvmm_driver *d, int32_t device);
+cuvmm_value cuvmm_CtxCreate(const cuvmm_driver *d, uint32_t flags, int32_t device);
+int32_t cuvmm_CtxDestroy(const cuvmm_driver *d, uintptr_t ctx);
+cuvmm_value cuvmm_CtxGetCurrent(const cuvmm_driver *d);
+int32_t cuvmm_CtxSetCurrent(const cuvmm_driver *d, uintptr_t ctx);
+cuvmm_value cuvmm_CtxGetDevice(const cuvmm_driver *d, uintptr_t ctx);
+int32_t cuvmm_CtxSynchronize(const cuvmm_driver *d, uintptr_t ctx);
+
+// stream.c
+
+cuvmm_value cuvmm_StreamCreate(const cuvmm_driver *d, uintptr_t ctx, uint32_t flags);
+int32_t cuvmm_StreamDestroy(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
+int32_t cuvmm_StreamQuery(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
+int32_t cuvmm_StreamSynchronize(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
+int32_t cuvmm_StreamWaitEvent(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s, uintptr_t e);
+cuvmm_value cuvmm_StreamGetCtx(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
+cuvmm_value cuvmm_StreamGetFlags(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
+cuvmm_value cuvmm_StreamGetID(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
+int32_t cuvmm_StreamWriteValue64(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s, uint64_t p, uint64_t v);
+int32_t cuvmm_StreamWaitValue64(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s, uint64_t p, uint64_t v);
+
+// graph.c
+
+cuvmm_value cuvmm_StreamIsCapturing(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
+cuvmm_pair cuvmm_StreamGetCaptureInfo(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
+int32_t cuvmm_StreamBeginCapture(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s, uint32_t mode);
+cuvmm_value cuvmm_StreamEndCapture(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
+cuvmm_value cuvmm_ThreadExchangeStreamCaptureMode(const cuvmm_driver *d, uint32_t mode);
+cuvmm_value cuvmm_GraphInstantiate(const cuvmm_driver *d, uintptr_t ctx, uintptr_t graph);
+int32_t cuvmm_GraphLaunch(const cuvmm_driver *d, uintptr_t ctx, uintptr_t exec, uintptr_t s);
+int32_t cuvmm_GraphDestroy(const cuvmm_driver *d, uintptr_t graph);
+int32_t cuvmm_GraphExecDestroy(const cuvmm_driver *d, uintptr_t exec);
+cuvmm_value cuvmm_GraphGetNodeCount(const cuvmm_driver *d, uintptr_t graph);
+
+// event.c
+
+cuvmm_value cuvmm_EventCreate(const cuvmm_driver *d, uintptr_t ctx, uint32_t flags);
+int32_t cuvmm_EventRecord(const cuvmm_driver *d, uintptr_t ctx, uintptr_t e, uintptr_t s);
+int32_t cuvmm_EventQuery(const cuvmm_driver *d, uintptr_t ctx, uintptr_t e);
+int32_t cuvmm_EventSynchronize(const cuvmm_driver *d, uintptr_t ctx, uintptr_t e);
+cuvmm_float cuvmm_EventElapsedTime(const cuvmm_driver *d, uintptr_t ctx, uintptr_t start, uintptr_t end);
+int32_t cuvmm_EventDestroy(const cuvmm_driver *d, uintptr_t ctx, uintptr_t e);
+
+// copy.c
+
+int32_t cuvmm_MemcpyHtoDAsync(const cuvmm_driver *d, uintptr_t ctx, uint64_t dst, const void *src, uint64_t n, uintptr_t s);
+int32_t cuvmm_MemcpyDtoHAsync(const cuvmm_driver *d, uintptr_t ctx, void *dst, uint64_t src, uint64_t n, uintptr_t s);
+int32_t cuvmm_MemcpyDtoDAsync(const cuvmm_driver *d, uintptr_t ctx, uint64_t dst, uint64_t src, uint64_t n, uintptr_t s);
+int32_t cuvmm_MemsetD8Async(const cuvmm_driver *d, uintptr_t ctx, uint64_t dst, uint8_t v, uint64_t n, uintptr_t s);
+int32_t cuvmm_MemsetD32Async(const cuvmm_driver *d, uintptr_t ctx, uint64_t dst, uint32_t v, uint64_t words, uintptr_t s);
+int32_t cuvmm_MemcpyHtoD(const cuvmm_driver *d, uintptr_t ctx, uint64_t dst, const void *src, uint64_t n);
+int32_t cuvmm_MemcpyDtoH(const cuvmm_driver *d, uintptr_t ctx, void *dst, uint64_t src, uint64_t n);
+int32_t cuvmm_MemcpyDtoD(const cuvmm_driver *d, uintptr_t ctx, uint64_t dst, uint64_t src, uint64_t n);
+int32_t cuvmm_MemsetD8(const cuvmm_driver *d, uintptr_t ctx, uint64_t dst, uint8_t v, uint64_t n);
+
+// memory.c
+
+cuvmm_value cuvmm_MemAlloc(const cuvmm_driver *d, uintptr_t ctx, uint64_t n);
+int32_t cuvmm_MemFree(const cuvmm_driver *d, uintptr_t ctx, uint64_t p);
+cuvmm_value cuvmm_MemAllocAsync(const cuvmm_driver *d, uintptr_t ctx, uint64_t n, uintptr_t s);
+int32_t cuvmm_MemFreeAsync(const cuvmm_driver *d, uintptr_t ctx, uint64_t p, uintptr_t s);
+cuvmm_pair cuvmm_MemGetInfo(const cuvmm_driver *d, uintptr_t ctx);
+cuvmm_pointer cuvmm_MemHostAlloc(const cuvmm_driver *d, uintptr_t ctx, uint64_t n, uint32_t flags);
+int32_t cuvmm_MemFreeHost(const cuvmm_driver *d, uintptr_t ctx, void *p);
+int32_t cuvmm_MemHostRegister(const cuvmm_driver *d, uintptr_t ctx, void *p, uint64_t n, uint32_t flags);
+int32_t cuvmm_MemHostUnregister(const cuvmm_driver *d, uintptr_t ctx, void *p);
+cuvmm_value cuvmm_MemHostGetDevicePointer(const cuvmm_driver *d, uintptr_t ctx, void *p);
+cuvmm_value cuvmm_PointerGetAttribute(const cuvmm_driver *d, uintptr_t ctx, int32_t attribute, uint64_t p);
+
+// vmm.c
+
+cuvmm_value cuvmm_MemAddressReserve(const cuvmm_driver *d, uint64_t size, uint64_t align, uint64_t hint);
+int32_t cuvmm_MemAddressFree(const cuvmm_driver *d, uint64_t p, uint64_t size);
+cuvmm_value cuvmm_MemCreate(const cuvmm_driver *d, uint64_t size, cuvmm_prop prop);
+int32_t cuvmm_MemRelease(const cuvmm_driver *d, uint64_t handle);
+int32_t cuvmm_MemMap(const cuvmm_driver *d, uint64_t p, uint64_t size, uint64_t offset, uint64_t handle);
+int32_t cuvmm_MemUnmap(const cuvmm_driver *d, uint64_t p, uint64_t size);
+int32_t cuvmm_MemSetAccess(const cuvmm_driver *d, uint64_t p, uint64_t size, const cuvmm_access *desc, uint64_t count);
+cuvmm_value cuvmm_MemGetAccess(const cuvmm_driver *d, cuvmm_location location, uint64_t p);
+cuvmm_value cuvmm_MemGetAllocationGranularity(const cuvmm_driver *d, cuvmm_prop prop, uint32_t option);
+cuvmm_prop_answer cuvmm_MemGetAllocationPropertiesFromHandle(const cuvmm_driver *d, uint64_t handle);
+cuvmm_value cuvmm_MemRetainAllocationHandle(const cuvmm_driver *d, uint64_t p);
+cuvmm_shareable_answer cuvmm_MemExportToShareableHandle(const cuvmm_driver *d, uint64_t handle, uint32_t type);
+cuvmm_value cuvmm_MemImportFromShareableHandle(const cuvmm_driver *d, cuvmm_shareable s, uint32_t type);
+cuvmm_value cuvmm_MemGetHandleForAddressRange(const cuvmm_driver *d, uintptr_t ctx, uint64_t p, uint64_t size);
+
+// module.c
+
+cuvmm_value cuvmm_ModuleLoadData(const cuvmm_driver *d, uintptr_t ctx, const uint8_t *image, uint64_t n);
+int32_t cuvmm_ModuleUnload(const cuvmm_driver *d, uintptr_t ctx, uintptr_t module);
+cuvmm_value cuvmm_ModuleGetFunction(const cuvmm_driver *d, uintptr_t ctx, uintptr_t module, const char *name, uint64_t n);
+int32_t cuvmm_LaunchKernel(const cuvmm_driver *d, uintptr_t ctx, uintptr_t function, cuvmm_launch l,
+                           const uint8_t *params, uint64_t n, uintptr_t s);
+
+#endif

@@ -1,0 +1,62 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
+#include "api.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { CUVMM_OUT_OF_MEMORY = 2 };
+
+// The driver finds the end of PTX text by its NUL, and the end of a binary
+// image (an ELF file, or a fat binary) by its header.
+static int is_text(const uint8_t *image, uint64_t n) {
+    static const uint8_t elf[4] = {0x7f, 'E', 'L', 'F'};
+    static const uint8_t fat[4] = {0x50, 0xed, 0x55, 0xba};
+    return n < 4 || (memcmp(image, elf, 4) != 0 && memcmp(image, fat, 4) != 0);
+}
+
+static char *terminated(const void *text, uint64_t n) {
+    char *copy = malloc(n + 1);
+    if (copy) {
+        if (n) memcpy(copy, text, n);
+        copy[n] = 0;
+    }
+    return copy;
+}
+
+cuvmm_value cuvmm_ModuleLoadData(const cuvmm_driver *d, uintptr_t ctx, const uint8_t *image, uint64_t n) {
+    uintptr_t module = 0;
+    char *copy = NULL;
+    if (is_text(image, n) && (n == 0 || image[n - 1] != 0)) {
+        copy = terminated(image, n);
+        if (!copy) return (cuvmm_value){0, CUVMM_OUT_OF_MEMORY};
+    }
+    CUVMM_CALL(d, ctx, cuModuleLoadData, (&module, copy ? (const void *)copy : image));
+    free(copy);
+    return (cuvmm_value){module, result};
+}
+
+int32_t cuvmm_ModuleUnload(const cuvmm_driver *d, uintptr_t ctx, uintptr_t module) {
+    CUVMM_CALL(d, ctx, cuModuleUnload, (module));
+    return result;
+}
+
+cuvmm_value cuvmm_ModuleGetFunction(const cuvmm_driver *d, uintptr_t ctx, uintptr_t module, const char *name, uint64_t n) {
+    uintptr_t function = 0;
+    char *copy = terminated(name, n);
+    if (!copy) return (cuvmm_value){0, CUVMM_OUT_OF_MEMORY};
+    CUVMM_CALL(d, ctx, cuModuleGetFunction, (&function, module, copy));
+    free(copy);
+    return (cuvmm_value){function, result};
+}
+
+int32_t cuvmm_LaunchKernel(const cuvmm_driver *d, uintptr_t ctx, uintptr_t function, cuvmm_launch l,
+                           const uint8_t *params, uint64_t n, uintptr_t s) {
+    // The marks of the driver's list: 1 the block, 2 its size, 0 the end.
+    size_t size = n;
+    void *extra[] = {(void *)1, (void *)params, (void *)2, &size, (void *)0};
+    CUVMM_CALL(d, ctx, cuLaunchKernel,
+               (function, l.grid_x, l.grid_y, l.grid_z, l.block_x, l.block_y, l.block_z, l.shared, s, NULL,
+                n ? extra : NULL));
+    return result;
+}

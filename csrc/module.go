@@ -1,0 +1,43 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
+package csrc
+
+/*
+#cgo noescape cuvmm_ModuleLoadData
+#cgo nocallback cuvmm_ModuleLoadData
+#cgo noescape cuvmm_ModuleUnload
+#cgo nocallback cuvmm_ModuleUnload
+#cgo noescape cuvmm_ModuleGetFunction
+#cgo nocallback cuvmm_ModuleGetFunction
+#cgo noescape cuvmm_LaunchKernel
+#cgo nocallback cuvmm_LaunchKernel
+#include "csrc.h"
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+func (d *Driver) ModuleLoadData(c driver.Context, image []byte) (driver.Module, driver.Result) {
+	v := C.cuvmm_ModuleLoadData(d.c, C.uintptr_t(c), (*C.uint8_t)(unsafe.SliceData(image)), C.uint64_t(len(image)))
+	return driver.Module(v.value), driver.Result(v.result)
+}
+
+func (d *Driver) ModuleUnload(c driver.Context, m driver.Module) driver.Result {
+	return driver.Result(C.cuvmm_ModuleUnload(d.c, C.uintptr_t(c), C.uintptr_t(m)))
+}
+
+func (d *Driver) ModuleGetFunction(c driver.Context, m driver.Module, name string) (driver.Function, driver.Result) {
+	v := C.cuvmm_ModuleGetFunction(d.c, C.uintptr_t(c), C.uintptr_t(m),
+		(*C.char)(unsafe.Pointer(unsafe.StringData(name))), C.uint64_t(len(name)))
+	return driver.Function(v.value), driver.Result(v.result)
+}
+
+func (d *Driver) LaunchKernel(c driver.Context, f driver.Function, l driver.LaunchConfig, params []byte, s driver.Stream) driver.Result {
+	return driver.Result(C.cuvmm_LaunchKernel(d.c, C.uintptr_t(c), C.uintptr_t(f),
+		*(*C.cuvmm_launch)(unsafe.Pointer(&l)),
+		(*C.uint8_t)(unsafe.SliceData(params)), C.uint64_t(len(params)), C.uintptr_t(s)))
+}

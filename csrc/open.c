@@ -1,0 +1,90 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
+#define _GNU_SOURCE
+#include "api.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+cuvmm_loaded cuvmm_load(const char *name) {
+    cuvmm_loaded l = {0};
+    l.handle = (uintptr_t)dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (l.handle) return l;
+    const char *text = dlerror();
+    snprintf(l.error, sizeof l.error, "%s", text ? text : "the loader gave no reason");
+    // The loader names the file that it missed, which may also be one that the
+    // library needs. Both parts of the text are in the process's language.
+    const char *at = strstr(l.error, name);
+    l.absent = at && at[strlen(name)] == ':' && strstr(at, strerror(ENOENT)) != NULL;
+    return l;
+}
+
+void cuvmm_unload(uintptr_t handle) { dlclose((void *)handle); }
+
+// cuGetProcAddress has a first form (from 11.3 on) and a second (from 12.0 on)
+// that also says why it found nothing. Flags 0 asks for the entry points whose
+// default stream is the legacy one.
+static cuvmm_entry get_proc(uintptr_t proc, int form, const char *name, int32_t version, int32_t *result) {
+    void *entry = NULL;
+    int status = 0;
+    if (form == 2)
+        *result = ((int (*)(const char *, void **, int, uint64_t, int *))proc)(name, &entry, version, 0, &status);
+    else
+        *result = ((int (*)(const char *, void **, int, uint64_t))proc)(name, &entry, version, 0);
+    cuvmm_entry e = NULL;
+    if (*result == 0) memcpy(&e, &entry, sizeof e);
+    return e;
+}
+
+cuvmm_library cuvmm_inspect(uintptr_t handle) {
+    cuvmm_library l = {0};
+    void *h = (void *)handle;
+    l.form = 2;
+    l.proc = (uintptr_t)dlsym(h, "cuGetProcAddress_v2");
+    if (!l.proc) {
+        l.form = 1;
+        l.proc = (uintptr_t)dlsym(h, "cuGetProcAddress");
+    }
+    void *init = dlsym(h, "cuInit");
+    l.has_init = init != NULL;
+    Dl_info info;
+    if (init && dladdr(init, &info) && info.dli_fname) snprintf(l.path, sizeof l.path, "%s", info.dli_fname);
+
+    // Asked before cuInit, which the driver allows; a stub library refuses.
+    void *ask = dlsym(h, "cuDriverGetVersion");
+    if (ask) l.result = ((int (*)(int *))ask)(&l.version);
+    if (l.proc && l.result == 0) get_proc(l.proc, l.form, "cuInit", 2000, &l.result);
+    return l;
+}
+
+cuvmm_driver *cuvmm_new(void) { return calloc(1, sizeof(cuvmm_driver)); }
+
+int cuvmm_resolve(cuvmm_driver *d, uintptr_t proc, int form, const char *name, int32_t version) {
+    static const struct {
+        const char *name;
+        size_t offset;
+    } members[] = {
+#define X(name, params) {#name, offsetof(cuvmm_entries, name)},
+        CUVMM_ENTRIES(X)
+#undef X
+    };
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
+        if (strcmp(members[i].name, name) != 0) continue;
+        int32_t result = 0;
+        cuvmm_entry e = get_proc(proc, form, name, version, &result);
+        memcpy((char *)&d->api + members[i].offset, &e, sizeof e);
+        return e != NULL;
+    }
+    return -1;
+}
+
+cuvmm_driver *cuvmm_relaxed(const cuvmm_driver *foreign) {
+    cuvmm_driver *d = cuvmm_new();
+    if (!d) return NULL;
+    *d = *foreign;
+    d->exchange = d->api.cuThreadExchangeStreamCaptureMode;
+    return d;
+}

@@ -1,0 +1,193 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
+package csrc
+
+/*
+#cgo LDFLAGS: -ldl
+#include <stdlib.h>
+#include "csrc.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Driver is the real driver. Its methods are those of internal/driver's
+// interface, each one crossing into C. It is never closed.
+type Driver struct {
+	c       *C.cuvmm_driver
+	has     *[driver.CallCount]bool
+	path    string
+	foreign *foreign
+}
+
+// foreign is the form whose table has no mode exchange in it.
+type foreign struct{ *Driver }
+
+var (
+	_ driver.Driver  = (*Driver)(nil)
+	_ driver.Foreign = (*foreign)(nil)
+)
+
+// Describe names the file that the library was loaded from.
+func (d *Driver) Describe() driver.Description { return driver.Description{Path: d.path} }
+
+func (d *Driver) Has(c driver.Call) bool { return c >= 0 && int(c) < driver.CallCount && d.has[c] }
+
+func (d *Driver) Foreign() driver.Foreign { return d.foreign }
+
+const soname = "libcuda.so.1"
+
+// searched are the folders tried after the loader's own. The compatibility
+// library of a toolkit (/usr/local/cuda/compat) is not among them: it fits only
+// some GPUs and some kernel drivers, so whoever wants it names it.
+var searched = []string{
+	"/usr/local/nvidia/lib64", // container platforms
+	"/usr/local/nvidia/lib",
+	map[string]string{"amd64": "/usr/lib/x86_64-linux-gnu", "arm64": "/usr/lib/aarch64-linux-gnu"}[runtime.GOARCH],
+	"/usr/lib64",
+	"/usr/lib",
+	"/usr/lib/wsl/lib",       // Windows' driver in WSL
+	"/run/opengl-driver/lib", // NixOS
+}
+
+// Open loads the driver's library and takes its entry points. It makes no
+// other driver call: cuInit is Driver.Init. The first library that is a usable
+// driver is taken; the error is an *OpenError. Opening a library again answers
+// the same Driver. Open is safe for concurrent use.
+func Open(opt Options) (*Driver, error) {
+	if opt.Path != "" {
+		d, a := try(opt.Path)
+		if d != nil {
+			return d, nil
+		}
+		if a.Reason == NotFound {
+			a.Reason = NotLoaded
+		}
+		return nil, &OpenError{Reason: a.Reason, Attempts: []Attempt{a}}
+	}
+	candidates := []string{soname}
+	for _, dir := range searched {
+		candidates = append(candidates, filepath.Join(dir, soname))
+	}
+	return open(candidates)
+}
+
+func open(candidates []string) (*Driver, error) {
+	e := &OpenError{Reason: NotFound}
+	for _, path := range candidates {
+		d, a := try(path)
+		if d != nil {
+			return d, nil
+		}
+		e.Attempts = append(e.Attempts, a)
+		if e.Reason == NotFound {
+			e.Reason = a.Reason
+		}
+	}
+	return nil, e
+}
+
+var opened struct {
+	sync.Mutex
+	byHandle map[C.uintptr_t]*Driver // the loader gives a file one handle
+}
+
+func try(path string) (*Driver, Attempt) {
+	refuse := func(r Reason, format string, args ...any) (*Driver, Attempt) {
+		return nil, Attempt{Path: path, Reason: r, Detail: fmt.Sprintf(format, args...)}
+	}
+	if filepath.Base(path) != path {
+		// A link to nothing is not an absent driver, but a broken one.
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrInvalid) {
+			return refuse(NotFound, "no such file")
+		}
+	}
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+
+	opened.Lock()
+	defer opened.Unlock()
+	loaded := C.cuvmm_load(name)
+	if loaded.handle == 0 {
+		if loaded.absent != 0 && filepath.Base(path) == path {
+			return refuse(NotFound, "not in the loader's path")
+		}
+		return refuse(NotLoaded, "%s", C.GoString(&loaded.error[0]))
+	}
+	if d := opened.byHandle[loaded.handle]; d != nil {
+		C.cuvmm_unload(loaded.handle) // the count alone: the first one stays
+		return d, Attempt{}
+	}
+	lib := C.cuvmm_inspect(loaded.handle)
+	d, a := adopt(&lib, refuse)
+	if d == nil {
+		// Left loaded, it would be what others in the process get by the name.
+		C.cuvmm_unload(loaded.handle)
+		return nil, a
+	}
+	if opened.byHandle == nil {
+		opened.byHandle = map[C.uintptr_t]*Driver{}
+	}
+	opened.byHandle[loaded.handle] = d
+	return d, Attempt{}
+}
+
+func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, Attempt)) (*Driver, Attempt) {
+	version := int32(lib.version)
+	switch {
+	case lib.has_init == 0:
+		return refuse(NotCUDA, "it has no cuInit")
+	case driver.Result(lib.result) == driver.StubLibrary:
+		return refuse(Stub, "it answers %v", driver.StubLibrary)
+	case lib.proc == 0 && version != 0:
+		return refuse(TooOld, "it is CUDA %s and has no cuGetProcAddress", driver.VersionString(version))
+	case lib.proc == 0:
+		return refuse(TooOld, "it has no cuGetProcAddress")
+	case version != 0 && version < MinVersion:
+		return refuse(TooOld, "it is CUDA %s", driver.VersionString(version))
+	}
+
+	own := &Driver{has: new([driver.CallCount]bool), path: C.GoString(&lib.path[0])}
+	table := C.cuvmm_new()
+	if table == nil {
+		return refuse(NotLoaded, "no memory for its entry points")
+	}
+	for c := range own.has {
+		own.has[c] = resolve(table, lib, driver.Call(c).String(), driver.Call(c).Version())
+	}
+	resolve(table, lib, "cuCtxPopCurrent", 4000)
+	for _, c := range []driver.Call{driver.CallInit, driver.CallCtxGetCurrent, driver.CallCtxSetCurrent} {
+		if !own.has[c] {
+			C.free(unsafe.Pointer(table))
+			return refuse(NotCUDA, "its cuGetProcAddress does not give %v", c)
+		}
+	}
+	if own.c = C.cuvmm_relaxed(table); own.c == nil {
+		C.free(unsafe.Pointer(table))
+		return refuse(NotLoaded, "no memory for its entry points")
+	}
+	own.foreign = &foreign{&Driver{c: table, has: own.has, path: own.path}}
+	own.foreign.Driver.foreign = own.foreign
+	return own, Attempt{}
+}
+
+func resolve(table *C.cuvmm_driver, lib *C.cuvmm_library, entry string, version int32) bool {
+	name := C.CString(entry)
+	defer C.free(unsafe.Pointer(name))
+	found := C.cuvmm_resolve(table, lib.proc, lib.form, name, C.int32_t(version))
+	if found < 0 {
+		panic("csrc: api.h does not declare " + entry)
+	}
+	return found == 1
+}

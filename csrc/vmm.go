@@ -1,0 +1,133 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
+package csrc
+
+/*
+#cgo noescape cuvmm_MemAddressReserve
+#cgo nocallback cuvmm_MemAddressReserve
+#cgo noescape cuvmm_MemAddressFree
+#cgo nocallback cuvmm_MemAddressFree
+#cgo noescape cuvmm_MemCreate
+#cgo nocallback cuvmm_MemCreate
+#cgo noescape cuvmm_MemRelease
+#cgo nocallback cuvmm_MemRelease
+#cgo noescape cuvmm_MemMap
+#cgo nocallback cuvmm_MemMap
+#cgo noescape cuvmm_MemUnmap
+#cgo nocallback cuvmm_MemUnmap
+#cgo noescape cuvmm_MemSetAccess
+#cgo nocallback cuvmm_MemSetAccess
+#cgo noescape cuvmm_MemGetAccess
+#cgo nocallback cuvmm_MemGetAccess
+#cgo noescape cuvmm_MemGetAllocationGranularity
+#cgo nocallback cuvmm_MemGetAllocationGranularity
+#cgo noescape cuvmm_MemGetAllocationPropertiesFromHandle
+#cgo nocallback cuvmm_MemGetAllocationPropertiesFromHandle
+#cgo noescape cuvmm_MemRetainAllocationHandle
+#cgo nocallback cuvmm_MemRetainAllocationHandle
+#cgo noescape cuvmm_MemExportToShareableHandle
+#cgo nocallback cuvmm_MemExportToShareableHandle
+#cgo noescape cuvmm_MemImportFromShareableHandle
+#cgo nocallback cuvmm_MemImportFromShareableHandle
+#cgo noescape cuvmm_MemGetHandleForAddressRange
+#cgo nocallback cuvmm_MemGetHandleForAddressRange
+#include "csrc.h"
+*/
+import "C"
+
+import (
+	"encoding/binary"
+	"syscall"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// The structs below are the same bytes on both sides: the Go side's layout is
+// pinned by a test of internal/driver, the C side's by api.h.
+
+func cProp(p *driver.AllocationProp) C.cuvmm_prop { return *(*C.cuvmm_prop)(unsafe.Pointer(p)) }
+
+func (d *Driver) MemAddressReserve(size, align uint64, hint driver.Ptr) (driver.Ptr, driver.Result) {
+	v := C.cuvmm_MemAddressReserve(d.c, C.uint64_t(size), C.uint64_t(align), C.uint64_t(hint))
+	return driver.Ptr(v.value), driver.Result(v.result)
+}
+
+func (d *Driver) MemAddressFree(p driver.Ptr, size uint64) driver.Result {
+	return driver.Result(C.cuvmm_MemAddressFree(d.c, C.uint64_t(p), C.uint64_t(size)))
+}
+
+func (d *Driver) MemCreate(size uint64, prop driver.AllocationProp) (driver.MemHandle, driver.Result) {
+	v := C.cuvmm_MemCreate(d.c, C.uint64_t(size), cProp(&prop))
+	return driver.MemHandle(v.value), driver.Result(v.result)
+}
+
+func (d *Driver) MemRelease(h driver.MemHandle) driver.Result {
+	return driver.Result(C.cuvmm_MemRelease(d.c, C.uint64_t(h)))
+}
+
+func (d *Driver) MemMap(p driver.Ptr, size, offset uint64, h driver.MemHandle) driver.Result {
+	return driver.Result(C.cuvmm_MemMap(d.c, C.uint64_t(p), C.uint64_t(size), C.uint64_t(offset), C.uint64_t(h)))
+}
+
+func (d *Driver) MemUnmap(p driver.Ptr, size uint64) driver.Result {
+	return driver.Result(C.cuvmm_MemUnmap(d.c, C.uint64_t(p), C.uint64_t(size)))
+}
+
+func (d *Driver) MemSetAccess(p driver.Ptr, size uint64, desc []driver.AccessDesc) driver.Result {
+	return driver.Result(C.cuvmm_MemSetAccess(d.c, C.uint64_t(p), C.uint64_t(size),
+		(*C.cuvmm_access)(unsafe.Pointer(unsafe.SliceData(desc))), C.uint64_t(len(desc))))
+}
+
+func (d *Driver) MemGetAccess(l driver.Location, p driver.Ptr) (driver.AccessFlags, driver.Result) {
+	v := C.cuvmm_MemGetAccess(d.c, *(*C.cuvmm_location)(unsafe.Pointer(&l)), C.uint64_t(p))
+	return driver.AccessFlags(v.value), driver.Result(v.result)
+}
+
+func (d *Driver) MemGetAllocationGranularity(prop driver.AllocationProp, g driver.GranularityOption) (uint64, driver.Result) {
+	v := C.cuvmm_MemGetAllocationGranularity(d.c, cProp(&prop), C.uint32_t(g))
+	return uint64(v.value), driver.Result(v.result)
+}
+
+func (d *Driver) MemGetAllocationPropertiesFromHandle(h driver.MemHandle) (driver.AllocationProp, driver.Result) {
+	v := C.cuvmm_MemGetAllocationPropertiesFromHandle(d.c, C.uint64_t(h))
+	return *(*driver.AllocationProp)(unsafe.Pointer(&v.value)), driver.Result(v.result)
+}
+
+func (d *Driver) MemRetainAllocationHandle(p driver.Ptr) (driver.MemHandle, driver.Result) {
+	v := C.cuvmm_MemRetainAllocationHandle(d.c, C.uint64_t(p))
+	return driver.MemHandle(v.value), driver.Result(v.result)
+}
+
+// MemExportToShareableHandle keeps a concurrent fork and exec from inheriting
+// the new descriptor: not every driver promises close-on-exec.
+func (d *Driver) MemExportToShareableHandle(h driver.MemHandle, t driver.HandleTypes) (driver.ShareableHandle, driver.Result) {
+	if t == driver.HandlePosixFD {
+		syscall.ForkLock.RLock()
+		defer syscall.ForkLock.RUnlock()
+	}
+	v := C.cuvmm_MemExportToShareableHandle(d.c, C.uint64_t(h), C.uint32_t(t))
+	s, r := *(*driver.ShareableHandle)(unsafe.Pointer(&v.value)), driver.Result(v.result)
+	if t == driver.HandlePosixFD && r == driver.Success {
+		syscall.CloseOnExec(int(int32(binary.NativeEndian.Uint32(s[:]))))
+	}
+	return s, r
+}
+
+func (d *Driver) MemImportFromShareableHandle(s driver.ShareableHandle, t driver.HandleTypes) (driver.MemHandle, driver.Result) {
+	v := C.cuvmm_MemImportFromShareableHandle(d.c, *(*C.cuvmm_shareable)(unsafe.Pointer(&s)), C.uint32_t(t))
+	return driver.MemHandle(v.value), driver.Result(v.result)
+}
+
+// MemGetHandleForAddressRange guards its descriptor as
+// MemExportToShareableHandle does.
+func (d *Driver) MemGetHandleForAddressRange(c driver.Context, p driver.Ptr, size uint64) (int32, driver.Result) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	v := C.cuvmm_MemGetHandleForAddressRange(d.c, C.uintptr_t(c), C.uint64_t(p), C.uint64_t(size))
+	fd, r := int32(v.value), driver.Result(v.result)
+	if r == driver.Success {
+		syscall.CloseOnExec(int(fd))
+	}
+	return fd, r
+}
