@@ -130,10 +130,12 @@ typedef struct {
 // One form of an opened driver. exchange is
 // cuThreadExchangeStreamCaptureMode where calls are to run in the relaxed
 // mode, and null in the foreign form.
-struct cuvmm_driver {
+typedef struct {
     cuvmm_entries api;
     int32_t (*exchange)(uint32_t *mode);
-};
+} cuvmm_table;
+
+static inline const cuvmm_table *cuvmm_table_of(cuvmm_driver d) { return (const cuvmm_table *)d; }
 
 enum { CUVMM_CAPTURE_RELAXED = 2 };
 
@@ -148,7 +150,7 @@ typedef struct {
 // unless it is 0. A failed exchange (before cuInit, or without the entry
 // point) does not stop the call; a context that cannot be made current does,
 // since the call would run in another one.
-static inline int32_t cuvmm_enter(const cuvmm_driver *d, uintptr_t ctx, cuvmm_thread *t) {
+static inline int32_t cuvmm_enter(const cuvmm_table *d, uintptr_t ctx, cuvmm_thread *t) {
     t->context = ctx;
     t->switched = 0;
     t->mode = CUVMM_CAPTURE_RELAXED;
@@ -162,7 +164,7 @@ static inline int32_t cuvmm_enter(const cuvmm_driver *d, uintptr_t ctx, cuvmm_th
     return d->api.cuCtxSetCurrent(ctx);
 }
 
-static inline void cuvmm_leave(const cuvmm_driver *d, cuvmm_thread *t) {
+static inline void cuvmm_leave(const cuvmm_table *d, cuvmm_thread *t) {
     if (t->switched && d->api.cuCtxSetCurrent(t->before) != 0) {
         // The context from before may be destroyed by now. The thread is not
         // ours: it must not keep a context that its owner never chose.
@@ -173,13 +175,14 @@ static inline void cuvmm_leave(const cuvmm_driver *d, cuvmm_thread *t) {
 }
 
 // Declares int32_t result and makes one call: CUVMM_CALL(d, ctx, cuMemFree, (p)).
-#define CUVMM_CALL(d, ctx, entry, args)               \
-    int32_t result = CUVMM_MISSING_ENTRY_POINT;       \
-    if ((d)->api.entry) {                             \
-        cuvmm_thread thread;                          \
-        result = cuvmm_enter((d), (ctx), &thread);    \
-        if (result == 0) result = (d)->api.entry args; \
-        cuvmm_leave((d), &thread);                    \
+#define CUVMM_CALL(d, ctx, entry, args)            \
+    int32_t result = CUVMM_MISSING_ENTRY_POINT;    \
+    const cuvmm_table *table = cuvmm_table_of(d);  \
+    if (table->api.entry) {                        \
+        cuvmm_thread thread;                       \
+        result = cuvmm_enter(table, ctx, &thread); \
+        if (result == 0) result = table->api.entry args; \
+        cuvmm_leave(table, &thread);               \
     }
 
 #endif

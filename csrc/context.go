@@ -27,36 +27,36 @@ import "C"
 
 import "github.com/cuvmm/cuvmm/internal/driver"
 
-func (d *Driver) DevicePrimaryCtxRetain(dev driver.Device) (driver.Context, driver.Result) {
-	v := C.cuvmm_DevicePrimaryCtxRetain(d.c, C.int32_t(dev))
+func (t *table) DevicePrimaryCtxRetain(dev driver.Device) (driver.Context, driver.Result) {
+	v := C.cuvmm_DevicePrimaryCtxRetain(t.c, C.int32_t(dev))
 	return driver.Context(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) DevicePrimaryCtxRelease(dev driver.Device) driver.Result {
-	return driver.Result(C.cuvmm_DevicePrimaryCtxRelease(d.c, C.int32_t(dev)))
+func (t *table) DevicePrimaryCtxRelease(dev driver.Device) driver.Result {
+	return driver.Result(C.cuvmm_DevicePrimaryCtxRelease(t.c, C.int32_t(dev)))
 }
 
-func (d *Driver) DevicePrimaryCtxGetState(dev driver.Device) (flags uint32, active bool, r driver.Result) {
-	v := C.cuvmm_DevicePrimaryCtxGetState(d.c, C.int32_t(dev))
+func (t *table) DevicePrimaryCtxGetState(dev driver.Device) (flags uint32, active bool, r driver.Result) {
+	v := C.cuvmm_DevicePrimaryCtxGetState(t.c, C.int32_t(dev))
 	return uint32(v.first), v.second != 0, driver.Result(v.result)
 }
 
-func (d *Driver) CtxCreate(flags uint32, dev driver.Device) (driver.Context, driver.Result) {
-	v := C.cuvmm_CtxCreate(d.c, C.uint32_t(flags), C.int32_t(dev))
+func (t *table) CtxCreate(flags uint32, dev driver.Device) (driver.Context, driver.Result) {
+	v := C.cuvmm_CtxCreate(t.c, C.uint32_t(flags), C.int32_t(dev))
 	return driver.Context(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) CtxDestroy(c driver.Context) driver.Result {
-	return driver.Result(C.cuvmm_CtxDestroy(d.c, C.uintptr_t(c)))
+func (t *table) CtxDestroy(c driver.Context) driver.Result {
+	return driver.Result(C.cuvmm_CtxDestroy(t.c, C.uintptr_t(c)))
 }
 
-func (d *Driver) CtxGetCurrent() (driver.Context, driver.Result) {
-	v := C.cuvmm_CtxGetCurrent(d.c)
+func (t *table) CtxGetCurrent() (driver.Context, driver.Result) {
+	v := C.cuvmm_CtxGetCurrent(t.c)
 	return driver.Context(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) CtxGetDevice(c driver.Context) (driver.Device, driver.Result) {
-	v := C.cuvmm_CtxGetDevice(d.c, C.uintptr_t(c))
+func (t *table) CtxGetDevice(c driver.Context) (driver.Device, driver.Result) {
+	v := C.cuvmm_CtxGetDevice(t.c, C.uintptr_t(c))
 	return driver.Device(v.value), driver.Result(v.result)
 }
 

@@ -31,24 +31,24 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-func (d *Driver) MemcpyHtoDAsync(c driver.Context, dst driver.Ptr, src unsafe.Pointer, n uint64, s driver.Stream) driver.Result {
-	return driver.Result(C.cuvmm_MemcpyHtoDAsync(d.c, C.uintptr_t(c), C.uint64_t(dst), src, C.uint64_t(n), C.uintptr_t(s)))
+func (t *table) MemcpyHtoDAsync(c driver.Context, dst driver.Ptr, src unsafe.Pointer, n uint64, s driver.Stream) driver.Result {
+	return driver.Result(C.cuvmm_MemcpyHtoDAsync(t.c, C.uintptr_t(c), C.uint64_t(dst), src, C.uint64_t(n), C.uintptr_t(s)))
 }
 
-func (d *Driver) MemcpyDtoHAsync(c driver.Context, dst unsafe.Pointer, src driver.Ptr, n uint64, s driver.Stream) driver.Result {
-	return driver.Result(C.cuvmm_MemcpyDtoHAsync(d.c, C.uintptr_t(c), dst, C.uint64_t(src), C.uint64_t(n), C.uintptr_t(s)))
+func (t *table) MemcpyDtoHAsync(c driver.Context, dst unsafe.Pointer, src driver.Ptr, n uint64, s driver.Stream) driver.Result {
+	return driver.Result(C.cuvmm_MemcpyDtoHAsync(t.c, C.uintptr_t(c), dst, C.uint64_t(src), C.uint64_t(n), C.uintptr_t(s)))
 }
 
-func (d *Driver) MemcpyDtoDAsync(c driver.Context, dst, src driver.Ptr, n uint64, s driver.Stream) driver.Result {
-	return driver.Result(C.cuvmm_MemcpyDtoDAsync(d.c, C.uintptr_t(c), C.uint64_t(dst), C.uint64_t(src), C.uint64_t(n), C.uintptr_t(s)))
+func (t *table) MemcpyDtoDAsync(c driver.Context, dst, src driver.Ptr, n uint64, s driver.Stream) driver.Result {
+	return driver.Result(C.cuvmm_MemcpyDtoDAsync(t.c, C.uintptr_t(c), C.uint64_t(dst), C.uint64_t(src), C.uint64_t(n), C.uintptr_t(s)))
 }
 
-func (d *Driver) MemsetD8Async(c driver.Context, dst driver.Ptr, v uint8, n uint64, s driver.Stream) driver.Result {
-	return driver.Result(C.cuvmm_MemsetD8Async(d.c, C.uintptr_t(c), C.uint64_t(dst), C.uint8_t(v), C.uint64_t(n), C.uintptr_t(s)))
+func (t *table) MemsetD8Async(c driver.Context, dst driver.Ptr, v uint8, n uint64, s driver.Stream) driver.Result {
+	return driver.Result(C.cuvmm_MemsetD8Async(t.c, C.uintptr_t(c), C.uint64_t(dst), C.uint8_t(v), C.uint64_t(n), C.uintptr_t(s)))
 }
 
-func (d *Driver) MemsetD32Async(c driver.Context, dst driver.Ptr, v uint32, words uint64, s driver.Stream) driver.Result {
-	return driver.Result(C.cuvmm_MemsetD32Async(d.c, C.uintptr_t(c), C.uint64_t(dst), C.uint32_t(v), C.uint64_t(words), C.uintptr_t(s)))
+func (t *table) MemsetD32Async(c driver.Context, dst driver.Ptr, v uint32, words uint64, s driver.Stream) driver.Result {
+	return driver.Result(C.cuvmm_MemsetD32Async(t.c, C.uintptr_t(c), C.uint64_t(dst), C.uint32_t(v), C.uint64_t(words), C.uintptr_t(s)))
 }
 
 func (f *foreign) MemcpyHtoD(c driver.Context, dst driver.Ptr, src unsafe.Pointer, n uint64) driver.Result {

@@ -89,7 +89,9 @@ typedef struct {
     uint32_t shared;
 } cuvmm_launch;
 
-typedef struct cuvmm_driver cuvmm_driver;
+// One form of an opened driver: the address of its table (api.h). A number,
+// since cgo would ask at every call whether Go pointers lie behind a pointer.
+typedef uintptr_t cuvmm_driver;
 
 // open.c
 
@@ -115,122 +117,123 @@ typedef struct {
 cuvmm_loaded cuvmm_load(const char *name);
 void cuvmm_unload(uintptr_t handle);
 cuvmm_library cuvmm_inspect(uintptr_t handle);
-// An empty table, in the foreign form.
-cuvmm_driver *cuvmm_new(void);
+// An empty table, in the foreign form; 0 where there is no memory.
+cuvmm_driver cuvmm_new(void);
 // Fills the entry point in: 1 if the driver has it, 0 if it lacks it in that
 // version, -1 if api.h does not declare it.
-int cuvmm_resolve(cuvmm_driver *d, uintptr_t proc, int form, const char *name, int32_t version);
+int cuvmm_resolve(cuvmm_driver d, uintptr_t proc, int form, const char *name, int32_t version);
 // The form of a filled table whose calls run in the relaxed capture mode.
-cuvmm_driver *cuvmm_relaxed(const cuvmm_driver *foreign);
+cuvmm_driver cuvmm_relaxed(cuvmm_driver foreign);
+void cuvmm_delete(cuvmm_driver d);
 
 // device.c
 
-int32_t cuvmm_Init(const cuvmm_driver *d);
-cuvmm_value cuvmm_DriverGetVersion(const cuvmm_driver *d);
-cuvmm_value cuvmm_DeviceGetCount(const cuvmm_driver *d);
-cuvmm_value cuvmm_DeviceGet(const cuvmm_driver *d, int32_t ordinal);
-cuvmm_name cuvmm_DeviceGetName(const cuvmm_driver *d, int32_t device);
-cuvmm_uuid_answer cuvmm_DeviceGetUUID(const cuvmm_driver *d, int32_t device);
-cuvmm_value cuvmm_DeviceTotalMem(const cuvmm_driver *d, int32_t device);
-cuvmm_value cuvmm_DeviceGetAttribute(const cuvmm_driver *d, int32_t attribute, int32_t device);
-cuvmm_value cuvmm_DeviceCanAccessPeer(const cuvmm_driver *d, int32_t device, int32_t peer);
+int32_t cuvmm_Init(cuvmm_driver d);
+cuvmm_value cuvmm_DriverGetVersion(cuvmm_driver d);
+cuvmm_value cuvmm_DeviceGetCount(cuvmm_driver d);
+cuvmm_value cuvmm_DeviceGet(cuvmm_driver d, int32_t ordinal);
+cuvmm_name cuvmm_DeviceGetName(cuvmm_driver d, int32_t device);
+cuvmm_uuid_answer cuvmm_DeviceGetUUID(cuvmm_driver d, int32_t device);
+cuvmm_value cuvmm_DeviceTotalMem(cuvmm_driver d, int32_t device);
+cuvmm_value cuvmm_DeviceGetAttribute(cuvmm_driver d, int32_t attribute, int32_t device);
+cuvmm_value cuvmm_DeviceCanAccessPeer(cuvmm_driver d, int32_t device, int32_t peer);
 
 // context.c
 
-cuvmm_value cuvmm_DevicePrimaryCtxRetain(const cuvmm_driver *d, int32_t device);
-int32_t cuvmm_DevicePrimaryCtxRelease(const cuvmm_driver *d, int32_t device);
-cuvmm_pair cuvmm_DevicePrimaryCtxGetState(const cuvmm_driver *d, int32_t device);
-cuvmm_value cuvmm_CtxCreate(const cuvmm_driver *d, uint32_t flags, int32_t device);
-int32_t cuvmm_CtxDestroy(const cuvmm_driver *d, uintptr_t ctx);
-cuvmm_value cuvmm_CtxGetCurrent(const cuvmm_driver *d);
-int32_t cuvmm_CtxSetCurrent(const cuvmm_driver *d, uintptr_t ctx);
-cuvmm_value cuvmm_CtxGetDevice(const cuvmm_driver *d, uintptr_t ctx);
-int32_t cuvmm_CtxSynchronize(const cuvmm_driver *d, uintptr_t ctx);
+cuvmm_value cuvmm_DevicePrimaryCtxRetain(cuvmm_driver d, int32_t device);
+int32_t cuvmm_DevicePrimaryCtxRelease(cuvmm_driver d, int32_t device);
+cuvmm_pair cuvmm_DevicePrimaryCtxGetState(cuvmm_driver d, int32_t device);
+cuvmm_value cuvmm_CtxCreate(cuvmm_driver d, uint32_t flags, int32_t device);
+int32_t cuvmm_CtxDestroy(cuvmm_driver d, uintptr_t ctx);
+cuvmm_value cuvmm_CtxGetCurrent(cuvmm_driver d);
+int32_t cuvmm_CtxSetCurrent(cuvmm_driver d, uintptr_t ctx);
+cuvmm_value cuvmm_CtxGetDevice(cuvmm_driver d, uintptr_t ctx);
+int32_t cuvmm_CtxSynchronize(cuvmm_driver d, uintptr_t ctx);
 
 // stream.c
 
-cuvmm_value cuvmm_StreamCreate(const cuvmm_driver *d, uintptr_t ctx, uint32_t flags);
-int32_t cuvmm_StreamDestroy(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
-int32_t cuvmm_StreamQuery(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
-int32_t cuvmm_StreamSynchronize(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
-int32_t cuvmm_StreamWaitEvent(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s, uintptr_t e);
-cuvmm_value cuvmm_StreamGetCtx(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
-cuvmm_value cuvmm_StreamGetFlags(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
-cuvmm_value cuvmm_StreamGetID(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
-int32_t cuvmm_StreamWriteValue64(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s, uint64_t p, uint64_t v);
-int32_t cuvmm_StreamWaitValue64(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s, uint64_t p, uint64_t v);
+cuvmm_value cuvmm_StreamCreate(cuvmm_driver d, uintptr_t ctx, uint32_t flags);
+int32_t cuvmm_StreamDestroy(cuvmm_driver d, uintptr_t ctx, uintptr_t s);
+int32_t cuvmm_StreamQuery(cuvmm_driver d, uintptr_t ctx, uintptr_t s);
+int32_t cuvmm_StreamSynchronize(cuvmm_driver d, uintptr_t ctx, uintptr_t s);
+int32_t cuvmm_StreamWaitEvent(cuvmm_driver d, uintptr_t ctx, uintptr_t s, uintptr_t e);
+cuvmm_value cuvmm_StreamGetCtx(cuvmm_driver d, uintptr_t ctx, uintptr_t s);
+cuvmm_value cuvmm_StreamGetFlags(cuvmm_driver d, uintptr_t ctx, uintptr_t s);
+cuvmm_value cuvmm_StreamGetID(cuvmm_driver d, uintptr_t ctx, uintptr_t s);
+int32_t cuvmm_StreamWriteValue64(cuvmm_driver d, uintptr_t ctx, uintptr_t s, uint64_t p, uint64_t v);
+int32_t cuvmm_StreamWaitValue64(cuvmm_driver d, uintptr_t ctx, uintptr_t s, uint64_t p, uint64_t v);
 
 // graph.c
 
-cuvmm_value cuvmm_StreamIsCapturing(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
-cuvmm_pair cuvmm_StreamGetCaptureInfo(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
-int32_t cuvmm_StreamBeginCapture(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s, uint32_t mode);
-cuvmm_value cuvmm_StreamEndCapture(const cuvmm_driver *d, uintptr_t ctx, uintptr_t s);
-cuvmm_value cuvmm_ThreadExchangeStreamCaptureMode(const cuvmm_driver *d, uint32_t mode);
-cuvmm_value cuvmm_GraphInstantiate(const cuvmm_driver *d, uintptr_t ctx, uintptr_t graph);
-int32_t cuvmm_GraphLaunch(const cuvmm_driver *d, uintptr_t ctx, uintptr_t exec, uintptr_t s);
-int32_t cuvmm_GraphDestroy(const cuvmm_driver *d, uintptr_t graph);
-int32_t cuvmm_GraphExecDestroy(const cuvmm_driver *d, uintptr_t exec);
-cuvmm_value cuvmm_GraphGetNodeCount(const cuvmm_driver *d, uintptr_t graph);
+cuvmm_value cuvmm_StreamIsCapturing(cuvmm_driver d, uintptr_t ctx, uintptr_t s);
+cuvmm_pair cuvmm_StreamGetCaptureInfo(cuvmm_driver d, uintptr_t ctx, uintptr_t s);
+int32_t cuvmm_StreamBeginCapture(cuvmm_driver d, uintptr_t ctx, uintptr_t s, uint32_t mode);
+cuvmm_value cuvmm_StreamEndCapture(cuvmm_driver d, uintptr_t ctx, uintptr_t s);
+cuvmm_value cuvmm_ThreadExchangeStreamCaptureMode(cuvmm_driver d, uint32_t mode);
+cuvmm_value cuvmm_GraphInstantiate(cuvmm_driver d, uintptr_t ctx, uintptr_t graph);
+int32_t cuvmm_GraphLaunch(cuvmm_driver d, uintptr_t ctx, uintptr_t exec, uintptr_t s);
+int32_t cuvmm_GraphDestroy(cuvmm_driver d, uintptr_t graph);
+int32_t cuvmm_GraphExecDestroy(cuvmm_driver d, uintptr_t exec);
+cuvmm_value cuvmm_GraphGetNodeCount(cuvmm_driver d, uintptr_t graph);
 
 // event.c
 
-cuvmm_value cuvmm_EventCreate(const cuvmm_driver *d, uintptr_t ctx, uint32_t flags);
-int32_t cuvmm_EventRecord(const cuvmm_driver *d, uintptr_t ctx, uintptr_t e, uintptr_t s);
-int32_t cuvmm_EventQuery(const cuvmm_driver *d, uintptr_t ctx, uintptr_t e);
-int32_t cuvmm_EventSynchronize(const cuvmm_driver *d, uintptr_t ctx, uintptr_t e);
-cuvmm_float cuvmm_EventElapsedTime(const cuvmm_driver *d, uintptr_t ctx, uintptr_t start, uintptr_t end);
-int32_t cuvmm_EventDestroy(const cuvmm_driver *d, uintptr_t ctx, uintptr_t e);
+cuvmm_value cuvmm_EventCreate(cuvmm_driver d, uintptr_t ctx, uint32_t flags);
+int32_t cuvmm_EventRecord(cuvmm_driver d, uintptr_t ctx, uintptr_t e, uintptr_t s);
+int32_t cuvmm_EventQuery(cuvmm_driver d, uintptr_t ctx, uintptr_t e);
+int32_t cuvmm_EventSynchronize(cuvmm_driver d, uintptr_t ctx, uintptr_t e);
+cuvmm_float cuvmm_EventElapsedTime(cuvmm_driver d, uintptr_t ctx, uintptr_t start, uintptr_t end);
+int32_t cuvmm_EventDestroy(cuvmm_driver d, uintptr_t ctx, uintptr_t e);
 
 // copy.c
 
-int32_t cuvmm_MemcpyHtoDAsync(const cuvmm_driver *d, uintptr_t ctx, uint64_t dst, const void *src, uint64_t n, uintptr_t s);
-int32_t cuvmm_MemcpyDtoHAsync(const cuvmm_driver *d, uintptr_t ctx, void *dst, uint64_t src, uint64_t n, uintptr_t s);
-int32_t cuvmm_MemcpyDtoDAsync(const cuvmm_driver *d, uintptr_t ctx, uint64_t dst, uint64_t src, uint64_t n, uintptr_t s);
-int32_t cuvmm_MemsetD8Async(const cuvmm_driver *d, uintptr_t ctx, uint64_t dst, uint8_t v, uint64_t n, uintptr_t s);
-int32_t cuvmm_MemsetD32Async(const cuvmm_driver *d, uintptr_t ctx, uint64_t dst, uint32_t v, uint64_t words, uintptr_t s);
-int32_t cuvmm_MemcpyHtoD(const cuvmm_driver *d, uintptr_t ctx, uint64_t dst, const void *src, uint64_t n);
-int32_t cuvmm_MemcpyDtoH(const cuvmm_driver *d, uintptr_t ctx, void *dst, uint64_t src, uint64_t n);
-int32_t cuvmm_MemcpyDtoD(const cuvmm_driver *d, uintptr_t ctx, uint64_t dst, uint64_t src, uint64_t n);
-int32_t cuvmm_MemsetD8(const cuvmm_driver *d, uintptr_t ctx, uint64_t dst, uint8_t v, uint64_t n);
+int32_t cuvmm_MemcpyHtoDAsync(cuvmm_driver d, uintptr_t ctx, uint64_t dst, const void *src, uint64_t n, uintptr_t s);
+int32_t cuvmm_MemcpyDtoHAsync(cuvmm_driver d, uintptr_t ctx, void *dst, uint64_t src, uint64_t n, uintptr_t s);
+int32_t cuvmm_MemcpyDtoDAsync(cuvmm_driver d, uintptr_t ctx, uint64_t dst, uint64_t src, uint64_t n, uintptr_t s);
+int32_t cuvmm_MemsetD8Async(cuvmm_driver d, uintptr_t ctx, uint64_t dst, uint8_t v, uint64_t n, uintptr_t s);
+int32_t cuvmm_MemsetD32Async(cuvmm_driver d, uintptr_t ctx, uint64_t dst, uint32_t v, uint64_t words, uintptr_t s);
+int32_t cuvmm_MemcpyHtoD(cuvmm_driver d, uintptr_t ctx, uint64_t dst, const void *src, uint64_t n);
+int32_t cuvmm_MemcpyDtoH(cuvmm_driver d, uintptr_t ctx, void *dst, uint64_t src, uint64_t n);
+int32_t cuvmm_MemcpyDtoD(cuvmm_driver d, uintptr_t ctx, uint64_t dst, uint64_t src, uint64_t n);
+int32_t cuvmm_MemsetD8(cuvmm_driver d, uintptr_t ctx, uint64_t dst, uint8_t v, uint64_t n);
 
 // memory.c
 
-cuvmm_value cuvmm_MemAlloc(const cuvmm_driver *d, uintptr_t ctx, uint64_t n);
-int32_t cuvmm_MemFree(const cuvmm_driver *d, uintptr_t ctx, uint64_t p);
-cuvmm_value cuvmm_MemAllocAsync(const cuvmm_driver *d, uintptr_t ctx, uint64_t n, uintptr_t s);
-int32_t cuvmm_MemFreeAsync(const cuvmm_driver *d, uintptr_t ctx, uint64_t p, uintptr_t s);
-cuvmm_pair cuvmm_MemGetInfo(const cuvmm_driver *d, uintptr_t ctx);
-cuvmm_pointer cuvmm_MemHostAlloc(const cuvmm_driver *d, uintptr_t ctx, uint64_t n, uint32_t flags);
-int32_t cuvmm_MemFreeHost(const cuvmm_driver *d, uintptr_t ctx, void *p);
-int32_t cuvmm_MemHostRegister(const cuvmm_driver *d, uintptr_t ctx, void *p, uint64_t n, uint32_t flags);
-int32_t cuvmm_MemHostUnregister(const cuvmm_driver *d, uintptr_t ctx, void *p);
-cuvmm_value cuvmm_MemHostGetDevicePointer(const cuvmm_driver *d, uintptr_t ctx, void *p);
-cuvmm_value cuvmm_PointerGetAttribute(const cuvmm_driver *d, uintptr_t ctx, int32_t attribute, uint64_t p);
+cuvmm_value cuvmm_MemAlloc(cuvmm_driver d, uintptr_t ctx, uint64_t n);
+int32_t cuvmm_MemFree(cuvmm_driver d, uintptr_t ctx, uint64_t p);
+cuvmm_value cuvmm_MemAllocAsync(cuvmm_driver d, uintptr_t ctx, uint64_t n, uintptr_t s);
+int32_t cuvmm_MemFreeAsync(cuvmm_driver d, uintptr_t ctx, uint64_t p, uintptr_t s);
+cuvmm_pair cuvmm_MemGetInfo(cuvmm_driver d, uintptr_t ctx);
+cuvmm_pointer cuvmm_MemHostAlloc(cuvmm_driver d, uintptr_t ctx, uint64_t n, uint32_t flags);
+int32_t cuvmm_MemFreeHost(cuvmm_driver d, uintptr_t ctx, void *p);
+int32_t cuvmm_MemHostRegister(cuvmm_driver d, uintptr_t ctx, void *p, uint64_t n, uint32_t flags);
+int32_t cuvmm_MemHostUnregister(cuvmm_driver d, uintptr_t ctx, void *p);
+cuvmm_value cuvmm_MemHostGetDevicePointer(cuvmm_driver d, uintptr_t ctx, void *p);
+cuvmm_value cuvmm_PointerGetAttribute(cuvmm_driver d, uintptr_t ctx, int32_t attribute, uint64_t p);
 
 // vmm.c
 
-cuvmm_value cuvmm_MemAddressReserve(const cuvmm_driver *d, uint64_t size, uint64_t align, uint64_t hint);
-int32_t cuvmm_MemAddressFree(const cuvmm_driver *d, uint64_t p, uint64_t size);
-cuvmm_value cuvmm_MemCreate(const cuvmm_driver *d, uint64_t size, cuvmm_prop prop);
-int32_t cuvmm_MemRelease(const cuvmm_driver *d, uint64_t handle);
-int32_t cuvmm_MemMap(const cuvmm_driver *d, uint64_t p, uint64_t size, uint64_t offset, uint64_t handle);
-int32_t cuvmm_MemUnmap(const cuvmm_driver *d, uint64_t p, uint64_t size);
-int32_t cuvmm_MemSetAccess(const cuvmm_driver *d, uint64_t p, uint64_t size, const cuvmm_access *desc, uint64_t count);
-cuvmm_value cuvmm_MemGetAccess(const cuvmm_driver *d, cuvmm_location location, uint64_t p);
-cuvmm_value cuvmm_MemGetAllocationGranularity(const cuvmm_driver *d, cuvmm_prop prop, uint32_t option);
-cuvmm_prop_answer cuvmm_MemGetAllocationPropertiesFromHandle(const cuvmm_driver *d, uint64_t handle);
-cuvmm_value cuvmm_MemRetainAllocationHandle(const cuvmm_driver *d, uint64_t p);
-cuvmm_shareable_answer cuvmm_MemExportToShareableHandle(const cuvmm_driver *d, uint64_t handle, uint32_t type);
-cuvmm_value cuvmm_MemImportFromShareableHandle(const cuvmm_driver *d, cuvmm_shareable s, uint32_t type);
-cuvmm_value cuvmm_MemGetHandleForAddressRange(const cuvmm_driver *d, uintptr_t ctx, uint64_t p, uint64_t size);
+cuvmm_value cuvmm_MemAddressReserve(cuvmm_driver d, uint64_t size, uint64_t align, uint64_t hint);
+int32_t cuvmm_MemAddressFree(cuvmm_driver d, uint64_t p, uint64_t size);
+cuvmm_value cuvmm_MemCreate(cuvmm_driver d, uint64_t size, cuvmm_prop prop);
+int32_t cuvmm_MemRelease(cuvmm_driver d, uint64_t handle);
+int32_t cuvmm_MemMap(cuvmm_driver d, uint64_t p, uint64_t size, uint64_t offset, uint64_t handle);
+int32_t cuvmm_MemUnmap(cuvmm_driver d, uint64_t p, uint64_t size);
+int32_t cuvmm_MemSetAccess(cuvmm_driver d, uint64_t p, uint64_t size, const cuvmm_access *desc, uint64_t count);
+cuvmm_value cuvmm_MemGetAccess(cuvmm_driver d, cuvmm_location location, uint64_t p);
+cuvmm_value cuvmm_MemGetAllocationGranularity(cuvmm_driver d, cuvmm_prop prop, uint32_t option);
+cuvmm_prop_answer cuvmm_MemGetAllocationPropertiesFromHandle(cuvmm_driver d, uint64_t handle);
+cuvmm_value cuvmm_MemRetainAllocationHandle(cuvmm_driver d, uint64_t p);
+cuvmm_shareable_answer cuvmm_MemExportToShareableHandle(cuvmm_driver d, uint64_t handle, uint32_t type);
+cuvmm_value cuvmm_MemImportFromShareableHandle(cuvmm_driver d, cuvmm_shareable s, uint32_t type);
+cuvmm_value cuvmm_MemGetHandleForAddressRange(cuvmm_driver d, uintptr_t ctx, uint64_t p, uint64_t size);
 
 // module.c
 
-cuvmm_value cuvmm_ModuleLoadData(const cuvmm_driver *d, uintptr_t ctx, const uint8_t *image, uint64_t n);
-int32_t cuvmm_ModuleUnload(const cuvmm_driver *d, uintptr_t ctx, uintptr_t module);
-cuvmm_value cuvmm_ModuleGetFunction(const cuvmm_driver *d, uintptr_t ctx, uintptr_t module, const char *name, uint64_t n);
-int32_t cuvmm_LaunchKernel(const cuvmm_driver *d, uintptr_t ctx, uintptr_t function, cuvmm_launch l,
+cuvmm_value cuvmm_ModuleLoadData(cuvmm_driver d, uintptr_t ctx, const uint8_t *image, uint64_t n);
+int32_t cuvmm_ModuleUnload(cuvmm_driver d, uintptr_t ctx, uintptr_t module);
+cuvmm_value cuvmm_ModuleGetFunction(cuvmm_driver d, uintptr_t ctx, uintptr_t module, const char *name, uint64_t n);
+int32_t cuvmm_LaunchKernel(cuvmm_driver d, uintptr_t ctx, uintptr_t function, cuvmm_launch l,
                            const uint8_t *params, uint64_t n, uintptr_t s);
 
 #endif

@@ -31,44 +31,44 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-func (d *Driver) Init() driver.Result { return driver.Result(C.cuvmm_Init(d.c)) }
+func (t *table) Init() driver.Result { return driver.Result(C.cuvmm_Init(t.c)) }
 
-func (d *Driver) DriverGetVersion() (int32, driver.Result) {
-	v := C.cuvmm_DriverGetVersion(d.c)
+func (t *table) DriverGetVersion() (int32, driver.Result) {
+	v := C.cuvmm_DriverGetVersion(t.c)
 	return int32(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) DeviceGetCount() (int32, driver.Result) {
-	v := C.cuvmm_DeviceGetCount(d.c)
+func (t *table) DeviceGetCount() (int32, driver.Result) {
+	v := C.cuvmm_DeviceGetCount(t.c)
 	return int32(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) DeviceGet(ordinal int32) (driver.Device, driver.Result) {
-	v := C.cuvmm_DeviceGet(d.c, C.int32_t(ordinal))
+func (t *table) DeviceGet(ordinal int32) (driver.Device, driver.Result) {
+	v := C.cuvmm_DeviceGet(t.c, C.int32_t(ordinal))
 	return driver.Device(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) DeviceGetName(dev driver.Device) (string, driver.Result) {
-	v := C.cuvmm_DeviceGetName(d.c, C.int32_t(dev))
+func (t *table) DeviceGetName(dev driver.Device) (string, driver.Result) {
+	v := C.cuvmm_DeviceGetName(t.c, C.int32_t(dev))
 	return C.GoString(&v.value[0]), driver.Result(v.result)
 }
 
-func (d *Driver) DeviceGetUUID(dev driver.Device) (driver.UUID, driver.Result) {
-	v := C.cuvmm_DeviceGetUUID(d.c, C.int32_t(dev))
+func (t *table) DeviceGetUUID(dev driver.Device) (driver.UUID, driver.Result) {
+	v := C.cuvmm_DeviceGetUUID(t.c, C.int32_t(dev))
 	return *(*driver.UUID)(unsafe.Pointer(&v.value)), driver.Result(v.result)
 }
 
-func (d *Driver) DeviceTotalMem(dev driver.Device) (uint64, driver.Result) {
-	v := C.cuvmm_DeviceTotalMem(d.c, C.int32_t(dev))
+func (t *table) DeviceTotalMem(dev driver.Device) (uint64, driver.Result) {
+	v := C.cuvmm_DeviceTotalMem(t.c, C.int32_t(dev))
 	return uint64(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) DeviceGetAttribute(a driver.DeviceAttribute, dev driver.Device) (int32, driver.Result) {
-	v := C.cuvmm_DeviceGetAttribute(d.c, C.int32_t(a), C.int32_t(dev))
+func (t *table) DeviceGetAttribute(a driver.DeviceAttribute, dev driver.Device) (int32, driver.Result) {
+	v := C.cuvmm_DeviceGetAttribute(t.c, C.int32_t(a), C.int32_t(dev))
 	return int32(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) DeviceCanAccessPeer(dev, peer driver.Device) (bool, driver.Result) {
-	v := C.cuvmm_DeviceCanAccessPeer(d.c, C.int32_t(dev), C.int32_t(peer))
+func (t *table) DeviceCanAccessPeer(dev, peer driver.Device) (bool, driver.Result) {
+	v := C.cuvmm_DeviceCanAccessPeer(t.c, C.int32_t(dev), C.int32_t(peer))
 	return v.value != 0, driver.Result(v.result)
 }

@@ -21,28 +21,28 @@ import "C"
 
 import "github.com/cuvmm/cuvmm/internal/driver"
 
-func (d *Driver) EventCreate(c driver.Context, flags driver.EventFlags) (driver.Event, driver.Result) {
-	v := C.cuvmm_EventCreate(d.c, C.uintptr_t(c), C.uint32_t(flags))
+func (t *table) EventCreate(c driver.Context, flags driver.EventFlags) (driver.Event, driver.Result) {
+	v := C.cuvmm_EventCreate(t.c, C.uintptr_t(c), C.uint32_t(flags))
 	return driver.Event(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) EventRecord(c driver.Context, e driver.Event, s driver.Stream) driver.Result {
-	return driver.Result(C.cuvmm_EventRecord(d.c, C.uintptr_t(c), C.uintptr_t(e), C.uintptr_t(s)))
+func (t *table) EventRecord(c driver.Context, e driver.Event, s driver.Stream) driver.Result {
+	return driver.Result(C.cuvmm_EventRecord(t.c, C.uintptr_t(c), C.uintptr_t(e), C.uintptr_t(s)))
 }
 
-func (d *Driver) EventQuery(c driver.Context, e driver.Event) driver.Result {
-	return driver.Result(C.cuvmm_EventQuery(d.c, C.uintptr_t(c), C.uintptr_t(e)))
+func (t *table) EventQuery(c driver.Context, e driver.Event) driver.Result {
+	return driver.Result(C.cuvmm_EventQuery(t.c, C.uintptr_t(c), C.uintptr_t(e)))
 }
 
-func (d *Driver) EventSynchronize(c driver.Context, e driver.Event) driver.Result {
-	return driver.Result(C.cuvmm_EventSynchronize(d.c, C.uintptr_t(c), C.uintptr_t(e)))
+func (t *table) EventSynchronize(c driver.Context, e driver.Event) driver.Result {
+	return driver.Result(C.cuvmm_EventSynchronize(t.c, C.uintptr_t(c), C.uintptr_t(e)))
 }
 
-func (d *Driver) EventElapsedTime(c driver.Context, start, end driver.Event) (float32, driver.Result) {
-	v := C.cuvmm_EventElapsedTime(d.c, C.uintptr_t(c), C.uintptr_t(start), C.uintptr_t(end))
+func (t *table) EventElapsedTime(c driver.Context, start, end driver.Event) (float32, driver.Result) {
+	v := C.cuvmm_EventElapsedTime(t.c, C.uintptr_t(c), C.uintptr_t(start), C.uintptr_t(end))
 	return float32(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) EventDestroy(c driver.Context, e driver.Event) driver.Result {
-	return driver.Result(C.cuvmm_EventDestroy(d.c, C.uintptr_t(c), C.uintptr_t(e)))
+func (t *table) EventDestroy(c driver.Context, e driver.Event) driver.Result {
+	return driver.Result(C.cuvmm_EventDestroy(t.c, C.uintptr_t(c), C.uintptr_t(e)))
 }

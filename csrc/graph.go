@@ -29,22 +29,22 @@ import "C"
 
 import "github.com/cuvmm/cuvmm/internal/driver"
 
-func (d *Driver) StreamIsCapturing(c driver.Context, s driver.Stream) (driver.CaptureStatus, driver.Result) {
-	v := C.cuvmm_StreamIsCapturing(d.c, C.uintptr_t(c), C.uintptr_t(s))
+func (t *table) StreamIsCapturing(c driver.Context, s driver.Stream) (driver.CaptureStatus, driver.Result) {
+	v := C.cuvmm_StreamIsCapturing(t.c, C.uintptr_t(c), C.uintptr_t(s))
 	return driver.CaptureStatus(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) StreamGetCaptureInfo(c driver.Context, s driver.Stream) (driver.CaptureStatus, uint64, driver.Result) {
-	v := C.cuvmm_StreamGetCaptureInfo(d.c, C.uintptr_t(c), C.uintptr_t(s))
+func (t *table) StreamGetCaptureInfo(c driver.Context, s driver.Stream) (driver.CaptureStatus, uint64, driver.Result) {
+	v := C.cuvmm_StreamGetCaptureInfo(t.c, C.uintptr_t(c), C.uintptr_t(s))
 	return driver.CaptureStatus(v.first), uint64(v.second), driver.Result(v.result)
 }
 
-func (d *Driver) StreamBeginCapture(c driver.Context, s driver.Stream, m driver.CaptureMode) driver.Result {
-	return driver.Result(C.cuvmm_StreamBeginCapture(d.c, C.uintptr_t(c), C.uintptr_t(s), C.uint32_t(m)))
+func (t *table) StreamBeginCapture(c driver.Context, s driver.Stream, m driver.CaptureMode) driver.Result {
+	return driver.Result(C.cuvmm_StreamBeginCapture(t.c, C.uintptr_t(c), C.uintptr_t(s), C.uint32_t(m)))
 }
 
-func (d *Driver) StreamEndCapture(c driver.Context, s driver.Stream) (driver.Graph, driver.Result) {
-	v := C.cuvmm_StreamEndCapture(d.c, C.uintptr_t(c), C.uintptr_t(s))
+func (t *table) StreamEndCapture(c driver.Context, s driver.Stream) (driver.Graph, driver.Result) {
+	v := C.cuvmm_StreamEndCapture(t.c, C.uintptr_t(c), C.uintptr_t(s))
 	return driver.Graph(v.value), driver.Result(v.result)
 }
 
@@ -53,24 +53,24 @@ func (f *foreign) ThreadExchangeStreamCaptureMode(m driver.CaptureMode) (driver.
 	return driver.CaptureMode(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) GraphInstantiate(c driver.Context, g driver.Graph) (driver.GraphExec, driver.Result) {
-	v := C.cuvmm_GraphInstantiate(d.c, C.uintptr_t(c), C.uintptr_t(g))
+func (t *table) GraphInstantiate(c driver.Context, g driver.Graph) (driver.GraphExec, driver.Result) {
+	v := C.cuvmm_GraphInstantiate(t.c, C.uintptr_t(c), C.uintptr_t(g))
 	return driver.GraphExec(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) GraphLaunch(c driver.Context, g driver.GraphExec, s driver.Stream) driver.Result {
-	return driver.Result(C.cuvmm_GraphLaunch(d.c, C.uintptr_t(c), C.uintptr_t(g), C.uintptr_t(s)))
+func (t *table) GraphLaunch(c driver.Context, g driver.GraphExec, s driver.Stream) driver.Result {
+	return driver.Result(C.cuvmm_GraphLaunch(t.c, C.uintptr_t(c), C.uintptr_t(g), C.uintptr_t(s)))
 }
 
-func (d *Driver) GraphDestroy(g driver.Graph) driver.Result {
-	return driver.Result(C.cuvmm_GraphDestroy(d.c, C.uintptr_t(g)))
+func (t *table) GraphDestroy(g driver.Graph) driver.Result {
+	return driver.Result(C.cuvmm_GraphDestroy(t.c, C.uintptr_t(g)))
 }
 
-func (d *Driver) GraphExecDestroy(g driver.GraphExec) driver.Result {
-	return driver.Result(C.cuvmm_GraphExecDestroy(d.c, C.uintptr_t(g)))
+func (t *table) GraphExecDestroy(g driver.GraphExec) driver.Result {
+	return driver.Result(C.cuvmm_GraphExecDestroy(t.c, C.uintptr_t(g)))
 }
 
-func (d *Driver) GraphGetNodeCount(g driver.Graph) (uint64, driver.Result) {
-	v := C.cuvmm_GraphGetNodeCount(d.c, C.uintptr_t(g))
+func (t *table) GraphGetNodeCount(g driver.Graph) (uint64, driver.Result) {
+	v := C.cuvmm_GraphGetNodeCount(t.c, C.uintptr_t(g))
 	return uint64(v.value), driver.Result(v.result)
 }

@@ -35,52 +35,52 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-func (d *Driver) MemAlloc(c driver.Context, n uint64) (driver.Ptr, driver.Result) {
-	v := C.cuvmm_MemAlloc(d.c, C.uintptr_t(c), C.uint64_t(n))
+func (t *table) MemAlloc(c driver.Context, n uint64) (driver.Ptr, driver.Result) {
+	v := C.cuvmm_MemAlloc(t.c, C.uintptr_t(c), C.uint64_t(n))
 	return driver.Ptr(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) MemFree(c driver.Context, p driver.Ptr) driver.Result {
-	return driver.Result(C.cuvmm_MemFree(d.c, C.uintptr_t(c), C.uint64_t(p)))
+func (t *table) MemFree(c driver.Context, p driver.Ptr) driver.Result {
+	return driver.Result(C.cuvmm_MemFree(t.c, C.uintptr_t(c), C.uint64_t(p)))
 }
 
-func (d *Driver) MemAllocAsync(c driver.Context, n uint64, s driver.Stream) (driver.Ptr, driver.Result) {
-	v := C.cuvmm_MemAllocAsync(d.c, C.uintptr_t(c), C.uint64_t(n), C.uintptr_t(s))
+func (t *table) MemAllocAsync(c driver.Context, n uint64, s driver.Stream) (driver.Ptr, driver.Result) {
+	v := C.cuvmm_MemAllocAsync(t.c, C.uintptr_t(c), C.uint64_t(n), C.uintptr_t(s))
 	return driver.Ptr(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) MemFreeAsync(c driver.Context, p driver.Ptr, s driver.Stream) driver.Result {
-	return driver.Result(C.cuvmm_MemFreeAsync(d.c, C.uintptr_t(c), C.uint64_t(p), C.uintptr_t(s)))
+func (t *table) MemFreeAsync(c driver.Context, p driver.Ptr, s driver.Stream) driver.Result {
+	return driver.Result(C.cuvmm_MemFreeAsync(t.c, C.uintptr_t(c), C.uint64_t(p), C.uintptr_t(s)))
 }
 
-func (d *Driver) MemGetInfo(c driver.Context) (free, total uint64, r driver.Result) {
-	v := C.cuvmm_MemGetInfo(d.c, C.uintptr_t(c))
+func (t *table) MemGetInfo(c driver.Context) (free, total uint64, r driver.Result) {
+	v := C.cuvmm_MemGetInfo(t.c, C.uintptr_t(c))
 	return uint64(v.first), uint64(v.second), driver.Result(v.result)
 }
 
-func (d *Driver) MemHostAlloc(c driver.Context, n uint64, flags driver.HostAllocFlags) (unsafe.Pointer, driver.Result) {
-	v := C.cuvmm_MemHostAlloc(d.c, C.uintptr_t(c), C.uint64_t(n), C.uint32_t(flags))
+func (t *table) MemHostAlloc(c driver.Context, n uint64, flags driver.HostAllocFlags) (unsafe.Pointer, driver.Result) {
+	v := C.cuvmm_MemHostAlloc(t.c, C.uintptr_t(c), C.uint64_t(n), C.uint32_t(flags))
 	return v.value, driver.Result(v.result)
 }
 
-func (d *Driver) MemFreeHost(c driver.Context, p unsafe.Pointer) driver.Result {
-	return driver.Result(C.cuvmm_MemFreeHost(d.c, C.uintptr_t(c), p))
+func (t *table) MemFreeHost(c driver.Context, p unsafe.Pointer) driver.Result {
+	return driver.Result(C.cuvmm_MemFreeHost(t.c, C.uintptr_t(c), p))
 }
 
-func (d *Driver) MemHostRegister(c driver.Context, p unsafe.Pointer, n uint64, flags driver.HostRegisterFlags) driver.Result {
-	return driver.Result(C.cuvmm_MemHostRegister(d.c, C.uintptr_t(c), p, C.uint64_t(n), C.uint32_t(flags)))
+func (t *table) MemHostRegister(c driver.Context, p unsafe.Pointer, n uint64, flags driver.HostRegisterFlags) driver.Result {
+	return driver.Result(C.cuvmm_MemHostRegister(t.c, C.uintptr_t(c), p, C.uint64_t(n), C.uint32_t(flags)))
 }
 
-func (d *Driver) MemHostUnregister(c driver.Context, p unsafe.Pointer) driver.Result {
-	return driver.Result(C.cuvmm_MemHostUnregister(d.c, C.uintptr_t(c), p))
+func (t *table) MemHostUnregister(c driver.Context, p unsafe.Pointer) driver.Result {
+	return driver.Result(C.cuvmm_MemHostUnregister(t.c, C.uintptr_t(c), p))
 }
 
-func (d *Driver) MemHostGetDevicePointer(c driver.Context, p unsafe.Pointer) (driver.Ptr, driver.Result) {
-	v := C.cuvmm_MemHostGetDevicePointer(d.c, C.uintptr_t(c), p)
+func (t *table) MemHostGetDevicePointer(c driver.Context, p unsafe.Pointer) (driver.Ptr, driver.Result) {
+	v := C.cuvmm_MemHostGetDevicePointer(t.c, C.uintptr_t(c), p)
 	return driver.Ptr(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) PointerGetAttribute(c driver.Context, a driver.PointerAttribute, p driver.Ptr) (uint64, driver.Result) {
-	v := C.cuvmm_PointerGetAttribute(d.c, C.uintptr_t(c), C.int32_t(a), C.uint64_t(p))
+func (t *table) PointerGetAttribute(c driver.Context, a driver.PointerAttribute, p driver.Ptr) (uint64, driver.Result) {
+	v := C.cuvmm_PointerGetAttribute(t.c, C.uintptr_t(c), C.int32_t(a), C.uint64_t(p))
 	return uint64(v.value), driver.Result(v.result)
 }

@@ -24,7 +24,7 @@ static char *terminated(const void *text, uint64_t n) {
     return copy;
 }
 
-cuvmm_value cuvmm_ModuleLoadData(const cuvmm_driver *d, uintptr_t ctx, const uint8_t *image, uint64_t n) {
+cuvmm_value cuvmm_ModuleLoadData(cuvmm_driver d, uintptr_t ctx, const uint8_t *image, uint64_t n) {
     uintptr_t module = 0;
     char *copy = NULL;
     if (is_text(image, n) && (n == 0 || image[n - 1] != 0)) {
@@ -36,12 +36,12 @@ cuvmm_value cuvmm_ModuleLoadData(const cuvmm_driver *d, uintptr_t ctx, const uin
     return (cuvmm_value){module, result};
 }
 
-int32_t cuvmm_ModuleUnload(const cuvmm_driver *d, uintptr_t ctx, uintptr_t module) {
+int32_t cuvmm_ModuleUnload(cuvmm_driver d, uintptr_t ctx, uintptr_t module) {
     CUVMM_CALL(d, ctx, cuModuleUnload, (module));
     return result;
 }
 
-cuvmm_value cuvmm_ModuleGetFunction(const cuvmm_driver *d, uintptr_t ctx, uintptr_t module, const char *name, uint64_t n) {
+cuvmm_value cuvmm_ModuleGetFunction(cuvmm_driver d, uintptr_t ctx, uintptr_t module, const char *name, uint64_t n) {
     uintptr_t function = 0;
     char *copy = terminated(name, n);
     if (!copy) return (cuvmm_value){0, CUVMM_OUT_OF_MEMORY};
@@ -50,7 +50,7 @@ cuvmm_value cuvmm_ModuleGetFunction(const cuvmm_driver *d, uintptr_t ctx, uintpt
     return (cuvmm_value){function, result};
 }
 
-int32_t cuvmm_LaunchKernel(const cuvmm_driver *d, uintptr_t ctx, uintptr_t function, cuvmm_launch l,
+int32_t cuvmm_LaunchKernel(cuvmm_driver d, uintptr_t ctx, uintptr_t function, cuvmm_launch l,
                            const uint8_t *params, uint64_t n, uintptr_t s) {
     // The marks of the driver's list: 1 the block, 2 its size, 0 the end.
     size_t size = n;

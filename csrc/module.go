@@ -21,23 +21,23 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-func (d *Driver) ModuleLoadData(c driver.Context, image []byte) (driver.Module, driver.Result) {
-	v := C.cuvmm_ModuleLoadData(d.c, C.uintptr_t(c), (*C.uint8_t)(unsafe.SliceData(image)), C.uint64_t(len(image)))
+func (t *table) ModuleLoadData(c driver.Context, image []byte) (driver.Module, driver.Result) {
+	v := C.cuvmm_ModuleLoadData(t.c, C.uintptr_t(c), (*C.uint8_t)(unsafe.SliceData(image)), C.uint64_t(len(image)))
 	return driver.Module(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) ModuleUnload(c driver.Context, m driver.Module) driver.Result {
-	return driver.Result(C.cuvmm_ModuleUnload(d.c, C.uintptr_t(c), C.uintptr_t(m)))
+func (t *table) ModuleUnload(c driver.Context, m driver.Module) driver.Result {
+	return driver.Result(C.cuvmm_ModuleUnload(t.c, C.uintptr_t(c), C.uintptr_t(m)))
 }
 
-func (d *Driver) ModuleGetFunction(c driver.Context, m driver.Module, name string) (driver.Function, driver.Result) {
-	v := C.cuvmm_ModuleGetFunction(d.c, C.uintptr_t(c), C.uintptr_t(m),
+func (t *table) ModuleGetFunction(c driver.Context, m driver.Module, name string) (driver.Function, driver.Result) {
+	v := C.cuvmm_ModuleGetFunction(t.c, C.uintptr_t(c), C.uintptr_t(m),
 		(*C.char)(unsafe.Pointer(unsafe.StringData(name))), C.uint64_t(len(name)))
 	return driver.Function(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) LaunchKernel(c driver.Context, f driver.Function, l driver.LaunchConfig, params []byte, s driver.Stream) driver.Result {
-	return driver.Result(C.cuvmm_LaunchKernel(d.c, C.uintptr_t(c), C.uintptr_t(f),
+func (t *table) LaunchKernel(c driver.Context, f driver.Function, l driver.LaunchConfig, params []byte, s driver.Stream) driver.Result {
+	return driver.Result(C.cuvmm_LaunchKernel(t.c, C.uintptr_t(c), C.uintptr_t(f),
 		*(*C.cuvmm_launch)(unsafe.Pointer(&l)),
 		(*C.uint8_t)(unsafe.SliceData(params)), C.uint64_t(len(params)), C.uintptr_t(s)))
 }

@@ -60,9 +60,11 @@ cuvmm_library cuvmm_inspect(uintptr_t handle) {
     return l;
 }
 
-cuvmm_driver *cuvmm_new(void) { return calloc(1, sizeof(cuvmm_driver)); }
+cuvmm_driver cuvmm_new(void) { return (cuvmm_driver)calloc(1, sizeof(cuvmm_table)); }
 
-int cuvmm_resolve(cuvmm_driver *d, uintptr_t proc, int form, const char *name, int32_t version) {
+void cuvmm_delete(cuvmm_driver d) { free((void *)d); }
+
+int cuvmm_resolve(cuvmm_driver d, uintptr_t proc, int form, const char *name, int32_t version) {
     static const struct {
         const char *name;
         size_t offset;
@@ -75,16 +77,16 @@ int cuvmm_resolve(cuvmm_driver *d, uintptr_t proc, int form, const char *name, i
         if (strcmp(members[i].name, name) != 0) continue;
         int32_t result = 0;
         cuvmm_entry e = get_proc(proc, form, name, version, &result);
-        memcpy((char *)&d->api + members[i].offset, &e, sizeof e);
+        memcpy((char *)d + offsetof(cuvmm_table, api) + members[i].offset, &e, sizeof e);
         return e != NULL;
     }
     return -1;
 }
 
-cuvmm_driver *cuvmm_relaxed(const cuvmm_driver *foreign) {
-    cuvmm_driver *d = cuvmm_new();
-    if (!d) return NULL;
-    *d = *foreign;
-    d->exchange = d->api.cuThreadExchangeStreamCaptureMode;
-    return d;
+cuvmm_driver cuvmm_relaxed(cuvmm_driver foreign) {
+    cuvmm_table *table = malloc(sizeof *table);
+    if (!table) return 0;
+    *table = *cuvmm_table_of(foreign);
+    table->exchange = table->api.cuThreadExchangeStreamCaptureMode;
+    return (cuvmm_driver)table;
 }

@@ -22,17 +22,21 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// Driver is the real driver. Its methods are those of internal/driver's
-// interface, each one crossing into C. It is never closed.
-type Driver struct {
-	c       *C.cuvmm_driver
+// Driver is the real driver: internal/driver's interface, each method one
+// crossing into C. It is never closed.
+type Driver struct{ table }
+
+// foreign is the form whose calls leave the capture mode alone, with the calls
+// that only others make.
+type foreign struct{ table }
+
+// table is the entry points in one of the two forms.
+type table struct {
+	c       C.cuvmm_driver
 	has     *[driver.CallCount]bool
 	path    string
 	foreign *foreign
 }
-
-// foreign is the form whose table has no mode exchange in it.
-type foreign struct{ *Driver }
 
 var (
 	_ driver.Driver  = (*Driver)(nil)
@@ -40,11 +44,11 @@ var (
 )
 
 // Describe names the file that the library was loaded from.
-func (d *Driver) Describe() driver.Description { return driver.Description{Path: d.path} }
+func (t *table) Describe() driver.Description { return driver.Description{Path: t.path} }
 
-func (d *Driver) Has(c driver.Call) bool { return c >= 0 && int(c) < driver.CallCount && d.has[c] }
+func (t *table) Has(c driver.Call) bool { return c >= 0 && int(c) < driver.CallCount && t.has[c] }
 
-func (d *Driver) Foreign() driver.Foreign { return d.foreign }
+func (t *table) Foreign() driver.Foreign { return t.foreign }
 
 const soname = "libcuda.so.1"
 
@@ -158,34 +162,36 @@ func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, A
 		return refuse(TooOld, "it is CUDA %s", driver.VersionString(version))
 	}
 
-	own := &Driver{has: new([driver.CallCount]bool), path: C.GoString(&lib.path[0])}
-	table := C.cuvmm_new()
-	if table == nil {
+	c := C.cuvmm_new()
+	if c == 0 {
 		return refuse(NotLoaded, "no memory for its entry points")
 	}
-	for c := range own.has {
-		own.has[c] = resolve(table, lib, driver.Call(c).String(), driver.Call(c).Version())
+	has := new([driver.CallCount]bool)
+	for call := range driver.Call(driver.CallCount) {
+		has[call] = resolve(c, lib, call.String(), call.Version())
 	}
-	resolve(table, lib, "cuCtxPopCurrent", 4000)
-	for _, c := range []driver.Call{driver.CallInit, driver.CallCtxGetCurrent, driver.CallCtxSetCurrent} {
-		if !own.has[c] {
-			C.free(unsafe.Pointer(table))
-			return refuse(NotCUDA, "its cuGetProcAddress does not give %v", c)
+	resolve(c, lib, "cuCtxPopCurrent", 4000)
+	for _, call := range []driver.Call{driver.CallInit, driver.CallCtxGetCurrent, driver.CallCtxSetCurrent} {
+		if !has[call] {
+			C.cuvmm_delete(c)
+			return refuse(NotCUDA, "its cuGetProcAddress does not give %v", call)
 		}
 	}
-	if own.c = C.cuvmm_relaxed(table); own.c == nil {
-		C.free(unsafe.Pointer(table))
+	relaxed := C.cuvmm_relaxed(c)
+	if relaxed == 0 {
+		C.cuvmm_delete(c)
 		return refuse(NotLoaded, "no memory for its entry points")
 	}
-	own.foreign = &foreign{&Driver{c: table, has: own.has, path: own.path}}
-	own.foreign.Driver.foreign = own.foreign
-	return own, Attempt{}
+	path := C.GoString(&lib.path[0])
+	f := &foreign{table{c: c, has: has, path: path}}
+	f.table.foreign = f
+	return &Driver{table{c: relaxed, has: has, path: path, foreign: f}}, Attempt{}
 }
 
-func resolve(table *C.cuvmm_driver, lib *C.cuvmm_library, entry string, version int32) bool {
+func resolve(c C.cuvmm_driver, lib *C.cuvmm_library, entry string, version int32) bool {
 	name := C.CString(entry)
 	defer C.free(unsafe.Pointer(name))
-	found := C.cuvmm_resolve(table, lib.proc, lib.form, name, C.int32_t(version))
+	found := C.cuvmm_resolve(c, lib.proc, lib.form, name, C.int32_t(version))
 	if found < 0 {
 		panic("csrc: api.h does not declare " + entry)
 	}

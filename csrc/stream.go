@@ -29,46 +29,46 @@ import "C"
 
 import "github.com/cuvmm/cuvmm/internal/driver"
 
-func (d *Driver) StreamCreate(c driver.Context, flags driver.StreamFlags) (driver.Stream, driver.Result) {
-	v := C.cuvmm_StreamCreate(d.c, C.uintptr_t(c), C.uint32_t(flags))
+func (t *table) StreamCreate(c driver.Context, flags driver.StreamFlags) (driver.Stream, driver.Result) {
+	v := C.cuvmm_StreamCreate(t.c, C.uintptr_t(c), C.uint32_t(flags))
 	return driver.Stream(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) StreamDestroy(c driver.Context, s driver.Stream) driver.Result {
-	return driver.Result(C.cuvmm_StreamDestroy(d.c, C.uintptr_t(c), C.uintptr_t(s)))
+func (t *table) StreamDestroy(c driver.Context, s driver.Stream) driver.Result {
+	return driver.Result(C.cuvmm_StreamDestroy(t.c, C.uintptr_t(c), C.uintptr_t(s)))
 }
 
-func (d *Driver) StreamQuery(c driver.Context, s driver.Stream) driver.Result {
-	return driver.Result(C.cuvmm_StreamQuery(d.c, C.uintptr_t(c), C.uintptr_t(s)))
+func (t *table) StreamQuery(c driver.Context, s driver.Stream) driver.Result {
+	return driver.Result(C.cuvmm_StreamQuery(t.c, C.uintptr_t(c), C.uintptr_t(s)))
 }
 
-func (d *Driver) StreamSynchronize(c driver.Context, s driver.Stream) driver.Result {
-	return driver.Result(C.cuvmm_StreamSynchronize(d.c, C.uintptr_t(c), C.uintptr_t(s)))
+func (t *table) StreamSynchronize(c driver.Context, s driver.Stream) driver.Result {
+	return driver.Result(C.cuvmm_StreamSynchronize(t.c, C.uintptr_t(c), C.uintptr_t(s)))
 }
 
-func (d *Driver) StreamWaitEvent(c driver.Context, s driver.Stream, e driver.Event) driver.Result {
-	return driver.Result(C.cuvmm_StreamWaitEvent(d.c, C.uintptr_t(c), C.uintptr_t(s), C.uintptr_t(e)))
+func (t *table) StreamWaitEvent(c driver.Context, s driver.Stream, e driver.Event) driver.Result {
+	return driver.Result(C.cuvmm_StreamWaitEvent(t.c, C.uintptr_t(c), C.uintptr_t(s), C.uintptr_t(e)))
 }
 
-func (d *Driver) StreamGetCtx(c driver.Context, s driver.Stream) (driver.Context, driver.Result) {
-	v := C.cuvmm_StreamGetCtx(d.c, C.uintptr_t(c), C.uintptr_t(s))
+func (t *table) StreamGetCtx(c driver.Context, s driver.Stream) (driver.Context, driver.Result) {
+	v := C.cuvmm_StreamGetCtx(t.c, C.uintptr_t(c), C.uintptr_t(s))
 	return driver.Context(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) StreamGetFlags(c driver.Context, s driver.Stream) (driver.StreamFlags, driver.Result) {
-	v := C.cuvmm_StreamGetFlags(d.c, C.uintptr_t(c), C.uintptr_t(s))
+func (t *table) StreamGetFlags(c driver.Context, s driver.Stream) (driver.StreamFlags, driver.Result) {
+	v := C.cuvmm_StreamGetFlags(t.c, C.uintptr_t(c), C.uintptr_t(s))
 	return driver.StreamFlags(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) StreamGetID(c driver.Context, s driver.Stream) (uint64, driver.Result) {
-	v := C.cuvmm_StreamGetID(d.c, C.uintptr_t(c), C.uintptr_t(s))
+func (t *table) StreamGetID(c driver.Context, s driver.Stream) (uint64, driver.Result) {
+	v := C.cuvmm_StreamGetID(t.c, C.uintptr_t(c), C.uintptr_t(s))
 	return uint64(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) StreamWriteValue64(c driver.Context, s driver.Stream, p driver.Ptr, v uint64) driver.Result {
-	return driver.Result(C.cuvmm_StreamWriteValue64(d.c, C.uintptr_t(c), C.uintptr_t(s), C.uint64_t(p), C.uint64_t(v)))
+func (t *table) StreamWriteValue64(c driver.Context, s driver.Stream, p driver.Ptr, v uint64) driver.Result {
+	return driver.Result(C.cuvmm_StreamWriteValue64(t.c, C.uintptr_t(c), C.uintptr_t(s), C.uint64_t(p), C.uint64_t(v)))
 }
 
-func (d *Driver) StreamWaitValue64(c driver.Context, s driver.Stream, p driver.Ptr, v uint64) driver.Result {
-	return driver.Result(C.cuvmm_StreamWaitValue64(d.c, C.uintptr_t(c), C.uintptr_t(s), C.uint64_t(p), C.uint64_t(v)))
+func (t *table) StreamWaitValue64(c driver.Context, s driver.Stream, p driver.Ptr, v uint64) driver.Result {
+	return driver.Result(C.cuvmm_StreamWaitValue64(t.c, C.uintptr_t(c), C.uintptr_t(s), C.uint64_t(p), C.uint64_t(v)))
 }

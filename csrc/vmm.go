@@ -48,83 +48,83 @@ import (
 
 func cProp(p *driver.AllocationProp) C.cuvmm_prop { return *(*C.cuvmm_prop)(unsafe.Pointer(p)) }
 
-func (d *Driver) MemAddressReserve(size, align uint64, hint driver.Ptr) (driver.Ptr, driver.Result) {
-	v := C.cuvmm_MemAddressReserve(d.c, C.uint64_t(size), C.uint64_t(align), C.uint64_t(hint))
+func (t *table) MemAddressReserve(size, align uint64, hint driver.Ptr) (driver.Ptr, driver.Result) {
+	v := C.cuvmm_MemAddressReserve(t.c, C.uint64_t(size), C.uint64_t(align), C.uint64_t(hint))
 	return driver.Ptr(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) MemAddressFree(p driver.Ptr, size uint64) driver.Result {
-	return driver.Result(C.cuvmm_MemAddressFree(d.c, C.uint64_t(p), C.uint64_t(size)))
+func (t *table) MemAddressFree(p driver.Ptr, size uint64) driver.Result {
+	return driver.Result(C.cuvmm_MemAddressFree(t.c, C.uint64_t(p), C.uint64_t(size)))
 }
 
-func (d *Driver) MemCreate(size uint64, prop driver.AllocationProp) (driver.MemHandle, driver.Result) {
-	v := C.cuvmm_MemCreate(d.c, C.uint64_t(size), cProp(&prop))
+func (t *table) MemCreate(size uint64, prop driver.AllocationProp) (driver.MemHandle, driver.Result) {
+	v := C.cuvmm_MemCreate(t.c, C.uint64_t(size), cProp(&prop))
 	return driver.MemHandle(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) MemRelease(h driver.MemHandle) driver.Result {
-	return driver.Result(C.cuvmm_MemRelease(d.c, C.uint64_t(h)))
+func (t *table) MemRelease(h driver.MemHandle) driver.Result {
+	return driver.Result(C.cuvmm_MemRelease(t.c, C.uint64_t(h)))
 }
 
-func (d *Driver) MemMap(p driver.Ptr, size, offset uint64, h driver.MemHandle) driver.Result {
-	return driver.Result(C.cuvmm_MemMap(d.c, C.uint64_t(p), C.uint64_t(size), C.uint64_t(offset), C.uint64_t(h)))
+func (t *table) MemMap(p driver.Ptr, size, offset uint64, h driver.MemHandle) driver.Result {
+	return driver.Result(C.cuvmm_MemMap(t.c, C.uint64_t(p), C.uint64_t(size), C.uint64_t(offset), C.uint64_t(h)))
 }
 
-func (d *Driver) MemUnmap(p driver.Ptr, size uint64) driver.Result {
-	return driver.Result(C.cuvmm_MemUnmap(d.c, C.uint64_t(p), C.uint64_t(size)))
+func (t *table) MemUnmap(p driver.Ptr, size uint64) driver.Result {
+	return driver.Result(C.cuvmm_MemUnmap(t.c, C.uint64_t(p), C.uint64_t(size)))
 }
 
-func (d *Driver) MemSetAccess(p driver.Ptr, size uint64, desc []driver.AccessDesc) driver.Result {
-	return driver.Result(C.cuvmm_MemSetAccess(d.c, C.uint64_t(p), C.uint64_t(size),
+func (t *table) MemSetAccess(p driver.Ptr, size uint64, desc []driver.AccessDesc) driver.Result {
+	return driver.Result(C.cuvmm_MemSetAccess(t.c, C.uint64_t(p), C.uint64_t(size),
 		(*C.cuvmm_access)(unsafe.Pointer(unsafe.SliceData(desc))), C.uint64_t(len(desc))))
 }
 
-func (d *Driver) MemGetAccess(l driver.Location, p driver.Ptr) (driver.AccessFlags, driver.Result) {
-	v := C.cuvmm_MemGetAccess(d.c, *(*C.cuvmm_location)(unsafe.Pointer(&l)), C.uint64_t(p))
+func (t *table) MemGetAccess(l driver.Location, p driver.Ptr) (driver.AccessFlags, driver.Result) {
+	v := C.cuvmm_MemGetAccess(t.c, *(*C.cuvmm_location)(unsafe.Pointer(&l)), C.uint64_t(p))
 	return driver.AccessFlags(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) MemGetAllocationGranularity(prop driver.AllocationProp, g driver.GranularityOption) (uint64, driver.Result) {
-	v := C.cuvmm_MemGetAllocationGranularity(d.c, cProp(&prop), C.uint32_t(g))
+func (t *table) MemGetAllocationGranularity(prop driver.AllocationProp, g driver.GranularityOption) (uint64, driver.Result) {
+	v := C.cuvmm_MemGetAllocationGranularity(t.c, cProp(&prop), C.uint32_t(g))
 	return uint64(v.value), driver.Result(v.result)
 }
 
-func (d *Driver) MemGetAllocationPropertiesFromHandle(h driver.MemHandle) (driver.AllocationProp, driver.Result) {
-	v := C.cuvmm_MemGetAllocationPropertiesFromHandle(d.c, C.uint64_t(h))
+func (t *table) MemGetAllocationPropertiesFromHandle(h driver.MemHandle) (driver.AllocationProp, driver.Result) {
+	v := C.cuvmm_MemGetAllocationPropertiesFromHandle(t.c, C.uint64_t(h))
 	return *(*driver.AllocationProp)(unsafe.Pointer(&v.value)), driver.Result(v.result)
 }
 
-func (d *Driver) MemRetainAllocationHandle(p driver.Ptr) (driver.MemHandle, driver.Result) {
-	v := C.cuvmm_MemRetainAllocationHandle(d.c, C.uint64_t(p))
+func (t *table) MemRetainAllocationHandle(p driver.Ptr) (driver.MemHandle, driver.Result) {
+	v := C.cuvmm_MemRetainAllocationHandle(t.c, C.uint64_t(p))
 	return driver.MemHandle(v.value), driver.Result(v.result)
 }
 
 // MemExportToShareableHandle keeps a concurrent fork and exec from inheriting
 // the new descriptor: not every driver promises close-on-exec.
-func (d *Driver) MemExportToShareableHandle(h driver.MemHandle, t driver.HandleTypes) (driver.ShareableHandle, driver.Result) {
-	if t == driver.HandlePosixFD {
+func (t *table) MemExportToShareableHandle(h driver.MemHandle, kind driver.HandleTypes) (driver.ShareableHandle, driver.Result) {
+	if kind == driver.HandlePosixFD {
 		syscall.ForkLock.RLock()
 		defer syscall.ForkLock.RUnlock()
 	}
-	v := C.cuvmm_MemExportToShareableHandle(d.c, C.uint64_t(h), C.uint32_t(t))
+	v := C.cuvmm_MemExportToShareableHandle(t.c, C.uint64_t(h), C.uint32_t(kind))
 	s, r := *(*driver.ShareableHandle)(unsafe.Pointer(&v.value)), driver.Result(v.result)
-	if t == driver.HandlePosixFD && r == driver.Success {
+	if kind == driver.HandlePosixFD && r == driver.Success {
 		syscall.CloseOnExec(int(int32(binary.NativeEndian.Uint32(s[:]))))
 	}
 	return s, r
 }
 
-func (d *Driver) MemImportFromShareableHandle(s driver.ShareableHandle, t driver.HandleTypes) (driver.MemHandle, driver.Result) {
-	v := C.cuvmm_MemImportFromShareableHandle(d.c, *(*C.cuvmm_shareable)(unsafe.Pointer(&s)), C.uint32_t(t))
+func (t *table) MemImportFromShareableHandle(s driver.ShareableHandle, kind driver.HandleTypes) (driver.MemHandle, driver.Result) {
+	v := C.cuvmm_MemImportFromShareableHandle(t.c, *(*C.cuvmm_shareable)(unsafe.Pointer(&s)), C.uint32_t(kind))
 	return driver.MemHandle(v.value), driver.Result(v.result)
 }
 
 // MemGetHandleForAddressRange guards its descriptor as
 // MemExportToShareableHandle does.
-func (d *Driver) MemGetHandleForAddressRange(c driver.Context, p driver.Ptr, size uint64) (int32, driver.Result) {
+func (t *table) MemGetHandleForAddressRange(c driver.Context, p driver.Ptr, size uint64) (int32, driver.Result) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	v := C.cuvmm_MemGetHandleForAddressRange(d.c, C.uintptr_t(c), C.uint64_t(p), C.uint64_t(size))
+	v := C.cuvmm_MemGetHandleForAddressRange(t.c, C.uintptr_t(c), C.uint64_t(p), C.uint64_t(size))
 	fd, r := int32(v.value), driver.Result(v.result)
 	if r == driver.Success {
 		syscall.CloseOnExec(int(fd))

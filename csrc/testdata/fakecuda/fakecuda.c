@@ -1,0 +1,596 @@
+// A stand-in for libcuda.so.1, for tests: it keeps what belongs to the thread
+// (the stack of contexts, the capture mode) as the driver does, answers fixed
+// values, and records every call with the bytes of its arguments. It is written
+// against the vendor's documented declarations, not against the library's own.
+// It has no memory, no streams and no devices: nothing here runs.
+//
+//   cc -shared -fPIC -O2 -Wl,-soname,libcuda.so.1 -o libcuda.so.1 fakecuda.c -ldl
+//
+// Variants:
+//
+//   FAKECUDA_VERSION=11040       an older driver: later entry points are missing (default 13000)
+//   FAKECUDA_MISSING='"a,b"'     a driver that lacks these
+//   FAKECUDA_PROC_V1             only the first form of cuGetProcAddress
+//   FAKECUDA_NO_PROC             none: a driver before 11.3
+//   FAKECUDA_STUB                the toolkit's stub: every call answers STUB_LIBRARY
+//   FAKECUDA_NOT_CUDA            a library that is no driver
+
+#ifdef FAKECUDA_NOT_CUDA
+
+int fakecuda_nothing(void) { return 0; }
+
+#else
+
+#define _GNU_SOURCE
+#include "fakecuda.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef FAKECUDA_VERSION
+#define FAKECUDA_VERSION 13000
+#endif
+#ifndef FAKECUDA_MISSING
+#define FAKECUDA_MISSING ""
+#endif
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef unsigned long long CUmemHandle;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphNode_st *CUgraphNode;
+typedef struct CUgraphExec_st *CUgraphExec;
+
+enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, STUB_LIBRARY = 34, NOT_FOUND = 500 };
+
+#ifdef FAKECUDA_STUB
+enum { USUAL = STUB_LIBRARY };
+#else
+enum { USUAL = SUCCESS };
+#endif
+
+// What belongs to the thread.
+
+static __thread CUcontext stack[16];
+static __thread int depth;
+static __thread int mode; // 0 global, 1 thread-local, 2 relaxed
+
+static CUcontext current(void) { return depth ? stack[depth - 1] : NULL; }
+
+// The shared state.
+
+static fakecuda_state *state;
+
+__attribute__((constructor)) static void open_state(void) {
+    Dl_info info;
+    char path[4096];
+    static fakecuda_state unshared = {.quiet = 1};
+    state = &unshared;
+    if (!dladdr((void *)open_state, &info)) return;
+    snprintf(path, sizeof path, "%s.state", info.dli_fname);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0 || ftruncate(fd, sizeof *state) != 0) return;
+    void *p = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (p != MAP_FAILED) state = p;
+}
+
+// Arguments of call: VAL for a value, MEM for bytes behind a pointer.
+#define VAL(x) (const void *)&(x), sizeof(x)
+#define MEM(p, n) (const void *)(p), (size_t)(n)
+#define END (const void *)NULL, (size_t)0
+
+// Records a call and says what it is to answer.
+static CUresult call(const char *entry, ...) {
+    if (__atomic_load_n(&state->quiet, __ATOMIC_RELAXED)) return USUAL;
+    CUresult result = USUAL;
+    for (int i = 0; i < FAKECUDA_RESULTS && state->results[i].entry[0]; i++) {
+        fakecuda_result *r = &state->results[i];
+        if (strcmp(r->entry, entry) != 0) continue;
+        if (r->skip > 0)
+            r->skip--;
+        else
+            result = r->result;
+        break;
+    }
+    fakecuda_call c = {.context = (uintptr_t)current(), .thread = (int32_t)syscall(SYS_gettid), .mode = (uint32_t)mode, .result = result};
+    snprintf(c.entry, sizeof c.entry, "%s", entry);
+    va_list list;
+    va_start(list, entry);
+    for (;;) {
+        const void *p = va_arg(list, const void *);
+        size_t n = va_arg(list, size_t);
+        if (!p) {
+            if (n == 0) break;
+            abort(); // a null pointer to input: the caller's mistake
+        }
+        if (c.n + n > sizeof c.args) n = sizeof c.args - c.n;
+        memcpy(c.args + c.n, p, n);
+        c.n += (uint32_t)n;
+    }
+    va_end(list);
+    uint32_t at = __atomic_fetch_add(&state->count, 1, __ATOMIC_ACQ_REL);
+    if (at < FAKECUDA_CALLS) state->calls[at] = c;
+    return result;
+}
+
+// Ends an entry point: writes the answers where the call succeeded.
+#define ANSWER(result, ...)     \
+    do {                        \
+        CUresult answer = (result); \
+        if (answer == SUCCESS) { __VA_ARGS__; } \
+        return answer;          \
+    } while (0)
+
+// Devices.
+
+CUresult cuInit(unsigned int flags) { return call("cuInit", VAL(flags), END); }
+
+CUresult cuDriverGetVersion(int *version) { ANSWER(call("cuDriverGetVersion", END), *version = FAKECUDA_VERSION); }
+
+CUresult cuDeviceGetCount(int *count) { ANSWER(call("cuDeviceGetCount", END), *count = 3); }
+
+CUresult cuDeviceGet(CUdevice *dev, int ordinal) { ANSWER(call("cuDeviceGet", VAL(ordinal), END), *dev = 40 + ordinal); }
+
+CUresult cuDeviceGetName(char *name, int len, CUdevice dev) {
+    ANSWER(call("cuDeviceGetName", VAL(len), VAL(dev), END), snprintf(name, (size_t)len, "Fake GPU %d", dev));
+}
+
+CUresult cuDeviceGetUuid_v2(unsigned char *uuid, CUdevice dev) {
+    ANSWER(call("cuDeviceGetUuid", VAL(dev), END), for (int i = 0; i < 16; i++) uuid[i] = (unsigned char)(0xe0 + i));
+}
+
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev) {
+    ANSWER(call("cuDeviceTotalMem", VAL(dev), END), *bytes = 0x2300000000);
+}
+
+CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice dev) {
+    ANSWER(call("cuDeviceGetAttribute", VAL(attribute), VAL(dev), END), *value = -1000 - attribute);
+}
+
+CUresult cuDeviceCanAccessPeer(int *can, CUdevice dev, CUdevice peer) {
+    ANSWER(call("cuDeviceCanAccessPeer", VAL(dev), VAL(peer), END), *can = 1);
+}
+
+// Contexts.
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice dev) {
+    ANSWER(call("cuDevicePrimaryCtxRetain", VAL(dev), END), *ctx = (CUcontext)0xc0de0001);
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev) { return call("cuDevicePrimaryCtxRelease", VAL(dev), END); }
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active) {
+    ANSWER(call("cuDevicePrimaryCtxGetState", VAL(dev), END), *flags = 0x18; *active = 1);
+}
+
+// Makes the new context current, on top of the thread's stack.
+CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned int flags, CUdevice dev) {
+    ANSWER(call("cuCtxCreate", VAL(flags), VAL(dev), END), *ctx = stack[depth++] = (CUcontext)0xc0de0002);
+}
+
+CUresult cuCtxDestroy_v2(CUcontext ctx) {
+    ANSWER(call("cuCtxDestroy", VAL(ctx), END), if (current() == ctx) depth--);
+}
+
+CUresult cuCtxGetCurrent(CUcontext *ctx) { ANSWER(call("cuCtxGetCurrent", END), *ctx = current()); }
+
+// Replaces the top of the stack; a null context pops it.
+CUresult cuCtxSetCurrent(CUcontext ctx) {
+    CUresult result = call("cuCtxSetCurrent", VAL(ctx), END);
+    if (result != SUCCESS) return result;
+    if (depth) depth--;
+    if (ctx) stack[depth++] = ctx;
+    return SUCCESS;
+}
+
+CUresult cuCtxPopCurrent_v2(CUcontext *ctx) {
+    CUresult result = call("cuCtxPopCurrent", END);
+    if (result == SUCCESS && depth == 0) result = INVALID_CONTEXT;
+    ANSWER(result, *ctx = stack[--depth]);
+}
+
+CUresult cuCtxGetDevice(CUdevice *dev) { ANSWER(call("cuCtxGetDevice", END), *dev = 41); }
+
+CUresult cuCtxSynchronize(void) { return call("cuCtxSynchronize", END); }
+
+// Streams.
+
+CUresult cuStreamCreate(CUstream *s, unsigned int flags) {
+    ANSWER(call("cuStreamCreate", VAL(flags), END), *s = (CUstream)0x5000000001);
+}
+
+CUresult cuStreamDestroy_v2(CUstream s) { return call("cuStreamDestroy", VAL(s), END); }
+
+CUresult cuStreamQuery(CUstream s) { return call("cuStreamQuery", VAL(s), END); }
+
+CUresult cuStreamSynchronize(CUstream s) { return call("cuStreamSynchronize", VAL(s), END); }
+
+CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned int flags) {
+    return call("cuStreamWaitEvent", VAL(s), VAL(e), VAL(flags), END);
+}
+
+CUresult cuStreamGetCtx(CUstream s, CUcontext *ctx) {
+    ANSWER(call("cuStreamGetCtx", VAL(s), END), *ctx = (CUcontext)0xc0de0003);
+}
+
+CUresult cuStreamGetFlags(CUstream s, unsigned int *flags) { ANSWER(call("cuStreamGetFlags", VAL(s), END), *flags = 1); }
+
+CUresult cuStreamGetId(CUstream s, unsigned long long *id) {
+    ANSWER(call("cuStreamGetId", VAL(s), END), *id = 0x1d00000000000007);
+}
+
+CUresult cuStreamWriteValue64_v2(CUstream s, CUdeviceptr p, uint64_t v, unsigned int flags) {
+    return call("cuStreamWriteValue64", VAL(s), VAL(p), VAL(v), VAL(flags), END);
+}
+
+CUresult cuStreamWaitValue64_v2(CUstream s, CUdeviceptr p, uint64_t v, unsigned int flags) {
+    return call("cuStreamWaitValue64", VAL(s), VAL(p), VAL(v), VAL(flags), END);
+}
+
+// Capture and graphs.
+
+CUresult cuStreamIsCapturing(CUstream s, int *status) { ANSWER(call("cuStreamIsCapturing", VAL(s), END), *status = 1); }
+
+CUresult cuStreamGetCaptureInfo(CUstream s, int *status, uint64_t *id) {
+    ANSWER(call("cuStreamGetCaptureInfo", VAL(s), END), *status = 2; *id = 0xca00000000000009);
+}
+
+CUresult cuStreamBeginCapture_v2(CUstream s, int m) { return call("cuStreamBeginCapture", VAL(s), VAL(m), END); }
+
+CUresult cuStreamEndCapture(CUstream s, CUgraph *g) {
+    ANSWER(call("cuStreamEndCapture", VAL(s), END), *g = (CUgraph)0x6000000001);
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(int *m) {
+    CUresult result = call("cuThreadExchangeStreamCaptureMode", VAL(*m), END);
+    if (result != SUCCESS) return result;
+    if (*m < 0 || *m > 2) return INVALID_VALUE;
+    int was = mode;
+    mode = *m;
+    *m = was;
+    return SUCCESS;
+}
+
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph g, unsigned long long flags) {
+    ANSWER(call("cuGraphInstantiateWithFlags", VAL(g), VAL(flags), END), *exec = (CUgraphExec)0x6000000002);
+}
+
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream s) { return call("cuGraphLaunch", VAL(exec), VAL(s), END); }
+
+CUresult cuGraphDestroy(CUgraph g) { return call("cuGraphDestroy", VAL(g), END); }
+
+CUresult cuGraphExecDestroy(CUgraphExec exec) { return call("cuGraphExecDestroy", VAL(exec), END); }
+
+CUresult cuGraphGetNodes(CUgraph g, CUgraphNode *nodes, size_t *count) {
+    ANSWER(call("cuGraphGetNodes", VAL(g), VAL(nodes), END), *count = 0x100000005);
+}
+
+// Events.
+
+CUresult cuEventCreate(CUevent *e, unsigned int flags) {
+    ANSWER(call("cuEventCreate", VAL(flags), END), *e = (CUevent)0xe000000001);
+}
+
+CUresult cuEventRecord(CUevent e, CUstream s) { return call("cuEventRecord", VAL(e), VAL(s), END); }
+
+CUresult cuEventQuery(CUevent e) { return call("cuEventQuery", VAL(e), END); }
+
+CUresult cuEventSynchronize(CUevent e) { return call("cuEventSynchronize", VAL(e), END); }
+
+CUresult cuEventElapsedTime(float *ms, CUevent start, CUevent end) {
+    ANSWER(call("cuEventElapsedTime", VAL(start), VAL(end), END), *ms = 1.5f);
+}
+
+CUresult cuEventDestroy_v2(CUevent e) { return call("cuEventDestroy", VAL(e), END); }
+
+// Copies.
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t n, CUstream s) {
+    return call("cuMemcpyHtoDAsync", VAL(dst), VAL(src), VAL(n), VAL(s), END);
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t n, CUstream s) {
+    return call("cuMemcpyDtoHAsync", VAL(dst), VAL(src), VAL(n), VAL(s), END);
+}
+
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s) {
+    return call("cuMemcpyDtoDAsync", VAL(dst), VAL(src), VAL(n), VAL(s), END);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char v, size_t n, CUstream s) {
+    return call("cuMemsetD8Async", VAL(dst), VAL(v), VAL(n), VAL(s), END);
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr dst, unsigned int v, size_t n, CUstream s) {
+    return call("cuMemsetD32Async", VAL(dst), VAL(v), VAL(n), VAL(s), END);
+}
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t n) {
+    return call("cuMemcpyHtoD", VAL(dst), VAL(src), VAL(n), END);
+}
+
+CUresult cuMemcpyDtoH_v2(void *dst, CUdeviceptr src, size_t n) {
+    return call("cuMemcpyDtoH", VAL(dst), VAL(src), VAL(n), END);
+}
+
+CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t n) {
+    return call("cuMemcpyDtoD", VAL(dst), VAL(src), VAL(n), END);
+}
+
+CUresult cuMemsetD8_v2(CUdeviceptr dst, unsigned char v, size_t n) {
+    return call("cuMemsetD8", VAL(dst), VAL(v), VAL(n), END);
+}
+
+// Memory.
+
+CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n) { ANSWER(call("cuMemAlloc", VAL(n), END), *p = 0x7f00000000a0); }
+
+CUresult cuMemFree_v2(CUdeviceptr p) { return call("cuMemFree", VAL(p), END); }
+
+CUresult cuMemAllocAsync(CUdeviceptr *p, size_t n, CUstream s) {
+    ANSWER(call("cuMemAllocAsync", VAL(n), VAL(s), END), *p = 0x7f00000000b0);
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr p, CUstream s) { return call("cuMemFreeAsync", VAL(p), VAL(s), END); }
+
+CUresult cuMemGetInfo_v2(size_t *free_, size_t *total) {
+    ANSWER(call("cuMemGetInfo", END), *free_ = 0x1100000000; *total = 0x2300000000);
+}
+
+CUresult cuMemHostAlloc(void **p, size_t n, unsigned int flags) {
+    ANSWER(call("cuMemHostAlloc", VAL(n), VAL(flags), END), *p = (void *)0x7e0000000000);
+}
+
+CUresult cuMemFreeHost(void *p) { return call("cuMemFreeHost", VAL(p), END); }
+
+CUresult cuMemHostRegister_v2(void *p, size_t n, unsigned int flags) {
+    return call("cuMemHostRegister", VAL(p), VAL(n), VAL(flags), END);
+}
+
+CUresult cuMemHostUnregister(void *p) { return call("cuMemHostUnregister", VAL(p), END); }
+
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *dev, void *p, unsigned int flags) {
+    ANSWER(call("cuMemHostGetDevicePointer", VAL(p), VAL(flags), END), *dev = 0x7f00000000c0);
+}
+
+// The context and the range's start and size have eight bytes, the others four.
+CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr p) {
+    uint64_t wide = 0x7f00000000d0 + (uint64_t)attribute;
+    size_t n = attribute == 1 || attribute == 11 || attribute == 12 ? 8 : 4;
+    ANSWER(call("cuPointerGetAttribute", VAL(attribute), VAL(p), END), memcpy(value, &wide, n));
+}
+
+// Virtual memory.
+
+CUresult cuMemAddressReserve(CUdeviceptr *p, size_t size, size_t align, CUdeviceptr hint, unsigned long long flags) {
+    ANSWER(call("cuMemAddressReserve", VAL(size), VAL(align), VAL(hint), VAL(flags), END), *p = 0x7f0000000000);
+}
+
+CUresult cuMemAddressFree(CUdeviceptr p, size_t size) { return call("cuMemAddressFree", VAL(p), VAL(size), END); }
+
+CUresult cuMemCreate(CUmemHandle *h, size_t size, const void *prop, unsigned long long flags) {
+    ANSWER(call("cuMemCreate", VAL(size), MEM(prop, 32), VAL(flags), END), *h = 0x4000000000000001);
+}
+
+CUresult cuMemRelease(CUmemHandle h) { return call("cuMemRelease", VAL(h), END); }
+
+CUresult cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemHandle h, unsigned long long flags) {
+    return call("cuMemMap", VAL(p), VAL(size), VAL(offset), VAL(h), VAL(flags), END);
+}
+
+CUresult cuMemUnmap(CUdeviceptr p, size_t size) { return call("cuMemUnmap", VAL(p), VAL(size), END); }
+
+CUresult cuMemSetAccess(CUdeviceptr p, size_t size, const void *desc, size_t count) {
+    static const char none;
+    return call("cuMemSetAccess", VAL(p), VAL(size), MEM(count ? desc : &none, 12 * count), VAL(count), END);
+}
+
+CUresult cuMemGetAccess(unsigned long long *flags, const void *location, CUdeviceptr p) {
+    ANSWER(call("cuMemGetAccess", MEM(location, 8), VAL(p), END), *flags = 3);
+}
+
+CUresult cuMemGetAllocationGranularity(size_t *bytes, const void *prop, int option) {
+    ANSWER(call("cuMemGetAllocationGranularity", MEM(prop, 32), VAL(option), END), *bytes = 0x200000);
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(void *prop, CUmemHandle h) {
+    static const unsigned char bytes[32] = {1, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, [24] = 1, [25] = 1, [26] = 2};
+    ANSWER(call("cuMemGetAllocationPropertiesFromHandle", VAL(h), END), memcpy(prop, bytes, sizeof bytes));
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemHandle *h, void *p) {
+    ANSWER(call("cuMemRetainAllocationHandle", VAL(p), END), *h = 0x4000000000000002);
+}
+
+// Descriptors are real, and left without close-on-exec.
+static int descriptor(void) { return open("/dev/null", O_RDONLY); }
+
+CUresult cuMemExportToShareableHandle(void *out, CUmemHandle h, int type, unsigned long long flags) {
+    CUresult result = call("cuMemExportToShareableHandle", VAL(h), VAL(type), VAL(flags), END);
+    if (result != SUCCESS) return result;
+    if (type == 1) {
+        *(int *)out = descriptor();
+    } else {
+        for (int i = 0; i < 64; i++) ((unsigned char *)out)[i] = (unsigned char)(0x80 + i);
+    }
+    return SUCCESS;
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemHandle *h, void *os, int type) {
+    CUresult result = type == 1 ? call("cuMemImportFromShareableHandle", VAL(os), VAL(type), END)
+                                : call("cuMemImportFromShareableHandle", MEM(os, 64), VAL(type), END);
+    ANSWER(result, *h = 0x4000000000000003);
+}
+
+CUresult cuMemGetHandleForAddressRange(void *out, CUdeviceptr p, size_t size, int type, unsigned long long flags) {
+    ANSWER(call("cuMemGetHandleForAddressRange", VAL(p), VAL(size), VAL(type), VAL(flags), END), *(int *)out = descriptor());
+}
+
+// Modules. Text is recorded with its NUL, of a binary image the first bytes.
+
+CUresult cuModuleLoadData(CUmodule *m, const char *image) {
+    int binary = memcmp(image, "\x7f" "ELF", 4) == 0 || memcmp(image, "\x50\xed\x55\xba", 4) == 0;
+    ANSWER(call("cuModuleLoadData", MEM(image, binary ? 4 : strlen(image) + 1), END), *m = (CUmodule)0x3000000001);
+}
+
+CUresult cuModuleUnload(CUmodule m) { return call("cuModuleUnload", VAL(m), END); }
+
+CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) {
+    ANSWER(call("cuModuleGetFunction", VAL(m), MEM(name, strlen(name) + 1), END), *f = (CUfunction)0x3000000002);
+}
+
+// The extra list is recorded as it is read: mark, block, mark, size, mark.
+CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
+                        unsigned int bz, unsigned int shared, CUstream s, void **params, void **extra) {
+#define GEOMETRY VAL(f), VAL(gx), VAL(gy), VAL(gz), VAL(bx), VAL(by), VAL(bz), VAL(shared), VAL(s), VAL(params)
+    if (!extra) return call("cuLaunchKernel", GEOMETRY, END);
+    size_t size = *(size_t *)extra[3];
+    return call("cuLaunchKernel", GEOMETRY, VAL(extra[0]), MEM(extra[1], size), VAL(extra[2]), VAL(size), VAL(extra[4]), END);
+}
+
+// The entry points by name, each since the version that first had this form.
+
+static const struct {
+    const char *name;
+    int since;
+    void *entry;
+} entries[] = {
+    {"cuInit", 2000, cuInit},
+    {"cuDriverGetVersion", 2020, cuDriverGetVersion},
+    {"cuDeviceGetCount", 2000, cuDeviceGetCount},
+    {"cuDeviceGet", 2000, cuDeviceGet},
+    {"cuDeviceGetName", 2000, cuDeviceGetName},
+    {"cuDeviceGetUuid", 11040, cuDeviceGetUuid_v2},
+    {"cuDeviceTotalMem", 3020, cuDeviceTotalMem_v2},
+    {"cuDeviceGetAttribute", 2000, cuDeviceGetAttribute},
+    {"cuDeviceCanAccessPeer", 4000, cuDeviceCanAccessPeer},
+    {"cuDevicePrimaryCtxRetain", 7000, cuDevicePrimaryCtxRetain},
+    {"cuDevicePrimaryCtxRelease", 11000, cuDevicePrimaryCtxRelease_v2},
+    {"cuDevicePrimaryCtxGetState", 7000, cuDevicePrimaryCtxGetState},
+    {"cuCtxCreate", 3020, cuCtxCreate_v2},
+    {"cuCtxDestroy", 4000, cuCtxDestroy_v2},
+    {"cuCtxGetCurrent", 4000, cuCtxGetCurrent},
+    {"cuCtxSetCurrent", 4000, cuCtxSetCurrent},
+    {"cuCtxPopCurrent", 4000, cuCtxPopCurrent_v2},
+    {"cuCtxGetDevice", 2000, cuCtxGetDevice},
+    {"cuCtxSynchronize", 2000, cuCtxSynchronize},
+    {"cuStreamCreate", 2000, cuStreamCreate},
+    {"cuStreamDestroy", 4000, cuStreamDestroy_v2},
+    {"cuStreamQuery", 2000, cuStreamQuery},
+    {"cuStreamSynchronize", 2000, cuStreamSynchronize},
+    {"cuStreamWaitEvent", 3020, cuStreamWaitEvent},
+    {"cuStreamGetCtx", 9020, cuStreamGetCtx},
+    {"cuStreamGetFlags", 5050, cuStreamGetFlags},
+    {"cuStreamGetId", 12000, cuStreamGetId},
+    {"cuStreamWriteValue64", 11070, cuStreamWriteValue64_v2},
+    {"cuStreamWaitValue64", 11070, cuStreamWaitValue64_v2},
+    {"cuStreamIsCapturing", 10000, cuStreamIsCapturing},
+    {"cuStreamGetCaptureInfo", 10010, cuStreamGetCaptureInfo},
+    {"cuStreamBeginCapture", 10010, cuStreamBeginCapture_v2},
+    {"cuStreamEndCapture", 10000, cuStreamEndCapture},
+    {"cuThreadExchangeStreamCaptureMode", 10010, cuThreadExchangeStreamCaptureMode},
+    {"cuGraphInstantiateWithFlags", 11040, cuGraphInstantiateWithFlags},
+    {"cuGraphLaunch", 10000, cuGraphLaunch},
+    {"cuGraphDestroy", 10000, cuGraphDestroy},
+    {"cuGraphExecDestroy", 10000, cuGraphExecDestroy},
+    {"cuGraphGetNodes", 10000, cuGraphGetNodes},
+    {"cuEventCreate", 2000, cuEventCreate},
+    {"cuEventRecord", 2000, cuEventRecord},
+    {"cuEventQuery", 2000, cuEventQuery},
+    {"cuEventSynchronize", 2000, cuEventSynchronize},
+    {"cuEventElapsedTime", 2000, cuEventElapsedTime},
+    {"cuEventDestroy", 4000, cuEventDestroy_v2},
+    {"cuMemcpyHtoDAsync", 3020, cuMemcpyHtoDAsync_v2},
+    {"cuMemcpyDtoHAsync", 3020, cuMemcpyDtoHAsync_v2},
+    {"cuMemcpyDtoDAsync", 3020, cuMemcpyDtoDAsync_v2},
+    {"cuMemsetD8Async", 3020, cuMemsetD8Async},
+    {"cuMemsetD32Async", 3020, cuMemsetD32Async},
+    {"cuMemcpyHtoD", 3020, cuMemcpyHtoD_v2},
+    {"cuMemcpyDtoH", 3020, cuMemcpyDtoH_v2},
+    {"cuMemcpyDtoD", 3020, cuMemcpyDtoD_v2},
+    {"cuMemsetD8", 3020, cuMemsetD8_v2},
+    {"cuMemAlloc", 3020, cuMemAlloc_v2},
+    {"cuMemFree", 3020, cuMemFree_v2},
+    {"cuMemAllocAsync", 11020, cuMemAllocAsync},
+    {"cuMemFreeAsync", 11020, cuMemFreeAsync},
+    {"cuMemGetInfo", 3020, cuMemGetInfo_v2},
+    {"cuMemHostAlloc", 2020, cuMemHostAlloc},
+    {"cuMemFreeHost", 2000, cuMemFreeHost},
+    {"cuMemHostRegister", 6050, cuMemHostRegister_v2},
+    {"cuMemHostUnregister", 4000, cuMemHostUnregister},
+    {"cuMemHostGetDevicePointer", 3020, cuMemHostGetDevicePointer_v2},
+    {"cuPointerGetAttribute", 4000, cuPointerGetAttribute},
+    {"cuMemAddressReserve", 10020, cuMemAddressReserve},
+    {"cuMemAddressFree", 10020, cuMemAddressFree},
+    {"cuMemCreate", 10020, cuMemCreate},
+    {"cuMemRelease", 10020, cuMemRelease},
+    {"cuMemMap", 10020, cuMemMap},
+    {"cuMemUnmap", 10020, cuMemUnmap},
+    {"cuMemSetAccess", 10020, cuMemSetAccess},
+    {"cuMemGetAccess", 10020, cuMemGetAccess},
+    {"cuMemGetAllocationGranularity", 10020, cuMemGetAllocationGranularity},
+    {"cuMemGetAllocationPropertiesFromHandle", 10020, cuMemGetAllocationPropertiesFromHandle},
+    {"cuMemRetainAllocationHandle", 11000, cuMemRetainAllocationHandle},
+    {"cuMemExportToShareableHandle", 10020, cuMemExportToShareableHandle},
+    {"cuMemImportFromShareableHandle", 10020, cuMemImportFromShareableHandle},
+    {"cuMemGetHandleForAddressRange", 11070, cuMemGetHandleForAddressRange},
+    {"cuModuleLoadData", 2000, cuModuleLoadData},
+    {"cuModuleUnload", 2000, cuModuleUnload},
+    {"cuModuleGetFunction", 2000, cuModuleGetFunction},
+    {"cuLaunchKernel", 4000, cuLaunchKernel},
+};
+
+static int listed(const char *list, const char *name) {
+    size_t n = strlen(name);
+    for (const char *at = list; (at = strstr(at, name)); at += n)
+        if ((at == list || at[-1] == ',') && (at[n] == ',' || at[n] == 0)) return 1;
+    return 0;
+}
+
+// status: 0 found, 1 no such entry point, 2 not in so old a version.
+static CUresult find(const char *name, void **entry, int version, uint64_t flags, int *status) {
+    CUresult result = call("cuGetProcAddress", MEM(name, strlen(name) + 1), VAL(version), VAL(flags), END);
+    if (result != SUCCESS) return result;
+    *entry = NULL;
+    *status = 1;
+    for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
+        if (strcmp(entries[i].name, name) != 0 || entries[i].since > FAKECUDA_VERSION || listed(FAKECUDA_MISSING, name)) continue;
+        *status = version < entries[i].since ? 2 : 0;
+        if (*status == 0) *entry = entries[i].entry;
+    }
+    return *status ? NOT_FOUND : SUCCESS;
+}
+
+#ifndef FAKECUDA_NO_PROC
+
+CUresult cuGetProcAddress(const char *name, void **entry, int version, uint64_t flags) {
+    int status;
+    return find(name, entry, version, flags, &status);
+}
+
+#ifndef FAKECUDA_PROC_V1
+CUresult cuGetProcAddress_v2(const char *name, void **entry, int version, uint64_t flags, int *status) {
+    return find(name, entry, version, flags, status);
+}
+#endif
+
+#else
+void *fakecuda_unused(void) { return (void *)find; }
+#endif
+
+#endif
