@@ -1,0 +1,54 @@
+package csrc_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/csrc"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/drivertest"
+)
+
+const conformanceChild = "conformance on the real driver"
+
+func init() {
+	drivertest.RegisterChild(conformanceChild, func([]string) (driver.Driver, error) {
+		return csrc.Open(csrc.Options{})
+	})
+}
+
+// The rules that were measured on an H200 hold for it to the number; of another
+// GPU they are asked as far as its driver says what to expect.
+func TestConformance(t *testing.T) {
+	env := realDriver(t)
+	drivertest.Run(t, env)
+}
+
+func BenchmarkConformance(b *testing.B) { drivertest.Bench(b, realDriver(b)) }
+
+func realDriver(t testing.TB) drivertest.Env {
+	t.Helper()
+	need := drivertest.RequiredGPUs(t)
+	d, err := csrc.Open(csrc.Options{})
+	if err != nil {
+		if need > 0 {
+			t.Fatalf("CUVMM_REQUIRE_GPU=%d: %v", need, err)
+		}
+		t.Skipf("no real driver to check: %v", err)
+	}
+	env := drivertest.Env{
+		Driver:  d,
+		Child:   conformanceChild,
+		Machine: drivertest.Machine{IMEXChannel: drivertest.HasIMEXChannel()},
+	}
+	if r := d.Init(); r != driver.Success {
+		if need == 0 && (r == driver.NoDevice || r == driver.StubLibrary) {
+			t.Skipf("the driver at %s has no device: %v", d.Describe().Path, r)
+		}
+		t.Fatalf("cuInit of the driver at %s: %v", d.Describe().Path, r)
+	}
+	if name, r := d.DeviceGetName(0); r == driver.Success && strings.Contains(name, "H200") {
+		env.Machine.Granularity = 2 << 20
+	}
+	return env
+}

@@ -1,0 +1,90 @@
+package sim_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/drivertest"
+	"github.com/stretchr/testify/require"
+)
+
+// conformanceMachines are the machines on which the driver's rules are checked.
+var conformanceMachines = []struct {
+	name    string
+	options sim.Options
+	facts   drivertest.Machine
+}{
+	{
+		"default",
+		sim.Options{},
+		drivertest.Machine{Granularity: 2 << 20},
+	},
+	{
+		"other granularity",
+		sim.WithGranularity(64 << 10),
+		drivertest.Machine{Granularity: 64 << 10},
+	},
+	{
+		"older driver",
+		sim.OlderDriver(11030),
+		drivertest.Machine{Granularity: 2 << 20},
+	},
+	{
+		"no descriptors",
+		sim.WithoutDescriptors(),
+		drivertest.Machine{Granularity: 2 << 20},
+	},
+	{
+		"two devices",
+		sim.Options{Devices: []sim.DeviceOptions{{ContextMemory: 527 << 20}, {ContextMemory: 527 << 20}}},
+		drivertest.Machine{Granularity: 2 << 20, ContextBytes: 527 << 20},
+	},
+}
+
+const conformanceChild = "conformance on the software driver"
+
+func init() {
+	drivertest.RegisterChild(conformanceChild, func(args []string) (driver.Driver, error) {
+		for _, m := range conformanceMachines {
+			if m.name == args[0] {
+				machine, err := sim.New(m.options)
+				if err != nil {
+					return nil, err
+				}
+				return machine.Driver(), nil
+			}
+		}
+		return nil, fmt.Errorf("no machine %q", args[0])
+	})
+}
+
+func TestConformance(t *testing.T) {
+	for _, m := range conformanceMachines {
+		t.Run(m.name, func(t *testing.T) {
+			machine, err := sim.New(m.options)
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, machine.Close()) })
+			drivertest.Run(t, drivertest.Env{
+				Driver:    machine.Driver(),
+				Child:     conformanceChild,
+				ChildArgs: []string{m.name},
+				Machine:   m.facts,
+			})
+		})
+	}
+}
+
+// The costs of the software driver say nothing of a GPU's: this keeps the
+// benchmarks themselves right.
+func BenchmarkConformance(b *testing.B) {
+	machine, err := sim.New(sim.Options{Devices: make([]sim.DeviceOptions, 2)})
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, machine.Close()) })
+	drivertest.Bench(b, drivertest.Env{
+		Driver:    machine.Driver(),
+		Child:     conformanceChild,
+		ChildArgs: []string{"two devices"},
+	})
+}

@@ -1,0 +1,100 @@
+package drivertest
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+const (
+	// patience is how long a call may take that must not wait for running work.
+	patience = 10 * time.Second
+	// glance is how long a call is watched that must wait: long against any
+	// driver call that does not.
+	glance = 50 * time.Millisecond
+)
+
+// holds are words of pinned memory that streams wait for.
+type holds struct {
+	words  unsafe.Pointer
+	device driver.Ptr
+	used   int
+}
+
+func newHolds(t testing.TB, d driver.Driver, c driver.Context) (h holds) {
+	t.Helper()
+	words, r := d.MemHostAlloc(c, pageSize, driver.HostAllocPortable|driver.HostAllocDeviceMap)
+	if r != driver.Success {
+		t.Fatalf("cuMemHostAlloc: %v", r)
+	}
+	t.Cleanup(func() {
+		if r := d.MemFreeHost(c, words); r != driver.Success {
+			t.Errorf("cuMemFreeHost: %v", r)
+		}
+	})
+	p, r := d.MemHostGetDevicePointer(c, words)
+	if r != driver.Success {
+		t.Fatalf("cuMemHostGetDevicePointer: %v", r)
+	}
+	return holds{words: words, device: p}
+}
+
+// held is a stream that runs none of what is submitted to it.
+type held struct {
+	release func()
+	overdue atomic.Bool
+}
+
+// hold keeps a stream from running anything that is submitted to it from now
+// on, as a long kernel would: it waits for a word of host memory, and release
+// writes it. A held stream is released at the latest before the case cleans up,
+// and when patience is at an end, so that a driver that waits where it must not
+// ends in a failing case instead of a hanging one.
+func (t *T) hold(c driver.Context, s driver.Stream) *held {
+	t.Helper()
+	// Every hold has a word of its own: a stream of an earlier case may not
+	// have seen its release yet.
+	at := t.holds.used * 8
+	if t.holds.used++; at >= pageSize {
+		t.Fatalf("more than %d holds in one run", pageSize/8)
+	}
+	word := (*atomic.Uint64)(unsafe.Add(t.holds.words, at))
+	h := &held{release: sync.OnceFunc(func() { word.Store(1) })}
+	t.ok(t.D.StreamWaitValue64(c, s, t.holds.device+driver.Ptr(at), 1), "wait for a value")
+	timer := time.AfterFunc(patience, func() {
+		h.overdue.Store(true)
+		h.release()
+	})
+	t.Cleanup(func() {
+		timer.Stop()
+		h.release()
+	})
+	return h
+}
+
+// didNotWait requires that what just returned did so while the stream was held.
+func (t *T) didNotWait(h *held, what string) {
+	t.Helper()
+	if h.overdue.Load() {
+		t.Fatalf("%s waited for the held stream", what)
+	}
+}
+
+// waitsFor requires that f does not return before the stream is released, and
+// succeeds then.
+func (t *T) waitsFor(h *held, what string, f func() driver.Result) {
+	t.Helper()
+	done := make(chan driver.Result, 1)
+	go func() { done <- f() }()
+	select {
+	case r := <-done:
+		t.Fatalf("%s did not wait for the held stream: %v", what, r)
+	case <-time.After(glance):
+	}
+	h.release()
+	t.ok(<-done, "%s", what)
+}

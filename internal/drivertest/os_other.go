@@ -1,0 +1,18 @@
+//go:build !unix
+
+package drivertest
+
+import "errors"
+
+// The driver's descriptors exist on Unix systems only.
+
+func duplicate(int) (int, error)     { return 0, errors.ErrUnsupported }
+func closeDescriptor(int) error      { return errors.ErrUnsupported }
+func closedOnExec(int) (bool, error) { return false, errors.ErrUnsupported }
+func sizeOf(int) (int64, error)      { return 0, errors.ErrUnsupported }
+
+// pageable is n bytes that the Go collector may own: no driver but the software
+// one is there to take them.
+func pageable(n int) ([]byte, error) { return make([]byte, n), nil }
+
+func freePageable([]byte) error { return nil }

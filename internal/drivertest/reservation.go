@@ -1,0 +1,90 @@
+package drivertest
+
+import "github.com/cuvmm/cuvmm/internal/driver"
+
+// reservation are the rules of cuMemAddressReserve.
+var reservation = []Case{
+	{
+		Name: "cuMemAddressReserve of 4096 bytes",
+		Says: "INVALID_VALUE: the size must be a multiple of 2 MiB",
+		Run: func(t *T) {
+			_, r := t.D.MemAddressReserve(4096, 0, 0)
+			t.answers(driver.InvalidValue, r, "reserve 4096 bytes")
+			_, r = t.D.MemAddressReserve(0, 0, 0)
+			t.answers(driver.InvalidValue, r, "reserve 0 bytes")
+		},
+	},
+	{
+		Name: "cuMemAddressReserve with an alignment of 1 GiB",
+		Says: "success, and the address is aligned",
+		Run: func(t *T) {
+			// Several, so that chance does not align them all.
+			for range 4 {
+				p, r := t.D.MemAddressReserve(t.chunk, 1<<30, 0)
+				t.ok(r, "reserve with an alignment of 1 GiB")
+				t.ownAddress(p, t.chunk)
+				if p%(1<<30) != 0 {
+					t.Errorf("address %#x is not aligned to 1 GiB", uint64(p))
+				}
+			}
+		},
+	},
+	{
+		Name: "cuMemAddressReserve with an alignment of 3",
+		Says: "INVALID_VALUE",
+		Run: func(t *T) {
+			_, r := t.D.MemAddressReserve(t.chunk, 3, 0)
+			t.answers(driver.InvalidValue, r, "reserve with an alignment of 3")
+		},
+	},
+	{
+		Name: "cuMemAddressReserve of 2^40 to 2^46 bytes",
+		Says: "success",
+		Run: func(t *T) {
+			for bits := 40; bits <= 46; bits++ {
+				p, r := t.D.MemAddressReserve(1<<bits, 0, 0)
+				t.ok(r, "reserve 2^%d bytes", bits)
+				t.ok(t.D.MemAddressFree(p, 1<<bits), "free 2^%d bytes", bits)
+			}
+		},
+	},
+	{
+		Name: "cuMemAddressReserve of 2^47 bytes",
+		Says: "OUT_OF_MEMORY: the error can mean 'no address space'",
+		Run: func(t *T) {
+			_, r := t.D.MemAddressReserve(1<<47, 0, 0)
+			t.answers(driver.OutOfMemory, r, "reserve 2^47 bytes")
+		},
+	},
+	{
+		Name: "cuMemAddressReserve with a hint at the end of an existing reservation",
+		Says: "granted where free; the two stay two reservations",
+		Run: func(t *T) {
+			first, second := t.adjacent(t.chunk)
+			t.answers(driver.InvalidValue, t.D.MemAddressFree(first, 2*t.chunk), "free both as one")
+			t.end("reservation", uint64(first))
+			t.end("reservation", uint64(second))
+		},
+	},
+}
+
+// adjacent makes two reservations of the given size, side by side, the second
+// by a hint. The address space is shared with whatever else the process maps,
+// so a free place is found first: by a reservation of both sizes that is given
+// back.
+func (t *T) adjacent(size uint64) (first, second driver.Ptr) {
+	t.Helper()
+	at, r := t.D.MemAddressReserve(2*size, 0, 0)
+	t.ok(r, "reserve %d bytes", 2*size)
+	t.ok(t.D.MemAddressFree(at, 2*size), "free %d bytes", 2*size)
+	for i := range 2 {
+		want := at + driver.Ptr(uint64(i)*size)
+		p, r := t.D.MemAddressReserve(size, 0, want)
+		t.ok(r, "reserve with a hint")
+		t.ownAddress(p, size)
+		if p != want {
+			t.Fatalf("reserve with a hint at %#x, which is free: the driver gives %#x", uint64(want), uint64(p))
+		}
+	}
+	return at, at + driver.Ptr(size)
+}

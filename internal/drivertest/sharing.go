@@ -1,0 +1,245 @@
+package drivertest
+
+import (
+	"os"
+	"strings"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// sharing are the rules of memory that two handles or two processes hold.
+var sharing = []Case{
+	{
+		Name: "export to a descriptor of a handle that was created without the descriptor type",
+		Says: "INVALID_VALUE",
+		Run: func(t *T) {
+			_, r := t.D.MemExportToShareableHandle(t.create(t.chunk), driver.HandlePosixFD)
+			t.answers(driver.InvalidValue, r, "export")
+		},
+	},
+	{
+		Name:  "an exported descriptor",
+		Says:  "a fresh one each call, close-on-exec set; on the real driver a link to the NVIDIA control device, which says nothing about the size",
+		Needs: needs(shareableByFD),
+		Run: func(t *T) {
+			h := t.create(t.chunk, shared(onDevice(t.Device), driver.HandlePosixFD))
+			first, second := t.export(h), t.export(h)
+			if first == second {
+				t.Errorf("both exports give descriptor %d", first)
+			}
+			for _, fd := range []int{first, second} {
+				if closed, err := closedOnExec(fd); err != nil || !closed {
+					t.Errorf("descriptor %d: close-on-exec is %v, error %v", fd, closed, err)
+				}
+				if t.software {
+					continue
+				}
+				if link, err := os.Readlink(descriptorPath(fd)); err != nil || !strings.Contains(link, "nvidia") {
+					t.Errorf("descriptor %d is a link to %q, error %v, want an NVIDIA device", fd, link, err)
+				}
+				if size, err := sizeOf(fd); err != nil || size != 0 {
+					t.Errorf("descriptor %d: size %d, error %v, want 0", fd, size, err)
+				}
+			}
+		},
+	},
+	{
+		Name:  "an exported descriptor that is still open",
+		Says:  "pins the memory until it is closed",
+		Needs: needs(shareableByFD),
+		Run: func(t *T) {
+			size := roundUp(64<<20, t.chunk)
+			before := t.free(t.device)
+			p, h := t.memory(size, shared(onDevice(t.Device), driver.HandlePosixFD))
+			fd := t.export(h)
+			t.unmap(p)
+			t.release(h)
+			pinned := t.free(t.device)
+			if pinned > before-size {
+				t.Errorf("%d bytes are free while the descriptor is open, want at most %d", pinned, before-size)
+			}
+			t.close(fd)
+			if got := t.free(t.device) - pinned; got < size {
+				t.Errorf("closing gave %d bytes back, want %d", got, size)
+			}
+		},
+	},
+	{
+		Name:  "import of a descriptor that is no CUDA memory, such as the null device's, or of -1",
+		Says:  "UNKNOWN",
+		Needs: needs(shareableByFD),
+		Run: func(t *T) {
+			null, err := os.Open(os.DevNull)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer null.Close()
+			for _, fd := range []int{int(null.Fd()), -1} {
+				_, r := t.D.MemImportFromShareableHandle(fromFD(fd), driver.HandlePosixFD)
+				t.answers(driver.Unknown, r, "import of descriptor %d", fd)
+			}
+		},
+	},
+	{
+		Name:  "import of the same descriptor twice",
+		Says:  "two handles, both valid",
+		Needs: needs(shareableByFD),
+		Run: func(t *T) {
+			p, h := t.memory(t.chunk, shared(onDevice(t.Device), driver.HandlePosixFD))
+			fd := t.export(h)
+			first, second := t.importFD(fd), t.importFD(fd)
+			at := t.reserve(2 * t.chunk)
+			t.bind(at, t.chunk, first)
+			t.bind(at+driver.Ptr(t.chunk), t.chunk, second)
+			t.allow(at, 2*t.chunk)
+			t.close(fd)
+			t.fill(t.device, p, t.chunk, 0x71)
+			t.reads(t.device, at, 2*t.chunk, 0x71)
+
+			// Each is a reference of its own: one end leaves the other.
+			t.unmap(at)
+			t.release(first)
+			t.unmap(p)
+			t.release(h)
+			t.reads(t.device, at+driver.Ptr(t.chunk), t.chunk, 0x71)
+			_, r := t.D.MemGetAllocationPropertiesFromHandle(second)
+			t.ok(r, "properties of the second import")
+		},
+	},
+	{
+		Name:  "import in another process on the same device",
+		Says:  "success: map, access, read and write work, and both sides see the bytes",
+		Needs: needs(shareableByFD),
+		Run:   func(t *T) { t.shareWithChild(0) },
+	},
+	{
+		Name:  "import in another process on another device",
+		Says:  "success: map, access, read and write work, and both sides see the bytes",
+		Needs: needs(shareableByFD, twoDevices),
+		Run:   func(t *T) { t.shareWithChild(1) },
+	},
+	{
+		Name:  "properties of an imported handle",
+		Says:  "type and location are there; requested handle types reads 0",
+		Needs: needs(shareableByFD),
+		Run: func(t *T) {
+			h := t.create(t.chunk, shared(onDevice(t.Device), driver.HandlePosixFD))
+			got, r := t.D.MemGetAllocationPropertiesFromHandle(t.importFD(t.export(h)))
+			t.ok(r, "properties")
+			if got.Type != driver.AllocationPinned || got.Location != deviceLocation(t.Device) || got.RequestedHandleTypes != 0 {
+				t.Errorf("properties read %+v", got)
+			}
+		},
+	},
+	{
+		Name:  "re-export of an imported handle",
+		Says:  "INVALID_VALUE: only the creator exports. The descriptor itself can be forwarded",
+		Needs: needs(shareableByFD),
+		Run: func(t *T) {
+			h := t.create(t.chunk, shared(onDevice(t.Device), driver.HandlePosixFD))
+			fd := t.export(h)
+			_, r := t.D.MemExportToShareableHandle(t.importFD(fd), driver.HandlePosixFD)
+			t.answers(driver.InvalidValue, r, "re-export")
+			forwarded, err := duplicate(fd)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer closeDescriptor(forwarded)
+			t.close(fd)
+			t.importFD(forwarded)
+		},
+	},
+	{
+		Name:  "mapping an imported handle with a size that is not its own",
+		Says:  "NOT_SUPPORTED: the size must travel beside the descriptor",
+		Needs: needs(shareableByFD),
+		Run: func(t *T) {
+			h := t.create(2*t.chunk, shared(onDevice(t.Device), driver.HandlePosixFD))
+			i := t.importFD(t.export(h))
+			p := t.reserve(4 * t.chunk)
+			t.answers(driver.NotSupported, t.D.MemMap(p, t.chunk, 0, i), "map half of it")
+			t.answers(driver.NotSupported, t.D.MemMap(p, 4*t.chunk, 0, i), "map twice its size")
+			t.bind(p, 2*t.chunk, i)
+		},
+	},
+	{
+		Name:  "a DMA-BUF descriptor of a mapped range",
+		Says:  "success",
+		Needs: needs(dmaBuf, entryPoints(driver.CallMemGetHandleForAddressRange)),
+		Run: func(t *T) {
+			p, _ := t.memory(t.chunk)
+			fd, r := t.D.MemGetHandleForAddressRange(t.ctx, p, t.chunk)
+			t.ok(r, "DMA-BUF descriptor")
+			if err := closeDescriptor(int(fd)); err != nil {
+				t.Errorf("close of descriptor %d: %v", fd, err)
+			}
+		},
+	},
+}
+
+// guest is what a child that imports memory is told.
+type guest struct {
+	// Device is the ordinal of the device that it works on.
+	Device int32
+	Size   uint64
+	// Reads is the byte that it must find everywhere, Writes the one that it
+	// leaves there.
+	Reads, Writes byte
+}
+
+func (t *T) shareWithChild(ordinal int32) {
+	size := 2 * t.chunk
+	p, h := t.memory(size, shared(onDevice(t.Device), driver.HandlePosixFD))
+	fd := t.export(h)
+	inherited, err := duplicate(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := os.NewFile(uintptr(inherited), "shared memory")
+	defer file.Close()
+	t.fill(t.device, p, size, 0x11)
+	c := t.child("import")
+	c.ExtraFiles = []*os.File{file}
+	c.Start()
+	c.Send(guest{Device: ordinal, Size: size, Reads: 0x11, Writes: 0x22})
+	var written bool
+	c.Recv(&written)
+	t.reads(t.device, p, size, 0x22)
+	c.Wait()
+	t.reads(t.device, p, size, 0x22)
+}
+
+func init() {
+	roles["import"] = func(c *child) {
+		var g guest
+		c.recv(&g)
+		dev, ctx := c.device(g.Device)
+		h, r := c.d.MemImportFromShareableHandle(fromFD(int(c.Files[0].Fd())), driver.HandlePosixFD)
+		c.ok(r, "import")
+		c.later("release", func() driver.Result { return c.d.MemRelease(h) })
+		p, r := c.d.MemAddressReserve(g.Size, 0, 0)
+		c.ok(r, "reserve")
+		c.later("address free", func() driver.Result { return c.d.MemAddressFree(p, g.Size) })
+		c.ok(c.d.MemMap(p, g.Size, 0, h), "map")
+		c.later("unmap", func() driver.Result { return c.d.MemUnmap(p, g.Size) })
+		c.ok(c.d.MemSetAccess(p, g.Size, grant(driver.AccessReadWrite, deviceLocation(dev))), "set access")
+
+		s, r := c.d.StreamCreate(ctx, driver.StreamNonBlocking)
+		c.ok(r, "create a stream")
+		c.later("destroy the stream", func() driver.Result { return c.d.StreamDestroy(ctx, s) })
+		host, r := c.d.MemHostAlloc(ctx, g.Size, driver.HostAllocPortable)
+		c.ok(r, "host alloc")
+		c.later("host free", func() driver.Result { return c.d.MemFreeHost(ctx, host) })
+		c.ok(c.d.MemcpyDtoHAsync(ctx, host, p, g.Size, s), "read")
+		c.ok(c.d.StreamSynchronize(ctx, s), "read")
+		for _, b := range unsafe.Slice((*byte)(host), g.Size) {
+			if b != g.Reads {
+				c.check(errContents)
+			}
+		}
+		c.ok(c.d.MemsetD8Async(ctx, p, g.Writes, g.Size, s), "write")
+		c.ok(c.d.StreamSynchronize(ctx, s), "write")
+		c.send(true)
+	}
+}
