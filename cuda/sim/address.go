@@ -1,0 +1,78 @@
+package sim
+
+import (
+	"sync"
+
+	"github.com/cuvmm/cuvmm/internal/osmem"
+)
+
+// The device addresses of all machines of a process come from one space, so
+// that an address of one machine means nothing to another.
+//
+// Most of them lie in a window: a range of the process's own addresses in which
+// every CPU access faults. What does not fit there gets numbers that no process
+// address can have: good for the device, unreachable for the CPU.
+const (
+	windowSize   = 1 << 44
+	outsideBase  = 1 << 48
+	addressLimit = 1 << 47 // a reservation of so many bytes is one too large
+	addressAlign = 2 << 20 // the real driver's unit of reservations
+)
+
+type addressSpace struct {
+	once   sync.Once
+	mu     sync.Mutex
+	window span // empty where the system has no room for it
+	inside ranges
+	beyond ranges
+}
+
+var space addressSpace
+
+func (a *addressSpace) init() {
+	a.once.Do(func() {
+		if base, err := osmem.Window(windowSize, 1<<30); err == nil {
+			a.window = span{base, base + windowSize}
+			a.inside.put(a.window)
+		}
+		a.beyond.put(span{outsideBase, outsideBase + addressLimit})
+	})
+}
+
+// take returns size addresses in a row. It prefers those that were never used,
+// and leaves as much free room behind them, so that a reservation can be
+// continued at its end and a stray access past an end hits nothing.
+func (a *addressSpace) take(size, align uint64) (uint64, bool) {
+	a.init()
+	if size >= addressLimit || align >= addressLimit {
+		return 0, false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	gap := min(size, 1<<30)
+	if p, ok := a.inside.take(size, align, gap); ok {
+		return p, true
+	}
+	return a.beyond.take(size, align, gap)
+}
+
+// takeAt takes exactly the addresses of s, if they are free.
+func (a *addressSpace) takeAt(s span) bool {
+	a.init()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.inside.takeAt(s) || a.beyond.takeAt(s)
+}
+
+func (a *addressSpace) put(s span) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if s.lo >= outsideBase {
+		a.beyond.put(s)
+		return
+	}
+	a.inside.put(s)
+}
+
+// reaches reports whether the CPU can be given access at p.
+func (a *addressSpace) reaches(p uint64) bool { return p >= a.window.lo && p < a.window.hi }

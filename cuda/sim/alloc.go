@@ -1,0 +1,140 @@
+package sim
+
+import (
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// allocate takes n bytes of a context's device and addresses for them.
+func (c *gpuContext) allocate(n uint64) (*resident, driver.Result) {
+	m := c.m
+	if n == 0 {
+		return nil, driver.InvalidValue
+	}
+	prop := driver.AllocationProp{Type: driver.AllocationPinned}
+	prop.Location = driver.Location{Type: driver.LocationDevice, ID: int32(c.device.ordinal)}
+	mem, r := m.newMemory(c.device.pool, n, prop)
+	if r != driver.Success {
+		return nil, r
+	}
+	align := uint64(512)
+	if n >= addressAlign {
+		align = addressAlign
+	}
+	p, ok := m.takeAddresses(n, align, 0)
+	if !ok {
+		mem.drop()
+		return nil, driver.OutOfMemory
+	}
+	res := &resident{m: m, kind: KindDeviceMemory, span: span{p, p + n}, context: c, mem: mem}
+	res.object = m.track(KindDeviceMemory, p, n, c)
+	m.resident.insert(p, p+n, res)
+	return res, driver.Success
+}
+
+// allocated finds the allocation that starts at p.
+func (m *Machine) allocated(p driver.Ptr) *resident {
+	r, ok := m.resident.find(uint64(p))
+	if !ok || r.lo != uint64(p) || r.v.kind != KindDeviceMemory {
+		return nil
+	}
+	return r.v
+}
+
+func (a *api) MemAlloc(c driver.Context, n uint64) (driver.Ptr, driver.Result) {
+	ctx, r := a.enterContext(driver.CallMemAlloc, c)
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	res, r := ctx.allocate(n)
+	if r != driver.Success {
+		return 0, r
+	}
+	return driver.Ptr(res.lo), driver.Success
+}
+
+// MemFree waits for all work of the context that owns the memory, and lets
+// nobody submit more to it meanwhile.
+func (a *api) MemFree(c driver.Context, p driver.Ptr) driver.Result {
+	if r := a.enter(driver.CallMemFree); r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	m := a.m
+	if _, r := m.resolve(c); r == driver.InvalidContext {
+		return r
+	}
+	res := m.allocated(p)
+	if res == nil {
+		return driver.InvalidValue
+	}
+	ctx := res.context
+	ctx.drainAlone()
+	if m.closed {
+		return driver.Deinitialized
+	}
+	if m.allocated(p) != res {
+		return driver.InvalidValue // somebody else freed it meanwhile
+	}
+	m.untrack(res.object)
+	m.evict(res)
+	return ctx.lost
+}
+
+func (a *api) MemGetInfo(c driver.Context) (free, total uint64, r driver.Result) {
+	ctx, r := a.enterContext(driver.CallMemGetInfo, c)
+	if r != driver.Success {
+		return 0, 0, r
+	}
+	defer a.leave()
+	a.m.settle()
+	p := ctx.device.pool
+	return p.limit - p.used, p.limit, driver.Success
+}
+
+// PointerGetAttribute answers for addresses with memory behind them. Of an
+// address that is reserved and not mapped it only says that.
+func (a *api) PointerGetAttribute(c driver.Context, attr driver.PointerAttribute, p driver.Ptr) (uint64, driver.Result) {
+	if _, r := a.enterContext(driver.CallPointerGetAttribute, c); r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	found, ok := a.m.resident.find(uint64(p))
+	if !ok {
+		if _, reserved := a.m.reserved.find(uint64(p)); reserved && attr == driver.PointerMapped {
+			return 0, driver.Success
+		}
+		return 0, driver.InvalidValue
+	}
+	const onHost, onDevice = 1, 2
+	r := found.v
+	switch attr {
+	case driver.PointerContext:
+		if r.context == nil {
+			return 0, driver.Success
+		}
+		return uint64(r.context.handle), driver.Success
+	case driver.PointerMemoryType:
+		if r.mem == nil || r.mem.onHost() {
+			return onHost, driver.Success
+		}
+		return onDevice, driver.Success
+	case driver.PointerIsManaged:
+		return 0, driver.Success
+	case driver.PointerDeviceOrdinal:
+		switch {
+		case r.mem != nil && !r.mem.onHost():
+			return uint64(r.mem.prop.Location.ID), driver.Success
+		case r.context != nil:
+			return uint64(r.context.device.ordinal), driver.Success
+		}
+		return 0, driver.Success
+	case driver.PointerRangeStart:
+		return r.lo, driver.Success
+	case driver.PointerRangeSize:
+		return r.size(), driver.Success
+	case driver.PointerMapped:
+		return 1, driver.Success
+	}
+	return 0, driver.InvalidValue
+}

@@ -1,0 +1,287 @@
+package sim
+
+import (
+	"slices"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
+)
+
+// gpuContext is a CUDA context. Streams, events, allocated memory and modules
+// belong to one; virtual memory belongs to none.
+type gpuContext struct {
+	m       *Machine
+	handle  driver.Context
+	device  *device
+	object  *object
+	legacy  *stream
+	streams []*stream // with work or a handle, legacy first, oldest first
+	// lost is what destroyed the context, which every later call answers, and
+	// culprit says it in words.
+	lost    driver.Result
+	culprit string
+	// stalls counts the calls that wait for all of the context's work and let
+	// nobody submit more meanwhile.
+	stalls int
+	gone   bool
+}
+
+// thread is what belongs to an operating system thread.
+type thread struct {
+	current driver.Context
+	mode    driver.CaptureMode
+}
+
+// Handles are numbers that no machine of the process uses twice, so that a
+// stale one is always noticed.
+var lastHandle atomic.Uint64
+
+func newHandle() uint64 { return 0x7ec0_0000_0000 + 16*lastHandle.Add(1) }
+
+// thread is the state of the calling thread.
+func (m *Machine) thread() thread {
+	if t := m.threads[osmem.ThreadID()]; t != nil {
+		return *t
+	}
+	return thread{}
+}
+
+// setThread keeps no state for threads that are as they began: numbers of
+// threads are used again.
+func (m *Machine) setThread(t thread) {
+	if t == (thread{}) {
+		delete(m.threads, osmem.ThreadID())
+		return
+	}
+	m.threads[osmem.ThreadID()] = &t
+}
+
+// resolve finds the context of a call: the one that is named, or the calling
+// thread's. A lost one is returned beside what destroyed it.
+func (m *Machine) resolve(c driver.Context) (*gpuContext, driver.Result) {
+	if c == 0 {
+		c = m.thread().current
+	}
+	ctx := m.contexts[c]
+	if ctx == nil {
+		return nil, driver.InvalidContext
+	}
+	return ctx, ctx.lost
+}
+
+// enterContext is enter for a call that needs a context in good order.
+func (a *api) enterContext(call driver.Call, c driver.Context) (*gpuContext, driver.Result) {
+	if r := a.enter(call); r != driver.Success {
+		return nil, r
+	}
+	ctx, r := a.m.resolve(c)
+	if r != driver.Success {
+		a.leave()
+		return nil, r
+	}
+	return ctx, driver.Success
+}
+
+func (m *Machine) newContext(d *device) (*gpuContext, driver.Result) {
+	if !m.charge(d.pool, d.options.ContextMemory) {
+		return nil, driver.OutOfMemory
+	}
+	c := &gpuContext{m: m, handle: driver.Context(newHandle()), device: d}
+	c.object = m.track(KindContext, uint64(c.handle), 0, nil)
+	c.legacy = &stream{m: m, context: c, id: m.nextStreamID()}
+	c.streams = []*stream{c.legacy}
+	m.contexts[c.handle] = c
+	return c, driver.Success
+}
+
+// destroy waits for the context's work and takes all that belongs to it along.
+func (c *gpuContext) destroy() {
+	m := c.m
+	c.gone = true
+	c.drain()
+	for _, s := range m.streams {
+		if s.context == c {
+			s.endCapture()
+			m.orphan(s.object)
+			delete(m.streams, s.handle)
+		}
+	}
+	for _, e := range m.events {
+		if e.context == c {
+			m.orphan(e.object)
+			delete(m.events, e.handle)
+		}
+	}
+	for _, mod := range m.modules {
+		if mod.context == c {
+			m.orphan(mod.object)
+			m.dropModule(mod)
+		}
+	}
+	var owned []*resident
+	for r := range m.resident.all() {
+		if r.v.context == c {
+			owned = append(owned, r.v)
+		}
+	}
+	for _, r := range owned {
+		m.orphan(r.object)
+		m.evict(r)
+	}
+	delete(m.contexts, c.handle)
+	m.untrack(c.object)
+	c.device.pool.used -= c.device.options.ContextMemory
+}
+
+// drain waits until no stream of the context has work. Unless the context is
+// lost: then there is none.
+func (c *gpuContext) drain() {
+	for c.m.alive() {
+		busy := false
+		for _, s := range c.streams {
+			if s.tail != nil {
+				busy = true
+				c.m.await(s.tail)
+				break // the list may have changed
+			}
+		}
+		if !busy {
+			return
+		}
+	}
+}
+
+// drainAlone is drain for the calls that, on the real driver, keep everybody
+// else from submitting to the context while they wait.
+func (c *gpuContext) drainAlone() {
+	c.stalls++
+	c.drain()
+	c.stalls--
+	c.m.changed.Broadcast()
+}
+
+// lose marks the context as destroyed by an error: its work is dropped, and
+// every later call fails.
+func (c *gpuContext) lose(f fault) {
+	if c.lost != driver.Success {
+		return
+	}
+	c.lost, c.culprit = f.result, f.text
+	c.m.note("%s", f.text)
+	for _, s := range slices.Clone(c.streams) {
+		s.discard()
+	}
+	c.m.changed.Broadcast()
+}
+
+func (a *api) DevicePrimaryCtxRetain(d driver.Device) (driver.Context, driver.Result) {
+	dev, r := a.enterDevice(driver.CallDevicePrimaryCtxRetain, d)
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	if dev.primary == nil {
+		c, r := a.m.newContext(dev)
+		if r != driver.Success {
+			return 0, r
+		}
+		c.object.note = "primary context"
+		dev.primary = c
+	}
+	dev.retained++
+	return dev.primary.handle, driver.Success
+}
+
+func (a *api) DevicePrimaryCtxRelease(d driver.Device) driver.Result {
+	dev, r := a.enterDevice(driver.CallDevicePrimaryCtxRelease, d)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	if dev.retained == 0 {
+		return driver.InvalidContext
+	}
+	if dev.retained--; dev.retained == 0 {
+		c := dev.primary
+		dev.primary = nil
+		c.destroy()
+	}
+	return driver.Success
+}
+
+func (a *api) DevicePrimaryCtxGetState(d driver.Device) (uint32, bool, driver.Result) {
+	dev, r := a.enterDevice(driver.CallDevicePrimaryCtxGetState, d)
+	if r != driver.Success {
+		return 0, false, r
+	}
+	defer a.leave()
+	return 0, dev.primary != nil, driver.Success
+}
+
+func (a *api) CtxCreate(flags uint32, d driver.Device) (driver.Context, driver.Result) {
+	dev, r := a.enterDevice(driver.CallCtxCreate, d)
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	c, r := a.m.newContext(dev)
+	if r != driver.Success {
+		return 0, r
+	}
+	return c.handle, driver.Success
+}
+
+func (a *api) CtxDestroy(h driver.Context) driver.Result {
+	if r := a.enter(driver.CallCtxDestroy); r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	c := a.m.contexts[h]
+	if c == nil || c.gone || c == c.device.primary {
+		return driver.InvalidContext
+	}
+	c.destroy()
+	return driver.Success
+}
+
+func (a *api) CtxGetCurrent() (driver.Context, driver.Result) {
+	if r := a.enter(driver.CallCtxGetCurrent); r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	return a.m.thread().current, driver.Success
+}
+
+func (a *api) CtxSetCurrent(h driver.Context) driver.Result {
+	if r := a.enter(driver.CallCtxSetCurrent); r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	if h != 0 && a.m.contexts[h] == nil {
+		return driver.InvalidContext
+	}
+	t := a.m.thread()
+	t.current = h
+	a.m.setThread(t)
+	return driver.Success
+}
+
+func (a *api) CtxGetDevice(h driver.Context) (driver.Device, driver.Result) {
+	c, r := a.enterContext(driver.CallCtxGetDevice, h)
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	return driver.Device(c.device.ordinal), driver.Success
+}
+
+func (a *api) CtxSynchronize(h driver.Context) driver.Result {
+	c, r := a.enterContext(driver.CallCtxSynchronize, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	c.drain()
+	return a.m.outcome(c)
+}

@@ -1,0 +1,214 @@
+package sim
+
+import (
+	"bytes"
+	"encoding/binary"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// copyTask copies n bytes when it is done, at whatever the addresses then mean.
+func (m *Machine) copyTask(call driver.Call, dst, src place, n uint64) task {
+	return task{call: call, run: func(c *gpuContext) *fault {
+		to, f := m.pin(c, call, dst, n, driver.AccessReadWrite)
+		if f != nil {
+			return f
+		}
+		defer to.release()
+		from, f := m.pin(c, call, src, n, driver.AccessRead)
+		if f != nil {
+			return f
+		}
+		defer from.release()
+		copyRuns(to.runs, from.runs)
+		return nil
+	}}
+}
+
+// copyRuns copies between two lists of pieces of the same total length.
+func copyRuns(to, from [][]byte) {
+	for len(to) > 0 && len(from) > 0 {
+		n := copy(to[0], from[0])
+		if to[0] = to[0][n:]; len(to[0]) == 0 {
+			to = to[1:]
+		}
+		if from[0] = from[0][n:]; len(from[0]) == 0 {
+			from = from[1:]
+		}
+	}
+}
+
+// fillTask repeats a pattern over n bytes, which are a multiple of its length.
+func (m *Machine) fillTask(call driver.Call, dst place, pattern []byte, n uint64) task {
+	return task{call: call, run: func(c *gpuContext) *fault {
+		to, f := m.pin(c, call, dst, n, driver.AccessReadWrite)
+		if f != nil {
+			return f
+		}
+		defer to.release()
+		// Pieces are whole pages or whole words, so no pattern is cut.
+		for _, b := range to.runs {
+			done := copy(b, pattern)
+			for done < len(b) {
+				done += copy(b[done:], b[:done])
+			}
+		}
+		return nil
+	}}
+}
+
+func (a *api) MemcpyHtoDAsync(c driver.Context, dst driver.Ptr, src unsafe.Pointer, n uint64, h driver.Stream) driver.Result {
+	s, r := a.enterStream(driver.CallMemcpyHtoDAsync, c, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	return s.copyFromHost(driver.CallMemcpyHtoDAsync, dst, src, n)
+}
+
+func (a *api) MemcpyDtoHAsync(c driver.Context, dst unsafe.Pointer, src driver.Ptr, n uint64, h driver.Stream) driver.Result {
+	s, r := a.enterStream(driver.CallMemcpyDtoHAsync, c, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	return s.copyToHost(driver.CallMemcpyDtoHAsync, dst, src, n)
+}
+
+func (a *api) MemcpyDtoDAsync(c driver.Context, dst, src driver.Ptr, n uint64, h driver.Stream) driver.Result {
+	s, r := a.enterStream(driver.CallMemcpyDtoDAsync, c, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	return s.copyDevice(driver.CallMemcpyDtoDAsync, dst, src, n)
+}
+
+func (a *api) MemsetD8Async(c driver.Context, dst driver.Ptr, v uint8, n uint64, h driver.Stream) driver.Result {
+	s, r := a.enterStream(driver.CallMemsetD8Async, c, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	return s.fill(driver.CallMemsetD8Async, dst, []byte{v}, n)
+}
+
+func (a *api) MemsetD32Async(c driver.Context, dst driver.Ptr, v uint32, words uint64, h driver.Stream) driver.Result {
+	s, r := a.enterStream(driver.CallMemsetD32Async, c, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	if dst%4 != 0 || words > ^uint64(0)/4 {
+		return driver.InvalidValue
+	}
+	return s.fill(driver.CallMemsetD32Async, dst, binary.NativeEndian.AppendUint32(nil, v), 4*words)
+}
+
+// The synchronous calls work on the legacy stream. Copies to pageable host
+// memory and pinned copies wait until they have landed; the others need not,
+// and do not.
+
+func (a *api) MemcpyHtoD(c driver.Context, dst driver.Ptr, src unsafe.Pointer, n uint64) driver.Result {
+	s, r := a.enterStream(driver.CallMemcpyHtoD, c, driver.StreamLegacy)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	_, pageable := a.m.hostPlace(src, n)
+	r = s.copyFromHost(driver.CallMemcpyHtoD, dst, src, n)
+	if r != driver.Success || pageable {
+		return r
+	}
+	a.m.await(s.tail)
+	return a.m.outcome(s.context)
+}
+
+func (a *api) MemcpyDtoH(c driver.Context, dst unsafe.Pointer, src driver.Ptr, n uint64) driver.Result {
+	s, r := a.enterStream(driver.CallMemcpyDtoH, c, driver.StreamLegacy)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	if r := s.copyToHost(driver.CallMemcpyDtoH, dst, src, n); r != driver.Success {
+		return r
+	}
+	a.m.await(s.tail)
+	return a.m.outcome(s.context)
+}
+
+func (a *api) MemcpyDtoD(c driver.Context, dst, src driver.Ptr, n uint64) driver.Result {
+	s, r := a.enterStream(driver.CallMemcpyDtoD, c, driver.StreamLegacy)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	return s.copyDevice(driver.CallMemcpyDtoD, dst, src, n)
+}
+
+func (a *api) MemsetD8(c driver.Context, dst driver.Ptr, v uint8, n uint64) driver.Result {
+	s, r := a.enterStream(driver.CallMemsetD8, c, driver.StreamLegacy)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	return s.fill(driver.CallMemsetD8, dst, []byte{v}, n)
+}
+
+// copyFromHost reads pageable memory before it answers, and memory that the
+// driver knows when the work is done.
+func (s *stream) copyFromHost(call driver.Call, dst driver.Ptr, src unsafe.Pointer, n uint64) driver.Result {
+	switch {
+	case n == 0:
+		return driver.Success
+	case src == nil || !s.m.covered(uint64(dst), n):
+		return driver.InvalidValue
+	}
+	from, pageable := s.m.hostPlace(src, n)
+	if pageable && s.joined == nil {
+		from.bytes = bytes.Clone(from.bytes)
+	}
+	_, r := s.submit(s.m.copyTask(call, place{addr: uint64(dst)}, from, n))
+	return r
+}
+
+// copyToHost answers after a copy to pageable memory has landed, and at once
+// for memory that the driver knows.
+func (s *stream) copyToHost(call driver.Call, dst unsafe.Pointer, src driver.Ptr, n uint64) driver.Result {
+	switch {
+	case n == 0:
+		return driver.Success
+	case dst == nil || !s.m.covered(uint64(src), n):
+		return driver.InvalidValue
+	}
+	to, pageable := s.m.hostPlace(dst, n)
+	o, r := s.submit(s.m.copyTask(call, to, place{addr: uint64(src)}, n))
+	if r != driver.Success || o == nil || !pageable {
+		return r
+	}
+	s.m.await(o)
+	return s.m.outcome(s.context)
+}
+
+func (s *stream) copyDevice(call driver.Call, dst, src driver.Ptr, n uint64) driver.Result {
+	switch {
+	case n == 0:
+		return driver.Success
+	case !s.m.covered(uint64(dst), n) || !s.m.covered(uint64(src), n):
+		return driver.InvalidValue
+	}
+	_, r := s.submit(s.m.copyTask(call, place{addr: uint64(dst)}, place{addr: uint64(src)}, n))
+	return r
+}
+
+func (s *stream) fill(call driver.Call, dst driver.Ptr, pattern []byte, n uint64) driver.Result {
+	switch {
+	case n == 0:
+		return driver.Success
+	case !s.m.covered(uint64(dst), n):
+		return driver.InvalidValue
+	}
+	_, r := s.submit(s.m.fillTask(call, place{addr: uint64(dst)}, pattern, n))
+	return r
+}

@@ -1,0 +1,146 @@
+package sim
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+type device struct {
+	ordinal    int
+	options    DeviceOptions
+	uuid       driver.UUID
+	pool       *pool
+	attributes map[driver.DeviceAttribute]int32
+	primary    *gpuContext
+	retained   int // how often the primary context was
+}
+
+// The attributes of the device on which the driver was measured.
+var defaultAttributes = map[driver.DeviceAttribute]int32{
+	driver.AttrMultiprocessorCount: 132, driver.AttrIntegrated: 0,
+	driver.AttrPCIDeviceID: 0, driver.AttrPCIDomainID: 0, driver.AttrUnifiedAddressing: 1,
+	driver.AttrComputeMajor: 9, driver.AttrComputeMinor: 0,
+	driver.AttrManagedMemory: 1, driver.AttrPageableMemoryAccess: 0,
+	driver.AttrConcurrentManagedAccess: 1, driver.AttrStreamMemOps64: 1,
+	driver.AttrDirectManagedFromHost: 0, driver.AttrVirtualMemoryManagement: 1,
+	driver.AttrHandlePosixFD: 1, driver.AttrGenericCompression: 1, driver.AttrRDMAWithVMM: 1,
+	driver.AttrMemoryPools: 1, driver.AttrRDMA: 1, driver.AttrDMABuf: 1,
+	driver.AttrHandleFabric: 1, driver.AttrMulticast: 0, driver.AttrHostNUMAID: 0,
+	driver.AttrHostNUMAVirtualMemory: 1, driver.AttrHostVirtualMemory: 1,
+}
+
+func newDevice(ordinal int, o DeviceOptions) *device {
+	d := &device{ordinal: ordinal, options: o, uuid: o.UUID, pool: newPool(o.Memory, false)}
+	d.attributes = maps.Clone(defaultAttributes)
+	d.attributes[driver.AttrPCIBusID] = int32(ordinal + 1)
+	for a, v := range o.Attributes {
+		d.attributes[driver.DeviceAttribute(a)] = int32(v)
+	}
+	return d
+}
+
+// reaches reports whether the device can be given access to memory of another.
+func (d *device) reaches(peer *device) bool {
+	return d != peer && !slices.Contains(d.options.Unreachable, peer.ordinal)
+}
+
+func (m *Machine) device(d driver.Device) *device {
+	if d < 0 || int(d) >= len(m.devices) {
+		return nil
+	}
+	return m.devices[d]
+}
+
+func (m *Machine) deviceByUUID(u driver.UUID) *device {
+	for _, d := range m.devices {
+		if d.uuid == u {
+			return d
+		}
+	}
+	return nil
+}
+
+func (a *api) DeviceGetCount() (int32, driver.Result) {
+	if r := a.enter(driver.CallDeviceGetCount); r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	return int32(len(a.m.devices)), driver.Success
+}
+
+func (a *api) DeviceGet(ordinal int32) (driver.Device, driver.Result) {
+	d, r := a.enterDevice(driver.CallDeviceGet, driver.Device(ordinal))
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	return driver.Device(d.ordinal), driver.Success
+}
+
+func (a *api) DeviceGetName(d driver.Device) (string, driver.Result) {
+	dev, r := a.enterDevice(driver.CallDeviceGetName, d)
+	if r != driver.Success {
+		return "", r
+	}
+	defer a.leave()
+	return dev.options.Name, driver.Success
+}
+
+func (a *api) DeviceGetUUID(d driver.Device) (driver.UUID, driver.Result) {
+	dev, r := a.enterDevice(driver.CallDeviceGetUUID, d)
+	if r != driver.Success {
+		return driver.UUID{}, r
+	}
+	defer a.leave()
+	return dev.uuid, driver.Success
+}
+
+func (a *api) DeviceTotalMem(d driver.Device) (uint64, driver.Result) {
+	dev, r := a.enterDevice(driver.CallDeviceTotalMem, d)
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	return dev.pool.limit, driver.Success
+}
+
+func (a *api) DeviceGetAttribute(attr driver.DeviceAttribute, d driver.Device) (int32, driver.Result) {
+	dev, r := a.enterDevice(driver.CallDeviceGetAttribute, d)
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	v, ok := dev.attributes[attr]
+	if !ok {
+		return 0, driver.InvalidValue
+	}
+	return v, driver.Success
+}
+
+func (a *api) DeviceCanAccessPeer(d, peer driver.Device) (bool, driver.Result) {
+	dev, r := a.enterDevice(driver.CallDeviceCanAccessPeer, d)
+	if r != driver.Success {
+		return false, r
+	}
+	defer a.leave()
+	other := a.m.device(peer)
+	if other == nil {
+		return false, driver.InvalidDevice
+	}
+	return dev.reaches(other), driver.Success
+}
+
+// enterDevice is enter for a call on a device.
+func (a *api) enterDevice(c driver.Call, d driver.Device) (*device, driver.Result) {
+	if r := a.enter(c); r != driver.Success {
+		return nil, r
+	}
+	dev := a.m.device(d)
+	if dev == nil {
+		a.leave()
+		return nil, driver.InvalidDevice
+	}
+	return dev, driver.Success
+}

@@ -1,0 +1,170 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Fault makes driver calls fail, or take time. The order is: skip After calls,
+// then apply to Times calls.
+type Fault struct {
+	// Call is the entry point's name, as in Calls; "" means every call.
+	Call string
+	// After is how many calls pass before the fault applies.
+	After int
+	// Times is how many calls the fault applies to: 0 means one, a negative
+	// number all that follow.
+	Times int
+	// Result is what the call answers, as CUDA counts: 2 is out of memory. The
+	// call then has no effect. 0 lets the call proceed after the Delay.
+	Result int
+	// Delay is how long the call takes.
+	Delay time.Duration
+	// Parts, if positive, lets a call over several mappings (cuMemSetAccess,
+	// cuMemUnmap) do its work on so many of them, less one, before it answers
+	// Result: 1 fails after none, 3 after two. If there are fewer, the call
+	// does all its work and then answers Result.
+	Parts int
+}
+
+// faults counts the calls and holds the faults that wait for them.
+type faults struct {
+	mu       sync.Mutex
+	counts   [driver.CallCount]int
+	pending  []*pendingFault
+	observer func(call string)
+}
+
+type pendingFault struct {
+	Fault
+	call        driver.Call // ignored if every call is meant
+	skip, times int
+}
+
+// cut is what an injected fault does to a call over several mappings: it lets
+// it come so far, and then answers result.
+type cut struct {
+	after  int
+	result driver.Result
+}
+
+// count counts a call and returns the fault that applies to it.
+func (f *faults) count(c driver.Call) (fault Fault, stop *cut) {
+	f.mu.Lock()
+	f.counts[c]++
+	for i, p := range f.pending {
+		if p.Call != "" && p.call != c {
+			continue
+		}
+		if p.skip > 0 {
+			p.skip--
+			continue
+		}
+		fault = p.Fault
+		if p.times > 0 {
+			if p.times--; p.times == 0 {
+				f.pending = slices.Delete(f.pending, i, i+1)
+			}
+		}
+		break
+	}
+	observer := f.observer
+	f.mu.Unlock()
+	if observer != nil {
+		observer(c.String())
+	}
+	if fault.Result != 0 && fault.Parts > 0 {
+		stop = &cut{fault.Parts - 1, driver.Result(fault.Result)}
+	}
+	return fault, stop
+}
+
+// Inject adds a fault. Of several that apply to a call the first that was
+// added does; each skips calls on its own account. An unknown call name
+// panics. The returned function takes the fault away again.
+func (m *Machine) Inject(f Fault) (remove func()) {
+	p := &pendingFault{Fault: f, skip: f.After, times: f.Times}
+	if f.Times == 0 {
+		p.times = 1
+	}
+	if f.Call != "" {
+		c, ok := driver.CallByName(f.Call)
+		if !ok {
+			panic(fmt.Sprintf("sim: Inject: there is no driver call %q; Calls lists them", f.Call))
+		}
+		p.call = c
+	}
+	if f.Parts > 0 && f.Call != driver.CallMemSetAccess.String() && f.Call != driver.CallMemUnmap.String() {
+		panic(fmt.Sprintf("sim: Inject: Parts is for %v and %v, not for %q",
+			driver.CallMemSetAccess, driver.CallMemUnmap, f.Call))
+	}
+	m.faults.mu.Lock()
+	defer m.faults.mu.Unlock()
+	m.faults.pending = append(m.faults.pending, p)
+	return func() {
+		m.faults.mu.Lock()
+		defer m.faults.mu.Unlock()
+		m.faults.pending = slices.DeleteFunc(m.faults.pending, func(q *pendingFault) bool { return q == p })
+	}
+}
+
+// ClearFaults takes all faults away.
+func (m *Machine) ClearFaults() {
+	m.faults.mu.Lock()
+	defer m.faults.mu.Unlock()
+	m.faults.pending = nil
+}
+
+// OnCall has f called at the beginning of every driver call, with the entry
+// point's name, from whatever goroutine made it. f may call the driver's other
+// entry points, but sees those calls too. nil ends it.
+func (m *Machine) OnCall(f func(call string)) {
+	m.faults.mu.Lock()
+	defer m.faults.mu.Unlock()
+	m.faults.observer = f
+}
+
+// Count is how often a driver call was made, failed ones included.
+func (m *Machine) Count(call string) int {
+	c, ok := driver.CallByName(call)
+	if !ok {
+		panic(fmt.Sprintf("sim: Count: there is no driver call %q; Calls lists them", call))
+	}
+	m.faults.mu.Lock()
+	defer m.faults.mu.Unlock()
+	return m.faults.counts[c]
+}
+
+// Counts tells how often each driver call was made, failed ones included.
+// Calls that were never made are not in it.
+func (m *Machine) Counts() map[string]int {
+	m.faults.mu.Lock()
+	defer m.faults.mu.Unlock()
+	counts := map[string]int{}
+	for c, n := range m.faults.counts {
+		if n > 0 {
+			counts[driver.Call(c).String()] = n
+		}
+	}
+	return counts
+}
+
+// ResetCounts starts counting anew.
+func (m *Machine) ResetCounts() {
+	m.faults.mu.Lock()
+	defer m.faults.mu.Unlock()
+	m.faults.counts = [driver.CallCount]int{}
+}
+
+// Calls lists the driver calls by name: "cuMemCreate".
+func Calls() []string {
+	names := make([]string, driver.CallCount)
+	for c := range names {
+		names[c] = driver.Call(c).String()
+	}
+	return names
+}

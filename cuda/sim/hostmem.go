@@ -1,0 +1,118 @@
+package sim
+
+import (
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
+)
+
+// adopt makes host memory known to the device.
+func (c *gpuContext) adopt(kind string, b []byte) (*resident, bool) {
+	lo := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+	r := &resident{m: c.m, kind: kind, span: span{lo, lo + uint64(len(b))}, context: c, host: b}
+	if !c.m.resident.insert(r.lo, r.hi, r) {
+		return nil, false
+	}
+	r.object = c.m.track(kind, lo, uint64(len(b)), c)
+	return r, true
+}
+
+// hostRange finds the host memory of a kind that starts at p.
+func (m *Machine) hostRange(kind string, p unsafe.Pointer) *resident {
+	r, ok := m.resident.find(uint64(uintptr(p)))
+	if !ok || r.lo != uint64(uintptr(p)) || r.v.kind != kind {
+		return nil
+	}
+	return r.v
+}
+
+func (a *api) MemHostAlloc(c driver.Context, n uint64, flags driver.HostAllocFlags) (unsafe.Pointer, driver.Result) {
+	ctx, r := a.enterContext(driver.CallMemHostAlloc, c)
+	if r != driver.Success {
+		return nil, r
+	}
+	defer a.leave()
+	const writeCombined = 4
+	if n == 0 || flags&^(driver.HostAllocPortable|driver.HostAllocDeviceMap|writeCombined) != 0 {
+		return nil, driver.InvalidValue
+	}
+	m, size := a.m, roundUp(n, osmem.PageSize())
+	if size < n || !m.charge(m.host, size) {
+		return nil, driver.OutOfMemory
+	}
+	b, err := osmem.Alloc(n)
+	if err != nil {
+		m.host.used -= size
+		m.note("pinned memory: %v", err)
+		return nil, driver.OutOfMemory
+	}
+	if _, ok := ctx.adopt(KindHostMemory, b); !ok {
+		panic("sim: the system gave the same memory twice")
+	}
+	return unsafe.Pointer(unsafe.SliceData(b)), driver.Success
+}
+
+func (a *api) MemFreeHost(c driver.Context, p unsafe.Pointer) driver.Result {
+	return a.dropHost(driver.CallMemFreeHost, c, KindHostMemory, p, driver.InvalidValue)
+}
+
+func (a *api) MemHostUnregister(c driver.Context, p unsafe.Pointer) driver.Result {
+	return a.dropHost(driver.CallMemHostUnregister, c, KindRegistration, p, driver.HostNotRegistered)
+}
+
+// dropHost waits for all work of the context that owns the memory, and lets
+// nobody submit more to it meanwhile.
+func (a *api) dropHost(call driver.Call, c driver.Context, kind string, p unsafe.Pointer, absent driver.Result) driver.Result {
+	if r := a.enter(call); r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	m := a.m
+	if _, r := m.resolve(c); r == driver.InvalidContext {
+		return r
+	}
+	r := m.hostRange(kind, p)
+	if r == nil {
+		return absent
+	}
+	r.context.drainAlone()
+	if m.closed {
+		return driver.Deinitialized
+	}
+	if m.hostRange(kind, p) != r {
+		return absent // somebody else did it meanwhile
+	}
+	m.untrack(r.object)
+	m.evict(r)
+	return r.context.lost
+}
+
+func (a *api) MemHostRegister(c driver.Context, p unsafe.Pointer, n uint64, flags driver.HostRegisterFlags) driver.Result {
+	ctx, r := a.enterContext(driver.CallMemHostRegister, c)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	if p == nil || n == 0 || flags&^(driver.HostRegisterPortable|driver.HostRegisterDeviceMap) != 0 {
+		return driver.InvalidValue
+	}
+	if _, ok := ctx.adopt(KindRegistration, unsafe.Slice((*byte)(p), n)); !ok {
+		return driver.HostRegistered
+	}
+	return driver.Success
+}
+
+// MemHostGetDevicePointer answers the host address itself: addresses are
+// unified.
+func (a *api) MemHostGetDevicePointer(c driver.Context, p unsafe.Pointer) (driver.Ptr, driver.Result) {
+	if _, r := a.enterContext(driver.CallMemHostGetDevicePointer, c); r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	r, ok := a.m.resident.find(uint64(uintptr(p)))
+	if !ok || r.v.host == nil {
+		return 0, driver.InvalidValue
+	}
+	return driver.Ptr(uintptr(p)), driver.Success
+}

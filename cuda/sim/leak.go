@@ -1,0 +1,136 @@
+package sim
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+)
+
+// The kinds of objects that a machine holds.
+const (
+	KindContext      = "context"
+	KindStream       = "stream"
+	KindEvent        = "event"
+	KindReservation  = "reservation"
+	KindAllocation   = "allocation"
+	KindMapping      = "mapping"
+	KindDeviceMemory = "device memory"
+	KindHostMemory   = "host memory"
+	KindRegistration = "registered host memory"
+	KindModule       = "module"
+	KindGraph        = "graph"
+	KindGraphExec    = "executable graph"
+)
+
+// Leak is an object that was created and never destroyed.
+type Leak struct {
+	// Kind is one of the Kind constants.
+	Kind string
+	// Address is the object's address, or its handle.
+	Address uint64
+	// Size is its size in bytes, where it has one.
+	Size uint64
+	// Note says what else is to be known about it.
+	Note string
+	// Stack is where it was created, as many lines of function, file and line.
+	Stack string
+}
+
+func (l Leak) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %#x", l.Kind, l.Address)
+	if l.Size > 0 {
+		fmt.Fprintf(&b, " of %d bytes", l.Size)
+	}
+	if l.Note != "" {
+		fmt.Fprintf(&b, " (%s)", l.Note)
+	}
+	fmt.Fprintf(&b, ", created at:\n%s", l.Stack)
+	return b.String()
+}
+
+// object is what the leak report knows of anything created.
+type object struct {
+	kind    string
+	address uint64
+	size    uint64
+	note    string
+	order   uint64
+	context *gpuContext // that it dies with; nil if none
+	stack   [24]uintptr
+}
+
+var created atomic.Uint64
+
+// track begins the life of an object.
+func (m *Machine) track(kind string, address, size uint64, c *gpuContext) *object {
+	o := &object{kind: kind, address: address, size: size, order: created.Add(1), context: c}
+	runtime.Callers(3, o.stack[:])
+	m.objects[o] = struct{}{}
+	return o
+}
+
+// untrack ends it.
+func (m *Machine) untrack(o *object) { delete(m.objects, o) }
+
+// orphan ends it because its context was destroyed. It counts as leaked all the
+// same: the program lost sight of it.
+func (m *Machine) orphan(o *object) {
+	m.untrack(o)
+	o.note = "destroyed with its context"
+	m.orphans = append(m.orphans, o)
+}
+
+// Live counts the objects that exist on the machine, by kind.
+func (m *Machine) Live() map[string]int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	counts := map[string]int{}
+	for o := range m.objects {
+		counts[o.kind]++
+	}
+	return counts
+}
+
+// Leaks lists what exists on the machine now, and what ceased to exist only
+// because its context was destroyed, oldest first. Objects of a context that
+// was lost to an error are not in it: nobody can destroy them in order.
+func (m *Machine) Leaks() []Leak {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.leaks()
+}
+
+func (m *Machine) leaks() []Leak {
+	left := slices.Clone(m.orphans)
+	for o := range m.objects {
+		left = append(left, o)
+	}
+	left = slices.DeleteFunc(left, func(o *object) bool { return o.context != nil && o.context.lost != 0 })
+	slices.SortFunc(left, func(a, b *object) int { return int(a.order) - int(b.order) })
+	var leaks []Leak
+	for _, o := range left {
+		leaks = append(leaks, Leak{o.kind, o.address, o.size, o.note, o.where()})
+	}
+	return leaks
+}
+
+func (o *object) where() string {
+	var b strings.Builder
+	n := slices.Index(o.stack[:], 0)
+	if n < 0 {
+		n = len(o.stack)
+	}
+	frames := runtime.CallersFrames(o.stack[:n])
+	for {
+		f, more := frames.Next()
+		if f.Function != "" {
+			fmt.Fprintf(&b, "\t%s\n\t\t%s:%d\n", f.Function, f.File, f.Line)
+		}
+		if !more {
+			return strings.TrimRight(b.String(), "\n")
+		}
+	}
+}

@@ -1,0 +1,261 @@
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
+)
+
+// Machine is a computer with software devices and a driver of its own. Several
+// machines in a process know nothing of each other, as if they were processes.
+// All methods are safe for concurrent use.
+type Machine struct {
+	name    string
+	options Options
+	library api
+	foreign api
+	devices []*device
+	host    *pool
+	faults  faults
+
+	// mu guards all that follows and everything reachable from it. Memory is
+	// copied, and kernels run, outside of it.
+	mu      sync.Mutex
+	changed *sync.Cond // work was done, a stall ended, the machine was closed
+
+	inited, closed bool
+	rng            *rand.Rand
+	reports        []string // what went wrong, in words
+	objects        map[*object]struct{}
+	orphans        []*object
+	freed          []span // addresses, latest last, if Options.ReuseAddresses
+
+	threads   map[int]*thread
+	contexts  map[driver.Context]*gpuContext
+	streams   map[driver.Stream]*stream
+	events    map[driver.Event]*event
+	handles   map[driver.MemHandle]*handle
+	shared    map[osmem.FileID]*memory
+	dmabufs   []dmabuf
+	reserved  intervals[*object] // reservations
+	resident  intervals[*resident]
+	engine    engine
+	captures  map[uint64]*capture
+	graphs    map[driver.Graph]*graph
+	execs     map[driver.GraphExec]*graphExec
+	modules   map[driver.Module]*module
+	functions map[driver.Function]*function
+}
+
+// api is the driver's interface to a machine: in the library's form, whose
+// calls run in the relaxed capture mode, or in the foreign form, whose calls
+// run in the mode of the calling thread.
+type api struct {
+	m       *Machine
+	foreign bool
+}
+
+var _ driver.Foreign = (*api)(nil)
+
+var machines atomic.Int64
+
+// New makes a machine. Close reports what was leaked on it.
+func New(options Options) (*Machine, error) {
+	options = options.withDefaults()
+	if err := options.check(); err != nil {
+		return nil, err
+	}
+	m := &Machine{
+		name:      fmt.Sprintf("sim-%d", machines.Add(1)),
+		options:   options,
+		rng:       rand.New(rand.NewPCG(options.Seed, 0x63757666)),
+		host:      newPool(options.HostMemory, true),
+		objects:   map[*object]struct{}{},
+		threads:   map[int]*thread{},
+		contexts:  map[driver.Context]*gpuContext{},
+		streams:   map[driver.Stream]*stream{},
+		events:    map[driver.Event]*event{},
+		handles:   map[driver.MemHandle]*handle{},
+		shared:    map[osmem.FileID]*memory{},
+		captures:  map[uint64]*capture{},
+		graphs:    map[driver.Graph]*graph{},
+		execs:     map[driver.GraphExec]*graphExec{},
+		modules:   map[driver.Module]*module{},
+		functions: map[driver.Function]*function{},
+	}
+	m.changed = sync.NewCond(&m.mu)
+	m.engine.init()
+	m.library = api{m, false}
+	m.foreign = api{m, true}
+	for i, d := range options.Devices {
+		m.devices = append(m.devices, newDevice(i, d))
+	}
+	return m, nil
+}
+
+// Driver is the machine as this library's rooms and their tests call it.
+func (m *Machine) Driver() driver.Driver { return &m.library }
+
+// Close stops the machine and frees its memory. Pending work is dropped. If
+// anything that was created on the machine is still there, the error lists it,
+// with the stacks of its creation. Objects of a context that was lost to an
+// error are not counted. A second Close does nothing.
+func (m *Machine) Close() error {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil
+	}
+	leaks := m.leaks()
+	m.closed = true
+	m.changed.Broadcast()
+	m.stopEngine()
+	m.dismantle()
+	m.mu.Unlock()
+	if len(leaks) == 0 {
+		return nil
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "sim: machine %s was closed with %d leaked objects; close each of them first:", m.name, len(leaks))
+	for _, l := range leaks {
+		fmt.Fprintf(&b, "\n%v", l)
+	}
+	return fmt.Errorf("%s", b.String())
+}
+
+// dismantle gives everything back to the system.
+func (m *Machine) dismantle() {
+	for r := range m.resident.all() {
+		r.v.dismantle()
+	}
+	for r := range m.reserved.all() {
+		space.put(span{r.lo, r.hi})
+	}
+	for _, mem := range m.shared {
+		mem.shared.Close()
+	}
+	for _, d := range m.dmabufs {
+		d.file.Close()
+	}
+	for _, p := range m.pools() {
+		p.close()
+	}
+}
+
+// Memory tells how many bytes of a device's memory are free, and how many
+// there are.
+func (m *Machine) Memory(device int) (free, total uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.settle()
+	p := m.devices[device].pool
+	return p.limit - p.used, p.limit
+}
+
+// Fault tells in words what destroyed a context, or "" while nothing did: which
+// operation touched which address, and why it could not.
+func (m *Machine) Fault() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.contexts {
+		if c.lost != driver.Success {
+			return c.culprit
+		}
+	}
+	return ""
+}
+
+// Log lists what the machine had to say beside result codes: why a descriptor
+// was not accepted, what destroyed a context.
+func (m *Machine) Log() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return append([]string(nil), m.reports...)
+}
+
+// note adds to the log, which keeps its first thousand entries.
+func (m *Machine) note(format string, args ...any) {
+	if len(m.reports) < 1000 {
+		m.reports = append(m.reports, fmt.Sprintf(format, args...))
+	}
+}
+
+func (m *Machine) pools() []*pool {
+	all := []*pool{m.host}
+	for _, d := range m.devices {
+		all = append(all, d.pool)
+	}
+	return all
+}
+
+// enter begins every call: it counts it, fails or delays it where a test wants
+// that, and applies the rules that hold for all calls. On Success the machine
+// is locked, until leave.
+func (a *api) enter(c driver.Call) driver.Result {
+	r, _ := a.enterRun(c)
+	return r
+}
+
+// enterRun is enter for a call over several mappings, which a test may cut
+// short.
+func (a *api) enterRun(c driver.Call) (driver.Result, *cut) {
+	m := a.m
+	fault, cut := m.faults.count(c)
+	if fault.Delay > 0 {
+		time.Sleep(fault.Delay)
+	}
+	if fault.Result != 0 && cut == nil {
+		return driver.Result(fault.Result), nil
+	}
+	m.mu.Lock()
+	r := driver.Success
+	switch {
+	case !a.Has(c):
+		r = driver.MissingEntryPoint
+	case m.closed:
+		r = driver.Deinitialized
+	case !m.inited && c != driver.CallInit && c != driver.CallDriverGetVersion:
+		r = driver.NotInitialized
+	default:
+		r = a.guardCaptures(c)
+	}
+	if r != driver.Success {
+		m.mu.Unlock()
+	}
+	return r, cut
+}
+
+func (a *api) leave() { a.m.mu.Unlock() }
+
+func (a *api) Describe() driver.Description {
+	return driver.Description{Software: true, Machine: a.m.name}
+}
+
+func (a *api) Has(c driver.Call) bool {
+	return c >= 0 && int(c) < driver.CallCount && int(c.Version()) <= a.m.options.DriverVersion
+}
+
+func (a *api) Foreign() driver.Foreign { return &a.m.foreign }
+
+func (a *api) Init() driver.Result {
+	if r := a.enter(driver.CallInit); r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	a.m.inited = true
+	return driver.Success
+}
+
+func (a *api) DriverGetVersion() (int32, driver.Result) {
+	if r := a.enter(driver.CallDriverGetVersion); r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	return int32(a.m.options.DriverVersion), driver.Success
+}

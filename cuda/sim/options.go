@@ -1,0 +1,131 @@
+package sim
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Options describes a machine. The zero value is one device with 16 GiB of
+// memory under a driver for CUDA 13.0.
+type Options struct {
+	// Devices are the machine's devices, by ordinal. None means one device
+	// with every default.
+	Devices []DeviceOptions
+	// HostMemory limits, in bytes, what host-located and pinned memory can take
+	// together. 0 means 64 GiB. Memory is only committed when it is touched.
+	HostMemory uint64
+	// DriverVersion is what the driver says it is, as CUDA counts: 12020 is
+	// 12.2. Entry points of later versions are missing. 0 means 13000.
+	DriverVersion int
+	// Seed decides the order in which work that no rule orders is run.
+	Seed uint64
+	// Poison makes fresh device memory read PoisonByte instead of zero: the
+	// driver promises neither. It commits all memory that is created.
+	Poison bool
+	// ReuseAddresses hands out addresses that were just freed at once, where
+	// they fit. Otherwise they are reused last.
+	ReuseAddresses bool
+}
+
+// DeviceOptions describes a device.
+type DeviceOptions struct {
+	// Name is the device's name; "" means "Software GPU".
+	Name string
+	// UUID identifies the device to other processes, which import memory only
+	// on a device of theirs with the same UUID. The zero value means one that
+	// depends on the ordinal alone, so that processes with the same options
+	// agree.
+	UUID [16]byte
+	// Memory is the size of its memory in bytes; 0 means 16 GiB. It is a
+	// limit: the system's memory is only committed when it is touched.
+	Memory uint64
+	// ContextMemory is what each context takes of it. A real device takes
+	// half a GiB; here the default is 0.
+	ContextMemory uint64
+	// Granularity is the unit in bytes of memory and of mappings, a power of
+	// two; 0 means 2 MiB.
+	Granularity uint64
+	// Unreachable lists the ordinals of the devices whose memory this one
+	// cannot reach. It reaches all others.
+	Unreachable []int
+	// Attributes overrides device attributes, by CUDA's number.
+	Attributes map[int]int
+}
+
+// OlderDriver describes a machine with one device under a driver of the given
+// version, as CUDA counts, which lacks all later entry points: 11020 is 11.2.
+func OlderDriver(version int) Options { return Options{DriverVersion: version} }
+
+// WithoutDescriptors describes a machine with one device that cannot share
+// memory by descriptor.
+func WithoutDescriptors() Options {
+	return Options{Devices: []DeviceOptions{{Attributes: map[int]int{int(driver.AttrHandlePosixFD): 0}}}}
+}
+
+// WithGranularity describes a machine with one device whose memory comes in
+// units of the given size.
+func WithGranularity(bytes uint64) Options {
+	return Options{Devices: []DeviceOptions{{Granularity: bytes}}}
+}
+
+func (o Options) withDefaults() Options {
+	if len(o.Devices) == 0 {
+		o.Devices = []DeviceOptions{{}}
+	}
+	o.Devices = append([]DeviceOptions(nil), o.Devices...)
+	for i := range o.Devices {
+		d := &o.Devices[i]
+		if d.Name == "" {
+			d.Name = "Software GPU"
+		}
+		if d.UUID == [16]byte{} {
+			copy(d.UUID[:], fmt.Sprintf("cuvmm-sim-gpu%03d", i))
+		}
+		if d.Memory == 0 {
+			d.Memory = 16 << 30
+		}
+		if d.Granularity == 0 {
+			d.Granularity = 2 << 20
+		}
+	}
+	if o.HostMemory == 0 {
+		o.HostMemory = 64 << 30
+	}
+	if o.DriverVersion == 0 {
+		o.DriverVersion = 13000
+	}
+	return o
+}
+
+func (o Options) check() error {
+	const memoryLimit = 1 << 40
+	if o.HostMemory > memoryLimit {
+		return fmt.Errorf("sim: Options.HostMemory is %d bytes; at most %d", o.HostMemory, uint64(memoryLimit))
+	}
+	seen := map[[16]byte]int{}
+	for i, d := range o.Devices {
+		switch {
+		case d.Granularity&(d.Granularity-1) != 0 || d.Granularity < minGranularity || d.Granularity > maxGranularity:
+			return fmt.Errorf("sim: device %d has Granularity %d; it must be a power of two from %d to %d",
+				i, d.Granularity, uint64(minGranularity), uint64(maxGranularity))
+		case d.Memory > memoryLimit:
+			return fmt.Errorf("sim: device %d has %d bytes of Memory; at most %d", i, d.Memory, uint64(memoryLimit))
+		}
+		if j, ok := seen[d.UUID]; ok {
+			return fmt.Errorf("sim: devices %d and %d have the same UUID %x; leave it out, or give each its own", j, i, d.UUID)
+		}
+		seen[d.UUID] = i
+		for _, peer := range d.Unreachable {
+			if peer < 0 || peer >= len(o.Devices) || peer == i {
+				return fmt.Errorf("sim: device %d lists device %d as Unreachable; that must be another of the %d devices", i, peer, len(o.Devices))
+			}
+		}
+	}
+	return nil
+}
+
+const (
+	minGranularity = 64 << 10
+	maxGranularity = 1 << 30
+)

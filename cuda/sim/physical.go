@@ -1,0 +1,224 @@
+package sim
+
+import (
+	"fmt"
+	"iter"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
+)
+
+// PoisonByte fills fresh memory of a machine with [Options.Poison].
+const PoisonByte = 0xdb
+
+// pool is the memory of one location: a device, or the host. Its limit is
+// exact; the system's memory is only taken when touched.
+type pool struct {
+	limit, used uint64
+	arena       *osmem.Arena // made at the first allocation
+	placeable   bool         // host memory: its pages can appear in the window
+	free        ranges
+	// lingering memory was given up here, but others still hold it.
+	lingering []*memory
+}
+
+func newPool(limit uint64, placeable bool) *pool {
+	limit = limit / osmem.PageSize() * osmem.PageSize()
+	p := &pool{limit: limit, placeable: placeable}
+	p.free.put(span{0, limit})
+	return p
+}
+
+// settle takes back the memory that others have given up by now.
+func (p *pool) settle() {
+	kept := p.lingering[:0]
+	for _, mem := range p.lingering {
+		if mem.shared.Held() {
+			kept = append(kept, mem)
+			continue
+		}
+		mem.machine.forgetShared(mem)
+		mem.shared.Close()
+		p.used -= mem.size
+	}
+	clear(p.lingering[len(kept):])
+	p.lingering = kept
+}
+
+// settle takes back what was held by descriptors that are closed by now.
+func (m *Machine) settle() {
+	kept := m.dmabufs[:0]
+	for _, d := range m.dmabufs {
+		if d.file.Held() {
+			kept = append(kept, d)
+			continue
+		}
+		d.close()
+	}
+	clear(m.dmabufs[len(kept):])
+	m.dmabufs = kept
+	for _, p := range m.pools() {
+		p.settle()
+	}
+}
+
+// charge counts n bytes of a pool as taken.
+func (m *Machine) charge(p *pool, n uint64) bool {
+	m.settle()
+	if n > p.limit-p.used {
+		return false
+	}
+	p.used += n
+	return true
+}
+
+func (p *pool) close() {
+	for _, mem := range p.lingering {
+		mem.shared.Close()
+	}
+	p.lingering = nil
+	if p.arena != nil {
+		p.arena.Close()
+		p.arena = nil
+	}
+}
+
+// memory is physical memory: pieces of its pool's arena at first, a memory
+// file from its first export on. It lives as long as anybody refers to it.
+type memory struct {
+	machine *Machine
+	pool    *pool // nil for memory of another process
+	size    uint64
+	prop    driver.AllocationProp
+	pieces  []span // while shared is nil
+	shared  *osmem.Shared
+	refs    int // handles, mappings, work in progress
+	busy    int // copies in progress, which must not see the bytes move
+}
+
+// newMemory takes size bytes, in whole pages, from a pool. They read zero, or
+// poison.
+func (m *Machine) newMemory(p *pool, size uint64, prop driver.AllocationProp) (*memory, driver.Result) {
+	size = (size + osmem.PageSize() - 1) / osmem.PageSize() * osmem.PageSize()
+	if !m.charge(p, size) {
+		return nil, driver.OutOfMemory
+	}
+	mem := &memory{machine: m, pool: p, size: size, prop: prop, refs: 1}
+	var err error
+	if p.placeable && prop.RequestedHandleTypes&driver.HandlePosixFD != 0 {
+		// The CPU may write host memory behind the machine's back, so it
+		// cannot be moved into a file later.
+		mem.shared, err = newShared(mem)
+	} else {
+		if p.arena == nil {
+			p.arena, err = osmem.NewArena(p.limit, p.placeable)
+		}
+		if err == nil {
+			mem.pieces = p.free.takeSome(size)
+		}
+	}
+	if err != nil {
+		p.used -= size
+		m.note("%v", err)
+		return nil, driver.OutOfMemory
+	}
+	if m.options.Poison {
+		for b := range mem.runs(0, size) {
+			fill(b, PoisonByte)
+		}
+	}
+	return mem, driver.Success
+}
+
+// runs are the bytes [off, off+n) in as many contiguous pieces as there are.
+func (mem *memory) runs(off, n uint64) iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		if mem.shared != nil {
+			if n > 0 {
+				yield(mem.shared.Bytes()[off : off+n])
+			}
+			return
+		}
+		for at := range mem.arenaSpans(off, n) {
+			for at.size() > 0 {
+				b := mem.pool.arena.Run(at.lo, at.size())
+				if !yield(b) {
+					return
+				}
+				at.lo += uint64(len(b))
+			}
+		}
+	}
+}
+
+// arenaSpans are the bytes [off, off+n) as offsets in the pool's arena.
+func (mem *memory) arenaSpans(off, n uint64) iter.Seq[span] {
+	return func(yield func(span) bool) {
+		for _, piece := range mem.pieces {
+			if n == 0 {
+				return
+			}
+			if off >= piece.size() {
+				off -= piece.size()
+				continue
+			}
+			lo := piece.lo + off
+			part := min(n, piece.hi-lo)
+			if !yield(span{lo, lo + part}) {
+				return
+			}
+			off, n = 0, n-part
+		}
+	}
+}
+
+// place makes the memory's pages appear at p, for the CPU. Host memory only.
+func (mem *memory) place(p uint64, access osmem.Access) error {
+	if mem.shared != nil {
+		return mem.shared.Place(p, 0, mem.size, access)
+	}
+	for at := range mem.arenaSpans(0, mem.size) {
+		if err := mem.pool.arena.Place(p, at.lo, at.size(), access); err != nil {
+			return err
+		}
+		p += at.size()
+	}
+	return nil
+}
+
+// onHost reports whether the CPU can be given access at mapped addresses.
+func (mem *memory) onHost() bool { return mem.prop.Location.Type != driver.LocationDevice }
+
+// drop gives up one reference.
+func (mem *memory) drop() {
+	mem.refs--
+	if mem.refs > 0 {
+		return
+	}
+	switch p := mem.pool; {
+	case p == nil:
+		mem.machine.forgetShared(mem)
+		mem.shared.Close()
+	case mem.shared != nil:
+		p.lingering = append(p.lingering, mem)
+		p.settle()
+	default:
+		for _, piece := range mem.pieces {
+			if err := p.arena.Discard(piece.lo, piece.size()); err != nil {
+				panic(fmt.Sprintf("sim: the system does not take memory back: %v", err))
+			}
+			p.free.put(piece)
+		}
+		p.used -= mem.size
+	}
+}
+
+func fill(b []byte, v byte) {
+	if len(b) == 0 {
+		return
+	}
+	b[0] = v
+	for n := 1; n < len(b); n *= 2 {
+		copy(b[n:], b[:n])
+	}
+}

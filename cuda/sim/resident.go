@@ -1,0 +1,230 @@
+package sim
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
+)
+
+// resident is a range of addresses behind which there is memory: a mapping,
+// allocated device memory, or host memory that the driver knows.
+type resident struct {
+	m *Machine
+	span
+	kind    string      // as in the leak report
+	object  *object     // in the leak report
+	context *gpuContext // owner; nil for a mapping
+	busy    int         // copies in progress
+
+	mem        *memory              // of a mapping or of device memory
+	handle     *handle              // of a mapping
+	access     []driver.AccessFlags // of a mapping, by device
+	hostAccess driver.AccessFlags   // of a mapping, as granted to the host
+	numaAccess driver.AccessFlags   // and to its node
+	placed     bool                 // the CPU has pages at the mapping's address
+
+	host  []byte // host memory, pinned or registered
+	async *async // of stream-ordered device memory
+}
+
+// evict ends the range: nobody can reach its memory from now on. Copies in
+// progress keep device memory alive; host memory they must leave first, since
+// it goes back to the system.
+func (m *Machine) evict(r *resident) {
+	m.resident.remove(r.lo)
+	for r.host != nil && r.busy > 0 {
+		m.changed.Wait()
+	}
+	r.dismantle()
+	if r.mem != nil {
+		r.mem.drop()
+	}
+	if r.kind == KindDeviceMemory {
+		m.giveAddresses(r.span)
+	}
+	if r.kind == KindHostMemory {
+		m.host.used -= roundUp(r.size(), osmem.PageSize())
+	}
+}
+
+// dismantle gives the system back what the range itself took of it.
+func (r *resident) dismantle() {
+	var err error
+	if r.placed {
+		err = osmem.Clear(r.lo, r.size())
+	}
+	if r.kind == KindHostMemory {
+		err = osmem.Free(r.host)
+	}
+	if err != nil {
+		panic(fmt.Sprintf("sim: the system does not take memory back: %v", err))
+	}
+}
+
+// covered reports whether there is memory behind all n addresses from p on.
+func (m *Machine) covered(p, n uint64) bool {
+	if n > ^uint64(0)-p {
+		return false
+	}
+	at := p
+	for r := range m.resident.over(p, p+n) {
+		if r.lo > at {
+			return false
+		}
+		at = r.hi
+	}
+	return at >= p+n
+}
+
+// place is one side of a copy: an address that is resolved when the work is
+// done, or bytes that are there already.
+type place struct {
+	addr  uint64
+	bytes []byte
+}
+
+// hostPlace is the host side of a copy. Memory that the driver knows is
+// resolved late; other memory is pageable.
+func (m *Machine) hostPlace(p unsafe.Pointer, n uint64) (at place, pageable bool) {
+	if addr := uint64(uintptr(p)); m.covered(addr, n) {
+		return place{addr: addr}, false
+	}
+	return place{bytes: unsafe.Slice((*byte)(p), n)}, true
+}
+
+// pins keep memory in place while it is copied.
+type pins struct {
+	m    *Machine
+	held []*resident
+	runs [][]byte
+}
+
+// pin resolves n bytes for work of a context, which needs the given access.
+func (m *Machine) pin(c *gpuContext, call driver.Call, at place, n uint64, need driver.AccessFlags) (*pins, *fault) {
+	if at.bytes != nil {
+		return &pins{runs: [][]byte{at.bytes}}, nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := &pins{m: m}
+	next := at.addr
+	for r := range m.resident.over(at.addr, at.addr+n) {
+		if r.lo > next {
+			break
+		}
+		if why := r.v.refuses(c, need); why != "" {
+			return nil, m.illegal(c, call, next, at.addr, n, why)
+		}
+		part := min(r.hi, at.addr+n) - next
+		if r.v.mem != nil {
+			for b := range r.v.mem.runs(next-r.lo, part) {
+				p.runs = append(p.runs, b)
+			}
+		} else {
+			p.runs = append(p.runs, r.v.host[next-r.lo:][:part])
+		}
+		p.held = append(p.held, r.v)
+		next += part
+	}
+	if next < at.addr+n {
+		return nil, m.illegal(c, call, next, at.addr, n, m.whatIsAt(next))
+	}
+	for _, r := range p.held {
+		r.busy++
+		if r.mem != nil {
+			r.mem.refs++
+			r.mem.busy++
+		}
+	}
+	return p, nil
+}
+
+func (p *pins) release() {
+	if p.m == nil {
+		return
+	}
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	for _, r := range p.held {
+		r.busy--
+		if r.mem != nil {
+			r.mem.busy--
+			r.mem.drop()
+		}
+	}
+	p.m.changed.Broadcast()
+}
+
+// refuses says why work of a context must not touch the range, or "".
+func (r *resident) refuses(c *gpuContext, need driver.AccessFlags) string {
+	switch {
+	case r.kind == KindMapping && r.access[c.device.ordinal]&need != need:
+		return fmt.Sprintf("device %d has access %d to the mapping [%#x, %#x), and this needs %d: grant it with cuMemSetAccess",
+			c.device.ordinal, r.access[c.device.ordinal], r.lo, r.hi, need)
+	case r.async != nil:
+		return r.async.refuses()
+	}
+	return ""
+}
+
+// whatIsAt says what lies at an address that could not be used.
+func (m *Machine) whatIsAt(p uint64) string {
+	if r, ok := m.reserved.find(p); ok {
+		return fmt.Sprintf("nothing is mapped there in the reservation [%#x, %#x): was it unmapped before the work was done?", r.lo, r.hi)
+	}
+	return "no memory of this machine is there: was it freed before the work was done, or is the end of an allocation overrun?"
+}
+
+// illegal is the fault of work that touches an address it must not touch.
+func (m *Machine) illegal(c *gpuContext, call driver.Call, at, start, n uint64, why string) *fault {
+	return &fault{driver.IllegalAddress, fmt.Sprintf("%v on [%#x, %#x+%#x) in context %#x of device %d: illegal address %#x: %s",
+		call, start, start, n, uintptr(c.handle), c.device.ordinal, at, why)}
+}
+
+// Bytes copies n bytes out of device memory, whoever has access to it. The
+// address is a number as the driver gave it.
+func (m *Machine) Bytes(ptr uint64, n int) ([]byte, error) {
+	b := make([]byte, n)
+	return b, m.poke(ptr, b, false)
+}
+
+// Poke copies b into device memory, whoever has access to it.
+func (m *Machine) Poke(ptr uint64, b []byte) error { return m.poke(ptr, b, true) }
+
+func (m *Machine) poke(ptr uint64, b []byte, write bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := uint64(len(b))
+	if n == 0 {
+		return nil
+	}
+	if !m.covered(ptr, n) {
+		return fmt.Errorf("sim: not all of [%#x, %#x+%#x) is memory of machine %s; map it, or ask for less", ptr, ptr, n, m.name)
+	}
+	for r := range m.resident.over(ptr, ptr+n) {
+		off := max(ptr, r.lo) - r.lo
+		part := min(r.hi, ptr+n) - max(ptr, r.lo)
+		runs := [][]byte{nil}
+		if r.v.mem != nil {
+			runs = runs[:0]
+			for run := range r.v.mem.runs(off, part) {
+				runs = append(runs, run)
+			}
+		} else {
+			runs[0] = r.v.host[off:][:part]
+		}
+		for _, run := range runs {
+			if write {
+				copy(run, b)
+			} else {
+				copy(b, run)
+			}
+			b = b[len(run):]
+		}
+	}
+	return nil
+}
+
+func roundUp(n, unit uint64) uint64 { return (n + unit - 1) / unit * unit }

@@ -1,0 +1,229 @@
+package sim
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
+)
+
+// A memory file holds the memory's bytes and, in a page behind them, the label
+// that tells an importer what the memory is.
+type label struct {
+	Magic       [8]byte
+	Size        uint64
+	Kind        uint32
+	Location    uint32
+	Node        int32
+	Compression uint8
+	RDMA        uint8
+	Usage       uint16
+	Device      driver.UUID
+}
+
+const (
+	labelMemory = 1
+	labelDMABuf = 2
+)
+
+var labelMagic = [8]byte{'c', 'u', 'v', 'm', 'm', 0, 0, 1}
+
+var errLabel = errors.New("the memory file carries no label of a software driver")
+
+func writeLabel(s *osmem.Shared, l label) {
+	l.Magic = labelMagic
+	var b bytes.Buffer
+	if err := binary.Write(&b, binary.LittleEndian, &l); err != nil {
+		panic(err) // a struct of fixed size always encodes
+	}
+	copy(s.Bytes()[l.Size:], b.Bytes())
+}
+
+func readLabel(s *osmem.Shared) (label, error) {
+	var l label
+	size, page := uint64(len(s.Bytes())), osmem.PageSize()
+	if size < page {
+		return l, errLabel
+	}
+	if err := binary.Read(bytes.NewReader(s.Bytes()[size-page:]), binary.LittleEndian, &l); err != nil {
+		return l, err
+	}
+	if l.Magic != labelMagic || l.Size != size-page {
+		return l, errLabel
+	}
+	return l, nil
+}
+
+// newShared makes an empty memory file with mem's label.
+func newShared(mem *memory) (*osmem.Shared, error) {
+	s, err := osmem.NewShared("cuvmm", mem.size+osmem.PageSize())
+	if err != nil {
+		return nil, err
+	}
+	p := mem.prop
+	l := label{
+		Kind: labelMemory, Size: mem.size, Location: uint32(p.Location.Type),
+		Compression: uint8(p.Flags.CompressionType), RDMA: p.Flags.GPUDirectRDMACapable,
+		Usage: uint16(p.Flags.Usage),
+	}
+	if p.Location.Type == driver.LocationDevice {
+		l.Device = mem.machine.devices[p.Location.ID].uuid
+	} else {
+		l.Node = p.Location.ID
+	}
+	writeLabel(s, l)
+	return s, nil
+}
+
+// share turns memory into a memory file that keeps its contents.
+func (m *Machine) share(mem *memory) error {
+	for mem.busy > 0 {
+		m.changed.Wait()
+	}
+	if mem.shared == nil {
+		s, err := newShared(mem)
+		if err != nil {
+			return err
+		}
+		to := s.Bytes()
+		for b := range mem.runs(0, mem.size) {
+			copyPages(to, b)
+			to = to[len(b):]
+		}
+		for _, piece := range mem.pieces {
+			if err := mem.pool.arena.Discard(piece.lo, piece.size()); err != nil {
+				s.Close()
+				return err
+			}
+			mem.pool.free.put(piece)
+		}
+		mem.shared, mem.pieces = s, nil
+	}
+	m.shared[mem.shared.ID()] = mem
+	return nil
+}
+
+// copyPages copies into a file that reads zero, and leaves pages of zeros
+// uncommitted.
+func copyPages(to, from []byte) {
+	page := int(osmem.PageSize())
+	zero := make([]byte, page)
+	for len(from) > 0 {
+		n := min(page, len(from))
+		if !bytes.Equal(from[:n], zero[:n]) {
+			copy(to, from[:n])
+		}
+		to, from = to[n:], from[n:]
+	}
+}
+
+// forgetShared is called when the machine no longer holds a memory file.
+func (m *Machine) forgetShared(mem *memory) {
+	if mem.shared != nil && m.shared[mem.shared.ID()] == mem {
+		delete(m.shared, mem.shared.ID())
+	}
+}
+
+func (a *api) MemExportToShareableHandle(h driver.MemHandle, t driver.HandleTypes) (s driver.ShareableHandle, r driver.Result) {
+	if r := a.enter(driver.CallMemExportToShareableHandle); r != driver.Success {
+		return s, r
+	}
+	defer a.leave()
+	m := a.m
+	owner := m.handles[h]
+	switch {
+	case owner == nil || owner.imported || t&(t-1) != 0 || t&owner.mem.prop.RequestedHandleTypes == 0:
+		return s, driver.InvalidValue
+	case t != driver.HandlePosixFD:
+		return s, driver.NotSupported
+	}
+	mem := owner.mem
+	mem.refs++
+	defer mem.drop()
+	fd, err := -1, m.share(mem)
+	if err == nil {
+		fd, err = mem.shared.Export()
+	}
+	if err != nil {
+		m.note("export of %d bytes: %v", mem.size, err)
+		return s, driver.OperatingSystem
+	}
+	binary.NativeEndian.PutUint32(s[:], uint32(fd))
+	return s, driver.Success
+}
+
+func (a *api) MemImportFromShareableHandle(s driver.ShareableHandle, t driver.HandleTypes) (driver.MemHandle, driver.Result) {
+	if r := a.enter(driver.CallMemImportFromShareableHandle); r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	m := a.m
+	switch t {
+	case driver.HandlePosixFD:
+	case driver.HandleFabric:
+		return 0, driver.NotPermitted
+	default:
+		return 0, driver.InvalidValue
+	}
+	fd := int(int32(binary.NativeEndian.Uint32(s[:])))
+	mem, r := m.openShared(fd)
+	if r != driver.Success {
+		return 0, r
+	}
+	prop := mem.prop
+	prop.RequestedHandleTypes = driver.HandleNone
+	return m.newHandle(mem, prop, true), driver.Success
+}
+
+// openShared finds or maps the memory behind a descriptor, and refers to it.
+func (m *Machine) openShared(fd int) (*memory, driver.Result) {
+	if id, err := osmem.IdentifyShared(fd); err == nil {
+		if mem := m.shared[id]; mem != nil {
+			mem.refs++
+			if mem.refs == 1 { // it was lingering
+				mem.pool.revive(mem)
+			}
+			return mem, driver.Success
+		}
+	}
+	s, err := osmem.OpenShared(fd)
+	if err != nil {
+		m.note("import of descriptor %d: %v", fd, err)
+		return nil, driver.Unknown
+	}
+	l, err := readLabel(s)
+	if err != nil || l.Kind != labelMemory {
+		m.note("import of descriptor %d: %v", fd, errLabel)
+		s.Close()
+		return nil, driver.Unknown
+	}
+	mem := &memory{machine: m, size: l.Size, shared: s, refs: 1}
+	mem.prop.Type = driver.AllocationPinned
+	mem.prop.Location = driver.Location{Type: driver.LocationType(l.Location), ID: l.Node}
+	mem.prop.Flags.CompressionType = driver.CompressionType(l.Compression)
+	mem.prop.Flags.GPUDirectRDMACapable = l.RDMA
+	mem.prop.Flags.Usage = driver.AllocationUsage(l.Usage)
+	if mem.prop.Location.Type == driver.LocationDevice {
+		d := m.deviceByUUID(l.Device)
+		if d == nil {
+			m.note("import of descriptor %d: the memory is on a device that this machine does not have", fd)
+			s.Close()
+			return nil, driver.NotSupported
+		}
+		mem.prop.Location.ID = int32(d.ordinal)
+	}
+	m.shared[s.ID()] = mem
+	return mem, driver.Success
+}
+
+// revive takes memory off the list of what was given up.
+func (p *pool) revive(mem *memory) {
+	for i, l := range p.lingering {
+		if l == mem {
+			p.lingering = append(p.lingering[:i], p.lingering[i+1:]...)
+			return
+		}
+	}
+}

@@ -1,0 +1,356 @@
+package sim
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
+)
+
+// stream is a queue of work that is done in order.
+type stream struct {
+	m       *Machine
+	handle  driver.Stream // 0 for a legacy stream
+	id      uint64
+	context *gpuContext
+	flags   driver.StreamFlags
+	object  *object
+	queue   []*op
+	tail    *op // the last of queue; nil when it is empty
+	held    bool
+	joined  *joined // while it captures
+	thread  int     // of a per-thread stream
+}
+
+// op is a piece of work on a stream.
+type op struct {
+	stream *stream
+	task
+	deps    []*op // on other streams
+	running bool
+	done    bool
+	at      time.Time // when it was done
+}
+
+// task is what an op does. It can be done several times, as part of a graph.
+type task struct {
+	call driver.Call
+	// run does the work, without the machine's lock. nil does nothing.
+	run func(*gpuContext) *fault
+	// ready, asked with the lock held, tells whether the work can begin; nil
+	// if always.
+	ready func(*gpuContext) bool
+	// long work may wait for whatever it likes: it gets a goroutine of its own.
+	long bool
+}
+
+// fault is why work could not be done.
+type fault struct {
+	result driver.Result
+	text   string
+}
+
+var lastStreamID atomic.Uint64
+
+func (m *Machine) nextStreamID() uint64 { return lastStreamID.Add(1) }
+
+// blocks reports whether the stream and the legacy stream wait for each other.
+func (s *stream) blocks() bool { return s.flags&driver.StreamNonBlocking == 0 }
+
+func (s *stream) isLegacy() bool { return s == s.context.legacy }
+
+// stream finds a stream by its handle, in the context of the call.
+func (m *Machine) stream(c *gpuContext, h driver.Stream) (*stream, driver.Result) {
+	switch h {
+	case driver.StreamNull, driver.StreamLegacy:
+		return c.legacy, driver.Success
+	case driver.StreamPerThread:
+		return m.perThread(c), driver.Success
+	}
+	s := m.streams[h]
+	if s == nil {
+		return nil, driver.InvalidHandle
+	}
+	return s, s.context.lost
+}
+
+// perThread is the calling thread's own stream of a context.
+func (m *Machine) perThread(c *gpuContext) *stream {
+	t := osmem.ThreadID()
+	for _, s := range c.streams {
+		if s.thread == t && s.thread != 0 {
+			return s
+		}
+	}
+	s := &stream{m: m, id: m.nextStreamID(), context: c, thread: t}
+	c.streams = append(c.streams, s)
+	return s
+}
+
+// enterStream is enter for a call on a stream. The context is the stream's.
+func (a *api) enterStream(call driver.Call, c driver.Context, h driver.Stream) (*stream, driver.Result) {
+	ctx, r := a.enterContext(call, c)
+	if r != driver.Success {
+		return nil, r
+	}
+	s, r := a.m.stream(ctx, h)
+	if r != driver.Success {
+		a.leave()
+		return nil, r
+	}
+	return s, driver.Success
+}
+
+// submit puts work on a stream, or into the capture that the stream is part
+// of. It answers at once, unless somebody waits for all of the context's work.
+func (s *stream) submit(t task) (*op, driver.Result) {
+	c := s.context
+	if s.joined != nil {
+		return nil, s.capture(t)
+	}
+	if s.isLegacy() {
+		if r := c.guardLegacy(); r != driver.Success {
+			return nil, r
+		}
+	}
+	return s.enqueue(t)
+}
+
+func (s *stream) enqueue(t task, deps ...*op) (*op, driver.Result) {
+	m, c := s.m, s.context
+	for c.stalls > 0 && m.alive() && c.lost == driver.Success {
+		m.changed.Wait()
+	}
+	if r := m.outcome(c); r != driver.Success {
+		return nil, r
+	}
+	if c.gone {
+		return nil, driver.InvalidContext
+	}
+	o := &op{stream: s, task: t}
+	for _, d := range deps {
+		o.waitFor(d)
+	}
+	if s.isLegacy() {
+		for _, other := range c.streams {
+			if other.blocks() && other != s {
+				o.waitFor(other.tail)
+			}
+		}
+	} else if s.blocks() {
+		o.waitFor(c.legacy.tail)
+	}
+	s.queue = append(s.queue, o)
+	s.tail = o
+	m.engine.activate(s)
+	m.engine.submitted()
+	m.startEngine()
+	return o, driver.Success
+}
+
+func (o *op) waitFor(d *op) {
+	if d != nil && !d.done {
+		o.deps = append(o.deps, d)
+	}
+}
+
+// finish marks the head of the queue as done.
+func (s *stream) finish(o *op) {
+	o.complete()
+	if len(s.queue) == 0 || s.queue[0] != o {
+		return // it was discarded while it ran
+	}
+	s.queue = s.queue[1:]
+	s.settle()
+}
+
+// discard drops the stream's work: what waits for it goes on.
+func (s *stream) discard() {
+	for _, o := range s.queue {
+		o.complete()
+	}
+	s.queue = nil
+	s.settle()
+}
+
+func (o *op) complete() {
+	if o.done {
+		return
+	}
+	o.done, o.at = true, time.Now()
+	o.deps, o.task = nil, task{}
+}
+
+// settle forgets a stream that was destroyed, once it has no more work.
+func (s *stream) settle() {
+	if len(s.queue) > 0 {
+		return
+	}
+	s.queue, s.tail = nil, nil
+	if s.handle != 0 && s.m.streams[s.handle] == nil {
+		s.context.streams = slices.DeleteFunc(s.context.streams, func(t *stream) bool { return t == s })
+	}
+}
+
+// targets are the last pieces of work that a wait for the stream waits for: on
+// the legacy stream, those of all streams that it orders.
+func (s *stream) targets() []*op {
+	var all []*op
+	if s.isLegacy() {
+		for _, other := range s.context.streams {
+			if other.blocks() && other.tail != nil {
+				all = append(all, other.tail)
+			}
+		}
+	} else if s.tail != nil {
+		all = append(all, s.tail)
+	}
+	return all
+}
+
+func (a *api) StreamCreate(c driver.Context, flags driver.StreamFlags) (driver.Stream, driver.Result) {
+	ctx, r := a.enterContext(driver.CallStreamCreate, c)
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	m := a.m
+	if flags&^driver.StreamNonBlocking != 0 {
+		return 0, driver.InvalidValue
+	}
+	s := &stream{m: m, handle: driver.Stream(newHandle()), id: m.nextStreamID(), context: ctx, flags: flags}
+	s.object = m.track(KindStream, uint64(s.handle), 0, ctx)
+	m.streams[s.handle] = s
+	ctx.streams = append(ctx.streams, s)
+	return s.handle, driver.Success
+}
+
+// StreamDestroy does not wait: the stream's work is still done.
+func (a *api) StreamDestroy(c driver.Context, h driver.Stream) driver.Result {
+	if r := a.enter(driver.CallStreamDestroy); r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	_, r := a.m.resolve(c)
+	if r == driver.InvalidContext {
+		return r
+	}
+	s := a.m.streams[h]
+	if s == nil {
+		return driver.InvalidHandle
+	}
+	s.endCapture()
+	a.m.untrack(s.object)
+	delete(a.m.streams, h)
+	s.settle()
+	return s.context.lost
+}
+
+func (a *api) StreamQuery(c driver.Context, h driver.Stream) driver.Result {
+	s, r := a.enterStream(driver.CallStreamQuery, c, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	if r := s.guardWait(); r != driver.Success {
+		return r
+	}
+	targets := s.targets()
+	if len(targets) == 0 {
+		return driver.Success
+	}
+	for _, o := range targets {
+		a.m.nudge(o)
+	}
+	return driver.NotReady
+}
+
+func (a *api) StreamSynchronize(c driver.Context, h driver.Stream) driver.Result {
+	s, r := a.enterStream(driver.CallStreamSynchronize, c, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	if r := s.guardWait(); r != driver.Success {
+		return r
+	}
+	for _, o := range s.targets() {
+		a.m.await(o)
+	}
+	return a.m.outcome(s.context)
+}
+
+func (a *api) StreamWaitEvent(c driver.Context, h driver.Stream, e driver.Event) driver.Result {
+	s, r := a.enterStream(driver.CallStreamWaitEvent, c, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	ev := a.m.events[e]
+	if ev == nil {
+		return driver.InvalidHandle
+	}
+	if s.joined != nil || ev.joined != nil {
+		return s.captureWait(ev)
+	}
+	if ev.latest == nil || ev.latest.done {
+		return driver.Success
+	}
+	if s.isLegacy() {
+		if r := s.context.guardLegacy(); r != driver.Success {
+			return r
+		}
+	}
+	_, r = s.enqueue(task{call: driver.CallStreamWaitEvent}, ev.latest)
+	return r
+}
+
+func (a *api) StreamGetCtx(c driver.Context, h driver.Stream) (driver.Context, driver.Result) {
+	s, r := a.enterStream(driver.CallStreamGetCtx, c, h)
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	return s.context.handle, driver.Success
+}
+
+func (a *api) StreamGetFlags(c driver.Context, h driver.Stream) (driver.StreamFlags, driver.Result) {
+	s, r := a.enterStream(driver.CallStreamGetFlags, c, h)
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	return s.flags, driver.Success
+}
+
+func (a *api) StreamGetID(c driver.Context, h driver.Stream) (uint64, driver.Result) {
+	s, r := a.enterStream(driver.CallStreamGetID, c, h)
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	return s.id, driver.Success
+}
+
+// Hold keeps a stream's work from being done until Release: work that is
+// submitted stays undone, and whoever waits for it waits. 0 and 1 mean the
+// legacy streams of all contexts.
+func (m *Machine) Hold(handle uintptr) { m.hold(driver.Stream(handle), true) }
+
+// Release ends Hold.
+func (m *Machine) Release(handle uintptr) { m.hold(driver.Stream(handle), false) }
+
+func (m *Machine) hold(h driver.Stream, held bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.contexts {
+		for _, s := range c.streams {
+			if s.handle == h || h == driver.StreamLegacy && s.isLegacy() {
+				s.held = held
+			}
+		}
+	}
+	m.startEngine()
+}

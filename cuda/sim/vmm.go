@@ -1,0 +1,450 @@
+package sim
+
+import (
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
+)
+
+// handle is one driver handle of physical memory. An import makes a handle of
+// its own for the same memory.
+type handle struct {
+	value    driver.MemHandle
+	mem      *memory
+	prop     driver.AllocationProp // as it reads from this handle
+	imported bool
+	refs     int // from creation, import and MemRetainAllocationHandle
+	object   *object
+}
+
+// newHandle takes over a reference to mem.
+func (m *Machine) newHandle(mem *memory, prop driver.AllocationProp, imported bool) driver.MemHandle {
+	h := &handle{value: driver.MemHandle(newHandle()), mem: mem, prop: prop, imported: imported, refs: 1}
+	h.object = m.track(KindAllocation, uint64(h.value), mem.size, nil)
+	if imported {
+		h.object.note = "imported"
+	}
+	m.handles[h.value] = h
+	return h.value
+}
+
+// granularity is the unit of memory with the given properties.
+func (m *Machine) granularity(prop driver.AllocationProp) uint64 {
+	if prop.Location.Type == driver.LocationDevice {
+		return m.devices[prop.Location.ID].options.Granularity
+	}
+	return 2 << 20
+}
+
+// finest is the unit of ranges of addresses.
+func (m *Machine) finest() uint64 {
+	unit := uint64(addressAlign)
+	for _, d := range m.devices {
+		unit = min(unit, d.options.Granularity)
+	}
+	return unit
+}
+
+// checkProp says whether memory with these properties can be made.
+func (m *Machine) checkProp(p driver.AllocationProp) driver.Result {
+	const known = driver.HandlePosixFD | driver.HandleWin32 | driver.HandleKMT | driver.HandleFabric
+	types := p.RequestedHandleTypes
+	if p.Type != driver.AllocationPinned || types&^known != 0 ||
+		p.Flags.CompressionType > driver.CompressionGeneric || p.Flags.GPUDirectRDMACapable > 1 {
+		return driver.InvalidValue
+	}
+	switch p.Location.Type {
+	case driver.LocationDevice:
+		d := m.device(driver.Device(p.Location.ID))
+		switch {
+		case d == nil:
+			return driver.InvalidDevice
+		case d.attributes[driver.AttrVirtualMemoryManagement] == 0,
+			p.Flags.GPUDirectRDMACapable == 1 && d.attributes[driver.AttrRDMAWithVMM] == 0:
+			return driver.NotSupported
+		}
+	case driver.LocationHost:
+		if types != driver.HandleNone {
+			return driver.InvalidValue
+		}
+		return m.hostSupport(driver.AttrHostVirtualMemory)
+	case driver.LocationHostNUMA:
+		if p.Location.ID != 0 { // the only node
+			return driver.InvalidValue
+		}
+		if r := m.hostSupport(driver.AttrHostNUMAVirtualMemory); r != driver.Success {
+			return r
+		}
+	default:
+		return driver.InvalidValue
+	}
+	switch {
+	case types&(driver.HandleWin32|driver.HandleKMT) != 0:
+		return driver.NotSupported
+	case types&driver.HandlePosixFD != 0 && m.devices[0].attributes[driver.AttrHandlePosixFD] == 0,
+		types&driver.HandleFabric != 0 && m.devices[0].attributes[driver.AttrHandleFabric] == 0:
+		return driver.NotSupported
+	}
+	return driver.Success
+}
+
+func (m *Machine) hostSupport(attr driver.DeviceAttribute) driver.Result {
+	for _, d := range m.devices {
+		if d.attributes[attr] != 0 {
+			return driver.Success
+		}
+	}
+	return driver.InvalidValue
+}
+
+func (a *api) MemGetAllocationGranularity(prop driver.AllocationProp, g driver.GranularityOption) (uint64, driver.Result) {
+	if r := a.enter(driver.CallMemGetAllocationGranularity); r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	if g > driver.GranularityRecommended {
+		return 0, driver.InvalidValue
+	}
+	if r := a.m.checkProp(prop); r != driver.Success {
+		return 0, r
+	}
+	return a.m.granularity(prop), driver.Success
+}
+
+func (a *api) MemCreate(size uint64, prop driver.AllocationProp) (driver.MemHandle, driver.Result) {
+	if r := a.enter(driver.CallMemCreate); r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	m := a.m
+	if r := m.checkProp(prop); r != driver.Success {
+		return 0, r
+	}
+	if size == 0 || size%m.granularity(prop) != 0 {
+		return 0, driver.InvalidValue
+	}
+	pool := m.host
+	if prop.Location.Type == driver.LocationDevice {
+		d := m.devices[prop.Location.ID]
+		pool = d.pool
+		if d.attributes[driver.AttrGenericCompression] == 0 {
+			prop.Flags.CompressionType = driver.CompressionNone // not granted
+		}
+	}
+	if prop.RequestedHandleTypes&driver.HandleFabric != 0 {
+		return 0, driver.NotPermitted // no channel is open
+	}
+	mem, r := m.newMemory(pool, size, prop)
+	if r != driver.Success {
+		return 0, r
+	}
+	return m.newHandle(mem, prop, false), driver.Success
+}
+
+func (a *api) MemRelease(v driver.MemHandle) driver.Result {
+	if r := a.enter(driver.CallMemRelease); r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	h := a.m.handles[v]
+	if h == nil {
+		panic("sim: cuMemRelease of a handle that is not live; the real driver crashes the process here")
+	}
+	h.refs--
+	if h.refs == 0 {
+		delete(a.m.handles, v)
+		a.m.untrack(h.object)
+		h.mem.drop()
+	}
+	return driver.Success
+}
+
+func (a *api) MemGetAllocationPropertiesFromHandle(v driver.MemHandle) (driver.AllocationProp, driver.Result) {
+	if r := a.enter(driver.CallMemGetAllocationPropertiesFromHandle); r != driver.Success {
+		return driver.AllocationProp{}, r
+	}
+	defer a.leave()
+	h := a.m.handles[v]
+	if h == nil {
+		return driver.AllocationProp{}, driver.InvalidValue
+	}
+	return h.prop, driver.Success
+}
+
+func (a *api) MemAddressReserve(size, align uint64, hint driver.Ptr) (driver.Ptr, driver.Result) {
+	if r := a.enter(driver.CallMemAddressReserve); r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	unit := a.m.finest()
+	if size == 0 || size%unit != 0 || align&(align-1) != 0 {
+		return 0, driver.InvalidValue
+	}
+	p, ok := a.m.takeAddresses(size, max(align, unit), uint64(hint))
+	if !ok {
+		return 0, driver.OutOfMemory
+	}
+	a.m.reserved.insert(p, p+size, a.m.track(KindReservation, p, size, nil))
+	return driver.Ptr(p), driver.Success
+}
+
+func (a *api) MemAddressFree(p driver.Ptr, size uint64) driver.Result {
+	if r := a.enter(driver.CallMemAddressFree); r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	m, lo := a.m, uint64(p)
+	r, ok := m.reserved.find(lo)
+	if !ok || r.lo != lo || r.hi-r.lo != size {
+		return driver.InvalidValue
+	}
+	for range m.resident.over(r.lo, r.hi) {
+		return driver.InvalidValue
+	}
+	m.reserved.remove(r.lo)
+	m.untrack(r.v)
+	m.giveAddresses(span{r.lo, r.hi})
+	return driver.Success
+}
+
+// takeAddresses takes size addresses: at the hint, if they are free there.
+func (m *Machine) takeAddresses(size, align, hint uint64) (uint64, bool) {
+	if hint != 0 && hint&(align-1) == 0 && hint+size > hint && space.takeAt(span{hint, hint + size}) {
+		return hint, true
+	}
+	for i := len(m.freed) - 1; i >= 0; i-- {
+		at := m.freed[i].lo
+		if at&(align-1) == 0 && space.takeAt(span{at, at + size}) {
+			m.freed = append(m.freed[:i], m.freed[i+1:]...)
+			return at, true
+		}
+	}
+	return space.take(size, align)
+}
+
+func (m *Machine) giveAddresses(s span) {
+	space.put(s)
+	if m.options.ReuseAddresses {
+		const enough = 64
+		m.freed = append(m.freed, s)
+		m.freed = m.freed[max(0, len(m.freed)-enough):]
+	}
+}
+
+func (a *api) MemMap(p driver.Ptr, size, offset uint64, v driver.MemHandle) driver.Result {
+	if r := a.enter(driver.CallMemMap); r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	m, lo := a.m, uint64(p)
+	h := m.handles[v]
+	if h == nil {
+		return driver.InvalidValue
+	}
+	unit := m.granularity(h.mem.prop)
+	switch reserved, ok := m.reserved.find(lo); {
+	case size == 0 || size%unit != 0 || lo%unit != 0:
+		return driver.InvalidValue
+	case offset != 0 || size != h.mem.size:
+		return driver.NotSupported
+	case !ok || reserved.hi-lo < size:
+		return driver.InvalidValue
+	}
+	r := &resident{m: m, kind: KindMapping, span: span{lo, lo + size}, mem: h.mem, handle: h}
+	r.access = make([]driver.AccessFlags, len(m.devices))
+	if !m.resident.insert(lo, lo+size, r) {
+		return driver.InvalidValue
+	}
+	h.mem.refs++
+	r.object = m.track(KindMapping, lo, size, nil)
+	return driver.Success
+}
+
+// wholeMappings are the mappings in [p, p+size), unless the range cuts one, or
+// leaves the reservations, or, if gapless, is not covered.
+func (m *Machine) wholeMappings(p driver.Ptr, size uint64, gapless bool) ([]*resident, bool) {
+	lo, hi := uint64(p), uint64(p)+size
+	unit := m.finest()
+	if size == 0 || hi < lo || lo%unit != 0 || size%unit != 0 {
+		return nil, false
+	}
+	at := lo
+	for r := range m.reserved.over(lo, hi) {
+		if r.lo > at {
+			return nil, false
+		}
+		at = r.hi
+	}
+	if at < hi {
+		return nil, false
+	}
+	var whole []*resident
+	at = lo
+	for r := range m.resident.over(lo, hi) {
+		if r.lo < lo || r.hi > hi || gapless && r.lo != at {
+			return nil, false
+		}
+		at = r.hi
+		whole = append(whole, r.v)
+	}
+	return whole, !gapless || at == hi
+}
+
+func (a *api) MemUnmap(p driver.Ptr, size uint64) driver.Result {
+	r, cut := a.enterRun(driver.CallMemUnmap)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	mappings, ok := a.m.wholeMappings(p, size, false)
+	if !ok {
+		return driver.InvalidValue
+	}
+	return run(mappings, cut, func(r *resident) {
+		a.m.untrack(r.object)
+		a.m.evict(r)
+	})
+}
+
+func (a *api) MemSetAccess(p driver.Ptr, size uint64, desc []driver.AccessDesc) driver.Result {
+	r, cut := a.enterRun(driver.CallMemSetAccess)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	mappings, ok := a.m.wholeMappings(p, size, true)
+	if !ok || len(desc) == 0 {
+		return driver.InvalidValue
+	}
+	for _, d := range desc {
+		for _, mapping := range mappings {
+			if r := mapping.checkAccess(d); r != driver.Success {
+				return r
+			}
+		}
+	}
+	return run(mappings, cut, func(mapping *resident) {
+		for _, d := range desc {
+			mapping.setAccess(d)
+		}
+	})
+}
+
+// run does something to each of a run of mappings, unless a test cuts it short.
+func run(mappings []*resident, cut *cut, do func(*resident)) driver.Result {
+	result := driver.Success
+	if cut != nil {
+		mappings, result = mappings[:min(cut.after, len(mappings))], cut.result
+	}
+	for _, r := range mappings {
+		do(r)
+	}
+	return result
+}
+
+func (r *resident) checkAccess(d driver.AccessDesc) driver.Result {
+	switch d.Flags {
+	case driver.AccessNone, driver.AccessRead, driver.AccessReadWrite:
+	default:
+		return driver.InvalidValue
+	}
+	switch d.Location.Type {
+	case driver.LocationDevice:
+		to := r.m.device(driver.Device(d.Location.ID))
+		if to == nil {
+			return driver.InvalidDevice
+		}
+		if !r.mem.onHost() {
+			if on := r.m.devices[r.mem.prop.Location.ID]; to != on && !to.reaches(on) {
+				return driver.InvalidDevice
+			}
+		}
+		return driver.Success
+	case driver.LocationHost, driver.LocationHostNUMA:
+		if !r.mem.onHost() {
+			return driver.NotSupported
+		}
+		return driver.Success
+	}
+	return driver.InvalidValue
+}
+
+func (r *resident) setAccess(d driver.AccessDesc) {
+	switch d.Location.Type {
+	case driver.LocationDevice:
+		r.access[d.Location.ID] = d.Flags
+	case driver.LocationHost:
+		r.hostAccess = d.Flags
+		r.expose()
+	case driver.LocationHostNUMA:
+		r.numaAccess = d.Flags
+		r.expose()
+	}
+}
+
+// expose lets the CPU see host memory at its mapped address, as far as access
+// was granted.
+func (r *resident) expose() {
+	if !space.reaches(r.lo) {
+		return
+	}
+	access := osmem.AccessNone
+	switch max(r.hostAccess, r.numaAccess) {
+	case driver.AccessRead:
+		access = osmem.AccessRead
+	case driver.AccessReadWrite:
+		access = osmem.AccessReadWrite
+	}
+	var err error
+	if r.placed {
+		err = osmem.Protect(r.lo, r.size(), access)
+	} else if access != osmem.AccessNone {
+		err = r.mem.place(r.lo, access)
+		r.placed = err == nil
+	}
+	if err != nil {
+		r.m.note("host memory at %#x stays out of the CPU's reach: %v", r.lo, err)
+	}
+}
+
+func (a *api) MemGetAccess(l driver.Location, p driver.Ptr) (driver.AccessFlags, driver.Result) {
+	if r := a.enter(driver.CallMemGetAccess); r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	r, ok := a.m.resident.find(uint64(p))
+	if !ok || r.v.kind != KindMapping {
+		return 0, driver.InvalidValue
+	}
+	switch l.Type {
+	case driver.LocationDevice:
+		if a.m.device(driver.Device(l.ID)) == nil {
+			return 0, driver.InvalidDevice
+		}
+		return r.v.access[l.ID], driver.Success
+	case driver.LocationHost:
+		return r.v.hostAccess, driver.Success
+	case driver.LocationHostNUMA:
+		return r.v.numaAccess, driver.Success
+	}
+	return 0, driver.InvalidValue
+}
+
+func (a *api) MemRetainAllocationHandle(p driver.Ptr) (driver.MemHandle, driver.Result) {
+	if r := a.enter(driver.CallMemRetainAllocationHandle); r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	m := a.m
+	r, ok := m.resident.find(uint64(p))
+	if !ok || r.v.kind != KindMapping {
+		return 0, driver.InvalidValue
+	}
+	h := r.v.handle
+	if h.refs == 0 { // released, and alive by its mappings alone
+		h.mem.refs++
+		h.object = m.track(KindAllocation, uint64(h.value), h.mem.size, nil)
+		m.handles[h.value] = h
+	}
+	h.refs++
+	return h.value, driver.Success
+}

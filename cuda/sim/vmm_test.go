@@ -1,0 +1,314 @@
+package sim
+
+import (
+	"testing"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/stretchr/testify/require"
+)
+
+func TestCreateChecksWhatIsAskedFor(t *testing.T) {
+	r := start(t, Options{})
+	fd, fabric := driver.HandlePosixFD, driver.HandleFabric
+	for _, row := range []struct {
+		what string
+		size uint64
+		prop driver.AllocationProp
+		want driver.Result
+	}{
+		{"device", chunk, on(0, 0), driver.Success},
+		{"device, descriptor", chunk, on(0, fd), driver.Success},
+		{"no size", 0, on(0, 0), driver.InvalidValue},
+		{"not a multiple", chunk + 4096, on(0, 0), driver.InvalidValue},
+		{"too much", 1 << 40, on(0, 0), driver.OutOfMemory},
+		{"no such device", chunk, on(99, 0), driver.InvalidDevice},
+		{"host, descriptor", chunk, at(driver.LocationHost, 0, fd), driver.InvalidValue},
+		{"host", chunk, at(driver.LocationHost, 0, 0), driver.Success},
+		{"node, descriptor", chunk, at(driver.LocationHostNUMA, 0, fd), driver.Success},
+		{"node -1", chunk, at(driver.LocationHostNUMA, -1, 0), driver.InvalidValue},
+		{"absent node", chunk, at(driver.LocationHostNUMA, 7, 0), driver.InvalidValue},
+		{"current node", chunk, at(driver.LocationHostNUMACurrent, 0, 0), driver.InvalidValue},
+		{"fabric", chunk, on(0, fabric), driver.NotPermitted},
+		{"fabric and descriptor", chunk, on(0, fabric|fd), driver.NotPermitted},
+	} {
+		before := r.free()
+		h, res := r.MemCreate(row.size, row.prop)
+		require.Equal(t, row.want, res, row.what)
+		if res == driver.Success {
+			r.ok(r.MemRelease(h))
+		}
+		require.Equal(t, before, r.free(), row.what)
+	}
+}
+
+func TestCompressionIsGrantedWhereTheDeviceHasIt(t *testing.T) {
+	for _, has := range []int{1, 0} {
+		r := start(t, Options{Devices: []DeviceOptions{{Attributes: map[int]int{int(driver.AttrGenericCompression): has}}}})
+		p := on(0, 0)
+		p.Flags.CompressionType = driver.CompressionGeneric
+		h := r.create(chunk, p)
+		got, res := r.MemGetAllocationPropertiesFromHandle(h)
+		r.ok(res)
+		require.Equal(t, driver.CompressionType(has), got.Flags.CompressionType)
+		r.ok(r.MemRelease(h))
+	}
+}
+
+func TestMemoryLimitIsExact(t *testing.T) {
+	r := start(t, Options{Devices: []DeviceOptions{{Memory: 10 * MiB}}})
+	var all []driver.MemHandle
+	for range 5 {
+		all = append(all, r.create(chunk, on(0, 0)))
+	}
+	require.Zero(t, r.free())
+	_, res := r.MemCreate(chunk, on(0, 0))
+	r.is(driver.OutOfMemory, res)
+	_, res = r.MemAlloc(r.ctx, 1)
+	r.is(driver.OutOfMemory, res)
+	// Free space in pieces is as good as in one.
+	r.ok(r.MemRelease(all[0]))
+	r.ok(r.MemRelease(all[2]))
+	big := r.create(2*chunk, on(0, 0))
+	p := r.reserve(2 * chunk)
+	r.ok(r.MemMap(p, 2*chunk, 0, big))
+	want := pattern(2 * chunk)
+	require.NoError(t, r.m.Poke(uint64(p), want))
+	require.Equal(t, want, r.bytes(p, 2*chunk))
+	r.ok(r.MemUnmap(p, 2*chunk))
+	r.ok(r.MemAddressFree(p, 2*chunk))
+	for _, h := range []driver.MemHandle{all[1], all[3], all[4], big} {
+		r.ok(r.MemRelease(h))
+	}
+	require.EqualValues(t, 10*MiB, r.free())
+}
+
+func TestFreshMemoryReadsZeroOrPoison(t *testing.T) {
+	for _, poison := range []bool{false, true} {
+		r := start(t, Options{Poison: poison, Devices: []DeviceOptions{{Memory: chunk}}})
+		p := r.reserve(chunk)
+		for range 2 {
+			h := r.create(chunk, on(0, 0))
+			r.ok(r.MemMap(p, chunk, 0, h))
+			want := make([]byte, chunk)
+			if poison {
+				fill(want, PoisonByte)
+			}
+			require.Equal(t, want, r.bytes(p, chunk))
+			require.NoError(t, r.m.Poke(uint64(p), pattern(chunk)))
+			r.ok(r.MemUnmap(p, chunk))
+			r.ok(r.MemRelease(h))
+		}
+		r.ok(r.MemAddressFree(p, chunk))
+	}
+}
+
+func TestReserveRules(t *testing.T) {
+	r := start(t, Options{})
+	for _, row := range []struct {
+		size, align uint64
+		want        driver.Result
+	}{
+		{0, 0, driver.InvalidValue},
+		{4096, 0, driver.InvalidValue},
+		{chunk, 3, driver.InvalidValue},
+		{chunk, 1 << 30, driver.Success},
+		{1 << 40, 0, driver.Success},
+		{1 << 44, 0, driver.Success},
+		{1 << 46, 0, driver.Success},
+		{1 << 47, 0, driver.OutOfMemory},
+	} {
+		p, res := r.MemAddressReserve(row.size, row.align, 0)
+		require.Equal(t, row.want, res, "%#x aligned to %#x", row.size, row.align)
+		if res != driver.Success {
+			continue
+		}
+		require.Zero(t, uint64(p)%max(row.align, chunk))
+		r.is(driver.InvalidValue, r.MemAddressFree(p, row.size/2))
+		r.is(driver.InvalidValue, r.MemAddressFree(p+chunk, row.size))
+		r.ok(r.MemAddressFree(p, row.size))
+		r.is(driver.InvalidValue, r.MemAddressFree(p, row.size))
+	}
+}
+
+func TestReserveTakesTheHintWhereItIsFree(t *testing.T) {
+	r := start(t, Options{})
+	p := r.reserve(chunk)
+	q, res := r.MemAddressReserve(chunk, 0, p+chunk)
+	r.ok(res)
+	require.Equal(t, p+chunk, q)
+	other, res := r.MemAddressReserve(chunk, 0, p)
+	r.ok(res)
+	require.NotEqual(t, p, other)
+	// The two stay two.
+	r.is(driver.InvalidValue, r.MemAddressFree(p, 2*chunk))
+	for _, x := range []driver.Ptr{p, q, other} {
+		r.ok(r.MemAddressFree(x, chunk))
+	}
+}
+
+func TestFreedAddressesAreReusedLastOrFirst(t *testing.T) {
+	for _, reuse := range []bool{false, true} {
+		r := start(t, Options{ReuseAddresses: reuse})
+		p := r.reserve(chunk)
+		r.ok(r.MemAddressFree(p, chunk))
+		q := r.reserve(chunk)
+		require.Equal(t, reuse, p == q)
+		r.ok(r.MemAddressFree(q, chunk))
+	}
+}
+
+func TestMapRules(t *testing.T) {
+	r := start(t, Options{})
+	p := r.reserve(4 * chunk)
+	h := r.create(2*chunk, on(0, 0))
+	r.is(driver.NotSupported, r.MemMap(p, chunk, chunk, h))
+	r.is(driver.NotSupported, r.MemMap(p, chunk, 0, h))
+	r.is(driver.NotSupported, r.MemMap(p, 3*chunk, 0, h))
+	r.is(driver.InvalidValue, r.MemMap(p+4096, 2*chunk, 0, h))
+	r.is(driver.InvalidValue, r.MemMap(p+3*chunk, 2*chunk, 0, h)) // leaves the reservation
+	r.is(driver.InvalidValue, r.MemMap(0x1000_0000, 2*chunk, 0, h))
+	r.ok(r.MemMap(p, 2*chunk, 0, h))
+	r.is(driver.InvalidValue, r.MemMap(p+chunk, 2*chunk, 0, h)) // mapped already
+	r.ok(r.MemMap(p+2*chunk, 2*chunk, 0, h))                    // an alias
+	require.NoError(t, r.m.Poke(uint64(p), []byte("both")))
+	require.Equal(t, []byte("both"), r.bytes(p+2*chunk, 4))
+
+	// The handle is one more reference; the memory outlives it.
+	again, res := r.MemRetainAllocationHandle(p + chunk + 5)
+	r.ok(res)
+	require.Equal(t, h, again)
+	r.ok(r.MemRelease(h))
+	r.ok(r.MemRelease(h))
+	again, res = r.MemRetainAllocationHandle(p)
+	r.ok(res)
+	require.Equal(t, h, again)
+	r.ok(r.MemRelease(h))
+	require.Equal(t, []byte("both"), r.bytes(p, 4))
+
+	r.is(driver.InvalidValue, r.MemUnmap(p, chunk))
+	r.is(driver.InvalidValue, r.MemUnmap(p, 3*chunk))
+	r.is(driver.InvalidValue, r.MemAddressFree(p, 4*chunk))
+	r.ok(r.MemUnmap(p, 4*chunk)) // several at once
+	r.ok(r.MemUnmap(p, 4*chunk)) // nothing is mapped
+	r.is(driver.InvalidValue, r.MemUnmap(p, 5*chunk))
+	_, res = r.MemRetainAllocationHandle(p)
+	r.is(driver.InvalidValue, res)
+	_, total := r.m.Memory(0)
+	require.Equal(t, total, r.free())
+	r.ok(r.MemAddressFree(p, 4*chunk))
+}
+
+func TestAccessRules(t *testing.T) {
+	r := start(t, Options{Devices: []DeviceOptions{{}, {}, {Unreachable: []int{0}}}})
+	p, q := r.reserve(2*chunk), driver.Ptr(0)
+	q, res := r.MemAddressReserve(chunk, 0, p+2*chunk)
+	r.ok(res)
+	require.Equal(t, p+2*chunk, q)
+	big, small, other := r.create(2*chunk, on(0, 0)), r.create(chunk, on(0, 0)), r.create(chunk, on(1, 0))
+	r.ok(r.MemMap(p, 2*chunk, 0, big))
+	rw := grant(driver.LocationDevice, 0, driver.AccessReadWrite)
+	set := func(p driver.Ptr, n uint64, d ...driver.AccessDesc) driver.Result { return r.MemSetAccess(p, n, d) }
+	r.is(driver.InvalidValue, set(p, 3*chunk, rw)) // not all is mapped
+	r.ok(r.MemMap(q, chunk, 0, small))
+	r.ok(set(p, 3*chunk, rw)) // across two reservations
+	r.is(driver.InvalidValue, set(p, chunk, rw))
+	r.is(driver.InvalidValue, set(p, 2*chunk))
+	r.is(driver.NotSupported, set(p, 2*chunk, grant(driver.LocationHost, 0, driver.AccessReadWrite)))
+	r.is(driver.NotSupported, set(p, 2*chunk, grant(driver.LocationHostNUMA, 0, driver.AccessReadWrite)))
+	r.is(driver.InvalidDevice, set(p, 2*chunk, grant(driver.LocationDevice, 9, driver.AccessReadWrite)))
+	r.is(driver.InvalidDevice, set(p, 2*chunk, grant(driver.LocationDevice, 2, driver.AccessReadWrite)))
+	r.is(driver.InvalidValue, set(p, 2*chunk, grant(driver.LocationDevice, 0, 2)))
+	for _, f := range []driver.AccessFlags{driver.AccessRead, driver.AccessNone, driver.AccessReadWrite} {
+		r.ok(set(p, 2*chunk, grant(driver.LocationDevice, 0, f)))
+		got, res := r.MemGetAccess(rw.Location, p+chunk)
+		r.ok(res)
+		require.Equal(t, f, got)
+	}
+	_, res = r.MemGetAccess(rw.Location, q+chunk)
+	r.is(driver.InvalidValue, res)
+	// Memory of two devices in one reservation, both granted in one call.
+	r.ok(r.MemUnmap(p, 2*chunk))
+	r.ok(r.MemRelease(big))
+	small2 := r.create(chunk, on(0, 0))
+	r.ok(r.MemMap(p, chunk, 0, small2))
+	r.ok(r.MemMap(p+chunk, chunk, 0, other))
+	r.ok(set(p, 2*chunk, rw, grant(driver.LocationDevice, 1, driver.AccessReadWrite)))
+	r.ok(r.MemUnmap(p, 3*chunk))
+	r.ok(r.MemAddressFree(p, 2*chunk))
+	r.ok(r.MemAddressFree(q, chunk))
+	for _, h := range []driver.MemHandle{small, small2, other} {
+		r.ok(r.MemRelease(h))
+	}
+}
+
+func TestHostMemoryIsTheCPUsAtItsAddress(t *testing.T) {
+	r := start(t, Options{})
+	if !canPlace {
+		t.Skip("pages can only be placed on Linux, amd64 and arm64")
+	}
+	for _, prop := range []driver.AllocationProp{
+		at(driver.LocationHost, 0, 0), at(driver.LocationHostNUMA, 0, driver.HandlePosixFD),
+	} {
+		h := r.create(chunk, prop)
+		p := r.reserve(2 * chunk)
+		r.ok(r.MemMap(p, chunk, 0, h))
+		r.ok(r.MemMap(p+chunk, chunk, 0, h))
+		r.ok(r.MemSetAccess(p, 2*chunk, []driver.AccessDesc{
+			grant(driver.LocationDevice, 0, driver.AccessReadWrite),
+			grant(prop.Location.Type, 0, driver.AccessReadWrite),
+		}))
+		cpu := unsafe.Slice((*byte)(hostPointer(p)), 2*chunk)
+		copy(cpu[chunk:], "from the CPU")
+		require.Equal(t, "from the CPU", string(cpu[:12]))
+		require.Equal(t, []byte("from the CPU"), r.bytes(p, 12))
+		s := r.stream(0)
+		r.ok(r.MemsetD8Async(r.ctx, p, 'x', 4, s))
+		r.ok(r.StreamSynchronize(r.ctx, s))
+		require.Equal(t, "xxxx the CPU", string(cpu[:12]))
+		r.ok(r.MemUnmap(p, 2*chunk))
+		r.ok(r.MemAddressFree(p, 2*chunk))
+		r.ok(r.MemRelease(h))
+	}
+}
+
+// hostPointer reads an address of the device as one of the CPU.
+func hostPointer(p driver.Ptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&p)) }
+
+func TestManyAllocationsExhaustNothing(t *testing.T) {
+	const n = 100_000
+	r := start(t, Options{Devices: []DeviceOptions{{Memory: n * chunk}}})
+	p := r.reserve(n * chunk)
+	for i := range driver.Ptr(n) {
+		h := r.create(chunk, on(0, driver.HandlePosixFD))
+		r.ok(r.MemMap(p+i*chunk, chunk, 0, h))
+		r.ok(r.MemRelease(h))
+		if i%1000 == 0 {
+			require.NoError(t, r.m.Poke(uint64(p+i*chunk), []byte{1}))
+		}
+	}
+	require.Zero(t, r.free())
+	r.allow(p, n*chunk, 0)
+	r.ok(r.MemUnmap(p, n*chunk))
+	require.EqualValues(t, uint64(n*chunk), r.free())
+	r.ok(r.MemAddressFree(p, n*chunk))
+}
+
+func TestReleaseOfAJunkHandlePanics(t *testing.T) {
+	r := start(t, Options{})
+	require.Panics(t, func() { r.MemRelease(12345) })
+}
+
+func TestOtherGranularities(t *testing.T) {
+	r := start(t, WithGranularity(64<<10))
+	g, res := r.MemGetAllocationGranularity(on(0, 0), driver.GranularityMinimum)
+	r.ok(res)
+	require.EqualValues(t, 64<<10, g)
+	h := r.create(64<<10, on(0, 0))
+	p := r.reserve(128 << 10)
+	r.ok(r.MemMap(p+64<<10, 64<<10, 0, h))
+	r.allow(p+64<<10, 64<<10, 0)
+	r.ok(r.MemUnmap(p, 128<<10))
+	r.ok(r.MemRelease(h))
+	r.ok(r.MemAddressFree(p, 128<<10))
+}

@@ -1,0 +1,41 @@
+// Package osmem is the operating-system memory under the software driver:
+// address windows, arenas whose pages come and go, and sealed memory files
+// that other processes map.
+//
+// On Linux (amd64 and arm64) everything works. Elsewhere the package compiles
+// and arenas live on the Go heap; what needs the Linux kernel (address
+// windows, pages placed at an address, memory files) answers an error that
+// matches errors.ErrUnsupported.
+package osmem
+
+import (
+	"fmt"
+	"os"
+)
+
+// Access says what the CPU may do with placed pages.
+type Access int
+
+const (
+	AccessNone Access = iota
+	AccessRead
+	AccessReadWrite
+)
+
+// PageSize is the operating system's page size in bytes.
+func PageSize() uint64 { return uint64(os.Getpagesize()) }
+
+// roundUp rounds n up to whole pages.
+func roundUp(n uint64) uint64 {
+	page := PageSize()
+	return (n + page - 1) / page * page
+}
+
+// checkRange panics unless [off, off+n) lies within size bytes: a range that
+// does not is a defect of the caller, and going on would touch memory of
+// somebody else.
+func checkRange(off, n, size uint64) {
+	if off > size || n > size-off {
+		panic(fmt.Sprintf("osmem: range [%#x, %#x+%#x) leaves the arena of %#x bytes", off, off, n, size))
+	}
+}
