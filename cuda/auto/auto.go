@@ -1,0 +1,106 @@
+// Package auto opens the driver that this machine has: the real one, or, where
+// no NVIDIA driver is installed at all, the software driver.
+package auto
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cuvmm/cuvmm/csrc"
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/core"
+)
+
+// DriverEnv names the environment variable that chooses the driver where the
+// program does not: "auto", "real" or "sim".
+const DriverEnv = "CUVMM_DRIVER"
+
+// Choice says which driver to open.
+type Choice string
+
+const (
+	// Auto opens the real driver, and the software driver only where neither a
+	// driver library nor an NVIDIA device node exists. Anything in between (a
+	// driver that does not load, no permission, no device) is an error: a
+	// program must not run on the wrong driver unnoticed.
+	Auto Choice = "auto"
+	// Real opens the real driver or fails.
+	Real Choice = "real"
+	// Software opens the software driver.
+	Software Choice = "sim"
+)
+
+// Options say how to open. The zero value asks the environment variable
+// CUVMM_DRIVER, and without that is Auto.
+type Options struct {
+	Driver Choice
+	// CUDA are options for the System, whichever driver it is.
+	CUDA []cuda.Option
+	// Machine describes the software driver's machine.
+	Machine sim.Options
+}
+
+// Open opens a System. System.Driver says which driver was chosen, and so does
+// a line to the System's logger. The caller closes the System.
+func Open(o Options) (*cuda.System, error) {
+	choice, from := o.Driver, "the Driver option"
+	if choice == "" {
+		choice, from = Choice(os.Getenv(DriverEnv)), "the environment variable "+DriverEnv
+	}
+	var s *cuda.System
+	var err error
+	switch choice {
+	case Real:
+		s, err = cuda.Open(o.CUDA...)
+	case Software:
+		s, err = openSoftware(o)
+	case Auto, "":
+		s, err = cuda.Open(o.CUDA...)
+		if err != nil && absent(err) {
+			s, err = openSoftware(o)
+		}
+	default:
+		return nil, core.Invalid("auto.Open", fmt.Sprintf("driver %q from %s", choice, from),
+			`use "auto", "real" or "sim"`)
+	}
+	if err != nil {
+		return nil, err
+	}
+	core.SystemOf(s).Config.Log.Info("cuvmm: opened", "driver", s.Driver().String(), "devices", len(s.Devices()))
+	return s, nil
+}
+
+func openSoftware(o Options) (*cuda.System, error) {
+	m, err := sim.New(o.Machine)
+	if err != nil {
+		return nil, err
+	}
+	s, err := m.OpenOwned(o.CUDA...)
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return s, nil
+}
+
+// nodes exist where an NVIDIA kernel driver does.
+var nodes = []string{"/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"}
+
+// absent reports whether the failure to open the real driver means that there
+// is none: neither a library nor a device node.
+func absent(err error) bool {
+	var open *csrc.OpenError
+	if !errors.As(err, &open) {
+		return false
+	}
+	if open.Reason != csrc.NotFound && open.Reason != csrc.NoCgo {
+		return false
+	}
+	for _, n := range nodes {
+		if _, err := os.Stat(n); !errors.Is(err, os.ErrNotExist) {
+			return false
+		}
+	}
+	return true
+}

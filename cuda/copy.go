@@ -1,0 +1,160 @@
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// The copies below are work on the stream: they return at once and run later.
+// The addresses are the caller's responsibility, as in the driver; the vmm
+// package has forms that check.
+
+// CopyFromHost copies all of src, pinned host memory, to device memory.
+func (s *Stream) CopyFromHost(dst Ptr, src HostSlice) error {
+	const op = "cuda.Stream.CopyFromHost"
+	return s.withHost(op, src, func() error {
+		return s.copied(op, driver.CallMemcpyHtoDAsync, src.len, dst,
+			s.sys().Drv.MemcpyHtoDAsync(s.in.Ctx.Handle, driver.Ptr(dst), src.pointer(), uint64(src.len), s.in.Handle))
+	})
+}
+
+// CopyToHost fills dst, pinned host memory, from device memory.
+func (s *Stream) CopyToHost(dst HostSlice, src Ptr) error {
+	const op = "cuda.Stream.CopyToHost"
+	return s.withHost(op, dst, func() error {
+		return s.copied(op, driver.CallMemcpyDtoHAsync, dst.len, src,
+			s.sys().Drv.MemcpyDtoHAsync(s.in.Ctx.Handle, dst.pointer(), driver.Ptr(src), uint64(dst.len), s.in.Handle))
+	})
+}
+
+func (s *Stream) withHost(op string, h HostSlice, do func() error) error {
+	if err := s.use(op); err != nil {
+		return err
+	}
+	defer s.in.Drop()
+	if err := h.use(op, s.sys()); err != nil {
+		return err
+	}
+	defer h.buf.closer.Drop()
+	if h.len == 0 {
+		return nil
+	}
+	return do()
+}
+
+// Copy copies n bytes of device memory, which may lie on two devices where the
+// stream's device was granted access to both.
+func (s *Stream) Copy(dst, src Ptr, n int) error {
+	const op = "cuda.Stream.Copy"
+	if err := s.useBytes(op, n); err != nil {
+		return err
+	}
+	defer s.in.Drop()
+	if n == 0 {
+		return nil
+	}
+	return s.copied(op, driver.CallMemcpyDtoDAsync, n, dst,
+		s.sys().Drv.MemcpyDtoDAsync(s.in.Ctx.Handle, driver.Ptr(dst), driver.Ptr(src), uint64(n), s.in.Handle))
+}
+
+// Memset sets n bytes of device memory.
+func (s *Stream) Memset(dst Ptr, value byte, n int) error {
+	const op = "cuda.Stream.Memset"
+	if err := s.useBytes(op, n); err != nil {
+		return err
+	}
+	defer s.in.Drop()
+	if n == 0 {
+		return nil
+	}
+	return s.copied(op, driver.CallMemsetD8Async, n, dst,
+		s.sys().Drv.MemsetD8Async(s.in.Ctx.Handle, driver.Ptr(dst), value, uint64(n), s.in.Handle))
+}
+
+// Upload copies Go memory to device memory. It goes through pinned memory of
+// the stream's own, so it returns when the last byte was staged: src may be
+// changed then, while the copy is still work on the stream. It waits where
+// more is staged than the stream has taken. While the stream captures a graph
+// it is ErrCapturing.
+func (s *Stream) Upload(dst Ptr, src []byte) error {
+	const op = "cuda.Stream.Upload"
+	if err := s.use(op); err != nil {
+		return err
+	}
+	defer s.in.Drop()
+	if len(src) == 0 {
+		return nil
+	}
+	if err := s.notCapturing(op); err != nil {
+		return err
+	}
+	return s.ring.upload(op, driver.Ptr(dst), src)
+}
+
+// Download copies device memory to Go memory, after the work that is on the
+// stream. It returns when the last byte has landed. While the stream captures
+// a graph it is ErrCapturing.
+func (s *Stream) Download(dst []byte, src Ptr) error {
+	const op = "cuda.Stream.Download"
+	if err := s.use(op); err != nil {
+		return err
+	}
+	defer s.in.Drop()
+	if len(dst) == 0 {
+		return nil
+	}
+	if err := s.notCapturing(op); err != nil {
+		return err
+	}
+	return s.ring.download(op, dst, driver.Ptr(src))
+}
+
+func (s *Stream) useBytes(op string, n int) error {
+	if n < 0 {
+		return core.Invalid(op, fmt.Sprintf("%d bytes", n), "lengths are not negative")
+	}
+	return s.use(op)
+}
+
+func (s *Stream) copied(op string, c driver.Call, n int, p Ptr, r driver.Result) error {
+	if r == driver.Success {
+		return nil
+	}
+	return s.sys().Fail(op, c, r, fmt.Sprintf("%s at %v on stream %#x of %v", core.Bytes(n), p, s.Handle(), s.dev))
+}
+
+// Transfer is the device's own stream for copies that name none: it exists
+// from the first use until the System closes, and must not be closed. Work on
+// it is ordered with no other stream.
+func (d *Device) Transfer() (*Stream, error) {
+	d.mu.Lock()
+	s := d.transfer
+	d.mu.Unlock()
+	if s != nil {
+		return s, nil
+	}
+	s, err := d.newStream(StreamOptions{}, false)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.transfer != nil {
+		defer func() { _ = s.Close() }()
+		return d.transfer, nil
+	}
+	d.transfer = s
+	return s, nil
+}
+
+func (d *Device) closeTransfer() {
+	d.mu.Lock()
+	s := d.transfer
+	d.transfer = nil
+	d.mu.Unlock()
+	if s != nil {
+		_ = s.Close() // on the way out; the context goes next
+	}
+}

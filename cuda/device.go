@@ -1,0 +1,171 @@
+package cuda
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+type contextHolder = core.ContextHolder
+
+// Device is a GPU as this process sees it. Devices live as long as their
+// System and need no Close.
+//
+// A device works in a context. Unless [Device.WithContext] gave it one, it
+// retains the device's primary context, which the CUDA runtime and the
+// frameworks use too, at the first operation that needs memory. Making the
+// primary context costs some hundred megabytes of device memory and a fraction
+// of a second when nobody else in the process has; without any context the
+// driver's virtual memory calls are forty times slower. System.Close gives it
+// back.
+type Device struct {
+	contextHolder
+	sys     *System
+	ordinal int
+	dev     driver.Device
+	name    string
+	uuid    UUID
+	memory  uint64
+
+	ctx      atomic.Pointer[core.Context]
+	mu       sync.Mutex
+	transfer *Stream
+	probed   *Probe
+}
+
+// UUID identifies a GPU across processes and reboots.
+type UUID [16]byte
+
+// String writes the form that nvidia-smi shows: "GPU-xxxxxxxx-xxxx-...".
+func (u UUID) String() string {
+	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16])
+}
+
+func (s *System) newDevice(ordinal int32) (*Device, driver.Result) {
+	dev, r := s.core.Drv.DeviceGet(ordinal)
+	if r != driver.Success {
+		return nil, r
+	}
+	d := &Device{sys: s, ordinal: int(ordinal), dev: dev}
+	if d.name, r = s.core.Drv.DeviceGetName(dev); r != driver.Success {
+		return nil, r
+	}
+	uuid, r := s.core.Drv.DeviceGetUUID(dev)
+	if r != driver.Success {
+		return nil, r
+	}
+	d.uuid = UUID(uuid)
+	if d.memory, r = s.core.Drv.DeviceTotalMem(dev); r != driver.Success {
+		return nil, r
+	}
+	d.contextHolder = core.HoldContext(s.core, d.context)
+	return d, driver.Success
+}
+
+// WithContext answers the same device working in the caller's context, for
+// programs that made one of their own. The caller keeps it alive as long as
+// anything made with it lives. It is asked for its device; one of another
+// device is ErrInvalidArgument.
+func (d *Device) WithContext(handle uintptr) (*Device, error) {
+	const op = "cuda.Device.WithContext"
+	if handle == 0 {
+		return nil, core.Invalid(op, "context 0", "pass the handle of a live CUcontext")
+	}
+	on, r := d.sys.core.Drv.CtxGetDevice(driver.Context(handle))
+	if r != driver.Success {
+		return nil, d.sys.core.Fail(op, driver.CallCtxGetDevice, r, fmt.Sprintf("context %#x", handle))
+	}
+	if on != d.dev {
+		return nil, core.Invalid(op, fmt.Sprintf("context %#x of device %d for device %d", handle, on, d.dev),
+			"pass a context of this device")
+	}
+	with := &Device{sys: d.sys, ordinal: d.ordinal, dev: d.dev, name: d.name, uuid: d.uuid, memory: d.memory}
+	with.ctx.Store(d.sys.core.AddContext(driver.Context(handle), d.dev, false))
+	with.contextHolder = core.HoldContext(d.sys.core, with.context)
+	return with, nil
+}
+
+// context is the context that the device works in, retained at the first call.
+func (d *Device) context() (*core.Context, error) {
+	if c := d.ctx.Load(); c != nil {
+		return c, nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if c := d.ctx.Load(); c != nil {
+		return c, nil
+	}
+	h, r := d.sys.core.Drv.DevicePrimaryCtxRetain(d.dev)
+	if r != driver.Success {
+		return nil, d.sys.core.Fail("cuda: use "+d.String(), driver.CallDevicePrimaryCtxRetain, r,
+			"retain the primary context")
+	}
+	c := d.sys.core.AddContext(h, d.dev, true)
+	d.ctx.Store(c)
+	return c, nil
+}
+
+// String names the device: "device 0 (NVIDIA H200)".
+func (d *Device) String() string { return fmt.Sprintf("device %d (%s)", d.ordinal, d.name) }
+
+// System is the device's System.
+func (d *Device) System() *System { return d.sys }
+
+// Ordinal is the device's number in this process.
+func (d *Device) Ordinal() int { return d.ordinal }
+
+// Name is the product's name.
+func (d *Device) Name() string { return d.name }
+
+// UUID identifies the GPU.
+func (d *Device) UUID() UUID { return d.uuid }
+
+// TotalMemory is the size of the device's memory in bytes.
+func (d *Device) TotalMemory() uint64 { return d.memory }
+
+// Location is the device as a place for memory and access.
+func (d *Device) Location() Location { return OnDevice(d.ordinal) }
+
+// Context is the handle of the CUcontext that the device works in. It is the
+// System's, or the caller's who gave it: do not destroy it.
+func (d *Device) Context() (uintptr, error) {
+	c, err := d.context()
+	if err != nil {
+		return 0, err
+	}
+	return uintptr(c.Handle), nil
+}
+
+// MemoryInfo is the free and the total memory in bytes as the driver counts
+// them, other processes' use included.
+func (d *Device) MemoryInfo() (free, total uint64, err error) {
+	c, err := d.context()
+	if err != nil {
+		return 0, 0, err
+	}
+	free, total, r := d.sys.core.Drv.MemGetInfo(c.Handle)
+	if r != driver.Success {
+		return 0, 0, d.sys.core.Fail("cuda.Device.MemoryInfo", driver.CallMemGetInfo, r, d.String())
+	}
+	return free, total, nil
+}
+
+// CanAccess reports whether this device can be granted access to memory that
+// lies on the other one.
+func (d *Device) CanAccess(other *Device) (bool, error) {
+	if d.sys != other.sys {
+		return false, core.Error(core.Failure{Op: "cuda.Device.CanAccess", Kind: core.Foreign, Asked: other.String()})
+	}
+	if d.dev == other.dev {
+		return true, nil
+	}
+	ok, r := d.sys.core.Drv.DeviceCanAccessPeer(d.dev, other.dev)
+	if r != driver.Success {
+		return false, d.sys.core.Fail("cuda.Device.CanAccess", driver.CallDeviceCanAccessPeer, r,
+			fmt.Sprintf("%v to %v", d, other))
+	}
+	return ok, nil
+}

@@ -1,0 +1,156 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// The sentinels that every package of this library answers with; test for them
+// with errors.Is. The error itself is an *[Error] that says what was asked,
+// what the driver answered, and what to do.
+var (
+	// ErrOutOfMemory: the device (or host node) has not enough free memory.
+	ErrOutOfMemory = errors.New("out of memory")
+	// ErrOutOfAddressSpace: no address range of that size is free. Memory may
+	// be plentiful.
+	ErrOutOfAddressSpace = errors.New("out of address space")
+	// ErrBudget: a limit that the program set itself is reached.
+	ErrBudget = errors.New("budget exhausted")
+	// ErrNotSupported: this driver, device or platform cannot do it. It also
+	// matches errors.ErrUnsupported.
+	ErrNotSupported error = &alsoError{"not supported", errors.ErrUnsupported}
+	// ErrNotPermitted: it could, but this process may not.
+	ErrNotPermitted = errors.New("not permitted")
+	// ErrClosed: the object was closed.
+	ErrClosed = errors.New("closed")
+	// ErrInUse: something that lives depends on the object.
+	ErrInUse = errors.New("in use")
+	// ErrForeign: the object belongs to another System.
+	ErrForeign = errors.New("object of another System")
+	// ErrOutOfRange: an offset or a length lies outside the object.
+	ErrOutOfRange = errors.New("out of range")
+	// ErrCapacity: growth beyond the address range reserved for it.
+	ErrCapacity = errors.New("beyond the reserved range")
+	// ErrCapturing: a stream captures a graph, and this would break it.
+	ErrCapturing = errors.New("a stream capture is running")
+	// ErrDeviceLost: a fault destroyed the device's context. Only a new
+	// process can use the device again.
+	ErrDeviceLost = errors.New("device context lost")
+	// ErrNoDriver: no usable driver was found.
+	ErrNoDriver = errors.New("no CUDA driver")
+	// ErrInvalidArgument: an argument that could never work.
+	ErrInvalidArgument = errors.New("invalid argument")
+)
+
+// alsoError is a sentinel that matches another one too.
+type alsoError struct {
+	text string
+	also error
+}
+
+func (e *alsoError) Error() string { return e.text }
+func (e *alsoError) Unwrap() error { return e.also }
+
+// Code is a result code of the driver (a CUresult). Zero is success; negative
+// codes are this library's own.
+type Code int32
+
+// String gives the vendor's name and the number: "CUDA_ERROR_OUT_OF_MEMORY (2)".
+func (c Code) String() string { return driver.Result(c).String() }
+
+// Error is a failed operation.
+type Error struct {
+	// Op is the operation of this library, such as "vmm.Reserve".
+	Op string
+	// Call is the driver's entry point, such as "cuMemCreate", or empty where
+	// the operation was refused before the driver was asked.
+	Call string
+	// Code is the driver's answer, or zero.
+	Code Code
+	// Asked says what was asked for: sizes, device, location.
+	Asked string
+	// Hint says what to do about it.
+	Hint string
+
+	kind  error
+	cause error
+}
+
+// Error says everything that is known, on one line.
+func (e *Error) Error() string {
+	var b strings.Builder
+	b.WriteString(e.Op)
+	if e.kind != nil {
+		b.WriteString(": " + e.kind.Error())
+	}
+	if e.Asked != "" {
+		b.WriteString(": " + e.Asked)
+	}
+	if e.Code != 0 {
+		fmt.Fprintf(&b, ": %s answered %s", e.Call, e.Code)
+	}
+	if e.cause != nil {
+		b.WriteString(": " + e.cause.Error())
+	}
+	if e.Hint != "" {
+		b.WriteString("; " + e.Hint)
+	}
+	return b.String()
+}
+
+// Unwrap gives the sentinel and the cause.
+func (e *Error) Unwrap() []error {
+	var all []error
+	if e.kind != nil {
+		all = append(all, e.kind)
+	}
+	if e.cause != nil {
+		all = append(all, e.cause)
+	}
+	return all
+}
+
+var sentinels = map[core.Kind]error{
+	core.OutOfMemory:       ErrOutOfMemory,
+	core.OutOfAddressSpace: ErrOutOfAddressSpace,
+	core.Budget:            ErrBudget,
+	core.NotSupported:      ErrNotSupported,
+	core.NotPermitted:      ErrNotPermitted,
+	core.Closed:            ErrClosed,
+	core.InUse:             ErrInUse,
+	core.Foreign:           ErrForeign,
+	core.OutOfRange:        ErrOutOfRange,
+	core.Capacity:          ErrCapacity,
+	core.Capturing:         ErrCapturing,
+	core.DeviceLost:        ErrDeviceLost,
+	core.NoDriver:          ErrNoDriver,
+	core.InvalidArgument:   ErrInvalidArgument,
+}
+
+func init() { core.SetErrors(newError) }
+
+func newError(f core.Failure) error {
+	e := &Error{Op: f.Op, Code: Code(f.Result), Asked: f.Asked, Hint: f.Hint, cause: f.Err}
+	if f.Result != driver.Success {
+		e.Call = f.Call.String()
+	}
+	kind, hint := explain(f.Call, f.Result)
+	if f.Kind != core.Unspecified {
+		kind = f.Kind
+	}
+	e.kind = sentinels[kind]
+	if e.Hint == "" {
+		e.Hint = hint
+	}
+	return e
+}
+
+// inconclusive reports whether a trial failed for want of memory or of the
+// device, and so told nothing of the feature.
+func inconclusive(err error) bool {
+	return errors.Is(err, ErrOutOfMemory) || errors.Is(err, ErrDeviceLost)
+}

@@ -1,0 +1,141 @@
+package cuda
+
+import (
+	"runtime"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Event marks a point in a stream's work, to wait for it from the host or from
+// another stream, or to measure the time between two.
+type Event struct {
+	obj    *core.Object
+	closer core.Closer
+	ctx    *core.Context
+	handle driver.Event
+}
+
+// EventOptions change how NewEvent makes an event.
+type EventOptions struct {
+	// Timing makes the event measure time, which makes it dearer.
+	Timing bool
+}
+
+// NewEvent makes an event on the device: it can be recorded on streams of the
+// device's context. The caller closes it.
+func (d *Device) NewEvent(o EventOptions) (*Event, error) {
+	c, err := d.context()
+	if err != nil {
+		return nil, err
+	}
+	flags := driver.EventDisableTiming
+	if o.Timing {
+		flags = driver.EventDefault
+	}
+	h, r := d.sys.core.Drv.EventCreate(c.Handle, flags)
+	if r != driver.Success {
+		return nil, d.sys.core.Fail("cuda.Device.NewEvent", driver.CallEventCreate, r, d.String())
+	}
+	e := &Event{obj: new(core.Object), ctx: c, handle: h}
+	d.sys.core.Track(e.obj, core.KindEvent, 0)
+	e.cleanup = core.Watch(e, e.obj)
+	return e, nil
+}
+
+// Record puts the event behind the work that is on the stream now. The stream
+// must be of the context that the event was made in.
+func (e *Event) Record(s *Stream) error {
+	const op = "cuda.Event.Record"
+	if err := s.use(op); err != nil {
+		return err
+	}
+	defer s.in.Drop()
+	if err := e.use(op, s.sys()); err != nil {
+		return err
+	}
+	defer e.closer.Drop()
+	return s.result(op, driver.CallEventRecord, s.sys().Drv.EventRecord(e.ctx.Handle, e.handle, s.in.Handle))
+}
+
+// Done reports whether the work before the last Record is done. It does not
+// wait. Of an event that was recorded into a capture it must not be asked.
+func (e *Event) Done() (bool, error) {
+	const op = "cuda.Event.Done"
+	sys := e.ctx.System()
+	if err := e.use(op, sys); err != nil {
+		return false, err
+	}
+	defer e.closer.Drop()
+	switch r := sys.Drv.EventQuery(e.ctx.Handle, e.handle); r {
+	case driver.Success:
+		return true, nil
+	case driver.NotReady:
+		return false, nil
+	default:
+		return false, sys.Fail(op, driver.CallEventQuery, r, "")
+	}
+}
+
+// Synchronize waits until the work before the last Record is done.
+func (e *Event) Synchronize() error {
+	const op = "cuda.Event.Synchronize"
+	sys := e.ctx.System()
+	if err := e.use(op, sys); err != nil {
+		return err
+	}
+	defer e.closer.Drop()
+	if r := sys.Drv.EventSynchronize(e.ctx.Handle, e.handle); r != driver.Success {
+		return sys.Fail(op, driver.CallEventSynchronize, r, "")
+	}
+	return nil
+}
+
+// Since is the GPU's time between two events with Timing that have both
+// passed. Its resolution is about half a microsecond.
+func (e *Event) Since(start *Event) (time.Duration, error) {
+	const op = "cuda.Event.Since"
+	sys := e.ctx.System()
+	if err := e.use(op, sys); err != nil {
+		return 0, err
+	}
+	defer e.closer.Drop()
+	if err := start.use(op, sys); err != nil {
+		return 0, err
+	}
+	defer start.closer.Drop()
+	ms, r := sys.Drv.EventElapsedTime(e.ctx.Handle, start.handle, e.handle)
+	if r != driver.Success {
+		return 0, sys.Fail(op, driver.CallEventElapsedTime, r, "both events need Timing and must have passed")
+	}
+	return time.Duration(float64(ms) * float64(time.Millisecond)), nil
+}
+
+// Close destroys the event. Work that waits for it still does.
+func (e *Event) Close() error {
+	return e.closer.Close(func() error {
+		sys := e.ctx.System()
+		if sys.DeviceLost() == driver.Success {
+			if r := sys.Drv.EventDestroy(e.ctx.Handle, e.handle); r != driver.Success {
+				return sys.Fail("cuda.Event.Close", driver.CallEventDestroy, r, "")
+			}
+		}
+		e.obj.Untrack()
+		e.cleanup.Stop()
+		return nil
+	})
+}
+
+func (e *Event) use(op string, sys *core.System) error {
+	if e == nil {
+		return core.Invalid(op, "a nil event", "make one with Device.NewEvent")
+	}
+	if e.ctx.System() != sys {
+		return core.ForeignError(op, "event")
+	}
+	if !e.closer.Hold() {
+		return core.ClosedError(op, "event")
+	}
+	return nil
+}

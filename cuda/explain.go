@@ -1,0 +1,85 @@
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// explain says what a driver's answer to a call means to the caller, and what
+// to do about it. One code means different things from different calls.
+func explain(c driver.Call, r driver.Result) (core.Kind, string) {
+	if r == driver.Success {
+		return core.Unspecified, ""
+	}
+	if e, ok := byCall[callResult{c, r}]; ok {
+		return e.kind, e.hint
+	}
+	if r == driver.MissingEntryPoint {
+		return core.NotSupported, fmt.Sprintf("this driver lacks %s; it needs a driver for CUDA %s or later",
+			c, driver.VersionString(c.Version()))
+	}
+	if r.Lost() {
+		return core.DeviceLost, "restart the process; memory that was unmapped or never granted while the GPU used it is the usual cause"
+	}
+	if e, ok := byResult[r]; ok {
+		return e.kind, e.hint
+	}
+	return core.Unspecified, ""
+}
+
+type callResult struct {
+	call   driver.Call
+	result driver.Result
+}
+
+type explanation struct {
+	kind core.Kind
+	hint string
+}
+
+var byCall = map[callResult]explanation{
+	{driver.CallMemAddressReserve, driver.OutOfMemory}: {core.OutOfAddressSpace,
+		"reserve a smaller range; physical memory is not what ran out"},
+	{driver.CallMemMap, driver.NotSupported}: {core.InvalidArgument,
+		"a physical allocation is mapped whole, from offset 0, at its full size"},
+	{driver.CallMemSetAccess, driver.InvalidDevice}: {core.NotSupported,
+		"the device cannot reach that memory: check peer access between the two"},
+	{driver.CallMemRetainAllocationHandle, driver.InvalidValue}: {core.InvalidArgument,
+		"the address is not inside a VMM mapping"},
+	{driver.CallMemImportFromShareableHandle, driver.Unknown}: {core.InvalidArgument,
+		"the descriptor is not an exported CUDA allocation"},
+	{driver.CallMemExportToShareableHandle, driver.InvalidValue}: {core.InvalidArgument,
+		"create the memory with this handle type; an imported handle cannot be exported again, but its descriptor can be forwarded"},
+	{driver.CallMemCreate, driver.NotPermitted}: {core.NotPermitted,
+		"fabric handles need an IMEX channel that this process may open; ask for descriptors instead"},
+	{driver.CallInit, driver.NoDevice}: {core.NoDriver,
+		"the driver sees no GPU: check CUDA_VISIBLE_DEVICES and that the device nodes are in the container"},
+}
+
+var byResult = map[driver.Result]explanation{
+	driver.InvalidValue:   {core.InvalidArgument, ""},
+	driver.OutOfMemory:    {core.OutOfMemory, "free device memory, or ask for less"},
+	driver.NotInitialized: {core.NoDriver, "CUDA does not survive fork: start a new process with os/exec instead"},
+	driver.Deinitialized:  {core.NoDriver, "the driver is shutting down with the process"},
+	driver.StubLibrary:    {core.NoDriver, "the toolkit's stub library was loaded: put the driver's libcuda.so.1 first in the search path"},
+	driver.NoDevice:       {core.NoDriver, "the driver sees no GPU: check CUDA_VISIBLE_DEVICES and the device nodes"},
+	driver.InvalidDevice:  {core.InvalidArgument, "devices are numbered from 0; System.Devices lists them"},
+	driver.InvalidContext: {core.InvalidArgument, "the context was destroyed, or is no context of this process"},
+	driver.OperatingSystem: {core.Unspecified,
+		"a system call of the driver failed: compare the open files with the limit (ulimit -n)"},
+	driver.InvalidHandle:  {core.InvalidArgument, "the handle was released, or belongs to another context"},
+	driver.NotPermitted:   {core.NotPermitted, ""},
+	driver.NotSupported:   {core.NotSupported, ""},
+	driver.SystemNotReady: {core.Unspecified, "the fabric manager is not ready: try again a little later"},
+	driver.DriverMismatch: {core.NoDriver, "the library and the kernel module are of different versions: reboot, or install one version of both"},
+	driver.CompatNotSupported: {core.NoDriver,
+		"the compatibility library does not support this GPU: use the driver's own libcuda.so.1"},
+	driver.CaptureUnsupported: {core.Capturing, "the call is not allowed while a stream captures"},
+	driver.CaptureInvalid:     {core.Capturing, "the capture was broken by an earlier call: end it and capture again"},
+	driver.CaptureImplicit:    {core.Capturing, "work on the legacy stream would join the capture of a blocking stream"},
+	driver.CapturedEvent:      {core.Capturing, "the event was recorded into a capture"},
+	driver.CaptureUnjoined:    {core.Capturing, "a stream that forked from the capture was not joined back before its end"},
+	driver.CaptureWrongThread: {core.Capturing, "end the capture on the thread that began it, or capture in relaxed mode"},
+}

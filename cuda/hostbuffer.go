@@ -1,0 +1,139 @@
+package cuda
+
+import (
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// HostBuffer is pinned host memory: the GPU copies from and to it without help
+// of the CPU, at full speed and asynchronously. It comes from a pool, and
+// Close gives it back there, so its contents are what the last user left.
+type HostBuffer struct {
+	obj     *core.Object
+	closer  core.Closer
+	sys     *System
+	block   pinnedBlock
+	bytes   []byte
+	cleanup runtime.Cleanup
+}
+
+// NewHostBuffer takes n bytes of pinned host memory, usable by every device of
+// the System. The caller closes it.
+func (d *Device) NewHostBuffer(n int) (*HostBuffer, error) {
+	const op = "cuda.Device.NewHostBuffer"
+	if n <= 0 {
+		return nil, core.Invalid(op, fmt.Sprintf("%d bytes", n), "ask for at least one byte")
+	}
+	if uint64(n) > maxHostBytes {
+		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfMemory,
+			Asked: fmt.Sprintf("%s of pinned host memory", core.Bytes(n)),
+			Hint:  "ask for less than " + core.Bytes(uint64(maxHostBytes))})
+	}
+	c, err := d.context()
+	if err != nil {
+		return nil, err
+	}
+	d.sys.core.PollReclaim()
+	b, err := d.sys.pinned.get(op, c, n)
+	if err != nil {
+		return nil, err
+	}
+	h := &HostBuffer{obj: new(core.Object), sys: d.sys, block: b, bytes: unsafe.Slice((*byte)(b.mem), n)}
+	d.sys.core.Track(h.obj, core.KindHostBuffer, uint64(n))
+	h.cleanup = core.Watch(h, h.obj)
+	return h, nil
+}
+
+// maxHostBytes is more than any host has; sizes above it would overflow the
+// rounding.
+const maxHostBytes = 1 << 50
+
+// Bytes is the memory itself. It must not be used after Close, and neither
+// read nor written while the GPU's work on it runs.
+func (h *HostBuffer) Bytes() []byte { return h.bytes }
+
+// Len is the size in bytes.
+func (h *HostBuffer) Len() int { return len(h.bytes) }
+
+// Slice names a part of the buffer for a copy. It owns nothing: after Close
+// operations on it answer ErrClosed.
+func (h *HostBuffer) Slice(off, n int) (HostSlice, error) {
+	if off < 0 || n < 0 || off > len(h.bytes) || n > len(h.bytes)-off {
+		return HostSlice{}, core.Error(core.Failure{Op: "cuda.HostBuffer.Slice", Kind: core.OutOfRange,
+			Asked: fmt.Sprintf("offset %d, length %d of %d bytes", off, n, len(h.bytes)),
+			Hint:  "stay inside the buffer"})
+	}
+	return HostSlice{h, off, n}, nil
+}
+
+// All is the whole buffer.
+func (h *HostBuffer) All() HostSlice { return HostSlice{h, 0, len(h.bytes)} }
+
+// HostSlice is a part of a HostBuffer.
+type HostSlice struct {
+	buf      *HostBuffer
+	off, len int
+}
+
+// Len is the length in bytes.
+func (s HostSlice) Len() int { return s.len }
+
+// Bytes is the memory, under the rules of HostBuffer.Bytes.
+func (s HostSlice) Bytes() []byte {
+	if s.buf == nil {
+		return nil
+	}
+	return s.buf.bytes[s.off : s.off+s.len]
+}
+
+// use holds the buffer for an operation; the caller calls buf.closer.Drop.
+func (s HostSlice) use(op string, sys *core.System) error {
+	switch {
+	case s.buf == nil:
+		return core.Invalid(op, "a zero HostSlice", "take it from HostBuffer.Slice or All")
+	case s.buf.sys.core != sys:
+		return core.ForeignError(op, "host buffer")
+	case !s.buf.closer.Hold():
+		return core.ClosedError(op, "host buffer")
+	}
+	return nil
+}
+
+func (s HostSlice) pointer() unsafe.Pointer { return unsafe.Pointer(&s.buf.bytes[s.off]) }
+
+// Close waits for all GPU work that could use the buffer and gives it back to
+// the pool. What it waits for, and what that costs, is as in the vmm package;
+// CloseAfter is the fast way.
+func (h *HostBuffer) Close() error {
+	return h.closer.Close(func() error {
+		all := make([]driver.Device, len(h.sys.devices))
+		for i, d := range h.sys.devices {
+			all[i] = d.dev
+		}
+		if err := h.sys.core.WaitDevices("cuda.HostBuffer.Close", all); err != nil {
+			return err
+		}
+		return h.release()
+	})
+}
+
+// CloseAfter takes the buffer out of use at once and gives it back to the pool
+// when the work that is on the streams now is done. It never blocks. Without a
+// stream it is ErrInvalidArgument; with one that captures a graph it is
+// ErrCapturing and nothing has changed.
+func (h *HostBuffer) CloseAfter(streams ...*Stream) error {
+	return h.closer.CloseAfter(h.sys.core, func() (*core.Fence, error) {
+		return core.FenceOf(h.sys.core, "cuda.HostBuffer.CloseAfter", streams)
+	}, h.release)
+}
+
+func (h *HostBuffer) release() error {
+	h.sys.pinned.put(h.block)
+	h.obj.Untrack()
+	h.cleanup.Stop()
+	return nil
+}

@@ -1,0 +1,95 @@
+package cuda
+
+import (
+	"fmt"
+	"math/bits"
+	"sync"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// smallestPinned is the smallest block of pinned memory that is asked of the
+// driver, which rounds to pages itself.
+const smallestPinned = 4096
+
+// pinnedBlock is pinned host memory in the pool's hands or in a user's.
+type pinnedBlock struct {
+	mem  unsafe.Pointer
+	size int
+	ctx  *core.Context
+}
+
+// pinnedPool keeps pinned memory that was given back, since both pinning and
+// unpinning are slow, and unpinning stalls the launches of all threads until
+// the context's work is done. It gives back to the driver only when the System
+// closes, or when asked to. Blocks are portable: every device can use them.
+type pinnedPool struct {
+	mu   sync.Mutex
+	free map[int][]pinnedBlock
+	idle int
+}
+
+// pinnedClass rounds a size up so that at most an eighth is wasted and blocks
+// of nearby sizes replace each other.
+func pinnedClass(n int) int {
+	n = max(n, smallestPinned)
+	step := max(1<<(bits.Len(uint(n-1))-1)/8, smallestPinned)
+	return (n + step - 1) / step * step
+}
+
+func (p *pinnedPool) get(op string, c *core.Context, n int) (pinnedBlock, error) {
+	class := pinnedClass(n)
+	p.mu.Lock()
+	if list := p.free[class]; len(list) > 0 {
+		b := list[len(list)-1]
+		p.free[class] = list[:len(list)-1]
+		p.idle -= class
+		p.mu.Unlock()
+		return b, nil
+	}
+	p.mu.Unlock()
+	sys := c.System()
+	mem, r := sys.Drv.MemHostAlloc(c.Handle, uint64(class), driver.HostAllocPortable)
+	if r != driver.Success {
+		sys.Note(r)
+		return pinnedBlock{}, core.Error(core.Failure{Op: op, Call: driver.CallMemHostAlloc, Result: r,
+			Asked: fmt.Sprintf("%s of pinned host memory", core.Bytes(class)),
+			Hint:  "ask for less, or close host buffers and call System.TrimHost"})
+	}
+	return pinnedBlock{mem, class, c}, nil
+}
+
+func (p *pinnedPool) put(b pinnedBlock) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.free == nil {
+		p.free = map[int][]pinnedBlock{}
+	}
+	p.free[b.size] = append(p.free[b.size], b)
+	p.idle += b.size
+}
+
+// trim gives idle blocks back to the driver.
+func (p *pinnedPool) trim(sys *core.System) int {
+	p.mu.Lock()
+	free, bytes := p.free, p.idle
+	p.free, p.idle = nil, 0
+	p.mu.Unlock()
+	if sys.DeviceLost() != driver.Success {
+		return bytes
+	}
+	for _, list := range free {
+		for _, b := range list {
+			sys.Drv.MemFreeHost(b.ctx.Handle, b.mem)
+		}
+	}
+	return bytes
+}
+
+// TrimHost gives pinned host memory that no HostBuffer uses back to the
+// operating system and answers how many bytes that were. The driver waits for
+// all running work meanwhile, and stalls launches: call it when nothing is
+// urgent.
+func (s *System) TrimHost() int { return s.pinned.trim(s.core) }

@@ -1,0 +1,68 @@
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Ptr is a device address. It is a number, never an unsafe.Pointer: the host
+// cannot follow it, and Go's checks must not try to.
+type Ptr uint64
+
+// String writes the address in hexadecimal.
+func (p Ptr) String() string { return fmt.Sprintf("%#x", uint64(p)) }
+
+// LocationType says what kind of place a Location is.
+type LocationType int32
+
+// The values are the driver's.
+const (
+	LocationNone            = LocationType(driver.LocationNone)
+	LocationDevice          = LocationType(driver.LocationDevice)
+	LocationHost            = LocationType(driver.LocationHost)
+	LocationHostNUMA        = LocationType(driver.LocationHostNUMA)
+	LocationHostNUMACurrent = LocationType(driver.LocationHostNUMACurrent)
+)
+
+// String names the kind.
+func (t LocationType) String() string {
+	switch t {
+	case LocationNone:
+		return "none"
+	case LocationDevice:
+		return "device"
+	case LocationHost:
+		return "host"
+	case LocationHostNUMA:
+		return "host NUMA node"
+	case LocationHostNUMACurrent:
+		return "current host NUMA node"
+	}
+	return fmt.Sprintf("LocationType(%d)", int32(t))
+}
+
+// Location is a place where memory lives or that is granted access to it: a
+// device, the host, or a NUMA node of the host. Locations are comparable.
+type Location struct {
+	Type LocationType
+	// ID is the device's ordinal or the node's number; 0 otherwise.
+	ID int
+}
+
+// OnDevice is the device with that ordinal.
+func OnDevice(ordinal int) Location { return Location{LocationDevice, ordinal} }
+
+// OnHost is the host's memory, wherever.
+func OnHost() Location { return Location{Type: LocationHost} }
+
+// OnHostNUMA is a NUMA node of the host.
+func OnHostNUMA(node int) Location { return Location{LocationHostNUMA, node} }
+
+// String writes the location: "device 0".
+func (l Location) String() string {
+	if l.Type == LocationDevice || l.Type == LocationHostNUMA {
+		return fmt.Sprintf("%s %d", l.Type, l.ID)
+	}
+	return l.Type.String()
+}

@@ -1,0 +1,210 @@
+package cuda
+
+import (
+	"sync"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Staging goes through slots of this size, and a stream uses at most so many.
+// A slot is large enough that the submission costs little beside the copy, and
+// there are enough of them that filling one overlaps with the copies of others.
+const (
+	slotBytes = 1 << 20
+	slotCount = 8
+)
+
+// ring is a stream's pinned memory for copies from and to Go memory: the
+// driver must never keep a pointer to Go's. Each stream has its own, so that a
+// stream that stands still holds up nobody else. Slots are made as they are
+// needed, and go back to the pool when the stream closes.
+type ring struct {
+	stream *core.Stream
+	pool   *pinnedPool
+
+	mu    sync.Mutex
+	slots []*slot
+	next  int
+}
+
+type slot struct {
+	block pinnedBlock
+	event driver.Event
+	busy  bool // the event was recorded and not waited for
+	held  bool // a download has not emptied it yet
+	used  int  // bytes of it that are taken
+}
+
+// upload fills slots and submits a copy for each; small uploads share one.
+func (r *ring) upload(op string, dst driver.Ptr, src []byte) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(src) > 0 {
+		sl, err := r.room(op, len(src))
+		if err != nil {
+			return err
+		}
+		to := unsafe.Add(sl.block.mem, sl.used)
+		n := copy(unsafe.Slice((*byte)(to), slotBytes-sl.used), src)
+		d := r.sys().Drv
+		if res := d.MemcpyHtoDAsync(r.stream.Ctx.Handle, dst, to, uint64(n), r.stream.Handle); res != driver.Success {
+			return r.sys().Fail(op, driver.CallMemcpyHtoDAsync, res, core.Bytes(len(src)))
+		}
+		sl.used += n
+		if err := r.record(op, sl); err != nil {
+			return err
+		}
+		dst, src = dst+driver.Ptr(n), src[n:]
+	}
+	return nil
+}
+
+// download submits copies into several slots and empties them in order.
+func (r *ring) download(op string, dst []byte, src driver.Ptr) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	type piece struct {
+		slot *slot
+		to   []byte
+	}
+	var pieces []piece
+	defer func() {
+		for _, p := range pieces {
+			p.slot.held = false
+		}
+	}()
+	take := func() error {
+		p := pieces[0]
+		pieces = pieces[1:]
+		if err := r.wait(op, p.slot); err != nil {
+			return err
+		}
+		copy(p.to, unsafe.Slice((*byte)(p.slot.block.mem), len(p.to)))
+		p.slot.held = false
+		return nil
+	}
+	for len(dst) > 0 {
+		if len(pieces) == slotCount {
+			if err := take(); err != nil {
+				return err
+			}
+		}
+		sl, err := r.fresh(op)
+		if err != nil {
+			return err
+		}
+		n := min(len(dst), slotBytes)
+		sl.used, sl.held = slotBytes, true
+		pieces = append(pieces, piece{sl, dst[:n]})
+		d := r.sys().Drv
+		if res := d.MemcpyDtoHAsync(r.stream.Ctx.Handle, sl.block.mem, src, uint64(n), r.stream.Handle); res != driver.Success {
+			return r.sys().Fail(op, driver.CallMemcpyDtoHAsync, res, core.Bytes(len(dst)))
+		}
+		if err := r.record(op, sl); err != nil {
+			return err
+		}
+		dst, src = dst[n:], src+driver.Ptr(n)
+	}
+	for len(pieces) > 0 {
+		if err := take(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// room is the slot that uploads fill now, or the next where it is full or too
+// small for an upload that would fit a whole one.
+func (r *ring) room(op string, n int) (*slot, error) {
+	if len(r.slots) > 0 {
+		sl := r.slots[(r.next+len(r.slots)-1)%len(r.slots)]
+		if left := slotBytes - sl.used; left >= min(n, slotBytes) {
+			return sl, nil
+		}
+	}
+	return r.fresh(op)
+}
+
+// fresh is the next slot, empty: one that the stream has passed, a new one, or
+// the oldest after waiting for it.
+func (r *ring) fresh(op string) (*slot, error) {
+	if len(r.slots) < slotCount && (len(r.slots) == 0 || !r.passed(r.slots[r.next])) {
+		sl, err := r.add(op)
+		if err != nil {
+			return nil, err
+		}
+		return sl, nil
+	}
+	sl := r.slots[r.next]
+	r.next = (r.next + 1) % len(r.slots)
+	if err := r.wait(op, sl); err != nil {
+		return nil, err
+	}
+	sl.used = 0
+	return sl, nil
+}
+
+// add makes a slot and puts it where it is the newest.
+func (r *ring) add(op string) (*slot, error) {
+	block, err := r.pool.get(op, r.stream.Ctx, slotBytes)
+	if err != nil {
+		return nil, err
+	}
+	e, res := r.sys().Drv.EventCreate(r.stream.Ctx.Handle, driver.EventDisableTiming)
+	if res != driver.Success {
+		r.pool.put(block)
+		return nil, r.sys().Fail(op, driver.CallEventCreate, res, "")
+	}
+	sl := &slot{block: block, event: e}
+	r.slots = append(r.slots[:r.next], append([]*slot{sl}, r.slots[r.next:]...)...)
+	r.next = (r.next + 1) % len(r.slots)
+	return sl, nil
+}
+
+func (r *ring) record(op string, sl *slot) error {
+	res := r.sys().Drv.EventRecord(r.stream.Ctx.Handle, sl.event, r.stream.Handle)
+	if res != driver.Success {
+		return r.sys().Fail(op, driver.CallEventRecord, res, "")
+	}
+	sl.busy = true
+	return nil
+}
+
+func (r *ring) passed(sl *slot) bool {
+	if sl.held {
+		return false
+	}
+	if sl.busy && r.sys().Drv.EventQuery(r.stream.Ctx.Handle, sl.event) == driver.Success {
+		sl.busy = false
+	}
+	return !sl.busy
+}
+
+func (r *ring) wait(op string, sl *slot) error {
+	if !sl.busy {
+		return nil
+	}
+	if res := r.sys().Drv.EventSynchronize(r.stream.Ctx.Handle, sl.event); res != driver.Success {
+		return r.sys().Fail(op, driver.CallEventSynchronize, res, "a staged copy")
+	}
+	sl.busy = false
+	return nil
+}
+
+// close gives the slots back. The stream's work has ended.
+func (r *ring) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	lost := r.sys().DeviceLost() != driver.Success
+	for _, sl := range r.slots {
+		if !lost {
+			r.sys().Drv.EventDestroy(r.stream.Ctx.Handle, sl.event)
+		}
+		r.pool.put(sl.block)
+	}
+	r.slots, r.next = nil, 0
+}
+
+func (r *ring) sys() *core.System { return r.stream.Ctx.System() }

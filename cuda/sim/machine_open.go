@@ -1,0 +1,78 @@
+package sim
+
+import (
+	stdcontext "context"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+)
+
+// Open opens the machine's driver, as cuda.Open opens the real one. Each Open
+// makes a System of its own. Closing the System does not close the machine.
+func (m *Machine) Open(opts ...cuda.Option) (*cuda.System, error) {
+	return m.open(nil, opts)
+}
+
+// OpenOwned is Open for a machine that nobody else needs: it is closed with the
+// System, whose Close then reports what the machine found leaked.
+func (m *Machine) OpenOwned(opts ...cuda.Option) (*cuda.System, error) {
+	return m.open(m.Close, opts)
+}
+
+func (m *Machine) open(closed func() error, opts []cuda.Option) (*cuda.System, error) {
+	s, err := core.OpenDriver(m.Driver(), closed, opts)
+	if err != nil {
+		return nil, err
+	}
+	return s.(*cuda.System), nil
+}
+
+// TB is what Open needs of a test; *testing.T and *testing.B have it.
+type TB interface {
+	Helper()
+	Cleanup(func())
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+}
+
+// drainTime bounds how long Open's check waits for memory that was closed with
+// CloseAfter. Work on a stream that a test still holds never ends.
+const drainTime = 10 * time.Second
+
+// Open makes a machine for a test and opens it, with leak tracing on. When the
+// test ends, everything that it made must be closed: what is not is an error
+// of the test, with the stack that made it.
+func Open(tb TB, options ...Options) (*Machine, *cuda.System) {
+	tb.Helper()
+	var o Options
+	if len(options) > 0 {
+		o = options[0]
+	}
+	m, err := New(o)
+	if err != nil {
+		tb.Fatalf("%v", err)
+	}
+	s, err := m.Open(cuda.WithLeakTracing())
+	if err != nil {
+		tb.Fatalf("%v", err)
+	}
+	tb.Cleanup(func() {
+		tb.Helper()
+		ctx, cancel := stdcontext.WithTimeout(stdcontext.Background(), drainTime)
+		defer cancel()
+		if err := s.Drain(ctx); err != nil {
+			tb.Errorf("%v", err)
+		}
+		if err := s.Close(); err != nil {
+			tb.Errorf("%v", err)
+			for _, o := range s.Live() {
+				tb.Errorf("leaked: %s", o)
+			}
+		}
+		if err := m.Close(); err != nil {
+			tb.Errorf("%v", err)
+		}
+	})
+	return m, s
+}

@@ -1,0 +1,222 @@
+package cuda
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+type streamHolder = core.StreamHolder
+
+// Stream is an ordered queue of GPU work: its own, or borrowed from another
+// library. Work on it runs in the order of submission, later than the call.
+type Stream struct {
+	streamHolder
+	in      *core.Stream
+	dev     *Device
+	ring    *ring
+	cleanup runtime.Cleanup
+}
+
+// StreamOptions change how NewStream makes a stream.
+type StreamOptions struct {
+	// Blocking streams order themselves with the legacy default stream. The
+	// zero value is a non-blocking stream, which does not.
+	Blocking bool
+}
+
+// NewStream makes a stream on the device. The caller closes it.
+func (d *Device) NewStream(o StreamOptions) (*Stream, error) { return d.newStream(o, true) }
+
+func (d *Device) newStream(o StreamOptions, track bool) (*Stream, error) {
+	const op = "cuda.Device.NewStream"
+	c, err := d.context()
+	if err != nil {
+		return nil, err
+	}
+	flags := driver.StreamNonBlocking
+	if o.Blocking {
+		flags = driver.StreamDefault
+	}
+	h, r := d.sys.core.Drv.StreamCreate(c.Handle, flags)
+	if r != driver.Success {
+		return nil, d.sys.core.Fail(op, driver.CallStreamCreate, r, d.String())
+	}
+	return d.stream(c.AddStream(h, false, track), track), nil
+}
+
+// BorrowStream takes a stream of another library by its handle (a CUstream or
+// cudaStream_t as a number), in the context that it was made in. The handle
+// must be live, as the driver crashes on others, and must stay so until Close,
+// which gives it back without destroying it.
+//
+// Handle 0 or 1 is the legacy default stream, which frameworks use unless told
+// otherwise. It works, with a caveat of the driver's: an event recorded on it
+// ends the capture of any blocking stream in the context, so operations on it
+// are refused with ErrCapturing while the driver reports such a capture.
+// Handle 2, the per-thread default stream, is refused: goroutines move between
+// threads, so it names no particular stream.
+func (d *Device) BorrowStream(handle uintptr) (*Stream, error) {
+	const op = "cuda.Device.BorrowStream"
+	s := driver.Stream(handle)
+	if s == driver.StreamPerThread {
+		return nil, core.Invalid(op, "the per-thread default stream",
+			"goroutines move between threads: make a stream, or borrow one that was created")
+	}
+	c, err := d.context()
+	if err != nil {
+		return nil, err
+	}
+	if s != driver.StreamNull && s != driver.StreamLegacy {
+		h, r := d.sys.core.Drv.StreamGetCtx(c.Handle, s)
+		if r != driver.Success {
+			return nil, d.sys.core.Fail(op, driver.CallStreamGetCtx, r, fmt.Sprintf("stream %#x", handle))
+		}
+		on, r := d.sys.core.Drv.CtxGetDevice(h)
+		if r != driver.Success {
+			return nil, d.sys.core.Fail(op, driver.CallCtxGetDevice, r, fmt.Sprintf("the context of stream %#x", handle))
+		}
+		if on != d.dev {
+			return nil, core.Invalid(op, fmt.Sprintf("stream %#x of device %d on device %d", handle, on, d.dev),
+				"borrow the stream from the device that it belongs to")
+		}
+		c = d.sys.core.AddContext(h, d.dev, false)
+	}
+	return d.stream(c.AddStream(s, true, true), true), nil
+}
+
+func (d *Device) stream(in *core.Stream, watch bool) *Stream {
+	s := &Stream{in: in, dev: d, ring: &ring{stream: in, pool: &d.sys.pinned}}
+	s.streamHolder = core.HoldStream(in)
+	if watch {
+		s.cleanup = core.Watch(s, &in.Object)
+	}
+	return s
+}
+
+// Handle is the stream's handle (a CUstream) for other libraries. It is valid
+// until Close.
+func (s *Stream) Handle() uintptr { return uintptr(s.in.Handle) }
+
+// Device is the stream's device.
+func (s *Stream) Device() *Device { return s.dev }
+
+// Synchronize waits until all work that was submitted before the call is done.
+func (s *Stream) Synchronize() error {
+	const op = "cuda.Stream.Synchronize"
+	if err := s.use(op); err != nil {
+		return err
+	}
+	defer s.in.Drop()
+	if err := s.notCapturing(op); err != nil {
+		return err
+	}
+	return s.result(op, driver.CallStreamSynchronize, s.sys().Drv.StreamSynchronize(s.in.Ctx.Handle, s.in.Handle))
+}
+
+// Done reports whether all work submitted so far is done. It does not wait.
+func (s *Stream) Done() (bool, error) {
+	const op = "cuda.Stream.Done"
+	if err := s.use(op); err != nil {
+		return false, err
+	}
+	defer s.in.Drop()
+	if err := s.notCapturing(op); err != nil {
+		return false, err
+	}
+	r := s.sys().Drv.StreamQuery(s.in.Ctx.Handle, s.in.Handle)
+	if r == driver.NotReady {
+		return false, nil
+	}
+	return r == driver.Success, s.result(op, driver.CallStreamQuery, r)
+}
+
+// Capturing reports whether the stream captures a graph now, by asking the
+// driver.
+func (s *Stream) Capturing() (bool, error) {
+	const op = "cuda.Stream.Capturing"
+	if err := s.use(op); err != nil {
+		return false, err
+	}
+	defer s.in.Drop()
+	capturing, r := s.in.Capturing()
+	return capturing, s.result(op, driver.CallStreamIsCapturing, r)
+}
+
+// Wait makes later work of the stream wait for the event. The call itself does
+// not wait.
+func (s *Stream) Wait(e *Event) error {
+	const op = "cuda.Stream.Wait"
+	if err := s.use(op); err != nil {
+		return err
+	}
+	defer s.in.Drop()
+	if err := e.use(op, s.sys()); err != nil {
+		return err
+	}
+	defer e.closer.Drop()
+	return s.result(op, driver.CallStreamWaitEvent,
+		s.sys().Drv.StreamWaitEvent(s.in.Ctx.Handle, s.in.Handle, e.handle))
+}
+
+// Close waits for the stream's work and destroys it; a borrowed stream is only
+// given back. While it captures a graph it answers ErrCapturing and stays
+// open.
+func (s *Stream) Close() error {
+	const op = "cuda.Stream.Close"
+	sys := s.sys()
+	if !s.in.Closed() && sys.DeviceLost() == driver.Success {
+		if err := s.notCapturing(op); err != nil {
+			return err
+		}
+	}
+	return s.in.Closer.Close(func() error {
+		if sys.DeviceLost() == driver.Success {
+			// Staged copies must end before their memory is used again.
+			// Another library's work on a borrowed stream cannot be told apart.
+			r := sys.Note(sys.Drv.StreamSynchronize(s.in.Ctx.Handle, s.in.Handle))
+			if r != driver.Success && !r.Lost() {
+				return s.result(op, driver.CallStreamSynchronize, r)
+			}
+		}
+		s.ring.close()
+		if !s.in.Borrowed && sys.DeviceLost() == driver.Success {
+			if r := sys.Drv.StreamDestroy(s.in.Ctx.Handle, s.in.Handle); r != driver.Success {
+				return s.result(op, driver.CallStreamDestroy, r)
+			}
+		}
+		s.in.Forget()
+		s.cleanup.Stop()
+		return nil
+	})
+}
+
+func (s *Stream) sys() *core.System { return s.dev.sys.core }
+
+func (s *Stream) use(op string) error {
+	if s == nil {
+		return core.Invalid(op, "a nil stream", "make one with Device.NewStream")
+	}
+	return s.in.Use(op, s.sys())
+}
+
+// notCapturing refuses what would end a capture, before the driver is called.
+func (s *Stream) notCapturing(op string) error {
+	capturing, r := s.in.Capturing()
+	if r != driver.Success {
+		return s.result(op, driver.CallStreamIsCapturing, r)
+	}
+	if capturing {
+		return core.CapturingError(op, s.in)
+	}
+	return nil
+}
+
+func (s *Stream) result(op string, c driver.Call, r driver.Result) error {
+	if r == driver.Success {
+		return nil
+	}
+	return s.sys().Fail(op, c, r, fmt.Sprintf("stream %#x of %v", s.Handle(), s.dev))
+}

@@ -1,0 +1,244 @@
+package cuda
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/csrc"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// LibraryEnv names the environment variable that says which driver library to
+// open, where no option does.
+const LibraryEnv = "CUVMM_LIBCUDA"
+
+type systemHolder = core.SystemHolder
+
+// System is one opened driver and everything made with it. Objects of two
+// Systems do not mix: they answer ErrForeign.
+type System struct {
+	systemHolder
+	core    *core.System
+	info    DriverInfo
+	devices []*Device
+	pinned  pinnedPool
+}
+
+// DriverInfo says which driver serves.
+type DriverInfo struct {
+	// Software is true for the software driver.
+	Software bool
+	// Version is the CUDA version that the driver implements: 13000 is 13.0.
+	Version int
+	// Path is the file of the real driver's library.
+	Path string
+	// Machine names the software driver's machine.
+	Machine string
+}
+
+// String writes "CUDA 13.0 (libcuda.so.1)" or "software driver, CUDA 13.0".
+func (d DriverInfo) String() string {
+	version := driver.VersionString(int32(d.Version))
+	if d.Software {
+		return "software driver, CUDA " + version
+	}
+	return fmt.Sprintf("CUDA %s (%s)", version, d.Path)
+}
+
+// Option changes how Open opens a System.
+type Option func(*options)
+
+type options struct {
+	library string
+	config  core.Config
+}
+
+// WithLibrary names the driver's library file. Without it the environment
+// variable CUVMM_LIBCUDA does, and without that the usual places are searched.
+func WithLibrary(path string) Option { return func(o *options) { o.library = path } }
+
+// WithLogger sends what nobody asked for but somebody should know (lost
+// objects, a lost device) to the logger. Without it nothing is printed.
+func WithLogger(l *slog.Logger) Option { return func(o *options) { o.config.Log = l } }
+
+// WithLeakTracing keeps the creation stack of every object, so that reports of
+// leaked and lost ones name where they were made. It costs about a microsecond
+// an object.
+func WithLeakTracing() Option { return func(o *options) { o.config.TraceLeaks = true } }
+
+// WithNamedStreamsOnly promises that all GPU work which touches memory of this
+// System is on streams that the System knows: made by it, or borrowed. Close
+// then waits for those alone, and skips the wait for whole contexts, which
+// stalls other threads' launches.
+func WithNamedStreamsOnly() Option { return func(o *options) { o.config.NamedStreamsOnly = true } }
+
+// process is the one real System.
+var process struct {
+	mu    sync.Mutex
+	sys   *System
+	users int
+}
+
+// Open opens the real driver. There is one System in a process: a second Open
+// answers the same one, and it ends when Close was called as often; the
+// options of the first Open count. Where no usable driver is found the error
+// is ErrNoDriver and says what was tried.
+func Open(opts ...Option) (*System, error) {
+	o := options{library: os.Getenv(LibraryEnv)}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	process.mu.Lock()
+	defer process.mu.Unlock()
+	if process.sys != nil {
+		process.users++
+		return process.sys, nil
+	}
+	d, err := csrc.Open(csrc.Options{Path: o.library})
+	if err != nil {
+		return nil, core.Error(core.Failure{Op: "cuda.Open", Kind: core.NoDriver, Err: err})
+	}
+	sys, err := newSystem(d, o.config)
+	if err != nil {
+		return nil, err
+	}
+	process.sys, process.users = sys, 1
+	return sys, nil
+}
+
+func init() {
+	core.SetOpen(func(d driver.Driver, closed func() error, opts any) (any, error) {
+		var o options
+		for _, opt := range opts.([]Option) {
+			opt(&o)
+		}
+		o.config.Close = closed
+		return newSystem(d, o.config)
+	})
+}
+
+func newSystem(d driver.Driver, c core.Config) (*System, error) {
+	const op = "cuda.Open"
+	fail := func(call driver.Call, r driver.Result, asked string) error {
+		return core.Error(core.Failure{Op: op, Call: call, Result: r, Asked: asked})
+	}
+	if r := d.Init(); r != driver.Success {
+		return nil, fail(driver.CallInit, r, "")
+	}
+	version, r := d.DriverGetVersion()
+	if r != driver.Success {
+		return nil, fail(driver.CallDriverGetVersion, r, "")
+	}
+	count, r := d.DeviceGetCount()
+	if r != driver.Success {
+		return nil, fail(driver.CallDeviceGetCount, r, "")
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	about := d.Describe()
+	s := &System{info: DriverInfo{about.Software, int(version), about.Path, about.Machine}}
+	s.core = core.NewSystem(d, version, c)
+	s.systemHolder = core.HoldSystem(s.core)
+	for i := range count {
+		dev, r := s.newDevice(i)
+		if r != driver.Success {
+			return nil, fail(driver.CallDeviceGet, r, fmt.Sprintf("device %d of %d", i, count))
+		}
+		s.devices = append(s.devices, dev)
+	}
+	return s, nil
+}
+
+// Driver says which driver serves.
+func (s *System) Driver() DriverInfo { return s.info }
+
+// Devices are the devices that this process sees, by ordinal.
+func (s *System) Devices() []*Device { return append([]*Device(nil), s.devices...) }
+
+// Device is the device with that ordinal. Without such a device the error is
+// ErrInvalidArgument.
+func (s *System) Device(ordinal int) (*Device, error) {
+	if ordinal < 0 || ordinal >= len(s.devices) {
+		return nil, core.Invalid("cuda.System.Device", fmt.Sprintf("device %d of %d", ordinal, len(s.devices)),
+			"devices are numbered from 0; CUDA_VISIBLE_DEVICES may hide some")
+	}
+	return s.devices[ordinal], nil
+}
+
+// Drain waits until everything that was closed with CloseAfter is torn down,
+// or until ctx ends. Failed teardowns since the last Drain are reported.
+func (s *System) Drain(ctx context.Context) error {
+	if err := s.core.Drain(ctx); err != nil {
+		return fmt.Errorf("cuda: drain: %w", err)
+	}
+	return nil
+}
+
+// Stats are counts of a System's live objects.
+type Stats struct {
+	// Reservations and their bytes of address space.
+	Reservations  int
+	ReservedBytes uint64
+	// Allocations of physical memory, imported ones included, and their bytes.
+	Allocations    int
+	AllocatedBytes uint64
+	// Mappings and their bytes. Aliases count each time.
+	Mappings    int
+	MappedBytes uint64
+	// Streams and Events that are open.
+	Streams, Events int
+	// HostBuffers that are open, and their bytes.
+	HostBuffers int
+	HostBytes   uint64
+	// Pending closed objects that wait for the GPU.
+	Pending int
+	// Lost objects were collected without Close.
+	Lost int
+}
+
+// Stats counts what is live now.
+func (s *System) Stats() Stats {
+	var st Stats
+	st.Reservations, st.ReservedBytes = s.core.LiveCount(core.KindReservation)
+	st.Allocations, st.AllocatedBytes = s.core.LiveCount(core.KindAllocation)
+	st.Mappings, st.MappedBytes = s.core.LiveCount(core.KindMapping)
+	st.Streams, _ = s.core.LiveCount(core.KindStream)
+	st.Events, _ = s.core.LiveCount(core.KindEvent)
+	st.HostBuffers, st.HostBytes = s.core.LiveCount(core.KindHostBuffer)
+	st.Pending = s.core.PendingReclaims()
+	st.Lost = s.core.LostCount()
+	return st
+}
+
+// Live describes every live object, with the stack that made it where leak
+// tracing is on.
+func (s *System) Live() []string { return s.core.LiveObjects() }
+
+// Close gives the driver back. While objects are live it changes nothing, and
+// the error is ErrInUse and names them. The contexts that the System retained
+// are released.
+func (s *System) Close() error {
+	process.mu.Lock()
+	defer process.mu.Unlock()
+	if process.sys == s && process.users > 1 {
+		process.users--
+		return nil
+	}
+	for _, d := range s.devices {
+		d.closeTransfer()
+	}
+	if err := s.core.CheckIdle(); err != nil {
+		return err
+	}
+	s.pinned.trim(s.core)
+	err := s.core.Close()
+	if process.sys == s {
+		process.sys, process.users = nil, 0
+	}
+	return err
+}

@@ -1,0 +1,46 @@
+package core
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// shownLive is how many live objects an error names.
+const shownLive = 5
+
+// CheckIdle answers ErrInUse and names the live objects where there are any.
+func (s *System) CheckIdle() error {
+	s.PollReclaim()
+	if live := s.LiveObjects(); len(live) > 0 {
+		asked := fmt.Sprintf("%d objects are live: %s", len(live), strings.Join(live[:min(shownLive, len(live))], "; "))
+		if n := s.PendingReclaims(); n > 0 {
+			asked += fmt.Sprintf(" (%d closed ones wait for the GPU)", n)
+		}
+		return Error(Failure{Op: "cuda.System.Close", Kind: InUse, Asked: asked,
+			Hint: "close them first, and call Drain for those that were closed with CloseAfter"})
+	}
+	return nil
+}
+
+// Close ends the System, which must be idle: contexts are released and the
+// driver is given back.
+func (s *System) Close() error {
+	s.mu.Lock()
+	contexts := s.contexts
+	s.contexts = nil
+	s.mu.Unlock()
+	var errs []error
+	for _, c := range contexts {
+		// A driver that is shutting down has released the context itself.
+		if r := c.close(); r != driver.Success && r != driver.Deinitialized {
+			errs = append(errs, s.Fail("cuda.System.Close", driver.CallDevicePrimaryCtxRelease, r, ""))
+		}
+	}
+	if s.Config.Close != nil {
+		errs = append(errs, s.Config.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,80 @@
+package core
+
+import "sync"
+
+// Closer is the closing of an owner: once, from any goroutine, and again where
+// the teardown failed. It embeds the Life that operations hold.
+type Closer struct {
+	Life
+	mu   sync.Mutex
+	gone bool
+}
+
+// Close takes the object out of use, waits for the operations that run on it,
+// and tears it down. After an error the object stays out of use and Close may
+// be called again: the teardown remembers where it is.
+func (c *Closer) Close(teardown func() error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gone {
+		return nil
+	}
+	c.Life.Close()
+	c.Wait()
+	if err := teardown(); err != nil {
+		return err
+	}
+	c.gone = true
+	return nil
+}
+
+// CloseAfter takes the object out of use at once and leaves the teardown to
+// the reclaimer, for when the fence has passed and no operation runs on the
+// object. It never blocks. Where the fence cannot be made nothing is changed.
+func (c *Closer) CloseAfter(s *System, fence func() (*Fence, error), teardown func() error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gone || c.Closed() {
+		return nil
+	}
+	f, err := fence()
+	if err != nil {
+		return err
+	}
+	c.Life.Close()
+	c.gone = true
+	s.Reclaim(f, &c.Life, teardown)
+	return nil
+}
+
+// ClosedError is the refusal of an operation on a closed object.
+func ClosedError(op, what string) error {
+	return Error(Failure{Op: op, Kind: Closed, Asked: "the " + what + " is closed",
+		Hint: "use it before its Close or CloseAfter"})
+}
+
+// ForeignError is the refusal of an object of another System.
+func ForeignError(op, what string) error {
+	return Error(Failure{Op: op, Kind: Foreign, Asked: "the " + what + " belongs to another System",
+		Hint: "use objects that were made from the same System"})
+}
+
+// FenceOf marks the streams of public stream objects. No streams is an error:
+// naming none is not the same as nothing running.
+func FenceOf[S interface {
+	comparable
+	stream() *Stream
+}](s *System, op string, streams []S) (*Fence, error) {
+	var none S
+	if len(streams) == 0 {
+		return nil, Invalid(op, "no streams", "name the streams whose work uses the memory, or call Close, which waits for all of it")
+	}
+	in := make([]*Stream, len(streams))
+	for i, st := range streams {
+		if st == none {
+			return nil, Invalid(op, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
+		}
+		in[i] = st.stream()
+	}
+	return s.NewFence(op, in)
+}

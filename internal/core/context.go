@@ -1,0 +1,175 @@
+package core
+
+import (
+	"sync"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// sentinelBytes is the size of the block whose free waits for a context's
+// work. The driver waits whatever the size.
+const sentinelBytes = 256
+
+// idleEvents is how many events a context keeps for reuse.
+const idleEvents = 64
+
+// Context is a driver context that the System knows: a device's primary
+// context, or one that the caller brought. It is never destroyed here; the
+// primary ones are released when the System closes.
+type Context struct {
+	sys     *System
+	Handle  driver.Context
+	Device  driver.Device
+	primary bool
+
+	// blockMu is held over the free of the sentinel, which waits.
+	blockMu sync.Mutex
+	block   driver.Ptr
+
+	mu      sync.Mutex
+	streams map[*Stream]struct{}
+	events  []driver.Event
+}
+
+// AddContext makes a context known. The same handle twice is one Context. A
+// primary context is released when the System closes.
+func (s *System) AddContext(h driver.Context, d driver.Device, primary bool) *Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.contexts {
+		if c.Handle == h {
+			return c
+		}
+	}
+	c := &Context{sys: s, Handle: h, Device: d, primary: primary, streams: map[*Stream]struct{}{}}
+	s.contexts = append(s.contexts, c)
+	if !s.Config.NamedStreamsOnly {
+		// Taken now, since later there may be no memory left. Where there is
+		// none already, WaitWork tries again.
+		c.block, _ = s.Drv.MemAlloc(h, sentinelBytes)
+	}
+	return c
+}
+
+// System is the context's system.
+func (c *Context) System() *System { return c.sys }
+
+// contextsOn are the known contexts of any of the devices.
+func (s *System) contextsOn(devices []driver.Device) []*Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var on []*Context
+	for _, c := range s.contexts {
+		for _, d := range devices {
+			if c.Device == d {
+				on = append(on, c)
+				break
+			}
+		}
+	}
+	return on
+}
+
+// WaitDevices waits for all work that could touch memory which the devices
+// were granted, as far as contexts are known. It harms no capture.
+func (s *System) WaitDevices(op string, devices []driver.Device) error {
+	for _, c := range s.contextsOn(devices) {
+		if err := c.waitWork(op); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// waitWork waits for the known streams by their events, and then, for work on
+// streams that nobody named, by freeing the sentinel block: measured, that
+// free waits for the context's whole work and harms no capture, but it stalls
+// other threads' launches meanwhile, so it comes last, when usually nothing is
+// left to wait for.
+func (c *Context) waitWork(op string) error {
+	s := c.sys
+	if s.DeviceLost() != driver.Success {
+		return nil
+	}
+	for _, st := range c.knownStreams() {
+		if err := st.wait(op); err != nil {
+			return err
+		}
+	}
+	if s.Config.NamedStreamsOnly || s.DeviceLost() != driver.Success {
+		return nil
+	}
+	c.blockMu.Lock()
+	defer c.blockMu.Unlock()
+	if c.block == 0 {
+		b, r := s.Drv.MemAlloc(c.Handle, sentinelBytes)
+		if s.Note(r).Lost() {
+			return nil
+		}
+		if r != driver.Success {
+			return Error(Failure{Op: op, Call: driver.CallMemAlloc, Result: r,
+				Asked: "a 256-byte block to wait for the context's work by",
+				Hint:  "name the streams with CloseAfter, or free device memory"})
+		}
+		c.block = b
+	}
+	if r := s.Note(s.Drv.MemFree(c.Handle, c.block)); r != driver.Success && !r.Lost() {
+		return s.Fail(op, driver.CallMemFree, r, "wait for the context's work")
+	}
+	c.block, _ = s.Drv.MemAlloc(c.Handle, sentinelBytes)
+	return nil
+}
+
+func (c *Context) knownStreams() []*Stream {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := make([]*Stream, 0, len(c.streams))
+	for s := range c.streams {
+		all = append(all, s)
+	}
+	return all
+}
+
+// event takes an event without timing, from the idle ones where there is one.
+func (c *Context) event() (driver.Event, driver.Result) {
+	c.mu.Lock()
+	if n := len(c.events); n > 0 {
+		e := c.events[n-1]
+		c.events = c.events[:n-1]
+		c.mu.Unlock()
+		return e, driver.Success
+	}
+	c.mu.Unlock()
+	return c.sys.Drv.EventCreate(c.Handle, driver.EventDisableTiming)
+}
+
+// recycle takes back an event that has passed. One that was recorded into a
+// capture must be destroyed instead.
+func (c *Context) recycle(e driver.Event) {
+	c.mu.Lock()
+	if len(c.events) < idleEvents {
+		c.events = append(c.events, e)
+		c.mu.Unlock()
+		return
+	}
+	c.mu.Unlock()
+	c.sys.Drv.EventDestroy(c.Handle, e)
+}
+
+// close gives back what the context holds.
+func (c *Context) close() driver.Result {
+	d, lost := c.sys.Drv, c.sys.DeviceLost() != driver.Success
+	if !lost {
+		for _, e := range c.events {
+			d.EventDestroy(c.Handle, e)
+		}
+		if c.block != 0 {
+			d.MemFree(c.Handle, c.block)
+		}
+	}
+	c.events, c.block = nil, 0
+	if c.primary && !lost {
+		return d.DevicePrimaryCtxRelease(c.Device)
+	}
+	return driver.Success
+}

@@ -1,0 +1,68 @@
+package core
+
+import (
+	"sync"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// facts keeps what a driver says of its devices, which never changes while it
+// runs, so that hot paths need not ask again.
+type facts struct {
+	mu            sync.RWMutex
+	attributes    map[attributeKey]int32
+	granularities map[granularityKey]uint64
+}
+
+type attributeKey struct {
+	device    driver.Device
+	attribute driver.DeviceAttribute
+}
+
+type granularityKey struct {
+	prop   driver.AllocationProp
+	option driver.GranularityOption
+}
+
+// Attribute reads a device attribute. One that the driver does not know reads
+// as 0.
+func (s *System) Attribute(d driver.Device, a driver.DeviceAttribute) int32 {
+	key := attributeKey{d, a}
+	s.facts.mu.RLock()
+	v, ok := s.facts.attributes[key]
+	s.facts.mu.RUnlock()
+	if ok {
+		return v
+	}
+	v, _ = s.Drv.DeviceGetAttribute(a, d)
+	s.facts.mu.Lock()
+	defer s.facts.mu.Unlock()
+	if s.facts.attributes == nil {
+		s.facts.attributes = map[attributeKey]int32{}
+	}
+	s.facts.attributes[key] = v
+	return v
+}
+
+// Granularity is what sizes of memory with these properties must be multiples
+// of, in bytes.
+func (s *System) Granularity(prop driver.AllocationProp, o driver.GranularityOption) (uint64, driver.Result) {
+	key := granularityKey{prop, o}
+	s.facts.mu.RLock()
+	v, ok := s.facts.granularities[key]
+	s.facts.mu.RUnlock()
+	if ok {
+		return v, driver.Success
+	}
+	v, r := s.Drv.MemGetAllocationGranularity(prop, o)
+	if r != driver.Success {
+		return 0, s.Note(r)
+	}
+	s.facts.mu.Lock()
+	defer s.facts.mu.Unlock()
+	if s.facts.granularities == nil {
+		s.facts.granularities = map[granularityKey]uint64{}
+	}
+	s.facts.granularities[key] = v
+	return v, driver.Success
+}

@@ -1,0 +1,74 @@
+package core
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Kind is what a failure is to the caller: each has one sentinel in cuda.
+type Kind uint8
+
+const (
+	// Unspecified leaves it to the driver's result to say.
+	Unspecified Kind = iota
+	OutOfMemory
+	OutOfAddressSpace
+	Budget
+	NotSupported
+	NotPermitted
+	Closed
+	InUse
+	Foreign
+	OutOfRange
+	Capacity
+	Capturing
+	DeviceLost
+	NoDriver
+	InvalidArgument
+)
+
+// Failure is everything that is known of a failed operation. It is how the
+// rooms make errors: cuda owns the error type that users see, and turns one
+// into the other.
+type Failure struct {
+	// Op is the operation of this library: "vmm.Reserve".
+	Op string
+	// Kind, where the result alone does not tell.
+	Kind Kind
+	// Call and Result are the driver call that failed and its answer; Result
+	// is Success where the operation was refused before any call.
+	Call   driver.Call
+	Result driver.Result
+	// Asked says what was asked for, in the caller's terms.
+	Asked string
+	// Hint says what to do about it. Empty: cuda knows one by call and result.
+	Hint string
+	// Err is the cause, where there is one.
+	Err error
+}
+
+// newError is set by cuda.
+var newError = func(f Failure) error { return fmt.Errorf("%s: %s", f.Op, f.Asked) }
+
+// SetErrors tells the package how failures become errors. cuda calls it once.
+func SetErrors(f func(Failure) error) { newError = f }
+
+// Error makes the error that users see.
+func Error(f Failure) error { return newError(f) }
+
+// Invalid is the error for an argument that no driver needs to be asked about.
+func Invalid(op, asked, hint string) error {
+	return Error(Failure{Op: op, Kind: InvalidArgument, Asked: asked, Hint: hint})
+}
+
+// Bytes writes a size for people: exact in the largest unit that divides it,
+// otherwise in bytes.
+func Bytes[N ~int | ~int64 | ~uint64](n N) string {
+	units := []string{"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"}
+	u, v := 0, n
+	for v != 0 && v%1024 == 0 && u < len(units)-1 {
+		v, u = v/1024, u+1
+	}
+	return fmt.Sprintf("%d %s", v, units[u])
+}

@@ -1,0 +1,140 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Pauses between two looks of the reclaimer's goroutine: short at first, since
+// most work ends soon, longer while nothing happens.
+const (
+	shortestPause = 20 * time.Microsecond
+	longestPause  = 2 * time.Millisecond
+)
+
+// The reclaimer tears down what was closed while the GPU might still use it:
+// when its fence has passed and no operation runs on it any more. It is worked
+// off by operations that acquire, by Drain, and by one goroutine that exists
+// only while something is pending. It holds no lock while it calls the driver.
+type reclaimer struct {
+	sys     *System
+	pending atomic.Int64
+
+	polling sync.Mutex // one looks at a time
+
+	mu      sync.Mutex
+	items   []reclaim
+	running bool
+	failed  []error
+}
+
+type reclaim struct {
+	fence *Fence
+	life  *Life
+	do    func() error
+}
+
+// Reclaim tears an object down once the fence has passed and its life is idle.
+// It never blocks and makes no driver call.
+func (s *System) Reclaim(f *Fence, l *Life, do func() error) {
+	r := &s.reclaim
+	r.pending.Add(1)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.items = append(r.items, reclaim{f, l, do})
+	if !r.running {
+		r.running = true
+		go r.run()
+	}
+}
+
+// PollReclaim tears down what is ready. With nothing pending it costs one
+// atomic load and no driver call.
+func (s *System) PollReclaim() {
+	if s.reclaim.pending.Load() > 0 {
+		s.reclaim.poll()
+	}
+}
+
+// PendingReclaims is how many objects wait to be torn down.
+func (s *System) PendingReclaims() int { return int(s.reclaim.pending.Load()) }
+
+// Drain waits until nothing is pending, or until the context ends; the error
+// then says that it did. Teardowns that failed since the last Drain are
+// reported once.
+func (s *System) Drain(ctx context.Context) error {
+	r := &s.reclaim
+	pause := shortestPause
+	for r.pending.Load() > 0 {
+		if r.poll() {
+			pause = shortestPause
+			continue
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		case <-timer.C:
+		}
+		pause = min(2*pause, longestPause)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	err := errors.Join(r.failed...)
+	r.failed = nil
+	return err
+}
+
+func (r *reclaimer) run() {
+	pause := shortestPause
+	for {
+		if r.poll() {
+			pause = shortestPause
+		}
+		r.mu.Lock()
+		if r.pending.Load() == 0 {
+			r.running = false
+			r.mu.Unlock()
+			return
+		}
+		r.mu.Unlock()
+		time.Sleep(pause)
+		pause = min(2*pause, longestPause)
+	}
+}
+
+// poll looks at every pending item once, and reports whether it did any.
+func (r *reclaimer) poll() (progress bool) {
+	if !r.polling.TryLock() {
+		return false
+	}
+	defer r.polling.Unlock()
+	r.mu.Lock()
+	items := r.items
+	r.items = nil
+	r.mu.Unlock()
+	left := items[:0]
+	for _, it := range items {
+		if !it.fence.Passed() || !it.life.Idle() {
+			left = append(left, it)
+			continue
+		}
+		progress = true
+		if err := it.do(); err != nil {
+			r.sys.Config.Log.Error("cuvmm: tearing down a closed object failed; its addresses are not used again",
+				"error", err)
+			r.mu.Lock()
+			r.failed = append(r.failed, err)
+			r.mu.Unlock()
+		}
+		r.pending.Add(-1)
+	}
+	r.mu.Lock()
+	r.items = append(left, r.items...)
+	r.mu.Unlock()
+	return progress
+}

@@ -1,0 +1,60 @@
+package core
+
+import "github.com/cuvmm/cuvmm/internal/driver"
+
+// SystemHolder, StreamHolder and the like are embedded, unexported, by the
+// public objects. Their only method is unexported too, so nobody outside can
+// reach the inner state or stand in for an object.
+
+// SystemHolder is embedded by cuda.System.
+type SystemHolder struct{ s *System }
+
+// HoldSystem makes the holder.
+func HoldSystem(s *System) SystemHolder { return SystemHolder{s} }
+
+func (h *SystemHolder) system() *System { return h.s }
+
+// SystemOf looks inside a cuda.System.
+func SystemOf(h interface{ system() *System }) *System { return h.system() }
+
+// ContextHolder is embedded by cuda.Device. Its context is made when first
+// asked for.
+type ContextHolder struct {
+	get func() (*Context, error)
+	sys *System
+}
+
+// HoldContext makes the holder.
+func HoldContext(s *System, get func() (*Context, error)) ContextHolder {
+	return ContextHolder{get, s}
+}
+
+func (h *ContextHolder) context() (*Context, error) { return h.get() }
+func (h *ContextHolder) system() *System            { return h.sys }
+
+// ContextOf looks inside a cuda.Device: the context that it uses.
+func ContextOf(h interface{ context() (*Context, error) }) (*Context, error) { return h.context() }
+
+// StreamHolder is embedded by cuda.Stream.
+type StreamHolder struct{ s *Stream }
+
+// HoldStream makes the holder.
+func HoldStream(s *Stream) StreamHolder { return StreamHolder{s} }
+
+func (h *StreamHolder) stream() *Stream { return h.s }
+
+// StreamOf looks inside a cuda.Stream.
+func StreamOf(h interface{ stream() *Stream }) *Stream { return h.stream() }
+
+// openSystem is set by cuda.
+var openSystem func(d driver.Driver, closed func() error, options any) (any, error)
+
+// SetOpen tells the package how a *cuda.System is made round a driver. cuda
+// calls it once.
+func SetOpen(f func(d driver.Driver, closed func() error, options any) (any, error)) { openSystem = f }
+
+// OpenDriver makes a *cuda.System round a driver that cuda does not know.
+// The options are a []cuda.Option; closed is called when the System closes.
+func OpenDriver(d driver.Driver, closed func() error, options any) (any, error) {
+	return openSystem(d, closed, options)
+}

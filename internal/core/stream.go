@@ -1,0 +1,202 @@
+package core
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Stream is the inner state of a cuda.Stream.
+type Stream struct {
+	Object
+	Closer
+	Ctx    *Context
+	Handle driver.Stream
+	// Borrowed streams are not destroyed.
+	Borrowed bool
+}
+
+// AddStream makes a stream known to its context. The library's own streams are
+// not objects that a user could close, so they are not tracked.
+func (c *Context) AddStream(h driver.Stream, borrowed, track bool) *Stream {
+	s := &Stream{Ctx: c, Handle: h, Borrowed: borrowed}
+	s.Object.sys = c.sys
+	c.mu.Lock()
+	c.streams[s] = struct{}{}
+	c.mu.Unlock()
+	if track {
+		c.sys.Track(&s.Object, KindStream, 0)
+	}
+	return s
+}
+
+// Forget takes the stream from the known ones.
+func (s *Stream) Forget() {
+	s.Ctx.mu.Lock()
+	delete(s.Ctx.streams, s)
+	s.Ctx.mu.Unlock()
+	s.Untrack()
+}
+
+// Use holds the stream for an operation of sys, or says why it cannot be used.
+// The caller calls Drop.
+func (s *Stream) Use(op string, sys *System) error {
+	if s.Ctx.sys != sys {
+		return ForeignError(op, "stream")
+	}
+	if !s.Hold() {
+		return ClosedError(op, "stream")
+	}
+	return nil
+}
+
+// Capturing asks the driver whether the stream captures a graph. The legacy
+// stream counts as capturing while a blocking stream does, since work on it
+// would end that capture.
+func (s *Stream) Capturing() (bool, driver.Result) {
+	status, r := s.Ctx.sys.Drv.StreamIsCapturing(s.Ctx.Handle, s.Handle)
+	if r == driver.CaptureImplicit {
+		return true, driver.Success
+	}
+	return status != driver.CaptureNone, s.Ctx.sys.Note(r)
+}
+
+// wait waits for the work that is on the stream now. A stream that captures
+// runs nothing.
+func (s *Stream) wait(op string) error {
+	if !s.Hold() {
+		return nil // closed, and its Close waited
+	}
+	defer s.Drop()
+	m, capturing, err := s.mark(op)
+	if err != nil || capturing {
+		return err
+	}
+	return m.wait(op)
+}
+
+// A mark is an event behind the work that was on a stream.
+type mark struct {
+	ctx   *Context
+	event driver.Event
+}
+
+// mark records an event on the stream, unless it captures: asked before, and
+// again after the record, since another goroutine may have begun a capture in
+// between; then the event is part of that capture, and is destroyed without
+// being queried, which would end the capture.
+func (s *Stream) mark(op string) (m mark, capturing bool, err error) {
+	c, d := s.Ctx, s.Ctx.sys.Drv
+	asked := func() string { return fmt.Sprintf("stream %#x", uintptr(s.Handle)) }
+	if capturing, r := s.Capturing(); capturing || r != driver.Success {
+		if r != driver.Success {
+			err = c.sys.Fail(op, driver.CallStreamIsCapturing, r, asked())
+		}
+		return mark{}, capturing, err
+	}
+	e, r := c.event()
+	if r != driver.Success {
+		return mark{}, false, c.sys.Fail(op, driver.CallEventCreate, r, asked())
+	}
+	if r := d.EventRecord(c.Handle, e, s.Handle); r != driver.Success {
+		d.EventDestroy(c.Handle, e)
+		return mark{}, false, c.sys.Fail(op, driver.CallEventRecord, r, asked())
+	}
+	if capturing, _ := s.Capturing(); capturing {
+		d.EventDestroy(c.Handle, e)
+		return mark{}, true, nil
+	}
+	return mark{c, e}, false, nil
+}
+
+// passed asks whether the work before the mark is done. After the device is
+// lost nothing runs any more.
+func (m mark) passed() bool {
+	s := m.ctx.sys
+	if s.DeviceLost() != driver.Success {
+		return true
+	}
+	switch r := s.Note(s.Drv.EventQuery(m.ctx.Handle, m.event)); {
+	case r == driver.Success || r.Lost():
+		return true
+	case r == driver.NotReady:
+		return false
+	default:
+		// The event cannot tell (it was recorded into a capture that began
+		// and ended between two of our calls): wait for everything.
+		return m.ctx.waitWork("reclaim") == nil
+	}
+}
+
+// wait blocks until the mark has passed, and gives the event back.
+func (m mark) wait(op string) error {
+	s := m.ctx.sys
+	r := s.Note(s.Drv.EventSynchronize(m.ctx.Handle, m.event))
+	m.done()
+	if r != driver.Success && !r.Lost() {
+		return s.Fail(op, driver.CallEventSynchronize, r, "wait for a stream")
+	}
+	return nil
+}
+
+// done gives the event back.
+func (m mark) done() { m.ctx.recycle(m.event) }
+
+// Fence stands for the work that was on some streams at one moment.
+type Fence struct{ marks []mark }
+
+// NewFence marks the streams. Where one of them captures a graph nothing is
+// changed and the error says so.
+func (s *System) NewFence(op string, streams []*Stream) (*Fence, error) {
+	f := &Fence{marks: make([]mark, 0, len(streams))}
+	for _, st := range streams {
+		err := st.Use(op, s)
+		if err == nil {
+			var m mark
+			var capturing bool
+			m, capturing, err = st.mark(op)
+			st.Drop()
+			if err == nil && capturing {
+				err = CapturingError(op, st)
+			}
+			if err == nil {
+				f.marks = append(f.marks, m)
+				continue
+			}
+		}
+		if s.DeviceLost() != driver.Success {
+			return f, nil // nothing runs any more
+		}
+		f.Drop()
+		return nil, err
+	}
+	return f, nil
+}
+
+// CapturingError is the refusal of an operation that a capture does not allow.
+func CapturingError(op string, s *Stream) error {
+	return Error(Failure{Op: op, Kind: Capturing, Asked: fmt.Sprintf("stream %#x captures a graph", uintptr(s.Handle)),
+		Hint: "end the capture first, or name a stream that does not capture"})
+}
+
+// Passed asks whether all of the work is done. It never blocks.
+func (f *Fence) Passed() bool {
+	for len(f.marks) > 0 {
+		m := f.marks[len(f.marks)-1]
+		if !m.passed() {
+			return false
+		}
+		m.done()
+		f.marks = f.marks[:len(f.marks)-1]
+	}
+	return true
+}
+
+// Drop gives the events back without waiting. An event may be recorded anew
+// while an earlier record is pending.
+func (f *Fence) Drop() {
+	for _, m := range f.marks {
+		m.done()
+	}
+	f.marks = nil
+}

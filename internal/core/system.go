@@ -1,0 +1,79 @@
+// Package core is the inner state of a System, shared by the packages that
+// users see: the driver, the contexts and streams that are known, the list of
+// live objects, and the reclaimer. Users never import it and no public
+// signature needs it; the public objects embed a holder, and the functions
+// SystemOf, ContextOf and StreamOf look inside.
+//
+// # Lock order
+//
+// From first to last: an owner's own lock (buffer, reservation), a Context's
+// block lock, a Context's state lock, the reclaimer's lock, the live list's
+// lock. The last three are leaves: no driver call is made and no other lock is
+// taken under them.
+package core
+
+import (
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Config is how a System was opened.
+type Config struct {
+	Log *slog.Logger
+	// TraceLeaks keeps the creation stack of every object.
+	TraceLeaks bool
+	// NamedStreamsOnly: the caller promises that all work which touches this
+	// System's memory is on streams that the System knows.
+	NamedStreamsOnly bool
+	// Close is called after the last user of the System is gone.
+	Close func() error
+}
+
+// System is the inner state of a cuda.System.
+type System struct {
+	Drv    driver.Driver
+	Config Config
+	// Version is the driver's CUDA version.
+	Version int32
+
+	live  live
+	facts facts
+	lost  atomic.Int64
+	dead  atomic.Int32
+
+	mu       sync.Mutex
+	contexts []*Context
+
+	reclaim reclaimer
+}
+
+// NewSystem wraps an initialised driver.
+func NewSystem(d driver.Driver, version int32, c Config) *System {
+	s := &System{Drv: d, Config: c, Version: version}
+	s.live.init()
+	s.reclaim.sys = s
+	return s
+}
+
+// Note looks at a driver's answer: one that means that a context is gone is
+// remembered, so that every wait returns and closing drops state without
+// asking the driver again.
+func (s *System) Note(r driver.Result) driver.Result {
+	if r.Lost() && s.dead.CompareAndSwap(0, int32(r)) {
+		s.Config.Log.Error("cuvmm: the device's context is lost; this process cannot use the GPU any more",
+			"result", r.String(), "hint", "restart the process; an access to memory that was unmapped is the usual cause")
+	}
+	return r
+}
+
+// DeviceLost answers the result that lost the context, or Success.
+func (s *System) DeviceLost() driver.Result { return driver.Result(s.dead.Load()) }
+
+// Fail makes the error of a driver call that failed.
+func (s *System) Fail(op string, c driver.Call, r driver.Result, asked string) error {
+	s.Note(r)
+	return Error(Failure{Op: op, Call: c, Result: r, Asked: asked})
+}

@@ -1,0 +1,99 @@
+// Package phys has the one owner of a driver's memory handle. Allocations,
+// imports, multicast objects and mappings each hold a count of it; the handle
+// is released when the last one lets go.
+package phys
+
+import (
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Handle is physical memory. It is made with a count of one.
+type Handle struct {
+	core.Object
+	refs atomic.Int64
+	// Driver is the driver's handle: never used after the last Release, since
+	// the real driver crashes on a handle that is not live.
+	Driver driver.MemHandle
+	// Size in bytes. The driver does not tell it of a handle.
+	Size uint64
+	// Asked are the properties that the memory was created with.
+	Asked driver.AllocationProp
+}
+
+// Create makes physical memory. Where there is none, what was closed and has
+// passed is torn down first, and the driver asked again.
+func Create(s *core.System, size uint64, prop driver.AllocationProp) (*Handle, driver.Result) {
+	s.PollReclaim()
+	h, r := s.Drv.MemCreate(size, prop)
+	if r == driver.OutOfMemory && s.PendingReclaims() > 0 {
+		s.PollReclaim()
+		h, r = s.Drv.MemCreate(size, prop)
+	}
+	if r != driver.Success {
+		return nil, s.Note(r)
+	}
+	return New(s, h, size, prop), driver.Success
+}
+
+// New takes over a driver's handle.
+func New(s *core.System, h driver.MemHandle, size uint64, prop driver.AllocationProp) *Handle {
+	p := &Handle{Driver: h, Size: size, Asked: prop}
+	p.refs.Store(1)
+	s.Track(&p.Object, core.KindAllocation, size)
+	return p
+}
+
+// Retain adds to the count. The caller must hold one.
+func (h *Handle) Retain() { h.refs.Add(1) }
+
+// Release takes from the count; the last one gives the memory back. After a
+// failure the caller still holds its count and may try again.
+func (h *Handle) Release() driver.Result {
+	if h.refs.Add(-1) > 0 {
+		return driver.Success
+	}
+	s := h.System()
+	if s.DeviceLost() == driver.Success {
+		r := s.Note(s.Drv.MemRelease(h.Driver))
+		if r != driver.Success && !r.Lost() {
+			h.refs.Add(1)
+			return r
+		}
+	}
+	h.Untrack()
+	return driver.Success
+}
+
+// Holder is embedded, unexported, by the owners that users see.
+type Holder struct {
+	h    *Handle
+	life *core.Life
+}
+
+// Hold makes the holder. The life is the owner's.
+func Hold(h *Handle, life *core.Life) Holder { return Holder{h, life} }
+
+func (h *Holder) owned() (*Handle, *core.Life) { return h.h, h.life }
+
+// Sealed is what only owners of this library implement.
+type Sealed interface {
+	owned() (*Handle, *core.Life)
+}
+
+// Of looks inside an owner.
+func Of(s Sealed) *Handle { h, _ := s.owned(); return h }
+
+// Use adds to the count of an owner's handle, unless the owner is closed. The
+// caller keeps the count or releases it.
+func Use(s Sealed) (*Handle, bool) {
+	h, life := s.owned()
+	if !life.Hold() {
+		return nil, false
+	}
+	defer life.Drop()
+	h.Retain()
+	return h, true
+}

@@ -1,0 +1,153 @@
+package vmm
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// AccessMode says what a place may do with mapped memory.
+type AccessMode uint8
+
+// The values are the driver's.
+const (
+	NoAccess  = AccessMode(driver.AccessNone)
+	ReadOnly  = AccessMode(driver.AccessRead)
+	ReadWrite = AccessMode(driver.AccessReadWrite)
+)
+
+// String names the mode.
+func (m AccessMode) String() string {
+	switch m {
+	case NoAccess:
+		return "no access"
+	case ReadOnly:
+		return "read-only"
+	case ReadWrite:
+		return "read-write"
+	}
+	return fmt.Sprintf("AccessMode(%d)", uint8(m))
+}
+
+// Access is what one place may do.
+type Access struct {
+	Location cuda.Location
+	Mode     AccessMode
+}
+
+// String writes "device 0: read-only".
+func (a Access) String() string { return fmt.Sprintf("%v: %v", a.Location, a.Mode) }
+
+// accessList is who may do what with a mapping, in the driver's form. The slice
+// is its owner's and is passed to the driver as it is.
+type accessList []driver.AccessDesc
+
+// with is the list after a change, as a new list. Places that lose everything
+// stay, with no access, until the change is made.
+func (l accessList) with(changes accessList) accessList {
+	next := append(accessList(nil), l...)
+next:
+	for _, c := range changes {
+		for i := range next {
+			if next[i].Location == c.Location {
+				next[i].Flags = c.Flags
+				continue next
+			}
+		}
+		next = append(next, c)
+	}
+	return next
+}
+
+// same reports whether two lists are one slice: chunks of a buffer share theirs.
+func (l accessList) same(o accessList) bool {
+	return len(l) == len(o) && (len(l) == 0 || &l[0] == &o[0])
+}
+
+// mode is what the place may do.
+func (l accessList) mode(loc driver.Location) driver.AccessFlags {
+	for _, a := range l {
+		if a.Location == loc {
+			return a.Flags
+		}
+	}
+	return driver.AccessNone
+}
+
+// lowered are the devices that a change takes access from.
+func (l accessList) lowered(changes accessList) (from []driver.Device) {
+	for _, c := range changes {
+		if c.Location.Type == driver.LocationDevice && c.Flags < l.mode(c.Location) {
+			from = append(from, driver.Device(c.Location.ID))
+		}
+	}
+	return from
+}
+
+// devices are those with any access.
+func (l accessList) devices() (with []driver.Device) {
+	for _, a := range l {
+		if a.Location.Type == driver.LocationDevice && a.Flags != driver.AccessNone {
+			with = append(with, driver.Device(a.Location.ID))
+		}
+	}
+	return with
+}
+
+// checkAccess turns what a caller asks into the driver's form, for memory that
+// lies at a location, and refuses what could never work.
+func checkAccess(op string, s *cuda.System, memory driver.Location, access []Access) (accessList, error) {
+	if len(access) == 0 {
+		return nil, core.Invalid(op, "no access", "name at least one location and its mode")
+	}
+	list := make(accessList, 0, len(access))
+	for _, a := range access {
+		switch a.Mode {
+		case NoAccess, ReadOnly, ReadWrite:
+		default:
+			return nil, core.Invalid(op, a.String(), "use NoAccess, ReadOnly or ReadWrite")
+		}
+		if err := checkLocation(op, s, a.Location); err != nil {
+			return nil, err
+		}
+		loc := driver.Location{Type: driver.LocationType(a.Location.Type), ID: int32(a.Location.ID)}
+		if loc.Type != driver.LocationDevice && memory.Type == driver.LocationDevice {
+			return nil, core.Error(core.Failure{Op: op, Kind: core.NotSupported,
+				Asked: fmt.Sprintf("access of the %v to memory on device %d", a.Location, memory.ID),
+				Hint:  "the host cannot reach device memory: copy, or create the memory on the host"})
+		}
+		if list.mode(loc) != driver.AccessNone {
+			return nil, core.Invalid(op, fmt.Sprintf("%v twice", a.Location), "name each location once")
+		}
+		if loc.Type == driver.LocationDevice && memory.Type == driver.LocationDevice &&
+			loc.ID != memory.ID && a.Mode != NoAccess {
+			if err := checkPeer(op, s, int(loc.ID), int(memory.ID)); err != nil {
+				return nil, err
+			}
+		}
+		list = append(list, driver.AccessDesc{Location: loc, Flags: driver.AccessFlags(a.Mode)})
+	}
+	return list, nil
+}
+
+// checkPeer refuses access of a device to another's memory where the two
+// cannot reach each other.
+func checkPeer(op string, s *cuda.System, from, to int) error {
+	reader, err := s.Device(from)
+	if err != nil {
+		return err
+	}
+	owner, err := s.Device(to)
+	if err != nil {
+		return err
+	}
+	ok, err := reader.CanAccess(owner)
+	if err == nil && !ok {
+		err = core.Error(core.Failure{Op: op, Kind: core.NotSupported,
+			Asked: fmt.Sprintf("access of %v to memory on %v", reader, owner),
+			Hint:  "the driver reports no peer access between the two: they need NVLink or PCIe peer-to-peer; copy instead"})
+	}
+	return err
+}

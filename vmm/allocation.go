@@ -1,0 +1,141 @@
+package vmm
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+)
+
+type (
+	sealed = phys.Sealed
+	holder = phys.Holder
+)
+
+// Physical is memory that can be mapped: an Allocation, or what the packages
+// on top of this one make of the same kind. Only this library implements it.
+type Physical interface {
+	sealed
+	// Size in bytes.
+	Size() int
+}
+
+// Allocation is physical memory without an address. It is mapped whole, as
+// often as wanted.
+type Allocation struct {
+	holder
+	closer  core.Closer
+	h       *phys.Handle
+	cleanup runtime.Cleanup
+}
+
+// maxBytes is more than any device has address space for; sizes above it would
+// overflow the rounding.
+const maxBytes = 1 << 60
+
+// Create makes size bytes of physical memory, a multiple of the granularity.
+// The caller closes it. Its contents are undefined: the driver has been seen to
+// give zeros, but promises nothing.
+func Create(d *cuda.Device, size int, p Properties) (*Allocation, error) {
+	const op = "vmm.Create"
+	prop, gran, err := p.resolve(op, d)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkSize(op, size, gran); err != nil {
+		return nil, err
+	}
+	if _, err := core.ContextOf(d); err != nil {
+		return nil, err
+	}
+	sys := core.SystemOf(d)
+	h, r := phys.Create(sys, uint64(size), prop)
+	if r != driver.Success {
+		return nil, createError(op, d, size, prop, r)
+	}
+	a := &Allocation{h: h}
+	a.holder = phys.Hold(h, &a.closer.Life)
+	a.cleanup = core.Watch(a, &h.Object)
+	return a, nil
+}
+
+// checkSize refuses sizes that are no positive multiple of the granularity.
+func checkSize(op string, size int, gran uint64) error {
+	g := int(gran)
+	switch {
+	case size <= 0:
+		return core.Invalid(op, fmt.Sprintf("a size of %d bytes", size), fmt.Sprintf("ask for a multiple of %s", core.Bytes(g)))
+	case size > maxBytes:
+		return core.Invalid(op, fmt.Sprintf("a size of %s", core.Bytes(size)), "no device has that much: ask for less")
+	case size%g != 0:
+		return core.Invalid(op, fmt.Sprintf("a size of %s", core.Bytes(size)),
+			fmt.Sprintf("ask for a multiple of the granularity, %s: %s", core.Bytes(g), core.Bytes((size/g+1)*g)))
+	}
+	return nil
+}
+
+func createError(op string, d *cuda.Device, size int, prop driver.AllocationProp, r driver.Result) error {
+	loc := cuda.Location{Type: cuda.LocationType(prop.Location.Type), ID: int(prop.Location.ID)}
+	f := core.Failure{Op: op, Call: driver.CallMemCreate, Result: r, Asked: fmt.Sprintf("%s on %v", core.Bytes(size), loc)}
+	if r == driver.OutOfMemory {
+		if free, total, err := d.MemoryInfo(); err == nil && loc == d.Location() {
+			f.Asked += fmt.Sprintf(", of which %s are free and %s exist", core.Bytes(free), core.Bytes(total))
+		}
+		if n := core.SystemOf(d).PendingReclaims(); n > 0 {
+			f.Hint = fmt.Sprintf("%d closed objects wait for the GPU: call Drain and try again", n)
+		}
+	}
+	return core.Error(f)
+}
+
+// Size in bytes.
+func (a *Allocation) Size() int { return int(a.h.Size) }
+
+// Requested is what the memory was created with, every default decided.
+func (a *Allocation) Requested() Properties { return properties(a.h.Asked) }
+
+// Granted is what the driver says the memory has. A refused wish shows here.
+func (a *Allocation) Granted() (Properties, error) {
+	const op = "vmm.Allocation.Granted"
+	if !a.closer.Hold() {
+		return Properties{}, core.ClosedError(op, "allocation")
+	}
+	defer a.closer.Drop()
+	sys := a.h.System()
+	prop, r := sys.Drv.MemGetAllocationPropertiesFromHandle(a.h.Driver)
+	if r != driver.Success {
+		return Properties{}, sys.Fail(op, driver.CallMemGetAllocationPropertiesFromHandle, r, "")
+	}
+	return properties(prop), nil
+}
+
+// Close gives the memory up. What is mapped stays: the memory lives until its
+// last mapping is closed.
+func (a *Allocation) Close() error {
+	return a.closer.Close(func() error {
+		if r := a.h.Release(); r != driver.Success {
+			return a.h.System().Fail("vmm.Allocation.Close", driver.CallMemRelease, r, core.Bytes(a.h.Size))
+		}
+		a.cleanup.Stop()
+		return nil
+	})
+}
+
+// hold keeps a physical object open for an operation of sys, and answers its
+// handle with a count that the caller must release or keep.
+func hold(op string, sys *core.System, p Physical) (*phys.Handle, error) {
+	if p == nil {
+		return nil, core.Invalid(op, "nil memory", "pass an Allocation")
+	}
+	if phys.Of(p).System() != sys {
+		return nil, core.ForeignError(op, "memory")
+	}
+	h, open := phys.Use(p)
+	if !open {
+		return nil, core.ClosedError(op, "memory")
+	}
+	return h, nil
+}

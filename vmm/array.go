@@ -1,0 +1,160 @@
+package vmm
+
+import (
+	"fmt"
+	"math"
+	"reflect"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+)
+
+// Array is a Buffer of elements of type T. It holds no state of its own:
+// Buffer is the same memory by the byte.
+//
+// Elements have a fixed size and no pointers: numbers, booleans, and arrays and
+// structs of those. Their layout is Go's.
+type Array[T any] struct{ buf *Buffer }
+
+// NewArray makes an empty array. The options count in bytes. The caller closes
+// it.
+func NewArray[T any](d *cuda.Device, o BufferOptions) (*Array[T], error) {
+	if err := checkElement[T]("vmm.NewArray"); err != nil {
+		return nil, err
+	}
+	b, err := NewBuffer(d, o)
+	if err != nil {
+		return nil, err
+	}
+	return &Array[T]{b}, nil
+}
+
+// ArrayOf is a buffer as an array. Both are the same object: closing either
+// closes it.
+func ArrayOf[T any](b *Buffer) (*Array[T], error) {
+	if err := checkElement[T]("vmm.ArrayOf"); err != nil {
+		return nil, err
+	}
+	return &Array[T]{b}, nil
+}
+
+func checkElement[T any](op string) error {
+	t := reflect.TypeFor[T]()
+	if t.Size() == 0 {
+		return core.Invalid(op, fmt.Sprintf("elements of type %v, which have no size", t), "use a type with a size")
+	}
+	if path := pointerIn(t); path != "" {
+		return core.Invalid(op, fmt.Sprintf("elements of type %v, in which %s is a pointer to Go memory", t, path),
+			"use numbers, booleans, and arrays and structs of those: the GPU cannot follow Go's pointers")
+	}
+	return nil
+}
+
+// pointerIn names a part of the type that is no plain data, or nothing.
+func pointerIn(t reflect.Type) string {
+	switch k := t.Kind(); {
+	case k >= reflect.Bool && k <= reflect.Complex128:
+		return ""
+	case k == reflect.Array:
+		return pointerIn(t.Elem())
+	case k == reflect.Struct:
+		for i := range t.NumField() {
+			f := t.Field(i)
+			if inner := pointerIn(f.Type); inner != "" {
+				return f.Name + " (" + inner + ")"
+			}
+		}
+		return ""
+	}
+	return t.String()
+}
+
+// Buffer is the array's memory by the byte.
+func (a *Array[T]) Buffer() *Buffer { return a.buf }
+
+// Ptr is the address of the first element, fixed for life.
+func (a *Array[T]) Ptr() cuda.Ptr { return a.buf.Ptr() }
+
+// Len is the number of elements in use.
+func (a *Array[T]) Len() int { return a.buf.Len() / int(sizeOf[T]()) }
+
+// Cap is how many elements the reserved range can hold.
+func (a *Array[T]) Cap() int { return int(a.buf.b.res.size / uint64(sizeOf[T]())) }
+
+// Append copies src behind the last element, as Buffer.Append does.
+func (a *Array[T]) Append(s *cuda.Stream, src []T) error {
+	return a.buf.b.append("vmm.Array.Append", s, len(src)*int(sizeOf[T]()), func(s *cuda.Stream, at cuda.Ptr) error {
+		return s.Upload(at, asBytes(src))
+	})
+}
+
+// AppendHost copies pinned host memory, a whole number of elements, behind the
+// last one, as Buffer.AppendHost does.
+func (a *Array[T]) AppendHost(s *cuda.Stream, src cuda.HostSlice) error {
+	if size := int(sizeOf[T]()); src.Len()%size != 0 {
+		return core.Invalid("vmm.Array.AppendHost", fmt.Sprintf("%d bytes for elements of %d", src.Len(), size),
+			"append a whole number of elements")
+	}
+	return a.buf.AppendHost(s, src)
+}
+
+// AppendSlice copies elements in device memory behind the last one, as
+// Buffer.AppendSlice does.
+func (a *Array[T]) AppendSlice(s *cuda.Stream, src Slice[T]) error {
+	return appendSlice("vmm.Array.AppendSlice", a.buf.b, s, src)
+}
+
+// Grow makes the array n elements longer. What is in them is undefined.
+func (a *Array[T]) Grow(n int) error {
+	const op = "vmm.Array.Grow"
+	bytes, err := elementBytes[T](op, n)
+	if err != nil {
+		return err
+	}
+	return a.buf.b.growBy(op, bytes)
+}
+
+// Resize makes the array n elements long, new ones zero, as Buffer.Resize does.
+func (a *Array[T]) Resize(s *cuda.Stream, n int) error {
+	const op = "vmm.Array.Resize"
+	bytes, err := elementBytes[T](op, n)
+	if err != nil {
+		return err
+	}
+	return a.buf.b.resize(op, s, bytes)
+}
+
+// elementBytes is the size of n elements.
+func elementBytes[T any](op string, n int) (int, error) {
+	size := int(sizeOf[T]())
+	if n < 0 {
+		return 0, core.Invalid(op, fmt.Sprintf("%d elements", n), "lengths are not negative")
+	}
+	if n > math.MaxInt/size {
+		return 0, core.Error(core.Failure{Op: op, Kind: core.Capacity,
+			Asked: fmt.Sprintf("%d elements of %d bytes", n, size), Hint: "no address space holds that many: ask for fewer"})
+	}
+	return n * size, nil
+}
+
+// Clip gives back the memory behind the last element, as Buffer.Clip does.
+func (a *Array[T]) Clip() error { return a.buf.Clip() }
+
+// Slice is the part from element i up to, not including, j.
+func (a *Array[T]) Slice(i, j int) (Slice[T], error) {
+	return slice[T]("vmm.Array.Slice", a.buf.b, i, j-i)
+}
+
+// All is every element in use now.
+func (a *Array[T]) All() Slice[T] { return Slice[T]{a.buf.b, 0, a.Len()} }
+
+// Stats are the numbers of the array's buffer, in bytes.
+func (a *Array[T]) Stats() BufferStats { return a.buf.Stats() }
+
+// Close waits for all work that could use the array and gives everything back,
+// as Buffer.Close does.
+func (a *Array[T]) Close() error { return a.buf.Close() }
+
+// CloseAfter gives everything back when the work that is on the streams now is
+// done, as Buffer.CloseAfter does.
+func (a *Array[T]) CloseAfter(streams ...*cuda.Stream) error { return a.buf.CloseAfter(streams...) }

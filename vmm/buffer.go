@@ -1,0 +1,363 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+)
+
+// Buffer is GPU memory that grows and shrinks in place: its address is fixed
+// for life. It is a reservation with a run of chunks at its front.
+//
+// Len bytes are in use, of Committed bytes of memory, of Reserved bytes of
+// address space. All methods are safe for concurrent use; changes of one
+// buffer run one after the other.
+type Buffer struct {
+	b       *buffer
+	cleanup runtime.Cleanup
+}
+
+// BufferOptions describe a buffer. The zero value is a buffer in the device's
+// memory that can grow to all of it.
+type BufferOptions struct {
+	// Reserve is how far the buffer can grow, in bytes, rounded up to the
+	// granularity. 0 is the device's whole memory, or half of that and so on
+	// where the address space is not to be had.
+	Reserve int
+	// Chunks is how memory is taken.
+	Chunks ChunkPlan
+	// Memory is what kind of memory is taken.
+	Memory Properties
+	// Access is for other places than the device itself, which has read-write
+	// access unless it is named here.
+	Access []Access
+}
+
+// buffer is the inner state.
+type buffer struct {
+	core.Object
+	closer core.Closer
+	dev    *cuda.Device
+	res    *reservation
+	prop   driver.AllocationProp
+	gran   uint64
+	plan   ChunkPlan
+
+	// used and committed are read without the lock.
+	used, committed atomic.Uint64
+	grown           atomic.Uint64
+	// mu guards the rest, and every change of used and committed. Copies into
+	// and out of the buffer hold it for reading, so that no memory goes between
+	// their check and their submission.
+	mu     sync.RWMutex
+	access accessList
+	chunks []*mapping
+}
+
+// NewBuffer makes an empty buffer: address space, and no memory yet. The caller
+// closes it.
+func NewBuffer(d *cuda.Device, o BufferOptions) (*Buffer, error) {
+	b, err := newBuffer("vmm.NewBuffer", d, o, 0)
+	if err != nil {
+		return nil, err
+	}
+	return b.shell(), nil
+}
+
+func (b *buffer) shell() *Buffer {
+	shell := &Buffer{b: b}
+	shell.cleanup = core.Watch(shell, &b.Object)
+	return shell
+}
+
+// newBuffer makes a buffer that can grow to at least need bytes.
+func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer, error) {
+	prop, gran, err := o.Memory.resolve(op, d)
+	if err != nil {
+		return nil, err
+	}
+	plan, err := o.Chunks.resolve(op, gran)
+	if err != nil {
+		return nil, err
+	}
+	access, err := bufferAccess(op, d, prop.Location, o.Access)
+	if err != nil {
+		return nil, err
+	}
+	if o.Reserve < 0 || o.Reserve > maxBytes {
+		return nil, core.Invalid(op, fmt.Sprintf("a range of %s", core.Bytes(o.Reserve)),
+			"reserve 0 for the device's memory, or a positive size of at most "+core.Bytes(maxBytes))
+	}
+	res, err := reserveFor(op, d, roundUp(uint64(o.Reserve), gran), roundUp(need, gran), gran)
+	if err != nil {
+		return nil, err
+	}
+	b := &buffer{dev: d, res: res, prop: prop, gran: gran, plan: plan, access: access}
+	res.System().Track(&b.Object, core.KindBuffer, 0)
+	return b, nil
+}
+
+// reserveFor reserves what was asked for, or, where nothing was, the device's
+// memory, halved down to the need while there is no address space.
+func reserveFor(op string, d *cuda.Device, asked, need, gran uint64) (*reservation, error) {
+	if asked > 0 {
+		return reserve(op, d, int(asked), ReserveOptions{})
+	}
+	size := max(roundUp(d.TotalMemory(), gran), need, gran)
+	for {
+		r, err := reserve(op, d, int(size), ReserveOptions{})
+		if err == nil || size <= max(need, gran) || !errors.Is(err, cuda.ErrOutOfAddressSpace) {
+			return r, err
+		}
+		size = max(roundUp(size/2, gran), need, gran)
+	}
+}
+
+// bufferAccess is who may touch a buffer: the device itself, and who was named.
+func bufferAccess(op string, d *cuda.Device, memory driver.Location, named []Access) (accessList, error) {
+	all := make([]Access, 0, len(named)+1)
+	self := true
+	for _, a := range named {
+		all = append(all, a)
+		self = self && a.Location != d.Location()
+	}
+	if self {
+		all = append(all, Access{d.Location(), ReadWrite})
+	}
+	return checkAccess(op, d.System(), memory, all)
+}
+
+func roundUp(n, to uint64) uint64 { return (n + to - 1) / to * to }
+
+// Ptr is the address of the first byte, fixed for life.
+func (b *Buffer) Ptr() cuda.Ptr { return cuda.Ptr(b.b.res.base) }
+
+// Len is how many bytes are in use.
+func (b *Buffer) Len() int { return int(b.b.used.Load()) }
+
+// Device is the device that the buffer was made on.
+func (b *Buffer) Device() *cuda.Device { return b.b.dev }
+
+// BufferStats are a buffer's numbers.
+type BufferStats struct {
+	// Reserved bytes of address space, Committed bytes of memory, and Used
+	// bytes of those.
+	Reserved, Committed, Used int
+	// Chunks of memory.
+	Chunks int
+	// Grown is how often memory was added.
+	Grown int
+}
+
+// Stats are the buffer's numbers now.
+func (b *Buffer) Stats() BufferStats {
+	in := b.b
+	in.mu.RLock()
+	defer in.mu.RUnlock()
+	return BufferStats{
+		Reserved:  int(in.res.size),
+		Committed: int(in.committed.Load()),
+		Used:      int(in.used.Load()),
+		Chunks:    len(in.chunks),
+		Grown:     int(in.grown.Load()),
+	}
+}
+
+// enter starts an operation that changes the buffer; the caller calls leave.
+func (b *buffer) enter(op string) error {
+	if !b.closer.Hold() {
+		return core.ClosedError(op, "buffer")
+	}
+	b.mu.Lock()
+	return nil
+}
+
+func (b *buffer) leave() {
+	b.mu.Unlock()
+	b.closer.Drop()
+}
+
+// Grow makes the buffer n bytes longer. What is in them is undefined.
+func (b *Buffer) Grow(n int) error { return b.b.growBy("vmm.Buffer.Grow", n) }
+
+func (b *buffer) growBy(op string, n int) error {
+	if err := b.enter(op); err != nil {
+		return err
+	}
+	defer b.leave()
+	to, err := b.longer(op, n)
+	if err != nil {
+		return err
+	}
+	if _, err := b.commit(op, to); err != nil {
+		return err
+	}
+	b.used.Store(to)
+	return nil
+}
+
+// longer is the length after n more bytes.
+func (b *buffer) longer(op string, n int) (uint64, error) {
+	used := b.used.Load()
+	if n < 0 {
+		return 0, core.Invalid(op, fmt.Sprintf("%d bytes", n), "lengths are not negative; Resize makes a buffer shorter")
+	}
+	if uint64(n) > b.res.size-used {
+		return 0, core.Error(core.Failure{Op: op, Kind: core.Capacity,
+			Asked: fmt.Sprintf("%d more bytes, with %d used of %d reserved", n, used, b.res.size),
+			Hint:  "reserve more when the buffer is made, or vmm.Move it to a larger range without copying"})
+	}
+	return used + uint64(n), nil
+}
+
+// commit sees to it that there is memory for the first n bytes, and answers
+// how many chunks there were before, for uncommit. Where it fails everything is
+// as it was.
+func (b *buffer) commit(op string, n uint64) (before int, err error) {
+	before = len(b.chunks)
+	committed := b.committed.Load()
+	if n <= committed {
+		return before, nil
+	}
+	sys := b.res.System()
+	var handles []*phys.Handle
+	at := committed
+	for at < n {
+		size := b.plan.next(at, b.res.size-at)
+		h, r := phys.Create(sys, size, b.prop)
+		if r != driver.Success {
+			err = createError(op, b.dev, int(size), b.prop, r)
+			break
+		}
+		handles = append(handles, h)
+		at += size
+	}
+	var maps []*mapping
+	if err == nil {
+		maps, err = b.res.mapRun(op, committed, handles, b.access)
+	}
+	if err != nil {
+		for _, h := range handles {
+			if r := h.Release(); r != driver.Success {
+				err = fmt.Errorf("%w (and undoing it failed: cuMemRelease answered %v)", err, r)
+			}
+		}
+		return before, err
+	}
+	b.chunks = append(b.chunks, maps...)
+	b.committed.Store(at)
+	b.grown.Add(1)
+	b.Resize(at)
+	return before, nil
+}
+
+// uncommit gives the chunks from index keep on back. Nobody may use them.
+func (b *buffer) uncommit(op string, keep int) error {
+	gone := b.chunks[keep:]
+	if len(gone) == 0 {
+		return nil
+	}
+	if err := b.res.unmapRun(op, gone); err != nil {
+		return err
+	}
+	b.committed.Store(gone[0].off)
+	b.chunks = b.chunks[:keep]
+	clear(gone)
+	b.Resize(b.committed.Load())
+	return nil
+}
+
+// Clip gives back the memory behind the bytes in use: whole chunks, so at most
+// one chunk stays that is not full. It first waits for all work that could use
+// the memory (see the package documentation).
+func (b *Buffer) Clip() error {
+	const op = "vmm.Buffer.Clip"
+	in := b.b
+	if err := in.enter(op); err != nil {
+		return err
+	}
+	defer in.leave()
+	keep := len(in.chunks)
+	for keep > 0 && in.chunks[keep-1].off >= in.used.Load() {
+		keep--
+	}
+	if keep == len(in.chunks) {
+		return nil
+	}
+	if err := in.res.System().WaitDevices(op, in.access.devices()); err != nil {
+		return err
+	}
+	return in.uncommit(op, keep)
+}
+
+// SetAccess says who may do what with the buffer's memory, that of now in one
+// call and that of later growth; places that are not named keep what they
+// have. Where it takes access away it first waits for the devices concerned.
+func (b *Buffer) SetAccess(access ...Access) error {
+	const op = "vmm.Buffer.SetAccess"
+	in := b.b
+	if err := in.enter(op); err != nil {
+		return err
+	}
+	defer in.leave()
+	changes, err := checkAccess(op, in.dev.System(), in.prop.Location, access)
+	if err != nil {
+		return err
+	}
+	if n := in.committed.Load(); n > 0 {
+		if err := in.res.setAccess(op, 0, n, access); err != nil {
+			return err
+		}
+	}
+	in.access = in.access.with(changes)
+	return nil
+}
+
+// Close waits for all work that could use the buffer (see the package
+// documentation) and gives everything back. After an error it may be called
+// again.
+func (b *Buffer) Close() error {
+	const op = "vmm.Buffer.Close"
+	return b.b.closer.Close(func() error {
+		b.b.mu.Lock()
+		devices := b.b.access.devices()
+		b.b.mu.Unlock()
+		if err := b.b.res.System().WaitDevices(op, devices); err != nil {
+			return err
+		}
+		return b.teardown(op)
+	})
+}
+
+// CloseAfter takes the buffer out of use at once and gives everything back when
+// the work that is on the streams now is done. It never blocks. Without a
+// stream it is ErrInvalidArgument; with one that captures a graph it is
+// ErrCapturing and nothing has changed.
+func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
+	const op = "vmm.Buffer.CloseAfter"
+	sys := b.b.res.System()
+	return b.b.closer.CloseAfter(sys,
+		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
+		func() error { return b.teardown(op) })
+}
+
+func (b *Buffer) teardown(op string) error {
+	b.b.mu.Lock()
+	defer b.b.mu.Unlock()
+	if err := b.b.uncommit(op, 0); err != nil {
+		return err
+	}
+	if err := b.b.res.close(op); err != nil {
+		return err
+	}
+	b.b.Untrack()
+	b.cleanup.Stop()
+	return nil
+}

@@ -1,0 +1,106 @@
+package vmm
+
+import (
+	"errors"
+	"io"
+)
+
+// ioBytes is how much a Writer or Reader moves at a time: enough that the
+// driver's cost per copy does not count.
+const ioBytes = 4 << 20
+
+// Writer appends to a buffer what is written to it. It is not safe for
+// concurrent use, though others may use the buffer meanwhile.
+type Writer struct{ b *Buffer }
+
+// NewWriter makes a Writer. Each Write returns when its bytes are in the
+// buffer; io.Copy to it moves large pieces and waits once, at the end.
+func NewWriter(b *Buffer) *Writer { return &Writer{b} }
+
+// Write appends p.
+func (w *Writer) Write(p []byte) (int, error) {
+	if err := w.b.Append(nil, p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// ReadFrom appends all that r has, and returns when it is in the buffer. One
+// piece is read while the one before is copied.
+func (w *Writer) ReadFrom(r io.Reader) (n int64, err error) {
+	s, err := w.b.Device().Transfer()
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, s.Synchronize()) }()
+	piece := make([]byte, ioBytes)
+	for {
+		got, err := io.ReadFull(r, piece)
+		if got > 0 {
+			if err := w.b.Append(s, piece[:got]); err != nil {
+				return n, err
+			}
+			n += int64(got)
+		}
+		switch {
+		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+			return n, nil
+		case err != nil:
+			return n, err
+		}
+	}
+}
+
+// Reader reads a buffer from its start to its end, as long as that is when it
+// gets there. It is not safe for concurrent use.
+type Reader struct {
+	b   *Buffer
+	off int
+}
+
+// NewReader makes a Reader.
+func NewReader(b *Buffer) *Reader { return &Reader{b: b} }
+
+// Read copies the next bytes to p.
+func (r *Reader) Read(p []byte) (int, error) {
+	n := min(len(p), r.b.Len()-r.off)
+	if len(p) == 0 {
+		return 0, nil
+	}
+	if n <= 0 {
+		return 0, io.EOF
+	}
+	part, err := r.b.Slice(r.off, n)
+	if err != nil {
+		return 0, err
+	}
+	if err := part.CopyTo(nil, p[:n]); err != nil {
+		return 0, err
+	}
+	r.off += n
+	return n, nil
+}
+
+// WriteTo writes the rest of the buffer to w.
+func (r *Reader) WriteTo(w io.Writer) (n int64, err error) {
+	piece := make([]byte, ioBytes)
+	for {
+		got, err := r.Read(piece)
+		if errors.Is(err, io.EOF) {
+			return n, nil
+		}
+		if err != nil {
+			return n, err
+		}
+		put, err := w.Write(piece[:got])
+		n += int64(put)
+		if err != nil {
+			return n, err
+		}
+	}
+}
+
+var (
+	_ io.ReaderFrom = (*Writer)(nil)
+	_ io.WriterTo   = (*Reader)(nil)
+)

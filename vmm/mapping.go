@@ -1,0 +1,111 @@
+package vmm
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+)
+
+// Mapping is physical memory at an address. It keeps both alive.
+type Mapping struct {
+	m       *mapping
+	closer  core.Closer
+	cleanup runtime.Cleanup
+}
+
+// mapping is the inner state. access is guarded by the reservation's lock; the
+// slice may be shared by many mappings and is never changed in place.
+type mapping struct {
+	core.Object
+	res    *reservation
+	phys   *phys.Handle
+	off    uint64
+	access accessList
+	// How far tearing down has come.
+	unmapped, released bool
+}
+
+func (m *mapping) ptr() driver.Ptr { return m.res.base + driver.Ptr(m.off) }
+
+// Ptr is the address of the memory.
+func (m *Mapping) Ptr() cuda.Ptr { return cuda.Ptr(m.m.ptr()) }
+
+// Size in bytes.
+func (m *Mapping) Size() int { return int(m.m.phys.Size) }
+
+// SetAccess says who may do what with the memory at this address; places that
+// are not named keep what they have. Where it takes access away it first waits
+// for the devices concerned, as Close does.
+func (m *Mapping) SetAccess(access ...Access) error {
+	const op = "vmm.Mapping.SetAccess"
+	if !m.closer.Hold() {
+		return core.ClosedError(op, "mapping")
+	}
+	defer m.closer.Drop()
+	return m.m.res.setAccess(op, m.m.off, m.m.phys.Size, access)
+}
+
+// Access asks the driver what a place may do with the memory at this address.
+func (m *Mapping) Access(l cuda.Location) (AccessMode, error) {
+	const op = "vmm.Mapping.Access"
+	if !m.closer.Hold() {
+		return NoAccess, core.ClosedError(op, "mapping")
+	}
+	defer m.closer.Drop()
+	if err := checkLocation(op, m.m.res.system, l); err != nil {
+		return NoAccess, err
+	}
+	sys := m.m.res.System()
+	flags, r := sys.Drv.MemGetAccess(driver.Location{Type: driver.LocationType(l.Type), ID: int32(l.ID)}, m.m.ptr())
+	if r != driver.Success {
+		return NoAccess, sys.Fail(op, driver.CallMemGetAccess, r, fmt.Sprintf("%v at %v", l, m.Ptr()))
+	}
+	return AccessMode(flags), nil
+}
+
+// Close waits for all work that could use the memory at this address (see the
+// package documentation) and unmaps it.
+func (m *Mapping) Close() error {
+	const op = "vmm.Mapping.Close"
+	return m.closer.Close(func() error {
+		if err := m.m.wait(op); err != nil {
+			return err
+		}
+		return m.unmap(op)
+	})
+}
+
+// CloseAfter takes the mapping out of use at once and unmaps it when the work
+// that is on the streams now is done. It never blocks. Without a stream it is
+// ErrInvalidArgument; with one that captures a graph it is ErrCapturing and
+// nothing has changed.
+func (m *Mapping) CloseAfter(streams ...*cuda.Stream) error {
+	const op = "vmm.Mapping.CloseAfter"
+	sys := m.m.res.System()
+	return m.closer.CloseAfter(sys,
+		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
+		func() error { return m.unmap(op) })
+}
+
+func (m *Mapping) unmap(op string) error {
+	if err := m.m.res.unmapRun(op, []*mapping{m.m}); err != nil {
+		return err
+	}
+	m.cleanup.Stop()
+	return nil
+}
+
+// wait waits for the devices that were granted access.
+func (m *mapping) wait(op string) error {
+	m.res.mu.Lock()
+	devices := m.access.devices()
+	m.res.mu.Unlock()
+	if len(devices) == 0 {
+		return nil
+	}
+	return m.res.System().WaitDevices(op, devices)
+}

@@ -1,0 +1,54 @@
+package vmm
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/phys"
+)
+
+// Move makes a second buffer with a range of reserve bytes, rounded up to the
+// granularity, for one whose range has become too small. It maps the same
+// memory at the new address: nothing is copied. The old buffer stays as it is,
+// with the same bytes at its own address, until it is closed; from now on each
+// grows on its own. Work through the two addresses must be ordered by streams
+// or events (see the package documentation).
+func Move(old *Buffer, reserve int) (*Buffer, error) {
+	const op = "vmm.Move"
+	in := old.b
+	if err := in.enter(op); err != nil {
+		return nil, err
+	}
+	defer in.leave()
+	committed := in.committed.Load()
+	if reserve <= 0 || reserve > maxBytes || uint64(reserve) < committed {
+		return nil, core.Invalid(op, fmt.Sprintf("a range of %d bytes for %d that are committed", reserve, committed),
+			"reserve more than the old range has")
+	}
+	res, err := reserveFor(op, in.dev, roundUp(uint64(reserve), in.gran), 0, in.gran)
+	if err != nil {
+		return nil, err
+	}
+	b := &buffer{dev: in.dev, res: res, prop: in.prop, gran: in.gran, plan: in.plan, access: in.access}
+	handles := make([]*phys.Handle, len(in.chunks))
+	for i, c := range in.chunks {
+		c.phys.Retain()
+		handles[i] = c.phys
+	}
+	if len(handles) > 0 {
+		b.chunks, err = res.mapRun(op, 0, handles, in.access)
+	}
+	if err != nil {
+		for _, h := range handles {
+			h.Release() // never the last count: the old buffer holds one
+		}
+		if undo := res.close(op); undo != nil {
+			err = fmt.Errorf("%w (and undoing it failed: %w)", err, undo)
+		}
+		return nil, err
+	}
+	b.committed.Store(committed)
+	b.used.Store(in.used.Load())
+	res.System().Track(&b.Object, core.KindBuffer, committed)
+	return b.shell(), nil
+}

@@ -1,0 +1,58 @@
+package vmm
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+)
+
+// ChunkPlan says in what pieces a buffer takes its memory. The driver's cost is
+// per chunk, and a chunk is given back whole: large chunks grow cheaply, small
+// ones waste less. The zero value is GeometricChunks(0, 64 MiB).
+type ChunkPlan struct {
+	floor, cap int
+}
+
+// defaultCap bounds the chunks of the default plan: from there on creating and
+// mapping a gibibyte costs about a millisecond, a small part of what it takes
+// to fill it.
+const defaultCap = 64 << 20
+
+// FixedChunks takes chunks of one size in bytes.
+func FixedChunks(size int) ChunkPlan { return ChunkPlan{size, size} }
+
+// GeometricChunks takes chunks as large as what the buffer has already, so that
+// a small buffer stays small and a large one has few, but at least floor and at
+// most cap bytes. A floor of 0 is the granularity.
+func GeometricChunks(floor, cap int) ChunkPlan { return ChunkPlan{floor, cap} }
+
+// String writes the plan: "chunks of 2 MiB to 64 MiB".
+func (p ChunkPlan) String() string {
+	if p.floor == p.cap {
+		return "chunks of " + core.Bytes(p.floor)
+	}
+	return fmt.Sprintf("chunks of %s to %s", core.Bytes(p.floor), core.Bytes(p.cap))
+}
+
+// resolve decides the defaults and refuses sizes that are no multiples of the
+// granularity.
+func (p ChunkPlan) resolve(op string, gran uint64) (ChunkPlan, error) {
+	g := int(gran)
+	if p == (ChunkPlan{}) {
+		p.cap = max(defaultCap/g*g, g)
+	}
+	if p.floor == 0 {
+		p.floor = g
+	}
+	if p.floor < 0 || p.cap < p.floor || p.cap > maxBytes || p.floor%g != 0 || p.cap%g != 0 {
+		return p, core.Invalid(op, fmt.Sprintf("a chunk plan from %s to %s", core.Bytes(p.floor), core.Bytes(p.cap)),
+			fmt.Sprintf("use positive multiples of the granularity, %s, the cap not below the floor", core.Bytes(g)))
+	}
+	return p, nil
+}
+
+// next is the size of the chunk behind committed bytes, of which at most room
+// are left in the reservation.
+func (p ChunkPlan) next(committed, room uint64) uint64 {
+	return min(max(committed, uint64(p.floor)), uint64(p.cap), room)
+}

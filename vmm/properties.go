@@ -1,0 +1,257 @@
+package vmm
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Properties describe physical memory: what is asked for, or what was granted.
+// The zero value is plain memory of the device that it is created with, which
+// can be shared by descriptor and reached by network cards where the device
+// has that.
+type Properties struct {
+	// Location is where the memory lies; zero is the device itself. Host
+	// memory (cuda.OnHost, cuda.OnHostNUMA) can be mapped like the device's.
+	Location cuda.Location
+	// Handles are the ways in which the memory can be shared, fixed for life.
+	Handles HandleTypes
+	// Compressible asks for memory that the GPU may compress. It is a wish:
+	// what was granted says whether it came true.
+	Compressible bool
+	// RDMA says whether network cards may reach the memory directly.
+	RDMA RDMA
+	// Usage marks memory for a special purpose.
+	Usage Usage
+	// Granularity chooses which of the driver's two granularities sizes are
+	// multiples of. It is no property of the memory itself.
+	Granularity Granularity
+}
+
+// HandleTypes is a set of ways to share memory.
+type HandleTypes uint32
+
+const (
+	// DefaultHandles is a descriptor where the location and the device take
+	// one, and nothing otherwise. It costs nothing until memory is exported.
+	DefaultHandles HandleTypes = 0
+	// PosixFD is a file descriptor, for processes of one host.
+	PosixFD = HandleTypes(driver.HandlePosixFD)
+	// Fabric is a handle of 64 bytes, for hosts on one NVLink fabric.
+	Fabric = HandleTypes(driver.HandleFabric)
+	// NoHandles is memory that cannot be shared.
+	NoHandles HandleTypes = 1 << 31
+)
+
+// String writes the set: "fd+fabric".
+func (h HandleTypes) String() string {
+	switch h {
+	case DefaultHandles:
+		return "default"
+	case PosixFD:
+		return "fd"
+	case Fabric:
+		return "fabric"
+	case PosixFD | Fabric:
+		return "fd+fabric"
+	case NoHandles:
+		return "none"
+	}
+	return fmt.Sprintf("HandleTypes(%#x)", uint32(h))
+}
+
+// RDMA says whether memory is to be reachable by network cards.
+type RDMA uint8
+
+const (
+	// RDMADefault is on where the device has it.
+	RDMADefault RDMA = iota
+	// RDMAOff is off.
+	RDMAOff
+	// RDMARequired is on, and an error where the device does not have it.
+	RDMARequired
+)
+
+// String names the choice.
+func (r RDMA) String() string {
+	switch r {
+	case RDMADefault:
+		return "default"
+	case RDMAOff:
+		return "off"
+	case RDMARequired:
+		return "required"
+	}
+	return fmt.Sprintf("RDMA(%d)", uint8(r))
+}
+
+// Usage marks memory for a special purpose.
+type Usage uint16
+
+const (
+	// AnyUsage is plain memory.
+	AnyUsage = Usage(driver.UsageNone)
+	// TilePool is memory for sparse arrays.
+	TilePool = Usage(driver.UsageTilePool)
+	// HWDecompress is memory for the hardware decompression engine.
+	HWDecompress = Usage(driver.UsageHWDecompress)
+)
+
+// String names the purpose.
+func (u Usage) String() string {
+	switch u {
+	case AnyUsage:
+		return "any"
+	case TilePool:
+		return "tile pool"
+	case HWDecompress:
+		return "hardware decompression"
+	}
+	return fmt.Sprintf("Usage(%d)", uint16(u))
+}
+
+// Granularity chooses one of the driver's two granularities.
+type Granularity uint8
+
+const (
+	// MinimumGranularity is the least that the driver allows.
+	MinimumGranularity Granularity = iota
+	// RecommendedGranularity is what it recommends for speed.
+	RecommendedGranularity
+)
+
+// String names the choice.
+func (g Granularity) String() string {
+	switch g {
+	case MinimumGranularity:
+		return "minimum"
+	case RecommendedGranularity:
+		return "recommended"
+	}
+	return fmt.Sprintf("Granularity(%d)", uint8(g))
+}
+
+// GranularityOf is what sizes of memory with these properties must be
+// multiples of, in bytes.
+func GranularityOf(d *cuda.Device, p Properties) (int, error) {
+	_, gran, err := p.resolve("vmm.GranularityOf", d)
+	return int(gran), err
+}
+
+// resolve turns the wishes into the driver's form, with every default decided,
+// and refuses what could never work before the driver is asked.
+func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, uint64, error) {
+	var none driver.AllocationProp
+	if d == nil {
+		return none, 0, core.Invalid(op, "a nil device", "take one from System.Devices")
+	}
+	sys := core.SystemOf(d)
+	has := func(a driver.DeviceAttribute) bool { return sys.Attribute(driver.Device(d.Ordinal()), a) > 0 }
+	if !has(driver.AttrVirtualMemoryManagement) {
+		return none, 0, core.Error(core.Failure{Op: op, Kind: core.NotSupported,
+			Asked: fmt.Sprintf("%v has no virtual memory management", d), Hint: "use another device"})
+	}
+	loc := p.Location
+	if loc == (cuda.Location{}) {
+		loc = d.Location()
+	}
+	if err := checkLocation(op, d.System(), loc); err != nil {
+		return none, 0, err
+	}
+	onDevice := loc.Type == cuda.LocationDevice
+	prop := driver.AllocationProp{
+		Type:     driver.AllocationPinned,
+		Location: driver.Location{Type: driver.LocationType(loc.Type), ID: int32(loc.ID)},
+	}
+	switch {
+	case p.Handles == DefaultHandles:
+		if loc.Type != cuda.LocationHost && has(driver.AttrHandlePosixFD) {
+			prop.RequestedHandleTypes = driver.HandlePosixFD
+		}
+	case p.Handles == NoHandles:
+	case p.Handles&^(PosixFD|Fabric) != 0:
+		return none, 0, core.Invalid(op, fmt.Sprintf("handle types %v", p.Handles),
+			"use PosixFD, Fabric, both, NoHandles, or nothing for the default")
+	case loc.Type == cuda.LocationHost:
+		return none, 0, core.Error(core.Failure{Op: op, Kind: core.NotSupported,
+			Asked: fmt.Sprintf("host memory with handle types %v", p.Handles),
+			Hint:  "memory of a NUMA node (cuda.OnHostNUMA) can be shared"})
+	default:
+		prop.RequestedHandleTypes = driver.HandleTypes(p.Handles)
+	}
+	if p.Compressible {
+		if !onDevice {
+			return none, 0, core.Invalid(op, fmt.Sprintf("compressible memory on %v", loc), "only device memory can be compressible")
+		}
+		prop.Flags.CompressionType = driver.CompressionGeneric
+	}
+	switch p.RDMA {
+	case RDMADefault:
+		if onDevice && has(driver.AttrRDMAWithVMM) {
+			prop.Flags.GPUDirectRDMACapable = 1
+		}
+	case RDMAOff:
+	case RDMARequired:
+		if !onDevice || !has(driver.AttrRDMAWithVMM) {
+			return none, 0, core.Error(core.Failure{Op: op, Kind: core.NotSupported,
+				Asked: fmt.Sprintf("RDMA-capable memory on %v", loc),
+				Hint:  "the device attribute for RDMA with virtual memory management is 0: leave RDMA at its default"})
+		}
+		prop.Flags.GPUDirectRDMACapable = 1
+	default:
+		return none, 0, core.Invalid(op, p.RDMA.String(), "use RDMADefault, RDMAOff or RDMARequired")
+	}
+	if p.Usage > HWDecompress {
+		return none, 0, core.Invalid(op, p.Usage.String(), "use AnyUsage, TilePool or HWDecompress")
+	}
+	prop.Flags.Usage = driver.AllocationUsage(p.Usage)
+	if p.Granularity > RecommendedGranularity {
+		return none, 0, core.Invalid(op, p.Granularity.String(), "use MinimumGranularity or RecommendedGranularity")
+	}
+	gran, r := sys.Granularity(prop, driver.GranularityOption(p.Granularity))
+	if r != driver.Success {
+		return none, 0, sys.Fail(op, driver.CallMemGetAllocationGranularity, r, fmt.Sprintf("memory on %v", loc))
+	}
+	return prop, gran, nil
+}
+
+// properties turns the driver's form back.
+func properties(prop driver.AllocationProp) Properties {
+	p := Properties{
+		Location:     cuda.Location{Type: cuda.LocationType(prop.Location.Type), ID: int(prop.Location.ID)},
+		Handles:      HandleTypes(prop.RequestedHandleTypes),
+		Compressible: prop.Flags.CompressionType == driver.CompressionGeneric,
+		RDMA:         RDMAOff,
+		Usage:        Usage(prop.Flags.Usage),
+	}
+	if p.Handles == 0 {
+		p.Handles = NoHandles
+	}
+	if prop.Flags.GPUDirectRDMACapable != 0 {
+		p.RDMA = RDMARequired
+	}
+	return p
+}
+
+// checkLocation refuses places that do not exist.
+func checkLocation(op string, s *cuda.System, l cuda.Location) error {
+	switch l.Type {
+	case cuda.LocationDevice:
+		if n := len(s.Devices()); l.ID < 0 || l.ID >= n {
+			return core.Invalid(op, fmt.Sprintf("%v of %d", l, n), "devices are numbered from 0")
+		}
+		return nil
+	case cuda.LocationHost:
+		return nil
+	case cuda.LocationHostNUMA:
+		if l.ID < 0 {
+			return core.Invalid(op, l.String(), "NUMA nodes are numbered from 0")
+		}
+		return nil
+	case cuda.LocationHostNUMACurrent:
+		return core.Invalid(op, l.String(), "the driver refuses it for physical memory: name the node with cuda.OnHostNUMA")
+	}
+	return core.Invalid(op, l.String(), "use cuda.OnDevice, OnHost or OnHostNUMA")
+}

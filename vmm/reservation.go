@@ -1,0 +1,364 @@
+package vmm
+
+import (
+	"fmt"
+	"math/bits"
+	"runtime"
+	"slices"
+	"sort"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+)
+
+// Reservation is a range of address space. Nothing is behind it until memory
+// is mapped into it. Address space is nearly free: a range of terabytes costs
+// microseconds and no memory.
+type Reservation struct {
+	r       *reservation
+	cleanup runtime.Cleanup
+}
+
+// ReserveOptions change where Reserve reserves. The zero value lets the driver
+// choose.
+type ReserveOptions struct {
+	// Align is a power of two that the address is a multiple of; 0 is the
+	// granularity.
+	Align int
+	// Hint is the address that is wanted. It is a wish: compare Ptr.
+	Hint cuda.Ptr
+}
+
+// Reserve reserves size bytes of address space, a multiple of the device's
+// granularity. Memory of any location can be mapped into it; the device only
+// says how. The caller closes it.
+func Reserve(d *cuda.Device, size int, o ReserveOptions) (*Reservation, error) {
+	r, err := reserve("vmm.Reserve", d, size, o)
+	if err != nil {
+		return nil, err
+	}
+	shell := &Reservation{r: r}
+	shell.cleanup = core.Watch(shell, &r.Object)
+	return shell, nil
+}
+
+// reservation is the inner state: what mappings keep alive.
+type reservation struct {
+	core.Object
+	closer core.Closer
+	system *cuda.System
+	base   driver.Ptr
+	size   uint64
+
+	// mu guards maps, which are sorted by offset and never overlap, and their
+	// access. Driver calls on the range are made under it, so that two changes
+	// of one range never mix.
+	mu   sync.Mutex
+	maps []*mapping
+	// bad are ranges that could not be put back after a failure. They are
+	// never used again, and neither is the range freed.
+	bad []span
+}
+
+type span struct{ off, size uint64 }
+
+func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservation, error) {
+	_, gran, err := Properties{}.resolve(op, d)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkSize(op, size, gran); err != nil {
+		return nil, err
+	}
+	if o.Align < 0 || bits.OnesCount(uint(o.Align)) > 1 {
+		return nil, core.Invalid(op, fmt.Sprintf("an alignment of %d", o.Align), "use a power of two, or 0 for the granularity")
+	}
+	if _, err := core.ContextOf(d); err != nil {
+		return nil, err
+	}
+	sys := core.SystemOf(d)
+	sys.PollReclaim()
+	base, res := sys.Drv.MemAddressReserve(uint64(size), uint64(o.Align), driver.Ptr(o.Hint))
+	if res != driver.Success {
+		return nil, sys.Fail(op, driver.CallMemAddressReserve, res, core.Bytes(size)+" of address space")
+	}
+	r := &reservation{system: d.System(), base: base, size: uint64(size)}
+	sys.Track(&r.Object, core.KindReservation, r.size)
+	return r, nil
+}
+
+// Ptr is the address of the range, fixed for life.
+func (r *Reservation) Ptr() cuda.Ptr { return cuda.Ptr(r.r.base) }
+
+// Size is the size of the range in bytes.
+func (r *Reservation) Size() int { return int(r.r.size) }
+
+// Map puts all of p at an offset of the range, which must be free there. Nobody
+// may touch the memory until SetAccess says so. The mapping keeps both its
+// memory and the range alive; the caller closes it.
+func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
+	const op = "vmm.Reservation.Map"
+	if off < 0 {
+		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("offset %d", off),
+			Hint: "offsets are not negative"})
+	}
+	if !r.r.closer.Hold() {
+		return nil, core.ClosedError(op, "reservation")
+	}
+	defer r.r.closer.Drop()
+	h, err := hold(op, r.r.System(), p)
+	if err != nil {
+		return nil, err
+	}
+	maps, err := r.r.mapRun(op, uint64(off), []*phys.Handle{h}, nil)
+	if err != nil {
+		h.Release()
+		return nil, err
+	}
+	m := &Mapping{m: maps[0]}
+	m.cleanup = core.Watch(m, &m.m.Object)
+	return m, nil
+}
+
+// SetAccess changes who may touch a part of the range that consists of whole
+// mappings, in one call of the driver. Where it takes access away it first
+// waits for the devices concerned, as Close does.
+func (r *Reservation) SetAccess(off, size int, access ...Access) error {
+	const op = "vmm.Reservation.SetAccess"
+	if off < 0 || size <= 0 {
+		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("offset %d, %d bytes", off, size),
+			Hint: "name a part of the range"})
+	}
+	if !r.r.closer.Hold() {
+		return core.ClosedError(op, "reservation")
+	}
+	defer r.r.closer.Drop()
+	return r.r.setAccess(op, uint64(off), uint64(size), access)
+}
+
+// Close gives the range back. While anything is mapped into it it is ErrInUse
+// and stays open.
+func (r *Reservation) Close() error {
+	err := r.r.close("vmm.Reservation.Close")
+	if err == nil {
+		r.cleanup.Stop()
+	}
+	return err
+}
+
+func (r *reservation) close(op string) error {
+	r.mu.Lock()
+	if len(r.maps) > 0 {
+		err := core.Error(core.Failure{Op: op, Kind: core.InUse,
+			Asked: fmt.Sprintf("%d mappings, the first %s at %#x", len(r.maps), core.Bytes(r.maps[0].phys.Size), r.maps[0].ptr()),
+			Hint:  "close the mappings first"})
+		r.mu.Unlock()
+		return err
+	}
+	// No mapping can come any more: mapRun asks under the lock.
+	r.closer.Life.Close()
+	r.mu.Unlock()
+	return r.closer.Close(func() error { return r.free(op) })
+}
+
+// free gives the range back to the driver. A range with a bad part stays
+// reserved for ever, since its addresses must never be used again.
+func (r *reservation) free(op string) error {
+	sys := r.System()
+	if sys.DeviceLost() == driver.Success && len(r.bad) == 0 {
+		res := sys.Note(sys.Drv.MemAddressFree(r.base, r.size))
+		if res != driver.Success && !res.Lost() {
+			return sys.Fail(op, driver.CallMemAddressFree, res, fmt.Sprintf("%s at %#x", core.Bytes(r.size), uint64(r.base)))
+		}
+	}
+	r.Untrack()
+	return nil
+}
+
+// find is the index of the first mapping that ends behind off.
+func (r *reservation) find(off uint64) int {
+	return sort.Search(len(r.maps), func(i int) bool { return r.maps[i].off+r.maps[i].phys.Size > off })
+}
+
+// mapRun maps handles one behind the other, grants the run in one call where
+// access is given, and takes over one count of each handle. Where any step
+// fails everything is as it was, and the counts are still the caller's.
+func (r *reservation) mapRun(op string, off uint64, handles []*phys.Handle, access accessList) ([]*mapping, error) {
+	var size uint64
+	for _, h := range handles {
+		size += h.Size
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closer.Closed() {
+		return nil, core.ClosedError(op, "reservation")
+	}
+	at := r.find(off)
+	if err := r.checkFree(op, off, size, at); err != nil {
+		return nil, err
+	}
+	sys := r.System()
+	maps := make([]*mapping, 0, len(handles))
+	end := off
+	for _, h := range handles {
+		if res := sys.Drv.MemMap(r.base+driver.Ptr(end), h.Size, 0, h.Driver); res != driver.Success {
+			return nil, r.undoRun(off, end-off, sys.Fail(op, driver.CallMemMap, res,
+				fmt.Sprintf("%s at %#x", core.Bytes(h.Size), uint64(r.base)+end)))
+		}
+		maps = append(maps, &mapping{res: r, phys: h, off: end, access: access})
+		end += h.Size
+	}
+	if len(access) > 0 {
+		if res := sys.Drv.MemSetAccess(r.base+driver.Ptr(off), size, access); res != driver.Success {
+			return nil, r.undoRun(off, size, sys.Fail(op, driver.CallMemSetAccess, res,
+				fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(r.base)+off)))
+		}
+	}
+	for _, m := range maps {
+		sys.Track(&m.Object, core.KindMapping, m.phys.Size)
+	}
+	r.maps = slices.Insert(r.maps, at, maps...)
+	return maps, nil
+}
+
+// checkFree refuses a range that leaves the reservation, is taken, or is bad.
+func (r *reservation) checkFree(op string, off, size uint64, at int) error {
+	if off > r.size || size > r.size-off {
+		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
+			Asked: fmt.Sprintf("%s at offset %s of %s", core.Bytes(size), core.Bytes(off), core.Bytes(r.size)),
+			Hint:  "map inside the range, or reserve a larger one"})
+	}
+	if at < len(r.maps) && r.maps[at].off < off+size {
+		m := r.maps[at]
+		return core.Error(core.Failure{Op: op, Kind: core.InUse,
+			Asked: fmt.Sprintf("%s at offset %s, where %s are mapped at offset %s",
+				core.Bytes(size), core.Bytes(off), core.Bytes(m.phys.Size), core.Bytes(m.off)),
+			Hint: "map elsewhere, or close that mapping first"})
+	}
+	for _, b := range r.bad {
+		if b.off < off+size && off < b.off+b.size {
+			return core.Error(core.Failure{Op: op, Kind: core.InUse,
+				Asked: fmt.Sprintf("offset %s is out of use since an earlier failure could not be undone", core.Bytes(b.off)),
+				Hint:  "reserve another range"})
+		}
+	}
+	return nil
+}
+
+// undoRun unmaps a run that nobody has used yet. Where that fails too, its
+// addresses are never used again, and the error says so.
+func (r *reservation) undoRun(off, size uint64, cause error) error {
+	sys := r.System()
+	if size == 0 || sys.DeviceLost() != driver.Success {
+		return cause
+	}
+	res := sys.Note(sys.Drv.MemUnmap(r.base+driver.Ptr(off), size))
+	if res == driver.Success || res.Lost() {
+		return cause
+	}
+	r.bad = append(r.bad, span{off, size})
+	return fmt.Errorf("%w (and undoing it failed: cuMemUnmap answered %v, so %s at %#x are out of use for good)",
+		cause, res, core.Bytes(size), uint64(r.base)+off)
+}
+
+// unmapRun unmaps adjacent mappings in one call and gives up their handles. It
+// goes forward: after a failure it may be called again with the same mappings.
+func (r *reservation) unmapRun(op string, maps []*mapping) error {
+	if len(maps) == 0 {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	sys := r.System()
+	first, last := maps[0], maps[len(maps)-1]
+	if !first.unmapped {
+		size := last.off + last.phys.Size - first.off
+		if sys.DeviceLost() == driver.Success {
+			res := sys.Note(sys.Drv.MemUnmap(first.ptr(), size))
+			if res != driver.Success && !res.Lost() {
+				return sys.Fail(op, driver.CallMemUnmap, res, fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(first.ptr())))
+			}
+		}
+		at := r.find(first.off)
+		r.maps = slices.Delete(r.maps, at, at+len(maps))
+		for _, m := range maps {
+			m.unmapped = true
+		}
+	}
+	for _, m := range maps {
+		if m.released {
+			continue
+		}
+		if res := m.phys.Release(); res != driver.Success {
+			return sys.Fail(op, driver.CallMemRelease, res, core.Bytes(m.phys.Size))
+		}
+		m.released = true
+		m.Untrack()
+	}
+	return nil
+}
+
+// setAccess changes the access of the whole mappings in a part of the range.
+func (r *reservation) setAccess(op string, off, size uint64, access []Access) error {
+	r.mu.Lock()
+	run, err := r.run(op, off, size)
+	r.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	var changes accessList
+	var from []driver.Device
+	for i, m := range run {
+		if i == 0 || m.phys.Asked.Location != run[i-1].phys.Asked.Location {
+			if changes, err = checkAccess(op, r.system, m.phys.Asked.Location, access); err != nil {
+				return err
+			}
+		}
+		if i == 0 || !m.access.same(run[i-1].access) {
+			from = append(from, m.access.lowered(changes)...)
+		}
+	}
+	sys := r.System()
+	// Whoever loses access must not be using it.
+	if len(from) > 0 {
+		if err := sys.WaitDevices(op, from); err != nil {
+			return err
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if run, err = r.run(op, off, size); err != nil {
+		return err
+	}
+	if res := sys.Drv.MemSetAccess(r.base+driver.Ptr(off), size, changes); res != driver.Success {
+		return sys.Fail(op, driver.CallMemSetAccess, res, fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(r.base)+off))
+	}
+	var before, after accessList
+	for i, m := range run {
+		if i == 0 || !m.access.same(before) {
+			before, after = m.access, m.access.with(changes)
+		}
+		m.access = after
+	}
+	return nil
+}
+
+// run are the mappings that make up exactly a part of the range.
+func (r *reservation) run(op string, off, size uint64) ([]*mapping, error) {
+	from := r.find(off)
+	to := from
+	end := off
+	for to < len(r.maps) && r.maps[to].off == end && end < off+size {
+		end += r.maps[to].phys.Size
+		to++
+	}
+	if to == from || end != off+size || r.maps[from].off != off {
+		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
+			Asked: fmt.Sprintf("%s at offset %s, which is no run of whole mappings", core.Bytes(size), core.Bytes(off)),
+			Hint:  "a mapping changes access as a whole, and gaps have none"})
+	}
+	return r.maps[from:to], nil
+}

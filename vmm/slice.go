@@ -1,0 +1,242 @@
+package vmm
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Slice is a part of a buffer or an array, as elements of type T. It is a
+// value and owns nothing: when its memory is gone its operations answer
+// ErrClosed or ErrOutOfRange. Copies are work on the stream that is named;
+// without one (nil) they return when they are done.
+type Slice[T any] struct {
+	buf *buffer
+	off uint64 // bytes
+	len int    // elements
+}
+
+// Slice is the part of n bytes at an offset, which must be in use.
+func (b *Buffer) Slice(off, n int) (Slice[byte], error) {
+	return slice[byte]("vmm.Buffer.Slice", b.b, off, n)
+}
+
+// slice checks a part of a buffer, by element.
+func slice[T any](op string, b *buffer, first, n int) (Slice[T], error) {
+	size := int(sizeOf[T]())
+	used := int(b.used.Load()) / size
+	if first < 0 || n < 0 || first > used || n > used-first {
+		return Slice[T]{}, core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
+			Asked: fmt.Sprintf("offset %d, length %d of %d", first, n, used),
+			Hint:  "stay inside what is in use; Grow, Resize or Append make it longer"})
+	}
+	return Slice[T]{b, uint64(first) * uint64(size), n}, nil
+}
+
+func sizeOf[T any]() uintptr {
+	var zero T
+	return unsafe.Sizeof(zero)
+}
+
+// asBytes is the memory of Go elements.
+func asBytes[T any](s []T) []byte {
+	if len(s) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(&s[0])), len(s)*int(sizeOf[T]()))
+}
+
+// Len is the number of elements.
+func (s Slice[T]) Len() int { return s.len }
+
+// Size is the length in bytes.
+func (s Slice[T]) Size() int { return s.len * int(sizeOf[T]()) }
+
+// Ptr is the address of the first element, for kernels. It is 0 for a zero
+// Slice.
+func (s Slice[T]) Ptr() cuda.Ptr {
+	if s.buf == nil {
+		return 0
+	}
+	return cuda.Ptr(s.buf.res.base) + cuda.Ptr(s.off)
+}
+
+// Slice is the part from element i up to, not including, j.
+func (s Slice[T]) Slice(i, j int) (Slice[T], error) {
+	if i < 0 || j < i || j > s.len {
+		return Slice[T]{}, core.Error(core.Failure{Op: "vmm.Slice.Slice", Kind: core.OutOfRange,
+			Asked: fmt.Sprintf("%d to %d of %d", i, j, s.len), Hint: "stay inside the slice"})
+	}
+	return Slice[T]{s.buf, s.off + uint64(i)*uint64(sizeOf[T]()), j - i}, nil
+}
+
+// CopyFrom copies Go elements into the slice, which must be as long. On a
+// stream it returns when they were staged.
+func (s Slice[T]) CopyFrom(on *cuda.Stream, src []T) error {
+	const op = "vmm.Slice.CopyFrom"
+	return s.with(op, on, driver.AccessReadWrite, len(src)*int(sizeOf[T]()), func(on *cuda.Stream) error {
+		return on.Upload(s.Ptr(), asBytes(src))
+	})
+}
+
+// CopyTo copies the slice into Go elements, as many, after the work that is on
+// the stream. It returns when the last one has landed.
+func (s Slice[T]) CopyTo(on *cuda.Stream, dst []T) error {
+	const op = "vmm.Slice.CopyTo"
+	return s.with(op, on, driver.AccessRead, len(dst)*int(sizeOf[T]()), func(on *cuda.Stream) error {
+		return on.Download(asBytes(dst), s.Ptr())
+	})
+}
+
+// CopyFromHost copies pinned host memory, of as many bytes, into the slice.
+func (s Slice[T]) CopyFromHost(on *cuda.Stream, src cuda.HostSlice) error {
+	const op = "vmm.Slice.CopyFromHost"
+	return s.with(op, on, driver.AccessReadWrite, src.Len(), func(on *cuda.Stream) error {
+		return on.CopyFromHost(s.Ptr(), src)
+	})
+}
+
+// CopyToHost copies the slice into pinned host memory of as many bytes.
+func (s Slice[T]) CopyToHost(on *cuda.Stream, dst cuda.HostSlice) error {
+	const op = "vmm.Slice.CopyToHost"
+	return s.with(op, on, driver.AccessRead, dst.Len(), func(on *cuda.Stream) error {
+		return on.CopyToHost(dst, s.Ptr())
+	})
+}
+
+// CopyFromSlice copies another slice, as long, into this one. Where the two
+// overlap the result is undefined.
+func (s Slice[T]) CopyFromSlice(on *cuda.Stream, src Slice[T]) error {
+	const op = "vmm.Slice.CopyFromSlice"
+	if s.buf == nil || src.buf == nil {
+		return errZeroSlice(op)
+	}
+	lockBoth(s.buf, src.buf, false)
+	defer unlockBoth(s.buf, src.buf, false)
+	if err := src.check(op); err != nil {
+		return err
+	}
+	defer src.buf.closer.Drop()
+	if _, err := src.buf.stream(op, on, driver.AccessRead); err != nil {
+		return err
+	}
+	return s.withLocked(op, on, driver.AccessReadWrite, src.Size(), func(on *cuda.Stream) error {
+		return on.Copy(s.Ptr(), src.Ptr(), s.Size())
+	})
+}
+
+// Zero sets the slice to zero.
+func (s Slice[T]) Zero(on *cuda.Stream) error {
+	const op = "vmm.Slice.Zero"
+	return s.with(op, on, driver.AccessReadWrite, s.Size(), func(on *cuda.Stream) error {
+		return on.Memset(s.Ptr(), 0, s.Size())
+	})
+}
+
+func errZeroSlice(op string) error {
+	return core.Invalid(op, "a zero Slice", "take it from Buffer.Slice or Array.Slice")
+}
+
+// with runs an operation on the slice's memory while nothing can take it away.
+func (s Slice[T]) with(op string, on *cuda.Stream, need driver.AccessFlags, n int, do func(*cuda.Stream) error) error {
+	if s.buf == nil {
+		return errZeroSlice(op)
+	}
+	s.buf.mu.RLock()
+	defer s.buf.mu.RUnlock()
+	return s.withLocked(op, on, need, n, do)
+}
+
+func (s Slice[T]) withLocked(op string, on *cuda.Stream, need driver.AccessFlags, n int, do func(*cuda.Stream) error) error {
+	if err := s.check(op); err != nil {
+		return err
+	}
+	defer s.buf.closer.Drop()
+	if n != s.Size() {
+		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
+			Asked: fmt.Sprintf("%d bytes for a slice of %d", n, s.Size()), Hint: "both sides must be equally long"})
+	}
+	st, err := s.buf.stream(op, on, need)
+	if err != nil || n == 0 {
+		return err
+	}
+	err = do(st)
+	if err == nil && on == nil {
+		err = st.Synchronize()
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	return nil
+}
+
+// check holds the buffer and sees that the slice is still in use.
+func (s Slice[T]) check(op string) error {
+	if !s.buf.closer.Hold() {
+		return core.ClosedError(op, "buffer")
+	}
+	if used := s.buf.used.Load(); s.off+uint64(s.Size()) > used {
+		s.buf.closer.Drop()
+		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
+			Asked: fmt.Sprintf("bytes %d to %d, with %d in use", s.off, s.off+uint64(s.Size()), used),
+			Hint:  "the buffer became shorter since the slice was taken"})
+	}
+	return nil
+}
+
+// lockBoth locks two buffers in the order of their addresses, so that two
+// copies in opposite directions never wait for each other: the source for
+// reading, the destination for reading or, where it grows, for writing.
+func lockBoth(dst, src *buffer, grow bool) {
+	lockDst := dst.mu.RLock
+	if grow {
+		lockDst = dst.mu.Lock
+	}
+	switch {
+	case dst == src:
+		lockDst()
+	case dst.res.base < src.res.base:
+		lockDst()
+		src.mu.RLock()
+	default:
+		src.mu.RLock()
+		lockDst()
+	}
+}
+
+func unlockBoth(dst, src *buffer, grow bool) {
+	if dst != src {
+		src.mu.RUnlock()
+	}
+	if grow {
+		dst.mu.Unlock()
+	} else {
+		dst.mu.RUnlock()
+	}
+}
+
+// appendSlice appends device memory to a buffer, which may be the source's own.
+func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) error {
+	if src.buf == nil {
+		return errZeroSlice(op)
+	}
+	if !b.closer.Hold() {
+		return core.ClosedError(op, "buffer")
+	}
+	defer b.closer.Drop()
+	lockBoth(b, src.buf, true)
+	defer unlockBoth(b, src.buf, true)
+	if err := src.check(op); err != nil {
+		return err
+	}
+	defer src.buf.closer.Drop()
+	if _, err := src.buf.stream(op, on, driver.AccessRead); err != nil {
+		return err
+	}
+	return b.appendLocked(op, on, src.Size(), func(on *cuda.Stream, at cuda.Ptr) error {
+		return on.Copy(at, src.Ptr(), src.Size())
+	})
+}
