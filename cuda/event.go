@@ -11,10 +11,11 @@ import (
 // Event marks a point in a stream's work, to wait for it from the host or from
 // another stream, or to measure the time between two.
 type Event struct {
-	obj    *core.Object
-	closer core.Closer
-	ctx    *core.Context
-	handle driver.Event
+	obj     *core.Object
+	closer  core.Closer
+	ctx     *core.Context
+	handle  driver.Event
+	cleanup runtime.Cleanup
 }
 
 // EventOptions change how NewEvent makes an event.

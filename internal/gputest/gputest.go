@@ -1,0 +1,62 @@
+// Package gputest gives tests a device of each driver: the software one always,
+// the real one where there is a GPU.
+package gputest
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+)
+
+// RequireEnv names the environment variable that turns a missing GPU from a
+// skip into a failure: the GPU bundle sets it.
+const RequireEnv = "CUVMM_REQUIRE_GPU"
+
+// Each runs a test on the first device of each driver.
+func Each(t *testing.T, test func(t *testing.T, d *cuda.Device)) {
+	t.Run("software", func(t *testing.T) { test(t, Software(t)) })
+	t.Run("real", func(t *testing.T) { test(t, Real(t)) })
+}
+
+// Software is the first device of a machine of the test's own.
+func Software(tb testing.TB) *cuda.Device {
+	tb.Helper()
+	_, s := sim.Open(tb)
+	return s.Devices()[0]
+}
+
+// Real is the first real device. Without one the test is skipped, unless a GPU
+// is required. When the test ends everything that it made must be closed.
+func Real(tb testing.TB, opts ...cuda.Option) *cuda.Device {
+	tb.Helper()
+	s, err := cuda.Open(append([]cuda.Option{cuda.WithLeakTracing()}, opts...)...)
+	if err != nil && os.Getenv(RequireEnv) != "" {
+		tb.Fatalf("a GPU is required (%s): %v", RequireEnv, err)
+	}
+	if err != nil {
+		tb.Skipf("no real driver: %v", err)
+	}
+	tb.Cleanup(func() {
+		tb.Helper()
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := s.Drain(ctx); err != nil {
+			tb.Errorf("%v", err)
+		}
+		if err := s.Close(); err != nil {
+			tb.Errorf("%v", err)
+			for _, o := range s.Live() {
+				tb.Errorf("leaked: %s", o)
+			}
+		}
+	})
+	devices := s.Devices()
+	if len(devices) == 0 {
+		tb.Fatal("the real driver has no device")
+	}
+	return devices[0]
+}
