@@ -47,8 +47,12 @@ func realDriver(t testing.TB) drivertest.Env {
 		}
 		t.Fatalf("cuInit of the driver at %s: %v", d.Describe().Path, r)
 	}
-	if name, r := d.DeviceGetName(0); r == driver.Success && strings.Contains(name, "H200") {
-		env.Machine.Granularity = 2 << 20
+	first, r := d.DeviceGet(0)
+	if r != driver.Success {
+		t.Fatalf("cuDeviceGet: %v", r)
+	}
+	if name, r := d.DeviceGetName(first); r == driver.Success && strings.Contains(name, "H200") {
+		env.Machine.Granularity, env.Machine.HostGranularity = 2<<20, 2<<20
 	}
 	return env
 }

@@ -19,27 +19,27 @@ var conformanceMachines = []struct {
 	{
 		"default",
 		sim.Options{},
-		drivertest.Machine{Granularity: 2 << 20},
+		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20},
 	},
 	{
 		"other granularity",
 		sim.WithGranularity(64 << 10),
-		drivertest.Machine{Granularity: 64 << 10},
+		drivertest.Machine{Granularity: 64 << 10, HostGranularity: 2 << 20},
 	},
 	{
 		"older driver",
 		sim.OlderDriver(11030),
-		drivertest.Machine{Granularity: 2 << 20},
+		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20},
 	},
 	{
 		"no descriptors",
 		sim.WithoutDescriptors(),
-		drivertest.Machine{Granularity: 2 << 20},
+		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20},
 	},
 	{
 		"two devices",
 		sim.Options{Devices: []sim.DeviceOptions{{ContextMemory: 527 << 20}, {ContextMemory: 527 << 20}}},
-		drivertest.Machine{Granularity: 2 << 20, ContextBytes: 527 << 20},
+		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20, ContextBytes: 527 << 20},
 	},
 }
 

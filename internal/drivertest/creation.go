@@ -13,10 +13,6 @@ var creation = []Case{
 		Name: "granularity, minimum and recommended, of device memory (plain, by descriptor, fabric, compressible, RDMA) and of host NUMA memory",
 		Says: "one and the same, 2 MiB on an H200",
 		Run: func(t *T) {
-			want := t.env.Machine.Granularity
-			if want == 0 {
-				want = t.chunk
-			}
 			compressed, rdma := onDevice(t.Device), onDevice(t.Device)
 			compressed.Flags.CompressionType = driver.CompressionGeneric
 			rdma.Flags.GPUDirectRDMACapable = 1
@@ -24,17 +20,22 @@ var creation = []Case{
 				name string
 				prop driver.AllocationProp
 				has  driver.DeviceAttribute
+				want uint64
 			}{
-				{"plain", onDevice(t.Device), driver.AttrVirtualMemoryManagement},
-				{"by descriptor", shared(onDevice(t.Device), driver.HandlePosixFD), driver.AttrHandlePosixFD},
-				{"fabric", shared(onDevice(t.Device), driver.HandleFabric), driver.AttrHandleFabric},
-				{"compressible", compressed, driver.AttrGenericCompression},
-				{"RDMA", rdma, driver.AttrRDMAWithVMM},
-				{"host NUMA", onNode(0), driver.AttrHostNUMAVirtualMemory},
+				{"plain", onDevice(t.Device), driver.AttrVirtualMemoryManagement, t.env.Machine.Granularity},
+				{"by descriptor", shared(onDevice(t.Device), driver.HandlePosixFD), driver.AttrHandlePosixFD, t.env.Machine.Granularity},
+				{"fabric", shared(onDevice(t.Device), driver.HandleFabric), driver.AttrHandleFabric, t.env.Machine.Granularity},
+				{"compressible", compressed, driver.AttrGenericCompression, t.env.Machine.Granularity},
+				{"RDMA", rdma, driver.AttrRDMAWithVMM, t.env.Machine.Granularity},
+				{"host NUMA", onNode(0), driver.AttrHostNUMAVirtualMemory, t.env.Machine.HostGranularity},
 			} {
 				if !t.attribute(kind.has) {
 					t.Logf("no %s memory: attribute %d reads 0", kind.name, kind.has)
 					continue
+				}
+				want := kind.want
+				if want == 0 {
+					want = t.granularity(kind.prop)
 				}
 				for _, o := range []driver.GranularityOption{driver.GranularityMinimum, driver.GranularityRecommended} {
 					got, r := t.D.MemGetAllocationGranularity(kind.prop, o)
@@ -78,7 +79,7 @@ var creation = []Case{
 		Says:  "INVALID_VALUE",
 		Needs: needs(hostMemory),
 		Run: func(t *T) {
-			_, r := t.D.MemCreate(t.chunk, shared(onHost(), driver.HandlePosixFD))
+			_, r := t.D.MemCreate(t.granularity(onHost()), shared(onHost(), driver.HandlePosixFD))
 			t.answers(driver.InvalidValue, r, "create on HOST")
 		},
 	},
@@ -87,11 +88,12 @@ var creation = []Case{
 		Says:  "success; access can be granted to the device and to HOST",
 		Needs: needs(hostMemory),
 		Run: func(t *T) {
-			h := t.create(t.chunk, onHost())
-			p := t.reserve(t.chunk)
-			t.bind(p, t.chunk, h)
-			t.ok(t.D.MemSetAccess(p, t.chunk, grant(driver.AccessReadWrite, deviceLocation(t.Device), onHost().Location)), "grant the device and HOST")
-			t.works(t.device, p, t.chunk)
+			size := t.granularity(onHost())
+			h := t.create(size, onHost())
+			p := t.reserve(size, size)
+			t.bind(p, size, h)
+			t.ok(t.D.MemSetAccess(p, size, grant(driver.AccessReadWrite, deviceLocation(t.Device), onHost().Location)), "grant the device and HOST")
+			t.works(t.device, p, size)
 		},
 	},
 	{
@@ -101,12 +103,13 @@ var creation = []Case{
 		Run: func(t *T) {
 			current := onNode(0)
 			current.Location.Type = driver.LocationHostNUMACurrent
+			size := t.granularity(onNode(0))
 			forms := []driver.AllocationProp{current, onNode(-1), onNode(1000)}
 			if t.attribute(driver.AttrHandlePosixFD) {
 				forms = append(forms, shared(current, driver.HandlePosixFD))
 			}
 			for _, prop := range forms {
-				_, r := t.D.MemCreate(t.chunk, prop)
+				_, r := t.D.MemCreate(size, prop)
 				t.answers(driver.InvalidValue, r, "create with %+v", prop)
 			}
 		},
@@ -116,13 +119,14 @@ var creation = []Case{
 		Says:  "success; once access is granted to the device and to HOST_NUMA 0, the CPU reads and writes it at the mapped address",
 		Needs: needs(hostNUMAMemory, shareableByFD),
 		Run: func(t *T) {
-			h := t.create(t.chunk, shared(onNode(0), driver.HandlePosixFD))
-			p := t.reserve(t.chunk)
-			t.bind(p, t.chunk, h)
-			t.ok(t.D.MemSetAccess(p, t.chunk, grant(driver.AccessReadWrite, deviceLocation(t.Device), onNode(0).Location)), "grant the device and HOST_NUMA 0")
-			t.fill(t.device, p, t.chunk, 0x11)
-			bytes := unsafe.Slice((*byte)(hostPointer(p)), t.chunk)
-			for _, i := range []uint64{0, t.chunk - 1} {
+			size := t.granularity(onNode(0))
+			h := t.create(size, shared(onNode(0), driver.HandlePosixFD))
+			p := t.reserve(size, size)
+			t.bind(p, size, h)
+			t.ok(t.D.MemSetAccess(p, size, grant(driver.AccessReadWrite, deviceLocation(t.Device), onNode(0).Location)), "grant the device and HOST_NUMA 0")
+			t.fill(t.device, p, size, 0x11)
+			bytes := unsafe.Slice((*byte)(hostPointer(p)), size)
+			for _, i := range []uint64{0, size - 1} {
 				if bytes[i] != 0x11 {
 					t.Errorf("the CPU reads %#x at byte %d, the device wrote 0x11", bytes[i], i)
 				}
@@ -130,7 +134,7 @@ var creation = []Case{
 			for i := range bytes {
 				bytes[i] = 0x22
 			}
-			t.reads(t.device, p, t.chunk, 0x22)
+			t.reads(t.device, p, size, 0x22)
 		},
 	},
 	{
@@ -138,7 +142,11 @@ var creation = []Case{
 		Says:  "NOT_PERMITTED, although the attribute for fabric handles reads 1",
 		Needs: needs(fabricHandles, noFabricChannel),
 		Run: func(t *T) {
-			for _, types := range []driver.HandleTypes{driver.HandleFabric, driver.HandleFabric | driver.HandlePosixFD} {
+			forms := []driver.HandleTypes{driver.HandleFabric}
+			if t.attribute(driver.AttrHandlePosixFD) {
+				forms = append(forms, driver.HandleFabric|driver.HandlePosixFD)
+			}
+			for _, types := range forms {
 				_, r := t.D.MemCreate(t.chunk, shared(onDevice(t.Device), types))
 				t.answers(driver.NotPermitted, r, "create with handle types %d", types)
 			}

@@ -24,9 +24,10 @@ type Env struct {
 
 // Machine is what is known of a machine and cannot be asked of its driver.
 type Machine struct {
-	// Granularity is what the driver answers for every kind of memory, in
-	// bytes. Zero where it is not known: then the kinds must only agree.
-	Granularity uint64
+	// Granularity and HostGranularity are what the driver answers for every
+	// kind of device memory and for host NUMA memory, in bytes. Zero where it
+	// is not known: then minimum and recommended must only agree.
+	Granularity, HostGranularity uint64
 	// IMEXChannel says that an IMEX channel is open to the process.
 	IMEXChannel bool
 	// ContextBytes is what a context takes of its device's memory. Zero where
@@ -89,7 +90,7 @@ func Run(t *testing.T, env Env) {
 					t.Skipf("needs %s", n.What)
 				}
 			}
-			c.Run(newT(t, s))
+			c.Run(newT(t, s, c.Section))
 		})
 	}
 	if out := os.Getenv("CUVMM_CASES_OUT"); out != "" {
