@@ -93,7 +93,7 @@ func order() string {
 	for _, line := range rooms {
 		lines = append(lines, strings.Join(line, ", "))
 	}
-	return strings.Join(lines, " < ")
+	return strings.TrimSuffix(strings.Join(lines, " < "), ", .")
 }
 
 // imports is the graph of the folders below internal/ that are no room.

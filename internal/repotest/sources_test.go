@@ -42,7 +42,8 @@ func checkCSources(tr *tree) []string {
 	goFolders := tr.goFolders()
 	constraints := map[string][]string{} // of the Go files with import "C", by folder
 	for _, g := range tr.gos {
-		if slices.ContainsFunc(g.imports, func(i goImport) bool { return i.path == "C" }) {
+		cgo := slices.ContainsFunc(g.imports, func(i goImport) bool { return i.path == "C" })
+		if cgo && !slices.Contains(constraints[g.dir], g.constraint) {
 			constraints[g.dir] = append(constraints[g.dir], g.constraint)
 		}
 	}
