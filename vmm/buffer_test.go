@@ -10,62 +10,65 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
 
 func TestBufferGrowsAtOneAddress(t *testing.T) {
-	_, d := open(t)
-	b, err := vmm.NewBuffer(d, vmm.BufferOptions{})
-	require.NoError(t, err)
-	closed(t, b)
-	s := stream(t, d)
-	at := b.Ptr()
-	var want []byte
-	for i := range 20 {
-		piece := pattern(1+i*700_001, i)
-		require.NoError(t, b.Append(s, piece))
-		want = append(want, piece...)
-		require.Equal(t, at, b.Ptr())
-	}
-	require.Equal(t, len(want), b.Len())
-	require.NoError(t, s.Synchronize())
-	got, err := io.ReadAll(vmm.NewReader(b))
-	require.NoError(t, err)
-	require.True(t, bytes.Equal(want, got))
-	st := b.Stats()
-	require.Equal(t, int(d.TotalMemory()), st.Reserved, "the default range is the device's memory")
-	require.GreaterOrEqual(t, st.Committed, st.Used)
-	require.Zero(t, st.Committed%(2*mib))
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		b, err := vmm.NewBuffer(d, vmm.BufferOptions{})
+		require.NoError(t, err)
+		closed(t, b)
+		s := stream(t, d)
+		at := b.Ptr()
+		var want []byte
+		for i := range 20 {
+			piece := pattern(1+i*700_001, i)
+			require.NoError(t, b.Append(s, piece))
+			want = append(want, piece...)
+			require.Equal(t, at, b.Ptr())
+		}
+		require.Equal(t, len(want), b.Len())
+		require.NoError(t, s.Synchronize())
+		got, err := io.ReadAll(vmm.NewReader(b))
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(want, got))
+		st := b.Stats()
+		require.Equal(t, int(d.TotalMemory()), st.Reserved, "the default range is the device's memory")
+		require.GreaterOrEqual(t, st.Committed, st.Used)
+		require.Zero(t, st.Committed%(2*mib))
+	})
 }
 
 func TestAppendFromEverySource(t *testing.T) {
-	_, d := open(t)
-	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * mib})
-	require.NoError(t, err)
-	closed(t, b)
-	s := stream(t, d)
-	host, err := d.NewHostBuffer(3 * mib)
-	require.NoError(t, err)
-	closed(t, host)
-	copy(host.Bytes(), pattern(3*mib, 1))
-	for _, on := range []*cuda.Stream{s, nil} {
-		before := b.Len()
-		require.NoError(t, b.Append(on, pattern(100, 2)))
-		require.NoError(t, b.AppendHost(on, host.All()))
-		require.NoError(t, s.Synchronize())
-		self, err := b.Slice(before, 50)
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * mib})
 		require.NoError(t, err)
-		require.NoError(t, b.AppendSlice(on, self))
-		require.NoError(t, b.AppendPtr(on, self.Ptr(), self.Size()))
-		require.NoError(t, s.Synchronize())
-		want := append(append(pattern(100, 2), pattern(3*mib, 1)...), append(pattern(50, 2), pattern(50, 2)...)...)
-		part, err := b.Slice(before, len(want))
+		closed(t, b)
+		s := stream(t, d)
+		host, err := d.NewHostBuffer(3 * mib)
 		require.NoError(t, err)
-		got := make([]byte, len(want))
-		require.NoError(t, part.CopyTo(nil, got))
-		require.True(t, bytes.Equal(want, got))
-	}
+		closed(t, host)
+		copy(host.Bytes(), pattern(3*mib, 1))
+		for _, on := range []*cuda.Stream{s, nil} {
+			before := b.Len()
+			require.NoError(t, b.Append(on, pattern(100, 2)))
+			require.NoError(t, b.AppendHost(on, host.All()))
+			require.NoError(t, s.Synchronize())
+			self, err := b.Slice(before, 50)
+			require.NoError(t, err)
+			require.NoError(t, b.AppendSlice(on, self))
+			require.NoError(t, b.AppendPtr(on, self.Ptr(), self.Size()))
+			require.NoError(t, s.Synchronize())
+			want := append(append(pattern(100, 2), pattern(3*mib, 1)...), append(pattern(50, 2), pattern(50, 2)...)...)
+			part, err := b.Slice(before, len(want))
+			require.NoError(t, err)
+			got := make([]byte, len(want))
+			require.NoError(t, part.CopyTo(nil, got))
+			require.True(t, bytes.Equal(want, got))
+		}
+	})
 }
 
 // Under a held stream Append returns and no byte has landed.
@@ -173,16 +176,17 @@ func TestClipLeavesAtMostOneChunkThatIsNotFull(t *testing.T) {
 }
 
 func TestGeometricChunksDoubleUpToTheCap(t *testing.T) {
-	_, d := open(t)
-	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.GeometricChunks(0, 8*mib)})
-	require.NoError(t, err)
-	closed(t, b)
-	var committed []int
-	for range 7 {
-		require.NoError(t, b.Grow(b.Stats().Committed-b.Len()+1))
-		committed = append(committed, b.Stats().Committed/mib)
-	}
-	require.Equal(t, []int{2, 4, 8, 16, 24, 32, 40}, committed)
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		b, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.GeometricChunks(0, 8*mib)})
+		require.NoError(t, err)
+		closed(t, b)
+		var committed []int
+		for range 7 {
+			require.NoError(t, b.Grow(b.Stats().Committed-b.Len()+1))
+			committed = append(committed, b.Stats().Committed/mib)
+		}
+		require.Equal(t, []int{2, 4, 8, 16, 24, 32, 40}, committed)
+	})
 }
 
 func TestBeyondTheRangeIsErrCapacityAndMoveGoesOn(t *testing.T) {
@@ -328,64 +332,77 @@ func TestBadInputIsATypedErrorAndChangesNothing(t *testing.T) {
 }
 
 func TestASliceOutlivesItsMemoryAsAnError(t *testing.T) {
-	_, d := open(t)
-	b, err := vmm.NewBuffer(d, vmm.BufferOptions{})
-	require.NoError(t, err)
-	require.NoError(t, b.Append(nil, pattern(1000, 1)))
-	s, err := b.Slice(500, 500)
-	require.NoError(t, err)
-	require.NoError(t, b.Resize(nil, 700))
-	require.ErrorIs(t, s.CopyTo(nil, make([]byte, 500)), cuda.ErrOutOfRange)
-	half, err := s.Slice(0, 200)
-	require.NoError(t, err)
-	require.NoError(t, half.CopyTo(nil, make([]byte, 200)))
-	require.NoError(t, b.Close())
-	require.ErrorIs(t, half.CopyTo(nil, make([]byte, 200)), cuda.ErrClosed)
-	require.ErrorIs(t, b.Grow(1), cuda.ErrClosed)
-	require.ErrorIs(t, b.Clip(), cuda.ErrClosed)
-	_, err = vmm.Move(b, 64*mib)
-	require.ErrorIs(t, err, cuda.ErrClosed)
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		b, err := vmm.NewBuffer(d, vmm.BufferOptions{})
+		require.NoError(t, err)
+		require.NoError(t, b.Append(nil, pattern(1000, 1)))
+		s, err := b.Slice(500, 500)
+		require.NoError(t, err)
+		require.NoError(t, b.Resize(nil, 700))
+		require.ErrorIs(t, s.CopyTo(nil, make([]byte, 500)), cuda.ErrOutOfRange)
+		half, err := s.Slice(0, 200)
+		require.NoError(t, err)
+		require.NoError(t, half.CopyTo(nil, make([]byte, 200)))
+		require.NoError(t, b.Close())
+		require.ErrorIs(t, half.CopyTo(nil, make([]byte, 200)), cuda.ErrClosed)
+		require.ErrorIs(t, b.Grow(1), cuda.ErrClosed)
+		require.ErrorIs(t, b.Clip(), cuda.ErrClosed)
+		_, err = vmm.Move(b, 64*mib)
+		require.ErrorIs(t, err, cuda.ErrClosed)
+	})
 }
 
 func TestAThousandRoundsLeaveNothing(t *testing.T) {
-	m, d := open(t)
-	var free uint64
-	for i := range 1000 {
-		b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * mib})
-		require.NoError(t, err)
-		require.NoError(t, b.Grow(5*mib))
-		require.NoError(t, b.Append(nil, []byte{1, 2, 3}))
-		require.NoError(t, b.Resize(nil, mib))
-		require.NoError(t, b.Clip())
-		require.NoError(t, b.Close())
-		now, _ := m.Memory(0)
-		if i == 0 {
-			free = now
+	rounds := func(t *testing.T, d *cuda.Device) {
+		var free uint64
+		for i := range 1000 {
+			b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * mib})
+			require.NoError(t, err)
+			require.NoError(t, b.Grow(5*mib))
+			require.NoError(t, b.Append(nil, []byte{1, 2, 3}))
+			require.NoError(t, b.Resize(nil, mib))
+			require.NoError(t, b.Clip())
+			require.NoError(t, b.Close())
+			if i == 0 { // what the library itself keeps is there from now on
+				free, _, err = d.MemoryInfo()
+				require.NoError(t, err)
+			}
 		}
+		now, _, err := d.MemoryInfo()
+		require.NoError(t, err)
 		require.Equal(t, free, now)
+		st := d.System().Stats()
+		require.Zero(t, st.Reservations)
+		require.Zero(t, st.Allocations)
+		require.Zero(t, st.Mappings)
 	}
-	require.Zero(t, d.System().Stats().Reservations)
-	require.Zero(t, m.Live()["reservation"], "nor does the driver have one")
+	gputest.Each(t, rounds)
+	t.Run("in the driver", func(t *testing.T) {
+		m, d := open(t)
+		rounds(t, d)
+		require.Zero(t, m.Live()["reservation"])
+	})
 }
 
 func TestWriterAndReaderRoundTrip(t *testing.T) {
-	_, d := open(t)
-	b, err := vmm.NewBuffer(d, vmm.BufferOptions{})
-	require.NoError(t, err)
-	closed(t, b)
-	want := pattern(9*mib+17, 5)
-	w := vmm.NewWriter(b)
-	n, err := w.Write(want[:1000])
-	require.NoError(t, err)
-	require.Equal(t, 1000, n)
-	copied, err := io.Copy(w, bytes.NewReader(want[1000:]))
-	require.NoError(t, err)
-	require.EqualValues(t, len(want)-1000, copied)
-	var got bytes.Buffer
-	copied, err = io.Copy(&got, vmm.NewReader(b))
-	require.NoError(t, err)
-	require.EqualValues(t, len(want), copied)
-	require.True(t, bytes.Equal(want, got.Bytes()))
-	_, err = vmm.NewReader(b).Read(nil)
-	require.NoError(t, err)
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		b, err := vmm.NewBuffer(d, vmm.BufferOptions{})
+		require.NoError(t, err)
+		closed(t, b)
+		want := pattern(9*mib+17, 5)
+		w := vmm.NewWriter(b)
+		n, err := w.Write(want[:1000])
+		require.NoError(t, err)
+		require.Equal(t, 1000, n)
+		copied, err := io.Copy(w, bytes.NewReader(want[1000:]))
+		require.NoError(t, err)
+		require.EqualValues(t, len(want)-1000, copied)
+		var got bytes.Buffer
+		copied, err = io.Copy(&got, vmm.NewReader(b))
+		require.NoError(t, err)
+		require.EqualValues(t, len(want), copied)
+		require.True(t, bytes.Equal(want, got.Bytes()))
+		_, err = vmm.NewReader(b).Read(nil)
+		require.NoError(t, err)
+	})
 }
