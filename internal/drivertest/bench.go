@@ -18,6 +18,8 @@ var benchChunks = []uint64{2 << 20, 8 << 20, 32 << 20, 64 << 20, 1 << 30}
 // Bench runs the rules about cost. What they measure is the driver through this
 // library's interface; the software driver's numbers say nothing of a GPU's.
 func Bench(b *testing.B, env Env) {
+	// First, while this process has no context either.
+	b.Run("cycle without any context", func(b *testing.B) { benchWithoutContext(b, env) })
 	s := newSuite(b, env)
 	b.Run("chunk in a run", func(b *testing.B) {
 		for _, size := range benchChunks {
@@ -32,7 +34,6 @@ func Bench(b *testing.B, env Env) {
 			b.Run(fmt.Sprint(threads), func(b *testing.B) { s.benchThreads(b, threads) })
 		}
 	})
-	b.Run("cycle without any context", s.benchWithoutContext)
 	b.Run("reserve and free", s.benchReserve)
 	b.Run("export and import", s.benchShare)
 	b.Run("event", s.benchEvent)
@@ -220,27 +221,25 @@ func timedCycle(d driver.Driver, dev driver.Device) (w cycleTimes, r driver.Resu
 
 // benchWithoutContext is the cycle in a process that has no context, and in the
 // same process once it has one.
-func (s *suite) benchWithoutContext(b *testing.B) {
-	if testing.Short() {
-		b.Skip("starts a process")
+func benchWithoutContext(b *testing.B, env Env) {
+	const cycles = 50
+	w := newStopwatch("access-without", "unmap-without", "access-with", "unmap-with")
+	n := 0
+	for b.Loop() {
+		c := env.child(b, "time cycles")
+		c.Start()
+		c.Send(cycles)
+		var without, with cycleTimes
+		c.Recv(&without)
+		c.Recv(&with)
+		c.Wait()
+		w.spent["access-without"] += without.Access
+		w.spent["unmap-without"] += without.Unmap
+		w.spent["access-with"] += with.Access
+		w.spent["unmap-with"] += with.Unmap
+		n += cycles
 	}
-	c := s.startChild(b, "time cycles")
-	c.Start()
-	c.Send(max(8, min(b.N, 200)))
-	var without, with cycleTimes
-	c.Recv(&without)
-	c.Recv(&with)
-	c.Wait()
-	for _, m := range []struct {
-		d    time.Duration
-		name string
-	}{
-		{without.Access, "access-without-µs"}, {without.Unmap, "unmap-without-µs"},
-		{with.Access, "access-with-µs"}, {with.Unmap, "unmap-with-µs"},
-	} {
-		b.ReportMetric(float64(m.d.Nanoseconds())/1e3, m.name)
-	}
-	b.ReportMetric(0, "ns/op")
+	w.report(b, n)
 }
 
 func init() {
@@ -249,18 +248,18 @@ func init() {
 		c.recv(&n)
 		dev, r := c.d.DeviceGet(0)
 		c.ok(r, "cuDeviceGet")
-		mean := func() (sum cycleTimes) {
+		total := func() (sum cycleTimes) {
 			for range n {
 				w, r := timedCycle(c.d, dev)
 				c.ok(r, "cycle")
-				sum.Access += w.Access / time.Duration(n)
-				sum.Unmap += w.Unmap / time.Duration(n)
+				sum.Access += w.Access
+				sum.Unmap += w.Unmap
 			}
 			return sum
 		}
-		c.send(mean())
+		c.send(total())
 		c.device(0)
-		c.send(mean())
+		c.send(total())
 	}
 }
 

@@ -51,18 +51,18 @@ func RegisterChild(name string, open func(args []string) (driver.Driver, error))
 	})
 }
 
-// startChild prepares a process that plays a role.
-func (s *suite) startChild(t testing.TB, role string) *reexec.Cmd {
+// child prepares a process that plays a role.
+func (e Env) child(t testing.TB, role string) *reexec.Cmd {
 	t.Helper()
 	if roles[role] == nil {
 		t.Fatalf("no role %q", role)
 	}
-	return reexec.Command(t, s.env.Child, append([]string{role}, s.env.ChildArgs...)...)
+	return reexec.Command(t, e.Child, append([]string{role}, e.ChildArgs...)...)
 }
 
 func (t *T) child(role string) *reexec.Cmd {
 	t.Helper()
-	return t.startChild(t, role)
+	return t.env.child(t, role)
 }
 
 type failure struct{ error }

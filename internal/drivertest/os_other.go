@@ -2,7 +2,10 @@
 
 package drivertest
 
-import "errors"
+import (
+	"errors"
+	"os"
+)
 
 // The driver's descriptors exist on Unix systems only.
 
@@ -10,6 +13,10 @@ func duplicate(int) (int, error)     { return 0, errors.ErrUnsupported }
 func closeDescriptor(int) error      { return errors.ErrUnsupported }
 func closedOnExec(int) (bool, error) { return false, errors.ErrUnsupported }
 func sizeOf(int) (int64, error)      { return 0, errors.ErrUnsupported }
+
+func socketPair() (near, far *os.File, err error) { return nil, nil, errors.ErrUnsupported }
+func sendDescriptor(*os.File, int) error          { return errors.ErrUnsupported }
+func receiveDescriptor(*os.File) (int, error)     { return 0, errors.ErrUnsupported }
 
 // pageable is n bytes that the Go collector may own: no driver but the software
 // one is there to take them.

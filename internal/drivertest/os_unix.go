@@ -2,7 +2,12 @@
 
 package drivertest
 
-import "golang.org/x/sys/unix"
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
 
 // duplicate is another descriptor of the same file, closed on exec.
 func duplicate(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) }
@@ -18,6 +23,40 @@ func sizeOf(fd int) (int64, error) {
 	var stat unix.Stat_t
 	err := unix.Fstat(fd, &stat)
 	return stat.Size, err
+}
+
+// socketPair is two ends over which descriptors can be passed.
+func socketPair() (near, far *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, fd := range fds {
+		unix.CloseOnExec(fd)
+	}
+	return os.NewFile(uintptr(fds[0]), "near end"), os.NewFile(uintptr(fds[1]), "far end"), nil
+}
+
+func sendDescriptor(over *os.File, fd int) error {
+	return unix.Sendmsg(int(over.Fd()), []byte{0}, unix.UnixRights(fd), nil, 0)
+}
+
+func receiveDescriptor(over *os.File) (int, error) {
+	oob := make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := unix.Recvmsg(int(over.Fd()), make([]byte, 1), oob, 0)
+	if err != nil {
+		return 0, err
+	}
+	messages, err := unix.ParseSocketControlMessage(oob[:n])
+	if err != nil || len(messages) == 0 {
+		return 0, errors.Join(errors.New("no descriptor came"), err)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil {
+		return 0, err
+	}
+	unix.CloseOnExec(fds[0])
+	return fds[0], nil
 }
 
 // pageable is n bytes of ordinary memory that the Go collector does not own.

@@ -120,6 +120,12 @@ var sharing = []Case{
 		Run:   func(t *T) { t.shareWithChild(1) },
 	},
 	{
+		Name:  "the creator's process is killed after another has imported",
+		Says:  "the memory stays with the importer, with its contents",
+		Needs: needs(shareableByFD),
+		Run:   func(t *T) { t.outlive() },
+	},
+	{
 		Name:  "properties of an imported handle",
 		Says:  "type and location are there; requested handle types reads 0",
 		Needs: needs(shareableByFD),
@@ -178,6 +184,37 @@ var sharing = []Case{
 	},
 }
 
+// outlive imports what a child made, kills the child, and uses the memory.
+func (t *T) outlive() {
+	near, far, err := socketPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer near.Close()
+	defer far.Close()
+	size := roundUp(64<<20, t.chunk)
+	c := t.child("create and export")
+	c.ExtraFiles = []*os.File{far}
+	c.Start()
+	c.Send(guest{Size: size, Writes: 0x33})
+	var sent bool
+	c.Recv(&sent)
+	fd, err := receiveDescriptor(near)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := t.importFD(fd)
+	if err := closeDescriptor(fd); err != nil {
+		t.Fatal(err)
+	}
+	c.Kill()
+	p := t.reserve(size)
+	t.bind(p, size, h)
+	t.allow(p, size)
+	t.reads(t.device, p, size, 0x33)
+	t.works(t.device, p, size)
+}
+
 // guest is what a child that imports memory is told.
 type guest struct {
 	// Device is the ordinal of the device that it works on.
@@ -210,24 +247,52 @@ func (t *T) shareWithChild(ordinal int32) {
 	t.reads(t.device, p, size, 0x22)
 }
 
+// mapped maps a handle of the child's own, open to a device.
+func (c *child) mapped(h driver.MemHandle, size uint64, dev driver.Device) driver.Ptr {
+	c.later("release", func() driver.Result { return c.d.MemRelease(h) })
+	p, r := c.d.MemAddressReserve(size, 0, 0)
+	c.ok(r, "reserve")
+	c.later("address free", func() driver.Result { return c.d.MemAddressFree(p, size) })
+	c.ok(c.d.MemMap(p, size, 0, h), "map")
+	c.later("unmap", func() driver.Result { return c.d.MemUnmap(p, size) })
+	c.ok(c.d.MemSetAccess(p, size, grant(driver.AccessReadWrite, deviceLocation(dev))), "set access")
+	return p
+}
+
+func (c *child) stream(ctx driver.Context) driver.Stream {
+	s, r := c.d.StreamCreate(ctx, driver.StreamNonBlocking)
+	c.ok(r, "create a stream")
+	c.later("destroy the stream", func() driver.Result { return c.d.StreamDestroy(ctx, s) })
+	return s
+}
+
 func init() {
+	roles["create and export"] = func(c *child) {
+		var g guest
+		c.recv(&g)
+		dev, ctx := c.device(g.Device)
+		h, r := c.d.MemCreate(g.Size, shared(onDevice(dev), driver.HandlePosixFD))
+		c.ok(r, "create")
+		p := c.mapped(h, g.Size, dev)
+		s := c.stream(ctx)
+		c.ok(c.d.MemsetD8Async(ctx, p, g.Writes, g.Size, s), "write")
+		c.ok(c.d.StreamSynchronize(ctx, s), "write")
+		fd, r := c.d.MemExportToShareableHandle(h, driver.HandlePosixFD)
+		c.ok(r, "export")
+		c.check(sendDescriptor(c.Files[0], toFD(fd)))
+		c.send(true)
+		// The test kills this process, in the middle of its work.
+		var never bool
+		c.recv(&never)
+	}
 	roles["import"] = func(c *child) {
 		var g guest
 		c.recv(&g)
 		dev, ctx := c.device(g.Device)
 		h, r := c.d.MemImportFromShareableHandle(fromFD(int(c.Files[0].Fd())), driver.HandlePosixFD)
 		c.ok(r, "import")
-		c.later("release", func() driver.Result { return c.d.MemRelease(h) })
-		p, r := c.d.MemAddressReserve(g.Size, 0, 0)
-		c.ok(r, "reserve")
-		c.later("address free", func() driver.Result { return c.d.MemAddressFree(p, g.Size) })
-		c.ok(c.d.MemMap(p, g.Size, 0, h), "map")
-		c.later("unmap", func() driver.Result { return c.d.MemUnmap(p, g.Size) })
-		c.ok(c.d.MemSetAccess(p, g.Size, grant(driver.AccessReadWrite, deviceLocation(dev))), "set access")
-
-		s, r := c.d.StreamCreate(ctx, driver.StreamNonBlocking)
-		c.ok(r, "create a stream")
-		c.later("destroy the stream", func() driver.Result { return c.d.StreamDestroy(ctx, s) })
+		p := c.mapped(h, g.Size, dev)
+		s := c.stream(ctx)
 		host, r := c.d.MemHostAlloc(ctx, g.Size, driver.HostAllocPortable)
 		c.ok(r, "host alloc")
 		c.later("host free", func() driver.Result { return c.d.MemFreeHost(ctx, host) })
