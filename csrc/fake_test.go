@@ -7,6 +7,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -58,8 +60,13 @@ type recorded struct {
 	Args    []byte
 }
 
-// buildFake builds a variant of the library in a folder of the test's own.
-func buildFake(tb testing.TB, defines ...string) *fake {
+var built struct {
+	sync.Mutex
+	variants map[string][]byte
+}
+
+// compileFake answers a variant of the library, compiled once.
+func compileFake(tb testing.TB, defines []string) []byte {
 	tb.Helper()
 	cc, err := exec.LookPath("cc")
 	if err != nil {
@@ -68,13 +75,34 @@ func buildFake(tb testing.TB, defines ...string) *fake {
 		}
 		require.NoError(tb, err)
 	}
-	f := &fake{path: filepath.Join(tb.TempDir(), "libcuda.so.1")}
-	args := []string{"-shared", "-fPIC", "-O2", "-Wl,-soname,libcuda.so.1", "-o", f.path}
+	built.Lock()
+	defer built.Unlock()
+	key := strings.Join(defines, "\x00")
+	if lib := built.variants[key]; lib != nil {
+		return lib
+	}
+	path := filepath.Join(tb.TempDir(), "libcuda.so.1")
+	args := []string{"-shared", "-fPIC", "-O2", "-Wl,-soname,libcuda.so.1", "-o", path}
 	for _, d := range defines {
 		args = append(args, "-D"+d)
 	}
 	out, err := exec.CommandContext(tb.Context(), cc, append(args, "testdata/fakecuda/fakecuda.c", "-ldl")...).CombinedOutput()
 	require.NoError(tb, err, "%s", out)
+	lib, err := os.ReadFile(path)
+	require.NoError(tb, err)
+	if built.variants == nil {
+		built.variants = map[string][]byte{}
+	}
+	built.variants[key] = lib
+	return lib
+}
+
+// buildFake puts a variant of the library into a folder of its own, so that it
+// is loaded on its own.
+func buildFake(tb testing.TB, defines ...string) *fake {
+	tb.Helper()
+	f := &fake{path: filepath.Join(tb.TempDir(), "libcuda.so.1")}
+	require.NoError(tb, os.WriteFile(f.path, compileFake(tb, defines), 0o600))
 
 	file, err := os.OpenFile(f.path+".state", os.O_RDWR|os.O_CREATE, 0o600)
 	require.NoError(tb, err)

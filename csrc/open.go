@@ -16,7 +16,9 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
+	"syscall"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -113,9 +115,12 @@ func try(path string) (*Driver, Attempt) {
 	}
 	if filepath.Base(path) != path {
 		// A link to nothing is not an absent driver, but a broken one.
-		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrInvalid) {
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 			return refuse(NotFound, "no such file")
 		}
+	}
+	if strings.IndexByte(path, 0) >= 0 {
+		return refuse(NotLoaded, "the path has a NUL in it")
 	}
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
@@ -127,7 +132,7 @@ func try(path string) (*Driver, Attempt) {
 		if loaded.absent != 0 && filepath.Base(path) == path {
 			return refuse(NotFound, "not in the loader's path")
 		}
-		return refuse(NotLoaded, "%s", C.GoString(&loaded.error[0]))
+		return refuse(NotLoaded, "%s", strings.TrimPrefix(C.GoString(&loaded.error[0]), path+": "))
 	}
 	if d := opened.byHandle[loaded.handle]; d != nil {
 		C.cuvmm_unload(loaded.handle) // the count alone: the first one stays

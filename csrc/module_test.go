@@ -1,0 +1,67 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
+package csrc_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/stretchr/testify/require"
+)
+
+func TestModuleImages(t *testing.T) {
+	f := buildFake(t)
+	d := f.open(t)
+	long := strings.Repeat("x", 200)
+	for _, c := range []struct {
+		name, image, want string
+	}{
+		{"text without its NUL", ".version 8.0", ".version 8.0\x00"},
+		{"text with its NUL", ".version 8.0\x00", ".version 8.0\x00"},
+		{"text with a NUL inside ends there", ".ver\x00sion", ".ver\x00"},
+		{"an ELF image", "\x7fELF\x02\x01" + long, "\x7fELF"},
+		{"a fat binary", "\x50\xed\x55\xba\x01" + long, "\x50\xed\x55\xba"},
+		{"shorter than any mark", "abc", "abc\x00"},
+		{"the start of a mark", "\x7fEL", "\x7fEL\x00"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			// A part of a larger slice: what follows it must not be read as text.
+			image := append([]byte(c.image), "behind"...)[:len(c.image)]
+			m, r := d.ModuleLoadData(ours, image)
+			require.Equal(t, driver.Success, r)
+			require.Equal(t, driver.Module(0x3000000001), m)
+			require.Equal(t, c.want, string(f.calls(t)[3].Args))
+		})
+	}
+}
+
+func TestModuleOfNothing(t *testing.T) {
+	f := buildFake(t)
+	d := f.open(t)
+	for _, image := range [][]byte{nil, {}} {
+		f.answer("cuModuleLoadData", driver.InvalidImage)
+		_, r := d.ModuleLoadData(ours, image)
+		require.Equal(t, driver.InvalidImage, r, "the driver answers, on an empty text")
+		require.Equal(t, []byte{0}, f.calls(t)[3].Args)
+	}
+}
+
+func TestFunctionNames(t *testing.T) {
+	f := buildFake(t)
+	d := f.open(t)
+	for _, name := range []string{"", "f", strings.Repeat("n", 240)} {
+		_, r := d.ModuleGetFunction(ours, module, name)
+		require.Equal(t, driver.Success, r)
+		require.Equal(t, le(module, []byte(name), uint8(0)), f.calls(t)[3].Args)
+	}
+}
+
+// A kernel without parameters gets no list: an empty block is not one.
+func TestLaunchWithoutParameters(t *testing.T) {
+	f := buildFake(t)
+	d := f.open(t)
+	require.Equal(t, driver.Success, d.LaunchKernel(ours, fn, launch, nil, stream))
+	require.Equal(t, le(fn, uint32(11), uint32(12), uint32(13), uint32(21), uint32(22), uint32(23), uint32(31), stream, uint64(0)),
+		f.calls(t)[3].Args)
+}
