@@ -235,13 +235,13 @@ var ends = []Case{
 			t.fill(t.device, p, size, 0x51)
 			t.release(h)
 			t.reads(t.device, p, size, 0x51)
-			if taken := before - t.free(t.device); taken < size {
-				t.Errorf("%d bytes are taken while %d are mapped", taken, size)
-			}
 			mapped := t.free(t.device)
+			if mapped+size > before {
+				t.Errorf("of %d free bytes %d are left while %d are mapped", before, mapped, size)
+			}
 			t.unmap(p)
-			if got := t.free(t.device) - mapped; got < size {
-				t.Errorf("unmap gave %d bytes back, want %d", got, size)
+			if now := t.free(t.device); now < mapped+size {
+				t.Errorf("%d bytes are free after unmap, %d before it, want %d more", now, mapped, size)
 			}
 		},
 	},
@@ -283,7 +283,7 @@ var ends = []Case{
 				t.release(h)
 			}
 			if got := t.free(t.device); got < taken+size {
-				t.Errorf("%d bytes came back with the last reference, want %d", got-taken, size)
+				t.Errorf("%d bytes are free after the last release, %d before, want %d more", got, taken, size)
 			}
 		},
 	},

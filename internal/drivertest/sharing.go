@@ -56,12 +56,12 @@ var sharing = []Case{
 			t.unmap(p)
 			t.release(h)
 			pinned := t.free(t.device)
-			if pinned > before-size {
-				t.Errorf("%d bytes are free while the descriptor is open, want at most %d", pinned, before-size)
+			if pinned+size > before {
+				t.Errorf("of %d free bytes %d are left while the descriptor of %d is open", before, pinned, size)
 			}
 			t.close(fd)
-			if got := t.free(t.device) - pinned; got < size {
-				t.Errorf("closing gave %d bytes back, want %d", got, size)
+			if now := t.free(t.device); now < pinned+size {
+				t.Errorf("%d bytes are free after closing it, %d before, want %d more", now, pinned, size)
 			}
 		},
 	},
@@ -151,7 +151,7 @@ var sharing = []Case{
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer closeDescriptor(forwarded)
+			t.ownDescriptor(forwarded)
 			t.close(fd)
 			t.importFD(forwarded)
 		},

@@ -288,13 +288,17 @@ func (t *T) export(h driver.MemHandle) int {
 	s, r := t.D.MemExportToShareableHandle(h, driver.HandlePosixFD)
 	t.ok(r, "export")
 	fd := toFD(s)
+	t.ownDescriptor(fd)
+	return fd
+}
+
+func (t *T) ownDescriptor(fd int) {
 	t.own("descriptor", uint64(fd), func() driver.Result {
 		if err := closeDescriptor(fd); err != nil {
 			t.Errorf("close of descriptor %d: %v", fd, err)
 		}
 		return driver.Success
 	})
-	return fd
 }
 
 func (t *T) close(fd int) {
