@@ -1,8 +1,6 @@
 package sim
 
-import (
-	"github.com/cuvmm/cuvmm/internal/driver"
-)
+import "github.com/cuvmm/cuvmm/internal/driver"
 
 // allocate takes n bytes of a context's device and addresses for them.
 func (c *gpuContext) allocate(n uint64) (*resident, driver.Result) {
@@ -10,9 +8,7 @@ func (c *gpuContext) allocate(n uint64) (*resident, driver.Result) {
 	if n == 0 {
 		return nil, driver.InvalidValue
 	}
-	prop := driver.AllocationProp{Type: driver.AllocationPinned}
-	prop.Location = driver.Location{Type: driver.LocationDevice, ID: int32(c.device.ordinal)}
-	mem, r := m.newMemory(c.device.pool, n, prop)
+	mem, r := m.newMemory(c.device.pool, n, c.device.prop())
 	if r != driver.Success {
 		return nil, r
 	}
@@ -65,7 +61,7 @@ func (a *api) MemFree(c driver.Context, p driver.Ptr) driver.Result {
 		return r
 	}
 	res := m.allocated(p)
-	if res == nil {
+	if res == nil || res.async != nil && res.async.freeing {
 		return driver.InvalidValue
 	}
 	ctx := res.context
@@ -87,7 +83,7 @@ func (a *api) MemGetInfo(c driver.Context) (free, total uint64, r driver.Result)
 		return 0, 0, r
 	}
 	defer a.leave()
-	a.m.settle()
+	a.m.settle(all)
 	p := ctx.device.pool
 	return p.limit - p.used, p.limit, driver.Success
 }

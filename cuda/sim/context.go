@@ -102,7 +102,7 @@ func (c *gpuContext) destroy() {
 	c.drain()
 	for _, s := range m.streams {
 		if s.context == c {
-			s.endCapture()
+			s.leaveCapture()
 			m.orphan(s.object)
 			delete(m.streams, s.handle)
 		}
@@ -111,6 +111,12 @@ func (c *gpuContext) destroy() {
 		if e.context == c {
 			m.orphan(e.object)
 			delete(m.events, e.handle)
+		}
+	}
+	for _, e := range m.execs {
+		if e.context == c {
+			m.orphan(e.object)
+			m.dropExec(e)
 		}
 	}
 	for _, mod := range m.modules {
@@ -282,6 +288,9 @@ func (a *api) CtxSynchronize(h driver.Context) driver.Result {
 		return r
 	}
 	defer a.leave()
+	if r := c.guardSynchronize(); r != driver.Success {
+		return r
+	}
 	c.drain()
 	return a.m.outcome(c)
 }

@@ -46,6 +46,13 @@ func (d *device) reaches(peer *device) bool {
 	return d != peer && !slices.Contains(d.options.Unreachable, peer.ordinal)
 }
 
+// prop describes plain memory on the device.
+func (d *device) prop() driver.AllocationProp {
+	p := driver.AllocationProp{Type: driver.AllocationPinned}
+	p.Location = driver.Location{Type: driver.LocationDevice, ID: int32(d.ordinal)}
+	return p
+}
+
 func (m *Machine) device(d driver.Device) *device {
 	if d < 0 || int(d) >= len(m.devices) {
 		return nil

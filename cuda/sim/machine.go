@@ -42,9 +42,10 @@ type Machine struct {
 	events    map[driver.Event]*event
 	handles   map[driver.MemHandle]*handle
 	shared    map[osmem.FileID]*memory
-	dmabufs   []dmabuf
+	held      []held             // memory files that others may still hold
 	reserved  intervals[*object] // reservations
 	resident  intervals[*resident]
+	leased    intervals[*lease] // addresses of captured allocations
 	engine    engine
 	captures  map[uint64]*capture
 	graphs    map[driver.Graph]*graph
@@ -133,18 +134,32 @@ func (m *Machine) Close() error {
 func (m *Machine) dismantle() {
 	for r := range m.resident.all() {
 		r.v.dismantle()
+		if r.v.mem != nil {
+			r.v.mem.unmap()
+		}
+		if r.v.kind == KindDeviceMemory && r.v.lease == nil {
+			space.put(r.v.span)
+		}
 	}
 	for r := range m.reserved.all() {
 		space.put(span{r.lo, r.hi})
 	}
-	for _, mem := range m.shared {
-		mem.shared.Close()
+	for l := range m.leased.all() {
+		space.put(l.v.span)
 	}
-	for _, d := range m.dmabufs {
-		d.file.Close()
+	for _, h := range m.handles {
+		h.mem.unmap()
+	}
+	for _, h := range m.held {
+		h.file.Close()
+		for _, mem := range h.pins {
+			mem.unmap()
+		}
 	}
 	for _, p := range m.pools() {
-		p.close()
+		if p.arena != nil {
+			p.arena.Close()
+		}
 	}
 }
 
@@ -153,7 +168,7 @@ func (m *Machine) dismantle() {
 func (m *Machine) Memory(device int) (free, total uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.settle()
+	m.settle(all)
 	p := m.devices[device].pool
 	return p.limit - p.used, p.limit
 }
@@ -214,6 +229,7 @@ func (a *api) enterRun(c driver.Call) (driver.Result, *cut) {
 		return driver.Result(fault.Result), nil
 	}
 	m.mu.Lock()
+	m.settle(aFew)
 	r := driver.Success
 	switch {
 	case !a.Has(c):

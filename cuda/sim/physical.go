@@ -18,8 +18,6 @@ type pool struct {
 	arena       *osmem.Arena // made at the first allocation
 	placeable   bool         // host memory: its pages can appear in the window
 	free        ranges
-	// lingering memory was given up here, but others still hold it.
-	lingering []*memory
 }
 
 func newPool(limit uint64, placeable bool) *pool {
@@ -29,58 +27,14 @@ func newPool(limit uint64, placeable bool) *pool {
 	return p
 }
 
-// settle takes back the memory that others have given up by now.
-func (p *pool) settle() {
-	kept := p.lingering[:0]
-	for _, mem := range p.lingering {
-		if mem.shared.Held() {
-			kept = append(kept, mem)
-			continue
-		}
-		mem.machine.forgetShared(mem)
-		mem.shared.Close()
-		p.used -= mem.size
-	}
-	clear(p.lingering[len(kept):])
-	p.lingering = kept
-}
-
-// settle takes back what was held by descriptors that are closed by now.
-func (m *Machine) settle() {
-	kept := m.dmabufs[:0]
-	for _, d := range m.dmabufs {
-		if d.file.Held() {
-			kept = append(kept, d)
-			continue
-		}
-		d.close()
-	}
-	clear(m.dmabufs[len(kept):])
-	m.dmabufs = kept
-	for _, p := range m.pools() {
-		p.settle()
-	}
-}
-
 // charge counts n bytes of a pool as taken.
 func (m *Machine) charge(p *pool, n uint64) bool {
-	m.settle()
+	m.settle(all)
 	if n > p.limit-p.used {
 		return false
 	}
 	p.used += n
 	return true
-}
-
-func (p *pool) close() {
-	for _, mem := range p.lingering {
-		mem.shared.Close()
-	}
-	p.lingering = nil
-	if p.arena != nil {
-		p.arena.Close()
-		p.arena = nil
-	}
 }
 
 // memory is physical memory: pieces of its pool's arena at first, a memory
@@ -200,8 +154,8 @@ func (mem *memory) drop() {
 		mem.machine.forgetShared(mem)
 		mem.shared.Close()
 	case mem.shared != nil:
-		p.lingering = append(p.lingering, mem)
-		p.settle()
+		mem.machine.held = append(mem.machine.held, held{file: mem.shared, mem: mem})
+		mem.machine.settle(all)
 	default:
 		for _, piece := range mem.pieces {
 			if err := p.arena.Discard(piece.lo, piece.size()); err != nil {
@@ -210,6 +164,14 @@ func (mem *memory) drop() {
 			p.free.put(piece)
 		}
 		p.used -= mem.size
+	}
+}
+
+// unmap gives up a memory file, whoever still refers to it. It can be done
+// twice.
+func (mem *memory) unmap() {
+	if mem.shared != nil {
+		mem.shared.Close()
 	}
 }
 

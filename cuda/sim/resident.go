@@ -27,6 +27,7 @@ type resident struct {
 
 	host  []byte // host memory, pinned or registered
 	async *async // of stream-ordered device memory
+	lease *lease // of device memory that a graph allocated
 }
 
 // evict ends the range: nobody can reach its memory from now on. Copies in
@@ -41,7 +42,10 @@ func (m *Machine) evict(r *resident) {
 	if r.mem != nil {
 		r.mem.drop()
 	}
-	if r.kind == KindDeviceMemory {
+	switch {
+	case r.lease != nil:
+		r.lease.drop()
+	case r.kind == KindDeviceMemory:
 		m.giveAddresses(r.span)
 	}
 	if r.kind == KindHostMemory {
@@ -63,7 +67,8 @@ func (r *resident) dismantle() {
 	}
 }
 
-// covered reports whether there is memory behind all n addresses from p on.
+// covered reports whether there is memory behind all n addresses from p on, or
+// will be when a graph runs.
 func (m *Machine) covered(p, n uint64) bool {
 	if n > ^uint64(0)-p {
 		return false
@@ -71,11 +76,15 @@ func (m *Machine) covered(p, n uint64) bool {
 	at := p
 	for r := range m.resident.over(p, p+n) {
 		if r.lo > at {
-			return false
+			break
 		}
 		at = r.hi
 	}
-	return at >= p+n
+	if at >= p+n {
+		return true
+	}
+	l, ok := m.leased.find(p)
+	return ok && l.hi >= p+n
 }
 
 // place is one side of a copy: an address that is resolved when the work is
@@ -108,28 +117,9 @@ func (m *Machine) pin(c *gpuContext, call driver.Call, at place, n uint64, need 
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p := &pins{m: m}
-	next := at.addr
-	for r := range m.resident.over(at.addr, at.addr+n) {
-		if r.lo > next {
-			break
-		}
-		if why := r.v.refuses(c, need); why != "" {
-			return nil, m.illegal(c, call, next, at.addr, n, why)
-		}
-		part := min(r.hi, at.addr+n) - next
-		if r.v.mem != nil {
-			for b := range r.v.mem.runs(next-r.lo, part) {
-				p.runs = append(p.runs, b)
-			}
-		} else {
-			p.runs = append(p.runs, r.v.host[next-r.lo:][:part])
-		}
-		p.held = append(p.held, r.v)
-		next += part
-	}
-	if next < at.addr+n {
-		return nil, m.illegal(c, call, next, at.addr, n, m.whatIsAt(next))
+	p, f := m.locate(c, call, at.addr, n, need)
+	if f != nil {
+		return nil, f
 	}
 	for _, r := range p.held {
 		r.busy++
@@ -137,6 +127,29 @@ func (m *Machine) pin(c *gpuContext, call driver.Call, at place, n uint64, need 
 			r.mem.refs++
 			r.mem.busy++
 		}
+	}
+	return p, nil
+}
+
+// locate is pin without holding anything: it serves for as long as the lock is
+// held.
+func (m *Machine) locate(c *gpuContext, call driver.Call, addr, n uint64, need driver.AccessFlags) (*pins, *fault) {
+	p := &pins{m: m}
+	next := addr
+	for r := range m.resident.over(addr, addr+n) {
+		if r.lo > next {
+			break
+		}
+		if why := r.v.refuses(c, need); why != "" {
+			return nil, m.illegal(c, call, next, addr, n, why)
+		}
+		part := min(r.hi, addr+n) - next
+		p.runs = append(p.runs, r.v.runs(next-r.lo, part)...)
+		p.held = append(p.held, r.v)
+		next += part
+	}
+	if next < addr+n {
+		return nil, m.illegal(c, call, next, addr, n, m.whatIsAt(next))
 	}
 	return p, nil
 }
@@ -204,18 +217,7 @@ func (m *Machine) poke(ptr uint64, b []byte, write bool) error {
 		return fmt.Errorf("sim: not all of [%#x, %#x+%#x) is memory of machine %s; map it, or ask for less", ptr, ptr, n, m.name)
 	}
 	for r := range m.resident.over(ptr, ptr+n) {
-		off := max(ptr, r.lo) - r.lo
-		part := min(r.hi, ptr+n) - max(ptr, r.lo)
-		runs := [][]byte{nil}
-		if r.v.mem != nil {
-			runs = runs[:0]
-			for run := range r.v.mem.runs(off, part) {
-				runs = append(runs, run)
-			}
-		} else {
-			runs[0] = r.v.host[off:][:part]
-		}
-		for _, run := range runs {
+		for _, run := range r.v.runs(max(ptr, r.lo)-r.lo, min(r.hi, ptr+n)-max(ptr, r.lo)) {
 			if write {
 				copy(run, b)
 			} else {
@@ -225,6 +227,18 @@ func (m *Machine) poke(ptr uint64, b []byte, write bool) error {
 		}
 	}
 	return nil
+}
+
+// runs are n bytes of the range in as many pieces as they lie in.
+func (r *resident) runs(off, n uint64) [][]byte {
+	if r.mem == nil {
+		return [][]byte{r.host[off:][:n]}
+	}
+	var all [][]byte
+	for b := range r.mem.runs(off, n) {
+		all = append(all, b)
+	}
+	return all
 }
 
 func roundUp(n, unit uint64) uint64 { return (n + unit - 1) / unit * unit }

@@ -32,13 +32,19 @@ var labelMagic = [8]byte{'c', 'u', 'v', 'm', 'm', 0, 0, 1}
 
 var errLabel = errors.New("the memory file carries no label of a software driver")
 
-func writeLabel(s *osmem.Shared, l label) {
+// newFile makes an empty memory file of l.Size bytes with a label.
+func newFile(l label) (*osmem.Shared, error) {
+	s, err := osmem.NewShared("cuvmm", l.Size+osmem.PageSize())
+	if err != nil {
+		return nil, err
+	}
 	l.Magic = labelMagic
 	var b bytes.Buffer
 	if err := binary.Write(&b, binary.LittleEndian, &l); err != nil {
 		panic(err) // a struct of fixed size always encodes
 	}
 	copy(s.Bytes()[l.Size:], b.Bytes())
+	return s, nil
 }
 
 func readLabel(s *osmem.Shared) (label, error) {
@@ -58,10 +64,6 @@ func readLabel(s *osmem.Shared) (label, error) {
 
 // newShared makes an empty memory file with mem's label.
 func newShared(mem *memory) (*osmem.Shared, error) {
-	s, err := osmem.NewShared("cuvmm", mem.size+osmem.PageSize())
-	if err != nil {
-		return nil, err
-	}
 	p := mem.prop
 	l := label{
 		Kind: labelMemory, Size: mem.size, Location: uint32(p.Location.Type),
@@ -73,8 +75,7 @@ func newShared(mem *memory) (*osmem.Shared, error) {
 	} else {
 		l.Node = p.Location.ID
 	}
-	writeLabel(s, l)
-	return s, nil
+	return newFile(l)
 }
 
 // share turns memory into a memory file that keeps its contents.
@@ -182,8 +183,8 @@ func (m *Machine) openShared(fd int) (*memory, driver.Result) {
 	if id, err := osmem.IdentifyShared(fd); err == nil {
 		if mem := m.shared[id]; mem != nil {
 			mem.refs++
-			if mem.refs == 1 { // it was lingering
-				mem.pool.revive(mem)
+			if mem.refs == 1 { // it was given up here
+				m.revive(mem)
 			}
 			return mem, driver.Success
 		}
@@ -216,14 +217,4 @@ func (m *Machine) openShared(fd int) (*memory, driver.Result) {
 	}
 	m.shared[s.ID()] = mem
 	return mem, driver.Success
-}
-
-// revive takes memory off the list of what was given up.
-func (p *pool) revive(mem *memory) {
-	for i, l := range p.lingering {
-		if l == mem {
-			p.lingering = append(p.lingering[:i], p.lingering[i+1:]...)
-			return
-		}
-	}
 }

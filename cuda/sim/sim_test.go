@@ -1,8 +1,7 @@
 package sim
 
 import (
-	"fmt"
-	"os"
+	"runtime"
 	"testing"
 	"unsafe"
 
@@ -11,16 +10,13 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) {
-	if role := os.Getenv(roleVariable); role != "" {
-		os.Exit(childMain(role))
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	MiB   = 1 << 20
 	chunk = 2 * MiB
+
+	canPlace = runtime.GOOS == "linux" && (runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64")
 )
 
 // rig is a machine under test, with its driver in both forms and a primary
@@ -170,20 +166,4 @@ func repeated(v byte, n int) []byte {
 	b := make([]byte, n)
 	fill(b, v)
 	return b
-}
-
-// Tests of several processes run the test binary again, with a role.
-const roleVariable = "CUVMM_SIM_TEST_ROLE"
-
-func childMain(role string) int {
-	f, ok := roles[role]
-	if !ok {
-		fmt.Fprintf(os.Stderr, "no such role: %q\n", role)
-		return 2
-	}
-	if err := f(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return 0
 }

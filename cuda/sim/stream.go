@@ -105,8 +105,12 @@ func (a *api) enterStream(call driver.Call, c driver.Context, h driver.Stream) (
 
 // submit puts work on a stream, or into the capture that the stream is part
 // of. It answers at once, unless somebody waits for all of the context's work.
-func (s *stream) submit(t task) (*op, driver.Result) {
-	c := s.context
+//
+// It begins behind the work before it on the stream, behind deps, and, between
+// the legacy stream and those that block with it, behind what was submitted
+// there before. Without an op to answer, it answers nil.
+func (s *stream) submit(t task, deps ...*op) (*op, driver.Result) {
+	m, c := s.m, s.context
 	if s.joined != nil {
 		return nil, s.capture(t)
 	}
@@ -115,11 +119,6 @@ func (s *stream) submit(t task) (*op, driver.Result) {
 			return nil, r
 		}
 	}
-	return s.enqueue(t)
-}
-
-func (s *stream) enqueue(t task, deps ...*op) (*op, driver.Result) {
-	m, c := s.m, s.context
 	for c.stalls > 0 && m.alive() && c.lost == driver.Success {
 		m.changed.Wait()
 	}
@@ -241,7 +240,7 @@ func (a *api) StreamDestroy(c driver.Context, h driver.Stream) driver.Result {
 	if s == nil {
 		return driver.InvalidHandle
 	}
-	s.endCapture()
+	s.leaveCapture()
 	a.m.untrack(s.object)
 	delete(a.m.streams, h)
 	s.settle()
@@ -298,12 +297,7 @@ func (a *api) StreamWaitEvent(c driver.Context, h driver.Stream, e driver.Event)
 	if ev.latest == nil || ev.latest.done {
 		return driver.Success
 	}
-	if s.isLegacy() {
-		if r := s.context.guardLegacy(); r != driver.Success {
-			return r
-		}
-	}
-	_, r = s.enqueue(task{call: driver.CallStreamWaitEvent}, ev.latest)
+	_, r = s.submit(task{call: driver.CallStreamWaitEvent}, ev.latest)
 	return r
 }
 

@@ -1,0 +1,156 @@
+package sim
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// async is the state of memory that is allocated and freed in the order of a
+// stream: it has its address from the call on, but is only there between.
+type async struct {
+	there   bool // the allocation was done
+	freeing bool // a free was submitted
+}
+
+func (a *async) refuses() string {
+	if a.there {
+		return ""
+	}
+	return "the memory is allocated by work that was not done yet: put this work behind it, on its stream or by an event"
+}
+
+// lease is what a captured allocation holds: addresses, for as long as the
+// graph or anything made of it exists, and memory from the first launch on.
+type lease struct {
+	m       *Machine
+	context *gpuContext
+	span
+	mem  *memory
+	refs int
+}
+
+// furnish gets the lease its memory.
+func (l *lease) furnish() driver.Result {
+	if l.mem != nil {
+		if r, ok := l.m.resident.find(l.lo); ok && !r.v.async.freeing {
+			return driver.InvalidValue // an earlier launch's memory was not freed
+		}
+		return driver.Success
+	}
+	mem, r := l.m.newMemory(l.context.device.pool, l.size(), l.context.device.prop())
+	l.mem = mem
+	return r
+}
+
+func (l *lease) drop() {
+	l.refs--
+	if l.refs > 0 {
+		return
+	}
+	l.m.leased.remove(l.lo)
+	l.m.giveAddresses(l.span)
+	if l.mem != nil {
+		l.mem.drop()
+	}
+}
+
+func (a *api) MemAllocAsync(c driver.Context, n uint64, h driver.Stream) (driver.Ptr, driver.Result) {
+	s, r := a.enterStream(driver.CallMemAllocAsync, c, h)
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	m := a.m
+	switch {
+	case s.context.device.attributes[driver.AttrMemoryPools] == 0:
+		return 0, driver.NotSupported
+	case n == 0:
+		return 0, driver.InvalidValue
+	case s.joined != nil:
+		return s.captureAlloc(n)
+	}
+	if r := a.guardUnsafe(); r != driver.Success {
+		return 0, r
+	}
+	res, r := s.context.allocate(n)
+	if r != driver.Success {
+		return 0, r
+	}
+	state := &async{}
+	res.async = state
+	_, r = s.submit(task{call: driver.CallMemAllocAsync, run: func(*gpuContext) *fault {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		state.there = true
+		return nil
+	}})
+	if r != driver.Success {
+		m.untrack(res.object)
+		m.evict(res)
+		return 0, r
+	}
+	return driver.Ptr(res.lo), driver.Success
+}
+
+// captureAlloc makes an allocation part of a capture.
+func (s *stream) captureAlloc(n uint64) (driver.Ptr, driver.Result) {
+	m, c := s.m, s.context
+	p, ok := m.takeAddresses(n, 512, 0)
+	if !ok {
+		return 0, driver.OutOfMemory
+	}
+	l := &lease{m: m, context: c, span: span{p, p + n}, refs: 1}
+	r := s.capture(task{call: driver.CallMemAllocAsync, run: func(*gpuContext) *fault {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		res := &resident{m: m, kind: KindDeviceMemory, span: l.span, context: c, mem: l.mem, lease: l, async: &async{there: true}}
+		if !m.resident.insert(l.lo, l.hi, res) {
+			return &fault{driver.InvalidValue, fmt.Sprintf("the graph allocates the memory at %#x again before it was freed", l.lo)}
+		}
+		res.object = m.track(KindDeviceMemory, l.lo, n, c)
+		l.refs++
+		l.mem.refs++
+		return nil
+	}})
+	if r != driver.Success {
+		m.giveAddresses(l.span)
+		return 0, r
+	}
+	m.leased.insert(l.lo, l.hi, l)
+	s.joined.leases = append(s.joined.leases, l)
+	return driver.Ptr(p), driver.Success
+}
+
+// MemFreeAsync frees memory of MemAllocAsync in the order of a stream.
+func (a *api) MemFreeAsync(c driver.Context, p driver.Ptr, h driver.Stream) driver.Result {
+	s, r := a.enterStream(driver.CallMemFreeAsync, c, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	m := a.m
+	res := m.allocated(p)
+	if res != nil && (res.async == nil || res.async.freeing) {
+		return driver.InvalidValue
+	}
+	leased, ok := m.leased.find(uint64(p))
+	if res == nil && (!ok || leased.lo != uint64(p)) {
+		return driver.InvalidValue
+	}
+	_, r = s.submit(task{call: driver.CallMemFreeAsync, run: func(c *gpuContext) *fault {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		res := m.allocated(p)
+		if res == nil {
+			return m.illegal(c, driver.CallMemFreeAsync, uint64(p), uint64(p), 1, "it is not allocated, or was freed before")
+		}
+		m.untrack(res.object)
+		m.evict(res)
+		return nil
+	}})
+	if r == driver.Success && res != nil && s.joined == nil {
+		res.async.freeing = true
+	}
+	return r
+}

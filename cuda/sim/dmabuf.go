@@ -1,0 +1,52 @@
+package sim
+
+import (
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
+)
+
+// MemGetHandleForAddressRange makes a DMA-BUF. Such a descriptor keeps the memory of a range in place for a network card
+// or another device. Here there is none: its file holds no bytes, but pins the
+// memory until it is closed.
+func (a *api) MemGetHandleForAddressRange(c driver.Context, p driver.Ptr, size uint64) (int32, driver.Result) {
+	ctx, r := a.enterContext(driver.CallMemGetHandleForAddressRange, c)
+	if r != driver.Success {
+		return -1, r
+	}
+	defer a.leave()
+	m := a.m
+	page := osmem.PageSize()
+	lo, hi := uint64(p), uint64(p)+size
+	switch {
+	case ctx.device.attributes[driver.AttrDMABuf] == 0:
+		return -1, driver.NotSupported
+	case size == 0 || lo%page != 0 || size%page != 0 || !m.covered(lo, size):
+		return -1, driver.InvalidValue
+	}
+	var pins []*memory
+	for r := range m.resident.over(lo, hi) {
+		if r.v.mem == nil || len(pins) > 0 && r.v.mem.prop != pins[0].prop {
+			return -1, driver.InvalidValue // not the driver's, or not all of one kind
+		}
+		pins = append(pins, r.v.mem)
+	}
+	if len(pins) == 0 {
+		return -1, driver.InvalidValue // a graph will allocate it, at some time
+	}
+	file, err := newFile(label{Kind: labelDMABuf, Size: page})
+	fd := -1
+	if err == nil {
+		if fd, err = file.Export(); err != nil {
+			file.Close()
+		}
+	}
+	if err != nil {
+		m.note("DMA-BUF of [%#x, %#x): %v", lo, hi, err)
+		return -1, driver.OperatingSystem
+	}
+	for _, mem := range pins {
+		mem.refs++
+	}
+	m.held = append(m.held, held{file: file, pins: pins})
+	return int32(fd), driver.Success
+}

@@ -1,0 +1,187 @@
+package sim
+
+import (
+	"slices"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// graph is what was captured.
+type graph struct {
+	handle driver.Graph
+	object *object
+	nodes  []*node
+	leases []*lease
+}
+
+// graphExec is a graph that can be launched. Its launches do not overlap.
+type graphExec struct {
+	handle  driver.GraphExec
+	object  *object
+	nodes   []*node
+	leases  []*lease
+	last    *op
+	context *gpuContext
+}
+
+// newGraph takes over the leases.
+func (m *Machine) newGraph(nodes []*node, leases []*lease) driver.Graph {
+	g := &graph{handle: driver.Graph(newHandle()), nodes: nodes, leases: leases}
+	g.object = m.track(KindGraph, uint64(g.handle), 0, nil)
+	m.graphs[g.handle] = g
+	return g.handle
+}
+
+func (a *api) GraphInstantiate(c driver.Context, h driver.Graph) (driver.GraphExec, driver.Result) {
+	ctx, r := a.enterContext(driver.CallGraphInstantiate, c)
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	g := a.m.graphs[h]
+	if g == nil {
+		return 0, driver.InvalidValue
+	}
+	e := &graphExec{handle: driver.GraphExec(newHandle()), nodes: g.nodes, leases: g.leases, context: ctx}
+	e.object = a.m.track(KindGraphExec, uint64(e.handle), 0, ctx)
+	for _, l := range e.leases {
+		l.refs++
+	}
+	a.m.execs[e.handle] = e
+	return e.handle, driver.Success
+}
+
+func (a *api) GraphLaunch(c driver.Context, h driver.GraphExec, sh driver.Stream) driver.Result {
+	s, r := a.enterStream(driver.CallGraphLaunch, c, sh)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	e := a.m.execs[h]
+	if e == nil {
+		return driver.InvalidValue
+	}
+	for _, l := range e.leases {
+		if r := l.furnish(); r != driver.Success {
+			return r
+		}
+	}
+	o, r := s.submit(a.m.graphTask(e.nodes), e.last)
+	if o != nil {
+		e.last = o
+	}
+	return r
+}
+
+// graphTask does the work of all nodes, in an order that their dependencies
+// allow. Whatever fails, the answer is that the launch failed.
+func (m *Machine) graphTask(nodes []*node) task {
+	t := task{call: driver.CallGraphLaunch}
+	for _, n := range nodes {
+		t.long = t.long || n.long || n.ready != nil
+	}
+	t.run = func(*gpuContext) *fault {
+		for _, n := range m.shuffled(nodes) {
+			for n.ready != nil && !m.nodeReady(n) {
+				time.Sleep(pollEvery)
+			}
+			if n.run == nil {
+				continue
+			}
+			if f := n.run(n.context); f != nil {
+				return &fault{driver.LaunchFailed, "in a launched graph: " + f.text}
+			}
+		}
+		return nil
+	}
+	return t
+}
+
+// nodeReady also lets a node go on that waits on a closed machine.
+func (m *Machine) nodeReady(n *node) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.closed || n.ready(n.context)
+}
+
+// shuffled puts nodes into one of the orders that their dependencies allow.
+func (m *Machine) shuffled(nodes []*node) []*node {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	next := map[*node][]*node{}
+	missing := map[*node]int{}
+	var ready, order []*node
+	for _, n := range nodes {
+		missing[n] = len(n.deps)
+		for _, d := range n.deps {
+			next[d] = append(next[d], n)
+		}
+		if len(n.deps) == 0 {
+			ready = append(ready, n)
+		}
+	}
+	for len(ready) > 0 {
+		i := m.rng.IntN(len(ready))
+		n := ready[i]
+		ready = slices.Delete(ready, i, i+1)
+		order = append(order, n)
+		for _, d := range next[n] {
+			if missing[d]--; missing[d] == 0 {
+				ready = append(ready, d)
+			}
+		}
+	}
+	return order
+}
+
+func (a *api) GraphGetNodeCount(h driver.Graph) (uint64, driver.Result) {
+	if r := a.enter(driver.CallGraphGetNodeCount); r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	g := a.m.graphs[h]
+	if g == nil {
+		return 0, driver.InvalidValue
+	}
+	return uint64(len(g.nodes)), driver.Success
+}
+
+func (a *api) GraphDestroy(h driver.Graph) driver.Result {
+	if r := a.enter(driver.CallGraphDestroy); r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	g := a.m.graphs[h]
+	if g == nil {
+		return driver.InvalidValue
+	}
+	a.m.untrack(g.object)
+	delete(a.m.graphs, h)
+	for _, l := range g.leases {
+		l.drop()
+	}
+	return driver.Success
+}
+
+// GraphExecDestroy does not wait: a launch that is still to be done is done.
+func (a *api) GraphExecDestroy(h driver.GraphExec) driver.Result {
+	if r := a.enter(driver.CallGraphExecDestroy); r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	e := a.m.execs[h]
+	if e == nil {
+		return driver.InvalidValue
+	}
+	a.m.dropExec(e)
+	return driver.Success
+}
+
+func (m *Machine) dropExec(e *graphExec) {
+	m.untrack(e.object)
+	delete(m.execs, e.handle)
+	for _, l := range e.leases {
+		l.drop()
+	}
+}

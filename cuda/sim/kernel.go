@@ -1,0 +1,225 @@
+package sim
+
+import (
+	"fmt"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Kernel is one launch of a kernel, as the Go function that stands for it sees
+// it. The function does the whole grid's work. It must touch device memory only
+// through this package (Load, Store and the word methods), which checks every
+// access as the device does: a bad one ends the function and destroys the
+// context. A panic of its own does so too.
+type Kernel struct {
+	// Name is the entry's name.
+	Name string
+	// Grid and Block are the launch's dimensions: x, y, z.
+	Grid, Block [3]uint32
+	// SharedBytes is the dynamic shared memory of each block.
+	SharedBytes uint32
+
+	m       *Machine
+	context *gpuContext
+	entry   entry
+	params  []byte
+}
+
+var twins sync.Map // entry name to func(*Kernel)
+
+// RegisterKernel makes f stand for the PTX entry of that name on all machines.
+// It belongs into an init function; a name can be taken only once.
+func RegisterKernel(name string, f func(k *Kernel)) {
+	if f == nil {
+		panic(fmt.Sprintf("sim: RegisterKernel(%q) without a function", name))
+	}
+	if _, taken := twins.LoadOrStore(name, f); taken {
+		panic(fmt.Sprintf("sim: RegisterKernel(%q) for the second time", name))
+	}
+}
+
+func kernelTwin(name string) func(*Kernel) {
+	f, _ := twins.Load(name)
+	twin, _ := f.(func(*Kernel))
+	return twin
+}
+
+// Threads is how many threads the launch has.
+func (k *Kernel) Threads() uint64 {
+	n := uint64(1)
+	for i := range 3 {
+		n *= uint64(k.Grid[i]) * uint64(k.Block[i])
+	}
+	return n
+}
+
+// Param is the launch's i-th parameter. T must be as large as the PTX declares
+// it.
+func Param[T any](k *Kernel, i int) T {
+	var v T
+	if i < 0 || i >= len(k.entry.params) || k.entry.params[i].size != uint64(unsafe.Sizeof(v)) {
+		panic(fmt.Sprintf("parameter %d of type %T is not what the PTX of %s declares: %+v", i, v, k.Name, k.entry.params))
+	}
+	p := k.entry.params[i]
+	copy(bytesOf(&v, 1), k.params[p.offset:][:p.size])
+	return v
+}
+
+// Load reads n values of type T, which must hold no pointers, at a device
+// address.
+func Load[T any](k *Kernel, p uint64, n int) []T {
+	v := make([]T, n)
+	k.copy(p, bytesOf(unsafe.SliceData(v), n), false)
+	return v
+}
+
+// Store writes values, whose type must hold no pointers, to a device address.
+func Store[T any](k *Kernel, p uint64, v []T) {
+	k.copy(p, bytesOf(unsafe.SliceData(v), len(v)), true)
+}
+
+func bytesOf[T any](p *T, n int) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(p)), uintptr(n)*unsafe.Sizeof(*p))
+}
+
+func (k *Kernel) copy(p uint64, b []byte, write bool) {
+	if len(b) == 0 {
+		return
+	}
+	need := driver.AccessRead
+	if write {
+		need = driver.AccessReadWrite
+	}
+	at := k.pin(p, uint64(len(b)), need)
+	defer at.release()
+	if write {
+		copyRuns(at.runs, [][]byte{b})
+	} else {
+		copyRuns([][]byte{b}, at.runs)
+	}
+}
+
+// stop ends a kernel's function. A nil fault means that the machine was closed.
+type stop struct{ fault *fault }
+
+// pin also ends the kernel when the machine is closed, so that one which polls
+// memory cannot outlive it.
+func (k *Kernel) pin(p, n uint64, need driver.AccessFlags) *pins {
+	k.check()
+	at, f := k.m.pin(k.context, driver.CallLaunchKernel, place{addr: p}, n, need)
+	if f != nil {
+		f.text = "kernel " + k.Name + ": " + f.text
+		panic(stop{f})
+	}
+	return at
+}
+
+func (k *Kernel) check() {
+	k.m.mu.Lock()
+	defer k.m.mu.Unlock()
+	if k.m.closed {
+		panic(stop{})
+	}
+}
+
+// word gives a function an aligned 64-bit word of device memory.
+func (k *Kernel) word(p uint64, need driver.AccessFlags, use func(w *atomicWord)) {
+	if p%wordSize != 0 {
+		panic(stop{&fault{driver.MisalignedAddress, fmt.Sprintf("kernel %s: the word at %#x is not aligned to %d bytes", k.Name, p, wordSize)}})
+	}
+	at := k.pin(p, wordSize, need)
+	defer at.release()
+	use(word(at.runs[0]))
+}
+
+// LoadWord reads the 64-bit word at p atomically.
+func (k *Kernel) LoadWord(p uint64) (v uint64) {
+	k.word(p, driver.AccessRead, func(w *atomicWord) { v = w.Load() })
+	return v
+}
+
+// StoreWord writes the 64-bit word at p atomically.
+func (k *Kernel) StoreWord(p, v uint64) {
+	k.word(p, driver.AccessReadWrite, func(w *atomicWord) { w.Store(v) })
+}
+
+// AddWord adds to the 64-bit word at p atomically, and answers the sum.
+func (k *Kernel) AddWord(p, delta uint64) (sum uint64) {
+	k.word(p, driver.AccessReadWrite, func(w *atomicWord) { sum = w.Add(delta) })
+	return sum
+}
+
+// Sleep lets the kernel run for so long, or until the machine is closed.
+func (k *Kernel) Sleep(d time.Duration) {
+	for end := time.Now().Add(d); ; {
+		k.check()
+		left := time.Until(end)
+		if left <= 0 {
+			return
+		}
+		time.Sleep(min(left, 10*time.Millisecond))
+	}
+}
+
+// run calls the twin and turns the end it took into a fault.
+func (k *Kernel) run(twin func(*Kernel)) (f *fault) {
+	defer func() {
+		switch p := recover().(type) {
+		case nil:
+		case stop:
+			f = p.fault
+		default:
+			f = &fault{driver.LaunchFailed, fmt.Sprintf("kernel %s: its Go function panicked: %v", k.Name, p)}
+		}
+	}()
+	twin(k)
+	return nil
+}
+
+// The limits of a launch, as on the device on which the driver was measured.
+const (
+	maxGridX        = 1<<31 - 1
+	maxGridYZ       = 1<<16 - 1
+	maxBlockXY      = 1024
+	maxBlockZ       = 64
+	maxBlockThreads = 1024
+	maxSharedBytes  = 227 << 10
+)
+
+func launchable(l driver.LaunchConfig) bool {
+	within := func(v, limit uint32) bool { return v > 0 && v <= limit }
+	return within(l.GridX, maxGridX) && within(l.GridY, maxGridYZ) && within(l.GridZ, maxGridYZ) &&
+		within(l.BlockX, maxBlockXY) && within(l.BlockY, maxBlockXY) && within(l.BlockZ, maxBlockZ) &&
+		uint64(l.BlockX)*uint64(l.BlockY)*uint64(l.BlockZ) <= maxBlockThreads && l.SharedBytes <= maxSharedBytes
+}
+
+// LaunchKernel reads the parameters before it answers. The kernel runs in a
+// goroutine of its own, so it may take any time and wait for others.
+func (a *api) LaunchKernel(c driver.Context, h driver.Function, l driver.LaunchConfig, params []byte, sh driver.Stream) driver.Result {
+	s, r := a.enterStream(driver.CallLaunchKernel, c, sh)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	f := a.m.functions[h]
+	switch {
+	case f == nil || f.module.context != s.context:
+		return driver.InvalidHandle
+	case !launchable(l) || uint64(len(params)) < f.entry.size:
+		return driver.InvalidValue
+	}
+	k := Kernel{
+		Name: f.entry.name, Grid: [3]uint32{l.GridX, l.GridY, l.GridZ},
+		Block: [3]uint32{l.BlockX, l.BlockY, l.BlockZ}, SharedBytes: l.SharedBytes,
+		m: a.m, context: s.context, entry: f.entry, params: append([]byte(nil), params...),
+	}
+	twin := kernelTwin(f.entry.name)
+	_, r = s.submit(task{call: driver.CallLaunchKernel, long: true, run: func(*gpuContext) *fault {
+		launch := k // each launch of a graph has its own
+		return launch.run(twin)
+	}})
+	return r
+}

@@ -1,0 +1,74 @@
+package sim
+
+import (
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// atomicWord is a 64-bit word of memory that others touch too.
+type atomicWord = atomic.Uint64
+
+// word is the word at the start of b, which must be aligned.
+func word(b []byte) *atomicWord { return (*atomicWord)(unsafe.Pointer(unsafe.SliceData(b))) }
+
+const wordSize = 8
+
+func (s *stream) checkWord(p driver.Ptr) driver.Result {
+	switch {
+	case s.context.device.attributes[driver.AttrStreamMemOps64] == 0:
+		return driver.NotSupported
+	case p%wordSize != 0 || !s.m.covered(uint64(p), wordSize):
+		return driver.InvalidValue
+	}
+	return driver.Success
+}
+
+func (a *api) StreamWriteValue64(c driver.Context, h driver.Stream, p driver.Ptr, v uint64) driver.Result {
+	s, r := a.enterStream(driver.CallStreamWriteValue64, c, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	if r := s.checkWord(p); r != driver.Success {
+		return r
+	}
+	_, r = s.submit(task{call: driver.CallStreamWriteValue64, run: func(c *gpuContext) *fault {
+		to, f := a.m.pin(c, driver.CallStreamWriteValue64, place{addr: uint64(p)}, wordSize, driver.AccessReadWrite)
+		if f != nil {
+			return f
+		}
+		defer to.release()
+		word(to.runs[0]).Store(v)
+		return nil
+	}})
+	return r
+}
+
+func (a *api) StreamWaitValue64(c driver.Context, h driver.Stream, p driver.Ptr, v uint64) driver.Result {
+	const call = driver.CallStreamWaitValue64
+	s, r := a.enterStream(call, c, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	if r := s.checkWord(p); r != driver.Success {
+		return r
+	}
+	m := a.m
+	_, r = s.submit(task{
+		call: call,
+		ready: func(c *gpuContext) bool {
+			from, f := m.locate(c, call, uint64(p), wordSize, driver.AccessRead)
+			return f != nil || int64(word(from.runs[0]).Load()-v) >= 0
+		},
+		run: func(c *gpuContext) *fault {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			_, f := m.locate(c, call, uint64(p), wordSize, driver.AccessRead)
+			return f
+		},
+	})
+	return r
+}

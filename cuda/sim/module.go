@@ -1,0 +1,189 @@
+package sim
+
+import (
+	"bytes"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// module is loaded PTX. Only its entries' names and parameters matter: what an
+// entry does is what the Go function does that is registered under its name.
+type module struct {
+	handle  driver.Module
+	context *gpuContext
+	object  *object
+	entries map[string]entry
+}
+
+// entry is the declaration of a kernel in PTX.
+type entry struct {
+	name   string
+	params []param
+	size   uint64 // of all parameters in one block
+}
+
+// param is where a parameter lies in the block of parameters.
+type param struct{ offset, size uint64 }
+
+type function struct {
+	module *module
+	entry  entry
+}
+
+var (
+	ptxComment = regexp.MustCompile(`(?s)//[^\n]*|/\*.*?\*/`)
+	ptxVersion = regexp.MustCompile(`\.version\s+\d+\.\d+`)
+	ptxTarget  = regexp.MustCompile(`\.target\s+sm_(\d+)`)
+	ptxEntry   = regexp.MustCompile(`\.entry\s+([A-Za-z0-9_$%]+)\s*(?:\(([^)]*)\))?`)
+	ptxParam   = regexp.MustCompile(`^\.param\s+(?:\.align\s+(\d+)\s+)?\.([a-z]+)(\d+)\s+(?:\.ptr\s+(?:\.[a-z]+\s+)*(?:\.align\s+\d+\s+)?)?[A-Za-z0-9_$%]+\s*(?:\[\s*(\d+)\s*\])?$`)
+)
+
+// parsePTX reads the declarations out of PTX text.
+func parsePTX(text string) (entries map[string]entry, target int, err error) {
+	text = ptxComment.ReplaceAllString(text, " ")
+	if !ptxVersion.MatchString(text) {
+		return nil, 0, fmt.Errorf("the PTX has no .version directive")
+	}
+	sm := ptxTarget.FindStringSubmatch(text)
+	if sm == nil {
+		return nil, 0, fmt.Errorf("the PTX has no .target sm_ directive")
+	}
+	if target, err = strconv.Atoi(sm[1]); err != nil {
+		return nil, 0, err
+	}
+	entries = map[string]entry{}
+	for _, found := range ptxEntry.FindAllStringSubmatch(text, -1) {
+		e := entry{name: found[1]}
+		if list := strings.TrimSpace(found[2]); list != "" {
+			for _, declared := range strings.Split(list, ",") {
+				if err := e.add(strings.TrimSpace(declared)); err != nil {
+					return nil, 0, fmt.Errorf("entry %s: %w", e.name, err)
+				}
+			}
+		}
+		entries[e.name] = e
+	}
+	return entries, target, nil
+}
+
+// add appends a parameter, in the layout that the driver gives the block.
+func (e *entry) add(declared string) error {
+	part := ptxParam.FindStringSubmatch(declared)
+	if part == nil {
+		return fmt.Errorf("parameter %q is not understood", declared)
+	}
+	bits, err := strconv.ParseUint(part[3], 10, 16)
+	if err != nil || bits%8 != 0 || bits == 0 {
+		return fmt.Errorf("parameter %q: %d bits are no whole bytes", declared, bits)
+	}
+	size, align := bits/8, bits/8
+	if part[1] != "" {
+		if align, err = strconv.ParseUint(part[1], 10, 16); err != nil || align == 0 || align&(align-1) != 0 {
+			return fmt.Errorf("parameter %q: the alignment is no power of two", declared)
+		}
+	}
+	if part[4] != "" {
+		n, err := strconv.ParseUint(part[4], 10, 32)
+		if err != nil {
+			return fmt.Errorf("parameter %q: %w", declared, err)
+		}
+		size *= n
+	}
+	p := param{roundUp(e.size, align), size}
+	e.params = append(e.params, p)
+	e.size = p.offset + p.size
+	return nil
+}
+
+func (a *api) ModuleLoadData(c driver.Context, image []byte) (driver.Module, driver.Result) {
+	ctx, r := a.enterContext(driver.CallModuleLoadData, c)
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	m := a.m
+	text := bytes.TrimRight(image, "\x00")
+	switch {
+	case bytes.HasPrefix(text, []byte("\x7fELF")):
+		m.note("module: the software driver runs no binary code; give it the PTX")
+		return 0, driver.NoBinaryForGPU
+	case !bytes.Contains(text, []byte(".version")):
+		return 0, driver.InvalidImage
+	}
+	entries, target, err := parsePTX(string(text))
+	if err != nil {
+		m.note("module: %v", err)
+		return 0, driver.InvalidPTX
+	}
+	has := 10*ctx.device.attributes[driver.AttrComputeMajor] + ctx.device.attributes[driver.AttrComputeMinor]
+	if int32(target) > has {
+		m.note("module: the PTX is for sm_%d, device %d is sm_%d", target, ctx.device.ordinal, has)
+		return 0, driver.NoBinaryForGPU
+	}
+	mod := &module{handle: driver.Module(newHandle()), context: ctx, entries: entries}
+	mod.object = m.track(KindModule, uint64(mod.handle), 0, ctx)
+	m.modules[mod.handle] = mod
+	return mod.handle, driver.Success
+}
+
+// ModuleUnload takes the module's functions along. Launches that are still to
+// be done are done.
+func (a *api) ModuleUnload(c driver.Context, h driver.Module) driver.Result {
+	if r := a.enter(driver.CallModuleUnload); r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	if _, r := a.m.resolve(c); r == driver.InvalidContext {
+		return r
+	}
+	mod := a.m.modules[h]
+	if mod == nil {
+		return driver.InvalidHandle
+	}
+	a.m.untrack(mod.object)
+	a.m.dropModule(mod)
+	return mod.context.lost
+}
+
+func (m *Machine) dropModule(mod *module) {
+	delete(m.modules, mod.handle)
+	for h, f := range m.functions {
+		if f.module == mod {
+			delete(m.functions, h)
+		}
+	}
+}
+
+// ModuleGetFunction knows an entry if the PTX declares it and a Go function is
+// registered under its name.
+func (a *api) ModuleGetFunction(c driver.Context, h driver.Module, name string) (driver.Function, driver.Result) {
+	if _, r := a.enterContext(driver.CallModuleGetFunction, c); r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	m := a.m
+	mod := m.modules[h]
+	if mod == nil {
+		return 0, driver.InvalidHandle
+	}
+	e, ok := mod.entries[name]
+	switch {
+	case !ok:
+		return 0, driver.NotFound
+	case kernelTwin(name) == nil:
+		m.note("kernel %s has no Go function to stand for it; register one with RegisterKernel", name)
+		return 0, driver.NotSupported
+	}
+	for h, f := range m.functions {
+		if f.module == mod && f.entry.name == name {
+			return h, driver.Success
+		}
+	}
+	f := driver.Function(newHandle())
+	m.functions[f] = &function{mod, e}
+	return f, driver.Success
+}
