@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -49,14 +50,14 @@ func TestRun(t *testing.T) {
 			"a GPU is required and there is none",
 			"== 1 run, 1 failed; tests with their subtests: 4 passed, 3 failed, 1 skipped",
 			"FAILED: mixed (tests)",
-		}},
+		}, not: []string{"failed TestFails\n"}},
 		{name: "without", args: "-no-gpu mixed", want: []string{"4 passed, 2 failed, 2 skipped", "skipped TestNeedsGPU: mixed_test.go:36: no GPU is required"}},
 		{name: "selected", args: "-run Pass|Folder", ok: true, want: []string{
 			"passed  mixed (tests): 4 passed, 0 failed, 0 skipped", "nothing crash (tests): no tests",
 		}, not: []string{"samples"}},
 		{name: "benchmarks", args: "-bench", ok: true, want: []string{
 			"passed  mixed (tests): 1 passed, 0 failed, 1 skipped", "chunks/op", "BenchmarkAdds", "allocs/op",
-			"skipped BenchmarkSkips: mixed_test.go:49: no second device", "skipped BenchmarkFails/large: crash_test.go:39: only when",
+			"skipped BenchmarkSkips: mixed_test.go:49: no second device", "skipped BenchmarkFails/small, BenchmarkFails/large: crash_test.go:39: only when",
 		}, not: []string{"samples"}},
 		{name: "no benchmarks", args: "-bench -run Removes mixed", ok: true, want: []string{"nothing mixed (tests): no benchmarks"}},
 		{name: "a failing benchmark", args: "-bench crash", crashBy: "benchmark", want: []string{"FAILED  crash (tests)", "failed BenchmarkFails/small", "the chunk is too small"}},
@@ -123,4 +124,19 @@ func TestLimitKillsTheGroup(t *testing.T) {
 	require.Less(t, time.Since(start), 20*time.Second)
 	time.Sleep(2 * time.Second)
 	require.NoFileExists(t, mark)
+}
+
+func TestLongReports(t *testing.T) {
+	r := report{verdict: failed, failed: 20}
+	for i := range 20 {
+		r.failures = append(r.failures, outcome{fmt.Sprintf("TestFails%d", i), strings.Repeat("a line\n", 30)})
+		r.skips = append(r.skips, outcome{fmt.Sprintf("TestSkips%d", i), "first\n    x_test.go:3: no device\n"})
+	}
+	var out bytes.Buffer
+	r.print(&out, job{"vmm", tests}, false)
+	text := out.String()
+	require.Contains(t, text, "skipped TestSkips0, TestSkips1, TestSkips2 and 17 more: x_test.go:3: no device\n")
+	require.Equal(t, shownFailures, strings.Count(text, "failed TestFails"))
+	require.Equal(t, shownFailures*shownLines, strings.Count(text, "a line"))
+	require.Contains(t, text, "... and 8 more failed: see the log")
 }

@@ -112,16 +112,27 @@ func (r *report) judge(kind string, err error, bench bool) {
 	}
 }
 
+// What is printed of a run at most: the rest is in the log.
+const (
+	shownFailures = 12
+	shownLines    = 25
+	shownNames    = 3
+)
+
 // print says the one line of a run, and below it why tests were skipped or
 // failed. A program's output is shown when it failed or was asked for.
 func (r *report) print(w io.Writer, j job, named bool) {
 	fmt.Fprintf(w, "%-7s %s (%s)%s, %s\n", r.verdict, j.pkg, j.kind, r.note, r.took.Round(10*time.Millisecond))
-	for _, s := range r.skips {
-		fmt.Fprintf(w, "    skipped %s: %s\n", s.test, lastLine(s.said))
+	for _, line := range skipReasons(r.skips) {
+		fmt.Fprintf(w, "    %s\n", line)
 	}
-	for _, f := range r.failures {
-		fmt.Fprintf(w, "    failed %s\n", f.test)
-		fmt.Fprint(w, indent(head(f.said, 60)))
+	failures := leaves(r.failures)
+	for i, f := range failures {
+		if i == shownFailures {
+			fmt.Fprintf(w, "    ... and %d more failed: see the log\n", len(failures)-i)
+			break
+		}
+		fmt.Fprintf(w, "    failed %s\n%s", f.test, indent(head(f.said, shownLines)))
 	}
 	for _, b := range r.benchmarks {
 		fmt.Fprintln(w, b)
@@ -132,6 +143,41 @@ func (r *report) print(w io.Writer, j job, named bool) {
 	case j.kind == program && named:
 		fmt.Fprint(w, r.output)
 	}
+}
+
+// skipReasons answers one line for each reason, with how many tests gave it.
+func skipReasons(skips []outcome) []string {
+	byReason := map[string][]string{}
+	var order []string
+	for _, s := range skips {
+		reason := lastLine(s.said)
+		if byReason[reason] == nil {
+			order = append(order, reason)
+		}
+		byReason[reason] = append(byReason[reason], s.test)
+	}
+	for i, reason := range order {
+		tests := byReason[reason]
+		names := strings.Join(tests[:min(len(tests), shownNames)], ", ")
+		if more := len(tests) - shownNames; more > 0 {
+			names += fmt.Sprintf(" and %d more", more)
+		}
+		order[i] = fmt.Sprintf("skipped %s: %s", names, reason)
+	}
+	return order
+}
+
+// leaves drops the tests that failed only because a subtest did.
+func leaves(failures []outcome) []outcome {
+	var out []outcome
+	for i, f := range failures {
+		// A parent's result comes right before those of its subtests.
+		if f.said == "" && i+1 < len(failures) && strings.HasPrefix(failures[i+1].test, f.test+"/") {
+			continue
+		}
+		out = append(out, f)
+	}
+	return out
 }
 
 // cause answers the part of the output that says why a run failed without a
