@@ -42,7 +42,8 @@ typedef struct {
     uint8_t bytes[64];
 } cuvmm_shareable;
 
-// Answers travel by value: an out-parameter would cost an allocation in Go.
+// Structs go in behind a pointer, which noescape keeps on Go's stack, and
+// answers come out by value.
 typedef struct {
     uint64_t value;
     int32_t result;
@@ -215,17 +216,17 @@ cuvmm_value cuvmm_PointerGetAttribute(cuvmm_driver d, uintptr_t ctx, int32_t att
 
 cuvmm_value cuvmm_MemAddressReserve(cuvmm_driver d, uint64_t size, uint64_t align, uint64_t hint);
 int32_t cuvmm_MemAddressFree(cuvmm_driver d, uint64_t p, uint64_t size);
-cuvmm_value cuvmm_MemCreate(cuvmm_driver d, uint64_t size, cuvmm_prop prop);
+cuvmm_value cuvmm_MemCreate(cuvmm_driver d, uint64_t size, const cuvmm_prop *prop);
 int32_t cuvmm_MemRelease(cuvmm_driver d, uint64_t handle);
 int32_t cuvmm_MemMap(cuvmm_driver d, uint64_t p, uint64_t size, uint64_t offset, uint64_t handle);
 int32_t cuvmm_MemUnmap(cuvmm_driver d, uint64_t p, uint64_t size);
 int32_t cuvmm_MemSetAccess(cuvmm_driver d, uint64_t p, uint64_t size, const cuvmm_access *desc, uint64_t count);
-cuvmm_value cuvmm_MemGetAccess(cuvmm_driver d, cuvmm_location location, uint64_t p);
-cuvmm_value cuvmm_MemGetAllocationGranularity(cuvmm_driver d, cuvmm_prop prop, uint32_t option);
+cuvmm_value cuvmm_MemGetAccess(cuvmm_driver d, const cuvmm_location *location, uint64_t p);
+cuvmm_value cuvmm_MemGetAllocationGranularity(cuvmm_driver d, const cuvmm_prop *prop, uint32_t option);
 cuvmm_prop_answer cuvmm_MemGetAllocationPropertiesFromHandle(cuvmm_driver d, uint64_t handle);
 cuvmm_value cuvmm_MemRetainAllocationHandle(cuvmm_driver d, uint64_t p);
 cuvmm_shareable_answer cuvmm_MemExportToShareableHandle(cuvmm_driver d, uint64_t handle, uint32_t type);
-cuvmm_value cuvmm_MemImportFromShareableHandle(cuvmm_driver d, cuvmm_shareable s, uint32_t type);
+cuvmm_value cuvmm_MemImportFromShareableHandle(cuvmm_driver d, const cuvmm_shareable *s, uint32_t type);
 cuvmm_value cuvmm_MemGetHandleForAddressRange(cuvmm_driver d, uintptr_t ctx, uint64_t p, uint64_t size);
 
 // module.c
@@ -233,7 +234,7 @@ cuvmm_value cuvmm_MemGetHandleForAddressRange(cuvmm_driver d, uintptr_t ctx, uin
 cuvmm_value cuvmm_ModuleLoadData(cuvmm_driver d, uintptr_t ctx, const uint8_t *image, uint64_t n);
 int32_t cuvmm_ModuleUnload(cuvmm_driver d, uintptr_t ctx, uintptr_t module);
 cuvmm_value cuvmm_ModuleGetFunction(cuvmm_driver d, uintptr_t ctx, uintptr_t module, const char *name, uint64_t n);
-int32_t cuvmm_LaunchKernel(cuvmm_driver d, uintptr_t ctx, uintptr_t function, cuvmm_launch l,
+int32_t cuvmm_LaunchKernel(cuvmm_driver d, uintptr_t ctx, uintptr_t function, const cuvmm_launch *l,
                            const uint8_t *params, uint64_t n, uintptr_t s);
 
 #endif

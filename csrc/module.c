@@ -50,13 +50,13 @@ cuvmm_value cuvmm_ModuleGetFunction(cuvmm_driver d, uintptr_t ctx, uintptr_t mod
     return (cuvmm_value){function, result};
 }
 
-int32_t cuvmm_LaunchKernel(cuvmm_driver d, uintptr_t ctx, uintptr_t function, cuvmm_launch l,
+int32_t cuvmm_LaunchKernel(cuvmm_driver d, uintptr_t ctx, uintptr_t function, const cuvmm_launch *l,
                            const uint8_t *params, uint64_t n, uintptr_t s) {
     // The marks of the driver's list: 1 the block, 2 its size, 0 the end.
     size_t size = n;
     void *extra[] = {(void *)1, (void *)params, (void *)2, &size, (void *)0};
     CUVMM_CALL(d, ctx, cuLaunchKernel,
-               (function, l.grid_x, l.grid_y, l.grid_z, l.block_x, l.block_y, l.block_z, l.shared, s, NULL,
+               (function, l->grid_x, l->grid_y, l->grid_z, l->block_x, l->block_y, l->block_z, l->shared, s, NULL,
                 n ? extra : NULL));
     return result;
 }

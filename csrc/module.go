@@ -38,6 +38,6 @@ func (t *table) ModuleGetFunction(c driver.Context, m driver.Module, name string
 
 func (t *table) LaunchKernel(c driver.Context, f driver.Function, l driver.LaunchConfig, params []byte, s driver.Stream) driver.Result {
 	return driver.Result(C.cuvmm_LaunchKernel(t.c, C.uintptr_t(c), C.uintptr_t(f),
-		*(*C.cuvmm_launch)(unsafe.Pointer(&l)),
+		(*C.cuvmm_launch)(unsafe.Pointer(&l)),
 		(*C.uint8_t)(unsafe.SliceData(params)), C.uint64_t(len(params)), C.uintptr_t(s)))
 }

@@ -118,6 +118,9 @@ func TestOpenRefuses(t *testing.T) {
 				require.ErrorContains(t, err, s)
 			}
 			require.NotEmpty(t, e.Reason.Remedy())
+			maps, err := os.ReadFile("/proc/self/maps")
+			require.NoError(t, err)
+			require.NotContains(t, string(maps), path+"\n", "a refused library stays loaded, for others to find by its name")
 		})
 	}
 }
@@ -187,7 +190,6 @@ func TestOpenByTheLoader(t *testing.T) {
 	require.Equal(t, csrc.NotLoaded, o.Reason, o.Error)
 	require.Contains(t, o.Error, "libgone.so")
 
-	// A refused library does not stay loaded under the name.
 	stub := buildFake(t, "FAKECUDA_STUB")
 	require.Equal(t, opened{Path: f.path}, openInChild(t, filepath.Dir(stub.path), "libcuda.so.1", f.path))
 }

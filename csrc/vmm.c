@@ -17,9 +17,9 @@ int32_t cuvmm_MemAddressFree(cuvmm_driver d, uint64_t p, uint64_t size) {
     return result;
 }
 
-cuvmm_value cuvmm_MemCreate(cuvmm_driver d, uint64_t size, cuvmm_prop prop) {
+cuvmm_value cuvmm_MemCreate(cuvmm_driver d, uint64_t size, const cuvmm_prop *prop) {
     uint64_t handle = 0;
-    CUVMM_CALL(d, 0, cuMemCreate, (&handle, size, &prop, 0));
+    CUVMM_CALL(d, 0, cuMemCreate, (&handle, size, prop, 0));
     return (cuvmm_value){handle, result};
 }
 
@@ -43,15 +43,15 @@ int32_t cuvmm_MemSetAccess(cuvmm_driver d, uint64_t p, uint64_t size, const cuvm
     return result;
 }
 
-cuvmm_value cuvmm_MemGetAccess(cuvmm_driver d, cuvmm_location location, uint64_t p) {
+cuvmm_value cuvmm_MemGetAccess(cuvmm_driver d, const cuvmm_location *location, uint64_t p) {
     uint64_t flags = 0;
-    CUVMM_CALL(d, 0, cuMemGetAccess, (&flags, &location, p));
+    CUVMM_CALL(d, 0, cuMemGetAccess, (&flags, location, p));
     return (cuvmm_value){flags, result};
 }
 
-cuvmm_value cuvmm_MemGetAllocationGranularity(cuvmm_driver d, cuvmm_prop prop, uint32_t option) {
+cuvmm_value cuvmm_MemGetAllocationGranularity(cuvmm_driver d, const cuvmm_prop *prop, uint32_t option) {
     size_t bytes = 0;
-    CUVMM_CALL(d, 0, cuMemGetAllocationGranularity, (&bytes, &prop, option));
+    CUVMM_CALL(d, 0, cuMemGetAllocationGranularity, (&bytes, prop, option));
     return (cuvmm_value){bytes, result};
 }
 
@@ -78,12 +78,12 @@ cuvmm_shareable_answer cuvmm_MemExportToShareableHandle(cuvmm_driver d, uint64_t
 
 // The driver takes a descriptor as the pointer's value, and a fabric handle
 // behind the pointer.
-cuvmm_value cuvmm_MemImportFromShareableHandle(cuvmm_driver d, cuvmm_shareable s, uint32_t type) {
+cuvmm_value cuvmm_MemImportFromShareableHandle(cuvmm_driver d, const cuvmm_shareable *s, uint32_t type) {
     uint64_t handle = 0;
-    void *os = s.bytes;
+    void *os = (void *)s->bytes;
     if (type == CUVMM_HANDLE_POSIX_FD) {
         int fd;
-        memcpy(&fd, s.bytes, sizeof fd);
+        memcpy(&fd, s->bytes, sizeof fd);
         os = (void *)(intptr_t)fd;
     }
     CUVMM_CALL(d, 0, cuMemImportFromShareableHandle, (&handle, os, type));

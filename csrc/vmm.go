@@ -46,7 +46,7 @@ import (
 // The structs below are the same bytes on both sides: the Go side's layout is
 // pinned by a test of internal/driver, the C side's by api.h.
 
-func cProp(p *driver.AllocationProp) C.cuvmm_prop { return *(*C.cuvmm_prop)(unsafe.Pointer(p)) }
+func cProp(p *driver.AllocationProp) *C.cuvmm_prop { return (*C.cuvmm_prop)(unsafe.Pointer(p)) }
 
 func (t *table) MemAddressReserve(size, align uint64, hint driver.Ptr) (driver.Ptr, driver.Result) {
 	v := C.cuvmm_MemAddressReserve(t.c, C.uint64_t(size), C.uint64_t(align), C.uint64_t(hint))
@@ -80,7 +80,7 @@ func (t *table) MemSetAccess(p driver.Ptr, size uint64, desc []driver.AccessDesc
 }
 
 func (t *table) MemGetAccess(l driver.Location, p driver.Ptr) (driver.AccessFlags, driver.Result) {
-	v := C.cuvmm_MemGetAccess(t.c, *(*C.cuvmm_location)(unsafe.Pointer(&l)), C.uint64_t(p))
+	v := C.cuvmm_MemGetAccess(t.c, (*C.cuvmm_location)(unsafe.Pointer(&l)), C.uint64_t(p))
 	return driver.AccessFlags(v.value), driver.Result(v.result)
 }
 
@@ -115,7 +115,7 @@ func (t *table) MemExportToShareableHandle(h driver.MemHandle, kind driver.Handl
 }
 
 func (t *table) MemImportFromShareableHandle(s driver.ShareableHandle, kind driver.HandleTypes) (driver.MemHandle, driver.Result) {
-	v := C.cuvmm_MemImportFromShareableHandle(t.c, *(*C.cuvmm_shareable)(unsafe.Pointer(&s)), C.uint32_t(kind))
+	v := C.cuvmm_MemImportFromShareableHandle(t.c, (*C.cuvmm_shareable)(unsafe.Pointer(&s)), C.uint32_t(kind))
 	return driver.MemHandle(v.value), driver.Result(v.result)
 }
 
