@@ -3,6 +3,7 @@ package sim_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -46,6 +47,12 @@ var conformanceMachines = []struct {
 const conformanceChild = "conformance on the software driver"
 
 func init() {
+	sim.RegisterKernel(drivertest.NothingKernel, func(*sim.Kernel) {})
+	sim.RegisterKernel(drivertest.HoldKernel, func(k *sim.Kernel) {
+		for k.LoadWord(sim.Param[uint64](k, 0)) == 0 {
+			k.Sleep(100 * time.Microsecond)
+		}
+	})
 	drivertest.RegisterChild(conformanceChild, func(args []string) (driver.Driver, error) {
 		for _, m := range conformanceMachines {
 			if m.name == args[0] {

@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -36,7 +37,12 @@ func Bench(b *testing.B, env Env) {
 	})
 	b.Run("reserve and free", s.benchReserve)
 	b.Run("export and import", s.benchShare)
-	b.Run("event", s.benchEvent)
+	b.Run("stream and event", s.benchStream)
+	b.Run("launch", func(b *testing.B) {
+		for _, size := range []uint64{0, 2 << 20, 64 << 20, 1 << 30} {
+			b.Run(launchName(size), func(b *testing.B) { s.benchLaunch(b, size) })
+		}
+	})
 	b.Run("cuMemAlloc and cuMemFree", func(b *testing.B) {
 		for _, size := range []uint64{2 << 20, 1 << 30} {
 			b.Run(sizeName(size), func(b *testing.B) { s.benchAlloc(b, size) })
@@ -166,7 +172,7 @@ func (s *suite) benchThreads(b *testing.B, threads int) {
 		for i := range threads {
 			all.Go(func() {
 				for range each {
-					if _, r := timedCycle(s.D, dev); r != driver.Success {
+					if _, r := timedCycle(s.D, dev, s.devices[0].chunk); r != driver.Success {
 						results[i] = r
 					}
 				}
@@ -187,11 +193,7 @@ type cycleTimes struct {
 }
 
 // timedCycle is one chunk's cycle, from reservation to address-free.
-func timedCycle(d driver.Driver, dev driver.Device) (w cycleTimes, r driver.Result) {
-	size, r := d.MemGetAllocationGranularity(onDevice(dev), driver.GranularityMinimum)
-	if r != driver.Success {
-		return w, r
-	}
+func timedCycle(d driver.Driver, dev driver.Device, size uint64) (w cycleTimes, r driver.Result) {
 	p, r := d.MemAddressReserve(size, 0, 0)
 	if r != driver.Success {
 		return w, r
@@ -248,9 +250,11 @@ func init() {
 		c.recv(&n)
 		dev, r := c.d.DeviceGet(0)
 		c.ok(r, "cuDeviceGet")
+		size, r := c.d.MemGetAllocationGranularity(onDevice(dev), driver.GranularityMinimum)
+		c.ok(r, "granularity")
 		total := func() (sum cycleTimes) {
 			for range n {
-				w, r := timedCycle(c.d, dev)
+				w, r := timedCycle(c.d, dev, size)
 				c.ok(r, "cycle")
 				sum.Access += w.Access
 				sum.Unmap += w.Unmap
@@ -305,21 +309,84 @@ func (s *suite) benchShare(b *testing.B) {
 	w.report(b, n)
 }
 
-func (s *suite) benchEvent(b *testing.B) {
+func launchName(size uint64) string {
+	if size == 0 {
+		return "alone"
+	}
+	return "while another thread runs cycles of " + sizeName(size)
+}
+
+// benchLaunch is what a launch takes on the host, alone or while another thread
+// creates and gives back memory in chunks of the given size.
+func (s *suite) benchLaunch(b *testing.B, size uint64) {
+	d := s.devices[0]
+	if size > 0 {
+		stop, stopped := make(chan struct{}), make(chan driver.Result)
+		go func() {
+			for {
+				select {
+				case <-stop:
+					stopped <- driver.Success
+					return
+				default:
+				}
+				if _, r := timedCycle(s.D, d.Device, roundUp(size, d.chunk)); r != driver.Success {
+					<-stop
+					stopped <- r
+					return
+				}
+			}
+		}()
+		defer func() {
+			close(stop)
+			ok(b, <-stopped)
+		}()
+	}
+	var took []time.Duration
+	for b.Loop() {
+		start := time.Now()
+		r := s.kernels.launchNothing(s.D, d.ctx, d.stream)
+		took = append(took, time.Since(start))
+		ok(b, r)
+		// A stream takes about a thousand launches before it makes its caller
+		// wait.
+		if len(took)%256 == 0 {
+			ok(b, s.D.StreamSynchronize(d.ctx, d.stream))
+		}
+	}
+	ok(b, s.D.StreamSynchronize(d.ctx, d.stream))
+	slices.Sort(took)
+	for _, p := range []float64{50, 99, 99.9} {
+		at := took[min(len(took)-1, int(float64(len(took))*p/100))]
+		b.ReportMetric(float64(at.Nanoseconds())/1e3, fmt.Sprintf("p%g-µs", p))
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
+func (s *suite) benchStream(b *testing.B) {
 	d := s.devices[0]
 	e, r := s.D.EventCreate(d.ctx, driver.EventDisableTiming)
 	ok(b, r)
 	defer func() { ok(b, s.D.EventDestroy(d.ctx, e)) }()
-	b.Run("record", func(b *testing.B) {
+	b.Run("event record", func(b *testing.B) {
 		for b.Loop() {
 			ok(b, s.D.EventRecord(d.ctx, e, d.stream))
 		}
 	})
 	ok(b, s.D.StreamSynchronize(d.ctx, d.stream))
-	b.Run("query", func(b *testing.B) {
+	b.Run("event query", func(b *testing.B) {
 		for b.Loop() {
 			ok(b, s.D.EventQuery(d.ctx, e))
 		}
+	})
+	b.Run("write-value", func(b *testing.B) {
+		if !streamMemoryOps.Met(s) {
+			b.Skipf("needs %s", streamMemoryOps.What)
+		}
+		for b.Loop() {
+			ok(b, s.D.StreamWriteValue64(d.ctx, d.stream, s.scratch, 1))
+		}
+		ok(b, s.D.StreamSynchronize(d.ctx, d.stream))
 	})
 	b.Run("is-capturing", func(b *testing.B) {
 		for b.Loop() {

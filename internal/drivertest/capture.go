@@ -132,9 +132,12 @@ var matrix = []matrixCall{
 	{"synchronous copy on the device", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
 		return func(f driver.Foreign) driver.Result { return f.MemcpyDtoD(t.ctx, t.scratch, t.scratch+4096, 64) }
 	}},
+	{"launch of a kernel", harmless, nil, func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+		return func(f driver.Foreign) driver.Result { return t.kernels.launchNothing(f, t.ctx, s) }
+	}},
 	{"module load", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
 		return func(f driver.Foreign) driver.Result {
-			m, r := f.ModuleLoadData(t.ctx, []byte(emptyModule))
+			m, r := f.ModuleLoadData(t.ctx, []byte(kernelText))
 			if r == driver.Success {
 				t.own("module", uint64(m), func() driver.Result { return t.D.ModuleUnload(t.ctx, m) })
 			}
@@ -266,17 +269,6 @@ func synchronousCopy(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
 		return f.MemcpyDtoH(t.ctx, host, t.scratch, 4096)
 	}
 }
-
-// emptyModule is a kernel that does nothing, for any GPU with virtual memory
-// management.
-const emptyModule = `.version 6.0
-.target sm_50
-.address_size 64
-.visible .entry cuvmm_nothing()
-{
-	ret;
-}
-`
 
 // captureMatrix is a case for every call and column.
 func captureMatrix() (cases []Case) {

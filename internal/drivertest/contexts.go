@@ -71,9 +71,8 @@ var contexts = []Case{
 		},
 	},
 	{
-		Name:  "cuCtxSynchronize while another context of the device has work",
-		Says:  "covers its own context only: it does not wait",
-		Needs: needs(streamMemoryOps),
+		Name: "cuCtxSynchronize while another context of the device has work",
+		Says: "covers its own context only: it does not wait",
 		Run: func(t *T) {
 			other := t.newContext()
 			s := t.newStream(other, driver.StreamNonBlocking)

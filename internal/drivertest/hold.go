@@ -18,7 +18,8 @@ const (
 	glance = 50 * time.Millisecond
 )
 
-// holds are words of pinned memory that streams wait for.
+// holds are words of pinned memory that kernels wait for. The first is always
+// written.
 type holds struct {
 	words  unsafe.Pointer
 	device driver.Ptr
@@ -40,23 +41,22 @@ func newHolds(t testing.TB, d driver.Driver, c driver.Context) (h holds) {
 	if r != driver.Success {
 		t.Fatalf("cuMemHostGetDevicePointer: %v", r)
 	}
-	return holds{words: words, device: p}
+	(*atomic.Uint64)(words).Store(1)
+	return holds{words: words, device: p, used: 1}
 }
 
-// held is a stream that runs none of what is submitted to it.
+// held is a stream on which a kernel runs until release.
 type held struct {
 	release func()
 	overdue atomic.Bool
 }
 
-// hold keeps a stream from running anything that is submitted to it from now
-// on, as a long kernel would: it waits for a word of host memory, and release
-// writes it. A held stream is released at the latest before the case cleans up,
+// hold runs a kernel on a stream that ends when release is called. A held stream is released at the latest before the case cleans up,
 // and when patience is at an end, so that a driver that waits where it must not
 // ends in a failing case instead of a hanging one.
 func (t *T) hold(c driver.Context, s driver.Stream) *held {
 	t.Helper()
-	// Every hold has a word of its own: a stream of an earlier case may not
+	// Every hold has a word of its own: the kernel of an earlier case may not
 	// have seen its release yet.
 	at := t.holds.used * 8
 	if t.holds.used++; at >= pageSize {
@@ -64,7 +64,7 @@ func (t *T) hold(c driver.Context, s driver.Stream) *held {
 	}
 	word := (*atomic.Uint64)(unsafe.Add(t.holds.words, at))
 	h := &held{release: sync.OnceFunc(func() { word.Store(1) })}
-	t.ok(t.D.StreamWaitValue64(c, s, t.holds.device+driver.Ptr(at), 1), "wait for a value")
+	t.ok(t.kernelsOf(c).launchHold(t.D, c, s, t.holds.device+driver.Ptr(at)), "launch the kernel that waits")
 	timer := time.AfterFunc(patience, func() {
 		h.overdue.Store(true)
 		h.release()

@@ -1,5 +1,3 @@
-//go:build unix
-
 package drivertest
 
 import (
@@ -57,6 +55,25 @@ func receiveDescriptor(over *os.File) (int, error) {
 	}
 	unix.CloseOnExec(fds[0])
 	return fds[0], nil
+}
+
+// memoryFile is n bytes that processes can share.
+func memoryFile(n int64) (*os.File, error) {
+	fd, err := unix.MemfdCreate("shared words", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "shared words")
+	if err := f.Truncate(n); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// mapFile is n bytes of a memory file, until freePageable.
+func mapFile(f *os.File, n int) ([]byte, error) {
+	return unix.Mmap(int(f.Fd()), 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 }
 
 // pageable is n bytes of ordinary memory that the Go collector does not own.

@@ -1,4 +1,4 @@
-//go:build !unix
+//go:build !linux
 
 package drivertest
 
@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// The driver's descriptors exist on Unix systems only.
+// What the rules need of the system, as far as it goes without Linux.
 
 func duplicate(int) (int, error)     { return 0, errors.ErrUnsupported }
 func closeDescriptor(int) error      { return errors.ErrUnsupported }
@@ -17,6 +17,9 @@ func sizeOf(int) (int64, error)      { return 0, errors.ErrUnsupported }
 func socketPair() (near, far *os.File, err error) { return nil, nil, errors.ErrUnsupported }
 func sendDescriptor(*os.File, int) error          { return errors.ErrUnsupported }
 func receiveDescriptor(*os.File) (int, error)     { return 0, errors.ErrUnsupported }
+
+func memoryFile(int64) (*os.File, error)    { return nil, errors.ErrUnsupported }
+func mapFile(*os.File, int) ([]byte, error) { return nil, errors.ErrUnsupported }
 
 // pageable is n bytes that the Go collector may own: no driver but the software
 // one is there to take them.

@@ -135,6 +135,8 @@ type suite struct {
 	// device whose contents nobody relies on.
 	page    unsafe.Pointer
 	scratch driver.Ptr
+	// kernels are those of the first device's primary context.
+	kernels kernels
 	holds   holds
 }
 
@@ -188,6 +190,9 @@ func newSuite(t testing.TB, env Env) *suite {
 	must(r, "cuMemAlloc")
 	t.Cleanup(func() { must(d.MemFree(s.devices[0].ctx, s.scratch), "cuMemFree") })
 	s.holds = newHolds(t, d, s.devices[0].ctx)
+	s.kernels, r = loadKernels(d, s.devices[0].ctx, s.devices[0].stream, s.holds.device)
+	must(r, "loading the suite's kernels")
+	t.Cleanup(func() { must(d.ModuleUnload(s.devices[0].ctx, s.kernels.module), "cuModuleUnload") })
 	return s
 }
 

@@ -1,10 +1,14 @@
 package drivertest
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"os"
 	"slices"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
@@ -15,9 +19,8 @@ var graphs = entryPoints(driver.CallGraphInstantiate)
 // refers to.
 var running = []Case{
 	{
-		Name:  "create, map, set access, unmap and release while work runs on the device, even on the same reservation",
-		Says:  "do not wait for it",
-		Needs: needs(streamMemoryOps),
+		Name: "create, map, set access, unmap and release while work runs on the device, even on the same reservation",
+		Says: "do not wait for it",
 		Run: func(t *T) {
 			p := t.reserve(2 * t.chunk)
 			t.bind(p, t.chunk, t.create(t.chunk))
@@ -119,6 +122,58 @@ var running = []Case{
 		},
 	},
 	{
+		Name:  "stream wait-value on pinned memory, and stream write-value to it",
+		Says:  "the stream goes on when the CPU has written the value, and the CPU sees what the stream writes",
+		Needs: needs(streamMemoryOps),
+		Run: func(t *T) {
+			words := (*[2]atomic.Uint64)(t.page)
+			words[0].Store(0)
+			words[1].Store(0)
+			p, r := t.D.MemHostGetDevicePointer(t.ctx, t.page)
+			t.ok(r, "device pointer")
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			t.waitValue(s, &words[0], p, 5, func(v uint64) { words[0].Store(v) }, func() {
+				t.ok(t.D.StreamWriteValue64(t.ctx, s, p+8, 9), "write a value")
+			})
+			if got := words[1].Load(); got != 9 {
+				t.Errorf("the CPU reads %d, the stream wrote 9", got)
+			}
+		},
+	},
+	{
+		Name:  "stream wait-value on a page of a memory file that is registered as host memory, written by another process",
+		Says:  "the stream goes on",
+		Needs: needs(streamMemoryOps),
+		Run: func(t *T) {
+			file, err := memoryFile(pageSize)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer file.Close()
+			page, err := mapFile(file, pageSize)
+			if err != nil {
+				t.Fatal(err)
+			}
+			host := unsafe.Pointer(&page[0])
+			t.own("mapped file", uint64(uintptr(host)), func() driver.Result {
+				if err := freePageable(page); err != nil {
+					t.Error(err)
+				}
+				return driver.Success
+			})
+			t.ok(t.D.MemHostRegister(t.ctx, host, pageSize, driver.HostRegisterPortable|driver.HostRegisterDeviceMap), "register")
+			t.own("registered memory", uint64(uintptr(host)), func() driver.Result { return t.D.MemHostUnregister(t.ctx, host) })
+			p, r := t.D.MemHostGetDevicePointer(t.ctx, host)
+			t.ok(r, "device pointer")
+			c := t.child("write words")
+			c.ExtraFiles = []*os.File{file}
+			c.Start()
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			t.waitValue(s, (*atomic.Uint64)(host), p, 5, func(v uint64) { c.Send(v) }, func() {})
+			c.Wait()
+		},
+	},
+	{
 		Name: "an event recorded on a capturing stream, then queried",
 		Says: "CAPTURED_EVENT (907), and the capture is invalidated",
 		Run: func(t *T) {
@@ -136,6 +191,28 @@ var running = []Case{
 			t.answers(driver.CaptureInvalid, end, "end capture")
 		},
 	},
+}
+
+// waitValue has a stream wait for a value of a word, which p is to the device:
+// one less is written first, then the value itself. more is submitted behind
+// the wait.
+func (t *T) waitValue(s driver.Stream, word *atomic.Uint64, p driver.Ptr, v uint64, write func(v uint64), more func()) {
+	t.Helper()
+	// Whatever fails, the stream is not left waiting.
+	t.Cleanup(func() { word.Store(v) })
+	t.ok(t.D.StreamWaitValue64(t.ctx, s, p, v), "wait for a value")
+	more()
+	write(v - 1)
+	time.Sleep(glance)
+	t.answers(driver.NotReady, t.D.StreamQuery(t.ctx, s), "query while the value is not there")
+	write(v)
+	for end := time.Now().Add(patience); t.D.StreamQuery(t.ctx, s) == driver.NotReady; {
+		if time.Now().After(end) {
+			t.Fatalf("the stream still waits %v after the write", patience)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.ok(t.D.StreamQuery(t.ctx, s), "query after the write")
 }
 
 // lostContext is what a child saw of its context's end.
@@ -187,6 +264,19 @@ func (c *child) mappedChunk(dev driver.Device) (p driver.Ptr, size uint64) {
 }
 
 func init() {
+	roles["write words"] = func(c *child) {
+		page, err := mapFile(c.Files[0], pageSize)
+		c.check(err)
+		for {
+			var v uint64
+			if err := c.Recv(&v); errors.Is(err, io.EOF) {
+				return
+			} else {
+				c.check(err)
+			}
+			(*atomic.Uint64)(unsafe.Pointer(&page[0])).Store(v)
+		}
+	}
 	roles["unmap under running work"] = func(c *child) {
 		dev, r := c.d.DeviceGet(0)
 		c.ok(r, "cuDeviceGet")
@@ -349,16 +439,14 @@ func waiting() (cases []Case) {
 		}
 		cases = append(cases,
 			Case{
-				Name:  w.name + ": what it waits for",
-				Says:  w.covers.String(),
-				Needs: needs(streamMemoryOps),
-				Run:   func(t *T) { t.waitCovers(w) },
+				Name: w.name + ": what it waits for",
+				Says: w.covers.String(),
+				Run:  func(t *T) { t.waitCovers(w) },
 			},
 			Case{
-				Name:  w.name + ": launches of other threads into the same context meanwhile",
-				Says:  launches,
-				Needs: needs(streamMemoryOps),
-				Run:   func(t *T) { t.waitStalls(w) },
+				Name: w.name + ": launches of other threads into the same context meanwhile",
+				Says: launches,
+				Run:  func(t *T) { t.waitStalls(w) },
 			},
 			Case{
 				Name: w.name + ": a running capture of a non-blocking stream",
@@ -411,7 +499,6 @@ func (t *T) waitCovers(w way) {
 
 // waitStalls submits work to another stream of the context while the way waits.
 func (t *T) waitStalls(w way) {
-	p, _ := t.memory(t.chunk)
 	named := t.newStream(t.ctx, driver.StreamNonBlocking)
 	// The stream that the way waits for must be one that it covers.
 	target := named
@@ -426,7 +513,7 @@ func (t *T) waitStalls(w way) {
 	if len(waited) > 0 {
 		t.Fatalf("%s did not wait: %v", w.name, <-waited)
 	}
-	launch := func() driver.Result { return t.D.MemsetD8Async(t.ctx, p, 1, t.chunk, t.stream) }
+	launch := func() driver.Result { return t.kernels.launchNothing(t.D, t.ctx, t.stream) }
 	if w.stalls {
 		t.waitsFor(h, "a launch on another stream", launch)
 	} else {
