@@ -45,19 +45,19 @@ func TestRun(t *testing.T) {
 	}{
 		{name: "with a GPU required", args: "mixed", want: []string{
 			"FAILED  mixed (tests): 4 passed, 3 failed, 1 skipped, exit status 1",
-			"skipped TestSkips: mixed_test.go:24: there is no fabric here",
+			"skipped: mixed_test.go:24: there is no fabric here (TestSkips)",
 			"failed TestFails/inner\n", "got 1, want 2",
 			"a GPU is required and there is none",
 			"== 1 run, 1 failed; tests with their subtests: 4 passed, 3 failed, 1 skipped",
 			"FAILED: mixed (tests)",
 		}, not: []string{"failed TestFails\n"}},
-		{name: "without", args: "-no-gpu mixed", want: []string{"4 passed, 2 failed, 2 skipped", "skipped TestNeedsGPU: mixed_test.go:36: no GPU is required"}},
+		{name: "without", args: "-no-gpu mixed", want: []string{"4 passed, 2 failed, 2 skipped", "skipped: mixed_test.go:36: no GPU is required (TestNeedsGPU)"}},
 		{name: "selected", args: "-run Pass|Folder", ok: true, want: []string{
 			"passed  mixed (tests): 4 passed, 0 failed, 0 skipped", "nothing crash (tests): no tests",
 		}, not: []string{"samples"}},
 		{name: "benchmarks", args: "-bench", ok: true, want: []string{
 			"passed  mixed (tests): 1 passed, 0 failed, 1 skipped", "chunks/op", "BenchmarkAdds", "allocs/op",
-			"skipped BenchmarkSkips: mixed_test.go:49: no second device", "skipped BenchmarkFails/small, BenchmarkFails/large: crash_test.go:39: only when",
+			"skipped: mixed_test.go:49: no second device (BenchmarkSkips)", "skipped: crash_test.go:39: only when it is to fail (BenchmarkFails/small, BenchmarkFails/large)",
 		}, not: []string{"samples"}},
 		{name: "no benchmarks", args: "-bench -run Removes mixed", ok: true, want: []string{"nothing mixed (tests): no benchmarks"}},
 		{name: "a failing benchmark", args: "-bench crash", crashBy: "benchmark", want: []string{"FAILED  crash (tests)", "failed BenchmarkFails/small", "the chunk is too small"}},
@@ -135,7 +135,7 @@ func TestLongReports(t *testing.T) {
 	var out bytes.Buffer
 	r.print(&out, job{"vmm", tests}, false)
 	text := out.String()
-	require.Contains(t, text, "skipped TestSkips0, TestSkips1, TestSkips2 and 17 more: x_test.go:3: no device\n")
+	require.Contains(t, text, "skipped: x_test.go:3: no device (TestSkips0, TestSkips1, TestSkips2 and 17 more)\n")
 	require.Equal(t, shownFailures, strings.Count(text, "failed TestFails"))
 	require.Equal(t, shownFailures*shownLines, strings.Count(text, "a line"))
 	require.Contains(t, text, "... and 8 more failed: see the log")

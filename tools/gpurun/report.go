@@ -162,7 +162,7 @@ func skipReasons(skips []outcome) []string {
 		if more := len(tests) - shownNames; more > 0 {
 			names += fmt.Sprintf(" and %d more", more)
 		}
-		order[i] = fmt.Sprintf("skipped %s: %s", names, reason)
+		order[i] = fmt.Sprintf("skipped: %s (%s)", reason, names)
 	}
 	return order
 }
