@@ -180,14 +180,16 @@ var creation = []Case{
 				t.bind(p, t.chunk, h)
 				t.allow(p, t.chunk)
 				t.reads(t.device, p, t.chunk, 0)
-				t.fill(t.device, p, t.chunk, byte(0x80|i))
+				written := byte(0x80 | i)
+				t.fill(t.device, p, t.chunk, written)
+				t.reads(t.device, p, pageSize, written)
 				t.unmap(p)
 				t.release(h)
 			}
 		},
 	},
 	{
-		Name: "cuMemGetAllocationPropertiesFromHandle",
+		Name: "‡ cuMemGetAllocationPropertiesFromHandle",
 		Says: "the properties that the memory was created with",
 		Run: func(t *T) {
 			want := onDevice(t.Device)

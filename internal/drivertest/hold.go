@@ -10,13 +10,17 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-const (
-	// patience is how long a call may take that must not wait for running work.
-	patience = 10 * time.Second
-	// glance is how long a call is watched that must wait: long against any
-	// driver call that does not.
-	glance = 50 * time.Millisecond
-)
+// patience is how long a call may take that must not wait for running work.
+const patience = 10 * time.Second
+
+// glance is how long a call is watched that must wait: long against any driver
+// call that does not.
+func (s *suite) glance() time.Duration {
+	if s.software {
+		return 20 * time.Millisecond
+	}
+	return 50 * time.Millisecond
+}
 
 // holds are words of pinned memory that kernels wait for. The first is always
 // written.
@@ -93,7 +97,7 @@ func (t *T) waitsFor(h *held, what string, f func() driver.Result) {
 	select {
 	case r := <-done:
 		t.Fatalf("%s did not wait for the held stream: %v", what, r)
-	case <-time.After(glance):
+	case <-time.After(t.glance()):
 	}
 	h.release()
 	t.ok(<-done, "%s", what)

@@ -10,8 +10,6 @@ var reservation = []Case{
 		Run: func(t *T) {
 			_, r := t.D.MemAddressReserve(4096, 0, 0)
 			t.answers(driver.InvalidValue, r, "reserve 4096 bytes")
-			_, r = t.D.MemAddressReserve(0, 0, 0)
-			t.answers(driver.InvalidValue, r, "reserve 0 bytes")
 		},
 	},
 	{

@@ -49,7 +49,7 @@ var running = []Case{
 		},
 	},
 	{
-		Name:  "† unmap of memory that work submitted before has yet to touch",
+		Name:  "†‡ unmap of memory that work submitted before has yet to touch",
 		Says:  "does not wait: the work fails, and its context is lost",
 		Needs: needs(softwareDriver, streamMemoryOps),
 		Run: func(t *T) {
@@ -122,7 +122,7 @@ var running = []Case{
 		},
 	},
 	{
-		Name:  "stream wait-value on pinned memory, and stream write-value to it",
+		Name:  "‡ stream wait-value on pinned memory, and stream write-value to it",
 		Says:  "the stream goes on when the CPU has written the value, and the CPU sees what the stream writes",
 		Needs: needs(streamMemoryOps),
 		Run: func(t *T) {
@@ -203,7 +203,7 @@ func (t *T) waitValue(s driver.Stream, word *atomic.Uint64, p driver.Ptr, v uint
 	t.ok(t.D.StreamWaitValue64(t.ctx, s, p, v), "wait for a value")
 	more()
 	write(v - 1)
-	time.Sleep(glance)
+	time.Sleep(t.glance())
 	t.answers(driver.NotReady, t.D.StreamQuery(t.ctx, s), "query while the value is not there")
 	write(v)
 	for end := time.Now().Add(patience); t.D.StreamQuery(t.ctx, s) == driver.NotReady; {
@@ -509,7 +509,7 @@ func (t *T) waitStalls(w way) {
 	h := t.hold(t.ctx, target)
 	waited := make(chan driver.Result, 1)
 	go func() { waited <- wait() }()
-	time.Sleep(glance)
+	time.Sleep(t.glance())
 	if len(waited) > 0 {
 		t.Fatalf("%s did not wait: %v", w.name, <-waited)
 	}
