@@ -148,6 +148,14 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 		return none, 0, core.Invalid(op, "a nil device", "take one from System.Devices")
 	}
 	sys := core.SystemOf(d)
+	wish := core.Wish{
+		Device: d.Ordinal(), LocationType: int32(p.Location.Type), LocationID: p.Location.ID,
+		Handles: uint32(p.Handles), Compressible: p.Compressible, RDMA: uint8(p.RDMA),
+		Usage: uint16(p.Usage), Granularity: uint8(p.Granularity),
+	}
+	if prop, gran, ok := sys.Decided(wish); ok {
+		return prop, gran, nil
+	}
 	has := func(a driver.DeviceAttribute) bool { return sys.Attribute(driver.Device(d.Ordinal()), a) > 0 }
 	if !has(driver.AttrVirtualMemoryManagement) {
 		return none, 0, core.Error(core.Failure{Op: op, Kind: core.NotSupported,
@@ -214,6 +222,7 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 	if r != driver.Success {
 		return none, 0, sys.Fail(op, driver.CallMemGetAllocationGranularity, r, fmt.Sprintf("memory on %v", loc))
 	}
+	sys.Decide(wish, prop, gran)
 	return prop, gran, nil
 }
 
@@ -239,8 +248,8 @@ func properties(prop driver.AllocationProp) Properties {
 func checkLocation(op string, s *cuda.System, l cuda.Location) error {
 	switch l.Type {
 	case cuda.LocationDevice:
-		if n := len(s.Devices()); l.ID < 0 || l.ID >= n {
-			return core.Invalid(op, fmt.Sprintf("%v of %d", l, n), "devices are numbered from 0")
+		if _, err := s.Device(l.ID); err != nil {
+			return core.Invalid(op, fmt.Sprintf("%v of %d", l, len(s.Devices())), "devices are numbered from 0")
 		}
 		return nil
 	case cuda.LocationHost:

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -54,31 +55,28 @@ func (s *System) AddContext(h driver.Context, d driver.Device, primary bool) *Co
 // System is the context's system.
 func (c *Context) System() *System { return c.sys }
 
-// contextsOn are the known contexts of any of the devices.
-func (s *System) contextsOn(devices []driver.Device) []*Context {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var on []*Context
-	for _, c := range s.contexts {
-		for _, d := range devices {
-			if c.Device == d {
-				on = append(on, c)
-				break
-			}
-		}
-	}
-	return on
-}
-
 // WaitDevices waits for all work that could touch memory which the devices
 // were granted, as far as contexts are known. It harms no capture.
 func (s *System) WaitDevices(op string, devices []driver.Device) error {
-	for _, c := range s.contextsOn(devices) {
+	if len(devices) == 0 {
+		return nil
+	}
+	// Contexts are only ever added, until the System closes.
+	for i := 0; ; i++ {
+		s.mu.Lock()
+		if i >= len(s.contexts) {
+			s.mu.Unlock()
+			return nil
+		}
+		c := s.contexts[i]
+		s.mu.Unlock()
+		if !slices.Contains(devices, c.Device) {
+			continue
+		}
 		if err := c.waitWork(op); err != nil {
 			return err
 		}
 	}
-	return nil
 }
 
 // waitWork waits for the known streams by their events, and then, for work on

@@ -12,6 +12,43 @@ type facts struct {
 	mu            sync.RWMutex
 	attributes    map[attributeKey]int32
 	granularities map[granularityKey]uint64
+	decided       map[Wish]decision
+}
+
+// Wish is what was asked for of memory, before defaults are decided. It is
+// vmm.Properties on a device, as a key.
+type Wish struct {
+	Device       int
+	LocationType int32
+	LocationID   int
+	Handles      uint32
+	Compressible bool
+	RDMA         uint8
+	Usage        uint16
+	Granularity  uint8
+}
+
+type decision struct {
+	prop driver.AllocationProp
+	gran uint64
+}
+
+// Decided answers what was decided for the same wish before.
+func (s *System) Decided(w Wish) (prop driver.AllocationProp, gran uint64, ok bool) {
+	s.facts.mu.RLock()
+	d, ok := s.facts.decided[w]
+	s.facts.mu.RUnlock()
+	return d.prop, d.gran, ok
+}
+
+// Decide keeps what a wish comes to.
+func (s *System) Decide(w Wish, prop driver.AllocationProp, gran uint64) {
+	s.facts.mu.Lock()
+	defer s.facts.mu.Unlock()
+	if s.facts.decided == nil {
+		s.facts.decided = map[Wish]decision{}
+	}
+	s.facts.decided[w] = decision{prop, gran}
 }
 
 type attributeKey struct {

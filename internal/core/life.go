@@ -36,19 +36,25 @@ func (l *Life) Drop() {
 // Close lets no further operation start. It reports whether this call was the
 // one that closed the object.
 func (l *Life) Close() bool {
+	// Mostly nothing runs, and then nobody will wait.
+	if l.state.CompareAndSwap(0, lifeClosed) {
+		return true
+	}
 	if l.Closed() {
 		return false
 	}
 	idle := make(chan struct{})
-	if !l.idle.CompareAndSwap(nil, &idle) {
-		// Another call is closing; its channel serves.
-		return false
-	}
 	for {
 		s := l.state.Load()
+		if s&lifeClosed != 0 {
+			return false
+		}
+		// The channel must be there before the operation that closes it can see
+		// that it is the last.
+		l.idle.CompareAndSwap(nil, &idle)
 		if l.state.CompareAndSwap(s, s|lifeClosed) {
 			if s == 0 {
-				close(idle)
+				close(*l.idle.Load())
 			}
 			return true
 		}

@@ -19,10 +19,11 @@ const (
 	KindStream
 	KindEvent
 	KindHostBuffer
+	KindModule
 	kindCount
 )
 
-var kindNames = [kindCount]string{"reservation", "allocation", "mapping", "buffer", "stream", "event", "host buffer"}
+var kindNames = [kindCount]string{"reservation", "allocation", "mapping", "buffer", "stream", "event", "host buffer", "module"}
 
 // String names the kind.
 func (k ObjectKind) String() string { return kindNames[k] }

@@ -29,11 +29,18 @@ func Software(tb testing.TB) *cuda.Device {
 	return s.Devices()[0]
 }
 
-// Real is the first real device. Without one the test is skipped, unless a GPU
-// is required. When the test ends everything that it made must be closed.
-func Real(tb testing.TB, opts ...cuda.Option) *cuda.Device {
+// Real is the first real device, with leak tracing on. Without one the test is
+// skipped, unless a GPU is required. When the test ends everything that it made
+// must be closed.
+func Real(tb testing.TB) *cuda.Device {
 	tb.Helper()
-	s, err := cuda.Open(append([]cuda.Option{cuda.WithLeakTracing()}, opts...)...)
+	return RealWith(tb, cuda.WithLeakTracing())
+}
+
+// RealWith is Real with options of the caller's own: benchmarks trace nothing.
+func RealWith(tb testing.TB, opts ...cuda.Option) *cuda.Device {
+	tb.Helper()
+	s, err := cuda.Open(opts...)
 	if err != nil && os.Getenv(RequireEnv) != "" {
 		tb.Fatalf("a GPU is required (%s): %v", RequireEnv, err)
 	}
