@@ -226,21 +226,6 @@ func (t *T) memory(size uint64, prop ...driver.AllocationProp) (driver.Ptr, driv
 	return p, h
 }
 
-// chunks maps n new allocations of one chunk each, side by side, and opens them
-// to the case's device. The handles are released: the mappings keep them.
-func (t *T) chunks(n int) driver.Ptr {
-	t.Helper()
-	size := uint64(n) * t.chunk
-	p := t.reserve(size)
-	for i := range n {
-		h := t.create(t.chunk)
-		t.bind(p+driver.Ptr(uint64(i)*t.chunk), t.chunk, h)
-		t.release(h)
-	}
-	t.allow(p, size)
-	return p
-}
-
 // free is how much of a device's memory is free, in bytes.
 func (t *T) free(d device) uint64 {
 	t.Helper()
@@ -328,7 +313,7 @@ func (t *T) importFD(fd int) driver.MemHandle {
 	return h
 }
 
-// stream makes a stream in a context.
+// newStream makes a stream in a context.
 func (t *T) newStream(c driver.Context, flags driver.StreamFlags) driver.Stream {
 	t.Helper()
 	s, r := t.D.StreamCreate(c, flags)
