@@ -81,17 +81,20 @@ type OpenError struct {
 }
 
 func (e *OpenError) Error() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%v: %s", e.Reason, e.Reason.Remedy())
-	for i, a := range e.Attempts {
-		sep := "; "
-		if i == 0 {
-			sep = " (tried "
+	var absent, tried []string
+	for _, a := range e.Attempts {
+		if a.Reason == NotFound {
+			absent = append(absent, a.Path)
+		} else {
+			tried = append(tried, a.Path+": "+a.Detail)
 		}
-		fmt.Fprintf(&b, "%s%s: %s", sep, a.Path, a.Detail)
 	}
-	if len(e.Attempts) > 0 {
-		b.WriteByte(')')
+	if len(absent) > 0 {
+		tried = append(tried, "nothing at "+strings.Join(absent, ", "))
 	}
-	return b.String()
+	text := fmt.Sprintf("%v: %s", e.Reason, e.Reason.Remedy())
+	if len(tried) > 0 {
+		text += " (" + strings.Join(tried, "; ") + ")"
+	}
+	return text
 }

@@ -155,7 +155,7 @@ func TestOpenSearches(t *testing.T) {
 		{Path: nothing, Reason: csrc.NotFound, Detail: "no such file"},
 	}, e.Attempts)
 	require.EqualError(t, err, "no CUDA driver is installed: "+csrc.NotFound.Remedy()+
-		" (tried "+absent+": not in the loader's path; "+nothing+": no such file)")
+		" (nothing at "+absent+", "+nothing+")")
 
 	_, err = csrc.OpenFirst([]string{nothing, older.path, stub.path})
 	e = reasonOf(t, err)
