@@ -55,9 +55,10 @@ type held struct {
 	overdue atomic.Bool
 }
 
-// hold runs a kernel on a stream that ends when release is called. A held stream is released at the latest before the case cleans up,
-// and when patience is at an end, so that a driver that waits where it must not
-// ends in a failing case instead of a hanging one.
+// hold runs a kernel on a stream that ends when release is called: at the
+// latest before the case cleans up, or when patience is at an end, so that a
+// driver that waits where it must not ends in a failing case instead of a
+// hanging one.
 func (t *T) hold(c driver.Context, s driver.Stream) *held {
 	t.Helper()
 	// Every hold has a word of its own: the kernel of an earlier case may not
@@ -67,6 +68,7 @@ func (t *T) hold(c driver.Context, s driver.Stream) *held {
 		t.Fatalf("more than %d holds in one run", pageSize/8)
 	}
 	word := (*atomic.Uint64)(unsafe.Add(t.holds.words, at))
+	word.Store(0)
 	h := &held{release: sync.OnceFunc(func() { word.Store(1) })}
 	t.ok(t.kernelsOf(c).launchHold(t.D, c, s, t.holds.device+driver.Ptr(at)), "launch the kernel that waits")
 	timer := time.AfterFunc(patience, func() {
