@@ -89,12 +89,15 @@ func (c *Context) waitWork(op string) error {
 	if s.DeviceLost() != driver.Success {
 		return nil
 	}
+	waited := true
 	for _, st := range c.knownStreams() {
-		if err := st.wait(op); err != nil {
+		one, err := st.wait(op)
+		if err != nil {
 			return err
 		}
+		waited = waited && one
 	}
-	if s.Config.NamedStreamsOnly || s.DeviceLost() != driver.Success {
+	if s.Config.NamedStreamsOnly && waited || s.DeviceLost() != driver.Success {
 		return nil
 	}
 	c.blockMu.Lock()

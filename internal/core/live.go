@@ -20,10 +20,11 @@ const (
 	KindEvent
 	KindHostBuffer
 	KindModule
+	KindGraph
 	kindCount
 )
 
-var kindNames = [kindCount]string{"reservation", "allocation", "mapping", "buffer", "stream", "event", "host buffer", "module"}
+var kindNames = [kindCount]string{"reservation", "allocation", "mapping", "buffer", "stream", "event", "host buffer", "module", "graph"}
 
 // String names the kind.
 func (k ObjectKind) String() string { return kindNames[k] }

@@ -61,57 +61,79 @@ func (s *Stream) Capturing() (bool, driver.Result) {
 	return status != driver.CaptureNone, s.Ctx.sys.Note(r)
 }
 
-// wait waits for the work that is on the stream now. A stream that captures
-// runs nothing.
-func (s *Stream) wait(op string) error {
-	if !s.Hold() {
-		return nil // closed, and its Close waited
+// Capture asks the driver which capture the stream takes part in. The id is
+// unique in the process, and 0 where there is none or the driver does not tell
+// (of a capture that is broken, and of the legacy stream while a blocking
+// stream captures).
+func (s *Stream) Capture() (status driver.CaptureStatus, id uint64, r driver.Result) {
+	status, id, r = s.Ctx.sys.Drv.StreamGetCaptureInfo(s.Ctx.Handle, s.Handle)
+	switch {
+	case r == driver.CaptureImplicit:
+		return driver.CaptureActive, 0, driver.Success
+	case r != driver.Success || status == driver.CaptureNone:
+		id = 0
 	}
-	defer s.Drop()
-	m, capturing, err := s.mark(op)
-	if err != nil || capturing {
-		return err
-	}
-	return m.wait(op)
+	return status, id, s.Ctx.sys.Note(r)
 }
 
-// A mark is an event behind the work that was on a stream.
-type mark struct {
+// IsLegacy reports whether it is the legacy default stream.
+func (s *Stream) IsLegacy() bool {
+	return s.Handle == driver.StreamNull || s.Handle == driver.StreamLegacy
+}
+
+// wait waits for the work that is on the stream now. A stream that captures
+// cannot be asked for the work from before, which may still run: then waited is
+// false.
+func (s *Stream) wait(op string) (waited bool, err error) {
+	if !s.Hold() {
+		return true, nil // closed, and its Close waited
+	}
+	defer s.Drop()
+	m, capturing, err := s.Mark(op)
+	if err != nil || capturing {
+		return false, err
+	}
+	return true, m.Wait(op)
+}
+
+// A Mark is an event behind the work that was on a stream. Its owner ends it
+// with Wait, or gives it to a Fence.
+type Mark struct {
 	ctx   *Context
 	event driver.Event
 }
 
-// mark records an event on the stream, unless it captures: asked before, and
+// Mark records an event on the stream, unless it captures: asked before, and
 // again after the record, since another goroutine may have begun a capture in
 // between; then the event is part of that capture, and is destroyed without
 // being queried, which would end the capture.
-func (s *Stream) mark(op string) (m mark, capturing bool, err error) {
+func (s *Stream) Mark(op string) (m Mark, capturing bool, err error) {
 	c, d := s.Ctx, s.Ctx.sys.Drv
 	asked := func() string { return fmt.Sprintf("stream %#x", uintptr(s.Handle)) }
 	if capturing, r := s.Capturing(); capturing || r != driver.Success {
 		if r != driver.Success {
 			err = c.sys.Fail(op, driver.CallStreamIsCapturing, r, asked())
 		}
-		return mark{}, capturing, err
+		return Mark{}, capturing, err
 	}
 	e, r := c.event()
 	if r != driver.Success {
-		return mark{}, false, c.sys.Fail(op, driver.CallEventCreate, r, asked())
+		return Mark{}, false, c.sys.Fail(op, driver.CallEventCreate, r, asked())
 	}
 	if r := d.EventRecord(c.Handle, e, s.Handle); r != driver.Success {
 		d.EventDestroy(c.Handle, e)
-		return mark{}, false, c.sys.Fail(op, driver.CallEventRecord, r, asked())
+		return Mark{}, false, c.sys.Fail(op, driver.CallEventRecord, r, asked())
 	}
 	if capturing, _ := s.Capturing(); capturing {
 		d.EventDestroy(c.Handle, e)
-		return mark{}, true, nil
+		return Mark{}, true, nil
 	}
-	return mark{c, e}, false, nil
+	return Mark{c, e}, false, nil
 }
 
 // passed asks whether the work before the mark is done. After the device is
 // lost nothing runs any more.
-func (m mark) passed() bool {
+func (m Mark) passed() bool {
 	s := m.ctx.sys
 	if s.DeviceLost() != driver.Success {
 		return true
@@ -128,33 +150,38 @@ func (m mark) passed() bool {
 	}
 }
 
-// wait blocks until the mark has passed, and gives the event back.
-func (m mark) wait(op string) error {
+// Wait blocks until the mark has passed, and gives the event back. A capture
+// that runs is not harmed.
+func (m Mark) Wait(op string) error {
 	s := m.ctx.sys
 	r := s.Note(s.Drv.EventSynchronize(m.ctx.Handle, m.event))
-	m.done()
+	m.Drop()
 	if r != driver.Success && !r.Lost() {
 		return s.Fail(op, driver.CallEventSynchronize, r, "wait for a stream")
 	}
 	return nil
 }
 
-// done gives the event back.
-func (m mark) done() { m.ctx.recycle(m.event) }
+// Drop gives the event back without waiting: it may be recorded anew while an
+// earlier record is pending.
+func (m Mark) Drop() { m.ctx.recycle(m.event) }
 
 // Fence stands for the work that was on some streams at one moment.
-type Fence struct{ marks []mark }
+type Fence struct{ marks []Mark }
+
+// Add lets the fence pass only after the mark has, and takes the mark over.
+func (f *Fence) Add(m Mark) { f.marks = append(f.marks, m) }
 
 // NewFence marks the streams. Where one of them captures a graph nothing is
 // changed and the error says so.
 func (s *System) NewFence(op string, streams []*Stream) (*Fence, error) {
-	f := &Fence{marks: make([]mark, 0, len(streams))}
+	f := &Fence{marks: make([]Mark, 0, len(streams))}
 	for _, st := range streams {
 		err := st.Use(op, s)
 		if err == nil {
-			var m mark
+			var m Mark
 			var capturing bool
-			m, capturing, err = st.mark(op)
+			m, capturing, err = st.Mark(op)
 			st.Drop()
 			if err == nil && capturing {
 				err = CapturingError(op, st)
@@ -186,17 +213,16 @@ func (f *Fence) Passed() bool {
 		if !m.passed() {
 			return false
 		}
-		m.done()
+		m.Drop()
 		f.marks = f.marks[:len(f.marks)-1]
 	}
 	return true
 }
 
-// Drop gives the events back without waiting. An event may be recorded anew
-// while an earlier record is pending.
+// Drop gives the events back without waiting.
 func (f *Fence) Drop() {
 	for _, m := range f.marks {
-		m.done()
+		m.Drop()
 	}
 	f.marks = nil
 }
