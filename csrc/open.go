@@ -188,6 +188,9 @@ func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, A
 		return refuse(NotLoaded, "no memory for its entry points")
 	}
 	path := C.GoString(&lib.path[0])
+	if abs, err := filepath.Abs(path); err == nil {
+		path = abs // the loader keeps a relative name as it was given
+	}
 	f := &foreign{table{c: c, has: has, path: path}}
 	f.table.foreign = f
 	return &Driver{table{c: relaxed, has: has, path: path, foreign: f}}, Attempt{}

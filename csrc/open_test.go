@@ -194,6 +194,24 @@ func TestOpenByTheLoader(t *testing.T) {
 	require.Equal(t, opened{Path: f.path}, openInChild(t, filepath.Dir(stub.path), "libcuda.so.1", f.path))
 }
 
+// A fake that is loaded by its path must not be what the search for the real
+// driver finds: it has no soname for that.
+func TestFakesAreNotFoundByName(t *testing.T) {
+	f := buildFake(t)
+	f.open(t)
+	if d, err := csrc.Open(csrc.Options{}); err == nil {
+		require.NotEqual(t, f.path, d.Describe().Path)
+	}
+}
+
+func TestDescribeNamesTheFileInFull(t *testing.T) {
+	f := buildFake(t)
+	t.Chdir(filepath.Dir(f.path))
+	d, err := csrc.Open(csrc.Options{Path: "./libcuda.so.1"})
+	require.NoError(t, err)
+	require.Equal(t, driver.Description{Path: f.path}, d.Describe())
+}
+
 func TestOpenAgainIsTheSame(t *testing.T) {
 	f, other := buildFake(t), buildFake(t)
 	link := filepath.Join(t.TempDir(), "link.so")
@@ -213,7 +231,8 @@ func TestOpenAgainIsTheSame(t *testing.T) {
 	require.Empty(t, f.calls(t), "its entry points are taken once")
 	require.NotSame(t, first, other.open(t))
 
-	require.Same(t, first.Foreign(), first.Foreign())
-	require.Same(t, first.Foreign(), first.Foreign().Foreign())
+	foreign := first.Foreign()
+	require.Same(t, foreign, first.Foreign())
+	require.Same(t, foreign, foreign.Foreign())
 	require.Equal(t, first.Describe(), first.Foreign().Describe())
 }

@@ -4,7 +4,10 @@
 // against the vendor's documented declarations, not against the library's own.
 // It has no memory, no streams and no devices: nothing here runs.
 //
-//   cc -shared -fPIC -O2 -Wl,-soname,libcuda.so.1 -o libcuda.so.1 fakecuda.c -ldl
+//   cc -shared -fPIC -O2 -o libcuda.so.1 fakecuda.c -ldl
+//
+// It is built without a soname: once loaded, the loader would give it to
+// whoever in the process asks for libcuda.so.1 and means the real one.
 //
 // Variants:
 //
