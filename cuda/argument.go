@@ -1,0 +1,149 @@
+package cuda
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"reflect"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+)
+
+// add packs an argument behind the others, at its alignment. It reports false
+// for one that no kernel can take.
+func (p *parameters) add(arg any) bool {
+	switch v := arg.(type) {
+	case Ptr:
+		p.add64(uint64(v))
+	case uint64:
+		p.add64(v)
+	case int64:
+		p.add64(uint64(v))
+	case uint32:
+		p.add32(v)
+	case int32:
+		p.add32(uint32(v))
+	case float32:
+		p.add32(math.Float32bits(v))
+	case float64:
+		p.add64(math.Float64bits(v))
+	default:
+		value := reflect.ValueOf(arg)
+		if !value.IsValid() || unpackable(value.Type()) != nil {
+			return false
+		}
+		p.addAny(value)
+	}
+	return true
+}
+
+func (p *parameters) add32(v uint32) {
+	p.align(4)
+	p.block = binary.NativeEndian.AppendUint32(p.block, v)
+}
+
+func (p *parameters) add64(v uint64) {
+	p.align(8)
+	p.block = binary.NativeEndian.AppendUint64(p.block, v)
+}
+
+func (p *parameters) align(to int) {
+	for len(p.block)%to != 0 {
+		p.block = append(p.block, 0)
+	}
+}
+
+// addAny packs a value of any type without references. Natural alignment gives
+// the fields of a struct the places that they have in Go and in C.
+func (p *parameters) addAny(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Bool:
+		b := byte(0)
+		if v.Bool() {
+			b = 1
+		}
+		p.block = append(p.block, b)
+	case reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		p.addBytes(uint64(v.Int()), int(v.Type().Size()))
+	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		p.addBytes(v.Uint(), int(v.Type().Size()))
+	case reflect.Float32:
+		p.add32(math.Float32bits(float32(v.Float())))
+	case reflect.Float64:
+		p.add64(math.Float64bits(v.Float()))
+	case reflect.Array:
+		for i := range v.Len() {
+			p.addAny(v.Index(i))
+		}
+	case reflect.Struct:
+		align := v.Type().Align()
+		p.align(align)
+		for i := range v.NumField() {
+			p.addAny(v.Field(i))
+		}
+		p.align(align)
+	}
+}
+
+func (p *parameters) addBytes(v uint64, size int) {
+	switch size {
+	case 1:
+		p.block = append(p.block, byte(v))
+	case 2:
+		p.align(2)
+		p.block = binary.NativeEndian.AppendUint16(p.block, uint16(v))
+	case 4:
+		p.add32(uint32(v))
+	default:
+		p.add64(v)
+	}
+}
+
+// refuse is the error for an argument of a type that no kernel can take.
+func (k *Kernel) refuse(op string, i int, t reflect.Type) error {
+	if t == nil {
+		return core.Invalid(op, fmt.Sprintf("argument %d of kernel %q is nil", i, k.name), "pass cuda.Ptr(0) for a null address")
+	}
+	u := unpackable(t)
+	return core.Invalid(op, fmt.Sprintf("argument %d of kernel %q, of type %v: %s", i, k.name, t, u.why), u.remedy)
+}
+
+// unpackableType says why values of a type cannot be passed to a kernel.
+type unpackableType struct{ why, remedy string }
+
+func unpackable(t reflect.Type) *unpackableType {
+	switch k := t.Kind(); k {
+	case reflect.Bool, reflect.Float32, reflect.Float64,
+		reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
+		reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return nil
+	case reflect.Int, reflect.Uint:
+		return &unpackableType{k.String() + " has another size in C",
+			fmt.Sprintf("convert it to %[1]v32 or %[1]v64, whichever the kernel declares", k)}
+	case reflect.Uintptr:
+		return &unpackableType{"uintptr has no counterpart in C", "pass a device address as cuda.Ptr"}
+	case reflect.Complex64, reflect.Complex128:
+		return &unpackableType{k.String() + " is aligned differently in CUDA", "pass the real and the imaginary part"}
+	case reflect.Array:
+		if t.Size() > 0 {
+			return unpackable(t.Elem())
+		}
+	case reflect.Struct:
+		for i := range t.NumField() {
+			f := t.Field(i)
+			if f.Type.Size() == 0 {
+				continue
+			}
+			if u := unpackable(f.Type); u != nil {
+				return &unpackableType{"in " + f.Name + ", " + u.why, u.remedy}
+			}
+		}
+		if t.Size() > 0 {
+			return nil
+		}
+	default:
+		return &unpackableType{t.String() + " refers to Go memory, where the GPU cannot follow",
+			"pass device addresses as cuda.Ptr, as the Ptr method of a Buffer, an Array, a Slice or a Mapping gives them"}
+	}
+	return &unpackableType{t.String() + " has no size", "leave it out"}
+}

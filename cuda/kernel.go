@@ -1,0 +1,162 @@
+package cuda
+
+import (
+	"fmt"
+	"reflect"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Kernel is a function that runs on the GPU. It belongs to its module.
+type Kernel struct {
+	module   *Module
+	name     string
+	function driver.Function
+}
+
+// Launch is the shape of a kernel launch.
+type Launch struct {
+	// Grid is the number of blocks, and Block the number of threads in each,
+	// in x, y and z. Dimensions that are not used are 1; none is 0.
+	Grid, Block [3]int
+	// SharedBytes of dynamic shared memory for each block.
+	SharedBytes int
+}
+
+// blockThreads is how many threads Threads puts into a block: enough to hide
+// memory latency, few enough for every kernel to fit.
+const blockThreads = 256
+
+// Threads is a one-dimensional launch of at least n threads, in blocks of 256.
+// Without any it is one that Launch refuses.
+func Threads(n int) Launch {
+	return Launch{Grid: [3]int{(n + blockThreads - 1) / blockThreads, 1, 1}, Block: [3]int{blockThreads, 1, 1}}
+}
+
+// Name is the name of the kernel's entry.
+func (k *Kernel) Name() string { return k.name }
+
+// Module is the module that the kernel belongs to.
+func (k *Kernel) Module() *Module { return k.module }
+
+// Launch puts a run of the kernel on the stream, which must be of the context
+// that the module was loaded into. It returns at once; what goes wrong while
+// the kernel runs is the error of a later operation. While the stream captures
+// a graph, the launch becomes a part of it.
+//
+// The arguments are the kernel's parameters, in order: booleans (of one byte),
+// int8 to int64, uint8 to uint64, float32, float64, [Ptr] for addresses, types
+// based on those, and arrays and structs of them. Each takes the size and the
+// alignment that it has in Go, which are C's. Nothing says what the kernel
+// declares, so that is the caller's responsibility: a uint32 for a 64-bit
+// parameter shifts all that follow. Therefore int, uint and uintptr, which have
+// no counterpart in C, are refused, as is whatever refers to Go memory. CUDA's
+// vector and complex types are aligned more strictly than any Go type: give
+// the kernel their elements instead.
+//
+// Nothing keeps the memory behind an address alive while the kernel runs: close
+// it with CloseAfter and this stream, or with Close.
+func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
+	const op = "cuda.Kernel.Launch"
+	config, err := l.config(op)
+	if err != nil {
+		return err
+	}
+	p := parameterBlocks.Get().(*parameters)
+	defer parameterBlocks.Put(p)
+	p.block = p.block[:0]
+	for i, arg := range args {
+		if !p.add(arg) {
+			return k.refuse(op, i, reflect.TypeOf(arg))
+		}
+	}
+	if len(p.block) > maxParameters {
+		return core.Invalid(op, fmt.Sprintf("%d bytes of arguments for kernel %q", len(p.block), k.name),
+			fmt.Sprintf("a kernel takes at most %d bytes: pass the address of memory that holds them", maxParameters))
+	}
+	if err := s.use(op); err != nil {
+		return err
+	}
+	defer s.in.Drop()
+	m := k.module
+	if err := m.use(op, s); err != nil {
+		return err
+	}
+	defer m.closer.Drop()
+	sys := s.sys()
+	r := sys.Drv.LaunchKernel(m.ctx.Handle, k.function, config, p.block, s.in.Handle)
+	if r != driver.Success {
+		return sys.Fail(op, driver.CallLaunchKernel, r, fmt.Sprintf("kernel %q with %d bytes of arguments, grid %v of blocks %v, on stream %#x of %v",
+			k.name, len(p.block), l.Grid, l.Block, s.Handle(), s.dev))
+	}
+	return nil
+}
+
+// use holds the module for a launch on the stream; the caller calls Drop.
+func (m *Module) use(op string, s *Stream) error {
+	if m.ctx.System() != s.sys() {
+		return core.ForeignError(op, "stream")
+	}
+	if m.ctx != s.in.Ctx {
+		return core.Invalid(op, fmt.Sprintf("a stream of %v, context %#x, for a module in context %#x of %v",
+			s.dev, uintptr(s.in.Ctx.Handle), uintptr(m.ctx.Handle), m.dev),
+			"load the module with the Device that the stream was made with")
+	}
+	if !m.closer.Hold() {
+		return core.ClosedError(op, "module")
+	}
+	return nil
+}
+
+// The limits of a launch are the same on every GPU that CUDA has supported
+// since 2012.
+var (
+	gridLimit  = [3]int{1<<31 - 1, 1<<16 - 1, 1<<16 - 1}
+	blockLimit = [3]int{1024, 1024, 64}
+)
+
+const (
+	threadLimit = 1024
+	// sharedLimit is what a kernel can have without a call to the driver that
+	// allows it more, which this library does not make.
+	sharedLimit = 48 << 10
+)
+
+// config is the launch in the driver's form.
+func (l Launch) config(op string) (driver.LaunchConfig, error) {
+	for i, axis := range []string{"x", "y", "z"} {
+		if n, limit := l.Grid[i], gridLimit[i]; n < 1 || n > limit {
+			return driver.LaunchConfig{}, core.Invalid(op, fmt.Sprintf("a grid of %v blocks", l.Grid),
+				fmt.Sprintf("the %s dimension is 1 to %d; one that is not used is 1", axis, limit))
+		}
+		if n, limit := l.Block[i], blockLimit[i]; n < 1 || n > limit {
+			return driver.LaunchConfig{}, core.Invalid(op, fmt.Sprintf("blocks of %v threads", l.Block),
+				fmt.Sprintf("the %s dimension is 1 to %d; one that is not used is 1", axis, limit))
+		}
+	}
+	if n := l.Block[0] * l.Block[1] * l.Block[2]; n > threadLimit {
+		return driver.LaunchConfig{}, core.Invalid(op, fmt.Sprintf("blocks of %v, %d threads", l.Block, n),
+			fmt.Sprintf("a block has at most %d threads: use more blocks", threadLimit))
+	}
+	if l.SharedBytes < 0 || l.SharedBytes > sharedLimit {
+		return driver.LaunchConfig{}, core.Invalid(op, fmt.Sprintf("%d bytes of shared memory", l.SharedBytes),
+			fmt.Sprintf("a block can ask for 0 to %d bytes", sharedLimit))
+	}
+	return driver.LaunchConfig{
+		GridX: uint32(l.Grid[0]), GridY: uint32(l.Grid[1]), GridZ: uint32(l.Grid[2]),
+		BlockX: uint32(l.Block[0]), BlockY: uint32(l.Block[1]), BlockZ: uint32(l.Block[2]),
+		SharedBytes: uint32(l.SharedBytes),
+	}, nil
+}
+
+// maxParameters is the most that any GPU and driver take, in bytes; older ones
+// take 4096, and say so themselves.
+const maxParameters = 32764
+
+// parameters is a block of parameters being packed. It is kept for reuse, since
+// what goes to the driver would otherwise be allocated for each launch.
+type parameters struct{ block []byte }
+
+var parameterBlocks = sync.Pool{New: func() any { return &parameters{make([]byte, 0, 256)} }}

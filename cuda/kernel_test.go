@@ -1,0 +1,444 @@
+package cuda_test
+
+import (
+	"testing"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	argumentsKernel = "cuvmm_test_arguments"
+	countKernel     = "cuvmm_test_count"
+	orphanKernel    = "cuvmm_test_orphan"
+)
+
+// testText has a kernel that writes each of its parameters to where out points,
+// one that adds one to a word for each launch, and one that no Go function
+// stands for.
+const testText = `.version 7.5
+.target sm_70
+.address_size 64
+
+.visible .entry ` + argumentsKernel + `(
+	.param .u64 out,
+	.param .u8 p1,
+	.param .u64 p2,
+	.param .u16 p3,
+	.param .u32 p4,
+	.param .f32 p5,
+	.param .f64 p6,
+	.param .u8 p7,
+	.param .align 8 .b8 p8[16]
+)
+{
+	.reg .b64 %out, %wide;
+	.reg .b32 %word;
+	.reg .b16 %short;
+	ld.param.u64 %out, [out];
+	cvta.to.global.u64 %out, %out;
+	ld.param.u8 %short, [p1];
+	st.global.u8 [%out], %short;
+	ld.param.u64 %wide, [p2];
+	st.global.u64 [%out+8], %wide;
+	ld.param.u16 %short, [p3];
+	st.global.u16 [%out+16], %short;
+	ld.param.u32 %word, [p4];
+	st.global.u32 [%out+20], %word;
+	ld.param.b32 %word, [p5];
+	st.global.b32 [%out+24], %word;
+	ld.param.b64 %wide, [p6];
+	st.global.b64 [%out+32], %wide;
+	ld.param.u8 %short, [p7];
+	st.global.u8 [%out+40], %short;
+	ld.param.u8 %short, [p8];
+	st.global.u8 [%out+48], %short;
+	ld.param.u64 %wide, [p8+8];
+	st.global.u64 [%out+56], %wide;
+	ret;
+}
+
+.visible .entry ` + countKernel + `(.param .u64 word)
+{
+	.reg .b64 %word;
+	ld.param.u64 %word, [word];
+	cvta.to.global.u64 %word, %word;
+	red.global.add.u64 [%word], 1;
+	ret;
+}
+
+.visible .entry ` + orphanKernel + `()
+{
+	ret;
+}
+`
+
+// written is what the arguments kernel writes: its parameters.
+type written struct {
+	Flag   bool
+	Wide   int64
+	Short  uint16
+	Word   uint32
+	Single float32
+	Double float64
+	Last   uint8
+	Pair   pair
+}
+
+type pair struct {
+	Tag   int8
+	Value uint64
+}
+
+func init() {
+	sim.RegisterKernel(argumentsKernel, func(k *sim.Kernel) {
+		sim.Store(k, sim.Param[uint64](k, 0), []written{{
+			Flag: sim.Param[bool](k, 1), Wide: sim.Param[int64](k, 2), Short: sim.Param[uint16](k, 3),
+			Word: sim.Param[uint32](k, 4), Single: sim.Param[float32](k, 5), Double: sim.Param[float64](k, 6),
+			Last: sim.Param[uint8](k, 7), Pair: sim.Param[pair](k, 8),
+		}})
+	})
+	sim.RegisterKernel(countKernel, func(k *sim.Kernel) { k.AddWord(sim.Param[uint64](k, 0), k.Threads()) })
+}
+
+// kernel is a kernel of the test's text, and a stream for it.
+func kernel(t testing.TB, d *cuda.Device, name string) (*cuda.Kernel, *cuda.Stream) {
+	t.Helper()
+	m, err := d.LoadModule([]byte(testText))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	k, err := m.Kernel(name)
+	require.NoError(t, err)
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return k, s
+}
+
+// words is zeroed device memory of n bytes.
+func words(t testing.TB, d *cuda.Device, n int) cuda.Ptr {
+	t.Helper()
+	c, err := core.ContextOf(d)
+	require.NoError(t, err)
+	drv := core.SystemOf(d).Drv
+	p, r := drv.MemAlloc(c.Handle, uint64(n))
+	require.Equal(t, driver.Success, r)
+	t.Cleanup(func() { require.Equal(t, driver.Success, drv.MemFree(c.Handle, p)) })
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	require.NoError(t, s.Memset(cuda.Ptr(p), 0, n))
+	require.NoError(t, s.Close())
+	return cuda.Ptr(p)
+}
+
+var once = cuda.Launch{Grid: [3]int{1, 1, 1}, Block: [3]int{1, 1, 1}}
+
+func TestLaunchPassesItsArguments(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		k, s := kernel(t, d, argumentsKernel)
+		require.Equal(t, argumentsKernel, k.Name())
+		out := words(t, d, 64)
+		for _, want := range []written{
+			{true, -5_000_000_000, 0xabcd, 0xdeadbeef, 1.25, -2.5, 0xfe, pair{-7, 1 << 63}},
+			{},
+			{false, 1, 2, 3, 4, 5, 6, pair{7, 8}},
+		} {
+			require.NoError(t, k.Launch(s, once, out, want.Flag, want.Wide, want.Short, want.Word,
+				want.Single, want.Double, want.Last, want.Pair))
+			require.Equal(t, want, download[written](t, s, out))
+		}
+	})
+}
+
+func download[T any](t testing.TB, s *cuda.Stream, at cuda.Ptr) (v T) {
+	t.Helper()
+	require.NoError(t, s.Download(unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v)), at))
+	return v
+}
+
+func TestLaunchRunsTheWholeGrid(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		k, s := kernel(t, d, countKernel)
+		word := words(t, d, 8)
+		want := uint64(0)
+		for _, l := range []cuda.Launch{
+			once,
+			{Grid: [3]int{5, 3, 2}, Block: [3]int{8, 4, 2}},
+			{Grid: [3]int{1, 1, 1}, Block: [3]int{1024, 1, 1}, SharedBytes: 48 << 10},
+			{Grid: [3]int{1, 65535, 1}, Block: [3]int{1, 1, 64}},
+			cuda.Threads(1), cuda.Threads(256), cuda.Threads(257),
+		} {
+			require.NoError(t, k.Launch(s, l, word))
+			n := uint64(1)
+			for i := range 3 {
+				n *= uint64(l.Grid[i] * l.Block[i])
+			}
+			want += n
+			require.Equal(t, want, download[uint64](t, s, word), "%+v", l)
+		}
+		require.Equal(t, [3]int{1, 1, 1}, cuda.Threads(256).Grid)
+		require.Equal(t, [3]int{2, 1, 1}, cuda.Threads(257).Grid)
+	})
+}
+
+func TestLaunchOnACapturingStreamBecomesPartOfTheGraph(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		k, s := kernel(t, d, countKernel)
+		word := words(t, d, 8)
+		drv := core.SystemOf(d).Drv
+		in := core.StreamOf(s)
+		ok := func(r driver.Result) { t.Helper(); require.Equal(t, driver.Success, r) }
+		ok(drv.StreamBeginCapture(in.Ctx.Handle, in.Handle, driver.CaptureRelaxed))
+		launched := k.Launch(s, once, word)
+		g, r := drv.StreamEndCapture(in.Ctx.Handle, in.Handle)
+		require.NoError(t, launched)
+		ok(r)
+		require.Zero(t, download[uint64](t, s, word), "nothing has run")
+		exec, r := drv.GraphInstantiate(in.Ctx.Handle, g)
+		ok(r)
+		ok(drv.GraphLaunch(in.Ctx.Handle, exec, in.Handle))
+		ok(drv.GraphLaunch(in.Ctx.Handle, exec, in.Handle))
+		require.Equal(t, uint64(2), download[uint64](t, s, word))
+		ok(drv.GraphExecDestroy(exec))
+		ok(drv.GraphDestroy(g))
+	})
+}
+
+func TestLaunchRefusesBeforeTheDriverIsAsked(t *testing.T) {
+	m, sys := sim.Open(t, sim.Options{Devices: make([]sim.DeviceOptions, 2)})
+	d := sys.Devices()[0]
+	k, s := kernel(t, d, countKernel)
+	_, far := kernel(t, sys.Devices()[1], countKernel)
+	_, foreign := kernel(t, gputest.Software(t), countKernel)
+	gone, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	require.NoError(t, gone.Close())
+	unloaded, err := d.LoadModule([]byte(testText))
+	require.NoError(t, err)
+	stale, err := unloaded.Kernel(countKernel)
+	require.NoError(t, err)
+	require.NoError(t, unloaded.Close())
+	word := words(t, d, 8)
+	m.ResetCounts()
+
+	grid := func(x, y, z int) cuda.Launch { l := once; l.Grid = [3]int{x, y, z}; return l }
+	block := func(x, y, z int) cuda.Launch { l := once; l.Block = [3]int{x, y, z}; return l }
+	shared := func(n int) cuda.Launch { l := once; l.SharedBytes = n; return l }
+	for _, row := range []struct {
+		what string
+		err  error
+		is   error
+		says string
+	}{
+		{"no stream", k.Launch(nil, once, word), cuda.ErrInvalidArgument, "NewStream"},
+		{"a closed stream", k.Launch(gone, once, word), cuda.ErrClosed, "stream"},
+		{"another System's stream", k.Launch(foreign, once, word), cuda.ErrForeign, "stream"},
+		{"another device's stream", k.Launch(far, once, word), cuda.ErrInvalidArgument, "load the module with the Device"},
+		{"a closed module", stale.Launch(s, once, word), cuda.ErrClosed, "module"},
+		{"no launch", k.Launch(s, cuda.Launch{}, word), cuda.ErrInvalidArgument, "a grid of [0 0 0] blocks; the x dimension is 1 to 2147483647"},
+		{"no threads", k.Launch(s, cuda.Threads(0), word), cuda.ErrInvalidArgument, ""},
+		{"fewer than none", k.Launch(s, cuda.Threads(-5000), word), cuda.ErrInvalidArgument, ""},
+		{"grid x", k.Launch(s, grid(1<<31, 1, 1), word), cuda.ErrInvalidArgument, "2147483647"},
+		{"grid y", k.Launch(s, grid(1, 65536, 1), word), cuda.ErrInvalidArgument, "the y dimension is 1 to 65535"},
+		{"grid z", k.Launch(s, grid(1, 1, -1), word), cuda.ErrInvalidArgument, "the z dimension"},
+		{"block x", k.Launch(s, block(1025, 1, 1), word), cuda.ErrInvalidArgument, "1024"},
+		{"block y", k.Launch(s, block(1, 0, 1), word), cuda.ErrInvalidArgument, "blocks of [1 0 1] threads"},
+		{"block z", k.Launch(s, block(1, 1, 65), word), cuda.ErrInvalidArgument, "1 to 64"},
+		{"threads", k.Launch(s, block(32, 33, 1), word), cuda.ErrInvalidArgument, "1056 threads; a block has at most 1024"},
+		{"shared memory", k.Launch(s, shared(49153), word), cuda.ErrInvalidArgument, "49153 bytes of shared memory"},
+		{"negative shared memory", k.Launch(s, shared(-1), word), cuda.ErrInvalidArgument, "0 to 49152"},
+		{"an argument of Go's", k.Launch(s, once, word, []int32{1}), cuda.ErrInvalidArgument, `argument 1 of kernel "cuvmm_test_count"`},
+		{"too many arguments", k.Launch(s, once, [4096]uint64{}), cuda.ErrInvalidArgument, "32768 bytes of arguments"},
+	} {
+		require.ErrorIs(t, row.err, row.is, row.what)
+		require.ErrorContains(t, row.err, row.says, row.what)
+	}
+	require.Zero(t, m.Count("cuLaunchKernel"))
+
+	err = k.Launch(s, once)
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument, "what the driver refuses")
+	require.ErrorContains(t, err, "with 0 bytes of arguments")
+	require.ErrorContains(t, err, "compare the arguments with the kernel's parameters")
+	require.NoError(t, k.Launch(s, once, word), "nothing was broken")
+	require.Equal(t, uint64(1), download[uint64](t, s, word))
+}
+
+// deaf is a driver that launches nothing.
+type deaf struct{ driver.Driver }
+
+func (deaf) LaunchKernel(driver.Context, driver.Function, driver.LaunchConfig, []byte, driver.Stream) driver.Result {
+	return driver.Success
+}
+
+func TestLaunchAllocatesNothing(t *testing.T) {
+	m, err := sim.New(sim.Options{})
+	require.NoError(t, err)
+	opened, err := core.OpenDriver(deaf{m.Driver()}, m.Close, []cuda.Option(nil))
+	require.NoError(t, err)
+	sys := opened.(*cuda.System)
+	t.Cleanup(func() { require.NoError(t, sys.Close()) })
+	k, s := kernel(t, sys.Devices()[0], countKernel)
+	at, n, of := cuda.Ptr(1<<40), uint64(1<<40), pair{1, 1 << 40}
+	for what, launch := range map[string]func() error{
+		"the common types": func() error { return k.Launch(s, once, at, n, float32(n), float64(n), int32(n>>20)) },
+		"a struct":         func() error { return k.Launch(s, once, at, of, uint8(n>>35), [2]int16{1, 2}) },
+	} {
+		require.Zero(t, testing.AllocsPerRun(100, func() {
+			if launch() != nil {
+				t.Error("the launch failed")
+			}
+		}), what)
+	}
+}
+
+func TestLoadModuleSaysWhatIsWrong(t *testing.T) {
+	m, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	for _, row := range []struct {
+		what   string
+		image  string
+		result int
+		is     error
+		says   string
+	}{
+		{"nothing", "", 0, cuda.ErrInvalidArgument, "an empty image"},
+		{"no image", "hello", 0, cuda.ErrInvalidArgument, "5 bytes of PTX on device 0 (Software GPU), sm_90, by a driver for CUDA 13.0"},
+		{"no image, of bytes", "\x01\x02", 0, cuda.ErrInvalidArgument, "pass PTX text, a cubin, or a fat binary"},
+		{"bad PTX", ".version 7.5\n.target sm_x", 0, cuda.ErrInvalidArgument, "ptxas says where"},
+		{"PTX for a later GPU", ".version 8.6\n.target sm_120\n", 0, cuda.ErrNotSupported, "PTX (.version 8.6 .target sm_120) on device 0"},
+		{"PTX of a later version", testText, 222, cuda.ErrNotSupported, "lower its .version, or install a newer driver"},
+		{"no memory", testText, 2, cuda.ErrOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY (2)"},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			if row.result != 0 {
+				m.Inject(sim.Fault{Call: "cuModuleLoadData", Result: row.result})
+			}
+			_, err := d.LoadModule([]byte(row.image))
+			require.ErrorIs(t, err, row.is)
+			require.ErrorContains(t, err, row.says)
+			require.Empty(t, sys.Live())
+		})
+	}
+}
+
+func TestKernelSaysWhatIsWrong(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		m, err := d.LoadModule([]byte(testText))
+		require.NoError(t, err)
+		require.Same(t, d, m.Device())
+		for _, row := range []struct{ name, says string }{
+			{"", `the name ""`},
+			{countKernel + "\x00", "pass the name of a PTX entry"},
+			{"absent", `kernel "absent": cuModuleGetFunction answered CUDA_ERROR_NOT_FOUND (500); the module has no entry of that name`},
+		} {
+			_, err := m.Kernel(row.name)
+			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+			require.ErrorContains(t, err, row.says)
+		}
+		_, err = m.Kernel(orphanKernel)
+		if d.System().Driver().Software {
+			require.ErrorIs(t, err, cuda.ErrNotSupported)
+			require.ErrorContains(t, err, "sim.RegisterKernel")
+		} else {
+			require.NoError(t, err)
+		}
+		require.NoError(t, m.Close())
+		require.NoError(t, m.Close(), "again does nothing")
+		_, err = m.Kernel(countKernel)
+		require.ErrorIs(t, err, cuda.ErrClosed)
+	})
+}
+
+func TestModuleCloseAfterUnloadsWhenTheStreamHasPassed(t *testing.T) {
+	m, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	_, s := kernel(t, d, countKernel)
+	word := words(t, d, 8)
+	module, err := d.LoadModule([]byte(testText))
+	require.NoError(t, err)
+	k, err := module.Kernel(countKernel)
+	require.NoError(t, err)
+	require.ErrorIs(t, module.CloseAfter(), cuda.ErrInvalidArgument)
+	require.NoError(t, k.Launch(s, once, word), "nothing has changed")
+	m.Hold(s.Handle())
+	require.NoError(t, k.Launch(s, once, word))
+	require.NoError(t, module.CloseAfter(s))
+	require.ErrorIs(t, k.Launch(s, once, word), cuda.ErrClosed)
+	require.NoError(t, module.Close(), "closing again does nothing")
+	require.Zero(t, m.Count("cuModuleUnload"))
+	m.Release(s.Handle())
+	require.NoError(t, sys.Drain(t.Context()))
+	require.Equal(t, 1, m.Count("cuModuleUnload"))
+	require.Equal(t, uint64(2), download[uint64](t, s, word))
+}
+
+func TestModuleCloseWaitsForTheDevicesWork(t *testing.T) {
+	m, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	_, s := kernel(t, d, countKernel)
+	word := words(t, d, 8)
+	module, err := d.LoadModule([]byte(testText))
+	require.NoError(t, err)
+	k, err := module.Kernel(countKernel)
+	require.NoError(t, err)
+	m.Hold(s.Handle())
+	require.NoError(t, k.Launch(s, once, word))
+	waiting := make(chan struct{})
+	m.OnCall(func(call string) {
+		if call == "cuEventSynchronize" {
+			close(waiting)
+		}
+	})
+	closed := make(chan error)
+	go func() { closed <- module.Close() }()
+	<-waiting
+	m.OnCall(nil)
+	require.Zero(t, m.Count("cuModuleUnload"))
+	m.Release(s.Handle())
+	require.NoError(t, <-closed)
+	require.Equal(t, uint64(1), download[uint64](t, s, word))
+}
+
+func TestModuleCloseGoesOnAfterAFailure(t *testing.T) {
+	m, sys := sim.Open(t)
+	module, err := sys.Devices()[0].LoadModule([]byte(testText))
+	require.NoError(t, err)
+	require.Len(t, sys.Live(), 1)
+	require.Contains(t, sys.Live()[0], "module of ")
+	require.ErrorIs(t, sys.Close(), cuda.ErrInUse)
+	m.Inject(sim.Fault{Call: "cuModuleUnload", Result: 999})
+	require.ErrorContains(t, module.Close(), "cuModuleUnload answered CUDA_ERROR_UNKNOWN (999)")
+	require.NoError(t, module.Close())
+	require.Empty(t, sys.Live())
+}
+
+// A kernel that goes astray takes its context along; closing then is done.
+func TestModuleAfterTheDeviceIsLost(t *testing.T) {
+	m, err := sim.New(sim.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = m.Close() }) // a context that was lost stays for good
+	sys, err := m.Open()
+	require.NoError(t, err)
+	d := sys.Devices()[0]
+	module, err := d.LoadModule([]byte(testText))
+	require.NoError(t, err)
+	k, err := module.Kernel(countKernel)
+	require.NoError(t, err)
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	require.NoError(t, k.Launch(s, once, cuda.Ptr(0x1000)))
+	require.ErrorIs(t, s.Synchronize(), cuda.ErrDeviceLost)
+	require.Contains(t, m.Fault(), countKernel)
+	require.ErrorIs(t, k.Launch(s, once, cuda.Ptr(0x1000)), cuda.ErrDeviceLost)
+	_, err = module.Kernel(argumentsKernel)
+	require.ErrorIs(t, err, cuda.ErrDeviceLost)
+	require.NoError(t, module.CloseAfter(s))
+	require.NoError(t, sys.Drain(t.Context()))
+	require.NoError(t, s.Close())
+	require.NoError(t, sys.Close())
+}

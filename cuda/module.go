@@ -1,0 +1,186 @@
+package cuda
+
+import (
+	"encoding/binary"
+	"fmt"
+	"regexp"
+	"runtime"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Module is GPU code that was loaded into a device's context: its kernels run
+// on streams of that context.
+type Module struct {
+	obj     *core.Object
+	closer  core.Closer
+	dev     *Device
+	ctx     *core.Context
+	handle  driver.Module
+	cleanup runtime.Cleanup
+}
+
+// LoadModule loads PTX text, a cubin or a fat binary. The driver compiles PTX
+// for the device, which takes milliseconds the first time, and copies what it
+// needs of the image. The caller closes the module.
+//
+// The software driver takes PTX text alone. It reads the entries' names and
+// parameters; what an entry does there is the Go function that was registered
+// under its name with sim.RegisterKernel.
+func (d *Device) LoadModule(image []byte) (*Module, error) {
+	const op = "cuda.Device.LoadModule"
+	if err := checkImage(op, image); err != nil {
+		return nil, err
+	}
+	c, err := d.context()
+	if err != nil {
+		return nil, err
+	}
+	sys := d.sys.core
+	sys.PollReclaim()
+	h, r := sys.Drv.ModuleLoadData(c.Handle, image)
+	if r != driver.Success {
+		return nil, sys.Fail(op, driver.CallModuleLoadData, r, fmt.Sprintf("%s on %v, sm_%d%d, by a driver for CUDA %s",
+			describeImage(image), d, sys.Attribute(d.dev, driver.AttrComputeMajor),
+			sys.Attribute(d.dev, driver.AttrComputeMinor), driver.VersionString(sys.Version)))
+	}
+	m := &Module{obj: new(core.Object), dev: d, ctx: c, handle: h}
+	sys.Track(m.obj, core.KindModule, uint64(len(image)))
+	m.cleanup = core.Watch(m, m.obj)
+	return m, nil
+}
+
+// Kernel finds a kernel by the name of its entry. It lives as long as the
+// module, and needs no Close.
+func (m *Module) Kernel(name string) (*Kernel, error) {
+	const op = "cuda.Module.Kernel"
+	if name == "" || strings.ContainsRune(name, 0) {
+		return nil, core.Invalid(op, fmt.Sprintf("the name %q", name), "pass the name of a PTX entry")
+	}
+	if !m.closer.Hold() {
+		return nil, core.ClosedError(op, "module")
+	}
+	defer m.closer.Drop()
+	sys := m.ctx.System()
+	f, r := sys.Drv.ModuleGetFunction(m.ctx.Handle, m.handle, name)
+	if r != driver.Success {
+		return nil, sys.Fail(op, driver.CallModuleGetFunction, r, fmt.Sprintf("kernel %q", name))
+	}
+	return &Kernel{module: m, name: name, function: f}, nil
+}
+
+// Device is the device that the module was loaded with.
+func (m *Module) Device() *Device { return m.dev }
+
+// Close waits for all GPU work on the device, since some of it could be the
+// module's kernels, and unloads the module. What it waits for, and what that
+// costs, is as in the vmm package; CloseAfter is the fast way. A graph that
+// captured a launch of one of its kernels must not run any more.
+func (m *Module) Close() error {
+	const op = "cuda.Module.Close"
+	return m.closer.Close(func() error {
+		if err := m.ctx.System().WaitDevices(op, []driver.Device{m.dev.dev}); err != nil {
+			return err
+		}
+		return m.unload(op)
+	})
+}
+
+// CloseAfter takes the module out of use at once and unloads it when the work
+// that is on the streams now is done. It never blocks. Without a stream it is
+// ErrInvalidArgument; with one that captures a graph it is ErrCapturing and
+// nothing has changed. A graph that captured a launch of one of its kernels
+// must not run any more.
+func (m *Module) CloseAfter(streams ...*Stream) error {
+	const op = "cuda.Module.CloseAfter"
+	sys := m.ctx.System()
+	return m.closer.CloseAfter(sys,
+		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
+		func() error { return m.unload(op) })
+}
+
+func (m *Module) unload(op string) error {
+	sys := m.ctx.System()
+	if sys.DeviceLost() == driver.Success {
+		r := sys.Note(sys.Drv.ModuleUnload(m.ctx.Handle, m.handle))
+		if r != driver.Success && !r.Lost() {
+			return sys.Fail(op, driver.CallModuleUnload, r, m.dev.String())
+		}
+	}
+	m.obj.Untrack()
+	m.cleanup.Stop()
+	return nil
+}
+
+// checkImage refuses images that end before they say they do: the driver is
+// told no length, and would read on.
+func checkImage(op string, image []byte) error {
+	if len(image) == 0 {
+		return core.Invalid(op, "an empty image", "pass PTX text, a cubin, or a fat binary")
+	}
+	if ends, binary := imageEnd(image); binary && ends > uint64(len(image)) {
+		return core.Invalid(op, fmt.Sprintf("a binary image of %d bytes that says it has %d", len(image), ends),
+			"the image is cut short, or no code for a GPU: build or read it again")
+	}
+	return nil
+}
+
+const (
+	elfMagic = "\x7fELF"
+	fatMagic = "\x50\xed\x55\xba"
+
+	fatHeader = 16 // magic, version, size of the header, size of the rest
+	elfHeader = 64 // of 64 bits, as every GPU binary is
+
+	// unknownEnd is the end of an image that is too short to say.
+	unknownEnd = 1<<64 - 1
+)
+
+// imageEnd is where a binary image ends by its own header: the last of an ELF
+// file's two tables, or the fat binary's length.
+func imageEnd(image []byte) (end uint64, isBinary bool) {
+	le := binary.LittleEndian
+	switch {
+	case strings.HasPrefix(string(image[:min(4, len(image))]), fatMagic):
+		if len(image) < fatHeader {
+			return unknownEnd, true
+		}
+		return sum(uint64(le.Uint16(image[6:])), le.Uint64(image[8:])), true
+	case strings.HasPrefix(string(image[:min(4, len(image))]), elfMagic):
+		if len(image) < elfHeader {
+			return unknownEnd, true
+		}
+		table := func(at, size, count int) uint64 {
+			return sum(le.Uint64(image[at:]), uint64(le.Uint16(image[size:]))*uint64(le.Uint16(image[count:])))
+		}
+		return max(table(32, 54, 56), table(40, 58, 60)), true
+	}
+	return 0, false
+}
+
+// sum stays at the largest number instead of beginning anew.
+func sum(a, b uint64) uint64 {
+	if a+b < a {
+		return unknownEnd
+	}
+	return a + b
+}
+
+var (
+	ptxVersion = regexp.MustCompile(`\.version\s+\d+\.\d+`)
+	ptxTarget  = regexp.MustCompile(`\.target\s+\w+`)
+)
+
+// describeImage says for people what an image is: "900 bytes of PTX (.version
+// 7.5 .target sm_70)".
+func describeImage(image []byte) string {
+	kind := "PTX"
+	if _, isBinary := imageEnd(image); isBinary {
+		kind = "binary code"
+	} else if v, t := ptxVersion.Find(image), ptxTarget.Find(image); v != nil && t != nil {
+		kind = fmt.Sprintf("PTX (%s %s)", v, t)
+	}
+	return fmt.Sprintf("%d bytes of %s", len(image), kind)
+}
