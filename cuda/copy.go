@@ -9,7 +9,9 @@ import (
 
 // The copies below are work on the stream: they return at once and run later.
 // The addresses are the caller's responsibility, as in the driver; the vmm
-// package has forms that check.
+// package has forms that check. On a stream that captures they become part of
+// the graph, whose launches use the same addresses and host memory:
+// Graph.OnClose tells when those can be given back.
 
 // CopyFromHost copies all of src, pinned host memory, to device memory.
 func (s *Stream) CopyFromHost(dst Ptr, src HostSlice) error {
@@ -76,8 +78,12 @@ func (s *Stream) Memset(dst Ptr, value byte, n int) error {
 // Upload copies Go memory to device memory. It goes through pinned memory of
 // the stream's own, so it returns when the last byte was staged: src may be
 // changed then, while the copy is still work on the stream. It waits where
-// more is staged than the stream has taken. While the stream captures a graph
-// it is ErrCapturing.
+// more is staged than the stream has taken.
+//
+// In a capture that WithCapture began, on whichever stream takes part, it never
+// waits, and the graph keeps the staged bytes: every launch copies them again.
+// In a capture that somebody else began it is ErrCapturing, since nothing tells
+// how long that graph lives: copy from a HostBuffer that lives as long.
 func (s *Stream) Upload(dst Ptr, src []byte) error {
 	const op = "cuda.Stream.Upload"
 	if err := s.use(op); err != nil {
@@ -87,10 +93,22 @@ func (s *Stream) Upload(dst Ptr, src []byte) error {
 	if len(src) == 0 {
 		return nil
 	}
-	if err := s.notCapturing(op); err != nil {
-		return err
+	for {
+		capturing, r := s.in.Capturing()
+		if r != driver.Success {
+			return s.result(op, driver.CallStreamIsCapturing, r)
+		}
+		if !capturing {
+			return s.ring.upload(op, driver.Ptr(dst), src)
+		}
+		c, err := s.capture(op)
+		if err != nil {
+			return err
+		}
+		if taken, err := c.upload(op, s.in, driver.Ptr(dst), src); taken || err != nil {
+			return err
+		}
 	}
-	return s.ring.upload(op, driver.Ptr(dst), src)
 }
 
 // Download copies device memory to Go memory, after the work that is on the

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -16,6 +17,17 @@ type Event struct {
 	ctx     *core.Context
 	handle  driver.Event
 	cleanup runtime.Cleanup
+
+	// mu orders Record with what is known of the last one.
+	mu   sync.Mutex
+	last record
+}
+
+// record is what a Record was: capture names the capture that it went into,
+// where it did.
+type record struct {
+	done, captured bool
+	capture        uint64
 }
 
 // EventOptions change how NewEvent makes an event.
@@ -46,7 +58,10 @@ func (d *Device) NewEvent(o EventOptions) (*Event, error) {
 }
 
 // Record puts the event behind the work that is on the stream now. The stream
-// must be of the context that the event was made in.
+// must be of the context that the event was made in. On a stream that captures
+// a graph the event marks a place in that graph, for other streams to wait for
+// and so to take part; until it is recorded elsewhere it cannot be asked or
+// waited for from the host.
 func (e *Event) Record(s *Stream) error {
 	const op = "cuda.Event.Record"
 	if err := s.use(op); err != nil {
@@ -57,11 +72,37 @@ func (e *Event) Record(s *Stream) error {
 		return err
 	}
 	defer e.closer.Drop()
-	return s.result(op, driver.CallEventRecord, s.sys().Drv.EventRecord(e.ctx.Handle, e.handle, s.in.Handle))
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r := s.sys().Drv.EventRecord(e.ctx.Handle, e.handle, s.in.Handle); r != driver.Success {
+		return s.result(op, driver.CallEventRecord, r)
+	}
+	// Asked afterwards: a capture that began in between is noticed, and to
+	// look at an event of one that has ended in between harms nobody.
+	status, id, _ := s.in.Capture()
+	e.last = record{done: true, captured: status != driver.CaptureNone, capture: id}
+	return nil
+}
+
+// lastRecord is what the last Record was.
+func (e *Event) lastRecord() record {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.last
+}
+
+// notCaptured refuses to look at an event that stands for a place in a graph:
+// the driver would end the capture.
+func (e *Event) notCaptured(op string) error {
+	if !e.lastRecord().captured {
+		return nil
+	}
+	return core.Error(core.Failure{Op: op, Kind: core.Capturing, Asked: "the event was last recorded into a capture",
+		Hint: "it marks a place in the graph, where nothing has run: record an event on the stream that the graph was launched on"})
 }
 
 // Done reports whether the work before the last Record is done. It does not
-// wait. Of an event that was recorded into a capture it must not be asked.
+// wait. Of an event that was last recorded into a capture it is ErrCapturing.
 func (e *Event) Done() (bool, error) {
 	const op = "cuda.Event.Done"
 	sys := e.ctx.System()
@@ -69,6 +110,9 @@ func (e *Event) Done() (bool, error) {
 		return false, err
 	}
 	defer e.closer.Drop()
+	if err := e.notCaptured(op); err != nil {
+		return false, err
+	}
 	switch r := sys.Drv.EventQuery(e.ctx.Handle, e.handle); r {
 	case driver.Success:
 		return true, nil
@@ -79,7 +123,8 @@ func (e *Event) Done() (bool, error) {
 	}
 }
 
-// Synchronize waits until the work before the last Record is done.
+// Synchronize waits until the work before the last Record is done. Of an event
+// that was last recorded into a capture it is ErrCapturing.
 func (e *Event) Synchronize() error {
 	const op = "cuda.Event.Synchronize"
 	sys := e.ctx.System()
@@ -87,6 +132,9 @@ func (e *Event) Synchronize() error {
 		return err
 	}
 	defer e.closer.Drop()
+	if err := e.notCaptured(op); err != nil {
+		return err
+	}
 	if r := sys.Drv.EventSynchronize(e.ctx.Handle, e.handle); r != driver.Success {
 		return sys.Fail(op, driver.CallEventSynchronize, r, "")
 	}
@@ -106,6 +154,11 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 		return 0, err
 	}
 	defer start.closer.Drop()
+	for _, ev := range []*Event{start, e} {
+		if err := ev.notCaptured(op); err != nil {
+			return 0, err
+		}
+	}
 	ms, r := sys.Drv.EventElapsedTime(e.ctx.Handle, start.handle, e.handle)
 	if r != driver.Success {
 		return 0, sys.Fail(op, driver.CallEventElapsedTime, r, "both events need Timing and must have passed")

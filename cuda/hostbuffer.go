@@ -6,7 +6,6 @@ import (
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/core"
-	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
 // HostBuffer is pinned host memory: the GPU copies from and to it without help
@@ -110,11 +109,7 @@ func (s HostSlice) pointer() unsafe.Pointer { return unsafe.Pointer(&s.buf.bytes
 // CloseAfter is the fast way.
 func (h *HostBuffer) Close() error {
 	return h.closer.Close(func() error {
-		all := make([]driver.Device, len(h.sys.devices))
-		for i, d := range h.sys.devices {
-			all[i] = d.dev
-		}
-		if err := h.sys.core.WaitDevices("cuda.HostBuffer.Close", all); err != nil {
+		if err := h.sys.waitAll("cuda.HostBuffer.Close"); err != nil {
 			return err
 		}
 		return h.release()

@@ -29,6 +29,7 @@ type pinnedPool struct {
 	mu   sync.Mutex
 	free map[int][]pinnedBlock
 	idle int
+	kept []pinnedBlock
 }
 
 // pinnedClass rounds a size up so that at most an eighth is wasted and blocks
@@ -69,6 +70,26 @@ func (p *pinnedPool) put(b pinnedBlock) {
 	}
 	p.free[b.size] = append(p.free[b.size], b)
 	p.idle += b.size
+}
+
+// keep takes a block that must never be used again, since work of which nothing
+// tells the end may still copy from or to it. It goes when the System closes.
+func (p *pinnedPool) keep(b pinnedBlock) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.kept = append(p.kept, b)
+}
+
+// close gives every block back to the driver. Nobody has one any more.
+func (p *pinnedPool) close(sys *core.System) {
+	p.mu.Lock()
+	kept := p.kept
+	p.kept = nil
+	p.mu.Unlock()
+	for _, b := range kept {
+		p.put(b)
+	}
+	p.trim(sys)
 }
 
 // trim gives idle blocks back to the driver.

@@ -1,6 +1,8 @@
 package cuda
 
 import (
+	"fmt"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -163,20 +165,44 @@ func (r *ring) add(op string) (*slot, error) {
 	return sl, nil
 }
 
+// record marks the end of a slot's copies. Where nothing marks it the slot is
+// lost: the event could not be recorded, or another goroutine began a capture
+// on the stream since it was asked, which may have caught the copy too.
 func (r *ring) record(op string, sl *slot) error {
 	res := r.sys().Drv.EventRecord(r.stream.Ctx.Handle, sl.event, r.stream.Handle)
 	if res != driver.Success {
+		r.lose(sl)
 		return r.sys().Fail(op, driver.CallEventRecord, res, "")
+	}
+	if capturing, _ := r.stream.Capturing(); capturing {
+		r.lose(sl)
+		return core.Error(core.Failure{Op: op, Kind: core.Capturing,
+			Asked: fmt.Sprintf("a capture began on stream %#x during a copy, which may be in the graph now", uintptr(r.stream.Handle)),
+			Hint:  "throw the graph away, and let one goroutine at a time use a stream that is to capture"})
 	}
 	sl.busy = true
 	return nil
+}
+
+// lose takes a slot out of the ring for good: its memory is never used again.
+func (r *ring) lose(sl *slot) {
+	r.sys().Drv.EventDestroy(r.stream.Ctx.Handle, sl.event)
+	r.pool.keep(sl.block)
+	i := slices.Index(r.slots, sl)
+	r.slots = slices.Delete(r.slots, i, i+1)
+	if i < r.next {
+		r.next--
+	}
+	if r.next == len(r.slots) {
+		r.next = 0
+	}
 }
 
 func (r *ring) passed(sl *slot) bool {
 	if sl.held {
 		return false
 	}
-	if sl.busy && r.sys().Drv.EventQuery(r.stream.Ctx.Handle, sl.event) == driver.Success {
+	if sl.busy && r.sys().Note(r.sys().Drv.EventQuery(r.stream.Ctx.Handle, sl.event)) == driver.Success {
 		sl.busy = false
 	}
 	return !sl.busy

@@ -137,7 +137,7 @@ func (s *Stream) Done() (bool, error) {
 // driver.
 func (s *Stream) Capturing() (bool, error) {
 	const op = "cuda.Stream.Capturing"
-	if err := s.use(op); err != nil {
+	if err := s.hold(op); err != nil {
 		return false, err
 	}
 	defer s.in.Drop()
@@ -146,7 +146,9 @@ func (s *Stream) Capturing() (bool, error) {
 }
 
 // Wait makes later work of the stream wait for the event. The call itself does
-// not wait.
+// not wait. A stream that waits for an event of a capture takes part in the
+// capture from then on. Where the wait would end a capture (the event was
+// recorded outside of it, or in another one) it is ErrCapturing.
 func (s *Stream) Wait(e *Event) error {
 	const op = "cuda.Stream.Wait"
 	if err := s.use(op); err != nil {
@@ -157,6 +159,9 @@ func (s *Stream) Wait(e *Event) error {
 		return err
 	}
 	defer e.closer.Drop()
+	if err := s.mayWait(op, e); err != nil {
+		return err
+	}
 	return s.result(op, driver.CallStreamWaitEvent,
 		s.sys().Drv.StreamWaitEvent(s.in.Ctx.Handle, s.in.Handle, e.handle))
 }
@@ -167,8 +172,10 @@ func (s *Stream) Wait(e *Event) error {
 func (s *Stream) Close() error {
 	const op = "cuda.Stream.Close"
 	sys := s.sys()
-	if !s.in.Closed() && sys.DeviceLost() == driver.Success {
-		if err := s.notCapturing(op); err != nil {
+	if sys.DeviceLost() == driver.Success && s.in.Hold() {
+		err := s.notCapturing(op)
+		s.in.Drop()
+		if err != nil {
 			return err
 		}
 	}
@@ -195,11 +202,23 @@ func (s *Stream) Close() error {
 
 func (s *Stream) sys() *core.System { return s.dev.sys.core }
 
-func (s *Stream) use(op string) error {
+func (s *Stream) hold(op string) error {
 	if s == nil {
 		return core.Invalid(op, "a nil stream", "make one with Device.NewStream")
 	}
 	return s.in.Use(op, s.sys())
+}
+
+// use holds the stream for an operation; the caller calls in.Drop. Work on the
+// legacy stream is refused while it would end the capture of another one.
+func (s *Stream) use(op string) error {
+	err := s.hold(op)
+	if err == nil && s.in.IsLegacy() {
+		if err = s.notCapturing(op); err != nil {
+			s.in.Drop()
+		}
+	}
+	return err
 }
 
 // notCapturing refuses what would end a capture, before the driver is called.

@@ -26,6 +26,8 @@ type System struct {
 	info    DriverInfo
 	devices []*Device
 	pinned  pinnedPool
+	// captures are those that WithCapture began.
+	captures captures
 }
 
 // DriverInfo says which driver serves.
@@ -179,6 +181,15 @@ func (s *System) Drain(ctx context.Context) error {
 	return nil
 }
 
+// waitAll waits for all work on all devices, as far as contexts are known.
+func (s *System) waitAll(op string) error {
+	all := make([]driver.Device, len(s.devices))
+	for i, d := range s.devices {
+		all[i] = d.dev
+	}
+	return s.core.WaitDevices(op, all)
+}
+
 // Stats are counts of a System's live objects.
 type Stats struct {
 	// Reservations and their bytes of address space.
@@ -192,6 +203,10 @@ type Stats struct {
 	MappedBytes uint64
 	// Streams and Events that are open.
 	Streams, Events int
+	// Graphs that are open, and the bytes of pinned memory that their uploads
+	// keep.
+	Graphs     int
+	GraphBytes uint64
 	// HostBuffers that are open, and their bytes.
 	HostBuffers int
 	HostBytes   uint64
@@ -209,6 +224,7 @@ func (s *System) Stats() Stats {
 	st.Mappings, st.MappedBytes = s.core.LiveCount(core.KindMapping)
 	st.Streams, _ = s.core.LiveCount(core.KindStream)
 	st.Events, _ = s.core.LiveCount(core.KindEvent)
+	st.Graphs, st.GraphBytes = s.core.LiveCount(core.KindGraph)
 	st.HostBuffers, st.HostBytes = s.core.LiveCount(core.KindHostBuffer)
 	st.Pending = s.core.PendingReclaims()
 	st.Lost = s.core.LostCount()
@@ -235,7 +251,7 @@ func (s *System) Close() error {
 	if err := s.core.CheckIdle(); err != nil {
 		return err
 	}
-	s.pinned.trim(s.core)
+	s.pinned.close(s.core)
 	err := s.core.Close()
 	if process.sys == s {
 		process.sys, process.users = nil, 0

@@ -1,0 +1,384 @@
+package cuda
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// CaptureMode says whose calls can break a capture: the driver refuses calls
+// that might wait for captured work (queries and synchronizations of streams
+// and events, cuMemAlloc and pinned allocations), and such a call ends the
+// capture. This library's own never do, whatever the mode.
+type CaptureMode uint8
+
+const (
+	// CaptureThreadLocal, the default: such calls by other libraries on the
+	// capturing goroutine.
+	CaptureThreadLocal CaptureMode = iota
+	// CaptureGlobal: such calls on any thread of the process.
+	CaptureGlobal
+	// CaptureRelaxed: none of them.
+	CaptureRelaxed
+)
+
+// String names the mode.
+func (m CaptureMode) String() string {
+	switch m {
+	case CaptureThreadLocal:
+		return "thread-local"
+	case CaptureGlobal:
+		return "global"
+	case CaptureRelaxed:
+		return "relaxed"
+	}
+	return fmt.Sprintf("CaptureMode(%d)", uint8(m))
+}
+
+var captureModes = map[CaptureMode]driver.CaptureMode{
+	CaptureThreadLocal: driver.CaptureThreadLocal,
+	CaptureGlobal:      driver.CaptureGlobal,
+	CaptureRelaxed:     driver.CaptureRelaxed,
+}
+
+// CaptureOptions change how WithCapture captures.
+type CaptureOptions struct {
+	// Mode is thread-local unless it says otherwise.
+	Mode CaptureMode
+}
+
+// WithCapture makes a Graph of the work that body puts on the stream, which is
+// written down instead of run, and on the streams that wait for its events:
+// those must be joined back, by letting the stream wait for an event of theirs,
+// before body returns. The caller closes the graph.
+//
+// body runs on the calling goroutine, which is locked to its thread meanwhile.
+// The capture ends with it, also where it fails, panics or ends the goroutine:
+// then there is no graph, and nothing is left of it. An error of body is
+// wrapped. Where a call broke the capture the error is ErrCapturing and says
+// what such calls are.
+//
+// Addresses are baked into the graph: memory that it uses must stay mapped
+// while it is launched. What Upload stages belongs to the graph.
+func (s *Stream) WithCapture(o CaptureOptions, body func() error) (*Graph, error) {
+	const op = "cuda.Stream.WithCapture"
+	if body == nil {
+		return nil, core.Invalid(op, "no function", "pass the function whose work is to be captured")
+	}
+	if _, ok := captureModes[o.Mode]; !ok {
+		return nil, core.Invalid(op, o.Mode.String(), "use CaptureThreadLocal, CaptureGlobal or CaptureRelaxed")
+	}
+	if err := s.use(op); err != nil {
+		return nil, err
+	}
+	defer s.in.Drop()
+	if s.in.IsLegacy() {
+		return nil, core.Invalid(op, "the legacy default stream", "the driver captures no work of it: capture on a stream of your own")
+	}
+	if err := s.notCapturing(op); err != nil {
+		return nil, err
+	}
+	s.sys().PollReclaim()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	c, err := s.beginCapture(op, o.Mode)
+	if err != nil {
+		return nil, err
+	}
+	returned := false
+	defer func() {
+		if !returned { // a panic, or the end of the goroutine: it goes on
+			_ = c.discard(op)
+		}
+	}()
+	err = body()
+	returned = true
+	if err != nil {
+		err = fmt.Errorf("%s: %w", op, err)
+		if undo := c.discard(op); undo != nil {
+			err = fmt.Errorf("%w (and ending the capture failed: %w)", err, undo)
+		}
+		return nil, err
+	}
+	return c.graph(op)
+}
+
+// captures are the captures that WithCapture began and did not end yet, by the
+// driver's id.
+type captures struct {
+	mu   sync.Mutex
+	byID map[uint64]*capture
+}
+
+func (c *captures) find(id uint64) *capture {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.byID[id]
+}
+
+func (c *captures) add(n *capture) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.byID == nil {
+		c.byID = map[uint64]*capture{}
+	}
+	c.byID[n.id] = n
+}
+
+func (c *captures) remove(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.byID, id)
+}
+
+// capture is one that WithCapture began.
+type capture struct {
+	sys    *System
+	stream *core.Stream
+	mode   CaptureMode
+	id     uint64
+
+	// mu is held over every upload, so that none is under way when the capture
+	// ends.
+	mu     sync.Mutex
+	ended  bool
+	staged staged
+}
+
+func (s *Stream) beginCapture(op string, mode CaptureMode) (*capture, error) {
+	d, ctx, h := s.sys().Drv, s.in.Ctx.Handle, s.in.Handle
+	if r := d.StreamBeginCapture(ctx, h, captureModes[mode]); r != driver.Success {
+		return nil, s.result(op, driver.CallStreamBeginCapture, r)
+	}
+	c := &capture{sys: s.dev.sys, stream: s.in, mode: mode}
+	_, id, r := s.in.Capture()
+	if r != driver.Success {
+		err := s.result(op, driver.CallStreamGetCaptureInfo, r)
+		if undo := c.discard(op); undo != nil {
+			err = fmt.Errorf("%w (and undoing it failed: %w)", err, undo)
+		}
+		return nil, err
+	}
+	c.id = id
+	c.sys.captures.add(c)
+	return c, nil
+}
+
+// end ends the capture, on the thread that began it.
+func (c *capture) end(op string) (driver.Graph, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	c.sys.captures.remove(c.id)
+	// Another capture, which somebody began in the place of this one, is not
+	// ours to end. Without an id there was no time for that.
+	if status, id, r := c.stream.Capture(); c.id != 0 && r == driver.Success &&
+		(status == driver.CaptureNone || status == driver.CaptureActive && id != c.id) {
+		return 0, core.Error(core.Failure{Op: op, Kind: core.Capturing,
+			Asked: fmt.Sprintf("the capture of stream %#x was ended by somebody else", uintptr(c.stream.Handle)),
+			Hint:  "leave the end of the capture to WithCapture"})
+	}
+	ctx := c.stream.Ctx
+	template, r := ctx.System().Drv.StreamEndCapture(ctx.Handle, c.stream.Handle)
+	if r == driver.Success {
+		return template, nil
+	}
+	err := c.broken(op, r)
+	// Mostly the capture is over now. A stream must not stay in one.
+	if capturing, q := c.stream.Capturing(); q == driver.Success && capturing {
+		if template, r := ctx.System().Drv.StreamEndCapture(ctx.Handle, c.stream.Handle); r == driver.Success {
+			ctx.System().Drv.GraphDestroy(template)
+		}
+	}
+	return 0, err
+}
+
+// broken explains why a capture came to nothing.
+func (c *capture) broken(op string, r driver.Result) error {
+	f := core.Failure{Op: op, Call: driver.CallStreamEndCapture, Result: r,
+		Asked: fmt.Sprintf("a capture of stream %#x in %v mode", uintptr(c.stream.Handle), c.mode)}
+	switch r {
+	case driver.CaptureInvalid:
+		const such = "queries and synchronizations of streams and events, cuMemAlloc, pinned allocations, and those of whole contexts or the legacy stream"
+		switch c.mode {
+		case CaptureGlobal:
+			f.Hint = "a call of another library, on any thread, broke it (" + such + "): capture in thread-local mode, or keep them apart"
+		case CaptureThreadLocal:
+			f.Hint = "a call of another library in the body broke it (" + such + "): move it out, or capture in relaxed mode"
+		default:
+			f.Hint = "a call of another library broke it: it waited for the captured stream, for the whole context, or used the legacy stream; keep them apart"
+		}
+	case driver.CaptureUnjoined:
+		f.Hint = "record an event on each stream that took part and let the captured stream wait for it, before the function returns"
+	}
+	return core.Error(f)
+}
+
+// discard ends the capture without a graph.
+func (c *capture) discard(op string) error {
+	template, err := c.end(op)
+	c.staged.release(c.sys)
+	if err != nil {
+		return err
+	}
+	return c.sys.destroyTemplate(op, template)
+}
+
+// destroyTemplate tries twice, since nobody could later.
+func (s *System) destroyTemplate(op string, template driver.Graph) error {
+	r := s.core.Drv.GraphDestroy(template)
+	if r != driver.Success && s.core.Note(r) == r && !r.Lost() {
+		r = s.core.Drv.GraphDestroy(template)
+	}
+	if r != driver.Success && !r.Lost() {
+		return s.core.Fail(op, driver.CallGraphDestroy, r, "the captured graph, which is lost")
+	}
+	return nil
+}
+
+// graph ends the capture and makes what was captured executable.
+func (c *capture) graph(op string) (*Graph, error) {
+	template, err := c.end(op)
+	if err != nil {
+		c.staged.release(c.sys)
+		return nil, err
+	}
+	d, ctx := c.sys.core.Drv, c.stream.Ctx
+	exec, r := d.GraphInstantiate(ctx.Handle, template)
+	if r != driver.Success {
+		err := c.sys.core.Fail(op, driver.CallGraphInstantiate, r, fmt.Sprintf("what was captured on stream %#x", uintptr(c.stream.Handle)))
+		c.staged.release(c.sys)
+		if undo := c.sys.destroyTemplate(op, template); undo != nil {
+			err = fmt.Errorf("%w (and undoing it failed: %w)", err, undo)
+		}
+		return nil, err
+	}
+	return newGraph(c.sys, template, exec, c.staged), nil
+}
+
+// upload stages src in memory of the graph's and copies it as work on a stream
+// that takes part. Where the capture has ended meanwhile nothing was taken.
+func (c *capture) upload(op string, on *core.Stream, dst driver.Ptr, src []byte) (taken bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return false, nil
+	}
+	at, err := c.staged.room(op, &c.sys.pinned, on.Ctx, len(src))
+	if err != nil {
+		return false, err
+	}
+	copy(unsafe.Slice((*byte)(at), len(src)), src)
+	sys := c.sys.core
+	if r := sys.Drv.MemcpyHtoDAsync(on.Ctx.Handle, dst, at, uint64(len(src)), on.Handle); r != driver.Success {
+		return false, sys.Fail(op, driver.CallMemcpyHtoDAsync, r, core.Bytes(len(src)))
+	}
+	c.staged.used += len(src)
+	if _, id, _ := on.Capture(); id != c.id {
+		c.staged.strayed = true
+		return true, core.Error(core.Failure{Op: op, Kind: core.Capturing,
+			Asked: fmt.Sprintf("the capture of stream %#x ended during a copy", uintptr(on.Handle)),
+			Hint:  "leave the end of the capture to WithCapture, and a stream that captures to one goroutine at a time"})
+	}
+	return true, nil
+}
+
+// stagedBytes is how much pinned memory a graph takes at a time: small uploads
+// share it.
+const stagedBytes = 64 << 10
+
+// staged is the pinned memory of a graph's uploads.
+type staged struct {
+	blocks []pinnedBlock
+	used   int // of the last one
+	// strayed: a copy may have run outside of the graph, and nothing tells
+	// when it is over.
+	strayed bool
+}
+
+// room is memory for n bytes more, which are not taken yet.
+func (s *staged) room(op string, pool *pinnedPool, ctx *core.Context, n int) (unsafe.Pointer, error) {
+	if last := len(s.blocks) - 1; last >= 0 && s.blocks[last].size-s.used >= n {
+		return unsafe.Add(s.blocks[last].mem, s.used), nil
+	}
+	b, err := pool.get(op, ctx, max(n, stagedBytes))
+	if err != nil {
+		return nil, err
+	}
+	s.blocks, s.used = append(s.blocks, b), 0
+	return b.mem, nil
+}
+
+// bytes is how much there is.
+func (s *staged) bytes() (n uint64) {
+	for _, b := range s.blocks {
+		n += uint64(b.size)
+	}
+	return n
+}
+
+// release gives the memory back. The graph does not run any more, or never did.
+func (s *staged) release(sys *System) {
+	give := sys.pinned.put
+	if s.strayed {
+		give = sys.pinned.keep
+	}
+	for _, b := range s.blocks {
+		give(b)
+	}
+	s.blocks = nil
+}
+
+// capture is the capture that the stream takes part in, for uploads. One that
+// WithCapture did not begin cannot keep their memory.
+func (s *Stream) capture(op string) (*capture, error) {
+	status, id, r := s.in.Capture()
+	if r != driver.Success {
+		return nil, s.result(op, driver.CallStreamGetCaptureInfo, r)
+	}
+	if c := s.dev.sys.captures.find(id); c != nil {
+		return c, nil
+	}
+	f := core.Failure{Op: op, Kind: core.Capturing}
+	switch status {
+	case driver.CaptureInvalidated:
+		f.Asked = fmt.Sprintf("stream %#x takes part in a capture that is broken", s.Handle())
+		f.Hint = "end the capture and capture again"
+	default:
+		f.Asked = fmt.Sprintf("stream %#x takes part in a capture that this System did not begin", s.Handle())
+		f.Hint = "capture with Stream.WithCapture, whose graph keeps the bytes, or copy from a HostBuffer that lives as long as the graph"
+	}
+	return nil, core.Error(f)
+}
+
+// mayWait refuses a wait for an event that would end a capture: the driver
+// joins a stream to the capture of the event, and nothing else.
+func (s *Stream) mayWait(op string, e *Event) error {
+	last := e.lastRecord()
+	status, id, r := s.in.Capture()
+	if r != driver.Success {
+		return s.result(op, driver.CallStreamGetCaptureInfo, r)
+	}
+	capturing := status != driver.CaptureNone
+	f := core.Failure{Op: op, Kind: core.Capturing}
+	switch {
+	case !last.done, !last.captured && !capturing:
+		return nil
+	case last.captured && s.in.IsLegacy():
+		f.Asked = "the legacy default stream for an event of a capture"
+		f.Hint = "it cannot take part in a capture: use a stream of your own"
+	case last.captured && (!capturing || last.capture == id):
+		return nil
+	case last.captured:
+		f.Asked = fmt.Sprintf("stream %#x, which takes part in one capture, for an event of another", s.Handle())
+		f.Hint = "two captures cannot be joined: record the event anew"
+	default:
+		f.Asked = fmt.Sprintf("stream %#x, which captures a graph, for an event that was recorded outside of it", s.Handle())
+		f.Hint = "wait for it before the capture begins, or let the stream wait for it that the graph is launched on"
+	}
+	return core.Error(f)
+}

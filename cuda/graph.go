@@ -1,0 +1,229 @@
+package cuda
+
+import (
+	"runtime"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Graph is GPU work that was captured once, by [Stream.WithCapture], and can be
+// launched as one piece as often as wanted. It owns the pinned memory of the
+// uploads in it; all other memory is the caller's, who keeps it mapped.
+type Graph struct {
+	g       *graph
+	cleanup runtime.Cleanup
+}
+
+// graph is the inner state.
+type graph struct {
+	core.Object
+	closer core.Closer
+	sys    *System
+	staged staged
+
+	// mu guards the rest.
+	mu       sync.Mutex
+	template driver.Graph // until it is destroyed
+	exec     driver.GraphExec
+	// last is behind the latest launch, and so behind all: the driver runs the
+	// launches of one graph one after the other.
+	last launch
+	// hooks run once the graph is gone.
+	hooks []func()
+}
+
+// launch is what is known of the latest launch.
+type launch struct {
+	mark   core.Mark
+	marked bool
+	// unmarked: there was a launch that nothing tells the end of, so that Close
+	// waits for everything.
+	unmarked bool
+}
+
+// newGraph takes over what was captured.
+func newGraph(sys *System, template driver.Graph, exec driver.GraphExec, s staged) *Graph {
+	in := &graph{sys: sys, staged: s, template: template, exec: exec}
+	// It was only needed to make the other. Where it does not go now Close
+	// tries again.
+	if sys.core.Note(sys.core.Drv.GraphDestroy(template)) == driver.Success {
+		in.template = 0
+	}
+	sys.core.Track(&in.Object, core.KindGraph, s.bytes())
+	g := &Graph{g: in}
+	g.cleanup = core.Watch(g, &in.Object)
+	return g
+}
+
+// Launch puts the graph's work on the stream, behind earlier launches of the
+// same graph on whatever stream. It returns at once. A stream that captures is
+// refused with ErrCapturing, since that capture's graph would outlive this one.
+func (g *Graph) Launch(s *Stream) error {
+	const op = "cuda.Graph.Launch"
+	if err := s.use(op); err != nil {
+		return err
+	}
+	defer s.in.Drop()
+	if err := g.use(op, s.dev.sys); err != nil {
+		return err
+	}
+	defer g.g.closer.Drop()
+	if err := s.notCapturing(op); err != nil {
+		return err
+	}
+	in := g.g
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if r := s.sys().Drv.GraphLaunch(s.in.Ctx.Handle, in.exec, s.in.Handle); r != driver.Success {
+		return s.result(op, driver.CallGraphLaunch, r)
+	}
+	m, capturing, err := s.in.Mark(op)
+	switch {
+	case capturing: // since it was asked: the launch may be in that capture
+		in.last.unmarked = true
+		return core.CapturingError(op, s.in)
+	case err != nil: // the launch was made all the same
+		in.last.unmarked = true
+		return nil
+	}
+	if in.last.marked {
+		in.last.mark.Drop()
+	}
+	in.last.mark, in.last.marked = m, true
+	return nil
+}
+
+// OnClose has f called once, when the graph was closed, its last launch has
+// passed and the driver has destroyed it: to give back what the graph uses. f
+// runs on the goroutine that closes, or on one of the System's, so it must be
+// quick, and call neither Close of the graph nor Drain. On a closed graph it is
+// ErrClosed and f is not kept.
+func (g *Graph) OnClose(f func()) error {
+	const op = "cuda.Graph.OnClose"
+	if f == nil {
+		return core.Invalid(op, "no function", "pass the function to call")
+	}
+	if !g.g.closer.Hold() {
+		return core.ClosedError(op, "graph")
+	}
+	defer g.g.closer.Drop()
+	g.g.mu.Lock()
+	defer g.g.mu.Unlock()
+	g.g.hooks = append(g.g.hooks, f)
+	return nil
+}
+
+// Close waits for the last launch, destroys the graph, gives its pinned memory
+// back and calls the functions of OnClose. After an error it may be called
+// again. It harms no capture that runs.
+func (g *Graph) Close() error {
+	const op = "cuda.Graph.Close"
+	return g.g.closer.Close(func() error {
+		if err := g.g.wait(op); err != nil {
+			return err
+		}
+		return g.teardown(op)
+	})
+}
+
+// CloseAfter takes the graph out of use at once and does what Close does when
+// its last launch, and the work that is on the streams now, is done. It never
+// blocks. Without a stream it is ErrInvalidArgument; with one that captures a
+// graph it is ErrCapturing and nothing has changed.
+func (g *Graph) CloseAfter(streams ...*Stream) error {
+	const op = "cuda.Graph.CloseAfter"
+	in := g.g
+	return in.closer.CloseAfter(in.sys.core, func() (*core.Fence, error) {
+		f, err := core.FenceOf(in.sys.core, op, streams)
+		if err != nil {
+			return nil, err
+		}
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		if in.last.marked {
+			f.Add(in.last.mark)
+			in.last.marked = false
+		}
+		return f, nil
+	}, func() error { return g.teardown(op) })
+}
+
+// wait waits for the last launch.
+func (g *graph) wait(op string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.last.marked && g.sys.core.DeviceLost() == driver.Success {
+		g.last.marked = false
+		if err := g.last.mark.Wait(op); err != nil {
+			g.last.unmarked = true
+			return err
+		}
+	}
+	if g.last.unmarked {
+		if err := g.sys.waitAll(op); err != nil {
+			return err
+		}
+		g.last.unmarked = false
+	}
+	return nil
+}
+
+// teardown destroys the graph, which does not run any more. It remembers where
+// it is.
+func (g *Graph) teardown(op string) error {
+	hooks, err := g.g.destroy(op)
+	if err != nil {
+		return err
+	}
+	g.cleanup.Stop()
+	for _, f := range hooks {
+		f()
+	}
+	return nil
+}
+
+func (g *graph) destroy(op string) (hooks []func(), err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	sys := g.sys.core
+	gone := func(c driver.Call, destroy func() driver.Result) error {
+		if sys.DeviceLost() != driver.Success {
+			return nil
+		}
+		if r := sys.Note(destroy()); r != driver.Success && !r.Lost() {
+			return sys.Fail(op, c, r, "")
+		}
+		return nil
+	}
+	if g.exec != 0 {
+		if err := gone(driver.CallGraphExecDestroy, func() driver.Result { return sys.Drv.GraphExecDestroy(g.exec) }); err != nil {
+			return nil, err
+		}
+		g.exec = 0
+	}
+	if g.template != 0 {
+		if err := gone(driver.CallGraphDestroy, func() driver.Result { return sys.Drv.GraphDestroy(g.template) }); err != nil {
+			return nil, err
+		}
+		g.template = 0
+	}
+	g.staged.release(g.sys)
+	g.Untrack()
+	hooks, g.hooks = g.hooks, nil
+	return hooks, nil
+}
+
+// use holds the graph for an operation of sys; the caller calls closer.Drop.
+func (g *Graph) use(op string, sys *System) error {
+	switch {
+	case g == nil:
+		return core.Invalid(op, "a nil graph", "make one with Stream.WithCapture")
+	case g.g.sys != sys:
+		return core.ForeignError(op, "graph")
+	case !g.g.closer.Hold():
+		return core.ClosedError(op, "graph")
+	}
+	return nil
+}
