@@ -175,7 +175,8 @@ func (s *Stream) Close() error {
 	if sys.DeviceLost() == driver.Success && s.in.Hold() {
 		err := s.notCapturing(op)
 		s.in.Drop()
-		if err != nil {
+		// With the device lost there is no capture, and closing goes on.
+		if err != nil && sys.DeviceLost() == driver.Success {
 			return err
 		}
 	}
