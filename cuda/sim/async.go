@@ -43,6 +43,18 @@ func (l *lease) furnish() driver.Result {
 	return r
 }
 
+func holdAll(leases []*lease) {
+	for _, l := range leases {
+		l.refs++
+	}
+}
+
+func dropAll(leases []*lease) {
+	for _, l := range leases {
+		l.drop()
+	}
+}
+
 func (l *lease) drop() {
 	l.refs--
 	if l.refs > 0 {

@@ -154,9 +154,7 @@ func (s *stream) leaveCapture() {
 // drop ends a capture without a graph.
 func (c *capture) drop() {
 	c.end()
-	for _, l := range c.leases {
-		l.drop()
-	}
+	dropAll(c.leases)
 }
 
 // unsafeCalls must not be made under a capture that the calling thread's mode

@@ -17,10 +17,8 @@ type gpuContext struct {
 	object  *object
 	legacy  *stream
 	streams []*stream // with work or a handle, legacy first, oldest first
-	// lost is what destroyed the context, which every later call answers, and
-	// culprit says it in words.
-	lost    driver.Result
-	culprit string
+	// lost is what destroyed the context, and what every later call answers.
+	lost driver.Result
 	// stalls counts the calls that wait for all of the context's work and let
 	// nobody submit more meanwhile.
 	stalls int
@@ -88,7 +86,7 @@ func (m *Machine) newContext(d *device) (*gpuContext, driver.Result) {
 		return nil, driver.OutOfMemory
 	}
 	c := &gpuContext{m: m, handle: driver.Context(newHandle()), device: d}
-	c.object = m.track(KindContext, uint64(c.handle), 0, nil)
+	c.object = m.track(KindContext, uint64(c.handle), 0, c)
 	c.legacy = &stream{m: m, context: c, id: m.nextStreamID()}
 	c.streams = []*stream{c.legacy}
 	m.contexts[c.handle] = c
@@ -100,6 +98,9 @@ func (c *gpuContext) destroy() {
 	m := c.m
 	c.gone = true
 	c.drain()
+	if m.closed {
+		return // it took everything along
+	}
 	for _, s := range m.streams {
 		if s.context == c {
 			s.leaveCapture()
@@ -144,17 +145,16 @@ func (c *gpuContext) destroy() {
 // lost: then there is none.
 func (c *gpuContext) drain() {
 	for c.m.alive() {
-		busy := false
+		var tails []*op
 		for _, s := range c.streams {
 			if s.tail != nil {
-				busy = true
-				c.m.await(s.tail)
-				break // the list may have changed
+				tails = append(tails, s.tail)
 			}
 		}
-		if !busy {
+		if len(tails) == 0 {
 			return
 		}
+		c.m.await(tails...)
 	}
 }
 
@@ -173,8 +173,11 @@ func (c *gpuContext) lose(f fault) {
 	if c.lost != driver.Success {
 		return
 	}
-	c.lost, c.culprit = f.result, f.text
+	c.lost = f.result
 	c.m.note("%s", f.text)
+	if c.m.culprit == "" {
+		c.m.culprit = f.text
+	}
 	for _, s := range slices.Clone(c.streams) {
 		s.discard()
 	}

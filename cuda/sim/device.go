@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
 type device struct {
@@ -35,6 +36,14 @@ func newDevice(ordinal int, o DeviceOptions) *device {
 	d := &device{ordinal: ordinal, options: o, uuid: o.UUID, pool: newPool(o.Memory, false)}
 	d.attributes = maps.Clone(defaultAttributes)
 	d.attributes[driver.AttrPCIBusID] = int32(ordinal + 1)
+	if !osmem.Linux {
+		for _, a := range []driver.DeviceAttribute{
+			driver.AttrHandlePosixFD, driver.AttrDMABuf,
+			driver.AttrHostVirtualMemory, driver.AttrHostNUMAVirtualMemory,
+		} {
+			d.attributes[a] = 0
+		}
+	}
 	for a, v := range o.Attributes {
 		d.attributes[driver.DeviceAttribute(a)] = int32(v)
 	}

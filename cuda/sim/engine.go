@@ -24,7 +24,7 @@ type engine struct {
 	active  []*stream     // with work, in the order in which they got it
 	wanted  map[*op]int   // somebody waits for it
 	nudged  map[*op]bool  // somebody asked for it
-	last    time.Time     // of the last submission
+	last    time.Time     // when there was something new to do
 }
 
 const (
@@ -46,7 +46,8 @@ func (e *engine) activate(s *stream) {
 	}
 }
 
-func (e *engine) submitted() { e.last = time.Now() }
+// stir lets work lie for a while again.
+func (e *engine) stir() { e.last = time.Now() }
 
 // alive reports whether the machine still works. Every wait asks it.
 func (m *Machine) alive() bool { return !m.closed }
@@ -59,18 +60,19 @@ func (m *Machine) outcome(c *gpuContext) driver.Result {
 	return c.lost
 }
 
-// await waits until o is done. The lock is released meanwhile.
-func (m *Machine) await(o *op) {
-	if o == nil || o.done {
-		return
+// await waits until all of that work is done. The lock is released meanwhile.
+func (m *Machine) await(work ...*op) {
+	for _, o := range work {
+		m.engine.wanted[o]++
 	}
-	m.engine.wanted[o]++
 	m.startEngine()
-	for !o.done && m.alive() {
-		m.changed.Wait()
-	}
-	if m.engine.wanted[o]--; m.engine.wanted[o] == 0 {
-		delete(m.engine.wanted, o)
+	for _, o := range work {
+		for o != nil && !o.done && m.alive() {
+			m.changed.Wait()
+		}
+		if m.engine.wanted[o]--; m.engine.wanted[o] == 0 {
+			delete(m.engine.wanted, o)
+		}
 	}
 }
 
@@ -195,7 +197,7 @@ func leadingTo[T any](heads []*op, targets map[*op]T) []*op {
 	needed := map[*stream]bool{}
 	var need func(*op)
 	need = func(o *op) {
-		if o.done || needed[o.stream] {
+		if o == nil || o.done || needed[o.stream] {
 			return
 		}
 		// Whatever it is that is needed of a stream, its head comes first.

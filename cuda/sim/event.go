@@ -101,6 +101,8 @@ func (a *api) EventElapsedTime(c driver.Context, start, end driver.Event) (float
 	defer a.leave()
 	to := a.m.events[end]
 	switch {
+	case from.joined != nil || to != nil && to.joined != nil:
+		return 0, driver.CapturedEvent
 	case to == nil || to.context != from.context,
 		(from.flags|to.flags)&driver.EventDisableTiming != 0,
 		from.latest == nil || to.latest == nil:

@@ -45,9 +45,7 @@ func (a *api) GraphInstantiate(c driver.Context, h driver.Graph) (driver.GraphEx
 	}
 	e := &graphExec{handle: driver.GraphExec(newHandle()), nodes: g.nodes, leases: g.leases, context: ctx}
 	e.object = a.m.track(KindGraphExec, uint64(e.handle), 0, ctx)
-	for _, l := range e.leases {
-		l.refs++
-	}
+	holdAll(e.leases)
 	a.m.execs[e.handle] = e
 	return e.handle, driver.Success
 }
@@ -62,14 +60,20 @@ func (a *api) GraphLaunch(c driver.Context, h driver.GraphExec, sh driver.Stream
 	if e == nil {
 		return driver.InvalidValue
 	}
+	if s.joined != nil && len(e.leases) > 0 {
+		return driver.NotSupported // a graph in a graph cannot allocate
+	}
 	for _, l := range e.leases {
 		if r := l.furnish(); r != driver.Success {
 			return r
 		}
 	}
-	o, r := s.submit(a.m.graphTask(e.nodes), e.last)
+	t := a.m.graphTask(e.nodes)
+	t.after = func() { dropAll(e.leases) }
+	o, r := s.submit(t, e.last)
 	if o != nil {
 		e.last = o
+		holdAll(e.leases)
 	}
 	return r
 }
@@ -158,9 +162,7 @@ func (a *api) GraphDestroy(h driver.Graph) driver.Result {
 	}
 	a.m.untrack(g.object)
 	delete(a.m.graphs, h)
-	for _, l := range g.leases {
-		l.drop()
-	}
+	dropAll(g.leases)
 	return driver.Success
 }
 
@@ -181,7 +183,5 @@ func (a *api) GraphExecDestroy(h driver.GraphExec) driver.Result {
 func (m *Machine) dropExec(e *graphExec) {
 	m.untrack(e.object)
 	delete(m.execs, e.handle)
-	for _, l := range e.leases {
-		l.drop()
-	}
+	dropAll(e.leases)
 }

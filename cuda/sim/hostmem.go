@@ -47,6 +47,9 @@ func (a *api) MemHostAlloc(c driver.Context, n uint64, flags driver.HostAllocFla
 		m.note("pinned memory: %v", err)
 		return nil, driver.OutOfMemory
 	}
+	if m.options.Poison {
+		fill(b, PoisonByte)
+	}
 	if _, ok := ctx.adopt(KindHostMemory, b); !ok {
 		panic("sim: the system gave the same memory twice")
 	}

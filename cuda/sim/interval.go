@@ -80,7 +80,11 @@ func (s *intervals[V]) find(x uint64) (interval[V], bool) {
 // over walks the intervals that share a number with [lo, hi), in order. The
 // set must not change during the walk.
 func (s *intervals[V]) over(lo, hi uint64) iter.Seq[interval[V]] {
-	return func(yield func(interval[V]) bool) { walk(s.root, lo, hi, yield) }
+	return func(yield func(interval[V]) bool) {
+		if lo < hi {
+			walk(s.root, lo, hi, yield)
+		}
+	}
 }
 
 // all walks every interval, in order.

@@ -32,6 +32,7 @@ type Machine struct {
 	inited, closed bool
 	rng            *rand.Rand
 	reports        []string // what went wrong, in words
+	culprit        string   // what first destroyed a context
 	objects        map[*object]struct{}
 	orphans        []*object
 	freed          []span // addresses, latest last, if Options.ReuseAddresses
@@ -173,17 +174,13 @@ func (m *Machine) Memory(device int) (free, total uint64) {
 	return p.limit - p.used, p.limit
 }
 
-// Fault tells in words what destroyed a context, or "" while nothing did: which
-// operation touched which address, and why it could not.
+// Fault tells in words what destroyed a context, the first of them if several
+// were, or "" while nothing did: which operation touched which address, and why
+// it could not.
 func (m *Machine) Fault() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, c := range m.contexts {
-		if c.lost != driver.Success {
-			return c.culprit
-		}
-	}
-	return ""
+	return m.culprit
 }
 
 // Log lists what the machine had to say beside result codes: why a descriptor

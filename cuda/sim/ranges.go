@@ -19,6 +19,9 @@ func (r *ranges) put(s span) {
 	if s.lo == s.hi {
 		return
 	}
+	for range r.free.over(s.lo, s.hi) {
+		panic("sim: a range was given back twice")
+	}
 	r.end = max(r.end, s.hi)
 	if s.lo > 0 {
 		if before, ok := r.free.find(s.lo - 1); ok {
@@ -30,9 +33,7 @@ func (r *ranges) put(s span) {
 		r.free.remove(after.lo)
 		s.hi = after.hi
 	}
-	if !r.free.insert(s.lo, s.hi, struct{}{}) {
-		panic("sim: a range was given back twice")
-	}
+	r.free.insert(s.lo, s.hi, struct{}{})
 }
 
 // takeAt takes exactly s, if all of it is free.

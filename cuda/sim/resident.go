@@ -140,7 +140,7 @@ func (m *Machine) locate(c *gpuContext, call driver.Call, addr, n uint64, need d
 		if r.lo > next {
 			break
 		}
-		if why := r.v.refuses(c, need); why != "" {
+		if why := r.v.refuses(c, call, need); why != "" {
 			return nil, m.illegal(c, call, next, addr, n, why)
 		}
 		part := min(r.hi, addr+n) - next
@@ -171,8 +171,11 @@ func (p *pins) release() {
 }
 
 // refuses says why work of a context must not touch the range, or "".
-func (r *resident) refuses(c *gpuContext, need driver.AccessFlags) string {
+func (r *resident) refuses(c *gpuContext, call driver.Call, need driver.AccessFlags) string {
 	switch {
+	case r.kind == KindDeviceMemory && call == driver.CallLaunchKernel && r.context.device != c.device:
+		return fmt.Sprintf("the memory is allocated on device %d: a kernel of device %d reaches it only with peer access, which the software driver does not have",
+			r.context.device.ordinal, c.device.ordinal)
 	case r.kind == KindMapping && r.access[c.device.ordinal]&need != need:
 		return fmt.Sprintf("device %d has access %d to the mapping [%#x, %#x), and this needs %d: grant it with cuMemSetAccess",
 			c.device.ordinal, r.access[c.device.ordinal], r.lo, r.hi, need)

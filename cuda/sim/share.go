@@ -47,16 +47,24 @@ func newFile(l label) (*osmem.Shared, error) {
 	return s, nil
 }
 
-func readLabel(s *osmem.Shared) (label, error) {
+// readLabel reads the label in the last page of a memory file. Whoever can pass
+// a descriptor can have written it.
+func readLabel(file []byte) (label, error) {
 	var l label
-	size, page := uint64(len(s.Bytes())), osmem.PageSize()
+	size, page := uint64(len(file)), osmem.PageSize()
 	if size < page {
 		return l, errLabel
 	}
-	if err := binary.Read(bytes.NewReader(s.Bytes()[size-page:]), binary.LittleEndian, &l); err != nil {
+	if err := binary.Read(bytes.NewReader(file[size-page:]), binary.LittleEndian, &l); err != nil {
 		return l, err
 	}
-	if l.Magic != labelMagic || l.Size != size-page {
+	if l.Magic != labelMagic || l.Size != size-page || l.Size == 0 {
+		return l, errLabel
+	}
+	switch on := driver.LocationType(l.Location); {
+	case l.Kind == labelDMABuf:
+	case l.Kind == labelMemory && (on == driver.LocationDevice || on == driver.LocationHostNUMA && l.Node == 0):
+	default:
 		return l, errLabel
 	}
 	return l, nil
@@ -80,8 +88,11 @@ func newShared(mem *memory) (*osmem.Shared, error) {
 
 // share turns memory into a memory file that keeps its contents.
 func (m *Machine) share(mem *memory) error {
-	for mem.busy > 0 {
+	for mem.busy > 0 && m.alive() {
 		m.changed.Wait()
+	}
+	if m.closed {
+		return errors.New("the machine was closed")
 	}
 	if mem.shared == nil {
 		s, err := newShared(mem)
@@ -194,7 +205,7 @@ func (m *Machine) openShared(fd int) (*memory, driver.Result) {
 		m.note("import of descriptor %d: %v", fd, err)
 		return nil, driver.Unknown
 	}
-	l, err := readLabel(s)
+	l, err := readLabel(s.Bytes())
 	if err != nil || l.Kind != labelMemory {
 		m.note("import of descriptor %d: %v", fd, errLabel)
 		s.Close()

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"runtime"
 	"testing"
 	"unsafe"
 
@@ -15,8 +14,6 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const (
 	MiB   = 1 << 20
 	chunk = 2 * MiB
-
-	canPlace = runtime.GOOS == "linux" && (runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64")
 )
 
 // rig is a machine under test, with its driver in both forms and a primary

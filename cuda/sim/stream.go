@@ -42,6 +42,8 @@ type task struct {
 	// ready, asked with the lock held, tells whether the work can begin; nil
 	// if always.
 	ready func(*gpuContext) bool
+	// after is called when the work was done or dropped, with the lock held.
+	after func()
 	// long work may wait for whatever it likes: it gets a goroutine of its own.
 	long bool
 }
@@ -111,22 +113,22 @@ func (a *api) enterStream(call driver.Call, c driver.Context, h driver.Stream) (
 // there before. Without an op to answer, it answers nil.
 func (s *stream) submit(t task, deps ...*op) (*op, driver.Result) {
 	m, c := s.m, s.context
-	if s.joined != nil {
-		return nil, s.capture(t)
+	for c.stalls > 0 && s.joined == nil && m.alive() && c.lost == driver.Success {
+		m.changed.Wait()
 	}
-	if s.isLegacy() {
+	switch {
+	case m.outcome(c) != driver.Success:
+		return nil, m.outcome(c)
+	case c.gone:
+		return nil, driver.InvalidContext
+	case s.handle != 0 && m.streams[s.handle] != s:
+		return nil, driver.InvalidHandle // destroyed meanwhile
+	case s.joined != nil:
+		return nil, s.capture(t)
+	case s.isLegacy():
 		if r := c.guardLegacy(); r != driver.Success {
 			return nil, r
 		}
-	}
-	for c.stalls > 0 && m.alive() && c.lost == driver.Success {
-		m.changed.Wait()
-	}
-	if r := m.outcome(c); r != driver.Success {
-		return nil, r
-	}
-	if c.gone {
-		return nil, driver.InvalidContext
 	}
 	o := &op{stream: s, task: t}
 	for _, d := range deps {
@@ -144,7 +146,7 @@ func (s *stream) submit(t task, deps ...*op) (*op, driver.Result) {
 	s.queue = append(s.queue, o)
 	s.tail = o
 	m.engine.activate(s)
-	m.engine.submitted()
+	m.engine.stir()
 	m.startEngine()
 	return o, driver.Success
 }
@@ -158,6 +160,7 @@ func (o *op) waitFor(d *op) {
 // finish marks the head of the queue as done.
 func (s *stream) finish(o *op) {
 	o.complete()
+	o.retire()
 	if len(s.queue) == 0 || s.queue[0] != o {
 		return // it was discarded while it ran
 	}
@@ -169,16 +172,26 @@ func (s *stream) finish(o *op) {
 func (s *stream) discard() {
 	for _, o := range s.queue {
 		o.complete()
+		if !o.running {
+			o.retire()
+		}
 	}
 	s.queue = nil
 	s.settle()
 }
 
+// complete lets those go on that wait for the work.
 func (o *op) complete() {
-	if o.done {
-		return
+	if !o.done {
+		o.done, o.at = true, time.Now()
 	}
-	o.done, o.at = true, time.Now()
+}
+
+// retire forgets what is not needed once the work neither runs nor will run.
+func (o *op) retire() {
+	if o.after != nil {
+		o.after()
+	}
 	o.deps, o.task = nil, task{}
 }
 
@@ -275,9 +288,7 @@ func (a *api) StreamSynchronize(c driver.Context, h driver.Stream) driver.Result
 	if r := s.guardWait(); r != driver.Success {
 		return r
 	}
-	for _, o := range s.targets() {
-		a.m.await(o)
-	}
+	a.m.await(s.targets()...)
 	return a.m.outcome(s.context)
 }
 
@@ -341,10 +352,11 @@ func (m *Machine) hold(h driver.Stream, held bool) {
 	defer m.mu.Unlock()
 	for _, c := range m.contexts {
 		for _, s := range c.streams {
-			if s.handle == h || h == driver.StreamLegacy && s.isLegacy() {
+			if s.handle == h && s.handle != 0 || h <= driver.StreamLegacy && s.isLegacy() {
 				s.held = held
 			}
 		}
 	}
+	m.engine.stir()
 	m.startEngine()
 }

@@ -52,9 +52,10 @@ func (m *Machine) checkProp(p driver.AllocationProp) driver.Result {
 		p.Flags.CompressionType > driver.CompressionGeneric || p.Flags.GPUDirectRDMACapable > 1 {
 		return driver.InvalidValue
 	}
+	d := m.devices[0] // speaks for the host
 	switch p.Location.Type {
 	case driver.LocationDevice:
-		d := m.device(driver.Device(p.Location.ID))
+		d = m.device(driver.Device(p.Location.ID))
 		switch {
 		case d == nil:
 			return driver.InvalidDevice
@@ -80,8 +81,8 @@ func (m *Machine) checkProp(p driver.AllocationProp) driver.Result {
 	switch {
 	case types&(driver.HandleWin32|driver.HandleKMT) != 0:
 		return driver.NotSupported
-	case types&driver.HandlePosixFD != 0 && m.devices[0].attributes[driver.AttrHandlePosixFD] == 0,
-		types&driver.HandleFabric != 0 && m.devices[0].attributes[driver.AttrHandleFabric] == 0:
+	case types&driver.HandlePosixFD != 0 && d.attributes[driver.AttrHandlePosixFD] == 0,
+		types&driver.HandleFabric != 0 && d.attributes[driver.AttrHandleFabric] == 0:
 		return driver.NotSupported
 	}
 	return driver.Success

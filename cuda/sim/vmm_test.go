@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
 	"github.com/stretchr/testify/require"
 )
 
@@ -244,7 +245,7 @@ func TestAccessRules(t *testing.T) {
 
 func TestHostMemoryIsTheCPUsAtItsAddress(t *testing.T) {
 	r := start(t, Options{})
-	if !canPlace {
+	if !osmem.Linux {
 		t.Skip("pages can only be placed on Linux, amd64 and arm64")
 	}
 	for _, prop := range []driver.AllocationProp{

@@ -9,6 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Linux reports whether this is one of the systems on which everything works.
+const Linux = true
+
 // Arena is a large range of memory that is committed page by page, when it is
 // first touched, and reads zero where it was not. Its methods are safe for
 // concurrent use as long as the callers keep to disjoint ranges.

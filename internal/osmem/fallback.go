@@ -10,6 +10,9 @@ import (
 
 var errLinux = fmt.Errorf("needs Linux on amd64 or arm64: %w", errors.ErrUnsupported)
 
+// Linux reports whether this is one of the systems on which everything works.
+const Linux = false
+
 // block is the unit in which a heap arena is committed.
 const block = 2 << 20
 

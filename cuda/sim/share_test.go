@@ -1,0 +1,418 @@
+//go:build linux
+
+package sim
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
+	"github.com/cuvmm/cuvmm/internal/reexec"
+	"github.com/stretchr/testify/require"
+)
+
+func fdHandle(fd int) (s driver.ShareableHandle) {
+	binary.NativeEndian.PutUint32(s[:], uint32(int32(fd)))
+	return s
+}
+
+// export makes a file of a handle's descriptor.
+func (r *rig) export(h driver.MemHandle) *os.File {
+	r.t.Helper()
+	s, res := r.MemExportToShareableHandle(h, driver.HandlePosixFD)
+	r.ok(res)
+	f := os.NewFile(uintptr(binary.NativeEndian.Uint32(s[:])), "exported memory")
+	r.t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func (r *rig) importFD(f *os.File) (driver.MemHandle, driver.Result) {
+	return r.MemImportFromShareableHandle(fdHandle(int(f.Fd())), driver.HandlePosixFD)
+}
+
+// view maps a handle for device 0 for the length of the test.
+func (r *rig) view(h driver.MemHandle) driver.Ptr {
+	r.t.Helper()
+	p := r.reserve(chunk)
+	r.ok(r.MemMap(p, chunk, 0, h))
+	r.allow(p, chunk, 0)
+	r.t.Cleanup(func() {
+		r.ok(r.MemUnmap(p, chunk))
+		r.ok(r.MemAddressFree(p, chunk))
+	})
+	return p
+}
+
+func needLinux(t *testing.T) {
+	if !osmem.Linux {
+		t.Skip("memory files need Linux on amd64 or arm64")
+	}
+}
+
+func TestExportKeepsContentsAndImportSeesThem(t *testing.T) {
+	needLinux(t)
+	r := start(t, Options{})
+	h := r.create(chunk, on(0, driver.HandlePosixFD))
+	p := r.view(h)
+	want := pattern(chunk)
+	clear(want[4096:8192]) // a page that was never written stays so
+	require.NoError(t, r.m.Poke(uint64(p), want))
+	before := r.free()
+	f := r.export(h)
+	require.Equal(t, want, r.bytes(p, chunk))
+	require.Equal(t, before, r.free())
+	flags, _, errno := syscall.Syscall(syscall.SYS_FCNTL, f.Fd(), syscall.F_GETFD, 0)
+	require.Zero(t, errno)
+	require.Equal(t, uintptr(syscall.FD_CLOEXEC), flags)
+	require.Error(t, f.Truncate(2*chunk), "it is sealed")
+
+	other := start(t, Options{}) // as another process
+	for _, in := range []*rig{r, other} {
+		a, res := in.importFD(f)
+		in.ok(res)
+		b, res := in.importFD(f)
+		in.ok(res)
+		require.NotEqual(t, a, b)
+		prop, res := in.MemGetAllocationPropertiesFromHandle(a)
+		in.ok(res)
+		require.Equal(t, on(0, 0), prop)
+		_, res = in.MemExportToShareableHandle(a, driver.HandlePosixFD)
+		in.is(driver.InvalidValue, res)
+		q := in.view(a)
+		require.Equal(t, want, in.bytes(q, chunk))
+		in.ok(in.MemsetD8Async(in.ctx, q, 0xee, 8, driver.StreamNull))
+		in.ok(in.StreamSynchronize(in.ctx, driver.StreamNull))
+		copy(want, repeated(0xee, 8))
+		require.Equal(t, want[:16], r.bytes(p, 16))
+		space := in.reserve(2 * chunk)
+		in.is(driver.NotSupported, in.MemMap(space, 2*chunk, 0, b))
+		in.ok(in.MemAddressFree(space, 2*chunk))
+		in.ok(in.MemRelease(a))
+		in.ok(in.MemRelease(b))
+	}
+	require.Equal(t, before, r.free(), "importing takes no memory")
+	r.ok(r.MemRelease(h))
+}
+
+func TestOpenDescriptorPinsTheMemory(t *testing.T) {
+	needLinux(t)
+	r := start(t, Options{})
+	before := r.free()
+	h := r.create(chunk, on(0, driver.HandlePosixFD))
+	f := r.export(h)
+	dup, err := syscall.Dup(int(f.Fd()))
+	require.NoError(t, err)
+	r.ok(r.MemRelease(h))
+	require.Equal(t, before-chunk, r.free())
+	require.NoError(t, f.Close())
+	require.Equal(t, before-chunk, r.free(), "a duplicate pins it as well")
+	// What was given up comes back to life by an import.
+	again, res := r.MemImportFromShareableHandle(fdHandle(dup), driver.HandlePosixFD)
+	r.ok(res)
+	require.NoError(t, syscall.Close(dup))
+	require.Equal(t, before-chunk, r.free())
+	r.ok(r.MemRelease(again))
+	require.Equal(t, before, r.free())
+}
+
+func TestPinnedMemoryComesBackWhenItIsNeeded(t *testing.T) {
+	needLinux(t)
+	r := start(t, Options{Devices: []DeviceOptions{{Memory: chunk}}})
+	h := r.create(chunk, on(0, driver.HandlePosixFD))
+	f := r.export(h)
+	r.ok(r.MemRelease(h))
+	_, res := r.MemCreate(chunk, on(0, 0))
+	r.is(driver.OutOfMemory, res)
+	require.NoError(t, f.Close())
+	r.ok(r.MemRelease(r.create(chunk, on(0, 0))))
+}
+
+func TestWhatIsNotExportedMemoryIsRefused(t *testing.T) {
+	needLinux(t)
+	r := start(t, Options{})
+	null, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	defer null.Close()
+	_, res := r.importFD(null)
+	r.is(driver.Unknown, res)
+	for _, fd := range []int{-1, 1 << 20} {
+		_, res = r.MemImportFromShareableHandle(fdHandle(fd), driver.HandlePosixFD)
+		r.is(driver.Unknown, res)
+	}
+	// A sealed file of somebody else, without a label.
+	file, err := osmem.NewShared("other", 2*chunk)
+	require.NoError(t, err)
+	fd, err := file.Export()
+	require.NoError(t, err)
+	_, res = r.MemImportFromShareableHandle(fdHandle(fd), driver.HandlePosixFD)
+	r.is(driver.Unknown, res)
+	require.NoError(t, syscall.Close(fd))
+	require.NoError(t, file.Close())
+	_, res = r.MemImportFromShareableHandle(fdHandle(fd), driver.HandleFabric)
+	r.is(driver.NotPermitted, res)
+	_, res = r.MemImportFromShareableHandle(fdHandle(fd), 3)
+	r.is(driver.InvalidValue, res)
+
+	plain, shareable := r.create(chunk, on(0, 0)), r.create(chunk, on(0, driver.HandlePosixFD))
+	for _, bad := range []struct {
+		h driver.MemHandle
+		t driver.HandleTypes
+	}{{plain, driver.HandlePosixFD}, {shareable, 0}, {shareable, driver.HandleFabric}, {shareable, 3}, {77, driver.HandlePosixFD}} {
+		_, res = r.MemExportToShareableHandle(bad.h, bad.t)
+		r.is(driver.InvalidValue, res)
+	}
+	r.ok(r.MemRelease(plain))
+	r.ok(r.MemRelease(shareable))
+}
+
+func TestMemoryOfAnAbsentDeviceCannotBeImported(t *testing.T) {
+	needLinux(t)
+	r := start(t, Options{Devices: []DeviceOptions{{}, {}}})
+	h := r.create(chunk, on(1, driver.HandlePosixFD))
+	f := r.export(h)
+	small := start(t, Options{})
+	_, res := small.importFD(f)
+	small.is(driver.NotSupported, res)
+	r.ok(r.MemRelease(h))
+}
+
+func TestExportWhileWorkIsUnderway(t *testing.T) {
+	needLinux(t)
+	// The bytes move into a file while copies write them: none is lost.
+	r := start(t, Options{})
+	s := r.stream(1)
+	for range 20 {
+		h := r.create(chunk, on(0, driver.HandlePosixFD))
+		p := r.view(h)
+		for i := range driver.Ptr(64) {
+			r.ok(r.MemsetD8Async(r.ctx, p+i*chunk/64, byte(i+1), chunk/64, s))
+		}
+		r.is(driver.NotReady, r.StreamQuery(r.ctx, s))
+		r.export(h).Close()
+		r.ok(r.StreamSynchronize(r.ctx, s))
+		got := r.bytes(p, chunk)
+		for i := range 64 {
+			require.Equal(t, byte(i+1), got[(i+1)*chunk/64-1])
+		}
+		r.ok(r.MemRelease(h))
+	}
+}
+
+func TestOnlyExportedMemoryCostsDescriptors(t *testing.T) {
+	needLinux(t)
+	r := start(t, Options{})
+	open := func() int {
+		files, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		return len(files)
+	}
+	before := open()
+	var all []driver.MemHandle
+	for range 100 {
+		all = append(all, r.create(chunk, on(0, driver.HandlePosixFD)))
+	}
+	require.Equal(t, before, open())
+	f := r.export(all[0])
+	require.Equal(t, before+2, open())
+	require.NoError(t, f.Close())
+	for _, h := range all {
+		r.ok(r.MemRelease(h))
+	}
+	require.Equal(t, before, open())
+}
+
+func TestDMABufPinsWhatItIsOf(t *testing.T) {
+	needLinux(t)
+	r := start(t, Options{})
+	before := r.free()
+	p := r.reserve(2 * chunk)
+	for i := range driver.Ptr(2) {
+		h := r.create(chunk, on(0, 0))
+		r.ok(r.MemMap(p+i*chunk, chunk, 0, h))
+		r.ok(r.MemRelease(h))
+	}
+	fd, res := r.MemGetHandleForAddressRange(r.ctx, p+4096, 2*chunk-8192)
+	r.ok(res)
+	_, res = r.MemImportFromShareableHandle(fdHandle(int(fd)), driver.HandlePosixFD)
+	r.is(driver.Unknown, res)
+	for _, bad := range []struct {
+		p driver.Ptr
+		n uint64
+	}{{p + 1, 4096}, {p, 100}, {p, 0}, {p, 3 * chunk}} {
+		_, res = r.MemGetHandleForAddressRange(r.ctx, bad.p, bad.n)
+		r.is(driver.InvalidValue, res)
+	}
+	r.ok(r.MemUnmap(p, 2*chunk))
+	require.Equal(t, before-2*chunk, r.free())
+	require.NoError(t, syscall.Close(int(fd)))
+	require.Equal(t, before, r.free())
+	r.ok(r.MemAddressFree(p, 2*chunk))
+}
+
+func FuzzLabel(f *testing.F) {
+	page := make([]byte, osmem.PageSize())
+	f.Add(page)
+	copy(page, labelMagic[:])
+	f.Add(page)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		l, err := readLabel(b)
+		if err == nil {
+			require.EqualValues(t, uint64(len(b))-osmem.PageSize(), l.Size)
+		}
+	})
+}
+
+// opened is a machine in a child process.
+func opened() (*Machine, driver.Driver, error) {
+	m, err := New(Options{})
+	if err != nil {
+		return nil, nil, err
+	}
+	d := m.Driver()
+	if r := d.Init(); r != driver.Success {
+		return nil, nil, fmt.Errorf("init: %v", r)
+	}
+	return m, d, nil
+}
+
+func init() {
+	// The importer maps what it was given, adds 1 to each byte, and tells the
+	// sum; then it closes the descriptor, says so, and waits to be let go.
+	reexec.Register("sim: importer", func(c *reexec.Child) error {
+		m, d, err := opened()
+		if err != nil {
+			return err
+		}
+		h, r := d.MemImportFromShareableHandle(fdHandle(int(c.Files[0].Fd())), driver.HandlePosixFD)
+		if r != driver.Success {
+			return fmt.Errorf("import: %v: %v", r, m.Log())
+		}
+		if err := c.Files[0].Close(); err != nil {
+			return err
+		}
+		p, _ := d.MemAddressReserve(chunk, 0, 0)
+		if r := d.MemMap(p, chunk, 0, h); r != driver.Success {
+			return fmt.Errorf("map: %v", r)
+		}
+		b, err := m.Bytes(uint64(p), chunk)
+		if err != nil {
+			return err
+		}
+		sum := 0
+		for i := range b {
+			sum += int(b[i])
+			b[i]++
+		}
+		if err := m.Poke(uint64(p), b); err != nil {
+			return err
+		}
+		if err := c.Send(sum); err != nil {
+			return err
+		}
+		return c.Recv(&sum)
+	})
+	// The exporter creates memory and writes to it.
+	reexec.Register("sim: exporter", func(c *reexec.Child) error {
+		m, d, err := opened()
+		if err != nil {
+			return err
+		}
+		h, r := d.MemCreate(chunk, on(0, driver.HandlePosixFD))
+		if r != driver.Success {
+			return fmt.Errorf("create: %v", r)
+		}
+		p, _ := d.MemAddressReserve(chunk, 0, 0)
+		d.MemMap(p, chunk, 0, h)
+		if err := m.Poke(uint64(p), pattern(chunk)); err != nil {
+			return err
+		}
+		s, r := d.MemExportToShareableHandle(h, driver.HandlePosixFD)
+		if r != driver.Success {
+			return fmt.Errorf("export: %v: %v", r, m.Log())
+		}
+		socket, err := c.Files[0].SyscallConn()
+		if err != nil {
+			return err
+		}
+		var sent error
+		err = socket.Write(func(fd uintptr) bool {
+			rights := syscall.UnixRights(int(binary.NativeEndian.Uint32(s[:])))
+			sent = syscall.Sendmsg(int(fd), []byte{0}, rights, nil, 0)
+			return true
+		})
+		if err != nil || sent != nil {
+			return fmt.Errorf("send: %v, %v", err, sent)
+		}
+		var wait int
+		return c.Recv(&wait)
+	})
+}
+
+func TestImporterInAnotherProcess(t *testing.T) {
+	needLinux(t)
+	r := start(t, Options{})
+	before := r.free()
+	h := r.create(chunk, on(0, driver.HandlePosixFD))
+	p := r.view(h)
+	want, sum := pattern(chunk), 0
+	require.NoError(t, r.m.Poke(uint64(p), want))
+	for i := range want {
+		sum += int(want[i])
+		want[i]++
+	}
+	f := r.export(h)
+	child := reexec.Command(t, "sim: importer")
+	child.ExtraFiles = []*os.File{f}
+	child.Start()
+	require.NoError(t, f.Close())
+	var got int
+	child.Recv(&got)
+	require.Equal(t, sum, got)
+	require.Equal(t, want, r.bytes(p, chunk))
+	// The child's mapping alone keeps the memory taken, until it dies.
+	r.ok(r.MemUnmap(p, chunk))
+	r.ok(r.MemRelease(h))
+	require.Equal(t, before-chunk, r.free())
+	child.Kill()
+	require.Equal(t, before, r.free())
+}
+
+func TestMemoryOutlivesItsMaker(t *testing.T) {
+	needLinux(t)
+	r := start(t, Options{})
+	ours, theirs := socketpair(t)
+	child := reexec.Command(t, "sim: exporter")
+	child.ExtraFiles = []*os.File{theirs}
+	child.Start()
+	oob := make([]byte, syscall.CmsgSpace(4))
+	var n int
+	conn, err := ours.SyscallConn()
+	require.NoError(t, err)
+	require.NoError(t, conn.Read(func(fd uintptr) bool {
+		_, n, _, _, err = syscall.Recvmsg(int(fd), make([]byte, 1), oob, syscall.MSG_CMSG_CLOEXEC)
+		return err != syscall.EAGAIN
+	}))
+	require.NoError(t, err)
+	messages, err := syscall.ParseSocketControlMessage(oob[:n])
+	require.NoError(t, err)
+	fds, err := syscall.ParseUnixRights(&messages[0])
+	require.NoError(t, err)
+	h, res := r.MemImportFromShareableHandle(fdHandle(fds[0]), driver.HandlePosixFD)
+	r.ok(res)
+	require.NoError(t, syscall.Close(fds[0]))
+	child.Kill()
+	require.Equal(t, pattern(chunk), r.bytes(r.view(h), chunk))
+	r.ok(r.MemRelease(h))
+}
+
+func socketpair(t *testing.T) (a, b *os.File) {
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	a, b = os.NewFile(uintptr(fds[0]), "ours"), os.NewFile(uintptr(fds[1]), "theirs")
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a, b
+}

@@ -1,0 +1,140 @@
+//go:build linux && (amd64 || arm64)
+
+package osmem
+
+import (
+	"os"
+	"runtime/debug"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// at reads an address of the window as a slice.
+func at(addr uint64, n int) []byte {
+	return unsafe.Slice(*(**byte)(unsafe.Pointer(&addr)), n)
+}
+
+// faults tells whether touching the address stops the program.
+func faults(t *testing.T, addr uint64, write bool) (faulted bool) {
+	t.Helper()
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() { faulted = recover() != nil }()
+	b := at(addr, 1)
+	if write {
+		b[0]++
+	} else if b[0] == 77 {
+		t.Log("read")
+	}
+	return false
+}
+
+func TestWindow(t *testing.T) {
+	base, err := Window(1<<40, 1<<30)
+	require.NoError(t, err)
+	require.Zero(t, base%(1<<30))
+	page := PageSize()
+	arena, err := NewArena(1<<20, true)
+	require.NoError(t, err)
+	shared, err := NewShared("test", 4*page)
+	require.NoError(t, err)
+	fd, err := shared.Export()
+	require.NoError(t, err)
+	imported, err := OpenShared(fd)
+	require.NoError(t, err)
+	require.NoError(t, unix.Close(fd))
+
+	for what, row := range map[string]struct {
+		place func(addr, off, n uint64, access Access) error
+		bytes []byte
+	}{
+		"arena":    {arena.Place, arena.Run(0, 4*page)},
+		"shared":   {shared.Place, shared.Bytes()},
+		"imported": {imported.Place, imported.Bytes()},
+	} {
+		addr := base + 17*page
+		require.True(t, faults(t, addr, false), what)
+		require.NoError(t, row.place(addr, page, 2*page, AccessReadWrite), what)
+		at(addr, 1)[0] = 42
+		require.Equal(t, byte(42), row.bytes[page], what)
+		row.bytes[3*page-1] = 43
+		require.Equal(t, byte(43), at(addr, int(2*page))[2*page-1], what)
+		require.True(t, faults(t, addr-1, false), what)
+		require.True(t, faults(t, addr+2*page, false), what)
+		require.NoError(t, Protect(addr, 2*page, AccessRead))
+		require.False(t, faults(t, addr, false), what)
+		require.True(t, faults(t, addr, true), what)
+		require.NoError(t, Protect(addr, 2*page, AccessNone))
+		require.True(t, faults(t, addr, false), what)
+		require.NoError(t, Clear(addr, 2*page))
+		require.True(t, faults(t, addr, false), what)
+		require.NoError(t, row.place(addr, 0, page, AccessRead))
+		require.True(t, faults(t, addr, true), what)
+		require.NoError(t, Clear(addr, page))
+		require.Panics(t, func() { _ = row.place(addr, 1<<20, page, AccessRead) }, what)
+	}
+	require.NoError(t, imported.Close())
+	require.NoError(t, shared.Close())
+	require.NoError(t, arena.Close())
+}
+
+func TestSharedIsHeldByDescriptorsAndMappings(t *testing.T) {
+	s, err := NewShared("test", PageSize())
+	require.NoError(t, err)
+	defer s.Close()
+	require.False(t, s.Held())
+	fd, err := s.Export()
+	require.NoError(t, err)
+	require.True(t, s.Held())
+	other, err := s.Export()
+	require.NoError(t, err)
+	dup, err := unix.Dup(fd)
+	require.NoError(t, err)
+	require.NoError(t, unix.Close(fd))
+	require.NoError(t, unix.Close(other))
+	require.True(t, s.Held(), "a duplicate holds it")
+	imported, err := OpenShared(dup)
+	require.NoError(t, err)
+	require.Equal(t, s.ID(), imported.ID())
+	id, err := IdentifyShared(dup)
+	require.NoError(t, err)
+	require.Equal(t, s.ID(), id)
+	require.NoError(t, unix.Close(dup))
+	require.True(t, s.Held(), "a mapping holds it")
+	s.Bytes()[0] = 9
+	require.Equal(t, byte(9), imported.Bytes()[0])
+	require.NoError(t, imported.Close())
+	require.False(t, s.Held())
+	require.NoError(t, s.Close())
+	require.NoError(t, s.Close(), "twice")
+}
+
+func TestSharedCannotBeResized(t *testing.T) {
+	s, err := NewShared("test", PageSize())
+	require.NoError(t, err)
+	defer s.Close()
+	fd, err := s.Export()
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	require.ErrorIs(t, unix.Ftruncate(fd, 0), unix.EPERM)
+	require.ErrorIs(t, unix.Ftruncate(fd, 1<<20), unix.EPERM)
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_WRITE)
+	require.ErrorIs(t, err, unix.EPERM)
+}
+
+func TestForeignDescriptorsAreRefused(t *testing.T) {
+	f, err := os.CreateTemp(t.TempDir(), "")
+	require.NoError(t, err)
+	defer f.Close()
+	unsealed, err := memfd("test", PageSize(), false)
+	require.NoError(t, err)
+	defer unix.Close(unsealed)
+	for _, fd := range []int{int(f.Fd()), unsealed, -1} {
+		_, err := OpenShared(fd)
+		require.ErrorIs(t, err, ErrNotShared)
+	}
+	_, err = IdentifyShared(-1)
+	require.Error(t, err)
+}

@@ -1,0 +1,46 @@
+package osmem
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// placed and plain arenas behave alike, wherever they are supported.
+func TestArenaReadsZeroUntilWrittenAndAfterDiscard(t *testing.T) {
+	const size = 64 << 20
+	for _, placeable := range []bool{false, true} {
+		a, err := NewArena(size, placeable)
+		require.NoError(t, err)
+		page := PageSize()
+		write := func(off, n uint64, v byte) {
+			for n > 0 {
+				b := a.Run(off, n)
+				require.NotEmpty(t, b)
+				require.Zero(t, len(bytes.Trim(b, "\x00")))
+				for i := range b {
+					b[i] = v
+				}
+				off, n = off+uint64(len(b)), n-uint64(len(b))
+			}
+		}
+		write(3*page, 5<<20, 1)
+		require.NoError(t, a.Discard(4*page, 4<<20))
+		require.Equal(t, byte(1), a.Run(4*page-1, 1)[0])
+		require.Equal(t, byte(1), a.Run(4*page+4<<20, 1)[0])
+		write(4*page, 4<<20, 2)
+		require.NoError(t, a.Discard(0, 0))
+		require.Panics(t, func() { a.Run(size-1, 2) })
+		require.Panics(t, func() { _ = a.Discard(^uint64(0), 2) })
+		require.NoError(t, a.Close())
+	}
+}
+
+func TestAllocIsZeroed(t *testing.T) {
+	b, err := Alloc(100)
+	require.NoError(t, err)
+	require.Equal(t, make([]byte, 100), b)
+	b[99] = 1
+	require.NoError(t, Free(b))
+}
