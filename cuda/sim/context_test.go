@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
 	"github.com/stretchr/testify/require"
 )
 
@@ -53,7 +54,9 @@ func TestContextOfACall(t *testing.T) {
 		c, _ := r.CtxGetCurrent()
 		done <- c
 	}()
-	require.Zero(t, <-done, "the current context belongs to the thread")
+	if theirs := <-done; osmem.Linux {
+		require.Zero(t, theirs, "the current context belongs to the thread")
+	}
 	r.ok(r.CtxDestroy(other))
 	r.is(driver.InvalidContext, r.CtxDestroy(other))
 	r.is(driver.InvalidContext, r.CtxDestroy(r.ctx)) // it is the primary one

@@ -52,8 +52,10 @@ func TestPinnedMemoryIsLimited(t *testing.T) {
 	r.is(driver.InvalidValue, res)
 	p, res := r.MemHostAlloc(r.ctx, 1<<20, driver.HostAllocPortable|driver.HostAllocDeviceMap)
 	r.ok(res)
-	_, res = r.MemCreate(chunk, at(driver.LocationHost, 0, 0))
-	r.is(driver.OutOfMemory, res)
+	if osmem.Linux {
+		_, res = r.MemCreate(chunk, at(driver.LocationHost, 0, 0))
+		r.is(driver.OutOfMemory, res)
+	}
 	r.ok(r.MemFreeHost(r.ctx, p))
 }
 

@@ -47,15 +47,6 @@ func kernelTwin(name string) func(*Kernel) {
 	return twin
 }
 
-// Threads is how many threads the launch has.
-func (k *Kernel) Threads() uint64 {
-	n := uint64(1)
-	for i := range 3 {
-		n *= uint64(k.Grid[i]) * uint64(k.Block[i])
-	}
-	return n
-}
-
 // Param is the launch's i-th parameter. T must be as large as the PTX declares
 // it.
 func Param[T any](k *Kernel, i int) T {

@@ -33,9 +33,18 @@ func TestCreateChecksWhatIsAskedFor(t *testing.T) {
 		{"fabric", chunk, on(0, fabric), driver.NotPermitted},
 		{"fabric and descriptor", chunk, on(0, fabric|fd), driver.NotPermitted},
 	} {
+		want := row.want
+		if !osmem.Linux && (want == driver.Success || want == driver.NotPermitted) {
+			switch {
+			case row.prop.Location.Type != driver.LocationDevice:
+				want = driver.InvalidValue // no page can be placed
+			case row.prop.RequestedHandleTypes&fd != 0:
+				want = driver.NotSupported // no descriptor made
+			}
+		}
 		before := r.free()
 		h, res := r.MemCreate(row.size, row.prop)
-		require.Equal(t, row.want, res, row.what)
+		require.Equal(t, want, res, row.what)
 		if res == driver.Success {
 			r.ok(r.MemRelease(h))
 		}
@@ -279,9 +288,13 @@ func hostPointer(p driver.Ptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe
 func TestManyAllocationsExhaustNothing(t *testing.T) {
 	const n = 100_000
 	r := start(t, Options{Devices: []DeviceOptions{{Memory: n * chunk}}})
+	var types driver.HandleTypes
+	if osmem.Linux {
+		types = driver.HandlePosixFD
+	}
 	p := r.reserve(n * chunk)
 	for i := range driver.Ptr(n) {
-		h := r.create(chunk, on(0, driver.HandlePosixFD))
+		h := r.create(chunk, on(0, types))
 		r.ok(r.MemMap(p+i*chunk, chunk, 0, h))
 		r.ok(r.MemRelease(h))
 		if i%1000 == 0 {
