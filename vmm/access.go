@@ -44,21 +44,42 @@ func (a Access) String() string { return fmt.Sprintf("%v: %v", a.Location, a.Mod
 // is its owner's and is passed to the driver as it is.
 type accessList []driver.AccessDesc
 
-// with is the list after a change, as a new list. Places that lose everything
-// stay, with no access, until the change is made.
+// with is the list after a change; neither list is changed in place.
 func (l accessList) with(changes accessList) accessList {
-	next := append(accessList(nil), l...)
-next:
-	for _, c := range changes {
-		for i := range next {
-			if next[i].Location == c.Location {
-				next[i].Flags = c.Flags
-				continue next
-			}
+	if len(l) == 0 && changes.lacksNone() {
+		return changes
+	}
+	next := make(accessList, 0, len(l)+len(changes))
+	for _, a := range l {
+		if !changes.names(a.Location) {
+			next = append(next, a)
 		}
-		next = append(next, c)
+	}
+	for _, c := range changes {
+		if c.Flags != driver.AccessNone {
+			next = append(next, c)
+		}
 	}
 	return next
+}
+
+// lacksNone reports whether every place in the list has some access.
+func (l accessList) lacksNone() bool {
+	for _, a := range l {
+		if a.Flags == driver.AccessNone {
+			return false
+		}
+	}
+	return true
+}
+
+func (l accessList) names(loc driver.Location) bool {
+	for _, a := range l {
+		if a.Location == loc {
+			return true
+		}
+	}
+	return false
 }
 
 // same reports whether two lists are one slice: chunks of a buffer share theirs.
@@ -84,6 +105,17 @@ func (l accessList) lowered(changes accessList) (from []driver.Device) {
 		}
 	}
 	return from
+}
+
+// lower is what both lists allow.
+func (l accessList) lower(o accessList) accessList {
+	both := make(accessList, 0, len(l))
+	for _, a := range l {
+		if a.Flags = min(a.Flags, o.mode(a.Location)); a.Flags != driver.AccessNone {
+			both = append(both, a)
+		}
+	}
+	return both
 }
 
 // devices are those with any access.
@@ -118,7 +150,7 @@ func checkAccess(op string, s *cuda.System, memory driver.Location, access []Acc
 				Asked: fmt.Sprintf("access of the %v to memory on device %d", a.Location, memory.ID),
 				Hint:  "the host cannot reach device memory: copy, or create the memory on the host"})
 		}
-		if list.mode(loc) != driver.AccessNone {
+		if list.names(loc) {
 			return nil, core.Invalid(op, fmt.Sprintf("%v twice", a.Location), "name each location once")
 		}
 		if loc.Type == driver.LocationDevice && memory.Type == driver.LocationDevice &&

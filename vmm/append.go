@@ -108,7 +108,7 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n int, fill func(*cuda.
 	// A part of the copy may be under way.
 	undo := on.Synchronize()
 	if undo == nil {
-		undo = b.uncommit(op, before)
+		undo = b.rollback(op, before)
 	}
 	if undo != nil {
 		err = fmt.Errorf("%w (and the new memory stays: %w)", err, undo)

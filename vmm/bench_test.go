@@ -30,6 +30,9 @@ func pair(rounds int, ours, theirs func() time.Duration) (a, b time.Duration) {
 	return median(as), median(bs)
 }
 
+// plain is the memory of the C loops: neither shareable nor RDMA-capable.
+var plain = vmm.Properties{Handles: vmm.NoHandles, RDMA: vmm.RDMAOff}
+
 func median(d []time.Duration) time.Duration {
 	slices.Sort(d)
 	return d[len(d)/2]
@@ -51,10 +54,17 @@ func baseline(b *testing.B, d *cuda.Device) *cbench.Library {
 // Promised: at most 1.5 µs above C at 2 MiB, at most 1% at 1 GiB.
 func BenchmarkFullCycle(b *testing.B) {
 	for _, c := range []struct {
-		name  string
-		size  int
-		loops int
-	}{{"2MiB", 2 * mib, 1000}, {"1GiB", 1024 * mib, 40}} {
+		name   string
+		size   int
+		loops  int
+		memory vmm.Properties
+	}{
+		{"2MiB", 2 * mib, 1000, plain},
+		{"1GiB", 1024 * mib, 40, plain},
+		{"2MiB with descriptor", 2 * mib, 1000, vmm.Properties{RDMA: vmm.RDMAOff}},
+		{"2MiB with RDMA", 2 * mib, 1000, vmm.Properties{Handles: vmm.NoHandles}},
+		{"2MiB by default", 2 * mib, 1000, vmm.Properties{}},
+	} {
 		b.Run(c.name, func(b *testing.B) {
 			d := gputest.RealWith(b, cuda.WithNamedStreamsOnly())
 			lib := baseline(b, d)
@@ -62,7 +72,7 @@ func BenchmarkFullCycle(b *testing.B) {
 			cycle := func() {
 				r, err := vmm.Reserve(d, c.size, vmm.ReserveOptions{})
 				must(b, err)
-				a, err := vmm.Create(d, c.size, vmm.Properties{})
+				a, err := vmm.Create(d, c.size, c.memory)
 				must(b, err)
 				m, err := r.Map(0, a)
 				must(b, err)
@@ -113,7 +123,7 @@ func BenchmarkGrowTo4GiB(b *testing.B) {
 		}
 	}
 	grow := func() time.Duration {
-		buf, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 2 * total})
+		buf, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 2 * total, Memory: plain})
 		must(b, err)
 		start := time.Now()
 		for range total / step {

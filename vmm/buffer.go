@@ -10,7 +10,6 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
 // Buffer is GPU memory that grows and shrinks in place: its address is fixed
@@ -50,15 +49,21 @@ type buffer struct {
 	gran   uint64
 	plan   ChunkPlan
 
-	// used and committed are read without the lock.
-	used, committed atomic.Uint64
-	grown           atomic.Uint64
-	// mu guards the rest, and every change of used and committed. Copies into
-	// and out of the buffer hold it for reading, so that no memory goes between
-	// their check and their submission.
+	// changes is held by whatever changes the buffer, for as long as it takes:
+	// one change runs after the other.
+	changes sync.Mutex
+	// mu guards what follows. Copies hold it for reading, so that no memory and
+	// no access goes between their check and their submission; a change holds
+	// it for writing only while it takes something away or edits a list.
 	mu     sync.RWMutex
 	access accessList
 	chunks []*mapping
+	// tail are chunks behind the committed ones that were clipped and wait for
+	// the GPU: still mapped, in the order of their addresses.
+	tail []*mapping
+	// used and committed are read without a lock, and changed under changes.
+	used, committed atomic.Uint64
+	grown           atomic.Uint64
 }
 
 // NewBuffer makes an empty buffer: address space, and no memory yet. The caller
@@ -152,6 +157,8 @@ type BufferStats struct {
 	Reserved, Committed, Used int
 	// Chunks of memory.
 	Chunks int
+	// Clipped bytes were given up by ClipAfter and wait for the GPU.
+	Clipped int
 	// Grown is how often memory was added.
 	Grown int
 }
@@ -167,20 +174,21 @@ func (b *Buffer) Stats() BufferStats {
 		Used:      int(in.used.Load()),
 		Chunks:    len(in.chunks),
 		Grown:     int(in.grown.Load()),
+		Clipped:   int(in.mapped() - in.committed.Load()),
 	}
 }
 
-// enter starts an operation that changes the buffer; the caller calls leave.
+// enter starts a change of the buffer; the caller calls leave.
 func (b *buffer) enter(op string) error {
 	if !b.closer.Hold() {
 		return core.ClosedError(op, "buffer")
 	}
-	b.mu.Lock()
+	b.changes.Lock()
 	return nil
 }
 
 func (b *buffer) leave() {
-	b.mu.Unlock()
+	b.changes.Unlock()
 	b.closer.Drop()
 }
 
@@ -217,119 +225,13 @@ func (b *buffer) longer(op string, n int) (uint64, error) {
 	return used + uint64(n), nil
 }
 
-// commit sees to it that there is memory for the first n bytes, and answers
-// how many chunks there were before, for uncommit. Where it fails everything is
-// as it was.
-func (b *buffer) commit(op string, n uint64) (before int, err error) {
-	before = len(b.chunks)
-	committed := b.committed.Load()
-	if n <= committed {
-		return before, nil
-	}
-	sys := b.res.System()
-	var handles []*phys.Handle
-	at := committed
-	for at < n {
-		size := b.plan.next(at, b.res.size-at)
-		h, r := phys.Create(sys, size, b.prop)
-		if r != driver.Success {
-			err = createError(op, b.dev, int(size), b.prop, r)
-			break
-		}
-		handles = append(handles, h)
-		at += size
-	}
-	var maps []*mapping
-	if err == nil {
-		maps, err = b.res.mapRun(op, committed, handles, b.access)
-	}
-	if err != nil {
-		for _, h := range handles {
-			if r := h.Release(); r != driver.Success {
-				err = fmt.Errorf("%w (and undoing it failed: cuMemRelease answered %v)", err, r)
-			}
-		}
-		return before, err
-	}
-	b.chunks = append(b.chunks, maps...)
-	b.committed.Store(at)
-	b.grown.Add(1)
-	b.Resize(at)
-	return before, nil
-}
-
-// uncommit gives the chunks from index keep on back. Nobody may use them.
-func (b *buffer) uncommit(op string, keep int) error {
-	gone := b.chunks[keep:]
-	if len(gone) == 0 {
-		return nil
-	}
-	if err := b.res.unmapRun(op, gone); err != nil {
-		return err
-	}
-	b.committed.Store(gone[0].off)
-	b.chunks = b.chunks[:keep]
-	clear(gone)
-	b.Resize(b.committed.Load())
-	return nil
-}
-
-// Clip gives back the memory behind the bytes in use: whole chunks, so at most
-// one chunk stays that is not full. It first waits for all work that could use
-// the memory (see the package documentation).
-func (b *Buffer) Clip() error {
-	const op = "vmm.Buffer.Clip"
-	in := b.b
-	if err := in.enter(op); err != nil {
-		return err
-	}
-	defer in.leave()
-	keep := len(in.chunks)
-	for keep > 0 && in.chunks[keep-1].off >= in.used.Load() {
-		keep--
-	}
-	if keep == len(in.chunks) {
-		return nil
-	}
-	if err := in.res.System().WaitDevices(op, in.access.devices()); err != nil {
-		return err
-	}
-	return in.uncommit(op, keep)
-}
-
-// SetAccess says who may do what with the buffer's memory, that of now in one
-// call and that of later growth; places that are not named keep what they
-// have. Where it takes access away it first waits for the devices concerned.
-func (b *Buffer) SetAccess(access ...Access) error {
-	const op = "vmm.Buffer.SetAccess"
-	in := b.b
-	if err := in.enter(op); err != nil {
-		return err
-	}
-	defer in.leave()
-	changes, err := checkAccess(op, in.dev.System(), in.prop.Location, access)
-	if err != nil {
-		return err
-	}
-	if n := in.committed.Load(); n > 0 {
-		if err := in.res.setAccess(op, 0, n, access); err != nil {
-			return err
-		}
-	}
-	in.access = in.access.with(changes)
-	return nil
-}
-
 // Close waits for all work that could use the buffer (see the package
 // documentation) and gives everything back. After an error it may be called
 // again.
 func (b *Buffer) Close() error {
 	const op = "vmm.Buffer.Close"
 	return b.b.closer.Close(func() error {
-		b.b.mu.Lock()
-		devices := b.b.access.devices()
-		b.b.mu.Unlock()
-		if err := b.b.res.System().WaitDevices(op, devices); err != nil {
+		if err := b.b.wait(op); err != nil {
 			return err
 		}
 		return b.teardown(op)
@@ -349,15 +251,26 @@ func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
 }
 
 func (b *Buffer) teardown(op string) error {
-	b.b.mu.Lock()
-	defer b.b.mu.Unlock()
-	if err := b.b.uncommit(op, 0); err != nil {
+	in := b.b
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	// Whatever was clipped has passed: it held the buffer until then.
+	in.chunks, in.tail = append(in.chunks, in.tail...), nil
+	if err := in.uncommit(op, 0); err != nil {
 		return err
 	}
-	if err := b.b.res.close(op); err != nil {
+	if err := in.res.close(op); err != nil {
 		return err
 	}
-	b.b.Untrack()
+	in.Untrack()
 	b.cleanup.Stop()
 	return nil
+}
+
+// wait waits for the devices that have access to the buffer.
+func (b *buffer) wait(op string) error {
+	b.mu.RLock()
+	devices := b.access.devices()
+	b.mu.RUnlock()
+	return b.res.System().WaitDevices(op, devices)
 }

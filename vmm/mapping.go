@@ -25,6 +25,8 @@ type mapping struct {
 	phys   *phys.Handle
 	off    uint64
 	access accessList
+	grants int   // how often access was changed
+	clip   *clip // the last ClipAfter that took it, where it is a buffer's chunk
 	// How far tearing down has come.
 	unmapped, released bool
 }
@@ -65,6 +67,45 @@ func (m *Mapping) Access(l cuda.Location) (AccessMode, error) {
 		return NoAccess, sys.Fail(op, driver.CallMemGetAccess, r, fmt.Sprintf("%v at %v", l, m.Ptr()))
 	}
 	return AccessMode(flags), nil
+}
+
+// RevokeAfter takes all access from a place when the work that is on the
+// streams now is done. It never blocks. SetAccess before that undoes it.
+// Without a stream it is ErrInvalidArgument; with one that captures a graph it
+// is ErrCapturing and nothing has changed.
+func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
+	const op = "vmm.Mapping.RevokeAfter"
+	if !m.closer.Hold() {
+		return core.ClosedError(op, "mapping")
+	}
+	in := m.m
+	changes, err := checkAccess(op, in.res.system, in.phys.Asked.Location, []Access{{l, NoAccess}})
+	var f *core.Fence
+	if err == nil {
+		f, err = core.FenceOf(in.res.System(), op, streams)
+	}
+	if err != nil {
+		m.closer.Drop()
+		return err
+	}
+	in.res.mu.Lock()
+	grants := in.grants
+	in.res.mu.Unlock()
+	life := new(core.Life)
+	life.Close()
+	in.res.System().Reclaim(f, life, func() error {
+		in.res.mu.Lock()
+		undone := in.grants != grants
+		in.res.mu.Unlock()
+		if !undone {
+			if err := in.res.applyAccess(op, in.off, in.phys.Size, changes); err != nil {
+				return err
+			}
+		}
+		m.closer.Drop()
+		return nil
+	})
+	return nil
 }
 
 // Close waits for all work that could use the memory at this address (see the

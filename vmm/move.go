@@ -36,7 +36,7 @@ func Move(old *Buffer, reserve int) (*Buffer, error) {
 		handles[i] = c.phys
 	}
 	if len(handles) > 0 {
-		b.chunks, err = res.mapRun(op, 0, handles, in.access)
+		b.chunks, err = res.mapRun(op, nil, 0, handles, in.access)
 	}
 	if err != nil {
 		for _, h := range handles {

@@ -145,7 +145,7 @@ func GranularityOf(d *cuda.Device, p Properties) (int, error) {
 func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, uint64, error) {
 	var none driver.AllocationProp
 	if d == nil {
-		return none, 0, core.Invalid(op, "a nil device", "take one from System.Devices")
+		return none, 0, errNilDevice(op)
 	}
 	sys := core.SystemOf(d)
 	wish := core.Wish{
@@ -224,6 +224,10 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 	}
 	sys.Decide(wish, prop, gran)
 	return prop, gran, nil
+}
+
+func errNilDevice(op string) error {
+	return core.Invalid(op, "a nil device", "take one from System.Devices")
 }
 
 // properties turns the driver's form back.

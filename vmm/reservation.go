@@ -58,6 +58,7 @@ type reservation struct {
 	// of one range never mix.
 	mu   sync.Mutex
 	maps []*mapping
+	one  [1]*mapping // where maps lies while there is one
 	// bad are ranges that could not be put back after a failure. They are
 	// never used again, and neither is the range freed.
 	bad []span
@@ -66,7 +67,7 @@ type reservation struct {
 type span struct{ off, size uint64 }
 
 func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservation, error) {
-	_, gran, err := Properties{}.resolve(op, d)
+	gran, err := granule(op, d)
 	if err != nil {
 		return nil, err
 	}
@@ -76,9 +77,6 @@ func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservatio
 	if o.Align < 0 || bits.OnesCount(uint(o.Align)) > 1 {
 		return nil, core.Invalid(op, fmt.Sprintf("an alignment of %d", o.Align), "use a power of two, or 0 for the granularity")
 	}
-	if _, err := core.ContextOf(d); err != nil {
-		return nil, err
-	}
 	sys := core.SystemOf(d)
 	sys.PollReclaim()
 	base, res := sys.Drv.MemAddressReserve(uint64(size), uint64(o.Align), driver.Ptr(o.Hint))
@@ -86,8 +84,28 @@ func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservatio
 		return nil, sys.Fail(op, driver.CallMemAddressReserve, res, core.Bytes(size)+" of address space")
 	}
 	r := &reservation{system: d.System(), base: base, size: uint64(size)}
+	r.maps = r.one[:0]
 	sys.Track(&r.Object, core.KindReservation, r.size)
 	return r, nil
+}
+
+// granule is what address ranges are multiples of.
+func granule(op string, d *cuda.Device) (uint64, error) {
+	if d == nil {
+		return 0, errNilDevice(op)
+	}
+	c, err := core.ContextOf(d)
+	if err != nil {
+		return 0, err
+	}
+	if g := c.Granule.Load(); g != 0 {
+		return g, nil
+	}
+	_, g, err := Properties{}.resolve(op, d)
+	if err == nil {
+		c.Granule.Store(g)
+	}
+	return g, err
 }
 
 // Ptr is the address of the range, fixed for life.
@@ -113,12 +131,14 @@ func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
 	if err != nil {
 		return nil, err
 	}
-	maps, err := r.r.mapRun(op, uint64(off), []*phys.Handle{h}, nil)
+	m := &Mapping{}
+	var one [1]*mapping
+	maps, err := r.r.mapRun(op, one[:0], uint64(off), []*phys.Handle{h}, nil)
 	if err != nil {
 		h.Release()
 		return nil, err
 	}
-	m := &Mapping{m: maps[0]}
+	m.m = maps[0]
 	m.cleanup = core.Watch(m, &m.m.Object)
 	return m, nil
 }
@@ -185,8 +205,9 @@ func (r *reservation) find(off uint64) int {
 
 // mapRun maps handles one behind the other, grants the run in one call where
 // access is given, and takes over one count of each handle. Where any step
-// fails everything is as it was, and the counts are still the caller's.
-func (r *reservation) mapRun(op string, off uint64, handles []*phys.Handle, access accessList) ([]*mapping, error) {
+// fails everything is as it was, and the counts are still the caller's. The
+// mappings are appended to maps.
+func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*phys.Handle, access accessList) ([]*mapping, error) {
 	var size uint64
 	for _, h := range handles {
 		size += h.Size
@@ -201,7 +222,6 @@ func (r *reservation) mapRun(op string, off uint64, handles []*phys.Handle, acce
 		return nil, err
 	}
 	sys := r.System()
-	maps := make([]*mapping, 0, len(handles))
 	end := off
 	for _, h := range handles {
 		if res := sys.Drv.MemMap(r.base+driver.Ptr(end), h.Size, 0, h.Driver); res != driver.Success {
@@ -328,11 +348,18 @@ func (r *reservation) setAccess(op string, off, size uint64, access []Access) er
 			return err
 		}
 	}
+	return r.applyAccess(op, off, size, changes)
+}
+
+// applyAccess makes a change that was checked, and waited for.
+func (r *reservation) applyAccess(op string, off, size uint64, changes accessList) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if run, err = r.run(op, off, size); err != nil {
+	run, err := r.run(op, off, size)
+	if err != nil {
 		return err
 	}
+	sys := r.System()
 	if res := sys.Drv.MemSetAccess(r.base+driver.Ptr(off), size, changes); res != driver.Success {
 		return sys.Fail(op, driver.CallMemSetAccess, res, fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(r.base)+off))
 	}
@@ -342,6 +369,7 @@ func (r *reservation) setAccess(op string, off, size uint64, access []Access) er
 			before, after = m.access, m.access.with(changes)
 		}
 		m.access = after
+		m.grants++
 	}
 	return nil
 }

@@ -114,15 +114,12 @@ func (s Slice[T]) CopyFromSlice(on *cuda.Stream, src Slice[T]) error {
 	if s.buf == nil || src.buf == nil {
 		return errZeroSlice(op)
 	}
-	lockBoth(s.buf, src.buf, false)
-	defer unlockBoth(s.buf, src.buf, false)
-	if err := src.check(op); err != nil {
+	rlockBoth(s.buf, src.buf)
+	defer runlockBoth(s.buf, src.buf)
+	if err := src.check(op, on); err != nil {
 		return err
 	}
 	defer src.buf.closer.Drop()
-	if _, err := src.buf.stream(op, on, driver.AccessRead); err != nil {
-		return err
-	}
 	return s.withLocked(op, on, driver.AccessReadWrite, src.Size(), func(on *cuda.Stream) error {
 		return on.Copy(s.Ptr(), src.Ptr(), s.Size())
 	})
@@ -151,10 +148,13 @@ func (s Slice[T]) with(op string, on *cuda.Stream, need driver.AccessFlags, n in
 }
 
 func (s Slice[T]) withLocked(op string, on *cuda.Stream, need driver.AccessFlags, n int, do func(*cuda.Stream) error) error {
-	if err := s.check(op); err != nil {
-		return err
+	if !s.buf.closer.Hold() {
+		return core.ClosedError(op, "buffer")
 	}
 	defer s.buf.closer.Drop()
+	if err := s.buf.checkStill(op, s.off, uint64(s.Size())); err != nil {
+		return err
+	}
 	if n != s.Size() {
 		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
 			Asked: fmt.Sprintf("%d bytes for a slice of %d", n, s.Size()), Hint: "both sides must be equally long"})
@@ -173,48 +173,39 @@ func (s Slice[T]) withLocked(op string, on *cuda.Stream, need driver.AccessFlags
 	return nil
 }
 
-// check holds the buffer and sees that the slice is still in use.
-func (s Slice[T]) check(op string) error {
+// check holds the buffer, and sees that the slice is still in use and that the
+// stream may read it. The caller holds the buffer's mu.
+func (s Slice[T]) check(op string, on *cuda.Stream) error {
 	if !s.buf.closer.Hold() {
 		return core.ClosedError(op, "buffer")
 	}
-	if used := s.buf.used.Load(); s.off+uint64(s.Size()) > used {
+	err := s.buf.checkStill(op, s.off, uint64(s.Size()))
+	if err == nil {
+		_, err = s.buf.stream(op, on, driver.AccessRead)
+	}
+	if err != nil {
 		s.buf.closer.Drop()
-		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
-			Asked: fmt.Sprintf("bytes %d to %d, with %d in use", s.off, s.off+uint64(s.Size()), used),
-			Hint:  "the buffer became shorter since the slice was taken"})
 	}
-	return nil
+	return err
 }
 
-// lockBoth locks two buffers in the order of their addresses, so that two
-// copies in opposite directions never wait for each other: the source for
-// reading, the destination for reading or, where it grows, for writing.
-func lockBoth(dst, src *buffer, grow bool) {
-	lockDst := dst.mu.RLock
-	if grow {
-		lockDst = dst.mu.Lock
+// rlockBoth locks two buffers for reading, in the order of their addresses, so
+// that copies in opposite directions never wait for each other with a writer
+// between them.
+func rlockBoth(a, b *buffer) {
+	if a.res.base > b.res.base {
+		a, b = b, a
 	}
-	switch {
-	case dst == src:
-		lockDst()
-	case dst.res.base < src.res.base:
-		lockDst()
-		src.mu.RLock()
-	default:
-		src.mu.RLock()
-		lockDst()
+	a.mu.RLock()
+	if a != b {
+		b.mu.RLock()
 	}
 }
 
-func unlockBoth(dst, src *buffer, grow bool) {
-	if dst != src {
-		src.mu.RUnlock()
-	}
-	if grow {
-		dst.mu.Unlock()
-	} else {
-		dst.mu.RUnlock()
+func runlockBoth(a, b *buffer) {
+	a.mu.RUnlock()
+	if a != b {
+		b.mu.RUnlock()
 	}
 }
 
@@ -223,20 +214,13 @@ func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) err
 	if src.buf == nil {
 		return errZeroSlice(op)
 	}
-	if !b.closer.Hold() {
-		return core.ClosedError(op, "buffer")
-	}
-	defer b.closer.Drop()
-	lockBoth(b, src.buf, true)
-	defer unlockBoth(b, src.buf, true)
-	if err := src.check(op); err != nil {
-		return err
-	}
-	defer src.buf.closer.Drop()
-	if _, err := src.buf.stream(op, on, driver.AccessRead); err != nil {
-		return err
-	}
-	return b.appendLocked(op, on, src.Size(), func(on *cuda.Stream, at cuda.Ptr) error {
+	return b.append(op, on, src.Size(), func(on *cuda.Stream, at cuda.Ptr) error {
+		src.buf.mu.RLock()
+		defer src.buf.mu.RUnlock()
+		if err := src.check(op, on); err != nil {
+			return err
+		}
+		defer src.buf.closer.Drop()
 		return on.Copy(at, src.Ptr(), src.Size())
 	})
 }

@@ -3,6 +3,7 @@ package core
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
@@ -22,6 +23,9 @@ type Context struct {
 	Handle  driver.Context
 	Device  driver.Device
 	primary bool
+	// Granule is what address ranges on the device are multiples of, once
+	// somebody has asked.
+	Granule atomic.Uint64
 
 	// blockMu is held over the free of the sentinel, which waits.
 	blockMu sync.Mutex

@@ -36,7 +36,7 @@ type Object struct {
 	sys        *System
 	kind       ObjectKind
 	size       uint64
-	stack      []uintptr
+	stack      *[]uintptr // of the creation, where it is traced
 	prev, next *Object
 }
 
@@ -57,7 +57,8 @@ func (s *System) Track(o *Object, kind ObjectKind, size uint64) {
 	o.sys, o.kind, o.size = s, kind, size
 	if s.Config.TraceLeaks {
 		pcs := make([]uintptr, 32)
-		o.stack = pcs[:runtime.Callers(3, pcs)]
+		pcs = pcs[:runtime.Callers(3, pcs)]
+		o.stack = &pcs
 	}
 	l := &s.live
 	l.mu.Lock()
@@ -113,13 +114,13 @@ func (o *Object) Lost() {
 // String names the object by kind and size, with its stack where one was kept.
 func (o *Object) String() string {
 	text := fmt.Sprintf("%s of %s", o.kind, Bytes(o.size))
-	if len(o.stack) == 0 {
+	if o.stack == nil {
 		return text
 	}
 	var b strings.Builder
 	b.WriteString(text)
 	b.WriteString(", made at")
-	frames := runtime.CallersFrames(o.stack)
+	frames := runtime.CallersFrames(*o.stack)
 	for {
 		f, more := frames.Next()
 		if f.Function != "" && !strings.HasPrefix(f.Function, "runtime.") {

@@ -31,6 +31,10 @@ type reclaimer struct {
 	failed  []error
 }
 
+// ErrAgain is a teardown's answer that it wants to be called again: it would
+// have had to wait.
+var ErrAgain = errors.New("again")
+
 type reclaim struct {
 	fence *Fence
 	life  *Life
@@ -123,8 +127,13 @@ func (r *reclaimer) poll() (progress bool) {
 			left = append(left, it)
 			continue
 		}
+		err := it.do()
+		if errors.Is(err, ErrAgain) {
+			left = append(left, it)
+			continue
+		}
 		progress = true
-		if err := it.do(); err != nil {
+		if err != nil {
 			r.sys.Config.Log.Error("cuvmm: tearing down a closed object failed; its addresses are not used again",
 				"error", err)
 			r.mu.Lock()
