@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -34,8 +35,9 @@ type BufferOptions struct {
 	Chunks ChunkPlan
 	// Memory is what kind of memory is taken.
 	Memory Properties
-	// Access is for other places than the device itself, which has read-write
-	// access unless it is named here.
+	// Access is for other places than the device itself and, for memory on the
+	// host, the memory's own location: those have read-write access unless
+	// they are named here.
 	Access []Access
 }
 
@@ -125,18 +127,18 @@ func reserveFor(op string, d *cuda.Device, asked, need, gran uint64) (*reservati
 	}
 }
 
-// bufferAccess is who may touch a buffer: the device itself, and who was named.
+// bufferAccess is who may touch a buffer: the device itself, the host where the
+// memory lies there, and who was named.
 func bufferAccess(op string, d *cuda.Device, memory driver.Location, named []Access) (accessList, error) {
-	all := make([]Access, 0, len(named)+1)
-	self := true
-	for _, a := range named {
-		all = append(all, a)
-		self = self && a.Location != d.Location()
+	all := append([]Access(nil), named...)
+	home := cuda.Location{Type: cuda.LocationType(memory.Type), ID: int(memory.ID)}
+	for _, l := range []cuda.Location{d.Location(), home} {
+		if !slices.ContainsFunc(all, func(a Access) bool { return a.Location == l }) {
+			all = append(all, Access{l, ReadWrite})
+		}
 	}
-	if self {
-		all = append(all, Access{d.Location(), ReadWrite})
-	}
-	return checkAccess(op, d.System(), memory, all)
+	list, err := checkAccess(op, d.System(), memory, all)
+	return accessList(nil).with(list), err
 }
 
 func roundUp(n, to uint64) uint64 { return (n + to - 1) / to * to }

@@ -1,0 +1,63 @@
+package vmm
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// DMABuf makes a DMA-BUF descriptor of a part of the range, for network cards
+// and other devices. The part must be mapped throughout, with memory of one
+// device and one kind; after mapping something else there, make a new one. The
+// caller closes the file. The memory stays taken while the descriptor is open,
+// here or in a process that it was sent to.
+func (r *Reservation) DMABuf(d *cuda.Device, off, size int) (*os.File, error) {
+	const op = "vmm.Reservation.DMABuf"
+	if off < 0 || size <= 0 {
+		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("offset %d, %d bytes", off, size),
+			Hint: "name a part of the range"})
+	}
+	if d == nil {
+		return nil, errNilDevice(op)
+	}
+	c, err := core.ContextOf(d)
+	if err != nil {
+		return nil, err
+	}
+	if c.System() != r.r.System() {
+		return nil, core.ForeignError(op, "device")
+	}
+	if !r.r.closer.Hold() {
+		return nil, core.ClosedError(op, "reservation")
+	}
+	defer r.r.closer.Drop()
+	r.r.mu.Lock()
+	defer r.r.mu.Unlock()
+	if err := r.r.mappedThroughout(op, uint64(off), uint64(size)); err != nil {
+		return nil, err
+	}
+	sys := r.r.System()
+	fd, res := sys.Drv.MemGetHandleForAddressRange(c.Handle, r.r.base+driver.Ptr(off), uint64(size))
+	if res != driver.Success {
+		return nil, sys.Fail(op, driver.CallMemGetHandleForAddressRange, res,
+			fmt.Sprintf("%s at offset %s", core.Bytes(size), core.Bytes(off)))
+	}
+	return os.NewFile(uintptr(fd), "dmabuf"), nil
+}
+
+// mappedThroughout refuses a part with a gap, or beyond the range.
+func (r *reservation) mappedThroughout(op string, off, size uint64) error {
+	end := off
+	for i := r.find(off); i < len(r.maps) && r.maps[i].off <= end && end-off < size; i++ {
+		end = r.maps[i].off + r.maps[i].phys.Size
+	}
+	if end < off || end-off < size {
+		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
+			Asked: fmt.Sprintf("%s at offset %s, of which not all is mapped", core.Bytes(size), core.Bytes(off)),
+			Hint:  "map memory there first"})
+	}
+	return nil
+}

@@ -1,0 +1,162 @@
+package vmm_test
+
+import (
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+// hostPlaces are where host memory can lie, on this device.
+func hostPlaces(t *testing.T, d *cuda.Device) []cuda.Location {
+	t.Helper()
+	c, err := d.Capabilities()
+	require.NoError(t, err)
+	var places []cuda.Location
+	if c.HostNUMAVirtualMemory {
+		places = append(places, cuda.OnHostNUMA(max(c.HostNUMANode, 0)))
+	}
+	if c.HostVirtualMemory {
+		places = append(places, cuda.OnHost())
+	}
+	require.NotEmpty(t, places)
+	return places
+}
+
+func TestHostMemoryIsSeenByTheCPUAndTheGPU(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		for _, place := range hostPlaces(t, d) {
+			t.Run(place.String(), func(t *testing.T) {
+				a, err := vmm.NewArray[uint32](d, vmm.BufferOptions{Reserve: 16 * mib, Memory: vmm.Properties{Location: place}})
+				require.NoError(t, err)
+				closed(t, a)
+				require.NoError(t, a.Append(nil, []uint32{1, 2, 3, 4}))
+				part, err := a.Slice(1, 3)
+				require.NoError(t, err)
+				require.NoError(t, part.Host(func(data []uint32) error {
+					require.Equal(t, []uint32{2, 3}, data)
+					data[0] = 20
+					return nil
+				}))
+				got := make([]uint32, 4)
+				require.NoError(t, a.All().CopyTo(nil, got))
+				require.Equal(t, []uint32{1, 20, 3, 4}, got)
+			})
+		}
+	})
+}
+
+func TestHostViewIsChecked(t *testing.T) {
+	_, d := open(t)
+	never := func([]byte) error { t.Fatal("called"); return nil }
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{})
+	require.NoError(t, err)
+	closed(t, b)
+	require.NoError(t, b.Grow(10))
+	s, err := b.Slice(0, 10)
+	require.NoError(t, err)
+	require.ErrorIs(t, s.Host(never), cuda.ErrNotSupported)
+	require.ErrorIs(t, vmm.Slice[byte]{}.Host(never), cuda.ErrInvalidArgument)
+
+	a, err := vmm.Create(d, 2*mib, vmm.Properties{Location: cuda.OnHostNUMA(0)})
+	require.NoError(t, err)
+	closed(t, a)
+	r, err := vmm.Reserve(d, 2*mib, vmm.ReserveOptions{})
+	require.NoError(t, err)
+	closed(t, r)
+	m, err := r.Map(0, a)
+	require.NoError(t, err)
+	err = m.Host(never)
+	require.ErrorIs(t, err, cuda.ErrNotPermitted)
+	require.ErrorContains(t, err, "grant host NUMA node 0 read-write access")
+	require.NoError(t, m.SetAccess(vmm.Access{Location: cuda.OnHostNUMA(0), Mode: vmm.ReadWrite}))
+	require.NoError(t, m.Host(func(data []byte) error {
+		require.Len(t, data, 2*mib)
+		data[2*mib-1] = 1
+		return nil
+	}))
+	require.NoError(t, m.Close())
+	require.ErrorIs(t, m.Host(never), cuda.ErrClosed)
+}
+
+func TestCompressibleMemorySaysWhatWasGranted(t *testing.T) {
+	for _, granted := range []bool{true, false} {
+		attr := 0
+		if granted {
+			attr = 1
+		}
+		_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Attributes: map[int]int{107: attr}}}})
+		a, err := vmm.Create(d, 2*mib, vmm.Properties{Compressible: true})
+		require.NoError(t, err)
+		require.True(t, a.Requested().Compressible)
+		got, err := a.Granted()
+		require.NoError(t, err)
+		require.Equal(t, granted, got.Compressible)
+		require.NoError(t, a.Close())
+		_, err = a.Granted()
+		require.ErrorIs(t, err, cuda.ErrClosed)
+	}
+}
+
+func TestDefaultsAreDecidedAndReadable(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		c, err := d.Capabilities()
+		require.NoError(t, err)
+		for _, row := range []struct {
+			what    string
+			p       vmm.Properties
+			handles vmm.HandleTypes
+			rdma    bool
+		}{
+			{"default", vmm.Properties{}, vmm.PosixFD, c.RDMA},
+			{"nothing", vmm.Properties{Handles: vmm.NoHandles, RDMA: vmm.RDMAOff}, vmm.NoHandles, false},
+			{"on a NUMA node", vmm.Properties{Location: cuda.OnHostNUMA(max(c.HostNUMANode, 0))}, vmm.PosixFD, false},
+		} {
+			a, err := vmm.Create(d, 2*mib, row.p)
+			require.NoError(t, err, row.what)
+			require.Equal(t, row.handles, a.Requested().Handles, row.what)
+			require.Equal(t, row.rdma, a.Requested().RDMA == vmm.RDMARequired, row.what)
+			g, err := a.Granted()
+			require.NoError(t, err)
+			require.Equal(t, row.handles, g.Handles, row.what)
+			require.Equal(t, row.rdma, g.RDMA == vmm.RDMARequired, row.what)
+			require.Equal(t, a.Requested().Location, g.Location)
+			require.NoError(t, a.Close())
+		}
+	})
+}
+
+func TestDMABufOfARange(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		r, err := vmm.Reserve(d, 8*mib, vmm.ReserveOptions{})
+		require.NoError(t, err)
+		closed(t, r)
+		for _, off := range []int{0, 2 * mib} {
+			a, err := vmm.Create(d, 2*mib, vmm.Properties{})
+			require.NoError(t, err)
+			m, err := r.Map(off, a)
+			require.NoError(t, err)
+			closed(t, m)
+			require.NoError(t, a.Close())
+		}
+		require.NoError(t, r.SetAccess(0, 4*mib, vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite}))
+		c, err := d.Capabilities()
+		require.NoError(t, err)
+		f, err := r.DMABuf(d, 0, 4*mib)
+		if !c.DMABuf {
+			require.ErrorIs(t, err, cuda.ErrNotSupported)
+			return
+		}
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		_, err = r.DMABuf(d, 2*mib, 4*mib)
+		require.ErrorIs(t, err, cuda.ErrOutOfRange)
+		_, err = r.DMABuf(d, -1, mib)
+		require.ErrorIs(t, err, cuda.ErrOutOfRange)
+		_, err = r.DMABuf(nil, 0, mib)
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	})
+}
