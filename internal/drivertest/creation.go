@@ -189,7 +189,7 @@ var creation = []Case{
 		},
 	},
 	{
-		Name: "‡ cuMemGetAllocationPropertiesFromHandle",
+		Name: "cuMemGetAllocationPropertiesFromHandle",
 		Says: "the properties that the memory was created with",
 		Run: func(t *T) {
 			want := onDevice(t.Device)

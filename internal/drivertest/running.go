@@ -120,7 +120,7 @@ var running = []Case{
 		},
 	},
 	{
-		Name:  "‡ stream wait-value on pinned memory, and stream write-value to it",
+		Name:  "stream wait-value on pinned memory, and stream write-value to it",
 		Says:  "the stream goes on when the CPU has written the value, and the CPU sees what the stream writes",
 		Needs: needs(streamMemoryOps),
 		Run: func(t *T) {

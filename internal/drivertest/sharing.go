@@ -120,7 +120,7 @@ var sharing = []Case{
 		Run:   func(t *T) { t.shareWithChild(1) },
 	},
 	{
-		Name:  "‡ the creator's process is killed after another has imported",
+		Name:  "the creator's process is killed after another has imported",
 		Says:  "the memory stays with the importer, with its contents",
 		Needs: needs(shareableByFD),
 		Run:   func(t *T) { t.outlive() },
