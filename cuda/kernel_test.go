@@ -103,7 +103,13 @@ func init() {
 			Last: sim.Param[uint8](k, 7), Pair: sim.Param[pair](k, 8),
 		}})
 	})
-	sim.RegisterKernel(countKernel, func(k *sim.Kernel) { k.AddWord(sim.Param[uint64](k, 0), k.Threads()) })
+	sim.RegisterKernel(countKernel, func(k *sim.Kernel) {
+		threads := uint64(1)
+		for i := range 3 {
+			threads *= uint64(k.Grid[i]) * uint64(k.Block[i])
+		}
+		k.AddWord(sim.Param[uint64](k, 0), threads)
+	})
 }
 
 // kernel is a kernel of the test's text, and a stream for it.
@@ -111,29 +117,21 @@ func kernel(t testing.TB, d *cuda.Device, name string) (*cuda.Kernel, *cuda.Stre
 	t.Helper()
 	m, err := d.LoadModule([]byte(testText))
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	closed(t, m)
 	k, err := m.Kernel(name)
 	require.NoError(t, err)
-	s, err := d.NewStream(cuda.StreamOptions{})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	return k, s
+	return k, stream(t, d)
 }
 
 // words is zeroed device memory of n bytes.
 func words(t testing.TB, d *cuda.Device, n int) cuda.Ptr {
 	t.Helper()
-	c, err := core.ContextOf(d)
-	require.NoError(t, err)
-	drv := core.SystemOf(d).Drv
-	p, r := drv.MemAlloc(c.Handle, uint64(n))
-	require.Equal(t, driver.Success, r)
-	t.Cleanup(func() { require.Equal(t, driver.Success, drv.MemFree(c.Handle, p)) })
+	p := memory(t, d, n)
 	s, err := d.NewStream(cuda.StreamOptions{})
 	require.NoError(t, err)
-	require.NoError(t, s.Memset(cuda.Ptr(p), 0, n))
+	require.NoError(t, s.Memset(p, 0, n))
 	require.NoError(t, s.Close())
-	return cuda.Ptr(p)
+	return p
 }
 
 var once = cuda.Launch{Grid: [3]int{1, 1, 1}, Block: [3]int{1, 1, 1}}
@@ -190,22 +188,13 @@ func TestLaunchOnACapturingStreamBecomesPartOfTheGraph(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		k, s := kernel(t, d, countKernel)
 		word := words(t, d, 8)
-		drv := core.SystemOf(d).Drv
-		in := core.StreamOf(s)
-		ok := func(r driver.Result) { t.Helper(); require.Equal(t, driver.Success, r) }
-		ok(drv.StreamBeginCapture(in.Ctx.Handle, in.Handle, driver.CaptureRelaxed))
-		launched := k.Launch(s, once, word)
-		g, r := drv.StreamEndCapture(in.Ctx.Handle, in.Handle)
-		require.NoError(t, launched)
-		ok(r)
+		g, err := s.WithCapture(cuda.CaptureOptions{}, func() error { return k.Launch(s, once, word) })
+		require.NoError(t, err)
 		require.Zero(t, download[uint64](t, s, word), "nothing has run")
-		exec, r := drv.GraphInstantiate(in.Ctx.Handle, g)
-		ok(r)
-		ok(drv.GraphLaunch(in.Ctx.Handle, exec, in.Handle))
-		ok(drv.GraphLaunch(in.Ctx.Handle, exec, in.Handle))
+		require.NoError(t, g.Launch(s))
+		require.NoError(t, g.Launch(s))
 		require.Equal(t, uint64(2), download[uint64](t, s, word))
-		ok(drv.GraphExecDestroy(exec))
-		ok(drv.GraphDestroy(g))
+		require.NoError(t, g.Close())
 	})
 }
 

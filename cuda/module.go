@@ -76,8 +76,8 @@ func (m *Module) Device() *Device { return m.dev }
 
 // Close waits for all GPU work on the device, since some of it could be the
 // module's kernels, and unloads the module. What it waits for, and what that
-// costs, is as in the vmm package; CloseAfter is the fast way. A graph that
-// captured a launch of one of its kernels must not run any more.
+// costs, is as in the vmm package; CloseAfter is the fast way. Graphs that
+// captured a launch of its kernels must be closed first.
 func (m *Module) Close() error {
 	const op = "cuda.Module.Close"
 	return m.closer.Close(func() error {
@@ -91,8 +91,8 @@ func (m *Module) Close() error {
 // CloseAfter takes the module out of use at once and unloads it when the work
 // that is on the streams now is done. It never blocks. Without a stream it is
 // ErrInvalidArgument; with one that captures a graph it is ErrCapturing and
-// nothing has changed. A graph that captured a launch of one of its kernels
-// must not run any more.
+// nothing has changed. Graphs that captured a launch of its kernels must be
+// closed first.
 func (m *Module) CloseAfter(streams ...*Stream) error {
 	const op = "cuda.Module.CloseAfter"
 	sys := m.ctx.System()
