@@ -22,7 +22,7 @@ type gpuContext struct {
 	// stalls counts the calls that wait for all of the context's work and let
 	// nobody submit more meanwhile.
 	stalls int
-	gone   bool
+	gone   bool // it is being destroyed
 }
 
 // thread is what belongs to an operating system thread.
@@ -62,7 +62,7 @@ func (m *Machine) resolve(c driver.Context) (*gpuContext, driver.Result) {
 		c = m.thread().current
 	}
 	ctx := m.contexts[c]
-	if ctx == nil {
+	if ctx == nil || ctx.gone {
 		return nil, driver.InvalidContext
 	}
 	return ctx, ctx.lost
@@ -133,8 +133,10 @@ func (c *gpuContext) destroy() {
 		}
 	}
 	for _, r := range owned {
-		m.orphan(r.object)
-		m.evict(r)
+		if now, ok := m.resident.find(r.lo); ok && now.v == r {
+			m.orphan(r.object)
+			m.evict(r) // which may let others in
+		}
 	}
 	delete(m.contexts, c.handle)
 	m.untrack(c.object)

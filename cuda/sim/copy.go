@@ -64,7 +64,8 @@ func (a *api) MemcpyHtoDAsync(c driver.Context, dst driver.Ptr, src unsafe.Point
 		return r
 	}
 	defer a.leave()
-	return s.copyFromHost(driver.CallMemcpyHtoDAsync, dst, src, n)
+	_, _, r = s.copyFromHost(driver.CallMemcpyHtoDAsync, dst, src, n)
+	return r
 }
 
 func (a *api) MemcpyDtoHAsync(c driver.Context, dst unsafe.Pointer, src driver.Ptr, n uint64, h driver.Stream) driver.Result {
@@ -73,7 +74,12 @@ func (a *api) MemcpyDtoHAsync(c driver.Context, dst unsafe.Pointer, src driver.P
 		return r
 	}
 	defer a.leave()
-	return s.copyToHost(driver.CallMemcpyDtoHAsync, dst, src, n)
+	o, pageable, r := s.copyToHost(driver.CallMemcpyDtoHAsync, dst, src, n)
+	if o == nil || !pageable {
+		return r
+	}
+	a.m.await(o)
+	return a.m.outcome(s.context)
 }
 
 func (a *api) MemcpyDtoDAsync(c driver.Context, dst, src driver.Ptr, n uint64, h driver.Stream) driver.Result {
@@ -116,12 +122,11 @@ func (a *api) MemcpyHtoD(c driver.Context, dst driver.Ptr, src unsafe.Pointer, n
 		return r
 	}
 	defer a.leave()
-	_, pageable := a.m.hostPlace(src, n)
-	r = s.copyFromHost(driver.CallMemcpyHtoD, dst, src, n)
-	if r != driver.Success || pageable {
+	o, pageable, r := s.copyFromHost(driver.CallMemcpyHtoD, dst, src, n)
+	if o == nil || pageable {
 		return r
 	}
-	a.m.await(s.tail)
+	a.m.await(o)
 	return a.m.outcome(s.context)
 }
 
@@ -131,10 +136,11 @@ func (a *api) MemcpyDtoH(c driver.Context, dst unsafe.Pointer, src driver.Ptr, n
 		return r
 	}
 	defer a.leave()
-	if r := s.copyToHost(driver.CallMemcpyDtoH, dst, src, n); r != driver.Success {
+	o, _, r := s.copyToHost(driver.CallMemcpyDtoH, dst, src, n)
+	if o == nil {
 		return r
 	}
-	a.m.await(s.tail)
+	a.m.await(o)
 	return a.m.outcome(s.context)
 }
 
@@ -157,38 +163,34 @@ func (a *api) MemsetD8(c driver.Context, dst driver.Ptr, v uint8, n uint64) driv
 }
 
 // copyFromHost reads pageable memory before it answers, and memory that the
-// driver knows when the work is done.
-func (s *stream) copyFromHost(call driver.Call, dst driver.Ptr, src unsafe.Pointer, n uint64) driver.Result {
+// driver knows when the work is done. There is no op if nothing is to be done
+// now.
+func (s *stream) copyFromHost(call driver.Call, dst driver.Ptr, src unsafe.Pointer, n uint64) (o *op, pageable bool, r driver.Result) {
 	switch {
 	case n == 0:
-		return driver.Success
+		return nil, false, driver.Success
 	case src == nil || !s.m.covered(uint64(dst), n):
-		return driver.InvalidValue
+		return nil, false, driver.InvalidValue
 	}
 	from, pageable := s.m.hostPlace(src, n)
 	if pageable && s.joined == nil {
 		from.bytes = bytes.Clone(from.bytes)
 	}
-	_, r := s.submit(s.m.copyTask(call, place{addr: uint64(dst)}, from, n))
-	return r
+	o, r = s.submit(s.m.copyTask(call, place{addr: uint64(dst)}, from, n))
+	return o, pageable, r
 }
 
-// copyToHost answers after a copy to pageable memory has landed, and at once
-// for memory that the driver knows.
-func (s *stream) copyToHost(call driver.Call, dst unsafe.Pointer, src driver.Ptr, n uint64) driver.Result {
+// copyToHost only submits: a copy to pageable memory must be waited for.
+func (s *stream) copyToHost(call driver.Call, dst unsafe.Pointer, src driver.Ptr, n uint64) (o *op, pageable bool, r driver.Result) {
 	switch {
 	case n == 0:
-		return driver.Success
+		return nil, false, driver.Success
 	case dst == nil || !s.m.covered(uint64(src), n):
-		return driver.InvalidValue
+		return nil, false, driver.InvalidValue
 	}
 	to, pageable := s.m.hostPlace(dst, n)
-	o, r := s.submit(s.m.copyTask(call, to, place{addr: uint64(src)}, n))
-	if r != driver.Success || o == nil || !pageable {
-		return r
-	}
-	s.m.await(o)
-	return s.m.outcome(s.context)
+	o, r = s.submit(s.m.copyTask(call, to, place{addr: uint64(src)}, n))
+	return o, pageable, r
 }
 
 func (s *stream) copyDevice(call driver.Call, dst, src driver.Ptr, n uint64) driver.Result {

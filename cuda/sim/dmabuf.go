@@ -20,7 +20,7 @@ func (a *api) MemGetHandleForAddressRange(c driver.Context, p driver.Ptr, size u
 	switch {
 	case ctx.device.attributes[driver.AttrDMABuf] == 0:
 		return -1, driver.NotSupported
-	case size == 0 || lo%page != 0 || size%page != 0 || !m.covered(lo, size):
+	case size == 0 || lo%page != 0 || size%page != 0 || !m.backed(lo, size):
 		return -1, driver.InvalidValue
 	}
 	var pins []*memory
@@ -29,9 +29,6 @@ func (a *api) MemGetHandleForAddressRange(c driver.Context, p driver.Ptr, size u
 			return -1, driver.InvalidValue // not the driver's, or not all of one kind
 		}
 		pins = append(pins, r.v.mem)
-	}
-	if len(pins) == 0 {
-		return -1, driver.InvalidValue // a graph will allocate it, at some time
 	}
 	file, err := newFile(label{Kind: labelDMABuf, Size: page})
 	fd := -1

@@ -25,14 +25,15 @@ type engine struct {
 	wanted  map[*op]int   // somebody waits for it
 	nudged  map[*op]bool  // somebody asked for it
 	last    time.Time     // when there was something new to do
+	polls   int           // how often in a row words of memory were looked at
 }
 
-const (
-	// laziness is how long work lies that nobody asks for.
-	laziness = time.Millisecond
-	// pollEvery is how often a stream looks at a word of memory it waits for.
-	pollEvery = 50 * time.Microsecond
-)
+// laziness is how long work lies that nobody asks for.
+const laziness = time.Millisecond
+
+// pollAfter is how long to wait before looking at a word of memory once more,
+// after looking so often in vain.
+func pollAfter(polls int) time.Duration { return 20 * time.Microsecond << min(polls, 5) }
 
 func (e *engine) init() {
 	e.wake = make(chan struct{}, 1)
@@ -67,7 +68,7 @@ func (m *Machine) await(work ...*op) {
 	}
 	m.startEngine()
 	for _, o := range work {
-		for o != nil && !o.done && m.alive() {
+		for !o.done && m.alive() {
 			m.changed.Wait()
 		}
 		if m.engine.wanted[o]--; m.engine.wanted[o] == 0 {
@@ -173,7 +174,8 @@ func (m *Machine) pick() (*op, time.Duration) {
 		}
 	}
 	if polling {
-		return nil, pollEvery
+		e.polls++
+		return nil, pollAfter(e.polls)
 	}
 	return nil, 0
 }
@@ -197,7 +199,7 @@ func leadingTo[T any](heads []*op, targets map[*op]T) []*op {
 	needed := map[*stream]bool{}
 	var need func(*op)
 	need = func(o *op) {
-		if o == nil || o.done || needed[o.stream] {
+		if o.done || needed[o.stream] {
 			return
 		}
 		// Whatever it is that is needed of a stream, its head comes first.
@@ -220,6 +222,7 @@ func leadingTo[T any](heads []*op, targets map[*op]T) []*op {
 
 // do does a piece of work. The lock is released while bytes move.
 func (m *Machine) do(o *op) {
+	m.engine.polls = 0
 	o.running = true
 	run, c := o.run, o.stream.context
 	switch {

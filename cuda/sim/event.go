@@ -89,7 +89,9 @@ func (a *api) EventSynchronize(c driver.Context, h driver.Event) driver.Result {
 	if r := e.guardCaptured(); r != driver.Success {
 		return r
 	}
-	a.m.await(e.latest)
+	if e.latest != nil {
+		a.m.await(e.latest)
+	}
 	return a.m.outcome(e.context)
 }
 

@@ -14,6 +14,8 @@ func TestEventsOrderStreams(t *testing.T) {
 		p, e := r.mapped(1), r.event()
 		a, b := r.stream(driver.StreamNonBlocking), r.stream(driver.StreamNonBlocking)
 		r.ok(r.StreamWaitEvent(r.ctx, b, e)) // never recorded: no wait
+		r.ok(r.EventSynchronize(r.ctx, e))
+		r.ok(r.EventQuery(r.ctx, e))
 		r.m.Hold(uintptr(a))
 		r.ok(r.MemsetD8Async(r.ctx, p, 5, 4, a))
 		r.ok(r.EventRecord(r.ctx, e, a))

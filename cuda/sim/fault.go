@@ -102,6 +102,9 @@ func (m *Machine) Inject(f Fault) (remove func()) {
 		panic(fmt.Sprintf("sim: Inject: Parts is for %v and %v, not for %q",
 			driver.CallMemSetAccess, driver.CallMemUnmap, f.Call))
 	}
+	if f.Parts > 0 && f.Result == 0 {
+		panic("sim: Inject: Parts without a Result cuts nothing short; say what the call answers")
+	}
 	m.faults.mu.Lock()
 	defer m.faults.mu.Unlock()
 	m.faults.pending = append(m.faults.pending, p)

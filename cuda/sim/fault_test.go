@@ -116,6 +116,7 @@ func TestMisusedFaultsPanic(t *testing.T) {
 	r := start(t, Options{})
 	require.Panics(t, func() { r.m.Inject(Fault{Call: "MemCreate"}) })
 	require.Panics(t, func() { r.m.Inject(Fault{Call: "cuMemCreate", Parts: 1}) })
+	require.Panics(t, func() { r.m.Inject(Fault{Call: "cuMemUnmap", Parts: 1}) })
 	require.Panics(t, func() { r.m.Count("cuNothing") })
 }
 

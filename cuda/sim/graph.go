@@ -87,8 +87,8 @@ func (m *Machine) graphTask(nodes []*node) task {
 	}
 	t.run = func(*gpuContext) *fault {
 		for _, n := range m.shuffled(nodes) {
-			for n.ready != nil && !m.nodeReady(n) {
-				time.Sleep(pollEvery)
+			for polls := 0; n.ready != nil && !m.nodeReady(n); polls++ {
+				time.Sleep(pollAfter(polls))
 			}
 			if n.run == nil {
 				continue

@@ -97,7 +97,8 @@ func (a *api) MemHostRegister(c driver.Context, p unsafe.Pointer, n uint64, flag
 		return r
 	}
 	defer a.leave()
-	if p == nil || n == 0 || flags&^(driver.HostRegisterPortable|driver.HostRegisterDeviceMap) != 0 {
+	const addresses = 1 << 48 // more than a process has
+	if p == nil || n == 0 || n > addresses || flags&^(driver.HostRegisterPortable|driver.HostRegisterDeviceMap) != 0 {
 		return driver.InvalidValue
 	}
 	if _, ok := ctx.adopt(KindRegistration, unsafe.Slice((*byte)(p), n)); !ok {

@@ -103,3 +103,40 @@ func TestPointerAttributes(t *testing.T) {
 	r.ok(r.MemAddressFree(empty, chunk))
 	r.ok(r.DevicePrimaryCtxRelease(1))
 }
+
+func TestAbsurdSizes(t *testing.T) {
+	r := start(t, Options{})
+	s, p, huge := r.stream(1), r.mapped(1), ^uint64(0)
+	host := pointer(r.pinned(8))
+	_, res := r.MemAlloc(r.ctx, huge)
+	r.is(driver.OutOfMemory, res)
+	_, res = r.MemAllocAsync(r.ctx, huge, s)
+	r.is(driver.OutOfMemory, res)
+	_, res = r.MemHostAlloc(r.ctx, huge, 0)
+	r.is(driver.OutOfMemory, res)
+	_, res = r.MemCreate(huge&^(chunk-1), on(0, 0))
+	r.is(driver.OutOfMemory, res)
+	_, res = r.MemAddressReserve(huge&^(chunk-1), 1<<63, 0)
+	r.is(driver.OutOfMemory, res)
+	_, res = r.MemGetHandleForAddressRange(r.ctx, p, huge&^(chunk-1))
+	r.is(driver.InvalidValue, res)
+	for what, res := range map[string]driver.Result{
+		"register":    r.MemHostRegister(r.ctx, host, huge, 0),
+		"memset":      r.MemsetD8Async(r.ctx, p, 0, huge, s),
+		"memset 32":   r.MemsetD32Async(r.ctx, p, 0, huge, s),
+		"to device":   r.MemcpyHtoDAsync(r.ctx, p, host, huge, s),
+		"to host":     r.MemcpyDtoHAsync(r.ctx, host, p, huge, s),
+		"sync":        r.MemcpyHtoD(r.ctx, p, host, huge),
+		"no source":   r.MemcpyHtoD(r.ctx, p, nil, 8),
+		"no target":   r.MemcpyDtoH(r.ctx, nil, p, 8),
+		"on device":   r.MemcpyDtoDAsync(r.ctx, p, p, huge, s),
+		"map":         r.MemMap(p, huge, 0, 1),
+		"unmap":       r.MemUnmap(p, huge&^(chunk-1)),
+		"free":        r.MemAddressFree(p, huge),
+		"write value": r.StreamWriteValue64(r.ctx, s, driver.Ptr(huge-7), 0),
+	} {
+		require.Equal(t, driver.InvalidValue, res, what)
+	}
+	_, err := r.m.Bytes(huge-3, 8)
+	require.Error(t, err)
+}

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"slices"
@@ -109,7 +110,7 @@ func (m *Machine) leaks() []Leak {
 		left = append(left, o)
 	}
 	left = slices.DeleteFunc(left, func(o *object) bool { return o.context != nil && o.context.lost != 0 })
-	slices.SortFunc(left, func(a, b *object) int { return int(a.order) - int(b.order) })
+	slices.SortFunc(left, func(a, b *object) int { return cmp.Compare(a.order, b.order) })
 	var leaks []Leak
 	for _, o := range left {
 		leaks = append(leaks, Leak{o.kind, o.address, o.size, o.note, o.where()})

@@ -104,7 +104,8 @@ func New(options Options) (*Machine, error) {
 // Driver is the machine as this library's rooms and their tests call it.
 func (m *Machine) Driver() driver.Driver { return &m.library }
 
-// Close stops the machine and frees its memory. Pending work is dropped. If
+// Close stops the machine and frees its memory. Pending work is dropped; a
+// kernel that runs is waited for, and ends at its next access to memory. If
 // anything that was created on the machine is still there, the error lists it,
 // with the stacks of its creation. Objects of a context that was lost to an
 // error are not counted. A second Close does nothing.
@@ -226,7 +227,6 @@ func (a *api) enterRun(c driver.Call) (driver.Result, *cut) {
 		return driver.Result(fault.Result), nil
 	}
 	m.mu.Lock()
-	m.settle(aFew)
 	r := driver.Success
 	switch {
 	case !a.Has(c):
@@ -236,6 +236,7 @@ func (a *api) enterRun(c driver.Call) (driver.Result, *cut) {
 	case !m.inited && c != driver.CallInit && c != driver.CallDriverGetVersion:
 		r = driver.NotInitialized
 	default:
+		m.settle(aFew)
 		r = a.guardCaptures(c)
 	}
 	if r != driver.Success {

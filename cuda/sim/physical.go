@@ -53,7 +53,10 @@ type memory struct {
 // newMemory takes size bytes, in whole pages, from a pool. They read zero, or
 // poison.
 func (m *Machine) newMemory(p *pool, size uint64, prop driver.AllocationProp) (*memory, driver.Result) {
-	size = (size + osmem.PageSize() - 1) / osmem.PageSize() * osmem.PageSize()
+	if size > p.limit {
+		return nil, driver.OutOfMemory
+	}
+	size = roundUp(size, osmem.PageSize())
 	if !m.charge(p, size) {
 		return nil, driver.OutOfMemory
 	}

@@ -70,6 +70,12 @@ func (r *resident) dismantle() {
 // covered reports whether there is memory behind all n addresses from p on, or
 // will be when a graph runs.
 func (m *Machine) covered(p, n uint64) bool {
+	l, ok := m.leased.find(p)
+	return m.backed(p, n) || ok && n <= l.hi-p
+}
+
+// backed reports whether there is memory behind all n addresses from p on.
+func (m *Machine) backed(p, n uint64) bool {
 	if n > ^uint64(0)-p {
 		return false
 	}
@@ -80,11 +86,7 @@ func (m *Machine) covered(p, n uint64) bool {
 		}
 		at = r.hi
 	}
-	if at >= p+n {
-		return true
-	}
-	l, ok := m.leased.find(p)
-	return ok && l.hi >= p+n
+	return at >= p+n
 }
 
 // place is one side of a copy: an address that is resolved when the work is
@@ -97,7 +99,7 @@ type place struct {
 // hostPlace is the host side of a copy. Memory that the driver knows is
 // resolved late; other memory is pageable.
 func (m *Machine) hostPlace(p unsafe.Pointer, n uint64) (at place, pageable bool) {
-	if addr := uint64(uintptr(p)); m.covered(addr, n) {
+	if addr := uint64(uintptr(p)); m.backed(addr, n) {
 		return place{addr: addr}, false
 	}
 	return place{bytes: unsafe.Slice((*byte)(p), n)}, true
@@ -216,7 +218,7 @@ func (m *Machine) poke(ptr uint64, b []byte, write bool) error {
 	if n == 0 {
 		return nil
 	}
-	if !m.covered(ptr, n) {
+	if !m.backed(ptr, n) {
 		return fmt.Errorf("sim: not all of [%#x, %#x+%#x) is memory of machine %s; map it, or ask for less", ptr, ptr, n, m.name)
 	}
 	for r := range m.resident.over(ptr, ptr+n) {

@@ -21,7 +21,8 @@ type stream struct {
 	tail    *op // the last of queue; nil when it is empty
 	held    bool
 	joined  *joined // while it captures
-	thread  int     // of a per-thread stream
+	threads bool    // it is a thread's own stream
+	thread  int     // which one's
 }
 
 // op is a piece of work on a stream.
@@ -82,11 +83,11 @@ func (m *Machine) stream(c *gpuContext, h driver.Stream) (*stream, driver.Result
 func (m *Machine) perThread(c *gpuContext) *stream {
 	t := osmem.ThreadID()
 	for _, s := range c.streams {
-		if s.thread == t && s.thread != 0 {
+		if s.threads && s.thread == t {
 			return s
 		}
 	}
-	s := &stream{m: m, id: m.nextStreamID(), context: c, thread: t}
+	s := &stream{m: m, id: m.nextStreamID(), context: c, threads: true, thread: t}
 	c.streams = append(c.streams, s)
 	return s
 }

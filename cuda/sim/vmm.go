@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"fmt"
+
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
@@ -148,7 +150,7 @@ func (a *api) MemRelease(v driver.MemHandle) driver.Result {
 	defer a.leave()
 	h := a.m.handles[v]
 	if h == nil {
-		panic("sim: cuMemRelease of a handle that is not live; the real driver crashes the process here")
+		panic(fmt.Sprintf("sim: cuMemRelease of %#x, which is no live handle of machine %s: the real driver crashes the process here; release each handle once per creation, import and retain", uint64(v), a.m.name))
 	}
 	h.refs--
 	if h.refs == 0 {

@@ -5,6 +5,7 @@ package osmem
 import (
 	"errors"
 	"fmt"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -88,6 +89,9 @@ func (s *Shared) Export() (int, error) { return reopen(s.fd) }
 // Held reports whether anybody but the maker holds the memory. Only the maker
 // can ask.
 func (s *Shared) Held() bool {
+	// Between fork and exec a child has every descriptor.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	if unix.Flock(s.fd, unix.LOCK_EX|unix.LOCK_NB) != nil {
 		return true
 	}
