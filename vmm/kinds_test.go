@@ -129,6 +129,33 @@ func TestDefaultsAreDecidedAndReadable(t *testing.T) {
 	})
 }
 
+// An explicit wish for compression beats RDMA by default; where both are asked
+// the driver drops compression, and says so when it is asked.
+func TestCompressionAndRDMADoNotGoTogether(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		c, err := d.Capabilities()
+		require.NoError(t, err)
+		if !c.RDMA || !c.Compression {
+			t.Skipf("%v has not both RDMA (%v) and compression (%v)", d, c.RDMA, c.Compression)
+		}
+		for _, row := range []struct {
+			p                vmm.Properties
+			compressed, rdma bool
+		}{
+			{vmm.Properties{Compressible: true}, true, false},
+			{vmm.Properties{Compressible: true, RDMA: vmm.RDMARequired}, false, true},
+		} {
+			a, err := vmm.Create(d, 2*mib, row.p)
+			require.NoError(t, err)
+			g, err := a.Granted()
+			require.NoError(t, err)
+			require.Equal(t, row.compressed, g.Compressible)
+			require.Equal(t, row.rdma, g.RDMA == vmm.RDMARequired)
+			require.NoError(t, a.Close())
+		}
+	})
+}
+
 func TestDMABufOfARange(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		r, err := vmm.Reserve(d, 8*mib, vmm.ReserveOptions{})

@@ -19,7 +19,8 @@ type Properties struct {
 	// Handles are the ways in which the memory can be shared, fixed for life.
 	Handles HandleTypes
 	// Compressible asks for memory that the GPU may compress. It is a wish:
-	// what was granted says whether it came true.
+	// what was granted says whether it came true. The driver does not grant it
+	// to memory that is RDMA-capable.
 	Compressible bool
 	// RDMA says whether network cards may reach the memory directly.
 	RDMA RDMA
@@ -66,7 +67,9 @@ func (h HandleTypes) String() string {
 type RDMA uint8
 
 const (
-	// RDMADefault is on where the device has it.
+	// RDMADefault is on where the device has it, except for compressible
+	// memory. It makes a chunk of 2 MiB about a fifth dearer to create and give
+	// back (measured on an H200).
 	RDMADefault RDMA = iota
 	// RDMAOff is off.
 	RDMAOff
@@ -197,7 +200,8 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 	}
 	switch p.RDMA {
 	case RDMADefault:
-		if onDevice && has(driver.AttrRDMAWithVMM) {
+		// The driver drops compression, without a word, where both are asked.
+		if onDevice && !p.Compressible && has(driver.AttrRDMAWithVMM) {
 			prop.Flags.GPUDirectRDMACapable = 1
 		}
 	case RDMAOff:

@@ -129,7 +129,7 @@ func (a *api) MemCreate(size uint64, prop driver.AllocationProp) (driver.MemHand
 	if prop.Location.Type == driver.LocationDevice {
 		d := m.devices[prop.Location.ID]
 		pool = d.pool
-		if d.attributes[driver.AttrGenericCompression] == 0 {
+		if d.attributes[driver.AttrGenericCompression] == 0 || prop.Flags.GPUDirectRDMACapable != 0 {
 			prop.Flags.CompressionType = driver.CompressionNone // not granted
 		}
 	}

@@ -65,6 +65,7 @@ var (
 	shareableByFD   = attribute("file descriptor handles", driver.AttrHandlePosixFD)
 	fabricHandles   = attribute("fabric handles", driver.AttrHandleFabric)
 	compressible    = attribute("generic compression", driver.AttrGenericCompression)
+	rdmaMemory      = attribute("RDMA with VMM", driver.AttrRDMAWithVMM)
 	hostMemory      = attribute("memory located on the host", driver.AttrHostVirtualMemory)
 	hostNUMAMemory  = attribute("memory located on a host NUMA node", driver.AttrHostNUMAVirtualMemory)
 	dmaBuf          = attribute("DMA-BUF", driver.AttrDMABuf)

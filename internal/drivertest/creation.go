@@ -167,6 +167,22 @@ var creation = []Case{
 		},
 	},
 	{
+		Name:  "cuMemCreate of memory that is compressible and RDMA-capable",
+		Says:  "success, and the properties read back say that RDMA was granted and compression was not",
+		Needs: needs(compressible, rdmaMemory),
+		Run: func(t *T) {
+			prop := onDevice(t.Device)
+			prop.Flags.CompressionType = driver.CompressionGeneric
+			prop.Flags.GPUDirectRDMACapable = 1
+			got, r := t.D.MemGetAllocationPropertiesFromHandle(t.create(t.chunk, prop))
+			t.ok(r, "properties")
+			if got.Flags.CompressionType != driver.CompressionNone || got.Flags.GPUDirectRDMACapable != 1 {
+				t.Errorf("compression reads %d and RDMA %d, want %d and 1",
+					got.Flags.CompressionType, got.Flags.GPUDirectRDMACapable, driver.CompressionNone)
+			}
+		},
+	},
+	{
 		Name: "contents of a new allocation, also right after the same process released written memory",
 		Says: "zero, 200 of 200 times",
 		Run: func(t *T) {
