@@ -49,18 +49,24 @@ func (l accessList) with(changes accessList) accessList {
 	if len(l) == 0 && changes.lacksNone() {
 		return changes
 	}
-	next := make(accessList, 0, len(l)+len(changes))
-	for _, a := range l {
-		if !changes.names(a.Location) {
-			next = append(next, a)
-		}
-	}
+	next := l.except(changes, len(changes))
 	for _, c := range changes {
 		if c.Flags != driver.AccessNone {
 			next = append(next, c)
 		}
 	}
 	return next
+}
+
+// except is the list without the places that a change names, with room for more.
+func (l accessList) except(changes accessList, room int) accessList {
+	rest := make(accessList, 0, len(l)+room)
+	for _, a := range l {
+		if !changes.names(a.Location) {
+			rest = append(rest, a)
+		}
+	}
+	return rest
 }
 
 // lacksNone reports whether every place in the list has some access.
@@ -116,6 +122,26 @@ func (l accessList) lower(o accessList) accessList {
 		}
 	}
 	return both
+}
+
+// upper is the most that either list allows.
+func (l accessList) upper(o accessList) accessList {
+	most := l.except(o, len(o))
+	for _, a := range o {
+		if a.Flags = max(a.Flags, l.mode(a.Location)); a.Flags != driver.AccessNone {
+			most = append(most, a)
+		}
+	}
+	return most
+}
+
+// of is what the list says of the places that a change names: the change back.
+func (l accessList) of(changes accessList) accessList {
+	back := append(accessList(nil), changes...)
+	for i, c := range back {
+		back[i].Flags = l.mode(c.Location)
+	}
+	return back
 }
 
 // devices are those with any access.

@@ -78,7 +78,8 @@ func (b *buffer) append(op string, s *cuda.Stream, n int, fill func(*cuda.Stream
 }
 
 // appendLocked sees to the memory for n more bytes and has them filled as work
-// on a stream. Where that fails the new memory goes again.
+// on a stream. Where that fails the new memory goes again, after what came under
+// way: nothing may land later where the next bytes go.
 func (b *buffer) appendLocked(op string, s *cuda.Stream, n int, fill func(*cuda.Stream, cuda.Ptr) error) error {
 	to, err := b.longer(op, n)
 	if err != nil {
@@ -102,16 +103,12 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n int, fill func(*cuda.
 		return nil
 	}
 	err = fmt.Errorf("%s: %w", op, err)
-	if before == len(b.chunks) {
-		return err
-	}
-	// A part of the copy may be under way.
 	undo := on.Synchronize()
-	if undo == nil {
+	if undo == nil && before < len(b.chunks) {
 		undo = b.rollback(op, before)
 	}
 	if undo != nil {
-		err = fmt.Errorf("%w (and the new memory stays: %w)", err, undo)
+		err = fmt.Errorf("%w (and undoing it failed, so that new memory stays until Clip or Close: %w)", err, undo)
 	}
 	return err
 }

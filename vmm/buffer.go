@@ -63,6 +63,8 @@ type buffer struct {
 	// tail are chunks behind the committed ones that were clipped and wait for
 	// the GPU: still mapped, in the order of their addresses.
 	tail []*mapping
+	// pinned: a change works on the tail, which must stay as it is.
+	pinned bool
 	// used and committed are read without a lock, and changed under changes.
 	used, committed atomic.Uint64
 	grown           atomic.Uint64
@@ -102,7 +104,7 @@ func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer
 		return nil, core.Invalid(op, fmt.Sprintf("a range of %s", core.Bytes(o.Reserve)),
 			"reserve 0 for the device's memory, or a positive size of at most "+core.Bytes(maxBytes))
 	}
-	res, err := reserveFor(op, d, roundUp(uint64(o.Reserve), gran), roundUp(need, gran), gran)
+	res, err := reserveFor(op, d, uint64(o.Reserve), need, gran)
 	if err != nil {
 		return nil, err
 	}
@@ -114,16 +116,24 @@ func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer
 // reserveFor reserves what was asked for, or, where nothing was, the device's
 // memory, halved down to the need while there is no address space.
 func reserveFor(op string, d *cuda.Device, asked, need, gran uint64) (*reservation, error) {
-	if asked > 0 {
-		return reserve(op, d, int(asked), ReserveOptions{})
+	// The memory may lie elsewhere, with another granularity than the device's.
+	unit, err := granule(op, d)
+	if err != nil {
+		return nil, err
 	}
-	size := max(roundUp(d.TotalMemory(), gran), need, gran)
+	unit = max(unit, gran)
+	o := ReserveOptions{Align: int(gran)}
+	if asked > 0 {
+		return reserve(op, d, int(roundUp(asked, unit)), o)
+	}
+	least := max(roundUp(need, unit), unit)
+	size := max(roundUp(d.TotalMemory(), unit), least)
 	for {
-		r, err := reserve(op, d, int(size), ReserveOptions{})
-		if err == nil || size <= max(need, gran) || !errors.Is(err, cuda.ErrOutOfAddressSpace) {
+		r, err := reserve(op, d, int(size), o)
+		if err == nil || size <= least || !errors.Is(err, cuda.ErrOutOfAddressSpace) {
 			return r, err
 		}
-		size = max(roundUp(size/2, gran), need, gran)
+		size = max(roundUp(size/2, unit), least)
 	}
 }
 
@@ -159,7 +169,9 @@ type BufferStats struct {
 	Reserved, Committed, Used int
 	// Chunks of memory.
 	Chunks int
-	// Clipped bytes were given up by ClipAfter and wait for the GPU.
+	// Clipped bytes of memory are out of use and still there: they wait for the
+	// GPU after ClipAfter, or for the next Clip or Close where giving them back
+	// failed.
 	Clipped int
 	// Grown is how often memory was added.
 	Grown int
@@ -176,7 +188,7 @@ func (b *Buffer) Stats() BufferStats {
 		Used:      int(in.used.Load()),
 		Chunks:    len(in.chunks),
 		Grown:     int(in.grown.Load()),
-		Clipped:   int(in.mapped() - in.committed.Load()),
+		Clipped:   int(in.mapped() - in.committed.Load() + in.res.leftBytes.Load()),
 	}
 }
 
@@ -189,9 +201,15 @@ func (b *buffer) enter(op string) error {
 	return nil
 }
 
-func (b *buffer) leave() {
+func (b *buffer) leave() { b.leaveHeld(false) }
+
+// leaveHeld ends a change, and leaves the buffer held where the reclaimer is to
+// drop it.
+func (b *buffer) leaveHeld(held bool) {
 	b.changes.Unlock()
-	b.closer.Drop()
+	if !held {
+		b.closer.Drop()
+	}
 }
 
 // Grow makes the buffer n bytes longer. What is in them is undefined.
@@ -256,8 +274,7 @@ func (b *Buffer) teardown(op string) error {
 	in := b.b
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	// Whatever was clipped has passed: it held the buffer until then.
-	in.chunks, in.tail = append(in.chunks, in.tail...), nil
+	// What was clipped has passed: it held the buffer until then.
 	if err := in.uncommit(op, 0); err != nil {
 		return err
 	}
@@ -269,10 +286,8 @@ func (b *Buffer) teardown(op string) error {
 	return nil
 }
 
-// wait waits for the devices that have access to the buffer.
+// wait waits for the devices that have access to the buffer: in the driver, so
+// also for those whose access was revoked and is still to go.
 func (b *buffer) wait(op string) error {
-	b.mu.RLock()
-	devices := b.access.devices()
-	b.mu.RUnlock()
-	return b.res.System().WaitDevices(op, devices)
+	return b.res.System().WaitDevices(op, b.res.devices())
 }

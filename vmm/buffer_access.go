@@ -25,16 +25,20 @@ func (b *Buffer) SetAccess(access ...Access) error {
 	in.mu.Lock()
 	before, after, end := in.access, in.access.with(changes), in.mapped()
 	in.access = before.lower(after)
+	in.pinned = true
 	in.mu.Unlock()
 	if end > 0 {
 		err = in.res.setAccess(op, 0, end, access)
 	}
-	if err != nil {
-		after = before
-	}
 	in.mu.Lock()
-	in.access = after
-	in.mu.Unlock()
+	defer in.mu.Unlock()
+	in.pinned = false
+	switch {
+	case err == nil:
+		in.access = after
+	case !in.res.unsure():
+		in.access = before
+	}
 	return err
 }
 
@@ -49,20 +53,26 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 	if err := in.enter(op); err != nil {
 		return err
 	}
-	defer in.leave()
+	held := false
+	defer func() { in.leaveHeld(held) }()
 	changes, err := checkAccess(op, in.dev.System(), in.prop.Location, []Access{{l, NoAccess}})
 	if err != nil {
 		return err
 	}
+	// Refused first and then marked: whoever was let through is before the mark.
+	in.mu.Lock()
+	before := in.access
+	in.access = before.with(changes)
+	in.mu.Unlock()
 	sys := in.res.System()
 	f, err := core.FenceOf(sys, op, streams)
 	if err != nil {
+		in.mu.Lock()
+		in.access = before
+		in.mu.Unlock()
 		return err
 	}
-	in.mu.Lock()
-	in.access = in.access.with(changes)
-	in.mu.Unlock()
-	in.closer.Hold()
+	held = true
 	life := new(core.Life)
 	life.Close()
 	sys.Reclaim(f, life, func() error { return in.revoked(op, changes[0].Location) })
@@ -75,11 +85,13 @@ func (b *buffer) revoked(op string, l driver.Location) error {
 		return core.ErrAgain // the reclaimer waits for nobody's lock
 	}
 	defer b.mu.Unlock()
-	if end := b.mapped(); end > 0 {
-		if err := b.res.applyAccess(op, 0, end, accessList{{Location: l, Flags: b.access.mode(l)}}); err != nil {
-			return err
-		}
+	if b.pinned {
+		return core.ErrAgain
 	}
-	b.closer.Drop()
-	return nil
+	defer b.closer.Drop()
+	end := b.mapped()
+	if end == 0 {
+		return nil
+	}
+	return b.res.applyAccess(op, 0, end, accessList{{Location: l, Flags: b.access.mode(l)}})
 }

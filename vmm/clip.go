@@ -15,20 +15,21 @@ func (b *Buffer) Clip() error {
 		return err
 	}
 	defer in.leave()
-	keep := in.full()
-	if keep == len(in.chunks) {
-		return nil
+	if keep := in.full(); keep < len(in.chunks) {
+		if err := in.wait(op); err != nil {
+			return err
+		}
+		// What ClipAfter took lies behind these chunks and goes in its own time;
+		// it must not be left between memory that grows again.
+		in.awaitTail(in.res.size)
+		in.mu.Lock()
+		err := in.uncommit(op, keep)
+		in.mu.Unlock()
+		if err != nil {
+			return err
+		}
 	}
-	if err := in.wait(op); err != nil {
-		return err
-	}
-	// What ClipAfter took lies behind these chunks and goes in its own time; it
-	// must not be left between memory that grows again.
-	in.awaitTail(in.res.size)
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	in.chunks, in.tail = append(in.chunks, in.tail...), nil
-	return in.uncommit(op, keep)
+	return in.res.finish(op)
 }
 
 // ClipAfter is Clip without waiting: the memory goes out of use at once and is
@@ -42,13 +43,14 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 	if err := in.enter(op); err != nil {
 		return err
 	}
-	defer in.leave()
+	held := false
+	defer func() { in.leaveHeld(held) }()
+	keep := in.full()
 	sys := in.res.System()
 	f, err := core.FenceOf(sys, op, streams)
 	if err != nil {
 		return err
 	}
-	keep := in.full()
 	if keep == len(in.chunks) {
 		f.Drop()
 		return nil
@@ -56,17 +58,13 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 	c := &clip{passed: make(chan struct{})}
 	c.life.Close()
 	in.mu.Lock()
-	gone := in.chunks[keep:]
-	for _, m := range gone {
+	for _, m := range in.chunks[keep:] {
 		m.clip = c
 	}
-	in.tail = append(append([]*mapping(nil), gone...), in.tail...)
-	in.chunks = in.chunks[:keep:keep]
-	in.committed.Store(gone[0].off)
+	in.moveToTail(keep)
 	in.mu.Unlock()
-	in.Resize(in.committed.Load())
 	// The clip holds the buffer: it is not torn down before the GPU has passed.
-	in.closer.Hold()
+	held = true
 	sys.Reclaim(f, &c.life, func() error { return in.clipped(op, c) })
 	return nil
 }
@@ -86,8 +84,11 @@ func (c *clip) done() bool {
 	}
 }
 
-// full is how many chunks hold bytes in use.
+// full is how many chunks hold bytes in use. When it answers, every copy that
+// was let onto the others before is on its stream, to be waited for.
 func (b *buffer) full() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	keep := len(b.chunks)
 	for keep > 0 && b.chunks[keep-1].off >= b.used.Load() {
 		keep--
@@ -95,8 +96,7 @@ func (b *buffer) full() int {
 	return keep
 }
 
-// clipped gives a clip's chunks back, unless they were taken back meanwhile. A
-// chunk goes only when those behind it do: the tail has no holes.
+// clipped gives a clip's chunks back, unless they were taken back meanwhile.
 func (b *buffer) clipped(op string, c *clip) error {
 	if !c.done() {
 		close(c.passed)
@@ -105,16 +105,11 @@ func (b *buffer) clipped(op string, c *clip) error {
 		return core.ErrAgain // the reclaimer waits for nobody's lock
 	}
 	defer b.mu.Unlock()
-	first := len(b.tail)
-	for first > 0 && b.tail[first-1].clip.done() {
-		first--
+	if b.pinned {
+		return core.ErrAgain
 	}
-	if err := b.res.unmapRun(op, b.tail[first:]); err != nil {
-		return err
-	}
-	b.tail = b.tail[:first:first]
-	b.closer.Drop()
-	return nil
+	defer b.closer.Drop()
+	return b.trim(op)
 }
 
 // awaitTail waits until the GPU has passed the clipped chunks that begin before

@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -22,6 +23,7 @@ func (b *buffer) commit(op string, n uint64) (before int, err error) {
 	}
 	b.awaitTail(n)
 	b.mu.RLock()
+	b.pinned = true // only changes write it, and the reclaimer reads it with mu
 	back := 0
 	at := committed
 	for back < len(b.tail) && at < n {
@@ -31,16 +33,20 @@ func (b *buffer) commit(op string, n uint64) (before int, err error) {
 	b.mu.RUnlock()
 	var maps []*mapping
 	if at < n {
-		if maps, err = b.create(op, at, n); err != nil {
-			return before, err
-		}
+		maps, err = b.create(op, at, n)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.pinned = false
+	if err != nil {
+		return before, err
+	}
+	if len(maps) > 0 {
 		last := maps[len(maps)-1]
 		at = last.off + last.phys.Size
 	}
-	b.mu.Lock()
 	b.chunks = append(append(b.chunks, b.tail[:back]...), maps...)
 	b.tail = b.tail[back:]
-	b.mu.Unlock()
 	b.committed.Store(at)
 	b.grown.Add(1)
 	b.Resize(at)
@@ -69,37 +75,59 @@ func (b *buffer) create(op string, at, n uint64) ([]*mapping, error) {
 			return maps, nil
 		}
 	}
-	for _, h := range handles {
-		if r := h.Release(); r != driver.Success {
-			err = fmt.Errorf("%w (and undoing it failed: cuMemRelease answered %v)", err, r)
-		}
-	}
-	return nil, err
+	return nil, b.res.release(err, handles...)
 }
 
-// rollback undoes a commit: the chunks from index keep on go back. Nobody uses
-// them.
+// rollback undoes a commit: the chunks from index keep on go back, to the driver
+// or to the tail that they were taken from. Nobody uses them.
 func (b *buffer) rollback(op string, keep int) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.uncommit(op, keep)
+	b.grown.Add(^uint64(0))
+	if len(b.tail) == 0 {
+		return b.uncommit(op, keep)
+	}
+	b.moveToTail(keep)
+	return b.trim(op)
 }
 
-// uncommit gives the chunks from index keep on back. Nobody uses them. The
-// caller holds mu for writing.
+// uncommit takes the chunks from index keep on, and the tail, out of use and
+// gives them back. Nobody uses them. The caller holds mu for writing.
 func (b *buffer) uncommit(op string, keep int) error {
+	b.chunks, b.tail = append(b.chunks, b.tail...), nil
 	gone := b.chunks[keep:]
 	if len(gone) == 0 {
 		return nil
 	}
-	if err := b.res.unmapRun(op, gone); err != nil {
-		return err
-	}
-	b.committed.Store(gone[0].off)
 	b.chunks = b.chunks[:keep]
+	b.committed.Store(gone[0].off)
+	b.Resize(gone[0].off)
+	err := b.res.unmapRun(op, gone)
 	clear(gone)
-	b.Resize(b.committed.Load())
-	return nil
+	return err
+}
+
+// moveToTail takes the chunks from index keep on, at least one, out of use. The
+// caller holds mu for writing.
+func (b *buffer) moveToTail(keep int) {
+	b.tail = append(slices.Clone(b.chunks[keep:]), b.tail...)
+	clear(b.chunks[keep:])
+	b.chunks = b.chunks[:keep]
+	b.committed.Store(b.tail[0].off)
+	b.Resize(b.tail[0].off)
+}
+
+// trim gives back the end of the tail that the GPU has passed. A chunk goes only
+// when those behind it do: the tail has no holes. The caller holds mu for
+// writing.
+func (b *buffer) trim(op string) error {
+	first := len(b.tail)
+	for first > 0 && b.tail[first-1].clip.done() {
+		first--
+	}
+	gone := b.tail[first:]
+	b.tail = b.tail[:first:first]
+	return b.res.unmapRun(op, gone)
 }
 
 // mapped is where the mapped part of the range ends: behind what was clipped

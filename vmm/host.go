@@ -22,8 +22,12 @@ func (m *Mapping) Host(f func(data []byte) error) error {
 	defer m.closer.Drop()
 	in := m.m
 	in.res.mu.Lock()
-	err := checkHost(op, in.phys.Asked.Location, in.access)
+	access := in.access
+	if len(in.unsure) > 0 {
+		access = nil
+	}
 	in.res.mu.Unlock()
+	err := checkHost(op, in.phys.Asked.Location, access)
 	if err != nil {
 		return err
 	}

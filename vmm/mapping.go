@@ -27,8 +27,13 @@ type mapping struct {
 	access accessList
 	grants int   // how often access was changed
 	clip   *clip // the last ClipAfter that took it, where it is a buffer's chunk
-	// How far tearing down has come.
-	unmapped, released bool
+	// unsure are places whose access is not known, since changing it failed and
+	// could not be undone. access is then the most that they may have, which is
+	// what must be waited for.
+	unsure accessList
+	// How far tearing down has come. Once an unmapping was tried and failed
+	// nobody knows whether it was done.
+	tried, unmapped, released bool
 }
 
 func (m *mapping) ptr() driver.Ptr { return m.res.base + driver.Ptr(m.off) }
@@ -97,13 +102,11 @@ func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		in.res.mu.Lock()
 		undone := in.grants != grants
 		in.res.mu.Unlock()
-		if !undone {
-			if err := in.res.applyAccess(op, in.off, in.phys.Size, changes); err != nil {
-				return err
-			}
+		defer m.closer.Drop()
+		if undone {
+			return nil
 		}
-		m.closer.Drop()
-		return nil
+		return in.res.applyAccess(op, in.off, in.phys.Size, changes)
 	})
 	return nil
 }
@@ -145,8 +148,5 @@ func (m *mapping) wait(op string) error {
 	m.res.mu.Lock()
 	devices := m.access.devices()
 	m.res.mu.Unlock()
-	if len(devices) == 0 {
-		return nil
-	}
 	return m.res.System().WaitDevices(op, devices)
 }

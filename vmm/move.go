@@ -25,7 +25,7 @@ func Move(old *Buffer, reserve int) (*Buffer, error) {
 		return nil, core.Invalid(op, fmt.Sprintf("a range of %d bytes for %d that are committed", reserve, committed),
 			"reserve more than the old range has")
 	}
-	res, err := reserveFor(op, in.dev, roundUp(uint64(reserve), in.gran), 0, in.gran)
+	res, err := reserveFor(op, in.dev, uint64(reserve), 0, in.gran)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +43,11 @@ func Move(old *Buffer, reserve int) (*Buffer, error) {
 			h.Release() // never the last count: the old buffer holds one
 		}
 		if undo := res.close(op); undo != nil {
-			err = fmt.Errorf("%w (and undoing it failed: %w)", err, undo)
+			// Nobody else has it, so the reclaimer tries once more.
+			life := new(core.Life)
+			life.Close()
+			res.System().Reclaim(new(core.Fence), life, func() error { return res.close(op) })
+			err = fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", err, undo)
 		}
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sort"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -59,12 +60,14 @@ type reservation struct {
 	mu   sync.Mutex
 	maps []*mapping
 	one  [1]*mapping // where maps lies while there is one
-	// bad are ranges that could not be put back after a failure. They are
-	// never used again, and neither is the range freed.
-	bad []span
+	// left are mappings that are out of use and could not be given back: a
+	// teardown failed, or the undo of something that failed. Their addresses
+	// are not used again before they went, and only what tears down (Close, and
+	// Clip of a buffer) tries that.
+	left []*mapping
+	// leftBytes is the memory in left.
+	leftBytes atomic.Uint64
 }
-
-type span struct{ off, size uint64 }
 
 func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservation, error) {
 	gran, err := granule(op, d)
@@ -135,8 +138,7 @@ func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
 	var one [1]*mapping
 	maps, err := r.r.mapRun(op, one[:0], uint64(off), []*phys.Handle{h}, nil)
 	if err != nil {
-		h.Release()
-		return nil, err
+		return nil, r.r.release(err, h)
 	}
 	m.m = maps[0]
 	m.cleanup = core.Watch(m, &m.m.Object)
@@ -184,11 +186,13 @@ func (r *reservation) close(op string) error {
 	return r.closer.Close(func() error { return r.free(op) })
 }
 
-// free gives the range back to the driver. A range with a bad part stays
-// reserved for ever, since its addresses must never be used again.
+// free gives the range back to the driver, and before that what was left in it.
 func (r *reservation) free(op string) error {
+	if err := r.finish(op); err != nil {
+		return err
+	}
 	sys := r.System()
-	if sys.DeviceLost() == driver.Success && len(r.bad) == 0 {
+	if sys.DeviceLost() == driver.Success {
 		res := sys.Note(sys.Drv.MemAddressFree(r.base, r.size))
 		if res != driver.Success && !res.Lost() {
 			return sys.Fail(op, driver.CallMemAddressFree, res, fmt.Sprintf("%s at %#x", core.Bytes(r.size), uint64(r.base)))
@@ -206,7 +210,7 @@ func (r *reservation) find(off uint64) int {
 // mapRun maps handles one behind the other, grants the run in one call where
 // access is given, and takes over one count of each handle. Where any step
 // fails everything is as it was, and the counts are still the caller's. The
-// mappings are appended to maps.
+// mappings are appended to maps, which is empty and only gives the room.
 func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*phys.Handle, access accessList) ([]*mapping, error) {
 	var size uint64
 	for _, h := range handles {
@@ -225,7 +229,7 @@ func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*
 	end := off
 	for _, h := range handles {
 		if res := sys.Drv.MemMap(r.base+driver.Ptr(end), h.Size, 0, h.Driver); res != driver.Success {
-			return nil, r.undoRun(off, end-off, sys.Fail(op, driver.CallMemMap, res,
+			return nil, r.undoRun(maps, sys.Fail(op, driver.CallMemMap, res,
 				fmt.Sprintf("%s at %#x", core.Bytes(h.Size), uint64(r.base)+end)))
 		}
 		maps = append(maps, &mapping{res: r, phys: h, off: end, access: access})
@@ -233,7 +237,7 @@ func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*
 	}
 	if len(access) > 0 {
 		if res := sys.Drv.MemSetAccess(r.base+driver.Ptr(off), size, access); res != driver.Success {
-			return nil, r.undoRun(off, size, sys.Fail(op, driver.CallMemSetAccess, res,
+			return nil, r.undoRun(maps, sys.Fail(op, driver.CallMemSetAccess, res,
 				fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(r.base)+off)))
 		}
 	}
@@ -244,7 +248,8 @@ func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*
 	return maps, nil
 }
 
-// checkFree refuses a range that leaves the reservation, is taken, or is bad.
+// checkFree refuses a range that leaves the reservation, is taken, or has
+// something left in it.
 func (r *reservation) checkFree(op string, off, size uint64, at int) error {
 	if off > r.size || size > r.size-off {
 		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
@@ -258,100 +263,195 @@ func (r *reservation) checkFree(op string, off, size uint64, at int) error {
 				core.Bytes(size), core.Bytes(off), core.Bytes(m.phys.Size), core.Bytes(m.off)),
 			Hint: "map elsewhere, or close that mapping first"})
 	}
-	for _, b := range r.bad {
-		if b.off < off+size && off < b.off+b.size {
+	for _, m := range r.left {
+		if !m.unmapped && m.off < off+size && off < m.off+m.phys.Size {
 			return core.Error(core.Failure{Op: op, Kind: core.InUse,
-				Asked: fmt.Sprintf("offset %s is out of use since an earlier failure could not be undone", core.Bytes(b.off)),
-				Hint:  "reserve another range"})
+				Asked: fmt.Sprintf("%s at offset %s, where %s at offset %s could not be unmapped after an earlier failure",
+					core.Bytes(size), core.Bytes(off), core.Bytes(m.phys.Size), core.Bytes(m.off)),
+				Hint: "use another range; Close of the range, or Clip of the buffer, tries the unmapping again"})
 		}
 	}
 	return nil
 }
 
-// undoRun unmaps a run that nobody has used yet. Where that fails too, its
-// addresses are never used again, and the error says so.
-func (r *reservation) undoRun(off, size uint64, cause error) error {
+// undoRun unmaps a run that nobody has used yet. Where that fails too the run
+// is left, with a count of its memory: the error names it.
+func (r *reservation) undoRun(maps []*mapping, cause error) error {
 	sys := r.System()
-	if size == 0 || sys.DeviceLost() != driver.Success {
+	if len(maps) == 0 || sys.DeviceLost() != driver.Success {
 		return cause
 	}
-	res := sys.Note(sys.Drv.MemUnmap(r.base+driver.Ptr(off), size))
+	first, last := maps[0], maps[len(maps)-1]
+	size := last.off + last.phys.Size - first.off
+	res := sys.Note(sys.Drv.MemUnmap(first.ptr(), size))
 	if res == driver.Success || res.Lost() {
 		return cause
 	}
-	r.bad = append(r.bad, span{off, size})
-	return fmt.Errorf("%w (and undoing it failed: cuMemUnmap answered %v, so %s at %#x are out of use for good)",
-		cause, res, core.Bytes(size), uint64(r.base)+off)
+	for _, m := range maps {
+		m.phys.Retain()
+		m.tried = true
+		sys.Track(&m.Object, core.KindMapping, m.phys.Size)
+	}
+	r.keep(maps)
+	return fmt.Errorf("%w (and undoing it failed: %v answered %v, so %s at %#x are out of use)",
+		cause, driver.CallMemUnmap, res, core.Bytes(size), uint64(first.ptr()))
 }
 
-// unmapRun unmaps adjacent mappings in one call and gives up their handles. It
-// goes forward: after a failure it may be called again with the same mappings.
+// keep remembers mappings as left.
+func (r *reservation) keep(maps []*mapping) {
+	for _, m := range maps {
+		if !m.released && !slices.Contains(r.left, m) {
+			r.left = append(r.left, m)
+			r.leftBytes.Add(m.phys.Size)
+		}
+	}
+}
+
+// release lets go of memory whose mapping failed with cause. Where that fails
+// too the memory is left, and the error says so.
+func (r *reservation) release(cause error, handles ...*phys.Handle) error {
+	for _, h := range handles {
+		if res := h.Release(); res != driver.Success {
+			r.mu.Lock()
+			r.keep([]*mapping{{res: r, phys: h, tried: true, unmapped: true}})
+			r.mu.Unlock()
+			cause = fmt.Errorf("%w (and undoing it failed: %v answered %v, so %s stay taken)",
+				cause, driver.CallMemRelease, res, core.Bytes(h.Size))
+		}
+	}
+	return cause
+}
+
+// unmapRun takes adjacent mappings out of use, unmaps them in one call and gives
+// up their handles. It goes forward: what it does not manage is left, and it may
+// be called again with the same mappings.
 func (r *reservation) unmapRun(op string, maps []*mapping) error {
 	if len(maps) == 0 {
 		return nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if at := r.find(maps[0].off); at < len(r.maps) && r.maps[at] == maps[0] {
+		r.maps = slices.Delete(r.maps, at, at+len(maps))
+	}
+	return r.giveBack(op, maps)
+}
+
+// finish gives back what was left, as far as the driver lets it.
+func (r *reservation) finish(op string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.left) == 0 {
+		return nil
+	}
+	return r.giveBack(op, slices.Clone(r.left))
+}
+
+// giveBack is unmapRun for mappings that are out of use, with the lock held. A
+// run that failed once may be half unmapped, so it is tried again piece by
+// piece: unmapping what is not mapped is no error (measured).
+func (r *reservation) giveBack(op string, maps []*mapping) (err error) {
 	sys := r.System()
-	first, last := maps[0], maps[len(maps)-1]
-	if !first.unmapped {
+	unmap := func(maps []*mapping) error {
+		first, last := maps[0], maps[len(maps)-1]
 		size := last.off + last.phys.Size - first.off
 		if sys.DeviceLost() == driver.Success {
 			res := sys.Note(sys.Drv.MemUnmap(first.ptr(), size))
 			if res != driver.Success && !res.Lost() {
+				for _, m := range maps {
+					m.tried = true
+				}
 				return sys.Fail(op, driver.CallMemUnmap, res, fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(first.ptr())))
 			}
 		}
-		at := r.find(first.off)
-		r.maps = slices.Delete(r.maps, at, at+len(maps))
 		for _, m := range maps {
 			m.unmapped = true
+			m.Untrack()
+		}
+		return nil
+	}
+	if !maps[0].tried && !maps[0].unmapped {
+		err = unmap(maps)
+	}
+	for i := 0; i < len(maps) && err == nil; i++ {
+		m := maps[i]
+		if !m.unmapped {
+			err = unmap(maps[i : i+1])
+		}
+		if err == nil && !m.released {
+			if res := m.phys.Release(); res != driver.Success {
+				err = sys.Fail(op, driver.CallMemRelease, res, core.Bytes(m.phys.Size))
+			} else {
+				m.released = true
+			}
 		}
 	}
-	for _, m := range maps {
+	if err != nil {
+		r.keep(maps)
+	}
+	r.left = slices.DeleteFunc(r.left, func(m *mapping) bool {
 		if m.released {
+			r.leftBytes.Add(-m.phys.Size)
+		}
+		return m.released
+	})
+	return err
+}
+
+// devices are those that have access to anything in the range, as the driver
+// knows it.
+func (r *reservation) devices() (with []driver.Device) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i, m := range r.maps {
+		if i > 0 && m.access.same(r.maps[i-1].access) {
 			continue
 		}
-		if res := m.phys.Release(); res != driver.Success {
-			return sys.Fail(op, driver.CallMemRelease, res, core.Bytes(m.phys.Size))
+		for _, d := range m.access.devices() {
+			if !slices.Contains(with, d) {
+				with = append(with, d)
+			}
 		}
-		m.released = true
-		m.Untrack()
 	}
-	return nil
+	return with
 }
 
 // setAccess changes the access of the whole mappings in a part of the range.
 func (r *reservation) setAccess(op string, off, size uint64, access []Access) error {
-	r.mu.Lock()
-	run, err := r.run(op, off, size)
-	r.mu.Unlock()
+	changes, from, err := r.planAccess(op, off, size, access)
 	if err != nil {
 		return err
 	}
-	var changes accessList
-	var from []driver.Device
+	// Whoever loses access must not be using it.
+	if err := r.System().WaitDevices(op, from); err != nil {
+		return err
+	}
+	return r.applyAccess(op, off, size, changes)
+}
+
+// planAccess checks a change, and answers which devices lose by it.
+func (r *reservation) planAccess(op string, off, size uint64, access []Access) (changes accessList, from []driver.Device, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	run, err := r.run(op, off, size)
+	if err != nil {
+		return nil, nil, err
+	}
 	for i, m := range run {
 		if i == 0 || m.phys.Asked.Location != run[i-1].phys.Asked.Location {
 			if changes, err = checkAccess(op, r.system, m.phys.Asked.Location, access); err != nil {
-				return err
+				return nil, nil, err
 			}
 		}
 		if i == 0 || !m.access.same(run[i-1].access) {
 			from = append(from, m.access.lowered(changes)...)
 		}
 	}
-	sys := r.System()
-	// Whoever loses access must not be using it.
-	if len(from) > 0 {
-		if err := sys.WaitDevices(op, from); err != nil {
-			return err
-		}
-	}
-	return r.applyAccess(op, off, size, changes)
+	return changes, from, nil
 }
 
-// applyAccess makes a change that was checked, and waited for.
+// applyAccess makes a change that was checked, and waited for. Where it fails
+// the access is as it was.
 func (r *reservation) applyAccess(op string, off, size uint64, changes accessList) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -361,7 +461,8 @@ func (r *reservation) applyAccess(op string, off, size uint64, changes accessLis
 	}
 	sys := r.System()
 	if res := sys.Drv.MemSetAccess(r.base+driver.Ptr(off), size, changes); res != driver.Success {
-		return sys.Fail(op, driver.CallMemSetAccess, res, fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(r.base)+off))
+		return r.undoAccess(run, changes, sys.Fail(op, driver.CallMemSetAccess, res,
+			fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(r.base)+off)))
 	}
 	var before, after accessList
 	for i, m := range run {
@@ -370,8 +471,44 @@ func (r *reservation) applyAccess(op string, off, size uint64, changes accessLis
 		}
 		m.access = after
 		m.grants++
+		if len(m.unsure) > 0 {
+			m.unsure = m.unsure.except(changes, 0)
+		}
 	}
 	return nil
+}
+
+// undoAccess puts the access of a run back after a change that may have reached
+// a part of it. A mapping where that fails too is unsure until a change succeeds.
+func (r *reservation) undoAccess(run []*mapping, changes accessList, cause error) error {
+	sys := r.System()
+	if sys.DeviceLost() != driver.Success {
+		return cause
+	}
+	var unsure uint64
+	last := driver.Success
+	for _, m := range run {
+		res := sys.Note(sys.Drv.MemSetAccess(m.ptr(), m.phys.Size, m.access.of(changes)))
+		if res == driver.Success {
+			m.unsure = m.unsure.except(changes, 0)
+			continue
+		}
+		m.access = m.access.upper(changes)
+		m.unsure = append(m.unsure.except(changes, len(changes)), changes...)
+		unsure, last = unsure+m.phys.Size, res
+	}
+	if unsure == 0 || last.Lost() {
+		return cause
+	}
+	return fmt.Errorf("%w (and undoing it failed: %v answered %v, so who may touch %s of it is not known until a change of access succeeds)",
+		cause, driver.CallMemSetAccess, last, core.Bytes(unsure))
+}
+
+// unsure reports whether the access of anything in the range is not known.
+func (r *reservation) unsure() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(r.maps, func(m *mapping) bool { return len(m.unsure) > 0 })
 }
 
 // run are the mappings that make up exactly a part of the range.

@@ -116,7 +116,15 @@ func (s Slice[T]) CopyFromSlice(on *cuda.Stream, src Slice[T]) error {
 	}
 	rlockBoth(s.buf, src.buf)
 	defer runlockBoth(s.buf, src.buf)
-	if err := src.check(op, on); err != nil {
+	if !s.buf.closer.Hold() {
+		return core.ClosedError(op, "buffer")
+	}
+	defer s.buf.closer.Drop()
+	st, err := s.buf.stream(op, on, driver.AccessReadWrite)
+	if err != nil {
+		return err
+	}
+	if err := src.check(op, st); err != nil {
 		return err
 	}
 	defer src.buf.closer.Drop()
