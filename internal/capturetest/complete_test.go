@@ -1,0 +1,212 @@
+package capturetest
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/stretchr/testify/require"
+)
+
+// drivers are packages below the operations: what they offer stands for the
+// driver itself or for the machine.
+var drivers = []string{"csrc", "cuda/sim"}
+
+// Every operation has a case, and every case an operation. A folder of test
+// binaries without the sources cannot tell.
+func TestEveryOperationHasACase(t *testing.T) {
+	const root = "../.."
+	if _, err := os.Stat(root + "/go.mod"); err != nil {
+		t.Skip("the sources are not here")
+	}
+	found, err := operations(os.DirFS(root))
+	require.NoError(t, err)
+	require.Greater(t, len(found["cuda"]), 60)
+	require.Greater(t, len(found["vmm"]), 60)
+	folders := maps.Clone(found)
+	for folder := range tables {
+		folders[folder] = found[folder]
+	}
+	for folder, names := range folders {
+		if len(names) > 0 && tables[folder] == nil {
+			t.Errorf("package %s has no table of cases: add a file to internal/capturetest, and its table to tables", folder)
+			continue
+		}
+		for name := range tables[folder] {
+			if !slices.Contains(names, name) {
+				t.Errorf("%s.%s is gone: remove its case from internal/capturetest", folder, name)
+			}
+		}
+		for _, name := range names {
+			if tables[folder][name] == nil {
+				t.Errorf("%s.%s has no case: say in internal/capturetest how it is called while somebody captures", folder, name)
+			}
+		}
+	}
+}
+
+// operations are the exported functions and methods of the packages that
+// programs import, by folder. Those of embedded types are their owners' too.
+func operations(root fs.FS) (map[string][]string, error) {
+	found := map[string][]string{}
+	err := fs.WalkDir(root, ".", func(name string, e fs.DirEntry, err error) error {
+		if err != nil || !e.IsDir() || name == "." {
+			return err
+		}
+		base := path.Base(name)
+		_, module := fs.Stat(root, name+"/go.mod")
+		if module == nil || base == "internal" || base == "testdata" || base == "samples" ||
+			strings.HasPrefix(base, ".") || strings.HasPrefix(base, "_") {
+			return fs.SkipDir
+		}
+		if !slices.Contains(drivers, name) {
+			names, err := exported(root, name)
+			if err != nil {
+				return err
+			}
+			if len(names) > 0 {
+				found[name] = names
+			}
+		}
+		return nil
+	})
+	return found, err
+}
+
+// exported are a package's functions, and methods with their types.
+func exported(root fs.FS, folder string) ([]string, error) {
+	files, err := fs.Glob(root, folder+"/*.go")
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	methods, embeds := map[string][]string{}, map[string][]string{}
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		src, err := fs.ReadFile(root, name)
+		if err != nil {
+			return nil, err
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), name, src, parser.SkipObjectResolution)
+		if err != nil {
+			return nil, err
+		}
+		if f.Name.Name == "main" {
+			return nil, nil
+		}
+		for _, d := range f.Decls {
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				switch {
+				case !d.Name.IsExported():
+				case d.Recv == nil:
+					names = append(names, d.Name.Name)
+				default:
+					on := typeName(d.Recv.List[0].Type)
+					methods[on] = append(methods[on], d.Name.Name)
+				}
+			case *ast.GenDecl:
+				for _, s := range d.Specs {
+					t, ok := s.(*ast.TypeSpec)
+					if !ok {
+						continue
+					}
+					embeds[t.Name.Name] = append(embeds[t.Name.Name], embedded(t.Type)...)
+				}
+			}
+		}
+	}
+	for owner := range embeds {
+		if !ast.IsExported(owner) {
+			continue
+		}
+		var collect func(of string)
+		collect = func(of string) {
+			for _, m := range methods[of] {
+				names = append(names, owner+"."+m)
+			}
+			for _, e := range embeds[of] {
+				collect(e)
+			}
+		}
+		collect(owner)
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// embedded are the types of the same package in a struct.
+func embedded(e ast.Expr) (names []string) {
+	s, ok := e.(*ast.StructType)
+	if !ok {
+		return nil
+	}
+	for _, f := range s.Fields.List {
+		if len(f.Names) == 0 {
+			names = append(names, typeName(f.Type))
+		}
+	}
+	return names
+}
+
+// typeName is the name of a type of the same package, without its pointer and
+// its parameters.
+func typeName(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.Ident:
+		return e.Name
+	case *ast.StarExpr:
+		return typeName(e.X)
+	case *ast.IndexExpr:
+		return typeName(e.X)
+	case *ast.IndexListExpr:
+		return typeName(e.X)
+	}
+	return ""
+}
+
+func TestOperationsAreFoundInSources(t *testing.T) {
+	src := func(text string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(text)} }
+	found, err := operations(fstest.MapFS{
+		"room/a.go": src(`package room
+			type Thing struct{ inner }
+			type inner struct{ *deeper[int] }
+			type deeper[T any] struct{}
+			type lone struct{}
+			func Make() {}
+			func make2() {}
+			func (t *Thing) Do() {}
+			func (t Thing) hide() {}
+			func (inner) Promoted() {}
+			func (*deeper[T]) Deep() {}
+			func (lone) Unseen() {}`),
+		"room/b.go":            src("package room\ntype Pair[A, B any] struct{}\nfunc (p Pair[A, B]) Swap() {}"),
+		"room/a_test.go":       src("package room\nfunc Helper() {}"),
+		"room/internal/x/x.go": src("package x\nfunc X() {}"),
+		"room/testdata/y.go":   src("package y\nfunc Y() {}"),
+		"room/deep/z.go":       src("package deep\nfunc Z() {}"),
+		"room/none/n.go":       src("package none"),
+		"samples/1/main.go":    src("package one\nfunc One() {}"),
+		"command/main.go":      src("package main\nfunc Run() {}"),
+		"nested/go.mod":        src("module nested"),
+		"nested/nested.go":     src("package nested\nfunc N() {}"),
+		"csrc/csrc.go":         src("package csrc\nfunc Open() {}"),
+		"cuda/sim/sim.go":      src("package sim\nfunc Open() {}"),
+		"internal/driver/d.go": src("package driver\nfunc D() {}"),
+	})
+	require.NoError(t, err)
+	require.Equal(t, map[string][]string{
+		"room":      {"Make", "Pair.Swap", "Thing.Deep", "Thing.Do", "Thing.Promoted"},
+		"room/deep": {"Z"},
+	}, found)
+}
