@@ -81,7 +81,7 @@ func (p *pinnedPool) keep(b pinnedBlock) {
 }
 
 // close gives every block back to the driver. Nobody has one any more.
-func (p *pinnedPool) close(sys *core.System) {
+func (p *pinnedPool) close(sys *core.System) driver.Result {
 	p.mu.Lock()
 	kept := p.kept
 	p.kept = nil
@@ -89,28 +89,38 @@ func (p *pinnedPool) close(sys *core.System) {
 	for _, b := range kept {
 		p.put(b)
 	}
-	p.trim(sys)
+	_, r := p.trim(sys)
+	return r
 }
 
-// trim gives idle blocks back to the driver.
-func (p *pinnedPool) trim(sys *core.System) int {
+// trim gives idle blocks back to the driver and answers how many bytes those
+// were. What the driver does not take stays idle.
+func (p *pinnedPool) trim(sys *core.System) (bytes int, r driver.Result) {
 	p.mu.Lock()
-	free, bytes := p.free, p.idle
+	free := p.free
 	p.free, p.idle = nil, 0
 	p.mu.Unlock()
-	if sys.DeviceLost() != driver.Success {
-		return bytes
-	}
 	for _, list := range free {
 		for _, b := range list {
-			sys.Drv.MemFreeHost(b.ctx.Handle, b.mem)
+			if sys.DeviceLost() == driver.Success {
+				res := sys.Note(sys.Drv.MemFreeHost(b.ctx.Handle, b.mem))
+				if res != driver.Success && !res.Lost() {
+					r = res
+					p.put(b)
+					continue
+				}
+			}
+			bytes += b.size
 		}
 	}
-	return bytes
+	return bytes, r
 }
 
 // TrimHost gives pinned host memory that no HostBuffer uses back to the
 // operating system and answers how many bytes that were. The driver waits for
 // all running work meanwhile, and stalls launches: call it when nothing is
 // urgent.
-func (s *System) TrimHost() int { return s.pinned.trim(s.core) }
+func (s *System) TrimHost() int {
+	bytes, _ := s.pinned.trim(s.core)
+	return bytes
+}

@@ -251,7 +251,9 @@ func (s *System) Close() error {
 	if err := s.core.CheckIdle(); err != nil {
 		return err
 	}
-	s.pinned.close(s.core)
+	if r := s.pinned.close(s.core); r != driver.Success {
+		return s.core.Fail("cuda.System.Close", driver.CallMemFreeHost, r, "idle pinned host memory")
+	}
 	err := s.core.Close()
 	if process.sys == s {
 		process.sys, process.users = nil, 0

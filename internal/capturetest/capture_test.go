@@ -80,9 +80,9 @@ func TestTheSameOperationsEndACaptureInTheThreadsOwnMode(t *testing.T) {
 		sys := foreign.(*cuda.System)
 		t.Cleanup(func() { require.NoError(t, sys.Close()) })
 		for folder, names := range map[string][]string{
-			"cuda": {"Device.NewHostBuffer", "Device.Context", "Event.Done", "Event.Synchronize", "Graph.Close", "HostBuffer.Close",
+			"cuda": {"Device.NewHostBuffer", "Device.Context", "Event.Done", "Event.Synchronize", "HostBuffer.Close",
 				"Module.Close", "Stream.Close", "Stream.Done", "Stream.Download", "Stream.Synchronize", "Stream.Upload", "System.TrimHost"},
-			"vmm": {"Array.CloseAfter", "Buffer.Append", "Buffer.Close", "Buffer.Clip", "Buffer.SetAccess", "Mapping.Close",
+			"vmm": {"Buffer.Append", "Buffer.Close", "Buffer.Clip", "Buffer.SetAccess", "Mapping.Close",
 				"Slice.CopyTo", "Writer.ReadFrom"},
 		} {
 			for _, name := range names {
