@@ -24,8 +24,15 @@ func pair(rounds int, ours, theirs func() time.Duration) (a, b, above time.Durat
 	var as, bs, more []time.Duration
 	ours()
 	theirs()
-	for range rounds {
-		a, b := ours(), theirs()
+	for i := range rounds {
+		var a, b time.Duration
+		if i%2 == 0 {
+			a = ours()
+			b = theirs()
+		} else {
+			b = theirs()
+			a = ours()
+		}
 		as, bs, more = append(as, a), append(bs, b), append(more, a-b)
 	}
 	return median(as), median(bs), median(more)

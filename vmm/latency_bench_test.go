@@ -1,0 +1,173 @@
+package vmm_test
+
+import (
+	"context"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/csrc/kernels"
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+func percentile(d []time.Duration, p float64) time.Duration {
+	slices.Sort(d)
+	return d[min(int(p*float64(len(d))), len(d)-1)]
+}
+
+// BenchmarkFreeWhileBusy closes and clips buffers while the GPU works.
+// Promised: the caller waits at most 100 µs.
+func BenchmarkFreeWhileBusy(b *testing.B) {
+	d := gputest.RealWith(b)
+	work, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 4096 * mib, Chunks: vmm.FixedChunks(1024 * mib)})
+	must(b, err)
+	b.Cleanup(func() { must(b, work.Close()) })
+	must(b, work.Grow(4096*mib))
+	s, err := d.NewStream(cuda.StreamOptions{})
+	must(b, err)
+	b.Cleanup(func() { must(b, s.Close()) })
+	var closes, clips []time.Duration
+	busy := func() {
+		if done, err := s.Done(); err != nil {
+			b.Fatal(err)
+		} else if done {
+			for range 40 { // some 50 ms
+				must(b, s.Memset(work.Ptr(), 1, 4096*mib))
+			}
+		}
+	}
+	round := func() {
+		buf, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 256 * mib})
+		must(b, err)
+		must(b, buf.Grow(128*mib))
+		must(b, buf.Resize(nil, mib))
+		busy()
+		start := time.Now()
+		must(b, buf.ClipAfter(s))
+		clips = append(clips, time.Since(start))
+		start = time.Now()
+		must(b, buf.CloseAfter(s))
+		closes = append(closes, time.Since(start))
+		if len(closes)%50 == 0 {
+			must(b, d.System().Drain(context.Background()))
+		}
+	}
+	for b.Loop() {
+		round()
+	}
+	for len(closes) < 500 {
+		round()
+	}
+	must(b, d.System().Drain(context.Background()))
+	b.ReportMetric(float64(percentile(closes, 0.5).Nanoseconds())/1e3, "close-p50-us")
+	b.ReportMetric(float64(percentile(closes, 0.99).Nanoseconds())/1e3, "close-p99-us")
+	b.ReportMetric(float64(slices.Max(closes).Nanoseconds())/1e3, "close-max-us")
+	b.ReportMetric(float64(percentile(clips, 0.99).Nanoseconds())/1e3, "clip-p99-us")
+	b.ReportMetric(float64(slices.Max(clips).Nanoseconds())/1e3, "clip-max-us")
+}
+
+// BenchmarkLaunchBesideGrowth launches a kernel of one thread on one thread, with and
+// without another that grows and clips, in turn. Promised: the 99th percentile
+// of a launch is at most 1.1 times that without.
+func BenchmarkLaunchBesideGrowth(b *testing.B) {
+	d := gputest.RealWith(b)
+	module, err := d.LoadModule(kernels.Basic)
+	must(b, err)
+	b.Cleanup(func() { must(b, module.Close()) })
+	fill, err := module.Kernel(kernels.Fill)
+	must(b, err)
+	target, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 2 * mib})
+	must(b, err)
+	b.Cleanup(func() { must(b, target.Close()) })
+	must(b, target.Grow(mib))
+	s, err := d.NewStream(cuda.StreamOptions{})
+	must(b, err)
+	b.Cleanup(func() { must(b, s.Close()) })
+	other, err := d.NewStream(cuda.StreamOptions{})
+	must(b, err)
+	b.Cleanup(func() { must(b, other.Close()) })
+
+	var growing atomic.Bool
+	var stop atomic.Bool
+	var cycles atomic.Int64
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		buf, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 1024 * mib})
+		if err != nil {
+			b.Error(err)
+			return
+		}
+		for !stop.Load() {
+			if !growing.Load() {
+				time.Sleep(50 * time.Microsecond)
+				continue
+			}
+			if err := buf.Grow(64 * mib); err != nil {
+				b.Error(err)
+				break
+			}
+			if err := buf.Resize(nil, 0); err != nil {
+				b.Error(err)
+				break
+			}
+			if err := buf.ClipAfter(other); err != nil {
+				b.Error(err)
+				break
+			}
+			if err := d.System().Drain(context.Background()); err != nil {
+				b.Error(err)
+				break
+			}
+			cycles.Add(1)
+		}
+		if err := buf.Close(); err != nil {
+			b.Error(err)
+		}
+	})
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	const window = 2000
+	measure := func(into []time.Duration) []time.Duration {
+		for i := range window {
+			start := time.Now()
+			must(b, fill.Launch(s, cuda.Threads(1), target.Ptr(), uint64(1), uint32(1), uint32(0)))
+			into = append(into, time.Since(start))
+			if i%100 == 99 {
+				must(b, s.Synchronize())
+			}
+		}
+		return into
+	}
+	var alone, beside []time.Duration
+	pairOf := func() {
+		growing.Store(false)
+		time.Sleep(2 * time.Millisecond)
+		alone = measure(alone)
+		growing.Store(true)
+		time.Sleep(2 * time.Millisecond)
+		beside = measure(beside)
+	}
+	for b.Loop() {
+		pairOf()
+	}
+	for len(alone) < 100_000 {
+		pairOf()
+	}
+	stop.Store(true)
+	wg.Wait()
+	b.ReportMetric(float64(cycles.Load()), "growths")
+	for _, p := range []struct {
+		name string
+		at   float64
+	}{{"p50", 0.5}, {"p99", 0.99}, {"p999", 0.999}} {
+		a, w := percentile(alone, p.at), percentile(beside, p.at)
+		b.ReportMetric(float64(a.Nanoseconds())/1e3, "alone-"+p.name+"-us")
+		b.ReportMetric(float64(w.Nanoseconds())/1e3, "beside-"+p.name+"-us")
+	}
+	b.ReportMetric(float64(percentile(beside, 0.99))/float64(percentile(alone, 0.99)), "p99-ratio")
+}
