@@ -30,11 +30,12 @@ func (c *Closer) Close(teardown func() error) error {
 
 // CloseAfter takes the object out of use at once and leaves the teardown to
 // the reclaimer, for when the fence has passed and no operation runs on the
-// object. It never blocks. Where the fence cannot be made nothing is changed.
+// object. It waits for nothing on the GPU. Where the fence cannot be made
+// nothing is changed. After a Close that failed it has the teardown go on.
 func (c *Closer) CloseAfter(s *System, fence func() (*Fence, error), teardown func() error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.gone || c.Closed() {
+	if c.gone {
 		return nil
 	}
 	f, err := fence()

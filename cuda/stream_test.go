@@ -1,0 +1,216 @@
+package cuda_test
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/stretchr/testify/require"
+)
+
+func TestAStreamRunsItsWorkInOrder(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		for _, o := range []cuda.StreamOptions{{}, {Blocking: true}} {
+			s, err := d.NewStream(o)
+			require.NoError(t, err)
+			p := memory(t, d, 1<<20)
+			require.NoError(t, s.Memset(p, 1, 1<<20))
+			require.NoError(t, s.Memset(p, 2, 1<<19))
+			require.NoError(t, s.Copy(p+1<<19, p, 1000))
+			require.NoError(t, s.Copy(p, p, 0))
+			require.NoError(t, s.Memset(p, 9, 0))
+			require.NoError(t, s.Synchronize())
+			done, err := s.Done()
+			require.NoError(t, err)
+			require.True(t, done)
+			got := read(t, s, p, 1<<20)
+			require.Equal(t, []byte{2, 2, 2, 1}, []byte{got[0], got[1<<19-1], got[1<<19+999], got[1<<19+1000]})
+			require.Equal(t, d, s.Device())
+			require.NotZero(t, s.Handle())
+			require.NoError(t, s.Close())
+			require.NoError(t, s.Close())
+		}
+		require.Zero(t, d.System().Stats().Streams)
+	})
+}
+
+func TestDoneAndSynchronizeAndCloseMindRunningWork(t *testing.T) {
+	m, d := open(t)
+	p := memory(t, d, 64)
+	for name, wait := range map[string]func(s *cuda.Stream) error{"Synchronize": (*cuda.Stream).Synchronize, "Close": (*cuda.Stream).Close} {
+		t.Run(name, func(t *testing.T) {
+			s := stream(t, d)
+			m.Hold(s.Handle())
+			require.NoError(t, s.Memset(p, 1, 64))
+			done, err := s.Done()
+			require.NoError(t, err)
+			require.False(t, done)
+			handle := s.Handle()
+			waits(t, func() error { return wait(s) }, func() { m.Release(handle) })
+		})
+	}
+}
+
+func TestWaitOrdersTwoStreams(t *testing.T) {
+	m, d := open(t)
+	a, b, e, p := stream(t, d), stream(t, d), event(t, d), memory(t, d, 128)
+	m.Hold(a.Handle())
+	require.NoError(t, a.Memset(p, 1, 64))
+	require.NoError(t, e.Record(a))
+	require.NoError(t, b.Wait(e))
+	require.NoError(t, b.Copy(p+64, p, 64))
+	waits(t, b.Synchronize, func() { m.Release(a.Handle()) })
+	require.Equal(t, byte(1), read(t, b, p+64, 1)[0])
+}
+
+func TestBorrowedStreamsAreGivenBackWhole(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		own, p := stream(t, d), memory(t, d, 64)
+		for _, handle := range []uintptr{0, 1, own.Handle()} {
+			b, err := d.BorrowStream(handle)
+			require.NoError(t, err)
+			require.Equal(t, handle, b.Handle())
+			require.NoError(t, b.Upload(p, pattern(64, 3)))
+			require.Equal(t, pattern(64, 3), read(t, b, p, 64))
+			require.NoError(t, b.Close())
+			require.ErrorIs(t, b.Memset(p, 1, 1), cuda.ErrClosed)
+		}
+		require.NoError(t, own.Memset(p, 1, 1), "it still lives")
+		_, err := d.BorrowStream(uintptr(driver.StreamPerThread))
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+		require.ErrorContains(t, err, "goroutines move")
+	})
+}
+
+// A stream is borrowed in the context and from the device that it was made in.
+func TestBorrowedStreamsOfOtherContexts(t *testing.T) {
+	m, err := sim.New(sim.Options{Devices: make([]sim.DeviceOptions, 2)})
+	require.NoError(t, err)
+	closed(t, m)
+	drv := m.Driver()
+	require.Equal(t, driver.Success, drv.Init())
+	c, r := drv.CtxCreate(0, 0)
+	require.Equal(t, driver.Success, r)
+	// Whoever made the context keeps it until the System is closed.
+	t.Cleanup(func() { require.Equal(t, driver.Success, drv.CtxDestroy(c)) })
+	h, r := drv.StreamCreate(c, driver.StreamNonBlocking)
+	require.Equal(t, driver.Success, r)
+	t.Cleanup(func() { require.Equal(t, driver.Success, drv.StreamDestroy(c, h)) })
+	sys, err := m.Open()
+	require.NoError(t, err)
+	closed(t, sys)
+	d, other := sys.Devices()[0], sys.Devices()[1]
+
+	_, err = other.BorrowStream(uintptr(h))
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.ErrorContains(t, err, "of device 0 on device 1")
+	s, err := d.BorrowStream(uintptr(h))
+	require.NoError(t, err)
+	closed(t, s)
+	require.Equal(t, c, core.StreamOf(s).Ctx.Handle)
+	_, err = other.WithContext(uintptr(c))
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	_, err = d.WithContext(0)
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	with, err := d.WithContext(uintptr(c))
+	require.NoError(t, err)
+	handle, err := with.Context()
+	require.NoError(t, err)
+	require.Equal(t, uintptr(c), handle)
+	require.Equal(t, c, core.StreamOf(stream(t, with)).Ctx.Handle)
+
+	p := memory(t, with, 64)
+	require.NoError(t, s.Upload(p, pattern(64, 1)))
+	require.Equal(t, pattern(64, 1), read(t, s, p, 64))
+	// Closing waits for the work of that context too.
+	host, err := d.NewHostBuffer(64)
+	require.NoError(t, err)
+	m.Hold(uintptr(h))
+	require.NoError(t, s.CopyFromHost(p, host.All()))
+	waits(t, host.Close, func() { m.Release(uintptr(h)) })
+}
+
+func TestWhatAStreamRefuses(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		gone, err := d.NewStream(cuda.StreamOptions{})
+		require.NoError(t, err)
+		require.NoError(t, gone.Close())
+		host, err := d.NewHostBuffer(64)
+		require.NoError(t, err)
+		closed(t, host)
+		p, e := memory(t, d, 64), event(t, d)
+		for name, f := range map[string]func(s *cuda.Stream) error{
+			"Synchronize":  (*cuda.Stream).Synchronize,
+			"Done":         func(s *cuda.Stream) error { _, err := s.Done(); return err },
+			"Capturing":    func(s *cuda.Stream) error { _, err := s.Capturing(); return err },
+			"Wait":         func(s *cuda.Stream) error { return s.Wait(e) },
+			"Record":       func(s *cuda.Stream) error { return e.Record(s) },
+			"Copy":         func(s *cuda.Stream) error { return s.Copy(p, p, 1) },
+			"Memset":       func(s *cuda.Stream) error { return s.Memset(p, 1, 1) },
+			"CopyFromHost": func(s *cuda.Stream) error { return s.CopyFromHost(p, host.All()) },
+			"CopyToHost":   func(s *cuda.Stream) error { return s.CopyToHost(host.All(), p) },
+			"Upload":       func(s *cuda.Stream) error { return s.Upload(p, []byte{1}) },
+			"Download":     func(s *cuda.Stream) error { return s.Download(make([]byte, 1), p) },
+			"CloseAfter":   func(s *cuda.Stream) error { return host.CloseAfter(s) },
+		} {
+			require.ErrorIs(t, f(gone), cuda.ErrClosed, name)
+			require.ErrorIs(t, f(nil), cuda.ErrInvalidArgument, name)
+		}
+		s := stream(t, d)
+		require.ErrorIs(t, s.Copy(p, p, -1), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, s.Memset(p, 1, -1), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, s.CopyFromHost(p, cuda.HostSlice{}), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, s.Wait(nil), cuda.ErrInvalidArgument)
+		strange := another(t, d)
+		require.ErrorIs(t, s.Wait(event(t, strange)), cuda.ErrForeign)
+		require.ErrorIs(t, stream(t, strange).CopyFromHost(p, host.All()), cuda.ErrForeign)
+		require.ErrorIs(t, host.CloseAfter(stream(t, strange)), cuda.ErrForeign)
+	})
+}
+
+// The driver crashes on a handle that is gone: of many that close and use a
+// stream at the same time one destroys it, and none touches it afterwards.
+func TestClosingAStreamFromManyGoroutines(t *testing.T) {
+	m, d := open(t)
+	p := memory(t, d, 64)
+	for range 30 {
+		s, err := d.NewStream(cuda.StreamOptions{})
+		require.NoError(t, err)
+		m.ResetCounts()
+		var wg sync.WaitGroup
+		for range 6 {
+			wg.Go(func() {
+				if err := s.Close(); err != nil {
+					t.Errorf("close: %v", err)
+				}
+			})
+			wg.Go(func() {
+				for range 5 {
+					if err := s.Memset(p, 1, 64); err != nil {
+						require.ErrorIs(t, err, cuda.ErrClosed)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		require.Equal(t, 1, m.Count("cuStreamDestroy"))
+	}
+}
+
+func TestCloseOfAStreamGoesOnWhereItFailed(t *testing.T) {
+	m, d := open(t)
+	for _, call := range []string{"cuStreamIsCapturing", "cuStreamSynchronize", "cuStreamDestroy"} {
+		s, err := d.NewStream(cuda.StreamOptions{})
+		require.NoError(t, err)
+		require.NoError(t, s.Upload(memory(t, d, 64), pattern(64, 1)))
+		m.Inject(sim.Fault{Call: call, Result: int(driver.Unknown)})
+		require.Error(t, s.Close(), call)
+		require.NoError(t, s.Close(), call)
+		require.ErrorIs(t, s.Synchronize(), cuda.ErrClosed)
+	}
+	require.Zero(t, d.System().Stats().Streams)
+}
