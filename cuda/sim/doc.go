@@ -22,9 +22,26 @@
 //
 // # Work
 //
-// Streams, events, host and device copies are asynchronous; see engine.go for
-// the order in which work is done. [Machine.Hold] keeps a stream's work from
-// being done at all.
+// Streams, events, host and device copies are asynchronous. Work that nobody
+// waits for is left lying for a millisecond, a query lets one step be done, and
+// where several streams can go on [Options.Seed] decides; a test repeats itself
+// as far as its own goroutines do. [Machine.Hold] keeps a stream's work from
+// being done at all. Stream capture has the real driver's states and kills
+// captures by its rules, and a graph is replayed on what is mapped then.
+//
+// Kernels are Go functions, which [RegisterKernel] makes stand for PTX entries.
+// Of the PTX itself only the declarations are read.
+//
+// # What differs
+//
+// It is slow, or fast, in its own way: costs say nothing of a GPU. The first
+// error of a context ends that context only. Memory allocated by cuMemAlloc
+// (not virtual memory) takes whole pages, not 2 MiB blocks, of the device.
+// There is one NUMA node, no fabric, no multicast, no managed memory and no
+// peer access for memory of cuMemAlloc. What was measured of the real driver
+// holds here too; where nothing was measured, the stricter reading does. Off
+// Linux (amd64 and arm64) there are no descriptors, no host memory at mapped
+// addresses, and all threads count as one.
 //
 // # Tests
 //
@@ -37,6 +54,9 @@
 // machine.go holds a machine's state and the gate that every call passes;
 // vmm.go and share.go are the calls of virtual memory, on top of address.go
 // (numbers), physical.go (bytes) and resident.go (what is where); context.go,
-// stream.go, event.go and engine.go are the work. One lock guards a machine,
-// and is released while bytes move, while kernels run, and while a call waits.
+// stream.go, event.go and engine.go are the work; capture.go and graph.go write
+// it down instead. One lock guards a machine, and is released while bytes move,
+// while kernels run, and while a call waits. Two more are taken inside it: that
+// of the process's address space, and that of the faults, which is never held
+// together with another.
 package sim

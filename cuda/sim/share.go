@@ -47,18 +47,15 @@ func newFile(l label) (*osmem.Shared, error) {
 	return s, nil
 }
 
-// readLabel reads the label in the last page of a memory file. Whoever can pass
-// a descriptor can have written it.
-func readLabel(file []byte) (label, error) {
+// readLabel reads the label of a memory file of so many bytes, all told, from
+// the beginning of its last page. Whoever can pass a descriptor can have
+// written it.
+func readLabel(b []byte, file uint64) (label, error) {
 	var l label
-	size, page := uint64(len(file)), osmem.PageSize()
-	if size < page {
-		return l, errLabel
-	}
-	if err := binary.Read(bytes.NewReader(file[size-page:]), binary.LittleEndian, &l); err != nil {
+	if err := binary.Read(bytes.NewReader(b), binary.LittleEndian, &l); err != nil {
 		return l, err
 	}
-	if l.Magic != labelMagic || l.Size != size-page || l.Size == 0 {
+	if page := osmem.PageSize(); l.Magic != labelMagic || file <= page || l.Size != file-page {
 		return l, errLabel
 	}
 	switch on := driver.LocationType(l.Location); {
@@ -205,7 +202,8 @@ func (m *Machine) openShared(fd int) (*memory, driver.Result) {
 		m.note("import of descriptor %d: %v", fd, err)
 		return nil, driver.Unknown
 	}
-	l, err := readLabel(s.Bytes())
+	file := s.Bytes()
+	l, err := readLabel(file[max(0, len(file)-int(osmem.PageSize())):], uint64(len(file)))
 	if err != nil || l.Kind != labelMemory {
 		m.note("import of descriptor %d: %v", fd, errLabel)
 		s.Close()

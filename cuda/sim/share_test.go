@@ -3,6 +3,7 @@
 package sim
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"os"
@@ -191,7 +192,7 @@ func TestExportWhileWorkIsUnderway(t *testing.T) {
 		for i := range driver.Ptr(64) {
 			r.ok(r.MemsetD8Async(r.ctx, p+i*chunk/64, byte(i+1), chunk/64, s))
 		}
-		r.is(driver.NotReady, r.StreamQuery(r.ctx, s))
+		r.StreamQuery(r.ctx, s) // sets it going
 		r.export(h).Close()
 		r.ok(r.StreamSynchronize(r.ctx, s))
 		got := r.bytes(p, chunk)
@@ -254,14 +255,16 @@ func TestDMABufPinsWhatItIsOf(t *testing.T) {
 }
 
 func FuzzLabel(f *testing.F) {
-	page := make([]byte, osmem.PageSize())
-	f.Add(page)
-	copy(page, labelMagic[:])
-	f.Add(page)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		l, err := readLabel(b)
-		if err == nil {
-			require.EqualValues(t, uint64(len(b))-osmem.PageSize(), l.Size)
+	good := label{Magic: labelMagic, Size: chunk, Kind: labelMemory, Location: uint32(driver.LocationDevice)}
+	var b bytes.Buffer
+	require.NoError(f, binary.Write(&b, binary.LittleEndian, &good))
+	f.Add(b.Bytes(), uint64(chunk)+osmem.PageSize())
+	f.Add([]byte{}, uint64(0))
+	f.Fuzz(func(t *testing.T, b []byte, size uint64) {
+		if l, err := readLabel(b, size); err == nil {
+			require.Less(t, l.Size, size)
+			require.Equal(t, size, l.Size+osmem.PageSize())
+			require.Contains(t, []uint32{labelMemory, labelDMABuf}, l.Kind)
 		}
 	})
 }

@@ -1,6 +1,10 @@
 package sim
 
 import (
+	"bytes"
+	"os"
+	"runtime"
+	"runtime/debug"
 	"testing"
 	"unsafe"
 
@@ -292,6 +296,7 @@ func TestManyAllocationsExhaustNothing(t *testing.T) {
 	if osmem.Linux {
 		types = driver.HandlePosixFD
 	}
+	before := kernelMappings(t)
 	p := r.reserve(n * chunk)
 	for i := range driver.Ptr(n) {
 		h := r.create(chunk, on(0, types))
@@ -302,10 +307,72 @@ func TestManyAllocationsExhaustNothing(t *testing.T) {
 		}
 	}
 	require.Zero(t, r.free())
+	require.Less(t, kernelMappings(t), before+100)
 	r.allow(p, n*chunk, 0)
 	r.ok(r.MemUnmap(p, n*chunk))
 	require.EqualValues(t, uint64(n*chunk), r.free())
 	r.ok(r.MemAddressFree(p, n*chunk))
+}
+
+// kernelMappings is how many the process has, where that can be read.
+func kernelMappings(t *testing.T) int {
+	maps, err := os.ReadFile("/proc/self/maps")
+	if runtime.GOOS != "linux" {
+		return 0
+	}
+	require.NoError(t, err)
+	return bytes.Count(maps, []byte{'\n'})
+}
+
+func TestStrayCPUAccessFaults(t *testing.T) {
+	if !osmem.Linux {
+		t.Skip("the address window needs Linux on amd64 or arm64")
+	}
+	r := start(t, Options{})
+	d, res := r.MemAlloc(r.ctx, 64)
+	r.ok(res)
+	h := r.create(chunk, at(driver.LocationHost, 0, 0))
+	host := r.reserve(chunk)
+	r.ok(r.MemMap(host, chunk, 0, h))
+	for what, p := range map[string]driver.Ptr{
+		"mapped device memory":          r.mapped(1),
+		"allocated device memory":       d,
+		"host memory without access":    host,
+		"a reservation":                 host + chunk - 1,
+		"what follows the reservations": host + 2*chunk,
+	} {
+		require.True(t, touchFaults(p), what)
+	}
+	r.ok(r.MemSetAccess(host, chunk, []driver.AccessDesc{grant(driver.LocationHost, 0, driver.AccessRead)}))
+	require.False(t, touchFaults(host))
+	r.ok(r.MemUnmap(host, chunk))
+	require.True(t, touchFaults(host))
+	r.ok(r.MemAddressFree(host, chunk))
+	r.ok(r.MemRelease(h))
+	r.ok(r.MemFree(r.ctx, d))
+}
+
+var touched byte
+
+func touchFaults(p driver.Ptr) (faulted bool) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() { faulted = recover() != nil }()
+	touched = *(*byte)(hostPointer(p))
+	return false
+}
+
+func BenchmarkChunkCycle(b *testing.B) {
+	r := start(b, Options{})
+	p := r.reserve(chunk)
+	rw := []driver.AccessDesc{grant(driver.LocationDevice, 0, driver.AccessReadWrite)}
+	for b.Loop() {
+		h, _ := r.MemCreate(chunk, on(0, 0))
+		r.MemMap(p, chunk, 0, h)
+		r.MemSetAccess(p, chunk, rw)
+		r.MemUnmap(p, chunk)
+		r.MemRelease(h)
+	}
+	r.ok(r.MemAddressFree(p, chunk))
 }
 
 func TestReleaseOfAJunkHandlePanics(t *testing.T) {
