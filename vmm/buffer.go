@@ -274,6 +274,7 @@ func (b *Buffer) teardown(op string) error {
 	in := b.b
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	in.used.Store(0)
 	// What was clipped has passed: it held the buffer until then.
 	if err := in.uncommit(op, 0); err != nil {
 		return err

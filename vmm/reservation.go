@@ -226,6 +226,10 @@ func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*
 		return nil, err
 	}
 	sys := r.System()
+	// What was dropped when the device was lost may still be mapped.
+	if res := sys.DeviceLost(); res != driver.Success {
+		return nil, sys.Fail(op, driver.CallMemMap, res, "")
+	}
 	end := off
 	for _, h := range handles {
 		if res := sys.Drv.MemMap(r.base+driver.Ptr(end), h.Size, 0, h.Driver); res != driver.Success {

@@ -26,6 +26,9 @@ func (b *Buffer) Slice(off, n int) (Slice[byte], error) {
 
 // slice checks a part of a buffer, by element.
 func slice[T any](op string, b *buffer, first, n int) (Slice[T], error) {
+	if b.closer.Closed() {
+		return Slice[T]{}, core.ClosedError(op, "buffer")
+	}
 	size := int(sizeOf[T]())
 	used := int(b.used.Load()) / size
 	if first < 0 || n < 0 || first > used || n > used-first {

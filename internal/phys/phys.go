@@ -24,8 +24,12 @@ type Handle struct {
 }
 
 // Create makes physical memory. Where there is none, what was closed and has
-// passed is torn down first, and the driver asked again.
+// passed is torn down first, and the driver asked again. After the device is
+// lost nobody could give the memory back, so none is made.
 func Create(s *core.System, size uint64, prop driver.AllocationProp) (*Handle, driver.Result) {
+	if r := s.DeviceLost(); r != driver.Success {
+		return nil, r
+	}
 	s.PollReclaim()
 	h, r := s.Drv.MemCreate(size, prop)
 	if r == driver.OutOfMemory && s.PendingReclaims() > 0 {

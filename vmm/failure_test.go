@@ -1,0 +1,840 @@
+package vmm_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+// kib64 is the granularity of the machines in these tests: contents are compared
+// byte by byte, so they are small.
+const kib64 = 64 << 10
+
+// patience bounds what must not hang.
+const patience = 20 * time.Second
+
+// world is a machine of two devices with what a scenario made on it.
+type world struct {
+	t       testing.TB
+	m       *sim.Machine
+	sys     *cuda.System
+	d, peer *cuda.Device
+	s, far  *cuda.Stream
+	owned   []closer
+	buffers []*vmm.Buffer
+	// what the scenarios name
+	a     *vmm.Allocation
+	r     *vmm.Reservation
+	maps  []*vmm.Mapping
+	b     *vmm.Buffer
+	host  *cuda.HostBuffer
+	slice vmm.Slice[byte]
+	// struck are the calls that were made to fail.
+	struck []string
+}
+
+// newWorld makes one. A cold one has no context yet, nor streams.
+func newWorld(t testing.TB, cold bool) *world {
+	devices := []sim.DeviceOptions{{Granularity: kib64, Memory: 64 * mib}, {Granularity: kib64, Memory: 64 * mib}}
+	m, err := sim.New(sim.Options{Devices: devices})
+	require.NoError(t, err)
+	sys, err := m.Open()
+	require.NoError(t, err)
+	w := &world{t: t, m: m, sys: sys, d: sys.Devices()[0], peer: sys.Devices()[1]}
+	for _, d := range sys.Devices() {
+		_, err := vmm.GranularityOf(d, vmm.Properties{})
+		require.NoError(t, err)
+	}
+	if cold {
+		return w
+	}
+	w.s, err = w.d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	w.far, err = w.peer.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	w.own(w.s)
+	w.own(w.far)
+	return w
+}
+
+// own has the world close c at its end, the last first.
+func (w *world) own(c closer) { w.owned = append(w.owned, c) }
+
+// buffer makes a buffer of n chunks that is full but for the last hundred bytes.
+func (w *world) buffer(chunks int, access ...vmm.Access) *vmm.Buffer {
+	b, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: 16 * kib64, Chunks: vmm.FixedChunks(kib64), Access: access})
+	require.NoError(w.t, err)
+	w.own(b)
+	w.buffers = append(w.buffers, b)
+	if chunks > 0 {
+		require.NoError(w.t, b.Append(nil, pattern(chunks*kib64-100, 1)))
+	}
+	w.b = b
+	return b
+}
+
+// mappings maps n allocations, of one granule each, side by side.
+func (w *world) mappings(n int, access ...vmm.Access) {
+	r, err := vmm.Reserve(w.d, 8*kib64, vmm.ReserveOptions{})
+	require.NoError(w.t, err)
+	w.r = r
+	w.own(r)
+	for i := range n {
+		a, err := vmm.Create(w.d, kib64, vmm.Properties{})
+		require.NoError(w.t, err)
+		m, err := r.Map(i*kib64, a)
+		require.NoError(w.t, err)
+		require.NoError(w.t, a.Close())
+		w.maps = append(w.maps, m)
+		w.own(m)
+		if len(access) > 0 {
+			require.NoError(w.t, m.SetAccess(access...))
+		}
+	}
+}
+
+func (w *world) drain() error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return w.sys.Drain(ctx)
+}
+
+// view is all that an operation can change, without addresses.
+type view struct {
+	free    [2]uint64
+	stats   cuda.Stats
+	live    [3]int
+	buffers []vmm.BufferStats
+	content []uint32 // checksums
+	access  [][2]driver.AccessFlags
+}
+
+// look waits for the streams and takes a view.
+func (w *world) look() view {
+	for _, s := range []*cuda.Stream{w.s, w.far} {
+		if s != nil {
+			require.NoError(w.t, s.Synchronize())
+		}
+	}
+	v := view{stats: w.sys.Stats()}
+	for i := range v.free {
+		// The context's own block is less than a granule.
+		free, _ := w.m.Memory(i)
+		v.free[i] = (free + kib64 - 1) / kib64 * kib64
+	}
+	live := w.m.Live()
+	for i, kind := range []string{sim.KindReservation, sim.KindAllocation, sim.KindMapping} {
+		v.live[i] = live[kind]
+	}
+	grants := func(p cuda.Ptr) {
+		var of [2]driver.AccessFlags
+		for i := range of {
+			var r driver.Result
+			of[i], r = w.m.Driver().MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: int32(i)}, driver.Ptr(p))
+			if r != driver.Success {
+				of[i] = 9 // not mapped
+			}
+		}
+		v.access = append(v.access, of)
+	}
+	for _, b := range w.buffers {
+		st := b.Stats()
+		v.buffers = append(v.buffers, st)
+		if _, err := b.Slice(0, 0); err != nil {
+			continue
+		}
+		got, err := w.m.Bytes(uint64(b.Ptr()), st.Used)
+		require.NoError(w.t, err)
+		v.content = append(v.content, crc32.ChecksumIEEE(got))
+		for off := 0; off < st.Committed+st.Clipped; off += kib64 {
+			grants(b.Ptr() + cuda.Ptr(off))
+		}
+	}
+	for _, m := range w.maps {
+		grants(m.Ptr())
+	}
+	return v
+}
+
+// end closes everything; nothing may be left anywhere.
+func (w *world) end() {
+	t := w.t
+	for i := len(w.owned) - 1; i >= 0; i-- {
+		require.NoError(t, w.owned[i].Close())
+	}
+	require.NoError(t, w.drain())
+	require.Empty(t, w.sys.Live())
+	require.NoError(t, w.sys.Close())
+	require.Empty(t, w.m.Fault(), "the GPU touched what was gone")
+	leaks := w.m.Leaks()
+	if slices.Contains(w.struck, "cuEventDestroy") {
+		// An event that could not be destroyed goes with its context.
+		leaks = slices.DeleteFunc(leaks, func(l sim.Leak) bool { return l.Kind == sim.KindEvent })
+	}
+	require.Empty(t, leaks)
+	_ = w.m.Close() // what it could report was looked at
+}
+
+// scenario is one public operation with a small world round it.
+type scenario struct {
+	name  string
+	cold  bool
+	setup func(w *world)
+	op    func(w *world) error
+	// retry is how the operation is taken up after it failed, where that is not
+	// op itself: something was taken out of use and could not be given back.
+	retry func(w *world) error
+	// tears: it takes something away, so after a failure the state is not as
+	// before, and it is taken up again.
+	tears bool
+	// writes: it writes to memory that is in use, which a failure may leave
+	// half written.
+	writes bool
+}
+
+// both gives the devices their access.
+func both(w *world, far vmm.AccessMode) []vmm.Access {
+	return []vmm.Access{{Location: w.d.Location(), Mode: vmm.ReadWrite}, {Location: w.peer.Location(), Mode: far}}
+}
+
+// clipped is a buffer with three full chunks and two that were clipped and wait
+// for a stream that has passed, unless they go first.
+func clipped(w *world) {
+	b := w.buffer(5)
+	require.NoError(w.t, b.Resize(nil, 3*kib64))
+	w.m.Hold(w.s.Handle())
+	require.NoError(w.t, w.s.Memset(b.Ptr(), pattern(1, 1)[0], 1))
+	require.NoError(w.t, b.ClipAfter(w.s))
+	w.m.Release(w.s.Handle())
+}
+
+var scenarios = []scenario{
+	{name: "Create", op: func(w *world) error { return w.create(kib64, vmm.Properties{}) }},
+	{name: "Create without a context", cold: true, op: func(w *world) error { return w.create(kib64, vmm.Properties{}) }},
+	{name: "Create on the host", op: func(w *world) error { return w.create(2*mib, vmm.Properties{Location: cuda.OnHost()}) }},
+	{name: "Reserve", op: reserveOne},
+	{name: "Reserve without a context", cold: true, op: reserveOne},
+	{name: "NewBuffer", op: bufferOne},
+	{name: "NewBuffer without a context", cold: true, op: bufferOne},
+	{name: "Array.Append, the first on the device", setup: func(w *world) { w.buffer(0) },
+		op: func(w *world) error {
+			a, err := vmm.ArrayOf[uint32](w.b)
+			require.NoError(w.t, err)
+			return a.Append(nil, make([]uint32, 40_000))
+		}},
+	{name: "Granted", setup: func(w *world) { require.NoError(w.t, w.create(kib64, vmm.Properties{})) },
+		op: func(w *world) error { _, err := w.a.Granted(); return err }},
+	{name: "Reservation.Map", setup: func(w *world) { w.mappings(1); require.NoError(w.t, w.create(kib64, vmm.Properties{})) },
+		op: func(w *world) error {
+			m, err := w.r.Map(kib64, w.a)
+			if err == nil {
+				w.own(m)
+			}
+			return err
+		}},
+	{name: "Reservation.SetAccess up", setup: func(w *world) { w.mappings(3) },
+		op: func(w *world) error { return w.r.SetAccess(0, 3*kib64, both(w, vmm.ReadOnly)...) }},
+	{name: "Reservation.SetAccess down", setup: func(w *world) { w.mappings(3, both(w, vmm.ReadWrite)...) },
+		op: func(w *world) error { return w.r.SetAccess(0, 3*kib64, both(w, vmm.NoAccess)...) }},
+	{name: "Mapping.SetAccess up", setup: func(w *world) { w.mappings(2) },
+		op: func(w *world) error { return w.maps[1].SetAccess(both(w, vmm.ReadWrite)...) }},
+	{name: "Mapping.SetAccess down", setup: func(w *world) { w.mappings(2, both(w, vmm.ReadWrite)...) },
+		op: func(w *world) error { return w.maps[1].SetAccess(both(w, vmm.ReadOnly)...) }},
+	{name: "Mapping.Access", setup: func(w *world) { w.mappings(1) },
+		op: func(w *world) error { _, err := w.maps[0].Access(w.d.Location()); return err }},
+	{name: "DMABuf", setup: func(w *world) { w.mappings(2, both(w, vmm.NoAccess)...) },
+		op: func(w *world) error {
+			f, err := w.r.DMABuf(w.d, 0, 2*kib64)
+			if err == nil {
+				err = f.Close()
+			}
+			return err
+		}},
+	{name: "Buffer.SetAccess up", setup: func(w *world) { w.buffer(3) },
+		op: func(w *world) error { return w.b.SetAccess(both(w, vmm.ReadWrite)...) }},
+	{name: "Buffer.SetAccess down", setup: func(w *world) { w.buffer(3, both(w, vmm.ReadWrite)...) },
+		op: func(w *world) error { return w.b.SetAccess(both(w, vmm.NoAccess)...) }},
+	{name: "Append", setup: func(w *world) { w.buffer(2) },
+		op: func(w *world) error { return w.b.Append(w.s, pattern(3*kib64, 2)) }},
+	{name: "Append and wait", setup: func(w *world) { w.buffer(2) },
+		op: func(w *world) error { return w.b.Append(nil, pattern(3*kib64, 2)) }},
+	{name: "Append without growth", setup: func(w *world) { w.buffer(2) },
+		op: func(w *world) error { return w.b.Append(w.s, pattern(100, 2)) }},
+	{name: "Append to a buffer that two devices see", setup: func(w *world) { w.buffer(1, both(w, vmm.ReadWrite)...) },
+		op: func(w *world) error { return w.b.Append(w.far, pattern(3*kib64, 2)) }},
+	{name: "AppendHost", setup: func(w *world) { w.buffer(2); w.pinned(2*kib64 + 5) },
+		op: func(w *world) error { return w.b.AppendHost(w.s, w.host.All()) }},
+	{name: "AppendSlice", setup: func(w *world) { w.buffer(2); w.part(100, kib64) },
+		op: func(w *world) error { return w.b.AppendSlice(w.s, w.slice) }},
+	{name: "AppendPtr", setup: func(w *world) { w.buffer(2) },
+		op: func(w *world) error { return w.b.AppendPtr(nil, w.b.Ptr(), 2*kib64-200) }},
+	{name: "Grow", setup: func(w *world) { w.buffer(1) }, op: func(w *world) error { return w.b.Grow(3 * kib64) }},
+	{name: "Resize longer", setup: func(w *world) { w.buffer(1) },
+		op: func(w *world) error { return w.b.Resize(w.s, 3*kib64) }},
+	{name: "Resize shorter", setup: func(w *world) { w.buffer(3) },
+		op: func(w *world) error { return w.b.Resize(w.s, 10) }},
+	{name: "Move", setup: func(w *world) { w.buffer(3, both(w, vmm.ReadWrite)...) },
+		op: func(w *world) error {
+			b, err := vmm.Move(w.b, 32*kib64)
+			if err == nil {
+				w.own(b)
+				w.buffers = append(w.buffers, b)
+			}
+			return err
+		}},
+	{name: "Slice.CopyFrom", writes: true, setup: func(w *world) { w.buffer(2); w.part(50, 1000) },
+		op: func(w *world) error { return w.slice.CopyFrom(w.s, pattern(1000, 9)) }},
+	{name: "Slice.CopyFromHost", writes: true, setup: func(w *world) { w.buffer(2); w.part(50, 1000); w.pinned(1000) },
+		op: func(w *world) error { return w.slice.CopyFromHost(nil, w.host.All()) }},
+	{name: "Slice.CopyFromSlice", writes: true, setup: func(w *world) { w.buffer(2); w.part(50, 1000) },
+		op: func(w *world) error {
+			src, err := w.b.Slice(2000, 1000)
+			if err != nil {
+				return err
+			}
+			return w.slice.CopyFromSlice(nil, src)
+		}},
+	{name: "Slice.Zero", writes: true, setup: func(w *world) { w.buffer(2); w.part(50, 1000) },
+		op: func(w *world) error { return w.slice.Zero(w.s) }},
+	{name: "Slice.CopyTo", setup: func(w *world) { w.buffer(2); w.part(50, 1000) },
+		op: func(w *world) error {
+			got := make([]byte, 1000)
+			err := w.slice.CopyTo(w.s, got)
+			if err == nil {
+				require.Equal(w.t, pattern(2*kib64, 1)[50:1050], got)
+			}
+			return err
+		}},
+	{name: "Slice.CopyToHost", setup: func(w *world) { w.buffer(2); w.part(50, 1000); w.pinned(1000) },
+		op: func(w *world) error { return w.slice.CopyToHost(nil, w.host.All()) }},
+	{name: "Reader", setup: func(w *world) { w.buffer(2) },
+		op: func(w *world) error { _, err := io.Copy(io.Discard, vmm.NewReader(w.b)); return err }},
+
+	{name: "Allocation.Close", tears: true, setup: func(w *world) { require.NoError(w.t, w.create(kib64, vmm.Properties{})) },
+		op: func(w *world) error { return w.a.Close() }},
+	{name: "Mapping.Close", tears: true, setup: func(w *world) { w.mappings(3, both(w, vmm.ReadWrite)...) },
+		op: func(w *world) error { return w.maps[1].Close() }},
+	{name: "Reservation.Close", tears: true, setup: func(w *world) { w.mappings(0) },
+		op: func(w *world) error { return w.r.Close() }},
+	{name: "Buffer.Close", tears: true, setup: func(w *world) { w.buffer(3, both(w, vmm.ReadWrite)...) },
+		op: func(w *world) error { return w.b.Close() }},
+	{name: "Buffer.Close after Move", tears: true, setup: func(w *world) {
+		old := w.buffer(3)
+		b, err := vmm.Move(old, 32*kib64)
+		require.NoError(w.t, err)
+		w.own(b)
+		w.buffers = append(w.buffers, b)
+	}, op: func(w *world) error { return w.b.Close() }},
+	{name: "Clip", tears: true, setup: func(w *world) { w.buffer(5); require.NoError(w.t, w.b.Resize(nil, kib64)) },
+		op: func(w *world) error { return w.b.Clip() }},
+	{name: "ClipAfter", tears: true, setup: func(w *world) { w.buffer(5); require.NoError(w.t, w.b.Resize(nil, kib64)) },
+		op: func(w *world) error {
+			if err := w.b.ClipAfter(w.s); err != nil {
+				return err
+			}
+			return w.drain()
+		}, retry: func(w *world) error { return w.b.Clip() }},
+	{name: "Buffer.RevokeAfter", tears: true, setup: func(w *world) { w.buffer(3, both(w, vmm.ReadWrite)...) },
+		op: func(w *world) error {
+			if err := w.b.RevokeAfter(w.peer.Location(), w.far); err != nil {
+				return err
+			}
+			return w.drain()
+		}},
+	{name: "Mapping.RevokeAfter", tears: true, setup: func(w *world) { w.mappings(1, both(w, vmm.ReadWrite)...) },
+		op: func(w *world) error {
+			if err := w.maps[0].RevokeAfter(w.peer.Location(), w.far); err != nil {
+				return err
+			}
+			return w.drain()
+		}},
+	{name: "Append after ClipAfter", setup: clipped,
+		op: func(w *world) error {
+			if err := w.drain(); err != nil {
+				return err
+			}
+			return w.b.Append(nil, pattern(4*kib64, 3))
+		}, tears: true, retry: func(w *world) error {
+			if err := w.b.Clip(); err != nil {
+				return err
+			}
+			return w.b.Append(nil, pattern(4*kib64, 3))
+		}},
+}
+
+func (w *world) create(size int, p vmm.Properties) error {
+	a, err := vmm.Create(w.d, size, p)
+	if err == nil {
+		w.own(a)
+		w.a = a
+	}
+	return err
+}
+
+func reserveOne(w *world) error {
+	r, err := vmm.Reserve(w.d, 4*kib64, vmm.ReserveOptions{Align: 1 << 20})
+	if err == nil {
+		w.own(r)
+	}
+	return err
+}
+
+func bufferOne(w *world) error {
+	b, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Access: []vmm.Access{{Location: w.peer.Location(), Mode: vmm.ReadOnly}}})
+	if err == nil {
+		w.own(b)
+	}
+	return err
+}
+
+func (w *world) pinned(n int) {
+	h, err := w.d.NewHostBuffer(n)
+	require.NoError(w.t, err)
+	copy(h.Bytes(), pattern(n, 4))
+	w.own(h)
+	w.host = h
+}
+
+func (w *world) part(off, n int) {
+	s, err := w.b.Slice(off, n)
+	require.NoError(w.t, err)
+	w.slice = s
+}
+
+// begin makes the scenario's world.
+func (sc scenario) begin(t testing.TB) *world {
+	w := newWorld(t, sc.cold)
+	if sc.setup != nil {
+		sc.setup(w)
+	}
+	return w
+}
+
+// watch runs f and answers the driver calls that were made meanwhile.
+func (w *world) watch(f func() error) (calls []string, err error) {
+	var mu sync.Mutex
+	w.m.OnCall(func(call string) {
+		mu.Lock()
+		defer mu.Unlock()
+		calls = append(calls, call)
+	})
+	err = f()
+	w.m.OnCall(nil)
+	return calls, err
+}
+
+// code is what failing calls answer: one that stands for nothing in particular.
+const code = int(driver.Unknown)
+
+// blow is a fault: the k-th call fails, a run call possibly after a few of its
+// parts, and then also the j-th of the calls behind it, if j is not negative.
+type blow struct{ k, parts, j int }
+
+func (b blow) String() string {
+	text := fmt.Sprintf("call %d", b.k)
+	if b.parts > 0 {
+		text += fmt.Sprintf(" after %d parts", b.parts-1)
+	}
+	if b.j >= 0 {
+		text += fmt.Sprintf(" and then call %d", b.k+1+b.j)
+	}
+	return text
+}
+
+// aim injects the blow into a world whose operation makes those calls, if all
+// goes well. The returned function tells which of the calls that were made in
+// the end it struck.
+func (b blow) aim(m *sim.Machine, clean []string) (struck func(calls []string) []int) {
+	first := sim.Fault{After: b.k, Result: code}
+	if b.parts > 0 {
+		first.Call, first.After, first.Parts = clean[b.k], 0, b.parts
+		for _, c := range clean[:b.k] {
+			if c == first.Call {
+				first.After++
+			}
+		}
+	}
+	m.Inject(first)
+	if b.j >= 0 { // it does not count the call that the first one strikes
+		m.Inject(sim.Fault{After: b.k + b.j, Result: code})
+	}
+	return func(calls []string) (struck []int) {
+		skip, second := first.After, b.k+b.j
+		for i, c := range calls {
+			if first.Call == "" || c == first.Call {
+				if skip--; skip == -1 {
+					struck = append(struck, i)
+					continue
+				}
+			}
+			if b.j >= 0 && second == 0 {
+				struck = append(struck, i)
+			}
+			second--
+		}
+		return struck
+	}
+}
+
+func TestEveryFailureOfEveryOperation(t *testing.T) {
+	for _, sc := range scenarios {
+		t.Run(sc.name, func(t *testing.T) {
+			t.Parallel()
+			clean := sc.begin(t)
+			before := clean.look()
+			calls, err := clean.watch(func() error { return sc.op(clean) })
+			require.NoError(t, err)
+			after := clean.look()
+			clean.end()
+			for k := 0; sc.walk(t, k, 0, calls, before, after); k++ {
+				if k < len(calls) && (calls[k] == "cuMemUnmap" || calls[k] == "cuMemSetAccess") {
+					for parts := 1; parts <= 4; parts++ {
+						sc.walk(t, k, parts, calls, before, after)
+					}
+				}
+			}
+		})
+	}
+}
+
+// walk has the k-th call fail alone, and then with each call behind it. It
+// answers whether there is such a call.
+func (sc scenario) walk(t *testing.T, k, parts int, clean []string, before, after view) (reached bool) {
+	if sc.run(t, blow{k, parts, -1}, clean, before, after) == 0 {
+		return false
+	}
+	for j := 0; sc.run(t, blow{k, parts, j}, clean, before, after) == 2; j++ {
+	}
+	return true
+}
+
+// run is one blow at the operation; it answers how many of its faults struck.
+func (sc scenario) run(t *testing.T, b blow, clean []string, before, after view) int {
+	w := sc.begin(t)
+	struckOf := b.aim(w.m, clean)
+	calls, err := w.watch(func() error { return sc.op(w) })
+	w.m.ClearFaults()
+	for _, i := range struckOf(calls) {
+		w.struck = append(w.struck, calls[i])
+	}
+	at := fmt.Sprintf("%s, %v, struck %v: %v", sc.name, b, w.struck, err)
+	now := w.look().normal(sc)
+	sane(t, w, at)
+	once := len(w.struck) < 2
+	if err == nil { // struck nothing, or nothing that mattered
+		if once {
+			require.Equal(t, after.normal(sc), now, at)
+		}
+		w.end()
+		return len(w.struck)
+	}
+	require.NotEmpty(t, w.struck, at)
+	var typed *cuda.Error
+	require.ErrorAs(t, err, &typed, at)
+	require.Contains(t, w.struck, typed.Call, at)
+	require.Equal(t, cuda.Code(code), typed.Code, at)
+	if !sc.tears && !reflect.DeepEqual(before.normal(sc), now) {
+		if once {
+			require.Equal(t, before.normal(sc), now, at)
+		}
+		require.ErrorContains(t, err, "undoing it failed", at)
+	}
+	if once || sc.tears {
+		again := sc.op
+		if sc.retry != nil {
+			again = sc.retry
+		}
+		require.NoError(t, again(w), at)
+		require.Equal(t, after.normal(sc), w.look().normal(sc), at)
+	} else {
+		w.goOn(at)
+	}
+	w.end()
+	return len(w.struck)
+}
+
+// normal leaves out what is no matter of the scenario.
+func (v view) normal(sc scenario) view {
+	if sc.cold { // the context takes memory for itself
+		v.free = [2]uint64{}
+	}
+	if sc.writes {
+		v.content = nil
+	}
+	for i := range v.buffers {
+		v.buffers[i].Grown = 0
+	}
+	return v
+}
+
+// sane checks what holds in every state.
+func sane(t testing.TB, w *world, at string) {
+	live, st := w.m.Live(), w.sys.Stats()
+	require.Equal(t, live[sim.KindReservation], st.Reservations, at)
+	require.Equal(t, live[sim.KindAllocation], st.Allocations, "every memory is accounted for: %s", at)
+	require.LessOrEqual(t, live[sim.KindMapping], st.Mappings, at)
+	for _, b := range w.buffers {
+		s := b.Stats()
+		require.LessOrEqual(t, s.Used, s.Committed, at)
+		require.LessOrEqual(t, s.Committed, s.Reserved, at)
+	}
+}
+
+// goOn uses the buffers after a failure that could not be undone: what is
+// allowed works, and what is out of use is refused.
+func (w *world) goOn(at string) {
+	for _, b := range w.buffers {
+		if _, err := b.Slice(0, 0); err != nil {
+			continue
+		}
+		want := pattern(3*kib64, 5)
+		from := b.Len()
+		err := b.Append(nil, want)
+		if err != nil {
+			// Only what an undo left is refused, or access that is not known.
+			if !errors.Is(err, cuda.ErrInUse) {
+				require.ErrorIs(w.t, err, cuda.ErrNotPermitted, at)
+				require.NoError(w.t, b.SetAccess(vmm.Access{Location: w.d.Location(), Mode: vmm.ReadWrite}), at)
+			}
+			require.NoError(w.t, b.Clip(), at)
+			require.Zero(w.t, b.Stats().Clipped, at)
+			require.NoError(w.t, b.Append(nil, want), at)
+		}
+		part, err := b.Slice(from, len(want))
+		require.NoError(w.t, err, at)
+		got := make([]byte, len(want))
+		require.NoError(w.t, part.CopyTo(nil, got), at)
+		require.True(w.t, bytes.Equal(want, got), at)
+	}
+}
+
+// TestEveryLossInEveryOperation has each driver call in turn answer that the
+// context is gone: then nothing waits, and closing drops the state.
+func TestEveryLossInEveryOperation(t *testing.T) {
+	for _, sc := range scenarios {
+		t.Run(sc.name, func(t *testing.T) {
+			t.Parallel()
+			for k := 0; ; k++ {
+				w := sc.begin(t)
+				w.m.Inject(sim.Fault{After: k, Times: -1, Result: int(driver.IllegalAddress)})
+				calls, err := w.watch(func() error { return sc.op(w) })
+				w.m.ClearFaults()
+				if len(calls) <= k {
+					require.NoError(t, err)
+					w.end()
+					return
+				}
+				at := fmt.Sprintf("%s, %s lost the context: %v", sc.name, calls[k], err)
+				if err != nil {
+					require.ErrorIs(t, err, cuda.ErrDeviceLost, at)
+				}
+				for i := len(w.owned) - 1; i >= 0; i-- {
+					require.NoError(t, w.owned[i].Close(), at)
+				}
+				require.NoError(t, w.drain(), at)
+				require.Empty(t, w.sys.Live(), at)
+				require.NoError(t, w.sys.Close(), at)
+				_ = w.m.Close() // what was dropped is still there: the driver was not asked any more
+			}
+		})
+	}
+}
+
+// lose destroys the context of the first device: a mapping goes while work that
+// nobody named still needs it.
+func (w *world) lose() {
+	w.mappings(1, both(w, vmm.NoAccess)...)
+	other, err := w.d.NewStream(cuda.StreamOptions{})
+	require.NoError(w.t, err)
+	w.own(other)
+	w.m.Hold(w.s.Handle())
+	require.NoError(w.t, w.s.Memset(w.maps[0].Ptr(), 1, 100))
+	mapped := w.sys.Stats().Mappings
+	require.NoError(w.t, w.maps[0].CloseAfter(other))
+	for until := time.Now().Add(patience); w.sys.Stats().Mappings == mapped; time.Sleep(time.Millisecond) {
+		require.True(w.t, time.Now().Before(until))
+	}
+	w.m.Release(w.s.Handle())
+	require.ErrorIs(w.t, w.s.Synchronize(), cuda.ErrDeviceLost)
+	require.Contains(w.t, w.m.Fault(), "cuMemsetD8Async")
+}
+
+func TestALostDeviceWaitsForNothingAndCloses(t *testing.T) {
+	w := newWorld(t, false)
+	b := w.buffer(3)
+	keep := w.buffer(5)
+	w.part(0, 100)
+	host, err := w.d.NewHostBuffer(100)
+	require.NoError(t, err)
+	w.own(host)
+	a, err := vmm.Create(w.d, kib64, vmm.Properties{})
+	require.NoError(t, err)
+	w.own(a)
+
+	// Somebody waits for a stream that stands still when the device goes.
+	still, err := w.d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	w.own(still)
+	w.m.Hold(still.Handle())
+	require.NoError(t, still.Memset(b.Ptr(), 1, 1))
+	waits := make(chan error, 1)
+	go func() { waits <- b.Close() }()
+	require.NoError(t, keep.Resize(nil, 200))
+	require.NoError(t, keep.ClipAfter(still))
+	w.lose()
+	select {
+	case err := <-waits:
+		if err != nil { // who notices the loss reports it, once
+			require.ErrorIs(t, err, cuda.ErrDeviceLost)
+			require.NoError(t, b.Close(), "closing drops the state")
+		}
+	case <-time.After(patience):
+		t.Fatal("Close waits for a device that is gone")
+	}
+
+	for what, err := range map[string]error{
+		"Append":           keep.Append(w.s, []byte{1}),
+		"Append and wait":  keep.Append(nil, []byte{1}),
+		"Append and grow":  keep.Append(nil, make([]byte, 8*kib64)),
+		"AppendHost":       keep.AppendHost(w.s, host.All()),
+		"Resize":           keep.Resize(w.s, 1000),
+		"Slice.CopyTo":     w.slice.CopyTo(w.s, make([]byte, 100)),
+		"Slice.CopyFrom":   w.slice.CopyFrom(nil, make([]byte, 100)),
+		"Slice.Zero":       w.slice.Zero(w.s),
+		"Slice.CopyToHost": w.slice.CopyToHost(w.s, host.All()),
+	} {
+		require.ErrorIs(t, err, cuda.ErrDeviceLost, what)
+	}
+	require.NoError(t, keep.Clip(), "nothing runs any more")
+	require.NoError(t, keep.CloseAfter(w.s), "the streams pass")
+	require.NoError(t, w.drain())
+	for i := len(w.owned) - 1; i >= 0; i-- {
+		require.NoError(t, w.owned[i].Close())
+	}
+	require.Empty(t, w.sys.Live())
+	require.NoError(t, w.sys.Close())
+	_ = w.m.Close()
+}
+
+func TestWhatAnUndoLeftIsOutOfUseUntilClipOrClose(t *testing.T) {
+	w := newWorld(t, false)
+	b := w.buffer(2)
+	free, _ := w.m.Memory(0)
+	w.m.Inject(sim.Fault{Call: "cuMemSetAccess", Result: code, Parts: 2})
+	w.m.Inject(sim.Fault{Call: "cuMemUnmap", Result: code, Parts: 2})
+	err := b.Grow(3 * kib64)
+	require.ErrorContains(t, err, "cuMemSetAccess answered")
+	require.ErrorContains(t, err, fmt.Sprintf("undoing it failed: cuMemUnmap answered CUDA_ERROR_UNKNOWN (999), so 192 KiB at %#x are out of use", uint64(b.Ptr())+2*kib64))
+	st := b.Stats()
+	require.Equal(t, []int{2 * kib64, 2, 3 * kib64, 1}, []int{st.Committed, st.Chunks, st.Clipped, st.Grown})
+	require.Equal(t, 5, w.sys.Stats().Allocations, "it is accounted for")
+
+	calls := w.m.Count("cuMemMap")
+	err = b.Grow(2 * kib64)
+	require.ErrorIs(t, err, cuda.ErrInUse)
+	require.ErrorContains(t, err, "could not be unmapped after an earlier failure")
+	require.Equal(t, calls, w.m.Count("cuMemMap"), "its addresses are not used")
+	require.NoError(t, b.Append(nil, pattern(100, 1)), "the rest is as it was")
+	moved, err := vmm.Move(b, 32*kib64)
+	require.NoError(t, err, "and can be moved")
+	w.own(moved)
+	require.NoError(t, moved.Grow(3*kib64))
+
+	w.m.Inject(sim.Fault{Call: "cuMemUnmap", Result: code})
+	require.ErrorContains(t, b.Clip(), "cuMemUnmap answered")
+	require.Equal(t, 3*kib64, b.Stats().Clipped)
+	require.NoError(t, b.Clip())
+	require.Zero(t, b.Stats().Clipped)
+	require.NoError(t, b.Grow(2*kib64))
+	require.NoError(t, moved.Close())
+	require.NoError(t, b.Resize(nil, 2*kib64))
+	require.NoError(t, b.Clip())
+	now, _ := w.m.Memory(0)
+	require.Equal(t, free, now)
+	w.end()
+}
+
+func TestAFailedClipTakesChunksOutOfUse(t *testing.T) {
+	w := newWorld(t, false)
+	b := w.buffer(6)
+	require.NoError(t, b.Resize(nil, kib64))
+	w.m.Inject(sim.Fault{Call: "cuMemUnmap", Result: code, Parts: 3})
+	require.ErrorContains(t, b.Clip(), "cuMemUnmap answered")
+	st := b.Stats()
+	require.Equal(t, []int{kib64, 1, 5 * kib64}, []int{st.Committed, st.Chunks, st.Clipped})
+	// Two of them are unmapped by now: whoever used them would lose the device.
+	require.ErrorIs(t, b.Append(nil, pattern(2*kib64, 1)), cuda.ErrInUse)
+	require.NoError(t, b.SetAccess(both(w, vmm.ReadWrite)...), "what is in use can be granted")
+	w.m.Inject(sim.Fault{Call: "cuMemRelease", Result: code, After: 2})
+	require.ErrorContains(t, b.Clip(), "cuMemRelease answered")
+	require.NoError(t, b.Clip())
+	require.NoError(t, b.Append(nil, pattern(2*kib64, 1)))
+	w.end()
+}
+
+func TestAccessThatIsNotKnownIsRefusedAndWaitedFor(t *testing.T) {
+	w := newWorld(t, false)
+	b := w.buffer(3)
+	// The first two chunks are granted to the peer, and cannot be taken back.
+	w.m.Inject(sim.Fault{Call: "cuMemSetAccess", Result: code, Parts: 3})
+	w.m.Inject(sim.Fault{Call: "cuMemSetAccess", Result: code, Times: 3})
+	grant := vmm.Access{Location: w.peer.Location(), Mode: vmm.ReadWrite}
+	err := b.SetAccess(grant)
+	require.ErrorContains(t, err, "undoing it failed: cuMemSetAccess answered")
+	require.ErrorContains(t, err, "who may touch 192 KiB of it is not known")
+	require.ErrorIs(t, b.Append(w.far, []byte{1}), cuda.ErrNotPermitted, "the library does not count on it")
+
+	// Somebody may have been using it all the same, so closing waits for him.
+	w.m.Hold(w.far.Handle())
+	require.NoError(t, w.far.Memset(b.Ptr(), 1, 1))
+	closing := make(chan error)
+	go func() { closing <- b.Close() }()
+	select {
+	case err := <-closing:
+		t.Fatalf("closed while a device that may have access works: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	w.m.Release(w.far.Handle())
+	require.NoError(t, <-closing)
+
+	b = w.buffer(3)
+	w.m.Inject(sim.Fault{Call: "cuMemSetAccess", Result: code, Parts: 2})
+	w.m.Inject(sim.Fault{Call: "cuMemSetAccess", Result: code, Times: 3})
+	require.Error(t, b.SetAccess(grant))
+	require.NoError(t, b.SetAccess(grant), "a change that succeeds settles it")
+	require.NoError(t, b.Append(w.far, []byte{1}))
+	require.NoError(t, w.far.Synchronize())
+	w.end()
+}
+
+func TestHostMemoryOfUnknownAccessIsNotShown(t *testing.T) {
+	w := newWorld(t, false)
+	require.NoError(t, w.create(2*mib, vmm.Properties{Location: cuda.OnHostNUMA(0)}))
+	r, err := vmm.Reserve(w.d, 2*mib, vmm.ReserveOptions{Align: 2 * mib})
+	require.NoError(t, err)
+	w.own(r)
+	m, err := r.Map(0, w.a)
+	require.NoError(t, err)
+	w.own(m)
+	grant := vmm.Access{Location: cuda.OnHostNUMA(0), Mode: vmm.ReadWrite}
+	w.m.Inject(sim.Fault{Call: "cuMemSetAccess", Result: code, Times: 2})
+	require.ErrorContains(t, m.SetAccess(grant), "undoing it failed")
+	require.ErrorIs(t, m.Host(func([]byte) error { return nil }), cuda.ErrNotPermitted)
+	require.NoError(t, m.SetAccess(grant))
+	require.NoError(t, m.Host(func(data []byte) error { data[0] = 1; return nil }))
+	w.end()
+}
