@@ -56,7 +56,7 @@
 // (numbers), physical.go (bytes) and resident.go (what is where); context.go,
 // stream.go, event.go and engine.go are the work; capture.go and graph.go write
 // it down instead. One lock guards a machine, and is released while bytes move,
-// while kernels run, and while a call waits. Two more are taken inside it: that
-// of the process's address space, and that of the faults, which is never held
-// together with another.
+// while kernels run, and while a call waits. The lock of the process's address
+// space is taken inside it; that of the injected faults is never held together
+// with another.
 package sim
