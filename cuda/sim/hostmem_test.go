@@ -118,8 +118,10 @@ func TestAbsurdSizes(t *testing.T) {
 	r.is(driver.OutOfMemory, res)
 	_, res = r.MemAddressReserve(huge&^(chunk-1), 1<<63, 0)
 	r.is(driver.OutOfMemory, res)
-	_, res = r.MemGetHandleForAddressRange(r.ctx, p, huge&^(chunk-1))
-	r.is(driver.InvalidValue, res)
+	if osmem.Linux {
+		_, res = r.MemGetHandleForAddressRange(r.ctx, p, huge&^(chunk-1))
+		r.is(driver.InvalidValue, res)
+	}
 	for what, res := range map[string]driver.Result{
 		"register":    r.MemHostRegister(r.ctx, host, huge, 0),
 		"memset":      r.MemsetD8Async(r.ctx, p, 0, huge, s),
