@@ -173,6 +173,7 @@ func (w *world) look() view {
 // end closes everything; nothing may be left anywhere.
 func (w *world) end() {
 	t := w.t
+	require.NoError(t, w.drain())
 	for i := len(w.owned) - 1; i >= 0; i-- {
 		require.NoError(t, w.owned[i].Close())
 	}

@@ -68,6 +68,10 @@ func (r *Reader) Read(p []byte) (int, error) {
 		return 0, nil
 	}
 	if n <= 0 {
+		// The end of a buffer that was closed is not its end.
+		if _, err := r.b.Slice(0, 0); err != nil {
+			return 0, err
+		}
 		return 0, io.EOF
 	}
 	part, err := r.b.Slice(r.off, n)
