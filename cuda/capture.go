@@ -357,8 +357,7 @@ func (s *Stream) capture(op string) (*capture, error) {
 
 // mayWait refuses a wait for an event that would end a capture: the driver
 // joins a stream to the capture of the event, and nothing else.
-func (s *Stream) mayWait(op string, e *Event) error {
-	last := e.lastRecord()
+func (s *Stream) mayWait(op string, last record) error {
 	status, id, r := s.in.Capture()
 	if r != driver.Success {
 		return s.result(op, driver.CallStreamGetCaptureInfo, r)
@@ -366,7 +365,7 @@ func (s *Stream) mayWait(op string, e *Event) error {
 	capturing := status != driver.CaptureNone
 	f := core.Failure{Op: op, Kind: core.Capturing}
 	switch {
-	case !last.done, !last.captured && !capturing:
+	case !last.captured && !capturing:
 		return nil
 	case last.captured && s.in.IsLegacy():
 		f.Asked = "the legacy default stream for an event of a capture"

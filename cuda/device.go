@@ -156,15 +156,19 @@ func (d *Device) MemoryInfo() (free, total uint64, err error) {
 // CanAccess reports whether this device can be granted access to memory that
 // lies on the other one.
 func (d *Device) CanAccess(other *Device) (bool, error) {
+	const op = "cuda.Device.CanAccess"
+	if other == nil {
+		return false, core.Invalid(op, "a nil device", "take one from System.Devices")
+	}
 	if d.sys != other.sys {
-		return false, core.Error(core.Failure{Op: "cuda.Device.CanAccess", Kind: core.Foreign, Asked: other.String()})
+		return false, core.ForeignError(op, "device")
 	}
 	if d.dev == other.dev {
 		return true, nil
 	}
 	ok, r := d.sys.core.Drv.DeviceCanAccessPeer(d.dev, other.dev)
 	if r != driver.Success {
-		return false, d.sys.core.Fail("cuda.Device.CanAccess", driver.CallDeviceCanAccessPeer, r,
+		return false, d.sys.core.Fail(op, driver.CallDeviceCanAccessPeer, r,
 			fmt.Sprintf("%v to %v", d, other))
 	}
 	return ok, nil

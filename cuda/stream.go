@@ -159,7 +159,11 @@ func (s *Stream) Wait(e *Event) error {
 		return err
 	}
 	defer e.closer.Drop()
-	if err := s.mayWait(op, e); err != nil {
+	last := e.lastRecord()
+	if !last.done {
+		return nil // no work, so nothing to wait for
+	}
+	if err := s.mayWait(op, last); err != nil {
 		return err
 	}
 	return s.result(op, driver.CallStreamWaitEvent,

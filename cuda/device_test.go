@@ -1,0 +1,134 @@
+package cuda_test
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/stretchr/testify/require"
+)
+
+func TestWhatADeviceSaysOfItself(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		require.NotEmpty(t, d.Name())
+		require.Contains(t, d.String(), d.Name())
+		require.NotZero(t, d.UUID())
+		require.Regexp(t, `^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`, d.UUID().String())
+		require.Equal(t, cuda.OnDevice(d.Ordinal()), d.Location())
+		free, total, err := d.MemoryInfo()
+		require.NoError(t, err)
+		require.LessOrEqual(t, free, total)
+		require.Equal(t, d.TotalMemory(), total)
+		self, err := d.System().Device(d.Ordinal())
+		require.NoError(t, err)
+		require.Same(t, d, self)
+		require.Same(t, d, d.System().Devices()[d.Ordinal()])
+		ok, err := d.CanAccess(d)
+		require.NoError(t, err)
+		require.True(t, ok)
+		_, err = d.CanAccess(another(t, d))
+		require.ErrorIs(t, err, cuda.ErrForeign)
+		for _, ordinal := range []int{-1, len(d.System().Devices())} {
+			_, err = d.System().Device(ordinal)
+			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+			require.ErrorContains(t, err, "numbered from 0")
+		}
+	})
+}
+
+func TestCapabilitiesAreTheAttributes(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		c, err := d.Capabilities()
+		require.NoError(t, err)
+		require.True(t, c.VirtualMemory)
+		require.Positive(t, c.MinimumGranularity)
+		require.Zero(t, c.RecommendedGranularity%c.MinimumGranularity)
+		major, err := d.Attribute(75)
+		require.NoError(t, err)
+		require.Equal(t, major, c.ComputeMajor)
+		_, err = d.Attribute(-1)
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+		require.ErrorContains(t, err, "attribute -1")
+	})
+}
+
+func TestPeers(t *testing.T) {
+	_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Unreachable: []int{2}}, {}, {}}})
+	all := d.System().Devices()
+	ok, err := d.CanAccess(all[1])
+	require.NoError(t, err)
+	require.True(t, ok)
+	ok, err = d.CanAccess(all[2])
+	require.NoError(t, err)
+	require.False(t, ok)
+}
+
+// A trial is made once; where there was no memory for it, it is made again.
+func TestProbeKeepsClearAnswersOnly(t *testing.T) {
+	m, d := open(t)
+	for after := range 3 {
+		m.Inject(sim.Fault{Call: "cuMemCreate", After: after, Result: int(driver.OutOfMemory)})
+		_, err := d.Probe()
+		require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+		m.ClearFaults()
+	}
+	p, err := d.Probe()
+	require.NoError(t, err)
+	require.True(t, p.PosixFD)
+	require.False(t, p.Fabric)
+	require.ErrorIs(t, p.FabricError, cuda.ErrNotPermitted)
+	require.ErrorContains(t, p.FabricError, "IMEX")
+	tried := m.Count("cuMemCreate")
+	again, err := d.Probe()
+	require.NoError(t, err)
+	require.Equal(t, p, again)
+	require.Equal(t, tried, m.Count("cuMemCreate"))
+	require.Equal(t, m.Count("cuMemCreate")-4, m.Count("cuMemRelease"), "nothing is kept; four trials failed")
+}
+
+func TestADeviceWithoutVirtualMemory(t *testing.T) {
+	_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Attributes: map[int]int{int(driver.AttrVirtualMemoryManagement): 0}}}})
+	c, err := d.Capabilities()
+	require.NoError(t, err)
+	require.False(t, c.VirtualMemory)
+	require.Zero(t, c.MinimumGranularity)
+	_, err = d.Probe()
+	require.ErrorIs(t, err, cuda.ErrNotSupported)
+}
+
+func TestOpenSaysWhatWasTried(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "libcuda.so.1")
+	_, err := cuda.Open(cuda.WithLibrary(path))
+	require.ErrorIs(t, err, cuda.ErrNoDriver)
+	require.ErrorContains(t, err, path)
+}
+
+// There is one real System: it ends when it was closed as often as opened.
+func TestTheRealSystemIsCounted(t *testing.T) {
+	d := gputest.Real(t)
+	s, err := cuda.Open()
+	require.NoError(t, err)
+	require.Same(t, d.System(), s)
+	require.NoError(t, s.Close())
+	_, _, err = d.MemoryInfo()
+	require.NoError(t, err)
+}
+
+// While anything lives Close changes nothing and names it.
+func TestASystemInUseDoesNotClose(t *testing.T) {
+	_, d := open(t)
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	for range 2 {
+		err = d.System().Close()
+		require.ErrorIs(t, err, cuda.ErrInUse)
+		require.ErrorContains(t, err, "stream of 0 bytes")
+		require.ErrorContains(t, err, "TestASystemInUseDoesNotClose", "leak tracing names who made it")
+	}
+	require.Len(t, d.System().Live(), 1)
+	require.NoError(t, s.Upload(memory(t, d, 64), pattern(64, 1)))
+	require.NoError(t, s.Close())
+}

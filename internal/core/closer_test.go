@@ -1,0 +1,118 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/stretchr/testify/require"
+)
+
+var errTest = errors.New("test")
+
+func TestCloserTearsDownOnce(t *testing.T) {
+	var c core.Closer
+	torn := 0
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if err := c.Close(func() error { torn++; return nil }); err != nil {
+				t.Error(err)
+			}
+			if torn != 1 { // ordered by the closer's lock
+				t.Errorf("torn down %d times when Close returned", torn)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestCloserGoesOnWhereTheTeardownFailed(t *testing.T) {
+	_, s, st := system(t, core.Config{})
+	for name, again := range map[string]func(c *core.Closer, teardown func() error) error{
+		"by Close": (*core.Closer).Close,
+		"by CloseAfter": func(c *core.Closer, teardown func() error) error {
+			fence := func() (*core.Fence, error) { return s.NewFence("x", []*core.Stream{st}) }
+			return errors.Join(c.CloseAfter(s, fence, teardown), s.Drain(t.Context()))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var c core.Closer
+			torn := 0
+			teardown := func() error {
+				if torn++; torn == 1 {
+					return errTest
+				}
+				return nil
+			}
+			require.ErrorIs(t, c.Close(teardown), errTest)
+			require.True(t, c.Closed())
+			require.NoError(t, again(&c, teardown))
+			require.NoError(t, again(&c, teardown))
+			require.Equal(t, 2, torn)
+		})
+	}
+}
+
+func TestCloserWaitsForOperations(t *testing.T) {
+	var c core.Closer
+	require.True(t, c.Hold())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := c.Close(func() error { return nil }); err != nil {
+			t.Error(err)
+		}
+	}()
+	for !c.Closed() {
+		time.Sleep(time.Millisecond)
+	}
+	select {
+	case <-done:
+		t.Fatal("it did not wait")
+	case <-time.After(5 * time.Millisecond):
+	}
+	c.Drop()
+	<-done
+}
+
+func TestCloseAfterWaitsForTheFenceAndForOperations(t *testing.T) {
+	m, s, st := system(t, core.Config{})
+	var c core.Closer
+	torn := make(chan struct{})
+	failing := func() (*core.Fence, error) { return nil, errTest }
+	require.ErrorIs(t, c.CloseAfter(s, failing, nil), errTest)
+	require.False(t, c.Closed(), "nothing has changed")
+
+	m.Hold(uintptr(st.Handle))
+	work(t, st)
+	require.True(t, c.Hold())
+	fence := func() (*core.Fence, error) { return s.NewFence("x", []*core.Stream{st}) }
+	require.NoError(t, c.CloseAfter(s, fence, func() error { close(torn); return nil }))
+	require.NoError(t, c.CloseAfter(s, failing, nil), "again does nothing")
+	require.NoError(t, c.Close(func() error { return errTest }), "nor does this")
+	require.False(t, c.Hold())
+	require.Equal(t, 1, s.PendingReclaims())
+
+	still := func() {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, s.Drain(ctx), context.DeadlineExceeded)
+		select {
+		case <-torn:
+			t.Fatal("torn down too early")
+		default:
+		}
+	}
+	still()
+	m.Release(uintptr(st.Handle))
+	still() // an operation still runs
+	c.Drop()
+	require.NoError(t, s.Drain(t.Context()))
+	<-torn
+	require.Zero(t, s.PendingReclaims())
+}

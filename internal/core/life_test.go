@@ -1,0 +1,79 @@
+package core_test
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/stretchr/testify/require"
+)
+
+func TestALifeEndsWhenItsOperationsHave(t *testing.T) {
+	var l core.Life
+	require.True(t, l.Hold())
+	require.True(t, l.Hold())
+	require.False(t, l.Closed())
+	require.False(t, l.Idle())
+	require.True(t, l.Close())
+	require.False(t, l.Close())
+	require.True(t, l.Closed())
+	require.False(t, l.Hold(), "no operation starts")
+	ended := make(chan struct{})
+	go func() {
+		l.Wait()
+		close(ended)
+	}()
+	l.Drop()
+	require.False(t, l.Idle())
+	select {
+	case <-ended:
+		t.Fatal("one operation still runs")
+	case <-time.After(5 * time.Millisecond):
+	}
+	l.Drop()
+	<-ended
+	require.True(t, l.Idle())
+	l.Wait()
+}
+
+func TestALifeWithoutOperationsEndsAtOnce(t *testing.T) {
+	var l core.Life
+	require.True(t, l.Close())
+	require.True(t, l.Idle())
+	l.Wait()
+	require.False(t, l.Close())
+}
+
+// However operations and closings fall, one Close is the one, and after Wait
+// nothing runs.
+func TestALifeUnderManyGoroutines(t *testing.T) {
+	for range 500 {
+		var l core.Life
+		var running, closers atomic.Int64
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for l.Hold() {
+					running.Add(1)
+					running.Add(-1)
+					l.Drop()
+				}
+			})
+		}
+		for range 3 {
+			wg.Go(func() {
+				if l.Close() {
+					closers.Add(1)
+				}
+				l.Wait()
+				if n := running.Load(); n != 0 {
+					t.Errorf("%d operations run after Wait", n)
+				}
+			})
+		}
+		wg.Wait()
+		require.Equal(t, int64(1), closers.Load())
+	}
+}
