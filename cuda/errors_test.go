@@ -21,7 +21,7 @@ var sentinels = map[core.Kind]error{
 
 func TestEachKindIsOneSentinel(t *testing.T) {
 	for kind := core.OutOfMemory; kind <= core.InvalidArgument; kind++ {
-		require.NotNil(t, sentinels[kind], "kind %d", kind)
+		require.Error(t, sentinels[kind], "kind %d", kind)
 		err := fmt.Errorf("wrapped: %w", core.Error(core.Failure{Op: "x.Op", Kind: kind, Asked: "17 bytes", Hint: "do less"}))
 		for other, sentinel := range sentinels {
 			require.Equal(t, other == kind, errors.Is(err, sentinel), "%v and %v", err, sentinel)
@@ -77,7 +77,9 @@ func TestAnErrorKeepsItsCause(t *testing.T) {
 	require.ErrorContains(t, err, "the cause")
 	plain := core.Error(core.Failure{Op: "x.Op", Call: driver.CallInit, Result: 12345})
 	require.Equal(t, "x.Op: cuInit answered CUDA error 12345", plain.Error())
-	require.Empty(t, plain.(*cuda.Error).Unwrap())
+	var e *cuda.Error
+	require.ErrorAs(t, plain, &e)
+	require.Empty(t, e.Unwrap())
 }
 
 // Refusals name the remedy.

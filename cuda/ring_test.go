@@ -10,6 +10,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/stretchr/testify/require"
@@ -76,6 +77,25 @@ func staged(s *cuda.Stream, p cuda.Ptr, size int, rng *rand.Rand) error {
 		return fmt.Errorf("the end differs")
 	}
 	return nil
+}
+
+// A piece of a download that has landed is not overwritten by the next before
+// it was taken.
+func TestADownloadKeepsWhatHasLanded(t *testing.T) {
+	m, d := open(t)
+	s, p := stream(t, d), memory(t, d, 6<<20)
+	want := pattern(6<<20, 1)
+	up := stream(t, d)
+	require.NoError(t, up.Upload(p, want))
+	require.NoError(t, up.Synchronize())
+	in, drv := core.StreamOf(s), core.SystemOf(d.System()).Drv
+	m.OnCall(func(call string) {
+		if call == "cuEventQuery" { // every copy so far lands before the answer
+			drv.StreamSynchronize(in.Ctx.Handle, in.Handle)
+		}
+	})
+	defer m.OnCall(nil)
+	require.Equal(t, want, read(t, s, p, 6<<20))
 }
 
 // Several goroutines on one stream.

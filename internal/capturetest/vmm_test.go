@@ -18,8 +18,8 @@ var vmmCases = join(
 	plain("Usage", func(*world) vmm.Usage { return vmm.TilePool }, "String"),
 	plain("Granularity", func(*world) vmm.Granularity { return vmm.RecommendedGranularity }, "String"),
 	table{
-		"FixedChunks":     nothing(func() { vmm.FixedChunks(mib) }),
-		"GeometricChunks": nothing(func() { vmm.GeometricChunks(0, mib) }),
+		"FixedChunks":     nothing(func() any { return vmm.FixedChunks(mib) }),
+		"GeometricChunks": nothing(func() any { return vmm.GeometricChunks(0, mib) }),
 		"GranularityOf": func(w *world) func() error {
 			d := w.another() // which has not been asked before
 			return func() error { _, err := vmm.GranularityOf(d, vmm.Properties{}); return err }

@@ -157,7 +157,7 @@ func (w *world) access(m vmm.AccessMode) vmm.Access {
 }
 
 // nothing is for functions that compute.
-func nothing(f func()) operation {
+func nothing(f func() any) operation {
 	return func(*world) func() error { return func() error { f(); return nil } }
 }
 
