@@ -80,7 +80,7 @@ func read(t testing.TB, s *cuda.Stream, p cuda.Ptr, n int) []byte {
 func pattern(n, seed int) []byte {
 	p := make([]byte, n)
 	for i := range p {
-		p[i] = byte(i*7 + i>>8*13 + seed)
+		p[i] = byte(i*7 + i>>8*13 + i>>16*29 + i>>24*31 + seed)
 	}
 	return p
 }
