@@ -327,7 +327,7 @@ func TestBadInputIsATypedErrorAndChangesNothing(t *testing.T) {
 	}
 	now, _ := m.Memory(0)
 	require.Equal(t, free, now, "no memory was taken")
-	require.Equal(t, len(live), len(d.System().Live()), "no object was made")
+	require.Len(t, d.System().Live(), len(live), "no object was made")
 	require.Equal(t, 1000, b.Len())
 }
 

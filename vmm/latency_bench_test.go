@@ -2,9 +2,9 @@ package vmm_test
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
+	"golang.org/x/sync/errgroup"
 )
 
 func percentile(d []time.Duration, p float64) time.Duration {
@@ -95,39 +96,33 @@ func BenchmarkLaunchBesideGrowth(b *testing.B) {
 	var growing atomic.Bool
 	var stop atomic.Bool
 	var cycles atomic.Int64
-	var wg sync.WaitGroup
-	wg.Go(func() {
+	var g errgroup.Group
+	g.Go(func() (err error) {
 		buf, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 1024 * mib})
 		if err != nil {
-			b.Error(err)
-			return
+			return err
 		}
+		defer func() { err = errors.Join(err, buf.Close()) }()
 		for !stop.Load() {
 			if !growing.Load() {
 				time.Sleep(50 * time.Microsecond)
 				continue
 			}
 			if err := buf.Grow(64 * mib); err != nil {
-				b.Error(err)
-				break
+				return err
 			}
 			if err := buf.Resize(nil, 0); err != nil {
-				b.Error(err)
-				break
+				return err
 			}
 			if err := buf.ClipAfter(other); err != nil {
-				b.Error(err)
-				break
+				return err
 			}
 			if err := d.System().Drain(context.Background()); err != nil {
-				b.Error(err)
-				break
+				return err
 			}
 			cycles.Add(1)
 		}
-		if err := buf.Close(); err != nil {
-			b.Error(err)
-		}
+		return nil
 	})
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -159,7 +154,7 @@ func BenchmarkLaunchBesideGrowth(b *testing.B) {
 		pairOf()
 	}
 	stop.Store(true)
-	wg.Wait()
+	must(b, g.Wait())
 	b.ReportMetric(float64(cycles.Load()), "growths")
 	for _, p := range []struct {
 		name string

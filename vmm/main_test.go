@@ -42,7 +42,7 @@ func closed(t testing.TB, c closer) {
 func pattern(n, seed int) []byte {
 	p := make([]byte, n)
 	for i := range p {
-		p[i] = byte(i*7 + i>>8*13 + seed)
+		p[i] = byte(i*7 + i>>8*13 + i>>16*29 + i>>24*31 + seed)
 	}
 	return p
 }

@@ -34,7 +34,7 @@ func (a *api) MemGetHandleForAddressRange(c driver.Context, p driver.Ptr, size u
 	fd := -1
 	if err == nil {
 		if fd, err = file.Export(); err != nil {
-			file.Close()
+			_ = file.Close()
 		}
 	}
 	if err != nil {

@@ -40,7 +40,7 @@ func (m *Machine) settle(limit int) {
 			m.forgetShared(h.mem)
 			h.mem.pool.used -= h.mem.size
 		}
-		h.file.Close()
+		_ = h.file.Close()
 		for _, mem := range h.pins {
 			mem.drop()
 		}

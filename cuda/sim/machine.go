@@ -153,14 +153,14 @@ func (m *Machine) dismantle() {
 		h.mem.unmap()
 	}
 	for _, h := range m.held {
-		h.file.Close()
+		_ = h.file.Close()
 		for _, mem := range h.pins {
 			mem.unmap()
 		}
 	}
 	for _, p := range m.pools() {
 		if p.arena != nil {
-			p.arena.Close()
+			_ = p.arena.Close()
 		}
 	}
 }
@@ -227,7 +227,7 @@ func (a *api) enterRun(c driver.Call) (driver.Result, *cut) {
 		return driver.Result(fault.Result), nil
 	}
 	m.mu.Lock()
-	r := driver.Success
+	var r driver.Result
 	switch {
 	case !a.Has(c):
 		r = driver.MissingEntryPoint

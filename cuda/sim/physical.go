@@ -155,7 +155,7 @@ func (mem *memory) drop() {
 	switch p := mem.pool; {
 	case p == nil:
 		mem.machine.forgetShared(mem)
-		mem.shared.Close()
+		_ = mem.shared.Close()
 	case mem.shared != nil:
 		mem.machine.held = append(mem.machine.held, held{file: mem.shared, mem: mem})
 		mem.machine.settle(all)
@@ -174,7 +174,7 @@ func (mem *memory) drop() {
 // twice.
 func (mem *memory) unmap() {
 	if mem.shared != nil {
-		mem.shared.Close()
+		_ = mem.shared.Close()
 	}
 }
 

@@ -103,7 +103,7 @@ func (m *Machine) share(mem *memory) error {
 		}
 		for _, piece := range mem.pieces {
 			if err := mem.pool.arena.Discard(piece.lo, piece.size()); err != nil {
-				s.Close()
+				_ = s.Close()
 				return err
 			}
 			mem.pool.free.put(piece)
@@ -206,7 +206,7 @@ func (m *Machine) openShared(fd int) (*memory, driver.Result) {
 	l, err := readLabel(file[max(0, len(file)-int(osmem.PageSize())):], uint64(len(file)))
 	if err != nil || l.Kind != labelMemory {
 		m.note("import of descriptor %d: %v", fd, errLabel)
-		s.Close()
+		_ = s.Close()
 		return nil, driver.Unknown
 	}
 	mem := &memory{machine: m, size: l.Size, shared: s, refs: 1}
@@ -219,7 +219,7 @@ func (m *Machine) openShared(fd int) (*memory, driver.Result) {
 		d := m.deviceByUUID(l.Device)
 		if d == nil {
 			m.note("import of descriptor %d: the memory is on a device that this machine does not have", fd)
-			s.Close()
+			_ = s.Close()
 			return nil, driver.NotSupported
 		}
 		mem.prop.Location.ID = int32(d.ordinal)

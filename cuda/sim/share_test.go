@@ -5,6 +5,7 @@ package sim
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"syscall"
@@ -348,7 +349,7 @@ func init() {
 			return true
 		})
 		if err != nil || sent != nil {
-			return fmt.Errorf("send: %v, %v", err, sent)
+			return fmt.Errorf("send: %w", errors.Join(err, sent))
 		}
 		var wait int
 		return c.Recv(&wait)
@@ -397,7 +398,7 @@ func TestMemoryOutlivesItsMaker(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, conn.Read(func(fd uintptr) bool {
 		_, n, _, _, err = syscall.Recvmsg(int(fd), make([]byte, 1), oob, syscall.MSG_CMSG_CLOEXEC)
-		return err != syscall.EAGAIN
+		return !errors.Is(err, syscall.EAGAIN)
 	}))
 	require.NoError(t, err)
 	messages, err := syscall.ParseSocketControlMessage(oob[:n])

@@ -215,7 +215,7 @@ func TestMapRules(t *testing.T) {
 
 func TestAccessRules(t *testing.T) {
 	r := start(t, Options{Devices: []DeviceOptions{{}, {}, {Unreachable: []int{0}}}})
-	p, q := r.reserve(2*chunk), driver.Ptr(0)
+	p := r.reserve(2 * chunk)
 	q, res := r.MemAddressReserve(chunk, 0, p+2*chunk)
 	r.ok(res)
 	require.Equal(t, p+2*chunk, q)
@@ -310,7 +310,7 @@ func TestManyAllocationsExhaustNothing(t *testing.T) {
 	require.Less(t, kernelMappings(t), before+100)
 	r.allow(p, n*chunk, 0)
 	r.ok(r.MemUnmap(p, n*chunk))
-	require.EqualValues(t, uint64(n*chunk), r.free())
+	require.Equal(t, uint64(n*chunk), r.free())
 	r.ok(r.MemAddressFree(p, n*chunk))
 }
 

@@ -18,7 +18,7 @@ func TestArenaReadsZeroUntilWrittenAndAfterDiscard(t *testing.T) {
 			for n > 0 {
 				b := a.Run(off, n)
 				require.NotEmpty(t, b)
-				require.Zero(t, len(bytes.Trim(b, "\x00")))
+				require.Empty(t, bytes.Trim(b, "\x00"))
 				for i := range b {
 					b[i] = v
 				}

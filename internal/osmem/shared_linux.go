@@ -95,7 +95,7 @@ func (s *Shared) Held() bool {
 	if unix.Flock(s.fd, unix.LOCK_EX|unix.LOCK_NB) != nil {
 		return true
 	}
-	unix.Flock(s.fd, unix.LOCK_UN)
+	_ = unix.Flock(s.fd, unix.LOCK_UN)
 	return false
 }
 

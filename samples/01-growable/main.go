@@ -52,7 +52,7 @@ func run(args []string, stdin io.Reader, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	defer in.Close()
+	defer func() { _ = in.Close() }()
 
 	sys, err := auto.Open(auto.Options{Driver: auto.Choice(*driver)})
 	if err != nil {
