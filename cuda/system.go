@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/cuvmm/cuvmm/csrc"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -77,6 +78,13 @@ func WithLeakTracing() Option { return func(o *options) { o.config.TraceLeaks = 
 // then waits for those alone, and skips the wait for whole contexts, which
 // stalls other threads' launches.
 func WithNamedStreamsOnly() Option { return func(o *options) { o.config.NamedStreamsOnly = true } }
+
+// WithAllocationWait lets an allocation that finds no memory wait, at most so
+// long, for memory that was closed with CloseAfter or clipped with ClipAfter
+// and waits for the GPU. Without it such an allocation fails at once.
+func WithAllocationWait(d time.Duration) Option {
+	return func(o *options) { o.config.AllocationWait = d }
+}
 
 // process is the one real System.
 var process struct {

@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
@@ -28,6 +29,9 @@ type Config struct {
 	// NamedStreamsOnly: the caller promises that all work which touches this
 	// System's memory is on streams that the System knows.
 	NamedStreamsOnly bool
+	// AllocationWait bounds how long an allocation waits for memory that was
+	// closed and is pending.
+	AllocationWait time.Duration
 	// Close is called after the last user of the System is gone.
 	Close func() error
 }
@@ -47,7 +51,8 @@ type System struct {
 	mu       sync.Mutex
 	contexts []*Context
 
-	reclaim reclaimer
+	reclaim  reclaimer
+	trimmers trimmers
 }
 
 // NewSystem wraps an initialised driver.

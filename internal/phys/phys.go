@@ -23,21 +23,20 @@ type Handle struct {
 	Asked driver.AllocationProp
 }
 
-// Create makes physical memory. Where there is none, what was closed and has
-// passed is torn down first, and the driver asked again. After the device is
-// lost nobody could give the memory back, so none is made.
+// Create makes physical memory; see core.System.Allocate for what it does where
+// there is none. After the device is lost nobody could give the memory back, so
+// none is made.
 func Create(s *core.System, size uint64, prop driver.AllocationProp) (*Handle, driver.Result) {
 	if r := s.DeviceLost(); r != driver.Success {
 		return nil, r
 	}
-	s.PollReclaim()
-	h, r := s.Drv.MemCreate(size, prop)
-	if r == driver.OutOfMemory && s.PendingReclaims() > 0 {
-		s.PollReclaim()
+	var h driver.MemHandle
+	r := s.Allocate(size, func() (r driver.Result) {
 		h, r = s.Drv.MemCreate(size, prop)
-	}
+		return r
+	})
 	if r != driver.Success {
-		return nil, s.Note(r)
+		return nil, r
 	}
 	return New(s, h, size, prop), driver.Success
 }

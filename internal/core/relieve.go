@@ -1,0 +1,87 @@
+package core
+
+import (
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// trimmers are those who keep memory that they could do without.
+type trimmers struct {
+	mu   sync.Mutex
+	next int
+	all  map[int]func(need uint64) (freed uint64)
+}
+
+// OnPressure registers somebody who keeps device memory for later use, such as
+// a pool: trim is asked to give back at least need bytes, and answers how many
+// it gave. It is called without any lock of this package, but with the locks of
+// the object that needs memory. The answer takes the registration back.
+func (s *System) OnPressure(trim func(need uint64) (freed uint64)) (remove func()) {
+	t := &s.trimmers
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.all == nil {
+		t.all = map[int]func(uint64) uint64{}
+	}
+	id := t.next
+	t.next++
+	t.all[id] = trim
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.all, id)
+	}
+}
+
+// Allocate asks the driver for size bytes of device memory by try. Before it
+// gives up for want of memory it tears down what was closed and has passed,
+// asks those who keep memory, and, where the System was opened with a bound for
+// it, waits for what was closed and is pending.
+func (s *System) Allocate(size uint64, try func() driver.Result) driver.Result {
+	s.PollReclaim()
+	r := try()
+	if r != driver.OutOfMemory {
+		return s.Note(r)
+	}
+	if s.PendingReclaims() > 0 {
+		s.PollReclaim()
+		if r = try(); r != driver.OutOfMemory {
+			return s.Note(r)
+		}
+	}
+	if s.trim(size) > 0 {
+		if r = try(); r != driver.OutOfMemory {
+			return s.Note(r)
+		}
+	}
+	deadline := time.Now().Add(s.Config.AllocationWait)
+	for s.PendingReclaims() > 0 && time.Now().Before(deadline) {
+		if !s.reclaim.poll() {
+			time.Sleep(min(longestPause, max(0, time.Until(deadline))))
+			continue
+		}
+		if r = try(); r != driver.OutOfMemory {
+			return s.Note(r)
+		}
+	}
+	return r
+}
+
+// trim asks for memory until there is enough.
+func (s *System) trim(need uint64) (freed uint64) {
+	s.trimmers.mu.Lock()
+	all := make([]func(uint64) uint64, 0, len(s.trimmers.all))
+	for _, t := range s.trimmers.all {
+		all = append(all, t)
+	}
+	s.trimmers.mu.Unlock()
+	for _, t := range all {
+		if freed >= need {
+			break
+		}
+		freed += t(need - freed)
+	}
+	return freed
+}

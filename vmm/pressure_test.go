@@ -1,0 +1,89 @@
+package vmm_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+// openSmall is a device of 66 MiB whose System waits for pending memory.
+func openSmall(t *testing.T, wait time.Duration) (*sim.Machine, *cuda.Device) {
+	t.Helper()
+	m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{Memory: 66 * mib}}})
+	require.NoError(t, err)
+	closed(t, m)
+	s, err := m.Open(cuda.WithAllocationWait(wait), cuda.WithLeakTracing())
+	require.NoError(t, err)
+	closed(t, s)
+	return m, s.Devices()[0]
+}
+
+func TestAllocationWaitsForMemoryThatIsPending(t *testing.T) {
+	m, d := openSmall(t, 10*time.Second)
+	s := stream(t, d)
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(16 * mib)})
+	require.NoError(t, err)
+	require.NoError(t, b.Grow(48*mib))
+	m.Hold(s.Handle())
+	require.NoError(t, s.Memset(b.Ptr(), 1, mib))
+	require.NoError(t, b.CloseAfter(s))
+	go func() {
+		time.Sleep(20 * time.Millisecond)
+		m.Release(s.Handle())
+	}()
+	again, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(16 * mib)})
+	require.NoError(t, err)
+	closed(t, again)
+	require.NoError(t, again.Grow(48*mib), "the memory came back within the bound")
+}
+
+func TestAllocationGivesUpAtTheBound(t *testing.T) {
+	m, d := openSmall(t, 20*time.Millisecond)
+	s := stream(t, d)
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(16 * mib)})
+	require.NoError(t, err)
+	require.NoError(t, b.Grow(48*mib))
+	m.Hold(s.Handle())
+	require.NoError(t, s.Memset(b.Ptr(), 1, mib))
+	require.NoError(t, b.CloseAfter(s))
+	again, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(16 * mib)})
+	require.NoError(t, err)
+	closed(t, again)
+	err = again.Grow(48 * mib)
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	require.ErrorContains(t, err, "1 closed objects wait for the GPU: call Drain")
+	m.Release(s.Handle())
+	require.NoError(t, d.System().Drain(t.Context()))
+	require.NoError(t, again.Grow(48*mib))
+}
+
+func TestAllocationAsksThoseWhoKeepMemory(t *testing.T) {
+	_, d := openSmall(t, 0)
+	kept, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(16 * mib)})
+	require.NoError(t, err)
+	closed(t, kept)
+	require.NoError(t, kept.Grow(48*mib))
+	asked := uint64(0)
+	remove := core.SystemOf(d).OnPressure(func(need uint64) uint64 {
+		asked = need
+		if err := kept.Resize(nil, 0); err != nil {
+			return 0
+		}
+		if err := kept.Clip(); err != nil {
+			return 0
+		}
+		return 48 * mib
+	})
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(32 * mib)})
+	require.NoError(t, err)
+	closed(t, b)
+	require.NoError(t, b.Grow(32*mib))
+	require.EqualValues(t, 32*mib, asked)
+	remove()
+	require.ErrorIs(t, kept.Grow(48*mib), cuda.ErrOutOfMemory, "nobody is asked any more")
+}
