@@ -29,7 +29,7 @@ const patience = 20 * time.Second
 
 // world is a machine of two devices with what a scenario made on it.
 type world struct {
-	t       testing.TB
+	t       require.TestingT
 	m       *sim.Machine
 	sys     *cuda.System
 	d, peer *cuda.Device
@@ -48,7 +48,7 @@ type world struct {
 }
 
 // newWorld makes one. A cold one has no context yet, nor streams.
-func newWorld(t testing.TB, cold bool) *world {
+func newWorld(t require.TestingT, cold bool) *world {
 	devices := []sim.DeviceOptions{{Granularity: kib64, Memory: 64 * mib}, {Granularity: kib64, Memory: 64 * mib}}
 	m, err := sim.New(sim.Options{Devices: devices})
 	require.NoError(t, err)
