@@ -73,6 +73,7 @@ func New(options Options) (*Machine, error) {
 	if err := options.check(); err != nil {
 		return nil, err
 	}
+	options = options.visible()
 	m := &Machine{
 		name:      fmt.Sprintf("sim-%d", machines.Add(1)),
 		options:   options,

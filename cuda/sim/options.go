@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
@@ -12,6 +13,10 @@ type Options struct {
 	// Devices are the machine's devices, by ordinal. None means one device
 	// with every default.
 	Devices []DeviceOptions
+	// Visible lists the ordinals of the devices that the process sees, in the
+	// order in which it sees them, as CUDA_VISIBLE_DEVICES does. None means
+	// all. The rest of the options count all devices.
+	Visible []int
 	// HostMemory limits, in bytes, what host-located and pinned memory can take
 	// together. 0 means 64 GiB. Memory is only committed when it is touched.
 	HostMemory uint64
@@ -103,6 +108,11 @@ func (o Options) check() error {
 	if o.HostMemory > memoryLimit {
 		return fmt.Errorf("sim: Options.HostMemory is %d bytes; at most %d", o.HostMemory, uint64(memoryLimit))
 	}
+	for i, v := range o.Visible {
+		if v < 0 || v >= len(o.Devices) || slices.Contains(o.Visible[:i], v) {
+			return fmt.Errorf("sim: Visible lists device %d; list each of the %d devices at most once", v, len(o.Devices))
+		}
+	}
 	seen := map[[16]byte]int{}
 	for i, d := range o.Devices {
 		switch {
@@ -123,6 +133,26 @@ func (o Options) check() error {
 		}
 	}
 	return nil
+}
+
+// visible leaves the devices that the process sees, each under the ordinal by
+// which it sees it. The options were checked.
+func (o Options) visible() Options {
+	if len(o.Visible) == 0 {
+		return o
+	}
+	seen := make([]DeviceOptions, len(o.Visible))
+	for i, ordinal := range o.Visible {
+		seen[i] = o.Devices[ordinal]
+		seen[i].Unreachable = nil
+		for _, peer := range o.Devices[ordinal].Unreachable {
+			if at := slices.Index(o.Visible, peer); at >= 0 {
+				seen[i].Unreachable = append(seen[i].Unreachable, at)
+			}
+		}
+	}
+	o.Devices = seen
+	return o
 }
 
 const (

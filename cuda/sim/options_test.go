@@ -85,3 +85,33 @@ func TestMachineWithoutDescriptors(t *testing.T) {
 	r.is(driver.NotSupported, res)
 	r.ok(r.MemRelease(r.create(chunk, on(0, 0))))
 }
+
+func TestOnlyVisibleDevicesAreSeenInTheirOrder(t *testing.T) {
+	all := []DeviceOptions{{Name: "a"}, {Name: "b", Unreachable: []int{2}}, {Name: "c", Unreachable: []int{0, 1}}}
+	r := start(t, Options{Devices: all, Visible: []int{2, 1}})
+	n, res := r.DeviceGetCount()
+	r.ok(res)
+	require.EqualValues(t, 2, n)
+	for i, want := range []string{"c", "b"} {
+		name, res := r.DeviceGetName(driver.Device(i))
+		r.ok(res)
+		require.Equal(t, want, name)
+	}
+	reaches, res := r.DeviceCanAccessPeer(0, 1)
+	r.ok(res)
+	require.False(t, reaches, "what was said of all devices is said of those that are seen")
+	hidden, seen := newMachineUUID(t, Options{Devices: all}, 2), newMachineUUID(t, Options{Devices: all, Visible: []int{2}}, 0)
+	require.Equal(t, hidden, seen, "a device keeps its identity")
+	for _, bad := range [][]int{{3}, {-1}, {0, 0}} {
+		_, err := New(Options{Devices: all, Visible: bad})
+		require.ErrorContains(t, err, "at most once")
+	}
+}
+
+func newMachineUUID(t *testing.T, o Options, ordinal int) driver.UUID {
+	t.Helper()
+	r := start(t, o)
+	uuid, res := r.DeviceGetUUID(driver.Device(ordinal))
+	r.ok(res)
+	return uuid
+}
