@@ -337,6 +337,20 @@ var scenarios = []scenario{
 		op: func(w *world) error { return w.r.Close() }},
 	{name: "Buffer.Close", tears: true, setup: func(w *world) { w.buffer(3, both(w, vmm.ReadWrite)...) },
 		op: func(w *world) error { return w.b.Close() }},
+	{name: "Mapping.CloseAfter", tears: true, setup: func(w *world) { w.mappings(3, both(w, vmm.ReadWrite)...) },
+		op: func(w *world) error {
+			if err := w.maps[1].CloseAfter(w.s, w.far); err != nil {
+				return err
+			}
+			return w.drain()
+		}, retry: func(w *world) error { return w.maps[1].Close() }},
+	{name: "Buffer.CloseAfter", tears: true, setup: func(w *world) { w.buffer(3, both(w, vmm.ReadWrite)...) },
+		op: func(w *world) error {
+			if err := w.b.CloseAfter(w.s, w.far); err != nil {
+				return err
+			}
+			return w.drain()
+		}, retry: func(w *world) error { return w.b.Close() }},
 	{name: "Buffer.Close after Move", tears: true, setup: func(w *world) {
 		old := w.buffer(3)
 		b, err := vmm.Move(old, 32*kib64)

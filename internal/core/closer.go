@@ -1,6 +1,9 @@
 package core
 
-import "sync"
+import (
+	"errors"
+	"sync"
+)
 
 // Closer is the closing of an owner: once, from any goroutine, and again where
 // the teardown failed. It embeds the Life that operations hold.
@@ -30,10 +33,13 @@ func (c *Closer) Close(teardown func() error) error {
 
 // CloseAfter takes the object out of use at once and leaves the teardown to
 // the reclaimer, for when the fence has passed and no operation runs on the
-// object. It waits for nothing on the GPU. Where the fence cannot be made
-// nothing is changed. After a Close that failed it has the teardown go on.
+// object. It waits for nothing, and does nothing while a Close runs. Where the
+// fence cannot be made nothing is changed. After a Close that failed it has the
+// teardown go on; where the teardown fails, Close may take it up again.
 func (c *Closer) CloseAfter(s *System, fence func() (*Fence, error), teardown func() error) error {
-	c.mu.Lock()
+	if !c.mu.TryLock() {
+		return nil
+	}
 	defer c.mu.Unlock()
 	if c.gone {
 		return nil
@@ -44,7 +50,15 @@ func (c *Closer) CloseAfter(s *System, fence func() (*Fence, error), teardown fu
 	}
 	c.Life.Close()
 	c.gone = true
-	s.Reclaim(f, &c.Life, teardown)
+	s.Reclaim(f, &c.Life, func() error {
+		err := teardown()
+		if err != nil && !errors.Is(err, ErrAgain) {
+			c.mu.Lock()
+			c.gone = false
+			c.mu.Unlock()
+		}
+		return err
+	})
 	return nil
 }
 
@@ -68,7 +82,7 @@ func FenceOf[S interface {
 }](s *System, op string, streams []S) (*Fence, error) {
 	var none S
 	if len(streams) == 0 {
-		return nil, Invalid(op, "no streams", "name the streams whose work uses the memory, or call Close, which waits for all of it")
+		return nil, Invalid(op, "no streams", "name the streams whose work uses the memory, or use the form without streams (Close, Clip, SetAccess), which waits for all of it")
 	}
 	in := make([]*Stream, len(streams))
 	for i, st := range streams {

@@ -96,6 +96,9 @@ func (c *Context) waitWork(op string) error {
 	waited := true
 	for _, st := range c.knownStreams() {
 		one, err := st.wait(op)
+		if s.DeviceLost() != driver.Success {
+			return nil // nothing runs any more
+		}
 		if err != nil {
 			return err
 		}

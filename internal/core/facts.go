@@ -61,7 +61,7 @@ type granularityKey struct {
 	option driver.GranularityOption
 }
 
-// Attribute reads a device attribute. One that the driver does not know reads
+// Attribute reads a device attribute. One that the driver does not answer reads
 // as 0.
 func (s *System) Attribute(d driver.Device, a driver.DeviceAttribute) int32 {
 	key := attributeKey{d, a}
@@ -71,7 +71,11 @@ func (s *System) Attribute(d driver.Device, a driver.DeviceAttribute) int32 {
 	if ok {
 		return v
 	}
-	v, _ = s.Drv.DeviceGetAttribute(a, d)
+	v, r := s.Drv.DeviceGetAttribute(a, d)
+	if r != driver.Success {
+		s.Note(r)
+		return 0 // and asked again the next time
+	}
 	s.facts.mu.Lock()
 	defer s.facts.mu.Unlock()
 	if s.facts.attributes == nil {

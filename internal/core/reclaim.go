@@ -38,7 +38,27 @@ var ErrAgain = errors.New("again")
 type reclaim struct {
 	fence *Fence
 	life  *Life
-	do    func() error
+	// late: operations ran on the object when it was taken out of use. What
+	// they put on streams may lie behind the fence, so once they have ended
+	// everything that is known is fenced again.
+	late bool
+	do   func() error
+}
+
+// ready reports whether the teardown may begin.
+func (it *reclaim) ready(s *System) bool {
+	if !it.fence.Passed() || !it.life.Idle() {
+		return false
+	}
+	if it.late {
+		f, ok := s.fenceAll()
+		if !ok {
+			return false
+		}
+		it.fence, it.late = f, false
+		return it.fence.Passed()
+	}
+	return true
 }
 
 // Reclaim tears an object down once the fence has passed and its life is idle.
@@ -48,7 +68,7 @@ func (s *System) Reclaim(f *Fence, l *Life, do func() error) {
 	r.pending.Add(1)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.items = append(r.items, reclaim{f, l, do})
+	r.items = append(r.items, reclaim{f, l, !l.Idle(), do})
 	if !r.running {
 		r.running = true
 		go r.run()
@@ -61,6 +81,19 @@ func (s *System) PollReclaim() {
 	if s.reclaim.pending.Load() > 0 {
 		s.reclaim.poll()
 	}
+}
+
+// settle is PollReclaim for somebody who needs the memory: where another
+// goroutine is tearing down, it waits a little for that.
+func (s *System) settle() {
+	for range 50 {
+		if s.reclaim.polling.TryLock() {
+			s.reclaim.polling.Unlock()
+			break
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	s.PollReclaim()
 }
 
 // PendingReclaims is how many objects wait to be torn down.
@@ -123,7 +156,7 @@ func (r *reclaimer) poll() (progress bool) {
 	r.mu.Unlock()
 	left := items[:0]
 	for _, it := range items {
-		if !it.fence.Passed() || !it.life.Idle() {
+		if !it.ready(r.sys) {
 			left = append(left, it)
 			continue
 		}

@@ -40,13 +40,15 @@ func (s *System) OnPressure(trim func(need uint64) (freed uint64)) (remove func(
 // asks those who keep memory, and, where the System was opened with a bound for
 // it, waits for what was closed and is pending.
 func (s *System) Allocate(size uint64, try func() driver.Result) driver.Result {
+	pending := s.PendingReclaims() > 0
 	s.PollReclaim()
 	r := try()
 	if r != driver.OutOfMemory {
 		return s.Note(r)
 	}
-	if s.PendingReclaims() > 0 {
-		s.PollReclaim()
+	// Another goroutine may have been giving memory back meanwhile.
+	if pending || s.PendingReclaims() > 0 {
+		s.settle()
 		if r = try(); r != driver.OutOfMemory {
 			return s.Note(r)
 		}
@@ -58,10 +60,8 @@ func (s *System) Allocate(size uint64, try func() driver.Result) driver.Result {
 	}
 	deadline := time.Now().Add(s.Config.AllocationWait)
 	for s.PendingReclaims() > 0 && time.Now().Before(deadline) {
-		if !s.reclaim.poll() {
-			time.Sleep(min(longestPause, max(0, time.Until(deadline))))
-			continue
-		}
+		time.Sleep(min(longestPause, max(0, time.Until(deadline))))
+		s.settle()
 		if r = try(); r != driver.OutOfMemory {
 			return s.Note(r)
 		}

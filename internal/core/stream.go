@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
@@ -86,7 +87,7 @@ func (s *Stream) IsLegacy() bool {
 // false.
 func (s *Stream) wait(op string) (waited bool, err error) {
 	if !s.Hold() {
-		return true, nil // closed, and its Close waited
+		return false, nil // its Close runs, and has perhaps not waited yet
 	}
 	defer s.Drop()
 	m, capturing, err := s.Mark(op)
@@ -198,6 +199,34 @@ func (s *System) NewFence(op string, streams []*Stream) (*Fence, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// fenceAll marks every known stream, or answers false while one captures.
+func (s *System) fenceAll() (*Fence, bool) {
+	s.mu.Lock()
+	contexts := slices.Clone(s.contexts)
+	s.mu.Unlock()
+	f := new(Fence)
+	for _, c := range contexts {
+		for _, st := range c.knownStreams() {
+			if !st.Hold() {
+				// Its Close runs, and has perhaps not waited yet.
+				f.Drop()
+				return nil, false
+			}
+			m, capturing, err := st.Mark("reclaim")
+			st.Drop()
+			switch {
+			case s.DeviceLost() != driver.Success:
+				return f, true // nothing runs any more
+			case err != nil || capturing:
+				f.Drop()
+				return nil, false
+			}
+			f.Add(m)
+		}
+	}
+	return f, true
 }
 
 // CapturingError is the refusal of an operation that a capture does not allow.

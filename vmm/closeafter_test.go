@@ -1,0 +1,67 @@
+package vmm_test
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+func TestCloseAfterThatFailedIsTakenUpByClose(t *testing.T) {
+	w := newWorld(t, false)
+	b := w.buffer(3)
+	w.m.Inject(sim.Fault{Call: "cuMemUnmap", Result: code})
+	require.NoError(t, b.CloseAfter(w.s))
+	require.ErrorContains(t, w.drain(), "cuMemUnmap answered")
+	require.NoError(t, b.Close())
+	w.end()
+}
+
+// An operation that runs when CloseAfter is called may put its work on a named
+// stream behind the fence.
+func TestCloseAfterDoesNotOutrunAnOperationThatRuns(t *testing.T) {
+	w := newWorld(t, false)
+	b := w.buffer(1)
+	inside, submit := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	w.m.OnCall(func(call string) {
+		if call == "cuMemsetD8Async" {
+			once.Do(func() { close(inside); <-submit })
+		}
+	})
+	part, err := b.Slice(0, 1000)
+	require.NoError(t, err)
+	zeroed := make(chan error, 1)
+	go func() { zeroed <- part.Zero(w.s) }()
+	<-inside
+	require.NoError(t, b.CloseAfter(w.s))
+	time.Sleep(10 * time.Millisecond) // the fence passes
+	w.m.Hold(w.s.Handle())
+	close(submit)
+	require.NoError(t, <-zeroed)
+	time.Sleep(20 * time.Millisecond)
+	w.m.Release(w.s.Handle())
+	require.NoError(t, w.s.Synchronize(), w.m.Fault())
+	w.end()
+}
+
+func TestCloseThatNoticesTheLossIsDone(t *testing.T) {
+	w := newWorld(t, false)
+	b := w.buffer(1)
+	w.m.Inject(sim.Fault{Call: "cuStreamIsCapturing", Times: -1, Result: int(driver.IllegalAddress)})
+	require.NoError(t, b.Close())
+}
+
+func TestAFailedAttributeIsAskedAgain(t *testing.T) {
+	m, s := sim.Open(t)
+	d := s.Devices()[0]
+	m.Inject(sim.Fault{Call: "cuDeviceGetAttribute", Result: code})
+	_, err := vmm.GranularityOf(d, vmm.Properties{})
+	require.Error(t, err)
+	_, err = vmm.GranularityOf(d, vmm.Properties{})
+	require.NoError(t, err)
+}
