@@ -1,0 +1,171 @@
+package handles
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/fd"
+)
+
+// FD owns a file descriptor, always one that is closed on exec. Its methods
+// are safe for use by any goroutine at any time.
+//
+// An open descriptor of GPU memory keeps that memory taken, so its owner closes
+// it. One that the collector finds without Close is counted and reported
+// ([TraceFDs]) and closed: unlike an address, its number is lent for the time
+// of a call only, so nobody else can have it.
+type FD struct {
+	s       *descriptor
+	cleanup runtime.Cleanup
+}
+
+// descriptor is the inner state: what the collector's cleanup holds.
+type descriptor struct {
+	n      int
+	closer core.Closer
+	stack  []uintptr
+}
+
+// fds counts for the process, as its limit of open files does.
+var fds struct {
+	open, lost atomic.Int64
+	log        atomic.Pointer[slog.Logger]
+}
+
+// TraceFDs has the creation stack of every FD kept from now on, and each lost
+// one reported to the logger. A nil logger ends it.
+func TraceFDs(log *slog.Logger) { fds.log.Store(log) }
+
+// OpenFDs is how many file descriptors the FDs of this process hold open.
+func OpenFDs() int { return int(fds.open.Load()) }
+
+// LostFDs is how many FDs the collector found without Close.
+func LostFDs() int { return int(fds.lost.Load()) }
+
+// NewFD takes over the file descriptor n, and has it closed on exec. After an
+// error it is still the caller's.
+func NewFD(n int) (*FD, error) {
+	if err := fd.Take(n); err != nil {
+		if errors.Is(err, syscall.EBADF) {
+			return nil, failure("handles.NewFD", cuda.ErrInvalidArgument, fmt.Sprintf("file descriptor %d", n), "pass one that is open").because(err)
+		}
+		return nil, systemError("handles.NewFD", fmt.Sprintf("file descriptor %d", n), err)
+	}
+	return own(n), nil
+}
+
+// own takes over a descriptor that is known to be open and closed on exec.
+func own(n int) *FD {
+	s := &descriptor{n: n}
+	if fds.log.Load() != nil {
+		pcs := make([]uintptr, 32)
+		s.stack = pcs[:runtime.Callers(3, pcs)]
+	}
+	fds.open.Add(1)
+	f := &FD{s: s}
+	f.cleanup = runtime.AddCleanup(f, (*descriptor).lose, s)
+	return f
+}
+
+func (s *descriptor) close() (err error) {
+	// The number is given back whatever close answers, so there is no second
+	// try.
+	_ = s.closer.Close(func() error {
+		err = fd.Close(s.n)
+		fds.open.Add(-1)
+		return nil
+	})
+	return err
+}
+
+func (s *descriptor) lose() {
+	fds.lost.Add(1)
+	if log := fds.log.Load(); log != nil {
+		log.Warn("cuvmm: a file descriptor was lost without Close; it is closed now",
+			"fd", s.String(), "hint", "call Close on it, or File to hand it over")
+	}
+	_ = s.close()
+}
+
+// String names the descriptor, with the stack that made it where FDs were
+// traced.
+func (s *descriptor) String() string {
+	text := fmt.Sprintf("file descriptor %d", s.n)
+	if len(s.stack) == 0 {
+		return text
+	}
+	var b strings.Builder
+	b.WriteString(text + ", made at")
+	frames := runtime.CallersFrames(s.stack)
+	for {
+		f, more := frames.Next()
+		if f.Function != "" && !strings.HasPrefix(f.Function, "runtime.") {
+			fmt.Fprintf(&b, "\n\t%s\n\t\t%s:%d", f.Function, f.File, f.Line)
+		}
+		if !more {
+			return b.String()
+		}
+	}
+}
+
+// String names the descriptor: "file descriptor 7".
+func (f *FD) String() string { return fmt.Sprintf("file descriptor %d", f.s.n) }
+
+// Use lends the number to the function, which must neither keep it nor close
+// the FD: it stays open until the function returns, and Close waits for that.
+func (f *FD) Use(do func(n int) error) error {
+	if !f.s.closer.Hold() {
+		return closedError("handles.FD.Use", "file descriptor")
+	}
+	defer runtime.KeepAlive(f)
+	defer f.s.closer.Drop()
+	return do(f.s.n)
+}
+
+// Dup is another descriptor of the same file. The caller closes it.
+func (f *FD) Dup() (*FD, error) {
+	const op = "handles.FD.Dup"
+	if !f.s.closer.Hold() {
+		return nil, closedError(op, "file descriptor")
+	}
+	defer runtime.KeepAlive(f)
+	defer f.s.closer.Drop()
+	n, err := fd.Dup(f.s.n)
+	if err != nil {
+		return nil, systemError(op, f.String(), err)
+	}
+	return own(n), nil
+}
+
+// File hands the descriptor over: the file owns it now, and the FD is closed.
+func (f *FD) File(name string) (*os.File, error) {
+	var file *os.File
+	_ = f.s.closer.Close(func() error {
+		file = os.NewFile(uintptr(f.s.n), name)
+		fds.open.Add(-1)
+		f.cleanup.Stop()
+		return nil
+	})
+	if file == nil {
+		return nil, closedError("handles.FD.File", "file descriptor")
+	}
+	return file, nil
+}
+
+// Close closes the descriptor, after waiting for the calls of Use that run.
+// The second Close does nothing.
+func (f *FD) Close() error {
+	f.cleanup.Stop()
+	if err := f.s.close(); err != nil {
+		return systemError("handles.FD.Close", f.String(), err)
+	}
+	return nil
+}

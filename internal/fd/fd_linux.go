@@ -1,0 +1,37 @@
+package fd
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Take checks that n is an open descriptor and has it closed on exec.
+func Take(n int) error {
+	flags, err := unix.FcntlInt(uintptr(n), unix.F_GETFD, 0)
+	if err != nil {
+		return fmt.Errorf("fcntl: %w", err)
+	}
+	if flags&unix.FD_CLOEXEC == 0 {
+		unix.CloseOnExec(n)
+	}
+	return nil
+}
+
+// Dup is another descriptor of the same file, closed on exec.
+func Dup(n int) (int, error) {
+	d, err := unix.FcntlInt(uintptr(n), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("fcntl: %w", err)
+	}
+	return d, nil
+}
+
+// Close gives the number back, whatever it answers: to try again could close a
+// descriptor that somebody else has opened meanwhile.
+func Close(n int) error {
+	if err := unix.Close(n); err != nil && err != unix.EINTR {
+		return fmt.Errorf("close: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,14 @@
+//go:build !linux
+
+package fd
+
+import "errors"
+
+// Take checks a descriptor.
+func Take(int) error { return errors.ErrUnsupported }
+
+// Dup is another descriptor of the same file.
+func Dup(int) (int, error) { return -1, errors.ErrUnsupported }
+
+// Close gives the number back.
+func Close(int) error { return errors.ErrUnsupported }
