@@ -44,25 +44,26 @@ func (u UUID) String() string {
 	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16])
 }
 
-func (s *System) newDevice(ordinal int32) (*Device, driver.Result) {
-	dev, r := s.core.Drv.DeviceGet(ordinal)
+func (s *System) newDevice(ordinal int32) (*Device, driver.Call, driver.Result) {
+	drv := s.core.Drv
+	dev, r := drv.DeviceGet(ordinal)
 	if r != driver.Success {
-		return nil, r
+		return nil, driver.CallDeviceGet, r
 	}
 	d := &Device{sys: s, ordinal: int(ordinal), dev: dev}
-	if d.name, r = s.core.Drv.DeviceGetName(dev); r != driver.Success {
-		return nil, r
+	if d.name, r = drv.DeviceGetName(dev); r != driver.Success {
+		return nil, driver.CallDeviceGetName, r
 	}
-	uuid, r := s.core.Drv.DeviceGetUUID(dev)
-	if r != driver.Success {
-		return nil, r
+	uuid, r := drv.DeviceGetUUID(dev)
+	if r != driver.Success && r != driver.MissingEntryPoint {
+		return nil, driver.CallDeviceGetUUID, r
 	}
 	d.uuid = UUID(uuid)
-	if d.memory, r = s.core.Drv.DeviceTotalMem(dev); r != driver.Success {
-		return nil, r
+	if d.memory, r = drv.DeviceTotalMem(dev); r != driver.Success {
+		return nil, driver.CallDeviceTotalMem, r
 	}
 	d.contextHolder = core.HoldContext(s.core, d.context)
-	return d, driver.Success
+	return d, driver.CallDeviceGet, driver.Success
 }
 
 // WithContext answers the same device working in the caller's context, for
@@ -90,6 +91,9 @@ func (d *Device) WithContext(handle uintptr) (*Device, error) {
 
 // context is the context that the device works in, retained at the first call.
 func (d *Device) context() (*core.Context, error) {
+	if d.sys.core.Closed() {
+		return nil, core.ClosedError("cuda: use "+d.String(), "System")
+	}
 	if c := d.ctx.Load(); c != nil {
 		return c, nil
 	}
@@ -120,7 +124,8 @@ func (d *Device) Ordinal() int { return d.ordinal }
 // Name is the product's name.
 func (d *Device) Name() string { return d.name }
 
-// UUID identifies the GPU.
+// UUID identifies the GPU. It is zero under a driver before CUDA 11.4, which
+// does not tell the instances of a partitioned GPU apart.
 func (d *Device) UUID() UUID { return d.uuid }
 
 // TotalMemory is the size of the device's memory in bytes.

@@ -14,7 +14,9 @@
 // # Closing
 //
 // Every object is closed by its owner, once or more often: the second Close
-// does nothing. After it, operations answer [ErrClosed]. The garbage collector
+// does nothing. The one exception is the System of the real driver, which is
+// one for the process and counted: it ends when Close was called as often as
+// [Open]. After it, operations answer [ErrClosed]. The garbage collector
 // gives nothing back: an address is a number in kernels and graphs that Go
 // cannot see, so an object that is lost without Close is reported through the
 // logger and stays.

@@ -70,6 +70,10 @@ var byCall = map[callResult]explanation{
 		"compare the arguments with the kernel's parameters, and the block with what the kernel was built for"},
 	{driver.CallLaunchKernel, driver.LaunchOutOfRes}: {core.InvalidArgument,
 		"a block of that many threads needs more registers or shared memory than there are: use smaller blocks"},
+	{driver.CallEventElapsedTime, driver.InvalidHandle}: {core.InvalidArgument,
+		"make both events with Timing, and record both"},
+	{driver.CallEventElapsedTime, driver.NotReady}: {core.InvalidArgument,
+		"both events must have passed: call Synchronize first"},
 	{driver.CallInit, driver.NoDevice}: {core.NoDriver,
 		"the driver sees no GPU: check CUDA_VISIBLE_DEVICES and that the device nodes are in the container"},
 }

@@ -110,7 +110,11 @@ func Open(opts ...Option) (*System, error) {
 	}
 	d, err := csrc.Open(csrc.Options{Path: o.library})
 	if err != nil {
-		return nil, core.Error(core.Failure{Op: "cuda.Open", Kind: core.NoDriver, Err: err})
+		f := core.Failure{Op: "cuda.Open", Kind: core.NoDriver, Err: err}
+		if o.library != "" && o.library == os.Getenv(LibraryEnv) {
+			f.Hint = "the path is from the environment variable " + LibraryEnv
+		}
+		return nil, core.Error(f)
 	}
 	sys, err := newSystem(d, o.config)
 	if err != nil {
@@ -155,9 +159,9 @@ func newSystem(d driver.Driver, c core.Config) (*System, error) {
 	s.core = core.NewSystem(d, version, c)
 	s.systemHolder = core.HoldSystem(s.core)
 	for i := range count {
-		dev, r := s.newDevice(i)
+		dev, call, r := s.newDevice(i)
 		if r != driver.Success {
-			return nil, fail(driver.CallDeviceGet, r, fmt.Sprintf("device %d of %d", i, count))
+			return nil, fail(call, r, fmt.Sprintf("device %d of %d", i, count))
 		}
 		s.devices = append(s.devices, dev)
 	}
@@ -183,10 +187,17 @@ func (s *System) Device(ordinal int) (*Device, error) {
 // Drain waits until everything that was closed with CloseAfter is torn down,
 // or until ctx ends. Failed teardowns since the last Drain are reported.
 func (s *System) Drain(ctx context.Context) error {
-	if err := s.core.Drain(ctx); err != nil {
-		return fmt.Errorf("cuda: drain: %w", err)
+	const op = "cuda.System.Drain"
+	err := s.core.Drain(ctx)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() == nil:
+		return fmt.Errorf("%s: %w", op, err)
 	}
-	return nil
+	return core.Error(core.Failure{Op: op, Kind: core.InUse, Err: err,
+		Asked: fmt.Sprintf("%d closed objects still wait for the GPU", s.core.PendingReclaims()),
+		Hint:  "a stream that was named has not passed: it runs on, waits for something, or a test holds it"})
 }
 
 // waitAll waits for all work on all devices, as far as contexts are known.

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -102,8 +103,11 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n int, fill func(*cuda.
 		b.used.Store(to)
 		return nil
 	}
-	err = fmt.Errorf("%s: %w", op, err)
+	err = within(op, err)
 	undo := on.Synchronize()
+	if errors.Is(undo, cuda.ErrClosed) {
+		undo = nil // its Close has waited
+	}
 	if undo == nil && before < len(b.chunks) {
 		undo = b.rollback(op, before)
 	}
@@ -125,6 +129,9 @@ func (b *buffer) stream(op string, s *cuda.Stream, need driver.AccessFlags) (*cu
 	}
 	if s.Device().System() != b.dev.System() {
 		return nil, core.ForeignError(op, "stream")
+	}
+	if core.StreamOf(s).Closed() {
+		return nil, core.ClosedError(op, "stream")
 	}
 	have := b.access.mode(driver.Location{Type: driver.LocationDevice, ID: int32(s.Device().Ordinal())})
 	if have < need {

@@ -32,7 +32,11 @@ func NewArray[T any](d *cuda.Device, o BufferOptions) (*Array[T], error) {
 // ArrayOf is a buffer as an array. Both are the same object: closing either
 // closes it.
 func ArrayOf[T any](b *Buffer) (*Array[T], error) {
-	if err := checkElement[T]("vmm.ArrayOf"); err != nil {
+	const op = "vmm.ArrayOf"
+	if b == nil {
+		return nil, errNilBuffer(op)
+	}
+	if err := checkElement[T](op); err != nil {
 		return nil, err
 	}
 	return &Array[T]{b}, nil

@@ -295,7 +295,7 @@ func TestBadInputIsATypedErrorAndChangesNothing(t *testing.T) {
 		{"map before the range", mapAt(-2*mib, a), cuda.ErrOutOfRange, "-2097152"},
 		{"map behind the range", mapAt(8*mib, a), cuda.ErrOutOfRange, "8 MiB"},
 		{"map over a mapping", mapAt(2*mib, a), cuda.ErrInUse, "mapped at offset 2 MiB"},
-		{"map misaligned", mapAt(4*mib+1, a), cuda.ErrInvalidArgument, "cuMemMap"},
+		{"map misaligned", mapAt(4*mib+1, a), cuda.ErrInvalidArgument, "multiples of the granularity, 2 MiB"},
 		{"map closed memory", mapAt(0, gone), cuda.ErrClosed, ""},
 		{"map foreign memory", mapAt(0, foreignMemory), cuda.ErrForeign, ""},
 		{"grant a gap", r.SetAccess(0, 4*mib, vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite}), cuda.ErrOutOfRange, "whole mappings"},

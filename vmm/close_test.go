@@ -15,7 +15,6 @@ import (
 	"github.com/cuvmm/cuvmm/csrc/kernels"
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
-	_ "github.com/cuvmm/cuvmm/internal/kernels"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )

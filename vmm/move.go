@@ -15,6 +15,9 @@ import (
 // or events (see the package documentation).
 func Move(old *Buffer, reserve int) (*Buffer, error) {
 	const op = "vmm.Move"
+	if old == nil {
+		return nil, errNilBuffer(op)
+	}
 	in := old.b
 	if err := in.enter(op); err != nil {
 		return nil, err
@@ -23,7 +26,7 @@ func Move(old *Buffer, reserve int) (*Buffer, error) {
 	committed := in.committed.Load()
 	if reserve <= 0 || reserve > maxBytes || uint64(reserve) < committed {
 		return nil, core.Invalid(op, fmt.Sprintf("a range of %d bytes for %d that are committed", reserve, committed),
-			"reserve more than the old range has")
+			fmt.Sprintf("reserve at least %s, and more than the old range to grow further", core.Bytes(committed)))
 	}
 	res, err := reserveFor(op, in.dev, uint64(reserve), 0, in.gran)
 	if err != nil {

@@ -230,6 +230,10 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 	return prop, gran, nil
 }
 
+func errNilBuffer(op string) error {
+	return core.Invalid(op, "a nil buffer", "make one with NewBuffer")
+}
+
 func errNilDevice(op string) error {
 	return core.Invalid(op, "a nil device", "take one from System.Devices")
 }

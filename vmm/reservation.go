@@ -53,6 +53,7 @@ type reservation struct {
 	system *cuda.System
 	base   driver.Ptr
 	size   uint64
+	gran   uint64 // of the device that it was reserved by
 
 	// mu guards maps, which are sorted by offset and never overlap, and their
 	// access. Driver calls on the range are made under it, so that two changes
@@ -86,7 +87,7 @@ func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservatio
 	if res != driver.Success {
 		return nil, sys.Fail(op, driver.CallMemAddressReserve, res, core.Bytes(size)+" of address space")
 	}
-	r := &reservation{system: d.System(), base: base, size: uint64(size)}
+	r := &reservation{system: d.System(), base: base, size: uint64(size), gran: gran}
 	r.maps = r.one[:0]
 	sys.Track(&r.Object, core.KindReservation, r.size)
 	return r, nil
@@ -130,6 +131,9 @@ func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
 		return nil, core.ClosedError(op, "reservation")
 	}
 	defer r.r.closer.Drop()
+	if gran := int(r.r.gran); off%gran != 0 {
+		return nil, core.Invalid(op, fmt.Sprintf("offset %d", off), "offsets are multiples of the granularity, "+core.Bytes(gran))
+	}
 	h, err := hold(op, r.r.System(), p)
 	if err != nil {
 		return nil, err

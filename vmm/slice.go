@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"strings"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -144,6 +145,14 @@ func (s Slice[T]) Zero(on *cuda.Stream) error {
 	})
 }
 
+// within names the operation in an error of one beneath it.
+func within(op string, err error) error {
+	if strings.HasPrefix(err.Error(), op+":") {
+		return err
+	}
+	return fmt.Errorf("%s: %w", op, err)
+}
+
 func errZeroSlice(op string) error {
 	return core.Invalid(op, "a zero Slice", "take it from Buffer.Slice or Array.Slice")
 }
@@ -179,7 +188,7 @@ func (s Slice[T]) withLocked(op string, on *cuda.Stream, need driver.AccessFlags
 		err = st.Synchronize()
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", op, err)
+		return within(op, err)
 	}
 	return nil
 }
@@ -225,6 +234,16 @@ func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) err
 	if src.buf == nil {
 		return errZeroSlice(op)
 	}
+	if src.buf.dev.System() != b.dev.System() {
+		return core.ForeignError(op, "slice")
+	}
+	src.buf.mu.RLock()
+	err := src.check(op, on)
+	src.buf.mu.RUnlock()
+	if err != nil {
+		return err
+	}
+	src.buf.closer.Drop()
 	return b.append(op, on, src.Size(), func(on *cuda.Stream, at cuda.Ptr) error {
 		src.buf.mu.RLock()
 		defer src.buf.mu.RUnlock()

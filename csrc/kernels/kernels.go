@@ -4,7 +4,7 @@
 // hand.
 //
 // On the software driver a kernel is the Go function that is registered under
-// its entry's name; for these kernels package auto sees to that.
+// its entry's name (sim.RegisterKernel); for these kernels it has its own.
 package kernels
 
 import _ "embed"

@@ -11,7 +11,6 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
-	_ "github.com/cuvmm/cuvmm/internal/kernels" // what the library's own kernels do on the software driver
 )
 
 // DriverEnv names the environment variable that chooses the driver where the

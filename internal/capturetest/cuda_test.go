@@ -33,6 +33,7 @@ var cudaCases = join(
 		"WithLibrary":          nothing(func() any { return cuda.WithLibrary("") }),
 		"WithLogger":           nothing(func() any { return cuda.WithLogger(slog.Default()) }),
 		"WithLeakTracing":      nothing(func() any { return cuda.WithLeakTracing() }),
+		"WithAllocationWait":   nothing(func() any { return cuda.WithAllocationWait(0) }),
 		"WithNamedStreamsOnly": nothing(func() any { return cuda.WithNamedStreamsOnly() }),
 	},
 	systemCases, deviceCases, streamCases, eventCases, graphCases, hostCases, kernelCases,

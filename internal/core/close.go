@@ -11,6 +11,9 @@ import (
 // shownLive is how many live objects an error names.
 const shownLive = 5
 
+// Closed reports whether the System was closed: its contexts are gone.
+func (s *System) Closed() bool { return s.closed.Load() }
+
 // CheckIdle answers ErrInUse and names the live objects where there are any.
 func (s *System) CheckIdle() error {
 	s.PollReclaim()
@@ -28,6 +31,7 @@ func (s *System) CheckIdle() error {
 // Close ends the System, which must be idle: contexts are released and the
 // driver is given back.
 func (s *System) Close() error {
+	s.closed.Store(true)
 	s.mu.Lock()
 	contexts := s.contexts
 	s.contexts = nil

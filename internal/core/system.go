@@ -43,6 +43,8 @@ type System struct {
 	// Version is the driver's CUDA version.
 	Version int32
 
+	closed atomic.Bool
+
 	live  live
 	facts facts
 	lost  atomic.Int64

@@ -1,4 +1,4 @@
-package kernels_test
+package kerneltest
 
 import (
 	"math"
@@ -8,7 +8,6 @@ import (
 	"github.com/cuvmm/cuvmm/csrc/kernels"
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/gputest"
-	_ "github.com/cuvmm/cuvmm/internal/kernels"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
