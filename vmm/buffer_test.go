@@ -406,3 +406,64 @@ func TestWriterAndReaderRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 	})
 }
+
+func TestAppendOnAClosedStreamChangesNothing(t *testing.T) {
+	_, d := open(t)
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{})
+	require.NoError(t, err)
+	closed(t, b)
+	require.NoError(t, b.Append(nil, pattern(mib, 1)))
+	before := b.Stats()
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	err = b.Append(s, pattern(9*mib, 1))
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	require.ErrorContains(t, err, "the stream is closed")
+	require.Equal(t, before, b.Stats())
+	_, other := open(t)
+	foreign, err := vmm.NewBuffer(other, vmm.BufferOptions{})
+	require.NoError(t, err)
+	closed(t, foreign)
+	require.NoError(t, foreign.Grow(10))
+	part, err := foreign.Slice(0, 10)
+	require.NoError(t, err)
+	err = b.AppendSlice(nil, part)
+	require.ErrorIs(t, err, cuda.ErrForeign)
+	require.EqualError(t, err, "vmm.Buffer.AppendSlice: object of another System: the slice belongs to another System; use objects that were made from the same System")
+	require.Equal(t, before, b.Stats())
+}
+
+func TestNilIsRefused(t *testing.T) {
+	_, err := vmm.ArrayOf[int](nil)
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	_, err = vmm.Move(nil, 2*mib)
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+}
+
+func TestAClosedSystemAnswersSo(t *testing.T) {
+	m, err := sim.New(sim.Options{})
+	require.NoError(t, err)
+	closed(t, m)
+	s, err := m.Open()
+	require.NoError(t, err)
+	d := s.Devices()[0]
+	_, _, err = d.MemoryInfo()
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	for what, do := range map[string]func() error{
+		"NewBuffer":     func() error { _, err := vmm.NewBuffer(d, vmm.BufferOptions{}); return err },
+		"Create":        func() error { _, err := vmm.Create(d, 2*mib, vmm.Properties{}); return err },
+		"Reserve":       func() error { _, err := vmm.Reserve(d, 2*mib, vmm.ReserveOptions{}); return err },
+		"NewStream":     func() error { _, err := d.NewStream(cuda.StreamOptions{}); return err },
+		"NewEvent":      func() error { _, err := d.NewEvent(cuda.EventOptions{}); return err },
+		"NewHostBuffer": func() error { _, err := d.NewHostBuffer(10); return err },
+		"MemoryInfo":    func() error { _, _, err := d.MemoryInfo(); return err },
+		"Probe":         func() error { _, err := d.Probe(); return err },
+		"Transfer":      func() error { _, err := d.Transfer(); return err },
+		"LoadModule":    func() error { _, err := d.LoadModule([]byte(".version 7.0")); return err },
+	} {
+		require.ErrorIs(t, do(), cuda.ErrClosed, what)
+	}
+	require.Empty(t, s.Live())
+}

@@ -64,14 +64,16 @@ func Open(tb TB, options ...Options) (*Machine, *cuda.System) {
 		if err := s.Drain(ctx); err != nil {
 			tb.Errorf("%v", err)
 		}
-		if err := s.Close(); err != nil {
+		err := s.Close()
+		if err != nil {
 			tb.Errorf("%v", err)
 			for _, o := range s.Live() {
 				tb.Errorf("leaked: %s", o)
 			}
 		}
-		if err := m.Close(); err != nil {
-			tb.Errorf("%v", err)
+		// What the System left is on the machine as well, and was said.
+		if left := m.Close(); left != nil && err == nil {
+			tb.Errorf("%v", left)
 		}
 	})
 	return m, s

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -340,24 +341,36 @@ func (a *api) StreamGetID(c driver.Context, h driver.Stream) (uint64, driver.Res
 	return s.id, driver.Success
 }
 
-// Hold keeps a stream's work from being done until Release: work that is
-// submitted stays undone, and whoever waits for it waits. 0 and 1 mean the
-// legacy streams of all contexts.
-func (m *Machine) Hold(handle uintptr) { m.hold(driver.Stream(handle), true) }
+// Hold keeps a stream's work from being done until Release, or until the
+// function that it answers is called: work that is submitted stays undone, and
+// whoever waits for it waits, Close of the stream and of memory included. So a
+// test defers the release at once, for the case that it fails in between:
+//
+//	defer machine.Hold(stream.Handle())()
+//
+// 0 and 1 mean the legacy streams of all contexts. A handle that names no stream
+// panics.
+func (m *Machine) Hold(handle uintptr) (release func()) {
+	if !m.hold(driver.Stream(handle), true) {
+		panic(fmt.Sprintf("sim: Hold(%#x): there is no such stream on %s", handle, m.name))
+	}
+	return func() { m.Release(handle) }
+}
 
-// Release ends Hold.
+// Release ends Hold. Twice is once.
 func (m *Machine) Release(handle uintptr) { m.hold(driver.Stream(handle), false) }
 
-func (m *Machine) hold(h driver.Stream, held bool) {
+func (m *Machine) hold(h driver.Stream, held bool) (found bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range m.contexts {
 		for _, s := range c.streams {
 			if s.handle == h && s.handle != 0 || h <= driver.StreamLegacy && s.isLegacy() {
-				s.held = held
+				s.held, found = held, true
 			}
 		}
 	}
 	m.engine.stir()
 	m.startEngine()
+	return found
 }

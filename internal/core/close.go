@@ -17,8 +17,11 @@ func (s *System) Closed() bool { return s.closed.Load() }
 // CheckIdle answers ErrInUse and names the live objects where there are any.
 func (s *System) CheckIdle() error {
 	s.PollReclaim()
-	if live := s.LiveObjects(); len(live) > 0 {
-		asked := fmt.Sprintf("%d objects are live: %s", len(live), strings.Join(live[:min(shownLive, len(live))], "; "))
+	if live, n := s.liveBriefly(shownLive); n > 0 {
+		asked := fmt.Sprintf("live objects: %s", strings.Join(live, ", "))
+		if n > len(live) {
+			asked += fmt.Sprintf(" and %d more", n-len(live))
+		}
 		if n := s.PendingReclaims(); n > 0 {
 			asked += fmt.Sprintf(" (%d closed ones wait for the GPU)", n)
 		}

@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"path"
 	"runtime"
 	"strings"
 	"sync"
@@ -111,23 +112,52 @@ func (o *Object) Lost() {
 		"object", o.String(), "hint", "call Close or CloseAfter on it; leak tracing shows where it was made")
 }
 
-// String names the object by kind and size, with its stack where one was kept.
+// name is the object by kind and size.
+func (o *Object) name() string {
+	if o.size == 0 {
+		return o.kind.String()
+	}
+	return fmt.Sprintf("%s of %s", o.kind, Bytes(o.size))
+}
+
+// String names the object by kind and size and, where its stack was kept, by
+// the callers that had it made, without this library's own functions.
 func (o *Object) String() string {
-	text := fmt.Sprintf("%s of %s", o.kind, Bytes(o.size))
 	if o.stack == nil {
-		return text
+		return o.name()
 	}
 	var b strings.Builder
-	b.WriteString(text)
-	b.WriteString(", made at")
+	b.WriteString(o.name() + ", made at")
+	for _, f := range o.callers() {
+		fmt.Fprintf(&b, "\n\t%s\n\t\t%s:%d", f.Function, f.File, f.Line)
+	}
+	return b.String()
+}
+
+// brief names the object on one line, with the place that had it made.
+func (o *Object) brief() string {
+	if callers := o.callers(); len(callers) > 0 {
+		return fmt.Sprintf("%s (%s:%d)", o.name(), path.Base(callers[0].File), callers[0].Line)
+	}
+	return o.name()
+}
+
+// callers are the functions of the creation's stack that are neither this
+// library's, its tests aside, nor the runtime's.
+func (o *Object) callers() (of []runtime.Frame) {
+	if o.stack == nil {
+		return nil
+	}
 	frames := runtime.CallersFrames(*o.stack)
 	for {
 		f, more := frames.Next()
-		if f.Function != "" && !strings.HasPrefix(f.Function, "runtime.") {
-			fmt.Fprintf(&b, "\n\t%s\n\t\t%s:%d", f.Function, f.File, f.Line)
+		own := strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/") && !strings.HasSuffix(f.File, "_test.go") &&
+			!strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/samples/")
+		if f.Function != "" && !own && !strings.HasPrefix(f.Function, "runtime.") {
+			of = append(of, f)
 		}
 		if !more {
-			return b.String()
+			return of
 		}
 	}
 }
@@ -151,6 +181,18 @@ func (s *System) LiveObjects() []string {
 		all = append(all, o.String())
 	}
 	return all
+}
+
+// liveBriefly is LiveObjects on one line each, and at most so many.
+func (s *System) liveBriefly(most int) (some []string, all int) {
+	s.live.mu.Lock()
+	defer s.live.mu.Unlock()
+	for o := s.live.head.next; o != &s.live.head; o = o.next {
+		if all++; all <= most {
+			some = append(some, o.brief())
+		}
+	}
+	return some, all
 }
 
 // Watch reports the object as lost if its shell is collected. The caller stops
