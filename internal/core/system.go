@@ -6,7 +6,7 @@
 //
 // # Lock order
 //
-// From first to last: an owner's own lock (buffer, reservation), a Context's
+// From first to last: an owner's own locks (see the package vmm), a Context's
 // block lock, a Context's state lock, the reclaimer's lock, the live list's
 // lock. The last three are leaves: no driver call is made and no other lock is
 // taken under them.
