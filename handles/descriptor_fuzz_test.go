@@ -1,0 +1,119 @@
+package handles_test
+
+import (
+	"math"
+	"reflect"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// drawn is any valid descriptor.
+func drawn(t *rapid.T) handles.Descriptor {
+	d := handles.Descriptor{
+		Kind:         rapid.SampledFrom([]handles.Kind{handles.AllocationKind, handles.BufferKind, handles.ArrayKind}).Draw(t, "kind"),
+		Compressible: rapid.Bool().Draw(t, "compressible"),
+		RDMA:         rapid.Bool().Draw(t, "rdma"),
+		Handle:       rapid.SampledFrom([]vmm.HandleTypes{vmm.PosixFD, vmm.Fabric}).Draw(t, "handle"),
+		Generation:   rapid.Uint64().Draw(t, "generation"),
+		Exporter:     handles.Process{PID: rapid.Uint32().Draw(t, "pid")},
+	}
+	copy(d.Exporter.Instance[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "instance"))
+	id := int(rapid.Int32Range(0, math.MaxInt32).Draw(t, "id"))
+	if rapid.Bool().Draw(t, "on device") {
+		d.Location = cuda.OnDevice(id)
+		copy(d.Device[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "device"))
+		d.Device[0] |= 1
+	} else {
+		d.Location = cuda.OnHostNUMA(id)
+	}
+	least, most := 0, 40
+	if d.Kind == handles.AllocationKind {
+		least, most = 1, 1
+	}
+	if n := rapid.IntRange(least, most).Draw(t, "chunks"); n > 0 {
+		d.Chunks = rapid.SliceOfN(rapid.Uint64Range(1, 1<<54), n, n).Draw(t, "sizes")
+	}
+	unit := uint64(1)
+	if d.Kind == handles.ArrayKind {
+		d.Element, d.ElementSize = handles.Record, rapid.Uint32Range(1, math.MaxUint32).Draw(t, "element size")
+		if rapid.Bool().Draw(t, "float") {
+			d.Element, d.ElementSize = handles.Float32, 4
+		}
+		unit = uint64(d.ElementSize)
+	}
+	d.Length = rapid.Uint64Range(0, d.Size()/unit).Draw(t, "length")
+	return d
+}
+
+func TestDescriptorsComeBackAsTheyWere(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		d := drawn(t)
+		b, err := d.MarshalBinary()
+		require.NoError(t, err)
+		var fromBinary, fromText handles.Descriptor
+		require.NoError(t, fromBinary.UnmarshalBinary(b))
+		require.Equal(t, d, fromBinary)
+		text, err := d.MarshalText()
+		require.NoError(t, err)
+		require.NoError(t, fromText.UnmarshalText(text))
+		require.Equal(t, d, fromText)
+
+		// Different values have different bytes.
+		e := drawn(t)
+		other, err := e.MarshalBinary()
+		require.NoError(t, err)
+		require.Equal(t, reflect.DeepEqual(d, e), string(b) == string(other))
+	})
+}
+
+// FuzzDescriptor: what is taken is valid and has that one form; what is not
+// is an error of this package. Nothing panics.
+func FuzzDescriptor(f *testing.F) {
+	for _, change := range []func(d *handles.Descriptor){
+		func(*handles.Descriptor) {},
+		func(d *handles.Descriptor) { d.Chunks, d.Length = d.Chunks[:1], 1 },
+		func(d *handles.Descriptor) { d.Element, d.ElementSize = handles.Record, 4 },
+		func(d *handles.Descriptor) {
+			d.Kind, d.Element, d.ElementSize, d.Length, d.Chunks = handles.BufferKind, 0, 0, 0, nil
+		},
+		func(d *handles.Descriptor) {
+			d.Kind, d.Element, d.ElementSize, d.Chunks = handles.AllocationKind, 0, 0, []uint64{1 << 60}
+		},
+		func(d *handles.Descriptor) { d.Location, d.Device = cuda.OnHostNUMA(1), cuda.UUID{} },
+	} {
+		d := anArray()
+		change(&d)
+		b, err := d.MarshalBinary()
+		require.NoError(f, err)
+		text, err := d.MarshalText()
+		require.NoError(f, err)
+		f.Add(b)
+		f.Add(text)
+		f.Add(b[:len(b)-1])
+		f.Add(append(text, '='))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var d handles.Descriptor
+		if err := d.UnmarshalBinary(b); err == nil {
+			again, err := d.MarshalBinary()
+			require.NoError(t, err)
+			require.Equal(t, b, again)
+			require.LessOrEqual(t, d.Size(), uint64(1<<60))
+		} else {
+			var e *handles.Error
+			require.ErrorAs(t, err, &e)
+			require.Zero(t, d)
+		}
+		d = handles.Descriptor{}
+		if d.UnmarshalText(b) == nil {
+			again, err := d.MarshalText()
+			require.NoError(t, err)
+			require.Equal(t, string(b), string(again))
+		}
+	})
+}

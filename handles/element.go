@@ -1,0 +1,81 @@
+package handles
+
+import (
+	"fmt"
+	"reflect"
+)
+
+// ElementType says what an array holds, in terms that every language has.
+type ElementType uint8
+
+// The values are part of the binary form.
+const (
+	// NoElement: bytes, or unknown.
+	NoElement ElementType = iota
+	Bool
+	Int8
+	Int16
+	Int32
+	Int64
+	Uint8
+	Uint16
+	Uint32
+	Uint64
+	Float32
+	Float64
+	Complex64
+	Complex128
+	// Record is anything else of a fixed size: both sides know what.
+	Record
+	elementTypes
+)
+
+var elements = [elementTypes]struct {
+	name string
+	size uint32
+	kind reflect.Kind
+}{
+	NoElement:  {name: "none"},
+	Bool:       {"bool", 1, reflect.Bool},
+	Int8:       {"int8", 1, reflect.Int8},
+	Int16:      {"int16", 2, reflect.Int16},
+	Int32:      {"int32", 4, reflect.Int32},
+	Int64:      {"int64", 8, reflect.Int64},
+	Uint8:      {"uint8", 1, reflect.Uint8},
+	Uint16:     {"uint16", 2, reflect.Uint16},
+	Uint32:     {"uint32", 4, reflect.Uint32},
+	Uint64:     {"uint64", 8, reflect.Uint64},
+	Float32:    {"float32", 4, reflect.Float32},
+	Float64:    {"float64", 8, reflect.Float64},
+	Complex64:  {"complex64", 8, reflect.Complex64},
+	Complex128: {"complex128", 16, reflect.Complex128},
+	Record:     {name: "record"},
+}
+
+// String names the type.
+func (e ElementType) String() string {
+	if e < elementTypes {
+		return elements[e].name
+	}
+	return fmt.Sprintf("ElementType(%d)", uint8(e))
+}
+
+// ElementOf is the element type of T and its size in bytes. Go's int and uint
+// are those of 64 or 32 bits that they are here; structs and arrays are
+// Records.
+func ElementOf[T any]() (ElementType, int) {
+	t := reflect.TypeFor[T]()
+	kind := t.Kind()
+	switch kind {
+	case reflect.Int:
+		kind = map[uintptr]reflect.Kind{4: reflect.Int32, 8: reflect.Int64}[t.Size()]
+	case reflect.Uint, reflect.Uintptr:
+		kind = map[uintptr]reflect.Kind{4: reflect.Uint32, 8: reflect.Uint64}[t.Size()]
+	}
+	for e, is := range elements {
+		if is.kind == kind && is.size != 0 {
+			return ElementType(e), int(t.Size())
+		}
+	}
+	return Record, int(t.Size())
+}
