@@ -1,0 +1,334 @@
+package handles
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/sock"
+)
+
+// Conn is a connection to another process, which carries messages with file
+// descriptors. One message is sent and one received at a time; all methods are
+// safe for use by any goroutine. The caller closes it.
+//
+// Every wait ends with its context. What the peer owes, a greeting or the rest
+// of a message, it owes within Options.Timeout; after that, and after anything
+// else that leaves the two sides at odds, the connection is closed, and every
+// later call answers the same error.
+type Conn struct {
+	sock   *sock.Conn
+	peer   Peer
+	known  bool
+	limits Options
+	closer core.Closer
+
+	sending, receiving slot
+	out                outbound // of whoever is sending
+	in                 inbound  // of whoever is receiving
+	// owes is how long the peer may still make a receiver wait for what it
+	// has begun.
+	owes    time.Duration
+	buf     []byte
+	greeted chan struct{}
+
+	mu     sync.Mutex
+	failed error
+	over   chan struct{} // closed when failed is set, and by Close
+}
+
+// newConn greets the peer, which never waits: the buffer of a new connection
+// is empty.
+func newConn(s *sock.Conn, o Options) *Conn {
+	c := &Conn{sock: s, limits: o, sending: newSlot(), receiving: newSlot(),
+		greeted: make(chan struct{}), over: make(chan struct{})}
+	c.in.maxFDs = o.MaxFDs
+	_, _ = rand.Read(c.in.own[:]) // never fails
+	c.owes = o.Timeout
+	h := header{kind: greetingKind, bytes: uint32(len(c.in.own)), allBytes: uint32(len(c.in.own))}
+	// A peer that is gone has perhaps said why: that is for the first Receive.
+	_ = s.Send(append(h.append(nil), c.in.own[:]...), nil)
+	c.out.sequence = 1
+	return c
+}
+
+// Peer is who is at the other end. known is false for a socketpair, whose
+// credentials prove nothing.
+func (c *Conn) Peer() (p Peer, known bool) { return c.peer, c.known }
+
+// fail closes the connection for good. The peer is told why where that is of
+// use to it.
+func (c *Conn) fail(err error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.failed != nil {
+		return c.failed
+	}
+	select {
+	case <-c.over: // Close was first
+		return err
+	default:
+	}
+	c.failed = err
+	if !errors.Is(err, ErrGone) && !errors.Is(err, ErrRefused) && c.sending.try() {
+		refuse(c.sock, c.out.peer, c.out.sequence, err.Error())
+		c.sending.give()
+	}
+	c.sock.Close()
+	close(c.over)
+	return err
+}
+
+// refusalWait is how long a peer that does not read may hold up its refusal.
+const refusalWait = 100 * time.Millisecond
+
+// refuse tells the peer why.
+func refuse(s *sock.Conn, to nonce, sequence uint64, reason string) {
+	reason = reason[:min(len(reason), refusalBytes)]
+	h := header{kind: refusalKind, to: to, sequence: sequence, bytes: uint32(len(reason)), allBytes: uint32(len(reason))}
+	_ = s.SetWriteDeadline(time.Now().Add(refusalWait))
+	_ = s.Send(append(h.append(nil), reason...), nil)
+}
+
+// ended is the answer of a call on a connection that is over.
+func (c *Conn) ended(op string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.failed != nil {
+		return c.failed
+	}
+	return closedError(op, "connection")
+}
+
+// sockError is what becomes of a connection whose socket failed a receiver.
+func (c *Conn) sockError(op string, err error) error {
+	switch {
+	case wasClosed(err):
+		return c.ended(op)
+	case errors.Is(err, io.EOF):
+		return c.fail(failure(op, ErrGone, "", "connect again when it is back"))
+	}
+	return c.fail(systemError(op, "", err))
+}
+
+// greet waits for the peer's greeting.
+func (c *Conn) greet(ctx context.Context, op string) error {
+	select {
+	case <-c.greeted:
+		return nil
+	default:
+	}
+	select {
+	case c.receiving <- struct{}{}:
+		defer c.receiving.give()
+	case <-c.greeted:
+		return nil
+	case <-ctx.Done():
+		return waitError(ctx, op, "no greeting of the peer yet", "try again")
+	case <-c.over:
+		return c.ended(op)
+	}
+	return c.greetLocked(ctx, op)
+}
+
+func (c *Conn) greetLocked(ctx context.Context, op string) error {
+	if c.in.greeted {
+		return nil
+	}
+	if _, err := c.packet(ctx, op, true); err != nil {
+		return err
+	}
+	c.out.peer = c.in.peer // senders read it after greeted
+	close(c.greeted)
+	return nil
+}
+
+// packet receives one packet, within a limit where the peer owes it. The caller
+// has the slot.
+func (c *Conn) packet(ctx context.Context, op string, owed bool) (*Message, error) {
+	if c.buf == nil {
+		// One byte more than a packet has, so that one too long shows.
+		c.buf = make([]byte, packetHeader+packetBody+1)
+	}
+	var n int
+	var numbers []int
+	var lost bool
+	var limit time.Time
+	began := time.Now()
+	if owed {
+		limit = began.Add(c.owes)
+	}
+	err := until(ctx, limit, c.sock.SetReadDeadline, func() (err error) {
+		n, numbers, lost, err = c.sock.Receive(c.buf)
+		return err
+	})
+	if owed {
+		c.owes -= time.Since(began)
+	}
+	var fds []*FD
+	for _, n := range numbers {
+		fds = append(fds, own(n))
+	}
+	if err != nil {
+		_ = closeAll(fds)
+		if !timedOut(err) {
+			return nil, c.sockError(op, err)
+		}
+		if ctx.Err() != nil {
+			return nil, waitError(ctx, op, "", "try again: nothing was lost")
+		}
+		return nil, c.fail(failure(op, ErrTimeout, fmt.Sprintf("the peer did not finish what it owes in %v", c.limits.Timeout),
+			"see what it waits for, or raise Options.Timeout").because(err))
+	}
+	m, err := c.in.take(c.buf[:n], fds, lost)
+	if err != nil {
+		return nil, c.fail(err)
+	}
+	return m, nil
+}
+
+// Receive waits for the next message. The file descriptors in it are the
+// caller's. After the end of the context nothing is lost: the next Receive goes
+// on where this one stopped.
+func (c *Conn) Receive(ctx context.Context) (Message, error) {
+	const op = opReceive
+	if !c.closer.Hold() {
+		return Message{}, closedError(op, "connection")
+	}
+	defer c.closer.Drop()
+	if !c.receiving.take(ctx, c.over) {
+		return Message{}, c.notTaken(ctx, op)
+	}
+	defer c.receiving.give()
+	if err := c.greetLocked(ctx, op); err != nil {
+		return Message{}, err
+	}
+	for {
+		if !c.in.begun {
+			c.owes = c.limits.Timeout
+		}
+		m, err := c.packet(ctx, op, c.in.begun)
+		if err != nil {
+			return Message{}, err
+		}
+		if m != nil {
+			return *m, nil
+		}
+	}
+}
+
+func (c *Conn) notTaken(ctx context.Context, op string) error {
+	select {
+	case <-c.over:
+		return c.ended(op)
+	default:
+		return waitError(ctx, op, "another goroutine was at it", "try again")
+	}
+}
+
+// Send sends a message and returns when the system has all of it, which does
+// not mean that the peer has read it. The body and the file descriptors stay
+// the caller's. After the end of the context the connection is closed where
+// part of the message is on its way.
+func (c *Conn) Send(ctx context.Context, m Message) error {
+	const op = "handles.Conn.Send"
+	switch {
+	case m.Kind < 1 || m.Kind > MaxKind:
+		return failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a message of kind %d", m.Kind), fmt.Sprintf("use 1 to %d", MaxKind))
+	case len(m.Body) > MaxBody:
+		return failure(op, ErrTooLarge, fmt.Sprintf("%d bytes, where %d is the most", len(m.Body), MaxBody), "send several messages")
+	case len(m.FDs) > MaxFDs:
+		return failure(op, ErrTooLarge, fmt.Sprintf("%d file descriptors, where %d is the most", len(m.FDs), MaxFDs), "send several messages")
+	}
+	if !c.closer.Hold() {
+		return closedError(op, "connection")
+	}
+	defer c.closer.Drop()
+	numbers := make([]int, len(m.FDs))
+	for i, f := range m.FDs {
+		if f == nil {
+			return failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("file descriptor %d of the message is nil", i), "pass open ones")
+		}
+		if !f.s.closer.Hold() {
+			return closedError(op, fmt.Sprintf("%d. file descriptor of the message", i+1))
+		}
+		defer f.s.closer.Drop()
+		numbers[i] = f.s.n
+	}
+	if err := c.greet(ctx, op); err != nil {
+		return err
+	}
+	if !c.sending.take(ctx, c.over) {
+		return c.notTaken(ctx, op)
+	}
+	begun, err := c.send(ctx, op, &m, numbers)
+	c.sending.give()
+	if err != nil && (begun || errors.Is(err, ErrGone)) {
+		return c.fail(err)
+	}
+	return err
+}
+
+// send cuts the message into packets. begun says that the peer has part of it
+// at least. The caller has the slot.
+func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int) (begun bool, err error) {
+	limit := time.Now().Add(c.limits.Timeout)
+	var p []byte
+	bytes, fds, batch := 0, 0, sock.MaxFDs
+	moment := time.Millisecond
+	for !begun || bytes < len(m.Body) || fds < len(numbers) {
+		var body, with int
+		p, body, with = c.out.packet(p, m, bytes, fds, batch)
+		err = until(ctx, limit, c.sock.SetWriteDeadline, func() error { return c.sock.Send(p, numbers[fds:fds+with]) })
+		if sock.TooManyInFlight(err) {
+			// Those that are on their way count for all processes of this user,
+			// until their receivers take them.
+			batch = max(1, with/2)
+			if pause(ctx, moment, limit) {
+				moment = min(2*moment, 50*time.Millisecond)
+				continue
+			}
+			err = os.ErrDeadlineExceeded
+		}
+		switch {
+		case err == nil:
+		case timedOut(err):
+			return begun, waitError(ctx, op, fmt.Sprintf("%d of %d bytes and %d of %d file descriptors were sent", bytes, len(m.Body), fds, len(numbers)),
+				"see what the peer waits for, or raise Options.Timeout")
+		case wasClosed(err):
+			return begun, c.ended(op)
+		case errors.Is(err, io.EOF):
+			return begun, failure(op, ErrGone, "", "Receive says why, where the peer did")
+		default:
+			return begun, systemError(op, fmt.Sprintf("a packet of %d bytes and %d file descriptors", len(p), with), err)
+		}
+		c.out.sequence++
+		bytes, fds, begun = bytes+body, fds+with, true
+	}
+	return begun, nil
+}
+
+// Close ends the connection and every call that waits on it. What was sent and
+// not yet received still arrives. The second Close does nothing.
+func (c *Conn) Close() error {
+	c.closer.Life.Close()
+	c.mu.Lock()
+	select {
+	case <-c.over:
+	default:
+		c.sock.Close()
+		close(c.over)
+	}
+	c.mu.Unlock()
+	return c.closer.Close(func() error {
+		c.in.discard()
+		return nil
+	})
+}

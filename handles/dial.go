@@ -1,0 +1,107 @@
+package handles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/sock"
+)
+
+// Dial connects to the socket of a [Listener] and waits until both sides have
+// greeted. The directory must let in nobody but its owner (mode 0700), who must
+// be the peer that Options.Allow lets in. Only the last folder of the path is
+// checked not to be a link. The caller closes the connection.
+func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
+	const op = "handles.Dial"
+	dir, name := filepath.Split(path)
+	if err := checkName(op, name); err != nil {
+		return nil, err
+	}
+	if dir == "" {
+		dir = "."
+	}
+	o = o.withDefaults()
+	d, err := openDir(op, filepath.Clean(dir), false)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	s, err := dial(ctx, op, d, path, name, o.Timeout)
+	if err != nil {
+		return nil, err
+	}
+	who, err := admit(s, o.Allow)
+	if err == nil && who.UID != d.Owner {
+		err = fmt.Errorf("%v, where the directory belongs to user %d", who, d.Owner)
+	}
+	if err != nil {
+		s.Close()
+		return nil, failure(op, ErrPeer, fmt.Sprintf("who serves %q", path), "let it in with Options.Allow if that is whom you mean").because(err)
+	}
+	c := newConn(s, o)
+	c.peer, c.known = who, true
+	if err := c.greet(ctx, op); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// dial tries again while the listener's queue is full, which Unix sockets say
+// at once.
+func dial(ctx context.Context, op string, d *sock.Dir, path, name string, timeout time.Duration) (*sock.Conn, error) {
+	asked := fmt.Sprintf("socket %q", path)
+	limit := time.Now().Add(timeout)
+	moment := time.Millisecond
+	for {
+		s, err := sock.Dial(ctx, d, name)
+		switch {
+		case err == nil:
+			return s, nil
+		case ctx.Err() != nil:
+			return nil, waitError(ctx, op, asked, "see whether the process that serves it accepts connections")
+		case sock.NobodyListens(err):
+			return nil, failure(op, ErrGone, "nobody serves "+asked, "start the process that serves it").because(err)
+		case !sock.Busy(err):
+			return nil, systemError(op, asked, err)
+		case !pause(ctx, moment, limit):
+			return nil, waitError(ctx, op, asked+" has a full queue", "see whether the process that serves it accepts connections")
+		}
+		moment = min(2*moment, 50*time.Millisecond)
+	}
+}
+
+// Pair makes a connection to a child that is not yet started. The file goes
+// into its exec.Cmd.ExtraFiles and is closed after Start, or the end of the
+// child would go unnoticed. The caller closes both.
+func Pair(o Options) (*Conn, *os.File, error) {
+	s, f, err := sock.Pair()
+	if err != nil {
+		return nil, nil, systemError("handles.Pair", "a socketpair", err)
+	}
+	return newConn(s, o.withDefaults()), f, nil
+}
+
+// Inherit makes a connection of the file that a parent made with [Pair]: the
+// first of exec.Cmd.ExtraFiles is os.NewFile(3, "parent"). It takes the file
+// over; after an error it is still the caller's.
+func Inherit(f *os.File, o Options) (*Conn, error) {
+	const op = "handles.Inherit"
+	if f == nil {
+		return nil, failure(op, cuda.ErrInvalidArgument, "a nil file", "pass the file that the parent made with Pair")
+	}
+	s, err := sock.FromFile(f)
+	if err != nil {
+		if errors.Is(err, sock.ErrNoSocket) {
+			return nil, failure(op, cuda.ErrInvalidArgument, f.Name(), "pass the file that the parent made with Pair").because(err)
+		}
+		return nil, systemError(op, f.Name(), err)
+	}
+	f.Close()
+	return newConn(s, o.withDefaults()), nil
+}

@@ -1,0 +1,255 @@
+package handles
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/sock"
+)
+
+// A message is one packet or more. Each begins with a header, little-endian:
+//
+//	magic                4  "cuvP"
+//	version              2
+//	kind                 2
+//	nonce               16  the receiver's
+//	sequence             8  packets of this direction before this one
+//	bytes that follow    4
+//	file descriptors     4  with this packet
+//	bytes in all         4  of the message
+//	descriptors in all   4  of the message
+//
+// The first packet of each direction is a greeting, which carries the sender's
+// nonce: 128 random bits, that all packets to it bear from then on. So a packet
+// of another connection, or a second copy of one, is never taken. A process
+// that ends a connection says why in a refusal, if it can.
+const (
+	packetMagic   = "cuvP"
+	packetVersion = 1
+	packetHeader  = 48
+	// packetBody is the most that follows a header. Packets must fit into the
+	// socket's buffer, whose usual size is 208 KiB.
+	packetBody = 32 << 10
+
+	greetingKind = 0
+	refusalKind  = 0xffff
+	// refusalBytes is the longest reason.
+	refusalBytes = 512
+)
+
+const (
+	// MaxKind is the largest kind of a message; the least is 1.
+	MaxKind = 0xff00
+	// MaxBody is the most bytes in a message.
+	MaxBody = 1 << 20
+	// MaxFDs is the most file descriptors in a message.
+	MaxFDs = 4096
+)
+
+// Message is what travels over a [Conn].
+type Message struct {
+	// Kind is the program's own, from 1 to MaxKind.
+	Kind uint16
+	Body []byte
+	// FDs belong to the receiver, who closes them, and stay the sender's.
+	FDs []*FD
+}
+
+// Close closes the message's file descriptors.
+func (m *Message) Close() error { return closeAll(m.FDs) }
+
+func closeAll(all []*FD) error {
+	var errs []error
+	for _, f := range all {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+type nonce [16]byte
+
+// header is a packet's front.
+type header struct {
+	kind     uint16
+	to       nonce
+	sequence uint64
+	bytes    uint32
+	fds      uint32
+	allBytes uint32
+	allFDs   uint32
+}
+
+func (h *header) append(b []byte) []byte {
+	le := binary.LittleEndian
+	b = append(b, packetMagic...)
+	b = le.AppendUint16(b, packetVersion)
+	b = le.AppendUint16(b, h.kind)
+	b = append(b, h.to[:]...)
+	b = le.AppendUint64(b, h.sequence)
+	b = le.AppendUint32(b, h.bytes)
+	b = le.AppendUint32(b, h.fds)
+	b = le.AppendUint32(b, h.allBytes)
+	return le.AppendUint32(b, h.allFDs)
+}
+
+const (
+	opReceive = "handles.Conn.Receive"
+	sameHint  = "use the same version of this library in both processes, and nothing else on this socket"
+)
+
+func violation(format string, args ...any) error {
+	return failure(opReceive, ErrProtocol, fmt.Sprintf(format, args...), sameHint)
+}
+
+// parseHeader reads the front of a packet. fds is how many descriptors came
+// with it.
+func parseHeader(p []byte, fds int) (h header, err error) {
+	if len(p) < packetHeader {
+		return h, violation("a packet of %d bytes, where the header alone has %d", len(p), packetHeader)
+	}
+	r := reader{p}
+	if magic := r.bytes(len(packetMagic)); string(magic) != packetMagic {
+		return h, violation("a packet that begins with %q instead of %q", magic, packetMagic)
+	}
+	if v := r.uint16(); v != packetVersion {
+		return h, violation("a packet of version %d, where this process knows %d", v, packetVersion)
+	}
+	h.kind = r.uint16()
+	copy(h.to[:], r.bytes(len(h.to)))
+	h.sequence = r.uint64()
+	h.bytes, h.fds, h.allBytes, h.allFDs = r.uint32(), r.uint32(), r.uint32(), r.uint32()
+	switch {
+	case uint64(h.bytes) != uint64(len(r.b)):
+		return h, violation("a packet that declares %d bytes and has %d", h.bytes, len(r.b))
+	case h.fds > sock.MaxFDs:
+		return h, violation("a packet that declares %d file descriptors, where %d is the most", h.fds, sock.MaxFDs)
+	case int(h.fds) > fds:
+		return h, errFDsLost(fmt.Sprintf("a packet declares %d file descriptors, of which %d came", h.fds, fds))
+	case int(h.fds) < fds:
+		return h, violation("a packet that declares %d file descriptors and has %d", h.fds, fds)
+	case h.bytes > h.allBytes || h.fds > h.allFDs:
+		return h, violation("a packet with more than its message: %d of %d bytes, %d of %d file descriptors", h.bytes, h.allBytes, h.fds, h.allFDs)
+	}
+	return h, nil
+}
+
+func errFDsLost(what string) error {
+	return failure(opReceive, ErrTruncated, what, "close files that are not needed, or raise this process's limit of open files (ulimit -n), and connect again")
+}
+
+// inbound puts packets together to messages. It trusts nothing in them. After
+// an error it takes no more.
+type inbound struct {
+	own nonce
+	// maxFDs is the most in a message.
+	maxFDs int
+
+	greeted  bool
+	peer     nonce
+	sequence uint64
+	// begun says that part of a message is here, with what its first packet
+	// declared.
+	begun bool
+	first header
+	part  Message
+}
+
+// take takes a packet and its descriptors, whatever it answers: a whole
+// message, nil where more is to come, or what is wrong, and then nothing of
+// what came is left open. lost says that the kernel had to drop some of it.
+func (in *inbound) take(p []byte, fds []*FD, lost bool) (*Message, error) {
+	m, err := in.parse(p, fds, lost)
+	if err != nil {
+		_ = closeAll(fds)
+		in.discard()
+	}
+	return m, err
+}
+
+// discard closes what came of a message that never ended.
+func (in *inbound) discard() {
+	_ = in.part.Close()
+	in.begun, in.part = false, Message{}
+}
+
+func (in *inbound) parse(p []byte, fds []*FD, lost bool) (*Message, error) {
+	if lost {
+		if len(p) > packetHeader+packetBody {
+			return nil, violation("a packet of more than %d bytes", packetHeader+packetBody)
+		}
+		return nil, errFDsLost("file descriptors of a packet were dropped")
+	}
+	h, err := parseHeader(p, len(fds))
+	if err != nil {
+		return nil, err
+	}
+	if h.sequence != in.sequence {
+		return nil, violation("packet %d, where %d is the next", h.sequence, in.sequence)
+	}
+	in.sequence++
+	body := p[packetHeader:]
+	if h.kind == refusalKind {
+		// The peer may have refused before it knew our nonce.
+		if h.to != in.own && h.to != (nonce{}) {
+			return nil, violation("a refusal of another connection")
+		}
+		return nil, failure(opReceive, ErrRefused, fmt.Sprintf("%q", body[:min(len(body), refusalBytes)]), "the reason is the peer's own words")
+	}
+	if !in.greeted {
+		if h.kind != greetingKind || h.to != (nonce{}) || len(body) != len(in.peer) || h.allBytes != h.bytes || h.allFDs != 0 {
+			return nil, violation("something other than a greeting (kind %d, %d bytes, %d file descriptors)", h.kind, h.allBytes, h.allFDs)
+		}
+		copy(in.peer[:], body)
+		in.greeted = true
+		return nil, nil
+	}
+	if h.to != in.own {
+		return nil, violation("a packet of another connection")
+	}
+	if !in.begun {
+		switch {
+		case h.kind < 1 || h.kind > MaxKind:
+			return nil, violation("a message of kind %d, where 1 to %d are", h.kind, MaxKind)
+		case h.allBytes > MaxBody:
+			return nil, failure(opReceive, ErrTooLarge, fmt.Sprintf("a message of %d bytes, where %d is the most", h.allBytes, MaxBody), "send less in a message")
+		case uint64(h.allFDs) > uint64(in.maxFDs):
+			return nil, failure(opReceive, ErrTooLarge, fmt.Sprintf("a message with %d file descriptors, where %d is the most", h.allFDs, in.maxFDs),
+				"send fewer in a message, or raise the receiver's Options.MaxFDs")
+		}
+		in.begun, in.first, in.part = true, h, Message{Kind: h.kind}
+	} else if f := in.first; h.kind != f.kind || h.allBytes != f.allBytes || h.allFDs != f.allFDs {
+		return nil, violation("the parts of a message differ: kinds %d and %d, %d and %d bytes, %d and %d file descriptors",
+			f.kind, h.kind, f.allBytes, h.allBytes, f.allFDs, h.allFDs)
+	}
+	haveBytes, haveFDs := len(in.part.Body)+len(body), len(in.part.FDs)+len(fds)
+	switch whole := haveBytes == int(h.allBytes) && haveFDs == int(h.allFDs); {
+	case haveBytes > int(h.allBytes) || haveFDs > int(h.allFDs):
+		return nil, violation("the parts of a message have %d of %d bytes, %d of %d file descriptors", haveBytes, h.allBytes, haveFDs, h.allFDs)
+	case !whole && len(body) == 0 && len(fds) == 0:
+		return nil, violation("an empty part of a message")
+	case whole:
+		m := in.part
+		m.Body, m.FDs = append(m.Body, body...), append(m.FDs, fds...)
+		in.begun, in.part = false, Message{}
+		return &m, nil
+	}
+	in.part.Body, in.part.FDs = append(in.part.Body, body...), append(in.part.FDs, fds...)
+	return nil, nil
+}
+
+// outbound cuts messages into packets.
+type outbound struct {
+	peer     nonce
+	sequence uint64
+}
+
+// packet is the next packet of a message of which some bytes and descriptors
+// have been sent, with at most batch descriptors. The sequence goes on when it
+// was sent.
+func (out *outbound) packet(b []byte, m *Message, bytes, fds, batch int) (packet []byte, body, with int) {
+	body, with = min(len(m.Body)-bytes, packetBody), min(len(m.FDs)-fds, batch)
+	h := header{kind: m.Kind, to: out.peer, sequence: out.sequence, bytes: uint32(body), fds: uint32(with),
+		allBytes: uint32(len(m.Body)), allFDs: uint32(len(m.FDs))}
+	return append(h.append(b[:0]), m.Body[bytes:bytes+body]...), body, with
+}

@@ -1,0 +1,226 @@
+package sock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Conn is one end of a connection that keeps the bounds of packets. Deadlines
+// and Close are those of package net.
+type Conn struct {
+	*net.UnixConn
+	raw syscall.RawConn
+}
+
+func wrap(u *net.UnixConn) (*Conn, error) {
+	raw, err := u.SyscallConn()
+	if err != nil {
+		u.Close()
+		return nil, err
+	}
+	return &Conn{u, raw}, nil
+}
+
+// Send sends one packet, which must not be empty, with at most MaxFDs
+// descriptors.
+func (c *Conn) Send(p []byte, fds []int) error {
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	var err error
+	waited := c.raw.Write(func(s uintptr) bool {
+		for {
+			if err = unix.Sendmsg(int(s), p, oob, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT); err != unix.EINTR {
+				return err != unix.EAGAIN
+			}
+		}
+	})
+	if waited != nil {
+		return waited
+	}
+	if err == unix.EPIPE || err == unix.ECONNRESET {
+		return io.EOF
+	}
+	return os.NewSyscallError("sendmsg", err)
+}
+
+// oobSize has room for all descriptors of a packet, and for what else the
+// kernel may add.
+var oobSize = unix.CmsgSpace(4*MaxFDs) + 512
+
+// Receive receives one packet into p. The descriptors, closed on exec, are the
+// caller's, also where an error comes with them. lost says that the packet or
+// its descriptors did not fit: into p, or into this process's limit of open
+// files. The error is io.EOF where the peer has closed or is gone.
+func (c *Conn) Receive(p []byte) (n int, fds []int, lost bool, err error) {
+	oob := make([]byte, oobSize)
+	var oobn, flags int
+	waited := c.raw.Read(func(s uintptr) bool {
+		reset := false
+		for {
+			n, oobn, flags, _, err = unix.Recvmsg(int(s), p, oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+			switch {
+			case err == unix.EINTR:
+			case err == unix.ECONNRESET && !reset:
+				// The peer closed with packets of ours unread, which is said
+				// first, and once. What it sent before is there still.
+				reset = true
+			case err == unix.EAGAIN && !reset:
+				return false
+			default:
+				return true
+			}
+		}
+	})
+	if waited != nil {
+		return 0, nil, false, waited
+	}
+	fds, bad := rights(oob[:max(oobn, 0)])
+	switch {
+	case err == unix.ECONNRESET || err == unix.EAGAIN:
+		return 0, fds, false, io.EOF
+	case err != nil:
+		return 0, fds, false, os.NewSyscallError("recvmsg", err)
+	case n == 0:
+		return 0, fds, false, io.EOF
+	}
+	return n, fds, bad || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0, nil
+}
+
+// rights are the descriptors among control messages, and whether one of them
+// cannot be read.
+func rights(oob []byte) (fds []int, bad bool) {
+	if len(oob) == 0 {
+		return nil, false
+	}
+	messages, err := unix.ParseSocketControlMessage(oob)
+	bad = err != nil
+	for _, m := range messages {
+		if m.Header.Level != unix.SOL_SOCKET || m.Header.Type != unix.SCM_RIGHTS {
+			continue
+		}
+		some, err := unix.ParseUnixRights(&m)
+		fds, bad = append(fds, some...), bad || err != nil
+	}
+	return fds, bad
+}
+
+// TooManyInFlight reports whether a Send failed since too many descriptors of
+// this user are on their way.
+func TooManyInFlight(err error) bool { return errors.Is(err, unix.ETOOMANYREFS) }
+
+// Busy reports whether a Dial failed since the queue of the listener is full.
+func Busy(err error) bool { return errors.Is(err, unix.EAGAIN) }
+
+// NobodyListens reports whether a Dial failed since the file is not, or no
+// longer, a socket that somebody listens on.
+func NobodyListens(err error) bool { return errors.Is(err, unix.ECONNREFUSED) }
+
+// Peer is who is at the other end of a connection that Dial or Accept made. A
+// socketpair's credentials are those of whoever made it, at both ends.
+func (c *Conn) Peer() (Credentials, error) {
+	var cred *unix.Ucred
+	var err error
+	if e := c.raw.Control(func(s uintptr) { cred, err = unix.GetsockoptUcred(int(s), unix.SOL_SOCKET, unix.SO_PEERCRED) }); e != nil {
+		return Credentials{}, e
+	}
+	if err != nil {
+		return Credentials{}, os.NewSyscallError("getsockopt SO_PEERCRED", err)
+	}
+	return Credentials{int(cred.Pid), cred.Uid, cred.Gid}, nil
+}
+
+// Pair is two ends: one for this process, the other for a child to inherit.
+func Pair() (*Conn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	near, far := os.NewFile(uintptr(fds[0]), "near end"), os.NewFile(uintptr(fds[1]), "far end")
+	c, err := FromFile(near)
+	near.Close()
+	if err != nil {
+		far.Close()
+		return nil, nil, err
+	}
+	return c, far, nil
+}
+
+// FromFile makes a connection of an inherited end. The file stays the
+// caller's.
+func FromFile(f *os.File) (*Conn, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	if e := raw.Control(func(s uintptr) { err = check(int(s)) }); e != nil {
+		return nil, e
+	}
+	if err != nil {
+		return nil, err
+	}
+	n, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return wrap(n.(*net.UnixConn))
+}
+
+func check(s int) error {
+	domain, err := unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrNoSocket, err)
+	}
+	kind, err := unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_TYPE)
+	if err != nil || domain != unix.AF_UNIX || kind != unix.SOCK_SEQPACKET {
+		return ErrNoSocket
+	}
+	if _, err := unix.Getpeername(s); err != nil {
+		return fmt.Errorf("%w: %w", ErrNoSocket, err)
+	}
+	// Whoever made the socket may have asked for more than packets; the second
+	// would open a descriptor for each. Kernels that lack one never send it.
+	_ = unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_PASSCRED, 0)
+	_ = unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_PASSPIDFD, 0)
+	return nil
+}
+
+// Listener listens on a socket in a directory. It removes nothing.
+type Listener struct{ *net.UnixListener }
+
+// Listen makes the socket, whose name must be free.
+func Listen(d *Dir, name string) (Listener, error) {
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: d.through(name), Net: "unixpacket"})
+	if err != nil {
+		return Listener{}, err
+	}
+	l.SetUnlinkOnClose(false)
+	return Listener{l}, nil
+}
+
+// Accept waits for a connection.
+func (l Listener) Accept() (*Conn, error) {
+	u, err := l.AcceptUnix()
+	if err != nil {
+		return nil, err
+	}
+	return wrap(u)
+}
+
+// Dial connects to a socket in a directory.
+func Dial(ctx context.Context, d *Dir, name string) (*Conn, error) {
+	var dialer net.Dialer
+	n, err := dialer.DialContext(ctx, "unixpacket", d.through(name))
+	if err != nil {
+		return nil, err
+	}
+	return wrap(n.(*net.UnixConn))
+}

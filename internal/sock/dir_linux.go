@@ -1,0 +1,87 @@
+package sock
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Dir is an open directory.
+type Dir struct {
+	f *os.File
+	// Owner and Mode (the permission bits) are as they were when it was opened.
+	Owner uint32
+	Mode  os.FileMode
+}
+
+// OpenDir opens a directory that is no symbolic link. With create it is made
+// first, for its owner alone, where nothing is there.
+func OpenDir(path string, create bool) (*Dir, error) {
+	if create {
+		if err := unix.Mkdir(path, 0o700); err != nil && err != unix.EEXIST {
+			return nil, &os.PathError{Op: "mkdir", Path: path, Err: err}
+		}
+	}
+	var n int
+	var err error
+	for {
+		n, err = unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != unix.EINTR {
+			break
+		}
+	}
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(n, &st); err != nil {
+		unix.Close(n)
+		return nil, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return &Dir{f: os.NewFile(uintptr(n), path), Owner: st.Uid, Mode: os.FileMode(st.Mode & 0o7777)}, nil
+}
+
+// NoDir reports whether OpenDir failed since the path is something else: a
+// file, or a symbolic link.
+func NoDir(err error) bool { return errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) }
+
+// through is the path of a name by way of the open directory.
+func (d *Dir) through(name string) string { return fmt.Sprintf("/proc/self/fd/%d/%s", d.f.Fd(), name) }
+
+// Lookup says what a name is; links are not followed.
+func (d *Dir) Lookup(name string) (Entry, error) {
+	var st unix.Stat_t
+	if err := unix.Fstatat(int(d.f.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return Entry{}, &os.PathError{Op: "stat", Path: name, Err: err}
+	}
+	return Entry{Device: uint64(st.Dev), Inode: st.Ino, Owner: st.Uid, Socket: st.Mode&unix.S_IFMT == unix.S_IFSOCK}, nil
+}
+
+// Remove removes a name that is not a directory.
+func (d *Dir) Remove(name string) error {
+	if err := unix.Unlinkat(int(d.f.Fd()), name, 0); err != nil {
+		return &os.PathError{Op: "unlink", Path: name, Err: err}
+	}
+	return nil
+}
+
+// TryLock takes the lock of the directory, which cooperating processes hold
+// while they make and remove names, unless somebody has it.
+func (d *Dir) TryLock() (bool, error) {
+	switch err := unix.Flock(int(d.f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err {
+	case nil:
+		return true, nil
+	case unix.EWOULDBLOCK, unix.EINTR:
+		return false, nil
+	default:
+		return false, &os.PathError{Op: "flock", Path: d.f.Name(), Err: err}
+	}
+}
+
+// Unlock gives the lock back.
+func (d *Dir) Unlock() { _ = unix.Flock(int(d.f.Fd()), unix.LOCK_UN) }
+
+// Close closes the directory.
+func (d *Dir) Close() error { return d.f.Close() }
