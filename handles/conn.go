@@ -81,7 +81,7 @@ func (c *Conn) fail(err error) error {
 		refuse(c.sock, c.out.peer, c.out.sequence, err.Error())
 		c.sending.give()
 	}
-	c.sock.Close()
+	_ = c.sock.Close()
 	close(c.over)
 	return err
 }
@@ -323,7 +323,7 @@ func (c *Conn) Close() error {
 	select {
 	case <-c.over:
 	default:
-		c.sock.Close()
+		_ = c.sock.Close()
 		close(c.over)
 	}
 	c.mu.Unlock()

@@ -1,6 +1,7 @@
 package handles_test
 
 import (
+	"errors"
 	"math"
 	"strings"
 	"testing"
@@ -82,7 +83,7 @@ func TestValidate(t *testing.T) {
 			require.ErrorIs(t, err, c.want)
 			require.ErrorContains(t, err, c.says)
 			require.ErrorContains(t, err, "; ", "it says what to do")
-			if c.want == handles.ErrDescriptor {
+			if errors.Is(c.want, handles.ErrDescriptor) {
 				require.ErrorIs(t, marshal, c.want, "what is not valid is not written")
 			}
 		})

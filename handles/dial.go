@@ -30,7 +30,7 @@ func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer d.Close()
+	defer func() { _ = d.Close() }()
 	s, err := dial(ctx, op, d, path, name, o.Timeout)
 	if err != nil {
 		return nil, err
@@ -40,7 +40,7 @@ func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 		err = fmt.Errorf("%v, where the directory belongs to user %d", who, d.Owner)
 	}
 	if err != nil {
-		s.Close()
+		_ = s.Close()
 		return nil, failure(op, ErrPeer, fmt.Sprintf("who serves %q", path), "let it in with Options.Allow if that is whom you mean").because(err)
 	}
 	c := newConn(s, o)

@@ -147,7 +147,7 @@ func (l *Listener) removeStale(op, name string) error {
 	defer cancel()
 	c, err := sock.Dial(ctx, l.dir, name)
 	if err == nil {
-		c.Close()
+		_ = c.Close()
 	}
 	if !sock.NobodyListens(err) {
 		return failure(op, cuda.ErrInUse, fmt.Sprintf("a process serves %q", l.path), "use another name, or end that process").because(err)
@@ -201,7 +201,7 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 		}
 		l.options.Log.Warn("cuvmm: a peer was refused", "socket", l.path, "peer", who.String(), "reason", err.Error())
 		refuse(s, nonce{}, 0, fmt.Sprintf("user %d is not allowed", who.UID))
-		s.Close()
+		_ = s.Close()
 	}
 }
 

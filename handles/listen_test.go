@@ -29,6 +29,9 @@ func init() {
 				return err
 			}
 		}
+		if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil { // nobody may trace it
+			return err
+		}
 		l, err := handles.Listen(c.Args[0], "s", handles.Options{})
 		if err != nil {
 			return err
@@ -54,6 +57,9 @@ func init() {
 	})
 	// call sends a descriptor to a server and checks that it comes back.
 	reexec.Register("call", func(c *reexec.Child) error {
+		if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil { // nobody may trace it
+			return err
+		}
 		conn, err := handles.Dial(context.Background(), c.Args[0], handles.Options{})
 		if err != nil {
 			return err
@@ -324,6 +330,7 @@ func TestALongPath(t *testing.T) {
 func othersFolder(t *testing.T) string {
 	t.Helper()
 	needRoot(t)
+	//nolint:usetesting // the folder above t.TempDir lets no other user in
 	dir, err := os.MkdirTemp("", "cuvmm")
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })

@@ -65,9 +65,9 @@ func TestMessagesAreCutAndPutTogether(t *testing.T) {
 			}
 			require.NotNil(t, got)
 			require.Equal(t, m.Kind, got.Kind)
-			require.Equal(t, len(m.Body), len(got.Body))
+			require.Len(t, got.Body, len(m.Body))
 			require.True(t, bytes.Equal(m.Body, got.Body))
-			require.Equal(t, len(m.FDs), len(got.FDs))
+			require.Len(t, got.FDs, len(m.FDs))
 			for i := range m.FDs {
 				require.Same(t, m.FDs[i], got.FDs[i], "in order")
 			}

@@ -22,7 +22,7 @@ type Conn struct {
 func wrap(u *net.UnixConn) (*Conn, error) {
 	raw, err := u.SyscallConn()
 	if err != nil {
-		u.Close()
+		_ = u.Close()
 		return nil, err
 	}
 	return &Conn{u, raw}, nil
