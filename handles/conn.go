@@ -44,8 +44,8 @@ type Conn struct {
 	over   chan struct{} // closed when failed is set, and by Close
 }
 
-// newConn greets the peer, which never waits: the buffer of a new connection
-// is empty.
+// newConn greets the peer. That does not wait, since the buffer of a new
+// connection is empty, unless somebody filled that of an inherited one.
 func newConn(s *sock.Conn, o Options) *Conn {
 	c := &Conn{sock: s, limits: o, sending: newSlot(), receiving: newSlot(),
 		greeted: make(chan struct{}), over: make(chan struct{})}
@@ -53,6 +53,7 @@ func newConn(s *sock.Conn, o Options) *Conn {
 	_, _ = rand.Read(c.in.own[:]) // never fails
 	c.owes = o.Timeout
 	h := header{kind: greetingKind, bytes: uint32(len(c.in.own)), allBytes: uint32(len(c.in.own))}
+	_ = s.SetWriteDeadline(time.Now().Add(o.Timeout))
 	// A peer that is gone has perhaps said why: that is for the first Receive.
 	_ = s.Send(append(h.append(nil), c.in.own[:]...), nil)
 	c.out.sequence = 1
