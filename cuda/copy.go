@@ -160,19 +160,13 @@ func (d *Device) Transfer() (*Stream, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.transfer != nil {
-		defer func() { _ = s.Close() }()
+		defer func() { _ = s.close("cuda.Device.Transfer") }()
 		return d.transfer, nil
 	}
+	s.own = true
 	d.transfer = s
+	d.sys.mu.Lock()
+	d.sys.transfers = append(d.sys.transfers, s)
+	d.sys.mu.Unlock()
 	return s, nil
-}
-
-func (d *Device) closeTransfer() {
-	d.mu.Lock()
-	s := d.transfer
-	d.transfer = nil
-	d.mu.Unlock()
-	if s != nil {
-		_ = s.Close() // on the way out; the context goes next
-	}
 }

@@ -84,17 +84,10 @@ func (e *Event) Record(s *Stream) error {
 	return nil
 }
 
-// lastRecord is what the last Record was.
-func (e *Event) lastRecord() record {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.last
-}
-
 // notCaptured refuses to look at an event that stands for a place in a graph:
-// the driver would end the capture.
+// the driver would end the capture. The caller holds mu until it has looked.
 func (e *Event) notCaptured(op string) error {
-	if !e.lastRecord().captured {
+	if !e.last.captured {
 		return nil
 	}
 	return core.Error(core.Failure{Op: op, Kind: core.Capturing, Asked: "the event was last recorded into a capture",
@@ -110,6 +103,14 @@ func (e *Event) Done() (bool, error) {
 		return false, err
 	}
 	defer e.closer.Drop()
+	return e.query(op)
+}
+
+// query asks the driver, while nobody records the event into a capture.
+func (e *Event) query(op string) (bool, error) {
+	sys := e.ctx.System()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	if err := e.notCaptured(op); err != nil {
 		return false, err
 	}
@@ -124,22 +125,27 @@ func (e *Event) Done() (bool, error) {
 }
 
 // Synchronize waits until the work before the last Record is done. Of an event
-// that was last recorded into a capture it is ErrCapturing.
+// that was last recorded into a capture it is ErrCapturing. It polls, since a
+// wait inside the driver could not mind a Record that comes meanwhile.
 func (e *Event) Synchronize() error {
 	const op = "cuda.Event.Synchronize"
-	sys := e.ctx.System()
-	if err := e.use(op, sys); err != nil {
+	if err := e.use(op, e.ctx.System()); err != nil {
 		return err
 	}
 	defer e.closer.Drop()
-	if err := e.notCaptured(op); err != nil {
-		return err
+	pause := time.Microsecond
+	for {
+		done, err := e.query(op)
+		if done || err != nil {
+			return err
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, longestPoll)
 	}
-	if r := sys.Drv.EventSynchronize(e.ctx.Handle, e.handle); r != driver.Success {
-		return sys.Fail(op, driver.CallEventSynchronize, r, "")
-	}
-	return nil
 }
+
+// longestPoll bounds how late a wait by polling notices the end.
+const longestPoll = 100 * time.Microsecond
 
 // Since is the GPU's time between two events with Timing that have both
 // passed. Its resolution is about half a microsecond.
@@ -154,7 +160,16 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 		return 0, err
 	}
 	defer start.closer.Drop()
-	for _, ev := range []*Event{start, e} {
+	first, second := start, e
+	if first.handle > second.handle {
+		first, second = second, first
+	}
+	for i, ev := range []*Event{first, second} {
+		if i == 1 && first == second {
+			break
+		}
+		ev.mu.Lock()
+		defer ev.mu.Unlock()
 		if err := ev.notCaptured(op); err != nil {
 			return 0, err
 		}

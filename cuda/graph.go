@@ -97,8 +97,8 @@ func (g *Graph) Launch(s *Stream) error {
 
 // OnClose has f called once, when the graph was closed, its last launch has
 // passed and the driver has destroyed it: to give back what the graph uses. f
-// runs on the goroutine that closes, or on one of the System's, so it must be
-// quick, and call neither Close of the graph nor Drain. On a closed graph it is
+// runs on the goroutine that calls Close, or after CloseAfter on one of its own,
+// which Drain waits for: it must not call Drain. On a closed graph it is
 // ErrClosed and f is not kept.
 func (g *Graph) OnClose(f func()) error {
 	const op = "cuda.Graph.OnClose"
@@ -120,12 +120,17 @@ func (g *Graph) OnClose(f func()) error {
 // again. It harms no capture that runs.
 func (g *Graph) Close() error {
 	const op = "cuda.Graph.Close"
-	return g.g.closer.Close(func() error {
-		if err := g.g.wait(op); err != nil {
-			return err
+	var hooks []func()
+	err := g.g.closer.Close(func() (err error) {
+		if err = g.g.wait(op); err == nil {
+			hooks, err = g.teardown(op)
 		}
-		return g.teardown(op)
+		return err
 	})
+	for _, f := range hooks {
+		f()
+	}
+	return err
 }
 
 // CloseAfter takes the graph out of use at once and does what Close does when
@@ -146,8 +151,21 @@ func (g *Graph) CloseAfter(streams ...*Stream) error {
 			f.Add(in.last.mark)
 			in.last.marked = false
 		}
+		if in.last.unmarked { // a launch that could not be marked
+			f.MindAll()
+		}
 		return f, nil
-	}, func() error { return g.teardown(op) })
+	}, func() error {
+		hooks, err := g.teardown(op)
+		if len(hooks) > 0 {
+			in.sys.core.Go(func() {
+				for _, f := range hooks {
+					f()
+				}
+			})
+		}
+		return err
+	})
 }
 
 // wait waits for the last launch.
@@ -170,18 +188,14 @@ func (g *graph) wait(op string) error {
 	return nil
 }
 
-// teardown destroys the graph, which does not run any more. It remembers where
-// it is.
-func (g *Graph) teardown(op string) error {
+// teardown destroys the graph, which does not run any more, and answers what is
+// to be called then. It remembers where it is.
+func (g *Graph) teardown(op string) ([]func(), error) {
 	hooks, err := g.g.destroy(op)
-	if err != nil {
-		return err
+	if err == nil {
+		g.cleanup.Stop()
 	}
-	g.cleanup.Stop()
-	for _, f := range hooks {
-		f()
-	}
-	return nil
+	return hooks, err
 }
 
 func (g *graph) destroy(op string) (hooks []func(), err error) {

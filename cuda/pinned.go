@@ -65,6 +65,11 @@ func (p *pinnedPool) get(op string, c *core.Context, n int) (pinnedBlock, error)
 func (p *pinnedPool) put(b pinnedBlock) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if b.ctx.System().DeviceLost() != driver.Success {
+		// Nothing was waited for; another device may still copy from or to it.
+		p.kept = append(p.kept, b)
+		return
+	}
 	if p.free == nil {
 		p.free = map[int][]pinnedBlock{}
 	}

@@ -17,6 +17,8 @@ type Stream struct {
 	in      *core.Stream
 	dev     *Device
 	ring    *ring
+	release func() // takes back that a borrowed stream's context is known
+	own     bool   // the device's, for copies that name none
 	cleanup runtime.Cleanup
 }
 
@@ -83,6 +85,9 @@ func (d *Device) BorrowStream(handle uintptr) (*Stream, error) {
 				"borrow the stream from the device that it belongs to")
 		}
 		c = d.sys.core.AddContext(h, d.dev, false)
+		st := d.stream(c.AddStream(s, true, true), true)
+		st.release = c.Release
+		return st, nil
 	}
 	return d.stream(c.AddStream(s, true, true), true), nil
 }
@@ -159,7 +164,11 @@ func (s *Stream) Wait(e *Event) error {
 		return err
 	}
 	defer e.closer.Drop()
-	last := e.lastRecord()
+	// Held until the wait is made: a Record in between could make it join a
+	// capture, or end one.
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	last := e.last
 	if !last.done {
 		return nil // no work, so nothing to wait for
 	}
@@ -175,6 +184,14 @@ func (s *Stream) Wait(e *Event) error {
 // open.
 func (s *Stream) Close() error {
 	const op = "cuda.Stream.Close"
+	if s.own {
+		return core.Error(core.Failure{Op: op, Kind: core.InUse, Asked: "the device's own transfer stream",
+			Hint: "it goes when the System closes"})
+	}
+	return s.close(op)
+}
+
+func (s *Stream) close(op string) error {
 	sys := s.sys()
 	if sys.DeviceLost() == driver.Success && s.in.Hold() {
 		err := s.notCapturing(op)
@@ -200,6 +217,9 @@ func (s *Stream) Close() error {
 			}
 		}
 		s.in.Forget()
+		if s.release != nil {
+			s.release()
+		}
 		s.cleanup.Stop()
 		return nil
 	})

@@ -23,10 +23,12 @@ type systemHolder = core.SystemHolder
 // Systems do not mix: they answer ErrForeign.
 type System struct {
 	systemHolder
-	core    *core.System
-	info    DriverInfo
-	devices []*Device
-	pinned  pinnedPool
+	core      *core.System
+	info      DriverInfo
+	devices   []*Device
+	mu        sync.Mutex
+	transfers []*Stream // the devices' own streams
+	pinned    pinnedPool
 	// captures are those that WithCapture began.
 	captures captures
 }
@@ -264,11 +266,15 @@ func (s *System) Close() error {
 		process.users--
 		return nil
 	}
-	for _, d := range s.devices {
-		d.closeTransfer()
-	}
-	if err := s.core.CheckIdle(); err != nil {
+	if err := s.core.BeginClose(); err != nil {
 		return err
+	}
+	s.mu.Lock()
+	transfers := s.transfers
+	s.transfers = nil
+	s.mu.Unlock()
+	for _, t := range transfers {
+		_ = t.close("cuda.System.Close") // on the way out; the context goes next
 	}
 	if r := s.pinned.close(s.core); r != driver.Success {
 		return s.core.Fail("cuda.System.Close", driver.CallMemFreeHost, r, "idle pinned host memory")

@@ -39,7 +39,20 @@ func ArrayOf[T any](b *Buffer) (*Array[T], error) {
 	if err := checkElement[T](op); err != nil {
 		return nil, err
 	}
+	if err := checkWhole[T](op, b.b); err != nil {
+		return nil, err
+	}
 	return &Array[T]{b}, nil
+}
+
+// checkWhole refuses bytes in use that are no whole number of elements: what
+// came behind them would lie between two elements.
+func checkWhole[T any](op string, b *buffer) error {
+	if used, size := b.used.Load(), uint64(sizeOf[T]()); used%size != 0 {
+		return core.Invalid(op, fmt.Sprintf("%d bytes in use for elements of %d", used, size),
+			"resize the buffer to a multiple first")
+	}
+	return nil
 }
 
 func checkElement[T any](op string) error {
@@ -87,7 +100,11 @@ func (a *Array[T]) Cap() int { return int(a.buf.b.res.size / uint64(sizeOf[T]())
 
 // Append copies src behind the last element, as Buffer.Append does.
 func (a *Array[T]) Append(s *cuda.Stream, src []T) error {
-	return a.buf.b.append("vmm.Array.Append", s, len(src)*int(sizeOf[T]()), func(s *cuda.Stream, at cuda.Ptr) error {
+	const op = "vmm.Array.Append"
+	if err := checkWhole[T](op, a.buf.b); err != nil {
+		return err
+	}
+	return a.buf.b.append(op, s, len(src)*int(sizeOf[T]()), func(s *cuda.Stream, at cuda.Ptr) error {
 		return s.Upload(at, asBytes(src))
 	})
 }
@@ -95,8 +112,12 @@ func (a *Array[T]) Append(s *cuda.Stream, src []T) error {
 // AppendHost copies pinned host memory, a whole number of elements, behind the
 // last one, as Buffer.AppendHost does.
 func (a *Array[T]) AppendHost(s *cuda.Stream, src cuda.HostSlice) error {
+	const op = "vmm.Array.AppendHost"
+	if err := checkWhole[T](op, a.buf.b); err != nil {
+		return err
+	}
 	if size := int(sizeOf[T]()); src.Len()%size != 0 {
-		return core.Invalid("vmm.Array.AppendHost", fmt.Sprintf("%d bytes for elements of %d", src.Len(), size),
+		return core.Invalid(op, fmt.Sprintf("%d bytes for elements of %d", src.Len(), size),
 			"append a whole number of elements")
 	}
 	return a.buf.AppendHost(s, src)
@@ -105,13 +126,20 @@ func (a *Array[T]) AppendHost(s *cuda.Stream, src cuda.HostSlice) error {
 // AppendSlice copies elements in device memory behind the last one, as
 // Buffer.AppendSlice does.
 func (a *Array[T]) AppendSlice(s *cuda.Stream, src Slice[T]) error {
-	return appendSlice("vmm.Array.AppendSlice", a.buf.b, s, src)
+	const op = "vmm.Array.AppendSlice"
+	if err := checkWhole[T](op, a.buf.b); err != nil {
+		return err
+	}
+	return appendSlice(op, a.buf.b, s, src)
 }
 
 // Grow makes the array n elements longer. What is in them is undefined.
 func (a *Array[T]) Grow(n int) error {
 	const op = "vmm.Array.Grow"
 	bytes, err := elementBytes[T](op, n)
+	if err == nil {
+		err = checkWhole[T](op, a.buf.b)
+	}
 	if err != nil {
 		return err
 	}

@@ -45,6 +45,7 @@ type BufferOptions struct {
 type buffer struct {
 	core.Object
 	closer core.Closer
+	later  later
 	dev    *cuda.Device
 	res    *reservation
 	prop   driver.AllocationProp
@@ -201,15 +202,9 @@ func (b *buffer) enter(op string) error {
 	return nil
 }
 
-func (b *buffer) leave() { b.leaveHeld(false) }
-
-// leaveHeld ends a change, and leaves the buffer held where the reclaimer is to
-// drop it.
-func (b *buffer) leaveHeld(held bool) {
+func (b *buffer) leave() {
 	b.changes.Unlock()
-	if !held {
-		b.closer.Drop()
-	}
+	b.closer.Drop()
 }
 
 // Grow makes the buffer n bytes longer. What is in them is undefined.
@@ -251,6 +246,7 @@ func (b *buffer) longer(op string, n int) (uint64, error) {
 func (b *Buffer) Close() error {
 	const op = "vmm.Buffer.Close"
 	return b.b.closer.Close(func() error {
+		b.b.later.wait(b.b.res.System())
 		if err := b.b.wait(op); err != nil {
 			return err
 		}
@@ -267,7 +263,12 @@ func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
 	sys := b.b.res.System()
 	return b.b.closer.CloseAfter(sys,
 		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
-		func() error { return b.teardown(op) })
+		func() error {
+			if b.b.later.Load() > 0 {
+				return core.ErrAgain
+			}
+			return b.teardown(op)
+		})
 }
 
 func (b *Buffer) teardown(op string) error {

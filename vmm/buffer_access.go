@@ -44,7 +44,8 @@ func (b *Buffer) SetAccess(access ...Access) error {
 
 // RevokeAfter takes all access from a place: for the library's own operations
 // at once, and in the driver when the work that is on the streams now is done.
-// It never blocks. Granting the place access again before that undoes it.
+// It does not wait for the GPU, only for copies and changes of this buffer that
+// other goroutines have under way. Granting the place access again before that undoes it.
 // Without a stream it is ErrInvalidArgument; with one that captures a graph it
 // is ErrCapturing and nothing has changed.
 func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
@@ -53,8 +54,7 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 	if err := in.enter(op); err != nil {
 		return err
 	}
-	held := false
-	defer func() { in.leaveHeld(held) }()
+	defer in.leave()
 	changes, err := checkAccess(op, in.dev.System(), in.prop.Location, []Access{{l, NoAccess}})
 	if err != nil {
 		return err
@@ -72,7 +72,7 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		in.mu.Unlock()
 		return err
 	}
-	held = true
+	in.later.Add(1)
 	life := new(core.Life)
 	life.Close()
 	sys.Reclaim(f, life, func() error { return in.revoked(op, changes[0].Location) })
@@ -88,7 +88,7 @@ func (b *buffer) revoked(op string, l driver.Location) error {
 	if b.pinned {
 		return core.ErrAgain
 	}
-	defer b.closer.Drop()
+	defer b.later.Add(-1)
 	end := b.mapped()
 	if end == 0 {
 		return nil

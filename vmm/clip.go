@@ -32,8 +32,10 @@ func (b *Buffer) Clip() error {
 	return in.res.finish(op)
 }
 
-// ClipAfter is Clip without waiting: the memory goes out of use at once and is
-// given back when the work that is on the streams now is done. Growing again
+// ClipAfter is Clip without waiting for the GPU (only for copies and changes of
+// this buffer that other goroutines have under way): the memory goes out of use
+// at once and is given back when the work that is on the streams now is done.
+// Growing again
 // before that takes the same memory back, after waiting for those streams.
 // Without a stream it is ErrInvalidArgument; with one that captures a graph it
 // is ErrCapturing and nothing has changed.
@@ -43,8 +45,7 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 	if err := in.enter(op); err != nil {
 		return err
 	}
-	held := false
-	defer func() { in.leaveHeld(held) }()
+	defer in.leave()
 	keep := in.full()
 	sys := in.res.System()
 	f, err := core.FenceOf(sys, op, streams)
@@ -63,8 +64,7 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 	}
 	in.moveToTail(keep)
 	in.mu.Unlock()
-	// The clip holds the buffer: it is not torn down before the GPU has passed.
-	held = true
+	in.later.Add(1) // the buffer is not torn down before the GPU has passed
 	sys.Reclaim(f, &c.life, func() error { return in.clipped(op, c) })
 	return nil
 }
@@ -108,7 +108,7 @@ func (b *buffer) clipped(op string, c *clip) error {
 	if b.pinned {
 		return core.ErrAgain
 	}
-	defer b.closer.Drop()
+	defer b.later.Add(-1)
 	return b.trim(op)
 }
 

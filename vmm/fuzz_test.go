@@ -172,6 +172,11 @@ func FuzzBuffer(f *testing.F) {
 		}
 		was = b.Stats()
 		sized(typed(t, b.AppendPtr(nil, b.Ptr(), -max(grow, 0))), was.Used, was)
+		if b.Len()%24 != 0 {
+			_, err := vmm.ArrayOf[[3]uint64](b)
+			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+			require.NoError(t, b.Resize(nil, b.Len()/24*24))
+		}
 		words, err := vmm.ArrayOf[[3]uint64](b)
 		require.NoError(t, err)
 		was = b.Stats()

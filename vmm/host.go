@@ -36,7 +36,8 @@ func (m *Mapping) Host(f func(data []byte) error) error {
 
 // Host gives f the slice's elements as a Go slice, for a buffer whose memory
 // lies on the host: the rules are those of Mapping.Host. The buffer takes
-// nothing away while f runs.
+// nothing away while f runs, and does not grow: f must not use the buffer, nor
+// slices of it, or it waits for itself.
 func (s Slice[T]) Host(f func(data []T) error) error {
 	const op = "vmm.Slice.Host"
 	if s.buf == nil {

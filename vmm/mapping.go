@@ -14,6 +14,7 @@ import (
 type Mapping struct {
 	m       *mapping
 	closer  core.Closer
+	later   later
 	cleanup runtime.Cleanup
 }
 
@@ -25,8 +26,10 @@ type mapping struct {
 	phys   *phys.Handle
 	off    uint64
 	access accessList
-	grants int   // how often access was changed
-	clip   *clip // the last ClipAfter that took it, where it is a buffer's chunk
+	// revoking are the places whose access RevokeAfter is to take, unless it
+	// is changed before.
+	revoking map[driver.Location]*core.Life
+	clip     *clip // the last ClipAfter that took it, where it is a buffer's chunk
 	// unsure are places whose access is not known, since changing it failed and
 	// could not be undone. access is then the most that they may have, which is
 	// what must be waited for.
@@ -93,16 +96,21 @@ func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		m.closer.Drop()
 		return err
 	}
-	in.res.mu.Lock()
-	grants := in.grants
-	in.res.mu.Unlock()
-	life := new(core.Life)
+	place, life := changes[0].Location, new(core.Life)
 	life.Close()
+	in.res.mu.Lock()
+	if in.revoking == nil {
+		in.revoking = map[driver.Location]*core.Life{}
+	}
+	in.revoking[place] = life
+	in.res.mu.Unlock()
+	m.later.Add(1)
+	m.closer.Drop()
 	in.res.System().Reclaim(f, life, func() error {
+		defer m.later.Add(-1)
 		in.res.mu.Lock()
-		undone := in.grants != grants
+		undone := in.revoking[place] != life
 		in.res.mu.Unlock()
-		defer m.closer.Drop()
 		if undone {
 			return nil
 		}
@@ -116,6 +124,7 @@ func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 func (m *Mapping) Close() error {
 	const op = "vmm.Mapping.Close"
 	return m.closer.Close(func() error {
+		m.later.wait(m.m.res.System())
 		if err := m.m.wait(op); err != nil {
 			return err
 		}
@@ -132,7 +141,12 @@ func (m *Mapping) CloseAfter(streams ...*cuda.Stream) error {
 	sys := m.m.res.System()
 	return m.closer.CloseAfter(sys,
 		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
-		func() error { return m.unmap(op) })
+		func() error {
+			if m.later.Load() > 0 {
+				return core.ErrAgain
+			}
+			return m.unmap(op)
+		})
 }
 
 func (m *Mapping) unmap(op string) error {

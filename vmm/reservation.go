@@ -478,7 +478,9 @@ func (r *reservation) applyAccess(op string, off, size uint64, changes accessLis
 			before, after = m.access, m.access.with(changes)
 		}
 		m.access = after
-		m.grants++
+		for _, c := range changes {
+			delete(m.revoking, c.Location)
+		}
 		if len(m.unsure) > 0 {
 			m.unsure = m.unsure.except(changes, 0)
 		}

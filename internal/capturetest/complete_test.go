@@ -16,9 +16,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// drivers are packages below the operations: what they offer stands for the
-// driver itself or for the machine.
-var drivers = []string{"csrc", "cuda/sim"}
+// apart are packages whose functions are no operations on the driver: csrc and
+// cuda/sim lie below them, and handles moves bytes and descriptors between
+// processes and makes no driver call.
+var apart = []string{"csrc", "cuda/sim", "handles"}
 
 // Every operation has a case, and every case an operation. A folder of test
 // binaries without the sources cannot tell.
@@ -67,7 +68,7 @@ func operations(root fs.FS) (map[string][]string, error) {
 			strings.HasPrefix(base, ".") || strings.HasPrefix(base, "_") {
 			return fs.SkipDir
 		}
-		if !slices.Contains(drivers, name) {
+		if !slices.Contains(apart, name) {
 			names, err := exported(root, name)
 			if err != nil {
 				return err

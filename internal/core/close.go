@@ -14,9 +14,19 @@ const shownLive = 5
 // Closed reports whether the System was closed: its contexts are gone.
 func (s *System) Closed() bool { return s.closed.Load() }
 
-// CheckIdle answers ErrInUse and names the live objects where there are any.
-func (s *System) CheckIdle() error {
-	s.PollReclaim()
+// BeginClose lets nothing new be made. Where anything is live, or pending, it
+// changes nothing and answers ErrInUse with what there is.
+func (s *System) BeginClose() error {
+	s.closed.Store(true)
+	s.settle()
+	err := s.checkIdle()
+	if err != nil {
+		s.closed.Store(false)
+	}
+	return err
+}
+
+func (s *System) checkIdle() error {
 	if live, n := s.liveBriefly(shownLive); n > 0 {
 		asked := fmt.Sprintf("live objects: %s", strings.Join(live, ", "))
 		if n > len(live) {
@@ -28,13 +38,16 @@ func (s *System) CheckIdle() error {
 		return Error(Failure{Op: "cuda.System.Close", Kind: InUse, Asked: asked,
 			Hint: "close them first, and call Drain for those that were closed with CloseAfter"})
 	}
+	if n := s.PendingReclaims(); n > 0 {
+		return Error(Failure{Op: "cuda.System.Close", Kind: InUse, Asked: fmt.Sprintf("%d closed objects wait for the GPU", n),
+			Hint: "call Drain first"})
+	}
 	return nil
 }
 
 // Close ends the System, which must be idle: contexts are released and the
 // driver is given back.
 func (s *System) Close() error {
-	s.closed.Store(true)
 	s.mu.Lock()
 	contexts := s.contexts
 	s.contexts = nil

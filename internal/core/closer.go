@@ -17,12 +17,12 @@ type Closer struct {
 // and tears it down. After an error the object stays out of use and Close may
 // be called again: the teardown remembers where it is.
 func (c *Closer) Close(teardown func() error) error {
+	c.Life.Close() // before the lock: CloseAfter sees whether a Close runs
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.gone {
 		return nil
 	}
-	c.Life.Close()
 	c.Wait()
 	if err := teardown(); err != nil {
 		return err
@@ -38,7 +38,10 @@ func (c *Closer) Close(teardown func() error) error {
 // teardown go on; where the teardown fails, Close may take it up again.
 func (c *Closer) CloseAfter(s *System, fence func() (*Fence, error), teardown func() error) error {
 	if !c.mu.TryLock() {
-		return nil
+		if c.Closed() {
+			return nil
+		}
+		c.mu.Lock() // another CloseAfter has it, which waits for nothing
 	}
 	defer c.mu.Unlock()
 	if c.gone {

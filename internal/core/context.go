@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
@@ -23,6 +24,9 @@ type Context struct {
 	Handle  driver.Context
 	Device  driver.Device
 	primary bool
+	// users is how often the context was made known, guarded by System.mu. One
+	// that nobody uses any more is forgotten, unless it is a primary one.
+	users int
 	// Granule is what address ranges on the device are multiples of, once
 	// somebody has asked.
 	Granule atomic.Uint64
@@ -43,10 +47,12 @@ func (s *System) AddContext(h driver.Context, d driver.Device, primary bool) *Co
 	defer s.mu.Unlock()
 	for _, c := range s.contexts {
 		if c.Handle == h {
+			c.users++
+			c.primary = c.primary || primary
 			return c
 		}
 	}
-	c := &Context{sys: s, Handle: h, Device: d, primary: primary, streams: map[*Stream]struct{}{}}
+	c := &Context{sys: s, Handle: h, Device: d, primary: primary, users: 1, streams: map[*Stream]struct{}{}}
 	s.contexts = append(s.contexts, c)
 	if !s.Config.NamedStreamsOnly {
 		// Taken now, since later there may be no memory left. Where there is
@@ -65,15 +71,7 @@ func (s *System) WaitDevices(op string, devices []driver.Device) error {
 	if len(devices) == 0 {
 		return nil
 	}
-	// Contexts are only ever added, until the System closes.
-	for i := 0; ; i++ {
-		s.mu.Lock()
-		if i >= len(s.contexts) {
-			s.mu.Unlock()
-			return nil
-		}
-		c := s.contexts[i]
-		s.mu.Unlock()
+	for _, c := range s.knownContexts() {
 		if !slices.Contains(devices, c.Device) {
 			continue
 		}
@@ -81,6 +79,34 @@ func (s *System) WaitDevices(op string, devices []driver.Device) error {
 			return err
 		}
 	}
+	return nil
+}
+
+func (s *System) knownContexts() []*Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.contexts)
+}
+
+// Release takes back what AddContext made known. The last one forgets the
+// context, which its owner may destroy from then on; a primary one stays until
+// the System closes.
+func (c *Context) Release() {
+	s := c.sys
+	s.mu.Lock()
+	c.users--
+	forget := c.users == 0 && !c.primary
+	if forget {
+		s.contexts = slices.DeleteFunc(s.contexts, func(o *Context) bool { return o == c })
+	}
+	s.mu.Unlock()
+	if !forget {
+		return
+	}
+	s.settle() // fences that have passed give their events back
+	c.blockMu.Lock()
+	defer c.blockMu.Unlock()
+	c.close()
 }
 
 // waitWork waits for the known streams by their events, and then, for work on
@@ -113,6 +139,17 @@ func (c *Context) waitWork(op string) error {
 		b, r := s.Drv.MemAlloc(c.Handle, sentinelBytes)
 		if s.Note(r).Lost() {
 			return nil
+		}
+		if r == driver.OutOfMemory {
+			// Giving memory back must not need any. Pinned host memory waits
+			// for the same work.
+			var p unsafe.Pointer
+			if p, r = s.Drv.MemHostAlloc(c.Handle, sentinelBytes, driver.HostAllocPortable); r == driver.Success {
+				r = s.Drv.MemFreeHost(c.Handle, p)
+			}
+			if r == driver.Success || s.Note(r).Lost() {
+				return nil
+			}
 		}
 		if r != driver.Success {
 			return Error(Failure{Op: op, Call: driver.CallMemAlloc, Result: r,

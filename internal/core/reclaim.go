@@ -18,7 +18,7 @@ const (
 // The reclaimer tears down what was closed while the GPU might still use it:
 // when its fence has passed and no operation runs on it any more. It is worked
 // off by operations that acquire, by Drain, and by one goroutine that exists
-// only while something is pending. It holds no lock while it calls the driver.
+// only while something is pending.
 type reclaimer struct {
 	sys     *System
 	pending atomic.Int64
@@ -68,7 +68,7 @@ func (s *System) Reclaim(f *Fence, l *Life, do func() error) {
 	r.pending.Add(1)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.items = append(r.items, reclaim{f, l, !l.Idle(), do})
+	r.items = append(r.items, reclaim{f, l, f.all || !l.Idle(), do})
 	if !r.running {
 		r.running = true
 		go r.run()
@@ -84,16 +84,22 @@ func (s *System) PollReclaim() {
 }
 
 // settle is PollReclaim for somebody who needs the memory: where another
-// goroutine is tearing down, it waits a little for that.
+// goroutine is tearing down, it waits for that.
 func (s *System) settle() {
-	for range 50 {
-		if s.reclaim.polling.TryLock() {
-			s.reclaim.polling.Unlock()
-			break
-		}
-		time.Sleep(100 * time.Microsecond)
-	}
+	s.reclaim.polling.Lock() // what has passed is finite work
+	s.reclaim.polling.Unlock()
 	s.PollReclaim()
+}
+
+// Go runs what users want to have run after a teardown, on a goroutine of its
+// own, since it may do anything, and nobody's locks must be held. Drain waits
+// for it.
+func (s *System) Go(f func()) {
+	s.reclaim.pending.Add(1)
+	go func() {
+		defer s.reclaim.pending.Add(-1)
+		f()
+	}()
 }
 
 // PendingReclaims is how many objects wait to be torn down.

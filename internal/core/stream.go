@@ -168,7 +168,14 @@ func (m Mark) Wait(op string) error {
 func (m Mark) Drop() { m.ctx.recycle(m.event) }
 
 // Fence stands for the work that was on some streams at one moment.
-type Fence struct{ marks []Mark }
+type Fence struct {
+	marks []Mark
+	all   bool
+}
+
+// MindAll lets the fence pass only after the work that is on every known stream
+// too, as far as a Reclaim goes: for work of which it is not known where it is.
+func (f *Fence) MindAll() { f.all = true }
 
 // Add lets the fence pass only after the mark has, and takes the mark over.
 func (f *Fence) Add(m Mark) { f.marks = append(f.marks, m) }
@@ -203,11 +210,8 @@ func (s *System) NewFence(op string, streams []*Stream) (*Fence, error) {
 
 // fenceAll marks every known stream, or answers false while one captures.
 func (s *System) fenceAll() (*Fence, bool) {
-	s.mu.Lock()
-	contexts := slices.Clone(s.contexts)
-	s.mu.Unlock()
 	f := new(Fence)
-	for _, c := range contexts {
+	for _, c := range s.knownContexts() {
 		for _, st := range c.knownStreams() {
 			if !st.Hold() {
 				// Its Close runs, and has perhaps not waited yet.
@@ -235,17 +239,17 @@ func CapturingError(op string, s *Stream) error {
 		Hint: "end the capture first, or name a stream that does not capture"})
 }
 
-// Passed asks whether all of the work is done. It never blocks.
+// Passed asks whether all of the work is done. Marks that have passed are given
+// back at once, whatever the others do: their context may go.
 func (f *Fence) Passed() bool {
-	for len(f.marks) > 0 {
-		m := f.marks[len(f.marks)-1]
-		if !m.passed() {
-			return false
+	f.marks = slices.DeleteFunc(f.marks, func(m Mark) bool {
+		passed := m.passed()
+		if passed {
+			m.Drop()
 		}
-		m.Drop()
-		f.marks = f.marks[:len(f.marks)-1]
-	}
-	return true
+		return passed
+	})
+	return len(f.marks) == 0
 }
 
 // Drop gives the events back without waiting.

@@ -135,13 +135,16 @@ func TestWaitDevicesWaitsForAllWork(t *testing.T) {
 	}
 }
 
-// Where there is no memory for the block to wait by, it is an error that says
-// what to do; with memory again it works.
+// Where there is no device memory for the block to wait by, pinned host memory
+// serves; without that too it is an error that says what to do.
 func TestWaitDevicesWithoutMemory(t *testing.T) {
 	m, s, _ := system(t, core.Config{})
 	device := []driver.Device{0}
 	m.Inject(sim.Fault{Call: "cuMemAlloc", Result: int(driver.OutOfMemory), Times: 2})
 	require.NoError(t, s.WaitDevices("x", device), "the block was there, and is gone now")
+	require.NoError(t, s.WaitDevices("x", device), "by host memory")
+	m.Inject(sim.Fault{Call: "cuMemAlloc", Result: int(driver.OutOfMemory), Times: 3})
+	m.Inject(sim.Fault{Call: "cuMemHostAlloc", Result: int(driver.OutOfMemory), Times: 1})
 	require.ErrorContains(t, s.WaitDevices("x", device), "CloseAfter")
 	require.NoError(t, s.WaitDevices("x", device))
 }
