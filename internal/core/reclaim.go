@@ -86,9 +86,12 @@ func (s *System) PollReclaim() {
 // settle is PollReclaim for somebody who needs the memory: where another
 // goroutine is tearing down, it waits for that.
 func (s *System) settle() {
+	if s.reclaim.pending.Load() == 0 {
+		return
+	}
 	s.reclaim.polling.Lock() // what has passed is finite work
-	s.reclaim.polling.Unlock()
-	s.PollReclaim()
+	defer s.reclaim.polling.Unlock()
+	s.reclaim.look()
 }
 
 // Go runs what users want to have run after a teardown, on a goroutine of its
@@ -156,6 +159,11 @@ func (r *reclaimer) poll() (progress bool) {
 		return false
 	}
 	defer r.polling.Unlock()
+	return r.look()
+}
+
+// look is poll for the one that may.
+func (r *reclaimer) look() (progress bool) {
 	r.mu.Lock()
 	items := r.items
 	r.items = nil
