@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/csrc"
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -103,6 +104,12 @@ func TestOpenSaysWhatWasTried(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "libcuda.so.1")
 	_, err := cuda.Open(cuda.WithLibrary(path))
 	require.ErrorIs(t, err, cuda.ErrNoDriver)
+	var open *csrc.OpenError
+	require.ErrorAs(t, err, &open)
+	if open.Reason == csrc.NoCgo {
+		require.ErrorContains(t, err, "CGO_ENABLED=1")
+		return
+	}
 	require.ErrorContains(t, err, path)
 }
 
