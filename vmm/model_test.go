@@ -299,7 +299,8 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"move": func() {
 			m.settle()
 			require.NoError(m.rt, m.drain())
-			reserve := rapid.IntRange(m.buf.Stats().Committed+1, 32*kib64).Draw(m.rt, "range")
+			committed := m.buf.Stats().Committed
+			reserve := rapid.IntRange(committed+1, max(committed+1, 32*kib64)).Draw(m.rt, "range")
 			old := m.buf
 			b, err := vmm.Move(old, reserve)
 			require.NoError(m.rt, err)
