@@ -7,9 +7,11 @@
 // # Lock order
 //
 // From first to last: an owner's own locks (see the package vmm), a Context's
-// block lock, a Context's state lock, the reclaimer's lock, the live list's
-// lock. The last three are leaves: no driver call is made and no other lock is
-// taken under them.
+// block lock, and the leaves: a Context's state, the reclaimer's list, the live
+// list, the facts. Under a leaf no driver call is made and no other lock is
+// taken. The System's own lock is held while a context is made known, over the
+// driver call that takes its block. The reclaimer's look is one goroutine's at
+// a time, and takes the locks of the objects that it tears down.
 package core
 
 import (

@@ -2,7 +2,7 @@ package driver
 
 import "fmt"
 
-// Call names a driver entry point. The list is the order of csrc's table.
+// Call names a driver entry point.
 type Call int
 
 const (
