@@ -25,7 +25,7 @@ func Cases() []Case {
 	return slices.Concat(
 		section("1", creation, reservation, mapping, access, ends),
 		section("2", contexts),
-		section("3", running, waiting(), captureMatrix()),
+		section("3", running, captureEnds, edges, waiting(), captureMatrix()),
 		section("4", sharing),
 	)
 }

@@ -1,0 +1,265 @@
+package drivertest
+
+import (
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// captureEnds are the rules of how a capture ends and who may join it.
+var captureEnds = []Case{
+	{
+		Name: "end-capture from another thread than the one that began it, in global and thread-local mode",
+		Says: "STREAM_CAPTURE_WRONG_THREAD (908), and the capture goes on; the thread that began it ends it",
+		Run: func(t *T) {
+			for _, mode := range []driver.CaptureMode{driver.CaptureGlobal, driver.CaptureThreadLocal} {
+				s := t.newStream(t.ctx, driver.StreamNonBlocking)
+				var other driver.Result
+				end := t.capture(t.thread(), s, mode, func() {
+					t.thread().do(func() { _, other = t.F.StreamEndCapture(t.ctx, s) })
+				})
+				t.answers(driver.CaptureWrongThread, other, "end from another thread, mode %v", mode)
+				t.ok(end, "end from its own thread, mode %v", mode)
+			}
+		},
+	},
+	{
+		Name: "end-capture from another thread, in relaxed mode",
+		Says: "success",
+		Run: func(t *T) {
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			t.ok(t.D.StreamBeginCapture(t.ctx, s, driver.CaptureRelaxed), "begin capture")
+			var g driver.Graph
+			var r driver.Result
+			t.thread().do(func() { g, r = t.F.StreamEndCapture(t.ctx, s) })
+			t.ok(r, "end from another thread")
+			t.ok(t.D.GraphDestroy(g), "destroy the graph")
+		},
+	},
+	{
+		Name: "end-capture of a stream that captures nothing",
+		Says: "ILLEGAL_STATE (401)",
+		Run: func(t *T) {
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			_, r := t.D.StreamEndCapture(t.ctx, s)
+			t.answers(driver.IllegalState, r, "end")
+		},
+	},
+	{
+		Name: "begin-capture of a stream that captures already",
+		Says: "ILLEGAL_STATE (401), and the capture goes on",
+		Run: func(t *T) {
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			var again driver.Result
+			end := t.capture(t.thread(), s, driver.CaptureRelaxed, func() {
+				again = t.D.StreamBeginCapture(t.ctx, s, driver.CaptureRelaxed)
+			})
+			t.answers(driver.IllegalState, again, "begin again")
+			t.ok(end, "end")
+		},
+	},
+	{
+		Name: "a stream that joined a capture by an event: end-capture called on it",
+		Says: "STREAM_CAPTURE_UNMATCHED (903), and the capture is invalidated",
+		Run: func(t *T) {
+			s, joined := t.newStream(t.ctx, driver.StreamNonBlocking), t.newStream(t.ctx, driver.StreamNonBlocking)
+			e := t.newEvent(t.ctx)
+			var join, r driver.Result
+			end := t.capture(t.thread(), s, driver.CaptureRelaxed, func() {
+				if join = t.D.EventRecord(t.ctx, e, s); join == driver.Success {
+					join = t.D.StreamWaitEvent(t.ctx, joined, e)
+				}
+				_, r = t.D.StreamEndCapture(t.ctx, joined)
+			})
+			t.ok(join, "join")
+			t.answers(driver.CaptureUnmatched, r, "end on the joined stream")
+			t.answers(driver.CaptureInvalid, end, "end on its own stream")
+		},
+	},
+	{
+		Name: "a stream that joined a capture by an event and did not come back",
+		Says: "end-capture answers STREAM_CAPTURE_UNJOINED (904)",
+		Run: func(t *T) {
+			s, joined := t.newStream(t.ctx, driver.StreamNonBlocking), t.newStream(t.ctx, driver.StreamNonBlocking)
+			e := t.newEvent(t.ctx)
+			var join driver.Result
+			end := t.capture(t.thread(), s, driver.CaptureRelaxed, func() {
+				if join = t.D.EventRecord(t.ctx, e, s); join != driver.Success {
+					return
+				}
+				if join = t.D.StreamWaitEvent(t.ctx, joined, e); join == driver.Success {
+					join = t.D.MemsetD8Async(t.ctx, t.scratch, 0, 64, joined)
+				}
+			})
+			t.ok(join, "join")
+			t.answers(driver.CaptureUnjoined, end, "end")
+			status, r := t.D.StreamIsCapturing(t.ctx, joined)
+			t.ok(r, "is-capturing of the joined stream")
+			if status != driver.CaptureNone {
+				t.Errorf("the joined stream reads capture status %v after the end", status)
+			}
+		},
+	},
+	{
+		Name: "a capturing stream waits for an event that was recorded outside of the capture",
+		Says: "STREAM_CAPTURE_ISOLATION (905), and the capture is invalidated",
+		Run: func(t *T) {
+			s, outside := t.newStream(t.ctx, driver.StreamNonBlocking), t.newStream(t.ctx, driver.StreamNonBlocking)
+			e := t.newEvent(t.ctx)
+			t.ok(t.D.EventRecord(t.ctx, e, outside), "record")
+			var wait driver.Result
+			end := t.capture(t.thread(), s, driver.CaptureRelaxed, func() {
+				wait = t.D.StreamWaitEvent(t.ctx, s, e)
+			})
+			t.answers(driver.CaptureIsolation, wait, "wait")
+			t.answers(driver.CaptureInvalid, end, "end")
+		},
+	},
+	{
+		Name: "a capture in one context while cuCtxSynchronize is called for another context of the device",
+		Says: "goes on: only the captures of that context are killed",
+		Run: func(t *T) {
+			other := t.newContext()
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			var sync driver.Result
+			end := t.capture(t.thread(), s, driver.CaptureRelaxed, func() {
+				th := t.thread()
+				th.do(func() {
+					_, _ = t.F.ThreadExchangeStreamCaptureMode(driver.CaptureRelaxed)
+					sync = t.F.CtxSynchronize(other)
+				})
+			})
+			t.ok(sync, "cuCtxSynchronize of the other context")
+			t.ok(end, "end")
+		},
+	},
+	{
+		Name:  "stream write-value and wait-value on a capturing stream",
+		Says:  "become graph nodes",
+		Needs: needs(streamMemoryOps),
+		Run: func(t *T) {
+			word := (*atomic.Uint64)(t.page)
+			word.Store(0)
+			p, r := t.D.MemHostGetDevicePointer(t.ctx, t.page)
+			t.ok(r, "device pointer")
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			t.ok(t.D.StreamBeginCapture(t.ctx, s, driver.CaptureThreadLocal), "begin capture")
+			write := t.D.StreamWriteValue64(t.ctx, s, p, 3)
+			wait := t.D.StreamWaitValue64(t.ctx, s, p, 3)
+			g, r := t.D.StreamEndCapture(t.ctx, s)
+			t.Logf("write %v, wait %v, end %v", write, wait, r)
+			t.ok(r, "end capture")
+			t.own("graph", uint64(g), func() driver.Result { return t.D.GraphDestroy(g) })
+			t.ok(write, "write")
+			t.ok(wait, "wait")
+			n, r := t.D.GraphGetNodeCount(g)
+			t.ok(r, "node count")
+			if n != 2 {
+				t.Errorf("the graph has %d nodes, want 2", n)
+			}
+			exec, r := t.D.GraphInstantiate(t.ctx, g)
+			t.ok(r, "instantiate")
+			t.own("executable graph", uint64(exec), func() driver.Result { return t.D.GraphExecDestroy(exec) })
+			t.ok(t.D.GraphLaunch(t.ctx, exec, s), "launch")
+			t.ok(t.D.StreamSynchronize(t.ctx, s), "synchronize")
+			if got := word.Load(); got != 3 {
+				t.Errorf("the word reads %d, the graph wrote 3", got)
+			}
+		},
+	},
+}
+
+// edges are the rules of calls that meet the edge of what is there.
+var edges = []Case{
+	{
+		Name: "a copy or memset that begins in mapped memory and goes past its end, into addresses that are reserved and not mapped",
+		Says: "INVALID_VALUE; the context stays usable",
+		Run: func(t *T) {
+			p := t.reserve(2 * t.chunk)
+			t.bind(p, t.chunk, t.create(t.chunk))
+			t.allow(p, t.chunk)
+			end := p + driver.Ptr(t.chunk) - 64
+			t.answers(driver.InvalidValue, t.D.MemsetD8Async(t.ctx, end, 0, 128, t.stream), "memset")
+			t.answers(driver.InvalidValue, t.D.MemcpyDtoHAsync(t.ctx, t.page, end, 128, t.stream), "copy to the host")
+			t.answers(driver.InvalidValue, t.D.MemcpyDtoDAsync(t.ctx, p, end, 128, t.stream), "copy on the device")
+			t.ok(t.D.StreamSynchronize(t.ctx, t.stream), "synchronize")
+			t.works(t.device, p, t.chunk)
+		},
+	},
+	{
+		Name: "a copy or memset across two mappings that follow each other",
+		Says: "success",
+		Run: func(t *T) {
+			p := t.reserve(2 * t.chunk)
+			for at := range 2 {
+				t.bind(p+driver.Ptr(uint64(at)*t.chunk), t.chunk, t.create(t.chunk))
+			}
+			t.allow(p, 2*t.chunk)
+			middle := p + driver.Ptr(t.chunk) - 64
+			t.fill(t.device, middle, 128, 0x37)
+			t.reads(t.device, middle, 128, 0x37)
+		},
+	},
+	{
+		Name: "pointer attributes of an address that is reserved and not mapped, and of one that is nothing at all",
+		Says: "the memory type answers INVALID_VALUE",
+		Run: func(t *T) {
+			p := t.reserve(t.chunk)
+			for _, a := range []driver.Ptr{p, 4096} {
+				v, r := t.D.PointerGetAttribute(t.ctx, driver.PointerMemoryType, a)
+				start, rs := t.D.PointerGetAttribute(t.ctx, driver.PointerRangeStart, a)
+				size, rz := t.D.PointerGetAttribute(t.ctx, driver.PointerRangeSize, a)
+				mapped, rm := t.D.PointerGetAttribute(t.ctx, driver.PointerMapped, a)
+				t.Logf("%#x: type %d %v, start %#x %v, size %d %v, mapped %d %v", a, v, r, start, rs, size, rz, mapped, rm)
+				t.answers(driver.InvalidValue, r, "memory type of %#x", a)
+			}
+		},
+	},
+	{
+		Name: "a launch with more dynamic shared memory than 48 KiB, the kernel not told of it",
+		Says: "INVALID_VALUE; the context stays usable",
+		Run: func(t *T) {
+			l := oneThread
+			l.SharedBytes = 49 << 10
+			t.answers(driver.InvalidValue, t.D.LaunchKernel(t.ctx, t.kernels.nothing, l, nil, t.stream), "launch")
+			t.works(t.device, t.scratch, 4096)
+		},
+	},
+	{
+		Name: "cuMemHostUnregister while work runs in the context on other memory",
+		Says: "does not wait for it",
+		Run: func(t *T) {
+			host := t.pageable(pageSize)
+			flags := driver.HostRegisterPortable | driver.HostRegisterDeviceMap
+			t.ok(t.D.MemHostRegister(t.ctx, host, pageSize, flags), "register")
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			h := t.hold(t.ctx, s)
+			t.ok(t.D.MemHostUnregister(t.ctx, host), "unregister")
+			t.didNotWait(h, "unregister")
+		},
+	},
+	{
+		Name: "cuMemHostRegister while work runs in the context",
+		Says: "does not wait for it",
+		Run: func(t *T) {
+			host := t.pageable(pageSize)
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			h := t.hold(t.ctx, s)
+			flags := driver.HostRegisterPortable | driver.HostRegisterDeviceMap
+			t.ok(t.D.MemHostRegister(t.ctx, host, pageSize, flags), "register")
+			t.didNotWait(h, "register")
+			h.release()
+			t.ok(t.D.MemHostUnregister(t.ctx, host), "unregister")
+		},
+	},
+	{
+		Name: "a device address without a context: a copy on a thread without a current context",
+		Says: "INVALID_CONTEXT",
+		Run: func(t *T) {
+			p, _ := t.memory(t.chunk)
+			var r driver.Result
+			t.thread().do(func() { r = t.D.MemsetD8Async(0, p, 0, 64, driver.StreamLegacy) })
+			t.answers(driver.InvalidContext, r, "memset")
+		},
+	},
+}
