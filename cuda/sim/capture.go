@@ -297,8 +297,10 @@ func (a *api) StreamEndCapture(c driver.Context, h driver.Stream) (driver.Graph,
 	capt := s.joined.capture
 	switch {
 	case capt.origin != s:
+		capt.invalidate()
 		return 0, driver.CaptureUnmatched
 	case capt.mode != driver.CaptureRelaxed && capt.thread != osmem.ThreadID():
+		capt.drop()
 		return 0, driver.CaptureWrongThread
 	case capt.invalidated:
 		capt.drop()

@@ -177,7 +177,7 @@ const (
 	maxBlockXY      = 1024
 	maxBlockZ       = 64
 	maxBlockThreads = 1024
-	maxSharedBytes  = 227 << 10
+	maxSharedBytes  = 48 << 10 // what a kernel may have that asked for no more
 )
 
 func launchable(l driver.LaunchConfig) bool {

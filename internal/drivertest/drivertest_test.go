@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,7 +21,7 @@ func TestDocumentListsTheCases(t *testing.T) {
 			want[c.Section+" case"] = append(want[c.Section+" case"], []string{c.Name, c.Says})
 		}
 	}
-	for _, c := range running {
+	for _, c := range slices.Concat(running, captureEnds, edges) {
 		want["3 case"] = append(want["3 case"], []string{c.Name, c.Says})
 	}
 	for _, part := range []struct {

@@ -53,6 +53,14 @@ var ways = []way{
 		},
 	},
 	{
+		name: "cuMemHostUnregister of a page", covers: wholeContext, stalls: true,
+		prepare: func(t *T, _ driver.Stream) func() driver.Result {
+			p := t.pageable(pageSize)
+			t.ok(t.D.MemHostRegister(t.ctx, p, pageSize, driver.HostRegisterPortable), "register")
+			return func() driver.Result { return t.D.MemHostUnregister(t.ctx, p) }
+		},
+	},
+	{
 		name: "cuCtxSynchronize", covers: wholeContext, kills: true, killsBlocking: true,
 		prepare: func(t *T, _ driver.Stream) func() driver.Result {
 			th := t.thread()
