@@ -56,10 +56,15 @@ func Create(d *cuda.Device, size int, p Properties) (*Allocation, error) {
 	if r != driver.Success {
 		return nil, createError(op, d, size, prop, r)
 	}
+	return newAllocation(h), nil
+}
+
+// newAllocation takes over a count of the handle.
+func newAllocation(h *phys.Handle) *Allocation {
 	a := &Allocation{h: h}
 	a.holder = phys.Hold(h, &a.closer.Life)
 	a.cleanup = core.Watch(a, &h.Object)
-	return a, nil
+	return a
 }
 
 // checkSize refuses sizes that are no positive multiple of the granularity.

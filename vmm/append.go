@@ -66,6 +66,9 @@ func (b *buffer) resize(op string, s *cuda.Stream, n int) error {
 		more := n - int(used)
 		return b.appendLocked(op, s, more, func(s *cuda.Stream, at cuda.Ptr) error { return s.Memset(at, 0, more) })
 	}
+	if err := b.imported.mayGrow(op, b.used.Load(), 0, b.committed.Load()); err != nil {
+		return err
+	}
 	b.used.Store(uint64(n))
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/share"
 )
 
 // Buffer is GPU memory that grows and shrinks in place: its address is fixed
@@ -20,6 +21,7 @@ import (
 // address space. All methods are safe for concurrent use; changes of one
 // buffer run one after the other.
 type Buffer struct {
+	shared
 	b       *buffer
 	cleanup runtime.Cleanup
 }
@@ -41,6 +43,8 @@ type BufferOptions struct {
 	Access []Access
 }
 
+type shared = share.Holder
+
 // buffer is the inner state.
 type buffer struct {
 	core.Object
@@ -51,6 +55,9 @@ type buffer struct {
 	prop   driver.AllocationProp
 	gran   uint64
 	plan   ChunkPlan
+	// imported is nil for the process's own memory.
+	imported *imported
+	holds    holds
 
 	// changes is held by whatever changes the buffer, for as long as it takes:
 	// one change runs after the other.
@@ -82,7 +89,7 @@ func NewBuffer(d *cuda.Device, o BufferOptions) (*Buffer, error) {
 }
 
 func (b *buffer) shell() *Buffer {
-	shell := &Buffer{b: b}
+	shell := &Buffer{shared: share.HoldMemory(b), b: b}
 	shell.cleanup = core.Watch(shell, &b.Object)
 	return shell
 }
@@ -232,6 +239,9 @@ func (b *buffer) longer(op string, n int) (uint64, error) {
 	if n < 0 {
 		return 0, core.Invalid(op, fmt.Sprintf("%d bytes", n), "lengths are not negative; Resize makes a buffer shorter")
 	}
+	if err := b.imported.mayGrow(op, used, uint64(n), b.committed.Load()); err != nil {
+		return 0, err
+	}
 	if uint64(n) > b.res.size-used {
 		return 0, core.Error(core.Failure{Op: op, Kind: core.Capacity,
 			Asked: fmt.Sprintf("%d more bytes, with %d used of %d reserved", n, used, b.res.size),
@@ -242,9 +252,12 @@ func (b *buffer) longer(op string, n int) (uint64, error) {
 
 // Close waits for all work that could use the buffer (see the package
 // documentation) and gives everything back. After an error it may be called
-// again.
+// again. While the buffer is published it is ErrInUse and stays open.
 func (b *Buffer) Close() error {
 	const op = "vmm.Buffer.Close"
+	if err := b.b.close(op); err != nil {
+		return err
+	}
 	return b.b.closer.Close(func() error {
 		b.b.later.wait(b.b.res.System())
 		if err := b.b.wait(op); err != nil {
@@ -257,12 +270,12 @@ func (b *Buffer) Close() error {
 // CloseAfter takes the buffer out of use at once and gives everything back when
 // the work that is on the streams now is done. It never blocks. Without a
 // stream it is ErrInvalidArgument; with one that captures a graph it is
-// ErrCapturing and nothing has changed.
+// ErrCapturing, while the buffer is published ErrInUse, and nothing has changed.
 func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
 	const op = "vmm.Buffer.CloseAfter"
 	sys := b.b.res.System()
 	return b.b.closer.CloseAfter(sys,
-		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
+		func() (*core.Fence, error) { return b.b.closeAfter(op, streams) },
 		func() error {
 			if b.b.later.Load() > 0 {
 				return core.ErrAgain
@@ -276,12 +289,17 @@ func (b *Buffer) teardown(op string) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.used.Store(0)
-	// What was clipped has passed: it held the buffer until then.
-	if err := in.uncommit(op, 0); err != nil {
-		return err
-	}
-	if err := in.res.close(op); err != nil {
-		return err
+	if in.imported.leave() {
+		// What was clipped has passed: it held the buffer until then.
+		if err := in.uncommit(op, 0); err != nil {
+			return err
+		}
+		if err := in.res.close(op); err != nil {
+			return err
+		}
+	} else {
+		in.chunks = nil
+		in.committed.Store(0)
 	}
 	in.Untrack()
 	b.cleanup.Stop()

@@ -17,6 +17,9 @@ func (b *Buffer) SetAccess(access ...Access) error {
 	}
 	defer in.leave()
 	changes, err := checkAccess(op, in.dev.System(), in.prop.Location, access)
+	if err == nil {
+		err = in.imported.mayAccess(op, changes)
+	}
 	if err != nil {
 		return err
 	}
@@ -56,6 +59,9 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 	}
 	defer in.leave()
 	changes, err := checkAccess(op, in.dev.System(), in.prop.Location, []Access{{l, NoAccess}})
+	if err == nil {
+		err = in.imported.mayAccess(op, changes)
+	}
 	if err != nil {
 		return err
 	}

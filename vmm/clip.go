@@ -1,6 +1,8 @@
 package vmm
 
 import (
+	"slices"
+
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 )
@@ -16,6 +18,9 @@ func (b *Buffer) Clip() error {
 	}
 	defer in.leave()
 	if keep := in.full(); keep < len(in.chunks) {
+		if err := in.mayClip(op, keep); err != nil {
+			return err
+		}
 		if err := in.wait(op); err != nil {
 			return err
 		}
@@ -47,8 +52,10 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 	}
 	defer in.leave()
 	keep := in.full()
-	sys := in.res.System()
-	f, err := core.FenceOf(sys, op, streams)
+	if err := in.mayClip(op, keep); err != nil {
+		return err
+	}
+	f, err := core.FenceOf(in.res.System(), op, streams)
 	if err != nil {
 		return err
 	}
@@ -56,23 +63,44 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 		f.Drop()
 		return nil
 	}
-	c := &clip{passed: make(chan struct{})}
-	c.life.Close()
-	in.mu.Lock()
-	for _, m := range in.chunks[keep:] {
-		m.clip = c
-	}
-	in.moveToTail(keep)
-	in.mu.Unlock()
-	in.later.Add(1) // the buffer is not torn down before the GPU has passed
-	sys.Reclaim(f, &c.life, func() error { return in.clipped(op, c) })
+	in.clipAfter(op, keep, f, false)
 	return nil
 }
 
-// clip is one call of ClipAfter. Its chunks know it.
+// mayClip refuses to take the chunks from index keep on while they are held, or
+// are another buffer's too.
+func (b *buffer) mayClip(op string, keep int) error {
+	if keep == len(b.chunks) {
+		return nil
+	}
+	if err := b.holds.check(op, b.chunks[keep].off, nil); err != nil {
+		return err
+	}
+	return b.imported.sole(op)
+}
+
+// clipAfter takes the chunks from index keep on, at least one, out of use, to
+// be given back when the fence has passed. Final ones are never taken back by
+// growth, nor is imported memory.
+func (b *buffer) clipAfter(op string, keep int, f *core.Fence, final bool) {
+	c := &clip{passed: make(chan struct{}), final: final || b.imported != nil}
+	c.life.Close()
+	b.mu.Lock()
+	for _, m := range b.chunks[keep:] {
+		m.clip = c
+	}
+	b.moveToTail(keep)
+	b.mu.Unlock()
+	b.later.Add(1) // the buffer is not torn down before the GPU has passed
+	b.res.System().Reclaim(f, &c.life, func() error { return b.clipped(op, c) })
+}
+
+// clip is one call of ClipAfter, or of a publication's Shrink. Its chunks know
+// it.
 type clip struct {
 	life   core.Life
 	passed chan struct{} // closed when the GPU has passed
+	final  bool
 }
 
 func (c *clip) done() bool {
@@ -129,4 +157,20 @@ func (b *buffer) awaitTail(n uint64) {
 		}
 		<-wait.passed
 	}
+}
+
+// settleTail sees to it that nothing of the tail is in the way that growth must
+// not take back: where there is such a chunk, it waits for the GPU to pass the
+// whole tail and gives that back. The caller holds changes.
+func (b *buffer) settleTail(op string) error {
+	b.mu.RLock()
+	final := slices.ContainsFunc(b.tail, func(m *mapping) bool { return m.clip.final })
+	b.mu.RUnlock()
+	if !final {
+		return nil
+	}
+	b.awaitTail(b.res.size)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.trim(op)
 }

@@ -21,6 +21,9 @@ func (b *buffer) commit(op string, n uint64) (before int, err error) {
 	if n <= committed {
 		return before, nil
 	}
+	if err := b.settleTail(op); err != nil {
+		return before, err
+	}
 	b.awaitTail(n)
 	b.mu.RLock()
 	b.pinned = true // only changes write it, and the reclaimer reads it with mu
@@ -56,6 +59,9 @@ func (b *buffer) commit(op string, n uint64) (before int, err error) {
 // create makes and maps the chunks from offset at to at least n. No lock but
 // changes is held while memory is made, which may take long.
 func (b *buffer) create(op string, at, n uint64) ([]*mapping, error) {
+	if b.imported != nil {
+		return nil, b.imported.full(op, at, n)
+	}
 	sys := b.res.System()
 	var handles []*phys.Handle
 	var err error

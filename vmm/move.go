@@ -32,7 +32,7 @@ func Move(old *Buffer, reserve int) (*Buffer, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &buffer{dev: in.dev, res: res, prop: in.prop, gran: in.gran, plan: in.plan, access: in.access}
+	b := &buffer{dev: in.dev, res: res, prop: in.prop, gran: in.gran, plan: in.plan, access: in.access, imported: in.imported.moved()}
 	handles := make([]*phys.Handle, len(in.chunks))
 	for i, c := range in.chunks {
 		c.phys.Retain()
@@ -45,14 +45,7 @@ func Move(old *Buffer, reserve int) (*Buffer, error) {
 		for _, h := range handles {
 			h.Release() // never the last count: the old buffer holds one
 		}
-		if undo := res.close(op); undo != nil {
-			// Nobody else has it, so the reclaimer tries once more.
-			life := new(core.Life)
-			life.Close()
-			res.System().Reclaim(new(core.Fence), life, func() error { return res.close(op) })
-			err = fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", err, undo)
-		}
-		return nil, err
+		return nil, res.abandon(op, err)
 	}
 	b.committed.Store(committed)
 	b.used.Store(in.used.Load())

@@ -206,6 +206,19 @@ func (r *reservation) free(op string) error {
 	return nil
 }
 
+// abandon gives back a range that nobody else has, after what failed with cause.
+// Where that fails too the reclaimer tries once more.
+func (r *reservation) abandon(op string, cause error) error {
+	undo := r.close(op)
+	if undo == nil {
+		return cause
+	}
+	life := new(core.Life)
+	life.Close()
+	r.System().Reclaim(new(core.Fence), life, func() error { return r.close(op) })
+	return fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", cause, undo)
+}
+
 // find is the index of the first mapping that ends behind off.
 func (r *reservation) find(off uint64) int {
 	return sort.Search(len(r.maps), func(i int) bool { return r.maps[i].off+r.maps[i].phys.Size > off })

@@ -19,9 +19,17 @@ type Handle struct {
 	Driver driver.MemHandle
 	// Size in bytes. The driver does not tell it of a handle.
 	Size uint64
-	// Asked are the properties that the memory was created with.
+	// Asked are the properties that the memory was created with, or, of imported
+	// memory, those that the driver tells.
 	Asked driver.AllocationProp
+	// ID is this handle's alone, for the life of the process.
+	ID uint64
+	// Imported memory was made elsewhere, and cannot be exported.
+	Imported bool
+	exported atomic.Bool
 }
+
+var lastID atomic.Uint64
 
 // Create makes physical memory; see core.System.Allocate for what it does where
 // there is none. After the device is lost nobody could give the memory back, so
@@ -43,7 +51,7 @@ func Create(s *core.System, size uint64, prop driver.AllocationProp) (*Handle, d
 
 // New takes over a driver's handle.
 func New(s *core.System, h driver.MemHandle, size uint64, prop driver.AllocationProp) *Handle {
-	p := &Handle{Driver: h, Size: size, Asked: prop}
+	p := &Handle{Driver: h, Size: size, Asked: prop, ID: lastID.Add(1)}
 	p.refs.Store(1)
 	s.Track(&p.Object, core.KindAllocation, size)
 	return p

@@ -1,0 +1,280 @@
+package vmm
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/share"
+)
+
+// imported is what a buffer of imported memory has besides. Buffers of one
+// import have one range, its mappings, and this. For a buffer of the process's
+// own memory it is nil, and then its methods allow everything.
+type imported struct {
+	// access is what it was imported with, and most the most that is ever
+	// granted.
+	access accessList
+	most   driver.AccessFlags
+	// followed: the length is set by the publication that is followed.
+	followed bool
+
+	mu sync.Mutex
+	// users are the buffers that share the range.
+	users int
+	// over: the memory is on its way out, or was changed, so no further buffer
+	// shares it.
+	over bool
+}
+
+// moved is for a second buffer of the same memory at a range of its own.
+func (i *imported) moved() *imported {
+	if i == nil {
+		return nil
+	}
+	return &imported{access: i.access, most: i.most, followed: i.followed, users: 1}
+}
+
+// full is the refusal to make memory behind what was imported.
+func (i *imported) full(op string, have, need uint64) error {
+	return core.Error(core.Failure{Op: op, Kind: core.Capacity,
+		Asked: fmt.Sprintf("%d bytes, with %d imported", need, have),
+		Hint:  "the memory is another process's: only its owner makes it longer, and shares it anew or announces it"})
+}
+
+// mayGrow refuses n more bytes of length, or, where n is 0, another length,
+// unless that is for the user of the buffer to say.
+func (i *imported) mayGrow(op string, used, n, committed uint64) error {
+	switch {
+	case i == nil:
+		return nil
+	case i.followed:
+		return core.Error(core.Failure{Op: op, Kind: core.NotPermitted, Asked: "another length of a buffer that follows a publication",
+			Hint: "its length is the publisher's to announce"})
+	case n > committed-used:
+		return i.full(op, committed, used+n)
+	}
+	return nil
+}
+
+// mayAccess refuses access beyond what the memory was imported for, and any
+// change while others share the mapping.
+func (i *imported) mayAccess(op string, changes accessList) error {
+	if i == nil {
+		return nil
+	}
+	for _, c := range changes {
+		if c.Flags > i.most {
+			return core.Error(core.Failure{Op: op, Kind: core.NotPermitted,
+				Asked: fmt.Sprintf("%v access to memory that was imported %v", AccessMode(c.Flags), AccessMode(i.most)),
+				Hint:  "import it without the read-only option"})
+		}
+	}
+	return i.sole(op)
+}
+
+// sole refuses what would change the memory of other buffers too. From then on
+// nobody shares it.
+func (i *imported) sole(op string) error {
+	if i == nil {
+		return nil
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.users > 1 {
+		return core.Error(core.Failure{Op: op, Kind: core.InUse,
+			Asked: fmt.Sprintf("%d buffers share the mapping, since the same memory was received so often", i.users),
+			Hint:  "close the others first"})
+	}
+	i.over = true
+	return nil
+}
+
+// leave takes a buffer from those that share the range. It answers whether it
+// was the last, which gives the memory back.
+func (i *imported) leave() (last bool) {
+	if i == nil {
+		return true
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.users > 1 {
+		i.users--
+		return false
+	}
+	i.over = true
+	return true
+}
+
+// join adds a buffer to those that share the range, if that is still to be had.
+func (i *imported) join() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.over {
+		return false
+	}
+	i.users++
+	return true
+}
+
+func init() {
+	share.SetMake(
+		func(op string, o share.ImportOptions) (any, error) {
+			b, err := importBuffer(op, o)
+			if err != nil {
+				return nil, err
+			}
+			return b.shell(), nil
+		},
+		func(h *phys.Handle) any { return newAllocation(h) })
+}
+
+// importBuffer makes a buffer of imported memory.
+func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
+	mode := ReadWrite
+	if o.ReadOnly {
+		mode = ReadOnly
+	}
+	named := []Access{{o.Device.Location(), mode}}
+	if l := o.Memory.Location; l.Type != driver.LocationDevice {
+		// The CPU reaches it too.
+		named = append(named, Access{cuda.Location{Type: cuda.LocationType(l.Type), ID: int(l.ID)}, mode})
+	}
+	access, err := checkAccess(op, o.Device.System(), o.Memory.Location, named)
+	if err != nil {
+		return nil, err
+	}
+	var size uint64
+	for _, h := range o.Chunks {
+		size += h.Size
+	}
+	if o.Length > size || o.Reserve > 0 && o.Reserve < size {
+		return nil, core.Invalid(op, fmt.Sprintf("a length of %d bytes and a range of %d for %d imported", o.Length, o.Reserve, size),
+			"declare what there is")
+	}
+	// A range is never empty, and its addresses are aligned for every chunk.
+	unit, err := granule(op, o.Device)
+	if err != nil {
+		return nil, err
+	}
+	unit = max(unit, o.Granularity)
+	res, err := reserve(op, o.Device, int(roundUp(max(size, o.Reserve, 1), unit)), ReserveOptions{Align: int(o.Granularity)})
+	if err != nil {
+		return nil, err
+	}
+	b := &buffer{dev: o.Device, res: res, prop: o.Memory, gran: o.Granularity, access: access,
+		imported: &imported{access: access, most: driver.AccessFlags(mode), followed: o.Followed, users: 1}}
+	res.System().Track(&b.Object, core.KindBuffer, 0)
+	if err := b.attach(op, o.Chunks); err != nil {
+		b.Untrack()
+		return nil, res.abandon(op, err)
+	}
+	b.used.Store(o.Length)
+	return b, nil
+}
+
+// attach maps chunks behind those that are there. The caller holds changes, or
+// is alone with the buffer.
+func (b *buffer) attach(op string, chunks []*phys.Handle) error {
+	if len(chunks) == 0 {
+		return nil
+	}
+	if err := b.settleTail(op); err != nil {
+		return err
+	}
+	maps, err := b.res.mapRun(op, nil, b.committed.Load(), chunks, b.access)
+	if err != nil {
+		return err
+	}
+	last := maps[len(maps)-1]
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.chunks = append(b.chunks, maps...)
+	b.committed.Store(last.off + last.phys.Size)
+	b.grown.Add(1)
+	b.Resize(b.committed.Load())
+	return nil
+}
+
+// Attach adds imported chunks: see share.Memory.
+func (b *buffer) Attach(op string, chunks []*phys.Handle) error {
+	if err := b.enter(op); err != nil {
+		return err
+	}
+	defer b.leave()
+	if b.imported == nil {
+		return core.Invalid(op, "imported memory for a buffer of this process's own", "attach to a buffer of imported memory")
+	}
+	if err := b.imported.sole(op); err != nil {
+		return err
+	}
+	return b.attach(op, chunks)
+}
+
+// SetLen sets the length of imported memory: see share.Memory.
+func (b *buffer) SetLen(op string, n uint64) error {
+	if err := b.enter(op); err != nil {
+		return err
+	}
+	defer b.leave()
+	if have := b.committed.Load(); b.imported == nil || n > have {
+		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("a length of %d bytes, with %d imported", n, have),
+			Hint: "attach the chunks first"})
+	}
+	b.used.Store(n)
+	return nil
+}
+
+// Again makes another buffer of the same import: see share.Memory.
+func (b *buffer) Again(n uint64) (any, bool) {
+	if b.imported == nil || !b.imported.join() {
+		return nil, false
+	}
+	// The range stays as it is: whoever changes it has it alone, for good.
+	b.res.mu.Lock()
+	maps := slices.Clone(b.res.maps)
+	b.res.mu.Unlock()
+	o := &buffer{dev: b.dev, res: b.res, prop: b.prop, gran: b.gran, access: b.imported.access, imported: b.imported, chunks: maps}
+	if len(maps) > 0 {
+		last := maps[len(maps)-1]
+		o.committed.Store(last.off + last.phys.Size)
+	}
+	o.used.Store(n)
+	b.res.System().Track(&o.Object, core.KindBuffer, o.committed.Load())
+	return o.shell(), true
+}
+
+// About says what does not change: see share.Memory.
+func (b *buffer) About() share.About {
+	return share.About{Device: b.dev, Asked: b.prop, Granularity: b.gran, Reserved: b.res.size, Imported: b.imported != nil}
+}
+
+// Used and Committed are the bytes in use and of memory.
+func (b *buffer) Used() uint64      { return b.used.Load() }
+func (b *buffer) Committed() uint64 { return b.committed.Load() }
+
+// View answers the chunks of the first bytes: see share.Memory.
+func (b *buffer) View(op string, n uint64) (share.View, error) {
+	if !b.closer.Hold() {
+		return share.View{}, core.ClosedError(op, "buffer")
+	}
+	defer b.closer.Drop()
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	if err := b.checkStill(op, 0, n); err != nil {
+		return share.View{}, err
+	}
+	var v share.View
+	for _, m := range b.chunks {
+		if m.off >= n {
+			break
+		}
+		m.phys.Retain()
+		v.Chunks = append(v.Chunks, share.Chunk{Handle: m.phys, Offset: m.off})
+	}
+	return v, nil
+}
