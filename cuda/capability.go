@@ -47,7 +47,7 @@ func (d *Device) Attribute(number int) (int, error) {
 	v, r := d.sys.core.Drv.DeviceGetAttribute(driver.DeviceAttribute(number), d.dev)
 	if r != driver.Success {
 		return 0, d.sys.core.Fail("cuda.Device.Attribute", driver.CallDeviceGetAttribute, r,
-			fmt.Sprintf("attribute %d of %v", number, d))
+			fmt.Sprintf("attribute %d of %v", number, d), d.dev)
 	}
 	return int(v), nil
 }
@@ -92,7 +92,7 @@ func (d *Device) Capabilities() (Capabilities, error) {
 	} {
 		bytes, r := d.sys.core.Drv.MemGetAllocationGranularity(d.granule(), g.option)
 		if r != driver.Success {
-			return c, d.sys.core.Fail("cuda.Device.Capabilities", driver.CallMemGetAllocationGranularity, r, d.String())
+			return c, d.sys.core.Fail("cuda.Device.Capabilities", driver.CallMemGetAllocationGranularity, r, d.String(), d.dev)
 		}
 		*g.to = int(bytes)
 	}
@@ -147,12 +147,12 @@ func (d *Device) Probe() (Probe, error) {
 		change(&prop)
 		h, r := d.sys.core.Drv.MemCreate(uint64(caps.MinimumGranularity), prop)
 		if r != driver.Success {
-			return prop, d.sys.core.Fail(op, driver.CallMemCreate, r, fmt.Sprintf("a trial on %v", d))
+			return prop, d.sys.core.Fail(op, driver.CallMemCreate, r, fmt.Sprintf("a trial on %v", d), d.dev)
 		}
 		defer d.sys.core.Drv.MemRelease(h)
 		granted, r := d.sys.core.Drv.MemGetAllocationPropertiesFromHandle(h)
 		if r != driver.Success {
-			return prop, d.sys.core.Fail(op, driver.CallMemGetAllocationPropertiesFromHandle, r, "")
+			return prop, d.sys.core.Fail(op, driver.CallMemGetAllocationPropertiesFromHandle, r, "", d.dev)
 		}
 		return granted, nil
 	}

@@ -154,7 +154,7 @@ func (s *Stream) beginCapture(op string, mode CaptureMode) (*capture, error) {
 	if r := d.StreamBeginCapture(ctx, h, captureModes[mode]); r != driver.Success {
 		return nil, s.result(op, driver.CallStreamBeginCapture, r)
 	}
-	c := &capture{sys: s.dev.sys, stream: s.in, mode: mode}
+	c := &capture{sys: s.dev.sys, stream: s.in, mode: mode, staged: staged{losses: s.sys().Losses()}}
 	_, id, r := s.in.Capture()
 	if r != driver.Success {
 		err := s.result(op, driver.CallStreamGetCaptureInfo, r)
@@ -225,17 +225,18 @@ func (c *capture) discard(op string) error {
 	if err != nil {
 		return err
 	}
-	return c.sys.destroyTemplate(op, template)
+	return c.destroyTemplate(op, template)
 }
 
 // destroyTemplate tries twice, since nobody could later.
-func (s *System) destroyTemplate(op string, template driver.Graph) error {
-	r := s.core.Drv.GraphDestroy(template)
-	if r != driver.Success && s.core.Note(r) == r && !r.Lost() {
-		r = s.core.Drv.GraphDestroy(template)
+func (c *capture) destroyTemplate(op string, template driver.Graph) error {
+	ctx, drv := c.stream.Ctx, c.sys.core.Drv
+	r := ctx.Note(drv.GraphDestroy(template))
+	if r != driver.Success && !r.Lost() {
+		r = ctx.Note(drv.GraphDestroy(template))
 	}
 	if r != driver.Success && !r.Lost() {
-		return s.core.Fail(op, driver.CallGraphDestroy, r, "the captured graph, which is lost")
+		return ctx.Fail(op, driver.CallGraphDestroy, r, "the captured graph, which is lost")
 	}
 	return nil
 }
@@ -250,14 +251,14 @@ func (c *capture) graph(op string) (*Graph, error) {
 	d, ctx := c.sys.core.Drv, c.stream.Ctx
 	exec, r := d.GraphInstantiate(ctx.Handle, template)
 	if r != driver.Success {
-		err := c.sys.core.Fail(op, driver.CallGraphInstantiate, r, fmt.Sprintf("what was captured on stream %#x", uintptr(c.stream.Handle)))
+		err := ctx.Fail(op, driver.CallGraphInstantiate, r, fmt.Sprintf("what was captured on stream %#x", uintptr(c.stream.Handle)))
 		c.staged.release(c.sys)
-		if undo := c.sys.destroyTemplate(op, template); undo != nil {
+		if undo := c.destroyTemplate(op, template); undo != nil {
 			err = fmt.Errorf("%w (and undoing it failed: %w)", err, undo)
 		}
 		return nil, err
 	}
-	return newGraph(c.sys, template, exec, c.staged), nil
+	return newGraph(c.sys, ctx, template, exec, c.staged), nil
 }
 
 // upload stages src in memory of the graph's and copies it as work on a stream
@@ -275,7 +276,7 @@ func (c *capture) upload(op string, on *core.Stream, dst driver.Ptr, src []byte)
 	copy(unsafe.Slice((*byte)(at), len(src)), src)
 	sys := c.sys.core
 	if r := sys.Drv.MemcpyHtoDAsync(on.Ctx.Handle, dst, at, uint64(len(src)), on.Handle); r != driver.Success {
-		return false, sys.Fail(op, driver.CallMemcpyHtoDAsync, r, core.Bytes(len(src)))
+		return false, on.Ctx.Fail(op, driver.CallMemcpyHtoDAsync, r, core.Bytes(len(src)))
 	}
 	c.staged.used += len(src)
 	if _, id, _ := on.Capture(); id != c.id {
@@ -294,7 +295,8 @@ const stagedBytes = 64 << 10
 // staged is the pinned memory of a graph's uploads.
 type staged struct {
 	blocks []pinnedBlock
-	used   int // of the last one
+	used   int   // of the last one
+	losses int64 // the System's, when the capture began
 	// strayed: a copy may have run outside of the graph, and nothing tells
 	// when it is over.
 	strayed bool
@@ -323,12 +325,12 @@ func (s *staged) bytes() (n uint64) {
 
 // release gives the memory back. The graph does not run any more, or never did.
 func (s *staged) release(sys *System) {
-	give := sys.pinned.put
-	if s.strayed {
-		give = sys.pinned.keep
-	}
 	for _, b := range s.blocks {
-		give(b)
+		if s.strayed {
+			sys.pinned.keep(b)
+			continue
+		}
+		sys.pinned.giveBack(b, s.losses)
 	}
 	s.blocks = nil
 }

@@ -105,7 +105,7 @@ func (d *Device) context() (*core.Context, error) {
 	h, r := d.sys.core.Drv.DevicePrimaryCtxRetain(d.dev)
 	if r != driver.Success {
 		return nil, d.sys.core.Fail("cuda: use "+d.String(), driver.CallDevicePrimaryCtxRetain, r,
-			"retain the primary context")
+			"retain the primary context", d.dev)
 	}
 	c := d.sys.core.AddContext(h, d.dev, true)
 	d.ctx.Store(c)
@@ -153,7 +153,7 @@ func (d *Device) MemoryInfo() (free, total uint64, err error) {
 	}
 	free, total, r := d.sys.core.Drv.MemGetInfo(c.Handle)
 	if r != driver.Success {
-		return 0, 0, d.sys.core.Fail("cuda.Device.MemoryInfo", driver.CallMemGetInfo, r, d.String())
+		return 0, 0, c.Fail("cuda.Device.MemoryInfo", driver.CallMemGetInfo, r, d.String())
 	}
 	return free, total, nil
 }
@@ -174,7 +174,7 @@ func (d *Device) CanAccess(other *Device) (bool, error) {
 	ok, r := d.sys.core.Drv.DeviceCanAccessPeer(d.dev, other.dev)
 	if r != driver.Success {
 		return false, d.sys.core.Fail(op, driver.CallDeviceCanAccessPeer, r,
-			fmt.Sprintf("%v to %v", d, other))
+			fmt.Sprintf("%v to %v", d, other), d.dev, other.dev)
 	}
 	return ok, nil
 }

@@ -49,7 +49,7 @@ func (d *Device) NewEvent(o EventOptions) (*Event, error) {
 	}
 	h, r := d.sys.core.Drv.EventCreate(c.Handle, flags)
 	if r != driver.Success {
-		return nil, d.sys.core.Fail("cuda.Device.NewEvent", driver.CallEventCreate, r, d.String())
+		return nil, c.Fail("cuda.Device.NewEvent", driver.CallEventCreate, r, d.String())
 	}
 	e := &Event{obj: new(core.Object), ctx: c, handle: h}
 	d.sys.core.Track(e.obj, core.KindEvent, 0)
@@ -120,7 +120,7 @@ func (e *Event) query(op string) (bool, error) {
 	case driver.NotReady:
 		return false, nil
 	default:
-		return false, sys.Fail(op, driver.CallEventQuery, r, "")
+		return false, e.ctx.Fail(op, driver.CallEventQuery, r, "")
 	}
 }
 
@@ -176,7 +176,7 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 	}
 	ms, r := sys.Drv.EventElapsedTime(e.ctx.Handle, start.handle, e.handle)
 	if r != driver.Success {
-		return 0, sys.Fail(op, driver.CallEventElapsedTime, r, "both events need Timing and must have passed")
+		return 0, e.ctx.Fail(op, driver.CallEventElapsedTime, r, "both events need Timing and must have passed")
 	}
 	return time.Duration(float64(ms) * float64(time.Millisecond)), nil
 }
@@ -184,10 +184,10 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 // Close destroys the event. Work that waits for it still does.
 func (e *Event) Close() error {
 	return e.closer.Close(func() error {
-		sys := e.ctx.System()
-		if sys.DeviceLost() == driver.Success {
-			if r := sys.Drv.EventDestroy(e.ctx.Handle, e.handle); r != driver.Success {
-				return sys.Fail("cuda.Event.Close", driver.CallEventDestroy, r, "")
+		if e.ctx.Lost() == driver.Success {
+			r := e.ctx.Note(e.ctx.System().Drv.EventDestroy(e.ctx.Handle, e.handle))
+			if r != driver.Success && !r.Lost() {
+				return e.ctx.Fail("cuda.Event.Close", driver.CallEventDestroy, r, "")
 			}
 		}
 		e.obj.Untrack()

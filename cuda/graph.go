@@ -21,6 +21,7 @@ type graph struct {
 	core.Object
 	closer core.Closer
 	sys    *System
+	ctx    *core.Context // of the stream that it was captured on
 	staged staged
 
 	// mu guards the rest.
@@ -44,11 +45,11 @@ type launch struct {
 }
 
 // newGraph takes over what was captured.
-func newGraph(sys *System, template driver.Graph, exec driver.GraphExec, s staged) *Graph {
-	in := &graph{sys: sys, staged: s, template: template, exec: exec}
+func newGraph(sys *System, ctx *core.Context, template driver.Graph, exec driver.GraphExec, s staged) *Graph {
+	in := &graph{sys: sys, ctx: ctx, staged: s, template: template, exec: exec}
 	// It was only needed to make the other. Where it does not go now Close
 	// tries again.
-	if sys.core.Note(sys.core.Drv.GraphDestroy(template)) == driver.Success {
+	if ctx.Note(sys.core.Drv.GraphDestroy(template)) == driver.Success {
 		in.template = 0
 	}
 	sys.core.Track(&in.Object, core.KindGraph, s.bytes())
@@ -172,7 +173,7 @@ func (g *Graph) CloseAfter(streams ...*Stream) error {
 func (g *graph) wait(op string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.last.marked && g.sys.core.DeviceLost() == driver.Success {
+	if g.last.marked {
 		g.last.marked = false
 		if err := g.last.mark.Wait(op); err != nil {
 			g.last.unmarked = true
@@ -203,11 +204,11 @@ func (g *graph) destroy(op string) (hooks []func(), err error) {
 	defer g.mu.Unlock()
 	sys := g.sys.core
 	gone := func(c driver.Call, destroy func() driver.Result) error {
-		if sys.DeviceLost() != driver.Success {
+		if g.ctx.Lost() != driver.Success {
 			return nil
 		}
-		if r := sys.Note(destroy()); r != driver.Success && !r.Lost() {
-			return sys.Fail(op, c, r, "")
+		if r := g.ctx.Note(destroy()); r != driver.Success && !r.Lost() {
+			return g.ctx.Fail(op, c, r, "")
 		}
 		return nil
 	}

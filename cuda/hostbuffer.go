@@ -16,6 +16,7 @@ type HostBuffer struct {
 	closer  core.Closer
 	sys     *System
 	block   pinnedBlock
+	losses  int64 // the System's, when it was made
 	bytes   []byte
 	cleanup runtime.Cleanup
 }
@@ -37,11 +38,12 @@ func (d *Device) NewHostBuffer(n int) (*HostBuffer, error) {
 		return nil, err
 	}
 	d.sys.core.PollReclaim()
+	losses := d.sys.core.Losses()
 	b, err := d.sys.pinned.get(op, c, n)
 	if err != nil {
 		return nil, err
 	}
-	h := &HostBuffer{obj: new(core.Object), sys: d.sys, block: b, bytes: unsafe.Slice((*byte)(b.mem), n)}
+	h := &HostBuffer{obj: new(core.Object), sys: d.sys, block: b, losses: losses, bytes: unsafe.Slice((*byte)(b.mem), n)}
 	d.sys.core.Track(h.obj, core.KindHostBuffer, uint64(n))
 	h.cleanup = core.Watch(h, h.obj)
 	return h, nil
@@ -127,7 +129,7 @@ func (h *HostBuffer) CloseAfter(streams ...*Stream) error {
 }
 
 func (h *HostBuffer) release() error {
-	h.sys.pinned.put(h.block)
+	h.sys.pinned.giveBack(h.block, h.losses)
 	h.obj.Untrack()
 	h.cleanup.Stop()
 	return nil

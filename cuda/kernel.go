@@ -88,7 +88,7 @@ func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
 	sys := s.sys()
 	r := sys.Drv.LaunchKernel(m.ctx.Handle, k.function, config, p.block, s.in.Handle)
 	if r != driver.Success {
-		return sys.Fail(op, driver.CallLaunchKernel, r, fmt.Sprintf("kernel %q with %d bytes of arguments, grid %v of blocks %v, on stream %#x of %v",
+		return m.ctx.Fail(op, driver.CallLaunchKernel, r, fmt.Sprintf("kernel %q with %d bytes of arguments, grid %v of blocks %v, on stream %#x of %v",
 			k.name, len(p.block), l.Grid, l.Block, s.Handle(), s.dev))
 	}
 	return nil

@@ -42,7 +42,7 @@ func (d *Device) LoadModule(image []byte) (*Module, error) {
 	sys.PollReclaim()
 	h, r := sys.Drv.ModuleLoadData(c.Handle, image)
 	if r != driver.Success {
-		return nil, sys.Fail(op, driver.CallModuleLoadData, r, fmt.Sprintf("%s on %v, sm_%d%d, by a driver for CUDA %s",
+		return nil, c.Fail(op, driver.CallModuleLoadData, r, fmt.Sprintf("%s on %v, sm_%d%d, by a driver for CUDA %s",
 			describeImage(image), d, sys.Attribute(d.dev, driver.AttrComputeMajor),
 			sys.Attribute(d.dev, driver.AttrComputeMinor), driver.VersionString(sys.Version)))
 	}
@@ -66,7 +66,7 @@ func (m *Module) Kernel(name string) (*Kernel, error) {
 	sys := m.ctx.System()
 	f, r := sys.Drv.ModuleGetFunction(m.ctx.Handle, m.handle, name)
 	if r != driver.Success {
-		return nil, sys.Fail(op, driver.CallModuleGetFunction, r, fmt.Sprintf("kernel %q", name))
+		return nil, m.ctx.Fail(op, driver.CallModuleGetFunction, r, fmt.Sprintf("kernel %q", name))
 	}
 	return &Kernel{module: m, name: name, function: f}, nil
 }
@@ -102,11 +102,10 @@ func (m *Module) CloseAfter(streams ...*Stream) error {
 }
 
 func (m *Module) unload(op string) error {
-	sys := m.ctx.System()
-	if sys.DeviceLost() == driver.Success {
-		r := sys.Note(sys.Drv.ModuleUnload(m.ctx.Handle, m.handle))
+	if m.ctx.Lost() == driver.Success {
+		r := m.ctx.Note(m.ctx.System().Drv.ModuleUnload(m.ctx.Handle, m.handle))
 		if r != driver.Success && !r.Lost() {
-			return sys.Fail(op, driver.CallModuleUnload, r, m.dev.String())
+			return m.ctx.Fail(op, driver.CallModuleUnload, r, m.dev.String())
 		}
 	}
 	m.obj.Untrack()

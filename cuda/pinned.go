@@ -42,19 +42,12 @@ func pinnedClass(n int) int {
 
 func (p *pinnedPool) get(op string, c *core.Context, n int) (pinnedBlock, error) {
 	class := pinnedClass(n)
-	p.mu.Lock()
-	if list := p.free[class]; len(list) > 0 {
-		b := list[len(list)-1]
-		p.free[class] = list[:len(list)-1]
-		p.idle -= class
-		p.mu.Unlock()
+	if b, ok := p.idleBlock(class); ok {
 		return b, nil
 	}
-	p.mu.Unlock()
-	sys := c.System()
-	mem, r := sys.Drv.MemHostAlloc(c.Handle, uint64(class), driver.HostAllocPortable)
+	mem, r := c.System().Drv.MemHostAlloc(c.Handle, uint64(class), driver.HostAllocPortable)
 	if r != driver.Success {
-		sys.Note(r)
+		c.Note(r)
 		return pinnedBlock{}, core.Error(core.Failure{Op: op, Call: driver.CallMemHostAlloc, Result: r,
 			Asked: fmt.Sprintf("%s of pinned host memory", core.Bytes(class)),
 			Hint:  "ask for less, or close host buffers and call System.TrimHost"})
@@ -62,19 +55,42 @@ func (p *pinnedPool) get(op string, c *core.Context, n int) (pinnedBlock, error)
 	return pinnedBlock{mem, class, c}, nil
 }
 
+// idleBlock takes an idle block. What was pinned by a context that is lost now
+// is nobody's to use.
+func (p *pinnedPool) idleBlock(class int) (pinnedBlock, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for list := p.free[class]; len(list) > 0; list = p.free[class] {
+		b := list[len(list)-1]
+		p.free[class] = list[:len(list)-1]
+		p.idle -= class
+		if b.ctx.Lost() == driver.Success {
+			return b, true
+		}
+		p.kept = append(p.kept, b)
+	}
+	return pinnedBlock{}, false
+}
+
 func (p *pinnedPool) put(b pinnedBlock) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if b.ctx.System().DeviceLost() != driver.Success {
-		// Nothing was waited for; another device may still copy from or to it.
-		p.kept = append(p.kept, b)
-		return
-	}
 	if p.free == nil {
 		p.free = map[int][]pinnedBlock{}
 	}
 	p.free[b.size] = append(p.free[b.size], b)
 	p.idle += b.size
+}
+
+// giveBack puts a block that was in use since there had been so many losses. If
+// a context was lost meanwhile nobody has waited for its work, which may still
+// copy from or to the block.
+func (p *pinnedPool) giveBack(b pinnedBlock, losses int64) {
+	if b.ctx.System().Losses() != losses {
+		p.keep(b)
+		return
+	}
+	p.put(b)
 }
 
 // keep takes a block that must never be used again, since work of which nothing
@@ -107,8 +123,8 @@ func (p *pinnedPool) trim(sys *core.System) (bytes int, r driver.Result) {
 	p.mu.Unlock()
 	for _, list := range free {
 		for _, b := range list {
-			if sys.DeviceLost() == driver.Success {
-				res := sys.Note(sys.Drv.MemFreeHost(b.ctx.Handle, b.mem))
+			if b.ctx.Lost() == driver.Success {
+				res := b.ctx.Note(sys.Drv.MemFreeHost(b.ctx.Handle, b.mem))
 				if res != driver.Success && !res.Lost() {
 					r = res
 					p.put(b)

@@ -52,7 +52,7 @@ func (r *ring) upload(op string, dst driver.Ptr, src []byte) error {
 		n := copy(unsafe.Slice((*byte)(to), slotBytes-sl.used), src)
 		d := r.sys().Drv
 		if res := d.MemcpyHtoDAsync(r.stream.Ctx.Handle, dst, to, uint64(n), r.stream.Handle); res != driver.Success {
-			return r.sys().Fail(op, driver.CallMemcpyHtoDAsync, res, core.Bytes(len(src)))
+			return r.stream.Ctx.Fail(op, driver.CallMemcpyHtoDAsync, res, core.Bytes(len(src)))
 		}
 		sl.used += n
 		if err := r.record(op, sl); err != nil {
@@ -102,7 +102,7 @@ func (r *ring) download(op string, dst []byte, src driver.Ptr) error {
 		pieces = append(pieces, piece{sl, dst[:n]})
 		d := r.sys().Drv
 		if res := d.MemcpyDtoHAsync(r.stream.Ctx.Handle, sl.block.mem, src, uint64(n), r.stream.Handle); res != driver.Success {
-			return r.sys().Fail(op, driver.CallMemcpyDtoHAsync, res, core.Bytes(len(dst)))
+			return r.stream.Ctx.Fail(op, driver.CallMemcpyDtoHAsync, res, core.Bytes(len(dst)))
 		}
 		if err := r.record(op, sl); err != nil {
 			return err
@@ -157,7 +157,7 @@ func (r *ring) add(op string) (*slot, error) {
 	e, res := r.sys().Drv.EventCreate(r.stream.Ctx.Handle, driver.EventDisableTiming)
 	if res != driver.Success {
 		r.pool.put(block)
-		return nil, r.sys().Fail(op, driver.CallEventCreate, res, "")
+		return nil, r.stream.Ctx.Fail(op, driver.CallEventCreate, res, "")
 	}
 	sl := &slot{block: block, event: e}
 	r.slots = append(r.slots[:r.next], append([]*slot{sl}, r.slots[r.next:]...)...)
@@ -172,7 +172,7 @@ func (r *ring) record(op string, sl *slot) error {
 	res := r.sys().Drv.EventRecord(r.stream.Ctx.Handle, sl.event, r.stream.Handle)
 	if res != driver.Success {
 		r.lose(sl)
-		return r.sys().Fail(op, driver.CallEventRecord, res, "")
+		return r.stream.Ctx.Fail(op, driver.CallEventRecord, res, "")
 	}
 	if capturing, _ := r.stream.Capturing(); capturing {
 		r.lose(sl)
@@ -202,7 +202,7 @@ func (r *ring) passed(sl *slot) bool {
 	if sl.held {
 		return false
 	}
-	if sl.busy && r.sys().Note(r.sys().Drv.EventQuery(r.stream.Ctx.Handle, sl.event)) == driver.Success {
+	if sl.busy && r.stream.Ctx.Note(r.sys().Drv.EventQuery(r.stream.Ctx.Handle, sl.event)) == driver.Success {
 		sl.busy = false
 	}
 	return !sl.busy
@@ -213,7 +213,7 @@ func (r *ring) wait(op string, sl *slot) error {
 		return nil
 	}
 	if res := r.sys().Drv.EventSynchronize(r.stream.Ctx.Handle, sl.event); res != driver.Success {
-		return r.sys().Fail(op, driver.CallEventSynchronize, res, "a staged copy")
+		return r.stream.Ctx.Fail(op, driver.CallEventSynchronize, res, "a staged copy")
 	}
 	sl.busy = false
 	return nil
@@ -223,11 +223,13 @@ func (r *ring) wait(op string, sl *slot) error {
 func (r *ring) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	lost := r.sys().DeviceLost() != driver.Success
+	lost := r.stream.Ctx.Lost() != driver.Success
 	for _, sl := range r.slots {
-		if !lost {
-			r.sys().Drv.EventDestroy(r.stream.Ctx.Handle, sl.event)
+		if lost { // nothing was waited for
+			r.pool.keep(sl.block)
+			continue
 		}
+		r.sys().Drv.EventDestroy(r.stream.Ctx.Handle, sl.event)
 		r.pool.put(sl.block)
 	}
 	r.slots, r.next = nil, 0

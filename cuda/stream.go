@@ -44,7 +44,7 @@ func (d *Device) newStream(o StreamOptions, track bool) (*Stream, error) {
 	}
 	h, r := d.sys.core.Drv.StreamCreate(c.Handle, flags)
 	if r != driver.Success {
-		return nil, d.sys.core.Fail(op, driver.CallStreamCreate, r, d.String())
+		return nil, c.Fail(op, driver.CallStreamCreate, r, d.String())
 	}
 	return d.stream(c.AddStream(h, false, track), track), nil
 }
@@ -74,7 +74,7 @@ func (d *Device) BorrowStream(handle uintptr) (*Stream, error) {
 	if s != driver.StreamNull && s != driver.StreamLegacy {
 		h, r := d.sys.core.Drv.StreamGetCtx(c.Handle, s)
 		if r != driver.Success {
-			return nil, d.sys.core.Fail(op, driver.CallStreamGetCtx, r, fmt.Sprintf("stream %#x", handle))
+			return nil, c.Fail(op, driver.CallStreamGetCtx, r, fmt.Sprintf("stream %#x", handle))
 		}
 		on, r := d.sys.core.Drv.CtxGetDevice(h)
 		if r != driver.Success {
@@ -192,27 +192,28 @@ func (s *Stream) Close() error {
 }
 
 func (s *Stream) close(op string) error {
-	sys := s.sys()
-	if sys.DeviceLost() == driver.Success && s.in.Hold() {
+	c, drv := s.in.Ctx, s.sys().Drv
+	if c.Lost() == driver.Success && s.in.Hold() {
 		err := s.notCapturing(op)
 		s.in.Drop()
-		// With the device lost there is no capture, and closing goes on.
-		if err != nil && sys.DeviceLost() == driver.Success {
+		// In a lost context nothing captures, and closing goes on.
+		if err != nil && c.Lost() == driver.Success {
 			return err
 		}
 	}
 	return s.in.Closer.Close(func() error {
-		if sys.DeviceLost() == driver.Success {
+		if c.Lost() == driver.Success {
 			// Staged copies must end before their memory is used again.
 			// Another library's work on a borrowed stream cannot be told apart.
-			r := sys.Note(sys.Drv.StreamSynchronize(s.in.Ctx.Handle, s.in.Handle))
+			r := c.Note(drv.StreamSynchronize(c.Handle, s.in.Handle))
 			if r != driver.Success && !r.Lost() {
 				return s.result(op, driver.CallStreamSynchronize, r)
 			}
 		}
 		s.ring.close()
-		if !s.in.Borrowed && sys.DeviceLost() == driver.Success {
-			if r := sys.Drv.StreamDestroy(s.in.Ctx.Handle, s.in.Handle); r != driver.Success {
+		if !s.in.Borrowed && c.Lost() == driver.Success {
+			r := c.Note(drv.StreamDestroy(c.Handle, s.in.Handle))
+			if r != driver.Success && !r.Lost() {
 				return s.result(op, driver.CallStreamDestroy, r)
 			}
 		}
@@ -262,5 +263,5 @@ func (s *Stream) result(op string, c driver.Call, r driver.Result) error {
 	if r == driver.Success {
 		return nil
 	}
-	return s.sys().Fail(op, c, r, fmt.Sprintf("stream %#x of %v", s.Handle(), s.dev))
+	return s.in.Ctx.Fail(op, c, r, fmt.Sprintf("stream %#x of %v", s.Handle(), s.dev))
 }

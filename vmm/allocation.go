@@ -112,7 +112,7 @@ func (a *Allocation) Granted() (Properties, error) {
 	sys := a.h.System()
 	prop, r := sys.Drv.MemGetAllocationPropertiesFromHandle(a.h.Driver)
 	if r != driver.Success {
-		return Properties{}, sys.Fail(op, driver.CallMemGetAllocationPropertiesFromHandle, r, "")
+		return Properties{}, sys.Fail(op, driver.CallMemGetAllocationPropertiesFromHandle, r, "", a.h.Devices()...)
 	}
 	return properties(prop), nil
 }
@@ -122,7 +122,7 @@ func (a *Allocation) Granted() (Properties, error) {
 func (a *Allocation) Close() error {
 	return a.closer.Close(func() error {
 		if r := a.h.Release(); r != driver.Success {
-			return a.h.System().Fail("vmm.Allocation.Close", driver.CallMemRelease, r, core.Bytes(a.h.Size))
+			return a.h.System().Fail("vmm.Allocation.Close", driver.CallMemRelease, r, core.Bytes(a.h.Size), a.h.Devices()...)
 		}
 		a.cleanup.Stop()
 		return nil

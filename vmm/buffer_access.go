@@ -96,7 +96,7 @@ func (b *buffer) revoked(op string, l driver.Location) error {
 	}
 	defer b.later.Add(-1)
 	end := b.mapped()
-	if end == 0 {
+	if end == 0 || b.res.System().DeviceLost(core.DevicesOf(b.prop.Location)...) != driver.Success {
 		return nil
 	}
 	return b.res.applyAccess(op, 0, end, accessList{{Location: l, Flags: b.access.mode(l)}})

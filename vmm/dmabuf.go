@@ -42,7 +42,7 @@ func (r *Reservation) DMABuf(d *cuda.Device, off, size int) (*os.File, error) {
 	sys := r.r.System()
 	fd, res := sys.Drv.MemGetHandleForAddressRange(c.Handle, r.r.base+driver.Ptr(off), uint64(size))
 	if res != driver.Success {
-		return nil, sys.Fail(op, driver.CallMemGetHandleForAddressRange, res,
+		return nil, c.Fail(op, driver.CallMemGetHandleForAddressRange, res,
 			fmt.Sprintf("%s at offset %s", core.Bytes(size), core.Bytes(off)))
 	}
 	return os.NewFile(uintptr(fd), "dmabuf"), nil

@@ -72,7 +72,7 @@ func (m *Mapping) Access(l cuda.Location) (AccessMode, error) {
 	sys := m.m.res.System()
 	flags, r := sys.Drv.MemGetAccess(driver.Location{Type: driver.LocationType(l.Type), ID: int32(l.ID)}, m.m.ptr())
 	if r != driver.Success {
-		return NoAccess, sys.Fail(op, driver.CallMemGetAccess, r, fmt.Sprintf("%v at %v", l, m.Ptr()))
+		return NoAccess, sys.Fail(op, driver.CallMemGetAccess, r, fmt.Sprintf("%v at %v", l, m.Ptr()), m.m.phys.Devices()...)
 	}
 	return AccessMode(flags), nil
 }
@@ -111,7 +111,7 @@ func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		in.res.mu.Lock()
 		undone := in.revoking[place] != life
 		in.res.mu.Unlock()
-		if undone {
+		if undone || in.phys.Lost() != driver.Success {
 			return nil
 		}
 		return in.res.applyAccess(op, in.off, in.phys.Size, changes)

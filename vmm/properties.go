@@ -224,7 +224,7 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 	}
 	gran, r := sys.Granularity(prop, driver.GranularityOption(p.Granularity))
 	if r != driver.Success {
-		return none, 0, sys.Fail(op, driver.CallMemGetAllocationGranularity, r, fmt.Sprintf("memory on %v", loc))
+		return none, 0, sys.Fail(op, driver.CallMemGetAllocationGranularity, r, fmt.Sprintf("memory on %v", loc), core.DevicesOf(prop.Location)...)
 	}
 	sys.Decide(wish, prop, gran)
 	return prop, gran, nil

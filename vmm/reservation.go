@@ -68,6 +68,10 @@ type reservation struct {
 	left []*mapping
 	// leftBytes is the memory in left.
 	leftBytes atomic.Uint64
+	// dropped is what lost the device that mappings were dropped with. They are
+	// still there for the driver, so the range is never used for others, nor
+	// given back.
+	dropped driver.Result
 }
 
 func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservation, error) {
@@ -196,7 +200,7 @@ func (r *reservation) free(op string) error {
 		return err
 	}
 	sys := r.System()
-	if sys.DeviceLost() == driver.Success {
+	if r.dropped == driver.Success && sys.DeviceLost() == driver.Success {
 		res := sys.Note(sys.Drv.MemAddressFree(r.base, r.size))
 		if res != driver.Success && !res.Lost() {
 			return sys.Fail(op, driver.CallMemAddressFree, res, fmt.Sprintf("%s at %#x", core.Bytes(r.size), uint64(r.base)))
@@ -242,16 +246,15 @@ func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*
 	if err := r.checkFree(op, off, size, at); err != nil {
 		return nil, err
 	}
-	sys := r.System()
-	// What was dropped when the device was lost may still be mapped.
-	if res := sys.DeviceLost(); res != driver.Success {
-		return nil, sys.Fail(op, driver.CallMemMap, res, "")
+	if err := r.checkLoss(op, handles); err != nil {
+		return nil, err
 	}
+	sys := r.System()
 	end := off
 	for _, h := range handles {
 		if res := sys.Drv.MemMap(r.base+driver.Ptr(end), h.Size, 0, h.Driver); res != driver.Success {
 			return nil, r.undoRun(maps, sys.Fail(op, driver.CallMemMap, res,
-				fmt.Sprintf("%s at %#x", core.Bytes(h.Size), uint64(r.base)+end)))
+				fmt.Sprintf("%s at %#x", core.Bytes(h.Size), uint64(r.base)+end), h.Devices()...))
 		}
 		maps = append(maps, &mapping{res: r, phys: h, off: end, access: access})
 		end += h.Size
@@ -259,7 +262,7 @@ func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*
 	if len(access) > 0 {
 		if res := sys.Drv.MemSetAccess(r.base+driver.Ptr(off), size, access); res != driver.Success {
 			return nil, r.undoRun(maps, sys.Fail(op, driver.CallMemSetAccess, res,
-				fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(r.base)+off)))
+				fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(r.base)+off), concerned(maps, access)...))
 		}
 	}
 	for _, m := range maps {
@@ -267,6 +270,32 @@ func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*
 	}
 	r.maps = slices.Insert(r.maps, at, maps...)
 	return maps, nil
+}
+
+// checkLoss refuses to map what lies on a lost device, or into a range from
+// which something was dropped.
+func (r *reservation) checkLoss(op string, handles []*phys.Handle) error {
+	if r.dropped != driver.Success {
+		return core.Error(core.Failure{Op: op, Kind: core.DeviceLost, Result: r.dropped,
+			Asked: fmt.Sprintf("the range at %#x, of which a part was dropped with its device", uint64(r.base)),
+			Hint:  "reserve another range for memory of the devices that go on"})
+	}
+	for _, h := range handles {
+		if res := h.Lost(); res != driver.Success {
+			return core.Error(core.Failure{Op: op, Call: driver.CallMemMap, Result: res, Asked: core.Bytes(h.Size)})
+		}
+	}
+	return nil
+}
+
+// concerned are the devices that a call on mappings can have to do with: those
+// that the memory lies on, and those that have or get access.
+func concerned(maps []*mapping, access accessList) []driver.Device {
+	devices := access.devices()
+	for _, m := range maps {
+		devices = append(append(devices, m.phys.Devices()...), m.access.devices()...)
+	}
+	return devices
 }
 
 // checkFree refuses a range that leaves the reservation, is taken, or has
@@ -298,14 +327,22 @@ func (r *reservation) checkFree(op string, off, size uint64, at int) error {
 // undoRun unmaps a run that nobody has used yet. Where that fails too the run
 // is left, with a count of its memory: the error names it.
 func (r *reservation) undoRun(maps []*mapping, cause error) error {
-	sys := r.System()
-	if len(maps) == 0 || sys.DeviceLost() != driver.Success {
+	if len(maps) == 0 {
 		return cause
 	}
+	sys := r.System()
 	first, last := maps[0], maps[len(maps)-1]
 	size := last.off + last.phys.Size - first.off
-	res := sys.Note(sys.Drv.MemUnmap(first.ptr(), size))
-	if res == driver.Success || res.Lost() {
+	res := first.phys.Lost() // a run that is being built is of one kind
+	if res == driver.Success {
+		res = sys.Drv.MemUnmap(first.ptr(), size)
+		if res == driver.Success {
+			return cause
+		}
+		sys.Note(res, concerned(maps, nil)...)
+	}
+	if res.Lost() {
+		r.dropped = res
 		return cause
 	}
 	for _, m := range maps {
@@ -376,14 +413,19 @@ func (r *reservation) giveBack(op string, maps []*mapping) (err error) {
 	unmap := func(maps []*mapping) error {
 		first, last := maps[0], maps[len(maps)-1]
 		size := last.off + last.phys.Size - first.off
-		if sys.DeviceLost() == driver.Success {
-			res := sys.Note(sys.Drv.MemUnmap(first.ptr(), size))
-			if res != driver.Success && !res.Lost() {
-				for _, m := range maps {
-					m.tried = true
-				}
-				return sys.Fail(op, driver.CallMemUnmap, res, fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(first.ptr())))
+		res := first.phys.Lost()
+		if res == driver.Success {
+			res = sys.Drv.MemUnmap(first.ptr(), size)
+		}
+		switch {
+		case res.Lost():
+			sys.Note(res, concerned(maps, nil)...)
+			r.dropped = res
+		case res != driver.Success:
+			for _, m := range maps {
+				m.tried = true
 			}
+			return sys.Fail(op, driver.CallMemUnmap, res, fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(first.ptr())))
 		}
 		for _, m := range maps {
 			m.unmapped = true
@@ -401,7 +443,7 @@ func (r *reservation) giveBack(op string, maps []*mapping) (err error) {
 		}
 		if err == nil && !m.released {
 			if res := m.phys.Release(); res != driver.Success {
-				err = sys.Fail(op, driver.CallMemRelease, res, core.Bytes(m.phys.Size))
+				err = sys.Fail(op, driver.CallMemRelease, res, core.Bytes(m.phys.Size), m.phys.Devices()...)
 			} else {
 				m.released = true
 			}
@@ -481,9 +523,19 @@ func (r *reservation) applyAccess(op string, off, size uint64, changes accessLis
 		return err
 	}
 	sys := r.System()
+	for _, m := range run {
+		if res := m.phys.Lost(); res != driver.Success {
+			return core.Error(core.Failure{Op: op, Call: driver.CallMemSetAccess, Result: res,
+				Asked: fmt.Sprintf("%s at %#x", core.Bytes(m.phys.Size), uint64(m.ptr()))})
+		}
+	}
 	if res := sys.Drv.MemSetAccess(r.base+driver.Ptr(off), size, changes); res != driver.Success {
-		return r.undoAccess(run, changes, sys.Fail(op, driver.CallMemSetAccess, res,
-			fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(r.base)+off)))
+		err := sys.Fail(op, driver.CallMemSetAccess, res,
+			fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(r.base)+off), concerned(run, changes)...)
+		if res.Lost() {
+			return err // closing drops what lies there
+		}
+		return r.undoAccess(run, changes, err)
 	}
 	var before, after accessList
 	for i, m := range run {
@@ -505,20 +557,17 @@ func (r *reservation) applyAccess(op string, off, size uint64, changes accessLis
 // a part of it. A mapping where that fails too is unsure until a change succeeds.
 func (r *reservation) undoAccess(run []*mapping, changes accessList, cause error) error {
 	sys := r.System()
-	if sys.DeviceLost() != driver.Success {
-		return cause
-	}
 	var unsure uint64
 	last := driver.Success
 	for _, m := range run {
-		res := sys.Note(sys.Drv.MemSetAccess(m.ptr(), m.phys.Size, m.access.of(changes)))
+		res := sys.Drv.MemSetAccess(m.ptr(), m.phys.Size, m.access.of(changes))
 		if res == driver.Success {
 			m.unsure = m.unsure.except(changes, 0)
 			continue
 		}
 		m.access = m.access.upper(changes)
 		m.unsure = append(m.unsure.except(changes, len(changes)), changes...)
-		unsure, last = unsure+m.phys.Size, res
+		unsure, last = unsure+m.phys.Size, sys.Note(res, concerned([]*mapping{m}, changes)...)
 	}
 	if unsure == 0 || last.Lost() {
 		return cause

@@ -56,7 +56,7 @@ func (s *System) Close() error {
 	for _, c := range contexts {
 		// A driver that is shutting down has released the context itself.
 		if r := c.close(); r != driver.Success && r != driver.Deinitialized {
-			errs = append(errs, s.Fail("cuda.System.Close", driver.CallDevicePrimaryCtxRelease, r, ""))
+			errs = append(errs, c.Fail("cuda.System.Close", driver.CallDevicePrimaryCtxRelease, r, ""))
 		}
 	}
 	if s.Config.Close != nil {

@@ -27,6 +27,7 @@ type Context struct {
 	// users is how often the context was made known, guarded by System.mu. One
 	// that nobody uses any more is forgotten, unless it is a primary one.
 	users int
+	lost  atomic.Int32 // the result that lost it; see Note
 	// Granule is what address ranges on the device are multiples of, once
 	// somebody has asked.
 	Granule atomic.Uint64
@@ -43,23 +44,38 @@ type Context struct {
 // AddContext makes a context known. The same handle twice is one Context. A
 // primary context is released when the System closes.
 func (s *System) AddContext(h driver.Context, d driver.Device, primary bool) *Context {
+	c, isNew := s.knowContext(h, d, primary)
+	if isNew && !s.Config.NamedStreamsOnly {
+		c.blockMu.Lock()
+		defer c.blockMu.Unlock()
+		if c.block == 0 {
+			// Taken now, since later there may be no memory left. Where there
+			// is none already, waitWork tries again.
+			c.block, _ = s.Drv.MemAlloc(h, sentinelBytes)
+		}
+	}
+	return c
+}
+
+func (s *System) knowContext(h driver.Context, d driver.Device, primary bool) (c *Context, isNew bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.contexts {
 		if c.Handle == h {
 			c.users++
 			c.primary = c.primary || primary
-			return c
+			return c, false
 		}
 	}
-	c := &Context{sys: s, Handle: h, Device: d, primary: primary, users: 1, streams: map[*Stream]struct{}{}}
+	c = &Context{sys: s, Handle: h, Device: d, primary: primary, users: 1, streams: map[*Stream]struct{}{}}
 	s.contexts = append(s.contexts, c)
-	if !s.Config.NamedStreamsOnly {
-		// Taken now, since later there may be no memory left. Where there is
-		// none already, WaitWork tries again.
-		c.block, _ = s.Drv.MemAlloc(h, sentinelBytes)
-	}
-	return c
+	return c, true
+}
+
+// Fail makes the error of a driver call that failed and named the context.
+func (c *Context) Fail(op string, call driver.Call, r driver.Result, asked string) error {
+	c.Note(r)
+	return Error(Failure{Op: op, Call: call, Result: r, Asked: asked})
 }
 
 // System is the context's system.
@@ -116,13 +132,13 @@ func (c *Context) Release() {
 // left to wait for.
 func (c *Context) waitWork(op string) error {
 	s := c.sys
-	if s.DeviceLost() != driver.Success {
+	if c.Lost() != driver.Success {
 		return nil
 	}
 	waited := true
 	for _, st := range c.knownStreams() {
 		one, err := st.wait(op)
-		if s.DeviceLost() != driver.Success {
+		if c.Lost() != driver.Success {
 			return nil // nothing runs any more
 		}
 		if err != nil {
@@ -130,16 +146,13 @@ func (c *Context) waitWork(op string) error {
 		}
 		waited = waited && one
 	}
-	if s.Config.NamedStreamsOnly && waited || s.DeviceLost() != driver.Success {
+	if s.Config.NamedStreamsOnly && waited || c.Lost() != driver.Success {
 		return nil
 	}
 	c.blockMu.Lock()
 	defer c.blockMu.Unlock()
 	if c.block == 0 {
 		b, r := s.Drv.MemAlloc(c.Handle, sentinelBytes)
-		if s.Note(r).Lost() {
-			return nil
-		}
 		if r == driver.OutOfMemory {
 			// Giving memory back must not need any. Pinned host memory waits
 			// for the same work.
@@ -147,9 +160,12 @@ func (c *Context) waitWork(op string) error {
 			if p, r = s.Drv.MemHostAlloc(c.Handle, sentinelBytes, driver.HostAllocPortable); r == driver.Success {
 				r = s.Drv.MemFreeHost(c.Handle, p)
 			}
-			if r == driver.Success || s.Note(r).Lost() {
+			if r == driver.Success {
 				return nil
 			}
+		}
+		if c.Note(r).Lost() {
+			return nil
 		}
 		if r != driver.Success {
 			return Error(Failure{Op: op, Call: driver.CallMemAlloc, Result: r,
@@ -158,8 +174,8 @@ func (c *Context) waitWork(op string) error {
 		}
 		c.block = b
 	}
-	if r := s.Note(s.Drv.MemFree(c.Handle, c.block)); r != driver.Success && !r.Lost() {
-		return s.Fail(op, driver.CallMemFree, r, "wait for the context's work")
+	if r := c.Note(s.Drv.MemFree(c.Handle, c.block)); r != driver.Success && !r.Lost() {
+		return c.Fail(op, driver.CallMemFree, r, "wait for the context's work")
 	}
 	c.block, _ = s.Drv.MemAlloc(c.Handle, sentinelBytes)
 	return nil
@@ -201,19 +217,21 @@ func (c *Context) recycle(e driver.Event) {
 	c.sys.Drv.EventDestroy(c.Handle, e)
 }
 
-// close gives back what the context holds.
+// close gives back what the context holds. Of a lost one the driver is asked
+// nothing.
 func (c *Context) close() driver.Result {
-	d, lost := c.sys.Drv, c.sys.DeviceLost() != driver.Success
-	if !lost {
-		for _, e := range c.events {
-			d.EventDestroy(c.Handle, e)
-		}
-		if c.block != 0 {
-			d.MemFree(c.Handle, c.block)
-		}
+	d := c.sys.Drv
+	if c.Lost() != driver.Success {
+		return driver.Success
+	}
+	for _, e := range c.events {
+		d.EventDestroy(c.Handle, e)
+	}
+	if c.block != 0 {
+		d.MemFree(c.Handle, c.block)
 	}
 	c.events, c.block = nil, 0
-	if c.primary && !lost {
+	if c.primary {
 		return d.DevicePrimaryCtxRelease(c.Device)
 	}
 	return driver.Success

@@ -73,7 +73,7 @@ func (s *System) Attribute(d driver.Device, a driver.DeviceAttribute) int32 {
 	}
 	v, r := s.Drv.DeviceGetAttribute(a, d)
 	if r != driver.Success {
-		s.Note(r)
+		s.Note(r, d)
 		return 0 // and asked again the next time
 	}
 	s.facts.mu.Lock()
@@ -97,7 +97,7 @@ func (s *System) Granularity(prop driver.AllocationProp, o driver.GranularityOpt
 	}
 	v, r := s.Drv.MemGetAllocationGranularity(prop, o)
 	if r != driver.Success {
-		return 0, s.Note(r)
+		return 0, s.Note(r, DevicesOf(prop.Location)...)
 	}
 	s.facts.mu.Lock()
 	defer s.facts.mu.Unlock()

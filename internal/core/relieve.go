@@ -38,24 +38,24 @@ func (s *System) OnPressure(trim func(need uint64) (freed uint64)) (remove func(
 // Allocate asks the driver for size bytes of device memory by try. Before it
 // gives up for want of memory it tears down what was closed and has passed,
 // asks those who keep memory, and, where the System was opened with a bound for
-// it, waits for what was closed and is pending.
+// it, waits for what was closed and is pending. The caller notes the answer.
 func (s *System) Allocate(size uint64, try func() driver.Result) driver.Result {
 	pending := s.PendingReclaims() > 0
 	s.PollReclaim()
 	r := try()
 	if r != driver.OutOfMemory {
-		return s.Note(r)
+		return r
 	}
 	// Another goroutine may have been giving memory back meanwhile.
 	if pending || s.PendingReclaims() > 0 {
 		s.settle()
 		if r = try(); r != driver.OutOfMemory {
-			return s.Note(r)
+			return r
 		}
 	}
 	if s.trim(size) > 0 {
 		if r = try(); r != driver.OutOfMemory {
-			return s.Note(r)
+			return r
 		}
 	}
 	deadline := time.Now().Add(s.Config.AllocationWait)
@@ -63,7 +63,7 @@ func (s *System) Allocate(size uint64, try func() driver.Result) driver.Result {
 		time.Sleep(min(longestPause, max(0, time.Until(deadline))))
 		s.settle()
 		if r = try(); r != driver.OutOfMemory {
-			return s.Note(r)
+			return r
 		}
 	}
 	return r

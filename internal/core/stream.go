@@ -59,7 +59,7 @@ func (s *Stream) Capturing() (bool, driver.Result) {
 	if r == driver.CaptureImplicit {
 		return true, driver.Success
 	}
-	return status != driver.CaptureNone, s.Ctx.sys.Note(r)
+	return status != driver.CaptureNone, s.Ctx.Note(r)
 }
 
 // Capture asks the driver which capture the stream takes part in. The id is
@@ -74,7 +74,7 @@ func (s *Stream) Capture() (status driver.CaptureStatus, id uint64, r driver.Res
 	case r != driver.Success || status == driver.CaptureNone:
 		id = 0
 	}
-	return status, id, s.Ctx.sys.Note(r)
+	return status, id, s.Ctx.Note(r)
 }
 
 // IsLegacy reports whether it is the legacy default stream.
@@ -113,17 +113,17 @@ func (s *Stream) Mark(op string) (m Mark, capturing bool, err error) {
 	asked := func() string { return fmt.Sprintf("stream %#x", uintptr(s.Handle)) }
 	if capturing, r := s.Capturing(); capturing || r != driver.Success {
 		if r != driver.Success {
-			err = c.sys.Fail(op, driver.CallStreamIsCapturing, r, asked())
+			err = c.Fail(op, driver.CallStreamIsCapturing, r, asked())
 		}
 		return Mark{}, capturing, err
 	}
 	e, r := c.event()
 	if r != driver.Success {
-		return Mark{}, false, c.sys.Fail(op, driver.CallEventCreate, r, asked())
+		return Mark{}, false, c.Fail(op, driver.CallEventCreate, r, asked())
 	}
 	if r := d.EventRecord(c.Handle, e, s.Handle); r != driver.Success {
 		d.EventDestroy(c.Handle, e)
-		return Mark{}, false, c.sys.Fail(op, driver.CallEventRecord, r, asked())
+		return Mark{}, false, c.Fail(op, driver.CallEventRecord, r, asked())
 	}
 	if capturing, _ := s.Capturing(); capturing {
 		d.EventDestroy(c.Handle, e)
@@ -132,14 +132,13 @@ func (s *Stream) Mark(op string) (m Mark, capturing bool, err error) {
 	return Mark{c, e}, false, nil
 }
 
-// passed asks whether the work before the mark is done. After the device is
-// lost nothing runs any more.
+// passed asks whether the work before the mark is done. In a lost context
+// nothing runs any more.
 func (m Mark) passed() bool {
-	s := m.ctx.sys
-	if s.DeviceLost() != driver.Success {
+	if m.ctx.Lost() != driver.Success {
 		return true
 	}
-	switch r := s.Note(s.Drv.EventQuery(m.ctx.Handle, m.event)); {
+	switch r := m.ctx.Note(m.ctx.sys.Drv.EventQuery(m.ctx.Handle, m.event)); {
 	case r == driver.Success || r.Lost():
 		return true
 	case r == driver.NotReady:
@@ -152,13 +151,15 @@ func (m Mark) passed() bool {
 }
 
 // Wait blocks until the mark has passed, and gives the event back. A capture
-// that runs is not harmed.
+// that runs is not harmed. A lost context is no error: nothing of it runs.
 func (m Mark) Wait(op string) error {
-	s := m.ctx.sys
-	r := s.Note(s.Drv.EventSynchronize(m.ctx.Handle, m.event))
+	if m.ctx.Lost() != driver.Success {
+		return nil
+	}
+	r := m.ctx.Note(m.ctx.sys.Drv.EventSynchronize(m.ctx.Handle, m.event))
 	m.Drop()
 	if r != driver.Success && !r.Lost() {
-		return s.Fail(op, driver.CallEventSynchronize, r, "wait for a stream")
+		return m.ctx.Fail(op, driver.CallEventSynchronize, r, "wait for a stream")
 	}
 	return nil
 }
@@ -199,8 +200,8 @@ func (s *System) NewFence(op string, streams []*Stream) (*Fence, error) {
 				continue
 			}
 		}
-		if s.DeviceLost() != driver.Success {
-			return f, nil // nothing runs any more
+		if st.Ctx.sys == s && st.Ctx.Lost() != driver.Success {
+			continue // nothing runs there any more
 		}
 		f.Drop()
 		return nil, err
@@ -213,6 +214,9 @@ func (s *System) fenceAll() (*Fence, bool) {
 	f := new(Fence)
 	for _, c := range s.knownContexts() {
 		for _, st := range c.knownStreams() {
+			if c.Lost() != driver.Success {
+				break // nothing runs there any more
+			}
 			if !st.Hold() {
 				// Its Close runs, and has perhaps not waited yet.
 				f.Drop()
@@ -221,8 +225,8 @@ func (s *System) fenceAll() (*Fence, bool) {
 			m, capturing, err := st.Mark("reclaim")
 			st.Drop()
 			switch {
-			case s.DeviceLost() != driver.Success:
-				return f, true // nothing runs any more
+			case c.Lost() != driver.Success:
+				continue
 			case err != nil || capturing:
 				f.Drop()
 				return nil, false

@@ -8,9 +8,9 @@
 //
 // From first to last: an owner's own locks (see the package vmm), a Context's
 // block lock, and the leaves: a Context's state, the reclaimer's list, the live
-// list, the facts. Under a leaf no driver call is made and no other lock is
-// taken. The System's own lock is held while a context is made known, over the
-// driver call that takes its block. The reclaimer's look is one goroutine's at
+// list, the facts, the losses, and the System's own lock, over its contexts.
+// Under a leaf no driver call is made and no other lock is taken. The
+// reclaimer's look is one goroutine's at
 // a time, and takes the locks of the objects that it tears down.
 package core
 
@@ -49,8 +49,9 @@ type System struct {
 
 	live  live
 	facts facts
-	lost  atomic.Int64
-	dead  atomic.Int32
+	lost  atomic.Int64 // objects that were collected without Close
+
+	losses losses
 
 	mu       sync.Mutex
 	contexts []*Context
@@ -67,22 +68,9 @@ func NewSystem(d driver.Driver, version int32, c Config) *System {
 	return s
 }
 
-// Note looks at a driver's answer: one that means that a context is gone is
-// remembered, so that every wait returns and closing drops state without
-// asking the driver again.
-func (s *System) Note(r driver.Result) driver.Result {
-	if r.Lost() && s.dead.CompareAndSwap(0, int32(r)) {
-		s.Config.Log.Error("cuvmm: the device's context is lost; this process cannot use the GPU any more",
-			"result", r.String(), "hint", "restart the process; an access to memory that was unmapped is the usual cause")
-	}
-	return r
-}
-
-// DeviceLost answers the result that lost the context, or Success.
-func (s *System) DeviceLost() driver.Result { return driver.Result(s.dead.Load()) }
-
-// Fail makes the error of a driver call that failed.
-func (s *System) Fail(op string, c driver.Call, r driver.Result, asked string) error {
-	s.Note(r)
+// Fail makes the error of a driver call that failed and named no context; see
+// Note for the devices.
+func (s *System) Fail(op string, c driver.Call, r driver.Result, asked string, devices ...driver.Device) error {
+	s.Note(r, devices...)
 	return Error(Failure{Op: op, Call: c, Result: r, Asked: asked})
 }

@@ -32,10 +32,11 @@ type Handle struct {
 var lastID atomic.Uint64
 
 // Create makes physical memory; see core.System.Allocate for what it does where
-// there is none. After the device is lost nobody could give the memory back, so
+// there is none. On a device that is lost nobody could give the memory back, so
 // none is made.
 func Create(s *core.System, size uint64, prop driver.AllocationProp) (*Handle, driver.Result) {
-	if r := s.DeviceLost(); r != driver.Success {
+	on := core.DevicesOf(prop.Location)
+	if r := s.DeviceLost(on...); r != driver.Success {
 		return nil, r
 	}
 	var h driver.MemHandle
@@ -44,7 +45,7 @@ func Create(s *core.System, size uint64, prop driver.AllocationProp) (*Handle, d
 		return r
 	})
 	if r != driver.Success {
-		return nil, r
+		return nil, s.Note(r, on...)
 	}
 	return New(s, h, size, prop), driver.Success
 }
@@ -60,15 +61,22 @@ func New(s *core.System, h driver.MemHandle, size uint64, prop driver.Allocation
 // Retain adds to the count. The caller must hold one.
 func (h *Handle) Retain() { h.refs.Add(1) }
 
+// Devices is the device that the memory lies on, if it is one.
+func (h *Handle) Devices() []driver.Device { return core.DevicesOf(h.Asked.Location) }
+
+// Lost answers the result that lost the memory's device, or Success. The driver
+// is asked nothing of such memory any more.
+func (h *Handle) Lost() driver.Result { return h.System().DeviceLost(h.Devices()...) }
+
 // Release takes from the count; the last one gives the memory back. After a
 // failure the caller still holds its count and may try again.
 func (h *Handle) Release() driver.Result {
 	if h.refs.Add(-1) > 0 {
 		return driver.Success
 	}
-	s := h.System()
-	if s.DeviceLost() == driver.Success {
-		r := s.Note(s.Drv.MemRelease(h.Driver))
+	if h.Lost() == driver.Success {
+		s := h.System()
+		r := s.Note(s.Drv.MemRelease(h.Driver), h.Devices()...)
 		if r != driver.Success && !r.Lost() {
 			h.refs.Add(1)
 			return r

@@ -147,7 +147,7 @@ func TestALostDeviceMakesNoMemoryAndIsNotAsked(t *testing.T) {
 	h := create(t, sys)
 	left := create(t, sys)
 	calls := m.Count("cuMemCreate")
-	sys.Note(driver.IllegalAddress)
+	sys.Note(driver.IllegalAddress, 0)
 	_, r := phys.Create(sys, 2*mib, onDevice)
 	require.Equal(t, driver.IllegalAddress, r)
 	require.Equal(t, calls, m.Count("cuMemCreate"))

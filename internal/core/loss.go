@@ -1,0 +1,136 @@
+package core
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// A context is lost when an error has destroyed it: nothing of it runs any
+// more, and every call that names it fails. Loss is a state of a Context, and
+// with it of its device, since memory belongs to devices. The other devices go
+// on.
+//
+// losses are the devices that lost a context. A context may be forgotten, the
+// loss of its device is not.
+type losses struct {
+	count   atomic.Int64 // of what was noticed so far
+	mu      sync.Mutex
+	devices map[driver.Device]driver.Result
+}
+
+// Note looks at the answer of a call that named the context: one that means
+// that the context is gone is remembered, so that nothing waits for it, and
+// closing drops state without asking the driver again.
+func (c *Context) Note(r driver.Result) driver.Result {
+	switch {
+	case r == driver.Deinitialized:
+		c.sys.Note(r)
+	case r.Lost():
+		c.lose(r)
+	}
+	return r
+}
+
+// Lost answers the result that lost the context, or Success.
+func (c *Context) Lost() driver.Result { return driver.Result(c.lost.Load()) }
+
+func (c *Context) lose(r driver.Result) {
+	if !c.lost.CompareAndSwap(0, int32(r)) {
+		return
+	}
+	s := c.sys
+	s.losses.mark(c.Device, r)
+	s.Config.Log.Error("cuvmm: a context is lost; this process cannot use its device any more",
+		"device", int32(c.Device), "result", r.String(),
+		"hint", "restart the process; an access to memory that was unmapped is the usual cause")
+}
+
+func (l *losses) mark(d driver.Device, r driver.Result) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.count.Add(1)
+	if l.devices == nil {
+		l.devices = map[driver.Device]driver.Result{}
+	}
+	if l.devices[d] == driver.Success {
+		l.devices[d] = r
+	}
+}
+
+func (l *losses) of(d driver.Device) driver.Result {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.devices[d]
+}
+
+// Note looks at the answer of a call that named no context, and concerned
+// memory or access of these devices; of none, where it is not known. If it
+// means that a context is gone, the contexts that could be meant are asked.
+// Where none admits it, all of them count as lost: to wait for nothing and keep
+// everything is safe, and to go on with a lost one is not.
+func (s *System) Note(r driver.Result, devices ...driver.Device) driver.Result {
+	if !r.Lost() {
+		return r
+	}
+	meant := s.knownContexts()
+	if len(devices) > 0 {
+		meant = slices.DeleteFunc(meant, func(c *Context) bool { return !slices.Contains(devices, c.Device) })
+	}
+	known := false
+	if r != driver.Deinitialized {
+		for _, c := range meant {
+			if c.Lost() == driver.Success {
+				// It harms no capture, and answers what has befallen the context.
+				_, _, answer := s.Drv.MemGetInfo(c.Handle)
+				c.Note(answer)
+			}
+			known = known || c.Lost() != driver.Success
+		}
+	}
+	if !known {
+		for _, c := range meant {
+			c.lose(r)
+		}
+		for _, d := range devices { // those without a context too
+			s.losses.mark(d, r)
+		}
+	}
+	return r
+}
+
+// DeviceLost answers the result that lost one of the devices, or Success.
+// Without devices it is about all that have contexts: of what lies on none of
+// them the driver can be asked while one of them lives.
+func (s *System) DeviceLost(devices ...driver.Device) driver.Result {
+	if s.losses.count.Load() == 0 {
+		return driver.Success
+	}
+	if len(devices) == 0 {
+		for _, c := range s.knownContexts() {
+			if s.losses.of(c.Device) == driver.Success {
+				return driver.Success
+			}
+			devices = append(devices, c.Device)
+		}
+	}
+	for _, d := range devices {
+		if r := s.losses.of(d); r != driver.Success {
+			return r
+		}
+	}
+	return driver.Success
+}
+
+// Losses counts the losses: while it stays the same none was noticed.
+func (s *System) Losses() int64 { return s.losses.count.Load() }
+
+// DevicesOf is the device that a location is, if it is one.
+func DevicesOf(l driver.Location) []driver.Device {
+	if l.Type == driver.LocationDevice {
+		return []driver.Device{driver.Device(l.ID)}
+	}
+	return nil
+}
