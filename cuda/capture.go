@@ -154,6 +154,7 @@ func (s *Stream) beginCapture(op string, mode CaptureMode) (*capture, error) {
 	if r := d.StreamBeginCapture(ctx, h, captureModes[mode]); r != driver.Success {
 		return nil, s.result(op, driver.CallStreamBeginCapture, r)
 	}
+	s.in.TakePart()
 	c := &capture{sys: s.dev.sys, stream: s.in, mode: mode, staged: staged{losses: s.sys().Losses()}}
 	_, id, r := s.in.Capture()
 	if r != driver.Success {
@@ -348,10 +349,10 @@ func (s *Stream) capture(op string) (*capture, error) {
 	f := core.Failure{Op: op, Kind: core.Capturing}
 	switch status {
 	case driver.CaptureInvalidated:
-		f.Asked = fmt.Sprintf("stream %#x takes part in a capture that is broken", s.Handle())
+		f.Asked = fmt.Sprintf("stream %#x takes part in a capture that is broken", s.handle())
 		f.Hint = "end the capture and capture again"
 	default:
-		f.Asked = fmt.Sprintf("stream %#x takes part in a capture that this System did not begin", s.Handle())
+		f.Asked = fmt.Sprintf("stream %#x takes part in a capture that this System did not begin", s.handle())
 		f.Hint = "capture with Stream.WithCapture, whose graph keeps the bytes, or copy from a HostBuffer that lives as long as the graph"
 	}
 	return nil, core.Error(f)
@@ -375,10 +376,10 @@ func (s *Stream) mayWait(op string, last record) error {
 	case last.captured && (!capturing || last.capture == id):
 		return nil
 	case last.captured:
-		f.Asked = fmt.Sprintf("stream %#x, which takes part in one capture, for an event of another", s.Handle())
+		f.Asked = fmt.Sprintf("stream %#x, which takes part in one capture, for an event of another", s.handle())
 		f.Hint = "two captures cannot be joined: record the event anew"
 	default:
-		f.Asked = fmt.Sprintf("stream %#x, which captures a graph, for an event that was recorded outside of it", s.Handle())
+		f.Asked = fmt.Sprintf("stream %#x, which captures a graph, for an event that was recorded outside of it", s.handle())
 		f.Hint = "wait for it before the capture begins, or let the stream wait for it that the graph is launched on"
 	}
 	return core.Error(f)

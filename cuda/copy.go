@@ -140,7 +140,7 @@ func (s *Stream) copied(op string, c driver.Call, n int, p Ptr, r driver.Result)
 	if r == driver.Success {
 		return nil
 	}
-	return s.in.Ctx.Fail(op, c, r, fmt.Sprintf("%s at %v on stream %#x of %v", core.Bytes(n), p, s.Handle(), s.dev))
+	return s.in.Ctx.Fail(op, c, r, fmt.Sprintf("%s at %v on stream %#x of %v", core.Bytes(n), p, s.handle(), s.dev))
 }
 
 // Transfer is the device's own stream for copies that name none: it exists

@@ -102,8 +102,14 @@ func (d *Device) stream(in *core.Stream, watch bool) *Stream {
 }
 
 // Handle is the stream's handle (a CUstream) for other libraries. It is valid
-// until Close.
-func (s *Stream) Handle() uintptr { return uintptr(s.in.Handle) }
+// until Close. From then on others may capture the stream, so that operations
+// which must know it ask the driver each time.
+func (s *Stream) Handle() uintptr {
+	s.in.Expose()
+	return s.handle()
+}
+
+func (s *Stream) handle() uintptr { return uintptr(s.in.Handle) }
 
 // Device is the stream's device.
 func (s *Stream) Device() *Device { return s.dev }
@@ -175,8 +181,11 @@ func (s *Stream) Wait(e *Event) error {
 	if err := s.mayWait(op, last); err != nil {
 		return err
 	}
-	return s.result(op, driver.CallStreamWaitEvent,
-		s.sys().Drv.StreamWaitEvent(s.in.Ctx.Handle, s.in.Handle, e.handle))
+	r := s.sys().Drv.StreamWaitEvent(s.in.Ctx.Handle, s.in.Handle, e.handle)
+	if r == driver.Success && last.captured {
+		s.in.TakePart()
+	}
+	return s.result(op, driver.CallStreamWaitEvent, r)
 }
 
 // Close waits for the stream's work and destroys it; a borrowed stream is only
@@ -263,5 +272,5 @@ func (s *Stream) result(op string, c driver.Call, r driver.Result) error {
 	if r == driver.Success {
 		return nil
 	}
-	return s.in.Ctx.Fail(op, c, r, fmt.Sprintf("stream %#x of %v", s.Handle(), s.dev))
+	return s.in.Ctx.Fail(op, c, r, fmt.Sprintf("stream %#x of %v", s.handle(), s.dev))
 }

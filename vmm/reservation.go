@@ -13,12 +13,14 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/ranges"
 )
 
 // Reservation is a range of address space. Nothing is behind it until memory
 // is mapped into it. Address space is nearly free: a range of terabytes costs
 // microseconds and no memory.
 type Reservation struct {
+	ranged
 	r       *reservation
 	cleanup runtime.Cleanup
 }
@@ -41,7 +43,7 @@ func Reserve(d *cuda.Device, size int, o ReserveOptions) (*Reservation, error) {
 	if err != nil {
 		return nil, err
 	}
-	shell := &Reservation{r: r}
+	shell := &Reservation{ranged: ranges.Hold(r), r: r}
 	shell.cleanup = core.Watch(shell, &r.Object)
 	return shell, nil
 }

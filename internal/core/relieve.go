@@ -85,3 +85,11 @@ func (s *System) trim(need uint64) (freed uint64) {
 	}
 	return freed
 }
+
+// Relieve is for somebody who has memory of his own to fall back on and so goes
+// without Allocate: it tears down what was closed and has passed, waiting for
+// whoever is at it, and asks those who keep memory for need bytes.
+func (s *System) Relieve(need uint64) (freed uint64) {
+	s.settle()
+	return s.trim(need)
+}

@@ -3,6 +3,7 @@ package core
 import (
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
@@ -15,6 +16,10 @@ type Stream struct {
 	Handle driver.Stream
 	// Borrowed streams are not destroyed.
 	Borrowed bool
+	// Locals are what other packages keep for the stream.
+	Locals Locals
+	taking taking
+	gone   atomic.Bool
 }
 
 // AddStream makes a stream known to its context. The library's own streams are
@@ -31,8 +36,12 @@ func (c *Context) AddStream(h driver.Stream, borrowed, track bool) *Stream {
 	return s
 }
 
-// Forget takes the stream from the known ones.
+// Gone reports whether the stream was closed and its work has passed.
+func (s *Stream) Gone() bool { return s.gone.Load() }
+
+// Forget takes the stream, whose work has passed, from the known ones.
 func (s *Stream) Forget() {
+	s.gone.Store(true)
 	s.Ctx.mu.Lock()
 	delete(s.Ctx.streams, s)
 	s.Ctx.mu.Unlock()
@@ -67,12 +76,16 @@ func (s *Stream) Capturing() (bool, driver.Result) {
 // (of a capture that is broken, and of the legacy stream while a blocking
 // stream captures).
 func (s *Stream) Capture() (status driver.CaptureStatus, id uint64, r driver.Result) {
+	last := s.taking.last.Load()
 	status, id, r = s.Ctx.sys.Drv.StreamGetCaptureInfo(s.Ctx.Handle, s.Handle)
 	switch {
 	case r == driver.CaptureImplicit:
 		return driver.CaptureActive, 0, driver.Success
 	case r != driver.Success || status == driver.CaptureNone:
 		id = 0
+	}
+	if r == driver.Success && status == driver.CaptureNone {
+		s.taking.over(last)
 	}
 	return status, id, s.Ctx.Note(r)
 }

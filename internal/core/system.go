@@ -58,6 +58,7 @@ type System struct {
 
 	reclaim  reclaimer
 	trimmers trimmers
+	locals   locals
 }
 
 // NewSystem wraps an initialised driver.

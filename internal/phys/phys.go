@@ -50,6 +50,21 @@ func Create(s *core.System, size uint64, prop driver.AllocationProp) (*Handle, d
 	return New(s, h, size, prop), driver.Success
 }
 
+// TryCreate is Create for somebody who knows what to do where there is no
+// memory: the driver is asked once.
+func TryCreate(s *core.System, size uint64, prop driver.AllocationProp) (*Handle, driver.Result) {
+	on := core.DevicesOf(prop.Location)
+	if r := s.DeviceLost(on...); r != driver.Success {
+		return nil, r
+	}
+	s.PollReclaim()
+	h, r := s.Drv.MemCreate(size, prop)
+	if s.Note(r, on...) != driver.Success {
+		return nil, r
+	}
+	return New(s, h, size, prop), driver.Success
+}
+
 // New takes over a driver's handle.
 func New(s *core.System, h driver.MemHandle, size uint64, prop driver.AllocationProp) *Handle {
 	p := &Handle{Driver: h, Size: size, Asked: prop, ID: lastID.Add(1)}

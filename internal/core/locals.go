@@ -1,0 +1,64 @@
+package core
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// Locals are what other packages keep for a stream, by a number that NewLocal
+// gave them. Reading takes no lock.
+type Locals struct {
+	mu  sync.Mutex
+	all atomic.Pointer[[]any]
+}
+
+// Get is what was set for the number, or nil.
+func (l *Locals) Get(n int) any {
+	if all := l.all.Load(); all != nil && n < len(*all) {
+		return (*all)[n]
+	}
+	return nil
+}
+
+// Set keeps v for the number; nil keeps nothing.
+func (l *Locals) Set(n int, v any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []any
+	if old := l.all.Load(); old != nil {
+		all = slices.Clone(*old)
+	}
+	for len(all) <= n {
+		all = append(all, nil)
+	}
+	all[n] = v
+	l.all.Store(&all)
+}
+
+// locals are the numbers in use.
+type locals struct {
+	mu   sync.Mutex
+	used []bool
+}
+
+// NewLocal answers the lowest number that nobody uses.
+func (s *System) NewLocal() int {
+	l := &s.locals
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := slices.Index(l.used, false)
+	if n < 0 {
+		n = len(l.used)
+		l.used = append(l.used, true)
+	}
+	l.used[n] = true
+	return n
+}
+
+// FreeLocal takes a number back, for which every stream keeps nothing any more.
+func (s *System) FreeLocal(n int) {
+	s.locals.mu.Lock()
+	defer s.locals.mu.Unlock()
+	s.locals.used[n] = false
+}

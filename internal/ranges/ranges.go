@@ -1,0 +1,55 @@
+// Package ranges is how the rooms that manage memory of their own, such as the
+// pool, reach into a vmm.Reservation: runs of chunks are mapped and unmapped in
+// one go, without an object for each and without waiting for the GPU. Users
+// never import it and no public signature needs it: vmm.Reservation embeds a
+// [Holder], and [Of] looks inside.
+package ranges
+
+import (
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+)
+
+// Range is the inner state of a vmm.Reservation. Its methods are safe for
+// concurrent use; changes of one range run one after the other. The
+// operation's name is the caller's, for errors.
+type Range interface {
+	// MapRun maps chunks one behind the other from an offset on and grants the
+	// run in one call. It takes over one count of each handle; where it fails
+	// everything is as it was, and the counts are still the caller's. The access
+	// list is kept and never changed.
+	MapRun(op string, off uint64, chunks []*phys.Handle, access []driver.AccessDesc) error
+	// UnmapRun unmaps a run of whole chunks in one call, and gives up the counts
+	// that MapRun took over. It waits for nobody: the caller knows that the GPU
+	// has passed. After an error the range is out of use, and Close tries again.
+	UnmapRun(op string, off, size uint64) error
+	// SetAccess changes who may touch a run of whole chunks. It takes nothing
+	// away: the list names all that have access already.
+	SetAccess(op string, off, size uint64, access []driver.AccessDesc) error
+}
+
+// Holder is embedded, unexported, by vmm.Reservation. Its only method is
+// unexported too, so nobody outside can reach the inner state.
+type Holder struct{ r Range }
+
+// Hold makes the holder.
+func Hold(r Range) Holder { return Holder{r} }
+
+func (h *Holder) inner() Range { return h.r }
+
+// Of looks inside a vmm.Reservation.
+func Of(r interface{ inner() Range }) Range { return r.inner() }
+
+// Resolve turns vmm.Properties into the driver's form, with every default
+// decided, and answers the granularity in bytes.
+func Resolve(op string, d *cuda.Device, properties any) (driver.AllocationProp, uint64, error) {
+	return resolve(op, d, properties)
+}
+
+var resolve func(op string, d *cuda.Device, properties any) (driver.AllocationProp, uint64, error)
+
+// SetResolve tells the package how. vmm calls it once.
+func SetResolve(f func(op string, d *cuda.Device, properties any) (driver.AllocationProp, uint64, error)) {
+	resolve = f
+}

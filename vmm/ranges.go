@@ -1,0 +1,48 @@
+package vmm
+
+import (
+	"slices"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/ranges"
+)
+
+type ranged = ranges.Holder
+
+func init() {
+	ranges.SetResolve(func(op string, d *cuda.Device, p any) (driver.AllocationProp, uint64, error) {
+		return p.(Properties).resolve(op, d)
+	})
+}
+
+// MapRun maps chunks for another room: see ranges.Range.
+func (r *reservation) MapRun(op string, off uint64, chunks []*phys.Handle, access []driver.AccessDesc) error {
+	_, err := r.mapRun(op, make([]*mapping, 0, len(chunks)), off, chunks, access)
+	return err
+}
+
+// UnmapRun unmaps chunks for another room: see ranges.Range.
+func (r *reservation) UnmapRun(op string, off, size uint64) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	found, err := r.run(op, off, size)
+	if err != nil {
+		return err
+	}
+	maps := slices.Clone(found)
+	at := r.find(off)
+	r.maps = slices.Delete(r.maps, at, at+len(maps))
+	return r.giveBack(op, maps)
+}
+
+// SetAccess changes the access of chunks for another room: see ranges.Range.
+func (r *reservation) SetAccess(op string, off, size uint64, access []driver.AccessDesc) error {
+	if !r.closer.Hold() {
+		return core.ClosedError(op, "reservation")
+	}
+	defer r.closer.Drop()
+	return r.applyAccess(op, off, size, access)
+}
