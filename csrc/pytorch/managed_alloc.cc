@@ -1,0 +1,336 @@
+// Managed memory for PyTorch: an allocator in the form that
+// torch.cuda.memory.CUDAPluggableAllocator takes, which places memory on the
+// GPU first and maps it for the CPU. README.md says how to use it.
+//
+// The library stands on the driver alone, which it opens at run time. What
+// every call does to its thread (the context, the capture mode) it undoes.
+
+#include <dlfcn.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+
+typedef struct CUstream_st *cudaStream_t;
+
+namespace {
+
+// The driver API, as far as it is used. Handles are integers: the same
+// registers, and no casts.
+using Context = uintptr_t;
+using Pointer = uint64_t;
+
+enum Result : int {
+    Success = 0,
+    OutOfMemory = 2,
+    NotInitialized = 3,
+    Deinitialized = 4,
+    InvalidDevice = 101,
+    CaptureImplicit = 906, // the legacy stream, while a stream that waits for it captures
+};
+enum : int { AttributeManaged = 83, AttributeConcurrentManagedAccess = 89 };
+enum : int { AdvisePreferredLocation = 3, AdviseAccessedBy = 5 };
+enum : int { Host = -1 };
+enum : unsigned { AttachGlobal = 1, CaptureRelaxed = 2 };
+
+// Each entry point, the CUDA version its declaration was written for, and the
+// declaration. Advice and prefetch are taken in their first form, in which a
+// location is a device or the host: every driver still has it.
+#define DRIVER_ENTRIES(X)                                                                  \
+    X(cuInit, 2000, (unsigned flags))                                                      \
+    X(cuGetErrorName, 6000, (int result, const char **name))                               \
+    X(cuDeviceGet, 2000, (int *device, int ordinal))                                       \
+    X(cuDeviceGetAttribute, 2000, (int *value, int attribute, int device))                 \
+    X(cuDevicePrimaryCtxRetain, 7000, (Context * context, int device))                     \
+    X(cuCtxPushCurrent, 4000, (Context context))                                           \
+    X(cuCtxPopCurrent, 4000, (Context * context))                                          \
+    X(cuThreadExchangeStreamCaptureMode, 10010, (unsigned *mode))                          \
+    X(cuStreamIsCapturing, 10000, (cudaStream_t stream, int *status))                      \
+    X(cuStreamSynchronize, 2000, (cudaStream_t stream))                                    \
+    X(cuMemGetInfo, 3020, (size_t *free, size_t *total))                                   \
+    X(cuMemAllocManaged, 6000, (Pointer * p, size_t size, unsigned flags))                 \
+    X(cuMemAdvise, 8000, (Pointer p, size_t size, int advice, int location))               \
+    X(cuMemPrefetchAsync, 8000, (Pointer p, size_t size, int location, cudaStream_t stream)) \
+    X(cuMemFree, 3020, (Pointer p))
+
+struct Driver {
+#define X(name, version, parameters) int(*name) parameters;
+    DRIVER_ENTRIES(X)
+#undef X
+    Driver();
+    const char *name_of(int result) const {
+        const char *name = nullptr;
+        return cuGetErrorName(result, &name) == Success && name ? name : "an unknown error";
+    }
+};
+
+__attribute__((format(printf, 1, 2))) std::string text(const char *format, ...) {
+    char buffer[1024];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(buffer, sizeof buffer, format, list);
+    va_end(list);
+    return buffer;
+}
+
+[[noreturn]] void fail(const std::string &why) { throw std::runtime_error("managed_malloc: " + why); }
+
+// PyTorch turns it into a RuntimeError with this text. The beginning is that
+// of PyTorch's own, by which programs tell that a smaller batch may help.
+struct OutOfMemoryError : std::bad_alloc {
+    char message[512];
+    const char *what() const noexcept override { return message; }
+};
+
+// A warning is given once in the life of the process, at its first cause.
+void warn(std::atomic_flag &given, const std::string &what) {
+    if (!given.test_and_set()) fprintf(stderr, "cuvmm: warning: %s\n", what.c_str());
+}
+
+Driver::Driver() {
+    const char *path = getenv("CUVMM_LIBCUDA");
+    if (!path || !*path) path = "libcuda.so.1";
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) fail(text("the CUDA driver cannot be opened: %s. Install NVIDIA's driver, or name its libcuda.so.1 in CUVMM_LIBCUDA", dlerror()));
+    // The second form, from CUDA 12.0 on, also says why it found nothing.
+    void *second = dlsym(library, "cuGetProcAddress_v2"), *first = dlsym(library, "cuGetProcAddress");
+    if (!second && !first) fail(text("%s is no CUDA driver, or one before 11.3: it has no cuGetProcAddress. Update NVIDIA's driver to release 465 or later", path));
+    auto find = [&](const char *name, int version) -> void * {
+        void *entry = nullptr;
+        int status = 0;
+        int result = second ? reinterpret_cast<int (*)(const char *, void **, int, uint64_t, int *)>(second)(name, &entry, version, 0, &status)
+                            : reinterpret_cast<int (*)(const char *, void **, int, uint64_t)>(first)(name, &entry, version, 0);
+        if (result != Success || !entry) fail(text("the driver %s lacks %s: update it to release 465 or later, and take the toolkit's stubs out of LD_LIBRARY_PATH", path, name));
+        return entry;
+    };
+#define X(entry, version, parameters) entry = reinterpret_cast<int(*) parameters>(find(#entry, version));
+    DRIVER_ENTRIES(X)
+#undef X
+    if (int r = cuInit(0)) fail(text("cuInit answers %d (%s)%s", r, name_of(r), r == NotInitialized ? ": CUDA does not survive a fork, so start this process by spawn" : ""));
+}
+
+// CUDA does not survive a fork: a child that inherits this library's memory
+// must not touch the driver, nor a lock that another thread held. owner is the
+// process that first opened the driver.
+std::atomic<pid_t> owner{0};
+
+bool in_forked_child() {
+    pid_t first = owner.load(std::memory_order_relaxed);
+    return first != 0 && first != getpid();
+}
+
+struct Device {
+    Context context = 0; // its primary one, as the CUDA runtime's; never given back
+    int device = 0;
+    bool concurrent = false; // the CPU and the GPU may use managed memory at one time
+};
+
+// All that lives as long as the process. It is never destroyed: PyTorch may
+// free memory after this library's destructors would have run.
+struct Allocator {
+    Driver driver;
+    std::mutex mutex; // guards what follows; the driver is called under it at a device's first use alone
+    std::unordered_map<int, Device> devices;
+    std::unordered_map<Pointer, int> live; // the device of each allocation
+};
+
+std::atomic<Allocator *> opened{nullptr}; // for frees, which open nothing
+
+Allocator &allocator() {
+    pid_t none = 0;
+    owner.compare_exchange_strong(none, getpid());
+    static Allocator *one = opened = new Allocator;
+    return *one;
+}
+
+// In its life the thread is in the relaxed capture mode, in which no call below
+// can end a capture on another stream, and in the context.
+struct Here {
+    const Driver &driver;
+    unsigned mode = CaptureRelaxed; // then the thread's own, to be put back
+    int result;                     // why the thread could not be readied
+    bool exchanged, pushed = false;
+
+    explicit Here(const Driver &d) : driver(d), result(d.cuThreadExchangeStreamCaptureMode(&mode)), exchanged(result == Success) {}
+    int enter(Context context) {
+        if (result == Success) result = driver.cuCtxPushCurrent(context);
+        pushed = result == Success;
+        return result;
+    }
+    ~Here() {
+        Context popped;
+        if (pushed) driver.cuCtxPopCurrent(&popped);
+        if (exchanged) driver.cuThreadExchangeStreamCaptureMode(&mode);
+    }
+    Here(const Here &) = delete;
+};
+
+// The device of an ordinal, readied at its first use.
+Device device_of(Allocator &a, int ordinal) {
+    const Driver &d = a.driver;
+    std::lock_guard<std::mutex> lock(a.mutex);
+    auto known = a.devices.find(ordinal);
+    if (known != a.devices.end()) return known->second;
+    Device device;
+    auto check = [&](const char *call, int r) {
+        if (r != Success) fail(text("device %d: %s answers %d (%s)%s", ordinal, call, r, d.name_of(r), r == InvalidDevice ? ": the process does not see so many devices (CUDA_VISIBLE_DEVICES)" : ""));
+    };
+    check("cuDeviceGet", d.cuDeviceGet(&device.device, ordinal));
+    int managed = 0, concurrent = 0;
+    check("cuDeviceGetAttribute", d.cuDeviceGetAttribute(&managed, AttributeManaged, device.device));
+    check("cuDeviceGetAttribute", d.cuDeviceGetAttribute(&concurrent, AttributeConcurrentManagedAccess, device.device));
+    if (!managed) fail(text("device %d has no managed memory: use PyTorch's own allocator", ordinal));
+    device.concurrent = concurrent != 0;
+    check("cuDevicePrimaryCtxRetain", d.cuDevicePrimaryCtxRetain(&device.context, device.device));
+    return a.devices[ordinal] = device;
+}
+
+// What of the host's memory can be had at most: what the kernel says is
+// available, within the limit of the container.
+size_t host_available() {
+    size_t available = SIZE_MAX, limit, kib;
+    std::ifstream info("/proc/meminfo");
+    for (std::string line; std::getline(info, line);)
+        if (sscanf(line.c_str(), "MemAvailable: %zu kB", &kib) == 1) available = kib * 1024;
+    if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit) available = std::min(available, limit); // "max" is no number
+    return available;
+}
+
+double gib(size_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
+// Managed memory is promised before it exists: the driver grants far more than
+// the machine has, and the kernel then kills the process that touches it. So
+// what GPU and host together do not have is refused here.
+void check_room(const Driver &d, size_t size, int ordinal, bool refused) {
+    size_t free = 0, total = 0;
+    bool known = d.cuMemGetInfo(&free, &total) == Success;
+    if (!refused && (!known || size <= free)) return;
+    size_t host = host_available();
+    if (!refused && size - free <= host) return;
+    OutOfMemoryError e;
+    int n = snprintf(e.message, sizeof e.message, "CUDA out of memory. Tried to allocate %.3f GiB of managed memory on device %d, which has %.3f GiB free of %.3f GiB", gib(size), ordinal, gib(free), gib(total));
+    if (host != SIZE_MAX) n += snprintf(e.message + n, sizeof e.message - n, "; the host has %.3f GiB available", gib(host));
+    snprintf(e.message + n, sizeof e.message - n, "%s. Free tensors, take a smaller batch, or give the process more host memory", refused ? " (the driver refused)" : "");
+    throw e;
+}
+
+// GPU first, CPU mapped. What fails here leaves memory that works and is only
+// slower, so it is a warning.
+void place(const Driver &d, Pointer p, size_t size, const Device &device, cudaStream_t stream) {
+    static std::atomic_flag warned = ATOMIC_FLAG_INIT;
+    if (!device.concurrent) return; // it takes neither, and the memory is on the GPU while the GPU works
+    auto check = [&](const char *what, int r) {
+        if (r != Success) warn(warned, text("%s managed memory (%.3f GiB): %d (%s); it stays usable, but may lie in the host's memory. Later failures are not reported", what, gib(size), r, d.name_of(r)));
+    };
+    check("setting the preferred location of", d.cuMemAdvise(p, size, AdvisePreferredLocation, device.device));
+    check("mapping for the CPU", d.cuMemAdvise(p, size, AdviseAccessedBy, Host));
+    check("prefetching", d.cuMemPrefetchAsync(p, size, device.device, stream));
+}
+
+// The stream is asked, which harms no capture. The legacy stream never
+// captures itself, but nothing may be put on it while a stream that waits for
+// it does: the answer is then CaptureImplicit, and that capture lives on.
+void refuse_capture(const Driver &d, cudaStream_t stream) {
+    int status = 0;
+    int r = d.cuStreamIsCapturing(stream, &status);
+    if (r == CaptureImplicit || (r == Success && status != 0))
+        fail("memory cannot be allocated while the stream is captured into a graph; the capture was left as it is. Allocate what the graph uses before the capture, and keep it as long as the graph");
+    if (r != Success) fail(text("cuStreamIsCapturing answers %d (%s)", r, d.name_of(r)));
+}
+
+void *allocate(ssize_t size, int ordinal, cudaStream_t stream) {
+    if (size < 0) throw std::invalid_argument(text("managed_malloc: the size is negative: %zd bytes", size));
+    if (size == 0) return nullptr; // as PyTorch's own: an empty tensor has no address, and it never frees null
+    if (in_forked_child()) fail("CUDA does not survive a fork, and the parent of this process uses it: start workers by spawn or forkserver, and move data to the GPU in the parent");
+    Allocator &a = allocator();
+    const Driver &d = a.driver;
+    Here here(d);
+    if (here.result == Deinitialized) fail("the CUDA driver has shut down: the process is ending");
+    if (here.result != Success) fail(text("cuThreadExchangeStreamCaptureMode answers %d (%s)", here.result, d.name_of(here.result)));
+    Device device = device_of(a, ordinal);
+    if (int r = here.enter(device.context)) fail(text("cuCtxPushCurrent answers %d (%s)", r, d.name_of(r)));
+    refuse_capture(d, stream);
+
+    check_room(d, size, ordinal, false);
+    Pointer p = 0;
+    int r = d.cuMemAllocManaged(&p, size, AttachGlobal);
+    if (r == OutOfMemory) check_room(d, size, ordinal, true);
+    if (r != Success) fail(text("cuMemAllocManaged of %.3f GiB on device %d answers %d (%s)", gib(size), ordinal, r, d.name_of(r)));
+    try {
+        std::lock_guard<std::mutex> lock(a.mutex);
+        a.live[p] = ordinal;
+    } catch (...) {
+        d.cuMemFree(p);
+        throw;
+    }
+    place(d, p, size, device, stream);
+    return reinterpret_cast<void *>(p);
+}
+
+// PyTorch frees in destructors, where an exception ends the process: what goes
+// wrong is a warning. Once the driver has shut down there is nothing to free,
+// and nothing to say.
+void release(void *ptr, cudaStream_t stream) {
+    static std::atomic_flag warned_unknown = ATOMIC_FLAG_INIT, warned_failed = ATOMIC_FLAG_INIT;
+    if (!ptr || in_forked_child()) return;
+    Allocator *a = opened.load();
+    Pointer p = reinterpret_cast<Pointer>(ptr);
+    Device device;
+    bool known = false;
+    if (a) {
+        std::lock_guard<std::mutex> lock(a->mutex);
+        auto found = a->live.find(p);
+        if ((known = found != a->live.end())) {
+            device = a->devices[found->second];
+            a->live.erase(found); // before it is freed: its address may then be given out again
+        }
+    }
+    if (!known) return warn(warned_unknown, text("managed_free of %p, which managed_malloc did not give or which is free already: nothing was done", ptr));
+
+    const Driver &d = a->driver;
+    Here here(d);
+    int r = here.enter(device.context);
+    // cuMemFree waits for the context's work, in this driver. The stream is
+    // waited for first: nobody promises that wait for managed memory, the
+    // stream may be another device's, and while cuMemFree waits other threads
+    // cannot launch. A stream that is captured, or the legacy stream while one
+    // that waits for it is, has no work to wait for and must not be touched.
+    int status = 0;
+    if (r == Success && d.cuStreamIsCapturing(stream, &status) == Success && status == 0) d.cuStreamSynchronize(stream);
+    if (r == Success) r = d.cuMemFree(p);
+    if (r != Success && r != Deinitialized && r != NotInitialized)
+        warn(warned_failed, text("managed memory was not freed: %d (%s). Later failures are not reported", r, d.name_of(r)));
+}
+
+} // namespace
+
+extern "C" {
+
+// Allocates size bytes of managed memory, placed on the device by work on the
+// stream. 0 bytes are null. It throws: out of memory a std::bad_alloc, anything
+// else a std::exception, which PyTorch turns into a RuntimeError with its text.
+// Any thread may call it.
+__attribute__((visibility("default"))) void *managed_malloc(ssize_t size, int device, cudaStream_t stream) { return allocate(size, device, stream); }
+
+// Waits for the stream's work (null is the legacy stream) and frees the memory.
+// It never throws. Any thread may call it.
+__attribute__((visibility("default"))) void managed_free(void *ptr, ssize_t, int, cudaStream_t stream) {
+    try {
+        release(ptr, stream);
+    } catch (const std::exception &e) {
+        fprintf(stderr, "cuvmm: warning: managed_free: %s\n", e.what());
+    }
+}
+}
