@@ -111,6 +111,19 @@ _Static_assert(sizeof(cuvmm_uuid) == 16, "uuid");
     X(cuMemExportToShareableHandle, (void *out, uint64_t handle, uint32_t type, uint64_t flags))   \
     X(cuMemImportFromShareableHandle, (uint64_t *handle, void *os, uint32_t type))                 \
     X(cuMemGetHandleForAddressRange, (void *out, uint64_t p, size_t size, uint32_t type, uint64_t flags)) \
+    X(cuMemAllocManaged, (uint64_t *p, size_t n, uint32_t flags))                                  \
+    X(cuMemAdvise, (uint64_t p, size_t n, uint32_t advice, cuvmm_location location))               \
+    X(cuMemAdvise_v1, (uint64_t p, size_t n, uint32_t advice, int32_t device))                     \
+    X(cuMemPrefetchAsync, (uint64_t p, size_t n, cuvmm_location to, uint32_t flags, uintptr_t stream)) \
+    X(cuMemPrefetchAsync_v1, (uint64_t p, size_t n, int32_t device, uintptr_t stream))             \
+    X(cuMemPrefetchBatchAsync, (const uint64_t *p, const size_t *sizes, size_t count, const cuvmm_location *to, \
+                                const size_t *first, size_t n, uint64_t flags, uintptr_t stream))  \
+    X(cuMemDiscardBatchAsync, (const uint64_t *p, const size_t *sizes, size_t count, uint64_t flags, uintptr_t stream)) \
+    X(cuMemDiscardAndPrefetchBatchAsync, (const uint64_t *p, const size_t *sizes, size_t count, const cuvmm_location *to, \
+                                          const size_t *first, size_t n, uint64_t flags, uintptr_t stream)) \
+    X(cuMemRangeGetAttribute, (void *out, size_t size, uint32_t attribute, uint64_t p, size_t n))  \
+    X(cuMemRangeGetAttributes, (void **out, size_t *sizes, uint32_t *attributes, size_t count, uint64_t p, size_t n)) \
+    X(cuStreamAttachMemAsync, (uintptr_t stream, uint64_t p, size_t n, uint32_t flags))            \
     X(cuModuleLoadData, (uintptr_t *module, const void *image))                                    \
     X(cuModuleUnload, (uintptr_t module))                                                          \
     X(cuModuleGetFunction, (uintptr_t *function, uintptr_t module, const char *name))              \

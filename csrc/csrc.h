@@ -120,9 +120,9 @@ void cuvmm_unload(uintptr_t handle);
 cuvmm_library cuvmm_inspect(uintptr_t handle);
 // An empty table, in the foreign form; 0 where there is no memory.
 cuvmm_driver cuvmm_new(void);
-// Fills the entry point in: 1 if the driver has it, 0 if it lacks it in that
-// version, -1 if api.h does not declare it.
-int cuvmm_resolve(cuvmm_driver d, uintptr_t proc, int form, const char *name, int32_t version);
+// Fills the table's member in with the entry point: 1 if the driver has it, 0 if
+// it lacks it in that version, -1 if api.h does not declare the member.
+int cuvmm_resolve(cuvmm_driver d, uintptr_t proc, int form, const char *member, const char *entry, int32_t version);
 // The form of a filled table whose calls run in the relaxed capture mode.
 cuvmm_driver cuvmm_relaxed(cuvmm_driver foreign);
 void cuvmm_delete(cuvmm_driver d);
@@ -228,6 +228,26 @@ cuvmm_value cuvmm_MemRetainAllocationHandle(cuvmm_driver d, uint64_t p);
 cuvmm_shareable_answer cuvmm_MemExportToShareableHandle(cuvmm_driver d, uint64_t handle, uint32_t type);
 cuvmm_value cuvmm_MemImportFromShareableHandle(cuvmm_driver d, const cuvmm_shareable *s, uint32_t type);
 cuvmm_value cuvmm_MemGetHandleForAddressRange(cuvmm_driver d, uintptr_t ctx, uint64_t p, uint64_t size);
+
+// managed.c
+
+cuvmm_value cuvmm_MemAllocManaged(cuvmm_driver d, uintptr_t ctx, uint64_t n, uint32_t flags);
+int32_t cuvmm_MemAdvise(cuvmm_driver d, uintptr_t ctx, uint64_t p, uint64_t n, uint32_t advice, cuvmm_location l);
+int32_t cuvmm_MemAdviseV1(cuvmm_driver d, uintptr_t ctx, uint64_t p, uint64_t n, uint32_t advice, int32_t device);
+int32_t cuvmm_MemPrefetchAsync(cuvmm_driver d, uintptr_t ctx, uint64_t p, uint64_t n, cuvmm_location to, uintptr_t s);
+int32_t cuvmm_MemPrefetchAsyncV1(cuvmm_driver d, uintptr_t ctx, uint64_t p, uint64_t n, int32_t device, uintptr_t s);
+int32_t cuvmm_MemPrefetchBatchAsync(cuvmm_driver d, uintptr_t ctx, const uint64_t *p, const uint64_t *sizes, uint64_t count,
+                                    const cuvmm_location *to, const uint64_t *first, uint64_t n, uintptr_t s);
+int32_t cuvmm_MemDiscardBatchAsync(cuvmm_driver d, uintptr_t ctx, const uint64_t *p, const uint64_t *sizes, uint64_t count,
+                                   uintptr_t s);
+int32_t cuvmm_MemDiscardAndPrefetchBatchAsync(cuvmm_driver d, uintptr_t ctx, const uint64_t *p, const uint64_t *sizes,
+                                              uint64_t count, const cuvmm_location *to, const uint64_t *first, uint64_t n,
+                                              uintptr_t s);
+int32_t cuvmm_MemRangeGetAttribute(cuvmm_driver d, uintptr_t ctx, uint32_t attribute, uint64_t p, uint64_t n, int32_t *out,
+                                   uint64_t count);
+int32_t cuvmm_MemRangeGetAttributes(cuvmm_driver d, uintptr_t ctx, const uint32_t *attributes, const uint64_t *counts,
+                                    uint64_t n_attributes, uint64_t p, uint64_t n, int32_t *out);
+int32_t cuvmm_StreamAttachMemAsync(cuvmm_driver d, uintptr_t ctx, uintptr_t s, uint64_t p, uint64_t n, uint32_t flags);
 
 // module.c
 

@@ -20,6 +20,8 @@
 // Each entry point is taken by cuGetProcAddress in the CUDA version that its
 // declaration in api.h was written for (the version stands in
 // internal/driver's list), so a later driver gives the form that is declared.
+// Of an older driver a form that came later is not asked for, since it would
+// answer with an earlier one, whose parameters are others.
 // The variants whose default stream is the legacy one are asked for. A missing
 // entry point is no failure to open: calling it answers
 // driver.MissingEntryPoint, and Has tells beforehand.

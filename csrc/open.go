@@ -173,9 +173,11 @@ func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, A
 	}
 	has := new([driver.CallCount]bool)
 	for call := range driver.Call(driver.CallCount) {
-		has[call] = resolve(c, lib, call.String(), call.Version())
+		// A driver that is older than the form would answer with an earlier one,
+		// whose parameters are others.
+		has[call] = (version == 0 || call.Version() <= version) && resolve(c, lib, call.String(), call.Entry(), call.Version())
 	}
-	resolve(c, lib, "cuCtxPopCurrent", 4000)
+	resolve(c, lib, "cuCtxPopCurrent", "cuCtxPopCurrent", 4000)
 	for _, call := range []driver.Call{driver.CallInit, driver.CallCtxGetCurrent, driver.CallCtxSetCurrent} {
 		if !has[call] {
 			C.cuvmm_delete(c)
@@ -196,12 +198,15 @@ func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, A
 	return &Driver{table{c: relaxed, has: has, path: path, foreign: f}}, Attempt{}
 }
 
-func resolve(c C.cuvmm_driver, lib *C.cuvmm_library, entry string, version int32) bool {
-	name := C.CString(entry)
-	defer C.free(unsafe.Pointer(name))
-	found := C.cuvmm_resolve(c, lib.proc, lib.form, name, C.int32_t(version))
+// resolve fills in the table's member of that name with the entry point in the
+// form of a version.
+func resolve(c C.cuvmm_driver, lib *C.cuvmm_library, member, entry string, version int32) bool {
+	m, e := C.CString(member), C.CString(entry)
+	defer C.free(unsafe.Pointer(m))
+	defer C.free(unsafe.Pointer(e))
+	found := C.cuvmm_resolve(c, lib.proc, lib.form, m, e, C.int32_t(version))
 	if found < 0 {
-		panic("csrc: api.h does not declare " + entry)
+		panic("csrc: api.h does not declare " + member)
 	}
 	return found == 1
 }

@@ -164,7 +164,7 @@ var unsafeCalls = [driver.CallCount]bool{
 	driver.CallStreamQuery: true, driver.CallStreamSynchronize: true,
 	driver.CallMemHostAlloc: true, driver.CallMemFreeHost: true,
 	driver.CallMemHostRegister: true, driver.CallMemHostUnregister: true,
-	driver.CallMemAlloc: true, driver.CallMemFree: true,
+	driver.CallMemAlloc: true, driver.CallMemFree: true, driver.CallMemAllocManaged: true,
 }
 
 // guardCaptures invalidates the captures that a call of the calling thread

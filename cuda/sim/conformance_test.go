@@ -33,6 +33,16 @@ var conformanceMachines = []struct {
 		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20},
 	},
 	{
+		"driver with the first form of prefetch",
+		sim.OlderDriver(12010),
+		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20},
+	},
+	{
+		"no concurrent managed access",
+		sim.WithoutConcurrentManagedAccess(),
+		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20},
+	},
+	{
 		"no descriptors",
 		sim.WithoutDescriptors(),
 		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20},

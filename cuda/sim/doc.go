@@ -20,6 +20,13 @@
 // the last of them is closed. Host-located memory appears to the CPU at its
 // mapped address when access is granted to the host.
 //
+// Managed memory lies in one arena, whoever touches it, at addresses that the CPU
+// reaches too. Which device, or the host, each of its pages would lie on is
+// account: prefetches, copies, kernels and checked accesses of the CPU move the
+// pages there, advice changes it, and what a device has no room for is paged out
+// to the host. [Machine.Resident] tells. Accesses of the CPU through a raw pointer
+// are not seen.
+//
 // # Work
 //
 // Streams, events, host and device copies are asynchronous. Work that nobody
@@ -37,7 +44,7 @@
 // It is slow, or fast, in its own way: costs say nothing of a GPU. The first
 // error of a context ends that context only. Memory allocated by cuMemAlloc
 // (not virtual memory) takes whole pages, not 2 MiB blocks, of the device.
-// There is one NUMA node, no fabric, no multicast, no managed memory and no
+// There is one NUMA node, no fabric, no multicast and no
 // peer access for memory of cuMemAlloc. What was measured of the real driver
 // holds here too; where nothing was measured, the stricter reading does. Off
 // Linux (amd64 and arm64) there are no descriptors, no host memory at mapped

@@ -11,18 +11,19 @@ import (
 
 // The kinds of objects that a machine holds.
 const (
-	KindContext      = "context"
-	KindStream       = "stream"
-	KindEvent        = "event"
-	KindReservation  = "reservation"
-	KindAllocation   = "allocation"
-	KindMapping      = "mapping"
-	KindDeviceMemory = "device memory"
-	KindHostMemory   = "host memory"
-	KindRegistration = "registered host memory"
-	KindModule       = "module"
-	KindGraph        = "graph"
-	KindGraphExec    = "executable graph"
+	KindContext       = "context"
+	KindStream        = "stream"
+	KindEvent         = "event"
+	KindReservation   = "reservation"
+	KindAllocation    = "allocation"
+	KindMapping       = "mapping"
+	KindDeviceMemory  = "device memory"
+	KindManagedMemory = "managed memory"
+	KindHostMemory    = "host memory"
+	KindRegistration  = "registered host memory"
+	KindModule        = "module"
+	KindGraph         = "graph"
+	KindGraphExec     = "executable graph"
 )
 
 // Leak is an object that was created and never destroyed.

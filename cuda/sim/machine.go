@@ -22,6 +22,7 @@ type Machine struct {
 	foreign api
 	devices []*device
 	host    *pool
+	managed *pool // the bytes of managed memory, which host and devices pay for
 	faults  faults
 
 	// mu guards all that follows and everything reachable from it. Memory is
@@ -36,6 +37,7 @@ type Machine struct {
 	objects        map[*object]struct{}
 	orphans        []*object
 	freed          []span // addresses, latest last, if Options.ReuseAddresses
+	touches        uint64 // of managed memory by devices
 
 	threads   map[int]*thread
 	contexts  map[driver.Context]*gpuContext
@@ -96,9 +98,12 @@ func New(options Options) (*Machine, error) {
 	m.engine.init()
 	m.library = api{m, false}
 	m.foreign = api{m, true}
+	room := options.HostMemory
 	for i, d := range options.Devices {
 		m.devices = append(m.devices, newDevice(i, d))
+		room += d.Memory
 	}
+	m.managed = newPool(room, true)
 	return m, nil
 }
 
@@ -140,8 +145,8 @@ func (m *Machine) dismantle() {
 		if r.v.mem != nil {
 			r.v.mem.unmap()
 		}
-		if r.v.kind == KindDeviceMemory && r.v.lease == nil {
-			space.put(r.v.span)
+		if (r.v.kind == KindDeviceMemory || r.v.kind == KindManagedMemory) && r.v.lease == nil {
+			space.put(r.v.addresses())
 		}
 	}
 	for r := range m.reserved.all() {
@@ -201,7 +206,7 @@ func (m *Machine) note(format string, args ...any) {
 }
 
 func (m *Machine) pools() []*pool {
-	all := []*pool{m.host}
+	all := []*pool{m.host, m.managed}
 	for _, d := range m.devices {
 		all = append(all, d.pool)
 	}

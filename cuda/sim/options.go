@@ -68,6 +68,13 @@ func WithoutDescriptors() Options {
 	return Options{Devices: []DeviceOptions{{Attributes: map[int]int{int(driver.AttrHandlePosixFD): 0}}}}
 }
 
+// WithoutConcurrentManagedAccess describes a machine with one device that cannot
+// fault: the CPU must not touch managed memory while the device works, all of it
+// lies on the device, and it is neither advised nor prefetched.
+func WithoutConcurrentManagedAccess() Options {
+	return Options{Devices: []DeviceOptions{{Attributes: map[int]int{int(driver.AttrConcurrentManagedAccess): 0}}}}
+}
+
 // WithGranularity describes a machine with one device whose memory comes in
 // units of the given size.
 func WithGranularity(bytes uint64) Options {

@@ -31,6 +31,9 @@ func newPool(limit uint64, placeable bool) *pool {
 func (m *Machine) charge(p *pool, n uint64) bool {
 	m.settle(all)
 	if n > p.limit-p.used {
+		m.makeRoom(p, n-(p.limit-p.used))
+	}
+	if n > p.limit-p.used {
 		return false
 	}
 	p.used += n

@@ -25,9 +25,10 @@ type resident struct {
 	numaAccess driver.AccessFlags   // and to its node
 	placed     bool                 // the CPU has pages at the mapping's address
 
-	host  []byte // host memory, pinned or registered
-	async *async // of stream-ordered device memory
-	lease *lease // of device memory that a graph allocated
+	host    []byte   // host memory, pinned or registered
+	async   *async   // of stream-ordered device memory
+	lease   *lease   // of device memory that a graph allocated
+	managed *managed // of managed memory
 }
 
 // evict ends the range: nobody can reach its memory from now on. Copies in
@@ -39,25 +40,37 @@ func (m *Machine) evict(r *resident) {
 		m.changed.Wait()
 	}
 	r.dismantle()
+	if r.managed != nil {
+		r.managed.pages.each(span{0, r.mem.size}, m.unpage)
+	}
 	if r.mem != nil {
 		r.mem.drop()
 	}
 	switch {
 	case r.lease != nil:
 		r.lease.drop()
-	case r.kind == KindDeviceMemory:
-		m.giveAddresses(r.span)
+	case r.kind == KindDeviceMemory || r.kind == KindManagedMemory:
+		m.giveAddresses(r.addresses())
 	}
 	if r.kind == KindHostMemory {
 		m.host.used -= roundUp(r.size(), osmem.PageSize())
 	}
 }
 
+// addresses are those that the range took, which for managed memory are whole
+// pages.
+func (r *resident) addresses() span {
+	if r.managed != nil {
+		return span{r.lo, r.lo + r.mem.size}
+	}
+	return r.span
+}
+
 // dismantle gives the system back what the range itself took of it.
 func (r *resident) dismantle() {
 	var err error
 	if r.placed {
-		err = osmem.Clear(r.lo, r.size())
+		err = osmem.Clear(r.lo, r.addresses().size())
 	}
 	if r.kind == KindHostMemory {
 		err = osmem.Free(r.host)
@@ -146,6 +159,12 @@ func (m *Machine) locate(c *gpuContext, call driver.Call, addr, n uint64, need d
 			return nil, m.illegal(c, call, next, addr, n, why)
 		}
 		part := min(r.hi, addr+n) - next
+		if r.v.managed != nil && c.device.concurrent() {
+			_, pages, _ := m.pagesAt(driver.Ptr(next), part)
+			if why := r.v.touch(int32(c.device.ordinal), pages, need == driver.AccessReadWrite); why != "" {
+				return nil, m.illegal(c, call, next, addr, n, why)
+			}
+		}
 		p.runs = append(p.runs, r.v.runs(next-r.lo, part)...)
 		p.held = append(p.held, r.v)
 		next += part
@@ -183,6 +202,8 @@ func (r *resident) refuses(c *gpuContext, call driver.Call, need driver.AccessFl
 			c.device.ordinal, r.access[c.device.ordinal], r.lo, r.hi, need)
 	case r.async != nil:
 		return r.async.refuses()
+	case r.managed != nil:
+		return r.attached(c.device)
 	}
 	return ""
 }

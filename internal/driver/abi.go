@@ -66,6 +66,9 @@ type (
 	HostRegisterFlags uint32
 	CaptureStatus     uint32
 	CaptureMode       uint32
+	AttachFlags       uint32
+	Advice            uint32
+	RangeAttribute    uint32
 )
 
 const (
@@ -161,4 +164,42 @@ const (
 	PointerRangeStart    PointerAttribute = 11
 	PointerRangeSize     PointerAttribute = 12
 	PointerMapped        PointerAttribute = 13
+)
+
+// Attachments of managed memory: to every stream of every device, to none
+// until a stream is named, or to one stream (never at the allocation).
+const (
+	AttachGlobal AttachFlags = 1
+	AttachHost   AttachFlags = 2
+	AttachSingle AttachFlags = 4
+)
+
+const (
+	AdviseSetReadMostly          Advice = 1
+	AdviseUnsetReadMostly        Advice = 2
+	AdviseSetPreferredLocation   Advice = 3
+	AdviseUnsetPreferredLocation Advice = 4
+	AdviseSetAccessedBy          Advice = 5
+	AdviseUnsetAccessedBy        Advice = 6
+)
+
+// Range attributes of managed memory. Those of a type and an id are of drivers
+// from 12.2 on; the older ones answer a device's ordinal, DeviceCPU or
+// DeviceInvalid.
+const (
+	RangeReadMostly        RangeAttribute = 1
+	RangePreferredLocation RangeAttribute = 2
+	RangeAccessedBy        RangeAttribute = 3
+	RangeLastPrefetch      RangeAttribute = 4
+	RangePreferredType     RangeAttribute = 5
+	RangePreferredID       RangeAttribute = 6
+	RangeLastPrefetchType  RangeAttribute = 7
+	RangeLastPrefetchID    RangeAttribute = 8
+)
+
+// What stands for the host, and for no device, where the driver takes or gives
+// a device's ordinal.
+const (
+	DeviceCPU     int32 = -1
+	DeviceInvalid int32 = -2
 )

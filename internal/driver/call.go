@@ -1,6 +1,9 @@
 package driver
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // Call names a driver entry point.
 type Call int
@@ -84,6 +87,17 @@ const (
 	CallMemExportToShareableHandle
 	CallMemImportFromShareableHandle
 	CallMemGetHandleForAddressRange
+	CallMemAllocManaged
+	CallMemAdvise
+	CallMemAdviseV1
+	CallMemPrefetchAsync
+	CallMemPrefetchAsyncV1
+	CallMemPrefetchBatchAsync
+	CallMemDiscardBatchAsync
+	CallMemDiscardAndPrefetchBatchAsync
+	CallMemRangeGetAttribute
+	CallMemRangeGetAttributes
+	CallStreamAttachMemAsync
 	CallModuleLoadData
 	CallModuleUnload
 	CallModuleGetFunction
@@ -178,19 +192,35 @@ var calls = [CallCount]struct {
 	CallMemExportToShareableHandle:           {"cuMemExportToShareableHandle", 10020},
 	CallMemImportFromShareableHandle:         {"cuMemImportFromShareableHandle", 10020},
 	CallMemGetHandleForAddressRange:          {"cuMemGetHandleForAddressRange", 11070},
+	CallMemAllocManaged:                      {"cuMemAllocManaged", 6000},
+	CallMemAdvise:                            {"cuMemAdvise", 12020},
+	CallMemAdviseV1:                          {"cuMemAdvise_v1", 8000},
+	CallMemPrefetchAsync:                     {"cuMemPrefetchAsync", 12020},
+	CallMemPrefetchAsyncV1:                   {"cuMemPrefetchAsync_v1", 8000},
+	CallMemPrefetchBatchAsync:                {"cuMemPrefetchBatchAsync", 13000},
+	CallMemDiscardBatchAsync:                 {"cuMemDiscardBatchAsync", 13000},
+	CallMemDiscardAndPrefetchBatchAsync:      {"cuMemDiscardAndPrefetchBatchAsync", 13000},
+	CallMemRangeGetAttribute:                 {"cuMemRangeGetAttribute", 8000},
+	CallMemRangeGetAttributes:                {"cuMemRangeGetAttributes", 8000},
+	CallStreamAttachMemAsync:                 {"cuStreamAttachMemAsync", 6000},
 	CallModuleLoadData:                       {"cuModuleLoadData", 2000},
 	CallModuleUnload:                         {"cuModuleUnload", 2000},
 	CallModuleGetFunction:                    {"cuModuleGetFunction", 2000},
 	CallLaunchKernel:                         {"cuLaunchKernel", 4000},
 }
 
-// String is the entry point's name: "cuMemCreate".
+// String is the entry point's name: "cuMemCreate". Where the library uses two
+// forms of one entry point, the older one ends in "_v1".
 func (c Call) String() string {
 	if c < 0 || int(c) >= CallCount {
 		return fmt.Sprintf("Call(%d)", int(c))
 	}
 	return calls[c].name
 }
+
+// Entry is the name that cuGetProcAddress knows: which form it gives is decided
+// by the version.
+func (c Call) Entry() string { return strings.TrimSuffix(c.String(), "_v1") }
 
 // Version is the CUDA version that first had the entry point in the declared
 // form, as the driver counts: 1000 times the major number plus 10 times the

@@ -132,6 +132,31 @@ type Driver interface {
 	// range. It belongs to the caller.
 	MemGetHandleForAddressRange(c Context, p Ptr, size uint64) (fd int32, r Result)
 
+	// MemAllocManaged makes memory that the host and the devices reach at one
+	// address, and whose pages move to whoever touches them. MemFree frees it.
+	MemAllocManaged(c Context, n uint64, flags AttachFlags) (Ptr, Result)
+	MemAdvise(c Context, p Ptr, n uint64, a Advice, l Location) Result
+	// MemAdviseV1 and MemPrefetchAsyncV1 are the forms of drivers before 12.2,
+	// which take a device's ordinal, or DeviceCPU.
+	MemAdviseV1(c Context, p Ptr, n uint64, a Advice, device int32) Result
+	MemPrefetchAsync(c Context, p Ptr, n uint64, to Location, s Stream) Result
+	MemPrefetchAsyncV1(c Context, p Ptr, n uint64, device int32, s Stream) Result
+	// The batches take ranges by start and size, as many of both. The range i
+	// goes to the location of the last first[k] that is at most i; first begins
+	// with 0 and is as long as to. The arrays are read before the call answers.
+	MemPrefetchBatchAsync(c Context, p []Ptr, sizes []uint64, to []Location, first []uint64, s Stream) Result
+	MemDiscardBatchAsync(c Context, p []Ptr, sizes []uint64, s Stream) Result
+	MemDiscardAndPrefetchBatchAsync(c Context, p []Ptr, sizes []uint64, to []Location, first []uint64, s Stream) Result
+	// MemRangeGetAttribute fills out, which has one element, or for
+	// RangeAccessedBy as many as are asked for.
+	MemRangeGetAttribute(c Context, a RangeAttribute, p Ptr, n uint64, out []int32) Result
+	// MemRangeGetAttributes fills out with the attributes one after the other,
+	// as many elements of each as counts says. At most eight attributes.
+	MemRangeGetAttributes(c Context, a []RangeAttribute, counts []uint64, p Ptr, n uint64, out []int32) Result
+	// StreamAttachMemAsync attaches the whole of the managed memory that starts
+	// at p, whose size is n or given as 0.
+	StreamAttachMemAsync(c Context, s Stream, p Ptr, n uint64, flags AttachFlags) Result
+
 	// ModuleLoadData takes PTX text or a binary image; the driver copies it.
 	ModuleLoadData(c Context, image []byte) (Module, Result)
 	ModuleUnload(c Context, m Module) Result
@@ -156,6 +181,13 @@ type Foreign interface {
 	MemcpyDtoH(c Context, dst unsafe.Pointer, src Ptr, n uint64) Result
 	MemcpyDtoD(c Context, dst, src Ptr, n uint64) Result
 	MemsetD8(c Context, dst Ptr, v uint8, n uint64) Result
+}
+
+// HostTouched is what a driver has that cannot see the CPU's accesses to managed
+// memory: it is told of them, before they are made. Only the software driver
+// has it; the result says whether the CPU may touch the memory now.
+type HostTouched interface {
+	HostTouch(p Ptr, n uint64, write bool) Result
 }
 
 // Description says which driver answers.

@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -67,7 +68,9 @@ var (
 )
 
 // matrix are the calls of the capture matrix.
-var matrix = []matrixCall{
+var matrix = slices.Concat(generalMatrix, managedMatrix)
+
+var generalMatrix = []matrixCall{
 	{"every VMM call", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
 		return func(f driver.Foreign) driver.Result {
 			for _, s := range cycle(f, t.Device) {

@@ -45,6 +45,14 @@ var ways = []way{
 		},
 	},
 	{
+		name: "‡ cuMemFree of managed memory", covers: wholeContext, stalls: true,
+		prepare: func(t *T, _ driver.Stream) func() driver.Result {
+			p, r := t.D.MemAllocManaged(t.ctx, mib, driver.AttachGlobal)
+			t.ok(r, "cuMemAllocManaged")
+			return func() driver.Result { return t.D.MemFree(t.ctx, p) }
+		},
+	},
+	{
 		name: "cuMemFreeHost", covers: wholeContext, stalls: true,
 		prepare: func(t *T, _ driver.Stream) func() driver.Result {
 			p, r := t.D.MemHostAlloc(t.ctx, pageSize, driver.HostAllocPortable)

@@ -444,6 +444,67 @@ CUresult cuMemGetHandleForAddressRange(void *out, CUdeviceptr p, size_t size, in
     ANSWER(call("cuMemGetHandleForAddressRange", VAL(p), VAL(size), VAL(type), VAL(flags), END), *(int *)out = descriptor());
 }
 
+// Managed memory. A location travels by value. The first forms of two entry
+// points are recorded with _v1 behind their names.
+
+typedef struct {
+    int type, id;
+} CUmemLocation;
+
+CUresult cuMemAllocManaged(CUdeviceptr *p, size_t n, unsigned int flags) {
+    ANSWER(call("cuMemAllocManaged", VAL(n), VAL(flags), END), *p = 0x7f00000000e0);
+}
+
+CUresult cuMemAdvise(CUdeviceptr p, size_t n, int advice, CUdevice dev) {
+    return call("cuMemAdvise_v1", VAL(p), VAL(n), VAL(advice), VAL(dev), END);
+}
+
+CUresult cuMemAdvise_v2(CUdeviceptr p, size_t n, int advice, CUmemLocation l) {
+    return call("cuMemAdvise", VAL(p), VAL(n), VAL(advice), VAL(l), END);
+}
+
+CUresult cuMemPrefetchAsync(CUdeviceptr p, size_t n, CUdevice dev, CUstream s) {
+    return call("cuMemPrefetchAsync_v1", VAL(p), VAL(n), VAL(dev), VAL(s), END);
+}
+
+CUresult cuMemPrefetchAsync_v2(CUdeviceptr p, size_t n, CUmemLocation l, unsigned int flags, CUstream s) {
+    return call("cuMemPrefetchAsync", VAL(p), VAL(n), VAL(l), VAL(flags), VAL(s), END);
+}
+
+CUresult cuMemPrefetchBatchAsync(CUdeviceptr *p, size_t *sizes, size_t count, CUmemLocation *to, size_t *first, size_t n,
+                                 unsigned long long flags, CUstream s) {
+    return call("cuMemPrefetchBatchAsync", MEM(p, count * 8), MEM(sizes, count * 8), VAL(count), MEM(to, n * sizeof *to),
+                MEM(first, n * 8), VAL(n), VAL(flags), VAL(s), END);
+}
+
+CUresult cuMemDiscardBatchAsync(CUdeviceptr *p, size_t *sizes, size_t count, unsigned long long flags, CUstream s) {
+    return call("cuMemDiscardBatchAsync", MEM(p, count * 8), MEM(sizes, count * 8), VAL(count), VAL(flags), VAL(s), END);
+}
+
+CUresult cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr *p, size_t *sizes, size_t count, CUmemLocation *to, size_t *first,
+                                           size_t n, unsigned long long flags, CUstream s) {
+    return call("cuMemDiscardAndPrefetchBatchAsync", MEM(p, count * 8), MEM(sizes, count * 8), VAL(count),
+                MEM(to, n * sizeof *to), MEM(first, n * 8), VAL(n), VAL(flags), VAL(s), END);
+}
+
+// Every element answers its attribute and its place.
+static void fill_range(int *out, size_t size, int attribute) {
+    for (size_t i = 0; i < size / 4; i++) out[i] = 100 * attribute + (int)i;
+}
+
+CUresult cuMemRangeGetAttribute(void *data, size_t size, int attribute, CUdeviceptr p, size_t n) {
+    ANSWER(call("cuMemRangeGetAttribute", VAL(size), VAL(attribute), VAL(p), VAL(n), END), fill_range(data, size, attribute));
+}
+
+CUresult cuMemRangeGetAttributes(void **data, size_t *sizes, int *attributes, size_t count, CUdeviceptr p, size_t n) {
+    ANSWER(call("cuMemRangeGetAttributes", MEM(sizes, count * 8), MEM(attributes, count * 4), VAL(count), VAL(p), VAL(n), END),
+           for (size_t i = 0; i < count; i++) fill_range(data[i], sizes[i], attributes[i]));
+}
+
+CUresult cuStreamAttachMemAsync(CUstream s, CUdeviceptr p, size_t n, unsigned int flags) {
+    return call("cuStreamAttachMemAsync", VAL(s), VAL(p), VAL(n), VAL(flags), END);
+}
+
 // Modules. Text is recorded with its NUL, of a binary image the first bytes.
 
 CUresult cuModuleLoadData(CUmodule *m, const char *image) {
@@ -552,6 +613,17 @@ static const struct {
     {"cuMemExportToShareableHandle", 10020, cuMemExportToShareableHandle},
     {"cuMemImportFromShareableHandle", 10020, cuMemImportFromShareableHandle},
     {"cuMemGetHandleForAddressRange", 11070, cuMemGetHandleForAddressRange},
+    {"cuMemAllocManaged", 6000, cuMemAllocManaged},
+    {"cuMemAdvise", 8000, cuMemAdvise},
+    {"cuMemAdvise", 12020, cuMemAdvise_v2},
+    {"cuMemPrefetchAsync", 8000, cuMemPrefetchAsync},
+    {"cuMemPrefetchAsync", 12020, cuMemPrefetchAsync_v2},
+    {"cuMemPrefetchBatchAsync", 13000, cuMemPrefetchBatchAsync},
+    {"cuMemDiscardBatchAsync", 13000, cuMemDiscardBatchAsync},
+    {"cuMemDiscardAndPrefetchBatchAsync", 13000, cuMemDiscardAndPrefetchBatchAsync},
+    {"cuMemRangeGetAttribute", 8000, cuMemRangeGetAttribute},
+    {"cuMemRangeGetAttributes", 8000, cuMemRangeGetAttributes},
+    {"cuStreamAttachMemAsync", 6000, cuStreamAttachMemAsync},
     {"cuModuleLoadData", 2000, cuModuleLoadData},
     {"cuModuleUnload", 2000, cuModuleUnload},
     {"cuModuleGetFunction", 2000, cuModuleGetFunction},
@@ -573,8 +645,9 @@ static CUresult find(const char *name, void **entry, int version, uint64_t flags
     *status = 1;
     for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
         if (strcmp(entries[i].name, name) != 0 || entries[i].since > FAKECUDA_VERSION || listed(FAKECUDA_MISSING, name)) continue;
-        *status = version < entries[i].since ? 2 : 0;
-        if (*status == 0) *entry = entries[i].entry;
+        // Of the forms that the driver has, the latest that the version knows.
+        if (version >= entries[i].since) *entry = entries[i].entry;
+        *status = *entry ? 0 : 2;
     }
     return *status ? NOT_FOUND : SUCCESS;
 }

@@ -1,0 +1,231 @@
+package sim
+
+import "github.com/cuvmm/cuvmm/internal/driver"
+
+// part is a range of managed memory that a call names, and where it is to go.
+type part struct {
+	addr, n uint64
+	to      driver.Location
+}
+
+func (a *api) MemPrefetchAsync(c driver.Context, p driver.Ptr, n uint64, to driver.Location, h driver.Stream) driver.Result {
+	return a.prefetch(driver.CallMemPrefetchAsync, c, p, n, to, h)
+}
+
+func (a *api) MemPrefetchAsyncV1(c driver.Context, p driver.Ptr, n uint64, device int32, h driver.Stream) driver.Result {
+	return a.prefetch(driver.CallMemPrefetchAsyncV1, c, p, n, ofOrdinal(device), h)
+}
+
+func (a *api) prefetch(call driver.Call, c driver.Context, p driver.Ptr, n uint64, to driver.Location, h driver.Stream) driver.Result {
+	s, r := a.enterStream(call, c, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	if !s.context.device.concurrent() {
+		return driver.InvalidDevice
+	}
+	return s.move(call, []part{{uint64(p), n, to}}, false, true)
+}
+
+func (a *api) MemPrefetchBatchAsync(c driver.Context, p []driver.Ptr, sizes []uint64, to []driver.Location, first []uint64, h driver.Stream) driver.Result {
+	return a.batch(driver.CallMemPrefetchBatchAsync, c, p, sizes, to, first, h, false, true)
+}
+
+func (a *api) MemDiscardBatchAsync(c driver.Context, p []driver.Ptr, sizes []uint64, h driver.Stream) driver.Result {
+	return a.batch(driver.CallMemDiscardBatchAsync, c, p, sizes, nil, nil, h, true, false)
+}
+
+func (a *api) MemDiscardAndPrefetchBatchAsync(c driver.Context, p []driver.Ptr, sizes []uint64, to []driver.Location, first []uint64, h driver.Stream) driver.Result {
+	return a.batch(driver.CallMemDiscardAndPrefetchBatchAsync, c, p, sizes, to, first, h, true, true)
+}
+
+func (a *api) batch(call driver.Call, c driver.Context, p []driver.Ptr, sizes []uint64, to []driver.Location, first []uint64, h driver.Stream, discard, prefetch bool) driver.Result {
+	s, r := a.enterStream(call, c, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	for _, d := range a.m.devices {
+		if !d.concurrent() {
+			return driver.NotSupported
+		}
+	}
+	switch {
+	case s.isLegacy(), len(p) == 0, len(p) != len(sizes), len(to) != len(first):
+		return driver.InvalidValue
+	case prefetch && (len(to) == 0 || len(to) > len(p) || first[0] != 0):
+		return driver.InvalidValue
+	}
+	parts := make([]part, len(p))
+	at := 0
+	for i := range p {
+		parts[i] = part{addr: uint64(p[i]), n: sizes[i]}
+		if prefetch {
+			for at+1 < len(first) && first[at+1] <= uint64(i) {
+				if first[at+1] <= first[at] {
+					return driver.InvalidValue
+				}
+				at++
+			}
+			parts[i].to = to[at]
+		}
+	}
+	if prefetch && at != len(to)-1 {
+		return driver.InvalidValue
+	}
+	return s.move(call, parts, discard, prefetch)
+}
+
+// move submits that pages lose their contents, or go to another place, or both.
+func (s *stream) move(call driver.Call, parts []part, discard, prefetch bool) driver.Result {
+	m := s.m
+	for i, p := range parts {
+		if _, _, ok := m.pagesAt(driver.Ptr(p.addr), p.n); !ok {
+			return driver.InvalidValue
+		}
+		if prefetch {
+			to, r := m.checkPlace(p.to)
+			if r != driver.Success {
+				return r
+			}
+			parts[i].to = to
+		}
+	}
+	if r := s.refuseCapture(); r != driver.Success {
+		return r
+	}
+	_, r := s.submit(task{call: call, run: func(c *gpuContext) *fault {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		for _, p := range parts {
+			r, at, ok := m.pagesAt(driver.Ptr(p.addr), p.n)
+			if !ok {
+				return m.illegal(c, call, p.addr, p.addr, p.n, m.whatIsAt(p.addr))
+			}
+			if discard {
+				r.discardPages(at)
+			}
+			if prefetch {
+				if why := r.bring(ordinalOf(p.to), at); why != "" {
+					m.note("%v of [%#x, %#x+%#x) ended before its end: %s", call, p.addr, p.addr, p.n, why)
+				}
+			}
+		}
+		return nil
+	}})
+	if r != driver.Success || !prefetch {
+		return r
+	}
+	// What is read back is what was asked for last, whether it was done or not.
+	for _, p := range parts {
+		if r, at, ok := m.pagesAt(driver.Ptr(p.addr), p.n); ok {
+			r.managed.pages.each(at, func(_ span, pg *page) { pg.prefetched = p.to })
+		}
+	}
+	return driver.Success
+}
+
+// discardPages leaves the pages with contents that nobody can mean.
+func (r *resident) discardPages(s span) {
+	r.managed.pages.each(s, r.m.unpage)
+	for b := range r.mem.runs(s.lo, s.size()) {
+		fill(b, PoisonByte)
+	}
+}
+
+func (a *api) MemRangeGetAttribute(c driver.Context, attr driver.RangeAttribute, p driver.Ptr, n uint64, out []int32) driver.Result {
+	return a.rangeAttributes(driver.CallMemRangeGetAttribute, c, []driver.RangeAttribute{attr}, []uint64{uint64(len(out))}, p, n, out)
+}
+
+func (a *api) MemRangeGetAttributes(c driver.Context, attrs []driver.RangeAttribute, counts []uint64, p driver.Ptr, n uint64, out []int32) driver.Result {
+	return a.rangeAttributes(driver.CallMemRangeGetAttributes, c, attrs, counts, p, n, out)
+}
+
+func (a *api) rangeAttributes(call driver.Call, c driver.Context, attrs []driver.RangeAttribute, counts []uint64, p driver.Ptr, n uint64, out []int32) driver.Result {
+	if _, r := a.enterContext(call, c); r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	r, s, ok := a.m.pagesAt(p, n)
+	if !ok || len(attrs) == 0 || len(attrs) != len(counts) {
+		return driver.InvalidValue
+	}
+	for i, attr := range attrs {
+		if counts[i] > uint64(len(out)) || !a.m.rangeAttribute(attr, &r.managed.pages, s, out[:counts[i]]) {
+			return driver.InvalidValue
+		}
+		out = out[counts[i]:]
+	}
+	return driver.Success
+}
+
+// rangeAttribute reads one attribute of pages, or answers false where it does
+// not exist or not in so many elements.
+func (m *Machine) rangeAttribute(attr driver.RangeAttribute, p *pages, s span, out []int32) bool {
+	if attr == driver.RangeAccessedBy {
+		by := m.accessedBy(p, s)
+		for i := range out {
+			out[i] = driver.DeviceInvalid
+			if i < len(by) {
+				out[i] = by[i]
+			}
+		}
+		return len(out) > 0
+	}
+	const withTypes = 12020
+	if len(out) != 1 || attr > driver.RangeLastPrefetch && m.options.DriverVersion < withTypes {
+		return false
+	}
+	switch attr {
+	case driver.RangeReadMostly:
+		out[0] = 0
+		if mostly, all := same(p, s, func(pg page) bool { return pg.readMostly }); mostly && all {
+			out[0] = 1
+		}
+	case driver.RangePreferredLocation:
+		out[0] = ordinalOrInvalid(location(p, s, preferred))
+	case driver.RangePreferredType:
+		out[0] = int32(location(p, s, preferred).Type)
+	case driver.RangePreferredID:
+		out[0] = location(p, s, preferred).ID
+	case driver.RangeLastPrefetch:
+		out[0] = ordinalOrInvalid(location(p, s, prefetched))
+	case driver.RangeLastPrefetchType:
+		out[0] = int32(location(p, s, prefetched).Type)
+	case driver.RangeLastPrefetchID:
+		out[0] = location(p, s, prefetched).ID
+	default:
+		return false
+	}
+	return true
+}
+
+func preferred(pg page) driver.Location  { return pg.preferred }
+func prefetched(pg page) driver.Location { return pg.prefetched }
+
+// location is what is the same of all pages, or none.
+func location(p *pages, s span, of func(page) driver.Location) driver.Location {
+	l, ok := same(p, s, of)
+	if !ok || l.Type == driver.LocationNone {
+		return driver.Location{ID: driver.DeviceInvalid}
+	}
+	return l
+}
+
+func ordinalOrInvalid(l driver.Location) int32 {
+	if l.Type == driver.LocationNone {
+		return driver.DeviceInvalid
+	}
+	return ordinalOf(l)
+}
+
+// accessedBy lists who has the advice for all of the pages.
+func (m *Machine) accessedBy(p *pages, s span) (by []int32) {
+	all := ^places(0)
+	p.look(s, func(_ span, pg page) { all &= pg.accessedBy })
+	for where := range all.all(len(m.devices)) {
+		by = append(by, where)
+	}
+	return by
+}

@@ -1,0 +1,285 @@
+package sim
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
+)
+
+// touchPiece is how much of a range is brought to whoever touches it at a time:
+// a range larger than a device's memory passes through it.
+const touchPiece = 2 << 20
+
+// account is the memory that a page is charged to.
+func (m *Machine) account(where int32) *pool {
+	if where == driver.DeviceCPU {
+		return m.host
+	}
+	return m.devices[where].pool
+}
+
+// reachesPage reports whether a device, or the host, can touch a page where it
+// lies, without its moving.
+func (m *Machine) reachesPage(who, at int32) bool {
+	switch {
+	case who == driver.DeviceCPU:
+		return m.devices[at].attributes[driver.AttrDirectManagedFromHost] != 0
+	case at == driver.DeviceCPU:
+		return true
+	}
+	return m.devices[who].reaches(m.devices[at])
+}
+
+// touch brings pages to a device or the host, as its access would: "" or why
+// that cannot be.
+func (r *resident) touch(who int32, s span, write bool) string {
+	m := r.m
+	if who >= 0 {
+		r.managed.touched = m.nextTouch()
+	}
+	return r.inPieces(s, func(s span) string {
+		return r.arrange(s, func(pg page) (to int32, copied bool) {
+			switch {
+			case pg.at == driver.DeviceInvalid:
+				if pg.preferred.Type != driver.LocationNone {
+					if to := ordinalOf(pg.preferred); to == who || m.reachesPage(who, to) {
+						return to, false
+					}
+				}
+				return who, false
+			case pg.at == who || !write && pg.copies.has(who):
+				return pg.at, false
+			case pg.readMostly && !write:
+				return who, true
+			case m.reachesPage(who, pg.at) &&
+				(pg.accessedBy.has(who) || pg.preferred.Type != driver.LocationNone && ordinalOf(pg.preferred) == pg.at):
+				return pg.at, false
+			}
+			return who, false
+		}, write)
+	})
+}
+
+// bring is touch for a prefetch, which no advice keeps from moving pages.
+func (r *resident) bring(to int32, s span) string {
+	if to >= 0 {
+		r.managed.touched = r.m.nextTouch()
+	}
+	return r.inPieces(s, func(s span) string {
+		return r.arrange(s, func(pg page) (int32, bool) {
+			return to, pg.readMostly && pg.at != driver.DeviceInvalid && pg.at != to
+		}, false)
+	})
+}
+
+func (r *resident) inPieces(s span, do func(span) string) string {
+	for lo := s.lo; lo < s.hi; {
+		hi := min(s.hi, (lo/touchPiece+1)*touchPiece)
+		if why := do(span{lo, hi}); why != "" {
+			return why
+		}
+		lo = hi
+	}
+	return ""
+}
+
+// arrange has the pages lie where to says, or have a copy there.
+func (r *resident) arrange(s span, to func(page) (where int32, copied bool), write bool) string {
+	m := r.m
+	// Room first, since making it moves other pages, perhaps of this range.
+	for {
+		need := map[int32]uint64{}
+		r.managed.pages.look(s, func(s span, pg page) {
+			if where, copied := to(pg); where != pg.at && !pg.copies.has(where) || copied && !pg.copies.has(where) {
+				need[where] += s.size()
+			}
+		})
+		short := false
+		for where, n := range need {
+			if p := m.account(where); n > p.limit-p.used {
+				m.settle(all)
+				if m.pageOut(where, n-min(n, p.limit-p.used), r, s) == 0 && n > p.limit-p.used {
+					return fmt.Sprintf("no room for %d bytes at %s: %d of %d are taken by memory that cannot be paged out",
+						n, placeName(where), p.used, p.limit)
+				}
+				short = true
+			}
+		}
+		if !short {
+			break
+		}
+	}
+	r.managed.pages.each(s, func(s span, pg *page) {
+		where, copied := to(*pg)
+		switch {
+		case copied:
+			if !pg.copies.has(where) {
+				m.account(where).used += s.size()
+				pg.copies |= placeBit(where)
+			}
+		case where != pg.at:
+			if !pg.copies.has(where) {
+				m.account(where).used += s.size()
+			}
+			if pg.at != driver.DeviceInvalid {
+				m.account(pg.at).used -= s.size()
+			}
+			pg.copies &^= placeBit(where)
+			pg.at = where
+		}
+		if write {
+			m.dropCopies(s, pg)
+		}
+	})
+	return ""
+}
+
+func placeName(where int32) string {
+	if where == driver.DeviceCPU {
+		return "the host"
+	}
+	return fmt.Sprintf("device %d", where)
+}
+
+// look calls f for the parts of runs in s.
+func (p *pages) look(s span, f func(s span, pg page)) {
+	for _, r := range p.runs {
+		if part := (span{max(r.lo, s.lo), min(r.hi, s.hi)}); part.lo < part.hi {
+			f(part, r.page)
+		}
+	}
+}
+
+// dropCopies gives up the duplicates of pages.
+func (m *Machine) dropCopies(s span, pg *page) {
+	for where := range pg.copies.all(len(m.devices)) {
+		m.account(where).used -= s.size()
+	}
+	pg.copies = 0
+}
+
+// unpage gives up whatever the pages take.
+func (m *Machine) unpage(s span, pg *page) {
+	m.dropCopies(s, pg)
+	if pg.at != driver.DeviceInvalid {
+		m.account(pg.at).used -= s.size()
+	}
+	pg.at = driver.DeviceInvalid
+}
+
+// all are the members of the set, on a machine with so many devices.
+func (p places) all(devices int) func(yield func(int32) bool) {
+	return func(yield func(int32) bool) {
+		for where := driver.DeviceCPU; int(where) < devices; where++ {
+			if p.has(where) && !yield(where) {
+				return
+			}
+		}
+	}
+}
+
+func (m *Machine) nextTouch() uint64 {
+	m.touches++
+	return m.touches
+}
+
+// pageOut moves managed pages from a device to the host until so many bytes
+// are free there, those first that were not touched for the longest time, but
+// no page in keep of the range that needs the room. It answers how many bytes
+// it freed.
+func (m *Machine) pageOut(where int32, need uint64, needs *resident, keep span) (freed uint64) {
+	if where < 0 || !m.devices[where].concurrent() {
+		return 0
+	}
+	var ranges []*resident
+	for r := range m.resident.all() {
+		if r.v.managed != nil {
+			ranges = append(ranges, r.v)
+		}
+	}
+	slices.SortStableFunc(ranges, func(a, b *resident) int { return cmp.Compare(a.managed.touched, b.managed.touched) })
+	for _, r := range ranges {
+		var out []span
+		r.managed.pages.look(span{0, ^uint64(0)}, func(s span, pg page) {
+			if pg.at != where && !pg.copies.has(where) {
+				return
+			}
+			parts := []span{s}
+			if r == needs { // what lies before and behind
+				parts = []span{{s.lo, min(s.hi, keep.lo)}, {max(s.lo, keep.hi), s.hi}}
+			}
+			for _, s := range parts {
+				if left := need - min(need, freed); s.lo < s.hi && left > 0 {
+					s.hi = min(s.hi, s.lo+roundUp(left, osmem.PageSize()))
+					freed += s.size()
+					out = append(out, s)
+				}
+			}
+		})
+		for _, s := range out {
+			if !m.pageOutRange(r, where, s) {
+				return freed - s.size()
+			}
+		}
+		if freed >= need {
+			break
+		}
+	}
+	return freed
+}
+
+// makeRoom pages out for memory that is allocated.
+func (m *Machine) makeRoom(p *pool, need uint64) {
+	for _, d := range m.devices {
+		if d.pool == p {
+			m.pageOut(int32(d.ordinal), need, nil, span{})
+		}
+	}
+}
+
+// pageOutRange moves pages that lie on a device, or have copies there, to the
+// host; false where the host is full.
+func (m *Machine) pageOutRange(r *resident, where int32, s span) (ok bool) {
+	ok = true
+	r.managed.pages.each(s, func(s span, pg *page) {
+		switch {
+		case pg.copies.has(where):
+			pg.copies &^= placeBit(where)
+		case pg.copies.has(driver.DeviceCPU): // the copy becomes the page
+			pg.copies &^= placeBit(driver.DeviceCPU)
+			pg.at = driver.DeviceCPU
+		case s.size() > m.host.limit-m.host.used:
+			ok = false
+			return
+		default:
+			m.host.used += s.size()
+			pg.at = driver.DeviceCPU
+		}
+		m.account(where).used -= s.size()
+	})
+	return ok
+}
+
+// Resident tells how many of n bytes of managed memory lie on a device, copies
+// of read-mostly pages included; device -1 is the host. Pages that nobody has
+// touched lie nowhere.
+func (m *Machine) Resident(ptr uint64, n, device int) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var sum uint64
+	for r := range m.resident.over(ptr, ptr+uint64(n)) {
+		if r.v.managed == nil {
+			continue
+		}
+		s := span{max(ptr, r.lo) - r.lo, min(ptr+uint64(n), r.hi) - r.lo}
+		r.v.managed.pages.look(s, func(s span, pg page) {
+			if pg.at == int32(device) || pg.at != driver.DeviceInvalid && pg.copies.has(int32(device)) {
+				sum += s.size()
+			}
+		})
+	}
+	return int(sum)
+}
