@@ -78,7 +78,8 @@ func (b *builder) layerBackward(m model, tokens uint64, k kept, grad block, para
 	dinner := b.act(tokens * m.ff)
 	parameter(last)
 	b.free(k.product)
-	dgate, dup := none, none
+	var dgate block
+	dup := none
 	if m.gated {
 		dup = b.act(tokens * m.ff)
 		dsilu := b.act(tokens * m.ff)

@@ -72,14 +72,15 @@ func TestCheck(t *testing.T) {
 func TestTextForm(t *testing.T) {
 	var text bytes.Buffer
 	require.NoError(t, small().WriteText(&text))
-	require.Equal(t, `{"trace":"small","streams":2,"tags":["a","b"]}
+	const want = `{"trace":"small","streams":2,"tags":["a","b"]}
 {"op":"alloc","id":0,"bytes":1000,"stream":0,"tag":"b"}
 {"op":"alloc","id":1,"bytes":0,"stream":1,"tag":"a"}
 {"op":"use","id":0,"stream":1}
 {"op":"free","id":0}
 {"op":"sync"}
 {"op":"alloc","id":2,"bytes":300,"stream":0,"tag":"a"}
-`, text.String())
+`
+	require.True(t, text.String() == want, "%s", &text) // to the byte
 	got, err := trace.ReadText(&text)
 	require.NoError(t, err)
 	require.Equal(t, small(), got)
