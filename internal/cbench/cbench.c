@@ -35,7 +35,7 @@ cbench_library *cbench_open(const char *path, char *error, uint64_t n) {
     return l;
 }
 
-static int64_t now(void) {
+int64_t cbench_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
@@ -46,7 +46,7 @@ static int64_t now(void) {
 
 cbench_time cbench_capture_steps(const cbench_library *l, uintptr_t ctx, uintptr_t stream, uint64_t n) {
     cbench_time t = {0, 0};
-    int64_t start = now();
+    int64_t start = cbench_now();
     for (uint64_t i = 0; i < n && t.result == 0; i++) {
         int mode = CBENCH_RELAXED, status = 0;
         uintptr_t before = 0;
@@ -57,7 +57,7 @@ cbench_time cbench_capture_steps(const cbench_library *l, uintptr_t ctx, uintptr
         if (before != ctx) l->cuCtxSetCurrent(before);
         l->cuThreadExchangeStreamCaptureMode(&mode);
     }
-    t.ns = now() - start;
+    t.ns = cbench_now() - start;
     return t;
 }
 
@@ -72,7 +72,7 @@ static cbench_prop on_device(int32_t device) {
 cbench_time cbench_granularity_steps(const cbench_library *l, int32_t device, uint64_t n) {
     cbench_time t = {0, 0};
     cbench_prop prop = on_device(device);
-    int64_t start = now();
+    int64_t start = cbench_now();
     for (uint64_t i = 0; i < n && t.result == 0; i++) {
         int mode = CBENCH_RELAXED;
         size_t bytes = 0;
@@ -80,7 +80,7 @@ cbench_time cbench_granularity_steps(const cbench_library *l, int32_t device, ui
         t.result = l->cuMemGetAllocationGranularity(&bytes, &prop, 0);
         l->cuThreadExchangeStreamCaptureMode(&mode);
     }
-    t.ns = now() - start;
+    t.ns = cbench_now() - start;
     return t;
 }
 
@@ -94,7 +94,7 @@ cbench_time cbench_vmm_cycle(const cbench_library *l, int32_t device, uint64_t s
     cbench_time t = {0, 0};
     cbench_prop prop = on_device(device);
     cbench_access access = {prop.location, CBENCH_READ_WRITE};
-    int64_t start = now();
+    int64_t start = cbench_now();
     for (uint64_t i = 0; i < rounds && t.result == 0; i++) {
         unsigned long long p = 0, handle = 0;
         if (!ok(&t, l->cuMemAddressReserve(&p, size, 0, 0, 0))) break;
@@ -107,7 +107,7 @@ cbench_time cbench_vmm_cycle(const cbench_library *l, int32_t device, uint64_t s
         }
         ok(&t, l->cuMemAddressFree(p, size));
     }
-    t.ns = now() - start;
+    t.ns = cbench_now() - start;
     return t;
 }
 
@@ -127,7 +127,7 @@ cbench_time cbench_grow(const cbench_library *l, int32_t device, uint64_t reserv
         return t;
     }
 
-    int64_t start = now();
+    int64_t start = cbench_now();
     for (uint64_t s = 0; s < n && t.result == 0; s++) {
         uint64_t from = at;
         for (uint64_t c = 0; c < chunks[s]; c++) {
@@ -140,7 +140,7 @@ cbench_time cbench_grow(const cbench_library *l, int32_t device, uint64_t reserv
         }
         if (t.result == 0 && at > from) ok(&t, l->cuMemSetAccess(base + from, at - from, &access, 1));
     }
-    t.ns = now() - start;
+    t.ns = cbench_now() - start;
 
     at = 0;
     for (uint64_t c = 0; c < made; c++) {
@@ -160,7 +160,7 @@ cbench_time cbench_copy(const cbench_library *l, uintptr_t ctx, uintptr_t stream
     uintptr_t before = 0;
     if (chunk == 0) return (cbench_time){0, INVALID_VALUE};
     if (!ok(&t, l->cuCtxGetCurrent(&before)) || !ok(&t, l->cuCtxSetCurrent(ctx))) return t;
-    int64_t start = now();
+    int64_t start = cbench_now();
     for (uint64_t i = 0; i < rounds && t.result == 0; i++) {
         for (uint64_t at = 0; at < n && t.result == 0; at += chunk) {
             uint64_t part = n - at < chunk ? n - at : chunk;
@@ -168,7 +168,7 @@ cbench_time cbench_copy(const cbench_library *l, uintptr_t ctx, uintptr_t stream
         }
         ok(&t, l->cuStreamSynchronize(stream));
     }
-    t.ns = now() - start;
+    t.ns = cbench_now() - start;
     ok(&t, l->cuCtxSetCurrent(before));
     return t;
 }

@@ -16,6 +16,7 @@ typedef struct {
 } cbench_time;
 
 void cbench_empty(void);
+int64_t cbench_now(void); // nanoseconds of a clock that only goes on
 
 // NULL where the library cannot be loaded or lacks an entry point; the reason
 // is written to error.
@@ -31,6 +32,31 @@ cbench_time cbench_grow(const cbench_library *l, int32_t device, uint64_t reserv
                         const uint64_t *chunks, uint64_t n);
 cbench_time cbench_copy(const cbench_library *l, uintptr_t ctx, uintptr_t stream, uint64_t dst, const void *src,
                         uint64_t n, uint64_t chunk, uint64_t rounds);
+
+// replay.c: a list of allocations through a pool of the driver's own.
+
+enum { CBENCH_ALLOC, CBENCH_FREE, CBENCH_WAIT };
+
+typedef struct {
+    uint64_t bytes; // of CBENCH_ALLOC
+    uint32_t block; // of CBENCH_ALLOC and CBENCH_FREE
+    uint32_t kind;
+} cbench_op;
+
+// first and again are the nanoseconds of allocating and freeing, from an empty
+// pool and right after that; waited those of both rounds' waits. reserved is
+// the most memory that the pool held.
+typedef struct {
+    int64_t first, again, waited;
+    uint64_t reserved;
+    uint64_t at; // the operation that failed
+    cbench_result result;
+} cbench_replayed;
+
+// Blocks are below so many, each is freed before it is allocated again. The pool
+// keeps so many bytes over a wait.
+cbench_replayed cbench_replay(const cbench_library *l, uintptr_t ctx, int32_t device, uintptr_t stream,
+                              const cbench_op *ops, uint64_t n, uint64_t blocks, uint64_t keep);
 
 // holder.c: a capture on a thread of its own.
 
