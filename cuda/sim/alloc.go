@@ -83,9 +83,8 @@ func (a *api) MemGetInfo(c driver.Context) (free, total uint64, r driver.Result)
 		return 0, 0, r
 	}
 	defer a.leave()
-	a.m.settle(all)
 	p := ctx.device.pool
-	return p.limit - p.used, p.limit, driver.Success
+	return a.m.available(p), p.limit, driver.Success
 }
 
 // PointerGetAttribute answers for addresses with memory behind them. Of an

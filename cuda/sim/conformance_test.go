@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/drivertest"
+	"github.com/cuvmm/cuvmm/internal/osmem"
 	"github.com/stretchr/testify/require"
 )
 
@@ -19,6 +20,11 @@ var conformanceMachines = []struct {
 }{
 	{
 		"default",
+		sim.Options{},
+		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20},
+	},
+	{
+		inFolder,
 		sim.Options{},
 		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20},
 	},
@@ -54,6 +60,9 @@ var conformanceMachines = []struct {
 	},
 }
 
+// inFolder is the machine whose test and its children share a folder.
+const inFolder = "in a folder"
+
 const conformanceChild = "conformance on the software driver"
 
 func init() {
@@ -66,6 +75,9 @@ func init() {
 	drivertest.RegisterChild(conformanceChild, func(args []string) (driver.Driver, error) {
 		for _, m := range conformanceMachines {
 			if m.name == args[0] {
+				if m.name == inFolder {
+					m.options.Folder = args[1]
+				}
 				machine, err := sim.New(m.options)
 				if err != nil {
 					return nil, err
@@ -80,13 +92,21 @@ func init() {
 func TestConformance(t *testing.T) {
 	for _, m := range conformanceMachines {
 		t.Run(m.name, func(t *testing.T) {
+			if m.name == inFolder && !osmem.Linux {
+				t.Skip("folders need Linux on amd64 or arm64")
+			}
+			args := []string{m.name}
+			if m.name == inFolder {
+				m.options.Folder = t.TempDir()
+				args = append(args, m.options.Folder)
+			}
 			machine, err := sim.New(m.options)
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, machine.Close()) })
 			drivertest.Run(t, drivertest.Env{
 				Driver:    machine.Driver(),
 				Child:     conformanceChild,
-				ChildArgs: []string{m.name},
+				ChildArgs: args,
 				Machine:   m.facts,
 			})
 		})

@@ -140,7 +140,7 @@ func (c *gpuContext) destroy() {
 	}
 	delete(m.contexts, c.handle)
 	m.untrack(c.object)
-	c.device.pool.used -= c.device.options.ContextMemory
+	c.device.pool.give(c.device.options.ContextMemory)
 }
 
 // drain waits until no stream of the context has work. Unless the context is

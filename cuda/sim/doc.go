@@ -27,6 +27,17 @@
 // to the host. [Machine.Resident] tells. Accesses of the CPU through a raw pointer
 // are not seen.
 //
+// # Processes
+//
+// Processes that give [Options.Folder] are on one machine: its limits hold for
+// all of them together, and memory is taken while any of them holds it. The
+// folder has the machine's books (a record for each process and each piece of
+// exported memory) and a file for each piece of exported memory. These files
+// have names instead of seals, because a third process must be able to ask
+// whether a descriptor of one is still open when all who knew it are dead: a
+// process that truncates one harms the others. [Inspect] tells what is taken,
+// and by whom.
+//
 // # Work
 //
 // Streams, events, host and device copies are asynchronous. Work that nobody
@@ -60,7 +71,8 @@
 //
 // machine.go holds a machine's state and the gate that every call passes;
 // vmm.go and share.go are the calls of virtual memory, on top of address.go
-// (numbers), physical.go (bytes) and resident.go (what is where); context.go,
+// (numbers), physical.go (bytes) and resident.go (what is where), and of
+// folder.go for a machine that processes share; context.go,
 // stream.go, event.go and engine.go are the work; capture.go and graph.go write
 // it down instead. One lock guards a machine, and is released while bytes move,
 // while kernels run, and while a call waits. The lock of the process's address

@@ -38,7 +38,7 @@ func (m *Machine) settle(limit int) {
 	for _, h := range over {
 		if h.mem != nil {
 			m.forgetShared(h.mem)
-			h.mem.pool.used -= h.mem.size
+			h.mem.pool.give(h.mem.size)
 		}
 		_ = h.file.Close()
 		for _, mem := range h.pins {

@@ -43,7 +43,7 @@ func (a *api) MemHostAlloc(c driver.Context, n uint64, flags driver.HostAllocFla
 	}
 	b, err := osmem.Alloc(n)
 	if err != nil {
-		m.host.used -= size
+		m.host.give(size)
 		m.note("pinned memory: %v", err)
 		return nil, driver.OutOfMemory
 	}

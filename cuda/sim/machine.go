@@ -9,11 +9,13 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/ledger"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
-// Machine is a computer with software devices and a driver of its own. Several
-// machines in a process know nothing of each other, as if they were processes.
+// Machine is a computer with software devices and a driver of its own, as one
+// process sees it. Several machines in a process know nothing of each other,
+// unless [Options.Folder] makes them one: then they are like processes on it.
 // All methods are safe for concurrent use.
 type Machine struct {
 	name    string
@@ -22,7 +24,8 @@ type Machine struct {
 	foreign api
 	devices []*device
 	host    *pool
-	managed *pool // the bytes of managed memory, which host and devices pay for
+	managed *pool          // the bytes of managed memory, which host and devices pay for
+	books   *ledger.Ledger // of a machine that processes share; nil without a folder
 	faults  faults
 
 	// mu guards all that follows and everything reachable from it. Memory is
@@ -75,10 +78,9 @@ func New(options Options) (*Machine, error) {
 	if err := options.check(); err != nil {
 		return nil, err
 	}
-	options = options.visible()
 	m := &Machine{
 		name:      fmt.Sprintf("sim-%d", machines.Add(1)),
-		options:   options,
+		options:   options.visible(),
 		rng:       rand.New(rand.NewPCG(options.Seed, 0x63757666)),
 		host:      newPool(options.HostMemory, true),
 		objects:   map[*object]struct{}{},
@@ -99,11 +101,16 @@ func New(options Options) (*Machine, error) {
 	m.library = api{m, false}
 	m.foreign = api{m, true}
 	room := options.HostMemory
-	for i, d := range options.Devices {
+	for i, d := range m.options.Devices {
 		m.devices = append(m.devices, newDevice(i, d))
 		room += d.Memory
 	}
 	m.managed = newPool(room, true)
+	if options.Folder != "" {
+		if err := m.join(options); err != nil {
+			return nil, err
+		}
+	}
 	return m, nil
 }
 
@@ -169,6 +176,9 @@ func (m *Machine) dismantle() {
 			_ = p.arena.Close()
 		}
 	}
+	if m.books != nil {
+		_ = m.books.Close()
+	}
 }
 
 // Memory tells how many bytes of a device's memory are free, and how many
@@ -176,9 +186,8 @@ func (m *Machine) dismantle() {
 func (m *Machine) Memory(device int) (free, total uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.settle(all)
 	p := m.devices[device].pool
-	return p.limit - p.used, p.limit
+	return m.available(p), p.limit
 }
 
 // Fault tells in words what destroyed a context, the first of them if several

@@ -17,6 +17,17 @@ type Options struct {
 	// order in which it sees them, as CUDA_VISIBLE_DEVICES does. None means
 	// all. The rest of the options count all devices.
 	Visible []int
+	// Folder makes the machine one that processes share: all that open it with
+	// the same folder are on it. Its memory limits then hold for all of them
+	// together, and memory counts as taken while any of them holds it, by
+	// handle, by mapping, or by an exported descriptor that is open somewhere,
+	// however a process ends. The first process makes the folder, if it is not
+	// there, and fixes the Devices and HostMemory; one that opens it later with
+	// others is refused. Memory that is exported lies in files of the folder
+	// until nobody holds it, so it best stands on a file system in memory, such
+	// as /dev/shm. The folder may be deleted when no process is on the machine.
+	// [Inspect] tells what is taken. Linux only.
+	Folder string
 	// HostMemory limits, in bytes, what host-located and pinned memory can take
 	// together. 0 means 64 GiB. Memory is only committed when it is touched.
 	HostMemory uint64

@@ -5,6 +5,7 @@ import (
 	"iter"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/ledger"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
@@ -14,30 +15,69 @@ const PoisonByte = 0xdb
 // pool is the memory of one location: a device, or the host. Its limit is
 // exact; the system's memory is only taken when touched.
 type pool struct {
-	limit, used uint64
-	arena       *osmem.Arena // made at the first allocation
-	placeable   bool         // host memory: its pages can appear in the window
-	free        ranges
+	limit     uint64
+	used      uint64         // without books
+	books     *ledger.Ledger // of a machine that processes share
+	index     int            // in the books
+	arena     *osmem.Arena   // made at the first allocation
+	placeable bool           // host memory: its pages can appear in the window
+	free      ranges
 }
 
 func newPool(limit uint64, placeable bool) *pool {
-	limit = limit / osmem.PageSize() * osmem.PageSize()
+	limit = wholePages(limit)
 	p := &pool{limit: limit, placeable: placeable}
 	p.free.put(span{0, limit})
 	return p
 }
 
-// charge counts n bytes of a pool as taken.
+func wholePages(n uint64) uint64 { return n / osmem.PageSize() * osmem.PageSize() }
+
+// charge counts n bytes of a pool as taken, if so many are free or can be made
+// free.
 func (m *Machine) charge(p *pool, n uint64) bool {
 	m.settle(all)
-	if n > p.limit-p.used {
-		m.makeRoom(p, n-(p.limit-p.used))
+	if p.take(n) {
+		return true
+	}
+	m.makeRoom(p, n-min(n, p.left()))
+	return p.take(n)
+}
+
+// take counts n bytes as taken, if so many are free.
+func (p *pool) take(n uint64) bool {
+	if p.books != nil {
+		return p.books.Take(p.index, n)
 	}
 	if n > p.limit-p.used {
 		return false
 	}
 	p.used += n
 	return true
+}
+
+// give ends take.
+func (p *pool) give(n uint64) {
+	if p.books != nil {
+		p.books.Give(p.index, n)
+		return
+	}
+	p.used -= n
+}
+
+// left is how many bytes are free. On a machine that processes share it may be
+// less at once.
+func (p *pool) left() uint64 {
+	if p.books != nil {
+		return p.books.Free(p.index)
+	}
+	return p.limit - p.used
+}
+
+// available is left after asking about memory that others held.
+func (m *Machine) available(p *pool) uint64 {
+	m.settle(all)
+	return p.left()
 }
 
 // memory is physical memory: pieces of its pool's arena at first, a memory
@@ -49,8 +89,9 @@ type memory struct {
 	prop    driver.AllocationProp
 	pieces  []span // while shared is nil
 	shared  *osmem.Shared
-	refs    int // handles, mappings, work in progress
-	busy    int // copies in progress, which must not see the bytes move
+	id      uint64 // in the books, once it is shared there
+	refs    int    // handles, mappings, work in progress
+	busy    int    // copies in progress, which must not see the bytes move
 }
 
 // newMemory takes size bytes, in whole pages, from a pool. They read zero, or
@@ -68,7 +109,11 @@ func (m *Machine) newMemory(p *pool, size uint64, prop driver.AllocationProp) (*
 	if p.placeable && prop.RequestedHandleTypes&driver.HandlePosixFD != 0 {
 		// The CPU may write host memory behind the machine's back, so it
 		// cannot be moved into a file later.
-		mem.shared, err = newShared(mem)
+		var s *osmem.Shared
+		var id uint64
+		if s, id, err = m.newShared(mem); err == nil {
+			err = mem.moveTo(s, id)
+		}
 	} else {
 		if p.arena == nil {
 			p.arena, err = osmem.NewArena(p.limit, p.placeable)
@@ -78,7 +123,7 @@ func (m *Machine) newMemory(p *pool, size uint64, prop driver.AllocationProp) (*
 		}
 	}
 	if err != nil {
-		p.used -= size
+		p.give(size)
 		m.note("%v", err)
 		return nil, driver.OutOfMemory
 	}
@@ -156,6 +201,10 @@ func (mem *memory) drop() {
 		return
 	}
 	switch p := mem.pool; {
+	case mem.id != 0:
+		mem.machine.forgetShared(mem)
+		_ = mem.shared.Close()
+		mem.machine.books.Drop(mem.id)
 	case p == nil:
 		mem.machine.forgetShared(mem)
 		_ = mem.shared.Close()
@@ -163,13 +212,18 @@ func (mem *memory) drop() {
 		mem.machine.held = append(mem.machine.held, held{file: mem.shared, mem: mem})
 		mem.machine.settle(all)
 	default:
-		for _, piece := range mem.pieces {
-			if err := p.arena.Discard(piece.lo, piece.size()); err != nil {
-				panic(fmt.Sprintf("sim: the system does not take memory back: %v", err))
-			}
-			p.free.put(piece)
+		p.takeBack(mem.pieces)
+		p.give(mem.size)
+	}
+}
+
+// takeBack makes pieces of the arena free.
+func (p *pool) takeBack(pieces []span) {
+	for _, piece := range pieces {
+		if err := p.arena.Discard(piece.lo, piece.size()); err != nil {
+			panic(fmt.Sprintf("sim: the system does not take memory back: %v", err))
 		}
-		p.used -= mem.size
+		p.free.put(piece)
 	}
 }
 

@@ -97,35 +97,25 @@ func (r *resident) arrange(s span, to func(page) (where int32, copied bool), wri
 				need[where] += s.size()
 			}
 		})
-		short := false
-		for where, n := range need {
-			if p := m.account(where); n > p.limit-p.used {
-				m.settle(all)
-				if m.pageOut(where, n-min(n, p.limit-p.used), r, s) == 0 && n > p.limit-p.used {
-					return fmt.Sprintf("no room for %d bytes at %s: %d of %d are taken by memory that cannot be paged out",
-						n, placeName(where), p.used, p.limit)
-				}
-				short = true
-			}
-		}
-		if !short {
+		short, ok := m.takeAll(need)
+		if ok {
 			break
+		}
+		p, n := m.account(short), need[short]
+		left := m.available(p)
+		if m.pageOut(short, n-min(n, left), r, s) == 0 && n > left {
+			return fmt.Sprintf("no room for %d bytes at %s: %d of %d are taken by memory that cannot be paged out",
+				n, placeName(short), p.limit-left, p.limit)
 		}
 	}
 	r.managed.pages.each(s, func(s span, pg *page) {
 		where, copied := to(*pg)
 		switch {
 		case copied:
-			if !pg.copies.has(where) {
-				m.account(where).used += s.size()
-				pg.copies |= placeBit(where)
-			}
+			pg.copies |= placeBit(where)
 		case where != pg.at:
-			if !pg.copies.has(where) {
-				m.account(where).used += s.size()
-			}
 			if pg.at != driver.DeviceInvalid {
-				m.account(pg.at).used -= s.size()
+				m.account(pg.at).give(s.size())
 			}
 			pg.copies &^= placeBit(where)
 			pg.at = where
@@ -135,6 +125,22 @@ func (r *resident) arrange(s span, to func(page) (where int32, copied bool), wri
 		}
 	})
 	return ""
+}
+
+// takeAll takes what is needed at each place, or nothing: then it says where not
+// enough is free.
+func (m *Machine) takeAll(need map[int32]uint64) (short int32, ok bool) {
+	var done []int32
+	for where, n := range need {
+		if !m.account(where).take(n) {
+			for _, w := range done {
+				m.account(w).give(need[w])
+			}
+			return where, false
+		}
+		done = append(done, where)
+	}
+	return 0, true
 }
 
 func placeName(where int32) string {
@@ -156,7 +162,7 @@ func (p *pages) look(s span, f func(s span, pg page)) {
 // dropCopies gives up the duplicates of pages.
 func (m *Machine) dropCopies(s span, pg *page) {
 	for where := range pg.copies.all(len(m.devices)) {
-		m.account(where).used -= s.size()
+		m.account(where).give(s.size())
 	}
 	pg.copies = 0
 }
@@ -165,7 +171,7 @@ func (m *Machine) dropCopies(s span, pg *page) {
 func (m *Machine) unpage(s span, pg *page) {
 	m.dropCopies(s, pg)
 	if pg.at != driver.DeviceInvalid {
-		m.account(pg.at).used -= s.size()
+		m.account(pg.at).give(s.size())
 	}
 	pg.at = driver.DeviceInvalid
 }
@@ -251,14 +257,13 @@ func (m *Machine) pageOutRange(r *resident, where int32, s span) (ok bool) {
 		case pg.copies.has(driver.DeviceCPU): // the copy becomes the page
 			pg.copies &^= placeBit(driver.DeviceCPU)
 			pg.at = driver.DeviceCPU
-		case s.size() > m.host.limit-m.host.used:
+		case !m.host.take(s.size()):
 			ok = false
 			return
 		default:
-			m.host.used += s.size()
 			pg.at = driver.DeviceCPU
 		}
-		m.account(where).used -= s.size()
+		m.account(where).give(s.size())
 	})
 	return ok
 }

@@ -53,7 +53,7 @@ func (m *Machine) evict(r *resident) {
 		m.giveAddresses(r.addresses())
 	}
 	if r.kind == KindHostMemory {
-		m.host.used -= roundUp(r.size(), osmem.PageSize())
+		m.host.give(roundUp(r.size(), osmem.PageSize()))
 	}
 }
 

@@ -21,6 +21,7 @@ type label struct {
 	RDMA        uint8
 	Usage       uint16
 	Device      driver.UUID
+	ID          uint64 // in the books of the machine's folder; 0 without one
 }
 
 const (
@@ -28,7 +29,7 @@ const (
 	labelDMABuf = 2
 )
 
-var labelMagic = [8]byte{'c', 'u', 'v', 'm', 'm', 0, 0, 1}
+var labelMagic = [8]byte{'c', 'u', 'v', 'm', 'm', 0, 0, 2}
 
 var errLabel = errors.New("the memory file carries no label of a software driver")
 
@@ -38,13 +39,17 @@ func newFile(l label) (*osmem.Shared, error) {
 	if err != nil {
 		return nil, err
 	}
+	l.write(s)
+	return s, nil
+}
+
+func (l label) write(s *osmem.Shared) {
 	l.Magic = labelMagic
 	var b bytes.Buffer
 	if err := binary.Write(&b, binary.LittleEndian, &l); err != nil {
 		panic(err) // a struct of fixed size always encodes
 	}
 	copy(s.Bytes()[l.Size:], b.Bytes())
-	return s, nil
 }
 
 // readLabel reads the label of a memory file of so many bytes, all told, from
@@ -67,8 +72,8 @@ func readLabel(b []byte, file uint64) (label, error) {
 	return l, nil
 }
 
-// newShared makes an empty memory file with mem's label.
-func newShared(mem *memory) (*osmem.Shared, error) {
+// label says what mem is.
+func (mem *memory) label() label {
 	p := mem.prop
 	l := label{
 		Kind: labelMemory, Size: mem.size, Location: uint32(p.Location.Type),
@@ -80,7 +85,33 @@ func newShared(mem *memory) (*osmem.Shared, error) {
 	} else {
 		l.Node = p.Location.ID
 	}
-	return newFile(l)
+	return l
+}
+
+// newShared makes an empty memory file with mem's label, and its number in the
+// books.
+func (m *Machine) newShared(mem *memory) (s *osmem.Shared, id uint64, err error) {
+	l := mem.label()
+	if m.books == nil {
+		s, err = newFile(l)
+		return s, 0, err
+	}
+	l.ID = m.books.NewID()
+	if s, err = m.books.NewFile(l.Size + osmem.PageSize()); err == nil {
+		l.write(s)
+	}
+	return s, l.ID, err
+}
+
+// moveTo makes a memory file the place of the memory's bytes.
+func (mem *memory) moveTo(s *osmem.Shared, id uint64) error {
+	if id != 0 {
+		if err := mem.machine.books.Publish(s, id, mem.pool.index, mem.size); err != nil {
+			return err
+		}
+	}
+	mem.shared, mem.id = s, id
+	return nil
 }
 
 // share turns memory into a memory file that keeps its contents.
@@ -92,7 +123,7 @@ func (m *Machine) share(mem *memory) error {
 		return errors.New("the machine was closed")
 	}
 	if mem.shared == nil {
-		s, err := newShared(mem)
+		s, id, err := m.newShared(mem)
 		if err != nil {
 			return err
 		}
@@ -101,14 +132,12 @@ func (m *Machine) share(mem *memory) error {
 			copyPages(to, b)
 			to = to[len(b):]
 		}
-		for _, piece := range mem.pieces {
-			if err := mem.pool.arena.Discard(piece.lo, piece.size()); err != nil {
-				_ = s.Close()
-				return err
-			}
-			mem.pool.free.put(piece)
+		if err := mem.moveTo(s, id); err != nil {
+			_ = s.Close()
+			return err
 		}
-		mem.shared, mem.pieces = s, nil
+		mem.pool.takeBack(mem.pieces)
+		mem.pieces = nil
 	}
 	m.shared[mem.shared.ID()] = mem
 	return nil
@@ -152,7 +181,11 @@ func (a *api) MemExportToShareableHandle(h driver.MemHandle, t driver.HandleType
 	mem.refs++
 	defer mem.drop()
 	fd, err := -1, m.share(mem)
-	if err == nil {
+	switch {
+	case err != nil:
+	case mem.id != 0:
+		fd, err = m.books.Export(mem.id)
+	default:
 		fd, err = mem.shared.Export()
 	}
 	if err != nil {
@@ -197,6 +230,9 @@ func (m *Machine) openShared(fd int) (*memory, driver.Result) {
 			return mem, driver.Success
 		}
 	}
+	if m.books != nil {
+		return m.openBooked(fd)
+	}
 	s, err := osmem.OpenShared(fd)
 	if err != nil {
 		m.note("import of descriptor %d: %v", fd, err)
@@ -209,7 +245,21 @@ func (m *Machine) openShared(fd int) (*memory, driver.Result) {
 		_ = s.Close()
 		return nil, driver.Unknown
 	}
-	mem := &memory{machine: m, size: l.Size, shared: s, refs: 1}
+	mem, r := m.imported(l)
+	if r != driver.Success {
+		m.note("import of descriptor %d: the memory is on a device that this machine does not have", fd)
+		_ = s.Close()
+		return nil, r
+	}
+	mem.shared = s
+	m.shared[s.ID()] = mem
+	return mem, driver.Success
+}
+
+// imported is memory of another process, as its label says, still without its
+// file.
+func (m *Machine) imported(l label) (*memory, driver.Result) {
+	mem := &memory{machine: m, size: l.Size, refs: 1}
 	mem.prop.Type = driver.AllocationPinned
 	mem.prop.Location = driver.Location{Type: driver.LocationType(l.Location), ID: l.Node}
 	mem.prop.Flags.CompressionType = driver.CompressionType(l.Compression)
@@ -218,12 +268,9 @@ func (m *Machine) openShared(fd int) (*memory, driver.Result) {
 	if mem.prop.Location.Type == driver.LocationDevice {
 		d := m.deviceByUUID(l.Device)
 		if d == nil {
-			m.note("import of descriptor %d: the memory is on a device that this machine does not have", fd)
-			_ = s.Close()
 			return nil, driver.NotSupported
 		}
 		mem.prop.Location.ID = int32(d.ordinal)
 	}
-	m.shared[s.ID()] = mem
 	return mem, driver.Success
 }

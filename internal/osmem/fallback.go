@@ -85,6 +85,7 @@ func Clear(addr, n uint64) error                          { return errLinux }
 func Protect(addr, n uint64, access Access) error         { return errLinux }
 func NewShared(name string, size uint64) (*Shared, error) { return nil, errLinux }
 func OpenShared(fd int) (*Shared, error)                  { return nil, errLinux }
+func Tail(fd int) (page []byte, size uint64, err error)   { return nil, 0, errLinux }
 func IdentifyShared(fd int) (FileID, error)               { return FileID{}, errLinux }
 
 // ErrNotShared is the answer to a descriptor that no Shared exported.
@@ -102,3 +103,24 @@ func (s *Shared) Export() (int, error)                           { return -1, er
 func (s *Shared) Held() bool                                     { return false }
 func (s *Shared) Place(addr, off, n uint64, access Access) error { return errLinux }
 func (s *Shared) Close() error                                   { return nil }
+
+// Folder is a directory whose files several processes map: there is none here.
+type Folder struct{}
+
+// Board is a mapped file with a lock for each of its bytes.
+type Board struct{ *Shared }
+
+func OpenFolder(path string) (*Folder, error)           { return nil, errLinux }
+func (f *Folder) Close() error                          { return nil }
+func (f *Folder) NewFile(n uint64) (*Shared, error)     { return nil, errLinux }
+func (f *Folder) Link(s *Shared, name string) error     { return errLinux }
+func (f *Folder) OpenFile(name string) (*Shared, error) { return nil, errLinux }
+func (f *Folder) Export(name string) (int, error)       { return -1, errLinux }
+func (f *Folder) Held(name string) bool                 { return false }
+func (f *Folder) Is(name string, fd int) bool           { return false }
+func (f *Folder) Remove(name string) error              { return errLinux }
+func (f *Folder) OpenBoard(name string) (*Board, error) { return nil, errLinux }
+func (b *Board) Lock(off uint64) error                  { return errLinux }
+func (b *Board) Unlock(off uint64) error                { return errLinux }
+func (b *Board) Locked(off uint64) (bool, error)        { return false, errLinux }
+func (b *Board) Close() error                           { return nil }

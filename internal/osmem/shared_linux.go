@@ -75,6 +75,25 @@ func IdentifyShared(fd int) (FileID, error) {
 	return FileID{uint64(stat.Dev), stat.Ino}, nil
 }
 
+// Tail reads the last page of the file behind a descriptor, and tells the file's
+// size in bytes. It reads regular files only.
+func Tail(fd int) (page []byte, size uint64, err error) {
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil {
+		return nil, 0, fmt.Errorf("%w: fstat of descriptor %d: %w", ErrNotShared, fd, err)
+	}
+	if stat.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, 0, fmt.Errorf("%w: descriptor %d is not of a file", ErrNotShared, fd)
+	}
+	size = uint64(stat.Size)
+	page = make([]byte, min(size, PageSize()))
+	n, err := unix.Pread(fd, page, int64(size)-int64(len(page)))
+	if err != nil {
+		return nil, 0, fmt.Errorf("%w: read of descriptor %d: %w", ErrNotShared, fd, err)
+	}
+	return page[:n], size, nil
+}
+
 // Bytes is the memory.
 func (s *Shared) Bytes() []byte { return s.mem }
 

@@ -1,0 +1,119 @@
+package sim
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/ledger"
+	"github.com/cuvmm/cuvmm/internal/osmem"
+)
+
+// hardware is what all processes on a machine have in common. Its pools of
+// memory are those of the devices, by ordinal, and then the host's.
+type hardware struct {
+	Devices    []DeviceOptions
+	HostMemory uint64
+}
+
+// join makes m one of those that share the machine of a folder. The options are
+// those of all devices, the visible and the others.
+func (m *Machine) join(o Options) error {
+	here := hardware{o.Devices, o.HostMemory}
+	text, err := json.Marshal(here)
+	if err != nil {
+		return fmt.Errorf("sim: %w", err)
+	}
+	first := ledger.Machine{Description: text}
+	for _, d := range o.Devices {
+		first.Limits = append(first.Limits, wholePages(d.Memory))
+	}
+	first.Limits = append(first.Limits, wholePages(o.HostMemory))
+	books, err := ledger.Open(o.Folder, first)
+	if err != nil {
+		return fmt.Errorf("sim: the machine in folder %s: %w", o.Folder, err)
+	}
+	var there hardware
+	if err = json.Unmarshal(books.Description(), &there); err == nil {
+		err = differ(here, there)
+	}
+	if err == nil {
+		err = books.Join()
+	}
+	if err != nil {
+		_ = books.Close()
+		return fmt.Errorf("sim: the machine in folder %s: %w", o.Folder, err)
+	}
+	m.books = books
+	for i, d := range m.devices {
+		d.pool.books, d.pool.index = books, i
+		if len(o.Visible) > 0 {
+			d.pool.index = o.Visible[i]
+		}
+	}
+	m.host.books, m.host.index = books, len(o.Devices)
+	return nil
+}
+
+// differ says in what the machine that is there is not the one that is asked
+// for.
+func differ(here, there hardware) error {
+	const remedy = "give all processes the same options, or take another folder"
+	switch {
+	case len(here.Devices) != len(there.Devices):
+		return fmt.Errorf("it has %d devices, these options say %d; %s", len(there.Devices), len(here.Devices), remedy)
+	case here.HostMemory != there.HostMemory:
+		return fmt.Errorf("it has HostMemory %d, these options say %d; %s", there.HostMemory, here.HostMemory, remedy)
+	}
+	for i := range here.Devices {
+		a, b := reflect.ValueOf(here.Devices[i]), reflect.ValueOf(there.Devices[i])
+		for f := range a.NumField() {
+			mine, its := a.Field(f), b.Field(f)
+			empty := !mine.IsValid() || mine.Kind() == reflect.Slice || mine.Kind() == reflect.Map
+			if empty && mine.Len() == 0 && its.Len() == 0 || reflect.DeepEqual(mine.Interface(), its.Interface()) {
+				continue
+			}
+			return fmt.Errorf("its device %d has %s %v, these options say %v; %s",
+				i, a.Type().Field(f).Name, its.Interface(), mine.Interface(), remedy)
+		}
+	}
+	return nil
+}
+
+// openBooked is openShared on a machine of a folder: only its own memory can be
+// imported, however the descriptor is labelled.
+func (m *Machine) openBooked(fd int) (*memory, driver.Result) {
+	tail, size, err := osmem.Tail(fd)
+	var l label
+	if err == nil {
+		l, err = readLabel(tail, size)
+	}
+	if err != nil || l.Kind != labelMemory || !m.books.Is(l.ID, fd) {
+		m.note("import of descriptor %d: it is not memory that a process on this machine's folder exported (%v)", fd, err)
+		return nil, driver.Unknown
+	}
+	return m.importBooked(l)
+}
+
+// importBooked holds memory of the machine that another process made.
+func (m *Machine) importBooked(l label) (*memory, driver.Result) {
+	mem, r := m.imported(l)
+	switch {
+	case r != driver.Success:
+		m.note("import: the memory is on a device that this process does not see")
+		return nil, r
+	case !m.books.Hold(l.ID):
+		m.note("import: the memory is gone")
+		return nil, driver.InvalidHandle
+	}
+	s, err := m.books.Open(l.ID)
+	if err != nil {
+		m.books.Drop(l.ID)
+		m.note("import: %v", err)
+		return nil, driver.OperatingSystem
+	}
+	mem.shared, mem.id = s, l.ID
+	m.shared[s.ID()] = mem
+	return mem, driver.Success
+}

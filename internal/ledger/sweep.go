@@ -1,0 +1,76 @@
+package ledger
+
+// sweep brings the books up to date: it takes out the holders that are gone and
+// the memories that nobody holds.
+func (l *Ledger) sweep() {
+	l.sweepHolders()
+	l.sweepMemories()
+}
+
+// sweepHolders takes out the holders that are gone, and reports whether there
+// were any.
+func (l *Ledger) sweepHolders() (any bool) {
+	for i := range l.usedHolders() {
+		h := &l.books.holders[i]
+		if h == l.me || h.serial.Load() == 0 {
+			continue
+		}
+		// Where it cannot be asked, the holder counts as alive.
+		if locked, err := l.board.Locked(lockHolder + uint64(i)); !locked && err == nil {
+			h.clear()
+			any = true
+		}
+	}
+	return any
+}
+
+func (l *Ledger) sweepMemories() {
+	for i := range l.usedMemories() {
+		if l.books.memories[i].id.Load() != 0 && !l.held(i) {
+			l.remove(i)
+		}
+	}
+}
+
+// lookAfterLeft asks about a few of the memories that this holder gave up, so
+// that files which nobody holds do not pile up until memory runs out.
+func (l *Ledger) lookAfterLeft() {
+	for range min(aFew, len(l.left)) {
+		e := l.left[0]
+		l.left = l.left[1:]
+		switch {
+		case l.books.memories[e.index].id.Load() != e.id:
+		case l.held(e.index):
+			l.left = append(l.left, e)
+		default:
+			l.remove(e.index)
+		}
+	}
+}
+
+// heldByHolder and heldByDescriptor say who holds a memory. The first is exact
+// after sweepHolders.
+
+func (l *Ledger) heldByHolder(memory int) bool {
+	for i := range l.usedHolders() {
+		if h := &l.books.holders[i]; h.serial.Load() != 0 && h.has(memory) {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *Ledger) heldByDescriptor(memory int) bool {
+	return l.folder.Held(fileOf(l.books.memories[memory].id.Load()))
+}
+
+func (l *Ledger) held(memory int) bool { return l.heldByHolder(memory) || l.heldByDescriptor(memory) }
+
+// remove takes a memory out. Its record goes last: without it nobody would look
+// for the file.
+func (l *Ledger) remove(memory int) {
+	m := &l.books.memories[memory]
+	if err := l.folder.Remove(fileOf(m.id.Load())); err == nil {
+		m.id.Store(0)
+	}
+}

@@ -1,0 +1,212 @@
+//go:build linux && (amd64 || arm64)
+
+package osmem
+
+import (
+	"fmt"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Folder is a directory whose files several processes map. Its files get the
+// directory's own permissions to read and write. Its methods are safe for
+// concurrent use.
+//
+// Locks here are those of open file descriptions: the kernel drops one when
+// the last descriptor of its description is closed, wherever that is, in a
+// process that was killed and in a socket's queue too. So nothing here can stay
+// locked by mistake.
+type Folder struct {
+	fd   int
+	perm uint32
+}
+
+// OpenFolder opens a directory that is there.
+func OpenFolder(path string) (*Folder, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open folder %s: %w", path, err)
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("fstat of folder %s: %w", path, err)
+	}
+	return &Folder{fd, stat.Mode & 0o666}, nil
+}
+
+// Close gives up the folder's descriptor.
+func (f *Folder) Close() error {
+	err := unix.Close(f.fd)
+	f.fd = -1
+	return err
+}
+
+// NewFile makes a file of n zeroed bytes without a name. It vanishes with its
+// maker unless it was linked. The folder's file system must have room for all of
+// it, though it is only taken when touched.
+func (f *Folder) NewFile(n uint64) (*Shared, error) {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(f.fd, &fs); err == nil && n/uint64(fs.Bsize) > fs.Bavail {
+		return nil, fmt.Errorf("make a file of %d bytes: the folder's file system has %d free: %w",
+			n, fs.Bavail*uint64(fs.Bsize), unix.ENOSPC)
+	}
+	fd, err := unix.Openat(f.fd, ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, f.perm)
+	if err != nil {
+		return nil, fmt.Errorf("make a file without a name (take a folder on another file system, such as /dev/shm): %w", err)
+	}
+	err = unix.Fchmod(fd, f.perm) // whatever the umask
+	if err == nil {
+		err = unix.Ftruncate(fd, int64(n))
+	}
+	var s *Shared
+	if err == nil {
+		s, err = mapShared(fd, n)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("make a file of %d bytes: %w", n, err)
+	}
+	s.fd = fd
+	return s, nil
+}
+
+// Link gives a file that NewFile made its name, which nothing may have yet. From
+// then on it costs no descriptor.
+func (f *Folder) Link(s *Shared, name string) error {
+	self := fmt.Sprintf("/proc/self/fd/%d", s.fd)
+	if err := unix.Linkat(unix.AT_FDCWD, self, f.fd, name, unix.AT_SYMLINK_FOLLOW); err != nil {
+		return fmt.Errorf("name a file %q (is /proc mounted?): %w", name, err)
+	}
+	unix.Close(s.fd)
+	s.fd = -1
+	return nil
+}
+
+// OpenFile maps a file, and costs no descriptor.
+func (f *Folder) OpenFile(name string) (*Shared, error) {
+	fd, err := f.open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil {
+		return nil, fmt.Errorf("fstat of file %q: %w", name, err)
+	}
+	return mapShared(fd, uint64(stat.Size))
+}
+
+// Export makes a descriptor of a file, close-on-exec, that belongs to the
+// caller and holds the file while it, or a duplicate in any process, is open.
+func (f *Folder) Export(name string) (int, error) {
+	fd, err := f.open(name)
+	if err != nil {
+		return -1, err
+	}
+	lock := unix.Flock_t{Type: unix.F_RDLCK}
+	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &lock); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("lock file %q: %w", name, err)
+	}
+	return fd, nil
+}
+
+// Held reports whether an exported descriptor of the file is open anywhere. A
+// file that is not there is not held; where it cannot be asked, it is.
+func (f *Folder) Held(name string) bool {
+	// Between fork and exec a child has every descriptor.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	fd, err := unix.Openat(f.fd, name, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err != unix.ENOENT
+	}
+	defer unix.Close(fd)
+	held, err := locked(fd, 0, 0)
+	return held || err != nil
+}
+
+// Is reports whether a descriptor is of the file of that name.
+func (f *Folder) Is(name string, fd int) bool {
+	var file, named unix.Stat_t
+	return unix.Fstat(fd, &file) == nil && unix.Fstatat(f.fd, name, &named, unix.AT_SYMLINK_NOFOLLOW) == nil &&
+		file.Dev == named.Dev && file.Ino == named.Ino
+}
+
+// Remove takes a file's name away. Who has mapped it keeps it.
+func (f *Folder) Remove(name string) error {
+	if err := unix.Unlinkat(f.fd, name, 0); err != nil && err != unix.ENOENT {
+		return fmt.Errorf("remove file %q: %w", name, err)
+	}
+	return nil
+}
+
+func (f *Folder) open(name string) (int, error) {
+	fd, err := unix.Openat(f.fd, name, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open file %q: %w", name, err)
+	}
+	return fd, nil
+}
+
+// Board is a mapped file with a lock for each of its bytes. The locks belong to
+// this opening of it: another Board of the same file, in this process or another,
+// has others.
+type Board struct {
+	*Shared
+	own int // descriptor
+}
+
+// OpenBoard maps a file and keeps a descriptor of it for locking.
+func (f *Folder) OpenBoard(name string) (*Board, error) {
+	fd, err := f.open(name)
+	if err != nil {
+		return nil, err
+	}
+	var stat unix.Stat_t
+	err = unix.Fstat(fd, &stat)
+	var s *Shared
+	if err == nil {
+		s, err = mapShared(fd, uint64(stat.Size))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("map file %q: %w", name, err)
+	}
+	return &Board{s, fd}, nil
+}
+
+// Lock takes the lock of a byte, waiting for whoever has it.
+func (b *Board) Lock(off uint64) error { return b.set(unix.F_OFD_SETLKW, unix.F_WRLCK, off) }
+
+// Unlock gives it back.
+func (b *Board) Unlock(off uint64) error { return b.set(unix.F_OFD_SETLK, unix.F_UNLCK, off) }
+
+func (b *Board) set(how int, kind int16, off uint64) error {
+	lock := unix.Flock_t{Type: kind, Start: int64(off), Len: 1}
+	for {
+		err := unix.FcntlFlock(uintptr(b.own), how, &lock)
+		if err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// Locked reports whether another opening of the file has the lock of a byte.
+func (b *Board) Locked(off uint64) (bool, error) { return locked(b.own, off, 1) }
+
+// Close unmaps the file and gives up all locks.
+func (b *Board) Close() error {
+	unix.Close(b.own)
+	b.own = -1
+	return b.Shared.Close()
+}
+
+// locked asks about n bytes, 0 for all.
+func locked(fd int, off, n uint64) (bool, error) {
+	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(off), Len: int64(n)}
+	err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &lock)
+	return err == nil && lock.Type != unix.F_UNLCK, err
+}
