@@ -271,9 +271,10 @@ func (c *Conn) Send(ctx context.Context, m Message) error {
 	}
 	begun, err := c.send(ctx, op, &m, numbers)
 	c.sending.give()
-	if err != nil && (begun || errors.Is(err, ErrGone)) {
+	if err != nil && begun && !errors.Is(err, ErrGone) {
 		return c.fail(err)
 	}
+	// What a peer that is gone sent before can still be received.
 	return err
 }
 

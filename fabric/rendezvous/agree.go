@@ -1,0 +1,141 @@
+package rendezvous
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Facts are what a rank tells the others of itself before memory is shared.
+type Facts struct {
+	// Host is the same for processes of one host alone: its boot id.
+	Host string
+	// Process is the rank's.
+	Process handles.Process
+	// Device is the one that it shares memory of.
+	Device cuda.UUID
+	// Handles are the ways in which it can share and take memory.
+	Handles vmm.HandleTypes
+	// Clique names the NVLink domain and the part of it that the device is in;
+	// empty where it is not known or there is none.
+	Clique string
+}
+
+// FactsOf are the facts of this process and a device, with the handle types that
+// were found to work.
+func FactsOf(d *cuda.Device, types vmm.HandleTypes) Facts {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	host := strings.TrimSpace(string(boot))
+	if err != nil {
+		host, _ = os.Hostname() // elsewhere than on Linux, where memory is not shared anyway
+	}
+	return Facts{Host: host, Process: handles.Self(), Device: d.UUID(), Handles: types}
+}
+
+// Agreement is what a group shares memory by.
+type Agreement struct {
+	// Handle is vmm.Fabric or vmm.PosixFD, the same for all ranks.
+	Handle vmm.HandleTypes
+	// Downgrade says why it is not the fabric; empty where it is.
+	Downgrade string
+	// Ranks are the facts of all, by rank.
+	Ranks []Facts
+}
+
+// Agree is a step in which the ranks settle on one type of handle for all: the
+// fabric's where every rank has it and all are in one clique, or on one host;
+// else descriptors, where every rank has them and all are on one host. Otherwise
+// it is ErrDisagree, for every rank, with those that stand in the way. No rank
+// falls back alone.
+func Agree(ctx context.Context, g *Group, mine Facts) (Agreement, error) {
+	const name = "agree on the handle type"
+	body, err := json.Marshal(mine)
+	if err != nil {
+		return Agreement{}, err
+	}
+	all, err := g.AllGather(ctx, name, body)
+	if err != nil {
+		return Agreement{}, err
+	}
+	a := Agreement{Ranks: make([]Facts, len(all))}
+	step := g.last()
+	for r, b := range all {
+		if err := json.Unmarshal(b, &a.Ranks[r]); err != nil {
+			err := &Error{Step: step, Ranks: []int{r}, kind: handles.ErrProtocol, cause: err}
+			g.Fail(err)
+			return Agreement{}, err
+		}
+	}
+	// All compute the same from the same facts.
+	noFabric := a.against(vmm.Fabric, func(one, other Facts) string {
+		if one.Host != other.Host && (one.Clique == "" || one.Clique != other.Clique) {
+			return fmt.Sprintf("is in clique %q and rank 0 in %q, on different hosts", other.Clique, one.Clique)
+		}
+		return ""
+	})
+	if len(noFabric.ranks) == 0 {
+		a.Handle = vmm.Fabric
+		return a, nil
+	}
+	noFD := a.against(vmm.PosixFD, func(one, other Facts) string {
+		if one.Host != other.Host {
+			return "is on another host than rank 0"
+		}
+		return ""
+	})
+	if len(noFD.ranks) == 0 && g.CarriesFiles() {
+		a.Handle, a.Downgrade = vmm.PosixFD, noFabric.String()
+		return a, nil
+	}
+	if len(noFD.ranks) == 0 {
+		noFD.reason = "the group carries no files"
+	}
+	return Agreement{}, &Error{Step: step, Ranks: noFabric.ranks, kind: ErrDisagree,
+		Reason: fmt.Sprintf("no handle type serves all: fabric: %v; descriptor: %v", noFabric, noFD),
+		Hint:   "see why the fabric is closed to these ranks (fabric.Diagnose), or keep the group on one host"}
+}
+
+// last is the step that ran last.
+func (g *Group) last() Step {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return Step{Number: g.step.Number - min(g.step.Number, 1), Name: g.step.Name}
+}
+
+// objection says which ranks stand against a handle type, and why the first
+// does.
+type objection struct {
+	ranks  []int
+	reason string
+}
+
+func (o objection) String() string {
+	if len(o.ranks) == 0 {
+		return o.reason
+	}
+	return ranks(o.ranks) + ": " + o.reason
+}
+
+func (a *Agreement) against(t vmm.HandleTypes, apart func(one, other Facts) string) (o objection) {
+	for r, f := range a.Ranks {
+		why := ""
+		if f.Handles&t == 0 {
+			why = fmt.Sprintf("has %v alone", f.Handles)
+		} else {
+			why = apart(a.Ranks[0], f)
+		}
+		if why != "" {
+			if len(o.ranks) == 0 {
+				o.reason = why
+			}
+			o.ranks = append(o.ranks, r)
+		}
+	}
+	return o
+}

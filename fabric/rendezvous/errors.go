@@ -1,0 +1,101 @@
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/cuvmm/cuvmm/handles"
+)
+
+// What can go wrong in a group; test for them with errors.Is. Besides: a rank
+// that is gone is handles.ErrGone, one that does not arrive in time
+// handles.ErrTimeout, one that sends what no rank sends handles.ErrProtocol; use
+// after Close is cuda.ErrClosed.
+var (
+	// ErrFailed: a rank gave up.
+	ErrFailed = errors.New("a rank gave up")
+	// ErrDisagree: the ranks are not at the same step, or do not agree.
+	ErrDisagree = errors.New("the ranks disagree")
+)
+
+// Error is a step that failed.
+type Error struct {
+	// Step that this rank was at.
+	Step Step
+	// Ranks that are the reason.
+	Ranks []int
+	// Reason says what they did or did not do.
+	Reason string
+	// Hint says what to do about it.
+	Hint string
+
+	kind  error
+	cause error
+}
+
+// Error says everything that is known, on one line.
+func (e *Error) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "rendezvous: step %d", e.Step.Number)
+	if e.Step.Name != "" {
+		fmt.Fprintf(&b, " %q", e.Step.Name)
+	}
+	fmt.Fprintf(&b, ": %v", e.kind)
+	if len(e.Ranks) > 0 {
+		b.WriteString(": " + ranks(e.Ranks))
+	}
+	if e.Reason != "" {
+		b.WriteString(": " + e.Reason)
+	}
+	if e.cause != nil {
+		b.WriteString(": " + e.cause.Error())
+	}
+	if e.Hint != "" {
+		b.WriteString("; " + e.Hint)
+	}
+	return b.String()
+}
+
+// Unwrap gives the sentinel and the cause.
+func (e *Error) Unwrap() []error {
+	if e.cause == nil {
+		return []error{e.kind}
+	}
+	return []error{e.kind, e.cause}
+}
+
+// ranks writes "rank 3" or "ranks 1, 4 and 60 more".
+func ranks(all []int) string {
+	const most = 8
+	var b strings.Builder
+	b.WriteString("rank")
+	if len(all) > 1 {
+		b.WriteString("s")
+	}
+	for i, r := range all {
+		switch {
+		case i == most && len(all) > most+1:
+			fmt.Fprintf(&b, " and %d more", len(all)-most)
+			return b.String()
+		case i > 0:
+			b.WriteString(",")
+		}
+		fmt.Fprintf(&b, " %d", r)
+	}
+	return b.String()
+}
+
+// late is the end of a wait for ranks that did not arrive.
+func late(ctx context.Context, s Step, missing []int, waited time.Duration) *Error {
+	e := &Error{Step: s, Ranks: missing, kind: handles.ErrTimeout, cause: context.Cause(ctx),
+		Reason: fmt.Sprintf("did not arrive within %v", waited.Round(time.Millisecond)),
+		Hint:   "see whether they run, and what they wait for"}
+	if !errors.Is(e.cause, context.DeadlineExceeded) {
+		e.kind, e.Reason, e.Hint = e.cause, "not arrived when the caller's context ended", ""
+		e.cause = nil
+	}
+	return e
+}

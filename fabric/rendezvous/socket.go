@@ -1,0 +1,123 @@
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+)
+
+// Join enters the group of a host process (Host) as one of its ranks, from 1 on.
+// The path is the host's. It waits until the host has taken it in; the caller
+// closes the group.
+func Join(ctx context.Context, path string, rank, size int, o Options) (*Group, error) {
+	const op = "rendezvous.Join"
+	if err := checkRank(op, rank, size); err != nil {
+		return nil, err
+	}
+	conn, err := handles.Dial(ctx, path, handles.Options{Timeout: o.Timeout})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	b := &memberBoard{rank: rank, size: size, conn: conn, queue: newQueue(), ended: make(chan struct{})}
+	if err := b.enter(ctx); err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	go b.receive()
+	return New(b, o), nil
+}
+
+func checkRank(op string, rank, size int) error {
+	if size < 1 || size > MaxSize || rank < 0 || rank >= size {
+		return fmt.Errorf("%s: %w: rank %d of %d: a group has 1 to %d ranks, counted from 0", op, cuda.ErrInvalidArgument, rank, size, MaxSize)
+	}
+	return nil
+}
+
+// memberBoard is the side of a rank other than the host's.
+type memberBoard struct {
+	rank, size int
+	conn       *handles.Conn
+	queue      *queue
+	once       sync.Once
+	ended      chan struct{} // closed when receive has ended
+}
+
+func (b *memberBoard) Rank() int          { return b.rank }
+func (b *memberBoard) Size() int          { return b.size }
+func (b *memberBoard) CarriesFiles() bool { return true }
+
+func (b *memberBoard) enter(ctx context.Context) error {
+	me := hello{uint32(b.rank), uint32(b.size)}
+	if err := b.conn.Send(ctx, me.message(kindHello)); err != nil {
+		return err
+	}
+	m, err := b.conn.Receive(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = m.Close() }()
+	if h, err := readHello(m); err != nil || m.Kind != kindWelcome || h != me {
+		return fmt.Errorf("%w: the host's answer is no welcome", handles.ErrProtocol)
+	}
+	return nil
+}
+
+// receive hands on what the host sends, until the connection ends.
+func (b *memberBoard) receive() {
+	defer close(b.ended)
+	for {
+		m, err := b.conn.Receive(context.Background())
+		if err != nil {
+			b.queue.put(Event{Kind: Ended, Rank: 0, Reason: "the host's process is gone: " + err.Error()})
+			return
+		}
+		e, err := readEvent(m)
+		if err != nil || m.Kind != kindEvent {
+			_ = m.Close()
+			_ = b.conn.Close()
+			b.queue.put(Event{Kind: Ended, Rank: 0, Reason: fmt.Sprintf("the host sent a message of kind %#x: %v", m.Kind, err)})
+			return
+		}
+		b.queue.put(e)
+	}
+}
+
+func (b *memberBoard) Post(ctx context.Context, s Step, p Parcel) error {
+	return b.send(ctx, Event{Kind: Posted, Rank: b.rank, Step: s, Parcel: p})
+}
+
+func (b *memberBoard) Fail(ctx context.Context, s Step, reason string) error {
+	return b.send(ctx, Event{Kind: Failed, Rank: b.rank, Step: s, Reason: reason})
+}
+
+func (b *memberBoard) send(ctx context.Context, e Event) error {
+	err := b.conn.Send(ctx, e.message())
+	if err != nil && ctx.Err() == nil && !errors.Is(err, cuda.ErrClosed) {
+		// What the host had to say before it went is still read, and explains it.
+		select {
+		case <-b.ended:
+		case <-ctx.Done():
+		}
+		return &Error{Step: e.Step, Ranks: []int{0}, kind: handles.ErrGone, Reason: "the host's process does not take messages", cause: err}
+	}
+	return err
+}
+
+func (b *memberBoard) Next(ctx context.Context) (Event, error) { return b.queue.take(ctx) }
+
+func (b *memberBoard) Close() (err error) {
+	b.once.Do(func() {
+		b.queue.close()
+		ctx, cancel := context.WithTimeout(context.Background(), farewell)
+		_ = b.conn.Send(ctx, handles.Message{Kind: kindDone}) // else it counts as lost
+		cancel()
+		err = b.conn.Close()
+		<-b.ended
+	})
+	return err
+}

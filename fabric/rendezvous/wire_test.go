@@ -1,0 +1,44 @@
+package rendezvous
+
+import (
+	"testing"
+
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/stretchr/testify/require"
+)
+
+// Whatever is read is written back the same, and nothing makes the reader panic
+// or take what no rank sends.
+func FuzzEvent(f *testing.F) {
+	for _, e := range []Event{
+		{Kind: Posted, Rank: 3, Step: Step{7, "bind"}, Parcel: Parcel{Body: []byte("body")}},
+		{Kind: Failed, Rank: 1, Step: Step{0, ""}, Reason: "no memory"},
+		{Kind: Left}, {Kind: Lost, Rank: MaxSize - 1, Reason: "killed"},
+	} {
+		f.Add(e.message().Body)
+	}
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		e, err := readEvent(handles.Message{Kind: kindEvent, Body: b})
+		if err != nil {
+			require.ErrorIs(t, err, handles.ErrProtocol)
+			return
+		}
+		require.Less(t, e.Rank, MaxSize)
+		require.LessOrEqual(t, len(e.Step.Name), MaxName)
+		require.LessOrEqual(t, len(e.Parcel.Body), MaxBody)
+		again, err := readEvent(e.message())
+		require.NoError(t, err)
+		require.Equal(t, e, again)
+	})
+}
+
+func TestHello(t *testing.T) {
+	h, err := readHello(hello{3, 8}.message(kindHello))
+	require.NoError(t, err)
+	require.Equal(t, hello{3, 8}, h)
+	for _, b := range [][]byte{nil, make([]byte, 7), make([]byte, 9)} {
+		_, err := readHello(handles.Message{Body: b})
+		require.ErrorIs(t, err, handles.ErrProtocol)
+	}
+}
