@@ -43,11 +43,10 @@ typedef struct {
     uint32_t kind;
 } cbench_op;
 
-// first and again are the nanoseconds of allocating and freeing, from an empty
-// pool and right after that; waited those of both rounds' waits. reserved is
-// the most memory that the pool held.
+// ns is the time of allocating and freeing, waited that of the waits. reserved
+// is the most memory that the pool held.
 typedef struct {
-    int64_t first, again, waited;
+    int64_t ns, waited;
     uint64_t reserved;
     uint64_t at; // the operation that failed
     cbench_result result;

@@ -18,9 +18,8 @@ const (
 
 // PoolReplayed is what PoolReplay measured.
 type PoolReplayed struct {
-	// First and Again are the time of allocating and freeing, from an empty
-	// pool and right after that. Waited is the time that both waited.
-	First, Again, Waited time.Duration
+	// Took is the time of allocating and freeing, Waited that of the waits.
+	Took, Waited time.Duration
 	// Reserved is the most memory that the pool held.
 	Reserved uint64
 }

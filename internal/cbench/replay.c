@@ -5,11 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-// One round; what it did not free is freed at the end, which counts for nothing.
-static void round_of(const cbench_library *l, uintptr_t pool, uintptr_t stream, const cbench_op *ops, uint64_t n,
-                     unsigned long long *at, uint64_t blocks, int64_t *took, cbench_replayed *r) {
-    memset(at, 0, blocks * sizeof *at);
-    int64_t waited = 0, start = cbench_now();
+// What the operations did not free is freed at the end, which counts for nothing.
+static void operate(const cbench_library *l, uintptr_t pool, uintptr_t stream, const cbench_op *ops, uint64_t n,
+                    unsigned long long *at, uint64_t blocks, cbench_replayed *r) {
+    int64_t start = cbench_now();
     uint64_t i = 0;
     for (; i < n && r->result == 0; i++) {
         const cbench_op *op = &ops[i];
@@ -24,12 +23,11 @@ static void round_of(const cbench_library *l, uintptr_t pool, uintptr_t stream, 
         default: {
             int64_t from = cbench_now();
             r->result = l->cuStreamSynchronize(stream);
-            waited += cbench_now() - from;
+            r->waited += cbench_now() - from;
         }
         }
     }
-    *took = cbench_now() - start - waited;
-    r->waited += waited;
+    r->ns = cbench_now() - start - r->waited;
     if (r->result != 0) r->at = i - 1;
     for (uint64_t b = 0; b < blocks; b++) {
         if (!at[b]) continue;
@@ -46,7 +44,7 @@ cbench_replayed cbench_replay(const cbench_library *l, uintptr_t ctx, int32_t de
     memset(&props, 0, sizeof props);
     props.type = CBENCH_PINNED;
     props.location = (cbench_location){CBENCH_DEVICE, device};
-    unsigned long long *at = malloc((blocks ? blocks : 1) * sizeof *at);
+    unsigned long long *at = calloc(blocks ? blocks : 1, sizeof *at);
     if (!at) {
         r.result = OUT_OF_MEMORY;
         return r;
@@ -55,8 +53,7 @@ cbench_replayed cbench_replay(const cbench_library *l, uintptr_t ctx, int32_t de
     if ((r.result = l->cuCtxGetCurrent(&before)) == 0 && (r.result = l->cuCtxSetCurrent(ctx)) == 0) {
         if ((r.result = l->cuMemPoolCreate(&pool, &props)) == 0) {
             r.result = l->cuMemPoolSetAttribute(pool, CBENCH_RELEASE_THRESHOLD, &keep);
-            if (r.result == 0) round_of(l, pool, stream, ops, n, at, blocks, &r.first, &r);
-            if (r.result == 0) round_of(l, pool, stream, ops, n, at, blocks, &r.again, &r);
+            if (r.result == 0) operate(l, pool, stream, ops, n, at, blocks, &r);
             cbench_result rest[] = {
                 l->cuMemPoolGetAttribute(pool, CBENCH_RESERVED_HIGH, &r.reserved),
                 l->cuStreamSynchronize(stream), // its frees come before the pool's end

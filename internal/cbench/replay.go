@@ -20,10 +20,10 @@ var (
 	_ = [1]struct{}{}[unsafe.Offsetof(PoolOp{}.Kind)-unsafe.Offsetof(C.cbench_op{}.kind)]
 )
 
-// PoolReplay does the operations twice through a memory pool of the driver's,
+// PoolReplay does the operations through a memory pool of the driver's,
 // made for it, on s: cuMemAllocFromPoolAsync and cuMemFreeAsync. The pool keeps
 // at most so many free bytes when s was waited for. Every block is freed before
-// it is allocated again; what the operations leave is freed after each round.
+// it is allocated again; what the operations leave is freed at the end.
 func (l *Library) PoolReplay(c driver.Context, d driver.Device, s driver.Stream, ops []PoolOp, keep uint64) (PoolReplayed, error) {
 	blocks := uint64(0)
 	for _, op := range ops {
@@ -41,5 +41,5 @@ func (l *Library) PoolReplay(c driver.Context, d driver.Device, s driver.Stream,
 	if r.result != 0 {
 		return PoolReplayed{}, fmt.Errorf("replaying through the driver's pool, operation %d of %d: %v", uint64(r.at), len(ops), driver.Result(r.result))
 	}
-	return PoolReplayed{time.Duration(r.first), time.Duration(r.again), time.Duration(r.waited), uint64(r.reserved)}, nil
+	return PoolReplayed{time.Duration(r.ns), time.Duration(r.waited), uint64(r.reserved)}, nil
 }
