@@ -58,11 +58,8 @@ func (a *api) StreamWaitValue64(c driver.Context, h driver.Stream, p driver.Ptr,
 	}
 	m := a.m
 	_, r = s.submit(task{
-		call: call,
-		ready: func(c *gpuContext) bool {
-			from, f := m.locate(c, call, uint64(p), wordSize, driver.AccessRead)
-			return f != nil || int64(word(from.runs[0]).Load()-v) >= 0
-		},
+		call:  call,
+		ready: func(c *gpuContext) bool { return m.reached(c, p, v) },
 		run: func(c *gpuContext) *fault {
 			m.mu.Lock()
 			defer m.mu.Unlock()
@@ -71,4 +68,16 @@ func (a *api) StreamWaitValue64(c driver.Context, h driver.Stream, p driver.Ptr,
 		},
 	})
 	return r
+}
+
+// reached reports whether a wait for a value is over, also because the word
+// cannot be read. Others change words unseen, this process's CPU and other
+// processes, so it is asked again and again, and allocates nothing where the
+// word lies in host memory.
+func (m *Machine) reached(c *gpuContext, p driver.Ptr, v uint64) bool {
+	if r, ok := m.resident.find(uint64(p)); ok && r.v.host != nil && r.hi-uint64(p) >= wordSize {
+		return int64(word(r.v.host[uint64(p)-r.lo:]).Load()-v) >= 0
+	}
+	from, f := m.locate(c, driver.CallStreamWaitValue64, uint64(p), wordSize, driver.AccessRead)
+	return f != nil || int64(word(from.runs[0]).Load()-v) >= 0
 }

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/reexec"
 )
 
 var graphs = entryPoints(driver.CallGraphInstantiate)
@@ -143,32 +144,40 @@ var running = []Case{
 		Says:  "the stream goes on",
 		Needs: needs(streamMemoryOps),
 		Run: func(t *T) {
-			file, err := memoryFile(pageSize)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer file.Close()
-			page, err := mapFile(file, pageSize)
-			if err != nil {
-				t.Fatal(err)
-			}
-			host := unsafe.Pointer(&page[0])
-			t.own("mapped file", uint64(uintptr(host)), func() driver.Result {
-				if err := freePageable(page); err != nil {
-					t.Error(err)
-				}
-				return driver.Success
-			})
-			t.ok(t.D.MemHostRegister(t.ctx, host, pageSize, driver.HostRegisterPortable|driver.HostRegisterDeviceMap), "register")
-			t.own("registered memory", uint64(uintptr(host)), func() driver.Result { return t.D.MemHostUnregister(t.ctx, host) })
-			p, r := t.D.MemHostGetDevicePointer(t.ctx, host)
-			t.ok(r, "device pointer")
-			c := t.child("write words")
-			c.ExtraFiles = []*os.File{file}
-			c.Start()
+			word, p, c := t.wordOfTwo("write words")
 			s := t.newStream(t.ctx, driver.StreamNonBlocking)
-			t.waitValue(s, (*atomic.Uint64)(host), p, 5, func(v uint64) { c.Send(v) }, func() {})
+			t.waitValue(s, word, p, 5, func(v uint64) { c.Send(v) }, func() {})
 			c.Wait()
+		},
+	},
+	{
+		Name:  "‡ the same, written by a stream of the other process, which registered the page too",
+		Says:  "the stream goes on",
+		Needs: needs(streamMemoryOps),
+		Run: func(t *T) {
+			word, p, c := t.wordOfTwo("write words from a stream")
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			t.waitValue(s, word, p, 5, func(v uint64) { c.Send(v) }, func() {})
+			c.Wait()
+		},
+	},
+	{
+		Name:  "‡ the same, and the other process is killed before it writes",
+		Says:  "the stream waits on, until this process's CPU writes the value",
+		Needs: needs(streamMemoryOps),
+		Run: func(t *T) {
+			word, p, c := t.wordOfTwo("write words from a stream")
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			t.waitValue(s, word, p, 5, func(v uint64) {
+				if v < 5 {
+					c.Send(v)
+					return
+				}
+				c.Kill()
+				time.Sleep(t.glance())
+				t.answers(driver.NotReady, t.D.StreamQuery(t.ctx, s), "query after the other process's end")
+				word.Store(v)
+			}, func() {})
 		},
 	},
 	{
@@ -189,6 +198,37 @@ var running = []Case{
 			t.answers(driver.CaptureInvalid, end, "end capture")
 		},
 	},
+}
+
+// wordOfTwo is the first word of a page that this process and a child map: to
+// the CPU, and to the device, since the page is registered here. The child plays
+// a role that was given the page's file.
+func (t *T) wordOfTwo(role string) (*atomic.Uint64, driver.Ptr, *reexec.Cmd) {
+	t.Helper()
+	file, err := memoryFile(pageSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { file.Close() })
+	page, err := mapFile(file, pageSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := unsafe.Pointer(&page[0])
+	t.own("mapped file", uint64(uintptr(host)), func() driver.Result {
+		if err := freePageable(page); err != nil {
+			t.Error(err)
+		}
+		return driver.Success
+	})
+	t.ok(t.D.MemHostRegister(t.ctx, host, pageSize, driver.HostRegisterPortable|driver.HostRegisterDeviceMap), "register")
+	t.own("registered memory", uint64(uintptr(host)), func() driver.Result { return t.D.MemHostUnregister(t.ctx, host) })
+	p, r := t.D.MemHostGetDevicePointer(t.ctx, host)
+	t.ok(r, "device pointer")
+	c := t.child(role)
+	c.ExtraFiles = []*os.File{file}
+	c.Start()
+	return (*atomic.Uint64)(host), p, c
 }
 
 // waitValue has a stream wait for a value of a word, which p is to the device:
@@ -273,6 +313,27 @@ func init() {
 				c.check(err)
 			}
 			(*atomic.Uint64)(unsafe.Pointer(&page[0])).Store(v)
+		}
+	}
+	roles["write words from a stream"] = func(c *child) {
+		page, err := mapFile(c.Files[0], pageSize)
+		c.check(err)
+		_, ctx := c.device(0)
+		host := unsafe.Pointer(&page[0])
+		c.ok(c.d.MemHostRegister(ctx, host, pageSize, driver.HostRegisterPortable|driver.HostRegisterDeviceMap), "register")
+		c.later("unregister", func() driver.Result { return c.d.MemHostUnregister(ctx, host) })
+		p, r := c.d.MemHostGetDevicePointer(ctx, host)
+		c.ok(r, "device pointer")
+		s := c.stream(ctx)
+		for {
+			var v uint64
+			if err := c.Recv(&v); errors.Is(err, io.EOF) {
+				return
+			} else {
+				c.check(err)
+			}
+			c.ok(c.d.StreamWriteValue64(ctx, s, p, v), "write a value")
+			c.ok(c.d.StreamSynchronize(ctx, s), "write a value")
 		}
 	}
 	roles["unmap under running work"] = func(c *child) {
