@@ -78,7 +78,7 @@ func TestPeersThatAreMissing(t *testing.T) {
 	require.NoError(t, os.WriteFile(name, b, 0o600))
 	t.Setenv("PYTHONPATH", t.TempDir())
 	require.NoError(t, os.WriteFile(filepath.Join(os.Getenv("PYTHONPATH"), "cupy.py"), []byte("raise ImportError('not today')"), 0o600))
-	require.Equal(t, `{"trace": "small", "allocator": "cupy", "error": "ImportError: not today"}`+"\n", peers(t, "run", "-peers", "cupy", name))
+	require.JSONEq(t, `{"trace": "small", "allocator": "cupy", "error": "ImportError: not today"}`, peers(t, "run", "-peers", "cupy", name))
 }
 
 func TestPeersTable(t *testing.T) {
