@@ -264,7 +264,7 @@ func (c *capture) graph(op string) (*Graph, error) {
 
 // upload stages src in memory of the graph's and copies it as work on a stream
 // that takes part. Where the capture has ended meanwhile nothing was taken.
-func (c *capture) upload(op string, on *core.Stream, dst driver.Ptr, src []byte) (taken bool, err error) {
+func (c *capture) upload(op string, on *core.Stream, dst driver.Ptr, src []byte, g core.Guard) (taken bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended {
@@ -275,6 +275,12 @@ func (c *capture) upload(op string, on *core.Stream, dst driver.Ptr, src []byte)
 		return false, err
 	}
 	copy(unsafe.Slice((*byte)(at), len(src)), src)
+	if g != nil {
+		if err := g.Enter(); err != nil {
+			return false, err
+		}
+		defer g.Leave()
+	}
 	sys := c.sys.core
 	if r := sys.Drv.MemcpyHtoDAsync(on.Ctx.Handle, dst, at, uint64(len(src)), on.Handle); r != driver.Success {
 		return false, on.Ctx.Fail(op, driver.CallMemcpyHtoDAsync, r, core.Bytes(len(src)))

@@ -84,7 +84,19 @@ func (s *Stream) Memset(dst Ptr, value byte, n int) error {
 // waits, and the graph keeps the staged bytes: every launch copies them again.
 // In a capture that somebody else began it is ErrCapturing, since nothing tells
 // how long that graph lives: copy from a HostBuffer that lives as long.
-func (s *Stream) Upload(dst Ptr, src []byte) error {
+func (s *Stream) Upload(dst Ptr, src []byte) error { return s.upload(dst, src, nil) }
+
+func init() {
+	core.SetStaging(
+		func(s any, dst driver.Ptr, src []byte, g core.Guard) error {
+			return s.(*Stream).upload(Ptr(dst), src, g)
+		},
+		func(s any, dst []byte, src driver.Ptr, g core.Guard) error {
+			return s.(*Stream).download(dst, Ptr(src), g)
+		})
+}
+
+func (s *Stream) upload(dst Ptr, src []byte, g core.Guard) error {
 	const op = "cuda.Stream.Upload"
 	if err := s.use(op); err != nil {
 		return err
@@ -99,13 +111,13 @@ func (s *Stream) Upload(dst Ptr, src []byte) error {
 			return s.result(op, driver.CallStreamIsCapturing, r)
 		}
 		if !capturing {
-			return s.ring.upload(op, driver.Ptr(dst), src)
+			return s.ring.upload(op, driver.Ptr(dst), src, g)
 		}
 		c, err := s.capture(op)
 		if err != nil {
 			return err
 		}
-		if taken, err := c.upload(op, s.in, driver.Ptr(dst), src); taken || err != nil {
+		if taken, err := c.upload(op, s.in, driver.Ptr(dst), src, g); taken || err != nil {
 			return err
 		}
 	}
@@ -114,7 +126,9 @@ func (s *Stream) Upload(dst Ptr, src []byte) error {
 // Download copies device memory to Go memory, after the work that is on the
 // stream. It returns when the last byte has landed. While the stream captures
 // a graph it is ErrCapturing.
-func (s *Stream) Download(dst []byte, src Ptr) error {
+func (s *Stream) Download(dst []byte, src Ptr) error { return s.download(dst, src, nil) }
+
+func (s *Stream) download(dst []byte, src Ptr, g core.Guard) error {
 	const op = "cuda.Stream.Download"
 	if err := s.use(op); err != nil {
 		return err
@@ -126,7 +140,7 @@ func (s *Stream) Download(dst []byte, src Ptr) error {
 	if err := s.notCapturing(op); err != nil {
 		return err
 	}
-	return s.ring.download(op, dst, driver.Ptr(src))
+	return s.ring.download(op, dst, driver.Ptr(src), g)
 }
 
 func (s *Stream) useBytes(op string, n int) error {

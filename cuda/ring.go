@@ -40,7 +40,7 @@ type slot struct {
 }
 
 // upload fills slots and submits a copy for each; small uploads share one.
-func (r *ring) upload(op string, dst driver.Ptr, src []byte) error {
+func (r *ring) upload(op string, dst driver.Ptr, src []byte, g core.Guard) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for len(src) > 0 {
@@ -50,12 +50,14 @@ func (r *ring) upload(op string, dst driver.Ptr, src []byte) error {
 		}
 		to := unsafe.Add(sl.block.mem, sl.used)
 		n := copy(unsafe.Slice((*byte)(to), slotBytes-sl.used), src)
-		d := r.sys().Drv
-		if res := d.MemcpyHtoDAsync(r.stream.Ctx.Handle, dst, to, uint64(n), r.stream.Handle); res != driver.Success {
-			return r.stream.Ctx.Fail(op, driver.CallMemcpyHtoDAsync, res, core.Bytes(len(src)))
-		}
-		sl.used += n
-		if err := r.record(op, sl); err != nil {
+		if err := r.submit(op, sl, g, func() error {
+			res := r.sys().Drv.MemcpyHtoDAsync(r.stream.Ctx.Handle, dst, to, uint64(n), r.stream.Handle)
+			if res != driver.Success {
+				return r.stream.Ctx.Fail(op, driver.CallMemcpyHtoDAsync, res, core.Bytes(len(src)))
+			}
+			sl.used += n
+			return nil
+		}); err != nil {
 			return err
 		}
 		dst, src = dst+driver.Ptr(n), src[n:]
@@ -63,8 +65,22 @@ func (r *ring) upload(op string, dst driver.Ptr, src []byte) error {
 	return nil
 }
 
+// submit puts a copy on the stream, and the slot's event behind it.
+func (r *ring) submit(op string, sl *slot, g core.Guard, copied func() error) error {
+	if g != nil {
+		if err := g.Enter(); err != nil {
+			return err
+		}
+		defer g.Leave()
+	}
+	if err := copied(); err != nil {
+		return err
+	}
+	return r.record(op, sl)
+}
+
 // download submits copies into several slots and empties them in order.
-func (r *ring) download(op string, dst []byte, src driver.Ptr) error {
+func (r *ring) download(op string, dst []byte, src driver.Ptr, g core.Guard) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	type piece struct {
@@ -100,11 +116,13 @@ func (r *ring) download(op string, dst []byte, src driver.Ptr) error {
 		n := min(len(dst), slotBytes)
 		sl.used, sl.held = slotBytes, true
 		pieces = append(pieces, piece{sl, dst[:n]})
-		d := r.sys().Drv
-		if res := d.MemcpyDtoHAsync(r.stream.Ctx.Handle, sl.block.mem, src, uint64(n), r.stream.Handle); res != driver.Success {
-			return r.stream.Ctx.Fail(op, driver.CallMemcpyDtoHAsync, res, core.Bytes(len(dst)))
-		}
-		if err := r.record(op, sl); err != nil {
+		if err := r.submit(op, sl, g, func() error {
+			res := r.sys().Drv.MemcpyDtoHAsync(r.stream.Ctx.Handle, sl.block.mem, src, uint64(n), r.stream.Handle)
+			if res != driver.Success {
+				return r.stream.Ctx.Fail(op, driver.CallMemcpyDtoHAsync, res, core.Bytes(len(dst)))
+			}
+			return nil
+		}); err != nil {
 			return err
 		}
 		dst, src = dst[n:], src+driver.Ptr(n)

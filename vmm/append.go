@@ -89,7 +89,12 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n int, fill func(*cuda.
 	if err != nil {
 		return err
 	}
-	on, err := b.stream(op, s, driver.AccessReadWrite)
+	on, err := b.stream(op, s)
+	if err == nil {
+		b.mu.RLock()
+		err = b.allows(op, on, driver.AccessReadWrite)
+		b.mu.RUnlock()
+	}
 	if err != nil || n == 0 {
 		return err
 	}
@@ -121,8 +126,8 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n int, fill func(*cuda.
 }
 
 // stream is the stream that an operation runs on: the caller's, or the device's
-// own where none was named. Its device must have access to the buffer.
-func (b *buffer) stream(op string, s *cuda.Stream, need driver.AccessFlags) (*cuda.Stream, error) {
+// own where none was named.
+func (b *buffer) stream(op string, s *cuda.Stream) (*cuda.Stream, error) {
 	if s == nil {
 		t, err := b.dev.Transfer()
 		if err != nil {
@@ -136,11 +141,17 @@ func (b *buffer) stream(op string, s *cuda.Stream, need driver.AccessFlags) (*cu
 	if core.StreamOf(s).Closed() {
 		return nil, core.ClosedError(op, "stream")
 	}
-	have := b.access.mode(driver.Location{Type: driver.LocationDevice, ID: int32(s.Device().Ordinal())})
+	return s, nil
+}
+
+// allows refuses a stream whose device has no such access to the buffer. The
+// caller holds mu.
+func (b *buffer) allows(op string, s *cuda.Stream, need driver.AccessFlags) error {
+	have := b.mode(driver.Location{Type: driver.LocationDevice, ID: int32(s.Device().Ordinal())})
 	if have < need {
-		return nil, core.Error(core.Failure{Op: op, Kind: core.NotPermitted,
+		return core.Error(core.Failure{Op: op, Kind: core.NotPermitted,
 			Asked: fmt.Sprintf("a stream of %v, which has %v to the buffer", s.Device(), AccessMode(have)),
 			Hint:  "grant the access with SetAccess, or use a stream of another device"})
 	}
-	return s, nil
+	return nil
 }

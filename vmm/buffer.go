@@ -61,18 +61,19 @@ type buffer struct {
 
 	// changes is held by whatever changes the buffer, for as long as it takes:
 	// one change runs after the other.
-	changes sync.Mutex
-	// mu guards what follows. Copies hold it for reading, so that no memory and
-	// no access goes between their check and their submission; a change holds
-	// it for writing only while it takes something away or edits a list.
+	changes changes
+	// mu guards what follows, which changes alone write. Copies hold it for
+	// reading, so that no memory and no access goes between their check and
+	// their submission; a change holds it while it edits a list. Nobody waits
+	// for anything under it.
 	mu     sync.RWMutex
 	access accessList
-	chunks []*mapping
+	// refused are places that RevokeAfter is taking access from.
+	refused map[driver.Location]int
+	chunks  []*mapping
 	// tail are chunks behind the committed ones that were clipped and wait for
 	// the GPU: still mapped, in the order of their addresses.
 	tail []*mapping
-	// pinned: a change works on the tail, which must stay as it is.
-	pinned bool
 	// used and committed are read without a lock, and changed under changes.
 	used, committed atomic.Uint64
 	grown           atomic.Uint64
@@ -255,6 +256,9 @@ func (b *buffer) longer(op string, n int) (uint64, error) {
 // again. While the buffer is published it is ErrInUse and stays open.
 func (b *Buffer) Close() error {
 	const op = "vmm.Buffer.Close"
+	if err := b.b.res.views.notInside(op, 0, rest); err != nil {
+		return err
+	}
 	if err := b.b.close(op); err != nil {
 		return err
 	}
@@ -286,8 +290,8 @@ func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
 
 func (b *Buffer) teardown(op string) error {
 	in := b.b
-	in.mu.Lock()
-	defer in.mu.Unlock()
+	in.changes.Lock() // the reclaimer's last job may be ending just now
+	defer in.changes.Unlock()
 	in.used.Store(0)
 	if in.imported.leave() {
 		// What was clipped has passed: it held the buffer until then.
@@ -298,8 +302,10 @@ func (b *Buffer) teardown(op string) error {
 			return err
 		}
 	} else {
+		in.mu.Lock()
 		in.chunks = nil
 		in.committed.Store(0)
+		in.mu.Unlock()
 	}
 	in.Untrack()
 	b.cleanup.Stop()

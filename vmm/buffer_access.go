@@ -1,6 +1,9 @@
 package vmm
 
 import (
+	"errors"
+	"fmt"
+
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -12,30 +15,16 @@ import (
 func (b *Buffer) SetAccess(access ...Access) error {
 	const op = "vmm.Buffer.SetAccess"
 	in := b.b
-	if err := in.enter(op); err != nil {
-		return err
-	}
-	defer in.leave()
-	changes, err := checkAccess(op, in.dev.System(), in.prop.Location, access)
-	if err == nil {
-		err = in.imported.mayAccess(op, changes)
-	}
+	before, after, err := in.enterAccess(op, access)
 	if err != nil {
 		return err
 	}
-	// What goes down is refused to our own operations first, and what goes up
-	// is allowed to them last.
-	in.mu.Lock()
-	before, after, end := in.access, in.access.with(changes), in.mapped()
-	in.access = before.lower(after)
-	in.pinned = true
-	in.mu.Unlock()
-	if end > 0 {
+	defer in.leave()
+	if end := in.mapped(); end > 0 {
 		err = in.res.setAccess(op, 0, end, access)
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.pinned = false
 	switch {
 	case err == nil:
 		in.access = after
@@ -45,59 +34,133 @@ func (b *Buffer) SetAccess(access ...Access) error {
 	return err
 }
 
+// enterAccess starts a change of access. What goes down is refused to our own
+// operations first, and what goes up is allowed to them last. While somebody
+// looks at memory that the host is to lose it lets other changes go on.
+func (b *buffer) enterAccess(op string, access []Access) (before, after accessList, err error) {
+	for {
+		if err := b.enter(op); err != nil {
+			return nil, nil, err
+		}
+		changes, err := b.mayAccess(op, access)
+		if err != nil {
+			b.leave()
+			return nil, nil, err
+		}
+		b.mu.Lock()
+		before, after = b.access, b.access.with(changes)
+		var v *view
+		if home := b.prop.Location; home.Type != driver.LocationDevice && after.mode(home) < before.mode(home) {
+			v = b.res.views.over(0, rest)
+		}
+		if v == nil {
+			b.access = before.lower(after)
+		}
+		b.mu.Unlock()
+		if v == nil {
+			return before, after, nil
+		}
+		b.leave()
+		if err := v.wait(op); err != nil {
+			return nil, nil, err
+		}
+	}
+}
+
+func (b *buffer) mayAccess(op string, access []Access) (accessList, error) {
+	changes, err := checkAccess(op, b.dev.System(), b.prop.Location, access)
+	if err == nil {
+		err = b.imported.mayAccess(op, changes)
+	}
+	return changes, err
+}
+
 // RevokeAfter takes all access from a place: for the library's own operations
 // at once, and in the driver when the work that is on the streams now is done.
-// It does not wait for the GPU, only for copies and changes of this buffer that
-// other goroutines have under way. Granting the place access again before that undoes it.
+// It waits for nobody. Granting the place access again before that undoes it;
+// where another goroutine is changing the buffer just now the revocation
+// follows that change, and minds the work on every stream. A revocation that
+// the driver refuses is reported by System.Drain; the place then has its access
+// until RevokeAfter or SetAccess takes it.
+//
 // Without a stream it is ErrInvalidArgument; with one that captures a graph it
 // is ErrCapturing and nothing has changed.
 func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 	const op = "vmm.Buffer.RevokeAfter"
 	in := b.b
-	if err := in.enter(op); err != nil {
-		return err
+	if !in.closer.Hold() {
+		return core.ClosedError(op, "buffer")
 	}
-	defer in.leave()
-	changes, err := checkAccess(op, in.dev.System(), in.prop.Location, []Access{{l, NoAccess}})
-	if err == nil {
-		err = in.imported.mayAccess(op, changes)
-	}
+	defer in.closer.Drop()
+	changes, err := in.mayAccess(op, []Access{{l, NoAccess}})
 	if err != nil {
 		return err
+	}
+	alone := in.changes.TryLock()
+	if alone {
+		defer in.changes.Unlock()
 	}
 	// Refused first and then marked: whoever was let through is before the mark.
-	in.mu.Lock()
-	before := in.access
-	in.access = before.with(changes)
-	in.mu.Unlock()
-	sys := in.res.System()
-	f, err := core.FenceOf(sys, op, streams)
+	place := changes[0].Location
+	in.refuse(place, 1)
+	f, err := core.FenceOf(in.res.System(), op, streams)
 	if err != nil {
-		in.mu.Lock()
-		in.access = before
-		in.mu.Unlock()
+		in.refuse(place, -1)
 		return err
 	}
-	in.later.Add(1)
-	life := new(core.Life)
-	life.Close()
-	sys.Reclaim(f, life, func() error { return in.revoked(op, changes[0].Location) })
+	revoke := func() {
+		in.mu.Lock()
+		in.access = in.access.with(changes)
+		in.mu.Unlock()
+		in.refuse(place, -1)
+		life := new(core.Life)
+		life.Close()
+		in.reclaim(f, life, func() error { return in.revoked(op, place) }, func() {})
+	}
+	if alone {
+		revoke()
+		return nil
+	}
+	f.MindAll() // the change may have let others in since
+	in.soon(revoke)
 	return nil
 }
 
-// revoked makes the driver's access what the list says by now.
-func (b *buffer) revoked(op string, l driver.Location) error {
-	if !b.mu.TryLock() {
-		return core.ErrAgain // the reclaimer waits for nobody's lock
-	}
+// refuse counts the revocations of a place that are under way.
+func (b *buffer) refuse(place driver.Location, by int) {
+	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.pinned {
-		return core.ErrAgain
+	if b.refused == nil {
+		b.refused = map[driver.Location]int{}
 	}
-	defer b.later.Add(-1)
+	if b.refused[place] += by; b.refused[place] == 0 {
+		delete(b.refused, place)
+	}
+}
+
+// mode is what the library's own operations may do at a place. The caller holds
+// mu.
+func (b *buffer) mode(place driver.Location) driver.AccessFlags {
+	if b.refused[place] > 0 {
+		return driver.AccessNone
+	}
+	return b.access.mode(place)
+}
+
+// revoked makes the driver's access what the list says by now. The caller holds
+// changes.
+func (b *buffer) revoked(op string, l driver.Location) error {
 	end := b.mapped()
 	if end == 0 || b.res.System().DeviceLost(core.DevicesOf(b.prop.Location)...) != driver.Success {
 		return nil
 	}
-	return b.res.applyAccess(op, 0, end, accessList{{Location: l, Flags: b.access.mode(l)}})
+	return stillGranted(b.res.applyAccess(op, 0, end, accessList{{Location: l, Flags: b.access.mode(l)}}))
+}
+
+// stillGranted says of a revocation that failed what that means.
+func stillGranted(err error) error {
+	if err == nil || errors.Is(err, core.ErrAgain) {
+		return err
+	}
+	return fmt.Errorf("%w (the place keeps its access until RevokeAfter or SetAccess takes it)", err)
 }

@@ -13,12 +13,13 @@ import (
 func (b *Buffer) Clip() error {
 	const op = "vmm.Buffer.Clip"
 	in := b.b
-	if err := in.enter(op); err != nil {
+	keep, err := in.enterClip(op)
+	if err != nil {
 		return err
 	}
 	defer in.leave()
-	if keep := in.full(); keep < len(in.chunks) {
-		if err := in.mayClip(op, keep); err != nil {
+	if keep < len(in.chunks) {
+		if err := in.mayClip(op, in.chunks[keep].off); err != nil {
 			return err
 		}
 		if err := in.wait(op); err != nil {
@@ -27,35 +28,63 @@ func (b *Buffer) Clip() error {
 		// What ClipAfter took lies behind these chunks and goes in its own time;
 		// it must not be left between memory that grows again.
 		in.awaitTail(in.res.size)
-		in.mu.Lock()
-		err := in.uncommit(op, keep)
-		in.mu.Unlock()
-		if err != nil {
+		if err := in.uncommit(op, keep); err != nil {
 			return err
 		}
 	}
 	return in.res.finish(op)
 }
 
-// ClipAfter is Clip without waiting for the GPU (only for copies and changes of
-// this buffer that other goroutines have under way): the memory goes out of use
-// at once and is given back when the work that is on the streams now is done.
-// Growing again
+// enterClip starts a change that takes the chunks from index keep on, at which
+// nobody looks any more. While somebody does it lets other changes go on.
+func (b *buffer) enterClip(op string) (keep int, err error) {
+	for {
+		if err := b.enter(op); err != nil {
+			return 0, err
+		}
+		keep := b.full()
+		if keep == len(b.chunks) {
+			return keep, nil
+		}
+		v := b.res.views.over(b.chunks[keep].off, rest)
+		if v == nil {
+			return keep, nil
+		}
+		b.leave()
+		if err := v.wait(op); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// ClipAfter is Clip without waiting: the memory goes out of use at once and is
+// given back when the work that is on the streams now is done. Growing again
 // before that takes the same memory back, after waiting for those streams.
+// Where another goroutine is changing the buffer just now (an Append that waits
+// for the GPU, say), the clip follows when that has ended, by the length that
+// the buffer then has, and minds the work on every stream.
+//
 // Without a stream it is ErrInvalidArgument; with one that captures a graph it
 // is ErrCapturing and nothing has changed.
 func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 	const op = "vmm.Buffer.ClipAfter"
 	in := b.b
-	if err := in.enter(op); err != nil {
-		return err
+	if !in.closer.Hold() {
+		return core.ClosedError(op, "buffer")
 	}
-	defer in.leave()
+	defer in.closer.Drop()
+	fence := func() (*core.Fence, error) { return core.FenceOf(in.res.System(), op, streams) }
+	if !in.changes.TryLock() {
+		return in.clipSoon(op, fence)
+	}
+	defer in.changes.Unlock()
 	keep := in.full()
-	if err := in.mayClip(op, keep); err != nil {
-		return err
+	if keep < len(in.chunks) {
+		if err := in.mayClip(op, in.chunks[keep].off); err != nil {
+			return err
+		}
 	}
-	f, err := core.FenceOf(in.res.System(), op, streams)
+	f, err := fence()
 	if err != nil {
 		return err
 	}
@@ -67,13 +96,34 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 	return nil
 }
 
-// mayClip refuses to take the chunks from index keep on while they are held, or
-// are another buffer's too.
-func (b *buffer) mayClip(op string, keep int) error {
-	if keep == len(b.chunks) {
-		return nil
+// clipSoon is ClipAfter while a change runs.
+func (b *buffer) clipSoon(op string, fence func() (*core.Fence, error)) error {
+	if from := b.firstFree(); from < b.committed.Load() {
+		if err := b.mayClip(op, from); err != nil {
+			return err
+		}
 	}
-	if err := b.holds.check(op, b.chunks[keep].off, nil); err != nil {
+	f, err := fence()
+	if err != nil {
+		return err
+	}
+	// Copies that were let in since may lie behind the fence.
+	f.MindAll()
+	b.soon(func() {
+		keep := b.full()
+		if keep == len(b.chunks) || b.mayClip(op, b.chunks[keep].off) != nil {
+			f.Drop() // nothing to clip any more, or somebody holds it by now
+			return
+		}
+		b.clipAfter(op, keep, f, false)
+	})
+	return nil
+}
+
+// mayClip refuses to take the chunks from an offset on while they are held, or
+// are another buffer's too.
+func (b *buffer) mayClip(op string, from uint64) error {
+	if err := b.holds.check(op, from, nil); err != nil {
 		return err
 	}
 	return b.imported.sole(op)
@@ -91,8 +141,7 @@ func (b *buffer) clipAfter(op string, keep int, f *core.Fence, final bool) {
 	}
 	b.moveToTail(keep)
 	b.mu.Unlock()
-	b.later.Add(1) // the buffer is not torn down before the GPU has passed
-	b.res.System().Reclaim(f, &c.life, func() error { return b.clipped(op, c) })
+	b.reclaim(f, &c.life, func() error { return b.clipped(op) }, c.pass)
 }
 
 // clip is one call of ClipAfter, or of a publication's Shrink. Its chunks know
@@ -101,6 +150,13 @@ type clip struct {
 	life   core.Life
 	passed chan struct{} // closed when the GPU has passed
 	final  bool
+}
+
+// pass says that the GPU has passed. Twice is once.
+func (c *clip) pass() {
+	if !c.done() {
+		close(c.passed)
+	}
 }
 
 func (c *clip) done() bool {
@@ -124,19 +180,23 @@ func (b *buffer) full() int {
 	return keep
 }
 
-// clipped gives a clip's chunks back, unless they were taken back meanwhile.
-func (b *buffer) clipped(op string, c *clip) error {
-	if !c.done() {
-		close(c.passed)
+// firstFree is where the first chunk begins that holds no bytes in use.
+func (b *buffer) firstFree() uint64 {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	used, at := b.used.Load(), b.committed.Load()
+	for i := len(b.chunks) - 1; i >= 0 && b.chunks[i].off >= used; i-- {
+		at = b.chunks[i].off
 	}
-	if !b.mu.TryLock() {
-		return core.ErrAgain // the reclaimer waits for nobody's lock
+	return at
+}
+
+// clipped gives back the chunks of a clip that the GPU has passed, unless they
+// were taken back meanwhile. The caller holds changes.
+func (b *buffer) clipped(op string) error {
+	if b.res.views.over(b.committed.Load(), rest) != nil {
+		return core.ErrAgain // somebody still looks at it
 	}
-	defer b.mu.Unlock()
-	if b.pinned {
-		return core.ErrAgain
-	}
-	defer b.later.Add(-1)
 	return b.trim(op)
 }
 
@@ -170,7 +230,8 @@ func (b *buffer) settleTail(op string) error {
 		return nil
 	}
 	b.awaitTail(b.res.size)
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	if err := b.res.views.await(op, b.committed.Load(), rest); err != nil {
+		return err
+	}
 	return b.trim(op)
 }

@@ -25,25 +25,20 @@ func (b *buffer) commit(op string, n uint64) (before int, err error) {
 		return before, err
 	}
 	b.awaitTail(n)
-	b.mu.RLock()
-	b.pinned = true // only changes write it, and the reclaimer reads it with mu
 	back := 0
 	at := committed
 	for back < len(b.tail) && at < n {
 		at += b.tail[back].phys.Size
 		back++
 	}
-	b.mu.RUnlock()
 	var maps []*mapping
 	if at < n {
-		maps, err = b.create(op, at, n)
+		if maps, err = b.create(op, at, n); err != nil {
+			return before, err
+		}
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.pinned = false
-	if err != nil {
-		return before, err
-	}
 	if len(maps) > 0 {
 		last := maps[len(maps)-1]
 		at = last.off + last.phys.Size
@@ -87,27 +82,28 @@ func (b *buffer) create(op string, at, n uint64) ([]*mapping, error) {
 // rollback undoes a commit: the chunks from index keep on go back, to the driver
 // or to the tail that they were taken from. Nobody uses them.
 func (b *buffer) rollback(op string, keep int) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	b.grown.Add(^uint64(0))
 	if len(b.tail) == 0 {
 		return b.uncommit(op, keep)
 	}
+	b.mu.Lock()
 	b.moveToTail(keep)
+	b.mu.Unlock()
 	return b.trim(op)
 }
 
 // uncommit takes the chunks from index keep on, and the tail, out of use and
-// gives them back. Nobody uses them. The caller holds mu for writing.
+// gives them back. Nobody uses them. The caller holds changes.
 func (b *buffer) uncommit(op string, keep int) error {
+	b.mu.Lock()
 	b.chunks, b.tail = append(b.chunks, b.tail...), nil
 	gone := b.chunks[keep:]
-	if len(gone) == 0 {
-		return nil
-	}
 	b.chunks = b.chunks[:keep]
-	b.committed.Store(gone[0].off)
-	b.Resize(gone[0].off)
+	if len(gone) > 0 {
+		b.committed.Store(gone[0].off)
+		b.Resize(gone[0].off)
+	}
+	b.mu.Unlock()
 	err := b.res.unmapRun(op, gone)
 	clear(gone)
 	return err
@@ -124,20 +120,21 @@ func (b *buffer) moveToTail(keep int) {
 }
 
 // trim gives back the end of the tail that the GPU has passed. A chunk goes only
-// when those behind it do: the tail has no holes. The caller holds mu for
-// writing.
+// when those behind it do: the tail has no holes. The caller holds changes.
 func (b *buffer) trim(op string) error {
+	b.mu.Lock()
 	first := len(b.tail)
 	for first > 0 && b.tail[first-1].clip.done() {
 		first--
 	}
 	gone := b.tail[first:]
 	b.tail = b.tail[:first:first]
+	b.mu.Unlock()
 	return b.res.unmapRun(op, gone)
 }
 
 // mapped is where the mapped part of the range ends: behind what was clipped
-// and waits. The caller holds mu.
+// and waits. The caller holds mu or changes.
 func (b *buffer) mapped() uint64 {
 	if n := len(b.tail); n > 0 {
 		last := b.tail[n-1]

@@ -150,8 +150,6 @@ func (h *claim) Shrink(op string, n uint64, streams []*cuda.Stream) (gone share.
 		return gone, nil
 	}
 	b.awaitTail(b.res.size)
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	return gone, b.uncommit(op, keep)
 }
 
@@ -166,6 +164,9 @@ func (b *buffer) leaving(op string, h *claim, from uint64, streams []*cuda.Strea
 	}
 	if len(streams) > 0 {
 		return core.FenceOf(b.res.System(), op, streams)
+	}
+	if v := b.res.views.over(from, rest); v != nil {
+		return nil, v.inUse(op)
 	}
 	return nil, b.wait(op)
 }

@@ -12,8 +12,11 @@ import (
 // Host gives f the mapping's memory as a Go slice, for memory that lies on the
 // host and that the host was granted read-write access to (SetAccess with the
 // memory's own location). The slice is the memory itself: it must not be kept
-// after f returns, and the GPU's work on it must have been waited for. The
-// mapping stays open while f runs.
+// after f returns, and the GPU's work on it must have been waited for.
+//
+// What takes the memory or the host's access away waits for f; called by f
+// itself it is ErrInUse, but for the forms with streams, which wait for nobody
+// and take it when f has returned. All else goes on, in f and beside it.
 func (m *Mapping) Host(f func(data []byte) error) error {
 	const op = "vmm.Mapping.Host"
 	if !m.closer.Hold() {
@@ -21,56 +24,74 @@ func (m *Mapping) Host(f func(data []byte) error) error {
 	}
 	defer m.closer.Drop()
 	in := m.m
-	in.res.mu.Lock()
-	access := in.access
-	if len(in.unsure) > 0 {
-		access = nil
-	}
-	in.res.mu.Unlock()
-	err := checkHost(op, in.phys.Asked.Location, access)
+	v, err := in.look(op)
 	if err != nil {
 		return err
 	}
-	return f(hostBytes(in.ptr(), in.phys.Size))
+	return in.res.views.run(v, func() error { return f(hostBytes(in.ptr(), in.phys.Size)) })
+}
+
+// look lets a function look at the mapping's memory.
+func (m *mapping) look(op string) (*view, error) {
+	m.res.mu.Lock()
+	defer m.res.mu.Unlock()
+	mode := m.access.mode(m.phys.Asked.Location)
+	if len(m.unsure) > 0 {
+		mode = driver.AccessNone
+	}
+	if err := checkHost(op, m.phys.Asked.Location, mode); err != nil {
+		return nil, err
+	}
+	return m.res.views.open(m.off, m.phys.Size), nil
 }
 
 // Host gives f the slice's elements as a Go slice, for a buffer whose memory
-// lies on the host: the rules are those of Mapping.Host. The buffer takes
-// nothing away while f runs, and does not grow: f must not use the buffer, nor
-// slices of it, or it waits for itself.
+// lies on the host: the rules are those of Mapping.Host. The buffer can be used
+// meanwhile, by f too: it grows and is copied from and to.
 func (s Slice[T]) Host(f func(data []T) error) error {
 	const op = "vmm.Slice.Host"
 	if s.buf == nil {
 		return errZeroSlice(op)
 	}
-	s.buf.mu.RLock()
-	defer s.buf.mu.RUnlock()
 	if !s.buf.closer.Hold() {
 		return core.ClosedError(op, "buffer")
 	}
 	defer s.buf.closer.Drop()
+	v, err := s.look(op)
+	if err != nil {
+		return err
+	}
+	return s.buf.res.views.run(v, func() error {
+		if s.len == 0 {
+			return f(nil)
+		}
+		data := hostBytes(driver.Ptr(s.Ptr()), uint64(s.Size()))
+		return f(unsafe.Slice((*T)(unsafe.Pointer(&data[0])), s.len))
+	})
+}
+
+// look lets a function look at the slice's memory.
+func (s Slice[T]) look(op string) (*view, error) {
+	s.buf.mu.RLock()
+	defer s.buf.mu.RUnlock()
 	if err := s.buf.checkStill(op, s.off, uint64(s.Size())); err != nil {
-		return err
+		return nil, err
 	}
-	if err := checkHost(op, s.buf.prop.Location, s.buf.access); err != nil {
-		return err
+	if err := checkHost(op, s.buf.prop.Location, s.buf.mode(s.buf.prop.Location)); err != nil {
+		return nil, err
 	}
-	if s.len == 0 {
-		return f(nil)
-	}
-	data := hostBytes(driver.Ptr(s.Ptr()), uint64(s.Size()))
-	return f(unsafe.Slice((*T)(unsafe.Pointer(&data[0])), s.len))
+	return s.buf.res.views.open(s.off, uint64(s.Size())), nil
 }
 
 // checkHost refuses memory that the host cannot touch: doing so would kill the
 // process.
-func checkHost(op string, memory driver.Location, access accessList) error {
+func checkHost(op string, memory driver.Location, mode driver.AccessFlags) error {
 	if memory.Type != driver.LocationHost && memory.Type != driver.LocationHostNUMA {
 		return core.Error(core.Failure{Op: op, Kind: core.NotSupported,
 			Asked: fmt.Sprintf("the CPU on memory of device %d", memory.ID),
 			Hint:  "copy it, or create the memory on the host (cuda.OnHost, cuda.OnHostNUMA)"})
 	}
-	if mode := access.mode(memory); mode != driver.AccessReadWrite {
+	if mode != driver.AccessReadWrite {
 		loc := cuda.Location{Type: cuda.LocationType(memory.Type), ID: int(memory.ID)}
 		return core.Error(core.Failure{Op: op, Kind: core.NotPermitted,
 			Asked: fmt.Sprintf("the CPU has %v to memory on %v", AccessMode(mode), loc),

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -18,4 +19,42 @@ func (l *later) wait(s *core.System) {
 		s.PollReclaim()
 		time.Sleep(50 * time.Microsecond)
 	}
+}
+
+// soon has a job done that the buffer is not torn down before, and that Drain
+// waits for.
+func (b *buffer) soon(job func()) {
+	b.later.Add(1)
+	done := b.res.System().Pending()
+	b.changes.Soon(func() {
+		job()
+		done()
+		b.later.Add(-1)
+	})
+}
+
+// reclaim has passed called when the fence has passed, and do as a job of the
+// buffer's. The reclaimer, which waits for no change, asks until it is done.
+func (b *buffer) reclaim(f *core.Fence, life *core.Life, do func() error, passed func()) {
+	b.later.Add(1) // the buffer is not torn down before
+	const idle, handedIn, done = 0, 1, 2
+	var state atomic.Int32
+	var err error
+	b.res.System().Reclaim(f, life, func() error {
+		passed()
+		if state.CompareAndSwap(idle, handedIn) {
+			b.changes.Soon(func() {
+				if err = do(); errors.Is(err, core.ErrAgain) {
+					state.Store(idle)
+					return
+				}
+				b.later.Add(-1)
+				state.Store(done)
+			})
+		}
+		if state.Load() != done {
+			return core.ErrAgain
+		}
+		return err
+	})
 }

@@ -1,8 +1,10 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
+	"sync"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -22,13 +24,11 @@ type Mapping struct {
 // slice may be shared by many mappings and is never changed in place.
 type mapping struct {
 	core.Object
-	res    *reservation
-	phys   *phys.Handle
-	off    uint64
-	access accessList
-	// revoking are the places whose access RevokeAfter is to take, unless it
-	// is changed before.
-	revoking map[driver.Location]*core.Life
+	res      *reservation
+	phys     *phys.Handle
+	off      uint64
+	access   accessList
+	revoking revoking
 	clip     *clip // the last ClipAfter that took it, where it is a buffer's chunk
 	// unsure are places whose access is not known, since changing it failed and
 	// could not be undone. access is then the most that they may have, which is
@@ -98,31 +98,59 @@ func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 	}
 	place, life := changes[0].Location, new(core.Life)
 	life.Close()
-	in.res.mu.Lock()
-	if in.revoking == nil {
-		in.revoking = map[driver.Location]*core.Life{}
-	}
-	in.revoking[place] = life
-	in.res.mu.Unlock()
+	in.revoking.begin(place, life)
 	m.later.Add(1)
 	m.closer.Drop()
-	in.res.System().Reclaim(f, life, func() error {
-		defer m.later.Add(-1)
-		in.res.mu.Lock()
-		undone := in.revoking[place] != life
-		in.res.mu.Unlock()
-		if undone || in.phys.Lost() != driver.Success {
-			return nil
+	in.res.System().Reclaim(f, life, func() (err error) {
+		if in.revoking.still(place, life) && in.phys.Lost() == driver.Success {
+			err = stillGranted(in.res.applyAccess(op, in.off, in.phys.Size, changes))
 		}
-		return in.res.applyAccess(op, in.off, in.phys.Size, changes)
+		if !errors.Is(err, core.ErrAgain) {
+			m.later.Add(-1)
+		}
+		return err
 	})
 	return nil
+}
+
+// revoking are the places whose access RevokeAfter is to take, unless it is
+// changed before. Its lock is a leaf, so that RevokeAfter waits for no driver
+// call.
+type revoking struct {
+	mu  sync.Mutex
+	all map[driver.Location]*core.Life
+}
+
+func (r *revoking) begin(place driver.Location, by *core.Life) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.all == nil {
+		r.all = map[driver.Location]*core.Life{}
+	}
+	r.all[place] = by
+}
+
+func (r *revoking) still(place driver.Location, by *core.Life) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.all[place] == by
+}
+
+func (r *revoking) end(changes accessList) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range changes {
+		delete(r.all, c.Location)
+	}
 }
 
 // Close waits for all work that could use the memory at this address (see the
 // package documentation) and unmaps it.
 func (m *Mapping) Close() error {
 	const op = "vmm.Mapping.Close"
+	if err := m.m.res.views.notInside(op, m.m.off, m.m.off+m.m.phys.Size); err != nil {
+		return err
+	}
 	return m.closer.Close(func() error {
 		m.later.wait(m.m.res.System())
 		if err := m.m.wait(op); err != nil {

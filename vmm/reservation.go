@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
 	"math/bits"
 	"runtime"
@@ -74,6 +75,7 @@ type reservation struct {
 	// still there for the driver, so the range is never used for others, nor
 	// given back.
 	dropped driver.Result
+	views   views
 }
 
 func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservation, error) {
@@ -483,15 +485,22 @@ func (r *reservation) devices() (with []driver.Device) {
 
 // setAccess changes the access of the whole mappings in a part of the range.
 func (r *reservation) setAccess(op string, off, size uint64, access []Access) error {
-	changes, from, err := r.planAccess(op, off, size, access)
-	if err != nil {
-		return err
+	for {
+		changes, from, err := r.planAccess(op, off, size, access)
+		if err != nil {
+			return err
+		}
+		// Whoever loses access must not be using it.
+		if err := r.System().WaitDevices(op, from); err != nil {
+			return err
+		}
+		if err := r.applyAccess(op, off, size, changes); !errors.Is(err, core.ErrAgain) {
+			return err
+		}
+		if err := r.views.await(op, off, off+size); err != nil {
+			return err
+		}
 	}
-	// Whoever loses access must not be using it.
-	if err := r.System().WaitDevices(op, from); err != nil {
-		return err
-	}
-	return r.applyAccess(op, off, size, changes)
 }
 
 // planAccess checks a change, and answers which devices lose by it.
@@ -516,7 +525,8 @@ func (r *reservation) planAccess(op string, off, size uint64, access []Access) (
 }
 
 // applyAccess makes a change that was checked, and waited for. Where it fails
-// the access is as it was.
+// the access is as it was. While a function looks at memory that the host would
+// lose it changes nothing and answers core.ErrAgain.
 func (r *reservation) applyAccess(op string, off, size uint64, changes accessList) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -529,6 +539,10 @@ func (r *reservation) applyAccess(op string, off, size uint64, changes accessLis
 		if res := m.phys.Lost(); res != driver.Success {
 			return core.Error(core.Failure{Op: op, Call: driver.CallMemSetAccess, Result: res,
 				Asked: fmt.Sprintf("%s at %#x", core.Bytes(m.phys.Size), uint64(m.ptr()))})
+		}
+		if home := m.phys.Asked.Location; home.Type != driver.LocationDevice && changes.names(home) &&
+			changes.mode(home) < m.access.mode(home) && r.views.over(m.off, m.off+m.phys.Size) != nil {
+			return core.ErrAgain
 		}
 	}
 	if res := sys.Drv.MemSetAccess(r.base+driver.Ptr(off), size, changes); res != driver.Success {
@@ -545,9 +559,7 @@ func (r *reservation) applyAccess(op string, off, size uint64, changes accessLis
 			before, after = m.access, m.access.with(changes)
 		}
 		m.access = after
-		for _, c := range changes {
-			delete(m.revoking, c.Location)
-		}
+		m.revoking.end(changes)
 		if len(m.unsure) > 0 {
 			m.unsure = m.unsure.except(changes, 0)
 		}

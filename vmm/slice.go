@@ -81,8 +81,12 @@ func (s Slice[T]) Slice(i, j int) (Slice[T], error) {
 // stream it returns when they were staged.
 func (s Slice[T]) CopyFrom(on *cuda.Stream, src []T) error {
 	const op = "vmm.Slice.CopyFrom"
-	return s.with(op, on, driver.AccessReadWrite, len(src)*int(sizeOf[T]()), func(on *cuda.Stream) error {
-		return on.Upload(s.Ptr(), asBytes(src))
+	return s.staged(op, on, driver.AccessReadWrite, len(src), func(st *cuda.Stream, pieces core.Guard) error {
+		err := core.Upload(st, driver.Ptr(s.Ptr()), asBytes(src), pieces)
+		if err == nil && on == nil {
+			err = st.Synchronize()
+		}
+		return err
 	})
 }
 
@@ -90,8 +94,8 @@ func (s Slice[T]) CopyFrom(on *cuda.Stream, src []T) error {
 // the stream. It returns when the last one has landed.
 func (s Slice[T]) CopyTo(on *cuda.Stream, dst []T) error {
 	const op = "vmm.Slice.CopyTo"
-	return s.with(op, on, driver.AccessRead, len(dst)*int(sizeOf[T]()), func(on *cuda.Stream) error {
-		return on.Download(asBytes(dst), s.Ptr())
+	return s.staged(op, on, driver.AccessRead, len(dst), func(st *cuda.Stream, pieces core.Guard) error {
+		return core.Download(st, asBytes(dst), driver.Ptr(s.Ptr()), pieces)
 	})
 }
 
@@ -118,23 +122,39 @@ func (s Slice[T]) CopyFromSlice(on *cuda.Stream, src Slice[T]) error {
 	if s.buf == nil || src.buf == nil {
 		return errZeroSlice(op)
 	}
-	rlockBoth(s.buf, src.buf)
-	defer runlockBoth(s.buf, src.buf)
-	if !s.buf.closer.Hold() {
-		return core.ClosedError(op, "buffer")
+	if src.buf.dev.System() != s.buf.dev.System() {
+		return core.ForeignError(op, "slice")
 	}
-	defer s.buf.closer.Drop()
-	st, err := s.buf.stream(op, on, driver.AccessReadWrite)
+	for _, b := range []*buffer{s.buf, src.buf} {
+		if !b.closer.Hold() {
+			return core.ClosedError(op, "buffer")
+		}
+		defer b.closer.Drop()
+	}
+	st, err := s.buf.stream(op, on)
 	if err != nil {
 		return err
 	}
-	if err := src.check(op, st); err != nil {
+	if err := s.copyFrom(op, st, src); err != nil {
 		return err
 	}
-	defer src.buf.closer.Drop()
-	return s.withLocked(op, on, driver.AccessReadWrite, src.Size(), func(on *cuda.Stream) error {
-		return on.Copy(s.Ptr(), src.Ptr(), s.Size())
-	})
+	return done(op, on, st)
+}
+
+// copyFrom submits the copy while nothing can take either memory away.
+func (s Slice[T]) copyFrom(op string, st *cuda.Stream, src Slice[T]) error {
+	rlockBoth(s.buf, src.buf)
+	defer runlockBoth(s.buf, src.buf)
+	if err := src.check(op, st, driver.AccessRead); err != nil {
+		return err
+	}
+	if err := s.check(op, st, driver.AccessReadWrite); err != nil {
+		return err
+	}
+	if err := s.sameSize(op, src.Size()); err != nil || s.len == 0 {
+		return err
+	}
+	return wrap(op, st.Copy(s.Ptr(), src.Ptr(), s.Size()))
 }
 
 // Zero sets the slice to zero.
@@ -157,56 +177,116 @@ func errZeroSlice(op string) error {
 	return core.Invalid(op, "a zero Slice", "take it from Buffer.Slice or Array.Slice")
 }
 
-// with runs an operation on the slice's memory while nothing can take it away.
-func (s Slice[T]) with(op string, on *cuda.Stream, need driver.AccessFlags, n int, do func(*cuda.Stream) error) error {
+// wrap is within for what may have gone well.
+func wrap(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return within(op, err)
+}
+
+// done waits for an operation that was to name a stream and named none.
+func done(op string, named, st *cuda.Stream) error {
+	if named != nil {
+		return nil
+	}
+	return wrap(op, st.Synchronize())
+}
+
+// with submits an operation on the slice's memory while nothing can take it
+// away, and, where no stream was named, waits for it when anything can again:
+// Close and what else waits for the work still finds it.
+func (s Slice[T]) with(op string, on *cuda.Stream, need driver.AccessFlags, n int, submit func(*cuda.Stream) error) error {
 	if s.buf == nil {
 		return errZeroSlice(op)
 	}
-	s.buf.mu.RLock()
-	defer s.buf.mu.RUnlock()
-	return s.withLocked(op, on, need, n, do)
-}
-
-func (s Slice[T]) withLocked(op string, on *cuda.Stream, need driver.AccessFlags, n int, do func(*cuda.Stream) error) error {
 	if !s.buf.closer.Hold() {
 		return core.ClosedError(op, "buffer")
 	}
 	defer s.buf.closer.Drop()
-	if err := s.buf.checkStill(op, s.off, uint64(s.Size())); err != nil {
-		return err
-	}
-	if n != s.Size() {
-		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
-			Asked: fmt.Sprintf("%d bytes for a slice of %d", n, s.Size()), Hint: "both sides must be equally long"})
-	}
-	st, err := s.buf.stream(op, on, need)
-	if err != nil || n == 0 {
-		return err
-	}
-	err = do(st)
-	if err == nil && on == nil {
-		err = st.Synchronize()
-	}
+	st, err := s.buf.stream(op, on)
 	if err != nil {
-		return within(op, err)
+		return err
 	}
-	return nil
+	if err := s.locked(op, st, need, n, submit); err != nil || s.len == 0 {
+		return err
+	}
+	return done(op, on, st)
 }
 
-// check holds the buffer, and sees that the slice is still in use and that the
-// stream may read it. The caller holds the buffer's mu.
-func (s Slice[T]) check(op string, on *cuda.Stream) error {
+func (s Slice[T]) locked(op string, st *cuda.Stream, need driver.AccessFlags, n int, submit func(*cuda.Stream) error) error {
+	s.buf.mu.RLock()
+	defer s.buf.mu.RUnlock()
+	if err := s.check(op, st, need); err != nil {
+		return err
+	}
+	if err := s.sameSize(op, n); err != nil || n == 0 {
+		return err
+	}
+	return wrap(op, submit(st))
+}
+
+// staged moves n Go elements, in pieces. Each piece is checked and submitted
+// under the buffer's lock, and what waits for the GPU lies between them. So
+// where the buffer becomes shorter, or loses access, while the copy runs, the
+// rest of it is refused.
+func (s Slice[T]) staged(op string, on *cuda.Stream, need driver.AccessFlags, n int, move func(*cuda.Stream, core.Guard) error) error {
+	if s.buf == nil {
+		return errZeroSlice(op)
+	}
 	if !s.buf.closer.Hold() {
 		return core.ClosedError(op, "buffer")
 	}
-	err := s.buf.checkStill(op, s.off, uint64(s.Size()))
-	if err == nil {
-		_, err = s.buf.stream(op, on, driver.AccessRead)
-	}
+	defer s.buf.closer.Drop()
+	st, err := s.buf.stream(op, on)
 	if err != nil {
-		s.buf.closer.Drop()
+		return err
+	}
+	pieces := &guard[T]{s, op, st, need}
+	if err := pieces.Enter(); err != nil {
+		return err
+	}
+	pieces.Leave()
+	if err := s.sameSize(op, n*int(sizeOf[T]())); err != nil || n == 0 {
+		return err
+	}
+	return wrap(op, move(st, pieces))
+}
+
+// guard lets the pieces of a copy onto the stream one by one.
+type guard[T any] struct {
+	s    Slice[T]
+	op   string
+	st   *cuda.Stream
+	need driver.AccessFlags
+}
+
+func (g *guard[T]) Enter() error {
+	g.s.buf.mu.RLock()
+	err := g.s.check(g.op, g.st, g.need)
+	if err != nil {
+		g.s.buf.mu.RUnlock()
 	}
 	return err
+}
+
+func (g *guard[T]) Leave() { g.s.buf.mu.RUnlock() }
+
+// check sees that the slice is still in use and that the stream may do with it
+// what it is to. The caller holds the buffer and its mu.
+func (s Slice[T]) check(op string, st *cuda.Stream, need driver.AccessFlags) error {
+	if err := s.buf.checkStill(op, s.off, uint64(s.Size())); err != nil {
+		return err
+	}
+	return s.buf.allows(op, st, need)
+}
+
+func (s Slice[T]) sameSize(op string, n int) error {
+	if n == s.Size() {
+		return nil
+	}
+	return core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
+		Asked: fmt.Sprintf("%d bytes for a slice of %d", n, s.Size()), Hint: "both sides must be equally long"})
 }
 
 // rlockBoth locks two buffers for reading, in the order of their addresses, so
@@ -237,20 +317,27 @@ func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) err
 	if src.buf.dev.System() != b.dev.System() {
 		return core.ForeignError(op, "slice")
 	}
-	src.buf.mu.RLock()
-	err := src.check(op, on)
-	src.buf.mu.RUnlock()
+	// Held until the copy has been waited for, where that is to be.
+	if !src.buf.closer.Hold() {
+		return core.ClosedError(op, "buffer")
+	}
+	defer src.buf.closer.Drop()
+	may := func(st *cuda.Stream, then func() error) error {
+		src.buf.mu.RLock()
+		defer src.buf.mu.RUnlock()
+		if err := src.check(op, st, driver.AccessRead); err != nil {
+			return err
+		}
+		return then()
+	}
+	st, err := src.buf.stream(op, on)
+	if err == nil {
+		err = may(st, func() error { return nil }) // before memory is made
+	}
 	if err != nil {
 		return err
 	}
-	src.buf.closer.Drop()
 	return b.append(op, on, src.Size(), func(on *cuda.Stream, at cuda.Ptr) error {
-		src.buf.mu.RLock()
-		defer src.buf.mu.RUnlock()
-		if err := src.check(op, on); err != nil {
-			return err
-		}
-		defer src.buf.closer.Drop()
-		return on.Copy(at, src.Ptr(), src.Size())
+		return may(on, func() error { return on.Copy(at, src.Ptr(), src.Size()) })
 	})
 }

@@ -98,11 +98,18 @@ func (s *System) settle() {
 // own, since it may do anything, and nobody's locks must be held. Drain waits
 // for it.
 func (s *System) Go(f func()) {
-	s.reclaim.pending.Add(1)
+	done := s.Pending()
 	go func() {
-		defer s.reclaim.pending.Add(-1)
+		defer done()
 		f()
 	}()
+}
+
+// Pending has Drain wait until done is called, once, for something that is to
+// come to the reclaimer yet.
+func (s *System) Pending() (done func()) {
+	s.reclaim.pending.Add(1)
+	return func() { s.reclaim.pending.Add(-1) }
 }
 
 // PendingReclaims is how many objects wait to be torn down.
@@ -181,8 +188,7 @@ func (r *reclaimer) look() (progress bool) {
 		}
 		progress = true
 		if err != nil {
-			r.sys.Config.Log.Error("cuvmm: tearing down a closed object failed; its addresses are not used again",
-				"error", err)
+			r.sys.Config.Log.Error("cuvmm: giving back what was closed, clipped or revoked failed", "error", err)
 			r.mu.Lock()
 			r.failed = append(r.failed, err)
 			r.mu.Unlock()

@@ -51,7 +51,7 @@ func TestAReclaimThatFailsIsReportedOnce(t *testing.T) {
 	require.ErrorIs(t, s.Drain(t.Context()), errTest)
 	require.NoError(t, s.Drain(t.Context()))
 	require.Equal(t, int64(5), ran.Load())
-	require.Contains(t, log.String(), "tearing down a closed object failed")
+	require.Contains(t, log.String(), "giving back what was closed, clipped or revoked failed")
 }
 
 func TestAReclaimThatCannotGoOnYetIsTriedAgain(t *testing.T) {

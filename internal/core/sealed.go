@@ -46,6 +46,39 @@ func (h *StreamHolder) stream() *Stream { return h.s }
 // StreamOf looks inside a cuda.Stream.
 func StreamOf(h interface{ stream() *Stream }) *Stream { return h.stream() }
 
+// Guard lets the pieces of a staged copy onto the stream, one by one: each is
+// submitted between Enter and Leave, and whatever may wait lies outside. An
+// error of Enter ends the copy, and Leave is not called then. A nil Guard lets
+// everything on.
+type Guard interface {
+	Enter() error
+	Leave()
+}
+
+var (
+	upload   func(stream any, dst driver.Ptr, src []byte, g Guard) error
+	download func(stream any, dst []byte, src driver.Ptr, g Guard) error
+)
+
+// SetStaging tells the package how a *cuda.Stream copies from and to Go memory.
+// cuda calls it once.
+func SetStaging(
+	up func(stream any, dst driver.Ptr, src []byte, g Guard) error,
+	down func(stream any, dst []byte, src driver.Ptr, g Guard) error,
+) {
+	upload, download = up, down
+}
+
+// Upload is cuda.Stream.Upload, piece by piece.
+func Upload(stream any, dst driver.Ptr, src []byte, g Guard) error {
+	return upload(stream, dst, src, g)
+}
+
+// Download is cuda.Stream.Download, piece by piece.
+func Download(stream any, dst []byte, src driver.Ptr, g Guard) error {
+	return download(stream, dst, src, g)
+}
+
 // openSystem is set by cuda.
 var openSystem func(d driver.Driver, closed func() error, options any) (any, error)
 

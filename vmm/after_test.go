@@ -1,0 +1,339 @@
+package vmm_test
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+// stuck are operations on a buffer that wait for a stream which stands still:
+// the device's own, where they name none.
+var stuck = []struct {
+	name string
+	do   func(w *world) error
+}{
+	{"a download", func(w *world) error { return w.slice.CopyTo(nil, make([]byte, w.slice.Len())) }},
+	{"a download on a stream", func(w *world) error { return w.slice.CopyTo(w.s, make([]byte, w.slice.Len())) }},
+	{"a long upload", func(w *world) error {
+		whole, err := w.b.Slice(0, w.b.Len())
+		if err != nil {
+			return err
+		}
+		return whole.CopyFrom(nil, make([]byte, whole.Len()))
+	}},
+	{"a copy of a slice", func(w *world) error { return w.slice.CopyFromSlice(nil, w.slice) }},
+	{"a copy to host memory", func(w *world) error { return w.slice.CopyToHost(nil, w.host.All()) }},
+	{"Zero", func(w *world) error { return w.slice.Zero(nil) }},
+	{"Append", func(w *world) error { return w.b.Append(nil, []byte{1}) }},
+	{"AppendSlice", func(w *world) error { return w.b.AppendSlice(nil, w.slice) }},
+	{"Resize", func(w *world) error { return w.b.Resize(nil, w.b.Len()+1) }},
+	{"Clip", func(w *world) error { return w.b.Clip() }},
+	{"SetAccess", func(w *world) error { return w.b.SetAccess(vmm.Access{Location: w.d.Location(), Mode: vmm.ReadOnly}) }},
+}
+
+// large is a buffer of n chunks of a mebibyte.
+func (w *world) large(n int, access ...vmm.Access) *vmm.Buffer {
+	b, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: 32 * mib, Chunks: vmm.FixedChunks(mib), Access: access})
+	require.NoError(w.t, err)
+	w.own(b)
+	w.b = b
+	require.NoError(w.t, b.Append(nil, pattern(n*mib, 1)))
+	return b
+}
+
+// Whoever does not want to wait for the GPU waits for nobody who does: the
+// calls return while every stream stands still.
+func TestNobodyHoldsUpTheFormsWithStreams(t *testing.T) {
+	for _, op := range stuck {
+		t.Run(op.name, func(t *testing.T) {
+			w := newWorld(t, false)
+			b := w.large(13, both(w, vmm.ReadWrite)...)
+			require.NoError(t, b.Resize(nil, 12*mib))
+			w.part(0, 100)
+			w.pinned(100)
+			transfer, err := w.d.Transfer()
+			require.NoError(t, err)
+			w.m.Hold(w.s.Handle())
+			w.m.Hold(transfer.Handle())
+			require.NoError(t, w.s.Memset(b.Ptr(), 1, 1))
+			require.NoError(t, transfer.Memset(b.Ptr(), 1, 1))
+			waits := make(chan error, 1)
+			go func() { waits <- op.do(w) }()
+			time.Sleep(5 * time.Millisecond)
+			select {
+			case err := <-waits:
+				t.Fatalf("it was to wait: %v", err)
+			default:
+			}
+
+			returned := make(chan error, 1)
+			go func() {
+				for _, do := range []func() error{
+					func() error { return b.RevokeAfter(w.peer.Location(), w.s) },
+					func() error { return b.ClipAfter(w.s) },
+					func() error { return b.ClipAfter(w.s, w.far) },
+				} {
+					if err := do(); err != nil {
+						returned <- err
+						return
+					}
+				}
+				returned <- nil
+			}()
+			select {
+			case err := <-returned:
+				require.NoError(t, err)
+			case <-time.After(patience):
+				t.Fatal("held up")
+			}
+			far, err := b.Slice(0, 1)
+			require.NoError(t, err)
+			require.ErrorIs(t, far.Zero(w.far), cuda.ErrNotPermitted, "refused at once")
+			select {
+			case err := <-waits:
+				t.Fatalf("the streams stood still, and it returned: %v", err)
+			default:
+			}
+
+			w.m.Release(w.s.Handle())
+			w.m.Release(transfer.Handle())
+			require.NoError(t, <-waits)
+			require.NoError(t, w.drain())
+			require.Zero(t, b.Stats().Clipped)
+			require.Equal(t, (b.Len()+mib-1)/mib*mib, b.Stats().Committed, "and then it is done")
+			flags, r := w.m.Driver().MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: 1}, driver.Ptr(b.Ptr()))
+			require.Equal(t, driver.Success, r)
+			require.Equal(t, driver.AccessNone, flags)
+			require.NoError(t, w.s.Synchronize(), w.m.Fault())
+			w.end()
+		})
+	}
+}
+
+// A clip that comes while the buffer changes follows that change, and minds
+// copies that were let in since it was called.
+func TestAClipThatFollowsAChangeMindsLaterCopies(t *testing.T) {
+	w := newWorld(t, false)
+	b := w.buffer(10)
+	transfer, err := w.d.Transfer()
+	require.NoError(t, err)
+	w.m.Hold(transfer.Handle())
+	require.NoError(t, transfer.Memset(b.Ptr(), 1, 1))
+	appended := make(chan error, 1)
+	go func() { appended <- b.Append(nil, pattern(50, 3)) }()
+	time.Sleep(5 * time.Millisecond)
+	require.NoError(t, b.ClipAfter(w.far))
+	// On a stream that the clip does not name, before it is done.
+	w.part(5*kib64, kib64)
+	w.m.Hold(w.s.Handle())
+	require.NoError(t, w.slice.Zero(w.s))
+	shrunk := make(chan error, 1)
+	go func() { shrunk <- b.Resize(nil, kib64) }()
+	w.m.Release(transfer.Handle())
+	require.NoError(t, <-appended)
+	require.NoError(t, <-shrunk)
+	require.NoError(t, b.ClipAfter(w.far, w.s))
+	time.Sleep(10 * time.Millisecond)
+	w.m.Release(w.s.Handle())
+	require.NoError(t, w.drain())
+	require.NoError(t, w.s.Synchronize(), w.m.Fault())
+	require.Equal(t, kib64, b.Stats().Committed)
+	w.end()
+}
+
+// A copy in pieces is refused where the buffer loses what it copies meanwhile,
+// and never touches what is gone.
+func TestALongCopyOfWhatGoesMeanwhile(t *testing.T) {
+	for _, up := range []bool{false, true} {
+		w := newWorld(t, false)
+		b := w.large(16) // more than can be staged
+		whole, err := b.Slice(0, b.Len())
+		require.NoError(t, err)
+		w.m.Hold(w.s.Handle())
+		require.NoError(t, w.s.Memset(b.Ptr(), 1, 1))
+		copied := make(chan error, 1)
+		go func() {
+			if up {
+				copied <- whole.CopyFrom(w.s, make([]byte, whole.Len()))
+			} else {
+				copied <- whole.CopyTo(w.s, make([]byte, whole.Len()))
+			}
+		}()
+		time.Sleep(10 * time.Millisecond)
+		require.NoError(t, b.Resize(nil, kib64))
+		require.NoError(t, b.ClipAfter(w.s))
+		w.m.Release(w.s.Handle())
+		require.ErrorIs(t, <-copied, cuda.ErrOutOfRange)
+		require.NoError(t, w.drain())
+		require.NoError(t, w.s.Synchronize(), w.m.Fault())
+		require.Equal(t, mib, b.Stats().Committed)
+		w.end()
+	}
+}
+
+// A revocation that the driver refuses is reported, names what it is, and can
+// be made again.
+func TestARevocationThatFailsIsMadeAgain(t *testing.T) {
+	w := newWorld(t, false)
+	b := w.buffer(3, both(w, vmm.ReadWrite)...)
+	w.mappings(1, both(w, vmm.ReadWrite)...)
+	for what, c := range map[string]struct {
+		revoke func() error
+		at     cuda.Ptr
+	}{
+		"vmm.Buffer.RevokeAfter":  {func() error { return b.RevokeAfter(w.peer.Location(), w.s) }, b.Ptr()},
+		"vmm.Mapping.RevokeAfter": {func() error { return w.maps[0].RevokeAfter(w.peer.Location(), w.s) }, w.maps[0].Ptr()},
+	} {
+		access := func() driver.AccessFlags {
+			flags, r := w.m.Driver().MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: 1}, driver.Ptr(c.at))
+			require.Equal(t, driver.Success, r)
+			return flags
+		}
+		w.m.Inject(sim.Fault{Call: "cuMemSetAccess", Result: code})
+		require.NoError(t, c.revoke())
+		err := w.drain()
+		require.ErrorContains(t, err, what+": ")
+		require.ErrorContains(t, err, "keeps its access until RevokeAfter or SetAccess takes it")
+		require.Equal(t, driver.AccessReadWrite, access())
+		require.NoError(t, c.revoke())
+		require.NoError(t, w.drain())
+		require.Equal(t, driver.AccessNone, access())
+	}
+	w.end()
+}
+
+// hostBuffer is a buffer of host memory that the CPU reaches.
+func hostBuffer(w *world, n int) vmm.Slice[byte] {
+	b, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: 32 * mib, Chunks: vmm.FixedChunks(2 * mib),
+		Memory: vmm.Properties{Location: cuda.OnHostNUMA(0)}})
+	require.NoError(w.t, err)
+	w.own(b)
+	require.NoError(w.t, b.Append(nil, pattern(n, 1)))
+	w.b = b
+	all, err := b.Slice(0, n)
+	require.NoError(w.t, err)
+	return all
+}
+
+// A function that looks at a buffer's memory may use the buffer; what would
+// have it wait for itself is an error.
+func TestAHostFunctionUsesItsBuffer(t *testing.T) {
+	w := newWorld(t, false)
+	all := hostBuffer(w, 6*mib)
+	b, home := w.b, cuda.OnHostNUMA(0)
+	free := w.m.Live()[sim.KindAllocation]
+	require.NoError(t, all.Host(func(data []byte) error {
+		require.NoError(t, b.Append(nil, []byte{1, 2, 3}), "growth")
+		got := make([]byte, 10)
+		part, err := b.Slice(6*mib-7, 10)
+		require.NoError(t, err)
+		require.NoError(t, part.CopyTo(w.s, got), "copies")
+		require.Equal(t, append(bytes.Clone(data[6*mib-7:]), 1, 2, 3), got)
+		require.NoError(t, all.Host(func(again []byte) error {
+			require.Same(t, &data[0], &again[0])
+			return nil
+		}))
+		require.NoError(t, b.Resize(nil, 100))
+		require.ErrorIs(t, b.Clip(), cuda.ErrInUse)
+		require.ErrorContains(t, b.Clip(), "a function looks at 6 MiB of the memory (Host)")
+		require.ErrorIs(t, b.Close(), cuda.ErrInUse)
+		require.ErrorIs(t, b.SetAccess(vmm.Access{Location: home, Mode: vmm.NoAccess}), cuda.ErrInUse)
+		require.NoError(t, b.SetAccess(vmm.Access{Location: w.d.Location(), Mode: vmm.ReadOnly}), "the CPU keeps its access")
+		require.NoError(t, b.SetAccess(vmm.Access{Location: w.d.Location(), Mode: vmm.ReadWrite}))
+		require.NoError(t, b.ClipAfter(w.s), "at once, and given back later")
+		require.NoError(t, b.RevokeAfter(home, w.s))
+		time.Sleep(20 * time.Millisecond)
+		require.Equal(t, free+1, w.m.Live()[sim.KindAllocation])
+		data[5*mib] = 9 // it is still there
+		require.ErrorIs(t, all.Host(func([]byte) error { return nil }), cuda.ErrOutOfRange)
+		return nil
+	}))
+	require.NoError(t, w.drain())
+	require.Equal(t, 2*mib, b.Stats().Committed)
+	part, err := b.Slice(0, 100)
+	require.NoError(t, err)
+	require.ErrorIs(t, part.Host(func([]byte) error { return nil }), cuda.ErrNotPermitted)
+	require.NoError(t, b.Close())
+	w.end()
+}
+
+// What takes memory away waits for the functions of other goroutines, which go
+// on using the buffer.
+func TestWhatTakesMemoryAwayWaitsForHostFunctions(t *testing.T) {
+	for name, take := range map[string]func(b *vmm.Buffer) error{
+		"Clip":      func(b *vmm.Buffer) error { return b.Clip() },
+		"Close":     func(b *vmm.Buffer) error { return b.Close() },
+		"SetAccess": func(b *vmm.Buffer) error { return b.SetAccess(vmm.Access{Location: cuda.OnHostNUMA(0)}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, false)
+			all := hostBuffer(w, 6*mib)
+			require.NoError(t, all.Host(func(data []byte) error {
+				require.NoError(t, w.b.Resize(nil, 100))
+				taken := make(chan error, 1)
+				go func() { taken <- take(w.b) }()
+				time.Sleep(5 * time.Millisecond)
+				if name != "Close" { // which lets nothing start
+					require.NoError(t, w.b.Append(nil, make([]byte, 5*mib)))
+					require.NoError(t, w.b.Resize(nil, 100))
+				}
+				select {
+				case err := <-taken:
+					t.Fatalf("it did not wait: %v", err)
+				default:
+				}
+				data[6*mib-1] = 1
+				go func() { w.own(closing{taken}) }()
+				return nil
+			}))
+			time.Sleep(time.Millisecond)
+			w.end()
+		})
+	}
+}
+
+// closing waits for something that was started.
+type closing struct{ done chan error }
+
+func (c closing) Close() error { return <-c.done }
+
+func TestAMappingsHostFunction(t *testing.T) {
+	w := newWorld(t, false)
+	require.NoError(t, w.create(2*mib, vmm.Properties{Location: cuda.OnHostNUMA(0)}))
+	r, err := vmm.Reserve(w.d, 2*mib, vmm.ReserveOptions{Align: 2 * mib})
+	require.NoError(t, err)
+	w.own(r)
+	m, err := r.Map(0, w.a)
+	require.NoError(t, err)
+	w.own(m)
+	home := cuda.OnHostNUMA(0)
+	grant, revoke := vmm.Access{Location: home, Mode: vmm.ReadWrite}, vmm.Access{Location: home}
+	require.NoError(t, m.SetAccess(grant, vmm.Access{Location: w.d.Location(), Mode: vmm.ReadWrite}))
+	other := make(chan error, 1)
+	require.NoError(t, m.Host(func(data []byte) error {
+		require.ErrorIs(t, m.Close(), cuda.ErrInUse)
+		require.ErrorIs(t, m.SetAccess(revoke), cuda.ErrInUse)
+		require.ErrorIs(t, r.SetAccess(0, 2*mib, revoke), cuda.ErrInUse)
+		require.NoError(t, m.SetAccess(grant))
+		go func() { other <- r.SetAccess(0, 2*mib, revoke) }()
+		require.NoError(t, m.RevokeAfter(home, w.s))
+		time.Sleep(5 * time.Millisecond)
+		data[0] = 1
+		select {
+		case err := <-other:
+			t.Fatalf("it did not wait: %v", err)
+		default:
+		}
+		return nil
+	}))
+	require.NoError(t, <-other)
+	require.NoError(t, w.drain())
+	require.ErrorIs(t, m.Host(func([]byte) error { return nil }), cuda.ErrNotPermitted)
+	w.end()
+}
