@@ -86,6 +86,19 @@ var dependants = []struct {
 		require.NoError(t, moved.Close())
 		require.Zero(t, w.sys.Stats().Allocations)
 	}},
+	{"Mapping, Buffer, Array", "a function looks at it (`Host`)", func(t *testing.T, w *world) {
+		all := hostBuffer(w, 2*mib)
+		closing := make(chan error, 1)
+		require.NoError(t, all.Host(func(data []byte) error {
+			require.ErrorIs(t, w.b.Close(), cuda.ErrInUse)
+			require.NoError(t, w.b.Append(nil, []byte{1}), "it stays open")
+			go func() { closing <- w.b.Close() }()
+			time.Sleep(5 * time.Millisecond)
+			data[0]++
+			return nil
+		}))
+		require.NoError(t, <-closing)
+	}},
 	{"Slice", "", func(t *testing.T, w *world) {
 		b := w.buffer(2)
 		w.part(kib64, 100)

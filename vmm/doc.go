@@ -21,10 +21,9 @@
 // device memory, which stalls other goroutines' launches into that context
 // while foreign work runs. Work in contexts that the System was never told of
 // is not waited for. The form with streams (CloseAfter, ClipAfter, RevokeAfter)
-// does not wait for the GPU: the memory goes out of use at once, and is given
-// back when the work that is on those streams has passed. ClipAfter and
-// RevokeAfter of a buffer do wait for copies and changes of that buffer which
-// other goroutines have under way.
+// waits for nobody, neither for the GPU nor for other goroutines that wait for
+// it: the memory goes out of use at once, and is given back when the work that
+// is on those streams has passed.
 //
 // # Several addresses of one memory
 //
