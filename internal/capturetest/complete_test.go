@@ -17,9 +17,9 @@ import (
 )
 
 // apart are packages whose functions are no operations on the driver: csrc and
-// cuda/sim lie below them, and handles moves bytes and descriptors between
-// processes and makes no driver call.
-var apart = []string{"csrc", "cuda/sim", "handles"}
+// cuda/sim lie below them, handles moves bytes and descriptors between processes
+// and makes no driver call, and traces are data.
+var apart = []string{"csrc", "cuda/sim", "handles", "vmm/pool/trace"}
 
 // Every operation has a case, and every case an operation. A folder of test
 // binaries without the sources cannot tell.
