@@ -219,6 +219,11 @@ type Stats struct {
 	// Allocations of physical memory, imported ones included, and their bytes.
 	Allocations    int
 	AllocatedBytes uint64
+	// SharedReleased counts memory that was shared with other processes and has
+	// been released here since the System was opened, and its bytes: others may
+	// still hold it, so it is not to be taken for free.
+	SharedReleased      int
+	SharedReleasedBytes uint64
 	// Mappings and their bytes. Aliases count each time.
 	Mappings    int
 	MappedBytes uint64
@@ -242,6 +247,7 @@ func (s *System) Stats() Stats {
 	var st Stats
 	st.Reservations, st.ReservedBytes = s.core.LiveCount(core.KindReservation)
 	st.Allocations, st.AllocatedBytes = s.core.LiveCount(core.KindAllocation)
+	st.SharedReleased, st.SharedReleasedBytes = s.core.Shared.Released()
 	st.Mappings, st.MappedBytes = s.core.LiveCount(core.KindMapping)
 	st.Streams, _ = s.core.LiveCount(core.KindStream)
 	st.Events, _ = s.core.LiveCount(core.KindEvent)

@@ -31,8 +31,12 @@ type Conn struct {
 	closer core.Closer
 
 	sending, receiving slot
-	out                outbound // of whoever is sending
-	in                 inbound  // of whoever is receiving
+	inbox              inbox
+	// offering and taking let one transfer of each direction run at a time.
+	offering, taking slot
+	imports          imports
+	out              outbound // of whoever is sending
+	in               inbound  // of whoever is receiving
 	// owes is how long the peer may still make a receiver wait for what it
 	// has begun.
 	owes    time.Duration
@@ -47,9 +51,10 @@ type Conn struct {
 // newConn greets the peer. That does not wait, since the buffer of a new
 // connection is empty, unless somebody filled that of an inherited one.
 func newConn(s *sock.Conn, o Options) *Conn {
-	c := &Conn{sock: s, limits: o, sending: newSlot(), receiving: newSlot(),
+	c := &Conn{sock: s, limits: o, sending: newSlot(), receiving: newSlot(), offering: newSlot(), taking: newSlot(),
 		greeted: make(chan struct{}), over: make(chan struct{})}
 	c.in.maxFDs = o.MaxFDs
+	c.inbox.init()
 	_, _ = rand.Read(c.in.own[:]) // never fails
 	c.owes = o.Timeout
 	h := header{kind: greetingKind, bytes: uint32(len(c.in.own)), allBytes: uint32(len(c.in.own))}
@@ -195,34 +200,20 @@ func (c *Conn) packet(ctx context.Context, op string, owed bool) (*Message, erro
 	return m, nil
 }
 
-// Receive waits for the next message. The file descriptors in it are the
-// caller's. After the end of the context nothing is lost: the next Receive goes
-// on where this one stopped.
-func (c *Conn) Receive(ctx context.Context) (Message, error) {
-	const op = opReceive
+// Receive waits for the next message of the program. The file descriptors in
+// it are the caller's. After the end of the context nothing is lost: the next
+// Receive goes on where this one stopped. What the peer sends with [SendBuffer]
+// and the like is not for Receive.
+func (c *Conn) Receive(ctx context.Context) (m Message, err error) {
 	if !c.closer.Hold() {
-		return Message{}, closedError(op, "connection")
+		return Message{}, closedError(opReceive, "connection")
 	}
 	defer c.closer.Drop()
-	if !c.receiving.take(ctx, c.over) {
-		return Message{}, c.notTaken(ctx, op)
-	}
-	defer c.receiving.give()
-	if err := c.greetLocked(ctx, op); err != nil {
-		return Message{}, err
-	}
-	for {
-		if !c.in.begun {
-			c.owes = c.limits.Timeout
-		}
-		m, err := c.packet(ctx, op, c.in.begun)
-		if err != nil {
-			return Message{}, err
-		}
-		if m != nil {
-			return *m, nil
-		}
-	}
+	err = c.await(ctx, opReceive, func() (ok bool) {
+		m, ok = c.inbox.takeProgram()
+		return ok
+	})
+	return m, err
 }
 
 func (c *Conn) notTaken(ctx context.Context, op string) error {
@@ -243,6 +234,13 @@ func (c *Conn) Send(ctx context.Context, m Message) error {
 	switch {
 	case m.Kind < 1 || m.Kind > MaxKind:
 		return failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a message of kind %d", m.Kind), fmt.Sprintf("use 1 to %d", MaxKind))
+	}
+	return c.transmit(ctx, op, m)
+}
+
+// transmit sends a message of the program's or of the library's own.
+func (c *Conn) transmit(ctx context.Context, op string, m Message) error {
+	switch {
 	case len(m.Body) > MaxBody:
 		return failure(op, ErrTooLarge, fmt.Sprintf("%d bytes, where %d is the most", len(m.Body), MaxBody), "send several messages")
 	case len(m.FDs) > MaxFDs:
@@ -331,6 +329,7 @@ func (c *Conn) Close() error {
 	c.mu.Unlock()
 	return c.closer.Close(func() error {
 		c.in.discard()
+		c.inbox.discard()
 		return nil
 	})
 }

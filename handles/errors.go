@@ -21,7 +21,8 @@ var (
 	// ErrPeer: the process at the other end, or the owner of the socket's
 	// directory, is not one that the policy lets in.
 	ErrPeer = errors.New("peer not allowed")
-	// ErrRefused: the peer said why it ended the connection.
+	// ErrRefused: the peer said why it ended the connection, or why it did not
+	// take, or give, memory.
 	ErrRefused = errors.New("refused by the peer")
 	// ErrGone: the peer closed the connection or ended.
 	ErrGone = errors.New("the peer is gone")
@@ -37,6 +38,14 @@ var (
 	ErrDescriptor = errors.New("invalid descriptor")
 	// ErrSizeMismatch: a declared size that this memory cannot have.
 	ErrSizeMismatch = errors.New("size mismatch")
+	// ErrMismatch: the memory is not what was declared, or not what was asked
+	// for.
+	ErrMismatch = errors.New("not what was declared")
+	// ErrNotMemory: a file descriptor that is not of GPU memory.
+	ErrNotMemory = errors.New("no GPU memory")
+	// ErrOpenFiles: the share of this process's limit of open files that is for
+	// descriptors of shared memory is used up.
+	ErrOpenFiles = errors.New("too many open files")
 )
 
 // Error is a failed operation of this package.

@@ -209,11 +209,11 @@ func (in *inbound) parse(p []byte, fds []*FD, lost bool) (*Message, error) {
 	}
 	if !in.begun {
 		switch {
-		case h.kind < 1 || h.kind > MaxKind:
-			return nil, violation("a message of kind %d, where 1 to %d are", h.kind, MaxKind)
+		case h.kind < 1 || h.kind > lastKind:
+			return nil, violation("a message of kind %d, where 1 to %d are", h.kind, lastKind)
 		case h.allBytes > MaxBody:
 			return nil, failure(opReceive, ErrTooLarge, fmt.Sprintf("a message of %d bytes, where %d is the most", h.allBytes, MaxBody), "send less in a message")
-		case uint64(h.allFDs) > uint64(in.maxFDs):
+		case uint64(h.allFDs) > uint64(in.maxFDs) && (h.kind <= MaxKind || h.allFDs > chunkBatch || in.maxFDs == 0):
 			return nil, failure(opReceive, ErrTooLarge, fmt.Sprintf("a message with %d file descriptors, where %d is the most", h.allFDs, in.maxFDs),
 				"send fewer in a message, or raise the receiver's Options.MaxFDs")
 		}

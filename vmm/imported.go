@@ -130,7 +130,32 @@ func init() {
 			}
 			return b.shell(), nil
 		},
-		func(h *phys.Handle) any { return newAllocation(h) })
+		func(op string, d *cuda.Device, h *phys.Handle) (any, error) {
+			if err := prove(op, d, h); err != nil {
+				return nil, err
+			}
+			return newAllocation(h), nil
+		})
+}
+
+// prove maps memory for a moment: the driver maps it at its own size alone.
+func prove(op string, d *cuda.Device, h *phys.Handle) error {
+	res, err := reserve(op, d, int(h.Size), ReserveOptions{})
+	if err != nil {
+		return err
+	}
+	maps, err := res.mapRun(op, nil, 0, []*phys.Handle{h}, nil)
+	if err == nil {
+		h.Retain() // the mapping's
+		err = res.unmapRun(op, maps)
+	}
+	if err == nil {
+		err = res.close(op)
+	}
+	if err != nil {
+		return res.abandon(op, err)
+	}
+	return nil
 }
 
 // importBuffer makes a buffer of imported memory.
@@ -246,6 +271,16 @@ func (b *buffer) Again(n uint64) (any, bool) {
 	o.used.Store(n)
 	b.res.System().Track(&o.Object, core.KindBuffer, o.committed.Load())
 	return o.shell(), true
+}
+
+// Over reports whether no further buffer shares the import: see share.Memory.
+func (b *buffer) Over() bool {
+	if b.imported == nil {
+		return true
+	}
+	b.imported.mu.Lock()
+	defer b.imported.mu.Unlock()
+	return b.imported.over
 }
 
 // About says what does not change: see share.Memory.

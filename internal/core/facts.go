@@ -107,3 +107,13 @@ func (s *System) Granularity(prop driver.AllocationProp, o driver.GranularityOpt
 	s.facts.granularities[key] = v
 	return v, driver.Success
 }
+
+// UUID identifies a device to other processes. It is zero where the driver does
+// not tell.
+func (s *System) UUID(d driver.Device) driver.UUID {
+	u, r := s.Drv.DeviceGetUUID(d)
+	if r != driver.Success {
+		s.Note(r, d)
+	}
+	return u
+}

@@ -52,6 +52,8 @@ type System struct {
 	lost  atomic.Int64 // objects that were collected without Close
 
 	losses losses
+	// Shared counts what was exported and released.
+	Shared Shared
 
 	mu       sync.Mutex
 	contexts []*Context
@@ -75,3 +77,16 @@ func (s *System) Fail(op string, c driver.Call, r driver.Result, asked string, d
 	s.Note(r, devices...)
 	return Error(Failure{Op: op, Call: c, Result: r, Asked: asked})
 }
+
+// Shared counts memory that was exported and is released here: somebody else
+// may still hold it, so it is not to be taken for free.
+type Shared struct{ count, bytes atomic.Uint64 }
+
+// Release counts one.
+func (s *Shared) Release(bytes uint64) {
+	s.count.Add(1)
+	s.bytes.Add(bytes)
+}
+
+// Released is how many were released, and their bytes.
+func (s *Shared) Released() (count int, bytes uint64) { return int(s.count.Load()), s.bytes.Load() }

@@ -35,3 +35,12 @@ func Close(n int) error {
 	}
 	return nil
 }
+
+// Limit is how many descriptors this process may have open.
+func Limit() (uint64, error) {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return 0, fmt.Errorf("getrlimit: %w", err)
+	}
+	return l.Cur, nil
+}

@@ -12,3 +12,6 @@ func Dup(int) (int, error) { return -1, errors.ErrUnsupported }
 
 // Close gives the number back.
 func Close(int) error { return errors.ErrUnsupported }
+
+// Limit is how many descriptors this process may have open.
+func Limit() (uint64, error) { return 0, errors.ErrUnsupported }

@@ -26,7 +26,7 @@ type Handle struct {
 	ID uint64
 	// Imported memory was made elsewhere, and cannot be exported.
 	Imported bool
-	exported atomic.Bool
+	sharing  atomic.Int32
 }
 
 var lastID atomic.Uint64
@@ -98,6 +98,9 @@ func (h *Handle) Release() driver.Result {
 		}
 	}
 	h.Untrack()
+	if h.sharing.Load() == exported {
+		h.System().Shared.Release(h.Size)
+	}
 	return driver.Success
 }
 

@@ -8,63 +8,147 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// Export makes a descriptor of the memory, which the caller closes. From then on
-// somebody else may hold the memory for ever, so it is marked: no cache and no
-// pool may give it to another owner.
+// Export makes a descriptor of the memory, which the caller closes, before it
+// gives up its count. From then on somebody else may hold the memory for ever,
+// so it is marked (see Exported). Memory that came from another owner as it was
+// is refused until Clean.
 func (h *Handle) Export(op string) (fd int, err error) {
 	asked := core.Bytes(h.Size)
-	switch {
-	case h.Imported:
-		return -1, core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: asked + " of imported memory",
-			Hint: "only the process that created the memory exports it: let that one share it"})
-	case h.Asked.RequestedHandleTypes&driver.HandlePosixFD == 0:
-		return -1, core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: asked + " that were created without a descriptor as handle type",
-			Hint: "create the memory with vmm.Properties.Handles set to vmm.PosixFD (the default, where location and device take it)"})
+	if err := Exportable(op, h.Asked, h.Imported, h.Size); err != nil {
+		return -1, err
+	}
+	if !h.share() {
+		return -1, core.Error(core.Failure{Op: op, Kind: core.NotPermitted, Asked: asked + " with what an earlier owner left in them",
+			Hint: "clean the memory when it changes its owner"})
+	}
+	if r := h.Lost(); r != driver.Success {
+		return -1, core.Error(core.Failure{Op: op, Call: driver.CallMemExportToShareableHandle, Result: r, Asked: asked})
 	}
 	sys := h.System()
-	h.exported.Store(true)
 	s, r := sys.Drv.MemExportToShareableHandle(h.Driver, driver.HandlePosixFD)
 	if r != driver.Success {
-		return -1, sys.Fail(op, driver.CallMemExportToShareableHandle, r, asked)
+		return -1, sys.Fail(op, driver.CallMemExportToShareableHandle, r, asked, h.Devices()...)
 	}
 	return int(int32(binary.NativeEndian.Uint32(s[:]))), nil
 }
 
-// Exported reports whether the memory was ever exported, or is imported:
-// somebody else may hold it, so nobody recycles it.
-func (h *Handle) Exported() bool { return h.Imported || h.exported.Load() }
+// Exportable says why memory cannot be exported, without asking the driver.
+func Exportable(op string, asked driver.AllocationProp, imported bool, size uint64) error {
+	f := core.Failure{Op: op, Kind: core.NotSupported}
+	switch {
+	case imported:
+		f.Asked = core.Bytes(size) + " of imported memory"
+		f.Hint = "only the process that created the memory shares it: let that one do it"
+	case asked.RequestedHandleTypes&driver.HandlePosixFD != 0:
+		return nil
+	case asked.Location.Type == driver.LocationHost:
+		f.Asked = core.Bytes(size) + " of host memory"
+		f.Hint = "create it on a NUMA node (cuda.OnHostNUMA), whose memory can be shared"
+	default:
+		f.Asked = core.Bytes(size) + " that were created without the descriptor as handle type"
+		f.Hint = "create the memory with vmm.Properties.Handles set to vmm.PosixFD, which is the default where location and device take it"
+	}
+	return core.Error(f)
+}
+
+// The states of memory that matter to sharing.
+const (
+	private int32 = iota
+	// stale memory may hold what an earlier owner left.
+	stale
+	// exported memory may be held by others for ever.
+	exported
+)
+
+// share marks the memory as exported, unless it is stale.
+func (h *Handle) share() bool {
+	return h.sharing.CompareAndSwap(private, exported) || h.sharing.Load() == exported
+}
+
+// Exported reports whether the memory was ever exported, or is imported. Somebody
+// else may hold it, so no cache and no pool gives it to another owner.
+func (h *Handle) Exported() bool { return h.Imported || h.sharing.Load() == exported }
+
+// Recycle is what a cache or a pool calls when the memory goes to another owner
+// as it is. False means that somebody else may hold the memory: it must be
+// released instead. From then on Export refuses it until Clean.
+func (h *Handle) Recycle() bool {
+	return !h.Imported && (h.sharing.CompareAndSwap(private, stale) || h.sharing.Load() == stale)
+}
 
 // Import takes the memory behind a descriptor, which stays the caller's and may
 // be closed at once. The driver does not tell the size, so it is the exporter's
 // word, which mapping proves. The properties are the driver's, with no handle
 // type, since only the creator exports.
 func Import(op string, s *core.System, fd int, size uint64) (*Handle, error) {
-	if r := s.DeviceLost(); r != driver.Success {
-		return nil, s.Fail(op, driver.CallMemImportFromShareableHandle, r, "")
-	}
 	s.PollReclaim()
 	var from driver.ShareableHandle
 	binary.NativeEndian.PutUint32(from[:], uint32(int32(fd)))
-	asked := fmt.Sprintf("%s of file descriptor %d", core.Bytes(size), fd)
 	d, r := s.Drv.MemImportFromShareableHandle(from, driver.HandlePosixFD)
 	if r != driver.Success {
-		return nil, s.Fail(op, driver.CallMemImportFromShareableHandle, r, asked)
+		return nil, s.Fail(op, driver.CallMemImportFromShareableHandle, r, core.Bytes(size))
 	}
-	h := New(s, d, size, driver.AllocationProp{})
-	h.Imported = true
 	prop, r := s.Drv.MemGetAllocationPropertiesFromHandle(d)
+	h := New(s, d, size, prop)
+	h.Imported = true
 	if r != driver.Success {
-		err := s.Fail(op, driver.CallMemGetAllocationPropertiesFromHandle, r, asked)
-		if undo := h.Release(); undo != driver.Success {
-			err = fmt.Errorf("%w (and undoing it failed: %w)", err, h.ReleaseError(op, undo))
-		}
-		return nil, err
+		return nil, Abandon(op, s.Fail(op, driver.CallMemGetAllocationPropertiesFromHandle, r, core.Bytes(size)), h)
 	}
-	h.Asked = prop
 	return h, nil
 }
 
+// Granted are the properties that the driver says the memory has.
+func (h *Handle) Granted(op string) (driver.AllocationProp, error) {
+	if h.Imported {
+		return h.Asked, nil
+	}
+	sys := h.System()
+	prop, r := sys.Drv.MemGetAllocationPropertiesFromHandle(h.Driver)
+	if r != driver.Success {
+		return prop, sys.Fail(op, driver.CallMemGetAllocationPropertiesFromHandle, r, core.Bytes(h.Size), h.Devices()...)
+	}
+	return prop, nil
+}
+
+// Revive adds to the count of a handle of which the caller holds none, unless
+// the memory is given back.
+func (h *Handle) Revive() bool {
+	for {
+		n := h.refs.Load()
+		if n <= 0 {
+			return false
+		}
+		if h.refs.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// Over reports whether the memory is given back.
+func (h *Handle) Over() bool { return h.refs.Load() <= 0 }
+
 // ReleaseError is the error of a Release that failed.
 func (h *Handle) ReleaseError(op string, r driver.Result) error {
-	return h.System().Fail(op, driver.CallMemRelease, r, core.Bytes(h.Size))
+	return h.System().Fail(op, driver.CallMemRelease, r, core.Bytes(h.Size), h.Devices()...)
+}
+
+// Abandon gives up the caller's counts after what failed with cause. Where that
+// fails too the reclaimer tries once more, and the error says so.
+func Abandon(op string, cause error, handles ...*Handle) error {
+	for _, h := range handles {
+		r := h.Release()
+		if r == driver.Success {
+			continue
+		}
+		life := new(core.Life)
+		life.Close()
+		h.System().Reclaim(new(core.Fence), life, func() error {
+			if r := h.Release(); r != driver.Success {
+				return h.ReleaseError(op, r)
+			}
+			return nil
+		})
+		cause = fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", cause, h.ReleaseError(op, r))
+	}
+	return cause
 }

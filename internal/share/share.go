@@ -51,8 +51,9 @@ type Memory interface {
 	// address, with a length of n. Each is closed by itself, in any order, and
 	// the last one gives the memory back. ok is false where the memory is on its
 	// way out, or was changed (clipped, other access), so that it is to be
-	// imported anew.
+	// imported anew. Over reports whether it will never be true again.
 	Again(n uint64) (buffer any, ok bool)
+	Over() bool
 }
 
 // Hold is a publication's hold on a buffer.
@@ -141,18 +142,21 @@ type ImportOptions struct {
 // NewBuffer makes a *vmm.Buffer of imported memory.
 func NewBuffer(op string, o ImportOptions) (buffer any, err error) { return newBuffer(op, o) }
 
-// NewAllocation makes a *vmm.Allocation of imported memory. It takes over one
-// count of the handle.
-func NewAllocation(h *phys.Handle) (allocation any) { return newAllocation(h) }
+// NewAllocation makes a *vmm.Allocation of imported memory, after proving its
+// size by mapping it for a moment. It takes over one count of the handle; where
+// it fails that is still the caller's.
+func NewAllocation(op string, d *cuda.Device, h *phys.Handle) (allocation any, err error) {
+	return newAllocation(op, d, h)
+}
 
 var (
 	newBuffer     func(op string, o ImportOptions) (any, error)
-	newAllocation func(h *phys.Handle) any
+	newAllocation func(op string, d *cuda.Device, h *phys.Handle) (any, error)
 )
 
 // SetMake tells the package how objects of imported memory are made. vmm calls
 // it once.
-func SetMake(buffer func(op string, o ImportOptions) (any, error), allocation func(h *phys.Handle) any) {
+func SetMake(buffer func(op string, o ImportOptions) (any, error), allocation func(op string, d *cuda.Device, h *phys.Handle) (any, error)) {
 	newBuffer, newAllocation = buffer, allocation
 }
 

@@ -95,6 +95,15 @@ func (c *Conn) Receive(p []byte) (n int, fds []int, lost bool, err error) {
 	return n, fds, bad || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0, nil
 }
 
+// Ready reports whether Receive would not wait.
+func (c *Conn) Ready() (ready bool) {
+	_ = c.raw.Control(func(s uintptr) {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(s), Events: unix.POLLIN}}, 0)
+		ready = err == nil && n > 0
+	})
+	return ready
+}
+
 // rights are the descriptors among control messages, and whether one of them
 // cannot be read.
 func rights(oob []byte) (fds []int, bad bool) {

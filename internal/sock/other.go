@@ -20,6 +20,8 @@ func (c *Conn) Receive([]byte) (n int, fds []int, lost bool, err error) {
 
 func (c *Conn) Peer() (Credentials, error) { return Credentials{}, errors.ErrUnsupported }
 
+func (c *Conn) Ready() bool { return false }
+
 func TooManyInFlight(error) bool { return false }
 
 func Busy(error) bool { return false }

@@ -1,0 +1,130 @@
+package handles
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/fd"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// exportShare is the part of the limit of open files that descriptors of
+// exported memory may take: one in so many.
+const exportShare = 4
+
+// exportBudget bounds how many descriptors of exported memory this process has
+// open: they count against the same limit as its files and sockets.
+type exportBudget struct {
+	mu    sync.Mutex
+	used  int
+	freed chan struct{} // closed, and made anew, when some are given back
+}
+
+var exports = exportBudget{freed: make(chan struct{})}
+
+// take takes at most n, and at least one, of what is left, and waits for that
+// until the context ends.
+func (b *exportBudget) take(ctx context.Context, op string, n int) (int, error) {
+	limit, err := fd.Limit()
+	if err != nil {
+		return 0, systemError(op, "the limit of open files", err)
+	}
+	most := int(max(1, min(limit/exportShare, 1<<20)))
+	for {
+		b.mu.Lock()
+		free, freed := most-b.used, b.freed
+		if free > 0 {
+			n = min(n, free)
+			b.used += n
+			b.mu.Unlock()
+			return n, nil
+		}
+		used := b.used
+		b.mu.Unlock()
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return 0, failure(op, ErrOpenFiles,
+				fmt.Sprintf("%d descriptors of shared memory are open, of at most %d, which is 1/%d of this process's limit of %d open files", used, most, exportShare, limit),
+				"share less at a time, or raise the limit (ulimit -n)").because(context.Cause(ctx))
+		}
+	}
+}
+
+func (b *exportBudget) give(n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.used -= n
+	close(b.freed)
+	b.freed = make(chan struct{})
+}
+
+// exported are descriptors of chunks, which count against the budget until
+// close. They are closed before the chunks are released.
+type exported struct{ fds []*FD }
+
+// exportSome makes descriptors of the first of the chunks, at most chunkBatch,
+// and fewer where the budget has no more. It waits for the budget, at most for a
+// limit.
+func exportSome(ctx context.Context, op string, chunks []*phys.Handle, limit time.Duration) (*exported, error) {
+	if len(chunks) == 0 {
+		return &exported{}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	n, err := exports.take(ctx, op, min(len(chunks), chunkBatch))
+	if err != nil {
+		return nil, err
+	}
+	e := &exported{fds: make([]*FD, 0, n)}
+	for _, h := range chunks[:n] {
+		number, err := h.Export(op)
+		if err != nil {
+			exports.give(n - len(e.fds))
+			e.close()
+			return nil, err
+		}
+		e.fds = append(e.fds, own(number))
+	}
+	return e, nil
+}
+
+func (e *exported) close() {
+	_ = closeAll(e.fds) // the numbers are given back whatever it answers
+	if len(e.fds) > 0 {
+		exports.give(len(e.fds))
+	}
+	e.fds = nil
+}
+
+// describe fills in what a descriptor says of memory: where it lies, what was
+// granted, its chunks. What the driver granted to some of them alone counts as
+// not granted.
+func describe(op string, d *Descriptor, on *core.System, asked driver.AllocationProp, chunks []*phys.Handle) error {
+	d.Handle, d.Exporter = vmm.PosixFD, Self()
+	d.Location = cuda.Location{Type: cuda.LocationType(asked.Location.Type), ID: int(asked.Location.ID)}
+	if d.Location.Type == cuda.LocationDevice {
+		if d.Device = cuda.UUID(on.UUID(driver.Device(d.Location.ID))); d.Device == (cuda.UUID{}) {
+			return failure(op, cuda.ErrNotSupported, fmt.Sprintf("memory of %v", d.Location),
+				"the driver does not tell the device's UUID, by which the other process finds it: install a later one")
+		}
+	}
+	d.Compressible, d.RDMA = len(chunks) > 0, len(chunks) > 0
+	d.Chunks = make([]uint64, len(chunks))
+	for i, h := range chunks {
+		granted, err := h.Granted(op)
+		if err != nil {
+			return err
+		}
+		d.Chunks[i] = h.Size
+		d.Compressible = d.Compressible && granted.Flags.CompressionType == driver.CompressionGeneric
+		d.RDMA = d.RDMA && granted.Flags.GPUDirectRDMACapable != 0
+	}
+	return nil
+}

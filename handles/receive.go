@@ -1,0 +1,260 @@
+package handles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// ReceiveBuffer waits for memory that the peer shares with [SendBuffer], and
+// maps it for the device, as one contiguous range whatever chunks it has. The
+// memory may lie on another device that this one can reach (cuda.ErrNotSupported
+// where it cannot, or does not see it). What the peer declares is checked
+// before, and against the memory itself; what does not fit is an error, which
+// the peer is told, and nothing is kept. The caller closes the buffer.
+//
+// It is an ordinary buffer of exactly the memory that was shared: it can be
+// clipped and moved, but grow only within what there is. Memory that came before
+// on the same connection, and is still open here with the same options, is
+// mapped once: the buffers have the same address, each is closed by itself, and
+// while there are several none is clipped nor changes access.
+func ReceiveBuffer(ctx context.Context, c *Conn, d *cuda.Device, o ImportOptions) (*vmm.Buffer, error) {
+	return receiveBuffer(ctx, "handles.ReceiveBuffer", c, d, o, Descriptor{Kind: BufferKind}, func(*vmm.Buffer) error { return nil })
+}
+
+// ReceiveArray waits for memory that the peer shares with [SendArray], of
+// elements of the same type and size (otherwise [ErrMismatch]); for the rest it
+// is ReceiveBuffer.
+func ReceiveArray[T any](ctx context.Context, c *Conn, d *cuda.Device, o ImportOptions) (a *vmm.Array[T], err error) {
+	e, size := ElementOf[T]()
+	want := Descriptor{Kind: ArrayKind, Element: e, ElementSize: uint32(size)}
+	_, err = receiveBuffer(ctx, "handles.ReceiveArray", c, d, o, want, func(b *vmm.Buffer) (err error) {
+		a, err = vmm.ArrayOf[T](b)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// ReceiveAllocation waits for memory that the peer shares with
+// [SendAllocation], and checks it as ReceiveBuffer does. The caller maps it
+// where it likes, and closes it. ReadOnly is ErrInvalidArgument: whoever maps it
+// says who may touch it.
+func ReceiveAllocation(ctx context.Context, c *Conn, d *cuda.Device, o ImportOptions) (*vmm.Allocation, error) {
+	const op = "handles.ReceiveAllocation"
+	if o.ReadOnly {
+		return nil, failure(op, cuda.ErrInvalidArgument, "ReadOnly for an allocation", "grant read-only access where it is mapped")
+	}
+	got, err := c.receive(ctx, op, d, o, Descriptor{Kind: AllocationKind}, func(key importKey, i *intake) (io.Closer, error) {
+		if h := c.imports.allocation(key); h != nil {
+			i.chunks = append(i.chunks, h)
+			a, err := i.allocation()
+			if err != nil {
+				return nil, i.discard(err)
+			}
+			return a, nil
+		}
+		return nil, nil
+	}, func(key importKey, i *intake) (io.Closer, error) {
+		h := i.chunks[0]
+		a, err := i.allocation()
+		if err == nil {
+			c.imports.addAllocation(key, h)
+		}
+		return a, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return got.(*vmm.Allocation), nil
+}
+
+// receiveBuffer receives a run of chunks. use sees the buffer before the peer is
+// told that it is mapped.
+func receiveBuffer(ctx context.Context, op string, c *Conn, d *cuda.Device, o ImportOptions, want Descriptor, use func(*vmm.Buffer) error) (*vmm.Buffer, error) {
+	used := func(b *vmm.Buffer) (io.Closer, error) {
+		if err := use(b); err != nil {
+			return nil, errors.Join(err, b.Close())
+		}
+		return b, nil
+	}
+	got, err := c.receive(ctx, op, d, o, want, func(key importKey, i *intake) (io.Closer, error) {
+		if b := c.imports.buffer(key, i.length()); b != nil {
+			return used(b)
+		}
+		return nil, nil
+	}, func(key importKey, i *intake) (io.Closer, error) {
+		b, err := i.buffer(share.ImportOptions{Length: i.length()})
+		if err != nil {
+			return nil, err
+		}
+		c.imports.addBuffer(key, b)
+		return used(b)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return got.(*vmm.Buffer), nil
+}
+
+// receive takes one transfer. old finds the memory among what came before, or
+// answers nothing; fresh makes the object of chunks that were imported.
+func (c *Conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportOptions, want Descriptor,
+	old, fresh func(importKey, *intake) (io.Closer, error)) (io.Closer, error) {
+	switch {
+	case c == nil:
+		return nil, failure(op, cuda.ErrInvalidArgument, "a nil connection", "make one with Dial, Accept, Pair or Inherit")
+	case d == nil:
+		return nil, failure(op, cuda.ErrInvalidArgument, "a nil device", "take one from System.Devices")
+	case o.MaxBytes < 0 || o.MaxChunks < 0:
+		return nil, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("limits of %d bytes and %d chunks", o.MaxBytes, o.MaxChunks), "limits are not negative")
+	}
+	if !c.closer.Hold() {
+		return nil, closedError(op, "connection")
+	}
+	defer c.closer.Drop()
+	if !c.taking.take(ctx, c.over) {
+		return nil, c.notTaken(ctx, op)
+	}
+	defer c.taking.give()
+	t, err := c.nextOffer(ctx, op)
+	if err != nil {
+		return nil, err
+	}
+	got, err := c.accept(ctx, op, t, d, o, want, old, fresh)
+	if err == nil {
+		err = c.confirm(ctx, op, t)
+	}
+	// What comes of the transfer from now on is dropped.
+	c.inbox.mu.Lock()
+	c.inbox.end(t)
+	ended := t.last
+	c.inbox.mu.Unlock()
+	if err == nil {
+		return got, nil
+	}
+	if !ended {
+		_ = c.tell(ctx, op, reasonMessage(declinedKind, t.number, err))
+	}
+	if got != nil {
+		err = errors.Join(err, got.Close())
+	}
+	return nil, err
+}
+
+// nextOffer waits for an offer that was not withdrawn meanwhile, and takes it.
+func (c *Conn) nextOffer(ctx context.Context, op string) (t *transfer, err error) {
+	b := &c.inbox
+	for {
+		if err := c.await(ctx, op, func() bool { return b.offered() != nil }); err != nil {
+			return nil, err
+		}
+		if err := c.drain(ctx, op); err != nil {
+			return nil, err
+		}
+		b.mu.Lock()
+		if t = b.offered(); t != nil {
+			t.taken = true
+		}
+		b.mu.Unlock()
+		if t != nil {
+			return t, nil
+		}
+	}
+}
+
+// accept checks, imports and maps what was offered.
+func (c *Conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Device, o ImportOptions, want Descriptor,
+	old, fresh func(importKey, *intake) (io.Closer, error)) (io.Closer, error) {
+	who, declared, err := parseOffer(t.offer)
+	if err != nil {
+		return nil, err
+	}
+	if declared.Kind != want.Kind || declared.Element != want.Element || declared.ElementSize != want.ElementSize {
+		return nil, failure(op, ErrMismatch, fmt.Sprintf("the peer offers %s, where %s is taken", declared.what(), want.what()),
+			"receive what the peer sends: a buffer, an array of the same elements, or an allocation")
+	}
+	i, err := newIntake(op, d, &declared, o)
+	if err != nil {
+		return nil, err
+	}
+	key := keyOf(who, &declared, d, o.ReadOnly)
+	got, err := old(key, i)
+	if err != nil || got != nil {
+		return got, err
+	}
+	if err = c.takeAll(ctx, op, t, i); err == nil {
+		got, err = fresh(key, i)
+	}
+	if err != nil {
+		return nil, i.discard(err)
+	}
+	return got, nil
+}
+
+// takeAll imports the chunks as they come.
+func (c *Conn) takeAll(ctx context.Context, op string, t *transfer, i *intake) error {
+	err := i.take(t.offer.FDs)
+	_ = t.offer.Close() // the driver has the memory, or never will
+	for err == nil && len(i.chunks) < len(i.declared.Chunks) {
+		if err := c.transmit(ctx, op, countMessage(takenKind, t.number, len(i.chunks))); err != nil {
+			return err
+		}
+		var part Message
+		if part, err = c.awaitOwed(ctx, op, "further chunk", &t.parts); err != nil {
+			return err
+		}
+		switch {
+		case part.Kind == withdrawnKind:
+			err = reasonOf(op, part)
+		case countOf(part) != uint32(len(i.chunks)):
+			err = violation("chunks from %d on, where %d is the next", countOf(part), len(i.chunks))
+		default:
+			err = i.take(part.FDs)
+		}
+		_ = part.Close()
+	}
+	return err
+}
+
+// confirm tells the sender that its memory is mapped, and waits until it knows.
+func (c *Conn) confirm(ctx context.Context, op string, t *transfer) error {
+	c.inbox.mu.Lock()
+	t.mapped = true
+	c.inbox.mu.Unlock()
+	if err := c.transmit(ctx, op, transferMessage(mappedKind, t.number)); err != nil {
+		return err
+	}
+	for {
+		part, err := c.awaitOwed(ctx, op, "confirmation", &t.parts)
+		if err != nil {
+			return err
+		}
+		_ = part.Close()
+		switch part.Kind {
+		case confirmedKind:
+			return nil
+		case withdrawnKind:
+			return reasonOf(op, part)
+		}
+		// Chunks of memory that was here already, which the sender did not know.
+	}
+}
+
+// what names the kind and the elements.
+func (d *Descriptor) what() string {
+	switch d.Kind {
+	case ArrayKind:
+		return fmt.Sprintf("an array of %v, of %d bytes each", d.Element, d.ElementSize)
+	case AllocationKind:
+		return "an allocation"
+	}
+	return "a buffer"
+}

@@ -1,0 +1,209 @@
+package handles
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// SendBuffer shares a buffer's bytes in use with the peer, which takes them with
+// [ReceiveBuffer]. It returns when the peer has mapped them, or has said why not
+// ([ErrRefused]); the peer must take the offer, and then go on, within
+// Options.Timeout. The connection can be used after an error, unless that says
+// that the connection is over.
+//
+// Both processes use the same physical memory from then on. It lives until both
+// have closed it, so the buffer may be closed at once, and what is sent does not
+// change with the buffer: memory that it takes later is not the peer's, and what
+// it clips the peer still has. Who has the memory may read and write it, and
+// pass it on, for ever. Work on the two sides is to be ordered by messages, or
+// otherwise.
+//
+// After an error the peer does not keep the memory, unless the connection ended
+// just then. Memory that was created without a descriptor as its handle type
+// cannot be shared (cuda.ErrNotSupported): see vmm.Properties.Handles.
+func SendBuffer(ctx context.Context, c *Conn, b *vmm.Buffer) error {
+	const op = "handles.SendBuffer"
+	if b == nil {
+		return failure(op, cuda.ErrInvalidArgument, "a nil buffer", "make one with vmm.NewBuffer")
+	}
+	return sendMemory(ctx, op, c, b, Descriptor{Kind: BufferKind}, 1)
+}
+
+// SendArray shares an array's elements in use with the peer, which takes them
+// with [ReceiveArray] of the same type; otherwise it is SendBuffer.
+func SendArray[T any](ctx context.Context, c *Conn, a *vmm.Array[T]) error {
+	const op = "handles.SendArray"
+	if a == nil {
+		return failure(op, cuda.ErrInvalidArgument, "a nil array", "make one with vmm.NewArray")
+	}
+	e, size := ElementOf[T]()
+	return sendMemory(ctx, op, c, a.Buffer(), Descriptor{Kind: ArrayKind, Element: e, ElementSize: uint32(size)}, uint64(size))
+}
+
+// SendAllocation shares physical memory with the peer, which takes it with
+// [ReceiveAllocation]; otherwise it is SendBuffer.
+func SendAllocation(ctx context.Context, c *Conn, a *vmm.Allocation) error {
+	const op = "handles.SendAllocation"
+	if a == nil {
+		return failure(op, cuda.ErrInvalidArgument, "a nil allocation", "make one with vmm.Create")
+	}
+	h, open := phys.Use(a)
+	if !open {
+		return core.ClosedError(op, "allocation")
+	}
+	v := share.View{Chunks: []share.Chunk{{Handle: h}}}
+	d := Descriptor{Kind: AllocationKind, Length: h.Size}
+	err := sendView(ctx, op, c, d, h.System(), h.Asked, h.Imported, v)
+	return errors.Join(err, v.Release())
+}
+
+// sendMemory sends what a buffer has in use, in elements of so many bytes.
+func sendMemory(ctx context.Context, op string, c *Conn, b *vmm.Buffer, d Descriptor, element uint64) error {
+	in := share.Of(b)
+	used := in.Used()
+	v, err := in.View(op, used)
+	if err != nil {
+		return err
+	}
+	d.Length = used / element
+	about := in.About()
+	err = sendView(ctx, op, c, d, core.SystemOf(b.Device()), about.Asked, about.Imported, v)
+	return errors.Join(err, v.Release())
+}
+
+func sendView(ctx context.Context, op string, c *Conn, d Descriptor, on *core.System, asked driver.AllocationProp, imported bool, v share.View) error {
+	handles := make([]*phys.Handle, len(v.Chunks))
+	for i, ch := range v.Chunks {
+		handles[i] = ch.Handle
+	}
+	var size uint64
+	for _, h := range handles {
+		size += h.Size
+	}
+	if err := phys.Exportable(op, asked, imported, size); err != nil {
+		return err
+	}
+	if err := describe(op, &d, on, asked, handles); err != nil {
+		return err
+	}
+	if c == nil {
+		return failure(op, cuda.ErrInvalidArgument, "a nil connection", "make one with Dial, Accept, Pair or Inherit")
+	}
+	if !c.closer.Hold() {
+		return closedError(op, "connection")
+	}
+	defer c.closer.Drop()
+	if !c.offering.take(ctx, c.over) {
+		return c.notTaken(ctx, op)
+	}
+	defer c.offering.give()
+	return c.offer(ctx, op, identify(handles), &d, handles)
+}
+
+// identify names memory in this process's terms. Handles are numbered once in
+// the life of a process, so other memory never has the same name.
+func identify(handles []*phys.Handle) (who identity) {
+	sum := sha256.New()
+	for _, h := range handles {
+		_, _ = sum.Write(binary.LittleEndian.AppendUint64(nil, h.ID))
+	}
+	copy(who[:], sum.Sum(nil))
+	return who
+}
+
+// offer runs a transfer as its sender. The caller has the slot for offering.
+func (c *Conn) offer(ctx context.Context, op string, who identity, d *Descriptor, chunks []*phys.Handle) error {
+	b := &c.inbox
+	b.mu.Lock()
+	b.out.begun++
+	t := b.out.begun
+	b.mu.Unlock()
+	defer func() {
+		b.mu.Lock()
+		b.out.ended, b.out.answers = t, nil
+		b.mu.Unlock()
+	}()
+	m, err := offerMessage(t, who, d)
+	if err != nil {
+		b.mu.Lock()
+		b.out.begun-- // the peer never hears of it
+		t = b.out.ended
+		b.mu.Unlock()
+		return err
+	}
+	offered := false
+	for sent, under := 0, []int(nil); err == nil; {
+		var e *exported
+		if e, err = exportSome(ctx, op, chunks[sent:], c.limits.Timeout); err != nil {
+			break
+		}
+		if offered {
+			m = countMessage(chunksKind, t, sent)
+		}
+		m.FDs = e.fds
+		err = c.transmit(ctx, op, m)
+		sent += len(e.fds)
+		e.close()
+		if err != nil {
+			break
+		}
+		offered = true
+		under = append(under, sent)
+		for err == nil && (len(under) >= chunkWindow || sent == len(chunks)) {
+			var done bool
+			if under, done, err = c.answered(ctx, op, under); done {
+				return c.tell(ctx, op, transferMessage(confirmedKind, t))
+			}
+		}
+	}
+	switch {
+	case !offered:
+		b.mu.Lock()
+		b.out.begun-- // the peer never heard of it
+		t = b.out.ended
+		b.mu.Unlock()
+	case !errors.Is(err, ErrRefused):
+		_ = c.tell(ctx, op, reasonMessage(withdrawnKind, t, err))
+	}
+	return err
+}
+
+// answered waits for the next answer of the peer, to messages that so many
+// chunks have been sent with.
+func (c *Conn) answered(ctx context.Context, op string, under []int) (left []int, done bool, err error) {
+	m, err := c.awaitOwed(ctx, op, "answer", &c.inbox.out.answers)
+	switch {
+	case err != nil:
+		return under, false, err
+	case m.Kind == declinedKind:
+		return under, false, reasonOf(op, m)
+	case m.Kind == mappedKind:
+		// Perhaps before it was sent all: it has that memory already.
+		return nil, true, nil
+	case m.Kind == takenKind && len(under) > 0 && countOf(m) == uint32(under[0]):
+		return under[1:], false, nil
+	}
+	return under, false, c.fail(violation("answer %d out of turn", m.Kind))
+}
+
+// tellWait bounds how long the end of a transfer is told to a peer that does not
+// read.
+const tellWait = time.Second
+
+// tell sends what the peer should know even though the caller's context may
+// have ended. A peer that cannot be told runs into its own limit.
+func (c *Conn) tell(ctx context.Context, op string, m Message) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(tellWait, c.limits.Timeout))
+	defer cancel()
+	return c.transmit(ctx, op, m)
+}

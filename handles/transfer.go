@@ -1,0 +1,102 @@
+package handles
+
+import (
+	"encoding/binary"
+	"fmt"
+	"unicode/utf8"
+)
+
+// The bodies of the library's own messages, little-endian, after the transfer's
+// number (4 bytes):
+//
+//	offer       identity 16, the descriptor
+//	chunks      the index of the first 4
+//	withdrawn   the reason, in text
+//	confirmed
+//	taken       how many chunks so far 4
+//	mapped
+//	declined    the reason, in text
+//
+// The file descriptors of offer and chunks are the handles of the next chunks.
+const (
+	transferHeader = 4
+	identityBytes  = 16
+	// reasonBytes is the longest reason.
+	reasonBytes = 512
+)
+
+// identity says which memory an offer is of, in the sender's own terms: the
+// same memory has the same, other memory another.
+type identity [identityBytes]byte
+
+// transferOf is the transfer that a message of the library belongs to. What it
+// lets through has the right length for its kind.
+func transferOf(m Message) (uint32, error) {
+	least, most := transferHeader, transferHeader
+	switch m.Kind {
+	case offerKind:
+		least, most = transferHeader+identityBytes+descriptorHeader, MaxBody
+	case chunksKind, takenKind:
+		least, most = transferHeader+4, transferHeader+4
+	case withdrawnKind, declinedKind:
+		most += reasonBytes
+	}
+	carries := 0
+	switch m.Kind {
+	case offerKind, chunksKind:
+		carries = chunkBatch
+	}
+	switch {
+	case len(m.Body) < least || len(m.Body) > most:
+		return 0, violation("a message of kind %d with %d bytes, where %d to %d are", m.Kind, len(m.Body), least, most)
+	case len(m.FDs) > carries || m.Kind == chunksKind && len(m.FDs) == 0:
+		return 0, violation("a message of kind %d with %d file descriptors", m.Kind, len(m.FDs))
+	}
+	return binary.LittleEndian.Uint32(m.Body), nil
+}
+
+func transferMessage(kind uint16, t uint32) Message {
+	return Message{Kind: kind, Body: binary.LittleEndian.AppendUint32(nil, t)}
+}
+
+func offerMessage(t uint32, who identity, d *Descriptor) (Message, error) {
+	m := transferMessage(offerKind, t)
+	b, err := d.MarshalBinary()
+	m.Body = append(append(m.Body, who[:]...), b...)
+	return m, err
+}
+
+// parseOffer reads an offer that transferOf let through.
+func parseOffer(m Message) (who identity, d Descriptor, err error) {
+	copy(who[:], m.Body[transferHeader:])
+	err = d.UnmarshalBinary(m.Body[transferHeader+identityBytes:])
+	return who, d, err
+}
+
+// countMessage is one of chunks or of taken.
+func countMessage(kind uint16, t uint32, count int) Message {
+	m := transferMessage(kind, t)
+	m.Body = binary.LittleEndian.AppendUint32(m.Body, uint32(count))
+	return m
+}
+
+func countOf(m Message) uint32 { return binary.LittleEndian.Uint32(m.Body[transferHeader:]) }
+
+// reasonMessage is one of withdrawn or of declined.
+func reasonMessage(kind uint16, t uint32, reason error) Message {
+	m := transferMessage(kind, t)
+	text := reason.Error()
+	if len(text) > reasonBytes {
+		text = text[:reasonBytes]
+		for !utf8.ValidString(text) && len(text) > reasonBytes-utf8.UTFMax {
+			text = text[:len(text)-1]
+		}
+	}
+	m.Body = append(m.Body, text...)
+	return m
+}
+
+// reasonOf is the error of what the peer ended.
+func reasonOf(op string, m Message) error {
+	return failure(op, ErrRefused, fmt.Sprintf("%q", m.Body[transferHeader:]), "the reason is the peer's own words")
+}
