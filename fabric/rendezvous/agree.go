@@ -124,11 +124,9 @@ func (o objection) String() string {
 
 func (a *Agreement) against(t vmm.HandleTypes, apart func(one, other Facts) string) (o objection) {
 	for r, f := range a.Ranks {
-		why := ""
+		why := apart(a.Ranks[0], f)
 		if f.Handles&t == 0 {
 			why = fmt.Sprintf("has %v alone", f.Handles)
-		} else {
-			why = apart(a.Ranks[0], f)
 		}
 		if why != "" {
 			if len(o.ranks) == 0 {

@@ -205,7 +205,7 @@ func (g *Group) missing(s Step) (all []int, err error) {
 
 // apply takes in what another rank did.
 func (g *Group) apply(s Step, e Event) error {
-	if e.Rank < 0 || e.Rank >= g.Size() || e.Rank == g.Rank() {
+	if e.Rank < 0 || e.Rank >= g.Size() || e.Rank == g.Rank() && e.Kind != Ended {
 		e.Parcel.Close()
 		return &Error{Step: s, kind: handles.ErrProtocol, Reason: fmt.Sprintf("an event of rank %d in a group of %d", e.Rank, g.Size())}
 	}
@@ -225,7 +225,9 @@ func (g *Group) apply(s Step, e Event) error {
 	case Failed:
 		return &Error{Step: s, Ranks: []int{e.Rank}, kind: ErrFailed, Reason: e.Reason}
 	case Left, Lost:
-		g.gone[e.Rank] = e
+		if _, known := g.gone[e.Rank]; !known {
+			g.gone[e.Rank] = e
+		}
 	case Ended:
 		g.ended = &e
 	}

@@ -111,9 +111,12 @@ func (b *hostBoard) serve(conn *handles.Conn) {
 			return
 		}
 		e, err := readEvent(msg)
-		if err != nil || msg.Kind != kindEvent || e.Kind != Posted && e.Kind != Failed {
+		if err == nil && e.Kind != Posted && e.Kind != Failed {
+			err = fmt.Errorf("%w: an event %q", handles.ErrProtocol, e.Kind)
+		}
+		if err != nil {
 			_ = msg.Close()
-			b.tell(Event{Kind: Lost, Rank: m.rank, Reason: fmt.Sprintf("it sent a message of kind %#x: %v", msg.Kind, err)})
+			b.tell(Event{Kind: Lost, Rank: m.rank, Reason: "it sent what no rank sends: " + err.Error()})
 			return
 		}
 		e.Rank = m.rank // whatever it says

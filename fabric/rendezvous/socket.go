@@ -77,10 +77,10 @@ func (b *memberBoard) receive() {
 			return
 		}
 		e, err := readEvent(m)
-		if err != nil || m.Kind != kindEvent {
+		if err != nil {
 			_ = m.Close()
 			_ = b.conn.Close()
-			b.queue.put(Event{Kind: Ended, Rank: 0, Reason: fmt.Sprintf("the host sent a message of kind %#x: %v", m.Kind, err)})
+			b.queue.put(Event{Kind: Ended, Rank: 0, Reason: "the host sent what no host sends: " + err.Error()})
 			return
 		}
 		b.queue.put(e)

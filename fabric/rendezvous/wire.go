@@ -36,50 +36,68 @@ func readHello(m handles.Message) (h hello, err error) {
 // reason (2); name, reason and body follow.
 const eventHeader = 1 + 4 + 8 + 2 + 2
 
-const maxReason = 4096
+// MaxReason is how much of a reason travels, in bytes.
+const MaxReason = 4096
 
-// message lends the event's files to the message.
-func (e Event) message() handles.Message {
-	reason := e.Reason[:min(len(e.Reason), maxReason)]
+// MarshalBinary is the event without its files.
+func (e Event) MarshalBinary() ([]byte, error) {
+	reason := e.Reason[:min(len(e.Reason), MaxReason)]
 	b := make([]byte, 0, eventHeader+len(e.Step.Name)+len(reason)+len(e.Parcel.Body))
 	b = append(b, byte(e.Kind))
 	b = binary.LittleEndian.AppendUint32(b, uint32(e.Rank))
 	b = binary.LittleEndian.AppendUint64(b, e.Step.Number)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(e.Step.Name)))
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(reason)))
-	b = append(append(append(b, e.Step.Name...), reason...), e.Parcel.Body...)
-	return handles.Message{Kind: kindEvent, Body: b, FDs: e.Parcel.Files}
+	return append(append(append(b, e.Step.Name...), reason...), e.Parcel.Body...), nil
 }
 
-// readEvent takes the message's files over where it succeeds.
-func readEvent(m handles.Message) (Event, error) {
-	bad := func(what string) (Event, error) {
-		return Event{}, fmt.Errorf("%w: an event with %s", handles.ErrProtocol, what)
-	}
-	b := m.Body
+// UnmarshalBinary reads an event; what no rank sends is handles.ErrProtocol. It
+// keeps a reference to b, for the parcel.
+func (e *Event) UnmarshalBinary(b []byte) error {
+	bad := func(what string) error { return fmt.Errorf("%w: an event with %s", handles.ErrProtocol, what) }
 	if len(b) < eventHeader {
 		return bad(fmt.Sprintf("%d bytes", len(b)))
 	}
-	e := Event{Kind: EventKind(b[0]), Rank: int(binary.LittleEndian.Uint32(b[1:]))}
-	e.Step.Number = binary.LittleEndian.Uint64(b[5:])
+	n := Event{Kind: EventKind(b[0]), Rank: int(binary.LittleEndian.Uint32(b[1:]))}
+	n.Step.Number = binary.LittleEndian.Uint64(b[5:])
 	name, reason := int(binary.LittleEndian.Uint16(b[13:])), int(binary.LittleEndian.Uint16(b[15:]))
 	b = b[eventHeader:]
 	switch {
-	case e.Kind < Posted || e.Kind > Lost:
-		return bad(fmt.Sprintf("kind %d", e.Kind))
-	case e.Rank >= MaxSize:
-		return bad(fmt.Sprintf("rank %d", e.Rank))
-	case name > MaxName || reason > maxReason || name+reason > len(b):
+	case n.Kind < Posted || n.Kind > Ended:
+		return bad(fmt.Sprintf("kind %d", n.Kind))
+	case n.Rank >= MaxSize:
+		return bad(fmt.Sprintf("rank %d", n.Rank))
+	case name > MaxName || reason > MaxReason || name+reason > len(b):
 		return bad(fmt.Sprintf("a name of %d bytes and a reason of %d, in %d", name, reason, len(b)))
 	}
-	e.Step.Name, e.Reason = string(b[:name]), string(b[name:name+reason])
+	n.Step.Name, n.Reason = string(b[:name]), string(b[name:name+reason])
 	body := b[name+reason:]
-	if e.Kind != Posted && (len(body) > 0 || len(m.FDs) > 0) || len(body) > MaxBody || len(m.FDs) > MaxFiles {
-		return bad(fmt.Sprintf("%d bytes and %d files", len(body), len(m.FDs)))
+	if n.Kind != Posted && len(body) > 0 || len(body) > MaxBody {
+		return bad(fmt.Sprintf("%d bytes", len(body)))
 	}
 	if len(body) > 0 {
-		e.Parcel.Body = body
+		n.Parcel.Body = body
 	}
-	e.Parcel.Files = m.FDs
-	return e, nil
+	*e = n
+	return nil
+}
+
+// message lends the event's files to the message.
+func (e Event) message() handles.Message {
+	body, _ := e.MarshalBinary() // never fails
+	return handles.Message{Kind: kindEvent, Body: body, FDs: e.Parcel.Files}
+}
+
+// readEvent takes the message's files over where it succeeds.
+func readEvent(m handles.Message) (e Event, err error) {
+	switch err = e.UnmarshalBinary(m.Body); {
+	case err != nil:
+	case m.Kind != kindEvent:
+		err = fmt.Errorf("%w: a message of kind %#x", handles.ErrProtocol, m.Kind)
+	case e.Kind != Posted && len(m.FDs) > 0 || len(m.FDs) > MaxFiles:
+		err = fmt.Errorf("%w: an event with %d files", handles.ErrProtocol, len(m.FDs))
+	default:
+		e.Parcel.Files = m.FDs
+	}
+	return e, err
 }

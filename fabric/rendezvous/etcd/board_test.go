@@ -1,0 +1,146 @@
+package etcd
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/fabric/rendezvous"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// group joins all ranks of a group, each with a client of its own.
+func group(t *testing.T, endpoint, session string, size int, o Options) []*rendezvous.Group {
+	t.Helper()
+	groups := make([]*rendezvous.Group, size)
+	for r := range groups {
+		g, err := Join(t.Context(), client(t, endpoint), session, r, size, o)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = g.Close() })
+		groups[r] = g
+	}
+	return groups
+}
+
+func together(groups []*rendezvous.Group, f func(g *rendezvous.Group) error) []error {
+	errs := make([]error, len(groups))
+	var all sync.WaitGroup
+	for r, g := range groups {
+		all.Go(func() { errs[r] = f(g) })
+	}
+	all.Wait()
+	return errs
+}
+
+func TestGroup(t *testing.T) {
+	endpoint := server(t, "127.0.0.1")
+	t.Run("gathers", func(t *testing.T) {
+		groups := group(t, endpoint, "gathers", 4, Options{})
+		for _, err := range together(groups, func(g *rendezvous.Group) error {
+			for step := range 10 {
+				all, err := g.AllGather(t.Context(), fmt.Sprint("step ", step), fmt.Appendf(nil, "%d of %d", g.Rank(), step))
+				if err != nil {
+					return err
+				}
+				for r, b := range all {
+					if want := fmt.Sprintf("%d of %d", r, step); string(b) != want {
+						return fmt.Errorf("read %q, want %q", b, want)
+					}
+				}
+			}
+			return nil
+		}) {
+			require.NoError(t, err)
+		}
+	})
+	t.Run("one that leaves is named, and what it said before counts", func(t *testing.T) {
+		groups := group(t, endpoint, "leaves", 3, Options{})
+		for _, err := range together(groups, func(g *rendezvous.Group) error {
+			if err := g.Barrier(t.Context(), "first"); err != nil || g.Rank() != 2 {
+				return err
+			}
+			return g.Close()
+		}) {
+			require.NoError(t, err)
+		}
+		for _, err := range together(groups[:2], func(g *rendezvous.Group) error { return g.Barrier(t.Context(), "second") }) {
+			require.True(t, errors.Is(err, handles.ErrGone) || errors.Is(err, rendezvous.ErrFailed), "%v", err)
+			require.ErrorContains(t, err, "rank 2")
+			require.ErrorContains(t, err, "left")
+		}
+	})
+	t.Run("one that gives up ends all", func(t *testing.T) {
+		groups := group(t, endpoint, "gives up", 3, Options{})
+		for _, err := range together(groups, func(g *rendezvous.Group) error {
+			if g.Rank() == 1 {
+				g.Fail(errors.New("no memory"))
+			}
+			return g.Barrier(t.Context(), "bind")
+		}) {
+			require.ErrorIs(t, err, rendezvous.ErrFailed)
+			require.ErrorContains(t, err, "rank 1")
+			require.ErrorContains(t, err, "no memory")
+		}
+	})
+	t.Run("one that does not come is named", func(t *testing.T) {
+		groups := group(t, endpoint, "does not come", 3, Options{Options: rendezvous.Options{Timeout: 300 * time.Millisecond}})
+		for _, err := range together(groups[:2], func(g *rendezvous.Group) error { return g.Barrier(t.Context(), "create") }) {
+			require.ErrorContains(t, err, "rank 2")
+			require.ErrorContains(t, err, `"create"`)
+		}
+	})
+	t.Run("files do not travel", func(t *testing.T) {
+		groups := group(t, endpoint, "files", 1, Options{})
+		require.False(t, groups[0].CarriesFiles())
+		_, err := groups[0].Exchange(t.Context(), "files", rendezvous.Parcel{Files: make([]*handles.FD, 1)})
+		require.ErrorIs(t, err, cuda.ErrNotSupported)
+	})
+	t.Run("large parcels", func(t *testing.T) {
+		groups := group(t, endpoint, "large", 2, Options{})
+		for _, err := range together(groups, func(g *rendezvous.Group) error {
+			all, err := g.AllGather(t.Context(), strings.Repeat("n", rendezvous.MaxName), make([]byte, rendezvous.MaxBody))
+			if err == nil && len(all[1-g.Rank()]) != rendezvous.MaxBody {
+				err = fmt.Errorf("%d bytes arrived", len(all[1-g.Rank()]))
+			}
+			return err
+		}) {
+			require.NoError(t, err)
+		}
+	})
+	t.Run("a rank that is taken", func(t *testing.T) {
+		group(t, endpoint, "taken", 1, Options{})
+		_, err := Join(t.Context(), client(t, endpoint), "taken", 0, 1, Options{})
+		require.ErrorIs(t, err, cuda.ErrInUse)
+	})
+	t.Run("groups of different sizes", func(t *testing.T) {
+		a, err := Join(t.Context(), client(t, endpoint), "sizes", 0, 2, Options{})
+		require.NoError(t, err)
+		defer func() { _ = a.Close() }()
+		b, err := Join(t.Context(), client(t, endpoint), "sizes", 1, 3, Options{})
+		require.NoError(t, err)
+		defer func() { _ = b.Close() }()
+		require.ErrorContains(t, a.Barrier(t.Context(), "go"), "a group of 3")
+	})
+	t.Run("arguments", func(t *testing.T) {
+		for _, c := range []struct {
+			session    string
+			rank, size int
+		}{{"", 0, 1}, {"a/b", 0, 1}, {"s", 1, 1}, {"s", -1, 1}, {"s", 0, 0}} {
+			_, err := Join(t.Context(), client(t, endpoint), c.session, c.rank, c.size, Options{})
+			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+		}
+	})
+	t.Run("nothing is left on the server", func(t *testing.T) {
+		c := client(t, endpoint)
+		require.Eventually(t, func() bool {
+			answer, err := c.Get(t.Context(), DefaultPrefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
+			return err == nil && answer.Count == 0
+		}, 20*time.Second, 50*time.Millisecond)
+	})
+}

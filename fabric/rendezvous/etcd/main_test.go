@@ -1,0 +1,86 @@
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// server starts an etcd server of the test's own, at an address of this host,
+// and answers its endpoint. Without an etcd program the test is skipped, or
+// fails where CUVMM_REQUIRE_ETCD is set.
+func server(t *testing.T, host string) string {
+	t.Helper()
+	program, err := exec.LookPath("etcd")
+	if err != nil {
+		if os.Getenv("CUVMM_REQUIRE_ETCD") != "" {
+			t.Fatal("CUVMM_REQUIRE_ETCD is set, and there is no etcd program (Debian: etcd-server)")
+		}
+		t.Skip("needs an etcd program (Debian: etcd-server)")
+	}
+	url := func() string {
+		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+		require.NoError(t, err)
+		defer func() { _ = l.Close() }()
+		return "http://" + l.Addr().String()
+	}
+	clients, peers := url(), url()
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	require.NoError(t, err)
+	cmd := exec.Command(program, "--data-dir", t.TempDir(), "--name", "test",
+		"--listen-client-urls", clients, "--advertise-client-urls", clients,
+		"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", "test="+peers,
+		"--unsafe-no-fsync")
+	cmd.Env = append(os.Environ(), "ETCD_UNSUPPORTED_ARCH="+runtime.GOARCH) // Debian's runs on all
+	cmd.Stdout, cmd.Stderr = log, log
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			_, _ = log.Seek(0, io.SeekStart)
+			text, _ := io.ReadAll(io.LimitReader(log, 1<<16))
+			t.Logf("etcd: %s", text)
+		}
+		_ = log.Close()
+	})
+	c := client(t, clients)
+	for end := time.Now().Add(20 * time.Second); ; {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		_, err := c.Get(ctx, "ready")
+		cancel()
+		if err == nil {
+			return clients
+		}
+		require.True(t, time.Now().Before(end), "etcd does not answer: %v", err)
+	}
+}
+
+func newClient(endpoint string) (*clientv3.Client, error) {
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, DialTimeout: 5 * time.Second})
+	if err != nil {
+		return nil, fmt.Errorf("client of %s: %w", endpoint, err)
+	}
+	return c, nil
+}
+
+func client(t *testing.T, endpoint string) *clientv3.Client {
+	t.Helper()
+	c, err := newClient(endpoint)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
