@@ -25,8 +25,8 @@ var conformanceMachines = []struct {
 	},
 	{
 		inFolder,
-		sim.Options{},
-		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20},
+		sim.Options{Fabric: sim.Fabric{Channels: []int{0}}},
+		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20, IMEXChannel: true},
 	},
 	{
 		"other granularity",
@@ -61,7 +61,7 @@ var conformanceMachines = []struct {
 }
 
 // inFolder is the machine whose test and its children share a folder.
-const inFolder = "in a folder"
+const inFolder = "in a folder, with a fabric channel"
 
 const conformanceChild = "conformance on the software driver"
 

@@ -36,7 +36,8 @@
 // have names instead of seals, because a third process must be able to ask
 // whether a descriptor of one is still open when all who knew it are dead: a
 // process that truncates one harms the others. [Inspect] tells what is taken,
-// and by whom.
+// and by whom. Processes with a place on the same channel of its fabric
+// ([Options.Fabric]) share memory by fabric handles.
 //
 // # Work
 //
@@ -55,7 +56,7 @@
 // It is slow, or fast, in its own way: costs say nothing of a GPU. The first
 // error of a context ends that context only. Memory allocated by cuMemAlloc
 // (not virtual memory) takes whole pages, not 2 MiB blocks, of the device.
-// There is one NUMA node, no fabric, no multicast and no
+// There is one NUMA node, no multicast and no
 // peer access for memory of cuMemAlloc. What was measured of the real driver
 // holds here too; where nothing was measured, the stricter reading does. Off
 // Linux (amd64 and arm64) there are no descriptors, no host memory at mapped

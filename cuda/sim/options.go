@@ -28,6 +28,9 @@ type Options struct {
 	// as /dev/shm. The folder may be deleted when no process is on the machine.
 	// [Inspect] tells what is taken. Linux only.
 	Folder string
+	// Fabric is the process's place on the fabric of its machine. Only with a
+	// channel, and so with a Folder, it can share memory by fabric handles.
+	Fabric Fabric
 	// HostMemory limits, in bytes, what host-located and pinned memory can take
 	// together. 0 means 64 GiB. Memory is only committed when it is touched.
 	HostMemory uint64
@@ -130,6 +133,9 @@ func (o Options) check() error {
 		if v < 0 || v >= len(o.Devices) || slices.Contains(o.Visible[:i], v) {
 			return fmt.Errorf("sim: Visible lists device %d; list each of the %d devices at most once", v, len(o.Devices))
 		}
+	}
+	if o.Fabric.open() && o.Folder == "" {
+		return fmt.Errorf("sim: Options.Fabric has channels, but there is no Folder: processes share a fabric on one machine only")
 	}
 	seen := map[[16]byte]int{}
 	for i, d := range o.Devices {

@@ -22,6 +22,10 @@ type label struct {
 	Usage       uint16
 	Device      driver.UUID
 	ID          uint64 // in the books of the machine's folder; 0 without one
+	Handles     uint32 // that were asked for
+	Channel     int32  // the maker's place on the fabric, if fabric handles were
+	Clique      uint32
+	Cluster     [16]byte
 }
 
 const (
@@ -29,7 +33,7 @@ const (
 	labelDMABuf = 2
 )
 
-var labelMagic = [8]byte{'c', 'u', 'v', 'm', 'm', 0, 0, 2}
+var labelMagic = [8]byte{'c', 'u', 'v', 'm', 'm', 0, 0, 3}
 
 var errLabel = errors.New("the memory file carries no label of a software driver")
 
@@ -72,13 +76,22 @@ func readLabel(b []byte, file uint64) (label, error) {
 	return l, nil
 }
 
+// labelOf is the label of a mapped memory file.
+func labelOf(s *osmem.Shared) (label, error) {
+	file := s.Bytes()
+	return readLabel(file[max(0, len(file)-int(osmem.PageSize())):], uint64(len(file)))
+}
+
 // label says what mem is.
 func (mem *memory) label() label {
 	p := mem.prop
 	l := label{
 		Kind: labelMemory, Size: mem.size, Location: uint32(p.Location.Type),
 		Compression: uint8(p.Flags.CompressionType), RDMA: p.Flags.GPUDirectRDMACapable,
-		Usage: uint16(p.Flags.Usage),
+		Usage: uint16(p.Flags.Usage), Handles: uint32(p.RequestedHandleTypes),
+	}
+	if p.RequestedHandleTypes&driver.HandleFabric != 0 {
+		l.offer(mem.machine.options.Fabric)
 	}
 	if p.Location.Type == driver.LocationDevice {
 		l.Device = mem.machine.devices[p.Location.ID].uuid
@@ -174,12 +187,15 @@ func (a *api) MemExportToShareableHandle(h driver.MemHandle, t driver.HandleType
 	switch {
 	case owner == nil || owner.imported || t&(t-1) != 0 || t&owner.mem.prop.RequestedHandleTypes == 0:
 		return s, driver.InvalidValue
-	case t != driver.HandlePosixFD:
+	case t != driver.HandlePosixFD && t != driver.HandleFabric:
 		return s, driver.NotSupported
 	}
 	mem := owner.mem
 	mem.refs++
 	defer mem.drop()
+	if t == driver.HandleFabric {
+		return m.exportFabric(mem)
+	}
 	fd, err := -1, m.share(mem)
 	switch {
 	case err != nil:
@@ -202,15 +218,16 @@ func (a *api) MemImportFromShareableHandle(s driver.ShareableHandle, t driver.Ha
 	}
 	defer a.leave()
 	m := a.m
+	var mem *memory
+	var r driver.Result
 	switch t {
 	case driver.HandlePosixFD:
+		mem, r = m.openShared(int(int32(binary.NativeEndian.Uint32(s[:]))))
 	case driver.HandleFabric:
-		return 0, driver.NotPermitted
+		mem, r = m.importFabric(s)
 	default:
-		return 0, driver.InvalidValue
+		r = driver.InvalidValue
 	}
-	fd := int(int32(binary.NativeEndian.Uint32(s[:])))
-	mem, r := m.openShared(fd)
 	if r != driver.Success {
 		return 0, r
 	}
@@ -238,8 +255,7 @@ func (m *Machine) openShared(fd int) (*memory, driver.Result) {
 		m.note("import of descriptor %d: %v", fd, err)
 		return nil, driver.Unknown
 	}
-	file := s.Bytes()
-	l, err := readLabel(file[max(0, len(file)-int(osmem.PageSize())):], uint64(len(file)))
+	l, err := labelOf(s)
 	if err != nil || l.Kind != labelMemory {
 		m.note("import of descriptor %d: %v", fd, errLabel)
 		_ = s.Close()

@@ -134,7 +134,12 @@ func (a *api) MemCreate(size uint64, prop driver.AllocationProp) (driver.MemHand
 		}
 	}
 	if prop.RequestedHandleTypes&driver.HandleFabric != 0 {
-		return 0, driver.NotPermitted // no channel is open
+		switch {
+		case !m.options.Fabric.open():
+			return 0, driver.NotPermitted
+		case prop.Location.Type != driver.LocationDevice:
+			return 0, driver.NotSupported
+		}
 	}
 	mem, r := m.newMemory(pool, size, prop)
 	if r != driver.Success {

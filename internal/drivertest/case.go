@@ -61,6 +61,7 @@ var (
 		back, r2 := s.D.DeviceCanAccessPeer(s.devices[1].Device, s.devices[0].Device)
 		return r1 == driver.Success && r2 == driver.Success && there && back
 	}}
+	fabricChannel   = Need{"an open IMEX channel", func(s *suite) bool { return s.env.Machine.IMEXChannel }}
 	noFabricChannel = Need{"no open IMEX channel", func(s *suite) bool { return !s.env.Machine.IMEXChannel }}
 
 	shareableByFD   = attribute("file descriptor handles", driver.AttrHandlePosixFD)

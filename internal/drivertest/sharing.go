@@ -170,6 +170,55 @@ var sharing = []Case{
 		},
 	},
 	{
+		Name:  "‡ import of a fabric handle while the process has no open IMEX channel",
+		Says:  "NOT_PERMITTED",
+		Needs: needs(fabricHandles, noFabricChannel),
+		Run: func(t *T) {
+			_, r := t.D.MemImportFromShareableHandle(driver.ShareableHandle{1}, driver.HandleFabric)
+			t.answers(driver.NotPermitted, r, "import")
+		},
+	},
+	{
+		Name:  "‡ import of 64 bytes that are no fabric handle, with an open IMEX channel",
+		Says:  "INVALID_HANDLE",
+		Needs: needs(fabricHandles, fabricChannel),
+		Run: func(t *T) {
+			_, r := t.D.MemImportFromShareableHandle(driver.ShareableHandle{1}, driver.HandleFabric)
+			t.answers(driver.InvalidHandle, r, "import")
+		},
+	},
+	{
+		Name:  "‡ import of a fabric handle in another process on the same channel",
+		Says:  "success: map, access, read and write work, and both sides see the bytes",
+		Needs: needs(fabricHandles, fabricChannel),
+		Run:   func(t *T) { t.shareByFabric(driver.HandleFabric) },
+	},
+	{
+		Name:  "‡ the same, of memory that has descriptors too",
+		Says:  "success; and a descriptor of it can be made and imported as well",
+		Needs: needs(fabricHandles, fabricChannel, shareableByFD),
+		Run: func(t *T) {
+			t.importFD(t.export(t.shareByFabric(driver.HandleFabric | driver.HandlePosixFD)))
+		},
+	},
+	{
+		Name:  "‡ a fabric handle of memory that was released",
+		Says:  "INVALID_HANDLE: it pins nothing, and the memory is free",
+		Needs: needs(fabricHandles, fabricChannel),
+		Run: func(t *T) {
+			before := t.free(t.device)
+			h := t.create(t.chunk, shared(onDevice(t.Device), driver.HandleFabric))
+			s, r := t.D.MemExportToShareableHandle(h, driver.HandleFabric)
+			t.ok(r, "export")
+			t.release(h)
+			if now := t.free(t.device); t.software && now != before {
+				t.Errorf("%d bytes are free, %d were before", now, before)
+			}
+			_, r = t.D.MemImportFromShareableHandle(s, driver.HandleFabric)
+			t.answers(driver.InvalidHandle, r, "import")
+		},
+	},
+	{
 		Name:  "a DMA-BUF descriptor of a mapped range",
 		Says:  "success",
 		Needs: needs(dmaBuf, entryPoints(driver.CallMemGetHandleForAddressRange)),
@@ -223,6 +272,25 @@ type guest struct {
 	// Reads is the byte that it must find everywhere, Writes the one that it
 	// leaves there.
 	Reads, Writes byte
+	// Fabric is the handle by which it imports, if it was given no descriptor.
+	Fabric driver.ShareableHandle
+}
+
+// shareByFabric has a child import memory of the given handle types.
+func (t *T) shareByFabric(types driver.HandleTypes) driver.MemHandle {
+	size := 2 * t.chunk
+	p, h := t.memory(size, shared(onDevice(t.Device), types))
+	s, r := t.D.MemExportToShareableHandle(h, driver.HandleFabric)
+	t.ok(r, "export")
+	t.fill(t.device, p, size, 0x11)
+	c := t.child("import")
+	c.Start()
+	c.Send(guest{Size: size, Reads: 0x11, Writes: 0x22, Fabric: s})
+	var written bool
+	c.Recv(&written)
+	t.reads(t.device, p, size, 0x22)
+	c.Wait()
+	return h
 }
 
 func (t *T) shareWithChild(ordinal int32) {
@@ -289,7 +357,11 @@ func init() {
 		var g guest
 		c.recv(&g)
 		dev, ctx := c.device(g.Device)
-		h, r := c.d.MemImportFromShareableHandle(fromFD(int(c.Files[0].Fd())), driver.HandlePosixFD)
+		handle, form := g.Fabric, driver.HandleFabric
+		if len(c.Files) > 0 {
+			handle, form = fromFD(int(c.Files[0].Fd())), driver.HandlePosixFD
+		}
+		h, r := c.d.MemImportFromShareableHandle(handle, form)
 		c.ok(r, "import")
 		p := c.mapped(h, g.Size, dev)
 		s := c.stream(ctx)

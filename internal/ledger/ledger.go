@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 
 	"github.com/cuvmm/cuvmm/internal/osmem"
@@ -88,6 +89,9 @@ func found(folder *osmem.Folder, m Machine) error {
 	for i, n := range m.Limits {
 		b.limits[i].Store(n)
 	}
+	for i := range b.identity {
+		b.identity[i].Store(rand.Uint64())
+	}
 	b.pools.Store(uint64(len(m.Limits)))
 	b.magic.Store(magic)
 	if err := folder.Link(file, machineFile); !errors.Is(err, fs.ErrExist) {
@@ -100,6 +104,9 @@ func found(folder *osmem.Folder, m Machine) error {
 func (l *Ledger) Description() []byte {
 	return l.text[:min(l.description.Load(), maxDescription)]
 }
+
+// Identity tells machines apart.
+func (l *Ledger) Identity() [2]uint64 { return [2]uint64{l.identity[0].Load(), l.identity[1].Load()} }
 
 // Join makes a record for this opening. It lives until Close, or as long as the
 // process.

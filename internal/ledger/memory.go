@@ -86,6 +86,7 @@ func (l *Ledger) Publish(file *osmem.Shared, id uint64, pool int, size uint64) e
 	m.pool.Store(uint64(pool))
 	m.size.Store(size)
 	m.maker.Store(l.me.serial.Load())
+	m.offered.Store(0)
 	l.me.take(i)
 	m.id.Store(id)
 	if err := l.folder.Link(file, fileOf(id)); err != nil {
@@ -137,7 +138,36 @@ func (l *Ledger) Hold(id uint64) bool {
 	return ok
 }
 
-// Drop ends Hold or Publish. The memory is gone when nobody holds it.
+// Offer lets others hold a memory by its number alone, without a descriptor, for
+// as long as this holder, which made it, holds it.
+func (l *Ledger) Offer(id uint64) {
+	l.lock()
+	defer l.unlock()
+	if i, ok := l.find(id); ok {
+		l.books.memories[i].offered.Store(1)
+	}
+}
+
+// Accept holds a memory that is offered.
+func (l *Ledger) Accept(id uint64) bool {
+	l.lock()
+	defer l.unlock()
+	l.sweepHolders()
+	i, ok := l.find(id)
+	if !ok || l.books.memories[i].offered.Load() == 0 {
+		return false
+	}
+	for j := range l.usedHolders() {
+		h := &l.books.holders[j]
+		if h.serial.Load() == l.books.memories[i].maker.Load() && h.has(i) {
+			l.me.take(i)
+			return true
+		}
+	}
+	return false
+}
+
+// Drop ends Hold, Accept or Publish. The memory is gone when nobody holds it.
 func (l *Ledger) Drop(id uint64) {
 	l.lock()
 	defer l.unlock()
@@ -147,6 +177,9 @@ func (l *Ledger) Drop(id uint64) {
 		return
 	}
 	l.me.drop(i)
+	if m := &l.books.memories[i]; m.maker.Load() == l.me.serial.Load() {
+		m.offered.Store(0)
+	}
 	switch {
 	case l.sweepHolders():
 		l.sweepMemories()

@@ -7,7 +7,7 @@ import (
 
 // The file: the header, the description, the holders, the memories.
 const (
-	magic = 0x6375766d6d000001 // its last byte is the version
+	magic = 0x6375766d6d000002 // its last byte is the version
 
 	maxHolders  = 1 << 10
 	maxMemories = 1 << 15
@@ -27,7 +27,8 @@ const (
 
 type header struct {
 	magic       atomic.Uint64
-	description atomic.Uint64 // its length in bytes
+	identity    [2]atomic.Uint64 // random: no other machine has it
+	description atomic.Uint64    // its length in bytes
 	pools       atomic.Uint64
 	serials     atomic.Uint64           // how many holders there ever were
 	holders     atomic.Uint64           // one past the last record that was ever used
@@ -67,7 +68,10 @@ type memory struct {
 	pool  atomic.Uint64
 	size  atomic.Uint64
 	maker atomic.Uint64 // its holder's serial
-	_     [4]uint64
+	// offered is 1 while others may hold it without a descriptor, as long as its
+	// maker holds it.
+	offered atomic.Uint64
+	_       [3]uint64
 }
 
 const (

@@ -1,0 +1,95 @@
+package sim
+
+import (
+	"encoding/binary"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Fabric is a process's place on the fabric of its machine. The zero value is
+// that of a process without an open channel: memory that asks for fabric handles
+// is refused with NOT_PERMITTED, whatever the device's attribute says.
+type Fabric struct {
+	// Channels are the minor numbers of the IMEX channels that the process may
+	// open. The driver takes the first. Processes import from each other on the
+	// same channel only: the answer to another is NOT_PERMITTED.
+	Channels []int
+	// Cluster and Clique name the part of the fabric that the process's devices
+	// are in. To another part a handle means nothing: INVALID_HANDLE.
+	Cluster [16]byte
+	Clique  uint32
+}
+
+func (f Fabric) open() bool { return len(f.Channels) > 0 }
+
+// offer writes down from where memory is offered.
+func (l *label) offer(f Fabric) {
+	l.Channel, l.Cluster, l.Clique = int32(f.Channels[0]), f.Cluster, f.Clique
+}
+
+// A fabric handle names the machine and the memory. It is only a name: it holds
+// nothing, and means nothing once the memory's maker has let go of it.
+
+func (m *Machine) fabricHandle(id uint64) (s driver.ShareableHandle) {
+	machine := m.books.Identity()
+	for i, v := range []uint64{machine[0], machine[1], id} {
+		binary.LittleEndian.PutUint64(s[8*i:], v)
+	}
+	return s
+}
+
+func (m *Machine) exportFabric(mem *memory) (s driver.ShareableHandle, r driver.Result) {
+	if err := m.share(mem); err != nil {
+		m.note("export of %d bytes: %v", mem.size, err)
+		return s, driver.OperatingSystem
+	}
+	m.books.Offer(mem.id)
+	return m.fabricHandle(mem.id), driver.Success
+}
+
+// importFabric finds or maps the memory that a fabric handle names, and refers
+// to it.
+func (m *Machine) importFabric(s driver.ShareableHandle) (*memory, driver.Result) {
+	here := m.options.Fabric
+	if !here.open() {
+		return nil, driver.NotPermitted
+	}
+	id := binary.LittleEndian.Uint64(s[16:])
+	if s != m.fabricHandle(id) {
+		m.note("import of a fabric handle: it is of another machine, or no fabric handle")
+		return nil, driver.InvalidHandle
+	}
+	file, err := m.books.Open(id)
+	if err != nil {
+		m.note("import of a fabric handle: the memory is gone: %v", err)
+		return nil, driver.InvalidHandle
+	}
+	l, err := labelOf(file)
+	mem, r := m.imported(l)
+	switch {
+	case err != nil || l.Handles&uint32(driver.HandleFabric) == 0 || l.Cluster != here.Cluster || l.Clique != here.Clique:
+		m.note("import of a fabric handle: it is of clique %d of cluster %x, this process is in clique %d of %x", l.Clique, l.Cluster, here.Clique, here.Cluster)
+		r = driver.InvalidHandle
+	case l.Channel != int32(here.Channels[0]):
+		m.note("import of a fabric handle: it was made on channel %d, this process is on channel %d", l.Channel, here.Channels[0])
+		r = driver.NotPermitted
+	case r != driver.Success:
+		m.note("import of a fabric handle: the memory's device is hidden from this process")
+		r = driver.InvalidDevice
+	case !m.books.Accept(id):
+		m.note("import of a fabric handle: its maker is gone, or released the memory")
+		r = driver.InvalidHandle
+	}
+	if r != driver.Success {
+		_ = file.Close()
+		return nil, r
+	}
+	if known := m.shared[file.ID()]; known != nil {
+		_ = file.Close()
+		known.refs++
+		return known, driver.Success
+	}
+	mem.shared, mem.id = file, id
+	m.shared[file.ID()] = mem
+	return mem, driver.Success
+}
