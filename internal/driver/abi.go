@@ -137,7 +137,7 @@ const (
 	AttrManagedMemory           DeviceAttribute = 83
 	AttrPageableMemoryAccess    DeviceAttribute = 88
 	AttrConcurrentManagedAccess DeviceAttribute = 89
-	AttrStreamMemOps64          DeviceAttribute = 93
+	AttrStreamMemOps64          DeviceAttribute = 122
 	AttrDirectManagedFromHost   DeviceAttribute = 101
 	AttrVirtualMemoryManagement DeviceAttribute = 102
 	AttrHandlePosixFD           DeviceAttribute = 103
