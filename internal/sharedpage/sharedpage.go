@@ -1,0 +1,30 @@
+// Package sharedpage has single pages of memory that two processes share: each
+// is a memory file of exactly one page, sealed so that neither side can take
+// the memory away from under the other.
+//
+// Elsewhere than on Linux the package compiles, and everything answers an
+// error that matches errors.ErrUnsupported.
+package sharedpage
+
+import (
+	"errors"
+	"sync/atomic"
+	"unsafe"
+)
+
+// ErrNoPage is the answer to a descriptor that is no sealed memory file of one
+// page.
+var ErrNoPage = errors.New("no sealed memory file of one page")
+
+// Page is one page, mapped here. It is never Go's memory.
+type Page struct{ mem []byte }
+
+// Word is the page's first word, which another process and the GPU may change
+// at any time.
+func (p *Page) Word() *atomic.Uint64 { return (*atomic.Uint64)(p.Pointer()) }
+
+// Pointer is where the page lies.
+func (p *Page) Pointer() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(p.mem)) }
+
+// Size in bytes.
+func (p *Page) Size() uint64 { return uint64(len(p.mem)) }
