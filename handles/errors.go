@@ -46,6 +46,15 @@ var (
 	// ErrOpenFiles: the share of this process's limit of open files that is for
 	// descriptors of shared memory is used up.
 	ErrOpenFiles = errors.New("too many open files")
+	// ErrUnknown: nothing is published under that name.
+	ErrUnknown = errors.New("not published")
+	// ErrWithdrawn: the publisher withdrew what is followed. What is mapped
+	// stays until the follower is closed.
+	ErrWithdrawn = errors.New("withdrawn")
+	// ErrUnfinished: the publisher ended before the work was done that a
+	// generation was announced behind. Its elements are not shown any more, and
+	// what was computed from them does not count.
+	ErrUnfinished = errors.New("unfinished generation")
 )
 
 // Error is a failed operation of this package.

@@ -132,4 +132,10 @@ func (f *feed) took(d *done) error {
 
 // pinned is how many bytes the follower may still have mapped that are no
 // longer shown.
-func (f *feed) pinned(v view) uint64 { return sizeOf(f.has[common(f.has, v.chunks):]) }
+func (f *feed) pinned(v view) uint64 {
+	all := f.has
+	if len(f.sent) > 0 {
+		all = append(append([]chunk(nil), f.has...), f.sent...)
+	}
+	return sizeOf(all[common(all, v.chunks):])
+}

@@ -124,12 +124,18 @@ func (h *claim) Shrink(op string, n uint64, streams []*cuda.Stream) (gone share.
 		return gone, err
 	}
 	defer b.leave()
-	if err := b.checkStill(op, 0, n); err != nil {
-		return gone, err
+	before := b.used.Load()
+	if b.imported == nil || n > b.committed.Load() {
+		if err := b.checkStill(op, 0, n); err != nil {
+			return gone, err
+		}
 	}
 	// Refused to copies first: those that were let through are on their streams.
-	before := b.used.Swap(n)
+	b.used.Store(min(before, n))
 	keep := b.full()
+	for keep < len(b.chunks) && b.chunks[keep].off < n {
+		keep++ // imported, and not yet in use
+	}
 	var f *core.Fence
 	if keep < len(b.chunks) {
 		if f, err = b.leaving(op, h, b.chunks[keep].off, streams); err != nil {

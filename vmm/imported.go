@@ -205,10 +205,7 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 // attach maps chunks behind those that are there. The caller holds changes, or
 // is alone with the buffer.
 func (b *buffer) attach(op string, chunks []*phys.Handle) error {
-	if len(chunks) == 0 {
-		return nil
-	}
-	if err := b.settleTail(op); err != nil {
+	if err := b.settleTail(op); err != nil || len(chunks) == 0 {
 		return err
 	}
 	maps, err := b.res.mapRun(op, nil, b.committed.Load(), chunks, b.access)

@@ -40,7 +40,7 @@ type Memory interface {
 	// grants them in one call. It takes over one count of each; where it fails
 	// everything is as it was and the counts are still the caller's. The length
 	// stays. Where chunks that Shrink took still wait for the GPU at that place,
-	// it waits for them.
+	// it waits until they are unmapped; with no chunks that is all it does.
 	Attach(op string, chunks []*phys.Handle) error
 
 	// SetLen sets the length of a buffer of imported memory, to at most
@@ -72,7 +72,8 @@ type Hold interface {
 	// is released. It is empty where no whole chunk went. An error that comes
 	// with an empty view has changed nothing; one with chunks says that they are
 	// out of use and could not be unmapped, which Clip and Close try again.
-	// Where another hold covers any of them it is cuda.ErrInUse.
+	// Where another hold covers any of them it is cuda.ErrInUse. Of imported
+	// memory n may lie behind the bytes in use: then only chunks go.
 	Shrink(op string, n uint64, streams []*cuda.Stream) (View, error)
 	// Release lets go. Twice is once.
 	Release()

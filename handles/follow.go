@@ -1,0 +1,222 @@
+package handles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/sharedpage"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// FollowOptions say how a publication is followed. The zero value follows all of
+// it, for reading and writing.
+type FollowOptions struct {
+	// ReadOnly maps for reading: no access beyond that can be granted to the
+	// memory here. It protects from this process's own mistakes, not from others.
+	ReadOnly bool
+	// Reserve is the address space in bytes, rounded up to the granularity; 0 is
+	// what the publisher has. Growth beyond it is this follower's cuda.ErrCapacity
+	// alone.
+	Reserve int
+	// MaxChunks is the most chunks; 0 is MaxChunks.
+	MaxChunks int
+	// Quiesce is called when the publisher takes memory back: what lies behind
+	// the first length elements. No work that touches it may be submitted any
+	// more when it returns, and the streams that it answers are those whose work
+	// may: the memory is unmapped when that work is done, and the publisher is
+	// told. Nil, or no streams, waits for all work that could touch it, as
+	// vmm.Buffer.Clip does. It runs on a goroutine of the follower's own, and must
+	// not wait for the follower.
+	Quiesce func(length int) []*cuda.Stream
+}
+
+// Follower is a publication of another process as this one sees it: an array
+// that grows and shrinks as its publisher announces, at an address fixed for
+// life. All methods are safe for use by any goroutine. The caller closes it.
+//
+// What is new is mapped as it arrives and shown by Next: Len never counts
+// elements that the streams named there have not been ordered behind.
+//
+// When the publisher ends, or withdraws, a follower keeps what it has mapped,
+// and Next and Err say so. No stream hangs then: the library of the follower's
+// own process lets those go on that still wait for the publisher's. What was
+// announced behind work that was never done is not shown any more, and Err is
+// [ErrUnfinished]: ask it after waiting for the work that used the elements.
+type Follower[T any] struct {
+	f     *follower
+	array *vmm.Array[T]
+}
+
+// Follow follows what is published under a name, on a device of this process,
+// which may be another GPU than the publisher's where it can reach that. Elements
+// must be of the publisher's type and size ([ErrMismatch]); a buffer is followed
+// as bytes. At first nothing is shown: call Next.
+func Follow[T any](ctx context.Context, k *Client, d *cuda.Device, name string, o FollowOptions) (*Follower[T], error) {
+	f, err := k.follow(ctx, opFollow, d, name, o, wantedOf[T]())
+	if err != nil {
+		return nil, err
+	}
+	a, err := vmm.ArrayOf[T](f.buffer)
+	if err != nil {
+		return nil, errors.Join(err, f.close())
+	}
+	f.start()
+	return &Follower[T]{f, a}, nil
+}
+
+// wanted are the elements that somebody wants to see.
+type wanted struct {
+	element ElementType
+	size    uint32
+}
+
+func wantedOf[T any]() wanted {
+	e, size := ElementOf[T]()
+	return wanted{e, uint32(size)}
+}
+
+// of compares with what is published.
+func (e wanted) of(op, name string, d *Descriptor) error {
+	is, size := d.Element, d.ElementSize
+	if d.Kind == BufferKind {
+		is, size = Uint8, 1
+	}
+	if is != e.element || size != e.size {
+		return failure(op, ErrMismatch, fmt.Sprintf("publication %q has elements of type %v and %d bytes, not of %v and %d", name, is, size, e.element, e.size),
+			"name the publisher's type; a buffer is followed as bytes")
+	}
+	return nil
+}
+
+// follow asks for a publication and makes all that is needed for it. The caller
+// starts it.
+func (k *Client) follow(ctx context.Context, op string, d *cuda.Device, name string, o FollowOptions, want wanted) (*follower, error) {
+	room, err := roomOf(op, d, o)
+	if err != nil {
+		return nil, err
+	}
+	said, a, err := k.subscribe(ctx, op, name, room)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = a.page.Close() }()
+	f := newFollower(k, said, a.inlet, d, o)
+	if err := f.build(op, name, a.page, want); err != nil {
+		return nil, errors.Join(err, f.close())
+	}
+	return f, nil
+}
+
+// roomOf is how much address space is asked for, in bytes.
+func roomOf(op string, d *cuda.Device, o FollowOptions) (uint64, error) {
+	if d == nil {
+		return 0, failure(op, cuda.ErrInvalidArgument, "a nil device", "take one from System.Devices")
+	}
+	if o.Reserve < 0 || o.Reserve > maxBytes || o.MaxChunks < 0 {
+		return 0, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a range of %d bytes and %d chunks", o.Reserve, o.MaxChunks), "limits are not negative, and no device has more than "+core.Bytes(maxBytes))
+	}
+	if o.Reserve == 0 {
+		return 0, nil
+	}
+	gran, err := vmm.GranularityOf(d, vmm.Properties{})
+	if err != nil {
+		return 0, err
+	}
+	return uint64(o.Reserve+gran-1) / uint64(gran) * uint64(gran), nil
+}
+
+// build makes the memory, the word and the stream. After an error close gives
+// back what there is.
+func (f *follower) build(op, name string, page *FD, want wanted) error {
+	if err := want.of(op, name, &f.about); err != nil {
+		return err
+	}
+	in, err := f.intake(op, nil)
+	if err != nil {
+		return err
+	}
+	if f.tracker.room == 0 || f.tracker.room > maxBytes || f.tracker.room%in.gran != 0 {
+		return f.k.conn.fail(violation("a publication with room for %d bytes, in memory with a granularity of %d", f.tracker.room, in.gran))
+	}
+	f.tracker.granularity = in.gran
+	f.tracker.unit = uint64(want.size)
+	var shared *sharedpage.Page
+	err = page.Use(func(n int) (err error) {
+		shared, err = sharedpage.Open(n)
+		return err
+	})
+	if err != nil {
+		if errors.Is(err, sharedpage.ErrNoPage) {
+			return f.k.conn.fail(violation("something other than a page to order work by: %v", err))
+		}
+		return systemError(op, "the page to order work by", err)
+	}
+	if f.word, err = newWord(op, f.dev, shared); err != nil {
+		return errors.Join(err, shared.Close())
+	}
+	if f.word.ctx != nil {
+		if f.stream, err = f.dev.NewStream(cuda.StreamOptions{}); err != nil {
+			return err
+		}
+	}
+	if f.buffer, err = in.buffer(share.ImportOptions{Reserve: f.tracker.room, Followed: true}); err != nil {
+		return err
+	}
+	f.memory = share.Of(f.buffer)
+	f.hold, err = f.memory.Hold(op, fmt.Sprintf("the follower of publication %q", name), 0)
+	return err
+}
+
+// intake is for importing so many chunks.
+func (f *follower) intake(op string, sizes []uint64) (*intake, error) {
+	d := f.about
+	d.Chunks = sizes
+	return newIntake(op, f.dev, &d, ImportOptions{ReadOnly: f.options.ReadOnly, MaxChunks: f.tracker.most})
+}
+
+// Array is the memory that is mapped, with the elements that are shown in use.
+// Its address is fixed for life. Its length is the publisher's to change
+// (cuda.ErrNotPermitted), and it is closed by closing the follower
+// (cuda.ErrInUse).
+func (f *Follower[T]) Array() *vmm.Array[T] { return f.array }
+
+// Len is the number of elements that are shown: those of the last Next, or fewer
+// where the publisher has taken some back since, or ended before they were
+// there.
+func (f *Follower[T]) Len() int { return f.f.shownNow().length }
+
+// Generation is the publisher's count of changes at the last Next.
+func (f *Follower[T]) Generation() uint64 { return f.f.shownNow().generation }
+
+// Next waits until something new was announced, and shows it: later work on the
+// streams comes behind the publisher's work that it was announced behind. The
+// call itself does not wait for that work; without streams it does, and then any
+// stream may use the elements. With a stream that captures a graph it is
+// cuda.ErrCapturing and nothing has changed.
+//
+// What came meanwhile is taken over in one step: the last generation counts. An
+// error says why that one could not be taken (cuda.ErrCapacity: beyond the
+// reserved range), and the next may be; or that nothing further comes, now and
+// for ever: [ErrGone], [ErrWithdrawn], cuda.ErrClosed. What was announced before
+// comes first.
+func (f *Follower[T]) Next(ctx context.Context, streams ...*cuda.Stream) error {
+	return f.f.next(ctx, streams)
+}
+
+// Order lets later work on the streams come behind what is shown, for streams
+// that no Next named. It does not wait.
+func (f *Follower[T]) Order(streams ...*cuda.Stream) error { return f.f.orderShown(streams) }
+
+// Err is nil while the publisher may announce more, and then why not. It matches
+// [ErrUnfinished] too where elements that were shown are not any more, since the
+// publisher ended before they were there.
+func (f *Follower[T]) Err() error { return f.f.failed() }
+
+// Close lets go of the publication: it waits for all work that could use the
+// elements (see package vmm) and gives everything back. Streams that wait for
+// the publisher go on. After an error it may be called again.
+func (f *Follower[T]) Close() error { return f.f.close() }

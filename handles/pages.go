@@ -1,0 +1,93 @@
+package handles
+
+import (
+	"errors"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/sharedpage"
+)
+
+// pages are those that a server shares with its followers. They are kept when a
+// follower goes, since the driver stalls the launches of all threads while it
+// unregisters memory, and given to the next follower of the same user, who could
+// not do to it what that user's processes cannot do to each other anyway. They
+// go when the server closes.
+type pages struct {
+	mu   sync.Mutex
+	free map[pageFor][]*page
+	// out counts those that followers have, or that wait for their streams.
+	out sync.WaitGroup
+}
+
+// pageFor is whom a page may serve: who is at the other end, and whose streams
+// write it.
+type pageFor struct {
+	dev   *cuda.Device
+	uid   uint32
+	known bool
+}
+
+type page struct {
+	*word
+	fd   *FD // for the follower
+	whom pageFor
+}
+
+// get answers a page whose word reads 0.
+func (p *pages) get(op string, d *cuda.Device, c *Conn) (*page, error) {
+	who, known := c.Peer()
+	key := pageFor{d, who.UID, known}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if list := p.free[key]; len(list) > 0 {
+		g := list[len(list)-1]
+		p.free[key] = list[:len(list)-1]
+		g.value().Store(0)
+		p.out.Add(1)
+		return g, nil
+	}
+	shared, n, err := sharedpage.New()
+	if err != nil {
+		return nil, systemError(op, "a page for the follower", err)
+	}
+	g := &page{fd: own(n), whom: key}
+	if g.word, err = newWord(op, d, shared); err != nil {
+		return nil, errors.Join(err, g.fd.Close(), shared.Close())
+	}
+	p.out.Add(1)
+	return g, nil
+}
+
+// put takes a page back, of which all streams have passed.
+func (p *pages) put(g *page) {
+	defer p.out.Done()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.free == nil {
+		p.free = map[pageFor][]*page{}
+	}
+	p.free[g.whom] = append(p.free[g.whom], g)
+}
+
+// close waits for those that are out, and gives all pages back. What fails may
+// be tried again.
+func (p *pages) close(op string) error {
+	p.out.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var errs []error
+	for key, list := range p.free {
+		var left []*page
+		for _, g := range list {
+			if err := errors.Join(g.close(op), g.fd.Close()); err != nil {
+				errs, left = append(errs, err), append(left, g)
+			}
+		}
+		p.free[key] = left
+		if len(left) == 0 {
+			delete(p.free, key)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,453 @@
+package handles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Publication is a buffer or an array that a [Server] publishes under a name.
+// Followers see what was announced last: so many elements, and the memory under
+// them. All methods are safe for use by any goroutine.
+//
+// While it is published its memory is held: closing the buffer, or clipping
+// what was announced, is cuda.ErrInUse; the buffer grows as before. Lengths
+// count elements of an array, and bytes of a buffer.
+type Publication struct {
+	server *Server
+	name   string
+	memory share.Memory
+	hold   share.Hold
+	about  Descriptor
+	unit   uint64 // bytes of an element
+	seq    *sequence
+	// exports are the descriptors that are being sent.
+	exports exportSet
+
+	// changes is held by what changes the publication or its followers, one at a
+	// time, driver calls included. Lock order: changes, the buffer's own locks,
+	// mu, exports.
+	changes sync.Mutex
+	// used is the last generation that words were written for, which is beyond
+	// the view's where an announcement failed.
+	used uint64
+
+	// mu guards what follows. The view and its memory are written with changes
+	// too, so that either lock will do to read them.
+	mu        sync.Mutex
+	view      view
+	mem       share.View // a chunk for each of the view's
+	followers map[*subscriber]struct{}
+	withdrawn bool
+	changed   chan struct{} // closed, and made anew, at every change
+}
+
+// Publish publishes a buffer under a name of 1 to MaxName bytes, which must be
+// free (cuda.ErrInUse). Its memory must have been created with a descriptor as
+// handle type, which is the default where location and device take it. Followers
+// see nothing until the first Announce.
+func (s *Server) Publish(name string, b *vmm.Buffer) (*Publication, error) {
+	const op = "handles.Server.Publish"
+	if b == nil {
+		return nil, failure(op, cuda.ErrInvalidArgument, "a nil buffer", "make one with vmm.NewBuffer")
+	}
+	return s.publish(op, name, share.Of(b), Descriptor{Kind: BufferKind}, 1)
+}
+
+// PublishArray publishes an array, as [Server.Publish] does a buffer. Followers
+// must name the same element type.
+func PublishArray[T any](s *Server, name string, a *vmm.Array[T]) (*Publication, error) {
+	const op = "handles.PublishArray"
+	if a == nil {
+		return nil, failure(op, cuda.ErrInvalidArgument, "a nil array", "make one with vmm.NewArray")
+	}
+	element, size := ElementOf[T]()
+	return s.publish(op, name, share.Of(a.Buffer()), Descriptor{Kind: ArrayKind, Element: element, ElementSize: uint32(size)}, uint64(size))
+}
+
+func (s *Server) publish(op, name string, m share.Memory, d Descriptor, unit uint64) (*Publication, error) {
+	if err := checkPublished(op, name); err != nil {
+		return nil, err
+	}
+	about := m.About()
+	if err := phys.Exportable(op, about.Asked, about.Imported, about.Granularity); err != nil {
+		return nil, err
+	}
+	if err := describe(op, &d, core.SystemOf(about.Device), about.Asked, nil); err != nil {
+		return nil, err
+	}
+	if !s.closer.Hold() {
+		return nil, closedError(op, "server")
+	}
+	defer s.closer.Drop()
+	p := &Publication{server: s, name: name, memory: m, about: d, unit: unit,
+		followers: map[*subscriber]struct{}{}, changed: make(chan struct{})}
+	var err error
+	if p.hold, err = m.Hold(op, fmt.Sprintf("publication %q", name), 0); err != nil {
+		return nil, err
+	}
+	if p.seq, err = newSequence(about.Device); err == nil {
+		if err = s.enter(op, p); err == nil {
+			return p, nil
+		}
+		err = errors.Join(err, p.seq.close())
+	}
+	p.hold.Release()
+	return nil, err
+}
+
+// Name is what it is published under.
+func (p *Publication) Name() string { return p.name }
+
+// Announce shows the first length elements to all followers: growth, or new
+// contents of what they have. They may not be fewer than were shown before,
+// which is for Shrink. The memory of what is new is exported and sent with a new
+// generation, and what is on the stream now comes before it: no follower's
+// stream sees the elements earlier. Without a stream (nil) they are there
+// already.
+//
+// It waits for no follower, and each fails by itself. The context bounds the
+// making of exports and, on devices whose streams write no 64-bit words, the
+// wait for the stream. With a stream that captures a graph it is
+// cuda.ErrCapturing and nothing has changed.
+func (p *Publication) Announce(ctx context.Context, length int, s *cuda.Stream) error {
+	const op = "handles.Publication.Announce"
+	p.changes.Lock()
+	defer p.changes.Unlock()
+	bytes, err := p.may(op, length)
+	if err != nil {
+		return err
+	}
+	if shown := p.view.length; uint64(length) < shown {
+		return failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Shrink")
+	}
+	if err := ctx.Err(); err != nil {
+		return waitError(ctx, op, "", "the caller's context ended")
+	}
+	if s != nil {
+		// Before anything else: a capture is refused without a trace.
+		if err := p.notCapturing(op, s); err != nil {
+			return err
+		}
+	}
+	next, err := p.memory.View(op, bytes)
+	if err != nil {
+		return err
+	}
+	fresh, err := p.announce(ctx, op, s, uint64(length), bytes, next)
+	if err != nil {
+		return errors.Join(err, next.Release())
+	}
+	defer p.exports.close(fresh)
+	before := p.mem
+	p.show(view{generation: p.used, ordered: p.used, length: uint64(length), chunks: chunksOf(next)}, next)
+	return before.Release()
+}
+
+// announce exports what is new, and has the words read the next generation when
+// the stream's work is done. The new memory's exports are the caller's.
+func (p *Publication) announce(ctx context.Context, op string, s *cuda.Stream, length, bytes uint64, next share.View) (fresh []*phys.Handle, err error) {
+	if len(next.Chunks) > MaxChunks {
+		return nil, failure(op, ErrTooLarge, fmt.Sprintf("%d chunks, of which %d can be shared", len(next.Chunks), MaxChunks), "use larger chunks")
+	}
+	if p.used >= lastGeneration {
+		return nil, failure(op, ErrTooLarge, fmt.Sprintf("%d generations", p.used), "publish it anew")
+	}
+	// More than one update holds is exported when it is sent.
+	added := next.Chunks[len(p.mem.Chunks):]
+	fresh = handlesOf(added[:min(len(added), batchChunks)])
+	if len(p.subscribers()) == 0 {
+		fresh = nil
+	}
+	if _, err := p.exports.open(ctx, op, fresh); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			p.exports.close(fresh)
+		}
+	}()
+	if s != nil {
+		if err := p.seq.behind(ctx, op, s); err != nil {
+			return nil, err
+		}
+	}
+	if err := p.hold.Cover(op, bytes); err != nil {
+		return nil, err
+	}
+	p.used++
+	for _, f := range p.subscribers() {
+		if err := p.seq.write(op, f.page.word, p.used); err != nil {
+			return nil, err
+		}
+	}
+	return fresh, nil
+}
+
+func (p *Publication) notCapturing(op string, s *cuda.Stream) error {
+	in := core.StreamOf(s)
+	if err := in.Use(op, core.SystemOf(p.seq.dev)); err != nil {
+		return err
+	}
+	defer in.Drop()
+	capturing, err := s.Capturing()
+	if err == nil && capturing {
+		err = core.CapturingError(op, in)
+	}
+	return err
+}
+
+func chunksOf(v share.View) []chunk {
+	all := make([]chunk, len(v.Chunks))
+	for i, c := range v.Chunks {
+		all[i] = chunk{c.Handle.ID, c.Handle.Size}
+	}
+	return all
+}
+
+func handlesOf(chunks []share.Chunk) []*phys.Handle {
+	all := make([]*phys.Handle, len(chunks))
+	for i, c := range chunks {
+		all[i] = c.Handle
+	}
+	return all
+}
+
+// Shrink shows the first length elements and no more, makes the buffer as long,
+// and takes the whole chunks behind out of it: at once for this process, as a
+// new generation. Without streams it waits for all work that could use them, as
+// vmm.Buffer.Clip does; with some it returns at once and they are unmapped here
+// when the work that is on the streams now is done. With a stream that captures
+// a graph it is cuda.ErrCapturing and nothing has changed.
+//
+// Followers are told, and acknowledge when they have unmapped it: until then
+// the memory stays taken, and Stats tells by whom.
+func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
+	const op = "handles.Publication.Shrink"
+	p.changes.Lock()
+	defer p.changes.Unlock()
+	bytes, err := p.may(op, length)
+	if err != nil {
+		return err
+	}
+	if shown := p.view.length; uint64(length) > shown {
+		return failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Announce")
+	}
+	gone, err := p.hold.Shrink(op, bytes, streams)
+	if err != nil && len(gone.Chunks) == 0 {
+		return err
+	}
+	keep := len(p.mem.Chunks)
+	for keep > 0 && p.mem.Chunks[keep-1].Offset >= bytes {
+		keep--
+	}
+	kept := share.View{Chunks: p.mem.Chunks[:keep:keep]}
+	lost := share.View{Chunks: append([]share.Chunk(nil), p.mem.Chunks[keep:]...)}
+	hoarders := p.hoarders()
+	p.used++
+	p.show(view{generation: p.used, ordered: p.view.ordered, length: uint64(length), chunks: chunksOf(kept)}, kept)
+	for _, f := range hoarders {
+		f.on.cut(failure(op, ErrTooLarge, fmt.Sprintf("more than %s of publication %q are still mapped that are no longer published",
+			core.Bytes(p.server.o.MaxPinned), p.name), "acknowledge what a publisher takes back"))
+	}
+	return errors.Join(err, gone.Release(), lost.Release())
+}
+
+// hoarders are the followers that keep more than they may of what was taken
+// back before.
+func (p *Publication) hoarders() (all []*subscriber) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for f := range p.followers {
+		if most := p.server.o.MaxPinned; most > 0 && f.feed.pinned(p.view) > uint64(most) {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// may asks whether the publication can change to a length, and answers that in
+// bytes. The caller holds changes, and so may read the view.
+func (p *Publication) may(op string, length int) (bytes uint64, err error) {
+	switch {
+	case p.over():
+		return 0, closedError(op, fmt.Sprintf("publication %q", p.name))
+	case length < 0:
+		return 0, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d", length), "lengths are not negative")
+	case uint64(length) > math.MaxInt64/p.unit:
+		return 0, failure(op, cuda.ErrOutOfRange, fmt.Sprintf("%d elements of %d bytes", length, p.unit), "announce what the buffer has")
+	}
+	return uint64(length) * p.unit, nil
+}
+
+func (p *Publication) over() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.withdrawn
+}
+
+// show makes a view the one that followers are told of. The caller holds
+// changes.
+func (p *Publication) show(v view, mem share.View) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	less := v.length < p.view.length
+	p.view, p.mem = v, mem
+	for f := range p.followers {
+		if less {
+			f.feed.lower(v.length)
+		}
+		p.prepareLocked(f, true)
+		f.poke()
+	}
+	p.changeLocked()
+}
+
+// changeLocked tells those who wait for the publication. The caller has mu.
+func (p *Publication) changeLocked() {
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// subscribers are the followers. The caller holds changes, so they stay.
+func (p *Publication) subscribers() []*subscriber {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := make([]*subscriber, 0, len(p.followers))
+	for f := range p.followers {
+		all = append(all, f)
+	}
+	return all
+}
+
+// Withdraw ends the publication: its name is free, its memory is no longer held,
+// and followers are told. They keep what they have mapped until they let go of
+// it. It waits for nobody. The second Withdraw does nothing.
+func (p *Publication) Withdraw() error {
+	const op = "handles.Publication.Withdraw"
+	p.changes.Lock()
+	defer p.changes.Unlock()
+	p.mu.Lock()
+	if p.withdrawn {
+		p.mu.Unlock()
+		return nil
+	}
+	p.withdrawn = true
+	followers, mem := p.followers, p.mem
+	p.followers, p.mem = map[*subscriber]struct{}{}, share.View{}
+	p.changeLocked()
+	p.mu.Unlock()
+	pool := &p.server.pages
+	pool.out.Add(1) // the sequence itself; Server.Close waits for it
+	p.server.leave(p)
+	p.hold.Release()
+	pages := make([]*page, 0, len(followers))
+	for f := range followers {
+		pages = append(pages, f.page)
+		f.end(&ended{f.token, statusWithdrawn, ""})
+	}
+	err := p.seq.later(op, func() error {
+		defer pool.out.Done()
+		for _, g := range pages {
+			pool.put(g)
+		}
+		return p.seq.close()
+	})
+	if err != nil {
+		pool.out.Done()
+		for range pages {
+			pool.out.Done() // never used again
+		}
+	}
+	return errors.Join(err, mem.Release())
+}
+
+// Settle waits until every follower has what was announced last, or has said why
+// not, and nobody keeps memory that is no longer shown.
+func (p *Publication) Settle(ctx context.Context) error {
+	const op = "handles.Publication.Settle"
+	for {
+		p.mu.Lock()
+		waiting := 0
+		for f := range p.followers {
+			if f.feed.told != p.view.generation || f.feed.out != nil || f.feed.pinned(p.view) > 0 {
+				waiting++
+			}
+		}
+		changed, over := p.changed, p.withdrawn
+		p.mu.Unlock()
+		if over {
+			return closedError(op, fmt.Sprintf("publication %q", p.name))
+		}
+		if waiting == 0 {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return waitError(ctx, op, fmt.Sprintf("%d followers of %q have not acknowledged", waiting, p.name), "Stats tells who they are")
+		}
+	}
+}
+
+// PublicationStats are a publication's numbers.
+type PublicationStats struct {
+	Name string
+	// Generation counts the changes; Length elements and Bytes of memory, in
+	// Chunks, are shown.
+	Generation uint64
+	Length     int
+	Bytes      int
+	Chunks     int
+	// Pinned bytes are no longer shown, and still mapped by followers: the sum
+	// over them, each of which may keep the same memory.
+	Pinned int
+	// Followers, in no order.
+	Followers []FollowerStats
+}
+
+// FollowerStats are what a publisher knows of one follower.
+type FollowerStats struct {
+	// Peer is the follower's process; it is not Known over an inherited
+	// connection.
+	Peer  Peer
+	Known bool
+	Since time.Time
+	// Generation is the last that the follower has acknowledged or refused, and
+	// Length the elements that it has.
+	Generation uint64
+	Length     int
+	// Bytes of memory, in Chunks, that the follower has mapped, or is about to.
+	Bytes, Chunks int
+	// Pinned bytes of those are no longer shown.
+	Pinned int
+	// Refused is why the follower did not take the last generation, in its own
+	// words, or empty.
+	Refused string
+}
+
+// Stats are the publication's numbers now.
+func (p *Publication) Stats() PublicationStats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	st := PublicationStats{Name: p.name, Generation: p.view.generation, Length: int(p.view.length),
+		Bytes: int(sizeOf(p.view.chunks)), Chunks: len(p.view.chunks)}
+	for f := range p.followers {
+		who, known := f.on.conn.Peer()
+		fs := FollowerStats{Peer: who, Known: known, Since: f.since, Generation: f.feed.told, Length: int(f.feed.length),
+			Bytes: int(sizeOf(f.feed.has) + sizeOf(f.feed.sent)), Chunks: len(f.feed.has) + len(f.feed.sent),
+			Pinned: int(f.feed.pinned(p.view)), Refused: f.feed.reason}
+		st.Pinned += fs.Pinned
+		st.Followers = append(st.Followers, fs)
+	}
+	return st
+}

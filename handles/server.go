@@ -1,0 +1,203 @@
+package handles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+)
+
+// Server publishes buffers and arrays by name to the processes that connect to
+// it. Its methods are safe for use by any goroutine. The caller closes it.
+type Server struct {
+	o      ServerOptions
+	log    *slog.Logger
+	closer core.Closer
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	pages  pages
+
+	mu           sync.Mutex
+	publications map[string]*Publication
+	sessions     map[*session]struct{}
+	served       sync.WaitGroup
+}
+
+// ServerOptions limit what a server does for its clients. The zero value works.
+type ServerOptions struct {
+	// MaxSessions is the most clients at a time; 0 is 256.
+	MaxSessions int
+	// MaxFollowers is the most followers of one client; 0 is 64.
+	MaxFollowers int
+	// MaxPinned is how many bytes a follower may keep of what a Shrink took
+	// back: one that still keeps more at the next Shrink is cut off. 0 is no
+	// limit.
+	MaxPinned int
+	// Idle is how long a client may stay that follows nothing and asks nothing;
+	// 0 is a minute.
+	Idle time.Duration
+	// Log is told which clients failed, and why. Nil tells nobody.
+	Log *slog.Logger
+}
+
+// NewServer makes a server that publishes nothing and serves nobody yet.
+func NewServer(o ServerOptions) *Server {
+	if o.MaxSessions <= 0 {
+		o.MaxSessions = 256
+	}
+	if o.MaxFollowers <= 0 {
+		o.MaxFollowers = 64
+	}
+	if o.Idle <= 0 {
+		o.Idle = time.Minute
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{o: o, log: o.Log, publications: map[string]*Publication{}, sessions: map[*session]struct{}{}}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+// Serve serves the clients of a listener until the context ends, or the listener
+// or the server is closed; then it is nil. It does not close the listener, and
+// clients that are connected stay.
+func (s *Server) Serve(ctx context.Context, l *Listener) error {
+	const op = "handles.Server.Serve"
+	if !s.closer.Hold() {
+		return closedError(op, "server")
+	}
+	defer s.closer.Drop()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.ctx, cancel)()
+	for {
+		c, err := l.Accept(ctx)
+		switch {
+		case err == nil:
+			s.start(c)
+		case ctx.Err() != nil || errors.Is(err, cuda.ErrClosed):
+			return nil
+		default:
+			// It may pass: above all, this process may open no more files.
+			s.log.Warn("cuvmm: a client could not be accepted", "error", err)
+			sleep(ctx, acceptPause)
+		}
+	}
+}
+
+// acceptPause is how long a server waits after an Accept that failed.
+const acceptPause = 50 * time.Millisecond
+
+// start serves a connection on a goroutine of its own, unless the server is
+// closed.
+func (s *Server) start(c *Conn) {
+	if !s.closer.Hold() {
+		_ = c.Close()
+		return
+	}
+	go func() {
+		defer s.closer.Drop()
+		if err := s.serve(c); err != nil {
+			who, _ := c.Peer()
+			s.log.Warn("cuvmm: a client failed", "client", who.String(), "error", err)
+		}
+	}()
+}
+
+// ServeConn serves one client, such as a child over an inherited connection, and
+// returns when that is gone: nil where it left in peace. It takes the connection
+// over, for nothing else, and closes it. The context ends it.
+func (s *Server) ServeConn(ctx context.Context, c *Conn) error {
+	if !s.closer.Hold() {
+		_ = c.Close()
+		return closedError("handles.Server.ServeConn", "server")
+	}
+	defer s.closer.Drop()
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	return s.serve(c)
+}
+
+func (s *Server) serve(c *Conn) error {
+	ss := &session{server: s, conn: c, followers: map[token]*subscriber{}}
+	s.mu.Lock()
+	full := len(s.sessions) >= s.o.MaxSessions
+	if !full {
+		s.sessions[ss] = struct{}{}
+	}
+	s.mu.Unlock()
+	if full {
+		err := c.fail(failure("handles.Server.Serve", ErrTooLarge, fmt.Sprintf("%d clients, of which %d are allowed", s.o.MaxSessions+1, s.o.MaxSessions),
+			"try again when another has left, or raise ServerOptions.MaxSessions"))
+		return errors.Join(err, c.Close())
+	}
+	err := ss.run(s.ctx)
+	s.mu.Lock()
+	delete(s.sessions, ss)
+	s.mu.Unlock()
+	return err
+}
+
+// enter makes a publication's name known.
+func (s *Server) enter(op string, p *Publication) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.publications[p.name] != nil:
+		return failure(op, cuda.ErrInUse, fmt.Sprintf("a publication of the name %q", p.name), "use another name, or withdraw that one")
+	case len(s.publications) >= maxPublications:
+		return failure(op, ErrTooLarge, fmt.Sprintf("%d publications", maxPublications+1), "withdraw some")
+	}
+	s.publications[p.name] = p
+	return nil
+}
+
+func (s *Server) leave(p *Publication) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.publications, p.name)
+}
+
+func (s *Server) find(name string) *Publication {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.publications[name]
+}
+
+func (s *Server) all() []*Publication {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]*Publication, 0, len(s.publications))
+	for _, p := range s.publications {
+		all = append(all, p)
+	}
+	return all
+}
+
+// Close withdraws what is published, waits until the streams that were announced
+// have written their last words, so that no follower loses what it was promised,
+// and ends all connections. After an error it may be called again.
+func (s *Server) Close() error {
+	const op = "handles.Server.Close"
+	s.closer.Life.Close() // nothing new
+	var errs []error
+	for _, p := range s.all() {
+		errs = append(errs, p.Withdraw())
+	}
+	s.pages.out.Wait()
+	s.cancel() // Serve, and the sessions
+	return s.closer.Close(func() error { return errors.Join(append(errs, s.pages.close(op))...) })
+}
+
+func checkPublished(op, name string) error {
+	if name == "" || len(name) > MaxName || !utf8.ValidString(name) {
+		return failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("the name %q", name), fmt.Sprintf("use 1 to %d bytes of UTF-8", MaxName))
+	}
+	return nil
+}

@@ -1,0 +1,218 @@
+package handles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+)
+
+// session is one client of a server. Its goroutine answers one request after the
+// other; what is published is told by the followers' own.
+type session struct {
+	server *Server
+	conn   *Conn
+
+	mu        sync.Mutex
+	followers map[token]*subscriber
+	feeding   sync.WaitGroup
+}
+
+// String names the client.
+func (ss *session) String() string {
+	if who, known := ss.conn.Peer(); known {
+		return who.String()
+	}
+	return "an inherited connection"
+}
+
+// run serves the client until it is gone.
+func (ss *session) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	err := ss.answer(ctx)
+	cancel()
+	closing := ss.conn.Close()
+	ss.mu.Lock()
+	followers := ss.followers
+	ss.followers = map[token]*subscriber{}
+	ss.mu.Unlock()
+	for _, f := range followers {
+		f.drop(nil)
+	}
+	ss.feeding.Wait()
+	if errors.Is(err, ErrGone) || errors.Is(err, cuda.ErrClosed) || ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		err = nil
+	}
+	return errors.Join(err, closing)
+}
+
+func (ss *session) answer(ctx context.Context) error {
+	for {
+		m, err := ss.receive(ctx)
+		if err != nil {
+			return err
+		}
+		asked, err := toServer(m.Kind, m.Body, len(m.FDs))
+		_ = m.Close()
+		if err == nil {
+			err = ss.handle(ctx, asked)
+		}
+		if err != nil {
+			return ss.conn.fail(err)
+		}
+	}
+}
+
+// receive waits for the next request: without followers not for ever.
+func (ss *session) receive(ctx context.Context) (Message, error) {
+	for {
+		limited, cancel := context.WithTimeout(ctx, ss.server.o.Idle)
+		m, err := ss.conn.Receive(limited)
+		over := limited.Err() != nil && ctx.Err() == nil
+		cancel()
+		if err == nil || !over || !errors.Is(err, ErrTimeout) {
+			return m, err
+		}
+		ss.mu.Lock()
+		idle := len(ss.followers) == 0
+		ss.mu.Unlock()
+		if idle {
+			return m, ss.conn.fail(failure(opReceive, ErrTimeout, fmt.Sprintf("the client followed nothing and asked nothing for %v", ss.server.o.Idle),
+				"connect again when there is something to ask, or raise ServerOptions.Idle"))
+		}
+	}
+}
+
+// handle answers one request. What it must not be is an error reply; an error
+// ends the session.
+func (ss *session) handle(ctx context.Context, asked message) error {
+	switch m := asked.(type) {
+	case *list:
+		return ss.conn.Send(ctx, pack(&listing{m.number, ss.server.entries()}))
+	case *follow:
+		return ss.follow(ctx, m)
+	case *done:
+		f := ss.find(m.token)
+		if f == nil {
+			return ss.say(ctx, &ended{m.token, statusUnknown, "no follower of that token"})
+		}
+		return f.took(m)
+	case *leave:
+		f := ss.find(m.token)
+		if f == nil {
+			return ss.say(ctx, &ended{m.token, statusUnknown, "no follower of that token"})
+		}
+		f.drop(&ended{m.token, statusLeft, ""})
+	}
+	return nil
+}
+
+// entries are what is published.
+func (s *Server) entries() []entry {
+	var all []entry
+	for _, p := range s.all() {
+		p.mu.Lock()
+		all = append(all, entry{p.name, p.about.Kind, p.about.Element, p.about.ElementSize, p.view.length, sizeOf(p.view.chunks), p.view.generation})
+		p.mu.Unlock()
+	}
+	return all
+}
+
+func (ss *session) find(t token) *subscriber {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	return ss.followers[t]
+}
+
+func (ss *session) forget(f *subscriber) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	delete(ss.followers, f.token)
+}
+
+// say sends what the client need not have asked for.
+func (ss *session) say(ctx context.Context, m message) error { return ss.conn.Send(ctx, pack(m)) }
+
+// cut ends the session for a reason that the client is told.
+func (ss *session) cut(reason error) { _ = ss.conn.fail(reason) }
+
+// follow takes a follower in, or says why not.
+func (ss *session) follow(ctx context.Context, m *follow) error {
+	deny := func(s status, reason string) error { return ss.say(ctx, &denied{m.number, s, reason}) }
+	p := ss.server.find(m.name)
+	if p == nil {
+		return deny(statusUnknown, fmt.Sprintf("no publication of the name %q", m.name))
+	}
+	ss.mu.Lock()
+	n := len(ss.followers)
+	ss.mu.Unlock()
+	if n >= ss.server.o.MaxFollowers {
+		return deny(statusLimit, fmt.Sprintf("%d followers of one client, of which %d are allowed", n+1, n))
+	}
+	f, err := p.join(ss, m.room)
+	switch {
+	case errors.Is(err, cuda.ErrClosed):
+		return deny(statusUnknown, fmt.Sprintf("publication %q was withdrawn", m.name))
+	case err != nil:
+		ss.server.log.Error("cuvmm: a follower could not be taken in, and is told so", "publication", m.name, "client", ss.String(), "error", err)
+		return deny(statusFailed, err.Error())
+	}
+	// The follower hears of nothing before this.
+	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, f.feed.room, p.about}, f.page.fd)); err != nil {
+		return err
+	}
+	ss.feeding.Go(func() { f.run(ctx) })
+	return nil
+}
+
+// join makes a follower, which is told nothing yet: its word reads the
+// generation that is shown when that is complete.
+func (p *Publication) join(ss *session, room uint64) (*subscriber, error) {
+	const op = "handles: take a follower in"
+	p.changes.Lock()
+	defer p.changes.Unlock()
+	if p.over() {
+		return nil, closedError(op, "publication")
+	}
+	about := p.memory.About()
+	g, err := p.server.pages.get(op, about.Device, ss.conn)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.seq.write(op, g.word, p.view.generation); err != nil {
+		p.server.pages.out.Done() // something may write it still: never used again
+		return nil, err
+	}
+	if room == 0 || room > about.Reserved {
+		room = about.Reserved
+	}
+	f := &subscriber{p: p, on: ss, token: newToken(), page: g, since: time.Now(), wake: make(chan struct{}, 1), feed: newFeed(p.unit, room)}
+	ss.mu.Lock()
+	ss.followers[f.token] = f
+	ss.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.followers[f] = struct{}{}
+	p.changeLocked()
+	f.poke()
+	return f, nil
+}
+
+// took hears a follower's answer.
+func (f *subscriber) took(m *done) error {
+	p := f.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, there := p.followers[f]; !there {
+		return nil // it is on its way out
+	}
+	if err := f.feed.took(m); err != nil {
+		return err
+	}
+	p.changeLocked()
+	f.poke()
+	return nil
+}
