@@ -413,7 +413,7 @@ func (f *follower) order(ctx context.Context, op string, generation uint64, stre
 	f.mu.Unlock()
 	if waits {
 		if r := sys.Drv.StreamWaitValue64(own.Ctx.Handle, own.Handle, f.word.at, generation); r != driver.Success {
-			return sys.Fail(op, driver.CallStreamWaitValue64, r, fmt.Sprintf("generation %d", generation))
+			return own.Ctx.Fail(op, driver.CallStreamWaitValue64, r, fmt.Sprintf("generation %d", generation))
 		}
 	}
 	m, _, err := own.Mark(op) // nobody captures it

@@ -40,13 +40,13 @@ func newWord(op string, d *cuda.Device, p *sharedpage.Page) (*word, error) {
 	sys := c.System()
 	asked := func() string { return "a page that is shared with another process" }
 	if r := sys.Drv.MemHostRegister(c.Handle, p.Pointer(), p.Size(), driver.HostRegisterPortable|driver.HostRegisterDeviceMap); r != driver.Success {
-		return nil, sys.Fail(op, driver.CallMemHostRegister, r, asked())
+		return nil, c.Fail(op, driver.CallMemHostRegister, r, asked())
 	}
 	at, r := sys.Drv.MemHostGetDevicePointer(c.Handle, p.Pointer())
 	if r != driver.Success {
-		err := sys.Fail(op, driver.CallMemHostGetDevicePointer, r, asked())
+		err := c.Fail(op, driver.CallMemHostGetDevicePointer, r, asked())
 		if undo := sys.Drv.MemHostUnregister(c.Handle, p.Pointer()); undo != driver.Success {
-			err = fmt.Errorf("%w (and undoing it failed: %w)", err, sys.Fail(op, driver.CallMemHostUnregister, undo, asked()))
+			err = fmt.Errorf("%w (and undoing it failed: %w)", err, c.Fail(op, driver.CallMemHostUnregister, undo, asked()))
 		}
 		return nil, err
 	}
@@ -63,11 +63,10 @@ func (w *word) reached(generation uint64) bool { return int64(w.value().Load()-g
 // it any more. The driver waits for its context's work meanwhile.
 func (w *word) close(op string) error {
 	if c := w.ctx; c != nil {
-		sys := c.System()
-		if sys.DeviceLost() == driver.Success {
-			r := sys.Note(sys.Drv.MemHostUnregister(c.Handle, w.page.Pointer()))
+		if c.Lost() == driver.Success {
+			r := c.Note(c.System().Drv.MemHostUnregister(c.Handle, w.page.Pointer()))
 			if r != driver.Success && !r.Lost() {
-				return sys.Fail(op, driver.CallMemHostUnregister, r, "a page that is shared with another process")
+				return c.Fail(op, driver.CallMemHostUnregister, r, "a page that is shared with another process")
 			}
 		}
 		w.ctx = nil
@@ -168,7 +167,7 @@ func (q *sequence) write(op string, w *word, generation uint64) error {
 	in := core.StreamOf(q.stream)
 	drv := in.Ctx.System().Drv
 	if r := drv.StreamWriteValue64(in.Ctx.Handle, in.Handle, w.at, generation); r != driver.Success {
-		return in.Ctx.System().Fail(op, driver.CallStreamWriteValue64, r, fmt.Sprintf("generation %d", generation))
+		return in.Ctx.Fail(op, driver.CallStreamWriteValue64, r, fmt.Sprintf("generation %d", generation))
 	}
 	return nil
 }

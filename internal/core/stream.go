@@ -145,23 +145,18 @@ func (s *Stream) Mark(op string) (m Mark, capturing bool, err error) {
 	return Mark{c, e}, false, nil
 }
 
-<<<<<<< HEAD
-// passed asks whether the work before the mark is done. In a lost context
-// nothing runs any more.
-=======
 // After makes later work of the stream wait for the mark, which stays its
 // owner's and may be dropped at once. The call itself does not wait. The stream
 // must not capture a graph.
 func (s *Stream) After(op string, m Mark) error {
 	if r := s.Ctx.sys.Drv.StreamWaitEvent(s.Ctx.Handle, s.Handle, m.event); r != driver.Success {
-		return s.Ctx.sys.Fail(op, driver.CallStreamWaitEvent, r, fmt.Sprintf("stream %#x", uintptr(s.Handle)))
+		return s.Ctx.Fail(op, driver.CallStreamWaitEvent, r, fmt.Sprintf("stream %#x", uintptr(s.Handle)))
 	}
 	return nil
 }
 
-// passed asks whether the work before the mark is done. After the device is
-// lost nothing runs any more.
->>>>>>> 2d37dc5 (handles: a server publishes buffers and arrays, clients follow them as they grow and shrink, ordered with their data)
+// passed asks whether the work before the mark is done. In a lost context
+// nothing runs any more.
 func (m Mark) passed() bool {
 	if m.ctx.Lost() != driver.Success {
 		return true
