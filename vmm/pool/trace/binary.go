@@ -181,7 +181,7 @@ func (d *decoder) count(most int) (int, error) {
 }
 
 func (d *decoder) text() (string, error) {
-	n, err := d.count(min(maxText, len(d.rest)))
+	n, err := d.count(min(MaxText, len(d.rest)))
 	if err != nil {
 		return "", err
 	}

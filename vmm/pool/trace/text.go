@@ -34,7 +34,7 @@ type textOp struct {
 
 // longestLine holds a header with all the tags that a trace can have, each byte
 // of them escaped.
-const longestLine = 8 * maxText * MaxTags
+const longestLine = 8 * MaxText * MaxTags
 
 // WriteText writes the text form. It answers the error of Check for a trace that
 // makes no sense, having written nothing.

@@ -10,7 +10,7 @@ const (
 	MaxBytes   = 1 << 47 // of one block
 	MaxStreams = 1024
 	MaxTags    = 1024
-	maxText    = 255 // bytes of a name or a tag
+	MaxText    = 255 // bytes of a name or a tag
 )
 
 // Kind says what an operation does.
@@ -43,6 +43,9 @@ func (k Kind) String() string {
 	}
 	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
+
+// MarshalText is String, for JSON.
+func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
 // Op is one operation. What a kind does not name is zero.
 type Op struct {
@@ -154,8 +157,8 @@ func (t *Trace) checkHeader() error {
 }
 
 func checkText(what, s string) error {
-	if len(s) > maxText || !utf8.ValidString(s) {
-		return fmt.Errorf("%s %.40q: it is UTF-8 of at most %d bytes", what, s, maxText)
+	if len(s) > MaxText || !utf8.ValidString(s) {
+		return fmt.Errorf("%s %.40q: it is UTF-8 of at most %d bytes", what, s, MaxText)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package trace_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"strings"
 	"testing"
 
@@ -217,4 +218,10 @@ func FuzzText(f *testing.F) {
 		require.NoError(t, err)
 		require.Equal(t, one, two)
 	})
+}
+
+func TestKindText(t *testing.T) {
+	text, err := json.Marshal([]trace.Kind{trace.Alloc, trace.Free, trace.Use, trace.Sync, 9})
+	require.NoError(t, err)
+	require.JSONEq(t, `["alloc","free","use","sync","Kind(9)"]`, string(text))
 }
