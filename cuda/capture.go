@@ -151,10 +151,9 @@ type capture struct {
 
 func (s *Stream) beginCapture(op string, mode CaptureMode) (*capture, error) {
 	d, ctx, h := s.sys().Drv, s.in.Ctx.Handle, s.in.Handle
-	if r := d.StreamBeginCapture(ctx, h, captureModes[mode]); r != driver.Success {
+	if r := s.in.Joining(func() driver.Result { return d.StreamBeginCapture(ctx, h, captureModes[mode]) }); r != driver.Success {
 		return nil, s.result(op, driver.CallStreamBeginCapture, r)
 	}
-	s.in.TakePart()
 	c := &capture{sys: s.dev.sys, stream: s.in, mode: mode, staged: staged{losses: s.sys().Losses()}}
 	_, id, r := s.in.Capture()
 	if r != driver.Success {

@@ -257,7 +257,7 @@ func TestAGraphOnALostDeviceCloses(t *testing.T) {
 	ran := 0
 	require.NoError(t, g.OnClose(func() { ran++ }))
 	require.NoError(t, g.Launch(s))
-	m.Inject(sim.Fault{Call: "cuStreamSynchronize", Result: int(driver.IllegalAddress)})
+	m.Inject(sim.Fault{Call: "cuEventSynchronize", Result: int(driver.IllegalAddress)})
 	require.ErrorIs(t, s.Synchronize(), cuda.ErrDeviceLost)
 	require.NoError(t, g.Close())
 	require.Equal(t, 1, ran)

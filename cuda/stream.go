@@ -115,16 +115,22 @@ func (s *Stream) handle() uintptr { return uintptr(s.in.Handle) }
 func (s *Stream) Device() *Device { return s.dev }
 
 // Synchronize waits until all work that was submitted before the call is done.
+// It waits by an event, so that a capture which another goroutine begins on the
+// stream meanwhile lives.
 func (s *Stream) Synchronize() error {
 	const op = "cuda.Stream.Synchronize"
 	if err := s.use(op); err != nil {
 		return err
 	}
 	defer s.in.Drop()
-	if err := s.notCapturing(op); err != nil {
+	m, capturing, err := s.in.Mark(op)
+	if capturing {
+		err = core.CapturingError(op, s.in)
+	}
+	if err != nil {
 		return err
 	}
-	return s.result(op, driver.CallStreamSynchronize, s.sys().Drv.StreamSynchronize(s.in.Ctx.Handle, s.in.Handle))
+	return s.result(op, driver.CallEventSynchronize, m.Synchronize())
 }
 
 // Done reports whether all work submitted so far is done. It does not wait.
@@ -134,14 +140,14 @@ func (s *Stream) Done() (bool, error) {
 		return false, err
 	}
 	defer s.in.Drop()
-	if err := s.notCapturing(op); err != nil {
-		return false, err
-	}
-	r := s.sys().Drv.StreamQuery(s.in.Ctx.Handle, s.in.Handle)
-	if r == driver.NotReady {
+	capturing, call, r := s.in.Query()
+	switch {
+	case capturing:
+		return false, core.CapturingError(op, s.in)
+	case r == driver.NotReady:
 		return false, nil
 	}
-	return r == driver.Success, s.result(op, driver.CallStreamQuery, r)
+	return r == driver.Success, s.result(op, call, r)
 }
 
 // Capturing reports whether the stream captures a graph now, by asking the
@@ -181,11 +187,11 @@ func (s *Stream) Wait(e *Event) error {
 	if err := s.mayWait(op, last); err != nil {
 		return err
 	}
-	r := s.sys().Drv.StreamWaitEvent(s.in.Ctx.Handle, s.in.Handle, e.handle)
-	if r == driver.Success && last.captured {
-		s.in.TakePart()
+	wait := func() driver.Result { return s.sys().Drv.StreamWaitEvent(s.in.Ctx.Handle, s.in.Handle, e.handle) }
+	if last.captured {
+		return s.result(op, driver.CallStreamWaitEvent, s.in.Joining(wait))
 	}
-	return s.result(op, driver.CallStreamWaitEvent, r)
+	return s.result(op, driver.CallStreamWaitEvent, wait())
 }
 
 // Close waits for the stream's work and destroys it; a borrowed stream is only
@@ -211,13 +217,10 @@ func (s *Stream) close(op string) error {
 		}
 	}
 	return s.in.Closer.Close(func() error {
-		if c.Lost() == driver.Success {
-			// Staged copies must end before their memory is used again.
-			// Another library's work on a borrowed stream cannot be told apart.
-			r := c.Note(drv.StreamSynchronize(c.Handle, s.in.Handle))
-			if r != driver.Success && !r.Lost() {
-				return s.result(op, driver.CallStreamSynchronize, r)
-			}
+		// Staged copies must end before their memory is used again. Another
+		// library's work on a borrowed stream cannot be told apart.
+		if err := s.drain(op); err != nil && c.Lost() == driver.Success {
+			return err
 		}
 		s.ring.close()
 		if !s.in.Borrowed && c.Lost() == driver.Success {
@@ -233,6 +236,21 @@ func (s *Stream) close(op string) error {
 		s.cleanup.Stop()
 		return nil
 	})
+}
+
+// drain waits for the stream's work while it closes.
+func (s *Stream) drain(op string) error {
+	if s.in.Ctx.Lost() != driver.Success {
+		return nil
+	}
+	m, capturing, err := s.in.Mark(op)
+	if capturing { // since it was asked: it stays out of use until Close again
+		err = core.CapturingError(op, s.in)
+	}
+	if err != nil {
+		return err
+	}
+	return m.Wait(op)
 }
 
 func (s *Stream) sys() *core.System { return s.dev.sys.core }
@@ -252,6 +270,7 @@ func (s *Stream) use(op string) error {
 		if err = s.notCapturing(op); err != nil {
 			s.in.Drop()
 		}
+		s.in.Touch()
 	}
 	return err
 }

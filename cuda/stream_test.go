@@ -2,6 +2,7 @@ package cuda_test
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -234,7 +235,7 @@ func TestCloseDuringClose(t *testing.T) {
 
 func TestCloseOfAStreamGoesOnWhereItFailed(t *testing.T) {
 	m, d := open(t)
-	for _, call := range []string{"cuStreamIsCapturing", "cuStreamSynchronize", "cuStreamDestroy"} {
+	for _, call := range []string{"cuStreamIsCapturing", "cuEventRecord", "cuEventSynchronize", "cuStreamDestroy"} {
 		s, err := d.NewStream(cuda.StreamOptions{})
 		require.NoError(t, err)
 		require.NoError(t, s.Upload(memory(t, d, 64), pattern(64, 1)))
@@ -244,4 +245,110 @@ func TestCloseOfAStreamGoesOnWhereItFailed(t *testing.T) {
 		require.ErrorIs(t, s.Synchronize(), cuda.ErrClosed)
 	}
 	require.Zero(t, d.System().Stats().Streams)
+}
+
+// Another goroutine begins a capture on the stream while it is waited for, at
+// whatever moment: the capture lives, and the wait says what it found.
+func TestACaptureThatBeginsDuringAWaitLives(t *testing.T) {
+	for name, wait := range map[string]func(s *cuda.Stream) error{
+		"Synchronize": func(s *cuda.Stream) error { return s.Synchronize() },
+		"Close":       func(s *cuda.Stream) error { return s.Close() },
+	} {
+		for k := range 6 {
+			m, d := open(t)
+			s, p := stream(t, d), memory(t, d, 64)
+			require.NoError(t, s.Memset(p, 1, 64))
+			in, drv := core.StreamOf(s), core.SystemOf(d.System()).Drv
+			calls, began := 0, false
+			m.OnCall(func(call string) {
+				if calls++; calls == k+1 {
+					m.OnCall(nil)
+					began = drv.StreamBeginCapture(in.Ctx.Handle, in.Handle, driver.CaptureGlobal) == driver.Success
+				}
+			})
+			err := wait(s)
+			m.OnCall(nil)
+			at := fmt.Sprintf("%s, call %d: %v", name, k, err)
+			if began {
+				if err != nil {
+					require.ErrorIs(t, err, cuda.ErrCapturing, at)
+				}
+				g, r := drv.StreamEndCapture(in.Ctx.Handle, in.Handle)
+				if r != driver.InvalidHandle { // it was destroyed with its capture
+					require.Equal(t, driver.Success, r, at)
+					require.Equal(t, driver.Success, drv.GraphDestroy(g))
+				}
+			}
+			require.NoError(t, s.Close())
+		}
+	}
+}
+
+// Asking whether a stream is done never meets the beginning of a capture.
+func TestDoneBesideCaptures(t *testing.T) {
+	_, d := open(t)
+	s, p := stream(t, d), memory(t, d, 64)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			for {
+				if _, err := s.Done(); err != nil && !errors.Is(err, cuda.ErrCapturing) {
+					t.Error(err)
+				}
+				select {
+				case <-stop:
+					return
+				default:
+				}
+			}
+		})
+	}
+	for range 200 {
+		g, err := s.WithCapture(cuda.CaptureOptions{Mode: cuda.CaptureGlobal}, func() error { return s.Memset(p, 1, 64) })
+		require.NoError(t, err)
+		require.NoError(t, g.Close())
+	}
+	close(stop)
+	wg.Wait()
+}
+
+// Nothing is put on the legacy stream where all work on it is other people's.
+func TestClosingLeavesABorrowedLegacyStreamAlone(t *testing.T) {
+	for _, named := range []bool{false, true} {
+		var opts []cuda.Option
+		if named {
+			opts = append(opts, cuda.WithNamedStreamsOnly())
+		}
+		m, err := sim.New(sim.Options{})
+		require.NoError(t, err)
+		sys, err := m.Open(opts...)
+		require.NoError(t, err)
+		d := sys.Devices()[0]
+		legacy, err := d.BorrowStream(0)
+		require.NoError(t, err)
+		s, err := d.NewStream(cuda.StreamOptions{})
+		require.NoError(t, err)
+		closes := func() int {
+			host, err := d.NewHostBuffer(10)
+			require.NoError(t, err)
+			before := m.Count("cuEventRecord")
+			require.NoError(t, host.Close())
+			return m.Count("cuEventRecord") - before
+		}
+		if named {
+			require.Equal(t, 2, closes(), "the caller says that work is on named streams: on this one too")
+		} else {
+			require.Equal(t, 1, closes(), "the context is waited for as a whole")
+			p, r := core.SystemOf(sys).Drv.MemAlloc(core.StreamOf(s).Ctx.Handle, 64)
+			require.Equal(t, driver.Success, r)
+			require.NoError(t, legacy.Memset(cuda.Ptr(p), 1, 64))
+			require.Equal(t, 2, closes(), "and with work of ours by its event")
+			require.Equal(t, driver.Success, core.SystemOf(sys).Drv.MemFree(core.StreamOf(s).Ctx.Handle, p))
+		}
+		require.NoError(t, legacy.Close())
+		require.NoError(t, s.Close())
+		require.NoError(t, sys.Close())
+		require.NoError(t, m.Close())
+	}
 }

@@ -137,6 +137,9 @@ func (c *Context) waitWork(op string) error {
 	}
 	waited := true
 	for _, st := range c.knownStreams() {
+		if st.others() && !s.Config.NamedStreamsOnly {
+			continue // the block below waits for that too
+		}
 		one, err := st.wait(op)
 		if c.Lost() != driver.Success {
 			return nil // nothing runs any more

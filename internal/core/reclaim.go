@@ -42,6 +42,7 @@ type reclaim struct {
 	// they put on streams may lie behind the fence, so once they have ended
 	// everything that is known is fenced again.
 	late bool
+	rest []*Stream // that are to be fenced for it yet
 	do   func() error
 }
 
@@ -51,14 +52,13 @@ func (it *reclaim) ready(s *System) bool {
 		return false
 	}
 	if it.late {
-		f, ok := s.fenceAll()
-		if !ok {
-			return false
-		}
-		it.fence, it.late = f, false
-		return it.fence.Passed()
+		it.late, it.rest = false, s.everyStream()
 	}
-	return true
+	if len(it.rest) == 0 {
+		return true
+	}
+	it.rest = it.fence.addEach(it.rest)
+	return it.fence.Passed() && len(it.rest) == 0
 }
 
 // Reclaim tears an object down once the fence has passed and its life is idle.
@@ -68,7 +68,7 @@ func (s *System) Reclaim(f *Fence, l *Life, do func() error) {
 	r.pending.Add(1)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.items = append(r.items, reclaim{f, l, f.all || !l.Idle(), do})
+	r.items = append(r.items, reclaim{fence: f, life: l, late: f.all || !l.Idle(), do: do})
 	if !r.running {
 		r.running = true
 		go r.run()

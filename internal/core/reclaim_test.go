@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/stretchr/testify/require"
 )
 
@@ -109,4 +110,39 @@ func TestPollReclaimMakesNoCallWithNothingPending(t *testing.T) {
 	m.ResetCounts()
 	s.PollReclaim()
 	require.Empty(t, m.Counts())
+}
+
+// Late work is minded on every stream as soon as that can be marked: what waits
+// for a capture waits for that one alone, however many come after it elsewhere.
+func TestLateWorkWaitsForACaptureOnce(t *testing.T) {
+	_, s, first := system(t, core.Config{})
+	d := s.Drv
+	h, r := d.StreamCreate(first.Ctx.Handle, driver.StreamNonBlocking)
+	require.Equal(t, driver.Success, r)
+	second := first.Ctx.AddStream(h, false, false)
+	begin := func(st *core.Stream) {
+		require.Equal(t, driver.Success, d.StreamBeginCapture(st.Ctx.Handle, st.Handle, driver.CaptureRelaxed))
+	}
+	end := func(st *core.Stream) {
+		g, r := d.StreamEndCapture(st.Ctx.Handle, st.Handle)
+		require.Equal(t, driver.Success, r)
+		require.Equal(t, driver.Success, d.GraphDestroy(g))
+	}
+	begin(first)
+	f := new(core.Fence)
+	f.MindAll()
+	var did atomic.Bool
+	s.Reclaim(f, closedLife(), func() error { did.Store(true); return nil })
+	for range 20 {
+		s.PollReclaim()
+		time.Sleep(time.Millisecond)
+	}
+	require.False(t, did.Load(), "what is on the captured stream cannot be marked yet")
+	begin(second) // which is fenced already
+	end(first)
+	require.NoError(t, s.Drain(t.Context()))
+	require.True(t, did.Load())
+	end(second)
+	second.Forget()
+	require.Equal(t, driver.Success, d.StreamDestroy(first.Ctx.Handle, h))
 }

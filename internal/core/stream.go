@@ -20,6 +20,8 @@ type Stream struct {
 	Locals Locals
 	taking taking
 	gone   atomic.Bool
+	// touched: see Touch.
+	touched atomic.Bool
 }
 
 // AddStream makes a stream known to its context. The library's own streams are
@@ -94,6 +96,18 @@ func (s *Stream) Capture() (status driver.CaptureStatus, id uint64, r driver.Res
 func (s *Stream) IsLegacy() bool {
 	return s.Handle == driver.StreamNull || s.Handle == driver.StreamLegacy
 }
+
+// Touch says that there is work of this library on the stream.
+func (s *Stream) Touch() {
+	if !s.touched.Load() {
+		s.touched.Store(true)
+	}
+}
+
+// others reports whether all work on the stream is other people's. It is kept
+// for the legacy stream alone, where an event is not free: it orders itself with
+// every blocking stream.
+func (s *Stream) others() bool { return s.IsLegacy() && !s.touched.Load() }
 
 // wait waits for the work that is on the stream now. A stream that captures
 // cannot be asked for the work from before, which may still run: then waited is
@@ -179,12 +193,16 @@ func (m Mark) Wait(op string) error {
 	if m.ctx.Lost() != driver.Success {
 		return nil
 	}
-	r := m.ctx.Note(m.ctx.sys.Drv.EventSynchronize(m.ctx.Handle, m.event))
-	m.Drop()
-	if r != driver.Success && !r.Lost() {
+	if r := m.Synchronize(); r != driver.Success && !r.Lost() {
 		return m.ctx.Fail(op, driver.CallEventSynchronize, r, "wait for a stream")
 	}
 	return nil
+}
+
+// Synchronize is Wait with the driver's answer, a loss too.
+func (m Mark) Synchronize() driver.Result {
+	defer m.Drop()
+	return m.ctx.Note(m.ctx.sys.Drv.EventSynchronize(m.ctx.Handle, m.event))
 }
 
 // Drop gives the event back without waiting: it may be recorded anew while an
@@ -232,32 +250,33 @@ func (s *System) NewFence(op string, streams []*Stream) (*Fence, error) {
 	return f, nil
 }
 
-// fenceAll marks every known stream, or answers false while one captures.
-func (s *System) fenceAll() (*Fence, bool) {
-	f := new(Fence)
+// everyStream are the streams that can have late work of this library.
+func (s *System) everyStream() (all []*Stream) {
 	for _, c := range s.knownContexts() {
-		for _, st := range c.knownStreams() {
-			if c.Lost() != driver.Success {
-				break // nothing runs there any more
-			}
-			if !st.Hold() {
-				// Its Close runs, and has perhaps not waited yet.
-				f.Drop()
-				return nil, false
-			}
-			m, capturing, err := st.Mark("reclaim")
-			st.Drop()
-			switch {
-			case c.Lost() != driver.Success:
-				continue
-			case err != nil || capturing:
-				f.Drop()
-				return nil, false
-			}
-			f.Add(m)
-		}
+		all = append(all, c.knownStreams()...)
 	}
-	return f, true
+	return slices.DeleteFunc(all, (*Stream).others)
+}
+
+// addEach marks the streams, and answers those that cannot be marked yet: they
+// capture, or their Close runs and has perhaps not waited. What lies on a stream
+// before a capture of it is marked once that is over.
+func (f *Fence) addEach(streams []*Stream) (rest []*Stream) {
+	return slices.DeleteFunc(streams, func(st *Stream) bool {
+		if st.Gone() || st.Ctx.Lost() != driver.Success {
+			return true // nothing runs there any more
+		}
+		if !st.Hold() {
+			return false
+		}
+		defer st.Drop()
+		m, capturing, err := st.Mark("reclaim")
+		if err != nil || capturing {
+			return st.Ctx.Lost() != driver.Success
+		}
+		f.Add(m)
+		return true
+	})
 }
 
 // CapturingError is the refusal of an operation that a capture does not allow.

@@ -1,12 +1,21 @@
 package core
 
-import "sync/atomic"
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
 
 // taking is what is known without the driver of whether a stream takes part in
 // a capture. Of a stream that only this library can reach it is known: a
 // capture of it begins in Stream.WithCapture, or by a wait for an event of one.
 // What it takes part in ends unseen, so the driver is asked then.
 type taking struct {
+	// mu is held for writing while a capture of the stream begins, and for
+	// reading over what must not meet that: asking the stream whether it is
+	// done would end the capture.
+	mu      sync.RWMutex
 	exposed atomic.Bool
 	last    atomic.Uint64 // the last beginning, 0 once it is known to be over
 }
@@ -22,6 +31,31 @@ func (s *Stream) Expose() {
 
 // TakePart says that the stream takes part in a capture from now on.
 func (s *Stream) TakePart() { s.taking.last.Store(beginnings.Add(1)) }
+
+// Joining runs begin, which has the stream take part in a capture where it
+// succeeds.
+func (s *Stream) Joining(begin func() driver.Result) driver.Result {
+	s.taking.mu.Lock()
+	defer s.taking.mu.Unlock()
+	r := begin()
+	if r == driver.Success {
+		s.TakePart()
+	}
+	return r
+}
+
+// Query reports whether the stream's work is done: Success, or NotReady. While
+// it captures it says so instead, before the driver is asked what would end the
+// capture. Only a capture that another library begins between the two is not
+// minded.
+func (s *Stream) Query() (capturing bool, call driver.Call, r driver.Result) {
+	s.taking.mu.RLock()
+	defer s.taking.mu.RUnlock()
+	if capturing, r := s.Capturing(); capturing || r != driver.Success {
+		return capturing, driver.CallStreamIsCapturing, r
+	}
+	return false, driver.CallStreamQuery, s.Ctx.Note(s.Ctx.sys.Drv.StreamQuery(s.Ctx.Handle, s.Handle))
+}
 
 // over says that what began last, or earlier, is over.
 func (t *taking) over(last uint64) {
