@@ -11,28 +11,60 @@ import (
 // the device that it lies on, at an address of its own for that time. Memory
 // that Recycle gave to its owner may be exported then. The caller has the memory
 // alone: nobody has written to it what is to be kept.
-func (h *Handle) Clean(op string, on *core.Stream) (err error) {
-	c, sys := on.Ctx, h.System()
+//
+// What the temporary address needs to be given back is tried once more by the
+// reclaimer where it fails; the error says so.
+func (h *Handle) Clean(op string, on *core.Stream) error {
+	sys := h.System()
 	p, r := sys.Drv.MemAddressReserve(h.Size, 0, 0)
 	if r != driver.Success {
 		return sys.Fail(op, driver.CallMemAddressReserve, r, core.Bytes(h.Size)+" of address space")
 	}
-	undo := func(call driver.Call, r driver.Result) {
-		if r == driver.Success || sys.Note(r, h.Devices()...).Lost() {
-			return
-		}
-		failed := sys.Fail(op, call, r, fmt.Sprintf("%s at %#x", core.Bytes(h.Size), uint64(p)))
-		if err == nil {
-			err = failed
-		} else {
-			err = fmt.Errorf("%w (and undoing it failed: %w)", err, failed)
-		}
+	mapped, underWay := false, false
+	err := h.zero(op, on, p, &mapped, &underWay)
+	if err == nil {
+		h.sharing.CompareAndSwap(stale, private)
 	}
-	defer func() { undo(driver.CallMemAddressFree, sys.Drv.MemAddressFree(p, h.Size)) }()
+	giveBack := func() error {
+		if h.Lost() != driver.Success {
+			return nil // closing drops what lies on a lost device
+		}
+		if mapped {
+			if r := sys.Drv.MemUnmap(p, h.Size); r != driver.Success {
+				return sys.Fail(op, driver.CallMemUnmap, r, core.Bytes(h.Size), h.Devices()...)
+			}
+			mapped = false
+		}
+		if r := sys.Drv.MemAddressFree(p, h.Size); r != driver.Success {
+			return sys.Fail(op, driver.CallMemAddressFree, r, core.Bytes(h.Size))
+		}
+		return nil
+	}
+	if underWay { // it must not find the address unmapped
+		f := new(core.Fence)
+		f.MindAll()
+		retry(sys, f, giveBack)
+		return err
+	}
+	undo := giveBack()
+	if undo == nil || h.Lost() != driver.Success {
+		return err
+	}
+	retry(sys, new(core.Fence), giveBack)
+	if err == nil {
+		return fmt.Errorf("%w (System.Drain tries it again)", undo)
+	}
+	return fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", err, undo)
+}
+
+// zero maps the memory at an address, sets it to zero there, and waits.
+// underWay says that the waiting failed.
+func (h *Handle) zero(op string, on *core.Stream, p driver.Ptr, mapped, underWay *bool) error {
+	c, sys := on.Ctx, h.System()
 	if r := sys.Drv.MemMap(p, h.Size, 0, h.Driver); r != driver.Success {
 		return sys.Fail(op, driver.CallMemMap, r, core.Bytes(h.Size), h.Devices()...)
 	}
-	defer func() { undo(driver.CallMemUnmap, sys.Drv.MemUnmap(p, h.Size)) }()
+	*mapped = true
 	access := []driver.AccessDesc{{Location: driver.Location{Type: driver.LocationDevice, ID: int32(c.Device)}, Flags: driver.AccessReadWrite}}
 	if r := sys.Drv.MemSetAccess(p, h.Size, access); r != driver.Success {
 		return sys.Fail(op, driver.CallMemSetAccess, r, core.Bytes(h.Size), c.Device)
@@ -40,20 +72,9 @@ func (h *Handle) Clean(op string, on *core.Stream) (err error) {
 	if r := sys.Drv.MemsetD8Async(c.Handle, p, 0, h.Size, on.Handle); r != driver.Success {
 		return c.Fail(op, driver.CallMemsetD8Async, r, core.Bytes(h.Size))
 	}
-	m, capturing, err := on.Mark(op)
-	if err == nil && capturing {
-		err = core.CapturingError(op, on)
+	if r := c.Note(sys.Drv.StreamSynchronize(c.Handle, on.Handle)); r != driver.Success {
+		*underWay = true
+		return c.Fail(op, driver.CallStreamSynchronize, r, core.Bytes(h.Size))
 	}
-	if err != nil {
-		// The work is under way, and must not find the address unmapped.
-		if r := c.Note(sys.Drv.StreamSynchronize(c.Handle, on.Handle)); r != driver.Success && !r.Lost() {
-			return fmt.Errorf("%w (and waiting for it failed: %w)", err, c.Fail(op, driver.CallStreamSynchronize, r, ""))
-		}
-		return err
-	}
-	if err := m.Wait(op); err != nil {
-		return err
-	}
-	h.sharing.CompareAndSwap(stale, private)
 	return nil
 }

@@ -140,9 +140,7 @@ func Abandon(op string, cause error, handles ...*Handle) error {
 		if r == driver.Success {
 			continue
 		}
-		life := new(core.Life)
-		life.Close()
-		h.System().Reclaim(new(core.Fence), life, func() error {
+		retry(h.System(), new(core.Fence), func() error {
 			if r := h.Release(); r != driver.Success {
 				return h.ReleaseError(op, r)
 			}
@@ -151,4 +149,11 @@ func Abandon(op string, cause error, handles ...*Handle) error {
 		cause = fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", cause, h.ReleaseError(op, r))
 	}
 	return cause
+}
+
+// retry has the reclaimer try a teardown once more, when the fence has passed.
+func retry(s *core.System, f *core.Fence, teardown func() error) {
+	life := new(core.Life)
+	life.Close()
+	s.Reclaim(f, life, teardown)
 }

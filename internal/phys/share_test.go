@@ -1,0 +1,180 @@
+//go:build linux
+
+package phys_test
+
+import (
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/stretchr/testify/require"
+)
+
+var shareable = func() driver.AllocationProp {
+	p := onDevice
+	p.RequestedHandleTypes = driver.HandlePosixFD
+	return p
+}()
+
+func createShareable(t *testing.T, s *core.System) *phys.Handle {
+	t.Helper()
+	h, r := phys.Create(s, 2*mib, shareable)
+	require.Equal(t, driver.Success, r)
+	return h
+}
+
+func released(t *testing.T, h *phys.Handle) {
+	t.Helper()
+	require.Equal(t, driver.Success, h.Release())
+}
+
+func exported(t *testing.T, h *phys.Handle) *os.File {
+	t.Helper()
+	fd, err := h.Export("test")
+	require.NoError(t, err)
+	return os.NewFile(uintptr(fd), "exported")
+}
+
+func TestExportedMemoryIsMarkedForEver(t *testing.T) {
+	m, s, sys := open(t)
+	h := createShareable(t, sys)
+	require.False(t, h.Exported())
+	file := exported(t, h)
+	require.True(t, h.Exported())
+	require.False(t, h.Recycle(), "somebody else may hold it")
+	again, err := phys.Import("test", sys, int(file.Fd()), 2*mib)
+	require.NoError(t, err)
+	require.NotEqual(t, h.ID, again.ID)
+	require.True(t, again.Exported())
+	require.False(t, again.Recycle())
+	require.Equal(t, driver.Location{Type: driver.LocationDevice}, again.Asked.Location)
+	require.Zero(t, again.Asked.RequestedHandleTypes)
+	_, err = again.Export("test")
+	require.ErrorIs(t, err, cuda.ErrNotSupported)
+	require.NoError(t, file.Close())
+
+	// What was released is not taken for free.
+	released(t, h)
+	require.Equal(t, 1, s.Stats().SharedReleased)
+	require.EqualValues(t, 2*mib, s.Stats().SharedReleasedBytes)
+	require.Equal(t, 1, m.Live()[sim.KindAllocation])
+	require.False(t, again.Over())
+	require.True(t, again.Revive())
+	released(t, again)
+	released(t, again)
+	require.True(t, again.Over())
+	require.False(t, again.Revive())
+	require.Equal(t, 1, s.Stats().SharedReleased)
+}
+
+func TestAnExportThatFailedMayStillBeHeld(t *testing.T) {
+	m, s, sys := open(t)
+	h := createShareable(t, sys)
+	m.Inject(sim.Fault{Call: "cuMemExportToShareableHandle", Result: int(driver.OperatingSystem)})
+	_, err := h.Export("test")
+	require.ErrorContains(t, err, "ulimit -n")
+	require.True(t, h.Exported())
+	released(t, h)
+	require.Equal(t, 1, s.Stats().SharedReleased)
+}
+
+func TestImportsThatFailLeaveNothing(t *testing.T) {
+	m, _, sys := open(t)
+	h := createShareable(t, sys)
+	defer released(t, h)
+	file := exported(t, h)
+	defer file.Close()
+	for _, c := range []struct {
+		calls []string
+		want  string
+	}{
+		{[]string{"cuMemImportFromShareableHandle"}, "cuMemImportFromShareableHandle answered"},
+		{[]string{"cuMemGetAllocationPropertiesFromHandle"}, "cuMemGetAllocationPropertiesFromHandle answered"},
+		{[]string{"cuMemGetAllocationPropertiesFromHandle", "cuMemRelease"}, "undoing it failed, which System.Drain tries again"},
+	} {
+		for _, call := range c.calls {
+			m.Inject(sim.Fault{Call: call, Result: int(driver.NotPermitted)})
+		}
+		_, err := phys.Import("test", sys, int(file.Fd()), 2*mib)
+		require.ErrorIs(t, err, cuda.ErrNotPermitted)
+		require.ErrorContains(t, err, c.want)
+		require.NoError(t, sys.Drain(t.Context()))
+		require.Equal(t, 1, m.Live()[sim.KindAllocation])
+	}
+	null, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	defer null.Close()
+	_, err = phys.Import("test", sys, int(null.Fd()), 2*mib)
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+}
+
+// mapped calls f with memory at an address that the device may use.
+func mapped(t *testing.T, sys *core.System, h *phys.Handle, f func(p driver.Ptr)) {
+	t.Helper()
+	d := sys.Drv
+	p, r := d.MemAddressReserve(h.Size, 0, 0)
+	require.Equal(t, driver.Success, r)
+	require.Equal(t, driver.Success, d.MemMap(p, h.Size, 0, h.Driver))
+	access := []driver.AccessDesc{{Location: driver.Location{Type: driver.LocationDevice}, Flags: driver.AccessReadWrite}}
+	require.Equal(t, driver.Success, d.MemSetAccess(p, h.Size, access))
+	f(p)
+	require.Equal(t, driver.Success, d.MemUnmap(p, h.Size))
+	require.Equal(t, driver.Success, d.MemAddressFree(p, h.Size))
+}
+
+// What an owner wrote never reaches another process when the memory goes to
+// another owner.
+func TestOldDataNeverCrosses(t *testing.T) {
+	m, s, sys := open(t)
+	transfer, err := s.Devices()[0].Transfer()
+	require.NoError(t, err)
+	h := createShareable(t, sys)
+	defer released(t, h)
+	mapped(t, sys, h, func(p driver.Ptr) {
+		require.NoError(t, transfer.Memset(cuda.Ptr(p), 0x5e, 2*mib))
+		require.NoError(t, transfer.Synchronize())
+	})
+	require.True(t, h.Recycle())
+	require.True(t, h.Recycle(), "it may go on to many")
+	_, err = h.Export("test")
+	require.ErrorIs(t, err, cuda.ErrNotPermitted)
+	require.ErrorContains(t, err, "earlier owner")
+
+	// Every call of the cleaning can fail; until it has succeeded nothing goes
+	// out.
+	calls := 0
+	m.OnCall(func(string) { calls++ })
+	require.NoError(t, h.Clean("test", core.StreamOf(transfer)))
+	m.OnCall(nil)
+	require.Greater(t, calls, 6)
+	file := exported(t, h)
+	defer file.Close()
+	i, err := phys.Import("test", sys, int(file.Fd()), 2*mib)
+	require.NoError(t, err)
+	defer released(t, i)
+	mapped(t, sys, i, func(p driver.Ptr) {
+		got, err := m.Bytes(uint64(p), 2*mib)
+		require.NoError(t, err)
+		require.False(t, slices.ContainsFunc(got, func(b byte) bool { return b != 0 }))
+	})
+
+	for k := range calls {
+		h := createShareable(t, sys)
+		require.True(t, h.Recycle())
+		m.Inject(sim.Fault{After: k, Result: int(driver.Unknown)})
+		err := h.Clean("test", core.StreamOf(transfer))
+		m.ClearFaults()
+		require.Error(t, err, "call %d", k)
+		require.NoError(t, sys.Drain(t.Context()))
+		if k < calls-2 { // the last two give the address back
+			_, err = h.Export("test")
+			require.ErrorIs(t, err, cuda.ErrNotPermitted, "call %d", k)
+		}
+		released(t, h)
+	}
+}
