@@ -165,6 +165,7 @@ var unsafeCalls = [driver.CallCount]bool{
 	driver.CallMemHostAlloc: true, driver.CallMemFreeHost: true,
 	driver.CallMemHostRegister: true, driver.CallMemHostUnregister: true,
 	driver.CallMemAlloc: true, driver.CallMemFree: true, driver.CallMemAllocManaged: true,
+	driver.CallMemAdvise: true, driver.CallMemAdviseV1: true, driver.CallStreamAttachMemAsync: true,
 }
 
 // guardCaptures invalidates the captures that a call of the calling thread

@@ -106,19 +106,19 @@ func (m *Machine) checkPlace(l driver.Location) (driver.Location, driver.Result)
 		d := m.device(driver.Device(l.ID))
 		switch {
 		case d == nil:
-			return l, driver.InvalidValue
+			return l, driver.InvalidDevice
 		case !d.concurrent():
 			return l, driver.InvalidDevice
 		}
 		return l, driver.Success
 	case driver.LocationHost:
-		return driver.Location{Type: driver.LocationHost}, driver.Success
+		return driver.Location{Type: driver.LocationHost, ID: driver.DeviceCPU}, driver.Success
 	case driver.LocationHostNUMA:
 		if l.ID == 0 { // the only node
 			return l, driver.Success
 		}
 	case driver.LocationHostNUMACurrent:
-		return driver.Location{Type: driver.LocationHostNUMA}, driver.Success
+		return driver.Location{Type: driver.LocationHostNUMACurrent}, driver.Success
 	}
 	return l, driver.InvalidValue
 }
@@ -161,6 +161,9 @@ func (a *api) advise(call driver.Call, c driver.Context, p driver.Ptr, n uint64,
 		if advice != driver.AdviseSetPreferredLocation && l.Type != driver.LocationDevice && l.Type != driver.LocationHost {
 			return driver.InvalidValue
 		}
+		if l.Type == driver.LocationDevice && a.m.device(driver.Device(l.ID)) == nil {
+			return driver.InvalidValue
+		}
 		var result driver.Result
 		if l, result = a.m.checkPlace(l); result != driver.Success {
 			return result
@@ -178,6 +181,9 @@ func (a *api) advise(call driver.Call, c driver.Context, p driver.Ptr, n uint64,
 			a.m.dropCopies(s, pg)
 		case driver.AdviseSetPreferredLocation:
 			pg.preferred = l
+			if l.Type != driver.LocationDevice && l.Type != driver.LocationHost {
+				pg.preferred = driver.Location{} // as the real driver: it takes nodes, and forgets them
+			}
 		case driver.AdviseUnsetPreferredLocation:
 			pg.preferred = driver.Location{}
 		case driver.AdviseSetAccessedBy:

@@ -162,17 +162,24 @@ var managedRules = []Case{
 	},
 	{
 		Name:  "preferred location and last prefetch location",
-		Says:  "type and id are read back each on its own",
+		Says:  "type and id are read back each on its own; a preferred HOST_NUMA or HOST_NUMA_CURRENT reads as none (0 and -2), a prefetch there as what was asked for",
 		Needs: needs(concurrentAccess, locationForms),
 		Run: func(t *T) {
 			p := t.managed(2 * mib)
 			dev := deviceLocation(t.Device)
-			t.ok(t.D.MemAdvise(t.ctx, p, 2*mib, driver.AdviseSetPreferredLocation, nodeZero), "prefer node 0")
-			t.ok(t.D.MemPrefetchAsync(t.ctx, p, 2*mib, dev, t.stream), "prefetch to the device")
-			t.rangeReads(driver.RangePreferredType, p, 2*mib, int32(driver.LocationHostNUMA))
-			t.rangeReads(driver.RangePreferredID, p, 2*mib, 0)
-			t.rangeReads(driver.RangeLastPrefetchType, p, 2*mib, int32(driver.LocationDevice))
-			t.rangeReads(driver.RangeLastPrefetchID, p, 2*mib, dev.ID)
+			for _, c := range []struct{ asked, preferred, fetched driver.Location }{
+				{dev, dev, dev},
+				{theHost, driver.Location{Type: driver.LocationHost, ID: -1}, driver.Location{Type: driver.LocationHost, ID: -1}},
+				{nodeZero, driver.Location{ID: -2}, nodeZero},
+				{currentNode, driver.Location{ID: -2}, currentNode},
+			} {
+				t.ok(t.D.MemAdvise(t.ctx, p, 2*mib, driver.AdviseSetPreferredLocation, c.asked), "prefer %+v", c.asked)
+				t.ok(t.D.MemPrefetchAsync(t.ctx, p, 2*mib, c.asked, t.stream), "prefetch to %+v", c.asked)
+				t.rangeReads(driver.RangePreferredType, p, 2*mib, int32(c.preferred.Type))
+				t.rangeReads(driver.RangePreferredID, p, 2*mib, c.preferred.ID)
+				t.rangeReads(driver.RangeLastPrefetchType, p, 2*mib, int32(c.fetched.Type))
+				t.rangeReads(driver.RangeLastPrefetchID, p, 2*mib, c.fetched.ID)
+			}
 			t.ok(t.D.StreamSynchronize(t.ctx, t.stream), "synchronize")
 		},
 	},
@@ -196,7 +203,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ cuMemAllocManaged of 0 bytes, with no attachment, or attached to a single stream",
+		Name:  "cuMemAllocManaged of 0 bytes, with no attachment, or attached to a single stream",
 		Says:  "INVALID_VALUE",
 		Needs: needs(managedMemory),
 		Run: func(t *T) {
@@ -210,7 +217,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ a managed allocation's pointer attributes",
+		Name:  "a managed allocation's pointer attributes",
 		Says:  "it is managed, and its start and size are those that were asked for",
 		Needs: needs(managedMemory),
 		Run: func(t *T) {
@@ -228,7 +235,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ two managed allocations of a page each",
+		Name:  "two managed allocations of a page each",
 		Says:  "share no page",
 		Needs: needs(managedMemory),
 		Run: func(t *T) {
@@ -240,7 +247,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ managed memory at one address",
+		Name:  "managed memory at one address",
 		Says:  "the CPU reads what the device wrote, and the device what the CPU wrote",
 		Needs: needs(managedMemory, cpuReaches),
 		Run: func(t *T) {
@@ -259,7 +266,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ the CPU at managed memory of a device with concurrent access while work runs there",
+		Name:  "the CPU at managed memory of a device with concurrent access while work runs there",
 		Says:  "works",
 		Needs: needs(concurrentAccess, cpuReaches),
 		Run: func(t *T) {
@@ -275,7 +282,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ range attributes of new managed memory",
+		Name:  "range attributes of new managed memory",
 		Says:  "not read mostly, no preferred location, accessed by none, never prefetched",
 		Needs: needs(managedMemory),
 		Run: func(t *T) {
@@ -291,7 +298,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ range attributes of memory that is not managed",
+		Name:  "range attributes of memory that is not managed",
 		Says:  "INVALID_VALUE",
 		Needs: needs(managedMemory),
 		Run: func(t *T) {
@@ -303,7 +310,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ advice, where half of a range has it",
+		Name:  "advice, where half of a range has it",
 		Says:  "the whole reads as without it, the half with it",
 		Needs: needs(concurrentAccess),
 		Run: func(t *T) {
@@ -323,7 +330,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ last prefetch location, where half of a range was prefetched to a device and the other half never",
+		Name:  "last prefetch location, where half of a range was prefetched to a device and the other half never",
 		Says:  "none for the whole, the device for the half",
 		Needs: needs(concurrentAccess),
 		Run: func(t *T) {
@@ -337,7 +344,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ last prefetch location while the stream has not come to the prefetch yet",
+		Name:  "last prefetch location while the stream has not come to the prefetch yet",
 		Says:  "what was asked for, as soon as the call has answered",
 		Needs: needs(concurrentAccess),
 		Run: func(t *T) {
@@ -353,7 +360,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ several range attributes in one call",
+		Name:  "several range attributes in one call",
 		Says:  "the same as one by one",
 		Needs: needs(concurrentAccess),
 		Run: func(t *T) {
@@ -369,19 +376,19 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ prefetch of 0 bytes, past the end of the allocation, or to a device behind the last one",
-		Says:  "INVALID_VALUE",
+		Name:  "prefetch of 0 bytes or past the end of the allocation; prefetch to a device behind the last one",
+		Says:  "INVALID_VALUE; INVALID_DEVICE",
 		Needs: needs(concurrentAccess, locationForms),
 		Run: func(t *T) {
 			p := t.managed(2 * mib)
 			dev := deviceLocation(t.Device)
 			t.answers(driver.InvalidValue, t.D.MemPrefetchAsync(t.ctx, p, 0, dev, t.stream), "0 bytes")
 			t.answers(driver.InvalidValue, t.D.MemPrefetchAsync(t.ctx, p, 64*mib, dev, t.stream), "past the end")
-			t.answers(driver.InvalidValue, t.D.MemPrefetchAsync(t.ctx, p, 2*mib, t.absentDevice(), t.stream), "an absent device")
+			t.answers(driver.InvalidDevice, t.D.MemPrefetchAsync(t.ctx, p, 2*mib, t.absentDevice(), t.stream), "an absent device")
 		},
 	},
 	{
-		Name:  "‡ prefetch to HOST, to HOST_NUMA and to HOST_NUMA_CURRENT",
+		Name:  "prefetch to HOST, to HOST_NUMA and to HOST_NUMA_CURRENT",
 		Says:  "success, and the contents stay",
 		Needs: needs(concurrentAccess, locationForms),
 		Run: func(t *T) {
@@ -394,7 +401,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ the first form of advise and prefetch, with a device's ordinal",
+		Name:  "the first form of advise and prefetch, with a device's ordinal",
 		Says:  "as the second form with the device, or with HOST for -1",
 		Needs: needs(concurrentAccess, ordinalForms),
 		Run: func(t *T) {
@@ -412,7 +419,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ the batch calls without ranges, or with locations that do not begin with the first range",
+		Name:  "the batch calls without ranges, or with locations that do not begin with the first range",
 		Says:  "INVALID_VALUE",
 		Needs: needs(concurrentAccess, batches),
 		Run: func(t *T) {
@@ -424,7 +431,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ the arrays of a batch, changed before the stream comes to it",
+		Name:  "the arrays of a batch, changed before the stream comes to it",
 		Says:  "do not matter: they were read when the call answered",
 		Needs: needs(concurrentAccess, batches),
 		Run: func(t *T) {
@@ -446,7 +453,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ the batch calls and cuStreamAttachMemAsync on the capturing stream",
+		Name:  "the batch calls and cuStreamAttachMemAsync on the capturing stream",
 		Says:  "STREAM_CAPTURE_UNSUPPORTED, and the capture is invalidated",
 		Needs: needs(concurrentAccess, batches),
 		Run: func(t *T) {
@@ -469,7 +476,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ cuMemAllocManaged, advice, prefetch and range attributes while work runs on another stream",
+		Name:  "cuMemAllocManaged, advice, prefetch and range attributes while work runs on another stream",
 		Says:  "do not wait for it",
 		Needs: needs(concurrentAccess),
 		Run: func(t *T) {
@@ -490,7 +497,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ cuStreamAttachMemAsync of a whole allocation, globally, to the host and to a created stream",
+		Name:  "cuStreamAttachMemAsync of a whole allocation, globally, to the host and to a created stream",
 		Says:  "success",
 		Needs: needs(managedMemory),
 		Run: func(t *T) {
@@ -504,7 +511,7 @@ var managedRules = []Case{
 		},
 	},
 	{
-		Name:  "‡ cuStreamAttachMemAsync of part of an allocation, of memory that is not managed, or to the legacy stream alone",
+		Name:  "cuStreamAttachMemAsync of part of an allocation, of memory that is not managed, or to the legacy stream alone",
 		Says:  "INVALID_VALUE",
 		Needs: needs(managedMemory),
 		Run: func(t *T) {
@@ -656,13 +663,13 @@ var managedMatrix = []matrixCall{
 			return r
 		}
 	}},
-	{"‡ cuMemFree of managed memory", unsafeCall, needs(managedMemory), func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"cuMemFree of managed memory", unsafeCall, needs(managedMemory), func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
 		p, r := t.D.MemAllocManaged(t.ctx, mib, driver.AttachGlobal)
 		t.ok(r, "cuMemAllocManaged")
 		free := t.once("managed memory", func(d driver.Driver) driver.Result { return d.MemFree(t.ctx, p) })
 		return func(f driver.Foreign) driver.Result { return free(f) }
 	}},
-	{"‡ advice for managed memory", harmless, needs(concurrentAccess), func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"advice for managed memory", unsafeCall, needs(concurrentAccess), func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
 		p := t.managed(mib)
 		return func(f driver.Foreign) driver.Result {
 			if f.Has(driver.CallMemAdvise) {
@@ -671,20 +678,20 @@ var managedMatrix = []matrixCall{
 			return f.MemAdviseV1(t.ctx, p, mib, driver.AdviseSetAccessedBy, driver.DeviceCPU)
 		}
 	}},
-	{"‡ range attribute of managed memory", harmless, needs(managedMemory), func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"range attribute of managed memory", harmless, needs(managedMemory), func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
 		p := t.managed(mib)
 		return func(f driver.Foreign) driver.Result {
 			var v [1]int32
 			return f.MemRangeGetAttribute(t.ctx, driver.RangeReadMostly, p, mib, v[:])
 		}
 	}},
-	{"‡ prefetch of managed memory", harmless, needs(concurrentAccess), func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"prefetch of managed memory", harmless, needs(concurrentAccess), func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
 		p := t.managed(mib)
 		return func(f driver.Foreign) driver.Result {
 			return prefetchWith(f, t.ctx, p, mib, deviceLocation(t.Device), s)
 		}
 	}},
-	{"‡ batch prefetch and discard of managed memory", harmless, needs(concurrentAccess, batches), func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"batch prefetch and discard of managed memory", harmless, needs(concurrentAccess, batches), func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
 		p := []driver.Ptr{t.managed(mib)}
 		return func(f driver.Foreign) driver.Result {
 			if r := f.MemPrefetchBatchAsync(t.ctx, p, []uint64{mib}, []driver.Location{theHost}, []uint64{0}, s); r != driver.Success {
@@ -693,7 +700,7 @@ var managedMatrix = []matrixCall{
 			return f.MemDiscardBatchAsync(t.ctx, p, []uint64{mib}, s)
 		}
 	}},
-	{"‡ stream attach of managed memory", harmless, needs(managedMemory), func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"stream attach of managed memory", unsafeCall, needs(managedMemory), func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
 		p := t.managed(mib)
 		return func(f driver.Foreign) driver.Result {
 			return f.StreamAttachMemAsync(t.ctx, s, p, 0, driver.AttachGlobal)

@@ -151,7 +151,7 @@ var running = []Case{
 		},
 	},
 	{
-		Name:  "‡ the same, written by a stream of the other process, which registered the page too",
+		Name:  "the same, written by a stream of the other process, which registered the page too",
 		Says:  "the stream goes on",
 		Needs: needs(streamMemoryOps),
 		Run: func(t *T) {
@@ -162,7 +162,7 @@ var running = []Case{
 		},
 	},
 	{
-		Name:  "‡ the same, and the other process is killed before it writes",
+		Name:  "the same, and the other process is killed before it writes",
 		Says:  "the stream waits on, until this process's CPU writes the value",
 		Needs: needs(streamMemoryOps),
 		Run: func(t *T) {

@@ -45,7 +45,7 @@ var ways = []way{
 		},
 	},
 	{
-		name: "‡ cuMemFree of managed memory", covers: wholeContext, stalls: true,
+		name: "cuMemFree of managed memory", covers: wholeContext, stalls: true,
 		prepare: func(t *T, _ driver.Stream) func() driver.Result {
 			p, r := t.D.MemAllocManaged(t.ctx, mib, driver.AttachGlobal)
 			t.ok(r, "cuMemAllocManaged")
