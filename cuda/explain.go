@@ -39,6 +39,11 @@ type explanation struct {
 	hint string
 }
 
+const (
+	notManagedHint    = "the range must be managed memory, within one allocation"
+	notConcurrentHint = "a device without concurrent managed access pages nothing: do without advice and prefetches, or hide it with CUDA_VISIBLE_DEVICES"
+)
+
 var byCall = map[callResult]explanation{
 	{driver.CallMemAddressReserve, driver.OutOfMemory}: {core.OutOfAddressSpace,
 		"reserve a smaller range; physical memory is not what ran out"},
@@ -60,6 +65,23 @@ var byCall = map[callResult]explanation{
 		"create the memory with this handle type; an imported handle cannot be exported again, but its descriptor can be forwarded"},
 	{driver.CallMemCreate, driver.NotPermitted}: {core.NotPermitted,
 		"fabric handles need an IMEX channel that this process may open; ask for descriptors instead"},
+	{driver.CallMemAllocManaged, driver.OutOfMemory}: {core.OutOfMemory,
+		"ask for less: managed memory may exceed the device's only where that has concurrent managed access, and then not what the host has beside it"},
+	{driver.CallMemAllocManaged, driver.NotSupported}: {core.NotSupported,
+		"the device has no managed memory"},
+	{driver.CallMemAdvise, driver.InvalidValue}:             {core.InvalidArgument, notManagedHint},
+	{driver.CallMemAdviseV1, driver.InvalidValue}:           {core.InvalidArgument, notManagedHint},
+	{driver.CallMemPrefetchAsync, driver.InvalidValue}:      {core.InvalidArgument, notManagedHint},
+	{driver.CallMemPrefetchAsyncV1, driver.InvalidValue}:    {core.InvalidArgument, notManagedHint},
+	{driver.CallMemRangeGetAttribute, driver.InvalidValue}:  {core.InvalidArgument, notManagedHint},
+	{driver.CallMemAdvise, driver.InvalidDevice}:            {core.NotSupported, notConcurrentHint},
+	{driver.CallMemAdviseV1, driver.InvalidDevice}:          {core.NotSupported, notConcurrentHint},
+	{driver.CallMemPrefetchAsync, driver.InvalidDevice}:     {core.NotSupported, notConcurrentHint},
+	{driver.CallMemPrefetchAsyncV1, driver.InvalidDevice}:   {core.NotSupported, notConcurrentHint},
+	{driver.CallMemPrefetchBatchAsync, driver.NotSupported}: {core.NotSupported, notConcurrentHint},
+	{driver.CallMemDiscardBatchAsync, driver.NotSupported}:  {core.NotSupported, notConcurrentHint},
+	{driver.CallStreamAttachMemAsync, driver.InvalidValue}: {core.InvalidArgument,
+		"memory is attached whole, by its first address, and never to the legacy default stream"},
 	{driver.CallModuleLoadData, driver.InvalidImage}: {core.InvalidArgument,
 		"pass PTX text, a cubin, or a fat binary"},
 	{driver.CallModuleLoadData, driver.InvalidPTX}: {core.InvalidArgument,

@@ -59,6 +59,12 @@ func OnHost() Location { return Location{Type: LocationHost} }
 // OnHostNUMA is a NUMA node of the host.
 func OnHostNUMA(node int) Location { return Location{LocationHostNUMA, node} }
 
+// OnCurrentNUMA is the NUMA node of the host on which the calling goroutine's
+// thread runs when the location is used. Goroutines move between threads: lock
+// the goroutine to its thread (runtime.LockOSThread), and the thread to a
+// processor, where it matters.
+func OnCurrentNUMA() Location { return Location{Type: LocationHostNUMACurrent} }
+
 // String writes the location: "device 0".
 func (l Location) String() string {
 	if l.Type == LocationDevice || l.Type == LocationHostNUMA {

@@ -203,13 +203,7 @@ func (s *System) Drain(ctx context.Context) error {
 }
 
 // waitAll waits for all work on all devices, as far as contexts are known.
-func (s *System) waitAll(op string) error {
-	all := make([]driver.Device, len(s.devices))
-	for i, d := range s.devices {
-		all[i] = d.dev
-	}
-	return s.core.WaitDevices(op, all)
-}
+func (s *System) waitAll(op string) error { return s.core.WaitAll(op) }
 
 // Stats are counts of a System's live objects.
 type Stats struct {
@@ -236,6 +230,9 @@ type Stats struct {
 	// HostBuffers that are open, and their bytes.
 	HostBuffers int
 	HostBytes   uint64
+	// Managed allocations of managed memory, and their bytes.
+	Managed      int
+	ManagedBytes uint64
 	// Pending closed objects that wait for the GPU.
 	Pending int
 	// Lost objects were collected without Close.
@@ -253,6 +250,7 @@ func (s *System) Stats() Stats {
 	st.Events, _ = s.core.LiveCount(core.KindEvent)
 	st.Graphs, st.GraphBytes = s.core.LiveCount(core.KindGraph)
 	st.HostBuffers, st.HostBytes = s.core.LiveCount(core.KindHostBuffer)
+	st.Managed, st.ManagedBytes = s.core.LiveCount(core.KindManaged)
 	st.Pending = s.core.PendingReclaims()
 	st.Lost = s.core.LostCount()
 	return st

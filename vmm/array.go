@@ -3,7 +3,6 @@ package vmm
 import (
 	"fmt"
 	"math"
-	"reflect"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -19,7 +18,7 @@ type Array[T any] struct{ buf *Buffer }
 // NewArray makes an empty array. The options count in bytes. The caller closes
 // it.
 func NewArray[T any](d *cuda.Device, o BufferOptions) (*Array[T], error) {
-	if err := checkElement[T]("vmm.NewArray"); err != nil {
+	if err := core.CheckElement[T]("vmm.NewArray"); err != nil {
 		return nil, err
 	}
 	b, err := NewBuffer(d, o)
@@ -36,7 +35,7 @@ func ArrayOf[T any](b *Buffer) (*Array[T], error) {
 	if b == nil {
 		return nil, errNilBuffer(op)
 	}
-	if err := checkElement[T](op); err != nil {
+	if err := core.CheckElement[T](op); err != nil {
 		return nil, err
 	}
 	if err := checkWhole[T](op, b.b); err != nil {
@@ -53,37 +52,6 @@ func checkWhole[T any](op string, b *buffer) error {
 			"resize the buffer to a multiple first")
 	}
 	return nil
-}
-
-func checkElement[T any](op string) error {
-	t := reflect.TypeFor[T]()
-	if t.Size() == 0 {
-		return core.Invalid(op, fmt.Sprintf("elements of type %v, which have no size", t), "use a type with a size")
-	}
-	if path := pointerIn(t); path != "" {
-		return core.Invalid(op, fmt.Sprintf("elements of type %v, in which %s is a pointer to Go memory", t, path),
-			"use numbers, booleans, and arrays and structs of those: the GPU cannot follow Go's pointers")
-	}
-	return nil
-}
-
-// pointerIn names a part of the type that is no plain data, or nothing.
-func pointerIn(t reflect.Type) string {
-	switch k := t.Kind(); {
-	case k >= reflect.Bool && k <= reflect.Complex128:
-		return ""
-	case k == reflect.Array:
-		return pointerIn(t.Elem())
-	case k == reflect.Struct:
-		for i := range t.NumField() {
-			f := t.Field(i)
-			if inner := pointerIn(f.Type); inner != "" {
-				return f.Name + " (" + inner + ")"
-			}
-		}
-		return ""
-	}
-	return t.String()
 }
 
 // Buffer is the array's memory by the byte.

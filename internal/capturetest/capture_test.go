@@ -22,6 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var tables = map[string]table{
 	"cuda":      cudaCases,
 	"cuda/auto": autoCases,
+	"managed":   managedCases,
 	"vmm":       vmmCases,
 }
 
@@ -83,6 +84,7 @@ func TestTheSameOperationsEndACaptureInTheThreadsOwnMode(t *testing.T) {
 		for folder, names := range map[string][]string{
 			"cuda": {"Device.NewHostBuffer", "Device.Context", "Event.Done", "Event.Synchronize", "HostBuffer.Close",
 				"Module.Close", "Stream.Close", "Stream.Done", "Stream.Download", "Stream.Synchronize", "Stream.Upload", "System.TrimHost"},
+			"managed": {"New", "Allocator.Close", "Buffer.Close", "Range.Host"},
 			"vmm": {"Buffer.Append", "Buffer.Close", "Buffer.Clip", "Buffer.SetAccess", "Mapping.Close",
 				"Slice.CopyTo", "Writer.ReadFrom"},
 		} {

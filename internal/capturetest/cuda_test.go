@@ -28,6 +28,7 @@ var cudaCases = join(
 		"Error.Unwrap":         func(w *world) func() error { return failing(w, func(e *cuda.Error) { _ = e.Unwrap() }) },
 		"OnDevice":             nothing(func() any { return cuda.OnDevice(0) }),
 		"OnHost":               nothing(func() any { return cuda.OnHost() }),
+		"OnCurrentNUMA":        nothing(func() any { return cuda.OnCurrentNUMA() }),
 		"OnHostNUMA":           nothing(func() any { return cuda.OnHostNUMA(0) }),
 		"Threads":              nothing(func() any { return cuda.Threads(1) }),
 		"WithLibrary":          nothing(func() any { return cuda.WithLibrary("") }),

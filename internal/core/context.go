@@ -98,6 +98,16 @@ func (s *System) WaitDevices(op string, devices []driver.Device) error {
 	return nil
 }
 
+// WaitAll is WaitDevices for all devices.
+func (s *System) WaitAll(op string) error {
+	for _, c := range s.knownContexts() {
+		if err := c.waitWork(op); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (s *System) knownContexts() []*Context {
 	s.mu.Lock()
 	defer s.mu.Unlock()

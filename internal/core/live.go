@@ -22,10 +22,11 @@ const (
 	KindHostBuffer
 	KindModule
 	KindGraph
+	KindManaged
 	kindCount
 )
 
-var kindNames = [kindCount]string{"reservation", "allocation", "mapping", "buffer", "stream", "event", "host buffer", "module", "graph"}
+var kindNames = [kindCount]string{"reservation", "allocation", "mapping", "buffer", "stream", "event", "host buffer", "module", "graph", "managed memory"}
 
 // String names the kind.
 func (k ObjectKind) String() string { return kindNames[k] }

@@ -73,6 +73,23 @@ func (s *Stream) Capturing() (bool, driver.Result) {
 	return status != driver.CaptureNone, s.Ctx.Note(r)
 }
 
+// CapturingStream is a known stream that captures a graph, nil where none does.
+func (s *System) CapturingStream() (*Stream, driver.Result) {
+	for _, c := range s.knownContexts() {
+		for _, st := range c.knownStreams() {
+			if !st.Hold() {
+				continue // closed streams do not capture
+			}
+			capturing, r := st.Capturing()
+			st.Drop()
+			if capturing || r != driver.Success {
+				return st, r
+			}
+		}
+	}
+	return nil, driver.Success
+}
+
 // Capture asks the driver which capture the stream takes part in. The id is
 // unique in the process, and 0 where there is none or the driver does not tell
 // (of a capture that is broken, and of the legacy stream while a blocking

@@ -1,0 +1,128 @@
+package managed
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+)
+
+// Allocator makes managed memory on a device that lives no longer than itself:
+// closing it frees the memory, and every Buffer of it, clones too, answers
+// ErrClosed from then on. Its methods are safe for concurrent use.
+type Allocator struct{ a *allocator }
+
+// allocator is what its memory knows of it.
+type allocator struct {
+	closer  core.Closer
+	dev     *cuda.Device
+	options Options
+
+	mu    sync.Mutex
+	live  map[*memory]struct{}
+	stats Stats
+}
+
+// Stats are an Allocator's counts.
+type Stats struct {
+	// Live allocations, and their bytes, now.
+	Live  int
+	Bytes uint64
+	// PeakBytes is the most that Bytes ever was.
+	PeakBytes uint64
+	// Made and Freed are allocations ever.
+	Made, Freed uint64
+}
+
+// NewAllocator makes an allocator, whose memory gets the options. The stream in
+// them serves allocations that name none. The caller closes it.
+func NewAllocator(d *cuda.Device, o Options) (*Allocator, error) {
+	const op = "managed.NewAllocator"
+	if d == nil {
+		return nil, core.Invalid(op, "a nil device", "take one from System.Devices")
+	}
+	if err := o.check(op, core.SystemOf(d)); err != nil {
+		return nil, err
+	}
+	return &Allocator{&allocator{dev: d, options: o, live: map[*memory]struct{}{}}}, nil
+}
+
+// New makes n bytes, and prefetches on the stream what the placement prefetches;
+// nil stands for the stream of the options. The caller closes the buffer, or the
+// allocator.
+func (a *Allocator) New(s *cuda.Stream, n int) (*Buffer, error) {
+	const op = "managed.Allocator.New"
+	if !a.a.closer.Hold() {
+		return nil, core.ClosedError(op, "allocator")
+	}
+	defer a.a.closer.Drop()
+	o := a.a.options
+	if s != nil {
+		o.Stream = s
+	}
+	return newBuffer(op, a.a.dev, n, o, a.a)
+}
+
+// Device is the device of the memory.
+func (a *Allocator) Device() *cuda.Device { return a.a.dev }
+
+// Stats are the counts now.
+func (a *Allocator) Stats() Stats {
+	a.a.mu.Lock()
+	defer a.a.mu.Unlock()
+	return a.a.stats
+}
+
+// Close waits for all work that could use the memory, once, and frees all of it.
+// Buffers that are still open need no Close any more, though it does no harm.
+// While Host runs on one of them it waits for that. Where the driver does not
+// take memory back, the rest is freed, and Close may be called again.
+func (a *Allocator) Close() error {
+	const op = "managed.Allocator.Close"
+	return a.a.closer.Close(func() error {
+		a.a.mu.Lock()
+		all := slices.Collect(maps.Keys(a.a.live))
+		a.a.mu.Unlock()
+		if len(all) == 0 {
+			return nil
+		}
+		for _, m := range all {
+			m.life.Close() // nothing new begins on any
+		}
+		for _, m := range all {
+			m.life.Wait()
+		}
+		if err := all[0].sys.WaitAll(op); err != nil {
+			return err
+		}
+		var errs []error
+		for _, m := range all {
+			m.mu.Lock()
+			errs = append(errs, m.free(op, false))
+			m.mu.Unlock()
+		}
+		return errors.Join(errs...)
+	})
+}
+
+func (a *allocator) made(m *memory) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.live[m] = struct{}{}
+	a.stats.Live++
+	a.stats.Made++
+	a.stats.Bytes += m.size
+	a.stats.PeakBytes = max(a.stats.PeakBytes, a.stats.Bytes)
+}
+
+func (a *allocator) freed(m *memory) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.live, m)
+	a.stats.Live--
+	a.stats.Freed++
+	a.stats.Bytes -= m.size
+}

@@ -1,0 +1,269 @@
+package managed
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
+)
+
+// Attachment says who may touch managed memory of a device without concurrent
+// managed access. On other devices it changes nothing.
+type Attachment uint8
+
+const (
+	// AttachGlobal, the default: every stream of every device.
+	AttachGlobal Attachment = iota
+	// AttachHost: the CPU alone, which may then touch the memory while devices
+	// work on other memory.
+	AttachHost
+	// AttachStream: one stream and, while that has no work, the CPU. When the
+	// stream is closed the memory is attached as it was allocated: to the CPU.
+	AttachStream
+)
+
+// String names the attachment.
+func (a Attachment) String() string {
+	switch a {
+	case AttachGlobal:
+		return "global"
+	case AttachHost:
+		return "host"
+	case AttachStream:
+		return "stream"
+	}
+	return fmt.Sprintf("Attachment(%d)", uint8(a))
+}
+
+// Options describe managed memory. The zero value is memory that is attached to
+// everybody and lies nowhere until it is touched.
+type Options struct {
+	// Attach says who may touch the memory.
+	Attach Attachment
+	// Stream is the one that AttachStream names, and on which the placement's
+	// prefetches run. Without one they run on the device's own stream, and the
+	// allocation waits for them.
+	Stream *cuda.Stream
+	// Placement says where the memory is to lie; nil leaves it to who touches it.
+	Placement Placement
+}
+
+// Buffer is managed memory. It is the Range of all of it, and so has a Range's
+// methods. Methods are safe for concurrent use.
+type Buffer struct {
+	Range
+	cleanup runtime.Cleanup
+}
+
+// handle is what a Buffer and its Ranges have in common: a count of the memory.
+type handle struct {
+	closer core.Closer
+	m      *memory
+}
+
+// maxBytes is more than any machine has; sizes above it would overflow the
+// rounding.
+const maxBytes = 1 << 50
+
+// New makes n bytes of managed memory on the device, in whole pages of the host.
+// The caller closes it. Its contents are undefined. Managed memory may be larger
+// than the device's where that has concurrent managed access: what was not
+// touched for long is moved to the host.
+func New(d *cuda.Device, n int, o Options) (*Buffer, error) {
+	return newBuffer("managed.New", d, n, o, nil)
+}
+
+func newBuffer(op string, d *cuda.Device, n int, o Options, from *allocator) (*Buffer, error) {
+	switch {
+	case d == nil:
+		return nil, core.Invalid(op, "a nil device", "take one from System.Devices")
+	case n <= 0:
+		return nil, core.Invalid(op, fmt.Sprintf("%d bytes", n), "ask for at least one byte")
+	case n > maxBytes:
+		return nil, core.Invalid(op, core.Bytes(n), "no machine has that much: ask for less")
+	}
+	sys := core.SystemOf(d)
+	if err := o.check(op, sys); err != nil {
+		return nil, err
+	}
+	ctx, err := core.ContextOf(d)
+	if err != nil {
+		return nil, err
+	}
+	if sys.Attribute(ctx.Device, driver.AttrManagedMemory) == 0 {
+		return nil, core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: d.String() + " has no managed memory",
+			Hint: "use the package vmm"})
+	}
+	// Whole pages, so that advice for one buffer never reaches another's.
+	page := osmem.PageSize()
+	size := (uint64(n) + page - 1) / page * page
+	flags := driver.AttachGlobal
+	if o.Attach != AttachGlobal {
+		flags = driver.AttachHost
+	}
+	m := &memory{sys: sys, dev: d, ctx: ctx, size: uint64(n), from: from, refs: 1}
+	var r driver.Result
+	if r = ctx.Lost(); r == driver.Success {
+		r = sys.Allocate(size, func() (r driver.Result) {
+			m.ptr, r = sys.Drv.MemAllocManaged(ctx.Handle, size, flags)
+			return r
+		})
+	}
+	if r != driver.Success {
+		return nil, ctx.Fail(op, driver.CallMemAllocManaged, r, fmt.Sprintf("%s of managed memory on %v", core.Bytes(n), d))
+	}
+	sys.Track(&m.Object, core.KindManaged, m.size)
+	if from != nil {
+		from.made(m)
+	}
+	b := &Buffer{Range: Range{h: &handle{m: m}, n: m.size}}
+	if err := b.prepare(op, o); err != nil {
+		if undo := m.drop(op); undo != nil {
+			err = fmt.Errorf("%w (and freeing the memory failed: %w)", err, undo)
+		}
+		return nil, err
+	}
+	b.cleanup = core.Watch(b, &m.Object)
+	return b, nil
+}
+
+// check refuses options that could never work.
+func (o Options) check(op string, sys *core.System) error {
+	switch {
+	case o.Attach > AttachStream:
+		return core.Invalid(op, o.Attach.String(), "use AttachGlobal, AttachHost or AttachStream")
+	case o.Attach == AttachStream && o.Stream == nil:
+		return core.Invalid(op, "an attachment to a stream without a stream", "name it in Options.Stream")
+	}
+	return checkStream(op, sys, o.Stream)
+}
+
+// checkStream refuses streams of another System, and closed ones. None is the
+// device's own.
+func checkStream(op string, sys *core.System, s *cuda.Stream) error {
+	if s == nil {
+		return nil
+	}
+	st := core.StreamOf(s)
+	if err := st.Use(op, sys); err != nil {
+		return err
+	}
+	st.Drop()
+	return nil
+}
+
+// prepare attaches and places new memory.
+func (b *Buffer) prepare(op string, o Options) error {
+	if o.Attach == AttachStream {
+		if err := b.attach(op, o.Stream, driver.AttachSingle); err != nil {
+			return err
+		}
+	}
+	if o.Placement == nil {
+		return nil
+	}
+	if err := o.Placement(o.Stream, b.Range); err != nil {
+		return fmt.Errorf("%s: placement: %w", op, err)
+	}
+	return nil
+}
+
+// Attach says from now on who may touch the memory, in the order of the stream:
+// it takes effect when the stream comes to it. The stream is also the one that
+// AttachStream names; the legacy default stream cannot be. Memory that is viewed
+// must be named whole. While the stream captures a graph it is ErrCapturing.
+func (b *Buffer) Attach(s *cuda.Stream, a Attachment) error {
+	const op = "managed.Buffer.Attach"
+	flags, ok := map[Attachment]driver.AttachFlags{AttachGlobal: driver.AttachGlobal, AttachHost: driver.AttachHost, AttachStream: driver.AttachSingle}[a]
+	if !ok {
+		return core.Invalid(op, a.String(), "use AttachGlobal, AttachHost or AttachStream")
+	}
+	if s == nil {
+		return core.Invalid(op, "a nil stream", "name the stream in whose order the memory is attached")
+	}
+	return b.attach(op, s, flags)
+}
+
+func (b *Buffer) attach(op string, s *cuda.Stream, flags driver.AttachFlags) error {
+	if err := b.hold(op); err != nil {
+		return err
+	}
+	defer b.drop()
+	m := b.h.m
+	return m.on(op, s, func(st *core.Stream) error {
+		if st.IsLegacy() && flags == driver.AttachSingle {
+			return core.Invalid(op, "the legacy default stream", "memory is attached to streams that were created")
+		}
+		if m.kind == hinted {
+			return nil
+		}
+		if r := st.Ctx.Note(m.sys.Drv.StreamAttachMemAsync(st.Ctx.Handle, st.Handle, m.ptr, 0, flags)); r != driver.Success {
+			return m.fail(op, driver.CallStreamAttachMemAsync, r)
+		}
+		return nil
+	})
+}
+
+// Device is the device that the memory was made on, or is looked at from.
+func (b *Buffer) Device() *cuda.Device { return b.h.m.dev }
+
+// Valid reports whether the memory can still be used: neither the buffer nor its
+// allocator was closed.
+func (b *Buffer) Valid() bool { return !b.h.closer.Closed() && !b.h.m.life.Closed() }
+
+// Managed reports whether the memory is managed. Only a View with Hint may be of
+// memory that is not; operations on that do nothing.
+func (b *Buffer) Managed() bool { return b.h.m.kind != hinted }
+
+// Clone is another Buffer of the same memory, which goes with the last of them.
+// The caller closes it.
+func (b *Buffer) Clone() (*Buffer, error) {
+	const op = "managed.Buffer.Clone"
+	if err := b.hold(op); err != nil {
+		return nil, err
+	}
+	defer b.drop()
+	m := b.h.m
+	if err := m.retain(op); err != nil {
+		return nil, err
+	}
+	c := &Buffer{Range: Range{h: &handle{m: m}, n: m.size}}
+	if m.kind == owned {
+		c.cleanup = core.Watch(c, &m.Object)
+	}
+	return c, nil
+}
+
+// Close takes the buffer out of use. The last one of its memory waits for all
+// work that could use it and frees it; see the package for what that costs.
+// While Host runs on the buffer it waits for that too.
+func (b *Buffer) Close() error {
+	return b.h.closer.Close(func() error {
+		if err := b.h.m.drop("managed.Buffer.Close"); err != nil {
+			return err
+		}
+		b.cleanup.Stop()
+		return nil
+	})
+}
+
+// CloseAfter takes the buffer out of use at once. The last one of its memory
+// frees it when the work that is on the streams now is done. It waits for
+// nothing. Without a stream it is ErrInvalidArgument; with one that captures a
+// graph it is ErrCapturing and nothing has changed.
+func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
+	const op = "managed.Buffer.CloseAfter"
+	m := b.h.m
+	return b.h.closer.CloseAfter(m.sys, func() (*core.Fence, error) {
+		return core.FenceOf(m.sys, op, streams)
+	}, func() error {
+		if err := m.dropLater(op); err != nil {
+			return err
+		}
+		b.cleanup.Stop()
+		return nil
+	})
+}

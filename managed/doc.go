@@ -1,0 +1,54 @@
+// Package managed has managed memory: memory at one address for the host and for
+// every device, whose pages move to whoever touches them, or where advice and
+// prefetches put them.
+//
+// A [Buffer] is memory that [New] or an [Allocator] made, a [Buffer.Clone] of
+// one, or a [View] of managed memory that was made elsewhere. A [Range] is a part
+// of one; a Buffer is the Range of all of it, so whatever can be done to a part
+// can be done to the whole. An [Array] counts elements instead of bytes.
+//
+// # Advice
+//
+// Advice is kept by the driver, for each page, and read back from it: whether a
+// range is read mostly, where it should lie, and who accesses it besides
+// ([AccessedBy], a set that lives in the driver). What holds for part of a range
+// only reads as if it did not hold. The driver rounds ranges to whole pages.
+//
+// # Locations
+//
+// A device, the host (cuda.OnHost), a node of the host (cuda.OnHostNUMA), or the
+// node of this goroutine's thread (cuda.OnCurrentNUMA), which is resolved to a
+// node at the call. What takes which:
+//
+//	                 device  host  host NUMA node
+//	SetPreferred     yes     yes   with a driver for CUDA 12.2 or later
+//	AccessedBy       yes     yes   no: name the host
+//	Prefetch         yes     yes   with a driver for CUDA 12.2 or later
+//	DiscardPrefetch  yes     yes   yes
+//
+// A device must have concurrent managed access. What cannot be taken is refused
+// before anything has changed: ErrInvalidArgument where it never could,
+// ErrNotSupported where this driver or device cannot.
+//
+// # Discarding
+//
+// Discard tells the driver that the contents of a range are of no use any more,
+// so that its pages need not be moved; what is read before the next write is
+// undefined, also after DiscardPrefetch. It needs a driver for CUDA 13.0 or later.
+//
+// # The CPU
+//
+// [Range.Host] waits for the GPU's work and gives the memory as a Go slice. On a
+// device without concurrent managed access the CPU must not touch managed memory
+// while the device works on anything; the process crashes if it does.
+//
+// # Freeing
+//
+// The driver frees managed memory by cuMemFree, which waits for all work of the
+// context that made it and holds up other goroutines' launches into it meanwhile.
+// Close does so after it has waited for what is known to run. CloseAfter does not
+// wait: the memory goes out of use at once, and is freed on a goroutine of the
+// library when the work that is on the streams has passed; that free still holds
+// up launches while other work runs. So free managed memory when little runs,
+// never on a hot path.
+package managed

@@ -1,0 +1,124 @@
+package managed
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
+)
+
+// place is a location in the driver's form. It is made in two steps, so that
+// what could never work is said before what this driver or device cannot do.
+type place struct {
+	driver.Location
+	asked cuda.Location
+}
+
+// theHost is what calls get that ignore their location.
+var theHost = driver.Location{Type: driver.LocationHost}
+
+// checkPlace refuses locations that no driver takes. access is for accessed-by,
+// which knows no nodes.
+func (m *memory) checkPlace(op string, l cuda.Location, access bool) (place, error) {
+	refuse := func(hint string) (place, error) {
+		return place{}, core.Invalid(op, fmt.Sprintf("location %v", l), hint)
+	}
+	p := place{driver.Location{Type: driver.LocationType(l.Type), ID: int32(l.ID)}, l}
+	switch l.Type {
+	case cuda.LocationDevice:
+		if n := len(m.dev.System().Devices()); l.ID < 0 || l.ID >= n {
+			return refuse(fmt.Sprintf("there are devices 0 to %d", n-1))
+		}
+		return p, nil
+	case cuda.LocationHost:
+		if l.ID != 0 {
+			return refuse("the host has no number: use cuda.OnHost, or cuda.OnHostNUMA for a node")
+		}
+		return p, nil
+	case cuda.LocationHostNUMA, cuda.LocationHostNUMACurrent:
+		if access {
+			return refuse("accessed-by takes devices and the host as a whole: use cuda.OnHost")
+		}
+		return m.checkNode(op, p)
+	}
+	return refuse("use cuda.OnDevice, cuda.OnHost, cuda.OnHostNUMA or cuda.OnCurrentNUMA")
+}
+
+// checkNode resolves the calling thread's node, and refuses absent ones.
+func (m *memory) checkNode(op string, p place) (place, error) {
+	nodes, current := []int{0}, 0 // the software driver's
+	if !m.dev.System().Driver().Software {
+		var err error
+		if nodes, err = osmem.Nodes(); err == nil && p.Type == driver.LocationHostNUMACurrent {
+			current, err = osmem.CurrentNode()
+		}
+		if err != nil {
+			return place{}, core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: fmt.Sprintf("location %v", p.asked), Err: err,
+				Hint: "use cuda.OnHost"})
+		}
+	}
+	if p.Type == driver.LocationHostNUMACurrent {
+		if !slices.Contains(nodes, current) {
+			current = nodes[0] // a node of processors alone
+		}
+		p.Location = driver.Location{Type: driver.LocationHostNUMA, ID: int32(current)}
+		return p, nil
+	}
+	if p.asked.ID != int(p.ID) || !slices.Contains(nodes, p.asked.ID) {
+		return place{}, core.Invalid(op, fmt.Sprintf("location %v", p.asked), fmt.Sprintf("nodes with memory are %v", nodes))
+	}
+	return p, nil
+}
+
+// supported refuses places that this driver or device cannot take.
+func (p place) supported(op string, m *memory) error {
+	f := core.Failure{Op: op, Kind: core.NotSupported, Asked: fmt.Sprintf("location %v", p.asked)}
+	switch {
+	case p.Type == driver.LocationDevice && !m.concurrent(driver.Device(p.ID)):
+		f.Asked += ", which has no concurrent managed access"
+		f.Hint = "use cuda.OnHost, or a device whose capabilities have it"
+		return core.Error(f)
+	case p.Type == driver.LocationHostNUMA && !m.sys.Drv.Has(driver.CallMemPrefetchAsync):
+		f.Hint = "nodes need a driver for CUDA " + driver.VersionString(driver.CallMemPrefetchAsync.Version()) + " or later: use cuda.OnHost"
+		return core.Error(f)
+	}
+	return nil
+}
+
+func (m *memory) concurrent(d driver.Device) bool {
+	return m.sys.Attribute(d, driver.AttrConcurrentManagedAccess) != 0
+}
+
+// allConcurrent refuses what needs concurrent managed access on every device.
+func (m *memory) allConcurrent(op string) error {
+	for i := range m.dev.System().Devices() {
+		if !m.concurrent(driver.Device(i)) {
+			return core.Error(core.Failure{Op: op, Kind: core.NotSupported,
+				Asked: fmt.Sprintf("device %d has no concurrent managed access", i),
+				Hint:  "hide it with CUDA_VISIBLE_DEVICES, or do without"})
+		}
+	}
+	return nil
+}
+
+// ordinal is a device or the host in the driver's older form.
+func ordinal(l driver.Location) int32 {
+	if l.Type == driver.LocationDevice {
+		return l.ID
+	}
+	return driver.DeviceCPU
+}
+
+// ofOrdinal is a location from the driver's older form.
+func ofOrdinal(n int32) cuda.Location {
+	switch n {
+	case driver.DeviceCPU:
+		return cuda.OnHost()
+	case driver.DeviceInvalid:
+		return cuda.Location{}
+	}
+	return cuda.OnDevice(int(n))
+}
