@@ -13,8 +13,10 @@ import (
 type ranged = ranges.Holder
 
 func init() {
-	ranges.SetResolve(func(op string, d *cuda.Device, p any) (driver.AllocationProp, uint64, error) {
+	ranges.SetForms(func(op string, d *cuda.Device, p any) (driver.AllocationProp, uint64, error) {
 		return p.(Properties).resolve(op, d)
+	}, func(op string, d *cuda.Device, memory driver.Location, a any) ([]driver.AccessDesc, error) {
+		return checkAccess(op, d.System(), memory, a.([]Access))
 	})
 }
 

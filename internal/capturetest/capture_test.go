@@ -24,6 +24,7 @@ var tables = map[string]table{
 	"cuda/auto": autoCases,
 	"managed":   managedCases,
 	"vmm":       vmmCases,
+	"vmm/pool":  poolCases,
 }
 
 // A table has the cases of a package's functions ("Open") and methods

@@ -47,9 +47,19 @@ func Resolve(op string, d *cuda.Device, properties any) (driver.AllocationProp, 
 	return resolve(op, d, properties)
 }
 
-var resolve func(op string, d *cuda.Device, properties any) (driver.AllocationProp, uint64, error)
+// Access turns a []vmm.Access into the driver's form, for memory that lies at a
+// location, and refuses what could never work.
+func Access(op string, d *cuda.Device, memory driver.Location, access any) ([]driver.AccessDesc, error) {
+	return accessList(op, d, memory, access)
+}
 
-// SetResolve tells the package how. vmm calls it once.
-func SetResolve(f func(op string, d *cuda.Device, properties any) (driver.AllocationProp, uint64, error)) {
-	resolve = f
+var (
+	accessList func(op string, d *cuda.Device, memory driver.Location, access any) ([]driver.AccessDesc, error)
+	resolve    func(op string, d *cuda.Device, properties any) (driver.AllocationProp, uint64, error)
+)
+
+// SetForms tells the package how. vmm calls it once.
+func SetForms(properties func(op string, d *cuda.Device, properties any) (driver.AllocationProp, uint64, error),
+	access func(op string, d *cuda.Device, memory driver.Location, access any) ([]driver.AccessDesc, error)) {
+	resolve, accessList = properties, access
 }

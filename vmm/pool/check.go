@@ -1,0 +1,263 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Check goes through everything that the pool knows, lists, trees, counters, and
+// what the driver says of the mappings, and answers all that does not agree. It
+// is for tests: it takes long, and holds up whoever allocates. With the build
+// tag invariants every operation ends with it, and panics.
+func (p *Pool) Check() error {
+	p.slow.Lock()
+	defer p.slow.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := &checker{p: p, used: map[*shard]uint64{}}
+	for _, r := range p.mids {
+		c.spans(r)
+	}
+	for _, sh := range p.shards {
+		sh.mu.Lock()
+		c.shard(sh)
+		sh.mu.Unlock()
+	}
+	c.memory()
+	return errors.Join(c.errs...)
+}
+
+type checker struct {
+	p     *Pool
+	errs  []error
+	found uint64 // bytes of memory
+	used  map[*shard]uint64
+}
+
+func (c *checker) must(ok bool, format string, args ...any) {
+	if !ok {
+		c.errs = append(c.errs, fmt.Errorf("pool: "+format, args...))
+	}
+}
+
+// spans are sorted, apart, and made of mapped chunks.
+func (c *checker) spans(r *region) {
+	at := r.base
+	for _, s := range r.spans {
+		c.must(s.from >= at && s.from < s.to && s.to <= r.end(), "span %#x to %#x after %#x in region %#x", s.from, s.to, at, r.base)
+		c.must(r.off(s.from)%r.chunk == 0 && s.bytes()%r.chunk == 0, "span %#x to %#x is not of whole chunks", s.from, s.to)
+		for i := r.index(at); i < r.index(s.from); i++ {
+			c.must(r.chunks[i].Load() == nil, "a chunk at %#x in no span", r.at(i))
+		}
+		for i := r.index(s.from); s.shard != nil && i < r.index(s.to); i++ {
+			ch := r.chunks[i].Load()
+			c.must(ch != nil, "no chunk at %#x", r.at(i))
+			if ch != nil {
+				c.must(ch.shard.Load() == s.shard, "the chunk at %#x is another shard's", r.at(i))
+				c.mapped(r.at(i))
+			}
+		}
+		at = s.to
+	}
+}
+
+// mapped asks the driver.
+func (c *checker) mapped(at driver.Ptr) {
+	if c.p.lost() != driver.Success {
+		return
+	}
+	flags, r := c.p.sys.Drv.MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: int32(c.p.dev.Ordinal())}, at)
+	c.must(r == driver.Success && flags == driver.AccessReadWrite, "the driver says %v, access %d, of %#x", r, flags, at)
+}
+
+// shard checks what one shard has; its lock is held.
+func (c *checker) shard(sh *shard) {
+	s := &shardCheck{checker: c, sh: sh, tree: map[*extent]bool{}}
+	s.walk(&sh.free)
+	for _, r := range c.p.mids {
+		for _, sp := range r.spans {
+			if sp.shard == sh {
+				s.span(r, sp)
+			}
+		}
+	}
+	for e := range s.tree {
+		c.must(false, "an extent at %#x is in the tree and in no span", e.ptr)
+	}
+	s.exacts()
+	s.slabs()
+	c.must(s.live == sh.live && s.requested == sh.requested,
+		"a shard counts %d blocks of %d bytes and has %d of %d", sh.live, sh.requested, s.live, s.requested)
+	c.must(s.spanned == sh.spanned, "a shard counts %d bytes of spans and has %d", sh.spanned, s.spanned)
+	c.must(s.waiting == len(sh.waiting), "%d blocks wait, %d are listed", s.waiting, len(sh.waiting))
+	for _, w := range sh.waiting {
+		c.must(w.h.waiting && !w.h.live(), "a block that is listed as waiting is not")
+	}
+	c.must(sh.passed.Load() < sh.epoch && sh.touched <= sh.epoch, "epochs: passed %d, touched %d, now %d", sh.passed.Load(), sh.touched, sh.epoch)
+	if sh.watch != nil && sh.watch.sites != nil {
+		c.must(len(sh.watch.sites) == int(sh.live), "%d stacks of %d blocks", len(sh.watch.sites), sh.live)
+	}
+}
+
+type shardCheck struct {
+	*checker
+	sh                       *shard
+	tree                     map[*extent]bool
+	live, requested, spanned uint64
+	waiting                  int
+}
+
+// walk collects a tree, which must be sorted.
+func (s *shardCheck) walk(t *tree) {
+	var last *extent
+	var visit func(e *extent)
+	visit = func(e *extent) {
+		if e == nil {
+			return
+		}
+		visit(e.left)
+		s.must(last == nil || less(last, e), "the tree is not sorted at %#x", e.ptr)
+		s.must(e.state == free, "a %v extent at %#x is in a tree", e.state, e.ptr)
+		s.must((e.left == nil || e.left.prio <= e.prio) && (e.right == nil || e.right.prio <= e.prio), "the tree's heap is broken at %#x", e.ptr)
+		last = e
+		s.tree[e] = true
+		visit(e.right)
+	}
+	visit(t.root)
+	s.must(len(s.tree) == t.n, "a tree counts %d and has %d", t.n, len(s.tree))
+}
+
+// span is filled with extents without a gap; no two free ones touch.
+func (s *shardCheck) span(r *region, sp *span) {
+	at := sp.from
+	s.must(sp.head.state == wall && sp.tail.state == wall, "a span without walls")
+	for e := sp.head.next; e != sp.tail; e = e.next {
+		s.must(e != nil && e.prev.next == e && e.next.prev == e, "broken links at %#x", at)
+		s.must(e.ptr == at && e.size > 0 && e.reg == r && e.shard == s.sh, "an extent at %#x of %d bytes, expected at %#x", e.ptr, e.size, at)
+		at = e.end()
+		switch e.state {
+		case free:
+			s.must(e.prev.state != free, "two free extents touch at %#x", e.ptr)
+			s.must(s.tree[e] == (e.size >= s.p.smallMax), "the tree has the free extent at %#x: %t", e.ptr, s.tree[e])
+			delete(s.tree, e)
+		case resting:
+			s.must(s.sh.hot == e, "an extent at %#x rests and is not the last", e.ptr)
+		case taken:
+			s.must(e.live() || e.waiting, "an extent at %#x is taken and not live", e.ptr)
+			c := r.chunks[r.index(e.ptr)].Load()
+			s.must(!e.live() || c != nil && c.starts[r.page(e.ptr)] == e, "the block at %#x cannot be found by its address", e.ptr)
+		case held:
+		default:
+			s.must(false, "a %v extent at %#x in a span", e.state, e.ptr)
+		}
+		s.block(&e.header)
+	}
+	s.must(at == sp.to, "a span ends at %#x, its extents at %#x", sp.to, at)
+	s.spanned += sp.bytes()
+}
+
+func (s *shardCheck) block(h *header) {
+	if h.live() {
+		s.live++
+		s.requested += h.bytes
+		s.must(h.bytes <= h.size(), "the block at %#x of %d bytes was asked for %d", h.ptr, h.size(), h.bytes)
+	}
+	if h.waiting {
+		s.waiting++
+	}
+}
+
+func (s *shardCheck) exacts() {
+	before := s.tree
+	s.tree = map[*extent]bool{}
+	s.walk(&s.sh.exacts)
+	for _, pl := range *s.p.places.Load() {
+		e := pl.ext
+		if e == nil || e.shard != s.sh {
+			continue
+		}
+		s.must(e.ptr == pl.from && e.end() == pl.to && e.exact != nil, "an exact chunk at %#x is listed at %#x", e.ptr, pl.from)
+		s.must(s.tree[e] == (e.state == free), "the tree has the %v exact chunk at %#x: %t", e.state, e.ptr, s.tree[e])
+		delete(s.tree, e)
+		s.block(&e.header)
+		s.spanned += e.size
+		s.found += e.size
+		s.mapped(e.ptr)
+	}
+	s.must(len(s.tree) == 0, "%d exact chunks are in the tree and in no list", len(s.tree))
+	s.tree = before
+}
+
+// slabs of the shard: counts and lists agree.
+func (s *shardCheck) slabs() {
+	listed := map[*slab]bool{}
+	for class, first := range s.sh.partial {
+		for sl := first; sl != nil; sl = sl.next {
+			s.must(sl.class == class && sl.listed && !sl.full() && (sl.next == nil || sl.next.prev == sl), "a slab of class %d in the list of %d", sl.class, class)
+			listed[sl] = true
+		}
+	}
+	empty := map[slabChunk]bool{}
+	for _, c := range s.sh.empty {
+		c.epoch = 0
+		s.must(!empty[c], "an empty slab chunk is listed twice")
+		empty[c] = true
+	}
+	n := 0
+	for _, r := range s.p.smalls {
+		for i := range r.chunks[:r.top] {
+			c := r.chunks[i].Load()
+			if c == nil || c.shard.Load() != s.sh {
+				continue
+			}
+			s.mapped(r.at(i))
+			sl := c.slab.Load()
+			s.must(empty[slabChunk{reg: r, index: i}] == (sl == nil), "the slab chunk at %#x is empty and in use, or neither", r.at(i))
+			if sl == nil {
+				continue
+			}
+			n++
+			s.slab(sl, listed[sl])
+		}
+	}
+	s.must(n == s.sh.slabs, "a shard counts %d slabs and has %d", s.sh.slabs, n)
+}
+
+func (s *shardCheck) slab(sl *slab, listed bool) {
+	s.must(listed == !sl.full() && listed == sl.listed, "a slab with room is listed: %t", listed)
+	isFree := map[*header]bool{}
+	for h := sl.free; h != nil; h = h.next {
+		isFree[h] = true
+	}
+	used := 0
+	for i := range sl.slots[:sl.fresh] {
+		h := &sl.slots[i]
+		if !isFree[h] {
+			used++
+		}
+		s.must(isFree[h] == (!h.live() && !h.waiting), "the slot at %#x is free and in use, or neither", h.ptr)
+		s.block(h)
+	}
+	s.must(used == sl.used, "a slab counts %d blocks and has %d", sl.used, used)
+}
+
+// memory adds up.
+func (c *checker) memory() {
+	p := c.p
+	for _, r := range append(p.mids[:len(p.mids):len(p.mids)], p.smalls...) {
+		for i := range r.chunks {
+			if r.chunks[i].Load() != nil {
+				c.found += r.chunk
+			}
+		}
+	}
+	for _, h := range p.idle {
+		c.found += h.Size
+	}
+	for _, x := range p.lostExacts {
+		c.found += x.handle.Size
+	}
+	c.must(c.found == p.reserved.Load(), "the pool counts %d bytes of memory and has %d", p.reserved.Load(), c.found)
+}

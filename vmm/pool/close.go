@@ -1,0 +1,196 @@
+package pool
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+const closeOp = "pool.Close"
+
+// Close waits for the streams that blocks were freed on, or that frees named,
+// and gives all memory back. While blocks are live, or graphs keep an arena, it
+// changes nothing and the error is cuda.ErrInUse and names the blocks; while one
+// of the streams captures it is cuda.ErrCapturing. After another error it may be
+// called again. Twice is once.
+func (p *Pool) Close() error {
+	p.slow.Lock()
+	defer p.slow.Unlock()
+	if err := p.shut(); err != nil {
+		return err
+	}
+	for _, sh := range p.all() {
+		if err := sh.await(); err != nil {
+			p.open()
+			return err
+		}
+	}
+	return p.giveBack()
+}
+
+// shut lets nothing new be allocated, where nothing is live.
+func (p *Pool) shut() error {
+	p.mu.Lock()
+	arenas := p.arenas
+	p.closed = true
+	var live uint64
+	for _, sh := range p.shards {
+		sh.mu.Lock()
+		sh.closed = true
+		live += sh.live
+		sh.mu.Unlock()
+	}
+	p.mu.Unlock()
+	if live == 0 && arenas == 0 {
+		return nil
+	}
+	p.open()
+	f := core.Failure{Op: closeOp, Kind: core.InUse, Hint: "free the blocks first, and close the graphs that were captured"}
+	var what []string
+	if live > 0 {
+		what = append(what, fmt.Sprintf("%d live blocks: %s", live, p.some()))
+	}
+	if arenas > 0 {
+		what = append(what, fmt.Sprintf("%d arenas of captures", arenas))
+	}
+	f.Asked = strings.Join(what, ", and ")
+	return core.Error(f)
+}
+
+// shown is how many live blocks an error names.
+const shown = 5
+
+func (p *Pool) some() string {
+	var names []string
+	all := p.Live()
+	for _, l := range all[:min(len(all), shown)] {
+		names = append(names, l.String())
+	}
+	if n := len(all) - shown; n > 0 {
+		names = append(names, fmt.Sprintf("and %d more", n))
+	}
+	return strings.Join(names, ", ")
+}
+
+func (p *Pool) open() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = false
+	for _, sh := range p.shards {
+		sh.mu.Lock()
+		sh.closed = false
+		sh.mu.Unlock()
+	}
+}
+
+// await waits until everything that was freed on the stream, or named it, has
+// passed.
+func (sh *shard) await() error {
+	sh.markMu.Lock()
+	defer sh.markMu.Unlock()
+	if sh.fence != nil {
+		sh.fence.Drop()
+		sh.fence = nil
+	}
+	sh.mu.Lock()
+	epoch := sh.epoch
+	pending := sh.touched > sh.passed.Load()
+	sh.epoch++
+	sh.mu.Unlock()
+	if pending && !sh.stream.Gone() && sh.pool.lost() == driver.Success {
+		if err := sh.stream.Use(closeOp, sh.pool.sys); err != nil {
+			return err
+		}
+		defer sh.stream.Drop()
+		m, capturing, err := sh.stream.Mark(closeOp)
+		if capturing {
+			return core.CapturingError(closeOp, sh.stream)
+		}
+		if err == nil {
+			err = m.Wait(closeOp)
+		}
+		if err != nil && sh.pool.lost() == driver.Success {
+			return err
+		}
+	}
+	sh.passed.Store(epoch)
+	return nil
+}
+
+// giveBack unmaps and releases everything. Nothing is live, and nothing runs.
+func (p *Pool) giveBack() error {
+	for _, sh := range p.all() {
+		sh.settle()
+	}
+	if _, err := p.trim(maxBytes); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	lost := p.lostExacts
+	p.lostExacts = nil
+	p.mu.Unlock()
+	for i, x := range lost {
+		if _, err := p.closeExact(x); err != nil {
+			p.mu.Lock()
+			p.lostExacts = append(p.lostExacts, lost[i+1:]...)
+			p.mu.Unlock()
+			return err
+		}
+	}
+	p.mu.Lock()
+	regions := slices.Concat(p.mids, p.smalls)
+	p.mu.Unlock()
+	for len(regions) > 0 {
+		r := regions[0]
+		if err := p.clear(r); err != nil {
+			return err
+		}
+		if err := r.res.Close(); err != nil {
+			return err
+		}
+		for i := range r.chunks {
+			if r.chunks[i].Swap(nil) != nil {
+				p.reserved.Add(-r.chunk)
+			}
+		}
+		regions = regions[1:]
+		p.mu.Lock()
+		p.mids = slices.DeleteFunc(p.mids, func(o *region) bool { return o == r })
+		p.smalls = slices.DeleteFunc(p.smalls, func(o *region) bool { return o == r })
+		p.removePlace(r.base)
+		p.mu.Unlock()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.remove != nil {
+		p.remove()
+		p.remove = nil
+		for _, sh := range p.shards {
+			if sh.stream.Locals.Get(p.local) == sh {
+				sh.stream.Locals.Set(p.local, nil)
+			}
+		}
+		p.sys.FreeLocal(p.local)
+	}
+	return nil
+}
+
+// clear unmaps what trimming left: chunks that were granted to others, or that
+// others hold.
+func (p *Pool) clear(r *region) error {
+	for i := range r.chunks {
+		c := r.chunks[i].Load()
+		if c == nil || c.lost {
+			continue
+		}
+		if err := r.rng.UnmapRun(closeOp, r.off(r.at(i)), r.chunk); err != nil {
+			return err
+		}
+		r.chunks[i].Store(nil)
+		p.reserved.Add(-r.chunk)
+	}
+	return nil
+}

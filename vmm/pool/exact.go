@@ -1,0 +1,142 @@
+package pool
+
+import (
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/ranges"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// exact is a chunk of its own for one large request at a time, in a range of
+// its own. It is never split and never moves, and is kept for the next request
+// of about its size.
+//
+//	none ──create──► taken ⇄ free ──trim──► none
+type exact struct {
+	res    *vmm.Reservation
+	handle *phys.Handle
+	// unmapped: only the range is left to be closed. One whose unmapping failed
+	// is unmapped with its range.
+	unmapped bool
+}
+
+// provideExact makes an exact chunk. Where the pool has much more than was ever
+// requested, free ones make room for it first.
+func (p *Pool) provideExact(sh *shard, w *want) error {
+	if allowed := p.allowance(w); w.size > allowed {
+		p.advanceAll(sh)
+		if _, err := p.trimExact(w.size - allowed); err != nil {
+			return err
+		}
+	}
+	res, err := vmm.Reserve(p.dev, int(w.size), vmm.ReserveOptions{})
+	if err != nil {
+		return addressShortage(err, w.size)
+	}
+	h, err := p.create(w.size)
+	if err != nil {
+		return join(err, res.Close())
+	}
+	if err := ranges.Of(res).MapRun(allocOp, 0, []*phys.Handle{h}, p.access); err != nil {
+		return join(err, p.release(h), res.Close())
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	p.ownExact(sh, &exact{res: res, handle: h}, 0)
+	return nil
+}
+
+// ownExact makes an exact chunk a shard's. The caller holds mu and the shard's
+// lock.
+func (p *Pool) ownExact(sh *shard, x *exact, epoch uint64) {
+	e := sh.newExtent(nil, driver.Ptr(x.res.Ptr()), x.handle.Size)
+	e.exact, e.epoch, e.state = x, epoch, free
+	sh.exacts.insert(e)
+	sh.spanned += e.size
+	p.addPlace(place{from: e.ptr, to: e.end(), ext: e})
+}
+
+// disownExact takes a free exact chunk from its shard. The caller holds mu and
+// the shard's lock.
+func (p *Pool) disownExact(e *extent) *exact {
+	sh, x := e.shard, e.exact
+	sh.exacts.remove(e)
+	sh.spanned -= e.size
+	p.removePlace(e.ptr)
+	sh.drop(e)
+	return x
+}
+
+// trimExact gives back free exact chunks that have passed, the smallest that
+// is enough or the largest there is, until need bytes went.
+func (p *Pool) trimExact(need uint64) (freed uint64, err error) {
+	for freed < need {
+		x := p.pickExact(need - freed)
+		if x == nil {
+			return freed, nil
+		}
+		n, err := p.closeExact(x)
+		if freed += n; err != nil {
+			return freed, err
+		}
+	}
+	return freed, nil
+}
+
+func (p *Pool) pickExact(need uint64) *exact {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var best *extent
+	for _, sh := range p.shards {
+		sh.mu.Lock()
+		if sh.arena == nil {
+			for e := sh.exacts.atLeast(0); e != nil; e = sh.exacts.after(e) {
+				if e.epoch > sh.passed.Load() {
+					continue
+				}
+				if best == nil || best.size < need && e.size > best.size || e.size >= need && e.size < best.size {
+					best = e
+				}
+			}
+		}
+		sh.mu.Unlock()
+	}
+	if best == nil {
+		return nil
+	}
+	// Another goroutine may have taken it since.
+	best.shard.mu.Lock()
+	defer best.shard.mu.Unlock()
+	if best.state != free || best.exact == nil || best.epoch > best.shard.passed.Load() {
+		return nil
+	}
+	return p.disownExact(best)
+}
+
+// closeExact gives an exact chunk back to the driver.
+func (p *Pool) closeExact(x *exact) (freed uint64, err error) {
+	size := x.handle.Size
+	if !x.unmapped {
+		if err := ranges.Of(x.res).UnmapRun(allocOp, 0, size); err != nil {
+			x.unmapped = true
+			p.lose(x)
+			return 0, err
+		}
+		x.unmapped = true
+	}
+	if err := x.res.Close(); err != nil {
+		p.lose(x)
+		return 0, err
+	}
+	p.reserved.Add(-size)
+	return size, nil
+}
+
+// lose keeps what could not be given back for Close to try again.
+func (p *Pool) lose(x *exact) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lostExacts = append(p.lostExacts, x)
+}

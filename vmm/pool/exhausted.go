@@ -1,0 +1,114 @@
+package pool
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+)
+
+// Exhausted is what Options.OnExhausted is told of a request that would be
+// refused: everything else was tried. The function may free blocks, of this
+// pool and of others, and may call anything; true has the request tried again.
+// It runs on the goroutine that allocates, and no lock is held.
+type Exhausted struct {
+	Bytes int
+	Tag   Tag
+	// Reason is cuda.ErrOutOfMemory, cuda.ErrOutOfAddressSpace or
+	// cuda.ErrBudget.
+	Reason error
+	// Reserved and Requested are of the pool: the physical memory that it has,
+	// and what its live blocks were asked for.
+	Reserved, Requested uint64
+}
+
+// ask calls the user's function without a lock.
+func (p *Pool) ask(w *want, s *shortage) bool {
+	p.slow.Unlock()
+	defer p.slow.Lock()
+	st := p.Stats()
+	return p.o.OnExhausted(Exhausted{Bytes: int(w.bytes), Tag: w.tag, Reason: s.reason(), Reserved: st.Reserved, Requested: st.Requested})
+}
+
+func (s *shortage) reason() error {
+	switch s.kind {
+	case core.Budget:
+		return cuda.ErrBudget
+	case core.OutOfAddressSpace:
+		return cuda.ErrOutOfAddressSpace
+	}
+	return cuda.ErrOutOfMemory
+}
+
+// holders is how many tags a refusal names.
+const holders = 3
+
+// refusal is the error of a request that found no memory.
+func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
+	st := p.Stats()
+	f := core.Failure{Op: allocOp, Kind: s.kind, Call: s.call, Result: s.result, Err: s.err}
+	f.Asked = fmt.Sprintf("%s for stream %#x on %v; the pool has %s, of which live blocks were asked for %s",
+		core.Bytes(w.bytes), uintptr(sh.stream.Handle), p.dev, core.Bytes(st.Reserved), core.Bytes(st.Requested))
+	if st.Waiting > 0 {
+		f.Asked += fmt.Sprintf(", and %d freed blocks wait for other streams", st.Waiting)
+	}
+	if who := p.largest(); who != "" {
+		f.Asked += "; the largest holders: " + who
+	}
+	switch s.kind {
+	case core.Budget:
+		f.Asked += fmt.Sprintf("; the limit is %s", core.Bytes(st.Limit))
+		f.Hint = "free blocks, or raise Options.Limit"
+	case core.OutOfAddressSpace:
+		f.Hint = "memory is not what ran out: close reservations, or other pools"
+	default:
+		if free, total, err := p.dev.MemoryInfo(); err == nil {
+			f.Asked += fmt.Sprintf("; the device has %s free of %s", core.Bytes(free), core.Bytes(total))
+		}
+		f.Hint = "free blocks, or what others hold of the device's memory"
+	}
+	return core.Error(f)
+}
+
+// largest names those who hold most, by tag.
+func (p *Pool) largest() string {
+	type holder struct {
+		tag    Tag
+		blocks int
+		bytes  uint64
+	}
+	var by []holder
+	p.each(func(h *header) {
+		at := slices.IndexFunc(by, func(o holder) bool { return o.tag == h.tag })
+		if at < 0 {
+			at = len(by)
+			by = append(by, holder{tag: h.tag})
+		}
+		by[at].blocks++
+		by[at].bytes += h.bytes
+	})
+	slices.SortFunc(by, func(a, b holder) int {
+		if a.bytes > b.bytes {
+			return -1
+		}
+		return 1
+	})
+	var names []string
+	for _, h := range by[:min(len(by), holders)] {
+		name := "without a tag"
+		if h.tag != 0 {
+			name = fmt.Sprintf("%q", h.tag)
+		}
+		names = append(names, fmt.Sprintf("%s %s in %d", name, core.Bytes(h.bytes), h.blocks))
+	}
+	return strings.Join(names, ", ")
+}
+
+// each calls f for every live block, with its shard's lock held.
+func (p *Pool) each(f func(h *header)) {
+	for _, pl := range *p.places.Load() {
+		pl.each(p, f)
+	}
+}

@@ -1,0 +1,155 @@
+package pool
+
+import "github.com/cuvmm/cuvmm/internal/driver"
+
+// extent is a piece of mapped address space of one shard: a block, or free. It
+// is guarded by the shard's lock. Neighbours by address are linked as long as
+// nothing lies between them: what is unmapped, or another shard's, is behind a
+// wall.
+//
+//	free ──Alloc──► taken ──► free          merged with its free neighbours
+//	                  └─────► resting ──► taken   the last one that was freed, unmerged,
+//	                             └──────► free    for the next request of its size
+//	free ──growth──► held ──► free          while its gap is being filled
+//	free ──stitch, steal, trim──► spare     the part that covers whole chunks goes
+type extent struct {
+	header
+	size       uint64
+	reg        *region
+	prev, next *extent // by address
+	left       *extent // in the tree of free ones, or the next spare
+	right      *extent
+	prio       uint32
+	state      extentState
+	// epoch of the latest free in it; see shard.
+	epoch uint64
+	// exact memory has no neighbours.
+	exact *exact
+}
+
+type extentState uint8
+
+const (
+	spare extentState = iota
+	free
+	resting
+	held
+	taken
+	wall
+)
+
+func (s extentState) String() string {
+	return [...]string{"spare", "free", "resting", "held", "taken", "wall"}[s]
+}
+
+func (e *extent) end() driver.Ptr { return e.ptr + driver.Ptr(e.size) }
+
+// newExtent takes a spare one, whose generation goes on.
+func (sh *shard) newExtent(reg *region, ptr driver.Ptr, size uint64) *extent {
+	e := sh.spare
+	if e != nil {
+		sh.spare = e.left
+		e.left = nil
+	} else {
+		e = new(extent)
+		e.ext, e.shard = e, sh
+	}
+	e.reg, e.ptr, e.size = reg, ptr, size
+	return e
+}
+
+func (sh *shard) drop(e *extent) {
+	e.state, e.prev, e.next, e.right, e.reg, e.exact = spare, nil, nil, nil, nil, nil
+	e.left = sh.spare
+	sh.spare = e
+}
+
+func link(a, b *extent) { a.next, b.prev = b, a }
+
+// insert makes an extent free, and merges it with its neighbours.
+func (sh *shard) insert(e *extent) {
+	if p := e.prev; p.state == free {
+		sh.unfree(p)
+		e.ptr, e.size, e.epoch = p.ptr, e.size+p.size, max(e.epoch, p.epoch)
+		link(p.prev, e)
+		sh.drop(p)
+	}
+	if n := e.next; n.state == free {
+		sh.unfree(n)
+		e.size, e.epoch = e.size+n.size, max(e.epoch, n.epoch)
+		link(e, n.next)
+		sh.drop(n)
+	}
+	e.state = free
+	if e.size >= sh.pool.smallMax {
+		sh.free.insert(e)
+	}
+}
+
+// unfree takes an extent out of the tree. What is too small for any request is
+// not in it, and waits for a neighbour.
+func (sh *shard) unfree(e *extent) {
+	if e.size >= sh.pool.smallMax {
+		sh.free.remove(e)
+	}
+}
+
+// rest ends the rest of the extent that was freed last.
+func (sh *shard) rest() {
+	if e := sh.hot; e != nil {
+		sh.hot = nil
+		sh.insert(e)
+	}
+}
+
+// fit is the best free extent for a request.
+func (sh *shard) fit(size, align uint64) *extent {
+	e := sh.free.atLeast(size)
+	for tries := 0; e != nil && align > quantum && e.padded(size, align) > e.size; tries++ {
+		if tries == 8 {
+			return sh.free.atLeast(size + align)
+		}
+		e = sh.free.after(e)
+	}
+	return e
+}
+
+// padded is what a request takes of the front of the extent.
+func (e *extent) padded(size, align uint64) uint64 {
+	return (uint64(e.ptr)+align-1)&^(align-1) - uint64(e.ptr) + size
+}
+
+// carve takes a request out of a free extent.
+func (sh *shard) carve(e *extent, size, align uint64) *extent {
+	sh.unfree(e)
+	if pad := e.padded(size, align) - size; pad > 0 {
+		front := sh.split(e, pad)
+		front.state = free
+		if front.size >= sh.pool.smallMax {
+			sh.free.insert(front)
+		}
+	}
+	if e.size > size {
+		block := sh.split(e, size)
+		e.state = free
+		if e.size >= sh.pool.smallMax {
+			sh.free.insert(e)
+		}
+		e = block
+	}
+	e.state = taken
+	c := e.reg.chunks[e.reg.index(e.ptr)].Load()
+	c.starts[e.reg.page(e.ptr)] = e
+	return e
+}
+
+// split cuts the front off an extent that is in no tree, and answers it.
+func (sh *shard) split(e *extent, size uint64) *extent {
+	front := sh.newExtent(e.reg, e.ptr, size)
+	front.epoch = e.epoch
+	link(e.prev, front)
+	link(front, e)
+	e.ptr += driver.Ptr(size)
+	e.size -= size
+	return front
+}

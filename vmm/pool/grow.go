@@ -1,0 +1,376 @@
+package pool
+
+import (
+	"fmt"
+	"math/bits"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/ranges"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// create makes a chunk, within the limit. The error of one that cannot be had
+// is a *shortage.
+func (p *Pool) create(size uint64) (*phys.Handle, error) {
+	for {
+		n := p.reserved.Load()
+		if l := p.limit.Load(); l > 0 && (n > l || size > l-n) {
+			return nil, &shortage{kind: core.Budget, size: size}
+		}
+		if p.reserved.CompareAndSwap(n, n+size) {
+			raise(&p.mostHeld, n+size)
+			break
+		}
+	}
+	h, r := phys.TryCreate(p.sys, size, p.prop)
+	if r == driver.Success {
+		return h, nil
+	}
+	p.reserved.Add(-size)
+	if r == driver.OutOfMemory {
+		return nil, &shortage{kind: core.OutOfMemory, size: size, call: driver.CallMemCreate, result: r}
+	}
+	return nil, p.sys.Fail(allocOp, driver.CallMemCreate, r, fmt.Sprintf("a chunk of %s on %v", core.Bytes(size), p.dev), p.on...)
+}
+
+// release gives up a chunk that is mapped nowhere.
+func (p *Pool) release(h *phys.Handle) error {
+	if r := h.Release(); r != driver.Success {
+		// It still counts, and nobody has it: the System names it as live.
+		return h.ReleaseError(allocOp, r)
+	}
+	p.reserved.Add(-h.Size)
+	return nil
+}
+
+// reserve makes a region of the size, or as large as address space allows.
+func (p *Pool) reserve(size, least, chunk, pages uint64) (*region, error) {
+	for {
+		size = max(size, least)
+		res, err := vmm.Reserve(p.dev, int(size), vmm.ReserveOptions{Align: maxAlign})
+		if err == nil {
+			r := &region{res: res, rng: ranges.Of(res), base: driver.Ptr(res.Ptr()), size: size, chunk: chunk, pages: pages}
+			r.chunks = newChunks(int(size / chunk))
+			return r, nil
+		}
+		if size == least {
+			return nil, addressShortage(err, size)
+		}
+		size = (size/4 + chunk - 1) / chunk * chunk
+	}
+}
+
+// provide makes memory for a request that nothing free serves. Afterwards take
+// finds it, unless another goroutine was quicker.
+func (p *Pool) provide(sh *shard, w *want, frugal bool) error {
+	switch w.kind {
+	case small:
+		return p.provideSlab(sh)
+	case mid:
+		return p.provideMid(sh, w, frugal)
+	}
+	return p.provideExact(sh, w)
+}
+
+// spread is how many times the device's memory a region is long: streams grow
+// at their own places in it, far from each other.
+const spread = 8
+
+func (p *Pool) provideSlab(sh *shard) error {
+	p.mu.Lock()
+	var reg *region
+	for _, r := range p.smalls {
+		if len(r.vacant) > 0 || r.top < len(r.chunks) {
+			reg = r
+		}
+	}
+	p.mu.Unlock()
+	if reg == nil {
+		total := (p.dev.TotalMemory() + p.gran - 1) / p.gran * p.gran
+		r, err := p.reserve(total, p.gran, p.gran, p.gran)
+		if err != nil {
+			return err
+		}
+		reg, r.slabs = r, true
+		p.mu.Lock()
+		p.smalls = append(p.smalls, r)
+		p.addPlace(place{from: r.base, to: r.end(), reg: r})
+		p.mu.Unlock()
+	}
+	h, err := p.create(p.gran)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	at := reg.top
+	if n := len(reg.vacant); n > 0 {
+		at = reg.vacant[n-1]
+		reg.vacant = reg.vacant[:n-1]
+	} else {
+		reg.top++
+	}
+	p.mu.Unlock()
+	if err := reg.rng.MapRun(allocOp, reg.off(reg.at(at)), []*phys.Handle{h}, p.access); err != nil {
+		p.mu.Lock()
+		reg.vacant = append(reg.vacant, at)
+		p.mu.Unlock()
+		return join(err, p.release(h))
+	}
+	c := &chunk{handle: h}
+	c.shard.Store(sh)
+	reg.chunks[at].Store(c)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	sh.empty = append(sh.empty, slabChunk{reg: reg, index: at})
+	return nil
+}
+
+// place is where a request is to be served: a gap of a region that is filled
+// with n chunks, between free extents of the shard that belong to it.
+type target struct {
+	reg         *region
+	from        driver.Ptr
+	n           int
+	left, right *extent
+	gap         uint64
+}
+
+// target finds the gap that takes the fewest chunks. The caller holds mu and
+// the shard's lock, and the shard rests.
+func (p *Pool) target(sh *shard, w *want) (best target) {
+	for _, r := range p.mids {
+		for i := 0; i <= len(r.spans); i++ {
+			from, to := r.base, r.end()
+			var before, after *span
+			if i > 0 {
+				before = r.spans[i-1]
+				from = before.to
+			}
+			if i < len(r.spans) {
+				after = r.spans[i]
+				to = after.from
+			}
+			if from < to {
+				if t, ok := r.fill(sh, w, from, to, before, after); ok && t.better(best) {
+					best = t
+				}
+			}
+		}
+	}
+	return best
+}
+
+// better prefers fewer chunks, and among equals the wider gap, in which the
+// next growth finds room too.
+func (t target) better(than target) bool {
+	if than.reg == nil || t.n != than.n {
+		return than.reg == nil || t.n < than.n
+	}
+	return t.gap > than.gap
+}
+
+// fill is how a gap would serve a request.
+func (r *region) fill(sh *shard, w *want, from, to driver.Ptr, before, after *span) (target, bool) {
+	t := target{reg: r, from: from, gap: uint64(to - from)}
+	if before != nil && before.shard == sh && before.tail.prev.state == free {
+		t.left = before.tail.prev
+	}
+	if after != nil && after.shard == sh && after.head.next.state == free {
+		t.right = after.head.next
+	}
+	begin := from
+	if t.left != nil {
+		begin = t.left.ptr
+	}
+	if t.left == nil && (before == nil || before.shard != sh) {
+		// Nothing of the shard ends here.
+		if t.right != nil {
+			if n := (w.size - min(w.size, t.right.size) + r.chunk - 1) / r.chunk; n > 0 && n*r.chunk <= t.gap && w.align <= lowBit(uint64(t.right.ptr)|r.chunk) {
+				t.n = int(n)
+				t.from = to - driver.Ptr(n*r.chunk)
+				return t, true
+			}
+		}
+		// In the middle of the gap, so that both sides have room to grow.
+		n := (w.size + alignRoom(r, w) + r.chunk - 1) / r.chunk
+		if n*r.chunk > t.gap {
+			return t, false
+		}
+		t.n, t.right = int(n), nil
+		if before != nil || after != nil {
+			t.from = r.down(from + driver.Ptr((t.gap-n*r.chunk)/2))
+		}
+		return t, true
+	}
+	end := driver.Ptr((uint64(begin)+w.align-1)&^(w.align-1)) + driver.Ptr(w.size)
+	if end <= to {
+		if end <= from {
+			return t, false
+		}
+		t.n = int((uint64(end-from) + r.chunk - 1) / r.chunk)
+		if driver.Ptr(uint64(t.n)*r.chunk)+from < to {
+			t.right = nil
+		}
+		return t, true
+	}
+	if t.right == nil || t.right.end() < end {
+		return t, false
+	}
+	t.n = int(t.gap / r.chunk)
+	return t, true
+}
+
+func lowBit(n uint64) uint64 { return n & -n }
+
+// alignRoom is what must be added to a request so that it fits anywhere at the
+// beginning of a chunk.
+func alignRoom(r *region, w *want) uint64 {
+	if w.align <= lowBit(r.chunk) {
+		return 0
+	}
+	return w.align
+}
+
+// provideMid fills a gap of a region: with new chunks as long as the pool has
+// not much more than was ever requested, with free ones that move there beyond
+// that. The frugal way prefers those that move.
+func (p *Pool) provideMid(sh *shard, w *want, frugal bool) error {
+	allowed := p.allowance(w)
+	if frugal {
+		allowed = 0
+	}
+	p.advanceAll(sh)
+	p.mu.Lock()
+	sh.mu.Lock()
+	sh.rest()
+	t := p.target(sh, w)
+	if t.reg == nil {
+		sh.mu.Unlock()
+		p.mu.Unlock()
+		return p.addRegion(w)
+	}
+	for _, e := range []*extent{t.left, t.right} {
+		if e != nil {
+			sh.unfree(e)
+			e.state = held
+		}
+	}
+	sh.mu.Unlock()
+	s := &span{from: t.from, to: t.from + driver.Ptr(uint64(t.n)*t.reg.chunk)}
+	t.reg.add(s)
+	fresh := min(t.n, int(allowed/t.reg.chunk))
+	idle := p.takeIdle(t.n, t.reg.chunk)
+	fresh = min(fresh, t.n-len(idle))
+	runs, moved := p.gather(sh, t.n-len(idle)-fresh)
+	p.mu.Unlock()
+	fresh = t.n - len(idle) - moved
+
+	chunks, err := p.fetch(fresh, t.reg.chunk, idle, runs)
+	if err == nil {
+		if err = t.reg.rng.MapRun(allocOp, t.reg.off(s.from), chunks, p.access); err != nil {
+			p.mu.Lock()
+			p.idle = append(p.idle, chunks...)
+			p.mu.Unlock()
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if err == nil {
+		for i, h := range chunks {
+			t.reg.chunks[t.reg.index(s.from)+i].Store(&chunk{handle: h})
+		}
+		t.reg.own(sh, s, 0)
+	} else {
+		t.reg.remove(s)
+	}
+	for _, e := range []*extent{t.left, t.right} {
+		if e != nil {
+			sh.insert(e)
+		}
+	}
+	return err
+}
+
+// fetch makes n chunks, takes what moves from where it is, and answers all. An
+// error leaves everything as it was, as far as the driver lets it.
+func (p *Pool) fetch(n int, size uint64, idle []*phys.Handle, runs []run) (chunks []*phys.Handle, err error) {
+	chunks = idle
+	for range n {
+		var h *phys.Handle
+		if h, err = p.create(size); err != nil {
+			break
+		}
+		chunks = append(chunks, h)
+	}
+	for i := range runs {
+		if err != nil {
+			p.putBack(runs[i])
+			continue
+		}
+		var from []*phys.Handle
+		if from, err = p.lift(runs[i]); err == nil {
+			chunks = append(chunks, from...)
+		}
+	}
+	if err != nil {
+		p.mu.Lock()
+		p.idle = append(p.idle, chunks...)
+		p.mu.Unlock()
+		return nil, err
+	}
+	return chunks, nil
+}
+
+// addRegion reserves another region, wide enough for the request.
+func (p *Pool) addRegion(w *want) error {
+	total := spread * ((p.dev.TotalMemory() + p.chunk - 1) / p.chunk * p.chunk)
+	least := (w.size + w.align + 2*p.chunk - 1) / p.chunk * p.chunk
+	r, err := p.reserve(total, least, p.chunk, uint64(1)<<(bits.Len64(p.smallMax)-1))
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mids = append(p.mids, r)
+	p.addPlace(place{from: r.base, to: r.end(), reg: r})
+	return errAgain
+}
+
+// takeIdle takes chunks that are mapped nowhere. The caller holds mu.
+func (p *Pool) takeIdle(n int, size uint64) (chunks []*phys.Handle) {
+	kept := p.idle[:0]
+	for _, h := range p.idle {
+		if len(chunks) < n && h.Size == size {
+			chunks = append(chunks, h)
+		} else {
+			kept = append(kept, h)
+		}
+	}
+	p.idle = kept
+	return chunks
+}
+
+// allowance is how many bytes of new chunks may be made before those that are
+// free should move instead.
+func (p *Pool) allowance(w *want) uint64 {
+	p.mu.Lock()
+	shards := p.shards
+	p.mu.Unlock()
+	now := w.bytes
+	for _, sh := range shards {
+		sh.mu.Lock()
+		now += sh.requested
+		p.most = max(p.most, sh.peak)
+		sh.mu.Unlock()
+	}
+	p.most = max(p.most, now)
+	most := p.most + uint64(float64(p.most)*p.slack) + 2*p.chunk
+	if r := p.reserved.Load(); r < most {
+		return most - r
+	}
+	return 0
+}

@@ -1,0 +1,70 @@
+package pool_test
+
+import (
+	"flag"
+	"os"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+// CI explores the same random cases every time, so that what it says is about
+// the change; elsewhere each run explores new ones.
+func TestMain(m *testing.M) {
+	if os.Getenv("CI") != "" {
+		if err := flag.Set("rapid.seed", "20261121"); err != nil {
+			panic(err)
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
+
+const (
+	kib = 1 << 10
+	mib = 1 << 20
+)
+
+// open gives a test a machine of its own and its first device.
+func open(t testing.TB, o ...sim.Options) (*sim.Machine, *cuda.Device) {
+	t.Helper()
+	m, s := sim.Open(t, o...)
+	return m, s.Devices()[0]
+}
+
+func stream(t testing.TB, d *cuda.Device) *cuda.Stream {
+	t.Helper()
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+// newPool makes a pool that is checked and closed when the test ends.
+func newPool(t testing.TB, d *cuda.Device, o pool.Options) *pool.Pool {
+	t.Helper()
+	p, err := pool.New(d, o)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, p.Check())
+		require.NoError(t, p.Close())
+		require.NoError(t, p.Check())
+	})
+	return p
+}
+
+// alloc is a block, which the test frees.
+func alloc(t testing.TB, p *pool.Pool, s *cuda.Stream, bytes int) pool.Block {
+	t.Helper()
+	b, err := p.Alloc(pool.Request{Bytes: bytes, Stream: s})
+	require.NoError(t, err)
+	return b
+}
+
+func free(t testing.TB, p *pool.Pool, b pool.Block, streams ...*cuda.Stream) {
+	t.Helper()
+	require.NoError(t, p.Free(b, streams...))
+}

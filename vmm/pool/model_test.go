@@ -1,0 +1,276 @@
+package pool_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// kib64 is the granularity of the machines in these tests, so that little
+// memory has many chunks.
+const kib64 = 64 * kib
+
+// model is a pool beside what is known of its blocks.
+type model struct {
+	rt      *rapid.T
+	m       *sim.Machine
+	sys     *cuda.System
+	d       *cuda.Device
+	p       *pool.Pool
+	streams []*cuda.Stream
+	held    map[*cuda.Stream]bool
+
+	live  []live
+	freed []freed
+	stale []pool.Block
+	total uint64 // requested
+	peak  uint64
+	count uint64
+}
+
+type live struct {
+	b pool.Block
+	s *cuda.Stream
+}
+
+// freed is a range of addresses with what must have passed before anybody but
+// the stream has it: anybody at all, for the events of other streams.
+type freed struct {
+	from, to uint64
+	s        *cuda.Stream
+	own      *cuda.Event
+	others   []*cuda.Event
+}
+
+func newModel(rt *rapid.T) *model {
+	m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{Granularity: kib64, Memory: 64 * kib64}}, Seed: rapid.Uint64().Draw(rt, "seed")})
+	require.NoError(rt, err)
+	sys, err := m.Open()
+	require.NoError(rt, err)
+	w := &model{rt: rt, m: m, sys: sys, d: sys.Devices()[0], held: map[*cuda.Stream]bool{}}
+	for range 3 {
+		w.addStream()
+	}
+	w.p, err = pool.New(w.d, pool.Options{Wait: -1, Statistics: true, Track: true,
+		Chunk:     rapid.IntRange(1, 3).Draw(rt, "chunk") * kib64,
+		ExactFrom: rapid.SampledFrom([]int{6 * kib64, 12 * kib64, 1000 * kib64}).Draw(rt, "exact"),
+		Slack:     rapid.SampledFrom([]float64{-1, 0, 1}).Draw(rt, "slack"),
+	})
+	require.NoError(rt, err)
+	return w
+}
+
+func (w *model) addStream() {
+	s, err := w.d.NewStream(cuda.StreamOptions{})
+	require.NoError(w.rt, err)
+	w.streams = append(w.streams, s)
+}
+
+func (w *model) stream(name string) *cuda.Stream {
+	return rapid.SampledFrom(w.streams).Draw(w.rt, name)
+}
+
+// event marks what is on the stream now.
+func (w *model) event(s *cuda.Stream) *cuda.Event {
+	e, err := w.d.NewEvent(cuda.EventOptions{})
+	require.NoError(w.rt, err)
+	require.NoError(w.rt, e.Record(s))
+	return e
+}
+
+func (w *model) done(e *cuda.Event) bool {
+	done, err := e.Done()
+	require.NoError(w.rt, err)
+	return done
+}
+
+func (w *model) alloc() {
+	s := w.stream("stream")
+	bytes := rapid.OneOf(rapid.IntRange(0, 8*kib), rapid.IntRange(0, 4*kib64), rapid.IntRange(0, 16*kib64)).Draw(w.rt, "bytes")
+	align := rapid.SampledFrom([]int{0, 0, 1, 4096, kib64, 2 * mib}).Draw(w.rt, "align")
+	b, err := w.p.Alloc(pool.Request{Bytes: bytes, Align: align, Stream: s, Tag: pool.Tag(bytes % 2)})
+	if err != nil {
+		// Blocks on streams that are held, and the rests of chunks, can take all.
+		require.ErrorIs(w.rt, err, cuda.ErrOutOfMemory)
+		return
+	}
+	w.born(live{b, s})
+}
+
+func (w *model) born(l live) {
+	from, to := uint64(l.b.Ptr()), uint64(l.b.Ptr())+uint64(max(1, l.b.Bytes()))
+	for _, o := range w.live {
+		require.False(w.rt, from < uint64(o.b.Ptr())+uint64(max(1, o.b.Bytes())) && uint64(o.b.Ptr()) < to, "%v and %v overlap", l.b, o.b)
+	}
+	w.freed = slices.DeleteFunc(w.freed, func(f freed) bool {
+		if f.from >= to || from >= f.to {
+			return false
+		}
+		for _, e := range f.others {
+			require.True(w.rt, w.done(e), "%v was freed behind a stream that has not passed", l.b)
+			require.NoError(w.rt, e.Close())
+		}
+		require.True(w.rt, f.s == l.s || w.done(f.own), "%v was freed on another stream, which has not passed", l.b)
+		require.NoError(w.rt, f.own.Close())
+		// What was freed before there and is not covered stays known.
+		return true
+	})
+	if l.b.Bytes() > 0 {
+		require.NoError(w.rt, l.s.Memset(l.b.Ptr(), 1, l.b.Bytes()))
+	}
+	w.live = append(w.live, l)
+	w.total += uint64(l.b.Bytes())
+	w.peak = max(w.peak, w.total)
+	w.count++
+}
+
+func (w *model) free() {
+	if len(w.live) == 0 {
+		return
+	}
+	i := rapid.IntRange(0, len(w.live)-1).Draw(w.rt, "block")
+	l := w.live[i]
+	w.live = slices.Delete(w.live, i, i+1)
+	var named []*cuda.Stream
+	for range rapid.IntRange(0, 2).Draw(w.rt, "named") {
+		named = append(named, w.stream("also"))
+	}
+	f := freed{from: uint64(l.b.Ptr()), to: uint64(l.b.Ptr()) + uint64(max(1, l.b.Bytes())), s: l.s, own: w.event(l.s)}
+	for _, s := range named {
+		if s != l.s {
+			f.others = append(f.others, w.event(s))
+		}
+	}
+	w.freed = append(w.freed, f)
+	if rapid.Bool().Draw(w.rt, "by address") {
+		require.NoError(w.rt, w.p.FreePtr(l.b.Ptr(), named...))
+	} else {
+		done := make(chan error)
+		go func() { done <- w.p.Free(l.b, named...) }() // from any goroutine
+		require.NoError(w.rt, <-done)
+	}
+	w.total -= uint64(l.b.Bytes())
+	w.stale = append(w.stale, l.b)
+}
+
+func (w *model) freeStale() {
+	if len(w.stale) > 0 {
+		require.ErrorIs(w.rt, w.p.Free(rapid.SampledFrom(w.stale).Draw(w.rt, "stale")), cuda.ErrClosed)
+	}
+}
+
+func (w *model) hold() {
+	s := w.stream("held")
+	if w.held[s] {
+		w.m.Release(s.Handle())
+	} else {
+		w.m.Hold(s.Handle())
+	}
+	w.held[s] = !w.held[s]
+}
+
+// closeStream closes a stream that may have live blocks, and makes another.
+func (w *model) closeStream() {
+	i := rapid.IntRange(0, len(w.streams)-1).Draw(w.rt, "closed")
+	s := w.streams[i]
+	if w.held[s] {
+		w.m.Release(s.Handle())
+		delete(w.held, s)
+	}
+	require.NoError(w.rt, s.Close())
+	w.streams = slices.Delete(w.streams, i, i+1)
+	for j, l := range w.live { // freed from now on without an order
+		if l.s == s {
+			require.NoError(w.rt, w.p.Free(w.live[j].b))
+			w.total -= uint64(l.b.Bytes())
+		}
+	}
+	w.live = slices.DeleteFunc(w.live, func(l live) bool { return l.s == s })
+	w.addStream()
+}
+
+func (w *model) trim() {
+	_, err := w.p.Trim(rapid.IntRange(0, 8*kib64).Draw(w.rt, "need"))
+	require.NoError(w.rt, err)
+}
+
+// fail makes one driver call of the next operations fail.
+func (w *model) failing() {
+	call := rapid.SampledFrom([]string{"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemAddressReserve", "cuEventRecord", "cuEventCreate"}).Draw(w.rt, "call")
+	w.m.Inject(sim.Fault{Call: call, After: rapid.IntRange(0, 3).Draw(w.rt, "after"), Result: 999})
+	s := w.stream("stream")
+	b, err := w.p.Alloc(pool.Request{Bytes: rapid.IntRange(0, 16*kib64).Draw(w.rt, "bytes"), Stream: s})
+	w.m.ClearFaults()
+	if err == nil {
+		w.born(live{b, s})
+	}
+}
+
+func (w *model) check() {
+	require.NoError(w.rt, w.p.Check())
+	st := w.p.Stats()
+	require.Equal(w.rt, w.total, st.Requested)
+	require.EqualValues(w.rt, len(w.live), st.Blocks)
+	require.Equal(w.rt, w.peak, st.PeakRequested)
+	require.Equal(w.rt, w.count, st.Allocs)
+	require.Equal(w.rt, w.count-uint64(len(w.live)), st.Frees)
+	var tagged uint64
+	for _, t := range st.Tags {
+		tagged += t.Requested
+	}
+	require.Equal(w.rt, w.total, tagged)
+}
+
+func (w *model) end() {
+	for s, held := range w.held {
+		if held {
+			w.m.Release(s.Handle())
+		}
+	}
+	for _, l := range w.live {
+		require.NoError(w.rt, w.p.Free(l.b))
+	}
+	for _, f := range w.freed {
+		for _, e := range append(f.others, f.own) {
+			require.NoError(w.rt, e.Close())
+		}
+	}
+	require.Empty(w.rt, w.p.Live())
+	require.NoError(w.rt, w.p.Close())
+	require.NoError(w.rt, w.p.Check())
+	require.Zero(w.rt, w.p.Stats().Reserved)
+	for _, s := range w.streams {
+		require.NoError(w.rt, s.Close())
+	}
+	require.Empty(w.rt, w.sys.Live())
+	require.NoError(w.rt, w.sys.Close())
+	require.NoError(w.rt, w.m.Close())
+}
+
+func TestModel(t *testing.T) {
+	pool.NewTag("odd")
+	rapid.Check(t, func(rt *rapid.T) {
+		w := newModel(rt)
+		defer func() {
+			if !rt.Failed() {
+				w.end()
+			}
+		}()
+		rt.Repeat(map[string]func(*rapid.T){
+			"alloc":  func(rt *rapid.T) { w.rt = rt; w.alloc() },
+			"alloc2": func(rt *rapid.T) { w.rt = rt; w.alloc() },
+			"free":   func(rt *rapid.T) { w.rt = rt; w.free() },
+			"stale":  func(rt *rapid.T) { w.rt = rt; w.freeStale() },
+			"hold":   func(rt *rapid.T) { w.rt = rt; w.hold() },
+			"close":  func(rt *rapid.T) { w.rt = rt; w.closeStream() },
+			"trim":   func(rt *rapid.T) { w.rt = rt; w.trim() },
+			"fail":   func(rt *rapid.T) { w.rt = rt; w.failing() },
+			"":       func(rt *rapid.T) { w.rt = rt; w.check() },
+		})
+	})
+}

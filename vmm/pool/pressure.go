@@ -1,0 +1,368 @@
+package pool
+
+import (
+	"errors"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// shortage is why no chunk could be had.
+type shortage struct {
+	kind   core.Kind
+	size   uint64 // of the chunk, or of the address range
+	call   driver.Call
+	result driver.Result
+	err    error
+}
+
+func (s *shortage) Error() string { return "no memory" }
+
+func (s *shortage) Unwrap() error { return s.err }
+
+func addressShortage(err error, size uint64) error {
+	if errors.Is(err, cuda.ErrOutOfAddressSpace) {
+		return &shortage{kind: core.OutOfAddressSpace, size: size, err: err}
+	}
+	return err
+}
+
+func join(err error, more ...error) error {
+	for _, m := range more {
+		if m != nil {
+			return errors.Join(append([]error{err}, more...)...)
+		}
+	}
+	return err
+}
+
+// errAgain: what was missing is there now.
+var errAgain = errors.New("again")
+
+// miss serves what the shard has no memory for. From the cheap to the dear: what
+// waits and has passed; what lies free on other streams and has passed; chunks,
+// new or moved. Where there is no memory see relief.
+func (p *Pool) miss(sh *shard, w *want) (Block, error) {
+	p.slow.Lock()
+	defer p.slow.Unlock()
+	if err := p.possible(sh, w); err != nil {
+		return Block{}, err
+	}
+	r := relief{p: p, sh: sh, w: w}
+	for {
+		sh.settle()
+		if b, ok, err := p.again(sh, w); ok || err != nil {
+			return b, err
+		}
+		if p.steal(sh, w) {
+			continue
+		}
+		err := p.provide(sh, w, r.step > 0)
+		if err == nil || errors.Is(err, errAgain) {
+			continue
+		}
+		var s *shortage
+		if !errors.As(err, &s) {
+			return Block{}, err
+		}
+		if err := r.find(s); err != nil {
+			return Block{}, err
+		}
+	}
+}
+
+// relief is what is done where there is no memory, one after the other, and each
+// time the request is tried again: chunks that move from everywhere, instead of
+// new ones; all that is free and has passed given back to the driver; the same of
+// others who keep memory, and what the reclaimer has; waiting for the GPU, after
+// which it begins anew; the user's function, after which it does, too.
+type relief struct {
+	p        *Pool
+	sh       *shard
+	w        *want
+	step     int
+	deadline time.Time
+}
+
+const (
+	relieveMove = iota + 1
+	relieveTrim
+	relieveOthers
+	relieveWait
+)
+
+// find does the next thing, or answers why the request is refused.
+func (r *relief) find(s *shortage) error {
+	p := r.p
+	for r.step++; ; r.step++ {
+		switch r.step {
+		case relieveMove:
+			if r.w.kind == mid && s.kind != core.OutOfAddressSpace {
+				return nil
+			}
+		case relieveTrim:
+			p.advanceAll(nil)
+			if freed, err := p.trimFor(r.w); freed > 0 || err != nil {
+				return err
+			}
+		case relieveOthers:
+			if s.kind != core.OutOfMemory {
+				continue
+			}
+			p.relieve.Store(true)
+			freed := p.sys.Relieve(p.lacking(r.w))
+			p.relieve.Store(false)
+			if freed > 0 {
+				return nil
+			}
+		case relieveWait:
+			if r.await() {
+				r.step = 0
+				return nil
+			}
+		default:
+			if p.o.OnExhausted != nil && p.ask(r.w, s) {
+				r.step, r.deadline = 0, time.Time{}
+				return nil
+			}
+			err := p.refusal(r.sh, r.w, s)
+			_, undo := p.trimIdle(maxBytes)
+			return join(err, undo)
+		}
+	}
+}
+
+// await waits until something more has passed; false says that nothing will, or
+// not in time.
+func (r *relief) await() bool {
+	p := r.p
+	if p.wait <= 0 {
+		return false
+	}
+	if r.deadline.IsZero() {
+		r.deadline = time.Now().Add(p.wait)
+	}
+	before, waits := p.progress()
+	for waits && time.Now().Before(r.deadline) {
+		p.slow.Unlock()
+		time.Sleep(50 * time.Microsecond)
+		p.slow.Lock()
+		p.advanceAll(nil)
+		var now uint64
+		if now, waits = p.progress(); now != before {
+			return true
+		}
+	}
+	return false
+}
+
+// again tries once more what Alloc tried, and looks at slabs of other classes.
+func (p *Pool) again(sh *shard, w *want) (b Block, ok bool, err error) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if sh.closed {
+		return Block{}, false, core.ClosedError(allocOp, "pool")
+	}
+	h := sh.take(w)
+	if h == nil && w.kind == small {
+		sh.giveUpAll()
+		h = sh.take(w)
+	}
+	if h == nil {
+		return Block{}, false, nil
+	}
+	return h.block(), true, nil
+}
+
+// lacking is what a request takes in chunks.
+func (p *Pool) lacking(w *want) uint64 {
+	switch w.kind {
+	case small:
+		return p.gran
+	case mid:
+		return (w.size + p.chunk - 1) / p.chunk * p.chunk
+	}
+	return w.size
+}
+
+// all are the shards now.
+func (p *Pool) all() []*shard {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return append([]*shard(nil), p.shards...)
+}
+
+// advanceAll asks all streams how far they are, that one first.
+func (p *Pool) advanceAll(first *shard) {
+	if first != nil {
+		first.advance()
+	}
+	for _, sh := range p.all() {
+		if sh != first {
+			sh.settle()
+			sh.advance()
+		}
+	}
+}
+
+// progress is a number that changes when anything more has passed, and whether
+// anything that is free, or is to be, waits for the GPU.
+func (p *Pool) progress() (n uint64, waits bool) {
+	for _, sh := range p.all() {
+		sh.mu.Lock()
+		n += min(sh.passed.Load(), sh.touched) - uint64(len(sh.waiting))
+		waits = waits || len(sh.waiting) > 0 || sh.arena == nil && sh.touched > sh.passed.Load()
+		sh.mu.Unlock()
+	}
+	return n, waits
+}
+
+// trimFor makes room for what a request lacks. Where chunks move, those of
+// regions have done so.
+func (p *Pool) trimFor(w *want) (freed uint64, err error) {
+	if w.kind == mid {
+		return trimBy(p.lacking(w), p.trimExact, p.trimSlabs)
+	}
+	return p.trim(p.lacking(w))
+}
+
+// trim gives free chunks that the GPU has passed back to the driver until need
+// bytes went: those that are mapped nowhere, exact ones, slabs, and whole chunks
+// of regions.
+func (p *Pool) trim(need uint64) (freed uint64, err error) {
+	return trimBy(need, p.trimIdle, p.trimExact, p.trimSlabs, p.trimRegions)
+}
+
+func trimBy(need uint64, ways ...func(uint64) (uint64, error)) (freed uint64, err error) {
+	for _, way := range ways {
+		if freed >= need {
+			break
+		}
+		n, err := way(need - freed)
+		if freed += n; err != nil {
+			return freed, err
+		}
+	}
+	return freed, nil
+}
+
+// trimIdle gives back chunks that are mapped nowhere.
+func (p *Pool) trimIdle(need uint64) (freed uint64, err error) {
+	for freed < need {
+		p.mu.Lock()
+		n := len(p.idle)
+		if n == 0 {
+			p.mu.Unlock()
+			break
+		}
+		h := p.idle[n-1]
+		p.idle = p.idle[:n-1]
+		p.mu.Unlock()
+		if err := p.release(h); err != nil {
+			return freed, err
+		}
+		freed += h.Size
+	}
+	return freed, nil
+}
+
+// trimSlabs gives empty slab chunks back.
+func (p *Pool) trimSlabs(need uint64) (freed uint64, err error) {
+	for _, sh := range p.all() {
+		for freed < need {
+			c, ok := sh.spareSlab()
+			if !ok {
+				break
+			}
+			err := c.reg.rng.UnmapRun(allocOp, c.reg.off(c.base()), c.reg.chunk)
+			p.mu.Lock()
+			c.reg.vacate(c.index, c.index+1, err != nil)
+			if err == nil {
+				c.reg.vacant = append(c.reg.vacant, c.index)
+			}
+			p.mu.Unlock()
+			if err != nil {
+				return freed, err
+			}
+			p.reserved.Add(-c.reg.chunk)
+			freed += c.reg.chunk
+		}
+	}
+	return freed, nil
+}
+
+func (sh *shard) spareSlab() (slabChunk, bool) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if sh.arena != nil {
+		return slabChunk{}, false
+	}
+	sh.giveUpAll()
+	for i, c := range sh.empty {
+		if c.epoch <= sh.passed.Load() {
+			sh.empty = append(sh.empty[:i], sh.empty[i+1:]...)
+			return c, true
+		}
+	}
+	return slabChunk{}, false
+}
+
+// trimRegions gives whole free chunks of regions back.
+func (p *Pool) trimRegions(need uint64) (freed uint64, err error) {
+	n := int((need + p.chunk - 1) / p.chunk)
+	p.mu.Lock()
+	var runs []run
+	for _, sh := range p.shards {
+		if n <= 0 {
+			break
+		}
+		sh.mu.Lock()
+		if sh.arena == nil {
+			more, k := p.cutHoles(sh, n)
+			runs, n = append(runs, more...), n-k
+		}
+		sh.mu.Unlock()
+	}
+	p.mu.Unlock()
+	for i, r := range runs {
+		if err != nil {
+			p.putBack(runs[i])
+			continue
+		}
+		if err = p.unmap(r); err == nil {
+			p.reserved.Add(-r.span.bytes())
+			freed += r.span.bytes()
+		}
+	}
+	return freed, err
+}
+
+// underPressure is asked by others who need memory. While this pool asks the
+// others itself it has nothing left.
+func (p *Pool) underPressure(need uint64) uint64 {
+	if p.relieve.Load() {
+		return 0
+	}
+	p.advanceAll(nil)
+	freed, err := p.trim(need)
+	if err != nil {
+		p.sys.Config.Log.Error("cuvmm: a pool could not give memory back", "error", err)
+	}
+	return freed
+}
+
+// Trim gives free memory that the GPU has passed back to the driver, at least
+// need bytes where there is that much; 0 is all. It answers how many it gave.
+func (p *Pool) Trim(need int) (freed int, err error) {
+	if need <= 0 {
+		need = maxBytes
+	}
+	p.slow.Lock()
+	p.advanceAll(nil)
+	n, err := p.trim(uint64(need))
+	p.slow.Unlock()
+	p.verify()
+	return int(n), err
+}

@@ -1,0 +1,171 @@
+package pool
+
+import (
+	"slices"
+	"sort"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/ranges"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// region is a long range of address space that is cut into chunks of one size,
+// most of which nothing is mapped into. The regions' spans, and which chunks
+// there are, are guarded by the pool's lock.
+type region struct {
+	res    *vmm.Reservation
+	rng    ranges.Range
+	base   driver.Ptr
+	size   uint64
+	chunk  uint64
+	pages  uint64 // bytes of a page: no two blocks begin in the same
+	chunks []atomic.Pointer[chunk]
+	// spans are what is mapped, or being mapped or unmapped, sorted by address.
+	// A slab region has none.
+	spans []*span
+	// vacant are the chunks of a slab region that hold no memory: those below
+	// top that were given back, and all from there on.
+	slabs  bool
+	vacant []int
+	top    int
+}
+
+// chunk is mapped memory at its place.
+type chunk struct {
+	handle *phys.Handle
+	// shard owns all blocks in it. It changes while there are none.
+	shard atomic.Pointer[shard]
+	slab  atomic.Pointer[slab] // in a slab region
+	// starts are the blocks by the page that they begin in, guarded by the
+	// shard's lock. What is not live any more may still be named.
+	starts []*extent
+	// granted: others than the pool's own were granted access.
+	granted bool
+	// lost: unmapping failed, and nobody knows what is mapped there.
+	lost bool
+}
+
+func (r *region) at(index int) driver.Ptr      { return r.base + driver.Ptr(uint64(index)*r.chunk) }
+func (r *region) index(p driver.Ptr) int       { return int(uint64(p-r.base) / r.chunk) }
+func (r *region) page(p driver.Ptr) int        { return int(uint64(p-r.base) % r.chunk / r.pages) }
+func (r *region) end() driver.Ptr              { return r.base + driver.Ptr(r.size) }
+func (r *region) holds(p driver.Ptr) bool      { return p >= r.base && p < r.end() }
+func (r *region) off(p driver.Ptr) uint64      { return uint64(p - r.base) }
+func (r *region) up(p driver.Ptr) driver.Ptr   { return r.at(int((r.off(p) + r.chunk - 1) / r.chunk)) }
+func (r *region) down(p driver.Ptr) driver.Ptr { return r.at(r.index(p)) }
+
+// span is a run of chunks that one shard owns, or that is on its way: then it
+// has no shard, and only keeps its place. Its extents lie between two walls.
+type span struct {
+	from, to   driver.Ptr
+	shard      *shard
+	head, tail *extent
+}
+
+func (s *span) bytes() uint64 { return uint64(s.to - s.from) }
+
+// find is the index of the first span that ends behind p.
+func (r *region) find(p driver.Ptr) int {
+	return sort.Search(len(r.spans), func(i int) bool { return r.spans[i].to > p })
+}
+
+func (r *region) add(s *span) {
+	r.spans = slices.Insert(r.spans, r.find(s.from), s)
+}
+
+func (r *region) remove(s *span) {
+	at := r.find(s.from)
+	r.spans = slices.Delete(r.spans, at, at+1)
+}
+
+func newChunks(n int) []atomic.Pointer[chunk] { return make([]atomic.Pointer[chunk], n) }
+
+func newWall() *extent { return &extent{state: wall} }
+
+// own makes a run of mapped chunks a shard's, as one free extent, and joins it
+// with the spans beside that are the shard's too. The caller holds the pool's
+// and the shard's lock. The span is in the region already.
+func (r *region) own(sh *shard, s *span, epoch uint64) {
+	s.shard, s.head, s.tail = sh, newWall(), newWall()
+	e := sh.newExtent(r, s.from, s.bytes())
+	e.epoch = epoch
+	link(s.head, e)
+	link(e, s.tail)
+	for i := r.index(s.from); i < r.index(s.to); i++ {
+		c := r.chunks[i].Load()
+		if clear(c.starts); c.starts == nil {
+			c.starts = make([]*extent, r.chunk/r.pages)
+		}
+		c.shard.Store(sh)
+	}
+	at := r.find(s.from)
+	if at+1 < len(r.spans) {
+		r.join(s, r.spans[at+1])
+	}
+	if at > 0 {
+		r.join(r.spans[at-1], s)
+	}
+	sh.spanned += uint64(e.size)
+	sh.insert(e)
+}
+
+// join makes one span of two that touch and are of one shard.
+func (r *region) join(a, b *span) {
+	if a.to != b.from || a.shard == nil || a.shard != b.shard {
+		return
+	}
+	r.remove(b)
+	link(a.tail.prev, b.head.next)
+	a.to, a.tail = b.to, b.tail
+}
+
+// cut takes whole chunks out of a free extent, and answers the span that keeps
+// their place and belongs to nobody. The caller holds the pool's and the
+// shard's lock.
+func (r *region) cut(sh *shard, e *extent, from, to driver.Ptr) *span {
+	at := r.find(from)
+	s := r.spans[at]
+	sh.unfree(e)
+	if n := uint64(from - e.ptr); n > 0 {
+		front := sh.split(e, n)
+		sh.keep(front)
+	}
+	before, after := e.prev, e.next
+	if n := uint64(e.end() - to); n > 0 {
+		back := sh.newExtent(r, to, n)
+		back.epoch = e.epoch
+		link(back, after)
+		sh.keep(back)
+		after = back
+	}
+	sh.drop(e)
+	sh.spanned -= uint64(to - from)
+	gone := &span{from: from, to: to}
+	tail := s.tail
+	var around []*span
+	if s.from < from {
+		left := s
+		left.tail = newWall()
+		link(before, left.tail)
+		around = append(around, left)
+	}
+	around = append(around, gone)
+	if to < s.to {
+		right := &span{from: to, to: s.to, shard: sh, head: newWall(), tail: tail}
+		link(right.head, after)
+		around = append(around, right)
+	}
+	s.to = from
+	r.spans = slices.Replace(r.spans, at, at+1, around...)
+	return gone
+}
+
+// keep makes what is left of a free extent a free one again.
+func (sh *shard) keep(e *extent) {
+	e.state = free
+	if e.size >= sh.pool.smallMax {
+		sh.free.insert(e)
+	}
+}

@@ -1,0 +1,276 @@
+package pool
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// shard is one stream's part of the pool: its blocks, and the memory that was
+// freed on it, which it reuses at once, since the stream's order is the order
+// of use. What it cannot serve is a miss, and the pool's to see to.
+//
+// # Who may have what was freed
+//
+// Every free extent, slab and exact chunk carries the epoch of its last free.
+// When another stream wants the memory, or it is to be unmapped, the shard ends
+// its epoch, then records an event on its stream. Once the event has passed,
+// all that was freed in that epoch or earlier has passed. At most one event is
+// under way, and none is recorded before somebody asks.
+//
+// # Locks
+//
+// mu guards the blocks. Warm requests take no other lock and make no driver
+// call. The pool's locks come before it; of two shards only one is locked at a
+// time. markMu guards the event, comes before mu, and is held over the driver
+// calls that record and ask it.
+type shard struct {
+	pool   *Pool
+	stream *core.Stream
+	arena  *arena // whose graph alone uses the memory, or nil; guarded by mu
+
+	mu     sync.Mutex
+	closed bool
+	epoch  uint64
+	// touched is the epoch of the last free, or of the last use of another
+	// shard's block that a free named.
+	touched uint64
+
+	partial []*slab // with room, by class
+	empty   []slabChunk
+	slabs   int // in use as such
+
+	free    tree // extents of regions
+	exacts  tree // exact chunks
+	hot     *extent
+	spare   *extent
+	spanned uint64 // bytes of spans
+
+	waiting []waiting
+	sealed  uint64 // of an arena: the epoch that ended with its last capture
+
+	live      uint64 // blocks
+	requested uint64 // their bytes
+	peak      uint64 // the most of requested
+	watch     *watch // what is told of every block, where anything is
+
+	markMu sync.Mutex
+	fence  *core.Fence // of the epoch that ended last, until it passes
+	fenced uint64
+	passed atomic.Uint64 // every epoch up to this one has passed
+}
+
+func (p *Pool) newShard(st *core.Stream, a *arena) *shard {
+	sh := &shard{pool: p, stream: st, arena: a, epoch: 1, partial: make([]*slab, len(p.classes.sizes))}
+	sh.free.rand, sh.exacts.rand = 1, 1
+	sh.watch = p.newWatch()
+	return sh
+}
+
+// want is a request as the pool sees it.
+type want struct {
+	bytes, size, align uint64
+	class              int
+	kind               kind
+	tag                Tag
+}
+
+type kind uint8
+
+const (
+	small kind = iota // a slot of a slab
+	mid               // a part of a region
+	large             // an exact chunk
+)
+
+// take serves a request from what the shard has, or answers nil. The caller
+// holds mu.
+func (sh *shard) take(w *want) *header {
+	var h *header
+	switch w.kind {
+	case small:
+		s := sh.partial[w.class]
+		if s == nil {
+			if s = sh.another(w.class); s == nil {
+				return nil
+			}
+		}
+		h = s.take()
+	case mid:
+		e := sh.hot
+		if e != nil && e.size == w.size && uint64(e.ptr)&(w.align-1) == 0 && e.exact == nil {
+			sh.hot = nil
+			e.state = taken
+		} else {
+			sh.rest()
+			if e = sh.fit(w.size, w.align); e == nil {
+				return nil
+			}
+			e = sh.carve(e, w.size, w.align)
+		}
+		h = &e.header
+	case large:
+		e := sh.exacts.atLeast(w.size)
+		if e == nil || e.size > w.size+w.size/exactWaste {
+			return nil
+		}
+		sh.exacts.remove(e)
+		e.state = taken
+		h = &e.header
+	}
+	h.gen++
+	h.bytes, h.tag = w.bytes, w.tag
+	sh.live++
+	sh.requested += w.bytes
+	sh.peak = max(sh.peak, sh.requested)
+	if sh.watch != nil {
+		sh.watch.allocated(h)
+	}
+	return h
+}
+
+// another makes a slab of an empty chunk, where there is one.
+func (sh *shard) another(class int) *slab {
+	n := len(sh.empty)
+	if n == 0 {
+		return nil
+	}
+	s := newSlab(sh, sh.empty[n-1], class)
+	sh.empty = sh.empty[:n-1]
+	sh.list(s)
+	return s
+}
+
+// retire makes a block stale. The caller holds mu.
+func (sh *shard) retire(h *header) {
+	sh.touched = sh.epoch
+	h.gen++
+	sh.live--
+	sh.requested -= h.bytes
+	if sh.watch != nil {
+		sh.watch.freed(h)
+	}
+}
+
+// put makes a block free that was retired in an epoch. The caller holds mu.
+func (sh *shard) put(h *header, epoch uint64) {
+	if h.slab != nil {
+		h.slab.put(h, epoch)
+		return
+	}
+	e := h.ext
+	e.epoch = epoch
+	if e.exact != nil {
+		e.state = free
+		sh.exacts.insert(e)
+		return
+	}
+	sh.rest()
+	e.state = resting
+	sh.hot = e
+}
+
+// waiting is a block that was freed, and that other streams may still use: it
+// is free when each has passed the epoch that it was in.
+type waiting struct {
+	h     *header
+	epoch uint64 // of its own shard, when it was freed
+	until []point
+	// capture: not before this capture has ended, either.
+	capture *Capture
+}
+
+type point struct {
+	shard *shard
+	epoch uint64
+}
+
+func (w *waiting) passed() bool {
+	for _, p := range w.until {
+		if p.shard.passed.Load() < p.epoch {
+			return false
+		}
+	}
+	return w.capture == nil || w.capture.over.Load()
+}
+
+// settle makes free what waited and has passed. The caller holds no lock of
+// shards.
+func (sh *shard) settle() (progress bool) {
+	sh.mu.Lock()
+	ask := map[*shard]struct{}{}
+	for i := range sh.waiting {
+		for _, p := range sh.waiting[i].until {
+			if p.shard.passed.Load() < p.epoch {
+				ask[p.shard] = struct{}{}
+			}
+		}
+	}
+	sh.mu.Unlock()
+	for s := range ask {
+		s.advance()
+	}
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	kept := sh.waiting[:0]
+	for _, w := range sh.waiting {
+		if !w.passed() {
+			kept = append(kept, w)
+			continue
+		}
+		w.h.waiting = false
+		sh.put(w.h, w.epoch)
+		progress = true
+	}
+	clear(sh.waiting[len(kept):])
+	sh.waiting = kept
+	return progress
+}
+
+// advance asks whether what was freed so far has passed, and records an event
+// where none is under way. It never waits, and never touches a stream that
+// captures: then nothing is known yet.
+func (sh *shard) advance() {
+	sh.markMu.Lock()
+	defer sh.markMu.Unlock()
+	if sh.fence != nil {
+		if !sh.fence.Passed() && !sh.lost() {
+			return
+		}
+		sh.fence.Drop()
+		sh.fence = nil
+		sh.passed.Store(sh.fenced)
+	}
+	sh.mu.Lock()
+	epoch := sh.epoch
+	if sh.passed.Load() >= sh.touched {
+		sh.mu.Unlock()
+		return
+	}
+	sh.epoch++
+	sh.mu.Unlock()
+	if sh.stream.Gone() || sh.lost() {
+		sh.passed.Store(epoch)
+		return
+	}
+	const op = "vmm/pool"
+	if sh.stream.Use(op, sh.pool.sys) != nil {
+		return // it is being closed, and waits for its work
+	}
+	defer sh.stream.Drop()
+	m, capturing, err := sh.stream.Mark(op)
+	if capturing || err != nil {
+		return
+	}
+	f := new(core.Fence)
+	f.Add(m)
+	if f.Passed() {
+		sh.passed.Store(epoch)
+		return
+	}
+	sh.fence, sh.fenced = f, epoch
+}
+
+func (sh *shard) lost() bool { return sh.pool.lost() != driver.Success }

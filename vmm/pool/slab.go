@@ -1,0 +1,125 @@
+package pool
+
+import "github.com/cuvmm/cuvmm/internal/driver"
+
+// slab is one chunk that is divided into equal slots of a size class. It
+// belongs to one shard, and is guarded by its lock. When all of its slots are
+// free it is given up, and its chunk serves the next slab, of any class, of the
+// shard; another shard may have it when the stream has passed.
+//
+//	chunk: none ──map──► a shard's empty one ──► slab ──all free──► empty
+//	                         │  ▲    another shard, after its stream has passed
+//	                         └──┴──── trim: unmapped, given back
+type slab struct {
+	shard      *shard
+	chunk      slabChunk
+	class      int
+	base       driver.Ptr
+	slot       uint64
+	slots      []header
+	fresh      int     // slots from here on were never used
+	free       *header // those that were
+	used       int
+	prev, next *slab // among the shard's slabs of the class that have room
+	listed     bool
+}
+
+// slabChunk is a chunk that holds a slab, or could.
+type slabChunk struct {
+	reg   *region
+	index int
+	// epoch of the last free in it; see shard.
+	epoch uint64
+}
+
+func (c slabChunk) base() driver.Ptr { return c.reg.at(c.index) }
+
+func newSlab(sh *shard, c slabChunk, class int) *slab {
+	slot := sh.pool.classes.sizes[class]
+	s := &slab{shard: sh, chunk: c, class: class, base: c.base(), slot: slot, slots: make([]header, c.reg.chunk/slot)}
+	c.reg.chunks[c.index].Load().slab.Store(s)
+	sh.slabs++
+	return s
+}
+
+// full reports whether no slot is free.
+func (s *slab) full() bool { return s.free == nil && s.fresh == len(s.slots) }
+
+// take takes a slot of one that has room.
+func (s *slab) take() *header {
+	h := s.free
+	if h != nil {
+		s.free = h.next
+		h.next = nil
+	} else {
+		h = &s.slots[s.fresh]
+		h.ptr = s.base + driver.Ptr(uint64(s.fresh)*s.slot)
+		h.shard, h.slab = s.shard, s
+		s.fresh++
+	}
+	s.used++
+	if s.full() {
+		s.shard.unlist(s)
+	}
+	return h
+}
+
+// put takes a slot back.
+func (s *slab) put(h *header, epoch uint64) {
+	sh := s.shard
+	h.next = s.free
+	s.free = h
+	s.used--
+	s.chunk.epoch = max(s.chunk.epoch, epoch)
+	if !s.listed {
+		sh.list(s)
+	}
+	// One slab without blocks stays for each class, so that a block which comes
+	// and goes does not make and unmake slabs.
+	if s.used == 0 && (s.prev != nil || s.next != nil) {
+		sh.giveUp(s)
+	}
+}
+
+// list puts a slab that has room in front of those of its class.
+func (sh *shard) list(s *slab) {
+	first := sh.partial[s.class]
+	s.prev, s.next, s.listed = nil, first, true
+	if first != nil {
+		first.prev = s
+	}
+	sh.partial[s.class] = s
+}
+
+func (sh *shard) unlist(s *slab) {
+	if s.prev != nil {
+		s.prev.next = s.next
+	} else {
+		sh.partial[s.class] = s.next
+	}
+	if s.next != nil {
+		s.next.prev = s.prev
+	}
+	s.prev, s.next, s.listed = nil, nil, false
+}
+
+// giveUp makes a slab without blocks an empty chunk.
+func (sh *shard) giveUp(s *slab) {
+	sh.unlist(s)
+	s.chunk.reg.chunks[s.chunk.index].Load().slab.Store(nil)
+	sh.empty = append(sh.empty, s.chunk)
+	sh.slabs--
+}
+
+// giveUpAll makes empty chunks of all slabs without blocks.
+func (sh *shard) giveUpAll() {
+	for class := range sh.partial {
+		for s := sh.partial[class]; s != nil; {
+			next := s.next
+			if s.used == 0 {
+				sh.giveUp(s)
+			}
+			s = next
+		}
+	}
+}

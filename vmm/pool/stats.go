@@ -1,0 +1,135 @@
+package pool
+
+import (
+	"slices"
+	"sync/atomic"
+)
+
+// Stats are counts of a pool.
+type Stats struct {
+	// Reserved is the physical memory that the pool has, in bytes, and
+	// PeakReserved the most that it ever had.
+	Reserved, PeakReserved uint64
+	// Limit is the most that it may have; 0 is no limit.
+	Limit uint64
+	// Requested are the bytes of the live blocks as they were asked for, and
+	// Blocks how many there are.
+	Requested uint64
+	Blocks    uint64
+	// Waiting blocks were freed and wait for streams that the free named, or for
+	// the end of a capture.
+	Waiting int
+	// Streams that the pool keeps memory for.
+	Streams int
+	// Arenas that captures and their graphs keep.
+	Arenas int
+
+	// What follows is counted with Options.Statistics alone.
+
+	// PeakRequested and PeakBlocks are the most that were live at once.
+	PeakRequested, PeakBlocks uint64
+	// Allocs and Frees are counts of calls that succeeded, and AllocatedBytes
+	// what was asked for in all.
+	Allocs, Frees  uint64
+	AllocatedBytes uint64
+	// Tags are the same by tag, in the order in which the tags were made; those
+	// without a block so far are left out.
+	Tags []TagStats
+}
+
+// TagStats are counts of the blocks of one tag.
+type TagStats struct {
+	Tag               Tag
+	Requested, Blocks uint64 // live
+	PeakRequested     uint64 // summed over streams, each at its own peak
+	Allocs            uint64
+	AllocatedBytes    uint64
+}
+
+// totals only grow.
+type totals struct{ allocs, frees, bytes uint64 }
+
+// statistics are a pool's counts over all streams.
+type statistics struct {
+	requested, mostRequested atomic.Uint64
+	blocks, mostBlocks       atomic.Uint64
+}
+
+// raise makes a maximum at least n.
+func raise(most *atomic.Uint64, n uint64) {
+	for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+	}
+}
+
+func (s *statistics) allocated(w *watch, h *header) {
+	raise(&s.mostRequested, s.requested.Add(h.bytes))
+	raise(&s.mostBlocks, s.blocks.Add(1))
+	w.totals.allocs++
+	w.totals.bytes += h.bytes
+	for len(w.tags) <= int(h.tag) {
+		w.tags = append(w.tags, TagStats{Tag: Tag(len(w.tags))})
+	}
+	t := &w.tags[h.tag]
+	t.Allocs++
+	t.AllocatedBytes += h.bytes
+	t.Blocks++
+	t.Requested += h.bytes
+	t.PeakRequested = max(t.PeakRequested, t.Requested)
+}
+
+func (s *statistics) freed(w *watch, h *header) {
+	s.requested.Add(-h.bytes)
+	s.blocks.Add(^uint64(0))
+	w.totals.frees++
+	t := &w.tags[h.tag]
+	t.Blocks--
+	t.Requested -= h.bytes
+}
+
+// Stats counts what there is now. While other goroutines allocate, the parts
+// are of slightly different moments.
+func (p *Pool) Stats() Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := Stats{Reserved: p.reserved.Load(), PeakReserved: p.mostHeld.Load(), Limit: p.limit.Load(), Arenas: p.arenas,
+		Allocs: p.retired.allocs, Frees: p.retired.frees, AllocatedBytes: p.retired.bytes}
+	if p.stats != nil {
+		s.PeakRequested, s.PeakBlocks = p.stats.mostRequested.Load(), p.stats.mostBlocks.Load()
+	}
+	byTag := slices.Clone(p.retiredTags)
+	for _, sh := range p.shards {
+		sh.mu.Lock()
+		s.Requested += sh.requested
+		s.Blocks += sh.live
+		s.Waiting += len(sh.waiting)
+		s.Streams++
+		if w := sh.watch; w != nil {
+			s.Allocs += w.totals.allocs
+			s.Frees += w.totals.frees
+			s.AllocatedBytes += w.totals.bytes
+			byTag = addTags(byTag, w.tags)
+		}
+		sh.mu.Unlock()
+	}
+	for _, t := range byTag {
+		if t.Allocs > 0 {
+			s.Tags = append(s.Tags, t)
+		}
+	}
+	return s
+}
+
+// addTags adds counts, by tag.
+func addTags(to, from []TagStats) []TagStats {
+	for len(to) < len(from) {
+		to = append(to, TagStats{Tag: Tag(len(to))})
+	}
+	for i, t := range from {
+		to[i].Requested += t.Requested
+		to[i].Blocks += t.Blocks
+		to[i].PeakRequested += t.PeakRequested
+		to[i].Allocs += t.Allocs
+		to[i].AllocatedBytes += t.AllocatedBytes
+	}
+	return to
+}
