@@ -4,7 +4,7 @@ machine with a GPU, PyTorch and CuPy, and compares them with the pool.
 
     tracegen -out FOLDER                        writes the traces (vmm/pool/trace/tracegen)
     pool-peers.py run FOLDER/*.trace > peers    one JSON object for each trace and allocator
-    run.sh -bench -run Replay vmm/pool/trace    measures the pool, and the driver's pool from C
+    run.sh -bench -run Replay vmm/pool          measures the pool, and the driver's pool from C
     pool-peers.py table peers cuvmm-gpu.log     joins both in Markdown
 
 Each allocator runs in a process of its own, since PyTorch reads its settings

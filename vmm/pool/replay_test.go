@@ -1,16 +1,19 @@
-package trace_test
+package pool_test
 
 import (
+	"flag"
 	"fmt"
 	"math"
 	"testing"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/cbench"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 	"github.com/stretchr/testify/require"
 )
@@ -28,6 +31,7 @@ var contenders = []struct {
 	name   string
 	replay func(b *testing.B, d *cuda.Device, t *trace.Trace) (measured, error)
 }{
+	{"pool", ourPool(pool.Options{})},
 	{"cuda-async-c", driversPool(0)},
 	{"cuda-async-keep-c", driversPool(math.MaxUint64)},
 }
@@ -39,7 +43,7 @@ var contenders = []struct {
 func BenchmarkReplay(b *testing.B) {
 	d := gputest.RealWith(b, cuda.WithNamedStreamsOnly())
 	for _, g := range trace.Generators() {
-		for seed := range uint64(seeds) {
+		for seed := range uint64(20) {
 			t := g.Make(trace.Config{Seed: seed})
 			s, err := t.Summary()
 			require.NoError(b, err)
@@ -54,6 +58,86 @@ func BenchmarkReplay(b *testing.B) {
 					b.ReportMetric(0, "ns/op")
 					b.ReportMetric(float64(m.reserved)/float64(s.PeakBytes), "reserved/requested")
 					b.ReportMetric(m.took.Seconds()*1e6/float64(s.Allocs+s.Frees), "us/op")
+				})
+			}
+		}
+	}
+}
+
+// replayer is a pool that replays a trace.
+type replayer struct {
+	p       *pool.Pool
+	streams []*cuda.Stream
+	used    []*cuda.Stream
+}
+
+func (r *replayer) Alloc(bytes uint64, stream uint32, _ string) (pool.Block, error) {
+	return r.p.Alloc(pool.Request{Bytes: int(bytes), Stream: r.streams[stream]})
+}
+
+func (r *replayer) Free(b pool.Block, used []uint32) error {
+	if len(used) == 0 {
+		return r.p.Free(b)
+	}
+	r.used = r.used[:0]
+	for _, u := range used {
+		r.used = append(r.used, r.streams[u])
+	}
+	return r.p.Free(b, r.used...)
+}
+
+func (r *replayer) Sync() error {
+	for _, s := range r.streams {
+		if err := s.Synchronize(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ourPool is a new pool for each trace.
+func ourPool(o pool.Options) func(*testing.B, *cuda.Device, *trace.Trace) (measured, error) {
+	return func(b *testing.B, d *cuda.Device, t *trace.Trace) (measured, error) {
+		p, err := pool.New(d, o)
+		require.NoError(b, err)
+		s, err := d.NewStream(cuda.StreamOptions{})
+		require.NoError(b, err)
+		defer func() {
+			require.NoError(b, p.Close())
+			require.NoError(b, s.Close())
+		}()
+		r, err := trace.Replay(t, &replayer{p: p, streams: []*cuda.Stream{s}})
+		return measured{r.Took, p.Stats().PeakReserved}, err
+	}
+}
+
+var replaySeeds = flag.Uint64("replay-seeds", 2, "how many seeds of each generator TestReplay replays")
+
+// On the software driver the traces are replayed at full size, since memory that
+// nobody touches costs nothing there: how much the pool holds can be seen without
+// a GPU.
+func TestReplay(t *testing.T) {
+	for _, g := range trace.Generators() {
+		for _, streams := range []int{1, 3} {
+			for seed := range *replaySeeds {
+				tr := g.Make(trace.Config{Seed: seed, Streams: streams})
+				t.Run(fmt.Sprintf("%s/%d streams", tr.Name, streams), func(t *testing.T) {
+					_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 60 << 30}}})
+					want, err := tr.Summary()
+					require.NoError(t, err)
+					r := &replayer{}
+					for range streams {
+						r.streams = append(r.streams, stream(t, d))
+					}
+					r.p = newPool(t, d, pool.Options{Statistics: true})
+					got, err := trace.Replay(tr, r)
+					require.NoError(t, err)
+					s := r.p.Stats()
+					require.Equal(t, want.PeakBytes, s.PeakRequested)
+					require.EqualValues(t, want.PeakBlocks, s.PeakBlocks)
+					require.EqualValues(t, want.Allocs, s.Allocs)
+					require.Zero(t, s.Blocks)
+					t.Logf("reserved/requested %.3f, %v a request", float64(s.PeakReserved)/float64(want.PeakBytes), got.PerOperation())
 				})
 			}
 		}
@@ -113,15 +197,20 @@ func poolOps(t *trace.Trace) ([]cbench.PoolOp, error) {
 }
 
 func TestPoolOps(t *testing.T) {
-	one := small()
-	one.Streams = 1
-	one.Ops[1].Stream, one.Ops[2].Stream = 0, 0
+	one := &trace.Trace{Streams: 1, Tags: []string{""}, Ops: []trace.Op{
+		{Kind: trace.Alloc, Bytes: 1000},
+		{Kind: trace.Alloc, ID: 1},
+		{Kind: trace.Free},
+		{Kind: trace.Sync},
+		{Kind: trace.Alloc, ID: 2, Bytes: 300},
+	}}
 	ops, err := poolOps(one)
 	require.NoError(t, err)
 	require.Equal(t, []cbench.PoolOp{
 		{Kind: cbench.PoolAlloc, Bytes: 1000}, {Kind: cbench.PoolAlloc, Block: 1, Bytes: 1}, {Kind: cbench.PoolFree},
 		{Kind: cbench.PoolWait}, {Kind: cbench.PoolAlloc, Bytes: 300},
 	}, ops)
-	_, err = poolOps(small())
+	one.Streams = 2
+	_, err = poolOps(one)
 	require.ErrorContains(t, err, "2 streams")
 }
