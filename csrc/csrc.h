@@ -257,4 +257,22 @@ cuvmm_value cuvmm_ModuleGetFunction(cuvmm_driver d, uintptr_t ctx, uintptr_t mod
 int32_t cuvmm_LaunchKernel(cuvmm_driver d, uintptr_t ctx, uintptr_t function, const cuvmm_launch *l,
                            const uint8_t *params, uint64_t n, uintptr_t s);
 
+// nvml.c
+
+// What NVML answered: the call that ended it (an entry point's name), its
+// nvmlReturn_t, or CUVMM_NVML_LACKS where the library has no such entry point;
+// on success version is the struct's, 3, 2 or 1.
+enum { CUVMM_NVML_LACKS = -1 };
+typedef struct {
+    const char *call;
+    int32_t result;
+    int32_t version;
+    uint8_t cluster[16];
+    int32_t status;
+    uint32_t clique, mask;
+    uint8_t state, summary;
+} cuvmm_fabric;
+
+cuvmm_fabric cuvmm_nvml_fabric(uintptr_t library, const char *uuid);
+
 #endif

@@ -54,12 +54,20 @@
 // Descriptors that the driver makes are closed on exec, and none is made while
 // the process forks.
 //
+// # NVML
+//
+// [Driver.NVML] answers how a GPU stands with its fabric. The library is
+// libnvidia-ml.so.1, opened when it is first asked: the one that [NVMLEnv]
+// names, or as the driver is searched, or beside the driver. It is initialised
+// for each question and shut down after it, and never closed.
+//
 // # Reading the source
 //
 // csrc.h is the border: one C function for each method, named after it. The .c
 // and .go files come in pairs by subject. api.h holds the entry points'
 // declarations and the steps around a call; the layouts of the structs are
 // asserted there, so a build for another machine proves them. The tests run
-// against testdata/fakecuda, a library that records what reaches it; the C
-// loops that benchmarks compare with are in internal/cbench.
+// against testdata/fakecuda, a library that records what reaches it, and
+// testdata/fakenvml; the C loops that benchmarks compare with are in
+// internal/cbench.
 package csrc

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/diagnose"
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
@@ -147,7 +148,9 @@ func (d *Device) Probe() (Probe, error) {
 		change(&prop)
 		h, r := d.sys.core.Drv.MemCreate(uint64(caps.MinimumGranularity), prop)
 		if r != driver.Success {
-			return prop, d.sys.core.Fail(op, driver.CallMemCreate, r, fmt.Sprintf("a trial on %v", d), d.dev)
+			d.sys.core.Note(r, d.dev)
+			return prop, core.Error(core.Failure{Op: op, Call: driver.CallMemCreate, Result: r, Asked: fmt.Sprintf("a trial on %v", d),
+				Err: diagnose.Creation(d.sys.core, prop, r)})
 		}
 		defer d.sys.core.Drv.MemRelease(h)
 		granted, r := d.sys.core.Drv.MemGetAllocationPropertiesFromHandle(h)

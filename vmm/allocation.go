@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/diagnose"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
@@ -84,7 +85,8 @@ func checkSize(op string, size int, gran uint64) error {
 
 func createError(op string, d *cuda.Device, size int, prop driver.AllocationProp, r driver.Result) error {
 	loc := cuda.Location{Type: cuda.LocationType(prop.Location.Type), ID: int(prop.Location.ID)}
-	f := core.Failure{Op: op, Call: driver.CallMemCreate, Result: r, Asked: fmt.Sprintf("%s on %v", core.Bytes(size), loc)}
+	f := core.Failure{Op: op, Call: driver.CallMemCreate, Result: r, Asked: fmt.Sprintf("%s on %v", core.Bytes(size), loc),
+		Err: diagnose.Creation(core.SystemOf(d), prop, r)}
 	if r == driver.OutOfMemory {
 		if free, total, err := d.MemoryInfo(); err == nil && loc == d.Location() {
 			f.Asked += fmt.Sprintf(", of which %s are free and %s exist", core.Bytes(free), core.Bytes(total))

@@ -22,6 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var tables = map[string]table{
 	"cuda":      cudaCases,
 	"cuda/auto": autoCases,
+	"fabric":    fabricCases,
 	"managed":   managedCases,
 	"vmm":       vmmCases,
 	"vmm/pool":  poolCases,

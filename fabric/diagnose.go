@@ -1,0 +1,206 @@
+package fabric
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/diagnose"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/imex"
+	"github.com/cuvmm/cuvmm/internal/nvml"
+)
+
+// Options say where to look and how hard. The zero value looks in the usual
+// places and makes nothing.
+type Options struct {
+	// Trial also creates one granule of memory with a fabric handle on each
+	// device, exports it and imports it again. It is the only proof.
+	Trial bool
+	// ProcDevices, DriverParams and ChannelFolder are other places for
+	// /proc/devices, /proc/driver/nvidia/params and the folder of the channels'
+	// device files, as where a container mounts the host's.
+	ProcDevices, DriverParams, ChannelFolder string
+}
+
+// Severity is how much a finding matters.
+type Severity string
+
+// The severities.
+const (
+	// OK: as it should be.
+	OK = Severity(diagnose.OK)
+	// Note: worth knowing, and nothing to do about.
+	Note = Severity(diagnose.Note)
+	// Warning: fabric handles may work, and not as expected.
+	Warning = Severity(diagnose.Warning)
+	// Problem: fabric handles cannot work.
+	Problem = Severity(diagnose.Problem)
+)
+
+// Finding is one thing that was looked at.
+type Finding struct {
+	// Check names it: "major", "channel count", "nodes", "accessible channels",
+	// "channel 0", "attribute", "nvml", "fabric state", "fabric status",
+	// "fabric health", "cluster", "clique", "create", "export", "import".
+	Check    string   `json:"check"`
+	Severity Severity `json:"severity"`
+	// Device is the device's ordinal, or -1 where the finding is the machine's.
+	Device int `json:"device"`
+	// Text says what was found.
+	Text string `json:"text"`
+	// Remedy says what an administrator does about it, "" where there is
+	// nothing to do.
+	Remedy string `json:"remedy,omitempty"`
+}
+
+// String writes the finding on one line: severity, check, device, text, remedy.
+func (f Finding) String() string {
+	return diagnose.Finding{Check: diagnose.Check(f.Check), Severity: diagnose.Severity(f.Severity), Device: f.Device, Text: f.Text, Remedy: f.Remedy}.String()
+}
+
+// Channel is an IMEX channel's device file.
+type Channel struct {
+	Number int    `json:"number"`
+	Path   string `json:"path"`
+	// Mode are the permission bits, as in "0660".
+	Mode string `json:"mode"`
+	UID  int    `json:"uid"`
+	GID  int    `json:"gid"`
+	// Accessible: this process may open it, and it is the device that its name
+	// says.
+	Accessible bool `json:"accessible"`
+}
+
+// DeviceState is how a device stands with its fabric.
+type DeviceState struct {
+	Ordinal int    `json:"ordinal"`
+	UUID    string `json:"uuid"`
+	// Attribute: the driver says that the device has fabric handles. It is no
+	// promise.
+	Attribute bool `json:"attribute"`
+	// State is the registration with the fabric, in NVML's words: "not
+	// supported", "not started", "in progress", "completed"; "unknown" where
+	// NVML could not be asked.
+	State string `json:"state"`
+	// Registered: the registration was completed and successful.
+	Registered bool `json:"registered"`
+	// Clique names the set of GPUs that this one reaches, "" where it is not
+	// registered: the cluster's UUID, a point, a number. Devices of different
+	// cliques cannot import each other's memory.
+	Clique string `json:"clique,omitempty"`
+}
+
+// Diagnosis is what was found. It is a plain value, with a JSON form.
+type Diagnosis struct {
+	// Major is the character device major of the channels, 0 where there is
+	// none. ChannelCount is how many channels the kernel module has, -1 where it
+	// does not tell.
+	Major        int `json:"major"`
+	ChannelCount int `json:"channel_count"`
+	// Channels are those that have a device file.
+	Channels []Channel     `json:"channels"`
+	Devices  []DeviceState `json:"devices"`
+	// Findings are the machine's, then each device's.
+	Findings []Finding `json:"findings"`
+}
+
+// Works reports whether no finding is a problem. With Options.Trial it is the
+// driver's word; without, only nothing was found that stands in the way.
+func (d Diagnosis) Works() bool {
+	for _, f := range d.Findings {
+		if f.Severity == Problem {
+			return false
+		}
+	}
+	return true
+}
+
+// String writes the findings, a line each.
+func (d Diagnosis) String() string {
+	var lines []string
+	for _, f := range d.Findings {
+		lines = append(lines, f.String())
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Diagnose says what stands between this process and fabric handles on the
+// devices, which are of one System. What is wrong is a finding; an error is a
+// mistake of the caller's: no device, devices of several Systems, or one that
+// is closed. It opens no channel unless Options.Trial asks for memory. It may
+// take a second, in which NVML is opened.
+func Diagnose(o Options, devices ...*cuda.Device) (Diagnosis, error) {
+	const op = "fabric.Diagnose"
+	if len(devices) == 0 || devices[0] == nil {
+		return Diagnosis{}, core.Invalid(op, "no device", "pass System.Devices()")
+	}
+	sys := core.SystemOf(devices[0])
+	var ids []driver.Device
+	for _, d := range devices {
+		if d == nil {
+			return Diagnosis{}, core.Invalid(op, "a nil device", "pass System.Devices()")
+		}
+		if core.SystemOf(d) != sys {
+			return Diagnosis{}, core.ForeignError(op, "device")
+		}
+		id, r := sys.Drv.DeviceGet(int32(d.Ordinal()))
+		if r != driver.Success {
+			return Diagnosis{}, sys.Fail(op, driver.CallDeviceGet, r, d.String())
+		}
+		ids = append(ids, id)
+	}
+	if sys.Closed() {
+		return Diagnosis{}, core.ClosedError(op, "System")
+	}
+	return diagnosis(diagnose.Run(sys, ids, diagnose.Options{
+		Trial: o.Trial,
+		Paths: imex.Paths{Devices: o.ProcDevices, Params: o.DriverParams, Nodes: o.ChannelFolder},
+	})), nil
+}
+
+// Findings are those that an error carries: that of memory with a fabric handle
+// which could not be created. Another error has none.
+func Findings(err error) []Finding {
+	var e *diagnose.Error
+	if !errors.As(err, &e) {
+		return nil
+	}
+	return findings(e.Findings)
+}
+
+func findings(from []diagnose.Finding) []Finding {
+	to := make([]Finding, 0, len(from))
+	for _, f := range from {
+		to = append(to, Finding{Check: string(f.Check), Severity: Severity(f.Severity), Device: f.Device, Text: f.Text, Remedy: f.Remedy})
+	}
+	return to
+}
+
+func diagnosis(r diagnose.Report) Diagnosis {
+	d := Diagnosis{Major: r.Channels.Major, ChannelCount: r.Channels.Count, Channels: []Channel{}, Findings: findings(r.Findings)}
+	for _, c := range r.Channels.Channels {
+		d.Channels = append(d.Channels, Channel{
+			Number: c.Minor, Path: c.Path, Mode: fmt.Sprintf("%04o", c.Mode), UID: c.UID, GID: c.GID,
+			Accessible: c.Accessible() && r.Channels.Fits(c),
+		})
+	}
+	for _, from := range r.Devices {
+		s := DeviceState{Ordinal: from.Ordinal, UUID: from.UUID, Attribute: from.Attribute, State: "unknown"}
+		var refused *nvml.Error
+		switch f := from.Fabric; {
+		case from.FabricErr == nil:
+			s.State = f.State.String()
+			s.Registered = f.State == nvml.StateCompleted && f.Status == nvml.Success
+			if s.Registered {
+				s.Clique = diagnose.Clique(f)
+			}
+		case errors.As(from.FabricErr, &refused) && refused.Return == nvml.NotSupported:
+			s.State = nvml.StateNotSupported.String()
+		}
+		d.Devices = append(d.Devices, s)
+	}
+	return d
+}

@@ -1,0 +1,100 @@
+// Package diagnose says what stands between a process and fabric handles, and
+// what an administrator does about it. The package fabric shows it to users,
+// and what fails to create memory with a fabric handle says it in its error.
+package diagnose
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Severity is how much a finding matters.
+type Severity string
+
+const (
+	// OK: as it should be.
+	OK Severity = "ok"
+	// Note: worth knowing, and nothing to do about.
+	Note Severity = "note"
+	// Warning: fabric handles may work, and not as expected.
+	Warning Severity = "warning"
+	// Problem: fabric handles cannot work.
+	Problem Severity = "problem"
+)
+
+// Check names what was looked at.
+type Check string
+
+const (
+	CheckMajor      Check = "major"
+	CheckCount      Check = "channel count"
+	CheckNodes      Check = "nodes"
+	CheckAccessible Check = "accessible channels"
+	CheckChannel0   Check = "channel 0"
+	CheckAttribute  Check = "attribute"
+	CheckNVML       Check = "nvml"
+	CheckState      Check = "fabric state"
+	CheckStatus     Check = "fabric status"
+	CheckHealth     Check = "fabric health"
+	CheckCluster    Check = "cluster"
+	CheckClique     Check = "clique"
+	CheckCreate     Check = "create"
+	CheckExport     Check = "export"
+	CheckImport     Check = "import"
+)
+
+// Machine is the Device of a finding that concerns none in particular.
+const Machine = -1
+
+// Finding is one thing that was looked at.
+type Finding struct {
+	Check    Check
+	Severity Severity
+	// Device is the ordinal of the device, or Machine.
+	Device int
+	// Text says what was found, Remedy what to do about it, "" where there is
+	// nothing to do.
+	Text   string
+	Remedy string
+}
+
+// String writes "problem: major: what was found; what to do".
+func (f Finding) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s: ", f.Severity, f.Check)
+	if f.Device != Machine {
+		fmt.Fprintf(&b, "device %d: ", f.Device)
+	}
+	b.WriteString(f.Text)
+	if f.Remedy != "" {
+		b.WriteString("; " + f.Remedy)
+	}
+	return b.String()
+}
+
+// Error is the cause of a failed creation: what stands in the way.
+type Error struct{ Findings []Finding }
+
+// Error writes the findings that matter on one line.
+func (e *Error) Error() string {
+	var all []string
+	for _, f := range e.Findings {
+		if f.Severity == Problem || f.Severity == Warning {
+			text := f.Text
+			if f.Remedy != "" {
+				text += " (" + f.Remedy + ")"
+			}
+			all = append(all, text)
+		}
+	}
+	if len(all) == 0 {
+		return "nothing that this process can see explains it: look at the logs of nvidia-imex and of the kernel"
+	}
+	return strings.Join(all, "; ")
+}
+
+// explained are the answers to a creation that the findings may explain.
+// Every other one has another cause.
+func explained(r driver.Result) bool { return r == driver.NotPermitted || r == driver.NotSupported }

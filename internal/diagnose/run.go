@@ -1,0 +1,77 @@
+package diagnose
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/imex"
+	"github.com/cuvmm/cuvmm/internal/nvml"
+)
+
+// Options say where to look and how hard.
+type Options struct {
+	// Paths are where the facts of the channels lie. Where all are empty, a
+	// driver that stands for a machine of its own is asked for its facts.
+	Paths imex.Paths
+	// Trial makes one granule of memory with a fabric handle on each device,
+	// exports and imports it.
+	Trial bool
+}
+
+// Report is what was found.
+type Report struct {
+	Channels imex.Facts
+	Devices  []Device
+	Findings []Finding
+}
+
+// Run looks at the machine and the devices. It makes no driver call that waits,
+// and without a trial no memory.
+func Run(sys *core.System, devices []driver.Device, o Options) Report {
+	r := Report{Channels: channels(sys.Drv, o.Paths)}
+	r.Findings = machine(r.Channels)
+	for _, id := range devices {
+		d := look(sys, id)
+		r.Devices = append(r.Devices, d)
+		r.Findings = append(r.Findings, device(d)...)
+		if o.Trial {
+			r.Findings = append(r.Findings, trial(sys, id, d)...)
+		}
+	}
+	r.Findings = append(r.Findings, among(r.Devices)...)
+	return r
+}
+
+// Creation is why memory with a fabric handle could not be created, as far as
+// the answer is one that this package can explain; else nil.
+func Creation(sys *core.System, prop driver.AllocationProp, r driver.Result) error {
+	if prop.RequestedHandleTypes&driver.HandleFabric == 0 || !explained(r) {
+		return nil
+	}
+	return &Error{Findings: Run(sys, core.DevicesOf(prop.Location), Options{}).Findings}
+}
+
+func channels(d driver.Driver, p imex.Paths) imex.Facts {
+	if own, ok := d.(imex.Source); ok && p == (imex.Paths{}) {
+		return own.IMEX()
+	}
+	return imex.Read(p)
+}
+
+var errNoUUID = errors.New("the driver does not tell the GPU's UUID")
+
+func look(sys *core.System, id driver.Device) Device {
+	d := Device{Ordinal: int(id), Attribute: sys.Attribute(id, driver.AttrHandleFabric) > 0, FabricErr: nvml.ErrMissing}
+	uuid, r := sys.Drv.DeviceGetUUID(id)
+	if r != driver.Success {
+		d.FabricErr = fmt.Errorf("%w: %v", errNoUUID, r)
+		return d
+	}
+	d.UUID = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", uuid[0:4], uuid[4:6], uuid[6:8], uuid[8:10], uuid[10:16])
+	if own, ok := sys.Drv.(nvml.Source); ok {
+		d.Fabric, d.FabricErr = own.NVML().Fabric(d.UUID)
+	}
+	return d
+}

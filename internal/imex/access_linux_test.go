@@ -1,0 +1,93 @@
+package imex_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/internal/imex"
+	"github.com/cuvmm/cuvmm/internal/reexec"
+	"github.com/stretchr/testify/require"
+)
+
+// readAsNobody answers what a user without rights finds.
+const readAsNobody = "read as nobody"
+
+func init() {
+	reexec.Register(readAsNobody, func(c *reexec.Child) error {
+		if os.Geteuid() == 0 {
+			if err := dropRights(); err != nil {
+				return err
+			}
+		}
+		f := imex.Read(imex.Paths{Devices: c.Args[0], Params: c.Args[1], Nodes: c.Args[2]})
+		var open []int
+		for _, c := range f.Accessible() {
+			open = append(open, c.Minor)
+		}
+		return c.Send(answer{open, f.UID, fmt.Sprint(f.MajorErr), fmt.Sprint(f.ChannelsErr)})
+	})
+}
+
+type answer struct {
+	Open                  []int
+	UID                   int
+	MajorErr, ChannelsErr string
+}
+
+func dropRights() error {
+	if err := syscall.Setgroups(nil); err != nil {
+		return err
+	}
+	if err := syscall.Setgid(65534); err != nil {
+		return err
+	}
+	return syscall.Setuid(65534)
+}
+
+// What root may open another user may not.
+func TestAccessIsThisUsers(t *testing.T) {
+	// The folder above is made for this user alone.
+	dir := t.TempDir()
+	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o755))
+	f := fixture{t, imex.Paths{Devices: filepath.Join(dir, "devices"), Params: filepath.Join(dir, "none"), Nodes: filepath.Join(dir, "nodes")}}
+	require.NoError(t, os.WriteFile(f.paths.Devices, []byte(mem), 0o644))
+	require.NoError(t, os.Mkdir(f.paths.Nodes, 0o755))
+	f.channel("channel3", "/dev/null")
+	closed := ""
+	for _, name := range []string{"/dev/mem", "/dev/port", "/dev/kmsg"} { // 1:1, 1:4, 1:11: root's, where they are
+		minor := map[string]string{"/dev/mem": "channel1", "/dev/port": "channel4", "/dev/kmsg": "channel11"}[name]
+		if info, err := os.Stat(name); err == nil && info.Mode()&os.ModeCharDevice != 0 && info.Mode()&0o006 != 0o006 {
+			f.channel(minor, name)
+			closed = name
+		}
+	}
+
+	child := reexec.Command(t, readAsNobody, f.paths.Devices, f.paths.Params, f.paths.Nodes)
+	child.Start()
+	var got answer
+	child.Recv(&got)
+	child.Wait()
+	require.Equal(t, []int{3}, got.Open, "closed to others: %s", closed)
+	if os.Geteuid() == 0 {
+		require.Equal(t, 65534, got.UID)
+	}
+	require.True(t, slices.ContainsFunc(f.read().Channels, imex.Channel.Accessible))
+	t.Logf("a file that is closed to others: %q", closed)
+
+	if os.Geteuid() != 0 {
+		return
+	}
+	// A folder that may not be listed, and a list that may not be read.
+	require.NoError(t, os.Chmod(f.paths.Nodes, 0o700))
+	require.NoError(t, os.Chmod(f.paths.Devices, 0o600))
+	child = reexec.Command(t, readAsNobody, f.paths.Devices, f.paths.Params, f.paths.Nodes)
+	child.Start()
+	child.Recv(&got)
+	child.Wait()
+	require.Contains(t, got.ChannelsErr, "permission denied")
+	require.Contains(t, got.MajorErr, "permission denied")
+}

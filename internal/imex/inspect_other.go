@@ -1,0 +1,7 @@
+//go:build !linux
+
+package imex
+
+import "errors"
+
+func (*Channel) inspect() error { return errors.ErrUnsupported }

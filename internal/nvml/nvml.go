@@ -1,0 +1,147 @@
+// Package nvml is what the library asks of NVML: how a GPU stands with its
+// fabric. The real library is opened by csrc; the software driver answers for
+// its own machine.
+package nvml
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Library answers what is known of a GPU's fabric. It is safe for concurrent
+// use.
+type Library interface {
+	// Fabric asks about the GPU with that UUID, in the form GPU-xxxxxxxx-....
+	// The error is an *Error where the library answered, and wraps ErrMissing
+	// where there is none.
+	Fabric(uuid string) (Fabric, error)
+}
+
+// Source is a driver that has an NVML beside it.
+type Source interface{ NVML() Library }
+
+// ErrMissing: no NVML could be opened, or it is too old to know of fabrics.
+var ErrMissing = errors.New("NVML is not there")
+
+// Fabric is what NVML knows.
+type Fabric struct {
+	// Version is that of the struct which the library filled: 1, 2 or 3. The
+	// health mask came with 2, the summary with 3.
+	Version int
+	State   State
+	// Status says how the registration ended, once State is Completed.
+	Status  Return
+	Cluster [16]byte
+	Clique  uint32
+	Mask    Mask
+	Summary Summary
+}
+
+// State is how far the GPU's registration with its fabric has come.
+type State uint8
+
+const (
+	StateNotSupported State = 0
+	StateNotStarted   State = 1
+	StateInProgress   State = 2
+	StateCompleted    State = 3
+)
+
+func (s State) String() string {
+	return name(uint32(s), "not supported", "not started", "in progress", "completed")
+}
+
+// Summary is the fabric's health in one word.
+type Summary uint8
+
+const (
+	SummaryNotSupported    Summary = 0
+	SummaryHealthy         Summary = 1
+	SummaryUnhealthy       Summary = 2
+	SummaryLimitedCapacity Summary = 3
+)
+
+func (s Summary) String() string {
+	return name(uint32(s), "not known", "healthy", "unhealthy", "limited capacity")
+}
+
+// Mask is the health mask: fields of two bits, 1 for true and 2 for false, and
+// one of four bits that names what is configured wrongly.
+type Mask uint32
+
+func (m Mask) is(shift int) bool { return m>>shift&3 == 1 }
+
+// DegradedBandwidth: some links are down or slow.
+func (m Mask) DegradedBandwidth() bool { return m.is(0) }
+
+// RouteRecovery: a route is being repaired.
+func (m Mask) RouteRecovery() bool { return m.is(2) }
+
+// RouteUnhealthy: a route is broken.
+func (m Mask) RouteUnhealthy() bool { return m.is(4) }
+
+// AccessTimeoutRecovery: an access timed out, and the GPU is to be reset.
+func (m Mask) AccessTimeoutRecovery() bool { return m.is(6) }
+
+// NoPartition: the GPU is said to be assigned to no partition.
+func (m Mask) NoPartition() bool { return m>>12&3 == 2 || m>>8&15 == 4 }
+
+// Misconfigured names what is configured wrongly, "" where nothing is.
+func (m Mask) Misconfigured() string {
+	switch v := m >> 8 & 15; v {
+	case 0, 1, 4: // not known, none, and no partition, which NoPartition tells
+		return ""
+	default:
+		return name(uint32(v), "", "", "the system GUID differs within the fabric", "the chassis' serial number differs within the fabric", "",
+			"too few NVLinks are up", "the GPU's firmware does not fit the fabric's", "the GPU is in the wrong place", "the GPU's state is invalid")
+	}
+}
+
+// Return is an nvmlReturn_t.
+type Return int32
+
+const (
+	Success          Return = 0
+	Uninitialized    Return = 1
+	InvalidArgument  Return = 2
+	NotSupported     Return = 3
+	NoPermission     Return = 4
+	NotFound         Return = 6
+	DriverNotLoaded  Return = 9
+	LibraryNotFound  Return = 12
+	FunctionNotFound Return = 13
+	GPULost          Return = 15
+	LibraryMismatch  Return = 18
+	VersionMismatch  Return = 25
+	Unknown          Return = 999
+)
+
+func (r Return) String() string {
+	known := map[Return]string{
+		Success: "success", Uninitialized: "uninitialized", InvalidArgument: "invalid argument", NotSupported: "not supported",
+		NoPermission: "no permission", NotFound: "not found", DriverNotLoaded: "driver not loaded", LibraryNotFound: "library not found",
+		FunctionNotFound: "function not found", GPULost: "GPU is lost", LibraryMismatch: "library and kernel module differ",
+		VersionMismatch: "argument version mismatch", Unknown: "unknown error",
+	}
+	if s, ok := known[r]; ok {
+		return s
+	}
+	return fmt.Sprintf("error %d", int32(r))
+}
+
+// Error is a call that NVML refused.
+type Error struct {
+	Call   string
+	Return Return
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("%s answers %d (%v)", e.Call, int32(e.Return), e.Return)
+}
+
+func name(v uint32, names ...string) string {
+	if v < uint32(len(names)) && names[v] != "" {
+		return names[v]
+	}
+	return fmt.Sprintf("code %d", v)
+}
