@@ -25,7 +25,9 @@ var tables = map[string]table{
 	"fabric":    fabricCases,
 	"managed":   managedCases,
 	"vmm":       vmmCases,
-	"vmm/pool":  poolCases,
+	"vmm/pool":  join(poolCases, poolLookCases),
+
+	"vmm/pool/pooltest": poolTestCases,
 }
 
 // A table has the cases of a package's functions ("Open") and methods

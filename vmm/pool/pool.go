@@ -92,6 +92,7 @@ type Pool struct {
 	mostHeld atomic.Uint64
 	limit    atomic.Uint64
 	stats    *statistics
+	history  atomic.Pointer[ring]
 
 	slow sync.Mutex
 
@@ -362,7 +363,7 @@ func (p *Pool) Free(b Block, streams ...*cuda.Stream) error {
 		sh.mu.Unlock()
 		return stale(b)
 	}
-	sh.retire(h)
+	sh.retire(h, nil)
 	if sh.arena != nil {
 		sh.mu.Unlock()
 		return p.freeCaptured(h)
@@ -417,7 +418,7 @@ func (p *Pool) freeAfter(h *header, gen uint64, streams []*cuda.Stream) error {
 		defer sh.mu.Unlock()
 		return stale(Block{h, gen, cuda.Ptr(h.ptr), int(h.bytes)})
 	}
-	sh.retire(h)
+	sh.retire(h, points)
 	if sh.arena != nil {
 		sh.mu.Unlock()
 		return p.freeCaptured(h, points...)

@@ -143,14 +143,15 @@ func (sh *shard) another(class int) *slab {
 	return s
 }
 
-// retire makes a block stale. The caller holds mu.
-func (sh *shard) retire(h *header) {
+// retire makes a block stale, which other streams used up to those points. The
+// caller holds mu.
+func (sh *shard) retire(h *header, used []point) {
 	sh.touched = sh.epoch
 	h.gen++
 	sh.live--
 	sh.requested -= h.bytes
 	if sh.watch != nil {
-		sh.watch.freed(h)
+		sh.watch.freed(h, used)
 	}
 }
 

@@ -9,41 +9,45 @@ import (
 type Stats struct {
 	// Reserved is the physical memory that the pool has, in bytes, and
 	// PeakReserved the most that it ever had.
-	Reserved, PeakReserved uint64
+	Reserved     uint64 `json:"reserved"`
+	PeakReserved uint64 `json:"peakReserved"`
 	// Limit is the most that it may have; 0 is no limit.
-	Limit uint64
+	Limit uint64 `json:"limit,omitempty"`
 	// Requested are the bytes of the live blocks as they were asked for, and
 	// Blocks how many there are.
-	Requested uint64
-	Blocks    uint64
+	Requested uint64 `json:"requested"`
+	Blocks    uint64 `json:"blocks"`
 	// Waiting blocks were freed and wait for streams that the free named, or for
 	// the end of a capture.
-	Waiting int
+	Waiting int `json:"waiting"`
 	// Streams that the pool keeps memory for.
-	Streams int
+	Streams int `json:"streams"`
 	// Arenas that captures and their graphs keep.
-	Arenas int
+	Arenas int `json:"arenas"`
 
 	// What follows is counted with Options.Statistics alone.
 
 	// PeakRequested and PeakBlocks are the most that were live at once.
-	PeakRequested, PeakBlocks uint64
+	PeakRequested uint64 `json:"peakRequested"`
+	PeakBlocks    uint64 `json:"peakBlocks"`
 	// Allocs and Frees are counts of calls that succeeded, and AllocatedBytes
 	// what was asked for in all.
-	Allocs, Frees  uint64
-	AllocatedBytes uint64
+	Allocs         uint64 `json:"allocs"`
+	Frees          uint64 `json:"frees"`
+	AllocatedBytes uint64 `json:"allocatedBytes"`
 	// Tags are the same by tag, in the order in which the tags were made; those
 	// without a block so far are left out.
-	Tags []TagStats
+	Tags []TagStats `json:"tags,omitempty"`
 }
 
 // TagStats are counts of the blocks of one tag.
 type TagStats struct {
-	Tag               Tag
-	Requested, Blocks uint64 // live
-	PeakRequested     uint64 // summed over streams, each at its own peak
-	Allocs            uint64
-	AllocatedBytes    uint64
+	Tag            Tag    `json:"tag"`
+	Requested      uint64 `json:"requested"`     // live
+	Blocks         uint64 `json:"blocks"`        // live
+	PeakRequested  uint64 `json:"peakRequested"` // summed over streams, each at its own peak
+	Allocs         uint64 `json:"allocs"`
+	AllocatedBytes uint64 `json:"allocatedBytes"`
 }
 
 // totals only grow.

@@ -1,0 +1,213 @@
+package pool
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/vmm/pool/trace"
+)
+
+// HistoryOptions say what StartHistory keeps.
+type HistoryOptions struct {
+	// Events is how many of the latest are kept; 0 is 65,536, which take some
+	// 6 MiB.
+	Events int
+	// Stacks keeps who asked, for about a microsecond and 200 bytes each.
+	Stacks bool
+}
+
+// Event is an allocation or a free that succeeded.
+type Event struct {
+	Op    trace.Kind `json:"op"` // trace.Alloc or trace.Free
+	Time  time.Time  `json:"time"`
+	Ptr   cuda.Ptr   `json:"ptr"`
+	Bytes int        `json:"bytes"` // that the block was asked for
+	Tag   Tag        `json:"tag,omitempty"`
+	// Stream is the raw handle of the block's stream.
+	Stream uintptr `json:"stream"`
+	// Used are the raw handles of the other streams that a free named.
+	Used []uintptr `json:"used,omitempty"`
+	// Stack is who asked, the innermost caller first.
+	Stack []string `json:"stack,omitempty"`
+}
+
+// History is a list of events, the oldest first.
+type History []Event
+
+// StartHistory keeps the pool's latest allocations and frees from now on, and
+// forgets what was kept before. Each costs some hundred nanoseconds, and
+// goroutines wait for each other meanwhile.
+func (p *Pool) StartHistory(o HistoryOptions) {
+	if o.Events <= 0 {
+		o.Events = 1 << 16
+	}
+	r := &ring{events: make([]event, 0, o.Events), size: o.Events}
+	if o.Stacks {
+		r.stacks = make([]site, o.Events)
+	}
+	p.setHistory(r)
+}
+
+// StopHistory keeps no more, and forgets what was kept.
+func (p *Pool) StopHistory() { p.setHistory(nil) }
+
+func (p *Pool) setHistory(r *ring) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.history.Store(r)
+	for _, sh := range p.shards {
+		sh.mu.Lock()
+		if sh.watch == nil && r != nil {
+			sh.watch = p.newWatch()
+		}
+		if sh.watch != nil {
+			sh.watch.history = r
+		}
+		sh.mu.Unlock()
+	}
+}
+
+// History is what was kept since StartHistory.
+func (p *Pool) History() History {
+	r := p.history.Load()
+	if r == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	kept := make(History, 0, len(r.events))
+	for i := range r.events {
+		at := (r.next + i) % len(r.events) // the oldest first, also before it is full
+		e := r.events[at].event()
+		if r.stacks != nil {
+			e.Stack = r.stacks[at].lines()
+		}
+		kept = append(kept, e)
+	}
+	return kept
+}
+
+// ring is a history under way. Its lock is a leaf: it is taken under those of
+// shards.
+type ring struct {
+	mu     sync.Mutex
+	size   int
+	next   int // where the next event goes, once it is full
+	events []event
+	stacks []site // of the events, where they are kept
+}
+
+// event is an Event as it is kept.
+type event struct {
+	kind   trace.Kind
+	tag    Tag
+	time   time.Time
+	ptr    driver.Ptr
+	bytes  uint64
+	stream driver.Stream
+	used   []driver.Stream
+}
+
+// add keeps what happened to a block, whose shard's lock is held.
+func (r *ring) add(kind trace.Kind, h *header, used []point) {
+	e := event{kind: kind, tag: h.tag, time: time.Now(), ptr: h.ptr, bytes: h.bytes, stream: h.shard.stream.Handle}
+	for _, u := range used {
+		e.used = append(e.used, u.shard.stream.Handle)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	at := r.next
+	if len(r.events) < r.size {
+		at = len(r.events)
+		r.events = append(r.events, e)
+	} else {
+		r.events[at] = e
+		r.next = (at + 1) % r.size
+	}
+	if r.stacks != nil {
+		r.stacks[at] = caller()
+	}
+}
+
+func (e *event) event() Event {
+	public := Event{Op: e.kind, Time: e.time, Ptr: cuda.Ptr(e.ptr), Bytes: int(e.bytes), Tag: e.tag, Stream: uintptr(e.stream)}
+	for _, u := range e.used {
+		public.Used = append(public.Used, uintptr(u))
+	}
+	return public
+}
+
+// lines are the frames of a stack as text.
+func (s *site) lines() (all []string) {
+	for _, f := range s.frames() {
+		all = append(all, line(f))
+	}
+	return all
+}
+
+func line(f runtime.Frame) string { return fmt.Sprintf("%s (%s:%d)", f.Function, f.File, f.Line) }
+
+// Trace is the history as a trace, to be stored, and replayed as a benchmark.
+// Frees of blocks that were allocated before the history began are left out.
+// Streams are numbered as they come; those beyond trace.MaxStreams share the
+// numbers of the others.
+func (h History) Trace(name string) *trace.Trace {
+	t := &trace.Trace{Name: fitting(name), Streams: 1}
+	streams := map[uintptr]uint32{}
+	stream := func(handle uintptr) uint32 {
+		n, known := streams[handle]
+		if !known {
+			n = uint32(len(streams) % trace.MaxStreams)
+			streams[handle] = n
+			t.Streams = max(t.Streams, int(n)+1)
+		}
+		return n
+	}
+	live := map[cuda.Ptr]uint32{}
+	next := uint32(0)
+	for _, e := range h {
+		if e.Op == trace.Alloc {
+			live[e.Ptr] = next
+			t.Ops = append(t.Ops, trace.Op{
+				Kind: trace.Alloc, ID: next, Bytes: uint64(e.Bytes), Stream: stream(e.Stream), Tag: tagOf(t, fitting(e.Tag.String())),
+			})
+			next++
+			continue
+		}
+		id, known := live[e.Ptr]
+		if !known {
+			continue
+		}
+		delete(live, e.Ptr)
+		for _, u := range e.Used {
+			t.Ops = append(t.Ops, trace.Op{Kind: trace.Use, ID: id, Stream: stream(u)})
+		}
+		t.Ops = append(t.Ops, trace.Op{Kind: trace.Free, ID: id})
+	}
+	return t
+}
+
+// tagOf is the number of a tag in the trace; there is room for so many.
+func tagOf(t *trace.Trace, tag string) uint32 {
+	at := slices.Index(t.Tags, tag)
+	switch {
+	case at >= 0:
+	case len(t.Tags) < trace.MaxTags:
+		at = len(t.Tags)
+		t.Tags = append(t.Tags, tag)
+	default:
+		at = 0
+	}
+	return uint32(at)
+}
+
+// fitting is a text that a trace takes.
+func fitting(s string) string {
+	return strings.ToValidUTF8(s[:min(len(s), trace.MaxText)], "")
+}

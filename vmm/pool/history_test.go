@@ -1,0 +1,182 @@
+package pool_test
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/cuvmm/cuvmm/vmm/pool/trace"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+)
+
+func TestHistory(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		s, other := stream(t, d), stream(t, d)
+		p := newPool(t, d, pool.Options{})
+		before := alloc(t, p, s, 100)
+		require.Empty(t, p.History())
+
+		p.StartHistory(pool.HistoryOptions{Stacks: true})
+		a, err := p.Alloc(pool.Request{Bytes: 3 * mib, Stream: s, Tag: pool.NewTag("weights")})
+		require.NoError(t, err)
+		free(t, p, before)
+		b := alloc(t, p, other, 0)
+		free(t, p, a, other)
+		h := p.History()
+		require.Len(t, h, 4)
+		require.Equal(t, []trace.Kind{trace.Alloc, trace.Free, trace.Alloc, trace.Free}, []trace.Kind{h[0].Op, h[1].Op, h[2].Op, h[3].Op})
+		require.Equal(t, a.Ptr(), h[0].Ptr)
+		require.Equal(t, 3*mib, h[0].Bytes)
+		require.Equal(t, "weights", h[0].Tag.String())
+		require.Equal(t, s.Handle(), h[0].Stream)
+		require.Equal(t, before.Ptr(), h[1].Ptr)
+		require.Equal(t, other.Handle(), h[2].Stream)
+		require.Equal(t, []uintptr{other.Handle()}, h[3].Used)
+		require.False(t, h[3].Time.Before(h[0].Time))
+		for _, e := range h {
+			require.Contains(t, e.Stack[0], "_test.go:")
+		}
+
+		// What was allocated before is left out of the trace.
+		tr := h.Trace("mine")
+		require.NoError(t, tr.Check())
+		require.Equal(t, &trace.Trace{
+			Name: "mine", Streams: 2, Tags: []string{"weights", ""},
+			Ops: []trace.Op{
+				{Kind: trace.Alloc, Bytes: 3 * mib},
+				{Kind: trace.Alloc, ID: 1, Stream: 1, Tag: 1},
+				{Kind: trace.Use, Stream: 1},
+				{Kind: trace.Free},
+			},
+		}, tr)
+
+		p.StartHistory(pool.HistoryOptions{Events: 3})
+		require.Empty(t, p.History(), "a new one begins")
+		for i := range 4 {
+			free(t, p, alloc(t, p, s, 1000+i))
+		}
+		h = p.History()
+		require.Len(t, h, 3, "the latest are kept")
+		require.Equal(t, []int{1002, 1003, 1003}, []int{h[0].Bytes, h[1].Bytes, h[2].Bytes})
+		require.Nil(t, h[0].Stack)
+
+		p.StopHistory()
+		free(t, p, b)
+		require.Nil(t, p.History())
+	})
+}
+
+func TestSnapshot(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		s, other := stream(t, d), stream(t, d)
+		p := newPool(t, d, pool.Options{Track: true, Statistics: true, ExactFrom: 64 * mib})
+		require.Empty(t, p.Snapshot().Segments)
+		tag := pool.NewTag("kv")
+		var blocks []pool.Block
+		for _, bytes := range []int{700, 800, 5 * mib, 3 * mib, 64 * mib, 1000} {
+			b, err := p.Alloc(pool.Request{Bytes: bytes, Stream: s, Tag: tag})
+			require.NoError(t, err)
+			blocks = append(blocks, b)
+		}
+		blocks = append(blocks, alloc(t, p, other, 10*mib))
+		free(t, p, blocks[0])
+		free(t, p, blocks[2])
+
+		snap := p.Snapshot()
+		live := map[cuda.Ptr]int{}
+		var mapped, requested uint64
+		for i, g := range snap.Segments {
+			if i > 0 {
+				before := snap.Segments[i-1]
+				require.GreaterOrEqual(t, uint64(g.Ptr), uint64(before.Ptr)+before.Bytes, "sorted and apart")
+			}
+			at := g.Ptr
+			largest := uint64(0)
+			for j, part := range g.Parts {
+				require.Equal(t, at, part.Ptr, "without a gap")
+				at += cuda.Ptr(part.Bytes)
+				switch part.State {
+				case pool.LiveBlock:
+					live[part.Ptr] = int(part.Requested)
+					requested += part.Requested
+					require.Contains(t, part.Stack[0], "_test.go")
+				case pool.Hole:
+					largest = max(largest, part.Bytes)
+					require.False(t, j > 0 && g.Parts[j-1].State == pool.Hole, "holes that touch are one")
+				}
+			}
+			require.Equal(t, g.Ptr+cuda.Ptr(g.Bytes), at)
+			require.Equal(t, largest, g.Hole())
+			require.Zero(t, g.Bytes%g.Chunk)
+			mapped += g.Bytes
+		}
+		require.Equal(t, snap.Stats.Reserved, mapped)
+		require.Equal(t, snap.Stats.Requested, requested)
+		want := map[cuda.Ptr]int{}
+		for i, b := range blocks {
+			if i != 0 && i != 2 {
+				want[b.Ptr()] = b.Bytes()
+			}
+		}
+		require.Equal(t, want, live)
+		require.Len(t, snap.Streams, 2)
+		require.Equal(t, s.Handle(), snap.Streams[0].Stream)
+		require.EqualValues(t, 4, snap.Streams[0].Blocks)
+
+		var back map[string]any
+		text, err := json.Marshal(snap)
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(text, &back))
+		require.Contains(t, string(text), `"state":"live","requested":800,"tag":"kv"`)
+		require.Len(t, back["segments"], len(snap.Segments))
+
+		for i, b := range blocks {
+			if i != 0 && i != 2 {
+				free(t, p, b)
+			}
+		}
+	})
+}
+
+// Looking at a pool, and keeping its history, disturbs nobody who allocates.
+func TestLookingWhileOthersAllocate(t *testing.T) {
+	_, d := open(t)
+	p := newPool(t, d, pool.Options{Track: true})
+	var g errgroup.Group
+	var streams []*cuda.Stream
+	for range 4 {
+		streams = append(streams, stream(t, d))
+	}
+	for i, s := range streams {
+		g.Go(func() error {
+			for j := range 300 {
+				b, err := p.Alloc(pool.Request{Bytes: 1 << (8 + j%15), Stream: s})
+				if err == nil {
+					err = p.Free(b, streams[(i+j)%4])
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	g.Go(func() error {
+		for i := range 40 {
+			p.StartHistory(pool.HistoryOptions{Events: 100, Stacks: i%2 == 0})
+			s := p.Snapshot()
+			if err := s.History.Trace("now").Check(); err != nil {
+				return err
+			}
+			if i%3 == 0 {
+				p.StopHistory()
+			}
+		}
+		return nil
+	})
+	require.NoError(t, g.Wait())
+	p.StopHistory()
+}

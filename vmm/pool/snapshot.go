@@ -1,0 +1,232 @@
+package pool
+
+import (
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Snapshot is all that a pool knows of its memory, at one time. It is plain
+// data, and has a form in JSON.
+type Snapshot struct {
+	Time   time.Time `json:"time"`
+	Device string    `json:"device"`
+	Stats  Stats     `json:"stats"`
+	// Segments are the pool's mapped memory, by address.
+	Segments []Segment `json:"segments"`
+	// Idle are the sizes of chunks that are mapped nowhere, in bytes.
+	Idle    []uint64        `json:"idle,omitempty"`
+	Streams []StreamSummary `json:"streams"`
+	// History is what was kept since StartHistory.
+	History History `json:"history,omitempty"`
+}
+
+// Segment is a run of chunks that belongs to one stream.
+type Segment struct {
+	Ptr   cuda.Ptr    `json:"ptr"`
+	Bytes uint64      `json:"bytes"`
+	Kind  SegmentKind `json:"kind"`
+	// Chunk is the size of its chunks, in bytes.
+	Chunk uint64 `json:"chunk"`
+	// Slot is the size of a block, where all are of one: in a slab. 0 is any.
+	Slot uint64 `json:"slot,omitempty"`
+	// Stream is the raw handle of whose it is.
+	Stream uintptr `json:"stream"`
+	// Arena: it is kept for a capture, or for its graph.
+	Arena bool `json:"arena,omitempty"`
+	// Pinned chunks never move, since others were granted access to them, or
+	// may hold them.
+	Pinned int `json:"pinned,omitempty"`
+	// Parts are the blocks and the holes between them, by address, without a
+	// gap.
+	Parts []Part `json:"parts"`
+}
+
+// Hole is the most bytes that lie free in one piece.
+func (s Segment) Hole() uint64 {
+	most := uint64(0)
+	for _, p := range s.Parts {
+		if p.State == Hole {
+			most = max(most, p.Bytes)
+		}
+	}
+	return most
+}
+
+// SegmentKind says what serves requests from a segment.
+type SegmentKind string
+
+// The kinds of segments.
+const (
+	SlabSegment   SegmentKind = "slab"   // small requests, in slots of one size
+	RegionSegment SegmentKind = "region" // those between, in chunks that may move
+	ExactSegment  SegmentKind = "exact"  // one large request
+)
+
+// Part is a block, or a hole.
+type Part struct {
+	Ptr   cuda.Ptr  `json:"ptr"`
+	Bytes uint64    `json:"bytes"` // that it takes
+	State PartState `json:"state"`
+	// Requested is what a live block was asked for, and Tag what it is for.
+	Requested uint64 `json:"requested,omitempty"`
+	Tag       Tag    `json:"tag,omitempty"`
+	// Stack is who allocated it, with Options.Track.
+	Stack []string `json:"stack,omitempty"`
+}
+
+// PartState says what is in a part.
+type PartState string
+
+// The states of parts.
+const (
+	LiveBlock    PartState = "live"
+	WaitingBlock PartState = "waiting" // freed; it waits for other streams, or a capture
+	Hole         PartState = "hole"
+)
+
+// StreamSummary is what the pool keeps for a stream.
+type StreamSummary struct {
+	Stream    uintptr `json:"stream"`
+	Blocks    uint64  `json:"blocks"`
+	Requested uint64  `json:"requested"`
+	Waiting   int     `json:"waiting"`
+	// Unpassed: of what was freed on it, some may be in use by the GPU, as far
+	// as was asked, so it is the stream's own yet.
+	Unpassed bool `json:"unpassed,omitempty"`
+	Arena    bool `json:"arena,omitempty"`
+}
+
+// MarshalText is the tag's name, for JSON.
+func (t Tag) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
+
+// Snapshot describes the pool as it is. While other goroutines allocate, its
+// parts are of slightly different moments. It takes time in proportion to the
+// blocks, and holds up each stream's allocations while it looks at them.
+func (p *Pool) Snapshot() Snapshot {
+	s := Snapshot{Time: time.Now(), Device: p.dev.String(), Stats: p.Stats(), History: p.History()}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, h := range p.idle {
+		s.Idle = append(s.Idle, h.Size)
+	}
+	for _, sh := range p.shards {
+		sh.mu.Lock()
+		s.Streams = append(s.Streams, StreamSummary{
+			Stream: uintptr(sh.stream.Handle), Blocks: sh.live, Requested: sh.requested, Waiting: len(sh.waiting),
+			Unpassed: sh.touched > sh.passed.Load(), Arena: sh.arena != nil,
+		})
+		sh.mu.Unlock()
+	}
+	for _, pl := range *p.places.Load() {
+		switch {
+		case pl.ext != nil:
+			s.Segments = append(s.Segments, exactSegment(pl.ext))
+		case pl.reg.slabs:
+			s.Segments = append(s.Segments, pl.reg.slabSegments()...)
+		default:
+			s.Segments = append(s.Segments, pl.reg.spanSegments()...)
+		}
+	}
+	return s
+}
+
+func (sh *shard) segment(kind SegmentKind, ptr driver.Ptr, bytes, chunk uint64) Segment {
+	return Segment{Ptr: cuda.Ptr(ptr), Bytes: bytes, Kind: kind, Chunk: chunk, Stream: uintptr(sh.stream.Handle), Arena: sh.arena != nil}
+}
+
+func exactSegment(e *extent) Segment {
+	sh := e.shard
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	s := sh.segment(ExactSegment, e.ptr, e.size, e.size)
+	s.add(&e.header, e.ptr, e.size)
+	return s
+}
+
+// slabSegments are the chunks of a slab region that hold memory.
+func (r *region) slabSegments() (all []Segment) {
+	for i := range r.chunks[:r.top] {
+		c := r.chunks[i].Load()
+		if c == nil {
+			continue
+		}
+		sh := c.shard.Load()
+		sh.mu.Lock()
+		s := sh.segment(SlabSegment, r.at(i), r.chunk, r.chunk)
+		s.pin(c)
+		sl := c.slab.Load()
+		at := r.at(i)
+		if sl != nil {
+			s.Slot = sl.slot
+			for j := range sl.slots[:sl.fresh] {
+				s.add(&sl.slots[j], at, sl.slot)
+				at += driver.Ptr(sl.slot)
+			}
+		}
+		s.hole(at, uint64(r.at(i))+r.chunk-uint64(at))
+		sh.mu.Unlock()
+		all = append(all, s)
+	}
+	return all
+}
+
+// spanSegments are the spans of a region that are somebody's. The caller holds
+// the pool's lock.
+func (r *region) spanSegments() (all []Segment) {
+	for _, sp := range r.spans {
+		if sp.shard == nil {
+			continue // on its way
+		}
+		sh := sp.shard
+		sh.mu.Lock()
+		s := sh.segment(RegionSegment, sp.from, sp.bytes(), r.chunk)
+		for i := r.index(sp.from); i < r.index(sp.to); i++ {
+			s.pin(r.chunks[i].Load())
+		}
+		for e := sp.head.next; e != sp.tail; e = e.next {
+			s.add(&e.header, e.ptr, e.size)
+		}
+		sh.mu.Unlock()
+		all = append(all, s)
+	}
+	return all
+}
+
+func (s *Segment) pin(c *chunk) {
+	if c.granted || c.handle.Exported() {
+		s.Pinned++
+	}
+}
+
+// add adds what lies at an address: a block, or a hole.
+func (s *Segment) add(h *header, at driver.Ptr, size uint64) {
+	state := LiveBlock
+	switch {
+	case h.waiting:
+		state = WaitingBlock
+	case !h.live():
+		s.hole(at, size)
+		return
+	}
+	p := Part{Ptr: cuda.Ptr(at), Bytes: size, State: state, Requested: h.bytes, Tag: h.tag}
+	if w := h.shard.watch; w != nil {
+		if site, known := w.sites[h]; known {
+			p.Stack = site.lines()
+		}
+	}
+	s.Parts = append(s.Parts, p)
+}
+
+// hole adds free memory, to the hole before it where there is one.
+func (s *Segment) hole(at driver.Ptr, size uint64) {
+	if size == 0 {
+		return
+	}
+	if n := len(s.Parts); n > 0 && s.Parts[n-1].State == Hole {
+		s.Parts[n-1].Bytes += size
+		return
+	}
+	s.Parts = append(s.Parts, Part{Ptr: cuda.Ptr(at), Bytes: size, State: Hole})
+}
