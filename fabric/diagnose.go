@@ -138,6 +138,9 @@ func Diagnose(o Options, devices ...*cuda.Device) (Diagnosis, error) {
 		return Diagnosis{}, core.Invalid(op, "no device", "pass System.Devices()")
 	}
 	sys := core.SystemOf(devices[0])
+	if sys.Closed() {
+		return Diagnosis{}, core.ClosedError(op, "System")
+	}
 	var ids []driver.Device
 	for _, d := range devices {
 		if d == nil {
@@ -151,9 +154,6 @@ func Diagnose(o Options, devices ...*cuda.Device) (Diagnosis, error) {
 			return Diagnosis{}, sys.Fail(op, driver.CallDeviceGet, r, d.String())
 		}
 		ids = append(ids, id)
-	}
-	if sys.Closed() {
-		return Diagnosis{}, core.ClosedError(op, "System")
 	}
 	return diagnosis(diagnose.Run(sys, ids, diagnose.Options{
 		Trial: o.Trial,

@@ -1,0 +1,64 @@
+package fabric_test
+
+import (
+	"fmt"
+	"log"
+
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/fabric"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// What keeps a process without an open channel from sharing over a fabric.
+func ExampleDiagnose() {
+	machine, err := sim.New(sim.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer machine.Close()
+	sys, err := machine.Open()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sys.Close()
+
+	d, err := fabric.Diagnose(fabric.Options{Trial: true}, sys.Devices()...)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, f := range d.Findings {
+		if f.Severity == fabric.Problem {
+			fmt.Printf("%s: %s\n  %s\n", f.Check, f.Text, f.Remedy)
+		}
+	}
+	// Output:
+	// nodes: there is no channel in /dev/nvidia-caps-imex-channels
+	//   the software driver opens the channels that sim.Options.Fabric names
+	// create: memory with a fabric handle cannot be created: CUDA_ERROR_NOT_PERMITTED (800)
+	//   open one channel to this process, the same one to all that share memory
+}
+
+// The error of memory that cannot be created says why by itself.
+func ExampleFindings() {
+	machine, err := sim.New(sim.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer machine.Close()
+	sys, err := machine.Open()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sys.Close()
+
+	_, err = vmm.Create(sys.Devices()[0], 2<<20, vmm.Properties{Handles: vmm.Fabric})
+	for _, f := range fabric.Findings(err) {
+		fmt.Println(f.Severity, f.Check)
+	}
+	// Output:
+	// ok major
+	// ok channel count
+	// problem nodes
+	// ok attribute
+	// note fabric state
+}
