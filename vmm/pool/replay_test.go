@@ -214,3 +214,48 @@ func TestPoolOps(t *testing.T) {
 	_, err = poolOps(one)
 	require.ErrorContains(t, err, "2 streams")
 }
+
+// What a pool recorded is the program that it served: its trace can be stored,
+// and replayed.
+func TestHistoryIsAReplay(t *testing.T) {
+	_, d := open(t)
+	tr := trace.Serving(trace.Config{Seed: 2, Streams: 3, Divisor: 100})
+	tr.Ops = tr.Ops[:20_000]
+	r := &replayer{p: newPool(t, d, pool.Options{})}
+	for range tr.Streams {
+		r.streams = append(r.streams, stream(t, d))
+	}
+	r.p.StartHistory(pool.HistoryOptions{Events: len(tr.Ops) + 1000})
+	_, err := trace.Replay(tr, r)
+	require.NoError(t, err)
+	recorded := r.p.History().Trace("again")
+	r.p.StopHistory()
+
+	// The history does not know when the program waited, nor tags that were not
+	// given, and ends with what the replay gave back; streams are numbered as
+	// they come.
+	numbers := map[uint32]uint32{}
+	var want []trace.Op
+	for _, op := range tr.Ops {
+		if op.Kind == trace.Sync {
+			continue
+		}
+		op.Tag = 0
+		if op.Kind == trace.Alloc || op.Kind == trace.Use {
+			n, known := numbers[op.Stream]
+			if !known {
+				n = uint32(len(numbers))
+				numbers[op.Stream] = n
+			}
+			op.Stream = n
+		}
+		want = append(want, op)
+	}
+	require.Greater(t, len(want), 15_000)
+	require.Equal(t, want, recorded.Ops[:len(want)])
+	s, err := recorded.Summary()
+	require.NoError(t, err)
+	require.Zero(t, s.LiveBlocks)
+	_, err = trace.Replay(recorded, r)
+	require.NoError(t, err)
+}
