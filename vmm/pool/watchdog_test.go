@@ -60,10 +60,10 @@ func TestWatchdog(t *testing.T) {
 			w := p.watchOver("graph 7", func() []any { freed++; return []any{"freed", freed} })
 			at := time.Duration(0)
 			for i, after := range c.after {
-				time.Sleep(after - at - 1)
+				time.Sleep(after - at - time.Nanosecond)
 				synctest.Wait()
 				require.Empty(t, log.since(), "before %v", after)
-				time.Sleep(1)
+				time.Sleep(time.Nanosecond)
 				synctest.Wait()
 				said := log.since()
 				require.Equal(t, 1, strings.Count(said, "\n"), "at %v", after)
