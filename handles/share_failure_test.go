@@ -1,0 +1,163 @@
+//go:build linux
+
+package handles_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+)
+
+// side is one of two processes: a machine of its own, with the same devices.
+type side struct {
+	m    *sim.Machine
+	s    *cuda.System
+	d, e *cuda.Device
+	conn *handles.Conn
+}
+
+func newSide(t *testing.T, conn *handles.Conn) *side {
+	device := sim.DeviceOptions{Granularity: 64 << 10, Memory: 64 * mib}
+	m, s := sim.Open(t, sim.Options{Devices: []sim.DeviceOptions{device, device}})
+	x := &side{m: m, s: s, d: s.Devices()[0], e: s.Devices()[1], conn: conn}
+	for _, d := range s.Devices() {
+		_, err := vmm.GranularityOf(d, vmm.Properties{})
+		require.NoError(t, err)
+	}
+	return x
+}
+
+// sharings are what the walk shares, in chunks of 64 KiB.
+var sharings = []struct {
+	name    string
+	send    func(ctx context.Context, x *side, b *vmm.Buffer, a *vmm.Allocation) error
+	receive func(ctx context.Context, x *side) (io.Closer, error)
+}{
+	{"a buffer of many chunks", func(ctx context.Context, x *side, b *vmm.Buffer, _ *vmm.Allocation) error {
+		return handles.SendBuffer(ctx, x.conn, b)
+	}, func(ctx context.Context, x *side) (io.Closer, error) {
+		return handles.ReceiveBuffer(ctx, x.conn, x.d, handles.ImportOptions{})
+	}},
+	{"an array for another device", func(ctx context.Context, x *side, b *vmm.Buffer, _ *vmm.Allocation) error {
+		a, err := vmm.ArrayOf[uint32](b)
+		if err != nil {
+			return err
+		}
+		return handles.SendArray(ctx, x.conn, a)
+	}, func(ctx context.Context, x *side) (io.Closer, error) {
+		return handles.ReceiveArray[uint32](ctx, x.conn, x.e, handles.ImportOptions{ReadOnly: true})
+	}},
+	{"an allocation", func(ctx context.Context, x *side, _ *vmm.Buffer, a *vmm.Allocation) error {
+		return handles.SendAllocation(ctx, x.conn, a)
+	}, func(ctx context.Context, x *side) (io.Closer, error) {
+		return handles.ReceiveAllocation(ctx, x.conn, x.d, handles.ImportOptions{})
+	}},
+}
+
+// TestEveryFailureOfSharing has every driver call of either side fail, and every
+// call behind it too: both sides learn of it, nothing is left on either, and the
+// connection goes on.
+func TestEveryFailureOfSharing(t *testing.T) {
+	noLeak(t)
+	near, far := pair(t, handles.Options{})
+	from, to := newSide(t, near), newSide(t, far)
+	b, err := vmm.NewBuffer(from.d, vmm.BufferOptions{Reserve: 16 * mib, Chunks: vmm.FixedChunks(64 << 10)})
+	require.NoError(t, err)
+	closeLater(t, b)
+	// More chunks than a message carries.
+	require.NoError(t, b.Append(nil, pattern(66*64<<10, 1)))
+	a, err := vmm.Create(from.d, 64<<10, vmm.Properties{})
+	require.NoError(t, err)
+	closeLater(t, a)
+	for _, c := range sharings {
+		for _, struck := range []*side{from, to} {
+			t.Run(fmt.Sprintf("%s, at the sender's %v", c.name, struck == from), func(t *testing.T) {
+				before := [2]cuda.Stats{from.s.Stats(), to.s.Stats()}
+				calls := 0
+				run := func(faults ...sim.Fault) (sent, received error) {
+					var count atomic.Int64
+					struck.m.OnCall(func(string) { count.Add(1) })
+					for _, f := range faults {
+						struck.m.Inject(f)
+					}
+					// Who fails before anything is offered tells nobody.
+					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+					defer cancel()
+					var group errgroup.Group
+					group.Go(func() error {
+						err := c.send(ctx, from, b, a)
+						if err != nil {
+							time.AfterFunc(20*time.Millisecond, cancel)
+						}
+						return err
+					})
+					got, received := c.receive(ctx, to)
+					sent = group.Wait()
+					struck.m.ClearFaults()
+					struck.m.OnCall(nil)
+					calls = int(count.Load())
+					at := fmt.Sprintf("%v: sent %v, received %v", faults, sent, received)
+					require.Equal(t, sent == nil, received == nil, "both sides agree: %s", at)
+					if received == nil {
+						require.NoError(t, got.Close(), at)
+					}
+					for i, x := range []*side{from, to} {
+						_ = x.s.Drain(t.Context()) // reports what the undo could not do at once
+						now := x.s.Stats()
+						now.SharedReleased, now.SharedReleasedBytes = before[i].SharedReleased, before[i].SharedReleasedBytes
+						require.Equal(t, before[i], now, at)
+						require.Equal(t, now.Allocations, x.m.Live()[sim.KindAllocation], at)
+						require.Equal(t, now.Mappings, x.m.Live()[sim.KindMapping], at)
+						require.Equal(t, now.Reservations, x.m.Live()[sim.KindReservation], at)
+					}
+					return sent, received
+				}
+				sent, received := run()
+				require.NoError(t, sent)
+				require.NoError(t, received)
+				clean := calls
+				require.NotZero(t, clean)
+				// Of the many alike chunks the first and the last ones do.
+				interesting := func(k int) bool { return k < 12 || k > clean-12 || k%37 == 0 }
+				failed := 0
+				for k := range clean {
+					if !interesting(k) {
+						continue
+					}
+					first := sim.Fault{After: k, Result: int(driver.Unknown)}
+					sent, received := run(first)
+					if sent != nil {
+						failed++
+						struckSide, other := sent, received
+						if struck == to {
+							struckSide, other = received, sent
+						}
+						require.NotErrorIs(t, struckSide, handles.ErrRefused)
+						if !errors.Is(other, context.Canceled) {
+							require.ErrorIs(t, other, handles.ErrRefused)
+						}
+					}
+					for j := 0; j < 6 && calls > k+1+j; j++ {
+						run(first, sim.Fault{After: k + j, Result: int(driver.Unknown)})
+					}
+				}
+				require.NotZero(t, failed)
+				sent, received = run()
+				require.NoError(t, sent)
+				require.NoError(t, received)
+			})
+		}
+	}
+}
