@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
@@ -288,6 +289,32 @@ void forked() {
     CHECK(driver()->memory.empty());
 }
 
+// A process forks while other threads hold whatever locks there are.
+void forked_among_threads() {
+    void *p = managed_malloc(KiB, 0, nullptr);
+    std::atomic<bool> stop{false};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; t++)
+        threads.emplace_back([&] {
+            while (!stop) managed_free(managed_malloc(KiB, 0, nullptr), KiB, 0, nullptr);
+        });
+    for (int i = 0; i < 50; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(20); // a lock that nobody gives back would hold it for ever
+            managed_free(p, KiB, 0, nullptr);
+            managed_free(reinterpret_cast<void *>(0x1000), KiB, 0, nullptr);
+            _exit(0);
+        }
+        int status = -1;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    stop = true;
+    for (auto &t : threads) t.join();
+    managed_free(p, KiB, 0, nullptr);
+    CHECK(driver()->memory.empty());
+}
+
 // A process that forks before it uses CUDA may use it in the child.
 void forked_before_use() {
     pid_t child = fork();
@@ -367,6 +394,7 @@ const struct Case {
     {"free fails", free_fails, "cuvmm: warning: managed memory was not freed: 700 (CUDA_ERROR_FAKE). Later failures are not reported\n"},
     {"driver ended", driver_ended, ""},
     {"forked", forked, ""},
+    {"forked among threads", forked_among_threads, ""},
     {"forked before use", forked_before_use, ""},
     {"many threads", many_threads, ""},
     {"freed at exit", freed_at_exit, ""},

@@ -410,7 +410,7 @@ def main(arguments):
     library = os.path.abspath(library)
     if not os.path.exists(library):
         return f"{library} is missing: make -C csrc/pytorch"
-    answer, usual, failure = run("nothing", "native", library)
+    _, usual, failure = run("nothing", "native", library)
     if failure:
         return "\n".join(usual + [f"PyTorch does not work on this machine without the library either: {failure}"])
 
