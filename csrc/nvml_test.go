@@ -5,6 +5,7 @@ package csrc_test
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/csrc"
+	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/nvml"
 	"github.com/stretchr/testify/require"
 )
@@ -164,4 +166,29 @@ func TestNVMLOfADriver(t *testing.T) {
 	got, err = d.NVML().Fabric(fakeGPU)
 	require.NoError(t, err)
 	require.Equal(t, 3, got.Version)
+}
+
+// The real library takes a form of the question, knows the driver's GPU by its
+// UUID, and answers with a state that is documented.
+func TestNVMLOnRealDriver(t *testing.T) {
+	d := openReal(t)
+	device, r := d.DeviceGet(0)
+	require.Equal(t, driver.Success, r)
+	u, r := d.DeviceGetUUID(device)
+	require.Equal(t, driver.Success, r)
+	f, err := d.NVML().Fabric(fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16]))
+	if errors.Is(err, nvml.ErrMissing) {
+		t.Skipf("the machine has no NVML: %v", err)
+	}
+	var refused *nvml.Error
+	if errors.As(err, &refused) {
+		require.Equal(t, nvml.NotSupported, refused.Return, "%v", err)
+		t.Logf("NVML: %v", err)
+		return
+	}
+	require.NoError(t, err)
+	t.Logf("NVML: %+v", f)
+	require.Contains(t, []int{1, 2, 3}, f.Version)
+	require.LessOrEqual(t, f.State, nvml.StateCompleted)
+	require.LessOrEqual(t, f.Summary, nvml.SummaryLimitedCapacity)
 }
