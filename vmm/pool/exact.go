@@ -24,8 +24,8 @@ type exact struct {
 // requested, free ones make room for it first.
 func (p *Pool) provideExact(sh *shard, w *want) error {
 	if allowed := p.allowance(w); w.size > allowed {
-		p.advanceAll(sh)
-		if _, err := p.trimExact(w.size - allowed); err != nil {
+		p.catchUp(sh, w.size-allowed)
+		if _, err := trimBy(w.size-allowed, p.trimIdle, p.trimExact, p.trimRegions); err != nil {
 			return err
 		}
 	}

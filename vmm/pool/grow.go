@@ -241,7 +241,9 @@ func (p *Pool) provideMid(sh *shard, w *want, frugal bool) error {
 	if frugal {
 		allowed = 0
 	}
-	p.advanceAll(sh)
+	if lacks := p.lacking(w); lacks > allowed {
+		p.catchUp(sh, lacks-allowed)
+	}
 	p.mu.Lock()
 	sh.mu.Lock()
 	sh.rest()
@@ -267,7 +269,11 @@ func (p *Pool) provideMid(sh *shard, w *want, frugal bool) error {
 	p.mu.Unlock()
 	fresh = t.n - len(idle) - moved
 
-	chunks, err := p.fetch(fresh, t.reg.chunk, idle, runs)
+	var err error
+	if more := uint64(fresh) * t.reg.chunk; more > allowed {
+		_, err = p.trimExact(more - allowed)
+	}
+	chunks, err := p.fetch(err, fresh, t.reg.chunk, idle, runs)
 	if err == nil {
 		if err = t.reg.rng.MapRun(allocOp, t.reg.off(s.from), chunks, p.access); err != nil {
 			p.mu.Lock()
@@ -296,10 +302,11 @@ func (p *Pool) provideMid(sh *shard, w *want, frugal bool) error {
 }
 
 // fetch makes n chunks, takes what moves from where it is, and answers all. An
-// error leaves everything as it was, as far as the driver lets it.
-func (p *Pool) fetch(n int, size uint64, idle []*phys.Handle, runs []run) (chunks []*phys.Handle, err error) {
-	chunks = idle
-	for range n {
+// error, also an earlier one, leaves everything as it was, as far as the driver
+// lets it.
+func (p *Pool) fetch(err error, n int, size uint64, idle []*phys.Handle, runs []run) ([]*phys.Handle, error) {
+	chunks := idle
+	for i := 0; i < n && err == nil; i++ {
 		var h *phys.Handle
 		if h, err = p.create(size); err != nil {
 			break

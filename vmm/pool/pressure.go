@@ -207,6 +207,36 @@ func (p *Pool) advanceAll(first *shard) {
 	}
 }
 
+// moment is how long a request waits for the GPU before it makes new memory
+// although enough is free: about what making a chunk takes. An event takes some
+// microseconds to pass where nothing else runs.
+var moment = 25 * time.Microsecond
+
+// catchUp asks the streams how far they are, the shard's own first, until so many
+// bytes that are free have passed, for a moment.
+func (p *Pool) catchUp(first *shard, bytes uint64) {
+	deadline := time.Now().Add(moment)
+	for {
+		var free uint64
+		waits := false
+		for _, sh := range append([]*shard{first}, p.all()...) {
+			sh.advance()
+			sh.mu.Lock()
+			if sh.arena == nil {
+				free += sh.spanned - min(sh.spanned, sh.requested)
+				waits = waits || sh.touched > sh.passed.Load()
+			}
+			sh.mu.Unlock()
+			if !waits && free >= bytes {
+				return
+			}
+		}
+		if !waits || time.Now().After(deadline) {
+			return
+		}
+	}
+}
+
 // progress is a number that changes when anything more has passed, and whether
 // anything that is free, or is to be, waits for the GPU.
 func (p *Pool) progress() (n uint64, waits bool) {
