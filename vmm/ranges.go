@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/ranges"
@@ -38,13 +37,4 @@ func (r *reservation) UnmapRun(op string, off, size uint64) error {
 	at := r.find(off)
 	r.maps = slices.Delete(r.maps, at, at+len(maps))
 	return r.giveBack(op, maps)
-}
-
-// SetAccess changes the access of chunks for another room: see ranges.Range.
-func (r *reservation) SetAccess(op string, off, size uint64, access []driver.AccessDesc) error {
-	if !r.closer.Hold() {
-		return core.ClosedError(op, "reservation")
-	}
-	defer r.closer.Drop()
-	return r.applyAccess(op, off, size, access)
 }

@@ -43,7 +43,6 @@ func TestRunsOfChunksAreMappedElsewhere(t *testing.T) {
 		}
 		require.NoError(t, r.UnmapRun(op, 4*mib, 4*mib))
 		require.NoError(t, r.MapRun(op, 12*mib, chunks, access))
-		require.NoError(t, r.SetAccess(op, 12*mib, 4*mib, access))
 		got := make([]byte, 4)
 		require.NoError(t, s.Download(got, res.Ptr()+16*mib-4))
 		require.Equal(t, []byte{7, 7, 7, 7}, got)

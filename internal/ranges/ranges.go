@@ -24,9 +24,6 @@ type Range interface {
 	// that MapRun took over. It waits for nobody: the caller knows that the GPU
 	// has passed. After an error the range is out of use, and Close tries again.
 	UnmapRun(op string, off, size uint64) error
-	// SetAccess changes who may touch a run of whole chunks. It takes nothing
-	// away: the list names all that have access already.
-	SetAccess(op string, off, size uint64, access []driver.AccessDesc) error
 }
 
 // Holder is embedded, unexported, by vmm.Reservation. Its only method is

@@ -178,8 +178,7 @@ func (p *Pool) giveBack() error {
 	return nil
 }
 
-// clear unmaps what trimming left: chunks that were granted to others, or that
-// others hold.
+// clear unmaps what trimming left.
 func (p *Pool) clear(r *region) error {
 	for i := range r.chunks {
 		c := r.chunks[i].Load()

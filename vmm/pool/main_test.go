@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
@@ -67,4 +68,12 @@ func alloc(t testing.TB, p *pool.Pool, s *cuda.Stream, bytes int) pool.Block {
 func free(t testing.TB, p *pool.Pool, b pool.Block, streams ...*cuda.Stream) {
 	t.Helper()
 	require.NoError(t, p.Free(b, streams...))
+}
+
+// patient lets misses wait until events of idle streams have passed, on a loaded
+// machine too.
+func patient(t testing.TB) {
+	t.Helper()
+	before := pool.SetMoment(10 * time.Second)
+	t.Cleanup(func() { pool.SetMoment(before) })
 }

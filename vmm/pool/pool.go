@@ -234,7 +234,7 @@ func (p *Pool) Alloc(r Request) (Block, error) {
 	st := core.StreamOf(r.Stream)
 	sh, _ := st.Locals.Get(p.local).(*shard)
 	if sh == nil || sh.pool != p || st.MayCapture() {
-		return p.allocSlowly(st, &w)
+		return p.allocSlowly(st, w)
 	}
 	return p.allocFrom(sh, &w)
 }
@@ -254,7 +254,7 @@ func (p *Pool) allocFrom(sh *shard, w *want) (Block, error) {
 		return b, nil
 	}
 	sh.mu.Unlock()
-	b, err := p.miss(sh, w)
+	b, err := p.miss(sh, *w)
 	p.verify()
 	return b, err
 }
@@ -296,25 +296,25 @@ func (p *Pool) want(w *want, r Request) error {
 
 // allocSlowly serves a stream that the pool does not know yet, or that may take
 // part in a capture.
-func (p *Pool) allocSlowly(st *core.Stream, w *want) (Block, error) {
+func (p *Pool) allocSlowly(st *core.Stream, w want) (Block, error) {
 	if err := st.Use(allocOp, p.sys); err != nil {
 		return Block{}, err
 	}
 	defer st.Drop()
 	if st.MayCapture() {
-		c, err := p.capturing(allocOp, st, w)
+		c, err := p.capturing(allocOp, st, &w)
 		if err != nil {
 			return Block{}, err
 		}
 		if c != nil {
-			return c.alloc(st, w)
+			return c.alloc(st, &w)
 		}
 	}
 	sh, err := p.shardOf(allocOp, st)
 	if err != nil {
 		return Block{}, err
 	}
-	return p.allocFrom(sh, w)
+	return p.allocFrom(sh, &w)
 }
 
 // shardOf is the stream's shard, made when it is first asked for.

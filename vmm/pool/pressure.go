@@ -44,7 +44,8 @@ var errAgain = errors.New("again")
 // miss serves what the shard has no memory for. From the cheap to the dear: what
 // waits and has passed; what lies free on other streams and has passed; chunks,
 // new or moved. Where there is no memory see relief.
-func (p *Pool) miss(sh *shard, w *want) (Block, error) {
+func (p *Pool) miss(sh *shard, request want) (Block, error) {
+	w := &request // only here does it outlive the call
 	p.slow.Lock()
 	defer p.slow.Unlock()
 	if err := p.possible(sh, w); err != nil {
@@ -210,6 +211,7 @@ func (p *Pool) advanceAll(first *shard) {
 // moment is how long a request waits for the GPU before it makes new memory
 // although enough is free: about what making a chunk takes. An event takes some
 // microseconds to pass where nothing else runs.
+// It is a variable for tests.
 var moment = 25 * time.Microsecond
 
 // catchUp asks the streams how far they are, the shard's own first, until so many
@@ -219,7 +221,12 @@ func (p *Pool) catchUp(first *shard, bytes uint64) {
 	for {
 		var free uint64
 		waits := false
-		for _, sh := range append([]*shard{first}, p.all()...) {
+		shards := p.all()
+		if first != nil {
+			shards = append([]*shard{first}, shards...)
+		}
+		for _, sh := range shards {
+			sh.settle()
 			sh.advance()
 			sh.mu.Lock()
 			if sh.arena == nil {
@@ -350,7 +357,7 @@ func (p *Pool) trimRegions(need uint64) (freed uint64, err error) {
 		}
 		sh.mu.Lock()
 		if sh.arena == nil {
-			more, k := p.cutHoles(sh, n)
+			more, k := p.cutHoles(sh, n, false)
 			runs, n = append(runs, more...), n-k
 		}
 		sh.mu.Unlock()
@@ -375,7 +382,7 @@ func (p *Pool) underPressure(need uint64) uint64 {
 	if p.relieve.Load() {
 		return 0
 	}
-	p.advanceAll(nil)
+	p.catchUp(nil, need)
 	freed, err := p.trim(need)
 	if err != nil {
 		p.sys.Config.Log.Error("cuvmm: a pool could not give memory back", "error", err)

@@ -41,8 +41,6 @@ type chunk struct {
 	// starts are the blocks by the page that they begin in, guarded by the
 	// shard's lock. What is not live any more may still be named.
 	starts []*extent
-	// granted: others than the pool's own were granted access.
-	granted bool
 	// lost: unmapping failed, and nobody knows what is mapped there.
 	lost bool
 }

@@ -18,9 +18,12 @@ type run struct {
 
 // gather cuts up to n free chunks, which the GPU has passed, out of the shard,
 // then out of others: from the smallest holes first, which serve least as they
-// are. Chunks of arenas stay, and those that others were granted or may hold.
-// The caller holds mu.
+// are. Chunks of arenas stay, and those that peers were granted or others may
+// hold. The caller holds mu.
 func (p *Pool) gather(sh *shard, n int) (runs []run, got int) {
+	if len(p.access) > 1 {
+		return nil, 0
+	}
 	from := append([]*shard{sh}, p.shards...)
 	for i, o := range from {
 		if got >= n {
@@ -31,7 +34,7 @@ func (p *Pool) gather(sh *shard, n int) (runs []run, got int) {
 		}
 		o.mu.Lock()
 		if o.arena == nil {
-			more, k := p.cutHoles(o, n-got)
+			more, k := p.cutHoles(o, n-got, true)
 			runs = append(runs, more...)
 			got += k
 		}
@@ -40,8 +43,9 @@ func (p *Pool) gather(sh *shard, n int) (runs []run, got int) {
 	return runs, got
 }
 
-// cutHoles is gather for one shard, whose lock the caller holds too.
-func (p *Pool) cutHoles(sh *shard, n int) (runs []run, got int) {
+// cutHoles cuts up to n free chunks out of one shard, whose lock the caller
+// holds too: to move them, or to give them back.
+func (p *Pool) cutHoles(sh *shard, n int, move bool) (runs []run, got int) {
 	sh.rest()
 	passed := sh.passed.Load()
 	var holes []*extent
@@ -51,7 +55,7 @@ func (p *Pool) cutHoles(sh *shard, n int) (runs []run, got int) {
 		}
 	}
 	for _, e := range holes {
-		from, k := e.movable(n - got)
+		from, k := e.loose(n-got, move)
 		if k == 0 {
 			continue
 		}
@@ -74,14 +78,13 @@ func (e *extent) whole() int {
 	return int(uint64(to-from) / e.reg.chunk)
 }
 
-// movable is the run of at most n chunks that goes from the extent: at the end
+// loose is the run of at most n chunks that goes from the extent: at the end
 // that has nothing behind it, so that the hole does not become two.
-func (e *extent) movable(n int) (from driver.Ptr, k int) {
+func (e *extent) loose(n int, move bool) (from driver.Ptr, k int) {
 	r := e.reg
 	lo, hi := r.index(r.up(e.ptr)), r.index(r.up(e.ptr))+e.whole()
 	may := func(i int) bool {
-		c := r.chunks[i].Load()
-		return !c.granted && !c.handle.Exported()
+		return !move || !r.chunks[i].Load().handle.Exported()
 	}
 	if e.prev.state == wall && e.next.state != wall {
 		for k = 0; k < n && lo+k < hi && may(lo+k); k++ {

@@ -1,0 +1,213 @@
+package pool_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/stretchr/testify/require"
+)
+
+func twoDevices(t *testing.T) (*sim.Machine, *cuda.System) {
+	t.Helper()
+	return sim.Open(t, sim.Options{Devices: []sim.DeviceOptions{{}, {}}})
+}
+
+// openSmall is a device of 64 MiB.
+func openSmall(t *testing.T) (*sim.Machine, *cuda.Device) {
+	t.Helper()
+	return open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 64*mib + 2*mib}}})
+}
+
+func TestRefusalsTellWhatRanOut(t *testing.T) {
+	m, d := openSmall(t)
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{Wait: -1})
+	weights, err := p.Alloc(pool.Request{Bytes: 30 * mib, Stream: s, Tag: pool.NewTag("weights")})
+	require.NoError(t, err)
+	small, err := p.Alloc(pool.Request{Bytes: 100, Stream: s})
+	require.NoError(t, err)
+
+	_, err = p.Alloc(pool.Request{Bytes: 50 * mib, Stream: s})
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	require.ErrorContains(t, err, `50 MiB for stream`)
+	require.ErrorContains(t, err, `"weights" 30 MiB in 1, without a tag 100 bytes in 1`)
+	require.NoError(t, p.Check())
+
+	_, err = p.Alloc(pool.Request{Bytes: 1 << 40, Stream: s})
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+
+	require.NoError(t, p.SetLimit(40*mib))
+	_, err = p.Alloc(pool.Request{Bytes: 20 * mib, Stream: s})
+	require.ErrorIs(t, err, cuda.ErrBudget)
+	require.ErrorContains(t, err, "the limit is 40 MiB")
+	_, err = p.Alloc(pool.Request{Bytes: 50 * mib, Stream: s})
+	require.ErrorIs(t, err, cuda.ErrBudget)
+	require.NoError(t, p.SetLimit(0))
+	free(t, p, weights)
+	free(t, p, small)
+	require.NoError(t, p.Close())
+
+	q := newPool(t, d, pool.Options{})
+	m.Inject(sim.Fault{Call: "cuMemAddressReserve", Times: -1, Result: 2})
+	defer m.ClearFaults()
+	_, err = q.Alloc(pool.Request{Bytes: mib, Stream: s})
+	require.ErrorIs(t, err, cuda.ErrOutOfAddressSpace)
+	require.NotErrorIs(t, err, cuda.ErrOutOfMemory)
+}
+
+func TestWrongRequests(t *testing.T) {
+	_, d := open(t)
+	_, other := open(t)
+	s, foreign := stream(t, d), stream(t, other)
+	p, q := newPool(t, d, pool.Options{}), newPool(t, d, pool.Options{})
+	for _, c := range []struct {
+		r    pool.Request
+		kind error
+		says string
+	}{
+		{pool.Request{Bytes: 1}, cuda.ErrInvalidArgument, "no stream"},
+		{pool.Request{Bytes: -1, Stream: s}, cuda.ErrInvalidArgument, "-1 bytes"},
+		{pool.Request{Bytes: 1 << 60, Stream: s}, cuda.ErrInvalidArgument, "no device has that much"},
+		{pool.Request{Bytes: 1, Align: 3, Stream: s}, cuda.ErrInvalidArgument, "an alignment of 3"},
+		{pool.Request{Bytes: 1, Align: -4, Stream: s}, cuda.ErrInvalidArgument, "an alignment of -4"},
+		{pool.Request{Bytes: 1, Align: 4 * mib, Stream: s}, cuda.ErrInvalidArgument, "power of two up to 2 MiB"},
+		{pool.Request{Bytes: 1, Stream: foreign}, cuda.ErrForeign, "another System"},
+	} {
+		_, err := p.Alloc(c.r)
+		require.ErrorIs(t, err, c.kind)
+		require.ErrorContains(t, err, c.says)
+	}
+	require.ErrorIs(t, p.Free(pool.Block{}), cuda.ErrInvalidArgument)
+	b := alloc(t, p, s, 100)
+	require.ErrorIs(t, q.Free(b), cuda.ErrForeign)
+	require.ErrorIs(t, p.Free(b, nil), cuda.ErrInvalidArgument)
+	require.ErrorIs(t, p.Free(b, foreign), cuda.ErrForeign)
+	require.ErrorIs(t, p.FreePtr(b.Ptr()+512), cuda.ErrInvalidArgument)
+	require.ErrorIs(t, p.FreePtr(0), cuda.ErrInvalidArgument)
+	err := p.Close()
+	require.ErrorIs(t, err, cuda.ErrInUse)
+	require.ErrorContains(t, err, "1 live blocks: 100 bytes at 0x")
+	free(t, p, b)
+	require.NoError(t, p.Close())
+	_, err = p.Alloc(pool.Request{Bytes: 1, Stream: s})
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	for _, o := range []pool.Options{{SmallMax: 3 * mib}, {SmallMax: 100}, {Chunk: mib}, {Chunk: -2 * mib}, {ExactFrom: -1}, {Limit: -1}} {
+		_, err := pool.New(d, o)
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	}
+}
+
+// A request waits for what was freed, and finds it.
+func TestARequestWaitsForTheGPU(t *testing.T) {
+	m, d := openSmall(t)
+	s, other := stream(t, d), stream(t, d)
+	p := newPool(t, d, pool.Options{Wait: 20 * time.Second})
+	b := alloc(t, p, s, 60*mib)
+	m.Hold(s.Handle())
+	require.NoError(t, s.Memset(b.Ptr(), 1, mib))
+	free(t, p, b)
+	go func() {
+		time.Sleep(20 * time.Millisecond)
+		m.Release(s.Handle())
+	}()
+	free(t, p, alloc(t, p, other, 50*mib))
+}
+
+// Every kind of memory turns into every other one.
+func TestMemoryOfOneKindServesTheOthers(t *testing.T) {
+	_, d := openSmall(t)
+	s, other := stream(t, d), stream(t, d)
+	p := newPool(t, d, pool.Options{ExactFrom: 32 * mib})
+	fill := func(s *cuda.Stream, bytes int) {
+		t.Helper()
+		var all []pool.Block
+		for n := 0; n+max(bytes, 512) <= 56*mib; n += max(bytes, 512) {
+			all = append(all, alloc(t, p, s, bytes))
+		}
+		require.NoError(t, p.Check())
+		for _, b := range all {
+			free(t, p, b)
+		}
+	}
+	for range 2 {
+		for _, bytes := range []int{50 * kib, mib, 40 * mib, 256 * kib, 3 * mib, 50 * mib} {
+			fill(s, bytes)
+			fill(other, bytes)
+		}
+	}
+}
+
+// The pool's free memory is there for others of the System, and theirs for it.
+func TestOthersUnderPressure(t *testing.T) {
+	patient(t)
+	_, d := openSmall(t)
+	s := stream(t, d)
+	p, q := newPool(t, d, pool.Options{}), newPool(t, d, pool.Options{})
+	free(t, p, alloc(t, p, s, 60*mib))
+	require.NotZero(t, p.Stats().Reserved)
+	free(t, q, alloc(t, q, s, 60*mib))
+	require.Zero(t, p.Stats().Reserved)
+	a, err := vmm.Create(d, 50*mib, vmm.Properties{})
+	require.NoError(t, err)
+	require.NoError(t, a.Close())
+	free(t, p, alloc(t, p, s, 40*mib))
+}
+
+func TestTheCallbackMayMakeRoom(t *testing.T) {
+	_, d := openSmall(t)
+	s := stream(t, d)
+	var p *pool.Pool
+	var first pool.Block
+	asked := 0
+	p = newPool(t, d, pool.Options{OnExhausted: func(e pool.Exhausted) bool {
+		asked++
+		require.Equal(t, 50*mib, e.Bytes)
+		require.ErrorIs(t, e.Reason, cuda.ErrOutOfMemory)
+		require.EqualValues(t, 40*mib, e.Requested)
+		if asked == 1 {
+			free(t, p, first)
+		}
+		return asked == 1
+	}})
+	first = alloc(t, p, s, 40*mib)
+	second := alloc(t, p, s, 50*mib)
+	require.Equal(t, 1, asked)
+	free(t, p, second)
+	first = alloc(t, p, s, 40*mib)
+	asked = 1
+	_, err := p.Alloc(pool.Request{Bytes: 50 * mib, Stream: s})
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	require.Equal(t, 2, asked)
+	free(t, p, first)
+}
+
+func TestStatisticsAndTracking(t *testing.T) {
+	_, d := open(t)
+	s, other := stream(t, d), stream(t, d)
+	p := newPool(t, d, pool.Options{Statistics: true, Track: true})
+	a, err := p.Alloc(pool.Request{Bytes: 1000, Stream: s, Tag: pool.NewTag("a")})
+	require.NoError(t, err)
+	b, err := p.Alloc(pool.Request{Bytes: 3 * mib, Stream: other, Tag: pool.NewTag("b")})
+	require.NoError(t, err)
+	free(t, p, a)
+	st := p.Stats()
+	require.EqualValues(t, 1000+3*mib, st.PeakRequested)
+	require.EqualValues(t, 2, st.PeakBlocks)
+	require.EqualValues(t, 2, st.Allocs)
+	require.EqualValues(t, 1, st.Frees)
+	require.EqualValues(t, 1000+3*mib, st.AllocatedBytes)
+	require.Equal(t, 2, st.Streams)
+	require.Len(t, st.Tags, 2)
+	require.Equal(t, "b", st.Tags[1].Tag.String())
+	require.Equal(t, pool.TagStats{Tag: pool.NewTag("b"), Requested: 3 * mib, Blocks: 1, PeakRequested: 3 * mib, Allocs: 1, AllocatedBytes: 3 * mib}, st.Tags[1])
+	live := p.Live()
+	require.Len(t, live, 1)
+	require.Contains(t, live[0].Stack[0].Function, "TestStatisticsAndTracking")
+	require.Regexp(t, `^3 MiB at 0x[0-9a-f]+ \(b\), allocated at pressure_test.go:\d+$`, live[0].String())
+	require.ErrorContains(t, p.Close(), "allocated at pressure_test.go")
+	free(t, p, b)
+}

@@ -1,0 +1,135 @@
+package pool_test
+
+import (
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/stretchr/testify/require"
+)
+
+// holes leaves every other block of n live, each with a byte of its own.
+func holes(t *testing.T, p *pool.Pool, s *cuda.Stream, n, bytes int) (live []pool.Block) {
+	t.Helper()
+	var all []pool.Block
+	for i := range n {
+		b := alloc(t, p, s, bytes)
+		require.NoError(t, s.Memset(b.Ptr(), byte(i+1), bytes))
+		all = append(all, b)
+	}
+	for i, b := range all {
+		if i%2 == 0 {
+			live = append(live, b)
+		} else {
+			free(t, p, b)
+		}
+	}
+	require.NoError(t, s.Synchronize())
+	return live
+}
+
+// Free chunks move together; what is live keeps its address and its bytes.
+func TestHolesAreStitched(t *testing.T) {
+	patient(t)
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		s := stream(t, d)
+		p := newPool(t, d, pool.Options{Slack: -1, ExactFrom: 1 << 40})
+		live := holes(t, p, s, 16, 8*mib)
+		before := p.Stats().Reserved
+		require.EqualValues(t, 16*8*mib, before)
+		b := alloc(t, p, s, 60*mib)
+		require.Less(t, p.Stats().Reserved, before+8*mib, "nothing new but the slack of two chunks")
+		require.NoError(t, p.Check())
+		require.NoError(t, s.Memset(b.Ptr(), 0xff, 60*mib))
+		got := make([]byte, 8*mib)
+		for i, l := range live {
+			require.NoError(t, s.Download(got, l.Ptr()))
+			require.EqualValues(t, 2*i+1, got[0])
+			require.EqualValues(t, 2*i+1, got[len(got)-1])
+		}
+		free(t, p, b)
+		for _, l := range live {
+			free(t, p, l)
+		}
+		require.NoError(t, p.Check())
+	})
+}
+
+// The driver is asked to unmap, map and grant the chunks that move, run by run,
+// and nothing else.
+func TestStitchingMakesOnlyTheCallsThatItNeeds(t *testing.T) {
+	patient(t)
+	m, d := open(t)
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{Slack: -1, ExactFrom: 1 << 40})
+	live := holes(t, p, s, 16, 8*mib)
+	alloc2(t, p, s, 4*mib) // the slack
+	m.ResetCounts()
+	b := alloc(t, p, s, 60*mib)
+	c := m.Counts()
+	require.LessOrEqual(t, c["cuMemUnmap"], 8)
+	require.LessOrEqual(t, c["cuMemMap"], 30)
+	require.Equal(t, 1, c["cuMemSetAccess"])
+	require.Zero(t, c["cuMemRelease"])
+	for call, n := range c {
+		switch call {
+		case "cuMemUnmap", "cuMemMap", "cuMemSetAccess", "cuMemCreate":
+		case "cuEventQuery": // until it passes
+		case "cuEventRecord", "cuStreamIsCapturing", "cuEventCreate":
+			require.LessOrEqual(t, n, 8, call)
+		default:
+			t.Errorf("%d calls of %s", n, call)
+		}
+	}
+	free(t, p, b)
+	for _, l := range live {
+		free(t, p, l)
+	}
+}
+
+// What the GPU may still use does not move.
+func TestHolesThatHaveNotPassedStay(t *testing.T) {
+	m, d := open(t)
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{Slack: -1, ExactFrom: 1 << 40})
+	live := holes(t, p, s, 8, 8*mib)
+	m.Hold(s.Handle())
+	defer m.Release(s.Handle())
+	late := alloc(t, p, s, 8*mib)
+	require.NoError(t, s.Memset(late.Ptr(), 1, 8*mib))
+	free(t, p, late)
+	m.ResetCounts()
+	b := alloc(t, p, s, 40*mib)
+	require.NoError(t, s.Memset(b.Ptr(), 1, 40*mib))
+	require.NoError(t, p.Check())
+	free(t, p, b)
+	for _, l := range live {
+		free(t, p, l)
+	}
+	m.Release(s.Handle())
+	require.NoError(t, s.Synchronize(), "no work met memory that had moved away")
+}
+
+// A peer's access is granted to what is made, and such chunks do not move.
+func TestChunksOfAPoolForPeersStay(t *testing.T) {
+	m, sys := twoDevices(t)
+	d, peer := sys.Devices()[0], sys.Devices()[1]
+	s, far := stream(t, d), stream(t, peer)
+	p := newPool(t, d, pool.Options{Slack: -1, ExactFrom: 1 << 40, Access: []vmm.Access{{Location: peer.Location(), Mode: vmm.ReadWrite}}})
+	live := holes(t, p, s, 8, 8*mib)
+	m.ResetCounts()
+	b := alloc(t, p, s, 20*mib)
+	require.Zero(t, m.Count("cuMemUnmap"))
+	require.NoError(t, far.Memset(b.Ptr(), 1, 20*mib))
+	free(t, p, b, far)
+	for _, l := range live {
+		free(t, p, l)
+	}
+	_, err := p.Alloc(pool.Request{Bytes: 1, Stream: far})
+	require.NoError(t, err, "a stream of a device with access")
+	for _, l := range p.Live() {
+		free(t, p, l.Block)
+	}
+}
