@@ -153,9 +153,12 @@ func (r *region) slabSegments() (all []Segment) {
 			continue
 		}
 		sh := c.shard.Load()
+		if sh == nil {
+			continue // lost
+		}
 		sh.mu.Lock()
 		s := sh.segment(SlabSegment, r.at(i), r.chunk, r.chunk)
-		s.pin(c)
+		s.pin(c, sh.pool)
 		sl := c.slab.Load()
 		at := r.at(i)
 		if sl != nil {
@@ -183,7 +186,7 @@ func (r *region) spanSegments() (all []Segment) {
 		sh.mu.Lock()
 		s := sh.segment(RegionSegment, sp.from, sp.bytes(), r.chunk)
 		for i := r.index(sp.from); i < r.index(sp.to); i++ {
-			s.pin(r.chunks[i].Load())
+			s.pin(r.chunks[i].Load(), sh.pool)
 		}
 		for e := sp.head.next; e != sp.tail; e = e.next {
 			s.add(&e.header, e.ptr, e.size)
@@ -194,8 +197,8 @@ func (r *region) spanSegments() (all []Segment) {
 	return all
 }
 
-func (s *Segment) pin(c *chunk) {
-	if c.granted || c.handle.Exported() {
+func (s *Segment) pin(c *chunk, p *Pool) {
+	if len(p.access) > 1 || c.handle.Exported() {
 		s.Pinned++
 	}
 }
