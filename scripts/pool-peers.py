@@ -337,9 +337,9 @@ def run(args):
     return 1 if failed else 0
 
 
-# The lines of Go's benchmark: BenchmarkReplay/TRACE/ALLOCATOR-PROCS N VALUE UNIT...
-BENCHMARK = re.compile(r"^\s*BenchmarkReplay/([a-z]+-\d+)/(\S+?)(?:-\d+)?\s+\d+\s+(.*)$")
-FAILED = re.compile(r"^\s*--- FAIL: BenchmarkReplay/([a-z]+-\d+)/(\S+?)(?:-\d+)?(?:\s|$)")
+# The lines of Go's benchmarks: BenchmarkReplay/TRACE/ALLOCATOR-PROCS N VALUE UNIT...
+BENCHMARK = re.compile(r"^\s*Benchmark(?:Replay|Curve)/([a-z]+-\d+)/(\S+?)(?:-\d+)?\s+\d+\s+(.*)$")
+FAILED = re.compile(r"^\s*--- FAIL: Benchmark(?:Replay|Curve)/([a-z]+-\d+)/(\S+?)(?:-\d+)?(?:\s|$)")
 
 
 def read(paths):

@@ -25,25 +25,47 @@ type measured struct {
 	reserved uint64
 }
 
-// contenders are who is compared, in the same run. scripts/pool-peers.py adds
-// those that live in Python, and joins all in a table.
-var contenders = []struct {
+// contender is an allocator on the device.
+type contender struct {
 	name   string
 	replay func(b *testing.B, d *cuda.Device, t *trace.Trace) (measured, error)
-}{
-	{"pool", ourPool(pool.Options{})},
-	{"cuda-async-c", driversPool(0)},
-	{"cuda-async-keep-c", driversPool(math.MaxUint64)},
 }
 
 // BenchmarkReplay replays the generated traces at full size. Each is measured
 // once, whatever the benchmark's time is. Promised of the pool, on every trace:
 // no more memory than whichever of the driver's pool and PyTorch's expandable
-// segments holds less, and no more time than that one takes.
+// segments holds less, and no more time than that one takes. scripts/pool-peers.py
+// adds those that live in Python, and joins all in a table.
 func BenchmarkReplay(b *testing.B) {
+	replayEach(b, 20, []contender{
+		{"pool", ourPool(pool.Options{})},
+		{"cuda-async-c", driversPool(0)},
+		{"cuda-async-keep-c", driversPool(math.MaxUint64)},
+	})
+}
+
+// BenchmarkCurve is what the pool's sizes trade: memory for time.
+func BenchmarkCurve(b *testing.B) {
+	var all []contender
+	for _, slack := range []float64{-1, 1. / 64, 1. / 32, 1. / 16, 1. / 8, 1. / 4} {
+		all = append(all, contender{fmt.Sprintf("pool-slack=%.3f", max(slack, 0)), ourPool(pool.Options{Slack: slack})})
+	}
+	for _, chunk := range []int{2, 4, 8, 16, 32, 64} {
+		all = append(all, contender{fmt.Sprintf("pool-chunk=%dMiB", chunk), ourPool(pool.Options{Chunk: chunk * mib})})
+	}
+	for _, from := range []int{64, 256, 1024, 1 << 20} {
+		all = append(all, contender{fmt.Sprintf("pool-exact=%dMiB", from), ourPool(pool.Options{ExactFrom: from * mib})})
+	}
+	for _, most := range []int{32, 128, 512, 2048} {
+		all = append(all, contender{fmt.Sprintf("pool-small=%dKiB", most), ourPool(pool.Options{SmallMax: most * kib})})
+	}
+	replayEach(b, 3, all)
+}
+
+func replayEach(b *testing.B, seeds uint64, contenders []contender) {
 	d := gputest.RealWith(b, cuda.WithNamedStreamsOnly())
 	for _, g := range trace.Generators() {
-		for seed := range uint64(20) {
+		for seed := range seeds {
 			t := g.Make(trace.Config{Seed: seed})
 			s, err := t.Summary()
 			require.NoError(b, err)
