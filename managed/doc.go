@@ -21,7 +21,7 @@
 // node at the call. What takes which:
 //
 //	                 device  host  host NUMA node
-//	SetPreferred     yes     yes   with a driver for CUDA 12.2 or later
+//	SetPreferred     yes     yes   with a driver for CUDA 12.2 or later; reads back as none
 //	AccessedBy       yes     yes   no: name the host
 //	Prefetch         yes     yes   with a driver for CUDA 12.2 or later
 //	DiscardPrefetch  yes     yes   yes
