@@ -38,7 +38,7 @@ var operations = []struct {
 	},
 	{
 		name: "AccessedBy.Remove", accessors: true,
-		do:   func(b *managed.Buffer, _ *cuda.Stream, l cuda.Location) error { return b.AccessedBy().Remove(l) },
+		do: func(b *managed.Buffer, _ *cuda.Stream, l cuda.Location) error { return b.AccessedBy().Remove(l) },
 	},
 	{
 		name: "AccessedBy.Contains", accessors: true,

@@ -3,15 +3,20 @@ package sim
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
-// touchPiece is how much of a range is brought to whoever touches it at a time:
-// a range larger than a device's memory passes through it.
-const touchPiece = 2 << 20
+// A range is brought to whoever touches it in pieces, so that one larger than a
+// device's memory passes through it: large ones, and small ones where there is no
+// room for a large one.
+const (
+	largePiece = 2 << 20
+	smallPiece = 64 << 10
+)
 
 // account is the memory that a page is charged to.
 func (m *Machine) account(where int32) *pool {
@@ -76,14 +81,30 @@ func (r *resident) bring(to int32, s span) string {
 }
 
 func (r *resident) inPieces(s span, do func(span) string) string {
-	for lo := s.lo; lo < s.hi; {
-		hi := min(s.hi, (lo/touchPiece+1)*touchPiece)
-		if why := do(span{lo, hi}); why != "" {
-			return why
+	for large := range s.pieces(largePiece) {
+		if do(large) == "" {
+			continue
 		}
-		lo = hi
+		for small := range large.pieces(smallPiece) {
+			if why := do(small); why != "" {
+				return why
+			}
+		}
 	}
 	return ""
+}
+
+// pieces cuts a span at the multiples of a unit.
+func (s span) pieces(unit uint64) iter.Seq[span] {
+	return func(yield func(span) bool) {
+		for lo := s.lo; lo < s.hi; {
+			hi := min(s.hi, (lo/unit+1)*unit)
+			if !yield(span{lo, hi}) {
+				return
+			}
+			lo = hi
+		}
+	}
 }
 
 // arrange has the pages lie where to says, or have a copy there.

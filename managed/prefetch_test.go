@@ -1,0 +1,255 @@
+package managed_test
+
+import (
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/managed"
+	"github.com/stretchr/testify/require"
+)
+
+// resident is how many bytes lie on each device, the host last.
+func resident(m *sim.Machine, r managed.Range, devices int) (at []int) {
+	for i := range devices {
+		at = append(at, m.Resident(uint64(r.Ptr()), r.Len(), i))
+	}
+	return append(at, m.Resident(uint64(r.Ptr()), r.Len(), -1))
+}
+
+func TestPrefetchMovesPages(t *testing.T) {
+	m, d := open(t, devices(2))
+	b, s := buffer(t, d, 4*mib), stream(t, d)
+	require.Equal(t, []int{0, 0, 0}, resident(m, b.Range, 2), "untouched memory lies nowhere")
+	free := func(i int) uint64 { f, _ := m.Memory(i); return f }
+	before := [2]uint64{free(0), free(1)}
+
+	require.NoError(t, s.Upload(b.Ptr(), pattern(4*mib, 1)))
+	require.NoError(t, s.Synchronize())
+	require.Equal(t, []int{4 * mib, 0, 0}, resident(m, b.Range, 2), "the first device touched it")
+	half, err := b.Slice(0, 2*mib)
+	require.NoError(t, err)
+	require.NoError(t, half.Prefetch(s, cuda.OnDevice(1)))
+	require.NoError(t, s.Synchronize())
+	require.Equal(t, []int{2 * mib, 2 * mib, 0}, resident(m, b.Range, 2))
+	require.Equal(t, [2]uint64{before[0] - 2*mib, before[1] - 2*mib}, [2]uint64{free(0), free(1)})
+
+	require.NoError(t, b.SetReadMostly(true))
+	require.NoError(t, b.Prefetch(s, cuda.OnHost()))
+	require.NoError(t, s.Synchronize())
+	require.Equal(t, []int{2 * mib, 2 * mib, 4 * mib}, resident(m, b.Range, 2), "what is read mostly is copied")
+	got := make([]byte, 4*mib)
+	require.NoError(t, s.Download(got, b.Ptr()))
+	require.Equal(t, pattern(4*mib, 1), got)
+	require.NoError(t, s.Memset(b.Ptr(), 9, 4*mib))
+	require.NoError(t, s.Synchronize())
+	require.Equal(t, []int{4 * mib, 0, 0}, resident(m, b.Range, 2), "a write takes the copies away")
+
+	require.NoError(t, b.SetReadMostly(false))
+	require.NoError(t, b.Discard(s))
+	require.NoError(t, s.Synchronize())
+	require.Equal(t, []int{0, 0, 0}, resident(m, b.Range, 2))
+	require.Equal(t, before, [2]uint64{free(0), free(1)})
+	require.NoError(t, b.DiscardPrefetch(s, cuda.OnDevice(1)))
+	require.NoError(t, s.Synchronize())
+	require.Equal(t, []int{0, 4 * mib, 0}, resident(m, b.Range, 2))
+}
+
+// Without a stream it is done when the call returns.
+func TestPrefetchWithoutAStreamWaits(t *testing.T) {
+	m, d := open(t)
+	b := buffer(t, d, mib)
+	require.NoError(t, b.Prefetch(nil, cuda.OnDevice(0)))
+	require.Equal(t, []int{mib, 0}, resident(m, b.Range, 1))
+	require.NoError(t, managed.PrefetchBatch(nil, []managed.Range{b.Range}, cuda.OnHost()))
+	require.Equal(t, []int{0, mib}, resident(m, b.Range, 1))
+	require.NoError(t, b.Discard(nil))
+	require.Equal(t, []int{0, 0}, resident(m, b.Range, 1))
+}
+
+func TestBatches(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		s := stream(t, d)
+		all := []managed.Range{buffer(t, d, 2*mib).Range, buffer(t, d, 3*mib).Range, buffer(t, d, mib).Range}
+		read := func(want ...cuda.Location) {
+			t.Helper()
+			for i, r := range all {
+				l, err := r.LastPrefetch()
+				require.NoError(t, err)
+				require.Equal(t, want[min(i, len(want)-1)], l)
+			}
+		}
+		for i, r := range all {
+			require.NoError(t, s.Upload(r.Ptr(), pattern(r.Len(), i)))
+		}
+		require.NoError(t, managed.PrefetchBatch(s, all, d.Location()))
+		read(d.Location())
+		require.NoError(t, managed.PrefetchBatch(s, all, cuda.OnHost(), cuda.OnHost(), d.Location()))
+		read(cuda.OnHost(), cuda.OnHost(), d.Location())
+		for i, r := range all {
+			got := make([]byte, r.Len())
+			require.NoError(t, s.Download(got, r.Ptr()))
+			require.Equal(t, pattern(r.Len(), i), got)
+		}
+		require.NoError(t, managed.DiscardPrefetchBatch(s, all, d.Location(), cuda.OnHost(), d.Location()))
+		read(d.Location(), cuda.OnHost(), d.Location())
+		require.NoError(t, managed.DiscardBatch(s, all))
+		require.NoError(t, s.Synchronize())
+	})
+}
+
+func TestBatchesAreOneCall(t *testing.T) {
+	m, d := open(t)
+	b, s := buffer(t, d, 4*mib), stream(t, d)
+	var parts []managed.Range
+	for i := range 100 {
+		r, err := b.Slice(i*16384, 4096)
+		require.NoError(t, err)
+		parts = append(parts, r)
+	}
+	m.ResetCounts()
+	require.NoError(t, managed.PrefetchBatch(s, parts, cuda.OnHost()))
+	require.Equal(t, 1, m.Count("cuMemPrefetchBatchAsync"))
+	require.Zero(t, m.Count("cuMemPrefetchAsync"))
+}
+
+// Where a driver has no batches, prefetching loops, in the form that it has.
+func TestBatchesOnOlderDrivers(t *testing.T) {
+	for version, call := range map[int]string{12010: "cuMemPrefetchAsync_v1", 12090: "cuMemPrefetchAsync"} {
+		m, d := open(t, sim.OlderDriver(version))
+		s := stream(t, d)
+		all := []managed.Range{buffer(t, d, mib).Range, buffer(t, d, mib).Range}
+		require.NoError(t, managed.PrefetchBatch(s, all, cuda.OnHost(), cuda.OnDevice(0)))
+		require.NoError(t, s.Synchronize())
+		require.Equal(t, 2, m.Count(call))
+		require.Equal(t, []int{0, mib}, resident(m, all[0], 1))
+		require.Equal(t, []int{mib, 0}, resident(m, all[1], 1))
+		require.ErrorIs(t, managed.DiscardBatch(s, all), cuda.ErrNotSupported)
+		require.ErrorIs(t, managed.DiscardPrefetchBatch(s, all, cuda.OnHost()), cuda.ErrNotSupported)
+	}
+}
+
+// What a batch cannot be is said before any call.
+func TestBatchesAreCheckedFirst(t *testing.T) {
+	m, d := open(t)
+	s := stream(t, d)
+	good := buffer(t, d, mib)
+	gone, err := managed.New(d, mib, managed.Options{})
+	require.NoError(t, err)
+	require.NoError(t, gone.Close())
+	foreign := another(t, d)
+	theirs := buffer(t, foreign, mib)
+	hint := hinted(t, d)
+	busy := stream(t, d)
+	for name, row := range map[string]struct {
+		ranges []managed.Range
+		to     []cuda.Location
+		on     *cuda.Stream
+		want   error
+		says   string
+	}{
+		"no ranges":          {nil, []cuda.Location{cuda.OnHost()}, s, cuda.ErrInvalidArgument, "no ranges"},
+		"no locations":       {[]managed.Range{good.Range}, nil, s, cuda.ErrInvalidArgument, "0 locations for 1 ranges"},
+		"too many locations": {[]managed.Range{good.Range}, []cuda.Location{cuda.OnHost(), cuda.OnHost()}, s, cuda.ErrInvalidArgument, "2 locations for 1"},
+		"too few locations":  {[]managed.Range{good.Range, good.Range, good.Range}, []cuda.Location{cuda.OnHost(), cuda.OnHost()}, s, cuda.ErrInvalidArgument, "2 locations for 3"},
+		"a bad location":     {[]managed.Range{good.Range, good.Range}, []cuda.Location{cuda.OnHost(), cuda.OnDevice(7)}, s, cuda.ErrInvalidArgument, "device 7"},
+		"a zero range":       {[]managed.Range{good.Range, {}}, []cuda.Location{cuda.OnHost()}, s, cuda.ErrInvalidArgument, "range 1 of 2"},
+		"a closed buffer":    {[]managed.Range{good.Range, gone.Range}, []cuda.Location{cuda.OnHost()}, s, cuda.ErrClosed, "range 1 of 2"},
+		"another System":     {[]managed.Range{good.Range, theirs.Range}, []cuda.Location{cuda.OnHost()}, s, cuda.ErrForeign, "range 1 of 2"},
+		"another's stream":   {[]managed.Range{good.Range}, []cuda.Location{cuda.OnHost()}, stream(t, foreign), cuda.ErrForeign, "stream"},
+		"memory not managed": {[]managed.Range{good.Range, hint.Range}, []cuda.Location{cuda.OnHost()}, s, cuda.ErrInvalidArgument, "only managed memory"},
+		"the legacy stream":  {[]managed.Range{good.Range}, []cuda.Location{cuda.OnHost()}, legacy(t, d), cuda.ErrInvalidArgument, "legacy"},
+	} {
+		m.ResetCounts()
+		for kind, err := range map[string]error{
+			"prefetch": managed.PrefetchBatch(row.on, row.ranges, row.to...),
+			"both":     managed.DiscardPrefetchBatch(row.on, row.ranges, row.to...),
+		} {
+			require.ErrorIs(t, err, row.want, "%s: %s", name, kind)
+			require.ErrorContains(t, err, row.says, "%s: %s", name, kind)
+		}
+		if len(row.to) == 1 {
+			require.ErrorIs(t, managed.DiscardBatch(row.on, row.ranges), row.want, name)
+		}
+		for _, call := range []string{"cuMemPrefetchBatchAsync", "cuMemDiscardBatchAsync", "cuMemDiscardAndPrefetchBatchAsync", "cuMemPrefetchAsync"} {
+			require.Zero(t, m.Count(call), "%s: %s", name, call)
+		}
+	}
+	g, err := busy.WithCapture(cuda.CaptureOptions{}, func() error {
+		for _, err := range []error{
+			good.Prefetch(busy, cuda.OnHost()), good.Discard(busy), good.DiscardPrefetch(busy, cuda.OnHost()),
+			managed.PrefetchBatch(busy, []managed.Range{good.Range}, cuda.OnHost()), good.Attach(busy, managed.AttachGlobal),
+		} {
+			require.ErrorIs(t, err, cuda.ErrCapturing)
+		}
+		return nil
+	})
+	require.NoError(t, err, "the capture lives")
+	require.NoError(t, g.Close())
+}
+
+// A batch that fails leaves advice as it was, whichever call it was.
+func TestAFailedBatchLeavesAdvice(t *testing.T) {
+	for _, options := range []sim.Options{{}, sim.OlderDriver(12090)} {
+		m, d := open(t, options)
+		s := stream(t, d)
+		all := []managed.Range{buffer(t, d, mib).Range, buffer(t, d, mib).Range, buffer(t, d, mib).Range}
+		for _, r := range all {
+			require.NoError(t, r.SetPreferred(cuda.OnHost()))
+			require.NoError(t, r.AccessedBy().Add(cuda.OnDevice(0)))
+		}
+		for _, call := range []string{"cuMemPrefetchBatchAsync", "cuMemPrefetchAsync", "cuMemDiscardBatchAsync", "cuMemDiscardAndPrefetchBatchAsync", "cuStreamIsCapturing"} {
+			for after := range 3 {
+				for _, do := range []func() error{
+					func() error { return managed.PrefetchBatch(s, all, cuda.OnDevice(0)) },
+					func() error { return managed.DiscardBatch(s, all) },
+					func() error { return managed.DiscardPrefetchBatch(s, all, cuda.OnDevice(0)) },
+				} {
+					remove := m.Inject(sim.Fault{Call: call, After: after, Result: 2})
+					err := do()
+					remove()
+					if err != nil && options.DriverVersion == 0 {
+						require.ErrorIs(t, err, cuda.ErrOutOfMemory, "the code is kept")
+					}
+					for _, r := range all {
+						l, err := r.Preferred()
+						require.NoError(t, err)
+						require.Equal(t, cuda.OnHost(), l)
+						by, err := r.AccessedBy().All()
+						require.NoError(t, err)
+						require.Equal(t, []cuda.Location{cuda.OnDevice(0)}, by)
+					}
+				}
+			}
+		}
+		require.NoError(t, s.Synchronize())
+	}
+}
+
+// More than the device has works by paging; it is tested here alone.
+func TestOversubscription(t *testing.T) {
+	const room = 64 * mib
+	m, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: room}}})
+	b, s := buffer(t, d, 3*room), stream(t, d)
+	const piece = 16 * mib
+	for at := 0; at < 3*room; at += piece {
+		require.NoError(t, s.Memset(b.Ptr()+cuda.Ptr(at), byte(at/piece+1), piece))
+	}
+	require.NoError(t, s.Synchronize())
+	at := resident(m, b.Range, 1)
+	require.Equal(t, 3*room, at[0]+at[1], "each page lies somewhere")
+	require.Greater(t, at[0], room/2, "the device is used")
+	for at := 0; at < 3*room; at += piece {
+		got := make([]byte, 4096)
+		require.NoError(t, s.Download(got, b.Ptr()+cuda.Ptr(at+piece-4096)))
+		require.Equal(t, byte(at/piece+1), got[0])
+	}
+	// Plain memory finds room too: managed pages make it.
+	other := buffer(t, d, room)
+	require.NoError(t, other.Prefetch(s, cuda.OnDevice(0)))
+	require.NoError(t, s.Synchronize())
+
+	_, err := managed.New(d, 1<<49, managed.Options{})
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+}

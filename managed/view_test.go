@@ -1,0 +1,118 @@
+package managed_test
+
+import (
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/managed"
+	"github.com/stretchr/testify/require"
+)
+
+// elsewhere is managed memory that somebody else made, or, if not managed, plain
+// device memory.
+func elsewhere(t testing.TB, d *cuda.Device, n uint64, isManaged bool) cuda.Ptr {
+	t.Helper()
+	c, err := core.ContextOf(d)
+	require.NoError(t, err)
+	drv := c.System().Drv
+	var p driver.Ptr
+	var r driver.Result
+	if isManaged {
+		p, r = drv.MemAllocManaged(c.Handle, n, driver.AttachGlobal)
+	} else {
+		p, r = drv.MemAlloc(c.Handle, n)
+	}
+	require.Equal(t, driver.Success, r)
+	t.Cleanup(func() { require.Equal(t, driver.Success, drv.MemFree(c.Handle, p)) })
+	return cuda.Ptr(p)
+}
+
+func hinted(t testing.TB, d *cuda.Device) *managed.Buffer {
+	t.Helper()
+	b, err := managed.View(d, elsewhere(t, d, mib, false), mib, managed.ViewOptions{Hint: true})
+	require.NoError(t, err)
+	closed(t, b)
+	return b
+}
+
+func TestViewOfMemoryMadeElsewhere(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		p, s := elsewhere(t, d, 4*mib, true), stream(t, d)
+		v, err := managed.View(d, p+mib, 2*mib, managed.ViewOptions{})
+		require.NoError(t, err)
+		require.True(t, v.Managed())
+		require.Equal(t, p+mib, v.Ptr())
+		require.NoError(t, v.SetPreferred(d.Location()))
+		require.NoError(t, v.AccessedBy().Assign(cuda.OnHost(), d.Location()))
+		require.NoError(t, v.Prefetch(s, d.Location()))
+		require.NoError(t, v.Host(s, func(data []byte) error { data[0] = 7; return nil }))
+		got := make([]byte, 1)
+		require.NoError(t, s.Download(got, p+mib))
+		require.Equal(t, byte(7), got[0])
+
+		c, err := v.Clone()
+		require.NoError(t, err)
+		require.NoError(t, v.Close())
+		require.ErrorIs(t, v.Prefetch(s, cuda.OnHost()), cuda.ErrClosed)
+		require.NoError(t, c.Prefetch(s, cuda.OnHost()), "the memory stays")
+		require.NoError(t, c.CloseAfter(s))
+		require.NoError(t, s.Memset(p, 1, 4*mib), "its maker has it still")
+		require.NoError(t, s.Synchronize())
+
+		_, err = managed.View(d, p+mib, 4*mib, managed.ViewOptions{})
+		require.ErrorIs(t, err, cuda.ErrOutOfRange)
+		require.ErrorContains(t, err, "4 MiB from")
+	})
+}
+
+func TestViewOfMemoryThatIsNotManaged(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		p := elsewhere(t, d, mib, false)
+		_, err := managed.View(d, p, mib, managed.ViewOptions{})
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+		require.ErrorContains(t, err, "not managed memory")
+
+		// A hint does nothing, and says no error.
+		b, s := hinted(t, d), stream(t, d)
+		require.False(t, b.Managed())
+		for _, err := range []error{
+			b.SetReadMostly(true), b.SetPreferred(d.Location()), b.AccessedBy().Add(cuda.OnHost()),
+			b.AccessedBy().Assign(cuda.OnHost(), d.Location()), b.AccessedBy().Remove(cuda.OnHost()),
+			b.Prefetch(s, cuda.OnHost()), b.Discard(s), b.DiscardPrefetch(s, cuda.OnHost()), b.Attach(s, managed.AttachHost),
+			managed.GPUFirst(s, b.Range),
+		} {
+			require.NoError(t, err)
+		}
+		mostly, err := b.ReadMostly()
+		require.NoError(t, err)
+		require.False(t, mostly)
+		l, err := b.LastPrefetch()
+		require.NoError(t, err)
+		require.Zero(t, l)
+		all, err := b.AccessedBy().All()
+		require.NoError(t, err)
+		require.Empty(t, all)
+		// But nonsense is nonsense, and the CPU does not reach it.
+		require.ErrorIs(t, b.Prefetch(s, cuda.OnDevice(77)), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, b.Host(s, func([]byte) error { return nil }), cuda.ErrNotSupported)
+		_, err = b.Bytes()
+		require.ErrorIs(t, err, cuda.ErrNotSupported)
+	})
+}
+
+func TestViewOfNothing(t *testing.T) {
+	_, d := open(t)
+	p := elsewhere(t, d, mib, true)
+	for _, row := range []struct {
+		p cuda.Ptr
+		n int
+	}{{0, mib}, {p, 0}, {p, -1}, {p, 1 << 60}, {^cuda.Ptr(0) - 10, 1 << 40}, {12345, 10}} {
+		_, err := managed.View(d, row.p, row.n, managed.ViewOptions{})
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument, "%d bytes at %v", row.n, row.p)
+	}
+	_, err := managed.View(nil, p, mib, managed.ViewOptions{})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+}
