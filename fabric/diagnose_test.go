@@ -84,6 +84,9 @@ func TestACreationThatFailsCarriesTheFindings(t *testing.T) {
 				require.ErrorContains(t, err, f.Remedy)
 			}
 		}
+		p, err := dev.Probe()
+		require.NoError(t, err)
+		require.Equal(t, found, fabric.Findings(p.FabricError))
 		// A buffer takes its first memory when it grows.
 		b, err := vmm.NewBuffer(dev, vmm.BufferOptions{Reserve: 4 << 20, Memory: vmm.Properties{Handles: vmm.Fabric | vmm.PosixFD}})
 		require.NoError(t, err)
