@@ -1,0 +1,463 @@
+//go:build linux
+
+package handles_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/internal/reexec"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// order is what a test tells a child, and report what it answers.
+type order struct {
+	Do      string
+	N, From int
+	Name    string
+	Wait    time.Duration
+}
+
+type report struct {
+	Len        int
+	Generation uint64
+	Ptr        uint64
+	Sum        string
+	Err        string
+	// Is names the sentinels that the error matches.
+	Is    []string
+	Stats handles.PublicationStats
+	FDs   int
+	Maps  int
+	Told  []int
+}
+
+var sentinels = map[string]error{
+	"gone": handles.ErrGone, "withdrawn": handles.ErrWithdrawn, "unfinished": handles.ErrUnfinished, "capacity": cuda.ErrCapacity,
+	"closed": cuda.ErrClosed, "timeout": handles.ErrTimeout, "unknown": handles.ErrUnknown, "refused": handles.ErrRefused,
+	"in use": cuda.ErrInUse, "capturing": cuda.ErrCapturing, "protocol": handles.ErrProtocol,
+}
+
+func (r *report) fail(err error) {
+	if err == nil {
+		return
+	}
+	r.Err = err.Error()
+	for name, s := range sentinels {
+		if errors.Is(err, s) {
+			r.Is = append(r.Is, name)
+		}
+	}
+	slices.Sort(r.Is)
+}
+
+// place is where the processes of a test meet.
+type place struct {
+	Folder string // of the software machine; empty: the real driver
+	Dir    string // of the socket
+}
+
+func (p place) socket() string { return filepath.Join(p.Dir, "s") }
+
+// places runs a test on each driver, the device being this process's own.
+func places(t *testing.T, test func(t *testing.T, p place, d *cuda.Device)) {
+	t.Run("software", func(t *testing.T) {
+		p := newPlace(t)
+		_, s := sim.Open(t, sim.Options{Folder: p.Folder})
+		test(t, p, s.Devices()[0])
+	})
+	t.Run("real", func(t *testing.T) {
+		test(t, place{Dir: filepath.Join(t.TempDir(), "d")}, gputest.Real(t))
+	})
+}
+
+func newPlace(t testing.TB) place {
+	t.Helper()
+	return place{Folder: filepath.Join(t.TempDir(), "machine"), Dir: filepath.Join(t.TempDir(), "d")}
+}
+
+// open is the child's device.
+func (p place) open() (*cuda.System, *cuda.Device, error) {
+	var sys *cuda.System
+	var err error
+	if p.Folder == "" {
+		sys, err = cuda.Open()
+	} else {
+		var m *sim.Machine
+		if m, err = sim.New(sim.Options{Folder: p.Folder}); err == nil {
+			sys, err = m.OpenOwned(cuda.WithLeakTracing())
+		}
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return sys, sys.Devices()[0], nil
+}
+
+func init() {
+	// A follower takes orders: follower FOLDER DIR [RESERVE].
+	reexec.Register("follower", func(c *reexec.Child) error {
+		var p place
+		var o handles.FollowOptions
+		if err := c.Recv(&p); err != nil {
+			return err
+		}
+		if err := c.Recv(&o.Reserve); err != nil {
+			return err
+		}
+		return follow(c, p, o)
+	})
+	reexec.Register("publisher", func(c *reexec.Child) error {
+		var p place
+		if err := c.Recv(&p); err != nil {
+			return err
+		}
+		return publish(c, p)
+	})
+}
+
+func follow(c *reexec.Child, p place, o handles.FollowOptions) (err error) {
+	sys, d, err := p.open()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, sys.Close()) }()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var conn *handles.Conn
+	if len(c.Files) > 0 {
+		conn, err = handles.Inherit(c.Files[0], handles.Options{})
+	} else {
+		conn, err = handles.Dial(ctx, p.socket(), handles.Options{})
+	}
+	if err != nil {
+		return err
+	}
+	k := handles.NewClient(conn)
+	defer func() { err = errors.Join(err, k.Close()) }()
+	s, err := d.NewStream(cuda.StreamOptions{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	told := []int{}
+	o.Quiesce = func(length int) []*cuda.Stream {
+		told = append(told, length)
+		return []*cuda.Stream{s}
+	}
+	f, err := handles.Follow[uint32](ctx, k, d, "numbers", o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	for {
+		var do order
+		if c.Recv(&do) != nil {
+			return nil
+		}
+		var r report
+		limited, cancel := context.WithTimeout(ctx, cmpOr(do.Wait, 20*time.Second))
+		switch do.Do {
+		case "next":
+			r.fail(f.Next(limited, s))
+		case "until":
+			for err == nil && f.Len() != do.N {
+				err = f.Next(limited, s)
+			}
+			r.fail(err)
+			err = nil
+		case "arrived":
+			r.fail(f.Next(limited))
+		case "sum":
+			all := make([]uint32, f.Len())
+			if err := f.Array().All().CopyTo(s, all); err != nil {
+				r.fail(err)
+			}
+			r.Sum = sumOf(all)
+		case "write":
+			part, err := f.Array().Slice(do.From, do.From+do.N)
+			if err == nil {
+				err = part.CopyFrom(nil, counting(do.From, do.N))
+			}
+			r.fail(err)
+		case "err":
+			r.fail(f.Err())
+		case "synchronize":
+			r.fail(s.Synchronize())
+		case "gone":
+			for f.Err() == nil && limited.Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
+			r.fail(f.Err())
+		case "close":
+			r.fail(f.Close())
+		case "told":
+			r.Told = told
+		}
+		cancel()
+		r.Len, r.Generation, r.Ptr = f.Len(), f.Generation(), uint64(f.Array().Ptr())
+		if err := c.Send(r); err != nil {
+			return err
+		}
+	}
+}
+
+func cmpOr(a, b time.Duration) time.Duration {
+	if a != 0 {
+		return a
+	}
+	return b
+}
+
+// sumOf is the SHA-256 of elements.
+func sumOf(all []uint32) string {
+	h := sha256.New()
+	for _, v := range all {
+		_, _ = h.Write([]byte{byte(v), byte(v >> 8), byte(v >> 16), byte(v >> 24)})
+	}
+	return fmt.Sprintf("%x", h.Sum(nil))
+}
+
+// stuck is work on a stream that ends when the word is written: on both drivers.
+func stuck(d *cuda.Device, s *cuda.Stream, word cuda.HostSlice) error {
+	c, err := core.ContextOf(d)
+	if err != nil {
+		return err
+	}
+	clear(word.Bytes())
+	drv := c.System().Drv
+	at, r := drv.MemHostGetDevicePointer(c.Handle, unsafePointer(word.Bytes()))
+	if r == driver.Success {
+		r = drv.StreamWaitValue64(c.Handle, driver.Stream(s.Handle()), at, 1)
+	}
+	if r != driver.Success {
+		return fmt.Errorf("%v", r)
+	}
+	return nil
+}
+
+func publish(c *reexec.Child, p place) (err error) {
+	sys, d, err := p.open()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, sys.Close()) }()
+	l, err := handles.Listen(p.Dir, "s", handles.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	server := handles.NewServer(handles.ServerOptions{})
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(context.Background(), l) }()
+	defer func() { err = errors.Join(err, server.Close(), <-served) }()
+	a, err := vmm.NewArray[uint32](d, vmm.BufferOptions{Reserve: 256 * mib, Chunks: vmm.FixedChunks(2 * mib)})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, a.Close()) }()
+	pub, err := handles.PublishArray(server, "numbers", a)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, pub.Withdraw()) }()
+	s, err := d.NewStream(cuda.StreamOptions{})
+	if err != nil {
+		return err
+	}
+	word, err := d.NewHostBuffer(8)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close(), word.Close()) }()
+	if err := c.Send("ready"); err != nil {
+		return err
+	}
+	for {
+		var do order
+		if c.Recv(&do) != nil {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), cmpOr(do.Wait, 20*time.Second))
+		var r report
+		switch do.Do {
+		case "append": // and announce
+			err := a.Append(s, counting(do.From, do.N))
+			if err == nil {
+				err = pub.Announce(ctx, a.Len(), s)
+			}
+			r.fail(err)
+		case "shrink":
+			r.fail(pub.Shrink(do.N, s))
+		case "settle":
+			r.fail(pub.Settle(ctx))
+		case "stuck":
+			r.fail(stuck(d, s, word.All()))
+		case "free":
+			word.Bytes()[0] = 1
+		case "withdraw":
+			r.fail(pub.Withdraw())
+		case "followers":
+			for len(pub.Stats().Followers) != do.N && ctx.Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
+			r.fail(ctx.Err())
+		case "sum":
+			all := make([]uint32, a.Len())
+			r.fail(a.All().CopyTo(s, all))
+			r.Sum = sumOf(all)
+		}
+		cancel()
+		r.Len, r.Stats, r.Ptr = a.Len(), pub.Stats(), uint64(a.Ptr())
+		r.FDs, r.Maps = filesOpen(), mappings()
+		if err := c.Send(r); err != nil {
+			return err
+		}
+	}
+}
+
+func filesOpen() int {
+	all, _ := os.ReadDir("/proc/self/fd")
+	return len(all)
+}
+
+func mappings() int {
+	all, _ := os.ReadFile("/proc/self/maps")
+	n := 0
+	for _, b := range all {
+		if b == '\n' {
+			n++
+		}
+	}
+	return n
+}
+
+// member is a child that takes orders.
+type member struct {
+	*reexec.Cmd
+	t testing.TB
+}
+
+// ask has a child do something, which must succeed.
+func (m member) ask(do order) report {
+	m.t.Helper()
+	r := m.try(do)
+	require.Empty(m.t, r.Err, "%+v", do)
+	return r
+}
+
+func (m member) try(do order) (r report) {
+	m.t.Helper()
+	m.Send(do)
+	m.Recv(&r)
+	return r
+}
+
+func startPublisher(t testing.TB, p place) member {
+	t.Helper()
+	c := reexec.Command(t, "publisher")
+	c.Start()
+	c.Send(p)
+	var ready string
+	c.Recv(&ready)
+	return member{c, t}
+}
+
+func startFollower(t testing.TB, p place, reserve int) member {
+	t.Helper()
+	c := reexec.Command(t, "follower")
+	c.Start()
+	c.Send(p)
+	c.Send(reserve)
+	return member{c, t}
+}
+
+func TestAnArrayIsFollowedByOtherProcesses(t *testing.T) {
+	places(t, func(t *testing.T, p place, _ *cuda.Device) {
+		publisher := startPublisher(t, p)
+		followers := []member{startFollower(t, p, 0), startFollower(t, p, 0)}
+		for i := range 4 {
+			publisher.ask(order{Do: "append", From: i * 700_000, N: 700_000})
+			want := publisher.ask(order{Do: "sum"})
+			for _, f := range followers {
+				f.ask(order{Do: "until", N: want.Len})
+				got := f.ask(order{Do: "sum"})
+				require.Equal(t, want.Sum, got.Sum)
+			}
+		}
+		publisher.ask(order{Do: "shrink", N: 100_000})
+		publisher.ask(order{Do: "settle"})
+		want := publisher.ask(order{Do: "sum"})
+		require.Zero(t, want.Stats.Pinned)
+		for _, f := range followers {
+			f.ask(order{Do: "until", N: 100_000})
+			require.Equal(t, want.Sum, f.ask(order{Do: "sum"}).Sum)
+			require.Equal(t, []int{100_000}, f.ask(order{Do: "told"}).Told)
+			f.ask(order{Do: "close"})
+			f.Wait()
+		}
+		publisher.ask(order{Do: "followers", N: 0})
+		publisher.Wait()
+		if p.Folder != "" {
+			u, err := sim.Inspect(p.Folder)
+			require.NoError(t, err)
+			require.Zero(t, u.Devices[0].Taken)
+			require.Empty(t, u.Exported)
+		}
+	})
+}
+
+// A follower keeps what it has when the publisher is killed, is told, and what
+// was announced behind work that was never done is not shown.
+func TestAPublisherThatIsKilledLeavesNobodyHanging(t *testing.T) {
+	places(t, func(t *testing.T, p place, _ *cuda.Device) {
+		publisher := startPublisher(t, p)
+		f := startFollower(t, p, 0)
+		publisher.ask(order{Do: "append", N: 1_000_000})
+		sum := publisher.ask(order{Do: "sum"}).Sum
+		f.ask(order{Do: "until", N: 1_000_000})
+		f.ask(order{Do: "synchronize"})
+		publisher.ask(order{Do: "stuck"})
+		publisher.ask(order{Do: "append", From: 5, N: 1_000_000})
+		require.Equal(t, 2_000_000, f.ask(order{Do: "next"}).Len, "shown to whoever is ordered behind it")
+		require.Equal(t, []string{"timeout"}, f.try(order{Do: "next", Wait: 20 * time.Millisecond}).Is)
+		// The follower's stream waits for the publisher's when that is killed.
+		f.Send(order{Do: "synchronize"})
+		time.Sleep(50 * time.Millisecond)
+		require.NoError(t, publisher.Process.Signal(unix.SIGKILL))
+		var r report
+		f.Recv(&r)
+		require.Empty(t, r.Err)
+		gone := f.try(order{Do: "gone"})
+		require.Equal(t, []string{"gone", "unfinished"}, gone.Is)
+		require.Equal(t, 1_000_000, gone.Len)
+		require.Equal(t, []string{"gone", "unfinished"}, f.try(order{Do: "next"}).Is)
+		require.Equal(t, sum, f.ask(order{Do: "sum"}).Sum, "what is mapped stays")
+		f.ask(order{Do: "close"})
+		f.Wait()
+
+		// Both start again at the same place.
+		publisher = startPublisher(t, p)
+		f = startFollower(t, p, 0)
+		publisher.ask(order{Do: "append", From: 3, N: 1000})
+		f.ask(order{Do: "until", N: 1000})
+		require.Equal(t, publisher.ask(order{Do: "sum"}).Sum, f.ask(order{Do: "sum"}).Sum)
+		f.Wait()
+		publisher.Wait()
+	})
+}
