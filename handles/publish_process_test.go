@@ -5,11 +5,13 @@ package handles_test
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -155,8 +157,11 @@ func follow(c *reexec.Child, p place, o handles.FollowOptions) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
+	var mu sync.Mutex
 	told := []int{}
 	o.Quiesce = func(length int) []*cuda.Stream {
+		mu.Lock()
+		defer mu.Unlock()
 		told = append(told, length)
 		return []*cuda.Stream{s}
 	}
@@ -207,7 +212,9 @@ func follow(c *reexec.Child, p place, o handles.FollowOptions) (err error) {
 		case "close":
 			r.fail(f.Close())
 		case "told":
-			r.Told = told
+			mu.Lock()
+			r.Told = slices.Clone(told)
+			mu.Unlock()
 		}
 		cancel()
 		r.Len, r.Generation, r.Ptr = f.Len(), f.Generation(), uint64(f.Array().Ptr())
@@ -226,11 +233,11 @@ func cmpOr(a, b time.Duration) time.Duration {
 
 // sumOf is the SHA-256 of elements.
 func sumOf(all []uint32) string {
-	h := sha256.New()
+	b := make([]byte, 0, 4*len(all))
 	for _, v := range all {
-		_, _ = h.Write([]byte{byte(v), byte(v >> 8), byte(v >> 16), byte(v >> 24)})
+		b = binary.LittleEndian.AppendUint32(b, v)
 	}
-	return fmt.Sprintf("%x", h.Sum(nil))
+	return fmt.Sprintf("%x", sha256.Sum256(b))
 }
 
 // stuck is work on a stream that ends when the word is written: on both drivers.
@@ -392,7 +399,7 @@ func TestAnArrayIsFollowedByOtherProcesses(t *testing.T) {
 		publisher := startPublisher(t, p)
 		followers := []member{startFollower(t, p, 0), startFollower(t, p, 0)}
 		for i := range 4 {
-			publisher.ask(order{Do: "append", From: i * 700_000, N: 700_000})
+			publisher.ask(order{Do: "append", From: i * 300_000, N: 300_000})
 			want := publisher.ask(order{Do: "sum"})
 			for _, f := range followers {
 				f.ask(order{Do: "until", N: want.Len})
