@@ -96,13 +96,14 @@ func (k *Client) listen() {
 	k.err = err
 	asked, followers := k.asked, k.followers
 	k.asked, k.followers = nil, nil
+	why := k.gone(opFollow)
 	k.mu.Unlock()
 	for _, a := range asked {
 		close(a)
 	}
 	for _, i := range followers {
 		if i != nil {
-			i.end(err)
+			i.end(why)
 		}
 	}
 	close(k.read)

@@ -56,6 +56,10 @@ type follower struct {
 	completed  uint64
 	settled    bool // nothing further is mapped
 	unfinished bool
+	// ended is closed when the connection's end was dealt with, which died says
+	// has begun.
+	died  bool
+	ended chan struct{}
 }
 
 // pending is the latest that came: what to show, or why that cannot be.
@@ -72,7 +76,7 @@ type shown struct {
 
 func newFollower(k *Client, said *accepted, i *inlet, d *cuda.Device, o FollowOptions) *follower {
 	f := &follower{k: k, token: said.token, inlet: i, about: said.about, dev: d, options: o,
-		closing: make(chan struct{}), nexts: newSlot(), lengths: newSlot(), changed: make(chan struct{}), shown: []shown{{}}}
+		closing: make(chan struct{}), nexts: newSlot(), lengths: newSlot(), changed: make(chan struct{}), ended: make(chan struct{}), shown: []shown{{}}}
 	f.tracker.room, f.tracker.most = said.reserved, MaxChunks
 	if o.MaxChunks > 0 {
 		f.tracker.most = min(o.MaxChunks, MaxChunks)
@@ -254,20 +258,21 @@ func (f *follower) shownNow() shown {
 // watch waits for the end of the connection, and lets go of what then waits for
 // the publisher for ever.
 func (f *follower) watch() {
+	defer close(f.ended)
 	select {
 	case <-f.closing:
 		return
 	case <-f.k.read:
 	}
-	f.k.mu.Lock()
-	why := f.k.gone(opFollow)
-	f.k.mu.Unlock()
+	select {
+	case <-f.inlet.over: // before the connection's end, or with it
+	default:
+		return // it has left
+	}
 	f.mu.Lock()
 	// Whoever is let go finds the truth here: the lock is held until it stands.
 	f.completed = f.word.value().Swap(release)
-	if f.gone == nil {
-		f.gone = why
-	}
+	f.gone, f.died = f.inlet.why, true
 	last := len(f.shown) - 1
 	for last > 0 && f.shown[last].ordered > f.completed {
 		last--
@@ -323,7 +328,7 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 		f.mu.Unlock()
 		switch {
 		case end != nil:
-			return end
+			return f.failed()
 		case p != nil && p.err != nil:
 			return p.err
 		case p != nil:
@@ -467,10 +472,16 @@ func (f *follower) goneLocked() error {
 	return f.gone
 }
 
+// failed is Follower.Err. Where the connection ended nothing is shown any more
+// that does not count when it answers.
 func (f *follower) failed() error {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.goneLocked()
+	err, died := f.goneLocked(), f.died
+	f.mu.Unlock()
+	if died {
+		<-f.ended
+	}
+	return err
 }
 
 // close lets go: see Follower.Close. It also gives back what a follower has that

@@ -331,7 +331,8 @@ func (p *Publication) subscribers() []*subscriber {
 
 // Withdraw ends the publication: its name is free, its memory is no longer held,
 // and followers are told. They keep what they have mapped until they let go of
-// it. It waits for nobody. The second Withdraw does nothing.
+// it. It waits for nobody: what a follower was not sent yet it does not get, so
+// Settle first. The second Withdraw does nothing.
 func (p *Publication) Withdraw() error {
 	const op = "handles.Publication.Withdraw"
 	p.changes.Lock()
@@ -374,27 +375,47 @@ func (p *Publication) Withdraw() error {
 // Settle waits until every follower has what was announced last, or has said why
 // not, and nobody keeps memory that is no longer shown.
 func (p *Publication) Settle(ctx context.Context) error {
-	const op = "handles.Publication.Settle"
-	for {
-		p.mu.Lock()
+	return p.await(ctx, "handles.Publication.Settle", func() string {
 		waiting := 0
 		for f := range p.followers {
 			if f.feed.told != p.view.generation || f.feed.out != nil || f.feed.pinned(p.view) > 0 {
 				waiting++
 			}
 		}
+		if waiting == 0 {
+			return ""
+		}
+		return fmt.Sprintf("%d followers of %q have not acknowledged", waiting, p.name)
+	})
+}
+
+// AwaitFollowers waits until there are at least n followers.
+func (p *Publication) AwaitFollowers(ctx context.Context, n int) error {
+	return p.await(ctx, "handles.Publication.AwaitFollowers", func() string {
+		if len(p.followers) >= n {
+			return ""
+		}
+		return fmt.Sprintf("%d followers of %q, where %d are waited for", len(p.followers), p.name, n)
+	})
+}
+
+// await waits until nothing is missing.
+func (p *Publication) await(ctx context.Context, op string, missing func() string) error {
+	for {
+		p.mu.Lock()
+		what := missing()
 		changed, over := p.changed, p.withdrawn
 		p.mu.Unlock()
-		if over {
+		switch {
+		case over:
 			return closedError(op, fmt.Sprintf("publication %q", p.name))
-		}
-		if waiting == 0 {
+		case what == "":
 			return nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return waitError(ctx, op, fmt.Sprintf("%d followers of %q have not acknowledged", waiting, p.name), "Stats tells who they are")
+			return waitError(ctx, op, what, "Stats tells who the followers are")
 		}
 	}
 }

@@ -26,7 +26,8 @@ type Server struct {
 	mu           sync.Mutex
 	publications map[string]*Publication
 	sessions     map[*session]struct{}
-	served       sync.WaitGroup
+	// telling counts the followers' goroutines.
+	telling sync.WaitGroup
 }
 
 // ServerOptions limit what a server does for its clients. The zero value works.
@@ -182,7 +183,8 @@ func (s *Server) all() []*Publication {
 
 // Close withdraws what is published, waits until the streams that were announced
 // have written their last words, so that no follower loses what it was promised,
-// and ends all connections. After an error it may be called again.
+// and until the followers are told (each within Options.Timeout), and ends all
+// connections. After an error it may be called again.
 func (s *Server) Close() error {
 	const op = "handles.Server.Close"
 	s.closer.Life.Close() // nothing new
@@ -191,6 +193,7 @@ func (s *Server) Close() error {
 		errs = append(errs, p.Withdraw())
 	}
 	s.pages.out.Wait()
+	s.telling.Wait()
 	s.cancel() // Serve, and the sessions
 	return s.closer.Close(func() error { return errors.Join(append(errs, s.pages.close(op))...) })
 }

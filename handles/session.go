@@ -162,6 +162,7 @@ func (ss *session) follow(ctx context.Context, m *follow) error {
 	}
 	// The follower hears of nothing before this.
 	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, f.feed.room, p.about}, f.page.fd)); err != nil {
+		ss.server.telling.Done()
 		return err
 	}
 	ss.feeding.Go(func() { f.run(ctx) })
@@ -196,6 +197,7 @@ func (p *Publication) join(ss *session, room uint64) (*subscriber, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.followers[f] = struct{}{}
+	p.server.telling.Add(1)
 	p.changeLocked()
 	f.poke()
 	return f, nil

@@ -70,6 +70,7 @@ func (p *Publication) prepareLocked(f *subscriber, shared bool) {
 // run tells the follower what is new, until the connection or the publication
 // ends.
 func (f *subscriber) run(ctx context.Context) {
+	defer f.on.server.telling.Done()
 	defer func() {
 		f.p.mu.Lock()
 		adds, fds := f.adds, f.fds

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+)
+
+// follow prints what changes and checks every element, until the publisher ends.
+func follow(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (err error) {
+	client, err := connect(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, client.Close()) }()
+	s, err := dev.NewStream(cuda.StreamOptions{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	f, err := handles.Follow[uint64](ctx, client, dev, o.name, handles.FollowOptions{
+		ReadOnly: true,
+		// All work of this process on the array is on one stream.
+		Quiesce: func(int) []*cuda.Stream { return []*cuda.Stream{s} },
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	fmt.Fprintf(out, "follower   process %d: %q at %v\n", os.Getpid(), o.name, f.Array().Ptr())
+	for {
+		err := f.Next(ctx, s)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, handles.ErrWithdrawn):
+			fmt.Fprintf(out, "follower   process %d: withdrawn\n", os.Getpid())
+			return nil
+		case errors.Is(err, handles.ErrGone):
+			fmt.Fprintf(out, "follower   process %d: the publisher is gone; %d elements stay mapped: %v\n", os.Getpid(), f.Len(), err)
+			return nil
+		case err != nil:
+			return err
+		}
+		if err := check(f, s); err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "follower   process %d: generation %d, %d elements, all as they should be\n", os.Getpid(), f.Generation(), f.Len())
+	}
+}
+
+// check compares every element that is shown.
+func check(f *handles.Follower[uint64], s *cuda.Stream) error {
+	all := f.Array().All()
+	got := make([]uint64, all.Len())
+	err := all.CopyTo(s, got)
+	if err != nil && f.Len() < len(got) {
+		return nil // the publisher took some back meanwhile: Next says so
+	}
+	if err != nil {
+		return err
+	}
+	for i, v := range got {
+		if v != element(i) && i < f.Len() {
+			return fmt.Errorf("element %d is %#x, not %#x", i, v, element(i))
+		}
+	}
+	return nil
+}

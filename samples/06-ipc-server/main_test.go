@@ -1,0 +1,83 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The sample runs itself again as its publisher and its followers, which in a
+// test is the test.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "-driver" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func TestSamplePublishesAndFollows(t *testing.T) {
+	var out bytes.Buffer
+	require.NoError(t, run(t.Context(), []string{"-driver", "sim"}, &out))
+	said := out.String()
+	require.Equal(t, 3, strings.Count(said, "software driver"), said)
+	require.Equal(t, 2, strings.Count(said, ": withdrawn"), said)
+	require.Contains(t, said, "generation 12: ")
+	require.Contains(t, said, "all as they should be")
+}
+
+func TestSampleListsAndEndsWhenItIsInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	dir := t.TempDir()
+	require.NoError(t, os.Chmod(dir, 0o700))
+	var out locked
+	var said bytes.Buffer
+	out.out = &said
+	over := make(chan error, 2)
+	args := []string{"-driver", "sim", "-dir", dir, "-every", "1ms", "-most", "600000"}
+	until := func(there func() bool) {
+		t.Helper()
+		require.Eventually(t, func() bool { return len(over) > 0 || there() }, 30*time.Second, time.Millisecond)
+		require.Empty(t, over)
+	}
+	go func() { over <- run(ctx, append(args, "-followers", "1", "publish"), &out) }()
+	until(func() bool { _, err := os.Lstat(dir + "/server"); return err == nil })
+	go func() { over <- run(ctx, append(args, "follow"), &out) }()
+	until(func() bool { return strings.Contains(out.text(), "all as they should be") })
+	var listed bytes.Buffer
+	require.NoError(t, run(ctx, append(args, "list"), &listed))
+	require.Contains(t, listed.String(), "numbers ")
+	require.Contains(t, listed.String(), "elements of uint64")
+	cancel()
+	require.NoError(t, <-over)
+	require.NoError(t, <-over)
+}
+
+func (l *locked) text() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.out.(*bytes.Buffer).String()
+}
+
+func TestSampleRefusesBadInput(t *testing.T) {
+	for _, row := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"-driver", "gpu", "publish"}, `use "auto", "real" or "sim"`},
+		{[]string{"-step", "0", "publish"}, "-step must be positive"},
+		{[]string{"-most", "1", "publish"}, "-step must be positive"},
+		{[]string{"publish", "follow"}, "usage"},
+		{[]string{"watch"}, `command "watch"`},
+		{[]string{"-driver", "sim", "-dir", t.TempDir() + "/absent", "follow"}, "no such file"},
+	} {
+		require.ErrorContains(t, run(t.Context(), row.args, new(bytes.Buffer)), row.says)
+	}
+}
