@@ -27,15 +27,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// order is what a test tells a child, and report what it answers.
-type order struct {
+// task is what a test tells a child, and outcome what it answers.
+type task struct {
 	Do      string
 	N, From int
 	Name    string
 	Wait    time.Duration
 }
 
-type report struct {
+type outcome struct {
 	Len        int
 	Generation uint64
 	Ptr        uint64
@@ -55,7 +55,7 @@ var sentinels = map[string]error{
 	"in use": cuda.ErrInUse, "capturing": cuda.ErrCapturing, "protocol": handles.ErrProtocol,
 }
 
-func (r *report) fail(err error) {
+func (r *outcome) fail(err error) {
 	if err == nil {
 		return
 	}
@@ -171,11 +171,11 @@ func follow(c *reexec.Child, p place, o handles.FollowOptions) (err error) {
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	for {
-		var do order
+		var do task
 		if c.Recv(&do) != nil {
 			return nil
 		}
-		var r report
+		var r outcome
 		limited, cancel := context.WithTimeout(ctx, cmpOr(do.Wait, 20*time.Second))
 		switch do.Do {
 		case "next":
@@ -296,12 +296,12 @@ func publish(c *reexec.Child, p place) (err error) {
 		return err
 	}
 	for {
-		var do order
+		var do task
 		if c.Recv(&do) != nil {
 			return nil
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), cmpOr(do.Wait, 20*time.Second))
-		var r report
+		var r outcome
 		switch do.Do {
 		case "append": // and announce
 			err := a.Append(s, counting(do.From, do.N))
@@ -361,14 +361,14 @@ type member struct {
 }
 
 // ask has a child do something, which must succeed.
-func (m member) ask(do order) report {
+func (m member) ask(do task) outcome {
 	m.t.Helper()
 	r := m.try(do)
 	require.Empty(m.t, r.Err, "%+v", do)
 	return r
 }
 
-func (m member) try(do order) (r report) {
+func (m member) try(do task) (r outcome) {
 	m.t.Helper()
 	m.Send(do)
 	m.Recv(&r)
@@ -399,26 +399,26 @@ func TestAnArrayIsFollowedByOtherProcesses(t *testing.T) {
 		publisher := startPublisher(t, p)
 		followers := []member{startFollower(t, p, 0), startFollower(t, p, 0)}
 		for i := range 4 {
-			publisher.ask(order{Do: "append", From: i * 300_000, N: 300_000})
-			want := publisher.ask(order{Do: "sum"})
+			publisher.ask(task{Do: "append", From: i * 300_000, N: 300_000})
+			want := publisher.ask(task{Do: "sum"})
 			for _, f := range followers {
-				f.ask(order{Do: "until", N: want.Len})
-				got := f.ask(order{Do: "sum"})
+				f.ask(task{Do: "until", N: want.Len})
+				got := f.ask(task{Do: "sum"})
 				require.Equal(t, want.Sum, got.Sum)
 			}
 		}
-		publisher.ask(order{Do: "shrink", N: 100_000})
-		publisher.ask(order{Do: "settle"})
-		want := publisher.ask(order{Do: "sum"})
+		publisher.ask(task{Do: "shrink", N: 100_000})
+		publisher.ask(task{Do: "settle"})
+		want := publisher.ask(task{Do: "sum"})
 		require.Zero(t, want.Stats.Pinned)
 		for _, f := range followers {
-			f.ask(order{Do: "until", N: 100_000})
-			require.Equal(t, want.Sum, f.ask(order{Do: "sum"}).Sum)
-			require.Equal(t, []int{100_000}, f.ask(order{Do: "told"}).Told)
-			f.ask(order{Do: "close"})
+			f.ask(task{Do: "until", N: 100_000})
+			require.Equal(t, want.Sum, f.ask(task{Do: "sum"}).Sum)
+			require.Equal(t, []int{100_000}, f.ask(task{Do: "told"}).Told)
+			f.ask(task{Do: "close"})
 			f.Wait()
 		}
-		publisher.ask(order{Do: "followers", N: 0})
+		publisher.ask(task{Do: "followers", N: 0})
 		publisher.Wait()
 		if p.Folder != "" {
 			u, err := sim.Inspect(p.Folder)
@@ -435,35 +435,35 @@ func TestAPublisherThatIsKilledLeavesNobodyHanging(t *testing.T) {
 	places(t, func(t *testing.T, p place, _ *cuda.Device) {
 		publisher := startPublisher(t, p)
 		f := startFollower(t, p, 0)
-		publisher.ask(order{Do: "append", N: 1_000_000})
-		sum := publisher.ask(order{Do: "sum"}).Sum
-		f.ask(order{Do: "until", N: 1_000_000})
-		f.ask(order{Do: "synchronize"})
-		publisher.ask(order{Do: "stuck"})
-		publisher.ask(order{Do: "append", From: 5, N: 1_000_000})
-		require.Equal(t, 2_000_000, f.ask(order{Do: "next"}).Len, "shown to whoever is ordered behind it")
-		require.Equal(t, []string{"timeout"}, f.try(order{Do: "next", Wait: 20 * time.Millisecond}).Is)
+		publisher.ask(task{Do: "append", N: 1_000_000})
+		sum := publisher.ask(task{Do: "sum"}).Sum
+		f.ask(task{Do: "until", N: 1_000_000})
+		f.ask(task{Do: "synchronize"})
+		publisher.ask(task{Do: "stuck"})
+		publisher.ask(task{Do: "append", From: 5, N: 1_000_000})
+		require.Equal(t, 2_000_000, f.ask(task{Do: "next"}).Len, "shown to whoever is ordered behind it")
+		require.Equal(t, []string{"timeout"}, f.try(task{Do: "next", Wait: 20 * time.Millisecond}).Is)
 		// The follower's stream waits for the publisher's when that is killed.
-		f.Send(order{Do: "synchronize"})
+		f.Send(task{Do: "synchronize"})
 		time.Sleep(50 * time.Millisecond)
 		require.NoError(t, publisher.Process.Signal(unix.SIGKILL))
-		var r report
+		var r outcome
 		f.Recv(&r)
 		require.Empty(t, r.Err)
-		gone := f.try(order{Do: "gone"})
+		gone := f.try(task{Do: "gone"})
 		require.Equal(t, []string{"gone", "unfinished"}, gone.Is)
 		require.Equal(t, 1_000_000, gone.Len)
-		require.Equal(t, []string{"gone", "unfinished"}, f.try(order{Do: "next"}).Is)
-		require.Equal(t, sum, f.ask(order{Do: "sum"}).Sum, "what is mapped stays")
-		f.ask(order{Do: "close"})
+		require.Equal(t, []string{"gone", "unfinished"}, f.try(task{Do: "next"}).Is)
+		require.Equal(t, sum, f.ask(task{Do: "sum"}).Sum, "what is mapped stays")
+		f.ask(task{Do: "close"})
 		f.Wait()
 
 		// Both start again at the same place.
 		publisher = startPublisher(t, p)
 		f = startFollower(t, p, 0)
-		publisher.ask(order{Do: "append", From: 3, N: 1000})
-		f.ask(order{Do: "until", N: 1000})
-		require.Equal(t, publisher.ask(order{Do: "sum"}).Sum, f.ask(order{Do: "sum"}).Sum)
+		publisher.ask(task{Do: "append", From: 3, N: 1000})
+		f.ask(task{Do: "until", N: 1000})
+		require.Equal(t, publisher.ask(task{Do: "sum"}).Sum, f.ask(task{Do: "sum"}).Sum)
 		f.Wait()
 		publisher.Wait()
 	})
