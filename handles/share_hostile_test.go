@@ -1,0 +1,325 @@
+//go:build linux
+
+package handles
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+)
+
+// hostile is a peer that sends what it likes to an importer.
+type hostile struct {
+	t         *testing.T
+	near, far *Conn
+	d         *cuda.Device
+	offers    uint32
+	chunks    []*phys.Handle // two of 64 KiB on device 0
+	honest    Descriptor
+}
+
+func newHostile(t *testing.T, timeout time.Duration) *hostile {
+	before := OpenFDs()
+	t.Cleanup(func() { require.Equal(t, before, OpenFDs(), "FDs left open") })
+	device := sim.DeviceOptions{Granularity: 64 << 10, Memory: 64 << 20}
+	_, s := sim.Open(t, sim.Options{Devices: []sim.DeviceOptions{device, device}})
+	h := &hostile{t: t, d: s.Devices()[0]}
+	b, err := vmm.NewBuffer(h.d, vmm.BufferOptions{Reserve: 1 << 20, Chunks: vmm.FixedChunks(64 << 10)})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, b.Close()) })
+	require.NoError(t, b.Grow(128<<10))
+	v, err := share.Of(b).View("test", 128<<10)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, v.Release()) })
+	for _, c := range v.Chunks {
+		h.chunks = append(h.chunks, c.Handle)
+	}
+	h.honest = Descriptor{Kind: BufferKind, Length: 128 << 10}
+	require.NoError(t, describe("test", &h.honest, core.SystemOf(h.d), h.chunks[0].Asked, h.chunks))
+	h.connect(timeout)
+	return h
+}
+
+func (h *hostile) connect(timeout time.Duration) {
+	near, f, err := Pair(Options{Timeout: timeout})
+	require.NoError(h.t, err)
+	far, err := Inherit(f, Options{Timeout: timeout})
+	require.NoError(h.t, err)
+	h.near, h.far, h.offers = near, far, 0
+	h.t.Cleanup(func() {
+		require.NoError(h.t, near.Close())
+		require.NoError(h.t, far.Close())
+	})
+}
+
+// memory makes descriptors of the chunks.
+func (h *hostile) memory(n int) []*FD {
+	e, err := exportSome(h.t.Context(), "test", h.chunks[:n], time.Second)
+	require.NoError(h.t, err)
+	h.t.Cleanup(e.close)
+	return e.fds
+}
+
+// foreign makes a descriptor of something else.
+func (h *hostile) foreign(open func() (int, error)) []*FD {
+	n, err := open()
+	require.NoError(h.t, err)
+	f := own(n)
+	h.t.Cleanup(func() { _ = f.Close() })
+	return []*FD{f}
+}
+
+// offer sends a descriptor, whatever it says, with descriptors of files.
+func (h *hostile) offer(d Descriptor, fds []*FD) {
+	h.offers++
+	m := transferMessage(offerKind, h.offers)
+	m.Body = append(m.Body, make([]byte, identityBytes)...)
+	m.Body[transferHeader] = byte(h.offers) // other memory each time
+	b, err := d.MarshalBinary()
+	if err != nil { // what no encoder writes
+		honest := h.honest
+		honest.Chunks = make([]uint64, len(d.Chunks))
+		for i := range honest.Chunks {
+			honest.Chunks[i] = 64 << 10
+		}
+		honest.Length = 0
+		b, err = honest.MarshalBinary()
+		require.NoError(h.t, err)
+		for i, c := range d.Chunks {
+			binary.LittleEndian.PutUint64(b[descriptorHeader+8*i:], c)
+		}
+	}
+	m.Body, m.FDs = append(m.Body, b...), fds
+	require.NoError(h.t, h.near.transmit(h.t.Context(), "test", m))
+}
+
+func (h *hostile) send(m Message) {
+	require.NoError(h.t, h.near.transmit(h.t.Context(), "test", m))
+}
+
+// Whatever a peer offers is a typed error in time, nothing of it is kept, and
+// the connection goes on.
+func TestHostileOffers(t *testing.T) {
+	const patience = 150 * time.Millisecond
+	one := func(d Descriptor) Descriptor { d.Chunks, d.Length = d.Chunks[:1], 1; return d }
+	for _, c := range []struct {
+		name string
+		do   func(h *hostile)
+		want error
+		says string
+	}{
+		{"a device that is not here", func(h *hostile) {
+			d := h.honest
+			d.Device = cuda.UUID{9, 9}
+			h.offer(d, h.memory(2))
+		}, cuda.ErrNotSupported, "GPU-09090000-0000-0000-0000-000000000000"},
+		{"a device that the memory is not on", func(h *hostile) {
+			d := h.honest
+			d.Device = h.d.System().Devices()[1].UUID()
+			h.offer(d, h.memory(2))
+		}, ErrMismatch, "the location of chunk 0 is device 0, where device 1"},
+		{"a location that the memory is not at", func(h *hostile) {
+			d := one(h.honest)
+			d.Location, d.Device, d.Chunks = cuda.OnHostNUMA(0), cuda.UUID{}, []uint64{2 << 20}
+			h.offer(d, h.memory(1))
+		}, ErrMismatch, "the location of chunk 0"},
+		{"no multiple of the granularity", func(h *hostile) {
+			d := one(h.honest)
+			d.Chunks = []uint64{65<<10 + 1}
+			h.offer(d, h.memory(1))
+		}, ErrSizeMismatch, "no multiple of 64 KiB"},
+		{"twice the size", func(h *hostile) {
+			d := one(h.honest)
+			d.Chunks = []uint64{128 << 10}
+			h.offer(d, h.memory(1))
+		}, ErrSizeMismatch, "another size than the exporter declared"},
+		{"sizes that overflow", func(h *hostile) {
+			d := h.honest
+			d.Chunks = []uint64{math.MaxUint64 - 65535, 64 << 10}
+			h.offer(d, h.memory(2))
+		}, ErrTooLarge, "no device has that much"},
+		{"an empty chunk", func(h *hostile) {
+			d := h.honest
+			d.Chunks = []uint64{0, 64 << 10}
+			h.offer(d, h.memory(2))
+		}, ErrDescriptor, "chunk 0 has no bytes"},
+		{"more than the device has", func(h *hostile) {
+			d := one(h.honest)
+			d.Chunks = []uint64{1 << 40}
+			h.offer(d, h.memory(1))
+		}, ErrTooLarge, "64 MiB are allowed"},
+		{"garbage", func(h *hostile) {
+			m := transferMessage(offerKind, 1)
+			m.Body = append(m.Body, make([]byte, identityBytes+descriptorHeader)...)
+			h.offers++
+			h.send(m)
+		}, ErrDescriptor, "begins with"},
+		{"compression that it does not have", func(h *hostile) {
+			d := h.honest
+			d.Compressible = true
+			h.offer(d, h.memory(2))
+		}, ErrMismatch, "the compression of chunk 0"},
+		{"a fabric handle", func(h *hostile) {
+			d := h.honest
+			d.Handle = vmm.Fabric
+			h.offer(d, nil)
+		}, cuda.ErrNotSupported, "fabric"},
+		{"more descriptors than chunks", func(h *hostile) { h.offer(one(h.honest), h.memory(2)) }, ErrMismatch, "more file descriptors"},
+		{"fewer descriptors than chunks", func(h *hostile) { h.offer(h.honest, h.memory(1)) }, ErrTimeout, "further chunk"},
+		{"no descriptors", func(h *hostile) { h.offer(h.honest, nil) }, ErrTimeout, "further chunk"},
+		{"the same chunk again", func(h *hostile) {
+			h.offer(h.honest, h.memory(1))
+			m := countMessage(chunksKind, h.offers, 0)
+			m.FDs = h.memory(1)
+			h.send(m)
+		}, ErrProtocol, "where 1 is the next"},
+		{"withdrawn in the middle", func(h *hostile) {
+			h.offer(h.honest, h.memory(1))
+			// Not before it is taken, or nobody sees it.
+			_, err := h.near.awaitOwed(h.t.Context(), "test", "answer", &h.near.inbox.out.answers)
+			require.NoError(h.t, err)
+			h.send(reasonMessage(withdrawnKind, h.offers, errors.New("changed my mind")))
+		}, ErrRefused, "changed my mind"},
+		{"no confirmation", func(h *hostile) { h.offer(h.honest, h.memory(2)) }, ErrTimeout, "confirmation"},
+		{"the null device", func(h *hostile) {
+			h.offer(one(h.honest), h.foreign(func() (int, error) { return syscall.Open(os.DevNull, syscall.O_RDWR|syscall.O_CLOEXEC, 0) }))
+		}, ErrNotMemory, "chunk 0"},
+		{"a directory", func(h *hostile) {
+			h.offer(one(h.honest), h.foreign(func() (int, error) { return syscall.Open("/", syscall.O_RDONLY|syscall.O_CLOEXEC, 0) }))
+		}, ErrNotMemory, "chunk 0"},
+		{"a socket", func(h *hostile) {
+			h.offer(one(h.honest), h.foreign(func() (int, error) { return syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0) }))
+		}, ErrNotMemory, "chunk 0"},
+		{"a pipe", func(h *hostile) {
+			h.offer(one(h.honest), h.foreign(func() (int, error) {
+				var p [2]int
+				err := syscall.Pipe2(p[:], syscall.O_CLOEXEC)
+				if err == nil {
+					err = syscall.Close(p[1])
+				}
+				return p[0], err
+			}))
+		}, ErrNotMemory, "chunk 0"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHostile(t, patience)
+			b, off := h.near, &h.near.inbox
+			off.mu.Lock()
+			off.out.begun = 1 // it hears the answers
+			off.mu.Unlock()
+			before := h.d.System().Stats()
+			start := time.Now()
+			var group errgroup.Group
+			group.Go(func() error { c.do(h); return nil })
+			_, err := ReceiveBuffer(t.Context(), h.far, h.d, ImportOptions{})
+			require.NoError(t, group.Wait())
+			require.ErrorIs(t, err, c.want)
+			require.ErrorContains(t, err, c.says)
+			require.Less(t, time.Since(start), 20*time.Second)
+			after := h.d.System().Stats()
+			before.SharedReleased, before.SharedReleasedBytes = after.SharedReleased, after.SharedReleasedBytes
+			require.Equal(t, before, after)
+
+			// The next offer is an honest one.
+			off.mu.Lock()
+			off.out.begun, off.out.ended, off.out.answers = h.offers, h.offers, nil
+			off.mu.Unlock()
+			group.Go(func() error { return b.offer(t.Context(), "test", identity{1}, &h.honest, h.chunks) })
+			got, err := ReceiveBuffer(t.Context(), h.far, h.d, ImportOptions{})
+			require.NoError(t, err)
+			require.NoError(t, group.Wait())
+			require.NoError(t, got.Close())
+		})
+	}
+}
+
+// A confirmation of what is not mapped, and what else breaks the rules of the
+// connection, ends it for both.
+func TestHostileTransfersEndTheConnection(t *testing.T) {
+	for name, do := range map[string]func(h *hostile){
+		"confirmed too early": func(h *hostile) {
+			h.offer(h.honest, h.memory(1))
+			h.send(transferMessage(confirmedKind, 1))
+		},
+		"two offers": func(h *hostile) {
+			h.offer(h.honest, h.memory(1))
+			h.offer(h.honest, h.memory(1))
+		},
+		"an answer": func(h *hostile) {
+			h.send(transferMessage(mappedKind, 1))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHostile(t, time.Second)
+			do(h)
+			_, err := ReceiveBuffer(t.Context(), h.far, h.d, ImportOptions{})
+			require.ErrorIs(t, err, ErrProtocol)
+			_, err = h.far.Receive(t.Context())
+			require.ErrorIs(t, err, ErrProtocol)
+			_, err = h.near.Receive(t.Context())
+			require.True(t, errors.Is(err, ErrRefused) || errors.Is(err, ErrGone), "%v", err)
+		})
+	}
+}
+
+// hears runs a sender against an importer that answers what it likes.
+func hears(t *testing.T, answer func(h *hostile)) error {
+	h := newHostile(t, 200*time.Millisecond)
+	var group errgroup.Group
+	group.Go(func() error { return h.near.offer(t.Context(), "test", identity{1}, &h.honest, h.chunks) })
+	require.NoError(t, h.far.await(t.Context(), "test", func() bool { return h.far.inbox.offered() != nil }))
+	h.near, h.far = h.far, h.near
+	answer(h)
+	err := group.Wait()
+	require.Zero(t, exports.used)
+	return err
+}
+
+func TestHostileAnswers(t *testing.T) {
+	require.ErrorIs(t, hears(t, func(*hostile) {}), ErrTimeout)
+	require.ErrorIs(t, hears(t, func(h *hostile) { h.send(countMessage(takenKind, 1, 7)) }), ErrProtocol)
+	require.ErrorIs(t, hears(t, func(h *hostile) { h.send(transferMessage(mappedKind, 2)) }), ErrProtocol)
+	require.ErrorIs(t, hears(t, func(h *hostile) { require.NoError(t, h.near.Close()) }), ErrGone)
+	err := hears(t, func(h *hostile) { h.send(reasonMessage(declinedKind, 1, errors.New("I have \x1b[31m enough"))) })
+	require.ErrorIs(t, err, ErrRefused)
+	require.ErrorContains(t, err, `I have \x1b[31m enough`)
+	require.NoError(t, hears(t, func(h *hostile) { h.send(transferMessage(mappedKind, 1)) }))
+}
+
+// The share of the limit of open files is kept to, and said.
+func TestExportsStayWithinTheirShare(t *testing.T) {
+	h := newHostile(t, 50*time.Millisecond)
+	limit, err := exports.take(t.Context(), "test", 1<<30)
+	require.NoError(t, err)
+	defer func() { require.Zero(t, exports.used) }()
+	_, err = exportSome(t.Context(), "test", h.chunks, 10*time.Millisecond)
+	require.ErrorIs(t, err, ErrOpenFiles)
+	require.ErrorContains(t, err, "1/4 of this process's limit")
+	require.ErrorContains(t, err, "ulimit -n")
+	// What is left is used, and what comes free is waited for.
+	exports.give(1)
+	e, err := exportSome(t.Context(), "test", h.chunks, time.Second)
+	require.NoError(t, err)
+	require.Len(t, e.fds, 1)
+	time.AfterFunc(10*time.Millisecond, e.close)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	e2, err := exportSome(ctx, "test", h.chunks, 10*time.Second)
+	require.NoError(t, err)
+	e2.close()
+	exports.give(limit - 1)
+}
