@@ -23,6 +23,7 @@ var tables = map[string]table{
 	"cuda":      cudaCases,
 	"cuda/auto": autoCases,
 	"fabric":    fabricCases,
+	"handles":   handlesCases,
 	"managed":   managedCases,
 	"vmm":       vmmCases,
 	"vmm/pool":  join(poolCases, poolLookCases),

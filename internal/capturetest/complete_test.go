@@ -17,10 +17,9 @@ import (
 )
 
 // apart are packages whose functions are no operations on the driver: csrc and
-// cuda/sim lie below them, handles and fabric/rendezvous move bytes and
-// descriptors between processes and make no driver call, and kernels' texts and
-// traces are data.
-var apart = []string{"csrc", "csrc/kernels", "cuda/sim", "fabric/rendezvous", "handles", "vmm/pool/trace"}
+// cuda/sim lie below them, fabric/rendezvous moves bytes between processes and
+// makes no driver call, and kernels' texts and traces are data.
+var apart = []string{"csrc", "csrc/kernels", "cuda/sim", "fabric/rendezvous", "vmm/pool/trace"}
 
 // Every operation has a case, and every case an operation. A folder of test
 // binaries without the sources cannot tell.

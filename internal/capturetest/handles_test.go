@@ -1,0 +1,330 @@
+package capturetest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+var handlesCases = join(
+	plain("Kind", func(*world) handles.Kind { return handles.ArrayKind }, "String"),
+	plain("ElementType", func(*world) handles.ElementType { return handles.Float32 }, "String"),
+	plain("Process", func(*world) handles.Process { return handles.Self() }, "String"),
+	plain("Peer", func(*world) handles.Peer { return handles.Peer{} }, "String"),
+	plain("Error", func(*world) *handles.Error { return &handles.Error{Op: "op"} }, "Error", "Unwrap"),
+	plain("Descriptor", (*world).descriptor, "Size", "MarshalBinary", "MarshalText"),
+	table{
+		"Self":      nothing(func() any { return handles.Self() }),
+		"OpenFDs":   nothing(func() any { return handles.OpenFDs() }),
+		"LostFDs":   nothing(func() any { return handles.LostFDs() }),
+		"TraceFDs":  nothing(func() any { handles.TraceFDs(nil); return nil }),
+		"ElementOf": nothing(func() any { e, _ := handles.ElementOf[float32](); return e }),
+		"Descriptor.Validate": func(w *world) func() error {
+			d := w.descriptor()
+			return func() error { return d.Validate(handles.Limits{Granularity: 2 * mib, MaxBytes: mib << 10}) }
+		},
+		"Descriptor.UnmarshalBinary": func(w *world) func() error {
+			b := must[[]byte](w)(w.descriptor().MarshalBinary())
+			return func() error { return new(handles.Descriptor).UnmarshalBinary(b) }
+		},
+		"Descriptor.UnmarshalText": func(w *world) func() error {
+			b := must[[]byte](w)(w.descriptor().MarshalText())
+			return func() error { return new(handles.Descriptor).UnmarshalText(b) }
+		},
+	},
+	connectionCases, sharingCases, publishingCases,
+)
+
+func (w *world) descriptor() *handles.Descriptor {
+	return &handles.Descriptor{Kind: handles.BufferKind, Length: 5, Chunks: []uint64{2 * mib},
+		Location: cuda.OnDevice(0), Device: cuda.UUID{1}, Handle: vmm.PosixFD}
+}
+
+var connectionCases = join(
+	plain("FD", (*world).fd, "String", "Close"),
+	plain("Listener", (*world).listener, "Path", "Close"),
+	plain("Message", func(w *world) *handles.Message { return &handles.Message{FDs: []*handles.FD{w.fd()}} }, "Close"),
+	table{
+		"NewFD": func(w *world) func() error {
+			n := w.number()
+			return func() error { return keep[*handles.FD](w)(handles.NewFD(n)) }
+		},
+		"FD.Dup": func(w *world) func() error {
+			f := w.fd()
+			return func() error { return keep[*handles.FD](w)(f.Dup()) }
+		},
+		"FD.File": func(w *world) func() error {
+			f := w.fd()
+			return func() error {
+				file, err := f.File("name")
+				if err != nil {
+					return err
+				}
+				return file.Close()
+			}
+		},
+		"FD.Use": func(w *world) func() error {
+			f := w.fd()
+			return func() error { return f.Use(func(int) error { return nil }) }
+		},
+		"Listen": func(w *world) func() error {
+			dir := filepath.Join(w.TempDir(), "d")
+			return func() error {
+				return keep[*handles.Listener](w)(handles.Listen(dir, "", handles.Options{}))
+			}
+		},
+		"Listener.Accept": func(w *world) func() error { return beside(w.meeting()) },
+		"Dial": func(w *world) func() error {
+			accept, dial := w.meeting()
+			return beside(dial, accept)
+		},
+		"Pair": func(w *world) func() error {
+			return func() error {
+				c, f, err := handles.Pair(handles.Options{})
+				if err != nil {
+					return err
+				}
+				return errors.Join(c.Close(), f.Close())
+			}
+		},
+		"Inherit": func(w *world) func() error {
+			c, f, err := handles.Pair(handles.Options{})
+			require.NoError(w, err)
+			w.closed(c)
+			return func() error { return keep[*handles.Conn](w)(handles.Inherit(f, handles.Options{})) }
+		},
+		"Conn.Peer": func(w *world) func() error {
+			near, _ := w.pair()
+			return func() error { near.Peer(); return nil }
+		},
+		"Conn.Close": func(w *world) func() error {
+			near, _ := w.pair()
+			return near.Close
+		},
+		"Conn.Send": func(w *world) func() error {
+			near, far := w.pair()
+			return beside(func() error { return near.Send(w.soon(), handles.Message{Kind: 1}) },
+				func() error { _, err := far.Receive(w.soon()); return err })
+		},
+		"Conn.Receive": func(w *world) func() error {
+			near, far := w.pair()
+			return beside(func() error { _, err := far.Receive(w.soon()); return err },
+				func() error { return near.Send(w.soon(), handles.Message{Kind: 1}) })
+		},
+	},
+)
+
+var sharingCases = table{
+	"SendBuffer":        shares(sendBuffer, receiveBuffer, true),
+	"ReceiveBuffer":     shares(sendBuffer, receiveBuffer, false),
+	"SendArray":         shares(sendArray, receiveArray, true),
+	"ReceiveArray":      shares(sendArray, receiveArray, false),
+	"SendAllocation":    shares(sendAllocation, receiveAllocation, true),
+	"ReceiveAllocation": shares(sendAllocation, receiveAllocation, false),
+}
+
+// shares has one side be the operation, and the other go on beside it.
+func shares(send func(w *world, c *handles.Conn) func() error, receive func(w *world, c *handles.Conn) (io.Closer, error), sends bool) operation {
+	return func(w *world) func() error {
+		near, far := w.pair()
+		sender := send(w, near)
+		receiver := func() error { return keep[io.Closer](w)(receive(w, far)) }
+		if sends {
+			return beside(sender, receiver)
+		}
+		return beside(receiver, sender)
+	}
+}
+
+func sendBuffer(w *world, c *handles.Conn) func() error {
+	b := w.buffer()
+	return func() error { return handles.SendBuffer(w.soon(), c, b) }
+}
+
+func receiveBuffer(w *world, c *handles.Conn) (io.Closer, error) {
+	return handles.ReceiveBuffer(w.soon(), c, w.dev, handles.ImportOptions{})
+}
+
+func sendArray(w *world, c *handles.Conn) func() error {
+	a := w.array()
+	return func() error { return handles.SendArray(w.soon(), c, a) }
+}
+
+func receiveArray(w *world, c *handles.Conn) (io.Closer, error) {
+	return handles.ReceiveArray[int32](w.soon(), c, w.dev, handles.ImportOptions{ReadOnly: true})
+}
+
+func sendAllocation(w *world, c *handles.Conn) func() error {
+	a := w.allocation()
+	return func() error { return handles.SendAllocation(w.soon(), c, a) }
+}
+
+func receiveAllocation(w *world, c *handles.Conn) (io.Closer, error) {
+	return handles.ReceiveAllocation(w.soon(), c, w.dev, handles.ImportOptions{})
+}
+
+var publishingCases = join(
+	plain("Publication", (*world).publication, "Name", "Stats", "Withdraw"),
+	plain("Follower", (*world).follower, "Array", "Len", "Generation", "Err", "Close"),
+	table{
+		"NewServer": func(w *world) func() error {
+			return func() error { return keep[*handles.Server](w)(handles.NewServer(handles.ServerOptions{}), nil) }
+		},
+		"Server.Serve": func(w *world) func() error {
+			s, l := w.server(), w.listener()
+			return func() error {
+				ctx, cancel := context.WithTimeout(w.Context(), 10*time.Millisecond)
+				defer cancel()
+				return s.Serve(ctx, l)
+			}
+		},
+		"Server.ServeConn": func(w *world) func() error {
+			s := w.server()
+			near, far := w.pair()
+			return beside(func() error { return s.ServeConn(w.soon(), near) }, far.Close)
+		},
+		"Server.Close": func(w *world) func() error { return w.server().Close },
+		"Server.Publish": func(w *world) func() error {
+			s, b := w.server(), w.buffer()
+			return func() error { return w.withdrawn(s.Publish("name", b)) }
+		},
+		"PublishArray": func(w *world) func() error {
+			s, a := w.server(), w.array()
+			return func() error { return w.withdrawn(handles.PublishArray(s, "name", a)) }
+		},
+		"Publication.Announce": func(w *world) func() error {
+			p, s := w.publication(), w.stream()
+			return func() error { return errors.Join(p.Announce(w.soon(), 3*mib, s), p.Announce(w.soon(), 4*mib, nil)) }
+		},
+		"Publication.Shrink": func(w *world) func() error {
+			p, s := w.publication(), w.stream()
+			return func() error { return errors.Join(p.Shrink(mib, s), p.Shrink(0), w.drain()) }
+		},
+		"Publication.Settle": func(w *world) func() error {
+			p := w.publication()
+			return func() error { return p.Settle(w.soon()) }
+		},
+		"NewClient": func(w *world) func() error {
+			near, _ := w.pair()
+			return func() error { return keep[*handles.Client](w)(handles.NewClient(near), nil) }
+		},
+		"Client.Close": func(w *world) func() error { _, k := w.published(); return k.Close },
+		"Client.List": func(w *world) func() error {
+			_, k := w.published()
+			return func() error { _, err := k.List(w.soon()); return err }
+		},
+		"Open": func(w *world) func() error {
+			_, k := w.published()
+			return func() error {
+				return keep[*vmm.Array[byte]](w)(handles.Open[byte](w.soon(), k, w.dev, "name", handles.ImportOptions{}))
+			}
+		},
+		"Follow": func(w *world) func() error {
+			_, k := w.published()
+			return func() error {
+				return keep[*handles.Follower[byte]](w)(handles.Follow[byte](w.soon(), k, w.dev, "name", handles.FollowOptions{}))
+			}
+		},
+		"Follower.Next": func(w *world) func() error {
+			f, s := w.follower(), w.stream()
+			return func() error { return f.Next(w.soon(), s) }
+		},
+		"Follower.Order": func(w *world) func() error {
+			f, s := w.follower(), w.stream()
+			require.NoError(w, f.Next(w.soon()))
+			return func() error { return f.Order(s) }
+		},
+	},
+)
+
+// beside runs two sides that wait for each other, the first on the caller's
+// thread.
+func beside(operation, other func() error) func() error {
+	return func() (err error) {
+		var wg sync.WaitGroup
+		var there error
+		wg.Go(func() { there = other() })
+		err = operation()
+		wg.Wait()
+		return errors.Join(err, there)
+	}
+}
+
+// soon bounds what waits for the other side.
+func (w *world) soon() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	w.Cleanup(cancel)
+	return ctx
+}
+
+// fd owns a descriptor of the null device.
+func (w *world) fd() *handles.FD { return made[*handles.FD](w)(handles.NewFD(w.number())) }
+
+func (w *world) number() int {
+	n, err := syscall.Open(os.DevNull, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+	require.NoError(w, err)
+	return n
+}
+
+// meeting is the two sides of a connection over a socket.
+func (w *world) meeting() (accept, dial func() error) {
+	l := w.listener()
+	return func() error { return keep[*handles.Conn](w)(l.Accept(w.soon())) },
+		func() error { return keep[*handles.Conn](w)(handles.Dial(w.soon(), l.Path(), handles.Options{})) }
+}
+
+func (w *world) listener() *handles.Listener {
+	return made[*handles.Listener](w)(handles.Listen(filepath.Join(w.TempDir(), "d"), "", handles.Options{}))
+}
+
+func (w *world) pair() (near, far *handles.Conn) {
+	near, f, err := handles.Pair(handles.Options{})
+	require.NoError(w, err)
+	w.closed(near)
+	return near, made[*handles.Conn](w)(handles.Inherit(f, handles.Options{}))
+}
+
+func (w *world) server() *handles.Server {
+	return made[*handles.Server](w)(handles.NewServer(handles.ServerOptions{}), nil)
+}
+
+// withdrawn keeps what is published.
+func (w *world) withdrawn(p *handles.Publication, err error) error {
+	if err == nil {
+		w.Cleanup(func() { require.NoError(w, p.Withdraw()) })
+	}
+	return err
+}
+
+// published is a buffer of which 2 MiB were announced, and a client that may
+// follow it.
+func (w *world) published() (*handles.Publication, *handles.Client) {
+	b, s := w.buffer(), w.server()
+	p := must[*handles.Publication](w)(s.Publish("name", b))
+	require.NoError(w, w.withdrawn(p, nil))
+	require.NoError(w, p.Announce(w.soon(), 2*mib, nil))
+	near, far := w.pair()
+	served := make(chan error, 1)
+	go func() { served <- s.ServeConn(w.soon(), near) }()
+	k := handles.NewClient(far)
+	w.Cleanup(func() { require.NoError(w, <-served) })
+	w.closed(k)
+	return p, k
+}
+
+func (w *world) publication() *handles.Publication { p, _ := w.published(); return p }
+
+func (w *world) follower() *handles.Follower[byte] {
+	_, k := w.published()
+	return made[*handles.Follower[byte]](w)(handles.Follow[byte](w.soon(), k, w.dev, "name", handles.FollowOptions{}))
+}
