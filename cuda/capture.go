@@ -282,7 +282,8 @@ func (c *capture) upload(op string, on *core.Stream, dst driver.Ptr, src []byte,
 	}
 	sys := c.sys.core
 	if r := sys.Drv.MemcpyHtoDAsync(on.Ctx.Handle, dst, at, uint64(len(src)), on.Handle); r != driver.Success {
-		return false, on.Ctx.Fail(op, driver.CallMemcpyHtoDAsync, r, core.Bytes(len(src)))
+		return false, on.Ctx.Fail(op, driver.CallMemcpyHtoDAsync, r,
+			fmt.Sprintf("%s to %#x on stream %#x", core.Bytes(len(src)), uint64(dst), uintptr(on.Handle)))
 	}
 	c.staged.used += len(src)
 	if _, id, _ := on.Capture(); id != c.id {

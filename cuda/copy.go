@@ -17,7 +17,7 @@ import (
 func (s *Stream) CopyFromHost(dst Ptr, src HostSlice) error {
 	const op = "cuda.Stream.CopyFromHost"
 	return s.withHost(op, src, func() error {
-		return s.copied(op, driver.CallMemcpyHtoDAsync, src.len, dst,
+		return s.copied(op, driver.CallMemcpyHtoDAsync, src.len, "to", dst,
 			s.sys().Drv.MemcpyHtoDAsync(s.in.Ctx.Handle, driver.Ptr(dst), src.pointer(), uint64(src.len), s.in.Handle))
 	})
 }
@@ -26,7 +26,7 @@ func (s *Stream) CopyFromHost(dst Ptr, src HostSlice) error {
 func (s *Stream) CopyToHost(dst HostSlice, src Ptr) error {
 	const op = "cuda.Stream.CopyToHost"
 	return s.withHost(op, dst, func() error {
-		return s.copied(op, driver.CallMemcpyDtoHAsync, dst.len, src,
+		return s.copied(op, driver.CallMemcpyDtoHAsync, dst.len, "from", src,
 			s.sys().Drv.MemcpyDtoHAsync(s.in.Ctx.Handle, dst.pointer(), driver.Ptr(src), uint64(dst.len), s.in.Handle))
 	})
 }
@@ -57,8 +57,12 @@ func (s *Stream) Copy(dst, src Ptr, n int) error {
 	if n == 0 {
 		return nil
 	}
-	return s.copied(op, driver.CallMemcpyDtoDAsync, n, dst,
-		s.sys().Drv.MemcpyDtoDAsync(s.in.Ctx.Handle, driver.Ptr(dst), driver.Ptr(src), uint64(n), s.in.Handle))
+	r := s.sys().Drv.MemcpyDtoDAsync(s.in.Ctx.Handle, driver.Ptr(dst), driver.Ptr(src), uint64(n), s.in.Handle)
+	if r != driver.Success {
+		return s.in.Ctx.Fail(op, driver.CallMemcpyDtoDAsync, r,
+			fmt.Sprintf("%s from %v to %v on stream %#x of %v", core.Bytes(n), src, dst, s.handle(), s.dev))
+	}
+	return nil
 }
 
 // Memset sets n bytes of device memory.
@@ -71,7 +75,7 @@ func (s *Stream) Memset(dst Ptr, value byte, n int) error {
 	if n == 0 {
 		return nil
 	}
-	return s.copied(op, driver.CallMemsetD8Async, n, dst,
+	return s.copied(op, driver.CallMemsetD8Async, n, "at", dst,
 		s.sys().Drv.MemsetD8Async(s.in.Ctx.Handle, driver.Ptr(dst), value, uint64(n), s.in.Handle))
 }
 
@@ -150,11 +154,11 @@ func (s *Stream) useBytes(op string, n int) error {
 	return s.use(op)
 }
 
-func (s *Stream) copied(op string, c driver.Call, n int, p Ptr, r driver.Result) error {
+func (s *Stream) copied(op string, c driver.Call, n int, way string, p Ptr, r driver.Result) error {
 	if r == driver.Success {
 		return nil
 	}
-	return s.in.Ctx.Fail(op, c, r, fmt.Sprintf("%s at %v on stream %#x of %v", core.Bytes(n), p, s.handle(), s.dev))
+	return s.in.Ctx.Fail(op, c, r, fmt.Sprintf("%s %s %v on stream %#x of %v", core.Bytes(n), way, p, s.handle(), s.dev))
 }
 
 // Transfer is the device's own stream for copies that name none: it exists

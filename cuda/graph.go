@@ -99,8 +99,8 @@ func (g *Graph) Launch(s *Stream) error {
 // OnClose has f called once, when the graph was closed, its last launch has
 // passed and the driver has destroyed it: to give back what the graph uses. f
 // runs on the goroutine that calls Close, or after CloseAfter on one of its own,
-// which Drain waits for: it must not call Drain. On a closed graph it is
-// ErrClosed and f is not kept.
+// which Drain waits for: it must not call Drain. A panic of f is logged. On a
+// closed graph it is ErrClosed and f is not kept.
 func (g *Graph) OnClose(f func()) error {
 	const op = "cuda.Graph.OnClose"
 	if f == nil {
@@ -128,9 +128,7 @@ func (g *Graph) Close() error {
 		}
 		return err
 	})
-	for _, f := range hooks {
-		f()
-	}
+	g.g.run(hooks)
 	return err
 }
 
@@ -159,14 +157,17 @@ func (g *Graph) CloseAfter(streams ...*Stream) error {
 	}, func() error {
 		hooks, err := g.teardown(op)
 		if len(hooks) > 0 {
-			in.sys.core.Go(func() {
-				for _, f := range hooks {
-					f()
-				}
-			})
+			in.sys.core.Go(func() { in.run(hooks) })
 		}
 		return err
 	})
+}
+
+// run calls the functions of OnClose, each whatever the others do.
+func (g *graph) run(hooks []func()) {
+	for _, f := range hooks {
+		g.sys.core.Hook("Graph.OnClose", f)
+	}
 }
 
 // wait waits for the last launch.

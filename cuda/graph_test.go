@@ -1,7 +1,9 @@
 package cuda_test
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -275,4 +277,35 @@ func TestALaunchAllocatesNothing(t *testing.T) {
 		}
 	}))
 	require.NoError(t, s.Synchronize())
+}
+
+// A function of a user that panics harms nobody else.
+func TestAPanicInOnCloseIsLogged(t *testing.T) {
+	var log bytes.Buffer
+	m, err := sim.New(sim.Options{})
+	require.NoError(t, err)
+	sys, err := m.Open(cuda.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	require.NoError(t, err)
+	s, err := sys.Devices()[0].NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	for _, after := range []bool{false, true} {
+		log.Reset()
+		g, err := s.WithCapture(thread, func() error { return nil })
+		require.NoError(t, err)
+		ran := 0
+		require.NoError(t, g.OnClose(func() { panic("of the user") }))
+		require.NoError(t, g.OnClose(func() { ran++ }))
+		if after {
+			require.NoError(t, g.CloseAfter(s))
+			require.NoError(t, sys.Drain(t.Context()))
+		} else {
+			require.NoError(t, g.Close())
+		}
+		require.Equal(t, 1, ran)
+		require.Contains(t, log.String(), "of the user")
+		require.Contains(t, log.String(), "Graph.OnClose")
+	}
+	require.NoError(t, s.Close())
+	require.NoError(t, sys.Close())
+	require.NoError(t, m.Close())
 }

@@ -30,9 +30,14 @@ type Launch struct {
 const blockThreads = 256
 
 // Threads is a one-dimensional launch of at least n threads, in blocks of 256.
-// Without any it is one that Launch refuses.
+// Without any, or with more than a grid has (some 550 thousand million), it is
+// one that Launch refuses.
 func Threads(n int) Launch {
-	return Launch{Grid: [3]int{(n + blockThreads - 1) / blockThreads, 1, 1}, Block: [3]int{blockThreads, 1, 1}}
+	blocks := n / blockThreads
+	if n%blockThreads > 0 {
+		blocks++
+	}
+	return Launch{Grid: [3]int{blocks, 1, 1}, Block: [3]int{blockThreads, 1, 1}}
 }
 
 // Name is the name of the kernel's entry.
@@ -124,12 +129,20 @@ const (
 	sharedLimit = 48 << 10
 )
 
+func gridHint(n int, axis string, limit int) string {
+	switch {
+	case n < 1:
+		return fmt.Sprintf("the %s dimension is 1 to %d; where there is nothing to do, launch nothing, and a dimension that is not used is 1", axis, limit)
+	default:
+		return fmt.Sprintf("the %s dimension is 1 to %d: let each thread do several elements, or launch several times", axis, limit)
+	}
+}
+
 // config is the launch in the driver's form.
 func (l Launch) config(op string) (driver.LaunchConfig, error) {
 	for i, axis := range []string{"x", "y", "z"} {
 		if n, limit := l.Grid[i], gridLimit[i]; n < 1 || n > limit {
-			return driver.LaunchConfig{}, core.Invalid(op, fmt.Sprintf("a grid of %v blocks", l.Grid),
-				fmt.Sprintf("the %s dimension is 1 to %d; one that is not used is 1", axis, limit))
+			return driver.LaunchConfig{}, core.Invalid(op, fmt.Sprintf("a grid of %v blocks", l.Grid), gridHint(n, axis, limit))
 		}
 		if n, limit := l.Block[i], blockLimit[i]; n < 1 || n > limit {
 			return driver.LaunchConfig{}, core.Invalid(op, fmt.Sprintf("blocks of %v threads", l.Block),

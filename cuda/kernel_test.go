@@ -1,6 +1,7 @@
 package cuda_test
 
 import (
+	"math"
 	"testing"
 	"unsafe"
 
@@ -231,6 +232,8 @@ func TestLaunchRefusesBeforeTheDriverIsAsked(t *testing.T) {
 		{"a closed module", stale.Launch(s, once, word), cuda.ErrClosed, "module"},
 		{"no launch", k.Launch(s, cuda.Launch{}, word), cuda.ErrInvalidArgument, "a grid of [0 0 0] blocks; the x dimension is 1 to 2147483647"},
 		{"no threads", k.Launch(s, cuda.Threads(0), word), cuda.ErrInvalidArgument, ""},
+		{"nothing to do", k.Launch(s, cuda.Threads(0), word), cuda.ErrInvalidArgument, "where there is nothing to do, launch nothing"},
+		{"more than a grid has", k.Launch(s, cuda.Threads(math.MaxInt), word), cuda.ErrInvalidArgument, "let each thread do several elements"},
 		{"fewer than none", k.Launch(s, cuda.Threads(-5000), word), cuda.ErrInvalidArgument, ""},
 		{"grid x", k.Launch(s, grid(1<<31, 1, 1), word), cuda.ErrInvalidArgument, "2147483647"},
 		{"grid y", k.Launch(s, grid(1, 65536, 1), word), cuda.ErrInvalidArgument, "the y dimension is 1 to 65535"},

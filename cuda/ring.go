@@ -53,7 +53,7 @@ func (r *ring) upload(op string, dst driver.Ptr, src []byte, g core.Guard) error
 		if err := r.submit(op, sl, g, func() error {
 			res := r.sys().Drv.MemcpyHtoDAsync(r.stream.Ctx.Handle, dst, to, uint64(n), r.stream.Handle)
 			if res != driver.Success {
-				return r.stream.Ctx.Fail(op, driver.CallMemcpyHtoDAsync, res, core.Bytes(len(src)))
+				return r.stream.Ctx.Fail(op, driver.CallMemcpyHtoDAsync, res, r.asked(len(src), "to", dst))
 			}
 			sl.used += n
 			return nil
@@ -63,6 +63,11 @@ func (r *ring) upload(op string, dst driver.Ptr, src []byte, g core.Guard) error
 		dst, src = dst+driver.Ptr(n), src[n:]
 	}
 	return nil
+}
+
+// asked is a copy for people.
+func (r *ring) asked(n int, way string, p driver.Ptr) string {
+	return fmt.Sprintf("%s %s %#x on stream %#x", core.Bytes(n), way, uint64(p), uintptr(r.stream.Handle))
 }
 
 // submit puts a copy on the stream, and the slot's event behind it.
@@ -110,6 +115,12 @@ func (r *ring) download(op string, dst []byte, src driver.Ptr, g core.Guard) err
 			}
 		}
 		sl, err := r.fresh(op)
+		if err != nil && len(pieces) > 0 { // all slots are this copy's
+			if err := take(); err != nil {
+				return err
+			}
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -119,7 +130,7 @@ func (r *ring) download(op string, dst []byte, src driver.Ptr, g core.Guard) err
 		if err := r.submit(op, sl, g, func() error {
 			res := r.sys().Drv.MemcpyDtoHAsync(r.stream.Ctx.Handle, sl.block.mem, src, uint64(n), r.stream.Handle)
 			if res != driver.Success {
-				return r.stream.Ctx.Fail(op, driver.CallMemcpyDtoHAsync, res, core.Bytes(len(dst)))
+				return r.stream.Ctx.Fail(op, driver.CallMemcpyDtoHAsync, res, r.asked(len(dst), "from", src))
 			}
 			return nil
 		}); err != nil {
@@ -152,10 +163,10 @@ func (r *ring) room(op string, n int) (*slot, error) {
 func (r *ring) fresh(op string) (*slot, error) {
 	if len(r.slots) < slotCount && (len(r.slots) == 0 || !r.passed(r.slots[r.next])) {
 		sl, err := r.add(op)
-		if err != nil {
-			return nil, err
+		if err == nil || len(r.slots) == 0 || r.slots[r.next].held {
+			return sl, err
 		}
-		return sl, nil
+		// Without more memory it goes on with what there is.
 	}
 	sl := r.slots[r.next]
 	r.next = (r.next + 1) % len(r.slots)

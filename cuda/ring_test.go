@@ -184,7 +184,9 @@ func TestStagedCopiesThatFail(t *testing.T) {
 				s, p := stream(t, d), memory(t, d, 16<<20)
 				m.Inject(sim.Fault{Call: call, After: after, Result: int(driver.OutOfMemory)})
 				want := pattern(4<<20, 2)
-				m.Hold(s.Handle())
+				if call != "cuMemHostAlloc" && call != "cuEventCreate" || after == 0 { // then it waits for what it has
+					m.Hold(s.Handle())
+				}
 				up := s.Upload(p, want)
 				// What was submitted holds its bytes whatever comes behind it.
 				for i := range 4 {
@@ -219,4 +221,42 @@ func TestStagedCopiesThatFail(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A copy that finds no more pinned memory goes on with what the stream has.
+func TestStagingGoesOnWithoutMorePinnedMemory(t *testing.T) {
+	for _, down := range []bool{false, true} {
+		m, d := open(t)
+		s, p := stream(t, d), memory(t, d, 6<<20)
+		want := pattern(6<<20, 3)
+		require.NoError(t, s.Upload(p, want[:1<<20])) // takes one slot
+		m.Inject(sim.Fault{Call: "cuMemHostAlloc", Times: -1, Result: int(driver.OutOfMemory)})
+		if down {
+			m.ClearFaults()
+			up := stream(t, d)
+			require.NoError(t, up.Upload(p, want))
+			require.NoError(t, up.Synchronize())
+			m.Inject(sim.Fault{Call: "cuMemHostAlloc", Times: -1, Result: int(driver.OutOfMemory)})
+		} else {
+			require.NoError(t, s.Upload(p, want))
+		}
+		require.True(t, bytes.Equal(want, read(t, s, p, 6<<20)))
+		other := stream(t, d)
+		if !down {
+			require.ErrorIs(t, other.Upload(p, want), cuda.ErrOutOfMemory, "a stream without any says so")
+		}
+	}
+}
+
+// A copy that the driver refuses names its ends.
+func TestCopiesThatFailNameTheirEnds(t *testing.T) {
+	m, d := open(t)
+	s, p := stream(t, d), memory(t, d, 4096)
+	fail := func(call string) { m.Inject(sim.Fault{Call: call, Result: int(driver.Unknown)}) }
+	fail("cuMemcpyHtoDAsync")
+	require.ErrorContains(t, s.Upload(p, make([]byte, 100)), fmt.Sprintf("100 bytes to %v on stream", p))
+	fail("cuMemcpyDtoHAsync")
+	require.ErrorContains(t, s.Download(make([]byte, 1024), p), fmt.Sprintf("1 KiB from %v on stream", p))
+	fail("cuMemcpyDtoDAsync")
+	require.ErrorContains(t, s.Copy(p+64, p, 1), fmt.Sprintf("1 byte from %v to %v on stream", p, p+64))
 }

@@ -198,7 +198,7 @@ func (s *System) Drain(ctx context.Context) error {
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	return core.Error(core.Failure{Op: op, Kind: core.InUse, Err: err,
-		Asked: fmt.Sprintf("%d closed objects still wait for the GPU", s.core.PendingReclaims()),
+		Asked: s.core.Waiting(),
 		Hint:  "a stream that was named has not passed: it runs on, waits for something, or a test holds it"})
 }
 
@@ -227,6 +227,8 @@ type Stats struct {
 	// keep.
 	Graphs     int
 	GraphBytes uint64
+	// Modules that are open.
+	Modules int
 	// HostBuffers that are open, and their bytes.
 	HostBuffers int
 	HostBytes   uint64
@@ -249,6 +251,7 @@ func (s *System) Stats() Stats {
 	st.Streams, _ = s.core.LiveCount(core.KindStream)
 	st.Events, _ = s.core.LiveCount(core.KindEvent)
 	st.Graphs, st.GraphBytes = s.core.LiveCount(core.KindGraph)
+	st.Modules, _ = s.core.LiveCount(core.KindModule)
 	st.HostBuffers, st.HostBytes = s.core.LiveCount(core.KindHostBuffer)
 	st.Managed, st.ManagedBytes = s.core.LiveCount(core.KindManaged)
 	st.Pending = s.core.PendingReclaims()

@@ -92,7 +92,7 @@ func createError(op string, d *cuda.Device, size int, prop driver.AllocationProp
 			f.Asked += fmt.Sprintf(", of which %s are free and %s exist", core.Bytes(free), core.Bytes(total))
 		}
 		if n := core.SystemOf(d).PendingReclaims(); n > 0 {
-			f.Hint = fmt.Sprintf("%d closed objects wait for the GPU: call Drain and try again", n)
+			f.Hint = core.SystemOf(d).Waiting() + ": call Drain and try again"
 		}
 	}
 	return core.Error(f)
@@ -103,21 +103,6 @@ func (a *Allocation) Size() int { return int(a.h.Size) }
 
 // Requested is what the memory was created with, every default decided.
 func (a *Allocation) Requested() Properties { return properties(a.h.Asked) }
-
-// Granted is what the driver says the memory has. A refused wish shows here.
-func (a *Allocation) Granted() (Properties, error) {
-	const op = "vmm.Allocation.Granted"
-	if !a.closer.Hold() {
-		return Properties{}, core.ClosedError(op, "allocation")
-	}
-	defer a.closer.Drop()
-	sys := a.h.System()
-	prop, r := sys.Drv.MemGetAllocationPropertiesFromHandle(a.h.Driver)
-	if r != driver.Success {
-		return Properties{}, sys.Fail(op, driver.CallMemGetAllocationPropertiesFromHandle, r, "", a.h.Devices()...)
-	}
-	return properties(prop), nil
-}
 
 // Close gives the memory up. What is mapped stays: the memory lives until its
 // last mapping is closed.

@@ -140,6 +140,27 @@ func elementBytes[T any](op string, n int) (int, error) {
 // Clip gives back the memory behind the last element, as Buffer.Clip does.
 func (a *Array[T]) Clip() error { return a.buf.Clip() }
 
+// ClipAfter gives back the memory behind the last element when the work that is
+// on the streams now is done, as Buffer.ClipAfter does.
+func (a *Array[T]) ClipAfter(streams ...*cuda.Stream) error { return a.buf.ClipAfter(streams...) }
+
+// SetAccess says who may do what with the array's memory, as Buffer.SetAccess
+// does.
+func (a *Array[T]) SetAccess(access ...Access) error { return a.buf.SetAccess(access...) }
+
+// RevokeAfter takes all access from a place when the work that is on the streams
+// now is done, as Buffer.RevokeAfter does.
+func (a *Array[T]) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
+	return a.buf.RevokeAfter(l, streams...)
+}
+
+// Device is the device that the array was made on.
+func (a *Array[T]) Device() *cuda.Device { return a.buf.Device() }
+
+// Granted is what the driver says the array's memory has, as Buffer.Granted
+// says it.
+func (a *Array[T]) Granted() (Properties, error) { return a.buf.Granted() }
+
 // Slice is the part from element i up to, not including, j.
 func (a *Array[T]) Slice(i, j int) (Slice[T], error) {
 	return slice[T]("vmm.Array.Slice", a.buf.b, i, j-i)

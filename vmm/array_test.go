@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -13,6 +14,45 @@ type particle struct {
 	Position [3]float32
 	Charge   int8
 	Alive    bool
+}
+
+func TestAnArrayGivesBackAndRevokesLikeItsBuffer(t *testing.T) {
+	_, d, peer := twoDevices(t)
+	a, err := vmm.NewArray[uint32](d, vmm.BufferOptions{Chunks: vmm.FixedChunks(2 * mib)})
+	require.NoError(t, err)
+	closed(t, a)
+	_, err = a.Granted()
+	require.ErrorIs(t, err, cuda.ErrOutOfRange)
+	require.ErrorContains(t, err, "without memory yet")
+	s := stream(t, d)
+	require.NoError(t, a.Grow(3*mib))
+	require.Equal(t, d, a.Device())
+	g, err := a.Granted()
+	require.NoError(t, err)
+	require.Equal(t, d.Location(), g.Location)
+	require.NoError(t, a.SetAccess(vmm.Access{Location: peer.Location(), Mode: vmm.ReadWrite}))
+	far := stream(t, peer)
+	require.NoError(t, a.All().Zero(far))
+	require.NoError(t, a.RevokeAfter(peer.Location(), far))
+	require.ErrorIs(t, a.All().Zero(far), cuda.ErrNotPermitted)
+	require.NoError(t, a.Resize(nil, 10))
+	require.NoError(t, a.ClipAfter(s, far))
+	require.NoError(t, d.System().Drain(t.Context()))
+	require.Equal(t, 2*mib, a.Stats().Committed)
+}
+
+func TestCompressibleBuffersSayWhatAllOfThemHas(t *testing.T) {
+	m, d := open(t)
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(2 * mib), Memory: vmm.Properties{Compressible: true}})
+	require.NoError(t, err)
+	closed(t, b)
+	require.NoError(t, b.Grow(6*mib))
+	g, err := b.Granted()
+	require.NoError(t, err)
+	require.True(t, g.Compressible)
+	m.Inject(sim.Fault{Call: "cuMemGetAllocationPropertiesFromHandle", After: 1, Result: code})
+	_, err = b.Granted()
+	require.ErrorContains(t, err, "vmm.Buffer.Granted: ")
 }
 
 func TestArrayOfStructs(t *testing.T) {

@@ -243,6 +243,8 @@ var scenarios = []scenario{
 		}},
 	{name: "Granted", setup: func(w *world) { require.NoError(w.t, w.create(kib64, vmm.Properties{})) },
 		op: func(w *world) error { _, err := w.a.Granted(); return err }},
+	{name: "Buffer.Granted", setup: func(w *world) { w.buffer(2) },
+		op: func(w *world) error { _, err := w.b.Granted(); return err }},
 	{name: "Reservation.Map", setup: func(w *world) { w.mappings(1); require.NoError(w.t, w.create(kib64, vmm.Properties{})) },
 		op: func(w *world) error {
 			m, err := w.r.Map(kib64, w.a)

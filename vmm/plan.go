@@ -11,6 +11,7 @@ import (
 // ones waste less. The zero value is GeometricChunks(0, 64 MiB).
 type ChunkPlan struct {
 	floor, cap int
+	given      bool // false in the zero value
 }
 
 // defaultCap bounds the chunks of the default plan: from there on creating and
@@ -18,16 +19,19 @@ type ChunkPlan struct {
 // to fill it.
 const defaultCap = 64 << 20
 
-// FixedChunks takes chunks of one size in bytes.
-func FixedChunks(size int) ChunkPlan { return ChunkPlan{size, size} }
+// FixedChunks takes chunks of one size in bytes, a multiple of the granularity.
+func FixedChunks(size int) ChunkPlan { return ChunkPlan{size, size, true} }
 
 // GeometricChunks takes chunks as large as what the buffer has already, so that
 // a small buffer stays small and a large one has few, but at least floor and at
 // most cap bytes. A floor of 0 is the granularity.
-func GeometricChunks(floor, cap int) ChunkPlan { return ChunkPlan{floor, cap} }
+func GeometricChunks(floor, cap int) ChunkPlan { return ChunkPlan{floor, cap, true} }
 
 // String writes the plan: "chunks of 2 MiB to 64 MiB".
 func (p ChunkPlan) String() string {
+	if !p.given {
+		return "chunks of the granularity to " + core.Bytes(defaultCap)
+	}
 	if p.floor == p.cap {
 		return "chunks of " + core.Bytes(p.floor)
 	}
@@ -38,13 +42,13 @@ func (p ChunkPlan) String() string {
 // granularity.
 func (p ChunkPlan) resolve(op string, gran uint64) (ChunkPlan, error) {
 	g := int(gran)
-	if p == (ChunkPlan{}) {
-		p.cap = max(defaultCap/g*g, g)
+	if !p.given {
+		p = ChunkPlan{0, max(defaultCap/g*g, g), true}
 	}
-	if p.floor == 0 {
+	if p.floor == 0 && p.cap > 0 {
 		p.floor = g
 	}
-	if p.floor < 0 || p.cap < p.floor || p.cap > maxBytes || p.floor%g != 0 || p.cap%g != 0 {
+	if p.floor <= 0 || p.cap < p.floor || p.cap > maxBytes || p.floor%g != 0 || p.cap%g != 0 {
 		return p, core.Invalid(op, fmt.Sprintf("a chunk plan from %s to %s", core.Bytes(p.floor), core.Bytes(p.cap)),
 			fmt.Sprintf("use positive multiples of the granularity, %s, the cap not below the floor", core.Bytes(g)))
 	}

@@ -56,7 +56,7 @@ func TestAllocationGivesUpAtTheBound(t *testing.T) {
 	closed(t, again)
 	err = again.Grow(48 * mib)
 	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
-	require.ErrorContains(t, err, "1 closed objects wait for the GPU: call Drain")
+	require.ErrorContains(t, err, "1 closed object waits for the GPU: call Drain")
 	m.Release(s.Handle())
 	require.NoError(t, d.System().Drain(t.Context()))
 	require.NoError(t, again.Grow(48*mib))
@@ -86,4 +86,23 @@ func TestAllocationAsksThoseWhoKeepMemory(t *testing.T) {
 	require.EqualValues(t, 32*mib, asked)
 	remove()
 	require.ErrorIs(t, kept.Grow(48*mib), cuda.ErrOutOfMemory, "nobody is asked any more")
+}
+
+// One of those that keep memory panics: the others are asked all the same.
+func TestAPanicUnderPressureIsLogged(t *testing.T) {
+	m, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 64 * mib}}})
+	a, err := vmm.Create(d, 40*mib, vmm.Properties{})
+	require.NoError(t, err)
+	defer core.SystemOf(d).OnPressure(func(uint64) uint64 { panic("of the user") })()
+	defer core.SystemOf(d).OnPressure(func(need uint64) uint64 {
+		if a == nil {
+			return 0
+		}
+		require.NoError(t, a.Close())
+		a = nil
+		return 40 * mib
+	})()
+	b, err := vmm.Create(d, 40*mib, vmm.Properties{})
+	require.NoError(t, err, "%v", m.Log())
+	require.NoError(t, b.Close())
 }

@@ -187,7 +187,7 @@ func (r *reservation) close(op string) error {
 	r.mu.Lock()
 	if len(r.maps) > 0 {
 		err := core.Error(core.Failure{Op: op, Kind: core.InUse,
-			Asked: fmt.Sprintf("%d mappings, the first %s at %#x", len(r.maps), core.Bytes(r.maps[0].phys.Size), r.maps[0].ptr()),
+			Asked: fmt.Sprintf("%s, the first %s at %#x", core.Count(len(r.maps), "mapping"), core.Bytes(r.maps[0].phys.Size), r.maps[0].ptr()),
 			Hint:  "close the mappings first"})
 		r.mu.Unlock()
 		return err

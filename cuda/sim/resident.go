@@ -225,6 +225,9 @@ func (m *Machine) illegal(c *gpuContext, call driver.Call, at, start, n uint64, 
 // Bytes copies n bytes out of device memory, whoever has access to it. The
 // address is a number as the driver gave it.
 func (m *Machine) Bytes(ptr uint64, n int) ([]byte, error) {
+	if n < 0 {
+		return nil, fmt.Errorf("sim: %d bytes at %#x; lengths are not negative", n, ptr)
+	}
 	b := make([]byte, n)
 	return b, m.poke(ptr, b, false)
 }

@@ -164,3 +164,11 @@ func repeated(v byte, n int) []byte {
 	fill(b, v)
 	return b
 }
+
+func TestBytesOfNegativeLength(t *testing.T) {
+	m, err := New(Options{})
+	require.NoError(t, err)
+	_, err = m.Bytes(0x1000, -5)
+	require.ErrorContains(t, err, "-5 bytes at 0x1000; lengths are not negative")
+	require.NoError(t, m.Close())
+}

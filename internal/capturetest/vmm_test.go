@@ -91,7 +91,7 @@ var physicalCases = join(
 )
 
 var bufferCases = join(
-	plain("Buffer", (*world).buffer, "Ptr", "Len", "Device", "Stats", "Clip", "Close"),
+	plain("Buffer", (*world).buffer, "Ptr", "Len", "Device", "Stats", "Granted", "Clip", "Close"),
 	table{
 		"NewBuffer": func(w *world) func() error {
 			return func() error { return keep[*vmm.Buffer](w)(vmm.NewBuffer(w.dev, vmm.BufferOptions{})) }
@@ -151,7 +151,7 @@ var bufferCases = join(
 )
 
 var arrayCases = join(
-	plain("Array", (*world).array, "Buffer", "Ptr", "Len", "Cap", "All", "Stats", "Clip", "Close"),
+	plain("Array", (*world).array, "Buffer", "Ptr", "Len", "Cap", "All", "Device", "Stats", "Granted", "Clip", "Close"),
 	table{
 		"NewArray": func(w *world) func() error {
 			return func() error { return keep[*vmm.Array[int32]](w)(vmm.NewArray[int32](w.dev, vmm.BufferOptions{})) }
@@ -183,6 +183,21 @@ var arrayCases = join(
 		"Array.Slice": func(w *world) func() error {
 			a := w.array()
 			return func() error { _, err := a.Slice(0, 10); return err }
+		},
+		"Array.SetAccess": func(w *world) func() error {
+			a := w.array()
+			return func() error { return a.SetAccess(w.access(vmm.ReadOnly)) }
+		},
+		"Array.RevokeAfter": func(w *world) func() error {
+			a, s := w.array(), w.stream()
+			return func() error { return errors.Join(a.RevokeAfter(w.dev.Location(), s), w.drain()) }
+		},
+		"Array.ClipAfter": func(w *world) func() error {
+			a, s := w.array(), w.stream()
+			if err := a.Resize(nil, 0); err != nil {
+				w.Fatal(err)
+			}
+			return func() error { return errors.Join(a.ClipAfter(s), w.drain()) }
 		},
 		"Array.CloseAfter": func(w *world) func() error {
 			a, s := w.array(), w.stream()

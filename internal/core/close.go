@@ -33,13 +33,13 @@ func (s *System) checkIdle() error {
 			asked += fmt.Sprintf(" and %d more", n-len(live))
 		}
 		if n := s.PendingReclaims(); n > 0 {
-			asked += fmt.Sprintf(" (%d closed ones wait for the GPU)", n)
+			asked += " (" + waiting(n) + ")"
 		}
 		return Error(Failure{Op: "cuda.System.Close", Kind: InUse, Asked: asked,
 			Hint: "close them first, and call Drain for those that were closed with CloseAfter"})
 	}
 	if n := s.PendingReclaims(); n > 0 {
-		return Error(Failure{Op: "cuda.System.Close", Kind: InUse, Asked: fmt.Sprintf("%d closed objects wait for the GPU", n),
+		return Error(Failure{Op: "cuda.System.Close", Kind: InUse, Asked: waiting(n),
 			Hint: "call Drain first"})
 	}
 	return nil

@@ -62,9 +62,32 @@ func Invalid(op, asked, hint string) error {
 	return Error(Failure{Op: op, Kind: InvalidArgument, Asked: asked, Hint: hint})
 }
 
+// Count writes how many there are, for a noun that forms its plural with an s:
+// "1 mapping", "3 mappings".
+func Count[N ~int | ~int64 | ~uint64](n N, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// waiting says that closed objects are pending.
+func waiting(n int) string {
+	if n == 1 {
+		return "1 closed object waits for the GPU"
+	}
+	return fmt.Sprintf("%d closed objects wait for the GPU", n)
+}
+
+// Waiting says how many closed objects wait for the GPU.
+func (s *System) Waiting() string { return waiting(s.PendingReclaims()) }
+
 // Bytes writes a size for people: exact in the largest unit that divides it,
 // otherwise in bytes.
 func Bytes[N ~int | ~int64 | ~uint64](n N) string {
+	if n == 1 {
+		return "1 byte"
+	}
 	units := []string{"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"}
 	u, v := 0, n
 	for v != 0 && v%1024 == 0 && u < len(units)-1 {

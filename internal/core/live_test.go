@@ -80,7 +80,7 @@ func TestALostShellIsReportedAndAClosedOneIsNot(t *testing.T) {
 
 func TestBytesAreExact(t *testing.T) {
 	for n, says := range map[uint64]string{
-		0: "0 bytes", 1: "1 bytes", 1023: "1023 bytes", 1024: "1 KiB", 1025: "1025 bytes", 2 << 20: "2 MiB", 3 << 30: "3 GiB",
+		0: "0 bytes", 1: "1 byte", 1023: "1023 bytes", 1024: "1 KiB", 1025: "1025 bytes", 2 << 20: "2 MiB", 3 << 30: "3 GiB",
 		1<<40 + 1<<30: "1025 GiB", 5 << 50: "5 PiB", 1 << 60: "1024 PiB",
 	} {
 		require.Equal(t, says, core.Bytes(n))
@@ -95,4 +95,13 @@ func TestEveryKindHasAName(t *testing.T) {
 		require.False(t, seen[k.String()])
 		seen[k.String()] = true
 	}
+}
+
+func TestCountsAreWrittenForPeople(t *testing.T) {
+	require.Equal(t, "1 mapping", core.Count(1, "mapping"))
+	require.Equal(t, "0 mappings", core.Count(0, "mapping"))
+	require.Equal(t, "2 mappings", core.Count(uint64(2), "mapping"))
+	require.Equal(t, "1 byte", core.Bytes(1))
+	require.Equal(t, "1 KiB", core.Bytes(1024))
+	require.Equal(t, "1025 bytes", core.Bytes(1025))
 }

@@ -3,6 +3,7 @@ package core
 import (
 	"context"
 	"errors"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -103,6 +104,17 @@ func (s *System) Go(f func()) {
 		defer done()
 		f()
 	}()
+}
+
+// Hook runs a function of a user. A panic of it is logged and harms nobody else.
+func (s *System) Hook(what string, f func()) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.Config.Log.Error("cuvmm: a function of the user panicked", "function", what, "panic", p,
+				"stack", string(debug.Stack()))
+		}
+	}()
+	f()
 }
 
 // Pending has Drain wait until done is called, once, for something that is to

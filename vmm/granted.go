@@ -1,0 +1,70 @@
+package vmm
+
+import (
+	"errors"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/share"
+)
+
+// Granted is what the driver says the memory has. A refused wish shows here.
+func (a *Allocation) Granted() (Properties, error) {
+	const op = "vmm.Allocation.Granted"
+	if !a.closer.Hold() {
+		return Properties{}, core.ClosedError(op, "allocation")
+	}
+	defer a.closer.Drop()
+	return granted(op, a.h)
+}
+
+// Granted is what the driver says that all of the buffer's memory has: it is
+// compressible if every chunk is. Without memory yet it is ErrOutOfRange.
+func (b *Buffer) Granted() (p Properties, err error) {
+	const op = "vmm.Buffer.Granted"
+	if !b.b.closer.Hold() {
+		return Properties{}, core.ClosedError(op, "buffer")
+	}
+	defer b.b.closer.Drop()
+	chunks := b.b.retained()
+	defer func() { err = errors.Join(err, chunks.Release()) }()
+	if len(chunks.Chunks) == 0 {
+		return Properties{}, core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: "a buffer without memory yet",
+			Hint: "let it grow first"})
+	}
+	for i, c := range chunks.Chunks {
+		one, err := granted(op, c.Handle)
+		if err != nil {
+			return Properties{}, err
+		}
+		if i == 0 {
+			p = one
+		}
+		p.Compressible = p.Compressible && one.Compressible
+		if one.RDMA == RDMAOff {
+			p.RDMA = RDMAOff
+		}
+	}
+	return p, nil
+}
+
+// retained are all chunks, with counts.
+func (b *buffer) retained() (v share.View) {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	for _, m := range b.chunks {
+		m.phys.Retain()
+		v.Chunks = append(v.Chunks, share.Chunk{Handle: m.phys, Offset: m.off})
+	}
+	return v
+}
+
+func granted(op string, h *phys.Handle) (Properties, error) {
+	sys := h.System()
+	prop, r := sys.Drv.MemGetAllocationPropertiesFromHandle(h.Driver)
+	if r != driver.Success {
+		return Properties{}, sys.Fail(op, driver.CallMemGetAllocationPropertiesFromHandle, r, core.Bytes(h.Size), h.Devices()...)
+	}
+	return properties(prop), nil
+}
