@@ -23,6 +23,10 @@ _Static_assert(offsetof(cuvmm_prop, win32) == 16, "allocation properties");
 _Static_assert(offsetof(cuvmm_prop, compression) == 24, "allocation properties");
 _Static_assert(offsetof(cuvmm_prop, rdma) == 25, "allocation properties");
 _Static_assert(offsetof(cuvmm_prop, usage) == 26, "allocation properties");
+_Static_assert(sizeof(cuvmm_multicast) == 32, "multicast properties");
+_Static_assert(offsetof(cuvmm_multicast, size) == 8, "multicast properties");
+_Static_assert(offsetof(cuvmm_multicast, handle_types) == 16, "multicast properties");
+_Static_assert(offsetof(cuvmm_multicast, flags) == 24, "multicast properties");
 _Static_assert(sizeof(cuvmm_access) == 12, "access descriptor");
 _Static_assert(offsetof(cuvmm_access, flags) == 8, "access descriptor");
 _Static_assert(sizeof(cuvmm_shareable) == 64, "shareable handle");
@@ -111,6 +115,15 @@ _Static_assert(sizeof(cuvmm_uuid) == 16, "uuid");
     X(cuMemExportToShareableHandle, (void *out, uint64_t handle, uint32_t type, uint64_t flags))   \
     X(cuMemImportFromShareableHandle, (uint64_t *handle, void *os, uint32_t type))                 \
     X(cuMemGetHandleForAddressRange, (void *out, uint64_t p, size_t size, uint32_t type, uint64_t flags)) \
+    X(cuMulticastCreate, (uint64_t *handle, const cuvmm_multicast *prop))                          \
+    X(cuMulticastAddDevice, (uint64_t mc, int32_t device))                                         \
+    X(cuMulticastBindMem, (uint64_t mc, int32_t device, size_t mc_offset, uint64_t handle, size_t offset, size_t size, \
+                           uint64_t flags))                                                        \
+    X(cuMulticastBindMem_v1, (uint64_t mc, size_t mc_offset, uint64_t handle, size_t offset, size_t size, uint64_t flags)) \
+    X(cuMulticastBindAddr, (uint64_t mc, int32_t device, size_t mc_offset, uint64_t p, size_t size, uint64_t flags)) \
+    X(cuMulticastBindAddr_v1, (uint64_t mc, size_t mc_offset, uint64_t p, size_t size, uint64_t flags)) \
+    X(cuMulticastUnbind, (uint64_t mc, int32_t device, size_t mc_offset, size_t size))             \
+    X(cuMulticastGetGranularity, (size_t *bytes, const cuvmm_multicast *prop, uint32_t option))    \
     X(cuMemAllocManaged, (uint64_t *p, size_t n, uint32_t flags))                                  \
     X(cuMemAdvise, (uint64_t p, size_t n, uint32_t advice, cuvmm_location location))               \
     X(cuMemAdvise_v1, (uint64_t p, size_t n, uint32_t advice, int32_t device))                     \

@@ -85,7 +85,7 @@ var rows = map[driver.Call]row{
 			v, r := d.DriverGetVersion()
 			return []any{v, r}
 		},
-		values: []any{int32(13000)}, bare: true,
+		values: []any{int32(13010)}, bare: true,
 	},
 	driver.CallDeviceGetCount: {
 		do: func(d driver.Driver, _ driver.Context) []any {

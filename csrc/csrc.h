@@ -35,6 +35,11 @@ typedef struct {
 } cuvmm_access;
 
 typedef struct {
+    uint32_t devices;
+    uint64_t size, handle_types, flags;
+} cuvmm_multicast;
+
+typedef struct {
     uint8_t bytes[16];
 } cuvmm_uuid;
 
@@ -228,6 +233,19 @@ cuvmm_value cuvmm_MemRetainAllocationHandle(cuvmm_driver d, uint64_t p);
 cuvmm_shareable_answer cuvmm_MemExportToShareableHandle(cuvmm_driver d, uint64_t handle, uint32_t type);
 cuvmm_value cuvmm_MemImportFromShareableHandle(cuvmm_driver d, const cuvmm_shareable *s, uint32_t type);
 cuvmm_value cuvmm_MemGetHandleForAddressRange(cuvmm_driver d, uintptr_t ctx, uint64_t p, uint64_t size);
+
+// multicast.c
+
+cuvmm_value cuvmm_MulticastCreate(cuvmm_driver d, const cuvmm_multicast *prop);
+int32_t cuvmm_MulticastAddDevice(cuvmm_driver d, uint64_t mc, int32_t device);
+int32_t cuvmm_MulticastBindMem(cuvmm_driver d, uint64_t mc, int32_t device, uint64_t mc_offset, uint64_t handle,
+                               uint64_t offset, uint64_t size);
+int32_t cuvmm_MulticastBindMemV1(cuvmm_driver d, uint64_t mc, uint64_t mc_offset, uint64_t handle, uint64_t offset,
+                                 uint64_t size);
+int32_t cuvmm_MulticastBindAddr(cuvmm_driver d, uint64_t mc, int32_t device, uint64_t mc_offset, uint64_t p, uint64_t size);
+int32_t cuvmm_MulticastBindAddrV1(cuvmm_driver d, uint64_t mc, uint64_t mc_offset, uint64_t p, uint64_t size);
+int32_t cuvmm_MulticastUnbind(cuvmm_driver d, uint64_t mc, int32_t device, uint64_t mc_offset, uint64_t size);
+cuvmm_value cuvmm_MulticastGetGranularity(cuvmm_driver d, const cuvmm_multicast *prop, uint32_t option);
 
 // managed.c
 

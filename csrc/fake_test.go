@@ -119,7 +119,7 @@ func buildFake(tb testing.TB, defines ...string) *fake {
 // open opens the library and forgets the calls that this made.
 func (f *fake) open(tb testing.TB) *csrc.Driver {
 	tb.Helper()
-	d, err := csrc.Open(csrc.Options{Path: f.path})
+	d, err := csrc.Open(csrc.Options{Path: f.path, Multicast: true})
 	require.NoError(tb, err)
 	f.calls(tb)
 	return d

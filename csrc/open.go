@@ -18,6 +18,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"unsafe"
 
@@ -38,6 +39,8 @@ type table struct {
 	has     *[driver.CallCount]bool
 	path    string
 	foreign *foreign
+	// multicast says whether multicast objects may be created.
+	multicast *atomic.Bool
 }
 
 var (
@@ -72,6 +75,14 @@ var searched = []string{
 // driver is taken; the error is an *OpenError. Opening a library again answers
 // the same Driver. Open is safe for concurrent use.
 func Open(opt Options) (*Driver, error) {
+	d, err := find(opt)
+	if d != nil && opt.Multicast {
+		d.multicast.Store(true)
+	}
+	return d, err
+}
+
+func find(opt Options) (*Driver, error) {
 	if opt.Path != "" {
 		d, a := try(opt.Path)
 		if d != nil {
@@ -193,9 +204,10 @@ func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, A
 	if abs, err := filepath.Abs(path); err == nil {
 		path = abs // the loader keeps a relative name as it was given
 	}
-	f := &foreign{table{c: c, has: has, path: path}}
+	multicast := new(atomic.Bool)
+	f := &foreign{table{c: c, has: has, path: path, multicast: multicast}}
 	f.table.foreign = f
-	return &Driver{table{c: relaxed, has: has, path: path, foreign: f}}, Attempt{}
+	return &Driver{table{c: relaxed, has: has, path: path, foreign: f, multicast: multicast}}, Attempt{}
 }
 
 // resolve fills in the table's member of that name with the entry point in the

@@ -11,6 +11,9 @@ type Options struct {
 	// then the only one tried. Empty means libcuda.so.1 by the loader, then in
 	// the folders that containers and distributions put it.
 	Path string
+	// Multicast lets the driver be asked for multicast objects. Once it was
+	// given, it holds for the library in this process.
+	Multicast bool
 }
 
 // Reason says why no driver was opened.

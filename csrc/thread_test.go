@@ -155,7 +155,7 @@ func TestCallsFromManyGoroutines(t *testing.T) {
 // Every entry point is asked for in the version that its declaration was
 // written for, with the flags that give the legacy default stream.
 func TestEntryPointsAreAskedInTheirVersion(t *testing.T) {
-	for _, variant := range []string{"FAKECUDA_VERSION=13000", "FAKECUDA_PROC_V1"} {
+	for _, variant := range []string{"FAKECUDA_VERSION=13010", "FAKECUDA_PROC_V1"} {
 		t.Run(variant, func(t *testing.T) {
 			f := buildFake(t, variant)
 			d, err := csrc.Open(csrc.Options{Path: f.path})

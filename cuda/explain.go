@@ -82,6 +82,24 @@ var byCall = map[callResult]explanation{
 	{driver.CallMemDiscardBatchAsync, driver.NotSupported}:  {core.NotSupported, notConcurrentHint},
 	{driver.CallStreamAttachMemAsync, driver.InvalidValue}: {core.InvalidArgument,
 		"memory is attached whole, by its first address, and never to the legacy default stream"},
+	{driver.CallMulticastCreate, driver.Withheld}: {core.NotPermitted,
+		"creating a multicast object on a real driver must be asked for when it is opened: cuda.WithRealMulticast"},
+	{driver.CallMulticastCreate, driver.NotSupported}: {core.NotSupported,
+		"multicast needs devices on an NVSwitch, and neither MIG nor confidential computing: does the attribute read 1?"},
+	{driver.CallMulticastCreate, driver.NotPermitted}: {core.NotPermitted,
+		"fabric handles need an IMEX channel that this process may open; ask for descriptors instead"},
+	{driver.CallMulticastAddDevice, driver.InvalidDevice}: {core.InvalidArgument,
+		"the device has no multicast, or is in another clique than the object's"},
+	{driver.CallMulticastBindMem, driver.OutOfMemory}:     multicastSlots,
+	{driver.CallMulticastBindMemV1, driver.OutOfMemory}:   multicastSlots,
+	{driver.CallMulticastBindAddr, driver.OutOfMemory}:    multicastSlots,
+	{driver.CallMulticastBindAddrV1, driver.OutOfMemory}:  multicastSlots,
+	{driver.CallMulticastBindMem, driver.InvalidValue}:    multicastBind,
+	{driver.CallMulticastBindMemV1, driver.InvalidValue}:  multicastBind,
+	{driver.CallMulticastBindAddr, driver.InvalidValue}:   multicastBind,
+	{driver.CallMulticastBindAddrV1, driver.InvalidValue}: multicastBind,
+	{driver.CallMulticastUnbind, driver.InvalidValue}: {core.InvalidArgument,
+		"unbind exactly what was bound: the same device, offset and size"},
 	{driver.CallModuleLoadData, driver.InvalidImage}: {core.InvalidArgument,
 		"pass PTX text, a cubin, or a fat binary"},
 	{driver.CallModuleLoadData, driver.InvalidPTX}: {core.InvalidArgument,
@@ -106,6 +124,13 @@ var byCall = map[callResult]explanation{
 		"the driver sees no GPU: check CUDA_VISIBLE_DEVICES and that the device nodes are in the container"},
 }
 
+var (
+	multicastSlots = explanation{core.OutOfMemory,
+		"memory is not what ran out: the switches have slots for 128 multicast objects; release one"}
+	multicastBind = explanation{core.InvalidArgument,
+		"offsets and sizes are multiples of the object's granularity within both, on a device of the team; a shareable or imported object takes shareable memory only; nothing else may be bound there"}
+)
+
 var byResult = map[driver.Result]explanation{
 	driver.InvalidValue:   {core.InvalidArgument, ""},
 	driver.OutOfMemory:    {core.OutOfMemory, "free device memory, or ask for less"},
@@ -117,9 +142,11 @@ var byResult = map[driver.Result]explanation{
 	driver.InvalidContext: {core.InvalidArgument, "the context was destroyed, or is no context of this process"},
 	driver.OperatingSystem: {core.Unspecified,
 		"a system call of the driver failed: compare the open files with the limit (ulimit -n)"},
-	driver.InvalidHandle:  {core.InvalidArgument, "the handle was released, or belongs to another context"},
-	driver.NotPermitted:   {core.NotPermitted, ""},
-	driver.NotSupported:   {core.NotSupported, ""},
+	driver.InvalidHandle: {core.InvalidArgument, "the handle was released, or belongs to another context"},
+	driver.NotPermitted:  {core.NotPermitted, ""},
+	driver.NotSupported:  {core.NotSupported, ""},
+	driver.IllegalState: {core.Unspecified,
+		"the system is not configured consistently: check nvidia-fabricmanager and nvidia-imex"},
 	driver.SystemNotReady: {core.Unspecified, "the fabric manager is not ready: try again a little later"},
 	driver.DriverMismatch: {core.NoDriver, "the library and the kernel module are of different versions: reboot, or install one version of both"},
 	driver.CompatNotSupported: {core.NoDriver,

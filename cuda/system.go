@@ -58,13 +58,19 @@ func (d DriverInfo) String() string {
 type Option func(*options)
 
 type options struct {
-	library string
-	config  core.Config
+	library   string
+	multicast bool
+	config    core.Config
 }
 
 // WithLibrary names the driver's library file. Without it the environment
 // variable CUVMM_LIBCUDA does, and without that the usual places are searched.
 func WithLibrary(path string) Option { return func(o *options) { o.library = path } }
+
+// WithRealMulticast lets multicast objects be created on the real driver, which is
+// refused otherwise: an object that goes wrong can disturb the fabric, and with
+// it everybody's work on the machine. The software driver needs no permission.
+func WithRealMulticast() Option { return func(o *options) { o.multicast = true } }
 
 // WithLogger sends what nobody asked for but somebody should know (lost
 // objects, a lost device) to the logger. Without it nothing is printed.
@@ -110,7 +116,7 @@ func Open(opts ...Option) (*System, error) {
 		process.users++
 		return process.sys, nil
 	}
-	d, err := csrc.Open(csrc.Options{Path: o.library})
+	d, err := csrc.Open(csrc.Options{Path: o.library, Multicast: o.multicast})
 	if err != nil {
 		f := core.Failure{Op: "cuda.Open", Kind: core.NoDriver, Err: err}
 		if o.library != "" && o.library == os.Getenv(LibraryEnv) {

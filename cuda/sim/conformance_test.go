@@ -25,7 +25,7 @@ var conformanceMachines = []struct {
 	},
 	{
 		inFolder,
-		sim.Options{Fabric: sim.Fabric{Channels: []int{0}}},
+		sim.Options{Fabric: sim.Fabric{Channels: []int{0}}, Devices: sim.WithMulticast(1).Devices},
 		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20, IMEXChannel: true},
 	},
 	{
@@ -55,7 +55,10 @@ var conformanceMachines = []struct {
 	},
 	{
 		"two devices",
-		sim.Options{Devices: []sim.DeviceOptions{{ContextMemory: 527 << 20}, {ContextMemory: 527 << 20}}},
+		sim.Options{Devices: []sim.DeviceOptions{
+			{ContextMemory: 527 << 20, Attributes: map[int]int{int(driver.AttrMulticast): 1}},
+			{ContextMemory: 527 << 20, Attributes: map[int]int{int(driver.AttrMulticast): 1}},
+		}},
 		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20, ContextBytes: 527 << 20},
 	},
 }

@@ -56,11 +56,22 @@
 // It is slow, or fast, in its own way: costs say nothing of a GPU. The first
 // error of a context ends that context only. Memory allocated by cuMemAlloc
 // (not virtual memory) takes whole pages, not 2 MiB blocks, of the device.
-// There is one NUMA node, no multicast and no
+// There is one NUMA node and no
 // peer access for memory of cuMemAlloc. What was measured of the real driver
 // holds here too; where nothing was measured, the stricter reading does. Off
 // Linux (amd64 and arm64) there are no descriptors, no host memory at mapped
 // addresses, and all threads count as one.
+//
+// # Multicast
+//
+// Devices that have the attribute for it ([WithMulticast]) are on one switch. A
+// multicast object has a team of devices, and the memory that is bound for each
+// is its replica. Kernels reach all replicas at once with [MultimemStore],
+// [MultimemReduce] and [MultimemLoadReduce]; whatever else touches a multicast
+// address, and what misses a replica because nothing is bound there or the
+// memory was freed, destroys the context. On a machine with a folder, processes
+// take part in one object. Binding and mapping block until all devices were
+// added, and nothing but the end of the machine or of the process ends that.
 //
 // # Tests
 //

@@ -89,7 +89,6 @@ func (m *Machine) importFabric(s driver.ShareableHandle) (*memory, driver.Result
 		known.refs++
 		return known, driver.Success
 	}
-	mem.shared, mem.id = file, id
-	m.shared[file.ID()] = mem
+	m.adopt(mem, file, l)
 	return mem, driver.Success
 }

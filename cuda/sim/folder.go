@@ -89,7 +89,7 @@ func (m *Machine) openBooked(fd int) (*memory, driver.Result) {
 	if err == nil {
 		l, err = readLabel(tail, size)
 	}
-	if err != nil || l.Kind != labelMemory || !m.books.Is(l.ID, fd) {
+	if err != nil || l.Kind == labelDMABuf || !m.books.Is(l.ID, fd) {
 		m.note("import of descriptor %d: it is not memory that a process on this machine's folder exported (%v)", fd, err)
 		return nil, driver.Unknown
 	}
@@ -113,7 +113,17 @@ func (m *Machine) importBooked(l label) (*memory, driver.Result) {
 		m.note("import: %v", err)
 		return nil, driver.OperatingSystem
 	}
+	m.adopt(mem, s, l)
+	return mem, driver.Success
+}
+
+// adopt gives imported memory its file.
+func (m *Machine) adopt(mem *memory, s *osmem.Shared, l label) {
 	mem.shared, mem.id = s, l.ID
 	m.shared[s.ID()] = mem
-	return mem, driver.Success
+	if l.Kind == labelTeam {
+		state := stateIn(s)
+		mem.size = state.size.Load()
+		m.newTeam(mem, state)
+	}
 }

@@ -46,7 +46,7 @@ type ProcessUsage struct {
 type ExportedMemory struct {
 	// Device is the ordinal of its device, -1 for host memory.
 	Device int
-	// Size is in bytes.
+	// Size is in bytes; 0 for a multicast object.
 	Size uint64
 	// Maker is the process that made it, 0 if that is no longer on the machine.
 	Maker int

@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -130,6 +131,16 @@ func (k *Kernel) word(p uint64, need driver.AccessFlags, use func(w *atomicWord)
 func (k *Kernel) LoadWord(p uint64) (v uint64) {
 	k.word(p, driver.AccessRead, func(w *atomicWord) { v = w.Load() })
 	return v
+}
+
+// LoadWord32 reads the 32-bit word at p atomically.
+func (k *Kernel) LoadWord32(p uint64) uint32 {
+	if p%4 != 0 {
+		panic(stop{&fault{driver.MisalignedAddress, fmt.Sprintf("kernel %s: the word at %#x is not aligned to 4 bytes", k.Name, p)}})
+	}
+	at := k.pin(p, 4, driver.AccessRead)
+	defer at.release()
+	return (*atomic.Uint32)(unsafe.Pointer(unsafe.SliceData(at.runs[0]))).Load()
 }
 
 // StoreWord writes the 64-bit word at p atomically.

@@ -16,6 +16,7 @@ const (
 	KindEvent         = "event"
 	KindReservation   = "reservation"
 	KindAllocation    = "allocation"
+	KindMulticast     = "multicast object"
 	KindMapping       = "mapping"
 	KindDeviceMemory  = "device memory"
 	KindManagedMemory = "managed memory"

@@ -48,6 +48,10 @@ type Machine struct {
 	events    map[driver.Event]*event
 	handles   map[driver.MemHandle]*handle
 	shared    map[osmem.FileID]*memory
+	teams     map[*team]struct{} // multicast objects
+	bound     map[uint64]*memory // that was bound to those of this machine alone
+	bounds    uint64             // how often memory was
+	slots     int                // taken of the switches', without books
 	held      []held             // memory files that others may still hold
 	reserved  intervals[*object] // reservations
 	resident  intervals[*resident]
@@ -90,6 +94,8 @@ func New(options Options) (*Machine, error) {
 		events:    map[driver.Event]*event{},
 		handles:   map[driver.MemHandle]*handle{},
 		shared:    map[osmem.FileID]*memory{},
+		teams:     map[*team]struct{}{},
+		bound:     map[uint64]*memory{},
 		captures:  map[uint64]*capture{},
 		graphs:    map[driver.Graph]*graph{},
 		execs:     map[driver.GraphExec]*graphExec{},

@@ -95,6 +95,16 @@ func WithGranularity(bytes uint64) Options {
 	return Options{Devices: []DeviceOptions{{Granularity: bytes}}}
 }
 
+// WithMulticast describes a machine with so many devices that have multicast and
+// reach each other's memory.
+func WithMulticast(devices int) Options {
+	o := Options{Devices: make([]DeviceOptions, devices)}
+	for i := range o.Devices {
+		o.Devices[i].Attributes = map[int]int{int(driver.AttrMulticast): 1}
+	}
+	return o
+}
+
 func (o Options) withDefaults() Options {
 	if len(o.Devices) == 0 {
 		o.Devices = []DeviceOptions{{}}

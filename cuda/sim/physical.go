@@ -90,6 +90,8 @@ type memory struct {
 	pieces  []span // while shared is nil
 	shared  *osmem.Shared
 	id      uint64 // in the books, once it is shared there
+	bound   uint64 // its number for multicast objects of this machine alone
+	team    *team  // of a multicast object, which has no bytes of its own
 	refs    int    // handles, mappings, work in progress
 	busy    int    // copies in progress, which must not see the bytes move
 }
@@ -192,7 +194,9 @@ func (mem *memory) place(p uint64, access osmem.Access) error {
 }
 
 // onHost reports whether the CPU can be given access at mapped addresses.
-func (mem *memory) onHost() bool { return mem.prop.Location.Type != driver.LocationDevice }
+func (mem *memory) onHost() bool {
+	return mem.team == nil && mem.prop.Location.Type != driver.LocationDevice
+}
 
 // drop gives up one reference.
 func (mem *memory) drop() {
@@ -200,7 +204,12 @@ func (mem *memory) drop() {
 	if mem.refs > 0 {
 		return
 	}
+	mem.machine.freedWhileBound(mem)
+	if mem.team != nil {
+		mem.team.end()
+	}
 	switch p := mem.pool; {
+	case mem.team != nil && mem.shared == nil:
 	case mem.id != 0:
 		mem.machine.forgetShared(mem)
 		_ = mem.shared.Close()
@@ -230,6 +239,9 @@ func (p *pool) takeBack(pieces []span) {
 // unmap gives up a memory file, whoever still refers to it. It can be done
 // twice.
 func (mem *memory) unmap() {
+	if mem.team != nil {
+		mem.team.closeViews(func(uint64) bool { return true })
+	}
 	if mem.shared != nil {
 		_ = mem.shared.Close()
 	}

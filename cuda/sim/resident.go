@@ -194,6 +194,8 @@ func (p *pins) release() {
 // refuses says why work of a context must not touch the range, or "".
 func (r *resident) refuses(c *gpuContext, call driver.Call, need driver.AccessFlags) string {
 	switch {
+	case r.mem != nil && r.mem.team != nil:
+		return "it is a multicast address, which only multimem instructions may touch: a load, a store, a copy or a memset there is undefined; use the device's own address of its memory"
 	case r.kind == KindDeviceMemory && call == driver.CallLaunchKernel && r.context.device != c.device:
 		return fmt.Sprintf("the memory is allocated on device %d: a kernel of device %d reaches it only with peer access, which the software driver does not have",
 			r.context.device.ordinal, c.device.ordinal)
@@ -246,6 +248,9 @@ func (m *Machine) poke(ptr uint64, b []byte, write bool) error {
 		return fmt.Errorf("sim: not all of [%#x, %#x+%#x) is memory of machine %s; map it, or ask for less", ptr, ptr, n, m.name)
 	}
 	for r := range m.resident.over(ptr, ptr+n) {
+		if r.v.mem != nil && r.v.mem.team != nil {
+			return fmt.Errorf("sim: [%#x, %#x) are multicast addresses, which have no bytes of their own: take those of a device's memory", r.lo, r.hi)
+		}
 		for _, run := range r.v.runs(max(ptr, r.lo)-r.lo, min(r.hi, ptr+n)-max(ptr, r.lo)) {
 			if write {
 				copy(run, b)

@@ -31,6 +31,7 @@ type label struct {
 const (
 	labelMemory = 1
 	labelDMABuf = 2
+	labelTeam   = 3 // the file is a multicast object's state
 )
 
 var labelMagic = [8]byte{'c', 'u', 'v', 'm', 'm', 0, 0, 3}
@@ -69,6 +70,7 @@ func readLabel(b []byte, file uint64) (label, error) {
 	}
 	switch on := driver.LocationType(l.Location); {
 	case l.Kind == labelDMABuf:
+	case l.Kind == labelTeam && l.Size == roundUp(teamBytes, osmem.PageSize()):
 	case l.Kind == labelMemory && (on == driver.LocationDevice || on == driver.LocationHostNUMA && l.Node == 0):
 	default:
 		return l, errLabel
@@ -93,7 +95,9 @@ func (mem *memory) label() label {
 	if p.RequestedHandleTypes&driver.HandleFabric != 0 {
 		l.offer(mem.machine.options.Fabric)
 	}
-	if p.Location.Type == driver.LocationDevice {
+	if p.Location.Type == driver.LocationNone { // a multicast object's
+		l.Kind, l.Size = labelTeam, roundUp(teamBytes, osmem.PageSize())
+	} else if p.Location.Type == driver.LocationDevice {
 		l.Device = mem.machine.devices[p.Location.ID].uuid
 	} else {
 		l.Node = p.Location.ID
@@ -129,6 +133,9 @@ func (mem *memory) moveTo(s *osmem.Shared, id uint64) error {
 
 // share turns memory into a memory file that keeps its contents.
 func (m *Machine) share(mem *memory) error {
+	if mem.team != nil {
+		return nil // it lies in a file from the beginning
+	}
 	for mem.busy > 0 && m.alive() {
 		m.changed.Wait()
 	}

@@ -21,12 +21,19 @@ type handle struct {
 // newHandle takes over a reference to mem.
 func (m *Machine) newHandle(mem *memory, prop driver.AllocationProp, imported bool) driver.MemHandle {
 	h := &handle{value: driver.MemHandle(newHandle()), mem: mem, prop: prop, imported: imported, refs: 1}
-	h.object = m.track(KindAllocation, uint64(h.value), mem.size, nil)
+	h.object = m.track(mem.kind(), uint64(h.value), mem.size, nil)
 	if imported {
 		h.object.note = "imported"
 	}
 	m.handles[h.value] = h
 	return h.value
+}
+
+func (mem *memory) kind() string {
+	if mem.team != nil {
+		return KindMulticast
+	}
+	return KindAllocation
 }
 
 // granularity is the unit of memory with the given properties.
@@ -172,7 +179,7 @@ func (a *api) MemGetAllocationPropertiesFromHandle(v driver.MemHandle) (driver.A
 	}
 	defer a.leave()
 	h := a.m.handles[v]
-	if h == nil {
+	if h == nil || h.mem.team != nil {
 		return driver.AllocationProp{}, driver.InvalidValue
 	}
 	return h.prop, driver.Success
@@ -249,6 +256,17 @@ func (a *api) MemMap(p driver.Ptr, size, offset uint64, v driver.MemHandle) driv
 		return driver.InvalidValue
 	}
 	unit := m.granularity(h.mem.prop)
+	if t := h.mem.team; t != nil {
+		unit = m.multicastGranularity()
+		if size == h.mem.size && offset == 0 && lo%unit == 0 {
+			if r := t.await(); r != driver.Success {
+				return r
+			}
+			if m.handles[v] != h {
+				return driver.InvalidValue // released meanwhile
+			}
+		}
+	}
 	switch reserved, ok := m.reserved.find(lo); {
 	case size == 0 || size%unit != 0 || lo%unit != 0:
 		return driver.InvalidValue
@@ -361,7 +379,12 @@ func (r *resident) checkAccess(d driver.AccessDesc) driver.Result {
 		if to == nil {
 			return driver.InvalidDevice
 		}
-		if !r.mem.onHost() {
+		switch {
+		case r.mem.team != nil:
+			if !r.mem.team.has(to.number()) {
+				return driver.InvalidDevice
+			}
+		case !r.mem.onHost():
 			if on := r.m.devices[r.mem.prop.Location.ID]; to != on && !to.reaches(on) {
 				return driver.InvalidDevice
 			}
@@ -450,7 +473,7 @@ func (a *api) MemRetainAllocationHandle(p driver.Ptr) (driver.MemHandle, driver.
 	h := r.v.handle
 	if h.refs == 0 { // released, and alive by its mappings alone
 		h.mem.refs++
-		h.object = m.track(KindAllocation, uint64(h.value), h.mem.size, nil)
+		h.object = m.track(h.mem.kind(), uint64(h.value), h.mem.size, nil)
 		m.handles[h.value] = h
 	}
 	h.refs++

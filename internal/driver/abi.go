@@ -31,6 +31,16 @@ type AllocationFlags struct {
 	_                    [4]byte
 }
 
+// MulticastProp is CUmulticastObjectProp. HandleTypes are the same bits as in
+// AllocationProp; Flags must be 0.
+type MulticastProp struct {
+	_           structs.HostLayout
+	NumDevices  uint32
+	Size        uint64
+	HandleTypes uint64
+	Flags       uint64
+}
+
 // AccessDesc is CUmemAccessDesc.
 type AccessDesc struct {
 	_        structs.HostLayout

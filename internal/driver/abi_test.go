@@ -17,6 +17,7 @@ func TestLayoutIsTheDrivers(t *testing.T) {
 		a driver.AccessDesc
 		h driver.ShareableHandle
 		m driver.MemHandle
+		c driver.MulticastProp
 	)
 	for _, row := range []struct {
 		what string
@@ -39,6 +40,11 @@ func TestLayoutIsTheDrivers(t *testing.T) {
 		{"access size", unsafe.Sizeof(a), 12},
 		{"access location", unsafe.Offsetof(a.Location), 0},
 		{"access flags", unsafe.Offsetof(a.Flags), 8},
+		{"multicast properties size", unsafe.Sizeof(c), 32},
+		{"multicast properties devices", unsafe.Offsetof(c.NumDevices), 0},
+		{"multicast properties bytes", unsafe.Offsetof(c.Size), 8},
+		{"multicast properties handle types", unsafe.Offsetof(c.HandleTypes), 16},
+		{"multicast properties flags", unsafe.Offsetof(c.Flags), 24},
 		{"shareable handle size", unsafe.Sizeof(h), 64},
 		{"memory handle size", unsafe.Sizeof(m), 8},
 	} {

@@ -87,6 +87,14 @@ const (
 	CallMemExportToShareableHandle
 	CallMemImportFromShareableHandle
 	CallMemGetHandleForAddressRange
+	CallMulticastCreate
+	CallMulticastAddDevice
+	CallMulticastBindMem
+	CallMulticastBindMemV1
+	CallMulticastBindAddr
+	CallMulticastBindAddrV1
+	CallMulticastUnbind
+	CallMulticastGetGranularity
 	CallMemAllocManaged
 	CallMemAdvise
 	CallMemAdviseV1
@@ -192,6 +200,14 @@ var calls = [CallCount]struct {
 	CallMemExportToShareableHandle:           {"cuMemExportToShareableHandle", 10020},
 	CallMemImportFromShareableHandle:         {"cuMemImportFromShareableHandle", 10020},
 	CallMemGetHandleForAddressRange:          {"cuMemGetHandleForAddressRange", 11070},
+	CallMulticastCreate:                      {"cuMulticastCreate", 12010},
+	CallMulticastAddDevice:                   {"cuMulticastAddDevice", 12010},
+	CallMulticastBindMem:                     {"cuMulticastBindMem", 13010},
+	CallMulticastBindMemV1:                   {"cuMulticastBindMem_v1", 12010},
+	CallMulticastBindAddr:                    {"cuMulticastBindAddr", 13010},
+	CallMulticastBindAddrV1:                  {"cuMulticastBindAddr_v1", 12010},
+	CallMulticastUnbind:                      {"cuMulticastUnbind", 12010},
+	CallMulticastGetGranularity:              {"cuMulticastGetGranularity", 12010},
 	CallMemAllocManaged:                      {"cuMemAllocManaged", 6000},
 	CallMemAdvise:                            {"cuMemAdvise", 12020},
 	CallMemAdviseV1:                          {"cuMemAdvise_v1", 8000},

@@ -132,6 +132,25 @@ type Driver interface {
 	// range. It belongs to the caller.
 	MemGetHandleForAddressRange(c Context, p Ptr, size uint64) (fd int32, r Result)
 
+	// MulticastCreate makes a multicast object: a handle that MemMap, MemRelease
+	// and the shareable handles take as they take memory. On a real driver it is
+	// Withheld unless that was asked for.
+	MulticastCreate(p MulticastProp) (MemHandle, Result)
+	// MulticastAddDevice lasts for the object's life. Until all devices are
+	// added, the binding calls and MemMap of the object block, and nothing ends
+	// that.
+	MulticastAddDevice(mc MemHandle, d Device) Result
+	// MulticastBindMem and MulticastBindAddr name the device whose replica the
+	// memory becomes; the first forms, of drivers before 13.1, take the device
+	// that the memory is on. Offsets and sizes are in bytes.
+	MulticastBindMem(mc MemHandle, d Device, mcOffset uint64, h MemHandle, offset, size uint64) Result
+	MulticastBindMemV1(mc MemHandle, mcOffset uint64, h MemHandle, offset, size uint64) Result
+	MulticastBindAddr(mc MemHandle, d Device, mcOffset uint64, p Ptr, size uint64) Result
+	MulticastBindAddrV1(mc MemHandle, mcOffset uint64, p Ptr, size uint64) Result
+	// MulticastUnbind takes the offset and size of a bind.
+	MulticastUnbind(mc MemHandle, d Device, mcOffset, size uint64) Result
+	MulticastGetGranularity(p MulticastProp, g GranularityOption) (uint64, Result)
+
 	// MemAllocManaged makes memory that the host and the devices reach at one
 	// address, and whose pages move to whoever touches them. MemFree frees it.
 	MemAllocManaged(c Context, n uint64, flags AttachFlags) (Ptr, Result)

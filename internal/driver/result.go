@@ -68,6 +68,9 @@ const (
 	// MissingEntryPoint: the running driver does not have the entry point, or
 	// has it only in a later form than the one declared.
 	MissingEntryPoint Result = -1
+	// Withheld: this library does not make the call on a real driver unless it
+	// was asked to.
+	Withheld Result = -2
 )
 
 var resultNames = map[Result]string{
@@ -106,6 +109,8 @@ func (r Result) String() string {
 		return "CUDA_SUCCESS"
 	case r == MissingEntryPoint:
 		return "missing entry point"
+	case r == Withheld:
+		return "withheld"
 	case ok:
 		return fmt.Sprintf("CUDA_ERROR_%s (%d)", name, int32(r))
 	default:

@@ -28,6 +28,7 @@ func Cases() []Case {
 		section("3", running, captureEnds, edges, waiting(), captureMatrix()),
 		section("4", sharing),
 		section("5", managedRules),
+		section("9", multicasts),
 	)
 }
 

@@ -7,7 +7,7 @@ import (
 
 // The file: the header, the description, the holders, the memories.
 const (
-	magic = 0x6375766d6d000002 // its last byte is the version
+	magic = 0x6375766d6d000003 // its last byte is the version
 
 	maxHolders  = 1 << 10
 	maxMemories = 1 << 15
@@ -40,7 +40,9 @@ type header struct {
 type holder struct {
 	serial atomic.Uint64 // never used twice; 0 in a free record
 	pid    atomic.Uint64
-	_      [6]uint64
+	// slots is how many things it has that the machine has a fixed number of.
+	slots atomic.Uint64
+	_     [5]uint64
 	// own is what it keeps to itself of each pool, in bytes.
 	own [maxPools]atomic.Uint64
 	// holds has a bit for each memory.
@@ -53,6 +55,7 @@ func (h *holder) drop(memory int)     { h.holds[memory/64].And(^uint64(1 << (mem
 
 // clear leaves a free record.
 func (h *holder) clear() {
+	h.slots.Store(0)
 	for i := range h.own {
 		h.own[i].Store(0)
 	}
@@ -71,7 +74,9 @@ type memory struct {
 	// offered is 1 while others may hold it without a descriptor, as long as its
 	// maker holds it.
 	offered atomic.Uint64
-	_       [3]uint64
+	// slot is 1 while it takes one of the slots.
+	slot atomic.Uint64
+	_    [2]uint64
 }
 
 const (

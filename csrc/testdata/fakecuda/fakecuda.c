@@ -11,7 +11,7 @@
 //
 // Variants:
 //
-//   FAKECUDA_VERSION=11040       an older driver: later entry points are missing (default 13000)
+//   FAKECUDA_VERSION=11040       an older driver: later entry points are missing (default 13010)
 //   FAKECUDA_MISSING='"a,b"'     a driver that lacks these
 //   FAKECUDA_PROC_V1             only the first form of cuGetProcAddress
 //   FAKECUDA_NO_PROC             none: a driver before 11.3
@@ -39,7 +39,7 @@ int fakecuda_nothing(void) { return 0; }
 #include <unistd.h>
 
 #ifndef FAKECUDA_VERSION
-#define FAKECUDA_VERSION 13000
+#define FAKECUDA_VERSION 13010
 #endif
 #ifndef FAKECUDA_MISSING
 #define FAKECUDA_MISSING ""
@@ -464,6 +464,50 @@ CUresult cuMemGetHandleForAddressRange(void *out, CUdeviceptr p, size_t size, in
     ANSWER(call("cuMemGetHandleForAddressRange", VAL(p), VAL(size), VAL(type), VAL(flags), END), *(int *)out = descriptor());
 }
 
+// Multicast objects. The first forms of two entry points are recorded with _v1
+// behind their names.
+
+typedef struct {
+    unsigned int devices;
+    size_t size;
+    unsigned long long handle_types, flags;
+} CUmulticastObjectProp;
+
+CUresult cuMulticastCreate(CUmemHandle *h, const CUmulticastObjectProp *p) {
+    ANSWER(call("cuMulticastCreate", VAL(p->devices), VAL(p->size), VAL(p->handle_types), VAL(p->flags), END),
+           *h = 0x4000000000000005);
+}
+
+CUresult cuMulticastAddDevice(CUmemHandle mc, CUdevice dev) { return call("cuMulticastAddDevice", VAL(mc), VAL(dev), END); }
+
+CUresult cuMulticastBindMem(CUmemHandle mc, size_t mc_offset, CUmemHandle h, size_t offset, size_t size,
+                            unsigned long long flags) {
+    return call("cuMulticastBindMem_v1", VAL(mc), VAL(mc_offset), VAL(h), VAL(offset), VAL(size), VAL(flags), END);
+}
+
+CUresult cuMulticastBindMem_v2(CUmemHandle mc, CUdevice dev, size_t mc_offset, CUmemHandle h, size_t offset, size_t size,
+                               unsigned long long flags) {
+    return call("cuMulticastBindMem", VAL(mc), VAL(dev), VAL(mc_offset), VAL(h), VAL(offset), VAL(size), VAL(flags), END);
+}
+
+CUresult cuMulticastBindAddr(CUmemHandle mc, size_t mc_offset, CUdeviceptr p, size_t size, unsigned long long flags) {
+    return call("cuMulticastBindAddr_v1", VAL(mc), VAL(mc_offset), VAL(p), VAL(size), VAL(flags), END);
+}
+
+CUresult cuMulticastBindAddr_v2(CUmemHandle mc, CUdevice dev, size_t mc_offset, CUdeviceptr p, size_t size,
+                                unsigned long long flags) {
+    return call("cuMulticastBindAddr", VAL(mc), VAL(dev), VAL(mc_offset), VAL(p), VAL(size), VAL(flags), END);
+}
+
+CUresult cuMulticastUnbind(CUmemHandle mc, CUdevice dev, size_t mc_offset, size_t size) {
+    return call("cuMulticastUnbind", VAL(mc), VAL(dev), VAL(mc_offset), VAL(size), END);
+}
+
+CUresult cuMulticastGetGranularity(size_t *bytes, const CUmulticastObjectProp *p, int option) {
+    ANSWER(call("cuMulticastGetGranularity", VAL(p->devices), VAL(p->size), VAL(p->handle_types), VAL(p->flags), VAL(option), END),
+           *bytes = 1 << 25);
+}
+
 // Managed memory. A location travels by value. The first forms of two entry
 // points are recorded with _v1 behind their names.
 
@@ -633,6 +677,14 @@ static const struct {
     {"cuMemExportToShareableHandle", 10020, cuMemExportToShareableHandle},
     {"cuMemImportFromShareableHandle", 10020, cuMemImportFromShareableHandle},
     {"cuMemGetHandleForAddressRange", 11070, cuMemGetHandleForAddressRange},
+    {"cuMulticastCreate", 12010, cuMulticastCreate},
+    {"cuMulticastAddDevice", 12010, cuMulticastAddDevice},
+    {"cuMulticastBindMem", 12010, cuMulticastBindMem},
+    {"cuMulticastBindMem", 13010, cuMulticastBindMem_v2},
+    {"cuMulticastBindAddr", 12010, cuMulticastBindAddr},
+    {"cuMulticastBindAddr", 13010, cuMulticastBindAddr_v2},
+    {"cuMulticastUnbind", 12010, cuMulticastUnbind},
+    {"cuMulticastGetGranularity", 12010, cuMulticastGetGranularity},
     {"cuMemAllocManaged", 6000, cuMemAllocManaged},
     {"cuMemAdvise", 8000, cuMemAdvise},
     {"cuMemAdvise", 12020, cuMemAdvise_v2},

@@ -1,0 +1,88 @@
+package sim
+
+import (
+	"math"
+	"time"
+
+	"github.com/cuvmm/cuvmm/csrc/kernels"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+func init() {
+	for _, r := range kernels.Reductions() {
+		if r.Element.UnitBytes() == 4 {
+			registerReduction[uint32](r)
+		} else {
+			registerReduction[uint64](r)
+		}
+	}
+	RegisterKernel(kernels.Broadcast, twinBroadcast)
+	RegisterKernel(kernels.Barrier, twinBarrier)
+	RegisterKernel(kernels.L2Norm, twinL2Norm)
+}
+
+// registerReduction registers the twins of a reduction, whose units are as large
+// as T.
+func registerReduction[T uint32 | uint64](r kernels.Reduction) {
+	unit := uint64(r.Element.UnitBytes())
+	RegisterKernel(r.AllReduce(), func(k *Kernel) {
+		mc := Param[uint64](k, 0)
+		inPieces(Param[uint64](k, 1), func(off uint64, n int) {
+			at := mc + off/twinElement*unit
+			MultimemStore(k, at, MultimemLoadReduce[T](k, r, at, n))
+		})
+	})
+	if !r.HasRed() {
+		return
+	}
+	RegisterKernel(r.Red(), func(k *Kernel) {
+		mc, src := Param[uint64](k, 0), Param[uint64](k, 1)
+		inPieces(Param[uint64](k, 2), func(off uint64, n int) {
+			at := off / twinElement * unit
+			MultimemReduce(k, r, mc+at, Load[T](k, src+at, n))
+		})
+	})
+}
+
+func twinBroadcast(k *Kernel) {
+	mc, src := Param[uint64](k, 0), Param[uint64](k, 1)
+	inPieces(Param[uint64](k, 2), func(off uint64, n int) {
+		MultimemStore(k, mc+off, Load[uint32](k, src+off, n))
+	})
+}
+
+var arrival = kernels.Reduction{Element: kernels.U32, Op: kernels.Add}
+
+// arrive adds one to every replica of a counter, and waits until the device's own
+// has reached the target.
+func arrive(k *Kernel, mc, own uint64, target uint32) {
+	MultimemReduce(k, arrival, mc, []uint32{1})
+	for int32(k.LoadWord32(own)-target) < 0 {
+		k.Sleep(20 * time.Microsecond)
+	}
+}
+
+func twinBarrier(k *Kernel) {
+	arrive(k, Param[uint64](k, 0), Param[uint64](k, 1), Param[uint32](k, 2))
+}
+
+func twinL2Norm(k *Kernel) {
+	x, sum := Param[uint64](k, 0), 0.0
+	inPieces(Param[uint64](k, 1), func(off uint64, n int) {
+		for _, v := range Load[float32](k, x+off, n) {
+			sum += float64(v) * float64(v)
+		}
+	})
+	partialMC, partial := Param[uint64](k, 2), Param[uint64](k, 3)
+	k.word(partial, driver.AccessReadWrite, func(w *atomicWord) {
+		for {
+			old := w.Load()
+			if w.CompareAndSwap(old, math.Float64bits(math.Float64frombits(old)+sum)) {
+				return
+			}
+		}
+	})
+	arrive(k, Param[uint64](k, 4), Param[uint64](k, 5), Param[uint32](k, 6))
+	all := MultimemLoadReduce[float64](k, kernels.Reduction{Element: kernels.F64, Op: kernels.Add}, partialMC, 1)
+	Store(k, Param[uint64](k, 7), []float64{math.Sqrt(all[0])})
+}
