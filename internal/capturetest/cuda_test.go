@@ -36,6 +36,7 @@ var cudaCases = join(
 		"WithLeakTracing":      nothing(func() any { return cuda.WithLeakTracing() }),
 		"WithAllocationWait":   nothing(func() any { return cuda.WithAllocationWait(0) }),
 		"WithNamedStreamsOnly": nothing(func() any { return cuda.WithNamedStreamsOnly() }),
+		"WithRealMulticast":    nothing(func() any { return cuda.WithRealMulticast() }),
 	},
 	systemCases, deviceCases, streamCases, eventCases, graphCases, hostCases, kernelCases,
 )
