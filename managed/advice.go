@@ -44,9 +44,9 @@ func (r Range) SetPreferred(l cuda.Location) error {
 }
 
 // Preferred is where all of the range should lie. It is the zero Location where
-// nothing was said, or not the same for all, and, with the drivers that were
-// measured (CUDA 13.0), where a node of the host is preferred: they take a node,
-// and do not tell it again.
+// nothing was said, or not the same for all. The driver that was measured (CUDA
+// 13.0) does not tell a node of the host again: it reads as none on one machine,
+// as the host on another.
 func (r Range) Preferred() (cuda.Location, error) {
 	return r.location("managed.Range.Preferred", driver.RangePreferredLocation, driver.RangePreferredType, driver.RangePreferredID)
 }

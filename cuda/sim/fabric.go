@@ -52,7 +52,7 @@ func (m *Machine) exportFabric(mem *memory) (s driver.ShareableHandle, r driver.
 func (m *Machine) importFabric(s driver.ShareableHandle) (*memory, driver.Result) {
 	here := m.options.Fabric
 	if !here.open() {
-		return nil, driver.NotPermitted
+		return nil, driver.NotSupported
 	}
 	id := binary.LittleEndian.Uint64(s[16:])
 	if s != m.fabricHandle(id) {

@@ -124,7 +124,7 @@ func TestFabricHandles(t *testing.T) {
 		{state: "the same channel", importer: here, want: driver.Success},
 		{state: "with descriptors too", importer: here, types: fdAndFabric, want: driver.Success},
 		{state: "the device under another ordinal", importer: here, sees: []int{1}, want: driver.Success},
-		{state: "no channel", importer: elsewhere(func(f *Fabric) { f.Channels = nil }), want: driver.NotPermitted},
+		{state: "no channel", importer: elsewhere(func(f *Fabric) { f.Channels = nil }), want: driver.NotSupported},
 		{state: "another channel", importer: elsewhere(func(f *Fabric) { f.Channels = []int{3} }), want: driver.NotPermitted},
 		{state: "another clique", importer: elsewhere(func(f *Fabric) { f.Clique = 8 }), want: driver.InvalidHandle},
 		{state: "another cluster", importer: elsewhere(func(f *Fabric) { f.Cluster[15] = 1 }), want: driver.InvalidHandle},

@@ -240,6 +240,7 @@ func (a *api) MemImportFromShareableHandle(s driver.ShareableHandle, t driver.Ha
 	}
 	prop := mem.prop
 	prop.RequestedHandleTypes = driver.HandleNone
+	prop.Flags.GPUDirectRDMACapable = 0 // the real driver does not tell it of imports
 	return m.newHandle(mem, prop, true), driver.Success
 }
 

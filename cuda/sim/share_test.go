@@ -155,7 +155,7 @@ func TestWhatIsNotExportedMemoryIsRefused(t *testing.T) {
 	require.NoError(t, syscall.Close(fd))
 	require.NoError(t, file.Close())
 	_, res = r.MemImportFromShareableHandle(fdHandle(fd), driver.HandleFabric)
-	r.is(driver.NotPermitted, res)
+	r.is(driver.NotSupported, res)
 	_, res = r.MemImportFromShareableHandle(fdHandle(fd), 3)
 	r.is(driver.InvalidValue, res)
 

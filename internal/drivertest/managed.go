@@ -162,7 +162,7 @@ var managedRules = []Case{
 	},
 	{
 		Name:  "preferred location and last prefetch location",
-		Says:  "type and id are read back each on its own; a preferred HOST_NUMA or HOST_NUMA_CURRENT reads as none (0 and -2), a prefetch there as what was asked for",
+		Says:  "type and id are read back each on its own; a preferred HOST_NUMA or HOST_NUMA_CURRENT reads as none (0 and -2) on one machine, as HOST (2 and -1) on another, a prefetch there as what was asked for",
 		Needs: needs(concurrentAccess, locationForms),
 		Run: func(t *T) {
 			p := t.managed(2 * mib)
@@ -175,6 +175,11 @@ var managedRules = []Case{
 			} {
 				t.ok(t.D.MemAdvise(t.ctx, p, 2*mib, driver.AdviseSetPreferredLocation, c.asked), "prefer %+v", c.asked)
 				t.ok(t.D.MemPrefetchAsync(t.ctx, p, 2*mib, c.asked, t.stream), "prefetch to %+v", c.asked)
+				var kind [1]int32
+				t.ok(t.D.MemRangeGetAttribute(t.ctx, driver.RangePreferredType, p, 2*mib, kind[:]), "preferred type")
+				if c.preferred.Type == driver.LocationNone && kind[0] == int32(driver.LocationHost) {
+					c.preferred = driver.Location{Type: driver.LocationHost, ID: -1}
+				}
 				t.rangeReads(driver.RangePreferredType, p, 2*mib, int32(c.preferred.Type))
 				t.rangeReads(driver.RangePreferredID, p, 2*mib, c.preferred.ID)
 				t.rangeReads(driver.RangeLastPrefetchType, p, 2*mib, int32(c.fetched.Type))

@@ -139,6 +139,40 @@ var sharing = []Case{
 		},
 	},
 	{
+		Name:  "properties of an imported handle of memory that is RDMA-capable",
+		Says:  "RDMA reads 0, although the creator's handle says that it was granted",
+		Needs: needs(shareableByFD, rdmaMemory),
+		Run: func(t *T) {
+			p := shared(onDevice(t.Device), driver.HandlePosixFD)
+			p.Flags.GPUDirectRDMACapable = 1
+			h := t.create(t.chunk, p)
+			mine, r := t.D.MemGetAllocationPropertiesFromHandle(h)
+			t.ok(r, "properties of the creator's")
+			got, r := t.D.MemGetAllocationPropertiesFromHandle(t.importFD(t.export(h)))
+			t.ok(r, "properties of the imported one")
+			if mine.Flags.GPUDirectRDMACapable != 1 || got.Flags.GPUDirectRDMACapable != 0 {
+				t.Errorf("RDMA reads %d for the creator, %d for the importer", mine.Flags.GPUDirectRDMACapable, got.Flags.GPUDirectRDMACapable)
+			}
+		},
+	},
+	{
+		Name:  "‡ properties of an imported handle of compressible memory",
+		Says:  "compression reads as it was granted",
+		Needs: needs(shareableByFD, compressible),
+		Run: func(t *T) {
+			p := shared(onDevice(t.Device), driver.HandlePosixFD)
+			p.Flags.CompressionType = driver.CompressionGeneric
+			h := t.create(t.chunk, p)
+			mine, r := t.D.MemGetAllocationPropertiesFromHandle(h)
+			t.ok(r, "properties of the creator's")
+			got, r := t.D.MemGetAllocationPropertiesFromHandle(t.importFD(t.export(h)))
+			t.ok(r, "properties of the imported one")
+			if got.Flags.CompressionType != mine.Flags.CompressionType {
+				t.Errorf("compression reads %d for the creator, %d for the importer", mine.Flags.CompressionType, got.Flags.CompressionType)
+			}
+		},
+	},
+	{
 		Name:  "re-export of an imported handle",
 		Says:  "INVALID_VALUE: only the creator exports. The descriptor itself can be forwarded",
 		Needs: needs(shareableByFD),
@@ -170,12 +204,12 @@ var sharing = []Case{
 		},
 	},
 	{
-		Name:  "‡ import of a fabric handle while the process has no open IMEX channel",
-		Says:  "NOT_PERMITTED",
+		Name:  "import of a fabric handle while the process has no open IMEX channel",
+		Says:  "NOT_SUPPORTED",
 		Needs: needs(fabricHandles, noFabricChannel),
 		Run: func(t *T) {
 			_, r := t.D.MemImportFromShareableHandle(driver.ShareableHandle{1}, driver.HandleFabric)
-			t.answers(driver.NotPermitted, r, "import")
+			t.answers(driver.NotSupported, r, "import")
 		},
 	},
 	{
