@@ -146,13 +146,17 @@ func TestLookingWhileOthersAllocate(t *testing.T) {
 	_, d := open(t)
 	p := newPool(t, d, pool.Options{Track: true})
 	var g errgroup.Group
+	rounds := 300
+	if thorough {
+		rounds = 30
+	}
 	var streams []*cuda.Stream
 	for range 4 {
 		streams = append(streams, stream(t, d))
 	}
 	for i, s := range streams {
 		g.Go(func() error {
-			for j := range 300 {
+			for j := range rounds {
 				b, err := p.Alloc(pool.Request{Bytes: 1 << (8 + j%15), Stream: s})
 				if err == nil {
 					err = p.Free(b, streams[(i+j)%4])

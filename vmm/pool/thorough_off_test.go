@@ -1,0 +1,5 @@
+//go:build !invariants
+
+package pool_test
+
+const thorough = false
