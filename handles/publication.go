@@ -143,7 +143,7 @@ func (p *Publication) Announce(ctx context.Context, length int, s *cuda.Stream) 
 	if err != nil {
 		return err
 	}
-	fresh, err := p.announce(ctx, op, s, uint64(length), bytes, next)
+	fresh, err := p.announce(ctx, op, s, bytes, next)
 	if err != nil {
 		return errors.Join(err, next.Release())
 	}
@@ -155,7 +155,7 @@ func (p *Publication) Announce(ctx context.Context, length int, s *cuda.Stream) 
 
 // announce exports what is new, and has the words read the next generation when
 // the stream's work is done. The new memory's exports are the caller's.
-func (p *Publication) announce(ctx context.Context, op string, s *cuda.Stream, length, bytes uint64, next share.View) (fresh []*phys.Handle, err error) {
+func (p *Publication) announce(ctx context.Context, op string, s *cuda.Stream, bytes uint64, next share.View) ([]*phys.Handle, error) {
 	if len(next.Chunks) > MaxChunks {
 		return nil, failure(op, ErrTooLarge, fmt.Sprintf("%d chunks, of which %d can be shared", len(next.Chunks), MaxChunks), "use larger chunks")
 	}
@@ -163,37 +163,45 @@ func (p *Publication) announce(ctx context.Context, op string, s *cuda.Stream, l
 		return nil, failure(op, ErrTooLarge, fmt.Sprintf("%d generations", p.used), "publish it anew")
 	}
 	// More than one update holds is exported when it is sent.
-	added := next.Chunks[len(p.mem.Chunks):]
-	fresh = handlesOf(added[:min(len(added), batchChunks)])
-	if len(p.subscribers()) == 0 {
-		fresh = nil
+	var fresh []*phys.Handle
+	followers := p.subscribers()
+	if added := next.Chunks[len(p.mem.Chunks):]; len(followers) > 0 {
+		fresh = handlesOf(added[:min(len(added), batchChunks)])
 	}
 	if _, err := p.exports.open(ctx, op, fresh); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			p.exports.close(fresh)
-		}
-	}()
-	if s != nil {
-		if err := p.seq.behind(ctx, op, s); err != nil {
-			return nil, err
-		}
-	}
-	if err := p.hold.Cover(op, bytes); err != nil {
+	if err := p.write(ctx, op, s, bytes, followers); err != nil {
+		p.exports.close(fresh)
 		return nil, err
-	}
-	p.used++
-	for _, f := range p.subscribers() {
-		if err := p.seq.write(op, f.page.word, p.used); err != nil {
-			return nil, err
-		}
 	}
 	return fresh, nil
 }
 
+// write has the followers' words read the next generation.
+func (p *Publication) write(ctx context.Context, op string, s *cuda.Stream, bytes uint64, followers []*subscriber) error {
+	if s != nil {
+		if err := p.seq.behind(ctx, op, s); err != nil {
+			return err
+		}
+	}
+	if err := p.hold.Cover(op, bytes); err != nil {
+		return err
+	}
+	p.used++
+	for _, f := range followers {
+		if err := p.seq.write(op, f.page.word, p.used); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// notCapturing refuses a stream that captures, before anything is done.
 func (p *Publication) notCapturing(op string, s *cuda.Stream) error {
+	if s == nil {
+		return failure(op, cuda.ErrInvalidArgument, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
+	}
 	in := core.StreamOf(s)
 	if err := in.Use(op, core.SystemOf(p.seq.dev)); err != nil {
 		return err
@@ -241,6 +249,11 @@ func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 	}
 	if shown := p.view.length; uint64(length) > shown {
 		return failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Announce")
+	}
+	for _, s := range streams {
+		if err := p.notCapturing(op, s); err != nil {
+			return err
+		}
 	}
 	gone, err := p.hold.Shrink(op, bytes, streams)
 	if err != nil && len(gone.Chunks) == 0 {
