@@ -3,6 +3,7 @@
 package handles_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -72,6 +73,9 @@ func (r *outcome) fail(err error) {
 type place struct {
 	Folder string // of the software machine; empty: the real driver
 	Dir    string // of the socket
+	// Quiet processes cannot be traced, Small ones may open 1,024 files, and
+	// Stranger is an ordinary user.
+	Quiet, Small, Stranger bool
 }
 
 func (p place) socket() string { return filepath.Join(p.Dir, "s") }
@@ -97,6 +101,18 @@ func newPlace(t testing.TB) place {
 func (p place) open() (*cuda.System, *cuda.Device, error) {
 	var sys *cuda.System
 	var err error
+	if p.Small {
+		err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1024, Max: 1024})
+	}
+	if p.Stranger && err == nil {
+		err = become(nobody)
+	}
+	if p.Quiet && err == nil {
+		err = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
 	if p.Folder == "" {
 		sys, err = cuda.Open()
 	} else {
@@ -194,6 +210,11 @@ func follow(c *reexec.Child, p place, o handles.FollowOptions) (err error) {
 				r.fail(err)
 			}
 			r.Sum = sumOf(all)
+		case "check": // every generation, until the end
+			r.fail(checkAll(limited, f, s))
+			mu.Lock()
+			r.Told = slices.Clone(told)
+			mu.Unlock()
 		case "write":
 			part, err := f.Array().Slice(do.From, do.From+do.N)
 			if err == nil {
@@ -229,6 +250,32 @@ func cmpOr(a, b time.Duration) time.Duration {
 		return a
 	}
 	return b
+}
+
+// checkAll follows an array of which element i is i, to its end.
+func checkAll(ctx context.Context, f *handles.Follower[uint32], s *cuda.Stream) error {
+	for {
+		err := f.Next(ctx, s)
+		if errors.Is(err, cuda.ErrCapacity) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		all := f.Array().All()
+		got := make([]uint32, all.Len())
+		if err := all.CopyTo(s, got); err != nil {
+			if f.Len() < len(got) {
+				continue // taken back meanwhile
+			}
+			return err
+		}
+		for i, v := range got {
+			if v != uint32(i) && i < f.Len() {
+				return fmt.Errorf("element %d of %d is %d in generation %d", i, len(got), v, f.Generation())
+			}
+		}
+	}
 }
 
 // sumOf is the SHA-256 of elements.
@@ -273,7 +320,7 @@ func publish(c *reexec.Child, p place) (err error) {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(context.Background(), l) }()
 	defer func() { err = errors.Join(err, server.Close(), <-served) }()
-	a, err := vmm.NewArray[uint32](d, vmm.BufferOptions{Reserve: 256 * mib, Chunks: vmm.FixedChunks(2 * mib)})
+	a, err := vmm.NewArray[uint32](d, vmm.BufferOptions{Reserve: 4096 * mib, Chunks: vmm.FixedChunks(2 * mib)})
 	if err != nil {
 		return err
 	}
@@ -305,6 +352,18 @@ func publish(c *reexec.Child, p place) (err error) {
 		switch do.Do {
 		case "append": // and announce
 			err := a.Append(s, counting(do.From, do.N))
+			if err == nil {
+				err = pub.Announce(ctx, a.Len(), s)
+			}
+			r.fail(err)
+		case "grow": // and announce
+			err := a.Grow(do.N)
+			if err == nil {
+				err = pub.Announce(ctx, a.Len(), s)
+			}
+			r.fail(err)
+		case "extend": // as it would be without any shrink between, and announce
+			err := a.Append(s, counting(a.Len(), do.N))
 			if err == nil {
 				err = pub.Announce(ctx, a.Len(), s)
 			}
@@ -396,6 +455,7 @@ func startFollower(t testing.TB, p place, reserve int) member {
 
 func TestAnArrayIsFollowedByOtherProcesses(t *testing.T) {
 	places(t, func(t *testing.T, p place, _ *cuda.Device) {
+		p.Quiet = true
 		publisher := startPublisher(t, p)
 		followers := []member{startFollower(t, p, 0), startFollower(t, p, 0)}
 		for i := range 4 {
@@ -466,5 +526,167 @@ func TestAPublisherThatIsKilledLeavesNobodyHanging(t *testing.T) {
 		require.Equal(t, publisher.ask(task{Do: "sum"}).Sum, f.ask(task{Do: "sum"}).Sum)
 		f.Wait()
 		publisher.Wait()
+	})
+}
+
+// taken is what is taken of the machine, as a third process sees it.
+func (p place) taken(t testing.TB) (bytes uint64) {
+	u, err := sim.Inspect(p.Folder)
+	require.NoError(t, err)
+	for _, d := range u.Devices {
+		bytes += d.Taken
+	}
+	return bytes
+}
+
+// Followers that crash, again and again, cost the publisher and each other
+// nothing.
+func TestTwoHundredFollowersCrash(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes a while")
+	}
+	p := newPlace(t)
+	publisher := startPublisher(t, p)
+	steady := startFollower(t, p, 0)
+	publisher.ask(task{Do: "append", N: 1_000_000})
+	steady.ask(task{Do: "until", N: 1_000_000})
+	const rounds, at = 20, 10
+	var before outcome
+	for round := range rounds {
+		var all []member
+		for range at {
+			all = append(all, startFollower(t, p, 0))
+		}
+		for i, f := range all {
+			// Some die as they come, some while memory is on its way, some with it.
+			switch i % 3 {
+			case 1:
+				f.Send(task{Do: "until", N: 1_000_000})
+			case 2:
+				f.ask(task{Do: "until", N: 1_000_000})
+			}
+		}
+		for _, f := range all {
+			f.Kill()
+		}
+		r := publisher.ask(task{Do: "followers", N: 1})
+		if round == 0 {
+			before = r
+		}
+		if round == rounds-1 {
+			require.InDelta(t, before.FDs, r.FDs, at, "no descriptor is left")
+			require.InDelta(t, before.Maps, r.Maps, at+10, "no address space is left")
+		}
+	}
+	publisher.ask(task{Do: "append", From: 7, N: 100_000})
+	steady.ask(task{Do: "until", N: 1_100_000})
+	require.Equal(t, publisher.ask(task{Do: "sum"}).Sum, steady.ask(task{Do: "sum"}).Sum)
+	publisher.ask(task{Do: "shrink", N: 500_000})
+	publisher.ask(task{Do: "settle"})
+	require.EqualValues(t, 2, p.taken(t)/mib, "the memory of one chunk, which two processes have")
+	steady.Kill()
+	publisher.Wait()
+	require.Zero(t, p.taken(t))
+}
+
+// Both sides may open 1,024 files, and share more chunks than that.
+func TestPublishingUnderASmallLimitOfOpenFiles(t *testing.T) {
+	p := newPlace(t)
+	p.Small = true
+	publisher := startPublisher(t, p)
+	f := startFollower(t, p, 0)
+	publisher.ask(task{Do: "grow", N: 1100 * mib / 2})
+	f.ask(task{Do: "until", N: 1100 * mib / 2})
+	require.Less(t, publisher.ask(task{Do: "settle"}).FDs, 60)
+	f.Wait()
+	publisher.Wait()
+	require.Zero(t, p.taken(t))
+}
+
+// Under load each side sees only whole generations, whatever the other is at.
+func TestGrowthAndShrinkageUnderLoad(t *testing.T) {
+	places(t, func(t *testing.T, p place, _ *cuda.Device) {
+		publisher := startPublisher(t, p)
+		var followers []member
+		for i := range 3 {
+			f := startFollower(t, p, []int{0, 32 * mib, 6 * mib}[i])
+			f.Send(task{Do: "check", Wait: 40 * time.Second})
+			followers = append(followers, f)
+		}
+		publisher.ask(task{Do: "followers", N: 3})
+		for i := range 60 {
+			n := publisher.ask(task{Do: "extend", N: 150_000 + 1000*i}).Len
+			if i%7 == 6 {
+				publisher.ask(task{Do: "shrink", N: n / 5})
+			}
+		}
+		publisher.ask(task{Do: "shrink", N: 1_000})
+		r := publisher.ask(task{Do: "settle"})
+		require.Zero(t, r.Stats.Pinned)
+		publisher.ask(task{Do: "withdraw"})
+		for _, f := range followers {
+			var r outcome
+			f.Recv(&r)
+			require.Equal(t, []string{"withdrawn"}, r.Is, r.Err)
+			require.Equal(t, 1_000, r.Len)
+			require.NotEmpty(t, r.Told)
+			f.Wait()
+		}
+		publisher.Wait()
+		if p.Folder != "" {
+			require.Zero(t, p.taken(t))
+		}
+	})
+}
+
+// A process of another user gets nothing, and the others all that there is.
+func TestAFollowerOfAnotherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root becomes another user")
+	}
+	p := newPlace(t)
+	publisher := startPublisher(t, p)
+	stranger := p
+	stranger.Stranger, stranger.Folder = true, ""
+	c := reexec.Command(t, "stranger")
+	c.Start()
+	c.Send(stranger)
+	c.Wait()
+	f := startFollower(t, p, 0)
+	publisher.ask(task{Do: "append", N: 1000})
+	f.ask(task{Do: "until", N: 1000})
+	f.Wait()
+	publisher.Wait()
+}
+
+func init() {
+	// stranger is another user, even where the folders would let it in.
+	reexec.Register("stranger", func(c *reexec.Child) error {
+		var p place
+		if err := c.Recv(&p); err != nil {
+			return err
+		}
+		dir, err := unix.Open(p.Dir, unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		if err := become(nobody); err != nil {
+			return err
+		}
+		if _, err := handles.Dial(context.Background(), p.socket(), handles.Options{}); !errors.Is(err, cuda.ErrNotPermitted) {
+			return fmt.Errorf("dial: %v", err)
+		}
+		// The directory is open already, so only the server itself can refuse.
+		s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		_ = unix.Connect(s, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/s", dir)})
+		b := make([]byte, 1024)
+		n, _ := unix.Read(s, b)
+		if n > 0 && !bytes.Contains(b[:n], []byte("not allowed")) {
+			return fmt.Errorf("the server says %q", b[:n])
+		}
+		return nil
 	})
 }
