@@ -35,6 +35,7 @@ type order struct {
 	Spots        bool   // a few bytes here and there alone
 	Folder       string // of the software machine; empty for the real driver
 	Memory       uint64 // of its device
+	Fast         bool   // without leak tracing
 	Quiet, Small bool   // be an ordinary user who cannot be traced; have few open files
 }
 
@@ -45,6 +46,7 @@ type report struct {
 	Ptr uint64
 	// Open descriptors, and live allocations.
 	FDs, Live int
+	Nanos     int64
 }
 
 // party is a child: it has a device, connections in turn, and buffers.
@@ -146,6 +148,10 @@ func (p *party) obey(o order, r *report) (err error) {
 		return part.CopyFrom(nil, pattern(b.Len(), o.Seed))
 	case "close":
 		return p.buffers[o.Nth].Close()
+	case "import raw":
+		took, err := p.importRaw(ctx, o.N, o.Chunk)
+		r.Nanos = int64(took)
+		return err
 	case "count":
 		all, err := os.ReadDir("/proc/self/fd")
 		r.FDs, r.Live = len(all), p.s.Stats().Allocations
@@ -185,14 +191,18 @@ func (p *party) open(o order) (err error) {
 			return err
 		}
 	}
+	options := []cuda.Option{cuda.WithLeakTracing()}
+	if o.Fast {
+		options = nil
+	}
 	if o.Folder == "" {
-		p.s, err = cuda.Open(cuda.WithLeakTracing())
+		p.s, err = cuda.Open(options...)
 	} else {
 		m, err := sim.New(folderOptions(o.Folder, o.Memory))
 		if err != nil {
 			return err
 		}
-		if p.s, err = m.OpenOwned(cuda.WithLeakTracing()); err != nil {
+		if p.s, err = m.OpenOwned(options...); err != nil {
 			return err
 		}
 	}
@@ -278,8 +288,8 @@ func (c *child) reads(nth, n, seed int) {
 	require.Equal(c.t, crc32.ChecksumIEEE(pattern(n, seed)), r.Sum)
 }
 
-// share has one child send a buffer to another.
-func share(from, to *child, nth int, o order) report {
+// pass has one child send a buffer to another.
+func pass(from, to *child, nth int, o order) report {
 	from.t.Helper()
 	o.Do = "receive"
 	from.Send(order{Do: "send", Nth: nth})
@@ -325,18 +335,18 @@ func TestSharingBetweenProcesses(t *testing.T) {
 		s.connect(a, b)
 		n := 5*s.chunk + 7
 		a.do(order{Do: "make", N: n, Seed: 1, Chunk: s.chunk})
-		first := share(a, b, 0, order{})
+		first := pass(a, b, 0, order{})
 		b.reads(0, n, 1)
 		b.do(order{Do: "write", Seed: 2})
 		a.reads(0, n, 2)
-		second := share(a, b, 0, order{})
+		second := pass(a, b, 0, order{})
 		require.Equal(t, first.Ptr, second.Ptr)
-		share(a, b, 0, order{ReadOnly: true})
+		pass(a, b, 0, order{ReadOnly: true})
 		b.reads(2, n, 2)
 		require.Contains(t, b.try(order{Do: "write", Nth: 2}).Err, "not permitted")
 		// And back over the same connection.
 		b.do(order{Do: "make", N: n, Seed: 3, Chunk: s.chunk})
-		share(b, a, 3, order{})
+		pass(b, a, 3, order{})
 		a.reads(1, n, 3)
 		a.Wait()
 		b.reads(0, n, 2)
@@ -355,7 +365,7 @@ func TestClosingInEveryOrderAcrossProcesses(t *testing.T) {
 			all[0].do(order{Do: "make", N: n, Seed: 1, Chunk: s.chunk})
 			for _, importer := range all[1:] {
 				s.connect(all[0], importer)
-				share(all[0], importer, 0, order{})
+				pass(all[0], importer, 0, order{})
 			}
 			for i, k := range closing {
 				s.returns(uint64(n))
@@ -378,7 +388,7 @@ func TestAnExporterThatIsKilled(t *testing.T) {
 		s.connect(a, b)
 		n := 9 * s.chunk
 		a.do(order{Do: "make", N: n, Seed: 1, Chunk: s.chunk})
-		share(a, b, 0, order{})
+		pass(a, b, 0, order{})
 		a.Kill()
 		b.reads(0, n, 1)
 		b.do(order{Do: "write", Seed: 2})
@@ -400,7 +410,7 @@ func TestAnImporterThatIsKilled(t *testing.T) {
 		for range 3 {
 			b := s.child()
 			s.connect(a, b)
-			share(a, b, 0, order{})
+			pass(a, b, 0, order{})
 			b.reads(0, n, 1)
 			b.Kill()
 			a.reads(0, n, 1)
@@ -449,7 +459,7 @@ func TestFiveHundredImportsInOneProcess(t *testing.T) {
 		const imports = 500
 		for i := range imports {
 			a.do(order{Do: "make", N: 100 + i, Seed: i, Chunk: s.chunk})
-			share(a, b, i, order{})
+			pass(a, b, i, order{})
 		}
 		for i := range imports {
 			b.reads(i, 100+i, i)
@@ -489,7 +499,7 @@ func TestManyChunksUnderASmallLimitOfOpenFiles(t *testing.T) {
 		const chunks = 3435
 		n := chunks*s.chunk - 5
 		a.do(order{Do: "make", N: n, Seed: 1, Chunk: s.chunk, Spots: true})
-		share(a, b, 0, order{})
+		pass(a, b, 0, order{})
 		b.do(order{Do: "read", Seed: 1, Spots: true})
 		count := b.do(order{Do: "count"})
 		require.Equal(t, chunks, count.Live)

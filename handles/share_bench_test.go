@@ -1,0 +1,186 @@
+//go:build linux
+
+package handles_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/internal/reexec"
+	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+// BenchmarkShare shares and maps 1, 128 and 3,435 allocations with another
+// process. Promised: at most 1.1 of the driver calls alone, which are taken in
+// turn in the same run: the exports here, the imports, maps and the grant there.
+func BenchmarkShare(b *testing.B) {
+	for _, n := range []int{1, 128, 3435} {
+		b.Run(fmt.Sprintf("%d allocations", n), func(b *testing.B) {
+			b.Run("software", func(b *testing.B) {
+				folder := b.TempDir()
+				m, err := sim.New(folderOptions(folder, 1<<30))
+				require.NoError(b, err)
+				s, err := m.OpenOwned()
+				require.NoError(b, err)
+				b.Cleanup(func() { require.NoError(b, s.Close()) })
+				benchShare(b, s.Devices()[0], folder, n, 64<<10)
+			})
+			b.Run("real", func(b *testing.B) { benchShare(b, gputest.RealWith(b), "", n, 2*mib) })
+		})
+	}
+}
+
+func benchShare(b *testing.B, d *cuda.Device, folder string, n, chunk int) {
+	conn, far, err := handles.Pair(handles.Options{})
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, conn.Close()) })
+	peer := reexec.Command(b, "party")
+	peer.ExtraFiles = []*os.File{far}
+	peer.Timeout = 10 * time.Minute
+	peer.Start()
+	far.Close()
+	ask := func(o order) (r report) {
+		peer.Send(o)
+		peer.Recv(&r)
+		require.Empty(b, r.Err)
+		return r
+	}
+	ask(order{Do: "open", Folder: folder, Memory: 1 << 30, Fast: true})
+	ask(order{Do: "inherit"})
+	buf, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: n * chunk, Chunks: vmm.FixedChunks(chunk)})
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, buf.Close()) })
+	require.NoError(b, buf.Grow(n*chunk))
+	received := 0
+	ours := func() time.Duration {
+		peer.Send(order{Do: "receive"})
+		time.Sleep(2 * time.Millisecond) // it waits by now
+		start := time.Now()
+		require.NoError(b, handles.SendBuffer(context.Background(), conn, buf))
+		took := time.Since(start)
+		var r report
+		peer.Recv(&r)
+		require.Empty(b, r.Err)
+		ask(order{Do: "close", Nth: received})
+		received++
+		return took
+	}
+	theirs := func() time.Duration {
+		fds, took := exportRaw(b, buf)
+		peer.Send(order{Do: "import raw", N: n, Chunk: chunk})
+		require.NoError(b, conn.Send(context.Background(), handles.Message{Kind: 1, FDs: fds}))
+		for _, f := range fds {
+			require.NoError(b, f.Close())
+		}
+		var r report
+		peer.Recv(&r)
+		require.Empty(b, r.Err)
+		return took + time.Duration(r.Nanos)
+	}
+	ours()
+	theirs()
+	for b.Loop() {
+		ours()
+	}
+	var a, c []time.Duration
+	for i := range max(5, min(101, 2000/n)) {
+		if i%2 == 0 {
+			a, c = append(a, ours()), append(c, theirs())
+		} else {
+			c, a = append(c, theirs()), append(a, ours())
+		}
+	}
+	b.ReportMetric(float64(median(a).Microseconds()), "share-us")
+	b.ReportMetric(float64(median(c).Microseconds()), "driver-us")
+	b.ReportMetric(float64(median(a))/float64(median(c)), "ratio")
+	peer.Wait()
+}
+
+func median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2]
+}
+
+// exportRaw is the driver calls of the exporter alone.
+func exportRaw(b *testing.B, buf *vmm.Buffer) (fds []*handles.FD, took time.Duration) {
+	v, err := share.Of(buf).View("bench", uint64(buf.Len()))
+	require.NoError(b, err)
+	defer func() { require.NoError(b, v.Release()) }()
+	drv := core.SystemOf(buf.Device()).Drv
+	all := make([]driver.ShareableHandle, len(v.Chunks))
+	start := time.Now()
+	for i, c := range v.Chunks {
+		var r driver.Result
+		if all[i], r = drv.MemExportToShareableHandle(c.Handle.Driver, driver.HandlePosixFD); r != driver.Success {
+			b.Fatal(r)
+		}
+	}
+	took = time.Since(start)
+	for _, s := range all {
+		f, err := handles.NewFD(int(int32(binary.NativeEndian.Uint32(s[:]))))
+		require.NoError(b, err)
+		fds = append(fds, f)
+	}
+	return fds, took
+}
+
+// importRaw is the driver calls of the importer alone.
+func (p *party) importRaw(ctx context.Context, n, chunk int) (took time.Duration, err error) {
+	m, err := p.conn.Receive(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer m.Close()
+	shareable := make([]driver.ShareableHandle, n)
+	for i, f := range m.FDs {
+		if err := f.Use(func(n int) error {
+			binary.NativeEndian.PutUint32(shareable[i][:], uint32(n))
+			return nil
+		}); err != nil {
+			return 0, err
+		}
+	}
+	if _, err := p.d.Context(); err != nil {
+		return 0, err
+	}
+	drv, size := core.SystemOf(p.d).Drv, uint64(chunk)
+	ok := func(r driver.Result) {
+		if r != driver.Success {
+			err = errors.Join(err, errors.New(r.String()))
+		}
+	}
+	at, r := drv.MemAddressReserve(uint64(n)*size, 0, 0)
+	ok(r)
+	mem := make([]driver.MemHandle, n)
+	access := []driver.AccessDesc{{Location: driver.Location{Type: driver.LocationDevice}, Flags: driver.AccessReadWrite}}
+	start := time.Now()
+	for i, s := range shareable {
+		mem[i], r = drv.MemImportFromShareableHandle(s, driver.HandlePosixFD)
+		ok(r)
+	}
+	for i, h := range mem {
+		ok(drv.MemMap(at+driver.Ptr(uint64(i)*size), size, 0, h))
+	}
+	ok(drv.MemSetAccess(at, uint64(n)*size, access))
+	took = time.Since(start)
+	ok(drv.MemUnmap(at, uint64(n)*size))
+	for _, h := range mem {
+		ok(drv.MemRelease(h))
+	}
+	ok(drv.MemAddressFree(at, uint64(n)*size))
+	return took, err
+}
