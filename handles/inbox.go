@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
+	"time"
 )
 
 // Messages of these kinds are the library's own: they carry memory, beside
@@ -13,11 +15,14 @@ import (
 // for what it sends.
 //
 //	sender                                 receiver
-//	offer (first chunks) ----------------> checks, imports
+//	offer -------------------------------> checks
 //	chunks ------------------------------> imports     (as often as needed)
-//	              <--- taken (chunks so far), at least one for each of those
+//	              <--- taken (chunks so far), for each of those but the last
 //	              <--- mapped
 //	confirmed ---------------------------> keeps it
+//
+// The sender exports while the receiver checks, and goes on without being asked
+// to. A receiver that has the memory already says mapped at once.
 //
 // Either side ends it at any time before: the sender by withdrawn, the receiver
 // by declined, both with the reason. So nobody keeps what the other believes to
@@ -313,6 +318,7 @@ func (c *Conn) drain(ctx context.Context, op string) error {
 func (c *Conn) awaitOwed(ctx context.Context, op, what string, from *[]Message) (m Message, err error) {
 	limited, cancel := context.WithTimeout(ctx, c.limits.Timeout)
 	defer cancel()
+	c.spin(from)
 	err = c.await(limited, op, func() (ok bool) {
 		if ok = len(*from) > 0; ok {
 			m, *from = (*from)[0], (*from)[1:]
@@ -324,4 +330,23 @@ func (c *Conn) awaitOwed(ctx context.Context, op, what string, from *[]Message) 
 			"see what it waits for, or raise Options.Timeout").because(context.DeadlineExceeded)
 	}
 	return m, err
+}
+
+// spinTime is how long a peer that is at it is polled for what it owes. Being
+// woken takes longer than importing and mapping a chunk.
+const spinTime = time.Millisecond
+
+// spin waits a moment for something to come, where there are processors for it.
+func (c *Conn) spin(from *[]Message) {
+	if runtime.GOMAXPROCS(0) < 4 {
+		return
+	}
+	for start := time.Now(); time.Since(start) < spinTime; runtime.Gosched() {
+		c.inbox.mu.Lock()
+		came := len(*from) > 0
+		c.inbox.mu.Unlock()
+		if came || c.sock.Ready() {
+			return
+		}
+	}
 }

@@ -201,14 +201,14 @@ func (c *Conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Devic
 
 // takeAll imports the chunks as they come.
 func (c *Conn) takeAll(ctx context.Context, op string, t *transfer, i *intake) error {
-	err := i.take(t.offer.FDs)
-	_ = t.offer.Close() // the driver has the memory, or never will
-	for err == nil && len(i.chunks) < len(i.declared.Chunks) {
-		if err := c.transmit(ctx, op, countMessage(takenKind, t.number, len(i.chunks))); err != nil {
-			return err
+	for len(i.chunks) < len(i.declared.Chunks) {
+		if len(i.chunks) > 0 {
+			if err := c.transmit(ctx, op, countMessage(takenKind, t.number, len(i.chunks))); err != nil {
+				return err
+			}
 		}
-		var part Message
-		if part, err = c.awaitOwed(ctx, op, "further chunk", &t.parts); err != nil {
+		part, err := c.awaitOwed(ctx, op, "further chunk", &t.parts)
+		if err != nil {
 			return err
 		}
 		switch {
@@ -219,9 +219,12 @@ func (c *Conn) takeAll(ctx context.Context, op string, t *transfer, i *intake) e
 		default:
 			err = i.take(part.FDs)
 		}
-		_ = part.Close()
+		_ = part.Close() // the driver has the memory, or never will
+		if err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // confirm tells the sender that its memory is mapped, and waits until it knows.

@@ -134,48 +134,60 @@ func (c *Conn) offer(ctx context.Context, op string, who identity, d *Descriptor
 		b.mu.Unlock()
 	}()
 	m, err := offerMessage(t, who, d)
-	if err != nil {
-		b.mu.Lock()
-		b.out.begun-- // the peer never hears of it
-		t = b.out.ended
-		b.mu.Unlock()
-		return err
-	}
-	offered := false
-	for sent, under := 0, []int(nil); err == nil; {
-		var e *exported
-		if e, err = exportSome(ctx, op, chunks[sent:], c.limits.Timeout); err != nil {
-			break
-		}
-		if offered {
-			m = countMessage(chunksKind, t, sent)
-		}
-		m.FDs = e.fds
+	if err == nil {
 		err = c.transmit(ctx, op, m)
-		sent += len(e.fds)
-		e.close()
-		if err != nil {
-			break
-		}
-		offered = true
-		under = append(under, sent)
-		for err == nil && (len(under) >= chunkWindow || sent == len(chunks)) {
-			var done bool
-			if under, done, err = c.answered(ctx, op, under); done {
-				return c.tell(ctx, op, transferMessage(confirmedKind, t))
-			}
-		}
 	}
-	switch {
-	case !offered:
+	if err != nil {
 		b.mu.Lock()
 		b.out.begun-- // the peer never heard of it
 		t = b.out.ended
 		b.mu.Unlock()
+		return err
+	}
+	// under are the counts of chunks that the peer has still to acknowledge.
+	sent, under, done := 0, []int(nil), false
+	for err == nil && !done {
+		if err = c.drain(ctx, op); err != nil {
+			break
+		}
+		if sent == len(chunks) || len(under) == chunkWindow || c.answeredAlready() {
+			under, done, err = c.answered(ctx, op, under)
+			continue
+		}
+		var n int
+		if n, err = c.sendChunks(ctx, op, t, sent, chunks[sent:]); err == nil {
+			sent += n
+			under = append(under, sent)
+		}
+	}
+	switch {
+	case done:
+		return c.tell(ctx, op, transferMessage(confirmedKind, t))
 	case !errors.Is(err, ErrRefused):
 		_ = c.tell(ctx, op, reasonMessage(withdrawnKind, t, err))
 	}
 	return err
+}
+
+// sendChunks exports and sends the first of the chunks that are left, and
+// answers how many.
+func (c *Conn) sendChunks(ctx context.Context, op string, t uint32, sent int, left []*phys.Handle) (int, error) {
+	e, err := exportSome(ctx, op, left, c.limits.Timeout)
+	if err != nil {
+		return 0, err
+	}
+	defer e.close()
+	m := countMessage(chunksKind, t, sent)
+	m.FDs = e.fds
+	return len(e.fds), c.transmit(ctx, op, m)
+}
+
+// answeredAlready reports whether the peer has said something: it refuses, or
+// has the memory already, so that no more need be exported.
+func (c *Conn) answeredAlready() bool {
+	c.inbox.mu.Lock()
+	defer c.inbox.mu.Unlock()
+	return len(c.inbox.out.answers) > 0
 }
 
 // answered waits for the next answer of the peer, to messages that so many

@@ -103,8 +103,13 @@ func (h *hostile) offer(d Descriptor, fds []*FD) {
 			binary.LittleEndian.PutUint64(b[descriptorHeader+8*i:], c)
 		}
 	}
-	m.Body, m.FDs = append(m.Body, b...), fds
-	require.NoError(h.t, h.near.transmit(h.t.Context(), "test", m))
+	m.Body = append(m.Body, b...)
+	h.send(m)
+	if len(fds) > 0 {
+		m = countMessage(chunksKind, h.offers, 0)
+		m.FDs = fds
+		h.send(m)
+	}
 }
 
 func (h *hostile) send(m Message) {

@@ -17,7 +17,7 @@ import (
 //	mapped
 //	declined    the reason, in text
 //
-// The file descriptors of offer and chunks are the handles of the next chunks.
+// The file descriptors of chunks are the handles of the next chunks.
 const (
 	transferHeader = 4
 	identityBytes  = 16
@@ -42,8 +42,7 @@ func transferOf(m Message) (uint32, error) {
 		most += reasonBytes
 	}
 	carries := 0
-	switch m.Kind {
-	case offerKind, chunksKind:
+	if m.Kind == chunksKind {
 		carries = chunkBatch
 	}
 	switch {

@@ -53,6 +53,7 @@ func TestTransferMessagesThatNoPeerSends(t *testing.T) {
 		body(takenKind, 4), body(mappedKind, 3), body(mappedKind, 5), body(confirmedKind, 0), body(confirmedKind, 8),
 		body(declinedKind, 3), body(declinedKind, transferHeader+reasonBytes+1), body(withdrawnKind, transferHeader+reasonBytes+1),
 		{Kind: mappedKind, Body: make([]byte, 4), FDs: make([]*FD, 1)},
+		{Kind: offerKind, Body: someOffer(t, 1).Body, FDs: make([]*FD, 1)},
 		{Kind: chunksKind, Body: make([]byte, 8), FDs: make([]*FD, chunkBatch+1)},
 	} {
 		_, err := transferOf(m)
@@ -75,9 +76,7 @@ func TestTransfersInTurn(t *testing.T) {
 		return m
 	}
 	offer := func(number uint32) Message {
-		m := someOffer(t, number)
-		m.FDs = someFDs(t, 1)
-		return m
+		return someOffer(t, number)
 	}
 	require.NoError(t, b.put(offer(1)))
 	require.NoError(t, b.put(part(1, 2)))
@@ -235,8 +234,6 @@ func FuzzInbox(f *testing.F) {
 			switch step % 13 {
 			case 0:
 				m = someOffer(t, number)
-				m.FDs = someFDs(t, 1)
-				fds++
 			case 1:
 				m = countMessage(chunksKind, number, 1)
 				m.FDs = someFDs(t, 1)
