@@ -38,7 +38,7 @@ var cudaCases = join(
 		"WithNamedStreamsOnly": nothing(func() any { return cuda.WithNamedStreamsOnly() }),
 		"WithRealMulticast":    nothing(func() any { return cuda.WithRealMulticast() }),
 	},
-	systemCases, deviceCases, streamCases, eventCases, graphCases, hostCases, kernelCases,
+	systemCases, deviceCases, streamCases, eventCases, graphCases, hostCases, kernelCases, fabricHandleCases,
 )
 
 // failing is a call on an error of the driver's.

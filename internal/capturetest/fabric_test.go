@@ -2,6 +2,7 @@ package capturetest
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/fabric"
@@ -32,6 +33,20 @@ var fabricCases = join(
 				}
 				return nil
 			}
+		},
+	},
+)
+
+var fabricHandleCases = join(
+	plain("FabricHandle", func(*world) cuda.FabricHandle { return cuda.FabricHandle{1} }, "String", "LogValue", "MarshalBinary", "MarshalText"),
+	table{
+		"FabricHandle.Format": nothing(func() any { return fmt.Sprintf("%x", cuda.FabricHandle{1}) }),
+		"FabricHandle.UnmarshalBinary": func(*world) func() error {
+			return func() error { return new(cuda.FabricHandle).UnmarshalBinary(make([]byte, 64)) }
+		},
+		"FabricHandle.UnmarshalText": func(w *world) func() error {
+			text := must[[]byte](w)(cuda.FabricHandle{1}.MarshalText())
+			return func() error { return new(cuda.FabricHandle).UnmarshalText(text) }
 		},
 	},
 )
