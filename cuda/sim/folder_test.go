@@ -283,6 +283,41 @@ func TestManyImportsCostNoDescriptors(t *testing.T) {
 	noFiles(t, folder)
 }
 
+func TestADMABufPinsMemoryOfAMakerThatIsGone(t *testing.T) {
+	folder := t.TempDir()
+	m, err := New(small(folder, 8))
+	require.NoError(t, err)
+	d := m.Driver()
+	require.Zero(t, d.Init())
+	ctx, _ := d.DevicePrimaryCtxRetain(0)
+	p, _ := d.MemAddressReserve(2*chunk, 0, 0)
+	for i := range driver.Ptr(2) {
+		h, r := d.MemCreate(chunk, on(0, 0))
+		require.Zero(t, r)
+		require.Zero(t, d.MemMap(p+i*chunk, chunk, 0, h))
+		require.Zero(t, d.MemRelease(h))
+	}
+	require.NoError(t, m.Poke(uint64(p), pattern(2*chunk)))
+	fd, r := d.MemGetHandleForAddressRange(ctx, p+4096, 2*chunk-8192)
+	require.Zero(t, r)
+	got, err := m.Bytes(uint64(p), 2*chunk)
+	require.NoError(t, err)
+	require.Equal(t, pattern(2*chunk), got)
+	require.EqualValues(t, 2*chunk, taken(t, folder))
+	require.Zero(t, d.MemUnmap(p, 2*chunk))
+	require.EqualValues(t, 2*chunk, taken(t, folder))
+	require.Zero(t, d.MemAddressFree(p, 2*chunk))
+	require.Zero(t, d.DevicePrimaryCtxRelease(0))
+	require.NoError(t, m.Close())
+	other := start(t, small(folder, 8))
+	require.EqualValues(t, 6*chunk, other.free(), "it outlives its maker")
+	_, res := other.MemImportFromShareableHandle(fdHandle(int(fd)), driver.HandlePosixFD)
+	other.is(driver.Unknown, res)
+	require.NoError(t, unix.Close(int(fd)))
+	require.EqualValues(t, 8*chunk, other.free())
+	noFiles(t, folder)
+}
+
 func TestExportFailsCleanlyWithoutTheFolder(t *testing.T) {
 	folder := t.TempDir() + "/gone"
 	r := start(t, small(folder, 8))

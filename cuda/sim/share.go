@@ -48,13 +48,16 @@ func newFile(l label) (*osmem.Shared, error) {
 	return s, nil
 }
 
-func (l label) write(s *osmem.Shared) {
+func (l label) write(s *osmem.Shared) { l.put(s.Bytes()[l.Size:]) }
+
+// put encodes the label.
+func (l label) put(to []byte) {
 	l.Magic = labelMagic
 	var b bytes.Buffer
 	if err := binary.Write(&b, binary.LittleEndian, &l); err != nil {
 		panic(err) // a struct of fixed size always encodes
 	}
-	copy(s.Bytes()[l.Size:], b.Bytes())
+	copy(to, b.Bytes())
 }
 
 // readLabel reads the label of a memory file of so many bytes, all told, from

@@ -19,7 +19,9 @@
 //     changes at once, in an order in which every prefix of a change is a state
 //     like any other;
 //   - who reads the books under the one lock of all transactions sweeps out
-//     what is over.
+//     what is over. That lock, too, goes with its process; a process that is
+//     stopped in the middle of a transaction, which takes microseconds, holds
+//     the others up until it goes on or is killed.
 //
 // The records have fixed places, so the file has the same size for ever.
 package ledger

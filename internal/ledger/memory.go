@@ -88,6 +88,7 @@ func (l *Ledger) Publish(file *osmem.Shared, id uint64, pool int, size uint64) e
 	m.maker.Store(l.me.serial.Load())
 	m.offered.Store(0)
 	m.slot.Store(0)
+	m.pins.Store(0)
 	l.me.take(i)
 	m.id.Store(id)
 	if err := l.folder.Link(file, fileOf(id)); err != nil {

@@ -7,7 +7,7 @@ import (
 
 // The file: the header, the description, the holders, the memories.
 const (
-	magic = 0x6375766d6d000003 // its last byte is the version
+	magic = 0x6375766d6d000004 // its last byte is the version
 
 	maxHolders  = 1 << 10
 	maxMemories = 1 << 15
@@ -76,7 +76,10 @@ type memory struct {
 	offered atomic.Uint64
 	// slot is 1 while it takes one of the slots.
 	slot atomic.Uint64
-	_    [2]uint64
+	// pins is how many memories it holds while a descriptor of it is open: its
+	// file begins with their numbers.
+	pins atomic.Uint64
+	_    [1]uint64
 }
 
 const (

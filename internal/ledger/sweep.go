@@ -61,7 +61,8 @@ func (l *Ledger) heldByHolder(memory int) bool {
 }
 
 func (l *Ledger) heldByDescriptor(memory int) bool {
-	return l.folder.Held(fileOf(l.books.memories[memory].id.Load()))
+	id := l.books.memories[memory].id.Load()
+	return l.folder.Held(fileOf(id)) || l.pinned(id)
 }
 
 func (l *Ledger) held(memory int) bool { return l.heldByHolder(memory) || l.heldByDescriptor(memory) }
