@@ -86,13 +86,11 @@ func init() {
 			var a outcome
 			switch next.Do {
 			case "import":
-				handle, form := driver.ShareableHandle{}, driver.HandleFabric
 				if next.Fabric != nil {
-					handle = *next.Fabric
+					object, a.Result = d.MemImportFromShareableHandle(*next.Fabric, driver.HandleFabric)
 				} else {
-					handle, form = fdHandle(int(c.Files[0].Fd())), driver.HandlePosixFD
+					object, a.Result = d.MemImportFromShareableHandle(fdHandle(int(c.Files[0].Fd())), driver.HandlePosixFD)
 				}
-				object, a.Result = d.MemImportFromShareableHandle(handle, form)
 				for _, f := range c.Files {
 					f.Close()
 				}

@@ -82,7 +82,7 @@ func found(folder *osmem.Folder, m Machine) error {
 	if err != nil {
 		return err
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }()
 	b := booksIn(file.Bytes())
 	copy(b.text, m.Description)
 	b.description.Store(uint64(len(m.Description)))
@@ -144,7 +144,7 @@ func (l *Ledger) asOthers(i int) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	defer other.Close()
+	defer func() { _ = other.Close() }()
 	return other.Locked(lockHolder + uint64(i))
 }
 

@@ -4,6 +4,8 @@ package ledger
 
 import (
 	"os"
+	"path/filepath"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -94,9 +96,9 @@ func TestLimitsAreShared(t *testing.T) {
 	require.False(t, b.Take(1, 4*page))
 	require.True(t, b.Take(1, 3*page))
 	require.Zero(t, a.Free(1))
-	require.EqualValues(t, 100*page, a.Free(0))
+	require.Equal(t, 100*page, a.Free(0))
 	a.Give(1, page)
-	require.EqualValues(t, page, b.Free(1))
+	require.Equal(t, page, b.Free(1))
 	a.crash()
 	require.True(t, b.Take(1, 7*page), "what was killed holds nothing")
 	require.NoError(t, b.Close())
@@ -118,14 +120,14 @@ func TestDescriptorsHoldMemory(t *testing.T) {
 	require.Equal(t, []Memory{{Pool: 0, Size: 3 * page, Maker: 1, Open: true}}, u.Memories)
 	require.Equal(t, []uint64{3 * page, 0}, u.Taken)
 	require.NoError(t, unix.Close(fd))
-	require.EqualValues(t, 97*page, b.Free(0))
+	require.Equal(t, 97*page, b.Free(0))
 
 	require.True(t, b.Hold(id))
 	require.NoError(t, unix.Close(dup))
-	require.EqualValues(t, 97*page, b.Free(0))
+	require.Equal(t, 97*page, b.Free(0))
 	require.Equal(t, []uint64{2}, b.Usage().Memories[0].Held)
 	b.Drop(id)
-	require.EqualValues(t, 100*page, b.Free(0))
+	require.Equal(t, 100*page, b.Free(0))
 	require.False(t, b.Hold(id))
 	b.Drop(id)
 	require.Zero(t, files(t, folder))
@@ -251,10 +253,10 @@ func TestRecordsRunOut(t *testing.T) {
 // However several holders take, share, hold, drop and die, what is taken is what
 // they hold.
 func TestBooksMatchAModel(t *testing.T) {
+	dir, runs := t.TempDir(), 0
 	rapid.Check(t, func(t *rapid.T) {
-		folder, err := os.MkdirTemp("", "ledger")
-		require.NoError(t, err)
-		defer os.RemoveAll(folder)
+		runs++
+		folder := filepath.Join(dir, strconv.Itoa(runs))
 		type piece struct {
 			id, pages uint64
 			held      map[*Ledger]bool

@@ -14,7 +14,7 @@ func (l *Ledger) Pin(ids []uint64, n uint64, write func(file []byte, id uint64))
 	if err != nil {
 		return -1, err
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }()
 	b := file.Bytes()[:0]
 	for _, pinned := range ids {
 		b = binary.LittleEndian.AppendUint64(b, pinned)
@@ -54,7 +54,7 @@ func (l *Ledger) pinsOf(m *memory) (ids []uint64) {
 	if err != nil {
 		return nil
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }()
 	b := file.Bytes()
 	for range min(m.pins.Load(), uint64(len(b)/8)) {
 		ids = append(ids, binary.LittleEndian.Uint64(b))

@@ -3,6 +3,7 @@
 package osmem
 
 import (
+	"errors"
 	"fmt"
 	"syscall"
 
@@ -121,7 +122,7 @@ func (f *Folder) Held(name string) bool {
 	defer syscall.ForkLock.RUnlock()
 	fd, err := unix.Openat(f.fd, name, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		return err != unix.ENOENT
+		return !errors.Is(err, unix.ENOENT)
 	}
 	defer unix.Close(fd)
 	held, err := locked(fd, 0, 0)
