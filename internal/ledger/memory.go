@@ -186,7 +186,7 @@ func (l *Ledger) Drop(id uint64) {
 	case l.sweepHolders():
 		l.sweepMemories()
 	case l.heldByHolder(i): // who will look after it
-	case !l.heldByDescriptor(i):
+	case !l.heldByDescriptor(i, l.pinned()):
 		l.remove(i)
 	case !slices.Contains(l.left, entry{i, id}):
 		l.left = append(l.left, entry{i, id})

@@ -1,9 +1,6 @@
 package ledger
 
-import (
-	"encoding/binary"
-	"slices"
-)
+import "encoding/binary"
 
 // Pin makes a descriptor that holds memories while it is open anywhere, and
 // gives nobody access to them. It belongs to the caller. write puts more into its
@@ -33,19 +30,22 @@ func (l *Ledger) Pin(ids []uint64, n uint64, write func(file []byte, id uint64))
 	return fd, err
 }
 
-// pinned reports whether a descriptor of another memory holds one.
-func (l *Ledger) pinned(id uint64) bool {
+// pinned are the memories that descriptors of others hold.
+func (l *Ledger) pinned() map[uint64]bool {
+	var all map[uint64]bool
 	for i := range l.usedMemories() {
 		m := &l.books.memories[i]
-		if m.id.Load() == 0 || m.pins.Load() == 0 {
+		if m.id.Load() == 0 || m.pins.Load() == 0 || !l.folder.Held(fileOf(m.id.Load())) {
 			continue
 		}
-		name := fileOf(m.id.Load())
-		if l.folder.Held(name) && slices.Contains(l.pinsOf(m), id) {
-			return true
+		if all == nil {
+			all = map[uint64]bool{}
+		}
+		for _, id := range l.pinsOf(m) {
+			all[id] = true
 		}
 	}
-	return false
+	return all
 }
 
 // pinsOf are the numbers that a memory pins.

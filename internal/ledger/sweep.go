@@ -25,8 +25,9 @@ func (l *Ledger) sweepHolders() (any bool) {
 }
 
 func (l *Ledger) sweepMemories() {
+	pinned := l.pinned()
 	for i := range l.usedMemories() {
-		if l.books.memories[i].id.Load() != 0 && !l.held(i) {
+		if l.books.memories[i].id.Load() != 0 && !l.heldByHolder(i) && !l.heldByDescriptor(i, pinned) {
 			l.remove(i)
 		}
 	}
@@ -40,7 +41,7 @@ func (l *Ledger) lookAfterLeft() {
 		l.left = l.left[1:]
 		switch {
 		case l.books.memories[e.index].id.Load() != e.id:
-		case l.held(e.index):
+		case l.heldByHolder(e.index) || l.heldByDescriptor(e.index, l.pinned()):
 			l.left = append(l.left, e)
 		default:
 			l.remove(e.index)
@@ -60,12 +61,10 @@ func (l *Ledger) heldByHolder(memory int) bool {
 	return false
 }
 
-func (l *Ledger) heldByDescriptor(memory int) bool {
+func (l *Ledger) heldByDescriptor(memory int, pinned map[uint64]bool) bool {
 	id := l.books.memories[memory].id.Load()
-	return l.folder.Held(fileOf(id)) || l.pinned(id)
+	return pinned[id] || l.folder.Held(fileOf(id))
 }
-
-func (l *Ledger) held(memory int) bool { return l.heldByHolder(memory) || l.heldByDescriptor(memory) }
 
 // remove takes a memory out. Its record goes last: without it nobody would look
 // for the file.

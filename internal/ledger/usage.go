@@ -45,12 +45,13 @@ func (l *Ledger) Usage() Usage {
 		}
 		u.Holders = append(u.Holders, holder)
 	}
+	pinned := l.pinned()
 	for i := range l.usedMemories() {
 		m := &l.books.memories[i]
 		if m.id.Load() == 0 {
 			continue
 		}
-		piece := Memory{Pool: int(m.pool.Load()), Size: m.size.Load(), Maker: m.maker.Load(), Open: l.heldByDescriptor(i)}
+		piece := Memory{Pool: int(m.pool.Load()), Size: m.size.Load(), Maker: m.maker.Load(), Open: l.heldByDescriptor(i, pinned)}
 		for j := range l.usedHolders() {
 			if h := &l.books.holders[j]; h.serial.Load() != 0 && h.has(i) {
 				piece.Held = append(piece.Held, h.serial.Load())
