@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"runtime"
 	"sync"
 	"time"
 
@@ -16,7 +15,7 @@ type Event struct {
 	closer  core.Closer
 	ctx     *core.Context
 	handle  driver.Event
-	cleanup runtime.Cleanup
+	watched core.Watched
 
 	// mu orders Record with what is known of the last one.
 	mu   sync.Mutex
@@ -53,7 +52,7 @@ func (d *Device) NewEvent(o EventOptions) (*Event, error) {
 	}
 	e := &Event{obj: new(core.Object), ctx: c, handle: h}
 	d.sys.core.Track(e.obj, core.KindEvent, 0)
-	e.cleanup = core.Watch(e, e.obj)
+	e.watched.Begin(e.obj)
 	return e, nil
 }
 
@@ -191,7 +190,7 @@ func (e *Event) Close() error {
 			}
 		}
 		e.obj.Untrack()
-		e.cleanup.Stop()
+		e.watched.Stop()
 		return nil
 	})
 }

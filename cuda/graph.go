@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"runtime"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -13,7 +12,7 @@ import (
 // uploads in it; all other memory is the caller's, who keeps it mapped.
 type Graph struct {
 	g       *graph
-	cleanup runtime.Cleanup
+	watched core.Watched
 }
 
 // graph is the inner state.
@@ -54,7 +53,7 @@ func newGraph(sys *System, ctx *core.Context, template driver.Graph, exec driver
 	}
 	sys.core.Track(&in.Object, core.KindGraph, s.bytes())
 	g := &Graph{g: in}
-	g.cleanup = core.Watch(g, &in.Object)
+	g.watched.Begin(&in.Object)
 	return g
 }
 
@@ -195,7 +194,7 @@ func (g *graph) wait(op string) error {
 func (g *Graph) teardown(op string) ([]func(), error) {
 	hooks, err := g.g.destroy(op)
 	if err == nil {
-		g.cleanup.Stop()
+		g.watched.Stop()
 	}
 	return hooks, err
 }

@@ -2,7 +2,6 @@ package cuda
 
 import (
 	"fmt"
-	"runtime"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -18,7 +17,7 @@ type HostBuffer struct {
 	block   pinnedBlock
 	losses  int64 // the System's, when it was made
 	bytes   []byte
-	cleanup runtime.Cleanup
+	watched core.Watched
 }
 
 // NewHostBuffer takes n bytes of pinned host memory, usable by every device of
@@ -45,7 +44,7 @@ func (d *Device) NewHostBuffer(n int) (*HostBuffer, error) {
 	}
 	h := &HostBuffer{obj: new(core.Object), sys: d.sys, block: b, losses: losses, bytes: unsafe.Slice((*byte)(b.mem), n)}
 	d.sys.core.Track(h.obj, core.KindHostBuffer, uint64(n))
-	h.cleanup = core.Watch(h, h.obj)
+	h.watched.Begin(h.obj)
 	return h, nil
 }
 
@@ -131,6 +130,6 @@ func (h *HostBuffer) CloseAfter(streams ...*Stream) error {
 func (h *HostBuffer) release() error {
 	h.sys.pinned.giveBack(h.block, h.losses)
 	h.obj.Untrack()
-	h.cleanup.Stop()
+	h.watched.Stop()
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"regexp"
-	"runtime"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -19,7 +18,7 @@ type Module struct {
 	dev     *Device
 	ctx     *core.Context
 	handle  driver.Module
-	cleanup runtime.Cleanup
+	watched core.Watched
 }
 
 // LoadModule loads PTX text, a cubin or a fat binary. The driver compiles PTX
@@ -48,7 +47,7 @@ func (d *Device) LoadModule(image []byte) (*Module, error) {
 	}
 	m := &Module{obj: new(core.Object), dev: d, ctx: c, handle: h}
 	sys.Track(m.obj, core.KindModule, uint64(len(image)))
-	m.cleanup = core.Watch(m, m.obj)
+	m.watched.Begin(m.obj)
 	return m, nil
 }
 
@@ -109,7 +108,7 @@ func (m *Module) unload(op string) error {
 		}
 	}
 	m.obj.Untrack()
-	m.cleanup.Stop()
+	m.watched.Stop()
 	return nil
 }
 

@@ -2,7 +2,6 @@ package cuda
 
 import (
 	"fmt"
-	"runtime"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -19,7 +18,7 @@ type Stream struct {
 	ring    *ring
 	release func() // takes back that a borrowed stream's context is known
 	own     bool   // the device's, for copies that name none
-	cleanup runtime.Cleanup
+	watched core.Watched
 }
 
 // StreamOptions change how NewStream makes a stream.
@@ -96,7 +95,7 @@ func (d *Device) stream(in *core.Stream, watch bool) *Stream {
 	s := &Stream{in: in, dev: d, ring: &ring{stream: in, pool: &d.sys.pinned}}
 	s.streamHolder = core.HoldStream(in)
 	if watch {
-		s.cleanup = core.Watch(s, &in.Object)
+		s.watched.Begin(&in.Object)
 	}
 	return s
 }
@@ -233,7 +232,7 @@ func (s *Stream) close(op string) error {
 		if s.release != nil {
 			s.release()
 		}
-		s.cleanup.Stop()
+		s.watched.Stop()
 		return nil
 	})
 }

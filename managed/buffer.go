@@ -2,7 +2,6 @@ package managed
 
 import (
 	"fmt"
-	"runtime"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -55,7 +54,7 @@ type Options struct {
 // methods. Methods are safe for concurrent use.
 type Buffer struct {
 	Range
-	cleanup runtime.Cleanup
+	watched core.Watched
 }
 
 // handle is what a Buffer and its Ranges have in common: a count of the memory.
@@ -126,7 +125,7 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *allocator) (*B
 		}
 		return nil, err
 	}
-	b.cleanup = core.Watch(b, &m.Object)
+	b.watched.Begin(&m.Object)
 	return b, nil
 }
 
@@ -232,7 +231,7 @@ func (b *Buffer) Clone() (*Buffer, error) {
 	}
 	c := &Buffer{Range: Range{h: &handle{m: m}, n: m.size}}
 	if m.kind == owned {
-		c.cleanup = core.Watch(c, &m.Object)
+		c.watched.Begin(&m.Object)
 	}
 	return c, nil
 }
@@ -245,7 +244,7 @@ func (b *Buffer) Close() error {
 		if err := b.h.m.drop("managed.Buffer.Close"); err != nil {
 			return err
 		}
-		b.cleanup.Stop()
+		b.watched.Stop()
 		return nil
 	})
 }
@@ -263,7 +262,7 @@ func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
 		if err := m.dropLater(op); err != nil {
 			return err
 		}
-		b.cleanup.Stop()
+		b.watched.Stop()
 		return nil
 	})
 }

@@ -2,7 +2,6 @@ package vmm
 
 import (
 	"fmt"
-	"runtime"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -30,7 +29,7 @@ type Allocation struct {
 	holder
 	closer  core.Closer
 	h       *phys.Handle
-	cleanup runtime.Cleanup
+	watched core.Watched
 }
 
 // maxBytes is more than any device has address space for; sizes above it would
@@ -64,7 +63,7 @@ func Create(d *cuda.Device, size int, p Properties) (*Allocation, error) {
 func newAllocation(h *phys.Handle) *Allocation {
 	a := &Allocation{h: h}
 	a.holder = phys.Hold(h, &a.closer.Life)
-	a.cleanup = core.Watch(a, &h.Object)
+	a.watched.Begin(&h.Object)
 	return a
 }
 
@@ -111,7 +110,7 @@ func (a *Allocation) Close() error {
 		if r := a.h.Release(); r != driver.Success {
 			return a.h.System().Fail("vmm.Allocation.Close", driver.CallMemRelease, r, core.Bytes(a.h.Size), a.h.Devices()...)
 		}
-		a.cleanup.Stop()
+		a.watched.Stop()
 		return nil
 	})
 }

@@ -3,7 +3,6 @@ package vmm
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -23,7 +22,7 @@ import (
 type Buffer struct {
 	shared
 	b       *buffer
-	cleanup runtime.Cleanup
+	watched core.Watched
 }
 
 // BufferOptions describe a buffer. The zero value is a buffer in the device's
@@ -91,7 +90,7 @@ func NewBuffer(d *cuda.Device, o BufferOptions) (*Buffer, error) {
 
 func (b *buffer) shell() *Buffer {
 	shell := &Buffer{shared: share.HoldMemory(b), b: b}
-	shell.cleanup = core.Watch(shell, &b.Object)
+	shell.watched.Begin(&b.Object)
 	return shell
 }
 
@@ -308,7 +307,7 @@ func (b *Buffer) teardown(op string) error {
 		in.mu.Unlock()
 	}
 	in.Untrack()
-	b.cleanup.Stop()
+	b.watched.Stop()
 	return nil
 }
 

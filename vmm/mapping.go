@@ -3,8 +3,8 @@ package vmm
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -17,7 +17,7 @@ type Mapping struct {
 	m       *mapping
 	closer  core.Closer
 	later   later
-	cleanup runtime.Cleanup
+	watched core.Watched
 }
 
 // mapping is the inner state. access is guarded by the reservation's lock; the
@@ -117,8 +117,9 @@ func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 // changed before. Its lock is a leaf, so that RevokeAfter waits for no driver
 // call.
 type revoking struct {
-	mu  sync.Mutex
-	all map[driver.Location]*core.Life
+	used atomic.Bool // so that others need not lock
+	mu   sync.Mutex
+	all  map[driver.Location]*core.Life
 }
 
 func (r *revoking) begin(place driver.Location, by *core.Life) {
@@ -126,6 +127,7 @@ func (r *revoking) begin(place driver.Location, by *core.Life) {
 	defer r.mu.Unlock()
 	if r.all == nil {
 		r.all = map[driver.Location]*core.Life{}
+		r.used.Store(true)
 	}
 	r.all[place] = by
 }
@@ -137,6 +139,9 @@ func (r *revoking) still(place driver.Location, by *core.Life) bool {
 }
 
 func (r *revoking) end(changes accessList) {
+	if !r.used.Load() {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, c := range changes {
@@ -181,7 +186,7 @@ func (m *Mapping) unmap(op string) error {
 	if err := m.m.res.unmapRun(op, []*mapping{m.m}); err != nil {
 		return err
 	}
-	m.cleanup.Stop()
+	m.watched.Stop()
 	return nil
 }
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"runtime"
 	"slices"
 	"sort"
 	"sync"
@@ -23,7 +22,7 @@ import (
 type Reservation struct {
 	ranged
 	r       *reservation
-	cleanup runtime.Cleanup
+	watched core.Watched
 }
 
 // ReserveOptions change where Reserve reserves. The zero value lets the driver
@@ -45,7 +44,7 @@ func Reserve(d *cuda.Device, size int, o ReserveOptions) (*Reservation, error) {
 		return nil, err
 	}
 	shell := &Reservation{ranged: ranges.Hold(r), r: r}
-	shell.cleanup = core.Watch(shell, &r.Object)
+	shell.watched.Begin(&r.Object)
 	return shell, nil
 }
 
@@ -153,7 +152,7 @@ func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
 		return nil, r.r.release(err, h)
 	}
 	m.m = maps[0]
-	m.cleanup = core.Watch(m, &m.m.Object)
+	m.watched.Begin(&m.m.Object)
 	return m, nil
 }
 
@@ -178,7 +177,7 @@ func (r *Reservation) SetAccess(off, size int, access ...Access) error {
 func (r *Reservation) Close() error {
 	err := r.r.close("vmm.Reservation.Close")
 	if err == nil {
-		r.cleanup.Stop()
+		r.watched.Stop()
 	}
 	return err
 }

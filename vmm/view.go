@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 )
@@ -15,6 +16,7 @@ import (
 // views are the functions of users that look at memory of a range (Host). Its
 // lock is a leaf, and nothing is called under it.
 type views struct {
+	n   atomic.Int32 // how many there are, so that others need not lock
 	mu  sync.Mutex
 	all []*view
 }
@@ -38,12 +40,14 @@ func (vs *views) open(off, size uint64) *view {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	vs.all = append(vs.all, v)
+	vs.n.Add(1)
 	return v
 }
 
 func (vs *views) close(v *view) {
 	vs.mu.Lock()
 	vs.all = slices.DeleteFunc(vs.all, func(o *view) bool { return o == v })
+	vs.n.Add(-1)
 	vs.mu.Unlock()
 	close(v.done)
 }
@@ -53,6 +57,9 @@ const rest = math.MaxUint64
 
 // over is a view of a part of the range, or nil.
 func (vs *views) over(off, end uint64) *view {
+	if vs.n.Load() == 0 {
+		return nil
+	}
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	for _, v := range vs.all {
@@ -86,11 +93,11 @@ func (vs *views) await(op string, off, end uint64) error {
 // notInside refuses what waits for all functions, when it is one of them that
 // calls.
 func (vs *views) notInside(op string, off, end uint64) error {
-	vs.mu.Lock()
-	defer vs.mu.Unlock()
-	if len(vs.all) == 0 {
+	if vs.n.Load() == 0 {
 		return nil
 	}
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
 	for g, i := goroutine(), 0; i < len(vs.all); i++ {
 		if v := vs.all[i]; v.goroutine == g && v.off < end && off < v.end {
 			return v.inUse(op)

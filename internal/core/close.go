@@ -49,8 +49,8 @@ func (s *System) checkIdle() error {
 // driver is given back.
 func (s *System) Close() error {
 	s.mu.Lock()
-	contexts := s.contexts
-	s.contexts = nil
+	contexts := s.knownContexts()
+	s.setContexts(nil)
 	s.mu.Unlock()
 	var errs []error
 	for _, c := range contexts {

@@ -60,7 +60,7 @@ func (s *System) AddContext(h driver.Context, d driver.Device, primary bool) *Co
 func (s *System) knowContext(h driver.Context, d driver.Device, primary bool) (c *Context, isNew bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, c := range s.contexts {
+	for _, c := range s.knownContexts() {
 		if c.Handle == h {
 			c.users++
 			c.primary = c.primary || primary
@@ -68,7 +68,7 @@ func (s *System) knowContext(h driver.Context, d driver.Device, primary bool) (c
 		}
 	}
 	c = &Context{sys: s, Handle: h, Device: d, primary: primary, users: 1, streams: map[*Stream]struct{}{}}
-	s.contexts = append(s.contexts, c)
+	s.setContexts(append(slices.Clone(s.knownContexts()), c))
 	return c, true
 }
 
@@ -108,11 +108,15 @@ func (s *System) WaitAll(op string) error {
 	return nil
 }
 
+// knownContexts are never changed in place.
 func (s *System) knownContexts() []*Context {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.contexts)
+	if all := s.contexts.Load(); all != nil {
+		return *all
+	}
+	return nil
 }
+
+func (s *System) setContexts(all []*Context) { s.contexts.Store(&all) }
 
 // Release takes back what AddContext made known. The last one forgets the
 // context, which its owner may destroy from then on; a primary one stays until
@@ -123,7 +127,7 @@ func (c *Context) Release() {
 	c.users--
 	forget := c.users == 0 && !c.primary
 	if forget {
-		s.contexts = slices.DeleteFunc(s.contexts, func(o *Context) bool { return o == c })
+		s.setContexts(slices.DeleteFunc(slices.Clone(s.knownContexts()), func(o *Context) bool { return o == c }))
 	}
 	s.mu.Unlock()
 	if !forget {

@@ -195,9 +195,3 @@ func (s *System) liveBriefly(most int) (some []string, all int) {
 	}
 	return some, all
 }
-
-// Watch reports the object as lost if its shell is collected. The caller stops
-// the returned cleanup when the object is closed.
-func Watch[T any](shell *T, o *Object) runtime.Cleanup {
-	return runtime.AddCleanup(shell, (*Object).Lost, o)
-}

@@ -77,7 +77,7 @@ func (s *System) Note(r driver.Result, devices ...driver.Device) driver.Result {
 	}
 	meant := s.knownContexts()
 	if len(devices) > 0 {
-		meant = slices.DeleteFunc(meant, func(c *Context) bool { return !slices.Contains(devices, c.Device) })
+		meant = slices.DeleteFunc(slices.Clone(meant), func(c *Context) bool { return !slices.Contains(devices, c.Device) })
 	}
 	known := false
 	if r != driver.Deinitialized {

@@ -8,7 +8,7 @@
 //
 // From first to last: an owner's own locks (see the package vmm), a Context's
 // block lock, and the leaves: a Context's state, the reclaimer's list, the live
-// list, the facts, the losses, and the System's own lock, over its contexts.
+// list, the young shells, the facts, the losses, and the System's own lock, over its contexts.
 // Under a leaf no driver call is made and no other lock is taken. The
 // reclaimer's look is one goroutine's at
 // a time, and takes the locks of the objects that it tears down.
@@ -52,11 +52,12 @@ type System struct {
 	lost  atomic.Int64 // objects that were collected without Close
 
 	losses losses
+	young  young
 	// Shared counts what was exported and released.
 	Shared Shared
 
-	mu       sync.Mutex
-	contexts []*Context
+	mu       sync.Mutex // held by whoever changes contexts
+	contexts atomic.Pointer[[]*Context]
 
 	reclaim  reclaimer
 	trimmers trimmers
