@@ -109,6 +109,18 @@ func (s *Stream) Capture() (status driver.CaptureStatus, id uint64, r driver.Res
 	return status, id, s.Ctx.Note(r)
 }
 
+// AllocNode puts an allocation into the capture that the stream takes part in.
+// The graph owns the memory.
+func (s *Stream) AllocNode(bytes uint64) (driver.Ptr, driver.Result) {
+	p, r := s.Ctx.sys.Drv.MemAllocAsync(s.Ctx.Handle, bytes, s.Handle)
+	return p, s.Ctx.Note(r)
+}
+
+// FreeNode puts the free of such an allocation into the capture.
+func (s *Stream) FreeNode(p driver.Ptr) driver.Result {
+	return s.Ctx.Note(s.Ctx.sys.Drv.MemFreeAsync(s.Ctx.Handle, p, s.Handle))
+}
+
 // IsLegacy reports whether it is the legacy default stream.
 func (s *Stream) IsLegacy() bool {
 	return s.Handle == driver.StreamNull || s.Handle == driver.StreamLegacy

@@ -1,32 +1,427 @@
 package pool
 
 import (
+	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// arena is what the blocks of a capture lie in.
-type arena struct{}
+// CaptureOptions change how a capture is served. The zero value gives it an
+// arena of its own.
+type CaptureOptions struct {
+	// Mode is how Capture captures; see cuda.CaptureMode.
+	Mode cuda.CaptureMode
+	// Arena is shared with captures whose graphs never run together with this
+	// one's; nil is an arena of its own.
+	Arena *Arena
+	// Nodes has the capture's allocations and frees become nodes of the graph,
+	// which the driver serves with memory of its own each time the graph runs.
+	// What is not freed in the capture is freed at its end.
+	Nodes bool
+	// Workspaces are kept as long as the graph: they cannot be closed before.
+	Workspaces *Workspaces
+}
 
-// Capture is a capture of a graph that the pool knows of.
-type Capture struct{ over atomic.Bool }
+// CaptureStats say what a capture took from the pool.
+type CaptureStats struct {
+	// ID is the driver's number of the capture.
+	ID uint64
+	// Served requests of the capture, and their bytes.
+	Served int
+	Bytes  uint64
+	// Refused requests.
+	Refused int
+	// Grown is the physical memory, in bytes, that was made for the capture while
+	// it ran. It is zero where what it asked for was there.
+	Grown uint64
+	// Tags are what was served by tag, in the order of their first request.
+	Tags []CaptureTag
+}
 
-// capturing is the capture that a stream takes part in, or nil.
-func (p *Pool) capturing(op string, st *core.Stream, _ *want) (*Capture, error) {
+// CaptureTag is what a capture was served under one tag.
+type CaptureTag struct {
+	Tag    Tag
+	Served int
+	Bytes  uint64
+}
+
+// Capture is a capture of a graph that the pool serves: every stream that takes
+// part in it, as the driver says, has its blocks from the capture's arena. Their
+// addresses are baked into the graph, so they stay mapped, and nobody else has
+// them, until Close says that the graph and its executables are gone.
+type Capture struct {
+	pool   *Pool
+	id     uint64
+	origin *core.Stream // nil where only the id is known
+	arena  *arena
+	o      CaptureOptions
+	dog    *watchdog
+	over   atomic.Bool
+	life   core.Closer
+
+	mu    sync.Mutex
+	stats CaptureStats
+	nodes []*extent
+	grown map[*shard]uint64 // what the arena's shards had made before
+}
+
+const captureOp = "pool.Capture"
+
+// Capture makes a graph of the work that body puts on the stream, as
+// Stream.WithCapture does, and serves the streams that take part from an arena.
+// The graph keeps the arena: when it is closed and its last launch has passed,
+// the memory is the pool's again. Blocks that body leaves live stay so, and are
+// freed like others.
+//
+// Blocks from before the capture that are freed while it runs on streams that
+// take part in it, wait for its end. Streams that do not take part allocate and
+// free as ever.
+//
+// The statistics are of the capture also where it came to nothing.
+func (p *Pool) Capture(s *cuda.Stream, o CaptureOptions, body func() error) (*cuda.Graph, CaptureStats, error) {
+	if s == nil || body == nil {
+		return nil, CaptureStats{}, core.Invalid(captureOp, "no stream, or no function", "pass the stream to capture, and the function whose work is captured")
+	}
+	if err := p.prime(core.StreamOf(s)); err != nil {
+		return nil, CaptureStats{}, err
+	}
+	var c *Capture
+	defer func() {
+		if c != nil { // a panic, or a capture that came to nothing
+			_, _ = c.End()
+			_ = c.Close()
+		}
+	}()
+	g, err := s.WithCapture(cuda.CaptureOptions{Mode: o.Mode}, func() (err error) {
+		if c, err = p.BeginCapture(s, o); err != nil {
+			return err
+		}
+		err = body()
+		_, end := c.End()
+		return errors.Join(err, end)
+	})
+	var stats CaptureStats
+	if c != nil {
+		stats = c.Stats()
+	}
+	if err != nil {
+		return nil, stats, err
+	}
+	of := c
+	if err := g.OnClose(func() { _ = of.Close() }); err != nil {
+		return nil, stats, errors.Join(err, g.Close())
+	}
+	c = nil
+	return g, stats, nil
+}
+
+// prime makes what would be made lazily, before a capture begins, and looks how
+// far the streams are while their events can still be recorded.
+func (p *Pool) prime(st *core.Stream) error {
+	if err := st.Use(captureOp, p.sys); err != nil {
+		return err
+	}
+	defer st.Drop()
+	if _, err := p.shardOf(captureOp, st); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	none := len(p.mids) == 0
+	p.prune()
+	p.mu.Unlock()
+	if none {
+		p.slow.Lock()
+		err := p.addRegion(&want{size: p.chunk, align: quantum})
+		p.slow.Unlock()
+		if !errors.Is(err, errAgain) {
+			return p.refusalOf(captureOp, err)
+		}
+	}
+	p.advanceAll(nil)
+	return nil
+}
+
+// refusalOf is the error for the user of something that failed beside requests.
+func (p *Pool) refusalOf(op string, err error) error {
+	var s *shortage
+	if errors.As(err, &s) {
+		return core.Error(core.Failure{Op: op, Kind: s.kind, Call: s.call, Result: s.result, Err: s.err,
+			Asked: core.Bytes(s.size), Hint: "close other pools, or ask for less"})
+	}
+	return err
+}
+
+// BeginCapture has the pool serve a capture that somebody else began, and that
+// the stream takes part in now. The caller ends it with End before the capture
+// itself ends, and closes it when the graph is gone.
+func (p *Pool) BeginCapture(s *cuda.Stream, o CaptureOptions) (*Capture, error) {
+	const op = "pool.BeginCapture"
+	if s == nil {
+		return nil, core.Invalid(op, "a nil stream", "name a stream that takes part in the capture")
+	}
+	st := core.StreamOf(s)
+	if err := st.Use(op, p.sys); err != nil {
+		return nil, err
+	}
+	defer st.Drop()
 	status, id, r := st.Capture()
 	if r != driver.Success {
-		return nil, st.Ctx.Fail(op, driver.CallStreamGetCaptureInfo, r, fmt.Sprintf("stream %#x", uintptr(st.Handle)))
+		return nil, st.Ctx.Fail(op, driver.CallStreamGetCaptureInfo, r, streamName(st))
+	}
+	if status != driver.CaptureActive || id == 0 {
+		return nil, core.Error(core.Failure{Op: op, Kind: core.Capturing, Asked: streamName(st) + " takes part in no capture that goes on",
+			Hint: "begin the capture first, or let the stream wait for an event of it"})
+	}
+	return p.begin(op, id, st, o)
+}
+
+// BeginCaptureID is BeginCapture for a caller that knows the driver's number of
+// the capture and no stream of it. Such a capture has no nodes.
+func (p *Pool) BeginCaptureID(id uint64, o CaptureOptions) (*Capture, error) {
+	const op = "pool.BeginCaptureID"
+	if id == 0 || o.Nodes {
+		return nil, core.Invalid(op, fmt.Sprintf("capture %d, nodes: %t", id, o.Nodes), "pass the id that cuStreamGetCaptureInfo answers; nodes need BeginCapture")
+	}
+	return p.begin(op, id, nil, o)
+}
+
+func (p *Pool) begin(op string, id uint64, origin *core.Stream, o CaptureOptions) (*Capture, error) {
+	c := &Capture{pool: p, id: id, origin: origin, o: o, stats: CaptureStats{ID: id}, grown: map[*shard]uint64{}}
+	if err := c.register(op); err != nil {
+		return nil, err
+	}
+	c.dog = p.watchOver(fmt.Sprintf("capture %d", id), c.pending)
+	return c, nil
+}
+
+func (c *Capture) register(op string) error {
+	p := c.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.closed:
+		return core.ClosedError(op, "pool")
+	case p.captures[c.id] != nil:
+		return core.Error(core.Failure{Op: op, Kind: core.InUse, Asked: fmt.Sprintf("capture %d, which the pool serves already", c.id),
+			Hint: "begin a capture once, whatever its streams"})
+	}
+	a := (*arena)(nil)
+	if c.o.Arena != nil {
+		if a = c.o.Arena.a; a.pool != p {
+			return core.ForeignError(op, "arena")
+		}
+		if a.holds == 0 {
+			return core.ClosedError(op, "arena")
+		}
+	}
+	if err := c.o.Workspaces.hold(op, p); err != nil {
+		return err
+	}
+	if a == nil {
+		a = p.newArena()
+		a.holds = 0
+	}
+	if err := a.begin(op, c); err != nil {
+		c.o.Workspaces.drop()
+		return err
+	}
+	c.arena = a
+	for _, sh := range a.shards {
+		c.grown[sh] = sh.made.Load()
+	}
+	p.captures[c.id] = c
+	return nil
+}
+
+// ID is the driver's number of the capture.
+func (c *Capture) ID() uint64 { return c.id }
+
+// capturing is the capture that a stream takes part in, or nil. One that the
+// pool does not serve is an error: nobody could tell when its memory may go.
+func (p *Pool) capturing(op string, st *core.Stream, w *want) (*Capture, error) {
+	status, id, r := st.Capture()
+	if r != driver.Success {
+		return nil, st.Ctx.Fail(op, driver.CallStreamGetCaptureInfo, r, streamName(st))
 	}
 	if status == driver.CaptureNone {
 		return nil, nil
 	}
-	return nil, core.Error(core.Failure{Op: op, Kind: core.Capturing, Asked: fmt.Sprintf("stream %#x takes part in capture %d, which the pool does not know", uintptr(st.Handle), id),
-		Hint: "allocate before the capture begins"})
+	p.mu.Lock()
+	c := p.captures[id]
+	p.mu.Unlock()
+	if c != nil && status == driver.CaptureActive {
+		return c, nil
+	}
+	f := core.Failure{Op: op, Kind: core.Capturing, Asked: fmt.Sprintf("%s for %s, which takes part in a capture that the pool does not serve", core.Bytes(w.bytes), streamName(st)),
+		Hint: "capture with Pool.Capture, say so with BeginCapture, or allocate before the capture begins"}
+	if status == driver.CaptureInvalidated {
+		f.Asked = fmt.Sprintf("%s for %s, which takes part in a capture that is broken", core.Bytes(w.bytes), streamName(st))
+		f.Hint = "end the capture and capture again"
+	}
+	p.sys.Config.Log.Warn("cuvmm: a pool refused a request during a capture", "bytes", w.bytes, "tag", w.tag.String(), "reason", f.Asked)
+	return nil, core.Error(f)
 }
 
-func (c *Capture) alloc(*core.Stream, *want) (Block, error) { return Block{}, nil }
+func streamName(st *core.Stream) string { return fmt.Sprintf("stream %#x", uintptr(st.Handle)) }
 
-func (p *Pool) freeCaptured(*header, ...point) error { return nil }
+// alloc serves a request of a stream that takes part.
+func (c *Capture) alloc(st *core.Stream, w *want) (Block, error) {
+	b, err := c.serve(st, w)
+	c.mu.Lock()
+	if err != nil {
+		c.stats.Refused++
+	} else {
+		c.stats.served(w)
+	}
+	c.mu.Unlock()
+	if err != nil {
+		c.pool.sys.Config.Log.Warn("cuvmm: a pool refused a request of a capture", "capture", c.id, "bytes", w.bytes, "tag", w.tag.String(), "error", err)
+	}
+	return b, err
+}
+
+func (c *Capture) serve(st *core.Stream, w *want) (Block, error) {
+	p := c.pool
+	p.mu.Lock()
+	if c.over.Load() {
+		p.mu.Unlock()
+		return Block{}, core.Error(core.Failure{Op: allocOp, Kind: core.Capturing, Asked: fmt.Sprintf("%s in capture %d, whose end was announced", core.Bytes(w.bytes), c.id),
+			Hint: "allocate before Capture.End"})
+	}
+	sh := c.arena.shard(st)
+	p.mu.Unlock()
+	if c.o.Nodes {
+		return c.allocNode(st, sh, w)
+	}
+	return p.allocFrom(sh, w)
+}
+
+func (s *CaptureStats) served(w *want) {
+	s.Served++
+	s.Bytes += w.bytes
+	at := slices.IndexFunc(s.Tags, func(t CaptureTag) bool { return t.Tag == w.tag })
+	if at < 0 {
+		at = len(s.Tags)
+		s.Tags = append(s.Tags, CaptureTag{Tag: w.tag})
+	}
+	s.Tags[at].Served++
+	s.Tags[at].Bytes += w.bytes
+}
+
+// Stats says what the capture took so far, or in all once it has ended.
+func (c *Capture) Stats() CaptureStats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.stats
+	s.Tags = slices.Clone(s.Tags)
+	return s
+}
+
+// End says that the capture ends: it is served no more, and what waited for its
+// end is freed when its streams have passed. Call it before the driver's capture
+// ends. Twice is once, and answers the same.
+func (c *Capture) End() (CaptureStats, error) {
+	p := c.pool
+	var err error
+	p.mu.Lock()
+	ended := c.over.Swap(true)
+	if !ended {
+		delete(p.captures, c.id)
+		c.arena.running = nil
+		c.mu.Lock()
+		for _, sh := range c.arena.shards {
+			c.stats.Grown += sh.made.Load() - c.grown[sh]
+		}
+		c.mu.Unlock()
+	}
+	p.mu.Unlock()
+	if !ended {
+		c.dog.stop()
+		err = c.freeNodes()
+		p.verify()
+	}
+	return c.Stats(), err
+}
+
+// Close says that the graph of the capture and all of its executables are
+// destroyed, and their last launch has passed: the memory is the pool's again.
+// What Capture made is closed with its graph. A capture that goes on is
+// cuda.ErrInUse. Twice is once.
+func (c *Capture) Close() error {
+	if err := c.ended("pool.Capture.Close"); err != nil {
+		return err
+	}
+	return c.life.Close(c.gone)
+}
+
+// CloseAfter is Close for executables that were launched on the streams and were
+// destroyed since, or are with their last launch: the memory is the pool's again
+// when the work that is on the streams now is done. It never blocks. Without a
+// stream it is cuda.ErrInvalidArgument; with one that captures a graph it is
+// cuda.ErrCapturing and nothing has changed.
+func (c *Capture) CloseAfter(streams ...*cuda.Stream) error {
+	const op = "pool.Capture.CloseAfter"
+	if err := c.ended(op); err != nil {
+		return err
+	}
+	return c.life.CloseAfter(c.pool.sys, func() (*core.Fence, error) { return core.FenceOf(c.pool.sys, op, streams) }, c.gone)
+}
+
+func (c *Capture) ended(op string) error {
+	if c.over.Load() {
+		return nil
+	}
+	return core.Error(core.Failure{Op: op, Kind: core.InUse, Asked: fmt.Sprintf("capture %d, which goes on", c.id), Hint: "call End first"})
+}
+
+func (c *Capture) gone() error {
+	c.o.Workspaces.drop()
+	c.arena.release()
+	return nil
+}
+
+// pending says, for the watchdog's report, what waits for the capture's end.
+func (c *Capture) pending() []any {
+	s := c.Stats()
+	st := c.pool.Stats()
+	return []any{"served", s.Served, "bytes", s.Bytes, "refused", s.Refused, "waiting frees", st.Waiting}
+}
+
+// freeCaptured frees a block of an arena, which is retired already. In the
+// capture that it was allocated in, its stream has it back at once; what other
+// streams of the capture use waits for the end. Outside of the capture it waits
+// for its own stream, too, since the next capture is not ordered behind that.
+func (p *Pool) freeCaptured(h *header, points ...point) error {
+	sh := h.shard
+	if h.ext != nil && h.ext.node != nil {
+		return h.ext.node.free(h)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var c *Capture
+	if a := sh.arena; a != nil && a.running != nil && a.serial == h.capture {
+		c = a.running
+	}
+	if c == nil && !sh.stream.Gone() {
+		own := p.attach(sh.stream)
+		own.mu.Lock()
+		points = append(points, point{own, own.epoch})
+		own.touched = own.epoch
+		own.mu.Unlock()
+	}
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if len(points) == 0 {
+		sh.put(h, sh.epoch)
+		return nil
+	}
+	h.waiting = true
+	sh.waiting = append(sh.waiting, waiting{h: h, epoch: sh.epoch, until: points, capture: c})
+	return nil
+}

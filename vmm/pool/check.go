@@ -178,6 +178,10 @@ func (s *shardCheck) exacts() {
 		if e == nil || e.shard != s.sh {
 			continue
 		}
+		if e.node != nil {
+			s.block(&e.header)
+			continue
+		}
 		s.must(e.ptr == pl.from && e.end() == pl.to && e.exact != nil, "an exact chunk at %#x is listed at %#x", e.ptr, pl.from)
 		s.must(s.tree[e] == (e.state == free), "the tree has the %v exact chunk at %#x: %t", e.state, e.ptr, s.tree[e])
 		delete(s.tree, e)

@@ -44,6 +44,7 @@ func (p *Pool) provideExact(sh *shard, w *want) error {
 	defer p.mu.Unlock()
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+	sh.made.Add(w.size)
 	p.ownExact(sh, &exact{res: res, handle: h}, 0)
 	return nil
 }

@@ -25,6 +25,7 @@ type extent struct {
 	epoch uint64
 	// exact memory has no neighbours.
 	exact *exact
+	node  *node // of a graph
 }
 
 type extentState uint8

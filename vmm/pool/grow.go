@@ -123,6 +123,7 @@ func (p *Pool) provideSlab(sh *shard) error {
 	reg.chunks[at].Store(c)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+	sh.made.Add(p.gran)
 	sh.empty = append(sh.empty, slabChunk{reg: reg, index: at})
 	return nil
 }
@@ -286,6 +287,7 @@ func (p *Pool) provideMid(sh *shard, w *want, frugal bool) error {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if err == nil {
+		sh.made.Add(uint64(fresh) * t.reg.chunk)
 		for i, h := range chunks {
 			t.reg.chunks[t.reg.index(s.from)+i].Store(&chunk{handle: h})
 		}

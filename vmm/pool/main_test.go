@@ -77,3 +77,17 @@ func patient(t testing.TB) {
 	before := pool.SetMoment(10 * time.Second)
 	t.Cleanup(func() { pool.SetMoment(before) })
 }
+
+// hold keeps the stream's work from being done until Release, or the test's end.
+func hold(t testing.TB, m *sim.Machine, s *cuda.Stream) {
+	t.Helper()
+	m.Hold(s.Handle())
+	t.Cleanup(func() { m.Release(s.Handle()) })
+}
+
+// calls are the driver calls since ResetCounts, without those of Check.
+func calls(m *sim.Machine) map[string]int {
+	c := m.Counts()
+	delete(c, "cuMemGetAccess")
+	return c
+}

@@ -333,13 +333,19 @@ func (p *Pool) shardOf(op string, st *core.Stream) (*shard, error) {
 	if p.closed {
 		return nil, core.ClosedError(op, "pool")
 	}
-	if sh, ok := st.Locals.Get(p.local).(*shard); ok && sh.pool == p {
-		return sh, nil
+	return p.attach(st), nil
+}
+
+// attach is the stream's shard. The caller holds mu.
+func (p *Pool) attach(st *core.Stream) *shard {
+	sh, ok := st.Locals.Get(p.local).(*shard)
+	if !ok || sh.pool != p {
+		p.prune()
+		sh = p.newShard(st, nil)
+		p.shards = append(p.shards, sh)
+		st.Locals.Set(p.local, sh)
 	}
-	sh := p.newShard(st, nil)
-	p.shards = append(p.shards, sh)
-	st.Locals.Set(p.local, sh)
-	return sh, nil
+	return sh
 }
 
 // Free gives a block back. It may be used again when the work that is on its

@@ -107,7 +107,7 @@ func TestARequestWaitsForTheGPU(t *testing.T) {
 	s, other := stream(t, d), stream(t, d)
 	p := newPool(t, d, pool.Options{Wait: 20 * time.Second})
 	b := alloc(t, p, s, 60*mib)
-	m.Hold(s.Handle())
+	hold(t, m, s)
 	require.NoError(t, s.Memset(b.Ptr(), 1, mib))
 	free(t, p, b)
 	go func() {

@@ -49,7 +49,11 @@ type shard struct {
 	spanned uint64 // bytes of spans
 
 	waiting []waiting
-	sealed  uint64 // of an arena: the epoch that ended with its last capture
+	// Of an arena: the epoch that ended when its capture began, and the serial of
+	// that capture.
+	sealed uint64
+	serial uint32
+	made   atomic.Uint64 // bytes of new memory
 
 	live      uint64 // blocks
 	requested uint64 // their bytes
@@ -120,15 +124,20 @@ func (sh *shard) take(w *want) *header {
 		e.state = taken
 		h = &e.header
 	}
+	sh.give(h, w)
+	return h
+}
+
+// give makes a block live. The caller holds mu.
+func (sh *shard) give(h *header, w *want) {
 	h.gen++
-	h.bytes, h.tag = w.bytes, w.tag
+	h.bytes, h.tag, h.capture = w.bytes, w.tag, sh.serial
 	sh.live++
 	sh.requested += w.bytes
 	sh.peak = max(sh.peak, sh.requested)
 	if sh.watch != nil {
 		sh.watch.allocated(h)
 	}
-	return h
 }
 
 // another makes a slab of an empty chunk, where there is one.
@@ -246,7 +255,7 @@ func (sh *shard) advance() {
 	}
 	sh.mu.Lock()
 	epoch := sh.epoch
-	if sh.passed.Load() >= sh.touched {
+	if sh.arena != nil || sh.passed.Load() >= sh.touched {
 		sh.mu.Unlock()
 		return
 	}

@@ -164,6 +164,7 @@ func (p *Pool) steal(sh *shard, w *want) bool {
 		if o == sh {
 			continue
 		}
+		o.settle()
 		has, passed := p.stealFrom(o, sh, w)
 		if has && !passed {
 			o.advance()
@@ -183,7 +184,7 @@ func (p *Pool) stealFrom(o, sh *shard, w *want) (has, given bool) {
 	defer p.mu.Unlock()
 	o.mu.Lock()
 	give := func() {}
-	if o.arena == nil || o.arena == sh.arena && w.kind != small {
+	if o.arena == nil || o.arena == sh.arena {
 		give, has = p.loot(o, sh, w)
 	}
 	o.mu.Unlock()

@@ -68,7 +68,7 @@ func TestStitchingMakesOnlyTheCallsThatItNeeds(t *testing.T) {
 	alloc2(t, p, s, 4*mib) // the slack
 	m.ResetCounts()
 	b := alloc(t, p, s, 60*mib)
-	c := m.Counts()
+	c := calls(m)
 	require.LessOrEqual(t, c["cuMemUnmap"], 8)
 	require.LessOrEqual(t, c["cuMemMap"], 30)
 	require.Equal(t, 1, c["cuMemSetAccess"])
@@ -95,8 +95,7 @@ func TestHolesThatHaveNotPassedStay(t *testing.T) {
 	s := stream(t, d)
 	p := newPool(t, d, pool.Options{Slack: -1, ExactFrom: 1 << 40})
 	live := holes(t, p, s, 8, 8*mib)
-	m.Hold(s.Handle())
-	defer m.Release(s.Handle())
+	hold(t, m, s)
 	late := alloc(t, p, s, 8*mib)
 	require.NoError(t, s.Memset(late.Ptr(), 1, 8*mib))
 	free(t, p, late)

@@ -1,0 +1,151 @@
+package pool
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+)
+
+// Arena is memory that several captures share. By naming it in their options
+// the caller states that their graphs never run together: what one capture freed
+// or left free serves the next. The memory goes back to the pool when the arena
+// is closed and the last of the graphs is gone.
+type Arena struct{ a *arena }
+
+// arena is the memory of captures. All fields are guarded by the pool's lock.
+//
+// The memory in it belongs to shards of the arena's own, one for each stream that
+// took part. While one of its captures runs, a stream reuses what it freed in
+// that capture at once, since the graph keeps the stream's order; what another
+// stream freed in it is nobody's until the capture has ended, since the graph
+// orders nothing else. What is freed outside of the capture that it was
+// allocated in, is free when its stream has passed.
+//
+//	none ──capture──► running ⇄ idle ──last graph gone, and the Arena closed──► retired
+//
+// Retired, its shards are the pool's like those of closed streams: others have
+// what is free in them, and blocks that still live are freed as any.
+type arena struct {
+	pool    *Pool
+	shards  []*shard
+	holds   int // captures and graphs, and the user's Arena
+	running *Capture
+	serial  uint32
+}
+
+// NewArena makes an arena for captures whose graphs never run together. The
+// caller closes it; until then it keeps its memory.
+func (p *Pool) NewArena() (*Arena, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, core.ClosedError("pool.NewArena", "pool")
+	}
+	return &Arena{p.newArena()}, nil
+}
+
+func (p *Pool) newArena() *arena {
+	p.arenas++
+	return &arena{pool: p, holds: 1}
+}
+
+// Close gives the arena's memory back to the pool, once the last graph that was
+// captured in it is gone. Captures can use it no more. Twice is once.
+func (a *Arena) Close() error {
+	p := a.a.pool
+	p.mu.Lock()
+	in := a.a
+	a.a = &arena{pool: p}
+	p.mu.Unlock()
+	in.release()
+	p.verify()
+	return nil
+}
+
+// release lets go of the arena; the last one retires it.
+func (a *arena) release() {
+	p := a.pool
+	p.mu.Lock()
+	if a.holds--; a.holds != 0 {
+		p.mu.Unlock()
+		return
+	}
+	p.arenas--
+	shards := a.shards
+	a.shards = nil
+	for _, sh := range shards {
+		// Every graph has passed, and what was freed outside of them waits in
+		// the shard's list.
+		sh.mu.Lock()
+		sh.arena, sh.serial = nil, 0
+		sh.passed.Store(sh.epoch)
+		sh.epoch++
+		sh.mu.Unlock()
+	}
+	p.prune()
+	p.mu.Unlock()
+}
+
+// shard is the arena's shard of a stream. The caller holds the pool's lock.
+func (a *arena) shard(st *core.Stream) *shard {
+	for _, sh := range a.shards {
+		if sh.stream == st {
+			return sh
+		}
+	}
+	sh := a.pool.newShard(st, a)
+	sh.serial = a.serial
+	a.shards = append(a.shards, sh)
+	a.pool.shards = append(a.pool.shards, sh)
+	return sh
+}
+
+// begin makes a capture the running one, and seals what is free: all of the
+// arena's streams may have it. The caller holds the pool's lock.
+func (a *arena) begin(op string, c *Capture) error {
+	if a.running != nil {
+		return core.Error(core.Failure{Op: op, Kind: core.InUse,
+			Asked: fmt.Sprintf("an arena whose capture %d still runs", a.running.id),
+			Hint:  "captures that run at the same time need an arena each"})
+	}
+	a.serial++
+	a.running = c
+	a.holds++
+	for _, sh := range a.shards {
+		sh.mu.Lock()
+		sh.sealed = sh.epoch
+		sh.epoch++
+		sh.serial = a.serial
+		sh.mu.Unlock()
+	}
+	return nil
+}
+
+// prune forgets shards whose stream is gone, or whose arena is retired, and that
+// have nothing any more. The caller holds mu.
+func (p *Pool) prune() {
+	kept := p.shards[:0:0]
+	for _, sh := range p.shards {
+		sh.mu.Lock()
+		sh.rest()
+		sh.giveUpAll()
+		own := !sh.stream.Gone() && sh.stream.Locals.Get(p.local) == sh
+		if own || sh.arena != nil || sh.live > 0 || sh.spanned > 0 || sh.slabs > 0 || len(sh.empty) > 0 || len(sh.waiting) > 0 {
+			kept = append(kept, sh)
+		} else {
+			sh.closed = true
+			if w := sh.watch; w != nil {
+				p.retired.add(w.totals)
+				p.retiredTags = addTags(p.retiredTags, w.tags)
+			}
+		}
+		sh.mu.Unlock()
+	}
+	p.shards = kept
+}
+
+func (t *totals) add(o totals) {
+	t.allocs += o.allocs
+	t.frees += o.frees
+	t.bytes += o.bytes
+}

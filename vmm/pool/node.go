@@ -1,0 +1,93 @@
+package pool
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// node is an allocation that is part of a graph: the driver gives it memory of
+// its own each time the graph runs, at the same address.
+type node struct {
+	capture *Capture
+	stream  *core.Stream
+}
+
+// allocNode makes an allocation node behind the stream's captured work.
+func (c *Capture) allocNode(st *core.Stream, sh *shard, w *want) (Block, error) {
+	size := max(w.bytes, 1)
+	if w.align > nodeAlign {
+		return Block{}, core.Invalid(allocOp, "an alignment above 512 for a node of a graph", "the driver aligns nodes by itself: leave Request.Align at 0")
+	}
+	ptr, r := st.AllocNode(size)
+	if r != driver.Success {
+		return Block{}, st.Ctx.Fail(allocOp, driver.CallMemAllocAsync, r, core.Bytes(size)+" as a node of a graph")
+	}
+	e := &extent{size: size, state: taken, node: &node{c, st}}
+	e.ext, e.shard, e.ptr = e, sh, ptr
+	p := c.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.addPlace(place{from: ptr, to: e.end(), ext: e})
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	c.mu.Lock()
+	c.nodes = append(c.nodes, e)
+	c.mu.Unlock()
+	sh.give(&e.header, w)
+	return e.block(), nil
+}
+
+// nodeAlign is what the driver aligns nodes to, at least.
+const nodeAlign = 512
+
+// free makes a free node behind the captured work of the block's stream.
+func (n *node) free(h *header) error {
+	c := n.capture
+	c.mu.Lock()
+	at := slices.Index(c.nodes, h.ext)
+	if at >= 0 {
+		c.nodes = slices.Delete(c.nodes, at, at+1)
+	}
+	c.mu.Unlock()
+	if at < 0 {
+		return nil // the end of the capture has it
+	}
+	return n.drop(h, n.stream)
+}
+
+func (n *node) drop(h *header, st *core.Stream) error {
+	p := n.capture.pool
+	p.mu.Lock()
+	p.removePlace(h.ptr)
+	p.mu.Unlock()
+	if r := st.FreeNode(h.ptr); r != driver.Success {
+		return st.Ctx.Fail(freeOp, driver.CallMemFreeAsync, r, "a node of a graph")
+	}
+	return nil
+}
+
+// freeNodes frees the nodes that the capture left, behind the captured work of
+// its first stream, which all others have joined by now.
+func (c *Capture) freeNodes() error {
+	c.mu.Lock()
+	left := c.nodes
+	c.nodes = nil
+	c.mu.Unlock()
+	var errs []error
+	for _, e := range left {
+		sh := e.header.shard
+		sh.mu.Lock()
+		live := e.live()
+		if live {
+			sh.retire(&e.header, nil)
+		}
+		sh.mu.Unlock()
+		if live {
+			errs = append(errs, e.node.drop(&e.header, c.origin))
+		}
+	}
+	return errors.Join(errs...)
+}

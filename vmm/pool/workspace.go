@@ -1,0 +1,113 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+)
+
+// Workspace is a block that is to be ready before a capture.
+type Workspace struct {
+	// Name is how it is found; no two of a plan have the same.
+	Name string
+	// Bytes and Align are as in Request.
+	Bytes, Align int
+	Tag          Tag
+}
+
+// Workspaces are blocks by name, made ready by Prepare. The caller closes them.
+type Workspaces struct {
+	pool *Pool
+
+	mu     sync.Mutex
+	blocks map[string]Block
+	graphs int // that were captured with them, and live
+	closed bool
+}
+
+const prepareOp = "pool.Prepare"
+
+// Prepare makes the workspaces of a plan ready on a stream, so that a capture
+// which takes its memory from them alone asks the pool for nothing: its
+// CaptureStats say zero. What cannot be had is left out and named by the error,
+// which joins one for each; the others are there all the same, and are the
+// caller's to close. An error of the plan itself comes without workspaces.
+func (p *Pool) Prepare(s *cuda.Stream, plan ...Workspace) (*Workspaces, error) {
+	w := &Workspaces{pool: p, blocks: map[string]Block{}}
+	for _, one := range plan {
+		if _, twice := w.blocks[one.Name]; twice {
+			return nil, core.Invalid(prepareOp, fmt.Sprintf("two workspaces named %q", one.Name), "give each a name of its own")
+		}
+		w.blocks[one.Name] = Block{}
+	}
+	clear(w.blocks)
+	var missing []error
+	for _, one := range plan {
+		b, err := p.Alloc(Request{Bytes: one.Bytes, Align: one.Align, Stream: s, Tag: one.Tag})
+		if err != nil {
+			missing = append(missing, fmt.Errorf("%s: workspace %q of %s: %w", prepareOp, one.Name, core.Bytes(max(0, one.Bytes)), err))
+			continue
+		}
+		w.blocks[one.Name] = b
+	}
+	return w, errors.Join(missing...)
+}
+
+// Get is the workspace of that name; false where there is none.
+func (w *Workspaces) Get(name string) (Block, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	b, ok := w.blocks[name]
+	return b, ok
+}
+
+// Close frees the workspaces, after the work of their stream, and of the streams
+// named, that was submitted so far. While a graph lives that was captured with
+// them (CaptureOptions.Workspaces) it is cuda.ErrInUse. Twice is once.
+func (w *Workspaces) Close(streams ...*cuda.Stream) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.graphs > 0 {
+		return core.Error(core.Failure{Op: "pool.Workspaces.Close", Kind: core.InUse, Asked: fmt.Sprintf("%d graphs use the workspaces", w.graphs),
+			Hint: "close the graphs first"})
+	}
+	w.closed = true
+	var errs []error
+	for name, b := range w.blocks {
+		if err := w.pool.Free(b, streams...); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		delete(w.blocks, name)
+	}
+	return errors.Join(errs...)
+}
+
+// hold keeps the workspaces for a capture, and its graph. None are held for nil.
+func (w *Workspaces) hold(op string, p *Pool) error {
+	if w == nil {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.pool != p:
+		return core.ForeignError(op, "workspaces")
+	case w.closed:
+		return core.ClosedError(op, "workspaces")
+	}
+	w.graphs++
+	return nil
+}
+
+func (w *Workspaces) drop() {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.graphs--
+}
