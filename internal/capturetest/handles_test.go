@@ -214,6 +214,10 @@ var publishingCases = join(
 			p := w.publication()
 			return func() error { return p.Settle(w.soon()) }
 		},
+		"Publication.AwaitFollowers": func(w *world) func() error {
+			p := w.publication()
+			return func() error { return p.AwaitFollowers(w.soon(), 0) }
+		},
 		"NewClient": func(w *world) func() error {
 			near, _ := w.pair()
 			return func() error { return keep[*handles.Client](w)(handles.NewClient(near), nil) }
