@@ -5,6 +5,22 @@
 // with descriptors of files between two processes: over a socket in a private
 // directory ([Listen], [Dial]), or to a child ([Pair], [Inherit]).
 //
+// # Publishing
+//
+// A [Server] publishes buffers and arrays under names, to the processes that
+// connect. A [Client] lists them, opens them as they are once ([Open]), or
+// follows them ([Follow]): what the publisher announces ([Publication.Announce])
+// grows a mapping in each follower, at an address of its own that never changes,
+// and what it takes back ([Publication.Shrink]) is unmapped there when its work is
+// done. Sizes and data keep their order: a [Follower]'s stream sees the elements
+// of a generation when the publisher's work before its announcement is done, and
+// never before.
+//
+// A follower that is slow, or stands still, or dies, costs the publisher and the
+// other followers nothing but the memory that it keeps, which is reported by
+// follower. When a publisher dies its followers keep what they have mapped, are
+// told, and no stream of theirs hangs.
+//
 // # Trust
 //
 // A peer is trusted with nothing but what the policy of the connection gives

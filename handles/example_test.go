@@ -8,7 +8,10 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/vmm"
 	"golang.org/x/sys/unix"
 )
 
@@ -60,4 +63,61 @@ func check(err error) {
 	if err != nil {
 		panic(err)
 	}
+}
+
+// A publisher announces an array as it grows, and a follower sees it grow. The
+// two would be different processes, each with a device of its own.
+func ExampleServer() {
+	machine, err := sim.New(sim.Options{})
+	check(err)
+	sys, err := machine.OpenOwned()
+	check(err)
+	defer sys.Close()
+	dev := sys.Devices()[0]
+	ctx := context.Background()
+	top, err := os.MkdirTemp("", "example")
+	check(err)
+	defer os.RemoveAll(top)
+
+	// The publisher.
+	listener, err := handles.Listen(filepath.Join(top, "sockets"), "server", handles.Options{})
+	check(err)
+	defer listener.Close()
+	array, err := vmm.NewArray[float32](dev, vmm.BufferOptions{})
+	check(err)
+	defer array.Close()
+	server := handles.NewServer(handles.ServerOptions{})
+	defer server.Close()
+	go server.Serve(ctx, listener)
+	weights, err := handles.PublishArray(server, "weights", array)
+	check(err)
+	writer, err := dev.NewStream(cuda.StreamOptions{})
+	check(err)
+	defer writer.Close()
+
+	// The follower.
+	conn, err := handles.Dial(ctx, listener.Path(), handles.Options{})
+	check(err)
+	client := handles.NewClient(conn)
+	defer client.Close()
+	follower, err := handles.Follow[float32](ctx, client, dev, "weights", handles.FollowOptions{ReadOnly: true})
+	check(err)
+	defer follower.Close()
+	reader, err := dev.NewStream(cuda.StreamOptions{})
+	check(err)
+	defer reader.Close()
+
+	for i := range 2 {
+		check(array.Append(writer, []float32{float32(i), float32(i) + 0.5}))
+		check(weights.Announce(ctx, array.Len(), writer))
+
+		// What the reader does from here on comes behind what the writer did.
+		check(follower.Next(ctx, reader))
+		got := make([]float32, follower.Len())
+		check(follower.Array().All().CopyTo(reader, got))
+		fmt.Println("generation", follower.Generation(), "has", got)
+	}
+	// Output:
+	// generation 1 has [0 0.5]
+	// generation 2 has [0 0.5 1 1.5]
 }
