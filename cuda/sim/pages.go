@@ -1,6 +1,11 @@
 package sim
 
-import "github.com/cuvmm/cuvmm/internal/driver"
+import (
+	"slices"
+	"sort"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
 
 // page is what the driver knows of a page of managed memory.
 type page struct {
@@ -40,51 +45,61 @@ func newPages(size uint64, p page) pages { return pages{[]pageRun{{span{0, size}
 
 // each calls f for the runs in s, which may change them.
 func (p *pages) each(s span, f func(s span, pg *page)) {
-	p.cut(s.lo)
-	p.cut(s.hi)
-	for i := range p.runs {
-		if r := &p.runs[i]; r.lo >= s.lo && r.hi <= s.hi {
-			f(r.span, &r.page)
-		}
+	lo := p.cut(s.lo)
+	hi := p.cut(s.hi)
+	for i := lo; i < hi; i++ {
+		f(p.runs[i].span, &p.runs[i].page)
 	}
-	p.merge()
+	p.merge(max(lo, 1)-1, min(hi+1, len(p.runs)))
 }
 
-// cut makes x the border of two runs.
-func (p *pages) cut(x uint64) {
-	for i, r := range p.runs {
-		if r.lo < x && x < r.hi {
-			p.runs = append(p.runs[:i+1], p.runs[i:]...)
-			p.runs[i].hi, p.runs[i+1].lo = x, x
-			return
-		}
-	}
+// find is the run that x lies in, or the end.
+func (p *pages) find(x uint64) int {
+	return sort.Search(len(p.runs), func(i int) bool { return x < p.runs[i].hi })
 }
 
-func (p *pages) merge() {
-	merged := p.runs[:1]
-	for _, r := range p.runs[1:] {
-		if last := &merged[len(merged)-1]; last.page == r.page {
-			last.hi = r.hi
+// cut makes x the border of two runs, and answers the one behind it.
+func (p *pages) cut(x uint64) int {
+	i := p.find(x)
+	if i == len(p.runs) || p.runs[i].lo == x {
+		return i
+	}
+	p.runs = slices.Insert(p.runs, i, p.runs[i])
+	p.runs[i].hi, p.runs[i+1].lo = x, x
+	return i + 1
+}
+
+// merge joins equal neighbours among the runs from lo up to hi.
+func (p *pages) merge(lo, hi int) {
+	last := lo
+	for i := lo + 1; i < hi; i++ {
+		if p.runs[i].page == p.runs[last].page {
+			p.runs[last].hi = p.runs[i].hi
 			continue
 		}
-		merged = append(merged, r)
+		last++
+		p.runs[last] = p.runs[i]
 	}
-	p.runs = merged
+	p.runs = slices.Delete(p.runs, last+1, hi)
+}
+
+// look calls f for the parts of runs in s.
+func (p *pages) look(s span, f func(s span, pg page)) {
+	for i := p.find(s.lo); i < len(p.runs) && p.runs[i].lo < s.hi; i++ {
+		r := p.runs[i]
+		f(span{max(r.lo, s.lo), min(r.hi, s.hi)}, r.page)
+	}
 }
 
 // same is what is the same of all pages in s, or false.
 func same[T comparable](p *pages, s span, of func(page) T) (v T, ok bool) {
-	first := true
-	for _, r := range p.runs {
-		if r.hi <= s.lo || r.lo >= s.hi {
-			continue
-		}
-		if got := of(r.page); first {
+	first, differ := true, false
+	p.look(s, func(_ span, pg page) {
+		got := of(pg)
+		if first {
 			v, first = got, false
-		} else if got != v {
-			return v, false
 		}
-	}
-	return v, !first
+		differ = differ || got != v
+	})
+	return v, !first && !differ
 }

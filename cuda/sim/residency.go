@@ -171,15 +171,6 @@ func placeName(where int32) string {
 	return fmt.Sprintf("device %d", where)
 }
 
-// look calls f for the parts of runs in s.
-func (p *pages) look(s span, f func(s span, pg page)) {
-	for _, r := range p.runs {
-		if part := (span{max(r.lo, s.lo), min(r.hi, s.hi)}); part.lo < part.hi {
-			f(part, r.page)
-		}
-	}
-}
-
 // dropCopies gives up the duplicates of pages.
 func (m *Machine) dropCopies(s span, pg *page) {
 	for where := range pg.copies.all(len(m.devices)) {
