@@ -82,10 +82,13 @@ func (a *Allocator) Stats() Stats {
 // take memory back, the rest is freed, and Close may be called again.
 func (a *Allocator) Close() error {
 	const op = "managed.Allocator.Close"
+	for _, m := range a.a.all() {
+		if err := m.notInside(op); err != nil {
+			return err
+		}
+	}
 	return a.a.closer.Close(func() error {
-		a.a.mu.Lock()
-		all := slices.Collect(maps.Keys(a.a.live))
-		a.a.mu.Unlock()
+		all := a.a.all()
 		if len(all) == 0 {
 			return nil
 		}
@@ -106,6 +109,13 @@ func (a *Allocator) Close() error {
 		}
 		return errors.Join(errs...)
 	})
+}
+
+// all is what lives now.
+func (a *allocator) all() []*memory {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Collect(maps.Keys(a.live))
 }
 
 func (a *allocator) made(m *memory) {

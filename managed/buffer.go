@@ -240,8 +240,12 @@ func (b *Buffer) Clone() (*Buffer, error) {
 // work that could use it and frees it; see the package for what that costs.
 // While Host runs on the buffer it waits for that too.
 func (b *Buffer) Close() error {
+	const op = "managed.Buffer.Close"
+	if err := b.h.m.notInside(op); err != nil {
+		return err
+	}
 	return b.h.closer.Close(func() error {
-		if err := b.h.m.drop("managed.Buffer.Close"); err != nil {
+		if err := b.h.m.drop(op); err != nil {
 			return err
 		}
 		b.watched.Stop()

@@ -14,9 +14,10 @@ import (
 // every device, as Close does. On a device without concurrent managed access it
 // waits for all work in either case.
 //
-// The buffer stays open while f runs, and no other Host works on the memory; f
-// must not keep the slice, nor call Host, Discard or Close on the memory. Nothing
-// keeps other goroutines from launching work on it. While the stream captures a
+// The buffer stays open while f runs, and no other Host works on the memory: it
+// waits, as Close does; called by f itself both are ErrInUse, as Discard is from
+// anywhere. f must not keep the slice. Nothing keeps other goroutines from
+// launching work on the memory. While the stream captures a
 // graph, or without a stream any that is known, it is ErrCapturing, since work
 // that is captured cannot be waited for.
 func (r Range) Host(on *cuda.Stream, f func(data []byte) error) error {
@@ -36,6 +37,9 @@ func (r Range) Host(on *cuda.Stream, f func(data []byte) error) error {
 	if err := m.mayWait(op, on); err != nil {
 		return err
 	}
+	if err := m.notInside(op); err != nil {
+		return err
+	}
 	m.host.Lock()
 	defer m.host.Unlock()
 	if err := m.wait(op, on); err != nil {
@@ -44,7 +48,19 @@ func (r Range) Host(on *cuda.Stream, f func(data []byte) error) error {
 	if err := r.touch(op, true); err != nil {
 		return err
 	}
+	m.hostBy.Store(core.Goroutine())
+	defer m.hostBy.Store(0)
 	return f(r.bytes())
+}
+
+// notInside refuses what would wait for a function of Host when it is that
+// function which calls.
+func (m *memory) notInside(op string) error {
+	if by := m.hostBy.Load(); by == 0 || by != core.Goroutine() {
+		return nil
+	}
+	return core.Error(core.Failure{Op: op, Kind: core.InUse, Asked: "a function works on the memory (Host), and calls this",
+		Hint: "let the function return first"})
 }
 
 // Bytes is the range as a Go slice, without waiting for anything: the GPU's work

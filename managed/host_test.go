@@ -66,7 +66,8 @@ func TestHostIsChecked(t *testing.T) {
 func TestHostExcludes(t *testing.T) {
 	m, d := open(t)
 	s := stream(t, d)
-	b, err := managed.New(d, mib, managed.Options{})
+	a := allocator(t, d)
+	b, err := a.New(s, mib)
 	require.NoError(t, err)
 	c, err := b.Clone()
 	require.NoError(t, err)
@@ -78,6 +79,9 @@ func TestHostExcludes(t *testing.T) {
 		require.ErrorIs(t, c.Discard(s), cuda.ErrInUse)
 		require.ErrorIs(t, managed.DiscardPrefetchBatch(s, []managed.Range{c.Range}, cuda.OnHost()), cuda.ErrInUse)
 		require.NoError(t, c.Prefetch(s, cuda.OnHost()))
+		require.ErrorIs(t, c.Host(s, nothing), cuda.ErrInUse)
+		require.ErrorIs(t, b.Close(), cuda.ErrInUse)
+		require.ErrorIs(t, a.Close(), cuda.ErrInUse)
 		go func() {
 			second <- c.Host(s, func([]byte) error {
 				if inside {

@@ -3,6 +3,7 @@ package managed
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -27,6 +28,8 @@ type memory struct {
 	// host is held while the CPU works on the memory, and for reading while
 	// something is submitted that leaves its contents undefined.
 	host sync.RWMutex
+	// hostBy is the goroutine on which a function of Host runs, 0 for none.
+	hostBy atomic.Uint64
 	// advice is held over changes of advice, so that they can be undone.
 	advice sync.Mutex
 

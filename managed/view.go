@@ -6,6 +6,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
 // ViewOptions change what View takes.
@@ -44,8 +45,8 @@ func View(d *cuda.Device, p cuda.Ptr, n int, o ViewOptions) (*Buffer, error) {
 }
 
 // checkManaged asks for an attribute that only managed memory has, of all of the
-// range: that finds a pool's memory too, and the system's where the device pages
-// it.
+// range: that finds a pool's memory too. The system's memory is what the driver
+// does not know and the process has, where the device pages it.
 func (m *memory) checkManaged(op string) error {
 	var v [1]int32
 	r := m.ctx.Note(m.sys.Drv.MemRangeGetAttribute(m.ctx.Handle, driver.RangeReadMostly, m.ptr, m.size, v[:]))
@@ -56,7 +57,11 @@ func (m *memory) checkManaged(op string) error {
 		return m.fail(op, driver.CallMemRangeGetAttribute, r)
 	}
 	asked := fmt.Sprintf("%s at %#x", core.Bytes(m.size), uint64(m.ptr))
-	if is, r := m.sys.Drv.PointerGetAttribute(m.ctx.Handle, driver.PointerIsManaged, m.ptr); r == driver.Success && is != 0 {
+	is, known := m.sys.Drv.PointerGetAttribute(m.ctx.Handle, driver.PointerIsManaged, m.ptr)
+	if known == driver.InvalidValue && m.sys.Attribute(m.ctx.Device, driver.AttrPageableMemoryAccess) != 0 && osmem.Mapped(uint64(m.ptr), m.size) {
+		return nil // the driver knows nothing of it, and pages it all the same
+	}
+	if known == driver.Success && is != 0 {
 		f := core.Failure{Op: op, Kind: core.OutOfRange, Asked: asked + ", which goes past the end of the managed memory there", Hint: "name less"}
 		if start, size, ok := m.extent(); ok {
 			f.Asked += fmt.Sprintf(": %s from %#x on", core.Bytes(size), start)

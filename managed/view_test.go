@@ -2,11 +2,14 @@ package managed_test
 
 import (
 	"testing"
+	"unsafe"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/internal/osmem"
 	"github.com/cuvmm/cuvmm/managed"
 	"github.com/stretchr/testify/require"
 )
@@ -115,4 +118,63 @@ func TestViewOfNothing(t *testing.T) {
 	}
 	_, err := managed.View(nil, p, mib, managed.ViewOptions{})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+}
+
+// Memory of the operating system is managed where the device pages it.
+func TestViewOfTheSystemsMemory(t *testing.T) {
+	pages := sim.Options{Devices: []sim.DeviceOptions{{Attributes: map[int]int{int(driver.AttrPageableMemoryAccess): 1}}}}
+	check := func(t *testing.T, d *cuda.Device) {
+		mem, err := osmem.Alloc(4 * mib)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, osmem.Free(mem)) })
+		p := cuda.Ptr(uintptr(unsafe.Pointer(&mem[0])))
+		s := stream(t, d)
+		c, err := d.Capabilities()
+		require.NoError(t, err)
+		v, err := managed.View(d, p, len(mem), managed.ViewOptions{})
+		if !c.PageableMemoryAccess {
+			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+			return
+		}
+		require.NoError(t, err)
+		closed(t, v)
+		copy(mem, pattern(len(mem), 3))
+		require.NoError(t, v.Prefetch(s, d.Location()))
+		dst := buffer(t, d, len(mem))
+		require.NoError(t, s.Copy(dst.Ptr(), v.Ptr(), len(mem)))
+		got := make([]byte, len(mem))
+		require.NoError(t, s.Download(got, dst.Ptr()))
+		require.Equal(t, pattern(len(mem), 3), got)
+		require.NoError(t, s.Memset(v.Ptr(), 9, mib))
+		require.NoError(t, v.Host(s, func(data []byte) error {
+			require.Equal(t, byte(9), data[mib-1])
+			return nil
+		}))
+		require.Equal(t, byte(9), mem[0])
+	}
+	gputest.Each(t, check)
+	t.Run("pageable memory access", func(t *testing.T) {
+		if !osmem.Linux {
+			t.Skip("the system does not tell what is mapped")
+		}
+		m, d := open(t, pages)
+		check(t, d)
+		mem, err := osmem.Alloc(mib)
+		require.NoError(t, err)
+		v, err := managed.View(d, cuda.Ptr(uintptr(unsafe.Pointer(&mem[0]))), mib, managed.ViewOptions{})
+		require.NoError(t, err)
+		require.NoError(t, v.SetPreferred(cuda.OnHost()))
+		l, err := v.Preferred()
+		require.NoError(t, err)
+		require.Equal(t, cuda.OnHost(), l)
+		require.NoError(t, v.Prefetch(nil, cuda.OnDevice(0)))
+		require.Equal(t, []int{mib, 0}, resident(m, v.Range, 1))
+		require.NoError(t, v.Host(nil, nothing))
+		require.NoError(t, v.Discard(nil))
+		require.Equal(t, []int{0, 0}, resident(m, v.Range, 1))
+		require.NoError(t, v.Close())
+		require.NoError(t, osmem.Free(mem))
+		_, err = managed.View(d, v.Ptr(), 1<<40, managed.ViewOptions{})
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	})
 }

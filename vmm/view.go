@@ -1,12 +1,9 @@
 package vmm
 
 import (
-	"bytes"
 	"fmt"
 	"math"
-	"runtime"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -36,7 +33,7 @@ func (vs *views) run(v *view, f func() error) error {
 }
 
 func (vs *views) open(off, size uint64) *view {
-	v := &view{off, off + size, goroutine(), make(chan struct{})}
+	v := &view{off, off + size, core.Goroutine(), make(chan struct{})}
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	vs.all = append(vs.all, v)
@@ -73,7 +70,7 @@ func (vs *views) over(off, end uint64) *view {
 // wait returns when the function has, or with an error where it is the caller
 // itself that would wait for its own end.
 func (v *view) wait(op string) error {
-	if v.goroutine == goroutine() {
+	if v.goroutine == core.Goroutine() {
 		return v.inUse(op)
 	}
 	<-v.done
@@ -98,7 +95,7 @@ func (vs *views) notInside(op string, off, end uint64) error {
 	}
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
-	for g, i := goroutine(), 0; i < len(vs.all); i++ {
+	for g, i := core.Goroutine(), 0; i < len(vs.all); i++ {
 		if v := vs.all[i]; v.goroutine == g && v.off < end && off < v.end {
 			return v.inUse(op)
 		}
@@ -110,14 +107,4 @@ func (v *view) inUse(op string) error {
 	return core.Error(core.Failure{Op: op, Kind: core.InUse,
 		Asked: fmt.Sprintf("a function looks at %s of the memory (Host)", core.Bytes(v.end-v.off)),
 		Hint:  "let the function return first, or use the form with streams, which waits for nobody"})
-}
-
-// goroutine is the number of the calling goroutine. Go tells it only here, in
-// the first line of its stack: "goroutine 12 [running]:".
-func goroutine() uint64 {
-	var line [40]byte
-	text := bytes.TrimPrefix(line[:runtime.Stack(line[:], false)], []byte("goroutine "))
-	number, _, _ := bytes.Cut(text, []byte(" "))
-	n, _ := strconv.ParseUint(string(number), 10, 64)
-	return n
 }

@@ -25,7 +25,8 @@
 // account: prefetches, copies, kernels and checked accesses of the CPU move the
 // pages there, advice changes it, and what a device has no room for is paged out
 // to the host. [Machine.Resident] tells. Accesses of the CPU through a raw pointer
-// are not seen.
+// are not seen. A device with pageable memory access (attribute 88) works on the
+// operating system's memory too.
 //
 // # Processes
 //

@@ -19,6 +19,7 @@ const (
 	KindMulticast     = "multicast object"
 	KindMapping       = "mapping"
 	KindDeviceMemory  = "device memory"
+	KindSystemMemory  = "system memory"
 	KindManagedMemory = "managed memory"
 	KindHostMemory    = "host memory"
 	KindRegistration  = "registered host memory"

@@ -55,6 +55,7 @@ type Machine struct {
 	held      []held             // memory files that others may still hold
 	reserved  intervals[*object] // reservations
 	resident  intervals[*resident]
+	system    *resident         // the operating system's memory, where a device pages it
 	leased    intervals[*lease] // addresses of captured allocations
 	engine    engine
 	captures  map[uint64]*capture
@@ -112,6 +113,7 @@ func New(options Options) (*Machine, error) {
 		room += d.Memory
 	}
 	m.managed = newPool(room, true)
+	m.system = newSystemMemory(m)
 	if options.Folder != "" {
 		if err := m.join(options); err != nil {
 			return nil, err

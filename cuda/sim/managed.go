@@ -90,11 +90,14 @@ func (r *resident) obtain(n, size uint64, prop driver.AllocationProp) driver.Res
 // allocation.
 func (m *Machine) pagesAt(p driver.Ptr, n uint64) (*resident, span, bool) {
 	r, ok := m.resident.find(uint64(p))
-	if !ok || r.v.managed == nil || n == 0 || n > r.hi-uint64(p) {
+	unit := osmem.PageSize()
+	switch {
+	case !ok && m.isSystem(uint64(p), n):
+		return m.system, span{uint64(p) / unit * unit, roundUp(uint64(p)+n, unit)}, true
+	case !ok || r.v.managed == nil || n == 0 || n > r.hi-uint64(p):
 		return nil, span{}, false
 	}
 	off := uint64(p) - r.lo
-	unit := osmem.PageSize()
 	return r.v, span{off / unit * unit, roundUp(off+n, unit)}, true
 }
 
@@ -260,6 +263,9 @@ func (a *api) HostTouch(p driver.Ptr, n uint64, write bool) driver.Result {
 		return driver.Deinitialized
 	case !ok:
 		return driver.InvalidValue
+	case r == m.system:
+		r.touch(driver.DeviceCPU, s, write)
+		return driver.Success
 	case !r.placed:
 		return driver.NotSupported
 	}

@@ -129,6 +129,10 @@ func (s *stream) move(call driver.Call, parts []part, discard, prefetch bool) dr
 // discardPages leaves the pages with contents that nobody can mean.
 func (r *resident) discardPages(s span) {
 	r.managed.pages.each(s, r.m.unpage)
+	if r.mem == nil { // the system's memory
+		fill(systemBytes(s), PoisonByte)
+		return
+	}
 	for b := range r.mem.runs(s.lo, s.size()) {
 		fill(b, PoisonByte)
 	}

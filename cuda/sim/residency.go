@@ -212,7 +212,7 @@ func (m *Machine) pageOut(where int32, need uint64, needs *resident, keep span) 
 	if where < 0 || !m.devices[where].concurrent() {
 		return 0
 	}
-	var ranges []*resident
+	ranges := []*resident{m.system}
 	for r := range m.resident.all() {
 		if r.v.managed != nil {
 			ranges = append(ranges, r.v)
@@ -287,16 +287,20 @@ func (m *Machine) Resident(ptr uint64, n, device int) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var sum uint64
+	count := func(s span, pg page) {
+		if pg.at == int32(device) || pg.at != driver.DeviceInvalid && pg.copies.has(int32(device)) {
+			sum += s.size()
+		}
+	}
+	if _, ok := m.resident.find(ptr); !ok {
+		m.system.managed.pages.look(span{ptr, ptr + uint64(n)}, count)
+	}
 	for r := range m.resident.over(ptr, ptr+uint64(n)) {
 		if r.v.managed == nil {
 			continue
 		}
 		s := span{max(ptr, r.lo) - r.lo, min(ptr+uint64(n), r.hi) - r.lo}
-		r.v.managed.pages.look(s, func(s span, pg page) {
-			if pg.at == int32(device) || pg.at != driver.DeviceInvalid && pg.copies.has(int32(device)) {
-				sum += s.size()
-			}
-		})
+		r.v.managed.pages.look(s, count)
 	}
 	return int(sum)
 }

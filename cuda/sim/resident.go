@@ -84,7 +84,7 @@ func (r *resident) dismantle() {
 // will be when a graph runs.
 func (m *Machine) covered(p, n uint64) bool {
 	l, ok := m.leased.find(p)
-	return m.backed(p, n) || ok && n <= l.hi-p
+	return m.backed(p, n) || ok && n <= l.hi-p || m.isSystem(p, n)
 }
 
 // backed reports whether there is memory behind all n addresses from p on.
@@ -168,6 +168,14 @@ func (m *Machine) locate(c *gpuContext, call driver.Call, addr, n uint64, need d
 		p.runs = append(p.runs, r.v.runs(next-r.lo, part)...)
 		p.held = append(p.held, r.v)
 		next += part
+	}
+	if next < addr+n && c.device.pageable() && m.isSystem(next, addr+n-next) {
+		part := span{next, addr + n}
+		if why := m.system.touch(int32(c.device.ordinal), m.system.whole(part), need == driver.AccessReadWrite); why != "" {
+			return nil, m.illegal(c, call, next, addr, n, why)
+		}
+		p.runs = append(p.runs, systemBytes(part))
+		next = part.hi
 	}
 	if next < addr+n {
 		return nil, m.illegal(c, call, next, addr, n, m.whatIsAt(next))

@@ -1,3 +1,5 @@
+//go:build amd64 || arm64
+
 package osmem
 
 import (
@@ -23,5 +25,18 @@ func TestNodesAreReadInTheKernelsForm(t *testing.T) {
 	for _, list := range []string{"", "x", "1-", "3-1", "-1", "0-99999999"} {
 		_, err := parseNodes(list)
 		require.Error(t, err, list)
+	}
+}
+
+func TestMapped(t *testing.T) {
+	mem, err := Alloc(64 * PageSize())
+	require.NoError(t, err)
+	at := uint64(address(mem))
+	require.True(t, Mapped(at, uint64(len(mem))))
+	require.True(t, Mapped(at+10, 1))
+	require.NoError(t, Free(mem[:]))
+	require.False(t, Mapped(at, 1<<46), "nobody has so much in a row")
+	for _, bad := range [][2]uint64{{0, 1}, {at, 0}, {^uint64(0) - 5, 10}, {1 << 60, 4096}} {
+		require.False(t, Mapped(bad[0], bad[1]), "%#x", bad)
 	}
 }

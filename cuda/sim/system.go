@@ -1,0 +1,45 @@
+package sim
+
+import (
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
+)
+
+// A device with pageable memory access works on the operating system's memory at
+// its own addresses, and takes advice and prefetches for it as for managed
+// memory. The system does not tell when such memory goes, so what of it lies on a
+// device is counted there until it is moved away.
+
+func newSystemMemory(m *Machine) *resident {
+	const addresses = 1 << 56 // more than a process has
+	r := &resident{m: m, kind: KindSystemMemory, span: span{0, addresses}}
+	r.managed = &managed{pages: newPages(addresses, page{at: driver.DeviceInvalid}), attach: driver.AttachGlobal}
+	return r
+}
+
+func (d *device) pageable() bool { return d.attributes[driver.AttrPageableMemoryAccess] != 0 }
+
+// isSystem reports whether a device pages the system's memory, and that lies
+// there.
+func (m *Machine) isSystem(p, n uint64) bool {
+	for _, d := range m.devices {
+		if d.pageable() {
+			return n <= m.system.hi && p < m.system.hi && !space.overlaps(span{p, p + n}) && osmem.Mapped(p, n)
+		}
+	}
+	return false
+}
+
+// whole are the pages that a span lies in.
+func (r *resident) whole(s span) span {
+	unit := osmem.PageSize()
+	return span{s.lo / unit * unit, roundUp(s.hi, unit)}
+}
+
+// systemBytes is memory of the process at its own address.
+func systemBytes(s span) []byte {
+	address := uintptr(s.lo)
+	return unsafe.Slice(*(**byte)(unsafe.Pointer(&address)), s.size())
+}

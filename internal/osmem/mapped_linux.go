@@ -1,0 +1,24 @@
+//go:build linux && (amd64 || arm64)
+
+package osmem
+
+import "golang.org/x/sys/unix"
+
+// Mapped reports whether the process has something mapped at all of [addr,
+// addr+n).
+func Mapped(addr, n uint64) bool {
+	page := PageSize()
+	if n == 0 || addr+n < addr {
+		return false
+	}
+	lo, hi := addr/page*page, roundUp(addr+n)
+	// The answer has a byte for each page: asked for in pieces.
+	var in [4096]byte
+	for step := page * uint64(len(in)); lo < hi; lo += step {
+		part := min(step, hi-lo)
+		if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(lo), uintptr(part), address(in[:])); errno != 0 {
+			return false
+		}
+	}
+	return true
+}
