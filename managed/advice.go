@@ -129,7 +129,8 @@ func (r Range) advise(op string, a driver.Advice, l driver.Location) error {
 	if m.kind == hinted {
 		return nil
 	}
-	call, res := driver.CallMemAdvise, driver.Success
+	call := driver.CallMemAdvise
+	var res driver.Result
 	if m.sys.Drv.Has(call) {
 		res = m.sys.Drv.MemAdvise(m.ctx.Handle, driver.Ptr(r.Ptr()), r.n, a, l)
 	} else {

@@ -205,7 +205,8 @@ func arrayOf[T comparable](t *testing.T, a *managed.Allocator, s *cuda.Stream, v
 	require.NoError(t, err)
 	got := make([]byte, last.Len())
 	require.NoError(t, s.Download(got, last.Ptr()))
-	require.Equal(t, v, *(*T)(unsafe.Pointer(&got[0])))
+	landed := *(*T)(unsafe.Pointer(&got[0]))
+	require.Equal(t, v, landed)
 	for _, at := range [][2]int{{-1, 1}, {1, 1}, {2, 1}, {0, n + 1}} {
 		_, err = arr.Slice(at[0], at[1])
 		require.ErrorIs(t, err, cuda.ErrOutOfRange)

@@ -330,9 +330,11 @@ func TestALostBufferIsReported(t *testing.T) {
 	err = sys.Close()
 	require.ErrorIs(t, err, cuda.ErrInUse)
 	require.ErrorContains(t, err, "managed memory of 1 MiB")
-	mu.Lock()
-	require.Contains(t, log.String(), "managed memory of 1 MiB")
-	mu.Unlock()
+	require.Eventually(t, func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return strings.Contains(log.String(), "managed memory of 1 MiB")
+	}, 10*time.Second, time.Millisecond)
 	require.ErrorContains(t, m.Close(), "managed memory")
 }
 

@@ -40,7 +40,8 @@ func (r Range) prefetch(op string, st *core.Stream, to place) error {
 	if m.kind == hinted {
 		return nil
 	}
-	call, res := driver.CallMemPrefetchAsync, driver.Success
+	call := driver.CallMemPrefetchAsync
+	var res driver.Result
 	if m.sys.Drv.Has(call) {
 		res = m.sys.Drv.MemPrefetchAsync(st.Ctx.Handle, driver.Ptr(r.Ptr()), r.n, to.Location, st.Handle)
 	} else {

@@ -50,7 +50,8 @@ func TestPrefetchMovesPages(t *testing.T) {
 	require.NoError(t, b.Discard(s))
 	require.NoError(t, s.Synchronize())
 	require.Equal(t, []int{0, 0, 0}, resident(m, b.Range, 2))
-	require.Equal(t, before, [2]uint64{free(0), free(1)})
+	after := [2]uint64{free(0), free(1)}
+	require.Equal(t, before, after)
 	require.NoError(t, b.DiscardPrefetch(s, cuda.OnDevice(1)))
 	require.NoError(t, s.Synchronize())
 	require.Equal(t, []int{0, 4 * mib, 0}, resident(m, b.Range, 2))
