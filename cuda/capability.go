@@ -110,6 +110,8 @@ func (d *Device) granule() driver.AllocationProp {
 
 // Probe is what only a trial tells.
 type Probe struct {
+	// Memory: plain memory could be created. Without it the rest says nothing.
+	Memory bool
 	// Compressible memory was asked for and granted.
 	Compressible bool
 	// PosixFD: memory with a descriptor type could be created.
@@ -159,6 +161,11 @@ func (d *Device) Probe() (Probe, error) {
 		}
 		return granted, nil
 	}
+	_, err = try(func(*driver.AllocationProp) {})
+	if inconclusive(err) {
+		return p, err
+	}
+	p.Memory = err == nil
 	granted, err := try(func(a *driver.AllocationProp) { a.Flags.CompressionType = driver.CompressionGeneric })
 	if inconclusive(err) {
 		return p, err

@@ -82,8 +82,37 @@ func checkSize(op string, size int, gran uint64) error {
 	return nil
 }
 
+// refused asks, after a creation that the driver would not make, whether memory
+// shared in that way can be had at all. Where a trial says no, that is the
+// error; where it says nothing, the answer is nil.
+func refused(d *cuda.Device, prop driver.AllocationProp, r driver.Result) error {
+	switch r {
+	case driver.InvalidValue, driver.NotSupported, driver.NotPermitted:
+	default:
+		return nil
+	}
+	if prop.RequestedHandleTypes == 0 || prop.Location.Type != driver.LocationDevice || int(prop.Location.ID) != d.Ordinal() {
+		return nil
+	}
+	p, err := d.Probe()
+	switch {
+	case err != nil || !p.Memory:
+		return nil
+	case prop.RequestedHandleTypes&driver.HandleFabric != 0 && !p.Fabric:
+		return p.FabricError
+	case prop.RequestedHandleTypes&driver.HandlePosixFD != 0 && !p.PosixFD:
+		return core.Error(core.Failure{Op: "cuda.Device.Probe", Kind: core.NotSupported,
+			Asked: fmt.Sprintf("memory of %v with a descriptor, which the driver does not make there", d),
+			Hint:  "ask for NoHandles, or for Fabric where the device has it"})
+	}
+	return nil
+}
+
 func createError(op string, d *cuda.Device, size int, prop driver.AllocationProp, r driver.Result) error {
 	loc := cuda.Location{Type: cuda.LocationType(prop.Location.Type), ID: int(prop.Location.ID)}
+	if why := refused(d, prop, r); why != nil {
+		return fmt.Errorf("%s: %s on %v: %w", op, core.Bytes(size), loc, why)
+	}
 	f := core.Failure{Op: op, Call: driver.CallMemCreate, Result: r, Asked: fmt.Sprintf("%s on %v", core.Bytes(size), loc),
 		Err: diagnose.Creation(core.SystemOf(d), prop, r)}
 	if r == driver.OutOfMemory {

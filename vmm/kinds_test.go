@@ -5,6 +5,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -186,4 +187,37 @@ func TestDMABufOfARange(t *testing.T) {
 		_, err = r.DMABuf(nil, 0, mib)
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	})
+}
+
+// Where the driver refuses a creation, a trial of what was asked for says why.
+func TestARefusedCreationIsExplainedByATrial(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		trials []driver.Result // plain, compressible, descriptor, fabric
+		times  int
+		asks   vmm.HandleTypes
+		says   string
+		is     error
+	}{
+		{"no descriptors", []driver.Result{0, 0, driver.NotSupported, 0}, 0, vmm.PosixFD, "which the driver does not make there", cuda.ErrNotSupported},
+		{"no fabric", []driver.Result{0, 0, 0, driver.NotPermitted}, 0, vmm.Fabric, "IMEX channel", cuda.ErrNotPermitted},
+		{"the trial works", []driver.Result{0, 0, 0, driver.NotPermitted}, 0, vmm.PosixFD, "cuMemCreate answered CUDA_ERROR_NOT_SUPPORTED (801)", cuda.ErrNotSupported},
+		{"nothing works", []driver.Result{driver.NotSupported}, -1, vmm.PosixFD,
+			"cuMemCreate answered CUDA_ERROR_NOT_SUPPORTED (801)", cuda.ErrNotSupported},
+		{"the trial says nothing", []driver.Result{0, 0, driver.OutOfMemory}, 0, vmm.PosixFD, "cuMemCreate answered CUDA_ERROR_NOT_SUPPORTED (801)", cuda.ErrNotSupported},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m, d := open(t)
+			m.Inject(sim.Fault{Call: "cuMemCreate", Result: int(driver.NotSupported)})
+			for i, r := range c.trials {
+				if r != 0 { // a fault that applies keeps those behind it from counting
+					m.Inject(sim.Fault{Call: "cuMemCreate", After: i, Times: c.times, Result: int(r)})
+				}
+			}
+			_, err := vmm.Create(d, 2*mib, vmm.Properties{Handles: c.asks})
+			require.ErrorIs(t, err, c.is)
+			require.ErrorContains(t, err, "vmm.Create: ")
+			require.ErrorContains(t, err, c.says)
+		})
+	}
 }
