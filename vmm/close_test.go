@@ -363,6 +363,7 @@ func valuesFor(t testing.TB, w *world) map[reflect.Type]reflect.Value {
 		values[reflect.TypeOf(v)] = reflect.ValueOf(v)
 	}
 	values[reflect.TypeFor[vmm.Physical]()] = reflect.ValueOf(w.a)
+	values[reflect.TypeFor[[]vmm.Physical]()] = reflect.ValueOf([]vmm.Physical{w.a})
 	return values
 }
 

@@ -253,6 +253,14 @@ var scenarios = []scenario{
 			}
 			return err
 		}},
+	{name: "Reservation.MapRun", setup: func(w *world) { w.mappings(1); require.NoError(w.t, w.create(kib64, vmm.Properties{})) },
+		op: func(w *world) error {
+			made, err := w.r.MapRun(kib64, both(w, vmm.ReadWrite), w.a, w.a, w.a)
+			for _, m := range made {
+				w.own(m)
+			}
+			return err
+		}},
 	{name: "Reservation.SetAccess up", setup: func(w *world) { w.mappings(3) },
 		op: func(w *world) error { return w.r.SetAccess(0, 3*kib64, both(w, vmm.ReadOnly)...) }},
 	{name: "Reservation.SetAccess down", setup: func(w *world) { w.mappings(3, both(w, vmm.ReadWrite)...) },

@@ -102,6 +102,54 @@ func TestOneRangeStripedOverTwoDevices(t *testing.T) {
 	})
 }
 
+// A striped run is mapped and granted in one go.
+func TestARunOfTwoDevicesIsMappedAtOnce(t *testing.T) {
+	m, d, peer := twoDevices(t)
+	r, err := vmm.Reserve(d, 8*mib, vmm.ReserveOptions{})
+	require.NoError(t, err)
+	closed(t, r)
+	var memory []vmm.Physical
+	for _, on := range []*cuda.Device{d, peer, d} {
+		a, err := vmm.Create(on, 2*mib, vmm.Properties{})
+		require.NoError(t, err)
+		closed(t, a)
+		memory = append(memory, a)
+	}
+	all := []vmm.Access{{Location: d.Location(), Mode: vmm.ReadWrite}, {Location: peer.Location(), Mode: vmm.ReadOnly}}
+	grants := m.Count("cuMemSetAccess")
+	made, err := r.MapRun(2*mib, all, memory...)
+	require.NoError(t, err)
+	require.Equal(t, grants+1, m.Count("cuMemSetAccess"))
+	require.Len(t, made, 3)
+	for i, mp := range made {
+		closed(t, mp)
+		require.Equal(t, r.Ptr()+cuda.Ptr((i+1)*2*mib), mp.Ptr())
+		mode, err := mp.Access(peer.Location())
+		require.NoError(t, err)
+		require.Equal(t, vmm.ReadOnly, mode)
+	}
+	s := stream(t, d)
+	require.NoError(t, s.Memset(made[0].Ptr(), 7, 6*mib))
+	require.NoError(t, s.Synchronize())
+
+	_, err = r.MapRun(0, nil)
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	_, err = r.MapRun(0, nil, memory...)
+	require.ErrorIs(t, err, cuda.ErrInUse, "the second would lie over the first")
+	_, err = r.MapRun(1, nil, memory[0])
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	_, err = r.MapRun(-2*mib, nil, memory[0])
+	require.ErrorIs(t, err, cuda.ErrOutOfRange)
+	_, err = r.MapRun(0, nil, memory[0], nil)
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	_, err = r.MapRun(0, []vmm.Access{{Location: cuda.OnHost(), Mode: vmm.ReadWrite}}, memory[0])
+	require.ErrorIs(t, err, cuda.ErrNotSupported)
+	require.Equal(t, 3, d.System().Stats().Mappings)
+	alone, err := r.MapRun(0, []vmm.Access{{Location: d.Location(), Mode: vmm.ReadWrite}, {Location: peer.Location(), Mode: vmm.NoAccess}}, memory[0])
+	require.NoError(t, err)
+	closed(t, alone[0])
+}
+
 // BenchmarkPeerGrant grants a peer 64 chunks of 16 MiB: all in one call, as a
 // buffer does, and chunk by chunk.
 func BenchmarkPeerGrant(b *testing.B) {

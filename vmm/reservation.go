@@ -336,7 +336,7 @@ func (r *reservation) undoRun(maps []*mapping, cause error) error {
 	sys := r.System()
 	first, last := maps[0], maps[len(maps)-1]
 	size := last.off + last.phys.Size - first.off
-	res := first.phys.Lost() // a run that is being built is of one kind
+	res := first.phys.Lost() // mapRun has refused what was lost before
 	if res == driver.Success {
 		res = sys.Drv.MemUnmap(first.ptr(), size)
 		if res == driver.Success {

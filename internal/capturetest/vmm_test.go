@@ -45,6 +45,16 @@ var physicalCases = join(
 			r, a := w.reservation(), w.allocation()
 			return func() error { return keep[*vmm.Mapping](w)(r.Map(0, a)) }
 		},
+		"Reservation.MapRun": func(w *world) func() error {
+			r, a, b := w.reservation(), w.allocation(), w.allocation()
+			return func() error {
+				made, err := r.MapRun(0, []vmm.Access{w.access(vmm.ReadWrite)}, a, b)
+				for _, m := range made {
+					err = errors.Join(err, keep[*vmm.Mapping](w)(m, nil))
+				}
+				return err
+			}
+		},
 		// Taking access away waits for the device.
 		"Reservation.SetAccess": func(w *world) func() error {
 			r := w.reservation()
