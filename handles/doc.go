@@ -5,6 +5,24 @@
 // with descriptors of files between two processes: over a socket in a private
 // directory ([Listen], [Dial]), or to a child ([Pair], [Inherit]).
 //
+// # Sharing memory once
+//
+// [SendBuffer], [SendArray] and [SendAllocation] share memory as it is, and
+// [ReceiveBuffer], [ReceiveArray] and [ReceiveAllocation] take it, each on one end
+// of a connection. The two sides agree on the outcome: what one could not take
+// the other is told, with the reason, and the connection goes on. They go beside
+// the program's own messages, and in both directions at once.
+//
+// What was received is an ordinary [vmm.Buffer]: in one contiguous range, on any
+// device that reaches the memory, read-only if asked. It lives until the last
+// process has closed it, and a process that is killed has. Bytes are no signal:
+// order the work of the two sides by messages or otherwise.
+//
+// Descriptors of memory are open only while they are on their way, in batches,
+// and take at most a quarter of the process's limit of open files
+// ([ErrOpenFiles]). Memory that was shared and is released is not to be taken for
+// free: cuda.Stats counts it apart (SharedReleased).
+//
 // # Publishing
 //
 // A [Server] publishes buffers and arrays under names, to the processes that

@@ -334,12 +334,15 @@ func (c *Conn) awaitOwed(ctx context.Context, op, what string, from *[]Message) 
 
 // spinTime is how long a peer that is at it is polled for what it owes. Being
 // woken takes longer than importing and mapping a chunk.
-const spinTime = time.Millisecond
+const (
+	spinTime       = time.Millisecond
+	spinProcessors = 4
+)
 
 // spin waits a moment for something to come, where there are processors for it.
 func (c *Conn) spin(from *[]Message) {
-	if runtime.GOMAXPROCS(0) < 4 {
-		return
+	if min(runtime.NumCPU(), runtime.GOMAXPROCS(0)) < spinProcessors {
+		return // the peer needs it more
 	}
 	for start := time.Now(); time.Since(start) < spinTime; runtime.Gosched() {
 		c.inbox.mu.Lock()
