@@ -83,7 +83,7 @@ func (c *Conn) fail(err error) error {
 	default:
 	}
 	c.failed = err
-	if !errors.Is(err, ErrGone) && !errors.Is(err, ErrRefused) && c.sending.try() {
+	if !errors.Is(err, ErrGone) && !errors.Is(err, ErrRefused) && c.sending.within(refusalWait) {
 		refuse(c.sock, c.out.peer, c.out.sequence, err.Error())
 		c.sending.give()
 	}
@@ -92,7 +92,8 @@ func (c *Conn) fail(err error) error {
 	return err
 }
 
-// refusalWait is how long a peer that does not read may hold up its refusal.
+// refusalWait is how long a peer that does not read may hold up its refusal, and
+// how long somebody who sends meanwhile may.
 const refusalWait = 100 * time.Millisecond
 
 // refuse tells the peer why.

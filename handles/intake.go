@@ -144,28 +144,19 @@ func (i *intake) importError(at int, err error) error {
 	return err
 }
 
-// compare checks what the driver says of a chunk against what was declared. Of
-// an import it says nothing about network cards, so silence is no difference.
+// compare checks what the driver says of a chunk against what was declared:
+// that it is memory of the right kind, at the right place. What it says of an
+// import's compression and of network cards is less than what was granted, or
+// nothing, so there the exporter's word stands.
 func (i *intake) compare(at int, have driver.AllocationProp) error {
-	want := i.memory
-	mismatch := func(what string, have, want any) error {
-		return failure(i.op, ErrMismatch, fmt.Sprintf("%s of chunk %d is %v, where %v was declared", what, at, have, want),
-			"the exporter describes other memory than it sends")
+	if have.Type == i.memory.Type && have.Location == i.memory.Location {
+		return nil
 	}
-	place := func(l driver.Location) cuda.Location {
-		return cuda.Location{Type: cuda.LocationType(l.Type), ID: int(l.ID)}
+	place := func(p driver.AllocationProp) string {
+		return fmt.Sprintf("type %d on %v", p.Type, cuda.Location{Type: cuda.LocationType(p.Location.Type), ID: int(p.Location.ID)})
 	}
-	switch {
-	case have.Type != want.Type:
-		return mismatch("the type", have.Type, want.Type)
-	case have.Location != want.Location:
-		return mismatch("the location", place(have.Location), place(want.Location))
-	case have.Flags.CompressionType != 0 && have.Flags.CompressionType != want.Flags.CompressionType:
-		return mismatch("the compression", have.Flags.CompressionType, want.Flags.CompressionType)
-	case have.Flags.GPUDirectRDMACapable != 0 && want.Flags.GPUDirectRDMACapable == 0:
-		return mismatch("reachability by network cards", "on", "off")
-	}
-	return nil
+	return failure(i.op, ErrMismatch, fmt.Sprintf("chunk %d is memory of %s, where %s was declared", at, place(have), place(i.memory)),
+		"the exporter describes other memory than it sends")
 }
 
 // whole refuses to go on while chunks are missing.

@@ -136,12 +136,12 @@ func TestHostileOffers(t *testing.T) {
 			d := h.honest
 			d.Device = h.d.System().Devices()[1].UUID()
 			h.offer(d, h.memory(2))
-		}, ErrMismatch, "the location of chunk 0 is device 0, where device 1"},
+		}, ErrMismatch, "chunk 0 is memory of type 1 on device 0, where type 1 on device 1 was declared"},
 		{"a location that the memory is not at", func(h *hostile) {
 			d := one(h.honest)
 			d.Location, d.Device, d.Chunks = cuda.OnHostNUMA(0), cuda.UUID{}, []uint64{2 << 20}
 			h.offer(d, h.memory(1))
-		}, ErrMismatch, "the location of chunk 0"},
+		}, ErrMismatch, "where type 1 on host NUMA node 0 was declared"},
 		{"no multiple of the granularity", func(h *hostile) {
 			d := one(h.honest)
 			d.Chunks = []uint64{65<<10 + 1}
@@ -173,11 +173,6 @@ func TestHostileOffers(t *testing.T) {
 			h.offers++
 			h.send(m)
 		}, ErrDescriptor, "begins with"},
-		{"compression that it does not have", func(h *hostile) {
-			d := h.honest
-			d.Compressible = true
-			h.offer(d, h.memory(2))
-		}, ErrMismatch, "the compression of chunk 0"},
 		{"a fabric handle", func(h *hostile) {
 			d := h.honest
 			d.Handle = vmm.Fabric

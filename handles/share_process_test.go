@@ -18,6 +18,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/internal/reexec"
+	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -559,4 +560,31 @@ func TestSharingWithAChild(t *testing.T) {
 		c.reads(0, 3*mib, 2)
 		c.Wait()
 	})
+}
+
+// A descriptor that is still open somewhere keeps the memory taken.
+func TestTheLastDescriptorHoldsTheMemory(t *testing.T) {
+	s := &stage{t: t, folder: t.TempDir(), memory: 1 << 30, chunk: 64 << 10}
+	m, err := sim.New(folderOptions(s.folder, s.memory))
+	require.NoError(t, err)
+	sys, err := m.OpenOwned()
+	require.NoError(t, err)
+	closeLater(t, sys)
+	b := filled(t, sys.Devices()[0], 2*mib, 1)
+	v, err := share.Of(b).View("test", 2*mib)
+	require.NoError(t, err)
+	n, err := v.Chunks[0].Handle.Export("test")
+	require.NoError(t, err)
+	f, err := handles.NewFD(n)
+	require.NoError(t, err)
+	other, err := f.Dup()
+	require.NoError(t, err)
+	require.NoError(t, v.Release())
+	require.NoError(t, b.Close())
+	require.Equal(t, 1, sys.Stats().SharedReleased)
+	s.returns(2 * mib)
+	require.NoError(t, f.Close())
+	require.EqualValues(t, 2*mib, s.taken())
+	require.NoError(t, other.Close())
+	s.returns(0)
 }

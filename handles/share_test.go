@@ -143,7 +143,7 @@ func TestArraysAndAllocations(t *testing.T) {
 		_, err = handles.ReceiveBuffer(t.Context(), far, d, handles.ImportOptions{})
 		require.ErrorIs(t, err, handles.ErrMismatch)
 		require.ErrorContains(t, group.Wait(), "an array of float32")
-		type record struct{ p *int32 }
+		type record struct{ P *int32 }
 		records, err := vmm.NewArray[[8]byte](d, vmm.BufferOptions{})
 		require.NoError(t, err)
 		closeLater(t, records)

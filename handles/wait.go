@@ -35,6 +35,21 @@ func (s slot) try() bool {
 	}
 }
 
+// within takes the slot if it comes free so soon.
+func (s slot) within(d time.Duration) bool {
+	if s.try() {
+		return true
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case s <- struct{}{}:
+		return true
+	case <-t.C:
+		return false
+	}
+}
+
 func (s slot) give() { <-s }
 
 // until runs a call of package net that waits, until the limit (zero: none) or
