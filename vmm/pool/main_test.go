@@ -47,6 +47,12 @@ func stream(t testing.TB, d *cuda.Device) *cuda.Stream {
 // newPool makes a pool that is checked and closed when the test ends.
 func newPool(t testing.TB, d *cuda.Device, o pool.Options) *pool.Pool {
 	t.Helper()
+	if o.Chunk == 0 {
+		o.Chunk = 2 * mib // little memory has many
+	}
+	if o.ExactFrom == 0 {
+		o.ExactFrom = 64 * mib
+	}
 	p, err := pool.New(d, o)
 	require.NoError(t, err)
 	t.Cleanup(func() {

@@ -25,17 +25,34 @@ type model struct {
 	streams []*cuda.Stream
 	held    map[*cuda.Stream]bool
 
-	live  []live
-	freed []freed
-	stale []pool.Block
-	total uint64 // requested
-	peak  uint64
-	count uint64
+	live   []live
+	freed  []freed
+	graphs []graph
+	// until the capture that runs has ended, nobody gets these
+	postponed []span
+	stale     []pool.Block
+	total     uint64 // requested
+	peak      uint64
+	count     uint64
 }
 
 type live struct {
 	b pool.Block
 	s *cuda.Stream
+}
+
+type span struct{ from, to uint64 }
+
+func spanOf(b pool.Block) span {
+	return span{uint64(b.Ptr()), uint64(b.Ptr()) + uint64(max(1, b.Bytes()))}
+}
+
+func (s span) meets(o span) bool { return s.from < o.to && o.from < s.to }
+
+// graph is one that keeps the addresses that its capture was served.
+type graph struct {
+	g     *cuda.Graph
+	spans []span
 }
 
 // freed is a range of addresses with what must have passed before anybody but
@@ -89,8 +106,9 @@ func (w *model) done(e *cuda.Event) bool {
 	return done
 }
 
-func (w *model) alloc() {
-	s := w.stream("stream")
+func (w *model) alloc() { w.allocOn(w.stream("stream")) }
+
+func (w *model) allocOn(s *cuda.Stream) {
 	bytes := rapid.OneOf(rapid.IntRange(0, 8*kib), rapid.IntRange(0, 4*kib64), rapid.IntRange(0, 16*kib64)).Draw(w.rt, "bytes")
 	align := rapid.SampledFrom([]int{0, 0, 1, 4096, kib64, 2 * mib}).Draw(w.rt, "align")
 	b, err := w.p.Alloc(pool.Request{Bytes: bytes, Align: align, Stream: s, Tag: pool.Tag(bytes % 2)})
@@ -104,6 +122,14 @@ func (w *model) alloc() {
 
 func (w *model) born(l live) {
 	from, to := uint64(l.b.Ptr()), uint64(l.b.Ptr())+uint64(max(1, l.b.Bytes()))
+	for _, o := range w.postponed {
+		require.False(w.rt, o.meets(spanOf(l.b)), "%v was freed during the capture that runs", l.b)
+	}
+	for _, g := range w.graphs {
+		for _, o := range g.spans {
+			require.False(w.rt, o.meets(spanOf(l.b)), "%v belongs to a graph", l.b)
+		}
+	}
 	for _, o := range w.live {
 		require.False(w.rt, from < uint64(o.b.Ptr())+uint64(max(1, o.b.Bytes())) && uint64(o.b.Ptr()) < to, "%v and %v overlap", l.b, o.b)
 	}
@@ -158,6 +184,88 @@ func (w *model) free() {
 	w.stale = append(w.stale, l.b)
 }
 
+// capture makes a graph of work on memory of the pool, while others allocate.
+func (w *model) capture() {
+	s := w.stream("captured")
+	var mine, outside []live
+	var g graph
+	made, st, err := w.p.Capture(s, pool.CaptureOptions{}, func() error {
+		for range rapid.IntRange(0, 8).Draw(w.rt, "steps") {
+			switch rapid.IntRange(0, 3).Draw(w.rt, "step") {
+			case 0, 1:
+				b, err := w.p.Alloc(pool.Request{Bytes: rapid.IntRange(0, 4*kib64).Draw(w.rt, "bytes"), Stream: s, Tag: 1})
+				if err != nil {
+					require.ErrorIs(w.rt, err, cuda.ErrOutOfMemory)
+					continue
+				}
+				w.born(live{b, s})
+				w.live = w.live[:len(w.live)-1]
+				for _, o := range mine {
+					require.False(w.rt, spanOf(o.b).meets(spanOf(b)))
+				}
+				mine = append(mine, live{b, s})
+				g.spans = append(g.spans, spanOf(b))
+			case 2:
+				if len(mine) > 0 {
+					require.NoError(w.rt, w.p.Free(mine[0].b))
+					w.total -= uint64(mine[0].b.Bytes())
+					mine = mine[1:]
+				}
+			case 3:
+				i := slices.IndexFunc(w.live, func(l live) bool { return l.s == s })
+				if i < 0 {
+					continue
+				}
+				require.NoError(w.rt, w.p.Free(w.live[i].b))
+				w.total -= uint64(w.live[i].b.Bytes())
+				w.postponed = append(w.postponed, spanOf(w.live[i].b))
+				outside = append(outside, w.live[i])
+				w.live = slices.Delete(w.live, i, i+1)
+			}
+			if other := w.stream("meanwhile"); other != s {
+				w.allocOn(other)
+			}
+			require.NoError(w.rt, w.p.Check())
+		}
+		return nil
+	})
+	require.NoError(w.rt, err)
+	require.Equal(w.rt, len(g.spans), st.Served)
+	w.postponed = nil
+	for _, l := range outside {
+		w.freed = append(w.freed, freed{from: spanOf(l.b).from, to: spanOf(l.b).to, s: s, own: w.event(s)})
+	}
+	w.live = append(w.live, mine...)
+	g.g = made
+	w.graphs = append(w.graphs, g)
+}
+
+func (w *model) launch() {
+	if len(w.graphs) > 0 {
+		require.NoError(w.rt, rapid.SampledFrom(w.graphs).Draw(w.rt, "graph").g.Launch(w.stream("launch")))
+	}
+}
+
+// closeGraph gives a graph's memory back, once its launches have passed.
+func (w *model) closeGraph() {
+	if len(w.graphs) == 0 {
+		return
+	}
+	i := rapid.IntRange(0, len(w.graphs)-1).Draw(w.rt, "graph")
+	w.releaseAll()
+	require.NoError(w.rt, w.graphs[i].g.Close())
+	w.graphs = slices.Delete(w.graphs, i, i+1)
+}
+
+func (w *model) releaseAll() {
+	for s, held := range w.held {
+		if held {
+			w.m.Release(s.Handle())
+		}
+	}
+	clear(w.held)
+}
+
 func (w *model) freeStale() {
 	if len(w.stale) > 0 {
 		require.ErrorIs(w.rt, w.p.Free(rapid.SampledFrom(w.stale).Draw(w.rt, "stale")), cuda.ErrClosed)
@@ -178,10 +286,7 @@ func (w *model) hold() {
 func (w *model) closeStream() {
 	i := rapid.IntRange(0, len(w.streams)-1).Draw(w.rt, "closed")
 	s := w.streams[i]
-	if w.held[s] {
-		w.m.Release(s.Handle())
-		delete(w.held, s)
-	}
+	w.releaseAll() // a launch may wait for one on another stream
 	require.NoError(w.rt, s.Close())
 	w.streams = slices.Delete(w.streams, i, i+1)
 	for j, l := range w.live { // freed from now on without an order
@@ -227,10 +332,9 @@ func (w *model) check() {
 }
 
 func (w *model) end() {
-	for s, held := range w.held {
-		if held {
-			w.m.Release(s.Handle())
-		}
+	w.releaseAll()
+	for _, g := range w.graphs {
+		require.NoError(w.rt, g.g.Close())
 	}
 	for _, l := range w.live {
 		require.NoError(w.rt, w.p.Free(l.b))
@@ -268,6 +372,9 @@ func TestModel(t *testing.T) {
 			"stale":  func(rt *rapid.T) { w.rt = rt; w.freeStale() },
 			"hold":   func(rt *rapid.T) { w.rt = rt; w.hold() },
 			"close":  func(rt *rapid.T) { w.rt = rt; w.closeStream() },
+			"graph":  func(rt *rapid.T) { w.rt = rt; w.capture() },
+			"launch": func(rt *rapid.T) { w.rt = rt; w.launch() },
+			"gone":   func(rt *rapid.T) { w.rt = rt; w.closeGraph() },
 			"trim":   func(rt *rapid.T) { w.rt = rt; w.trim() },
 			"fail":   func(rt *rapid.T) { w.rt = rt; w.failing() },
 			"":       func(rt *rapid.T) { w.rt = rt; w.check() },

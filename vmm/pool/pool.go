@@ -29,15 +29,15 @@ type Options struct {
 	// a size class: at most the granularity; 0 is an eighth of it (256 KiB).
 	SmallMax int
 	// Chunk is the size in bytes of the chunks that larger requests are served
-	// from, and that move; a multiple of the granularity, which is what 0 is
-	// (2 MiB). See the package documentation for what it trades.
+	// from, and that move; a multiple of the granularity; 0 is 16 times that
+	// (32 MiB). See the package documentation for what it trades.
 	Chunk int
 	// ExactFrom is the size in bytes from which a request gets a chunk of its
-	// own; 0 is 32 times the granularity (64 MiB).
+	// own; 0 is 512 times the granularity (1 GiB).
 	ExactFrom int
 	// Slack is how much more memory than the most that was ever requested at
 	// once the pool makes before it moves free chunks together instead, as a
-	// share of that: 0 is 1/128, a negative value is none at all.
+	// share of that: 0 is 1/32, a negative value is none at all.
 	Slack float64
 
 	// Limit is the most physical memory, in bytes, that the pool may have; 0 is
@@ -144,7 +144,7 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	p.slack, p.wait = o.Slack, o.Wait
 	switch {
 	case o.Slack == 0:
-		p.slack = 1.0 / 128
+		p.slack = 1.0 / 32
 	case o.Slack < 0:
 		p.slack = 0
 	}
@@ -194,8 +194,8 @@ func (p *Pool) sizes(op string) error {
 	}
 	p.smallMax = or(o.SmallMax, p.gran/8)
 	p.midQuantum = max(quantum, uint64(1)<<(bits.Len64(p.smallMax)-1)/64)
-	p.chunk = or(o.Chunk, p.gran)
-	p.exactFrom = max(or(o.ExactFrom, 32*p.gran), p.smallMax+1)
+	p.chunk = or(o.Chunk, 16*p.gran)
+	p.exactFrom = max(or(o.ExactFrom, 512*p.gran), p.smallMax+1)
 	p.classes = newClasses(p.smallMax)
 	return nil
 }
