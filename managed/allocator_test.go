@@ -152,6 +152,26 @@ func TestAFailedPrefetchIsAWarning(t *testing.T) {
 	require.NoError(t, sys.Close())
 }
 
+// On memory that has advice already, a placement that fails leaves it.
+func TestAFailedPlacementLeavesAdvice(t *testing.T) {
+	m, d := open(t)
+	b, s := buffer(t, d, mib), stream(t, d)
+	require.NoError(t, b.SetPreferred(cuda.OnHost()))
+	for after := range 2 {
+		remove := m.Inject(sim.Fault{Call: "cuMemAdvise", After: after, Result: 999})
+		require.Error(t, managed.GPUFirst(s, b.Range))
+		remove()
+		l, err := b.Preferred()
+		require.NoError(t, err)
+		require.Equal(t, cuda.OnHost(), l)
+		by, err := b.AccessedBy().All()
+		require.NoError(t, err)
+		require.Empty(t, by)
+	}
+	require.NoError(t, managed.GPUFirst(s, b.Range))
+	require.NoError(t, s.Synchronize())
+}
+
 func TestArraysOfAllTypes(t *testing.T) {
 	_, d := open(t)
 	a, s := allocator(t, d), stream(t, d)

@@ -226,7 +226,7 @@ func TestFailuresWhileMakingAndClosing(t *testing.T) {
 	}{
 		"plain":     {managed.Options{}, []string{"cuMemAllocManaged"}},
 		"attached":  {managed.Options{Attach: managed.AttachStream, Stream: s}, []string{"cuMemAllocManaged", "cuStreamAttachMemAsync", "cuStreamIsCapturing"}},
-		"GPU first": {managed.Options{Placement: managed.GPUFirst, Stream: s}, []string{"cuMemAllocManaged", "cuMemAdvise"}},
+		"GPU first": {managed.Options{Placement: managed.GPUFirst, Stream: s}, []string{"cuMemAllocManaged", "cuMemAdvise", "cuMemRangeGetAttributes"}},
 		"read":      {managed.Options{Placement: managed.ReadMostly}, []string{"cuMemAllocManaged", "cuMemAdvise"}},
 		"callback": {managed.Options{Placement: func(s *cuda.Stream, r managed.Range) error {
 			_, err := r.Preferred()

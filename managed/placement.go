@@ -26,10 +26,17 @@ func GPUFirst(s *cuda.Stream, r Range) error {
 	defer r.drop()
 	m := r.h.m
 	to := cuda.OnDevice(m.dev.Ordinal())
+	before, err := r.Preferred()
+	if err != nil {
+		return err
+	}
 	if err := r.SetPreferred(to); err != nil {
 		return err
 	}
 	if err := r.AccessedBy().Add(cuda.OnHost()); err != nil {
+		if undo := r.SetPreferred(before); undo != nil {
+			err = fmt.Errorf("%w (and the range keeps its new preferred location, since undoing it failed: %w)", err, undo)
+		}
 		return err
 	}
 	if err := r.Prefetch(s, to); err != nil {

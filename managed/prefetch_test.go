@@ -3,6 +3,7 @@ package managed_test
 import (
 	"testing"
 
+	"github.com/cuvmm/cuvmm/csrc/kernels"
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/gputest"
@@ -55,6 +56,26 @@ func TestPrefetchMovesPages(t *testing.T) {
 	require.NoError(t, b.DiscardPrefetch(s, cuda.OnDevice(1)))
 	require.NoError(t, s.Synchronize())
 	require.Equal(t, []int{0, 4 * mib, 0}, resident(m, b.Range, 2))
+}
+
+// Kernels bring the pages that they touch, and no more.
+func TestKernelsBringPages(t *testing.T) {
+	m, d := open(t)
+	b, s := buffer(t, d, 4*mib), stream(t, d)
+	module, err := d.LoadModule(kernels.Basic)
+	require.NoError(t, err)
+	closed(t, module)
+	fill, err := module.Kernel(kernels.Fill)
+	require.NoError(t, err)
+	require.NoError(t, b.Host(s, func(data []byte) error { clear(data); return nil }))
+	require.Equal(t, []int{0, 4 * mib}, resident(m, b.Range, 1))
+	require.NoError(t, fill.Launch(s, cuda.Threads(1024), b.Ptr()+mib, uint64(mib/4), uint32(7), uint32(0)))
+	require.NoError(t, s.Synchronize())
+	require.Equal(t, []int{mib, 3 * mib}, resident(m, b.Range, 1))
+	require.NoError(t, b.Host(s, func(data []byte) error {
+		require.Equal(t, []byte{0, 7, 0, 0}, data[mib-1:][:4])
+		return nil
+	}))
 }
 
 // Without a stream it is done when the call returns.

@@ -210,8 +210,8 @@ func TestTheAccountOfPages(t *testing.T) {
 	})
 }
 
-// Kernels touch what they touch, and no more.
-func TestKernelsBringPages(t *testing.T) {
+// Work touches what it touches, and no more.
+func TestWorkBringsPages(t *testing.T) {
 	w := newManagedWorld(t, sim.Options{})
 	defer w.close()
 	p := w.alloc(4 * unit)
