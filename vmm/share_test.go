@@ -3,6 +3,7 @@
 package vmm_test
 
 import (
+	"errors"
 	"os"
 	"testing"
 
@@ -19,7 +20,7 @@ const testOp = "test"
 
 // imports exports the chunks of the first n bytes and imports them again, as
 // another process would.
-func imports(t testing.TB, b *vmm.Buffer, n int) (chunks []*phys.Handle) {
+func imports(t require.TestingT, b *vmm.Buffer, n int) (chunks []*phys.Handle) {
 	v, err := share.Of(b).View(testOp, uint64(n))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, v.Release()) }()
@@ -275,3 +276,135 @@ func TestShrinkingBehindACaptureChangesNothing(t *testing.T) {
 	require.NoError(t, b.Resize(nil, 0))
 	require.ErrorIs(t, b.Clip(), cuda.ErrInUse)
 }
+
+// What publishers and followers do to a buffer is walked as the rest is.
+func init() {
+	scenarios = append(scenarios, shrinking(false), shrinking(true), attaching(), importingAnew(), proving())
+}
+
+// shrinking takes the tail of a published buffer.
+func shrinking(after bool) scenario {
+	var hold share.Hold
+	var gone share.View
+	sc := scenario{name: "Hold.Shrink", tears: true}
+	sc.setup = func(w *world) {
+		b := w.buffer(5)
+		var err error
+		hold, err = share.Of(b).Hold(testOp, "the test", uint64(b.Len()))
+		require.NoError(w.t, err)
+		gone = share.View{}
+		w.own(closerFunc(func() error {
+			hold.Release()
+			return gone.Release()
+		}))
+	}
+	sc.op = func(w *world) error {
+		var streams []*cuda.Stream
+		if after {
+			streams = append(streams, w.s)
+		}
+		v, err := hold.Shrink(testOp, kib64, streams)
+		gone.Chunks = append(gone.Chunks, v.Chunks...)
+		if err == nil && after {
+			err = w.drain()
+		}
+		return errors.Join(err, gone.Release())
+	}
+	sc.retry = func(w *world) error {
+		if w.b.Len() > kib64 {
+			return sc.op(w)
+		}
+		return errors.Join(w.b.Clip(), gone.Release())
+	}
+	if after {
+		sc.name, sc.async = "Hold.Shrink after a stream", true
+	}
+	return sc
+}
+
+// attaching adds chunks to a buffer that follows another.
+func attaching() scenario {
+	var chunks []*phys.Handle
+	var to share.Memory
+	sc := scenario{name: "Attach"}
+	sc.setup = func(w *world) {
+		b := w.buffer(3)
+		all := imports(w.t, b, 2*kib64)
+		o := importing(b, 10, all[:1])
+		o.Reserve, o.Followed = 3*kib64, true
+		i, err := share.NewBuffer(testOp, o)
+		require.NoError(w.t, err)
+		w.own(i.(*vmm.Buffer))
+		to, chunks = share.Of(i.(*vmm.Buffer)), all[1:]
+		w.own(closerFunc(func() error {
+			for _, h := range chunks {
+				require.Zero(w.t, h.Release())
+			}
+			return nil
+		}))
+	}
+	sc.op = func(*world) error {
+		err := to.Attach(testOp, chunks)
+		if err == nil {
+			chunks = nil
+		}
+		return err
+	}
+	return sc
+}
+
+// importingAnew makes a buffer of imported memory.
+func importingAnew() scenario {
+	var chunks []*phys.Handle
+	var from *vmm.Buffer
+	sc := scenario{name: "share.NewBuffer"}
+	sc.setup = func(w *world) {
+		from = w.buffer(3)
+		chunks = imports(w.t, from, 3*kib64-100)
+		w.own(closerFunc(func() error {
+			for _, h := range chunks {
+				require.Zero(w.t, h.Release())
+			}
+			return nil
+		}))
+	}
+	sc.op = func(w *world) error {
+		o := importing(from, 10, chunks)
+		o.Device, o.ReadOnly = w.peer, true
+		b, err := share.NewBuffer(testOp, o)
+		if err == nil {
+			chunks = nil
+			w.own(b.(*vmm.Buffer))
+		}
+		return err
+	}
+	return sc
+}
+
+// proving makes an allocation of imported memory.
+func proving() scenario {
+	var chunks []*phys.Handle
+	sc := scenario{name: "share.NewAllocation"}
+	sc.setup = func(w *world) {
+		chunks = imports(w.t, w.buffer(1), 1)
+		w.own(closerFunc(func() error {
+			for _, h := range chunks {
+				require.Zero(w.t, h.Release())
+			}
+			return nil
+		}))
+	}
+	sc.op = func(w *world) error {
+		a, err := share.NewAllocation(testOp, w.d, chunks[0])
+		if err == nil {
+			chunks = nil
+			w.own(a.(*vmm.Allocation))
+		}
+		return err
+	}
+	return sc
+}
+
+type closerFunc func() error
+
+func (f closerFunc) Close() error { return f() }
