@@ -72,6 +72,65 @@ func BenchmarkFreeWhileBusy(b *testing.B) {
 	b.ReportMetric(float64(slices.Max(clips).Nanoseconds())/1e3, "clip-max-us")
 }
 
+// BenchmarkClipBesideDownloads clips a buffer while
+// other goroutines wait for downloads from it behind a busy stream. Promised:
+// the caller waits at most 100 µs.
+func BenchmarkClipBesideDownloads(b *testing.B) {
+	d := gputest.RealWith(b)
+	work, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 4096 * mib, Chunks: vmm.FixedChunks(1024 * mib)})
+	must(b, err)
+	b.Cleanup(func() { must(b, work.Close()) })
+	must(b, work.Grow(4096*mib))
+	buf, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 256 * mib, Chunks: vmm.FixedChunks(2 * mib)})
+	must(b, err)
+	b.Cleanup(func() { must(b, buf.Close()) })
+	must(b, buf.Grow(64*mib))
+	other, err := d.NewStream(cuda.StreamOptions{})
+	must(b, err)
+	b.Cleanup(func() { must(b, other.Close()) })
+	var stop atomic.Bool
+	var g errgroup.Group
+	for range 2 {
+		s, err := d.NewStream(cuda.StreamOptions{})
+		must(b, err)
+		b.Cleanup(func() { must(b, s.Close()) })
+		part, err := buf.Slice(0, 2*mib)
+		must(b, err)
+		g.Go(func() error {
+			got := make([]byte, 2*mib)
+			for !stop.Load() {
+				if err := s.Memset(work.Ptr(), 1, 4096*mib); err != nil { // a millisecond or two
+					return err
+				}
+				if err := part.CopyTo(s, got); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	var waits []time.Duration
+	round := func() {
+		must(b, buf.Resize(nil, 64*mib))
+		must(b, buf.Resize(nil, 2*mib))
+		start := time.Now()
+		must(b, buf.ClipAfter(other))
+		waits = append(waits, time.Since(start))
+	}
+	for b.Loop() {
+		round()
+	}
+	for len(waits) < 500 {
+		round()
+	}
+	stop.Store(true)
+	must(b, g.Wait())
+	must(b, d.System().Drain(context.Background()))
+	b.ReportMetric(float64(percentile(waits, 0.5).Nanoseconds())/1e3, "clip-p50-us")
+	b.ReportMetric(float64(percentile(waits, 0.99).Nanoseconds())/1e3, "clip-p99-us")
+	b.ReportMetric(float64(slices.Max(waits).Nanoseconds())/1e3, "clip-max-us")
+}
+
 // BenchmarkLaunchBesideGrowth launches a kernel of one thread on one thread, with and
 // without another that grows and clips, in turn. Promised: the 99th percentile
 // of a launch is at most 1.1 times that without.

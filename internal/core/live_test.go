@@ -54,18 +54,15 @@ func construct(s *core.System, o *core.Object, size uint64) { s.Track(o, core.Ki
 func TestALostShellIsReportedAndAClosedOneIsNot(t *testing.T) {
 	lines := make(chan string, 4)
 	_, s, _ := system(t, core.Config{Log: slog.New(slog.NewTextHandler(channel(lines), nil))})
-	type shell struct {
-		o       *core.Object
-		watched core.Watched
-	}
+	type shell struct{ watched core.Watched }
 	lost, closed := new(core.Object), new(core.Object)
 	s.Track(lost, core.KindEvent, 0)
 	s.Track(closed, core.KindEvent, 0)
 	func() {
-		a, b := &shell{o: lost}, &shell{o: closed}
+		a, b := &shell{}, &shell{}
 		a.watched.Begin(lost)
 		b.watched.Begin(closed)
-		b.o.Untrack()
+		closed.Untrack()
 		b.watched.Stop()
 		b.watched.Stop()
 	}()
