@@ -144,20 +144,14 @@ func (f *follower) build(op, name string, page *FD, want wanted) error {
 	}
 	f.tracker.granularity = in.gran
 	f.tracker.unit = uint64(want.size)
-	var shared *sharedpage.Page
-	err = page.Use(func(n int) (err error) {
-		shared, err = sharedpage.Open(n)
-		return err
-	})
+	shared, err := f.k.openPage(op, page, f.slot)
 	if err != nil {
-		if errors.Is(err, sharedpage.ErrNoPage) {
-			return f.k.conn.fail(violation("something other than a page to order work by: %v", err))
-		}
-		return systemError(op, "the page to order work by", err)
+		return err
 	}
 	if f.word, err = newWord(op, f.dev, shared); err != nil {
 		return errors.Join(err, shared.Close())
 	}
+	f.word.slot = int(f.slot)
 	if f.word.ctx != nil {
 		if f.stream, err = f.dev.NewStream(cuda.StreamOptions{}); err != nil {
 			return err
@@ -169,6 +163,24 @@ func (f *follower) build(op, name string, page *FD, want wanted) error {
 	f.memory = share.Of(f.buffer)
 	f.hold, err = f.memory.Hold(op, fmt.Sprintf("the follower of publication %q", name), 0)
 	return err
+}
+
+// openPage maps the page that a server sent, which must have the word. What is no
+// such page ends the connection.
+func (k *Client) openPage(op string, f *FD, slot uint32) (p *sharedpage.Page, err error) {
+	err = f.Use(func(n int) (err error) {
+		p, err = sharedpage.Open(n)
+		return err
+	})
+	switch {
+	case errors.Is(err, sharedpage.ErrNoPage):
+		return nil, k.conn.fail(violation("something other than a page to order work by: %v", err))
+	case err != nil:
+		return nil, systemError(op, "the page to order work by", err)
+	case uint64(slot) >= uint64(p.Words()):
+		return nil, errors.Join(k.conn.fail(violation("word %d of a page with %d", slot, p.Words())), p.Close())
+	}
+	return p, nil
 }
 
 // intake is for importing so many chunks.

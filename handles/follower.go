@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -23,6 +22,7 @@ const release = 1 << 62
 type follower struct {
 	k       *Client
 	token   token
+	slot    uint32
 	inlet   *inlet
 	about   Descriptor
 	dev     *cuda.Device
@@ -40,7 +40,11 @@ type follower struct {
 
 	tracker tracker // the mapping goroutine's
 	nexts   slot    // one Next at a time
-	lengths slot    // for whoever makes the buffer's length the one shown
+	// waiting is held while the stream is told to wait, and marked; waited is the
+	// last generation that it waits for.
+	waiting sync.Mutex
+	waited  uint64
+	lengths slot // for whoever makes the buffer's length the one shown
 
 	mu      sync.Mutex
 	changed chan struct{} // closed, and made anew, at every change
@@ -48,8 +52,7 @@ type follower struct {
 	pending *pending
 	// shown is what Next showed: the last, and those before it back to one that
 	// is complete.
-	shown  []shown
-	waited uint64 // generation that the stream waits for already
+	shown []shown
 	// gone is why nothing further comes. completed is then the last generation
 	// that the publisher finished.
 	gone       error
@@ -75,7 +78,7 @@ type shown struct {
 }
 
 func newFollower(k *Client, said *accepted, i *inlet, d *cuda.Device, o FollowOptions) *follower {
-	f := &follower{k: k, token: said.token, inlet: i, about: said.about, dev: d, options: o,
+	f := &follower{k: k, token: said.token, slot: said.slot, inlet: i, about: said.about, dev: d, options: o,
 		closing: make(chan struct{}), nexts: newSlot(), lengths: newSlot(), changed: make(chan struct{}), ended: make(chan struct{}), shown: []shown{{}}}
 	f.tracker.room, f.tracker.most = said.reserved, MaxChunks
 	if o.MaxChunks > 0 {
@@ -253,235 +256,6 @@ func (f *follower) shownNow() shown {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.shown[len(f.shown)-1]
-}
-
-// watch waits for the end of the connection, and lets go of what then waits for
-// the publisher for ever.
-func (f *follower) watch() {
-	defer close(f.ended)
-	select {
-	case <-f.closing:
-		return
-	case <-f.k.read:
-	}
-	select {
-	case <-f.inlet.over: // before the connection's end, or with it
-	default:
-		return // it has left
-	}
-	f.mu.Lock()
-	// Whoever is let go finds the truth here: the lock is held until it stands.
-	f.completed = f.word.value().Swap(release)
-	f.gone, f.died = f.inlet.why, true
-	last := len(f.shown) - 1
-	for last > 0 && f.shown[last].ordered > f.completed {
-		last--
-		f.unfinished = true
-	}
-	f.shown = f.shown[:last+1]
-	f.changeLocked()
-	f.mu.Unlock()
-	f.letGo()
-	_ = f.settle() // fails only where the follower closes
-}
-
-// letGo has the word read that everything is done until the stream has seen it:
-// a last write of the publisher's may come after the first of these.
-func (f *follower) letGo() {
-	for {
-		f.word.value().Store(release)
-		if f.stream == nil {
-			return
-		}
-		if done, err := f.stream.Done(); done || err != nil {
-			return
-		}
-		time.Sleep(longestPoll)
-	}
-}
-
-// next shows what is pending: see Follower.Next.
-func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
-	const op = "handles.Follower.Next"
-	if !f.closer.Hold() {
-		return closedError(op, "follower")
-	}
-	defer f.closer.Drop()
-	if !f.nexts.take(ctx, f.closing) {
-		return f.notNext(ctx, op)
-	}
-	defer f.nexts.give()
-	for {
-		f.mu.Lock()
-		p, changed := f.pending, f.changed
-		if p != nil && p.err == nil && f.gone != nil && p.ordered > f.completed {
-			// It will never be complete, and nobody has seen it.
-			p, f.pending = nil, nil
-		}
-		var end error
-		if p == nil && f.settled && f.gone != nil {
-			end = f.goneLocked()
-		}
-		if p != nil && p.err != nil {
-			f.pending = nil
-		}
-		f.mu.Unlock()
-		switch {
-		case end != nil:
-			return f.failed()
-		case p != nil && p.err != nil:
-			return p.err
-		case p != nil:
-			done, err := f.show(ctx, op, p, streams)
-			if done || err != nil {
-				return err
-			}
-			continue
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return f.notNext(ctx, op)
-		case <-f.closing:
-			return f.notNext(ctx, op)
-		}
-	}
-}
-
-func (f *follower) notNext(ctx context.Context, op string) error {
-	select {
-	case <-f.closing:
-		return closedError(op, "follower")
-	default:
-		return waitError(ctx, op, "nothing new was announced", "try again: nothing was lost")
-	}
-}
-
-// show orders the streams and then shows what is pending, unless that has
-// changed meanwhile.
-func (f *follower) show(ctx context.Context, op string, p *pending, streams []*cuda.Stream) (done bool, err error) {
-	if err := f.order(ctx, op, p.ordered, streams); err != nil {
-		return false, err
-	}
-	if !f.lengths.take(ctx, f.closing) {
-		return false, f.notNext(ctx, op)
-	}
-	defer f.lengths.give()
-	f.mu.Lock()
-	if f.pending != p || f.gone != nil && p.ordered > f.completed {
-		f.mu.Unlock()
-		return false, nil
-	}
-	f.pending = nil
-	// Of what was shown before the last that is complete counts, if the
-	// publisher ends now.
-	complete := f.word.value().Load()
-	for len(f.shown) > 1 && f.shown[1].ordered <= complete {
-		f.shown = f.shown[1:]
-	}
-	f.shown = append(f.shown, p.shown)
-	f.mu.Unlock()
-	return true, f.settleLocked()
-}
-
-// order has later work on the streams come behind a generation, or, without
-// streams, waits until that is complete.
-func (f *follower) order(ctx context.Context, op string, generation uint64, streams []*cuda.Stream) error {
-	sys := core.SystemOf(f.dev)
-	for _, s := range streams {
-		if s == nil {
-			return failure(op, cuda.ErrInvalidArgument, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
-		}
-		in := core.StreamOf(s)
-		if err := in.Use(op, sys); err != nil {
-			return err
-		}
-		defer in.Drop()
-		capturing, err := s.Capturing()
-		if err != nil {
-			return err
-		}
-		if capturing {
-			return core.CapturingError(op, in)
-		}
-	}
-	if f.word.reached(generation) {
-		return nil
-	}
-	if len(streams) == 0 || f.stream == nil {
-		return f.await(ctx, op, generation)
-	}
-	own := core.StreamOf(f.stream)
-	f.mu.Lock()
-	waits := f.waited < generation
-	f.waited = max(f.waited, generation)
-	f.mu.Unlock()
-	if waits {
-		if r := sys.Drv.StreamWaitValue64(own.Ctx.Handle, own.Handle, f.word.at, generation); r != driver.Success {
-			return own.Ctx.Fail(op, driver.CallStreamWaitValue64, r, fmt.Sprintf("generation %d", generation))
-		}
-	}
-	m, _, err := own.Mark(op) // nobody captures it
-	if err != nil {
-		return err
-	}
-	defer m.Drop()
-	for _, s := range streams {
-		if err := core.StreamOf(s).After(op, m); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// await waits on the CPU until a generation is complete.
-func (f *follower) await(ctx context.Context, op string, generation uint64) error {
-	pause := shortestPoll
-	for !f.word.reached(generation) {
-		select {
-		case <-f.closing:
-			return closedError(op, "follower")
-		default:
-		}
-		if !sleep(ctx, pause) {
-			return waitError(ctx, op, fmt.Sprintf("the work of generation %d is not done", generation), "name streams, which wait instead")
-		}
-		pause = min(2*pause, longestPoll)
-	}
-	return nil
-}
-
-// orderShown is Follower.Order.
-func (f *follower) orderShown(streams []*cuda.Stream) error {
-	const op = "handles.Follower.Order"
-	if !f.closer.Hold() {
-		return closedError(op, "follower")
-	}
-	defer f.closer.Drop()
-	if len(streams) == 0 {
-		return failure(op, cuda.ErrInvalidArgument, "no streams", "name those that are to come behind")
-	}
-	return f.order(context.Background(), op, f.shownNow().ordered, streams)
-}
-
-// goneLocked is why nothing further comes. The caller has mu.
-func (f *follower) goneLocked() error {
-	if f.gone != nil && f.unfinished {
-		return failure(opFollow, ErrUnfinished, "elements that were shown and are not any more", "what was computed from them does not count").because(f.gone)
-	}
-	return f.gone
-}
-
-// failed is Follower.Err. Where the connection ended nothing is shown any more
-// that does not count when it answers.
-func (f *follower) failed() error {
-	f.mu.Lock()
-	err, died := f.goneLocked(), f.died
-	f.mu.Unlock()
-	if died {
-		<-f.ended
-	}
-	return err
 }
 
 // close lets go: see Follower.Close. It also gives back what a follower has that

@@ -8,7 +8,6 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/share"
-	"github.com/cuvmm/cuvmm/internal/sharedpage"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -48,20 +47,16 @@ func (k *Client) open(ctx context.Context, op string, d *cuda.Device, name strin
 	if err != nil {
 		return nil, err
 	}
-	var page *sharedpage.Page
-	err = a.page.Use(func(n int) (err error) {
-		page, err = sharedpage.Open(n)
-		return err
-	})
+	page, err := k.openPage(op, a.page, said.slot)
 	if err != nil {
-		return nil, k.conn.fail(violation("something other than a page to order work by: %v", err))
+		return nil, err
 	}
 	defer func() { _ = page.Close() }()
 	t := &tracker{unit: uint64(want.size), granularity: in.gran, room: min(said.reserved, maxBytes), most: MaxChunks}
 	got := &collection{k: k, op: op, options: o, token: said.token, tracker: t, intake: in}
 	last, err := got.collect(ctx, a.inlet)
 	if err == nil {
-		err = k.awaitWord(ctx, op, &word{page: page}, last.ordered)
+		err = k.awaitWord(ctx, op, &word{page: page, slot: int(said.slot)}, last.ordered)
 	}
 	if err != nil {
 		return nil, got.discard(err)

@@ -8,14 +8,16 @@ import (
 	"github.com/cuvmm/cuvmm/internal/sharedpage"
 )
 
-// pages are those that a server shares with its followers. They are kept when a
-// follower goes, since the driver stalls the launches of all threads while it
-// unregisters memory, and given to the next follower of the same user, who could
-// not do to it what that user's processes cannot do to each other anyway. They
-// go when the server closes.
+// pages are those that a server shares with its followers. One that a follower
+// leaves is kept, since the driver stalls the launches of all threads while it
+// unregisters memory, and serves the next follower of the same user, who could not
+// do to it what that user's processes cannot do to each other anyway. Each
+// follower has another word of it, since the one before may still write its own to
+// let its streams go. All go when the server closes.
 type pages struct {
-	mu   sync.Mutex
-	free map[pageFor][]*page
+	mu    sync.Mutex
+	free  map[pageFor][]*page
+	spent []*page // of which all words were used
 	// out counts those that followers have, or that wait for their streams.
 	out sync.WaitGroup
 }
@@ -43,6 +45,7 @@ func (p *pages) get(op string, d *cuda.Device, c *Conn) (*page, error) {
 	if list := p.free[key]; len(list) > 0 {
 		g := list[len(list)-1]
 		p.free[key] = list[:len(list)-1]
+		g.slot++
 		g.value().Store(0)
 		p.out.Add(1)
 		return g, nil
@@ -64,6 +67,11 @@ func (p *pages) put(g *page) {
 	defer p.out.Done()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if g.slot == g.page.Words()-1 {
+		_ = g.fd.Close()
+		p.spent = append(p.spent, g)
+		return
+	}
 	if p.free == nil {
 		p.free = map[pageFor][]*page{}
 	}
@@ -76,18 +84,17 @@ func (p *pages) close(op string) error {
 	p.out.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for _, list := range p.free {
+		p.spent = append(p.spent, list...)
+	}
+	p.free = nil
 	var errs []error
-	for key, list := range p.free {
-		var left []*page
-		for _, g := range list {
-			if err := errors.Join(g.close(op), g.fd.Close()); err != nil {
-				errs, left = append(errs, err), append(left, g)
-			}
-		}
-		p.free[key] = left
-		if len(left) == 0 {
-			delete(p.free, key)
+	var left []*page
+	for _, g := range p.spent {
+		if err := errors.Join(g.close(op), g.fd.Close()); err != nil {
+			errs, left = append(errs, err), append(left, g)
 		}
 	}
+	p.spent = left
 	return errors.Join(errs...)
 }

@@ -17,7 +17,7 @@ import (
 //	  leave    token                     wants no more of it
 //	to the client
 //	  listing  number, entries           answers list
-//	  accepted number, token, reserved, descriptor, and a file: the page
+//	  accepted number, token, reserved, slot, descriptor, and a file: the page
 //	                                     answers follow
 //	  denied   number, status, reason    answers list or follow
 //	  update   token, serial, generation, ordered, length, keep, flags, sizes,
@@ -125,11 +125,13 @@ type listing struct {
 }
 
 // accepted is the answer to follow. reserved is how far the publication can
-// grow, in bytes; the descriptor has no chunks and no length.
+// grow, in bytes; slot is the follower's word of the page; the descriptor has no
+// chunks and no length.
 type accepted struct {
 	number   uint32
 	token    token
 	reserved uint64
+	slot     uint32
 	about    Descriptor
 }
 
@@ -207,6 +209,7 @@ func (m *accepted) encode(e *encoder) {
 	e.uint32(m.number)
 	e.token(m.token)
 	e.uint64(m.reserved)
+	e.uint32(m.slot)
 	about, err := m.about.MarshalBinary()
 	if err != nil {
 		panic(fmt.Sprintf("handles: a publication's own descriptor: %v", err))
@@ -286,7 +289,7 @@ func toClient(kind uint16, body []byte, files int) (message, error) {
 		}
 		m = l
 	case acceptedMessage:
-		a := &accepted{number: d.uint32(), token: d.token(), reserved: d.uint64()}
+		a := &accepted{number: d.uint32(), token: d.token(), reserved: d.uint64(), slot: d.uint32()}
 		if about := d.blob(descriptorHeader); d.err == nil {
 			if err := a.about.UnmarshalBinary(about); err != nil {
 				d.fail("%w", err)

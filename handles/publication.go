@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"sync"
-	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -135,9 +134,11 @@ func (p *Publication) Announce(ctx context.Context, length int, s *cuda.Stream) 
 	}
 	if s != nil {
 		// Before anything else: a capture is refused without a trace.
-		if err := p.notCapturing(op, s); err != nil {
+		free, err := useAll(core.SystemOf(p.seq.dev), op, []*cuda.Stream{s})
+		if err != nil {
 			return err
 		}
+		defer free()
 	}
 	next, err := p.memory.View(op, bytes)
 	if err != nil {
@@ -197,23 +198,6 @@ func (p *Publication) write(ctx context.Context, op string, s *cuda.Stream, byte
 	return nil
 }
 
-// notCapturing refuses a stream that captures, before anything is done.
-func (p *Publication) notCapturing(op string, s *cuda.Stream) error {
-	if s == nil {
-		return failure(op, cuda.ErrInvalidArgument, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
-	}
-	in := core.StreamOf(s)
-	if err := in.Use(op, core.SystemOf(p.seq.dev)); err != nil {
-		return err
-	}
-	defer in.Drop()
-	capturing, err := s.Capturing()
-	if err == nil && capturing {
-		err = core.CapturingError(op, in)
-	}
-	return err
-}
-
 func chunksOf(v share.View) []chunk {
 	all := make([]chunk, len(v.Chunks))
 	for i, c := range v.Chunks {
@@ -250,11 +234,11 @@ func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 	if shown := p.view.length; uint64(length) > shown {
 		return failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Announce")
 	}
-	for _, s := range streams {
-		if err := p.notCapturing(op, s); err != nil {
-			return err
-		}
+	free, err := useAll(core.SystemOf(p.seq.dev), op, streams)
+	if err != nil {
+		return err
 	}
+	defer free()
 	gone, err := p.hold.Shrink(op, bytes, streams)
 	if err != nil && len(gone.Chunks) == 0 {
 		return err
@@ -431,57 +415,4 @@ func (p *Publication) await(ctx context.Context, op string, missing func() strin
 			return waitError(ctx, op, what, "Stats tells who the followers are")
 		}
 	}
-}
-
-// PublicationStats are a publication's numbers.
-type PublicationStats struct {
-	Name string
-	// Generation counts the changes; Length elements and Bytes of memory, in
-	// Chunks, are shown.
-	Generation uint64
-	Length     int
-	Bytes      int
-	Chunks     int
-	// Pinned bytes are no longer shown, and still mapped by followers: the sum
-	// over them, each of which may keep the same memory.
-	Pinned int
-	// Followers, in no order.
-	Followers []FollowerStats
-}
-
-// FollowerStats are what a publisher knows of one follower.
-type FollowerStats struct {
-	// Peer is the follower's process; it is not Known over an inherited
-	// connection.
-	Peer  Peer
-	Known bool
-	Since time.Time
-	// Generation is the last that the follower has acknowledged or refused, and
-	// Length the elements that it has.
-	Generation uint64
-	Length     int
-	// Bytes of memory, in Chunks, that the follower has mapped, or is about to.
-	Bytes, Chunks int
-	// Pinned bytes of those are no longer shown.
-	Pinned int
-	// Refused is why the follower did not take the last generation, in its own
-	// words, or empty.
-	Refused string
-}
-
-// Stats are the publication's numbers now.
-func (p *Publication) Stats() PublicationStats {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	st := PublicationStats{Name: p.name, Generation: p.view.generation, Length: int(p.view.length),
-		Bytes: int(sizeOf(p.view.chunks)), Chunks: len(p.view.chunks)}
-	for f := range p.followers {
-		who, known := f.on.conn.Peer()
-		fs := FollowerStats{Peer: who, Known: known, Since: f.since, Generation: f.feed.told, Length: int(f.feed.length),
-			Bytes: int(sizeOf(f.feed.has) + sizeOf(f.feed.sent)), Chunks: len(f.feed.has) + len(f.feed.sent),
-			Pinned: int(f.feed.pinned(p.view)), Refused: f.feed.reason}
-		st.Pinned += fs.Pinned
-		st.Followers = append(st.Followers, fs)
-	}
-	return st
 }

@@ -4,7 +4,7 @@ package handles
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -334,7 +334,7 @@ const sealed = unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
 func TestHostileServersAreRefused(t *testing.T) {
 	size := int64(os.Getpagesize())
 	to := token{1}
-	welcome := func(d *cuda.Device, n uint32) message { return &accepted{n, to, 64 << 20, about(d)} }
+	welcome := func(d *cuda.Device, n uint32) message { return &accepted{n, to, 64 << 20, 0, about(d)} }
 	chunk := &update{token: to, serial: 1, generation: 1, ordered: 1, length: 10, last: true, sizes: []uint64{2 << 20}}
 	for what, row := range map[string]struct {
 		is  error
@@ -367,24 +367,27 @@ func TestHostileServersAreRefused(t *testing.T) {
 		"an empty page": {ErrProtocol, func(t *testing.T, c *Conn, d *cuda.Device, n uint32) {
 			_ = c.Send(moment(t), pack(welcome(d, n), memoryFile(t, 0, sealed)))
 		}},
+		"a word beyond the page": {ErrProtocol, func(t *testing.T, c *Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(moment(t), pack(&accepted{n, to, 64 << 20, uint32(size / 8), about(d)}, memoryFile(t, size, sealed)))
+		}},
 		"an absurd range": {ErrProtocol, func(t *testing.T, c *Conn, d *cuda.Device, n uint32) {
-			_ = c.Send(moment(t), pack(&accepted{n, to, 1 << 63, about(d)}, memoryFile(t, size, sealed)))
+			_ = c.Send(moment(t), pack(&accepted{n, to, 1 << 63, 0, about(d)}, memoryFile(t, size, sealed)))
 		}},
 		"an empty range": {ErrProtocol, func(t *testing.T, c *Conn, d *cuda.Device, n uint32) {
-			_ = c.Send(moment(t), pack(&accepted{n, to, 0, about(d)}, memoryFile(t, size, sealed)))
+			_ = c.Send(moment(t), pack(&accepted{n, to, 0, 0, about(d)}, memoryFile(t, size, sealed)))
 		}},
 		"an odd range": {ErrProtocol, func(t *testing.T, c *Conn, d *cuda.Device, n uint32) {
-			_ = c.Send(moment(t), pack(&accepted{n, to, 3 << 20, about(d)}, memoryFile(t, size, sealed)))
+			_ = c.Send(moment(t), pack(&accepted{n, to, 3 << 20, 0, about(d)}, memoryFile(t, size, sealed)))
 		}},
 		"another device": {cuda.ErrNotSupported, func(t *testing.T, c *Conn, d *cuda.Device, n uint32) {
 			other := about(d)
 			other.Device[3]++
-			_ = c.Send(moment(t), pack(&accepted{n, to, 64 << 20, other}, memoryFile(t, size, sealed)))
+			_ = c.Send(moment(t), pack(&accepted{n, to, 64 << 20, 0, other}, memoryFile(t, size, sealed)))
 		}},
 		"other elements": {ErrMismatch, func(t *testing.T, c *Conn, d *cuda.Device, n uint32) {
 			other := about(d)
 			other.Element = Int32
-			_ = c.Send(moment(t), pack(&accepted{n, to, 64 << 20, other}, memoryFile(t, size, sealed)))
+			_ = c.Send(moment(t), pack(&accepted{n, to, 64 << 20, 0, other}, memoryFile(t, size, sealed)))
 		}},
 		"an update for somebody else": {ErrProtocol, func(t *testing.T, c *Conn, d *cuda.Device, n uint32) {
 			_ = c.Send(moment(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
@@ -450,7 +453,7 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 	k, d := fake(t, func(c *Conn, d *cuda.Device, n uint32) {
 		<-release
 		page := memoryFile(t, int64(os.Getpagesize()), sealed)
-		_ = c.Send(context.Background(), pack(&accepted{n, token{1}, 64 << 20, about(d)}, page))
+		_ = c.Send(context.Background(), pack(&accepted{n, token{1}, 64 << 20, 0, about(d)}, page))
 		m, err := c.Receive(context.Background())
 		if err == nil && m.Kind == leaveMessage {
 			close(said)
@@ -469,5 +472,40 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 	require.NoError(t, k.Close())
 	_, err = k.List(t.Context())
 	require.ErrorIs(t, err, cuda.ErrClosed)
-	require.False(t, errors.Is(err, ErrGone))
+	require.NotErrorIs(t, err, ErrGone)
+}
+
+// Whoever follows gets a word that nobody had before, of pages that are kept.
+func TestWordsAreNeverUsedTwice(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, Options{})
+	k := NewClient(v.dial())
+	defer func() { require.NoError(t, k.Close()) }()
+	most := os.Getpagesize() / 8
+	seen := map[string]bool{}
+	for range most + 10 {
+		f, err := Follow[uint32](moment(t), k, v.dev, "numbers", FollowOptions{})
+		require.NoError(t, err)
+		word := f.f.word.value()
+		require.LessOrEqual(t, word.Load(), v.p.Stats().Generation)
+		v.p.mu.Lock()
+		for s := range v.p.followers {
+			if s.token == f.f.token {
+				name := fmt.Sprintf("%p %d", s.page.page.Pointer(), s.page.slot)
+				require.False(t, seen[name])
+				seen[name] = true
+			}
+		}
+		v.p.mu.Unlock()
+		require.NoError(t, f.Close())
+		require.NoError(t, v.p.Settle(moment(t)))
+	}
+	require.Len(t, seen, most+10)
+	v.server.pages.mu.Lock()
+	kept := len(v.server.pages.spent)
+	for _, list := range v.server.pages.free {
+		kept += len(list)
+	}
+	v.server.pages.mu.Unlock()
+	require.Less(t, kept, most/8, "a page serves one after the other")
+	v.served()
 }

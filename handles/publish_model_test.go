@@ -100,7 +100,7 @@ func TestFollowersAgreeWithTheirPublisher(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"grow": b.grow, "shrink": b.shrink, "say": b.say, "hear": b.hear,
 			"": func(t *rapid.T) {
-				require.Equal(t, len(b.ids), len(b.tracker.chunks))
+				require.Len(t, b.tracker.chunks, len(b.ids))
 				require.Equal(t, sizeOf(b.ids), b.tracker.bytes)
 				require.LessOrEqual(t, b.tracker.bytes, room)
 				require.LessOrEqual(t, b.tracker.length*unit, b.tracker.bytes)

@@ -674,7 +674,7 @@ func init() {
 			return err
 		}
 		if _, err := handles.Dial(context.Background(), p.socket(), handles.Options{}); !errors.Is(err, cuda.ErrNotPermitted) {
-			return fmt.Errorf("dial: %v", err)
+			return fmt.Errorf("dial: %w", err)
 		}
 		// The directory is open already, so only the server itself can refuse.
 		s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)

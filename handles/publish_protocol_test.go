@@ -17,7 +17,7 @@ var said = []message{
 	&done{token{3}, 4, statusFailed, 5, "no room"},
 	&leave{token{6}},
 	&listing{7, []entry{{"weights", ArrayKind, Float32, 4, 1000, 2 << 20, 8}, {"größe", BufferKind, NoElement, 0, 0, 0, 0}}},
-	&accepted{9, token{10}, 1 << 40, Descriptor{Kind: ArrayKind, Element: Float32, ElementSize: 4,
+	&accepted{9, token{10}, 1 << 40, 11, Descriptor{Kind: ArrayKind, Element: Float32, ElementSize: 4,
 		Location: cuda.OnDevice(1), Device: cuda.UUID{11}, Handle: vmm.PosixFD, Exporter: Process{12, [16]byte{13}}}},
 	&denied{14, statusUnknown, "no such name"},
 	&update{token{15}, 16, 17, 16, 18, 1, true, false, []uint64{2 << 20, 4 << 20}},

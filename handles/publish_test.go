@@ -567,3 +567,22 @@ func TestFollowersAndClientsCloseInEveryOrder(t *testing.T) {
 		require.Empty(t, sys.Live())
 	}
 }
+
+func TestAFollowerOnAnotherDevice(t *testing.T) {
+	_, sys := sim.Open(t, sim.Options{Devices: make([]sim.DeviceOptions, 2)})
+	d, peer := sys.Devices()[0], sys.Devices()[1]
+	server, path := publishing(t, handles.ServerOptions{})
+	a, p := published(t, server, d)
+	s, reader := stream(t, d), stream(t, peer)
+	f := followed(t, client(t, path), peer, handles.FollowOptions{ReadOnly: true})
+	for i := range 3 {
+		require.NoError(t, a.Append(s, counting(i*1000, 1000)))
+		require.NoError(t, p.Announce(soon(t), a.Len(), s))
+		require.NoError(t, f.Next(soon(t), reader))
+		require.Equal(t, counting(0, (i+1)*1000), elementsOf(t, f.Array(), reader))
+	}
+	require.ErrorIs(t, f.Array().All().Zero(reader), cuda.ErrNotPermitted)
+	require.ErrorIs(t, f.Next(soon(t), nil), cuda.ErrInvalidArgument)
+	require.ErrorIs(t, f.Order(), cuda.ErrInvalidArgument)
+	require.ErrorIs(t, f.Order(stream(t, gputest.Software(t))), cuda.ErrForeign)
+}

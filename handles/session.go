@@ -161,7 +161,7 @@ func (ss *session) follow(ctx context.Context, m *follow) error {
 		return deny(statusFailed, err.Error())
 	}
 	// The follower hears of nothing before this.
-	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, f.feed.room, p.about}, f.page.fd)); err != nil {
+	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, f.feed.room, uint32(f.page.slot), p.about}, f.page.fd)); err != nil {
 		ss.server.telling.Done()
 		return err
 	}

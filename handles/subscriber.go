@@ -95,7 +95,7 @@ func (f *subscriber) run(ctx context.Context) {
 		if last != nil {
 			f.release(adds, fds)
 			f.on.forget(f)
-			f.on.say(ctx, last)
+			_ = f.on.say(ctx, last) // a connection that is over says it itself
 			return
 		}
 		if u != nil && !f.send(ctx, u, adds, fds) {

@@ -18,8 +18,9 @@ import (
 // CPU does both.
 type word struct {
 	page *sharedpage.Page
+	slot int           // of the page's words
 	ctx  *core.Context // nil where it is not registered
-	at   driver.Ptr
+	base driver.Ptr
 }
 
 // streamWords reports whether the device's streams write and wait for words.
@@ -50,11 +51,14 @@ func newWord(op string, d *cuda.Device, p *sharedpage.Page) (*word, error) {
 		}
 		return nil, err
 	}
-	w.ctx, w.at = c, at
+	w.ctx, w.base = c, at
 	return w, nil
 }
 
-func (w *word) value() *atomic.Uint64 { return w.page.Word() }
+func (w *word) value() *atomic.Uint64 { return w.page.Word(w.slot) }
+
+// at is the word as streams address it.
+func (w *word) at() driver.Ptr { return w.base + driver.Ptr(8*w.slot) }
 
 // reached reports whether the word reads a generation or a later one.
 func (w *word) reached(generation uint64) bool { return int64(w.value().Load()-generation) >= 0 }
@@ -166,7 +170,7 @@ func (q *sequence) write(op string, w *word, generation uint64) error {
 	}
 	in := core.StreamOf(q.stream)
 	drv := in.Ctx.System().Drv
-	if r := drv.StreamWriteValue64(in.Ctx.Handle, in.Handle, w.at, generation); r != driver.Success {
+	if r := drv.StreamWriteValue64(in.Ctx.Handle, in.Handle, w.at(), generation); r != driver.Success {
 		return in.Ctx.Fail(op, driver.CallStreamWriteValue64, r, fmt.Sprintf("generation %d", generation))
 	}
 	return nil

@@ -1,6 +1,7 @@
 package sharedpage
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -14,7 +15,7 @@ const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 func New() (p *Page, fd int, err error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err = unix.MemfdCreate("cuvmm words", flags|unix.MFD_NOEXEC_SEAL)
-	if err == unix.EINVAL { // kernels before 6.3
+	if errors.Is(err, unix.EINVAL) { // kernels before 6.3
 		fd, err = unix.MemfdCreate("cuvmm words", flags)
 	}
 	if err != nil {

@@ -16,12 +16,19 @@ import (
 // page.
 var ErrNoPage = errors.New("no sealed memory file of one page")
 
+const wordSize = 8
+
 // Page is one page, mapped here. It is never Go's memory.
 type Page struct{ mem []byte }
 
-// Word is the page's first word, which another process and the GPU may change
-// at any time.
-func (p *Page) Word() *atomic.Uint64 { return (*atomic.Uint64)(p.Pointer()) }
+// Word is one of the page's words of 64 bits, which another process and the GPU
+// may change at any time.
+func (p *Page) Word(i int) *atomic.Uint64 {
+	return (*atomic.Uint64)(unsafe.Pointer(&p.mem[wordSize*i : wordSize*(i+1)][0]))
+}
+
+// Words is how many there are.
+func (p *Page) Words() int { return len(p.mem) / wordSize }
 
 // Pointer is where the page lies.
 func (p *Page) Pointer() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(p.mem)) }

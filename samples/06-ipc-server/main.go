@@ -44,12 +44,12 @@ func (o options) socket() string { return filepath.Join(o.dir, "server") }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil {
 		if !errors.Is(err, flag.ErrHelp) {
 			fmt.Fprintln(os.Stderr, "06-ipc-server:", err)
 		}
-		stop()
 		os.Exit(1)
 	}
 }

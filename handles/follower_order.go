@@ -1,0 +1,162 @@
+package handles
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// orderShown is Follower.Order.
+func (f *follower) orderShown(streams []*cuda.Stream) error {
+	const op = "handles.Follower.Order"
+	if !f.closer.Hold() {
+		return closedError(op, "follower")
+	}
+	defer f.closer.Drop()
+	if len(streams) == 0 {
+		return failure(op, cuda.ErrInvalidArgument, "no streams", "name those that are to come behind")
+	}
+	return f.order(context.Background(), op, f.shownNow().ordered, streams)
+}
+
+// order has later work on the streams come behind a generation, or, without
+// streams, waits until that is complete.
+func (f *follower) order(ctx context.Context, op string, generation uint64, streams []*cuda.Stream) error {
+	release, err := useAll(core.SystemOf(f.dev), op, streams)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if f.word.reached(generation) {
+		return nil
+	}
+	if len(streams) == 0 || f.stream == nil {
+		return f.await(ctx, op, generation)
+	}
+	m, err := f.mark(op, generation)
+	if err != nil {
+		return err
+	}
+	defer m.Drop()
+	for _, s := range streams {
+		if err := core.StreamOf(s).After(op, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// useAll holds streams, none of which may capture, until they are released.
+func useAll(sys *core.System, op string, streams []*cuda.Stream) (release func(), err error) {
+	var held []*core.Stream
+	drop := func() {
+		for _, s := range held {
+			s.Drop()
+		}
+	}
+	defer func() {
+		if err != nil {
+			drop()
+		}
+	}()
+	for _, s := range streams {
+		if s == nil {
+			return nil, failure(op, cuda.ErrInvalidArgument, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
+		}
+		in := core.StreamOf(s)
+		if err := in.Use(op, sys); err != nil {
+			return nil, err
+		}
+		held = append(held, in)
+		capturing, err := s.Capturing()
+		if err != nil {
+			return nil, err
+		}
+		if capturing {
+			return nil, core.CapturingError(op, in)
+		}
+	}
+	return drop, nil
+}
+
+// mark is behind the wait of the follower's own stream for a generation.
+func (f *follower) mark(op string, generation uint64) (core.Mark, error) {
+	own := core.StreamOf(f.stream)
+	f.waiting.Lock()
+	defer f.waiting.Unlock()
+	if f.waited < generation {
+		r := own.Ctx.System().Drv.StreamWaitValue64(own.Ctx.Handle, own.Handle, f.word.at(), generation)
+		if r != driver.Success {
+			return core.Mark{}, own.Ctx.Fail(op, driver.CallStreamWaitValue64, r, fmt.Sprintf("generation %d", generation))
+		}
+		f.waited = generation
+	}
+	m, _, err := own.Mark(op) // nobody captures it
+	return m, err
+}
+
+// await waits on the CPU until a generation is complete.
+func (f *follower) await(ctx context.Context, op string, generation uint64) error {
+	pause := shortestPoll
+	for !f.word.reached(generation) {
+		select {
+		case <-f.closing:
+			return closedError(op, "follower")
+		default:
+		}
+		if !sleep(ctx, pause) {
+			return waitError(ctx, op, fmt.Sprintf("the work of generation %d is not done", generation), "name streams, which wait instead")
+		}
+		pause = min(2*pause, longestPoll)
+	}
+	return nil
+}
+
+// watch waits for the end of the connection, and lets go of what then waits for
+// the publisher for ever.
+func (f *follower) watch() {
+	defer close(f.ended)
+	select {
+	case <-f.closing:
+		return
+	case <-f.k.read:
+	}
+	select {
+	case <-f.inlet.over: // before the connection's end, or with it
+	default:
+		return // it has left
+	}
+	f.mu.Lock()
+	// Whoever is let go finds the truth here: the lock is held until it stands.
+	f.completed = f.word.value().Swap(release)
+	f.gone, f.died = f.inlet.why, true
+	last := len(f.shown) - 1
+	for last > 0 && f.shown[last].ordered > f.completed {
+		last--
+		f.unfinished = true
+	}
+	f.shown = f.shown[:last+1]
+	f.changeLocked()
+	f.mu.Unlock()
+	f.letGo()
+	_ = f.settle() // fails only where the follower closes
+}
+
+// letGo has the word read that everything is done until the stream has seen it:
+// a last write of the publisher's may come after the first of these.
+func (f *follower) letGo() {
+	for {
+		f.word.value().Store(release)
+		if f.stream == nil {
+			return
+		}
+		if done, err := f.stream.Done(); done || err != nil {
+			return
+		}
+		time.Sleep(longestPoll)
+	}
+}
