@@ -178,8 +178,8 @@ func (m *Machine) lanes(c *gpuContext, p, n uint64, unit int, need driver.Access
 	}
 	var lanes []lane
 	var held []*memory
-	for i := range t.state.added.Load() {
-		runs, memories, why := t.replica(t.state.members[i].Load(), p-r.lo, n)
+	for _, device := range t.members() {
+		runs, memories, why := t.replica(device, p-r.lo, n)
 		if why != "" {
 			return nil, nil, m.illegal(c, call, p, p, n, why)
 		}

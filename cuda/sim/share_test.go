@@ -265,7 +265,7 @@ func FuzzLabel(f *testing.F) {
 		if l, err := readLabel(b, size); err == nil {
 			require.Less(t, l.Size, size)
 			require.Equal(t, size, l.Size+osmem.PageSize())
-			require.Contains(t, []uint32{labelMemory, labelDMABuf}, l.Kind)
+			require.Contains(t, []uint32{labelMemory, labelDMABuf, labelTeam}, l.Kind)
 		}
 	})
 }

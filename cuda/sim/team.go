@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -82,14 +83,16 @@ func (t *team) do(f func()) {
 
 func (t *team) complete() bool { return t.state.added.Load() == t.state.devices.Load() }
 
-func (t *team) has(device uint64) bool {
-	for i := range min(t.state.added.Load(), maxTeam) {
-		if t.state.members[i].Load() == device {
-			return true
-		}
+// members are the devices that were added, by their numbers.
+func (t *team) members() []uint64 {
+	devices := make([]uint64, min(t.state.added.Load(), maxTeam))
+	for i := range devices {
+		devices[i] = t.state.members[i].Load()
 	}
-	return false
+	return devices
 }
+
+func (t *team) has(device uint64) bool { return slices.Contains(t.members(), device) }
 
 // await blocks until all devices were added. Nothing ends that but the machine's
 // end.
