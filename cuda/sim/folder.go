@@ -70,15 +70,27 @@ func differ(here, there hardware) error {
 		a, b := reflect.ValueOf(here.Devices[i]), reflect.ValueOf(there.Devices[i])
 		for f := range a.NumField() {
 			mine, its := a.Field(f), b.Field(f)
-			empty := !mine.IsValid() || mine.Kind() == reflect.Slice || mine.Kind() == reflect.Map
-			if empty && mine.Len() == 0 && its.Len() == 0 || reflect.DeepEqual(mine.Interface(), its.Interface()) {
+			switch mine.Kind() {
+			case reflect.Slice, reflect.Map:
+				if mine.Len() == 0 && its.Len() == 0 { // nil or not
+					continue
+				}
+			}
+			if reflect.DeepEqual(mine.Interface(), its.Interface()) {
 				continue
 			}
-			return fmt.Errorf("its device %d has %s %v, these options say %v; %s",
-				i, a.Type().Field(f).Name, its.Interface(), mine.Interface(), remedy)
+			return fmt.Errorf("its device %d has %s %s, these options say %s; %s",
+				i, a.Type().Field(f).Name, inWords(its.Interface()), inWords(mine.Interface()), remedy)
 		}
 	}
 	return nil
+}
+
+func inWords(v any) string {
+	if uuid, ok := v.([16]byte); ok {
+		return fmt.Sprintf("%x", uuid)
+	}
+	return fmt.Sprint(v)
 }
 
 // openBooked is openShared on a machine of a folder: only its own memory can be

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strconv"
 	"syscall"
 	"testing"
@@ -159,13 +160,13 @@ func TestTheFirstProcessFixesTheMachine(t *testing.T) {
 	}}
 	start(t, two)
 	for what, change := range map[string]func(o *Options){
-		"it has 2 devices, these options say 1":                                func(o *Options) { o.Devices = o.Devices[:1] },
-		"it has HostMemory 68719476736, these options say 4096":                func(o *Options) { o.HostMemory = 4096 },
-		"its device 0 has Memory 16777216, these options say 1":                func(o *Options) { o.Devices[0].Memory = 1 },
-		"its device 1 has UUID [99":                                            func(o *Options) { o.Devices[1].UUID = [16]byte{1} },
-		"its device 1 has Granularity 2097152, these options say 65536":        func(o *Options) { o.Devices[1].Granularity = 1 << 16 },
-		"its device 0 has Attributes map[132:1], these options say map[132:0]": func(o *Options) { o.Devices[0].Attributes = map[int]int{132: 0} },
-		"its device 1 has Unreachable [0], these options say []":               func(o *Options) { o.Devices[1].Unreachable = nil },
+		"it has 2 devices, these options say 1":                                                                      func(o *Options) { o.Devices = o.Devices[:1] },
+		"it has HostMemory 68719476736, these options say 4096":                                                      func(o *Options) { o.HostMemory = 4096 },
+		"its device 0 has Memory 16777216, these options say 1":                                                      func(o *Options) { o.Devices[0].Memory = 1 },
+		"its device 1 has UUID 6375766d6d2d73696d2d677075303031, these options say 01000000000000000000000000000000": func(o *Options) { o.Devices[1].UUID = [16]byte{1} },
+		"its device 1 has Granularity 2097152, these options say 65536":                                              func(o *Options) { o.Devices[1].Granularity = 1 << 16 },
+		"its device 0 has Attributes map[132:1], these options say map[132:0]":                                       func(o *Options) { o.Devices[0].Attributes = map[int]int{132: 0} },
+		"its device 1 has Unreachable [0], these options say []":                                                     func(o *Options) { o.Devices[1].Unreachable = nil },
 	} {
 		other := two
 		other.Devices = append([]DeviceOptions(nil), two.Devices...)
@@ -350,8 +351,13 @@ func inFolder(c *reexec.Child, options func(folder string) Options) (*Machine, d
 const crowdChunks = 64
 
 func init() {
-	// It makes memory of a byte's value and sends its descriptor.
+	// It makes memory that holds the pattern, and sends its descriptor.
 	reexec.Register("sim: exporter in a folder", func(c *reexec.Child) error {
+		if len(c.Args) > 1 {
+			if err := syscall.Setuid(65534); err != nil {
+				return err
+			}
+		}
 		m, d, err := inFolder(c, func(f string) Options { return small(f, crowdChunks) })
 		if err != nil {
 			return err
@@ -474,6 +480,41 @@ func receiveFD(socket, flags int) (int, error) {
 		return -1, err
 	}
 	return fds[0], nil
+}
+
+// The folder's permissions say who may take part.
+func TestAnotherUserMayTakePart(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can start a process of another user")
+	}
+	folder := t.TempDir()
+	for dir, mode := range map[string]os.FileMode{folder: 0o777, filepath.Dir(folder): 0o755} {
+		require.NoError(t, os.Chmod(dir, mode))
+	}
+	r := start(t, small(folder, crowdChunks))
+	before := r.free()
+	ours, theirs := socketpair(t)
+	child := reexec.Command(t, "sim: exporter in a folder", folder, "as nobody")
+	child.ExtraFiles = []*os.File{theirs}
+	child.Start()
+	var sent bool
+	child.Recv(&sent)
+	require.Equal(t, before-chunk, r.free())
+	fd, err := receiveFD(int(ours.Fd()), 0)
+	require.NoError(t, err)
+	h, res := r.MemImportFromShareableHandle(fdHandle(fd), driver.HandlePosixFD)
+	r.ok(res)
+	require.NoError(t, unix.Close(fd))
+	child.Kill()
+	require.Equal(t, pattern(chunk), r.bytes(r.view(h), chunk))
+	r.ok(r.MemRelease(h))
+
+	require.NoError(t, os.Chmod(folder, 0o700))
+	stranger := reexec.Command(t, "sim: exporter in a folder", folder, "as nobody")
+	stranger.ExtraFiles = []*os.File{theirs}
+	stranger.Start()
+	require.Error(t, stranger.Exit())
+	require.Contains(t, stranger.Log(), "permission denied")
 }
 
 func TestMemoryInASocketIsTaken(t *testing.T) {

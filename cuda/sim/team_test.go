@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"testing"
 	"time"
@@ -388,4 +389,58 @@ func TestAnObjectWithoutAFolder(t *testing.T) {
 		r.ok(r.MemRelease(h))
 	}
 	require.Empty(t, r.m.teams)
+}
+
+// Teams of all sizes, one process each, of which one is killed at some step.
+// Whatever the others were told then, and whether they block, nothing is left
+// when they are gone, and the next team forms.
+func TestATeamIsKilledAtAnyStep(t *testing.T) {
+	steps := []string{"add", "bind", "map", "set", "sum", "barrier", "unbind", "leave", "free"}
+	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
+	for range 10 {
+		size, last := 1+rng.IntN(4), rng.IntN(len(steps))
+		c := startCrew(t, size, rng.IntN(2) == 0)
+		for _, do := range steps[:last] {
+			if do == "sum" {
+				c.tell(0, step{Do: do})
+			} else {
+				c.all(step{Do: do, Value: uint32(size)})
+			}
+		}
+		victim := rng.IntN(size)
+		for i, m := range c.members {
+			if i == victim {
+				time.Sleep(time.Duration(rng.IntN(500)) * time.Microsecond)
+				m.Kill()
+			} else {
+				m.Send(step{Do: steps[last], Value: uint32(size)})
+			}
+		}
+		for _, m := range c.members {
+			m.Kill() // also one that blocks, or waits for an arrival
+		}
+		c.nothingLeft()
+	}
+}
+
+// An object lives as long as a descriptor of it, and remembers.
+func TestAnObjectInADescriptorLives(t *testing.T) {
+	c := startCrew(t, 2, false)
+	c.all(step{Do: "add"})
+	for _, m := range c.members {
+		m.Kill()
+	}
+	u, err := Inspect(c.folder)
+	require.NoError(t, err)
+	require.Equal(t, []ExportedMemory{{Device: -1, Open: true}}, u.Exported)
+	r := start(t, teamIn(c.folder, 2))
+	h, res := r.importFD(c.object)
+	r.ok(res)
+	r.is(driver.InvalidValue, r.MulticastAddDevice(h, 0)) // it was added
+	p := r.reserve(chunk)
+	r.ok(r.MemMap(p, chunk, 0, h)) // does not block
+	r.ok(r.MemUnmap(p, chunk))
+	r.ok(r.MemAddressFree(p, chunk))
+	r.ok(r.MemRelease(h))
+	c.nothingLeft()
 }

@@ -420,3 +420,43 @@ func TestAnOfferIsGoodWhileItsMakerHoldsTheMemory(t *testing.T) {
 	require.Equal(t, b.Identity(), c.Identity())
 	require.NotEqual(t, join(t, t.TempDir()).Identity(), b.Identity())
 }
+
+func TestADescriptorPinsOtherMemories(t *testing.T) {
+	folder := t.TempDir()
+	a, b := join(t, folder), join(t, folder)
+	defer b.Close()
+	first, second := a.publish(t, 0, 1), a.publish(t, 0, 2)
+	fd, err := a.Pin([]uint64{first, second}, page, func(file []byte, id uint64) { require.NotZero(t, id) })
+	require.NoError(t, err)
+	third := a.publish(t, 0, 3)
+	a.Drop(first)
+	a.crash()
+	require.Equal(t, 97*page, b.Free(0))
+	require.False(t, b.Hold(third))
+	require.NoError(t, unix.Close(fd))
+	require.Equal(t, 100*page, b.Free(0))
+	require.Zero(t, files(t, folder))
+}
+
+func TestSlotsAreCounted(t *testing.T) {
+	folder := t.TempDir()
+	a, b := join(t, folder), join(t, folder)
+	defer b.Close()
+	id := a.publish(t, 0, 1)
+	require.True(t, a.TakeSlot(id, 3))
+	require.True(t, a.TakeSlot(id, 1), "it has one")
+	require.True(t, a.TakeSlot(0, 3))
+	require.True(t, b.TakeSlot(0, 3))
+	require.False(t, b.TakeSlot(0, 3))
+	b.GiveSlot()
+	require.True(t, b.TakeSlot(0, 3))
+	require.True(t, b.Alive(a.Serial()))
+	require.True(t, b.Exists(id))
+	serial := a.Serial()
+	a.crash()
+	require.False(t, b.Alive(serial))
+	require.True(t, b.TakeSlot(0, 3))
+	require.True(t, b.TakeSlot(0, 3), "those of a process that is gone are free")
+	require.False(t, b.TakeSlot(0, 3))
+	require.False(t, b.Exists(id))
+}

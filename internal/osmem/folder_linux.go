@@ -76,8 +76,14 @@ func (f *Folder) NewFile(n uint64) (*Shared, error) {
 // Link gives a file that NewFile made its name, which nothing may have yet. From
 // then on it costs no descriptor.
 func (f *Folder) Link(s *Shared, name string) error {
-	self := fmt.Sprintf("/proc/self/fd/%d", s.fd)
-	if err := unix.Linkat(unix.AT_FDCWD, self, f.fd, name, unix.AT_SYMLINK_FOLLOW); err != nil {
+	// A process that changed its user cannot always read its own /proc; newer
+	// kernels need none.
+	err := unix.Linkat(s.fd, "", f.fd, name, unix.AT_EMPTY_PATH)
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		self := fmt.Sprintf("/proc/self/fd/%d", s.fd)
+		err = unix.Linkat(unix.AT_FDCWD, self, f.fd, name, unix.AT_SYMLINK_FOLLOW)
+	}
+	if err != nil {
 		return fmt.Errorf("name a file %q (is /proc mounted?): %w", name, err)
 	}
 	unix.Close(s.fd)

@@ -1,0 +1,155 @@
+//go:build linux && (amd64 || arm64)
+
+package osmem
+
+import (
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func openFolder(t *testing.T, path string) *Folder {
+	f, err := OpenFolder(path)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+func named(t *testing.T, f *Folder, name string) *Shared {
+	s, err := f.NewFile(4 * PageSize())
+	require.NoError(t, err)
+	require.NoError(t, f.Link(s, name))
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func TestFilesOfAFolderAreShared(t *testing.T) {
+	path := t.TempDir()
+	f, other := openFolder(t, path), openFolder(t, path)
+	s, err := f.NewFile(4 * PageSize())
+	require.NoError(t, err)
+	s.Bytes()[0] = 7
+	entries, err := os.ReadDir(path)
+	require.NoError(t, err)
+	require.Empty(t, entries, "without a name it is nowhere")
+	require.NoError(t, f.Link(s, "a"))
+	defer s.Close()
+	second, err := f.NewFile(PageSize())
+	require.NoError(t, err)
+	require.ErrorIs(t, f.Link(second, "a"), unix.EEXIST)
+	require.NoError(t, second.Close())
+
+	o, err := other.OpenFile("a")
+	require.NoError(t, err)
+	require.Equal(t, byte(7), o.Bytes()[0])
+	require.Equal(t, s.ID(), o.ID())
+	o.Bytes()[1] = 8
+	require.Equal(t, byte(8), s.Bytes()[1])
+	require.NoError(t, other.Remove("a"))
+	require.NoError(t, other.Remove("a"), "twice")
+	_, err = f.OpenFile("a")
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.Equal(t, byte(8), o.Bytes()[1], "who has mapped it keeps it")
+	require.NoError(t, o.Close())
+	_, err = OpenFolder(path + "/none")
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+func TestAFileThatDoesNotFitIsRefused(t *testing.T) {
+	f := openFolder(t, t.TempDir())
+	_, err := f.NewFile(1 << 60)
+	require.ErrorIs(t, err, unix.ENOSPC)
+}
+
+func TestExportedDescriptorsHoldAFile(t *testing.T) {
+	path := t.TempDir()
+	f, other := openFolder(t, path), openFolder(t, path)
+	s := named(t, f, "a")
+	require.False(t, f.Held("a"), "its maker's mapping does not count")
+	fd, err := f.Export("a")
+	require.NoError(t, err)
+	dup, err := unix.Dup(fd)
+	require.NoError(t, err)
+	for _, who := range []*Folder{f, other} {
+		require.True(t, who.Held("a"))
+		require.True(t, who.Is("a", fd))
+		require.False(t, who.Is("b", fd))
+	}
+	require.NoError(t, unix.Close(fd))
+	require.True(t, other.Held("a"), "a duplicate holds it")
+	require.NoError(t, unix.Close(dup))
+	require.False(t, other.Held("a"))
+	require.False(t, other.Held("b"))
+	_, err = f.Export("b")
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.NoError(t, s.Close())
+
+	// A link to somewhere else is not followed.
+	require.NoError(t, os.Symlink("/etc/passwd", path+"/link"))
+	_, err = f.OpenFile("link")
+	require.ErrorIs(t, err, unix.ELOOP)
+	require.True(t, f.Held("link"), "what cannot be asked counts as held")
+}
+
+func TestLocksBelongToAnOpening(t *testing.T) {
+	path := t.TempDir()
+	f := openFolder(t, path)
+	named(t, f, "board")
+	a, err := f.OpenBoard("board")
+	require.NoError(t, err)
+	b, err := f.OpenBoard("board")
+	require.NoError(t, err)
+	defer b.Close()
+	locked := func(board *Board, off uint64) bool {
+		l, err := board.Locked(off)
+		require.NoError(t, err)
+		return l
+	}
+	require.NoError(t, a.Lock(5))
+	require.False(t, locked(a, 5), "its own")
+	require.True(t, locked(b, 5))
+	require.False(t, locked(b, 4))
+	require.NoError(t, b.Lock(4))
+	got := make(chan error)
+	go func() { got <- b.Lock(5) }() // waits
+	require.NoError(t, a.Unlock(5))
+	require.NoError(t, <-got)
+	require.True(t, locked(a, 5))
+	require.NoError(t, b.Unlock(5))
+	require.NoError(t, a.Lock(5))
+	require.NoError(t, a.Close())
+	require.False(t, locked(b, 5), "closing gives it back")
+	_, err = f.OpenBoard("none")
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+func TestTailReadsRegularFilesOnly(t *testing.T) {
+	path := t.TempDir()
+	f := openFolder(t, path)
+	s := named(t, f, "a")
+	s.Bytes()[3*PageSize()] = 9
+	fd, err := f.Export("a")
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	page, size, err := Tail(fd)
+	require.NoError(t, err)
+	require.Equal(t, 4*PageSize(), size)
+	require.Equal(t, byte(9), page[0])
+	empty, err := os.Create(path + "/empty")
+	require.NoError(t, err)
+	defer empty.Close()
+	page, size, err = Tail(int(empty.Fd()))
+	require.NoError(t, err)
+	require.Empty(t, page)
+	require.Zero(t, size)
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	defer r.Close()
+	defer w.Close()
+	for _, fd := range []int{int(r.Fd()), -1} {
+		_, _, err = Tail(fd)
+		require.ErrorIs(t, err, ErrNotShared)
+	}
+}
