@@ -289,10 +289,9 @@ func TestWhatTakesMemoryAwayWaitsForHostFunctions(t *testing.T) {
 				default:
 				}
 				data[6*mib-1] = 1
-				go func() { w.own(closing{taken}) }()
+				w.own(closing{taken})
 				return nil
 			}))
-			time.Sleep(time.Millisecond)
 			w.end()
 		})
 	}

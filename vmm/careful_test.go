@@ -283,7 +283,8 @@ func TestCloseAfterNeverBlocks(t *testing.T) {
 	require.NoError(t, b.Grow(10))
 	m.Hold(s.Handle())
 	require.NoError(t, s.Memset(b.Ptr(), 1, 10))
-	go b.Close()
+	closes := make(chan error, 1)
+	go func() { closes <- b.Close() }()
 	time.Sleep(30 * time.Millisecond)
 	done := make(chan error, 1)
 	go func() { done <- b.CloseAfter(other) }()
@@ -293,6 +294,7 @@ func TestCloseAfterNeverBlocks(t *testing.T) {
 		t.Error("CloseAfter waits for the GPU, behind a Close")
 	}
 	m.Release(s.Handle())
+	require.NoError(t, <-closes)
 }
 
 func TestCloseAfterSaysNilOnlyWhereItCloses(t *testing.T) {

@@ -234,6 +234,9 @@ func TestTheTableOfDependantsIsComplete(t *testing.T) {
 	var documented, tested []string
 	for _, line := range strings.Split(table, "\n") {
 		cells := strings.Split(line, "|")
+		if strings.HasPrefix(strings.TrimSpace(cells[1]), "managed ") {
+			continue // that room's own tests
+		}
 		documented = append(documented, strings.TrimSpace(cells[1])+": "+strings.TrimSpace(cells[2]))
 	}
 	for _, row := range dependants {
