@@ -398,9 +398,9 @@ func (c *Capture) pending() []any {
 // streams of the capture use waits for the end. Outside of the capture it waits
 // for its own stream, too, since the next capture is not ordered behind that.
 func (p *Pool) freeCaptured(h *header, points ...point) error {
-	sh := h.shard
-	if h.ext != nil && h.ext.node != nil {
-		return h.ext.node.free(h)
+	sh := h.home.shard
+	if h.home.ext != nil && h.home.ext.node != nil {
+		return h.home.ext.node.free(h)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

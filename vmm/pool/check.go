@@ -135,7 +135,7 @@ func (s *shardCheck) span(r *region, sp *span) {
 	s.must(sp.head.state == wall && sp.tail.state == wall, "a span without walls")
 	for e := sp.head.next; e != sp.tail; e = e.next {
 		s.must(e != nil && e.prev.next == e && e.next.prev == e, "broken links at %#x", at)
-		s.must(e.ptr == at && e.size > 0 && e.reg == r && e.shard == s.sh, "an extent at %#x of %d bytes, expected at %#x", e.ptr, e.size, at)
+		s.must(e.ptr == at && e.size > 0 && e.reg == r && e.home.shard == s.sh, "an extent at %#x of %d bytes, expected at %#x", e.ptr, e.size, at)
 		at = e.end()
 		switch e.state {
 		case free:
@@ -161,8 +161,8 @@ func (s *shardCheck) span(r *region, sp *span) {
 func (s *shardCheck) block(h *header) {
 	if h.live() {
 		s.live++
-		s.requested += h.bytes
-		s.must(h.bytes <= h.size(), "the block at %#x of %d bytes was asked for %d", h.ptr, h.size(), h.bytes)
+		s.requested += h.asked()
+		s.must(h.asked() <= h.size(), "the block at %#x of %d bytes was asked for %d", h.at(), h.size(), h.asked())
 	}
 	if h.waiting {
 		s.waiting++
@@ -175,7 +175,7 @@ func (s *shardCheck) exacts() {
 	s.walk(&s.sh.exacts)
 	for _, pl := range *s.p.places.Load() {
 		e := pl.ext
-		if e == nil || e.shard != s.sh {
+		if e == nil || e.home.shard != s.sh {
 			continue
 		}
 		if e.node != nil {
@@ -232,8 +232,8 @@ func (s *shardCheck) slabs() {
 func (s *shardCheck) slab(sl *slab, listed bool) {
 	s.must(listed == !sl.full() && listed == sl.listed, "a slab with room is listed: %t", listed)
 	isFree := map[*header]bool{}
-	for h := sl.free; h != nil; h = h.next {
-		isFree[h] = true
+	for n := sl.free; n != 0; n = sl.slots[n-1].link {
+		isFree[&sl.slots[n-1]] = true
 	}
 	used := 0
 	for i := range sl.slots[:sl.fresh] {
@@ -241,7 +241,7 @@ func (s *shardCheck) slab(sl *slab, listed bool) {
 		if !isFree[h] {
 			used++
 		}
-		s.must(isFree[h] == (!h.live() && !h.waiting), "the slot at %#x is free and in use, or neither", h.ptr)
+		s.must(isFree[h] == (!h.live() && !h.waiting), "the slot at %#x is free and in use, or neither", h.at())
 		s.block(h)
 	}
 	s.must(used == sl.used, "a slab counts %d blocks and has %d", sl.used, used)

@@ -62,7 +62,7 @@ func (p *Pool) ownExact(sh *shard, x *exact, epoch uint64) {
 // disownExact takes a free exact chunk from its shard. The caller holds mu and
 // the shard's lock.
 func (p *Pool) disownExact(e *extent) *exact {
-	sh, x := e.shard, e.exact
+	sh, x := e.home.shard, e.exact
 	sh.exacts.remove(e)
 	sh.spanned -= e.size
 	p.removePlace(e.ptr)
@@ -108,9 +108,9 @@ func (p *Pool) pickExact(need uint64) *exact {
 		return nil
 	}
 	// Another goroutine may have taken it since.
-	best.shard.mu.Lock()
-	defer best.shard.mu.Unlock()
-	if best.state != free || best.exact == nil || best.epoch > best.shard.passed.Load() {
+	best.home.shard.mu.Lock()
+	defer best.home.shard.mu.Unlock()
+	if best.state != free || best.exact == nil || best.epoch > best.home.shard.passed.Load() {
 		return nil
 	}
 	return p.disownExact(best)

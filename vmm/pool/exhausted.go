@@ -87,7 +87,7 @@ func (p *Pool) largest() string {
 			by = append(by, holder{tag: h.tag})
 		}
 		by[at].blocks++
-		by[at].bytes += h.bytes
+		by[at].bytes += h.asked()
 	})
 	slices.SortFunc(by, func(a, b holder) int {
 		if a.bytes > b.bytes {

@@ -14,7 +14,10 @@ import "github.com/cuvmm/cuvmm/internal/driver"
 //	free ──stitch, steal, trim──► spare     the part that covers whole chunks goes
 type extent struct {
 	header
+	own        home
+	ptr        driver.Ptr
 	size       uint64
+	asked      uint64
 	reg        *region
 	prev, next *extent // by address
 	left       *extent // in the tree of free ones, or the next spare
@@ -52,10 +55,16 @@ func (sh *shard) newExtent(reg *region, ptr driver.Ptr, size uint64) *extent {
 		sh.spare = e.left
 		e.left = nil
 	} else {
-		e = new(extent)
-		e.ext, e.shard = e, sh
+		e = makeExtent(sh)
 	}
 	e.reg, e.ptr, e.size = reg, ptr, size
+	return e
+}
+
+func makeExtent(sh *shard) *extent {
+	e := new(extent)
+	e.own = home{shard: sh, ext: e}
+	e.home = &e.own
 	return e
 }
 

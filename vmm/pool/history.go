@@ -116,7 +116,7 @@ type event struct {
 
 // add keeps what happened to a block, whose shard's lock is held.
 func (r *ring) add(kind trace.Kind, h *header, used []point) {
-	e := event{kind: kind, tag: h.tag, time: time.Now(), ptr: h.ptr, bytes: h.bytes, stream: h.shard.stream.Handle}
+	e := event{kind: kind, tag: h.tag, time: time.Now(), ptr: h.at(), bytes: h.asked(), stream: h.home.shard.stream.Handle}
 	for _, u := range used {
 		e.used = append(e.used, u.shard.stream.Handle)
 	}

@@ -25,8 +25,8 @@ func (c *Capture) allocNode(st *core.Stream, sh *shard, w *want) (Block, error) 
 	if r != driver.Success {
 		return Block{}, st.Ctx.Fail(allocOp, driver.CallMemAllocAsync, r, core.Bytes(size)+" as a node of a graph")
 	}
-	e := &extent{size: size, state: taken, node: &node{c, st}}
-	e.ext, e.shard, e.ptr = e, sh, ptr
+	e := makeExtent(sh)
+	e.ptr, e.size, e.state, e.node = ptr, size, taken, &node{c, st}
 	p := c.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -47,7 +47,7 @@ const nodeAlign = 512
 func (n *node) free(h *header) error {
 	c := n.capture
 	c.mu.Lock()
-	at := slices.Index(c.nodes, h.ext)
+	at := slices.Index(c.nodes, h.home.ext)
 	if at >= 0 {
 		c.nodes = slices.Delete(c.nodes, at, at+1)
 	}
@@ -61,9 +61,9 @@ func (n *node) free(h *header) error {
 func (n *node) drop(h *header, st *core.Stream) error {
 	p := n.capture.pool
 	p.mu.Lock()
-	p.removePlace(h.ptr)
+	p.removePlace(h.at())
 	p.mu.Unlock()
-	if r := st.FreeNode(h.ptr); r != driver.Success {
+	if r := st.FreeNode(h.at()); r != driver.Success {
 		return st.Ctx.Fail(freeOp, driver.CallMemFreeAsync, r, "a node of a graph")
 	}
 	return nil
@@ -78,7 +78,7 @@ func (c *Capture) freeNodes() error {
 	c.mu.Unlock()
 	var errs []error
 	for _, e := range left {
-		sh := e.header.shard
+		sh := e.home.shard
 		sh.mu.Lock()
 		live := e.live()
 		if live {

@@ -48,7 +48,7 @@ func (pl place) find(at driver.Ptr) (Block, bool) {
 		if h == nil {
 			h = pl.start(at)
 		}
-		found := h != nil && h.live() && h.ptr == at
+		found := h != nil && h.live() && h.at() == at
 		var b Block
 		if found {
 			b = h.block()
@@ -65,7 +65,7 @@ func (pl place) header(at driver.Ptr) (*header, *shard) {
 		if pl.from != at {
 			return nil, nil
 		}
-		return &pl.ext.header, pl.ext.shard
+		return &pl.ext.header, pl.ext.home.shard
 	}
 	c := pl.reg.chunks[pl.reg.index(at)].Load()
 	if c == nil {
@@ -97,11 +97,11 @@ func (pl place) start(at driver.Ptr) *header {
 // each calls f for every live block in the place.
 func (pl place) each(p *Pool, f func(h *header)) {
 	if e := pl.ext; e != nil {
-		e.shard.mu.Lock()
+		e.home.shard.mu.Lock()
 		if e.live() && e.ptr == pl.from {
 			f(&e.header)
 		}
-		e.shard.mu.Unlock()
+		e.home.shard.mu.Unlock()
 		return
 	}
 	if pl.reg.slabs {

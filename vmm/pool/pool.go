@@ -357,12 +357,12 @@ func (p *Pool) attach(st *core.Stream) *shard {
 // end of it; see Capture.
 func (p *Pool) Free(b Block, streams ...*cuda.Stream) error {
 	h := b.h
-	if h == nil || h.shard.pool != p {
+	if h == nil || h.home.shard.pool != p {
 		return p.notOurs(b)
 	}
-	sh := h.shard
+	sh := h.home.shard
 	if len(streams) > 0 {
-		return p.freeAfter(h, b.gen, streams)
+		return p.freeAfter(b, streams)
 	}
 	sh.mu.Lock()
 	if h.gen != b.gen {
@@ -396,7 +396,8 @@ func stale(b Block) error {
 }
 
 // freeAfter frees a block that other streams use, too.
-func (p *Pool) freeAfter(h *header, gen uint64, streams []*cuda.Stream) error {
+func (p *Pool) freeAfter(b Block, streams []*cuda.Stream) error {
+	h := b.h
 	points := make([]point, 0, len(streams))
 	for _, s := range streams {
 		if s == nil {
@@ -406,7 +407,7 @@ func (p *Pool) freeAfter(h *header, gen uint64, streams []*cuda.Stream) error {
 		if st.Ctx.System() != p.sys {
 			return core.ForeignError(freeOp, "stream")
 		}
-		if st == h.shard.stream || st.Gone() {
+		if st == h.home.shard.stream || st.Gone() {
 			continue
 		}
 		sh, err := p.shardOf(freeOp, st)
@@ -418,11 +419,11 @@ func (p *Pool) freeAfter(h *header, gen uint64, streams []*cuda.Stream) error {
 		sh.touched = sh.epoch
 		sh.mu.Unlock()
 	}
-	sh := h.shard
+	sh := h.home.shard
 	sh.mu.Lock()
-	if h.gen != gen {
+	if h.gen != b.gen {
 		defer sh.mu.Unlock()
-		return stale(Block{h, gen, cuda.Ptr(h.ptr), int(h.bytes)})
+		return stale(b)
 	}
 	sh.retire(h, points)
 	if sh.arena != nil {

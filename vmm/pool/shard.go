@@ -131,7 +131,8 @@ func (sh *shard) take(w *want) *header {
 // give makes a block live. The caller holds mu.
 func (sh *shard) give(h *header, w *want) {
 	h.gen++
-	h.bytes, h.tag, h.capture = w.bytes, w.tag, sh.serial
+	h.ask(w.bytes)
+	h.tag, h.capture = w.tag, sh.serial
 	sh.live++
 	sh.requested += w.bytes
 	sh.peak = max(sh.peak, sh.requested)
@@ -158,7 +159,7 @@ func (sh *shard) retire(h *header, used []point) {
 	sh.touched = sh.epoch
 	h.gen++
 	sh.live--
-	sh.requested -= h.bytes
+	sh.requested -= h.asked()
 	if sh.watch != nil {
 		sh.watch.freed(h, used)
 	}
@@ -166,11 +167,11 @@ func (sh *shard) retire(h *header, used []point) {
 
 // put makes a block free that was retired in an epoch. The caller holds mu.
 func (sh *shard) put(h *header, epoch uint64) {
-	if h.slab != nil {
-		h.slab.put(h, epoch)
+	if h.home.slab != nil {
+		h.home.slab.put(h, epoch)
 		return
 	}
-	e := h.ext
+	e := h.home.ext
 	e.epoch = epoch
 	if e.exact != nil {
 		e.state = free

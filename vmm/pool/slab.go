@@ -11,14 +11,14 @@ import "github.com/cuvmm/cuvmm/internal/driver"
 //	                         │  ▲    another shard, after its stream has passed
 //	                         └──┴──── trim: unmapped, given back
 type slab struct {
-	shard      *shard
+	home
 	chunk      slabChunk
 	class      int
 	base       driver.Ptr
 	slot       uint64
 	slots      []header
-	fresh      int     // slots from here on were never used
-	free       *header // those that were
+	fresh      int    // slots from here on were never used
+	free       uint32 // the first of those that were: its number, from 1
 	used       int
 	prev, next *slab // among the shard's slabs of the class that have room
 	listed     bool
@@ -36,25 +36,25 @@ func (c slabChunk) base() driver.Ptr { return c.reg.at(c.index) }
 
 func newSlab(sh *shard, c slabChunk, class int) *slab {
 	slot := sh.pool.classes.sizes[class]
-	s := &slab{shard: sh, chunk: c, class: class, base: c.base(), slot: slot, slots: make([]header, c.reg.chunk/slot)}
+	s := &slab{chunk: c, class: class, base: c.base(), slot: slot, slots: make([]header, c.reg.chunk/slot)}
+	s.home = home{shard: sh, slab: s}
 	c.reg.chunks[c.index].Load().slab.Store(s)
 	sh.slabs++
 	return s
 }
 
 // full reports whether no slot is free.
-func (s *slab) full() bool { return s.free == nil && s.fresh == len(s.slots) }
+func (s *slab) full() bool { return s.free == 0 && s.fresh == len(s.slots) }
 
 // take takes a slot of one that has room.
 func (s *slab) take() *header {
-	h := s.free
-	if h != nil {
-		s.free = h.next
-		h.next = nil
+	var h *header
+	if s.free != 0 {
+		h = &s.slots[s.free-1]
+		s.free = h.link
 	} else {
 		h = &s.slots[s.fresh]
-		h.ptr = s.base + driver.Ptr(uint64(s.fresh)*s.slot)
-		h.shard, h.slab = s.shard, s
+		h.home, h.slot = &s.home, uint32(s.fresh)
 		s.fresh++
 	}
 	s.used++
@@ -67,8 +67,8 @@ func (s *slab) take() *header {
 // put takes a slot back.
 func (s *slab) put(h *header, epoch uint64) {
 	sh := s.shard
-	h.next = s.free
-	s.free = h
+	h.link = s.free
+	s.free = h.slot + 1
 	s.used--
 	s.chunk.epoch = max(s.chunk.epoch, epoch)
 	if !s.listed {

@@ -137,7 +137,7 @@ func (sh *shard) segment(kind SegmentKind, ptr driver.Ptr, bytes, chunk uint64) 
 }
 
 func exactSegment(e *extent) Segment {
-	sh := e.shard
+	sh := e.home.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	s := sh.segment(ExactSegment, e.ptr, e.size, e.size)
@@ -213,8 +213,8 @@ func (s *Segment) add(h *header, at driver.Ptr, size uint64) {
 		s.hole(at, size)
 		return
 	}
-	p := Part{Ptr: cuda.Ptr(at), Bytes: size, State: state, Requested: h.bytes, Tag: h.tag}
-	if w := h.shard.watch; w != nil {
+	p := Part{Ptr: cuda.Ptr(at), Bytes: size, State: state, Requested: h.asked(), Tag: h.tag}
+	if w := h.home.shard.watch; w != nil {
 		if site, known := w.sites[h]; known {
 			p.Stack = site.lines()
 		}

@@ -66,28 +66,28 @@ func raise(most *atomic.Uint64, n uint64) {
 }
 
 func (s *statistics) allocated(w *watch, h *header) {
-	raise(&s.mostRequested, s.requested.Add(h.bytes))
+	raise(&s.mostRequested, s.requested.Add(h.asked()))
 	raise(&s.mostBlocks, s.blocks.Add(1))
 	w.totals.allocs++
-	w.totals.bytes += h.bytes
+	w.totals.bytes += h.asked()
 	for len(w.tags) <= int(h.tag) {
 		w.tags = append(w.tags, TagStats{Tag: Tag(len(w.tags))})
 	}
 	t := &w.tags[h.tag]
 	t.Allocs++
-	t.AllocatedBytes += h.bytes
+	t.AllocatedBytes += h.asked()
 	t.Blocks++
-	t.Requested += h.bytes
+	t.Requested += h.asked()
 	t.PeakRequested = max(t.PeakRequested, t.Requested)
 }
 
 func (s *statistics) freed(w *watch, h *header) {
-	s.requested.Add(-h.bytes)
+	s.requested.Add(-h.asked())
 	s.blocks.Add(^uint64(0))
 	w.totals.frees++
 	t := &w.tags[h.tag]
 	t.Blocks--
-	t.Requested -= h.bytes
+	t.Requested -= h.asked()
 }
 
 // Stats counts what there is now. While other goroutines allocate, the parts

@@ -62,7 +62,7 @@ func (p *Pool) Live() []Live {
 	var all []Live
 	p.each(func(h *header) {
 		l := Live{Block: h.block(), Tag: h.tag}
-		if w := h.shard.watch; w != nil {
+		if w := h.home.shard.watch; w != nil {
 			if s, ok := w.sites[h]; ok {
 				l.Stack = s.frames()
 			}

@@ -1,0 +1,38 @@
+package pool
+
+import (
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A million small blocks cost what their headers take from the caches.
+func TestTheHeaderOfABlockIsHalfACacheLine(t *testing.T) {
+	require.EqualValues(t, 32, unsafe.Sizeof(header{}))
+}
+
+func TestClasses(t *testing.T) {
+	for _, limit := range []uint64{512, 8 << 10, 100 << 10, 256 << 10} {
+		c := newClasses(limit)
+		require.Equal(t, limit, c.sizes[len(c.sizes)-1])
+		for bytes := uint64(0); bytes <= limit; bytes++ {
+			class := c.find(bytes)
+			require.GreaterOrEqual(t, c.sizes[class], bytes)
+			require.True(t, class == 0 || c.sizes[class-1] < bytes, "the least that fits")
+		}
+		for i, size := range c.sizes {
+			require.Zero(t, size%quantum)
+			if i > 0 {
+				require.LessOrEqual(t, float64(size)/float64(c.sizes[i-1]), 2.0)
+			}
+		}
+		for align := uint64(1); align <= 2<<20; align *= 2 {
+			if class := c.aligned(300, align); class >= 0 {
+				require.Zero(t, c.sizes[class]%align)
+			} else {
+				require.Greater(t, align*2, limit)
+			}
+		}
+	}
+}
