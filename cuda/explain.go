@@ -90,14 +90,20 @@ var byCall = map[callResult]explanation{
 		"fabric handles need an IMEX channel that this process may open; ask for descriptors instead"},
 	{driver.CallMulticastAddDevice, driver.InvalidDevice}: {core.InvalidArgument,
 		"the device has no multicast, or is in another clique than the object's"},
-	{driver.CallMulticastBindMem, driver.OutOfMemory}:     multicastSlots,
-	{driver.CallMulticastBindMemV1, driver.OutOfMemory}:   multicastSlots,
-	{driver.CallMulticastBindAddr, driver.OutOfMemory}:    multicastSlots,
-	{driver.CallMulticastBindAddrV1, driver.OutOfMemory}:  multicastSlots,
-	{driver.CallMulticastBindMem, driver.InvalidValue}:    multicastBind,
-	{driver.CallMulticastBindMemV1, driver.InvalidValue}:  multicastBind,
-	{driver.CallMulticastBindAddr, driver.InvalidValue}:   multicastBind,
-	{driver.CallMulticastBindAddrV1, driver.InvalidValue}: multicastBind,
+	{driver.CallMulticastBindMem, driver.OutOfMemory}:      multicastSlots,
+	{driver.CallMulticastBindMemV1, driver.OutOfMemory}:    multicastSlots,
+	{driver.CallMulticastBindAddr, driver.OutOfMemory}:     multicastSlots,
+	{driver.CallMulticastBindAddrV1, driver.OutOfMemory}:   multicastSlots,
+	{driver.CallMulticastBindMem, driver.InvalidValue}:     multicastBind,
+	{driver.CallMulticastBindMemV1, driver.InvalidValue}:   multicastBind,
+	{driver.CallMulticastBindAddr, driver.InvalidValue}:    multicastBind,
+	{driver.CallMulticastBindAddrV1, driver.InvalidValue}:  multicastBind,
+	{driver.CallMulticastBindMem, driver.InvalidDevice}:    notInTeam,
+	{driver.CallMulticastBindMemV1, driver.InvalidDevice}:  notInTeam,
+	{driver.CallMulticastBindAddr, driver.InvalidDevice}:   notInTeam,
+	{driver.CallMulticastBindAddrV1, driver.InvalidDevice}: notInTeam,
+	{driver.CallMulticastAddDevice, driver.InvalidValue}: {core.InvalidArgument,
+		"a device is added once, and no more devices than the object was created for; what was imported must be a multicast object"},
 	{driver.CallMulticastUnbind, driver.InvalidValue}: {core.InvalidArgument,
 		"unbind exactly what was bound: the same device, offset and size"},
 	{driver.CallModuleLoadData, driver.InvalidImage}: {core.InvalidArgument,
@@ -127,6 +133,8 @@ var byCall = map[callResult]explanation{
 var (
 	multicastSlots = explanation{core.OutOfMemory,
 		"memory is not what ran out: the switches have slots for 128 multicast objects; release one"}
+	notInTeam = explanation{core.InvalidArgument,
+		"memory is bound for the device that it lies on, and that must have been added to the object"}
 	multicastBind = explanation{core.InvalidArgument,
 		"offsets and sizes are multiples of the object's granularity within both, on a device of the team; a shareable or imported object takes shareable memory only; nothing else may be bound there"}
 )

@@ -176,6 +176,11 @@ func checkAccess(op string, s *cuda.System, memory driver.Location, access []Acc
 				Asked: fmt.Sprintf("access of the %v to memory on device %d", a.Location, memory.ID),
 				Hint:  "the host cannot reach device memory: copy, or create the memory on the host"})
 		}
+		if loc.Type != driver.LocationDevice && memory.Type == driver.LocationNone {
+			return nil, core.Error(core.Failure{Op: op, Kind: core.NotSupported,
+				Asked: fmt.Sprintf("access of the %v to a multicast object", a.Location),
+				Hint:  "only devices of its team reach it"})
+		}
 		if list.names(loc) {
 			return nil, core.Invalid(op, fmt.Sprintf("%v twice", a.Location), "name each location once")
 		}

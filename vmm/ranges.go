@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/ranges"
@@ -16,6 +17,14 @@ func init() {
 		return p.(Properties).resolve(op, d)
 	}, func(op string, d *cuda.Device, memory driver.Location, a any) ([]driver.AccessDesc, error) {
 		return checkAccess(op, d.System(), memory, a.([]Access))
+	})
+	ranges.SetMemory(func(op string, of any) (*phys.Handle, func(), error) {
+		m := of.(*Mapping)
+		if !m.closer.Hold() {
+			return nil, nil, core.ClosedError(op, "mapping")
+		}
+		m.m.phys.Retain()
+		return m.m.phys, m.closer.Drop, nil
 	})
 }
 

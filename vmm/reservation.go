@@ -145,6 +145,11 @@ func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
 	if err != nil {
 		return nil, err
 	}
+	if h.NotYet != nil {
+		if err := h.NotYet(op); err != nil {
+			return nil, r.r.release(err, h)
+		}
+	}
 	m := &Mapping{}
 	var one [1]*mapping
 	maps, err := r.r.mapRun(op, one[:0], uint64(off), []*phys.Handle{h}, nil)

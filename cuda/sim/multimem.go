@@ -49,18 +49,30 @@ func MultimemReduce[T any](k *Kernel, r kernels.Reduction, mc uint64, v []T) {
 }
 
 // MultimemLoadReduce reads n units at a multicast address, each combined of those
-// of all replicas, as multimem.ld_reduce does. In which order they are combined
-// is not defined. T is as for MultimemReduce.
+// of all replicas, as multimem.ld_reduce does; sums of 16-bit elements add up in
+// 32 bits. In which order they are combined is not defined, and differs from unit
+// to unit. T is as for MultimemReduce.
 func MultimemLoadReduce[T any](k *Kernel, r kernels.Reduction, mc uint64, n int) []T {
 	unit, combine := reductionOf[T](r)
+	all := func(units []uint64) uint64 {
+		sum := units[0]
+		for _, u := range units[1:] {
+			sum = combine(sum, u)
+		}
+		return sum
+	}
+	if sum := wideSum(r); sum != nil {
+		all = sum
+	}
 	v := make([]T, n)
 	b := bytesOf(unsafe.SliceData(v), n)
+	var units []uint64
 	k.multimem(mc, uint64(len(b)), unit, driver.AccessRead, func(i int, replicas []lane) {
-		sum := replicas[0].load()
-		for _, r := range replicas[1:] {
-			sum = combine(sum, r.load())
+		units = units[:0]
+		for j := range replicas {
+			units = append(units, replicas[(i+j)%len(replicas)].load())
 		}
-		storeUnit(b[i*unit:], unit, sum)
+		storeUnit(b[i*unit:], unit, all(units))
 	})
 	return v
 }

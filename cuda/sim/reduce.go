@@ -78,6 +78,32 @@ func pairs(op kernels.Op, from func(uint16) float32, to func(float32) uint16) fu
 	}
 }
 
+// wideSum adds up units of 16-bit elements in 32 bits, and rounds once; nil for
+// other reductions.
+func wideSum(r kernels.Reduction) func(units []uint64) uint64 {
+	from, to := fromHalf, toHalf
+	switch {
+	case r.Op != kernels.Add:
+		return nil
+	case r.Element == kernels.BF16:
+		from, to = fromBrain, toBrain
+	case r.Element != kernels.F16:
+		return nil
+	}
+	return func(units []uint64) uint64 {
+		var low, high float32
+		for i, u := range units {
+			l, h := from(uint16(u)), from(uint16(u>>16))
+			if i == 0 {
+				low, high = l, h // a sum of nothing but -0 is -0
+				continue
+			}
+			low, high = low+l, high+h
+		}
+		return uint64(to(low)) | uint64(to(high))<<16
+	}
+}
+
 // choose16 prefers a number to what is none.
 func choose16(x, y float32, first bool) float32 {
 	switch {

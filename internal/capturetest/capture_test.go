@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/gputest"
@@ -25,6 +26,7 @@ var tables = map[string]table{
 	"fabric":    fabricCases,
 	"handles":   handlesCases,
 	"managed":   managedCases,
+	"multicast": multicastCases,
 	"vmm":       vmmCases,
 	"vmm/pool":  join(poolCases, poolLookCases),
 
@@ -58,7 +60,7 @@ var situations = []situation{
 }
 
 func TestAForeignCaptureSurvivesEveryOperation(t *testing.T) {
-	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+	each(t, func(t *testing.T, d *cuda.Device) {
 		for _, folder := range slices.Sorted(maps.Keys(tables)) {
 			for _, name := range slices.Sorted(maps.Keys(tables[folder])) {
 				t.Run(folder+"."+name, func(t *testing.T) {
@@ -81,7 +83,7 @@ func TestAForeignCaptureSurvivesEveryOperation(t *testing.T) {
 // The cases reach the calls that end captures: made in the thread's own mode,
 // as other libraries make them, they do end one.
 func TestTheSameOperationsEndACaptureInTheThreadsOwnMode(t *testing.T) {
-	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+	each(t, func(t *testing.T, d *cuda.Device) {
 		foreign, err := core.OpenDriver(core.SystemOf(d.System()).Drv.Foreign(), nil, []cuda.Option(nil))
 		require.NoError(t, err)
 		sys := foreign.(*cuda.System)
@@ -107,7 +109,7 @@ func TestTheSameOperationsEndACaptureInTheThreadsOwnMode(t *testing.T) {
 
 // A call that is known to end captures is seen to.
 func TestACaptureThatIsEndedIsNoticed(t *testing.T) {
-	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+	each(t, func(t *testing.T, d *cuda.Device) {
 		for _, s := range situations {
 			w := &world{t, d}
 			c := newCapture(w, s)
@@ -122,6 +124,15 @@ func TestACaptureThatIsEndedIsNoticed(t *testing.T) {
 			require.Equal(t, driver.CaptureInvalid, end, s.name)
 		}
 	})
+}
+
+// each is gputest.Each, with multicast on the software driver.
+func each(t *testing.T, test func(t *testing.T, d *cuda.Device)) {
+	t.Run("software", func(t *testing.T) {
+		_, s := sim.Open(t, sim.WithMulticast(1))
+		test(t, s.Devices()[0])
+	})
+	t.Run("real", func(t *testing.T) { test(t, gputest.Real(t)) })
 }
 
 // capture is what another library in the process does.

@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -12,7 +11,7 @@ import (
 // Appending Go memory to a buffer can be captured, whether or not it has the
 // memory already: the graph keeps the bytes, and every launch writes them.
 func TestAppendAndCopyFromIntoACapture(t *testing.T) {
-	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+	each(t, func(t *testing.T, d *cuda.Device) {
 		w := &world{t, d}
 		b, s := w.buffer(), w.stream()
 		require.NoError(t, b.Resize(s, mib))
@@ -55,7 +54,7 @@ func TestAppendAndCopyFromIntoACapture(t *testing.T) {
 
 // What cannot be captured leaves the capture as it is.
 func TestCopyToIsRefusedInACapture(t *testing.T) {
-	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+	each(t, func(t *testing.T, d *cuda.Device) {
 		w := &world{t, d}
 		b, s := w.buffer(), w.stream()
 		part := must[vmm.Slice[byte]](w)(b.Slice(0, 100))

@@ -23,10 +23,13 @@ const (
 	KindModule
 	KindGraph
 	KindManaged
+	KindMulticast
+	KindBinding
 	kindCount
 )
 
-var kindNames = [kindCount]string{"reservation", "allocation", "mapping", "buffer", "stream", "event", "host buffer", "module", "graph", "managed memory"}
+var kindNames = [kindCount]string{"reservation", "allocation", "mapping", "buffer", "stream", "event", "host buffer", "module", "graph", "managed memory",
+	"multicast object", "multicast binding"}
 
 // String names the kind.
 func (k ObjectKind) String() string { return kindNames[k] }

@@ -26,7 +26,9 @@ type Handle struct {
 	ID uint64
 	// Imported memory was made elsewhere, and cannot be exported.
 	Imported bool
-	sharing  atomic.Int32
+	// NotYet says why mapping would block for ever; nil for memory.
+	NotYet  func(op string) error
+	sharing atomic.Int32
 }
 
 var lastID atomic.Uint64

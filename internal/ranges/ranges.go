@@ -55,6 +55,17 @@ var (
 	resolve    func(op string, d *cuda.Device, properties any) (driver.AllocationProp, uint64, error)
 )
 
+// Memory answers the memory of a *vmm.Mapping, with a count that the caller
+// releases, and keeps the mapping open until drop.
+func Memory(op string, mapping any) (h *phys.Handle, drop func(), err error) {
+	return memory(op, mapping)
+}
+
+var memory func(op string, mapping any) (h *phys.Handle, drop func(), err error)
+
+// SetMemory tells the package how. vmm calls it once.
+func SetMemory(f func(op string, mapping any) (h *phys.Handle, drop func(), err error)) { memory = f }
+
 // SetForms tells the package how. vmm calls it once.
 func SetForms(properties func(op string, d *cuda.Device, properties any) (driver.AllocationProp, uint64, error),
 	access func(op string, d *cuda.Device, memory driver.Location, access any) ([]driver.AccessDesc, error)) {

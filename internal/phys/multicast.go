@@ -1,0 +1,66 @@
+package phys
+
+import (
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// A multicast object is a handle too: it is mapped, exported and released as
+// memory is. It lies nowhere and takes no memory, so it is neither counted as
+// memory nor as memory that was shared.
+
+// CreateMulticast makes a multicast object.
+func CreateMulticast(op string, s *core.System, p driver.MulticastProp) (*Handle, error) {
+	s.PollReclaim()
+	h, r := s.Drv.MulticastCreate(p)
+	if r != driver.Success {
+		return nil, s.Fail(op, driver.CallMulticastCreate, r, multicastAsked(p))
+	}
+	return newMulticast(s, h, p.Size, driver.HandleTypes(p.HandleTypes)), nil
+}
+
+func multicastAsked(p driver.MulticastProp) string {
+	return core.Bytes(p.Size) + " for " + core.Count(uint64(p.NumDevices), "device")
+}
+
+func newMulticast(s *core.System, h driver.MemHandle, size uint64, types driver.HandleTypes) *Handle {
+	p := &Handle{Driver: h, Size: size, ID: lastID.Add(1)}
+	p.Asked.RequestedHandleTypes = types
+	p.refs.Store(1)
+	s.Track(&p.Object, core.KindMulticast, size)
+	return p
+}
+
+// ExportMulticast makes a shareable handle of a multicast object, of exactly one
+// type. A descriptor is the caller's to close.
+func (h *Handle) ExportMulticast(op string, t driver.HandleTypes) (driver.ShareableHandle, error) {
+	var none driver.ShareableHandle
+	f := core.Failure{Op: op, Kind: core.NotSupported}
+	switch {
+	case h.Imported:
+		f.Asked, f.Hint = "an imported multicast object", "only the process that created it shares it: let that one do it"
+		return none, core.Error(f)
+	case h.Asked.RequestedHandleTypes&t == 0:
+		f.Asked, f.Hint = "a multicast object without this handle type", "create it with multicast.Properties.Handles"
+		return none, core.Error(f)
+	}
+	s, r := h.System().Drv.MemExportToShareableHandle(h.Driver, t)
+	if r != driver.Success {
+		return none, h.System().Fail(op, driver.CallMemExportToShareableHandle, r, "a multicast object of "+core.Bytes(h.Size))
+	}
+	return s, nil
+}
+
+// ImportMulticast takes the multicast object behind a shareable handle, which
+// stays the caller's. The driver tells nothing of it, so the size is the
+// exporter's word, which mapping proves.
+func ImportMulticast(op string, s *core.System, from driver.ShareableHandle, t driver.HandleTypes, size uint64) (*Handle, error) {
+	s.PollReclaim()
+	d, r := s.Drv.MemImportFromShareableHandle(from, t)
+	if r != driver.Success {
+		return nil, s.Fail(op, driver.CallMemImportFromShareableHandle, r, "a multicast object of "+core.Bytes(size))
+	}
+	h := newMulticast(s, d, size, driver.HandleNone)
+	h.Imported = true
+	return h, nil
+}

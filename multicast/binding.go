@@ -1,0 +1,260 @@
+package multicast
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/ranges"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Binding is memory that is a device's replica of a part of an object. It keeps
+// both alive.
+type Binding struct {
+	b       *binding
+	closer  core.Closer
+	watched core.Watched
+}
+
+// binding is the inner state.
+type binding struct {
+	core.Object
+	in        *object
+	mem       *phys.Handle
+	dev       driver.Device
+	off, size uint64
+	// How far tearing down has come.
+	unbound, releasedMemory bool
+}
+
+// Bind makes size bytes of memory, from memOff on, the device's replica of the
+// object from off on. Offsets and size are multiples of the object's granularity.
+// The memory lies on the device; with drivers from 13.1 on also on the NUMA node
+// closest to it. The device must have been added through this Object. The caller
+// closes the binding; the memory may be closed before.
+//
+// It blocks in the driver, and cannot be ended, until all devices were added.
+func (o *Object) Bind(d *cuda.Device, off int, memory vmm.Physical, memOff, size int) (*Binding, error) {
+	const op = "multicast.Object.Bind"
+	if memory == nil {
+		return nil, core.Invalid(op, "nil memory", "pass an Allocation")
+	}
+	if phys.Of(memory).System() != o.o.h.System() {
+		return nil, core.ForeignError(op, "memory")
+	}
+	h, open := phys.Use(memory)
+	if !open {
+		return nil, core.ClosedError(op, "memory")
+	}
+	return o.bind(op, d, off, h, memOff, size, func(in *object, b *binding) (driver.Call, driver.Result) {
+		drv := in.h.System().Drv
+		if drv.Has(driver.CallMulticastBindMem) {
+			return driver.CallMulticastBindMem, drv.MulticastBindMem(in.h.Driver, b.dev, b.off, h.Driver, uint64(memOff), b.size)
+		}
+		return driver.CallMulticastBindMemV1, drv.MulticastBindMemV1(in.h.Driver, b.off, h.Driver, uint64(memOff), b.size)
+	})
+}
+
+// BindMapping is Bind of memory by an address that it is mapped at. The mapping
+// may be closed before the binding, which keeps its memory.
+func (o *Object) BindMapping(d *cuda.Device, off int, m *vmm.Mapping, memOff, size int) (*Binding, error) {
+	const op = "multicast.Object.BindMapping"
+	if m == nil {
+		return nil, core.Invalid(op, "a nil mapping", "make one with vmm.Reservation.Map")
+	}
+	h, drop, err := ranges.Memory(op, m)
+	if err != nil {
+		return nil, err
+	}
+	defer drop()
+	p := driver.Ptr(m.Ptr()) + driver.Ptr(memOff)
+	return o.bind(op, d, off, h, memOff, size, func(in *object, b *binding) (driver.Call, driver.Result) {
+		drv := in.h.System().Drv
+		if drv.Has(driver.CallMulticastBindAddr) {
+			return driver.CallMulticastBindAddr, drv.MulticastBindAddr(in.h.Driver, b.dev, b.off, p, b.size)
+		}
+		return driver.CallMulticastBindAddrV1, drv.MulticastBindAddrV1(in.h.Driver, b.off, p, b.size)
+	})
+}
+
+// bind takes over a count of the memory.
+func (o *Object) bind(op string, d *cuda.Device, off int, mem *phys.Handle, memOff, size int,
+	call func(*object, *binding) (driver.Call, driver.Result)) (*Binding, error) {
+	if !o.closer.Hold() {
+		return nil, phys.Abandon(op, core.ClosedError(op, "multicast object"), mem)
+	}
+	defer o.closer.Drop()
+	b := &binding{in: o.o, mem: mem, off: uint64(off), size: uint64(size)}
+	if err := o.check(op, d, b, off, memOff, size); err != nil {
+		return nil, phys.Abandon(op, err, mem)
+	}
+	in, sys := o.o, o.o.h.System()
+	if err := in.claim(op, b); err != nil {
+		return nil, phys.Abandon(op, err, mem)
+	}
+	c, r := call(in, b)
+	if r != driver.Success {
+		in.forget(b)
+		return nil, phys.Abandon(op, sys.Fail(op, c, r, fmt.Sprintf("%v of %v at offset %s of a %v",
+			core.Bytes(b.size), d, core.Bytes(b.off), o), b.dev), mem)
+	}
+	in.h.Retain()
+	sys.Track(&b.Object, core.KindBinding, b.size)
+	shell := &Binding{b: b}
+	shell.watched.Begin(&b.Object)
+	return shell, nil
+}
+
+// check refuses what could never work, before the driver is asked.
+func (o *Object) check(op string, d *cuda.Device, b *binding, off, memOff, size int) (err error) {
+	in, mem := o.o, b.mem
+	if mem.System() != in.h.System() {
+		return core.ForeignError(op, "memory")
+	}
+	if b.dev, err = o.device(op, d); err != nil {
+		return err
+	}
+	if mem.NotYet != nil {
+		return core.Invalid(op, "a multicast object as memory", "bind an Allocation")
+	}
+	gran, within := int(in.gran), func(off int, all uint64) bool { return uint64(off) <= all && uint64(size) <= all-uint64(off) }
+	switch {
+	case off < 0 || memOff < 0 || size <= 0:
+		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("%d bytes at offset %d, from offset %d of the memory", size, off, memOff),
+			Hint: "offsets are not negative, and sizes positive"})
+	case off%gran != 0 || memOff%gran != 0 || size%gran != 0:
+		return core.Invalid(op, fmt.Sprintf("%s at offset %s, from offset %s of the memory", core.Bytes(size), core.Bytes(off), core.Bytes(memOff)),
+			"offsets and sizes are multiples of the granularity, "+core.Bytes(gran))
+	case !within(off, in.h.Size):
+		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("%s at offset %s of a %v", core.Bytes(size), core.Bytes(off), o),
+			Hint: "bind inside the object"})
+	case !within(memOff, mem.Size):
+		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("%s from offset %s of %s of memory", core.Bytes(size), core.Bytes(memOff), core.Bytes(mem.Size)),
+			Hint: "name a part of the memory"})
+	case in.shared && !mem.Imported && mem.Asked.RequestedHandleTypes == driver.HandleNone:
+		return core.Invalid(op, "memory that cannot be shared", "an object that can be shared takes shareable memory only: create it with vmm.Properties.Handles")
+	}
+	return o.checkPlace(op, d, b)
+}
+
+// checkPlace refuses memory of another place than the device's.
+func (o *Object) checkPlace(op string, d *cuda.Device, b *binding) error {
+	in, sys := o.o, o.o.h.System()
+	if r := sys.DeviceLost(b.dev); r != driver.Success {
+		return core.Error(core.Failure{Op: op, Call: driver.CallMulticastBindMem, Result: r, Asked: d.String()})
+	}
+	in.mu.Lock()
+	added := slices.Contains(in.added, b.dev)
+	in.mu.Unlock()
+	if !added {
+		return core.Invalid(op, fmt.Sprintf("%v, which was not added through this object", d), "call AddDevice first, or the driver waits for it for ever")
+	}
+	place := cuda.Location{Type: cuda.LocationType(b.mem.Asked.Location.Type), ID: int(b.mem.Asked.Location.ID)}
+	switch place.Type {
+	case cuda.LocationDevice:
+		if place.ID != d.Ordinal() {
+			return core.Invalid(op, fmt.Sprintf("memory of %v for %v", place, d), "each device binds its own memory")
+		}
+	case cuda.LocationHostNUMA:
+		if !sys.Drv.Has(driver.CallMulticastBindMem) {
+			return core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: fmt.Sprintf("memory of %v", place),
+				Hint: "host memory is bound by drivers from 13.1 on: update the driver, or bind device memory"})
+		}
+		if near := sys.Attribute(b.dev, driver.AttrHostNUMAID); place.ID != int(near) {
+			return core.Invalid(op, fmt.Sprintf("memory of %v for %v", place, d), fmt.Sprintf("the node closest to the device is %d", near))
+		}
+	default:
+		return core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: fmt.Sprintf("memory of %v", place), Hint: "bind device memory"})
+	}
+	return in.notYet(op)
+}
+
+// claim keeps a part of the device's replica for a binding.
+func (o *object) claim(op string, b *binding) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, other := range o.binds {
+		if other.dev == b.dev && b.off < other.off+other.size && other.off < b.off+b.size {
+			return core.Error(core.Failure{Op: op, Kind: core.InUse,
+				Asked: fmt.Sprintf("%s at offset %s, where device %d has %s bound at offset %s", core.Bytes(b.size), core.Bytes(b.off), b.dev, core.Bytes(other.size), core.Bytes(other.off)),
+				Hint:  "close that binding first, or bind elsewhere"})
+		}
+	}
+	o.binds = append(o.binds, b)
+	return nil
+}
+
+func (o *object) forget(b *binding) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.binds = slices.DeleteFunc(o.binds, func(other *binding) bool { return other == b })
+}
+
+// Device is the ordinal of the device whose replica it is.
+func (b *Binding) Device() int { return int(b.b.dev) }
+
+// Offset is where in the object the part begins, in bytes.
+func (b *Binding) Offset() int { return int(b.b.off) }
+
+// Size in bytes.
+func (b *Binding) Size() int { return int(b.b.size) }
+
+// Close waits for all work of this System, since any of it could reach the
+// memory through the object, and unbinds exactly what was bound. It knows
+// nothing of other processes: their work on the object must be over.
+func (b *Binding) Close() error {
+	const op = "multicast.Binding.Close"
+	return b.closer.Close(func() error {
+		if err := b.b.System().WaitAll(op); err != nil {
+			return err
+		}
+		return b.unbind(op)
+	})
+}
+
+// CloseAfter takes the binding out of use at once and unbinds when the work that
+// is on the streams now is done. It never blocks. Without a stream it is
+// ErrInvalidArgument; with one that captures a graph it is ErrCapturing and
+// nothing has changed.
+func (b *Binding) CloseAfter(streams ...*cuda.Stream) error {
+	const op = "multicast.Binding.CloseAfter"
+	sys := b.b.System()
+	return b.closer.CloseAfter(sys,
+		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
+		func() error { return b.unbind(op) })
+}
+
+// unbind goes forward, and may be called again where it failed.
+func (b *Binding) unbind(op string) error {
+	in := b.b
+	sys, object := in.System(), in.in.h
+	if !in.unbound && sys.DeviceLost(in.dev) == driver.Success {
+		r := sys.Drv.MulticastUnbind(object.Driver, in.dev, in.off, in.size)
+		if r != driver.Success {
+			err := sys.Fail(op, driver.CallMulticastUnbind, r, fmt.Sprintf("%s at offset %s for device %d", core.Bytes(in.size), core.Bytes(in.off), in.dev), in.dev)
+			if !r.Lost() {
+				return err
+			}
+		}
+	}
+	if !in.unbound {
+		in.unbound = true
+		in.in.forget(in)
+	}
+	if !in.releasedMemory {
+		if r := in.mem.Release(); r != driver.Success {
+			return in.mem.ReleaseError(op, r)
+		}
+		in.releasedMemory = true
+	}
+	if r := object.Release(); r != driver.Success {
+		return object.ReleaseError(op, r)
+	}
+	in.Untrack()
+	b.watched.Stop()
+	return nil
+}

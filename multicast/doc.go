@@ -1,0 +1,52 @@
+// Package multicast makes one address of the memory of several devices. A store
+// there reaches all of them, and a load can add them up on its way, in the
+// switches between the devices (NVLink SHARP).
+//
+// # Objects
+//
+// An [Object] is a multicast object of the driver: it has a size, a number of
+// devices that take part, its team, and no memory of its own. Each device is
+// added (AddDevice), and each binds memory of its own (Bind, BindMapping), its
+// replica. Mapped like memory (vmm.Reservation.Map), the object is an address
+// at which kernels reach all replicas at once.
+//
+// Only the multimem instructions of PTX may touch that address; csrc/kernels has
+// kernels of them. Plain loads and stores, copies and memsets there are
+// undefined. The same memory at its own address is ordinary. Where one kernel
+// uses both addresses, fence.proxy.alias must stand between; between kernels the
+// order of streams is enough.
+//
+// Binding and mapping block in the driver until all devices were added, those of
+// other processes too, and nothing cancels that. Where the object is not shared
+// this package knows when it would be for ever, and refuses. For the others it
+// is the program's duty, or better a [Team]'s.
+//
+// # Teams
+//
+// [NewTeam] leads the ranks of a group (fabric/rendezvous) through all of this in
+// an order in which nobody blocks: no rank binds before all have added their
+// devices. A rank has one device or several; ranks are goroutines, processes, or
+// hosts of one NVLink fabric. Either every rank gets its side of the team, or
+// every rank gets an error, which names the ranks that are the reason, and what
+// was made is given back. So every rank can decide alike what to do without
+// multicast: the errors of all match the same sentinels.
+//
+// A call that the driver does not come back from in time cannot be ended. It
+// makes the team stuck ([ErrStuck]): its memory is left as it is, and Close says
+// so at once, until the call has come back.
+//
+// # Closing
+//
+// Memory must stay bound while anybody's kernels use the object. Close waits for
+// this System's work alone, so the ranks first tell each other that theirs is
+// done: [Team.Leave] does that.
+//
+// # Real drivers
+//
+// On a real driver an object that goes wrong can disturb everybody's work on the
+// machine, so creating one must be asked for when the driver is opened
+// (cuda.WithRealMulticast); otherwise it is cuda.ErrNotPermitted. [Supported]
+// and [Granularity] create nothing.
+//
+// All methods are safe for use by any goroutine.
+package multicast

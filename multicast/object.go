@@ -1,0 +1,163 @@
+package multicast
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+)
+
+type holder = phys.Holder
+
+// Object is a multicast object. It is a vmm.Physical: vmm.Reservation.Map maps it
+// whole, and blocks until all devices were added.
+type Object struct {
+	holder
+	closer  core.Closer
+	o       *object
+	watched core.Watched
+}
+
+// object is the inner state, which bindings keep too.
+type object struct {
+	h    *phys.Handle
+	prop Properties
+	// gran is what offsets and sizes of binds are multiples of.
+	gran uint64
+	// shared: other processes, or other imports of this one, may add devices.
+	shared bool
+
+	// mu guards the rest. No driver call that can block is made under it.
+	mu    sync.Mutex
+	added []driver.Device // through this Object
+	binds []*binding
+}
+
+// maxBytes is more than any device has; sizes above would overflow the rounding.
+const maxBytes = 1 << 60
+
+// Create makes a multicast object of size bytes, rounded up to the granularity.
+// The caller closes it. No device is added yet.
+func Create(s *cuda.System, size int, p Properties) (*Object, error) {
+	const op = "multicast.Create"
+	if s == nil {
+		return nil, errNilSystem(op)
+	}
+	if size <= 0 || size > maxBytes {
+		return nil, core.Invalid(op, fmt.Sprintf("a size of %d bytes", size), "ask for as much as each device binds")
+	}
+	prop, err := p.prop(op)
+	if err != nil {
+		return nil, err
+	}
+	sys := core.SystemOf(s)
+	gran, err := granularity(op, sys, p)
+	if err != nil {
+		return nil, err
+	}
+	prop.Size = (uint64(size) + gran - 1) / gran * gran
+	h, err := phys.CreateMulticast(op, sys, prop)
+	if err != nil {
+		return nil, err
+	}
+	return newObject(h, p, gran), nil
+}
+
+// newObject takes over the count of the handle.
+func newObject(h *phys.Handle, p Properties, gran uint64) *Object {
+	in := &object{h: h, prop: p, gran: gran, shared: h.Imported || h.Asked.RequestedHandleTypes != driver.HandleNone}
+	h.NotYet = in.notYet
+	o := &Object{o: in}
+	o.holder = phys.Hold(h, &o.closer.Life)
+	o.watched.Begin(&h.Object)
+	return o
+}
+
+// notYet is why binding and mapping would block for ever: nobody else can add
+// the devices that are missing.
+func (o *object) notYet(op string) error {
+	o.mu.Lock()
+	n := len(o.added)
+	o.mu.Unlock()
+	if o.shared || n >= o.prop.Devices {
+		return nil
+	}
+	return core.Invalid(op, fmt.Sprintf("a multicast object with %d of its %s added", n, core.Count(o.prop.Devices, "device")),
+		"add all of them first: the driver waits for that, and nothing could end it")
+}
+
+// Size in bytes.
+func (o *Object) Size() int { return int(o.o.h.Size) }
+
+// Properties are those that the object was created with; of an imported one its
+// number of devices.
+func (o *Object) Properties() Properties { return o.o.prop }
+
+// String writes "multicast object of 2 MiB for 4 devices".
+func (o *Object) String() string {
+	return fmt.Sprintf("multicast object of %s for %s", core.Bytes(o.o.h.Size), core.Count(o.o.prop.Devices, "device"))
+}
+
+// device is a device of the object's System, with its context: without any the
+// driver is slow.
+func (o *Object) device(op string, d *cuda.Device) (driver.Device, error) {
+	if d == nil {
+		return 0, errNilDevice(op)
+	}
+	if core.SystemOf(d) != o.o.h.System() {
+		return 0, core.ForeignError(op, "device")
+	}
+	if _, err := core.ContextOf(d); err != nil {
+		return 0, err
+	}
+	return driver.Device(d.Ordinal()), nil
+}
+
+// AddDevice makes a device take part, for the object's life. Each process adds
+// its own.
+func (o *Object) AddDevice(d *cuda.Device) error {
+	const op = "multicast.Object.AddDevice"
+	if !o.closer.Hold() {
+		return core.ClosedError(op, "multicast object")
+	}
+	defer o.closer.Drop()
+	dev, err := o.device(op, d)
+	if err != nil {
+		return err
+	}
+	in := o.o
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	switch {
+	case slices.Contains(in.added, dev):
+		return core.Invalid(op, fmt.Sprintf("%v twice", d), "a device is added once, for the object's life")
+	case len(in.added) >= in.prop.Devices:
+		return core.Invalid(op, fmt.Sprintf("%v to a %v, which has them all", d, o), "create it for more devices")
+	}
+	sys := in.h.System()
+	if r := sys.DeviceLost(dev); r != driver.Success {
+		return core.Error(core.Failure{Op: op, Call: driver.CallMulticastAddDevice, Result: r, Asked: d.String()})
+	}
+	if r := sys.Drv.MulticastAddDevice(in.h.Driver, dev); r != driver.Success {
+		return sys.Fail(op, driver.CallMulticastAddDevice, r, fmt.Sprintf("%v to a %v", d, o), dev)
+	}
+	in.added = append(in.added, dev)
+	return nil
+}
+
+// Close gives the object up. What is mapped and bound stays: the object lives
+// until its last mapping and its last binding are closed, here and in the
+// processes that imported it.
+func (o *Object) Close() error {
+	return o.closer.Close(func() error {
+		if r := o.o.h.Release(); r != driver.Success {
+			return o.o.h.ReleaseError("multicast.Object.Close", r)
+		}
+		o.watched.Stop()
+		return nil
+	})
+}

@@ -1,0 +1,82 @@
+package multicast
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+)
+
+// Export makes a descriptor of the object, for another process of this host. The
+// caller closes it; while it is open the object lives. Size and number of devices
+// must travel beside it.
+func (o *Object) Export() (*handles.FD, error) {
+	s, err := o.export("multicast.Object.Export", driver.HandlePosixFD)
+	if err != nil {
+		return nil, err
+	}
+	return handles.NewFD(int(int32(binary.NativeEndian.Uint32(s[:]))))
+}
+
+// ExportFabric makes a fabric handle of the object, for a process anywhere on the
+// fabric. It keeps nothing alive: close the object only when all have imported
+// it.
+func (o *Object) ExportFabric() (cuda.FabricHandle, error) {
+	s, err := o.export("multicast.Object.ExportFabric", driver.HandleFabric)
+	return cuda.FabricHandle(s), err
+}
+
+func (o *Object) export(op string, t driver.HandleTypes) (driver.ShareableHandle, error) {
+	if !o.closer.Hold() {
+		return driver.ShareableHandle{}, core.ClosedError(op, "multicast object")
+	}
+	defer o.closer.Drop()
+	return o.o.h.ExportMulticast(op, t)
+}
+
+// Import takes the object behind a descriptor, which stays the caller's. Size
+// and number of devices are the exporter's: the driver does not tell them. The
+// caller closes the object. The same object may be imported several times, each
+// with devices of its own.
+func Import(s *cuda.System, f *handles.FD, size, devices int) (o *Object, err error) {
+	const op = "multicast.Import"
+	if f == nil {
+		return nil, core.Invalid(op, "a nil descriptor", "pass what Object.Export made")
+	}
+	err = f.Use(func(n int) error {
+		var from driver.ShareableHandle
+		binary.NativeEndian.PutUint32(from[:], uint32(int32(n)))
+		o, err = importAs(op, s, from, driver.HandlePosixFD, size, devices)
+		return err
+	})
+	return o, err
+}
+
+// ImportFabric is Import by a fabric handle. Its exporter must still have the
+// object.
+func ImportFabric(s *cuda.System, f cuda.FabricHandle, size, devices int) (*Object, error) {
+	return importAs("multicast.ImportFabric", s, driver.ShareableHandle(f), driver.HandleFabric, size, devices)
+}
+
+func importAs(op string, s *cuda.System, from driver.ShareableHandle, t driver.HandleTypes, size, devices int) (*Object, error) {
+	if s == nil {
+		return nil, errNilSystem(op)
+	}
+	p := Properties{Devices: devices}
+	gran, err := granularity(op, core.SystemOf(s), p)
+	if err != nil {
+		return nil, err
+	}
+	if size <= 0 || size > maxBytes || uint64(size)%gran != 0 {
+		return nil, core.Invalid(op, fmt.Sprintf("a size of %d bytes", size), "pass Object.Size of the exporter's object")
+	}
+	h, err := phys.ImportMulticast(op, core.SystemOf(s), from, t, uint64(size))
+	if err != nil {
+		return nil, err
+	}
+	return newObject(h, p, gran), nil
+}

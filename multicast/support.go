@@ -1,0 +1,114 @@
+package multicast
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Properties describe a multicast object. Devices must be set.
+type Properties struct {
+	// Devices is how many devices take part, those of other processes too.
+	Devices int
+	// Handles are the ways in which the object can be shared: vmm.PosixFD,
+	// vmm.Fabric or both. Such an object takes shareable memory only. Zero, like
+	// vmm.NoHandles, is an object of this process alone.
+	Handles vmm.HandleTypes
+	// Granularity chooses which of the driver's two granularities the size is
+	// rounded up to: the minimum, or what it recommends for speed.
+	Granularity vmm.Granularity
+}
+
+// prop is the driver's form.
+func (p Properties) prop(op string) (driver.MulticastProp, error) {
+	var none driver.MulticastProp
+	const most = 1 << 16
+	switch {
+	case p.Devices < 1 || p.Devices > most:
+		return none, core.Invalid(op, fmt.Sprintf("an object for %d devices", p.Devices), "say how many devices take part, at least one")
+	case p.Handles != vmm.NoHandles && p.Handles&^(vmm.PosixFD|vmm.Fabric) != 0:
+		return none, core.Invalid(op, fmt.Sprintf("handle types %v", p.Handles), "use vmm.PosixFD, vmm.Fabric, both, or nothing")
+	case p.Granularity > vmm.RecommendedGranularity:
+		return none, core.Invalid(op, p.Granularity.String(), "use vmm.MinimumGranularity or vmm.RecommendedGranularity")
+	}
+	prop := driver.MulticastProp{NumDevices: uint32(p.Devices)}
+	if p.Handles != vmm.NoHandles {
+		prop.HandleTypes = uint64(p.Handles)
+	}
+	return prop, nil
+}
+
+// Supported says why these devices cannot take part in one multicast object; nil
+// if they can, as far as their attributes and the driver tell. All must be of
+// one System. Nothing is created. Whether a real driver was opened for creating
+// objects, and whether devices of other processes are on the same switches, only
+// shows when that is done.
+func Supported(devices ...*cuda.Device) error {
+	const op = "multicast.Supported"
+	if err := checkDevices(op, devices); err != nil {
+		return err
+	}
+	sys := core.SystemOf(devices[0])
+	for _, d := range devices {
+		if sys.Attribute(driver.Device(d.Ordinal()), driver.AttrMulticast) <= 0 {
+			return core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: fmt.Sprintf("%v has no multicast: its attribute reads 0", d),
+				Hint: "multicast needs devices from sm_90 on that an NVSwitch connects, without MIG and confidential computing; copy between peers instead"})
+		}
+	}
+	_, err := granularity(op, sys, Properties{Devices: len(devices)})
+	return err
+}
+
+// checkDevices refuses none, nil, those of two Systems, and one twice.
+func checkDevices(op string, devices []*cuda.Device) error {
+	if len(devices) == 0 {
+		return core.Invalid(op, "no devices", "name at least one")
+	}
+	seen := map[int]bool{}
+	for _, d := range devices {
+		switch {
+		case d == nil:
+			return errNilDevice(op)
+		case d.System() != devices[0].System():
+			return core.ForeignError(op, "device")
+		case seen[d.Ordinal()]:
+			return core.Invalid(op, fmt.Sprintf("%v twice", d), "name each device once")
+		}
+		seen[d.Ordinal()] = true
+	}
+	return nil
+}
+
+func errNilDevice(op string) error {
+	return core.Invalid(op, "a nil device", "take one from System.Devices")
+}
+
+// Granularity is what the sizes and offsets of objects with these properties,
+// and of what is bound to them, are multiples of, in bytes. Nothing is created.
+func Granularity(s *cuda.System, p Properties) (int, error) {
+	const op = "multicast.Granularity"
+	if s == nil {
+		return 0, errNilSystem(op)
+	}
+	g, err := granularity(op, core.SystemOf(s), p)
+	return int(g), err
+}
+
+func errNilSystem(op string) error {
+	return core.Invalid(op, "a nil System", "open one with cuda.Open")
+}
+
+func granularity(op string, sys *core.System, p Properties) (uint64, error) {
+	prop, err := p.prop(op)
+	if err != nil {
+		return 0, err
+	}
+	g, r := sys.Drv.MulticastGetGranularity(prop, driver.GranularityOption(p.Granularity))
+	if r != driver.Success {
+		return 0, sys.Fail(op, driver.CallMulticastGetGranularity, r, "an object for "+core.Count(p.Devices, "device"))
+	}
+	return g, nil
+}
