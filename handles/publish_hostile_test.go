@@ -509,3 +509,59 @@ func TestWordsAreNeverUsedTwice(t *testing.T) {
 	require.Less(t, kept, most/8, "a page serves one after the other")
 	v.served()
 }
+
+// Whatever a client says, the session ends or goes on, and the next client is
+// served.
+func FuzzSessions(f *testing.F) {
+	for _, first := range said {
+		for _, second := range said[:4] {
+			f.Add(first.kind(), pack(first).Body, second.kind(), pack(second).Body, uint8(files(first)))
+		}
+	}
+	_, sys := sim.Open(f)
+	a, err := vmm.NewArray[uint32](sys.Devices()[0], vmm.BufferOptions{Reserve: 8 << 20})
+	require.NoError(f, err)
+	require.NoError(f, a.Resize(nil, 1000))
+	server := NewServer(ServerOptions{})
+	f.Cleanup(func() {
+		require.NoError(f, server.Close())
+		require.NoError(f, a.Close())
+	})
+	p, err := PublishArray(server, "weights", a)
+	require.NoError(f, err)
+	require.NoError(f, p.Announce(context.Background(), 1000, nil))
+	f.Fuzz(func(t *testing.T, kind uint16, body []byte, kind2 uint16, body2 []byte, fds uint8) {
+		near, file, err := Pair(Options{Timeout: 5 * time.Second})
+		require.NoError(t, err)
+		c, err := Inherit(file, Options{})
+		require.NoError(t, err)
+		over := make(chan error, 1)
+		go func() { over <- server.ServeConn(context.Background(), near) }()
+		m := Message{Kind: max(1, min(kind, MaxKind)), Body: body[:min(len(body), MaxBody)]}
+		for range fds % 4 {
+			m.FDs = append(m.FDs, nullFD(t))
+		}
+		_ = c.Send(moment(t), m)
+		_ = c.Send(moment(t), Message{Kind: max(1, min(kind2, MaxKind)), Body: body2[:min(len(body2), MaxBody)]})
+		_ = c.Send(moment(t), pack(&list{99}))
+		for {
+			m, err := c.Receive(moment(t))
+			if err != nil {
+				require.ErrorIs(t, err, ErrRefused)
+				break
+			}
+			said, err := toClient(m.Kind, m.Body, len(m.FDs))
+			require.NoError(t, err)
+			require.NoError(t, m.Close())
+			if l, ok := said.(*listing); ok && l.number == 99 {
+				require.Len(t, l.entries, 1)
+				break
+			}
+		}
+		require.NoError(t, c.Close())
+		err = <-over
+		if err != nil {
+			require.ErrorIs(t, err, ErrProtocol)
+		}
+	})
+}

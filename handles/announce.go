@@ -1,0 +1,221 @@
+package handles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/share"
+)
+
+// Announce shows the first length elements to all followers: growth, or new
+// contents of what they have. They may not be fewer than were shown before,
+// which is for Shrink. The memory of what is new is exported and sent with a new
+// generation, and what is on the stream now comes before it: no follower's
+// stream sees the elements earlier. Without a stream (nil) they are there
+// already.
+//
+// It waits for no follower, and each fails by itself. The context bounds the
+// making of exports and, on devices whose streams write no 64-bit words, the
+// wait for the stream. With a stream that captures a graph it is
+// cuda.ErrCapturing and nothing has changed.
+func (p *Publication) Announce(ctx context.Context, length int, s *cuda.Stream) error {
+	const op = "handles.Publication.Announce"
+	p.changes.Lock()
+	defer p.changes.Unlock()
+	bytes, err := p.may(op, length)
+	if err != nil {
+		return err
+	}
+	if shown := p.view.length; uint64(length) < shown {
+		return failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Shrink")
+	}
+	if err := ctx.Err(); err != nil {
+		return waitError(ctx, op, "", "the caller's context ended")
+	}
+	if s != nil {
+		// Before anything else: a capture is refused without a trace.
+		free, err := useAll(core.SystemOf(p.seq.dev), op, []*cuda.Stream{s})
+		if err != nil {
+			return err
+		}
+		defer free()
+	}
+	next, err := p.memory.View(op, bytes)
+	if err != nil {
+		return err
+	}
+	fresh, err := p.announce(ctx, op, s, bytes, next)
+	if err != nil {
+		return errors.Join(err, next.Release())
+	}
+	defer p.exports.close(fresh)
+	before := p.mem
+	p.show(view{generation: p.used, ordered: p.used, length: uint64(length), chunks: chunksOf(next)}, next)
+	return before.Release()
+}
+
+// announce exports what is new, and has the words read the next generation when
+// the stream's work is done. The new memory's exports are the caller's.
+func (p *Publication) announce(ctx context.Context, op string, s *cuda.Stream, bytes uint64, next share.View) ([]*phys.Handle, error) {
+	if len(next.Chunks) > MaxChunks {
+		return nil, failure(op, ErrTooLarge, fmt.Sprintf("%d chunks, of which %d can be shared", len(next.Chunks), MaxChunks), "use larger chunks")
+	}
+	if p.used >= lastGeneration {
+		return nil, failure(op, ErrTooLarge, fmt.Sprintf("%d generations", p.used), "publish it anew")
+	}
+	// More than one update holds is exported when it is sent.
+	var fresh []*phys.Handle
+	followers := p.subscribers()
+	if added := next.Chunks[len(p.mem.Chunks):]; len(followers) > 0 {
+		fresh = handlesOf(added[:min(len(added), batchChunks)])
+	}
+	if _, err := p.exports.open(ctx, op, fresh); err != nil {
+		return nil, err
+	}
+	if err := p.write(ctx, op, s, bytes, followers); err != nil {
+		p.exports.close(fresh)
+		return nil, err
+	}
+	return fresh, nil
+}
+
+// write has the followers' words read the next generation.
+func (p *Publication) write(ctx context.Context, op string, s *cuda.Stream, bytes uint64, followers []*subscriber) error {
+	if s != nil {
+		if err := p.seq.behind(ctx, op, s); err != nil {
+			return err
+		}
+	}
+	if err := p.hold.Cover(op, bytes); err != nil {
+		return err
+	}
+	p.used++
+	for _, f := range followers {
+		if err := p.seq.write(op, f.page.word, p.used); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func chunksOf(v share.View) []chunk {
+	all := make([]chunk, len(v.Chunks))
+	for i, c := range v.Chunks {
+		all[i] = chunk{c.Handle.ID, c.Handle.Size}
+	}
+	return all
+}
+
+func handlesOf(chunks []share.Chunk) []*phys.Handle {
+	all := make([]*phys.Handle, len(chunks))
+	for i, c := range chunks {
+		all[i] = c.Handle
+	}
+	return all
+}
+
+// Shrink shows the first length elements and no more, makes the buffer as long,
+// and takes the whole chunks behind out of it: at once for this process, as a
+// new generation. Without streams it waits for all work that could use them, as
+// vmm.Buffer.Clip does; with some it returns at once and they are unmapped here
+// when the work that is on the streams now is done. With a stream that captures
+// a graph it is cuda.ErrCapturing and nothing has changed.
+//
+// Followers are told, and acknowledge when they have unmapped it: until then
+// the memory stays taken, and Stats tells by whom.
+func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
+	const op = "handles.Publication.Shrink"
+	p.changes.Lock()
+	defer p.changes.Unlock()
+	bytes, err := p.may(op, length)
+	if err != nil {
+		return err
+	}
+	if shown := p.view.length; uint64(length) > shown {
+		return failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Announce")
+	}
+	free, err := useAll(core.SystemOf(p.seq.dev), op, streams)
+	if err != nil {
+		return err
+	}
+	defer free()
+	gone, err := p.hold.Shrink(op, bytes, streams)
+	if err != nil && len(gone.Chunks) == 0 {
+		return err
+	}
+	keep := len(p.mem.Chunks)
+	for keep > 0 && p.mem.Chunks[keep-1].Offset >= bytes {
+		keep--
+	}
+	kept := share.View{Chunks: p.mem.Chunks[:keep:keep]}
+	lost := share.View{Chunks: append([]share.Chunk(nil), p.mem.Chunks[keep:]...)}
+	hoarders := p.hoarders()
+	p.used++
+	p.show(view{generation: p.used, ordered: p.view.ordered, length: uint64(length), chunks: chunksOf(kept)}, kept)
+	for _, f := range hoarders {
+		f.on.cut(failure(op, ErrTooLarge, fmt.Sprintf("more than %s of publication %q are still mapped that are no longer published",
+			core.Bytes(p.server.o.MaxPinned), p.name), "acknowledge what a publisher takes back"))
+	}
+	return errors.Join(err, gone.Release(), lost.Release())
+}
+
+// hoarders are the followers that keep more than they may of what was taken
+// back before.
+func (p *Publication) hoarders() (all []*subscriber) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for f := range p.followers {
+		if most := p.server.o.MaxPinned; most > 0 && f.feed.pinned(p.view) > uint64(most) {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// may asks whether the publication can change to a length, and answers that in
+// bytes. The caller holds changes, and so may read the view.
+func (p *Publication) may(op string, length int) (bytes uint64, err error) {
+	switch {
+	case p.over():
+		return 0, closedError(op, fmt.Sprintf("publication %q", p.name))
+	case length < 0:
+		return 0, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d", length), "lengths are not negative")
+	case uint64(length) > math.MaxInt64/p.unit:
+		return 0, failure(op, cuda.ErrOutOfRange, fmt.Sprintf("%d elements of %d bytes", length, p.unit), "announce what the buffer has")
+	}
+	return uint64(length) * p.unit, nil
+}
+
+func (p *Publication) over() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.withdrawn
+}
+
+// show makes a view the one that followers are told of. The caller holds
+// changes.
+func (p *Publication) show(v view, mem share.View) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	less := v.length < p.view.length
+	p.view, p.mem = v, mem
+	for f := range p.followers {
+		if less {
+			f.feed.lower(v.length)
+		}
+		p.prepareLocked(f, true)
+		f.poke()
+	}
+	p.changeLocked()
+}
+
+// changeLocked tells those who wait for the publication. The caller has mu.
+func (p *Publication) changeLocked() {
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
