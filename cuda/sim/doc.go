@@ -36,8 +36,9 @@
 // exported memory) and a file for each piece of exported memory. These files
 // have names instead of seals, because a third process must be able to ask
 // whether a descriptor of one is still open when all who knew it are dead: a
-// process that truncates one harms the others. [Inspect] tells what is taken,
-// and by whom. Processes with a place on the same channel of its fabric
+// process that truncates one harms the others, and so does a file system that
+// runs full after the memory was made. [Inspect] tells what is taken, and by
+// whom. An allocation pages out managed memory of its own process only. Processes with a place on the same channel of its fabric
 // ([Options.Fabric]) share memory by fabric handles.
 //
 // # Work

@@ -24,7 +24,7 @@ var multicasts = []Case{
 		Needs: needs(multicastDevice, multicastCalls),
 		Run: func(t *T) {
 			for _, size := range []uint64{0, 1 << 30} {
-				p := driver.MulticastProp{NumDevices: 1, Size: size}
+				p := driver.MulticastProp{NumDevices: uint32(len(t.devices)), Size: size}
 				least, r := t.D.MulticastGetGranularity(p, driver.GranularityMinimum)
 				t.ok(r, "minimum for %d bytes", size)
 				best, r := t.D.MulticastGetGranularity(p, driver.GranularityRecommended)

@@ -202,8 +202,8 @@ func TestEveryPrefixOfAChangeIsSwept(t *testing.T) {
 			victim.crash()
 			after := join(t, folder)
 			for _, l := range []*Ledger{watcher, after} {
-				require.EqualValues(t, 100*page, l.Free(0))
-				require.EqualValues(t, 10*page, l.Free(1))
+				require.Equal(t, 100*page, l.Free(0))
+				require.Equal(t, 10*page, l.Free(1))
 			}
 			// The records serve again, without what was left in them.
 			id := after.publish(t, 0, 1)
