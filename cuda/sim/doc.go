@@ -38,7 +38,8 @@
 // whether a descriptor of one is still open when all who knew it are dead: a
 // process that truncates one harms the others, and so does a file system that
 // runs full after the memory was made. [Inspect] tells what is taken, and by
-// whom. An allocation pages out managed memory of its own process only. Processes with a place on the same channel of its fabric
+// whom. An allocation pages out managed memory of its own process only.
+// Processes with a place on the same channel of the machine's fabric
 // ([Options.Fabric]) share memory by fabric handles.
 //
 // # Work
@@ -53,17 +54,6 @@
 // Kernels are Go functions, which [RegisterKernel] makes stand for PTX entries.
 // Of the PTX itself only the declarations are read.
 //
-// # What differs
-//
-// It is slow, or fast, in its own way: costs say nothing of a GPU. The first
-// error of a context ends that context only. Memory allocated by cuMemAlloc
-// (not virtual memory) takes whole pages, not 2 MiB blocks, of the device.
-// There is one NUMA node and no
-// peer access for memory of cuMemAlloc. What was measured of the real driver
-// holds here too; where nothing was measured, the stricter reading does. Off
-// Linux (amd64 and arm64) there are no descriptors, no host memory at mapped
-// addresses, and all threads count as one.
-//
 // # Multicast
 //
 // Devices that have the attribute for it ([WithMulticast]) are on one switch. A
@@ -74,6 +64,16 @@
 // memory was freed, destroys the context. On a machine with a folder, processes
 // take part in one object. Binding and mapping block until all devices were
 // added, and nothing but the end of the machine or of the process ends that.
+//
+// # What differs
+//
+// It is slow, or fast, in its own way: costs say nothing of a GPU. The first
+// error of a context ends that context only. Memory allocated by cuMemAlloc
+// (not virtual memory) takes whole pages, not 2 MiB blocks, of the device.
+// There is one NUMA node and no peer access for memory of cuMemAlloc. What was measured of the real driver
+// holds here too; where nothing was measured, the stricter reading does. Off
+// Linux (amd64 and arm64) there are no descriptors, no host memory at mapped
+// addresses, and all threads count as one.
 //
 // # Tests
 //
@@ -86,7 +86,9 @@
 // machine.go holds a machine's state and the gate that every call passes;
 // vmm.go and share.go are the calls of virtual memory, on top of address.go
 // (numbers), physical.go (bytes) and resident.go (what is where), and of
-// folder.go for a machine that processes share; context.go,
+// folder.go for a machine that processes share; multicast.go are the calls of
+// multicast objects, on top of team.go (who takes part with what) and multimem.go
+// (what kernels do there); context.go,
 // stream.go, event.go and engine.go are the work; capture.go and graph.go write
 // it down instead. One lock guards a machine, and is released while bytes move,
 // while kernels run, and while a call waits. The lock of the process's address

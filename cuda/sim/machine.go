@@ -34,6 +34,7 @@ type Machine struct {
 	changed *sync.Cond // work was done, a stall ended, the machine was closed
 
 	inited, closed bool
+	dismantled     bool // what calls that waited still hold is gone
 	rng            *rand.Rand
 	reports        []string // what went wrong, in words
 	culprit        string   // what first destroyed a context
@@ -187,6 +188,7 @@ func (m *Machine) dismantle() {
 	if m.books != nil {
 		_ = m.books.Close()
 	}
+	m.dismantled = true
 }
 
 // Memory tells how many bytes of a device's memory are free, and how many

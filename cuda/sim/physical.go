@@ -201,7 +201,7 @@ func (mem *memory) onHost() bool {
 // drop gives up one reference.
 func (mem *memory) drop() {
 	mem.refs--
-	if mem.refs > 0 {
+	if mem.refs > 0 || mem.machine.dismantled {
 		return
 	}
 	mem.machine.freedWhileBound(mem)

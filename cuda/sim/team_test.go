@@ -321,6 +321,7 @@ func TestAMemberFreesItsMemoryBeforeItUnbinds(t *testing.T) {
 	c := startCrew(t, 2, true)
 	c.ready()
 	c.all(step{Do: "set", Value: 1})
+	require.Equal(t, driver.Success, c.tell(0, step{Do: "sum"}).Result) // which has seen it
 	require.Equal(t, driver.Success, c.tell(1, step{Do: "free"}).Result)
 	a := c.tell(0, step{Do: "sum"})
 	require.Equal(t, driver.IllegalAddress, a.Result)
@@ -421,6 +422,29 @@ func TestATeamIsKilledAtAnyStep(t *testing.T) {
 		}
 		c.nothingLeft()
 	}
+}
+
+func TestClosingASharedMachineEndsABlockedBind(t *testing.T) {
+	folder := t.TempDir()
+	m, err := New(teamIn(folder, 2))
+	require.NoError(t, err)
+	d := m.Driver()
+	require.Zero(t, d.Init())
+	prop := teamOf(2, chunk)
+	prop.HandleTypes = uint64(driver.HandlePosixFD)
+	h, res := d.MulticastCreate(prop)
+	require.Zero(t, res)
+	memory, res := d.MemCreate(chunk, on(0, driver.HandlePosixFD))
+	require.Zero(t, res)
+	answer := make(chan driver.Result)
+	go func() { answer <- d.MulticastBindMemV1(h, 0, memory, 0, chunk) }()
+	time.Sleep(5 * time.Millisecond)
+	require.Zero(t, d.MemRelease(h)) // the call alone holds both now
+	require.Zero(t, d.MemRelease(memory))
+	require.NoError(t, m.Close())
+	require.Equal(t, driver.Deinitialized, <-answer)
+	require.Zero(t, taken(t, folder))
+	noFiles(t, folder)
 }
 
 // An object lives as long as a descriptor of it, and remembers.
