@@ -9,57 +9,50 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
-// Blocks come back in the order of their streams, and a graph's memory stays
-// its own until the graph is gone.
-func ExamplePool_Capture() {
-	machine, err := sim.New(sim.Options{})
+// A block is taken for a stream, used, and freed at once: the stream's order is
+// enough. Another stream that used it is named.
+func Example() {
+	m, err := sim.New(sim.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer machine.Close()
-	sys, err := machine.Open()
+	defer m.Close()
+	sys, err := m.Open()
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer sys.Close()
-	dev, err := sys.Device(0)
+	d := sys.Devices()[0]
+	s, err := d.NewStream(cuda.StreamOptions{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	stream, err := dev.NewStream(cuda.StreamOptions{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer stream.Close()
+	defer s.Close()
 
-	p, err := pool.New(dev, pool.Options{})
+	p, err := pool.New(d, pool.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer p.Close()
-	block, err := p.Alloc(pool.Request{Bytes: 1 << 20, Stream: stream})
+	first, err := p.Alloc(pool.Request{Bytes: 3 << 20, Stream: s})
 	if err != nil {
 		log.Fatal(err)
 	}
-	// Never waits: the memory serves others when the stream's work has passed.
-	if err := p.Free(block); err != nil {
+	if err := s.Memset(first.Ptr(), 1, first.Bytes()); err != nil {
 		log.Fatal(err)
 	}
-
-	graph, stats, err := p.Capture(stream, pool.CaptureOptions{}, func() error {
-		scratch, err := p.Alloc(pool.Request{Bytes: 1 << 20, Stream: stream})
-		if err != nil {
-			return err
-		}
-		if err := stream.Memset(scratch.Ptr(), 0, scratch.Bytes()); err != nil {
-			return err
-		}
-		return p.Free(scratch)
-	})
+	if err := p.Free(first); err != nil { // while the GPU still works on it
+		log.Fatal(err)
+	}
+	second, err := p.Alloc(pool.Request{Bytes: 3 << 20, Stream: s})
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer graph.Close()
-	fmt.Println("served in the capture:", stats.Served, "refused:", stats.Refused)
-	// Output: served in the capture: 1 refused: 0
+	fmt.Println("the same memory:", first.Ptr() == second.Ptr())
+	fmt.Println(p.Free(second))
+	fmt.Println("freed twice:", p.Free(second) != nil)
+	// Output:
+	// the same memory: true
+	// <nil>
+	// freed twice: true
 }

@@ -1,9 +1,11 @@
 package pool
 
 import (
+	"errors"
 	"fmt"
 	"math/bits"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
@@ -55,7 +57,7 @@ func (p *Pool) reserve(size, least, chunk, pages uint64) (*region, error) {
 			r.chunks = newChunks(int(size / chunk))
 			return r, nil
 		}
-		if size == least {
+		if size == least || !errors.Is(err, cuda.ErrOutOfAddressSpace) {
 			return nil, addressShortage(err, size)
 		}
 		size = (size/4 + chunk - 1) / chunk * chunk
