@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 )
 
@@ -64,6 +65,11 @@ func (i *inlet) end(why error) {
 func NewClient(c *Conn) *Client {
 	k := &Client{conn: c, read: make(chan struct{}), asked: map[uint32]chan answer{}, followers: map[token]*inlet{}}
 	k.ctx, k.cancel = context.WithCancel(context.Background())
+	if c == nil {
+		k.err = failure("handles.NewClient", cuda.ErrInvalidArgument, "a nil connection", "make one with Dial or Inherit")
+		close(k.read)
+		return k
+	}
 	go k.listen()
 	return k
 }
@@ -73,6 +79,9 @@ func NewClient(c *Conn) *Client {
 func (k *Client) Close() error {
 	return k.closer.Close(func() error {
 		k.cancel()
+		if k.conn == nil {
+			return nil
+		}
 		err := k.conn.Close()
 		<-k.read
 		return err
@@ -318,6 +327,9 @@ func deniedError(op string, d *denied) error {
 
 // subscribe asks for a publication.
 func (k *Client) subscribe(ctx context.Context, op, name string, room uint64) (*accepted, answer, error) {
+	if k == nil {
+		return nil, answer{}, failure(op, cuda.ErrInvalidArgument, "a nil client", "make one with NewClient")
+	}
 	if err := checkPublished(op, name); err != nil {
 		return nil, answer{}, err
 	}

@@ -73,6 +73,9 @@ func PublishArray[T any](s *Server, name string, a *vmm.Array[T]) (*Publication,
 }
 
 func (s *Server) publish(op, name string, m share.Memory, d Descriptor, unit uint64) (*Publication, error) {
+	if s == nil {
+		return nil, failure(op, cuda.ErrInvalidArgument, "a nil server", "make one with NewServer")
+	}
 	if err := checkPublished(op, name); err != nil {
 		return nil, err
 	}

@@ -586,3 +586,25 @@ func TestAFollowerOnAnotherDevice(t *testing.T) {
 	require.ErrorIs(t, f.Order(), cuda.ErrInvalidArgument)
 	require.ErrorIs(t, f.Order(stream(t, gputest.Software(t))), cuda.ErrForeign)
 }
+
+func TestWhatIsMissingIsNamed(t *testing.T) {
+	d := gputest.Software(t)
+	server, _ := publishing(t, handles.ServerOptions{})
+	a, _ := published(t, server, d)
+	k := handles.NewClient(nil)
+	for what, err := range map[string]error{
+		"a server":          second(handles.PublishArray(nil, "numbers", a)),
+		"an array":          second(handles.PublishArray[int32](server, "more", nil)),
+		"a listener":        server.Serve(soon(t), nil),
+		"a connection":      server.ServeConn(soon(t), nil),
+		"a client":          second(handles.Follow[uint32](soon(t), nil, d, "numbers", handles.FollowOptions{})),
+		"its connection":    second(handles.Follow[uint32](soon(t), k, d, "numbers", handles.FollowOptions{})),
+		"a device":          second(handles.Follow[uint32](soon(t), k, nil, "numbers", handles.FollowOptions{})),
+		"a sensible range":  second(handles.Follow[uint32](soon(t), k, d, "numbers", handles.FollowOptions{Reserve: -1})),
+		"something to list": second(k.List(soon(t))),
+	} {
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument, what)
+	}
+	require.NoError(t, k.Close())
+	require.NoError(t, k.Close())
+}

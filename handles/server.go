@@ -71,8 +71,11 @@ func NewServer(o ServerOptions) *Server {
 // clients that are connected stay.
 func (s *Server) Serve(ctx context.Context, l *Listener) error {
 	const op = "handles.Server.Serve"
+	if l == nil {
+		return failure(op, cuda.ErrInvalidArgument, "a nil listener", "make one with Listen")
+	}
 	if !s.closer.Hold() {
-		return closedError(op, "server")
+		return nil // closed before it began
 	}
 	defer s.closer.Drop()
 	ctx, cancel := context.WithCancel(ctx)
@@ -116,9 +119,13 @@ func (s *Server) start(c *Conn) {
 // returns when that is gone: nil where it left in peace. It takes the connection
 // over, for nothing else, and closes it. The context ends it.
 func (s *Server) ServeConn(ctx context.Context, c *Conn) error {
+	const op = "handles.Server.ServeConn"
+	if c == nil {
+		return failure(op, cuda.ErrInvalidArgument, "a nil connection", "make one with Pair or Accept")
+	}
 	if !s.closer.Hold() {
 		_ = c.Close()
-		return closedError("handles.Server.ServeConn", "server")
+		return closedError(op, "server")
 	}
 	defer s.closer.Drop()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
