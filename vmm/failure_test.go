@@ -457,14 +457,17 @@ func (sc scenario) begin(t testing.TB) *world {
 // watch runs f and answers the driver calls that were made meanwhile.
 func (w *world) watch(f func() error) (calls []string, err error) {
 	var mu sync.Mutex
+	var made []string
 	w.m.OnCall(func(call string) {
 		mu.Lock()
 		defer mu.Unlock()
-		calls = append(calls, call)
+		made = append(made, call)
 	})
 	err = f()
 	w.m.OnCall(nil)
-	return calls, err
+	mu.Lock() // the reclaimer may be in a call beside it
+	defer mu.Unlock()
+	return slices.Clone(made), err
 }
 
 // code is what failing calls answer: one that stands for nothing in particular.
