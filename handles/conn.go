@@ -35,6 +35,7 @@ type Conn struct {
 	// offering and taking let one transfer of each direction run at a time.
 	offering, taking slot
 	imports          imports
+	carried          carried
 	out              outbound // of whoever is sending
 	in               inbound  // of whoever is receiving
 	// owes is how long the peer may still make a receiver wait for what it

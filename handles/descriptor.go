@@ -58,8 +58,8 @@ type Descriptor struct {
 	// Compressible and RDMA are as the driver granted them.
 	Compressible bool
 	RDMA         bool
-	// Handle is the one type of handle that travels beside the descriptor,
-	// vmm.PosixFD or vmm.Fabric.
+	// Handle are the types of handle by which the memory can be taken:
+	// vmm.PosixFD, vmm.Fabric, or both.
 	Handle vmm.HandleTypes
 	// Generation counts the changes of the exporter's object.
 	Generation uint64
@@ -179,8 +179,8 @@ func (d *Descriptor) check(op string) error {
 	case l.Type != cuda.LocationDevice && l.Type != cuda.LocationHostNUMA:
 		return bad("memory of a device or of a NUMA node can be shared", "location %v", l)
 	}
-	if d.Handle != vmm.PosixFD && d.Handle != vmm.Fabric {
-		return bad("set Handle to vmm.PosixFD or vmm.Fabric", "handle type %v", d.Handle)
+	if d.Handle == 0 || d.Handle&^(vmm.PosixFD|vmm.Fabric) != 0 {
+		return bad("set Handle to vmm.PosixFD, vmm.Fabric or both", "handle type %v", d.Handle)
 	}
 	return nil
 }

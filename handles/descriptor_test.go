@@ -68,7 +68,7 @@ func TestValidate(t *testing.T) {
 		{"a device without UUID", func(d *handles.Descriptor) { d.Device = cuda.UUID{} }, handles.ErrDescriptor, "set Device"},
 		{"a node with UUID", func(d *handles.Descriptor) { d.Location = cuda.OnHostNUMA(1) }, handles.ErrDescriptor, "leave Device"},
 		{"no handle", func(d *handles.Descriptor) { d.Handle = vmm.DefaultHandles }, handles.ErrDescriptor, "handle type default"},
-		{"two handles", func(d *handles.Descriptor) { d.Handle = vmm.PosixFD | vmm.Fabric }, handles.ErrDescriptor, "handle type fd+fabric"},
+		{"a handle of another kind", func(d *handles.Descriptor) { d.Handle = vmm.PosixFD | 2 }, handles.ErrDescriptor, "handle type HandleTypes(0x3)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := anArray()

@@ -107,7 +107,7 @@ func (e *exported) close() {
 // granted, its chunks. What the driver granted to some of them alone counts as
 // not granted.
 func describe(op string, d *Descriptor, on *core.System, asked driver.AllocationProp, chunks []*phys.Handle) error {
-	d.Handle, d.Exporter = vmm.PosixFD, Self()
+	d.Handle, d.Exporter = vmm.HandleTypes(asked.RequestedHandleTypes)&(vmm.PosixFD|vmm.Fabric), Self()
 	d.Location = cuda.Location{Type: cuda.LocationType(asked.Location.Type), ID: int(asked.Location.ID)}
 	if d.Location.Type == cuda.LocationDevice {
 		if d.Device = cuda.UUID(on.UUID(driver.Device(d.Location.ID))); d.Device == (cuda.UUID{}) {

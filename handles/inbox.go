@@ -16,13 +16,17 @@ import (
 //
 //	sender                                 receiver
 //	offer -------------------------------> checks
-//	chunks ------------------------------> imports     (as often as needed)
+//	chunks, or fabric -------------------> imports     (as often as needed)
 //	              <--- taken (chunks so far), for each of those but the last
 //	              <--- mapped
 //	confirmed ---------------------------> keeps it
 //
 // The sender exports while the receiver checks, and goes on without being asked
 // to. A receiver that has the memory already says mapped at once.
+//
+// Chunks travel as descriptors, or in fabric as fabric handles. A receiver whose
+// driver refuses the first of those says by fd instead of taken, and the sender
+// begins anew with descriptors, if the offer says that there are any.
 //
 // Either side ends it at any time before: the sender by withdrawn, the receiver
 // by declined, both with the reason. So nobody keeps what the other believes to
@@ -36,7 +40,9 @@ const (
 	takenKind
 	mappedKind
 	declinedKind
-	lastKind = declinedKind
+	fabricKind
+	byFDKind
+	lastKind = byFDKind
 )
 
 const (
@@ -88,6 +94,8 @@ type transfer struct {
 	// taken: somebody receives it. mapped: the sender may confirm it. last: the
 	// peer has ended it.
 	taken, mapped, last bool
+	// by is how the memory came, once it did.
+	by carriage
 }
 
 // outgoing is the sender's side of transfers.
@@ -141,7 +149,7 @@ func (b *inbox) sort(m Message) (keep bool, err error) {
 		b.in.offered = t
 		b.in.open = append(b.in.open, &transfer{number: t, offer: m})
 		return true, nil
-	case chunksKind, withdrawnKind, confirmedKind:
+	case chunksKind, fabricKind, withdrawnKind, confirmedKind:
 		if t > b.in.offered {
 			return false, violation("part of transfer %d, which was not offered", t)
 		}
@@ -178,7 +186,7 @@ func (b *inbox) part(tr *transfer, m Message) (keep bool, err error) {
 	case len(tr.parts) > chunkWindow:
 		return false, violation("more than %d parts of a transfer under way", chunkWindow)
 	}
-	tr.last = m.Kind != chunksKind
+	tr.last = m.Kind != chunksKind && m.Kind != fabricKind
 	tr.parts = append(tr.parts, m)
 	return true, nil
 }

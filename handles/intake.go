@@ -38,6 +38,9 @@ type intake struct {
 	declared *Descriptor
 	// memory is what the chunks must be, as this process counts devices.
 	memory driver.AllocationProp
+	// remote memory lies on a device that this process does not see, such as
+	// another host's. memory then names the importing one.
+	remote bool
 	gran   uint64
 	chunks []*phys.Handle
 }
@@ -48,12 +51,9 @@ func newIntake(op string, d *cuda.Device, declared *Descriptor, o ImportOptions)
 	if d == nil {
 		return nil, failure(op, cuda.ErrInvalidArgument, "a nil device", "take one from System.Devices")
 	}
-	if declared.Handle != vmm.PosixFD {
-		return nil, failure(op, cuda.ErrNotSupported, fmt.Sprintf("a handle of type %v", declared.Handle), "have the memory shared by descriptor")
-	}
 	i := &intake{op: op, dev: d, options: o, declared: declared}
 	home, most := d, uint64(maxHostBytes)
-	wish := vmm.Properties{Location: declared.Location, Handles: vmm.PosixFD, RDMA: vmm.RDMAOff}
+	wish := vmm.Properties{Location: declared.Location, Handles: declared.Handle, RDMA: vmm.RDMAOff}
 	if declared.Location.Type == cuda.LocationDevice {
 		var err error
 		if home, err = i.home(); err != nil {
@@ -103,6 +103,10 @@ func (i *intake) home() (*cuda.Device, error) {
 		}
 		seen = append(seen, fmt.Sprintf("%v (%v)", d, d.UUID()))
 	}
+	if i.declared.Handle&vmm.Fabric != 0 {
+		i.remote = true // the driver tells whether it can be reached
+		return i.dev, nil
+	}
 	return nil, failure(i.op, cuda.ErrNotSupported,
 		fmt.Sprintf("memory on %v, where this process sees %s", i.declared.Device, strings.Join(seen, ", ")),
 		"make that device visible to this process (CUDA_VISIBLE_DEVICES, or the container's devices)")
@@ -124,12 +128,18 @@ func (i *intake) take(fds []*FD) error {
 		if err != nil {
 			return i.importError(at, err)
 		}
-		i.chunks = append(i.chunks, h)
-		if err := i.compare(at, h.Asked); err != nil {
+		if err := i.keep(h); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// keep takes an imported chunk over, and compares it with what was declared.
+func (i *intake) keep(h *phys.Handle) error {
+	at := len(i.chunks)
+	i.chunks = append(i.chunks, h)
+	return i.compare(at, h.Asked)
 }
 
 func (i *intake) importError(at int, err error) error {
@@ -149,7 +159,7 @@ func (i *intake) importError(at int, err error) error {
 // import's compression and of network cards is less than what was granted, or
 // nothing, so there the exporter's word stands.
 func (i *intake) compare(at int, have driver.AllocationProp) error {
-	if have.Type == i.memory.Type && have.Location == i.memory.Location {
+	if have.Type == i.memory.Type && (have.Location == i.memory.Location || i.remote) {
 		return nil
 	}
 	place := func(p driver.AllocationProp) string {
@@ -162,7 +172,7 @@ func (i *intake) compare(at int, have driver.AllocationProp) error {
 // whole refuses to go on while chunks are missing.
 func (i *intake) whole() error {
 	if have, want := len(i.chunks), len(i.declared.Chunks); have != want {
-		return failure(i.op, ErrMismatch, fmt.Sprintf("%d file descriptors for %d chunks", have, want), sameHint)
+		return failure(i.op, ErrMismatch, fmt.Sprintf("%d handles for %d chunks", have, want), sameHint)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -80,12 +81,13 @@ func (s *Server) publish(op, name string, m share.Memory, d Descriptor, unit uin
 		return nil, err
 	}
 	about := m.About()
-	if err := phys.Exportable(op, about.Asked, about.Imported, about.Granularity); err != nil {
+	if err := phys.Exportable(op, driver.HandlePosixFD, about.Asked, about.Imported, about.Granularity); err != nil {
 		return nil, err
 	}
 	if err := describe(op, &d, core.SystemOf(about.Device), about.Asked, nil); err != nil {
 		return nil, err
 	}
+	d.Handle = vmm.PosixFD // each follower has a page of ours, so it is on this host
 	if !s.closer.Hold() {
 		return nil, closedError(op, "server")
 	}

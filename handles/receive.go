@@ -138,6 +138,7 @@ func (c *Conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportO
 	ended := t.last
 	c.inbox.mu.Unlock()
 	if err == nil {
+		c.carried.note(&c.carried.received, t.by, c.limits.Log, "received")
 		return got, nil
 	}
 	if !ended {
@@ -185,6 +186,7 @@ func (c *Conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Devic
 	if err != nil {
 		return nil, err
 	}
+	t.by = c.expect(declared.Handle)
 	key := keyOf(who, &declared, d, o.ReadOnly)
 	got, err := old(key, i)
 	if err != nil || got != nil {
@@ -217,7 +219,7 @@ func (c *Conn) takeAll(ctx context.Context, op string, t *transfer, i *intake) e
 		case countOf(part) != uint32(len(i.chunks)):
 			err = violation("chunks from %d on, where %d is the next", countOf(part), len(i.chunks))
 		default:
-			err = i.take(part.FDs)
+			err = c.takePart(ctx, op, t, i, part)
 		}
 		_ = part.Close() // the driver has the memory, or never will
 		if err != nil {

@@ -29,8 +29,11 @@ import (
 // otherwise.
 //
 // After an error the peer does not keep the memory, unless the connection ended
-// just then. Memory that was created without a descriptor as its handle type
-// cannot be shared (cuda.ErrNotSupported): see vmm.Properties.Handles.
+// just then. Memory that was created with no handle type cannot be shared
+// (cuda.ErrNotSupported): see vmm.Properties.Handles. Memory that has a fabric
+// handle goes by that. Where the peer's driver does not take it, and the memory
+// has a descriptor too, it goes by descriptor, of which both sides' logs and
+// [Conn.Transfers] tell; without a descriptor it is refused.
 func SendBuffer(ctx context.Context, c *Conn, b *vmm.Buffer) error {
 	const op = "handles.SendBuffer"
 	if b == nil {
@@ -90,7 +93,7 @@ func sendView(ctx context.Context, op string, c *Conn, d Descriptor, on *core.Sy
 	for _, h := range handles {
 		size += h.Size
 	}
-	if err := phys.Exportable(op, asked, imported, size); err != nil {
+	if err := phys.Exportable(op, driver.HandlePosixFD|driver.HandleFabric, asked, imported, size); err != nil {
 		return err
 	}
 	if err := describe(op, &d, on, asked, handles); err != nil {
@@ -146,22 +149,29 @@ func (c *Conn) offer(ctx context.Context, op string, who identity, d *Descriptor
 	}
 	// under are the counts of chunks that the peer has still to acknowledge.
 	sent, under, done := 0, []int(nil), false
+	by := c.begin(d.Handle)
 	for err == nil && !done {
 		if err = c.drain(ctx, op); err != nil {
 			break
 		}
-		if sent == len(chunks) || len(under) == chunkWindow || c.answeredAlready() {
-			under, done, err = c.answered(ctx, op, under)
+		if sent == len(chunks) || len(under) == by.window() || c.answeredAlready() {
+			before := len(under)
+			if under, done, err = c.answered(ctx, op, under, &by); by.restart {
+				sent, by.restart = 0, false
+			} else if len(under) < before {
+				by.settled = true
+			}
 			continue
 		}
 		var n int
-		if n, err = c.sendChunks(ctx, op, t, sent, chunks[sent:]); err == nil {
+		if n, err = c.sendChunks(ctx, op, t, by.way, sent, chunks[sent:]); err == nil {
 			sent += n
 			under = append(under, sent)
 		}
 	}
 	switch {
 	case done:
+		c.carried.note(&c.carried.sent, by, c.limits.Log, "sent")
 		return c.tell(ctx, op, transferMessage(confirmedKind, t))
 	case !errors.Is(err, ErrRefused):
 		_ = c.tell(ctx, op, reasonMessage(withdrawnKind, t, err))
@@ -171,7 +181,19 @@ func (c *Conn) offer(ctx context.Context, op string, who identity, d *Descriptor
 
 // sendChunks exports and sends the first of the chunks that are left, and
 // answers how many.
-func (c *Conn) sendChunks(ctx context.Context, op string, t uint32, sent int, left []*phys.Handle) (int, error) {
+func (c *Conn) sendChunks(ctx context.Context, op string, t uint32, way vmm.HandleTypes, sent int, left []*phys.Handle) (int, error) {
+	if way == vmm.Fabric {
+		left = left[:min(len(left), chunkBatch)]
+		m := countMessage(fabricKind, t, sent)
+		for _, h := range left {
+			f, err := h.ExportFabric(op)
+			if err != nil {
+				return 0, err
+			}
+			m.Body = append(m.Body, f[:]...)
+		}
+		return len(left), c.transmit(ctx, op, m)
+	}
 	e, err := exportSome(ctx, op, left, c.limits.Timeout)
 	if err != nil {
 		return 0, err
@@ -192,7 +214,7 @@ func (c *Conn) answeredAlready() bool {
 
 // answered waits for the next answer of the peer, to messages that so many
 // chunks have been sent with.
-func (c *Conn) answered(ctx context.Context, op string, under []int) (left []int, done bool, err error) {
+func (c *Conn) answered(ctx context.Context, op string, under []int, by *carriage) (left []int, done bool, err error) {
 	m, err := c.awaitOwed(ctx, op, "answer", &c.inbox.out.answers)
 	switch {
 	case err != nil:
@@ -204,6 +226,8 @@ func (c *Conn) answered(ctx context.Context, op string, under []int) (left []int
 		return nil, true, nil
 	case m.Kind == takenKind && len(under) > 0 && countOf(m) == uint32(under[0]):
 		return under[1:], false, nil
+	case m.Kind == byFDKind && by.downgrade(textOf(m)):
+		return nil, false, nil
 	}
 	return under, false, c.fail(violation("answer %d out of turn", m.Kind))
 }

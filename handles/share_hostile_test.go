@@ -74,6 +74,14 @@ func (h *hostile) memory(n int) []*FD {
 	return e.fds
 }
 
+func fabricMessage(t uint32, first int, all ...cuda.FabricHandle) Message {
+	m := countMessage(fabricKind, t, first)
+	for _, f := range all {
+		m.Body = append(m.Body, f[:]...)
+	}
+	return m
+}
+
 // foreign makes a descriptor of something else.
 func (h *hostile) foreign(open func() (int, error)) []*FD {
 	n, err := open()
@@ -173,11 +181,28 @@ func TestHostileOffers(t *testing.T) {
 			h.offers++
 			h.send(m)
 		}, ErrDescriptor, "begins with"},
-		{"a fabric handle", func(h *hostile) {
-			d := h.honest
+		{"a fabric handle that is none", func(h *hostile) {
+			d := one(h.honest)
 			d.Handle = vmm.Fabric
 			h.offer(d, nil)
+			h.send(fabricMessage(h.offers, 0, cuda.FabricHandle{1}))
 		}, cuda.ErrNotSupported, "fabric"},
+		{"descriptors of an offer by fabric", func(h *hostile) {
+			d := h.honest
+			d.Handle = vmm.Fabric
+			h.offer(d, h.memory(2))
+		}, ErrProtocol, "memory by fd, where fabric was agreed on"},
+		{"a fabric handle of an offer by descriptor", func(h *hostile) {
+			h.offer(h.honest, nil)
+			h.send(fabricMessage(h.offers, 0, cuda.FabricHandle{1}))
+		}, ErrProtocol, "memory by fabric, where fd was agreed on"},
+		{"fabric handles after descriptors were agreed on", func(h *hostile) {
+			d := h.honest
+			d.Handle = vmm.Fabric | vmm.PosixFD
+			h.offer(d, nil)
+			h.send(fabricMessage(h.offers, 0, cuda.FabricHandle{1}))
+			h.send(fabricMessage(h.offers, 0, cuda.FabricHandle{1}))
+		}, ErrProtocol, "memory by fabric, where fd was agreed on"},
 		{"more descriptors than chunks", func(h *hostile) { h.offer(one(h.honest), h.memory(2)) }, ErrMismatch, "more file descriptors"},
 		{"fewer descriptors than chunks", func(h *hostile) { h.offer(h.honest, h.memory(1)) }, ErrTimeout, "further chunk"},
 		{"no descriptors", func(h *hostile) { h.offer(h.honest, nil) }, ErrTimeout, "further chunk"},

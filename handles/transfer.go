@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"unicode/utf8"
+
+	"github.com/cuvmm/cuvmm/cuda"
 )
 
 // The bodies of the library's own messages, little-endian, after the transfer's
@@ -11,11 +13,13 @@ import (
 //
 //	offer       identity 16, the descriptor
 //	chunks      the index of the first 4
+//	fabric      the index of the first 4, the fabric handles of the chunks 64 each
 //	withdrawn   the reason, in text
 //	confirmed
 //	taken       how many chunks so far 4
 //	mapped
 //	declined    the reason, in text
+//	by fd       the reason, in text
 //
 // The file descriptors of chunks are the handles of the next chunks.
 const (
@@ -38,8 +42,14 @@ func transferOf(m Message) (uint32, error) {
 		least, most = transferHeader+identityBytes+descriptorHeader, MaxBody
 	case chunksKind, takenKind:
 		least, most = transferHeader+4, transferHeader+4
-	case withdrawnKind, declinedKind:
+	case withdrawnKind, declinedKind, byFDKind:
 		most += reasonBytes
+	case fabricKind:
+		const one = len(cuda.FabricHandle{})
+		least, most = transferHeader+4+one, transferHeader+4+chunkBatch*one
+		if (len(m.Body)-least)%one != 0 {
+			return 0, violation("fabric handles of %d bytes, where each has %d", len(m.Body)-transferHeader-4, one)
+		}
 	}
 	carries := 0
 	if m.Kind == chunksKind {

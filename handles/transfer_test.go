@@ -29,7 +29,7 @@ func TestTransferMessagesAreReadAsWritten(t *testing.T) {
 	require.Equal(t, identity{7}, who)
 	require.Equal(t, offered, d)
 	for _, m := range []Message{someOffer(t, 5), countMessage(takenKind, 5, 9), transferMessage(mappedKind, 5), transferMessage(confirmedKind, 5),
-		reasonMessage(declinedKind, 5, errors.New("no")), reasonMessage(withdrawnKind, 5, errors.New(""))} {
+		reasonMessage(declinedKind, 5, errors.New("no")), reasonMessage(byFDKind, 5, errors.New("no")), fabricMessage(5, 9, cuda.FabricHandle{}), reasonMessage(withdrawnKind, 5, errors.New(""))} {
 		number, err := transferOf(m)
 		require.NoError(t, err)
 		require.EqualValues(t, 5, number)
@@ -53,6 +53,8 @@ func TestTransferMessagesThatNoPeerSends(t *testing.T) {
 		body(takenKind, 4), body(mappedKind, 3), body(mappedKind, 5), body(confirmedKind, 0), body(confirmedKind, 8),
 		body(declinedKind, 3), body(declinedKind, transferHeader+reasonBytes+1), body(withdrawnKind, transferHeader+reasonBytes+1),
 		{Kind: mappedKind, Body: make([]byte, 4), FDs: make([]*FD, 1)},
+		body(byFDKind, 3), body(byFDKind, transferHeader+reasonBytes+1), body(fabricKind, 8), body(fabricKind, 8+63), body(fabricKind, 8+65),
+		body(fabricKind, 8+64*(chunkBatch+1)), {Kind: fabricKind, Body: make([]byte, 8+64), FDs: make([]*FD, 1)},
 		{Kind: offerKind, Body: someOffer(t, 1).Body, FDs: make([]*FD, 1)},
 		{Kind: chunksKind, Body: make([]byte, 8), FDs: make([]*FD, chunkBatch+1)},
 	} {
@@ -187,6 +189,8 @@ func FuzzTransferMessages(f *testing.F) {
 	f.Add(chunksKind, countMessage(chunksKind, 3, 1).Body, uint8(64))
 	f.Add(takenKind, countMessage(takenKind, 3, 1).Body, uint8(0))
 	f.Add(declinedKind, reasonMessage(declinedKind, 1, errors.New("no")).Body, uint8(0))
+	f.Add(byFDKind, reasonMessage(byFDKind, 1, errors.New("no")).Body, uint8(0))
+	f.Add(fabricKind, fabricMessage(1, 2, cuda.FabricHandle{3}, cuda.FabricHandle{4}).Body, uint8(0))
 	f.Fuzz(func(t *testing.T, kind uint16, body []byte, fds uint8) {
 		if kind <= MaxKind || kind > lastKind {
 			return
@@ -204,6 +208,8 @@ func FuzzTransferMessages(f *testing.F) {
 			require.Equal(t, body, countMessage(kind, number, int(countOf(m))).Body)
 		case withdrawnKind, declinedKind:
 			require.ErrorIs(t, reasonOf("op", m), ErrRefused)
+		case fabricKind:
+			require.Equal(t, body, fabricMessage(number, int(countOf(m)), fabricHandlesOf(m)...).Body)
 		case offerKind:
 			who, d, err := parseOffer(m)
 			if err != nil {

@@ -2,6 +2,7 @@ package core
 
 import (
 	"sync"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
@@ -13,6 +14,31 @@ type facts struct {
 	attributes    map[attributeKey]int32
 	granularities map[granularityKey]uint64
 	decided       map[Wish]decision
+	recalled      map[any]recalled
+}
+
+type recalled struct {
+	what any
+	when time.Time
+}
+
+// Recall answers what was found under a key within the last while, or else finds
+// it. Two that find at the same time both do.
+func (s *System) Recall(key any, within time.Duration, find func() any) any {
+	s.facts.mu.RLock()
+	r, ok := s.facts.recalled[key]
+	s.facts.mu.RUnlock()
+	if ok && time.Since(r.when) < within {
+		return r.what
+	}
+	what := find()
+	s.facts.mu.Lock()
+	defer s.facts.mu.Unlock()
+	if s.facts.recalled == nil {
+		s.facts.recalled = map[any]recalled{}
+	}
+	s.facts.recalled[key] = recalled{what, time.Now()}
+	return what
 }
 
 // Wish is what was asked for of memory, before defaults are decided. It is

@@ -74,12 +74,20 @@ func (f Finding) String() string {
 	return b.String()
 }
 
-// Error is the cause of a failed creation: what stands in the way.
-type Error struct{ Findings []Finding }
+// Error is the cause of a failed creation or import: what stands in the way.
+type Error struct {
+	Findings []Finding
+	// Here says where this process stands on the fabric, "" where that does not
+	// matter.
+	Here string
+}
 
 // Error writes the findings that matter on one line.
 func (e *Error) Error() string {
 	var all []string
+	if e.Here != "" {
+		all = append(all, e.Here)
+	}
 	for _, f := range e.Findings {
 		if f.Severity == Problem || f.Severity == Warning {
 			text := f.Text

@@ -3,6 +3,7 @@ package diagnose
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -18,7 +19,12 @@ type Options struct {
 	// Trial makes one granule of memory with a fabric handle on each device,
 	// exports and imports it.
 	Trial bool
+	// Recent takes what NVML said within the last seconds: opening it is dear.
+	Recent bool
 }
+
+// recent is how long what NVML said will do for the cause of an error.
+const recent = 10 * time.Second
 
 // Report is what was found.
 type Report struct {
@@ -33,7 +39,7 @@ func Run(sys *core.System, devices []driver.Device, o Options) Report {
 	r := Report{Channels: channels(sys.Drv, o.Paths)}
 	r.Findings = machine(r.Channels)
 	for _, id := range devices {
-		d := look(sys, id)
+		d := look(sys, id, o.Recent)
 		r.Devices = append(r.Devices, d)
 		r.Findings = append(r.Findings, device(d)...)
 		if o.Trial {
@@ -50,7 +56,35 @@ func Creation(sys *core.System, prop driver.AllocationProp, r driver.Result) err
 	if prop.RequestedHandleTypes&driver.HandleFabric == 0 || !explained(r) {
 		return nil
 	}
-	return &Error{Findings: Run(sys, core.DevicesOf(prop.Location), Options{}).Findings}
+	return &Error{Findings: Run(sys, core.DevicesOf(prop.Location), Options{Recent: true}).Findings}
+}
+
+// Import is what this process can say of a fabric handle that the driver refused
+// with r to import for a device: where it stands itself, and, where the answer is
+// one that the findings explain, those. It is nil where neither helps.
+func Import(sys *core.System, id driver.Device, r driver.Result) error {
+	if !explained(r) && r != driver.InvalidHandle && r != driver.InvalidDevice {
+		return nil
+	}
+	report := Run(sys, []driver.Device{id}, Options{Recent: true})
+	e := &Error{Here: place(report)}
+	if explained(r) {
+		e.Findings = report.Findings
+	}
+	return e
+}
+
+// place says where a process stands on the fabric, to be compared with others.
+func place(r Report) string {
+	on := "no open channel"
+	if open := r.Channels.Accessible(); len(open) > 0 {
+		on = fmt.Sprintf("channel %d", open[0].Minor)
+	}
+	d := r.Devices[0]
+	if d.FabricErr != nil || d.Fabric.State != nvml.StateCompleted || d.Fabric.Status != nvml.Success {
+		return "this process has " + on + ", and its device is in no clique that is known"
+	}
+	return fmt.Sprintf("this process has %s, and its device is in clique %s", on, Clique(d.Fabric))
 }
 
 func channels(d driver.Driver, p imex.Paths) imex.Facts {
@@ -62,7 +96,16 @@ func channels(d driver.Driver, p imex.Paths) imex.Facts {
 
 var errNoUUID = errors.New("the driver does not tell the GPU's UUID")
 
-func look(sys *core.System, id driver.Device) Device {
+func look(sys *core.System, id driver.Device, late bool) Device {
+	type key struct{ nvmlOf driver.Device }
+	age := time.Duration(0)
+	if late {
+		age = recent
+	}
+	return sys.Recall(key{id}, age, func() any { return ask(sys, id) }).(Device)
+}
+
+func ask(sys *core.System, id driver.Device) Device {
 	d := Device{Ordinal: int(id), Attribute: sys.Attribute(id, driver.AttrHandleFabric) > 0, FabricErr: nvml.ErrMissing}
 	uuid, r := sys.Drv.DeviceGetUUID(id)
 	if r != driver.Success {

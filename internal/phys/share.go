@@ -13,37 +13,56 @@ import (
 // so it is marked (see Exported). Memory that came from another owner as it was
 // is refused until Clean.
 func (h *Handle) Export(op string) (fd int, err error) {
-	asked := core.Bytes(h.Size)
-	if err := Exportable(op, h.Asked, h.Imported, h.Size); err != nil {
+	s, err := h.export(op, driver.HandlePosixFD)
+	if err != nil {
 		return -1, err
-	}
-	if !h.share() {
-		return -1, core.Error(core.Failure{Op: op, Kind: core.NotPermitted, Asked: asked + " with what an earlier owner left in them",
-			Hint: "clean the memory when it changes its owner"})
-	}
-	if r := h.Lost(); r != driver.Success {
-		return -1, core.Error(core.Failure{Op: op, Call: driver.CallMemExportToShareableHandle, Result: r, Asked: asked})
-	}
-	sys := h.System()
-	s, r := sys.Drv.MemExportToShareableHandle(h.Driver, driver.HandlePosixFD)
-	if r != driver.Success {
-		return -1, sys.Fail(op, driver.CallMemExportToShareableHandle, r, asked, h.Devices()...)
 	}
 	return int(int32(binary.NativeEndian.Uint32(s[:]))), nil
 }
 
-// Exportable says why memory cannot be exported, without asking the driver.
-func Exportable(op string, asked driver.AllocationProp, imported bool, size uint64) error {
+// ExportFabric makes a fabric handle of the memory, otherwise as Export does. It
+// pins nothing: the caller keeps its count until those who are to have the
+// memory have imported it.
+func (h *Handle) ExportFabric(op string) (driver.ShareableHandle, error) {
+	return h.export(op, driver.HandleFabric)
+}
+
+func (h *Handle) export(op string, t driver.HandleTypes) (s driver.ShareableHandle, err error) {
+	asked := core.Bytes(h.Size)
+	if err := Exportable(op, t, h.Asked, h.Imported, h.Size); err != nil {
+		return s, err
+	}
+	if !h.share() {
+		return s, core.Error(core.Failure{Op: op, Kind: core.NotPermitted, Asked: asked + " with what an earlier owner left in them",
+			Hint: "clean the memory when it changes its owner"})
+	}
+	if r := h.Lost(); r != driver.Success {
+		return s, core.Error(core.Failure{Op: op, Call: driver.CallMemExportToShareableHandle, Result: r, Asked: asked})
+	}
+	sys := h.System()
+	s, r := sys.Drv.MemExportToShareableHandle(h.Driver, t)
+	if r != driver.Success {
+		return s, sys.Fail(op, driver.CallMemExportToShareableHandle, r, asked, h.Devices()...)
+	}
+	return s, nil
+}
+
+// Exportable says why memory cannot be exported by any of the handle types,
+// without asking the driver.
+func Exportable(op string, by driver.HandleTypes, asked driver.AllocationProp, imported bool, size uint64) error {
 	f := core.Failure{Op: op, Kind: core.NotSupported}
 	switch {
 	case imported:
 		f.Asked = core.Bytes(size) + " of imported memory"
 		f.Hint = "only the process that created the memory shares it: let that one do it"
-	case asked.RequestedHandleTypes&driver.HandlePosixFD != 0:
+	case asked.RequestedHandleTypes&by != 0:
 		return nil
 	case asked.Location.Type == driver.LocationHost:
 		f.Asked = core.Bytes(size) + " of host memory"
 		f.Hint = "create it on a NUMA node (cuda.OnHostNUMA), whose memory can be shared"
+	case by == driver.HandleFabric:
+		f.Asked = core.Bytes(size) + " that were created without the fabric as handle type"
+		f.Hint = "create the memory with vmm.Properties.Handles set to vmm.Fabric, alone or with vmm.PosixFD, or to vmm.PreferFabric"
 	default:
 		f.Asked = core.Bytes(size) + " that were created without the descriptor as handle type"
 		f.Hint = "create the memory with vmm.Properties.Handles set to vmm.PosixFD, which is the default where location and device take it"
@@ -81,10 +100,20 @@ func (h *Handle) Recycle() bool {
 // word, which mapping proves. The properties are the driver's, with no handle
 // type, since only the creator exports.
 func Import(op string, s *core.System, fd int, size uint64) (*Handle, error) {
-	s.PollReclaim()
 	var from driver.ShareableHandle
 	binary.NativeEndian.PutUint32(from[:], uint32(int32(fd)))
-	d, r := s.Drv.MemImportFromShareableHandle(from, driver.HandlePosixFD)
+	return take(op, s, from, driver.HandlePosixFD, size)
+}
+
+// ImportFabric takes the memory that a fabric handle names, otherwise as Import
+// does. Its exporter must still have it.
+func ImportFabric(op string, s *core.System, from driver.ShareableHandle, size uint64) (*Handle, error) {
+	return take(op, s, from, driver.HandleFabric, size)
+}
+
+func take(op string, s *core.System, from driver.ShareableHandle, t driver.HandleTypes, size uint64) (*Handle, error) {
+	s.PollReclaim()
+	d, r := s.Drv.MemImportFromShareableHandle(from, t)
 	if r != driver.Success {
 		return nil, s.Fail(op, driver.CallMemImportFromShareableHandle, r, core.Bytes(size))
 	}

@@ -1,0 +1,210 @@
+package handles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/diagnose"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Transfers are what a connection carried with [SendBuffer] and the like. Both
+// ends count the same.
+type Transfers struct{ Sent, Received Carried }
+
+// Carried counts what went one way.
+type Carried struct {
+	// Descriptor and Fabric count objects by the type of handle that they were
+	// imported by. What the receiver has already counts like the first time.
+	Descriptor, Fabric int
+	// Downgraded counts those of Descriptor that have a fabric handle too, and
+	// Reason says why the receiver did not take it.
+	Downgraded int
+	Reason     string
+}
+
+// Transfers are what the connection has carried so far.
+func (c *Conn) Transfers() Transfers {
+	c.carried.mu.Lock()
+	defer c.carried.mu.Unlock()
+	return Transfers{Sent: c.carried.sent, Received: c.carried.received}
+}
+
+// carried is what a connection remembers of its transfers.
+type carried struct {
+	mu             sync.Mutex // a leaf
+	sent, received Carried
+}
+
+// carriage is the way that memory takes. It is by fabric where the memory has
+// that, until the receiver's driver refuses the first chunk in a way that
+// allows another type. Then the receiver says so, the sender begins anew with
+// descriptors, and both remember it for the connection.
+type carriage struct {
+	// way is vmm.Fabric or vmm.PosixFD, and types what the memory has.
+	way, types vmm.HandleTypes
+	// reason why it is not the fabric.
+	reason string
+	// settled: the receiver took the first chunks.
+	settled bool
+	// restart: the sender begins anew.
+	restart bool
+}
+
+// startOf is the way of memory with these types on a connection that has
+// carried so much.
+func startOf(types vmm.HandleTypes, before Carried) carriage {
+	by := carriage{way: vmm.PosixFD, types: types}
+	switch {
+	case types&vmm.Fabric == 0:
+	case types&vmm.PosixFD != 0 && before.Reason != "":
+		by.reason = before.Reason
+	default:
+		by.way = vmm.Fabric
+	}
+	return by
+}
+
+func (c *Conn) begin(types vmm.HandleTypes) carriage  { return startOf(types, c.Transfers().Sent) }
+func (c *Conn) expect(types vmm.HandleTypes) carriage { return startOf(types, c.Transfers().Received) }
+
+// choice: the way can still change.
+func (by *carriage) choice() bool {
+	return by.way == vmm.Fabric && by.types&vmm.PosixFD != 0 && !by.settled
+}
+
+// window is how many messages with chunks may be on their way: one while the
+// others could be for nothing.
+func (by *carriage) window() int {
+	if by.choice() {
+		return 1
+	}
+	return chunkWindow
+}
+
+// downgrade goes on by descriptor, if it can still.
+func (by *carriage) downgrade(reason string) bool {
+	if !by.choice() {
+		return false
+	}
+	by.way, by.reason, by.restart = vmm.PosixFD, reason, true
+	if reason == "" {
+		by.reason = "no reason given"
+	}
+	return true
+}
+
+// note counts an object that has arrived. A downgrade is logged when it is new.
+func (c *carried) note(on *Carried, by carriage, log *slog.Logger, what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if by.way == vmm.Fabric {
+		on.Fabric++
+		return
+	}
+	on.Descriptor++
+	if by.types&vmm.Fabric == 0 {
+		return
+	}
+	on.Downgraded++
+	if on.Reason != by.reason {
+		on.Reason = by.reason
+		log.Warn("cuvmm: memory that has a fabric handle goes by descriptor on this connection", "direction", what, "reason", by.reason)
+	}
+}
+
+// takePart imports what a message with chunks brought.
+func (c *Conn) takePart(ctx context.Context, op string, t *transfer, i *intake, part Message) error {
+	way := vmm.PosixFD
+	if part.Kind == fabricKind {
+		way = vmm.Fabric
+	}
+	if way != t.by.way {
+		return violation("memory by %v, where %v was agreed on", way, t.by.way)
+	}
+	if way == vmm.PosixFD {
+		return i.take(part.FDs)
+	}
+	err := i.takeFabric(fabricHandlesOf(part))
+	if err == nil || len(i.chunks) > 0 {
+		t.by.settled = true
+	}
+	if !canDowngrade(err) || !t.by.choice() {
+		return err
+	}
+	// Both sides remember the same words.
+	m := reasonMessage(byFDKind, t.number, briefly(err))
+	t.by.downgrade(textOf(m))
+	return c.transmit(ctx, op, m)
+}
+
+// briefly leaves out of a refused import what only its caller can use.
+func briefly(err error) error {
+	var d *cuda.Error
+	var why *diagnose.Error
+	if errors.As(err, &d) && errors.As(err, &why) {
+		return fmt.Errorf("%v: %w", d.Code, why)
+	}
+	return err
+}
+
+// fabricHandlesOf reads what transferOf let through.
+func fabricHandlesOf(m Message) []cuda.FabricHandle {
+	b := m.Body[transferHeader+4:]
+	all := make([]cuda.FabricHandle, len(b)/len(cuda.FabricHandle{}))
+	for i := range all {
+		b = b[copy(all[i][:], b):]
+	}
+	return all
+}
+
+// takeFabric imports the next chunks by their fabric handles.
+func (i *intake) takeFabric(all []cuda.FabricHandle) error {
+	sys := core.SystemOf(i.dev)
+	for _, f := range all {
+		at := len(i.chunks)
+		if at >= len(i.declared.Chunks) {
+			return failure(i.op, ErrMismatch, fmt.Sprintf("more fabric handles than the %d chunks", at), sameHint)
+		}
+		h, err := phys.ImportFabric(i.op, sys, driver.ShareableHandle(f), i.declared.Chunks[at])
+		if err != nil {
+			return i.fabricError(err)
+		}
+		if err := i.keep(h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fabricError adds to a refused import where this process stands, for comparing
+// it with the exporter, and what stands in the way.
+func (i *intake) fabricError(err error) error {
+	var d *cuda.Error
+	if !errors.As(err, &d) || d.Call != driver.CallMemImportFromShareableHandle.String() {
+		return err
+	}
+	sys := core.SystemOf(i.dev)
+	if why := diagnose.Import(sys, driver.Device(i.dev.Ordinal()), driver.Result(d.Code)); why != nil {
+		return fmt.Errorf("%w: %w", err, why)
+	}
+	return err
+}
+
+// canDowngrade: the driver's answer to a fabric handle is one that means that
+// this process has no use of the fabric. Every other one is an error.
+func canDowngrade(err error) bool {
+	var d *cuda.Error
+	return errors.As(err, &d) && d.Call == driver.CallMemImportFromShareableHandle.String() &&
+		(d.Code == cuda.Code(driver.NotPermitted) || d.Code == cuda.Code(driver.NotSupported))
+}
+
+// textOf is the reason that a message gives.
+func textOf(m Message) string { return string(m.Body[transferHeader:]) }

@@ -1,0 +1,258 @@
+//go:build linux
+
+package handles_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/fabric"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+)
+
+const fdAndFabric = vmm.PosixFD | vmm.Fabric
+
+// inClique is a place on a fabric with channel 3 open.
+var inClique = sim.Fabric{Channels: []int{3}, Cluster: [16]byte{1}, Clique: 7}
+
+// elsewhere is that place, but for something.
+func elsewhere(change func(*sim.Fabric)) sim.Fabric {
+	f := inClique
+	change(&f)
+	return f
+}
+
+var (
+	noChannel      = elsewhere(func(f *sim.Fabric) { f.Channels = nil })
+	anotherChannel = elsewhere(func(f *sim.Fabric) { f.Channels = []int{4} })
+	anotherClique  = elsewhere(func(f *sim.Fabric) { f.Clique = 8 })
+)
+
+// onFabric opens the machine of a folder as processes at these places see it.
+func onFabric(t testing.TB, folder string, places ...sim.Fabric) (devices []*cuda.Device, machines []*sim.Machine) {
+	for _, f := range places {
+		m, s := sim.Open(t, sim.Options{Folder: folder, Fabric: f, Devices: []sim.DeviceOptions{{Memory: 256 * mib}}})
+		devices, machines = append(devices, s.Devices()[0]), append(machines, m)
+	}
+	return devices, machines
+}
+
+// shareable is a buffer of chunks chunks with these handle types.
+func shareable(t testing.TB, d *cuda.Device, types vmm.HandleTypes, chunks, seed int) *vmm.Buffer {
+	t.Helper()
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 256 * mib, Chunks: vmm.FixedChunks(2 * mib), Memory: vmm.Properties{Handles: types}})
+	require.NoError(t, err)
+	closeLater(t, b)
+	require.NoError(t, b.Grow(chunks*2*mib))
+	if chunks == 0 {
+		return b
+	}
+	require.NoError(t, spots(b, func(part vmm.Slice[byte]) error { return part.CopyFrom(nil, pattern(part.Len(), seed)) }))
+	return b
+}
+
+func holds(t testing.TB, b *vmm.Buffer, seed int) {
+	t.Helper()
+	if b.Len() == 0 {
+		return
+	}
+	require.NoError(t, spots(b, func(part vmm.Slice[byte]) error {
+		got := make([]byte, part.Len())
+		if err := part.CopyTo(nil, got); err != nil {
+			return err
+		}
+		require.Equal(t, pattern(len(got), seed), got)
+		return nil
+	}))
+}
+
+// loggedPair is a connection of which both ends log.
+func loggedPair(t testing.TB) (near, far *handles.Conn, nearLog, farLog *bytes.Buffer) {
+	t.Helper()
+	nearLog, farLog = new(bytes.Buffer), new(bytes.Buffer)
+	near, f, err := handles.Pair(handles.Options{Log: slog.New(slog.NewTextHandler(nearLog, nil))})
+	require.NoError(t, err)
+	closeLater(t, near)
+	far, err = handles.Inherit(f, handles.Options{Log: slog.New(slog.NewTextHandler(farLog, nil))})
+	require.NoError(t, err)
+	closeLater(t, far)
+	return near, far, nearLog, farLog
+}
+
+// The way that memory takes comes from what it has and what the receiver's
+// driver takes, and both ends tell the same of it.
+func TestTheWayIsPickedPerReceiver(t *testing.T) {
+	for _, row := range []struct {
+		what     string
+		types    vmm.HandleTypes
+		receiver sim.Fabric
+		want     handles.Carried
+		says     string
+	}{
+		{"both, and a receiver on the channel", fdAndFabric, inClique, handles.Carried{Fabric: 1}, ""},
+		{"fabric alone", vmm.Fabric, inClique, handles.Carried{Fabric: 1}, ""},
+		{"descriptors alone", vmm.PosixFD, inClique, handles.Carried{Descriptor: 1}, ""},
+		{"both, and a receiver without a channel", fdAndFabric, noChannel, handles.Carried{Descriptor: 1, Downgraded: 1}, "there is no channel in"},
+		{"both, and a receiver on another channel", fdAndFabric, anotherChannel, handles.Carried{Descriptor: 1, Downgraded: 1}, "channel 4"},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			for _, chunks := range []int{0, 1, 70} { // none, one message, several
+				devices, _ := onFabric(t, t.TempDir(), inClique, row.receiver)
+				from, to, fromLog, toLog := loggedPair(t)
+				b := shareable(t, devices[0], row.types, chunks, 5)
+				files := handles.OpenFDs()
+				i := passBuffer(t, from, to, b, devices[1], handles.ImportOptions{})
+				closeLater(t, i)
+				holds(t, i, 5)
+				require.Equal(t, files, handles.OpenFDs())
+				sent, received := from.Transfers().Sent, to.Transfers().Received
+				require.Equal(t, sent, received, "both ends agree")
+				if chunks == 0 { // nothing was imported, so nothing was found out
+					continue
+				}
+				require.Equal(t, row.want.Downgraded > 0, sent.Reason != "")
+				if row.says != "" {
+					require.Contains(t, sent.Reason, row.says)
+				}
+				sent.Reason = ""
+				require.Equal(t, row.want, sent)
+				for _, log := range []string{fromLog.String(), toLog.String()} {
+					require.Equal(t, row.want.Downgraded, strings.Count(log, "goes by descriptor"), log)
+				}
+				// What was learnt is remembered: the next goes the same way at once.
+				other := shareable(t, devices[0], row.types, 2, 6)
+				j := passBuffer(t, from, to, other, devices[1], handles.ImportOptions{})
+				closeLater(t, j)
+				holds(t, j, 6)
+				sent, received = from.Transfers().Sent, to.Transfers().Received
+				require.Equal(t, sent, received)
+				require.Equal(t, 2*row.want.Downgraded, sent.Downgraded)
+				require.Equal(t, 2, sent.Descriptor+sent.Fabric)
+				require.Equal(t, row.want.Downgraded, strings.Count(toLog.String(), "goes by descriptor"), "logged once")
+				require.Zero(t, to.Transfers().Sent)
+			}
+		})
+	}
+}
+
+// Where only the fabric would do, or its answer is not one to fall back on, the
+// transfer fails on both sides with the receiver's reason and nothing is kept.
+func TestNoWay(t *testing.T) {
+	for _, row := range []struct {
+		what     string
+		types    vmm.HandleTypes
+		receiver sim.Fabric
+		want     error
+		says     string
+	}{
+		{"fabric alone, no channel", vmm.Fabric, noChannel, cuda.ErrNotSupported, "mknod"},
+		{"fabric alone, another channel", vmm.Fabric, anotherChannel, cuda.ErrNotPermitted, "channel 4"},
+		{"another clique", fdAndFabric, anotherClique, cuda.ErrInvalidArgument, "clique 01000000-0000-0000-0000-000000000000.8"},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			devices, _ := onFabric(t, t.TempDir(), inClique, row.receiver)
+			from, to, fromLog, toLog := loggedPair(t)
+			b := shareable(t, devices[0], row.types, 2, 5)
+			var group errgroup.Group
+			ctx := within(t)
+			group.Go(func() error { return handles.SendBuffer(ctx, from, b) })
+			_, err := handles.ReceiveBuffer(ctx, to, devices[1], handles.ImportOptions{})
+			require.ErrorIs(t, err, row.want)
+			if row.receiver.Channels == nil {
+				require.NotEmpty(t, fabric.Findings(err))
+			} else {
+				require.ErrorContains(t, err, row.says)
+			}
+			sent := group.Wait()
+			require.ErrorIs(t, sent, handles.ErrRefused)
+			require.Zero(t, devices[1].System().Stats().Allocations)
+			require.Equal(t, handles.Transfers{}, from.Transfers())
+			require.Equal(t, handles.Transfers{}, to.Transfers())
+			require.Empty(t, fromLog.String()+toLog.String())
+			// The connection goes on.
+			i := passBuffer(t, from, to, filled(t, devices[0], 100, 1), devices[1], handles.ImportOptions{})
+			require.NoError(t, i.Close())
+		})
+	}
+}
+
+// Memory that has neither type, and arrays and allocations by fabric.
+func TestObjectsByFabric(t *testing.T) {
+	devices, _ := onFabric(t, t.TempDir(), inClique, inClique)
+	from, to, _, _ := loggedPair(t)
+	none, err := vmm.Create(devices[0], 2*mib, vmm.Properties{Handles: vmm.NoHandles})
+	require.NoError(t, err)
+	closeLater(t, none)
+	require.ErrorIs(t, handles.SendAllocation(within(t), from, none), cuda.ErrNotSupported)
+
+	a, err := vmm.NewArray[int32](devices[0], vmm.BufferOptions{Reserve: 8 * mib, Memory: vmm.Properties{Handles: vmm.Fabric}})
+	require.NoError(t, err)
+	closeLater(t, a)
+	require.NoError(t, a.Append(nil, []int32{1, 2, 3}))
+	got := passed(t, func(ctx context.Context) error { return handles.SendArray(ctx, from, a) },
+		func(ctx context.Context) (*vmm.Array[int32], error) {
+			return handles.ReceiveArray[int32](ctx, to, devices[1], handles.ImportOptions{})
+		})
+	closeLater(t, got)
+	read := make([]int32, 3)
+	require.NoError(t, got.All().CopyTo(nil, read))
+	require.Equal(t, []int32{1, 2, 3}, read)
+	// The same memory again is the same mapping.
+	again := passed(t, func(ctx context.Context) error { return handles.SendArray(ctx, from, a) },
+		func(ctx context.Context) (*vmm.Array[int32], error) {
+			return handles.ReceiveArray[int32](ctx, to, devices[1], handles.ImportOptions{})
+		})
+	closeLater(t, again)
+	require.Equal(t, got.Ptr(), again.Ptr())
+
+	m, err := vmm.Create(devices[0], 4*mib, vmm.Properties{Handles: vmm.Fabric})
+	require.NoError(t, err)
+	i := passed(t, func(ctx context.Context) error { return handles.SendAllocation(ctx, from, m) },
+		func(ctx context.Context) (*vmm.Allocation, error) {
+			return handles.ReceiveAllocation(ctx, to, devices[1], handles.ImportOptions{})
+		})
+	require.Equal(t, 4*mib, i.Size())
+	// The importer's is its own.
+	require.NoError(t, m.Close())
+	require.NoError(t, i.Close())
+	require.Equal(t, 3, from.Transfers().Sent.Fabric)
+}
+
+// Whatever driver call fails on either side, both know of it, and nothing is
+// left.
+func TestFabricFailures(t *testing.T) {
+	devices, machines := onFabric(t, t.TempDir(), inClique, inClique)
+	for _, row := range []struct {
+		at   int
+		call string
+	}{{0, "cuMemExportToShareableHandle"}, {1, "cuMemImportFromShareableHandle"}, {1, "cuMemMap"}, {1, "cuMemSetAccess"}} {
+		for _, after := range []int{0, 1} {
+			for _, code := range []int{2, 400, 999} {
+				from, to, _, _ := loggedPair(t)
+				b := shareable(t, devices[0], fdAndFabric, 2, 5)
+				remove := machines[row.at].Inject(sim.Fault{Call: row.call, After: after, Result: code})
+				// A receiver that has not seen an offer before it was withdrawn waits
+				// for the next.
+				group, ctx := errgroup.WithContext(within(t))
+				group.Go(func() error { return handles.SendBuffer(ctx, from, b) })
+				i, err := handles.ReceiveBuffer(ctx, to, devices[1], handles.ImportOptions{})
+				remove()
+				sent := group.Wait()
+				require.Equal(t, err == nil, sent == nil, "%v and %v", err, sent)
+				if err == nil { // there was no second call
+					require.NoError(t, i.Close())
+				}
+				require.NoError(t, devices[1].System().Drain(t.Context()))
+				require.Zero(t, devices[1].System().Stats().Allocations)
+			}
+		}
+	}
+}
