@@ -1,11 +1,13 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/diagnose"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
 // Capabilities are what a device's attributes say. They are cheap to read, and
@@ -114,11 +116,13 @@ type Probe struct {
 	Memory bool
 	// Compressible memory was asked for and granted.
 	Compressible bool
-	// PosixFD: memory with a descriptor type could be created.
+	// PosixFD: memory with a descriptor type could be created, exported and
+	// imported.
 	PosixFD bool
-	// Fabric: memory with a fabric handle type could be created. FabricError
-	// is why not; it matches ErrNotPermitted where no IMEX channel is open to
-	// this process.
+	// Fabric: memory with a fabric handle type could be created, exported and
+	// imported. FabricError is why not; it matches ErrNotPermitted where no
+	// IMEX channel is open to this process, and ErrNotSupported where there is
+	// no fabric.
 	Fabric      bool
 	FabricError error
 }
@@ -171,12 +175,22 @@ func (d *Device) Probe() (Probe, error) {
 		return p, err
 	}
 	p.Compressible = err == nil && granted.Flags.CompressionType == driver.CompressionGeneric
-	_, err = try(func(a *driver.AllocationProp) { a.RequestedHandleTypes = driver.HandlePosixFD })
+	share := func(t driver.HandleTypes) error {
+		prop := d.granule()
+		prop.RequestedHandleTypes = t
+		at, r, left := phys.Trial(op, d.sys.core, uint64(caps.MinimumGranularity), prop)
+		if r == driver.Success {
+			return left
+		}
+		return errors.Join(core.Error(core.Failure{Op: op, Call: at, Result: r, Asked: fmt.Sprintf("a trial on %v", d),
+			Err: diagnose.Creation(d.sys.core, prop, r)}), left)
+	}
+	err = share(driver.HandlePosixFD)
 	if inconclusive(err) {
 		return p, err
 	}
 	p.PosixFD = err == nil
-	_, p.FabricError = try(func(a *driver.AllocationProp) { a.RequestedHandleTypes = driver.HandleFabric })
+	p.FabricError = share(driver.HandleFabric)
 	if inconclusive(p.FabricError) {
 		return p, p.FabricError
 	}

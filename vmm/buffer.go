@@ -88,6 +88,9 @@ func NewBuffer(d *cuda.Device, o BufferOptions) (*Buffer, error) {
 	return b.shell(), nil
 }
 
+// Requested is what the buffer's memory is created with, every default decided.
+func (b *Buffer) Requested() Properties { return properties(b.b.prop) }
+
 func (b *buffer) shell() *Buffer {
 	shell := &Buffer{shared: share.HoldMemory(b), b: b}
 	shell.watched.Begin(&b.Object)

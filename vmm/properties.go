@@ -42,6 +42,13 @@ const (
 	PosixFD = HandleTypes(driver.HandlePosixFD)
 	// Fabric is a handle of 64 bytes, for hosts on one NVLink fabric.
 	Fabric = HandleTypes(driver.HandleFabric)
+	// PreferFabric is both, as far as a trial on the device finds them to work:
+	// create, export and import of one granule, made once per device, when first
+	// asked for. Where the driver answers that fabric handles are not permitted
+	// or not supported it is a descriptor alone. Requested shows
+	// what it came to, cuda.Device.Probe says why, and the System's log says it
+	// once. Any other answer, and having neither type, is an error.
+	PreferFabric HandleTypes = 1 << 30
 	// NoHandles is memory that cannot be shared.
 	NoHandles HandleTypes = 1 << 31
 )
@@ -57,6 +64,8 @@ func (h HandleTypes) String() string {
 		return "fabric"
 	case PosixFD | Fabric:
 		return "fd+fabric"
+	case PreferFabric:
+		return "fabric preferred"
 	case NoHandles:
 		return "none"
 	}
@@ -181,10 +190,15 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 		if loc.Type != cuda.LocationHost && has(driver.AttrHandlePosixFD) {
 			prop.RequestedHandleTypes = driver.HandlePosixFD
 		}
+	case p.Handles == PreferFabric:
+		var err error
+		if prop.RequestedHandleTypes, err = preferFabric(op, d, loc); err != nil {
+			return none, 0, err
+		}
 	case p.Handles == NoHandles:
 	case p.Handles&^(PosixFD|Fabric) != 0:
 		return none, 0, core.Invalid(op, fmt.Sprintf("handle types %v", p.Handles),
-			"use PosixFD, Fabric, both, NoHandles, or nothing for the default")
+			"use PosixFD, Fabric, both, PreferFabric, NoHandles, or nothing for the default")
 	case loc.Type == cuda.LocationHost:
 		return none, 0, core.Error(core.Failure{Op: op, Kind: core.NotSupported,
 			Asked: fmt.Sprintf("host memory with handle types %v", p.Handles),

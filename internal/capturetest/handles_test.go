@@ -107,6 +107,10 @@ var connectionCases = join(
 			near, _ := w.pair()
 			return func() error { near.Peer(); return nil }
 		},
+		"Conn.Transfers": func(w *world) func() error {
+			near, _ := w.pair()
+			return func() error { near.Transfers(); return nil }
+		},
 		"Conn.Close": func(w *world) func() error {
 			near, _ := w.pair()
 			return near.Close

@@ -101,7 +101,7 @@ var physicalCases = join(
 )
 
 var bufferCases = join(
-	plain("Buffer", (*world).buffer, "Ptr", "Len", "Device", "Stats", "Granted", "Clip", "Close"),
+	plain("Buffer", (*world).buffer, "Ptr", "Len", "Device", "Stats", "Requested", "Granted", "Clip", "Close"),
 	table{
 		"NewBuffer": func(w *world) func() error {
 			return func() error { return keep[*vmm.Buffer](w)(vmm.NewBuffer(w.dev, vmm.BufferOptions{})) }
@@ -161,7 +161,7 @@ var bufferCases = join(
 )
 
 var arrayCases = join(
-	plain("Array", (*world).array, "Buffer", "Ptr", "Len", "Cap", "All", "Device", "Stats", "Granted", "Clip", "Close"),
+	plain("Array", (*world).array, "Buffer", "Ptr", "Len", "Cap", "All", "Device", "Stats", "Requested", "Granted", "Clip", "Close"),
 	table{
 		"NewArray": func(w *world) func() error {
 			return func() error { return keep[*vmm.Array[int32]](w)(vmm.NewArray[int32](w.dev, vmm.BufferOptions{})) }

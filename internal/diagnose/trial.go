@@ -1,14 +1,10 @@
 package diagnose
 
 import (
-	"errors"
-
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
-
-var errTrialDone = errors.New("the trial's memory is to be given back")
 
 // trial makes a granule with a fabric handle, exports it, and imports it into
 // this process. What it made is given back.
@@ -21,28 +17,28 @@ func trial(sys *core.System, id driver.Device, d Device) (all []Finding) {
 	if r != driver.Success {
 		return []Finding{d.failed(CheckCreate, r)}
 	}
-	h, r := phys.Create(sys, size, prop)
-	if r != driver.Success {
-		return []Finding{d.failed(CheckCreate, r)}
-	}
-	give := func(h *phys.Handle) {
-		if err := phys.Abandon("a trial of fabric handles", errTrialDone, h); !errors.Is(errTrialDone, err) {
-			all = append(all, d.found(CheckCreate, Warning, "call System.Drain, which tries again", "%v", err))
+	at, r, left := phys.Trial("a trial of fabric handles", sys, size, prop)
+	for _, step := range steps {
+		if step.call == at && r != driver.Success {
+			all = append(all, d.failed(step.check, r))
+			break
 		}
+		all = append(all, d.found(step.check, OK, "", "%s", step.done))
 	}
-	defer give(h)
-	all = append(all, d.found(CheckCreate, OK, "", "memory with a fabric handle was created"))
-	handle, r := sys.Drv.MemExportToShareableHandle(h.Driver, driver.HandleFabric)
-	if sys.Note(r, id) != driver.Success {
-		return append(all, d.failed(CheckExport, r))
+	if left != nil {
+		all = append(all, d.found(CheckCreate, Warning, "call System.Drain, which tries again", "%v", left))
 	}
-	all = append(all, d.found(CheckExport, OK, "", "it was exported"))
-	imported, r := sys.Drv.MemImportFromShareableHandle(handle, driver.HandleFabric)
-	if sys.Note(r, id) != driver.Success {
-		return append(all, d.failed(CheckImport, r))
-	}
-	defer give(phys.New(sys, imported, size, prop))
-	return append(all, d.found(CheckImport, OK, "", "it was imported"))
+	return all
+}
+
+var steps = []struct {
+	call  driver.Call
+	check Check
+	done  string
+}{
+	{driver.CallMemCreate, CheckCreate, "memory with a fabric handle was created"},
+	{driver.CallMemExportToShareableHandle, CheckExport, "it was exported"},
+	{driver.CallMemImportFromShareableHandle, CheckImport, "it was imported"},
 }
 
 // failed is a step of the trial that the driver refused.
