@@ -161,7 +161,7 @@ var bufferCases = join(
 )
 
 var arrayCases = join(
-	plain("Array", (*world).array, "Buffer", "Ptr", "Len", "Cap", "All", "Device", "Stats", "Requested", "Granted", "Clip", "Close"),
+	plain("Array", (*world).array, "Buffer", "Ptr", "Len", "Cap", "All", "Device", "Stats", "Granted", "Clip", "Close"),
 	table{
 		"NewArray": func(w *world) func() error {
 			return func() error { return keep[*vmm.Array[int32]](w)(vmm.NewArray[int32](w.dev, vmm.BufferOptions{})) }
