@@ -11,8 +11,8 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
-	"github.com/cuvmm/cuvmm/fabric"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/internal/diagnose"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -167,7 +167,9 @@ func TestNoWay(t *testing.T) {
 			_, err := handles.ReceiveBuffer(ctx, to, devices[1], handles.ImportOptions{})
 			require.ErrorIs(t, err, row.want)
 			if row.receiver.Channels == nil {
-				require.NotEmpty(t, fabric.Findings(err))
+				var why *diagnose.Error
+				require.ErrorAs(t, err, &why)
+				require.NotEmpty(t, why.Findings)
 			} else {
 				require.ErrorContains(t, err, row.says)
 			}
