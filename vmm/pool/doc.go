@@ -28,7 +28,10 @@
 //	           of odd sizes are given back and made   what is free without a driver call
 //	Slack      chunks move early: less memory         chunks move late: less time
 //
-// Measured defaults and the curve are in docs/gpu-results.md.
+// On the generated traces (package trace) of training, fine-tuning and serving the
+// defaults reserve 3 to 4% above the most that was requested at once, and 13% on
+// uniformly random sizes. Chunks of a granule, exact ones from 64 MiB and no slack
+// come to 1 to 3%, for several times the driver calls.
 //
 // # Streams
 //
@@ -37,4 +40,11 @@
 // that only this library can reach costs no driver call; of a borrowed one, or
 // one whose Handle was given out, the driver is asked with each request whether
 // it captures.
+//
+// # Captures
+//
+// [Pool.Capture] captures a graph whose allocations lie in an arena that lasts as
+// long as the graph; [Pool.BeginCapture] does so for captures that others begin.
+// [Pool.Prepare] makes workspaces ready before, so that a capture asks for
+// nothing.
 package pool

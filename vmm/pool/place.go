@@ -35,7 +35,7 @@ func (p *Pool) removePlace(from driver.Ptr) {
 // find is the live block that begins at an address of the place.
 func (pl place) find(at driver.Ptr) (Block, bool) {
 	for {
-		h, sh := pl.header(at)
+		_, sh := pl.header(at)
 		if sh == nil {
 			return Block{}, false
 		}

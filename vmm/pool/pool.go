@@ -2,7 +2,6 @@ package pool
 
 import (
 	"fmt"
-	"math/bits"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -13,53 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/ranges"
-	"github.com/cuvmm/cuvmm/vmm"
 )
-
-// Options change how a pool works. The zero value works.
-type Options struct {
-	// Memory is what the pool's memory is like; see vmm.Properties.
-	Memory vmm.Properties
-	// Access says who may touch all of the pool's memory, beside the device. A
-	// peer costs about a millisecond for every chunk that is made, and chunks
-	// that a peer was granted never move.
-	Access []vmm.Access
-
-	// SmallMax is up to which size, in bytes, requests are served from slabs of
-	// a size class: at most the granularity; 0 is an eighth of it (256 KiB).
-	SmallMax int
-	// Chunk is the size in bytes of the chunks that larger requests are served
-	// from, and that move; a multiple of the granularity; 0 is 16 times that
-	// (32 MiB). See the package documentation for what it trades.
-	Chunk int
-	// ExactFrom is the size in bytes from which a request gets a chunk of its
-	// own; 0 is 512 times the granularity (1 GiB).
-	ExactFrom int
-	// Slack is how much more memory than the most that was ever requested at
-	// once the pool makes before it moves free chunks together instead, as a
-	// share of that: 0 is 1/32, a negative value is none at all.
-	Slack float64
-
-	// Limit is the most physical memory, in bytes, that the pool may have; 0 is
-	// no limit. SetLimit changes it.
-	Limit int
-	// Wait is how long a request that finds no memory waits for blocks that were
-	// freed and that the GPU still uses: 0 is a second, a negative value not at
-	// all.
-	Wait time.Duration
-	// OnExhausted is asked before a request is refused; see Exhausted.
-	OnExhausted func(Exhausted) (retry bool)
-	// Statistics counts by tag, and the pool's peaks over all streams. It costs
-	// some ten nanoseconds a request, and more where several goroutines allocate
-	// at once.
-	Statistics bool
-	// Track keeps the stack that allocated each live block. It costs about a
-	// microsecond a request.
-	Track bool
-	// CaptureLimit has captures that take longer reported through the System's
-	// logger; 0 is a minute, a negative value never.
-	CaptureLimit time.Duration
-}
 
 // Pool gives out device memory in blocks of any size and takes them back in the
 // order of streams, without the driver as long as what was freed serves what is
@@ -159,45 +112,6 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	p.local = p.sys.NewLocal()
 	p.remove = p.sys.OnPressure(p.underPressure)
 	return p, nil
-}
-
-func withDevice(d *cuda.Device, access []vmm.Access) []vmm.Access {
-	for _, a := range access {
-		if a.Location == d.Location() {
-			return access
-		}
-	}
-	return append([]vmm.Access{{Location: d.Location(), Mode: vmm.ReadWrite}}, access...)
-}
-
-// sizes checks the sizes among the options and decides the defaults.
-func (p *Pool) sizes(op string) error {
-	bad := func(name string, n int, hint string) error {
-		return core.Invalid(op, fmt.Sprintf("Options.%s is %d", name, n), hint)
-	}
-	or := func(n int, def uint64) uint64 {
-		if n == 0 {
-			return def
-		}
-		return uint64(n)
-	}
-	o := p.o
-	switch {
-	case o.SmallMax < 0 || uint64(o.SmallMax) > p.gran || o.SmallMax%quantum != 0:
-		return bad("SmallMax", o.SmallMax, fmt.Sprintf("use a multiple of %d up to the granularity, %s", quantum, core.Bytes(p.gran)))
-	case o.Chunk < 0 || uint64(o.Chunk)%p.gran != 0 || o.Chunk > maxBytes:
-		return bad("Chunk", o.Chunk, fmt.Sprintf("use a multiple of the granularity, %s", core.Bytes(p.gran)))
-	case o.ExactFrom < 0:
-		return bad("ExactFrom", o.ExactFrom, "use a size in bytes, or 0 for the default")
-	case o.Limit < 0:
-		return bad("Limit", o.Limit, "use a size in bytes, or 0 for no limit")
-	}
-	p.smallMax = or(o.SmallMax, p.gran/8)
-	p.midQuantum = max(quantum, uint64(1)<<(bits.Len64(p.smallMax)-1)/64)
-	p.chunk = or(o.Chunk, 16*p.gran)
-	p.exactFrom = max(or(o.ExactFrom, 512*p.gran), p.smallMax+1)
-	p.classes = newClasses(p.smallMax)
-	return nil
 }
 
 // Device is the pool's device.
@@ -346,128 +260,4 @@ func (p *Pool) attach(st *core.Stream) *shard {
 		st.Locals.Set(p.local, sh)
 	}
 	return sh
-}
-
-// Free gives a block back. It may be used again when the work that is on its
-// stream now is done, and the work that is on the streams named besides: name
-// those that used it, other than its own. Free waits for nothing, and it makes
-// no driver call. A block that was freed before is cuda.ErrClosed.
-//
-// Where a stream that is named takes part in a capture, the block waits for the
-// end of it; see Capture.
-func (p *Pool) Free(b Block, streams ...*cuda.Stream) error {
-	h := b.h
-	if h == nil || h.home.shard.pool != p {
-		return p.notOurs(b)
-	}
-	sh := h.home.shard
-	if len(streams) > 0 {
-		return p.freeAfter(b, streams)
-	}
-	sh.mu.Lock()
-	if h.gen != b.gen {
-		sh.mu.Unlock()
-		return stale(b)
-	}
-	sh.retire(h, nil)
-	if sh.arena != nil {
-		sh.mu.Unlock()
-		return p.freeCaptured(h)
-	}
-	sh.put(h, sh.epoch)
-	sh.mu.Unlock()
-	p.verify()
-	return nil
-}
-
-const freeOp = "pool.Free"
-
-func (p *Pool) notOurs(b Block) error {
-	if b.h == nil {
-		return core.Invalid(freeOp, "the zero block", "pass a block that Alloc gave")
-	}
-	return core.Error(core.Failure{Op: freeOp, Kind: core.Foreign, Asked: fmt.Sprintf("the block at %v is another pool's", b.ptr),
-		Hint: "free it where it was allocated"})
-}
-
-func stale(b Block) error {
-	return core.Error(core.Failure{Op: freeOp, Kind: core.Closed, Asked: fmt.Sprintf("%s at %v were freed before", core.Bytes(b.bytes), b.ptr),
-		Hint: "free a block once; with Options.Track the pool knows where live blocks came from"})
-}
-
-// freeAfter frees a block that other streams use, too.
-func (p *Pool) freeAfter(b Block, streams []*cuda.Stream) error {
-	h := b.h
-	points := make([]point, 0, len(streams))
-	for _, s := range streams {
-		if s == nil {
-			return core.Invalid(freeOp, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
-		}
-		st := core.StreamOf(s)
-		if st.Ctx.System() != p.sys {
-			return core.ForeignError(freeOp, "stream")
-		}
-		if st == h.home.shard.stream || st.Gone() {
-			continue
-		}
-		sh, err := p.shardOf(freeOp, st)
-		if err != nil {
-			return err
-		}
-		sh.mu.Lock()
-		points = append(points, point{sh, sh.epoch})
-		sh.touched = sh.epoch
-		sh.mu.Unlock()
-	}
-	sh := h.home.shard
-	sh.mu.Lock()
-	if h.gen != b.gen {
-		defer sh.mu.Unlock()
-		return stale(b)
-	}
-	sh.retire(h, points)
-	if sh.arena != nil {
-		sh.mu.Unlock()
-		return p.freeCaptured(h, points...)
-	}
-	if len(points) == 0 {
-		sh.put(h, sh.epoch)
-	} else {
-		h.waiting = true
-		sh.waiting = append(sh.waiting, waiting{h: h, epoch: sh.epoch, until: points})
-	}
-	sh.mu.Unlock()
-	p.verify()
-	return nil
-}
-
-// FreePtr is Free for callers that know only the address, which is that of the
-// first byte of a live block; any other is cuda.ErrInvalidArgument. An address
-// that was freed may be another block's by now, which nobody can tell.
-func (p *Pool) FreePtr(ptr cuda.Ptr, streams ...*cuda.Stream) error {
-	b, ok := p.Find(ptr)
-	if !ok {
-		return core.Invalid("pool.FreePtr", fmt.Sprintf("no live block begins at %v", ptr),
-			"pass the address that Alloc gave, once")
-	}
-	return p.Free(b, streams...)
-}
-
-// Find is the live block that begins at an address.
-func (p *Pool) Find(ptr cuda.Ptr) (Block, bool) {
-	at := driver.Ptr(ptr)
-	all := *p.places.Load()
-	i, found := slices.BinarySearchFunc(all, at, func(pl place, at driver.Ptr) int {
-		switch {
-		case at < pl.from:
-			return 1
-		case at >= pl.to:
-			return -1
-		}
-		return 0
-	})
-	if !found {
-		return Block{}, false
-	}
-	return all[i].find(at)
 }

@@ -49,7 +49,6 @@ func (r *region) at(index int) driver.Ptr      { return r.base + driver.Ptr(uint
 func (r *region) index(p driver.Ptr) int       { return int(uint64(p-r.base) / r.chunk) }
 func (r *region) page(p driver.Ptr) int        { return int(uint64(p-r.base) % r.chunk / r.pages) }
 func (r *region) end() driver.Ptr              { return r.base + driver.Ptr(r.size) }
-func (r *region) holds(p driver.Ptr) bool      { return p >= r.base && p < r.end() }
 func (r *region) off(p driver.Ptr) uint64      { return uint64(p - r.base) }
 func (r *region) up(p driver.Ptr) driver.Ptr   { return r.at(int((r.off(p) + r.chunk - 1) / r.chunk)) }
 func (r *region) down(p driver.Ptr) driver.Ptr { return r.at(r.index(p)) }

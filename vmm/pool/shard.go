@@ -211,6 +211,10 @@ func (w *waiting) passed() bool {
 // shards.
 func (sh *shard) settle() (progress bool) {
 	sh.mu.Lock()
+	if len(sh.waiting) == 0 {
+		sh.mu.Unlock()
+		return false
+	}
 	ask := map[*shard]struct{}{}
 	for i := range sh.waiting {
 		for _, p := range sh.waiting[i].until {
