@@ -1,10 +1,12 @@
 package multicast_test
 
 import (
+	"sync/atomic"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/multicast"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -148,5 +150,61 @@ func TestEveryFailure(t *testing.T) {
 			}
 			require.NotZero(t, struck)
 		})
+	}
+}
+
+// Every call of forming and leaving a team fails once: then there is no team on
+// any rank and nothing of it, or it can be closed once more.
+func TestEveryFailureOfATeam(t *testing.T) {
+	for _, ranks := range []int{1, 2} {
+		failed, retried := 0, 0
+		for after, hit := 0, true; hit; after++ {
+			m, err := sim.New(sim.WithMulticast(2))
+			require.NoError(t, err)
+			sys, err := m.Open(cuda.WithLeakTracing())
+			require.NoError(t, err)
+			for _, d := range sys.Devices() {
+				_, err := d.Probe() // its trials are no part of the steps
+				require.NoError(t, err)
+			}
+			groups := groupOf(t, ranks)
+			dealt := split(sys.Devices(), ranks)
+			struck := 0
+			var calls atomic.Int64
+			m.OnCall(func(string) { calls.Add(1) })
+			remove := m.Inject(sim.Fault{After: after, Result: 999})
+			all := form(t, groups, dealt, unit, multicast.TeamOptions{})
+			for r, f := range all {
+				require.Equal(t, all[0].err == nil, f.err == nil, "call %d, rank %d: %v", after, r, f.err)
+				if f.err != nil {
+					struck++
+					require.Nil(t, f.team, "call %d", after)
+				}
+			}
+			if struck > 0 {
+				failed++
+				require.Empty(t, sys.Live(), "call %d", after)
+			} else {
+				for _, err := range together(ranks, func(r int) error { return all[r].team.Leave(t.Context()) }) {
+					if err != nil {
+						struck++
+						retried++
+					}
+				}
+			}
+			remove()
+			hit = int(calls.Load()) > after
+			for _, f := range all {
+				if f.team != nil {
+					require.NoError(t, f.team.Close(), "call %d", after)
+				}
+			}
+			require.Empty(t, sys.Live(), "call %d", after)
+			require.Zero(t, handles.OpenFDs())
+			require.NoError(t, sys.Close())
+			require.NoError(t, m.Close())
+		}
+		require.Greater(t, failed, 20)
+		require.Greater(t, retried, 5)
 	}
 }

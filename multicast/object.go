@@ -161,3 +161,10 @@ func (o *Object) Close() error {
 		return nil
 	})
 }
+
+// has reports whether the device was added through this Object.
+func (o *Object) has(d *cuda.Device) bool {
+	o.o.mu.Lock()
+	defer o.o.mu.Unlock()
+	return slices.Contains(o.o.added, driver.Device(d.Ordinal()))
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/fabric/rendezvous"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/multicast"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -13,7 +14,24 @@ import (
 var multicastCases = join(
 	plain("Object", (*world).multicast, "Size", "Properties", "String", "Close"),
 	plain("Binding", (*world).binding, "Device", "Offset", "Size", "Close"),
+	plain("Team", (*world).team, "Ptr", "Devices", "Size", "Members", "First", "String", "Close"),
+	plain("TeamError", func(w *world) *multicast.TeamError { return new(multicast.TeamError) }, "Error", "Unwrap"),
 	table{
+		"NewTeam": func(w *world) func() error {
+			w.softwareOnly()
+			g := w.group()
+			return func() error {
+				return keep[*multicast.Team](w)(multicast.NewTeam(w.Context(), g, []*cuda.Device{w.dev}, 2*mib, multicast.TeamOptions{}))
+			}
+		},
+		"Team.Replica": func(w *world) func() error {
+			t := w.team()
+			return func() error { t.Replica(0); return nil }
+		},
+		"Team.Leave": func(w *world) func() error {
+			t := w.team()
+			return func() error { return t.Leave(w.Context()) }
+		},
 		"Supported": func(w *world) func() error {
 			return func() error {
 				if err := multicast.Supported(w.dev); !errors.Is(err, cuda.ErrNotSupported) {
@@ -104,4 +122,15 @@ func (w *world) multicast() *multicast.Object {
 
 func (w *world) binding() *multicast.Binding {
 	return made[*multicast.Binding](w)(w.multicast().Bind(w.dev, 0, w.allocation(), 0, 2*mib))
+}
+
+func (w *world) group() *rendezvous.Group {
+	g := must[[]*rendezvous.Group](w)(rendezvous.InProcess(1, rendezvous.Options{}))
+	w.closed(g[0])
+	return g[0]
+}
+
+func (w *world) team() *multicast.Team {
+	w.softwareOnly()
+	return made[*multicast.Team](w)(multicast.NewTeam(w.Context(), w.group(), []*cuda.Device{w.dev}, 2*mib, multicast.TeamOptions{}))
 }

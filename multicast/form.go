@@ -1,0 +1,293 @@
+package multicast
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/fabric/rendezvous"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// The steps, in order. Each ends when all ranks have done their part, so that
+// nobody binds or maps before all have added their devices, and the creator has
+// the object until all have imported it.
+const (
+	stepPlan   = "plan"
+	stepAgree  = "agree on the handle type"
+	stepMemory = "make memory"
+	stepCreate = "create"
+	stepImport = "import"
+	stepAdd    = "add devices"
+	stepBind   = "bind"
+	stepMap    = "map"
+)
+
+// plan is what a rank brings.
+type plan struct {
+	Size        int
+	Granularity uint64
+	Devices     []cuda.UUID
+}
+
+// form does all steps. Nobody else has the team yet.
+func (t *Team) form(ctx context.Context, size int) error {
+	types, err := t.plan(ctx, size)
+	if err != nil {
+		return err
+	}
+	by := vmm.NoHandles // a lone rank shares with nobody
+	if t.group.Size() > 1 {
+		if by, err = t.agree(ctx, types); err != nil {
+			return err
+		}
+	}
+	if err := t.do(ctx, stepMemory, func() error { return t.makeMemory(by) }); err != nil {
+		return err
+	}
+	if err := t.share(ctx, by); err != nil {
+		return err
+	}
+	for _, s := range []struct {
+		name string
+		do   func() error
+	}{{stepAdd, t.add}, {stepBind, t.bind}, {stepMap, t.mapAll}} {
+		if err := t.do(ctx, s.name, s.do); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// do is a step in which nothing is brought.
+func (t *Team) do(ctx context.Context, name string, do func() error) error {
+	_, err := t.step(ctx, name, func() (offering, error) { return offering{}, do() })
+	return err
+}
+
+// plan finds out what all bring, and whether that is a team.
+func (t *Team) plan(ctx context.Context, size int) (types vmm.HandleTypes, err error) {
+	a, err := t.step(ctx, stepPlan, func() (offering, error) {
+		if size <= 0 || size > maxBytes {
+			return offering{}, core.Invalid("multicast.NewTeam", fmt.Sprintf("a size of %d bytes", size), "ask for as much as each device is to have")
+		}
+		if err := Supported(t.devices...); err != nil {
+			return offering{}, err
+		}
+		p := plan{Size: size}
+		for _, d := range t.devices {
+			p.Devices = append(p.Devices, d.UUID())
+			g, err := vmm.GranularityOf(d, vmm.Properties{})
+			if err != nil {
+				return offering{}, err
+			}
+			p.Granularity = max(p.Granularity, uint64(g))
+		}
+		g, err := granularity("multicast.NewTeam", core.SystemOf(t.devices[0]), Properties{Devices: len(t.devices), Granularity: t.options.Granularity})
+		if err != nil {
+			return offering{}, err
+		}
+		p.Granularity = max(p.Granularity, g)
+		if t.group.Size() > 1 {
+			types, err = shareable(t.devices)
+		}
+		return offering{body: p}, err
+	})
+	if err != nil {
+		return 0, err
+	}
+	if err := t.settle(a.reports); err != nil {
+		return 0, err
+	}
+	return types, nil
+}
+
+// settle works out the team from all plans. All ranks find the same.
+func (t *Team) settle(reports []report) error {
+	plans := make([]plan, len(reports))
+	var others []int
+	for rank, r := range reports {
+		if err := json.Unmarshal(r.Body, &plans[rank]); err != nil || len(plans[rank].Devices) == 0 || plans[rank].Granularity == 0 {
+			return disagree(stepPlan, handles.ErrProtocol, []int{rank}, "rank %d sent what no rank sends", rank)
+		}
+		if plans[rank].Size != plans[0].Size {
+			others = append(others, rank)
+		}
+	}
+	if len(others) > 0 {
+		return disagree(stepPlan, rendezvous.ErrDisagree, others, "ranks %v ask for another size than the %d bytes of rank 0: all ask for the same", others, plans[0].Size)
+	}
+	var gran uint64
+	owner := map[cuda.UUID]int{}
+	for rank, p := range plans {
+		if rank == t.group.Rank() {
+			t.first = t.members
+		}
+		for _, d := range p.Devices {
+			if before, twice := owner[d]; twice && d != (cuda.UUID{}) {
+				return disagree(stepPlan, cuda.ErrInvalidArgument, []int{before, rank}, "ranks %d and %d both bring device %v: each device takes part once", before, rank, d)
+			}
+			owner[d] = rank
+		}
+		t.members += len(p.Devices)
+		gran = max(gran, p.Granularity)
+	}
+	t.size = int((uint64(plans[0].Size) + gran - 1) / gran * gran)
+	return nil
+}
+
+// shareable are the handle types that all devices were found to have.
+func shareable(devices []*cuda.Device) (vmm.HandleTypes, error) {
+	types := vmm.PosixFD | vmm.Fabric
+	for _, d := range devices {
+		p, err := d.Probe()
+		if err != nil {
+			return 0, err
+		}
+		if !p.PosixFD {
+			types &^= vmm.PosixFD
+		}
+		if !p.Fabric {
+			types &^= vmm.Fabric
+		}
+	}
+	return types, nil
+}
+
+func (t *Team) agree(ctx context.Context, types vmm.HandleTypes) (vmm.HandleTypes, error) {
+	a, err := rendezvous.Agree(ctx, t.group, rendezvous.FactsOf(t.devices[0], types))
+	if err != nil {
+		return 0, broken(stepAgree, err, nil)
+	}
+	return a.Handle, nil
+}
+
+// own has Close give something back.
+func (t *Team) own(closing func() error) { t.undo = append(t.undo, closing) }
+
+// makeMemory makes the replicas, at addresses of their own.
+func (t *Team) makeMemory(by vmm.HandleTypes) error {
+	p := vmm.Properties{Handles: by}
+	for _, d := range t.devices[len(t.replicas):] {
+		a, err := vmm.Create(d, t.size, p)
+		if err != nil {
+			return err
+		}
+		t.own(a.Close)
+		m, err := t.mapped(d, a, []*cuda.Device{d})
+		if err != nil {
+			return err
+		}
+		t.replicas = append(t.replicas, replica{a, m})
+	}
+	return nil
+}
+
+// mapped maps memory at a range of its own.
+func (t *Team) mapped(d *cuda.Device, p vmm.Physical, devices []*cuda.Device) (*vmm.Mapping, error) {
+	r, err := vmm.Reserve(d, t.size, vmm.ReserveOptions{})
+	if err != nil {
+		return nil, err
+	}
+	t.own(r.Close)
+	m, err := r.Map(0, p)
+	if err != nil {
+		return nil, err
+	}
+	t.own(m.Close)
+	var access []vmm.Access
+	for _, d := range devices {
+		access = append(access, vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite})
+	}
+	return m, m.SetAccess(access...)
+}
+
+// share makes the object on rank 0 and has the others import it.
+func (t *Team) share(ctx context.Context, by vmm.HandleTypes) error {
+	sys := t.devices[0].System()
+	var make func() (offering, error)
+	if t.group.Rank() == 0 {
+		make = func() (offering, error) { return t.create(by) }
+	}
+	a, err := t.step(ctx, stepCreate, make)
+	if err != nil {
+		return err
+	}
+	defer a.close()
+	return t.do(ctx, stepImport, func() (err error) {
+		if t.group.Rank() == 0 {
+			return nil
+		}
+		from := a.parcels[0]
+		switch {
+		case by == vmm.Fabric:
+			var h cuda.FabricHandle
+			if err := json.Unmarshal(a.reports[0].Body, &h); err != nil {
+				return fmt.Errorf("%w: rank 0 sent no fabric handle: %w", handles.ErrProtocol, err)
+			}
+			t.object, err = ImportFabric(sys, h, t.size, t.members)
+		case len(from.Files) != 1:
+			return fmt.Errorf("%w: rank 0 sent %d descriptors", handles.ErrProtocol, len(from.Files))
+		default:
+			t.object, err = Import(sys, from.Files[0], t.size, t.members)
+		}
+		if err == nil {
+			t.own(t.object.Close)
+		}
+		return err
+	})
+}
+
+func (t *Team) create(by vmm.HandleTypes) (o offering, err error) {
+	if t.object == nil {
+		t.object, err = Create(t.devices[0].System(), t.size, Properties{Devices: t.members, Handles: by, Granularity: t.options.Granularity})
+		if err != nil {
+			return o, err
+		}
+		t.own(t.object.Close)
+	}
+	switch {
+	case t.object.Size() != t.size:
+		return o, core.Invalid("multicast.NewTeam", fmt.Sprintf("%s, where the object is of %s", core.Bytes(t.size), core.Bytes(t.object.Size())),
+			"the granularity grows with the team: ask for a multiple of it")
+	case by == vmm.Fabric:
+		o.body, err = t.object.ExportFabric()
+	case by == vmm.PosixFD:
+		if o.file, err = t.object.Export(); err == nil {
+			t.own(o.file.Close) // where the step came back too late to close it
+		}
+	}
+	return o, err
+}
+
+func (t *Team) add() error {
+	for _, d := range t.devices {
+		if t.object.has(d) {
+			continue
+		}
+		if err := t.object.AddDevice(d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *Team) bind() error {
+	for _, d := range t.devices[len(t.bindings):] {
+		b, err := t.object.Bind(d, 0, t.replicas[len(t.bindings)].memory, 0, t.size)
+		if err != nil {
+			return err
+		}
+		t.own(b.Close)
+		t.bindings = append(t.bindings, b)
+	}
+	return nil
+}
+
+func (t *Team) mapAll() (err error) {
+	t.mapping, err = t.mapped(t.devices[0], t.object, t.devices)
+	return err
+}

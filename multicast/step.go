@@ -1,0 +1,152 @@
+package multicast
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/cuvmm/cuvmm/fabric/rendezvous"
+	"github.com/cuvmm/cuvmm/handles"
+)
+
+// The driver's 'system not ready' is tried again by all ranks together, so many
+// times, after pauses that double.
+const notReadyTries = 8
+
+var notReadyPause = 10 * time.Millisecond
+
+// report is what a rank tells the others of its part of a step.
+type report struct {
+	Error string   `json:",omitempty"`
+	Kinds []string `json:",omitempty"`
+	// NotReady: another try is worth it.
+	NotReady bool `json:",omitempty"`
+	// Body is what the step is about.
+	Body json.RawMessage `json:",omitempty"`
+}
+
+// offering is what a rank brings to a step beside its report.
+type offering struct {
+	body any
+	file *handles.FD // closed after the step
+}
+
+// answer is what all brought to a step that all did well. The files are the
+// caller's.
+type answer struct {
+	reports []report
+	parcels []rendezvous.Parcel
+}
+
+func (a *answer) close() {
+	for i := range a.parcels {
+		a.parcels[i].Close()
+	}
+}
+
+// step has this rank do its part, unless it has none (nil), and waits until all
+// have. Where one of them failed it is an error for all; where one was not ready
+// those that were not try again, and the others wait with them.
+//
+// A part is done again after it was not ready, so it goes on where it was.
+func (t *Team) step(ctx context.Context, name string, do func() (offering, error)) (*answer, error) {
+	var mine offering
+	var own error
+	defer func() {
+		if mine.file != nil {
+			_ = mine.file.Close()
+		}
+	}()
+	pause := notReadyPause
+	for try := 1; ; try++ {
+		if ctx.Err() != nil {
+			own = fmt.Errorf("the caller's context ended: %w", context.Cause(ctx))
+			t.group.Fail(own)
+			return nil, broken(name, own, nil)
+		}
+		if try == 1 || own != nil {
+			own = nil
+			if do != nil {
+				mine, own = t.part(name, do)
+			}
+		}
+		a, err := t.exchange(ctx, name, try, mine, own)
+		if err != nil {
+			return nil, broken(name, err, own)
+		}
+		failures, waiting := 0, 0
+		for _, r := range a.reports {
+			switch {
+			case r.Error != "" && !r.NotReady:
+				failures++
+			case r.NotReady:
+				waiting++
+			}
+		}
+		switch {
+		case failures == 0 && waiting == 0:
+			return a, nil
+		case failures > 0 || try == notReadyTries:
+			a.close()
+			return nil, failed(name, a.reports, own)
+		}
+		a.close()
+		time.Sleep(pause)
+		pause *= 2
+	}
+}
+
+// part runs this rank's part within the limit. What a late one would have
+// answered is lost; what it made is the team's.
+func (t *Team) part(name string, do func() (offering, error)) (offering, error) {
+	var mine offering
+	err := t.bounded("multicast.Team", "its part of the step \""+name+"\"", func() (err error) {
+		mine, err = do()
+		return err
+	})
+	if t.late != nil {
+		return offering{}, err
+	}
+	return mine, err
+}
+
+// exchange tells the others how this rank's part went, and waits for theirs.
+func (t *Team) exchange(ctx context.Context, name string, try int, mine offering, own error) (*answer, error) {
+	r := report{}
+	if own != nil {
+		r.Error, r.Kinds, r.NotReady = own.Error(), kindsOf(own), notReady(own)
+	} else if mine.body != nil {
+		b, err := json.Marshal(mine.body)
+		if err != nil {
+			return nil, err
+		}
+		r.Body = b
+	}
+	b, err := json.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	p := rendezvous.Parcel{Body: b}
+	if own == nil && mine.file != nil {
+		p.Files = []*handles.FD{mine.file}
+	}
+	full := "multicast: " + name
+	if try > 1 {
+		full += fmt.Sprintf(", try %d", try)
+	}
+	all, err := t.group.Exchange(ctx, full, p)
+	if err != nil {
+		return nil, err
+	}
+	a := &answer{reports: make([]report, len(all)), parcels: all}
+	for rank := range all {
+		if err := json.Unmarshal(all[rank].Body, &a.reports[rank]); err != nil {
+			a.close()
+			err = fmt.Errorf("%w: rank %d sent what no rank sends: %w", handles.ErrProtocol, rank, err)
+			t.group.Fail(err)
+			return nil, err
+		}
+	}
+	return a, nil
+}
