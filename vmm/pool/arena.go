@@ -149,3 +149,36 @@ func (t *totals) add(o totals) {
 	t.frees += o.frees
 	t.bytes += o.bytes
 }
+
+// freeCaptured frees a block of an arena, which is retired already. In the
+// capture that it was allocated in, its stream has it back at once; what other
+// streams of the capture use waits for the end. Outside of the capture it waits
+// for its own stream, too, since the next capture is not ordered behind that.
+func (p *Pool) freeCaptured(h *header, points ...point) error {
+	sh := h.home.shard
+	if h.home.ext != nil && h.home.ext.node != nil {
+		return h.home.ext.node.free(h)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var c *Capture
+	if a := sh.arena; a != nil && a.running != nil && a.serial == h.capture {
+		c = a.running
+	}
+	if c == nil && !sh.stream.Gone() {
+		own := p.attach(sh.stream)
+		own.mu.Lock()
+		points = append(points, point{own, own.epoch})
+		own.touched = own.epoch
+		own.mu.Unlock()
+	}
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if len(points) == 0 {
+		sh.put(h, sh.epoch)
+		return nil
+	}
+	h.waiting = true
+	sh.waiting = append(sh.waiting, waiting{h: h, epoch: sh.epoch, until: points, capture: c})
+	return nil
+}

@@ -1,0 +1,149 @@
+package pool
+
+// trimFor makes room for what a request lacks. Where chunks move, those of
+// regions have done so.
+func (p *Pool) trimFor(w *want) (freed uint64, err error) {
+	if w.kind == mid {
+		return trimBy(p.lacking(w), p.trimExact, p.trimSlabs)
+	}
+	return p.trim(p.lacking(w))
+}
+
+// trim gives free chunks that the GPU has passed back to the driver until need
+// bytes went: those that are mapped nowhere, exact ones, slabs, and whole chunks
+// of regions.
+func (p *Pool) trim(need uint64) (freed uint64, err error) {
+	return trimBy(need, p.trimIdle, p.trimExact, p.trimSlabs, p.trimRegions)
+}
+
+func trimBy(need uint64, ways ...func(uint64) (uint64, error)) (freed uint64, err error) {
+	for _, way := range ways {
+		if freed >= need {
+			break
+		}
+		n, err := way(need - freed)
+		if freed += n; err != nil {
+			return freed, err
+		}
+	}
+	return freed, nil
+}
+
+// trimIdle gives back chunks that are mapped nowhere.
+func (p *Pool) trimIdle(need uint64) (freed uint64, err error) {
+	for freed < need {
+		p.mu.Lock()
+		n := len(p.idle)
+		if n == 0 {
+			p.mu.Unlock()
+			break
+		}
+		h := p.idle[n-1]
+		p.idle = p.idle[:n-1]
+		p.mu.Unlock()
+		if err := p.release(h); err != nil {
+			return freed, err
+		}
+		freed += h.Size
+	}
+	return freed, nil
+}
+
+// trimSlabs gives empty slab chunks back.
+func (p *Pool) trimSlabs(need uint64) (freed uint64, err error) {
+	for _, sh := range p.all() {
+		for freed < need {
+			c, ok := sh.spareSlab()
+			if !ok {
+				break
+			}
+			err := c.reg.rng.UnmapRun(allocOp, c.reg.off(c.base()), c.reg.chunk)
+			p.mu.Lock()
+			c.reg.vacate(c.index, c.index+1, err != nil)
+			if err == nil {
+				c.reg.vacant = append(c.reg.vacant, c.index)
+			}
+			p.mu.Unlock()
+			if err != nil {
+				return freed, err
+			}
+			p.reserved.Add(-c.reg.chunk)
+			freed += c.reg.chunk
+		}
+	}
+	return freed, nil
+}
+
+func (sh *shard) spareSlab() (slabChunk, bool) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if sh.arena != nil {
+		return slabChunk{}, false
+	}
+	sh.giveUpAll()
+	for i, c := range sh.empty {
+		if c.epoch <= sh.passed.Load() {
+			sh.empty = append(sh.empty[:i], sh.empty[i+1:]...)
+			return c, true
+		}
+	}
+	return slabChunk{}, false
+}
+
+// trimRegions gives whole free chunks of regions back.
+func (p *Pool) trimRegions(need uint64) (freed uint64, err error) {
+	n := int((need + p.chunk - 1) / p.chunk)
+	p.mu.Lock()
+	var runs []run
+	for _, sh := range p.shards {
+		if n <= 0 {
+			break
+		}
+		sh.mu.Lock()
+		if sh.arena == nil {
+			more, k := p.cutHoles(sh, n, false)
+			runs, n = append(runs, more...), n-k
+		}
+		sh.mu.Unlock()
+	}
+	p.mu.Unlock()
+	for i, r := range runs {
+		if err != nil {
+			p.putBack(runs[i])
+			continue
+		}
+		if err = p.unmap(r); err == nil {
+			p.reserved.Add(-r.span.bytes())
+			freed += r.span.bytes()
+		}
+	}
+	return freed, err
+}
+
+// underPressure is asked by others who need memory. While this pool asks the
+// others itself it has nothing left.
+func (p *Pool) underPressure(need uint64) uint64 {
+	if p.relieve.Load() {
+		return 0
+	}
+	p.catchUp(nil, need)
+	freed, err := p.trim(need)
+	if err != nil {
+		p.sys.Config.Log.Error("cuvmm: a pool could not give memory back", "error", err)
+	}
+	return freed
+}
+
+// Trim gives free memory that the GPU has passed back to the driver, at least
+// need bytes where there is that much; 0 is all. It answers how many it gave.
+func (p *Pool) Trim(need int) (freed int, err error) {
+	if need <= 0 {
+		need = maxBytes
+	}
+	p.slow.Lock()
+	p.advanceAll(nil)
+	n, err := p.trim(uint64(need))
+	p.slow.Unlock()
+	p.verify()
+	return int(n), err
+}
