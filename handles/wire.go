@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"fmt"
-	"strings"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -148,22 +147,9 @@ func (d *Descriptor) MarshalText() ([]byte, error) {
 // descriptor is as it was.
 func (d *Descriptor) UnmarshalText(text []byte) error {
 	const op = "handles.Descriptor.UnmarshalText"
-	if most := len(textPrefix) + textEncoding.EncodedLen(MaxDescriptorBytes); len(text) > most {
-		return failure(op, ErrTooLarge, fmt.Sprintf("%d bytes, of which a descriptor has at most %d", len(text), most),
-			"pass the text of one descriptor")
-	}
-	code, ok := strings.CutPrefix(string(text), textPrefix)
-	if !ok {
-		return failure(op, ErrDescriptor, fmt.Sprintf("it begins with %q instead of %q", text[:min(len(text), len(textPrefix))], textPrefix),
-			"pass the text of MarshalText, of the same version of this library")
-	}
-	// The decoder skips line ends, which are not part of the one form.
-	if i := strings.IndexAny(code, "\r\n"); i >= 0 {
-		return failure(op, ErrDescriptor, fmt.Sprintf("a line end after %d bytes", len(textPrefix)+i), "pass the text without white space")
-	}
-	b, err := textEncoding.DecodeString(code)
+	b, err := decodeText(op, text, textPrefix, MaxDescriptorBytes)
 	if err != nil {
-		return failure(op, ErrDescriptor, "", "pass the text of MarshalText").because(err)
+		return err
 	}
 	return d.UnmarshalBinary(b)
 }

@@ -1,0 +1,398 @@
+//go:build linux
+
+package handles_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/internal/reexec"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+// sentAsText is the offer as a receiver reads it.
+func sentAsText(t testing.TB, o handles.Offer) (back handles.Offer) {
+	t.Helper()
+	text, err := o.MarshalText()
+	require.NoError(t, err)
+	require.NoError(t, back.UnmarshalText(text))
+	return back
+}
+
+func TestALeaseKeepsWhatItOffers(t *testing.T) {
+	folder := t.TempDir()
+	devices, _ := onFabric(t, folder, inClique, inClique)
+	b := shareable(t, devices[0], vmm.Fabric, 3, 5)
+	before := handles.Leases()
+	l, err := handles.LeaseBuffer(b, handles.LeaseOptions{Receivers: 2})
+	require.NoError(t, err)
+	closeLater(t, l)
+	require.Equal(t, before.Open+1, handles.Leases().Open)
+	require.Equal(t, before.Bytes+6*mib, handles.Leases().Bytes)
+	offer := sentAsText(t, l.Offer())
+	require.Equal(t, l.Offer(), offer)
+	// The buffer may go: the lease has the memory.
+	require.NoError(t, b.Close())
+	i, err := handles.ImportBuffer(devices[1], offer, handles.ImportOptions{})
+	require.NoError(t, err)
+	holds(t, i, 5)
+	require.NoError(t, l.Imported(offer.Receipt()))
+	require.NoError(t, l.Imported(offer.Receipt()), "the same process counts once")
+	other := offer.Receipt()
+	other.Importer.PID++
+	require.ErrorIs(t, l.Imported(handles.Receipt{Importer: other.Importer}), handles.ErrUnknown)
+	require.Equal(t, 3, devices[0].System().Stats().Allocations)
+	require.NoError(t, l.Imported(other))
+	require.NoError(t, l.Wait(t.Context()))
+	require.Zero(t, devices[0].System().Stats().Allocations)
+	require.Equal(t, before, handles.Leases())
+	require.NoError(t, l.Imported(other), "late, and all had imported")
+	// The importer has it by itself; for others the handle names nothing.
+	holds(t, i, 5)
+	_, err = handles.ImportBuffer(devices[1], offer, handles.ImportOptions{})
+	require.Error(t, err)
+	require.ErrorContains(t, err, "does it hold a lease")
+	require.NoError(t, i.Close())
+	require.NoError(t, l.Close())
+}
+
+func TestALeaseEndsAtItsDeadline(t *testing.T) {
+	devices, _ := onFabric(t, t.TempDir(), inClique)
+	b := shareable(t, devices[0], vmm.Fabric, 2, 5)
+	before := handles.Leases()
+	var log bytes.Buffer
+	l, err := handles.LeaseBuffer(b, handles.LeaseOptions{Receivers: 3, Timeout: 30 * time.Millisecond, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	require.NoError(t, err)
+	require.NoError(t, b.Close())
+	require.NoError(t, l.Imported(l.Offer().Receipt()))
+	err = l.Wait(within(t))
+	require.ErrorIs(t, err, handles.ErrTimeout)
+	require.ErrorContains(t, err, "1 of 3 receivers")
+	require.ErrorIs(t, l.Imported(l.Offer().Receipt()), handles.ErrTimeout)
+	require.Zero(t, devices[0].System().Stats().Allocations, "the memory is free")
+	require.NoError(t, l.Close())
+	require.ErrorIs(t, l.Wait(t.Context()), handles.ErrTimeout)
+	require.Eventually(t, func() bool { return handles.Leases().Expired == before.Expired+1 }, 5*time.Second, time.Millisecond)
+	text, err := l.Offer().MarshalText()
+	require.NoError(t, err)
+	require.NotContains(t, log.String(), string(text[20:60]))
+}
+
+func TestLeasesByDescriptor(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		a, err := vmm.NewArray[int32](d, vmm.BufferOptions{Reserve: 8 * mib})
+		require.NoError(t, err)
+		closeLater(t, a)
+		require.NoError(t, a.Append(nil, []int32{1, 2, 3}))
+		files := handles.OpenFDs()
+		l, err := handles.LeaseArray(a, handles.LeaseOptions{Handle: vmm.PosixFD})
+		require.NoError(t, err)
+		offer := sentAsText(t, l.Offer())
+		_, err = handles.ImportArray[int32](d, offer, handles.ImportOptions{})
+		require.ErrorIs(t, err, handles.ErrDescriptor, "the files are missing")
+		offer.Files = l.Offer().Files
+		i, err := handles.ImportArray[int32](d, offer, handles.ImportOptions{ReadOnly: true})
+		require.NoError(t, err)
+		got := make([]int32, 3)
+		require.NoError(t, i.All().CopyTo(nil, got))
+		require.Equal(t, []int32{1, 2, 3}, got)
+		require.NoError(t, i.Close())
+		_, err = handles.ImportArray[float32](d, offer, handles.ImportOptions{})
+		require.ErrorIs(t, err, handles.ErrMismatch)
+		_, err = handles.ImportBuffer(d, offer, handles.ImportOptions{})
+		require.ErrorIs(t, err, handles.ErrMismatch)
+		require.NoError(t, l.Close())
+		require.NoError(t, l.Close())
+		require.ErrorIs(t, l.Wait(t.Context()), cuda.ErrClosed)
+		require.Equal(t, files, handles.OpenFDs())
+		// Without a fabric handle there is nothing to lease by.
+		_, err = handles.LeaseArray(a, handles.LeaseOptions{})
+		require.ErrorIs(t, err, cuda.ErrNotSupported)
+		require.ErrorContains(t, err, "vmm.Fabric")
+	})
+}
+
+func TestLeasesThatCannotBe(t *testing.T) {
+	devices, machines := onFabric(t, t.TempDir(), inClique)
+	d := devices[0]
+	before := handles.Leases()
+	m, err := vmm.Create(d, 2*mib, vmm.Properties{Handles: vmm.Fabric})
+	require.NoError(t, err)
+	for _, o := range []handles.LeaseOptions{{Handle: vmm.PosixFD | vmm.Fabric}, {Handle: vmm.NoHandles}, {Receivers: -1}, {Timeout: -1}} {
+		_, err = handles.LeaseAllocation(m, o)
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	}
+	_, err = handles.LeaseBuffer(nil, handles.LeaseOptions{})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	_, err = handles.LeaseArray[int](nil, handles.LeaseOptions{})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	_, err = handles.LeaseAllocation(nil, handles.LeaseOptions{})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	remove := machines[0].Inject(sim.Fault{Call: "cuMemExportToShareableHandle", Result: 304})
+	_, err = handles.LeaseAllocation(m, handles.LeaseOptions{})
+	remove()
+	require.Error(t, err)
+	// A release that fails at the end is tried again.
+	l, err := handles.LeaseAllocation(m, handles.LeaseOptions{})
+	require.NoError(t, err)
+	i, err := handles.ImportAllocation(d, l.Offer(), handles.ImportOptions{})
+	require.NoError(t, err)
+	require.NoError(t, i.Close())
+	_, err = handles.ImportAllocation(d, l.Offer(), handles.ImportOptions{ReadOnly: true})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	_, err = handles.ImportAllocation(nil, l.Offer(), handles.ImportOptions{})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.NoError(t, m.Close())
+	machines[0].Inject(sim.Fault{Call: "cuMemRelease", Result: 999})
+	require.ErrorContains(t, l.Close(), "Drain")
+	require.NoError(t, d.System().Drain(t.Context()))
+	require.Zero(t, d.System().Stats().Allocations)
+	require.Equal(t, before, handles.Leases())
+	_, err = handles.LeaseAllocation(m, handles.LeaseOptions{})
+	require.ErrorIs(t, err, cuda.ErrClosed)
+}
+
+// A lease ends once, whoever ends it.
+func TestLeasesEndOnce(t *testing.T) {
+	devices, _ := onFabric(t, t.TempDir(), inClique)
+	before := handles.Leases()
+	for range 200 {
+		m, err := vmm.Create(devices[0], 2*mib, vmm.Properties{Handles: vmm.Fabric})
+		require.NoError(t, err)
+		l, err := handles.LeaseAllocation(m, handles.LeaseOptions{Receivers: 1, Timeout: 50 * time.Microsecond})
+		require.NoError(t, err)
+		var all sync.WaitGroup
+		all.Go(func() { _ = l.Imported(l.Offer().Receipt()) })
+		all.Go(func() { _ = l.Wait(t.Context()) })
+		all.Go(func() { _ = l.Close() })
+		all.Wait()
+		require.NoError(t, m.Close())
+	}
+	after := handles.Leases()
+	require.Equal(t, before.Open, after.Open)
+	require.Equal(t, before.Bytes, after.Bytes)
+	require.Zero(t, devices[0].System().Stats().Allocations)
+}
+
+var someOffer = handles.Offer{
+	Descriptor: handles.Descriptor{Kind: handles.BufferKind, Length: 5, Chunks: []uint64{2 * mib, 4 * mib},
+		Location: cuda.OnDevice(0), Device: cuda.UUID{1}, Handle: vmm.Fabric},
+	Lease: [16]byte{9}, Handles: []cuda.FabricHandle{{1}, {2}},
+}
+
+func TestOfferForms(t *testing.T) {
+	require.Equal(t, someOffer, sentAsText(t, someOffer))
+	j, err := json.Marshal(someOffer)
+	require.NoError(t, err)
+	var back handles.Offer
+	require.NoError(t, json.Unmarshal(j, &back))
+	require.Equal(t, someOffer, back)
+	text, err := someOffer.MarshalText()
+	require.NoError(t, err)
+	// Printed, it has no handles.
+	var log bytes.Buffer
+	slog.New(slog.NewJSONHandler(&log, nil)).Info("offer", "offer", someOffer)
+	for _, printed := range []string{someOffer.String(), fmt.Sprintf("%v %+v %s", someOffer, someOffer, &someOffer), log.String()} {
+		require.NotContains(t, printed, string(text[20:50]))
+		require.Contains(t, printed, "6 MiB in 2 chunks by fabric")
+	}
+	for name, change := range map[string]func(*handles.Offer){
+		"a handle too few":        func(o *handles.Offer) { o.Handles = o.Handles[:1] },
+		"handles of descriptors":  func(o *handles.Offer) { o.Descriptor.Handle = vmm.PosixFD },
+		"two types":               func(o *handles.Offer) { o.Descriptor.Handle = vmm.PosixFD | vmm.Fabric },
+		"a descriptor that is no": func(o *handles.Offer) { o.Descriptor.Length = 1 << 40 },
+	} {
+		o := someOffer
+		change(&o)
+		_, err := o.MarshalText()
+		require.ErrorIs(t, err, handles.ErrDescriptor, name)
+	}
+	r := handles.Receipt{Lease: [16]byte{9}, Importer: handles.Self()}
+	text, err = r.MarshalText()
+	require.NoError(t, err)
+	var got handles.Receipt
+	require.NoError(t, got.UnmarshalText(text))
+	require.Equal(t, r, got)
+	for _, bad := range []string{"", "cuvmmreceipt1:", string(text[:len(text)-1]), string(text) + "A", string(text) + "\n", strings.Repeat("x", 1000)} {
+		require.Error(t, got.UnmarshalText([]byte(bad)), bad)
+	}
+	require.Equal(t, r, got)
+}
+
+func FuzzOfferText(f *testing.F) {
+	text, err := someOffer.MarshalText()
+	require.NoError(f, err)
+	f.Add(text)
+	f.Add(text[:len(text)-4])
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var o handles.Offer
+		if err := o.UnmarshalText(text); err != nil {
+			require.True(t, errors.Is(err, handles.ErrDescriptor) || errors.Is(err, handles.ErrTooLarge), "%v", err)
+			require.Zero(t, o)
+			return
+		}
+		again, err := o.MarshalText()
+		require.NoError(t, err)
+		require.Equal(t, text, again)
+	})
+}
+
+// importer is told where it stands, and an offer.
+type importer struct {
+	Folder  string
+	Place   sim.Fabric
+	Visible []int
+	Offer   *handles.Offer `json:",omitempty"`
+}
+
+type imported struct {
+	First   []byte
+	Err     string
+	Code    int
+	Receipt handles.Receipt
+}
+
+func init() {
+	reexec.Register("fabric importer", func(c *reexec.Child) error {
+		var o importer
+		if err := c.Recv(&o); err != nil {
+			return err
+		}
+		m, err := sim.New(onTwo(o.Folder, o.Place, o.Visible...))
+		if err != nil {
+			return err
+		}
+		s, err := m.Open()
+		if err != nil {
+			return err
+		}
+		var a imported
+		b, err := handles.ImportBuffer(s.Devices()[0], *o.Offer, handles.ImportOptions{})
+		var e *cuda.Error
+		if errors.As(err, &e) {
+			a.Code = int(e.Code)
+		}
+		if err != nil {
+			a.Err = err.Error()
+		} else {
+			a.First, a.Receipt = make([]byte, 100), o.Offer.Receipt()
+			part, err := b.Slice(0, 100)
+			if err := errors.Join(err, part.CopyTo(nil, a.First), b.Close()); err != nil {
+				return err
+			}
+		}
+		return errors.Join(c.Send(a), s.Close(), m.Close())
+	})
+	reexec.Register("fabric exporter", func(c *reexec.Child) error {
+		var o importer
+		if err := c.Recv(&o); err != nil {
+			return err
+		}
+		m, err := sim.New(onTwo(o.Folder, o.Place, o.Visible...))
+		if err != nil {
+			return err
+		}
+		s, err := m.Open()
+		if err != nil {
+			return err
+		}
+		b, err := vmm.NewBuffer(s.Devices()[1], vmm.BufferOptions{Memory: vmm.Properties{Handles: vmm.Fabric}})
+		if err != nil {
+			return err
+		}
+		if err := b.Append(nil, pattern(1000, 3)); err != nil {
+			return err
+		}
+		l, err := handles.LeaseBuffer(b, handles.LeaseOptions{Receivers: 1})
+		if err != nil {
+			return err
+		}
+		if err := c.Send(l.Offer()); err != nil {
+			return err
+		}
+		var what string
+		if err := c.Recv(&what); err != nil { // the end of the test
+			return nil
+		}
+		if what == "release" {
+			if err := errors.Join(l.Close(), b.Close()); err != nil {
+				return err
+			}
+		}
+		if err := c.Send("done"); err != nil {
+			return err
+		}
+		_ = c.Recv(&what)
+		return nil
+	})
+}
+
+// onTwo is a machine of two devices in a folder.
+func onTwo(folder string, f sim.Fabric, visible ...int) sim.Options {
+	return sim.Options{Folder: folder, Fabric: f, Visible: visible, Devices: []sim.DeviceOptions{{Memory: 64 * mib}, {Memory: 64 * mib}}}
+}
+
+// What stands in the way of an import is told with what to do about it, by the
+// state that the processes are in.
+func TestWhatAnImportByTextSays(t *testing.T) {
+	for _, row := range []struct {
+		state    string
+		importer sim.Fabric
+		visible  []int
+		between  func(exporter *reexec.Cmd)
+		code     int
+		says     []string
+	}{
+		{state: "the same channel", importer: inClique},
+		{state: "no channel", importer: noChannel, code: 801, says: []string{"needs an open IMEX channel", "this process has no open channel", "there is no channel in"}},
+		{state: "another channel", importer: anotherChannel, code: 800, says: []string{"on the exporter's IMEX channel only", "this process has channel 4"}},
+		{state: "another clique", importer: anotherClique, code: 400, says: []string{"are both cluster UUIDs and cliques the same", "clique 01000000-0000-0000-0000-000000000000.8"}},
+		{state: "the device is hidden", importer: inClique, visible: []int{0}, code: 101, says: []string{"hidden from this process", "CUDA_VISIBLE_DEVICES"}},
+		{state: "the exporter is killed", importer: inClique, between: func(e *reexec.Cmd) { e.Kill() }, code: 400, says: []string{"exporter is gone", "is it alive"}},
+		{state: "the memory is released", importer: inClique, between: func(e *reexec.Cmd) {
+			var done string
+			e.Send("release")
+			e.Recv(&done)
+		}, code: 400, says: []string{"has released the memory", "does it hold a lease"}},
+	} {
+		t.Run(row.state, func(t *testing.T) {
+			folder := t.TempDir()
+			exporter := reexec.Command(t, "fabric exporter")
+			exporter.Start()
+			exporter.Send(importer{Folder: folder, Place: inClique})
+			var offer handles.Offer
+			exporter.Recv(&offer)
+			if row.between != nil {
+				row.between(exporter)
+			}
+			child := reexec.Command(t, "fabric importer")
+			child.Start()
+			child.Send(importer{Folder: folder, Place: row.importer, Visible: row.visible, Offer: &offer})
+			var got imported
+			child.Recv(&got)
+			child.Wait()
+			require.Equal(t, row.code, got.Code, got.Err)
+			for _, s := range row.says {
+				require.Contains(t, got.Err, s)
+			}
+			if row.code == 0 {
+				require.Empty(t, got.Err)
+				require.Equal(t, pattern(1000, 3)[:100], got.First)
+				require.Equal(t, offer.Lease, got.Receipt.Lease)
+			}
+			exporter.Kill()
+		})
+	}
+}

@@ -1,0 +1,266 @@
+package handles
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Offer is memory that can be imported without a connection: its descriptor and
+// its handles, of one type. It is a plain value, which a [Lease] makes. By
+// fabric handles it travels as text (MarshalText, and with it JSON), in a file,
+// an argument or a store, to any host of the fabric. By descriptors Files travel
+// beside it, within a host.
+//
+// It is good for as long as its lease. What prints it (String, log/slog) leaves
+// the handles out.
+type Offer struct {
+	Descriptor Descriptor
+	// Lease names the lease, for the receipt.
+	Lease [16]byte
+	// Handles has one for each chunk where Descriptor.Handle is vmm.Fabric.
+	Handles []cuda.FabricHandle
+	// Files has one for each chunk where it is vmm.PosixFD. They are not part of
+	// the text, and belong to whoever made or received them.
+	Files []*FD
+}
+
+// offerPrefix says in text what it is, and of which version.
+const offerPrefix = "cuvmmoffer1:"
+
+// The binary form is the descriptor's, the lease 16, and the fabric handles 64
+// each, as many as there are chunks.
+const maxOfferBytes = MaxDescriptorBytes + 16 + 64*MaxChunks
+
+// String says what is offered, and by whom.
+func (o Offer) String() string {
+	return fmt.Sprintf("%s of %s in %d chunks by %v, from %v", o.Descriptor.what(), core.Bytes(o.Descriptor.Size()), len(o.Descriptor.Chunks), o.Descriptor.Handle, o.Descriptor.Exporter)
+}
+
+// LogValue is String.
+func (o Offer) LogValue() slog.Value { return slog.StringValue(o.String()) }
+
+func (o *Offer) check(op string) error {
+	have := len(o.Files)
+	switch d := &o.Descriptor; {
+	case d.Handle == vmm.Fabric:
+		have = len(o.Handles)
+	case d.Handle != vmm.PosixFD || len(o.Handles) > 0:
+		return failure(op, ErrDescriptor, fmt.Sprintf("an offer by %v with %d fabric handles", d.Handle, len(o.Handles)), "offer by one type of handle")
+	}
+	if chunks := len(o.Descriptor.Chunks); have != chunks {
+		return failure(op, ErrDescriptor, fmt.Sprintf("%d handles for %d chunks", have, chunks), "take the offer as the lease gave it, with its files")
+	}
+	return nil
+}
+
+// MarshalText writes the one text form of an offer by fabric handles. Of an
+// offer by descriptors it leaves the files out.
+func (o Offer) MarshalText() ([]byte, error) {
+	const op = "handles.Offer.MarshalText"
+	b, err := o.Descriptor.MarshalBinary()
+	if err != nil {
+		return nil, err
+	}
+	if o.Descriptor.Handle == vmm.Fabric {
+		if err := o.check(op); err != nil {
+			return nil, err
+		}
+	} else if o.Descriptor.Handle != vmm.PosixFD || len(o.Handles) > 0 {
+		return nil, o.check(op)
+	}
+	b = append(b, o.Lease[:]...)
+	for _, h := range o.Handles {
+		b = append(b, h[:]...)
+	}
+	return textEncoding.AppendEncode([]byte(offerPrefix), b), nil
+}
+
+// UnmarshalText reads the text form and takes nothing else: after an error the
+// offer is as it was.
+func (o *Offer) UnmarshalText(text []byte) error {
+	const op = "handles.Offer.UnmarshalText"
+	b, err := decodeText(op, text, offerPrefix, maxOfferBytes)
+	if err != nil {
+		return err
+	}
+	if len(b) < descriptorHeader+len(o.Lease) {
+		return failure(op, ErrDescriptor, fmt.Sprintf("%d bytes, of which an offer has at least %d", len(b), descriptorHeader+len(o.Lease)), "pass the text of MarshalText")
+	}
+	var n Offer
+	chunks := int(binary.LittleEndian.Uint32(b[descriptorHeader-4:]))
+	end := descriptorHeader + 8*chunks
+	if chunks > MaxChunks || end+len(n.Lease) > len(b) {
+		return failure(op, ErrDescriptor, fmt.Sprintf("%d bytes for %d chunks", len(b), chunks), "pass the text of MarshalText")
+	}
+	if err := n.Descriptor.UnmarshalBinary(b[:end]); err != nil {
+		return err
+	}
+	b = b[end+copy(n.Lease[:], b[end:]):]
+	want := 0
+	switch n.Descriptor.Handle {
+	case vmm.Fabric:
+		want = chunks
+	case vmm.PosixFD:
+	default:
+		return failure(op, ErrDescriptor, fmt.Sprintf("an offer by %v", n.Descriptor.Handle), "pass the text of MarshalText")
+	}
+	if len(b) != want*len(cuda.FabricHandle{}) {
+		return failure(op, ErrDescriptor, fmt.Sprintf("%d bytes of fabric handles for %d chunks", len(b), want), "pass the text of MarshalText")
+	}
+	for range want {
+		var h cuda.FabricHandle
+		b = b[copy(h[:], b):]
+		n.Handles = append(n.Handles, h)
+	}
+	*o = n
+	return nil
+}
+
+// decodeText takes a text of a prefix and strict base64 without line ends.
+func decodeText(op string, text []byte, prefix string, most int) ([]byte, error) {
+	if limit := len(prefix) + textEncoding.EncodedLen(most); len(text) > limit {
+		return nil, failure(op, ErrTooLarge, fmt.Sprintf("%d bytes, of which there are at most %d", len(text), limit), "pass the text of MarshalText")
+	}
+	code, ok := strings.CutPrefix(string(text), prefix)
+	if !ok {
+		return nil, failure(op, ErrDescriptor, fmt.Sprintf("it begins with %q instead of %q", text[:min(len(text), len(prefix))], prefix),
+			"pass the text of MarshalText, of the same version of this library")
+	}
+	if i := strings.IndexAny(code, "\r\n"); i >= 0 {
+		return nil, failure(op, ErrDescriptor, fmt.Sprintf("a line end after %d bytes", len(prefix)+i), "pass the text without white space")
+	}
+	b, err := textEncoding.DecodeString(code)
+	if err != nil {
+		return nil, failure(op, ErrDescriptor, "", "pass the text of MarshalText").because(err)
+	}
+	return b, nil
+}
+
+// Receipt says that a process has imported what was offered. It goes back to
+// the exporter by whatever way, as text, for [Lease.Imported].
+type Receipt struct {
+	Lease    [16]byte
+	Importer Process
+}
+
+const receiptPrefix = "cuvmmreceipt1:"
+
+// Receipt is this process's for the offer, to be given when the import is done.
+func (o Offer) Receipt() Receipt { return Receipt{Lease: o.Lease, Importer: Self()} }
+
+// MarshalText writes the one text form.
+func (r Receipt) MarshalText() ([]byte, error) {
+	b := append([]byte(nil), r.Lease[:]...)
+	b = binary.LittleEndian.AppendUint32(b, r.Importer.PID)
+	b = append(b, r.Importer.Instance[:]...)
+	return textEncoding.AppendEncode([]byte(receiptPrefix), b), nil
+}
+
+// UnmarshalText reads the text form and takes nothing else: after an error the
+// receipt is as it was.
+func (r *Receipt) UnmarshalText(text []byte) error {
+	const op = "handles.Receipt.UnmarshalText"
+	const size = 16 + 4 + 16
+	b, err := decodeText(op, text, receiptPrefix, size)
+	if err != nil {
+		return err
+	}
+	if len(b) != size {
+		return failure(op, ErrDescriptor, fmt.Sprintf("%d bytes, where a receipt has %d", len(b), size), "pass the text of MarshalText")
+	}
+	copy(r.Lease[:], b)
+	r.Importer.PID = binary.LittleEndian.Uint32(b[16:])
+	copy(r.Importer.Instance[:], b[20:])
+	return nil
+}
+
+// ImportBuffer maps offered memory for a device, as [ReceiveBuffer] does. The
+// exporter's lease must last until it returns; then its receipt is due
+// ([Offer.Receipt]). Unlike with a connection there is no other type to fall
+// back on: what the driver refuses is the error, with what this process knows of
+// the reason. The files stay the caller's. The caller closes the buffer.
+func ImportBuffer(d *cuda.Device, offer Offer, o ImportOptions) (*vmm.Buffer, error) {
+	return importBuffer("handles.ImportBuffer", d, offer, o, Descriptor{Kind: BufferKind})
+}
+
+// ImportArray maps an offered array of elements of the same type and size
+// (otherwise [ErrMismatch]); for the rest it is ImportBuffer.
+func ImportArray[T any](d *cuda.Device, offer Offer, o ImportOptions) (*vmm.Array[T], error) {
+	e, size := ElementOf[T]()
+	b, err := importBuffer("handles.ImportArray", d, offer, o, Descriptor{Kind: ArrayKind, Element: e, ElementSize: uint32(size)})
+	if err != nil {
+		return nil, err
+	}
+	a, err := vmm.ArrayOf[T](b)
+	if err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return a, nil
+}
+
+// ImportAllocation takes offered physical memory, as [ReceiveAllocation] does.
+func ImportAllocation(d *cuda.Device, offer Offer, o ImportOptions) (*vmm.Allocation, error) {
+	const op = "handles.ImportAllocation"
+	if o.ReadOnly {
+		return nil, failure(op, cuda.ErrInvalidArgument, "ReadOnly for an allocation", "grant read-only access where it is mapped")
+	}
+	i, err := importOffer(op, d, offer, o, Descriptor{Kind: AllocationKind})
+	if err != nil {
+		return nil, err
+	}
+	a, err := i.allocation()
+	if err != nil {
+		return nil, i.discard(err)
+	}
+	return a, nil
+}
+
+func importBuffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want Descriptor) (*vmm.Buffer, error) {
+	i, err := importOffer(op, d, offer, o, want)
+	if err != nil {
+		return nil, err
+	}
+	b, err := i.buffer(share.ImportOptions{Length: i.length()})
+	if err != nil {
+		return nil, i.discard(err)
+	}
+	return b, nil
+}
+
+// importOffer imports all chunks.
+func importOffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want Descriptor) (*intake, error) {
+	declared := offer.Descriptor
+	switch {
+	case d == nil:
+		return nil, failure(op, cuda.ErrInvalidArgument, "a nil device", "take one from System.Devices")
+	case o.MaxBytes < 0 || o.MaxChunks < 0:
+		return nil, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("limits of %d bytes and %d chunks", o.MaxBytes, o.MaxChunks), "limits are not negative")
+	case declared.Kind != want.Kind || declared.Element != want.Element || declared.ElementSize != want.ElementSize:
+		return nil, failure(op, ErrMismatch, fmt.Sprintf("the offer is of %s, where %s is taken", declared.what(), want.what()),
+			"import what is offered: a buffer, an array of the same elements, or an allocation")
+	}
+	if err := offer.check(op); err != nil {
+		return nil, err
+	}
+	i, err := newIntake(op, d, &declared, o)
+	if err != nil {
+		return nil, err
+	}
+	if declared.Handle == vmm.Fabric {
+		err = i.takeFabric(offer.Handles)
+	} else {
+		err = i.take(offer.Files)
+	}
+	if err != nil {
+		return nil, i.discard(err)
+	}
+	return i, nil
+}
