@@ -1,0 +1,90 @@
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// ShareOptions say how memory is shared in a group.
+type ShareOptions struct {
+	// Import says what this rank takes of each other one.
+	Import handles.ImportOptions
+	// Log is told of a lease that ended too early. Nil tells nobody.
+	Log *slog.Logger
+}
+
+// Share has every rank map every other one's memory, by the type of handle that
+// the group agreed on ([Agree]), in two steps: the handles travel, and then
+// nobody goes on before all have imported. It answers the others' buffers by
+// rank, for the device, which the caller closes; at this rank's own place, and
+// at that of a rank that brings none (mine is nil), is nil.
+//
+// What a rank brings are its buffer's bytes in use, as they are then. It is kept
+// by a lease until the others have it. Where any rank fails, all do: what was
+// mapped here is closed, and the error names the rank and the step.
+func Share(ctx context.Context, g *Group, a Agreement, d *cuda.Device, mine *vmm.Buffer, o ShareOptions) (all []*vmm.Buffer, err error) {
+	const handlesStep, importedStep = "share handles", "import memory"
+	var l *handles.Lease
+	var p Parcel
+	if mine != nil {
+		l, err = handles.LeaseBuffer(mine, handles.LeaseOptions{Handle: a.Handle, Timeout: 2*g.timeout + farewell, Log: o.Log})
+		if err != nil {
+			g.Fail(err)
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, l.Close()) }()
+		if p.Body, err = l.Offer().MarshalText(); err != nil {
+			g.Fail(err)
+			return nil, err
+		}
+		p.Files = l.Offer().Files
+	}
+	parcels, err := g.Exchange(ctx, handlesStep, p)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		for r := range parcels {
+			parcels[r].Close()
+		}
+	}()
+	all = make([]*vmm.Buffer, g.Size())
+	give := func(err error) ([]*vmm.Buffer, error) {
+		errs := []error{err}
+		for _, b := range all {
+			if b != nil {
+				errs = append(errs, b.Close())
+			}
+		}
+		return nil, errors.Join(errs...)
+	}
+	for r, p := range parcels {
+		if r == g.Rank() || len(p.Body) == 0 {
+			continue
+		}
+		var offer handles.Offer
+		err := offer.UnmarshalText(p.Body)
+		if err == nil && offer.Descriptor.Handle != a.Handle {
+			err = fmt.Errorf("%w: memory by %v, where %v was agreed on", handles.ErrProtocol, offer.Descriptor.Handle, a.Handle)
+		}
+		if err == nil {
+			offer.Files = p.Files
+			all[r], err = handles.ImportBuffer(d, offer, o.Import)
+		}
+		if err != nil {
+			err = fmt.Errorf("%s of rank %d: %w", importedStep, r, err)
+			g.Fail(err)
+			return give(err)
+		}
+	}
+	if err := g.Barrier(ctx, importedStep); err != nil {
+		return give(err)
+	}
+	return all, nil
+}

@@ -1,0 +1,286 @@
+//go:build linux
+
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/internal/reexec"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+var place = sim.Fabric{Channels: []int{3}}
+
+// seat is a rank's System on the machine of a folder.
+func seat(t testing.TB, folder string, f sim.Fabric) (*sim.Machine, *cuda.Device) {
+	m, s := sim.Open(t, sim.Options{Folder: folder, Fabric: f, Devices: []sim.DeviceOptions{{Memory: 64 << 20, Granularity: 64 << 10}}})
+	return m, s.Devices()[0]
+}
+
+// typesOf are the handle types that a trial found to work.
+func typesOf(d *cuda.Device) (vmm.HandleTypes, error) {
+	p, err := d.Probe()
+	types := vmm.PosixFD
+	if p.Fabric {
+		types |= vmm.Fabric
+	}
+	return types, err
+}
+
+// shareAll agrees, shares a buffer that holds this rank's number, and checks
+// what came of the others.
+func shareAll(ctx context.Context, g *Group, d *cuda.Device, chunks int) (how vmm.HandleTypes, err error) {
+	types, err := typesOf(d)
+	if err != nil {
+		return 0, err
+	}
+	return shareWith(ctx, g, d, types, chunks)
+}
+
+func shareWith(ctx context.Context, g *Group, d *cuda.Device, types vmm.HandleTypes, chunks int) (how vmm.HandleTypes, err error) {
+	a, err := Agree(ctx, g, FactsOf(d, types))
+	if err != nil {
+		return 0, err
+	}
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 16 << 20, Chunks: vmm.FixedChunks(64 << 10), Memory: vmm.Properties{Handles: a.Handle}})
+	if err != nil {
+		g.Fail(err)
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	for range chunks {
+		if err := b.Append(nil, fmt.Appendf(nil, "%65536d", g.Rank())); err != nil {
+			g.Fail(err)
+			return 0, err
+		}
+	}
+	all, err := Share(ctx, g, a, d, b, ShareOptions{})
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		for _, o := range all {
+			if o != nil {
+				err = errors.Join(err, o.Close())
+			}
+		}
+	}()
+	for r, o := range all {
+		if r == g.Rank() {
+			continue
+		}
+		part, err := o.Slice(o.Len()-8, 8)
+		got := make([]byte, 8)
+		if err := errors.Join(err, part.CopyTo(nil, got)); err != nil {
+			return 0, err
+		}
+		if want := fmt.Sprintf("%8d", r); string(got) != want {
+			return 0, fmt.Errorf("read %q of rank %d", got, r)
+		}
+	}
+	return a.Handle, g.Barrier(ctx, "read")
+}
+
+// All ranks share by one type: the fabric's where all have it, else descriptors.
+func TestShare(t *testing.T) {
+	without := sim.Fabric{}
+	for name, row := range map[string]struct {
+		places []sim.Fabric
+		want   vmm.HandleTypes
+	}{
+		"a channel for all":        {[]sim.Fabric{place, place, place}, vmm.Fabric},
+		"one rank without channel": {[]sim.Fabric{place, without, place}, vmm.PosixFD},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, 3, Options{}, func(t *testing.T, groups []*Group) {
+				folder := t.TempDir()
+				devices := make([]*cuda.Device, len(groups))
+				for r := range groups {
+					_, devices[r] = seat(t, folder, row.places[r])
+				}
+				before := handles.Leases()
+				for _, err := range together(groups, func(g *Group) error {
+					how, err := shareAll(t.Context(), g, devices[g.Rank()], 5)
+					if err == nil && how != row.want {
+						err = fmt.Errorf("by %v", how)
+					}
+					return err
+				}) {
+					require.NoError(t, err)
+				}
+				require.Equal(t, before, handles.Leases())
+			})
+		})
+	}
+}
+
+// A rank that brings nothing takes the others' all the same; one that cannot
+// import ends the group for all, with its number, and nothing is kept.
+func TestShareThatFails(t *testing.T) {
+	each(t, 3, Options{Timeout: 5 * time.Second}, func(t *testing.T, groups []*Group) {
+		folder := t.TempDir()
+		devices, machines := make([]*cuda.Device, 3), make([]*sim.Machine, 3)
+		buffers := make([]*vmm.Buffer, 3)
+		for r := range groups {
+			machines[r], devices[r] = seat(t, folder, place)
+			if r == 0 {
+				continue
+			}
+			b, err := vmm.NewBuffer(devices[r], vmm.BufferOptions{Reserve: 1 << 20, Memory: vmm.Properties{Handles: vmm.Fabric}})
+			require.NoError(t, err)
+			require.NoError(t, b.Grow(1<<16))
+			buffers[r] = b
+		}
+		a := Agreement{Handle: vmm.Fabric}
+		for _, err := range together(groups, func(g *Group) error {
+			all, err := Share(t.Context(), g, a, devices[g.Rank()], buffers[g.Rank()], ShareOptions{})
+			if err != nil {
+				return err
+			}
+			for r, b := range all {
+				if (b != nil) != (r != g.Rank() && r != 0) {
+					return fmt.Errorf("rank %d has %v of rank %d", g.Rank(), b, r)
+				}
+				if b != nil {
+					err = errors.Join(err, b.Close())
+				}
+			}
+			return err
+		}) {
+			require.NoError(t, err)
+		}
+		machines[1].Inject(sim.Fault{Call: "cuMemImportFromShareableHandle", Result: 400})
+		for r, err := range together(groups, func(g *Group) error {
+			_, err := Share(t.Context(), g, a, devices[g.Rank()], buffers[g.Rank()], ShareOptions{})
+			return err
+		}) {
+			require.Error(t, err)
+			require.ErrorContains(t, err, "rank 2", "whose memory it was")
+			if r != 1 {
+				require.ErrorIs(t, err, ErrFailed)
+				require.ErrorContains(t, err, "rank 1")
+				require.ErrorContains(t, err, "import memory of rank 2")
+			}
+		}
+		for r, b := range buffers {
+			if b != nil {
+				require.NoError(t, b.Close())
+			}
+			require.Zero(t, devices[r].System().Stats().Allocations)
+		}
+	})
+}
+
+// Memory of another type than agreed on is refused by all.
+func TestShareByAnotherType(t *testing.T) {
+	groups, err := InProcess(2, Options{})
+	require.NoError(t, err)
+	_, d := seat(t, t.TempDir(), place)
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 1 << 20})
+	require.NoError(t, err)
+	require.NoError(t, b.Grow(1<<16))
+	for _, err := range together(groups, func(g *Group) error {
+		_, err := Share(t.Context(), g, Agreement{Handle: vmm.Fabric}, d, b, ShareOptions{})
+		return err
+	}) {
+		require.True(t, errors.Is(err, cuda.ErrNotSupported) || errors.Is(err, ErrFailed), "%v", err)
+	}
+	require.NoError(t, b.Close())
+	for _, g := range groups {
+		require.NoError(t, g.Close())
+	}
+}
+
+// sharing shares memory again and again until a step fails, by fabric and by
+// descriptor in turn.
+func sharing(g *Group, folder string) (o outcome) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	m, err := sim.New(sim.Options{Folder: folder, Fabric: place, Devices: []sim.DeviceOptions{{Memory: 64 << 20, Granularity: 64 << 10}}})
+	if err != nil {
+		return outcome{Step: "open", Err: err.Error()}
+	}
+	s, err := m.Open()
+	if err != nil {
+		return outcome{Step: "open", Err: err.Error()}
+	}
+	d := s.Devices()[0]
+	began := time.Now()
+	for i := 0; err == nil; i++ {
+		began = time.Now()
+		_, err = shareWith(ctx, g, d, []vmm.HandleTypes{vmm.Fabric | vmm.PosixFD, vmm.PosixFD}[i%2], 3)
+	}
+	o = outcome{Step: g.last().Name, Err: err.Error(), Gone: errors.Is(err, handles.ErrGone) || errors.Is(err, ErrFailed), Took: time.Since(began)}
+	_ = g.Close()
+	// Nothing of it is left.
+	if err := errors.Join(s.Drain(ctx), s.Close(), m.Close()); err != nil {
+		o.Err += "; " + err.Error()
+		o.Files = -1
+	} else {
+		o.Files = handles.OpenFDs() + handles.Leases().Open
+	}
+	return o
+}
+
+func init() {
+	reexec.Register("sharer", func(c *reexec.Child) error {
+		rank, _ := strconv.Atoi(c.Args[1])
+		g, err := Join(context.Background(), c.Args[0], rank, 3, Options{Timeout: limit})
+		if err != nil {
+			return c.Send(outcome{Step: "join", Err: err.Error()})
+		}
+		return c.Send(sharing(g, c.Args[2]))
+	})
+}
+
+// A process that is killed while memory is shared, at whatever step, is named by
+// the others in time. They keep nothing, and nothing of its memory is left.
+func TestKilledSharers(t *testing.T) {
+	rounds := 8
+	if n, err := strconv.Atoi(os.Getenv("CUVMM_KILL_ROUNDS")); err == nil {
+		rounds = n
+	}
+	for round := range rounds {
+		random := rand.New(rand.NewPCG(uint64(round), 2))
+		victim := 1 + random.IntN(2)
+		folder := t.TempDir()
+		host, path, err := Host(filepath.Join(t.TempDir(), "private"), "", 3, Options{Timeout: limit})
+		require.NoError(t, err)
+		children := make([]*reexec.Cmd, 3)
+		for r := 1; r < 3; r++ {
+			children[r] = reexec.Command(t, "sharer", path, strconv.Itoa(r), folder)
+			children[r].Start()
+		}
+		time.AfterFunc(time.Duration(random.IntN(100))*time.Millisecond, children[victim].Kill)
+		check := func(r int, o outcome) {
+			if o.Step == "join" { // it came when the group was over
+				return
+			}
+			require.Contains(t, o.Err, fmt.Sprintf("rank %d", victim), "round %d, rank %d: %+v", round, r, o)
+			require.Contains(t, o.Err, "step", "round %d, rank %d: %+v", round, r, o)
+			require.Less(t, o.Took, 4*limit+farewell, "round %d, rank %d: %+v", round, r, o)
+			require.Zero(t, o.Files, "round %d, rank %d: %+v", round, r, o)
+		}
+		check(0, sharing(host, folder))
+		other := 3 - victim
+		var o outcome
+		children[other].Recv(&o)
+		children[other].Wait()
+		check(other, o)
+		used, err := sim.Inspect(folder)
+		require.NoError(t, err)
+		require.Zero(t, used.Devices[0].Taken, "round %d", round)
+	}
+}

@@ -1,0 +1,81 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The sample runs itself again as the other process, which in a test is the
+// test.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "-driver" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func TestSampleSharesByText(t *testing.T) {
+	var out bytes.Buffer
+	require.NoError(t, run([]string{"-driver", "sim"}, &out))
+	said := out.String()
+	for _, s := range []string{"software driver", "offer      an array of int32", "by fabric", "imported   1000 elements", "receipt    from process", "verified"} {
+		require.Contains(t, said, s)
+	}
+	require.NotContains(t, said, "fallback")
+	require.NotContains(t, said, "cuvmmoffer", "no handle is printed")
+}
+
+func TestSampleFallsBackAndSaysSo(t *testing.T) {
+	var out bytes.Buffer
+	require.NoError(t, run([]string{"-driver", "sim", "-channel", "-1"}, &out))
+	for _, s := range []string{"fallback   descriptors", "NOT_PERMITTED", "there is no channel in", "imported   1000 elements", "verified"} {
+		require.Contains(t, out.String(), s)
+	}
+}
+
+func TestSampleDiagnoses(t *testing.T) {
+	for channel, says := range map[string][]string{
+		"2":  {"ok: import: device 0: it was imported", "fabric handles work: true"},
+		"-1": {"problem: nodes: there is no channel", "problem: create: device 0", "fabric handles work: false"},
+	} {
+		var out bytes.Buffer
+		require.NoError(t, run([]string{"-driver", "sim", "-channel", channel, "-diagnose"}, &out))
+		for _, s := range says {
+			require.Contains(t, out.String(), s)
+		}
+	}
+}
+
+// On whatever driver is here, it shares one way or the other.
+func TestSampleOnThisMachine(t *testing.T) {
+	if os.Getenv("CUVMM_REQUIRE_GPU") == "" {
+		t.Skip("no GPU is required here")
+	}
+	var out bytes.Buffer
+	require.NoError(t, run([]string{"-driver", "real"}, &out))
+	t.Log(out.String())
+	require.Contains(t, out.String(), "verified")
+	require.NoError(t, run([]string{"-driver", "real", "-diagnose"}, &out))
+}
+
+func TestSampleRefusesBadInput(t *testing.T) {
+	folder := t.TempDir()
+	for _, row := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"-driver", "gpu"}, `use "auto", "real" or "sim"`},
+		{[]string{"more"}, `unexpected argument "more"`},
+		{[]string{"-driver", "sim", "-import", "what"}, "pass the text of MarshalText"},
+		{[]string{"-driver", "sim", "-folder", filepath.Join(folder, "a", "b")}, "no such file"},
+	} {
+		require.ErrorContains(t, run(row.args, new(bytes.Buffer)), row.says)
+	}
+}
