@@ -18,7 +18,7 @@ import (
 
 // apart are packages whose functions are no operations on the driver: csrc and
 // cuda/sim lie below them, fabric/rendezvous moves bytes between processes and
-// makes no driver call, and kernels' texts and traces are data.
+// shares memory by handles alone, and kernels' texts and traces are data.
 var apart = []string{"csrc", "csrc/kernels", "cuda/sim", "fabric/rendezvous", "vmm/pool/trace"}
 
 // Every operation has a case, and every case an operation. A folder of test

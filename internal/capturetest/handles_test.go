@@ -42,7 +42,7 @@ var handlesCases = join(
 			return func() error { return new(handles.Descriptor).UnmarshalText(b) }
 		},
 	},
-	connectionCases, sharingCases, publishingCases,
+	connectionCases, sharingCases, publishingCases, leaseCases,
 )
 
 func (w *world) descriptor() *handles.Descriptor {

@@ -210,7 +210,11 @@ func byDescriptor(ctx context.Context, array *vmm.Array[int32], o options, out i
 	if err := errors.Join(cmd.Start(), far.Close()); err != nil {
 		return err
 	}
-	return errors.Join(handles.SendArray(ctx, conn, array), cmd.Wait())
+	sent := handles.SendArray(ctx, conn, array)
+	if sent != nil {
+		_ = conn.Close() // so that the other process does not wait
+	}
+	return errors.Join(sent, cmd.Wait())
 }
 
 // again is this program as the other process.

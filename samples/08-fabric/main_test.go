@@ -5,7 +5,6 @@ package main
 import (
 	"bytes"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -66,7 +65,6 @@ func TestSampleOnThisMachine(t *testing.T) {
 }
 
 func TestSampleRefusesBadInput(t *testing.T) {
-	folder := t.TempDir()
 	for _, row := range []struct {
 		args []string
 		says string
@@ -74,7 +72,7 @@ func TestSampleRefusesBadInput(t *testing.T) {
 		{[]string{"-driver", "gpu"}, `use "auto", "real" or "sim"`},
 		{[]string{"more"}, `unexpected argument "more"`},
 		{[]string{"-driver", "sim", "-import", "what"}, "pass the text of MarshalText"},
-		{[]string{"-driver", "sim", "-folder", filepath.Join(folder, "a", "b")}, "no such file"},
+		{[]string{"-driver", "sim", "-folder", os.DevNull}, os.DevNull},
 	} {
 		require.ErrorContains(t, run(row.args, new(bytes.Buffer)), row.says)
 	}
