@@ -11,6 +11,14 @@
 // all. Between hosts the nvidia-imex service and the fabric manager must run
 // and agree.
 //
+// # Sharing
+//
+// The package handles shares memory by fabric handle: over a connection, or by a
+// text, with a lease that keeps what it offers (handles.Lease). The package
+// fabric/rendezvous has groups of ranks agree on the type of handle and map each
+// other's memory. vmm.PreferFabric makes memory with a fabric handle where a
+// trial finds that to work.
+//
 // # Diagnosis
 //
 // [Diagnose] says what of this is there, what is not, and what an administrator

@@ -23,6 +23,21 @@
 // ([ErrOpenFiles]). Memory that was shared and is released is not to be taken for
 // free: cuda.Stats counts it apart (SharedReleased).
 //
+// # Fabric handles
+//
+// Memory that was created with a fabric handle (vmm.Fabric, or vmm.PreferFabric)
+// goes by that, also to another host of its NVLink fabric; see the package fabric
+// for what this needs. Over a connection the receiver's driver decides: where it
+// does not take the handle the memory goes by descriptor, if it has that too, and
+// both ends tell of it ([Conn.Transfers], Options.Log).
+//
+// Without a connection a [Lease] offers memory as a text ([Offer]), for a file, an
+// argument or a store, and [ImportBuffer] and its kin take it. A fabric handle
+// holds nothing, so the lease holds the memory until its receivers have said that
+// they imported ([Receipt], [Lease.Imported]), until it is closed, or until its
+// deadline: whoever imports later finds the memory gone. Publications go by
+// descriptor alone.
+//
 // # Publishing
 //
 // A [Server] publishes buffers and arrays under names, to the processes that

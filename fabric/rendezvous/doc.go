@@ -12,6 +12,9 @@
 // it, every rank's step answers an error, now and from then on; no rank falls
 // back alone. The same processes can make a new group afterwards.
 //
+// Agree settles on one type of handle for all, and Share has every rank map every
+// other one's memory by it.
+//
 // A Board is what carries a group. This package has one for goroutines (InProcess)
 // and one for the processes of a host (Host, Join); the module
 // fabric/rendezvous/etcd has one for several hosts. The processes of a group
