@@ -1,8 +1,6 @@
 package multicast_test
 
 import (
-	"flag"
-	"os"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -13,15 +11,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// CI explores the same random cases every time.
-func TestMain(m *testing.M) {
-	if os.Getenv("CI") != "" {
-		if err := flag.Set("rapid.seed", "20261121"); err != nil {
-			panic(err)
-		}
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const mib = 1 << 20
 
