@@ -32,16 +32,16 @@ func TestFabricHandleForms(t *testing.T) {
 		require.NoError(t, fromText.UnmarshalText(text))
 		require.NoError(t, json.Unmarshal(j, &fromJSON))
 		for _, back := range []cuda.FabricHandle{fromBinary, fromText, fromJSON} {
-			require.True(t, back == h)
+			require.Equal(t, h, back)
 			require.Equal(t, h.String(), back.String())
 		}
 		other := h
 		other[rapid.IntRange(0, 63).Draw(t, "at")] ^= 1
-		require.False(t, other == h)
+		require.NotEqual(t, h, other)
 		require.NotEqual(t, h.String(), other.String())
 		// The bytes belong to the caller.
 		b[0] ^= 1
-		require.True(t, fromBinary == h)
+		require.Equal(t, h, fromBinary)
 	})
 	as := map[cuda.FabricHandle]int{{1}: 5}
 	text, err := json.Marshal(as)

@@ -18,6 +18,9 @@ const DefaultTimeout = 30 * time.Second
 // farewell is how long a rank that gives up tries to tell the others.
 const farewell = time.Second
 
+// moment is how long word of another rank's end may come after its effects.
+const moment = 250 * time.Millisecond
+
 // Options describe a group. The zero value works.
 type Options struct {
 	// Timeout is how long each step may take, all ranks together; 0 is
@@ -119,7 +122,7 @@ func (g *Group) Exchange(ctx context.Context, name string, mine Parcel) ([]Parce
 	ctx, cancel := context.WithTimeout(ctx, g.timeout)
 	defer cancel()
 	if err := g.board.Post(ctx, s, mine); err != nil {
-		return nil, g.give(s, g.before(s, g.explain(ctx, s, nil, began, err)))
+		return nil, g.give(s, g.before(over, s, g.explain(ctx, s, nil, began, err)))
 	}
 	for {
 		missing, err := g.missing(s)
@@ -235,10 +238,10 @@ func (g *Group) apply(s Step, e Event) error {
 }
 
 // before is what others did that explains why this rank could not arrive; where
-// nothing does, it is the error itself.
-func (g *Group) before(s Step, err error) error {
+// nothing does until the context ends, it is the error itself.
+func (g *Group) before(ctx context.Context, s Step, err error) error {
 	for {
-		e, none := g.board.Next(over)
+		e, none := g.board.Next(ctx)
 		if none != nil {
 			break
 		}
@@ -295,6 +298,26 @@ func (g *Group) Fail(reason error) {
 	if g.broken == nil {
 		_ = g.give(g.step, &Error{Step: g.step, Ranks: []int{g.Rank()}, kind: ErrFailed, cause: reason})
 	}
+}
+
+// giveUp is Fail at a step that this rank has yet to arrive at. What it met may
+// come of another rank's end, of which it is told a moment later: then that is
+// the error.
+func (g *Group) giveUp(name string, met error) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.broken != nil {
+		return g.broken
+	}
+	g.step.Name = name
+	ctx, cancel := context.WithTimeout(context.Background(), min(moment, g.timeout))
+	defer cancel()
+	mine := &Error{Step: g.step, Ranks: []int{g.Rank()}, kind: ErrFailed, cause: met}
+	err := g.before(ctx, g.step, mine)
+	if err != error(mine) {
+		err = fmt.Errorf("%w (and here: %w)", err, met)
+	}
+	return g.give(g.step, err)
 }
 
 // Close leaves the group. Ranks that still need this one are told so. It ends a

@@ -78,9 +78,7 @@ func Share(ctx context.Context, g *Group, a Agreement, d *cuda.Device, mine *vmm
 			all[r], err = handles.ImportBuffer(d, offer, o.Import)
 		}
 		if err != nil {
-			err = fmt.Errorf("%s of rank %d: %w", importedStep, r, err)
-			g.Fail(err)
-			return give(err)
+			return give(g.giveUp(importedStep, fmt.Errorf("memory of rank %d: %w", r, err)))
 		}
 	}
 	if err := g.Barrier(ctx, importedStep); err != nil {
