@@ -247,22 +247,15 @@ func (l *Lease) expire() {
 	err := failure("handles.Lease", ErrTimeout, fmt.Sprintf("%s within %v", l.progress(), l.options.Timeout),
 		"see what the receivers wait for, or raise LeaseOptions.Timeout; those that import later find the memory gone")
 	l.mu.Unlock()
-	if l.end(err) {
-		leases.mu.Lock()
-		leases.Expired++
-		leases.mu.Unlock()
-		if l.options.Receivers > 0 {
-			l.options.Log.Warn("cuvmm: a lease ended before all receivers had imported", "offer", l.offer, "reason", err)
-		}
-	}
+	l.end(err)
 }
 
 // end gives the memory up, once.
-func (l *Lease) end(why error) bool {
+func (l *Lease) end(why error) {
 	l.mu.Lock()
 	if l.ended {
 		l.mu.Unlock()
-		return false
+		return
 	}
 	l.ended, l.why = true, why
 	l.timer.Stop()
@@ -278,12 +271,18 @@ func (l *Lease) end(why error) bool {
 		l.mu.Unlock()
 		l.options.Log.Error("cuvmm: memory of a lease that ended could not be released at once", "error", err)
 	}
+	expired := errors.Is(why, ErrTimeout)
+	if expired && l.options.Receivers > 0 {
+		l.options.Log.Warn("cuvmm: a lease ended before all receivers had imported", "offer", l.offer, "reason", why)
+	}
 	leases.mu.Lock()
 	leases.Open--
 	leases.Bytes -= l.bytes
+	if expired {
+		leases.Expired++
+	}
 	leases.mu.Unlock()
 	close(l.done)
-	return true
 }
 
 // Close ends the lease, if it has not ended. The error says what could not be

@@ -99,6 +99,16 @@ func TestPreferFabric(t *testing.T) {
 // Only two answers let the library do without the fabric. What tells nothing is
 // asked again, and the rest is an error for good.
 func TestTheAnswersThatPreferFabricFallsBackOn(t *testing.T) {
+	// The trial of the fabric is the last of several.
+	before := map[string]int{}
+	m, d, _ := onMachine(t, withChannel(t))
+	m.OnCall(func(call string) { before[call]++ })
+	_, err := d.Probe()
+	require.NoError(t, err)
+	m.OnCall(nil)
+	for call := range before {
+		before[call]--
+	}
 	for code := 1; code < 1000; code++ {
 		switch code {
 		case 1, 2, 3, 100, 101, 201, 304, 400, 401, 800, 801, 802, 999: // of all kinds
@@ -107,12 +117,7 @@ func TestTheAnswersThatPreferFabricFallsBackOn(t *testing.T) {
 		}
 		for _, call := range []string{"cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"} {
 			m, d, _ := onMachine(t, withChannel(t))
-			// The trial of descriptors comes before that of the fabric.
-			after := 1
-			if call == "cuMemCreate" {
-				after = 2 // and that of compression before both
-			}
-			remove := m.Inject(sim.Fault{Call: call, After: after, Result: code})
+			remove := m.Inject(sim.Fault{Call: call, After: before[call], Result: code})
 			a, err := vmm.Create(d, 2<<20, vmm.Properties{Handles: vmm.PreferFabric})
 			remove()
 			if code == 800 || code == 801 {

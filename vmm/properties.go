@@ -45,9 +45,9 @@ const (
 	// PreferFabric is both, as far as a trial on the device finds them to work:
 	// create, export and import of one granule, made once per device, when first
 	// asked for. Where the driver answers that fabric handles are not permitted
-	// or not supported it is a descriptor alone. Requested shows
-	// what it came to, cuda.Device.Probe says why, and the System's log says it
-	// once. Any other answer, and having neither type, is an error.
+	// or not supported it is a descriptor alone. Requested shows what it came to,
+	// cuda.Device.Probe says why, and the System's log says it once. Any other
+	// answer, and having neither type, is an error.
 	PreferFabric HandleTypes = 1 << 30
 	// NoHandles is memory that cannot be shared.
 	NoHandles HandleTypes = 1 << 31
