@@ -43,6 +43,9 @@ func (ss *session) run(ctx context.Context) error {
 		f.drop(nil)
 	}
 	ss.feeding.Wait()
+	for _, f := range followers {
+		f.discard() // an announcement may have prepared more before the drop
+	}
 	if errors.Is(err, ErrGone) || errors.Is(err, cuda.ErrClosed) || ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = nil
 	}

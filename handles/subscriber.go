@@ -71,13 +71,7 @@ func (p *Publication) prepareLocked(f *subscriber, shared bool) {
 // ends.
 func (f *subscriber) run(ctx context.Context) {
 	defer f.on.server.telling.Done()
-	defer func() {
-		f.p.mu.Lock()
-		adds, fds := f.adds, f.fds
-		f.adds, f.fds = nil, nil
-		f.p.mu.Unlock()
-		f.release(adds, fds)
-	}()
+	defer f.discard()
 	for {
 		select {
 		case <-f.wake:
@@ -121,6 +115,15 @@ func (f *subscriber) send(ctx context.Context, u *update, adds []*phys.Handle, f
 	}
 	defer f.release(adds, fds)
 	return f.on.conn.Send(ctx, pack(u, fds...)) == nil // or the connection is over
+}
+
+// discard gives back what was prepared and is not sent any more.
+func (f *subscriber) discard() {
+	f.p.mu.Lock()
+	adds, fds := f.adds, f.fds
+	f.adds, f.fds = nil, nil
+	f.p.mu.Unlock()
+	f.release(adds, fds)
 }
 
 func (f *subscriber) release(adds []*phys.Handle, fds []*FD) {
