@@ -158,7 +158,9 @@ func (f *follower) update(a arrival) {
 		f.arrived(&pending{shown: now})
 	}
 	answer := f.tracker.took(f.token, err)
-	_ = f.k.conn.Send(f.k.ctx, pack(answer)) // a connection that is over is noticed where it is read
+	if err := f.k.conn.Send(f.k.ctx, pack(answer)); err != nil && !errors.Is(err, ErrGone) {
+		_ = f.k.conn.fail(err) // it may be open still, with a publisher that waits for the answer
+	}
 }
 
 func (f *follower) carryOut(a arrival) error {

@@ -89,7 +89,9 @@ func (f *subscriber) run(ctx context.Context) {
 		if last != nil {
 			f.release(adds, fds)
 			f.on.forget(f)
-			_ = f.on.say(ctx, last) // a connection that is over says it itself
+			if err := f.on.say(ctx, last); err != nil {
+				f.on.cut(err)
+			}
 			return
 		}
 		if u != nil && !f.send(ctx, u, adds, fds) {
@@ -114,7 +116,11 @@ func (f *subscriber) send(ctx context.Context, u *update, adds []*phys.Handle, f
 		}
 	}
 	defer f.release(adds, fds)
-	return f.on.conn.Send(ctx, pack(u, fds...)) == nil // or the connection is over
+	err := f.on.conn.Send(ctx, pack(u, fds...))
+	if err != nil {
+		f.on.cut(err) // it may be open still, with a follower that would wait for ever
+	}
+	return err == nil
 }
 
 // discard gives back what was prepared and is not sent any more.
