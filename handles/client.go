@@ -70,6 +70,7 @@ func NewClient(c *Conn) *Client {
 		close(k.read)
 		return k
 	}
+	c.in.maxFDs = batchChunks // what an update brings, whatever Options.MaxFDs says
 	go k.listen()
 	return k
 }

@@ -142,8 +142,9 @@ func errFDsLost(what string) error {
 // an error it takes no more.
 type inbound struct {
 	own nonce
-	// maxFDs is the most in a message.
+	// maxFDs is the most in a message; with noFDs any is a violation.
 	maxFDs int
+	noFDs  bool
 
 	greeted  bool
 	peer     nonce
@@ -213,6 +214,8 @@ func (in *inbound) parse(p []byte, fds []*FD, lost bool) (*Message, error) {
 			return nil, violation("a message of kind %d, where 1 to %d are", h.kind, lastKind)
 		case h.allBytes > MaxBody:
 			return nil, failure(opReceive, ErrTooLarge, fmt.Sprintf("a message of %d bytes, where %d is the most", h.allBytes, MaxBody), "send less in a message")
+		case in.noFDs && h.allFDs > 0:
+			return nil, violation("a message with %d file descriptors, where none has any", h.allFDs)
 		case uint64(h.allFDs) > uint64(in.maxFDs) && (h.kind <= MaxKind || h.allFDs > chunkBatch || in.maxFDs == 0):
 			return nil, failure(opReceive, ErrTooLarge, fmt.Sprintf("a message with %d file descriptors, where %d is the most", h.allFDs, in.maxFDs),
 				"send fewer in a message, or raise the receiver's Options.MaxFDs")

@@ -133,6 +133,7 @@ func (s *Server) ServeConn(ctx context.Context, c *Conn) error {
 }
 
 func (s *Server) serve(c *Conn) error {
+	c.in.noFDs = true // or those of a message that never ends would fill this process's table
 	ss := &session{server: s, conn: c, followers: map[token]*subscriber{}}
 	s.mu.Lock()
 	full := len(s.sessions) >= s.o.MaxSessions
