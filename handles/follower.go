@@ -81,9 +81,6 @@ func newFollower(k *Client, said *accepted, i *inlet, d *cuda.Device, o FollowOp
 	f := &follower{k: k, token: said.token, slot: said.slot, inlet: i, about: said.about, dev: d, options: o,
 		closing: make(chan struct{}), nexts: newSlot(), lengths: newSlot(), changed: make(chan struct{}), ended: make(chan struct{}), shown: []shown{{}}}
 	f.tracker.room, f.tracker.most = said.reserved, MaxChunks
-	if o.MaxChunks > 0 {
-		f.tracker.most = min(o.MaxChunks, MaxChunks)
-	}
 	return f
 }
 
@@ -169,6 +166,10 @@ func (f *follower) carryOut(a arrival) error {
 	}
 	if len(a.sizes) == 0 {
 		return nil
+	}
+	if n, most := int(a.keep)+len(a.sizes), f.options.MaxChunks; most > 0 && n > most {
+		return failure(opFollow, ErrTooLarge, fmt.Sprintf("%d chunks, of which %d are allowed", n, most),
+			"publish memory in larger chunks, or raise FollowOptions.MaxChunks")
 	}
 	in, err := f.intake(opFollow, a.sizes)
 	if err != nil {
