@@ -105,7 +105,14 @@ func (k *Client) follow(ctx context.Context, op string, d *cuda.Device, name str
 	}
 	defer func() { _ = a.page.Close() }()
 	f := newFollower(k, said, a.inlet, d, o)
-	if err := f.build(op, name, a.page, want); err != nil {
+	err = nil
+	if room > 0 && said.reserved > room {
+		err = k.conn.fail(violation("a range of %d bytes, where %d were asked for", said.reserved, room))
+	}
+	if err == nil {
+		err = f.build(op, name, a.page, want)
+	}
+	if err != nil {
 		return nil, errors.Join(err, f.close())
 	}
 	return f, nil

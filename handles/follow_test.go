@@ -5,6 +5,7 @@ package handles
 import (
 	"testing"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/stretchr/testify/require"
 )
 
@@ -25,4 +26,16 @@ func TestALimitOfChunksIsTheFollowersErrorAlone(t *testing.T) {
 	require.ErrorIs(t, a.Next(moment(t)), ErrTooLarge)
 	require.NoError(t, b.Next(moment(t)), "the other follower of the same client")
 	require.NoError(t, b.Err())
+}
+
+// A follower's own cap holds, whatever the server answers.
+func TestARangeBeyondTheCap(t *testing.T) {
+	k, d := fake(t, func(c *Conn, d *cuda.Device, n uint32) {
+		_ = c.Send(moment(t), pack(&accepted{n, token{1}, 1 << 40, 0, about(d)}, memoryFile(t, 4096, sealed)))
+	})
+	f, err := Follow[uint32](moment(t), k, d, "numbers", FollowOptions{Reserve: 2 << 20})
+	if err == nil {
+		defer f.Close()
+	}
+	require.ErrorIs(t, err, ErrProtocol)
 }
