@@ -45,12 +45,17 @@ func (p *Publication) Announce(ctx context.Context, length int, s *cuda.Stream) 
 		}
 		defer free()
 	}
-	next, err := p.memory.View(op, bytes)
-	if err != nil {
+	// Held first: the chunks that are looked at stay the buffer's.
+	if err := p.hold.Cover(op, bytes); err != nil {
 		return err
 	}
-	fresh, err := p.announce(ctx, op, s, bytes, next)
+	next, err := p.memory.View(op, bytes)
+	var fresh []*phys.Handle
+	if err == nil {
+		fresh, err = p.announce(ctx, op, s, next)
+	}
 	if err != nil {
+		_ = p.hold.Cover(op, p.view.length*p.unit) // fails only where the buffer was made shorter than what is shown
 		return errors.Join(err, next.Release())
 	}
 	defer p.exports.close(fresh)
@@ -61,7 +66,7 @@ func (p *Publication) Announce(ctx context.Context, length int, s *cuda.Stream) 
 
 // announce exports what is new, and has the words read the next generation when
 // the stream's work is done. The new memory's exports are the caller's.
-func (p *Publication) announce(ctx context.Context, op string, s *cuda.Stream, bytes uint64, next share.View) ([]*phys.Handle, error) {
+func (p *Publication) announce(ctx context.Context, op string, s *cuda.Stream, next share.View) ([]*phys.Handle, error) {
 	if len(next.Chunks) > MaxChunks {
 		return nil, failure(op, ErrTooLarge, fmt.Sprintf("%d chunks, of which %d can be shared", len(next.Chunks), MaxChunks), "use larger chunks")
 	}
@@ -77,7 +82,7 @@ func (p *Publication) announce(ctx context.Context, op string, s *cuda.Stream, b
 	if _, err := p.exports.open(ctx, op, fresh); err != nil {
 		return nil, err
 	}
-	if err := p.write(ctx, op, s, bytes, followers); err != nil {
+	if err := p.write(ctx, op, s, followers); err != nil {
 		p.exports.close(fresh)
 		return nil, err
 	}
@@ -85,14 +90,11 @@ func (p *Publication) announce(ctx context.Context, op string, s *cuda.Stream, b
 }
 
 // write has the followers' words read the next generation.
-func (p *Publication) write(ctx context.Context, op string, s *cuda.Stream, bytes uint64, followers []*subscriber) error {
+func (p *Publication) write(ctx context.Context, op string, s *cuda.Stream, followers []*subscriber) error {
 	if s != nil {
 		if err := p.seq.behind(ctx, op, s); err != nil {
 			return err
 		}
-	}
-	if err := p.hold.Cover(op, bytes); err != nil {
-		return err
 	}
 	p.used++
 	for _, f := range followers {

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/stretchr/testify/require"
 )
 
@@ -36,7 +37,7 @@ func TestAFollowerThatDiesDuringAnAnnouncement(t *testing.T) {
 	ss.feeding.Wait()
 	mem, err := v.p.memory.View("test", 4_000_000)
 	require.NoError(t, err)
-	fresh, err := v.p.announce(moment(t), "test", nil, 4_000_000, mem)
+	fresh, err := v.p.announce(moment(t), "test", nil, mem)
 	require.NoError(t, err)
 	old := v.p.mem
 	v.p.show(view{generation: v.p.used, ordered: v.p.used, length: 1_000_000, chunks: chunksOf(mem)}, mem)
@@ -48,4 +49,34 @@ func TestAFollowerThatDiesDuringAnAnnouncement(t *testing.T) {
 	exports.mu.Lock()
 	defer exports.mu.Unlock()
 	require.Equal(t, before, exports.used, "descriptors stay open for ever")
+}
+
+// A buffer that changes while an announcement waits for descriptors.
+func TestABufferThatChangesDuringAnAnnouncement(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, Options{})
+	require.NoError(t, v.array.Resize(nil, 1_000_000)) // chunks 0 and 1
+	exports.mu.Lock()
+	exports.used += 1 << 21
+	exports.mu.Unlock()
+	over := make(chan error, 1)
+	go func() { over <- v.p.Announce(moment(t), 1_000_000, nil) }()
+	time.Sleep(100 * time.Millisecond) // it waits for the budget
+	require.NoError(t, v.array.Resize(nil, 1000))
+	require.ErrorIs(t, v.array.Clip(), cuda.ErrInUse)
+	require.NoError(t, v.array.Resize(nil, 1_000_000)) // another chunk 1
+	exports.give(1 << 21)
+	err := <-over
+	if err == nil {
+		require.NoError(t, v.honest.Next(moment(t)))
+		s, err := v.dev.NewStream(cuda.StreamOptions{})
+		require.NoError(t, err)
+		defer s.Close()
+		want := make([]uint32, 1_000_000)
+		want[999_999] = 7
+		require.NoError(t, v.array.All().CopyFrom(s, want))
+		require.NoError(t, s.Synchronize())
+		got := make([]uint32, 1_000_000)
+		require.NoError(t, v.honest.Array().All().CopyTo(s, got))
+		require.Equal(t, uint32(7), got[999_999], "the follower maps memory that the publisher gave back")
+	}
 }
