@@ -20,13 +20,15 @@ import (
 // already.
 //
 // It waits for no follower, and each fails by itself. The context bounds the
-// making of exports and, on devices whose streams write no 64-bit words, the
-// wait for the stream. With a stream that captures a graph it is
+// wait for another change, the making of exports and, on devices whose streams
+// write no 64-bit words, the wait for the stream. With a stream that captures a graph it is
 // cuda.ErrCapturing and nothing has changed.
 func (p *Publication) Announce(ctx context.Context, length int, s *cuda.Stream) error {
 	const op = "handles.Publication.Announce"
-	p.changes.Lock()
-	defer p.changes.Unlock()
+	if !p.changes.take(ctx, nil) {
+		return waitError(ctx, op, "another change is under way", "try again: nothing was announced")
+	}
+	defer p.changes.give()
 	bytes, err := p.may(op, length)
 	if err != nil {
 		return err
@@ -132,8 +134,8 @@ func handlesOf(chunks []share.Chunk) []*phys.Handle {
 // the memory stays taken, and Stats tells by whom.
 func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 	const op = "handles.Publication.Shrink"
-	p.changes.Lock()
-	defer p.changes.Unlock()
+	p.changes <- struct{}{}
+	defer p.changes.give()
 	bytes, err := p.may(op, length)
 	if err != nil {
 		return err

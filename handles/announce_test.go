@@ -3,6 +3,7 @@
 package handles
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -27,7 +28,7 @@ func TestAFollowerThatDiesDuringAnAnnouncement(t *testing.T) {
 	}
 	require.NoError(t, v.array.Resize(nil, 1_000_000))
 	// An announcement holds changes while it exports; the follower dies then.
-	v.p.changes.Lock()
+	v.p.changes <- struct{}{}
 	require.NoError(t, c.Close())
 	require.Eventually(t, func() bool { // its goroutine is gone, and its drop waits
 		ss.mu.Lock()
@@ -43,7 +44,7 @@ func TestAFollowerThatDiesDuringAnAnnouncement(t *testing.T) {
 	v.p.show(view{generation: v.p.used, ordered: v.p.used, length: 1_000_000, chunks: chunksOf(mem)}, mem)
 	require.NoError(t, old.Release())
 	v.p.exports.close(fresh)
-	v.p.changes.Unlock()
+	v.p.changes.give()
 	require.Eventually(t, func() bool { return len(v.p.Stats().Followers) == 1 }, 10*time.Second, time.Millisecond)
 	require.NoError(t, v.p.Settle(moment(t)))
 	exports.mu.Lock()
@@ -78,5 +79,24 @@ func TestABufferThatChangesDuringAnAnnouncement(t *testing.T) {
 		got := make([]uint32, 1_000_000)
 		require.NoError(t, v.honest.Array().All().CopyTo(s, got))
 		require.Equal(t, uint32(7), got[999_999], "the follower maps memory that the publisher gave back")
+	}
+}
+
+// The context of Announce bounds its wait for another change.
+func TestAnnounceWaitsWithinItsContext(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, Options{})
+	v.p.changes <- struct{}{} // as a Shrink that waits for the GPU does
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	over := make(chan error, 1)
+	go func() { over <- v.p.Announce(ctx, 1000, nil) }()
+	select {
+	case err := <-over:
+		v.p.changes.give()
+		require.ErrorIs(t, err, ErrTimeout)
+	case <-time.After(2 * time.Second):
+		v.p.changes.give()
+		<-over
+		t.Error("the context ended 2 s ago")
 	}
 }

@@ -35,7 +35,7 @@ type Publication struct {
 	// changes is held by what changes the publication or its followers, one at a
 	// time, driver calls included. Lock order: changes, the buffer's own locks,
 	// mu, exports.
-	changes sync.Mutex
+	changes slot
 	// used is the last generation that words were written for, which is beyond
 	// the view's where an announcement failed.
 	used uint64
@@ -93,7 +93,7 @@ func (s *Server) publish(op, name string, m share.Memory, d Descriptor, unit uin
 	}
 	defer s.closer.Drop()
 	p := &Publication{server: s, name: name, memory: m, about: d, unit: unit,
-		followers: map[*subscriber]struct{}{}, changed: make(chan struct{})}
+		followers: map[*subscriber]struct{}{}, changes: newSlot(), changed: make(chan struct{})}
 	var err error
 	if p.hold, err = m.Hold(op, fmt.Sprintf("publication %q", name), 0); err != nil {
 		return nil, err
@@ -128,8 +128,8 @@ func (p *Publication) subscribers() []*subscriber {
 // Settle first. The second Withdraw does nothing.
 func (p *Publication) Withdraw() error {
 	const op = "handles.Publication.Withdraw"
-	p.changes.Lock()
-	defer p.changes.Unlock()
+	p.changes <- struct{}{}
+	defer p.changes.give()
 	p.mu.Lock()
 	if p.withdrawn {
 		p.mu.Unlock()

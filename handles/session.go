@@ -176,8 +176,8 @@ func (ss *session) follow(ctx context.Context, m *follow) error {
 // generation that is shown when that is complete.
 func (p *Publication) join(ss *session, room uint64) (*subscriber, error) {
 	const op = "handles: take a follower in"
-	p.changes.Lock()
-	defer p.changes.Unlock()
+	p.changes <- struct{}{}
+	defer p.changes.give()
 	if p.over() {
 		return nil, closedError(op, "publication")
 	}

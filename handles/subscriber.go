@@ -147,8 +147,8 @@ func (f *subscriber) release(adds []*phys.Handle, fds []*FD) {
 // streams have passed it. With a last word it is told.
 func (f *subscriber) drop(last *ended) {
 	p := f.p
-	p.changes.Lock()
-	defer p.changes.Unlock()
+	p.changes <- struct{}{}
+	defer p.changes.give()
 	p.mu.Lock()
 	_, there := p.followers[f]
 	delete(p.followers, f)
