@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
 
@@ -38,4 +39,19 @@ func TestARangeBeyondTheCap(t *testing.T) {
 		defer f.Close()
 	}
 	require.ErrorIs(t, err, ErrProtocol)
+}
+
+// Whoever acknowledges that memory is given back has it nowhere else.
+func TestFollowedMemoryIsNotMoved(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, Options{})
+	v.announce(1_000_000)
+	require.NoError(t, v.honest.Next(moment(t)))
+	b, err := vmm.Move(v.honest.Array().Buffer(), 64<<20)
+	if err == nil {
+		defer b.Close()
+		require.NoError(t, v.p.Shrink(1000))
+		require.NoError(t, v.p.Settle(moment(t)))
+		require.Equal(t, 2<<20, b.Stats().Committed, "the publisher was told that nobody has it")
+	}
+	require.ErrorIs(t, err, cuda.ErrNotPermitted)
 }

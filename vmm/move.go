@@ -23,6 +23,10 @@ func Move(old *Buffer, reserve int) (*Buffer, error) {
 		return nil, err
 	}
 	defer in.leave()
+	if in.imported != nil && in.imported.followed {
+		return nil, core.Error(core.Failure{Op: op, Kind: core.NotPermitted, Asked: "another range for a buffer that follows a publication",
+			Hint: "what the publisher takes back would stay mapped there: follow it anew with a larger FollowOptions.Reserve"})
+	}
 	committed := in.committed.Load()
 	if reserve <= 0 || reserve > maxBytes || uint64(reserve) < committed {
 		return nil, core.Invalid(op, fmt.Sprintf("a range of %d bytes for %d that are committed", reserve, committed),
