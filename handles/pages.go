@@ -65,6 +65,15 @@ func (p *pages) get(op string, d *cuda.Device, c *Conn) (*page, error) {
 // put takes a page back, of which all streams have passed.
 func (p *pages) put(g *page) {
 	defer p.out.Done()
+	if !g.whom.known {
+		// Nobody knows whose it was: it serves no other process.
+		if errors.Join(g.close("handles: a follower left"), g.fd.Close()) != nil {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.spent = append(p.spent, g)
+		}
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if g.slot == g.page.Words()-1 {
