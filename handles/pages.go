@@ -87,6 +87,14 @@ func (p *pages) put(g *page) {
 	p.free[g.whom] = append(p.free[g.whom], g)
 }
 
+// retire takes a page back that streams may write still: it goes with the server.
+func (p *pages) retire(g *page) {
+	defer p.out.Done()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.spent = append(p.spent, g)
+}
+
 // close waits for those that are out, and gives all pages back. What fails may
 // be tried again.
 func (p *pages) close(op string) error {

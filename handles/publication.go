@@ -157,9 +157,16 @@ func (p *Publication) Withdraw() error {
 		return p.seq.close()
 	})
 	if err != nil {
+		// Closing the stream waits for what is on it.
+		closing := p.seq.close()
+		err = errors.Join(err, closing)
 		pool.out.Done()
-		for range pages {
-			pool.out.Done() // never used again
+		for _, g := range pages {
+			if closing == nil {
+				pool.put(g)
+			} else {
+				pool.retire(g)
+			}
 		}
 	}
 	return errors.Join(err, mem.Release())

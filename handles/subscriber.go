@@ -159,7 +159,7 @@ func (f *subscriber) drop(last *ended) {
 		if err := p.seq.later("handles: a follower left", func() error { pool.put(f.page); return nil }); err != nil {
 			// Its streams cannot tell when they have passed: never used again.
 			p.server.log.Error("cuvmm: the page of a follower that left stays registered", "error", err)
-			pool.out.Done()
+			pool.retire(f.page)
 		}
 	}
 	if last != nil {

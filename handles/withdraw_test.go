@@ -1,0 +1,30 @@
+//go:build linux
+
+package handles
+
+import (
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+func TestWithdrawAfterAFailure(t *testing.T) {
+	m, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	s := NewServer(ServerOptions{})
+	a, err := vmm.NewArray[uint32](d, vmm.BufferOptions{Reserve: 64 << 20})
+	require.NoError(t, err)
+	p, err := PublishArray(s, "x", a)
+	require.NoError(t, err)
+	m.Inject(sim.Fault{Call: "cuEventRecord", Result: 1})
+	err = p.Withdraw()
+	t.Log(err)
+	m.ClearFaults()
+	if err != nil {
+		require.NoError(t, p.Withdraw())
+	}
+	require.NoError(t, s.Close())
+	require.NoError(t, a.Close())
+}
