@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// inherited children get one after the other the same page.
+// A child gets no page that another had.
 func TestChildrenDoNotSharePages(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, Options{})
 	var was []*page
