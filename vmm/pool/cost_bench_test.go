@@ -100,7 +100,7 @@ func BenchmarkStitch(b *testing.B) {
 			s := stream(b, d)
 			const runs, each = 8, 4
 			ours := func() time.Duration {
-				p := benchPool(b, d, pool.Options{Memory: plain, Chunk: chunk, ExactFrom: 1 << 40, Slack: -1})
+				p := benchPool(b, d, pool.Options{Memory: plain, Chunk: chunk, ExactFrom: 1 << 40, Limit: (2*runs*each + 2) * chunk})
 				var live, gone []pool.Block
 				for i := range 2 * runs {
 					blk := alloc(b, p, s, each*chunk)
@@ -110,7 +110,7 @@ func BenchmarkStitch(b *testing.B) {
 						gone = append(gone, blk)
 					}
 				}
-				slack := alloc(b, p, s, 2*chunk) // what the pool may grow by
+				rest := alloc(b, p, s, 2*chunk) // so that the limit is reached
 				for _, blk := range gone {
 					must(b, p.Free(blk))
 				}
@@ -119,7 +119,7 @@ func BenchmarkStitch(b *testing.B) {
 				big := alloc(b, p, s, runs*each*chunk)
 				took := time.Since(start)
 				require.LessOrEqual(b, p.Stats().Reserved, uint64((2*runs*each+2)*chunk))
-				for _, blk := range append(live, big, slack) {
+				for _, blk := range append(live, big, rest) {
 					must(b, p.Free(blk))
 				}
 				must(b, p.Close())

@@ -104,9 +104,14 @@ func (r *relief) find(s *shortage) error {
 				return nil
 			}
 		case relieveTrim:
+			before, _ := p.progress()
 			p.advanceAll(nil)
 			if freed, err := p.trimFor(r.w); freed > 0 || err != nil {
 				return err
+			}
+			if now, _ := p.progress(); now != before {
+				r.step = relieveMove // what has passed since then can move
+				return nil
 			}
 		case relieveOthers:
 			if s.kind != core.OutOfMemory {

@@ -132,3 +132,33 @@ func TestChunksOfAPoolForPeersStay(t *testing.T) {
 		free(t, p, l.Block)
 	}
 }
+
+// A pool at its limit serves a request that fits into its holes, however late
+// it is told that the GPU has passed them.
+func TestAFullPoolServesWhatItsHolesHold(t *testing.T) {
+	for range 20 {
+		d := gputest.Software(t)
+		s := stream(t, d)
+		const chunk, runs, each = 2 * mib, 8, 4
+		p := newPool(t, d, pool.Options{Chunk: chunk, ExactFrom: 1 << 40, Limit: (2*runs*each + 2) * chunk})
+		var live, gone []pool.Block
+		for i := range 2 * runs {
+			b := alloc(t, p, s, each*chunk)
+			if i%2 == 0 {
+				live = append(live, b)
+			} else {
+				gone = append(gone, b)
+			}
+		}
+		live = append(live, alloc(t, p, s, 2*chunk)) // and now it is full
+		for _, b := range gone {
+			require.NoError(t, p.Free(b))
+		}
+		require.NoError(t, s.Synchronize())
+		live = append(live, alloc(t, p, s, runs*each*chunk))
+		require.EqualValues(t, (2*runs*each+2)*chunk, p.Stats().Reserved)
+		for _, b := range live {
+			require.NoError(t, p.Free(b))
+		}
+	}
+}
