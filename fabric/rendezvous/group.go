@@ -314,7 +314,7 @@ func (g *Group) giveUp(name string, met error) error {
 	defer cancel()
 	mine := &Error{Step: g.step, Ranks: []int{g.Rank()}, kind: ErrFailed, cause: met}
 	err := g.before(ctx, g.step, mine)
-	if err != error(mine) {
+	if !errors.Is(err, mine) {
 		err = fmt.Errorf("%w (and here: %w)", err, met)
 	}
 	return g.give(g.step, err)
