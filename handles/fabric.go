@@ -126,6 +126,10 @@ func (c *Conn) takePart(ctx context.Context, op string, t *transfer, i *intake, 
 	if part.Kind == fabricKind {
 		way = vmm.Fabric
 	}
+	if way == vmm.PosixFD && t.by.choice() {
+		// The sender remembers a downgrade whose end this side did not hear of.
+		t.by.downgrade("the sender went on by descriptor, as before")
+	}
 	if way != t.by.way {
 		return violation("memory by %v, where %v was agreed on", way, t.by.way)
 	}
