@@ -96,6 +96,8 @@ type transfer struct {
 	taken, mapped, last bool
 	// by is how the memory came, once it did.
 	by carriage
+	// spent are descriptors that were imported, to be closed.
+	spent []*FD
 }
 
 // outgoing is the sender's side of transfers.

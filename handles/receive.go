@@ -7,6 +7,7 @@ import (
 	"io"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -132,6 +133,7 @@ func (c *Conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportO
 	if err == nil {
 		err = c.confirm(ctx, op, t)
 	}
+	t.close()
 	// What comes of the transfer from now on is dropped.
 	c.inbox.mu.Lock()
 	c.inbox.end(t)
@@ -221,12 +223,28 @@ func (c *Conn) takeAll(ctx context.Context, op string, t *transfer, i *intake) e
 		default:
 			err = c.takePart(ctx, op, t, i, part)
 		}
-		_ = part.Close() // the driver has the memory, or never will
-		if err != nil {
+		// The driver has the memory, or never will.
+		if c.spend(t, part.FDs); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// spend closes descriptors that were imported, mostly later, when the sender
+// knows that its memory is mapped: to close a chunk's last descriptor takes the
+// kernel as long as to import it.
+func (c *Conn) spend(t *transfer, fds []*FD) {
+	t.spent = append(t.spent, fds...)
+	if limit, err := fd.Limit(); err != nil || uint64(OpenFDs()) > limit/exportShare {
+		t.close()
+	}
+}
+
+// close closes what was spent.
+func (t *transfer) close() {
+	_ = closeAll(t.spent)
+	t.spent = nil
 }
 
 // confirm tells the sender that its memory is mapped, and waits until it knows.
@@ -237,6 +255,7 @@ func (c *Conn) confirm(ctx context.Context, op string, t *transfer) error {
 	if err := c.transmit(ctx, op, transferMessage(mappedKind, t.number)); err != nil {
 		return err
 	}
+	t.close()
 	for {
 		part, err := c.awaitOwed(ctx, op, "confirmation", &t.parts)
 		if err != nil {
