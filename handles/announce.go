@@ -20,8 +20,8 @@ import (
 // already.
 //
 // It waits for no follower, and each fails by itself. The context bounds the
-// wait for another change, the making of exports and, on devices whose streams
-// write no 64-bit words, the wait for the stream. With a stream that captures a graph it is
+// wait for another change and, on devices whose streams write no 64-bit words,
+// that for the stream. With a stream that captures a graph it is
 // cuda.ErrCapturing and nothing has changed.
 func (p *Publication) Announce(ctx context.Context, length int, s *cuda.Stream) error {
 	const op = "handles.Publication.Announce"
@@ -75,14 +75,18 @@ func (p *Publication) announce(ctx context.Context, op string, s *cuda.Stream, n
 	if p.used >= lastGeneration {
 		return nil, failure(op, ErrTooLarge, fmt.Sprintf("%d generations", p.used), "publish it anew")
 	}
-	// More than one update holds is exported when it is sent.
+	// More than one update holds is exported when it is sent, and so is all where
+	// the budget has too little left: announcing waits for no follower.
 	var fresh []*phys.Handle
 	followers := p.subscribers()
 	if added := next.Chunks[len(p.mem.Chunks):]; len(followers) > 0 {
-		fresh = handlesOf(added[:min(len(added), batchChunks)])
+		fresh = handlesOf(added[:min(len(added), batchNow())])
 	}
-	if _, err := p.exports.open(ctx, op, fresh); err != nil {
+	switch fds, err := p.exports.openNow(op, fresh); {
+	case err != nil:
 		return nil, err
+	case fds == nil:
+		fresh = nil
 	}
 	if err := p.write(ctx, op, s, followers); err != nil {
 		p.exports.close(fresh)
@@ -129,6 +133,9 @@ func handlesOf(chunks []share.Chunk) []*phys.Handle {
 // vmm.Buffer.Clip does; with some it returns at once and they are unmapped here
 // when the work that is on the streams now is done. With a stream that captures
 // a graph it is cuda.ErrCapturing and nothing has changed.
+//
+// What another publication of the buffer shows stays: a shorter length is
+// cuda.ErrInUse and nothing has changed.
 //
 // Followers are told, and acknowledge when they have unmapped it: until then
 // the memory stays taken, and Stats tells by whom.

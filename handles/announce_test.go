@@ -52,20 +52,18 @@ func TestAFollowerThatDiesDuringAnAnnouncement(t *testing.T) {
 	require.Equal(t, before, exports.used, "descriptors stay open for ever")
 }
 
-// A buffer that changes while an announcement waits for descriptors.
+// A buffer that changes while an announcement exports.
 func TestABufferThatChangesDuringAnAnnouncement(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, Options{})
 	require.NoError(t, v.array.Resize(nil, 1_000_000)) // chunks 0 and 1
 	exports.mu.Lock()
-	exports.used += 1 << 21
-	exports.mu.Unlock()
 	over := make(chan error, 1)
 	go func() { over <- v.p.Announce(moment(t), 1_000_000, nil) }()
-	time.Sleep(100 * time.Millisecond) // it waits for the budget
+	time.Sleep(100 * time.Millisecond) // it has looked at the chunks
 	require.NoError(t, v.array.Resize(nil, 1000))
 	require.ErrorIs(t, v.array.Clip(), cuda.ErrInUse)
 	require.NoError(t, v.array.Resize(nil, 1_000_000)) // another chunk 1
-	exports.give(1 << 21)
+	exports.mu.Unlock()
 	require.NoError(t, <-over)
 	require.NoError(t, v.honest.Next(moment(t)))
 	s, err := v.dev.NewStream(cuda.StreamOptions{})
@@ -97,4 +95,41 @@ func TestAnnounceWaitsWithinItsContext(t *testing.T) {
 		<-over
 		t.Error("the context ended 2 s ago")
 	}
+}
+
+// Two publications of one buffer: what one shows the other does not take away,
+// nor hides it for a moment.
+func TestTwoPublicationsOfOneBuffer(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, Options{})
+	v.announce(1_000_000)
+	n := v.array.Len()
+	other, err := PublishArray(v.server, "other", v.array)
+	require.NoError(t, err)
+	require.NoError(t, other.Announce(moment(t), n, nil))
+	s, err := v.dev.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	defer s.Close()
+	stop, least := make(chan struct{}), make(chan int)
+	go func() {
+		low := n
+		for {
+			select {
+			case <-stop:
+				least <- low
+				return
+			default:
+				low = min(low, v.array.Len())
+			}
+		}
+	}()
+	for range 200 {
+		require.ErrorIs(t, v.p.Shrink(n-1), cuda.ErrInUse, "no whole chunk")
+		require.ErrorIs(t, v.p.Shrink(10), cuda.ErrInUse)
+		require.ErrorIs(t, v.p.Shrink(10, s), cuda.ErrInUse)
+	}
+	close(stop)
+	require.Equal(t, n, <-least)
+	require.NoError(t, other.Withdraw())
+	require.NoError(t, v.p.Shrink(10))
+	require.Equal(t, 10, v.array.Len())
 }

@@ -242,6 +242,12 @@ func (c *Conn) Send(ctx context.Context, m Message) error {
 
 // transmit sends a message of the program's or of the library's own.
 func (c *Conn) transmit(ctx context.Context, op string, m Message) error {
+	return c.transmitWithin(ctx, op, m, 0)
+}
+
+// transmitWithin is transmit that gives up so soon (0: not) where nothing could
+// be sent: ErrTimeout, and the connection goes on.
+func (c *Conn) transmitWithin(ctx context.Context, op string, m Message, patience time.Duration) error {
 	switch {
 	case len(m.Body) > MaxBody:
 		return failure(op, ErrTooLarge, fmt.Sprintf("%d bytes, where %d is the most", len(m.Body), MaxBody), "send several messages")
@@ -266,10 +272,14 @@ func (c *Conn) transmit(ctx context.Context, op string, m Message) error {
 	if err := c.greet(ctx, op); err != nil {
 		return err
 	}
-	if !c.sending.take(ctx, c.over) {
+	if patience > 0 {
+		if !c.sending.within(patience) {
+			return failure(op, ErrTimeout, "another message is being sent", "try again")
+		}
+	} else if !c.sending.take(ctx, c.over) {
 		return c.notTaken(ctx, op)
 	}
-	begun, err := c.send(ctx, op, &m, numbers)
+	begun, err := c.send(ctx, op, &m, numbers, patience)
 	c.sending.give()
 	if err != nil && begun && !errors.Is(err, ErrGone) {
 		return c.fail(err)
@@ -280,8 +290,11 @@ func (c *Conn) transmit(ctx context.Context, op string, m Message) error {
 
 // send cuts the message into packets. begun says that the peer has part of it
 // at least. The caller has the slot.
-func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int) (begun bool, err error) {
+func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, patience time.Duration) (begun bool, err error) {
 	limit := time.Now().Add(c.limits.Timeout)
+	if patience > 0 {
+		limit = time.Now().Add(patience)
+	}
 	var p []byte
 	bytes, fds, batch := 0, 0, sock.MaxFDs
 	moment := time.Millisecond
@@ -311,10 +324,29 @@ func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int) (
 		default:
 			return begun, systemError(op, fmt.Sprintf("a packet of %d bytes and %d file descriptors", len(p), with), err)
 		}
+		if patience > 0 && !begun {
+			limit = time.Now().Add(c.limits.Timeout) // what is begun must be finished
+		}
 		c.out.sequence++
 		bytes, fds, begun = bytes+body, fds+with, true
 	}
 	return begun, nil
+}
+
+// writable waits until the peer has read, or the limit is there, or the
+// connection is over: then it answers false.
+func (c *Conn) writable(ctx context.Context, limit time.Time) bool {
+	for moment := 5 * time.Millisecond; pause(ctx, moment, limit); moment = min(2*moment, 50*time.Millisecond) {
+		select {
+		case <-c.over:
+			return false
+		default:
+		}
+		if c.sock.Writable() {
+			return true
+		}
+	}
+	return false
 }
 
 // Close ends the connection and every call that waits on it. What was sent and

@@ -28,18 +28,41 @@ type exportBudget struct {
 
 var exports = exportBudget{freed: make(chan struct{})}
 
-// take takes at most n, and at least one, of what is left, and waits for that
-// until the context ends.
-func (b *exportBudget) take(ctx context.Context, op string, n int) (int, error) {
-	limit, err := fd.Limit()
+// share is how many may be open, and this process's limit of open files.
+func (b *exportBudget) share(op string) (most int, limit uint64, err error) {
+	limit, err = fd.Limit()
 	if err != nil {
-		return 0, systemError(op, "the limit of open files", err)
+		return 0, 0, systemError(op, "the limit of open files", err)
 	}
-	most := int(max(1, min(limit/exportShare, 1<<20)))
+	return int(max(1, min(limit/exportShare, 1<<20))), limit, nil
+}
+
+// try takes n if they are left.
+func (b *exportBudget) try(op string, n int) (bool, error) {
+	most, _, err := b.share(op)
+	if err != nil {
+		return false, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if most-b.used < n {
+		return false, nil
+	}
+	b.used += n
+	return true, nil
+}
+
+// take takes at most n, and no fewer than least, of what is left, and waits for
+// that until the context ends.
+func (b *exportBudget) take(ctx context.Context, op string, least, n int) (int, error) {
+	most, limit, err := b.share(op)
+	if err != nil {
+		return 0, err
+	}
 	for {
 		b.mu.Lock()
 		free, freed := most-b.used, b.freed
-		if free > 0 {
+		if free >= least {
 			n = min(n, free)
 			b.used += n
 			b.mu.Unlock()
@@ -78,7 +101,7 @@ func exportSome(ctx context.Context, op string, chunks []*phys.Handle, limit tim
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	n, err := exports.take(ctx, op, min(len(chunks), chunkBatch))
+	n, err := exports.take(ctx, op, 1, min(len(chunks), chunkBatch))
 	if err != nil {
 		return nil, err
 	}

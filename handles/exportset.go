@@ -20,55 +20,81 @@ type opened struct {
 	users int
 }
 
-// opening lets one set at a time wait for the budget with part of what it needs,
-// or two could wait for each other.
-var opening = newSlot()
-
-// open makes a descriptor of each handle, or shares that which is there. The
-// caller closes them.
-func (e *exportSet) open(ctx context.Context, op string, handles []*phys.Handle) (fds []*FD, err error) {
-	if !opening.take(ctx, nil) {
-		return nil, waitError(ctx, op, "others export memory", "share less at a time")
+// open makes a descriptor of each handle, or shares that which is there, and
+// waits for the budget. It holds none meanwhile, or two that wait could wait for
+// each other. The caller closes them.
+func (e *exportSet) open(ctx context.Context, op string, handles []*phys.Handle) ([]*FD, error) {
+	if len(handles) == 0 {
+		return nil, nil
 	}
-	defer opening.give()
-	budget := 0
+	if fds := e.share(handles); fds != nil {
+		return fds, nil
+	}
+	if _, err := exports.take(ctx, op, len(handles), len(handles)); err != nil {
+		return nil, err
+	}
+	return e.make(op, handles)
+}
+
+// openNow is open where the budget has so much left, and otherwise nil.
+func (e *exportSet) openNow(op string, handles []*phys.Handle) ([]*FD, error) {
+	if len(handles) == 0 {
+		return nil, nil
+	}
+	if ok, err := exports.try(op, len(handles)); !ok {
+		return nil, err
+	}
+	return e.make(op, handles)
+}
+
+// make is open for whoever has the budget for all.
+func (e *exportSet) make(op string, handles []*phys.Handle) (fds []*FD, err error) {
+	budget := len(handles)
 	defer func() {
 		if budget > 0 {
 			exports.give(budget)
 		}
 		if err != nil {
 			e.close(handles[:len(fds)])
+			fds = nil
 		}
 	}()
-	for i, h := range handles {
-		e.mu.Lock()
-		x := e.all[h.ID]
-		if x != nil {
-			x.users++
-		}
-		e.mu.Unlock()
-		if x == nil {
-			if budget == 0 {
-				if budget, err = exports.take(ctx, op, len(handles)-i); err != nil {
-					return fds, err
-				}
-			}
+	for _, h := range handles {
+		f := e.use(h, nil)
+		if f == nil {
 			n, err := h.Export(op)
 			if err != nil {
 				return fds, err
 			}
-			budget--
-			x = &opened{fd: own(n), users: 1}
-			e.mu.Lock()
-			if e.all == nil {
-				e.all = map[uint64]*opened{}
+			made := own(n)
+			if f = e.use(h, made); f == made {
+				budget--
+			} else {
+				_ = made.Close() // another was quicker
 			}
-			e.all[h.ID] = x
-			e.mu.Unlock()
 		}
-		fds = append(fds, x.fd)
+		fds = append(fds, f)
 	}
 	return fds, nil
+}
+
+// use counts a user of a handle's descriptor, or else of one that was made.
+func (e *exportSet) use(h *phys.Handle, made *FD) *FD {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	x := e.all[h.ID]
+	switch {
+	case x != nil:
+		x.users++
+		return x.fd
+	case made == nil:
+		return nil
+	}
+	if e.all == nil {
+		e.all = map[uint64]*opened{}
+	}
+	e.all[h.ID] = &opened{fd: made, users: 1}
+	return made
 }
 
 // share answers the descriptors of all handles if all are open now, for the

@@ -72,8 +72,8 @@ func newFeed(unit, room uint64) *feed { return &feed{unit: unit, room: room, low
 func (f *feed) lower(length uint64) { f.low = min(f.low, length) }
 
 // next is the next update, and the chunks that it adds; nil where nothing is to
-// be said.
-func (f *feed) next(v view) (*update, []chunk) {
+// be said. It brings at most batch chunks.
+func (f *feed) next(v view, batch int) (*update, []chunk) {
 	if f.out != nil || f.told == v.generation {
 		return nil, nil
 	}
@@ -89,8 +89,8 @@ func (f *feed) next(v view) (*update, []chunk) {
 		u.over = true
 	default:
 		add = v.chunks[keep:]
-		if len(add) > batchChunks {
-			add, u.last = add[:batchChunks], false
+		if len(add) > batch {
+			add, u.last = add[:batch], false
 		}
 		for _, c := range add {
 			u.sizes = append(u.sizes, c.size)

@@ -4,8 +4,10 @@ package handles
 
 import (
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -54,4 +56,31 @@ func TestFollowedMemoryIsNotMoved(t *testing.T) {
 		require.Equal(t, 2<<20, b.Stats().Committed, "the publisher was told that nobody has it")
 	}
 	require.ErrorIs(t, err, cuda.ErrNotPermitted)
+}
+
+// A wait that comes after the publisher's end was dealt with goes on, and so does
+// one where the driver fails to say whether it has.
+func TestWaitsAfterTheEnd(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, Options{})
+	m, f := v.machine, v.honest.f
+	mark, err := f.mark("test", 1<<40)
+	require.NoError(t, err)
+	mark.Drop()
+	m.Inject(sim.Fault{Call: "cuStreamQuery", Result: 400, Times: 3})
+	f.letGo()
+	m.ClearFaults()
+	done, err := f.stream.Done()
+	require.NoError(t, err)
+	require.True(t, done)
+	f.word.value().Store(1) // a last write of the publisher's
+	f.mu.Lock()
+	f.died = true
+	f.mu.Unlock()
+	mark, err = f.mark("test", 1<<41)
+	require.NoError(t, err)
+	mark.Drop()
+	require.Eventually(t, func() bool { done, err := f.stream.Done(); return err == nil && done }, 10*time.Second, time.Millisecond)
+	f.mu.Lock()
+	f.died = false
+	f.mu.Unlock()
 }

@@ -94,6 +94,9 @@ func (f *follower) mark(op string, generation uint64) (core.Mark, error) {
 			return core.Mark{}, own.Ctx.Fail(op, driver.CallStreamWaitValue64, r, fmt.Sprintf("generation %d", generation))
 		}
 		f.waited = generation
+		if f.hasDied() {
+			f.letGo() // the end was perhaps dealt with before this wait was there
+		}
 	}
 	m, _, err := own.Mark(op) // nobody captures it
 	return m, err
@@ -102,7 +105,7 @@ func (f *follower) mark(op string, generation uint64) (core.Mark, error) {
 // await waits on the CPU until a generation is complete.
 func (f *follower) await(ctx context.Context, op string, generation uint64) error {
 	pause := shortestPoll
-	for !f.word.reached(generation) {
+	for !f.word.reached(generation) && !f.hasDied() {
 		select {
 		case <-f.closing:
 			return closedError(op, "follower")
@@ -146,17 +149,31 @@ func (f *follower) watch() {
 	_ = f.settle() // fails only where the follower closes
 }
 
+func (f *follower) hasDied() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.died
+}
+
 // letGo has the word read that everything is done until the stream has seen it:
-// a last write of the publisher's may come after the first of these.
+// a last write of the publisher's may come after the first of these. A call that
+// fails says nothing of the stream; only on a lost device nothing waits.
 func (f *follower) letGo() {
-	for {
+	for failed := time.Duration(0); failed < letGoLimit; {
 		f.word.value().Store(release)
 		if f.stream == nil {
 			return
 		}
-		if done, err := f.stream.Done(); done || err != nil {
+		done, err := f.stream.Done()
+		if done || f.word.ctx.Lost() != driver.Success {
 			return
+		}
+		if err != nil {
+			failed += longestPoll
 		}
 		time.Sleep(longestPoll)
 	}
 }
+
+// letGoLimit bounds what a driver that answers nothing but errors costs.
+const letGoLimit = time.Second

@@ -36,3 +36,23 @@ func TestChildrenDoNotSharePages(t *testing.T) {
 	}
 	require.NotSame(t, was[0], was[1])
 }
+
+// What a follower is told of its page stays so, whatever becomes of the page
+// before it is told.
+func TestAPageThatIsGivenBackBeforeTheFollowerHearsOfIt(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, Options{})
+	near, file, err := Pair(Options{})
+	require.NoError(t, err)
+	defer near.Close()
+	require.NoError(t, file.Close())
+	ss := &session{server: v.server, conn: near, followers: map[token]*subscriber{}}
+	f, err := v.p.join(moment(t), ss, 0)
+	require.NoError(t, err)
+	v.server.telling.Done() // it is never told
+	slot := f.slot
+	require.NoError(t, v.p.Withdraw())
+	require.Eventually(t, func() bool { return f.page.fd.Use(func(int) error { return nil }) != nil }, 10*time.Second, time.Millisecond)
+	require.Equal(t, slot, f.slot)
+	require.NoError(t, f.file.Use(func(int) error { return nil }))
+	require.NoError(t, f.file.Close())
+}

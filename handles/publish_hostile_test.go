@@ -20,12 +20,13 @@ import (
 // victim is a server that publishes 1,000 numbers and has an honest follower.
 type victim struct {
 	*testing.T
-	dev    *cuda.Device
-	server *Server
-	path   string
-	array  *vmm.Array[uint32]
-	p      *Publication
-	honest *Follower[uint32]
+	machine *sim.Machine
+	dev     *cuda.Device
+	server  *Server
+	path    string
+	array   *vmm.Array[uint32]
+	p       *Publication
+	honest  *Follower[uint32]
 }
 
 func moment(t testing.TB) context.Context {
@@ -37,8 +38,8 @@ func moment(t testing.TB) context.Context {
 func newVictim(t *testing.T, o ServerOptions, c Options) *victim {
 	before := OpenFDs()
 	t.Cleanup(func() { require.Equal(t, before, OpenFDs()) })
-	_, sys := sim.Open(t)
-	v := &victim{T: t, dev: sys.Devices()[0]}
+	m, sys := sim.Open(t)
+	v := &victim{T: t, machine: m, dev: sys.Devices()[0]}
 	l, err := Listen(filepath.Join(t.TempDir(), "d"), "s", c)
 	require.NoError(t, err)
 	v.path = l.Path()

@@ -53,7 +53,7 @@ func (b *both) trim() {
 }
 
 func (b *both) say(t *rapid.T) {
-	u, add := b.feed.next(b.view)
+	u, add := b.feed.next(b.view, batchChunks)
 	if u == nil {
 		return
 	}
@@ -136,7 +136,7 @@ func FuzzAnswers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, serial uint64, s uint8, chunks uint32) {
 		v := view{generation: 1, ordered: 1, length: 2, chunks: []chunk{{1, modelChunk}, {2, modelChunk}}}
 		fd := newFeed(1, 1<<30)
-		u, _ := fd.next(v)
+		u, _ := fd.next(v, batchChunks)
 		err := fd.took(&done{serial: serial, status: status(s), chunks: chunks})
 		switch {
 		case serial == u.serial && s == uint8(statusOK) && chunks == 2:

@@ -26,13 +26,15 @@ type Server struct {
 	mu           sync.Mutex
 	publications map[string]*Publication
 	sessions     map[*session]struct{}
+	closing      bool // nothing is entered any more
 	// telling counts the followers' goroutines.
 	telling sync.WaitGroup
 }
 
 // ServerOptions limit what a server does for its clients. The zero value works.
 type ServerOptions struct {
-	// MaxSessions is the most clients at a time; 0 is 256.
+	// MaxSessions is the most clients at a time; 0 is 256. Another user than this
+	// process's has at most half of them.
 	MaxSessions int
 	// MaxFollowers is the most followers of one client; 0 is 64.
 	MaxFollowers int
@@ -136,13 +138,17 @@ func (s *Server) serve(c *Conn) error {
 	c.in.noFDs = true // or those of a message that never ends would fill this process's table
 	ss := &session{server: s, conn: c, followers: map[token]*subscriber{}}
 	s.mu.Lock()
+	what := fmt.Sprintf("%d clients, of which %d are allowed", s.o.MaxSessions+1, s.o.MaxSessions)
 	full := len(s.sessions) >= s.o.MaxSessions
+	if !full && s.crowdedLocked(c) {
+		full, what = true, "as many clients of that user as are allowed"
+	}
 	if !full {
 		s.sessions[ss] = struct{}{}
 	}
 	s.mu.Unlock()
 	if full {
-		err := c.fail(failure("handles.Server.Serve", ErrTooLarge, fmt.Sprintf("%d clients, of which %d are allowed", s.o.MaxSessions+1, s.o.MaxSessions),
+		err := c.fail(failure("handles.Server.Serve", ErrTooLarge, what,
 			"try again when another has left, or raise ServerOptions.MaxSessions"))
 		return errors.Join(err, c.Close())
 	}
@@ -153,11 +159,30 @@ func (s *Server) serve(c *Conn) error {
 	return err
 }
 
+// crowdedLocked reports whether the peer's user, where that is not this
+// process's, has half of all sessions, so that the others find room. The caller
+// has mu.
+func (s *Server) crowdedLocked(c *Conn) bool {
+	who, known := c.Peer()
+	if !known || sameUser(who) == nil {
+		return false
+	}
+	n := 0
+	for ss := range s.sessions {
+		if other, known := ss.conn.Peer(); known && other.UID == who.UID {
+			n++
+		}
+	}
+	return n >= max(1, s.o.MaxSessions/2)
+}
+
 // enter makes a publication's name known.
 func (s *Server) enter(op string, p *Publication) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
+	case s.closing:
+		return closedError(op, "server")
 	case s.publications[p.name] != nil:
 		return failure(op, cuda.ErrInUse, fmt.Sprintf("a publication of the name %q", p.name), "use another name, or withdraw that one")
 	case len(s.publications) >= maxPublications:
@@ -196,6 +221,9 @@ func (s *Server) all() []*Publication {
 func (s *Server) Close() error {
 	const op = "handles.Server.Close"
 	s.closer.Life.Close() // nothing new
+	s.mu.Lock()
+	s.closing = true // nor from one that was let in before
+	s.mu.Unlock()
 	var errs []error
 	for _, p := range s.all() {
 		errs = append(errs, p.Withdraw())

@@ -3,9 +3,12 @@
 package handles
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/stretchr/testify/require"
 )
 
@@ -32,4 +35,48 @@ func TestAClientCannotFillTheTableOfFiles(t *testing.T) {
 	}
 	require.LessOrEqual(t, most, 300, "files of one client that the server holds")
 	v.served()
+}
+
+// A publication that was on its way when the server closed is refused.
+func TestAPublicationWhileTheServerCloses(t *testing.T) {
+	s := NewServer(ServerOptions{})
+	require.True(t, s.closer.Hold()) // as publish has it
+	over := make(chan error, 1)
+	go func() { over <- s.Close() }()
+	require.Eventually(t, s.closer.Closed, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool {
+		err := s.enter("test", &Publication{name: "late"})
+		s.leave(&Publication{name: "late"})
+		return errors.Is(err, cuda.ErrClosed)
+	}, 10*time.Second, time.Millisecond)
+	s.closer.Drop()
+	require.NoError(t, <-over)
+}
+
+// Clients of another user take at most half of the places.
+func TestClientsOfAnotherUserLeaveRoom(t *testing.T) {
+	v := newVictim(t, ServerOptions{MaxSessions: 4}, Options{}) // one is the honest one
+	serve := func() (chan error, *Conn) {
+		near, file, err := Pair(Options{})
+		require.NoError(t, err)
+		far, err := Inherit(file, Options{})
+		require.NoError(t, err)
+		near.peer, near.known = Peer{UID: 424242}, true
+		over := make(chan error, 1)
+		go func() { over <- v.server.ServeConn(context.Background(), near) }()
+		return over, far
+	}
+	var ends []chan error
+	for range 2 {
+		over, far := serve()
+		defer far.Close()
+		require.NoError(t, far.Send(moment(t), pack(&list{1})))
+		_ = v.receive(far)
+		ends = append(ends, over)
+	}
+	over, far := serve()
+	require.ErrorIs(t, <-over, ErrTooLarge)
+	require.NoError(t, far.Close())
+	v.served() // another of its own user is let in
+	require.Len(t, ends, 2)
 }

@@ -10,14 +10,16 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 )
 
-// session is one client of a server. Its goroutine answers one request after the
-// other; what is published is told by the followers' own.
+// session is one client of a server. Its goroutine takes one request after the
+// other, and waits for no publication: followers have goroutines of their own,
+// which join, tell what is published, and leave.
 type session struct {
 	server *Server
 	conn   *Conn
 
 	mu        sync.Mutex
 	followers map[token]*subscriber
+	joining   int // that are not among them yet
 	feeding   sync.WaitGroup
 }
 
@@ -35,15 +37,13 @@ func (ss *session) run(ctx context.Context) error {
 	err := ss.answer(ctx)
 	cancel()
 	closing := ss.conn.Close()
+	ss.feeding.Wait() // nobody joins any more
 	ss.mu.Lock()
 	followers := ss.followers
 	ss.followers = map[token]*subscriber{}
 	ss.mu.Unlock()
 	for _, f := range followers {
-		f.drop(nil)
-	}
-	ss.feeding.Wait()
-	for _, f := range followers {
+		f.drop()
 		f.discard() // an announcement may have prepared more before the drop
 	}
 	if errors.Is(err, ErrGone) || errors.Is(err, cuda.ErrClosed) || ctx.Err() != nil && errors.Is(err, context.Canceled) {
@@ -80,7 +80,7 @@ func (ss *session) receive(ctx context.Context) (Message, error) {
 			return m, err
 		}
 		ss.mu.Lock()
-		idle := len(ss.followers) == 0
+		idle := len(ss.followers)+ss.joining == 0
 		ss.mu.Unlock()
 		if idle {
 			return m, ss.conn.fail(failure(opReceive, ErrTimeout, fmt.Sprintf("the client followed nothing and asked nothing for %v", ss.server.o.Idle),
@@ -96,7 +96,17 @@ func (ss *session) handle(ctx context.Context, asked message) error {
 	case *list:
 		return ss.conn.Send(ctx, pack(&listing{m.number, ss.server.entries()}))
 	case *follow:
-		return ss.follow(ctx, m)
+		ss.mu.Lock()
+		n := len(ss.followers) + ss.joining
+		full := n >= ss.server.o.MaxFollowers
+		if !full {
+			ss.joining++
+		}
+		ss.mu.Unlock()
+		if full {
+			return ss.say(ctx, &denied{m.number, statusLimit, fmt.Sprintf("%d followers of one client, of which %d are allowed", n+1, n)})
+		}
+		ss.feeding.Go(func() { ss.follow(ctx, m) })
 	case *done:
 		f := ss.find(m.token)
 		if f == nil {
@@ -108,7 +118,7 @@ func (ss *session) handle(ctx context.Context, asked message) error {
 		if f == nil {
 			return ss.say(ctx, &ended{m.token, statusUnknown, "no follower of that token"})
 		}
-		f.drop(&ended{m.token, statusLeft, ""})
+		f.end(&ended{m.token, statusLeft, ""})
 	}
 	return nil
 }
@@ -142,41 +152,53 @@ func (ss *session) say(ctx context.Context, m message) error { return ss.conn.Se
 // cut ends the session for a reason that the client is told.
 func (ss *session) cut(reason error) { _ = ss.conn.fail(reason) }
 
-// follow takes a follower in, or says why not.
-func (ss *session) follow(ctx context.Context, m *follow) error {
+// follow takes a follower in and tells it what is new.
+func (ss *session) follow(ctx context.Context, m *follow) {
+	f, err := ss.takeIn(ctx, m)
+	ss.mu.Lock()
+	ss.joining--
+	ss.mu.Unlock()
+	switch {
+	case f != nil:
+		f.run(ctx)
+	case err != nil && ctx.Err() == nil:
+		ss.cut(err)
+	}
+}
+
+// takeIn takes a follower in, or says why not: then it answers nil.
+func (ss *session) takeIn(ctx context.Context, m *follow) (*subscriber, error) {
 	deny := func(s status, reason string) error { return ss.say(ctx, &denied{m.number, s, reason}) }
 	p := ss.server.find(m.name)
 	if p == nil {
-		return deny(statusUnknown, fmt.Sprintf("no publication of the name %q", m.name))
+		return nil, deny(statusUnknown, fmt.Sprintf("no publication of the name %q", m.name))
 	}
-	ss.mu.Lock()
-	n := len(ss.followers)
-	ss.mu.Unlock()
-	if n >= ss.server.o.MaxFollowers {
-		return deny(statusLimit, fmt.Sprintf("%d followers of one client, of which %d are allowed", n+1, n))
-	}
-	f, err := p.join(ss, m.room)
+	f, err := p.join(ctx, ss, m.room)
 	switch {
+	case ctx.Err() != nil && f == nil:
+		return nil, err
 	case errors.Is(err, cuda.ErrClosed):
-		return deny(statusUnknown, fmt.Sprintf("publication %q was withdrawn", m.name))
+		return nil, deny(statusUnknown, fmt.Sprintf("publication %q was withdrawn", m.name))
 	case err != nil:
 		ss.server.log.Error("cuvmm: a follower could not be taken in, and is told so", "publication", m.name, "client", ss.String(), "error", err)
-		return deny(statusFailed, err.Error())
+		return nil, deny(statusFailed, err.Error())
 	}
+	defer func() { _ = f.file.Close() }()
 	// The follower hears of nothing before this.
-	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, f.feed.room, uint32(f.page.slot), p.about}, f.page.fd)); err != nil {
+	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, f.feed.room, f.slot, p.about}, f.file)); err != nil {
 		ss.server.telling.Done()
-		return err
+		return nil, err
 	}
-	ss.feeding.Go(func() { f.run(ctx) })
-	return nil
+	return f, nil
 }
 
 // join makes a follower, which is told nothing yet: its word reads the
 // generation that is shown when that is complete.
-func (p *Publication) join(ss *session, room uint64) (*subscriber, error) {
+func (p *Publication) join(ctx context.Context, ss *session, room uint64) (*subscriber, error) {
 	const op = "handles: take a follower in"
-	p.changes <- struct{}{}
+	if !p.changes.take(ctx, nil) {
+		return nil, waitError(ctx, op, "another change is under way", "try again")
+	}
 	defer p.changes.give()
 	if p.over() {
 		return nil, closedError(op, "publication")
@@ -186,14 +208,21 @@ func (p *Publication) join(ss *session, room uint64) (*subscriber, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := p.seq.write(op, g.word, p.view.generation); err != nil {
-		p.server.pages.out.Done() // something may write it still: never used again
+	// Of its own: without changes the page may go to the next follower.
+	file, err := g.fd.Dup()
+	if err != nil {
+		p.server.pages.put(g)
 		return nil, err
+	}
+	if err := p.seq.write(op, g.word, p.view.generation); err != nil {
+		p.server.pages.retire(g) // something may write it still
+		return nil, errors.Join(err, file.Close())
 	}
 	if room == 0 || room > about.Reserved {
 		room = about.Reserved
 	}
-	f := &subscriber{p: p, on: ss, token: newToken(), page: g, since: time.Now(), wake: make(chan struct{}, 1), feed: newFeed(p.unit, room)}
+	f := &subscriber{p: p, on: ss, token: newToken(), page: g, slot: uint32(g.slot), file: file, since: time.Now(),
+		wake: make(chan struct{}, 1), feed: newFeed(p.unit, room)}
 	ss.mu.Lock()
 	ss.followers[f.token] = f
 	ss.mu.Unlock()

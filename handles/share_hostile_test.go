@@ -328,7 +328,7 @@ func TestHostileAnswers(t *testing.T) {
 // The share of the limit of open files is kept to, and said.
 func TestExportsStayWithinTheirShare(t *testing.T) {
 	h := newHostile(t, 50*time.Millisecond)
-	limit, err := exports.take(t.Context(), "test", 1<<30)
+	limit, err := exports.take(t.Context(), "test", 1, 1<<30)
 	require.NoError(t, err)
 	defer func() { require.Zero(t, exports.used) }()
 	_, err = exportSome(t.Context(), "test", h.chunks, 10*time.Millisecond)

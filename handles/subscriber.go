@@ -2,6 +2,7 @@ package handles
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -15,6 +16,8 @@ type subscriber struct {
 	on    *session
 	token token
 	page  *page
+	slot  uint32 // of the page, and the page as the follower gets it
+	file  *FD
 	since time.Time
 	wake  chan struct{} // holds one
 
@@ -25,6 +28,18 @@ type subscriber struct {
 	adds   []*phys.Handle
 	fds    []*FD
 	ending *ended
+	// running: the goroutine is there, so that what is prepared is sent soon.
+	running bool
+}
+
+// batchNow is how many chunks an update may bring, so that their descriptors fit
+// into what may be open.
+func batchNow() int {
+	most, _, err := exports.share("handles")
+	if err != nil {
+		return 1
+	}
+	return min(batchChunks, most)
 }
 
 // poke has the goroutine look again.
@@ -35,10 +50,13 @@ func (f *subscriber) poke() {
 	}
 }
 
-// end has the goroutine say the last word, and end.
+// end has the goroutine take the follower out of the publication, say the last
+// word, and end. The first word counts.
 func (f *subscriber) end(m *ended) {
 	f.p.mu.Lock()
-	f.ending = m
+	if f.ending == nil {
+		f.ending = m
+	}
 	f.p.mu.Unlock()
 	f.poke()
 }
@@ -47,10 +65,10 @@ func (f *subscriber) end(m *ended) {
 // are open are taken along, so that all followers that are sent the same memory
 // at the same time share them. The caller has the publication's mu.
 func (p *Publication) prepareLocked(f *subscriber, shared bool) {
-	if f.ready != nil || p.withdrawn {
+	if f.ready != nil || f.ending != nil || p.withdrawn || !f.running {
 		return
 	}
-	u, add := f.feed.next(p.view)
+	u, add := f.feed.next(p.view, batchNow())
 	if u == nil {
 		return
 	}
@@ -72,6 +90,9 @@ func (p *Publication) prepareLocked(f *subscriber, shared bool) {
 func (f *subscriber) run(ctx context.Context) {
 	defer f.on.server.telling.Done()
 	defer f.discard()
+	f.p.mu.Lock()
+	f.running = true
+	f.p.mu.Unlock()
 	for {
 		select {
 		case <-f.wake:
@@ -88,6 +109,7 @@ func (f *subscriber) run(ctx context.Context) {
 		f.p.mu.Unlock()
 		if last != nil {
 			f.release(adds, fds)
+			f.drop()
 			f.on.forget(f)
 			if err := f.on.say(ctx, last); err != nil {
 				f.on.cut(err)
@@ -100,27 +122,68 @@ func (f *subscriber) run(ctx context.Context) {
 	}
 }
 
+// send sends an update. Descriptors are open only for a moment at a time: those
+// of one that does not read would be missing for the others.
 func (f *subscriber) send(ctx context.Context, u *update, adds []*phys.Handle, fds []*FD) bool {
 	const op = "handles: send an update"
-	if fds == nil && len(adds) > 0 {
-		var err error
-		limited, cancel := context.WithTimeout(ctx, f.on.conn.limits.Timeout)
-		fds, err = f.p.exports.open(limited, op, adds)
-		cancel()
-		if err != nil {
-			f.release(adds, nil)
-			f.on.server.log.Error("cuvmm: memory could not be exported to a follower, which is told so",
-				"publication", f.p.name, "follower", f.on.String(), "error", err)
-			f.drop(&ended{f.token, statusFailed, err.Error()})
-			return true // to say so
+	conn := f.on.conn
+	defer f.release(adds, nil)
+	var limit time.Time // for one that does not read
+	for stuck := false; ; stuck = true {
+		if fds == nil && len(adds) > 0 {
+			began := time.Now()
+			var err error
+			if fds, err = f.export(ctx, op, adds); err != nil {
+				if !errors.Is(err, ErrOpenFiles) && ctx.Err() == nil {
+					f.on.server.log.Error("cuvmm: memory could not be exported to a follower, which is told so",
+						"publication", f.p.name, "follower", f.on.String(), "error", err)
+					f.end(&ended{f.token, statusFailed, err.Error()})
+				}
+				return ctx.Err() == nil // to say the last word
+			}
+			limit = limit.Add(time.Since(began)) // which is not its fault
+		}
+		err := conn.transmitWithin(ctx, op, pack(u, fds...), patience)
+		if fds != nil {
+			f.p.exports.close(adds)
+			fds = nil
+		}
+		if err == nil {
+			return true
+		}
+		if !stuck {
+			limit = time.Now().Add(conn.limits.Timeout)
+		}
+		if !errors.Is(err, ErrTimeout) || !conn.writable(ctx, limit) {
+			if ctx.Err() == nil {
+				f.on.cut(err) // it may be open still, with a follower that would wait for ever
+			}
+			return false
 		}
 	}
-	defer f.release(adds, fds)
-	err := f.on.conn.Send(ctx, pack(u, fds...))
-	if err != nil {
-		f.on.cut(err) // it may be open still, with a follower that would wait for ever
+}
+
+// patience is how long descriptors stay open for a follower that does not read.
+const patience = 10 * time.Millisecond
+
+// export opens descriptors. It waits for the budget as long as the follower is
+// there, for those who have it are never long about it; ErrOpenFiles says that
+// the follower is on its way out.
+func (f *subscriber) export(ctx context.Context, op string, adds []*phys.Handle) ([]*FD, error) {
+	for {
+		limited, cancel := context.WithTimeout(ctx, f.on.conn.limits.Timeout)
+		fds, err := f.p.exports.open(limited, op, adds)
+		cancel()
+		if !errors.Is(err, ErrOpenFiles) || ctx.Err() != nil || f.leaving() {
+			return fds, err
+		}
 	}
-	return err == nil
+}
+
+func (f *subscriber) leaving() bool {
+	f.p.mu.Lock()
+	defer f.p.mu.Unlock()
+	return f.ending != nil
 }
 
 // discard gives back what was prepared and is not sent any more.
@@ -144,8 +207,9 @@ func (f *subscriber) release(adds []*phys.Handle, fds []*FD) {
 }
 
 // drop takes the follower from its publication, and its page back when the
-// streams have passed it. With a last word it is told.
-func (f *subscriber) drop(last *ended) {
+// streams have passed it. It waits for other changes of the publication, and so
+// never runs on a goroutine that serves others.
+func (f *subscriber) drop() {
 	p := f.p
 	p.changes <- struct{}{}
 	defer p.changes.give()
@@ -161,8 +225,5 @@ func (f *subscriber) drop(last *ended) {
 			p.server.log.Error("cuvmm: the page of a follower that left stays registered", "error", err)
 			pool.retire(f.page)
 		}
-	}
-	if last != nil {
-		f.end(last)
 	}
 }

@@ -123,7 +123,7 @@ func (b *buffer) clipSoon(op string, fence func() (*core.Fence, error)) error {
 // mayClip refuses to take the chunks from an offset on while they are held, or
 // are another buffer's too.
 func (b *buffer) mayClip(op string, from uint64) error {
-	if err := b.holds.check(op, from, nil); err != nil {
+	if err := b.holds.check(op, from); err != nil {
 		return err
 	}
 	return b.imported.sole(op)

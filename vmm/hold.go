@@ -64,13 +64,12 @@ func (h *claim) Release() {
 	h.b.holds.all = slices.DeleteFunc(h.b.holds.all, func(o *claim) bool { return o == h })
 }
 
-// check refuses to take away what begins at an offset while anybody but one
-// holds it.
-func (hs *holds) check(op string, from uint64, but *claim) error {
+// check refuses to take away what begins at an offset while anybody holds it.
+func (hs *holds) check(op string, from uint64) error {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
 	for _, h := range hs.all {
-		if h != but && h.cover > from {
+		if h.cover > from {
 			return h.inUse(op)
 		}
 	}
@@ -130,15 +129,24 @@ func (h *claim) Shrink(op string, n uint64, streams []*cuda.Stream) (gone share.
 			return gone, err
 		}
 	}
-	// Refused to copies first: those that were let through are on their streams.
-	b.used.Store(min(before, n))
-	keep := b.full()
+	keep := 0
 	for keep < len(b.chunks) && b.chunks[keep].off < n {
-		keep++ // imported, and not yet in use
+		keep++
 	}
+	// What is refused has changed nothing, not even for a moment.
+	if keep < len(b.chunks) {
+		if err := b.mayLeave(op, b.chunks[keep].off, streams); err != nil {
+			return gone, err
+		}
+	}
+	// Refused to copies first: those that were let through are on their streams.
+	if err := h.less(op, n); err != nil {
+		return gone, err
+	}
+	b.full() // waits for those
 	var f *core.Fence
 	if keep < len(b.chunks) {
-		if f, err = b.leaving(op, h, b.chunks[keep].off, streams); err != nil {
+		if f, err = b.leaving(op, b.chunks[keep].off, streams); err != nil {
 			b.used.Store(before)
 			return gone, err
 		}
@@ -159,22 +167,44 @@ func (h *claim) Shrink(op string, n uint64, streams []*cuda.Stream) (gone share.
 	return gone, b.uncommit(op, keep)
 }
 
-// leaving asks whether the chunks from an offset on may go from one hold, and
-// waits for the work that could use them, or marks the streams.
-func (b *buffer) leaving(op string, h *claim, from uint64, streams []*cuda.Stream) (*core.Fence, error) {
-	if err := b.holds.check(op, from, h); err != nil {
-		return nil, err
-	}
+// mayLeave asks whether the chunks from an offset on may go.
+func (b *buffer) mayLeave(op string, from uint64, streams []*cuda.Stream) error {
 	if err := b.imported.sole(op); err != nil {
+		return err
+	}
+	if len(streams) == 0 {
+		if v := b.res.views.over(from, rest); v != nil {
+			return v.inUse(op)
+		}
+	}
+	return nil
+}
+
+// leaving waits for the work that could use the chunks from an offset on, or
+// marks the streams, unless somebody came to them meanwhile.
+func (b *buffer) leaving(op string, from uint64, streams []*cuda.Stream) (*core.Fence, error) {
+	if err := b.mayLeave(op, from, streams); err != nil {
 		return nil, err
 	}
 	if len(streams) > 0 {
 		return core.FenceOf(b.res.System(), op, streams)
 	}
-	if v := b.res.views.over(from, rest); v != nil {
-		return nil, v.inUse(op)
-	}
 	return nil, b.wait(op)
+}
+
+// less makes the buffer shorter, unless another hold covers more: it shows that
+// to others, whether or not whole chunks go.
+func (h *claim) less(op string, n uint64) error {
+	b := h.b
+	b.holds.mu.Lock()
+	defer b.holds.mu.Unlock()
+	for _, o := range b.holds.all {
+		if o != h && o.cover > n {
+			return o.inUse(op)
+		}
+	}
+	b.used.Store(min(b.used.Load(), n))
+	return nil
 }
 
 func (h *claim) lower(n uint64) {

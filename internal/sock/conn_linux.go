@@ -104,6 +104,16 @@ func (c *Conn) Ready() (ready bool) {
 	return ready
 }
 
+// Writable reports whether the peer has read enough for a Send that does not
+// wait.
+func (c *Conn) Writable() (writable bool) {
+	_ = c.raw.Control(func(s uintptr) {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(s), Events: unix.POLLOUT}}, 0)
+		writable = err == nil && n > 0
+	})
+	return writable
+}
+
 // rights are the descriptors among control messages, and whether one of them
 // cannot be read.
 func rights(oob []byte) (fds []int, bad bool) {

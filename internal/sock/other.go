@@ -22,6 +22,8 @@ func (c *Conn) Peer() (Credentials, error) { return Credentials{}, errors.ErrUns
 
 func (c *Conn) Ready() bool { return false }
 
+func (c *Conn) Writable() bool { return false }
+
 func TooManyInFlight(error) bool { return false }
 
 func Busy(error) bool { return false }

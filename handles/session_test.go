@@ -1,0 +1,50 @@
+//go:build linux
+
+package handles
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+// While one publication's Shrink waits for the GPU, a request for it holds up the
+// client's answers about another.
+func TestOnePublicationHoldsUpAnother(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, Options{})
+	b, err := vmm.NewArray[uint32](v.dev, vmm.BufferOptions{Reserve: 64 << 20, Chunks: vmm.FixedChunks(2 << 20)})
+	require.NoError(t, err)
+	other, err := PublishArray(v.server, "other", b)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, other.Withdraw()); require.NoError(t, b.Close()) }()
+	k := NewClient(v.dial())
+	defer func() { require.NoError(t, k.Close()) }()
+	f, err := Follow[uint32](moment(t), k, v.dev, "other", FollowOptions{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+
+	s, err := v.dev.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	defer s.Close()
+	v.p.changes <- struct{}{} // a Shrink that waits for the GPU
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		if g, err := Follow[uint32](moment(t), k, v.dev, "numbers", FollowOptions{}); err == nil {
+			_ = g.Close()
+		}
+	}()
+	time.Sleep(100 * time.Millisecond)
+	require.NoError(t, b.Resize(nil, 10))
+	require.NoError(t, other.Announce(moment(t), 10, nil))
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	err = other.Settle(ctx)
+	v.p.changes.give()
+	<-over
+	require.NoError(t, err, "the other publication")
+}
