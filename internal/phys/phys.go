@@ -1,6 +1,12 @@
 // Package phys has the one owner of a driver's memory handle. Allocations,
 // imports, multicast objects and mappings each hold a count of it; the handle
 // is released when the last one lets go.
+//
+// Memory that changes its owner may hold what the owner before left in it, so it
+// is marked (Recycle), and Export refuses it until it was set to zero (Clean).
+// Today only the chunks of vmm/pool change owners, with their blocks. They are
+// marked when they are made and nobody cleans them: no public call exports a
+// block's memory.
 package phys
 
 import (

@@ -28,6 +28,7 @@ func (p *Pool) create(size uint64) (*phys.Handle, error) {
 	}
 	h, r := phys.TryCreate(p.sys, size, p.prop)
 	if r == driver.Success {
+		h.Recycle() // its blocks change owners: nobody exports it as it is
 		return h, nil
 	}
 	p.reserved.Add(-size)
