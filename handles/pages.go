@@ -13,7 +13,8 @@ import (
 // unregisters memory, and serves the next follower of the same user, who could not
 // do to it what that user's processes cannot do to each other anyway. Each
 // follower has another word of it, since the one before may still write its own to
-// let its streams go. All go when the server closes.
+// let its streams go. All go when the server closes, and that of an inherited
+// connection, of which nobody knows the user, when its follower leaves.
 type pages struct {
 	mu    sync.Mutex
 	free  map[pageFor][]*page

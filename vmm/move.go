@@ -12,7 +12,8 @@ import (
 // memory at the new address: nothing is copied. The old buffer stays as it is,
 // with the same bytes at its own address, until it is closed; from now on each
 // grows on its own. Work through the two addresses must be ordered by streams
-// or events (see the package documentation).
+// or events (see the package documentation). A buffer that follows a publication
+// is not moved (cuda.ErrNotPermitted).
 func Move(old *Buffer, reserve int) (*Buffer, error) {
 	const op = "vmm.Move"
 	if old == nil {
