@@ -248,8 +248,16 @@ func (c *company) works() {
 // requireNothingTaken looks at the machine as a process that has no part in it.
 func (c *company) requireNothingTaken(folder string) {
 	c.t.Helper()
-	u, err := sim.Inspect(folder)
-	require.NoError(c.t, err)
+	var u sim.Usage
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		var err error
+		u, err = sim.Inspect(folder)
+		require.NoError(c.t, err)
+		// A system may take a moment to clear away who was killed.
+		if len(u.Processes) == len(c.members) || time.Now().After(end) {
+			break
+		}
+	}
 	require.Len(c.t, u.Processes, len(c.members), "%s: %v", c.at, u)
 	require.Empty(c.t, u.Exported, "%s: %v", c.at, u)
 	for _, d := range u.Devices {

@@ -279,8 +279,11 @@ func TestKilledSharers(t *testing.T) {
 		children[other].Recv(&o)
 		children[other].Wait()
 		check(other, o)
-		used, err := sim.Inspect(folder)
-		require.NoError(t, err)
-		require.Zero(t, used.Devices[0].Taken, "round %d", round)
+		children[victim].Kill() // and wait for its end
+		require.Eventually(t, func() bool {
+			used, err := sim.Inspect(folder)
+			require.NoError(t, err)
+			return used.Devices[0].Taken == 0
+		}, 10*time.Second, time.Millisecond, "round %d: memory is left", round)
 	}
 }

@@ -32,6 +32,9 @@ func TestChunksAreNotExported(t *testing.T) {
 func TestNothingPublicAnswersAnOwnerOfMemory(t *testing.T) {
 	names, err := filepath.Glob("*.go")
 	require.NoError(t, err)
+	if len(names) == 0 {
+		t.Skip("needs the package's sources")
+	}
 	seen := 0
 	check := func(where string, n ast.Node) {
 		ast.Inspect(n, func(n ast.Node) bool {
