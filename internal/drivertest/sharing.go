@@ -156,7 +156,7 @@ var sharing = []Case{
 		},
 	},
 	{
-		Name:  "‡ properties of an imported handle of compressible memory",
+		Name:  "properties of an imported handle of compressible memory",
 		Says:  "compression reads as it was granted",
 		Needs: needs(shareableByFD, compressible),
 		Run: func(t *T) {
