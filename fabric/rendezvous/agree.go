@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/fabric"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -28,14 +29,32 @@ type Facts struct {
 }
 
 // FactsOf are the facts of this process and a device, with the handle types that
-// were found to work.
+// were found to work. Where the fabric's is among them NVML is asked for the
+// clique.
 func FactsOf(d *cuda.Device, types vmm.HandleTypes) Facts {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	host := strings.TrimSpace(string(boot))
 	if err != nil {
 		host, _ = os.Hostname() // elsewhere than on Linux, where memory is not shared anyway
 	}
-	return Facts{Host: host, Process: handles.Self(), Device: d.UUID(), Handles: types}
+	f := Facts{Host: host, Process: handles.Self(), Device: d.UUID(), Handles: types}
+	if types&vmm.Fabric != 0 {
+		f.Clique = cliqueOf(d)
+	}
+	return f
+}
+
+// noCluster begins the clique of a device whose links end in its own host.
+const noCluster = "00000000-0000-0000-0000-000000000000."
+
+// cliqueOf is the set of devices of several hosts that this one reaches, empty
+// where it reaches none or nobody can tell.
+func cliqueOf(d *cuda.Device) string {
+	found, err := fabric.Diagnose(fabric.Options{}, d)
+	if err != nil || len(found.Devices) != 1 || strings.HasPrefix(found.Devices[0].Clique, noCluster) {
+		return ""
+	}
+	return found.Devices[0].Clique
 }
 
 // Agreement is what a group shares memory by.
