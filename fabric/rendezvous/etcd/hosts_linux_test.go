@@ -71,12 +71,12 @@ func init() {
 func TestHosts(t *testing.T) {
 	ip, err := exec.LookPath("ip")
 	if err != nil || os.Geteuid() != 0 {
-		t.Skip("network namespaces need root and the ip program (Debian: iproute2)")
+		lacks(t, "root and the ip program (Debian: iproute2), for network namespaces")
 	}
 	probe := exec.Command("true")
 	probe.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	if err := probe.Run(); err != nil {
-		t.Skipf("this machine lets nobody make network namespaces: %v", err)
+		lacks(t, "permission to make network namespaces: %v", err)
 	}
 	endpoint := server(t, "0.0.0.0")
 	_, port, err := net.SplitHostPort(strings.TrimPrefix(endpoint, "http://"))
@@ -128,7 +128,7 @@ func link(t *testing.T, ip string, pid, n int) string {
 	} {
 		out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
 		if err != nil && strings.Contains(string(out), "not supported") {
-			t.Skipf("this machine has no virtual links: %s", out)
+			lacks(t, "virtual links: %s", out)
 		}
 		require.NoError(t, err, "%v: %s", args, out)
 	}

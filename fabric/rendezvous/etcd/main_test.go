@@ -19,17 +19,24 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// lacks skips a test for what the machine does not have, or fails it where
+// CUVMM_REQUIRE_ETCD says that it should.
+func lacks(t *testing.T, what string, args ...any) {
+	t.Helper()
+	what = fmt.Sprintf(what, args...)
+	if os.Getenv("CUVMM_REQUIRE_ETCD") != "" {
+		t.Fatalf("CUVMM_REQUIRE_ETCD is set, and this machine lacks %s", what)
+	}
+	t.Skip("needs " + what)
+}
+
 // server starts an etcd server of the test's own, at an address of this host,
-// and answers its endpoint. Without an etcd program the test is skipped, or
-// fails where CUVMM_REQUIRE_ETCD is set.
+// and answers its endpoint. Without an etcd program the test lacks one.
 func server(t *testing.T, host string) string {
 	t.Helper()
 	program, err := exec.LookPath("etcd")
 	if err != nil {
-		if os.Getenv("CUVMM_REQUIRE_ETCD") != "" {
-			t.Fatal("CUVMM_REQUIRE_ETCD is set, and there is no etcd program (Debian: etcd-server)")
-		}
-		t.Skip("needs an etcd program (Debian: etcd-server)")
+		lacks(t, "an etcd program (Debian: etcd-server)")
 	}
 	url := func() string {
 		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))

@@ -23,7 +23,10 @@ func peers(t *testing.T, args ...string) string {
 	}
 	python, err := exec.LookPath("python3")
 	if err != nil {
-		t.Skip("no python3 in PATH")
+		if os.Getenv("CUVMM_REQUIRE_PYTHON") != "" {
+			t.Fatal("CUVMM_REQUIRE_PYTHON is set, and there is no python3 in PATH")
+		}
+		t.Skip("no python3 in PATH; set CUVMM_REQUIRE_PYTHON=1 to fail instead")
 	}
 	var complaints bytes.Buffer
 	c := exec.CommandContext(t.Context(), python, append([]string{"-B", script}, args...)...)
