@@ -2,6 +2,7 @@ package pool_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/gputest"
@@ -133,14 +134,16 @@ func TestChunksOfAPoolForPeersStay(t *testing.T) {
 	}
 }
 
-// A pool at its limit serves a request that fits into its holes, however late
-// it is told that the GPU has passed them.
+// A pool at its limit serves a request that fits into its holes, whenever the GPU
+// passes them while the request looks for memory.
 func TestAFullPoolServesWhatItsHolesHold(t *testing.T) {
-	for range 20 {
-		d := gputest.Software(t)
+	before := pool.SetMoment(0)
+	t.Cleanup(func() { pool.SetMoment(before) })
+	for asked := range 8 {
+		m, d := open(t)
 		s := stream(t, d)
 		const chunk, runs, each = 2 * mib, 8, 4
-		p := newPool(t, d, pool.Options{Chunk: chunk, ExactFrom: 1 << 40, Limit: (2*runs*each + 2) * chunk})
+		p := newPool(t, d, pool.Options{Chunk: chunk, ExactFrom: 1 << 40, Limit: 2 * runs * each * chunk})
 		var live, gone []pool.Block
 		for i := range 2 * runs {
 			b := alloc(t, p, s, each*chunk)
@@ -150,15 +153,26 @@ func TestAFullPoolServesWhatItsHolesHold(t *testing.T) {
 				gone = append(gone, b)
 			}
 		}
-		live = append(live, alloc(t, p, s, 2*chunk)) // and now it is full
 		for _, b := range gone {
-			require.NoError(t, p.Free(b))
+			free(t, p, b)
 		}
-		require.NoError(t, s.Synchronize())
+		hold(t, m, s)
+		queries := 0
+		m.OnCall(func(call string) {
+			if call != "cuEventQuery" {
+				return
+			}
+			if queries++; queries == asked+1 {
+				m.Release(s.Handle())
+				time.Sleep(5 * time.Millisecond) // the answer to this one is that it has passed
+			}
+		})
 		live = append(live, alloc(t, p, s, runs*each*chunk))
-		require.EqualValues(t, (2*runs*each+2)*chunk, p.Stats().Reserved)
+		m.OnCall(nil)
+		require.Greater(t, queries, asked)
+		require.EqualValues(t, 2*runs*each*chunk, p.Stats().Reserved)
 		for _, b := range live {
-			require.NoError(t, p.Free(b))
+			free(t, p, b)
 		}
 	}
 }
