@@ -150,10 +150,12 @@ func TestStreamsThatJoinedTakePart(t *testing.T) {
 		})
 		require.Equal(t, 2, st.Served)
 		require.NotEqual(t, b.Ptr(), c.Ptr(), "the graph orders nothing between its streams")
-		require.NotEqual(t, before.Ptr(), outside.Ptr())
+		// What was free before may serve the other stream once the GPU has passed it;
+		// what the capture was served may not, for as long as the graph lives.
+		require.NotContains(t, []cuda.Ptr{b.Ptr(), c.Ptr()}, outside.Ptr())
 		require.NoError(t, p.Check())
 		again := alloc(t, p, side, 3*mib)
-		require.NotEqual(t, c.Ptr(), again.Ptr(), "the stream takes part no more")
+		require.NotContains(t, []cuda.Ptr{b.Ptr(), c.Ptr()}, again.Ptr(), "the stream takes part no more")
 		free(t, p, again)
 		free(t, p, outside)
 		require.NoError(t, g.Launch(s))
