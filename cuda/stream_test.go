@@ -3,6 +3,7 @@ package cuda_test
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -250,6 +251,9 @@ func TestCloseOfAStreamGoesOnWhereItFailed(t *testing.T) {
 // Another goroutine begins a capture on the stream while it is waited for, at
 // whatever moment: the capture lives, and the wait says what it found.
 func TestACaptureThatBeginsDuringAWaitLives(t *testing.T) {
+	// A capture is ended on the thread that it began on.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	for name, wait := range map[string]func(s *cuda.Stream) error{
 		"Synchronize": func(s *cuda.Stream) error { return s.Synchronize() },
 		"Close":       func(s *cuda.Stream) error { return s.Close() },

@@ -182,7 +182,7 @@ func TestACapturedWaitIsReplayedAcrossProcesses(t *testing.T) {
 	r := start(t, Options{})
 	words, p, c := r.sharedWith("sim: writer of words")
 	s := r.stream(driver.StreamNonBlocking)
-	r.ok(r.StreamBeginCapture(r.ctx, s, driver.CaptureGlobal))
+	r.ok(r.StreamBeginCapture(r.ctx, s, driver.CaptureRelaxed))
 	r.ok(r.StreamWaitValue64(r.ctx, s, p, 1))
 	r.ok(r.StreamWriteValue64(r.ctx, s, p+8, 7))
 	g, res := r.StreamEndCapture(r.ctx, s)

@@ -148,7 +148,7 @@ var captureEnds = []Case{
 			p, r := t.D.MemHostGetDevicePointer(t.ctx, t.page)
 			t.ok(r, "device pointer")
 			s := t.newStream(t.ctx, driver.StreamNonBlocking)
-			t.ok(t.D.StreamBeginCapture(t.ctx, s, driver.CaptureThreadLocal), "begin capture")
+			t.ok(t.D.StreamBeginCapture(t.ctx, s, driver.CaptureRelaxed), "begin capture")
 			write := t.D.StreamWriteValue64(t.ctx, s, p, 3)
 			wait := t.D.StreamWaitValue64(t.ctx, s, p, 3)
 			g, r := t.D.StreamEndCapture(t.ctx, s)

@@ -105,7 +105,7 @@ var running = []Case{
 		Needs: needs(memoryPools, graphs),
 		Run: func(t *T) {
 			s := t.newStream(t.ctx, driver.StreamNonBlocking)
-			t.ok(t.D.StreamBeginCapture(t.ctx, s, driver.CaptureThreadLocal), "begin capture")
+			t.ok(t.D.StreamBeginCapture(t.ctx, s, driver.CaptureRelaxed), "begin capture")
 			p, r := t.D.MemAllocAsync(t.ctx, t.chunk, s)
 			t.ok(r, "allocate")
 			t.ok(t.D.MemsetD8Async(t.ctx, p, 1, t.chunk, s), "memset")
