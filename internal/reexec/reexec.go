@@ -172,6 +172,9 @@ func (c *Cmd) Start() {
 		c.Timeout = DefaultTimeout
 	}
 	c.Args[2] = c.Timeout.String()
+	// The race detector lets a process that ends sleep for a second, for the sake
+	// of reports that others are just writing: a hundred children cost minutes.
+	c.Env = append(c.Environ(), strings.TrimSpace("GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=20"))
 	in, err := c.StdinPipe()
 	if err != nil {
 		c.t.Fatalf("reexec: %v", err)
