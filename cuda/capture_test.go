@@ -451,7 +451,7 @@ func TestWithCaptureRollsBackWhateverFails(t *testing.T) {
 	failed := 0
 	for after := 0; ; after++ {
 		m.ResetCounts()
-		remove := m.Inject(sim.Fault{After: after, Result: int(driver.OutOfMemory)})
+		remove := m.Inject(sim.Fault{After: after, Result: cuda.Code(driver.OutOfMemory)})
 		g, err := capture()
 		calls := 0
 		for _, n := range m.Counts() {

@@ -71,7 +71,7 @@ func TestPeers(t *testing.T) {
 func TestProbeKeepsClearAnswersOnly(t *testing.T) {
 	m, d := open(t)
 	for after := range 3 {
-		m.Inject(sim.Fault{Call: "cuMemCreate", After: after, Result: int(driver.OutOfMemory)})
+		m.Inject(sim.Fault{Call: "cuMemCreate", After: after, Result: cuda.Code(driver.OutOfMemory)})
 		_, err := d.Probe()
 		require.ErrorIs(t, err, cuda.ErrOutOfMemory)
 		m.ClearFaults()

@@ -86,7 +86,7 @@ func TestCloseOfAnEventGoesOnWhereItFailed(t *testing.T) {
 	m, d := open(t)
 	e, err := d.NewEvent(cuda.EventOptions{})
 	require.NoError(t, err)
-	m.Inject(sim.Fault{Call: "cuEventDestroy", Result: int(driver.Unknown)})
+	m.Inject(sim.Fault{Call: "cuEventDestroy", Result: cuda.Code(driver.Unknown)})
 	require.Error(t, e.Close())
 	require.NoError(t, e.Close())
 	require.Zero(t, d.System().Stats().Events)

@@ -180,7 +180,7 @@ func TestCloseWaitsForALaunchThatWasNotMarked(t *testing.T) {
 		g, err := s.WithCapture(thread, func() error { return s.Upload(p, pattern(64, 1)) })
 		require.NoError(t, err)
 		m.Hold(s.Handle())
-		m.Inject(sim.Fault{Call: call, Result: int(driver.OutOfMemory)})
+		m.Inject(sim.Fault{Call: call, Result: cuda.Code(driver.OutOfMemory)})
 		require.NoError(t, g.Launch(s))
 		m.ClearFaults()
 		waits(t, g.Close, func() { m.Release(s.Handle()) })
@@ -191,7 +191,7 @@ func TestALaunchThatFailsIsAnErrorAndNothingElse(t *testing.T) {
 	m, d := open(t)
 	s := stream(t, d)
 	g := captured(t, s, func() error { return nil })
-	m.Inject(sim.Fault{Call: "cuGraphLaunch", Result: int(driver.OutOfMemory)})
+	m.Inject(sim.Fault{Call: "cuGraphLaunch", Result: cuda.Code(driver.OutOfMemory)})
 	require.ErrorIs(t, g.Launch(s), cuda.ErrOutOfMemory)
 	require.NoError(t, g.Launch(s))
 }
@@ -201,14 +201,14 @@ func TestCloseOfAGraphGoesOnWhereItFailed(t *testing.T) {
 	s := stream(t, d)
 	for _, call := range []string{"cuGraphExecDestroy", "cuGraphDestroy", "cuEventSynchronize"} {
 		if call == "cuGraphDestroy" { // WithCapture tries it first
-			m.Inject(sim.Fault{Call: call, Result: int(driver.InvalidValue)})
+			m.Inject(sim.Fault{Call: call, Result: cuda.Code(driver.InvalidValue)})
 		}
 		g, err := s.WithCapture(thread, func() error { return nil })
 		require.NoError(t, err)
 		require.NoError(t, g.Launch(s))
 		ran := 0
 		require.NoError(t, g.OnClose(func() { ran++ }))
-		m.Inject(sim.Fault{Call: call, Result: int(driver.InvalidValue)})
+		m.Inject(sim.Fault{Call: call, Result: cuda.Code(driver.InvalidValue)})
 		require.Error(t, g.Close(), call)
 		require.ErrorIs(t, g.Launch(s), cuda.ErrClosed)
 		require.Zero(t, ran)
@@ -259,7 +259,7 @@ func TestAGraphOnALostDeviceCloses(t *testing.T) {
 	ran := 0
 	require.NoError(t, g.OnClose(func() { ran++ }))
 	require.NoError(t, g.Launch(s))
-	m.Inject(sim.Fault{Call: "cuEventSynchronize", Result: int(driver.IllegalAddress)})
+	m.Inject(sim.Fault{Call: "cuEventSynchronize", Result: cuda.Code(driver.IllegalAddress)})
 	require.ErrorIs(t, s.Synchronize(), cuda.ErrDeviceLost)
 	require.NoError(t, g.Close())
 	require.Equal(t, 1, ran)

@@ -100,7 +100,7 @@ func TestPinnedMemoryThatTheDriverDoesNotTakeIsTriedAgain(t *testing.T) {
 	h, err := d.NewHostBuffer(100_000)
 	require.NoError(t, err)
 	require.NoError(t, h.Close())
-	m.Inject(sim.Fault{Call: "cuMemFreeHost", Result: int(driver.Unknown), Times: 2})
+	m.Inject(sim.Fault{Call: "cuMemFreeHost", Result: cuda.Code(driver.Unknown), Times: 2})
 	require.Zero(t, d.System().TrimHost())
 	require.Error(t, d.System().Close())
 	require.GreaterOrEqual(t, d.System().TrimHost(), 100_000)

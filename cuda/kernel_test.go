@@ -294,7 +294,7 @@ func TestLoadModuleSaysWhatIsWrong(t *testing.T) {
 	for _, row := range []struct {
 		what   string
 		image  string
-		result int
+		result cuda.Code
 		is     error
 		says   string
 	}{

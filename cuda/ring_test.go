@@ -182,7 +182,7 @@ func TestStagedCopiesThatFail(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, after %d", call, after), func(t *testing.T) {
 				m, d := open(t)
 				s, p := stream(t, d), memory(t, d, 16<<20)
-				m.Inject(sim.Fault{Call: call, After: after, Result: int(driver.OutOfMemory)})
+				m.Inject(sim.Fault{Call: call, After: after, Result: cuda.Code(driver.OutOfMemory)})
 				want := pattern(4<<20, 2)
 				if call != "cuMemHostAlloc" && call != "cuEventCreate" || after == 0 { // then it waits for what it has
 					m.Hold(s.Handle())
@@ -230,13 +230,13 @@ func TestStagingGoesOnWithoutMorePinnedMemory(t *testing.T) {
 		s, p := stream(t, d), memory(t, d, 6<<20)
 		want := pattern(6<<20, 3)
 		require.NoError(t, s.Upload(p, want[:1<<20])) // takes one slot
-		m.Inject(sim.Fault{Call: "cuMemHostAlloc", Times: -1, Result: int(driver.OutOfMemory)})
+		m.Inject(sim.Fault{Call: "cuMemHostAlloc", Times: -1, Result: cuda.Code(driver.OutOfMemory)})
 		if down {
 			m.ClearFaults()
 			up := stream(t, d)
 			require.NoError(t, up.Upload(p, want))
 			require.NoError(t, up.Synchronize())
-			m.Inject(sim.Fault{Call: "cuMemHostAlloc", Times: -1, Result: int(driver.OutOfMemory)})
+			m.Inject(sim.Fault{Call: "cuMemHostAlloc", Times: -1, Result: cuda.Code(driver.OutOfMemory)})
 		} else {
 			require.NoError(t, s.Upload(p, want))
 		}
@@ -252,7 +252,7 @@ func TestStagingGoesOnWithoutMorePinnedMemory(t *testing.T) {
 func TestCopiesThatFailNameTheirEnds(t *testing.T) {
 	m, d := open(t)
 	s, p := stream(t, d), memory(t, d, 4096)
-	fail := func(call string) { m.Inject(sim.Fault{Call: call, Result: int(driver.Unknown)}) }
+	fail := func(call string) { m.Inject(sim.Fault{Call: call, Result: cuda.Code(driver.Unknown)}) }
 	fail("cuMemcpyHtoDAsync")
 	require.ErrorContains(t, s.Upload(p, make([]byte, 100)), fmt.Sprintf("100 bytes to %v on stream", p))
 	fail("cuMemcpyDtoHAsync")

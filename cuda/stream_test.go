@@ -240,7 +240,7 @@ func TestCloseOfAStreamGoesOnWhereItFailed(t *testing.T) {
 		s, err := d.NewStream(cuda.StreamOptions{})
 		require.NoError(t, err)
 		require.NoError(t, s.Upload(memory(t, d, 64), pattern(64, 1)))
-		m.Inject(sim.Fault{Call: call, Result: int(driver.Unknown)})
+		m.Inject(sim.Fault{Call: call, Result: cuda.Code(driver.Unknown)})
 		require.Error(t, s.Close(), call)
 		require.NoError(t, s.Close(), call)
 		require.ErrorIs(t, s.Synchronize(), cuda.ErrClosed)

@@ -237,7 +237,7 @@ func TestFabricFailures(t *testing.T) {
 		call string
 	}{{0, "cuMemExportToShareableHandle"}, {1, "cuMemImportFromShareableHandle"}, {1, "cuMemMap"}, {1, "cuMemSetAccess"}} {
 		for _, after := range []int{0, 1} {
-			for _, code := range []int{2, 400, 999} {
+			for _, code := range []cuda.Code{2, 400, 999} {
 				from, to, _, _ := loggedPair(t)
 				b := shareable(t, devices[0], fdAndFabric, 2, 5)
 				remove := machines[row.at].Inject(sim.Fault{Call: row.call, After: after, Result: code})

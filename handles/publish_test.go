@@ -491,7 +491,7 @@ func TestAFailedGenerationIsFollowedByAGoodOne(t *testing.T) {
 			require.NoError(t, f.Next(soon(t), s))
 			require.NoError(t, a.Append(nil, counting(1000, 1_000_000)))
 			require.NoError(t, p.Settle(soon(t)))
-			m.Inject(sim.Fault{Call: row.call, Result: int(driver.Unknown)})
+			m.Inject(sim.Fault{Call: row.call, Result: cuda.Code(driver.Unknown)})
 			err := p.Announce(soon(t), a.Len(), s)
 			if !row.announces {
 				require.NoError(t, err)

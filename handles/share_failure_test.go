@@ -136,7 +136,7 @@ func TestEveryFailureOfSharing(t *testing.T) {
 					if !interesting(k) {
 						continue
 					}
-					first := sim.Fault{After: k, Result: int(driver.Unknown)}
+					first := sim.Fault{After: k, Result: cuda.Code(driver.Unknown)}
 					sent, received := run(first)
 					if sent != nil {
 						failed++
@@ -150,7 +150,7 @@ func TestEveryFailureOfSharing(t *testing.T) {
 						}
 					}
 					for j := 0; j < 6 && calls > k+1+j; j++ {
-						run(first, sim.Fault{After: k + j, Result: int(driver.Unknown)})
+						run(first, sim.Fault{After: k + j, Result: cuda.Code(driver.Unknown)})
 					}
 				}
 				require.NotZero(t, failed)

@@ -273,7 +273,7 @@ func TestFailuresWhileMakingAndClosing(t *testing.T) {
 // An out-of-memory error says so, and others say what they are.
 func TestErrorsKeepTheirCodes(t *testing.T) {
 	m, d := open(t)
-	for code, want := range map[int]error{2: cuda.ErrOutOfMemory, 801: cuda.ErrNotSupported, 1: cuda.ErrInvalidArgument} {
+	for code, want := range map[cuda.Code]error{2: cuda.ErrOutOfMemory, 801: cuda.ErrNotSupported, 1: cuda.ErrInvalidArgument} {
 		remove := m.Inject(sim.Fault{Call: "cuMemAllocManaged", Times: -1, Result: code})
 		_, err := managed.New(d, mib, managed.Options{})
 		remove()

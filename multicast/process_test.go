@@ -304,7 +304,7 @@ func TestTeamsOfProcesses(t *testing.T) {
 			switch {
 			case rank != who || what == "nothing":
 			case what == "a failure":
-				o.Fault = &sim.Fault{After: when, Result: []int{1, 2, 401, 802, 999}[rng.IntN(5)]}
+				o.Fault = &sim.Fault{After: when, Result: []cuda.Code{1, 2, 401, 802, 999}[rng.IntN(5)]}
 			case what == "a late call":
 				o.Fault, o.CallTimeout = &sim.Fault{After: when, Delay: time.Second}, 300*time.Millisecond
 			case victim < 0:

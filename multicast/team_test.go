@@ -224,7 +224,7 @@ func TestOrderOfTheSteps(t *testing.T) {
 func TestOneRankFailsAndAllDo(t *testing.T) {
 	const ranks = 3
 	for call, row := range map[string]struct {
-		result int
+		result cuda.Code
 		want   error
 		step   string
 	}{

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -52,7 +53,7 @@ func TestCloseAfterDoesNotOutrunAnOperationThatRuns(t *testing.T) {
 func TestCloseThatNoticesTheLossIsDone(t *testing.T) {
 	w := newWorld(t, false)
 	b := w.buffer(1)
-	w.m.Inject(sim.Fault{Call: "cuStreamIsCapturing", Times: -1, Result: int(driver.IllegalAddress)})
+	w.m.Inject(sim.Fault{Call: "cuStreamIsCapturing", Times: -1, Result: cuda.Code(driver.IllegalAddress)})
 	require.NoError(t, b.Close())
 }
 

@@ -471,7 +471,7 @@ func (w *world) watch(f func() error) (calls []string, err error) {
 }
 
 // code is what failing calls answer: one that stands for nothing in particular.
-const code = int(driver.Unknown)
+const code = cuda.Code(driver.Unknown)
 
 // blow is a fault: the k-th call fails, a run call possibly after a few of its
 // parts, and then also the j-th of the calls behind it, if j is not negative.
@@ -577,7 +577,7 @@ func (sc scenario) run(t *testing.T, b blow, clean []string, before, after view)
 	}
 	var typed *cuda.Error
 	require.ErrorAs(t, err, &typed, at)
-	require.Equal(t, cuda.Code(code), typed.Code, at)
+	require.Equal(t, code, typed.Code, at)
 	if !sc.async {
 		require.Contains(t, w.struck, typed.Call, at)
 	}
@@ -664,7 +664,7 @@ func TestEveryLossInEveryOperation(t *testing.T) {
 			t.Parallel()
 			for k := 0; ; k++ {
 				w := sc.begin(t)
-				w.m.Inject(sim.Fault{After: k, Times: -1, Result: int(driver.IllegalAddress)})
+				w.m.Inject(sim.Fault{After: k, Times: -1, Result: cuda.Code(driver.IllegalAddress)})
 				calls, err := w.watch(func() error { return sc.op(w) })
 				w.m.ClearFaults()
 				if len(calls) <= k && err == nil {

@@ -208,10 +208,10 @@ func TestARefusedCreationIsExplainedByATrial(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m, d := open(t)
-			m.Inject(sim.Fault{Call: "cuMemCreate", Result: int(driver.NotSupported)})
+			m.Inject(sim.Fault{Call: "cuMemCreate", Result: cuda.Code(driver.NotSupported)})
 			for i, r := range c.trials {
 				if r != 0 { // a fault that applies keeps those behind it from counting
-					m.Inject(sim.Fault{Call: "cuMemCreate", After: i, Times: c.times, Result: int(r)})
+					m.Inject(sim.Fault{Call: "cuMemCreate", After: i, Times: c.times, Result: cuda.Code(r)})
 				}
 			}
 			_, err := vmm.Create(d, 2*mib, vmm.Properties{Handles: c.asks})

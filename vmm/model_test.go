@@ -333,7 +333,7 @@ func (m *model) fail() {
 	m.settle()
 	require.NoError(m.rt, m.drain())
 	call := rapid.SampledFrom([]string{"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemcpyHtoDAsync"}).Draw(m.rt, "call")
-	f := sim.Fault{Call: call, After: rapid.IntRange(0, 2).Draw(m.rt, "after"), Result: int(driver.Unknown)}
+	f := sim.Fault{Call: call, After: rapid.IntRange(0, 2).Draw(m.rt, "after"), Result: cuda.Code(driver.Unknown)}
 	if call == "cuMemSetAccess" || call == "cuMemUnmap" {
 		f.Parts = rapid.IntRange(0, 3).Draw(m.rt, "parts")
 	}

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
@@ -19,9 +20,9 @@ type Fault struct {
 	// Times is how many calls the fault applies to: 0 means one, a negative
 	// number all that follow.
 	Times int
-	// Result is what the call answers, as CUDA counts: 2 is out of memory. The
-	// call then has no effect. 0 lets the call proceed after the Delay.
-	Result int
+	// Result is what the call answers, a CUresult: 2 is out of memory. The call
+	// then has no effect. 0 lets the call proceed after the Delay.
+	Result cuda.Code
 	// Delay is how long the call takes.
 	Delay time.Duration
 	// Parts, if positive, lets a call over several mappings (cuMemSetAccess,
@@ -83,27 +84,36 @@ func (f *faults) count(c driver.Call) (fault Fault, stop *cut) {
 	return fault, stop
 }
 
+// check panics at a fault that would do nothing, or not what it says: a test
+// that injects it would pass for that reason alone.
+func (f Fault) check() {
+	_, known := driver.CallByName(f.Call)
+	switch {
+	case f.Call != "" && !known:
+		panic(fmt.Sprintf("sim: Inject: there is no driver call %q; Calls lists them", f.Call))
+	case f.After < 0 || f.Delay < 0 || f.Parts < 0:
+		panic(fmt.Sprintf("sim: Inject: After %d, Delay %v, Parts %d; none of them is negative", f.After, f.Delay, f.Parts))
+	case f.Parts > 0 && f.Call != driver.CallMemSetAccess.String() && f.Call != driver.CallMemUnmap.String():
+		panic(fmt.Sprintf("sim: Inject: Parts is for %v and %v, not for %q",
+			driver.CallMemSetAccess, driver.CallMemUnmap, f.Call))
+	case f.Result == 0 && f.Parts > 0:
+		panic("sim: Inject: Parts without a Result cuts nothing short; say what the call answers")
+	case f.Result == 0 && f.Delay == 0:
+		panic("sim: Inject: a fault without a Result and without a Delay does nothing; say what the call answers")
+	}
+}
+
 // Inject adds a fault. Of several that apply to a call the first that was
-// added does; each skips calls on its own account. An unknown call name
-// panics. The returned function takes the fault away again.
+// added does; each skips calls on its own account. One that names no driver call,
+// or could do nothing, panics. The returned function takes the fault away again.
 func (m *Machine) Inject(f Fault) (remove func()) {
+	f.check()
 	p := &pendingFault{Fault: f, skip: f.After, times: f.Times}
 	if f.Times == 0 {
 		p.times = 1
 	}
 	if f.Call != "" {
-		c, ok := driver.CallByName(f.Call)
-		if !ok {
-			panic(fmt.Sprintf("sim: Inject: there is no driver call %q; Calls lists them", f.Call))
-		}
-		p.call = c
-	}
-	if f.Parts > 0 && f.Call != driver.CallMemSetAccess.String() && f.Call != driver.CallMemUnmap.String() {
-		panic(fmt.Sprintf("sim: Inject: Parts is for %v and %v, not for %q",
-			driver.CallMemSetAccess, driver.CallMemUnmap, f.Call))
-	}
-	if f.Parts > 0 && f.Result == 0 {
-		panic("sim: Inject: Parts without a Result cuts nothing short; say what the call answers")
+		p.call, _ = driver.CallByName(f.Call)
 	}
 	m.faults.mu.Lock()
 	defer m.faults.mu.Unlock()

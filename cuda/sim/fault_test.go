@@ -1,10 +1,12 @@
 package sim
 
 import (
+	"fmt"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/stretchr/testify/require"
 )
@@ -17,7 +19,7 @@ func TestCallsListsEveryCall(t *testing.T) {
 func TestInjectedFaultHasNoEffectButItsAnswer(t *testing.T) {
 	r := start(t, Options{})
 	before, live := r.free(), r.m.Live()
-	r.m.Inject(Fault{Call: "cuMemCreate", After: 1, Times: 2, Result: int(driver.OutOfMemory)})
+	r.m.Inject(Fault{Call: "cuMemCreate", After: 1, Times: 2, Result: cuda.Code(driver.OutOfMemory)})
 	first := r.create(chunk, on(0, 0))
 	for range 2 {
 		_, res := r.MemCreate(chunk, on(0, 0))
@@ -64,12 +66,12 @@ func TestFaultCutsARunShort(t *testing.T) {
 	}
 	for parts := 1; parts <= 6; parts++ {
 		r.allow(p, 4*chunk, 0)
-		r.m.Inject(Fault{Call: "cuMemSetAccess", Parts: parts, Result: int(driver.Unknown)})
+		r.m.Inject(Fault{Call: "cuMemSetAccess", Parts: parts, Result: cuda.Code(driver.Unknown)})
 		r.is(driver.Unknown, r.MemSetAccess(p, 4*chunk, none))
 		require.Equal(t, max(0, 4-(parts-1)), granted(), "parts %d", parts)
 	}
 	r.allow(p, 4*chunk, 0)
-	r.m.Inject(Fault{Call: "cuMemUnmap", Parts: 3, Result: int(driver.Unknown)})
+	r.m.Inject(Fault{Call: "cuMemUnmap", Parts: 3, Result: cuda.Code(driver.Unknown)})
 	r.is(driver.Unknown, r.MemUnmap(p, 4*chunk))
 	require.Equal(t, 2, granted())
 	require.Equal(t, 2, r.m.Live()[KindMapping])
@@ -114,12 +116,28 @@ func (r *rig) mappedOnce() driver.Ptr {
 
 func TestMisusedFaultsPanic(t *testing.T) {
 	r := start(t, Options{})
-	require.Panics(t, func() { r.m.Inject(Fault{Call: "MemCreate"}) })
-	require.Panics(t, func() { r.m.Inject(Fault{Call: "cuMemCreate", Parts: 1}) })
-	require.Panics(t, func() { r.m.Inject(Fault{Call: "cuMemUnmap", Parts: 1}) })
-	require.Panics(t, func() { r.m.Count("cuNothing") })
+	for want, f := range map[string]Fault{
+		`there is no driver call "MemCreate"; Calls lists them`:             {Call: "MemCreate", Result: 2},
+		`Parts is for cuMemSetAccess and cuMemUnmap, not for "cuMemCreate"`: {Call: "cuMemCreate", Parts: 1, Result: 2},
+		"Parts without a Result":                                 {Call: "cuMemUnmap", Parts: 1},
+		"without a Result and without a Delay does nothing":      {Call: "cuMemCreate"},
+		"After -1, Delay 0s, Parts 0; none of them is negative":  {After: -1, Result: 2},
+		"After 0, Delay -1ns, Parts 0; none of them is negative": {Delay: -1},
+		"After 0, Delay 0s, Parts -1; none of them is negative":  {Call: "cuMemUnmap", Parts: -1, Result: 2},
+	} {
+		panicsWith(t, want, func() { r.m.Inject(f) })
+	}
+	panicsWith(t, `sim: Count: there is no driver call "cuNothing"; Calls lists them`, func() { r.m.Count("cuNothing") })
 }
 
+func panicsWith(t *testing.T, want string, f func()) {
+	t.Helper()
+	defer func() {
+		t.Helper()
+		require.Contains(t, fmt.Sprint(recover()), want)
+	}()
+	f()
+}
 func TestOlderDriverLacksEntryPoints(t *testing.T) {
 	r := start(t, OlderDriver(11000))
 	require.False(t, r.Has(driver.CallMemAllocAsync))

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -76,7 +77,7 @@ func TestALossWithoutAContextIsLookedFor(t *testing.T) {
 				contexts[c.already].Note(driver.LaunchFailed)
 			}
 			if c.admits >= 0 {
-				m.Inject(sim.Fault{Call: "cuMemGetInfo", After: c.admits, Result: int(driver.LaunchFailed)})
+				m.Inject(sim.Fault{Call: "cuMemGetInfo", After: c.admits, Result: cuda.Code(driver.LaunchFailed)})
 			}
 			require.Equal(t, driver.LaunchFailed, s.Note(driver.LaunchFailed, c.devices...))
 			var lost []bool

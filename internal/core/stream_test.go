@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -95,7 +96,7 @@ func TestACaptureThatBeginsDuringAMark(t *testing.T) {
 func TestAMarkThatFailsLeavesNothing(t *testing.T) {
 	m, s, st := system(t, core.Config{})
 	for _, call := range []string{"cuStreamIsCapturing", "cuEventCreate", "cuEventRecord"} {
-		m.Inject(sim.Fault{Call: call, Result: int(driver.OutOfMemory)})
+		m.Inject(sim.Fault{Call: call, Result: cuda.Code(driver.OutOfMemory)})
 		_, err := s.NewFence("x", []*core.Stream{st})
 		require.Error(t, err, call)
 	}
@@ -140,11 +141,11 @@ func TestWaitDevicesWaitsForAllWork(t *testing.T) {
 func TestWaitDevicesWithoutMemory(t *testing.T) {
 	m, s, _ := system(t, core.Config{})
 	device := []driver.Device{0}
-	m.Inject(sim.Fault{Call: "cuMemAlloc", Result: int(driver.OutOfMemory), Times: 2})
+	m.Inject(sim.Fault{Call: "cuMemAlloc", Result: cuda.Code(driver.OutOfMemory), Times: 2})
 	require.NoError(t, s.WaitDevices("x", device), "the block was there, and is gone now")
 	require.NoError(t, s.WaitDevices("x", device), "by host memory")
-	m.Inject(sim.Fault{Call: "cuMemAlloc", Result: int(driver.OutOfMemory), Times: 3})
-	m.Inject(sim.Fault{Call: "cuMemHostAlloc", Result: int(driver.OutOfMemory), Times: 1})
+	m.Inject(sim.Fault{Call: "cuMemAlloc", Result: cuda.Code(driver.OutOfMemory), Times: 3})
+	m.Inject(sim.Fault{Call: "cuMemHostAlloc", Result: cuda.Code(driver.OutOfMemory), Times: 1})
 	require.ErrorContains(t, s.WaitDevices("x", device), "CloseAfter")
 	require.NoError(t, s.WaitDevices("x", device))
 }

@@ -55,7 +55,7 @@ func TestTheLastReleaseGivesTheMemoryBack(t *testing.T) {
 func TestAReleaseThatFailedKeepsItsCount(t *testing.T) {
 	m, s, sys := open(t)
 	h := create(t, sys)
-	m.Inject(sim.Fault{Call: "cuMemRelease", Result: int(driver.Unknown)})
+	m.Inject(sim.Fault{Call: "cuMemRelease", Result: cuda.Code(driver.Unknown)})
 	require.Equal(t, driver.Unknown, h.Release())
 	require.EqualValues(t, 2*mib, s.Stats().AllocatedBytes, "it is accounted for")
 	require.Equal(t, driver.Success, h.Release())

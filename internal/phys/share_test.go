@@ -75,7 +75,7 @@ func TestExportedMemoryIsMarkedForEver(t *testing.T) {
 func TestAnExportThatFailedMayStillBeHeld(t *testing.T) {
 	m, s, sys := open(t)
 	h := createShareable(t, sys)
-	m.Inject(sim.Fault{Call: "cuMemExportToShareableHandle", Result: int(driver.OperatingSystem)})
+	m.Inject(sim.Fault{Call: "cuMemExportToShareableHandle", Result: cuda.Code(driver.OperatingSystem)})
 	_, err := h.Export("test")
 	require.ErrorContains(t, err, "ulimit -n")
 	require.True(t, h.Exported())
@@ -98,7 +98,7 @@ func TestImportsThatFailLeaveNothing(t *testing.T) {
 		{[]string{"cuMemGetAllocationPropertiesFromHandle", "cuMemRelease"}, "undoing it failed, which System.Drain tries again"},
 	} {
 		for _, call := range c.calls {
-			m.Inject(sim.Fault{Call: call, Result: int(driver.NotPermitted)})
+			m.Inject(sim.Fault{Call: call, Result: cuda.Code(driver.NotPermitted)})
 		}
 		_, err := phys.Import("test", sys, int(file.Fd()), 2*mib)
 		require.ErrorIs(t, err, cuda.ErrNotPermitted)
@@ -166,7 +166,7 @@ func TestOldDataNeverCrosses(t *testing.T) {
 	for k := range calls {
 		h := createShareable(t, sys)
 		require.True(t, h.Recycle())
-		m.Inject(sim.Fault{After: k, Result: int(driver.Unknown)})
+		m.Inject(sim.Fault{After: k, Result: cuda.Code(driver.Unknown)})
 		err := h.Clean("test", core.StreamOf(transfer))
 		m.ClearFaults()
 		require.Error(t, err, "call %d", k)
