@@ -1,12 +1,14 @@
 package vmm_test
 
 import (
+	"context"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -65,4 +67,38 @@ func TestAFailedAttributeIsAskedAgain(t *testing.T) {
 	require.Error(t, err)
 	_, err = vmm.GranularityOf(d, vmm.Properties{})
 	require.NoError(t, err)
+}
+
+// An operation that begins and ends while CloseAfter runs, behind its mark and
+// before the object goes out of use, is minded too.
+func TestCloseAfterMindsAnOperationBehindItsMark(t *testing.T) {
+	w := newWorld(t, false)
+	b := w.buffer(1)
+	part, err := b.Slice(0, 1000)
+	require.NoError(t, err)
+	drv, s := w.m.Driver(), core.StreamOf(w.s)
+	marked := false
+	var once sync.Once
+	w.m.OnCall(func(call string) {
+		switch call {
+		case "cuEventRecord":
+			marked = true
+		case "cuStreamIsCapturing":
+			if marked {
+				once.Do(func() {
+					require.Equal(t, driver.Success, drv.StreamSynchronize(s.Ctx.Handle, s.Handle), "the mark has passed")
+					w.m.Hold(w.s.Handle())
+					require.NoError(t, part.Zero(w.s))
+				})
+			}
+		}
+	})
+	require.NoError(t, b.CloseAfter(w.s))
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, w.sys.Drain(ctx), context.DeadlineExceeded, "the operation has not passed")
+	w.m.Release(w.s.Handle())
+	require.NoError(t, w.drain())
+	require.NoError(t, w.s.Synchronize(), w.m.Fault())
+	w.end()
 }

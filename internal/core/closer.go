@@ -47,11 +47,15 @@ func (c *Closer) CloseAfter(s *System, fence func() (*Fence, error), teardown fu
 	if c.gone {
 		return nil
 	}
+	before := c.Now()
 	f, err := fence()
 	if err != nil {
 		return err
 	}
 	c.Life.Close()
+	if c.RanSince(before) {
+		f.MindAll() // of an operation's work nobody knows on which side of the fence it lies
+	}
 	c.gone = true
 	s.Reclaim(f, &c.Life, func() error {
 		err := teardown()

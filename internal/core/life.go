@@ -2,7 +2,13 @@ package core
 
 import "sync/atomic"
 
-const lifeClosed = 1 << 63
+// The state of a Life: how many operations run, how many began (modulo 2^31),
+// and whether it is closed.
+const (
+	lifeRunning = 1<<32 - 1
+	lifeBegun   = 1 << 32
+	lifeClosed  = 1 << 63
+)
 
 // Life counts the operations that run on an object, and closes it once: from
 // then on no operation starts, and whoever tears the object down waits for
@@ -20,7 +26,7 @@ func (l *Life) Hold() bool {
 		if s&lifeClosed != 0 {
 			return false
 		}
-		if l.state.CompareAndSwap(s, s+1) {
+		if l.state.CompareAndSwap(s, (s+lifeBegun+1)&^lifeClosed) {
 			return true
 		}
 	}
@@ -28,22 +34,35 @@ func (l *Life) Hold() bool {
 
 // Drop ends an operation that Hold started.
 func (l *Life) Drop() {
-	if l.state.Add(^uint64(0)) == lifeClosed {
+	if idle(l.state.Add(^uint64(0))) {
 		close(*l.idle.Load())
 	}
 }
+
+// idle reports whether a state is closed, with nothing that runs.
+func idle(state uint64) bool { return state&(lifeClosed|lifeRunning) == lifeClosed }
+
+// A Moment is a point in a Life.
+type Moment uint64
+
+// Now is for RanSince.
+func (l *Life) Now() Moment { return Moment(l.state.Load() &^ lifeClosed) }
+
+// RanSince reports whether any operation ran at the moment or since, whether or
+// not it has ended.
+func (l *Life) RanSince(m Moment) bool { return m&lifeRunning != 0 || l.Now() != m }
 
 // Close lets no further operation start. It reports whether this call was the
 // one that closed the object.
 func (l *Life) Close() bool {
 	// Mostly nothing runs, and then nobody will wait.
-	if l.state.CompareAndSwap(0, lifeClosed) {
+	if s := l.state.Load(); s&(lifeClosed|lifeRunning) == 0 && l.state.CompareAndSwap(s, s|lifeClosed) {
 		return true
 	}
 	if l.Closed() {
 		return false
 	}
-	idle := make(chan struct{})
+	ended := make(chan struct{})
 	for {
 		s := l.state.Load()
 		if s&lifeClosed != 0 {
@@ -51,9 +70,9 @@ func (l *Life) Close() bool {
 		}
 		// The channel must be there before the operation that closes it can see
 		// that it is the last.
-		l.idle.CompareAndSwap(nil, &idle)
+		l.idle.CompareAndSwap(nil, &ended)
 		if l.state.CompareAndSwap(s, s|lifeClosed) {
-			if s == 0 {
+			if idle(s | lifeClosed) {
 				close(*l.idle.Load())
 			}
 			return true
@@ -65,7 +84,7 @@ func (l *Life) Close() bool {
 func (l *Life) Closed() bool { return l.state.Load()&lifeClosed != 0 }
 
 // Idle reports whether the object is closed and nothing runs on it any more.
-func (l *Life) Idle() bool { return l.state.Load() == lifeClosed }
+func (l *Life) Idle() bool { return idle(l.state.Load()) }
 
 // Wait returns once the object is closed and idle. It must follow Close.
 func (l *Life) Wait() {

@@ -77,3 +77,21 @@ func TestALifeUnderManyGoroutines(t *testing.T) {
 		require.Equal(t, int64(1), closers.Load())
 	}
 }
+
+// Since a moment an operation ran if it ran then, or began later; whether it
+// has ended does not matter.
+func TestWhetherAnythingRanSince(t *testing.T) {
+	var l core.Life
+	quiet := l.Now()
+	require.False(t, l.RanSince(quiet))
+	require.True(t, l.Hold())
+	during := l.Now()
+	require.True(t, l.RanSince(quiet))
+	l.Drop()
+	require.True(t, l.RanSince(quiet), "it began and ended")
+	require.True(t, l.RanSince(during), "it ran then")
+	after := l.Now()
+	require.True(t, l.Close())
+	require.True(t, l.Idle())
+	require.False(t, l.RanSince(after))
+}

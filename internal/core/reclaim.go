@@ -39,8 +39,8 @@ var ErrAgain = errors.New("again")
 type reclaim struct {
 	fence *Fence
 	life  *Life
-	// late: operations ran on the object when it was taken out of use. What
-	// they put on streams may lie behind the fence, so once they have ended
+	// late: there may be work behind the fence, as of operations that ran when
+	// the object was taken out of use (Fence.MindAll). Once they have ended
 	// everything that is known is fenced again.
 	late bool
 	rest []*Stream // that are to be fenced for it yet
@@ -69,7 +69,7 @@ func (s *System) Reclaim(f *Fence, l *Life, do func() error) {
 	r.pending.Add(1)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.items = append(r.items, reclaim{fence: f, life: l, late: f.all || !l.Idle(), do: do})
+	r.items = append(r.items, reclaim{fence: f, life: l, late: f.all, do: do})
 	if !r.running {
 		r.running = true
 		go r.run()
@@ -207,6 +207,7 @@ func (r *reclaimer) look() (progress bool) {
 		}
 		r.pending.Add(-1)
 	}
+	clear(items[len(left):]) // keeps nothing alive of what is gone
 	r.mu.Lock()
 	r.items = append(left, r.items...)
 	r.mu.Unlock()

@@ -3,6 +3,7 @@ package core_test
 import (
 	"bytes"
 	"log/slog"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -78,6 +79,33 @@ func TestReclaimFromATeardown(t *testing.T) {
 	})
 	require.NoError(t, s.Drain(t.Context()))
 	require.Equal(t, int64(1), ran.Load())
+}
+
+// What is torn down is kept alive by nothing, whatever still waits.
+func TestReclaimKeepsNothingOfWhatIsGone(t *testing.T) {
+	_, s, _ := system(t, core.Config{})
+	waits := new(core.Life) // not closed, so that it stays
+	s.Reclaim(&core.Fence{}, waits, func() error { return nil })
+	gone := make(chan struct{})
+	func() {
+		object := new([64]byte)
+		runtime.AddCleanup(object, func(struct{}) { close(gone) }, struct{}{})
+		s.Reclaim(&core.Fence{}, closedLife(), func() error { object[0] = 1; return nil })
+	}()
+	for s.PendingReclaims() > 1 {
+		s.PollReclaim()
+	}
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		select {
+		case <-gone:
+			return true
+		default:
+			return false
+		}
+	}, 30*time.Second, time.Millisecond)
+	waits.Close()
+	require.NoError(t, s.Drain(t.Context()))
 }
 
 func TestManyReclaimsFromManyGoroutines(t *testing.T) {
