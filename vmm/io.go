@@ -34,19 +34,21 @@ func (w *Writer) ReadFrom(r io.Reader) (n int64, err error) {
 	}
 	defer func() { err = errors.Join(err, s.Synchronize()) }()
 	piece := make([]byte, ioBytes)
-	for {
-		got, err := io.ReadFull(r, piece)
-		if got > 0 {
-			if err := w.b.Append(s, piece[:got]); err != nil {
+	for have := 0; ; {
+		got, end := r.Read(piece[have:])
+		have += got
+		if have == len(piece) || have > 0 && end != nil {
+			if err := w.b.Append(s, piece[:have]); err != nil {
 				return n, err
 			}
-			n += int64(got)
+			n += int64(have)
+			have = 0
 		}
-		switch {
-		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+		if end == io.EOF { // as it is: io.ErrUnexpectedEOF is the reader's error
 			return n, nil
-		case err != nil:
-			return n, err
+		}
+		if end != nil {
+			return n, end
 		}
 	}
 }

@@ -1,0 +1,32 @@
+package vmm_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"testing"
+	"testing/iotest"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+// What breaks off is no end: a download that is cut short answers
+// io.ErrUnexpectedEOF.
+func TestWhatIsCutShortIsNotTakenForWhole(t *testing.T) {
+	for name, cut := range map[string]error{"unexpected end": io.ErrUnexpectedEOF, "another": errors.New("another")} {
+		t.Run(name, func(t *testing.T) {
+			_, d := open(t)
+			b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * mib})
+			require.NoError(t, err)
+			closed(t, b)
+			want := pattern(9*mib+5, 1)
+			n, err := io.Copy(vmm.NewWriter(b), io.MultiReader(bytes.NewReader(want), iotest.ErrReader(cut)))
+			require.ErrorIs(t, err, cut)
+			require.EqualValues(t, len(want), n, "what came before is there")
+			got, err := io.ReadAll(vmm.NewReader(b))
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(want, got))
+		})
+	}
+}
