@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -334,5 +335,56 @@ func TestAMappingsHostFunction(t *testing.T) {
 	require.NoError(t, <-other)
 	require.NoError(t, w.drain())
 	require.ErrorIs(t, m.Host(func([]byte) error { return nil }), cuda.ErrNotPermitted)
+	w.end()
+}
+
+// Of several revocations of a place the last to pass takes the access, also
+// where the first was undone before the second: each minds the streams that it
+// names.
+func TestRevocationsOfOnePlaceWaitForOneAnother(t *testing.T) {
+	w := newWorld(t, false)
+	grant := both(w, vmm.ReadWrite)
+	b := w.buffer(1, grant...)
+	w.mappings(1, grant...)
+	for what, c := range map[string]struct {
+		at     cuda.Ptr
+		revoke func(*cuda.Stream) error
+		grant  func() error
+	}{
+		"buffer": {b.Ptr(), func(s *cuda.Stream) error { return b.RevokeAfter(w.peer.Location(), s) },
+			func() error { return b.SetAccess(grant...) }},
+		"mapping": {w.maps[0].Ptr(), func(s *cuda.Stream) error { return w.maps[0].RevokeAfter(w.peer.Location(), s) },
+			func() error { return w.maps[0].SetAccess(grant...) }},
+	} {
+		for _, undone := range []bool{true, false} {
+			require.NoError(t, c.grant(), what)
+			w.m.Hold(w.s.Handle())
+			w.m.Hold(w.far.Handle())
+			require.NoError(t, w.s.Memset(c.at, 1, 1))
+			require.NoError(t, c.revoke(w.s))
+			if undone {
+				require.NoError(t, c.grant())
+			}
+			require.NoError(t, w.far.Memset(c.at, 2, 100), "by the place itself")
+			require.NoError(t, c.revoke(w.far))
+			first, last := w.s, w.far
+			if !undone { // both are to be minded, whichever passes first
+				first, last = last, first
+			}
+			w.m.Release(first.Handle())
+			require.NoError(t, first.Synchronize())
+			require.Never(t, func() bool {
+				core.SystemOf(w.sys).PollReclaim()
+				flags, r := w.m.Driver().MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: 1}, driver.Ptr(c.at))
+				return r != driver.Success || flags == driver.AccessNone
+			}, 30*time.Millisecond, time.Millisecond, "%s, undone %v", what, undone)
+			w.m.Release(last.Handle())
+			require.NoError(t, last.Synchronize(), w.m.Fault())
+			require.NoError(t, w.drain())
+			flags, r := w.m.Driver().MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: 1}, driver.Ptr(c.at))
+			require.Equal(t, driver.Success, r)
+			require.Equal(t, driver.AccessNone, flags)
+		}
+	}
 	w.end()
 }

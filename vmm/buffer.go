@@ -57,6 +57,7 @@ type buffer struct {
 	// imported is nil for the process's own memory.
 	imported *imported
 	holds    holds
+	revoking revoking
 
 	// changes is held by whatever changes the buffer, for as long as it takes:
 	// one change runs after the other.

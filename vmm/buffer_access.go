@@ -76,12 +76,13 @@ func (b *buffer) mayAccess(op string, access []Access) (accessList, error) {
 }
 
 // RevokeAfter takes all access from a place: for the library's own operations
-// at once, and in the driver when the work that is on the streams now is done.
-// It waits for nobody. Granting the place access again before that undoes it;
-// where another goroutine is changing the buffer just now the revocation
-// follows that change, and minds the work on every stream. A revocation that
-// the driver refuses is reported by System.Drain; the place then has its access
-// until RevokeAfter or SetAccess takes it.
+// at once, and in the driver when the work that is on the streams now is done,
+// and that of earlier calls for the place. It waits for nobody. Granting the
+// place access again before that undoes it; where another goroutine is changing
+// the buffer just now the revocation follows that change, and minds the work on
+// every stream. A revocation that the driver refuses is reported by
+// System.Drain; the place then has its access until RevokeAfter or SetAccess
+// takes it.
 //
 // Without a stream it is ErrInvalidArgument; with one that captures a graph it
 // is ErrCapturing and nothing has changed.
@@ -113,9 +114,15 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		in.access = in.access.with(changes)
 		in.mu.Unlock()
 		in.refuse(place, -1)
-		life := new(core.Life)
+		in.revoking.begin(place)
+		life, passed := new(core.Life), false
 		life.Close()
-		in.reclaim(f, life, func() error { return in.revoked(op, place) }, func() {})
+		in.reclaim(f, life, func() error { return in.revoked(op, place) }, func() {
+			if !passed {
+				passed = true
+				in.revoking.pass(place)
+			}
+		})
 	}
 	if alone {
 		revoke()
@@ -147,11 +154,11 @@ func (b *buffer) mode(place driver.Location) driver.AccessFlags {
 	return b.access.mode(place)
 }
 
-// revoked makes the driver's access what the list says by now. The caller holds
-// changes.
+// revoked makes the driver's access what the list says by now, unless a later
+// call for the place still waits. The caller holds changes.
 func (b *buffer) revoked(op string, l driver.Location) error {
 	end := b.mapped()
-	if end == 0 || b.res.System().DeviceLost(core.DevicesOf(b.prop.Location)...) != driver.Success {
+	if end == 0 || !b.revoking.due(l) || b.res.System().DeviceLost(core.DevicesOf(b.prop.Location)...) != driver.Success {
 		return nil
 	}
 	return stillGranted(b.res.applyAccess(op, 0, end, accessList{{Location: l, Flags: b.access.mode(l)}}))

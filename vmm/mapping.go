@@ -3,8 +3,6 @@ package vmm
 import (
 	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -78,7 +76,8 @@ func (m *Mapping) Access(l cuda.Location) (AccessMode, error) {
 }
 
 // RevokeAfter takes all access from a place when the work that is on the
-// streams now is done. It never blocks. SetAccess before that undoes it.
+// streams now is done, and that of earlier calls for the place. It never blocks.
+// SetAccess before that undoes it.
 // Without a stream it is ErrInvalidArgument; with one that captures a graph it
 // is ErrCapturing and nothing has changed.
 func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
@@ -96,13 +95,17 @@ func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		m.closer.Drop()
 		return err
 	}
-	place, life := changes[0].Location, new(core.Life)
+	place, life, passed := changes[0].Location, new(core.Life), false
 	life.Close()
-	in.revoking.begin(place, life)
+	in.revoking.begin(place)
 	m.later.Add(1)
 	m.closer.Drop()
 	in.res.System().Reclaim(f, life, func() (err error) {
-		if in.revoking.still(place, life) && in.phys.Lost() == driver.Success {
+		if !passed {
+			passed = true
+			in.revoking.pass(place)
+		}
+		if in.revoking.due(place) && in.phys.Lost() == driver.Success {
 			err = stillGranted(in.res.applyAccess(op, in.off, in.phys.Size, changes))
 		}
 		if !errors.Is(err, core.ErrAgain) {
@@ -111,42 +114,6 @@ func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		return err
 	})
 	return nil
-}
-
-// revoking are the places whose access RevokeAfter is to take, unless it is
-// changed before. Its lock is a leaf, so that RevokeAfter waits for no driver
-// call.
-type revoking struct {
-	used atomic.Bool // so that others need not lock
-	mu   sync.Mutex
-	all  map[driver.Location]*core.Life
-}
-
-func (r *revoking) begin(place driver.Location, by *core.Life) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.all == nil {
-		r.all = map[driver.Location]*core.Life{}
-		r.used.Store(true)
-	}
-	r.all[place] = by
-}
-
-func (r *revoking) still(place driver.Location, by *core.Life) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.all[place] == by
-}
-
-func (r *revoking) end(changes accessList) {
-	if !r.used.Load() {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, c := range changes {
-		delete(r.all, c.Location)
-	}
 }
 
 // Close waits for all work that could use the memory at this address (see the
