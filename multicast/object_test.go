@@ -131,6 +131,8 @@ func TestNothingBlocksForEver(t *testing.T) {
 	r := made[*vmm.Reservation](t)(vmm.Reserve(devices[0], unit, vmm.ReserveOptions{}))
 	_, err = r.Map(0, o)
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	_, err = r.MapRun(0, nil, o)
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	require.Zero(t, m.Count("cuMulticastBindMem_v1")+m.Count("cuMemMap"))
 	require.NoError(t, o.AddDevice(devices[1]))
 	b, err := o.Bind(devices[0], 0, a, 0, unit)

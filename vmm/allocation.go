@@ -159,3 +159,11 @@ func hold(op string, sys *core.System, p Physical) (*phys.Handle, error) {
 	}
 	return h, nil
 }
+
+// mappable refuses what the driver would wait for, with nothing to end that.
+func mappable(op string, h *phys.Handle) error {
+	if h.NotYet == nil {
+		return nil
+	}
+	return h.NotYet(op)
+}

@@ -58,7 +58,7 @@ func (b *buffer) resize(op string, s *cuda.Stream, n int) error {
 	if n < 0 {
 		return core.Invalid(op, fmt.Sprintf("%d bytes", n), "lengths are not negative")
 	}
-	if err := b.enter(op); err != nil {
+	if err := b.enterGrowth(op, func() uint64 { return uint64(n) }); err != nil {
 		return err
 	}
 	defer b.leave()
@@ -74,7 +74,7 @@ func (b *buffer) resize(op string, s *cuda.Stream, n int) error {
 }
 
 func (b *buffer) append(op string, s *cuda.Stream, n int, fill func(*cuda.Stream, cuda.Ptr) error) error {
-	if err := b.enter(op); err != nil {
+	if err := b.enterGrowth(op, b.by(n)); err != nil {
 		return err
 	}
 	defer b.leave()

@@ -222,7 +222,7 @@ func (b *buffer) leave() {
 func (b *Buffer) Grow(n int) error { return b.b.growBy("vmm.Buffer.Grow", n) }
 
 func (b *buffer) growBy(op string, n int) error {
-	if err := b.enter(op); err != nil {
+	if err := b.enterGrowth(op, b.by(n)); err != nil {
 		return err
 	}
 	defer b.leave()
@@ -235,6 +235,11 @@ func (b *buffer) growBy(op string, n int) error {
 	}
 	b.used.Store(to)
 	return nil
+}
+
+// by is for enterGrowth: n more bytes, if that many can be.
+func (b *buffer) by(n int) func() uint64 {
+	return func() uint64 { return b.used.Load() + uint64(max(n, 0)) }
 }
 
 // longer is the length after n more bytes.

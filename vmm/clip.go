@@ -219,19 +219,44 @@ func (b *buffer) awaitTail(n uint64) {
 	}
 }
 
+// enterGrowth starts a change that sees to memory for the first bytes, as many
+// as to says. While a function looks at what must be given back first it lets
+// other changes go on.
+func (b *buffer) enterGrowth(op string, to func() uint64) error {
+	for {
+		if err := b.enter(op); err != nil {
+			return err
+		}
+		var v *view
+		if at := b.committed.Load(); to() > at && b.finalTail() {
+			v = b.res.views.over(at, rest)
+		}
+		if v == nil {
+			return nil
+		}
+		b.leave()
+		if err := v.wait(op); err != nil {
+			return err
+		}
+	}
+}
+
+// finalTail reports whether there is anything in the tail that growth must not
+// take back.
+func (b *buffer) finalTail() bool {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	return slices.ContainsFunc(b.tail, func(m *mapping) bool { return m.clip.final })
+}
+
 // settleTail sees to it that nothing of the tail is in the way that growth must
 // not take back: where there is such a chunk, it waits for the GPU to pass the
-// whole tail and gives that back. The caller holds changes.
+// whole tail and gives that back. Nobody looks at it: enterGrowth has waited for
+// that. The caller holds changes.
 func (b *buffer) settleTail(op string) error {
-	b.mu.RLock()
-	final := slices.ContainsFunc(b.tail, func(m *mapping) bool { return m.clip.final })
-	b.mu.RUnlock()
-	if !final {
+	if !b.finalTail() {
 		return nil
 	}
 	b.awaitTail(b.res.size)
-	if err := b.res.views.await(op, b.committed.Load(), rest); err != nil {
-		return err
-	}
 	return b.trim(op)
 }

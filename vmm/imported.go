@@ -224,7 +224,7 @@ func (b *buffer) attach(op string, chunks []*phys.Handle) error {
 
 // Attach adds imported chunks: see share.Memory.
 func (b *buffer) Attach(op string, chunks []*phys.Handle) error {
-	if err := b.enter(op); err != nil {
+	if err := b.enterGrowth(op, func() uint64 { return rest }); err != nil {
 		return err
 	}
 	defer b.leave()

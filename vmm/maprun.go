@@ -41,6 +41,9 @@ func (r *Reservation) MapRun(off int, access []Access, memory ...Physical) (made
 			return nil, err
 		}
 		handles = append(handles, h)
+		if err := mappable(op, h); err != nil {
+			return nil, err
+		}
 		if len(access) > 0 && (i == 0 || h.Asked.Location != handles[i-1].Asked.Location) {
 			if list, err = checkAccess(op, r.r.system, h.Asked.Location, access); err != nil {
 				return nil, err

@@ -145,10 +145,8 @@ func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
 	if err != nil {
 		return nil, err
 	}
-	if h.NotYet != nil {
-		if err := h.NotYet(op); err != nil {
-			return nil, r.r.release(err, h)
-		}
+	if err := mappable(op, h); err != nil {
+		return nil, r.r.release(err, h)
 	}
 	m := &Mapping{}
 	var one [1]*mapping
