@@ -68,8 +68,9 @@ type Agreement struct {
 }
 
 // Agree is a step in which the ranks settle on one type of handle for all: the
-// fabric's where every rank has it and all are in one clique, or on one host;
-// else descriptors, where every rank has them and all are on one host. Otherwise
+// fabric's where every rank has it and all are in one clique, or on one host
+// where their cliques are not known to differ; else descriptors, where every rank
+// has them and all are on one host. Otherwise
 // it is ErrDisagree, for every rank, with those that stand in the way. No rank
 // falls back alone.
 func Agree(ctx context.Context, g *Group, mine Facts) (Agreement, error) {
@@ -92,9 +93,14 @@ func Agree(ctx context.Context, g *Group, mine Facts) (Agreement, error) {
 		}
 	}
 	// All compute the same from the same facts.
-	noFabric := a.against(vmm.Fabric, func(one, other Facts) string {
-		if one.Host != other.Host && (one.Clique == "" || one.Clique != other.Clique) {
-			return fmt.Sprintf("is in clique %q and rank 0 in %q, on different hosts", other.Clique, one.Clique)
+	noFabric := a.against(vmm.Fabric, func(q int, one, other Facts) string {
+		known := one.Clique != "" && other.Clique != ""
+		switch {
+		case known && one.Clique == other.Clique:
+		case one.Host != other.Host:
+			return fmt.Sprintf("is in clique %q and rank %d in %q, on different hosts", other.Clique, q, one.Clique)
+		case known:
+			return fmt.Sprintf("is in clique %q and rank %d in %q, which do not reach each other", other.Clique, q, one.Clique)
 		}
 		return ""
 	})
@@ -102,9 +108,9 @@ func Agree(ctx context.Context, g *Group, mine Facts) (Agreement, error) {
 		a.Handle = vmm.Fabric
 		return a, nil
 	}
-	noFD := a.against(vmm.PosixFD, func(one, other Facts) string {
+	noFD := a.against(vmm.PosixFD, func(q int, one, other Facts) string {
 		if one.Host != other.Host {
-			return "is on another host than rank 0"
+			return fmt.Sprintf("is on another host than rank %d", q)
 		}
 		return ""
 	})
@@ -141,9 +147,14 @@ func (o objection) String() string {
 	return ranks(o.ranks) + ": " + o.reason
 }
 
-func (a *Agreement) against(t vmm.HandleTypes, apart func(one, other Facts) string) (o objection) {
+// against are the ranks that do not have the type, or that are apart from one
+// before them.
+func (a *Agreement) against(t vmm.HandleTypes, apart func(q int, one, other Facts) string) (o objection) {
 	for r, f := range a.Ranks {
-		why := apart(a.Ranks[0], f)
+		why := ""
+		for q := 0; q < r && why == ""; q++ {
+			why = apart(q, a.Ranks[q], f)
+		}
 		if f.Handles&t == 0 {
 			why = fmt.Sprintf("has %v alone", f.Handles)
 		}

@@ -102,8 +102,9 @@ type Event struct {
 
 // Board carries one rank's side of a group. What a rank posts reaches all
 // others, in the order in which it posted, also those that join later; and that
-// it is gone reaches them after what it posted. A Group calls it from one
-// goroutine at a time, but for Close.
+// it is gone reaches them after what it posted. All hear of all in one order, so
+// that a rank which ends since another has is not heard of before that one. A
+// Group calls it from one goroutine at a time, but for Close.
 type Board interface {
 	Rank() int
 	Size() int

@@ -28,6 +28,13 @@ type Options struct {
 	Timeout time.Duration
 }
 
+func (o Options) withDefaults() Options {
+	if o.Timeout <= 0 {
+		o.Timeout = DefaultTimeout
+	}
+	return o
+}
+
 // over is a context that has ended.
 var over = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -60,10 +67,7 @@ type arrival struct {
 
 // New makes a group of a board, which it takes over.
 func New(b Board, o Options) *Group {
-	if o.Timeout <= 0 {
-		o.Timeout = DefaultTimeout
-	}
-	g := &Group{board: b, timeout: o.Timeout, gone: map[int]Event{}, closed: make(chan struct{}),
+	g := &Group{board: b, timeout: o.withDefaults().Timeout, gone: map[int]Event{}, closed: make(chan struct{}),
 		arrived: make([]map[uint64]arrival, b.Size())}
 	for r := range g.arrived {
 		g.arrived[r] = map[uint64]arrival{}
@@ -122,7 +126,7 @@ func (g *Group) Exchange(ctx context.Context, name string, mine Parcel) ([]Parce
 	ctx, cancel := context.WithTimeout(ctx, g.timeout)
 	defer cancel()
 	if err := g.board.Post(ctx, s, mine); err != nil {
-		return nil, g.give(s, g.before(over, s, g.explain(ctx, s, nil, began, err)))
+		return nil, g.give(s, g.before(over, s, g.unposted(ctx, s, began, err)))
 	}
 	for {
 		missing, err := g.missing(s)
@@ -169,7 +173,9 @@ func (g *Group) check(s Step, p Parcel) error {
 	case len(p.Body) > MaxBody:
 		return invalid("%d bytes, of %d at most: share the memory itself instead", len(p.Body), MaxBody)
 	case len(p.Files) > MaxFiles:
-		return invalid("%d files, of %d at most", len(p.Files), MaxFiles)
+		return invalid("%d files, of %d at most: share memory in fewer, larger chunks", len(p.Files), MaxFiles)
+	case slices.Contains(p.Files, nil):
+		return invalid("file %d is nil: pass open ones", slices.Index(p.Files, nil))
 	case len(p.Files) > 0 && !g.CarriesFiles():
 		return &Error{Step: s, Ranks: []int{g.Rank()}, kind: cuda.ErrNotSupported,
 			Reason: "files do not travel between hosts", Hint: "share by fabric handles"}
@@ -237,8 +243,9 @@ func (g *Group) apply(s Step, e Event) error {
 	return nil
 }
 
-// before is what others did that explains why this rank could not arrive; where
-// nothing does until the context ends, it is the error itself.
+// before is what others did that explains why this rank could not arrive, or
+// that what carries the group ended, where the error blames this rank alone;
+// where nothing is heard until the context ends, it is the error itself.
 func (g *Group) before(ctx context.Context, s Step, err error) error {
 	for {
 		e, none := g.board.Next(ctx)
@@ -256,28 +263,44 @@ func (g *Group) before(ctx context.Context, s Step, err error) error {
 			lost, last = append(lost, r), e
 		}
 	}
-	if len(lost) == 0 {
+	var mine *Error
+	switch {
+	case len(lost) == 0 && g.ended != nil && errors.As(err, &mine) && slices.Equal(mine.Ranks, []int{g.Rank()}):
+		return &Error{Step: s, Ranks: []int{g.ended.Rank}, kind: handles.ErrGone, Reason: g.ended.Reason}
+	case len(lost) == 0:
 		return err
 	}
 	slices.Sort(lost)
 	return &Error{Step: s, Ranks: lost, kind: handles.ErrGone, Reason: last.Reason}
 }
 
-// explain says why a call of the board failed.
-func (g *Group) explain(ctx context.Context, s Step, missing []int, began time.Time, err error) error {
+// unposted says why this rank could not arrive.
+func (g *Group) unposted(ctx context.Context, s Step, began time.Time, err error) error {
+	err = g.explain(ctx, s, []int{g.Rank()}, began, err)
+	var e *Error
+	if errors.As(err, &e) && e.kind == handles.ErrTimeout && slices.Equal(e.Ranks, []int{g.Rank()}) {
+		e.Reason = fmt.Sprintf("could not tell the others of its arrival within %v", time.Since(began).Round(time.Millisecond))
+		e.Hint = "see whether what carries the group answers this rank"
+	}
+	return err
+}
+
+// explain says why a call of the board failed, where these ranks are the reason
+// if nothing else is.
+func (g *Group) explain(ctx context.Context, s Step, ranks []int, began time.Time, err error) error {
 	select {
 	case <-g.closed:
 		return &Error{Step: s, kind: cuda.ErrClosed, Reason: "the group was closed"}
 	default:
 	}
-	if ctx.Err() != nil {
-		return late(ctx, s, missing, time.Since(began))
-	}
 	var known *Error
 	if errors.As(err, &known) {
 		return err
 	}
-	return &Error{Step: s, Ranks: missing, kind: ErrFailed, Reason: "the group's connection failed", cause: err}
+	if ctx.Err() != nil {
+		return late(ctx, s, ranks, time.Since(began))
+	}
+	return &Error{Step: s, Ranks: ranks, kind: ErrFailed, Reason: "the group's connection failed", cause: err}
 }
 
 // give ends the group with an error, and tells the others.
@@ -291,7 +314,8 @@ func (g *Group) give(s Step, err error) error {
 }
 
 // Fail ends the group for all ranks, since this one cannot go on. Their steps
-// answer ErrFailed with its rank and the reason.
+// answer ErrFailed with its rank and the reason. A step of this rank that runs
+// comes to its end before.
 func (g *Group) Fail(reason error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

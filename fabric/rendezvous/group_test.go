@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -257,19 +258,32 @@ func TestRanksAtDifferentSteps(t *testing.T) {
 	})
 }
 
+// What one rank may not bring ends the group, and the others hear what it was.
 func TestWhatCannotTravel(t *testing.T) {
-	for name, p := range map[string]Parcel{
-		"too many bytes": {Body: make([]byte, MaxBody+1)},
-		"too many files": {Files: make([]*handles.FD, MaxFiles+1)},
+	for name, c := range map[string]struct {
+		step string
+		p    Parcel
+		says string
+	}{
+		"too many bytes":  {"big", Parcel{Body: make([]byte, MaxBody+1)}, "share the memory itself"},
+		"too many files":  {"big", Parcel{Files: make([]*handles.FD, MaxFiles+1)}, "larger chunks"},
+		"a nil file":      {"big", Parcel{Files: make([]*handles.FD, 1)}, "file 0 is nil"},
+		"too long a name": {strings.Repeat("n", MaxName+1), Parcel{}, "a name of 257 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			groups, err := InProcess(2, Options{})
-			require.NoError(t, err)
-			_, err = groups[0].Exchange(t.Context(), "big", p)
-			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
-			require.ErrorIs(t, groups[1].Barrier(t.Context(), "big"), ErrFailed)
-			require.NoError(t, groups[0].Close())
-			require.NoError(t, groups[1].Close())
+			each(t, 2, Options{}, func(t *testing.T, groups []*Group) {
+				for i, err := range together(groups, func(g *Group) error {
+					if g.Rank() == 1 {
+						return g.Barrier(t.Context(), "small")
+					}
+					_, err := g.Exchange(t.Context(), c.step, c.p)
+					return err
+				}) {
+					require.ErrorIs(t, err, []error{cuda.ErrInvalidArgument, ErrFailed}[i])
+					require.ErrorContains(t, err, "rank 0")
+					require.ErrorContains(t, err, c.says)
+				}
+			})
 		})
 	}
 }
@@ -306,7 +320,9 @@ func TestAgree(t *testing.T) {
 		"fabric on one host":           {[]Facts{{Host: "a", Handles: all}, {Host: "a", Handles: all}}, vmm.Fabric, ""},
 		"fabric in one clique":         {[]Facts{{Host: "a", Handles: all, Clique: "c.1"}, {Host: "b", Handles: vmm.Fabric, Clique: "c.1"}}, vmm.Fabric, ""},
 		"one rank without fabric":      {[]Facts{{Host: "a", Handles: all}, {Host: "a", Handles: vmm.PosixFD}}, vmm.PosixFD, "rank 1"},
-		"two cliques of one host":      {[]Facts{{Host: "a", Handles: all, Clique: "c.1"}, {Host: "a", Handles: all, Clique: "c.2"}}, vmm.Fabric, ""},
+		"two cliques of one host":      {[]Facts{{Host: "a", Handles: all, Clique: "c.1"}, {Host: "a", Handles: all, Clique: "c.2"}}, vmm.PosixFD, "rank 1"},
+		"no known clique on one host":  {[]Facts{{Host: "a", Handles: all, Clique: "c.1"}, {Host: "a", Handles: all}}, vmm.Fabric, ""},
+		"two that rank 0 reaches both": {[]Facts{{Host: "a", Handles: all, Clique: "c.1"}, {Host: "a", Handles: all}, {Host: "b", Handles: all, Clique: "c.1"}}, 0, "rank 2"},
 		"two cliques, two hosts":       {[]Facts{{Host: "a", Handles: all, Clique: "c.1"}, {Host: "b", Handles: all, Clique: "c.2"}}, 0, "rank 1"},
 		"two hosts, no fabric":         {[]Facts{{Host: "a", Handles: vmm.PosixFD}, {Host: "b", Handles: vmm.PosixFD}}, 0, "another host"},
 		"nothing in common":            {[]Facts{{Host: "a", Handles: vmm.PosixFD}, {Host: "a", Handles: vmm.Fabric}}, 0, "rank 0"},

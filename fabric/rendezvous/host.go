@@ -23,9 +23,7 @@ func Host(dir, name string, size int, o Options) (g *Group, path string, err err
 	if err := checkRank(op, 0, size); err != nil {
 		return nil, "", err
 	}
-	if o.Timeout <= 0 {
-		o.Timeout = DefaultTimeout
-	}
+	o = o.withDefaults()
 	l, err := handles.Listen(dir, name, handles.Options{Timeout: o.Timeout})
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: %w", op, err)
@@ -125,8 +123,8 @@ func (b *hostBoard) serve(conn *handles.Conn) {
 	}
 }
 
-// welcome reads a greeting and answers it, nil where the process is none of the
-// group's ranks.
+// welcome reads a greeting and answers it. It is nil where the process is none
+// of the group's ranks, which it is told.
 func (b *hostBoard) welcome(conn *handles.Conn) *member {
 	ctx, cancel := context.WithTimeout(context.Background(), b.timeout)
 	defer cancel()
@@ -136,7 +134,11 @@ func (b *hostBoard) welcome(conn *handles.Conn) *member {
 	}
 	defer func() { _ = msg.Close() }()
 	h, err := readHello(msg)
-	if err != nil || msg.Kind != kindHello || int(h.Size) != len(b.members) || h.Rank == 0 || h.Rank >= h.Size {
+	switch {
+	case err != nil || msg.Kind != kindHello || h.Rank == 0 || h.Rank >= h.Size:
+		return nil
+	case int(h.Size) != len(b.members):
+		_ = conn.Send(ctx, hello{0, uint32(len(b.members))}.message(kindOtherSize))
 		return nil
 	}
 	m := &member{rank: int(h.Rank), conn: conn, out: newQueue(), sent: make(chan struct{})}
@@ -150,7 +152,8 @@ func (b *hostBoard) welcome(conn *handles.Conn) *member {
 	}
 	b.mu.Unlock()
 	if !free {
-		return nil // the rank is taken
+		_ = conn.Send(ctx, h.message(kindTaken))
+		return nil
 	}
 	if err := conn.Send(ctx, h.message(kindWelcome)); err != nil {
 		m.out.close()

@@ -23,7 +23,12 @@ func InProcess(size int, o Options) ([]*Group, error) {
 	return groups, nil
 }
 
-type hall struct{ boards []*localBoard }
+type hall struct {
+	// mu gives all ranks the same order of events: who comes to an end because of
+	// another's is heard of behind that one.
+	mu     sync.Mutex
+	boards []*localBoard
+}
 
 type localBoard struct {
 	hall  *hall
@@ -37,6 +42,8 @@ func (b *localBoard) Size() int          { return len(b.hall.boards) }
 func (b *localBoard) CarriesFiles() bool { return true }
 
 func (b *localBoard) others(e Event) {
+	b.hall.mu.Lock()
+	defer b.hall.mu.Unlock()
 	for _, o := range b.hall.boards {
 		if o != b {
 			o.queue.putCopy(e)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -96,12 +95,17 @@ func shareWith(ctx context.Context, g *Group, d *cuda.Device, types vmm.HandleTy
 // All ranks share by one type: the fabric's where all have it, else descriptors.
 func TestShare(t *testing.T) {
 	without := sim.Fabric{}
+	cluster := func(clique uint32) sim.Fabric {
+		return sim.Fabric{Channels: place.Channels, Cluster: [16]byte{1}, Clique: clique}
+	}
 	for name, row := range map[string]struct {
 		places []sim.Fabric
 		want   vmm.HandleTypes
 	}{
 		"a channel for all":        {[]sim.Fabric{place, place, place}, vmm.Fabric},
 		"one rank without channel": {[]sim.Fabric{place, without, place}, vmm.PosixFD},
+		"a clique for all":         {[]sim.Fabric{cluster(7), cluster(7), cluster(7)}, vmm.Fabric},
+		"a rank in another clique": {[]sim.Fabric{cluster(7), cluster(8), cluster(7)}, vmm.PosixFD},
 	} {
 		t.Run(name, func(t *testing.T) {
 			each(t, 3, Options{}, func(t *testing.T, groups []*Group) {
@@ -204,8 +208,8 @@ func TestShareByAnotherType(t *testing.T) {
 }
 
 // sharing shares memory again and again until a step fails, by fabric and by
-// descriptor in turn.
-func sharing(g *Group, folder string) (o outcome) {
+// descriptor in turn. It calls running when both have been done.
+func sharing(g *Group, folder string, running func() error) (o outcome) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	m, err := sim.New(sim.Options{Folder: folder, Fabric: place, Devices: []sim.DeviceOptions{{Memory: 64 << 20, Granularity: 64 << 10}}})
@@ -219,6 +223,11 @@ func sharing(g *Group, folder string) (o outcome) {
 	d := s.Devices()[0]
 	began := time.Now()
 	for i := 0; err == nil; i++ {
+		if i == 2 {
+			if err = running(); err != nil {
+				break
+			}
+		}
 		began = time.Now()
 		_, err = shareWith(ctx, g, d, []vmm.HandleTypes{vmm.Fabric | vmm.PosixFD, vmm.PosixFD}[i%2], 3)
 	}
@@ -234,52 +243,61 @@ func sharing(g *Group, folder string) (o outcome) {
 	return o
 }
 
+const sharers = 3
+
 func init() {
-	reexec.Register("sharer", func(c *reexec.Child) error {
-		rank, _ := strconv.Atoi(c.Args[1])
-		g, err := Join(context.Background(), c.Args[0], rank, 3, Options{Timeout: limit})
-		if err != nil {
-			return c.Send(outcome{Step: "join", Err: err.Error()})
+	// Rank 0 makes the group in a directory, and says at which path.
+	reexec.Register("sharer", func(c *reexec.Child) (err error) {
+		var g *Group
+		if rank, _ := strconv.Atoi(c.Args[1]); rank > 0 {
+			g, err = Join(context.Background(), c.Args[0], rank, sharers, Options{Timeout: patience})
+		} else {
+			var path string
+			if g, path, err = Host(c.Args[0], "", sharers, Options{Timeout: patience}); err == nil {
+				err = c.Send(path)
+			}
 		}
-		return c.Send(sharing(g, c.Args[2]))
+		if err != nil {
+			return err
+		}
+		return c.Send(sharing(g, c.Args[2], func() error { return c.Send("running") }))
 	})
 }
 
-// A process that is killed while memory is shared, at whatever step, is named by
-// the others in time. They keep nothing, and nothing of its memory is left.
+// A process that is killed while memory is shared, at whatever step, the host's
+// too, is named by the others in time. They keep nothing, and nothing of its
+// memory is left.
 func TestKilledSharers(t *testing.T) {
-	rounds := 8
-	if n, err := strconv.Atoi(os.Getenv("CUVMM_KILL_ROUNDS")); err == nil {
-		rounds = n
-	}
-	for round := range rounds {
+	for round := range killRounds(9) {
 		random := rand.New(rand.NewPCG(uint64(round), 2))
-		victim := 1 + random.IntN(2)
-		folder := t.TempDir()
-		host, path, err := Host(filepath.Join(t.TempDir(), "private"), "", 3, Options{Timeout: limit})
-		require.NoError(t, err)
-		children := make([]*reexec.Cmd, 3)
-		for r := 1; r < 3; r++ {
-			children[r] = reexec.Command(t, "sharer", path, strconv.Itoa(r), folder)
+		victim := round % sharers
+		folder, at := t.TempDir(), filepath.Join(t.TempDir(), "private")
+		children := make([]*reexec.Cmd, sharers)
+		for r := range children {
+			children[r] = reexec.Command(t, "sharer", at, strconv.Itoa(r), folder)
 			children[r].Start()
-		}
-		time.AfterFunc(time.Duration(random.IntN(100))*time.Millisecond, children[victim].Kill)
-		check := func(r int, o outcome) {
-			if o.Step == "join" { // it came when the group was over
-				return
+			if r == 0 {
+				children[r].Recv(&at)
 			}
-			require.Contains(t, o.Err, fmt.Sprintf("rank %d", victim), "round %d, rank %d: %+v", round, r, o)
-			require.Contains(t, o.Err, "step", "round %d, rank %d: %+v", round, r, o)
-			require.Less(t, o.Took, 4*limit+farewell, "round %d, rank %d: %+v", round, r, o)
+		}
+		for _, c := range children {
+			var running string
+			c.Recv(&running)
+		}
+		time.Sleep(time.Duration(random.IntN(20_000)) * time.Microsecond)
+		children[victim].Kill()
+		for r, c := range children {
+			if r == victim {
+				continue
+			}
+			var o outcome
+			c.Recv(&o)
+			c.Wait()
+			o.names(t, victim)
+			require.True(t, o.Gone, "round %d, rank %d: %+v", round, r, o)
+			require.Less(t, o.Took, patience, "round %d, rank %d: %+v", round, r, o)
 			require.Zero(t, o.Files, "round %d, rank %d: %+v", round, r, o)
 		}
-		check(0, sharing(host, folder))
-		other := 3 - victim
-		var o outcome
-		children[other].Recv(&o)
-		children[other].Wait()
-		check(other, o)
-		children[victim].Kill() // and wait for its end
 		require.Eventually(t, func() bool {
 			used, err := sim.Inspect(folder)
 			require.NoError(t, err)

@@ -5,19 +5,25 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
 )
 
 // Join enters the group of a host process (Host) as one of its ranks, from 1 on.
-// The path is the host's. It waits until the host has taken it in; the caller
-// closes the group.
+// The path is the host's. It waits until the host has taken it in, at most for
+// Options.Timeout. A rank that another process has, or has had, is
+// cuda.ErrInUse, another size than the host's ErrDisagree. The caller closes the
+// group.
 func Join(ctx context.Context, path string, rank, size int, o Options) (*Group, error) {
 	const op = "rendezvous.Join"
 	if err := checkRank(op, rank, size); err != nil {
 		return nil, err
 	}
+	o = o.withDefaults()
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
 	conn, err := handles.Dial(ctx, path, handles.Options{Timeout: o.Timeout})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
@@ -61,10 +67,17 @@ func (b *memberBoard) enter(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = m.Close() }()
-	if h, err := readHello(m); err != nil || m.Kind != kindWelcome || h != me {
-		return fmt.Errorf("%w: the host's answer is no welcome", handles.ErrProtocol)
+	switch h, err := readHello(m); {
+	case err != nil:
+		return err
+	case m.Kind == kindWelcome && h == me:
+		return nil
+	case m.Kind == kindTaken:
+		return fmt.Errorf("%w: another process has joined as rank %d; give each a rank of its own, and make a new group where one has ended", cuda.ErrInUse, b.rank)
+	case m.Kind == kindOtherSize:
+		return fmt.Errorf("%w: a group of %d ranks, where the host's has %d; name the same size in all processes", ErrDisagree, b.size, h.Size)
 	}
-	return nil
+	return fmt.Errorf("%w: the host's answer is no welcome", handles.ErrProtocol)
 }
 
 // receive hands on what the host sends, until the connection ends.
@@ -96,16 +109,23 @@ func (b *memberBoard) Fail(ctx context.Context, s Step, reason string) error {
 }
 
 func (b *memberBoard) send(ctx context.Context, e Event) error {
+	const deaf = "the host's process does not take messages"
+	began := time.Now()
 	err := b.conn.Send(ctx, e.message())
-	if err != nil && ctx.Err() == nil && !errors.Is(err, cuda.ErrClosed) {
-		// What the host had to say before it went is still read, and explains it.
-		select {
-		case <-b.ended:
-		case <-ctx.Done():
-		}
-		return &Error{Step: e.Step, Ranks: []int{0}, kind: handles.ErrGone, Reason: "the host's process does not take messages", cause: err}
+	switch {
+	case err == nil || errors.Is(err, cuda.ErrClosed):
+		return err
+	case ctx.Err() != nil:
+		e := late(ctx, e.Step, []int{0}, time.Since(began))
+		e.Reason = deaf
+		return e
 	}
-	return err
+	// What the host had to say before it went is still read, and explains it.
+	select {
+	case <-b.ended:
+	case <-ctx.Done():
+	}
+	return &Error{Step: e.Step, Ranks: []int{0}, kind: handles.ErrGone, Reason: deaf, cause: err}
 }
 
 func (b *memberBoard) Next(ctx context.Context) (Event, error) { return b.queue.take(ctx) }

@@ -13,6 +13,9 @@ const (
 	kindWelcome = 0x52_02 // the same back
 	kindEvent   = 0x52_03
 	kindDone    = 0x52_04 // the member leaves
+	// The host's answers to those that it does not take in.
+	kindTaken     = 0x52_05 // the same back: another process has the rank
+	kindOtherSize = 0x52_06 // rank 0, and the size of the host's group
 )
 
 // hello is a member's first message, and the host's answer.
@@ -39,16 +42,17 @@ const eventHeader = 1 + 4 + 8 + 2 + 2
 // MaxReason is how much of a reason travels, in bytes.
 const MaxReason = 4096
 
-// MarshalBinary is the event without its files.
+// MarshalBinary is the event without its files. A name or a reason that is too
+// long is cut.
 func (e Event) MarshalBinary() ([]byte, error) {
-	reason := e.Reason[:min(len(e.Reason), MaxReason)]
-	b := make([]byte, 0, eventHeader+len(e.Step.Name)+len(reason)+len(e.Parcel.Body))
+	name, reason := e.Step.Name[:min(len(e.Step.Name), MaxName)], e.Reason[:min(len(e.Reason), MaxReason)]
+	b := make([]byte, 0, eventHeader+len(name)+len(reason)+len(e.Parcel.Body))
 	b = append(b, byte(e.Kind))
 	b = binary.LittleEndian.AppendUint32(b, uint32(e.Rank))
 	b = binary.LittleEndian.AppendUint64(b, e.Step.Number)
-	b = binary.LittleEndian.AppendUint16(b, uint16(len(e.Step.Name)))
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(name)))
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(reason)))
-	return append(append(append(b, e.Step.Name...), reason...), e.Parcel.Body...), nil
+	return append(append(append(b, name...), reason...), e.Parcel.Body...), nil
 }
 
 // UnmarshalBinary reads an event; what no rank sends is handles.ErrProtocol. It
