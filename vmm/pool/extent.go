@@ -112,16 +112,28 @@ func (sh *shard) rest() {
 	}
 }
 
-// fit is the best free extent for a request.
-func (sh *shard) fit(size, align uint64) *extent {
-	e := sh.free.atLeast(size)
-	for tries := 0; e != nil && align > quantum && e.padded(size, align) > e.size; tries++ {
-		if tries == 8 {
-			return sh.free.atLeast(size + align)
+// fitTries are how many free extents a request looks at.
+const fitTries = 4
+
+// fit is the free extent that serves a request: of the first few that hold it,
+// and that are at most half as large again as the smallest, the one with the
+// lowest address. What lies behind comes free in one piece more often than by
+// the best fit alone.
+func (sh *shard) fit(size, align uint64) (best *extent) {
+	e, most := sh.free.atLeast(size), uint64(0)
+	for tries := 0; e != nil && tries < fitTries && (best == nil || e.size <= most); tries++ {
+		if e.padded(size, align) <= e.size && (best == nil || e.ptr < best.ptr) {
+			if best == nil {
+				most = e.size + e.size/2
+			}
+			best = e
 		}
 		e = sh.free.after(e)
 	}
-	return e
+	if best == nil && e != nil {
+		return sh.free.atLeast(size + align)
+	}
+	return best
 }
 
 // padded is what a request takes of the front of the extent.

@@ -166,6 +166,7 @@ func (p *Pool) provideMid(sh *shard, w *want, frugal bool) error {
 	runs, moved := p.gather(sh, t.n-len(idle)-fresh)
 	p.mu.Unlock()
 	fresh = t.n - len(idle) - moved
+	p.moved += uint64(moved) * t.reg.chunk
 
 	var err error
 	if more := uint64(fresh) * t.reg.chunk; more > allowed {
@@ -258,25 +259,4 @@ func (p *Pool) takeIdle(n int, size uint64) (chunks []*phys.Handle) {
 	}
 	p.idle = kept
 	return chunks
-}
-
-// allowance is how many bytes of new chunks may be made before those that are
-// free should move instead.
-func (p *Pool) allowance(w *want) uint64 {
-	p.mu.Lock()
-	shards := p.shards
-	p.mu.Unlock()
-	now := w.bytes
-	for _, sh := range shards {
-		sh.mu.Lock()
-		now += sh.requested
-		p.most = max(p.most, sh.peak)
-		sh.mu.Unlock()
-	}
-	p.most = max(p.most, now)
-	most := p.most + uint64(float64(p.most)*p.slack) + 2*p.chunk
-	if r := p.reserved.Load(); r < most {
-		return most - r
-	}
-	return 0
 }

@@ -23,15 +23,17 @@ type Options struct {
 	// a size class: at most the granularity; 0 is an eighth of it (256 KiB).
 	SmallMax int
 	// Chunk is the size in bytes of the chunks that larger requests are served
-	// from, and that move; a multiple of the granularity; 0 is 16 times that
-	// (32 MiB). See the package documentation for what it trades.
+	// from, and that move; a multiple of the granularity; 0 is 32 times that
+	// (64 MiB). See the package documentation for what it trades.
 	Chunk int
 	// ExactFrom is the size in bytes from which a request gets a chunk of its
 	// own; 0 is 512 times the granularity (1 GiB).
 	ExactFrom int
 	// Slack is how much more memory than the most that was ever requested at
-	// once the pool makes before it moves free chunks together instead, as a
-	// share of that: 0 is 1/32, a negative value is none at all.
+	// once the pool may make before it moves free chunks together instead, as a
+	// share of that: 0 is 3/16, a negative value is none at all. The pool begins
+	// with 1/32 at most, and takes more only while its holes fit so badly that
+	// moving would cost more time than the requests.
 	Slack float64
 
 	// Limit is the most physical memory, in bytes, that the pool may have; 0 is
@@ -88,7 +90,7 @@ func (p *Pool) sizes(op string) error {
 	}
 	p.smallMax = or(o.SmallMax, p.gran/8)
 	p.midQuantum = max(quantum, uint64(1)<<(bits.Len64(p.smallMax)-1)/64)
-	p.chunk = or(o.Chunk, 16*p.gran)
+	p.chunk = or(o.Chunk, 32*p.gran)
 	p.exactFrom = max(or(o.ExactFrom, 512*p.gran), p.smallMax+1)
 	p.classes = newClasses(p.smallMax)
 	return nil

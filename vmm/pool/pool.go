@@ -47,7 +47,9 @@ type Pool struct {
 	stats    *statistics
 	history  atomic.Pointer[ring]
 
-	slow sync.Mutex
+	slow  sync.Mutex
+	most  uint64 // requested at once, as far as misses saw; guarded by slow
+	moved uint64 // bytes that moved lately, likewise
 
 	mu          sync.Mutex
 	closed      bool
@@ -58,7 +60,6 @@ type Pool struct {
 	idle        []*phys.Handle // chunks that are mapped nowhere
 	retired     totals         // of shards that are gone
 	retiredTags []TagStats
-	most        uint64 // requested at once, as far as misses saw
 	captures    map[uint64]*Capture
 	arenas      int
 	remove      func() // from those who are asked under pressure
@@ -97,7 +98,7 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	p.slack, p.wait = o.Slack, o.Wait
 	switch {
 	case o.Slack == 0:
-		p.slack = 1.0 / 32
+		p.slack = mostSlack
 	case o.Slack < 0:
 		p.slack = 0
 	}

@@ -47,15 +47,14 @@ func BenchmarkReplay(b *testing.B) {
 // BenchmarkCurve is what the pool's sizes trade: memory for time.
 func BenchmarkCurve(b *testing.B) {
 	all := []contender{{"pool", ourPool(pool.Options{})}}
-	for _, slack := range []float64{-1, 1. / 16, 1. / 4} {
+	for _, slack := range []float64{-1, 1. / 8} {
 		all = append(all, contender{fmt.Sprintf("pool-slack=%.3f", max(slack, 0)), ourPool(pool.Options{Slack: slack})})
 	}
-	for _, chunk := range []int{2, 8, 64} {
+	for _, chunk := range []int{16, 32, 128} {
 		all = append(all, contender{fmt.Sprintf("pool-chunk=%dMiB", chunk), ourPool(pool.Options{Chunk: chunk * mib})})
 	}
-	for _, from := range []int{64, 256} {
-		all = append(all, contender{fmt.Sprintf("pool-exact=%dMiB", from), ourPool(pool.Options{ExactFrom: from * mib})})
-	}
+	all = append(all, contender{"pool-exact=256MiB", ourPool(pool.Options{ExactFrom: 256 * mib})},
+		contender{"pool-chunk=2MiB-slack=0", ourPool(pool.Options{Chunk: 2 * mib, Slack: -1})})
 	replayEach(b, 2, all)
 }
 

@@ -56,6 +56,7 @@ type shard struct {
 	made   atomic.Uint64 // bytes of new memory
 
 	live      uint64 // blocks
+	served    uint64 // requests, since a miss looked
 	requested uint64 // their bytes
 	peak      uint64 // the most of requested
 	watch     *watch // what is told of every block, where anything is
@@ -134,6 +135,7 @@ func (sh *shard) give(h *header, w *want) {
 	h.ask(w.bytes)
 	h.tag, h.capture = w.tag, sh.serial
 	sh.live++
+	sh.served++
 	sh.requested += w.bytes
 	sh.peak = max(sh.peak, sh.requested)
 	if sh.watch != nil {
