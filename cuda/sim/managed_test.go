@@ -240,6 +240,43 @@ func TestPlainMemoryPagesOut(t *testing.T) {
 	w.ok(w.d.MemFree(w.ctx[0], p))
 }
 
+// Where the host is full nothing is paged out to it, and work that would need
+// it ends; copies of what lies on the host already make room all the same.
+func TestPagingOutToAFullHost(t *testing.T) {
+	const room = 8 * unit
+	w := newManagedWorld(t, sim.Options{HostMemory: room, Devices: []sim.DeviceOptions{{Memory: room}}})
+	defer w.close()
+	prefetch := func(p driver.Ptr, n uint64, to driver.Location) {
+		w.ok(w.d.MemPrefetchAsync(w.ctx[0], p, n, to, w.streams[0]))
+		w.ok(w.d.StreamSynchronize(w.ctx[0], w.streams[0]))
+	}
+	p, q := w.alloc(room), w.alloc(2*unit)
+	for off := driver.Ptr(0); off < room; off += 2 * unit { // so that its pages are in several runs
+		w.ok(w.d.MemAdvise(w.ctx[0], p+off, unit, driver.AdviseSetAccessedBy, onHost))
+	}
+	prefetch(p, room, onDevice(0))
+	h, r := w.d.MemHostAlloc(w.ctx[0], room, driver.HostAllocPortable)
+	w.ok(r)
+	prefetch(q, 2*unit, onDevice(0))
+	require.Equal(t, []int{room, 0}, w.at(p, room))
+	require.Equal(t, []int{0, 0}, w.at(q, 2*unit))
+	require.Contains(t, w.m.Log()[0], "ended before its end: no room")
+	w.ok(w.d.MemFreeHost(w.ctx[0], h))
+
+	prefetch(p+room/2, room/2, onHost)
+	w.ok(w.d.MemAdvise(w.ctx[0], p+room/2, room/2, driver.AdviseSetReadMostly, onHost))
+	prefetch(p+room/2, room/2, onDevice(0))
+	require.Equal(t, []int{room, room / 2}, w.at(p, room))
+	h, r = w.d.MemHostAlloc(w.ctx[0], room/2, driver.HostAllocPortable)
+	w.ok(r)
+	prefetch(q, 2*unit, onDevice(0))
+	require.Equal(t, []int{room - 2*unit, room / 2}, w.at(p, room))
+	require.Equal(t, []int{2 * unit, 0}, w.at(q, 2*unit))
+	w.ok(w.d.MemFreeHost(w.ctx[0], h))
+	w.ok(w.d.MemFree(w.ctx[0], p))
+	w.ok(w.d.MemFree(w.ctx[0], q))
+}
+
 // What was discarded reads as nobody can mean it.
 func TestDiscardedMemoryReadsAsPoison(t *testing.T) {
 	w := newManagedWorld(t, sim.Options{})

@@ -225,25 +225,22 @@ func (m *Machine) pageOut(where int32, need uint64, needs *resident, keep span) 
 			if pg.at != where && !pg.copies.has(where) {
 				return
 			}
-			parts := []span{s}
-			if r == needs { // what lies before and behind
-				parts = []span{{s.lo, min(s.hi, keep.lo)}, {max(s.lo, keep.hi), s.hi}}
+			if r != needs {
+				out = append(out, s)
+				return
 			}
-			for _, s := range parts {
-				if left := need - min(need, freed); s.lo < s.hi && left > 0 {
-					s.hi = min(s.hi, s.lo+roundUp(left, osmem.PageSize()))
-					freed += s.size()
+			for _, s := range []span{{s.lo, min(s.hi, keep.lo)}, {max(s.lo, keep.hi), s.hi}} { // what lies before and behind
+				if s.lo < s.hi {
 					out = append(out, s)
 				}
 			}
 		})
 		for _, s := range out {
-			if !m.pageOutRange(r, where, s) {
-				return freed - s.size()
+			if freed >= need {
+				return freed
 			}
-		}
-		if freed >= need {
-			break
+			s.hi = min(s.hi, s.lo+roundUp(need-freed, osmem.PageSize()))
+			freed += m.pageOutRange(r, where, s)
 		}
 	}
 	return freed
@@ -259,9 +256,8 @@ func (m *Machine) makeRoom(p *pool, need uint64) {
 }
 
 // pageOutRange moves pages that lie on a device, or have copies there, to the
-// host; false where the host is full.
-func (m *Machine) pageOutRange(r *resident, where int32, s span) (ok bool) {
-	ok = true
+// host, as far as that has room. It answers how many bytes it freed.
+func (m *Machine) pageOutRange(r *resident, where int32, s span) (freed uint64) {
 	r.managed.pages.each(s, func(s span, pg *page) {
 		switch {
 		case pg.copies.has(where):
@@ -270,14 +266,14 @@ func (m *Machine) pageOutRange(r *resident, where int32, s span) (ok bool) {
 			pg.copies &^= placeBit(driver.DeviceCPU)
 			pg.at = driver.DeviceCPU
 		case !m.host.take(s.size()):
-			ok = false
 			return
 		default:
 			pg.at = driver.DeviceCPU
 		}
 		m.account(where).give(s.size())
+		freed += s.size()
 	})
-	return ok
+	return freed
 }
 
 // Resident tells how many of n bytes of managed memory lie on a device, copies
