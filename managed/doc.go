@@ -12,7 +12,8 @@
 // Advice is kept by the driver, for each page, and read back from it: whether a
 // range is read mostly, where it should lie, and who accesses it besides
 // ([AccessedBy], a set that lives in the driver). What holds for part of a range
-// only reads as if it did not hold. The driver rounds ranges to whole pages.
+// only reads as if it did not hold. The driver works on whole pages, so advice and
+// prefetches reach as far as the pages that a range touches.
 //
 // # Locations
 //
@@ -34,7 +35,9 @@
 //
 // Discard tells the driver that the contents of a range are of no use any more,
 // so that its pages need not be moved; what is read before the next write is
-// undefined, also after DiscardPrefetch. It needs a driver for CUDA 13.0 or later.
+// undefined, also after DiscardPrefetch. Only the whole pages inside of a range
+// are discarded: what shares a page with it keeps its contents. It needs a driver
+// for CUDA 13.0 or later.
 //
 // # The CPU
 //

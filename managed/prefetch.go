@@ -7,6 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
 // Prefetch moves the range to a place, as work on the stream; without one it
@@ -55,16 +56,19 @@ func (r Range) prefetch(op string, st *core.Stream, to place) error {
 }
 
 // Discard says, as work on the stream, that nobody needs what is in the range.
-// What is read before the next write is undefined. Without a stream it returns
-// when that is done. The legacy default stream is refused, and a stream that
-// captures a graph is ErrCapturing. It is ErrInUse while Host runs on the memory,
-// and ErrNotSupported with a driver before CUDA 13.0.
+// What is read before the next write is undefined. A page that the range shares
+// with bytes outside of it keeps its contents, so of a range smaller than a page
+// nothing may be discarded. Without a stream it returns when that is done. The
+// legacy default stream is refused, and a stream that captures a graph is
+// ErrCapturing. It is ErrInUse while Host runs on the memory, and
+// ErrNotSupported with a driver before CUDA 13.0.
 func (r Range) Discard(s *cuda.Stream) error {
 	return discard("managed.Range.Discard", s, []Range{r}, nil, kindDiscard)
 }
 
 // DiscardPrefetch is Discard and then Prefetch, with less work for the driver:
-// the pages come to the place without their contents.
+// the pages come to the place without their contents, but for those that Discard
+// leaves.
 func (r Range) DiscardPrefetch(s *cuda.Stream, to cuda.Location) error {
 	return discard("managed.Range.DiscardPrefetch", s, []Range{r}, []cuda.Location{to}, kindBoth)
 }
@@ -166,11 +170,66 @@ func submit(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k bat
 		if m.kind == hinted {
 			return nil
 		}
-		if k == kindPrefetch && (!m.sys.Drv.Has(driver.Call(k)) || m.allConcurrent(op) != nil) {
-			return each(op, st, ranges, places)
+		if !k.discards() {
+			return m.prefetchAll(op, st, ranges, places)
 		}
-		return send(op, st, ranges, places, k)
+		// First what loses nothing, in case the second call fails.
+		inner, edges := cut(ranges, places)
+		if k.prefetches() && len(edges.ranges) > 0 {
+			if err := m.prefetchAll(op, st, edges.ranges, edges.to); err != nil {
+				return err
+			}
+		}
+		if len(inner.ranges) == 0 {
+			return nil
+		}
+		return send(op, st, inner.ranges, inner.to, k)
 	})
+}
+
+// prefetchAll is one call where the driver has it.
+func (m *memory) prefetchAll(op string, st *core.Stream, ranges []Range, to []place) error {
+	if !m.sys.Drv.Has(driver.CallMemPrefetchBatchAsync) || m.allConcurrent(op) != nil {
+		return each(op, st, ranges, to)
+	}
+	return send(op, st, ranges, to, kindPrefetch)
+}
+
+// parts are of ranges, each with its range's place, where there are any.
+type parts struct {
+	ranges []Range
+	to     []place
+}
+
+// add adds what lies between two addresses of a range.
+func (p *parts) add(r Range, from, until uint64, to []place) {
+	if from < until {
+		p.ranges = append(p.ranges, Range{r.h, r.off + from - uint64(r.Ptr()), until - from})
+		p.to = append(p.to, to...)
+	}
+}
+
+// cut parts ranges into the whole pages inside of them, which may be discarded,
+// and the edges that share a page with other bytes, which must not: the driver
+// works on pages.
+func cut(ranges []Range, places []place) (inner, edges parts) {
+	page := osmem.PageSize()
+	for i, r := range ranges {
+		var to []place
+		if len(places) > 0 {
+			to = places[min(i, len(places)-1):][:1]
+		}
+		start, end := uint64(r.Ptr()), uint64(r.Ptr())+r.n
+		lo, hi := (start+page-1)/page*page, end/page*page
+		if m := r.h.m; m.kind == owned && r.off+r.n == m.size {
+			hi = (end + page - 1) / page * page // the rest of the page is nobody's
+		}
+		hi = max(lo, hi)
+		inner.add(r, lo, hi, to)
+		edges.add(r, start, min(lo, end), to)
+		edges.add(r, hi, end, to)
+	}
+	return inner, edges
 }
 
 // member names the range of a batch that an error is about.

@@ -1,12 +1,14 @@
 package managed_test
 
 import (
+	"bytes"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/csrc/kernels"
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/internal/osmem"
 	"github.com/cuvmm/cuvmm/managed"
 	"github.com/stretchr/testify/require"
 )
@@ -134,6 +136,89 @@ func TestBatchesAreOneCall(t *testing.T) {
 	require.NoError(t, managed.PrefetchBatch(s, parts, cuda.OnHost()))
 	require.Equal(t, 1, m.Count("cuMemPrefetchBatchAsync"))
 	require.Zero(t, m.Count("cuMemPrefetchAsync"))
+}
+
+// The driver discards whole pages: bytes that share a page with a range are not
+// the range's, and stay.
+func TestDiscardLeavesWhatIsNotItsOwn(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		page := int(osmem.PageSize())
+		whole, other, s := buffer(t, d, 8*page), buffer(t, d, page), stream(t, d)
+		view, err := managed.View(d, whole.Ptr(), 3*page+9, managed.ViewOptions{})
+		require.NoError(t, err)
+		closed(t, view)
+		for name, at := range map[string]struct{ off, n int }{
+			"in one page":             {100, 7},
+			"across two pages":        {page - 1, 2},
+			"a page and parts of two": {page - 1, page + 2},
+			"pages to the end":        {5*page + 1, 3*page - 1},
+			"pages from the start":    {0, 2*page + 1},
+			"whole pages":             {page, 2 * page},
+			"a view's":                {0, view.Len()},
+		} {
+			r, err := whole.Slice(at.off, at.n)
+			require.NoError(t, err)
+			if name == "a view's" {
+				r = view.Range
+			}
+			for kind, discard := range map[string]func() error{
+				"discard": func() error { return r.Discard(s) },
+				"both":    func() error { return r.DiscardPrefetch(s, d.Location()) },
+				"batch": func() error {
+					return managed.DiscardPrefetchBatch(s, []managed.Range{other.Range, r}, cuda.OnHost(), d.Location())
+				},
+			} {
+				want := pattern(whole.Len(), 5)
+				require.NoError(t, s.Upload(whole.Ptr(), want))
+				require.NoError(t, whole.Prefetch(s, cuda.OnHost()))
+				require.NoError(t, discard(), "%s: %s", name, kind)
+				got := make([]byte, whole.Len())
+				require.NoError(t, s.Download(got, whole.Ptr()))
+				end := at.off + at.n
+				require.True(t, bytes.Equal(want[:at.off], got[:at.off]), "%s: %s: what lies before it", name, kind)
+				require.True(t, bytes.Equal(want[end:], got[end:]), "%s: %s: what lies behind it", name, kind)
+				if kind == "discard" {
+					continue
+				}
+				l, err := r.LastPrefetch()
+				require.NoError(t, err)
+				require.Equal(t, d.Location(), l, "%s: %s: all of it goes there", name, kind)
+			}
+		}
+	})
+}
+
+// What is whole pages is discarded, up to the end of a buffer that has none.
+func TestDiscardTakesWholePages(t *testing.T) {
+	m, d := open(t)
+	page := int(osmem.PageSize())
+	s := stream(t, d)
+	b := buffer(t, d, 3*page+5)
+	for _, row := range []struct{ off, n, left int }{
+		{0, 3*page + 5, 0}, {1, 3*page + 4, page}, {0, 3*page + 4, page}, {page, page, 3 * page}, {page + 1, page, 4 * page},
+	} {
+		require.NoError(t, b.Prefetch(s, cuda.OnHost()))
+		r, err := b.Slice(row.off, row.n)
+		require.NoError(t, err)
+		require.NoError(t, r.Discard(s))
+		require.NoError(t, s.Synchronize())
+		require.Equal(t, row.left, m.Resident(uint64(b.Ptr()), 4*page, -1), "%d bytes at %d", row.n, row.off)
+	}
+}
+
+// Where the edges cannot be prefetched nothing is discarded.
+func TestAFailedPrefetchOfEdgesDiscardsNothing(t *testing.T) {
+	m, d := open(t)
+	b, s := buffer(t, d, mib), stream(t, d)
+	want := pattern(mib, 5)
+	require.NoError(t, s.Upload(b.Ptr(), want))
+	r, err := b.Slice(1, mib/2)
+	require.NoError(t, err)
+	m.Inject(sim.Fault{Call: "cuMemPrefetchBatchAsync", Result: 2, Times: 1})
+	require.ErrorIs(t, r.DiscardPrefetch(s, cuda.OnHost()), cuda.ErrOutOfMemory)
+	got := make([]byte, mib)
+	require.NoError(t, s.Download(got, b.Ptr()))
+	require.True(t, bytes.Equal(want, got))
 }
 
 // Where a driver has no batches, prefetching loops, in the form that it has.
