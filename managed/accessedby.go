@@ -65,8 +65,9 @@ func (a AccessedBy) All() ([]cuda.Location, error) {
 
 // Assign makes the set what is named. All of it is checked first, and only what
 // differs is sent to the driver. Where that fails in the middle, what was
-// changed is changed back. What only part of the range has reads as absent and
-// so stays: use Remove for that.
+// changed is changed back, for all of the range. What only part of the range has
+// reads as absent: Assign leaves it, unless it is named and changed back. Use
+// Remove to take it out, or assign part by part.
 func (a AccessedBy) Assign(to ...cuda.Location) error {
 	const op = "managed.AccessedBy.Assign"
 	return a.r.advised(op, func(m *memory) error {

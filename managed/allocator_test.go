@@ -127,6 +127,9 @@ func TestPlacements(t *testing.T) {
 			return boom
 		}})
 		require.ErrorIs(t, err, boom)
+		require.Panics(t, func() {
+			_, _ = managed.New(d, mib, managed.Options{Placement: func(*cuda.Stream, managed.Range) error { panic("in the middle") }})
+		})
 		require.Equal(t, 2, d.System().Stats().Managed)
 	})
 }
@@ -150,6 +153,14 @@ func TestAFailedPrefetchIsAWarning(t *testing.T) {
 	require.Equal(t, cuda.OnDevice(0), l, "the advice is there")
 	require.NoError(t, b.Close())
 	require.NoError(t, sys.Close())
+}
+
+// A device that takes neither advice nor prefetches has the memory anyway.
+func TestGPUFirstWithoutConcurrentAccess(t *testing.T) {
+	m, d := open(t, sim.WithoutConcurrentManagedAccess())
+	b := buffer(t, d, mib, managed.Options{Placement: managed.GPUFirst})
+	require.Equal(t, []int{mib, 0}, resident(m, b.Range, 1))
+	require.Zero(t, m.Count("cuMemAdvise"))
 }
 
 // On memory that has advice already, a placement that fails leaves it.

@@ -75,7 +75,7 @@ func New(d *cuda.Device, n int, o Options) (*Buffer, error) {
 	return newBuffer("managed.New", d, n, o, nil)
 }
 
-func newBuffer(op string, d *cuda.Device, n int, o Options, from *allocator) (*Buffer, error) {
+func newBuffer(op string, d *cuda.Device, n int, o Options, from *allocator) (b *Buffer, err error) {
 	switch {
 	case d == nil:
 		return nil, core.Invalid(op, "a nil device", "take one from System.Devices")
@@ -118,13 +118,20 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *allocator) (*B
 	if from != nil {
 		from.made(m)
 	}
-	b := &Buffer{Range: Range{h: &handle{m: m}, n: m.size}}
-	if err := b.prepare(op, o); err != nil {
+	placed := false
+	defer func() { // the placement may panic
+		if placed {
+			return
+		}
 		if undo := m.drop(op); undo != nil {
 			err = fmt.Errorf("%w (and freeing the memory failed: %w)", err, undo)
 		}
+	}()
+	b = &Buffer{Range: Range{h: &handle{m: m}, n: m.size}}
+	if err := b.prepare(op, o); err != nil {
 		return nil, err
 	}
+	placed = true
 	b.watched.Begin(&m.Object)
 	return b, nil
 }
@@ -199,11 +206,34 @@ func (b *Buffer) attach(op string, s *cuda.Stream, flags driver.AttachFlags) err
 		if m.kind == hinted {
 			return nil
 		}
-		if r := st.Ctx.Note(m.sys.Drv.StreamAttachMemAsync(st.Ctx.Handle, st.Handle, m.ptr, 0, flags)); r != driver.Success {
+		n, err := m.whole(op)
+		if err != nil {
+			return err
+		}
+		if r := st.Ctx.Note(m.sys.Drv.StreamAttachMemAsync(st.Ctx.Handle, st.Handle, m.ptr, n, flags)); r != driver.Success {
 			return m.fail(op, driver.CallStreamAttachMemAsync, r)
 		}
 		return nil
 	})
+}
+
+// whole is the size by which the driver attaches the memory, which it does to
+// whole allocations alone: 0 stands for the one that begins there. The system's
+// memory has no other size than the one that is named.
+func (m *memory) whole(op string) (uint64, error) {
+	if m.kind == owned {
+		return 0, nil
+	}
+	start, size, ok := m.extent()
+	if !ok {
+		return m.size, nil
+	}
+	// Ours are rounded to pages.
+	if page := osmem.PageSize(); start != uint64(m.ptr) || (size+page-1)/page != (m.size+page-1)/page {
+		return 0, core.Invalid(op, fmt.Sprintf("a view of %s, part of the %s of managed memory from %#x on", m.asked(), core.Bytes(size), start),
+			"memory is attached whole: view all of it")
+	}
+	return 0, nil
 }
 
 // Device is the device that the memory was made on, or is looked at from.

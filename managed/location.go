@@ -73,8 +73,12 @@ func (m *memory) checkNode(op string, p place) (place, error) {
 	return p, nil
 }
 
-// supported refuses places that this driver or device cannot take.
+// supported refuses places that this driver or device cannot take. On memory that
+// is not managed nothing is done there.
 func (p place) supported(op string, m *memory) error {
+	if m.kind == hinted {
+		return nil
+	}
 	f := core.Failure{Op: op, Kind: core.NotSupported, Asked: fmt.Sprintf("location %v", p.asked)}
 	switch {
 	case p.Type == driver.LocationDevice && !m.concurrent(driver.Device(p.ID)):

@@ -17,7 +17,8 @@ type Placement func(s *cuda.Stream, r Range) error
 // once. That keeps a machine on which GPU memory is memory of the system too
 // (Grace Hopper) from running out of the system's while a model is loaded. A
 // prefetch that fails is a warning in the log, not an error: the memory comes to
-// the device when that touches it.
+// the device when that touches it. A device without concurrent managed access has
+// its memory anyway, and takes no advice: there it does nothing.
 func GPUFirst(s *cuda.Stream, r Range) error {
 	const op = "managed.GPUFirst"
 	if err := r.hold(op); err != nil {
@@ -25,6 +26,9 @@ func GPUFirst(s *cuda.Stream, r Range) error {
 	}
 	defer r.drop()
 	m := r.h.m
+	if !m.concurrent(m.ctx.Device) {
+		return nil
+	}
 	to := cuda.OnDevice(m.dev.Ordinal())
 	before, err := r.Preferred()
 	if err != nil {

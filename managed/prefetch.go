@@ -148,6 +148,9 @@ func submit(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k bat
 	if s != nil && core.StreamOf(s).IsLegacy() {
 		return core.Invalid(op, "the legacy default stream", "the driver takes batches and discards on streams that were created")
 	}
+	if m.kind == hinted {
+		return m.on(op, s, func(*core.Stream) error { return nil })
+	}
 	for i, p := range places {
 		if err := p.supported(op, m); err != nil {
 			return member(i, len(to), err)
@@ -167,9 +170,6 @@ func submit(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k bat
 		defer unlock()
 	}
 	return m.on(op, s, func(st *core.Stream) error {
-		if m.kind == hinted {
-			return nil
-		}
 		if !k.discards() {
 			return m.prefetchAll(op, st, ranges, places)
 		}

@@ -21,7 +21,8 @@ type ViewOptions struct {
 // at from the device: another library's, a pool's, or memory of the operating
 // system where the device pages that. The driver is asked whether it is. The
 // memory stays its maker's, who keeps it while the Buffer is used; Close gives
-// nothing back. It must not be memory of Go's.
+// nothing back. It must not be memory of Go's. Bytes past the end of the managed
+// memory are ErrOutOfRange, with ViewOptions.Hint too.
 func View(d *cuda.Device, p cuda.Ptr, n int, o ViewOptions) (*Buffer, error) {
 	const op = "managed.View"
 	switch {
@@ -35,42 +36,53 @@ func View(d *cuda.Device, p cuda.Ptr, n int, o ViewOptions) (*Buffer, error) {
 		return nil, err
 	}
 	m := &memory{sys: core.SystemOf(d), dev: d, ctx: ctx, ptr: driver.Ptr(p), size: uint64(n), kind: viewed, refs: 1}
-	if err := m.checkManaged(op); err != nil {
-		if !o.Hint || ctx.Lost() != driver.Success {
-			return nil, err
-		}
+	isManaged, err := m.isManaged(op)
+	switch {
+	case err != nil:
+		return nil, err
+	case isManaged:
+	case o.Hint:
 		m.kind = hinted
+	default:
+		return nil, core.Error(core.Failure{Op: op, Kind: core.InvalidArgument, Call: driver.CallMemRangeGetAttribute, Result: driver.InvalidValue,
+			Asked: m.asked() + ", which is not managed memory",
+			Hint:  "allocate it with managed.New, or set ViewOptions.Hint where it may be either"})
 	}
 	return &Buffer{Range: Range{h: &handle{m: m}, n: m.size}}, nil
 }
 
-// checkManaged asks for an attribute that only managed memory has, of all of the
+// isManaged asks for an attribute that only managed memory has, of all of the
 // range: that finds a pool's memory too. The system's memory is what the driver
 // does not know and the process has, where the device pages it.
-func (m *memory) checkManaged(op string) error {
+func (m *memory) isManaged(op string) (bool, error) {
 	var v [1]int32
 	r := m.ctx.Note(m.sys.Drv.MemRangeGetAttribute(m.ctx.Handle, driver.RangeReadMostly, m.ptr, m.size, v[:]))
-	if r == driver.Success {
-		return nil
+	switch r {
+	case driver.Success:
+		return true, nil
+	case driver.InvalidValue:
+	default:
+		return false, m.fail(op, driver.CallMemRangeGetAttribute, r)
 	}
-	if r != driver.InvalidValue {
-		return m.fail(op, driver.CallMemRangeGetAttribute, r)
+	is, r := m.sys.Drv.PointerGetAttribute(m.ctx.Handle, driver.PointerIsManaged, m.ptr)
+	switch {
+	case r == driver.InvalidValue: // the driver knows nothing of it, and may page it all the same
+		return m.sys.Attribute(m.ctx.Device, driver.AttrPageableMemoryAccess) != 0 && osmem.Mapped(uint64(m.ptr), m.size), nil
+	case r != driver.Success:
+		return false, m.fail(op, driver.CallPointerGetAttribute, r)
+	case is == 0:
+		return false, nil
 	}
-	asked := fmt.Sprintf("%s at %#x", core.Bytes(m.size), uint64(m.ptr))
-	is, known := m.sys.Drv.PointerGetAttribute(m.ctx.Handle, driver.PointerIsManaged, m.ptr)
-	if known == driver.InvalidValue && m.sys.Attribute(m.ctx.Device, driver.AttrPageableMemoryAccess) != 0 && osmem.Mapped(uint64(m.ptr), m.size) {
-		return nil // the driver knows nothing of it, and pages it all the same
+	f := core.Failure{Op: op, Kind: core.OutOfRange, Asked: m.asked() + ", which goes past the end of the managed memory there", Hint: "name less"}
+	if start, size, ok := m.extent(); ok {
+		f.Asked += fmt.Sprintf(": %s from %#x on", core.Bytes(size), start)
 	}
-	if known == driver.Success && is != 0 {
-		f := core.Failure{Op: op, Kind: core.OutOfRange, Asked: asked + ", which goes past the end of the managed memory there", Hint: "name less"}
-		if start, size, ok := m.extent(); ok {
-			f.Asked += fmt.Sprintf(": %s from %#x on", core.Bytes(size), start)
-		}
-		return core.Error(f)
-	}
-	return core.Error(core.Failure{Op: op, Kind: core.InvalidArgument, Call: driver.CallMemRangeGetAttribute, Result: r,
-		Asked: asked + ", which is not managed memory",
-		Hint:  "allocate it with managed.New, or set ViewOptions.Hint where it may be either"})
+	return false, core.Error(f)
+}
+
+// asked is the memory in an error.
+func (m *memory) asked() string {
+	return fmt.Sprintf("%s at %#x", core.Bytes(m.size), uint64(m.ptr))
 }
 
 // extent is the allocation that holds the memory's first byte.

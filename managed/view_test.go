@@ -65,9 +65,11 @@ func TestViewOfMemoryMadeElsewhere(t *testing.T) {
 		require.NoError(t, s.Memset(p, 1, 4*mib), "its maker has it still")
 		require.NoError(t, s.Synchronize())
 
-		_, err = managed.View(d, p+mib, 4*mib, managed.ViewOptions{})
-		require.ErrorIs(t, err, cuda.ErrOutOfRange)
-		require.ErrorContains(t, err, "4 MiB from")
+		for _, hint := range []bool{false, true} {
+			_, err = managed.View(d, p+mib, 4*mib, managed.ViewOptions{Hint: hint})
+			require.ErrorIs(t, err, cuda.ErrOutOfRange)
+			require.ErrorContains(t, err, "4 MiB from")
+		}
 	})
 }
 
@@ -103,6 +105,61 @@ func TestViewOfMemoryThatIsNotManaged(t *testing.T) {
 		require.ErrorIs(t, b.Host(s, func([]byte) error { return nil }), cuda.ErrNotSupported)
 		_, err = b.Bytes()
 		require.ErrorIs(t, err, cuda.ErrNotSupported)
+	})
+}
+
+// A hint stays one where the driver or the device could not do what is asked.
+func TestAHintIsOneEverywhere(t *testing.T) {
+	for name, options := range map[string]sim.Options{
+		"an older driver": sim.OlderDriver(12010), "no concurrent access": sim.WithoutConcurrentManagedAccess(),
+	} {
+		_, d := open(t, options)
+		b, s := hinted(t, d), stream(t, d)
+		for _, err := range []error{
+			b.SetPreferred(d.Location()), b.SetPreferred(cuda.OnHostNUMA(0)), b.AccessedBy().Assign(d.Location()),
+			b.Prefetch(s, d.Location()), b.Prefetch(s, cuda.OnHostNUMA(0)), b.Discard(s), b.DiscardPrefetch(s, d.Location()),
+			managed.GPUFirst(s, b.Range),
+		} {
+			require.NoError(t, err, name)
+		}
+	}
+}
+
+// What the driver did not answer is not taken for an answer.
+func TestAHintIsNotMadeOfAnError(t *testing.T) {
+	m, d := open(t)
+	p := elsewhere(t, d, mib, false)
+	for _, call := range []string{"cuMemRangeGetAttribute", "cuPointerGetAttribute"} {
+		remove := m.Inject(sim.Fault{Call: call, Result: 999, Times: -1})
+		_, err := managed.View(d, p, mib, managed.ViewOptions{Hint: true})
+		remove()
+		require.ErrorContains(t, err, call)
+	}
+}
+
+// Memory is attached whole.
+func TestAttachingAView(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		s, p := stream(t, d), elsewhere(t, d, 2*mib, true)
+		for _, part := range []struct {
+			at cuda.Ptr
+			n  int
+		}{{p, mib}, {p + mib, mib}} {
+			v, err := managed.View(d, part.at, part.n, managed.ViewOptions{})
+			require.NoError(t, err)
+			closed(t, v)
+			err = v.Attach(s, managed.AttachHost)
+			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+			require.ErrorContains(t, err, "2 MiB of managed memory")
+		}
+		ours := buffer(t, d, 100)
+		for p, n := range map[cuda.Ptr]int{p: 2 * mib, ours.Ptr(): ours.Len()} {
+			v, err := managed.View(d, p, n, managed.ViewOptions{})
+			require.NoError(t, err)
+			closed(t, v)
+			require.NoError(t, v.Attach(s, managed.AttachGlobal))
+		}
+		require.NoError(t, s.Synchronize())
 	})
 }
 
