@@ -96,6 +96,9 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *allocator) (b 
 		return nil, core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: d.String() + " has no managed memory",
 			Hint: "use the package vmm"})
 	}
+	if err := o.mayAttach(op, sys); err != nil {
+		return nil, err
+	}
 	// Whole pages, so that advice for one buffer never reaches another's.
 	page := osmem.PageSize()
 	size := (uint64(n) + page - 1) / page * page
@@ -144,7 +147,31 @@ func (o Options) check(op string, sys *core.System) error {
 	case o.Attach == AttachStream && o.Stream == nil:
 		return core.Invalid(op, "an attachment to a stream without a stream", "name it in Options.Stream")
 	}
-	return checkStream(op, sys, o.Stream)
+	if err := checkStream(op, sys, o.Stream); err != nil || o.Attach != AttachStream {
+		return err
+	}
+	return attachable(op, core.StreamOf(o.Stream))
+}
+
+// attachable refuses the stream that memory cannot be attached to alone.
+func attachable(op string, st *core.Stream) error {
+	if st.IsLegacy() {
+		return core.Invalid(op, "the legacy default stream", "memory is attached to streams that were created")
+	}
+	return nil
+}
+
+// mayAttach refuses to attach to a stream that captures a graph.
+func (o Options) mayAttach(op string, sys *core.System) error {
+	if o.Attach != AttachStream {
+		return nil
+	}
+	st := core.StreamOf(o.Stream)
+	if err := st.Use(op, sys); err != nil {
+		return err
+	}
+	defer st.Drop()
+	return notCapturing(op, st)
 }
 
 // checkStream refuses streams of another System, and closed ones. None is the
@@ -200,8 +227,10 @@ func (b *Buffer) attach(op string, s *cuda.Stream, flags driver.AttachFlags) err
 	defer b.drop()
 	m := b.h.m
 	return m.on(op, s, func(st *core.Stream) error {
-		if st.IsLegacy() && flags == driver.AttachSingle {
-			return core.Invalid(op, "the legacy default stream", "memory is attached to streams that were created")
+		if flags == driver.AttachSingle {
+			if err := attachable(op, st); err != nil {
+				return err
+			}
 		}
 		if m.kind == hinted {
 			return nil

@@ -18,7 +18,7 @@ import (
 )
 
 func TestNewIsChecked(t *testing.T) {
-	_, d := open(t)
+	m, d := open(t)
 	s, foreign := stream(t, d), stream(t, another(t, d))
 	gone, err := d.NewStream(cuda.StreamOptions{})
 	require.NoError(t, err)
@@ -42,7 +42,14 @@ func TestNewIsChecked(t *testing.T) {
 		_, err := managed.New(row.d, row.n, row.o)
 		require.ErrorIs(t, err, row.want, name)
 	}
-	require.Zero(t, d.System().Stats().Managed)
+	g, err := s.WithCapture(cuda.CaptureOptions{}, func() error {
+		_, err := managed.New(d, mib, managed.Options{Attach: managed.AttachStream, Stream: s})
+		require.ErrorIs(t, err, cuda.ErrCapturing)
+		return nil
+	})
+	require.NoError(t, err)
+	require.NoError(t, g.Close())
+	require.Zero(t, m.Count("cuMemAllocManaged"), "nothing was made, so nothing has to be freed, which would hold up others")
 	b := buffer(t, d, 100, managed.Options{Attach: managed.AttachStream, Stream: s})
 	require.Equal(t, 100, b.Len())
 	require.Equal(t, d, b.Device())
@@ -307,6 +314,21 @@ func TestAllocationTakesWhatPasses(t *testing.T) {
 	require.NoError(t, b.Close())
 	require.NoError(t, s.Close())
 	require.NoError(t, sys.Close())
+}
+
+// The streams that were named have passed: then the memory is free for whoever
+// asks, though it is freed on a goroutine of its own.
+func TestAllocationTakesWhatHasPassed(t *testing.T) {
+	_, d := open(t, sim.Options{HostMemory: 4 * mib, Devices: []sim.DeviceOptions{{Memory: 4 * mib}}})
+	s := stream(t, d)
+	for range 20 {
+		b, err := managed.New(d, 6*mib, managed.Options{})
+		require.NoError(t, err)
+		require.NoError(t, s.Memset(b.Ptr(), 1, 4096))
+		require.NoError(t, b.CloseAfter(s))
+		require.NoError(t, s.Synchronize())
+	}
+	require.NoError(t, d.System().Drain(t.Context()))
 }
 
 func TestALostBufferIsReported(t *testing.T) {

@@ -85,14 +85,16 @@ func (s *System) PollReclaim() {
 }
 
 // settle is PollReclaim for somebody who needs the memory: where another
-// goroutine is tearing down, it waits for that.
-func (s *System) settle() {
+// goroutine is tearing down, it waits for that. It reports whether a teardown
+// that may begin goes on elsewhere, and wants to be called again.
+func (s *System) settle() (again bool) {
 	if s.reclaim.pending.Load() == 0 {
-		return
+		return false
 	}
 	s.reclaim.polling.Lock() // what has passed is finite work
 	defer s.reclaim.polling.Unlock()
-	s.reclaim.look()
+	_, again = s.reclaim.look()
+	return again
 }
 
 // Go runs what users want to have run after a teardown, on a goroutine of its
@@ -178,11 +180,12 @@ func (r *reclaimer) poll() (progress bool) {
 		return false
 	}
 	defer r.polling.Unlock()
-	return r.look()
+	progress, _ = r.look()
+	return progress
 }
 
 // look is poll for the one that may.
-func (r *reclaimer) look() (progress bool) {
+func (r *reclaimer) look() (progress, again bool) {
 	r.mu.Lock()
 	items := r.items
 	r.items = nil
@@ -196,6 +199,7 @@ func (r *reclaimer) look() (progress bool) {
 		err := it.do()
 		if errors.Is(err, ErrAgain) {
 			left = append(left, it)
+			again = true
 			continue
 		}
 		progress = true
@@ -211,5 +215,5 @@ func (r *reclaimer) look() (progress bool) {
 	r.mu.Lock()
 	r.items = append(left, r.items...)
 	r.mu.Unlock()
-	return progress
+	return progress, again
 }

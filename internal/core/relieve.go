@@ -48,9 +48,20 @@ func (s *System) Allocate(size uint64, try func() driver.Result) driver.Result {
 	}
 	// Another goroutine may have been giving memory back meanwhile.
 	if pending || s.PendingReclaims() > 0 {
-		s.settle()
+		again := s.settle()
 		if r = try(); r != driver.OutOfMemory {
 			return r
+		}
+		// A teardown that goes on elsewhere is given a moment, some milliseconds:
+		// the work that was named for it has passed.
+		pause := shortestPause
+		for tries := 10; again && tries > 0; tries-- {
+			time.Sleep(pause)
+			pause = min(2*pause, longestPause)
+			again = s.settle()
+			if r = try(); r != driver.OutOfMemory {
+				return r
+			}
 		}
 	}
 	if s.trim(size) > 0 {
