@@ -89,10 +89,10 @@ func (b *hostBoard) accept() {
 func (b *hostBoard) serve(conn *handles.Conn) {
 	defer func() { _ = conn.Close() }()
 	m := b.welcome(conn)
-	b.mu.Lock()
-	b.strangers = slices.DeleteFunc(b.strangers, func(c *handles.Conn) bool { return c == conn })
-	b.mu.Unlock()
 	if m == nil {
+		b.mu.Lock()
+		b.known(conn)
+		b.mu.Unlock()
 		return
 	}
 	b.work.Go(m.send)
@@ -123,6 +123,11 @@ func (b *hostBoard) serve(conn *handles.Conn) {
 	}
 }
 
+// known is a stranger no more. The caller holds mu.
+func (b *hostBoard) known(conn *handles.Conn) {
+	b.strangers = slices.DeleteFunc(b.strangers, func(c *handles.Conn) bool { return c == conn })
+}
+
 // welcome reads a greeting and answers it. It is nil where the process is none
 // of the group's ranks, which it is told.
 func (b *hostBoard) welcome(conn *handles.Conn) *member {
@@ -145,6 +150,7 @@ func (b *hostBoard) welcome(conn *handles.Conn) *member {
 	b.mu.Lock()
 	free := !b.closed && b.members[h.Rank] == nil
 	if free {
+		b.known(conn) // Close ends strangers at once, and hears members out
 		b.members[h.Rank] = m
 		for _, e := range b.before {
 			m.out.putCopy(e)
