@@ -56,6 +56,9 @@ const maxHostBytes = 1 << 50
 // read nor written while the GPU's work on it runs.
 func (h *HostBuffer) Bytes() []byte { return h.bytes }
 
+// Ptr is the address by which kernels of every device reach the memory.
+func (h *HostBuffer) Ptr() Ptr { return Ptr(uintptr(h.block.mem)) }
+
 // Len is the size in bytes.
 func (h *HostBuffer) Len() int { return len(h.bytes) }
 
@@ -125,6 +128,13 @@ func (h *HostBuffer) CloseAfter(streams ...*Stream) error {
 	return h.closer.CloseAfter(h.sys.core, func() (*core.Fence, error) {
 		return core.FenceOf(h.sys.core, "cuda.HostBuffer.CloseAfter", streams)
 	}, h.release)
+}
+
+func init() {
+	core.SetUnused(func(buffer any) error {
+		h := buffer.(*HostBuffer)
+		return h.closer.Close(h.release)
+	})
 }
 
 func (h *HostBuffer) release() error {

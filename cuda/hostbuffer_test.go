@@ -5,6 +5,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/csrc/kernels"
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -36,6 +37,26 @@ func TestCopiesFromAndToHostBuffers(t *testing.T) {
 		want := pattern(100_000, 4)
 		copy(want[1000:], pattern(100_000, 4)[10:510])
 		require.Equal(t, want, h.Bytes())
+	})
+}
+
+// Kernels of every device reach pinned memory at its address.
+func TestKernelsReachHostBuffers(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		for _, dev := range d.System().Devices() {
+			h, err := d.NewHostBuffer(8)
+			require.NoError(t, err)
+			closed(t, h)
+			m, err := dev.LoadModule(kernels.Basic)
+			require.NoError(t, err)
+			closed(t, m)
+			k, err := m.Kernel(kernels.Fill)
+			require.NoError(t, err)
+			s := stream(t, dev)
+			require.NoError(t, k.Launch(s, cuda.Threads(2), h.Ptr(), uint64(2), uint32(7), uint32(1)))
+			require.NoError(t, s.Synchronize())
+			require.Equal(t, []byte{7, 0, 0, 0, 8, 0, 0, 0}, h.Bytes())
+		}
 	})
 }
 

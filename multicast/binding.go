@@ -84,25 +84,26 @@ func (o *Object) BindMapping(d *cuda.Device, off int, m *vmm.Mapping, memOff, si
 // bind takes over a count of the memory.
 func (o *Object) bind(op string, d *cuda.Device, off int, mem *phys.Handle, memOff, size int,
 	call func(*object, *binding) (driver.Call, driver.Result)) (*Binding, error) {
-	if !o.closer.Hold() {
+	// The handle is held and not the Object, whose Close then does not wait for a
+	// bind that waits for others.
+	h, open := phys.Use(o)
+	if !open {
 		return nil, phys.Abandon(op, core.ClosedError(op, "multicast object"), mem)
 	}
-	defer o.closer.Drop()
 	b := &binding{in: o.o, mem: mem, off: uint64(off), size: uint64(size)}
 	if err := o.check(op, d, b, off, memOff, size); err != nil {
-		return nil, phys.Abandon(op, err, mem)
+		return nil, phys.Abandon(op, err, mem, h)
 	}
 	in, sys := o.o, o.o.h.System()
 	if err := in.claim(op, b); err != nil {
-		return nil, phys.Abandon(op, err, mem)
+		return nil, phys.Abandon(op, err, mem, h)
 	}
 	c, r := call(in, b)
 	if r != driver.Success {
 		in.forget(b)
 		return nil, phys.Abandon(op, sys.Fail(op, c, r, fmt.Sprintf("%v of %v at offset %s of a %v",
-			core.Bytes(b.size), d, core.Bytes(b.off), o), b.dev), mem)
+			core.Bytes(b.size), d, core.Bytes(b.off), o), b.dev), mem, h)
 	}
-	in.h.Retain()
 	sys.Track(&b.Object, core.KindBinding, b.size)
 	shell := &Binding{b: b}
 	shell.watched.Begin(&b.Object)
@@ -214,6 +215,11 @@ func (b *Binding) Close() error {
 		}
 		return b.unbind(op)
 	})
+}
+
+// closeUnused is Close by somebody who knows that no work uses the object.
+func (b *Binding) closeUnused() error {
+	return b.closer.Close(func() error { return b.unbind("multicast.Binding.Close") })
 }
 
 // CloseAfter takes the binding out of use at once and unbinds when the work that

@@ -10,21 +10,34 @@ type call struct {
 	err   error // when done is closed
 }
 
-// bounded runs what cannot be cancelled, and waits for it until the limit. What
-// is late goes on, and the team is stuck until it has come back. The caller
-// holds the lock, or has the team alone.
-func (t *Team) bounded(op, what string, do func() error) error {
+func begin(what string, do func() error) *call {
 	c := &call{what: what, began: time.Now(), done: make(chan struct{})}
 	go func() {
 		defer close(c.done)
 		c.err = do()
 	}()
-	timer := time.NewTimer(t.timeout)
+	return c
+}
+
+// within reports whether the call came back within the limit.
+func (c *call) within(limit time.Duration) bool {
+	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
 	case <-c.done:
-		return c.err
+		return true
 	case <-timer.C:
+		return false
+	}
+}
+
+// bounded runs what cannot be cancelled, and waits for it until the limit. What
+// is late goes on, and the team is stuck until it has come back. The caller
+// holds the lock, or has the team alone.
+func (t *Team) bounded(op, what string, do func() error) error {
+	c := begin(what, do)
+	if c.within(t.timeout) {
+		return c.err
 	}
 	t.late = c
 	return stuckError(op, c)

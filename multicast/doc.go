@@ -38,8 +38,24 @@
 // # Closing
 //
 // Memory must stay bound while anybody's kernels use the object. Close waits for
-// this System's work alone, so the ranks first tell each other that theirs is
-// done: [Team.Leave] does that.
+// the work on this rank's devices alone, so the ranks first tell each other that
+// theirs is done: [Team.Leave] does that, and gives nothing back while a rank is
+// still at work.
+//
+// # Ranks that end
+//
+// A kernel that waits for the other ranks waits for ever when one of them has
+// ended, and so does all that waits for its stream. So kernels that wait poll a
+// word of host memory ([Team.AbortWord]), as those of csrc/kernels do. Leave and
+// Close set it for work that outlasts their limit, and [Team.Abort] at once: the
+// waits end, streams and team can be closed, and [ErrAborted] says that what the
+// kernels made is not whole. A kernel that waits and does not poll makes the team
+// stuck; it ends with the process.
+//
+// The replicas of a process go with it. Nobody may touch the team's address from
+// then on; the software driver reports it, at the price of the context. Kernels
+// that only wait do not touch it, and those that have yet to begin, when the word
+// is set, do not begin to wait. The ranks that are left can form a new team.
 //
 // # Real drivers
 //

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
+	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
@@ -41,15 +42,23 @@ func (e *TeamError) Unwrap() []error { return e.causes }
 
 // sentinels are those that ranks tell each other, by their name on the wire.
 var sentinels = map[string]error{
+	"aborted":        ErrAborted,
+	"address space":  cuda.ErrOutOfAddressSpace,
+	"budget":         cuda.ErrBudget,
+	"capacity":       cuda.ErrCapacity,
+	"capturing":      cuda.ErrCapturing,
+	"closed":         cuda.ErrClosed,
 	"disagree":       rendezvous.ErrDisagree,
+	"foreign object": cuda.ErrForeign,
+	"in use":         cuda.ErrInUse,
 	"invalid":        cuda.ErrInvalidArgument,
 	"lost":           cuda.ErrDeviceLost,
 	"memory":         cuda.ErrOutOfMemory,
-	"address space":  cuda.ErrOutOfAddressSpace,
+	"no driver":      cuda.ErrNoDriver,
 	"not permitted":  cuda.ErrNotPermitted,
 	"not supported":  cuda.ErrNotSupported,
-	"foreign object": cuda.ErrForeign,
-	"closed":         cuda.ErrClosed,
+	"out of range":   cuda.ErrOutOfRange,
+	"protocol":       handles.ErrProtocol,
 	"stuck":          ErrStuck,
 }
 

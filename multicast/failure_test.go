@@ -163,10 +163,7 @@ func TestEveryFailureOfATeam(t *testing.T) {
 			require.NoError(t, err)
 			sys, err := m.Open(cuda.WithLeakTracing())
 			require.NoError(t, err)
-			for _, d := range sys.Devices() {
-				_, err := d.Probe() // its trials are no part of the steps
-				require.NoError(t, err)
-			}
+			probed(t, sys.Devices())
 			groups := groupOf(t, ranks)
 			dealt := split(sys.Devices(), ranks)
 			struck := 0

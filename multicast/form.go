@@ -9,6 +9,8 @@ import (
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/ranges"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -35,15 +37,17 @@ type plan struct {
 
 // form does all steps. Nobody else has the team yet.
 func (t *Team) form(ctx context.Context, size int) error {
-	types, err := t.plan(ctx, size)
+	facts, err := t.plan(ctx, size)
 	if err != nil {
 		return err
 	}
 	by := vmm.NoHandles // a lone rank shares with nobody
 	if t.group.Size() > 1 {
-		if by, err = t.agree(ctx, types); err != nil {
-			return err
+		a, err := rendezvous.Agree(ctx, t.group, facts)
+		if err != nil {
+			return broken(stepAgree, err, nil)
 		}
+		by = a.Handle
 	}
 	if err := t.do(ctx, stepMemory, func() error { return t.makeMemory(by) }); err != nil {
 		return err
@@ -64,13 +68,17 @@ func (t *Team) form(ctx context.Context, size int) error {
 
 // do is a step in which nothing is brought.
 func (t *Team) do(ctx context.Context, name string, do func() error) error {
-	_, err := t.step(ctx, name, func() (offering, error) { return offering{}, do() })
+	a, err := t.step(ctx, name, t.part(name, func() (offering, error) { return offering{}, do() }))
+	if err == nil {
+		a.close()
+	}
 	return err
 }
 
 // plan finds out what all bring, and whether that is a team.
-func (t *Team) plan(ctx context.Context, size int) (types vmm.HandleTypes, err error) {
-	a, err := t.step(ctx, stepPlan, func() (offering, error) {
+func (t *Team) plan(ctx context.Context, size int) (rendezvous.Facts, error) {
+	var facts rendezvous.Facts
+	a, err := t.step(ctx, stepPlan, t.part(stepPlan, func() (offering, error) {
 		if size <= 0 || size > maxBytes {
 			return offering{}, core.Invalid("multicast.NewTeam", fmt.Sprintf("a size of %d bytes", size), "ask for as much as each device is to have")
 		}
@@ -92,17 +100,19 @@ func (t *Team) plan(ctx context.Context, size int) (types vmm.HandleTypes, err e
 		}
 		p.Granularity = max(p.Granularity, g)
 		if t.group.Size() > 1 {
-			types, err = shareable(t.devices)
+			types, err := shareable(t.devices)
+			if err != nil {
+				return offering{}, err
+			}
+			facts = rendezvous.FactsOf(t.devices[0], types) // which asks NVML
 		}
-		return offering{body: p}, err
-	})
+		return offering{body: p}, nil
+	}))
 	if err != nil {
-		return 0, err
+		return rendezvous.Facts{}, err
 	}
-	if err := t.settle(a.reports); err != nil {
-		return 0, err
-	}
-	return types, nil
+	defer a.close()
+	return facts, t.settle(a.reports)
 }
 
 // settle works out the team from all plans. All ranks find the same.
@@ -157,52 +167,66 @@ func shareable(devices []*cuda.Device) (vmm.HandleTypes, error) {
 	return types, nil
 }
 
-func (t *Team) agree(ctx context.Context, types vmm.HandleTypes) (vmm.HandleTypes, error) {
-	a, err := rendezvous.Agree(ctx, t.group, rendezvous.FactsOf(t.devices[0], types))
-	if err != nil {
-		return 0, broken(stepAgree, err, nil)
+// makeMemory makes the replicas, at addresses of their own, and the abort word.
+func (t *Team) makeMemory(by vmm.HandleTypes) (err error) {
+	if t.word == nil {
+		if t.word, err = newAbortWord(t.devices[0]); err != nil {
+			return err
+		}
+		t.own(t.word.close)
 	}
-	return a.Handle, nil
-}
-
-// own has Close give something back.
-func (t *Team) own(closing func() error) { t.undo = append(t.undo, closing) }
-
-// makeMemory makes the replicas, at addresses of their own.
-func (t *Team) makeMemory(by vmm.HandleTypes) error {
-	p := vmm.Properties{Handles: by}
 	for _, d := range t.devices[len(t.replicas):] {
-		a, err := vmm.Create(d, t.size, p)
-		if err != nil {
+		var r replica
+		if err := t.whole(func() (err error) {
+			if r.memory, err = vmm.Create(d, t.size, vmm.Properties{Handles: by}); err != nil {
+				return err
+			}
+			t.own(r.memory.Close)
+			r.at, err = t.mapped(d, r.memory, []*cuda.Device{d})
+			return err
+		}); err != nil {
 			return err
 		}
-		t.own(a.Close)
-		m, err := t.mapped(d, a, []*cuda.Device{d})
-		if err != nil {
-			return err
-		}
-		t.replicas = append(t.replicas, replica{a, m})
+		t.replicas = append(t.replicas, r)
 	}
 	return nil
 }
 
-// mapped maps memory at a range of its own.
-func (t *Team) mapped(d *cuda.Device, p vmm.Physical, devices []*cuda.Device) (*vmm.Mapping, error) {
-	r, err := vmm.Reserve(d, t.size, vmm.ReserveOptions{})
-	if err != nil {
-		return nil, err
-	}
-	t.own(r.Close)
-	m, err := r.Map(0, p)
-	if err != nil {
-		return nil, err
-	}
-	t.own(m.Close)
+// mapped maps memory at a range of its own, for devices. It is not a
+// vmm.Mapping, whose Close waits for work: the team has waited.
+func (t *Team) mapped(d *cuda.Device, p vmm.Physical, devices []*cuda.Device) (*vmm.Reservation, error) {
+	const op = "multicast.NewTeam"
 	var access []vmm.Access
 	for _, d := range devices {
 		access = append(access, vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite})
 	}
-	return m, m.SetAccess(access...)
+	h, open := phys.Use(p)
+	if !open {
+		return nil, core.ClosedError(op, "memory")
+	}
+	grants, err := ranges.Access(op, d, h.Asked.Location, access)
+	if err != nil {
+		return nil, phys.Abandon(op, err, h)
+	}
+	r, err := vmm.Reserve(d, t.size, vmm.ReserveOptions{})
+	if err != nil {
+		return nil, phys.Abandon(op, err, h)
+	}
+	mapped := false
+	t.own(func() error {
+		if mapped {
+			mapped = false // where it fails, Close of the range goes on with it
+			if err := ranges.Of(r).UnmapRun(op, 0, uint64(t.size)); err != nil {
+				return err
+			}
+		}
+		return r.Close()
+	})
+	if err := ranges.Of(r).MapRun(op, 0, []*phys.Handle{h}, grants); err != nil {
+		return nil, phys.Abandon(op, err, h)
+	}
+	mapped = true
+	return r, nil
 }
 
 // share makes the object on rank 0 and has the others import it.
@@ -210,13 +234,19 @@ func (t *Team) share(ctx context.Context, by vmm.HandleTypes) error {
 	sys := t.devices[0].System()
 	var make func() (offering, error)
 	if t.group.Rank() == 0 {
-		make = func() (offering, error) { return t.create(by) }
+		make = t.part(stepCreate, func() (offering, error) { return t.create(by) })
 	}
 	a, err := t.step(ctx, stepCreate, make)
 	if err != nil {
 		return err
 	}
-	defer a.close()
+	// An import that does not come back still has the descriptor.
+	t.own(func() error { a.close(); return nil })
+	defer func() {
+		if t.late == nil {
+			a.close()
+		}
+	}()
 	return t.do(ctx, stepImport, func() (err error) {
 		if t.group.Rank() == 0 {
 			return nil
@@ -281,13 +311,15 @@ func (t *Team) bind() error {
 		if err != nil {
 			return err
 		}
-		t.own(b.Close)
+		t.own(b.closeUnused)
 		t.bindings = append(t.bindings, b)
 	}
 	return nil
 }
 
-func (t *Team) mapAll() (err error) {
-	t.mapping, err = t.mapped(t.devices[0], t.object, t.devices)
-	return err
+func (t *Team) mapAll() error {
+	return t.whole(func() (err error) {
+		t.at, err = t.mapped(t.devices[0], t.object, t.devices)
+		return err
+	})
 }

@@ -170,6 +170,41 @@ func TestBindAndMapWaitForTheOtherImport(t *testing.T) {
 	require.NoError(t, (<-bound).Close())
 }
 
+// Nothing ends a bind that waits for others, so closing its object does not wait
+// for it. The binding keeps the object.
+func TestAnObjectClosesBehindABindThatWaits(t *testing.T) {
+	m, devices := open(t, 2)
+	o := object(t, devices, unit, vmm.PosixFD)
+	fd, err := o.Export()
+	require.NoError(t, err)
+	other := made[*multicast.Object](t)(multicast.Import(devices[0].System(), fd, o.Size(), 2))
+	require.NoError(t, fd.Close())
+	require.NoError(t, o.AddDevice(devices[0]))
+	a := allocation(t, devices[0], unit)
+	asked := make(chan struct{})
+	m.OnCall(func(call string) {
+		if call == "cuMulticastBindMem_v1" {
+			close(asked)
+		}
+	})
+	bound := make(chan *multicast.Binding, 1)
+	go func() {
+		b, err := o.Bind(devices[0], 0, a, 0, unit)
+		if err != nil {
+			t.Error(err)
+		}
+		bound <- b
+	}()
+	<-asked
+	require.NoError(t, o.Close())
+	_, err = o.Bind(devices[0], 0, a, 0, unit)
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	require.Empty(t, bound)
+	require.NoError(t, other.AddDevice(devices[1]))
+	require.NoError(t, (<-bound).Close())
+	m.OnCall(nil)
+}
+
 func TestBindIsChecked(t *testing.T) {
 	for _, version := range []int{13000, 13010} {
 		opts := sim.WithMulticast(2)

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/csrc/kernels"
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
@@ -38,13 +40,23 @@ type order struct {
 	// Kill ends the process at its so manieth driver call from Forming or
 	// Leaving on; 0 never.
 	Forming, Leaving int
-	Fault            *sim.Fault // while it forms
-	CallTimeout      time.Duration
+	// Using ends it at its so manieth driver call while it uses the team.
+	Using       int
+	Fault       *sim.Fault // while it forms
+	CallTimeout time.Duration
+	// Absent: it does nothing with the team, until it is killed.
+	Absent bool
+	// Arrived, if not 0: its kernels wait for all devices, and it says so when so
+	// many have arrived.
+	Arrived int
+	// Impatient: what it waits for may never come.
+	Impatient bool
 }
 
 // result is how it went.
 type result struct {
 	Path  string // rank 0's first answer
+	Waits bool   // an answer before the last: its kernels wait
 	Error string // of forming
 	Ranks []int  // whom it names
 	// TooLate: the group was over before it could join.
@@ -151,7 +163,21 @@ func obey(c *reexec.Child, m *sim.Machine, devices []*cuda.Device, o order) (err
 			}
 		}
 	} else {
-		if err := addUp(team, 100); err != nil {
+		if o.Absent {
+			select {}
+		}
+		calls.Store(0)
+		killAt(m, o.Using, &calls)
+		closing := func() error { return nil }
+		switch {
+		case o.Arrived > 0:
+			closing, err = waitForAll(c, m, team, o.Arrived)
+		case o.Impatient:
+			err = addUpImpatiently(team)
+		default:
+			err = addUp(team, 100)
+		}
+		if err != nil {
 			r.Used = err.Error()
 		}
 		calls.Store(0)
@@ -159,9 +185,13 @@ func obey(c *reexec.Child, m *sim.Machine, devices []*cuda.Device, o order) (err
 		began = time.Now()
 		if err := team.Leave(ctx); err != nil {
 			r.Left = err.Error()
-			err = team.Close()
-			if err != nil {
+			if err := closing(); err != nil {
 				return err
+			}
+			for until := time.Now().Add(patience); err != nil && time.Now().Before(until); time.Sleep(time.Millisecond) {
+				if err = team.Close(); err != nil && !errors.Is(err, multicast.ErrStuck) {
+					return err
+				}
 			}
 		}
 		r.Took = max(r.Took, time.Since(began))
@@ -170,6 +200,55 @@ func obey(c *reexec.Child, m *sim.Machine, devices []*cuda.Device, o order) (err
 	_ = g.Close()
 	r.Live, r.FDs, r.Faults = devices[0].System().Live(), handles.OpenFDs(), m.Fault()
 	return c.Send(r)
+}
+
+// waitForAll has a kernel on each device wait for all others of the team, and
+// says so when so many have arrived. The function closes what the kernels need,
+// which waits for them.
+func waitForAll(c *reexec.Child, m *sim.Machine, team *multicast.Team, arrived int) (closing func() error, err error) {
+	var all []closer
+	for i, d := range team.Devices() {
+		s, err := d.NewStream(cuda.StreamOptions{})
+		if err != nil {
+			return nil, err
+		}
+		mod, err := d.LoadModule(kernels.Multimem)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, s, mod)
+		k, err := mod.Kernel(kernels.Barrier)
+		if err != nil {
+			return nil, err
+		}
+		if err := k.Launch(s, cuda.Threads(1), team.Ptr(), team.Replica(i), uint32(team.Members()), team.AbortWord()); err != nil {
+			return nil, err
+		}
+	}
+	for {
+		b, err := m.Bytes(uint64(team.Replica(0)), 1)
+		if err != nil {
+			return nil, err
+		}
+		if int(b[0]) == arrived {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	team.SetCallTimeout(100 * time.Millisecond)
+	return func() (err error) {
+		for _, o := range all {
+			err = errors.Join(err, o.Close())
+		}
+		return err
+	}, c.Send(result{Waits: true})
+}
+
+// addUpImpatiently is addUp, of which the waits are ended after a while.
+func addUpImpatiently(team *multicast.Team) error {
+	abort := time.AfterFunc(500*time.Millisecond, team.Abort)
+	defer abort.Stop()
+	return addUp(team, 100)
 }
 
 // company are processes with devices of one machine.
@@ -201,12 +280,10 @@ func hire(t *testing.T, o sim.Options, dir, at string, devices, processes int) *
 	return c
 }
 
-// form has all form a team. Those for whom the change asks are told apart. It
-// answers what each said; the victim, if any, says nothing and is gone.
-func (c *company) form(change func(rank int, o *order), victim int) []result {
+// tell has all form a team. Those for whom the change asks are told apart.
+func (c *company) tell(change func(rank int, o *order)) {
 	c.t.Helper()
 	c.next++
-	answers := make([]result, len(c.members))
 	var host result
 	for rank, m := range c.members {
 		o := order{Dir: filepath.Join(c.dir, strconv.Itoa(c.next)), Path: host.Path, Rank: rank, Size: len(c.members)}
@@ -218,6 +295,13 @@ func (c *company) form(change func(rank int, o *order), victim int) []result {
 			m.Recv(&host)
 		}
 	}
+}
+
+// hear answers what each said; the victim, if any, says nothing and is gone.
+// Nobody has taken too long, and nobody has anything left.
+func (c *company) hear(victim int) []result {
+	c.t.Helper()
+	answers := make([]result, len(c.members))
 	for rank, m := range c.members {
 		if rank == victim {
 			_ = m.Exit() // it has ended, or does so now
@@ -228,11 +312,23 @@ func (c *company) form(change func(rank int, o *order), victim int) []result {
 		require.Less(c.t, a.Took, limit+patience/2, "%s, rank %d: %+v", c.at, rank, a)
 		require.Empty(c.t, a.Live, "%s, rank %d", c.at, rank)
 		require.Zero(c.t, a.FDs, "%s, rank %d", c.at, rank)
-		require.Empty(c.t, a.Faults, "%s, rank %d", c.at, rank)
-		require.Empty(c.t, a.Used, "%s, rank %d", c.at, rank)
+	}
+	return answers
+}
+
+// without lets a member go.
+func (c *company) without(rank int) { c.members = slices.Delete(slices.Clone(c.members), rank, rank+1) }
+
+// form has all form a team and use it, without faults of their own.
+func (c *company) form(change func(rank int, o *order), victim int) []result {
+	c.t.Helper()
+	c.tell(change)
+	answers := c.hear(victim)
+	for rank, a := range answers {
+		require.Empty(c.t, a.Faults+a.Used, "%s, rank %d", c.at, rank)
 	}
 	if victim >= 0 {
-		c.members = append(c.members[:victim:victim], c.members[victim+1:]...)
+		c.without(victim)
 	}
 	return answers
 }
@@ -265,23 +361,109 @@ func (c *company) requireNothingTaken(folder string) {
 	}
 }
 
+// machine describes one for teams of processes, with room for some.
+func machine(t *testing.T, devices int) sim.Options {
+	o := sim.WithMulticast(devices)
+	o.Folder = filepath.Join(t.TempDir(), "machine")
+	for i := range o.Devices {
+		o.Devices[i].Memory = 64 * mib
+	}
+	return o
+}
+
+// A rank is killed while the kernels of all others wait for it. They are let go
+// in time, their streams and teams close, their contexts live, and they form a
+// team without it.
+func TestAKillWhileKernelsWait(t *testing.T) {
+	const devices = 8
+	o := machine(t, devices)
+	for _, row := range []struct{ processes, victim int }{{2, 0}, {3, 1}, {8, 7}} {
+		at := fmt.Sprintf("%d processes, rank %d is killed", row.processes, row.victim)
+		c := hire(t, o, filepath.Join(t.TempDir(), "private"), at, devices, row.processes)
+		others := devices - ((row.victim+1)*devices/row.processes - row.victim*devices/row.processes)
+		c.tell(func(rank int, o *order) {
+			if o.Absent = rank == row.victim; !o.Absent {
+				o.Arrived = others
+			}
+		})
+		for rank, m := range c.members {
+			if rank != row.victim {
+				var r result
+				m.Recv(&r)
+				require.True(t, r.Waits, "%s, rank %d: %+v", at, rank, r)
+			}
+		}
+		c.members[row.victim].Kill()
+		for rank, a := range c.hear(row.victim) {
+			if rank != row.victim {
+				require.NotEmpty(t, a.Left, "%s, rank %d", at, rank)
+				require.Empty(t, a.Faults+a.Used, "%s, rank %d", at, rank)
+			}
+		}
+		c.without(row.victim)
+		c.requireNothingTaken(o.Folder)
+		c.works()
+		for _, m := range c.members {
+			m.Wait()
+		}
+	}
+}
+
+// A rank is killed at any driver call while all use the team. Nobody hangs. Whose
+// kernels touched the team's address afterwards has lost its context; the others
+// form a team.
+func TestAKillWhileATeamIsUsed(t *testing.T) {
+	const most = 5
+	o := machine(t, most)
+	for n := range rounds(t, 3) {
+		rng := rand.New(rand.NewPCG(uint64(n), 11))
+		processes := 2 + rng.IntN(most-1)
+		victim, when := rng.IntN(processes), 1+rng.IntN(25)
+		at := fmt.Sprintf("round %d: rank %d of %d at call %d", n, victim, processes, when)
+		c := hire(t, o, filepath.Join(t.TempDir(), "private"), at, most, processes)
+		c.tell(func(rank int, o *order) {
+			if o.Impatient = rank != victim; !o.Impatient {
+				o.Using = when
+			}
+		})
+		answers := c.hear(victim)
+		for rank := processes - 1; rank >= 0; rank-- {
+			if rank == victim || answers[rank].Faults != "" {
+				_ = c.members[rank].Exit() // of a lost context something stays
+				c.without(rank)
+			}
+		}
+		c.requireNothingTaken(o.Folder)
+		if len(c.members) > 0 {
+			c.works()
+		}
+		for _, m := range c.members {
+			m.Wait()
+		}
+	}
+}
+
+// rounds is how many random cases are tried; CUVMM_KILL_ROUNDS says otherwise.
+func rounds(t *testing.T, usually int) int {
+	t.Helper()
+	text := os.Getenv("CUVMM_KILL_ROUNDS")
+	if text == "" {
+		return usually
+	}
+	n, err := strconv.Atoi(text)
+	require.NoError(t, err)
+	return n
+}
+
 // Processes form teams while one of them fails, is late, or is killed at any
 // driver call: all are told in time, nothing is left on the machine, and those
 // that live form a team at once.
 func TestTeamsOfProcesses(t *testing.T) {
-	cases := 10
-	if n, err := strconv.Atoi(os.Getenv("CUVMM_KILL_ROUNDS")); err == nil {
-		cases = n
-	}
 	const most = 8
-	o := sim.WithMulticast(most)
-	o.Folder, o.Fabric = filepath.Join(t.TempDir(), "machine"), sim.Fabric{}
+	o := machine(t, most)
 	private := filepath.Join(t.TempDir(), "private")
-	for i := range o.Devices {
-		o.Devices[i].Memory = 64 * mib
-	}
 	failed, killed, late := 0, 0, 0
-	for n := range cases {
+	for n := range rounds(t, 10) {
 		rng := rand.New(rand.NewPCG(uint64(n), 7))
 		devices := 1 + rng.IntN(most)
 		processes := 1 + rng.IntN(devices)

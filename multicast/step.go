@@ -68,7 +68,7 @@ func (t *Team) step(ctx context.Context, name string, do func() (offering, error
 		if try == 1 || own != nil {
 			own = nil
 			if do != nil {
-				mine, own = t.part(name, do)
+				mine, own = do()
 			}
 		}
 		a, err := t.exchange(ctx, name, try, mine, own)
@@ -97,18 +97,20 @@ func (t *Team) step(ctx context.Context, name string, do func() (offering, error
 	}
 }
 
-// part runs this rank's part within the limit. What a late one would have
+// part has this rank's part run within the limit. What a late one would have
 // answered is lost; what it made is the team's.
-func (t *Team) part(name string, do func() (offering, error)) (offering, error) {
-	var mine offering
-	err := t.bounded("multicast.Team", "its part of the step \""+name+"\"", func() (err error) {
-		mine, err = do()
-		return err
-	})
-	if t.late != nil {
-		return offering{}, err
+func (t *Team) part(name string, do func() (offering, error)) func() (offering, error) {
+	return func() (offering, error) {
+		var mine offering
+		err := t.bounded("multicast.Team", "its part of the step \""+name+"\"", func() (err error) {
+			mine, err = do()
+			return err
+		})
+		if t.late != nil {
+			return offering{}, err
+		}
+		return mine, err
 	}
-	return mine, err
 }
 
 // exchange tells the others how this rank's part went, and waits for theirs.

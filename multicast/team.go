@@ -1,6 +1,7 @@
 package multicast
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,10 +38,12 @@ type Team struct {
 	options TeamOptions
 
 	size, members, first int
+	word                 *abortWord
 	replicas             []replica
 	object               *Object
 	bindings             []*Binding
-	mapping              *vmm.Mapping
+	at                   *vmm.Reservation
+	formed               bool // never changes once somebody else has the team
 
 	mu   sync.Mutex
 	undo []func() error // the last first
@@ -51,7 +54,7 @@ type Team struct {
 // replica is a device's own memory at its own address.
 type replica struct {
 	memory *vmm.Allocation
-	at     *vmm.Mapping
+	at     *vmm.Reservation
 }
 
 // NewTeam makes a team of the devices of all ranks of a group, with a replica of
@@ -65,9 +68,9 @@ type replica struct {
 // may try again or go on without multicast. They are in step in that: no rank
 // falls back alone.
 //
-// A rank whose driver does not come back in time gets ErrStuck, and a team that
-// can only be closed; see Close. In all other cases the team is nil after an
-// error.
+// After an error the team is nil, unless something is left: where the driver does
+// not come back in time (ErrStuck), or does not take back what was made. Such a
+// team can only be closed; its addresses are 0.
 func NewTeam(ctx context.Context, g *rendezvous.Group, devices []*cuda.Device, size int, o TeamOptions) (*Team, error) {
 	const op = "multicast.NewTeam"
 	if g == nil {
@@ -81,10 +84,11 @@ func NewTeam(ctx context.Context, g *rendezvous.Group, devices []*cuda.Device, s
 	defer t.mu.Unlock()
 	err := t.form(ctx, size)
 	if err == nil {
+		t.formed = true
 		return t, nil
 	}
 	if t.late == nil {
-		undo := t.giveBack(op)
+		undo := t.giveBack(op) // nobody has used it, so nothing is waited for
 		if undo == nil {
 			return nil, err
 		}
@@ -95,11 +99,21 @@ func NewTeam(ctx context.Context, g *rendezvous.Group, devices []*cuda.Device, s
 
 // Ptr is the address at which multimem instructions of this rank's devices reach
 // all replicas. It is fixed for life.
-func (t *Team) Ptr() cuda.Ptr { return t.mapping.Ptr() }
+func (t *Team) Ptr() cuda.Ptr {
+	if !t.formed {
+		return 0
+	}
+	return t.at.Ptr()
+}
 
 // Replica is the address of the replica of this rank's i-th device, where that
 // device alone has access. It is ordinary memory.
-func (t *Team) Replica(i int) cuda.Ptr { return t.replicas[i].at.Ptr() }
+func (t *Team) Replica(i int) cuda.Ptr {
+	if !t.formed {
+		return 0
+	}
+	return t.replicas[i].at.Ptr()
+}
 
 // Devices are this rank's, in the order in which they were given.
 func (t *Team) Devices() []*cuda.Device { return append([]*cuda.Device(nil), t.devices...) }
@@ -120,39 +134,61 @@ func (t *Team) String() string {
 }
 
 // Leave waits for the work on this rank's devices, tells the other ranks, waits
-// until all of them leave too, and closes the team, also where that fails. So no
-// rank's kernels find a replica gone. The work must end within
-// TeamOptions.CallTimeout.
+// until all of them leave too, and closes the team. So no rank's kernels find a
+// replica gone.
+//
+// Work that has not ended within TeamOptions.CallTimeout is told to (Abort), and
+// gets as much time again. Where it ended then, or the program has called Abort,
+// the error is ErrAborted on every rank, and the team is closed all the same.
+// Where it did not (ErrStuck), or a rank is gone, nothing is given back on any
+// rank: all may call Leave again if the group goes on, or each of them Close,
+// which asks nobody.
 func (t *Team) Leave(ctx context.Context) error {
-	const op = "multicast.Team.Leave"
+	const op, step = "multicast.Team.Leave", "leave"
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.stuck(op); err != nil {
-		return err
+	if !t.formed {
+		return cmp.Or(t.stuck(op), closedTeam(op))
 	}
 	if t.gone {
 		return closedTeam(op)
 	}
-	_, err := t.step(ctx, "leave", func() (offering, error) {
-		var on []driver.Device
-		for _, d := range t.devices {
-			on = append(on, driver.Device(d.Ordinal()))
+	a, err := t.step(ctx, step, func() (offering, error) {
+		err := t.stuck(op) // which the others are told, too
+		if err == nil {
+			err = t.passed(op)
 		}
-		return offering{}, core.SystemOf(t.devices[0]).WaitDevices(op, on)
+		if errors.Is(err, ErrAborted) {
+			err = nil
+		}
+		return offering{body: t.word.isSet()}, err
 	})
-	if t.late != nil {
+	if err != nil {
 		return err
 	}
-	return errors.Join(err, t.giveBack(op))
+	defer a.close()
+	var aborted []int
+	for rank, r := range a.reports {
+		if string(r.Body) != "false" {
+			aborted = append(aborted, rank)
+		}
+	}
+	err = t.giveBack(op)
+	if len(aborted) > 0 {
+		err = errors.Join(disagree(step, ErrAborted, aborted, "%v: ranks %v", ErrAborted, aborted), err)
+	}
+	return err
 }
 
 // Close gives this rank's side back: unmaps, unbinds, and releases. It waits for
-// the work of this System, and knows nothing of the other ranks': their work on
-// the team must be over (see Leave).
+// the work on this rank's devices, and knows nothing of the other ranks': their
+// work on the team must be over (see Leave).
 //
-// While a call that was late has not come back the team is stuck: Close answers
-// ErrStuck at once and leaves everything as it is. It may be called again. Work
-// that does not end in time makes the team stuck too.
+// Work that has not ended within TeamOptions.CallTimeout, since it waits for a
+// rank that has ended, say, is told to (Abort). Where it then ends the team is
+// closed, and the error is ErrAborted. Otherwise, or while another call that was
+// late has not come back, the team is stuck: Close answers ErrStuck, at once from
+// then on, and leaves everything as it is. It may be called again.
 func (t *Team) Close() error {
 	const op = "multicast.Team.Close"
 	t.mu.Lock()
@@ -160,25 +196,73 @@ func (t *Team) Close() error {
 	if err := t.stuck(op); err != nil {
 		return err
 	}
-	return t.giveBack(op)
+	if t.gone {
+		return nil
+	}
+	var aborted error
+	if t.formed {
+		if aborted = t.passed(op); aborted != nil && !errors.Is(aborted, ErrAborted) {
+			return aborted
+		}
+	}
+	return errors.Join(aborted, t.giveBack(op))
+}
+
+// passed waits for the work on this rank's devices. What outlasts the limit is
+// told to stop waiting for other ranks, and gets as much time again.
+func (t *Team) passed(op string) error {
+	var on []driver.Device
+	for _, d := range t.devices {
+		on = append(on, driver.Device(d.Ordinal()))
+	}
+	c := begin("waiting for the GPU's work", func() error { return core.SystemOf(t.devices[0]).WaitDevices(op, on) })
+	if c.within(t.timeout) {
+		return c.err
+	}
+	t.Abort()
+	if !c.within(t.timeout) {
+		t.late = c
+		return stuckError(op, c)
+	}
+	if c.err != nil {
+		return c.err
+	}
+	return abortedError(op, t.timeout)
 }
 
 // giveBack tears down within the limit. It goes forward, and may be called again.
 func (t *Team) giveBack(op string) error {
-	if t.gone {
-		return nil
-	}
-	err := t.bounded(op, "giving the team back", func() error {
-		for len(t.undo) > 0 {
-			if err := t.undo[len(t.undo)-1](); err != nil {
-				return err
-			}
-			t.undo = t.undo[:len(t.undo)-1]
-		}
-		return nil
-	})
+	err := t.bounded(op, "giving the team back", func() error { return t.undoTo(0) })
 	if err == nil {
 		t.gone = true
+	}
+	return err
+}
+
+// own has Close give something back. It waits for no work.
+func (t *Team) own(closing func() error) { t.undo = append(t.undo, closing) }
+
+// undoTo gives back all but the first n things.
+func (t *Team) undoTo(n int) error {
+	for len(t.undo) > n {
+		if err := t.undo[len(t.undo)-1](); err != nil {
+			return err
+		}
+		t.undo = t.undo[:len(t.undo)-1]
+	}
+	return nil
+}
+
+// whole gives back what was made where not all of it could be, so that another
+// try finds nothing of it.
+func (t *Team) whole(build func() error) error {
+	before := len(t.undo)
+	err := build()
+	if err == nil {
+		return nil
+	}
+	if undo := t.undoTo(before); undo != nil {
+		return fmt.Errorf("%w (and undoing it failed, which Close tries again: %w)", err, undo)
 	}
 	return err
 }

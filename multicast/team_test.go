@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -40,6 +42,16 @@ func split(devices []*cuda.Device, ranks int) [][]*cuda.Device {
 		dealt[i] = devices[i*len(devices)/ranks : (i+1)*len(devices)/ranks]
 	}
 	return dealt
+}
+
+// probed has devices tried what they can, so that the trials are no part of a
+// team's steps.
+func probed(t testing.TB, devices []*cuda.Device) {
+	t.Helper()
+	for _, d := range devices {
+		_, err := d.Probe()
+		require.NoError(t, err)
+	}
 }
 
 // together runs a function for each rank at once.
@@ -129,7 +141,7 @@ func addUp(team *multicast.Team, n int) (err error) {
 		if err := s.Upload(team.Replica(i), number); err != nil {
 			return err
 		}
-		if err := launch(i, kernels.Barrier, team.Ptr()+counter, team.Replica(i)+counter, uint32(members)); err != nil {
+		if err := launch(i, kernels.Barrier, team.Ptr()+counter, team.Replica(i)+counter, uint32(members), team.AbortWord()); err != nil {
 			return err
 		}
 	}
@@ -140,7 +152,7 @@ func addUp(team *multicast.Team, n int) (err error) {
 		}
 	}
 	for i := range all {
-		if err := launch(i, kernels.Barrier, team.Ptr()+counter, team.Replica(i)+counter, uint32(2*members)); err != nil {
+		if err := launch(i, kernels.Barrier, team.Ptr()+counter, team.Replica(i)+counter, uint32(2*members), team.AbortWord()); err != nil {
 			return err
 		}
 	}
@@ -190,10 +202,7 @@ func TestTeams(t *testing.T) {
 // not given up before all have it.
 func TestOrderOfTheSteps(t *testing.T) {
 	m, devices := open(t, 4)
-	for _, d := range devices {
-		_, err := d.Probe() // its trials are no part of the steps
-		require.NoError(t, err)
-	}
+	probed(t, devices)
 	groups := groupOf(t, 4)
 	var mu sync.Mutex
 	var calls []string
@@ -241,10 +250,7 @@ func TestOneRankFailsAndAllDo(t *testing.T) {
 	} {
 		t.Run(call, func(t *testing.T) {
 			m, devices := open(t, ranks)
-			for _, d := range devices {
-				_, err := d.Probe() // its trials are no part of the steps
-				require.NoError(t, err)
-			}
+			probed(t, devices)
 			groups := groupOf(t, ranks)
 			for after := range 3 {
 				remove := m.Inject(sim.Fault{Call: call, Result: row.result, After: after})
@@ -286,15 +292,71 @@ func TestOneRankFailsAndAllDo(t *testing.T) {
 	}
 }
 
+// Whatever a driver answers one rank, the errors of all match the same.
+func TestAllRanksMatchTheSameSentinels(t *testing.T) {
+	defer multicast.NotReadyPause(time.Microsecond)()
+	sentinels := []error{cuda.ErrOutOfMemory, cuda.ErrOutOfAddressSpace, cuda.ErrBudget, cuda.ErrNotSupported, cuda.ErrNotPermitted,
+		cuda.ErrClosed, cuda.ErrInUse, cuda.ErrForeign, cuda.ErrOutOfRange, cuda.ErrCapacity, cuda.ErrCapturing, cuda.ErrDeviceLost,
+		cuda.ErrNoDriver, cuda.ErrInvalidArgument, multicast.ErrStuck, multicast.ErrAborted, rendezvous.ErrDisagree,
+		rendezvous.ErrFailed, handles.ErrGone, handles.ErrTimeout, handles.ErrProtocol, errors.ErrUnsupported}
+	matched := map[error]bool{}
+	for _, code := range []cuda.Code{1, 2, 3, 34, 46, 100, 101, 201, 208, 400, 401, 700, 719, 800, 801, 802, 900, 901, 906, 907, 999} {
+		m, err := sim.New(sim.WithMulticast(2))
+		require.NoError(t, err)
+		sys, err := m.Open()
+		require.NoError(t, err)
+		probed(t, sys.Devices())
+		m.Inject(sim.Fault{Call: "cuMulticastBindMem_v1", Result: code, After: 1, Times: -1})
+		all := form(t, groupOf(t, 2), split(sys.Devices(), 2), unit, multicast.TeamOptions{})
+		for _, s := range sentinels {
+			require.Equal(t, errors.Is(all[0].err, s), errors.Is(all[1].err, s), "%d: %v: %v", code, s, all)
+			matched[s] = matched[s] || errors.Is(all[0].err, s)
+		}
+		_ = sys.Close() // of a lost device something stays
+		_ = m.Close()
+	}
+	require.True(t, matched[cuda.ErrCapturing] && matched[cuda.ErrNoDriver] && matched[cuda.ErrDeviceLost])
+}
+
+// What a rank of another make sends is an error that names it, and files that
+// nobody asked for are closed.
+func TestARankThatSendsWhatNoRankSends(t *testing.T) {
+	for _, body := range []string{``, `{}`, `[]`, `{"Body":{"Size":2097152}}`, `{"Body":{"Size":2097152,"Granularity":2097152,"Devices":"none"}}`} {
+		_, devices := open(t, 1)
+		groups := groupOf(t, 2)
+		file, err := handles.NewFD(must(syscall.Open(os.DevNull, syscall.O_RDONLY, 0))(t))
+		require.NoError(t, err)
+		all := together(2, func(r int) formed {
+			if r == 0 {
+				team, err := multicast.NewTeam(t.Context(), groups[0], devices, unit, multicast.TeamOptions{})
+				return formed{team, err}
+			}
+			got, err := groups[1].Exchange(t.Context(), "multicast: plan", rendezvous.Parcel{Body: []byte(body), Files: []*handles.FD{file}})
+			for i := range got {
+				got[i].Close()
+			}
+			return formed{nil, err}
+		})
+		require.NoError(t, file.Close())
+		require.ErrorIs(t, all[0].err, handles.ErrProtocol, body)
+		require.ErrorContains(t, all[0].err, "rank 1 sent what no rank sends")
+		require.Zero(t, handles.OpenFDs(), body)
+	}
+}
+
 // 'System not ready' is tried again, by all together, and not for ever.
 func TestSystemNotReady(t *testing.T) {
 	const ranks = 3
-	for _, call := range []string{"cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem_v1", "cuMemMap"} {
+	for _, call := range []string{"cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem_v1", "cuMemMap", "cuMemSetAccess"} {
 		t.Run(call, func(t *testing.T) {
+			defer multicast.NotReadyPause(time.Millisecond)()
 			m, devices := open(t, ranks)
+			probed(t, devices)
 			groups := groupOf(t, ranks)
 			m.Inject(sim.Fault{Call: call, Result: 802, Times: 5})
 			teams := formAll(t, groups, split(devices, ranks), unit)
+			require.Equal(t, ranks, devices[0].System().Stats().Allocations, "earlier tries have left nothing")
+			require.Equal(t, 2*ranks, m.Live()[sim.KindReservation])
 			use(t, teams)
 			leave(t, teams)
 		})
@@ -315,42 +377,50 @@ func TestSystemNotReady(t *testing.T) {
 	leave(t, teams)
 }
 
-// A driver that does not come back makes the rank's team stuck, and the others
-// go on without it.
+// A driver that does not come back makes the rank's team stuck, and everybody is
+// told in time.
 func TestACallThatDoesNotComeBack(t *testing.T) {
-	for _, call := range []string{"cuMulticastBindMem_v1", "cuMulticastAddDevice"} {
+	t.Cleanup(func() { require.Zero(t, handles.OpenFDs()) }) // when all have ended
+	for _, call := range []string{"cuMulticastCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
+		"cuMulticastAddDevice", "cuMulticastBindMem_v1"} {
 		t.Run(call, func(t *testing.T) {
 			t.Parallel()
 			m, devices := open(t, 3)
+			probed(t, devices)
 			groups := groupOf(t, 3)
-			const blocks = 4 * time.Second
-			m.Inject(sim.Fault{Call: call, Delay: blocks})
-			began := time.Now()
-			all := form(t, groups, split(devices, 3), unit, multicast.TeamOptions{CallTimeout: blocks / 4})
-			stuck := -1
-			for r, f := range all {
-				require.ErrorIs(t, f.err, multicast.ErrStuck, "all are told")
-				if f.team != nil {
-					require.Equal(t, -1, stuck, "one is stuck")
-					stuck = r
+			comeBack := make(chan struct{})
+			var first sync.Once
+			m.OnCall(func(c string) {
+				if c == call {
+					first.Do(func() { <-comeBack }) // and the second waits for the first
 				}
-			}
-			require.GreaterOrEqual(t, stuck, 0)
+			})
+			all := form(t, groups, split(devices, 3), unit, multicast.TeamOptions{CallTimeout: time.Second})
+			stuck := 0
 			for _, f := range all {
+				require.ErrorIs(t, f.err, multicast.ErrStuck, "all are told")
 				var e *multicast.TeamError
 				require.ErrorAs(t, f.err, &e)
-				require.Equal(t, []int{stuck}, e.Ranks)
+				if f.team == nil {
+					continue
+				}
+				stuck++
+				require.Zero(t, f.team.Ptr()+f.team.Replica(0)+f.team.AbortWord())
+				f.team.Abort()
+				require.ErrorIs(t, f.team.Close(), multicast.ErrStuck)
+				require.ErrorIs(t, f.team.Leave(t.Context()), multicast.ErrStuck)
 			}
-			team := all[stuck].team
-			if time.Since(began) < blocks-time.Second { // unless this machine is slow
-				began = time.Now()
-				require.ErrorIs(t, team.Close(), multicast.ErrStuck)
-				require.ErrorIs(t, team.Leave(t.Context()), multicast.ErrStuck)
-				require.Less(t, time.Since(began), blocks/4, "at once")
-				require.NotEmpty(t, devices[0].System().Live(), "its memory stays")
-			}
+			require.Positive(t, stuck)
+			require.NotEmpty(t, devices[0].System().Live(), "its memory stays")
 			// When the call has come back after all, Close works.
-			require.Eventually(t, func() bool { return team.Close() == nil }, patience, 20*time.Millisecond)
+			close(comeBack)
+			for _, f := range all {
+				if f.team != nil {
+					require.Eventually(t, func() bool { return !errors.Is(f.team.Leave(t.Context()), multicast.ErrStuck) }, patience, time.Millisecond)
+					require.ErrorIs(t, f.team.Leave(t.Context()), cuda.ErrClosed, "there is no team to leave")
+					require.NoError(t, f.team.Close())
+				}
+			}
 			require.Empty(t, devices[0].System().Live())
 		})
 	}
@@ -360,17 +430,164 @@ func TestACallThatDoesNotComeBack(t *testing.T) {
 func TestCloseDoesNotWaitForEver(t *testing.T) {
 	m, devices := open(t, 1)
 	groups := groupOf(t, 1)
-	team, err := multicast.NewTeam(t.Context(), groups[0], devices, unit, multicast.TeamOptions{CallTimeout: 200 * time.Millisecond})
-	require.NoError(t, err)
+	team := formAll(t, groups, split(devices, 1), unit)[0]
+	team.SetCallTimeout(50 * time.Millisecond)
 	s := stream(t, devices[0])
 	m.Hold(s.Handle())
 	require.NoError(t, s.Memset(team.Replica(0), 1, unit))
-	err = team.Leave(t.Context())
+	err := team.Leave(t.Context())
 	require.ErrorIs(t, err, multicast.ErrStuck)
 	require.ErrorIs(t, team.Close(), multicast.ErrStuck)
-	require.ErrorContains(t, team.Close(), "leave")
+	require.ErrorContains(t, team.Close(), "waiting for the GPU's work has taken")
 	m.Release(s.Handle())
 	require.Eventually(t, func() bool { return team.Close() == nil }, patience, 10*time.Millisecond)
+}
+
+// A team waits for the work on its rank's devices, and for no other: that may
+// wait for this rank.
+func TestATeamWaitsForItsOwnDevicesAlone(t *testing.T) {
+	m, devices := open(t, 2)
+	groups := groupOf(t, 1)
+	s := stream(t, devices[1])
+	other := mapped(t, allocation(t, devices[1], unit), devices[1])
+	for _, end := range []func(team *multicast.Team) error{
+		func(team *multicast.Team) error { return team.Leave(t.Context()) },
+		(*multicast.Team).Close,
+	} {
+		team := formAll(t, groups, [][]*cuda.Device{devices[:1]}, unit)[0]
+		m.Hold(s.Handle())
+		require.NoError(t, s.Memset(other.Ptr(), 1, unit))
+		require.NoError(t, end(team))
+		done, err := s.Done()
+		require.NoError(t, err)
+		require.False(t, done)
+		m.Release(s.Handle())
+	}
+}
+
+// Nobody has used a team that was not formed, so giving back what there was of it
+// waits for no work.
+func TestATeamThatFailsWaitsForNoWork(t *testing.T) {
+	m, devices := open(t, 2)
+	groups := groupOf(t, 1)
+	s := stream(t, devices[1])
+	other := mapped(t, allocation(t, devices[1], unit), devices[1])
+	m.Hold(s.Handle())
+	defer m.Release(s.Handle())
+	require.NoError(t, s.Memset(other.Ptr(), 1, unit))
+	live := devices[0].System().Live()
+	defer m.Inject(sim.Fault{Call: "cuMemSetAccess", After: 2, Result: 999})()
+	team, err := multicast.NewTeam(t.Context(), groups[0], devices, unit, multicast.TeamOptions{})
+	require.ErrorContains(t, err, "cuMemSetAccess")
+	require.NotErrorIs(t, err, multicast.ErrStuck)
+	require.Nil(t, team)
+	require.Len(t, devices[0].System().Live(), len(live))
+}
+
+// A rank whose work takes longer than the others wait for it loses nothing: they
+// keep their replicas until they are told to close.
+func TestARankThatIsLateToLeave(t *testing.T) {
+	o := sim.WithMulticast(2)
+	o.Folder = t.TempDir()
+	one, first := sim.Open(t, o) // as in two processes
+	two, second := sim.Open(t, o)
+	groups := groupOf(t, 2)
+	late := second.Devices()[1]
+	teams := formAll(t, groups, [][]*cuda.Device{first.Devices()[:1], {late}}, unit)
+	teams[1].SetCallTimeout(50 * time.Millisecond)
+	s := stream(t, late)
+	two.Hold(s.Handle())
+	run(t, late, s, teams[1].Ptr())
+	for r, err := range together(2, func(r int) error { return teams[r].Leave(t.Context()) }) {
+		require.ErrorIs(t, err, multicast.ErrStuck, "rank %d", r)
+		var e *multicast.TeamError
+		require.ErrorAs(t, err, &e)
+		require.Equal(t, []int{1}, e.Ranks)
+		require.Equal(t, "leave", e.Step)
+	}
+	two.Release(s.Handle())
+	require.NoError(t, s.Synchronize())
+	require.Empty(t, one.Fault()+two.Fault(), "its kernel found all replicas")
+	teams[1].SetCallTimeout(patience)
+	for again := true; again; { // until the call of before has come back
+		for r, err := range together(2, func(r int) error { return teams[r].Leave(t.Context()) }) {
+			if again = errors.Is(err, multicast.ErrStuck); !again {
+				require.ErrorIs(t, err, multicast.ErrAborted, "rank %d: its work was told to end, whatever it was", r)
+			}
+		}
+	}
+	require.Zero(t, first.Stats().Allocations+second.Stats().Allocations)
+}
+
+// A kernel that waits for a rank that never comes is let go by Leave and Close,
+// in time, or at once by Abort. Nothing stays, and nobody's context is lost.
+func TestKernelsThatWaitForNobody(t *testing.T) {
+	for name, row := range map[string]struct {
+		limit time.Duration // of the rank that waits
+		end   func(team *multicast.Team) error
+		want  error
+	}{
+		"Leave": {50 * time.Millisecond, func(team *multicast.Team) error { return team.Leave(t.Context()) }, handles.ErrGone},
+		"Close": {50 * time.Millisecond, (*multicast.Team).Close, multicast.ErrAborted},
+		"Abort, Close": {patience, func(team *multicast.Team) error {
+			team.Abort()
+			return team.Close()
+		}, nil},
+		"Abort while Close waits": {patience, func(team *multicast.Team) error {
+			closing := make(chan error, 1)
+			go func() { closing <- team.Close() }()
+			team.Abort()
+			return <-closing
+		}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, devices := open(t, 2)
+			groups := groupOf(t, 2)
+			teams := formAll(t, groups, split(devices, 2), unit)
+			team := teams[0]
+			require.NoError(t, groups[1].Close()) // it is gone
+			s, mod := stream(t, devices[0]), made[*cuda.Module](t)(devices[0].LoadModule(kernels.Multimem))
+			k, err := mod.Kernel(kernels.Barrier)
+			require.NoError(t, err)
+			for range 2 { // the second does not begin to wait
+				require.NoError(t, k.Launch(s, cuda.Threads(1), team.Ptr(), team.Replica(0), uint32(2), team.AbortWord()))
+			}
+			arrived := func(r int) byte { return must(m.Bytes(uint64(teams[r].Replica(0)), 1))(t)[0] }
+			require.Eventually(t, func() bool { return arrived(1) == 1 }, patience, time.Millisecond)
+			team.SetCallTimeout(row.limit)
+			err = row.end(team)
+			if row.want == nil {
+				require.NoError(t, err)
+			} else if !errors.Is(err, multicast.ErrStuck) { // unless this machine is very slow
+				require.ErrorIs(t, err, row.want)
+			}
+			require.NoError(t, s.Synchronize(), "it was let go")
+			require.EqualValues(t, 1, arrived(1))
+			require.Eventually(t, func() bool { return team.Close() == nil }, patience, time.Millisecond)
+			require.ErrorIs(t, team.Leave(t.Context()), cuda.ErrClosed)
+			team.Abort() // too late, and no harm
+			require.NoError(t, teams[1].Close())
+			require.Empty(t, m.Fault())
+		})
+	}
+}
+
+// Where the program has called Abort on one rank all are told as they leave.
+func TestAllAreToldOfAnAbort(t *testing.T) {
+	_, devices := open(t, 3)
+	groups := groupOf(t, 3)
+	teams := formAll(t, groups, split(devices, 3), unit)
+	teams[1].Abort()
+	for r, err := range together(3, func(r int) error { return teams[r].Leave(t.Context()) }) {
+		require.ErrorIs(t, err, multicast.ErrAborted, "rank %d", r)
+		var e *multicast.TeamError
+		require.ErrorAs(t, err, &e)
+		require.Equal(t, []int{1}, e.Ranks)
+	}
+	require.Empty(t, devices[0].System().Live(), "they have left")
+	teams = formAll(t, groups, split(devices, 3), unit)
+	use(t, teams)
+	leave(t, teams)
 }
 
 // Who does not come is named, and nobody waits longer than the group allows.

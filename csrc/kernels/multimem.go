@@ -10,19 +10,22 @@ var Multimem []byte
 
 // The entries of Multimem beside those of the reductions, with their
 // parameters. mc is a multicast address, aligned to 16 bytes; a unit is 4 bytes.
-// The last two are launched with one block.
+// The last two are launched with one block, and wait for the other devices, but no
+// longer than the uint32 at abort, which is best host memory, is 0. Where it is
+// not when they begin they do not arrive at all.
 const (
 	// Broadcast (mc, src address; n uint64) copies n words of 32 bits from src
 	// to every replica.
 	Broadcast = "cuvmm_multimem_broadcast_b32"
-	// Barrier (mc, own address; target uint32) adds one to the uint32 at mc in
-	// every replica, and waits until the device's own, at own, is at least
-	// target, compared cyclically.
+	// Barrier (mc, own address; target uint32; abort address) adds one to the
+	// uint32 at mc in every replica, and waits until the device's own, at own,
+	// is at least target, compared cyclically.
 	Barrier = "cuvmm_multimem_barrier"
 	// L2Norm (x address; n uint64; partialMC, partial, arrivedMC, arrived
-	// address; target uint32; out address) sets the float64 at out to the
-	// L2 norm of the n float32 at x of all devices together. partial is a
-	// float64 that is zero before, arrived a uint32 counter as Barrier's.
+	// address; target uint32; out, abort address) sets the float64 at out to
+	// the L2 norm of the n float32 at x of all devices together, or leaves it
+	// where the wait was aborted. partial is a float64 that is zero before,
+	// arrived a uint32 counter as Barrier's.
 	L2Norm = "cuvmm_multimem_l2norm_f32"
 )
 

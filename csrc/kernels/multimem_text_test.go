@@ -229,20 +229,25 @@ func broadcastText() string {
 		loopText(Broadcast, sourceParams, registers(f), loadSource, f.bytes, body("", "%v0"), body(".v4", fourRegisters))
 }
 
-const barrierText = `
+var barrierText = `
 // Adds one to the counter in every replica, and waits until this device's own
 // counter is at least target (compared cyclically): until all have arrived.
+// The wait also ends when the word at abort, mostly the host's memory, is not 0,
+// which is looked at now and then; where it is so from the beginning the
+// multicast address is not touched.
+//
 // What a thread did before in any kernel that came before on its stream is seen
 // by the others behind their wait.
 .visible .entry ` + Barrier + `(
 	.param .u64 mc,
 	.param .u64 own,
-	.param .u32 target
+	.param .u32 target,
+	.param .u64 abort
 )
 {
 	.reg .pred	%p;
-	.reg .b32	%thread, %block, %value, %until;
-	.reg .b64	%pm, %pu;
+	.reg .b32	%thread, %block, %value, %until, %polls;
+	.reg .b64	%pm, %pu, %pa;
 
 	mov.u32	%thread, %tid.x;
 	mov.u32	%block, %ctaid.x;
@@ -252,30 +257,52 @@ const barrierText = `
 	ld.param.u64	%pm, [mc];
 	ld.param.u64	%pu, [own];
 	ld.param.u32	%until, [target];
+	ld.param.u64	%pa, [abort];
 	cvta.to.global.u64	%pm, %pm;
 	cvta.to.global.u64	%pu, %pu;
+	cvta.to.global.u64	%pa, %pa;
 
-	fence.acq_rel.sys;
-	fence.proxy.alias;
-	multimem.red.release.sys.global.add.u32	[%pm], 1;
-	fence.proxy.alias;
-wait:
-	ld.acquire.sys.global.u32	%value, [%pu];
-	sub.u32	%value, %value, %until;
-	setp.lt.s32	%p, %value, 0;
-	@%p bra	wait;
-	fence.proxy.alias;
-	fence.acq_rel.sys;
+` + arriveText("%pm", "%pu") + `	fence.acq_rel.sys;
 	ret;
 }
 `
 
-const normText = `
+// arriveText adds one to every replica of a counter and waits at %until for its
+// own, or leaves the kernel when the word at %pa says so.
+func arriveText(counters, own string) string {
+	return `	ld.relaxed.sys.global.u32	%value, [%pa];
+	setp.ne.u32	%p, %value, 0;
+	@%p ret;
+	fence.acq_rel.sys;
+	fence.proxy.alias;
+	multimem.red.release.sys.global.add.u32	[` + counters + `], 1;
+	fence.proxy.alias;
+	mov.u32	%polls, 0;
+wait:
+	ld.acquire.sys.global.u32	%value, [` + own + `];
+	sub.u32	%value, %value, %until;
+	setp.ge.s32	%p, %value, 0;
+	@%p bra	complete;
+	add.u32	%polls, %polls, 1;
+	and.b32	%value, %polls, 1023;
+	setp.ne.u32	%p, %value, 0;
+	@%p bra	wait;
+	ld.relaxed.sys.global.u32	%value, [%pa];
+	setp.eq.u32	%p, %value, 0;
+	@%p bra	wait;
+	ret;
+complete:
+	fence.proxy.alias;
+`
+}
+
+var normText = `
 // *out = the square root of the sum of x[i]*x[i] over all devices' x. Each
 // device adds up its own part in its own replica of partial (a float64 that is
 // zero before), arrives by adding one to every replica of arrived, waits for
 // target arrivals, and reads the sum of all replicas of partial. partial and
 // arrived are given twice, by the multicast address and by the device's own.
+// abort is as in the barrier; out stays as it is then.
 .visible .entry ` + L2Norm + `(
 	.param .u64 x,
 	.param .u64 n,
@@ -284,12 +311,13 @@ const normText = `
 	.param .u64 arrived_mc,
 	.param .u64 arrived,
 	.param .u32 target,
-	.param .u64 out
+	.param .u64 out,
+	.param .u64 abort
 )
 {
 	.reg .pred	%p;
-	.reg .b32	%thread, %width, %value, %until;
-	.reg .b64	%px, %end, %i, %stride, %at, %pm, %pu, %am, %au, %pout;
+	.reg .b32	%thread, %width, %value, %until, %polls;
+	.reg .b64	%px, %end, %i, %stride, %at, %pm, %pu, %am, %au, %pout, %pa;
 	.reg .f32	%v;
 	.reg .f64	%wide, %sum;
 
@@ -301,12 +329,14 @@ const normText = `
 	ld.param.u64	%au, [arrived];
 	ld.param.u32	%until, [target];
 	ld.param.u64	%pout, [out];
+	ld.param.u64	%pa, [abort];
 	cvta.to.global.u64	%px, %px;
 	cvta.to.global.u64	%pm, %pm;
 	cvta.to.global.u64	%pu, %pu;
 	cvta.to.global.u64	%am, %am;
 	cvta.to.global.u64	%au, %au;
 	cvta.to.global.u64	%pout, %pout;
+	cvta.to.global.u64	%pa, %pa;
 
 	mov.u32	%thread, %tid.x;
 	mov.u32	%width, %ntid.x;
@@ -329,17 +359,7 @@ added:
 
 	setp.ne.u32	%p, %thread, 0;
 	@%p ret;
-	fence.acq_rel.sys;
-	fence.proxy.alias;
-	multimem.red.release.sys.global.add.u32	[%am], 1;
-	fence.proxy.alias;
-wait:
-	ld.acquire.sys.global.u32	%value, [%au];
-	sub.u32	%value, %value, %until;
-	setp.lt.s32	%p, %value, 0;
-	@%p bra	wait;
-	fence.proxy.alias;
-	multimem.ld_reduce.relaxed.sys.global.add.f64	%sum, [%pm];
+` + arriveText("%am", "%au") + `	multimem.ld_reduce.relaxed.sys.global.add.f64	%sum, [%pm];
 	sqrt.rn.f64	%sum, %sum;
 	st.global.f64	[%pout], %sum;
 	ret;

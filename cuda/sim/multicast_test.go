@@ -29,6 +29,7 @@ type teamRig struct {
 	object  driver.MemHandle
 	size    uint64
 	members []*member
+	never   uint64 // a word that stays 0: it ends no wait
 }
 
 func teamOf(devices int, size uint64) driver.MulticastProp {
@@ -69,6 +70,10 @@ func (r *rig) mapFor(device int32, h driver.MemHandle, size uint64) driver.Ptr {
 func startTeam(t *testing.T, o Options, size uint64) *teamRig {
 	t.Helper()
 	r := &teamRig{rig: start(t, o), size: size}
+	word, res := r.MemHostAlloc(r.ctx, 8, driver.HostAllocPortable)
+	r.ok(res)
+	t.Cleanup(func() { r.ok(r.MemFreeHost(r.ctx, word)) })
+	r.never = uint64(uintptr(word))
 	n := len(o.Devices)
 	h, res := r.MulticastCreate(teamOf(n, size))
 	r.ok(res)
@@ -219,7 +224,7 @@ func TestArrivalsAndNorms(t *testing.T) {
 	const n, rounds = 1000, 3
 	for range rounds {
 		for _, m := range r.members {
-			r.launch(m, kernels.Barrier, uint64(m.mc), uint64(m.own), uint32(0)) // counts alone
+			r.launch(m, kernels.Barrier, uint64(m.mc), uint64(m.own), uint32(0), r.never) // counts alone
 		}
 		for _, m := range r.members {
 			r.ok(r.done(m))
@@ -231,13 +236,13 @@ func TestArrivalsAndNorms(t *testing.T) {
 	// Nobody passes before all have arrived.
 	const target = uint32(4*rounds + 4)
 	for _, m := range r.members[1:] {
-		r.launch(m, kernels.Barrier, uint64(m.mc), uint64(m.own), target)
+		r.launch(m, kernels.Barrier, uint64(m.mc), uint64(m.own), target, r.never)
 	}
 	time.Sleep(10 * time.Millisecond)
 	for _, m := range r.members[1:] {
 		r.is(driver.NotReady, r.StreamQuery(m.ctx, m.stream))
 	}
-	r.launch(r.members[0], kernels.Barrier, uint64(r.members[0].mc), uint64(r.members[0].own), target)
+	r.launch(r.members[0], kernels.Barrier, uint64(r.members[0].mc), uint64(r.members[0].own), target, r.never)
 	for _, m := range r.members {
 		r.ok(r.done(m))
 	}
@@ -246,7 +251,7 @@ func TestArrivalsAndNorms(t *testing.T) {
 	for _, m := range r.members {
 		r.ok(r.MemsetD32Async(m.ctx, m.own+x, 0x40000000, n, m.stream)) // 2.0
 		r.launch(m, kernels.L2Norm, uint64(m.own+x), uint64(n), uint64(m.mc+partial), uint64(m.own+partial),
-			uint64(m.mc+arrived), uint64(m.own+arrived), uint32(4), uint64(m.own+out))
+			uint64(m.mc+arrived), uint64(m.own+arrived), uint32(4), uint64(m.own+out), r.never)
 	}
 	for _, m := range r.members {
 		r.ok(r.done(m))

@@ -66,6 +66,7 @@ func init() {
 		}
 		own, _ := d.MemAddressReserve(chunk, 0, 0)
 		mc, _ := d.MemAddressReserve(chunk, 0, 0)
+		never, _ := d.MemHostAlloc(ctx, 8, driver.HostAllocPortable) // ends no wait
 		all := []driver.AccessDesc{grant(driver.LocationDevice, device, driver.AccessReadWrite)}
 		var object, memory driver.MemHandle
 		launch := func(name string, values ...any) driver.Result {
@@ -123,7 +124,7 @@ func init() {
 			case "sum":
 				a.Result = launch(kernels.Reduction{Element: kernels.U32, Op: kernels.Add}.AllReduce(), uint64(mc), uint64(1))
 			case "barrier":
-				a.Result = launch(kernels.Barrier, uint64(mc+64), uint64(own+64), next.Value)
+				a.Result = launch(kernels.Barrier, uint64(mc+64), uint64(own+64), next.Value, uint64(uintptr(never)))
 			case "free":
 				d.MemUnmap(own, chunk)
 				a.Result = d.MemRelease(memory)

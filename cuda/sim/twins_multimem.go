@@ -54,16 +54,23 @@ func twinBroadcast(k *Kernel) {
 var arrival = kernels.Reduction{Element: kernels.U32, Op: kernels.Add}
 
 // arrive adds one to every replica of a counter, and waits until the device's own
-// has reached the target.
-func arrive(k *Kernel, mc, own uint64, target uint32) {
+// has reached the target. It reports false where the word at abort ended that.
+func arrive(k *Kernel, mc, own uint64, target uint32, abort uint64) bool {
+	if k.LoadWord32(abort) != 0 {
+		return false
+	}
 	MultimemReduce(k, arrival, mc, []uint32{1})
 	for int32(k.LoadWord32(own)-target) < 0 {
+		if k.LoadWord32(abort) != 0 {
+			return false
+		}
 		k.Sleep(20 * time.Microsecond)
 	}
+	return true
 }
 
 func twinBarrier(k *Kernel) {
-	arrive(k, Param[uint64](k, 0), Param[uint64](k, 1), Param[uint32](k, 2))
+	arrive(k, Param[uint64](k, 0), Param[uint64](k, 1), Param[uint32](k, 2), Param[uint64](k, 3))
 }
 
 func twinL2Norm(k *Kernel) {
@@ -82,7 +89,9 @@ func twinL2Norm(k *Kernel) {
 			}
 		}
 	})
-	arrive(k, Param[uint64](k, 4), Param[uint64](k, 5), Param[uint32](k, 6))
+	if !arrive(k, Param[uint64](k, 4), Param[uint64](k, 5), Param[uint32](k, 6), Param[uint64](k, 8)) {
+		return
+	}
 	all := MultimemLoadReduce[float64](k, kernels.Reduction{Element: kernels.F64, Op: kernels.Add}, partialMC, 1)
 	Store(k, Param[uint64](k, 7), []float64{math.Sqrt(all[0])})
 }

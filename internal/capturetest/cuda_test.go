@@ -242,7 +242,7 @@ var graphCases = table{
 func (w *world) drain() error { return w.dev.System().Drain(context.Background()) }
 
 var hostCases = join(
-	plain("HostBuffer", func(w *world) *cuda.HostBuffer { return w.host(100) }, "Bytes", "Len", "All", "Close"),
+	plain("HostBuffer", func(w *world) *cuda.HostBuffer { return w.host(100) }, "Ptr", "Bytes", "Len", "All", "Close"),
 	plain("HostSlice", func(w *world) cuda.HostSlice { return w.host(100).All() }, "Bytes", "Len"),
 	table{
 		"HostBuffer.Slice": func(w *world) func() error {

@@ -14,7 +14,7 @@ import (
 var multicastCases = join(
 	plain("Object", (*world).multicast, "Size", "Properties", "String", "Close"),
 	plain("Binding", (*world).binding, "Device", "Offset", "Size", "Close"),
-	plain("Team", (*world).team, "Ptr", "Devices", "Size", "Members", "First", "String", "Close"),
+	plain("Team", (*world).team, "Ptr", "AbortWord", "Abort", "Devices", "Size", "Members", "First", "String", "Close"),
 	plain("TeamError", func(w *world) *multicast.TeamError { return new(multicast.TeamError) }, "Error", "Unwrap"),
 	table{
 		"NewTeam": func(w *world) func() error {

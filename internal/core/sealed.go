@@ -79,6 +79,16 @@ func Download(stream any, dst []byte, src driver.Ptr, g Guard) error {
 	return download(stream, dst, src, g)
 }
 
+var unused func(buffer any) error
+
+// SetUnused tells the package how a *cuda.HostBuffer is closed without waiting.
+// cuda calls it once.
+func SetUnused(f func(buffer any) error) { unused = f }
+
+// CloseUnused closes a *cuda.HostBuffer at once: the caller knows that no work
+// uses it.
+func CloseUnused(buffer any) error { return unused(buffer) }
+
 // openSystem is set by cuda.
 var openSystem func(d driver.Driver, closed func() error, options any) (any, error)
 

@@ -6,7 +6,10 @@ import (
 	"math/big"
 	"math/rand/v2"
 	"regexp"
+	"sync/atomic"
 	"testing"
+	"time"
+	"unsafe"
 
 	"github.com/cuvmm/cuvmm/csrc/kernels"
 	"github.com/cuvmm/cuvmm/cuda"
@@ -56,6 +59,7 @@ type troupe struct {
 	own     []cuda.Ptr
 	mc      cuda.Ptr
 	size    int
+	abort   *cuda.HostBuffer // the word that ends waits
 }
 
 func newTroupe(t *testing.T, devices int) *troupe {
@@ -87,6 +91,10 @@ func newTroupe(t *testing.T, devices int) *troupe {
 		r.modules = append(r.modules, mod)
 	}
 	r.mc = r.mapped(o, all...)
+	r.abort, err = r.devices[0].NewHostBuffer(4)
+	require.NoError(t, err)
+	closed(t, r.abort)
+	r.setAbort(0)
 	return r
 }
 
@@ -99,6 +107,10 @@ func (r *troupe) mapped(p vmm.Physical, access ...vmm.Access) cuda.Ptr {
 	closed(r.t, m)
 	require.NoError(r.t, m.SetAccess(access...))
 	return m.Ptr()
+}
+
+func (r *troupe) setAbort(v uint32) {
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(&r.abort.Bytes()[0])), v)
 }
 
 // launch runs a kernel on a device.
@@ -412,7 +424,7 @@ func TestBroadcastBarrierAndNorm(t *testing.T) {
 			}
 			for d := range devices {
 				r.launch(d, kernels.L2Norm, r.own[d]+x, uint64(n), r.mc+partial, r.own[d]+partial,
-					r.mc+arrived, r.own[d]+arrived, uint32((round+1)*devices), r.own[d]+out)
+					r.mc+arrived, r.own[d]+arrived, uint32((round+1)*devices), r.own[d]+out, r.abort.Ptr())
 			}
 			r.wait()
 			for d := range devices {
@@ -421,11 +433,44 @@ func TestBroadcastBarrierAndNorm(t *testing.T) {
 			}
 		}
 		for d := range devices {
-			r.launch(d, kernels.Barrier, r.mc+arrived, r.own[d]+arrived, uint32(3*devices))
+			r.launch(d, kernels.Barrier, r.mc+arrived, r.own[d]+arrived, uint32(3*devices), r.abort.Ptr())
 		}
 		r.wait()
 		for d := range devices {
 			require.EqualValues(t, 3*devices, binary.NativeEndian.Uint32(r.read(d, arrived, 4)))
+		}
+	}
+}
+
+// The word at abort ends a wait for who never arrives, and lets none begin.
+func TestWaitsAreAborted(t *testing.T) {
+	const partial, arrived, out = 1 << 17, 1<<17 + 64, 1<<17 + 128
+	r := newTroupe(t, 2)
+	for _, kernel := range []struct {
+		name string
+		args func(d int) []any
+	}{
+		{kernels.Barrier, func(d int) []any { return []any{r.mc + arrived, r.own[d] + arrived, uint32(2), r.abort.Ptr()} }},
+		{kernels.L2Norm, func(d int) []any {
+			return []any{r.own[d], uint64(10), r.mc + partial, r.own[d] + partial, r.mc + arrived, r.own[d] + arrived, uint32(2), r.own[d] + out, r.abort.Ptr()}
+		}},
+	} {
+		r.setAbort(0)
+		for d := range r.devices {
+			r.write(d, arrived, make([]byte, 4))
+			r.write(d, out, []byte{1, 2, 3, 4, 5, 6, 7, 8})
+		}
+		r.launch(0, kernel.name, kernel.args(0)...)
+		require.Eventually(t, func() bool { return r.read(1, arrived, 1)[0] == 1 }, time.Minute, time.Millisecond)
+		done, err := r.streams[0].Done()
+		require.NoError(t, err)
+		require.False(t, done, "it waits for the other device")
+		r.setAbort(1)
+		r.launch(1, kernel.name, kernel.args(1)...)
+		r.wait()
+		for d := range r.devices {
+			require.Equal(t, []byte{1, 0, 0, 0}, r.read(d, arrived, 4), "%s: the second did not arrive", kernel.name)
+			require.Equal(t, []byte{1, 2, 3, 4, 5, 6, 7, 8}, r.read(d, out, 8), "%s: there is no result", kernel.name)
 		}
 	}
 }

@@ -143,27 +143,12 @@ func byMulticast(ctx context.Context, parts []*part) (norms []float64, moved *tr
 			return nil, nil, err
 		}
 	}
-	var loaded, arrive []*cuda.Kernel
-	for _, m := range modules {
-		k, err := m.Kernel(kernels.L2Norm)
-		if err != nil {
-			return nil, nil, err
-		}
-		loaded = append(loaded, k)
-		if k, err = m.Kernel(kernels.Barrier); err != nil {
-			return nil, nil, err
-		}
-		arrive = append(arrive, k)
-	}
 	moved = newTraffic(len(parts))
 	for i, p := range parts {
 		mc, replica := team.Ptr(), team.Replica(i)
-		if err := loaded[i].Launch(p.stream, oneBlock, p.x.Ptr(), uint64(p.n), mc+partialAt, replica+partialAt,
-			mc+arrivedAt, replica+arrivedAt, uint32(team.Members()), replica+normAt); err != nil {
-			// Those that run wait for all: arrive for the others, or they never end.
-			for j := i; j < len(parts); j++ {
-				err = errors.Join(err, arrive[j].Launch(parts[j].stream, oneBlock, mc+arrivedAt, team.Replica(j)+arrivedAt, uint32(0)))
-			}
+		if err := p.launch(modules[i], kernels.L2Norm, p.x.Ptr(), uint64(p.n), mc+partialAt, replica+partialAt,
+			mc+arrivedAt, replica+arrivedAt, uint32(team.Members()), replica+normAt, team.AbortWord()); err != nil {
+			team.Abort() // those that run would wait for this one
 			return nil, nil, err
 		}
 		moved.multiplied(i, 4) // it adds one to the counter in every replica

@@ -1,0 +1,88 @@
+package multicast
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+)
+
+// ErrAborted: kernels that waited for other ranks were told to stop, so that
+// what they and the work behind them made is not whole.
+var ErrAborted = errors.New("kernels that waited for other ranks were told to stop")
+
+// abortWord is a uint32 in pinned host memory, which kernels poll while they
+// wait: the CPU reaches it when no stream moves any more. Its lock is a leaf.
+type abortWord struct {
+	buffer *cuda.HostBuffer
+	mu     sync.Mutex
+	gone   bool
+}
+
+func newAbortWord(d *cuda.Device) (*abortWord, error) {
+	b, err := d.NewHostBuffer(4)
+	if err != nil {
+		return nil, err
+	}
+	w := &abortWord{buffer: b}
+	w.value().Store(0)
+	return w, nil
+}
+
+func (w *abortWord) value() *atomic.Uint32 {
+	return (*atomic.Uint32)(unsafe.Pointer(unsafe.SliceData(w.buffer.Bytes())))
+}
+
+func (w *abortWord) set() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.gone {
+		w.value().Store(1)
+	}
+}
+
+func (w *abortWord) isSet() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.gone && w.value().Load() != 0
+}
+
+// close gives the word back. No kernel uses it any more.
+func (w *abortWord) close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.gone = true
+	return core.CloseUnused(w.buffer)
+}
+
+// AbortWord is the address of a uint32 that is 0 until Abort. Kernels that wait
+// for other ranks poll it, as kernels.Barrier and kernels.L2Norm do.
+func (t *Team) AbortWord() cuda.Ptr {
+	if !t.formed {
+		return 0
+	}
+	return t.word.buffer.Ptr()
+}
+
+// Abort ends the waits of this rank's kernels that poll AbortWord, now and from
+// then on, so that their streams go on. It waits for nothing, harms no capture,
+// and may be called at any time, also while Leave and Close wait; what the
+// kernels made is not whole, and the team can only be closed. The other ranks are
+// not told: Leave tells them.
+//
+// Work behind such a kernel on its stream runs then. It must not touch the
+// team's address if a rank has ended: its replica is gone.
+func (t *Team) Abort() {
+	if t.formed {
+		t.word.set()
+	}
+}
+
+func abortedError(op string, limit time.Duration) error {
+	return fmt.Errorf("%s: %w: GPU work had not ended after %v, and did when it was told to; see which rank they waited for", op, ErrAborted, limit)
+}
