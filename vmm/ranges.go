@@ -47,3 +47,15 @@ func (r *reservation) UnmapRun(op string, off, size uint64) error {
 	r.maps = slices.Delete(r.maps, at, at+len(maps))
 	return r.giveBack(op, maps)
 }
+
+// Left says what failures left for another room: see ranges.Range.
+func (r *reservation) Left(off, size uint64) (bytes uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, m := range r.left {
+		if m.off < off+size && off < m.off+m.phys.Size {
+			bytes += m.phys.Size
+		}
+	}
+	return bytes
+}

@@ -17,13 +17,18 @@ import (
 type Range interface {
 	// MapRun maps chunks one behind the other from an offset on and grants the
 	// run in one call. It takes over one count of each handle; where it fails
-	// everything is as it was, and the counts are still the caller's. The access
-	// list is kept and never changed.
+	// everything is as it was, but for what it Left, which has counts of its own,
+	// and the counts are still the caller's. The access list is kept and never
+	// changed.
 	MapRun(op string, off uint64, chunks []*phys.Handle, access []driver.AccessDesc) error
 	// UnmapRun unmaps a run of whole chunks in one call, and gives up the counts
 	// that MapRun took over. It waits for nobody: the caller knows that the GPU
 	// has passed. After an error the range is out of use, and Close tries again.
 	UnmapRun(op string, off, size uint64) error
+	// Left is how much memory, in bytes, failures left in a part: a MapRun that
+	// could not be undone, or an UnmapRun. Its addresses are out of use, and it
+	// goes when the range is closed.
+	Left(off, size uint64) uint64
 }
 
 // Holder is embedded, unexported, by vmm.Reservation. Its only method is

@@ -261,7 +261,9 @@ func (c *checker) memory() {
 		c.found += h.Size
 	}
 	for _, x := range p.lostExacts {
-		c.found += x.handle.Size
+		if x.handle != nil {
+			c.found += x.handle.Size
+		}
 	}
 	c.must(c.found == p.reserved.Load(), "the pool counts %d bytes of memory and has %d", p.reserved.Load(), c.found)
 }

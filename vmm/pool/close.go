@@ -185,11 +185,11 @@ func (p *Pool) clear(r *region) error {
 		if c == nil || c.lost {
 			continue
 		}
-		if err := r.rng.UnmapRun(closeOp, r.off(r.at(i)), r.chunk); err != nil {
+		gone, err := r.vacate(closeOp, i, i+1)
+		p.reserved.Add(-gone)
+		if err != nil {
 			return err
 		}
-		r.chunks[i].Store(nil)
-		p.reserved.Add(-r.chunk)
 	}
 	return nil
 }

@@ -13,11 +13,11 @@ import (
 //
 //	none ──create──► taken ⇄ free ──trim──► none
 type exact struct {
-	res    *vmm.Reservation
+	res *vmm.Reservation
+	// handle of its memory; nil: only the range is left to be closed.
 	handle *phys.Handle
-	// unmapped: only the range is left to be closed. One whose unmapping failed
-	// is unmapped with its range.
-	unmapped bool
+	// left: the memory could not be unmapped. It goes when the range is closed.
+	left bool
 }
 
 // provideExact makes an exact chunk. Where the pool has much more than was ever
@@ -33,19 +33,30 @@ func (p *Pool) provideExact(sh *shard, w *want) error {
 	if err != nil {
 		return addressShortage(err, w.size)
 	}
+	x := &exact{res: res}
 	h, err := p.create(w.size)
-	if err != nil {
-		return join(err, res.Close())
+	if err == nil {
+		err = ranges.Of(res).MapRun(allocOp, 0, []*phys.Handle{h}, p.access)
+		switch {
+		case err == nil:
+			x.handle = h
+		case ranges.Of(res).Left(0, w.size) > 0:
+			x.handle, x.left = h, true
+			h.Release() // what was left has a count of its own
+		default:
+			err = join(err, p.release(h))
+		}
 	}
-	if err := ranges.Of(res).MapRun(allocOp, 0, []*phys.Handle{h}, p.access); err != nil {
-		return join(err, p.release(h), res.Close())
+	if err != nil {
+		_, undo := p.closeExact(x)
+		return join(err, undo)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	sh.made.Add(w.size)
-	p.ownExact(sh, &exact{res: res, handle: h}, 0)
+	p.ownExact(sh, x, 0)
 	return nil
 }
 
@@ -116,28 +127,30 @@ func (p *Pool) pickExact(need uint64) *exact {
 	return p.disownExact(best)
 }
 
-// closeExact gives an exact chunk back to the driver.
+// closeExact gives an exact chunk back to the driver, as far as it is there.
+// What cannot be given back is kept for Close.
 func (p *Pool) closeExact(x *exact) (freed uint64, err error) {
-	size := x.handle.Size
-	if !x.unmapped {
-		if err := ranges.Of(x.res).UnmapRun(allocOp, 0, size); err != nil {
-			x.unmapped = true
-			p.lose(x)
-			return 0, err
+	gone := func() {
+		if x.handle != nil {
+			freed = x.handle.Size
+			p.reserved.Add(-freed)
+			x.handle = nil
 		}
-		x.unmapped = true
 	}
-	if err := x.res.Close(); err != nil {
-		p.lose(x)
-		return 0, err
+	if x.handle != nil && !x.left {
+		if err = ranges.Of(x.res).UnmapRun(allocOp, 0, x.handle.Size); err == nil {
+			gone()
+		}
+		x.left = err != nil
 	}
-	p.reserved.Add(-size)
-	return size, nil
-}
-
-// lose keeps what could not be given back for Close to try again.
-func (p *Pool) lose(x *exact) {
+	if err == nil {
+		if err = x.res.Close(); err == nil {
+			gone()
+			return freed, nil
+		}
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.lostExacts = append(p.lostExacts, x)
+	return freed, err
 }

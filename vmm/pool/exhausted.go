@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
 // Exhausted is what Options.OnExhausted is told of a request that would be
@@ -57,11 +58,14 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 	if who := p.largest(); who != "" {
 		f.Asked += "; the largest holders: " + who
 	}
-	switch s.kind {
-	case core.Budget:
+	lost := p.lost()
+	switch {
+	case lost != driver.Success:
+		f.Kind, f.Result, f.Hint = core.DeviceLost, lost, "restart the process; closing the pool drops what lies on the device"
+	case s.kind == core.Budget:
 		f.Asked += fmt.Sprintf("; the limit is %s", core.Bytes(st.Limit))
 		f.Hint = "free blocks, or raise Options.Limit"
-	case core.OutOfAddressSpace:
+	case s.kind == core.OutOfAddressSpace:
 		f.Hint = "memory is not what ran out: close reservations, or other pools"
 	default:
 		if free, total, err := p.dev.MemoryInfo(); err == nil {

@@ -38,10 +38,11 @@ func (p *Pool) create(size uint64) (*phys.Handle, error) {
 	return nil, p.sys.Fail(allocOp, driver.CallMemCreate, r, fmt.Sprintf("a chunk of %s on %v", core.Bytes(size), p.dev), p.on...)
 }
 
-// release gives up a chunk that is mapped nowhere.
+// release gives up a chunk that is mapped nowhere. Where that fails it is idle,
+// and the next trim tries again.
 func (p *Pool) release(h *phys.Handle) error {
 	if r := h.Release(); r != driver.Success {
-		// It still counts, and nobody has it: the System names it as live.
+		p.setAside(h)
 		return h.ReleaseError(allocOp, r)
 	}
 	p.reserved.Add(-h.Size)
@@ -115,11 +116,14 @@ func (p *Pool) provideSlab(sh *shard) error {
 		reg.top++
 	}
 	p.mu.Unlock()
-	if err := reg.rng.MapRun(allocOp, reg.off(reg.at(at)), []*phys.Handle{h}, p.access); err != nil {
-		p.mu.Lock()
-		reg.vacant = append(reg.vacant, at)
-		p.mu.Unlock()
-		return join(err, p.release(h))
+	if lost, err := p.mapAt(reg, at, []*phys.Handle{h}); err != nil {
+		if !lost {
+			p.mu.Lock()
+			reg.vacant = append(reg.vacant, at)
+			p.mu.Unlock()
+		}
+		_, undo := p.trimIdle(p.gran)
+		return join(err, undo)
 	}
 	c := &chunk{handle: h}
 	c.shard.Store(sh)
@@ -173,12 +177,9 @@ func (p *Pool) provideMid(sh *shard, w *want, frugal bool) error {
 		_, err = p.trimExact(more - allowed)
 	}
 	chunks, err := p.fetch(err, fresh, t.reg.chunk, idle, runs)
+	lost := false
 	if err == nil {
-		if err = t.reg.rng.MapRun(allocOp, t.reg.off(s.from), chunks, p.access); err != nil {
-			p.mu.Lock()
-			p.idle = append(p.idle, chunks...)
-			p.mu.Unlock()
-		}
+		lost, err = p.mapAt(t.reg, t.reg.index(s.from), chunks)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -190,7 +191,7 @@ func (p *Pool) provideMid(sh *shard, w *want, frugal bool) error {
 			t.reg.chunks[t.reg.index(s.from)+i].Store(&chunk{handle: h})
 		}
 		t.reg.own(sh, s, 0)
-	} else {
+	} else if !lost {
 		t.reg.remove(s)
 	}
 	for _, e := range []*extent{t.left, t.right} {
@@ -224,12 +225,34 @@ func (p *Pool) fetch(err error, n int, size uint64, idle []*phys.Handle, runs []
 		}
 	}
 	if err != nil {
-		p.mu.Lock()
-		p.idle = append(p.idle, chunks...)
-		p.mu.Unlock()
+		p.setAside(chunks...)
 		return nil, err
 	}
 	return chunks, nil
+}
+
+// mapAt maps chunks into a region, from an index on. Where that fails they are
+// idle, except where it could not be undone: then the place is lost, and what is
+// mapped there goes with the region.
+func (p *Pool) mapAt(reg *region, at int, chunks []*phys.Handle) (lost bool, err error) {
+	err = reg.rng.MapRun(allocOp, reg.off(reg.at(at)), chunks, p.access)
+	for i := 0; err != nil && i < len(chunks); i++ {
+		if reg.left(at+i) == 0 {
+			p.setAside(chunks[i])
+			continue
+		}
+		lost = true
+		reg.chunks[at+i].Store(&chunk{handle: chunks[i], lost: true})
+		chunks[i].Release() // what was left has a count of its own
+	}
+	return lost, err
+}
+
+// setAside keeps chunks that are mapped nowhere.
+func (p *Pool) setAside(chunks ...*phys.Handle) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.idle = append(p.idle, chunks...)
 }
 
 // addRegion reserves another region, wide enough for the request.

@@ -41,7 +41,8 @@ type chunk struct {
 	// starts are the blocks by the page that they begin in, guarded by the
 	// shard's lock. What is not live any more may still be named.
 	starts []*extent
-	// lost: unmapping failed, and nobody knows what is mapped there.
+	// lost: unmapping failed, and nobody knows what is mapped there. It has no
+	// shard.
 	lost bool
 }
 
@@ -52,6 +53,9 @@ func (r *region) end() driver.Ptr              { return r.base + driver.Ptr(r.si
 func (r *region) off(p driver.Ptr) uint64      { return uint64(p - r.base) }
 func (r *region) up(p driver.Ptr) driver.Ptr   { return r.at(int((r.off(p) + r.chunk - 1) / r.chunk)) }
 func (r *region) down(p driver.Ptr) driver.Ptr { return r.at(r.index(p)) }
+
+// left is how much memory, in bytes, failures left at the place of a chunk.
+func (r *region) left(index int) uint64 { return r.rng.Left(r.off(r.at(index)), r.chunk) }
 
 // span is a run of chunks that one shard owns, or that is on its way: then it
 // has no shard, and only keeps its place. Its extents lie between two walls.

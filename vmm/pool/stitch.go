@@ -21,7 +21,7 @@ type run struct {
 // are. Chunks of arenas stay, and those that peers were granted or others may
 // hold. The caller holds mu.
 func (p *Pool) gather(sh *shard, n int) (runs []run, got int) {
-	if len(p.access) > 1 {
+	if !p.moves() {
 		return nil, 0
 	}
 	from := append([]*shard{sh}, p.shards...)
@@ -42,6 +42,10 @@ func (p *Pool) gather(sh *shard, n int) (runs []run, got int) {
 	}
 	return runs, got
 }
+
+// moves reports whether chunks move at all: granting a peer access to one that
+// moved would take longer than making another.
+func (p *Pool) moves() bool { return len(p.access) == 1 }
 
 // cutHoles cuts up to n free chunks out of one shard, whose lock the caller
 // holds too: to move them, or to give them back.
@@ -102,7 +106,7 @@ func (p *Pool) lift(r run) ([]*phys.Handle, error) {
 	for _, h := range handles {
 		h.Retain()
 	}
-	if err := p.unmap(r); err != nil {
+	if _, err := p.unmap(r); err != nil {
 		for _, h := range handles {
 			h.Release() // the mapping's count stays
 		}
@@ -111,30 +115,32 @@ func (p *Pool) lift(r run) ([]*phys.Handle, error) {
 	return handles, nil
 }
 
-// unmap makes the place of a run a gap. Where that fails nobody knows what is
-// mapped there: the place is lost, and its memory goes with the region.
-func (p *Pool) unmap(r run) error {
-	err := r.reg.rng.UnmapRun(allocOp, r.reg.off(r.span.from), r.span.bytes())
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	r.reg.vacate(r.reg.index(r.span.from), r.reg.index(r.span.to), err != nil)
+// unmap makes the place of a run a gap, and answers the bytes that went. Where it
+// fails nobody knows what is mapped there: the place is lost, and what is left of
+// its memory goes with the region.
+func (p *Pool) unmap(r run) (gone uint64, err error) {
+	gone, err = r.reg.vacate(allocOp, r.reg.index(r.span.from), r.reg.index(r.span.to))
 	if err == nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
 		r.reg.remove(r.span)
 	}
-	return err
+	return gone, err
 }
 
-// vacate forgets chunks that were unmapped, or are lost.
-func (r *region) vacate(from, to int, lost bool) {
+// vacate unmaps chunks that nobody uses, and answers the bytes that went. What
+// is left after a failure is lost.
+func (r *region) vacate(op string, from, to int) (gone uint64, err error) {
+	err = r.rng.UnmapRun(op, r.off(r.at(from)), uint64(to-from)*r.chunk)
 	for i := from; i < to; i++ {
-		if !lost {
+		if err == nil || r.left(i) == 0 {
 			r.chunks[i].Store(nil)
+			gone += r.chunk
 			continue
 		}
-		c := r.chunks[i].Load()
-		c.shard.Store(nil)
-		c.lost = true
+		r.chunks[i].Store(&chunk{handle: r.chunks[i].Load().handle, lost: true})
 	}
+	return gone, err
 }
 
 func (r run) handles() (all []*phys.Handle) {

@@ -3,7 +3,7 @@ package pool
 // trimFor makes room for what a request lacks. Where chunks move, those of
 // regions have done so.
 func (p *Pool) trimFor(w *want) (freed uint64, err error) {
-	if w.kind == mid {
+	if w.kind == mid && p.moves() {
 		return trimBy(p.lacking(w), p.trimExact, p.trimSlabs)
 	}
 	return p.trim(p.lacking(w))
@@ -57,18 +57,15 @@ func (p *Pool) trimSlabs(need uint64) (freed uint64, err error) {
 			if !ok {
 				break
 			}
-			err := c.reg.rng.UnmapRun(allocOp, c.reg.off(c.base()), c.reg.chunk)
-			p.mu.Lock()
-			c.reg.vacate(c.index, c.index+1, err != nil)
-			if err == nil {
-				c.reg.vacant = append(c.reg.vacant, c.index)
-			}
-			p.mu.Unlock()
+			gone, err := c.reg.vacate(allocOp, c.index, c.index+1)
+			p.reserved.Add(-gone)
+			freed += gone
 			if err != nil {
 				return freed, err
 			}
-			p.reserved.Add(-c.reg.chunk)
-			freed += c.reg.chunk
+			p.mu.Lock()
+			c.reg.vacant = append(c.reg.vacant, c.index)
+			p.mu.Unlock()
 		}
 	}
 	return freed, nil
@@ -112,10 +109,10 @@ func (p *Pool) trimRegions(need uint64) (freed uint64, err error) {
 			p.putBack(runs[i])
 			continue
 		}
-		if err = p.unmap(r); err == nil {
-			p.reserved.Add(-r.span.bytes())
-			freed += r.span.bytes()
-		}
+		var gone uint64
+		gone, err = p.unmap(r)
+		p.reserved.Add(-gone)
+		freed += gone
 	}
 	return freed, err
 }

@@ -1,0 +1,534 @@
+package pool_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/stretchr/testify/require"
+)
+
+// patience bounds what must not hang.
+const patience = 20 * time.Second
+
+// code is what failing calls answer: one that stands for nothing in particular.
+const code = cuda.Code(driver.Unknown)
+
+// world is a pool on a machine of its own, with what a scenario made of it.
+type world struct {
+	t        testing.TB
+	m        *sim.Machine
+	sys      *cuda.System
+	d        *cuda.Device
+	s, other *cuda.Stream
+	p        *pool.Pool
+	base     uint64 // of the device's memory, free beside the pool's
+	live     []pool.Block
+	graphs   []*cuda.Graph
+	ready    []*pool.Workspaces
+	ends     []func() error // what else is to be closed, the last first
+	struck   []string
+}
+
+func newWorld(t testing.TB, sc scenario) *world {
+	dev := sim.DeviceOptions{Granularity: kib64, Memory: 80 * kib64}
+	m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{dev, dev}})
+	require.NoError(t, err)
+	sys, err := m.Open()
+	require.NoError(t, err)
+	w := &world{t: t, m: m, sys: sys, d: sys.Devices()[0]}
+	w.s, err = w.d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	w.other, err = w.d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	w.ends = append(w.ends, w.s.Close, w.other.Close)
+	_, err = vmm.GranularityOf(w.d, vmm.Properties{})
+	require.NoError(t, err)
+	w.base = w.free()
+	o := pool.Options{Chunk: kib64, ExactFrom: 16 * kib64, Slack: -1, Wait: -1, Statistics: true, Track: true}
+	if sc.peer {
+		o.Access = []vmm.Access{{Location: sys.Devices()[1].Location(), Mode: vmm.ReadWrite}}
+	}
+	w.p, err = pool.New(w.d, o)
+	require.NoError(t, err)
+	if sc.setup != nil {
+		sc.setup(w)
+	}
+	return w
+}
+
+func (w *world) free() uint64 {
+	free, _ := w.m.Memory(0) // a context's own block is less than a granule
+	return (free + kib64 - 1) / kib64 * kib64
+}
+
+func (w *world) alloc(s *cuda.Stream, bytes int) error {
+	b, err := w.p.Alloc(pool.Request{Bytes: bytes, Stream: s})
+	if err == nil {
+		w.live = append(w.live, b)
+	}
+	return err
+}
+
+// fill allocates, and frees every other one.
+func (w *world) fill(s *cuda.Stream, n, bytes int) {
+	var gone []pool.Block
+	for i := range n {
+		require.NoError(w.t, w.alloc(s, bytes))
+		if i%2 == 1 {
+			gone = append(gone, w.live[len(w.live)-1])
+			w.live = w.live[:len(w.live)-1]
+		}
+	}
+	for _, b := range gone {
+		require.NoError(w.t, w.p.Free(b))
+	}
+	require.NoError(w.t, s.Synchronize())
+}
+
+// some leaves free memory of every kind.
+func (w *world) some() {
+	for _, s := range []*cuda.Stream{w.s, w.other} {
+		for _, bytes := range []int{100, kib64, 3 * kib64, 16 * kib64} {
+			require.NoError(w.t, w.alloc(s, bytes))
+		}
+	}
+	for _, b := range w.live {
+		require.NoError(w.t, w.p.Free(b))
+	}
+	w.live = nil
+	require.NoError(w.t, w.s.Synchronize())
+	require.NoError(w.t, w.other.Synchronize())
+}
+
+// capture makes a graph of requests of every kind.
+func (w *world) capture(o pool.CaptureOptions, sizes ...int) error {
+	var inside []pool.Block
+	g, _, err := w.p.Capture(w.s, o, func() error {
+		for i, bytes := range sizes {
+			b, err := w.p.Alloc(pool.Request{Bytes: bytes, Stream: w.s})
+			if err != nil {
+				return err
+			}
+			if i%2 == 0 {
+				if err := w.p.Free(b); err != nil {
+					return err
+				}
+				continue
+			}
+			if !o.Nodes {
+				inside = append(inside, b)
+			}
+		}
+		return nil
+	})
+	w.live = append(w.live, inside...)
+	if err == nil {
+		w.graphs = append(w.graphs, g)
+	}
+	return err
+}
+
+func (w *world) drain() error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return w.sys.Drain(ctx)
+}
+
+// scenario is an operation with a small world round it. It does all that it has
+// to do when it is called again after it failed.
+type scenario struct {
+	name  string
+	peer  bool
+	setup func(w *world)
+	op    func(w *world) error
+}
+
+var scenarios = []scenario{
+	{name: "New", op: func(w *world) error {
+		p, err := pool.New(w.d, pool.Options{})
+		if err == nil {
+			w.ends = append(w.ends, p.Close)
+		}
+		return err
+	}},
+	{name: "Alloc small, the first", op: func(w *world) error { return w.alloc(w.s, 100) }},
+	{name: "Alloc small", setup: func(w *world) { require.NoError(w.t, w.alloc(w.s, 100)) },
+		op: func(w *world) error { return w.alloc(w.s, 8*kib) }},
+	{name: "Alloc on a stream that others know", setup: func(w *world) { w.s.Handle() },
+		op: func(w *world) error { return w.alloc(w.s, 100) }},
+	{name: "Alloc exact", op: func(w *world) error { return w.alloc(w.s, 16*kib64) }},
+	{name: "Alloc exact, others make room", setup: func(w *world) {
+		w.fill(w.s, 4, 16*kib64)
+		w.fill(w.other, 14, kib64)
+	}, op: func(w *world) error { return w.alloc(w.s, 20*kib64) }},
+	{name: "Alloc between, the first", op: func(w *world) error { return w.alloc(w.s, 3*kib64) }},
+	{name: "Alloc between", setup: func(w *world) { require.NoError(w.t, w.alloc(w.s, 3*kib64+100)) },
+		op: func(w *world) error { return w.alloc(w.s, 3*kib64) }},
+	{name: "Alloc between, for a peer too", peer: true, op: func(w *world) error { return w.alloc(w.s, 3*kib64) }},
+	{name: "Alloc stitched", setup: func(w *world) { w.fill(w.s, 16, 2*kib64) },
+		op: func(w *world) error { return w.alloc(w.s, 12*kib64) }},
+	{name: "Alloc stitched in a full pool", setup: func(w *world) {
+		w.fill(w.s, 16, 2*kib64)
+		w.fill(w.other, 20, 2*kib64)
+		require.NoError(w.t, w.p.SetLimit(int(w.p.Stats().Reserved)))
+	}, op: func(w *world) error { return w.alloc(w.s, 14*kib64) }},
+	{name: "Alloc of what was another stream's", setup: func(w *world) { w.some() },
+		op: func(w *world) error {
+			for _, bytes := range []int{100, 3 * kib64, 16 * kib64} {
+				if err := errors.Join(w.alloc(w.s, bytes), w.alloc(w.s, bytes)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}},
+	{name: "Alloc in a full pool whose chunks stay", peer: true, setup: func(w *world) {
+		w.fill(w.s, 16, 2*kib64)
+		require.NoError(w.t, w.p.SetLimit(int(w.p.Stats().Reserved)))
+	}, op: func(w *world) error { return w.alloc(w.s, 12*kib64) }},
+	{name: "Alloc after frees that named streams", setup: func(w *world) {
+		w.some()
+		require.NoError(w.t, w.alloc(w.s, 3*kib64))
+		require.NoError(w.t, w.p.Free(w.live[0], w.other))
+		w.live = nil
+	}, op: func(w *world) error { return w.alloc(w.s, 4*kib64) }},
+	{name: "Free", setup: func(w *world) { w.fill(w.s, 4, 3*kib64) },
+		op: func(w *world) error {
+			err := errors.Join(w.p.Free(w.live[0], w.other), w.p.FreePtr(w.live[1].Ptr()))
+			w.live = w.live[2:]
+			return err
+		}},
+	{name: "Trim", setup: (*world).some, op: func(w *world) error { _, err := w.p.Trim(0); return err }},
+	{name: "SetLimit", setup: (*world).some, op: func(w *world) error { return w.p.SetLimit(4 * kib64) }},
+	{name: "Prepare", op: func(w *world) error {
+		ws, err := w.p.Prepare(w.s, pool.Workspace{Name: "a", Bytes: 100}, pool.Workspace{Name: "b", Bytes: 3 * kib64}, pool.Workspace{Name: "c", Bytes: 16 * kib64})
+		w.ready = append(w.ready, ws)
+		return err
+	}},
+	{name: "Capture", setup: func(w *world) { require.NoError(w.t, w.alloc(w.s, 3*kib64)) },
+		op: func(w *world) error {
+			return w.capture(pool.CaptureOptions{}, 100, 200, 3*kib64, 2*kib64, 16*kib64, 17*kib64)
+		}},
+	{name: "Capture, the first use of the pool", op: func(w *world) error { return w.capture(pool.CaptureOptions{}, 3*kib64, 100) }},
+	{name: "Capture as nodes", op: func(w *world) error { return w.capture(pool.CaptureOptions{Nodes: true}, 100, 3*kib64, 16*kib64) }},
+	{name: "A capture of others", setup: func(w *world) { w.some() },
+		op: func(w *world) error {
+			s, err := w.d.NewStream(cuda.StreamOptions{})
+			if err != nil {
+				return err
+			}
+			w.ends = append(w.ends, s.Close)
+			var c *pool.Capture
+			g, err := s.WithCapture(cuda.CaptureOptions{}, func() (err error) {
+				if c, err = w.p.BeginCapture(s, pool.CaptureOptions{}); err != nil {
+					return err
+				}
+				b, err := w.p.Alloc(pool.Request{Bytes: 3 * kib64, Stream: s})
+				if err == nil {
+					err = w.p.Free(b)
+				}
+				_, end := c.End()
+				return errors.Join(err, end)
+			})
+			if err == nil {
+				w.ends = append(w.ends, g.Close)
+				err = g.Close()
+			}
+			if c != nil {
+				if after := c.CloseAfter(s); after != nil {
+					err = errors.Join(err, after)
+					require.NoError(w.t, c.Close())
+				}
+			}
+			return errors.Join(err, w.drain())
+		}},
+	{name: "Memory of a graph that is gone", setup: func(w *world) {
+		require.NoError(w.t, w.capture(pool.CaptureOptions{}, 3*kib64, 2*kib64, 100, 200))
+		require.NoError(w.t, w.graphs[0].Launch(w.s))
+	}, op: func(w *world) error {
+		if err := w.graphs[0].Close(); err != nil {
+			return err
+		}
+		return w.alloc(w.other, 3*kib64)
+	}},
+	{name: "Close", setup: (*world).some, op: func(w *world) error { return w.p.Close() }},
+	{name: "Close after stitching", setup: func(w *world) {
+		w.fill(w.s, 16, 2*kib64)
+		require.NoError(w.t, w.alloc(w.s, 12*kib64))
+		for _, b := range w.live {
+			require.NoError(w.t, w.p.Free(b, w.other))
+		}
+		w.live = nil
+	}, op: func(w *world) error { return w.p.Close() }},
+}
+
+// watch runs f and answers the driver calls that were made meanwhile, without
+// polls of events, of which there are never equally many.
+func (w *world) watch(f func() error, on func(call string)) (calls []string, err error) {
+	var mu sync.Mutex
+	var made []string
+	w.m.OnCall(func(call string) {
+		if on != nil {
+			on(call)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		made = append(made, call)
+	})
+	err = f()
+	w.m.OnCall(nil)
+	mu.Lock()
+	defer mu.Unlock()
+	return slices.Clone(made), err
+}
+
+// blow is a fault: a call fails, a run call possibly after a few of its parts,
+// and then the j-th of the calls behind it, too, if j is not negative.
+type blow struct {
+	sim.Fault
+	j int
+}
+
+func (b blow) String() string {
+	text := fmt.Sprintf("%s number %d answers %d", b.Call, b.After, b.Result)
+	if b.Parts > 0 {
+		text += fmt.Sprintf(" after %d parts", b.Parts-1)
+	}
+	if b.j >= 0 {
+		text += fmt.Sprintf(", and then call %d", b.j)
+	}
+	return text
+}
+
+// TestEveryFailureOfEveryOperation has each driver call of an operation fail, and
+// with it each of those behind it. The pool stays consistent and goes on, it
+// counts the memory that it has, and everything can be closed.
+func TestEveryFailureOfEveryOperation(t *testing.T) {
+	if thorough {
+		t.Skip("it checks the pool itself, after every operation")
+	}
+	patient(t)
+	for _, sc := range scenarios {
+		t.Run(sc.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, sc)
+			calls, err := w.watch(func() error { return sc.op(w) }, nil)
+			require.NoError(t, err)
+			w.sane(sc.name)
+			w.end(sc.name)
+			all, seen := map[string]int{}, map[string]int{}
+			for _, call := range calls {
+				all[call]++
+			}
+			for _, call := range calls {
+				nth := seen[call]
+				seen[call]++
+				// Between the first ones and the last is nothing new; and polls of
+				// events are never equally many.
+				if nth > 1 && (nth+1 < all[call] || strings.HasPrefix(call, "cuEvent")) {
+					continue
+				}
+				f := sim.Fault{Call: call, After: nth, Result: code}
+				sc.strike(t, f)
+				switch call {
+				case "cuMemCreate", "cuMemAddressReserve":
+					f.Result = cuda.Code(driver.OutOfMemory)
+					sc.strike(t, f)
+				case "cuMemUnmap", "cuMemSetAccess":
+					for f.Parts = 2; f.Parts <= 2; f.Parts++ {
+						sc.strike(t, f)
+					}
+				}
+			}
+		})
+	}
+}
+
+// strike has one call fail, and then with each of the next ones, which undo what
+// was done so far.
+func (sc scenario) strike(t *testing.T, f sim.Fault) {
+	sc.run(t, blow{f, -1})
+	if f.Call == "cuStreamEndCapture" {
+		return // where what follows fails too, the stream captures for ever
+	}
+	for j := 0; j < 4 && sc.run(t, blow{f, j}) == 2; j++ {
+	}
+}
+
+// run is one blow at the operation. It answers how many of its faults struck.
+func (sc scenario) run(t *testing.T, b blow) (struck int) {
+	w := newWorld(t, sc)
+	n, behind := 0, -1
+	var mu sync.Mutex
+	w.m.Inject(b.Fault)
+	_, err := w.watch(func() error { return sc.op(w) }, func(call string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if behind >= 0 {
+			if behind == b.j {
+				w.struck = append(w.struck, call)
+			}
+			behind++
+		}
+		if call == b.Call {
+			if n++; n == b.After+1 {
+				w.struck = append(w.struck, call)
+				if b.j >= 0 {
+					behind = 0
+					w.m.Inject(sim.Fault{After: b.j, Result: code})
+				}
+			}
+		}
+	})
+	w.m.ClearFaults()
+	mu.Lock()
+	defer mu.Unlock()
+	at := fmt.Sprintf("%s, %v, struck %v: %v", sc.name, b, w.struck, err)
+	w.sane(at)
+	if err != nil {
+		var typed *cuda.Error
+		require.ErrorAs(t, err, &typed, at)
+		if len(w.struck) == 2 { // what could not be undone counts
+			require.NoError(t, w.p.SetLimit(0), at)
+		}
+		require.NoError(t, sc.op(w), "again, after %s", at)
+		w.sane("again, after " + at)
+	}
+	w.goOn(at)
+	w.end(at)
+	return len(w.struck)
+}
+
+// TestEveryLossInEveryOperation has the driver answer from some call on that the
+// context is gone: then nothing waits, and closing drops the state.
+func TestEveryLossInEveryOperation(t *testing.T) {
+	if thorough {
+		t.Skip("it checks the pool itself, after every operation")
+	}
+	for _, sc := range scenarios {
+		t.Run(sc.name, func(t *testing.T) {
+			t.Parallel()
+			for k := 0; ; k++ {
+				w := newWorld(t, sc)
+				w.m.Inject(sim.Fault{After: k, Times: -1, Result: cuda.Code(driver.IllegalAddress)})
+				calls, err := w.watch(func() error { return sc.op(w) }, nil)
+				w.m.ClearFaults()
+				if len(calls) <= k {
+					w.end(sc.name)
+					return
+				}
+				at := fmt.Sprintf("%s, %s (%d) lost the context: %v", sc.name, calls[k], k, err)
+				if err != nil {
+					require.ErrorIs(t, err, cuda.ErrDeviceLost, at)
+				}
+				require.NoError(t, w.p.Check(), at)
+				for _, ws := range w.ready {
+					require.NoError(t, ws.Close(), at)
+				}
+				for _, b := range w.live {
+					require.NoError(t, w.p.Free(b), at)
+				}
+				for _, g := range w.graphs {
+					require.NoError(t, g.Close(), at)
+				}
+				require.NoError(t, w.drain(), at)
+				require.NoError(t, w.p.Close(), at)
+				require.NoError(t, w.p.Check(), at)
+				require.Zero(t, w.p.Stats().Reserved, at)
+				for i := len(w.ends) - 1; i >= 0; i-- {
+					require.NoError(t, w.ends[i](), at)
+				}
+				require.Empty(t, w.sys.Live(), at)
+				require.NoError(t, w.sys.Close(), at)
+				_ = w.m.Close() // what was dropped is still there: the driver was not asked any more
+			}
+		})
+	}
+}
+
+// sane checks what holds in every state.
+func (w *world) sane(at string) {
+	require.NoError(w.t, w.p.Check(), at)
+	st := w.p.Stats()
+	bytes, blocks := uint64(0), len(w.live)
+	for _, b := range w.live {
+		bytes += uint64(b.Bytes())
+	}
+	for _, ws := range w.ready {
+		for _, name := range []string{"a", "b", "c"} {
+			if b, ok := ws.Get(name); ok {
+				blocks++
+				bytes += uint64(b.Bytes())
+			}
+		}
+	}
+	require.EqualValues(w.t, blocks, st.Blocks, at)
+	require.Equal(w.t, bytes, st.Requested, at)
+	require.Equal(w.t, w.base-w.free(), st.Reserved, "the pool counts what it has: %s", at)
+	require.LessOrEqual(w.t, st.PeakReserved, w.base, "the pool never had more than there is: %s", at)
+	live := w.m.Live()
+	require.Equal(w.t, live[sim.KindReservation], w.sys.Stats().Reservations, at)
+	require.Equal(w.t, live[sim.KindAllocation], w.sys.Stats().Allocations, at)
+}
+
+// goOn has the pool serve requests of every kind.
+func (w *world) goOn(at string) {
+	require.NoError(w.t, w.p.SetLimit(0), at)
+	for _, b := range w.live {
+		require.NoError(w.t, w.p.Free(b), at)
+	}
+	w.live = nil
+	for _, bytes := range []int{100, 8 * kib, kib64, 5 * kib64, 16 * kib64} {
+		b, err := w.p.Alloc(pool.Request{Bytes: bytes, Stream: w.other})
+		if errors.Is(err, cuda.ErrClosed) {
+			return // it was
+		}
+		require.NoError(w.t, err, "%d bytes after %s", bytes, at)
+		w.live = append(w.live, b)
+		require.NoError(w.t, w.other.Memset(b.Ptr(), 1, bytes))
+	}
+	require.NoError(w.t, w.other.Synchronize(), at)
+	w.sane("going on after " + at)
+}
+
+// end closes everything; nothing may be left anywhere.
+func (w *world) end(at string) {
+	t := w.t
+	for _, ws := range w.ready {
+		require.NoError(t, ws.Close(), at)
+	}
+	w.ready = nil
+	for _, b := range w.live {
+		require.NoError(t, w.p.Free(b), at)
+	}
+	w.live = nil
+	for _, g := range w.graphs {
+		require.NoError(t, g.Close(), at)
+	}
+	require.NoError(t, w.drain(), at)
+	require.NoError(t, w.p.Close(), at)
+	w.sane("closed, after " + at)
+	require.Zero(t, w.p.Stats().Reserved, at)
+	for i := len(w.ends) - 1; i >= 0; i-- {
+		require.NoError(t, w.ends[i](), at)
+	}
+	require.Empty(t, w.sys.Live(), at)
+	require.NoError(t, w.sys.Close(), at)
+	require.Empty(t, w.m.Fault(), at)
+	leaks := w.m.Leaks()
+	if slices.Contains(w.struck, "cuEventDestroy") {
+		leaks = slices.DeleteFunc(leaks, func(l sim.Leak) bool { return l.Kind == sim.KindEvent })
+	}
+	require.Empty(t, leaks, at)
+	_ = w.m.Close() // what it could report was looked at
+}
