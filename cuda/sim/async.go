@@ -57,7 +57,7 @@ func dropAll(leases []*lease) {
 
 func (l *lease) drop() {
 	l.refs--
-	if l.refs > 0 {
+	if l.refs > 0 || l.m.dismantled {
 		return
 	}
 	l.m.leased.remove(l.lo)

@@ -138,6 +138,9 @@ func (c *gpuContext) destroy() {
 			m.evict(r) // which may let others in
 		}
 	}
+	if m.closed {
+		return
+	}
 	delete(m.contexts, c.handle)
 	m.untrack(c.object)
 	c.device.pool.give(c.device.options.ContextMemory)

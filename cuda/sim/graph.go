@@ -70,11 +70,13 @@ func (a *api) GraphLaunch(c driver.Context, h driver.GraphExec, sh driver.Stream
 	}
 	t := a.m.graphTask(e.nodes)
 	t.after = func() { dropAll(e.leases) }
+	holdAll(e.leases) // now: the graph may be destroyed while this waits
 	o, r := s.submit(t, e.last)
-	if o != nil {
-		e.last = o
-		holdAll(e.leases)
+	if o == nil {
+		dropAll(e.leases)
+		return r
 	}
+	e.last = o
 	return r
 }
 
@@ -87,8 +89,8 @@ func (m *Machine) graphTask(nodes []*node) task {
 	}
 	t.run = func(*gpuContext) *fault {
 		for _, n := range m.shuffled(nodes) {
-			for polls := 0; n.ready != nil && !m.nodeReady(n); polls++ {
-				time.Sleep(pollAfter(polls))
+			if !m.awaitNode(n) {
+				return nil
 			}
 			if n.run == nil {
 				continue
@@ -102,11 +104,20 @@ func (m *Machine) graphTask(nodes []*node) task {
 	return t
 }
 
-// nodeReady also lets a node go on that waits on a closed machine.
-func (m *Machine) nodeReady(n *node) bool {
+// awaitNode waits until a node can begin, and reports whether it still may: the
+// machine may be closed, or the context lost.
+func (m *Machine) awaitNode(n *node) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.closed || n.ready(n.context)
+	for polls := 0; m.outcome(n.context) == driver.Success; polls++ {
+		if n.ready == nil || n.ready(n.context) {
+			return true
+		}
+		m.mu.Unlock()
+		time.Sleep(pollAfter(polls))
+		m.mu.Lock()
+	}
+	return false
 }
 
 // shuffled puts nodes into one of the orders that their dependencies allow.

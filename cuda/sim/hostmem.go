@@ -88,7 +88,7 @@ func (a *api) dropHost(call driver.Call, c driver.Context, kind string, p unsafe
 	}
 	m.untrack(r.object)
 	m.evict(r)
-	return r.context.lost
+	return m.outcome(r.context)
 }
 
 func (a *api) MemHostRegister(c driver.Context, p unsafe.Pointer, n uint64, flags driver.HostRegisterFlags) driver.Result {

@@ -14,7 +14,8 @@ import (
 // it. The function does the whole grid's work. It must touch device memory only
 // through this package (Load, Store and the word methods), which checks every
 // access as the device does: a bad one ends the function and destroys the
-// context. A panic of its own does so too.
+// context. A panic of its own, and the end of its goroutine (the FailNow of a
+// test), do so too.
 type Kernel struct {
 	// Name is the entry's name.
 	Name string
@@ -94,11 +95,12 @@ func (k *Kernel) copy(p uint64, b []byte, write bool) {
 	}
 }
 
-// stop ends a kernel's function. A nil fault means that the machine was closed.
+// stop ends a kernel's function. A nil fault means that the machine was closed,
+// or that the context was lost to another fault.
 type stop struct{ fault *fault }
 
-// pin also ends the kernel when the machine is closed, so that one which polls
-// memory cannot outlive it.
+// pin also ends the kernel when the machine is closed or the context was lost, so
+// that one which polls memory cannot outlive them.
 func (k *Kernel) pin(p, n uint64, need driver.AccessFlags) *pins {
 	k.check()
 	at, f := k.m.pin(k.context, driver.CallLaunchKernel, place{addr: p}, n, need)
@@ -112,7 +114,7 @@ func (k *Kernel) pin(p, n uint64, need driver.AccessFlags) *pins {
 func (k *Kernel) check() {
 	k.m.mu.Lock()
 	defer k.m.mu.Unlock()
-	if k.m.closed {
+	if k.m.closed || k.context.lost != driver.Success {
 		panic(stop{})
 	}
 }
@@ -154,7 +156,8 @@ func (k *Kernel) AddWord(p, delta uint64) (sum uint64) {
 	return sum
 }
 
-// Sleep lets the kernel run for so long, or until the machine is closed.
+// Sleep lets the kernel run for so long, or until the machine is closed or the
+// context is lost.
 func (k *Kernel) Sleep(d time.Duration) {
 	for end := time.Now().Add(d); ; {
 		k.check()
@@ -166,19 +169,26 @@ func (k *Kernel) Sleep(d time.Duration) {
 	}
 }
 
-// run calls the twin and turns the end it took into a fault.
-func (k *Kernel) run(twin func(*Kernel)) (f *fault) {
-	defer func() {
-		switch p := recover().(type) {
-		case nil:
-		case stop:
-			f = p.fault
-		default:
-			f = &fault{driver.LaunchFailed, fmt.Sprintf("kernel %s: its Go function panicked: %v", k.Name, p)}
-		}
+// run calls the twin and turns the end that it took into a fault. The twin has a
+// goroutine of its own, which it may end: a test's FailNow does.
+func (k *Kernel) run(twin func(*Kernel)) *fault {
+	ended := make(chan *fault)
+	go func() {
+		f := &fault{driver.LaunchFailed, fmt.Sprintf("kernel %s: its Go function ended its goroutine: it must return, and report to a test with Errorf alone", k.Name)}
+		defer func() {
+			switch p := recover().(type) {
+			case nil:
+			case stop:
+				f = p.fault
+			default:
+				f = &fault{driver.LaunchFailed, fmt.Sprintf("kernel %s: its Go function panicked: %v", k.Name, p)}
+			}
+			ended <- f
+		}()
+		twin(k)
+		f = nil
 	}()
-	twin(k)
-	return nil
+	return <-ended
 }
 
 // The limits of a launch, as on the device on which the driver was measured.

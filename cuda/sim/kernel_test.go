@@ -2,6 +2,7 @@ package sim
 
 import (
 	"encoding/binary"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -25,6 +26,7 @@ const testPTX = `
 
 .visible .entry sim_test_gate(.param .u64 word) { ret; }
 .visible .entry sim_test_panic() { ret; }
+.visible .entry sim_test_goexit() { ret; }
 .visible .entry sim_test_misaligned(.param .u64 p) { ret; }
 .visible .entry sim_test_wrong_param(.param .u32 p) { ret; }
 .visible .entry sim_test_no_twin() { ret; }
@@ -52,6 +54,7 @@ func init() {
 		k.StoreWord(p+8, k.AddWord(p, 1))
 	})
 	RegisterKernel("sim_test_panic", func(k *Kernel) { panic("a defect of the kernel") })
+	RegisterKernel("sim_test_goexit", func(k *Kernel) { runtime.Goexit() }) // as t.FailNow does
 	RegisterKernel("sim_test_misaligned", func(k *Kernel) { k.LoadWord(Param[uint64](k, 0) + 1) })
 	RegisterKernel("sim_test_wrong_param", func(k *Kernel) { Param[uint64](k, 0) })
 }

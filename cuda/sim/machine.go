@@ -192,10 +192,17 @@ func (m *Machine) dismantle() {
 }
 
 // Memory tells how many bytes of a device's memory are free, and how many
-// there are.
+// there are. It panics on a device that is not there, and on a machine that was
+// closed.
 func (m *Machine) Memory(device int) (free, total uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	switch {
+	case device < 0 || device >= len(m.devices):
+		panic(fmt.Sprintf("sim: Memory of device %d: the machine has %d", device, len(m.devices)))
+	case m.closed:
+		panic(fmt.Sprintf("sim: Memory of device %d: machine %s was closed; ask before", device, m.name))
+	}
 	p := m.devices[device].pool
 	return m.available(p), p.limit
 }

@@ -33,13 +33,20 @@ type resident struct {
 
 // evict ends the range: nobody can reach its memory from now on. Copies in
 // progress keep device memory alive; host memory they must leave first, since
-// it goes back to the system.
+// it goes back to the system. Who waited until the machine was closed finds it
+// dismantled.
 func (m *Machine) evict(r *resident) {
+	if m.dismantled {
+		return
+	}
 	m.resident.remove(r.lo)
 	for r.host != nil && r.busy > 0 {
 		m.changed.Wait()
 	}
 	r.dismantle()
+	if m.dismantled {
+		return // all else went with the machine
+	}
 	if r.managed != nil {
 		r.managed.pages.each(span{0, r.mem.size}, m.unpage)
 	}
@@ -149,6 +156,9 @@ func (m *Machine) pin(c *gpuContext, call driver.Call, at place, n uint64, need 
 // locate is pin without holding anything: it serves for as long as the lock is
 // held.
 func (m *Machine) locate(c *gpuContext, call driver.Call, addr, n uint64, need driver.AccessFlags) (*pins, *fault) {
+	if n > ^uint64(0)-addr {
+		return nil, m.illegal(c, call, addr, addr, n, "the addresses end before it does")
+	}
 	p := &pins{m: m}
 	next := addr
 	for r := range m.resident.over(addr, addr+n) {
@@ -232,43 +242,53 @@ func (m *Machine) illegal(c *gpuContext, call driver.Call, at, start, n uint64, 
 		call, start, start, n, uintptr(c.handle), c.device.ordinal, at, why)}
 }
 
-// Bytes copies n bytes out of device memory, whoever has access to it. The
-// address is a number as the driver gave it.
+// Bytes copies n bytes out of device memory, as they are now, whoever has access
+// to it. The address is a number as the driver gave it; where not all of it is
+// memory, and on a machine that was closed, the error says so.
 func (m *Machine) Bytes(ptr uint64, n int) ([]byte, error) {
 	if n < 0 {
 		return nil, fmt.Errorf("sim: %d bytes at %#x; lengths are not negative", n, ptr)
 	}
-	b := make([]byte, n)
-	return b, m.poke(ptr, b, false)
-}
-
-// Poke copies b into device memory, whoever has access to it.
-func (m *Machine) Poke(ptr uint64, b []byte) error { return m.poke(ptr, b, true) }
-
-func (m *Machine) poke(ptr uint64, b []byte, write bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n := uint64(len(b))
-	if n == 0 {
-		return nil
+	runs, err := m.look(ptr, uint64(n))
+	if err != nil {
+		return nil, err
 	}
-	if !m.backed(ptr, n) {
-		return fmt.Errorf("sim: not all of [%#x, %#x+%#x) is memory of machine %s; map it, or ask for less", ptr, ptr, n, m.name)
+	b := make([]byte, n)
+	copyRuns([][]byte{b}, runs)
+	return b, nil
+}
+
+// Poke copies b into device memory, whoever has access to it. It fails where
+// Bytes does, and then has written nothing.
+func (m *Machine) Poke(ptr uint64, b []byte) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	runs, err := m.look(ptr, uint64(len(b)))
+	if err != nil {
+		return err
+	}
+	copyRuns(runs, [][]byte{b})
+	return nil
+}
+
+// look finds n bytes of device memory.
+func (m *Machine) look(ptr, n uint64) (runs [][]byte, err error) {
+	switch {
+	case m.closed:
+		return nil, fmt.Errorf("sim: machine %s was closed, and its memory went with it; look before", m.name)
+	case !m.backed(ptr, n):
+		return nil, fmt.Errorf("sim: not all of [%#x, %#x+%#x) is memory of machine %s; map it, or ask for less", ptr, ptr, n, m.name)
 	}
 	for r := range m.resident.over(ptr, ptr+n) {
 		if r.v.mem != nil && r.v.mem.team != nil {
-			return fmt.Errorf("sim: [%#x, %#x) are multicast addresses, which have no bytes of their own: take those of a device's memory", r.lo, r.hi)
+			return nil, fmt.Errorf("sim: [%#x, %#x) are multicast addresses, which have no bytes of their own: take those of a device's memory", r.lo, r.hi)
 		}
-		for _, run := range r.v.runs(max(ptr, r.lo)-r.lo, min(r.hi, ptr+n)-max(ptr, r.lo)) {
-			if write {
-				copy(run, b)
-			} else {
-				copy(b, run)
-			}
-			b = b[len(run):]
-		}
+		lo, hi := max(ptr, r.lo), min(ptr+n, r.hi)
+		runs = append(runs, r.v.runs(lo-r.lo, hi-lo)...)
 	}
-	return nil
+	return runs, nil
 }
 
 // runs are n bytes of the range in as many pieces as they lie in.
