@@ -75,7 +75,10 @@ func (a *addressSpace) put(s span) {
 }
 
 // overlaps reports whether any of s lies in the window.
-func (a *addressSpace) overlaps(s span) bool { return s.lo < a.window.hi && a.window.lo < s.hi }
+func (a *addressSpace) overlaps(s span) bool {
+	a.init()
+	return s.lo < a.window.hi && a.window.lo < s.hi
+}
 
 // reaches reports whether the CPU can be given access at p.
-func (a *addressSpace) reaches(p uint64) bool { return p >= a.window.lo && p < a.window.hi }
+func (a *addressSpace) reaches(p uint64) bool { return a.overlaps(span{p, p + 1}) }

@@ -3,6 +3,7 @@
 package sim
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -333,6 +334,32 @@ func TestExportFailsCleanlyWithoutTheFolder(t *testing.T) {
 	require.Equal(t, pattern(chunk), r.bytes(p, chunk))
 	require.EqualValues(t, 7*chunk, r.free())
 	r.ok(r.MemRelease(h))
+}
+
+// What was begun is undone when it cannot be finished.
+func TestHostMemoryThatCannotBeSharedLeavesNothing(t *testing.T) {
+	folder := t.TempDir()
+	r := start(t, small(folder, 8))
+	const times = 20
+	next := r.m.books.NewID() + 1
+	for i := range uint64(times) { // the names are taken
+		require.NoError(t, os.WriteFile(fmt.Sprintf("%s/memory-%016x", folder, next+i), nil, 0o600))
+	}
+	before, maps := openDescriptors(t), mappings(t)
+	for range times {
+		_, res := r.MemCreate(chunk, at(driver.LocationHostNUMA, 0, driver.HandlePosixFD))
+		r.is(driver.OutOfMemory, res)
+	}
+	require.Equal(t, before, openDescriptors(t))
+	require.Less(t, mappings(t), maps+times)
+	require.Zero(t, r.m.books.Usage().Taken[1])
+}
+
+// mappings is how many the process has.
+func mappings(t testing.TB) int {
+	text, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	return bytes.Count(text, []byte("\n"))
 }
 
 // inFolder opens the machine of a folder in a child.

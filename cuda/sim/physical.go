@@ -114,7 +114,9 @@ func (m *Machine) newMemory(p *pool, size uint64, prop driver.AllocationProp) (*
 		var s *osmem.Shared
 		var id uint64
 		if s, id, err = m.newShared(mem); err == nil {
-			err = mem.moveTo(s, id)
+			if err = mem.moveTo(s, id); err != nil {
+				_ = s.Close()
+			}
 		}
 	} else {
 		if p.arena == nil {

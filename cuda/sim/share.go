@@ -264,6 +264,9 @@ func (m *Machine) openShared(fd int) (*memory, driver.Result) {
 	s, err := osmem.OpenShared(fd)
 	if err != nil {
 		m.note("import of descriptor %d: %v", fd, err)
+		if !errors.Is(err, osmem.ErrNotShared) {
+			return nil, driver.OperatingSystem
+		}
 		return nil, driver.Unknown
 	}
 	l, err := labelOf(s)

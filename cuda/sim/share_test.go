@@ -182,6 +182,56 @@ func TestMemoryOfAnAbsentDeviceCannotBeImported(t *testing.T) {
 	r.ok(r.MemRelease(h))
 }
 
+// A full table of descriptors is not what is wrong with the memory.
+func TestExportAndImportWithoutAFreeDescriptor(t *testing.T) {
+	needLinux(t)
+	for _, o := range []Options{{}, {Folder: t.TempDir()}} {
+		r := start(t, o)
+		h := r.create(chunk, on(0, driver.HandlePosixFD))
+		f := r.export(h)
+		maker, importer := start(t, o), start(t, o)
+		other := maker.create(chunk, on(0, driver.HandlePosixFD))
+		fillDescriptors(t, func() {
+			_, res := importer.importFD(f)
+			r.is(driver.OperatingSystem, res)
+			_, res = maker.MemExportToShareableHandle(other, driver.HandlePosixFD)
+			r.is(driver.OperatingSystem, res)
+		})
+		i, res := importer.importFD(f)
+		r.ok(res)
+		r.ok(importer.MemRelease(i))
+		require.NoError(t, maker.export(other).Close())
+		r.ok(maker.MemRelease(other))
+		r.ok(r.MemRelease(h))
+	}
+}
+
+// fillDescriptors calls f while the process can open no further descriptor.
+func fillDescriptors(t *testing.T, f func()) {
+	t.Helper()
+	var limit syscall.Rlimit
+	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	low := limit
+	low.Cur = 200
+	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &low))
+	defer func() { require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit)) }()
+	var full []int
+	defer func() {
+		for _, fd := range full {
+			_ = syscall.Close(fd)
+		}
+	}()
+	for {
+		fd, err := syscall.Dup(0)
+		if err != nil {
+			require.ErrorIs(t, err, syscall.EMFILE)
+			break
+		}
+		full = append(full, fd)
+	}
+	f()
+}
+
 func TestExportWhileWorkIsUnderway(t *testing.T) {
 	needLinux(t)
 	// The bytes move into a file while copies write them: none is lost.

@@ -19,7 +19,6 @@ type Ledger struct {
 	board  *osmem.Board
 	books
 	me   *holder // the own record; nil without a part in the machine
-	made uint64  // how many memories
 	left []entry // memories that this holder gave up while others held them
 }
 

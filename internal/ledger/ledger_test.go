@@ -89,6 +89,20 @@ func TestFilesGetTheFoldersPermissions(t *testing.T) {
 	}
 }
 
+// A process exports for as long as it likes.
+func TestNumbersOfMemoriesAreNeverUsedTwice(t *testing.T) {
+	folder := t.TempDir()
+	a, b := join(t, folder), join(t, folder)
+	theirs := b.NewID()
+	for range 1<<24 + 1 {
+		if a.NewID() == theirs {
+			t.Fatalf("number %#x is given twice", theirs)
+		}
+	}
+	require.NoError(t, a.Close())
+	require.NoError(t, b.Close())
+}
+
 func TestLimitsAreShared(t *testing.T) {
 	folder := t.TempDir()
 	a, b := join(t, folder), join(t, folder)

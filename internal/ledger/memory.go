@@ -65,10 +65,7 @@ func (l *Ledger) taken(pool int) (n uint64) {
 }
 
 // NewID numbers a memory. No memory of the machine ever has the same.
-func (l *Ledger) NewID() uint64 {
-	l.made++
-	return l.me.serial.Load()<<24 + l.made
-}
+func (l *Ledger) NewID() uint64 { return l.ids.Add(1) }
 
 // NewFile makes the file of a memory, of n bytes in all. Publish names it.
 func (l *Ledger) NewFile(n uint64) (*osmem.Shared, error) { return l.folder.NewFile(n) }

@@ -7,7 +7,7 @@ import (
 
 // The file: the header, the description, the holders, the memories.
 const (
-	magic = 0x6375766d6d000004 // its last byte is the version
+	magic = 0x6375766d6d000005 // its last byte is the version
 
 	maxHolders  = 1 << 10
 	maxMemories = 1 << 15
@@ -31,6 +31,7 @@ type header struct {
 	description atomic.Uint64    // its length in bytes
 	pools       atomic.Uint64
 	serials     atomic.Uint64           // how many holders there ever were
+	ids         atomic.Uint64           // how many memories
 	holders     atomic.Uint64           // one past the last record that was ever used
 	memories    atomic.Uint64           // the same
 	limits      [maxPools]atomic.Uint64 // of the pools, in bytes

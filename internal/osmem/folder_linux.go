@@ -49,7 +49,7 @@ func (f *Folder) Close() error {
 // it, though it is only taken when touched.
 func (f *Folder) NewFile(n uint64) (*Shared, error) {
 	var fs unix.Statfs_t
-	if err := unix.Fstatfs(f.fd, &fs); err == nil && n/uint64(fs.Bsize) > fs.Bavail {
+	if err := unix.Fstatfs(f.fd, &fs); err == nil && !fits(&fs, n) {
 		return nil, fmt.Errorf("make a file of %d bytes: the folder's file system has %d free: %w",
 			n, fs.Bavail*uint64(fs.Bsize), unix.ENOSPC)
 	}
@@ -71,6 +71,12 @@ func (f *Folder) NewFile(n uint64) (*Shared, error) {
 	}
 	s.fd = fd
 	return s, nil
+}
+
+// fits reports whether a file system has room for n bytes more. One that is not
+// limited tells of no blocks at all.
+func fits(fs *unix.Statfs_t, n uint64) bool {
+	return fs.Blocks == 0 || n/uint64(fs.Bsize) <= fs.Bavail
 }
 
 // Link gives a file that NewFile made its name, which nothing may have yet. From
