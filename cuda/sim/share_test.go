@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/osmem"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 func fdHandle(fd int) (s driver.ShareableHandle) {
@@ -469,4 +472,81 @@ func socketpair(t *testing.T) (a, b *os.File) {
 	a, b = os.NewFile(uintptr(fds[0]), "ours"), os.NewFile(uintptr(fds[1]), "theirs")
 	t.Cleanup(func() { a.Close(); b.Close() })
 	return a, b
+}
+
+func init() {
+	reexec.Register("sim: host memory without a mapping left", func(c *reexec.Child) error {
+		m, err := New(Options{})
+		if err != nil {
+			return err
+		}
+		d := m.Driver()
+		d.Init()
+		h, r := d.MemCreate(chunk, at(driver.LocationHostNUMA, 0, 0))
+		if r != driver.Success {
+			return fmt.Errorf("create: %v", r)
+		}
+		p, _ := d.MemAddressReserve(chunk, 0, 0)
+		if r := d.MemMap(p, chunk, 0, h); r != driver.Success {
+			return fmt.Errorf("map: %v", r)
+		}
+		access := func(f driver.AccessFlags) driver.Result {
+			return d.MemSetAccess(p, chunk, []driver.AccessDesc{grant(driver.LocationHostNUMA, 0, f)})
+		}
+		// Every second page of another kind: a mapping for each.
+		page := os.Getpagesize()
+		all, err := unix.Mmap(-1, 0, 2*page<<17, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+		if err != nil {
+			return err
+		}
+		for i := 0; err == nil; i += 2 * page {
+			if i == len(all) {
+				return errors.New("there was always another mapping")
+			}
+			err = unix.Mprotect(all[i:i+page], unix.PROT_READ)
+		}
+		without := access(driver.AccessReadWrite)
+		flags, _ := d.MemGetAccess(driver.Location{Type: driver.LocationHostNUMA}, p)
+		if err := unix.Munmap(all); err != nil {
+			return err
+		}
+		if without != driver.OperatingSystem || flags != driver.AccessNone {
+			return fmt.Errorf("set access: %v, which reads %d: %q", without, flags, m.Log())
+		}
+		if r := access(driver.AccessReadWrite); r != driver.Success {
+			return fmt.Errorf("set access: %v", r)
+		}
+		*(*byte)(hostPointer(p)) = 1
+		return nil
+	})
+}
+
+// The process has no more mappings than the system allows: memory that the CPU
+// does not reach is not said to be granted to it.
+func TestAccessThatTheSystemRefuses(t *testing.T) {
+	needLinux(t)
+	text, err := os.ReadFile("/proc/sys/vm/max_map_count")
+	require.NoError(t, err)
+	if limit, err := strconv.Atoi(strings.TrimSpace(string(text))); err != nil || limit > 1<<17 {
+		t.Skipf("the limit of mappings is %s", text)
+	}
+	c := reexec.Command(t, "sim: host memory without a mapping left")
+	c.Start()
+	c.Wait()
+}
+
+func TestAccessOfTheCPUWhereNoAddressIsTheProcesss(t *testing.T) {
+	needLinux(t)
+	r := start(t, Options{})
+	const large = 2 * windowSize
+	p, h := r.reserve(large), r.create(chunk, at(driver.LocationHost, 0, 0))
+	r.ok(r.MemMap(p, chunk, 0, h))
+	r.allow(p, chunk, 0)
+	r.is(driver.OperatingSystem, r.MemSetAccess(p, chunk, []driver.AccessDesc{grant(driver.LocationHost, 0, driver.AccessRead)}))
+	require.Contains(t, r.m.Log()[0], "reserve fewer than 17592186044416 bytes")
+	r.ok(r.MemsetD8Async(r.ctx, p, 1, 8, driver.StreamNull))
+	r.ok(r.StreamSynchronize(r.ctx, driver.StreamNull))
+	r.ok(r.MemUnmap(p, chunk))
+	r.ok(r.MemAddressFree(p, large))
+	r.ok(r.MemRelease(h))
 }

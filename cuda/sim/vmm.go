@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -325,9 +326,10 @@ func (a *api) MemUnmap(p driver.Ptr, size uint64) driver.Result {
 	if !ok {
 		return driver.InvalidValue
 	}
-	return run(mappings, cut, func(r *resident) {
+	return run(mappings, cut, func(r *resident) driver.Result {
 		a.m.untrack(r.object)
 		a.m.evict(r)
+		return driver.Success
 	})
 }
 
@@ -348,21 +350,27 @@ func (a *api) MemSetAccess(p driver.Ptr, size uint64, desc []driver.AccessDesc) 
 			}
 		}
 	}
-	return run(mappings, cut, func(mapping *resident) {
+	return run(mappings, cut, func(mapping *resident) driver.Result {
 		for _, d := range desc {
-			mapping.setAccess(d)
+			if r := mapping.setAccess(d); r != driver.Success {
+				return r
+			}
 		}
+		return driver.Success
 	})
 }
 
-// run does something to each of a run of mappings, unless a test cuts it short.
-func run(mappings []*resident, cut *cut, do func(*resident)) driver.Result {
+// run does something to each of a run of mappings, unless it fails, or a test cuts
+// it short.
+func run(mappings []*resident, cut *cut, do func(*resident) driver.Result) driver.Result {
 	result := driver.Success
 	if cut != nil {
 		mappings, result = mappings[:min(cut.after, len(mappings))], cut.result
 	}
-	for _, r := range mappings {
-		do(r)
+	for _, mapping := range mappings {
+		if r := do(mapping); r != driver.Success {
+			return r
+		}
 	}
 	return result
 }
@@ -399,42 +407,50 @@ func (r *resident) checkAccess(d driver.AccessDesc) driver.Result {
 	return driver.InvalidValue
 }
 
-func (r *resident) setAccess(d driver.AccessDesc) {
+// setAccess fails only where the system does not let the CPU reach the memory, and
+// then has changed nothing.
+func (r *resident) setAccess(d driver.AccessDesc) driver.Result {
+	host, numa := r.hostAccess, r.numaAccess
 	switch d.Location.Type {
 	case driver.LocationDevice:
 		r.access[d.Location.ID] = d.Flags
+		return driver.Success
 	case driver.LocationHost:
-		r.hostAccess = d.Flags
-		r.expose()
+		host = d.Flags
 	case driver.LocationHostNUMA:
-		r.numaAccess = d.Flags
-		r.expose()
+		numa = d.Flags
 	}
+	if err := r.expose(max(host, numa)); err != nil {
+		r.m.note("access of the CPU to host memory at %#x: %v", r.lo, err)
+		return driver.OperatingSystem
+	}
+	r.hostAccess, r.numaAccess = host, numa
+	return driver.Success
 }
 
 // expose lets the CPU see host memory at its mapped address, as far as access
 // was granted.
-func (r *resident) expose() {
-	if !space.reaches(r.lo) {
-		return
-	}
+func (r *resident) expose(granted driver.AccessFlags) error {
 	access := osmem.AccessNone
-	switch max(r.hostAccess, r.numaAccess) {
+	switch granted {
 	case driver.AccessRead:
 		access = osmem.AccessRead
 	case driver.AccessReadWrite:
 		access = osmem.AccessReadWrite
 	}
-	var err error
-	if r.placed {
-		err = osmem.Protect(r.lo, r.size(), access)
-	} else if access != osmem.AccessNone {
-		err = r.mem.place(r.lo, access)
-		r.placed = err == nil
+	switch {
+	case r.placed:
+		return osmem.Protect(r.lo, r.size(), access)
+	case access == osmem.AccessNone:
+		return nil
+	case !space.reaches(r.lo):
+		return fmt.Errorf("the address is none of this process's: reserve fewer than %d bytes", uint64(windowSize))
 	}
-	if err != nil {
-		r.m.note("host memory at %#x stays out of the CPU's reach: %v", r.lo, err)
+	if err := r.mem.place(r.lo, access); err != nil {
+		return errors.Join(err, osmem.Clear(r.lo, r.size())) // of what came to be there
 	}
+	r.placed = true
+	return nil
 }
 
 func (a *api) MemGetAccess(l driver.Location, p driver.Ptr) (driver.AccessFlags, driver.Result) {
