@@ -47,7 +47,8 @@ func (s *Stream) withHost(op string, h HostSlice, do func() error) error {
 }
 
 // Copy copies n bytes of device memory, which may lie on two devices where the
-// stream's device was granted access to both.
+// stream's device was granted access to both. Where the two ranges share memory
+// the result is undefined; the software driver tells of it.
 func (s *Stream) Copy(dst, src Ptr, n int) error {
 	const op = "cuda.Stream.Copy"
 	if err := s.useBytes(op, n); err != nil {

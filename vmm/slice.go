@@ -115,8 +115,8 @@ func (s Slice[T]) CopyToHost(on *cuda.Stream, dst cuda.HostSlice) error {
 	})
 }
 
-// CopyFromSlice copies another slice, as long, into this one. Where the two
-// overlap the result is undefined.
+// CopyFromSlice copies another slice, as long, into this one. Where the two share
+// memory the result is undefined; the software driver tells of it.
 func (s Slice[T]) CopyFromSlice(on *cuda.Stream, src Slice[T]) error {
 	const op = "vmm.Slice.CopyFromSlice"
 	if s.buf == nil || src.buf == nil {

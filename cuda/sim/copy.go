@@ -2,7 +2,10 @@ package sim
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
+	"fmt"
+	"slices"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -21,9 +24,38 @@ func (m *Machine) copyTask(call driver.Call, dst, src place, n uint64) task {
 			return f
 		}
 		defer from.release()
+		if overlap(to.runs, from.runs) {
+			return &fault{driver.IllegalAddress, fmt.Sprintf(
+				"%v of %d bytes from %#x to %#x in context %#x: the two ranges share memory, and what a device leaves there then is undefined: copy by way of memory between them",
+				call, n, src.addr, dst.addr, uintptr(c.handle))}
+		}
 		copyRuns(to.runs, from.runs)
 		return nil
 	}}
+}
+
+// overlap reports whether a byte of one list of pieces is one of the other's.
+func overlap(a, b [][]byte) bool {
+	type piece struct {
+		lo, hi uintptr
+		list   int
+	}
+	var all []piece
+	for list, runs := range [2][][]byte{a, b} {
+		for _, r := range runs {
+			lo := uintptr(unsafe.Pointer(unsafe.SliceData(r)))
+			all = append(all, piece{lo, lo + uintptr(len(r)), list})
+		}
+	}
+	slices.SortFunc(all, func(p, q piece) int { return cmp.Compare(p.lo, q.lo) })
+	var end [2]uintptr // of the pieces so far
+	for _, p := range all {
+		if p.lo < end[1-p.list] {
+			return true
+		}
+		end[p.list] = max(end[p.list], p.hi)
+	}
+	return false
 }
 
 // copyRuns copies between two lists of pieces of the same total length.

@@ -4,9 +4,9 @@
 // It is a driver, not a mock. A program that works on the real driver works
 // here; and a program that is wrong, but that a GPU lets pass, is caught: work
 // is done as late and in as odd an order as the rules allow, freed addresses
-// are not reused, and work on memory that was unmapped, freed or never granted
-// destroys its context, as on a GPU, with the culprit named by
-// [Machine.Fault].
+// are not reused, and work on memory that was unmapped, freed or never granted,
+// a copy between ranges that overlap, and a kernel's access to an address that is
+// not aligned destroy their context, with the culprit named by [Machine.Fault].
 //
 // # Memory and addresses
 //

@@ -12,7 +12,7 @@ func TestLaunchesOfOneGraphDoNotOverlap(t *testing.T) {
 	r := start(t, Options{})
 	p, a, b := r.mapped(1), r.stream(1), r.stream(1)
 	r.begin(a)
-	r.ok(r.MemcpyDtoDAsync(r.ctx, p+1, p, 4, a))
+	r.ok(r.MemcpyDtoDAsync(r.ctx, p+4, p, 4, a))
 	e := r.end(a)
 	r.m.Hold(uintptr(a))
 	r.ok(r.GraphLaunch(r.ctx, e, a))

@@ -62,26 +62,34 @@ func Param[T any](k *Kernel, i int) T {
 }
 
 // Load reads n values of type T, which must hold no pointers, at a device
-// address.
+// address that is aligned for them.
 func Load[T any](k *Kernel, p uint64, n int) []T {
 	v := make([]T, n)
-	k.copy(p, bytesOf(unsafe.SliceData(v), n), false)
+	k.copy(p, bytesOf(unsafe.SliceData(v), n), unsafe.Alignof(*new(T)), false)
 	return v
 }
 
-// Store writes values, whose type must hold no pointers, to a device address.
+// Store writes values, whose type must hold no pointers, to a device address that
+// is aligned for them.
 func Store[T any](k *Kernel, p uint64, v []T) {
-	k.copy(p, bytesOf(unsafe.SliceData(v), len(v)), true)
+	k.copy(p, bytesOf(unsafe.SliceData(v), len(v)), unsafe.Alignof(*new(T)), true)
+}
+
+func (k *Kernel) aligned(p uint64, to uintptr) {
+	if p%uint64(to) != 0 {
+		panic(stop{&fault{driver.MisalignedAddress, fmt.Sprintf("kernel %s: the address %#x is not aligned to %d bytes", k.Name, p, to)}})
+	}
 }
 
 func bytesOf[T any](p *T, n int) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(p)), uintptr(n)*unsafe.Sizeof(*p))
 }
 
-func (k *Kernel) copy(p uint64, b []byte, write bool) {
+func (k *Kernel) copy(p uint64, b []byte, align uintptr, write bool) {
 	if len(b) == 0 {
 		return
 	}
+	k.aligned(p, align)
 	need := driver.AccessRead
 	if write {
 		need = driver.AccessReadWrite
@@ -121,9 +129,7 @@ func (k *Kernel) check() {
 
 // word gives a function an aligned 64-bit word of device memory.
 func (k *Kernel) word(p uint64, need driver.AccessFlags, use func(w *atomicWord)) {
-	if p%wordSize != 0 {
-		panic(stop{&fault{driver.MisalignedAddress, fmt.Sprintf("kernel %s: the word at %#x is not aligned to %d bytes", k.Name, p, wordSize)}})
-	}
+	k.aligned(p, wordSize)
 	at := k.pin(p, wordSize, need)
 	defer at.release()
 	use(word(at.runs[0]))
@@ -137,9 +143,7 @@ func (k *Kernel) LoadWord(p uint64) (v uint64) {
 
 // LoadWord32 reads the 32-bit word at p atomically.
 func (k *Kernel) LoadWord32(p uint64) uint32 {
-	if p%4 != 0 {
-		panic(stop{&fault{driver.MisalignedAddress, fmt.Sprintf("kernel %s: the word at %#x is not aligned to 4 bytes", k.Name, p)}})
-	}
+	k.aligned(p, 4)
 	at := k.pin(p, 4, driver.AccessRead)
 	defer at.release()
 	return (*atomic.Uint32)(unsafe.Pointer(unsafe.SliceData(at.runs[0]))).Load()

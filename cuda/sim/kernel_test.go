@@ -27,7 +27,7 @@ const testPTX = `
 .visible .entry sim_test_gate(.param .u64 word) { ret; }
 .visible .entry sim_test_panic() { ret; }
 .visible .entry sim_test_goexit() { ret; }
-.visible .entry sim_test_misaligned(.param .u64 p) { ret; }
+.visible .entry sim_test_misaligned(.param .u64 p, .param .u64 how) { ret; }
 .visible .entry sim_test_wrong_param(.param .u32 p) { ret; }
 .visible .entry sim_test_no_twin() { ret; }
 `
@@ -55,7 +55,22 @@ func init() {
 	})
 	RegisterKernel("sim_test_panic", func(k *Kernel) { panic("a defect of the kernel") })
 	RegisterKernel("sim_test_goexit", func(k *Kernel) { runtime.Goexit() }) // as t.FailNow does
-	RegisterKernel("sim_test_misaligned", func(k *Kernel) { k.LoadWord(Param[uint64](k, 0) + 1) })
+	RegisterKernel("sim_test_misaligned", func(k *Kernel) {
+		p := Param[uint64](k, 0) + 2
+		Store(k, p, []uint16{7}) // as they must be
+		Load[[6]byte](k, p+1, 1)
+		Load[uint64](k, p, 0)
+		switch Param[uint64](k, 1) {
+		case 0:
+			k.LoadWord(p)
+		case 1:
+			k.LoadWord32(p)
+		case 2:
+			Load[float32](k, p, 1)
+		case 3:
+			Store(k, p+2, []float64{1})
+		}
+	})
 	RegisterKernel("sim_test_wrong_param", func(k *Kernel) { Param[uint64](k, 0) })
 }
 
@@ -157,6 +172,12 @@ func TestLaunchChecksWhatItIsGiven(t *testing.T) {
 	r.ok(r.CtxSynchronize(r.ctx))
 }
 
+func misaligned(how uint64) func(r *rig) []byte {
+	return func(r *rig) []byte {
+		return binary.NativeEndian.AppendUint64(binary.NativeEndian.AppendUint64(nil, uint64(r.mapped(1))), how)
+	}
+}
+
 func TestKernelFaults(t *testing.T) {
 	for _, row := range []struct {
 		kernel  string
@@ -168,9 +189,10 @@ func TestKernelFaults(t *testing.T) {
 			return scaleParams(r.mapped(1)+chunk-4, 2, floatTwo) // one value too many
 		}},
 		{"sim_test_panic", driver.LaunchFailed, "a defect of the kernel", func(*rig) []byte { return nil }},
-		{"sim_test_misaligned", driver.MisalignedAddress, "is not aligned", func(r *rig) []byte {
-			return binary.NativeEndian.AppendUint64(nil, uint64(r.mapped(1)))
-		}},
+		{"sim_test_misaligned", driver.MisalignedAddress, "2 is not aligned to 8", misaligned(0)},
+		{"sim_test_misaligned", driver.MisalignedAddress, "2 is not aligned to 4", misaligned(1)},
+		{"sim_test_misaligned", driver.MisalignedAddress, "2 is not aligned to 4", misaligned(2)},
+		{"sim_test_misaligned", driver.MisalignedAddress, "4 is not aligned to 8", misaligned(3)},
 		{"sim_test_wrong_param", driver.LaunchFailed, "is not what the PTX", func(*rig) []byte { return make([]byte, 4) }},
 		{"sim_test_gate", driver.IllegalAddress, "allocated on device 1", func(r *rig) []byte {
 			c, res := r.CtxCreate(0, 1)

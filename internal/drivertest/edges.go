@@ -255,4 +255,39 @@ var edges = []Case{
 			t.answers(driver.InvalidContext, r, "memset")
 		},
 	},
+	{
+		Name:  "†‡ a copy on the device between ranges that overlap, also by two addresses of one memory",
+		Says:  "undefined; on the software driver it fails, and its context is lost",
+		Needs: needs(softwareDriver),
+		Run: func(t *T) {
+			for _, role := range []string{"copy to an overlapping range", "copy to an alias"} {
+				var answer lostContext
+				c := t.child(role)
+				c.Start()
+				c.Recv(&answer)
+				c.Wait()
+				answer.check(t)
+			}
+		},
+	},
+}
+
+func init() {
+	roles["copy to an overlapping range"] = func(c *child) {
+		dev, ctx := c.device(0)
+		p, size := c.mappedChunk(dev)
+		s := c.stream(ctx)
+		c.undo = nil // it is lost
+		c.send(c.watchLoss(ctx, s, c.d.MemcpyDtoDAsync(ctx, p+64, p, size-64, s)))
+	}
+	roles["copy to an alias"] = func(c *child) {
+		dev, ctx := c.device(0)
+		p, size := c.mappedChunk(dev)
+		h, r := c.d.MemRetainAllocationHandle(p)
+		c.ok(r, "retain")
+		alias := c.mapped(h, size, dev)
+		s := c.stream(ctx)
+		c.undo = nil
+		c.send(c.watchLoss(ctx, s, c.d.MemcpyDtoDAsync(ctx, alias+64, p, size-64, s)))
+	}
 }
