@@ -66,6 +66,7 @@ func TestCallsDoNotAllocate(t *testing.T) {
 			"MemImportFromShareableHandle": func() { d.MemImportFromShareableHandle(ofDescriptor(1), driver.HandlePosixFD) },
 			"ModuleLoadData":               func() { d.ModuleLoadData(ours, image) },
 			"ModuleGetFunction":            func() { d.ModuleGetFunction(ours, module, "fill") },
+			"FuncGetParamInfo":             func() { d.FuncGetParamInfo(ours, fn, 0) },
 			"LaunchKernel":                 func() { d.LaunchKernel(ours, fn, launch, params, stream) },
 		} {
 			require.Zero(t, testing.AllocsPerRun(20, call), "%s of the %s form", name, form.name)

@@ -138,8 +138,10 @@ _Static_assert(sizeof(cuvmm_uuid) == 16, "uuid");
     X(cuMemRangeGetAttributes, (void **out, size_t *sizes, uint32_t *attributes, size_t count, uint64_t p, size_t n)) \
     X(cuStreamAttachMemAsync, (uintptr_t stream, uint64_t p, size_t n, uint32_t flags))            \
     X(cuModuleLoadData, (uintptr_t *module, const void *image))                                    \
+    X(cuModuleLoadDataEx, (uintptr_t *module, const void *image, uint32_t n, uint32_t *options, void **values)) \
     X(cuModuleUnload, (uintptr_t module))                                                          \
     X(cuModuleGetFunction, (uintptr_t *function, uintptr_t module, const char *name))              \
+    X(cuFuncGetParamInfo, (uintptr_t function, size_t index, size_t *offset, size_t *size))        \
     X(cuLaunchKernel, (uintptr_t function, uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx,     \
                        uint32_t by, uint32_t bz, uint32_t shared, uintptr_t stream, void **params, \
                        void **extra))

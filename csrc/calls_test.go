@@ -541,6 +541,14 @@ var rows = map[driver.Call]row{
 		},
 		args: []byte(".version 8.0\x00"), values: []any{driver.Module(0x3000000001)}, takes: true,
 	},
+	driver.CallModuleLoadDataEx: {
+		do: func(d driver.Driver, c driver.Context) []any {
+			log := make([]byte, 8)
+			v, r := d.ModuleLoadDataEx(c, []byte(".version 8.0"), log)
+			return []any{v, r}
+		},
+		args: le([]byte(".version 8.0\x00"), uint32(2), uint32(5), uint32(6), uint64(8)), values: []any{driver.Module(0x3000000001)}, takes: true,
+	},
 	driver.CallModuleUnload: {
 		do:   func(d driver.Driver, c driver.Context) []any { return []any{d.ModuleUnload(c, module)} },
 		args: le(module), takes: true,
@@ -551,6 +559,13 @@ var rows = map[driver.Call]row{
 			return []any{v, r}
 		},
 		args: le(module, []byte("fill\x00")), values: []any{driver.Function(0x3000000002)}, takes: true,
+	},
+	driver.CallFuncGetParamInfo: {
+		do: func(d driver.Driver, c driver.Context) []any {
+			offset, size, r := d.FuncGetParamInfo(c, fn, 1<<33)
+			return []any{offset, size, r}
+		},
+		args: le(fn, uint64(1<<33)), values: []any{uint64(16), uint64(8)}, takes: true,
 	},
 	driver.CallLaunchKernel: {
 		do: func(d driver.Driver, c driver.Context) []any {

@@ -270,8 +270,10 @@ int32_t cuvmm_StreamAttachMemAsync(cuvmm_driver d, uintptr_t ctx, uintptr_t s, u
 // module.c
 
 cuvmm_value cuvmm_ModuleLoadData(cuvmm_driver d, uintptr_t ctx, const uint8_t *image, uint64_t n);
+cuvmm_value cuvmm_ModuleLoadDataEx(cuvmm_driver d, uintptr_t ctx, const uint8_t *image, uint64_t n, char *log, uint64_t room);
 int32_t cuvmm_ModuleUnload(cuvmm_driver d, uintptr_t ctx, uintptr_t module);
 cuvmm_value cuvmm_ModuleGetFunction(cuvmm_driver d, uintptr_t ctx, uintptr_t module, const char *name, uint64_t n);
+cuvmm_pair cuvmm_FuncGetParamInfo(cuvmm_driver d, uintptr_t ctx, uintptr_t function, uint64_t index);
 int32_t cuvmm_LaunchKernel(cuvmm_driver d, uintptr_t ctx, uintptr_t function, const cuvmm_launch *l,
                            const uint8_t *params, uint64_t n, uintptr_t s);
 

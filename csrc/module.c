@@ -24,14 +24,34 @@ static char *terminated(const void *text, uint64_t n) {
     return copy;
 }
 
+// The image as the driver wants it: itself, or a copy that the caller frees.
+static const void *readable(const uint8_t *image, uint64_t n, char **copy) {
+    *copy = NULL;
+    if (!is_text(image, n) || (n && image[n - 1] == 0)) return image;
+    return *copy = terminated(image, n);
+}
+
 cuvmm_value cuvmm_ModuleLoadData(cuvmm_driver d, uintptr_t ctx, const uint8_t *image, uint64_t n) {
     uintptr_t module = 0;
-    char *copy = NULL;
-    if (is_text(image, n) && (n == 0 || image[n - 1] != 0)) {
-        copy = terminated(image, n);
-        if (!copy) return (cuvmm_value){0, CUVMM_OUT_OF_MEMORY};
-    }
-    CUVMM_CALL(d, ctx, cuModuleLoadData, (&module, copy ? (const void *)copy : image));
+    char *copy;
+    const void *read = readable(image, n, &copy);
+    if (!read) return (cuvmm_value){0, CUVMM_OUT_OF_MEMORY};
+    CUVMM_CALL(d, ctx, cuModuleLoadData, (&module, read));
+    free(copy);
+    return (cuvmm_value){module, result};
+}
+
+cuvmm_value cuvmm_ModuleLoadDataEx(cuvmm_driver d, uintptr_t ctx, const uint8_t *image, uint64_t n, char *log, uint64_t room) {
+    uintptr_t module = 0;
+    char *copy;
+    const void *read = readable(image, n, &copy);
+    if (!read) return (cuvmm_value){0, CUVMM_OUT_OF_MEMORY};
+    // The driver's options: 5 the log of errors, 6 its size, whose value is the number itself.
+    uint32_t options[] = {5, 6};
+    void *values[] = {log, (void *)(uintptr_t)room};
+    log[0] = 0;
+    CUVMM_CALL(d, ctx, cuModuleLoadDataEx, (&module, read, 2, options, values));
+    log[room - 1] = 0;
     free(copy);
     return (cuvmm_value){module, result};
 }
@@ -48,6 +68,12 @@ cuvmm_value cuvmm_ModuleGetFunction(cuvmm_driver d, uintptr_t ctx, uintptr_t mod
     CUVMM_CALL(d, ctx, cuModuleGetFunction, (&function, module, copy));
     free(copy);
     return (cuvmm_value){function, result};
+}
+
+cuvmm_pair cuvmm_FuncGetParamInfo(cuvmm_driver d, uintptr_t ctx, uintptr_t function, uint64_t index) {
+    size_t offset = 0, size = 0;
+    CUVMM_CALL(d, ctx, cuFuncGetParamInfo, (function, index, &offset, &size));
+    return (cuvmm_pair){offset, size, result};
 }
 
 int32_t cuvmm_LaunchKernel(cuvmm_driver d, uintptr_t ctx, uintptr_t function, const cuvmm_launch *l,

@@ -5,10 +5,14 @@ package csrc
 /*
 #cgo noescape cuvmm_ModuleLoadData
 #cgo nocallback cuvmm_ModuleLoadData
+#cgo noescape cuvmm_ModuleLoadDataEx
+#cgo nocallback cuvmm_ModuleLoadDataEx
 #cgo noescape cuvmm_ModuleUnload
 #cgo nocallback cuvmm_ModuleUnload
 #cgo noescape cuvmm_ModuleGetFunction
 #cgo nocallback cuvmm_ModuleGetFunction
+#cgo noescape cuvmm_FuncGetParamInfo
+#cgo nocallback cuvmm_FuncGetParamInfo
 #cgo noescape cuvmm_LaunchKernel
 #cgo nocallback cuvmm_LaunchKernel
 #include "csrc.h"
@@ -26,6 +30,12 @@ func (t *table) ModuleLoadData(c driver.Context, image []byte) (driver.Module, d
 	return driver.Module(v.value), driver.Result(v.result)
 }
 
+func (t *table) ModuleLoadDataEx(c driver.Context, image, log []byte) (driver.Module, driver.Result) {
+	v := C.cuvmm_ModuleLoadDataEx(t.c, C.uintptr_t(c), (*C.uint8_t)(unsafe.SliceData(image)), C.uint64_t(len(image)),
+		(*C.char)(unsafe.Pointer(unsafe.SliceData(log))), C.uint64_t(len(log)))
+	return driver.Module(v.value), driver.Result(v.result)
+}
+
 func (t *table) ModuleUnload(c driver.Context, m driver.Module) driver.Result {
 	return driver.Result(C.cuvmm_ModuleUnload(t.c, C.uintptr_t(c), C.uintptr_t(m)))
 }
@@ -34,6 +44,11 @@ func (t *table) ModuleGetFunction(c driver.Context, m driver.Module, name string
 	v := C.cuvmm_ModuleGetFunction(t.c, C.uintptr_t(c), C.uintptr_t(m),
 		(*C.char)(unsafe.Pointer(unsafe.StringData(name))), C.uint64_t(len(name)))
 	return driver.Function(v.value), driver.Result(v.result)
+}
+
+func (t *table) FuncGetParamInfo(c driver.Context, f driver.Function, index uint64) (offset, size uint64, r driver.Result) {
+	v := C.cuvmm_FuncGetParamInfo(t.c, C.uintptr_t(c), C.uintptr_t(f), C.uint64_t(index))
+	return uint64(v.first), uint64(v.second), driver.Result(v.result)
 }
 
 func (t *table) LaunchKernel(c driver.Context, f driver.Function, l driver.LaunchConfig, params []byte, s driver.Stream) driver.Result {

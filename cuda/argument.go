@@ -99,6 +99,20 @@ func (p *parameters) addBytes(v uint64, size int) {
 	}
 }
 
+// fits refuses an argument that is not as large as the parameter that the kernel
+// declares in its place, or not where that lies. It was packed between before,
+// with padding, and end.
+func (k *Kernel) fits(op string, i int, t reflect.Type, before, end int) error {
+	align, want := t.Align(), k.declared[i]
+	at := (before + align - 1) / align * align
+	if (parameter{at, end - at}) == want {
+		return nil
+	}
+	return core.Invalid(op, fmt.Sprintf("argument %d of kernel %q, of type %v: it takes %s at offset %d, where the kernel declares %d at offset %d",
+		i, k.name, t, core.Count(end-at, "byte"), at, want.size, want.off),
+		"pass a type of the size that the kernel declares, such as uint64 or cuda.Ptr for 8 bytes and uint32 for 4")
+}
+
 // refuse is the error for an argument of a type that no kernel can take.
 func (k *Kernel) refuse(op string, i int, t reflect.Type) error {
 	if t == nil {

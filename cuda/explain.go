@@ -113,7 +113,7 @@ var byCall = map[callResult]explanation{
 	{driver.CallModuleLoadData, driver.InvalidImage}: {core.InvalidArgument,
 		"pass PTX text, a cubin, or a fat binary"},
 	{driver.CallModuleLoadData, driver.InvalidPTX}: {core.InvalidArgument,
-		"the text does not assemble: ptxas says where"},
+		"correct the text; where nothing more is said here, ptxas says where it does not assemble"},
 	{driver.CallModuleLoadData, driver.UnsupportedPTX}: {core.NotSupported,
 		"the PTX is of a later version than the driver knows: lower its .version, or install a newer driver"},
 	{driver.CallModuleLoadData, driver.NoBinaryForGPU}: {core.NotSupported,

@@ -14,7 +14,11 @@ type Kernel struct {
 	module   *Module
 	name     string
 	function driver.Function
+	declared []parameter // see Module.parameters
 }
+
+// parameter is where a parameter lies in the block of parameters, in bytes.
+type parameter struct{ off, size int }
 
 // Launch is the shape of a kernel launch.
 type Launch struct {
@@ -54,12 +58,13 @@ func (k *Kernel) Module() *Module { return k.module }
 // The arguments are the kernel's parameters, in order: booleans (of one byte),
 // int8 to int64, uint8 to uint64, float32, float64, [Ptr] for addresses, types
 // based on those, and arrays and structs of them. Each takes the size and the
-// alignment that it has in Go, which are C's. Nothing says what the kernel
-// declares, so that is the caller's responsibility: a uint32 for a 64-bit
-// parameter shifts all that follow. Therefore int, uint and uintptr, which have
-// no counterpart in C, are refused, as is whatever refers to Go memory. CUDA's
-// vector and complex types are aligned more strictly than any Go type: give
-// the kernel their elements instead.
+// alignment that it has in Go, which are C's. Where the driver tells what the
+// kernel declares (CUDA 12.4 and later), another number of arguments and
+// arguments of another size are ErrInvalidArgument; before that they are the
+// caller's responsibility: a uint32 for a 64-bit parameter shifts all that
+// follow. int, uint and uintptr, which have no counterpart in C, are refused, as
+// is whatever refers to Go memory. CUDA's vector and complex types are aligned
+// more strictly than any Go type: give the kernel their elements instead.
 //
 // Nothing keeps the memory behind an address alive while the kernel runs: close
 // it with CloseAfter and this stream, or with Close.
@@ -73,13 +78,23 @@ func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
 	defer parameterBlocks.Put(p)
 	p.block = p.block[:0]
 	for i, arg := range args {
+		before := len(p.block)
 		if !p.add(arg) {
 			return k.refuse(op, i, reflect.TypeOf(arg))
+		}
+		if i < len(k.declared) {
+			if err := k.fits(op, i, reflect.TypeOf(arg), before, len(p.block)); err != nil {
+				return err
+			}
 		}
 	}
 	if len(p.block) > maxParameters {
 		return core.Invalid(op, fmt.Sprintf("%d bytes of arguments for kernel %q", len(p.block), k.name),
 			fmt.Sprintf("a kernel takes at most %d bytes: pass the address of memory that holds them", maxParameters))
+	}
+	if len(k.declared) > 0 && len(args) != len(k.declared) {
+		return core.Invalid(op, fmt.Sprintf("%s for kernel %q, which declares %d", core.Count(len(args), "argument"), k.name, len(k.declared)),
+			"pass one for each parameter, in order")
 	}
 	if err := s.use(op); err != nil {
 		return err

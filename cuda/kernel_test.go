@@ -2,6 +2,8 @@ package cuda_test
 
 import (
 	"math"
+	"slices"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -245,40 +247,129 @@ func TestLaunchRefusesBeforeTheDriverIsAsked(t *testing.T) {
 		{"shared memory", k.Launch(s, shared(49153), word), cuda.ErrInvalidArgument, "49153 bytes of shared memory"},
 		{"negative shared memory", k.Launch(s, shared(-1), word), cuda.ErrInvalidArgument, "0 to 49152"},
 		{"an argument of Go's", k.Launch(s, once, word, []int32{1}), cuda.ErrInvalidArgument, `argument 1 of kernel "cuvmm_test_count"`},
-		{"too many arguments", k.Launch(s, once, [4096]uint64{}), cuda.ErrInvalidArgument, "32768 bytes of arguments"},
 	} {
 		require.ErrorIs(t, row.err, row.is, row.what)
 		require.ErrorContains(t, row.err, row.says, row.what)
 	}
 	require.Zero(t, m.Count("cuLaunchKernel"))
 
-	err = k.Launch(s, once)
-	require.ErrorIs(t, err, cuda.ErrInvalidArgument, "what the driver refuses")
-	require.ErrorContains(t, err, "with 0 bytes of arguments")
-	require.ErrorContains(t, err, "compare the arguments with the kernel's parameters")
 	require.NoError(t, k.Launch(s, once, word), "nothing was broken")
 	require.Equal(t, uint64(1), download[uint64](t, s, word))
 }
 
-// deaf is a driver that launches nothing.
-type deaf struct{ driver.Driver }
+// Arguments are compared with what the kernel declares, where the driver tells.
+func TestLaunchComparesArgumentsWithTheKernel(t *testing.T) {
+	m, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	k, s := kernel(t, d, argumentsKernel)
+	out := words(t, d, 64)
+	good := []any{out, true, int64(1), uint16(2), uint32(3), float32(4), float64(5), uint8(6), pair{7, 8}}
+	for _, row := range []struct {
+		what string
+		args []any
+		says string
+	}{
+		{"none", nil, `0 arguments for kernel "cuvmm_test_arguments", which declares 9; pass one for each parameter, in order`},
+		{"too few", good[:8], "8 arguments"},
+		{"too many", append(slices.Clone(good), uint8(1)), "10 arguments"},
+		{"a smaller one", with(good, 2, int32(1)), `argument 2 of kernel "cuvmm_test_arguments", of type int32: it takes 4 bytes at offset 12, where the kernel declares 8 at offset 16; pass a type of the size`},
+		{"a larger one", with(good, 1, [2]bool{}), "argument 1 of kernel \"cuvmm_test_arguments\", of type [2]bool: it takes 2 bytes at offset 8, where the kernel declares 1 at offset 8"},
+		{"one that ends in the right place", with(good, 2, [4]uint32{}), "it takes 16 bytes at offset 12"},
+		{"one of another alignment", with(good, 2, [8]uint8{}), "of type [8]uint8: it takes 8 bytes at offset 9, where the kernel declares 8 at offset 16"},
+		{"one byte", with(good, 8, uint8(1)), "it takes 1 byte at offset 49, where the kernel declares 16 at offset 56"},
+	} {
+		err := k.Launch(s, once, row.args...)
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument, row.what)
+		require.ErrorContains(t, err, row.says, row.what)
+	}
+	require.Zero(t, m.Count("cuLaunchKernel"))
+	require.NoError(t, k.Launch(s, once, good...))
+	require.NoError(t, k.Launch(s, once, with(good, 2, uint64(1))...), "of the same size")
+	require.NoError(t, s.Synchronize())
+}
+
+// with is a list with another value in one place.
+func with(args []any, i int, v any) []any {
+	args = slices.Clone(args)
+	args[i] = v
+	return args
+}
+
+// Where the driver does not tell what a kernel declares, or tells what cannot
+// be, it alone judges the arguments.
+func TestLaunchWithoutKnowledgeOfTheKernel(t *testing.T) {
+	m, err := sim.New(sim.OlderDriver(12030))
+	require.NoError(t, err)
+	older, err := m.OpenOwned()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, older.Close()) })
+	k, s := kernel(t, older.Devices()[0], countKernel)
+	err = k.Launch(s, once)
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument, "what the driver refuses")
+	require.ErrorContains(t, err, "with 0 bytes of arguments")
+	require.ErrorContains(t, err, "compare the arguments with the kernel's parameters")
+	require.Zero(t, m.Count("cuFuncGetParamInfo"))
+	err = k.Launch(s, once, [4096]uint64{})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.ErrorContains(t, err, "32768 bytes of arguments")
+
+	for what, tells := range map[string]func(i uint64) (offset, size uint64, r driver.Result){
+		"no parameters":           func(uint64) (uint64, uint64, driver.Result) { return 0, 0, driver.InvalidValue },
+		"another error":           func(uint64) (uint64, uint64, driver.Result) { return 0, 0, driver.InvalidHandle },
+		"offsets from another on": func(i uint64) (uint64, uint64, driver.Result) { return 352 + 8*i, 8, driver.Success },
+		"all in one place":        func(uint64) (uint64, uint64, driver.Result) { return 0, 8, driver.Success },
+		"no end":                  func(i uint64) (uint64, uint64, driver.Result) { return 8 * i, 8, driver.Success },
+		"no size":                 func(uint64) (uint64, uint64, driver.Result) { return 0, 0, driver.Success },
+		"absurd sizes":            func(i uint64) (uint64, uint64, driver.Result) { return 8 * i, math.MaxUint64, driver.Success },
+	} {
+		t.Run(what, func(t *testing.T) {
+			k, s := kernel(t, deafDevice(t, tells), countKernel)
+			require.NoError(t, k.Launch(s, once))
+			require.NoError(t, k.Launch(s, once, uint8(1), uint64(2)))
+		})
+	}
+}
+
+// deaf is a driver that launches nothing, and tells of parameters what it is
+// given to tell, if anything.
+type deaf struct {
+	driver.Driver
+	tells func(i uint64) (offset, size uint64, r driver.Result)
+}
+
+func (d deaf) FuncGetParamInfo(c driver.Context, f driver.Function, i uint64) (offset, size uint64, r driver.Result) {
+	if d.tells == nil {
+		return d.Driver.FuncGetParamInfo(c, f, i)
+	}
+	return d.tells(i)
+}
 
 func (deaf) LaunchKernel(driver.Context, driver.Function, driver.LaunchConfig, []byte, driver.Stream) driver.Result {
 	return driver.Success
 }
 
-func TestLaunchAllocatesNothing(t *testing.T) {
+// deafDevice is a device of a deaf driver.
+func deafDevice(t *testing.T, tells func(i uint64) (offset, size uint64, r driver.Result)) *cuda.Device {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	opened, err := core.OpenDriver(deaf{m.Driver()}, m.Close, []cuda.Option(nil))
+	opened, err := core.OpenDriver(deaf{m.Driver(), tells}, m.Close, []cuda.Option(nil))
 	require.NoError(t, err)
 	sys := opened.(*cuda.System)
 	t.Cleanup(func() { require.NoError(t, sys.Close()) })
-	k, s := kernel(t, sys.Devices()[0], countKernel)
+	return sys.Devices()[0]
+}
+
+func TestLaunchAllocatesNothing(t *testing.T) {
+	unknown := func(uint64) (uint64, uint64, driver.Result) { return 0, 0, driver.InvalidValue }
+	k, s := kernel(t, deafDevice(t, unknown), countKernel)
+	known, its := kernel(t, deafDevice(t, nil), argumentsKernel)
 	at, n, of := cuda.Ptr(1<<40), uint64(1<<40), pair{1, 1 << 40}
 	for what, launch := range map[string]func() error{
 		"the common types": func() error { return k.Launch(s, once, at, n, float32(n), float64(n), int32(n>>20)) },
 		"a struct":         func() error { return k.Launch(s, once, at, of, uint8(n>>35), [2]int16{1, 2}) },
+		"compared": func() error {
+			return known.Launch(its, once, at, true, n, uint16(1), uint32(2), float32(3), float64(4), uint8(n>>35), of)
+		},
 	} {
 		require.Zero(t, testing.AllocsPerRun(100, func() {
 			if launch() != nil {
@@ -301,8 +392,10 @@ func TestLoadModuleSaysWhatIsWrong(t *testing.T) {
 		{"nothing", "", 0, cuda.ErrInvalidArgument, "an empty image"},
 		{"no image", "hello", 0, cuda.ErrInvalidArgument, "5 bytes of PTX on device 0 (Software GPU), sm_90, by a driver for CUDA 13.0"},
 		{"no image, of bytes", "\x01\x02", 0, cuda.ErrInvalidArgument, "pass PTX text, a cubin, or a fat binary"},
-		{"bad PTX", ".version 7.5\n.target sm_x", 0, cuda.ErrInvalidArgument, "ptxas says where"},
+		{"bad PTX", ".version 7.5\n.target sm_x", 0, cuda.ErrInvalidArgument,
+			"CUDA_ERROR_INVALID_PTX (218): the compiler says: the PTX has no .target sm_ directive; correct the text"},
 		{"PTX for a later GPU", ".version 8.6\n.target sm_120\n", 0, cuda.ErrNotSupported, "PTX (.version 8.6 .target sm_120) on device 0"},
+		{"and why", ".version 8.6\n.target sm_120\n", 0, cuda.ErrNotSupported, "the compiler says: the PTX is for sm_120, device 0 is sm_90"},
 		{"PTX of a later version", testText, 222, cuda.ErrNotSupported, "lower its .version, or install a newer driver"},
 		{"no memory", testText, 2, cuda.ErrOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY (2)"},
 	} {
@@ -317,6 +410,53 @@ func TestLoadModuleSaysWhatIsWrong(t *testing.T) {
 		})
 	}
 }
+
+// compiling is a driver that refuses every module, with words of its compiler.
+type compiling struct {
+	driver.Driver
+	says   string
+	answer driver.Result
+}
+
+func (c compiling) ModuleLoadData(driver.Context, []byte) (driver.Module, driver.Result) {
+	return 0, c.answer
+}
+
+func (c compiling) ModuleLoadDataEx(_ driver.Context, _, log []byte) (driver.Module, driver.Result) {
+	log[copy(log[:len(log)-1], c.says)] = 0
+	return 0, c.answer
+}
+
+// The compiler's words are in the error, on one line; a binary image has no
+// compiler, and other failures are none of its business.
+func TestTheCompilersWords(t *testing.T) {
+	const says = "ptxas application ptx input, line 5; fatal   : Parsing error\r\n\nptxas fatal   : aborted\n"
+	m, err := sim.New(sim.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	for _, row := range []struct {
+		what, image, says string
+		answer            driver.Result
+		want              string
+	}{
+		{"text", testText, says, driver.InvalidPTX, ": the compiler says: ptxas application ptx input, line 5; fatal : Parsing error; ptxas fatal : aborted; correct"},
+		{"a long one", testText, strings.Repeat("x", 10000), driver.InvalidPTX, strings.Repeat("x", 8000)},
+		{"no words", testText, " \n", driver.InvalidPTX, "(218); correct"},
+		{"a binary", string(elfHeader()), says, driver.NoBinaryForGPU, "(209); the image has no code"},
+		{"no memory", testText, says, driver.OutOfMemory, "(2); "},
+	} {
+		opened, err := core.OpenDriver(compiling{m.Driver(), row.says, row.answer}, nil, []cuda.Option(nil))
+		require.NoError(t, err)
+		sys := opened.(*cuda.System)
+		_, err = sys.Devices()[0].LoadModule([]byte(row.image))
+		require.ErrorContains(t, err, row.want, row.what)
+		require.NotContains(t, err.Error(), "\n")
+		require.NoError(t, sys.Close())
+	}
+}
+
+// elfHeader is that of an image without tables.
+func elfHeader() []byte { return append([]byte("\x7fELF"), make([]byte, 60)...) }
 
 func TestKernelSaysWhatIsWrong(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {

@@ -1,7 +1,9 @@
 package cuda
 
 import (
+	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -23,7 +25,8 @@ type Module struct {
 
 // LoadModule loads PTX text, a cubin or a fat binary. The driver compiles PTX
 // for the device, which takes milliseconds the first time, and copies what it
-// needs of the image. The caller closes the module.
+// needs of the image. What the compiler has against PTX is in the error. The
+// caller closes the module.
 //
 // The software driver takes PTX text alone. It reads the entries' names and
 // parameters; what an entry does there is the Go function that was registered
@@ -40,15 +43,47 @@ func (d *Device) LoadModule(image []byte) (*Module, error) {
 	sys := d.sys.core
 	sys.PollReclaim()
 	h, r := sys.Drv.ModuleLoadData(c.Handle, image)
-	if r != driver.Success {
-		return nil, c.Fail(op, driver.CallModuleLoadData, r, fmt.Sprintf("%s on %v, sm_%d%d, by a driver for CUDA %s",
-			describeImage(image), d, sys.Attribute(d.dev, driver.AttrComputeMajor),
-			sys.Attribute(d.dev, driver.AttrComputeMinor), driver.VersionString(sys.Version)))
+	if c.Note(r) != driver.Success {
+		return nil, core.Error(core.Failure{Op: op, Call: driver.CallModuleLoadData, Result: r,
+			Asked: fmt.Sprintf("%s on %v, sm_%d%d, by a driver for CUDA %s",
+				describeImage(image), d, sys.Attribute(d.dev, driver.AttrComputeMajor),
+				sys.Attribute(d.dev, driver.AttrComputeMinor), driver.VersionString(sys.Version)),
+			Err: compilerSays(c, image, r)})
 	}
 	m := &Module{obj: new(core.Object), dev: d, ctx: c, handle: h}
 	sys.Track(m.obj, core.KindModule, uint64(len(image)))
 	m.watched.Begin(m.obj)
 	return m, nil
+}
+
+// compilerSays is what the driver's compiler has against PTX that the driver
+// refused, or nil. It is asked then only: a log takes a load of another form.
+func compilerSays(c *core.Context, image []byte, r driver.Result) error {
+	switch r {
+	case driver.InvalidPTX, driver.UnsupportedPTX, driver.NoBinaryForGPU, driver.InvalidImage:
+	default:
+		return nil
+	}
+	if _, isBinary := imageEnd(image); isBinary {
+		return nil
+	}
+	drv, log := c.System().Drv, make([]byte, 8<<10)
+	h, again := drv.ModuleLoadDataEx(c.Handle, image, log)
+	if c.Note(again) == driver.Success {
+		c.Note(drv.ModuleUnload(c.Handle, h))
+		return nil
+	}
+	text, _, _ := bytes.Cut(log, []byte{0})
+	var lines []string
+	for line := range strings.Lines(string(text)) {
+		if words := strings.Fields(line); len(words) > 0 {
+			lines = append(lines, strings.Join(words, " "))
+		}
+	}
+	if len(lines) == 0 {
+		return nil
+	}
+	return errors.New("the compiler says: " + strings.Join(lines, "; "))
 }
 
 // Kernel finds a kernel by the name of its entry. It lives as long as the
@@ -67,7 +102,29 @@ func (m *Module) Kernel(name string) (*Kernel, error) {
 	if r != driver.Success {
 		return nil, m.ctx.Fail(op, driver.CallModuleGetFunction, r, fmt.Sprintf("kernel %q", name))
 	}
-	return &Kernel{module: m, name: name, function: f}, nil
+	return &Kernel{module: m, name: name, function: f, declared: m.parameters(f)}, nil
+}
+
+// parameters are what a kernel declares: where each lies in the block of
+// parameters. It is nil for a kernel without any, and where the driver does not
+// tell, or tells what cannot be.
+func (m *Module) parameters(f driver.Function) (declared []parameter) {
+	sys := m.ctx.System()
+	if !sys.Drv.Has(driver.CallFuncGetParamInfo) {
+		return nil
+	}
+	for end := uint64(0); ; {
+		off, size, r := sys.Drv.FuncGetParamInfo(m.ctx.Handle, f, uint64(len(declared)))
+		if r == driver.InvalidValue {
+			return declared
+		}
+		if m.ctx.Note(r) != driver.Success || off < end || len(declared) == 0 && off > 0 ||
+			size == 0 || off > maxParameters || size > maxParameters-off {
+			return nil
+		}
+		end = off + size
+		declared = append(declared, parameter{int(off), int(size)})
+	}
 }
 
 // Device is the device that the module was loaded with.

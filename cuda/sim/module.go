@@ -100,9 +100,21 @@ func (e *entry) add(declared string) error {
 }
 
 func (a *api) ModuleLoadData(c driver.Context, image []byte) (driver.Module, driver.Result) {
-	ctx, r := a.enterContext(driver.CallModuleLoadData, c)
+	mod, _, r := a.load(driver.CallModuleLoadData, c, image)
+	return mod, r
+}
+
+func (a *api) ModuleLoadDataEx(c driver.Context, image, log []byte) (driver.Module, driver.Result) {
+	mod, why, r := a.load(driver.CallModuleLoadDataEx, c, image)
+	log[copy(log[:len(log)-1], why)] = 0
+	return mod, r
+}
+
+// load loads a module, or says what is wrong with PTX.
+func (a *api) load(call driver.Call, c driver.Context, image []byte) (driver.Module, string, driver.Result) {
+	ctx, r := a.enterContext(call, c)
 	if r != driver.Success {
-		return 0, r
+		return 0, "", r
 	}
 	defer a.leave()
 	m := a.m
@@ -110,24 +122,25 @@ func (a *api) ModuleLoadData(c driver.Context, image []byte) (driver.Module, dri
 	switch {
 	case bytes.HasPrefix(text, []byte("\x7fELF")):
 		m.note("module: the software driver runs no binary code; give it the PTX")
-		return 0, driver.NoBinaryForGPU
+		return 0, "", driver.NoBinaryForGPU
 	case !bytes.Contains(text, []byte(".version")):
-		return 0, driver.InvalidImage
+		return 0, "", driver.InvalidImage
 	}
 	entries, target, err := parsePTX(string(text))
 	if err != nil {
 		m.note("module: %v", err)
-		return 0, driver.InvalidPTX
+		return 0, err.Error(), driver.InvalidPTX
 	}
 	has := 10*ctx.device.attributes[driver.AttrComputeMajor] + ctx.device.attributes[driver.AttrComputeMinor]
 	if int32(target) > has {
-		m.note("module: the PTX is for sm_%d, device %d is sm_%d", target, ctx.device.ordinal, has)
-		return 0, driver.NoBinaryForGPU
+		why := fmt.Sprintf("the PTX is for sm_%d, device %d is sm_%d", target, ctx.device.ordinal, has)
+		m.note("module: %s", why)
+		return 0, why, driver.NoBinaryForGPU
 	}
 	mod := &module{handle: driver.Module(newHandle()), context: ctx, entries: entries}
 	mod.object = m.track(KindModule, uint64(mod.handle), 0, ctx)
 	m.modules[mod.handle] = mod
-	return mod.handle, driver.Success
+	return mod.handle, "", driver.Success
 }
 
 // ModuleUnload takes the module's functions along. Launches that are still to
@@ -186,4 +199,21 @@ func (a *api) ModuleGetFunction(c driver.Context, h driver.Module, name string) 
 	f := driver.Function(newHandle())
 	m.functions[f] = &function{mod, e}
 	return f, driver.Success
+}
+
+// FuncGetParamInfo reads what the PTX declares.
+func (a *api) FuncGetParamInfo(c driver.Context, h driver.Function, index uint64) (offset, size uint64, r driver.Result) {
+	if _, r := a.enterContext(driver.CallFuncGetParamInfo, c); r != driver.Success {
+		return 0, 0, r
+	}
+	defer a.leave()
+	f := a.m.functions[h]
+	switch {
+	case f == nil:
+		return 0, 0, driver.InvalidHandle
+	case index >= uint64(len(f.entry.params)):
+		return 0, 0, driver.InvalidValue
+	}
+	p := f.entry.params[index]
+	return p.offset, p.size, driver.Success
 }

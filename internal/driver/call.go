@@ -107,8 +107,10 @@ const (
 	CallMemRangeGetAttributes
 	CallStreamAttachMemAsync
 	CallModuleLoadData
+	CallModuleLoadDataEx
 	CallModuleUnload
 	CallModuleGetFunction
+	CallFuncGetParamInfo
 	CallLaunchKernel
 
 	// CallCount is how many entry points there are.
@@ -220,8 +222,10 @@ var calls = [CallCount]struct {
 	CallMemRangeGetAttributes:                {"cuMemRangeGetAttributes", 8000},
 	CallStreamAttachMemAsync:                 {"cuStreamAttachMemAsync", 6000},
 	CallModuleLoadData:                       {"cuModuleLoadData", 2000},
+	CallModuleLoadDataEx:                     {"cuModuleLoadDataEx", 2010},
 	CallModuleUnload:                         {"cuModuleUnload", 2000},
 	CallModuleGetFunction:                    {"cuModuleGetFunction", 2000},
+	CallFuncGetParamInfo:                     {"cuFuncGetParamInfo", 12040},
 	CallLaunchKernel:                         {"cuLaunchKernel", 4000},
 }
 

@@ -178,8 +178,14 @@ type Driver interface {
 
 	// ModuleLoadData takes PTX text or a binary image; the driver copies it.
 	ModuleLoadData(c Context, image []byte) (Module, Result)
+	// ModuleLoadDataEx also writes to log what the compiler has against PTX text,
+	// up to a NUL. The log is not empty.
+	ModuleLoadDataEx(c Context, image, log []byte) (Module, Result)
 	ModuleUnload(c Context, m Module) Result
 	ModuleGetFunction(c Context, m Module, name string) (Function, Result)
+	// FuncGetParamInfo says where the kernel's parameter of that index lies in
+	// the block of parameters, in bytes. Behind the last it is InvalidValue.
+	FuncGetParamInfo(c Context, f Function, index uint64) (offset, size uint64, r Result)
 	// LaunchKernel takes the kernel's parameters as one packed block in the
 	// kernel's own layout.
 	LaunchKernel(c Context, f Function, l LaunchConfig, params []byte, s Stream) Result

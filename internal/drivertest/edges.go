@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"bytes"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -229,6 +230,39 @@ var edges = []Case{
 			t.answers(driver.InvalidValue, t.D.LaunchKernel(t.ctx, t.kernels.nothing, l, nil, t.stream), "launch")
 			t.ok(t.kernels.launchNothing(t.D, t.ctx, t.stream), "a launch that fits")
 			t.ok(t.D.StreamSynchronize(t.ctx, t.stream), "synchronize")
+		},
+	},
+	{
+		Name:  "‡ cuFuncGetParamInfo of each of a kernel's parameters, and of one more",
+		Says:  "their offsets and sizes in the block of parameters; then INVALID_VALUE",
+		Needs: needs(entryPoints(driver.CallFuncGetParamInfo)),
+		Run: func(t *T) {
+			offset, size, r := t.D.FuncGetParamInfo(t.ctx, t.kernels.hold, 0)
+			t.ok(r, "the one parameter")
+			if offset != 0 || size != 8 {
+				t.Errorf("the parameter has %d bytes at offset %d, want 8 at 0", size, offset)
+			}
+			_, _, r = t.D.FuncGetParamInfo(t.ctx, t.kernels.hold, 1)
+			t.answers(driver.InvalidValue, r, "behind it")
+			_, _, r = t.D.FuncGetParamInfo(t.ctx, t.kernels.nothing, 0)
+			t.answers(driver.InvalidValue, r, "of a kernel without parameters")
+		},
+	},
+	{
+		Name: "‡ cuModuleLoadDataEx with a log of errors, of PTX that does not assemble and of good one",
+		Says: "INVALID_PTX and words in the log; success",
+		Run: func(t *T) {
+			log := make([]byte, 4096)
+			_, r := t.D.ModuleLoadDataEx(t.ctx, []byte(".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry x(.param .nonsense y) { ret; }\n"), log)
+			t.answers(driver.InvalidPTX, r, "bad text")
+			text, _, ended := bytes.Cut(log, []byte{0})
+			t.Logf("the log: %q", text)
+			if len(text) == 0 || !ended {
+				t.Errorf("the log has %d bytes, ended by a NUL: %v", len(text), ended)
+			}
+			m, r := t.D.ModuleLoadDataEx(t.ctx, []byte(kernelText), log)
+			t.ok(r, "good text")
+			t.ok(t.D.ModuleUnload(t.ctx, m), "unload")
 		},
 	},
 	{

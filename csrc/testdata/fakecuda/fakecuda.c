@@ -576,10 +576,24 @@ CUresult cuModuleLoadData(CUmodule *m, const char *image) {
     ANSWER(call("cuModuleLoadData", MEM(image, binary ? 4 : strlen(image) + 1), END), *m = (CUmodule)0x3000000001);
 }
 
+// The options are recorded with the size; the log gets what it has room for.
+CUresult cuModuleLoadDataEx(CUmodule *m, const char *image, unsigned int n, unsigned int *options, void **values) {
+    int binary = memcmp(image, "\x7f" "ELF", 4) == 0 || memcmp(image, "\x50\xed\x55\xba", 4) == 0;
+    size_t room = (size_t)values[1];
+    CUresult result = call("cuModuleLoadDataEx", MEM(image, binary ? 4 : strlen(image) + 1), VAL(n), MEM(options, n * 4), VAL(room), END);
+    if (result == SUCCESS) *m = (CUmodule)0x3000000001;
+    else snprintf(values[0], room, "line 1; error   : \n");
+    return result;
+}
+
 CUresult cuModuleUnload(CUmodule m) { return call("cuModuleUnload", VAL(m), END); }
 
 CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) {
     ANSWER(call("cuModuleGetFunction", VAL(m), MEM(name, strlen(name) + 1), END), *f = (CUfunction)0x3000000002);
+}
+
+CUresult cuFuncGetParamInfo(CUfunction f, size_t index, size_t *offset, size_t *size) {
+    ANSWER(call("cuFuncGetParamInfo", VAL(f), VAL(index), END), *offset = 16; *size = 8);
 }
 
 // The extra list is recorded as it is read: mark, block, mark, size, mark.
@@ -697,8 +711,10 @@ static const struct {
     {"cuMemRangeGetAttributes", 8000, cuMemRangeGetAttributes},
     {"cuStreamAttachMemAsync", 6000, cuStreamAttachMemAsync},
     {"cuModuleLoadData", 2000, cuModuleLoadData},
+    {"cuModuleLoadDataEx", 2010, cuModuleLoadDataEx},
     {"cuModuleUnload", 2000, cuModuleUnload},
     {"cuModuleGetFunction", 2000, cuModuleGetFunction},
+    {"cuFuncGetParamInfo", 12040, cuFuncGetParamInfo},
     {"cuLaunchKernel", 4000, cuLaunchKernel},
 };
 
