@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -25,6 +26,9 @@ import (
 // cuda.ErrCapturing and nothing has changed.
 func (p *Publication) Announce(ctx context.Context, length int, s *cuda.Stream) error {
 	const op = "handles.Publication.Announce"
+	// Last of all, to those who send it: they would wait for another processor to
+	// wake, where this one goes on with something else.
+	defer runtime.Gosched()
 	if !p.changes.take(ctx, nil) {
 		return waitError(ctx, op, "another change is under way", "try again: nothing was announced")
 	}
@@ -82,6 +86,9 @@ func (p *Publication) announce(ctx context.Context, op string, s *cuda.Stream, n
 	if added := next.Chunks[len(p.mem.Chunks):]; len(followers) > 0 {
 		fresh = handlesOf(added[:min(len(added), batchNow())])
 	}
+	if len(fresh) > 0 && canPoll() {
+		p.warn()
+	}
 	switch fds, err := p.exports.openNow(op, fresh); {
 	case err != nil:
 		return nil, err
@@ -94,6 +101,26 @@ func (p *Publication) announce(ctx context.Context, op string, s *cuda.Stream, n
 	}
 	return fresh, nil
 }
+
+// warn wakes followers that have nothing to do, for the update that comes when
+// the memory is exported.
+func (p *Publication) warn() {
+	var idle []*Conn
+	p.mu.Lock()
+	for f := range p.followers {
+		if f.running && f.feed.out == nil && len(idle) < mostWarned {
+			idle = append(idle, f.on.conn)
+		}
+	}
+	p.mu.Unlock()
+	for _, c := range idle {
+		c.soon()
+	}
+}
+
+// mostWarned is how many are warned: with more of them the announcement would be
+// held up for longer than they gain.
+const mostWarned = 4
 
 // write has the followers' words read the next generation.
 func (p *Publication) write(ctx context.Context, op string, s *cuda.Stream, followers []*subscriber) error {

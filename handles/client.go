@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 
@@ -70,6 +71,7 @@ func NewClient(c *Conn) *Client {
 		close(k.read)
 		return k
 	}
+	c.warned = true
 	c.in.maxFDs = batchChunks // what an update brings, whatever Options.MaxFDs says
 	go k.listen()
 	return k
@@ -101,6 +103,7 @@ func (k *Client) listen() {
 			_ = m.Close()
 			err = k.conn.fail(err)
 		}
+		runtime.Gosched() // to whom it is for
 	}
 	k.mu.Lock()
 	k.err = err

@@ -40,7 +40,11 @@ type Conn struct {
 	in               inbound  // of whoever is receiving
 	// owes is how long the peer may still make a receiver wait for what it
 	// has begun.
-	owes    time.Duration
+	owes time.Duration
+	// warned: the peer's warnings that a message is about to come are true often
+	// enough to poll for it.
+	warned  bool
+	warning poller
 	buf     []byte
 	greeted chan struct{}
 
@@ -331,6 +335,23 @@ func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, p
 		bytes, fds, begun = bytes+body, fds+with, true
 	}
 	return begun, nil
+}
+
+// soon warns a peer that a message is about to come, so that it wakes meanwhile.
+// It never waits, and nothing depends on what becomes of it.
+func (c *Conn) soon() {
+	select {
+	case <-c.greeted:
+	default:
+		return
+	}
+	if !c.sending.try() {
+		return // then it wakes by what is being sent
+	}
+	defer c.sending.give()
+	if p, _, _ := c.out.packet(nil, &Message{Kind: soonKind}, 0, 0, 0); c.sock.SendNow(p) {
+		c.out.sequence++
+	}
 }
 
 // writable waits until the peer has read, or the limit is there, or the

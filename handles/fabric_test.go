@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
@@ -112,7 +113,7 @@ func TestTheWayIsPickedPerReceiver(t *testing.T) {
 				i := passBuffer(t, from, to, b, devices[1], handles.ImportOptions{})
 				closeLater(t, i)
 				holds(t, i, 5)
-				require.Equal(t, files, handles.OpenFDs())
+				require.Eventually(t, func() bool { return handles.OpenFDs() == files }, 10*time.Second, time.Millisecond)
 				sent, received := from.Transfers().Sent, to.Transfers().Received
 				require.Equal(t, sent, received, "both ends agree")
 				if chunks == 0 { // nothing was imported, so nothing was found out

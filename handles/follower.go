@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -154,6 +155,7 @@ func (f *follower) update(a arrival) {
 	case a.last:
 		f.arrived(&pending{shown: now})
 	}
+	runtime.Gosched() // to whoever waits for it: the publisher has time
 	answer := f.tracker.took(f.token, err)
 	if err := f.k.conn.Send(f.k.ctx, pack(answer)); err != nil && !errors.Is(err, ErrGone) {
 		_ = f.k.conn.fail(err) // it may be open still, with a publisher that waits for the answer

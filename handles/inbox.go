@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"sync"
-	"time"
 )
 
 // Messages of these kinds are the library's own: they carry memory, beside
@@ -42,7 +40,9 @@ const (
 	declinedKind
 	fabricKind
 	byFDKind
-	lastKind = byFDKind
+	// soonKind is a warning, empty and no part of a transfer: see Conn.soon.
+	soonKind
+	lastKind = soonKind
 )
 
 const (
@@ -82,7 +82,8 @@ type incoming struct {
 	offered uint32
 	// open are those that have not ended: at most one that waits to be taken,
 	// and at most one that was.
-	open []*transfer
+	open   []*transfer
+	poller poller // of whoever takes
 }
 
 // transfer is one that the peer sends.
@@ -104,6 +105,7 @@ type transfer struct {
 type outgoing struct {
 	begun, ended uint32
 	answers      []Message
+	poller       poller // of whoever offers
 }
 
 func (b *inbox) init() { b.changed = make(chan struct{}) }
@@ -138,6 +140,12 @@ func (b *inbox) sort(m Message) (keep bool, err error) {
 		b.program = append(b.program, m)
 		b.bytes, b.fds = b.bytes+len(m.Body), b.fds+len(m.FDs)
 		return true, nil
+	}
+	if m.Kind == soonKind {
+		if len(m.Body)+len(m.FDs) > 0 {
+			err = violation("a warning with %d bytes and %d file descriptors", len(m.Body), len(m.FDs))
+		}
+		return false, err
 	}
 	t, err := transferOf(m)
 	if err != nil {
@@ -297,7 +305,12 @@ func (c *Conn) read(ctx context.Context, op string) error {
 		if err := c.inbox.put(*m); err != nil {
 			return c.fail(err)
 		}
-		return nil
+		if m.Kind != soonKind {
+			return nil
+		}
+		if c.warned && canPoll() {
+			c.warning.poll(c.sock.Ready)
+		}
 	}
 }
 
@@ -325,10 +338,17 @@ func (c *Conn) drain(ctx context.Context, op string) error {
 
 // awaitOwed waits for the next of what the peer owes within the connection's
 // limit.
-func (c *Conn) awaitOwed(ctx context.Context, op, what string, from *[]Message) (m Message, err error) {
+func (c *Conn) awaitOwed(ctx context.Context, op, what string, from *[]Message, p *poller) (m Message, err error) {
 	limited, cancel := context.WithTimeout(ctx, c.limits.Timeout)
 	defer cancel()
-	c.spin(from)
+	if canPoll() {
+		p.poll(func() bool {
+			c.inbox.mu.Lock()
+			came := len(*from) > 0
+			c.inbox.mu.Unlock()
+			return came || c.sock.Ready()
+		})
+	}
 	err = c.await(limited, op, func() (ok bool) {
 		if ok = len(*from) > 0; ok {
 			m, *from = (*from)[0], (*from)[1:]
@@ -340,26 +360,4 @@ func (c *Conn) awaitOwed(ctx context.Context, op, what string, from *[]Message) 
 			"see what it waits for, or raise Options.Timeout").because(context.DeadlineExceeded)
 	}
 	return m, err
-}
-
-// spinTime is how long a peer that is at it is polled for what it owes. Being
-// woken takes longer than importing and mapping a chunk.
-const (
-	spinTime       = time.Millisecond
-	spinProcessors = 4
-)
-
-// spin waits a moment for something to come, where there are processors for it.
-func (c *Conn) spin(from *[]Message) {
-	if min(runtime.NumCPU(), runtime.GOMAXPROCS(0)) < spinProcessors {
-		return // the peer needs it more
-	}
-	for start := time.Now(); time.Since(start) < spinTime; runtime.Gosched() {
-		c.inbox.mu.Lock()
-		came := len(*from) > 0
-		c.inbox.mu.Unlock()
-		if came || c.sock.Ready() {
-			return
-		}
-	}
 }

@@ -99,6 +99,7 @@ func openFast(which string) (sys *cuda.System, d *cuda.Device, err error) {
 	if which == "software" {
 		var m *sim.Machine
 		if m, err = sim.New(sim.Options{}); err == nil {
+			withCosts(m)
 			sys, err = m.OpenOwned()
 		}
 	} else {
@@ -150,7 +151,11 @@ func importOne(ctx context.Context, drv driver.Driver, c *handles.Conn, base dri
 // the driver calls alone (export here; import, map and access there), which are
 // taken in turn in the same run.
 func BenchmarkGrowthReachesAFollower(b *testing.B) {
-	b.Run("software", func(b *testing.B) { benchGrowth(b, gputest.Software(b), "software") })
+	b.Run("software", func(b *testing.B) {
+		m, s := sim.Open(b)
+		withCosts(m)
+		benchGrowth(b, s.Devices()[0], "software")
+	})
 	b.Run("real", func(b *testing.B) { benchGrowth(b, gputest.RealWith(b), "real") })
 }
 

@@ -211,7 +211,7 @@ func (c *Conn) takeAll(ctx context.Context, op string, t *transfer, i *intake) e
 				return err
 			}
 		}
-		part, err := c.awaitOwed(ctx, op, "further chunk", &t.parts)
+		part, err := c.awaitOwed(ctx, op, "further chunk", &t.parts, &c.inbox.in.poller)
 		if err != nil {
 			return err
 		}
@@ -241,6 +241,25 @@ func (c *Conn) spend(t *transfer, fds []*FD) {
 	}
 }
 
+// fewSpent is how many descriptors are closed by the time that the confirmation
+// is there.
+const fewSpent = 4
+
+// closeSpent closes what was spent: many on a goroutine of their own, which the
+// connection's Close waits for.
+func (c *Conn) closeSpent(t *transfer) {
+	spent := t.spent
+	if len(spent) <= fewSpent || !c.closer.Hold() {
+		t.close()
+		return
+	}
+	t.spent = nil
+	go func() {
+		defer c.closer.Drop()
+		_ = closeAll(spent)
+	}()
+}
+
 // close closes what was spent.
 func (t *transfer) close() {
 	_ = closeAll(t.spent)
@@ -255,9 +274,9 @@ func (c *Conn) confirm(ctx context.Context, op string, t *transfer) error {
 	if err := c.transmit(ctx, op, transferMessage(mappedKind, t.number)); err != nil {
 		return err
 	}
-	t.close()
+	c.closeSpent(t)
 	for {
-		part, err := c.awaitOwed(ctx, op, "confirmation", &t.parts)
+		part, err := c.awaitOwed(ctx, op, "confirmation", &t.parts, &c.inbox.in.poller)
 		if err != nil {
 			return err
 		}

@@ -215,7 +215,7 @@ func (c *Conn) answeredAlready() bool {
 // answered waits for the next answer of the peer, to messages that so many
 // chunks have been sent with.
 func (c *Conn) answered(ctx context.Context, op string, under []int, by *carriage) (left []int, done bool, err error) {
-	m, err := c.awaitOwed(ctx, op, "answer", &c.inbox.out.answers)
+	m, err := c.awaitOwed(ctx, op, "answer", &c.inbox.out.answers, &c.inbox.out.poller)
 	switch {
 	case err != nil:
 		return under, false, err

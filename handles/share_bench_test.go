@@ -25,8 +25,10 @@ import (
 )
 
 // BenchmarkShare shares and maps 1, 128 and 3,435 allocations with another
-// process. Promised: at most 1.1 of the driver calls alone, which are taken in
-// turn in the same run: the exports here, the imports, maps and the grant there.
+// process, until both sides have returned. Promised: at most 1.1 of the driver
+// calls alone, which are taken in turn in the same run: the exports here, the
+// imports, maps and the grant there, one process after the other. Both begin with
+// processes that had nothing to do for a moment.
 func BenchmarkShare(b *testing.B) {
 	for _, n := range []int{1, 128, 3435} {
 		b.Run(fmt.Sprintf("%d allocations", n), func(b *testing.B) {
@@ -34,6 +36,7 @@ func BenchmarkShare(b *testing.B) {
 				folder := b.TempDir()
 				m, err := sim.New(folderOptions(folder, 1<<30))
 				require.NoError(b, err)
+				withCosts(m)
 				s, err := m.OpenOwned()
 				require.NoError(b, err)
 				b.Cleanup(func() { require.NoError(b, s.Close()) })
@@ -59,7 +62,7 @@ func benchShare(b *testing.B, d *cuda.Device, folder string, n, chunk int) {
 		require.Empty(b, r.Err)
 		return r
 	}
-	ask(order{Do: "open", Folder: folder, Memory: 1 << 30, Fast: true})
+	ask(order{Do: "open", Folder: folder, Memory: 1 << 30, Fast: true, Costs: true})
 	ask(order{Do: "inherit"})
 	buf, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: n * chunk, Chunks: vmm.FixedChunks(chunk)})
 	require.NoError(b, err)
@@ -69,17 +72,18 @@ func benchShare(b *testing.B, d *cuda.Device, folder string, n, chunk int) {
 	ours := func() time.Duration {
 		peer.Send(order{Do: "receive"})
 		time.Sleep(2 * time.Millisecond) // it waits by now
-		start := time.Now()
+		start := monotonic()
 		require.NoError(b, handles.SendBuffer(context.Background(), conn, buf))
-		took := time.Since(start)
+		end := monotonic()
 		var r report
 		peer.Recv(&r)
 		require.Empty(b, r.Err)
 		ask(order{Do: "close", Nth: received})
 		received++
-		return took
+		return time.Duration(max(end, r.At) - start)
 	}
 	theirs := func() time.Duration {
+		time.Sleep(2 * time.Millisecond)
 		fds, took := exportRaw(b, buf)
 		peer.Send(order{Do: "import raw", N: n, Chunk: chunk})
 		require.NoError(b, conn.Send(context.Background(), handles.Message{Kind: 1, FDs: fds}))

@@ -215,7 +215,7 @@ func TestHostileOffers(t *testing.T) {
 		{"withdrawn in the middle", func(h *hostile) {
 			h.offer(h.honest, h.memory(1))
 			// Not before it is taken, or nobody sees it.
-			_, err := h.near.awaitOwed(h.t.Context(), "test", "answer", &h.near.inbox.out.answers)
+			_, err := h.near.awaitOwed(h.t.Context(), "test", "answer", &h.near.inbox.out.answers, &h.near.inbox.out.poller)
 			require.NoError(h.t, err)
 			h.send(reasonMessage(withdrawnKind, h.offers, errors.New("changed my mind")))
 		}, ErrRefused, "changed my mind"},

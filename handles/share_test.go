@@ -4,6 +4,7 @@ package handles_test
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"testing"
@@ -20,11 +21,11 @@ import (
 
 // pattern is n bytes that differ from place to place.
 func pattern(n, seed int) []byte {
-	p := make([]byte, n)
-	for i := range p {
-		p[i] = byte(i*7 + i>>8*13 + i>>16*29 + i>>24*31 + seed)
+	p := make([]byte, (n+7)/8*8)
+	for i := 0; i < len(p); i += 8 {
+		binary.LittleEndian.PutUint64(p[i:], uint64(i+seed+1)*0x9e3779b97f4a7c15)
 	}
-	return p
+	return p[:n]
 }
 
 func closeLater(t testing.TB, c io.Closer) {

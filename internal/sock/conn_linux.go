@@ -52,6 +52,14 @@ func (c *Conn) Send(p []byte, fds []int) error {
 	return os.NewSyscallError("sendmsg", err)
 }
 
+// SendNow sends one packet without descriptors, if that needs no waiting.
+func (c *Conn) SendNow(p []byte) (sent bool) {
+	_ = c.raw.Control(func(s uintptr) {
+		sent = unix.Sendmsg(int(s), p, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT) == nil
+	})
+	return sent
+}
+
 // oobSize has room for all descriptors of a packet, and for what else the
 // kernel may add.
 var oobSize = unix.CmsgSpace(4*MaxFDs) + 512

@@ -14,6 +14,8 @@ type Conn struct{ *net.UnixConn }
 
 func (c *Conn) Send([]byte, []int) error { return errors.ErrUnsupported }
 
+func (c *Conn) SendNow([]byte) bool { return false }
+
 func (c *Conn) Receive([]byte) (n int, fds []int, lost bool, err error) {
 	return 0, nil, false, errors.ErrUnsupported
 }
