@@ -197,14 +197,50 @@ Device device_of(Allocator &a, int ordinal) {
     return a.devices[ordinal] = device;
 }
 
+// Where the system's files are: elsewhere in tests.
+#ifndef CUVMM_ROOT
+#define CUVMM_ROOT ""
+#endif
+
+// The number that a file holds; none is no limit, nor is "max".
+size_t number(const std::string &file) {
+    size_t n;
+    return std::ifstream(CUVMM_ROOT + file) >> n ? n : SIZE_MAX;
+}
+
+// What a control group may still take: its limit, less what it has, but for
+// pages of files, which the kernel drops when it needs room.
+size_t left(const std::string &group, const char *limit_file, const char *used_file, const std::string &sum) {
+    size_t limit = number(group + limit_file), used = number(group + used_file), files = 0, n;
+    if (limit == SIZE_MAX || used == SIZE_MAX) return limit;
+    std::ifstream stat(CUVMM_ROOT + group + "/memory.stat");
+    for (std::string key; stat >> key >> n;)
+        if (key == sum + "inactive_file" || key == sum + "active_file") files += n;
+    used -= std::min(used, files);
+    return limit - std::min(limit, used);
+}
+
 // What of the host's memory can be had at most: what the kernel says is
-// available, within the limit of the container.
+// available, within what the limits of the process's control groups leave, of
+// its own and of all above it: a container's, or a job's.
 size_t host_available() {
-    size_t available = SIZE_MAX, limit, kib;
-    std::ifstream info("/proc/meminfo");
+    size_t available = SIZE_MAX, kib;
+    std::ifstream info(CUVMM_ROOT "/proc/meminfo"), groups(CUVMM_ROOT "/proc/self/cgroup");
     for (std::string line; std::getline(info, line);)
         if (sscanf(line.c_str(), "MemAvailable: %zu kB", &kib) == 1) available = kib * 1024;
-    if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit) available = std::min(available, limit); // "max" is no number
+    for (std::string line; std::getline(groups, line);) { // number:controllers:path, without controllers in the second version
+        size_t first = line.find(':'), second = line.find(':', first + 1);
+        if (second == std::string::npos) continue;
+        std::string controllers = line.substr(first, second - first), path = line.substr(second + 1);
+        bool second_version = controllers == ":";
+        if (!second_version && (controllers + ",").find("memory,") == std::string::npos) continue;
+        for (path = path == "/" ? "" : path;; path.erase(path.rfind('/'))) {
+            size_t here = second_version ? left("/sys/fs/cgroup" + path, "/memory.max", "/memory.current", "")
+                                         : left("/sys/fs/cgroup/memory" + path, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_");
+            available = std::min(available, here);
+            if (path.rfind('/') == std::string::npos) break;
+        }
+    }
     return available;
 }
 

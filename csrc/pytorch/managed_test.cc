@@ -16,6 +16,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <new>
 #include <stdexcept>
@@ -153,6 +155,41 @@ void out_of_memory() {
     driver()->granted = 1;
     managed_free(managed_malloc(GiB, 0, nullptr), GiB, 0, nullptr);
     managed_free(p, GiB, 1, nullptr);
+    CHECK(driver()->memory.empty());
+}
+
+// The system's files as the library sees them, of which there are no others.
+void system_files(const std::map<std::string, std::string> &files) {
+    std::filesystem::remove_all("system");
+    for (auto &f : files) {
+        std::filesystem::path path = "system" + f.first;
+        std::filesystem::create_directories(path.parent_path());
+        std::ofstream(path) << f.second;
+    }
+}
+
+// What the host has is what the limits leave of it, those of containers and of
+// jobs too.
+void limits_of_the_host() {
+    const std::string GiB_1 = "1073741824", GiB_7 = "7516192768", GiB_8 = "8589934592", none = "9223372036854771712";
+    const std::pair<const char *, std::map<std::string, std::string>> hosts[] = {
+        {"4.000", {{"/proc/meminfo", "MemTotal: 99999999 kB\nMemAvailable: 4194304 kB\n"}}},
+        {"4.000", {{"/proc/meminfo", "MemAvailable: 4194304 kB\n"}, {"/proc/self/cgroup", "0::/\n"}, {"/sys/fs/cgroup/memory.max", "max\n"}, {"/sys/fs/cgroup/memory.current", GiB_7}}},
+        {"1.000", {{"/proc/self/cgroup", "0::/\n"}, {"/sys/fs/cgroup/memory.max", GiB_8}, {"/sys/fs/cgroup/memory.current", GiB_7}}},
+        {"0.000", {{"/proc/self/cgroup", "0::/\n"}, {"/sys/fs/cgroup/memory.max", GiB_7}, {"/sys/fs/cgroup/memory.current", GiB_8}}},
+        {"2.000", {{"/proc/self/cgroup", "0::/job/step\n"}, {"/sys/fs/cgroup/job/step/memory.max", "max\n"}, {"/sys/fs/cgroup/job/memory.max", GiB_8},
+                   {"/sys/fs/cgroup/job/memory.current", GiB_7}, {"/sys/fs/cgroup/job/memory.stat", "anon 5\nactive_file 536870912\ninactive_file 536870912\nslab 7\n"}}},
+        {"2.000", {{"/proc/self/cgroup", "3:cpuset:/\n2:cpu,memory:/job\n1:name=systemd:/\n0::/\n"}, {"/sys/fs/cgroup/memory/memory.limit_in_bytes", none},
+                   {"/sys/fs/cgroup/memory/memory.usage_in_bytes", GiB_8}, {"/sys/fs/cgroup/memory/job/memory.limit_in_bytes", GiB_8}, {"/sys/fs/cgroup/memory/job/memory.usage_in_bytes", GiB_7},
+                   {"/sys/fs/cgroup/memory/job/memory.stat", "inactive_file 5\ntotal_inactive_file " + GiB_1 + "\n"}}},
+    };
+    driver()->free = 0;
+    for (auto &host : hosts) {
+        system_files(host.second);
+        ssize_t most = static_cast<ssize_t>(atof(host.first) * GiB);
+        CHECK(has(error(most + 1, 0, nullptr), (std::string("the host has ") + host.first + " GiB available").c_str()));
+        if (most > 0) managed_free(managed_malloc(most, 0, nullptr), most, 0, nullptr);
+    }
     CHECK(driver()->memory.empty());
 }
 
@@ -380,6 +417,7 @@ const struct Case {
     {"waits before free", waits_before_free, ""},
     {"thread as found", thread_as_found, ""},
     {"out of memory", out_of_memory, ""},
+    {"limits of the host", limits_of_the_host, ""},
     {"spills to the host", spills_to_the_host, ""},
     {"sizes", sizes, ""},
     {"capture refused", capture_refused, ""},
@@ -434,6 +472,7 @@ int run_case(const Case &c, char **files) {
 }
 
 bool passes(const Case &c, char **argv) {
+    system_files({{"/proc/meminfo", "MemAvailable: 67108864 kB\n"}});
     char path[] = "/tmp/managed_testXXXXXX";
     int fd = mkstemp(path);
     CHECK(fd >= 0);
