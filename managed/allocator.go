@@ -3,6 +3,7 @@ package managed
 import (
 	"errors"
 	"maps"
+	"runtime"
 	"slices"
 	"sync"
 
@@ -12,7 +13,8 @@ import (
 
 // Allocator makes managed memory on a device that lives no longer than itself:
 // closing it frees the memory, and every Buffer of it, clones too, answers
-// ErrClosed from then on. Its methods are safe for concurrent use.
+// ErrClosed from then on. So a Buffer of it need not be closed, nor kept. Its
+// methods are safe for concurrent use.
 type Allocator struct{ a *allocator }
 
 // allocator is what its memory knows of it.
@@ -47,7 +49,17 @@ func NewAllocator(d *cuda.Device, o Options) (*Allocator, error) {
 	if err := o.check(op, core.SystemOf(d)); err != nil {
 		return nil, err
 	}
-	return &Allocator{&allocator{dev: d, options: o, live: map[*memory]struct{}{}}}, nil
+	a := &Allocator{&allocator{dev: d, options: o, live: map[*memory]struct{}{}}}
+	runtime.AddCleanup(a, (*allocator).lost, a.a)
+	return a, nil
+}
+
+// lost reports what nobody can close any more: the user has lost the Allocator,
+// and with it all its Buffers, which keep it.
+func (a *allocator) lost() {
+	for _, m := range a.all() {
+		m.Lost()
+	}
 }
 
 // New makes n bytes, and prefetches on the stream what the placement prefetches;
@@ -63,7 +75,7 @@ func (a *Allocator) New(s *cuda.Stream, n int) (*Buffer, error) {
 	if s != nil {
 		o.Stream = s
 	}
-	return newBuffer(op, a.a.dev, n, o, a.a)
+	return newBuffer(op, a.a.dev, n, o, a)
 }
 
 // Device is the device of the memory.

@@ -3,9 +3,12 @@ package managed_test
 import (
 	"errors"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -75,6 +78,51 @@ func TestAllocatorsAreChecked(t *testing.T) {
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	}
 	require.Zero(t, a.Stats())
+}
+
+// A buffer that the program does not keep is its allocator's, and lost with it
+// alone; one that is kept keeps it.
+func TestWhatAnAllocatorMadeIsNotLost(t *testing.T) {
+	m, err := sim.New(sim.Options{})
+	require.NoError(t, err)
+	sys, err := m.Open()
+	require.NoError(t, err)
+	d := sys.Devices()[0]
+	collect := func() {
+		for range 5 { // a loss is noticed some collections later
+			var seen atomic.Bool
+			runtime.AddCleanup(new(*int), func(seen *atomic.Bool) { seen.Store(true) }, &seen)
+			require.Eventually(t, func() bool { runtime.GC(); return seen.Load() }, 10*time.Second, time.Millisecond)
+		}
+	}
+	make2 := func(a *managed.Allocator) *managed.Buffer {
+		b, err := a.New(nil, mib)
+		require.NoError(t, err)
+		c, err := b.Clone()
+		require.NoError(t, err)
+		_, err = a.New(nil, mib)
+		require.NoError(t, err)
+		return c
+	}
+	a, err := managed.NewAllocator(d, managed.Options{})
+	require.NoError(t, err)
+	make2(a)
+	kept := func() *managed.Buffer {
+		b, err := managed.NewAllocator(d, managed.Options{})
+		require.NoError(t, err)
+		return make2(b)
+	}()
+	collect()
+	require.Zero(t, sys.Stats().Lost)
+	require.NoError(t, kept.Prefetch(nil, cuda.OnHost()))
+	require.NoError(t, a.Close())
+	require.Equal(t, 2, sys.Stats().Managed)
+
+	runtime.KeepAlive(kept)
+	kept = nil
+	require.Eventually(t, func() bool { runtime.GC(); return sys.Stats().Lost == 2 }, 10*time.Second, time.Millisecond)
+	require.ErrorIs(t, sys.Close(), cuda.ErrInUse)
+	require.ErrorContains(t, m.Close(), "managed memory")
 }
 
 // What the driver does not take back stays, and Close can be called again.

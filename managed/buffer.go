@@ -55,6 +55,7 @@ type Options struct {
 type Buffer struct {
 	Range
 	watched core.Watched
+	from    *Allocator // which is lost with the last of its buffers, nil where New made it
 }
 
 // handle is what a Buffer and its Ranges have in common: a count of the memory.
@@ -75,7 +76,7 @@ func New(d *cuda.Device, n int, o Options) (*Buffer, error) {
 	return newBuffer("managed.New", d, n, o, nil)
 }
 
-func newBuffer(op string, d *cuda.Device, n int, o Options, from *allocator) (b *Buffer, err error) {
+func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b *Buffer, err error) {
 	switch {
 	case d == nil:
 		return nil, core.Invalid(op, "a nil device", "take one from System.Devices")
@@ -106,7 +107,7 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *allocator) (b 
 	if o.Attach != AttachGlobal {
 		flags = driver.AttachHost
 	}
-	m := &memory{sys: sys, dev: d, ctx: ctx, size: uint64(n), from: from, refs: 1}
+	m := &memory{sys: sys, dev: d, ctx: ctx, size: uint64(n), refs: 1}
 	var r driver.Result
 	if r = ctx.Lost(); r == driver.Success {
 		r = sys.Allocate(size, func() (r driver.Result) {
@@ -119,7 +120,8 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *allocator) (b 
 	}
 	sys.Track(&m.Object, core.KindManaged, m.size)
 	if from != nil {
-		from.made(m)
+		m.from = from.a
+		m.from.made(m)
 	}
 	placed := false
 	defer func() { // the placement may panic
@@ -130,12 +132,12 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *allocator) (b 
 			err = fmt.Errorf("%w (and freeing the memory failed: %w)", err, undo)
 		}
 	}()
-	b = &Buffer{Range: Range{h: &handle{m: m}, n: m.size}}
+	b = &Buffer{Range: Range{h: &handle{m: m}, n: m.size}, from: from}
 	if err := b.prepare(op, o); err != nil {
 		return nil, err
 	}
 	placed = true
-	b.watched.Begin(&m.Object)
+	b.watch()
 	return b, nil
 }
 
@@ -288,11 +290,16 @@ func (b *Buffer) Clone() (*Buffer, error) {
 	if err := m.retain(op); err != nil {
 		return nil, err
 	}
-	c := &Buffer{Range: Range{h: &handle{m: m}, n: m.size}}
-	if m.kind == owned {
-		c.watched.Begin(&m.Object)
-	}
+	c := &Buffer{Range: Range{h: &handle{m: m}, n: m.size}, from: b.from}
+	c.watch()
 	return c, nil
+}
+
+// watch has the loss of a buffer reported whose memory nobody else frees.
+func (b *Buffer) watch() {
+	if b.h.m.kind == owned && b.from == nil {
+		b.watched.Begin(&b.h.m.Object)
+	}
 }
 
 // Close takes the buffer out of use. The last one of its memory waits for all
