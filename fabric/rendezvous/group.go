@@ -174,11 +174,11 @@ func (g *Group) check(s Step, p Parcel) error {
 		return invalid("%d bytes, of %d at most: share the memory itself instead", len(p.Body), MaxBody)
 	case len(p.Files) > MaxFiles:
 		return invalid("%d files, of %d at most: share memory in fewer, larger chunks", len(p.Files), MaxFiles)
-	case slices.Contains(p.Files, nil):
-		return invalid("file %d is nil: pass open ones", slices.Index(p.Files, nil))
 	case len(p.Files) > 0 && !g.CarriesFiles():
 		return &Error{Step: s, Ranks: []int{g.Rank()}, kind: cuda.ErrNotSupported,
 			Reason: "files do not travel between hosts", Hint: "share by fabric handles"}
+	case slices.Contains(p.Files, nil):
+		return invalid("file %d is nil: pass open ones", slices.Index(p.Files, nil))
 	}
 	return nil
 }
@@ -247,7 +247,9 @@ func (g *Group) apply(s Step, e Event) error {
 // that what carries the group ended, where the error blames this rank alone;
 // where nothing is heard until the context ends, it is the error itself.
 func (g *Group) before(ctx context.Context, s Step, err error) error {
-	for {
+	var mine *Error
+	alone := errors.As(err, &mine) && slices.Equal(mine.Ranks, []int{g.Rank()})
+	for g.ended == nil || !alone {
 		e, none := g.board.Next(ctx)
 		if none != nil {
 			break
@@ -263,9 +265,8 @@ func (g *Group) before(ctx context.Context, s Step, err error) error {
 			lost, last = append(lost, r), e
 		}
 	}
-	var mine *Error
 	switch {
-	case len(lost) == 0 && g.ended != nil && errors.As(err, &mine) && slices.Equal(mine.Ranks, []int{g.Rank()}):
+	case len(lost) == 0 && g.ended != nil && alone:
 		return &Error{Step: s, Ranks: []int{g.ended.Rank}, kind: handles.ErrGone, Reason: g.ended.Reason}
 	case len(lost) == 0:
 		return err

@@ -12,6 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -35,9 +36,12 @@ type Options struct {
 	TTL time.Duration
 }
 
-// Join enters a group as one of its ranks. All ranks name the same session,
-// which no other group uses; a new group takes a new name. The client stays the
-// caller's, who closes the group before it.
+// Join enters a group as one of its ranks, within Options.Timeout. All ranks name
+// the same session, which no other group uses; a new group takes a new name. A
+// rank that another process has, or a session whose group has begun, is
+// cuda.ErrInUse; another size than a rank before named is
+// rendezvous.ErrDisagree. The client stays the caller's, who closes the group
+// before it.
 func Join(ctx context.Context, client *clientv3.Client, session string, rank, size int, o Options) (*rendezvous.Group, error) {
 	const op = "etcd.Join"
 	switch {
@@ -52,10 +56,15 @@ func Join(ctx context.Context, client *clientv3.Client, session string, rank, si
 	if o.TTL <= 0 {
 		o.TTL = DefaultTTL
 	}
-	b := &board{client: client, session: session, prefix: strings.TrimSuffix(o.Prefix, "/") + "/" + session + "/",
-		rank: rank, size: size, events: make(chan rendezvous.Event, 4*size)}
+	if o.Timeout <= 0 {
+		o.Timeout = rendezvous.DefaultTimeout
+	}
+	b := &board{client: client, prefix: strings.TrimSuffix(o.Prefix, "/") + "/" + session + "/",
+		rank: rank, size: size, ttl: o.TTL, timeout: o.Timeout, events: make(chan rendezvous.Event, 4*size), joined: map[int]bool{}}
 	b.life, b.end = context.WithCancel(context.Background())
-	if err := b.enter(ctx, o.TTL); err != nil {
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	if err := b.enter(ctx); err != nil {
 		b.end()
 		b.work.Wait()
 		return nil, fmt.Errorf("%s: session %q: %w", op, session, err)
@@ -64,20 +73,25 @@ func Join(ctx context.Context, client *clientv3.Client, session string, rank, si
 }
 
 // board keeps, under its prefix, "rank/R" for every rank that is there, with the
-// group's size, and "event/R/N" for the Nth thing that rank R did.
+// group's size, and of what rank R did "event/R/0" and "event/R/1", its latest
+// arrivals at steps of an even and an odd number, and "event/R/end". Who arrives
+// at a step knows that all others have done with the one before the last.
 type board struct {
-	client     *clientv3.Client
-	session    string
-	prefix     string
-	rank, size int
-	lease      clientv3.LeaseID
-	next       int // of this rank's events
+	client       *clientv3.Client
+	prefix       string
+	rank, size   int
+	ttl, timeout time.Duration
+	lease        clientv3.LeaseID
 
 	events chan rendezvous.Event
+	joined map[int]bool // the ranks that have ever been there; the work's alone
 	life   context.Context
 	end    context.CancelFunc
 	work   sync.WaitGroup
 	once   sync.Once
+
+	mu   sync.Mutex
+	last *rendezvous.Event // what this rank ended with
 }
 
 func (b *board) Rank() int          { return b.rank }
@@ -86,13 +100,20 @@ func (b *board) CarriesFiles() bool { return false }
 
 func (b *board) rankKey(r int) string { return b.prefix + "rank/" + strconv.Itoa(r) }
 
-// enter takes the rank, and begins to listen at what was there at that moment.
-func (b *board) enter(ctx context.Context, ttl time.Duration) error {
+// grant is a lease of a time.
+func (b *board) grant(ctx context.Context, ttl time.Duration) (clientv3.LeaseID, error) {
 	lease, err := b.client.Grant(ctx, int64((ttl+time.Second-1)/time.Second))
 	if err != nil {
-		return fmt.Errorf("no lease from the etcd server: %w; see whether it runs, and that this host reaches it", err)
+		return 0, fmt.Errorf("no lease from the etcd server: %w; see whether it runs, and that this host reaches it", err)
 	}
-	b.lease = lease.ID
+	return lease.ID, nil
+}
+
+// enter takes the rank, and begins to listen at what was there at that moment.
+func (b *board) enter(ctx context.Context) (err error) {
+	if b.lease, err = b.grant(ctx, b.ttl); err != nil {
+		return err
+	}
 	alive, err := b.client.KeepAlive(b.life, b.lease)
 	if err != nil {
 		return err
@@ -103,14 +124,24 @@ func (b *board) enter(ctx context.Context, ttl time.Duration) error {
 		Then(clientv3.OpPut(key, size, clientv3.WithLease(b.lease)), clientv3.OpGet(b.prefix, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortAscend))).
 		Commit()
 	if err == nil && !answer.Succeeded {
-		err = fmt.Errorf("%w: rank %d is taken; name a session that no group has used", cuda.ErrInUse, b.rank)
+		err = fmt.Errorf("%w: rank %d is taken; %s", cuda.ErrInUse, b.rank, anotherSession)
+	}
+	var before []*mvccpb.KeyValue
+	if err == nil {
+		before = answer.Responses[1].GetResponseRange().Kvs
+		err = b.fits(before)
 	}
 	if err != nil {
 		_ = b.revoke()
 		return err
 	}
+	// The call waits for the server.
+	stop := context.AfterFunc(ctx, b.end)
 	watch := b.client.Watch(clientv3.WithRequireLeader(b.life), b.prefix, clientv3.WithPrefix(), clientv3.WithRev(answer.Header.Revision+1))
-	before := answer.Responses[1].GetResponseRange().Kvs
+	if !stop() {
+		_ = b.revoke()
+		return fmt.Errorf("the etcd server is not to be heard: %w", ctx.Err())
+	}
 	b.work.Go(func() {
 		for _, kv := range before {
 			if !b.see(kv) {
@@ -119,6 +150,25 @@ func (b *board) enter(ctx context.Context, ttl time.Duration) error {
 		}
 		b.listen(watch, alive)
 	})
+	return nil
+}
+
+const anotherSession = "name a session that no group has used"
+
+// fits refuses to enter what this rank cannot have been part of: a group of
+// another size, and one that has passed its first step, which nobody does without
+// this rank.
+func (b *board) fits(before []*mvccpb.KeyValue) error {
+	for _, kv := range before {
+		key := strings.TrimPrefix(string(kv.Key), b.prefix)
+		if r, ok := strings.CutPrefix(key, "rank/"); ok && string(kv.Value) != strconv.Itoa(b.size) {
+			return fmt.Errorf("%w: rank %s has joined a group of %s, this one would a group of %d; name the same size in all processes", rendezvous.ErrDisagree, r, kv.Value, b.size)
+		}
+		var e rendezvous.Event
+		if strings.HasPrefix(key, "event/") && e.UnmarshalBinary(kv.Value) == nil && e.Kind == rendezvous.Posted && e.Step.Number > 0 {
+			return fmt.Errorf("%w: rank %d is at step %d already, of a group that had another as rank %d; %s", cuda.ErrInUse, e.Rank, e.Step.Number, b.rank, anotherSession)
+		}
+	}
 	return nil
 }
 
@@ -133,7 +183,7 @@ func (b *board) listen(watch clientv3.WatchChan, alive <-chan *clientv3.LeaseKee
 			return
 		case _, ok := <-alive:
 			if !ok && b.life.Err() == nil {
-				ended("this rank's lease ran out: the etcd server was not to be reached for too long")
+				ended(ranOut)
 				return
 			}
 		case changes, ok := <-watch:
@@ -152,6 +202,8 @@ func (b *board) listen(watch clientv3.WatchChan, alive <-chan *clientv3.LeaseKee
 	}
 }
 
+const ranOut = "this rank's lease ran out: it did not reach the etcd server for too long; see what held it up, or raise Options.TTL"
+
 // put answers false where the group has ended.
 func (b *board) put(e rendezvous.Event) bool {
 	select {
@@ -166,17 +218,24 @@ func (b *board) put(e rendezvous.Event) bool {
 func (b *board) see(kv *mvccpb.KeyValue) bool {
 	key := strings.TrimPrefix(string(kv.Key), b.prefix)
 	if r, ok := strings.CutPrefix(key, "rank/"); ok {
-		if size, err := strconv.Atoi(string(kv.Value)); err != nil || size != b.size {
-			return b.put(rendezvous.Event{Kind: rendezvous.Ended, Rank: b.rank,
-				Reason: fmt.Sprintf("rank %s joined a group of %s, this one a group of %d", r, kv.Value, b.size)})
+		rank, err := strconv.Atoi(r)
+		if err == nil && string(kv.Value) == strconv.Itoa(b.size) {
+			b.joined[rank] = true
+			return true
 		}
-		return true
+		e := rendezvous.Event{Kind: rendezvous.Failed, Rank: rank,
+			Reason: fmt.Sprintf("rank %s joined a group of %s, this one a group of %d: name the same size in all processes", r, kv.Value, b.size)}
+		if err != nil || rank < 0 || rank >= b.size {
+			e.Kind, e.Rank = rendezvous.Ended, b.rank
+		}
+		return b.put(e)
 	}
 	from, _, _ := strings.Cut(strings.TrimPrefix(key, "event/"), "/")
 	rank, err := strconv.Atoi(from)
 	if err != nil || rank == b.rank || rank < 0 || rank >= b.size {
 		return true // nothing of this group's
 	}
+	b.joined[rank] = true
 	var e rendezvous.Event
 	if err := e.UnmarshalBinary(kv.Value); err != nil {
 		e = rendezvous.Event{Kind: rendezvous.Lost, Reason: "it wrote what no rank writes: " + err.Error()}
@@ -189,28 +248,44 @@ func (b *board) see(kv *mvccpb.KeyValue) bool {
 func (b *board) gone(key string) bool {
 	r, ok := strings.CutPrefix(key, b.prefix+"rank/")
 	rank, err := strconv.Atoi(r)
-	if !ok || err != nil || rank == b.rank || rank < 0 || rank >= b.size {
+	switch {
+	case !ok || err != nil || rank < 0 || rank >= b.size:
 		return true
+	case rank == b.rank:
+		return b.put(rendezvous.Event{Kind: rendezvous.Ended, Rank: rank, Reason: ranOut})
 	}
 	return b.put(rendezvous.Event{Kind: rendezvous.Lost, Rank: rank, Reason: "its lease ended"})
 }
 
 func (b *board) Post(ctx context.Context, s rendezvous.Step, p rendezvous.Parcel) error {
-	return b.write(ctx, rendezvous.Event{Kind: rendezvous.Posted, Rank: b.rank, Step: s, Parcel: rendezvous.Parcel{Body: p.Body}})
+	return b.say(ctx, fmt.Sprint(s.Number%2), rendezvous.Event{Kind: rendezvous.Posted, Rank: b.rank, Step: s, Parcel: rendezvous.Parcel{Body: p.Body}})
 }
 
 func (b *board) Fail(ctx context.Context, s rendezvous.Step, reason string) error {
-	return b.write(ctx, rendezvous.Event{Kind: rendezvous.Failed, Rank: b.rank, Step: s, Reason: reason})
+	e := rendezvous.Event{Kind: rendezvous.Failed, Rank: b.rank, Step: s, Reason: reason}
+	b.mu.Lock()
+	b.last = &e
+	b.mu.Unlock()
+	return b.say(ctx, "end", e)
 }
 
-func (b *board) write(ctx context.Context, e rendezvous.Event) error {
+// say writes until the group is closed, though the server may not answer.
+func (b *board) say(ctx context.Context, as string, e rendezvous.Event) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(b.life, cancel)()
+	return b.write(ctx, as, e, b.lease)
+}
+
+func (b *board) write(ctx context.Context, as string, e rendezvous.Event, lease clientv3.LeaseID) error {
 	value, err := e.MarshalBinary()
 	if err != nil {
 		return err
 	}
-	key := fmt.Sprintf("%sevent/%d/%d", b.prefix, b.rank, b.next)
-	b.next++
-	_, err = b.client.Put(ctx, key, string(value), clientv3.WithLease(b.lease))
+	_, err = b.client.Put(ctx, fmt.Sprintf("%sevent/%d/%s", b.prefix, b.rank, as), string(value), clientv3.WithLease(lease))
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return fmt.Errorf("%s: %w", ranOut, err)
+	}
 	return err
 }
 
@@ -230,15 +305,27 @@ func (b *board) Next(ctx context.Context) (rendezvous.Event, error) {
 	}
 }
 
-// Close says that this rank leaves, and takes its keys away.
+// Close says that this rank leaves, and takes its keys away. Where some have yet
+// to join, what it ended with stays for them for as long as they wait.
 func (b *board) Close() (err error) {
 	b.once.Do(func() {
 		b.end()
 		b.work.Wait()
 		ctx, cancel := context.WithTimeout(context.Background(), farewell)
 		defer cancel()
-		value, _ := rendezvous.Event{Kind: rendezvous.Left, Rank: b.rank}.MarshalBinary()
-		_, err = b.client.Put(ctx, fmt.Sprintf("%sevent/%d/left", b.prefix, b.rank), string(value), clientv3.WithLease(b.lease))
+		b.mu.Lock()
+		last := rendezvous.Event{Kind: rendezvous.Left, Rank: b.rank}
+		if b.last != nil {
+			last = *b.last
+		}
+		b.mu.Unlock()
+		lease := b.lease
+		if len(b.joined) < b.size {
+			lease, err = b.grant(ctx, b.timeout)
+		}
+		if err == nil {
+			err = b.write(ctx, "end", last, lease)
+		}
 		err = errors.Join(err, b.revoke())
 	})
 	return err

@@ -28,6 +28,18 @@ func group(t *testing.T, endpoint, session string, size int, o Options) []*rende
 	return groups
 }
 
+// expire ends a rank's lease, as the server does when it has not heard of the
+// rank for too long.
+func expire(t *testing.T, endpoint, session string, rank int) {
+	t.Helper()
+	c := client(t, endpoint)
+	key, err := c.Get(t.Context(), fmt.Sprintf("%s%s/rank/%d", DefaultPrefix, session, rank))
+	require.NoError(t, err)
+	require.Len(t, key.Kvs, 1)
+	_, err = c.Revoke(t.Context(), clientv3.LeaseID(key.Kvs[0].Lease))
+	require.NoError(t, err)
+}
+
 func together(groups []*rendezvous.Group, f func(g *rendezvous.Group) error) []error {
 	errs := make([]error, len(groups))
 	var all sync.WaitGroup
@@ -119,13 +131,87 @@ func TestGroup(t *testing.T) {
 		require.ErrorIs(t, err, cuda.ErrInUse)
 	})
 	t.Run("groups of different sizes", func(t *testing.T) {
-		a, err := Join(t.Context(), client(t, endpoint), "sizes", 0, 2, Options{})
+		for i, rank := range []int{1, 2} { // one of those that this group has, and another
+			session := fmt.Sprint("sizes ", i)
+			a, err := Join(t.Context(), client(t, endpoint), session, 0, 2, Options{})
+			require.NoError(t, err)
+			defer func() { _ = a.Close() }()
+			_, err = Join(t.Context(), client(t, endpoint), session, rank, 3, Options{})
+			require.ErrorIs(t, err, rendezvous.ErrDisagree)
+			require.ErrorContains(t, err, "rank 0 has joined a group of 2")
+			err = a.Barrier(t.Context(), "go")
+			require.ErrorContains(t, err, fmt.Sprint("rank ", rank))
+			require.ErrorContains(t, err, "a group of 3")
+		}
+	})
+	t.Run("many steps keep no more on the server than few", func(t *testing.T) {
+		groups := group(t, endpoint, "many", 2, Options{})
+		for _, err := range together(groups, func(g *rendezvous.Group) error {
+			for i := range 20 {
+				if err := g.Barrier(t.Context(), fmt.Sprint("step ", i)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}) {
+			require.NoError(t, err)
+		}
+		answer, err := client(t, endpoint).Get(t.Context(), DefaultPrefix+"many/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
 		require.NoError(t, err)
-		defer func() { _ = a.Close() }()
-		b, err := Join(t.Context(), client(t, endpoint), "sizes", 1, 3, Options{})
+		require.LessOrEqual(t, answer.Count, int64(2*3), "%v", answer.Kvs)
+	})
+	t.Run("who comes late hears why the others have gone", func(t *testing.T) {
+		const limit = time.Minute
+		o := Options{Options: rendezvous.Options{Timeout: limit}}
+		a, err := Join(t.Context(), client(t, endpoint), "late", 0, 2, o)
 		require.NoError(t, err)
-		defer func() { _ = b.Close() }()
-		require.ErrorContains(t, a.Barrier(t.Context(), "go"), "a group of 3")
+		a.Fail(errors.New("no memory"))
+		require.NoError(t, a.Close())
+		b, err := Join(t.Context(), client(t, endpoint), "late", 1, 2, o)
+		require.NoError(t, err)
+		began := time.Now()
+		err = b.Barrier(t.Context(), "go")
+		require.ErrorIs(t, err, rendezvous.ErrFailed)
+		require.ErrorContains(t, err, "rank 0")
+		require.ErrorContains(t, err, "no memory")
+		require.Less(t, time.Since(began), limit)
+		require.NoError(t, b.Close())
+
+		a, err = Join(t.Context(), client(t, endpoint), "late too", 0, 2, o)
+		require.NoError(t, err)
+		require.NoError(t, a.Close())
+		b, err = Join(t.Context(), client(t, endpoint), "late too", 1, 2, o)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, b.Close()) }()
+		err = b.Barrier(t.Context(), "go")
+		require.ErrorIs(t, err, handles.ErrGone)
+		require.ErrorContains(t, err, "rank 0: left the group")
+	})
+	t.Run("a session whose group has begun", func(t *testing.T) {
+		groups := group(t, endpoint, "begun", 2, Options{})
+		for _, err := range together(groups, func(g *rendezvous.Group) error {
+			return errors.Join(g.Barrier(t.Context(), "first"), g.Barrier(t.Context(), "second"))
+		}) {
+			require.NoError(t, err)
+		}
+		expire(t, endpoint, "begun", 0)
+		_, err := Join(t.Context(), client(t, endpoint), "begun", 0, 2, Options{})
+		require.ErrorIs(t, err, cuda.ErrInUse)
+		require.ErrorContains(t, err, "rank 1")
+		require.ErrorContains(t, err, "a session that no group has used")
+	})
+	t.Run("a rank whose lease ends", func(t *testing.T) {
+		groups := group(t, endpoint, "expired", 3, Options{})
+		expire(t, endpoint, "expired", 1)
+		for r, err := range together(groups, func(g *rendezvous.Group) error { return g.Barrier(t.Context(), "go") }) {
+			require.ErrorContains(t, err, "rank 1", "rank %d", r)
+			require.ErrorContains(t, err, "lease", "rank %d", r)
+			var e *rendezvous.Error
+			require.ErrorAs(t, err, &e)
+			if r == 1 {
+				require.Equal(t, []int{1}, e.Ranks)
+			}
+		}
 	})
 	t.Run("arguments", func(t *testing.T) {
 		for _, c := range []struct {
@@ -136,11 +222,15 @@ func TestGroup(t *testing.T) {
 			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 		}
 	})
-	t.Run("nothing is left on the server", func(t *testing.T) {
+	t.Run("nothing is left on the server but for those who come late, for a time", func(t *testing.T) {
 		c := client(t, endpoint)
-		require.Eventually(t, func() bool {
-			answer, err := c.Get(t.Context(), DefaultPrefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
-			return err == nil && answer.Count == 0
-		}, 20*time.Second, 50*time.Millisecond)
+		answer, err := c.Get(t.Context(), DefaultPrefix, clientv3.WithPrefix())
+		require.NoError(t, err)
+		for _, kv := range answer.Kvs {
+			require.Regexp(t, DefaultPrefix+"(late|late too|sizes [01])/event/0/end", string(kv.Key))
+			lease, err := c.TimeToLive(t.Context(), clientv3.LeaseID(kv.Lease))
+			require.NoError(t, err)
+			require.LessOrEqual(t, lease.TTL, int64(60))
+		}
 	})
 }

@@ -30,9 +30,20 @@ func lacks(t *testing.T, what string, args ...any) {
 	t.Skip("needs " + what)
 }
 
-// server starts an etcd server of the test's own, at an address of this host,
-// and answers its endpoint. Without an etcd program the test lacks one.
-func server(t *testing.T, host string) string {
+// aServer is an etcd server of the test's own.
+type aServer struct {
+	t        *testing.T
+	endpoint string
+	args     []string
+	log      *os.File
+	cmd      *exec.Cmd
+}
+
+// server starts one at an address of this host, and answers its endpoint.
+// Without an etcd program the test lacks one.
+func server(t *testing.T, host string) string { return newServer(t, host).endpoint }
+
+func newServer(t *testing.T, host string) *aServer {
 	t.Helper()
 	program, err := exec.LookPath("etcd")
 	if err != nil {
@@ -47,16 +58,13 @@ func server(t *testing.T, host string) string {
 	clients, peers := url(), url()
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	require.NoError(t, err)
-	cmd := exec.Command(program, "--data-dir", t.TempDir(), "--name", "test",
+	s := &aServer{t: t, endpoint: clients, log: log, args: []string{program, "--data-dir", t.TempDir(), "--name", "test",
 		"--listen-client-urls", clients, "--advertise-client-urls", clients,
-		"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", "test="+peers,
-		"--unsafe-no-fsync")
-	cmd.Env = append(os.Environ(), "ETCD_UNSUPPORTED_ARCH="+runtime.GOARCH) // Debian's runs on all
-	cmd.Stdout, cmd.Stderr = log, log
-	require.NoError(t, cmd.Start())
+		"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", "test=" + peers,
+		"--unsafe-no-fsync"}}
+	s.start()
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+		s.kill()
 		if t.Failed() {
 			_, _ = log.Seek(0, io.SeekStart)
 			text, _ := io.ReadAll(io.LimitReader(log, 1<<16))
@@ -64,15 +72,30 @@ func server(t *testing.T, host string) string {
 		}
 		_ = log.Close()
 	})
-	c := client(t, clients)
-	for end := time.Now().Add(20 * time.Second); ; {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	return s
+}
+
+func (s *aServer) kill() {
+	_ = s.cmd.Process.Kill()
+	_ = s.cmd.Wait()
+}
+
+// start starts it, again where it was killed, and waits until it serves.
+func (s *aServer) start() {
+	s.t.Helper()
+	s.cmd = exec.Command(s.args[0], s.args[1:]...)
+	s.cmd.Env = append(os.Environ(), "ETCD_UNSUPPORTED_ARCH="+runtime.GOARCH) // Debian's runs on all
+	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
+	require.NoError(s.t, s.cmd.Start())
+	c := client(s.t, s.endpoint)
+	for end := time.Now().Add(60 * time.Second); ; {
+		ctx, cancel := context.WithTimeout(s.t.Context(), time.Second)
 		_, err := c.Get(ctx, "ready")
 		cancel()
 		if err == nil {
-			return clients
+			return
 		}
-		require.True(t, time.Now().Before(end), "etcd does not answer: %v", err)
+		require.True(s.t, time.Now().Before(end), "etcd does not answer: %v", err)
 	}
 }
 
