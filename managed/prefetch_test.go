@@ -16,9 +16,9 @@ import (
 // resident is how many bytes lie on each device, the host last.
 func resident(m *sim.Machine, r managed.Range, devices int) (at []int) {
 	for i := range devices {
-		at = append(at, m.Resident(uint64(r.Ptr()), r.Len(), i))
+		at = append(at, m.Resident(r.Ptr(), r.Len(), i))
 	}
-	return append(at, m.Resident(uint64(r.Ptr()), r.Len(), -1))
+	return append(at, m.Resident(r.Ptr(), r.Len(), -1))
 }
 
 func TestPrefetchMovesPages(t *testing.T) {
@@ -202,7 +202,7 @@ func TestDiscardTakesWholePages(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, r.Discard(s))
 		require.NoError(t, s.Synchronize())
-		require.Equal(t, row.left, m.Resident(uint64(b.Ptr()), 4*page, -1), "%d bytes at %d", row.n, row.off)
+		require.Equal(t, row.left, m.Resident(b.Ptr(), 4*page, -1), "%d bytes at %d", row.n, row.off)
 	}
 }
 

@@ -324,7 +324,7 @@ func TestAnObjectReachesAllReplicas(t *testing.T) {
 	require.NoError(t, k.Launch(s, cuda.Threads(1000), mc.Ptr(), src.Ptr(), uint64(1000)))
 	require.NoError(t, s.Synchronize())
 	for _, r := range own {
-		got, err := m.Bytes(uint64(r.Ptr()), 4004)
+		got, err := m.Bytes(r.Ptr(), 4004)
 		require.NoError(t, err)
 		for i, b := range got {
 			want := byte(7)

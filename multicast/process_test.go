@@ -226,7 +226,7 @@ func waitForAll(c *reexec.Child, m *sim.Machine, team *multicast.Team, arrived i
 		}
 	}
 	for {
-		b, err := m.Bytes(uint64(team.Replica(0)), 1)
+		b, err := m.Bytes(team.Replica(0), 1)
 		if err != nil {
 			return nil, err
 		}

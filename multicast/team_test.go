@@ -552,7 +552,7 @@ func TestKernelsThatWaitForNobody(t *testing.T) {
 			for range 2 { // the second does not begin to wait
 				require.NoError(t, k.Launch(s, cuda.Threads(1), team.Ptr(), team.Replica(0), uint32(2), team.AbortWord()))
 			}
-			arrived := func(r int) byte { return must(m.Bytes(uint64(teams[r].Replica(0)), 1))(t)[0] }
+			arrived := func(r int) byte { return must(m.Bytes(teams[r].Replica(0), 1))(t)[0] }
 			require.Eventually(t, func() bool { return arrived(1) == 1 }, patience, time.Millisecond)
 			team.SetCallTimeout(row.limit)
 			err = row.end(team)

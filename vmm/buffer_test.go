@@ -84,12 +84,12 @@ func TestAppendIsWorkOnTheStream(t *testing.T) {
 	want := bytes.Clone(src)
 	clear(src) // it was staged
 	time.Sleep(5 * time.Millisecond)
-	got, err := m.Bytes(uint64(b.Ptr()), 1000)
+	got, err := m.Bytes(b.Ptr(), 1000)
 	require.NoError(t, err)
 	require.Equal(t, make([]byte, 1000), got)
 	m.Release(s.Handle())
 	require.NoError(t, s.Synchronize())
-	got, err = m.Bytes(uint64(b.Ptr()), 1000)
+	got, err = m.Bytes(b.Ptr(), 1000)
 	require.NoError(t, err)
 	require.Equal(t, want, got)
 }
@@ -149,7 +149,7 @@ func TestResizeGrowsWithZerosAndShrinks(t *testing.T) {
 	require.Equal(t, 100, b.Len())
 	require.Equal(t, 6*mib, b.Stats().Committed, "the memory stays until Clip")
 	require.NoError(t, b.Resize(nil, 9*mib))
-	got, err := m.Bytes(uint64(b.Ptr()), 9*mib)
+	got, err := m.Bytes(b.Ptr(), 9*mib)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(append(pattern(100, 1), make([]byte, 9*mib-100)...), got))
 }
@@ -214,7 +214,7 @@ func TestBeyondTheRangeIsErrCapacityAndMoveGoesOn(t *testing.T) {
 	first, err := old.Slice(0, 4)
 	require.NoError(t, err)
 	require.NoError(t, first.CopyFrom(nil, []byte("both")))
-	got, err := m.Bytes(uint64(b.Ptr()), 4)
+	got, err := m.Bytes(b.Ptr(), 4)
 	require.NoError(t, err)
 	require.Equal(t, "both", string(got), "the same memory at both addresses")
 }

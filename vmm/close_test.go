@@ -36,7 +36,7 @@ var dependants = []struct {
 		require.NoError(t, w.s.Memset(m.Ptr(), 7, kib64))
 		require.NoError(t, w.a.Close())
 		require.NoError(t, w.s.Synchronize())
-		got, err := w.m.Bytes(uint64(m.Ptr()), kib64)
+		got, err := w.m.Bytes(m.Ptr(), kib64)
 		require.NoError(t, err)
 		require.Equal(t, bytes.Repeat([]byte{7}, kib64), got, "the memory lives")
 		require.Equal(t, 1, w.sys.Stats().Allocations)
@@ -165,7 +165,7 @@ var dependants = []struct {
 		require.False(t, done, "the wait stays")
 		w.m.Release(w.s.Handle())
 		require.NoError(t, other.Synchronize())
-		got, err := w.m.Bytes(uint64(b.Ptr()), 100)
+		got, err := w.m.Bytes(b.Ptr(), 100)
 		require.NoError(t, err)
 		require.Equal(t, bytes.Repeat([]byte{2}, 100), got)
 	}},

@@ -158,7 +158,7 @@ func (w *world) look() view {
 		if _, err := b.Slice(0, 0); err != nil {
 			continue
 		}
-		got, err := w.m.Bytes(uint64(b.Ptr()), st.Used)
+		got, err := w.m.Bytes(b.Ptr(), st.Used)
 		require.NoError(w.t, err)
 		v.content = append(v.content, crc32.ChecksumIEEE(got))
 		for off := 0; off < st.Committed+st.Clipped; off += kib64 {

@@ -139,7 +139,7 @@ func (m *model) grown(err error, n int) {
 	p := make([]byte, n)
 	if err == nil {
 		m.settle()
-		now, err := m.m.Bytes(uint64(m.at)+uint64(len(m.data)), n)
+		now, err := m.m.Bytes(m.at+cuda.Ptr(len(m.data)), n)
 		require.NoError(m.rt, err)
 		copy(p, now)
 	}
@@ -396,7 +396,7 @@ func (m *model) check() {
 		require.NoError(m.rt, s.Synchronize())
 	}
 	require.Empty(m.rt, m.m.Fault())
-	got, err := m.m.Bytes(uint64(m.at), len(m.data))
+	got, err := m.m.Bytes(m.at, len(m.data))
 	require.NoError(m.rt, err)
 	require.True(m.rt, bytes.Equal(m.data, got))
 	if pending > 0 {

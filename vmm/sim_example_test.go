@@ -38,7 +38,7 @@ func ExampleBuffer_Append() {
 	defer buffer.Close()
 
 	look := func() {
-		bytes, err := machine.Bytes(uint64(buffer.Ptr()), 5)
+		bytes, err := machine.Bytes(buffer.Ptr(), 5)
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 	"github.com/stretchr/testify/require"
@@ -52,7 +53,7 @@ func TestCapturedWorkIsDoneAtTheLaunch(t *testing.T) {
 	r.ok(r.StreamSynchronize(r.ctx, s))
 	require.Equal(t, make([]byte, 8), r.bytes(p, 8))
 	for range 3 {
-		require.NoError(t, r.m.Poke(uint64(p), make([]byte, 8)))
+		require.NoError(t, r.m.Poke(cuda.Ptr(p), make([]byte, 8)))
 		r.ok(r.GraphLaunch(r.ctx, e, s))
 		r.ok(r.StreamSynchronize(r.ctx, s))
 		require.Equal(t, repeated(1, 8), r.bytes(p, 8))

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/stretchr/testify/require"
 )
@@ -207,9 +208,9 @@ func TestAskingAClosedMachine(t *testing.T) {
 		p, res := d.MemAlloc(c, 64)
 		require.Zero(t, res)
 		require.Error(t, m.Close())
-		_, err = m.Bytes(uint64(p), 64)
+		_, err = m.Bytes(cuda.Ptr(p), 64)
 		require.ErrorContains(t, err, "was closed")
-		require.ErrorContains(t, m.Poke(uint64(p), []byte{1}), "was closed")
+		require.ErrorContains(t, m.Poke(cuda.Ptr(p), []byte{1}), "was closed")
 		panicsWith(t, "was closed", func() { m.Memory(0) })
 		require.NotEmpty(t, m.Leaks())
 		require.Empty(t, m.Fault())
@@ -220,6 +221,6 @@ func TestAskingForWhatIsNotThere(t *testing.T) {
 	r := start(t, Options{})
 	panicsWith(t, "Memory of device 1: the machine has 1", func() { r.m.Memory(1) })
 	panicsWith(t, "Memory of device -1: the machine has 1", func() { r.m.Memory(-1) })
-	_, err := r.m.Bytes(uint64(r.mapped(1)), 1<<50)
+	_, err := r.m.Bytes(cuda.Ptr(r.mapped(1)), 1<<50)
 	require.ErrorContains(t, err, "map it, or ask for less")
 }

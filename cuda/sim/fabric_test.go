@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/stretchr/testify/require"
@@ -73,12 +74,12 @@ func init() {
 					return fmt.Errorf("map: %v", r)
 				}
 				if e.Do == "create" {
-					if err := m.Poke(uint64(p), repeated(0x5e, chunk)); err != nil {
+					if err := m.Poke(cuda.Ptr(p), repeated(0x5e, chunk)); err != nil {
 						return err
 					}
 					a.Handle, a.Result = d.MemExportToShareableHandle(h, driver.HandleFabric)
 				}
-				b, err := m.Bytes(uint64(p), 1)
+				b, err := m.Bytes(cuda.Ptr(p), 1)
 				if err != nil {
 					return err
 				}

@@ -16,6 +16,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/stretchr/testify/require"
@@ -86,7 +87,7 @@ func TestExportedMemoryIsCountedOnceInAFolder(t *testing.T) {
 	p := a.reserve(2 * chunk)
 	a.ok(a.MemMap(p, 2*chunk, 0, h))
 	a.allow(p, 2*chunk, 0)
-	require.NoError(t, a.m.Poke(uint64(p), pattern(2*chunk)))
+	require.NoError(t, a.m.Poke(cuda.Ptr(p), pattern(2*chunk)))
 	f := a.export(h)
 	require.EqualValues(t, 6*chunk, b.free())
 	first, res := b.importFD(f)
@@ -299,10 +300,10 @@ func TestADMABufPinsMemoryOfAMakerThatIsGone(t *testing.T) {
 		require.Zero(t, d.MemMap(p+i*chunk, chunk, 0, h))
 		require.Zero(t, d.MemRelease(h))
 	}
-	require.NoError(t, m.Poke(uint64(p), pattern(2*chunk)))
+	require.NoError(t, m.Poke(cuda.Ptr(p), pattern(2*chunk)))
 	fd, r := d.MemGetHandleForAddressRange(ctx, p+4096, 2*chunk-8192)
 	require.Zero(t, r)
-	got, err := m.Bytes(uint64(p), 2*chunk)
+	got, err := m.Bytes(cuda.Ptr(p), 2*chunk)
 	require.NoError(t, err)
 	require.Equal(t, pattern(2*chunk), got)
 	require.EqualValues(t, 2*chunk, taken(t, folder))
@@ -326,7 +327,7 @@ func TestExportFailsCleanlyWithoutTheFolder(t *testing.T) {
 	require.NoError(t, os.RemoveAll(folder))
 	h := r.create(chunk, on(0, driver.HandlePosixFD))
 	p := r.view(h)
-	require.NoError(t, r.m.Poke(uint64(p), pattern(chunk)))
+	require.NoError(t, r.m.Poke(cuda.Ptr(p), pattern(chunk)))
 	before := openDescriptors(t)
 	_, res := r.MemExportToShareableHandle(h, driver.HandlePosixFD)
 	r.is(driver.OperatingSystem, res)
@@ -395,7 +396,7 @@ func init() {
 		}
 		p, _ := d.MemAddressReserve(chunk, 0, 0)
 		d.MemMap(p, chunk, 0, h)
-		if err := m.Poke(uint64(p), pattern(chunk)); err != nil {
+		if err := m.Poke(cuda.Ptr(p), pattern(chunk)); err != nil {
 			return err
 		}
 		s, r := d.MemExportToShareableHandle(h, driver.HandlePosixFD)

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/stretchr/testify/require"
 )
@@ -71,7 +72,7 @@ func TestGraphOwnsTheMemoryThatItAllocates(t *testing.T) {
 	}
 	r.ok(r.StreamSynchronize(r.ctx, s))
 	require.Equal(t, repeated(6, chunk), r.bytes(p, chunk))
-	_, err := r.m.Bytes(uint64(tmp), 1)
+	_, err := r.m.Bytes(cuda.Ptr(tmp), 1)
 	require.Error(t, err) // the graph has freed it
 	require.Zero(t, r.m.Live()[KindDeviceMemory])
 	require.Equal(t, before-2*chunk, r.free())

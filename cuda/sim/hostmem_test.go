@@ -4,6 +4,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 	"github.com/stretchr/testify/require"
@@ -139,6 +140,6 @@ func TestAbsurdSizes(t *testing.T) {
 	} {
 		require.Equal(t, driver.InvalidValue, res, what)
 	}
-	_, err := r.m.Bytes(huge-3, 8)
+	_, err := r.m.Bytes(cuda.Ptr(huge)-3, 8)
 	require.Error(t, err)
 }

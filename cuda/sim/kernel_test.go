@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/stretchr/testify/require"
 )
@@ -104,7 +105,7 @@ func TestKernelRunsItsTwin(t *testing.T) {
 	f := r.function(r.ctx, "sim_test_scale")
 	at := p + chunk - 8 // across two mappings
 	values := []byte{0, 0, 0x80, 0x3f, 0, 0, 0, 0x40, 0, 0, 0x40, 0x40, 0, 0, 0x80, 0x40}
-	require.NoError(t, r.m.Poke(uint64(at), values)) // 1, 2, 3, 4
+	require.NoError(t, r.m.Poke(cuda.Ptr(at), values)) // 1, 2, 3, 4
 	params := scaleParams(at, 4, floatTwo)
 	r.m.Hold(uintptr(s))
 	r.ok(r.LaunchKernel(r.ctx, f, one, params, s))
@@ -118,7 +119,7 @@ func TestKernelInAGraph(t *testing.T) {
 	r := start(t, Options{})
 	p, s := r.mapped(1), r.stream(1)
 	f := r.function(r.ctx, "sim_test_scale")
-	require.NoError(t, r.m.Poke(uint64(p), []byte{0, 0, 0x80, 0x3f}))
+	require.NoError(t, r.m.Poke(cuda.Ptr(p), []byte{0, 0, 0x80, 0x3f}))
 	r.begin(s)
 	r.ok(r.LaunchKernel(r.ctx, f, one, scaleParams(p, 1, floatTwo), s))
 	e := r.end(s)

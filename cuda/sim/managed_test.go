@@ -3,6 +3,7 @@ package sim_test
 import (
 	"testing"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/stretchr/testify/require"
@@ -65,9 +66,9 @@ func (w *managedWorld) read(device int, p driver.Ptr, n uint64) {
 
 func (w *managedWorld) at(p driver.Ptr, n int) (at []int) {
 	for i := range w.ctx {
-		at = append(at, w.m.Resident(uint64(p), n, i))
+		at = append(at, w.m.Resident(cuda.Ptr(p), n, i))
 	}
-	return append(at, w.m.Resident(uint64(p), n, -1))
+	return append(at, w.m.Resident(cuda.Ptr(p), n, -1))
 }
 
 const unit = 64 << 10 // a multiple of any system's page
@@ -199,7 +200,7 @@ func TestTheAccountOfPages(t *testing.T) {
 				for i := range count {
 					var sum int
 					for _, p := range ranges {
-						sum += w.m.Resident(uint64(p), pages*unit, i)
+						sum += w.m.Resident(cuda.Ptr(p), pages*unit, i)
 					}
 					free, total := w.m.Memory(i)
 					require.Equal(t, int(total-free), sum, "device %d", i)
@@ -217,7 +218,7 @@ func TestWorkBringsPages(t *testing.T) {
 	p := w.alloc(4 * unit)
 	w.memset(0, p+unit, unit)
 	require.Equal(t, []int{unit, 0}, w.at(p, 4*unit))
-	b, err := w.m.Bytes(uint64(p)+unit, 10)
+	b, err := w.m.Bytes(cuda.Ptr(p)+unit, 10)
 	require.NoError(t, err)
 	require.Equal(t, byte(1), b[0])
 	w.ok(w.d.MemFree(w.ctx[0], p))
@@ -285,7 +286,7 @@ func TestDiscardedMemoryReadsAsPoison(t *testing.T) {
 	w.memset(0, p, 2*unit)
 	w.ok(w.d.MemDiscardBatchAsync(w.ctx[0], []driver.Ptr{p}, []uint64{unit}, w.streams[0]))
 	w.ok(w.d.StreamSynchronize(w.ctx[0], w.streams[0]))
-	b, err := w.m.Bytes(uint64(p), 2*unit)
+	b, err := w.m.Bytes(cuda.Ptr(p), 2*unit)
 	require.NoError(t, err)
 	require.Equal(t, byte(sim.PoisonByte), b[unit-1])
 	require.Equal(t, byte(1), b[unit])

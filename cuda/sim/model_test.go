@@ -3,6 +3,7 @@ package sim
 import (
 	"testing"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -181,7 +182,7 @@ func TestVirtualMemoryMatchesAModel(t *testing.T) {
 						continue
 					}
 					for _, off := range []driver.Ptr{0, chunk - 1} {
-						b, err := m.Bytes(uint64(at(i)+off), 1)
+						b, err := m.Bytes(cuda.Ptr(at(i)+off), 1)
 						require.NoError(t, err)
 						require.Equal(t, s.mem.chunks[s.index], b[0])
 					}

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/csrc/kernels"
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/stretchr/testify/require"
 )
@@ -138,7 +139,7 @@ func TestReplicasAreSeparate(t *testing.T) {
 	extra := r.create(chunk, on(2, 0))
 	src := r.mapFor(2, extra, chunk)
 	r.ok(r.MemRelease(extra))
-	require.NoError(t, r.m.Poke(uint64(src), pattern(chunk)))
+	require.NoError(t, r.m.Poke(cuda.Ptr(src), pattern(chunk)))
 	r.launch(last, kernels.Broadcast, uint64(last.mc), uint64(src), uint64(1000))
 	r.ok(r.done(last))
 	for i, m := range r.members {
@@ -159,7 +160,7 @@ func TestReductions(t *testing.T) {
 			want := make([]uint64, units)
 			for i, m := range r.members {
 				b := exact(rng, red.Element, units)
-				require.NoError(t, r.m.Poke(uint64(m.own), b))
+				require.NoError(t, r.m.Poke(cuda.Ptr(m.own), b))
 				for j := range want {
 					v := loadUnit(b[j*unit:], unit)
 					if i == 0 {
@@ -186,7 +187,7 @@ func TestReductions(t *testing.T) {
 				return
 			}
 			b := exact(rng, red.Element, units)
-			require.NoError(t, r.m.Poke(uint64(first.own+chunk/2), b))
+			require.NoError(t, r.m.Poke(cuda.Ptr(first.own+chunk/2), b))
 			for j := range want {
 				want[j] = combine(want[j], loadUnit(b[j*unit:], unit))
 			}
@@ -326,7 +327,7 @@ func TestMulticastAddressesTakeMultimemOnly(t *testing.T) {
 			r.is(row.want, r.done(m))
 			require.Contains(t, r.m.Fault(), row.says)
 			r.is(row.want, r.done(m))
-			require.Error(t, r.m.Poke(uint64(m.mc), []byte{1}))
+			require.Error(t, r.m.Poke(cuda.Ptr(m.mc), []byte{1}))
 		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"iter"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
@@ -279,7 +280,8 @@ func (m *Machine) pageOutRange(r *resident, where int32, s span) (freed uint64) 
 // Resident tells how many of n bytes of managed memory lie on a device, copies
 // of read-mostly pages included; device -1 is the host. Pages that nobody has
 // touched lie nowhere.
-func (m *Machine) Resident(ptr uint64, n, device int) int {
+func (m *Machine) Resident(p cuda.Ptr, n, device int) int {
+	ptr := uint64(p)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var sum uint64

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
@@ -243,15 +244,15 @@ func (m *Machine) illegal(c *gpuContext, call driver.Call, at, start, n uint64, 
 }
 
 // Bytes copies n bytes out of device memory, as they are now, whoever has access
-// to it. The address is a number as the driver gave it; where not all of it is
-// memory, and on a machine that was closed, the error says so.
-func (m *Machine) Bytes(ptr uint64, n int) ([]byte, error) {
+// to it. Where not all of it is memory, and on a machine that was closed, the
+// error says so.
+func (m *Machine) Bytes(ptr cuda.Ptr, n int) ([]byte, error) {
 	if n < 0 {
-		return nil, fmt.Errorf("sim: %d bytes at %#x; lengths are not negative", n, ptr)
+		return nil, fmt.Errorf("sim: %d bytes at %v; lengths are not negative", n, ptr)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	runs, err := m.look(ptr, uint64(n))
+	runs, err := m.look(uint64(ptr), uint64(n))
 	if err != nil {
 		return nil, err
 	}
@@ -262,10 +263,10 @@ func (m *Machine) Bytes(ptr uint64, n int) ([]byte, error) {
 
 // Poke copies b into device memory, whoever has access to it. It fails where
 // Bytes does, and then has written nothing.
-func (m *Machine) Poke(ptr uint64, b []byte) error {
+func (m *Machine) Poke(ptr cuda.Ptr, b []byte) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	runs, err := m.look(ptr, uint64(len(b)))
+	runs, err := m.look(uint64(ptr), uint64(len(b)))
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 	"github.com/cuvmm/cuvmm/internal/reexec"
@@ -65,7 +66,7 @@ func TestExportKeepsContentsAndImportSeesThem(t *testing.T) {
 	p := r.view(h)
 	want := pattern(chunk)
 	clear(want[4096:8192]) // a page that was never written stays so
-	require.NoError(t, r.m.Poke(uint64(p), want))
+	require.NoError(t, r.m.Poke(cuda.Ptr(p), want))
 	before := r.free()
 	f := r.export(h)
 	require.Equal(t, want, r.bytes(p, chunk))
@@ -355,7 +356,7 @@ func init() {
 		if r := d.MemMap(p, chunk, 0, h); r != driver.Success {
 			return fmt.Errorf("map: %v", r)
 		}
-		b, err := m.Bytes(uint64(p), chunk)
+		b, err := m.Bytes(cuda.Ptr(p), chunk)
 		if err != nil {
 			return err
 		}
@@ -364,7 +365,7 @@ func init() {
 			sum += int(b[i])
 			b[i]++
 		}
-		if err := m.Poke(uint64(p), b); err != nil {
+		if err := m.Poke(cuda.Ptr(p), b); err != nil {
 			return err
 		}
 		if err := c.Send(sum); err != nil {
@@ -384,7 +385,7 @@ func init() {
 		}
 		p, _ := d.MemAddressReserve(chunk, 0, 0)
 		d.MemMap(p, chunk, 0, h)
-		if err := m.Poke(uint64(p), pattern(chunk)); err != nil {
+		if err := m.Poke(cuda.Ptr(p), pattern(chunk)); err != nil {
 			return err
 		}
 		s, r := d.MemExportToShareableHandle(h, driver.HandlePosixFD)
@@ -416,7 +417,7 @@ func TestImporterInAnotherProcess(t *testing.T) {
 	h := r.create(chunk, on(0, driver.HandlePosixFD))
 	p := r.view(h)
 	want, sum := pattern(chunk), 0
-	require.NoError(t, r.m.Poke(uint64(p), want))
+	require.NoError(t, r.m.Poke(cuda.Ptr(p), want))
 	for i := range want {
 		sum += int(want[i])
 		want[i]++

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -141,7 +142,7 @@ func pointer(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b
 
 func (r *rig) bytes(p driver.Ptr, n int) []byte {
 	r.t.Helper()
-	b, err := r.m.Bytes(uint64(p), n)
+	b, err := r.m.Bytes(cuda.Ptr(p), n)
 	require.NoError(r.t, err)
 	return b
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/csrc/kernels"
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/stretchr/testify/require"
@@ -116,7 +117,7 @@ func init() {
 				d.MemsetD32Async(ctx, own, next.Value, 1, s)
 				a.Result = d.StreamSynchronize(ctx, s)
 			case "get":
-				b, err := m.Bytes(uint64(own), 4)
+				b, err := m.Bytes(cuda.Ptr(own), 4)
 				if err != nil {
 					return err
 				}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 	"github.com/stretchr/testify/require"
@@ -87,7 +88,7 @@ func TestMemoryLimitIsExact(t *testing.T) {
 	p := r.reserve(2 * chunk)
 	r.ok(r.MemMap(p, 2*chunk, 0, big))
 	want := pattern(2 * chunk)
-	require.NoError(t, r.m.Poke(uint64(p), want))
+	require.NoError(t, r.m.Poke(cuda.Ptr(p), want))
 	require.Equal(t, want, r.bytes(p, 2*chunk))
 	r.ok(r.MemUnmap(p, 2*chunk))
 	r.ok(r.MemAddressFree(p, 2*chunk))
@@ -109,7 +110,7 @@ func TestFreshMemoryReadsZeroOrPoison(t *testing.T) {
 				fill(want, PoisonByte)
 			}
 			require.Equal(t, want, r.bytes(p, chunk))
-			require.NoError(t, r.m.Poke(uint64(p), pattern(chunk)))
+			require.NoError(t, r.m.Poke(cuda.Ptr(p), pattern(chunk)))
 			r.ok(r.MemUnmap(p, chunk))
 			r.ok(r.MemRelease(h))
 		}
@@ -185,7 +186,7 @@ func TestMapRules(t *testing.T) {
 	r.ok(r.MemMap(p, 2*chunk, 0, h))
 	r.is(driver.InvalidValue, r.MemMap(p+chunk, 2*chunk, 0, h)) // mapped already
 	r.ok(r.MemMap(p+2*chunk, 2*chunk, 0, h))                    // an alias
-	require.NoError(t, r.m.Poke(uint64(p), []byte("both")))
+	require.NoError(t, r.m.Poke(cuda.Ptr(p), []byte("both")))
 	require.Equal(t, []byte("both"), r.bytes(p+2*chunk, 4))
 
 	// The handle is one more reference; the memory outlives it.
@@ -303,7 +304,7 @@ func TestManyAllocationsExhaustNothing(t *testing.T) {
 		r.ok(r.MemMap(p+i*chunk, chunk, 0, h))
 		r.ok(r.MemRelease(h))
 		if i%1000 == 0 {
-			require.NoError(t, r.m.Poke(uint64(p+i*chunk), []byte{1}))
+			require.NoError(t, r.m.Poke(cuda.Ptr(p+i*chunk), []byte{1}))
 		}
 	}
 	require.Zero(t, r.free())

@@ -130,12 +130,12 @@ func (r *troupe) wait() {
 
 func (r *troupe) write(device, off int, b []byte) {
 	r.t.Helper()
-	require.NoError(r.t, r.m.Poke(uint64(r.own[device])+uint64(off), b))
+	require.NoError(r.t, r.m.Poke(r.own[device]+cuda.Ptr(off), b))
 }
 
 func (r *troupe) read(device, off, n int) []byte {
 	r.t.Helper()
-	b, err := r.m.Bytes(uint64(r.own[device])+uint64(off), n)
+	b, err := r.m.Bytes(r.own[device]+cuda.Ptr(off), n)
 	require.NoError(r.t, err)
 	return b
 }

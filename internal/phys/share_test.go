@@ -158,7 +158,7 @@ func TestOldDataNeverCrosses(t *testing.T) {
 	require.NoError(t, err)
 	defer released(t, i)
 	mapped(t, sys, i, func(p driver.Ptr) {
-		got, err := m.Bytes(uint64(p), 2*mib)
+		got, err := m.Bytes(cuda.Ptr(p), 2*mib)
 		require.NoError(t, err)
 		require.False(t, slices.ContainsFunc(got, func(b byte) bool { return b != 0 }))
 	})
