@@ -73,7 +73,7 @@ func startTeam(t *testing.T, o Options, size uint64) *teamRig {
 	r := &teamRig{rig: start(t, o), size: size}
 	word, res := r.MemHostAlloc(r.ctx, 8, driver.HostAllocPortable)
 	r.ok(res)
-	t.Cleanup(func() { r.ok(r.MemFreeHost(r.ctx, word)) })
+	t.Cleanup(func() { r.MemFreeHost(r.ctx, word) }) // also of a context that was lost
 	r.never = uint64(uintptr(word))
 	n := len(o.Devices)
 	h, res := r.MulticastCreate(teamOf(n, size))
