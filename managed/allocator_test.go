@@ -118,8 +118,7 @@ func TestWhatAnAllocatorMadeIsNotLost(t *testing.T) {
 	require.NoError(t, a.Close())
 	require.Equal(t, 2, sys.Stats().Managed)
 
-	runtime.KeepAlive(kept)
-	kept = nil
+	runtime.KeepAlive(kept) // and not alive from here on
 	require.Eventually(t, func() bool { runtime.GC(); return sys.Stats().Lost == 2 }, 10*time.Second, time.Millisecond)
 	require.ErrorIs(t, sys.Close(), cuda.ErrInUse)
 	require.ErrorContains(t, m.Close(), "managed memory")

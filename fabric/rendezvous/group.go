@@ -279,7 +279,7 @@ func (g *Group) before(ctx context.Context, s Step, err error) error {
 func (g *Group) unposted(ctx context.Context, s Step, began time.Time, err error) error {
 	err = g.explain(ctx, s, []int{g.Rank()}, began, err)
 	var e *Error
-	if errors.As(err, &e) && e.kind == handles.ErrTimeout && slices.Equal(e.Ranks, []int{g.Rank()}) {
+	if errors.As(err, &e) && errors.Is(e, handles.ErrTimeout) && slices.Equal(e.Ranks, []int{g.Rank()}) {
 		e.Reason = fmt.Sprintf("could not tell the others of its arrival within %v", time.Since(began).Round(time.Millisecond))
 		e.Hint = "see whether what carries the group answers this rank"
 	}

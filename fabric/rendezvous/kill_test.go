@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strconv"
 	"testing"
@@ -34,7 +33,7 @@ type outcome struct {
 // names requires that the error names a rank.
 func (o outcome) names(t *testing.T, rank int) {
 	t.Helper()
-	require.Regexp(t, regexp.MustCompile(fmt.Sprintf(`\branks? (\d+, )*%d\b`, rank)), o.Err, "%+v", o)
+	require.Regexp(t, fmt.Sprintf(`\branks? (\d+, )*%d\b`, rank), o.Err, "%+v", o)
 }
 
 // killRounds is how often a test kills somebody.
