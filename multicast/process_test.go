@@ -377,6 +377,7 @@ func machine(t *testing.T, devices int) sim.Options {
 func TestAKillWhileKernelsWait(t *testing.T) {
 	const devices = 8
 	o := machine(t, devices)
+	o.Fabric.Channels = []int{0}
 	for _, row := range []struct{ processes, victim int }{{2, 0}, {3, 1}, {8, 7}} {
 		at := fmt.Sprintf("%d processes, rank %d is killed", row.processes, row.victim)
 		c := hire(t, o, filepath.Join(t.TempDir(), "private"), at, devices, row.processes)
@@ -460,11 +461,13 @@ func rounds(t *testing.T, usually int) int {
 // that live form a team at once.
 func TestTeamsOfProcesses(t *testing.T) {
 	const most = 8
-	o := machine(t, most)
+	machines := []sim.Options{machine(t, most), machine(t, most)}
+	machines[1].Fabric.Channels = []int{0}
 	private := filepath.Join(t.TempDir(), "private")
 	failed, killed, late := 0, 0, 0
 	for n := range rounds(t, 10) {
 		rng := rand.New(rand.NewPCG(uint64(n), 7))
+		o := machines[n/5%2] // by descriptor, and by fabric handle
 		devices := 1 + rng.IntN(most)
 		processes := 1 + rng.IntN(devices)
 		if n == 0 {
