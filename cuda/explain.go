@@ -140,7 +140,7 @@ var (
 	notInTeam = explanation{core.InvalidArgument,
 		"memory is bound for the device that it lies on, and that must have been added to the object"}
 	multicastBind = explanation{core.InvalidArgument,
-		"offsets and sizes are multiples of the object's granularity within both, on a device of the team; a shareable or imported object takes shareable memory only; nothing else may be bound there"}
+		"offsets and sizes are multiples of the least granularity within both, on a device of the team; a shareable or imported object takes shareable memory only; nothing else may be bound there"}
 )
 
 var byResult = map[driver.Result]explanation{

@@ -32,7 +32,7 @@ type binding struct {
 }
 
 // Bind makes size bytes of memory, from memOff on, the device's replica of the
-// object from off on. Offsets and size are multiples of the object's granularity.
+// object from off on. Offsets and size are multiples of the least granularity.
 // The memory lies on the device; with drivers from 13.1 on also on the NUMA node
 // closest to it. The device must have been added through this Object. The caller
 // closes the binding; the memory may be closed before.
@@ -129,7 +129,7 @@ func (o *Object) check(op string, d *cuda.Device, b *binding, off, memOff, size 
 			Hint: "offsets are not negative, and sizes positive"})
 	case off%gran != 0 || memOff%gran != 0 || size%gran != 0:
 		return core.Invalid(op, fmt.Sprintf("%s at offset %s, from offset %s of the memory", core.Bytes(size), core.Bytes(off), core.Bytes(memOff)),
-			"offsets and sizes are multiples of the granularity, "+core.Bytes(gran))
+			"offsets and sizes are multiples of the least granularity, "+core.Bytes(gran))
 	case !within(off, in.h.Size):
 		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("%s at offset %s of a %v", core.Bytes(size), core.Bytes(off), o),
 			Hint: "bind inside the object"})

@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 type holder = phys.Holder
@@ -26,7 +27,8 @@ type Object struct {
 type object struct {
 	h    *phys.Handle
 	prop Properties
-	// gran is what offsets and sizes of binds are multiples of.
+	// gran is what offsets and sizes of binds are multiples of: the least, also of
+	// an object whose size was rounded up to more.
 	gran uint64
 	// shared: other processes, or other imports of this one, may add devices.
 	shared bool
@@ -55,11 +57,17 @@ func Create(s *cuda.System, size int, p Properties) (*Object, error) {
 		return nil, err
 	}
 	sys := core.SystemOf(s)
-	gran, err := granularity(op, sys, p)
+	step, err := granularity(op, sys, p)
 	if err != nil {
 		return nil, err
 	}
-	prop.Size = (uint64(size) + gran - 1) / gran * gran
+	least := p
+	least.Granularity = vmm.MinimumGranularity
+	gran, err := granularity(op, sys, least)
+	if err != nil {
+		return nil, err
+	}
+	prop.Size = (uint64(size) + step - 1) / step * step
 	h, err := phys.CreateMulticast(op, sys, prop)
 	if err != nil {
 		return nil, err

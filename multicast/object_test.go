@@ -104,6 +104,62 @@ func TestCreate(t *testing.T) {
 	require.Zero(t, sys.Stats().AllocatedBytes, "it takes no memory")
 }
 
+// The recommended granularity is what sizes are rounded up to for speed. Parts are
+// multiples of the least, whatever the object was made with.
+func TestGranularities(t *testing.T) {
+	opts := sim.WithMulticast(1)
+	opts.MulticastRecommended = 4 * unit
+	_, sys := sim.Open(t, opts)
+	d := sys.Devices()[0]
+	for _, row := range []struct {
+		g           vmm.Granularity
+		asked, size int
+		granularity int
+	}{
+		{vmm.MinimumGranularity, 1, unit, unit},
+		{vmm.RecommendedGranularity, 1, 4 * unit, 4 * unit},
+		{vmm.RecommendedGranularity, 4*unit + 1, 8 * unit, 4 * unit},
+	} {
+		p := multicast.Properties{Devices: 1, Handles: vmm.PosixFD, Granularity: row.g}
+		g, err := multicast.Granularity(sys, p)
+		require.NoError(t, err)
+		require.Equal(t, row.granularity, g)
+		o := made[*multicast.Object](t)(multicast.Create(sys, row.asked, p))
+		require.Equal(t, row.size, o.Size())
+		require.NoError(t, o.AddDevice(d))
+		a := allocation(t, d, 2*unit)
+		closed(t, must(o.Bind(d, row.size-unit, a, unit, unit))(t))
+		team := formAll(t, groupOf(t, 1), [][]*cuda.Device{{d}}, row.asked)[0]
+		require.Zero(t, team.Size()%unit)
+		require.NoError(t, team.Close())
+		teams := form(t, groupOf(t, 1), [][]*cuda.Device{{d}}, row.asked, multicast.TeamOptions{Granularity: row.g})
+		require.NoError(t, teams[0].err)
+		require.Equal(t, row.size, teams[0].team.Size())
+		use(t, []*multicast.Team{teams[0].team})
+		require.NoError(t, teams[0].team.Close())
+	}
+}
+
+func TestAClosedSystem(t *testing.T) {
+	m, err := sim.New(sim.WithMulticast(1))
+	require.NoError(t, err)
+	sys, err := m.Open()
+	require.NoError(t, err)
+	d := sys.Devices()[0]
+	require.NoError(t, sys.Close())
+	_, err = multicast.Create(sys, unit, multicast.Properties{Devices: 1})
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	_, err = multicast.ImportFabric(sys, cuda.FabricHandle{}, unit, 1)
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	_, err = multicast.Granularity(sys, multicast.Properties{Devices: 1})
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	require.ErrorIs(t, multicast.Supported(d), cuda.ErrClosed)
+	for _, f := range form(t, groupOf(t, 1), [][]*cuda.Device{{d}}, unit, multicast.TeamOptions{}) {
+		require.ErrorIs(t, f.err, cuda.ErrClosed)
+	}
+	require.NoError(t, m.Close())
+}
+
 func TestAddDevice(t *testing.T) {
 	_, devices := open(t, 3)
 	_, others := open(t, 1)

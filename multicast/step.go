@@ -26,6 +26,14 @@ type report struct {
 	Body json.RawMessage `json:",omitempty"`
 }
 
+// reportOf is empty where there is no error.
+func reportOf(err error) (r report) {
+	if err != nil {
+		r.Error, r.Kinds, r.NotReady = err.Error(), kindsOf(err), notReady(err)
+	}
+	return r
+}
+
 // offering is what a rank brings to a step beside its report.
 type offering struct {
 	body any
@@ -115,10 +123,8 @@ func (t *Team) part(name string, do func() (offering, error)) func() (offering, 
 
 // exchange tells the others how this rank's part went, and waits for theirs.
 func (t *Team) exchange(ctx context.Context, name string, try int, mine offering, own error) (*answer, error) {
-	r := report{}
-	if own != nil {
-		r.Error, r.Kinds, r.NotReady = own.Error(), kindsOf(own), notReady(own)
-	} else if mine.body != nil {
+	r := reportOf(own)
+	if own == nil && mine.body != nil {
 		b, err := json.Marshal(mine.body)
 		if err != nil {
 			return nil, err

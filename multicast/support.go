@@ -52,6 +52,9 @@ func Supported(devices ...*cuda.Device) error {
 		return err
 	}
 	sys := core.SystemOf(devices[0])
+	if sys.Closed() {
+		return core.ClosedError(op, "System") // whose attributes read 0
+	}
 	for _, d := range devices {
 		if sys.Attribute(driver.Device(d.Ordinal()), driver.AttrMulticast) <= 0 {
 			return core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: fmt.Sprintf("%v has no multicast: its attribute reads 0", d),
@@ -86,8 +89,9 @@ func errNilDevice(op string) error {
 	return core.Invalid(op, "a nil device", "take one from System.Devices")
 }
 
-// Granularity is what the sizes and offsets of objects with these properties,
-// and of what is bound to them, are multiples of, in bytes. Nothing is created.
+// Granularity is what the sizes of objects with these properties are rounded up
+// to, in bytes. Offsets and sizes of what is bound are multiples of the minimum,
+// whichever the object was made with. Nothing is created.
 func Granularity(s *cuda.System, p Properties) (int, error) {
 	const op = "multicast.Granularity"
 	if s == nil {
@@ -105,6 +109,9 @@ func granularity(op string, sys *core.System, p Properties) (uint64, error) {
 	prop, err := p.prop(op)
 	if err != nil {
 		return 0, err
+	}
+	if sys.Closed() {
+		return 0, core.ClosedError(op, "System")
 	}
 	g, r := sys.Drv.MulticastGetGranularity(prop, driver.GranularityOption(p.Granularity))
 	if r != driver.Success {

@@ -3,6 +3,7 @@ package multicast
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
+	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -139,8 +141,8 @@ func (t *Team) String() string {
 //
 // Work that has not ended within TeamOptions.CallTimeout is told to (Abort), and
 // gets as much time again. Where it ended then, or the program has called Abort,
-// the error is ErrAborted on every rank, and the team is closed all the same.
-// Where it did not (ErrStuck), or a rank is gone, nothing is given back on any
+// the error is ErrAborted on every rank, and the team is closed all the same; so
+// it is with ErrDeviceLost where a rank has lost a context. Where it did not (ErrStuck), or a rank is gone, nothing is given back on any
 // rank: all may call Leave again if the group goes on, or each of them Close,
 // which asks nobody.
 func (t *Team) Leave(ctx context.Context) error {
@@ -153,31 +155,52 @@ func (t *Team) Leave(ctx context.Context) error {
 	if t.gone {
 		return closedTeam(op)
 	}
+	var unwhole error
 	a, err := t.step(ctx, step, func() (offering, error) {
 		err := t.stuck(op) // which the others are told, too
 		if err == nil {
 			err = t.passed(op)
 		}
-		if errors.Is(err, ErrAborted) {
-			err = nil
+		if err == nil || errors.Is(err, ErrAborted) {
+			unwhole, err = cmp.Or(err, t.doubt(op)), nil
 		}
-		return offering{body: t.word.isSet()}, err
+		return offering{body: reportOf(unwhole)}, err
 	})
 	if err != nil {
 		return err
 	}
 	defer a.close()
-	var aborted []int
+	said := make([]report, len(a.reports))
+	whole := true
 	for rank, r := range a.reports {
-		if string(r.Body) != "false" {
-			aborted = append(aborted, rank)
+		if err := json.Unmarshal(r.Body, &said[rank]); err != nil {
+			said[rank] = reportOf(fmt.Errorf("%w: it sent what no rank sends: %w", handles.ErrProtocol, err))
 		}
+		whole = whole && said[rank].Error == ""
 	}
 	err = t.giveBack(op)
-	if len(aborted) > 0 {
-		err = errors.Join(disagree(step, ErrAborted, aborted, "%v: ranks %v", ErrAborted, aborted), err)
+	if !whole {
+		err = errors.Join(failed(step, said, unwhole), err)
 	}
 	return err
+}
+
+// doubt is why what this rank's work made is not whole, although it has ended.
+func (t *Team) doubt(op string) error {
+	if t.word.isSet() {
+		return fmt.Errorf("%s: %w: the program called Abort", op, ErrAborted)
+	}
+	if r := core.SystemOf(t.devices[0]).DeviceLost(t.ordinals()...); r != driver.Success {
+		return core.Error(core.Failure{Op: op, Kind: core.DeviceLost, Result: r, Asked: "the work on this rank's devices"})
+	}
+	return nil
+}
+
+func (t *Team) ordinals() (all []driver.Device) {
+	for _, d := range t.devices {
+		all = append(all, driver.Device(d.Ordinal()))
+	}
+	return all
 }
 
 // Close gives this rank's side back: unmaps, unbinds, and releases. It waits for
@@ -211,11 +234,9 @@ func (t *Team) Close() error {
 // passed waits for the work on this rank's devices. What outlasts the limit is
 // told to stop waiting for other ranks, and gets as much time again.
 func (t *Team) passed(op string) error {
-	var on []driver.Device
-	for _, d := range t.devices {
-		on = append(on, driver.Device(d.Ordinal()))
-	}
-	c := begin("waiting for the GPU's work", func() error { return core.SystemOf(t.devices[0]).WaitDevices(op, on) })
+	c := begin("waiting for the GPU's work", func() error {
+		return core.SystemOf(t.devices[0]).WaitDevices(op, t.ordinals())
+	})
 	if c.within(t.timeout) {
 		return c.err
 	}

@@ -605,6 +605,35 @@ func TestKernelsThatWaitForNobody(t *testing.T) {
 	}
 }
 
+// A rank that has lost its context tells the others as they leave.
+func TestAllAreToldOfALostDevice(t *testing.T) {
+	m, err := sim.New(sim.WithMulticast(2))
+	require.NoError(t, err)
+	sys, err := m.Open()
+	require.NoError(t, err)
+	devices := sys.Devices()
+	groups := groupOf(t, 2)
+	teams := formAll(t, groups, split(devices, 2), unit)
+	s := stream(t, devices[1])
+	require.NoError(t, s.Memset(teams[1].Ptr(), 1, 1)) // undefined: it loses the context
+	require.ErrorIs(t, s.Synchronize(), cuda.ErrDeviceLost)
+	for r, err := range together(2, func(r int) error { return teams[r].Leave(t.Context()) }) {
+		require.ErrorIs(t, err, cuda.ErrDeviceLost, "rank %d", r)
+		var e *multicast.TeamError
+		require.ErrorAs(t, err, &e)
+		require.Equal(t, []int{1}, e.Ranks)
+		require.NoError(t, teams[r].Close())
+	}
+	for _, f := range form(t, groups, split(devices, 2), unit, multicast.TeamOptions{}) {
+		require.ErrorIs(t, f.err, cuda.ErrDeviceLost)
+		require.Nil(t, f.team)
+	}
+	teams = formAll(t, groupOf(t, 1), [][]*cuda.Device{devices[:1]}, unit)
+	use(t, teams)
+	leave(t, teams)
+	t.Cleanup(func() { _ = sys.Close(); _ = m.Close() }) // of a lost context something stays
+}
+
 // Where the program has called Abort on one rank all are told as they leave.
 func TestAllAreToldOfAnAbort(t *testing.T) {
 	_, devices := open(t, 3)

@@ -53,7 +53,11 @@ func (a *api) MulticastGetGranularity(p driver.MulticastProp, g driver.Granulari
 	if r := a.m.checkMulticast(p); r != driver.Success {
 		return 0, r
 	}
-	return a.m.multicastGranularity(), driver.Success
+	unit := a.m.multicastGranularity()
+	if g == driver.GranularityRecommended {
+		unit = max(unit, a.m.options.MulticastRecommended)
+	}
+	return unit, driver.Success
 }
 
 func (a *api) MulticastCreate(p driver.MulticastProp) (driver.MemHandle, driver.Result) {

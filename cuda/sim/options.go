@@ -34,6 +34,10 @@ type Options struct {
 	// HostMemory limits, in bytes, what host-located and pinned memory can take
 	// together. 0 means 64 GiB. Memory is only committed when it is touched.
 	HostMemory uint64
+	// MulticastRecommended is the granularity in bytes that the driver recommends
+	// for multicast objects, a power of two. 0 means the least, which the devices'
+	// Granularity decides.
+	MulticastRecommended uint64
 	// DriverVersion is what the driver says it is, as CUDA counts: 12020 is
 	// 12.2. Entry points of later versions are missing. 0 means 13000.
 	DriverVersion int
@@ -138,6 +142,9 @@ func (o Options) check() error {
 	const memoryLimit = 1 << 40
 	if o.HostMemory > memoryLimit {
 		return fmt.Errorf("sim: Options.HostMemory is %d bytes; at most %d", o.HostMemory, uint64(memoryLimit))
+	}
+	if r := o.MulticastRecommended; r&(r-1) != 0 || r > maxGranularity {
+		return fmt.Errorf("sim: Options.MulticastRecommended is %d; it must be a power of two up to %d", r, uint64(maxGranularity))
 	}
 	for i, v := range o.Visible {
 		if v < 0 || v >= len(o.Devices) || slices.Contains(o.Visible[:i], v) {

@@ -9,12 +9,13 @@ import (
 
 func TestOptionsAreChecked(t *testing.T) {
 	for what, o := range map[string]Options{
-		"must be a power of two": WithGranularity(3 << 20),
-		"from 65536 to":          WithGranularity(4096),
-		"bytes of Memory":        {Devices: []DeviceOptions{{Memory: 1 << 50}}},
-		"Options.HostMemory":     {HostMemory: 1 << 50},
-		"the same UUID":          {Devices: []DeviceOptions{{UUID: [16]byte{1}}, {UUID: [16]byte{1}}}},
-		"as Unreachable":         {Devices: []DeviceOptions{{Unreachable: []int{0}}}},
+		"must be a power of two":          WithGranularity(3 << 20),
+		"from 65536 to":                   WithGranularity(4096),
+		"bytes of Memory":                 {Devices: []DeviceOptions{{Memory: 1 << 50}}},
+		"Options.HostMemory":              {HostMemory: 1 << 50},
+		"the same UUID":                   {Devices: []DeviceOptions{{UUID: [16]byte{1}}, {UUID: [16]byte{1}}}},
+		"as Unreachable":                  {Devices: []DeviceOptions{{Unreachable: []int{0}}}},
+		"MulticastRecommended is 3145728": {MulticastRecommended: 3 << 20},
 	} {
 		_, err := New(o)
 		require.ErrorContains(t, err, what)
