@@ -64,6 +64,9 @@ type replica struct {
 // same size. Every rank calls it, with one device of its own or several of one
 // System. The contents of the replicas are undefined.
 //
+// Teams of one group are made and left one at a time, in the same order by all
+// ranks. Any number of them may be there at once.
+//
 // Where it fails it fails for every rank that is still there, with a *TeamError
 // that names those that are the reason, and what was made is given back. The
 // group goes on, unless a rank is gone or missed a step, and so the same ranks

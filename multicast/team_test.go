@@ -199,6 +199,39 @@ func TestTeams(t *testing.T) {
 	}
 }
 
+// Teams of one group and of several, on the same devices, at once.
+func TestSeveralTeamsAtOnce(t *testing.T) {
+	const ranks, at, rounds = 3, 3, 3
+	m, devices := open(t, ranks)
+	var groups [at][]*rendezvous.Group
+	for i := range groups {
+		groups[i] = groupOf(t, ranks)
+	}
+	errs := together(ranks*at, func(n int) error {
+		g, own := groups[n/ranks][n%ranks], devices[n%ranks:][:1]
+		var teams []*multicast.Team
+		for range rounds { // each is there while the next ones are made
+			team, err := multicast.NewTeam(t.Context(), g, own, unit, multicast.TeamOptions{})
+			if err != nil {
+				return err
+			}
+			teams = append(teams, team)
+			if err := addUp(team, 100); err != nil {
+				return err
+			}
+		}
+		for _, team := range teams {
+			if err := team.Leave(t.Context()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	require.NoError(t, errors.Join(errs...))
+	require.Empty(t, m.Fault())
+	require.Empty(t, devices[0].System().Live())
+}
+
 // By fabric handle, where there is no other: a text is all that travels.
 func TestTeamsByFabricHandle(t *testing.T) {
 	o := fabricMachine(t, 4)
