@@ -25,7 +25,9 @@ type Options struct {
 	// there, and fixes the Devices and HostMemory; one that opens it later with
 	// others is refused. Memory that is exported lies in files of the folder
 	// until nobody holds it, so it best stands on a file system in memory, such
-	// as /dev/shm. The folder may be deleted when no process is on the machine.
+	// as /dev/shm; what processes leave there that are killed is cleared away by
+	// the next that comes or asks. The folder itself takes 9 MB. It may be deleted
+	// when no process is on the machine.
 	// [Inspect] tells what is taken. Linux only.
 	Folder string
 	// Fabric is the process's place on the fabric of its machine. Only with a

@@ -82,6 +82,9 @@ func found(folder *osmem.Folder, m Machine) error {
 		return err
 	}
 	defer func() { _ = file.Close() }()
+	if err := file.Commit(); err != nil {
+		return err
+	}
 	b := booksIn(file.Bytes())
 	copy(b.text, m.Description)
 	b.description.Store(uint64(len(m.Description)))
@@ -112,7 +115,7 @@ func (l *Ledger) Identity() [2]uint64 { return [2]uint64{l.identity[0].Load(), l
 func (l *Ledger) Join() error {
 	l.lock()
 	defer l.unlock()
-	l.sweepHolders()
+	l.sweep() // what those left that were killed takes room in the system
 	for i := range l.books.holders {
 		h := &l.books.holders[i]
 		if h.serial.Load() != 0 {

@@ -230,6 +230,41 @@ func TestEveryPrefixOfAChangeIsSwept(t *testing.T) {
 	}
 }
 
+// Memory of processes that were all killed takes room in the system until somebody
+// clears it away: nobody has to run into a limit first.
+func TestWhoComesClearsAway(t *testing.T) {
+	folder := t.TempDir()
+	a := join(t, folder)
+	a.publish(t, 0, 1)
+	id := a.publish(t, 0, 1)
+	fd, err := a.Export(id)
+	require.NoError(t, err)
+	a.crash()
+	b := join(t, folder)
+	require.Equal(t, 1, files(t, folder), "the descriptor holds one")
+	require.NoError(t, unix.Close(fd))
+	require.Equal(t, 1, files(t, folder))
+	c := join(t, folder)
+	require.Zero(t, files(t, folder))
+
+	offered := b.publish(t, 0, 1)
+	b.Offer(offered)
+	b.crash()
+	require.False(t, c.Accept(offered))
+	require.Zero(t, files(t, folder))
+	require.NoError(t, c.Close())
+}
+
+// The file system may run full of what lies beside the books, and who touches a
+// page of them that has no room dies.
+func TestTheBooksHaveTheirRoom(t *testing.T) {
+	folder := t.TempDir()
+	require.NoError(t, join(t, folder).Close())
+	var stat unix.Stat_t
+	require.NoError(t, unix.Stat(folder+"/machine", &stat))
+	require.GreaterOrEqual(t, stat.Blocks*512, stat.Size)
+}
+
 func TestRecordsRunOut(t *testing.T) {
 	folder := t.TempDir()
 	l := join(t, folder)

@@ -151,7 +151,7 @@ func (l *Ledger) Offer(id uint64) {
 func (l *Ledger) Accept(id uint64) bool {
 	l.lock()
 	defer l.unlock()
-	l.sweepHolders()
+	l.bury()
 	i, ok := l.find(id)
 	if !ok || l.books.memories[i].offered.Load() == 0 {
 		return false
@@ -180,8 +180,7 @@ func (l *Ledger) Drop(id uint64) {
 		m.offered.Store(0)
 	}
 	switch {
-	case l.sweepHolders():
-		l.sweepMemories()
+	case l.bury():
 	case l.heldByHolder(i): // who will look after it
 	case !l.heldByDescriptor(i, l.pinned()):
 		l.remove(i)

@@ -7,6 +7,16 @@ func (l *Ledger) sweep() {
 	l.sweepMemories()
 }
 
+// bury is sweep where a holder is gone, which it reports. Otherwise it asks about
+// no memory.
+func (l *Ledger) bury() bool {
+	gone := l.sweepHolders()
+	if gone {
+		l.sweepMemories()
+	}
+	return gone
+}
+
 // sweepHolders takes out the holders that are gone, and reports whether there
 // were any.
 func (l *Ledger) sweepHolders() (any bool) {

@@ -99,6 +99,7 @@ type FileID struct{ Device, Inode uint64 }
 
 func (s *Shared) Bytes() []byte                                  { return nil }
 func (s *Shared) ID() FileID                                     { return FileID{} }
+func (s *Shared) Commit() error                                  { return errLinux }
 func (s *Shared) Export() (int, error)                           { return -1, errLinux }
 func (s *Shared) Held() bool                                     { return false }
 func (s *Shared) Place(addr, off, n uint64, access Access) error { return errLinux }

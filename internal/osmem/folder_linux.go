@@ -73,6 +73,20 @@ func (f *Folder) NewFile(n uint64) (*Shared, error) {
 	return s, nil
 }
 
+// Commit takes the room for all of a file that NewFile made, where the file system
+// can. A page without room kills who touches it.
+func (s *Shared) Commit() error {
+	for {
+		switch err := unix.Fallocate(s.fd, 0, 0, int64(len(s.mem))); err {
+		case nil, unix.EOPNOTSUPP:
+			return nil
+		case unix.EINTR: // a file system in memory asks for signals meanwhile
+		default:
+			return fmt.Errorf("take the room for a file of %d bytes: %w", len(s.mem), err)
+		}
+	}
+}
+
 // fits reports whether a file system has room for n bytes more. One that is not
 // limited tells of no blocks at all.
 func fits(fs *unix.Statfs_t, n uint64) bool {

@@ -159,10 +159,4 @@ func TestAFileSystemWithoutALimitHasRoom(t *testing.T) {
 	require.True(t, fits(&unix.Statfs_t{Bsize: 4096}, 1<<40))
 	require.True(t, fits(&unix.Statfs_t{Bsize: 4096, Blocks: 10, Bavail: 2}, 8192))
 	require.False(t, fits(&unix.Statfs_t{Bsize: 4096, Blocks: 10, Bavail: 2}, 3*4096))
-	path := t.TempDir()
-	if err := unix.Mount("none", path, "tmpfs", 0, "size=0"); err != nil {
-		t.Skipf("mount: %v", err) // the formula was tested
-	}
-	t.Cleanup(func() { require.NoError(t, unix.Unmount(path, 0)) })
-	named(t, openFolder(t, path), "a")
 }
