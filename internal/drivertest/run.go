@@ -64,8 +64,9 @@ func RequiredGPUs(t testing.TB) int {
 }
 
 // Run runs all cases, one after the other: they compare the devices' free
-// memory, so nothing else may use the devices meanwhile.
-func Run(t *testing.T, env Env) {
+// memory, so nothing else may use the devices meanwhile. It answers the names of
+// those that were skipped for what the machine lacks.
+func Run(t *testing.T, env Env) (skipped []string) {
 	s := newSuite(t, env)
 	if !s.software {
 		if want := RequiredGPUs(t); len(s.devices) < want {
@@ -87,6 +88,7 @@ func Run(t *testing.T, env Env) {
 			for _, n := range c.Needs {
 				if !n.Met(s) {
 					results[c.Name] = "skipped: needs " + n.What
+					skipped = append(skipped, c.Name)
 					t.Skipf("needs %s", n.What)
 				}
 			}
@@ -98,6 +100,7 @@ func Run(t *testing.T, env Env) {
 			t.Error(err)
 		}
 	}
+	return skipped
 }
 
 // appendTable writes the cases that ran.
