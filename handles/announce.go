@@ -166,32 +166,45 @@ func handlesOf(chunks []share.Chunk) []*phys.Handle {
 //
 // Followers are told, and acknowledge when they have unmapped it: until then
 // the memory stays taken, and Stats tells by whom.
+//
+// It is a change of the buffer like Clip: those go one at a time, and one may wait
+// for the GPU. Nothing else of the publication waits meanwhile, and an error of
+// that time, which says that memory could not be unmapped, takes nothing back.
 func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 	const op = "handles.Publication.Shrink"
-	p.changes <- struct{}{}
-	defer p.changes.give()
-	bytes, err := p.may(op, length)
-	if err != nil {
-		return err
-	}
-	if shown := p.view.length; uint64(length) > shown {
-		return failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Announce")
-	}
 	free, err := useAll(core.SystemOf(p.seq.dev), op, streams)
 	if err != nil {
 		return err
 	}
 	defer free()
-	gone, err := p.hold.Shrink(op, bytes, streams)
-	if err != nil && len(gone.Chunks) == 0 {
+	cut, err := p.hold.Begin(op)
+	if err != nil {
 		return err
+	}
+	gone, lost, err := p.shrink(op, length, streams, cut)
+	return errors.Join(err, cut.End(), gone.Release(), lost.Release())
+}
+
+// shrink shows less, of which gone has left the buffer and lost what is shown.
+func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut share.Cut) (gone, lost share.View, err error) {
+	p.changes <- struct{}{}
+	defer p.changes.give()
+	bytes, err := p.may(op, length)
+	if err != nil {
+		return gone, lost, err
+	}
+	if shown := p.view.length; uint64(length) > shown {
+		return gone, lost, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Announce")
+	}
+	if gone, err = cut.Shrink(bytes, streams); err != nil {
+		return gone, lost, err
 	}
 	keep := len(p.mem.Chunks)
 	for keep > 0 && p.mem.Chunks[keep-1].Offset >= bytes {
 		keep--
 	}
 	kept := share.View{Chunks: p.mem.Chunks[:keep:keep]}
-	lost := share.View{Chunks: append([]share.Chunk(nil), p.mem.Chunks[keep:]...)}
+	lost = share.View{Chunks: append([]share.Chunk(nil), p.mem.Chunks[keep:]...)}
 	hoarders := p.hoarders()
 	p.used++
 	p.show(view{generation: p.used, ordered: p.view.ordered, length: uint64(length), chunks: chunksOf(kept)}, kept)
@@ -199,7 +212,7 @@ func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 		f.on.cut(failure(op, ErrTooLarge, fmt.Sprintf("more than %s of publication %q are still mapped that are no longer published",
 			core.Bytes(p.server.o.MaxPinned), p.name), "acknowledge what a publisher takes back"))
 	}
-	return errors.Join(err, gone.Release(), lost.Release())
+	return gone, lost, nil
 }
 
 // hoarders are the followers that keep more than they may of what was taken

@@ -223,7 +223,7 @@ func (f *follower) giveBack(length int, keep uint32) error {
 		// Nothing is unmapped, but what lies behind may be written from now on.
 		return f.waitFor(streams)
 	}
-	gone, err := f.hold.Shrink(opFollow, bytes, streams)
+	gone, err := share.Shrink(opFollow, f.hold, bytes, streams)
 	if err == nil {
 		// Until it is unmapped.
 		err = f.memory.Attach(opFollow, nil)

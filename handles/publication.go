@@ -33,8 +33,8 @@ type Publication struct {
 	exports exportSet
 
 	// changes is held by what changes the publication or its followers, one at a
-	// time, driver calls included. Lock order: changes, the buffer's own locks,
-	// mu, exports.
+	// time, driver calls included. Lock order: a change of the buffer (Shrink),
+	// changes, the buffer's other locks, mu, exports.
 	changes slot
 	// used is the last generation that words were written for, which is beyond
 	// the view's where an announcement failed.

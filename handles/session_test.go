@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// While one publication's Shrink waits for the GPU, a request for it holds up the
-// client's answers about another.
+// While a change of one publication waits, a request for it holds up no answers to
+// the same client about another.
 func TestOnePublicationHoldsUpAnother(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, Options{})
 	b, err := vmm.NewArray[uint32](v.dev, vmm.BufferOptions{Reserve: 64 << 20, Chunks: vmm.FixedChunks(2 << 20)})
@@ -30,7 +30,7 @@ func TestOnePublicationHoldsUpAnother(t *testing.T) {
 	s, err := v.dev.NewStream(cuda.StreamOptions{})
 	require.NoError(t, err)
 	defer s.Close()
-	v.p.changes <- struct{}{} // a Shrink that waits for the GPU
+	v.p.changes <- struct{}{} // a change that waits
 	over := make(chan struct{})
 	go func() {
 		defer close(over)

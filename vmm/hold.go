@@ -115,14 +115,27 @@ func (b *buffer) closeAfter(op string, streams []*cuda.Stream) (*core.Fence, err
 	return f, err
 }
 
-// Shrink makes the buffer shorter and takes the chunks behind out of it: see
-// share.Hold.
-func (h *claim) Shrink(op string, n uint64, streams []*cuda.Stream) (gone share.View, err error) {
-	b := h.b
-	if err := b.enter(op); err != nil {
-		return gone, err
+// cut is a change that takes chunks out of a buffer that is held.
+type cut struct {
+	h  *claim
+	op string
+	// keep is how many chunks stay; those behind wait for the GPU, unless they
+	// are in the tail already.
+	keep  int
+	waits bool
+}
+
+// Begin begins a change: see share.Hold.
+func (h *claim) Begin(op string) (share.Cut, error) {
+	if err := h.b.enter(op); err != nil {
+		return nil, err
 	}
-	defer b.leave()
+	return &cut{h: h, op: op}, nil
+}
+
+// Shrink takes chunks out of use: see share.Cut.
+func (c *cut) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, err error) {
+	b, op := c.h.b, c.op
 	before := b.used.Load()
 	if b.imported == nil || n > b.committed.Load() {
 		if err := b.checkStill(op, 0, n); err != nil {
@@ -140,7 +153,7 @@ func (h *claim) Shrink(op string, n uint64, streams []*cuda.Stream) (gone share.
 		}
 	}
 	// Refused to copies first: those that were let through are on their streams.
-	if err := h.less(op, n); err != nil {
+	if err := c.h.less(op, n); err != nil {
 		return gone, err
 	}
 	b.full() // waits for those
@@ -151,7 +164,7 @@ func (h *claim) Shrink(op string, n uint64, streams []*cuda.Stream) (gone share.
 			return gone, err
 		}
 	}
-	h.lower(n)
+	c.h.lower(n)
 	if keep == len(b.chunks) {
 		return gone, nil
 	}
@@ -159,12 +172,24 @@ func (h *claim) Shrink(op string, n uint64, streams []*cuda.Stream) (gone share.
 		m.phys.Retain()
 		gone.Chunks = append(gone.Chunks, share.Chunk{Handle: m.phys, Offset: m.off})
 	}
-	if len(streams) > 0 {
+	if c.keep, c.waits = keep, len(streams) == 0; !c.waits {
 		b.clipAfter(op, keep, f, true)
-		return gone, nil
+	}
+	return gone, nil
+}
+
+// End unmaps them: see share.Cut.
+func (c *cut) End() error {
+	b := c.h.b
+	defer b.leave()
+	if !c.waits {
+		return nil
+	}
+	if err := b.wait(c.op); err != nil {
+		return err
 	}
 	b.awaitTail(b.res.size)
-	return gone, b.uncommit(op, keep)
+	return b.uncommit(c.op, c.keep)
 }
 
 // mayLeave asks whether the chunks from an offset on may go.
@@ -180,16 +205,16 @@ func (b *buffer) mayLeave(op string, from uint64, streams []*cuda.Stream) error 
 	return nil
 }
 
-// leaving waits for the work that could use the chunks from an offset on, or
-// marks the streams, unless somebody came to them meanwhile.
+// leaving marks the streams, if there are any, unless somebody came to the chunks
+// from an offset on meanwhile.
 func (b *buffer) leaving(op string, from uint64, streams []*cuda.Stream) (*core.Fence, error) {
 	if err := b.mayLeave(op, from, streams); err != nil {
 		return nil, err
 	}
-	if len(streams) > 0 {
-		return core.FenceOf(b.res.System(), op, streams)
+	if len(streams) == 0 {
+		return nil, nil
 	}
-	return nil, b.wait(op)
+	return core.FenceOf(b.res.System(), op, streams)
 }
 
 // less makes the buffer shorter, unless another hold covers more: it shows that

@@ -26,7 +26,7 @@ func TestGrowthBehindAViewOfWhatIsGivenUp(t *testing.T) {
 			require.NoError(t, err)
 			grown := make(chan error, 1)
 			require.NoError(t, all.Host(func(data []byte) error {
-				gone, err := h.Shrink(testOp, 1*mib, []*cuda.Stream{w.s})
+				gone, err := share.Shrink(testOp, h, 1*mib, []*cuda.Stream{w.s})
 				require.NoError(t, err)
 				require.NoError(t, gone.Release())
 				require.ErrorIs(t, grow(w), cuda.ErrInUse, "by the function itself")

@@ -170,7 +170,7 @@ func TestFollowedLengths(t *testing.T) {
 	require.NoError(t, err)
 	defer h.Release()
 	s := stream(t, d)
-	v, err := h.Shrink(testOp, kib64, []*cuda.Stream{s})
+	v, err := share.Shrink(testOp, h, kib64, []*cuda.Stream{s})
 	require.NoError(t, err)
 	require.Len(t, v.Chunks, 2)
 	require.NoError(t, v.Release())
@@ -227,7 +227,7 @@ func TestShrinkingTakesTheTailOutAtOnce(t *testing.T) {
 		if after {
 			streams = append(streams, s)
 		}
-		_, err = h.Shrink(testOp, 2*kib64, streams)
+		_, err = share.Shrink(testOp, h, 2*kib64, streams)
 		require.ErrorIs(t, err, cuda.ErrInUse)
 		require.ErrorContains(t, err, "another")
 		require.Equal(t, 4*kib64, b.Len())
@@ -236,7 +236,7 @@ func TestShrinkingTakesTheTailOutAtOnce(t *testing.T) {
 		before, err := in.View(testOp, 4*kib64)
 		require.NoError(t, err)
 		free, _ := m.Memory(0)
-		v, err := h.Shrink(testOp, kib64+1, streams)
+		v, err := share.Shrink(testOp, h, kib64+1, streams)
 		require.NoError(t, err)
 		require.Equal(t, kib64+1, b.Len())
 		require.Equal(t, 2*kib64, b.Stats().Committed)
@@ -266,7 +266,7 @@ func TestShrinkingBehindACaptureChangesNothing(t *testing.T) {
 	require.NoError(t, err)
 	defer h.Release()
 	g, err := s.WithCapture(cuda.CaptureOptions{}, func() error {
-		_, err := h.Shrink(testOp, 0, []*cuda.Stream{s})
+		_, err := share.Shrink(testOp, h, 0, []*cuda.Stream{s})
 		require.ErrorIs(t, err, cuda.ErrCapturing)
 		return nil
 	})
@@ -303,7 +303,7 @@ func shrinking(after bool) scenario {
 		if after {
 			streams = append(streams, w.s)
 		}
-		v, err := hold.Shrink(testOp, kib64, streams)
+		v, err := share.Shrink(testOp, hold, kib64, streams)
 		gone.Chunks = append(gone.Chunks, v.Chunks...)
 		if err == nil && after {
 			err = w.drain()

@@ -11,6 +11,8 @@
 package share
 
 import (
+	"errors"
+
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
@@ -61,22 +63,41 @@ type Hold interface {
 	// Cover changes how much is held, to the chunks of the first n bytes, of
 	// which all must be in use. It makes no driver call.
 	Cover(op string, n uint64) error
-	// Shrink makes the buffer n bytes long and takes the whole chunks behind
-	// them out of it at once. Without streams it waits first for all work that
-	// could use them, as Clip does; with some it returns at once, and they are
-	// unmapped here when the work that is on the streams now is done. Growing
-	// never takes them back: it makes others, after waiting for those to be
-	// unmapped.
-	//
-	// The view are the chunks that went, with counts: the memory stays until it
-	// is released. It is empty where no whole chunk went. An error that comes
-	// with an empty view has changed nothing; one with chunks says that they are
-	// out of use and could not be unmapped, which Clip and Close try again.
-	// Where another hold covers any of them it is cuda.ErrInUse. Of imported
-	// memory n may lie behind the bytes in use: then only chunks go.
-	Shrink(op string, n uint64, streams []*cuda.Stream) (View, error)
+	// Begin begins a change of the buffer, after waiting for one that runs, which
+	// may wait for the GPU.
+	Begin(op string) (Cut, error)
 	// Release lets go. Twice is once.
 	Release()
+}
+
+// Cut is a change that makes a buffer shorter. Its End must be called, by the
+// goroutine that began it.
+type Cut interface {
+	// Shrink, once, makes the buffer n bytes long and takes the whole chunks
+	// behind them out of use. It does not wait. Growing never takes them back: it
+	// makes others, after waiting for those to be unmapped.
+	//
+	// The view are the chunks that went, with counts: the memory stays until it
+	// is released. It is empty where no whole chunk went. An error has changed
+	// nothing. Where another hold covers any of them it is cuda.ErrInUse. Of
+	// imported memory n may lie behind the bytes in use: then only chunks go.
+	Shrink(n uint64, streams []*cuda.Stream) (View, error)
+	// End unmaps the chunks: without streams after waiting for all work that
+	// could use them, as Clip does; with some it returns at once, and they are
+	// unmapped when the work that was on the streams at Shrink is done. An error
+	// says that they could not be unmapped, which Clip and Close try again.
+	End() error
+}
+
+// Shrink is a change in one: see Cut. An error with an empty view has changed
+// nothing.
+func Shrink(op string, h Hold, n uint64, streams []*cuda.Stream) (View, error) {
+	c, err := h.Begin(op)
+	if err != nil {
+		return View{}, err
+	}
+	gone, err := c.Shrink(n, streams)
+	return gone, errors.Join(err, c.End())
 }
 
 // About is what does not change in a buffer's life.
