@@ -128,8 +128,9 @@ type Probe struct {
 }
 
 // Probe tries, with one granule of device memory each, what the attributes
-// only claim. A clear answer is kept; where there was no memory for the trial
-// the error is ErrOutOfMemory and the next call tries again.
+// only claim. A clear answer is kept. Where a trial told nothing, since there was
+// no memory for it or this process may open no more files, that is the error, or
+// the FabricError where a fabric is not ready; then the next call tries again.
 func (d *Device) Probe() (Probe, error) {
 	const op = "cuda.Device.Probe"
 	caps, err := d.Capabilities()
@@ -152,18 +153,14 @@ func (d *Device) Probe() (Probe, error) {
 	try := func(change func(*driver.AllocationProp)) (driver.AllocationProp, error) {
 		prop := d.granule()
 		change(&prop)
-		h, r := d.sys.core.Drv.MemCreate(uint64(caps.MinimumGranularity), prop)
+		h, r := phys.TryCreate(d.sys.core, uint64(caps.MinimumGranularity), prop)
 		if r != driver.Success {
-			d.sys.core.Note(r, d.dev)
 			return prop, core.Error(core.Failure{Op: op, Call: driver.CallMemCreate, Result: r, Asked: fmt.Sprintf("a trial on %v", d),
 				Err: diagnose.Creation(d.sys.core, prop, r)})
 		}
-		defer d.sys.core.Drv.MemRelease(h)
-		granted, r := d.sys.core.Drv.MemGetAllocationPropertiesFromHandle(h)
-		if r != driver.Success {
-			return prop, d.sys.core.Fail(op, driver.CallMemGetAllocationPropertiesFromHandle, r, "", d.dev)
-		}
-		return granted, nil
+		granted, err := h.Granted(op)
+		_ = phys.Abandon(op, nil, h) // what fails is tried again, and says nothing of the memory
+		return granted, err
 	}
 	_, err = try(func(*driver.AllocationProp) {})
 	if inconclusive(err) {
@@ -178,12 +175,12 @@ func (d *Device) Probe() (Probe, error) {
 	share := func(t driver.HandleTypes) error {
 		prop := d.granule()
 		prop.RequestedHandleTypes = t
-		at, r, left := phys.Trial(op, d.sys.core, uint64(caps.MinimumGranularity), prop)
+		at, r, _ := phys.Trial(op, d.sys.core, uint64(caps.MinimumGranularity), prop)
 		if r == driver.Success {
-			return left
+			return nil
 		}
-		return errors.Join(core.Error(core.Failure{Op: op, Call: at, Result: r, Asked: fmt.Sprintf("a trial on %v", d),
-			Err: diagnose.Creation(d.sys.core, prop, r)}), left)
+		return core.Error(core.Failure{Op: op, Call: at, Result: r, Asked: fmt.Sprintf("a trial on %v", d),
+			Err: diagnose.Creation(d.sys.core, prop, r)})
 	}
 	err = share(driver.HandlePosixFD)
 	if inconclusive(err) {
@@ -191,10 +188,12 @@ func (d *Device) Probe() (Probe, error) {
 	}
 	p.PosixFD = err == nil
 	p.FabricError = share(driver.HandleFabric)
-	if inconclusive(p.FabricError) {
-		return p, p.FabricError
-	}
 	p.Fabric = p.FabricError == nil
-	d.probed = &p
+	switch {
+	case errors.Is(p.FabricError, ErrOutOfMemory) || errors.Is(p.FabricError, ErrDeviceLost):
+		return p, p.FabricError
+	case !inconclusive(p.FabricError):
+		d.probed = &p
+	}
 	return p, nil
 }

@@ -91,6 +91,44 @@ func TestProbeKeepsClearAnswersOnly(t *testing.T) {
 	require.Equal(t, made-4, m.Count("cuMemRelease"), "nothing is kept; four trials failed")
 }
 
+// What may pass is tried again too: too many open files, a fabric that is not
+// ready yet.
+func TestProbeTriesAgainWhatMayPass(t *testing.T) {
+	m, d := open(t)
+	for _, row := range []struct {
+		call   string
+		result driver.Result
+	}{
+		{"cuMemCreate", driver.Unknown},
+		{"cuMemExportToShareableHandle", driver.OperatingSystem},
+		{"cuMemImportFromShareableHandle", driver.OperatingSystem},
+	} {
+		m.Inject(sim.Fault{Call: row.call, Result: cuda.Code(row.result)})
+		_, err := d.Probe()
+		require.Error(t, err, "%v", row)
+	}
+	// The trial of the fabric is the last.
+	m.Inject(sim.Fault{Call: "cuMemCreate", After: 3, Result: cuda.Code(driver.SystemNotReady)})
+	p, err := d.Probe()
+	require.NoError(t, err)
+	require.True(t, p.PosixFD)
+	var e *cuda.Error
+	require.ErrorAs(t, p.FabricError, &e)
+	require.EqualValues(t, driver.SystemNotReady, e.Code)
+	// What a trial made and could not be given back at once says nothing of it.
+	m.Inject(sim.Fault{Call: "cuMemRelease", After: 2, Result: cuda.Code(driver.Unknown)})
+	p, err = d.Probe()
+	require.NoError(t, err)
+	require.True(t, p.PosixFD)
+	require.ErrorIs(t, p.FabricError, cuda.ErrNotPermitted)
+	require.NoError(t, d.System().Drain(t.Context()))
+	require.Zero(t, d.System().Stats().Allocations)
+	tried := m.Count("cuMemCreate")
+	_, err = d.Probe()
+	require.NoError(t, err)
+	require.Equal(t, tried, m.Count("cuMemCreate"), "that is clear")
+}
+
 func TestADeviceWithoutVirtualMemory(t *testing.T) {
 	_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Attributes: map[int]int{int(driver.AttrVirtualMemoryManagement): 0}}}})
 	c, err := d.Capabilities()

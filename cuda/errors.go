@@ -149,8 +149,18 @@ func newError(f core.Failure) error {
 	return e
 }
 
-// inconclusive reports whether a trial failed for want of memory or of the
-// device, and so told nothing of the feature.
+// inconclusive reports whether a trial failed in a way that may pass (no memory,
+// too many open files, a fabric that is not ready), and so told nothing of the
+// feature. What a driver does not have, or does not let this process have, it
+// says in one of a few ways.
 func inconclusive(err error) bool {
-	return errors.Is(err, ErrOutOfMemory) || errors.Is(err, ErrDeviceLost)
+	var e *Error
+	if err == nil || !errors.As(err, &e) {
+		return false
+	}
+	switch driver.Result(e.Code) {
+	case driver.InvalidValue, driver.NotPermitted, driver.NotSupported, driver.MissingEntryPoint, driver.Withheld:
+		return false
+	}
+	return true
 }

@@ -73,11 +73,24 @@ func (b *exportBudget) take(ctx context.Context, op string, least, n int) (int, 
 		select {
 		case <-freed:
 		case <-ctx.Done():
-			return 0, failure(op, ErrOpenFiles,
-				fmt.Sprintf("%d descriptors of shared memory are open, of at most %d, which is 1/%d of this process's limit of %d open files", used, most, exportShare, limit),
-				"share less at a time, or raise the limit (ulimit -n)").because(context.Cause(ctx))
+			return 0, tooMany(op, fmt.Sprintf("%d descriptors of shared memory are open", used), most, limit).because(context.Cause(ctx))
 		}
 	}
+}
+
+// ever refuses a number that can never be open at a time.
+func (b *exportBudget) ever(op string, n int) error {
+	most, limit, err := b.share(op)
+	if err == nil && n > most {
+		err = tooMany(op, fmt.Sprintf("%d descriptors of shared memory at a time", n), most, limit)
+	}
+	return err
+}
+
+func tooMany(op, asked string, most int, limit uint64) *Error {
+	return failure(op, ErrOpenFiles,
+		fmt.Sprintf("%s, of at most %d, which is 1/%d of this process's limit of %d open files", asked, most, exportShare, limit),
+		"share less at a time, or in larger chunks, or raise the limit (ulimit -n)")
 }
 
 func (b *exportBudget) give(n int) {

@@ -168,6 +168,9 @@ func newLease(op string, d Descriptor, on *core.System, asked driver.AllocationP
 	l.offer = Offer{Descriptor: d}
 	_, _ = rand.Read(l.offer.Lease[:]) // never fails
 	if o.Handle == vmm.PosixFD {
+		if err := exports.ever(op, len(l.handles)); err != nil {
+			return nil, err // all are open as long as the lease
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), min(o.Timeout, DefaultLease))
 		defer cancel()
 		var err error

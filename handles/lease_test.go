@@ -20,6 +20,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // sentAsText is the offer as a receiver reads it.
@@ -123,6 +124,26 @@ func TestLeasesByDescriptor(t *testing.T) {
 		require.ErrorIs(t, err, cuda.ErrNotSupported)
 		require.ErrorContains(t, err, "vmm.Fabric")
 	})
+}
+
+// A lease by more descriptors than may ever be open does not wait for them.
+func TestALeaseByTooManyDescriptors(t *testing.T) {
+	_, s := sim.Open(t, sim.Options{Devices: []sim.DeviceOptions{{Granularity: 64 << 10}}})
+	b, err := vmm.NewBuffer(s.Devices()[0], vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(64 << 10)})
+	require.NoError(t, err)
+	closeLater(t, b)
+	require.NoError(t, b.Grow(65*64<<10))
+	var old unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: old.Max})) // 64 may be open
+	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) }()
+	const long = 10 * time.Second
+	began := time.Now()
+	_, err = handles.LeaseBuffer(b, handles.LeaseOptions{Handle: vmm.PosixFD, Timeout: long})
+	require.ErrorIs(t, err, handles.ErrOpenFiles)
+	require.ErrorContains(t, err, "65 descriptors")
+	require.ErrorContains(t, err, "larger chunks")
+	require.Less(t, time.Since(began), long)
 }
 
 func TestLeasesThatCannotBe(t *testing.T) {
