@@ -7,6 +7,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/imex"
 	"github.com/cuvmm/cuvmm/internal/reexec"
@@ -90,4 +91,36 @@ func TestAccessIsThisUsers(t *testing.T) {
 	child.Wait()
 	require.Contains(t, got.ChannelsErr, "permission denied")
 	require.Contains(t, got.MajorErr, "permission denied")
+}
+
+// What stands at the places of the files may be anything, and holds up nobody.
+func TestStrangeFiles(t *testing.T) {
+	for name, put := range map[string]func(path string) error{
+		"a folder":                  func(path string) error { return os.Mkdir(path, 0o755) },
+		"a pipe that nobody writes": func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"a line too long":           func(path string) error { return os.WriteFile(path, make([]byte, 1<<20), 0o600) },
+		"no end of zeros":           func(path string) error { return os.Symlink("/dev/zero", path) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, devices, params)
+			for _, path := range []string{f.paths.Devices, f.paths.Params} {
+				require.NoError(t, os.Remove(path))
+				require.NoError(t, put(path))
+			}
+			read := make(chan imex.Facts, 1)
+			go func() { read <- f.read() }()
+			select {
+			case got := <-read:
+				require.ErrorContains(t, got.MajorErr, f.paths.Devices)
+				require.ErrorContains(t, got.ParamsErr, f.paths.Params)
+				require.Equal(t, -1, got.Count)
+			case <-time.After(time.Minute):
+				t.Error("it waits")
+				for _, path := range []string{f.paths.Devices, f.paths.Params} {
+					_ = os.WriteFile(path, nil, 0o600) // lets it go
+				}
+				<-read
+			}
+		})
+	}
 }

@@ -5,6 +5,7 @@ package imex
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -108,50 +109,68 @@ func (f Facts) Fits(c Channel) bool {
 	return c.Device[0] != 0 && c.Device[1] == c.Minor && (f.Major == 0 || c.Device[0] == f.Major)
 }
 
-// readMajor looks among the character devices. A block device of that name
-// would be another thing.
-func readMajor(path string) (int, error) {
+// eachLine reads a file line by line, until the function answers false. Another
+// path may lead to anything, a pipe that nobody writes included.
+func eachLine(path string, do func(line string) bool) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is no plain file", path)
+	}
 	file, err := os.Open(path)
 	if err != nil {
-		return 0, fmt.Errorf("reading the device majors: %w", err)
+		return err
 	}
 	defer file.Close()
-	character := false
 	lines := bufio.NewScanner(file)
 	for lines.Scan() {
-		line := strings.TrimSpace(lines.Text())
+		if !do(lines.Text()) {
+			return nil
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// readMajor looks among the character devices. A block device of that name
+// would be another thing.
+func readMajor(path string) (major int, err error) {
+	character := false
+	var bad error
+	err = eachLine(path, func(line string) bool {
+		line = strings.TrimSpace(line)
 		if strings.HasSuffix(line, ":") {
 			character = line == "Character devices:"
-			continue
+			return true
 		}
 		number, name, ok := strings.Cut(line, " ")
 		if !ok || !character || strings.TrimSpace(name) != driverName {
-			continue
+			return true
 		}
-		major, err := strconv.Atoi(number)
-		if err != nil || major <= 0 {
-			return 0, fmt.Errorf("%s: the line %q has no major", path, line)
+		n, err := strconv.Atoi(number)
+		if err != nil || n <= 0 {
+			bad = fmt.Errorf("%s: the line %q has no major", path, line)
+			return false
 		}
-		return major, nil
-	}
-	if err := lines.Err(); err != nil {
+		major = n
+		return false
+	})
+	if err = cmp.Or(err, bad); err != nil {
 		return 0, fmt.Errorf("reading the device majors: %w", err)
 	}
-	return 0, nil
+	return major, nil
 }
 
 func (f *Facts) readParams(path string) error {
-	file, err := os.Open(path)
-	if err != nil {
-		return fmt.Errorf("reading the kernel module's parameters: %w", err)
-	}
-	defer file.Close()
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		name, value, _ := strings.Cut(lines.Text(), ":")
+	err := eachLine(path, func(line string) bool {
+		name, value, _ := strings.Cut(line, ":")
 		n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 32)
 		if err != nil {
-			continue // others' parameters may be text
+			return true // others' parameters may be text
 		}
 		switch strings.TrimSpace(name) {
 		case "ImexChannelCount":
@@ -159,14 +178,16 @@ func (f *Facts) readParams(path string) error {
 		case "CreateImexChannel0":
 			f.CreateChannel0 = n != 0
 		}
-	}
-	if err := lines.Err(); err != nil {
+		return true
+	})
+	if err != nil {
 		return fmt.Errorf("reading the kernel module's parameters: %w", err)
 	}
 	return nil
 }
 
-// readChannels lists channelN. A folder that is not there holds none.
+// readChannels lists channelN. A folder that is not there holds none. One that
+// cannot be looked at is an error, the first of them, and hides no other.
 func readChannels(folder string) ([]Channel, error) {
 	entries, err := os.ReadDir(folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -176,6 +197,7 @@ func readChannels(folder string) ([]Channel, error) {
 		return nil, fmt.Errorf("listing the channels: %w", err)
 	}
 	var channels []Channel
+	var first error
 	for _, e := range entries {
 		number, ok := strings.CutPrefix(e.Name(), "channel")
 		minor, err := strconv.ParseUint(number, 10, 31)
@@ -184,10 +206,11 @@ func readChannels(folder string) ([]Channel, error) {
 		}
 		c := Channel{Minor: int(minor), Path: filepath.Join(folder, e.Name())}
 		if err := c.inspect(); err != nil {
-			return channels, fmt.Errorf("looking at a channel: %w", err)
+			first = cmp.Or(first, fmt.Errorf("looking at a channel: %w", err))
+			continue
 		}
 		channels = append(channels, c)
 	}
 	slices.SortFunc(channels, func(a, b Channel) int { return a.Minor - b.Minor })
-	return channels, nil
+	return channels, first
 }

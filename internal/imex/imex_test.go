@@ -145,11 +145,14 @@ func TestNoFolderHoldsNoChannels(t *testing.T) {
 	require.Empty(t, got.Channels)
 }
 
+// One that cannot be looked at hides none of the others.
 func TestADanglingNodeIsAnError(t *testing.T) {
-	f := newFixture(t, devices, params)
-	f.channel("channel0", "/dev/null")
+	f := newFixture(t, mem, params)
 	f.channel("channel1", filepath.Join(f.paths.Nodes, "nothing"))
+	f.channel("channel3", "/dev/null")
 	got := f.read()
 	require.ErrorIs(t, got.ChannelsErr, os.ErrNotExist)
-	require.Len(t, got.Channels, 1)
+	require.ErrorContains(t, got.ChannelsErr, "channel1")
+	require.Len(t, got.Accessible(), 1)
+	require.Equal(t, 3, got.Accessible()[0].Minor)
 }

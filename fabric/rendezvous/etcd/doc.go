@@ -4,8 +4,10 @@
 // Each rank has a lease, and everything that it writes ends with the lease: a
 // rank that dies is noticed when its lease runs out, within Options.TTL, and a
 // group leaves nothing behind but what explains its end to ranks that have yet to
-// join, for as long as a step may take. A group has three keys of each rank at
+// join, for as long as a step may take. A group has four keys of each rank at
 // most, whatever its steps; the server keeps their history until it is compacted
-// (its option --auto-compaction-retention). Whoever may write to the server's keys under the
-// prefix may join a group and end it, so the server has to let in nobody else.
+// (its option --auto-compaction-retention).
+//
+// Whoever may write to the server's keys under the prefix may join a group and
+// end it, so the server has to let in nobody else.
 package etcd
