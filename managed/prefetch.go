@@ -2,7 +2,6 @@ package managed
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -253,25 +252,21 @@ func (m *memory) places(op string, to []cuda.Location) ([]place, error) {
 }
 
 // exclude keeps the CPU off the ranges while something is submitted that leaves
-// their contents undefined.
+// their contents undefined. The lock of a memory is taken once for each range.
 func exclude(op string, ranges []Range) (unlock func(), err error) {
-	var locked []*memory
+	locked := 0
 	unlock = func() {
-		for _, m := range locked {
-			m.host.RUnlock()
+		for _, r := range ranges[:locked] {
+			r.h.m.host.RUnlock()
 		}
 	}
 	for _, r := range ranges {
-		m := r.h.m
-		if slices.Contains(locked, m) {
-			continue
-		}
-		if !m.host.TryRLock() {
+		if !r.h.m.host.TryRLock() {
 			unlock()
 			return nil, core.Error(core.Failure{Op: op, Kind: core.InUse, Asked: r.asked("Host works on memory"),
 				Hint: "discard when its function has returned"})
 		}
-		locked = append(locked, m)
+		locked++
 	}
 	return unlock, nil
 }
