@@ -129,7 +129,8 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 			return
 		}
 		if undo := m.drop(op); undo != nil {
-			err = fmt.Errorf("%w (and freeing the memory failed: %w)", err, undo)
+			err = fmt.Errorf("%w (and freeing the memory failed: %w; it is tried once more, and Drain tells of it)", err, undo)
+			sys.Reclaim(new(core.Fence), &m.life, func() error { return m.dropLater(op) }) // since nobody has it
 		}
 	}()
 	b = &Buffer{Range: Range{h: &handle{m: m}, n: m.size}, from: from}

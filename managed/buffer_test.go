@@ -258,6 +258,22 @@ func TestFailuresWhileMakingAndClosing(t *testing.T) {
 			}
 		}
 	}
+	// Where the undo fails too, it is tried once more, and then left to an
+	// allocator.
+	boom := errors.New("boom")
+	a := allocator(t, d, managed.Options{Placement: func(*cuda.Stream, managed.Range) error { return boom }})
+	for times := 1; times <= 2; times++ {
+		remove := m.Inject(sim.Fault{Call: "cuMemFree", After: 1, Times: times, Result: 999}) // the first is that of the block which waits
+		_, err := a.New(nil, mib)
+		require.ErrorIs(t, err, boom)
+		require.ErrorContains(t, err, "freeing the memory failed")
+		err = d.System().Drain(t.Context())
+		remove()
+		require.Equal(t, times == 2, err != nil, "%v", err)
+		require.Equal(t, times-1, d.System().Stats().Managed)
+	}
+	require.NoError(t, a.Close())
+	require.Zero(t, m.Live()[sim.KindManagedMemory])
 	// A free that fails can be done again, by either form.
 	for _, first := range []bool{true, false} {
 		b, err := managed.New(d, mib, managed.Options{})

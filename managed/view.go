@@ -21,8 +21,9 @@ type ViewOptions struct {
 // at from the device: another library's, a pool's, or memory of the operating
 // system where the device pages that. The driver is asked whether it is. The
 // memory stays its maker's, who keeps it while the Buffer is used; Close gives
-// nothing back. It must not be memory of Go's. Bytes past the end of the managed
-// memory are ErrOutOfRange, with ViewOptions.Hint too.
+// nothing back. Host excludes what is done through this Buffer and its clones,
+// and nothing else. It must not be memory of Go's. Bytes past the end of the
+// managed memory are ErrOutOfRange, with ViewOptions.Hint too.
 func View(d *cuda.Device, p cuda.Ptr, n int, o ViewOptions) (*Buffer, error) {
 	const op = "managed.View"
 	switch {
