@@ -1,6 +1,7 @@
 package multicast_test
 
 import (
+	"fmt"
 	"sync/atomic"
 	"testing"
 
@@ -153,36 +154,42 @@ func TestEveryFailure(t *testing.T) {
 	}
 }
 
-// Every call of forming and leaving a team fails once: then there is no team on
-// any rank and nothing of it, or it can be closed once more.
+// Every call of forming and leaving a team fails, and up to two more behind it,
+// which strikes the undoing too. Then there is no team on any rank, and what is
+// left of it goes with its Close.
 func TestEveryFailureOfATeam(t *testing.T) {
-	for _, ranks := range []int{1, 2} {
-		failed, retried := 0, 0
+	for _, row := range []struct{ ranks, times int }{{1, 1}, {2, 1}, {1, 2}, {2, 2}, {2, 3}} {
+		failed, left, retried := 0, 0, 0
 		for after, hit := 0, true; hit; after++ {
+			at := fmt.Sprintf("%+v, call %d", row, after)
 			m, err := sim.New(sim.WithMulticast(2))
 			require.NoError(t, err)
 			sys, err := m.Open(cuda.WithLeakTracing())
 			require.NoError(t, err)
 			probed(t, sys.Devices())
-			groups := groupOf(t, ranks)
-			dealt := split(sys.Devices(), ranks)
+			groups := groupOf(t, row.ranks)
+			dealt := split(sys.Devices(), row.ranks)
 			struck := 0
 			var calls atomic.Int64
 			m.OnCall(func(string) { calls.Add(1) })
-			remove := m.Inject(sim.Fault{After: after, Result: 999})
+			remove := m.Inject(sim.Fault{After: after, Times: row.times, Result: 999})
 			all := form(t, groups, dealt, unit, multicast.TeamOptions{})
 			for r, f := range all {
-				require.Equal(t, all[0].err == nil, f.err == nil, "call %d, rank %d: %v", after, r, f.err)
-				if f.err != nil {
-					struck++
-					require.Nil(t, f.team, "call %d", after)
+				require.Equal(t, all[0].err == nil, f.err == nil, "%s, rank %d: %v", at, r, f.err)
+				if f.err == nil {
+					continue
+				}
+				struck++
+				if f.team != nil {
+					left++
+					require.Greater(t, row.times, 1, at)
+					require.ErrorContains(t, f.err, "undoing it failed, which Close tries again", at)
 				}
 			}
 			if struck > 0 {
 				failed++
-				require.Empty(t, sys.Live(), "call %d", after)
 			} else {
-				for _, err := range together(ranks, func(r int) error { return all[r].team.Leave(t.Context()) }) {
+				for _, err := range together(row.ranks, func(r int) error { return all[r].team.Leave(t.Context()) }) {
 					if err != nil {
 						struck++
 						retried++
@@ -193,15 +200,17 @@ func TestEveryFailureOfATeam(t *testing.T) {
 			hit = int(calls.Load()) > after
 			for _, f := range all {
 				if f.team != nil {
-					require.NoError(t, f.team.Close(), "call %d", after)
+					require.NoError(t, f.team.Close(), at)
 				}
 			}
-			require.Empty(t, sys.Live(), "call %d", after)
-			require.Zero(t, handles.OpenFDs())
-			require.NoError(t, sys.Close())
-			require.NoError(t, m.Close())
+			require.NoError(t, sys.Drain(t.Context()), at)
+			require.Empty(t, sys.Live(), at)
+			require.Zero(t, handles.OpenFDs(), at)
+			require.NoError(t, sys.Close(), at)
+			require.NoError(t, m.Close(), at)
 		}
 		require.Greater(t, failed, 20)
 		require.Greater(t, retried, 5)
+		require.Equal(t, row.times > 1, left > 0)
 	}
 }

@@ -23,8 +23,9 @@ const DefaultCallTimeout = 10 * time.Second
 
 // TeamOptions describe a team. The zero value works.
 type TeamOptions struct {
-	// CallTimeout is how long a rank's own driver calls of one step may take; 0
-	// is DefaultCallTimeout. It is best shorter than the group's timeout, so that
+	// CallTimeout is how long a rank's own driver calls of one step may take, and
+	// its GPU work when the team ends; 0 is DefaultCallTimeout. It is best less
+	// than half of the group's timeout, since Leave may take twice as long, so that
 	// a rank whose driver does not come back can still say so.
 	CallTimeout time.Duration
 	// Granularity is the multicast object's: see Properties.
