@@ -19,7 +19,10 @@
 // Binding and mapping block in the driver until all devices were added, those of
 // other processes too, and nothing cancels that. Where the object is not shared
 // this package knows when it would be for ever, and refuses. For the others it
-// is the program's duty, or better a [Team]'s.
+// is the program's duty, or better a [Team]'s. While such a call blocks, what it
+// works on cannot be closed: the mapping that memory is bound by, and the
+// reservation that the object is mapped into, which is best one of its own. The
+// object and the memory can.
 //
 // # Teams
 //

@@ -507,6 +507,11 @@ func TestTeamsOfProcesses(t *testing.T) {
 				require.True(t, a.TooLate || strings.Contains(a.Error, fmt.Sprintf("rank %d", who)), "%s, rank %d: %s", at, rank, a.Error)
 			case what == "nothing", what == "a kill while forming" && victim < 0:
 				require.Empty(t, a.Error+a.Left, "%s, rank %d", at, rank)
+			case what == "a kill while leaving":
+				require.Empty(t, a.Error, "%s, rank %d", at, rank)
+				if a.Left != "" {
+					require.Contains(t, a.Left, fmt.Sprintf("rank %d", who), "%s, rank %d", at, rank)
+				}
 			case what == "a failure" || what == "a late call":
 				require.Equal(t, answers[0].Error == "", a.Error == "", "%s: all or none, %+v", at, answers)
 				require.Equal(t, answers[0].Ranks, a.Ranks, "%s: all name the same", at)

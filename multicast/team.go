@@ -72,7 +72,9 @@ type replica struct {
 // that names those that are the reason, and what was made is given back. The
 // group goes on, unless a rank is gone or missed a step, and so the same ranks
 // may try again or go on without multicast. They are in step in that: no rank
-// falls back alone.
+// falls back alone. Only where a rank ends in the very moment in which all are
+// told of the last step, some may have a team that others have not; Leave tells
+// them.
 //
 // After an error the team is nil, unless something is left: where the driver does
 // not come back in time (ErrStuck), or does not take back what was made. Such a
