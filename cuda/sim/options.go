@@ -148,6 +148,9 @@ func (o Options) check() error {
 	if r := o.MulticastRecommended; r&(r-1) != 0 || r > maxGranularity {
 		return fmt.Errorf("sim: Options.MulticastRecommended is %d; it must be a power of two up to %d", r, uint64(maxGranularity))
 	}
+	if o.DriverVersion < 1000 {
+		return fmt.Errorf("sim: Options.DriverVersion is %d; count as CUDA does: 13.0 is 13000", o.DriverVersion)
+	}
 	for i, v := range o.Visible {
 		if v < 0 || v >= len(o.Devices) || slices.Contains(o.Visible[:i], v) {
 			return fmt.Errorf("sim: Visible lists device %d; list each of the %d devices at most once", v, len(o.Devices))

@@ -13,6 +13,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		"from 65536 to":                   WithGranularity(4096),
 		"bytes of Memory":                 {Devices: []DeviceOptions{{Memory: 1 << 50}}},
 		"Options.HostMemory":              {HostMemory: 1 << 50},
+		"13.0 is 13000":                   OlderDriver(13),
 		"the same UUID":                   {Devices: []DeviceOptions{{UUID: [16]byte{1}}, {UUID: [16]byte{1}}}},
 		"as Unreachable":                  {Devices: []DeviceOptions{{Unreachable: []int{0}}}},
 		"MulticastRecommended is 3145728": {MulticastRecommended: 3 << 20},

@@ -8,7 +8,8 @@ import "golang.org/x/sys/unix"
 // addr+n).
 func Mapped(addr, n uint64) bool {
 	page := PageSize()
-	if n == 0 || addr+n < addr {
+	const addresses = 1 << 60 // more than a process has
+	if n == 0 || addr >= addresses || n > addresses {
 		return false
 	}
 	lo, hi := addr/page*page, roundUp(addr+n)
