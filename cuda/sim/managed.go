@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -77,10 +78,12 @@ func (r *resident) obtain(n, size uint64, prop driver.AllocationProp) driver.Res
 	r.span, r.mem = span{p, p + n}, mem
 	if space.reaches(p) {
 		if err := mem.place(p, osmem.AccessReadWrite); err != nil {
-			r.m.note("managed memory at %#x stays out of the CPU's reach: %v", p, err)
-		} else {
-			r.placed = true
+			r.m.note("managed memory at %#x: %v", p, errors.Join(err, osmem.Clear(p, size)))
+			r.m.giveAddresses(span{p, p + size})
+			mem.drop()
+			return driver.OutOfMemory
 		}
+		r.placed = true
 	}
 	r.m.resident.insert(r.lo, r.hi, r)
 	return driver.Success

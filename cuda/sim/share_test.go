@@ -491,6 +491,17 @@ func init() {
 		if r := d.MemMap(p, chunk, 0, h); r != driver.Success {
 			return fmt.Errorf("map: %v", r)
 		}
+		ctx, r := d.DevicePrimaryCtxRetain(0)
+		if r != driver.Success {
+			return fmt.Errorf("context: %v", r)
+		}
+		one, r := d.MemAllocManaged(ctx, chunk, driver.AttachGlobal) // what the first of all needs
+		if r != driver.Success {
+			return fmt.Errorf("managed memory: %v", r)
+		}
+		if r := d.MemFree(ctx, one); r != driver.Success {
+			return fmt.Errorf("managed memory: %v", r)
+		}
 		access := func(f driver.AccessFlags) driver.Result {
 			return d.MemSetAccess(p, chunk, []driver.AccessDesc{grant(driver.LocationHostNUMA, 0, f)})
 		}
@@ -507,12 +518,16 @@ func init() {
 			err = unix.Mprotect(all[i:i+page], unix.PROT_READ)
 		}
 		without := access(driver.AccessReadWrite)
+		_, managed := d.MemAllocManaged(ctx, chunk, driver.AttachGlobal)
 		flags, _ := d.MemGetAccess(driver.Location{Type: driver.LocationHostNUMA}, p)
 		if err := unix.Munmap(all); err != nil {
 			return err
 		}
 		if without != driver.OperatingSystem || flags != driver.AccessNone {
 			return fmt.Errorf("set access: %v, which reads %d: %q", without, flags, m.Log())
+		}
+		if managed != driver.OutOfMemory || m.Live()[KindManagedMemory] != 0 {
+			return fmt.Errorf("managed memory: %v", managed)
 		}
 		if r := access(driver.AccessReadWrite); r != driver.Success {
 			return fmt.Errorf("set access: %v", r)
