@@ -263,13 +263,14 @@ func (c *capture) graph(op string) (*Graph, error) {
 
 // upload stages src in memory of the graph's and copies it as work on a stream
 // that takes part. Where the capture has ended meanwhile nothing was taken.
-func (c *capture) upload(op string, on *core.Stream, dst driver.Ptr, src []byte, g core.Guard) (taken bool, err error) {
+func (c *capture) upload(op string, s *Stream, dst driver.Ptr, src []byte, g core.Guard) (taken bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended {
 		return false, nil
 	}
-	at, err := c.staged.room(op, &c.sys.pinned, on.Ctx, len(src))
+	on := s.in
+	at, err := c.staged.room(op, &c.sys.pinned, s.ring.home, len(src))
 	if err != nil {
 		return false, err
 	}

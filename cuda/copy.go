@@ -122,7 +122,7 @@ func (s *Stream) upload(dst Ptr, src []byte, g core.Guard) error {
 		if err != nil {
 			return err
 		}
-		if taken, err := c.upload(op, s.in, driver.Ptr(dst), src, g); taken || err != nil {
+		if taken, err := c.upload(op, s, driver.Ptr(dst), src, g); taken || err != nil {
 			return err
 		}
 	}

@@ -24,7 +24,10 @@ const (
 // needed, and go back to the pool when the stream closes.
 type ring struct {
 	stream *core.Stream
-	pool   *pinnedPool
+	// home is the context of the stream's Device, in which its pinned memory is
+	// made: it lives as long as the System, and a borrowed stream's may not.
+	home *core.Context
+	pool *pinnedPool
 
 	mu    sync.Mutex
 	slots []*slot
@@ -179,7 +182,7 @@ func (r *ring) fresh(op string) (*slot, error) {
 
 // add makes a slot and puts it where it is the newest.
 func (r *ring) add(op string) (*slot, error) {
-	block, err := r.pool.get(op, r.stream.Ctx, slotBytes)
+	block, err := r.pool.get(op, r.home, slotBytes)
 	if err != nil {
 		return nil, err
 	}

@@ -51,7 +51,8 @@ func (d *Device) newStream(o StreamOptions, track bool) (*Stream, error) {
 // BorrowStream takes a stream of another library by its handle (a CUstream or
 // cudaStream_t as a number), in the context that it was made in. The handle
 // must be live, as the driver crashes on others, and must stay so until Close,
-// which gives it back without destroying it.
+// which gives it back without destroying it; its context until the graphs that
+// were captured on it are closed too.
 //
 // Handle 0 or 1 is the legacy default stream, which frameworks use unless told
 // otherwise. It works, with a caveat of the driver's: an event recorded on it
@@ -92,7 +93,7 @@ func (d *Device) BorrowStream(handle uintptr) (*Stream, error) {
 }
 
 func (d *Device) stream(in *core.Stream, watch bool) *Stream {
-	s := &Stream{in: in, dev: d, ring: &ring{stream: in, pool: &d.sys.pinned}}
+	s := &Stream{in: in, dev: d, ring: &ring{stream: in, home: d.ctx.Load(), pool: &d.sys.pinned}}
 	s.streamHolder = core.HoldStream(in)
 	if watch {
 		s.watched.Begin(&in.Object)

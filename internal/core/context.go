@@ -28,6 +28,9 @@ type Context struct {
 	// that nobody uses any more is forgotten, unless it is a primary one.
 	users int
 	lost  atomic.Int32 // the result that lost it; see Note
+	// gone: nobody uses it any more, so its streams were waited for, and its owner
+	// may have destroyed it.
+	gone atomic.Bool
 	// Granule is what address ranges on the device are multiples of, once
 	// somebody has asked.
 	Granule atomic.Uint64
@@ -38,7 +41,8 @@ type Context struct {
 
 	mu      sync.Mutex
 	streams map[*Stream]struct{}
-	events  []driver.Event
+	events  []driver.Event            // that nobody uses
+	made    map[driver.Event]struct{} // all that were not destroyed
 }
 
 // AddContext makes a context known. The same handle twice is one Context. A
@@ -67,7 +71,7 @@ func (s *System) knowContext(h driver.Context, d driver.Device, primary bool) (c
 			return c, false
 		}
 	}
-	c = &Context{sys: s, Handle: h, Device: d, primary: primary, users: 1, streams: map[*Stream]struct{}{}}
+	c = &Context{sys: s, Handle: h, Device: d, primary: primary, users: 1, streams: map[*Stream]struct{}{}, made: map[driver.Event]struct{}{}}
 	s.setContexts(append(slices.Clone(s.knownContexts()), c))
 	return c, true
 }
@@ -134,6 +138,7 @@ func (c *Context) Release() {
 		return
 	}
 	s.settle() // fences that have passed give their events back
+	c.gone.Store(true)
 	c.blockMu.Lock()
 	defer c.blockMu.Unlock()
 	c.close()
@@ -218,12 +223,21 @@ func (c *Context) event() (driver.Event, driver.Result) {
 		return e, driver.Success
 	}
 	c.mu.Unlock()
-	return c.sys.Drv.EventCreate(c.Handle, driver.EventDisableTiming)
+	e, r := c.sys.Drv.EventCreate(c.Handle, driver.EventDisableTiming)
+	if r == driver.Success {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.made[e] = struct{}{}
+	}
+	return e, r
 }
 
 // recycle takes back an event that has passed. One that was recorded into a
 // capture must be destroyed instead.
 func (c *Context) recycle(e driver.Event) {
+	if c.gone.Load() {
+		return // it was destroyed
+	}
 	c.mu.Lock()
 	if len(c.events) < idleEvents {
 		c.events = append(c.events, e)
@@ -231,7 +245,18 @@ func (c *Context) recycle(e driver.Event) {
 		return
 	}
 	c.mu.Unlock()
-	c.sys.Drv.EventDestroy(c.Handle, e)
+	c.destroy(e)
+}
+
+// destroy ends an event, unless close has.
+func (c *Context) destroy(e driver.Event) {
+	c.mu.Lock()
+	_, live := c.made[e]
+	delete(c.made, e)
+	c.mu.Unlock()
+	if live {
+		c.sys.Drv.EventDestroy(c.Handle, e)
+	}
 }
 
 // close gives back what the context holds. Of a lost one the driver is asked
@@ -241,13 +266,17 @@ func (c *Context) close() driver.Result {
 	if c.Lost() != driver.Success {
 		return driver.Success
 	}
-	for _, e := range c.events {
+	c.mu.Lock()
+	made := c.made
+	c.events, c.made = nil, map[driver.Event]struct{}{}
+	c.mu.Unlock()
+	for e := range made { // marks that are still held have passed
 		d.EventDestroy(c.Handle, e)
 	}
 	if c.block != 0 {
 		d.MemFree(c.Handle, c.block)
 	}
-	c.events, c.block = nil, 0
+	c.block = 0
 	if c.primary {
 		return d.DevicePrimaryCtxRelease(c.Device)
 	}

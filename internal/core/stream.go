@@ -178,11 +178,11 @@ func (s *Stream) Mark(op string) (m Mark, capturing bool, err error) {
 		return Mark{}, false, c.Fail(op, driver.CallEventCreate, r, asked())
 	}
 	if r := d.EventRecord(c.Handle, e, s.Handle); r != driver.Success {
-		d.EventDestroy(c.Handle, e)
+		c.destroy(e)
 		return Mark{}, false, c.Fail(op, driver.CallEventRecord, r, asked())
 	}
 	if capturing, _ := s.Capturing(); capturing {
-		d.EventDestroy(c.Handle, e)
+		c.destroy(e)
 		return Mark{}, true, nil
 	}
 	return Mark{c, e}, false, nil
@@ -192,16 +192,23 @@ func (s *Stream) Mark(op string) (m Mark, capturing bool, err error) {
 // owner's and may be dropped at once. The call itself does not wait. The stream
 // must not capture a graph.
 func (s *Stream) After(op string, m Mark) error {
+	if m.over() {
+		return nil
+	}
 	if r := s.Ctx.sys.Drv.StreamWaitEvent(s.Ctx.Handle, s.Handle, m.event); r != driver.Success {
 		return s.Ctx.Fail(op, driver.CallStreamWaitEvent, r, fmt.Sprintf("stream %#x", uintptr(s.Handle)))
 	}
 	return nil
 }
 
-// passed asks whether the work before the mark is done. In a lost context
-// nothing runs any more.
+// over reports whether the mark has passed as far as that is known without the
+// driver: in a lost context nothing runs any more, and one that is gone was
+// waited for.
+func (m Mark) over() bool { return m.ctx.Lost() != driver.Success || m.ctx.gone.Load() }
+
+// passed asks whether the work before the mark is done.
 func (m Mark) passed() bool {
-	if m.ctx.Lost() != driver.Success {
+	if m.over() {
 		return true
 	}
 	switch r := m.ctx.Note(m.ctx.sys.Drv.EventQuery(m.ctx.Handle, m.event)); {
@@ -219,7 +226,7 @@ func (m Mark) passed() bool {
 // Wait blocks until the mark has passed, and gives the event back. A capture
 // that runs is not harmed. A lost context is no error: nothing of it runs.
 func (m Mark) Wait(op string) error {
-	if m.ctx.Lost() != driver.Success {
+	if m.over() {
 		return nil
 	}
 	if r := m.Synchronize(); r != driver.Success && !r.Lost() {
