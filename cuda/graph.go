@@ -224,6 +224,10 @@ func (g *graph) destroy(op string) (hooks []func(), err error) {
 		}
 		g.template = 0
 	}
+	if g.last.marked { // of a launch that was under way at CloseAfter
+		g.last.marked = false
+		g.last.mark.Drop()
+	}
 	g.staged.release(g.sys)
 	g.Untrack()
 	hooks, g.hooks = g.hooks, nil

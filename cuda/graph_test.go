@@ -309,3 +309,29 @@ func TestAPanicInOnCloseIsLogged(t *testing.T) {
 	require.NoError(t, sys.Close())
 	require.NoError(t, m.Close())
 }
+
+// A launch that is under way when the graph is closed gives its mark back too.
+func TestMarksOfLateLaunchesComeBack(t *testing.T) {
+	m, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	s, p := stream(t, d), words(t, d, 64)
+	events := 0
+	for i := range 10 {
+		g, err := s.WithCapture(cuda.CaptureOptions{}, func() error { return s.Memset(p, 1, 64) })
+		require.NoError(t, err)
+		closed := false
+		m.OnCall(func(call string) {
+			if call == "cuStreamIsCapturing" && !closed {
+				closed = true
+				require.NoError(t, g.CloseAfter(s))
+			}
+		})
+		require.NoError(t, g.Launch(s))
+		m.OnCall(nil)
+		require.NoError(t, sys.Drain(t.Context()))
+		if i == 4 {
+			events = m.Count("cuEventCreate")
+		}
+	}
+	require.Equal(t, events, m.Count("cuEventCreate"))
+}
