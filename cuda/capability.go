@@ -47,9 +47,13 @@ type Capabilities struct {
 // Attribute reads a device attribute by the driver's number for it
 // (CU_DEVICE_ATTRIBUTE_...).
 func (d *Device) Attribute(number int) (int, error) {
+	const op = "cuda.Device.Attribute"
+	if err := d.open(op); err != nil {
+		return 0, err
+	}
 	v, r := d.sys.core.Drv.DeviceGetAttribute(driver.DeviceAttribute(number), d.dev)
 	if r != driver.Success {
-		return 0, d.sys.core.Fail("cuda.Device.Attribute", driver.CallDeviceGetAttribute, r,
+		return 0, d.sys.core.Fail(op, driver.CallDeviceGetAttribute, r,
 			fmt.Sprintf("attribute %d of %v", number, d), d.dev)
 	}
 	return int(v), nil
@@ -58,6 +62,10 @@ func (d *Device) Attribute(number int) (int, error) {
 // Capabilities reads the device's attributes. An attribute that the running
 // driver does not know yet reads as false.
 func (d *Device) Capabilities() (Capabilities, error) {
+	const op = "cuda.Device.Capabilities"
+	if err := d.open(op); err != nil {
+		return Capabilities{}, err
+	}
 	read := func(a driver.DeviceAttribute) int {
 		v, r := d.sys.core.Drv.DeviceGetAttribute(a, d.dev)
 		if r != driver.Success {
@@ -95,7 +103,7 @@ func (d *Device) Capabilities() (Capabilities, error) {
 	} {
 		bytes, r := d.sys.core.Drv.MemGetAllocationGranularity(d.granule(), g.option)
 		if r != driver.Success {
-			return c, d.sys.core.Fail("cuda.Device.Capabilities", driver.CallMemGetAllocationGranularity, r, d.String(), d.dev)
+			return c, d.sys.core.Fail(op, driver.CallMemGetAllocationGranularity, r, d.String(), d.dev)
 		}
 		*g.to = int(bytes)
 	}

@@ -72,6 +72,9 @@ func (s *System) newDevice(ordinal int32) (*Device, driver.Call, driver.Result) 
 // device is ErrInvalidArgument.
 func (d *Device) WithContext(handle uintptr) (*Device, error) {
 	const op = "cuda.Device.WithContext"
+	if err := d.open(op); err != nil {
+		return nil, err
+	}
 	if handle == 0 {
 		return nil, core.Invalid(op, "context 0", "pass the handle of a live CUcontext")
 	}
@@ -87,6 +90,14 @@ func (d *Device) WithContext(handle uintptr) (*Device, error) {
 	with.ctx.Store(d.sys.core.AddContext(driver.Context(handle), d.dev, false))
 	with.contextHolder = core.HoldContext(d.sys.core, with.context)
 	return with, nil
+}
+
+// open refuses what would ask the driver after the System's Close.
+func (d *Device) open(op string) error {
+	if d.sys.core.Closed() {
+		return core.ClosedError(op, "System")
+	}
+	return nil
 }
 
 // context is the context that the device works in, retained at the first call.
@@ -167,6 +178,9 @@ func (d *Device) CanAccess(other *Device) (bool, error) {
 	}
 	if d.sys != other.sys {
 		return false, core.ForeignError(op, "device")
+	}
+	if err := d.open(op); err != nil {
+		return false, err
 	}
 	if d.dev == other.dev {
 		return true, nil

@@ -50,6 +50,7 @@ func TestWhatTheDriversAnswersMean(t *testing.T) {
 		{driver.CallStreamEndCapture, driver.CaptureUnjoined, cuda.ErrCapturing, "joined"},
 		{driver.CallEventQuery, driver.CapturedEvent, cuda.ErrCapturing, "recorded into a capture"},
 		{driver.CallStreamSynchronize, driver.IllegalAddress, cuda.ErrDeviceLost, "restart the process"},
+		{driver.CallStreamSynchronize, driver.Deinitialized, cuda.ErrDeviceLost, "shutting down with the process"},
 		{driver.CallStreamGetID, driver.MissingEntryPoint, cuda.ErrNotSupported, "cuStreamGetId; it needs a driver for CUDA 12.0"},
 		{driver.CallInit, driver.NoDevice, cuda.ErrNoDriver, "CUDA_VISIBLE_DEVICES"},
 		{driver.CallMemCreate, driver.NotInitialized, cuda.ErrNoDriver, "fork"},

@@ -20,11 +20,11 @@ func explain(c driver.Call, r driver.Result) (core.Kind, string) {
 		return core.NotSupported, fmt.Sprintf("this driver lacks %s; it needs a driver for CUDA %s or later",
 			c, driver.VersionString(c.Version()))
 	}
-	if r.Lost() {
-		return core.DeviceLost, "restart the process; memory that was unmapped or never granted while the GPU used it is the usual cause"
-	}
 	if e, ok := byResult[r]; ok {
 		return e.kind, e.hint
+	}
+	if r.Lost() {
+		return core.DeviceLost, "restart the process; memory that was unmapped or never granted while the GPU used it is the usual cause"
 	}
 	return core.Unspecified, ""
 }
@@ -147,7 +147,7 @@ var byResult = map[driver.Result]explanation{
 	driver.InvalidValue:   {core.InvalidArgument, ""},
 	driver.OutOfMemory:    {core.OutOfMemory, "free device memory, or ask for less"},
 	driver.NotInitialized: {core.NoDriver, "CUDA does not survive fork: start a new process with os/exec instead"},
-	driver.Deinitialized:  {core.NoDriver, "the driver is shutting down with the process"},
+	driver.Deinitialized:  {core.DeviceLost, "the driver is shutting down with the process: end the work with the GPU before that"},
 	driver.StubLibrary:    {core.NoDriver, "the toolkit's stub library was loaded: put the driver's libcuda.so.1 first in the search path"},
 	driver.NoDevice:       {core.NoDriver, "the driver sees no GPU: check CUDA_VISIBLE_DEVICES and the device nodes"},
 	driver.InvalidDevice:  {core.InvalidArgument, "devices are numbered from 0; System.Devices lists them"},

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -200,7 +201,7 @@ func (s *System) Drain(ctx context.Context) error {
 	switch {
 	case err == nil:
 		return nil
-	case ctx.Err() == nil:
+	case ctx.Err() == nil || !errors.Is(err, ctx.Err()): // teardowns that failed
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	return core.Error(core.Failure{Op: op, Kind: core.InUse, Err: err,

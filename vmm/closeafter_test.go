@@ -102,3 +102,57 @@ func TestCloseAfterMindsAnOperationBehindItsMark(t *testing.T) {
 	require.NoError(t, w.s.Synchronize(), w.m.Fault())
 	w.end()
 }
+
+// Drain tells of a teardown that failed as what it is, also when its context
+// has ended meanwhile.
+func TestDrainOfAFailureAfterItsTime(t *testing.T) {
+	w := newWorld(t, false)
+	b := w.buffer(1)
+	w.m.Inject(sim.Fault{Call: "cuMemUnmap", Result: code})
+	require.NoError(t, b.CloseAfter(w.s))
+	require.Eventually(t, func() bool { return w.sys.Stats().Pending == 0 }, patience, time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := w.sys.Drain(ctx)
+	require.ErrorContains(t, err, "cuMemUnmap answered")
+	require.NotContains(t, err.Error(), "has not passed")
+	require.NotErrorIs(t, err, cuda.ErrInUse)
+	require.NoError(t, b.Close())
+	w.end()
+}
+
+func TestASystemIsClosedOnce(t *testing.T) {
+	m, err := sim.New(sim.Options{})
+	require.NoError(t, err)
+	sys, err := m.OpenOwned()
+	require.NoError(t, err)
+	_, err = sys.Devices()[0].Context()
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if err := sys.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	_, err = vmm.Reserve(sys.Devices()[0], 2*mib, vmm.ReserveOptions{})
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	require.NoError(t, sys.Drain(t.Context()))
+	require.Zero(t, sys.TrimHost())
+	_, err = sys.Devices()[0].WithContext(1)
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	_, err = vmm.GranularityOf(sys.Devices()[0], vmm.Properties{})
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	_, err = sys.Devices()[0].Attribute(1)
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	_, err = sys.Devices()[0].CanAccess(sys.Devices()[0])
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	_, err = sys.Devices()[0].Transfer()
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	_, err = sys.Devices()[0].Probe()
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	_, _, err = sys.Devices()[0].MemoryInfo()
+	require.ErrorIs(t, err, cuda.ErrClosed)
+}

@@ -160,6 +160,9 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 		return none, 0, errNilDevice(op)
 	}
 	sys := core.SystemOf(d)
+	if sys.Closed() {
+		return none, 0, core.ClosedError(op, "System")
+	}
 	wish := core.Wish{
 		Device: d.Ordinal(), LocationType: int32(p.Location.Type), LocationID: p.Location.ID,
 		Handles: uint32(p.Handles), Compressible: p.Compressible, RDMA: uint8(p.RDMA),
