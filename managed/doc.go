@@ -41,9 +41,10 @@
 //
 // # The CPU
 //
-// [Range.Host] waits for the GPU's work and gives the memory as a Go slice. On a
-// device without concurrent managed access the CPU must not touch managed memory
-// while the device works on anything; the process crashes if it does.
+// [Range.Host] waits for the GPU's work and gives the memory as a Go slice. While
+// a device without concurrent managed access works on anything, the CPU must not
+// touch managed memory, that of other devices included; the process crashes if it
+// does.
 //
 // # Freeing
 //

@@ -11,7 +11,7 @@ import (
 
 // Host waits for the stream's work and gives f the range as a Go slice, which is
 // the memory itself. Without a stream it waits for all work that it knows of, on
-// every device, as Close does. On a device without concurrent managed access it
+// every device, as Close does. Where a device has no concurrent managed access it
 // waits for all work in either case.
 //
 // The buffer stays open while f runs, and no other Host works on the memory: it
@@ -112,7 +112,7 @@ func (m *memory) wait(op string, on *cuda.Stream) error {
 		if err := on.Synchronize(); err != nil {
 			return fmt.Errorf("%s: %w", op, err)
 		}
-		if m.concurrent(m.ctx.Device) {
+		if m.allConcurrent(op) == nil {
 			return nil
 		}
 	}

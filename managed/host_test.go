@@ -166,6 +166,31 @@ func TestHostWithoutConcurrentAccess(t *testing.T) {
 	require.NoError(t, s.Synchronize())
 }
 
+// A device without concurrent access could touch the memory of one that has it.
+func TestHostBesideADeviceWithoutConcurrentAccess(t *testing.T) {
+	m, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{}, sim.WithoutConcurrentManagedAccess().Devices[0]}})
+	s, busy := stream(t, d), stream(t, d.System().Devices()[1])
+	b, other := buffer(t, d, mib), buffer(t, d.System().Devices()[1], mib)
+	release := m.Hold(busy.Handle())
+	defer release()
+	require.NoError(t, busy.Memset(other.Ptr(), 1, mib))
+	_, err := b.Bytes()
+	require.ErrorIs(t, err, cuda.ErrInUse)
+	require.Contains(t, m.Log()[0], "while device 1, which has no concurrent managed access, works")
+	_, err = buffer(t, d, mib, managed.Options{Attach: managed.AttachHost}).Bytes()
+	require.NoError(t, err)
+
+	done := make(chan error, 1)
+	go func() { done <- b.Host(s, nothing) }()
+	select {
+	case <-done:
+		t.Fatal("Host did not wait for the other device")
+	case <-time.After(20 * time.Millisecond):
+	}
+	release()
+	require.NoError(t, <-done)
+}
+
 // A kernel on memory that is attached to the host loses the context, as on a
 // device that cannot fault.
 func TestWorkOnMemoryOfTheHost(t *testing.T) {

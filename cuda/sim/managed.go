@@ -254,8 +254,8 @@ func (s *stream) refuseCapture() driver.Result {
 }
 
 // HostTouch lets the pages go where the CPU's access would have them, which it
-// answers for a device without concurrent access only while nothing works
-// there.
+// does only while no device without concurrent access works that could touch them
+// too.
 func (a *api) HostTouch(p driver.Ptr, n uint64, write bool) driver.Result {
 	m := a.m
 	m.mu.Lock()
@@ -272,12 +272,12 @@ func (a *api) HostTouch(p driver.Ptr, n uint64, write bool) driver.Result {
 	case !r.placed:
 		return driver.NotSupported
 	}
-	if d := r.context.device; !d.concurrent() {
-		if !r.hostMay() {
-			m.note("the CPU touches managed memory [%#x, %#x+%#x) while device %d, which has no concurrent managed access, works: "+
-				"on a real one the process would crash here; wait for the device first", uint64(p), uint64(p), n, d.ordinal)
-			return driver.IllegalState
-		}
+	if d := r.kept(); d != nil {
+		m.note("the CPU touches managed memory [%#x, %#x+%#x) while device %d, which has no concurrent managed access, works: "+
+			"on a real one the process would crash here; wait for the device first", uint64(p), uint64(p), n, d.ordinal)
+		return driver.IllegalState
+	}
+	if !r.context.device.concurrent() {
 		return driver.Success
 	}
 	if why := r.touch(driver.DeviceCPU, s, write); why != "" {
@@ -287,23 +287,20 @@ func (a *api) HostTouch(p driver.Ptr, n uint64, write bool) driver.Result {
 	return driver.Success
 }
 
-// hostMay reports whether the CPU may touch memory of a device without
-// concurrent access: while no stream works that the memory is attached to.
-func (r *resident) hostMay() bool {
-	switch r.managed.attach {
-	case driver.AttachHost:
-		return true
-	case driver.AttachSingle:
-		return len(r.managed.stream.queue) == 0
-	}
+// kept is a device without concurrent access that keeps the CPU from the memory,
+// or nil: one that works, on a stream that the memory is attached to.
+func (r *resident) kept() *device {
 	for _, c := range r.m.contexts {
 		for _, s := range c.streams {
-			if c.device == r.context.device && len(s.queue) > 0 {
-				return false
+			if c.device.concurrent() || len(s.queue) == 0 {
+				continue
+			}
+			if at := r.managed; at.attach == driver.AttachGlobal || at.attach == driver.AttachSingle && at.stream == s {
+				return c.device
 			}
 		}
 	}
-	return true
+	return nil
 }
 
 // attached says why a device must not touch the memory, or "".
