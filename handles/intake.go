@@ -139,6 +139,10 @@ func (i *intake) take(fds []*FD) error {
 func (i *intake) keep(h *phys.Handle) error {
 	at := len(i.chunks)
 	i.chunks = append(i.chunks, h)
+	if i.remote {
+		// The driver counts that device differently, or not at all.
+		h.Asked.Location = i.memory.Location
+	}
 	return i.compare(at, h.Asked)
 }
 
@@ -159,7 +163,7 @@ func (i *intake) importError(at int, err error) error {
 // import's compression and of network cards is less than what was granted, or
 // nothing, so there the exporter's word stands.
 func (i *intake) compare(at int, have driver.AllocationProp) error {
-	if have.Type == i.memory.Type && (have.Location == i.memory.Location || i.remote) {
+	if have.Type == i.memory.Type && have.Location == i.memory.Location {
 		return nil
 	}
 	place := func(p driver.AllocationProp) string {
