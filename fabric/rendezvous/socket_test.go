@@ -4,6 +4,7 @@ package rendezvous
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -71,4 +72,62 @@ func TestAHostThatStandsStill(t *testing.T) {
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, []int{0}, e.Ranks)
 	_ = g.Close()
+}
+
+// What a process sends that no rank does ends the group with its rank's name, and
+// nothing that came with it stays open.
+func TestAHostileMember(t *testing.T) {
+	files := handles.OpenFDs()
+	file := func() *handles.FD {
+		f, err := os.Open(os.DevNull)
+		require.NoError(t, err)
+		defer f.Close()
+		fd, err := duplicate(f)
+		require.NoError(t, err)
+		return fd
+	}
+	posted := func(step uint64, name string) handles.Message {
+		return Event{Kind: Posted, Rank: 2, Step: Step{step, name}}.message() // whatever it says of its rank
+	}
+	for name, row := range map[string]struct {
+		sends []handles.Message
+		says  string
+	}{
+		"another message":                {[]handles.Message{{Kind: 7, Body: []byte("hello")}}, "what no rank sends"},
+		"a second greeting":              {[]handles.Message{hello{1, 3}.message(kindHello)}, "what no rank sends"},
+		"that another rank is lost":      {[]handles.Message{Event{Kind: Lost, Rank: 2}.message()}, "what no rank sends"},
+		"that the group has ended":       {[]handles.Message{Event{Kind: Ended}.message()}, "what no rank sends"},
+		"files with a failure":           {[]handles.Message{{Kind: kindEvent, Body: Event{Kind: Failed}.message().Body, FDs: []*handles.FD{file()}}}, "what no rank sends"},
+		"a step twice":                   {[]handles.Message{posted(0, "go"), posted(0, "go")}, "arrived at step 0"},
+		"steps that nobody has come to":  {[]handles.Message{posted(2, "go")}, "arrived at step 2"},
+		"files, and then another's step": {[]handles.Message{{Kind: kindEvent, Body: posted(0, "stop").Body, FDs: []*handles.FD{file()}}}, `is at "stop"`},
+		"nothing, and goes":              {nil, "its process is gone"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			host, path, err := Host(filepath.Join(t.TempDir(), "private"), "", 3, Options{})
+			require.NoError(t, err)
+			honest, err := Join(t.Context(), path, 2, 3, Options{})
+			require.NoError(t, err)
+			c, err := handles.Dial(t.Context(), path, handles.Options{})
+			require.NoError(t, err)
+			require.NoError(t, c.Send(t.Context(), hello{1, 3}.message(kindHello)))
+			_, err = c.Receive(t.Context())
+			require.NoError(t, err)
+			for _, m := range row.sends {
+				require.NoError(t, c.Send(t.Context(), m))
+				require.NoError(t, m.Close())
+			}
+			if len(row.sends) == 0 {
+				require.NoError(t, c.Close())
+			}
+			for r, err := range together([]*Group{host, honest}, func(g *Group) error { return g.Barrier(t.Context(), "go") }) {
+				require.ErrorContains(t, err, "rank 1", "rank %d", r)
+				require.ErrorContains(t, err, row.says, "rank %d", r)
+			}
+			require.NoError(t, c.Close())
+			require.NoError(t, honest.Close())
+			require.NoError(t, host.Close())
+		})
+	}
+	require.Equal(t, files, handles.OpenFDs())
 }

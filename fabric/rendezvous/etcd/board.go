@@ -219,13 +219,16 @@ func (b *board) see(kv *mvccpb.KeyValue) bool {
 	key := strings.TrimPrefix(string(kv.Key), b.prefix)
 	if r, ok := strings.CutPrefix(key, "rank/"); ok {
 		rank, err := strconv.Atoi(r)
-		if err == nil && string(kv.Value) == strconv.Itoa(b.size) {
+		inside := rank >= 0 && rank < b.size
+		e := rendezvous.Event{Kind: rendezvous.Failed, Rank: rank,
+			Reason: fmt.Sprintf("rank %d joined a group of %s, this one a group of %d: name the same size in all processes", rank, kv.Value, b.size)}
+		switch same := string(kv.Value) == strconv.Itoa(b.size); {
+		case err != nil || same && !inside:
+			return true // nothing of a group's
+		case same:
 			b.joined[rank] = true
 			return true
-		}
-		e := rendezvous.Event{Kind: rendezvous.Failed, Rank: rank,
-			Reason: fmt.Sprintf("rank %s joined a group of %s, this one a group of %d: name the same size in all processes", r, kv.Value, b.size)}
-		if err != nil || rank < 0 || rank >= b.size {
+		case !inside:
 			e.Kind, e.Rank = rendezvous.Ended, b.rank
 		}
 		return b.put(e)

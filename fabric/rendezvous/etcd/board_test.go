@@ -213,6 +213,20 @@ func TestGroup(t *testing.T) {
 			}
 		}
 	})
+	t.Run("what no rank writes", func(t *testing.T) {
+		groups := group(t, endpoint, "junk", 2, Options{})
+		c := client(t, endpoint)
+		// What is of no rank is not looked at.
+		for _, kv := range [][2]string{{"event/7/0", "junk"}, {"event/x/0", ""}, {"rank/x/y", "2"}, {"rank/9", "2"}, {"other", ""}, {"event/1/0", "junk"}} {
+			_, err := c.Put(t.Context(), DefaultPrefix+"junk/"+kv[0], kv[1])
+			require.NoError(t, err)
+		}
+		err := groups[0].Barrier(t.Context(), "go")
+		require.ErrorIs(t, err, handles.ErrGone)
+		require.ErrorContains(t, err, "rank 1: it wrote what no rank writes")
+		_, err = c.Delete(t.Context(), DefaultPrefix+"junk/", clientv3.WithPrefix())
+		require.NoError(t, err)
+	})
 	t.Run("arguments", func(t *testing.T) {
 		for _, c := range []struct {
 			session    string
