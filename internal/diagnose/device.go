@@ -40,6 +40,9 @@ func device(d Device) []Finding {
 	case errors.As(d.FabricErr, &refused) && refused.Return == nvml.NotSupported:
 		add(CheckState, Note, "", "NVML knows no fabric of it: it is on none, and its handles serve this host alone")
 		return all
+	case errors.Is(d.FabricErr, errSilent):
+		add(CheckNVML, Warning, "see whether nvidia-smi answers, and look for the GPU in the kernel's log (dmesg, Xid)", "how it stands with its fabric is not known: %v", d.FabricErr)
+		return all
 	case d.FabricErr != nil:
 		add(CheckNVML, Note, "give the container libnvidia-ml.so.1 of the driver, or name it in CUVMM_LIBNVML", "how it stands with its fabric is not known: %v", d.FabricErr)
 		return all

@@ -34,7 +34,7 @@ type Report struct {
 }
 
 // Run looks at the machine and the devices. It makes no driver call that waits,
-// and without a trial no memory.
+// and without a trial no memory. NVML is not waited for beyond a limit.
 func Run(sys *core.System, devices []driver.Device, o Options) Report {
 	r := Report{Channels: channels(sys.Drv, o.Paths)}
 	r.Findings = machine(r.Channels)
@@ -114,7 +114,32 @@ func ask(sys *core.System, id driver.Device) Device {
 	}
 	d.UUID = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", uuid[0:4], uuid[4:6], uuid[6:8], uuid[8:10], uuid[10:16])
 	if own, ok := sys.Drv.(nvml.Source); ok {
-		d.Fabric, d.FabricErr = own.NVML().Fabric(d.UUID)
+		d.Fabric, d.FabricErr = within(patience, func() (nvml.Fabric, error) { return own.NVML().Fabric(d.UUID) })
 	}
 	return d
+}
+
+// patience is how long NVML may take. It has no limit of its own, and a GPU that
+// is ill may hold it up for ever.
+var patience = 10 * time.Second
+
+var errSilent = errors.New("NVML does not answer")
+
+// within leaves a call that takes longer to itself.
+func within(limit time.Duration, call func() (nvml.Fabric, error)) (f nvml.Fabric, err error) {
+	done := make(chan struct{})
+	var answer nvml.Fabric
+	var refused error
+	go func() {
+		defer close(done)
+		answer, refused = call()
+	}()
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case <-done:
+		return answer, refused
+	case <-t.C:
+		return f, fmt.Errorf("%w within %v", errSilent, limit)
+	}
 }

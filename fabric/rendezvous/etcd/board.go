@@ -188,6 +188,9 @@ func (b *board) listen(watch clientv3.WatchChan, alive <-chan *clientv3.LeaseKee
 			}
 		case changes, ok := <-watch:
 			if err := changes.Err(); !ok || err != nil {
+				if err == nil {
+					err = errors.New("the client was closed: close the group before it")
+				}
 				if b.life.Err() == nil {
 					ended(fmt.Sprintf("the etcd server is not to be heard any more: %v", err))
 				}
