@@ -52,8 +52,9 @@
 // word of host memory ([Team.AbortWord]), as those of csrc/kernels do. Leave and
 // Close set it for work that outlasts their limit, and [Team.Abort] at once: the
 // waits end, streams and team can be closed, and [ErrAborted] says that what the
-// kernels made is not whole. A kernel that waits and does not poll makes the team
-// stuck; it ends with the process.
+// kernels made is not whole. One of them comes before whatever waits for such a
+// stream without a limit (Synchronize, Download, the stream's Close). A kernel
+// that waits and does not poll makes the team stuck; it ends with the process.
 //
 // The replicas of a process go with it. Nobody may touch the team's address from
 // then on; the software driver reports it, at the price of the context. Kernels

@@ -253,6 +253,7 @@ func TestAnObjectClosesBehindABindThatWaits(t *testing.T) {
 	}()
 	<-asked
 	require.NoError(t, o.Close())
+	require.NoError(t, a.Close())
 	_, err = o.Bind(devices[0], 0, a, 0, unit)
 	require.ErrorIs(t, err, cuda.ErrClosed)
 	require.Empty(t, bound)

@@ -51,6 +51,7 @@ type Team struct {
 	mu   sync.Mutex
 	undo []func() error // the last first
 	late *call          // one that has not come back
+	left bool           // all ranks' work has ended
 	gone bool
 }
 
@@ -155,11 +156,16 @@ func (t *Team) Leave(ctx context.Context) error {
 	const op, step = "multicast.Team.Leave", "leave"
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.formed {
-		return cmp.Or(t.stuck(op), closedTeam(op))
+	if !t.formed || t.left { // there is nobody to ask
+		if err := t.stuck(op); err != nil {
+			return err
+		}
 	}
-	if t.gone {
+	switch {
+	case !t.formed || t.gone:
 		return closedTeam(op)
+	case t.left: // and giving back failed, or was late
+		return t.giveBack(op)
 	}
 	var unwhole error
 	a, err := t.step(ctx, step, func() (offering, error) {
@@ -176,6 +182,7 @@ func (t *Team) Leave(ctx context.Context) error {
 		return err
 	}
 	defer a.close()
+	t.left = true
 	said := make([]report, len(a.reports))
 	whole := true
 	for rank, r := range a.reports {

@@ -638,6 +638,22 @@ func TestKernelsThatWaitForNobody(t *testing.T) {
 	}
 }
 
+// Where giving back fails the others have left all the same: leaving again asks
+// nobody.
+func TestLeavingAgain(t *testing.T) {
+	m, devices := open(t, 2)
+	teams := formAll(t, groupOf(t, 2), split(devices, 2), unit)
+	remove := m.Inject(sim.Fault{Call: "cuMulticastUnbind", Result: 999, Times: -1})
+	for _, err := range together(2, func(r int) error { return teams[r].Leave(t.Context()) }) {
+		require.ErrorContains(t, err, "cuMulticastUnbind")
+	}
+	remove()
+	require.NoError(t, teams[0].Leave(t.Context()))
+	require.NoError(t, teams[1].Leave(t.Context()))
+	require.Empty(t, devices[0].System().Live())
+	require.ErrorIs(t, teams[0].Leave(t.Context()), cuda.ErrClosed)
+}
+
 // A rank that has lost its context tells the others as they leave.
 func TestAllAreToldOfALostDevice(t *testing.T) {
 	m, err := sim.New(sim.WithMulticast(2))

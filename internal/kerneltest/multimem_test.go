@@ -303,7 +303,7 @@ func check(t *testing.T, red kernels.Reduction, got uint64, parts values, exact 
 // Every reduction, against exact arithmetic where the numbers allow it in every
 // order, and within the type's rounding on random ones.
 func TestMultimemReductions(t *testing.T) {
-	const units = 150
+	const units = 50
 	for _, devices := range []int{1, 2, 5, 8} {
 		r := newTroupe(t, devices)
 		rng := rand.New(rand.NewPCG(uint64(devices), 2))
