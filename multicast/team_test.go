@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -652,6 +653,28 @@ func TestLeavingAgain(t *testing.T) {
 	require.NoError(t, teams[1].Leave(t.Context()))
 	require.Empty(t, devices[0].System().Live())
 	require.ErrorIs(t, teams[0].Leave(t.Context()), cuda.ErrClosed)
+
+	// And where giving back does not come back it is not begun twice.
+	team := formAll(t, groupOf(t, 1), [][]*cuda.Device{devices}, unit)[0]
+	comeBack := make(chan struct{})
+	var unbinds atomic.Int64
+	m.OnCall(func(call string) {
+		if call == "cuMulticastUnbind" {
+			unbinds.Add(1)
+			<-comeBack
+		}
+	})
+	team.SetCallTimeout(50 * time.Millisecond)
+	require.Eventually(t, func() bool {
+		require.ErrorIs(t, team.Leave(t.Context()), multicast.ErrStuck)
+		return unbinds.Load() == 1
+	}, patience, time.Millisecond)
+	require.ErrorIs(t, team.Leave(t.Context()), multicast.ErrStuck)
+	require.EqualValues(t, 1, unbinds.Load())
+	close(comeBack)
+	team.SetCallTimeout(patience)
+	require.Eventually(t, func() bool { return team.Leave(t.Context()) == nil }, patience, time.Millisecond)
+	require.EqualValues(t, 2, unbinds.Load())
 }
 
 // A rank that has lost its context tells the others as they leave.
