@@ -1,9 +1,12 @@
 package cuda_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -355,4 +358,30 @@ func TestClosingLeavesABorrowedLegacyStreamAlone(t *testing.T) {
 		require.NoError(t, sys.Close())
 		require.NoError(t, m.Close())
 	}
+}
+
+// The error says what lost the context, where the driver knows it, and so does the
+// log: not everybody has the machine at hand to ask.
+func TestALostContextNamesTheCulprit(t *testing.T) {
+	m, err := sim.New(sim.Options{})
+	require.NoError(t, err)
+	var log bytes.Buffer
+	sys, err := m.OpenOwned(cuda.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	require.NoError(t, err)
+	d := sys.Devices()[0]
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	b, err := d.NewHostBuffer(64)
+	require.NoError(t, err)
+	require.NoError(t, s.Copy(b.Ptr()+1, b.Ptr(), 8))
+	const culprit = "the two ranges share memory"
+	for range 2 {
+		err = s.Synchronize()
+		require.ErrorIs(t, err, cuda.ErrDeviceLost)
+		require.ErrorContains(t, err, culprit)
+	}
+	require.Equal(t, 1, strings.Count(log.String(), culprit), log.String())
+	require.NoError(t, b.Close())
+	require.NoError(t, s.Close())
+	require.NoError(t, sys.Close())
 }

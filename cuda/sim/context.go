@@ -17,8 +17,10 @@ type gpuContext struct {
 	object  *object
 	legacy  *stream
 	streams []*stream // with work or a handle, legacy first, oldest first
-	// lost is what destroyed the context, and what every later call answers.
-	lost driver.Result
+	// lost is what destroyed the context, and what every later call answers;
+	// culprit says it in words.
+	lost    driver.Result
+	culprit string
 	// stalls counts the calls that wait for all of the context's work and let
 	// nobody submit more meanwhile.
 	stalls int
@@ -178,7 +180,7 @@ func (c *gpuContext) lose(f fault) {
 	if c.lost != driver.Success {
 		return
 	}
-	c.lost = f.result
+	c.lost, c.culprit = f.result, f.text
 	c.m.note("%s", f.text)
 	if c.m.culprit == "" {
 		c.m.culprit = f.text
@@ -187,6 +189,18 @@ func (c *gpuContext) lose(f fault) {
 		s.discard()
 	}
 	c.m.changed.Broadcast()
+}
+
+var _ driver.Culprit = (*api)(nil)
+
+// Culprit says what destroyed a context.
+func (a *api) Culprit(h driver.Context) string {
+	a.m.mu.Lock()
+	defer a.m.mu.Unlock()
+	if c := a.m.contexts[h]; c != nil {
+		return c.culprit
+	}
+	return ""
 }
 
 func (a *api) DevicePrimaryCtxRetain(d driver.Device) (driver.Context, driver.Result) {

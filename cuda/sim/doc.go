@@ -6,7 +6,8 @@
 // is done as late and in as odd an order as the rules allow, freed addresses
 // are not reused, and work on memory that was unmapped, freed or never granted,
 // a copy between ranges that overlap, and a kernel's access to an address that is
-// not aligned destroy their context, with the culprit named by [Machine.Fault].
+// not aligned destroy their context. Errors then name the culprit, and so does
+// [Machine.Fault].
 //
 // # Memory and addresses
 //

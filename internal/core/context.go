@@ -79,7 +79,11 @@ func (s *System) knowContext(h driver.Context, d driver.Device, primary bool) (c
 // Fail makes the error of a driver call that failed and named the context.
 func (c *Context) Fail(op string, call driver.Call, r driver.Result, asked string) error {
 	c.Note(r)
-	return Error(Failure{Op: op, Call: call, Result: r, Asked: asked})
+	f := Failure{Op: op, Call: call, Result: r, Asked: asked}
+	if r.Lost() {
+		f.Err = c.culprit()
+	}
+	return Error(f)
 }
 
 // System is the context's system.

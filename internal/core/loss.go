@@ -1,6 +1,7 @@
 package core
 
 import (
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -43,9 +44,24 @@ func (c *Context) lose(r driver.Result) {
 	}
 	s := c.sys
 	s.losses.mark(c.Device, r)
-	s.Config.Log.Error("cuvmm: a context is lost; this process cannot use its device any more",
+	attrs := []any{
 		"device", int32(c.Device), "result", r.String(),
-		"hint", "restart the process; an access to memory that was unmapped is the usual cause")
+		"hint", "restart the process; an access to memory that was unmapped is the usual cause",
+	}
+	if err := c.culprit(); err != nil {
+		attrs = append(attrs, "culprit", err)
+	}
+	s.Config.Log.Error("cuvmm: a context is lost; this process cannot use its device any more", attrs...)
+}
+
+// culprit is what lost the context, where the driver knows it.
+func (c *Context) culprit() error {
+	if d, ok := c.sys.Drv.(driver.Culprit); ok && c.Lost() != driver.Success {
+		if text := d.Culprit(c.Handle); text != "" {
+			return errors.New(text)
+		}
+	}
+	return nil
 }
 
 func (l *losses) mark(d driver.Device, r driver.Result) {

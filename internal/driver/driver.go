@@ -215,6 +215,12 @@ type HostTouched interface {
 	HostTouch(p Ptr, n uint64, write bool) Result
 }
 
+// Culprit is what a driver has that knows what destroyed a context: the answer is
+// in words, and empty where nothing did. Only the software driver has it.
+type Culprit interface {
+	Culprit(c Context) string
+}
+
 // Description says which driver answers.
 type Description struct {
 	// Software is true for the software driver.
