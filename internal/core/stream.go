@@ -43,6 +43,7 @@ func (s *Stream) Gone() bool { return s.gone.Load() }
 
 // Forget takes the stream, whose work has passed, from the known ones.
 func (s *Stream) Forget() {
+	s.Expose() // whoever relies on what is known of it asks, and is refused
 	s.gone.Store(true)
 	s.Ctx.mu.Lock()
 	delete(s.Ctx.streams, s)

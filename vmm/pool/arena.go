@@ -10,7 +10,10 @@ import (
 // the caller states that their graphs never run together: what one capture freed
 // or left free serves the next. The memory goes back to the pool when the arena
 // is closed and the last of the graphs is gone.
-type Arena struct{ a *arena }
+type Arena struct {
+	pool *Pool
+	a    *arena // nil once it is closed; guarded by the pool's lock
+}
 
 // arena is the memory of captures. All fields are guarded by the pool's lock.
 //
@@ -41,7 +44,7 @@ func (p *Pool) NewArena() (*Arena, error) {
 	if p.closed {
 		return nil, core.ClosedError("pool.NewArena", "pool")
 	}
-	return &Arena{p.newArena()}, nil
+	return &Arena{p, p.newArena()}, nil
 }
 
 func (p *Pool) newArena() *arena {
@@ -52,13 +55,15 @@ func (p *Pool) newArena() *arena {
 // Close gives the arena's memory back to the pool, once the last graph that was
 // captured in it is gone. Captures can use it no more. Twice is once.
 func (a *Arena) Close() error {
-	p := a.a.pool
+	p := a.pool
 	p.mu.Lock()
 	in := a.a
-	a.a = &arena{pool: p}
+	a.a = nil
 	p.mu.Unlock()
-	in.release()
-	p.verify()
+	if in != nil {
+		in.release()
+		p.verify()
+	}
 	return nil
 }
 
@@ -130,7 +135,7 @@ func (p *Pool) prune() {
 		sh.rest()
 		sh.giveUpAll()
 		own := !sh.stream.Gone() && sh.stream.Locals.Get(p.local) == sh
-		if own || sh.arena != nil || sh.live > 0 || sh.spanned > 0 || sh.slabs > 0 || len(sh.empty) > 0 || len(sh.waiting) > 0 {
+		if own || sh.arena != nil || sh.live > 0 || sh.spanned > 0 || sh.slabs > 0 || len(sh.empty) > 0 || len(sh.waiting) > 0 || sh.kept > 0 {
 			kept = append(kept, sh)
 		} else {
 			sh.closed = true
@@ -157,7 +162,7 @@ func (t *totals) add(o totals) {
 func (p *Pool) freeCaptured(h *header, points ...point) error {
 	sh := h.home.shard
 	if h.home.ext != nil && h.home.ext.node != nil {
-		return h.home.ext.node.free(h)
+		return h.home.ext.node.free(h, len(points) > 0)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 // cuda.ErrClosed, whoever has the memory then. The zero Block is no memory.
 type Block struct {
 	h     *header
-	gen   uint32
+	gen   uint64
 	ptr   cuda.Ptr
 	bytes int
 }
@@ -36,7 +36,7 @@ func (b Block) Bytes() int { return b.bytes }
 // used again, so the stale blocks of it stay stale.
 type header struct {
 	home *home
-	gen  uint32
+	gen  uint64 // a quick stream would be through 32 bits in minutes
 	// link is what a live slot was asked for, in bytes, and of a free one the
 	// number of the next.
 	link    uint32

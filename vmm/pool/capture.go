@@ -102,9 +102,11 @@ func (p *Pool) Capture(s *cuda.Stream, o CaptureOptions, body func() error) (*cu
 		if c, err = p.BeginCapture(s, o); err != nil {
 			return err
 		}
-		err = body()
-		_, end := c.End()
-		return errors.Join(err, end)
+		defer func() { // before the capture itself ends, also in a panic
+			_, end := c.End()
+			err = errors.Join(err, end)
+		}()
+		return body()
 	})
 	var stats CaptureStats
 	if c != nil {
@@ -131,19 +133,29 @@ func (p *Pool) prime(st *core.Stream) error {
 	if _, err := p.shardOf(captureOp, st); err != nil {
 		return err
 	}
-	p.mu.Lock()
-	none := len(p.mids) == 0
-	p.prune()
-	p.mu.Unlock()
-	if none {
-		p.slow.Lock()
-		err := p.addRegion(&want{size: p.chunk, align: quantum})
-		p.slow.Unlock()
-		if !errors.Is(err, errAgain) {
-			return p.refusalOf(captureOp, err)
-		}
+	if err := p.firstRegion(); err != nil {
+		return p.refusalOf(captureOp, err)
 	}
 	p.advanceAll(nil)
+	return nil
+}
+
+// firstRegion reserves one where there is none.
+func (p *Pool) firstRegion() error {
+	p.slow.Lock()
+	defer p.slow.Unlock()
+	p.mu.Lock()
+	closed, none := p.closed, len(p.mids) == 0
+	p.prune()
+	p.mu.Unlock()
+	if closed {
+		return core.ClosedError(captureOp, "pool")
+	}
+	if none {
+		if err := p.addRegion(&want{size: p.chunk, align: quantum}); !errors.Is(err, errAgain) {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -201,6 +213,19 @@ func (p *Pool) begin(op string, id uint64, origin *core.Stream, o CaptureOptions
 }
 
 func (c *Capture) register(op string) error {
+	// Before the pool's lock, since Workspaces.Close frees under its own.
+	if err := c.o.Workspaces.hold(op, c.pool); err != nil {
+		return err
+	}
+	err := c.enter(op)
+	if err != nil {
+		c.o.Workspaces.drop()
+	}
+	return err
+}
+
+// enter makes it one of the captures that the pool serves.
+func (c *Capture) enter(op string) error {
 	p := c.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -210,29 +235,20 @@ func (c *Capture) register(op string) error {
 	case p.captures[c.id] != nil:
 		return core.Error(core.Failure{Op: op, Kind: core.InUse, Asked: fmt.Sprintf("capture %d, which the pool serves already", c.id),
 			Hint: "begin a capture once, whatever its streams"})
+	case c.o.Arena == nil:
+		c.arena = p.newArena()
+		c.arena.holds = 0
+	case c.o.Arena.pool != p:
+		return core.ForeignError(op, "arena")
+	case c.o.Arena.a == nil:
+		return core.ClosedError(op, "arena")
+	default:
+		c.arena = c.o.Arena.a
 	}
-	a := (*arena)(nil)
-	if c.o.Arena != nil {
-		if a = c.o.Arena.a; a.pool != p {
-			return core.ForeignError(op, "arena")
-		}
-		if a.holds == 0 {
-			return core.ClosedError(op, "arena")
-		}
-	}
-	if err := c.o.Workspaces.hold(op, p); err != nil {
+	if err := c.arena.begin(op, c); err != nil {
 		return err
 	}
-	if a == nil {
-		a = p.newArena()
-		a.holds = 0
-	}
-	if err := a.begin(op, c); err != nil {
-		c.o.Workspaces.drop()
-		return err
-	}
-	c.arena = a
-	for _, sh := range a.shards {
+	for _, sh := range c.arena.shards {
 		c.grown[sh] = sh.made.Load()
 	}
 	p.captures[c.id] = c

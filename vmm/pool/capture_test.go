@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -473,4 +474,81 @@ func (l lines) Write(p []byte) (int, error) {
 	default:
 	}
 	return len(p), nil
+}
+
+// Closing an arena is safe from any goroutine.
+func TestAnArenaIsClosedOnce(t *testing.T) {
+	_, d := open(t)
+	p := newPool(t, d, pool.Options{})
+	a, err := p.NewArena()
+	require.NoError(t, err)
+	var g sync.WaitGroup
+	for range 4 {
+		g.Go(func() { _ = a.Close() })
+	}
+	g.Wait()
+	require.Zero(t, p.Stats().Arenas)
+}
+
+// A node that other streams of the capture use is freed behind all of them.
+func TestANodeThatAnotherStreamUses(t *testing.T) {
+	for seed := range uint64(20) {
+		m, d := open(t, sim.Options{Seed: seed})
+		s, side := stream(t, d), stream(t, d)
+		fork, joined := event(t, d), event(t, d)
+		p := newPool(t, d, pool.Options{})
+		g, _ := captured(t, p, s, pool.CaptureOptions{Nodes: true}, func() error {
+			b, err := p.Alloc(pool.Request{Bytes: 3 * mib, Stream: s})
+			if err != nil {
+				return err
+			}
+			return errors.Join(fork.Record(s), side.Wait(fork), side.Memset(b.Ptr(), 1, 3*mib), p.Free(b, side), joined.Record(side), s.Wait(joined))
+		})
+		require.NoError(t, g.Launch(s))
+		require.NoError(t, s.Synchronize(), m.Fault())
+		require.NoError(t, g.Close())
+	}
+}
+
+// Where the stream of a node was closed the driver is not asked.
+func TestANodeWhoseStreamIsGone(t *testing.T) {
+	m, d := open(t)
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	p := newPool(t, d, pool.Options{})
+	_, end := captureElsewhere(t, s)
+	c, err := p.BeginCapture(s, pool.CaptureOptions{Nodes: true})
+	require.NoError(t, err)
+	b, left := alloc(t, p, s, 100), alloc(t, p, s, 100)
+	end()
+	require.NoError(t, s.Close())
+	require.ErrorIs(t, p.Free(b), cuda.ErrClosed)
+	_, err = c.End()
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	require.ErrorIs(t, p.Free(left), cuda.ErrClosed)
+	require.Zero(t, m.Count("cuMemFreeAsync"))
+	require.NoError(t, c.Close())
+}
+
+// Nodes are freed while the capture that they belong to goes on, however its body
+// ends.
+func TestNodesAreFreedBeforeAPanicEndsTheCapture(t *testing.T) {
+	m, d := open(t)
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{})
+	var made []string
+	m.OnCall(func(call string) {
+		if call == "cuMemFreeAsync" || call == "cuStreamEndCapture" {
+			made = append(made, call)
+		}
+	})
+	require.Panics(t, func() {
+		_, _, _ = p.Capture(s, pool.CaptureOptions{Nodes: true}, func() error {
+			alloc(t, p, s, 100)
+			panic("no")
+		})
+	})
+	m.OnCall(nil)
+	require.Equal(t, []string{"cuMemFreeAsync", "cuStreamEndCapture"}, made)
+	require.Zero(t, p.Stats().Blocks)
 }

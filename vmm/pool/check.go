@@ -14,6 +14,8 @@ import (
 func (p *Pool) Check() error {
 	p.slow.Lock()
 	defer p.slow.Unlock()
+	p.pressing.Lock()
+	defer p.pressing.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := &checker{p: p, used: map[*shard]uint64{}}

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/internal/core"
-	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
 const closeOp = "pool.Close"
@@ -28,6 +27,8 @@ func (p *Pool) Close() error {
 			return err
 		}
 	}
+	p.pressing.Lock()
+	defer p.pressing.Unlock()
 	return p.giveBack()
 }
 
@@ -87,37 +88,42 @@ func (p *Pool) open() {
 }
 
 // await waits until everything that was freed on the stream, or named it, has
-// passed.
+// passed. Nobody who asks how far the stream is waits for that.
 func (sh *shard) await() error {
-	sh.markMu.Lock()
-	defer sh.markMu.Unlock()
-	if sh.fence != nil {
-		sh.fence.Drop()
-		sh.fence = nil
-	}
 	sh.mu.Lock()
 	epoch := sh.epoch
 	pending := sh.touched > sh.passed.Load()
 	sh.epoch++
 	sh.mu.Unlock()
-	if pending && !sh.stream.Gone() && sh.pool.lost() == driver.Success {
-		if err := sh.stream.Use(closeOp, sh.pool.sys); err != nil {
-			return err
-		}
-		defer sh.stream.Drop()
-		m, capturing, err := sh.stream.Mark(closeOp)
-		if capturing {
-			return core.CapturingError(closeOp, sh.stream)
-		}
-		if err == nil {
-			err = m.Wait(closeOp)
-		}
-		if err != nil && sh.pool.lost() == driver.Success {
+	if pending && !sh.stream.Gone() && !sh.lost() {
+		if err := sh.wait(); err != nil && !sh.lost() {
 			return err
 		}
 	}
-	sh.passed.Store(epoch)
+	sh.markMu.Lock()
+	defer sh.markMu.Unlock()
+	if sh.fence != nil && sh.fenced <= epoch {
+		sh.fence.Drop()
+		sh.fence = nil
+	}
+	raise(&sh.passed, epoch)
 	return nil
+}
+
+// wait waits for the work that is on the stream.
+func (sh *shard) wait() error {
+	if err := sh.stream.Use(closeOp, sh.pool.sys); err != nil {
+		return err
+	}
+	defer sh.stream.Drop()
+	m, capturing, err := sh.stream.Mark(closeOp)
+	if capturing {
+		return core.CapturingError(closeOp, sh.stream)
+	}
+	if err != nil {
+		return err
+	}
+	return m.Wait(closeOp)
 }
 
 // giveBack unmaps and releases everything. Nothing is live, and nothing runs.

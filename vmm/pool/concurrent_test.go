@@ -2,10 +2,13 @@ package pool_test
 
 import (
 	"math/rand/v2"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -133,4 +136,90 @@ func TestMemoryGoesToAnotherStreamOnceItHasPassed(t *testing.T) {
 		require.NoError(t, p.Check())
 		require.NoError(t, other.Synchronize())
 	}
+}
+
+// A stream that is closed is refused, whatever lies free for it.
+func TestAClosedStreamIsRefused(t *testing.T) {
+	_, d := open(t)
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	p := newPool(t, d, pool.Options{})
+	free(t, p, alloc(t, p, s, 100))
+	require.NoError(t, s.Close())
+	b, err := p.Alloc(pool.Request{Bytes: 100, Stream: s})
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	_ = p.Free(b)
+}
+
+// Memory that was made for a stream which is closed meanwhile is not forgotten.
+func TestAStreamThatIsClosedDuringARequest(t *testing.T) {
+	m, d := open(t)
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	other, third := stream(t, d), stream(t, d)
+	p := newPool(t, d, pool.Options{})
+	b := alloc(t, p, other, 100)
+	free(t, p, alloc(t, p, s, 64*mib))
+	require.Eventually(t, func() bool {
+		freed, err := p.Trim(0)
+		return err == nil && freed >= 64*mib
+	}, patience, time.Millisecond)
+	once := sync.Once{}
+	m.OnCall(func(call string) {
+		if call == "cuMemCreate" {
+			once.Do(func() {
+				require.NoError(t, s.Close())
+				require.NoError(t, p.Free(b, third)) // a stream that the pool does not know
+			})
+		}
+	})
+	c, err := p.Alloc(pool.Request{Bytes: 64 * mib, Stream: s})
+	m.OnCall(nil)
+	if err == nil {
+		free(t, p, c)
+	}
+	require.NoError(t, p.Check())
+}
+
+// What a peer used is free when its context is lost: nothing runs there any more.
+func TestALostPeerHoldsUpNobody(t *testing.T) {
+	m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{}, {}}})
+	require.NoError(t, err)
+	sys, err := m.Open()
+	require.NoError(t, err)
+	d, peer := sys.Devices()[0], sys.Devices()[1]
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	far, err := peer.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	p, err := pool.New(d, pool.Options{Access: []vmm.Access{{Location: peer.Location(), Mode: vmm.ReadWrite}}})
+	require.NoError(t, err)
+	b := alloc(t, p, s, 3*mib)
+	c := alloc(t, p, far, 3*mib)
+	require.NoError(t, p.Free(c))
+	require.NoError(t, p.Free(b, far))
+	lose(t, m, peer, far)
+	free(t, p, alloc(t, p, s, 3*mib))
+	require.NoError(t, p.Close())
+	require.NoError(t, far.Close())
+	require.NoError(t, s.Close())
+	require.NoError(t, sys.Close())
+	_ = m.Close()
+}
+
+// lose destroys the context of a device: memory goes while its stream works on it.
+func lose(t *testing.T, m *sim.Machine, d *cuda.Device, s *cuda.Stream) {
+	t.Helper()
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * mib})
+	require.NoError(t, err)
+	require.NoError(t, b.Grow(100))
+	idle, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	m.Hold(s.Handle())
+	require.NoError(t, s.Memset(b.Ptr(), 1, 100))
+	require.NoError(t, b.CloseAfter(idle))
+	require.NoError(t, d.System().Drain(t.Context()))
+	m.Release(s.Handle())
+	require.ErrorIs(t, s.Synchronize(), cuda.ErrDeviceLost)
+	require.NoError(t, idle.Close())
 }

@@ -52,7 +52,8 @@
 // it once they wait for that stream, and [Pool.Free] must name them. A stream
 // that only this library can reach costs no driver call; of a borrowed one, or
 // one whose Handle was given out, the driver is asked with each request whether
-// it captures.
+// it captures. A stream that was closed has passed: close a borrowed one after what
+// it used was freed.
 //
 // # Captures
 //

@@ -131,7 +131,12 @@ func (sh *shard) fit(size, align uint64) (best *extent) {
 		e = sh.free.after(e)
 	}
 	if best == nil && e != nil {
-		return sh.free.atLeast(size + align)
+		best = sh.free.atLeast(size + align)
+	}
+	for ; best == nil && e != nil; e = sh.free.after(e) { // rather than growing
+		if e.padded(size, align) <= e.size {
+			best = e
+		}
 	}
 	return best
 }

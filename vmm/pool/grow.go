@@ -22,12 +22,12 @@ func (p *Pool) create(size uint64) (*phys.Handle, error) {
 			return nil, &shortage{kind: core.Budget, size: size}
 		}
 		if p.reserved.CompareAndSwap(n, n+size) {
-			raise(&p.mostHeld, n+size)
 			break
 		}
 	}
 	h, r := phys.TryCreate(p.sys, size, p.prop)
 	if r == driver.Success {
+		raise(&p.mostHeld, p.reserved.Load())
 		h.Recycle() // its blocks change owners: nobody exports it as it is
 		return h, nil
 	}

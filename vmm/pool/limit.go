@@ -22,15 +22,15 @@ func (p *Pool) SetLimit(bytes int) error {
 	return nil
 }
 
-// possible refuses what no freeing could make room for, before anything is
-// given up for it.
-func (p *Pool) possible(sh *shard, w *want) error {
+// impossible is why a request is refused that no freeing could make room for,
+// before anything is given up for it; nil of others.
+func (p *Pool) impossible(w *want) *shortage {
 	n := p.lacking(w)
 	if l := p.limit.Load(); l > 0 && n > l {
-		return p.refusal(sh, w, &shortage{kind: core.Budget, size: n})
+		return &shortage{kind: core.Budget, size: n}
 	}
 	if len(p.on) > 0 && n > p.dev.TotalMemory() {
-		return p.refusal(sh, w, &shortage{kind: core.OutOfMemory, size: n})
+		return &shortage{kind: core.OutOfMemory, size: n}
 	}
 	return nil
 }

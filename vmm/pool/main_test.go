@@ -97,3 +97,15 @@ func calls(m *sim.Machine) map[string]int {
 	delete(c, "cuMemGetAccess")
 	return c
 }
+
+// within fails the test unless f ends in time.
+func within(t *testing.T, what string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() { defer close(done); f() }()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatal(what)
+	}
+}

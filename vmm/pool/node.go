@@ -43,17 +43,19 @@ func (c *Capture) allocNode(st *core.Stream, sh *shard, w *want) (Block, error) 
 // nodeAlign is what the driver aligns nodes to, at least.
 const nodeAlign = 512
 
-// free makes a free node behind the captured work of the block's stream.
-func (n *node) free(h *header) error {
+// free makes a free node behind the captured work of the block's stream. Where
+// others use it too, in captured work that is not ordered with that, the end of
+// the capture frees it.
+func (n *node) free(h *header, others bool) error {
 	c := n.capture
 	c.mu.Lock()
 	at := slices.Index(c.nodes, h.home.ext)
-	if at >= 0 {
+	if at >= 0 && !others {
 		c.nodes = slices.Delete(c.nodes, at, at+1)
 	}
 	c.mu.Unlock()
-	if at < 0 {
-		return nil // the end of the capture has it
+	if at < 0 || others {
+		return nil // whoever takes it from the list drops it
 	}
 	return n.drop(h, n.stream)
 }
@@ -63,6 +65,10 @@ func (n *node) drop(h *header, st *core.Stream) error {
 	p.mu.Lock()
 	p.removePlace(h.at())
 	p.mu.Unlock()
+	if err := st.Use(freeOp, p.sys); err != nil {
+		return err
+	}
+	defer st.Drop()
 	if r := st.FreeNode(h.at()); r != driver.Success {
 		return st.Ctx.Fail(freeOp, driver.CallMemFreeAsync, r, "a node of a graph")
 	}
@@ -80,14 +86,11 @@ func (c *Capture) freeNodes() error {
 	for _, e := range left {
 		sh := e.home.shard
 		sh.mu.Lock()
-		live := e.live()
-		if live {
+		if e.live() {
 			sh.retire(&e.header, nil)
 		}
 		sh.mu.Unlock()
-		if live {
-			errs = append(errs, e.node.drop(&e.header, c.origin))
-		}
+		errs = append(errs, e.node.drop(&e.header, c.origin))
 	}
 	return errors.Join(errs...)
 }

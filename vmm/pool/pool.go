@@ -21,10 +21,10 @@ import (
 // # Locks
 //
 // From first to last: slow, which lets one miss be served at a time and is let
-// go while it waits; a shard's markMu; mu; a shard's mu; the leaves of captures,
-// statistics and regions' lists. Driver calls are made under slow and markMu
-// alone, never under mu nor a shard's mu, so that no free and no warm request
-// ever waits for one.
+// go while it waits; pressing; a shard's markMu; mu; a shard's mu; the leaves of
+// captures, statistics and regions' lists. Driver calls are made under the first
+// three alone, never under mu nor a shard's mu, so that no free and no warm
+// request ever waits for one.
 type Pool struct {
 	dev     *cuda.Device
 	sys     *core.System
@@ -50,6 +50,10 @@ type Pool struct {
 	slow  sync.Mutex
 	most  uint64 // requested at once, as far as misses saw; guarded by slow
 	moved uint64 // bytes that moved lately, likewise
+
+	// pressing is held for reading while others have free memory given back, and
+	// for writing by what must not meet that.
+	pressing sync.RWMutex
 
 	mu          sync.Mutex
 	closed      bool

@@ -44,3 +44,35 @@ func TestBlocksOfAllSizes(t *testing.T) {
 		require.Zero(t, p.Stats().Blocks)
 	})
 }
+
+// Where many holes are large enough but lie badly, the one that fits is found.
+func TestAnAlignedRequestFindsItsHole(t *testing.T) {
+	m, d := open(t)
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{Chunk: 64 * mib})
+	var live, gone []pool.Block
+	for range 10 {
+		live = append(live, alloc(t, p, s, mib/2))
+		gone = append(gone, alloc(t, p, s, 7*mib/2))
+	}
+	live = append(live, alloc(t, p, s, 2*mib))
+	fits := alloc(t, p, s, 4*mib)
+	require.Zero(t, uint64(fits.Ptr())%(2*mib))
+	live = append(live, alloc(t, p, s, 64*mib-46*mib))
+	for _, b := range append(gone, fits) {
+		free(t, p, b)
+	}
+	m.ResetCounts()
+	b, err := p.Alloc(pool.Request{Bytes: 3 * mib, Align: 2 * mib, Stream: s})
+	require.NoError(t, err)
+	require.Zero(t, m.Count("cuMemCreate"))
+	require.Equal(t, fits.Ptr(), b.Ptr())
+	for _, b := range append(live, b) {
+		free(t, p, b)
+	}
+}
+
+// A tag may be any number.
+func TestATagThatNobodyMade(t *testing.T) {
+	require.NotPanics(t, func() { _ = pool.Tag(60000).String() })
+}

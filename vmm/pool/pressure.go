@@ -48,8 +48,14 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 	w := &request // only here does it outlive the call
 	p.slow.Lock()
 	defer p.slow.Unlock()
-	if err := p.possible(sh, w); err != nil {
-		return Block{}, err
+	if !sh.keep(1) {
+		return Block{}, core.ClosedError(allocOp, "pool or the stream")
+	}
+	defer sh.keep(-1)
+	for s := p.impossible(w); s != nil; s = p.impossible(w) {
+		if p.o.OnExhausted == nil || !p.ask(w, s) {
+			return Block{}, p.refusal(sh, w, s)
+		}
 	}
 	r := relief{p: p, sh: sh, w: w}
 	for {
@@ -84,6 +90,7 @@ type relief struct {
 	sh       *shard
 	w        *want
 	step     int
+	looked   bool // again, at what has passed meanwhile: once, or a busy stream keeps it from its end
 	deadline time.Time
 }
 
@@ -109,8 +116,8 @@ func (r *relief) find(s *shortage) error {
 			if freed, err := p.trimFor(r.w); freed > 0 || err != nil {
 				return err
 			}
-			if now, _ := p.progress(); now != before {
-				r.step = relieveMove // what has passed since then can move
+			if now, _ := p.progress(); now != before && !r.looked {
+				r.step, r.looked = relieveMove, true // what has passed since then can move
 				return nil
 			}
 		case relieveOthers:
@@ -125,12 +132,12 @@ func (r *relief) find(s *shortage) error {
 			}
 		case relieveWait:
 			if r.await() {
-				r.step = 0
+				r.step, r.looked = 0, false
 				return nil
 			}
 		default:
 			if p.o.OnExhausted != nil && p.ask(r.w, s) {
-				r.step, r.deadline = 0, time.Time{}
+				r.step, r.looked, r.deadline = 0, false, time.Time{}
 				return nil
 			}
 			err := p.refusal(r.sh, r.w, s)

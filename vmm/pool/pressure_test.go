@@ -1,6 +1,8 @@
 package pool_test
 
 import (
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -210,4 +212,114 @@ func TestStatisticsAndTracking(t *testing.T) {
 	require.Regexp(t, `^3 MiB at 0x[0-9a-f]+ \(b\), allocated at pressure_test.go:\d+$`, live[0].String())
 	require.ErrorContains(t, p.Close(), "allocated at pressure_test.go")
 	free(t, p, b)
+}
+
+// A stream that is busy all the time passes something all the time: that does not
+// keep a request that nothing can serve from its refusal.
+func TestARefusalComesWhateverOthersDo(t *testing.T) {
+	_, d := openSmall(t)
+	s, other := stream(t, d), stream(t, d)
+	p := newPool(t, d, pool.Options{Wait: -1})
+	kept := alloc(t, p, s, 40*mib)
+	var stop atomic.Bool
+	var busy sync.WaitGroup
+	busy.Go(func() {
+		for !stop.Load() {
+			b, err := p.Alloc(pool.Request{Bytes: 1000, Stream: other})
+			if err == nil {
+				_ = p.Free(b)
+			}
+		}
+	})
+	time.Sleep(10 * time.Millisecond)
+	within(t, "no refusal", func() {
+		_, err := p.Alloc(pool.Request{Bytes: 50 * mib, Stream: s})
+		require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	})
+	stop.Store(true)
+	busy.Wait()
+	free(t, p, kept)
+}
+
+// Memory that the driver refused was never there.
+func TestThePeakIsWhatThereWas(t *testing.T) {
+	_, d := openSmall(t)
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{Wait: -1})
+	b := alloc(t, p, s, 40*mib)
+	had := p.Stats().PeakReserved
+	_, err := p.Alloc(pool.Request{Bytes: 64 * mib, Stream: s})
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	free(t, p, b)
+	require.Equal(t, had, p.Stats().PeakReserved)
+}
+
+// A request that is larger than the limit is shown to the callback, too.
+func TestTheCallbackMayRaiseTheLimit(t *testing.T) {
+	_, d := open(t)
+	s := stream(t, d)
+	var p *pool.Pool
+	p = newPool(t, d, pool.Options{Limit: 10 * mib, OnExhausted: func(e pool.Exhausted) bool {
+		require.ErrorIs(t, e.Reason, cuda.ErrBudget)
+		require.NoError(t, p.SetLimit(100*mib))
+		return true
+	}})
+	b := alloc(t, p, s, 50*mib)
+	free(t, p, b)
+}
+
+// Others who need memory have the pool's given back while it closes.
+func TestAPoolClosesWhileOthersTakeItsMemory(t *testing.T) {
+	patient(t)
+	m, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 66 * mib}}})
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{})
+	free(t, p, alloc(t, p, s, 1000))
+	free(t, p, alloc(t, p, s, 50*mib))
+	require.NoError(t, s.Synchronize())
+	closed := make(chan error, 1)
+	var first atomic.Bool
+	m.OnCall(func(call string) {
+		if call == "cuMemUnmap" && first.CompareAndSwap(false, true) {
+			go func() { closed <- p.Close() }()
+			for n := 0; n < 100 && m.Count("cuMemAddressFree") == 0; n++ {
+				time.Sleep(3 * time.Millisecond)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	})
+	if a, err := vmm.Create(d, 60*mib, vmm.Properties{}); err == nil {
+		require.NoError(t, a.Close())
+	}
+	within(t, "Close hangs", func() { require.NoError(t, <-closed) })
+	m.OnCall(nil)
+}
+
+// A pool that waits for the GPU to close holds up nobody who needs memory.
+func TestPressureDoesNotWaitForAClose(t *testing.T) {
+	m, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 66 * mib}}})
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{})
+	b := alloc(t, p, s, 50*mib)
+	hold(t, m, s)
+	require.NoError(t, s.Memset(b.Ptr(), 1, 50*mib))
+	free(t, p, b)
+	waiting := make(chan struct{})
+	once := sync.Once{}
+	m.OnCall(func(call string) {
+		if call == "cuEventSynchronize" {
+			once.Do(func() { close(waiting) })
+		}
+	})
+	closed := make(chan error, 1)
+	go func() { closed <- p.Close() }()
+	<-waiting
+	time.Sleep(10 * time.Millisecond)
+	within(t, "pressure waits for the GPU", func() {
+		_, err := vmm.Create(d, 60*mib, vmm.Properties{})
+		require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	})
+	m.OnCall(nil)
+	m.Release(s.Handle())
+	require.NoError(t, <-closed)
 }

@@ -131,14 +131,14 @@ func (r *region) cut(sh *shard, e *extent, from, to driver.Ptr) *span {
 	sh.unfree(e)
 	if n := uint64(from - e.ptr); n > 0 {
 		front := sh.split(e, n)
-		sh.keep(front)
+		sh.remain(front)
 	}
 	before, after := e.prev, e.next
 	if n := uint64(e.end() - to); n > 0 {
 		back := sh.newExtent(r, to, n)
 		back.epoch = e.epoch
 		link(back, after)
-		sh.keep(back)
+		sh.remain(back)
 		after = back
 	}
 	sh.drop(e)
@@ -163,8 +163,8 @@ func (r *region) cut(sh *shard, e *extent, from, to driver.Ptr) *span {
 	return gone
 }
 
-// keep makes what is left of a free extent a free one again.
-func (sh *shard) keep(e *extent) {
+// remain makes what is left of a free extent a free one again.
+func (sh *shard) remain(e *extent) {
 	e.state = free
 	if e.size >= sh.pool.smallMax {
 		sh.free.insert(e)

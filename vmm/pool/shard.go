@@ -49,6 +49,7 @@ type shard struct {
 	spanned uint64 // bytes of spans
 
 	waiting []waiting
+	kept    int // requests under way that make memory for it
 	// Of an arena: the epoch that ended when its capture began, and the serial of
 	// that capture.
 	sealed uint64
@@ -141,6 +142,18 @@ func (sh *shard) give(h *header, w *want) {
 	if sh.watch != nil {
 		sh.watch.allocated(h)
 	}
+}
+
+// keep has the shard stay while a request makes memory for it, also where its
+// stream is closed meanwhile; false: it is closed.
+func (sh *shard) keep(n int) bool {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if sh.closed && n > 0 {
+		return false
+	}
+	sh.kept += n
+	return true
 }
 
 // another makes a slab of an empty chunk, where there is one.
@@ -290,4 +303,8 @@ func (sh *shard) advance() {
 	sh.fence, sh.fenced = f, epoch
 }
 
-func (sh *shard) lost() bool { return sh.pool.lost() != driver.Success }
+// lost: nothing runs on the stream any more, or there is no memory that it could
+// use.
+func (sh *shard) lost() bool {
+	return sh.stream.Ctx.Lost() != driver.Success || sh.pool.lost() != driver.Success
+}

@@ -39,6 +39,6 @@ func (p *Pool) allowance(w *want) uint64 {
 }
 
 func (p *Pool) slackNow() float64 {
-	dear := float64(p.moved)/float64(p.most) - freeMoves
+	dear := float64(p.moved)/float64(max(p.most, 1)) - freeMoves
 	return min(p.slack, leastSlack+perMoved*max(dear, 0))
 }

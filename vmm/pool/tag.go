@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 )
@@ -31,9 +32,13 @@ func NewTag(name string) Tag {
 	return Tag(at)
 }
 
-// String is the tag's name.
+// String is the tag's name; of a number that NewTag never answered it is the
+// number.
 func (t Tag) String() string {
 	tags.mu.RLock()
 	defer tags.mu.RUnlock()
+	if int(t) >= len(tags.names) {
+		return fmt.Sprintf("tag %d", uint16(t))
+	}
 	return tags.names[t]
 }

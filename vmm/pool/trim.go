@@ -118,11 +118,12 @@ func (p *Pool) trimRegions(need uint64) (freed uint64, err error) {
 }
 
 // underPressure is asked by others who need memory. While this pool asks the
-// others itself it has nothing left.
+// others itself it has nothing left, nor while it closes.
 func (p *Pool) underPressure(need uint64) uint64 {
-	if p.relieve.Load() {
+	if p.relieve.Load() || !p.pressing.TryRLock() {
 		return 0
 	}
+	defer p.pressing.RUnlock()
 	p.catchUp(nil, need)
 	freed, err := p.trim(need)
 	if err != nil {

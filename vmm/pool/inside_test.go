@@ -1,0 +1,80 @@
+package pool
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// A block that was freed stays stale however often its memory comes and goes: a
+// quick stream counts to 32 bits within minutes.
+func TestGenerationsDoNotComeRoundAgain(t *testing.T) {
+	_, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	p, err := New(d, Options{})
+	require.NoError(t, err)
+	b, err := p.Alloc(Request{Bytes: 100, Stream: s})
+	require.NoError(t, err)
+	require.NoError(t, p.Free(b))
+	for range 1 << 8 {
+		b.h.gen += 1 << 24
+	}
+	again, err := p.Alloc(Request{Bytes: 100, Stream: s})
+	require.NoError(t, err)
+	require.Equal(t, b.h, again.h)
+	require.ErrorIs(t, p.Free(b), cuda.ErrClosed)
+	require.NoError(t, p.Free(again))
+	require.NoError(t, p.Close())
+	require.NoError(t, s.Close())
+}
+
+// Whoever waits for workspaces that are being closed does not hold up those who
+// close them.
+func TestWorkspacesAreLockedBeforeThePool(t *testing.T) {
+	m, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	p, err := New(d, Options{})
+	require.NoError(t, err)
+	ws, err := p.Prepare(s)
+	require.NoError(t, err)
+	graph := make(chan *cuda.Graph)
+	ws.mu.Lock() // as Close has it
+	go func() {
+		g, _, err := p.Capture(s, CaptureOptions{Workspaces: ws}, func() error { return nil })
+		assert.NoError(t, err)
+		graph <- g
+	}()
+	for m.Count("cuStreamBeginCapture") == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	for range 20 {
+		time.Sleep(time.Millisecond)
+		require.Eventually(t, func() bool {
+			if p.mu.TryLock() {
+				p.mu.Unlock()
+				return true
+			}
+			return false
+		}, 10*time.Second, time.Millisecond, "the pool is locked by somebody who waits")
+	}
+	ws.mu.Unlock()
+	g := <-graph
+	require.NoError(t, g.Close())
+	require.NoError(t, ws.Close())
+	require.NoError(t, p.Close())
+	require.NoError(t, s.Close())
+}
+
+// A pool that was asked for nothing but room has a slack.
+func TestTheSlackOfAPoolThatWasAskedForNothing(t *testing.T) {
+	p := &Pool{slack: mostSlack}
+	require.InDelta(t, leastSlack, p.slackNow(), 0)
+}
