@@ -14,6 +14,10 @@
 //
 // # Streams and closing
 //
+// Where an operation takes a stream, nil is the device's own
+// (cuda.Device.Transfer): the operation returns when it is done, and is ordered
+// with no other stream.
+//
 // Unmapping does not wait for the GPU. Everything that takes memory or access
 // away therefore has two forms. The plain one (Close, Clip) waits for all work
 // that could touch the memory: first for the streams that the System knows, by

@@ -54,7 +54,8 @@ func (w *Writer) ReadFrom(r io.Reader) (n int64, err error) {
 }
 
 // Reader reads a buffer from its start to its end, as long as that is when it
-// gets there. It is not safe for concurrent use.
+// gets there, on the device's own stream: streams that still write to the buffer
+// are to be waited for first. It is not safe for concurrent use.
 type Reader struct {
 	b   *Buffer
 	off int

@@ -12,8 +12,10 @@ import (
 
 // Slice is a part of a buffer or an array, as elements of type T. It is a
 // value and owns nothing: when its memory is gone its operations answer
-// ErrClosed or ErrOutOfRange. Copies are work on the stream that is named;
-// without one (nil) they return when they are done.
+// ErrClosed or ErrOutOfRange. Copies are work on the stream that is named.
+// Without one (nil) they run on the device's own stream and return when they are
+// done. That waits for no other stream: wait first for those that still work on
+// the same memory.
 type Slice[T any] struct {
 	buf *buffer
 	off uint64 // bytes
