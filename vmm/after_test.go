@@ -2,7 +2,10 @@ package vmm_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -10,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -396,4 +400,58 @@ func TestRevocationsOfOnePlaceWaitForOneAnother(t *testing.T) {
 		}
 	}
 	w.end()
+}
+
+// A copy that runs when memory or access goes by the forms with streams is
+// minded on its own stream too, which nobody may have named: the caller of a
+// copy that waits has no reason to.
+func TestTheFormsWithStreamsMindCopiesThatRun(t *testing.T) {
+	for name, take := range map[string]func(w *world) error{
+		"ClipAfter":   func(w *world) error { return errors.Join(w.b.Resize(nil, kib64), w.b.ClipAfter(w.s)) },
+		"RevokeAfter": func(w *world) error { return w.b.RevokeAfter(w.peer.Location(), w.s) },
+		"CloseAfter":  func(w *world) error { return w.b.CloseAfter(w.s) },
+		"Shrink": func(w *world) error {
+			h, err := share.Of(w.b).Hold(testOp, "a test", uint64(w.b.Len()))
+			require.NoError(w.t, err)
+			defer h.Release()
+			gone, err := share.Shrink(testOp, h, kib64, []*cuda.Stream{w.s})
+			return errors.Join(err, gone.Release())
+		},
+	} {
+		for _, up := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s up=%v", name, up), func(t *testing.T) {
+				w := newWorld(t, false)
+				b := w.large(16, both(w, vmm.ReadWrite)...) // more than can be staged
+				whole, err := b.Slice(0, b.Len())
+				require.NoError(t, err)
+				w.m.Hold(w.far.Handle())
+				require.NoError(t, w.far.Memset(b.Ptr(), 1, 1))
+				staged := make(chan struct{})
+				var pieces atomic.Int32
+				w.m.OnCall(func(call string) {
+					if (call == "cuMemcpyDtoHAsync" || call == "cuMemcpyHtoDAsync") && pieces.Add(1) == 5 {
+						close(staged)
+					}
+				})
+				copied := make(chan error, 1)
+				go func() {
+					if up {
+						copied <- whole.CopyFrom(w.far, make([]byte, whole.Len()))
+					} else {
+						copied <- whole.CopyTo(w.far, make([]byte, whole.Len()))
+					}
+				}()
+				<-staged
+				require.NoError(t, take(w))
+				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+				defer cancel()
+				require.ErrorIs(t, w.sys.Drain(ctx), context.DeadlineExceeded, "the copy's pieces have not passed")
+				w.m.Release(w.far.Handle())
+				<-copied
+				require.NoError(t, w.drain())
+				require.NoError(t, w.far.Synchronize(), w.m.Fault())
+				w.end()
+			})
+		}
+	}
 }

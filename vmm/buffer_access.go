@@ -102,13 +102,14 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		defer in.changes.Unlock()
 	}
 	// Refused first and then marked: whoever was let through is before the mark.
-	place := changes[0].Location
+	place, since := changes[0].Location, in.copies.Now()
 	in.refuse(place, 1)
 	f, err := core.FenceOf(in.res.System(), op, streams)
 	if err != nil {
 		in.refuse(place, -1)
 		return err
 	}
+	in.mind(f, since)
 	revoke := func() {
 		in.mu.Lock()
 		in.access = in.access.with(changes)

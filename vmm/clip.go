@@ -73,6 +73,7 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 		return core.ClosedError(op, "buffer")
 	}
 	defer in.closer.Drop()
+	since := in.copies.Now()
 	fence := func() (*core.Fence, error) { return core.FenceOf(in.res.System(), op, streams) }
 	if !in.changes.TryLock() {
 		return in.clipSoon(op, fence)
@@ -92,6 +93,7 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 		f.Drop()
 		return nil
 	}
+	in.mind(f, since)
 	in.clipAfter(op, keep, f, false)
 	return nil
 }

@@ -128,10 +128,10 @@ func (s Slice[T]) CopyFromSlice(on *cuda.Stream, src Slice[T]) error {
 		return core.ForeignError(op, "slice")
 	}
 	for _, b := range []*buffer{s.buf, src.buf} {
-		if !b.closer.Hold() {
-			return core.ClosedError(op, "buffer")
+		if err := b.copying(op); err != nil {
+			return err
 		}
-		defer b.closer.Drop()
+		defer b.copied()
 	}
 	st, err := s.buf.stream(op, on)
 	if err != nil {
@@ -202,10 +202,10 @@ func (s Slice[T]) with(op string, on *cuda.Stream, need driver.AccessFlags, n in
 	if s.buf == nil {
 		return errZeroSlice(op)
 	}
-	if !s.buf.closer.Hold() {
-		return core.ClosedError(op, "buffer")
+	if err := s.buf.copying(op); err != nil {
+		return err
 	}
-	defer s.buf.closer.Drop()
+	defer s.buf.copied()
 	st, err := s.buf.stream(op, on)
 	if err != nil {
 		return err
@@ -236,10 +236,10 @@ func (s Slice[T]) staged(op string, on *cuda.Stream, need driver.AccessFlags, n 
 	if s.buf == nil {
 		return errZeroSlice(op)
 	}
-	if !s.buf.closer.Hold() {
-		return core.ClosedError(op, "buffer")
+	if err := s.buf.copying(op); err != nil {
+		return err
 	}
-	defer s.buf.closer.Drop()
+	defer s.buf.copied()
 	st, err := s.buf.stream(op, on)
 	if err != nil {
 		return err
@@ -320,10 +320,10 @@ func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) err
 		return core.ForeignError(op, "slice")
 	}
 	// Held until the copy has been waited for, where that is to be.
-	if !src.buf.closer.Hold() {
-		return core.ClosedError(op, "buffer")
+	if err := src.buf.copying(op); err != nil {
+		return err
 	}
-	defer src.buf.closer.Drop()
+	defer src.buf.copied()
 	may := func(st *cuda.Stream, then func() error) error {
 		src.buf.mu.RLock()
 		defer src.buf.mu.RUnlock()
