@@ -62,6 +62,12 @@ type Lease struct {
 	left      error // what could not be given back at once
 }
 
+// String says what is offered, without the handles.
+func (l *Lease) String() string { return "lease of " + l.offer.String() }
+
+// Format writes String whatever the verb.
+func (l *Lease) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(l.String())) }
+
 // LeaseStats count the leases of this process.
 type LeaseStats struct {
 	// Open leases hold Bytes of memory.

@@ -60,6 +60,10 @@ func TestALeaseKeepsWhatItOffers(t *testing.T) {
 	require.Zero(t, devices[0].System().Stats().Allocations)
 	require.Equal(t, before, handles.Leases())
 	require.NoError(t, l.Imported(other), "late, and all had imported")
+	for _, printed := range []string{l.String(), fmt.Sprintf("%v", l), fmt.Sprintf("%+v", struct{ L *handles.Lease }{l}), fmt.Sprintf("%#v", l)} {
+		require.NotContains(t, printed, fmt.Sprint(offer.Handles[0][:8])[1:10], "a handle is not printed")
+		require.Contains(t, printed, "lease of a buffer of")
+	}
 	// The importer has it by itself; for others the handle names nothing.
 	holds(t, i, 5)
 	_, err = handles.ImportBuffer(devices[1], offer, handles.ImportOptions{})

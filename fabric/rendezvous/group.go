@@ -171,7 +171,7 @@ func (g *Group) check(s Step, p Parcel) error {
 	case len(s.Name) > MaxName:
 		return invalid("a name of %d bytes, of %d at most", len(s.Name), MaxName)
 	case len(p.Body) > MaxBody:
-		return invalid("%d bytes, of %d at most: share the memory itself instead", len(p.Body), MaxBody)
+		return invalid("%d bytes, of %d at most: share the memory itself instead, in fewer and larger chunks", len(p.Body), MaxBody)
 	case len(p.Files) > MaxFiles:
 		return invalid("%d files, of %d at most: share memory in fewer, larger chunks", len(p.Files), MaxFiles)
 	case len(p.Files) > 0 && !g.CarriesFiles():
