@@ -1,6 +1,7 @@
 package diagnose
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -23,6 +24,15 @@ func (d Device) found(c Check, s Severity, remedy, format string, args ...any) F
 
 const manager = "look whether nvidia-fabricmanager runs on this host, and at its log"
 
+// nvmlRemedies say what to do where NVML is there and refuses.
+var nvmlRemedies = map[nvml.Return]string{
+	nvml.NoPermission:    "let this process open /dev/nvidiactl and the GPU's device file",
+	nvml.NotFound:        "let this process see the whole GPU; NVML may not find a part of one (MIG)",
+	nvml.DriverNotLoaded: "load the nvidia kernel module",
+	nvml.GPULost:         "look for the GPU in the kernel's log (dmesg, Xid), and reset it or restart the host",
+	nvml.LibraryMismatch: "have the driver's libraries and its kernel module of the same release: restart the host after an update, and the container with the host's libraries",
+}
+
 // device says what attribute and NVML tell.
 func device(d Device) []Finding {
 	var all []Finding
@@ -42,6 +52,13 @@ func device(d Device) []Finding {
 		return all
 	case errors.Is(d.FabricErr, errSilent):
 		add(CheckNVML, Warning, "see whether nvidia-smi answers, and look for the GPU in the kernel's log (dmesg, Xid)", "how it stands with its fabric is not known: %v", d.FabricErr)
+		return all
+	case refused != nil:
+		severity, remedy := Note, cmp.Or(nvmlRemedies[refused.Return], "see what nvidia-smi says")
+		if refused.Return == nvml.GPULost {
+			severity = Problem
+		}
+		add(CheckNVML, severity, remedy, "how it stands with its fabric is not known: %v", d.FabricErr)
 		return all
 	case d.FabricErr != nil:
 		add(CheckNVML, Note, "give the container libnvidia-ml.so.1 of the driver, or name it in CUVMM_LIBNVML", "how it stands with its fabric is not known: %v", d.FabricErr)
