@@ -75,7 +75,7 @@ type replica struct {
 // may try again or go on without multicast. They are in step in that: no rank
 // falls back alone. Only where a rank ends in the very moment in which all are
 // told of the last step, some may have a team that others have not; Leave tells
-// them.
+// them. When the caller's context ends the group ends with it.
 //
 // After an error the team is nil, unless something is left: where the driver does
 // not come back in time (ErrStuck), or does not take back what was made. Such a
@@ -149,9 +149,9 @@ func (t *Team) String() string {
 // Work that has not ended within TeamOptions.CallTimeout is told to (Abort), and
 // gets as much time again. Where it ended then, or the program has called Abort,
 // the error is ErrAborted on every rank, and the team is closed all the same; so
-// it is with ErrDeviceLost where a rank has lost a context. Where it did not (ErrStuck), or a rank is gone, nothing is given back on any
-// rank: all may call Leave again if the group goes on, or each of them Close,
-// which asks nobody.
+// it is with ErrDeviceLost where a rank has lost a context. Where it did not
+// (ErrStuck), or a rank is gone, nothing is given back on any rank: all may call
+// Leave again if the group goes on, or each of them Close, which asks nobody.
 func (t *Team) Leave(ctx context.Context) error {
 	const op, step = "multicast.Team.Leave", "leave"
 	t.mu.Lock()
@@ -201,10 +201,11 @@ func (t *Team) Leave(ctx context.Context) error {
 // doubt is why what this rank's work made is not whole, although it has ended.
 func (t *Team) doubt(op string) error {
 	if t.word.isSet() {
-		return fmt.Errorf("%s: %w: the program called Abort", op, ErrAborted)
+		return fmt.Errorf("%s: %w, by Abort or as the team was left before; see which rank they waited for", op, ErrAborted)
 	}
 	if r := core.SystemOf(t.devices[0]).DeviceLost(t.ordinals()...); r != driver.Success {
-		return core.Error(core.Failure{Op: op, Kind: core.DeviceLost, Result: r, Asked: "the work on this rank's devices"})
+		return core.Error(core.Failure{Op: op, Kind: core.DeviceLost, Result: r, Asked: "the work on this rank's devices",
+			Hint: "take nothing from the replicas, and restart the process of this rank"})
 	}
 	return nil
 }
