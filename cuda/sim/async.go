@@ -123,6 +123,7 @@ func (s *stream) captureAlloc(n uint64) (driver.Ptr, driver.Result) {
 		res.object = m.track(KindDeviceMemory, l.lo, n, c)
 		l.refs++
 		l.mem.refs++
+		l.mem.poison() // an earlier launch left something there
 		return nil
 	}})
 	if r != driver.Success {

@@ -186,6 +186,7 @@ func (c *gpuContext) lose(f fault) {
 		c.m.culprit = f.text
 	}
 	for _, s := range slices.Clone(c.streams) {
+		s.leaveCapture() // nobody can end it
 		s.discard()
 	}
 	c.m.changed.Broadcast()

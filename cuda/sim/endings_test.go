@@ -188,6 +188,30 @@ func TestALostContextEndsItsGraphs(t *testing.T) {
 	})
 }
 
+// Nobody can end a capture in a context that was lost: it stands in nobody's way.
+func TestALostContextEndsItsCaptures(t *testing.T) {
+	needThreads(t)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	faulty(t, driver.IllegalAddress, "cuMemsetD8Async", func(r *rig, c driver.Context, s driver.Stream) {
+		other, res := r.StreamCreate(c, driver.StreamNonBlocking)
+		r.ok(res)
+		r.ok(r.StreamBeginCapture(c, other, driver.CaptureGlobal))
+		p, res := r.MemAllocAsync(c, 64, other)
+		r.ok(res)
+		require.NotZero(t, p)
+		r.ok(r.MemsetD8Async(c, r.denied(), 1, 8, s))
+		r.is(driver.IllegalAddress, r.lib.StreamSynchronize(c, s))
+		_, res = r.StreamEndCapture(c, other)
+		r.is(driver.IllegalAddress, res)
+		d, res := r.MemAlloc(r.ctx, 64)
+		r.ok(res)
+		r.ok(r.MemFree(r.ctx, d))
+		require.Zero(t, r.m.leased.len())
+		r.is(driver.IllegalAddress, r.StreamDestroy(c, other))
+	})
+}
+
 // denied is memory that no device may touch.
 func (r *rig) denied() driver.Ptr {
 	p := r.mapped(1)

@@ -83,6 +83,25 @@ func TestGraphOwnsTheMemoryThatItAllocates(t *testing.T) {
 	r.is(driver.InvalidValue, r.GraphExecDestroy(e))
 }
 
+// A graph's own memory is as new at every launch.
+func TestGraphMemoryIsPoisonedAtEveryLaunch(t *testing.T) {
+	r := start(t, Options{Poison: true})
+	p, s := r.mapped(1), r.stream(1)
+	r.begin(s)
+	tmp, res := r.MemAllocAsync(r.ctx, 64, s)
+	r.ok(res)
+	r.ok(r.MemcpyDtoDAsync(r.ctx, p, tmp, 64, s)) // before anything is there
+	r.ok(r.MemsetD8Async(r.ctx, tmp, 6, 64, s))
+	r.ok(r.MemFreeAsync(r.ctx, tmp, s))
+	e := r.end(s)
+	for range 3 {
+		require.NoError(t, r.m.Poke(cuda.Ptr(p), make([]byte, 64)))
+		r.ok(r.GraphLaunch(r.ctx, e, s))
+		r.ok(r.StreamSynchronize(r.ctx, s))
+		require.Equal(t, repeated(PoisonByte, 64), r.bytes(p, 64))
+	}
+}
+
 func TestGraphMemoryThatOutlivesItsLaunch(t *testing.T) {
 	r := start(t, Options{})
 	before := r.free()

@@ -131,12 +131,18 @@ func (m *Machine) newMemory(p *pool, size uint64, prop driver.AllocationProp) (*
 		m.note("%v", err)
 		return nil, driver.OutOfMemory
 	}
-	if m.options.Poison {
-		for b := range mem.runs(0, size) {
+	mem.poison()
+	return mem, driver.Success
+}
+
+// poison makes the memory read as nobody must expect it to, where a test wants
+// that.
+func (mem *memory) poison() {
+	if mem.machine.options.Poison {
+		for b := range mem.runs(0, mem.size) {
 			fill(b, PoisonByte)
 		}
 	}
-	return mem, driver.Success
 }
 
 // runs are the bytes [off, off+n) in as many contiguous pieces as there are.
