@@ -388,6 +388,7 @@ func TestAllocationsAsNodesOfTheGraph(t *testing.T) {
 		p := newPool(t, d, pool.Options{Statistics: true, Track: true})
 		out := alloc(t, p, s, 100)
 		var left pool.Block
+		var segments []pool.Segment
 		g, st := captured(t, p, s, pool.CaptureOptions{Nodes: true}, func() error {
 			b, err := p.Alloc(pool.Request{Bytes: 3 * mib, Stream: s})
 			if err != nil {
@@ -400,9 +401,11 @@ func TestAllocationsAsNodesOfTheGraph(t *testing.T) {
 			require.True(t, ok)
 			require.Equal(t, b, found)
 			require.NoError(t, p.Check())
+			segments = p.Snapshot().Segments
 			return errors.Join(s.Memset(b.Ptr(), 5, 3*mib), s.Copy(left.Ptr(), b.Ptr(), 100), s.Copy(out.Ptr(), left.Ptr(), 100), p.Free(b))
 		})
 		require.Equal(t, 2, st.Served)
+		require.Len(t, segments, 1, "nodes are no memory of the pool")
 		require.Zero(t, st.Grown, "the driver serves them")
 		require.ErrorIs(t, p.Free(left), cuda.ErrClosed, "the end of the capture freed it")
 		require.EqualValues(t, 1, p.Stats().Blocks)

@@ -1,6 +1,7 @@
 package pool_test
 
 import (
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -222,4 +223,55 @@ func lose(t *testing.T, m *sim.Machine, d *cuda.Device, s *cuda.Stream) {
 	m.Release(s.Handle())
 	require.ErrorIs(t, s.Synchronize(), cuda.ErrDeviceLost)
 	require.NoError(t, idle.Close())
+}
+
+// Pools and others of a System take the free memory of each other while all of
+// them allocate.
+func TestPoolsThatPressEachOther(t *testing.T) {
+	_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Granularity: kib64, Memory: 64 * kib64}}})
+	var g errgroup.Group
+	for i := range 2 {
+		p := newPool(t, d, pool.Options{Chunk: kib64, ExactFrom: 10 * kib64, Wait: -1, Slack: -1})
+		for j := range 2 {
+			s := stream(t, d)
+			g.Go(func() error {
+				r := rand.New(rand.NewPCG(uint64(i), uint64(j)))
+				var live []pool.Block
+				for range 300 {
+					if len(live) > 3 || len(live) > 0 && r.IntN(3) == 0 {
+						if err := p.Free(live[0]); err != nil {
+							return err
+						}
+						live = live[1:]
+						continue
+					}
+					b, err := p.Alloc(pool.Request{Bytes: r.IntN(1 << (10 + r.IntN(11))), Stream: s})
+					if err == nil {
+						live = append(live, b)
+					} else if !errors.Is(err, cuda.ErrOutOfMemory) {
+						return err
+					}
+				}
+				for _, b := range live {
+					if err := p.Free(b); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+	}
+	g.Go(func() error {
+		for i := range 100 {
+			a, err := vmm.Create(d, (1+i%30)*kib64, vmm.Properties{})
+			if err == nil {
+				err = a.Close()
+			}
+			if err != nil && !errors.Is(err, cuda.ErrOutOfMemory) {
+				return err
+			}
+		}
+		return nil
+	})
+	require.NoError(t, g.Wait())
 }

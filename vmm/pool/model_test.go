@@ -28,6 +28,7 @@ type model struct {
 	live   []live
 	freed  []freed
 	graphs []graph
+	arena  *pool.Arena // which some of the graphs share
 	// until the capture that runs has ended, nobody gets these
 	postponed []span
 	stale     []pool.Block
@@ -51,8 +52,9 @@ func (s span) meets(o span) bool { return s.from < o.to && o.from < s.to }
 
 // graph is one that keeps the addresses that its capture was served.
 type graph struct {
-	g     *cuda.Graph
-	spans []span
+	g      *cuda.Graph
+	spans  []span
+	shared bool // the arena with others: they never run together
 }
 
 // freed is a range of addresses with what must have passed before anybody but
@@ -79,6 +81,8 @@ func newModel(rt *rapid.T) *model {
 		Slack:     rapid.SampledFrom([]float64{-1, 0, 1}).Draw(rt, "slack"),
 	})
 	require.NoError(rt, err)
+	w.arena, err = w.p.NewArena()
+	require.NoError(rt, err)
 	return w
 }
 
@@ -92,10 +96,15 @@ func (w *model) stream(name string) *cuda.Stream {
 	return rapid.SampledFrom(w.streams).Draw(w.rt, name)
 }
 
-// event marks what is on the stream now.
-func (w *model) event(s *cuda.Stream) *cuda.Event {
+func (w *model) newEvent() *cuda.Event {
 	e, err := w.d.NewEvent(cuda.EventOptions{})
 	require.NoError(w.rt, err)
+	return e
+}
+
+// event marks what is on the stream now.
+func (w *model) event(s *cuda.Stream) *cuda.Event {
+	e := w.newEvent()
 	require.NoError(w.rt, e.Record(s))
 	return e
 }
@@ -117,15 +126,20 @@ func (w *model) allocOn(s *cuda.Stream) {
 		require.ErrorIs(w.rt, err, cuda.ErrOutOfMemory)
 		return
 	}
-	w.born(live{b, s})
+	w.born(live{b, s}, false)
 }
 
-func (w *model) born(l live) {
+// born takes down a block that was served, in a capture of the shared arena or
+// not.
+func (w *model) born(l live, shared bool) {
 	from, to := uint64(l.b.Ptr()), uint64(l.b.Ptr())+uint64(max(1, l.b.Bytes()))
 	for _, o := range w.postponed {
 		require.False(w.rt, o.meets(spanOf(l.b)), "%v was freed during the capture that runs", l.b)
 	}
 	for _, g := range w.graphs {
+		if shared && g.shared {
+			continue
+		}
 		for _, o := range g.spans {
 			require.False(w.rt, o.meets(spanOf(l.b)), "%v belongs to a graph", l.b)
 		}
@@ -184,33 +198,64 @@ func (w *model) free() {
 	w.stale = append(w.stale, l.b)
 }
 
-// capture makes a graph of work on memory of the pool, while others allocate.
+// capture makes a graph of work on memory of the pool, while others allocate. A
+// second stream may take part.
 func (w *model) capture() {
-	s := w.stream("captured")
+	s, side := w.stream("captured"), w.stream("joined")
+	joins := s != side
+	shared := rapid.Bool().Draw(w.rt, "shared")
+	var o pool.CaptureOptions
+	if shared {
+		o.Arena = w.arena
+	}
 	var mine, outside []live
+	var gone []live // freed in the capture, for their own stream; for nobody where s is nil
 	var g graph
-	made, st, err := w.p.Capture(s, pool.CaptureOptions{}, func() error {
+	fork, joined := w.newEvent(), w.newEvent()
+	part := func(name string) *cuda.Stream {
+		if joins && rapid.Bool().Draw(w.rt, name) {
+			return side
+		}
+		return s
+	}
+	made, st, err := w.p.Capture(s, o, func() error {
+		if joins {
+			require.NoError(w.rt, fork.Record(s))
+			require.NoError(w.rt, side.Wait(fork))
+		}
 		for range rapid.IntRange(0, 8).Draw(w.rt, "steps") {
 			switch rapid.IntRange(0, 3).Draw(w.rt, "step") {
 			case 0, 1:
-				b, err := w.p.Alloc(pool.Request{Bytes: rapid.IntRange(0, 4*kib64).Draw(w.rt, "bytes"), Stream: s, Tag: 1})
+				on := part("alloc on")
+				b, err := w.p.Alloc(pool.Request{Bytes: rapid.IntRange(0, 4*kib64).Draw(w.rt, "bytes"), Stream: on, Tag: 1})
 				if err != nil {
 					require.ErrorIs(w.rt, err, cuda.ErrOutOfMemory)
 					continue
 				}
-				w.born(live{b, s})
+				w.born(live{b, on}, shared)
 				w.live = w.live[:len(w.live)-1]
 				for _, o := range mine {
 					require.False(w.rt, spanOf(o.b).meets(spanOf(b)))
 				}
-				mine = append(mine, live{b, s})
+				for _, o := range gone {
+					require.False(w.rt, o.s != on && spanOf(o.b).meets(spanOf(b)), "%v was freed on another stream of the capture", b)
+				}
+				mine = append(mine, live{b, on})
 				g.spans = append(g.spans, spanOf(b))
 			case 2:
-				if len(mine) > 0 {
-					require.NoError(w.rt, w.p.Free(mine[0].b))
-					w.total -= uint64(mine[0].b.Bytes())
-					mine = mine[1:]
+				if len(mine) == 0 {
+					continue
 				}
+				l := mine[0]
+				mine = mine[1:]
+				w.total -= uint64(l.b.Bytes())
+				if joins && rapid.Bool().Draw(w.rt, "used by both") {
+					require.NoError(w.rt, w.p.Free(l.b, s, side))
+					l.s = nil
+				} else {
+					require.NoError(w.rt, w.p.Free(l.b))
+				}
+				gone = append(gone, l)
 			case 3:
 				i := slices.IndexFunc(w.live, func(l live) bool { return l.s == s })
 				if i < 0 {
@@ -222,27 +267,41 @@ func (w *model) capture() {
 				outside = append(outside, w.live[i])
 				w.live = slices.Delete(w.live, i, i+1)
 			}
-			if other := w.stream("meanwhile"); other != s {
+			if other := w.stream("meanwhile"); other != s && other != side {
 				w.allocOn(other)
 			}
 			require.NoError(w.rt, w.p.Check())
 		}
+		if joins {
+			require.NoError(w.rt, joined.Record(side))
+			require.NoError(w.rt, s.Wait(joined))
+		}
 		return nil
 	})
 	require.NoError(w.rt, err)
+	require.NoError(w.rt, fork.Close())
+	require.NoError(w.rt, joined.Close())
 	require.Equal(w.rt, len(g.spans), st.Served)
 	w.postponed = nil
 	for _, l := range outside {
 		w.freed = append(w.freed, freed{from: spanOf(l.b).from, to: spanOf(l.b).to, s: s, own: w.event(s)})
 	}
 	w.live = append(w.live, mine...)
-	g.g = made
+	g.g, g.shared = made, shared
 	w.graphs = append(w.graphs, g)
 }
 
 func (w *model) launch() {
-	if len(w.graphs) > 0 {
-		require.NoError(w.rt, rapid.SampledFrom(w.graphs).Draw(w.rt, "graph").g.Launch(w.stream("launch")))
+	if len(w.graphs) == 0 {
+		return
+	}
+	g, on := rapid.SampledFrom(w.graphs).Draw(w.rt, "graph"), w.stream("launch")
+	if g.shared {
+		w.releaseAll()
+	}
+	require.NoError(w.rt, g.g.Launch(on))
+	if g.shared {
+		require.NoError(w.rt, on.Synchronize())
 	}
 }
 
@@ -312,7 +371,7 @@ func (w *model) failing() {
 	b, err := w.p.Alloc(pool.Request{Bytes: rapid.IntRange(0, 16*kib64).Draw(w.rt, "bytes"), Stream: s})
 	w.m.ClearFaults()
 	if err == nil {
-		w.born(live{b, s})
+		w.born(live{b, s}, false)
 	}
 }
 
@@ -336,6 +395,7 @@ func (w *model) end() {
 	for _, g := range w.graphs {
 		require.NoError(w.rt, g.g.Close())
 	}
+	require.NoError(w.rt, w.arena.Close())
 	for _, l := range w.live {
 		require.NoError(w.rt, w.p.Free(l.b))
 	}

@@ -37,7 +37,8 @@ type Options struct {
 	Slack float64
 
 	// Limit is the most physical memory, in bytes, that the pool may have; 0 is
-	// no limit. SetLimit changes it.
+	// no limit. Below a Chunk it leaves room for small blocks alone. SetLimit
+	// changes it.
 	Limit int
 	// Wait is how long a request that finds no memory waits for blocks that were
 	// freed and that the GPU still uses: 0 is a second, a negative value not at

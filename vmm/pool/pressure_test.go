@@ -323,3 +323,14 @@ func TestPressureDoesNotWaitForAClose(t *testing.T) {
 	m.Release(s.Handle())
 	require.NoError(t, <-closed)
 }
+
+// Where not even a chunk fits into the limit, the refusal says so.
+func TestALimitBelowAChunk(t *testing.T) {
+	_, d := open(t)
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{Limit: 16 * mib, Chunk: 32 * mib})
+	_, err := p.Alloc(pool.Request{Bytes: mib, Stream: s})
+	require.ErrorIs(t, err, cuda.ErrBudget)
+	require.ErrorContains(t, err, "chunks of 32 MiB: raise Options.Limit, or make Options.Chunk smaller")
+	free(t, p, alloc(t, p, s, 100))
+}

@@ -121,6 +121,7 @@ func (p *Pool) Snapshot() Snapshot {
 	}
 	for _, pl := range *p.places.Load() {
 		switch {
+		case pl.ext != nil && pl.ext.node != nil: // the graph's memory, not the pool's
 		case pl.ext != nil:
 			s.Segments = append(s.Segments, exactSegment(pl.ext))
 		case pl.reg.slabs:
