@@ -34,13 +34,40 @@ func (r *Reservation) DMABuf(d *cuda.Device, off, size int) (*os.File, error) {
 		return nil, core.ClosedError(op, "reservation")
 	}
 	defer r.r.closer.Drop()
-	r.r.mu.Lock()
-	defer r.r.mu.Unlock()
-	if err := r.r.mappedThroughout(op, uint64(off), uint64(size)); err != nil {
+	return r.r.dmabuf(op, c, uint64(off), uint64(size))
+}
+
+// DMABuf makes a DMA-BUF descriptor of n bytes in use at an offset, for network
+// cards and other devices, as Reservation.DMABuf does. It stands for the memory
+// that is there now: after Clip, growth may put other memory at the same place.
+func (b *Buffer) DMABuf(off, n int) (*os.File, error) {
+	const op = "vmm.Buffer.DMABuf"
+	in := b.b
+	if err := in.enter(op); err != nil {
 		return nil, err
 	}
-	sys := r.r.System()
-	fd, res := sys.Drv.MemGetHandleForAddressRange(c.Handle, r.r.base+driver.Ptr(off), uint64(size))
+	defer in.leave()
+	part, err := slice[byte](op, in, off, n)
+	if err != nil {
+		return nil, err
+	}
+	if n == 0 {
+		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: "0 bytes", Hint: "name a part of the buffer"})
+	}
+	c, err := core.ContextOf(in.dev)
+	if err != nil {
+		return nil, err
+	}
+	return in.res.dmabuf(op, c, part.off, uint64(n))
+}
+
+func (r *reservation) dmabuf(op string, c *core.Context, off, size uint64) (*os.File, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.mappedThroughout(op, off, size); err != nil {
+		return nil, err
+	}
+	fd, res := r.System().Drv.MemGetHandleForAddressRange(c.Handle, r.base+driver.Ptr(off), size)
 	if res != driver.Success {
 		return nil, c.Fail(op, driver.CallMemGetHandleForAddressRange, res,
 			fmt.Sprintf("%s at offset %s", core.Bytes(size), core.Bytes(off)))

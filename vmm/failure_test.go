@@ -279,6 +279,14 @@ var scenarios = []scenario{
 			}
 			return err
 		}},
+	{name: "Buffer.DMABuf", setup: func(w *world) { w.buffer(3) },
+		op: func(w *world) error {
+			f, err := w.b.DMABuf(0, 2*kib64)
+			if err == nil {
+				err = f.Close()
+			}
+			return err
+		}},
 	{name: "Buffer.SetAccess up", setup: func(w *world) { w.buffer(3) },
 		op: func(w *world) error { return w.b.SetAccess(both(w, vmm.ReadWrite)...) }},
 	{name: "Buffer.SetAccess down", setup: func(w *world) { w.buffer(3, both(w, vmm.ReadWrite)...) },

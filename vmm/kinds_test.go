@@ -189,6 +189,41 @@ func TestDMABufOfARange(t *testing.T) {
 	})
 }
 
+func TestDMABufOfABuffer(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		c, err := d.Capabilities()
+		require.NoError(t, err)
+		if !c.DMABuf {
+			t.Skipf("%v makes no DMA-BUF descriptors", d)
+		}
+		b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * mib, Chunks: vmm.FixedChunks(2 * mib)})
+		require.NoError(t, err)
+		closed(t, b)
+		require.NoError(t, b.Grow(6*mib))
+		require.NoError(t, b.Resize(nil, 4*mib))
+		f, err := b.DMABuf(2*mib, 2*mib)
+		require.NoError(t, err)
+		// The descriptor keeps the memory, whatever becomes of the buffer.
+		require.NoError(t, b.Resize(nil, 0))
+		require.NoError(t, b.Clip())
+		free, _, err := d.MemoryInfo()
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		if d.System().Driver().Software {
+			after, _, err := d.MemoryInfo()
+			require.NoError(t, err)
+			require.Equal(t, free+2*mib, after)
+		}
+		for _, part := range [][2]int{{0, 0}, {0, 1}, {-1, 1}, {0, -1}} {
+			_, err = b.DMABuf(part[0], part[1])
+			require.ErrorIs(t, err, cuda.ErrOutOfRange, "%v", part)
+		}
+		require.NoError(t, b.Close())
+		_, err = b.DMABuf(0, 1)
+		require.ErrorIs(t, err, cuda.ErrClosed)
+	})
+}
+
 // Where the driver refuses a creation, a trial of what was asked for says why.
 func TestARefusedCreationIsExplainedByATrial(t *testing.T) {
 	for _, c := range []struct {

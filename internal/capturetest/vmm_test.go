@@ -80,6 +80,16 @@ var physicalCases = join(
 				return f.Close()
 			}
 		},
+		"Buffer.DMABuf": func(w *world) func() error {
+			b := w.buffer()
+			return func() error {
+				f, err := b.DMABuf(0, 2*mib)
+				if err != nil {
+					return err
+				}
+				return f.Close()
+			}
+		},
 		"Mapping.Host": func(w *world) func() error {
 			node := cuda.OnHostNUMA(0)
 			a := made[*vmm.Allocation](w)(vmm.Create(w.dev, 2*mib, vmm.Properties{Location: node}))
