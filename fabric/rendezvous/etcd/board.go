@@ -123,7 +123,9 @@ func (b *board) enter(ctx context.Context) (err error) {
 		If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
 		Then(clientv3.OpPut(key, size, clientv3.WithLease(b.lease)), clientv3.OpGet(b.prefix, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortAscend))).
 		Commit()
-	if err == nil && !answer.Succeeded {
+	if err != nil {
+		err = fmt.Errorf("rank %d could not be written to the etcd server: %w; see whether it answers, and lets this client write under %q", b.rank, err, b.prefix)
+	} else if !answer.Succeeded {
 		err = fmt.Errorf("%w: rank %d is taken; %s", cuda.ErrInUse, b.rank, anotherSession)
 	}
 	var before []*mvccpb.KeyValue
@@ -140,7 +142,7 @@ func (b *board) enter(ctx context.Context) (err error) {
 	watch := b.client.Watch(clientv3.WithRequireLeader(b.life), b.prefix, clientv3.WithPrefix(), clientv3.WithRev(answer.Header.Revision+1))
 	if !stop() {
 		_ = b.revoke()
-		return fmt.Errorf("the etcd server is not to be heard: %w", ctx.Err())
+		return fmt.Errorf("the etcd server is not to be heard: %w; see whether it answers", ctx.Err())
 	}
 	b.work.Go(func() {
 		for _, kv := range before {
@@ -332,7 +334,9 @@ func (b *board) Close() (err error) {
 		if err == nil {
 			err = b.write(ctx, "end", last, lease)
 		}
-		err = errors.Join(err, b.revoke())
+		if err = errors.Join(err, b.revoke()); err != nil {
+			err = fmt.Errorf("etcd: rank %d could not say that it leaves, and counts as lost when its lease ends: %w; see whether the etcd server answers", b.rank, err)
+		}
 	})
 	return err
 }
