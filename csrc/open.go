@@ -174,7 +174,9 @@ func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, A
 		return refuse(TooOld, "it is CUDA %s and has no cuGetProcAddress", driver.VersionString(version))
 	case lib.proc == 0:
 		return refuse(TooOld, "it has no cuGetProcAddress")
-	case version != 0 && version < MinVersion:
+	case version == 0: // then nobody knows which forms of its entry points it would give
+		return refuse(NotCUDA, "it does not tell its version: cuDriverGetVersion answers %v", driver.Result(lib.result))
+	case version < MinVersion:
 		return refuse(TooOld, "it is CUDA %s", driver.VersionString(version))
 	}
 
@@ -186,7 +188,7 @@ func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, A
 	for call := range driver.Call(driver.CallCount) {
 		// A driver that is older than the form would answer with an earlier one,
 		// whose parameters are others.
-		has[call] = (version == 0 || call.Version() <= version) && resolve(c, lib, call.String(), call.Entry(), call.Version())
+		has[call] = call.Version() <= version && resolve(c, lib, call.String(), call.Entry(), call.Version())
 	}
 	resolve(c, lib, "cuCtxPopCurrent", "cuCtxPopCurrent", 4000)
 	for _, call := range []driver.Call{driver.CallInit, driver.CallCtxGetCurrent, driver.CallCtxSetCurrent} {
