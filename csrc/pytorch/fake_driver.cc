@@ -66,8 +66,8 @@ int DeviceGet(int *device, int ordinal) {
     return ordinal < 0 || ordinal > 1 ? int(InvalidDevice) : begin("cuDeviceGet");
 }
 int DeviceGetAttribute(int *value, int attribute, int) {
-    if (attribute != 83 && attribute != 89) abort();
-    *value = attribute == 83 ? state.managed : state.concurrent;
+    if (attribute != 18 && attribute != 83 && attribute != 89) abort();
+    *value = attribute == 18 ? state.integrated : attribute == 83 ? state.managed : state.concurrent;
     return begin("cuDeviceGetAttribute");
 }
 int PrimaryCtxRetain(uintptr_t *context, int device) {

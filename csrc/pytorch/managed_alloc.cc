@@ -40,7 +40,7 @@ enum Result : int {
     InvalidDevice = 101,
     CaptureImplicit = 906, // the legacy stream, while a stream that waits for it captures
 };
-enum : int { AttributeManaged = 83, AttributeConcurrentManagedAccess = 89 };
+enum : int { AttributeIntegrated = 18, AttributeManaged = 83, AttributeConcurrentManagedAccess = 89 };
 enum : int { AdvisePreferredLocation = 3, AdviseAccessedBy = 5 };
 enum : int { Host = -1 };
 enum : unsigned { AttachGlobal = 1, CaptureRelaxed = 2 };
@@ -135,6 +135,7 @@ struct Device {
     Context context = 0; // its primary one, as the CUDA runtime's; never given back
     int device = 0;
     bool concurrent = false; // the CPU and the GPU may use managed memory at one time
+    bool integrated = false; // its memory is the host's
 };
 
 // All that lives as long as the process. It is never destroyed: PyTorch may
@@ -188,11 +189,13 @@ Device device_of(Allocator &a, int ordinal) {
         if (r != Success) fail(text("device %d: %s answers %d (%s)%s", ordinal, call, r, d.name_of(r), r == InvalidDevice ? ": the process does not see so many devices (CUDA_VISIBLE_DEVICES)" : ""));
     };
     check("cuDeviceGet", d.cuDeviceGet(&device.device, ordinal));
-    int managed = 0, concurrent = 0;
+    int managed = 0, concurrent = 0, integrated = 0;
     check("cuDeviceGetAttribute", d.cuDeviceGetAttribute(&managed, AttributeManaged, device.device));
     check("cuDeviceGetAttribute", d.cuDeviceGetAttribute(&concurrent, AttributeConcurrentManagedAccess, device.device));
+    check("cuDeviceGetAttribute", d.cuDeviceGetAttribute(&integrated, AttributeIntegrated, device.device));
     if (!managed) fail(text("device %d has no managed memory: use PyTorch's own allocator", ordinal));
     device.concurrent = concurrent != 0;
+    device.integrated = integrated != 0;
     check("cuDevicePrimaryCtxRetain", d.cuDevicePrimaryCtxRetain(&device.context, device.device));
     return a.devices[ordinal] = device;
 }
@@ -248,13 +251,14 @@ double gib(size_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 // Managed memory is promised before it exists: the driver grants far more than
 // the machine has, and the kernel then kills the process that touches it. So
-// what GPU and host together do not have is refused here.
-void check_room(const Driver &d, size_t size, int ordinal, bool refused) {
+// what GPU and host together do not have is refused here. Where the GPU's memory
+// is the host's, that is not twice as much.
+void check_room(const Driver &d, size_t size, int ordinal, bool integrated, bool refused) {
     size_t free = 0, total = 0;
     bool known = d.cuMemGetInfo(&free, &total) == Success;
     if (!refused && (!known || size <= free)) return;
     size_t host = host_available();
-    if (!refused && size - free <= host) return;
+    if (!refused && size - (integrated ? 0 : free) <= host) return;
     OutOfMemoryError e;
     int n = snprintf(e.message, sizeof e.message, "CUDA out of memory. Tried to allocate %.3f GiB of managed memory on device %d, which has %.3f GiB free of %.3f GiB", gib(size), ordinal, gib(free), gib(total));
     if (host != SIZE_MAX) n += snprintf(e.message + n, sizeof e.message - n, "; the host has %.3f GiB available", gib(host));
@@ -299,10 +303,10 @@ void *allocate(ssize_t size, int ordinal, cudaStream_t stream) {
     if (int r = here.enter(device.context)) fail(text("cuCtxPushCurrent answers %d (%s)", r, d.name_of(r)));
     refuse_capture(d, stream);
 
-    check_room(d, size, ordinal, false);
+    check_room(d, size, ordinal, device.integrated, false);
     Pointer p = 0;
     int r = d.cuMemAllocManaged(&p, size, AttachGlobal);
-    if (r == OutOfMemory) check_room(d, size, ordinal, true);
+    if (r == OutOfMemory) check_room(d, size, ordinal, device.integrated, true);
     if (r != Success) fail(text("cuMemAllocManaged of %.3f GiB on device %d answers %d (%s)", gib(size), ordinal, r, d.name_of(r)));
     try {
         std::lock_guard<std::mutex> lock(a.mutex);

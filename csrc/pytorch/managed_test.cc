@@ -193,6 +193,20 @@ void limits_of_the_host() {
     CHECK(driver()->memory.empty());
 }
 
+// A GPU whose memory is the host's has no other beside it.
+void integrated() {
+    driver()->free = GiB;
+    for (bool is : {true, false}) {
+        system_files({{"/proc/meminfo", "MemAvailable: 2097152 kB\n"}});
+        driver()->integrated = is;
+        ssize_t most = (is ? 2 : 3) * GiB;
+        managed_free(managed_malloc(most, is, nullptr), most, is, nullptr); // each is seen by a device at its first use
+        CHECK(has(error(most + 1, is, nullptr), "the host has 2.000 GiB available"));
+    }
+    system_files({}); // nothing is known of the host
+    managed_free(managed_malloc(GiB, 1, nullptr), GiB, 1, nullptr);
+}
+
 // What does not fit into the GPU's free memory, and does into the host's.
 void spills_to_the_host() {
     driver()->free = 0;
@@ -418,6 +432,7 @@ const struct Case {
     {"thread as found", thread_as_found, ""},
     {"out of memory", out_of_memory, ""},
     {"limits of the host", limits_of_the_host, ""},
+    {"integrated", integrated, ""},
     {"spills to the host", spills_to_the_host, ""},
     {"sizes", sizes, ""},
     {"capture refused", capture_refused, ""},
