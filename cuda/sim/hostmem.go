@@ -101,6 +101,11 @@ func (a *api) MemHostRegister(c driver.Context, p unsafe.Pointer, n uint64, flag
 	if p == nil || n == 0 || n > addresses || flags&^(driver.HostRegisterPortable|driver.HostRegisterDeviceMap) != 0 {
 		return driver.InvalidValue
 	}
+	lo := uint64(uintptr(p))
+	if osmem.Linux && (space.overlaps(span{lo, lo + n}) || !osmem.Mapped(lo, n)) {
+		a.m.note("registration of [%#x, %#x+%#x): not all of it is memory of this process", lo, lo, n)
+		return driver.InvalidValue
+	}
 	if _, ok := ctx.adopt(KindRegistration, unsafe.Slice((*byte)(p), n)); !ok {
 		return driver.HostRegistered
 	}

@@ -23,6 +23,14 @@ func TestRegisteredMemory(t *testing.T) {
 	r.is(driver.HostRegistered, r.MemHostRegister(r.ctx, unsafe.Add(p, 4096), 4096, 0))
 	r.is(driver.InvalidValue, r.MemHostRegister(r.ctx, nil, 4096, 0))
 	r.is(driver.InvalidValue, r.MemHostRegister(r.ctx, p, 0, 0))
+	if osmem.Linux { // what is no memory of the process, all or in part
+		gone, err := osmem.Alloc(1 << 30)
+		require.NoError(t, err)
+		q := pointer(gone)
+		require.NoError(t, osmem.Free(gone))
+		r.is(driver.InvalidValue, r.MemHostRegister(r.ctx, q, 1<<30, 0))
+		r.is(driver.InvalidValue, r.MemHostRegister(r.ctx, hostPointer(r.mapped(1)), chunk, 0))
+	}
 	d, res := r.MemHostGetDevicePointer(r.ctx, unsafe.Add(p, 100))
 	r.ok(res)
 	// The device reaches it by that address, and asynchronously.
