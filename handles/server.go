@@ -36,6 +36,11 @@ type ServerOptions struct {
 	// MaxSessions is the most clients at a time; 0 is 256. Another user than this
 	// process's has at most half of them.
 	MaxSessions int
+	// MaxPerProcess is the most clients of one process at a time, so that one that
+	// goes on connecting leaves room; 0 is half of MaxSessions, and at least 16.
+	// Processes of other pid namespaces, which cannot be told apart, count as one,
+	// and inherited connections are not counted.
+	MaxPerProcess int
 	// MaxFollowers is the most followers of one client; 0 is 64.
 	MaxFollowers int
 	// MaxPinned is how many bytes a follower may keep of what a Shrink took
@@ -49,10 +54,16 @@ type ServerOptions struct {
 	Log *slog.Logger
 }
 
+// leastPerProcess is what a process may have of a server with few places.
+const leastPerProcess = 16
+
 // NewServer makes a server that publishes nothing and serves nobody yet.
 func NewServer(o ServerOptions) *Server {
 	if o.MaxSessions <= 0 {
 		o.MaxSessions = 256
+	}
+	if o.MaxPerProcess <= 0 {
+		o.MaxPerProcess = max(leastPerProcess, o.MaxSessions/2)
 	}
 	if o.MaxFollowers <= 0 {
 		o.MaxFollowers = 64
@@ -138,42 +149,48 @@ func (s *Server) serve(c *Conn) error {
 	c.in.noFDs = true // or those of a message that never ends would fill this process's table
 	ss := &session{server: s, conn: c, followers: map[token]*subscriber{}}
 	s.mu.Lock()
-	what := fmt.Sprintf("%d clients, of which %d are allowed", s.o.MaxSessions+1, s.o.MaxSessions)
-	full := len(s.sessions) >= s.o.MaxSessions
-	if !full && s.crowdedLocked(c) {
-		full, what = true, "as many clients of that user as are allowed"
-	}
-	if !full {
+	err := s.crowdedLocked(c)
+	if err == nil {
 		s.sessions[ss] = struct{}{}
 	}
 	s.mu.Unlock()
-	if full {
-		err := c.fail(failure("handles.Server.Serve", ErrTooLarge, what,
-			"try again when another has left, or raise ServerOptions.MaxSessions"))
-		return errors.Join(err, c.Close())
+	if err != nil {
+		return errors.Join(c.fail(err), c.Close())
 	}
-	err := ss.run(s.ctx)
+	err = ss.run(s.ctx)
 	s.mu.Lock()
 	delete(s.sessions, ss)
 	s.mu.Unlock()
 	return err
 }
 
-// crowdedLocked reports whether the peer's user, where that is not this
-// process's, has half of all sessions, so that the others find room. The caller
+// crowdedLocked says why there is no room for a client: there are too many, or too
+// many of its process, or of its user where that is not this process's. The caller
 // has mu.
-func (s *Server) crowdedLocked(c *Conn) bool {
+func (s *Server) crowdedLocked(c *Conn) error {
 	who, known := c.Peer()
-	if !known || sameUser(who) == nil {
-		return false
-	}
-	n := 0
+	ofUser, ofProcess := 0, 0
 	for ss := range s.sessions {
-		if other, known := ss.conn.Peer(); known && other.UID == who.UID {
-			n++
+		if other, too := ss.conn.Peer(); known && too {
+			if other.UID == who.UID {
+				ofUser++
+			}
+			if other.PID == who.PID {
+				ofProcess++
+			}
 		}
 	}
-	return n >= max(1, s.o.MaxSessions/2)
+	const op = "handles.Server.Serve"
+	const later = "try again when another has left, or raise ServerOptions."
+	switch most := max(1, s.o.MaxSessions/2); {
+	case len(s.sessions) >= s.o.MaxSessions:
+		return failure(op, ErrTooLarge, fmt.Sprintf("%d clients, of which %d are allowed", s.o.MaxSessions+1, s.o.MaxSessions), later+"MaxSessions")
+	case ofProcess >= s.o.MaxPerProcess:
+		return failure(op, ErrTooLarge, fmt.Sprintf("%d clients of process %d, of which %d are allowed", ofProcess+1, who.PID, s.o.MaxPerProcess), later+"MaxPerProcess")
+	case known && sameUser(who) != nil && ofUser >= most:
+		return failure(op, ErrTooLarge, fmt.Sprintf("%d clients of user %d, of which %d are allowed", ofUser+1, who.UID, most), later+"MaxSessions")
+	}
+	return nil
 }
 
 // enter makes a publication's name known.

@@ -5,6 +5,8 @@ package handles
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -51,6 +53,47 @@ func TestAPublicationWhileTheServerCloses(t *testing.T) {
 	}, 10*time.Second, time.Millisecond)
 	s.closer.Drop()
 	require.NoError(t, <-over)
+}
+
+// A program that goes on connecting leaves room for the others.
+func TestClientsOfOneProcessLeaveRoom(t *testing.T) {
+	v := newVictim(t, ServerOptions{MaxPerProcess: 3}, Options{}) // one is the honest one
+	serve := func(pid int) (chan error, *Conn) {
+		near, far := linked(t)
+		near.peer, near.known = Peer{PID: pid, UID: uint32(os.Geteuid())}, true
+		over := make(chan error, 1)
+		go func() { over <- v.server.ServeConn(context.Background(), near) }()
+		return over, far
+	}
+	listed := func(c *Conn) {
+		require.NoError(t, c.Send(moment(t), pack(&list{1})))
+		_ = v.receive(c)
+	}
+	listed(v.dial())
+	_, last := serve(os.Getpid())
+	listed(last)
+	over, refused := serve(os.Getpid())
+	err := <-over
+	require.ErrorIs(t, err, ErrTooLarge)
+	require.ErrorContains(t, err, "MaxPerProcess")
+	_, err = refused.Receive(moment(t))
+	require.ErrorIs(t, err, ErrRefused)
+	require.ErrorContains(t, err, fmt.Sprintf("process %d", os.Getpid()))
+	_, another := serve(os.Getpid() + 1)
+	listed(another)
+	require.NoError(t, last.Close())
+	require.Eventually(t, func() bool {
+		over, again := serve(os.Getpid())
+		defer func() { require.NoError(t, again.Close()) }()
+		if again.Send(moment(t), pack(&list{1})) != nil {
+			return false
+		}
+		_, err := again.Receive(moment(t))
+		require.NoError(t, again.Close())
+		<-over
+		return err == nil
+	}, 20*time.Second, 10*time.Millisecond)
+	v.served()
 }
 
 // Clients of another user take at most half of the places.
