@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/stretchr/testify/require"
 )
 
@@ -55,4 +56,50 @@ func TestAPageThatIsGivenBackBeforeTheFollowerHearsOfIt(t *testing.T) {
 	require.Equal(t, slot, f.slot)
 	require.NoError(t, f.file.Use(func(int) error { return nil }))
 	require.NoError(t, f.file.Close())
+}
+
+// To unregister a page waits for all work of its context and holds up what is
+// submitted meanwhile. So children that leave cause that for many pages at once.
+func TestChildrenThatLeaveHoldNobodyUp(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, Options{})
+	s, err := v.dev.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	given := func() int {
+		v.server.pages.mu.Lock()
+		defer v.server.pages.mu.Unlock()
+		return len(v.server.pages.spent)
+	}
+	leave := func() {
+		near, far := linked(t)
+		over := make(chan error, 1)
+		go func() { over <- v.server.ServeConn(context.Background(), near) }()
+		_, _, fds := v.joined(far)
+		require.NoError(t, closeAll(fds))
+		require.NoError(t, far.Close())
+		require.NoError(t, <-over)
+	}
+	v.machine.ResetCounts()
+	v.machine.Hold(s.Handle())
+	require.NoError(t, s.Memset(v.array.Ptr(), 0, 4))
+	leave()
+	require.Eventually(t, func() bool { return given() == 1 }, 20*time.Second, time.Millisecond)
+	other, err := v.dev.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, other.Close()) }()
+	require.NoError(t, other.Memset(v.array.Ptr()+4, 0, 4), "the GPU takes work")
+	require.Zero(t, v.machine.Count("cuMemHostUnregister"))
+
+	for range mostSpent - 2 {
+		leave()
+	}
+	require.Eventually(t, func() bool { return given() == mostSpent-1 }, 20*time.Second, time.Millisecond)
+	require.Zero(t, v.machine.Count("cuMemHostUnregister"))
+	leave()
+	require.Eventually(t, func() bool { return v.machine.Count("cuMemHostUnregister") > 0 }, 20*time.Second, time.Millisecond)
+	require.Zero(t, given())
+	require.NoError(t, v.dev.System().Drain(moment(t)), "the reclaimer does not wait for it")
+	v.machine.Release(s.Handle())
+	require.Eventually(t, func() bool { return v.machine.Count("cuMemHostUnregister") == mostSpent }, 20*time.Second, time.Millisecond)
+	v.served()
 }
