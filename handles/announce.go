@@ -181,23 +181,28 @@ func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 	if err != nil {
 		return err
 	}
-	gone, lost, err := p.shrink(op, length, streams, cut)
+	gone, lost, hoarders, err := p.shrink(op, length, streams, cut)
+	for _, f := range hoarders {
+		f.on.cut(failure(op, ErrTooLarge, fmt.Sprintf("more than %s of publication %q are still mapped that are no longer published",
+			core.Bytes(p.server.o.MaxPinned), p.name), "acknowledge what a publisher takes back"))
+	}
 	return errors.Join(err, cut.End(), gone.Release(), lost.Release())
 }
 
-// shrink shows less, of which gone has left the buffer and lost what is shown.
-func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut share.Cut) (gone, lost share.View, err error) {
+// shrink shows less: gone has left the buffer, lost is no longer shown, and the
+// hoarders kept too much before.
+func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut share.Cut) (gone, lost share.View, hoarders []*subscriber, err error) {
 	p.changes <- struct{}{}
 	defer p.changes.give()
 	bytes, err := p.may(op, length)
 	if err != nil {
-		return gone, lost, err
+		return gone, lost, nil, err
 	}
 	if shown := p.view.length; uint64(length) > shown {
-		return gone, lost, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Announce")
+		return gone, lost, nil, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Announce")
 	}
 	if gone, err = cut.Shrink(bytes, streams); err != nil {
-		return gone, lost, err
+		return gone, lost, nil, err
 	}
 	keep := len(p.mem.Chunks)
 	for keep > 0 && p.mem.Chunks[keep-1].Offset >= bytes {
@@ -205,14 +210,10 @@ func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut 
 	}
 	kept := share.View{Chunks: p.mem.Chunks[:keep:keep]}
 	lost = share.View{Chunks: append([]share.Chunk(nil), p.mem.Chunks[keep:]...)}
-	hoarders := p.hoarders()
+	hoarders = p.hoarders()
 	p.used++
 	p.show(view{generation: p.used, ordered: p.view.ordered, length: uint64(length), chunks: chunksOf(kept)}, kept)
-	for _, f := range hoarders {
-		f.on.cut(failure(op, ErrTooLarge, fmt.Sprintf("more than %s of publication %q are still mapped that are no longer published",
-			core.Bytes(p.server.o.MaxPinned), p.name), "acknowledge what a publisher takes back"))
-	}
-	return gone, lost, nil
+	return gone, lost, hoarders, nil
 }
 
 // hoarders are the followers that keep more than they may of what was taken

@@ -3,6 +3,7 @@
 package handles
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -43,5 +44,36 @@ func TestAShrinkThatWaitsForTheGPU(t *testing.T) {
 	require.Equal(t, 1, v.array.Buffer().Stats().Chunks)
 	require.NoError(t, f.Close())
 	require.NoError(t, other.Close())
+	v.served()
+}
+
+// Whoever is cut off for what it keeps holds up nobody else either.
+func TestCuttingOffAFollowerHoldsUpNobody(t *testing.T) {
+	v := newVictim(t, ServerOptions{MaxPinned: 1 << 20}, Options{})
+	v.announce(1 << 20)
+	raw := v.dial()
+	to, _, fds := v.joined(raw)
+	require.NoError(t, closeAll(fds))
+	require.NoError(t, v.p.Shrink(1000)) // which raw never acknowledges
+	require.Eventually(t, func() bool { return v.p.Stats().Pinned == 4<<20 }, 20*time.Second, time.Millisecond, "the honest one has")
+	var conn *Conn
+	v.p.mu.Lock()
+	for f := range v.p.followers {
+		if f.token == to {
+			conn = f.on.conn
+		}
+	}
+	v.p.mu.Unlock()
+	conn.mu.Lock() // to be told why takes long
+	over := make(chan error, 1)
+	go func() { over <- v.p.Shrink(500) }()
+	require.Eventually(t, func() bool { return v.p.Stats().Length == 500 }, 20*time.Second, time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	err := v.p.Announce(ctx, 500, nil)
+	conn.mu.Unlock()
+	require.NoError(t, <-over)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return len(v.p.Stats().Followers) == 1 }, 20*time.Second, time.Millisecond)
 	v.served()
 }
