@@ -63,6 +63,10 @@ func (b *buffer) create(op string, at, n uint64) ([]*mapping, error) {
 	for end := at; end < n; {
 		size := b.plan.next(end, b.res.size-end)
 		h, r := phys.Create(sys, size, b.prop)
+		if least := b.plan.least(n-end, b.gran); r == driver.OutOfMemory && least < size {
+			size = least
+			h, r = phys.TryCreate(sys, size, b.prop) // what could be had was asked for
+		}
 		if r != driver.Success {
 			err = createError(op, b.dev, int(size), b.prop, r)
 			break

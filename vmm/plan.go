@@ -24,7 +24,8 @@ func FixedChunks(size int) ChunkPlan { return ChunkPlan{size, size, true} }
 
 // GeometricChunks takes chunks as large as what the buffer has already, so that
 // a small buffer stays small and a large one has few, but at least floor and at
-// most cap bytes. A floor of 0 is the granularity.
+// most cap bytes. Where there is no memory for so large a chunk it takes the
+// smallest that is enough, not below floor. A floor of 0 is the granularity.
 func GeometricChunks(floor, cap int) ChunkPlan { return ChunkPlan{floor, cap, true} }
 
 // String writes the plan: "chunks of 2 MiB to 64 MiB".
@@ -54,6 +55,9 @@ func (p ChunkPlan) resolve(op string, gran uint64) (ChunkPlan, error) {
 	}
 	return p, nil
 }
+
+// least is the size of the smallest chunk that has room for n bytes more.
+func (p ChunkPlan) least(n, gran uint64) uint64 { return max(roundUp(n, gran), uint64(p.floor)) }
 
 // next is the size of the chunk behind committed bytes, of which at most room
 // are left in the reservation.

@@ -106,3 +106,25 @@ func TestAPanicUnderPressureIsLogged(t *testing.T) {
 	require.NoError(t, err, "%v", m.Log())
 	require.NoError(t, b.Close())
 }
+
+// Where there is no memory for the chunk that the plan would take, the least
+// that it allows and that is enough is taken instead.
+func TestGrowthTakesASmallerChunkWhereALargeOneDoesNotFit(t *testing.T) {
+	m, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Granularity: kib64, Memory: 16 * mib}}})
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.GeometricChunks(2*kib64, 8*mib)})
+	require.NoError(t, err)
+	closed(t, b)
+	require.NoError(t, b.Append(nil, pattern(8*mib, 1)))
+	free, _ := m.Memory(0)
+	other, err := vmm.Create(d, int(free)/kib64*kib64-20*kib64, vmm.Properties{})
+	require.NoError(t, err)
+	require.NoError(t, b.Append(nil, []byte{1}))
+	require.Equal(t, 8*mib+2*kib64, b.Stats().Committed, "the floor")
+	require.NoError(t, b.Grow(5*kib64))
+	require.Equal(t, 8*mib+6*kib64, b.Stats().Committed, "as much as it needs")
+	err = b.Grow(20 * kib64)
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	require.Equal(t, 8*mib+6*kib64, b.Stats().Committed, "nothing has changed")
+	require.NoError(t, other.Close())
+	require.NoError(t, b.Grow(20*kib64))
+}
