@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
 const closeOp = "pool.Close"
@@ -112,8 +113,9 @@ func (sh *shard) await() error {
 
 // wait waits for the work that is on the stream.
 func (sh *shard) wait() error {
-	if err := sh.stream.Use(closeOp, sh.pool.sys); err != nil {
-		return err
+	sys, ctx := sh.pool.sys, sh.stream.Ctx
+	if sh.stream.Use(closeOp, sys) != nil { // its Close runs, and has perhaps not waited yet
+		return sys.WaitDevices(closeOp, []driver.Device{ctx.Device})
 	}
 	defer sh.stream.Drop()
 	m, capturing, err := sh.stream.Mark(closeOp)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -165,17 +166,22 @@ func TestAStreamThatIsClosedDuringARequest(t *testing.T) {
 		freed, err := p.Trim(0)
 		return err == nil && freed >= 64*mib
 	}, patience, time.Millisecond)
-	once := sync.Once{}
+	var once sync.Once
+	freed := make(chan error, 1)
 	m.OnCall(func(call string) {
 		if call == "cuMemCreate" {
 			once.Do(func() {
 				require.NoError(t, s.Close())
-				require.NoError(t, p.Free(b, third)) // a stream that the pool does not know
+				go func() { freed <- p.Free(b, third) }() // a stream that the pool does not know
+				for p.Stats().Waiting == 0 {
+					time.Sleep(time.Millisecond)
+				}
 			})
 		}
 	})
 	c, err := p.Alloc(pool.Request{Bytes: 64 * mib, Stream: s})
 	m.OnCall(nil)
+	require.NoError(t, <-freed)
 	if err == nil {
 		free(t, p, c)
 	}
@@ -274,4 +280,37 @@ func TestPoolsThatPressEachOther(t *testing.T) {
 		return nil
 	})
 	require.NoError(t, g.Wait())
+}
+
+// A pool waits for the work of a stream also where somebody closes that meanwhile.
+func TestAPoolClosesBesideItsStreams(t *testing.T) {
+	m, d := open(t)
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	p := newPool(t, d, pool.Options{})
+	b := alloc(t, p, s, 3*mib)
+	hold(t, m, s)
+	require.NoError(t, s.Memset(b.Ptr(), 1, 3*mib))
+	free(t, p, b)
+	waits := make(chan struct{})
+	var first atomic.Bool
+	m.OnCall(func(call string) {
+		if call == "cuEventSynchronize" && first.CompareAndSwap(false, true) {
+			close(waits)
+		}
+	})
+	streamClosed, poolClosed := make(chan error, 1), make(chan error, 1)
+	handle := s.Handle()
+	go func() { streamClosed <- s.Close() }()
+	<-waits
+	go func() { poolClosed <- p.Close() }()
+	select {
+	case err := <-poolClosed:
+		t.Fatalf("closed while the stream works: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	m.Release(handle)
+	require.NoError(t, <-streamClosed)
+	require.NoError(t, <-poolClosed)
+	m.OnCall(nil)
 }
