@@ -2,6 +2,7 @@ package capturetest
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -12,11 +13,15 @@ import (
 var byFD = handles.LeaseOptions{Handle: vmm.PosixFD}
 
 var leaseCases = join(
-	plain("Lease", (*world).lease, "Offer", "Close"),
+	plain("Lease", (*world).lease, "Offer", "String", "Close"),
 	plain("Offer", func(w *world) handles.Offer { return w.lease().Offer() }, "String", "LogValue", "MarshalText", "Receipt"),
 	plain("Receipt", func(*world) handles.Receipt { return handles.Receipt{} }, "MarshalText"),
 	table{
 		"Leases": nothing(func() any { return handles.Leases() }),
+		"Lease.Format": func(w *world) func() error {
+			l := w.lease()
+			return func() error { _ = fmt.Sprintf("%v", l); return nil }
+		},
 		"Offer.UnmarshalText": func(w *world) func() error {
 			text := must[[]byte](w)(w.lease().Offer().MarshalText())
 			return func() error { return new(handles.Offer).UnmarshalText(text) }
