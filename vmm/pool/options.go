@@ -31,7 +31,7 @@ type Options struct {
 	ExactFrom int
 	// Slack is how much more memory than the most that was ever requested at
 	// once the pool may make before it moves free chunks together instead, as a
-	// share of that: 0 is 3/16, a negative value is none at all. The pool begins
+	// share of that: 0 is 1/4, a negative value is none at all. The pool begins
 	// with 1/32 at most, and takes more only while its holes fit so badly that
 	// moving would cost more time than the requests.
 	Slack float64

@@ -233,11 +233,10 @@ func (p *Pool) catchUp(first *shard, bytes uint64) {
 	for {
 		var free uint64
 		waits := false
-		shards := p.all()
-		if first != nil {
-			shards = append([]*shard{first}, shards...)
-		}
-		for _, sh := range shards {
+		for i, sh := range append([]*shard{first}, p.all()...) {
+			if i > 0 && sh == first {
+				continue
+			}
 			sh.settle()
 			sh.advance()
 			sh.mu.Lock()
