@@ -234,7 +234,7 @@ func (p *Pool) catchUp(first *shard, bytes uint64) {
 		var free uint64
 		waits := false
 		for i, sh := range append([]*shard{first}, p.all()...) {
-			if i > 0 && sh == first {
+			if sh == nil || i > 0 && sh == first {
 				continue
 			}
 			sh.settle()
