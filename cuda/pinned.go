@@ -28,7 +28,6 @@ type pinnedBlock struct {
 type pinnedPool struct {
 	mu   sync.Mutex
 	free map[int][]pinnedBlock
-	idle int
 	kept []pinnedBlock
 }
 
@@ -63,7 +62,6 @@ func (p *pinnedPool) idleBlock(class int) (pinnedBlock, bool) {
 	for list := p.free[class]; len(list) > 0; list = p.free[class] {
 		b := list[len(list)-1]
 		p.free[class] = list[:len(list)-1]
-		p.idle -= class
 		if b.ctx.Lost() == driver.Success {
 			return b, true
 		}
@@ -79,7 +77,6 @@ func (p *pinnedPool) put(b pinnedBlock) {
 		p.free = map[int][]pinnedBlock{}
 	}
 	p.free[b.size] = append(p.free[b.size], b)
-	p.idle += b.size
 }
 
 // giveBack puts a block that was in use since there had been so many losses. If
@@ -119,7 +116,7 @@ func (p *pinnedPool) close(sys *core.System) driver.Result {
 func (p *pinnedPool) trim(sys *core.System) (bytes int, r driver.Result) {
 	p.mu.Lock()
 	free := p.free
-	p.free, p.idle = nil, 0
+	p.free = nil
 	p.mu.Unlock()
 	for _, list := range free {
 		for _, b := range list {

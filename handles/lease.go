@@ -49,7 +49,6 @@ type Lease struct {
 	offer   Offer
 	options LeaseOptions
 	bytes   uint64
-	view    share.View
 	exports exportSet
 	handles []*phys.Handle
 	timer   *time.Timer
@@ -159,7 +158,7 @@ func newLease(op string, d Descriptor, on *core.System, asked driver.AllocationP
 		return nil, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a lease by %v for %d receivers and %v", o.Handle, o.Receivers, o.Timeout),
 			"use vmm.Fabric or vmm.PosixFD, and nothing negative")
 	}
-	l := &Lease{options: o, view: v, done: make(chan struct{}), importers: map[Process]bool{}}
+	l := &Lease{options: o, done: make(chan struct{}), importers: map[Process]bool{}}
 	for _, c := range v.Chunks {
 		l.handles = append(l.handles, c.Handle)
 		l.bytes += c.Handle.Size

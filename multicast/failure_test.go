@@ -16,7 +16,6 @@ import (
 // rig is a machine with two devices and what an operation is tried on.
 type rig struct {
 	t       *testing.T
-	m       *sim.Machine
 	sys     *cuda.System
 	devices []*cuda.Device
 	object  *multicast.Object
@@ -118,7 +117,7 @@ func TestEveryFailure(t *testing.T) {
 				require.NoError(t, err)
 				sys, err := m.Open(cuda.WithLeakTracing())
 				require.NoError(t, err)
-				r := &rig{t: t, m: m, sys: sys, devices: sys.Devices()}
+				r := &rig{t: t, sys: sys, devices: sys.Devices()}
 				if row.setup != nil {
 					require.NoError(t, row.setup(r))
 				}

@@ -91,7 +91,7 @@ func (a *api) MemAllocAsync(c driver.Context, n uint64, h driver.Stream) (driver
 	}
 	state := &async{}
 	res.async = state
-	_, r = s.submit(task{call: driver.CallMemAllocAsync, run: func(*gpuContext) *fault {
+	_, r = s.submit(task{run: func(*gpuContext) *fault {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		state.there = true
@@ -113,7 +113,7 @@ func (s *stream) captureAlloc(n uint64) (driver.Ptr, driver.Result) {
 		return 0, driver.OutOfMemory
 	}
 	l := &lease{m: m, context: c, span: span{p, p + n}, refs: 1}
-	r := s.capture(task{call: driver.CallMemAllocAsync, run: func(*gpuContext) *fault {
+	r := s.capture(task{run: func(*gpuContext) *fault {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		res := &resident{m: m, kind: KindDeviceMemory, span: l.span, context: c, mem: l.mem, lease: l, async: &async{there: true}}
@@ -151,7 +151,7 @@ func (a *api) MemFreeAsync(c driver.Context, p driver.Ptr, h driver.Stream) driv
 	if res == nil && (!ok || leased.lo != uint64(p)) {
 		return driver.InvalidValue
 	}
-	_, r = s.submit(task{call: driver.CallMemFreeAsync, run: func(c *gpuContext) *fault {
+	_, r = s.submit(task{run: func(c *gpuContext) *fault {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		res := m.allocated(p)

@@ -13,7 +13,7 @@ import (
 
 // copyTask copies n bytes when it is done, at whatever the addresses then mean.
 func (m *Machine) copyTask(call driver.Call, dst, src place, n uint64) task {
-	return task{call: call, run: func(c *gpuContext) *fault {
+	return task{run: func(c *gpuContext) *fault {
 		to, f := m.pin(c, call, dst, n, driver.AccessReadWrite)
 		if f != nil {
 			return f
@@ -73,7 +73,7 @@ func copyRuns(to, from [][]byte) {
 
 // fillTask repeats a pattern over n bytes, which are a multiple of its length.
 func (m *Machine) fillTask(call driver.Call, dst place, pattern []byte, n uint64) task {
-	return task{call: call, run: func(c *gpuContext) *fault {
+	return task{run: func(c *gpuContext) *fault {
 		to, f := m.pin(c, call, dst, n, driver.AccessReadWrite)
 		if f != nil {
 			return f

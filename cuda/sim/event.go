@@ -57,7 +57,7 @@ func (a *api) EventRecord(c driver.Context, h driver.Event, sh driver.Stream) dr
 	case s.joined != nil:
 		return s.captureRecord(e)
 	}
-	o, r := s.submit(task{call: driver.CallEventRecord})
+	o, r := s.submit(task{})
 	if r == driver.Success {
 		e.latest, e.joined = o, nil
 	}

@@ -83,7 +83,7 @@ func (a *api) GraphLaunch(c driver.Context, h driver.GraphExec, sh driver.Stream
 // graphTask does the work of all nodes, in an order that their dependencies
 // allow. Whatever fails, the answer is that the launch failed.
 func (m *Machine) graphTask(nodes []*node) task {
-	t := task{call: driver.CallGraphLaunch}
+	t := task{}
 	for _, n := range nodes {
 		t.long = t.long || n.long || n.ready != nil
 	}

@@ -8,14 +8,14 @@ import (
 )
 
 // adopt makes host memory known to the device.
-func (c *gpuContext) adopt(kind string, b []byte) (*resident, bool) {
+func (c *gpuContext) adopt(kind string, b []byte) bool {
 	lo := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 	r := &resident{m: c.m, kind: kind, span: span{lo, lo + uint64(len(b))}, context: c, host: b}
 	if !c.m.resident.insert(r.lo, r.hi, r) {
-		return nil, false
+		return false
 	}
 	r.object = c.m.track(kind, lo, uint64(len(b)), c)
-	return r, true
+	return true
 }
 
 // hostRange finds the host memory of a kind that starts at p.
@@ -50,7 +50,7 @@ func (a *api) MemHostAlloc(c driver.Context, n uint64, flags driver.HostAllocFla
 	if m.options.Poison {
 		fill(b, PoisonByte)
 	}
-	if _, ok := ctx.adopt(KindHostMemory, b); !ok {
+	if !ctx.adopt(KindHostMemory, b) {
 		panic("sim: the system gave the same memory twice")
 	}
 	return unsafe.Pointer(unsafe.SliceData(b)), driver.Success
@@ -106,7 +106,7 @@ func (a *api) MemHostRegister(c driver.Context, p unsafe.Pointer, n uint64, flag
 		a.m.note("registration of [%#x, %#x+%#x): not all of it is memory of this process", lo, lo, n)
 		return driver.InvalidValue
 	}
-	if _, ok := ctx.adopt(KindRegistration, unsafe.Slice((*byte)(p), n)); !ok {
+	if !ctx.adopt(KindRegistration, unsafe.Slice((*byte)(p), n)) {
 		return driver.HostRegistered
 	}
 	return driver.Success

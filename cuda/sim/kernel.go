@@ -233,7 +233,7 @@ func (a *api) LaunchKernel(c driver.Context, h driver.Function, l driver.LaunchC
 		m: a.m, context: s.context, entry: f.entry, params: append([]byte(nil), params...),
 	}
 	twin := kernelTwin(f.entry.name)
-	_, r = s.submit(task{call: driver.CallLaunchKernel, long: true, run: func(*gpuContext) *fault {
+	_, r = s.submit(task{long: true, run: func(*gpuContext) *fault {
 		launch := k // each launch of a graph has its own
 		return launch.run(twin)
 	}})

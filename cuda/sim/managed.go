@@ -229,7 +229,7 @@ func (a *api) StreamAttachMemAsync(c driver.Context, h driver.Stream, p driver.P
 	if r := s.refuseCapture(); r != driver.Success {
 		return r
 	}
-	_, r = s.submit(task{call: driver.CallStreamAttachMemAsync, run: func(*gpuContext) *fault {
+	_, r = s.submit(task{run: func(*gpuContext) *fault {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if now := find(); now == res {

@@ -34,7 +34,7 @@ func (a *api) StreamWriteValue64(c driver.Context, h driver.Stream, p driver.Ptr
 	if r := s.checkWord(p); r != driver.Success {
 		return r
 	}
-	_, r = s.submit(task{call: driver.CallStreamWriteValue64, run: func(c *gpuContext) *fault {
+	_, r = s.submit(task{run: func(c *gpuContext) *fault {
 		to, f := a.m.pin(c, driver.CallStreamWriteValue64, place{addr: uint64(p)}, wordSize, driver.AccessReadWrite)
 		if f != nil {
 			return f
@@ -58,7 +58,6 @@ func (a *api) StreamWaitValue64(c driver.Context, h driver.Stream, p driver.Ptr,
 	}
 	m := a.m
 	_, r = s.submit(task{
-		call:  call,
 		ready: func(c *gpuContext) bool { return m.reached(c, p, v) },
 		run: func(c *gpuContext) *fault {
 			m.mu.Lock()

@@ -28,7 +28,6 @@ type member struct {
 type teamRig struct {
 	*rig
 	object  driver.MemHandle
-	size    uint64
 	members []*member
 	never   uint64 // a word that stays 0: it ends no wait
 }
@@ -70,7 +69,7 @@ func (r *rig) mapFor(device int32, h driver.MemHandle, size uint64) driver.Ptr {
 // startTeam makes a team of so many devices of one machine.
 func startTeam(t *testing.T, o Options, size uint64) *teamRig {
 	t.Helper()
-	r := &teamRig{rig: start(t, o), size: size}
+	r := &teamRig{rig: start(t, o)}
 	word, res := r.MemHostAlloc(r.ctx, 8, driver.HostAllocPortable)
 	r.ok(res)
 	t.Cleanup(func() { r.MemFreeHost(r.ctx, word) }) // also of a context that was lost

@@ -95,7 +95,7 @@ func (s *stream) move(call driver.Call, parts []part, discard, prefetch bool) dr
 	if r := s.refuseCapture(); r != driver.Success {
 		return r
 	}
-	_, r := s.submit(task{call: call, run: func(c *gpuContext) *fault {
+	_, r := s.submit(task{run: func(c *gpuContext) *fault {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		for _, p := range parts {

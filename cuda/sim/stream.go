@@ -38,7 +38,6 @@ type op struct {
 
 // task is what an op does. It can be done several times, as part of a graph.
 type task struct {
-	call driver.Call
 	// run does the work, without the machine's lock. nil does nothing.
 	run func(*gpuContext) *fault
 	// ready, asked with the lock held, tells whether the work can begin; nil
@@ -310,7 +309,7 @@ func (a *api) StreamWaitEvent(c driver.Context, h driver.Stream, e driver.Event)
 	if ev.latest == nil || ev.latest.done {
 		return driver.Success
 	}
-	_, r = s.submit(task{call: driver.CallStreamWaitEvent}, ev.latest)
+	_, r = s.submit(task{}, ev.latest)
 	return r
 }
 

@@ -16,7 +16,6 @@ const Available = false
 
 var errNoCgo = errors.New("no C loops: built without cgo, or not for linux on amd64 or arm64")
 
-func Empty()                      { panic(errNoCgo) }
 func EmptyLoop(int) time.Duration { panic(errNoCgo) }
 
 type Library struct{}

@@ -64,7 +64,6 @@ type tree struct {
 
 type goFile struct {
 	path, dir  string
-	pkg        string // the package clause
 	test       bool
 	imports    []goImport
 	constraint string // the //go:build line, "" without one
@@ -99,7 +98,7 @@ func newTree(fsys fs.FS, files []string) (*tree, error) {
 			return nil, fmt.Errorf("reading the imports: %w", err)
 		}
 		g := goFile{
-			path: name, dir: path.Dir(name), pkg: f.Name.Name,
+			path: name, dir: path.Dir(name),
 			test: strings.HasSuffix(name, "_test.go"), constraint: buildLine(string(src)),
 		}
 		for _, spec := range f.Imports {

@@ -136,7 +136,7 @@ func (p *Pool) prime(st *core.Stream) error {
 	if err := p.firstRegion(); err != nil {
 		return p.refusalOf(captureOp, err)
 	}
-	p.advanceAll(nil)
+	p.advanceAll()
 	return nil
 }
 

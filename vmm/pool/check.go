@@ -18,7 +18,7 @@ func (p *Pool) Check() error {
 	defer p.pressing.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := &checker{p: p, used: map[*shard]uint64{}}
+	c := &checker{p: p}
 	for _, r := range p.mids {
 		c.spans(r)
 	}
@@ -35,7 +35,6 @@ type checker struct {
 	p     *Pool
 	errs  []error
 	found uint64 // bytes of memory
-	used  map[*shard]uint64
 }
 
 func (c *checker) must(ok bool, format string, args ...any) {

@@ -112,7 +112,7 @@ func (r *relief) find(s *shortage) error {
 			}
 		case relieveTrim:
 			before, _ := p.progress()
-			p.advanceAll(nil)
+			p.advanceAll()
 			if freed, err := p.trimFor(r.w); freed > 0 || err != nil {
 				return err
 			}
@@ -162,7 +162,7 @@ func (r *relief) await() bool {
 		p.slow.Unlock()
 		time.Sleep(50 * time.Microsecond)
 		p.slow.Lock()
-		p.advanceAll(nil)
+		p.advanceAll()
 		var now uint64
 		if now, waits = p.progress(); now != before {
 			return true
@@ -207,16 +207,11 @@ func (p *Pool) all() []*shard {
 	return append([]*shard(nil), p.shards...)
 }
 
-// advanceAll asks all streams how far they are, that one first.
-func (p *Pool) advanceAll(first *shard) {
-	if first != nil {
-		first.advance()
-	}
+// advanceAll asks all streams how far they are.
+func (p *Pool) advanceAll() {
 	for _, sh := range p.all() {
-		if sh != first {
-			sh.settle()
-			sh.advance()
-		}
+		sh.settle()
+		sh.advance()
 	}
 }
 

@@ -224,11 +224,11 @@ func (w *waiting) passed() bool {
 
 // settle makes free what waited and has passed. The caller holds no lock of
 // shards.
-func (sh *shard) settle() (progress bool) {
+func (sh *shard) settle() {
 	sh.mu.Lock()
 	if len(sh.waiting) == 0 {
 		sh.mu.Unlock()
-		return false
+		return
 	}
 	ask := map[*shard]struct{}{}
 	for i := range sh.waiting {
@@ -252,11 +252,9 @@ func (sh *shard) settle() (progress bool) {
 		}
 		w.h.waiting = false
 		sh.put(w.h, w.epoch)
-		progress = true
 	}
 	clear(sh.waiting[len(kept):])
 	sh.waiting = kept
-	return progress
 }
 
 // advance asks whether what was freed so far has passed, and records an event

@@ -139,7 +139,7 @@ func (p *Pool) Trim(need int) (freed int, err error) {
 		need = maxBytes
 	}
 	p.slow.Lock()
-	p.advanceAll(nil)
+	p.advanceAll()
 	n, err := p.trim(uint64(need))
 	p.slow.Unlock()
 	p.verify()

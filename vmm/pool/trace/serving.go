@@ -32,7 +32,7 @@ func Serving(c Config) *Trace {
 	s.budget = shape.budget*gib - weights
 	longest := b.one(4096, 8192)
 	rate := b.between(25, 50) // arrivals in 100 steps, or a few more
-	for step := 0; len(b.t.Ops) < 80_000; step++ {
+	for len(b.t.Ops) < 80_000 {
 		for b.below(100) < rate {
 			prompt, answer := b.spread(32, longest), b.spread(256, longest)
 			if !s.admit(prompt, answer, longest) {
