@@ -36,10 +36,8 @@ const (
 const limit = 5 * time.Minute
 
 func main() {
-	if err := run(os.Args[1:], os.Stdout); err != nil {
-		if !errors.Is(err, flag.ErrHelp) {
-			fmt.Fprintln(os.Stderr, "05-ipc:", err)
-		}
+	if err := run(os.Args[1:], os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "05-ipc:", err)
 		os.Exit(1)
 	}
 }

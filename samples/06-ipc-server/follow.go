@@ -15,7 +15,7 @@ import (
 func follow(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (err error) {
 	client, err := connect(ctx, o)
 	if err != nil {
-		return err
+		return unlessEnded(ctx, err)
 	}
 	defer func() { err = errors.Join(err, client.Close()) }()
 	s, err := dev.NewStream(cuda.StreamOptions{})
@@ -29,7 +29,7 @@ func follow(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (er
 		Quiesce: func(int) []*cuda.Stream { return []*cuda.Stream{s} },
 	})
 	if err != nil {
-		return err
+		return unlessEnded(ctx, err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	fmt.Fprintf(out, "follower   process %d: %q at %v\n", os.Getpid(), o.name, f.Array().Ptr())

@@ -21,16 +21,18 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
 	"github.com/cuvmm/cuvmm/handles"
 )
 
-const usage = `usage: 06-ipc-server [FLAGS] [publish | follow | list]`
+const usage = `usage: 06-ipc-server [FLAGS] [publish | follow | list]
+flags come first; without a command a publisher and two followers run for a moment`
 
 // options are the flags.
 type options struct {
@@ -46,10 +48,8 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := run(ctx, os.Args[1:], os.Stdout)
 	stop()
-	if err != nil {
-		if !errors.Is(err, flag.ErrHelp) {
-			fmt.Fprintln(os.Stderr, "06-ipc-server:", err)
-		}
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "06-ipc-server:", err)
 		os.Exit(1)
 	}
 }
@@ -73,12 +73,12 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	switch {
+	case o.step <= 0 || o.most < o.step || o.most > 1<<32 || o.rounds < 0 || o.followers < 0 || o.every < 0:
+		return fmt.Errorf("-step must be positive, -most at least as much and at most %d, and the others not negative", 1<<32)
 	case flags.NArg() == 0:
 		return demonstrate(ctx, o, out)
 	case flags.NArg() > 1:
-		return errors.New(usage)
-	case o.step <= 0 || o.most < o.step || o.most > 1<<32 || o.rounds < 0 || o.followers < 0 || o.every < 0:
-		return errors.New("-step must be positive, -most at least as much, and the others not negative")
+		return fmt.Errorf("arguments %q: %s", flags.Args(), usage)
 	}
 	do := map[string]func(context.Context, *cuda.Device, options, io.Writer) error{
 		"publish": publish, "follow": follow, "list": list,
@@ -135,31 +135,33 @@ func demonstrate(ctx context.Context, o options, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	const followers = 2
 	var lines locked
 	lines.out = out
-	start := func(args ...string) *exec.Cmd {
-		cmd := exec.CommandContext(ctx, self, append([]string{"-driver", o.driver, "-dir", dir, "-name", o.name}, args...)...)
+	all, alive := errgroup.WithContext(ctx) // one that fails ends the others
+	start := func(args ...string) error {
+		cmd := exec.CommandContext(alive, self, append([]string{"-driver", o.driver, "-dir", dir, "-name", o.name}, args...)...)
 		cmd.Stdout, cmd.Stderr = &lines, &lines
-		return cmd
-	}
-	all := []*exec.Cmd{start("-rounds", "12", "-every", "10ms", "-followers", strconv.Itoa(followers), "publish")}
-	for range followers {
-		all = append(all, start("follow"))
-	}
-	for i, cmd := range all {
+		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+		cmd.WaitDelay = 20 * time.Second
 		if err := cmd.Start(); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, cmd.Wait()) }()
-		for i == 0 && ctx.Err() == nil { // until the publisher serves
+		all.Go(cmd.Wait)
+		return nil
+	}
+	all.Go(func() error {
+		if err := start("-rounds", "12", "-every", "10ms", "-followers", "2", "publish"); err != nil {
+			return err
+		}
+		for alive.Err() == nil { // until the publisher serves
 			if _, err := os.Lstat(filepath.Join(dir, "server")); err == nil {
-				break
+				return errors.Join(start("follow"), start("follow"))
 			}
 			time.Sleep(time.Millisecond)
 		}
-	}
-	return nil
+		return nil
+	})
+	return unlessEnded(ctx, all.Wait())
 }
 
 // locked lets several processes write, a line or more at a time.

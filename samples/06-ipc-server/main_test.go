@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -66,6 +67,33 @@ func (l *locked) text() string {
 	return l.out.(*bytes.Buffer).String()
 }
 
+// A publisher that cannot begin ends the whole, and says why.
+func TestSampleEndsWhenThePublisherFails(t *testing.T) {
+	var out bytes.Buffer
+	err := run(t.Context(), []string{"-driver", "sim", "-name", "\xff"}, &out)
+	require.ErrorContains(t, err, "exit status 1")
+	require.Contains(t, out.String(), "bytes of UTF-8")
+}
+
+// An interrupt ends the publisher and the followers in order, and is no failure.
+func TestSampleEndsWhenItIsInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var out locked
+	out.out = new(bytes.Buffer)
+	over := make(chan error, 1)
+	go func() { over <- run(ctx, []string{"-driver", "sim"}, &out) }()
+	require.Eventually(t, func() bool { return strings.Contains(out.text(), "all as they should be") }, time.Minute, time.Millisecond)
+	cancel()
+	require.NoError(t, <-over)
+	require.NotContains(t, out.text(), "06-ipc-server:", "a process that ended in error says so")
+}
+
+func TestSampleHelpsWithoutFailing(t *testing.T) {
+	said, err := exec.CommandContext(t.Context(), os.Args[0], "-driver", "sim", "-h").CombinedOutput()
+	require.NoError(t, err)
+	require.Contains(t, string(said), usage)
+}
+
 func TestSampleRefusesBadInput(t *testing.T) {
 	for _, row := range []struct {
 		args []string
@@ -74,7 +102,9 @@ func TestSampleRefusesBadInput(t *testing.T) {
 		{[]string{"-driver", "gpu", "publish"}, `use "auto", "real" or "sim"`},
 		{[]string{"-step", "0", "publish"}, "-step must be positive"},
 		{[]string{"-most", "1", "publish"}, "-step must be positive"},
-		{[]string{"publish", "follow"}, "usage"},
+		{[]string{"-step", "0"}, "-step must be positive"},
+		{[]string{"-most", "9999999999"}, "at most 4294967296"},
+		{[]string{"publish", "-name", "x"}, "flags come first"},
 		{[]string{"watch"}, `command "watch"`},
 		{[]string{"-driver", "sim", "-dir", t.TempDir() + "/absent", "follow"}, "no such file"},
 	} {

@@ -44,7 +44,7 @@ func publish(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (e
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	if err := wait(ctx, func() error { return p.AwaitFollowers(ctx, o.followers) }); err != nil {
+	if err := unlessEnded(ctx, p.AwaitFollowers(ctx, o.followers)); err != nil {
 		return err
 	}
 	for round := 0; ctx.Err() == nil && (o.rounds == 0 || round < o.rounds); round++ {
@@ -77,12 +77,11 @@ func change(ctx context.Context, array *vmm.Array[uint64], p *handles.Publicatio
 	if err := array.Append(s, more); err != nil {
 		return err
 	}
-	return wait(ctx, func() error { return p.Announce(ctx, array.Len(), s) })
+	return unlessEnded(ctx, p.Announce(ctx, array.Len(), s))
 }
 
-// wait runs what an interrupt ends, which is no failure.
-func wait(ctx context.Context, do func() error) error {
-	err := do()
+// unlessEnded is the error of what an interrupt ends, which is no failure.
+func unlessEnded(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
 	}

@@ -41,10 +41,8 @@ const elements = 1000
 const receiptMark = "receipt    "
 
 func main() {
-	if err := run(os.Args[1:], os.Stdout); err != nil {
-		if !errors.Is(err, flag.ErrHelp) {
-			fmt.Fprintln(os.Stderr, "08-fabric:", err)
-		}
+	if err := run(os.Args[1:], os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "08-fabric:", err)
 		os.Exit(1)
 	}
 }

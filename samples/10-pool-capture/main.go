@@ -20,10 +20,8 @@ import (
 const mib = 1 << 20
 
 func main() {
-	if err := run(os.Args[1:], os.Stdout); err != nil {
-		if !errors.Is(err, flag.ErrHelp) {
-			fmt.Fprintln(os.Stderr, "10-pool-capture:", err)
-		}
+	if err := run(os.Args[1:], os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "10-pool-capture:", err)
 		os.Exit(1)
 	}
 }
@@ -37,6 +35,9 @@ func run(args []string, out io.Writer) (err error) {
 	}
 	if flags.NArg() > 0 {
 		return fmt.Errorf("argument %q: only flags are taken", flags.Arg(0))
+	}
+	if *replays < 1 {
+		return fmt.Errorf("-replays %d: at least 1", *replays)
 	}
 	sys, err := auto.Open(auto.Options{Driver: auto.Choice(*driver)})
 	if err != nil {

@@ -44,6 +44,7 @@ func TestSampleTakesItsFlags(t *testing.T) {
 	}{
 		{[]string{"-driver", "gpu"}, `use "auto", "real" or "sim"`},
 		{[]string{"-fast"}, "not defined: -fast"},
+		{[]string{"-replays", "0"}, "at least 1"},
 		{[]string{"-driver", "sim", "file"}, `argument "file"`},
 		{[]string{"-help"}, "help requested"},
 	} {
