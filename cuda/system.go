@@ -90,7 +90,8 @@ func WithNamedStreamsOnly() Option { return func(o *options) { o.config.NamedStr
 
 // WithAllocationWait lets an allocation that finds no memory wait, at most so
 // long, for memory that was closed with CloseAfter or clipped with ClipAfter
-// and waits for the GPU. Without it such an allocation fails at once.
+// and waits for the GPU. Without it such an allocation waits for nothing but
+// teardowns that are under way, a few milliseconds.
 func WithAllocationWait(d time.Duration) Option {
 	return func(o *options) { o.config.AllocationWait = d }
 }

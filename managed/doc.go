@@ -37,7 +37,7 @@
 // so that its pages need not be moved; what is read before the next write is
 // undefined, also after DiscardPrefetch. Only the whole pages inside of a range
 // are discarded: what shares a page with it keeps its contents. It needs a driver
-// for CUDA 13.0 or later.
+// for CUDA 13.0 or later, and concurrent managed access on every device.
 //
 // # The CPU
 //

@@ -7,8 +7,8 @@ import (
 )
 
 // Placement says where new memory is to lie. It is called with the memory and
-// the stream of the allocation, which may be nil; an error of its fails the
-// allocation, and the memory is freed. [GPUFirst] and [ReadMostly] are ready
+// the stream of the allocation, which may be nil; its error fails the allocation,
+// and the memory is freed. [GPUFirst] and [ReadMostly] are ready
 // made; nil leaves the memory to who touches it.
 type Placement func(s *cuda.Stream, r Range) error
 

@@ -60,7 +60,8 @@ func (r Range) prefetch(op string, st *core.Stream, to place) error {
 // nothing may be discarded. Without a stream it returns when that is done. The
 // legacy default stream is refused, and a stream that captures a graph is
 // ErrCapturing. It is ErrInUse while Host runs on the memory, and
-// ErrNotSupported with a driver before CUDA 13.0.
+// ErrNotSupported with a driver before CUDA 13.0, or where a device has no
+// concurrent managed access.
 func (r Range) Discard(s *cuda.Stream) error {
 	return discard("managed.Range.Discard", s, []Range{r}, nil, kindDiscard)
 }

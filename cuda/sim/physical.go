@@ -9,7 +9,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
-// PoisonByte fills fresh memory of a machine with [Options.Poison].
+// PoisonByte fills fresh memory of a machine with [Options.Poison], what a graph
+// allocates for itself at each of its launches.
 const PoisonByte = 0xdb
 
 // pool is the memory of one location: a device, or the host. Its limit is

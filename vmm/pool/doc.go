@@ -30,8 +30,8 @@
 //
 // The generated traces (package trace) show it. For each setting: the most that
 // the pool held over the most that was requested at once, the worst of 20 seeds,
-// and the gigabytes that it mapped, made or moved, in the mean. Both are the same on every
-// machine whose GPU keeps up.
+// and the gigabytes that it mapped, made or moved, in the mean. Both are the same
+// on every machine whose GPU keeps up.
 //
 //	                          training      LoRA          serving       uniform
 //	defaults                  1.048, 18.2   1.047, 15.8   1.196, 12.6   1.226, 19.9
@@ -52,8 +52,8 @@
 // it once they wait for that stream, and [Pool.Free] must name them. A stream
 // that only this library can reach costs no driver call; of a borrowed one, or
 // one whose Handle was given out, the driver is asked with each request whether
-// it captures. A stream that was closed has passed: close a borrowed one after what
-// it used was freed.
+// it captures. A stream that was closed has passed: close a borrowed one after
+// what it used was freed.
 //
 // # Captures
 //

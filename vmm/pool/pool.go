@@ -17,15 +17,10 @@ import (
 // Pool gives out device memory in blocks of any size and takes them back in the
 // order of streams, without the driver as long as what was freed serves what is
 // asked. All methods may be called from any goroutine. The caller closes it.
-//
-// # Locks
-//
-// From first to last: slow, which lets one miss be served at a time and is let
-// go while it waits; pressing; a shard's markMu; mu; a shard's mu; the leaves of
-// captures, statistics and regions' lists. Driver calls are made under the first
-// three alone, never under mu nor a shard's mu, so that no free and no warm
-// request ever waits for one.
 type Pool struct {
+	// In which order the locks are taken, and which are held over driver calls,
+	// stands in ARCHITECTURE.md.
+
 	dev     *cuda.Device
 	sys     *core.System
 	on      []driver.Device
@@ -138,8 +133,9 @@ type Request struct {
 
 // Alloc gives a block, for the work that is put on the request's stream from
 // now on; other streams are made to wait for that stream first, as for any
-// memory. Its contents are undefined. Where there is no memory it does all that
-// Exhausted lists before it refuses with cuda.ErrOutOfMemory,
+// memory. Its contents are undefined. Where there is no memory it moves and gives
+// back what is free, waits for what is not yet (Options.Wait), and asks
+// Options.OnExhausted, before it refuses with cuda.ErrOutOfMemory,
 // cuda.ErrOutOfAddressSpace or cuda.ErrBudget.
 //
 // What was freed on the stream is used again at once, whatever the GPU does.
