@@ -286,7 +286,9 @@ func (c *Conn) await(ctx context.Context, op string, take func() bool) error {
 	}
 }
 
-// read reads one message and sorts it in. The caller has the slot.
+// read reads one message and sorts it in. A warning is one: a peer may say that
+// and nothing more, so whoever waits for more waits within its own limit. The
+// caller has the slot.
 func (c *Conn) read(ctx context.Context, op string) error {
 	if err := c.greetLocked(ctx, op); err != nil {
 		return err
@@ -305,12 +307,10 @@ func (c *Conn) read(ctx context.Context, op string) error {
 		if err := c.inbox.put(*m); err != nil {
 			return c.fail(err)
 		}
-		if m.Kind != soonKind {
-			return nil
-		}
-		if c.warned && canPoll() {
+		if m.Kind == soonKind && c.warned && canPoll() {
 			c.warning.poll(c.sock.Ready)
 		}
+		return nil
 	}
 }
 

@@ -38,8 +38,8 @@ type ServerOptions struct {
 	MaxSessions int
 	// MaxPerProcess is the most clients of one process at a time, so that one that
 	// goes on connecting leaves room; 0 is half of MaxSessions, and at least 16.
-	// Processes of other pid namespaces, which cannot be told apart, count as one,
-	// and inherited connections are not counted.
+	// Processes of other pid namespaces cannot be told apart: those of one user
+	// count as one. Inherited connections are not counted.
 	MaxPerProcess int
 	// MaxFollowers is the most followers of one client; 0 is 64.
 	MaxFollowers int
@@ -171,10 +171,8 @@ func (s *Server) crowdedLocked(c *Conn) error {
 	who, known := c.Peer()
 	ofUser, ofProcess := 0, 0
 	for ss := range s.sessions {
-		if other, too := ss.conn.Peer(); known && too {
-			if other.UID == who.UID {
-				ofUser++
-			}
+		if other, too := ss.conn.Peer(); known && too && other.UID == who.UID {
+			ofUser++
 			if other.PID == who.PID {
 				ofProcess++
 			}

@@ -96,6 +96,31 @@ func TestClientsOfOneProcessLeaveRoom(t *testing.T) {
 	v.served()
 }
 
+// Processes of other pid namespaces have the same number here, 0, and one user's
+// take no place of another's.
+func TestProcessesThatCannotBeToldApart(t *testing.T) {
+	v := newVictim(t, ServerOptions{MaxSessions: 8, MaxPerProcess: 2}, Options{})
+	serve := func(uid int) (chan error, *Conn) {
+		near, far := linked(t)
+		near.peer, near.known = Peer{UID: uint32(uid)}, true
+		over := make(chan error, 1)
+		go func() { over <- v.server.ServeConn(context.Background(), near) }()
+		return over, far
+	}
+	let := func(uid int) {
+		_, far := serve(uid)
+		require.NoError(t, far.Send(moment(t), pack(&list{1})))
+		_ = v.receive(far)
+	}
+	for range 2 {
+		let(424242)
+	}
+	over, _ := serve(424242)
+	require.ErrorContains(t, <-over, "MaxPerProcess")
+	let(os.Geteuid())
+	v.served()
+}
+
 // Clients of another user take at most half of the places.
 func TestClientsOfAnotherUserLeaveRoom(t *testing.T) {
 	v := newVictim(t, ServerOptions{MaxSessions: 4}, Options{}) // one is the honest one

@@ -325,6 +325,26 @@ func TestHostileAnswers(t *testing.T) {
 	require.NoError(t, hears(t, func(h *hostile) { h.send(transferMessage(mappedKind, 1)) }))
 }
 
+// A peer that warns of what never comes is waited for no longer than another.
+func TestAWarningOfAnOfferThatNeverEnds(t *testing.T) {
+	h := newHostile(t, 200*time.Millisecond)
+	h.offer(h.honest, nil)
+	h.send(Message{Kind: soonKind})
+	_, err := ReceiveBuffer(moment(t), h.far, h.d, ImportOptions{})
+	require.ErrorIs(t, err, ErrTimeout)
+	require.ErrorContains(t, err, "no further chunk of the peer in 200ms")
+}
+
+// The same of one that is sent memory, and keeps what was exported for it.
+func TestAWarningOfAnAnswerThatNeverComes(t *testing.T) {
+	h := newHostile(t, 200*time.Millisecond)
+	require.NoError(t, h.far.transmit(moment(t), "test", Message{Kind: soonKind}))
+	err := h.near.offer(moment(t), "test", identity{1}, &h.honest, h.chunks)
+	require.ErrorIs(t, err, ErrTimeout)
+	require.ErrorContains(t, err, "no answer of the peer in 200ms")
+	require.Zero(t, exports.used)
+}
+
 // The share of the limit of open files is kept to, and said.
 func TestExportsStayWithinTheirShare(t *testing.T) {
 	h := newHostile(t, 50*time.Millisecond)
