@@ -3,6 +3,7 @@ package diagnose
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -114,7 +115,7 @@ func ask(sys *core.System, id driver.Device) Device {
 	}
 	d.UUID = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", uuid[0:4], uuid[4:6], uuid[6:8], uuid[8:10], uuid[10:16])
 	if own, ok := sys.Drv.(nvml.Source); ok {
-		d.Fabric, d.FabricErr = within(patience, func() (nvml.Fabric, error) { return own.NVML().Fabric(d.UUID) })
+		d.Fabric, d.FabricErr = within(patience, question{sys, d.UUID}, func() (nvml.Fabric, error) { return own.NVML().Fabric(d.UUID) })
 	}
 	return d
 }
@@ -125,21 +126,40 @@ var patience = 10 * time.Second
 
 var errSilent = errors.New("NVML does not answer")
 
-// within leaves a call that takes longer to itself.
-func within(limit time.Duration, call func() (nvml.Fabric, error)) (f nvml.Fabric, err error) {
-	done := make(chan struct{})
-	var answer nvml.Fabric
-	var refused error
-	go func() {
-		defer close(done)
-		answer, refused = call()
-	}()
-	t := time.NewTimer(limit)
+// question is what NVML is asked, and asked are those that it has not answered: a
+// call that hangs keeps a thread of the system, so the same is not asked twice.
+type question struct {
+	of   *core.System
+	uuid string
+}
+
+var asked sync.Map // of *reply, by question
+
+type reply struct {
+	began  time.Time
+	done   chan struct{}
+	fabric nvml.Fabric
+	err    error
+}
+
+// within leaves a call to itself that takes longer, and waits no more for one that
+// has.
+func within(limit time.Duration, q question, call func() (nvml.Fabric, error)) (nvml.Fabric, error) {
+	found, waits := asked.LoadOrStore(q, &reply{began: time.Now(), done: make(chan struct{})})
+	r := found.(*reply)
+	if !waits {
+		go func() {
+			defer close(r.done)
+			defer asked.Delete(q)
+			r.fabric, r.err = call()
+		}()
+	}
+	t := time.NewTimer(limit - time.Since(r.began))
 	defer t.Stop()
 	select {
-	case <-done:
-		return answer, refused
+	case <-r.done:
+		return r.fabric, r.err
 	case <-t.C:
-		return f, fmt.Errorf("%w within %v", errSilent, limit)
+		return nvml.Fabric{}, fmt.Errorf("%w within %v", errSilent, limit)
 	}
 }

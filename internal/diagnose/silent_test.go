@@ -1,6 +1,7 @@
 package diagnose_test
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,12 +16,14 @@ import (
 // silent is a driver beside an NVML that answers when it is let.
 type silent struct {
 	driver.Driver
-	let chan struct{}
+	let   chan struct{}
+	asked *atomic.Int32
 }
 
 func (s silent) NVML() nvml.Library { return s }
 
 func (s silent) Fabric(string) (nvml.Fabric, error) {
+	s.asked.Add(1)
 	<-s.let
 	return nvml.Fabric{State: nvml.StateCompleted}, nil
 }
@@ -29,7 +32,8 @@ func TestNVMLThatDoesNotAnswer(t *testing.T) {
 	_, s := sim.Open(t)
 	sys := core.SystemOf(s.Devices()[0])
 	let := make(chan struct{})
-	sys.Drv = silent{sys.Drv, let}
+	asked := new(atomic.Int32)
+	sys.Drv = silent{sys.Drv, let, asked}
 	nvmlOf := func(limit time.Duration) (all []diagnose.Finding) {
 		defer diagnose.SetPatience(limit)()
 		for _, f := range diagnose.Run(sys, []driver.Device{0}, diagnose.Options{}).Findings {
@@ -44,6 +48,15 @@ func TestNVMLThatDoesNotAnswer(t *testing.T) {
 	require.Equal(t, diagnose.Warning, found[0].Severity)
 	require.Contains(t, found[0].Text, "NVML does not answer within 10ms")
 	require.Contains(t, found[0].Remedy, "nvidia-smi")
+
+	// A call that hangs has a thread of the system, so there is one and not one
+	// for each that asks. Nor does anybody else wait for it.
+	for range 20 {
+		require.Len(t, nvmlOf(10*time.Millisecond), 1)
+	}
+	require.EqualValues(t, 1, asked.Load())
 	close(let)
 	require.Empty(t, nvmlOf(time.Minute))
+	require.Empty(t, nvmlOf(time.Minute))
+	require.LessOrEqual(t, asked.Load(), int32(3), "what has come back is asked anew")
 }

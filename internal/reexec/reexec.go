@@ -184,8 +184,6 @@ func (c *Cmd) Start() {
 		c.t.Fatalf("reexec: %v", err)
 	}
 	c.messages = newMessages(out, in)
-	// The race detector lets a program sleep for a second as it exits.
-	c.Env = append(c.Environ(), strings.TrimSpace("GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE")))
 	if err := c.Cmd.Start(); err != nil {
 		c.cancel()
 		c.t.Fatalf("reexec: child %q: %v", c.name, err)
