@@ -6,7 +6,8 @@ package pool
 // and a program whose holes never fit would pay for ever: the pool counts what
 // it moved, and forgets some with each request. Up to freeMoves that changes
 // nothing; each byte beyond buys perMoved bytes of new memory, up to
-// Options.Slack.
+// Options.Slack. It counts no more than twice what buys all of that, or a long
+// time at a limit, where chunks move whatever it costs, would be paid for as long.
 const (
 	leastSlack = 1.0 / 32
 	mostSlack  = 1.0 / 4
@@ -31,6 +32,7 @@ func (p *Pool) allowance(w *want) uint64 {
 	}
 	p.most = max(p.most, now)
 	p.moved -= min(p.moved, served*(p.chunk/requestsPerMove))
+	p.moved = min(p.moved, uint64(2*float64(p.most)*(freeMoves+max(p.slack-leastSlack, 0)/perMoved)))
 	most := p.most + uint64(float64(p.most)*p.slackNow()) + 2*p.chunk
 	if r := p.reserved.Load(); r < most {
 		return most - r
