@@ -143,6 +143,7 @@ func TestReplay(t *testing.T) {
 					tr.Ops = tr.Ops[:400]
 				}
 				t.Run(fmt.Sprintf("%s/%d streams", tr.Name, streams), func(t *testing.T) {
+					t.Parallel()
 					_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 60 << 30}}})
 					want, err := tr.Summary()
 					require.NoError(t, err)

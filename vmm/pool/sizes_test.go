@@ -18,8 +18,9 @@ func TestClasses(t *testing.T) {
 		require.Equal(t, limit, c.sizes[len(c.sizes)-1])
 		for bytes := uint64(0); bytes <= limit; bytes++ {
 			class := c.find(bytes)
-			require.GreaterOrEqual(t, c.sizes[class], bytes)
-			require.True(t, class == 0 || c.sizes[class-1] < bytes, "the least that fits")
+			if c.sizes[class] < bytes || class > 0 && c.sizes[class-1] >= bytes {
+				require.Failf(t, "not the least that fits", "%d bytes are of class %d, %d bytes", bytes, class, c.sizes[class])
+			}
 		}
 		for i, size := range c.sizes {
 			require.Zero(t, size%quantum)
