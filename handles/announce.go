@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"sync"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -182,11 +183,18 @@ func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 		return err
 	}
 	gone, lost, hoarders, err := p.shrink(op, length, streams, cut)
+	// All at once, and behind no change: to tell one why takes a while where it does
+	// not read.
+	var told sync.WaitGroup
 	for _, f := range hoarders {
-		f.on.cut(failure(op, ErrTooLarge, fmt.Sprintf("more than %s of publication %q are still mapped that are no longer published",
-			core.Bytes(p.server.o.MaxPinned), p.name), "acknowledge what a publisher takes back"))
+		told.Go(func() {
+			f.on.cut(failure(op, ErrTooLarge, fmt.Sprintf("more than %s of publication %q are still mapped that are no longer published",
+				core.Bytes(p.server.o.MaxPinned), p.name), "acknowledge what a publisher takes back"))
+		})
 	}
-	return errors.Join(err, cut.End(), gone.Release(), lost.Release())
+	err = errors.Join(err, cut.End(), gone.Release(), lost.Release())
+	told.Wait()
+	return err
 }
 
 // shrink shows less: gone has left the buffer, lost is no longer shown, and the

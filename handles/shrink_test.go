@@ -4,6 +4,7 @@ package handles
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -71,6 +72,14 @@ func TestCuttingOffAFollowerHoldsUpNobody(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	err := v.p.Announce(ctx, 500, nil)
+	grown := make(chan error, 1)
+	go func() { grown <- v.array.Resize(nil, 600) }()
+	select {
+	case growing := <-grown:
+		require.NoError(t, growing)
+	case <-ctx.Done():
+		err = errors.Join(err, ctx.Err())
+	}
 	conn.mu.Unlock()
 	require.NoError(t, <-over)
 	require.NoError(t, err)
