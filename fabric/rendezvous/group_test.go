@@ -163,7 +163,7 @@ func TestFilesTravel(t *testing.T) {
 }
 
 func TestAMissingRankIsNamed(t *testing.T) {
-	each(t, 4, Options{Timeout: 150 * time.Millisecond}, func(t *testing.T, groups []*Group) {
+	each(t, 4, Options{Timeout: 2 * time.Second}, func(t *testing.T, groups []*Group) {
 		errs := together(groups, func(g *Group) error {
 			if g.Rank() == 2 {
 				return nil

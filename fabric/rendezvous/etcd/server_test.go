@@ -19,7 +19,7 @@ import (
 func TestAServerThatStandsStill(t *testing.T) {
 	s := newServer(t, "127.0.0.1")
 	const limit, long = 500 * time.Millisecond, 10 * time.Minute
-	short := group(t, s.endpoint, "short", 2, Options{TTL: time.Minute, Options: rendezvous.Options{Timeout: limit}})
+	short := group(t, s.endpoint, "short", 2, Options{TTL: time.Minute, Options: rendezvous.Options{Timeout: joining}})
 	patient := group(t, s.endpoint, "patient", 2, Options{TTL: time.Minute, Options: rendezvous.Options{Timeout: long}})
 	late := client(t, s.endpoint)
 	require.NoError(t, s.cmd.Process.Signal(syscall.SIGSTOP))
