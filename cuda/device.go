@@ -68,7 +68,7 @@ func (s *System) newDevice(ordinal int32) (*Device, driver.Call, driver.Result) 
 
 // WithContext answers the same device working in the caller's context, for
 // programs that made one of their own. The caller keeps it alive until the
-// System closes: what waits for the device's work asks it. It is asked for its device; one of another
+// System closes: what waits for the device's work asks it. A context of another
 // device is ErrInvalidArgument.
 func (d *Device) WithContext(handle uintptr) (*Device, error) {
 	const op = "cuda.Device.WithContext"

@@ -20,8 +20,9 @@
 //
 // Descriptors of memory are open only while they are on their way, in batches, and
 // in a receiver until shortly after it has mapped the memory. They take at most a
-// quarter of the process's limit of open files ([ErrOpenFiles]). Memory that was shared and is released is not to be taken for
-// free: cuda.Stats counts it apart (SharedReleased).
+// quarter of the process's limit of open files ([ErrOpenFiles]). Memory that was
+// shared and is released is not to be taken for free: cuda.Stats counts it apart
+// (SharedReleased).
 //
 // # Fabric handles
 //

@@ -28,8 +28,8 @@ import (
 //
 // Either side ends it at any time before: the sender by withdrawn, the receiver
 // by declined, both with the reason. So nobody keeps what the other believes to
-// have failed, unless the connection ends in between. What of an ended transfer is still under way
-// is dropped on arrival, and the connection goes on.
+// have failed, unless the connection ends in between. What of an ended transfer
+// is still under way is dropped on arrival, and the connection goes on.
 const (
 	offerKind uint16 = MaxKind + 1 + iota
 	chunksKind

@@ -175,8 +175,8 @@ func (r *Reservation) SetAccess(off, size int, access ...Access) error {
 	return r.r.setAccess(op, uint64(off), uint64(size), access)
 }
 
-// Close gives the range back. While anything is mapped into it it is ErrInUse
-// and stays open.
+// Close gives the range back. While anything is mapped into the range it is
+// ErrInUse, and stays open.
 func (r *Reservation) Close() error {
 	err := r.r.close("vmm.Reservation.Close")
 	if err == nil {

@@ -71,10 +71,10 @@
 // It is slow, or fast, in its own way: costs say nothing of a GPU. The first
 // error of a context ends that context only. Memory allocated by cuMemAlloc
 // (not virtual memory) takes whole pages, not 2 MiB blocks, of the device.
-// There is one NUMA node and no peer access for memory of cuMemAlloc. What was measured of the real driver
-// holds here too; where nothing was measured, the stricter reading does. Off
-// Linux (amd64 and arm64) there are no descriptors, no host memory at mapped
-// addresses, and all threads count as one.
+// There is one NUMA node and no peer access for memory of cuMemAlloc. What was
+// measured of the real driver holds here too; where nothing was measured, the
+// stricter reading does. Off Linux (amd64 and arm64) there are no descriptors, no
+// host memory at mapped addresses, and all threads count as one.
 //
 // # Tests
 //

@@ -45,8 +45,9 @@ type Options struct {
 	DriverVersion int
 	// Seed decides the order in which work that no rule orders is run.
 	Seed uint64
-	// Poison makes fresh memory read PoisonByte instead of zero, that which a graph
-	// allocates for itself at each launch: the driver promises neither. It commits all memory that is created.
+	// Poison makes fresh memory read PoisonByte instead of zero, and what a graph
+	// allocates for itself at each launch: the driver promises neither. It commits
+	// all memory that is created.
 	Poison bool
 	// ReuseAddresses hands out addresses that were just freed at once, where
 	// they fit. Otherwise they are reused last.

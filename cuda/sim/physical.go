@@ -9,8 +9,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
-// PoisonByte fills fresh memory of a machine with [Options.Poison], what a graph
-// allocates for itself at each of its launches.
+// PoisonByte fills fresh memory of a machine with [Options.Poison], and what a
+// graph allocates for itself at each launch.
 const PoisonByte = 0xdb
 
 // pool is the memory of one location: a device, or the host. Its limit is

@@ -8,10 +8,10 @@
 //
 // From first to last: an owner's own locks (see the package vmm), a Context's
 // block lock, and the leaves: a Context's state, the reclaimer's list, the live
-// list, the young shells, the facts, the losses, and the System's own lock, over its contexts.
-// Under a leaf no driver call is made and no other lock is taken. The
-// reclaimer's look is one goroutine's at
-// a time, and takes the locks of the objects that it tears down.
+// list, the young shells, the facts, the losses, and the System's own lock, over
+// its contexts. Under a leaf no driver call is made and no other lock is taken. The
+// reclaimer's look is one goroutine's at a time, and takes the locks of the objects
+// that it tears down.
 package core
 
 import (
