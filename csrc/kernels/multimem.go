@@ -77,10 +77,6 @@ const (
 // String is the operation's name in PTX.
 func (o Op) String() string { return [...]string{"add", "min", "max", "and", "or", "xor"}[o] }
 
-func (o Op) noun() string {
-	return [...]string{"sum", "least", "largest", "bitwise and", "bitwise or", "bitwise exclusive or"}[o]
-}
-
 // Reduction is an operation on an element, one that the hardware has.
 type Reduction struct {
 	Element Element

@@ -87,6 +87,11 @@ func formOf(e Element) form {
 	return form{ptx: e.String(), reg: "b64", bytes: 8}
 }
 
+// noun is what an operation makes, for a comment.
+func noun(o Op) string {
+	return [...]string{"sum", "least", "largest", "bitwise and", "bitwise or", "bitwise exclusive or"}[o]
+}
+
 func multimemText() string {
 	var b strings.Builder
 	b.WriteString(`// The kernels that reduce and broadcast through multicast addresses, for sm_90
@@ -198,7 +203,7 @@ func allReduceText(r Reduction) string {
 	if f.wide {
 		four = body(".v4", fourRegisters)
 	}
-	return fmt.Sprintf("\n// mc[i] = the %s of all replicas' element i, in every replica.\n", r.Op.noun()) +
+	return fmt.Sprintf("\n// mc[i] = the %s of all replicas' element i, in every replica.\n", noun(r.Op)) +
 		loopText(r.AllReduce(), multicastParam, registers(f), loadMulticast, f.bytes, body("", "%v0"), four)
 }
 
@@ -213,7 +218,7 @@ func redText(r Reduction) string {
 	if f.wide {
 		four = body(".v4", fourRegisters)
 	}
-	return fmt.Sprintf("\n// mc[i] = the %s of mc[i] and src[i], in every replica.\n", r.Op.noun()) +
+	return fmt.Sprintf("\n// mc[i] = the %s of mc[i] and src[i], in every replica.\n", noun(r.Op)) +
 		loopText(r.Red(), sourceParams, registers(f), loadSource, f.bytes, body("", "%v0"), four)
 }
 
