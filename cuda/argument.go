@@ -47,6 +47,13 @@ func (p *parameters) add64(v uint64) {
 	p.block = binary.NativeEndian.AppendUint64(p.block, v)
 }
 
+// pad goes to an offset that is not passed yet.
+func (p *parameters) pad(to int) {
+	for len(p.block) < to {
+		p.block = append(p.block, 0)
+	}
+}
+
 func (p *parameters) align(to int) {
 	for len(p.block)%to != 0 {
 		p.block = append(p.block, 0)
@@ -108,9 +115,12 @@ func (k *Kernel) fits(op string, i int, t reflect.Type, before, end int) error {
 	if (parameter{at, end - at}) == want {
 		return nil
 	}
+	hint := "pass a type of the size that the kernel declares, such as uint64 or cuda.Ptr for 8 bytes and uint32 for 4"
+	if end-at == want.size {
+		hint = "pass an array of smaller elements, which may lie there"
+	}
 	return core.Invalid(op, fmt.Sprintf("argument %d of kernel %q, of type %v: it takes %s at offset %d, where the kernel declares %d at offset %d",
-		i, k.name, t, core.Count(end-at, "byte"), at, want.size, want.off),
-		"pass a type of the size that the kernel declares, such as uint64 or cuda.Ptr for 8 bytes and uint32 for 4")
+		i, k.name, t, core.Count(end-at, "byte"), at, want.size, want.off), hint)
 }
 
 // refuse is the error for an argument of a type that no kernel can take.

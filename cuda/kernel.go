@@ -64,7 +64,9 @@ func (k *Kernel) Module() *Module { return k.module }
 // caller's responsibility: a uint32 for a 64-bit parameter shifts all that
 // follow. int, uint and uintptr, which have no counterpart in C, are refused, as
 // is whatever refers to Go memory. CUDA's vector and complex types are aligned
-// more strictly than any Go type: give the kernel their elements instead.
+// more strictly than any Go type. Where the driver tells, an array or a struct of
+// their elements goes where the kernel declares it; before that have the kernel
+// take their elements instead.
 //
 // Nothing keeps the memory behind an address alive while the kernel runs: close
 // it with CloseAfter and this stream, or with Close.
@@ -78,6 +80,9 @@ func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
 	defer parameterBlocks.Put(p)
 	p.block = p.block[:0]
 	for i, arg := range args {
+		if i < len(k.declared) {
+			p.pad(k.declared[i].off)
+		}
 		before := len(p.block)
 		if !p.add(arg) {
 			return k.refuse(op, i, reflect.TypeOf(arg))

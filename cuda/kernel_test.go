@@ -272,11 +272,10 @@ func TestLaunchComparesArgumentsWithTheKernel(t *testing.T) {
 		{"none", nil, `0 arguments for kernel "cuvmm_test_arguments", which declares 9; pass one for each parameter, in order`},
 		{"too few", good[:8], "8 arguments"},
 		{"too many", append(slices.Clone(good), uint8(1)), "10 arguments"},
-		{"a smaller one", with(good, 2, int32(1)), `argument 2 of kernel "cuvmm_test_arguments", of type int32: it takes 4 bytes at offset 12, where the kernel declares 8 at offset 16; pass a type of the size`},
+		{"a smaller one", with(good, 2, int32(1)), `argument 2 of kernel "cuvmm_test_arguments", of type int32: it takes 4 bytes at offset 16, where the kernel declares 8 at offset 16; pass a type of the size`},
 		{"a larger one", with(good, 1, [2]bool{}), "argument 1 of kernel \"cuvmm_test_arguments\", of type [2]bool: it takes 2 bytes at offset 8, where the kernel declares 1 at offset 8"},
-		{"one that ends in the right place", with(good, 2, [4]uint32{}), "it takes 16 bytes at offset 12"},
-		{"one of another alignment", with(good, 2, [8]uint8{}), "of type [8]uint8: it takes 8 bytes at offset 9, where the kernel declares 8 at offset 16"},
-		{"one byte", with(good, 8, uint8(1)), "it takes 1 byte at offset 49, where the kernel declares 16 at offset 56"},
+		{"one that ends in the right place", with(good, 2, [4]uint32{}), "it takes 16 bytes at offset 16"},
+		{"one byte", with(good, 8, uint8(1)), "it takes 1 byte at offset 56, where the kernel declares 16 at offset 56"},
 	} {
 		err := k.Launch(s, once, row.args...)
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument, row.what)
@@ -285,6 +284,7 @@ func TestLaunchComparesArgumentsWithTheKernel(t *testing.T) {
 	require.Zero(t, m.Count("cuLaunchKernel"))
 	require.NoError(t, k.Launch(s, once, good...))
 	require.NoError(t, k.Launch(s, once, with(good, 2, uint64(1))...), "of the same size")
+	require.NoError(t, k.Launch(s, once, with(good, 2, [8]uint8{})...), "of another alignment")
 	require.NoError(t, s.Synchronize())
 }
 
@@ -330,11 +330,40 @@ func TestLaunchWithoutKnowledgeOfTheKernel(t *testing.T) {
 	}
 }
 
+// An argument goes where the kernel declares it, also where that is aligned
+// more strictly than its Go type, as CUDA's vectors are.
+func TestLaunchPutsArgumentsWhereTheKernelDeclaresThem(t *testing.T) {
+	declared := [][2]uint64{{0, 4}, {16, 16}, {36, 8}}
+	var got []byte
+	k, s := kernel(t, hearingDevice(t, deaf{
+		tells: func(i uint64) (uint64, uint64, driver.Result) {
+			if i >= uint64(len(declared)) {
+				return 0, 0, driver.InvalidValue
+			}
+			return declared[i][0], declared[i][1], driver.Success
+		},
+		hears: func(params []byte) { got = slices.Clone(params) },
+	}), countKernel)
+	type vector struct{ X, Y, Z, W uint8 }
+	require.NoError(t, k.Launch(s, once, uint32(0x01010101), [4]vector{{2, 2, 2, 2}, {W: 3}}, [2]uint32{0x04040404, 5}))
+	want := make([]byte, 44)
+	copy(want, []byte{1, 1, 1, 1})
+	copy(want[16:], []byte{2, 2, 2, 2, 0, 0, 0, 3})
+	copy(want[36:], []byte{4, 4, 4, 4, 5})
+	require.Equal(t, want, got)
+
+	err := k.Launch(s, once, uint32(1), [2]uint64{}, uint64(1))
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.ErrorContains(t, err, "it takes 8 bytes at offset 40, where the kernel declares 8 at offset 36")
+	require.ErrorContains(t, err, "an array of smaller elements")
+}
+
 // deaf is a driver that launches nothing, and tells of parameters what it is
 // given to tell, if anything.
 type deaf struct {
 	driver.Driver
 	tells func(i uint64) (offset, size uint64, r driver.Result)
+	hears func(params []byte) // a launch, if anybody wants to know
 }
 
 func (d deaf) FuncGetParamInfo(c driver.Context, f driver.Function, i uint64) (offset, size uint64, r driver.Result) {
@@ -344,15 +373,23 @@ func (d deaf) FuncGetParamInfo(c driver.Context, f driver.Function, i uint64) (o
 	return d.tells(i)
 }
 
-func (deaf) LaunchKernel(driver.Context, driver.Function, driver.LaunchConfig, []byte, driver.Stream) driver.Result {
+func (d deaf) LaunchKernel(_ driver.Context, _ driver.Function, _ driver.LaunchConfig, params []byte, _ driver.Stream) driver.Result {
+	if d.hears != nil {
+		d.hears(params)
+	}
 	return driver.Success
 }
 
 // deafDevice is a device of a deaf driver.
 func deafDevice(t *testing.T, tells func(i uint64) (offset, size uint64, r driver.Result)) *cuda.Device {
+	return hearingDevice(t, deaf{tells: tells})
+}
+
+func hearingDevice(t *testing.T, driver deaf) *cuda.Device {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	opened, err := core.OpenDriver(deaf{m.Driver(), tells}, m.Close, []cuda.Option(nil))
+	driver.Driver = m.Driver()
+	opened, err := core.OpenDriver(driver, m.Close, []cuda.Option(nil))
 	require.NoError(t, err)
 	sys := opened.(*cuda.System)
 	t.Cleanup(func() { require.NoError(t, sys.Close()) })

@@ -43,12 +43,14 @@ func (d *Device) LoadModule(image []byte) (*Module, error) {
 	sys := d.sys.core
 	sys.PollReclaim()
 	h, r := sys.Drv.ModuleLoadData(c.Handle, image)
-	if c.Note(r) != driver.Success {
-		return nil, core.Error(core.Failure{Op: op, Call: driver.CallModuleLoadData, Result: r,
-			Asked: fmt.Sprintf("%s on %v, sm_%d%d, by a driver for CUDA %s",
-				describeImage(image), d, sys.Attribute(d.dev, driver.AttrComputeMajor),
-				sys.Attribute(d.dev, driver.AttrComputeMinor), driver.VersionString(sys.Version)),
-			Err: compilerSays(c, image, r)})
+	if r != driver.Success {
+		asked := fmt.Sprintf("%s on %v, sm_%d%d, by a driver for CUDA %s",
+			describeImage(image), d, sys.Attribute(d.dev, driver.AttrComputeMajor),
+			sys.Attribute(d.dev, driver.AttrComputeMinor), driver.VersionString(sys.Version))
+		if says := compilerSays(c, image, r); says != nil {
+			return nil, core.Error(core.Failure{Op: op, Call: driver.CallModuleLoadData, Result: r, Asked: asked, Err: says})
+		}
+		return nil, c.Fail(op, driver.CallModuleLoadData, r, asked)
 	}
 	m := &Module{obj: new(core.Object), dev: d, ctx: c, handle: h}
 	sys.Track(m.obj, core.KindModule, uint64(len(image)))

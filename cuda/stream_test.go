@@ -380,6 +380,9 @@ func TestALostContextNamesTheCulprit(t *testing.T) {
 		require.ErrorIs(t, err, cuda.ErrDeviceLost)
 		require.ErrorContains(t, err, culprit)
 	}
+	_, err = d.LoadModule([]byte(testText))
+	require.ErrorIs(t, err, cuda.ErrDeviceLost)
+	require.ErrorContains(t, err, culprit)
 	require.Equal(t, 1, strings.Count(log.String(), culprit), log.String())
 	require.NoError(t, b.Close())
 	require.NoError(t, s.Close())
