@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/gputest"
@@ -96,4 +97,25 @@ func TestAGraphsLaunchInAContextThatIsGone(t *testing.T) {
 			})
 		}
 	})
+}
+
+// Who waits for a device while a borrowed stream's context goes does not ask it
+// any more: its streams were waited for, and its owner may have destroyed it.
+func TestWaitingWhileABorrowedStreamsContextGoes(t *testing.T) {
+	m, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	own := stream(t, d)
+	h, err := d.NewHostBuffer(64)
+	require.NoError(t, err)
+	s, destroy := theirs(t, d)
+	closing := false
+	m.OnCall(func(call string) {
+		if call == "cuMemFree" && !closing { // of the device's own context, which is asked first
+			closing = true
+			require.NoError(t, s.Close())
+			destroy()
+		}
+	})
+	require.NoError(t, h.Close())
+	require.NoError(t, own.Synchronize(), "nothing was lost")
 }

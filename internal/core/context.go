@@ -177,6 +177,9 @@ func (c *Context) waitWork(op string) error {
 	}
 	c.blockMu.Lock()
 	defer c.blockMu.Unlock()
+	if c.gone.Load() {
+		return nil // meanwhile: see Release
+	}
 	if c.block == 0 {
 		b, r := s.Drv.MemAlloc(c.Handle, sentinelBytes)
 		if r == driver.OutOfMemory {
