@@ -96,7 +96,7 @@ func TestOpenRefuses(t *testing.T) {
 		reason csrc.Reason
 		says   []string
 	}{
-		{"a path to nothing", is(filepath.Join(dir, "none.so")), csrc.NotLoaded, []string{"none.so: no such file"}},
+		{"a path to nothing", is(filepath.Join(dir, "none.so")), csrc.NotLoaded, []string{"none.so: no such file", "a wrong path"}},
 		{"a path through a file", is(file("plain", "x", 0o600) + "/lib.so"), csrc.NotLoaded, []string{"no such file"}},
 		{"a bare name that the loader does not know", is("libcuvmm-none.so.9"), csrc.NotLoaded, []string{"libcuvmm-none.so.9: not in the loader's path"}},
 		{"a link to nothing", is(dangling), csrc.NotLoaded, []string{"dangling", "No such file"}},

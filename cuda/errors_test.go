@@ -41,6 +41,8 @@ func TestWhatTheDriversAnswersMean(t *testing.T) {
 		says   string
 	}{
 		{driver.CallMemCreate, driver.OutOfMemory, cuda.ErrOutOfMemory, "free device memory"},
+		{driver.CallMemsetD8Async, driver.InvalidValue, cuda.ErrInvalidArgument, "memory that is mapped"},
+		{driver.CallMemcpyDtoDAsync, driver.InvalidValue, cuda.ErrInvalidArgument, "memory that is mapped"},
 		{driver.CallMemAddressReserve, driver.OutOfMemory, cuda.ErrOutOfAddressSpace, "physical memory is not what ran out"},
 		{driver.CallMemMap, driver.NotSupported, cuda.ErrInvalidArgument, "mapped whole"},
 		{driver.CallMemCreate, driver.NotSupported, cuda.ErrNotSupported, ""},

@@ -41,6 +41,7 @@ type explanation struct {
 
 const (
 	notManagedHint    = "the range must be managed memory, within one allocation"
+	notMemoryHint     = "all of the range must be memory that is mapped, or was allocated"
 	notConcurrentHint = "a device without concurrent managed access pages nothing: do without advice and prefetches, or hide it with CUDA_VISIBLE_DEVICES"
 )
 
@@ -84,6 +85,11 @@ var byCall = map[callResult]explanation{
 	{driver.CallMemPrefetchAsyncV1, driver.InvalidDevice}:   {core.NotSupported, notConcurrentHint},
 	{driver.CallMemPrefetchBatchAsync, driver.NotSupported}: {core.NotSupported, notConcurrentHint},
 	{driver.CallMemDiscardBatchAsync, driver.NotSupported}:  {core.NotSupported, notConcurrentHint},
+	{driver.CallMemcpyHtoDAsync, driver.InvalidValue}:       {core.InvalidArgument, notMemoryHint},
+	{driver.CallMemcpyDtoHAsync, driver.InvalidValue}:       {core.InvalidArgument, notMemoryHint},
+	{driver.CallMemcpyDtoDAsync, driver.InvalidValue}:       {core.InvalidArgument, notMemoryHint},
+	{driver.CallMemsetD8Async, driver.InvalidValue}:         {core.InvalidArgument, notMemoryHint},
+	{driver.CallMemsetD32Async, driver.InvalidValue}:        {core.InvalidArgument, notMemoryHint},
 	{driver.CallStreamAttachMemAsync, driver.InvalidValue}: {core.InvalidArgument,
 		"memory is attached whole, by its first address, and never to the legacy default stream"},
 	{driver.CallMulticastCreate, driver.Withheld}: {core.NotPermitted,
@@ -153,7 +159,7 @@ var byResult = map[driver.Result]explanation{
 	driver.InvalidDevice:  {core.InvalidArgument, "devices are numbered from 0; System.Devices lists them"},
 	driver.InvalidContext: {core.InvalidArgument, "the context was destroyed, or is no context of this process"},
 	driver.OperatingSystem: {core.Unspecified,
-		"a system call of the driver failed: compare the open files with the limit (ulimit -n)"},
+		"a system call of the driver failed: compare the open files with the limit (ulimit -n), and on the software driver look at the room in its machine's folder"},
 	driver.InvalidHandle: {core.InvalidArgument, "the handle was released, or belongs to another context"},
 	driver.NotPermitted:  {core.NotPermitted, ""},
 	driver.NotSupported:  {core.NotSupported, ""},

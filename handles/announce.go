@@ -18,8 +18,9 @@ import (
 // contents of what they have. They may not be fewer than were shown before,
 // which is for Shrink. The memory of what is new is exported and sent with a new
 // generation, and what is on the stream now comes before it: no follower's
-// stream sees the elements earlier. Without a stream (nil) they are there
-// already.
+// stream sees the elements earlier. What other streams wrote of them is not waited
+// for: let s wait for an event of theirs first. Without a stream (nil) they are
+// there already.
 //
 // It waits for no follower, and each fails by itself. The context bounds the
 // wait for another change and, on devices whose streams write no 64-bit words,

@@ -113,14 +113,15 @@ func ExampleServer() {
 	top, err := os.MkdirTemp("", "example")
 	check(err)
 	defer os.RemoveAll(top)
+	dir := filepath.Join(top, "sockets")
 
 	// The publisher.
-	listener, err := handles.Listen(filepath.Join(top, "sockets"), "server", handles.Options{})
-	check(err)
-	defer listener.Close()
 	array, err := vmm.NewArray[float32](dev, vmm.BufferOptions{})
 	check(err)
 	defer array.Close()
+	listener, err := handles.Listen(dir, "server", handles.Options{}) // dir is made, for this user alone
+	check(err)
+	defer listener.Close()
 	server := handles.NewServer(handles.ServerOptions{})
 	defer server.Close()
 	go server.Serve(ctx, listener)
@@ -131,7 +132,7 @@ func ExampleServer() {
 	defer writer.Close()
 
 	// The follower.
-	conn, err := handles.Dial(ctx, listener.Path(), handles.Options{})
+	conn, err := handles.Dial(ctx, filepath.Join(dir, "server"), handles.Options{})
 	check(err)
 	client := handles.NewClient(conn)
 	defer client.Close()

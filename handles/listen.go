@@ -45,8 +45,11 @@ func Listen(dir, name string, o Options) (*Listener, error) {
 	if err := checkName(op, name); err != nil {
 		return nil, err
 	}
+	if dir == "" {
+		return nil, failure(op, cuda.ErrInvalidArgument, `directory ""`, "name one of this user's own")
+	}
 	o = o.withDefaults()
-	d, err := openDir(op, dir, true)
+	d, err := openDir(op, filepath.Clean(dir), true) // a slash behind a link would follow it
 	if err != nil {
 		return nil, err
 	}
@@ -76,6 +79,8 @@ func openDir(op, path string, create bool) (*sock.Dir, error) {
 	case err == nil:
 	case sock.NoDir(err):
 		return nil, failure(op, ErrPeer, asked+" is a symbolic link or no directory", "name the directory itself").because(err)
+	case create && errors.Is(err, fs.ErrNotExist):
+		return nil, failure(op, nil, asked, "make the folder above it first").because(err)
 	default:
 		return nil, systemError(op, asked, err)
 	}

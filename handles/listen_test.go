@@ -275,6 +275,8 @@ func TestDirectoriesThatOthersCouldUse(t *testing.T) {
 		"sticky":          {make("sticky", 0o700|os.ModeSticky), handles.ErrPeer},
 		"not its owner's": {make("own", 0o500), handles.ErrPeer},
 		"a link":          {filepath.Join(at, "link"), handles.ErrPeer},
+		"a link, a slash": {filepath.Join(at, "link") + "/", handles.ErrPeer},
+		"a link, a dot":   {filepath.Join(at, "link") + "/.", handles.ErrPeer},
 		"a file":          {filepath.Join(at, "file"), handles.ErrPeer},
 		"no folder above": {filepath.Join(at, "none", "none"), os.ErrNotExist},
 	} {
@@ -286,11 +288,15 @@ func TestDirectoriesThatOthersCouldUse(t *testing.T) {
 			require.ErrorIs(t, err, c.want)
 		})
 	}
+	_, err := handles.Listen(filepath.Join(at, "none", "none"), "s", handles.Options{})
+	require.ErrorContains(t, err, "make the folder above it first")
+	_, err = handles.Listen("", "s", handles.Options{})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	for _, name := range []string{".", "..", "a/b", "a\x00b", string(bytesOf(81))} {
 		_, err := handles.Listen(good, name, handles.Options{})
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	}
-	_, err := handles.Dial(t.Context(), good+"/", handles.Options{})
+	_, err = handles.Dial(t.Context(), good+"/", handles.Options{})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 }
 

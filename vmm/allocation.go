@@ -118,6 +118,7 @@ func createError(op string, d *cuda.Device, size int, prop driver.AllocationProp
 	if r == driver.OutOfMemory {
 		if free, total, err := d.MemoryInfo(); err == nil && loc == d.Location() {
 			f.Asked += fmt.Sprintf(", of which %s are free and %s exist", core.Bytes(free), core.Bytes(total))
+			f.Hint = core.SystemOf(d).Withheld(uint64(size), free)
 		}
 		if n := core.SystemOf(d).PendingReclaims(); n > 0 {
 			f.Hint = core.SystemOf(d).Waiting() + ": call Drain and try again"

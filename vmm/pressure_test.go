@@ -62,6 +62,20 @@ func TestAllocationGivesUpAtTheBound(t *testing.T) {
 	require.NoError(t, again.Grow(48*mib))
 }
 
+// Where the software driver has memory left and answers that there is none, the
+// advice is not to free some.
+func TestARefusalOfTheSystemIsNoWantOfDeviceMemory(t *testing.T) {
+	m, d := openSmall(t, 0)
+	m.Inject(sim.Fault{Call: "cuMemCreate", Result: 2, Times: -1})
+	_, err := vmm.Create(d, 2*mib, vmm.Properties{})
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	require.ErrorContains(t, err, "ulimit -v")
+	m.ClearFaults()
+	_, err = vmm.Create(d, 68*mib, vmm.Properties{})
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	require.ErrorContains(t, err, "free device memory, or ask for less")
+}
+
 func TestAllocationAsksThoseWhoKeepMemory(t *testing.T) {
 	_, d := openSmall(t, 0)
 	kept, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(16 * mib)})

@@ -82,6 +82,16 @@ func waiting(n int) string {
 // Waiting says how many closed objects wait for the GPU.
 func (s *System) Waiting() string { return waiting(s.PendingReclaims()) }
 
+// Withheld is what to do where the software driver answers that there is no
+// memory while it has so much free: then the system has none, or a test had it
+// fail. Of a real driver, and where memory ran out, it is empty.
+func (s *System) Withheld(size, free uint64) string {
+	if size > free || !s.Drv.Describe().Software {
+		return ""
+	}
+	return "the software driver has that much, but the system gave it none: look at ulimit -v and vm.overcommit_memory, or for an injected fault"
+}
+
 // Bytes writes a size for people: exact in the largest unit that divides it,
 // otherwise in bytes.
 func Bytes[N ~int | ~int64 | ~uint64](n N) string {

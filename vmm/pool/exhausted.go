@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -71,10 +72,11 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 	case s.kind == core.OutOfAddressSpace:
 		f.Hint = "memory is not what ran out: close reservations, or other pools"
 	default:
+		f.Hint = "free blocks, or what others hold of the device's memory"
 		if free, total, err := p.dev.MemoryInfo(); err == nil {
 			f.Asked += fmt.Sprintf("; the device has %s free of %s", core.Bytes(free), core.Bytes(total))
+			f.Hint = cmp.Or(p.sys.Withheld(s.size, free), f.Hint)
 		}
-		f.Hint = "free blocks, or what others hold of the device's memory"
 	}
 	return core.Error(f)
 }

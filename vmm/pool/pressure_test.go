@@ -36,6 +36,7 @@ func TestRefusalsTellWhatRanOut(t *testing.T) {
 	_, err = p.Alloc(pool.Request{Bytes: 50 * mib, Stream: s})
 	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
 	require.ErrorContains(t, err, `50 MiB for stream`)
+	require.ErrorContains(t, err, "free blocks")
 	require.ErrorContains(t, err, `"weights" 30 MiB in 1, without a tag 100 bytes in 1`)
 	require.NoError(t, p.Check())
 
@@ -59,6 +60,12 @@ func TestRefusalsTellWhatRanOut(t *testing.T) {
 	_, err = q.Alloc(pool.Request{Bytes: mib, Stream: s})
 	require.ErrorIs(t, err, cuda.ErrOutOfAddressSpace)
 	require.NotErrorIs(t, err, cuda.ErrOutOfMemory)
+
+	m.ClearFaults()
+	m.Inject(sim.Fault{Call: "cuMemCreate", Times: -1, Result: 2})
+	_, err = q.Alloc(pool.Request{Bytes: mib, Stream: s})
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	require.ErrorContains(t, err, "ulimit -v", "the device has memory left")
 }
 
 func TestWrongRequests(t *testing.T) {
