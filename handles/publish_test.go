@@ -458,6 +458,7 @@ func TestWrongAnnouncements(t *testing.T) {
 	} {
 		require.ErrorIs(t, row.err, row.is, what)
 	}
+	require.ErrorContains(t, p.Announce(soon(t), 1001, nil), "append or resize first")
 	require.EqualValues(t, 1, p.Stats().Generation)
 	hidden, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 2 * mib, Memory: vmm.Properties{Handles: vmm.NoHandles}})
 	require.NoError(t, err)

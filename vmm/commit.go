@@ -152,7 +152,7 @@ func (b *buffer) checkStill(op string, off, size uint64) error {
 	if used := b.used.Load(); off+size > used {
 		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
 			Asked: fmt.Sprintf("bytes %d to %d, with %d in use", off, off+size, used),
-			Hint:  "the buffer became shorter since the slice was taken"})
+			Hint:  "append or resize first; if this was in use before, the buffer became shorter since"})
 	}
 	return nil
 }

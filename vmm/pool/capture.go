@@ -170,8 +170,9 @@ func (p *Pool) refusalOf(op string, err error) error {
 }
 
 // BeginCapture has the pool serve a capture that somebody else began, and that
-// the stream takes part in now. The caller ends it with End before the capture
-// itself ends, and closes it when the graph is gone.
+// the stream takes part in now; where it takes part in none it is
+// cuda.ErrInvalidArgument. The caller ends it with End before the capture itself
+// ends, and closes it when the graph is gone.
 func (p *Pool) BeginCapture(s *cuda.Stream, o CaptureOptions) (*Capture, error) {
 	const op = "pool.BeginCapture"
 	if s == nil {
@@ -187,8 +188,8 @@ func (p *Pool) BeginCapture(s *cuda.Stream, o CaptureOptions) (*Capture, error) 
 		return nil, st.Ctx.Fail(op, driver.CallStreamGetCaptureInfo, r, streamName(st))
 	}
 	if status != driver.CaptureActive || id == 0 {
-		return nil, core.Error(core.Failure{Op: op, Kind: core.Capturing, Asked: streamName(st) + " takes part in no capture that goes on",
-			Hint: "begin the capture first, or let the stream wait for an event of it"})
+		return nil, core.Invalid(op, streamName(st)+" takes part in no capture that goes on",
+			"begin the capture first, or let the stream wait for an event of it")
 	}
 	return p.begin(op, id, st, o)
 }
