@@ -117,6 +117,28 @@ func checkText(tr *tree) []string {
 	return complaints
 }
 
+// largestFile is more bytes than any source has.
+const largestFile = 1 << 20
+
+// checkSizes finds what was built and added by mistake, which git keeps for ever.
+func checkSizes(tr *tree) []string {
+	var complaints []string
+	for _, name := range tr.files {
+		if n := len(tr.read(name)); n > largestFile {
+			complaints = append(complaints, fmt.Sprintf("%s: %d bytes: what is built goes into build/, which git ignores", name, n))
+		}
+	}
+	return complaints
+}
+
+func TestSizes(t *testing.T) {
+	wantComplaints(t, checkSizes(given(t,
+		"build.tar", strings.Repeat("x", largestFile+1),
+		"source.txt", strings.Repeat("x", largestFile),
+	)),
+		"build.tar: 1048577 bytes")
+}
+
 func TestCgo(t *testing.T) {
 	const c = "package p\n\nimport \"C\"\n"
 	wantComplaints(t, checkCgo(given(t,
