@@ -487,10 +487,6 @@ func init() {
 		if r != driver.Success {
 			return fmt.Errorf("create: %v", r)
 		}
-		p, _ := d.MemAddressReserve(chunk, 0, 0)
-		if r := d.MemMap(p, chunk, 0, h); r != driver.Success {
-			return fmt.Errorf("map: %v", r)
-		}
 		ctx, r := d.DevicePrimaryCtxRetain(0)
 		if r != driver.Success {
 			return fmt.Errorf("context: %v", r)
@@ -502,24 +498,57 @@ func init() {
 		if r := d.MemFree(ctx, one); r != driver.Success {
 			return fmt.Errorf("managed memory: %v", r)
 		}
+		var p driver.Ptr
 		access := func(f driver.AccessFlags) driver.Result {
 			return d.MemSetAccess(p, chunk, []driver.AccessDesc{grant(driver.LocationHostNUMA, 0, f)})
 		}
-		// Every second page of another kind: a mapping for each.
+		// No page of the kind of the one before: a mapping for each.
 		page := os.Getpagesize()
-		all, err := unix.Mmap(-1, 0, 2*page<<17, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+		all, err := unix.Mmap(-1, 0, page<<17, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 		if err != nil {
 			return err
 		}
-		for i := 0; err == nil; i += 2 * page {
-			if i == len(all) {
-				return errors.New("there was always another mapping")
+		// The runtime gives a mapping back at any moment: taken again until the
+		// call finds none.
+		next, kinds := 0, [2]int{unix.PROT_READ, unix.PROT_READ | unix.PROT_WRITE}
+		exhausted := func(call, undo func() driver.Result) (driver.Result, error) {
+			for range 1000 {
+				for unix.Mprotect(all[next:next+page], kinds[next/page%2]) == nil {
+					if next += page; next == len(all) {
+						return 0, errors.New("there was always another mapping")
+					}
+				}
+				if r := call(); r != driver.Success {
+					return r, nil
+				}
+				if r := undo(); r != driver.Success {
+					return r, fmt.Errorf("undo: %v", r)
+				}
 			}
-			err = unix.Mprotect(all[i:i+page], unix.PROT_READ)
+			return driver.Success, nil
 		}
-		without := access(driver.AccessReadWrite)
-		_, managed := d.MemAllocManaged(ctx, chunk, driver.AttachGlobal)
+		without, err := exhausted(
+			func() (r driver.Result) {
+				// Elsewhere each time: where the CPU had access before it needs no new mapping.
+				if p, r = d.MemAddressReserve(chunk, 0, 0); r != driver.Success {
+					return r
+				}
+				if r := d.MemMap(p, chunk, 0, h); r != driver.Success {
+					return r
+				}
+				return access(driver.AccessReadWrite)
+			},
+			func() driver.Result { return access(driver.AccessNone) })
+		if err != nil {
+			return err
+		}
 		flags, _ := d.MemGetAccess(driver.Location{Type: driver.LocationHostNUMA}, p)
+		managed, err := exhausted(
+			func() (r driver.Result) { one, r = d.MemAllocManaged(ctx, chunk, driver.AttachGlobal); return r },
+			func() driver.Result { return d.MemFree(ctx, one) })
+		if err != nil {
+			return err
+		}
 		if err := unix.Munmap(all); err != nil {
 			return err
 		}
