@@ -8,7 +8,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/multicast"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -391,8 +391,9 @@ func TestARankThatSendsWhatNoRankSends(t *testing.T) {
 	for _, body := range []string{``, `{}`, `[]`, `{"Body":{"Size":2097152}}`, `{"Body":{"Size":2097152,"Granularity":2097152,"Devices":"none"}}`} {
 		_, devices := open(t, 1)
 		groups := groupOf(t, 2)
-		file, err := handles.NewFD(must(syscall.Open(os.DevNull, syscall.O_RDONLY, 0))(t))
-		require.NoError(t, err)
+		null := must(os.Open(os.DevNull))(t)
+		file := must(handles.NewFD(must(fd.Dup(int(null.Fd())))(t)))(t)
+		require.NoError(t, null.Close())
 		all := together(2, func(r int) formed {
 			if r == 0 {
 				team, err := multicast.NewTeam(t.Context(), groups[0], devices, unit, multicast.TeamOptions{})

@@ -24,6 +24,9 @@ func TestMain(m *testing.M) {
 
 const mib = 1 << 20
 
+// testOp is the operation that tests say they are.
+const testOp = "test"
+
 // open gives a test a machine of its own and its first device. Everything must
 // be closed when the test ends.
 func open(t testing.TB, o ...sim.Options) (*sim.Machine, *cuda.Device) {

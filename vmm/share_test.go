@@ -16,8 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const testOp = "test"
-
 // imports exports the chunks of the first n bytes and imports them again, as
 // another process would.
 func imports(t require.TestingT, b *vmm.Buffer, n int) (chunks []*phys.Handle) {
