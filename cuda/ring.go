@@ -96,9 +96,8 @@ func (r *ring) download(op string, dst []byte, src driver.Ptr, g core.Guard) err
 		to   []byte
 	}
 	var pieces []piece
-	defer func() { // where it fails halfway: nobody expects it on the stream afterwards
+	defer func() {
 		for _, p := range pieces {
-			_ = r.wait(op, p.slot)
 			p.slot.held = false
 		}
 	}()

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -454,95 +453,5 @@ func TestTheFormsWithStreamsMindCopiesThatRun(t *testing.T) {
 				w.end()
 			})
 		}
-	}
-}
-
-// Beside a copy that runs, what was clipped or revoked minds the streams that
-// were named and the copy's, and no others: those may stand still for as long as
-// they like.
-func TestTheFormsWithStreamsMindNoOthersBesideCopies(t *testing.T) {
-	for name, take := range map[string]func(w *world) error{
-		"ClipAfter":   func(w *world) error { return errors.Join(w.b.Resize(nil, kib64), w.b.ClipAfter(w.s)) },
-		"RevokeAfter": func(w *world) error { return w.b.RevokeAfter(w.peer.Location(), w.s) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, false)
-			b := w.large(16, both(w, vmm.ReadWrite)...) // more than can be staged
-			whole, err := b.Slice(0, b.Len())
-			require.NoError(t, err)
-			other, err := w.d.NewStream(cuda.StreamOptions{})
-			require.NoError(t, err)
-			w.own(other)
-			block, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: mib})
-			require.NoError(t, err)
-			w.own(block)
-			require.NoError(t, block.Resize(nil, 1))
-			w.m.Hold(other.Handle())
-			require.NoError(t, other.Memset(block.Ptr(), 1, 1))
-			w.m.Hold(w.far.Handle())
-			require.NoError(t, w.far.Memset(b.Ptr(), 1, 1))
-			staged := make(chan struct{})
-			var pieces atomic.Int32
-			w.m.OnCall(func(call string) {
-				if call == "cuMemcpyDtoHAsync" && pieces.Add(1) == 5 {
-					close(staged)
-				}
-			})
-			copied := make(chan error, 1)
-			go func() { copied <- whole.CopyTo(w.far, make([]byte, whole.Len())) }()
-			<-staged
-			require.NoError(t, take(w))
-			w.m.Release(w.far.Handle())
-			<-copied
-			require.NoError(t, w.drain())
-			w.m.Release(other.Handle())
-			w.end()
-		})
-	}
-}
-
-// A copy that waits has waited for all of it also when the rest is refused: who
-// shortens the buffer then knows of no stream that still reads it.
-func TestACopyThatIsRefusedHalfwayHasWaited(t *testing.T) {
-	for name, run := range map[string]func(w *world, whole vmm.Slice[byte]) error{
-		"down": func(w *world, whole vmm.Slice[byte]) error { return whole.CopyTo(w.s, make([]byte, whole.Len())) },
-		"up":   func(w *world, whole vmm.Slice[byte]) error { return whole.CopyFrom(nil, make([]byte, whole.Len())) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, false)
-			b := w.large(16)
-			whole, err := b.Slice(0, b.Len())
-			require.NoError(t, err)
-			on := w.s
-			if name == "up" {
-				on, err = w.d.Transfer()
-				require.NoError(t, err)
-			}
-			w.m.Hold(on.Handle())
-			require.NoError(t, on.Memset(b.Ptr(), 1, 1))
-			var once sync.Once
-			shortened := make(chan struct{})
-			w.m.OnCall(func(call string) {
-				if call == "cuMemcpyDtoHAsync" || call == "cuMemcpyHtoDAsync" {
-					once.Do(func() {
-						require.NoError(t, b.Resize(nil, kib64))
-						close(shortened)
-					})
-				}
-			})
-			copied := make(chan error, 1)
-			go func() { copied <- run(w, whole) }()
-			<-shortened
-			select {
-			case err := <-copied:
-				t.Fatalf("it has a piece on the stream: %v", err)
-			case <-time.After(30 * time.Millisecond):
-			}
-			w.m.Release(on.Handle())
-			require.ErrorIs(t, <-copied, cuda.ErrOutOfRange)
-			require.NoError(t, b.ClipAfter(w.s))
-			require.NoError(t, w.drain())
-			w.end()
-		})
 	}
 }

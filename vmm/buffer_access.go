@@ -77,8 +77,7 @@ func (b *buffer) mayAccess(op string, access []Access) (accessList, error) {
 
 // RevokeAfter takes all access from a place: for the library's own operations
 // at once, and in the driver when the work that is on the streams now is done,
-// that of slices' copies which run meanwhile, and that of earlier calls for the
-// place. It waits for nobody. Granting the
+// and that of earlier calls for the place. It waits for nobody. Granting the
 // place access again before that undoes it; where another goroutine is changing
 // the buffer just now the revocation follows that change, and minds the work on
 // every stream. A revocation that the driver refuses is reported by
@@ -103,14 +102,14 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		defer in.changes.Unlock()
 	}
 	// Refused first and then marked: whoever was let through is before the mark.
-	place := changes[0].Location
+	place, since := changes[0].Location, in.copies.Now()
 	in.refuse(place, 1)
 	f, err := core.FenceOf(in.res.System(), op, streams)
 	if err != nil {
 		in.refuse(place, -1)
 		return err
 	}
-	in.copies.mind(f)
+	in.mind(f, since)
 	revoke := func() {
 		in.mu.Lock()
 		in.access = in.access.with(changes)
