@@ -90,7 +90,8 @@ type relief struct {
 	sh       *shard
 	w        *want
 	step     int
-	looked   bool // again, at what has passed meanwhile: once, or a busy stream keeps it from its end
+	looked   bool   // again, at what has passed meanwhile: once, or a busy stream keeps it from its end
+	seen     uint64 // how far all was when trimming looked
 	deadline time.Time
 }
 
@@ -113,12 +114,15 @@ func (r *relief) find(s *shortage) error {
 		case relieveTrim:
 			before, _ := p.progress()
 			p.advanceAll()
+			r.seen, _ = p.progress()
 			if freed, err := p.trimFor(r.w); freed > 0 || err != nil {
 				return err
 			}
-			if now, _ := p.progress(); now != before && !r.looked {
-				r.step, r.looked = relieveMove, true // what has passed since then can move
-				return nil
+			if now, _ := p.progress(); now != before {
+				if !r.looked {
+					r.step, r.looked = relieveMove, true // what has passed since then can move
+					return nil
+				}
 			}
 		case relieveOthers:
 			if s.kind != core.OutOfMemory {
@@ -157,14 +161,16 @@ func (r *relief) await() bool {
 	if r.deadline.IsZero() {
 		r.deadline = time.Now().Add(p.wait)
 	}
-	before, waits := p.progress()
+	now, waits := p.progress()
+	if now != r.seen { // since trimming looked
+		return time.Now().Before(r.deadline)
+	}
 	for waits && time.Now().Before(r.deadline) {
 		p.slow.Unlock()
 		time.Sleep(50 * time.Microsecond)
 		p.slow.Lock()
 		p.advanceAll()
-		var now uint64
-		if now, waits = p.progress(); now != before {
+		if now, waits = p.progress(); now != r.seen {
 			return true
 		}
 	}
