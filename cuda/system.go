@@ -109,8 +109,8 @@ var process struct {
 // is ErrNoDriver and says what was tried.
 func Open(opts ...Option) (*System, error) {
 	o := options{library: os.Getenv(LibraryEnv)}
-	for _, opt := range opts {
-		opt(&o)
+	if err := o.apply(opts); err != nil {
+		return nil, err
 	}
 	process.mu.Lock()
 	defer process.mu.Unlock()
@@ -134,11 +134,22 @@ func Open(opts ...Option) (*System, error) {
 	return sys, nil
 }
 
+// apply has each option set what it sets.
+func (o *options) apply(opts []Option) error {
+	for i, opt := range opts {
+		if opt == nil {
+			return core.Invalid("cuda.Open", fmt.Sprintf("option %d is nil", i), "pass what the functions named With answer")
+		}
+		opt(o)
+	}
+	return nil
+}
+
 func init() {
 	core.SetOpen(func(d driver.Driver, closed func() error, opts any) (any, error) {
 		var o options
-		for _, opt := range opts.([]Option) {
-			opt(&o)
+		if err := o.apply(opts.([]Option)); err != nil {
+			return nil, err
 		}
 		o.config.Close = closed
 		return newSystem(d, o.config)

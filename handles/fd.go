@@ -122,8 +122,12 @@ func (f *FD) String() string { return fmt.Sprintf("file descriptor %d", f.s.n) }
 // Use lends the number to the function, which must neither keep it nor close
 // the FD: it stays open until the function returns, and Close waits for that.
 func (f *FD) Use(do func(n int) error) error {
+	const op = "handles.FD.Use"
+	if do == nil {
+		return failure(op, cuda.ErrInvalidArgument, "no function", "pass the function that uses the number")
+	}
 	if !f.s.closer.Hold() {
-		return closedError("handles.FD.Use", "file descriptor")
+		return closedError(op, "file descriptor")
 	}
 	defer runtime.KeepAlive(f)
 	defer f.s.closer.Drop()

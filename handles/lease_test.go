@@ -429,3 +429,25 @@ func TestWhatAnImportByTextSays(t *testing.T) {
 		})
 	}
 }
+
+// A zero Offer is no offer, whatever it is imported as.
+func TestAZeroOfferIsRefused(t *testing.T) {
+	_, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	for op, do := range map[string]func() error{
+		"handles.ImportBuffer": func() error { _, err := handles.ImportBuffer(d, handles.Offer{}, handles.ImportOptions{}); return err },
+		"handles.ImportArray": func() error {
+			_, err := handles.ImportArray[int32](d, handles.Offer{}, handles.ImportOptions{})
+			return err
+		},
+		"handles.ImportAllocation": func() error {
+			_, err := handles.ImportAllocation(d, handles.Offer{}, handles.ImportOptions{})
+			return err
+		},
+		"handles.Offer.MarshalText": func() error { _, err := handles.Offer{}.MarshalText(); return err },
+	} {
+		err := do()
+		require.ErrorIs(t, err, handles.ErrDescriptor)
+		require.EqualError(t, err, op+": invalid descriptor: a zero Offer; take it from Lease.Offer, or read its text with UnmarshalText")
+	}
+}

@@ -41,11 +41,15 @@ const maxOfferBytes = MaxDescriptorBytes + 16 + 64*MaxChunks
 
 // String says what is offered, and by whom.
 func (o Offer) String() string {
-	return fmt.Sprintf("%s of %s in %d chunks by %v, from %v", o.Descriptor.what(), core.Bytes(o.Descriptor.Size()), len(o.Descriptor.Chunks), o.Descriptor.Handle, o.Descriptor.Exporter)
+	return fmt.Sprintf("%s of %s in %s by %v, from %v", o.Descriptor.what(), core.Bytes(o.Descriptor.Size()), core.Count(len(o.Descriptor.Chunks), "chunk"), o.Descriptor.Handle, o.Descriptor.Exporter)
 }
 
 // LogValue is String.
 func (o Offer) LogValue() slog.Value { return slog.StringValue(o.String()) }
+
+func errZeroOffer(op string) error {
+	return failure(op, ErrDescriptor, "a zero Offer", "take it from Lease.Offer, or read its text with UnmarshalText")
+}
 
 func (o *Offer) check(op string) error {
 	have := len(o.Files)
@@ -65,6 +69,9 @@ func (o *Offer) check(op string) error {
 // offer by descriptors it leaves the files out.
 func (o Offer) MarshalText() ([]byte, error) {
 	const op = "handles.Offer.MarshalText"
+	if o.Descriptor.Kind == 0 {
+		return nil, errZeroOffer(op)
+	}
 	b, err := o.Descriptor.MarshalBinary()
 	if err != nil {
 		return nil, err
@@ -241,6 +248,8 @@ func importOffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want D
 	switch {
 	case d == nil:
 		return nil, failure(op, cuda.ErrInvalidArgument, "a nil device", "take one from System.Devices")
+	case declared.Kind == 0:
+		return nil, errZeroOffer(op)
 	case o.MaxBytes < 0 || o.MaxChunks < 0:
 		return nil, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("limits of %d bytes and %d chunks", o.MaxBytes, o.MaxChunks), "limits are not negative")
 	case declared.Kind != want.Kind || declared.Element != want.Element || declared.ElementSize != want.ElementSize:

@@ -40,7 +40,7 @@ type binding struct {
 // It blocks in the driver, and cannot be ended, until all devices were added.
 func (o *Object) Bind(d *cuda.Device, off int, memory vmm.Physical, memOff, size int) (*Binding, error) {
 	const op = "multicast.Object.Bind"
-	if memory == nil {
+	if phys.None(memory) {
 		return nil, core.Invalid(op, "nil memory", "pass an Allocation")
 	}
 	if phys.Of(memory).System() != o.o.h.System() {

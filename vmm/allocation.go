@@ -148,7 +148,7 @@ func (a *Allocation) Close() error {
 // hold keeps a physical object open for an operation of sys, and answers its
 // handle with a count that the caller must release or keep.
 func hold(op string, sys *core.System, p Physical) (*phys.Handle, error) {
-	if p == nil {
+	if phys.None(p) {
 		return nil, core.Invalid(op, "nil memory", "pass an Allocation")
 	}
 	if phys.Of(p).System() != sys {

@@ -294,6 +294,7 @@ func TestBadInputIsATypedErrorAndChangesNothing(t *testing.T) {
 		{"buffer for the host", newBuffer(vmm.BufferOptions{Access: []vmm.Access{{Location: cuda.OnHost(), Mode: vmm.ReadWrite}}}), cuda.ErrNotSupported, "cannot reach device memory"},
 		{"buffer with odd access", newBuffer(vmm.BufferOptions{Access: []vmm.Access{{Location: d.Location(), Mode: 2}}}), cuda.ErrInvalidArgument, "AccessMode(2)"},
 		{"map nothing", mapAt(0, nil), cuda.ErrInvalidArgument, "nil memory"},
+		{"map no allocation", mapAt(0, (*vmm.Allocation)(nil)), cuda.ErrInvalidArgument, "nil memory"},
 		{"map before the range", mapAt(-2*mib, a), cuda.ErrOutOfRange, "-2097152"},
 		{"map behind the range", mapAt(8*mib, a), cuda.ErrOutOfRange, "8 MiB"},
 		{"map over a mapping", mapAt(2*mib, a), cuda.ErrInUse, "mapped at offset 2 MiB"},

@@ -19,6 +19,9 @@ import (
 // and take it when f has returned. All else goes on, in f and beside it.
 func (m *Mapping) Host(f func(data []byte) error) error {
 	const op = "vmm.Mapping.Host"
+	if f == nil {
+		return errNoFunction(op)
+	}
 	if !m.closer.Hold() {
 		return core.ClosedError(op, "mapping")
 	}
@@ -52,6 +55,9 @@ func (s Slice[T]) Host(f func(data []T) error) error {
 	const op = "vmm.Slice.Host"
 	if s.buf == nil {
 		return errZeroSlice(op)
+	}
+	if f == nil {
+		return errNoFunction(op)
 	}
 	if !s.buf.closer.Hold() {
 		return core.ClosedError(op, "buffer")
@@ -98,6 +104,10 @@ func checkHost(op string, memory driver.Location, mode driver.AccessFlags) error
 			Hint:  fmt.Sprintf("grant %v read-write access with SetAccess", loc)})
 	}
 	return nil
+}
+
+func errNoFunction(op string) error {
+	return core.Invalid(op, "no function", "pass the function that works on the memory")
 }
 
 // hostBytes is memory at an address that is the driver's, not Go's.

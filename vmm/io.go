@@ -3,6 +3,8 @@ package vmm
 import (
 	"errors"
 	"io"
+
+	"github.com/cuvmm/cuvmm/internal/core"
 )
 
 // ioBytes is how much a Writer or Reader moves at a time: enough that the
@@ -13,12 +15,15 @@ const ioBytes = 4 << 20
 // concurrent use, though others may use the buffer meanwhile.
 type Writer struct{ b *Buffer }
 
-// NewWriter makes a Writer. Each Write returns when its bytes are in the
+// NewWriter makes a Writer, which does not own the buffer. Each Write returns when its bytes are in the
 // buffer; io.Copy to it moves large pieces and waits once, at the end.
 func NewWriter(b *Buffer) *Writer { return &Writer{b} }
 
 // Write appends p.
 func (w *Writer) Write(p []byte) (int, error) {
+	if w.b == nil {
+		return 0, errNilBuffer("vmm.Writer.Write")
+	}
 	if err := w.b.Append(nil, p); err != nil {
 		return 0, err
 	}
@@ -28,6 +33,13 @@ func (w *Writer) Write(p []byte) (int, error) {
 // ReadFrom appends all that r has, and returns when it is in the buffer. One
 // piece is read while the one before is copied.
 func (w *Writer) ReadFrom(r io.Reader) (n int64, err error) {
+	const op = "vmm.Writer.ReadFrom"
+	switch {
+	case w.b == nil:
+		return 0, errNilBuffer(op)
+	case r == nil:
+		return 0, core.Invalid(op, "a nil io.Reader", "pass what is to be read")
+	}
 	s, err := w.b.Device().Transfer()
 	if err != nil {
 		return 0, err
@@ -61,11 +73,14 @@ type Reader struct {
 	off int
 }
 
-// NewReader makes a Reader.
+// NewReader makes a Reader, which does not own the buffer.
 func NewReader(b *Buffer) *Reader { return &Reader{b: b} }
 
 // Read copies the next bytes to p.
 func (r *Reader) Read(p []byte) (int, error) {
+	if r.b == nil {
+		return 0, errNilBuffer("vmm.Reader.Read")
+	}
 	n := min(len(p), r.b.Len()-r.off)
 	if len(p) == 0 {
 		return 0, nil
@@ -90,6 +105,13 @@ func (r *Reader) Read(p []byte) (int, error) {
 
 // WriteTo writes the rest of the buffer to w.
 func (r *Reader) WriteTo(w io.Writer) (n int64, err error) {
+	const op = "vmm.Reader.WriteTo"
+	switch {
+	case r.b == nil:
+		return 0, errNilBuffer(op)
+	case w == nil:
+		return 0, core.Invalid(op, "a nil io.Writer", "pass what is to be written to")
+	}
 	piece := make([]byte, ioBytes)
 	for {
 		got, err := r.Read(piece)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"testing/iotest"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -28,5 +29,19 @@ func TestWhatIsCutShortIsNotTakenForWhole(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(want, got))
 		})
+	}
+}
+
+// Neither constructor can refuse a nil buffer, so what is made of it does.
+func TestReadersAndWritersOfNoBufferAnswer(t *testing.T) {
+	for name, do := range map[string]func() error{
+		"vmm.Reader.Read":     func() error { _, err := vmm.NewReader(nil).Read(make([]byte, 1)); return err },
+		"vmm.Reader.WriteTo":  func() error { _, err := vmm.NewReader(nil).WriteTo(io.Discard); return err },
+		"vmm.Writer.Write":    func() error { _, err := vmm.NewWriter(nil).Write(make([]byte, 1)); return err },
+		"vmm.Writer.ReadFrom": func() error { _, err := vmm.NewWriter(nil).ReadFrom(new(bytes.Buffer)); return err },
+	} {
+		err := do()
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+		require.EqualError(t, err, name+": invalid argument: a nil buffer; make one with NewBuffer")
 	}
 }

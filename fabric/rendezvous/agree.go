@@ -30,14 +30,18 @@ type Facts struct {
 
 // FactsOf are the facts of this process and a device, with the handle types that
 // were found to work. Where the fabric's is among them NVML is asked for the
-// clique.
+// clique. Without a device (nil) none works.
 func FactsOf(d *cuda.Device, types vmm.HandleTypes) Facts {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	host := strings.TrimSpace(string(boot))
 	if err != nil {
 		host, _ = os.Hostname() // elsewhere than on Linux, where memory is not shared anyway
 	}
-	f := Facts{Host: host, Process: handles.Self(), Device: d.UUID(), Handles: types}
+	f := Facts{Host: host, Process: handles.Self()}
+	if d == nil {
+		return f
+	}
+	f.Device, f.Handles = d.UUID(), types
 	if types&vmm.Fabric != 0 {
 		f.Clique = cliqueOf(d)
 	}
@@ -75,6 +79,9 @@ type Agreement struct {
 // falls back alone.
 func Agree(ctx context.Context, g *Group, mine Facts) (Agreement, error) {
 	const name = "agree on the handle type"
+	if g == nil {
+		return Agreement{}, errNoGroup(name)
+	}
 	body, err := json.Marshal(mine)
 	if err != nil {
 		return Agreement{}, err

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
 )
 
@@ -65,6 +66,10 @@ func (e *Error) Unwrap() []error {
 		return []error{e.kind}
 	}
 	return []error{e.kind, e.cause}
+}
+
+func errNoGroup(name string) *Error {
+	return &Error{Step: Step{Name: name}, kind: cuda.ErrInvalidArgument, Reason: "a nil group", Hint: "make one with InProcess, Host or Join"}
 }
 
 // ranks writes "rank 3" or "ranks 1, 4 and 60 more".

@@ -30,6 +30,9 @@ type ShareOptions struct {
 // mapped here is closed, and the error names the rank and the step.
 func Share(ctx context.Context, g *Group, a Agreement, d *cuda.Device, mine *vmm.Buffer, o ShareOptions) (all []*vmm.Buffer, err error) {
 	const handlesStep, importedStep = "share handles", "import memory"
+	if g == nil {
+		return nil, errNoGroup(handlesStep)
+	}
 	var l *handles.Lease
 	var p Parcel
 	if mine != nil {

@@ -24,12 +24,7 @@ var apart = []string{"csrc", "csrc/kernels", "cuda/sim", "fabric/rendezvous", "v
 // Every operation has a case, and every case an operation. A folder of test
 // binaries without the sources cannot tell.
 func TestEveryOperationHasACase(t *testing.T) {
-	const root = "../.."
-	if _, err := os.Stat(root + "/go.mod"); err != nil {
-		t.Skip("the sources are not here")
-	}
-	found, err := operations(os.DirFS(root))
-	require.NoError(t, err)
+	found := sources(t)
 	require.Greater(t, len(found["cuda"]), 60)
 	require.Greater(t, len(found["vmm"]), 60)
 	folders := maps.Clone(found)
@@ -42,11 +37,11 @@ func TestEveryOperationHasACase(t *testing.T) {
 			continue
 		}
 		for name := range tables[folder] {
-			if !slices.Contains(names, name) {
+			if names[name] == nil {
 				t.Errorf("%s.%s is gone: remove its case from internal/capturetest", folder, name)
 			}
 		}
-		for _, name := range names {
+		for name := range names {
 			if tables[folder][name] == nil {
 				t.Errorf("%s.%s has no case: say in internal/capturetest how it is called while somebody captures", folder, name)
 			}
@@ -54,10 +49,22 @@ func TestEveryOperationHasACase(t *testing.T) {
 	}
 }
 
+// sources are the operations of this repository.
+func sources(t *testing.T) map[string]map[string]*ast.FuncType {
+	const root = "../.."
+	if _, err := os.Stat(root + "/go.mod"); err != nil {
+		t.Skip("the sources are not here")
+	}
+	found, err := operations(os.DirFS(root))
+	require.NoError(t, err)
+	return found
+}
+
 // operations are the exported functions and methods of the packages that
-// programs import, by folder. Those of embedded types are their owners' too.
-func operations(root fs.FS) (map[string][]string, error) {
-	found := map[string][]string{}
+// programs import, by folder and name. Those of embedded types are their owners'
+// too.
+func operations(root fs.FS) (map[string]map[string]*ast.FuncType, error) {
+	found := map[string]map[string]*ast.FuncType{}
 	err := fs.WalkDir(root, ".", func(name string, e fs.DirEntry, err error) error {
 		if err != nil || !e.IsDir() || name == "." {
 			return err
@@ -83,13 +90,13 @@ func operations(root fs.FS) (map[string][]string, error) {
 }
 
 // exported are a package's functions, and methods with their types.
-func exported(root fs.FS, folder string) ([]string, error) {
+func exported(root fs.FS, folder string) (map[string]*ast.FuncType, error) {
 	files, err := fs.Glob(root, folder+"/*.go")
 	if err != nil {
 		return nil, err
 	}
-	var names []string
-	methods, embeds := map[string][]string{}, map[string][]string{}
+	names := map[string]*ast.FuncType{}
+	methods, embeds := map[string][]*ast.FuncDecl{}, map[string][]string{}
 	for _, name := range files {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
@@ -111,10 +118,10 @@ func exported(root fs.FS, folder string) ([]string, error) {
 				switch {
 				case !d.Name.IsExported():
 				case d.Recv == nil:
-					names = append(names, d.Name.Name)
+					names[d.Name.Name] = d.Type
 				default:
 					on := typeName(d.Recv.List[0].Type)
-					methods[on] = append(methods[on], d.Name.Name)
+					methods[on] = append(methods[on], d)
 				}
 			case *ast.GenDecl:
 				for _, s := range d.Specs {
@@ -134,7 +141,7 @@ func exported(root fs.FS, folder string) ([]string, error) {
 		var collect func(of string)
 		collect = func(of string) {
 			for _, m := range methods[of] {
-				names = append(names, owner+"."+m)
+				names[owner+"."+m.Name.Name] = m.Type
 			}
 			for _, e := range embeds[of] {
 				collect(e)
@@ -142,8 +149,7 @@ func exported(root fs.FS, folder string) ([]string, error) {
 		}
 		collect(owner)
 	}
-	slices.Sort(names)
-	return slices.Compact(names), nil
+	return names, nil
 }
 
 // embedded are the types of the same package in a struct.
@@ -206,8 +212,12 @@ func TestOperationsAreFoundInSources(t *testing.T) {
 		"internal/driver/d.go": src("package driver\nfunc D() {}"),
 	})
 	require.NoError(t, err)
+	names := map[string][]string{}
+	for folder := range found {
+		names[folder] = slices.Sorted(maps.Keys(found[folder]))
+	}
 	require.Equal(t, map[string][]string{
 		"room":      {"Make", "Pair.Swap", "Thing.Deep", "Thing.Do", "Thing.Promoted"},
 		"room/deep": {"Z"},
-	}, found)
+	}, names)
 }

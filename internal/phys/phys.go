@@ -10,6 +10,7 @@
 package phys
 
 import (
+	"reflect"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -127,6 +128,9 @@ func (h *Holder) owned() (*Handle, *core.Life) { return h.h, h.life }
 type Sealed interface {
 	owned() (*Handle, *core.Life)
 }
+
+// None reports whether no owner was named: nil, or a nil pointer to one.
+func None(s Sealed) bool { return s == nil || reflect.ValueOf(s).IsNil() }
 
 // Of looks inside an owner.
 func Of(s Sealed) *Handle { h, _ := s.owned(); return h }

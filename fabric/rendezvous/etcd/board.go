@@ -45,6 +45,8 @@ type Options struct {
 func Join(ctx context.Context, client *clientv3.Client, session string, rank, size int, o Options) (*rendezvous.Group, error) {
 	const op = "etcd.Join"
 	switch {
+	case client == nil:
+		return nil, fmt.Errorf("%s: %w: a nil client; make one with clientv3.New", op, cuda.ErrInvalidArgument)
 	case size < 1 || size > rendezvous.MaxSize || rank < 0 || rank >= size:
 		return nil, fmt.Errorf("%s: %w: rank %d of %d: a group has 1 to %d ranks, counted from 0", op, cuda.ErrInvalidArgument, rank, size, rendezvous.MaxSize)
 	case session == "" || strings.Contains(session, "/"):

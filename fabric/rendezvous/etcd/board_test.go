@@ -252,3 +252,9 @@ func TestGroup(t *testing.T) {
 		}
 	})
 }
+
+func TestJoinNeedsAClient(t *testing.T) {
+	_, err := Join(t.Context(), nil, "session", 0, 1, Options{})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.ErrorContains(t, err, "make one with clientv3.New")
+}
