@@ -58,6 +58,7 @@ type Conn struct {
 func newConn(s *sock.Conn, o Options) *Conn {
 	c := &Conn{sock: s, limits: o, sending: newSlot(), receiving: newSlot(), offering: newSlot(), taking: newSlot(),
 		greeted: make(chan struct{}), over: make(chan struct{})}
+	kept.enter()
 	c.in.maxFDs = o.MaxFDs
 	c.inbox.init()
 	_, _ = rand.Read(c.in.own[:]) // never fails
@@ -385,6 +386,7 @@ func (c *Conn) Close() error {
 	return c.closer.Close(func() error {
 		c.in.discard()
 		c.inbox.discard()
+		kept.leave()
 		return nil
 	})
 }

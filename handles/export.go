@@ -120,13 +120,13 @@ func exportSome(ctx context.Context, op string, chunks []*phys.Handle, limit tim
 	}
 	e := &exported{fds: make([]*FD, 0, n)}
 	for _, h := range chunks[:n] {
-		number, err := h.Export(op)
+		f, err := kept.export(op, h)
 		if err != nil {
 			exports.give(n - len(e.fds))
 			e.close()
 			return nil, err
 		}
-		e.fds = append(e.fds, own(number))
+		e.fds = append(e.fds, f)
 	}
 	return e, nil
 }

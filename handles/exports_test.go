@@ -16,9 +16,9 @@ func TestALowLimitOfOpenFiles(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, Options{Timeout: time.Second})
 	var old unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
-	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: old.Max}))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 72, Max: old.Max}))
 	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) }()
-	require.NoError(t, v.array.Resize(nil, 20<<19)) // 20 chunks, of which 16 may be open
+	require.NoError(t, v.array.Resize(nil, 20<<19)) // 20 chunks, of which 18 may be open
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	defer cancel()
 	require.NoError(t, v.p.Announce(ctx, v.array.Len(), nil))

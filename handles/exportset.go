@@ -62,11 +62,10 @@ func (e *exportSet) make(op string, handles []*phys.Handle) (fds []*FD, err erro
 	for _, h := range handles {
 		f := e.use(h, nil)
 		if f == nil {
-			n, err := h.Export(op)
+			made, err := kept.export(op, h)
 			if err != nil {
 				return fds, err
 			}
-			made := own(n)
 			if f = e.use(h, made); f == made {
 				budget--
 			} else {

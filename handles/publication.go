@@ -100,6 +100,7 @@ func (s *Server) publish(op, name string, m share.Memory, d Descriptor, unit uin
 	}
 	if p.seq, err = newSequence(about.Device); err == nil {
 		if err = s.enter(op, p); err == nil {
+			kept.enter() // until Withdraw
 			return p, nil
 		}
 		err = errors.Join(err, p.seq.close())
@@ -143,6 +144,7 @@ func (p *Publication) Withdraw() error {
 	pool := &p.server.pages
 	pool.out.Add(1) // the sequence itself; Server.Close waits for it
 	p.server.leave(p)
+	kept.leave()
 	p.hold.Release()
 	pages := make([]*page, 0, len(followers))
 	for f := range followers {

@@ -36,7 +36,8 @@ func Bench(b *testing.B, env Env) {
 		}
 	})
 	b.Run("reserve and free", s.benchReserve)
-	b.Run("export and import", s.benchShare)
+	b.Run("export and import", func(b *testing.B) { s.benchShare(b, false) })
+	b.Run("export and import beside an open descriptor", func(b *testing.B) { s.benchShare(b, true) })
 	b.Run("stream and event", s.benchStream)
 	b.Run("launch", func(b *testing.B) {
 		for _, size := range []uint64{0, 2 << 20, 64 << 20, 1 << 30} {
@@ -282,7 +283,9 @@ func (s *suite) benchReserve(b *testing.B) {
 	w.report(b, n)
 }
 
-func (s *suite) benchShare(b *testing.B) {
+// benchShare exports memory and imports it, while another descriptor is open, or
+// none.
+func (s *suite) benchShare(b *testing.B, beside bool) {
 	if !shareableByFD.Met(s) {
 		b.Skipf("needs %s", shareableByFD.What)
 	}
@@ -290,7 +293,19 @@ func (s *suite) benchShare(b *testing.B) {
 	h, r := s.D.MemCreate(d.chunk, shared(onDevice(d.Device), driver.HandlePosixFD))
 	ok(b, r)
 	defer func() { ok(b, s.D.MemRelease(h)) }()
-	w := newStopwatch("export", "import", "release")
+	if beside {
+		other, r := s.D.MemCreate(d.chunk, shared(onDevice(d.Device), driver.HandlePosixFD))
+		ok(b, r)
+		open, r := s.D.MemExportToShareableHandle(other, driver.HandlePosixFD)
+		ok(b, r)
+		defer func() {
+			if err := closeDescriptor(toFD(open)); err != nil {
+				b.Error(err)
+			}
+			ok(b, s.D.MemRelease(other))
+		}()
+	}
+	w := newStopwatch("export", "import", "release", "close")
 	n := 0
 	for b.Loop() {
 		var fd driver.ShareableHandle
@@ -301,7 +316,9 @@ func (s *suite) benchShare(b *testing.B) {
 		ok(b, r)
 		w.time("release", func() { r = s.D.MemRelease(i) })
 		ok(b, r)
-		if err := closeDescriptor(toFD(fd)); err != nil {
+		var err error
+		w.time("close", func() { err = closeDescriptor(toFD(fd)) })
+		if err != nil {
 			b.Fatal(err)
 		}
 		n++

@@ -36,6 +36,7 @@ type Handle struct {
 	// NotYet says why mapping would block for ever; nil for memory.
 	NotYet  func(op string) error
 	sharing atomic.Int32
+	kept    atomic.Int64 // a descriptor and 1; 0: none
 }
 
 var lastID atomic.Uint64
@@ -98,6 +99,7 @@ func (h *Handle) Release() driver.Result {
 	if h.refs.Add(-1) > 0 {
 		return driver.Success
 	}
+	h.Let()
 	if h.Lost() == driver.Success {
 		s := h.System()
 		r := s.Note(s.Drv.MemRelease(h.Driver), h.Devices()...)
