@@ -1,6 +1,7 @@
 package handles
 
 import (
+	"maps"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -81,6 +82,7 @@ func (k *keeper) keep(h *phys.Handle, n int) {
 		if k.kept == nil {
 			k.kept = map[place]*phys.Handle{}
 		}
+		maps.DeleteFunc(k.kept, func(_ place, h *phys.Handle) bool { return !h.Keeps() }) // nor their Systems
 		k.kept[at] = h
 	}
 }
