@@ -38,6 +38,9 @@ func (r *reservation) MapRun(op string, off uint64, chunks []*phys.Handle, acces
 func (r *reservation) UnmapRun(op string, off, size uint64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if left := r.leftIn(off, size); len(left) > 0 {
+		return r.giveBack(op, left)
+	}
 	found, err := r.run(op, off, size)
 	if err != nil {
 		return err
@@ -52,10 +55,17 @@ func (r *reservation) UnmapRun(op string, off, size uint64) error {
 func (r *reservation) Left(off, size uint64) (bytes uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, m := range r.left {
-		if m.off < off+size && off < m.off+m.phys.Size {
-			bytes += m.phys.Size
-		}
+	for _, m := range r.leftIn(off, size) {
+		bytes += m.phys.Size
 	}
 	return bytes
+}
+
+func (r *reservation) leftIn(off, size uint64) (left []*mapping) {
+	for _, m := range r.left {
+		if m.off < off+size && off < m.off+m.phys.Size {
+			left = append(left, m)
+		}
+	}
+	return left
 }

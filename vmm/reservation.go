@@ -65,8 +65,8 @@ type reservation struct {
 	one  [1]*mapping // where maps lies while there is one
 	// left are mappings that are out of use and could not be given back: a
 	// teardown failed, or the undo of something that failed. Their addresses
-	// are not used again before they went, and only what tears down (Close, and
-	// Clip of a buffer) tries that.
+	// are not used again before they went, and only what tears down (Close,
+	// UnmapRun, and Clip of a buffer) tries that.
 	left []*mapping
 	// leftBytes is the memory in left.
 	leftBytes atomic.Uint64

@@ -23,11 +23,12 @@ type Range interface {
 	MapRun(op string, off uint64, chunks []*phys.Handle, access []driver.AccessDesc) error
 	// UnmapRun unmaps a run of whole chunks in one call, and gives up the counts
 	// that MapRun took over. It waits for nobody: the caller knows that the GPU
-	// has passed. After an error the range is out of use, and Close tries again.
+	// has passed. After an error the run is out of use; Close, or UnmapRun of the
+	// same run, tries again.
 	UnmapRun(op string, off, size uint64) error
 	// Left is how much memory, in bytes, failures left in a part: a MapRun that
-	// could not be undone, or an UnmapRun. Its addresses are out of use, and it
-	// goes when the range is closed.
+	// could not be undone, or an UnmapRun. Its addresses are out of use until it
+	// is gone.
 	Left(off, size uint64) uint64
 }
 
