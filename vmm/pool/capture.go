@@ -145,7 +145,7 @@ func (p *Pool) firstRegion() error {
 	p.slow.Lock()
 	defer p.slow.Unlock()
 	p.mu.Lock()
-	closed, none := p.closed, len(p.mids) == 0
+	closed, none := p.closed, len(p.regions[mid]) == 0
 	p.prune()
 	p.mu.Unlock()
 	if closed {

@@ -3,6 +3,7 @@ package pool
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
@@ -19,8 +20,11 @@ func (p *Pool) Check() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := &checker{p: p}
-	for _, r := range p.mids {
+	for _, r := range p.regions[mid] {
 		c.spans(r)
+	}
+	for _, r := range slices.Concat(p.regions[small], p.regions[large]) {
+		c.vacant(r)
 	}
 	for _, sh := range p.shards {
 		sh.mu.Lock()
@@ -64,6 +68,30 @@ func (c *checker) spans(r *region) {
 	}
 }
 
+// vacant places are sorted and apart, and what is not vacant is a chunk's.
+func (c *checker) vacant(r *region) {
+	at := 0
+	filled := func(to int) {
+		for at < to {
+			ch := r.chunks[at].Load()
+			if ch == nil {
+				c.must(false, "nothing at %#x, which is not vacant", r.at(at))
+				return
+			}
+			at += r.count(ch.handle.Size)
+		}
+		c.must(at == to, "a chunk that ends at %#x, where all is vacant from %#x on", r.at(at), r.at(to))
+	}
+	for i, v := range r.vacant {
+		c.must(v.from < v.to && v.to <= len(r.chunks) && (i == 0 || r.vacant[i-1].to < v.from), "vacant from %d to %d in region %#x", v.from, v.to, r.base)
+		filled(v.from)
+		for at = v.from; at < v.to; at++ {
+			c.must(r.chunks[at].Load() == nil, "a chunk at %#x, which is vacant", r.at(at))
+		}
+	}
+	filled(len(r.chunks))
+}
+
 // mapped asks the driver.
 func (c *checker) mapped(at driver.Ptr) {
 	if c.p.lost() != driver.Success {
@@ -77,7 +105,7 @@ func (c *checker) mapped(at driver.Ptr) {
 func (c *checker) shard(sh *shard) {
 	s := &shardCheck{checker: c, sh: sh, tree: map[*extent]bool{}}
 	s.walk(&sh.free)
-	for _, r := range c.p.mids {
+	for _, r := range c.p.regions[mid] {
 		for _, sp := range r.spans {
 			if sp.shard == sh {
 				s.span(r, sp)
@@ -174,25 +202,28 @@ func (s *shardCheck) exacts() {
 	before := s.tree
 	s.tree = map[*extent]bool{}
 	s.walk(&s.sh.exacts)
-	for _, pl := range *s.p.places.Load() {
-		e := pl.ext
-		if e == nil || e.home.shard != s.sh {
-			continue
-		}
-		if e.node != nil {
+	for _, r := range s.p.regions[large] {
+		r.filled(func(at int, c *chunk) {
+			if c.shard.Load() != s.sh {
+				return
+			}
+			e := c.starts[0]
+			s.must(e.exact && e.reg == r && e.ptr == r.at(at) && e.size == c.handle.Size && e.home.shard == s.sh,
+				"an exact chunk at %#x of %d bytes is listed at %#x with %d", e.ptr, e.size, r.at(at), c.handle.Size)
+			s.must(s.tree[e] == (e.state == free), "the tree has the %v exact chunk at %#x: %t", e.state, e.ptr, s.tree[e])
+			delete(s.tree, e)
 			s.block(&e.header)
-			continue
-		}
-		s.must(e.ptr == pl.from && e.end() == pl.to && e.exact != nil, "an exact chunk at %#x is listed at %#x", e.ptr, pl.from)
-		s.must(s.tree[e] == (e.state == free), "the tree has the %v exact chunk at %#x: %t", e.state, e.ptr, s.tree[e])
-		delete(s.tree, e)
-		s.block(&e.header)
-		s.spanned += e.size
-		s.found += e.size
-		s.mapped(e.ptr)
+			s.spanned += e.size
+			s.mapped(e.ptr)
+		})
 	}
-	s.must(len(s.tree) == 0, "%d exact chunks are in the tree and in no list", len(s.tree))
+	s.must(len(s.tree) == 0, "%d exact chunks are in the tree and in no region", len(s.tree))
 	s.tree = before
+	for _, pl := range *s.p.places.Load() {
+		if e := pl.ext; e != nil && e.home.shard == s.sh {
+			s.block(&e.header)
+		}
+	}
 }
 
 // slabs of the shard: counts and lists agree.
@@ -211,21 +242,19 @@ func (s *shardCheck) slabs() {
 		empty[c] = true
 	}
 	n := 0
-	for _, r := range s.p.smalls {
-		for i := range r.chunks[:r.top] {
-			c := r.chunks[i].Load()
-			if c == nil || c.shard.Load() != s.sh {
-				continue
+	for _, r := range s.p.regions[small] {
+		r.filled(func(i int, c *chunk) {
+			if c.shard.Load() != s.sh {
+				return
 			}
 			s.mapped(r.at(i))
 			sl := c.slab.Load()
 			s.must(empty[slabChunk{reg: r, index: i}] == (sl == nil), "the slab chunk at %#x is empty and in use, or neither", r.at(i))
-			if sl == nil {
-				continue
+			if sl != nil {
+				n++
+				s.slab(sl, listed[sl])
 			}
-			n++
-			s.slab(sl, listed[sl])
-		}
+		})
 	}
 	s.must(n == s.sh.slabs, "a shard counts %d slabs and has %d", s.sh.slabs, n)
 }
@@ -251,20 +280,11 @@ func (s *shardCheck) slab(sl *slab, listed bool) {
 // memory adds up.
 func (c *checker) memory() {
 	p := c.p
-	for _, r := range append(p.mids[:len(p.mids):len(p.mids)], p.smalls...) {
-		for i := range r.chunks {
-			if r.chunks[i].Load() != nil {
-				c.found += r.chunk
-			}
-		}
+	for _, r := range slices.Concat(p.regions[:]...) {
+		r.filled(func(_ int, ch *chunk) { c.found += ch.handle.Size })
 	}
 	for _, h := range p.idle {
 		c.found += h.Size
-	}
-	for _, x := range p.lostExacts {
-		if x.handle != nil {
-			c.found += x.handle.Size
-		}
 	}
 	c.must(c.found == p.reserved.Load(), "the pool counts %d bytes of memory and has %d", p.reserved.Load(), c.found)
 }

@@ -137,38 +137,24 @@ func (p *Pool) giveBack() error {
 		return err
 	}
 	p.mu.Lock()
-	lost := p.lostExacts
-	p.lostExacts = nil
+	regions, stuck := slices.Concat(p.regions[:]...), p.stuck
 	p.mu.Unlock()
-	for i, x := range lost {
-		if _, err := p.closeExact(x); err != nil {
-			p.mu.Lock()
-			p.lostExacts = append(p.lostExacts, lost[i+1:]...)
-			p.mu.Unlock()
+	for _, res := range stuck {
+		if err := res.Close(); err != nil {
 			return err
 		}
 	}
-	p.mu.Lock()
-	regions := slices.Concat(p.mids, p.smalls)
-	p.mu.Unlock()
-	for len(regions) > 0 {
-		r := regions[0]
-		if err := p.clear(r); err != nil {
-			return err
-		}
+	for _, r := range regions {
 		if err := r.res.Close(); err != nil {
 			return err
 		}
 		for i := range r.chunks {
-			if r.chunks[i].Swap(nil) != nil {
-				p.reserved.Add(-r.chunk)
+			if c := r.chunks[i].Swap(nil); c != nil {
+				p.reserved.Add(-c.handle.Size)
 			}
 		}
-		regions = regions[1:]
 		p.mu.Lock()
-		p.mids = slices.DeleteFunc(p.mids, func(o *region) bool { return o == r })
-		p.smalls = slices.DeleteFunc(p.smalls, func(o *region) bool { return o == r })
-		p.removePlace(r.base)
+		p.forget(r)
 		p.mu.Unlock()
 	}
 	p.mu.Lock()
@@ -182,22 +168,6 @@ func (p *Pool) giveBack() error {
 			}
 		}
 		p.sys.FreeLocal(p.local)
-	}
-	return nil
-}
-
-// clear unmaps what trimming left.
-func (p *Pool) clear(r *region) error {
-	for i := range r.chunks {
-		c := r.chunks[i].Load()
-		if c == nil || c.lost {
-			continue
-		}
-		gone, err := r.vacate(closeOp, i, i+1)
-		p.reserved.Add(-gone)
-		if err != nil {
-			return err
-		}
 	}
 	return nil
 }

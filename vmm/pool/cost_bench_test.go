@@ -20,7 +20,7 @@ import (
 var plain = vmm.Properties{Handles: vmm.NoHandles, RDMA: vmm.RDMAOff}
 
 // BenchmarkColdExact is a request that gets a new chunk of its own, beside the
-// same chunk created, mapped and granted by a C loop, without its range.
+// same chunk created, mapped and granted by a C loop in a range that is there.
 // Promised: at most 1.1.
 func BenchmarkColdExact(b *testing.B) {
 	for _, size := range []int{2 * mib, 64 * mib, 1024 * mib} {

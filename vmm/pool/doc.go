@@ -11,13 +11,19 @@
 //
 //   - Up to Options.SmallMax: in slots of a size class, cut from a chunk of one
 //     granule.
-//   - From Options.ExactFrom on: in a chunk of their own, in a range of their
-//     own, never split, kept for the next request of about the size.
+//   - From Options.ExactFrom on: in a chunk of their own, never split, kept for
+//     the next request of about the size.
 //   - Between: in long address ranges that are filled with chunks of
 //     Options.Chunk bytes, by best fit, with neighbours merged. These chunks
 //     move: where no hole is large enough and the pool has memory enough, free
 //     chunks are unmapped in their holes and mapped into one contiguous gap.
 //     Nothing is copied, and no live block is touched.
+//
+// All address ranges are as long as the device's memory, or some times as long, so
+// that a pool needs few of them; they are kept until it is closed, or until address
+// space is short and nothing lies in one. What was unmapped leaves its addresses to
+// what comes next, so however sizes vary, a pool that comes and goes within its
+// memory uses a bounded part of the address space.
 //
 // # What the sizes trade
 //

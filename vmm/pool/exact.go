@@ -1,24 +1,10 @@
 package pool
 
-import (
-	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/phys"
-	"github.com/cuvmm/cuvmm/internal/ranges"
-	"github.com/cuvmm/cuvmm/vmm"
-)
-
-// exact is a chunk of its own for one large request at a time, in a range of
-// its own. It is never split and never moves, and is kept for the next request
-// of about its size.
+// An exact chunk is one large request's at a time. It is never split and never
+// moves, and is kept for the next request of about its size. It lies in a region
+// of granules, over as many of them as it is long.
 //
 //	none ──create──► taken ⇄ free ──trim──► none
-type exact struct {
-	res *vmm.Reservation
-	// handle of its memory; nil: only the range is left to be closed.
-	handle *phys.Handle
-	// left: the memory could not be unmapped. It goes when the range is closed.
-	left bool
-}
 
 // provideExact makes an exact chunk. Where the pool has much more than was ever
 // requested, free ones make room for it first.
@@ -29,67 +15,55 @@ func (p *Pool) provideExact(sh *shard, w *want) error {
 			return err
 		}
 	}
-	res, err := vmm.Reserve(p.dev, int(w.size), vmm.ReserveOptions{})
+	reg, at, err := p.makeChunk(large, w.size)
 	if err != nil {
-		return addressShortage(err, w.size)
-	}
-	x := &exact{res: res}
-	h, err := p.create(w.size)
-	if err == nil {
-		err = ranges.Of(res).MapRun(allocOp, 0, []*phys.Handle{h}, p.access)
-		switch {
-		case err == nil:
-			x.handle = h
-		case ranges.Of(res).Left(0, w.size) > 0:
-			x.handle, x.left = h, true
-			h.Release() // what was left has a count of its own
-		default:
-			err = join(err, p.release(h))
-		}
-	}
-	if err != nil {
-		_, undo := p.closeExact(x)
-		return join(err, undo)
+		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	sh.made.Add(w.size)
-	p.ownExact(sh, x, 0)
+	reg.ownExact(sh, at, 0)
 	return nil
 }
 
 // ownExact makes an exact chunk a shard's. The caller holds mu and the shard's
 // lock.
-func (p *Pool) ownExact(sh *shard, x *exact, epoch uint64) {
-	e := sh.newExtent(nil, driver.Ptr(x.res.Ptr()), x.handle.Size)
-	e.exact, e.epoch, e.state = x, epoch, free
+func (r *region) ownExact(sh *shard, at int, epoch uint64) {
+	c := r.chunks[at].Load()
+	e := sh.newExtent(r, r.at(at), c.handle.Size)
+	e.exact, e.epoch, e.state = true, epoch, free
 	sh.exacts.insert(e)
 	sh.spanned += e.size
-	p.addPlace(place{from: e.ptr, to: e.end(), ext: e})
+	if c.starts == nil {
+		c.starts = make([]*extent, 1)
+	}
+	c.starts[0] = e
+	c.shard.Store(sh)
 }
 
-// disownExact takes a free exact chunk from its shard. The caller holds mu and
-// the shard's lock.
-func (p *Pool) disownExact(e *extent) *exact {
-	sh, x := e.home.shard, e.exact
+// disownExact takes a free exact chunk from its shard, and answers its place.
+// The caller holds mu and the shard's lock.
+func disownExact(e *extent) (r *region, at int) {
+	sh := e.home.shard
+	r, at = e.reg, e.reg.index(e.ptr)
+	r.chunks[at].Load().shard.Store(nil)
 	sh.exacts.remove(e)
 	sh.spanned -= e.size
-	p.removePlace(e.ptr)
 	sh.drop(e)
-	return x
+	return r, at
 }
 
 // trimExact gives back free exact chunks that have passed, the smallest that
 // is enough or the largest there is, until need bytes went.
 func (p *Pool) trimExact(need uint64) (freed uint64, err error) {
 	for freed < need {
-		x := p.pickExact(need - freed)
-		if x == nil {
+		r, at := p.pickExact(need - freed)
+		if r == nil {
 			return freed, nil
 		}
-		n, err := p.closeExact(x)
+		n, err := p.discard(r, at)
 		if freed += n; err != nil {
 			return freed, err
 		}
@@ -97,7 +71,7 @@ func (p *Pool) trimExact(need uint64) (freed uint64, err error) {
 	return freed, nil
 }
 
-func (p *Pool) pickExact(need uint64) *exact {
+func (p *Pool) pickExact(need uint64) (r *region, at int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var best *extent
@@ -116,41 +90,13 @@ func (p *Pool) pickExact(need uint64) *exact {
 		sh.mu.Unlock()
 	}
 	if best == nil {
-		return nil
+		return nil, 0
 	}
 	// Another goroutine may have taken it since.
 	best.home.shard.mu.Lock()
 	defer best.home.shard.mu.Unlock()
-	if best.state != free || best.exact == nil || best.epoch > best.home.shard.passed.Load() {
-		return nil
+	if best.state != free || !best.exact || best.epoch > best.home.shard.passed.Load() {
+		return nil, 0
 	}
-	return p.disownExact(best)
-}
-
-// closeExact gives an exact chunk back to the driver, as far as it is there.
-// What cannot be given back is kept for Close.
-func (p *Pool) closeExact(x *exact) (freed uint64, err error) {
-	gone := func() {
-		if x.handle != nil {
-			freed = x.handle.Size
-			p.reserved.Add(-freed)
-			x.handle = nil
-		}
-	}
-	if x.handle != nil && !x.left {
-		if err = ranges.Of(x.res).UnmapRun(allocOp, 0, x.handle.Size); err == nil {
-			gone()
-		}
-		x.left = err != nil
-	}
-	if err == nil {
-		if err = x.res.Close(); err == nil {
-			gone()
-			return freed, nil
-		}
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.lostExacts = append(p.lostExacts, x)
-	return freed, err
+	return disownExact(best)
 }

@@ -26,8 +26,7 @@ type extent struct {
 	state      extentState
 	// epoch of the latest free in it; see shard.
 	epoch uint64
-	// exact memory has no neighbours.
-	exact *exact
+	exact bool  // a chunk of its own: it has no neighbours
 	node  *node // of a graph
 }
 
@@ -69,7 +68,7 @@ func makeExtent(sh *shard) *extent {
 }
 
 func (sh *shard) drop(e *extent) {
-	e.state, e.prev, e.next, e.right, e.reg, e.exact = spare, nil, nil, nil, nil, nil
+	e.state, e.prev, e.next, e.right, e.reg, e.exact = spare, nil, nil, nil, nil, false
 	e.left = sh.spare
 	sh.spare = e
 }

@@ -172,6 +172,10 @@ var scenarios = []scenario{
 		w.fill(w.s, 4, 16*kib64)
 		w.fill(w.other, 14, kib64)
 	}, op: func(w *world) error { return w.alloc(w.s, 20*kib64) }},
+	{name: "Alloc exact, in another range", setup: func(w *world) {
+		w.m.Inject(sim.Fault{Call: "cuMemAddressReserve", Result: cuda.Code(driver.OutOfMemory)})
+		require.NoError(w.t, w.alloc(w.s, 16*kib64)) // in a quarter of the first
+	}, op: func(w *world) error { return w.alloc(w.s, 16*kib64) }},
 	{name: "Alloc between, the first", op: func(w *world) error { return w.alloc(w.s, 3*kib64) }},
 	{name: "Alloc between", setup: func(w *world) { require.NoError(w.t, w.alloc(w.s, 3*kib64+100)) },
 		op: func(w *world) error { return w.alloc(w.s, 3*kib64) }},

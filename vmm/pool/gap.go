@@ -15,7 +15,7 @@ type target struct {
 // target finds the gap that takes the fewest chunks. The caller holds mu and
 // the shard's lock, and the shard rests.
 func (p *Pool) target(sh *shard, w *want) (best target) {
-	for _, r := range p.mids {
+	for _, r := range p.regions[mid] {
 		for i := 0; i <= len(r.spans); i++ {
 			from, to := r.base, r.end()
 			var before, after *span

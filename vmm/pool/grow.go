@@ -1,16 +1,12 @@
 package pool
 
 import (
-	"errors"
 	"fmt"
 	"math/bits"
 
-	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
-	"github.com/cuvmm/cuvmm/internal/ranges"
-	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // create makes a chunk, within the limit. The error of one that cannot be had
@@ -49,23 +45,6 @@ func (p *Pool) release(h *phys.Handle) error {
 	return nil
 }
 
-// reserve makes a region of the size, or as large as address space allows.
-func (p *Pool) reserve(size, least, chunk, pages uint64) (*region, error) {
-	for {
-		size = max(size, least)
-		res, err := vmm.Reserve(p.dev, int(size), vmm.ReserveOptions{Align: maxAlign})
-		if err == nil {
-			r := &region{res: res, rng: ranges.Of(res), base: driver.Ptr(res.Ptr()), size: size, chunk: chunk, pages: pages}
-			r.chunks = newChunks(int(size / chunk))
-			return r, nil
-		}
-		if size == least || !errors.Is(err, cuda.ErrOutOfAddressSpace) {
-			return nil, addressShortage(err, size)
-		}
-		size = (size/4 + chunk - 1) / chunk * chunk
-	}
-}
-
 // provide makes memory for a request that nothing free serves. Afterwards take
 // finds it, unless another goroutine was quicker.
 func (p *Pool) provide(sh *shard, w *want, frugal bool) error {
@@ -83,51 +62,11 @@ func (p *Pool) provide(sh *shard, w *want, frugal bool) error {
 const spread = 8
 
 func (p *Pool) provideSlab(sh *shard) error {
-	p.mu.Lock()
-	var reg *region
-	for _, r := range p.smalls {
-		if len(r.vacant) > 0 || r.top < len(r.chunks) {
-			reg = r
-		}
-	}
-	p.mu.Unlock()
-	if reg == nil {
-		total := (p.dev.TotalMemory() + p.gran - 1) / p.gran * p.gran
-		r, err := p.reserve(total, p.gran, p.gran, p.gran)
-		if err != nil {
-			return err
-		}
-		reg, r.slabs = r, true
-		p.mu.Lock()
-		p.smalls = append(p.smalls, r)
-		p.addPlace(place{from: r.base, to: r.end(), reg: r})
-		p.mu.Unlock()
-	}
-	h, err := p.create(p.gran)
+	reg, at, err := p.makeChunk(small, p.gran)
 	if err != nil {
 		return err
 	}
-	p.mu.Lock()
-	at := reg.top
-	if n := len(reg.vacant); n > 0 {
-		at = reg.vacant[n-1]
-		reg.vacant = reg.vacant[:n-1]
-	} else {
-		reg.top++
-	}
-	p.mu.Unlock()
-	if lost, err := p.mapAt(reg, at, []*phys.Handle{h}); err != nil {
-		if !lost {
-			p.mu.Lock()
-			reg.vacant = append(reg.vacant, at)
-			p.mu.Unlock()
-		}
-		_, undo := p.trimIdle(p.gran)
-		return join(err, undo)
-	}
-	c := &chunk{handle: h}
-	c.shard.Store(sh)
-	reg.chunks[at].Store(c)
+	reg.chunks[at].Load().shard.Store(sh)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	sh.made.Add(p.gran)
@@ -242,7 +181,7 @@ func (p *Pool) mapAt(reg *region, at int, chunks []*phys.Handle) (lost bool, err
 			continue
 		}
 		lost = true
-		reg.chunks[at+i].Store(&chunk{handle: chunks[i], lost: true})
+		reg.chunks[at+i].Store(&chunk{handle: chunks[i]})
 		chunks[i].Release() // what was left has a count of its own
 	}
 	return lost, err
@@ -259,14 +198,9 @@ func (p *Pool) setAside(chunks ...*phys.Handle) {
 func (p *Pool) addRegion(w *want) error {
 	total := spread * ((p.dev.TotalMemory() + p.chunk - 1) / p.chunk * p.chunk)
 	least := (w.size + w.align + 2*p.chunk - 1) / p.chunk * p.chunk
-	r, err := p.reserve(total, least, p.chunk, uint64(1)<<(bits.Len64(p.smallMax)-1))
-	if err != nil {
+	if _, err := p.reserve(mid, total, least, p.chunk, uint64(1)<<(bits.Len64(p.smallMax)-1)); err != nil {
 		return err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.mids = append(p.mids, r)
-	p.addPlace(place{from: r.base, to: r.end(), reg: r})
 	return errAgain
 }
 

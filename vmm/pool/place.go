@@ -6,8 +6,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// place is a range of addresses that the pool's blocks lie in: a region, or an
-// exact chunk. The list of them is replaced, never changed, so that it is read
+// place is a range of addresses that the pool's blocks lie in: a region, or what
+// a graph allocates. The list of them is replaced, never changed, so that it is read
 // without a lock.
 type place struct {
 	from, to driver.Ptr
@@ -58,8 +58,8 @@ func (pl place) find(at driver.Ptr) (Block, bool) {
 	}
 }
 
-// header is what can be told without a lock: whose the address is, and, of
-// exact chunks and slabs, its header.
+// header is what can be told without a lock: whose the address is, and, of slabs
+// and what graphs allocate, its header.
 func (pl place) header(at driver.Ptr) (*header, *shard) {
 	if pl.ext != nil {
 		if pl.from != at {
@@ -104,14 +104,12 @@ func (pl place) each(p *Pool, f func(h *header)) {
 		e.home.shard.mu.Unlock()
 		return
 	}
-	if pl.reg.slabs {
-		for i := range pl.reg.chunks {
-			pl.reg.eachSlot(i, f)
-		}
-		return
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if pl.reg.kind != mid {
+		pl.reg.filled(func(_ int, c *chunk) { c.each(f) })
+		return
+	}
 	for _, s := range pl.reg.spans {
 		if s.shard == nil {
 			continue
@@ -126,20 +124,25 @@ func (pl place) each(p *Pool, f func(h *header)) {
 	}
 }
 
-func (r *region) eachSlot(i int, f func(h *header)) {
-	c := r.chunks[i].Load()
-	if c == nil {
+// each calls f for every live block in a slab, or in an exact chunk. The caller
+// holds the pool's lock.
+func (c *chunk) each(f func(h *header)) {
+	sh := c.shard.Load()
+	if sh == nil {
 		return
 	}
-	s := c.slab.Load()
-	if s == nil {
-		return
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if s := c.slab.Load(); s != nil {
+		for j := range s.slots[:s.fresh] {
+			if h := &s.slots[j]; h.live() {
+				f(h)
+			}
+		}
 	}
-	s.shard.mu.Lock()
-	defer s.shard.mu.Unlock()
-	for j := range s.slots[:s.fresh] {
-		if h := &s.slots[j]; h.live() {
-			f(h)
+	for _, e := range c.starts {
+		if e.live() {
+			f(&e.header)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/ranges"
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // Pool gives out device memory in blocks of any size and takes them back in the
@@ -52,19 +53,18 @@ type Pool struct {
 
 	mu          sync.Mutex
 	closed      bool
-	shards      []*shard
-	mids        []*region
-	smalls      []*region
-	lostExacts  []*exact
-	idle        []*phys.Handle // chunks that are mapped nowhere
-	retired     totals         // of shards that are gone
+	shards      []*shard             // appended to, or replaced, so that all need not copy it
+	regions     [large + 1][]*region // by what they serve
+	stuck       []*vmm.Reservation   // ranges that could not be given back
+	idle        []*phys.Handle       // chunks that are mapped nowhere
+	retired     totals               // of shards that are gone
 	retiredTags []TagStats
 	captures    map[uint64]*Capture
 	arenas      int
 	remove      func() // from those who are asked under pressure
 	relieve     atomic.Bool
 
-	places atomic.Pointer[[]place] // regions and exact chunks, by address
+	places atomic.Pointer[[]place] // regions, and what graphs allocate, by address
 }
 
 const (

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -115,7 +116,7 @@ func (r *relief) find(s *shortage) error {
 			before, _ := p.progress()
 			p.advanceAll()
 			r.seen, _ = p.progress()
-			if freed, err := p.trimFor(r.w); freed > 0 || err != nil {
+			if freed, err := p.trimFor(r.w, s); freed > 0 || err != nil {
 				return err
 			}
 			if now, _ := p.progress(); now != before {
@@ -210,7 +211,7 @@ func (p *Pool) lacking(w *want) uint64 {
 func (p *Pool) all() []*shard {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return append([]*shard(nil), p.shards...)
+	return slices.Clip(p.shards)
 }
 
 // advanceAll asks all streams how far they are.

@@ -11,39 +11,38 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// region is a long range of address space that is cut into chunks of one size,
-// most of which nothing is mapped into. The regions' spans, and which chunks
-// there are, are guarded by the pool's lock.
+// region is a long range of address space that is cut into places for chunks,
+// most of which nothing is mapped into. The regions' spans, what is vacant, and
+// which chunks there are, are guarded by the pool's lock.
 type region struct {
 	res    *vmm.Reservation
 	rng    ranges.Range
 	base   driver.Ptr
 	size   uint64
-	chunk  uint64
+	chunk  uint64 // bytes of a place
 	pages  uint64 // bytes of a page: no two blocks begin in the same
 	chunks []atomic.Pointer[chunk]
-	// spans are what is mapped, or being mapped or unmapped, sorted by address.
-	// A slab region has none.
+	// kind is what it serves. Chunks take one place each, but exact ones several:
+	// those are named at the first.
+	kind kind
+	// spans of a mid region are what is mapped, or being mapped or unmapped,
+	// sorted by address.
 	spans []*span
-	// vacant are the chunks of a slab region that hold no memory: those below
-	// top that were given back, and all from there on.
-	slabs  bool
-	vacant []int
-	top    int
+	// vacant is what is neither, in a region of another kind.
+	vacant vacant
 }
 
 // chunk is mapped memory at its place.
 type chunk struct {
 	handle *phys.Handle
-	// shard owns all blocks in it. It changes while there are none.
+	// shard owns all blocks in it. It changes while there are none. A chunk that
+	// is on its way has none, nor has one that is lost: unmapping it failed, and
+	// nobody knows what is mapped there.
 	shard atomic.Pointer[shard]
 	slab  atomic.Pointer[slab] // in a slab region
 	// starts are the blocks by the page that they begin in, guarded by the
 	// shard's lock. What is not live any more may still be named.
 	starts []*extent
-	// lost: unmapping failed, and nobody knows what is mapped there. It has no
-	// shard.
-	lost bool
 }
 
 func (r *region) at(index int) driver.Ptr      { return r.base + driver.Ptr(uint64(index)*r.chunk) }
@@ -53,6 +52,35 @@ func (r *region) end() driver.Ptr              { return r.base + driver.Ptr(r.si
 func (r *region) off(p driver.Ptr) uint64      { return uint64(p - r.base) }
 func (r *region) up(p driver.Ptr) driver.Ptr   { return r.at(int((r.off(p) + r.chunk - 1) / r.chunk)) }
 func (r *region) down(p driver.Ptr) driver.Ptr { return r.at(r.index(p)) }
+
+// count is how many places a chunk of so many bytes takes.
+func (r *region) count(bytes uint64) int { return int(bytes / r.chunk) }
+
+// filled calls f for every chunk, by address. The caller holds the pool's lock.
+func (r *region) filled(f func(at int, c *chunk)) {
+	holes := r.vacant
+	for i := 0; i < len(r.chunks); {
+		if len(holes) > 0 && holes[0].from == i {
+			i, holes = holes[0].to, holes[1:]
+			continue
+		}
+		c := r.chunks[i].Load()
+		if c == nil { // on its way, or nothing in a mid region
+			i++
+			continue
+		}
+		f(i, c)
+		i += r.count(c.handle.Size)
+	}
+}
+
+// empty: nothing is there, nor on its way.
+func (r *region) empty() bool {
+	if r.kind == mid {
+		return len(r.spans) == 0
+	}
+	return len(r.vacant) == 1 && r.vacant[0] == vacancy{0, len(r.chunks)}
+}
 
 // left is how much memory, in bytes, failures left at the place of a chunk.
 func (r *region) left(index int) uint64 { return r.rng.Left(r.off(r.at(index)), r.chunk) }
@@ -143,6 +171,9 @@ func (r *region) cut(sh *shard, e *extent, from, to driver.Ptr) *span {
 	}
 	sh.drop(e)
 	sh.spanned -= uint64(to - from)
+	for i := r.index(from); i < r.index(to); i++ {
+		r.chunks[i].Load().shard.Store(nil) // whoever looks for a block there must not read what own clears
+	}
 	gone := &span{from: from, to: to}
 	tail := s.tail
 	var around []*span

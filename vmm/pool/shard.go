@@ -106,7 +106,7 @@ func (sh *shard) take(w *want) *header {
 		h = s.take()
 	case mid:
 		e := sh.hot
-		if e != nil && e.size == w.size && uint64(e.ptr)&(w.align-1) == 0 && e.exact == nil {
+		if e != nil && e.size == w.size && uint64(e.ptr)&(w.align-1) == 0 {
 			sh.hot = nil
 			e.state = taken
 		} else {
@@ -188,7 +188,7 @@ func (sh *shard) put(h *header, epoch uint64) {
 	}
 	e := h.home.ext
 	e.epoch = epoch
-	if e.exact != nil {
+	if e.exact {
 		e.state = free
 		sh.exacts.insert(e)
 		return

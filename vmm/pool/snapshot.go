@@ -121,13 +121,11 @@ func (p *Pool) Snapshot() Snapshot {
 	}
 	for _, pl := range *p.places.Load() {
 		switch {
-		case pl.ext != nil && pl.ext.node != nil: // the graph's memory, not the pool's
-		case pl.ext != nil:
-			s.Segments = append(s.Segments, exactSegment(pl.ext))
-		case pl.reg.slabs:
-			s.Segments = append(s.Segments, pl.reg.slabSegments()...)
-		default:
+		case pl.ext != nil: // the graph's memory, not the pool's
+		case pl.reg.kind == mid:
 			s.Segments = append(s.Segments, pl.reg.spanSegments()...)
+		default:
+			s.Segments = append(s.Segments, pl.reg.chunkSegments()...)
 		}
 	}
 	return s
@@ -137,32 +135,26 @@ func (sh *shard) segment(kind SegmentKind, ptr driver.Ptr, bytes, chunk uint64) 
 	return Segment{Ptr: cuda.Ptr(ptr), Bytes: bytes, Kind: kind, Chunk: chunk, Stream: uintptr(sh.stream.Handle), Arena: sh.arena != nil}
 }
 
-func exactSegment(e *extent) Segment {
-	sh := e.home.shard
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	s := sh.segment(ExactSegment, e.ptr, e.size, e.size)
-	s.add(&e.header, e.ptr, e.size)
-	return s
-}
-
-// slabSegments are the chunks of a slab region that hold memory.
-func (r *region) slabSegments() (all []Segment) {
-	for i := range r.chunks[:r.top] {
-		c := r.chunks[i].Load()
-		if c == nil {
-			continue
-		}
+// chunkSegments are the exact chunks of a region, or those with slabs. The caller
+// holds the pool's lock.
+func (r *region) chunkSegments() (all []Segment) {
+	r.filled(func(i int, c *chunk) {
 		sh := c.shard.Load()
 		if sh == nil {
-			continue // lost
+			return // on its way, or lost
 		}
 		sh.mu.Lock()
+		defer sh.mu.Unlock()
+		if r.kind == large {
+			s := sh.segment(ExactSegment, r.at(i), c.handle.Size, c.handle.Size)
+			s.add(&c.starts[0].header, r.at(i), c.handle.Size)
+			all = append(all, s)
+			return
+		}
 		s := sh.segment(SlabSegment, r.at(i), r.chunk, r.chunk)
 		s.pin(c, sh.pool)
-		sl := c.slab.Load()
 		at := r.at(i)
-		if sl != nil {
+		if sl := c.slab.Load(); sl != nil {
 			s.Slot = sl.slot
 			for j := range sl.slots[:sl.fresh] {
 				s.add(&sl.slots[j], at, sl.slot)
@@ -170,9 +162,8 @@ func (r *region) slabSegments() (all []Segment) {
 			}
 		}
 		s.hole(at, uint64(r.at(i))+r.chunk-uint64(at))
-		sh.mu.Unlock()
 		all = append(all, s)
-	}
+	})
 	return all
 }
 

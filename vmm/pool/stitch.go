@@ -119,7 +119,7 @@ func (p *Pool) lift(r run) ([]*phys.Handle, error) {
 // fails nobody knows what is mapped there: the place is lost, and what is left of
 // its memory goes with the region.
 func (p *Pool) unmap(r run) (gone uint64, err error) {
-	gone, err = r.reg.vacate(allocOp, r.reg.index(r.span.from), r.reg.index(r.span.to))
+	gone, err = r.reg.vacate(r.reg.index(r.span.from), r.reg.index(r.span.to))
 	if err == nil {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -130,15 +130,17 @@ func (p *Pool) unmap(r run) (gone uint64, err error) {
 
 // vacate unmaps chunks that nobody uses, and answers the bytes that went. What
 // is left after a failure is lost.
-func (r *region) vacate(op string, from, to int) (gone uint64, err error) {
-	err = r.rng.UnmapRun(op, r.off(r.at(from)), uint64(to-from)*r.chunk)
-	for i := from; i < to; i++ {
+func (r *region) vacate(from, to int) (gone uint64, err error) {
+	err = r.rng.UnmapRun(allocOp, r.off(r.at(from)), uint64(to-from)*r.chunk)
+	for i := from; i < to; {
+		h := r.chunks[i].Load().handle
 		if err == nil || r.left(i) == 0 {
 			r.chunks[i].Store(nil)
-			gone += r.chunk
-			continue
+			gone += h.Size
+		} else {
+			r.chunks[i].Store(&chunk{handle: h})
 		}
-		r.chunks[i].Store(&chunk{handle: r.chunks[i].Load().handle, lost: true})
+		i += r.count(h.Size)
 	}
 	return gone, err
 }
@@ -163,10 +165,7 @@ func (p *Pool) putBack(r run) {
 // passed there, as it is mapped. It reports whether it found what serves the
 // request.
 func (p *Pool) steal(sh *shard, w *want) bool {
-	p.mu.Lock()
-	shards := slices.Clone(p.shards)
-	p.mu.Unlock()
-	for _, o := range shards {
+	for _, o := range p.all() {
 		if o == sh {
 			continue
 		}
@@ -240,8 +239,8 @@ func (p *Pool) loot(o, sh *shard, w *want) (give func(), has bool) {
 			return nil, false
 		}
 		if has = true; e.epoch <= passed {
-			x := p.disownExact(e)
-			return func() { p.ownExact(sh, x, 0) }, true
+			reg, at := disownExact(e)
+			return func() { reg.ownExact(sh, at, 0) }, true
 		}
 	}
 	return nil, has

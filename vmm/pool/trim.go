@@ -1,9 +1,14 @@
 package pool
 
+import "github.com/cuvmm/cuvmm/internal/core"
+
 // trimFor makes room for what a request lacks. Where chunks move, those of
 // regions have done so.
-func (p *Pool) trimFor(w *want) (freed uint64, err error) {
-	if w.kind == mid && p.moves() {
+func (p *Pool) trimFor(w *want, s *shortage) (freed uint64, err error) {
+	switch {
+	case s.kind == core.OutOfAddressSpace:
+		return p.trim(maxBytes) // only ranges in which nothing is are given back
+	case w.kind == mid && p.moves():
 		return trimBy(p.lacking(w), p.trimExact, p.trimSlabs)
 	}
 	return p.trim(p.lacking(w))
@@ -57,15 +62,10 @@ func (p *Pool) trimSlabs(need uint64) (freed uint64, err error) {
 			if !ok {
 				break
 			}
-			gone, err := c.reg.vacate(allocOp, c.index, c.index+1)
-			p.reserved.Add(-gone)
-			freed += gone
-			if err != nil {
+			gone, err := p.discard(c.reg, c.index)
+			if freed += gone; err != nil {
 				return freed, err
 			}
-			p.mu.Lock()
-			c.reg.vacant = append(c.reg.vacant, c.index)
-			p.mu.Unlock()
 		}
 	}
 	return freed, nil
