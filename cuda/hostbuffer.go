@@ -67,7 +67,7 @@ func (h *HostBuffer) Len() int { return len(h.bytes) }
 func (h *HostBuffer) Slice(off, n int) (HostSlice, error) {
 	if off < 0 || n < 0 || off > len(h.bytes) || n > len(h.bytes)-off {
 		return HostSlice{}, core.Error(core.Failure{Op: "cuda.HostBuffer.Slice", Kind: core.OutOfRange,
-			Asked: fmt.Sprintf("offset %d, length %d of %d bytes", off, n, len(h.bytes)),
+			Asked: fmt.Sprintf("offset %d, length %d of %s", off, n, core.Count(len(h.bytes), "byte")),
 			Hint:  "stay inside the buffer"})
 	}
 	return HostSlice{h, off, n}, nil

@@ -113,8 +113,8 @@ func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
 	sys := s.sys()
 	r := sys.Drv.LaunchKernel(m.ctx.Handle, k.function, config, p.block, s.in.Handle)
 	if r != driver.Success {
-		return m.ctx.Fail(op, driver.CallLaunchKernel, r, fmt.Sprintf("kernel %q with %d bytes of arguments, grid %v of blocks %v, on stream %#x of %v",
-			k.name, len(p.block), l.Grid, l.Block, s.handle(), s.dev))
+		return m.ctx.Fail(op, driver.CallLaunchKernel, r, fmt.Sprintf("kernel %q with %s of arguments, grid %v of blocks %v, on stream %#x of %v",
+			k.name, core.Count(len(p.block), "byte"), l.Grid, l.Block, s.handle(), s.dev))
 	}
 	return nil
 }

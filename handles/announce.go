@@ -247,7 +247,7 @@ func (p *Publication) may(op string, length int) (bytes uint64, err error) {
 	case length < 0:
 		return 0, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d", length), "lengths are not negative")
 	case uint64(length) > math.MaxInt64/p.unit:
-		return 0, failure(op, cuda.ErrOutOfRange, fmt.Sprintf("%d elements of %d bytes", length, p.unit), "announce what the buffer has")
+		return 0, failure(op, cuda.ErrOutOfRange, fmt.Sprintf("%d elements of %s", length, core.Count(p.unit, "byte")), "announce what the buffer has")
 	}
 	return uint64(length) * p.unit, nil
 }

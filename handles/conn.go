@@ -320,14 +320,14 @@ func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, p
 		switch {
 		case err == nil:
 		case timedOut(err):
-			return begun, waitError(ctx, op, fmt.Sprintf("%d of %d bytes and %d of %d file descriptors were sent", bytes, len(m.Body), fds, len(numbers)),
+			return begun, waitError(ctx, op, fmt.Sprintf("%d of %s and %d of %s were sent", bytes, core.Count(len(m.Body), "byte"), fds, core.Count(len(numbers), "file descriptor")),
 				"see what the peer waits for, or raise Options.Timeout")
 		case wasClosed(err):
 			return begun, c.ended(op)
 		case errors.Is(err, io.EOF):
 			return begun, failure(op, ErrGone, "", "Receive says why, where the peer did")
 		default:
-			return begun, systemError(op, fmt.Sprintf("a packet of %d bytes and %d file descriptors", len(p), with), err)
+			return begun, systemError(op, fmt.Sprintf("a packet of %d bytes and %s", len(p), core.Count(with, "file descriptor")), err)
 		}
 		if patience > 0 && !begun {
 			limit = time.Now().Add(c.limits.Timeout) // what is begun must be finished

@@ -112,7 +112,7 @@ func (d *Descriptor) Validate(l Limits) error {
 		most = MaxChunks
 	}
 	if len(d.Chunks) > most {
-		return failure(op, ErrTooLarge, fmt.Sprintf("%d chunks, of which %d are allowed", len(d.Chunks), most),
+		return failure(op, ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", len(d.Chunks), most),
 			"share memory in larger chunks, or raise the importer's limit")
 	}
 	if size := d.Size(); size > l.MaxBytes {
@@ -155,13 +155,13 @@ func (d *Descriptor) check(op string) error {
 	case d.Kind == AllocationKind && len(d.Chunks) != 1:
 		return bad("describe each allocation by itself", "an allocation of %d chunks", len(d.Chunks))
 	case d.Kind != ArrayKind && (d.Element != NoElement || d.ElementSize != 0):
-		return bad("describe it as an array", "%v with elements of type %v and %d bytes", d.Kind, d.Element, d.ElementSize)
+		return bad("describe it as an array", "%v with elements of type %v and size %d", d.Kind, d.Element, d.ElementSize)
 	case d.Kind == ArrayKind:
 		switch {
 		case d.Element == NoElement || d.Element >= elementTypes:
 			return bad("take Element and ElementSize from ElementOf", "an array of %v", d.Element)
 		case d.ElementSize == 0 || d.Element != Record && d.ElementSize != elements[d.Element].size:
-			return bad("take Element and ElementSize from ElementOf", "elements of type %v and %d bytes", d.Element, d.ElementSize)
+			return bad("take Element and ElementSize from ElementOf", "elements of type %v and size %d", d.Element, d.ElementSize)
 		}
 		unit = uint64(d.ElementSize)
 	}

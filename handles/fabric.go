@@ -175,7 +175,7 @@ func (i *intake) takeFabric(all []cuda.FabricHandle) error {
 	for _, f := range all {
 		at := len(i.chunks)
 		if at >= len(i.declared.Chunks) {
-			return failure(i.op, ErrMismatch, fmt.Sprintf("more fabric handles than the %d chunks", at), sameHint)
+			return failure(i.op, ErrMismatch, fmt.Sprintf("more fabric handles than %s", core.Count(at, "chunk")), sameHint)
 		}
 		h, err := phys.ImportFabric(i.op, sys, driver.ShareableHandle(f), i.declared.Chunks[at])
 		if err != nil {

@@ -86,7 +86,7 @@ func (e wanted) of(op, name string, d *Descriptor) error {
 		is, size = Uint8, 1
 	}
 	if is != e.element || size != e.size {
-		return failure(op, ErrMismatch, fmt.Sprintf("publication %q has elements of type %v and %d bytes, not of %v and %d", name, is, size, e.element, e.size),
+		return failure(op, ErrMismatch, fmt.Sprintf("publication %q has elements of type %v and size %d, not of %v and %d", name, is, size, e.element, e.size),
 			"name the publisher's type; a buffer is followed as bytes")
 	}
 	return nil

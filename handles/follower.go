@@ -150,7 +150,7 @@ func (f *follower) update(a arrival) {
 		f.arrived(&pending{shown: now, err: err})
 	case a.over:
 		f.arrived(&pending{shown: now, err: failure(opFollow, cuda.ErrCapacity,
-			fmt.Sprintf("%d elements, in chunks that do not fit into the reserved %s", a.length, core.Bytes(f.tracker.room)),
+			fmt.Sprintf("a length of %d, in chunks that do not fit into the reserved %s", a.length, core.Bytes(f.tracker.room)),
 			"follow it anew with a larger FollowOptions.Reserve")})
 	case a.last:
 		f.arrived(&pending{shown: now})
@@ -170,7 +170,7 @@ func (f *follower) carryOut(a arrival) error {
 		return nil
 	}
 	if n, most := int(a.keep)+len(a.sizes), f.options.MaxChunks; most > 0 && n > most {
-		return failure(opFollow, ErrTooLarge, fmt.Sprintf("%d chunks, of which %d are allowed", n, most),
+		return failure(opFollow, ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", n, most),
 			"publish memory in larger chunks, or raise FollowOptions.MaxChunks")
 	}
 	in, err := f.intake(opFollow, a.sizes)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+
+	"github.com/cuvmm/cuvmm/internal/core"
 )
 
 // Messages of these kinds are the library's own: they carry memory, beside
@@ -143,7 +145,7 @@ func (b *inbox) sort(m Message) (keep bool, err error) {
 	}
 	if m.Kind == soonKind {
 		if len(m.Body)+len(m.FDs) > 0 {
-			err = violation("a warning with %d bytes and %d file descriptors", len(m.Body), len(m.FDs))
+			err = violation("a warning with %s and %s", core.Count(len(m.Body), "byte"), core.Count(len(m.FDs), "file descriptor"))
 		}
 		return false, err
 	}

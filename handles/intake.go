@@ -118,7 +118,7 @@ func (i *intake) take(fds []*FD) error {
 	for _, f := range fds {
 		at := len(i.chunks)
 		if at >= len(i.declared.Chunks) {
-			return failure(i.op, ErrMismatch, fmt.Sprintf("more file descriptors than the %d chunks", at), sameHint)
+			return failure(i.op, ErrMismatch, fmt.Sprintf("more file descriptors than %s", core.Count(at, "chunk")), sameHint)
 		}
 		var h *phys.Handle
 		err := f.Use(func(n int) (err error) {
@@ -176,7 +176,7 @@ func (i *intake) compare(at int, have driver.AllocationProp) error {
 // whole refuses to go on while chunks are missing.
 func (i *intake) whole() error {
 	if have, want := len(i.chunks), len(i.declared.Chunks); have != want {
-		return failure(i.op, ErrMismatch, fmt.Sprintf("%d handles for %d chunks", have, want), sameHint)
+		return failure(i.op, ErrMismatch, fmt.Sprintf("%s for %s", core.Count(have, "handle"), core.Count(want, "chunk")), sameHint)
 	}
 	return nil
 }

@@ -245,9 +245,9 @@ func (l *Lease) Wait(ctx context.Context) error {
 // progress says how many have imported. The caller has the lock.
 func (l *Lease) progress() string {
 	if l.options.Receivers == 0 {
-		return fmt.Sprintf("%d processes have imported", len(l.importers))
+		return fmt.Sprintf("imports: %d", len(l.importers))
 	}
-	return fmt.Sprintf("%d of %d receivers have imported", len(l.importers), l.options.Receivers)
+	return fmt.Sprintf("imported by %d of %s", len(l.importers), core.Count(l.options.Receivers, "receiver"))
 }
 
 func (l *Lease) expire() {

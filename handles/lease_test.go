@@ -4,6 +4,7 @@ package handles_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -450,4 +451,23 @@ func TestAZeroOfferIsRefused(t *testing.T) {
 		require.ErrorIs(t, err, handles.ErrDescriptor)
 		require.EqualError(t, err, op+": invalid descriptor: a zero Offer; take it from Lease.Offer, or read its text with UnmarshalText")
 	}
+}
+
+// What there is one of is named so.
+func TestMessagesCountOne(t *testing.T) {
+	devices, _ := onFabric(t, t.TempDir(), inClique)
+	l, err := handles.LeaseBuffer(shareable(t, devices[0], vmm.Fabric, 1, 5), handles.LeaseOptions{Receivers: 1})
+	require.NoError(t, err)
+	closeLater(t, l)
+	require.Contains(t, l.Offer().String(), "in 1 chunk by")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorContains(t, l.Wait(ctx), "imported by 0 of 1 receiver")
+	offer := l.Offer()
+	offer.Handles = nil
+	_, err = handles.ImportBuffer(devices[0], offer, handles.ImportOptions{})
+	require.ErrorContains(t, err, "0 handles for 1 chunk;")
+	offer.Descriptor.Kind, offer.Descriptor.Element, offer.Descriptor.ElementSize = handles.ArrayKind, handles.Uint8, 1
+	_, err = handles.ImportBuffer(devices[0], offer, handles.ImportOptions{})
+	require.ErrorContains(t, err, "of 1 byte each")
 }

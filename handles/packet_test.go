@@ -100,7 +100,7 @@ func TestPacketsThatNoPeerSends(t *testing.T) {
 		}(), 1, false, ErrProtocol, "declares 4294967295 bytes"},
 		{"an absurd count", rawPacket(with(func(h *header) { h.fds = 1 << 31; h.allFDs = 1 << 31 }), "abcd"), 1, false, ErrProtocol, "declares 2147483648 file descriptors"},
 		{"a descriptor too few", rawPacket(h, "abcd"), 0, false, ErrTruncated, "of which 0 came"},
-		{"a descriptor too many", rawPacket(h, "abcd"), 2, false, ErrProtocol, "declares 1 file descriptors and has 2"},
+		{"a descriptor too many", rawPacket(h, "abcd"), 2, false, ErrProtocol, "declares 1 file descriptor and has 2"},
 		{"dropped descriptors", rawPacket(h, "abcd"), 1, true, ErrTruncated, "raise this process's limit"},
 		{"too long", make([]byte, packetHeader+packetBody+1), 0, true, ErrProtocol, "more than 32816 bytes"},
 		{"more than the message", rawPacket(h, "abcde"), 1, false, ErrProtocol, "5 of 4 bytes"},

@@ -3,6 +3,8 @@ package handles
 import (
 	"crypto/rand"
 	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/core"
 )
 
 // What a server and a client say to each other, over a [Conn] that carries
@@ -271,7 +273,7 @@ func toServer(kind uint16, body []byte, files int) (message, error) {
 		return nil, violation("a message of kind %#x: %v", kind, err)
 	}
 	if files != 0 {
-		return nil, violation("a message of kind %#x with %d file descriptors", kind, files)
+		return nil, violation("a message of kind %#x with %s", kind, core.Count(files, "file descriptor"))
 	}
 	return m, nil
 }
@@ -314,7 +316,7 @@ func toClient(kind uint16, body []byte, files int) (message, error) {
 		return nil, violation("a message of kind %#x: %v", kind, err)
 	}
 	if files != want {
-		return nil, violation("a message of kind %#x with %d file descriptors, where %d belong to it", kind, files, want)
+		return nil, violation("a message of kind %#x with %s instead of %d", kind, core.Count(files, "file descriptor"), want)
 	}
 	return m, nil
 }

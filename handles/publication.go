@@ -187,7 +187,7 @@ func (p *Publication) Settle(ctx context.Context) error {
 		if waiting == 0 {
 			return ""
 		}
-		return fmt.Sprintf("%d followers of %q have not acknowledged", waiting, p.name)
+		return fmt.Sprintf("%s of %q to acknowledge still", core.Count(waiting, "follower"), p.name)
 	})
 }
 
@@ -197,7 +197,7 @@ func (p *Publication) AwaitFollowers(ctx context.Context, n int) error {
 		if len(p.followers) >= n {
 			return ""
 		}
-		return fmt.Sprintf("%d followers of %q, where %d are waited for", len(p.followers), p.name, n)
+		return fmt.Sprintf("%s of %q instead of %d", core.Count(len(p.followers), "follower"), p.name, n)
 	})
 }
 

@@ -215,7 +215,7 @@ func TestCrowdsAreBounded(t *testing.T) {
 		require.NoError(t, third.Close())
 	}
 	require.ErrorIs(t, err, ErrRefused)
-	require.ErrorContains(t, err, "3 are allowed")
+	require.ErrorContains(t, err, "where 3 is the most")
 	for range 2 {
 		_, _, fds := v.joined(first)
 		require.NoError(t, closeAll(fds))

@@ -7,6 +7,7 @@ import (
 	"io"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -295,7 +296,7 @@ func (c *Conn) confirm(ctx context.Context, op string, t *transfer) error {
 func (d *Descriptor) what() string {
 	switch d.Kind {
 	case ArrayKind:
-		return fmt.Sprintf("an array of %v, of %d bytes each", d.Element, d.ElementSize)
+		return fmt.Sprintf("an array of %v, of %s each", d.Element, core.Count(int(d.ElementSize), "byte"))
 	case AllocationKind:
 		return "an allocation"
 	}

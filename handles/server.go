@@ -182,11 +182,11 @@ func (s *Server) crowdedLocked(c *Conn) error {
 	const later = "try again when another has left, or raise ServerOptions."
 	switch most := max(1, s.o.MaxSessions/2); {
 	case len(s.sessions) >= s.o.MaxSessions:
-		return failure(op, ErrTooLarge, fmt.Sprintf("%d clients, of which %d are allowed", s.o.MaxSessions+1, s.o.MaxSessions), later+"MaxSessions")
+		return failure(op, ErrTooLarge, fmt.Sprintf("%d clients, where %d is the most", s.o.MaxSessions+1, s.o.MaxSessions), later+"MaxSessions")
 	case ofProcess >= s.o.MaxPerProcess:
-		return failure(op, ErrTooLarge, fmt.Sprintf("%d clients of process %d, of which %d are allowed", ofProcess+1, who.PID, s.o.MaxPerProcess), later+"MaxPerProcess")
+		return failure(op, ErrTooLarge, fmt.Sprintf("%d clients of process %d, where %d is the most", ofProcess+1, who.PID, s.o.MaxPerProcess), later+"MaxPerProcess")
 	case known && sameUser(who) != nil && ofUser >= most:
-		return failure(op, ErrTooLarge, fmt.Sprintf("%d clients of user %d, of which %d are allowed", ofUser+1, who.UID, most), later+"MaxSessions")
+		return failure(op, ErrTooLarge, fmt.Sprintf("%d clients of user %d, where %d is the most", ofUser+1, who.UID, most), later+"MaxSessions")
 	}
 	return nil
 }

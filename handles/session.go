@@ -104,7 +104,7 @@ func (ss *session) handle(ctx context.Context, asked message) error {
 		}
 		ss.mu.Unlock()
 		if full {
-			return ss.say(ctx, &denied{m.number, statusLimit, fmt.Sprintf("%d followers of one client, of which %d are allowed", n+1, n)})
+			return ss.say(ctx, &denied{m.number, statusLimit, fmt.Sprintf("%d followers of one client, where %d is the most", n+1, n)})
 		}
 		ss.feeding.Go(func() { ss.follow(ctx, m) })
 	case *done:

@@ -1,6 +1,10 @@
 package handles
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+)
 
 // lastGeneration is the last that a publication can have. What ends a wait for
 // any of them is larger.
@@ -64,7 +68,7 @@ func (t *tracker) take(u *update) error {
 // fits checks the sizes and the length.
 func (t *tracker) fits(u *update) error {
 	if len(u.sizes) > t.most-int(u.keep) {
-		return failure(opReceive, ErrTooLarge, fmt.Sprintf("%d chunks, of which %d are allowed", int(u.keep)+len(u.sizes), t.most),
+		return failure(opReceive, ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", int(u.keep)+len(u.sizes), t.most),
 			"publish memory in larger chunks, or raise the follower's limit")
 	}
 	var bytes uint64
@@ -75,10 +79,10 @@ func (t *tracker) fits(u *update) error {
 	for i, c := range u.sizes {
 		switch {
 		case c == 0 || c%t.granularity != 0:
-			return failure(opReceive, ErrSizeMismatch, fmt.Sprintf("chunk %d has %d bytes, which is no multiple of %d", int(u.keep)+i, c, t.granularity),
+			return failure(opReceive, ErrSizeMismatch, fmt.Sprintf("chunk %d has %s, which is no multiple of %s", int(u.keep)+i, core.Bytes(c), core.Bytes(t.granularity)),
 				"no memory of this device has that size: the publisher declared it wrong")
 		case c > t.room-bytes:
-			return failure(opReceive, ErrTooLarge, fmt.Sprintf("chunks of more than %d bytes", t.room), "the publisher was told of that room")
+			return failure(opReceive, ErrTooLarge, fmt.Sprintf("chunks of more than %s", core.Bytes(t.room)), "the publisher was told of that room")
 		}
 		bytes += c
 	}

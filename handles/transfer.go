@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
 )
 
 // The bodies of the library's own messages, little-endian, after the transfer's
@@ -57,9 +58,9 @@ func transferOf(m Message) (uint32, error) {
 	}
 	switch {
 	case len(m.Body) < least || len(m.Body) > most:
-		return 0, violation("a message of kind %d with %d bytes, where %d to %d are", m.Kind, len(m.Body), least, most)
+		return 0, violation("a message of kind %d with %s instead of %d to %d", m.Kind, core.Count(len(m.Body), "byte"), least, most)
 	case len(m.FDs) > carries || m.Kind == chunksKind && len(m.FDs) == 0:
-		return 0, violation("a message of kind %d with %d file descriptors", m.Kind, len(m.FDs))
+		return 0, violation("a message of kind %d with %s", m.Kind, core.Count(len(m.FDs), "file descriptor"))
 	}
 	return binary.LittleEndian.Uint32(m.Body), nil
 }

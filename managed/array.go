@@ -25,7 +25,7 @@ func NewArray[T any](a *Allocator, s *cuda.Stream, n int) (*Array[T], error) {
 	}
 	size := int(sizeOf[T]())
 	if n <= 0 || n > math.MaxInt/size {
-		return nil, core.Invalid(op, fmt.Sprintf("%d elements of %d bytes", n, size), "ask for at least one, and no more than there can be")
+		return nil, core.Invalid(op, fmt.Sprintf("%d elements of %s", n, core.Count(size, "byte")), "ask for at least one, and no more than there can be")
 	}
 	b, err := a.New(s, n*size)
 	if err != nil {
@@ -47,7 +47,7 @@ func ArrayOf[T any](b *Buffer) (*Array[T], error) {
 	}
 	var zero T
 	if size := int(sizeOf[T]()); b.Len()%size != 0 || uint64(b.Ptr())%uint64(unsafe.Alignof(zero)) != 0 {
-		return nil, core.Invalid(op, fmt.Sprintf("%d bytes at %v for elements of %d", b.Len(), b.Ptr(), size),
+		return nil, core.Invalid(op, fmt.Sprintf("%s at %v for elements of %d", core.Count(b.Len(), "byte"), b.Ptr(), size),
 			"use a whole number of elements, at an address that is a multiple of their alignment")
 	}
 	return &Array[T]{b}, nil

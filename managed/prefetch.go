@@ -117,7 +117,7 @@ func batch(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k batc
 		return core.Invalid(op, "no ranges", "name at least one")
 	}
 	if k.prefetches() && len(to) != 1 && len(to) != len(ranges) {
-		return core.Invalid(op, fmt.Sprintf("%d locations for %d ranges", len(to), len(ranges)), "name one for all, or one for each")
+		return core.Invalid(op, fmt.Sprintf("%s for %s", core.Count(len(to), "location"), core.Count(len(ranges), "range")), "name one for all, or one for each")
 	}
 	return submit(op, s, ranges, to, k, false)
 }
@@ -157,7 +157,7 @@ func submit(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k bat
 		}
 	}
 	if k.discards() && !m.sys.Drv.Has(driver.Call(k)) {
-		return m.ctx.Fail(op, driver.Call(k), driver.MissingEntryPoint, fmt.Sprintf("%d ranges", len(ranges)))
+		return m.ctx.Fail(op, driver.Call(k), driver.MissingEntryPoint, core.Count(len(ranges), "range"))
 	}
 	if k.discards() {
 		if err := m.allConcurrent(op); err != nil {
@@ -306,7 +306,7 @@ func send(op string, st *core.Stream, ranges []Range, to []place, k batchKind) e
 		res = drv.MemDiscardAndPrefetchBatchAsync(c, ptrs, sizes, locations, first, st.Handle)
 	}
 	if res != driver.Success {
-		return st.Ctx.Fail(op, driver.Call(k), res, fmt.Sprintf("%d ranges from %s", len(ranges), ranges[0].asked("one")))
+		return st.Ctx.Fail(op, driver.Call(k), res, fmt.Sprintf("%s from %s", core.Count(len(ranges), "range"), ranges[0].asked("one")))
 	}
 	return nil
 }

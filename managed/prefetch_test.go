@@ -257,7 +257,7 @@ func TestBatchesAreCheckedFirst(t *testing.T) {
 		says   string
 	}{
 		"no ranges":          {nil, []cuda.Location{cuda.OnHost()}, s, cuda.ErrInvalidArgument, "no ranges"},
-		"no locations":       {[]managed.Range{good.Range}, nil, s, cuda.ErrInvalidArgument, "0 locations for 1 ranges"},
+		"no locations":       {[]managed.Range{good.Range}, nil, s, cuda.ErrInvalidArgument, "0 locations for 1 range;"},
 		"too many locations": {[]managed.Range{good.Range}, []cuda.Location{cuda.OnHost(), cuda.OnHost()}, s, cuda.ErrInvalidArgument, "2 locations for 1"},
 		"too few locations":  {[]managed.Range{good.Range, good.Range, good.Range}, []cuda.Location{cuda.OnHost(), cuda.OnHost()}, s, cuda.ErrInvalidArgument, "2 locations for 3"},
 		"a bad location":     {[]managed.Range{good.Range, good.Range}, []cuda.Location{cuda.OnHost(), cuda.OnDevice(7)}, s, cuda.ErrInvalidArgument, "device 7"},

@@ -24,7 +24,7 @@ func (r Range) Slice(off, n int) (Range, error) {
 	defer r.drop()
 	if off < 0 || n <= 0 || uint64(off) > r.n || uint64(n) > r.n-uint64(off) {
 		return Range{}, core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
-			Asked: fmt.Sprintf("offset %d, length %d of %d bytes", off, n, r.n), Hint: "stay inside, with at least one byte"})
+			Asked: fmt.Sprintf("offset %d, length %d of %s", off, n, core.Count(r.n, "byte")), Hint: "stay inside, with at least one byte"})
 	}
 	return Range{r.h, r.off + uint64(off), uint64(n)}, nil
 }

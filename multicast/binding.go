@@ -125,7 +125,7 @@ func (o *Object) check(op string, d *cuda.Device, b *binding, off, memOff, size 
 	gran, within := int(in.gran), func(off int, all uint64) bool { return uint64(off) <= all && uint64(size) <= all-uint64(off) }
 	switch {
 	case off < 0 || memOff < 0 || size <= 0:
-		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("%d bytes at offset %d, from offset %d of the memory", size, off, memOff),
+		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("%s at offset %d, from offset %d of the memory", core.Count(size, "byte"), off, memOff),
 			Hint: "offsets are not negative, and sizes positive"})
 	case off%gran != 0 || memOff%gran != 0 || size%gran != 0:
 		return core.Invalid(op, fmt.Sprintf("%s at offset %s, from offset %s of the memory", core.Bytes(size), core.Bytes(off), core.Bytes(memOff)),

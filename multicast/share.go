@@ -2,7 +2,6 @@ package multicast
 
 import (
 	"encoding/binary"
-	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
@@ -72,7 +71,7 @@ func importAs(op string, s *cuda.System, from driver.ShareableHandle, t driver.H
 		return nil, err
 	}
 	if size <= 0 || size > maxBytes || uint64(size)%gran != 0 {
-		return nil, core.Invalid(op, fmt.Sprintf("a size of %d bytes", size), "pass Object.Size of the exporter's object")
+		return nil, core.Invalid(op, "a size of "+core.Count(size, "byte"), "pass Object.Size of the exporter's object")
 	}
 	h, err := phys.ImportMulticast(op, core.SystemOf(s), from, t, uint64(size))
 	if err != nil {

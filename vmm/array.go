@@ -48,7 +48,7 @@ func ArrayOf[T any](b *Buffer) (*Array[T], error) {
 // came behind them would lie between two elements.
 func checkWhole[T any](op string, b *buffer) error {
 	if used, size := b.used.Load(), uint64(sizeOf[T]()); used%size != 0 {
-		return core.Invalid(op, fmt.Sprintf("%d bytes in use for elements of %d", used, size),
+		return core.Invalid(op, fmt.Sprintf("%s in use for elements of %d", core.Count(used, "byte"), size),
 			"resize the buffer to a multiple first")
 	}
 	return nil
@@ -85,7 +85,7 @@ func (a *Array[T]) AppendHost(s *cuda.Stream, src cuda.HostSlice) error {
 		return err
 	}
 	if size := int(sizeOf[T]()); src.Len()%size != 0 {
-		return core.Invalid(op, fmt.Sprintf("%d bytes for elements of %d", src.Len(), size),
+		return core.Invalid(op, fmt.Sprintf("%s for elements of %d", core.Count(src.Len(), "byte"), size),
 			"append a whole number of elements")
 	}
 	return a.buf.AppendHost(s, src)

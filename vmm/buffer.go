@@ -279,7 +279,7 @@ func (b *buffer) longer(op string, n int) (uint64, error) {
 	}
 	if uint64(n) > b.res.size-used {
 		return 0, core.Error(core.Failure{Op: op, Kind: core.Capacity,
-			Asked: fmt.Sprintf("%d more bytes, with %d used of %d reserved", n, used, b.res.size),
+			Asked: fmt.Sprintf("%s, with %d used of %d reserved", core.Count(n, "more byte"), used, b.res.size),
 			Hint:  "reserve more when the buffer is made, or vmm.Move it to a larger range without copying"})
 	}
 	return used + uint64(n), nil

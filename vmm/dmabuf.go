@@ -17,7 +17,7 @@ import (
 func (r *Reservation) DMABuf(d *cuda.Device, off, size int) (*os.File, error) {
 	const op = "vmm.Reservation.DMABuf"
 	if off < 0 || size <= 0 {
-		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("offset %d, %d bytes", off, size),
+		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("offset %d, %s", off, core.Count(size, "byte")),
 			Hint: "name a part of the range"})
 	}
 	if d == nil {

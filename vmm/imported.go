@@ -42,7 +42,7 @@ func (i *imported) moved() *imported {
 // full is the refusal to make memory behind what was imported.
 func (i *imported) full(op string, have, need uint64) error {
 	return core.Error(core.Failure{Op: op, Kind: core.Capacity,
-		Asked: fmt.Sprintf("%d bytes, with %d imported", need, have),
+		Asked: fmt.Sprintf("%s, with %d imported", core.Count(need, "byte"), have),
 		Hint:  "the memory is another process's: only its owner makes it longer, and shares it anew or announces it"})
 }
 
@@ -178,7 +178,7 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 		size += h.Size
 	}
 	if o.Length > size || o.Reserve > 0 && o.Reserve < size {
-		return nil, core.Invalid(op, fmt.Sprintf("a length of %d bytes and a range of %d for %d imported", o.Length, o.Reserve, size),
+		return nil, core.Invalid(op, fmt.Sprintf("a length of %s and a range of %d for %d imported", core.Count(o.Length, "byte"), o.Reserve, size),
 			"declare what there is")
 	}
 	// A range is never empty, and its addresses are aligned for every chunk.
@@ -244,7 +244,7 @@ func (b *buffer) SetLen(op string, n uint64) error {
 	}
 	defer b.leave()
 	if have := b.committed.Load(); b.imported == nil || n > have {
-		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("a length of %d bytes, with %d imported", n, have),
+		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("a length of %s, with %d imported", core.Count(n, "byte"), have),
 			Hint: "attach the chunks first"})
 	}
 	b.used.Store(n)

@@ -30,7 +30,7 @@ func Move(old *Buffer, reserve int) (*Buffer, error) {
 	}
 	committed := in.committed.Load()
 	if reserve <= 0 || reserve > maxBytes || uint64(reserve) < committed {
-		return nil, core.Invalid(op, fmt.Sprintf("a range of %d bytes for %d that are committed", reserve, committed),
+		return nil, core.Invalid(op, fmt.Sprintf("a range of %s, with %d committed", core.Count(reserve, "byte"), committed),
 			fmt.Sprintf("reserve at least %s, and more than the old range to grow further", core.Bytes(committed)))
 	}
 	res, err := reserveFor(op, in.dev, uint64(reserve), 0, in.gran)

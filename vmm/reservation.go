@@ -165,7 +165,7 @@ func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
 func (r *Reservation) SetAccess(off, size int, access ...Access) error {
 	const op = "vmm.Reservation.SetAccess"
 	if off < 0 || size <= 0 {
-		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("offset %d, %d bytes", off, size),
+		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("offset %d, %s", off, core.Count(size, "byte")),
 			Hint: "name a part of the range"})
 	}
 	if !r.r.closer.Hold() {

@@ -288,7 +288,7 @@ func (s Slice[T]) sameSize(op string, n int) error {
 		return nil
 	}
 	return core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
-		Asked: fmt.Sprintf("%d bytes for a slice of %d", n, s.Size()), Hint: "both sides must be equally long"})
+		Asked: fmt.Sprintf("%s for a slice of %d", core.Count(n, "byte"), s.Size()), Hint: "both sides must be equally long"})
 }
 
 // rlockBoth locks two buffers for reading, in the order of their addresses, so

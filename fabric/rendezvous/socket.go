@@ -75,7 +75,7 @@ func (b *memberBoard) enter(ctx context.Context) error {
 	case m.Kind == kindTaken:
 		return fmt.Errorf("%w: another process has joined as rank %d; give each a rank of its own, and make a new group where one has ended", cuda.ErrInUse, b.rank)
 	case m.Kind == kindOtherSize:
-		return fmt.Errorf("%w: a group of %d ranks, where the host's has %d; name the same size in all processes", ErrDisagree, b.size, h.Size)
+		return fmt.Errorf("%w: a group of size %d, where the host's has %d; name the same size in all processes", ErrDisagree, b.size, h.Size)
 	}
 	return fmt.Errorf("%w: the host's answer is no welcome", handles.ErrProtocol)
 }

@@ -26,7 +26,7 @@ func TestWhoMayNotJoin(t *testing.T) {
 		require.ErrorContains(t, err, "rank 1")
 		_, err = Join(t.Context(), path, 2, 4, Options{})
 		require.ErrorIs(t, err, ErrDisagree)
-		require.ErrorContains(t, err, "a group of 4 ranks, where the host's has 3")
+		require.ErrorContains(t, err, "a group of size 4, where the host's has 3")
 		require.NoError(t, member.Close())
 	}
 }

@@ -92,7 +92,7 @@ func nodes(f imex.Facts) (all []Finding) {
 	case 0:
 		return append(all, found(CheckAccessible, Problem,
 			"give one of them to this user or one of its groups (chown, chgrp, chmod), and let the container's device rules pass it, or "+makeNode(f),
-			"none of the %d channels is open to this process (user %d, group %d)", len(f.Channels), f.UID, f.GID))
+			"none of the channels (%d) is open to this process (user %d, group %d)", len(f.Channels), f.UID, f.GID))
 	case 1:
 		return append(all, found(CheckAccessible, OK, "", "channel %d is open to this process", open[0].Minor))
 	default:
