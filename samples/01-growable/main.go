@@ -112,7 +112,8 @@ func stream(dev *cuda.Device, in io.Reader, step int, out io.Writer) (err error)
 	stats := array.Stats()
 	fmt.Fprintf(out, "address    %v, the same after every growth\n", address)
 	fmt.Fprintf(out, "bytes      %d\n", stats.Used)
-	fmt.Fprintf(out, "grown      %d times, to %d chunks\n", stats.Grown, stats.Chunks)
+	fmt.Fprintf(out, "growths    %d\n", stats.Grown)
+	fmt.Fprintf(out, "chunks     %d\n", stats.Chunks)
 	fmt.Fprintf(out, "reserved   %d MiB of address space\n", stats.Reserved>>20)
 	fmt.Fprintf(out, "committed  %d MiB of memory\n", stats.Committed>>20)
 	fmt.Fprintf(out, "throughput %.2f GB/s, reading and hashing included\n", float64(stats.Used)/took.Seconds()/1e9)
@@ -120,8 +121,8 @@ func stream(dev *cuda.Device, in io.Reader, step int, out io.Writer) (err error)
 	if want, got := sum.Sum(nil), back.Sum(nil); string(want) != string(got) {
 		return fmt.Errorf("the GPU's memory has SHA-256 %x, the input %x", got, want)
 	}
-	fmt.Fprintln(out, "verified   the GPU's memory has the input's SHA-256")
-	return nil
+	_, err = fmt.Fprintln(out, "verified   the GPU's memory has the input's SHA-256")
+	return err // a full disk under the output, for one
 }
 
 // open is the input and its name for people.

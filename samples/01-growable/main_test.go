@@ -27,7 +27,7 @@ func TestSampleStreamsAFileAndChecksIt(t *testing.T) {
 		says  []string
 	}{
 		{"a file", []string{"-driver", "sim", file}, nil, []string{"software driver", file, sum, "9437307", "verified"}},
-		{"small steps", []string{"-driver", "sim", "-step", "64KiB", file}, nil, []string{sum, "grown      4 times, to 4 chunks", "committed  16 MiB"}},
+		{"small steps", []string{"-driver", "sim", "-step", "64KiB", file}, nil, []string{sum, "growths    4", "chunks     4", "committed  16 MiB"}},
 		{"standard input", []string{"-driver", "sim", "-"}, data, []string{"standard input", sum}},
 		{"its own executable", []string{"-driver", "sim"}, nil, []string{"verified"}},
 		{"nothing", []string{"-driver", "sim", "-"}, nil, []string{"bytes      0", "verified"}},
@@ -60,4 +60,12 @@ func TestSampleRefusesBadInput(t *testing.T) {
 		var out strings.Builder
 		require.ErrorContains(t, run(row.args, strings.NewReader(""), &out), row.says)
 	}
+}
+
+// What cannot be written is an error.
+func TestSampleNoticesThatNobodyReadsIt(t *testing.T) {
+	out, err := os.Open(os.DevNull) // for reading alone
+	require.NoError(t, err)
+	defer out.Close()
+	require.ErrorContains(t, run([]string{"-driver", "sim"}, nil, out), "write "+os.DevNull)
 }

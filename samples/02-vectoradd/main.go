@@ -150,8 +150,8 @@ func add(devices []*cuda.Device, out io.Writer) (err error) {
 			}
 		}
 	}
-	fmt.Fprintf(out, "verified   c = a + b in %d elements\n", perVector*words)
-	return nil
+	_, err = fmt.Fprintf(out, "verified   c = a + b in %d elements\n", perVector*words)
+	return err
 }
 
 // place puts memory of a device into the range. The mapping keeps it alive.

@@ -137,6 +137,6 @@ func use(dev *cuda.Device, m *vmm.Mapping, out io.Writer) (err error) {
 	if want := words * value; got[0] != want {
 		return fmt.Errorf("%d words of %d add up to %d, not to %d", words, value, got[0], want)
 	}
-	fmt.Fprintf(out, "verified   %d words of %d add up to %d\n", words, value, got[0])
-	return nil
+	_, err = fmt.Fprintf(out, "verified   %d words of %d add up to %d\n", words, value, got[0])
+	return err
 }

@@ -93,8 +93,8 @@ func alias(dev *cuda.Device, out io.Writer) (err error) {
 	if err := byFence(dev, module, first, second); err != nil {
 		return fmt.Errorf("ordered by a fence: %w", err)
 	}
-	fmt.Fprintln(out, "verified   a write, fence.proxy.alias, and a read through the other address, in one kernel")
-	return nil
+	_, err = fmt.Fprintln(out, "verified   a write, fence.proxy.alias, and a read through the other address, in one kernel")
+	return err
 }
 
 const (

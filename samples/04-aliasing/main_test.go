@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/binary"
+	"os"
 	"strings"
 	"testing"
 
@@ -58,4 +59,12 @@ func TestSampleTakesItsFlags(t *testing.T) {
 	} {
 		require.ErrorContains(t, run(row.args, &strings.Builder{}), row.says)
 	}
+}
+
+// What cannot be written is an error.
+func TestSampleNoticesThatNobodyReadsIt(t *testing.T) {
+	out, err := os.Open(os.DevNull) // for reading alone
+	require.NoError(t, err)
+	defer out.Close()
+	require.ErrorContains(t, run([]string{"-driver", "sim"}, out), "write "+os.DevNull)
 }

@@ -140,11 +140,12 @@ func publish(ctx context.Context, dev *cuda.Device, in io.Reader, step int, chil
 	if err == nil {
 		err = end(alive, file)
 	}
-	if err != nil {
-		err = errors.Join(err, server.Close()) // the child ends too
+	if err != nil && alive.Err() == nil {
+		_ = server.Close() // the child ends too, and says no more than that it had to
+		_ = wait()
+		return err
 	}
-	err = errors.Join(err, wait())
-	if err != nil {
+	if err = errors.Join(err, wait()); err != nil {
 		return err
 	}
 	got := make([]byte, sha256.Size)
@@ -155,8 +156,8 @@ func publish(ctx context.Context, dev *cuda.Device, in io.Reader, step int, chil
 	if string(got) != string(want) {
 		return fmt.Errorf("the child found SHA-256 %x, the input has %x", got, want)
 	}
-	fmt.Fprintln(out, "verified   the child's mapping has the input's SHA-256")
-	return nil
+	_, err = fmt.Fprintln(out, "verified   the child's mapping has the input's SHA-256")
+	return err
 }
 
 // start runs this program again, connected by a pair of sockets of which the
@@ -275,6 +276,6 @@ func follow(ctx context.Context, dev *cuda.Device, parent *os.File, out io.Write
 	if err := reply.All().CopyFrom(nil, hash.Sum(nil)); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "child      process %d, the array is at %v: %d bytes in %d changes\n", os.Getpid(), f.Array().Ptr(), have, changes)
-	return nil
+	_, err = fmt.Fprintf(out, "child      process %d, the array is at %v: bytes %d, changes %d\n", os.Getpid(), f.Array().Ptr(), have, changes)
+	return err
 }

@@ -42,7 +42,7 @@ func TestSampleStreamsAFileToItsChild(t *testing.T) {
 			var out bytes.Buffer
 			require.NoError(t, run(append([]string{"-driver", "sim"}, append(row.args, file)...), &out))
 			for _, s := range []string{"software driver", file, fmt.Sprintf("parent     process %d, the array is at 0x", os.Getpid()),
-				fmt.Sprintf(": %d bytes in ", row.n), fmt.Sprintf("reply      %x", sha256.Sum256(data[:row.n])), "verified"} {
+				fmt.Sprintf(": bytes %d, changes ", row.n), fmt.Sprintf("reply      %x", sha256.Sum256(data[:row.n])), "verified"} {
 				require.Contains(t, out.String(), s)
 			}
 			require.NotContains(t, out.String(), fmt.Sprintf("child      process %d,", os.Getpid()))
@@ -62,4 +62,21 @@ func TestSampleRefusesBadInput(t *testing.T) {
 	} {
 		require.ErrorContains(t, run(row.args, new(bytes.Buffer)), row.says)
 	}
+}
+
+// An input that breaks off is all that is told of: that the child and the
+// connection to it end follows from it.
+func TestSampleNamesItsInputAlone(t *testing.T) {
+	dir := t.TempDir()
+	err := run([]string{"-driver", "sim", dir}, new(bytes.Buffer))
+	require.ErrorContains(t, err, "is a directory")
+	require.NotContains(t, err.Error(), "\n")
+}
+
+// What cannot be written is an error.
+func TestSampleNoticesThatNobodyReadsIt(t *testing.T) {
+	out, err := os.Open(os.DevNull) // for reading alone
+	require.NoError(t, err)
+	defer out.Close()
+	require.Error(t, run([]string{"-driver", "sim"}, out))
 }

@@ -42,7 +42,7 @@ func follow(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (er
 			fmt.Fprintf(out, "follower   process %d: withdrawn\n", os.Getpid())
 			return nil
 		case errors.Is(err, handles.ErrGone):
-			fmt.Fprintf(out, "follower   process %d: the publisher is gone; %d elements stay mapped: %v\n", os.Getpid(), f.Len(), err)
+			fmt.Fprintf(out, "follower   process %d: the publisher is gone; a length of %d stays mapped: %v\n", os.Getpid(), f.Len(), err)
 			return nil
 		case err != nil:
 			return err
@@ -50,7 +50,10 @@ func follow(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (er
 		if err := check(f, s); err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "follower   process %d: generation %d, %d elements, all as they should be\n", os.Getpid(), f.Generation(), f.Len())
+		_, err = fmt.Fprintf(out, "follower   process %d: generation %d, length %d, every element as it should be\n", os.Getpid(), f.Generation(), f.Len())
+		if err != nil {
+			return err
+		}
 	}
 }
 

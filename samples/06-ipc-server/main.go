@@ -12,6 +12,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -95,7 +96,9 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "process %d: %v, %v\n", os.Getpid(), sys.Driver(), dev)
+	if _, err := fmt.Fprintf(out, "process %d: %v, %v\n", os.Getpid(), sys.Driver(), dev); err != nil {
+		return err
+	}
 	return do(ctx, dev, o, out)
 }
 
@@ -119,9 +122,10 @@ func list(ctx context.Context, _ *cuda.Device, o options, out io.Writer) (err er
 		return err
 	}
 	for _, p := range all {
-		fmt.Fprintf(out, "%-16s %d elements of %v, in %d MiB, generation %d\n", p.Name, p.Length, p.Element, p.Bytes>>20, p.Generation)
+		_, werr := fmt.Fprintf(out, "%-16s length %d, of %v, in %d MiB, generation %d\n", p.Name, p.Length, p.Element, p.Bytes>>20, p.Generation)
+		err = errors.Join(err, werr)
 	}
-	return nil
+	return err
 }
 
 // demonstrate runs a publisher and two followers, each in a process of its own.
@@ -161,17 +165,29 @@ func demonstrate(ctx context.Context, o options, out io.Writer) (err error) {
 		}
 		return nil
 	})
-	return unlessEnded(ctx, all.Wait())
+	err = all.Wait()
+	return unlessEnded(ctx, cmp.Or(lines.failed(), err))
 }
 
 // locked lets several processes write, a line or more at a time.
 type locked struct {
 	mu  sync.Mutex
 	out io.Writer
+	err error
 }
 
 func (l *locked) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.out.Write(p)
+	n, err := l.out.Write(p)
+	l.err = cmp.Or(l.err, err)
+	return n, err
+}
+
+// failed is why what a process wrote went nowhere: the process itself only hears
+// of a broken pipe.
+func (l *locked) failed() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
 }

@@ -31,7 +31,7 @@ func TestSamplePublishesAndFollows(t *testing.T) {
 	require.Equal(t, 3, strings.Count(said, "software driver"), said)
 	require.Equal(t, 2, strings.Count(said, ": withdrawn"), said)
 	require.Contains(t, said, "generation 12: ")
-	require.Contains(t, said, "all as they should be")
+	require.Contains(t, said, "every element as it should be")
 }
 
 func TestSampleListsAndEndsWhenItIsInterrupted(t *testing.T) {
@@ -51,11 +51,11 @@ func TestSampleListsAndEndsWhenItIsInterrupted(t *testing.T) {
 	go func() { over <- run(ctx, append(args, "-followers", "1", "publish"), &out) }()
 	until(func() bool { _, err := os.Lstat(dir + "/server"); return err == nil })
 	go func() { over <- run(ctx, append(args, "follow"), &out) }()
-	until(func() bool { return strings.Contains(out.text(), "all as they should be") })
+	until(func() bool { return strings.Contains(out.text(), "every element as it should be") })
 	var listed bytes.Buffer
 	require.NoError(t, run(ctx, append(args, "list"), &listed))
 	require.Contains(t, listed.String(), "numbers ")
-	require.Contains(t, listed.String(), "elements of uint64")
+	require.Contains(t, listed.String(), ", of uint64")
 	cancel()
 	require.NoError(t, <-over)
 	require.NoError(t, <-over)
@@ -82,7 +82,7 @@ func TestSampleEndsWhenItIsInterrupted(t *testing.T) {
 	out.out = new(bytes.Buffer)
 	over := make(chan error, 1)
 	go func() { over <- run(ctx, []string{"-driver", "sim"}, &out) }()
-	require.Eventually(t, func() bool { return strings.Contains(out.text(), "all as they should be") }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(out.text(), "every element as it should be") }, time.Minute, time.Millisecond)
 	cancel()
 	require.NoError(t, <-over)
 	require.NotContains(t, out.text(), "06-ipc-server:", "a process that ended in error says so")
@@ -110,4 +110,12 @@ func TestSampleRefusesBadInput(t *testing.T) {
 	} {
 		require.ErrorContains(t, run(t.Context(), row.args, new(bytes.Buffer)), row.says)
 	}
+}
+
+// What cannot be written is an error.
+func TestSampleNoticesThatNobodyReadsIt(t *testing.T) {
+	out, err := os.Open(os.DevNull) // for reading alone
+	require.NoError(t, err)
+	defer out.Close()
+	require.ErrorContains(t, run(t.Context(), []string{"-driver", "sim"}, out), "write "+os.DevNull)
 }

@@ -52,8 +52,11 @@ func publish(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (e
 			return err
 		}
 		st := p.Stats()
-		fmt.Fprintf(out, "publisher  generation %d: %d elements in %d MiB, %d followers keep %d MiB that are no longer published\n",
+		_, err := fmt.Fprintf(out, "publisher  generation %d: length %d in %d MiB; followers: %d, which keep %d MiB that are no longer published\n",
 			st.Generation, st.Length, st.Bytes>>20, len(st.Followers), st.Pinned>>20)
+		if err != nil {
+			return err
+		}
 		select {
 		case <-time.After(o.every):
 		case <-ctx.Done():

@@ -138,8 +138,8 @@ func (m model) run(dev *cuda.Device, at managed.Placement, out io.Writer) (err e
 		return err
 	}
 	stats := memory.Stats()
-	fmt.Fprintf(out, "  verified   the sum of %d layers is %v; %d MiB of weights\n", m.layers, sum, stats.Bytes>>20)
-	return nil
+	_, err = fmt.Fprintf(out, "  verified   %v is the sum of the layers, which have %d MiB\n", sum, stats.Bytes>>20)
+	return err
 }
 
 // load makes the layers and has the CPU fill them: layer i holds i+1.

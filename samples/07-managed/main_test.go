@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -21,7 +22,7 @@ func TestSampleShowsEveryPlacement(t *testing.T) {
 			"placement  GPU first, CPU mapped\n  before     layer 0 [DDDDDDDD]",
 			"placement  read mostly\n  before     layer 0 [rrrrrrrr]",
 			"placement  a callback: halves\n  before     layer 0 [hhhh....]",
-			"verified   the sum of 2 layers is 3",
+			"verified   3 is the sum of the layers",
 		} {
 			require.Contains(t, out.String(), s)
 		}
@@ -69,4 +70,12 @@ func TestSampleTakesItsFlags(t *testing.T) {
 	} {
 		require.ErrorContains(t, run(row.args, &strings.Builder{}), row.says)
 	}
+}
+
+// What cannot be written is an error.
+func TestSampleNoticesThatNobodyReadsIt(t *testing.T) {
+	out, err := os.Open(os.DevNull) // for reading alone
+	require.NoError(t, err)
+	defer out.Close()
+	require.ErrorContains(t, run([]string{"-driver", "sim"}, out), "write "+os.DevNull)
 }

@@ -20,6 +20,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"time"
 
@@ -71,6 +72,9 @@ func run(args []string, out io.Writer) (err error) {
 	if flags.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
+	// An interrupt ends the wait for the other process, and the folder goes.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
 	if o.folder == "" {
 		if o.folder, err = os.MkdirTemp("", "cuvmm-fabric"); err != nil {
 			return err
@@ -90,7 +94,7 @@ func run(args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	switch {
 	case o.diagnose:
@@ -99,8 +103,8 @@ func run(args []string, out io.Writer) (err error) {
 			return err
 		}
 		fmt.Fprintln(out, d)
-		fmt.Fprintf(out, "fabric handles work: %v\n", d.Works())
-		return nil
+		_, err = fmt.Fprintf(out, "fabric handles work: %v\n", d.Works())
+		return err
 	case o.offer != "":
 		return take(dev, o.offer, out)
 	case o.inherit:
@@ -145,8 +149,8 @@ func export(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (er
 			return fmt.Errorf("element %d is %d, which the other process was to double", i, n)
 		}
 	}
-	fmt.Fprintf(out, "verified   the other process doubled all %d elements\n", elements)
-	return nil
+	_, err = fmt.Fprintf(out, "verified   the other process doubled all %d elements\n", elements)
+	return err
 }
 
 // byText offers the array as text, and keeps it leased until the receipt is
@@ -241,7 +245,7 @@ func take(dev *cuda.Device, text string, out io.Writer) error {
 	}
 	receipt, err := offer.Receipt().MarshalText()
 	if err == nil {
-		fmt.Fprintf(out, "%s%s\n", receiptMark, receipt)
+		_, err = fmt.Fprintf(out, "%s%s\n", receiptMark, receipt)
 	}
 	return errors.Join(err, array.Close())
 }

@@ -5,7 +5,9 @@ package main
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -76,4 +78,26 @@ func TestSampleRefusesBadInput(t *testing.T) {
 	} {
 		require.ErrorContains(t, run(row.args, new(bytes.Buffer)), row.says)
 	}
+}
+
+// An interrupt leaves no folder behind.
+func TestSampleCleansUpWhenItIsInterrupted(t *testing.T) {
+	top := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-driver", "sim")
+	cmd.Env = append(os.Environ(), "TMPDIR="+top)
+	require.NoError(t, cmd.Start())
+	require.Eventually(t, func() bool { folders, _ := os.ReadDir(top); return len(folders) > 0 }, time.Minute, time.Millisecond)
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	_ = cmd.Wait() // an error, unless it was done
+	folders, err := os.ReadDir(top)
+	require.NoError(t, err)
+	require.Empty(t, folders)
+}
+
+// What cannot be written is an error.
+func TestSampleNoticesThatNobodyReadsIt(t *testing.T) {
+	out, err := os.Open(os.DevNull) // for reading alone
+	require.NoError(t, err)
+	defer out.Close()
+	require.ErrorContains(t, run([]string{"-driver", "sim"}, out), "write "+os.DevNull)
 }

@@ -83,7 +83,8 @@ func norms(ctx context.Context, devices []*cuda.Device, n int, out io.Writer) (e
 		want += sum
 	}
 	want = math.Sqrt(want)
-	fmt.Fprintf(out, "vector     %d elements, %d on each of %d devices, of norm %.6f\n", n*len(devices), n, len(devices), want)
+	fmt.Fprintf(out, "devices    %d, with %d elements each\n", len(devices), n)
+	fmt.Fprintf(out, "vector     of length %d and norm %.6f\n", n*len(devices), want)
 
 	copied, moved, err := byCopies(parts)
 	if err != nil {
@@ -96,8 +97,8 @@ func norms(ctx context.Context, devices []*cuda.Device, n int, out io.Writer) (e
 
 	if reason := why(devices); reason != nil {
 		fmt.Fprintf(out, "multicast  not used: %v\n", reason)
-		fmt.Fprintln(out, "verified   every device has the norm")
-		return nil
+		_, err = fmt.Fprintln(out, "verified   every device has the norm")
+		return err
 	}
 	reduced, moved, err := byMulticast(ctx, parts)
 	if err != nil {
@@ -107,8 +108,8 @@ func norms(ctx context.Context, devices []*cuda.Device, n int, out io.Writer) (e
 		return fmt.Errorf("by multicast: %w", err)
 	}
 	fmt.Fprintf(out, "multicast  %v\n", moved)
-	fmt.Fprintln(out, "verified   every device has the norm, the same in both ways")
-	return nil
+	_, err = fmt.Fprintln(out, "verified   every device has the norm, the same in both ways")
+	return err
 }
 
 // check compares what each device has.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"math"
+	"os"
 	"strings"
 	"testing"
 
@@ -17,7 +18,7 @@ func TestSampleComputesTheNormInBothWays(t *testing.T) {
 		var out strings.Builder
 		require.NoError(t, norms(t.Context(), sys.Devices(), 1000, &out))
 		for _, s := range []string{
-			"4000 elements, 1000 on each of 4 devices",
+			"devices    4, with 1000 elements each", "vector     of length 4000",
 			"copies     each device sends 24 bytes and receives 24",
 			"multicast  each device sends 36 bytes and receives 24",
 			"verified   every device has the norm, the same in both ways",
@@ -60,7 +61,7 @@ func TestSampleGivesEverythingBack(t *testing.T) {
 func TestSampleTakesItsFlags(t *testing.T) {
 	var out strings.Builder
 	require.NoError(t, run([]string{"-driver", "sim", "-n", "5000"}, &out))
-	for _, s := range []string{"software driver", "20000 elements", "verified"} {
+	for _, s := range []string{"software driver", "length 20000", "verified"} {
 		require.Contains(t, out.String(), s)
 	}
 	for _, row := range []struct {
@@ -74,4 +75,12 @@ func TestSampleTakesItsFlags(t *testing.T) {
 	} {
 		require.ErrorContains(t, run(row.args, &strings.Builder{}), row.says)
 	}
+}
+
+// What cannot be written is an error.
+func TestSampleNoticesThatNobodyReadsIt(t *testing.T) {
+	out, err := os.Open(os.DevNull) // for reading alone
+	require.NoError(t, err)
+	defer out.Close()
+	require.ErrorContains(t, run([]string{"-driver", "sim"}, out), "write "+os.DevNull)
 }

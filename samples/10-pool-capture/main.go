@@ -99,7 +99,7 @@ func replay(dev *cuda.Device, replays int, out io.Writer) (err error) {
 	if err := serve(p, g, s, other, replays, inside, result); err != nil {
 		return errors.Join(err, g.Close())
 	}
-	fmt.Fprintf(out, "replayed   %d times beside others, verified\n", replays)
+	fmt.Fprintf(out, "replays    %d, beside others, verified\n", replays)
 
 	// The other stream's memory goes back to the driver, the graph's stays.
 	if err := other.Close(); err != nil {
@@ -120,8 +120,8 @@ func replay(dev *cuda.Device, replays int, out io.Writer) (err error) {
 	if left+8*mib > kept {
 		return fmt.Errorf("the graph's memory did not come back: %d bytes before it was closed, %d after", kept, left)
 	}
-	fmt.Fprintf(out, "destroyed  and %d MiB: the graph's memory came back\n", left/mib)
-	return nil
+	_, err = fmt.Fprintf(out, "destroyed  and %d MiB: the graph's memory came back\n", left/mib)
+	return err
 }
 
 // trimmed is what the pool keeps after it gave back what it can.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -14,7 +15,7 @@ func TestSampleGivesTheGraphsMemoryBack(t *testing.T) {
 		var out strings.Builder
 		require.NoError(t, replay(sys.Devices()[0], 2, &out))
 		require.Contains(t, out.String(), "captured   1 request of 8 MiB at 0x")
-		require.Contains(t, out.String(), "replayed   2 times beside others, verified")
+		require.Contains(t, out.String(), "replays    2, beside others, verified")
 		require.Contains(t, out.String(), "destroyed  and 2 MiB: the graph's memory came back")
 	}
 }
@@ -35,7 +36,7 @@ func TestSampleGivesEverythingBack(t *testing.T) {
 func TestSampleTakesItsFlags(t *testing.T) {
 	var out strings.Builder
 	require.NoError(t, run([]string{"-driver", "sim", "-replays", "1"}, &out))
-	for _, s := range []string{"software driver", "device 0 (Software GPU)", "replayed   1 times"} {
+	for _, s := range []string{"software driver", "device 0 (Software GPU)", "replays    1,"} {
 		require.Contains(t, out.String(), s)
 	}
 	for _, row := range []struct {
@@ -50,4 +51,12 @@ func TestSampleTakesItsFlags(t *testing.T) {
 	} {
 		require.ErrorContains(t, run(row.args, &strings.Builder{}), row.says)
 	}
+}
+
+// What cannot be written is an error.
+func TestSampleNoticesThatNobodyReadsIt(t *testing.T) {
+	out, err := os.Open(os.DevNull) // for reading alone
+	require.NoError(t, err)
+	defer out.Close()
+	require.ErrorContains(t, run([]string{"-driver", "sim"}, out), "write "+os.DevNull)
 }
