@@ -157,14 +157,22 @@ func (d *Device) Probe() (Probe, error) {
 	if d.probed != nil {
 		return *d.probed, nil
 	}
+	failed := func(at driver.Call, r driver.Result, prop driver.AllocationProp) error {
+		f := core.Failure{Op: op, Call: at, Result: r, Asked: fmt.Sprintf("a trial on %v", d), Err: diagnose.Creation(d.sys.core, prop, r)}
+		if r == driver.OutOfMemory {
+			if free, _, err := d.MemoryInfo(); err == nil {
+				f.Hint = d.sys.core.Withheld(uint64(caps.MinimumGranularity), free)
+			}
+		}
+		return core.Error(f)
+	}
 	var p Probe
 	try := func(change func(*driver.AllocationProp)) (driver.AllocationProp, error) {
 		prop := d.granule()
 		change(&prop)
 		h, r := phys.TryCreate(d.sys.core, uint64(caps.MinimumGranularity), prop)
 		if r != driver.Success {
-			return prop, core.Error(core.Failure{Op: op, Call: driver.CallMemCreate, Result: r, Asked: fmt.Sprintf("a trial on %v", d),
-				Err: diagnose.Creation(d.sys.core, prop, r)})
+			return prop, failed(driver.CallMemCreate, r, prop)
 		}
 		granted, err := h.Granted(op)
 		_ = phys.Abandon(op, nil, h) // what fails is tried again, and says nothing of the memory
@@ -187,8 +195,7 @@ func (d *Device) Probe() (Probe, error) {
 		if r == driver.Success {
 			return nil
 		}
-		return core.Error(core.Failure{Op: op, Call: at, Result: r, Asked: fmt.Sprintf("a trial on %v", d),
-			Err: diagnose.Creation(d.sys.core, prop, r)})
+		return failed(at, r, prop)
 	}
 	err = share(driver.HandlePosixFD)
 	if inconclusive(err) {

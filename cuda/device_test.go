@@ -74,6 +74,7 @@ func TestProbeKeepsClearAnswersOnly(t *testing.T) {
 		m.Inject(sim.Fault{Call: "cuMemCreate", After: after, Result: cuda.Code(driver.OutOfMemory)})
 		_, err := d.Probe()
 		require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+		require.ErrorContains(t, err, "ulimit -v", "the device has memory left")
 		m.ClearFaults()
 	}
 	p, err := d.Probe()

@@ -71,7 +71,7 @@ var byCall = map[callResult]explanation{
 	{driver.CallMemCreate, driver.NotPermitted}: {core.NotPermitted,
 		"fabric handles need an IMEX channel that this process may open; ask for descriptors instead"},
 	{driver.CallMemAllocManaged, driver.OutOfMemory}: {core.OutOfMemory,
-		"ask for less: managed memory may exceed the device's only where that has concurrent managed access, and then not what the host has beside it"},
+		"ask for less: managed memory may exceed the device's only where that has concurrent managed access, and then not what the host has beside it (on the software driver: what ulimit -v and vm.overcommit_memory allow)"},
 	{driver.CallMemAllocManaged, driver.NotSupported}: {core.NotSupported,
 		"the device has no managed memory"},
 	{driver.CallMemAdvise, driver.InvalidValue}:             {core.InvalidArgument, notManagedHint},

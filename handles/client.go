@@ -3,6 +3,7 @@ package handles
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -208,6 +209,9 @@ func (k *Client) ask(ctx context.Context, op string, request func(number uint32)
 	k.mu.Unlock()
 	if err := k.conn.Send(ctx, pack(request(number))); err != nil {
 		k.abandon(number, to)
+		if errors.Is(err, ErrGone) {
+			err = k.whyGone(ctx, op, err)
+		}
 		return answer{}, err
 	}
 	limited, cancel := context.WithTimeout(ctx, k.conn.limits.Timeout)
@@ -232,6 +236,18 @@ func (k *Client) gone(op string) error {
 		return closedError(op, "client")
 	}
 	return fmt.Errorf("%s: %w", op, k.err)
+}
+
+// whyGone waits for what the server said before it went, which is read.
+func (k *Client) whyGone(ctx context.Context, op string, err error) error {
+	select {
+	case <-k.read:
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return k.gone(op)
+	case <-ctx.Done():
+		return err
+	}
 }
 
 // abandon gives up a request. Where the answer comes later, and makes a follower

@@ -124,6 +124,8 @@ func systemError(op, asked string, err error) error {
 		return failure(op, cuda.ErrNotPermitted, asked, "run as the user that owns it").because(err)
 	case errors.Is(err, fs.ErrNotExist):
 		return failure(op, nil, asked, "start the process that serves it first, and name the same directory").because(err)
+	case errors.Is(err, syscall.ENAMETOOLONG):
+		return failure(op, nil, asked, "use a shorter name").because(err)
 	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		return failure(op, nil, asked, "close files that are not needed, or raise the limit of open files (ulimit -n)").because(err)
 	}

@@ -330,6 +330,8 @@ func TestALongPath(t *testing.T) {
 	require.NoError(t, conn.Close())
 	require.NoError(t, <-accepted)
 	require.NoError(t, l.Close())
+	_, err = handles.Listen(filepath.Join(dir, string(bytesOf(300))), "", handles.Options{})
+	require.ErrorContains(t, err, "use a shorter name")
 }
 
 // othersFolder is a directory of another user, with a server of that user.

@@ -148,3 +148,22 @@ func TestClientsOfAnotherUserLeaveRoom(t *testing.T) {
 	v.served() // another of its own user is let in
 	require.Len(t, ends, 2)
 }
+
+// A client that is not let in learns why from its first request, whichever side
+// is quicker.
+func TestARefusedClientLearnsWhy(t *testing.T) {
+	v := newVictim(t, ServerOptions{MaxSessions: 2}, Options{}) // of which the victim has one follower
+	first := v.dial()
+	require.NoError(t, first.Send(moment(t), pack(&list{1})))
+	v.receive(first)
+	for range 100 {
+		c, err := Dial(moment(t), v.path, Options{})
+		if err == nil {
+			k := NewClient(c)
+			_, err = k.List(moment(t))
+			require.NoError(t, k.Close())
+		}
+		require.ErrorIs(t, err, ErrRefused)
+		require.ErrorContains(t, err, "where 2 is the most")
+	}
+}

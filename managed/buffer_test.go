@@ -306,6 +306,9 @@ func TestErrorsKeepTheirCodes(t *testing.T) {
 		require.Equal(t, cuda.Code(code), e.Code)
 		require.Equal(t, "cuMemAllocManaged", e.Call)
 		require.Contains(t, e.Asked, "1 MiB of managed memory on device 0")
+		if code == 2 {
+			require.Contains(t, e.Hint, "ulimit -v")
+		}
 	}
 }
 

@@ -50,7 +50,7 @@ func (f *Folder) Close() error {
 func (f *Folder) NewFile(n uint64) (*Shared, error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(f.fd, &fs); err == nil && !fits(&fs, n) {
-		return nil, fmt.Errorf("make a file of %d bytes: the folder's file system has %d free: %w",
+		return nil, fmt.Errorf("make a file of %d bytes (make room, or take a folder on another file system): the folder's has %d free: %w",
 			n, fs.Bavail*uint64(fs.Bsize), unix.ENOSPC)
 	}
 	fd, err := unix.Openat(f.fd, ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, f.perm)

@@ -61,6 +61,7 @@ func TestAFileThatDoesNotFitIsRefused(t *testing.T) {
 	f := openFolder(t, t.TempDir())
 	_, err := f.NewFile(1 << 60)
 	require.ErrorIs(t, err, unix.ENOSPC)
+	require.ErrorContains(t, err, "make room, or take a folder on another file system")
 }
 
 func TestExportedDescriptorsHoldAFile(t *testing.T) {
