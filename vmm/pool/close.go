@@ -53,10 +53,10 @@ func (p *Pool) shut() error {
 	f := core.Failure{Op: closeOp, Kind: core.InUse, Hint: "free the blocks first, and close the graphs that were captured"}
 	var what []string
 	if live > 0 {
-		what = append(what, fmt.Sprintf("%d live blocks: %s", live, p.some()))
+		what = append(what, core.Count(live, "live block")+": "+p.some())
 	}
 	if arenas > 0 {
-		what = append(what, fmt.Sprintf("%d arenas of captures", arenas))
+		what = append(what, core.Count(arenas, "arena")+" of captures")
 	}
 	f.Asked = strings.Join(what, ", and ")
 	return core.Error(f)
@@ -133,7 +133,7 @@ func (p *Pool) giveBack() error {
 	for _, sh := range p.all() {
 		sh.settle()
 	}
-	if _, err := p.trim(maxBytes); err != nil {
+	if _, err := p.trim(closeOp, maxBytes); err != nil {
 		return err
 	}
 	p.mu.Lock()

@@ -11,7 +11,7 @@ package pool
 func (p *Pool) provideExact(sh *shard, w *want) error {
 	if allowed := p.allowance(w); w.size > allowed {
 		p.catchUp(sh, w.size-allowed)
-		if _, err := trimBy(w.size-allowed, p.trimIdle, p.trimExact, p.trimRegions); err != nil {
+		if _, err := trimBy(allocOp, w.size-allowed, p.trimIdle, p.trimExact, p.trimRegions); err != nil {
 			return err
 		}
 	}
@@ -57,13 +57,13 @@ func disownExact(e *extent) (r *region, at int) {
 
 // trimExact gives back free exact chunks that have passed, the smallest that
 // is enough or the largest there is, until need bytes went.
-func (p *Pool) trimExact(need uint64) (freed uint64, err error) {
+func (p *Pool) trimExact(op string, need uint64) (freed uint64, err error) {
 	for freed < need {
 		r, at := p.pickExact(need - freed)
 		if r == nil {
 			return freed, nil
 		}
-		n, err := p.discard(r, at)
+		n, err := p.discard(op, r, at)
 		if freed += n; err != nil {
 			return freed, err
 		}

@@ -54,7 +54,7 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 	f.Asked = fmt.Sprintf("%s for stream %#x on %v; the pool has %s, of which live blocks were asked for %s",
 		core.Bytes(w.bytes), uintptr(sh.stream.Handle), p.dev, core.Bytes(st.Reserved), core.Bytes(st.Requested))
 	if st.Waiting > 0 {
-		f.Asked += fmt.Sprintf(", and %d freed blocks wait for other streams", st.Waiting)
+		f.Asked += ", with " + core.Count(st.Waiting, "freed block") + " still waiting for other streams"
 	}
 	if who := p.largest(); who != "" {
 		f.Asked += "; the largest holders: " + who

@@ -536,3 +536,29 @@ func (w *world) end(at string) {
 	require.Empty(t, leaks, at)
 	_ = w.m.Close() // what it could report was looked at
 }
+
+// What gives memory back says in whose name.
+func TestTrimAndCloseFailUnderTheirOwnNames(t *testing.T) {
+	for name, do := range map[string]func(p *pool.Pool) error{
+		"pool.Trim":  func(p *pool.Pool) error { _, err := p.Trim(0); return err },
+		"pool.Close": (*pool.Pool).Close,
+	} {
+		for _, n := range []int{3 * mib, 70 * mib} { // a region's chunk, an exact one
+			m, d := open(t)
+			s, err := d.NewStream(cuda.StreamOptions{})
+			require.NoError(t, err)
+			p, err := pool.New(d, pool.Options{})
+			require.NoError(t, err)
+			b, err := p.Alloc(pool.Request{Bytes: n, Stream: s})
+			require.NoError(t, err)
+			require.NoError(t, p.Free(b))
+			require.NoError(t, s.Close(), "what it freed has passed")
+			remove := m.Inject(sim.Fault{Call: "cuMemUnmap", Times: -1, Result: code})
+			err = do(p)
+			remove()
+			require.ErrorContains(t, err, name+": ")
+			require.NotContains(t, err.Error(), "pool.Alloc")
+			require.NoError(t, p.Close())
+		}
+	}
+}

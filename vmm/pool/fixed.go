@@ -23,10 +23,10 @@ func (p *Pool) makeChunk(k kind, size uint64) (reg *region, at int, err error) {
 	}
 	var undo error
 	if lost {
-		_, undo = p.discard(reg, at) // it may be much memory, so this is tried twice
+		_, undo = p.discard(allocOp, reg, at) // it may be much memory, so this is tried twice
 	} else {
 		p.leave(reg, at, size)
-		_, undo = p.trimIdle(size)
+		_, undo = p.trimIdle(allocOp, size)
 	}
 	return nil, 0, join(err, undo)
 }
@@ -50,9 +50,9 @@ func (p *Pool) room(k kind, size uint64) (reg *region, at int, err error) {
 }
 
 // discard gives back a chunk of makeChunk that nobody uses, and its place.
-func (p *Pool) discard(reg *region, at int) (gone uint64, err error) {
+func (p *Pool) discard(op string, reg *region, at int) (gone uint64, err error) {
 	size := reg.chunks[at].Load().handle.Size
-	gone, err = reg.vacate(at, at+reg.count(size))
+	gone, err = reg.vacate(op, at, at+reg.count(size))
 	p.reserved.Add(-gone)
 	if err == nil {
 		p.leave(reg, at, size)

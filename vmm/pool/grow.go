@@ -36,10 +36,10 @@ func (p *Pool) create(size uint64) (*phys.Handle, error) {
 
 // release gives up a chunk that is mapped nowhere. Where that fails it is idle,
 // and the next trim tries again.
-func (p *Pool) release(h *phys.Handle) error {
+func (p *Pool) release(op string, h *phys.Handle) error {
 	if r := h.Release(); r != driver.Success {
 		p.setAside(h)
-		return h.ReleaseError(allocOp, r)
+		return h.ReleaseError(op, r)
 	}
 	p.reserved.Add(-h.Size)
 	return nil
@@ -113,7 +113,7 @@ func (p *Pool) provideMid(sh *shard, w *want, frugal bool) error {
 
 	var err error
 	if more := uint64(fresh) * t.reg.chunk; more > allowed {
-		_, err = p.trimExact(more - allowed)
+		_, err = p.trimExact(allocOp, more-allowed)
 	}
 	chunks, err := p.fetch(err, fresh, t.reg.chunk, idle, runs)
 	lost := false

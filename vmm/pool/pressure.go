@@ -146,7 +146,7 @@ func (r *relief) find(s *shortage) error {
 				return nil
 			}
 			err := p.refusal(r.sh, r.w, s)
-			_, undo := p.trimIdle(maxBytes)
+			_, undo := p.trimIdle(allocOp, maxBytes)
 			return join(err, undo)
 		}
 	}

@@ -99,7 +99,7 @@ func TestWrongRequests(t *testing.T) {
 	require.ErrorIs(t, p.FreePtr(0), cuda.ErrInvalidArgument)
 	err := p.Close()
 	require.ErrorIs(t, err, cuda.ErrInUse)
-	require.ErrorContains(t, err, "1 live blocks: 100 bytes at 0x")
+	require.ErrorContains(t, err, "1 live block: 100 bytes at 0x")
 	free(t, p, b)
 	require.NoError(t, p.Close())
 	_, err = p.Alloc(pool.Request{Bytes: 1, Stream: s})

@@ -106,7 +106,7 @@ func (p *Pool) lift(r run) ([]*phys.Handle, error) {
 	for _, h := range handles {
 		h.Retain()
 	}
-	if _, err := p.unmap(r); err != nil {
+	if _, err := p.unmap(allocOp, r); err != nil {
 		for _, h := range handles {
 			h.Release() // the mapping's count stays
 		}
@@ -118,8 +118,8 @@ func (p *Pool) lift(r run) ([]*phys.Handle, error) {
 // unmap makes the place of a run a gap, and answers the bytes that went. Where it
 // fails nobody knows what is mapped there: the place is lost, and what is left of
 // its memory goes with the region.
-func (p *Pool) unmap(r run) (gone uint64, err error) {
-	gone, err = r.reg.vacate(r.reg.index(r.span.from), r.reg.index(r.span.to))
+func (p *Pool) unmap(op string, r run) (gone uint64, err error) {
+	gone, err = r.reg.vacate(op, r.reg.index(r.span.from), r.reg.index(r.span.to))
 	if err == nil {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -130,8 +130,8 @@ func (p *Pool) unmap(r run) (gone uint64, err error) {
 
 // vacate unmaps chunks that nobody uses, and answers the bytes that went. What
 // is left after a failure is lost.
-func (r *region) vacate(from, to int) (gone uint64, err error) {
-	err = r.rng.UnmapRun(allocOp, r.off(r.at(from)), uint64(to-from)*r.chunk)
+func (r *region) vacate(op string, from, to int) (gone uint64, err error) {
+	err = r.rng.UnmapRun(op, r.off(r.at(from)), uint64(to-from)*r.chunk)
 	for i := from; i < to; {
 		h := r.chunks[i].Load().handle
 		if err == nil || r.left(i) == 0 {

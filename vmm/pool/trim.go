@@ -7,26 +7,26 @@ import "github.com/cuvmm/cuvmm/internal/core"
 func (p *Pool) trimFor(w *want, s *shortage) (freed uint64, err error) {
 	switch {
 	case s.kind == core.OutOfAddressSpace:
-		return p.trim(maxBytes) // only ranges in which nothing is are given back
+		return p.trim(allocOp, maxBytes) // only ranges in which nothing is are given back
 	case w.kind == mid && p.moves():
-		return trimBy(p.lacking(w), p.trimExact, p.trimSlabs)
+		return trimBy(allocOp, p.lacking(w), p.trimExact, p.trimSlabs)
 	}
-	return p.trim(p.lacking(w))
+	return p.trim(allocOp, p.lacking(w))
 }
 
 // trim gives free chunks that the GPU has passed back to the driver until need
 // bytes went: those that are mapped nowhere, exact ones, slabs, and whole chunks
 // of regions.
-func (p *Pool) trim(need uint64) (freed uint64, err error) {
-	return trimBy(need, p.trimIdle, p.trimExact, p.trimSlabs, p.trimRegions)
+func (p *Pool) trim(op string, need uint64) (freed uint64, err error) {
+	return trimBy(op, need, p.trimIdle, p.trimExact, p.trimSlabs, p.trimRegions)
 }
 
-func trimBy(need uint64, ways ...func(uint64) (uint64, error)) (freed uint64, err error) {
+func trimBy(op string, need uint64, ways ...func(op string, need uint64) (uint64, error)) (freed uint64, err error) {
 	for _, way := range ways {
 		if freed >= need {
 			break
 		}
-		n, err := way(need - freed)
+		n, err := way(op, need-freed)
 		if freed += n; err != nil {
 			return freed, err
 		}
@@ -35,7 +35,7 @@ func trimBy(need uint64, ways ...func(uint64) (uint64, error)) (freed uint64, er
 }
 
 // trimIdle gives back chunks that are mapped nowhere.
-func (p *Pool) trimIdle(need uint64) (freed uint64, err error) {
+func (p *Pool) trimIdle(op string, need uint64) (freed uint64, err error) {
 	for freed < need {
 		p.mu.Lock()
 		n := len(p.idle)
@@ -46,7 +46,7 @@ func (p *Pool) trimIdle(need uint64) (freed uint64, err error) {
 		h := p.idle[n-1]
 		p.idle = p.idle[:n-1]
 		p.mu.Unlock()
-		if err := p.release(h); err != nil {
+		if err := p.release(op, h); err != nil {
 			return freed, err
 		}
 		freed += h.Size
@@ -55,14 +55,14 @@ func (p *Pool) trimIdle(need uint64) (freed uint64, err error) {
 }
 
 // trimSlabs gives empty slab chunks back.
-func (p *Pool) trimSlabs(need uint64) (freed uint64, err error) {
+func (p *Pool) trimSlabs(op string, need uint64) (freed uint64, err error) {
 	for _, sh := range p.all() {
 		for freed < need {
 			c, ok := sh.spareSlab()
 			if !ok {
 				break
 			}
-			gone, err := p.discard(c.reg, c.index)
+			gone, err := p.discard(op, c.reg, c.index)
 			if freed += gone; err != nil {
 				return freed, err
 			}
@@ -88,7 +88,7 @@ func (sh *shard) spareSlab() (slabChunk, bool) {
 }
 
 // trimRegions gives whole free chunks of regions back.
-func (p *Pool) trimRegions(need uint64) (freed uint64, err error) {
+func (p *Pool) trimRegions(op string, need uint64) (freed uint64, err error) {
 	n := int((need + p.chunk - 1) / p.chunk)
 	p.mu.Lock()
 	var runs []run
@@ -110,7 +110,7 @@ func (p *Pool) trimRegions(need uint64) (freed uint64, err error) {
 			continue
 		}
 		var gone uint64
-		gone, err = p.unmap(r)
+		gone, err = p.unmap(op, r)
 		p.reserved.Add(-gone)
 		freed += gone
 	}
@@ -125,12 +125,14 @@ func (p *Pool) underPressure(need uint64) uint64 {
 	}
 	defer p.pressing.RUnlock()
 	p.catchUp(nil, need)
-	freed, err := p.trim(need)
+	freed, err := p.trim(trimOp, need)
 	if err != nil {
 		p.sys.Config.Log.Error("cuvmm: a pool could not give memory back", "error", err)
 	}
 	return freed
 }
+
+const trimOp = "pool.Trim"
 
 // Trim gives free memory that the GPU has passed back to the driver, at least
 // need bytes where there is that much; 0 is all. It answers how many it gave.
@@ -140,7 +142,7 @@ func (p *Pool) Trim(need int) (freed int, err error) {
 	}
 	p.slow.Lock()
 	p.advanceAll()
-	n, err := p.trim(uint64(need))
+	n, err := p.trim(trimOp, uint64(need))
 	p.slow.Unlock()
 	p.verify()
 	return int(n), err

@@ -71,14 +71,14 @@ func (w *Workspaces) Close(streams ...*cuda.Stream) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.graphs > 0 {
-		return core.Error(core.Failure{Op: "pool.Workspaces.Close", Kind: core.InUse, Asked: fmt.Sprintf("%d graphs use the workspaces", w.graphs),
+		return core.Error(core.Failure{Op: "pool.Workspaces.Close", Kind: core.InUse, Asked: "the workspaces, by " + core.Count(w.graphs, "graph"),
 			Hint: "close the graphs first"})
 	}
 	w.closed = true
 	var errs []error
 	for name, b := range w.blocks {
 		if err := w.pool.Free(b, streams...); err != nil {
-			errs = append(errs, err)
+			errs = append(errs, fmt.Errorf("pool.Workspaces.Close: workspace %q: %w", name, err))
 			continue
 		}
 		delete(w.blocks, name)
