@@ -204,7 +204,7 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 			c.peer, c.known = who, true
 			return c, nil
 		}
-		l.options.Log.Warn("cuvmm: a peer was refused", "socket", l.path, "peer", who.String(), "reason", err.Error())
+		l.options.Log.Info("cuvmm: a peer was refused", "socket", l.path, "peer", who.String(), "reason", err.Error())
 		refuse(s, nonce{}, 0, fmt.Sprintf("user %d is not allowed", who.UID))
 		_ = s.Close()
 	}

@@ -3,9 +3,11 @@
 package handles_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -384,7 +386,8 @@ func TestASocketMovedIntoTheDirectoryOfAnotherUser(t *testing.T) {
 func TestAPolicyRefusesAndTheOthersAreServed(t *testing.T) {
 	noLeak(t)
 	refuse := true
-	l := listen(t, handles.Options{Allow: func(handles.Peer) error {
+	var log bytes.Buffer
+	l := listen(t, handles.Options{Log: slog.New(slog.NewTextHandler(&log, nil)), Allow: func(handles.Peer) error {
 		if refuse {
 			refuse = false
 			return errors.New("not today")
@@ -406,6 +409,8 @@ func TestAPolicyRefusesAndTheOthersAreServed(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, conn.Close())
 	require.NoError(t, (<-accepted).Close())
+	require.Contains(t, log.String(), "level=INFO", "strangers write it")
+	require.Contains(t, log.String(), "not today")
 }
 
 func TestSilentPeersHoldUpNobody(t *testing.T) {

@@ -34,7 +34,8 @@ type Options struct {
 	// MaxFDs is the most file descriptors taken with a message; 0 is MaxFDs,
 	// and a negative number takes none.
 	MaxFDs int
-	// Log is told which peers a listener refused. Nil tells nobody.
+	// Log is told which peers a listener refused, at Info: whoever connects can
+	// cause it as often as they like. Nil tells nobody.
 	Log *slog.Logger
 }
 

@@ -50,7 +50,8 @@ type ServerOptions struct {
 	// Idle is how long a client may stay that follows nothing and asks nothing;
 	// 0 is a minute.
 	Idle time.Duration
-	// Log is told which clients failed, and why. Nil tells nobody.
+	// Log is told which clients failed, and why: at Info what a client alone can
+	// cause, above it what the server lacks. Nil tells nobody.
 	Log *slog.Logger
 }
 
@@ -123,7 +124,7 @@ func (s *Server) start(c *Conn) {
 		defer s.closer.Drop()
 		if err := s.serve(c); err != nil {
 			who, _ := c.Peer()
-			s.log.Warn("cuvmm: a client failed", "client", who.String(), "error", err)
+			s.log.Info("cuvmm: a client failed", "client", who.String(), "error", err)
 		}
 	}()
 }

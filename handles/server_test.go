@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"testing"
 	"time"
@@ -149,10 +150,19 @@ func TestClientsOfAnotherUserLeaveRoom(t *testing.T) {
 	require.Len(t, ends, 2)
 }
 
+// loud is a log in which nothing may stand.
+type loud struct{ testing.TB }
+
+func (l loud) Write(p []byte) (int, error) {
+	l.Errorf("logged: %s", p)
+	return len(p), nil
+}
+
 // A client that is not let in learns why from its first request, whichever side
-// is quicker.
+// is quicker, and fills nobody's log with warnings.
 func TestARefusedClientLearnsWhy(t *testing.T) {
-	v := newVictim(t, ServerOptions{MaxSessions: 2}, Options{}) // of which the victim has one follower
+	log := slog.New(slog.NewTextHandler(loud{t}, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	v := newVictim(t, ServerOptions{MaxSessions: 2, Log: log}, Options{}) // of which the victim has one follower
 	first := v.dial()
 	require.NoError(t, first.Send(moment(t), pack(&list{1})))
 	v.receive(first)
