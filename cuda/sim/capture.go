@@ -330,7 +330,7 @@ func ancestors(tips []*node) map[*node]bool {
 }
 
 func (a *api) StreamIsCapturing(c driver.Context, h driver.Stream) (driver.CaptureStatus, driver.Result) {
-	s, r := a.enterStream(driver.CallStreamIsCapturing, c, h)
+	s, r := a.enterAsked(driver.CallStreamIsCapturing, c, h)
 	if r != driver.Success {
 		return 0, r
 	}
@@ -340,12 +340,38 @@ func (a *api) StreamIsCapturing(c driver.Context, h driver.Stream) (driver.Captu
 }
 
 func (a *api) StreamGetCaptureInfo(c driver.Context, h driver.Stream) (driver.CaptureStatus, uint64, driver.Result) {
-	s, r := a.enterStream(driver.CallStreamGetCaptureInfo, c, h)
+	s, r := a.enterAsked(driver.CallStreamGetCaptureInfo, c, h)
 	if r != driver.Success {
 		return 0, 0, r
 	}
 	defer a.leave()
 	return s.captureInfo()
+}
+
+// enterAsked is enterStream for a question that needs no current context, but for
+// the streams that every context has.
+func (a *api) enterAsked(call driver.Call, c driver.Context, h driver.Stream) (*stream, driver.Result) {
+	if c != 0 {
+		return a.enterStream(call, c, h)
+	}
+	if r := a.enter(call); r != driver.Success {
+		return nil, r
+	}
+	s := a.m.streams[h]
+	var r driver.Result
+	if s != nil {
+		r = s.context.lost
+	} else {
+		var ctx *gpuContext
+		if ctx, r = a.m.resolve(c); r == driver.Success {
+			s, r = a.m.stream(ctx, h)
+		}
+	}
+	if r != driver.Success {
+		a.leave()
+		return nil, r
+	}
+	return s, driver.Success
 }
 
 // captureInfo harms no capture, but has no answer for the legacy stream while

@@ -233,7 +233,7 @@ var edges = []Case{
 		},
 	},
 	{
-		Name:  "‡ cuFuncGetParamInfo of each of a kernel's parameters, and of one more",
+		Name:  "cuFuncGetParamInfo of each of a kernel's parameters, and of one more",
 		Says:  "their offsets and sizes in the block of parameters; then INVALID_VALUE",
 		Needs: needs(entryPoints(driver.CallFuncGetParamInfo)),
 		Run: func(t *T) {
@@ -249,7 +249,7 @@ var edges = []Case{
 		},
 	},
 	{
-		Name: "‡ cuModuleLoadDataEx with a log of errors, of PTX that does not assemble and of good one",
+		Name: "cuModuleLoadDataEx with a log of errors, of PTX that does not assemble and of good one",
 		Says: "INVALID_PTX and words in the log; success",
 		Run: func(t *T) {
 			log := make([]byte, 4096)
@@ -287,6 +287,31 @@ var edges = []Case{
 			var r driver.Result
 			t.thread().do(func() { r = t.D.MemsetD8Async(0, p, 0, 64, driver.StreamLegacy) })
 			t.answers(driver.InvalidContext, r, "memset")
+		},
+	},
+	{
+		Name: "is-capturing and capture info on a thread without a current context, of a stream that captures in any mode; of the legacy stream",
+		Says: "success, and the capture goes on; INVALID_CONTEXT",
+		Run: func(t *T) {
+			for _, mode := range allModes {
+				s := t.newStream(t.ctx, driver.StreamNonBlocking)
+				end := t.capture(t.thread(), s, mode, func() {
+					t.thread().do(func() {
+						status, r := t.F.StreamIsCapturing(0, s)
+						info, id, infoResult := t.F.StreamGetCaptureInfo(0, s)
+						t.answers(driver.Success, r, "is-capturing, mode %v", mode)
+						t.answers(driver.Success, infoResult, "capture info, mode %v", mode)
+						if status != driver.CaptureActive || info != driver.CaptureActive || id == 0 {
+							t.Errorf("capture statuses %v and %v, capture %d, want both active", status, info, id)
+						}
+						_, r = t.F.StreamIsCapturing(0, driver.StreamLegacy)
+						t.answers(driver.InvalidContext, r, "is-capturing of the legacy stream, mode %v", mode)
+						_, _, r = t.F.StreamGetCaptureInfo(0, driver.StreamLegacy)
+						t.answers(driver.InvalidContext, r, "capture info of the legacy stream, mode %v", mode)
+					})
+				})
+				t.answers(driver.Success, end, "end, mode %v", mode)
+			}
 		},
 	},
 	{
