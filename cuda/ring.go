@@ -96,8 +96,9 @@ func (r *ring) download(op string, dst []byte, src driver.Ptr, g core.Guard) err
 		to   []byte
 	}
 	var pieces []piece
-	defer func() {
+	defer func() { // where it fails halfway: nobody expects it on the stream afterwards
 		for _, p := range pieces {
+			_ = r.wait(op, p.slot)
 			p.slot.held = false
 		}
 	}()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -57,7 +58,7 @@ func (w *world) large(n int, access ...vmm.Access) *vmm.Buffer {
 	require.NoError(w.t, err)
 	w.own(b)
 	w.b = b
-	require.NoError(w.t, b.Append(nil, pattern(n*mib, 1)))
+	require.NoError(w.t, b.Resize(nil, n*mib))
 	return b
 }
 
@@ -402,22 +403,58 @@ func TestRevocationsOfOnePlaceWaitForOneAnother(t *testing.T) {
 	w.end()
 }
 
+// taking are the forms with streams that take memory or access from the world's
+// buffer, and from its peer device.
+var taking = map[string]func(w *world) error{
+	"ClipAfter":   func(w *world) error { return errors.Join(w.b.Resize(nil, kib64), w.b.ClipAfter(w.s)) },
+	"RevokeAfter": func(w *world) error { return w.b.RevokeAfter(w.peer.Location(), w.s) },
+	"Shrink": func(w *world) error {
+		h, err := share.Of(w.b).Hold(testOp, "a test", uint64(w.b.Len()))
+		require.NoError(w.t, err)
+		defer h.Release()
+		gone, err := share.Shrink(testOp, h, kib64, []*cuda.Stream{w.s})
+		return errors.Join(err, gone.Release())
+	},
+	"CloseAfter": func(w *world) error { return w.b.CloseAfter(w.s) },
+}
+
+// midway starts a copy of more than can be staged, on a stream that stands still.
+// When it answers, all that can be staged is on the stream, and the copy waits for
+// room.
+func (w *world) midway(run func() error) <-chan error {
+	copied := make(chan error, 1)
+	waits, once := make(chan struct{}), sync.Once{}
+	w.m.OnCall(func(call string) {
+		if call == "cuEventSynchronize" {
+			once.Do(func() { close(waits) })
+		}
+	})
+	go func() { copied <- run() }()
+	w.before(copied, waits)
+	return copied
+}
+
+// before waits for something that comes before an operation has ended.
+func (w *world) before(ended <-chan error, come <-chan struct{}) {
+	select {
+	case <-come:
+	case err := <-ended:
+		require.Fail(w.t, "it was to wait", "it answered: %v", err)
+	}
+}
+
+// stillWaits sees that what was taken is not given back yet.
+func (w *world) stillWaits() {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(w.t, w.sys.Drain(ctx), context.DeadlineExceeded, "the copy's pieces have not passed")
+}
+
 // A copy that runs when memory or access goes by the forms with streams is
 // minded on its own stream too, which nobody may have named: the caller of a
 // copy that waits has no reason to.
 func TestTheFormsWithStreamsMindCopiesThatRun(t *testing.T) {
-	for name, take := range map[string]func(w *world) error{
-		"ClipAfter":   func(w *world) error { return errors.Join(w.b.Resize(nil, kib64), w.b.ClipAfter(w.s)) },
-		"RevokeAfter": func(w *world) error { return w.b.RevokeAfter(w.peer.Location(), w.s) },
-		"CloseAfter":  func(w *world) error { return w.b.CloseAfter(w.s) },
-		"Shrink": func(w *world) error {
-			h, err := share.Of(w.b).Hold(testOp, "a test", uint64(w.b.Len()))
-			require.NoError(w.t, err)
-			defer h.Release()
-			gone, err := share.Shrink(testOp, h, kib64, []*cuda.Stream{w.s})
-			return errors.Join(err, gone.Release())
-		},
-	} {
+	for name, take := range taking {
 		for _, up := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s up=%v", name, up), func(t *testing.T) {
 				w := newWorld(t, false)
@@ -425,27 +462,14 @@ func TestTheFormsWithStreamsMindCopiesThatRun(t *testing.T) {
 				whole, err := b.Slice(0, b.Len())
 				require.NoError(t, err)
 				w.m.Hold(w.far.Handle())
-				require.NoError(t, w.far.Memset(b.Ptr(), 1, 1))
-				staged := make(chan struct{})
-				var pieces atomic.Int32
-				w.m.OnCall(func(call string) {
-					if (call == "cuMemcpyDtoHAsync" || call == "cuMemcpyHtoDAsync") && pieces.Add(1) == 5 {
-						close(staged)
-					}
-				})
-				copied := make(chan error, 1)
-				go func() {
+				copied := w.midway(func() error {
 					if up {
-						copied <- whole.CopyFrom(w.far, make([]byte, whole.Len()))
-					} else {
-						copied <- whole.CopyTo(w.far, make([]byte, whole.Len()))
+						return whole.CopyFrom(w.far, make([]byte, whole.Len()))
 					}
-				}()
-				<-staged
+					return whole.CopyTo(w.far, make([]byte, whole.Len()))
+				})
 				require.NoError(t, take(w))
-				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
-				defer cancel()
-				require.ErrorIs(t, w.sys.Drain(ctx), context.DeadlineExceeded, "the copy's pieces have not passed")
+				w.stillWaits()
 				w.m.Release(w.far.Handle())
 				<-copied
 				require.NoError(t, w.drain())
@@ -453,5 +477,133 @@ func TestTheFormsWithStreamsMindCopiesThatRun(t *testing.T) {
 				w.end()
 			})
 		}
+	}
+}
+
+// So is one that is refused what goes, and has returned before anybody looks for
+// its stream; but not by who comes afterwards.
+func TestTheFormsWithStreamsMindCopiesThatTheyEnd(t *testing.T) {
+	for name, take := range taking {
+		if name == "CloseAfter" { // refuses no piece of a copy that runs
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, false)
+			b := w.large(2, both(w, vmm.ReadWrite)...)
+			whole, err := b.Slice(0, b.Len())
+			require.NoError(t, err)
+			w.m.Hold(w.far.Handle())
+			var slots atomic.Int32
+			var refused atomic.Bool
+			between, goOn, copied := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+			w.m.OnCall(func(call string) {
+				switch {
+				case call == "cuMemHostAlloc" && slots.Add(1) == 2: // one piece is on the stream
+					close(between)
+					<-goOn
+				case call == "cuEventRecord" && refused.CompareAndSwap(true, false): // for the fence
+					close(goOn)
+					select {
+					case err := <-copied:
+						require.Error(t, err)
+					case <-time.After(patience):
+						require.Fail(t, "the copy was to be refused first")
+					}
+					// Another call comes and goes meanwhile.
+					require.ErrorIs(t, b.RevokeAfter(w.peer.Location()), cuda.ErrInvalidArgument)
+				}
+			})
+			go func() { copied <- whole.CopyFrom(w.far, make([]byte, whole.Len())) }()
+			<-between
+			refused.Store(true)
+			require.NoError(t, take(w))
+			w.stillWaits()
+
+			require.NoError(t, b.RevokeAfter(w.d.Location(), w.s))
+			require.Eventually(t, func() bool {
+				core.SystemOf(w.sys).PollReclaim()
+				flags, r := w.m.Driver().MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: 0}, driver.Ptr(b.Ptr()))
+				return r == driver.Success && flags == driver.AccessNone
+			}, patience, time.Millisecond, "the copy is none of its business")
+
+			w.m.Release(w.far.Handle())
+			require.NoError(t, w.drain())
+			require.NoError(t, w.far.Synchronize(), w.m.Fault())
+			w.end()
+		})
+	}
+}
+
+// Beside a copy that runs, what was clipped or revoked minds the streams that
+// were named and the copy's, and no others: those may stand still for as long as
+// they like.
+func TestTheFormsWithStreamsMindNoOthersBesideCopies(t *testing.T) {
+	for name, take := range taking {
+		if name == "CloseAfter" { // minds them all: what it may copy lies anywhere
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, false)
+			b := w.large(16, both(w, vmm.ReadWrite)...) // more than can be staged
+			whole, err := b.Slice(0, b.Len())
+			require.NoError(t, err)
+			other, err := w.d.NewStream(cuda.StreamOptions{})
+			require.NoError(t, err)
+			w.own(other)
+			block, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: mib})
+			require.NoError(t, err)
+			w.own(block)
+			require.NoError(t, block.Resize(nil, 1))
+			w.m.Hold(other.Handle())
+			require.NoError(t, other.Memset(block.Ptr(), 1, 1))
+			w.m.Hold(w.far.Handle())
+			copied := w.midway(func() error { return whole.CopyTo(w.far, make([]byte, whole.Len())) })
+			require.NoError(t, take(w))
+			w.m.Release(w.far.Handle())
+			<-copied
+			require.NoError(t, w.drain())
+			w.m.Release(other.Handle())
+			w.end()
+		})
+	}
+}
+
+// A copy that waits has waited for all of it also when the rest is refused: who
+// shortens the buffer then knows of no stream that still reads it.
+func TestACopyThatIsRefusedHalfwayHasWaited(t *testing.T) {
+	for name, run := range map[string]func(w *world, whole vmm.Slice[byte]) error{
+		"down": func(w *world, whole vmm.Slice[byte]) error { return whole.CopyTo(w.s, make([]byte, whole.Len())) },
+		"up":   func(_ *world, whole vmm.Slice[byte]) error { return whole.CopyFrom(nil, make([]byte, whole.Len())) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, false)
+			b := w.large(2) // so few that nothing waits for room
+			whole, err := b.Slice(0, b.Len())
+			require.NoError(t, err)
+			on := w.s
+			if name == "up" {
+				on, err = w.d.Transfer()
+				require.NoError(t, err)
+			}
+			w.m.Hold(on.Handle())
+			waits := make(chan struct{})
+			var shortened, waited sync.Once
+			w.m.OnCall(func(call string) {
+				switch call {
+				case "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync": // the first piece
+					shortened.Do(func() { require.NoError(t, b.Resize(nil, kib64)) })
+				case "cuEventSynchronize":
+					waited.Do(func() { close(waits) })
+				}
+			})
+			copied := make(chan error, 1)
+			go func() { copied <- run(w, whole) }()
+			w.before(copied, waits)
+			w.m.Release(on.Handle())
+			require.ErrorIs(t, <-copied, cuda.ErrOutOfRange)
+			require.NoError(t, b.ClipAfter(w.s))
+			require.NoError(t, w.drain())
+			w.end()
+		})
 	}
 }

@@ -48,8 +48,7 @@ type shared = share.Holder
 type buffer struct {
 	core.Object
 	closer core.Closer
-	// copies are those of slices that run: see copying.
-	copies core.Life
+	copies copies
 	later  later
 	dev    *cuda.Device
 	res    *reservation
@@ -203,30 +202,6 @@ func (b *Buffer) Stats() BufferStats {
 		Chunks:    len(in.chunks),
 		Grown:     int(in.grown.Load()),
 		Clipped:   int(in.mapped() - in.committed.Load() + in.res.leftBytes.Load()),
-	}
-}
-
-// copying starts a copy from or to the buffer; the caller calls copied. What it
-// has put on a stream is minded by those who take memory or access away while it
-// runs, whatever streams they name: the caller of a copy that waits has no reason
-// to name one.
-func (b *buffer) copying(op string) error {
-	if !b.closer.Hold() {
-		return core.ClosedError(op, "buffer")
-	}
-	b.copies.Hold()
-	return nil
-}
-
-func (b *buffer) copied() {
-	b.copies.Drop()
-	b.closer.Drop()
-}
-
-// mind adds to a fence what copies that ran since the moment have done.
-func (b *buffer) mind(f *core.Fence, since core.Moment) {
-	if b.copies.RanSince(since) {
-		f.MindAll()
 	}
 }
 

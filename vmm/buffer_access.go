@@ -77,12 +77,12 @@ func (b *buffer) mayAccess(op string, access []Access) (accessList, error) {
 
 // RevokeAfter takes all access from a place: for the library's own operations
 // at once, and in the driver when the work that is on the streams now is done,
-// and that of earlier calls for the place. It waits for nobody. Granting the
-// place access again before that undoes it; where another goroutine is changing
-// the buffer just now the revocation follows that change, and minds the work on
-// every stream. A revocation that the driver refuses is reported by
-// System.Drain; the place then has its access until RevokeAfter or SetAccess
-// takes it.
+// that of slices' copies which run meanwhile, and that of earlier calls for the
+// place. It waits for nobody. Granting the place access again before that undoes
+// it; where another goroutine is changing the buffer just now the revocation
+// follows that change, and minds the work on every stream. A revocation that the
+// driver refuses is reported by System.Drain; the place then has its access until
+// RevokeAfter or SetAccess takes it.
 //
 // Without a stream it is ErrInvalidArgument; with one that captures a graph it
 // is ErrCapturing and nothing has changed.
@@ -93,6 +93,8 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		return core.ClosedError(op, "buffer")
 	}
 	defer in.closer.Drop()
+	in.copies.watch()
+	defer in.copies.unwatch()
 	changes, err := in.mayAccess(op, []Access{{l, NoAccess}})
 	if err != nil {
 		return err
@@ -102,14 +104,13 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		defer in.changes.Unlock()
 	}
 	// Refused first and then marked: whoever was let through is before the mark.
-	place, since := changes[0].Location, in.copies.Now()
+	place := changes[0].Location
 	in.refuse(place, 1)
 	f, err := core.FenceOf(in.res.System(), op, streams)
 	if err != nil {
 		in.refuse(place, -1)
 		return err
 	}
-	in.mind(f, since)
 	revoke := func() {
 		in.mu.Lock()
 		in.access = in.access.with(changes)
@@ -126,6 +127,7 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		})
 	}
 	if alone {
+		in.copies.mind(f)
 		revoke()
 		return nil
 	}

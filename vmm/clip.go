@@ -58,8 +58,9 @@ func (b *buffer) enterClip(op string) (keep int, err error) {
 }
 
 // ClipAfter is Clip without waiting: the memory goes out of use at once and is
-// given back when the work that is on the streams now is done. Growing again
-// before that takes the same memory back, after waiting for those streams.
+// given back when the work that is on the streams now is done, and that of
+// slices' copies which run meanwhile. Growing again before that takes the same
+// memory back, after waiting for those streams.
 // Where another goroutine is changing the buffer just now (an Append that waits
 // for the GPU, say), the clip follows when that has ended, by the length that
 // the buffer then has, and minds the work on every stream.
@@ -73,7 +74,8 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 		return core.ClosedError(op, "buffer")
 	}
 	defer in.closer.Drop()
-	since := in.copies.Now()
+	in.copies.watch()
+	defer in.copies.unwatch()
 	fence := func() (*core.Fence, error) { return core.FenceOf(in.res.System(), op, streams) }
 	if !in.changes.TryLock() {
 		return in.clipSoon(op, fence)
@@ -93,7 +95,7 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 		f.Drop()
 		return nil
 	}
-	in.mind(f, since)
+	in.copies.mind(f)
 	in.clipAfter(op, keep, f, false)
 	return nil
 }

@@ -136,7 +136,9 @@ func (h *claim) Begin(op string) (share.Cut, error) {
 // Shrink takes chunks out of use: see share.Cut.
 func (c *cut) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, err error) {
 	b, op := c.h.b, c.op
-	before, since := b.used.Load(), b.copies.Now()
+	b.copies.watch()
+	defer b.copies.unwatch()
+	before := b.used.Load()
 	if b.imported == nil || n > b.committed.Load() {
 		if err := b.checkStill(op, 0, n); err != nil {
 			return gone, err
@@ -173,7 +175,7 @@ func (c *cut) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, err err
 		gone.Chunks = append(gone.Chunks, share.Chunk{Handle: m.phys, Offset: m.off})
 	}
 	if c.keep, c.waits = keep, len(streams) == 0; !c.waits {
-		b.mind(f, since)
+		b.copies.mind(f)
 		b.clipAfter(op, keep, f, true)
 	}
 	return gone, nil

@@ -85,8 +85,10 @@ func (s Slice[T]) CopyFrom(on *cuda.Stream, src []T) error {
 	const op = "vmm.Slice.CopyFrom"
 	return s.staged(op, on, driver.AccessReadWrite, len(src), func(st *cuda.Stream, pieces core.Guard) error {
 		err := core.Upload(st, driver.Ptr(s.Ptr()), asBytes(src), pieces)
-		if err == nil && on == nil {
-			err = st.Synchronize()
+		if on == nil { // also for what was let through before the rest was refused
+			if waited := st.Synchronize(); err == nil {
+				err = waited
+			}
 		}
 		return err
 	})
@@ -127,16 +129,20 @@ func (s Slice[T]) CopyFromSlice(on *cuda.Stream, src Slice[T]) error {
 	if src.buf.dev.System() != s.buf.dev.System() {
 		return core.ForeignError(op, "slice")
 	}
-	for _, b := range []*buffer{s.buf, src.buf} {
-		if err := b.copying(op); err != nil {
-			return err
-		}
-		defer b.copied()
+	if !s.buf.closer.Hold() {
+		return core.ClosedError(op, "buffer")
 	}
+	defer s.buf.closer.Drop() // no loop over the two: its defers would be allocated
+	if !src.buf.closer.Hold() {
+		return core.ClosedError(op, "buffer")
+	}
+	defer src.buf.closer.Drop()
 	st, err := s.buf.stream(op, on)
 	if err != nil {
 		return err
 	}
+	defer s.buf.copies.end(s.buf.copies.begin(st))
+	defer src.buf.copies.end(src.buf.copies.begin(st))
 	if err := s.copyFrom(op, st, src); err != nil {
 		return err
 	}
@@ -202,14 +208,15 @@ func (s Slice[T]) with(op string, on *cuda.Stream, need driver.AccessFlags, n in
 	if s.buf == nil {
 		return errZeroSlice(op)
 	}
-	if err := s.buf.copying(op); err != nil {
-		return err
+	if !s.buf.closer.Hold() {
+		return core.ClosedError(op, "buffer")
 	}
-	defer s.buf.copied()
+	defer s.buf.closer.Drop()
 	st, err := s.buf.stream(op, on)
 	if err != nil {
 		return err
 	}
+	defer s.buf.copies.end(s.buf.copies.begin(st))
 	if err := s.locked(op, st, need, n, submit); err != nil || s.len == 0 {
 		return err
 	}
@@ -236,14 +243,15 @@ func (s Slice[T]) staged(op string, on *cuda.Stream, need driver.AccessFlags, n 
 	if s.buf == nil {
 		return errZeroSlice(op)
 	}
-	if err := s.buf.copying(op); err != nil {
-		return err
+	if !s.buf.closer.Hold() {
+		return core.ClosedError(op, "buffer")
 	}
-	defer s.buf.copied()
+	defer s.buf.closer.Drop()
 	st, err := s.buf.stream(op, on)
 	if err != nil {
 		return err
 	}
+	defer s.buf.copies.end(s.buf.copies.begin(st))
 	pieces := &guard[T]{s, op, st, need}
 	if err := pieces.Enter(); err != nil {
 		return err
@@ -320,10 +328,10 @@ func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) err
 		return core.ForeignError(op, "slice")
 	}
 	// Held until the copy has been waited for, where that is to be.
-	if err := src.buf.copying(op); err != nil {
-		return err
+	if !src.buf.closer.Hold() {
+		return core.ClosedError(op, "buffer")
 	}
-	defer src.buf.copied()
+	defer src.buf.closer.Drop()
 	may := func(st *cuda.Stream, then func() error) error {
 		src.buf.mu.RLock()
 		defer src.buf.mu.RUnlock()
@@ -332,11 +340,12 @@ func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) err
 		}
 		return then()
 	}
-	st, err := src.buf.stream(op, on)
-	if err == nil {
-		err = may(st, func() error { return nil }) // before memory is made
-	}
+	st, err := b.stream(op, on)
 	if err != nil {
+		return err
+	}
+	defer src.buf.copies.end(src.buf.copies.begin(st))
+	if err := may(st, func() error { return nil }); err != nil { // before memory is made
 		return err
 	}
 	return b.append(op, on, src.Size(), func(on *cuda.Stream, at cuda.Ptr) error {

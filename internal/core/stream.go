@@ -256,6 +256,10 @@ type Fence struct {
 // too, as far as a Reclaim goes: for work of which it is not known where it is.
 func (f *Fence) MindAll() { f.all = true }
 
+// Mind lets the fence pass only after the work that is on the streams now. Where
+// one cannot be marked, as it captures, it is MindAll.
+func (f *Fence) Mind(streams []*Stream) { f.all = len(f.addEach(streams)) > 0 || f.all }
+
 // Add lets the fence pass only after the mark has, and takes the mark over.
 func (f *Fence) Add(m Mark) { f.marks = append(f.marks, m) }
 
