@@ -51,7 +51,7 @@ const (
 	// chunkBatch is the most chunks, and so file descriptors, in a message: few
 	// beside any limit of open files, and enough that a message costs little
 	// beside its exports.
-	chunkBatch = 32
+	chunkBatch = 64
 	// chunkWindow is how many messages with chunks may be on their way: the
 	// exports of one overlap with the imports of the one before.
 	chunkWindow = 4
