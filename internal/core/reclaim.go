@@ -43,21 +43,25 @@ type reclaim struct {
 	// the object was taken out of use (Fence.MindAll). Once they have ended
 	// everything that is known is fenced again.
 	late bool
-	rest []*Stream // that are to be fenced for it yet
+	rest []*Stream // that are to be marked for it yet
 	do   func() error
 }
 
 // ready reports whether the teardown may begin.
 func (it *reclaim) ready(s *System) bool {
-	if !it.fence.Passed() || !it.life.Idle() {
+	if !it.passed() || !it.life.Idle() {
 		return false
 	}
-	if it.late {
-		it.late, it.rest = false, s.everyStream()
-	}
-	if len(it.rest) == 0 {
+	if !it.late {
 		return true
 	}
+	it.late, it.rest = false, s.everyStream()
+	return it.passed()
+}
+
+// passed marks what is to be marked yet, and reports whether the GPU has passed
+// everything.
+func (it *reclaim) passed() bool {
 	it.rest = it.fence.addEach(it.rest)
 	return it.fence.Passed() && len(it.rest) == 0
 }
@@ -69,7 +73,7 @@ func (s *System) Reclaim(f *Fence, l *Life, do func() error) {
 	r.pending.Add(1)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.items = append(r.items, reclaim{fence: f, life: l, late: f.all, do: do})
+	r.items = append(r.items, reclaim{fence: f, life: l, late: f.all, rest: f.later, do: do})
 	if !r.running {
 		r.running = true
 		go r.run()

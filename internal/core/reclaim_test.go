@@ -174,3 +174,38 @@ func TestLateWorkWaitsForACaptureOnce(t *testing.T) {
 	second.Forget()
 	require.Equal(t, driver.Success, d.StreamDestroy(first.Ctx.Handle, h))
 }
+
+// Who minds streams makes no driver call for them: the reclaimer marks them, waits
+// for a capture of them to be over, and for no other stream.
+func TestMindedStreamsAreMarkedByTheReclaimer(t *testing.T) {
+	m, s, minded := system(t, core.Config{})
+	d := s.Drv
+	h, r := d.StreamCreate(minded.Ctx.Handle, driver.StreamNonBlocking)
+	require.Equal(t, driver.Success, r)
+	other := minded.Ctx.AddStream(h, false, false)
+	for _, st := range []*core.Stream{minded, other} {
+		require.Equal(t, driver.Success, d.StreamBeginCapture(st.Ctx.Handle, st.Handle, driver.CaptureRelaxed))
+	}
+	end := func(st *core.Stream) {
+		g, r := d.StreamEndCapture(st.Ctx.Handle, st.Handle)
+		require.Equal(t, driver.Success, r)
+		require.Equal(t, driver.Success, d.GraphDestroy(g))
+	}
+	f := new(core.Fence)
+	m.ResetCounts()
+	f.Mind([]*core.Stream{minded})
+	require.Empty(t, m.Counts())
+	var did atomic.Bool
+	s.Reclaim(f, closedLife(), func() error { did.Store(true); return nil })
+	for range 20 {
+		s.PollReclaim()
+		time.Sleep(time.Millisecond)
+	}
+	require.False(t, did.Load(), "what is on the captured stream cannot be marked yet")
+	end(minded)
+	require.NoError(t, s.Drain(t.Context()))
+	require.True(t, did.Load(), "the other stream captures still")
+	end(other)
+	other.Forget()
+	require.Equal(t, driver.Success, d.StreamDestroy(minded.Ctx.Handle, h))
+}

@@ -249,6 +249,8 @@ func (m Mark) Drop() { m.ctx.recycle(m.event) }
 // Fence stands for the work that was on some streams at one moment.
 type Fence struct {
 	marks []Mark
+	// later are streams that a Reclaim marks, or everyone that is known.
+	later []*Stream
 	all   bool
 }
 
@@ -256,9 +258,10 @@ type Fence struct {
 // too, as far as a Reclaim goes: for work of which it is not known where it is.
 func (f *Fence) MindAll() { f.all = true }
 
-// Mind lets the fence pass only after the work that is on the streams now. Where
-// one cannot be marked, as it captures, it is MindAll.
-func (f *Fence) Mind(streams []*Stream) { f.all = len(f.addEach(streams)) > 0 || f.all }
+// Mind lets the fence pass only after the work that is on the streams now too, as
+// far as a Reclaim goes: that marks them, so that the caller waits for no driver
+// call that somebody else is in. It takes the list over.
+func (f *Fence) Mind(streams []*Stream) { f.later = append(f.later, streams...) }
 
 // Add lets the fence pass only after the mark has, and takes the mark over.
 func (f *Fence) Add(m Mark) { f.marks = append(f.marks, m) }
