@@ -53,18 +53,22 @@ func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 }
 
 // dial tries again while the listener's queue is full, which Unix sockets say
-// at once.
+// at once, and while a listener is being made: under the directory's lock it is
+// there for a moment before it listens.
 func dial(ctx context.Context, op string, d *sock.Dir, path, name string, timeout time.Duration) (*sock.Conn, error) {
 	asked := fmt.Sprintf("socket %q", path)
 	limit := time.Now().Add(timeout)
 	moment := time.Millisecond
-	for {
+	for settled := false; ; {
 		s, err := sock.Dial(ctx, d, name)
 		switch {
 		case err == nil:
 			return s, nil
 		case ctx.Err() != nil:
 			return nil, waitError(ctx, op, asked, "see whether the process that serves it accepts connections")
+		case sock.NobodyListens(err) && !settled && unlocked(ctx, d, limit):
+			settled = true
+			continue
 		case sock.NobodyListens(err):
 			return nil, failure(op, ErrGone, "nobody serves "+asked, "start the process that serves it").because(err)
 		case !sock.Busy(err):
@@ -73,6 +77,20 @@ func dial(ctx context.Context, op string, d *sock.Dir, path, name string, timeou
 			return nil, waitError(ctx, op, asked+" has a full queue", "see whether the process that serves it accepts connections")
 		}
 		moment = min(2*moment, 50*time.Millisecond)
+	}
+}
+
+// unlocked waits until nobody has the directory's lock, or answers false.
+func unlocked(ctx context.Context, d *sock.Dir, limit time.Time) bool {
+	for {
+		ok, err := d.TryLock()
+		if ok {
+			d.Unlock()
+			return true
+		}
+		if err != nil || !pause(ctx, time.Millisecond, limit) {
+			return false
+		}
 	}
 }
 

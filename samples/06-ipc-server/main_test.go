@@ -46,7 +46,11 @@ func TestSampleListsAndEndsWhenItIsInterrupted(t *testing.T) {
 	until := func(there func() bool) {
 		t.Helper()
 		require.Eventually(t, func() bool { return len(over) > 0 || there() }, 30*time.Second, time.Millisecond)
-		require.Empty(t, over)
+		select {
+		case err := <-over:
+			t.Fatal("it has ended: ", err)
+		default:
+		}
 	}
 	go func() { over <- run(ctx, append(args, "-followers", "1", "publish"), &out) }()
 	until(func() bool { _, err := os.Lstat(dir + "/server"); return err == nil })
