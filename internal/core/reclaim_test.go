@@ -148,15 +148,7 @@ func TestLateWorkWaitsForACaptureOnce(t *testing.T) {
 	h, r := d.StreamCreate(first.Ctx.Handle, driver.StreamNonBlocking)
 	require.Equal(t, driver.Success, r)
 	second := first.Ctx.AddStream(h, false, false)
-	begin := func(st *core.Stream) {
-		require.Equal(t, driver.Success, d.StreamBeginCapture(st.Ctx.Handle, st.Handle, driver.CaptureRelaxed))
-	}
-	end := func(st *core.Stream) {
-		g, r := d.StreamEndCapture(st.Ctx.Handle, st.Handle)
-		require.Equal(t, driver.Success, r)
-		require.Equal(t, driver.Success, d.GraphDestroy(g))
-	}
-	begin(first)
+	endFirst := begin(t, first)
 	f := new(core.Fence)
 	f.MindAll()
 	var did atomic.Bool
@@ -166,11 +158,11 @@ func TestLateWorkWaitsForACaptureOnce(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	require.False(t, did.Load(), "what is on the captured stream cannot be marked yet")
-	begin(second) // which is fenced already
-	end(first)
+	endSecond := begin(t, second) // which is fenced already
+	endFirst()
 	require.NoError(t, s.Drain(t.Context()))
 	require.True(t, did.Load())
-	end(second)
+	endSecond()
 	second.Forget()
 	require.Equal(t, driver.Success, d.StreamDestroy(first.Ctx.Handle, h))
 }
@@ -183,14 +175,7 @@ func TestMindedStreamsAreMarkedByTheReclaimer(t *testing.T) {
 	h, r := d.StreamCreate(minded.Ctx.Handle, driver.StreamNonBlocking)
 	require.Equal(t, driver.Success, r)
 	other := minded.Ctx.AddStream(h, false, false)
-	for _, st := range []*core.Stream{minded, other} {
-		require.Equal(t, driver.Success, d.StreamBeginCapture(st.Ctx.Handle, st.Handle, driver.CaptureRelaxed))
-	}
-	end := func(st *core.Stream) {
-		g, r := d.StreamEndCapture(st.Ctx.Handle, st.Handle)
-		require.Equal(t, driver.Success, r)
-		require.Equal(t, driver.Success, d.GraphDestroy(g))
-	}
+	endMinded, endOther := begin(t, minded), begin(t, other)
 	f := new(core.Fence)
 	m.ResetCounts()
 	f.Mind([]*core.Stream{minded})
@@ -202,10 +187,10 @@ func TestMindedStreamsAreMarkedByTheReclaimer(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	require.False(t, did.Load(), "what is on the captured stream cannot be marked yet")
-	end(minded)
+	endMinded()
 	require.NoError(t, s.Drain(t.Context()))
 	require.True(t, did.Load(), "the other stream captures still")
-	end(other)
+	endOther()
 	other.Forget()
 	require.Equal(t, driver.Success, d.StreamDestroy(minded.Ctx.Handle, h))
 }

@@ -40,7 +40,7 @@ var (
 func checkCSources(tr *tree) []string {
 	var complaints []string
 	goFolders := tr.goFolders()
-	constraints := map[string][]string{} // of the Go files with import "C", by folder
+	constraints := map[string][]string{} // of the Go files that use cgo, by folder
 	for _, g := range tr.gos {
 		cgo := slices.ContainsFunc(g.imports, func(i goImport) bool { return i.path == "C" })
 		if cgo && !slices.Contains(constraints[g.dir], g.constraint) {
