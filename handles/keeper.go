@@ -17,7 +17,7 @@ import (
 //
 // It is another descriptor of memory that was exported anyway, and is closed
 // before that memory is given back, so it pins nothing. It does not count
-// against the budget of exports, of which there are always more.
+// against the budget of exports, which is for what comes and goes.
 type keeper struct {
 	mu sync.Mutex // a leaf
 	// users are the connections and publications there are.
@@ -76,9 +76,7 @@ func (k *keeper) keep(h *phys.Handle, n int) {
 	}
 	// Without one more number to spare it goes on as if this were not here.
 	if another, err := fd.Dup(n); err == nil {
-		if !h.Keep(another) {
-			_ = fd.Close(another)
-		}
+		h.Keep(another)
 		if k.kept == nil {
 			k.kept = map[place]*phys.Handle{}
 		}

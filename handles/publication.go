@@ -99,10 +99,11 @@ func (s *Server) publish(op, name string, m share.Memory, d Descriptor, unit uin
 		return nil, err
 	}
 	if p.seq, err = newSequence(about.Device); err == nil {
+		kept.enter() // until Withdraw
 		if err = s.enter(op, p); err == nil {
-			kept.enter() // until Withdraw
 			return p, nil
 		}
+		kept.leave()
 		err = errors.Join(err, p.seq.close())
 	}
 	p.hold.Release()

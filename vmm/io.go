@@ -15,8 +15,9 @@ const ioBytes = 4 << 20
 // concurrent use, though others may use the buffer meanwhile.
 type Writer struct{ b *Buffer }
 
-// NewWriter makes a Writer, which does not own the buffer. Each Write returns when its bytes are in the
-// buffer; io.Copy to it moves large pieces and waits once, at the end.
+// NewWriter makes a Writer, which does not own the buffer. Each Write returns
+// when its bytes are in the buffer; io.Copy to it moves large pieces and waits
+// once, at the end.
 func NewWriter(b *Buffer) *Writer { return &Writer{b} }
 
 // Write appends p.

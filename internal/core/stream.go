@@ -260,7 +260,7 @@ func (f *Fence) MindAll() { f.all = true }
 
 // Mind lets the fence pass only after the work that is on the streams now too, as
 // far as a Reclaim goes: that marks them, so that the caller waits for no driver
-// call that somebody else is in. It takes the list over.
+// call that somebody else is in.
 func (f *Fence) Mind(streams []*Stream) { f.later = append(f.later, streams...) }
 
 // Add lets the fence pass only after the mark has, and takes the mark over.
