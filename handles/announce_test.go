@@ -33,7 +33,7 @@ func TestAFollowerThatDiesDuringAnAnnouncement(t *testing.T) {
 		ss.mu.Lock()
 		defer ss.mu.Unlock()
 		return len(ss.followers) == 0
-	}, 10*time.Second, time.Millisecond)
+	}, Guard, time.Millisecond)
 	ss.feeding.Wait()
 	mem, err := v.p.memory.View("test", 4_000_000)
 	require.NoError(t, err)
@@ -44,27 +44,34 @@ func TestAFollowerThatDiesDuringAnAnnouncement(t *testing.T) {
 	require.NoError(t, old.Release())
 	v.p.exports.close(fresh)
 	v.p.changes.give()
-	require.Eventually(t, func() bool { return len(v.p.Stats().Followers) == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(v.p.Stats().Followers) == 1 }, Guard, time.Millisecond)
 	require.NoError(t, v.p.Settle(moment(t)))
 	require.Eventually(t, func() bool {
 		exports.mu.Lock()
 		defer exports.mu.Unlock()
 		return exports.used == 0
-	}, 10*time.Second, time.Millisecond, "descriptors stay open for ever")
+	}, Guard, time.Millisecond, "descriptors stay open for ever")
 }
 
 // A buffer that changes while an announcement exports.
 func TestABufferThatChangesDuringAnAnnouncement(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, Options{})
 	require.NoError(t, v.array.Resize(nil, 1_000_000)) // chunks 0 and 1
-	exports.mu.Lock()
+	exporting, goOn := make(chan struct{}), make(chan struct{})
+	v.machine.OnCall(func(call string) {
+		if call == "cuMemExportToShareableHandle" {
+			close(exporting) // it has looked at the chunks
+			<-goOn
+		}
+	})
 	over := make(chan error, 1)
 	go func() { over <- v.p.Announce(moment(t), 1_000_000, nil) }()
-	time.Sleep(100 * time.Millisecond) // it has looked at the chunks
+	<-exporting
+	v.machine.OnCall(nil)
 	require.NoError(t, v.array.Resize(nil, 1000))
 	require.ErrorIs(t, v.array.Clip(), cuda.ErrInUse)
 	require.NoError(t, v.array.Resize(nil, 1_000_000)) // another chunk 1
-	exports.mu.Unlock()
+	close(goOn)
 	require.NoError(t, <-over)
 	require.NoError(t, v.honest.Next(moment(t)))
 	s, err := v.dev.NewStream(cuda.StreamOptions{})
@@ -91,10 +98,10 @@ func TestAnnounceWaitsWithinItsContext(t *testing.T) {
 	case err := <-over:
 		v.p.changes.give()
 		require.ErrorIs(t, err, ErrTimeout)
-	case <-time.After(2 * time.Second):
+	case <-time.After(Guard):
 		v.p.changes.give()
 		<-over
-		t.Error("the context ended 2 s ago")
+		t.Error("the context ended long ago")
 	}
 }
 

@@ -31,7 +31,7 @@ func TestDialWaitsForAListenerThatIsBeingMade(t *testing.T) {
 	require.NoError(t, unix.Bind(s, &unix.SockaddrUnix{Name: filepath.Join(path, "s")}))
 	done := make(chan error, 1)
 	go func() {
-		c, err := dial(t.Context(), "test", dialer, path, "s", 30*time.Second)
+		c, err := dial(t.Context(), "test", dialer, path, "s", Guard)
 		if err == nil {
 			err = c.Close()
 		}
@@ -47,6 +47,6 @@ func TestDialWaitsForAListenerThatIsBeingMade(t *testing.T) {
 	require.NoError(t, <-done)
 
 	require.NoError(t, unix.Shutdown(s, unix.SHUT_RDWR))
-	_, err = dial(t.Context(), "test", dialer, path, "s", 30*time.Second)
+	_, err = dial(t.Context(), "test", dialer, path, "s", Guard)
 	require.ErrorIs(t, err, ErrGone, "nobody makes one")
 }

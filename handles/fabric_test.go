@@ -113,7 +113,7 @@ func TestTheWayIsPickedPerReceiver(t *testing.T) {
 				i := passBuffer(t, from, to, b, devices[1], handles.ImportOptions{})
 				closeLater(t, i)
 				holds(t, i, 5)
-				require.Eventually(t, func() bool { return handles.OpenFDs() == files }, 10*time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { return handles.OpenFDs() == files }, handles.Guard, time.Millisecond)
 				sent, received := from.Transfers().Sent, to.Transfers().Received
 				require.Equal(t, sent, received, "both ends agree")
 				if chunks == 0 { // nothing was imported, so nothing was found out

@@ -149,7 +149,7 @@ func TestALostFDIsReportedAndClosed(t *testing.T) {
 	lost, open := handles.LostFDs(), handles.OpenFDs()
 	func() { file(t, "lost") }()
 	kept := file(t, "kept")
-	require.Eventually(t, func() bool { runtime.GC(); return handles.OpenFDs() == open+1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { runtime.GC(); return handles.OpenFDs() == open+1 }, handles.Guard, time.Millisecond)
 	require.Equal(t, lost+1, handles.LostFDs())
 	require.Contains(t, out.String(), "handles_test.file")
 	require.Contains(t, out.String(), "TestALostFDIsReportedAndClosed")

@@ -79,7 +79,7 @@ func TestWaitsAfterTheEnd(t *testing.T) {
 	mark, err = f.mark("test", 1<<41)
 	require.NoError(t, err)
 	mark.Drop()
-	require.Eventually(t, func() bool { done, err := f.stream.Done(); return err == nil && done }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { done, err := f.stream.Done(); return err == nil && done }, Guard, time.Millisecond)
 	f.mu.Lock()
 	f.died = false
 	f.mu.Unlock()

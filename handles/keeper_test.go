@@ -87,7 +87,7 @@ func TestAPublicationKeepsADescriptor(t *testing.T) {
 	require.NoError(t, near.Close())
 	<-served
 	// Whoever sent it closes its own in its own time.
-	require.Eventually(t, func() bool { return memoryFiles() == 2+1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return memoryFiles() == 2+1 }, handles.Guard, time.Millisecond)
 	require.Never(t, func() bool { return memoryFiles() != 2+1 }, 20*time.Millisecond, time.Millisecond)
 	require.NoError(t, p.Withdraw())
 	require.Equal(t, 2, memoryFiles())

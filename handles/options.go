@@ -39,12 +39,15 @@ type Options struct {
 	Log *slog.Logger
 }
 
+// defaultTimeout is a variable for tests alone.
+var defaultTimeout = 10 * time.Second
+
 func (o Options) withDefaults() Options {
 	if o.Allow == nil {
 		o.Allow = sameUser
 	}
 	if o.Timeout <= 0 {
-		o.Timeout = 10 * time.Second
+		o.Timeout = defaultTimeout
 	}
 	switch {
 	case o.MaxFDs < 0:

@@ -52,7 +52,7 @@ func TestAPageThatIsGivenBackBeforeTheFollowerHearsOfIt(t *testing.T) {
 	v.server.telling.Done() // it is never told
 	slot := f.slot
 	require.NoError(t, v.p.Withdraw())
-	require.Eventually(t, func() bool { return f.page.fd.Use(func(int) error { return nil }) != nil }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.page.fd.Use(func(int) error { return nil }) != nil }, Guard, time.Millisecond)
 	require.Equal(t, slot, f.slot)
 	require.NoError(t, f.file.Use(func(int) error { return nil }))
 	require.NoError(t, f.file.Close())
@@ -83,7 +83,7 @@ func TestChildrenThatLeaveHoldNobodyUp(t *testing.T) {
 	v.machine.Hold(s.Handle())
 	require.NoError(t, s.Memset(v.array.Ptr(), 0, 4))
 	leave()
-	require.Eventually(t, func() bool { return given() == 1 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return given() == 1 }, Guard, time.Millisecond)
 	other, err := v.dev.NewStream(cuda.StreamOptions{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, other.Close()) }()
@@ -93,13 +93,13 @@ func TestChildrenThatLeaveHoldNobodyUp(t *testing.T) {
 	for range mostSpent - 2 {
 		leave()
 	}
-	require.Eventually(t, func() bool { return given() == mostSpent-1 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return given() == mostSpent-1 }, Guard, time.Millisecond)
 	require.Zero(t, v.machine.Count("cuMemHostUnregister"))
 	leave()
-	require.Eventually(t, func() bool { return v.machine.Count("cuMemHostUnregister") > 0 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return v.machine.Count("cuMemHostUnregister") > 0 }, Guard, time.Millisecond)
 	require.Zero(t, given())
 	require.NoError(t, v.dev.System().Drain(moment(t)), "the reclaimer does not wait for it")
 	v.machine.Release(s.Handle())
-	require.Eventually(t, func() bool { return v.machine.Count("cuMemHostUnregister") == mostSpent }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return v.machine.Count("cuMemHostUnregister") == mostSpent }, Guard, time.Millisecond)
 	v.served()
 }

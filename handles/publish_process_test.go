@@ -155,8 +155,7 @@ func follow(c *reexec.Child, p place, o handles.FollowOptions) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, sys.Close()) }()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
+	ctx := context.Background() // reexec bounds the child's life
 	var conn *handles.Conn
 	if len(c.Files) > 0 {
 		conn, err = handles.Inherit(c.Files[0], handles.Options{})
@@ -192,7 +191,7 @@ func follow(c *reexec.Child, p place, o handles.FollowOptions) (err error) {
 			return nil
 		}
 		var r outcome
-		limited, cancel := context.WithTimeout(ctx, cmpOr(do.Wait, 20*time.Second))
+		limited, cancel := context.WithTimeout(ctx, cmpOr(do.Wait, handles.Guard))
 		switch do.Do {
 		case "next":
 			r.fail(f.Next(limited, s))
@@ -347,7 +346,7 @@ func publish(c *reexec.Child, p place) (err error) {
 		if c.Recv(&do) != nil {
 			return nil
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), cmpOr(do.Wait, 20*time.Second))
+		ctx, cancel := context.WithTimeout(context.Background(), cmpOr(do.Wait, handles.Guard))
 		var r outcome
 		switch do.Do {
 		case "append": // and announce
@@ -590,7 +589,7 @@ func TestTwoHundredFollowersCrash(t *testing.T) {
 				}
 			}
 			return shared && open == 1
-		}, 20*time.Second, time.Millisecond, "two chunks are shown, two processes have them, and the publisher keeps one descriptor")
+		}, handles.Guard, time.Millisecond, "two chunks are shown, two processes have them, and the publisher keeps one descriptor")
 		r := publisher.ask(task{Do: "drain"})
 		if round == 0 {
 			before = r
@@ -599,7 +598,7 @@ func TestTwoHundredFollowersCrash(t *testing.T) {
 		require.Eventually(t, func() bool {
 			r = publisher.ask(task{Do: "drain"}) // one that came and died may have been accepted just now
 			return r.FDs == before.FDs && r.Maps == before.Maps
-		}, 20*time.Second, 10*time.Millisecond, "descriptors or address space of the dead are left")
+		}, handles.Guard, 10*time.Millisecond, "descriptors or address space of the dead are left")
 	}
 	publisher.ask(task{Do: "append", From: 7, N: 100_000})
 	steady.ask(task{Do: "until", N: 1_100_000})
@@ -607,10 +606,10 @@ func TestTwoHundredFollowersCrash(t *testing.T) {
 	publisher.ask(task{Do: "shrink", N: 500_000})
 	publisher.ask(task{Do: "settle"})
 	// Whoever tells the followers lets go of what it told in its own time.
-	require.Eventually(t, func() bool { return p.taken(t)/mib == 2 }, 10*time.Second, time.Millisecond, "the memory of one chunk, which two processes have")
+	require.Eventually(t, func() bool { return p.taken(t)/mib == 2 }, handles.Guard, time.Millisecond, "the memory of one chunk, which two processes have")
 	steady.Kill()
 	publisher.Wait()
-	require.Eventually(t, func() bool { return p.taken(t) == 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return p.taken(t) == 0 }, handles.Guard, time.Millisecond)
 }
 
 // Both sides may open 1,024 files, and share more chunks than that.
@@ -621,7 +620,9 @@ func TestPublishingUnderASmallLimitOfOpenFiles(t *testing.T) {
 	f := startFollower(t, p, 0)
 	publisher.ask(task{Do: "grow", N: 1100 * mib / 2})
 	f.ask(task{Do: "until", N: 1100 * mib / 2})
-	require.Less(t, publisher.ask(task{Do: "settle"}).FDs, 60)
+	publisher.ask(task{Do: "settle"})
+	// Followers acknowledge before the publisher has closed what it sent.
+	require.Eventually(t, func() bool { return publisher.ask(task{Do: "settle"}).FDs < 60 }, handles.Guard, time.Millisecond)
 	f.Wait()
 	publisher.Wait()
 	require.Zero(t, p.taken(t))
@@ -634,7 +635,7 @@ func TestGrowthAndShrinkageUnderLoad(t *testing.T) {
 		var followers []member
 		for i := range 3 {
 			f := startFollower(t, p, []int{0, 32 * mib, 6 * mib}[i])
-			f.Send(task{Do: "check", Wait: 40 * time.Second})
+			f.Send(task{Do: "check", Wait: handles.Guard})
 			followers = append(followers, f)
 		}
 		publisher.ask(task{Do: "followers", N: 3})

@@ -20,7 +20,7 @@ import (
 
 // soon is a context for what should take a moment.
 func soon(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), handles.Guard)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -423,7 +423,7 @@ func TestWhatIsPublishedIsListedAndOpened(t *testing.T) {
 		require.ErrorIs(t, err, handles.ErrUnknown)
 		_, err = handles.Open[uint32](soon(t), k, nil, "numbers", handles.ImportOptions{})
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
-		require.Eventually(t, func() bool { return len(p.Stats().Followers)+len(q.Stats().Followers) == 0 }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return len(p.Stats().Followers)+len(q.Stats().Followers) == 0 }, handles.Guard, time.Millisecond)
 	})
 }
 

@@ -46,12 +46,12 @@ func TestAPublicationWhileTheServerCloses(t *testing.T) {
 	require.True(t, s.closer.Hold()) // as publish has it
 	over := make(chan error, 1)
 	go func() { over <- s.Close() }()
-	require.Eventually(t, s.closer.Closed, 10*time.Second, time.Millisecond)
+	require.Eventually(t, s.closer.Closed, Guard, time.Millisecond)
 	require.Eventually(t, func() bool {
 		err := s.enter("test", &Publication{name: "late"})
 		s.leave(&Publication{name: "late"})
 		return errors.Is(err, cuda.ErrClosed)
-	}, 10*time.Second, time.Millisecond)
+	}, Guard, time.Millisecond)
 	s.closer.Drop()
 	require.NoError(t, <-over)
 }
@@ -93,7 +93,7 @@ func TestClientsOfOneProcessLeaveRoom(t *testing.T) {
 		require.NoError(t, again.Close())
 		<-over
 		return err == nil
-	}, 20*time.Second, 10*time.Millisecond)
+	}, Guard, 10*time.Millisecond)
 	v.served()
 }
 

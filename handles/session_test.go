@@ -3,7 +3,6 @@
 package handles
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -41,9 +40,7 @@ func TestOnePublicationHoldsUpAnother(t *testing.T) {
 	time.Sleep(100 * time.Millisecond)
 	require.NoError(t, b.Resize(nil, 10))
 	require.NoError(t, other.Announce(moment(t), 10, nil))
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	err = other.Settle(ctx)
+	err = other.Settle(moment(t))
 	v.p.changes.give()
 	<-over
 	require.NoError(t, err, "the other publication")

@@ -93,7 +93,7 @@ func TestEveryFailureOfSharing(t *testing.T) {
 						struck.m.Inject(f)
 					}
 					// Who fails before anything is offered tells nobody.
-					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+					ctx, cancel := context.WithTimeout(t.Context(), handles.Guard)
 					defer cancel()
 					var group errgroup.Group
 					group.Go(func() error {

@@ -87,7 +87,7 @@ func init() {
 }
 
 func (p *party) obey(o order, r *report) (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), handles.Guard)
 	defer cancel()
 	switch o.Do {
 	case "open":
@@ -294,7 +294,7 @@ func (c *child) open(most int) (r report) {
 		if r = c.do(order{Do: "count"}); r.FDs <= most {
 			return r
 		}
-		require.Less(c.t, time.Since(start), 20*time.Second, "%d descriptors are open, of at most %d", r.FDs, most)
+		require.Less(c.t, time.Since(start), handles.Guard, "%d descriptors are open, of at most %d", r.FDs, most)
 	}
 }
 
@@ -343,7 +343,7 @@ func (s *stage) taken() uint64 {
 func (s *stage) returns(want uint64) {
 	s.t.Helper()
 	if s.folder != "" {
-		require.Eventually(s.t, func() bool { return s.taken() == want }, 20*time.Second, 2*time.Millisecond)
+		require.Eventually(s.t, func() bool { return s.taken() == want }, handles.Guard, 2*time.Millisecond)
 	}
 }
 

@@ -54,7 +54,7 @@ func read(t testing.TB, b *vmm.Buffer) []byte {
 
 // within bounds what must not hang.
 func within(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), handles.Guard)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -393,6 +393,8 @@ func TestNobodyTakesTheOffer(t *testing.T) {
 	time.AfterFunc(10*time.Millisecond, cancel)
 	require.ErrorIs(t, handles.SendBuffer(ctx, near, b), context.Canceled)
 	// What was withdrawn is not taken, and the connection goes on.
+	handles.SetTimeout(near, handles.Guard)
+	handles.SetTimeout(far, handles.Guard)
 	other := filled(t, d, mib, 2)
 	i := passBuffer(t, near, far, other, d, handles.ImportOptions{})
 	require.Equal(t, pattern(mib, 2), read(t, i))

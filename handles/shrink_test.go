@@ -3,7 +3,6 @@
 package handles
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"time"
@@ -27,7 +26,7 @@ func TestAShrinkThatWaitsForTheGPU(t *testing.T) {
 	require.NoError(t, s.Memset(v.array.Ptr(), 0, 4))
 	over := make(chan error, 1)
 	go func() { over <- v.p.Shrink(1000) }()
-	require.Eventually(t, func() bool { return v.honest.Len() == 1000 }, 20*time.Second, time.Millisecond, "the follower is told")
+	require.Eventually(t, func() bool { return v.honest.Len() == 1000 }, Guard, time.Millisecond, "the follower is told")
 	require.NoError(t, v.p.Announce(moment(t), 1000, nil))
 	other := NewClient(v.dial())
 	f, err := Follow[uint32](moment(t), other, v.dev, "numbers", FollowOptions{})
@@ -56,7 +55,7 @@ func TestCuttingOffAFollowerHoldsUpNobody(t *testing.T) {
 	to, _, fds := v.joined(raw)
 	require.NoError(t, closeAll(fds))
 	require.NoError(t, v.p.Shrink(1000)) // which raw never acknowledges
-	require.Eventually(t, func() bool { return v.p.Stats().Pinned == 4<<20 }, 20*time.Second, time.Millisecond, "the honest one has")
+	require.Eventually(t, func() bool { return v.p.Stats().Pinned == 4<<20 }, Guard, time.Millisecond, "the honest one has")
 	var conn *Conn
 	v.p.mu.Lock()
 	for f := range v.p.followers {
@@ -68,9 +67,8 @@ func TestCuttingOffAFollowerHoldsUpNobody(t *testing.T) {
 	conn.mu.Lock() // to be told why takes long
 	over := make(chan error, 1)
 	go func() { over <- v.p.Shrink(500) }()
-	require.Eventually(t, func() bool { return v.p.Stats().Length == 500 }, 20*time.Second, time.Millisecond)
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
+	require.Eventually(t, func() bool { return v.p.Stats().Length == 500 }, Guard, time.Millisecond)
+	ctx := moment(t)
 	err := v.p.Announce(ctx, 500, nil)
 	grown := make(chan error, 1)
 	go func() { grown <- v.array.Resize(nil, 600) }()
@@ -83,6 +81,6 @@ func TestCuttingOffAFollowerHoldsUpNobody(t *testing.T) {
 	conn.mu.Unlock()
 	require.NoError(t, <-over)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return len(v.p.Stats().Followers) == 1 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(v.p.Stats().Followers) == 1 }, Guard, time.Millisecond)
 	v.served()
 }

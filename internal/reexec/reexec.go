@@ -49,7 +49,7 @@ import (
 const childFlag = "-reexec.child="
 
 // DefaultTimeout is how long a child may live unless its Cmd says otherwise.
-const DefaultTimeout = 60 * time.Second
+const DefaultTimeout = 5 * time.Minute
 
 // grace is how much longer than its time a child waits for being killed before
 // it ends itself.
