@@ -2,7 +2,7 @@
 """Replays allocation traces through the allocators of other libraries, on a
 machine with a GPU, PyTorch and CuPy, and compares them with the pool.
 
-    tracegen -out FOLDER                        writes the traces (vmm/pool/trace/tracegen)
+    pooltrace generate -out FOLDER              writes the traces (cmd/pooltrace)
     pool-peers.py run FOLDER/*.trace > peers    one JSON object for each trace and allocator
     run.sh -bench -run Replay vmm/pool          measures the pool, and the driver's pool from C
     pool-peers.py table peers cuvmm-gpu.log     joins both in Markdown

@@ -13,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/internal/tracegen"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 	"github.com/stretchr/testify/require"
@@ -60,9 +61,9 @@ func BenchmarkCurve(b *testing.B) {
 
 func replayEach(b *testing.B, seeds uint64, contenders []contender) {
 	d := gputest.RealWith(b, cuda.WithNamedStreamsOnly())
-	for _, g := range trace.Generators() {
+	for _, g := range tracegen.Generators() {
 		for seed := range seeds {
-			t := g.Make(trace.Config{Seed: seed})
+			t := g.Make(tracegen.Config{Seed: seed})
 			s, err := t.Summary()
 			require.NoError(b, err)
 			for _, c := range contenders {
@@ -135,10 +136,10 @@ var replaySeeds = flag.Uint64("replay-seeds", 1, "how many seeds of each generat
 // nobody touches costs nothing there: how much the pool holds can be seen without
 // a GPU.
 func TestReplay(t *testing.T) {
-	for _, g := range trace.Generators() {
+	for _, g := range tracegen.Generators() {
 		for _, streams := range []int{1, 3} {
 			for seed := range *replaySeeds {
-				tr := g.Make(trace.Config{Seed: seed, Streams: streams})
+				tr := g.Make(tracegen.Config{Seed: seed, Streams: streams})
 				if thorough {
 					tr.Ops = tr.Ops[:400]
 				}
@@ -241,7 +242,7 @@ func TestPoolOps(t *testing.T) {
 // and replayed.
 func TestHistoryIsAReplay(t *testing.T) {
 	_, d := open(t)
-	tr := trace.Serving(trace.Config{Seed: 2, Streams: 3, Divisor: 100})
+	tr := tracegen.Serving(tracegen.Config{Seed: 2, Streams: 3, Divisor: 100})
 	tr.Ops = tr.Ops[:20_000]
 	if thorough {
 		tr.Ops = tr.Ops[:600]

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/tracegen"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 	"github.com/stretchr/testify/require"
@@ -23,17 +24,17 @@ func TestDefaultsHoldLittleAndMoveLittle(t *testing.T) {
 	before := pool.SetMoment(10 * time.Second)
 	defer pool.SetMoment(before)
 	for _, c := range []struct {
-		make  func(trace.Config) *trace.Trace
+		make  func(tracegen.Config) *trace.Trace
 		held  float64 // times what was requested
 		moved float64 // chunks a thousand operations
 	}{
-		{trace.Training, 1.07, 1},
-		{trace.LoRA, 1.06, 0.5},
-		{trace.Serving, 1.23, 1},
-		{trace.Uniform, 1.24, 5},
+		{tracegen.Training, 1.07, 1},
+		{tracegen.LoRA, 1.06, 0.5},
+		{tracegen.Serving, 1.23, 1},
+		{tracegen.Uniform, 1.24, 5},
 	} {
 		for _, seed := range []uint64{5, 8, 16, 19} {
-			tr := c.make(trace.Config{Seed: seed})
+			tr := c.make(tracegen.Config{Seed: seed})
 			t.Run(tr.Name, func(t *testing.T) {
 				m, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 60 << 30}}})
 				want, err := tr.Summary()

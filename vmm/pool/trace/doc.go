@@ -1,10 +1,7 @@
-// Package trace holds what a program asks of an allocator, as a value: which
-// blocks, of what sizes, on which streams, in which order they go back. A trace
-// is recorded from a program or made by a generator, and replayed through an
-// allocator to see how much memory and how much time it takes.
-//
-// The generators (Training, LoRA, Serving, Uniform) are part of what the pool
-// promises: the same Config gives the same trace in every version and on every
-// machine, so that results of different versions and of other allocators can be
-// compared.
+// Package trace describes what a program requests of an allocator, as a value:
+// which blocks, of what sizes, on which streams, and in which order they are
+// freed. A trace is recorded from a program (pool.History.Trace) or read from a
+// file ([Read]), and replayed through any allocator ([Replay]) to see how much
+// memory and how much time it takes. The command cmd/pooltrace replays traces
+// through the pool.
 package trace

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/internal/tracegen"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 	"github.com/stretchr/testify/require"
 )
@@ -42,8 +43,8 @@ func TestPeersReadTraces(t *testing.T) {
 	dir := t.TempDir()
 	args := []string{"run", "-dry-run"}
 	want := map[string]trace.Summary{}
-	for _, g := range trace.Generators() {
-		tr := g.Make(trace.Config{Seed: 4, Divisor: 1000})
+	for _, g := range tracegen.Generators() {
+		tr := g.Make(tracegen.Config{Seed: 4, Divisor: 1000})
 		b, err := tr.MarshalBinary()
 		require.NoError(t, err)
 		name := filepath.Join(dir, tr.Name)

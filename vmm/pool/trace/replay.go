@@ -6,28 +6,44 @@ import (
 	"time"
 )
 
-// Allocator is what Replay drives. B is what it gives for a block. Its methods
-// are called by one goroutine.
+// Allocator is what Replay drives. B is its handle of a block. One replay calls
+// its methods from one goroutine.
 type Allocator[B any] interface {
-	// Alloc takes a block for a stream of the trace. It may be of no bytes.
+	// Alloc allocates a block for a stream of the trace. It may have 0 bytes.
 	Alloc(bytes uint64, stream uint32, tag string) (B, error)
-	// Free gives it back, after what its own stream and those that used it have
-	// been given so far.
+	// Free frees it, in the order of its own stream and of those that used it.
 	Free(block B, used []uint32) error
 	// Sync waits for all streams.
 	Sync() error
 }
 
-// Result is what a replay took.
-type Result struct {
-	// Operations are the blocks taken and given back.
-	Operations int
-	// Took is their time, with that of the loop itself: two or three
-	// nanoseconds each. Waited is the time in Sync, which is not part of it.
-	Took, Waited time.Duration
+// Worker is an Allocator whose blocks are worked on: Replay calls Work after
+// each Alloc, and does not count its time. Work that is asynchronous lets the
+// program run ahead of the GPU, as real programs do.
+type Worker[B any] interface {
+	Allocator[B]
+	Work(block B, bytes uint64, stream uint32) error
 }
 
-// PerOperation is the mean time of taking or giving back a block.
+// Result is what a replay took.
+type Result struct {
+	// Operations is the number of blocks allocated plus those freed.
+	Operations int
+	// Took is the time in Alloc and Free, without that of reading the clock.
+	// Waited is the time in Sync.
+	Took, Waited time.Duration
+	// Slowest are the slowest operations, the slowest first; at most 8.
+	Slowest []Slow
+}
+
+// Slow is an operation of a replay and its time.
+type Slow struct {
+	Op    int    // index into Trace.Ops
+	Bytes uint64 // of its block
+	Took  time.Duration
+}
+
+// PerOperation is the mean time of an Alloc or a Free.
 func (r Result) PerOperation() time.Duration {
 	if r.Operations == 0 {
 		return 0
@@ -35,72 +51,96 @@ func (r Result) PerOperation() time.Duration {
 	return r.Took / time.Duration(r.Operations)
 }
 
-// Replay does what the trace says, and gives back what the trace does not, so
-// that it can be replayed again; that part counts for nothing. An error names
-// the operation at which the replay ended; the blocks of the replay are given
-// back then, too.
+// Replay performs the trace's operations, and frees what the trace does not, so
+// that it can be replayed again; that part is not measured. An error names the
+// operation that failed; the replay's blocks are freed then, too.
 func Replay[B any](t *Trace, a Allocator[B]) (Result, error) {
-	var r Result
 	s, err := t.Summary()
 	if err != nil {
-		return r, err
+		return Result{}, err
 	}
 	p := player[B]{
-		a: a, t: t, blocks: make([]B, s.Allocs), live: make([]bool, s.Allocs), used: map[uint32][]uint32{},
+		a: a, t: t, clock: newStopwatch(), blocks: make([]B, s.Allocs), live: make([]bool, s.Allocs),
+		bytes: make([]uint64, s.Allocs), used: map[uint32][]uint32{},
 	}
-	r.Operations = s.Allocs + s.Frees
-	at := 0
-	for at < len(t.Ops) && err == nil {
-		start := time.Now()
-		at, err = p.untilSync(at)
-		r.Took += time.Since(start)
-		if err == nil && at < len(t.Ops) {
-			start = time.Now()
-			err = a.Sync()
-			r.Waited += time.Since(start)
-			if err == nil {
-				at++
-			}
+	p.work, _ = a.(Worker[B])
+	p.r.Operations = s.Allocs + s.Frees
+	for at := range t.Ops {
+		if err := p.do(at); err != nil {
+			err = fmt.Errorf("replaying %s, operation %d of %d: %w", t.Name, at, len(t.Ops), err)
+			return p.r, errors.Join(err, p.giveBack())
 		}
 	}
-	if err != nil {
-		err = fmt.Errorf("replaying %s, operation %d of %d: %w", t.Name, at, len(t.Ops), err)
-	}
-	return r, errors.Join(err, p.giveBack())
+	return p.r, p.giveBack()
 }
 
 type player[B any] struct {
 	a      Allocator[B]
+	work   Worker[B] // a, if it works on blocks
 	t      *Trace
+	r      Result
+	clock  stopwatch
 	blocks []B
+	bytes  []uint64
 	live   []bool
-	used   map[uint32][]uint32 // streams that use a block beside its own
+	used   map[uint32][]uint32 // streams that use a block besides its own
 }
 
-// untilSync goes on from an operation to the next Sync, or the end, and answers
-// where it is.
-func (p *player[B]) untilSync(at int) (int, error) {
-	for ; at < len(p.t.Ops); at++ {
-		op := &p.t.Ops[at]
-		switch op.Kind {
-		case Alloc:
-			b, err := p.a.Alloc(op.Bytes, op.Stream, p.t.Tags[op.Tag])
-			if err != nil {
-				return at, err
-			}
-			p.blocks[op.ID], p.live[op.ID] = b, true
-		case Free:
-			p.live[op.ID] = false
-			if err := p.a.Free(p.blocks[op.ID], p.take(op.ID)); err != nil {
-				return at, err
-			}
-		case Use:
-			p.used[op.ID] = append(p.used[op.ID], op.Stream)
-		case Sync:
-			return at, nil
+func (p *player[B]) do(at int) error {
+	op := &p.t.Ops[at]
+	switch op.Kind {
+	case Alloc:
+		tag := p.t.Tags[op.Tag]
+		start := p.clock.now()
+		b, err := p.a.Alloc(op.Bytes, op.Stream, tag)
+		took := p.clock.since(start)
+		if err != nil {
+			return err
 		}
+		p.blocks[op.ID], p.live[op.ID], p.bytes[op.ID] = b, true, op.Bytes
+		p.count(at, op.Bytes, took)
+		if p.work != nil {
+			return p.work.Work(b, op.Bytes, op.Stream)
+		}
+	case Free:
+		b, used := p.blocks[op.ID], p.take(op.ID)
+		p.live[op.ID] = false
+		start := p.clock.now()
+		err := p.a.Free(b, used)
+		took := p.clock.since(start)
+		if err != nil {
+			return err
+		}
+		p.count(at, p.bytes[op.ID], took)
+	case Use:
+		p.used[op.ID] = append(p.used[op.ID], op.Stream)
+	case Sync:
+		start := p.clock.now()
+		err := p.a.Sync()
+		p.r.Waited += p.clock.since(start)
+		return err
 	}
-	return at, nil
+	return nil
+}
+
+// count adds an operation's time.
+func (p *player[B]) count(at int, bytes uint64, took time.Duration) {
+	const most = 8
+	p.r.Took += took
+	slow := p.r.Slowest
+	if len(slow) == most {
+		if took <= slow[most-1].Took {
+			return
+		}
+		slow = slow[:most-1]
+	}
+	i := len(slow)
+	slow = append(slow, Slow{})
+	for ; i > 0 && slow[i-1].Took < took; i-- {
+		slow[i] = slow[i-1]
+	}
+	slow[i] = Slow{Op: at, Bytes: bytes, Took: took}
+	p.r.Slowest = slow
 }
 
 func (p *player[B]) take(id uint32) []uint32 {
@@ -120,4 +160,33 @@ func (p *player[B]) giveBack() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// stopwatch measures short times: reading the clock takes as long as a warm
+// request, so what two readings in a row show is subtracted.
+type stopwatch struct {
+	epoch time.Time
+	cost  time.Duration
+}
+
+func newStopwatch() stopwatch {
+	const batches, n = 16, 256
+	s := stopwatch{epoch: time.Now()}
+	cost := time.Duration(1 << 62)
+	for range batches {
+		var total time.Duration
+		for range n {
+			start := s.now()
+			total += s.since(start)
+		}
+		cost = min(cost, total/n) // a batch that was interrupted shows more
+	}
+	s.cost = cost
+	return s
+}
+
+func (s *stopwatch) now() time.Duration { return time.Since(s.epoch) }
+
+func (s *stopwatch) since(start time.Duration) time.Duration {
+	return time.Since(s.epoch) - start - s.cost
 }

@@ -3,13 +3,25 @@ package trace_test
 import (
 	"bytes"
 	"encoding/json"
+	"flag"
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 )
+
+func TestMain(m *testing.M) {
+	if os.Getenv("CI") != "" {
+		if err := flag.Set("rapid.seed", "20261121"); err != nil {
+			panic(err)
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func small() *trace.Trace {
 	return &trace.Trace{

@@ -1,4 +1,4 @@
-package trace
+package tracegen
 
 // kept is what the forward pass of a layer keeps for its backward pass.
 type kept struct {

@@ -1,4 +1,4 @@
-package trace_test
+package tracegen_test
 
 import (
 	"bytes"
@@ -8,19 +8,13 @@ import (
 	"os"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/internal/tracegen"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) {
-	if os.Getenv("CI") != "" {
-		if err := flag.Set("rapid.seed", "20261121"); err != nil {
-			panic(err)
-		}
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	mib = 1 << 20
@@ -43,11 +37,11 @@ func TestGolden(t *testing.T) {
 		require.NoError(t, err)
 		fmt.Fprintf(&all, "%-12s %-22s ops %6d peak %11d %x\n", tr.Name, of, len(tr.Ops), s.PeakBytes, sha256.Sum256(b))
 	}
-	for _, g := range trace.Generators() {
+	for _, g := range tracegen.Generators() {
 		for seed := range uint64(seeds) {
-			line(g.Make(trace.Config{Seed: seed}), "full")
+			line(g.Make(tracegen.Config{Seed: seed}), "full")
 		}
-		line(g.Make(trace.Config{Seed: 7, Streams: 4, Divisor: 100}), "4 streams, divisor 100")
+		line(g.Make(tracegen.Config{Seed: 7, Streams: 4, Divisor: 100}), "4 streams, divisor 100")
 	}
 	if *update {
 		require.NoError(t, os.MkdirAll("testdata", 0o755))
@@ -59,10 +53,10 @@ func TestGolden(t *testing.T) {
 }
 
 func TestGenerators(t *testing.T) {
-	for _, g := range trace.Generators() {
+	for _, g := range tracegen.Generators() {
 		t.Run(g.Name, func(t *testing.T) {
 			for seed := range uint64(seeds) {
-				full := g.Make(trace.Config{Seed: seed})
+				full := g.Make(tracegen.Config{Seed: seed})
 				s, err := full.Summary()
 				require.NoError(t, err)
 				require.Equal(t, fmt.Sprintf("%s-%d", g.Name, seed), full.Name)
@@ -81,8 +75,8 @@ func TestGenerators(t *testing.T) {
 
 // A trace of smaller blocks is the same program.
 func TestDivisor(t *testing.T) {
-	for _, g := range trace.Generators() {
-		full, small := g.Make(trace.Config{Seed: 3}), g.Make(trace.Config{Seed: 3, Divisor: 64})
+	for _, g := range tracegen.Generators() {
+		full, small := g.Make(tracegen.Config{Seed: 3}), g.Make(tracegen.Config{Seed: 3, Divisor: 64})
 		require.Len(t, small.Ops, len(full.Ops))
 		for i, op := range full.Ops {
 			op.Bytes = (op.Bytes + 63) / 64
@@ -97,9 +91,9 @@ func TestDivisor(t *testing.T) {
 // With more streams each program puts work on all of them, and asks for the
 // same blocks in the same order.
 func TestStreams(t *testing.T) {
-	for _, g := range trace.Generators() {
+	for _, g := range tracegen.Generators() {
 		t.Run(g.Name, func(t *testing.T) {
-			one, two := g.Make(trace.Config{Seed: 5}), g.Make(trace.Config{Seed: 5, Streams: 2})
+			one, two := g.Make(tracegen.Config{Seed: 5}), g.Make(tracegen.Config{Seed: 5, Streams: 2})
 			require.NoError(t, two.Check())
 			require.Equal(t, 2, two.Streams)
 			used := map[uint32]int{}
@@ -124,12 +118,12 @@ func TestStreams(t *testing.T) {
 
 // Sizes differ from step to step, for most seeds: that is what makes holes.
 func TestStepsDiffer(t *testing.T) {
-	for _, g := range []trace.Generator{{Name: "training", Make: trace.Training}, {Name: "lora", Make: trace.LoRA}} {
+	for _, g := range []tracegen.Generator{{Name: "training", Make: tracegen.Training}, {Name: "lora", Make: tracegen.LoRA}} {
 		differ := 0
 		for seed := range uint64(seeds) {
 			var steps [][]uint64
 			var sizes []uint64
-			for _, op := range g.Make(trace.Config{Seed: seed}).Ops {
+			for _, op := range g.Make(tracegen.Config{Seed: seed}).Ops {
 				switch op.Kind {
 				case trace.Alloc:
 					sizes = append(sizes, op.Bytes)

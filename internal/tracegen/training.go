@@ -1,4 +1,6 @@
-package trace
+package tracegen
+
+import "github.com/cuvmm/cuvmm/vmm/pool/trace"
 
 // Training is pre-training of a language model with activation recomputation:
 // weights, gradients and optimizer states that live long, of which the states
@@ -6,7 +8,7 @@ package trace
 // in each; checkpoints between layers; and the layers' own values, which come and
 // go twice. Batches differ in length, so that the holes of one step do not fit
 // the next.
-func Training(c Config) *Trace {
+func Training(c Config) *trace.Trace {
 	b := newBuilder("training", c)
 	shapes := []struct {
 		model

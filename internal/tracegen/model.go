@@ -1,4 +1,4 @@
-package trace
+package tracegen
 
 // model is the shape of a language model, as published with its weights. Its
 // activations have two bytes an element.

@@ -1,10 +1,12 @@
-package trace
+package tracegen
+
+import "github.com/cuvmm/cuvmm/vmm/pool/trace"
 
 // LoRA is fine-tuning of small adapters beside frozen weights, without
 // recomputation: all activations of all layers live at once, and each batch is
 // as long as its longest text, so that every step asks for other sizes than the
 // one before it.
-func LoRA(c Config) *Trace {
+func LoRA(c Config) *trace.Trace {
 	b := newBuilder("lora", c)
 	shapes := []struct {
 		model

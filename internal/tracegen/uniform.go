@@ -1,9 +1,11 @@
-package trace
+package tracegen
+
+import "github.com/cuvmm/cuvmm/vmm/pool/trace"
 
 // Uniform is no program but the plain hard case: blocks of 512 bytes to 256 MiB,
 // as many in each octave, given back in random order, while what lives drifts
 // between half and all of a budget.
-func Uniform(c Config) *Trace {
+func Uniform(c Config) *trace.Trace {
 	b := newBuilder("uniform", c)
 	budget := b.between(10, 14) * gib
 	type held struct {
@@ -30,7 +32,7 @@ func Uniform(c Config) *Trace {
 				blocks[i] = blocks[len(blocks)-1]
 				blocks = blocks[:len(blocks)-1]
 			}
-			stream := uint32(b.below(MaxStreams) % uint64(b.t.Streams))
+			stream := uint32(b.below(trace.MaxStreams) % uint64(b.t.Streams))
 			x := b.allocOn(stream, tagActivations, bytes)
 			if b.below(8) == 0 && b.t.Streams > 1 {
 				b.use((stream+1)%uint32(b.t.Streams), x)

@@ -1,5 +1,3 @@
-// Command tracegen prints what the generators of package trace make, one line
-// for each, and writes the traces to files where it is told a folder.
 package main
 
 import (
@@ -11,35 +9,44 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/cuvmm/cuvmm/internal/tracegen"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 )
 
-func main() {
-	if err := run(os.Args[1:], os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "tracegen:", err)
-		os.Exit(1)
-	}
-}
-
-func run(args []string, out io.Writer) error {
-	f := flag.NewFlagSet("tracegen", flag.ContinueOnError)
-	var c trace.Config
+// generate prints a line for each generated trace, and writes the traces to
+// files if it is given a folder.
+func generate(args []string, out, complaints io.Writer) error {
+	f := flag.NewFlagSet("pooltrace generate", flag.ContinueOnError)
+	f.SetOutput(complaints)
+	var c tracegen.Config
 	folder := f.String("out", "", "write each trace to `FOLDER`/NAME.trace (or NAME.jsonl)")
 	only := f.String("only", "", "the one `GENERATOR` to run (default all)")
-	seeds := f.Uint64("seeds", 20, "how many seeds, from 0 on")
-	text := f.Bool("text", false, "write a JSON object a line, not the binary form")
+	first := f.Uint64("first", 0, "the first seed")
+	seeds := f.Uint64("seeds", 20, "how many seeds")
+	text := f.Bool("text", false, "write one JSON object per line, not the binary form")
 	f.IntVar(&c.Streams, "streams", 1, "streams that the programs use")
-	f.Uint64Var(&c.Divisor, "divisor", 1, "make every block smaller by this factor")
+	f.Uint64Var(&c.Divisor, "divisor", 1, "divide the size of every block by this")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
+	if f.NArg() > 0 {
+		return fmt.Errorf("generate takes no files, but was given %q: name the folder to write with -out", f.Arg(0))
+	}
 	var names []string
-	for _, g := range trace.Generators() {
+	found := *only == ""
+	for _, g := range tracegen.Generators() {
 		names = append(names, g.Name)
+		found = found || g.Name == *only
+	}
+	if !found {
+		return fmt.Errorf("-only %s: the generators are %s", *only, strings.Join(names, ", "))
+	}
+	for _, g := range tracegen.Generators() {
 		if *only != "" && g.Name != *only {
 			continue
 		}
-		for c.Seed = range *seeds {
+		for seed := range *seeds {
+			c.Seed = *first + seed
 			t := g.Make(c)
 			s, err := t.Summary()
 			if err != nil {
@@ -52,9 +59,6 @@ func run(args []string, out io.Writer) error {
 				}
 			}
 		}
-	}
-	if *only != "" && !strings.Contains(" "+strings.Join(names, " ")+" ", " "+*only+" ") {
-		return fmt.Errorf("-only %s: the generators are %s", *only, strings.Join(names, ", "))
 	}
 	return nil
 }

@@ -1,9 +1,11 @@
-package trace
+package tracegen
 
 import (
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
+
+	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 )
 
 // Config says which trace a generator makes. The zero value is seed 0, one
@@ -23,7 +25,7 @@ type Config struct {
 // Generator makes traces of one kind of program.
 type Generator struct {
 	Name string
-	Make func(Config) *Trace
+	Make func(Config) *trace.Trace
 }
 
 // Generators are all generators of this package, in a fixed order.
@@ -53,7 +55,7 @@ var tagNames = []string{"weights", "optimizer", "gradients", "activations", "wor
 // point differs between machines, and of math/rand only the generator itself.
 type builder struct {
 	pcg     *rand.PCG
-	t       Trace
+	t       trace.Trace
 	next    uint32
 	live    []bool
 	divisor uint64
@@ -70,7 +72,7 @@ func newBuilder(name string, c Config) *builder {
 		program = program<<8 | uint64(letter)
 	}
 	b := &builder{pcg: rand.NewPCG(c.Seed, program), divisor: max(c.Divisor, 1)}
-	b.t = Trace{Name: fmt.Sprintf("%s-%d", name, c.Seed), Streams: min(max(c.Streams, 1), MaxStreams), Tags: tagNames}
+	b.t = trace.Trace{Name: fmt.Sprintf("%s-%d", name, c.Seed), Streams: min(max(c.Streams, 1), trace.MaxStreams), Tags: tagNames}
 	return b
 }
 
@@ -78,7 +80,7 @@ func (b *builder) allocOn(stream, tag uint32, bytes uint64) block {
 	id := b.next
 	b.next++
 	b.live = append(b.live, true)
-	b.t.Ops = append(b.t.Ops, Op{Kind: Alloc, Tag: tag, Stream: stream, ID: id, Bytes: (bytes + b.divisor - 1) / b.divisor})
+	b.t.Ops = append(b.t.Ops, trace.Op{Kind: trace.Alloc, Tag: tag, Stream: stream, ID: id, Bytes: (bytes + b.divisor - 1) / b.divisor})
 	return block(id)
 }
 
@@ -93,21 +95,21 @@ func (b *builder) free(blocks ...block) {
 			continue
 		}
 		b.live[x] = false
-		b.t.Ops = append(b.t.Ops, Op{Kind: Free, ID: uint32(x)})
+		b.t.Ops = append(b.t.Ops, trace.Op{Kind: trace.Free, ID: uint32(x)})
 	}
 }
 
 // use has the stream work on the block, where the trace has so many streams.
 func (b *builder) use(stream uint32, x block) {
 	if int(stream) < b.t.Streams {
-		b.t.Ops = append(b.t.Ops, Op{Kind: Use, Stream: stream, ID: uint32(x)})
+		b.t.Ops = append(b.t.Ops, trace.Op{Kind: trace.Use, Stream: stream, ID: uint32(x)})
 	}
 }
 
-func (b *builder) sync() { b.t.Ops = append(b.t.Ops, Op{Kind: Sync}) }
+func (b *builder) sync() { b.t.Ops = append(b.t.Ops, trace.Op{Kind: trace.Sync}) }
 
 // done gives back what lives, the newest first, and answers the trace.
-func (b *builder) done() *Trace {
+func (b *builder) done() *trace.Trace {
 	for id := len(b.live) - 1; id >= 0; id-- {
 		if b.live[id] {
 			b.free(block(id))

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"errors"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/cuvmm/cuvmm/vmm/pool/trace"
+	"golang.org/x/sync/errgroup"
+)
+
+// measure replays a trace twice through a pool of its own.
+func measure(d *cuda.Device, t *trace.Trace, m mode, o pool.Options) result {
+	r := result{Trace: t.Name, Allocator: "pool", Mode: m.name}
+	c := m.of(t)
+	s, err := c.Summary()
+	if err == nil {
+		r.Operations = m.goroutines * (s.Allocs + s.Frees)
+		r.Requested = uint64(m.goroutines) * s.PeakBytes
+		err = r.passes(d, c, m, o)
+	}
+	if err != nil {
+		r.Error = err.Error()
+	}
+	return r
+}
+
+func (r *result) passes(d *cuda.Device, t *trace.Trace, m mode, o pool.Options) (err error) {
+	p, err := pool.New(d, o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.Close()) }()
+	replayers := make([]*replayer, m.goroutines)
+	for i := range replayers {
+		replayers[i] = &replayer{pool: p, software: d.System().Driver().Software}
+		for range t.Streams {
+			s, err := d.NewStream(cuda.StreamOptions{})
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, s.Close()) }()
+			replayers[i].streams = append(replayers[i].streams, s)
+		}
+	}
+	for _, us := range []*float64{&r.FirstUs, &r.SecondUs} {
+		took, err := r.pass(t, m, replayers)
+		if err != nil {
+			return err
+		}
+		*us = took.Seconds() * 1e6 / float64(max(r.Operations, 1))
+	}
+	r.Reserved = p.Stats().PeakReserved
+	return nil
+}
+
+// pass replays the trace once in each goroutine, and waits for the GPU.
+func (r *result) pass(t *trace.Trace, m mode, replayers []*replayer) (took time.Duration, err error) {
+	results := make([]trace.Result, len(replayers))
+	var group errgroup.Group
+	for i, a := range replayers {
+		group.Go(func() (err error) {
+			if m.work {
+				results[i], err = trace.Replay(t, &worker{a})
+			} else {
+				results[i], err = trace.Replay(t, a)
+			}
+			return errors.Join(err, a.Sync())
+		})
+	}
+	err = group.Wait()
+	for _, got := range results {
+		took += got.Took
+		r.slowest(got.Slowest)
+	}
+	return took, err
+}
+
+func (r *result) slowest(slow []trace.Slow) {
+	for _, s := range slow {
+		if us := s.Took.Seconds() * 1e6; us > r.LongestUs {
+			r.LongestUs, r.LongestOf = us, s.Bytes
+		}
+		if s.Took > bound(s.Bytes) {
+			r.Over++
+		}
+	}
+}
+
+// bound is the longest that an operation on a block of so many bytes may take.
+func bound(bytes uint64) time.Duration {
+	const gib = 1 << 30
+	if bytes <= 3*gib/2 {
+		return 2 * time.Millisecond
+	}
+	return time.Duration(float64(bytes) / gib * 1.5 * float64(time.Millisecond))
+}
+
+// replayer is a pool as a trace's allocator.
+type replayer struct {
+	pool     *pool.Pool
+	streams  []*cuda.Stream
+	used     []*cuda.Stream
+	software bool
+}
+
+func (r *replayer) Alloc(bytes uint64, stream uint32, _ string) (pool.Block, error) {
+	return r.pool.Alloc(pool.Request{Bytes: int(bytes), Stream: r.streams[stream]})
+}
+
+func (r *replayer) Free(b pool.Block, used []uint32) error {
+	if len(used) == 0 {
+		return r.pool.Free(b)
+	}
+	r.used = r.used[:0]
+	for _, u := range used {
+		r.used = append(r.used, r.streams[u])
+	}
+	return r.pool.Free(b, r.used...)
+}
+
+func (r *replayer) Sync() error {
+	for _, s := range r.streams {
+		if err := s.Synchronize(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// worker is a replayer whose blocks are worked on.
+type worker struct{ *replayer }
+
+// Work sets the block. The software driver commits memory that is set, so there
+// it sets the first and the last byte.
+func (w *worker) Work(b pool.Block, bytes uint64, stream uint32) error {
+	s := w.streams[stream]
+	switch {
+	case bytes == 0:
+		return nil
+	case !w.software:
+		return s.Memset(b.Ptr(), 0, int(bytes))
+	}
+	return errors.Join(s.Memset(b.Ptr(), 0, 1), s.Memset(b.Ptr()+cuda.Ptr(bytes-1), 0, 1))
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/vmm/pool/trace"
+	"github.com/stretchr/testify/require"
+)
+
+func file(t *testing.T, name, text string) string {
+	t.Helper()
+	name = filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
+	return name
+}
+
+func TestReplay(t *testing.T) {
+	list := file(t, "mine.json", "[[0, 4194304], [1, 3000000], [0, 0], [2, 8388608]]")
+	var out, complaints bytes.Buffer
+	require.NoError(t, run([]string{"replay", "-driver", "sim", "-modes", "all", "-many", "3", "-json", list}, &out, &complaints))
+	require.Empty(t, complaints.String())
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	require.Len(t, lines, 4)
+	for i, name := range []string{"idle", "behind", "streams", "goroutines"} {
+		var r result
+		require.NoError(t, json.Unmarshal([]byte(lines[i]), &r))
+		require.Equal(t, "mine", r.Trace)
+		require.Equal(t, "pool", r.Allocator)
+		require.Equal(t, name, r.Mode)
+		operations, requested := 4, uint64(3000000+8388608)
+		if name == "goroutines" {
+			operations, requested = 12, 3*(1000000+2796203)
+		}
+		require.Equal(t, operations, r.Operations)
+		require.Equal(t, requested, r.Requested)
+		require.GreaterOrEqual(t, r.Reserved, requested)
+		require.Positive(t, r.FirstUs)
+		require.Positive(t, r.LongestUs)
+	}
+
+	out.Reset()
+	require.NoError(t, run([]string{"replay", "-driver", "sim", list}, &out, &complaints))
+	require.Contains(t, out.String(), "| mine | idle | 4 | 0.01 |")
+	require.Contains(t, out.String(), "| mine | behind | 4 | 0.01 |")
+}
+
+// What goes wrong with one trace is told on its line, the others are replayed,
+// and the command fails.
+func TestReplayFails(t *testing.T) {
+	large, small := file(t, "large.json", "[[0, 3221225472]]"), file(t, "small.json", "[[0, 1]]")
+	var out, complaints bytes.Buffer
+	err := run([]string{"replay", "-driver", "sim", "-memory", "1", "-modes", "behind", large, small}, &out, &complaints)
+	require.ErrorContains(t, err, "1 of 2 replays failed: their lines say why")
+	require.Contains(t, out.String(), "| large | behind | failed: replaying large, operation 0 of 1: ")
+	require.Contains(t, out.String(), "| small | behind | 1 |")
+}
+
+func TestWrongArguments(t *testing.T) {
+	bad := file(t, "bad.json", "[[0, 1],\n[0, 2]]")
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"run"}, `there is no command "run": use replay or generate`},
+		{[]string{"replay"}, "replay needs the files of traces"},
+		{[]string{"replay", "-modes", "busy", bad}, `there is no mode "busy"`},
+		{[]string{"replay", "-many", "1", bad}, "-many 1: use 2 to 1024"},
+		{[]string{"replay", bad}, bad + ": reading a trace, line 2, operation 1 (byte 15): block 0 is allocated, but lives since operation 0"},
+		{[]string{"replay", bad + "x"}, "no such file"},
+	} {
+		var out bytes.Buffer
+		require.ErrorContains(t, run(c.args, &out, &out), c.want)
+	}
+	for _, args := range [][]string{{}, {"-h"}, {"replay", "-h"}, {"generate", "-h"}} {
+		var out bytes.Buffer
+		require.ErrorIs(t, run(args, &out, &out), flag.ErrHelp)
+		require.Contains(t, out.String(), "sage")
+	}
+}
+
+func TestSpread(t *testing.T) {
+	tr := &trace.Trace{Streams: 1, Tags: []string{""}}
+	for i := range 3 * runLength {
+		tr.Ops = append(tr.Ops, trace.Op{Kind: trace.Alloc, ID: uint32(i), Bytes: 9})
+	}
+	m := modes(2)
+	require.Same(t, tr, m[0].of(tr))
+	spread := m[2].of(tr)
+	require.NoError(t, spread.Check())
+	require.Equal(t, 2, spread.Streams)
+	for i, want := range map[int]uint32{0: 0, runLength - 1: 0, runLength: 1, 2*runLength - 1: 1, 2 * runLength: 0} {
+		require.Equal(t, want, spread.Ops[i].Stream)
+	}
+	require.EqualValues(t, 9, spread.Ops[0].Bytes)
+	require.EqualValues(t, 5, m[3].of(tr).Ops[0].Bytes)
+	require.Zero(t, tr.Ops[runLength].Stream, "the trace itself stays as it is")
+	own := &trace.Trace{Streams: 2, Tags: []string{""}, Ops: []trace.Op{{Kind: trace.Alloc, Bytes: 9, Stream: 1}}}
+	require.Same(t, own, m[2].of(own), "a trace with streams keeps them")
+}
+
+func TestBound(t *testing.T) {
+	require.Equal(t, 2*time.Millisecond, bound(3<<29))
+	require.Equal(t, 6*time.Millisecond, bound(4<<30))
+	var r result
+	r.slowest([]trace.Slow{{Bytes: 4 << 30, Took: 5 * time.Millisecond}, {Bytes: 1, Took: 3 * time.Millisecond}, {Took: time.Millisecond}})
+	require.Equal(t, 1, r.Over)
+	require.InDelta(t, 5000, r.LongestUs, 1e-6)
+	require.EqualValues(t, 4<<30, r.LongestOf)
+	require.Contains(t, r.row(), "5.00 * |")
+}

@@ -1,0 +1,3 @@
+package trace
+
+var ReadAll = readAll
