@@ -106,8 +106,8 @@ func TestReplayTimes(t *testing.T) {
 	require.GreaterOrEqual(t, r.Took, 129*time.Millisecond)
 	require.Len(t, r.Slowest, 8)
 	require.True(t, slices.IsSortedFunc(r.Slowest, func(a, b trace.Slow) int { return cmp.Compare(b.Took, a.Took) }))
-	for i, want := range []trace.Slow{{Op: 10, Bytes: 100}, {Op: 3, Bytes: 30}} {
-		i = slices.IndexFunc(r.Slowest, func(s trace.Slow) bool { return s.Op == want.Op })
+	for _, want := range []trace.Slow{{Op: 10, Bytes: 100}, {Op: 3, Bytes: 30}} {
+		i := slices.IndexFunc(r.Slowest, func(s trace.Slow) bool { return s.Op == want.Op })
 		require.GreaterOrEqual(t, i, 0)
 		require.Equal(t, want.Bytes, r.Slowest[i].Bytes)
 		require.GreaterOrEqual(t, r.Slowest[i].Took, time.Duration(want.Bytes-1)*time.Millisecond)
