@@ -29,6 +29,7 @@ type Allocation struct {
 	holder
 	closer  core.Closer
 	h       *phys.Handle
+	chosen  Granularity
 	watched core.Watched
 }
 
@@ -56,12 +57,12 @@ func Create(d *cuda.Device, size int, p Properties) (*Allocation, error) {
 	if r != driver.Success {
 		return nil, createError(op, d, size, prop, r)
 	}
-	return newAllocation(h), nil
+	return newAllocation(h, p.Granularity), nil
 }
 
 // newAllocation takes over a count of the handle.
-func newAllocation(h *phys.Handle) *Allocation {
-	a := &Allocation{h: h}
+func newAllocation(h *phys.Handle, g Granularity) *Allocation {
+	a := &Allocation{h: h, chosen: g}
 	a.holder = phys.Hold(h, &a.closer.Life)
 	a.watched.Begin(&h.Object)
 	return a
@@ -131,7 +132,7 @@ func createError(op string, d *cuda.Device, size int, prop driver.AllocationProp
 func (a *Allocation) Size() int { return int(a.h.Size) }
 
 // Requested is what the memory was created with, every default decided.
-func (a *Allocation) Requested() Properties { return properties(a.h.Asked) }
+func (a *Allocation) Requested() Properties { return properties(a.h.Asked, a.chosen) }
 
 // Close gives the memory up. What is mapped stays: the memory lives until its
 // last mapping is closed.

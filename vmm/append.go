@@ -91,6 +91,7 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n int, fill func(*cuda.
 	}
 	on, err := b.stream(op, s)
 	if err == nil {
+		b.appending = b.copies.begin(on) // leave ends it
 		b.mu.RLock()
 		err = b.allows(op, on, driver.AccessReadWrite)
 		b.mu.RUnlock()

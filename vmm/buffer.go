@@ -47,6 +47,7 @@ type shared = share.Holder
 // buffer is the inner state.
 type buffer struct {
 	core.Object
+	serial uint64 // see track
 	closer core.Closer
 	copies copies
 	later  later
@@ -54,6 +55,7 @@ type buffer struct {
 	res    *reservation
 	prop   driver.AllocationProp
 	gran   uint64
+	chosen Granularity
 	plan   ChunkPlan
 	// imported is nil for the process's own memory.
 	imported *imported
@@ -63,6 +65,9 @@ type buffer struct {
 	// changes is held by whatever changes the buffer, for as long as it takes:
 	// one change runs after the other.
 	changes changes
+	// appending is the stream that the running change submits to, guarded by
+	// changes.
+	appending *core.Stream
 	// mu guards what follows, which changes alone write. Copies hold it for
 	// reading, so that no memory and no access goes between their check and
 	// their submission; a change holds it while it edits a list. Nobody waits
@@ -91,7 +96,7 @@ func NewBuffer(d *cuda.Device, o BufferOptions) (*Buffer, error) {
 }
 
 // Requested is what the buffer's memory is created with, every default decided.
-func (b *Buffer) Requested() Properties { return properties(b.b.prop) }
+func (b *Buffer) Requested() Properties { return properties(b.b.prop, b.b.chosen) }
 
 func (b *buffer) shell() *Buffer {
 	shell := &Buffer{shared: share.HoldMemory(b), b: b}
@@ -121,9 +126,19 @@ func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer
 	if err != nil {
 		return nil, err
 	}
-	b := &buffer{dev: d, res: res, prop: prop, gran: gran, plan: plan, access: access}
-	res.System().Track(&b.Object, core.KindBuffer, 0)
+	b := &buffer{dev: d, res: res, prop: prop, gran: gran, chosen: o.Memory.Granularity, plan: plan, access: access}
+	b.track(0)
 	return b, nil
+}
+
+// serials number the buffers of the process, which gives two of them an order to
+// be locked in.
+var serials atomic.Uint64
+
+// track puts a new buffer into the list of live objects.
+func (b *buffer) track(committed uint64) {
+	b.serial = serials.Add(1)
+	b.res.System().Track(&b.Object, core.KindBuffer, committed)
 }
 
 // reserveFor reserves what was asked for, or, where nothing was, the device's
@@ -215,7 +230,12 @@ func (b *buffer) enter(op string) error {
 }
 
 func (b *buffer) leave() {
+	on := b.appending
+	b.appending = nil
 	b.changes.Unlock()
+	if on != nil {
+		b.copies.end(on) // a ClipAfter that began beside the change has seen it by now
+	}
 	b.closer.Drop()
 }
 
@@ -272,7 +292,8 @@ func (b *Buffer) Close() error {
 		return err
 	}
 	return b.b.closer.Close(func() error {
-		b.b.later.wait(b.b.res.System())
+		// This waits for more than what is pending on the buffer does: a pending
+		// clip or revocation that a capture holds up finds nothing to do later.
 		if err := b.b.wait(op); err != nil {
 			return err
 		}

@@ -77,10 +77,10 @@ func (b *buffer) mayAccess(op string, access []Access) (accessList, error) {
 
 // RevokeAfter takes all access from a place: for the library's own operations
 // at once, and in the driver when the work that is on the streams now is done,
-// that of slices' copies which run meanwhile, and that of earlier calls for the
-// place. It waits for nobody. Granting the place access again before that undoes
-// it; where another goroutine is changing the buffer just now the revocation
-// follows that change, and minds the work on every stream. A revocation that the
+// that of copies from and to the buffer which run meanwhile, and that of earlier
+// calls for the place. It never blocks. Granting the place access again before
+// that undoes it; if another goroutine is changing the buffer just now the
+// revocation follows that change. A revocation that the
 // driver refuses is reported by System.Drain; the place then has its access until
 // RevokeAfter or SetAccess takes it.
 //
@@ -93,12 +93,11 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		return core.ClosedError(op, "buffer")
 	}
 	defer in.closer.Drop()
-	in.copies.watch()
-	defer in.copies.unwatch()
 	changes, err := in.mayAccess(op, []Access{{l, NoAccess}})
 	if err != nil {
 		return err
 	}
+	in.copies.watch()
 	alone := in.changes.TryLock()
 	if alone {
 		defer in.changes.Unlock()
@@ -108,10 +107,13 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 	in.refuse(place, 1)
 	f, err := core.FenceOf(in.res.System(), op, streams)
 	if err != nil {
+		in.copies.unwatch()
 		in.refuse(place, -1)
 		return err
 	}
 	revoke := func() {
+		in.copies.mind(f)
+		in.copies.unwatch()
 		in.mu.Lock()
 		in.access = in.access.with(changes)
 		in.mu.Unlock()
@@ -127,11 +129,9 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		})
 	}
 	if alone {
-		in.copies.mind(f)
 		revoke()
 		return nil
 	}
-	f.MindAll() // the change may have let others in since
 	in.soon(revoke)
 	return nil
 }

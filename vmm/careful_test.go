@@ -263,14 +263,14 @@ func TestAHookMayCloseABuffer(t *testing.T) {
 	require.NoError(t, g.CloseAfter(s))
 	require.NoError(t, b.ClipAfter(s))
 	m.Release(s.Handle())
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	drained := make(chan error, 1)
 	go func() { drained <- sys.Drain(ctx) }()
 	select {
 	case err := <-drained:
 		require.NoError(t, err)
-	case <-time.After(5 * time.Second):
+	case <-time.After(2 * patience):
 		t.Fatal("Drain hangs beyond its context")
 	}
 }
@@ -290,7 +290,7 @@ func TestCloseAfterNeverBlocks(t *testing.T) {
 	go func() { done <- b.CloseAfter(other) }()
 	select {
 	case <-done:
-	case <-time.After(300 * time.Millisecond):
+	case <-time.After(patience):
 		t.Error("CloseAfter waits for the GPU, behind a Close")
 	}
 	m.Release(s.Handle())

@@ -2,6 +2,8 @@ package vmm
 
 import (
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -22,12 +24,11 @@ func (b *Buffer) Clip() error {
 		if err := in.mayClip(op, in.chunks[keep].off); err != nil {
 			return err
 		}
-		if err := in.wait(op); err != nil {
+		// What ClipAfter took lies behind these chunks. It goes with them: it must
+		// not be left between memory that grows again.
+		if err := in.waitAll(op); err != nil {
 			return err
 		}
-		// What ClipAfter took lies behind these chunks and goes in its own time;
-		// it must not be left between memory that grows again.
-		in.awaitTail(in.res.size)
 		if err := in.uncommit(op, keep); err != nil {
 			return err
 		}
@@ -59,11 +60,11 @@ func (b *buffer) enterClip(op string) (keep int, err error) {
 
 // ClipAfter is Clip without waiting: the memory goes out of use at once and is
 // given back when the work that is on the streams now is done, and that of
-// slices' copies which run meanwhile. Growing again before that takes the same
-// memory back, after waiting for those streams.
-// Where another goroutine is changing the buffer just now (an Append that waits
-// for the GPU, say), the clip follows when that has ended, by the length that
-// the buffer then has, and minds the work on every stream.
+// copies from and to the buffer which run meanwhile. Growing again before that
+// takes the same memory back, after waiting for those streams.
+// If another goroutine is changing the buffer just now (an Append that waits for
+// the GPU, say), the clip follows that change, by the length that the buffer then
+// has.
 //
 // Without a stream it is ErrInvalidArgument; with one that captures a graph it
 // is ErrCapturing and nothing has changed.
@@ -75,11 +76,11 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 	}
 	defer in.closer.Drop()
 	in.copies.watch()
-	defer in.copies.unwatch()
 	fence := func() (*core.Fence, error) { return core.FenceOf(in.res.System(), op, streams) }
 	if !in.changes.TryLock() {
 		return in.clipSoon(op, fence)
 	}
+	defer in.copies.unwatch()
 	defer in.changes.Unlock()
 	keep := in.full()
 	if keep < len(in.chunks) {
@@ -100,25 +101,28 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 	return nil
 }
 
-// clipSoon is ClipAfter while a change runs.
+// clipSoon is ClipAfter while a change runs. It ends the watch that ClipAfter
+// began.
 func (b *buffer) clipSoon(op string, fence func() (*core.Fence, error)) error {
 	if from := b.firstFree(); from < b.committed.Load() {
 		if err := b.mayClip(op, from); err != nil {
+			b.copies.unwatch()
 			return err
 		}
 	}
 	f, err := fence()
 	if err != nil {
+		b.copies.unwatch()
 		return err
 	}
-	// Copies that were let in since may lie behind the fence.
-	f.MindAll()
 	b.soon(func() {
+		defer b.copies.unwatch()
 		keep := b.full()
 		if keep == len(b.chunks) || b.mayClip(op, b.chunks[keep].off) != nil {
-			f.Drop() // nothing to clip any more, or somebody holds it by now
+			f.Drop() // nothing to clip any more, or it is held by now
 			return
 		}
+		b.copies.mind(f)
 		b.clipAfter(op, keep, f, false)
 	})
 	return nil
@@ -137,7 +141,7 @@ func (b *buffer) mayClip(op string, from uint64) error {
 // be given back when the fence has passed. Final ones are never taken back by
 // growth, nor is imported memory.
 func (b *buffer) clipAfter(op string, keep int, f *core.Fence, final bool) {
-	c := &clip{passed: make(chan struct{}), final: final || b.imported != nil}
+	c := &clip{fence: f, passed: make(chan struct{}), final: final || b.imported != nil}
 	c.life.Close()
 	b.mu.Lock()
 	for _, m := range b.chunks[keep:] {
@@ -152,14 +156,30 @@ func (b *buffer) clipAfter(op string, keep int, f *core.Fence, final bool) {
 // it.
 type clip struct {
 	life   core.Life
+	fence  *core.Fence
+	once   sync.Once
 	passed chan struct{} // closed when the GPU has passed
 	final  bool
 }
 
-// pass says that the GPU has passed. Twice is once.
-func (c *clip) pass() {
-	if !c.done() {
-		close(c.passed)
+// pass says that the GPU has passed. Idempotent.
+func (c *clip) pass() { c.once.Do(func() { close(c.passed) }) }
+
+// await waits until the GPU has passed, or until nothing but a capture keeps
+// that from being known: then it returns false, since the capture may be waiting
+// for the caller.
+func (c *clip) await() bool {
+	look := time.NewTicker(time.Millisecond)
+	defer look.Stop()
+	for {
+		select {
+		case <-c.passed:
+			return true
+		case <-look.C:
+			if c.fence.HeldByCapture() {
+				return c.done()
+			}
+		}
 	}
 }
 
@@ -205,8 +225,9 @@ func (b *buffer) clipped(op string) error {
 }
 
 // awaitTail waits until the GPU has passed the clipped chunks that begin before
-// offset n. The caller holds changes, so no further ones appear.
-func (b *buffer) awaitTail(n uint64) {
+// offset n. If a capture keeps that from being known, it waits for the devices
+// as a whole instead. The caller holds changes, so no further chunks appear.
+func (b *buffer) awaitTail(op string, n uint64) error {
 	for {
 		b.mu.RLock()
 		var wait *clip
@@ -217,10 +238,26 @@ func (b *buffer) awaitTail(n uint64) {
 		}
 		b.mu.RUnlock()
 		if wait == nil {
-			return
+			return nil
 		}
-		<-wait.passed
+		if !wait.await() {
+			return b.waitAll(op)
+		}
 	}
+}
+
+// waitAll waits for all work that could use the buffer, and so for all that was
+// clipped. The caller holds changes.
+func (b *buffer) waitAll(op string) error {
+	if err := b.wait(op); err != nil {
+		return err
+	}
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	for _, m := range b.tail {
+		m.clip.pass()
+	}
+	return nil
 }
 
 // enterGrowth starts a change that sees to memory for the first bytes, as many
@@ -261,6 +298,8 @@ func (b *buffer) settleTail(op string) error {
 	if !b.finalTail() {
 		return nil
 	}
-	b.awaitTail(b.res.size)
+	if err := b.awaitTail(op, b.res.size); err != nil {
+		return err
+	}
 	return b.trim(op)
 }

@@ -24,7 +24,9 @@ func (b *buffer) commit(op string, n uint64) (before int, err error) {
 	if err := b.settleTail(op); err != nil {
 		return before, err
 	}
-	b.awaitTail(n)
+	if err := b.awaitTail(op, n); err != nil {
+		return before, err
+	}
 	back := 0
 	at := committed
 	for back < len(b.tail) && at < n {

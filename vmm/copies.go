@@ -8,11 +8,11 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 )
 
-// copies are those from and to a buffer that run, by stream. What they have put
-// there is minded by whoever takes memory or access away meanwhile, whatever
-// streams he names: the caller of a copy that waits has no reason to name one. No
-// other stream is, since it may stand still for as long as it likes. The lock is
-// a leaf.
+// copies tracks the running copies from and to a buffer, by stream, so that
+// ClipAfter, RevokeAfter and Shrink also fence streams that their caller did not
+// name: the caller of a copy that waits has no reason to name its stream. Other
+// streams are left alone, since they may stand still for as long as they like.
+// The lock is a leaf.
 type copies struct {
 	mu sync.Mutex
 	on []copiesOn

@@ -25,7 +25,7 @@ import (
 const kib64 = 64 << 10
 
 // patience bounds what must not hang.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // world is a machine of two devices with what a scenario made on it.
 type world struct {

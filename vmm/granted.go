@@ -9,7 +9,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/share"
 )
 
-// Granted is what the driver says the memory has. A refused wish shows here.
+// Granted returns what the driver says the memory has. A refused wish shows here.
+// Granularity is no property of memory, and is left at its zero value.
 func (a *Allocation) Granted() (Properties, error) {
 	const op = "vmm.Allocation.Granted"
 	if !a.closer.Hold() {
@@ -19,8 +20,9 @@ func (a *Allocation) Granted() (Properties, error) {
 	return granted(op, a.h)
 }
 
-// Granted is what the driver says that all of the buffer's memory has: it is
-// compressible if every chunk is. Without memory yet it is ErrOutOfRange.
+// Granted returns what the driver says that all of the buffer's memory has: it is
+// compressible if every chunk is. Granularity is no property of memory, and is
+// left at its zero value. Without memory yet the error is ErrOutOfRange.
 func (b *Buffer) Granted() (p Properties, err error) {
 	const op = "vmm.Buffer.Granted"
 	if !b.b.closer.Hold() {
@@ -66,5 +68,5 @@ func granted(op string, h *phys.Handle) (Properties, error) {
 	if r != driver.Success {
 		return Properties{}, sys.Fail(op, driver.CallMemGetAllocationPropertiesFromHandle, r, core.Bytes(h.Size), h.Devices()...)
 	}
-	return properties(prop), nil
+	return properties(prop, MinimumGranularity), nil
 }

@@ -188,10 +188,9 @@ func (c *cut) End() error {
 	if !c.waits {
 		return nil
 	}
-	if err := b.wait(c.op); err != nil {
+	if err := b.waitAll(c.op); err != nil {
 		return err
 	}
-	b.awaitTail(b.res.size)
 	return b.uncommit(c.op, c.keep)
 }
 

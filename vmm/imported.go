@@ -134,7 +134,7 @@ func init() {
 			if err := prove(op, d, h); err != nil {
 				return nil, err
 			}
-			return newAllocation(h), nil
+			return newAllocation(h, MinimumGranularity), nil
 		})
 }
 
@@ -193,7 +193,7 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 	}
 	b := &buffer{dev: o.Device, res: res, prop: o.Memory, gran: o.Granularity, access: access,
 		imported: &imported{access: access, most: driver.AccessFlags(mode), followed: o.Followed, users: 1}}
-	res.System().Track(&b.Object, core.KindBuffer, 0)
+	b.track(0)
 	if err := b.attach(op, o.Chunks); err != nil {
 		b.Untrack()
 		return nil, res.abandon(op, err)
@@ -266,7 +266,7 @@ func (b *buffer) Again(n uint64) (any, bool) {
 		o.committed.Store(last.off + last.phys.Size)
 	}
 	o.used.Store(n)
-	b.res.System().Track(&o.Object, core.KindBuffer, o.committed.Load())
+	o.track(o.committed.Load())
 	return o.shell(), true
 }
 

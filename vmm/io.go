@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"errors"
+	"fmt"
 	"io"
 
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -10,6 +11,10 @@ import (
 // ioBytes is how much a Writer or Reader moves at a time: enough that the
 // driver's cost per copy does not count.
 const ioBytes = 4 << 20
+
+// maxIdleReads is how often in a row a reader may return neither bytes nor an
+// error, as bufio has it.
+const maxIdleReads = 100
 
 // Writer appends to a buffer what is written to it. It is not safe for
 // concurrent use, though others may use the buffer meanwhile.
@@ -31,8 +36,11 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ReadFrom appends all that r has, and returns when it is in the buffer. One
-// piece is read while the one before is copied.
+// ReadFrom appends everything that r has, until io.EOF, and returns when it is in
+// the buffer. It reads one piece while the previous one is being copied. n counts
+// the bytes that were appended; if appending fails, up to 4 MiB more have been
+// read from r and are lost. If r keeps returning no bytes and no error, ReadFrom
+// returns io.ErrNoProgress.
 func (w *Writer) ReadFrom(r io.Reader) (n int64, err error) {
 	const op = "vmm.Writer.ReadFrom"
 	switch {
@@ -47,8 +55,17 @@ func (w *Writer) ReadFrom(r io.Reader) (n int64, err error) {
 	}
 	defer func() { err = errors.Join(err, s.Synchronize()) }()
 	piece := make([]byte, ioBytes)
-	for have := 0; ; {
+	for have, idle := 0, 0; ; {
 		got, end := r.Read(piece[have:])
+		if got < 0 || got > len(piece)-have {
+			return n, errCount(op, "Read", got, len(piece)-have)
+		}
+		if idle++; got > 0 {
+			idle = 0
+		}
+		if idle == maxIdleReads && end == nil {
+			end = io.ErrNoProgress
+		}
 		have += got
 		if have == len(piece) || have > 0 && end != nil {
 			if err := w.b.Append(s, piece[:have]); err != nil {
@@ -104,7 +121,9 @@ func (r *Reader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// WriteTo writes the rest of the buffer to w.
+// WriteTo writes the rest of the buffer to w. After an error the Reader stands
+// behind the last byte that w took. A Write that takes less and returns no error
+// is io.ErrShortWrite.
 func (r *Reader) WriteTo(w io.Writer) (n int64, err error) {
 	const op = "vmm.Reader.WriteTo"
 	switch {
@@ -123,11 +142,25 @@ func (r *Reader) WriteTo(w io.Writer) (n int64, err error) {
 			return n, err
 		}
 		put, err := w.Write(piece[:got])
+		if put < 0 || put > got {
+			r.off -= got
+			return n, errCount(op, "Write", put, got)
+		}
 		n += int64(put)
+		r.off -= got - put
+		if err == nil && put < got {
+			err = io.ErrShortWrite
+		}
 		if err != nil {
 			return n, err
 		}
 	}
+}
+
+// errCount is the refusal of a reader or writer that breaks its contract.
+func errCount(op, method string, n, of int) error {
+	return core.Invalid(op, fmt.Sprintf("a %s that returned %s for %d", method, core.Count(n, "byte"), of),
+		"mend the reader or writer: the count lies between 0 and the length of its argument")
 }
 
 var (

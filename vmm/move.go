@@ -37,7 +37,7 @@ func Move(old *Buffer, reserve int) (*Buffer, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &buffer{dev: in.dev, res: res, prop: in.prop, gran: in.gran, plan: in.plan, access: in.access, imported: in.imported.moved()}
+	b := &buffer{dev: in.dev, res: res, prop: in.prop, gran: in.gran, chosen: in.chosen, plan: in.plan, access: in.access, imported: in.imported.moved()}
 	handles := make([]*phys.Handle, len(in.chunks))
 	for i, c := range in.chunks {
 		c.phys.Retain()
@@ -54,6 +54,6 @@ func Move(old *Buffer, reserve int) (*Buffer, error) {
 	}
 	b.committed.Store(committed)
 	b.used.Store(in.used.Load())
-	res.System().Track(&b.Object, core.KindBuffer, committed)
+	b.track(committed)
 	return b.shell(), nil
 }

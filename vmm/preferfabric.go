@@ -3,54 +3,83 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"math"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/diagnose"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// preferFabric decides what PreferFabric comes to for memory at a location. The
-// caller keeps the answer, so the log hears of it once.
-func preferFabric(op string, d *cuda.Device, at cuda.Location) (driver.HandleTypes, error) {
+// fabricTrialAge is how long the outcome of a trial is believed. What stands in
+// the way of fabric handles can pass (the fabric's services start, a channel
+// appears), and what worked can cease to. Tests shorten it.
+var fabricTrialAge = 10 * time.Second
+
+// preferFabric returns the handle types that PreferFabric comes to for memory at
+// a location.
+func preferFabric(op string, d *cuda.Device, at cuda.Location) (HandleTypes, error) {
 	sys := core.SystemOf(d)
-	types := driver.HandleNone
+	var types HandleTypes
 	if at.Type != cuda.LocationHost && sys.Attribute(driver.Device(d.Ordinal()), driver.AttrHandlePosixFD) > 0 {
-		types = driver.HandlePosixFD
+		types = PosixFD
 	}
-	why, err := noFabric(d, at)
+	type trialOf struct{ at cuda.Location }
+	why, _ := sys.Recall(trialOf{at}, fabricTrialAge, func() any { return noFabric(d, at) }).(error)
 	switch {
-	case err != nil:
-		return types, fmt.Errorf("%s: %w", op, err)
 	case why == nil:
-		return types | driver.HandleFabric, nil
-	case types == driver.HandleNone:
-		return types, fmt.Errorf("%s: memory on %v has no handle type to share it by: %w", op, at, why)
+		return types | Fabric, nil
+	case types == 0:
+		return 0, fmt.Errorf("%s: memory on %v has no handle type to share it by: %w", op, at, why)
 	}
-	sys.Config.Log.Warn("cuvmm: memory is made with descriptors alone, since fabric handles do not work here", "device", d.String(), "location", at.String(), "reason", why)
+	// Once for each reason.
+	type said struct {
+		at   cuda.Location
+		call string
+		code cuda.Code
+	}
+	var refused cuda.Error
+	if e := (*cuda.Error)(nil); errors.As(why, &e) {
+		refused = *e
+	}
+	sys.Recall(said{at, refused.Call, refused.Code}, math.MaxInt64, func() any {
+		sys.Config.Log.Warn("cuvmm: memory is made with descriptors alone, since fabric handles do not work here",
+			"device", d.String(), "location", at.String(), "reason", why)
+		return nil
+	})
 	return types, nil
 }
 
-// noFabric says why memory at a location cannot have a fabric handle. An error
-// is what says nothing of that.
-func noFabric(d *cuda.Device, at cuda.Location) (why, err error) {
+// noFabric returns why memory at a location cannot have a fabric handle now, nil
+// if it can.
+func noFabric(d *cuda.Device, at cuda.Location) error {
+	const op = "vmm.PreferFabric"
 	if at.Type != cuda.LocationDevice {
-		return core.Error(core.Failure{Op: "vmm.PreferFabric", Kind: core.NotSupported, Asked: fmt.Sprintf("a fabric handle of memory on %v", at),
-			Hint: "memory of a device has fabric handles"}), nil
+		return core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: fmt.Sprintf("a fabric handle of memory on %v", at),
+			Hint: "memory of a device has fabric handles"})
 	}
 	home, err := d.System().Device(at.ID)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	p, err := home.Probe()
-	if err != nil || p.Fabric {
-		return nil, err
+	sys := core.SystemOf(home)
+	if _, err := core.ContextOf(home); err != nil {
+		return err
 	}
-	// By the driver's code: other answers of it are of the same kind.
-	var refused *cuda.Error
-	if errors.As(p.FabricError, &refused) {
-		if c := driver.Result(refused.Code); c == driver.NotPermitted || c == driver.NotSupported {
-			return p.FabricError, nil
-		}
+	prop := driver.AllocationProp{
+		Type:                 driver.AllocationPinned,
+		Location:             driver.Location{Type: driver.LocationDevice, ID: int32(at.ID)},
+		RequestedHandleTypes: driver.HandleFabric,
 	}
-	return nil, p.FabricError
+	size, r := sys.Granularity(prop, driver.GranularityMinimum)
+	call := driver.CallMemGetAllocationGranularity
+	if r == driver.Success {
+		call, r, _ = phys.Trial(op, sys, size, prop) // what it could not give back the reclaimer has
+	}
+	if r == driver.Success {
+		return nil
+	}
+	return core.Error(core.Failure{Op: op, Call: call, Result: r, Asked: fmt.Sprintf("a trial on %v", home), Err: diagnose.Creation(sys, prop, r)})
 }

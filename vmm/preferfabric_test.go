@@ -96,47 +96,43 @@ func TestPreferFabric(t *testing.T) {
 	require.Equal(t, "fabric preferred", vmm.PreferFabric.String())
 }
 
-// Only two answers let the library do without the fabric; the rest is an error.
-// What may pass is asked again.
-func TestTheAnswersThatPreferFabricFallsBackOn(t *testing.T) {
-	// The trial of the fabric is the last of several.
-	before := map[string]int{}
-	m, d, _ := onMachine(t, withChannel(t))
-	m.OnCall(func(call string) { before[call]++ })
-	_, err := d.Probe()
-	require.NoError(t, err)
-	m.OnCall(nil)
-	for call := range before {
-		before[call]--
-	}
-	for _, code := range []cuda.Code{1, 2, 3, 100, 101, 201, 304, 400, 401, 800, 801, 802, 999} { // of all kinds
+// Whatever the driver refuses in the trial, memory has a descriptor. The reason is
+// logged once, and the trial is made again later.
+func TestPreferFabricFallsBackOnEveryRefusal(t *testing.T) {
+	defer vmm.SetFabricTrialAge(0)()
+	for _, code := range []cuda.Code{1, 2, 3, 101, 201, 304, 400, 401, 800, 801, 802, 999} { // of all kinds
 		for _, call := range []string{"cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"} {
-			m, d, _ := onMachine(t, withChannel(t))
-			remove := m.Inject(sim.Fault{Call: call, After: before[call], Result: code})
-			a, err := vmm.Create(d, 2<<20, vmm.Properties{Handles: vmm.PreferFabric})
-			remove()
-			if code == 800 || code == 801 {
-				require.NoError(t, err)
-				require.Equal(t, vmm.PosixFD, a.Requested().Handles, "%s %d", call, code)
-				require.NoError(t, a.Close())
-			} else {
-				var e *cuda.Error
-				require.ErrorAs(t, err, &e, "%s %d", call, code)
-				require.Equal(t, code, e.Code)
-				require.Equal(t, call, e.Call)
-			}
-			require.Zero(t, d.System().Stats().Allocations)
-			a, err = vmm.Create(d, 2<<20, vmm.Properties{Handles: vmm.PreferFabric})
-			if code != 1 && code != 800 && code != 801 { // it has passed
+			m, d, log := onMachine(t, withChannel(t))
+			p := vmm.Properties{Handles: vmm.PreferFabric}
+			for range 2 {
+				remove := m.Inject(sim.Fault{Call: call, Result: code, Times: -1})
+				b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 2 << 20, Memory: p})
+				remove()
 				require.NoError(t, err, "%s %d", call, code)
-				require.Equal(t, vmm.PosixFD|vmm.Fabric, a.Requested().Handles)
-			} else {
-				require.Equal(t, code == 800 || code == 801, err == nil, "%s %d: %v", call, code, err)
+				require.Equal(t, vmm.PosixFD, b.Requested().Handles, "%s %d", call, code)
+				require.NoError(t, b.Close())
 			}
-			if err == nil {
-				require.NoError(t, a.Close())
-			}
+			require.Equal(t, 1, strings.Count(log.String(), "descriptors alone"), log.String())
+			require.Contains(t, log.String(), call)
+			require.Zero(t, d.System().Stats().Allocations)
+			a, err := vmm.Create(d, 2<<20, p)
+			require.NoError(t, err, "%s %d", call, code)
+			require.Equal(t, vmm.PosixFD|vmm.Fabric, a.Requested().Handles, "it has passed")
+			require.NoError(t, a.Close())
 		}
+	}
+}
+
+// What worked can cease to.
+func TestPreferFabricForgetsWhatWorked(t *testing.T) {
+	defer vmm.SetFabricTrialAge(0)()
+	m, d, _ := onMachine(t, withChannel(t))
+	for _, want := range []vmm.HandleTypes{vmm.PosixFD | vmm.Fabric, vmm.PosixFD} {
+		a, err := vmm.Create(d, 2<<20, vmm.Properties{Handles: vmm.PreferFabric})
+		require.NoError(t, err)
+		require.Equal(t, want, a.Requested().Handles)
+		require.NoError(t, a.Close())
+		m.Inject(sim.Fault{Call: "cuMemExportToShareableHandle", Result: 800, Times: 1})
 	}
 }
 

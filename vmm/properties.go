@@ -42,12 +42,12 @@ const (
 	PosixFD = HandleTypes(driver.HandlePosixFD)
 	// Fabric is a handle of 64 bytes, for hosts on one NVLink fabric.
 	Fabric = HandleTypes(driver.HandleFabric)
-	// PreferFabric is both, as far as a trial on the device finds them to work:
-	// create, export and import of one granule, made once per device, when first
-	// asked for. Where the driver answers that fabric handles are not permitted
-	// or not supported it is a descriptor alone. Requested shows what it came to,
-	// cuda.Device.Probe says why, and the System's log says it once. Any other
-	// answer, and having neither type, is an error.
+	// PreferFabric is a descriptor, and a fabric handle too if a trial on the
+	// device finds that one works: create, export and import of one granule, made
+	// when memory is first asked for so, and again some seconds later. Whatever
+	// the driver refuses there, the memory has a descriptor alone; Requested shows
+	// what it came to, and the System's log says why, once for each reason. It is
+	// an error if the memory can have neither type.
 	PreferFabric HandleTypes = 1 << 30
 	// NoHandles is memory that cannot be shared.
 	NoHandles HandleTypes = 1 << 31
@@ -163,6 +163,19 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 	if sys.Closed() {
 		return none, 0, core.ClosedError(op, "System")
 	}
+	loc := p.Location
+	if loc == (cuda.Location{}) {
+		loc = d.Location()
+	}
+	if p.Handles == PreferFabric {
+		err := checkLocation(op, d.System(), loc)
+		if err == nil {
+			p.Handles, err = preferFabric(op, d, loc)
+		}
+		if err != nil {
+			return none, 0, err
+		}
+	}
 	wish := core.Wish{
 		Device: d.Ordinal(), LocationType: int32(p.Location.Type), LocationID: p.Location.ID,
 		Handles: uint32(p.Handles), Compressible: p.Compressible, RDMA: uint8(p.RDMA),
@@ -176,10 +189,6 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 		return none, 0, core.Error(core.Failure{Op: op, Kind: core.NotSupported,
 			Asked: fmt.Sprintf("%v has no virtual memory management", d), Hint: "use another device"})
 	}
-	loc := p.Location
-	if loc == (cuda.Location{}) {
-		loc = d.Location()
-	}
 	if err := checkLocation(op, d.System(), loc); err != nil {
 		return none, 0, err
 	}
@@ -192,11 +201,6 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 	case p.Handles == DefaultHandles:
 		if loc.Type != cuda.LocationHost && has(driver.AttrHandlePosixFD) {
 			prop.RequestedHandleTypes = driver.HandlePosixFD
-		}
-	case p.Handles == PreferFabric:
-		var err error
-		if prop.RequestedHandleTypes, err = preferFabric(op, d, loc); err != nil {
-			return none, 0, err
 		}
 	case p.Handles == NoHandles:
 	case p.Handles&^(PosixFD|Fabric) != 0:
@@ -255,14 +259,16 @@ func errNilDevice(op string) error {
 	return core.Invalid(op, "a nil device", "take one from System.Devices")
 }
 
-// properties turns the driver's form back.
-func properties(prop driver.AllocationProp) Properties {
+// properties turns the driver's form back. The driver knows of no choice of
+// granularity.
+func properties(prop driver.AllocationProp, g Granularity) Properties {
 	p := Properties{
 		Location:     cuda.Location{Type: cuda.LocationType(prop.Location.Type), ID: int(prop.Location.ID)},
 		Handles:      HandleTypes(prop.RequestedHandleTypes),
 		Compressible: prop.Flags.CompressionType == driver.CompressionGeneric,
 		RDMA:         RDMAOff,
 		Usage:        Usage(prop.Flags.Usage),
+		Granularity:  g,
 	}
 	if p.Handles == 0 {
 		p.Handles = NoHandles

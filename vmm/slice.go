@@ -299,11 +299,11 @@ func (s Slice[T]) sameSize(op string, n int) error {
 		Asked: fmt.Sprintf("%s for a slice of %d", core.Count(n, "byte"), s.Size()), Hint: "both sides must be equally long"})
 }
 
-// rlockBoth locks two buffers for reading, in the order of their addresses, so
-// that copies in opposite directions never wait for each other with a writer
-// between them.
+// rlockBoth locks two buffers for reading, in the order in which they were made,
+// so that copies in opposite directions never wait for each other with a writer
+// between them. Addresses give no order: buffers of one import share theirs.
 func rlockBoth(a, b *buffer) {
-	if a.res.base > b.res.base {
+	if a.serial > b.serial {
 		a, b = b, a
 	}
 	a.mu.RLock()

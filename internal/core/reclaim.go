@@ -63,7 +63,9 @@ func (it *reclaim) ready(s *System) bool {
 // everything.
 func (it *reclaim) passed() bool {
 	it.rest = it.fence.addEach(it.rest)
-	return it.fence.Passed() && len(it.rest) == 0
+	passed := it.fence.Passed()
+	it.fence.held.Store(passed && len(it.rest) > 0)
+	return passed && len(it.rest) == 0
 }
 
 // Reclaim tears an object down once the fence has passed and its life is idle.

@@ -252,7 +252,14 @@ type Fence struct {
 	// later are streams that a Reclaim marks, or everyone that is known.
 	later []*Stream
 	all   bool
+	held  atomic.Bool
 }
+
+// HeldByCapture reports whether a Reclaim keeps the fence from passing only
+// because some of its streams capture: an event cannot mark what such a stream
+// did before its capture began. A caller that may itself be what the capture is
+// waiting for must not wait for the fence then.
+func (f *Fence) HeldByCapture() bool { return f.held.Load() }
 
 // MindAll lets the fence pass only after the work that is on every known stream
 // too, as far as a Reclaim goes: for work of which it is not known where it is.
