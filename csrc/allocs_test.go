@@ -26,8 +26,8 @@ func TestCallsDoNotAllocate(t *testing.T) {
 			"DriverGetVersion":                     func() { d.DriverGetVersion() },
 			"DeviceGetAttribute":                   func() { d.DeviceGetAttribute(driver.AttrDMABuf, device) },
 			"DeviceGetUUID":                        func() { d.DeviceGetUUID(device) },
-			"DevicePrimaryCtxGetState":             func() { d.DevicePrimaryCtxGetState(device) },
-			"CtxGetCurrent":                        func() { d.CtxGetCurrent() },
+			"DevicePrimaryCtxGetState":             func() { own.Foreign().DevicePrimaryCtxGetState(device) },
+			"CtxGetCurrent":                        func() { own.Foreign().CtxGetCurrent() },
 			"StreamQuery":                          func() { d.StreamQuery(ours, stream) },
 			"StreamSynchronize":                    func() { d.StreamSynchronize(ours, stream) },
 			"StreamWaitEvent":                      func() { d.StreamWaitEvent(ours, stream, event) },
@@ -58,7 +58,7 @@ func TestCallsDoNotAllocate(t *testing.T) {
 			"MemGetAccess":                         func() { d.MemGetAccess(prop.Location, ptr) },
 			"MemGetAllocationGranularity":          func() { d.MemGetAllocationGranularity(prop, driver.GranularityMinimum) },
 			"MemGetAllocationPropertiesFromHandle": func() { d.MemGetAllocationPropertiesFromHandle(handle) },
-			"MemRetainAllocationHandle":            func() { d.MemRetainAllocationHandle(ptr) },
+			"MemRetainAllocationHandle":            func() { own.Foreign().MemRetainAllocationHandle(ptr) },
 			"MemExportToShareableHandle": func() {
 				s, _ := d.MemExportToShareableHandle(handle, driver.HandlePosixFD)
 				unix.Close(descriptorOf(s))

@@ -149,28 +149,31 @@ var rows = map[driver.Call]row{
 	},
 	driver.CallDevicePrimaryCtxGetState: {
 		do: func(d driver.Driver, _ driver.Context) []any {
-			flags, active, r := d.DevicePrimaryCtxGetState(device)
+			flags, active, r := d.(driver.Foreign).DevicePrimaryCtxGetState(device)
 			return []any{flags, active, r}
 		},
 		args: le(int32(5)), values: []any{uint32(0x18), true},
+		foreign: true,
 	},
 	driver.CallCtxCreate: {
 		do: func(d driver.Driver, _ driver.Context) []any {
-			v, r := d.CtxCreate(8, device)
+			v, r := d.(driver.Foreign).CtxCreate(8, device)
 			return []any{v, r}
 		},
 		args: le(uint32(8), int32(5)), values: []any{driver.Context(0xc0de0002)},
-		after: []string{"cuCtxPopCurrent"},
+		after:   []string{"cuCtxPopCurrent"},
+		foreign: true,
 	},
 	driver.CallCtxDestroy: {
-		do:   func(d driver.Driver, _ driver.Context) []any { return []any{d.CtxDestroy(0xdead)} },
-		args: le(uint64(0xdead)),
+		do:   func(d driver.Driver, _ driver.Context) []any { return []any{d.(driver.Foreign).CtxDestroy(0xdead)} },
+		args: le(uint64(0xdead)), foreign: true,
 	},
 	driver.CallCtxGetCurrent: {
 		do: func(d driver.Driver, _ driver.Context) []any {
-			_, r := d.CtxGetCurrent() // the value is the thread's, which its own test reads
+			_, r := d.(driver.Foreign).CtxGetCurrent() // the value is the thread's, which its own test reads
 			return []any{r}
 		},
+		foreign: true,
 	},
 	driver.CallCtxSetCurrent: {
 		do:   func(d driver.Driver, c driver.Context) []any { return []any{d.(driver.Foreign).CtxSetCurrent(c)} },
@@ -219,17 +222,17 @@ var rows = map[driver.Call]row{
 	},
 	driver.CallStreamGetFlags: {
 		do: func(d driver.Driver, c driver.Context) []any {
-			v, r := d.StreamGetFlags(c, stream)
+			v, r := d.(driver.Foreign).StreamGetFlags(c, stream)
 			return []any{v, r}
 		},
-		args: le(stream), values: []any{driver.StreamNonBlocking}, takes: true,
+		args: le(stream), values: []any{driver.StreamNonBlocking}, takes: true, foreign: true,
 	},
 	driver.CallStreamGetID: {
 		do: func(d driver.Driver, c driver.Context) []any {
-			v, r := d.StreamGetID(c, stream)
+			v, r := d.(driver.Foreign).StreamGetID(c, stream)
 			return []any{v, r}
 		},
-		args: le(stream), values: []any{uint64(0x1d00000000000007)}, takes: true,
+		args: le(stream), values: []any{uint64(0x1d00000000000007)}, takes: true, foreign: true,
 	},
 	driver.CallStreamWriteValue64: {
 		do: func(d driver.Driver, c driver.Context) []any {
@@ -298,10 +301,11 @@ var rows = map[driver.Call]row{
 	},
 	driver.CallGraphGetNodeCount: {
 		do: func(d driver.Driver, _ driver.Context) []any {
-			v, r := d.GraphGetNodeCount(graph)
+			v, r := d.(driver.Foreign).GraphGetNodeCount(graph)
 			return []any{v, r}
 		},
 		args: le(graph, uint64(0)), values: []any{uint64(0x100000005)},
+		foreign: true,
 	},
 	driver.CallEventCreate: {
 		do: func(d driver.Driver, c driver.Context) []any {
@@ -359,9 +363,9 @@ var rows = map[driver.Call]row{
 	},
 	driver.CallMemsetD32Async: {
 		do: func(d driver.Driver, c driver.Context) []any {
-			return []any{d.MemsetD32Async(c, ptr, 0xfedcba98, 1<<33, stream)}
+			return []any{d.(driver.Foreign).MemsetD32Async(c, ptr, 0xfedcba98, 1<<33, stream)}
 		},
-		args: le(ptr, uint32(0xfedcba98), uint64(1<<33), stream), takes: true,
+		args: le(ptr, uint32(0xfedcba98), uint64(1<<33), stream), takes: true, foreign: true,
 	},
 	driver.CallMemcpyHtoD: {
 		do: func(d driver.Driver, c driver.Context) []any {
@@ -508,10 +512,11 @@ var rows = map[driver.Call]row{
 	},
 	driver.CallMemRetainAllocationHandle: {
 		do: func(d driver.Driver, _ driver.Context) []any {
-			v, r := d.MemRetainAllocationHandle(ptr)
+			v, r := d.(driver.Foreign).MemRetainAllocationHandle(ptr)
 			return []any{v, r}
 		},
 		args: le(ptr), values: []any{driver.MemHandle(0x4000000000000002)},
+		foreign: true,
 	},
 	driver.CallMemExportToShareableHandle: {
 		do: func(d driver.Driver, _ driver.Context) []any {

@@ -18,8 +18,8 @@
 // driver with a good conscience.
 //
 // Each entry point is taken by cuGetProcAddress in the CUDA version that its
-// declaration in api.h was written for (the version stands in
-// internal/driver's list), so a later driver gives the form that is declared.
+// declaration was written for (both stand in internal/driver's table), so a
+// later driver gives the form that is declared.
 // Of an older driver a form that came later is not asked for, since it would
 // answer with an earlier one, whose parameters are others.
 // The variants whose default stream is the legacy one are asked for. A missing
@@ -63,11 +63,12 @@
 //
 // # Reading the source
 //
-// csrc.h is the border: one C function for each method, named after it. The .c
-// and .go files come in pairs by subject. api.h holds the entry points'
-// declarations and the steps around a call; the layouts of the structs are
-// asserted there, so a build for another machine proves them. The tests run
-// against testdata/fakecuda, a library that records what reaches it, and
-// testdata/fakenvml; the C loops that benchmarks compare with are in
-// internal/cbench.
+// csrc.h is the border: one C function for each method of internal/driver's
+// interfaces, named after it. Most are generated from the table there (calls.c
+// and calls.go; entries.h declares the entry points). The .c and .go files
+// written by hand come in pairs by subject. api.h holds the steps around a call;
+// the layouts of the structs are asserted there, so a build for another machine
+// proves them. The tests run against testdata/fakecuda, a library that records
+// what reaches it, and testdata/fakenvml; the C loops that benchmarks compare
+// with are in internal/cbench.
 package csrc

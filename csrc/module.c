@@ -56,11 +56,6 @@ cuvmm_value cuvmm_ModuleLoadDataEx(cuvmm_driver d, uintptr_t ctx, const uint8_t 
     return (cuvmm_value){module, result};
 }
 
-int32_t cuvmm_ModuleUnload(cuvmm_driver d, uintptr_t ctx, uintptr_t module) {
-    CUVMM_CALL(d, ctx, cuModuleUnload, (module));
-    return result;
-}
-
 cuvmm_value cuvmm_ModuleGetFunction(cuvmm_driver d, uintptr_t ctx, uintptr_t module, const char *name, uint64_t n) {
     uintptr_t function = 0;
     char *copy = terminated(name, n);
@@ -68,12 +63,6 @@ cuvmm_value cuvmm_ModuleGetFunction(cuvmm_driver d, uintptr_t ctx, uintptr_t mod
     CUVMM_CALL(d, ctx, cuModuleGetFunction, (&function, module, copy));
     free(copy);
     return (cuvmm_value){function, result};
-}
-
-cuvmm_pair cuvmm_FuncGetParamInfo(cuvmm_driver d, uintptr_t ctx, uintptr_t function, uint64_t index) {
-    size_t offset = 0, size = 0;
-    CUVMM_CALL(d, ctx, cuFuncGetParamInfo, (function, index, &offset, &size));
-    return (cuvmm_pair){offset, size, result};
 }
 
 int32_t cuvmm_LaunchKernel(cuvmm_driver d, uintptr_t ctx, uintptr_t function, const cuvmm_launch *l,

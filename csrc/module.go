@@ -7,12 +7,8 @@ package csrc
 #cgo nocallback cuvmm_ModuleLoadData
 #cgo noescape cuvmm_ModuleLoadDataEx
 #cgo nocallback cuvmm_ModuleLoadDataEx
-#cgo noescape cuvmm_ModuleUnload
-#cgo nocallback cuvmm_ModuleUnload
 #cgo noescape cuvmm_ModuleGetFunction
 #cgo nocallback cuvmm_ModuleGetFunction
-#cgo noescape cuvmm_FuncGetParamInfo
-#cgo nocallback cuvmm_FuncGetParamInfo
 #cgo noescape cuvmm_LaunchKernel
 #cgo nocallback cuvmm_LaunchKernel
 #include "csrc.h"
@@ -36,19 +32,10 @@ func (t *table) ModuleLoadDataEx(c driver.Context, image, log []byte) (driver.Mo
 	return driver.Module(v.value), driver.Result(v.result)
 }
 
-func (t *table) ModuleUnload(c driver.Context, m driver.Module) driver.Result {
-	return driver.Result(C.cuvmm_ModuleUnload(t.c, C.uintptr_t(c), C.uintptr_t(m)))
-}
-
 func (t *table) ModuleGetFunction(c driver.Context, m driver.Module, name string) (driver.Function, driver.Result) {
 	v := C.cuvmm_ModuleGetFunction(t.c, C.uintptr_t(c), C.uintptr_t(m),
 		(*C.char)(unsafe.Pointer(unsafe.StringData(name))), C.uint64_t(len(name)))
 	return driver.Function(v.value), driver.Result(v.result)
-}
-
-func (t *table) FuncGetParamInfo(c driver.Context, f driver.Function, index uint64) (offset, size uint64, r driver.Result) {
-	v := C.cuvmm_FuncGetParamInfo(t.c, C.uintptr_t(c), C.uintptr_t(f), C.uint64_t(index))
-	return uint64(v.first), uint64(v.second), driver.Result(v.result)
 }
 
 func (t *table) LaunchKernel(c driver.Context, f driver.Function, l driver.LaunchConfig, params []byte, s driver.Stream) driver.Result {

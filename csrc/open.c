@@ -64,23 +64,11 @@ cuvmm_driver cuvmm_new(void) { return (cuvmm_driver)calloc(1, sizeof(cuvmm_table
 
 void cuvmm_delete(cuvmm_driver d) { free((void *)d); }
 
-int cuvmm_resolve(cuvmm_driver d, uintptr_t proc, int form, const char *member, const char *entry, int32_t version) {
-    static const struct {
-        const char *name;
-        size_t offset;
-    } members[] = {
-#define X(name, params) {#name, offsetof(cuvmm_entries, name)},
-        CUVMM_ENTRIES(X)
-#undef X
-    };
-    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
-        if (strcmp(members[i].name, member) != 0) continue;
-        int32_t result = 0;
-        cuvmm_entry e = get_proc(proc, form, entry, version, &result);
-        memcpy((char *)d + offsetof(cuvmm_table, api) + members[i].offset, &e, sizeof e);
-        return e != NULL;
-    }
-    return -1;
+int cuvmm_resolve(cuvmm_driver d, uintptr_t proc, int form, uint32_t at, const char *entry, int32_t version) {
+    int32_t result = 0;
+    cuvmm_entry e = get_proc(proc, form, entry, version, &result);
+    memcpy((cuvmm_entry *)d + at, &e, sizeof e);
+    return e != NULL;
 }
 
 cuvmm_driver cuvmm_relaxed(cuvmm_driver foreign) {

@@ -30,7 +30,7 @@ import (
 type Driver struct{ table }
 
 // foreign is the form whose calls leave the capture mode alone, with the calls
-// that only others make.
+// that this library never makes.
 type foreign struct{ table }
 
 // table is the entry points in one of the two forms.
@@ -188,9 +188,9 @@ func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, A
 	for call := range driver.Call(driver.CallCount) {
 		// A driver that is older than the form would answer with an earlier one,
 		// whose parameters are others.
-		has[call] = call.Version() <= version && resolve(c, lib, call.String(), call.Entry(), call.Version())
+		has[call] = call.Version() <= version && resolve(c, lib, C.uint32_t(call), call.Entry(), call.Version())
 	}
-	resolve(c, lib, "cuCtxPopCurrent", "cuCtxPopCurrent", 4000)
+	resolve(c, lib, C.CUVMM_POP, "cuCtxPopCurrent", 4000)
 	for _, call := range []driver.Call{driver.CallInit, driver.CallCtxGetCurrent, driver.CallCtxSetCurrent} {
 		if !has[call] {
 			C.cuvmm_delete(c)
@@ -212,15 +212,10 @@ func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, A
 	return &Driver{table{c: relaxed, has: has, path: path, foreign: f, multicast: multicast}}, Attempt{}
 }
 
-// resolve fills in the table's member of that name with the entry point in the
-// form of a version.
-func resolve(c C.cuvmm_driver, lib *C.cuvmm_library, member, entry string, version int32) bool {
-	m, e := C.CString(member), C.CString(entry)
-	defer C.free(unsafe.Pointer(m))
+// resolve fills in the entry point at a place of the table, in the form of a
+// version, and reports whether the driver has it.
+func resolve(c C.cuvmm_driver, lib *C.cuvmm_library, at C.uint32_t, entry string, version int32) bool {
+	e := C.CString(entry)
 	defer C.free(unsafe.Pointer(e))
-	found := C.cuvmm_resolve(c, lib.proc, lib.form, m, e, C.int32_t(version))
-	if found < 0 {
-		panic("csrc: api.h does not declare " + member)
-	}
-	return found == 1
+	return C.cuvmm_resolve(c, lib.proc, lib.form, at, e, C.int32_t(version)) == 1
 }

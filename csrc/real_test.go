@@ -87,12 +87,12 @@ func TestRealEntryPoints(t *testing.T) {
 func TestRealThreadIsLeftAsFound(t *testing.T) {
 	g := onRealGPU(t)
 	f := g.d.Foreign()
-	other, r := g.d.CtxCreate(0, g.device)
+	other, r := g.d.Foreign().CtxCreate(0, g.device)
 	if r == driver.OutOfMemory {
 		t.Skip("no memory for a second context on the device (527 MiB on an H200)")
 	}
 	g.ok(r)
-	t.Cleanup(func() { g.ok(g.d.CtxDestroy(other)) })
+	t.Cleanup(func() { g.ok(g.d.Foreign().CtxDestroy(other)) })
 	// An event of one context on a stream of another is refused.
 	e, r := g.d.EventCreate(g.ctx, driver.EventDisableTiming)
 	g.ok(r)
@@ -143,11 +143,11 @@ func TestRealThreadIsLeftAsFound(t *testing.T) {
 }
 
 func makeContext(g *realGPU, d driver.Driver) driver.Result {
-	c, r := d.CtxCreate(0, g.device)
+	c, r := d.Foreign().CtxCreate(0, g.device)
 	if r != driver.Success {
 		return r
 	}
-	return d.CtxDestroy(c)
+	return d.Foreign().CtxDestroy(c)
 }
 
 func retainContext(g *realGPU, d driver.Driver) driver.Result {

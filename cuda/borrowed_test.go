@@ -18,7 +18,7 @@ import (
 // borrowed. destroy does what the library may do once the stream was closed.
 func theirs(t *testing.T, d *cuda.Device) (s *cuda.Stream, destroy func()) {
 	t.Helper()
-	drv := core.SystemOf(d.System()).Drv
+	drv := core.SystemOf(d.System()).Drv.Foreign()
 	c, r := drv.CtxCreate(0, driver.Device(d.Ordinal()))
 	require.Equal(t, driver.Success, r)
 	h, r := drv.StreamCreate(c, driver.StreamNonBlocking)

@@ -146,7 +146,7 @@ func TestASystemThatIsClosedAnswersErrClosed2(t *testing.T) {
 
 func TestAContextThatWentAfterItsBorrowedStream(t *testing.T) {
 	m, d := open(t)
-	drv := m.Driver()
+	drv := m.Driver().Foreign()
 	c, r := drv.CtxCreate(0, 0)
 	require.Zero(t, r)
 	h, r := drv.StreamCreate(c, 1)
@@ -165,7 +165,7 @@ func TestAContextThatWentAfterItsBorrowedStream(t *testing.T) {
 func TestTheTransferStreamOfABorrowedContextGoes(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	drv := m.Driver()
+	drv := m.Driver().Foreign()
 	require.Zero(t, drv.Init())
 	c, r := drv.CtxCreate(0, 0)
 	require.Zero(t, r)
@@ -186,7 +186,7 @@ func TestTheTransferStreamOfABorrowedContextGoes(t *testing.T) {
 func TestThePrimaryContextIsReleased(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	drv := m.Driver()
+	drv := m.Driver().Foreign()
 	require.Zero(t, drv.Init())
 	c, r := drv.DevicePrimaryCtxRetain(0)
 	require.Zero(t, r)

@@ -133,7 +133,7 @@ func TestFreeingWaitsForTheContextAndStallsIt(t *testing.T) {
 func TestDestroyingAContextTakesItsThingsAlong(t *testing.T) {
 	m, err := New(Options{})
 	require.NoError(t, err)
-	d := m.Driver()
+	d := m.Driver().Foreign()
 	require.Zero(t, d.Init())
 	c, _ := d.CtxCreate(0, 0)
 	_, _ = d.StreamCreate(c, 0)

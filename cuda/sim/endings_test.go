@@ -68,9 +68,9 @@ func TestCloseWhileAnAllocationWaitsForItsStream(t *testing.T) {
 
 // Who waits for a copy to leave host memory finds the machine gone.
 func TestCloseWhileHostMemoryIsBeingLeft(t *testing.T) {
-	for name, end := range map[string]func(d driver.Driver, c driver.Context, p []byte) driver.Result{
-		"freed":         func(d driver.Driver, c driver.Context, p []byte) driver.Result { return d.MemFreeHost(c, pointer(p)) },
-		"its context's": func(d driver.Driver, c driver.Context, p []byte) driver.Result { return d.CtxDestroy(c) },
+	for name, end := range map[string]func(d driver.Foreign, c driver.Context, p []byte) driver.Result{
+		"freed":         func(d driver.Foreign, c driver.Context, p []byte) driver.Result { return d.MemFreeHost(c, pointer(p)) },
+		"its context's": func(d driver.Foreign, c driver.Context, p []byte) driver.Result { return d.CtxDestroy(c) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := Options{}
@@ -79,7 +79,7 @@ func TestCloseWhileHostMemoryIsBeingLeft(t *testing.T) {
 			}
 			m, err := New(o)
 			require.NoError(t, err)
-			d := m.Driver()
+			d := m.Driver().Foreign()
 			require.Zero(t, d.Init())
 			c, res := d.CtxCreate(0, 0)
 			require.Zero(t, res)

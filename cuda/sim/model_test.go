@@ -112,7 +112,7 @@ func TestVirtualMemoryMatchesAModel(t *testing.T) {
 			},
 			"retain": func(t *rapid.T) {
 				i := rapid.IntRange(0, slots-1).Draw(t, "slot")
-				h, res := d.MemRetainAllocationHandle(at(i) + 7)
+				h, res := d.Foreign().MemRetainAllocationHandle(at(i) + 7)
 				require.Equal(t, result(model[i].mem != nil), res)
 				if res != driver.Success {
 					return

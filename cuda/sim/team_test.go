@@ -114,7 +114,7 @@ func init() {
 					a.Result = d.MemSetAccess(mc, chunk, all)
 				}
 			case "set":
-				d.MemsetD32Async(ctx, own, next.Value, 1, s)
+				d.Foreign().MemsetD32Async(ctx, own, next.Value, 1, s)
 				a.Result = d.StreamSynchronize(ctx, s)
 			case "get":
 				b, err := m.Bytes(cuda.Ptr(own), 4)

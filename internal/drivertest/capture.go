@@ -361,44 +361,6 @@ func (t *T) matrixCell(call matrixCall, mode driver.CaptureMode, from place, fla
 	}
 }
 
-// library is this library's form of a driver, with the calls that it never
-// makes in the caller's own relaxed mode.
-type library struct {
-	driver.Driver
-	f driver.Foreign
-}
-
-var _ driver.Foreign = library{}
-
-func (l library) relaxed(call func() driver.Result) driver.Result {
-	before, r := l.f.ThreadExchangeStreamCaptureMode(driver.CaptureRelaxed)
-	if r != driver.Success {
-		return r
-	}
-	defer func() { _, _ = l.f.ThreadExchangeStreamCaptureMode(before) }()
-	return call()
-}
-
-func (l library) ThreadExchangeStreamCaptureMode(m driver.CaptureMode) (driver.CaptureMode, driver.Result) {
-	return l.f.ThreadExchangeStreamCaptureMode(m)
-}
-func (l library) CtxSetCurrent(c driver.Context) driver.Result { return l.f.CtxSetCurrent(c) }
-func (l library) CtxSynchronize(c driver.Context) driver.Result {
-	return l.relaxed(func() driver.Result { return l.f.CtxSynchronize(c) })
-}
-func (l library) MemcpyHtoD(c driver.Context, dst driver.Ptr, src unsafe.Pointer, n uint64) driver.Result {
-	return l.relaxed(func() driver.Result { return l.f.MemcpyHtoD(c, dst, src, n) })
-}
-func (l library) MemcpyDtoH(c driver.Context, dst unsafe.Pointer, src driver.Ptr, n uint64) driver.Result {
-	return l.relaxed(func() driver.Result { return l.f.MemcpyDtoH(c, dst, src, n) })
-}
-func (l library) MemcpyDtoD(c driver.Context, dst, src driver.Ptr, n uint64) driver.Result {
-	return l.relaxed(func() driver.Result { return l.f.MemcpyDtoD(c, dst, src, n) })
-}
-func (l library) MemsetD8(c driver.Context, dst driver.Ptr, v uint8, n uint64) driver.Result {
-	return l.relaxed(func() driver.Result { return l.f.MemsetD8(c, dst, v, n) })
-}
-
 // capture captures a memset on a stream, begun and ended on a thread, with body
 // meanwhile, and answers what end-capture said. body runs on the calling
 // goroutine and must not end the test.

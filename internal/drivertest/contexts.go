@@ -15,9 +15,9 @@ var contexts = []Case{
 			var before, after driver.Context
 			var steps []step
 			t.thread().do(func() {
-				before, _ = t.D.CtxGetCurrent()
-				steps = cycle(t.D, t.Device)
-				after, _ = t.D.CtxGetCurrent()
+				before, _ = t.F.CtxGetCurrent()
+				steps = cycle(library{t.D, t.F}, t.Device)
+				after, _ = t.F.CtxGetCurrent()
 			})
 			if before != 0 || after != 0 {
 				t.Errorf("the thread's context is %#x before and %#x after, want none", before, after)
@@ -117,7 +117,7 @@ var contexts = []Case{
 			var ids [2]uint64
 			var results [2]driver.Result
 			for i := range ids {
-				t.thread().do(func() { ids[i], results[i] = t.D.StreamGetID(t.ctx, driver.StreamPerThread) })
+				t.thread().do(func() { ids[i], results[i] = t.F.StreamGetID(t.ctx, driver.StreamPerThread) })
 			}
 			t.ok(results[0], "stream id on the first thread")
 			t.ok(results[1], "stream id on the second thread")
@@ -145,7 +145,7 @@ func (t *T) steps(where string, steps []step) {
 }
 
 // cycle makes every VMM call once and leaves nothing behind.
-func cycle(d driver.Driver, dev driver.Device) (steps []step) {
+func cycle(d driver.Foreign, dev driver.Device) (steps []step) {
 	note := func(c driver.Call, r driver.Result) bool {
 		steps = append(steps, step{c.String(), r.String(), r == driver.Success})
 		return r == driver.Success
@@ -200,19 +200,19 @@ func init() {
 		dev, r := c.d.DeviceGet(0)
 		c.ok(r, "cuDeviceGet")
 		none := func(when string) {
-			_, active, r := c.d.DevicePrimaryCtxGetState(dev)
+			_, active, r := c.d.Foreign().DevicePrimaryCtxGetState(dev)
 			c.ok(r, "cuDevicePrimaryCtxGetState")
 			if active {
 				c.check(fmt.Errorf("child: the device has a primary context %s", when))
 			}
-			current, r := c.d.CtxGetCurrent()
+			current, r := c.d.Foreign().CtxGetCurrent()
 			c.ok(r, "cuCtxGetCurrent")
 			if current != 0 {
 				c.check(fmt.Errorf("child: the thread has a context %s", when))
 			}
 		}
 		none("before the cycle")
-		steps := cycle(c.d, dev)
+		steps := cycle(library{c.d, c.d.Foreign()}, dev)
 		none("after the cycle")
 		c.send(steps)
 	}

@@ -158,7 +158,7 @@ var captureEnds = []Case{
 			t.own("graph", uint64(g), func() driver.Result { return t.D.GraphDestroy(g) })
 			t.ok(write, "write")
 			t.ok(wait, "wait")
-			n, r := t.D.GraphGetNodeCount(g)
+			n, r := t.F.GraphGetNodeCount(g)
 			t.ok(r, "node count")
 			if n != 2 {
 				t.Errorf("the graph has %d nodes, want 2", n)
@@ -342,7 +342,7 @@ func init() {
 	roles["copy to an alias"] = func(c *child) {
 		dev, ctx := c.device(0)
 		p, size := c.mappedChunk(dev)
-		h, r := c.d.MemRetainAllocationHandle(p)
+		h, r := c.d.Foreign().MemRetainAllocationHandle(p)
 		c.ok(r, "retain")
 		alias := c.mapped(h, size, dev)
 		s := c.stream(ctx)

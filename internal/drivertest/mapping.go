@@ -267,7 +267,7 @@ var ends = []Case{
 			size := roundUp(64<<20, t.chunk)
 			p, h := t.memory(size)
 			for _, at := range []driver.Ptr{p, p + driver.Ptr(size) - 1} {
-				again, r := t.D.MemRetainAllocationHandle(at)
+				again, r := t.F.MemRetainAllocationHandle(at)
 				t.ok(r, "retain")
 				t.ownHandle(again)
 				if again != h {

@@ -113,7 +113,7 @@ var running = []Case{
 			g, r := t.D.StreamEndCapture(t.ctx, s)
 			t.ok(r, "end capture")
 			t.own("graph", uint64(g), func() driver.Result { return t.D.GraphDestroy(g) })
-			n, r := t.D.GraphGetNodeCount(g)
+			n, r := t.F.GraphGetNodeCount(g)
 			t.ok(r, "node count")
 			if n != 3 {
 				t.Errorf("the graph has %d nodes, want 3", n)

@@ -334,9 +334,9 @@ func (t *T) newEvent(c driver.Context) driver.Event {
 // newContext makes a second context on the case's device.
 func (t *T) newContext() driver.Context {
 	t.Helper()
-	c, r := t.D.CtxCreate(0, t.Device)
+	c, r := t.F.CtxCreate(0, t.Device)
 	t.ok(r, "create a context")
-	t.own("context", uint64(c), func() driver.Result { return t.D.CtxDestroy(c) })
+	t.own("context", uint64(c), func() driver.Result { return t.F.CtxDestroy(c) })
 	return c
 }
 
