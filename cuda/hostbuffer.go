@@ -62,15 +62,13 @@ func (h *HostBuffer) Ptr() Ptr { return Ptr(uintptr(h.block.mem)) }
 // Len is the size in bytes.
 func (h *HostBuffer) Len() int { return len(h.bytes) }
 
-// Slice names a part of the buffer for a copy. It owns nothing: after Close
-// operations on it answer ErrClosed.
-func (h *HostBuffer) Slice(off, n int) (HostSlice, error) {
-	if off < 0 || n < 0 || off > len(h.bytes) || n > len(h.bytes)-off {
-		return HostSlice{}, core.Error(core.Failure{Op: "cuda.HostBuffer.Slice", Kind: core.OutOfRange,
-			Asked: fmt.Sprintf("offset %d, length %d of %s", off, n, core.Count(len(h.bytes), "byte")),
-			Hint:  "stay inside the buffer"})
+// Slice returns the part from byte from up to, not including, byte to, for a
+// copy. It owns nothing: after Close operations on it return ErrClosed.
+func (h *HostBuffer) Slice(from, to int) (HostSlice, error) {
+	if err := core.CheckSlice("cuda.HostBuffer.Slice", from, to, len(h.bytes), "stay inside the buffer"); err != nil {
+		return HostSlice{}, err
 	}
-	return HostSlice{h, off, n}, nil
+	return HostSlice{h, from, to - from}, nil
 }
 
 // All is the whole buffer.

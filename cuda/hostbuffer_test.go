@@ -2,6 +2,7 @@ package cuda_test
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"testing"
 
@@ -22,14 +23,14 @@ func TestCopiesFromAndToHostBuffers(t *testing.T) {
 		closed(t, h)
 		require.Equal(t, 100_000, h.Len())
 		copy(h.Bytes(), pattern(100_000, 4))
-		part, err := h.Slice(10, 500)
+		part, err := h.Slice(10, 510)
 		require.NoError(t, err)
 		require.Equal(t, pattern(100_000, 4)[10:510], part.Bytes())
 		require.NoError(t, s.CopyFromHost(p, h.All()))
 		require.NoError(t, s.CopyFromHost(p+1000, part))
 		require.NoError(t, s.Synchronize())
 		clear(h.Bytes())
-		empty, err := h.Slice(100_000, 0)
+		empty, err := h.Slice(100_000, 100_000)
 		require.NoError(t, err)
 		require.NoError(t, s.CopyToHost(empty, p))
 		require.NoError(t, s.CopyToHost(h.All(), p))
@@ -74,20 +75,21 @@ func TestHostBufferSizesAndSlices(t *testing.T) {
 	require.NoError(t, err)
 	closed(t, h)
 	for _, c := range []struct {
-		off, n int
-		ok     bool
+		from, to int
+		ok       bool
 	}{
-		{0, 10, true}, {10, 0, true}, {3, 7, true}, {-1, 1, false}, {0, -1, false}, {0, 11, false}, {11, 0, false},
-		{1, math.MaxInt, false}, {math.MaxInt, math.MaxInt, false},
+		{0, 10, true}, {10, 10, true}, {3, 10, true}, {-1, 0, false}, {0, -1, false}, {0, 11, false}, {11, 11, false},
+		{5, 3, false}, {1, math.MaxInt, false}, {math.MaxInt, math.MaxInt, false},
 	} {
-		part, err := h.Slice(c.off, c.n)
+		part, err := h.Slice(c.from, c.to)
 		if !c.ok {
 			require.ErrorIs(t, err, cuda.ErrOutOfRange, "%+v", c)
+			require.ErrorContains(t, err, fmt.Sprintf("%d to %d of 10", c.from, c.to))
 			continue
 		}
 		require.NoError(t, err, "%+v", c)
-		require.Equal(t, c.n, part.Len())
-		require.Len(t, part.Bytes(), c.n)
+		require.Equal(t, c.to-c.from, part.Len())
+		require.Len(t, part.Bytes(), c.to-c.from)
 	}
 	require.Nil(t, cuda.HostSlice{}.Bytes())
 }

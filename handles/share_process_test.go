@@ -167,7 +167,7 @@ func (p *party) obey(o order, r *report) (err error) {
 func spots(b *vmm.Buffer, f func(vmm.Slice[byte]) error) error {
 	const n = 1000
 	for _, at := range []int{0, b.Len() / 2, b.Len() - n} {
-		part, err := b.Slice(at, n)
+		part, err := b.Slice(at, at+n)
 		if err == nil {
 			err = f(part)
 		}

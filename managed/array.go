@@ -67,14 +67,14 @@ func (a *Array[T]) Ptr() cuda.Ptr { return a.buf.Ptr() }
 // Len is the number of elements.
 func (a *Array[T]) Len() int { return a.buf.Len() / int(sizeOf[T]()) }
 
-// Slice is the part from element i up to, not including, j.
-func (a *Array[T]) Slice(i, j int) (Range, error) {
-	size := int(sizeOf[T]())
-	if i < 0 || j <= i || j > a.Len() {
-		return Range{}, core.Error(core.Failure{Op: "managed.Array.Slice", Kind: core.OutOfRange,
-			Asked: fmt.Sprintf("%d to %d of %d", i, j, a.Len()), Hint: "stay inside, with at least one element"})
+// Slice returns the part from element from up to, not including, element to: at
+// least one element.
+func (a *Array[T]) Slice(from, to int) (Range, error) {
+	if err := checkSlice("managed.Array.Slice", from, to, a.Len()); err != nil {
+		return Range{}, err
 	}
-	return a.buf.Slice(i*size, (j-i)*size)
+	size := int(sizeOf[T]())
+	return a.buf.Slice(from*size, to*size)
 }
 
 // Host gives f the elements as a Go slice, as Range.Host gives the bytes.

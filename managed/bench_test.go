@@ -127,7 +127,7 @@ func BenchmarkBatch(b *testing.B) {
 			var ptrs []driver.Ptr
 			var sizes []uint64
 			for i := range count {
-				r, err := all.Slice(2*i*c.size, c.size) // with gaps, or the driver could join them
+				r, err := all.Slice(2*i*c.size, (2*i+1)*c.size) // with gaps, or the driver could join them
 				w.must(err)
 				parts, ptrs, sizes = append(parts, r), append(ptrs, driver.Ptr(r.Ptr())), append(sizes, uint64(c.size))
 			}

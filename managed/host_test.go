@@ -108,7 +108,7 @@ func TestHostBringsPages(t *testing.T) {
 	m, d := open(t)
 	b, s := buffer(t, d, 4*mib), stream(t, d)
 	require.NoError(t, b.Prefetch(s, cuda.OnDevice(0)))
-	half, err := b.Slice(mib, mib)
+	half, err := b.Slice(mib, 2*mib)
 	require.NoError(t, err)
 	require.NoError(t, half.Host(s, nothing))
 	require.Equal(t, []int{3 * mib, mib}, resident(m, b.Range, 1))

@@ -128,7 +128,7 @@ func TestBatchesAreOneCall(t *testing.T) {
 	b, s := buffer(t, d, 4*mib), stream(t, d)
 	var parts []managed.Range
 	for i := range 100 {
-		r, err := b.Slice(i*16384, 4096)
+		r, err := b.Slice(i*16384, i*16384+4096)
 		require.NoError(t, err)
 		parts = append(parts, r)
 	}
@@ -156,7 +156,7 @@ func TestDiscardLeavesWhatIsNotItsOwn(t *testing.T) {
 			"whole pages":             {page, 2 * page},
 			"a view's":                {0, view.Len()},
 		} {
-			r, err := whole.Slice(at.off, at.n)
+			r, err := whole.Slice(at.off, at.off+at.n)
 			require.NoError(t, err)
 			if name == "a view's" {
 				r = view.Range
@@ -198,7 +198,7 @@ func TestDiscardTakesWholePages(t *testing.T) {
 		{0, 3*page + 5, 0}, {1, 3*page + 4, page}, {0, 3*page + 4, page}, {page, page, 3 * page}, {page + 1, page, 4 * page},
 	} {
 		require.NoError(t, b.Prefetch(s, cuda.OnHost()))
-		r, err := b.Slice(row.off, row.n)
+		r, err := b.Slice(row.off, row.off+row.n)
 		require.NoError(t, err)
 		require.NoError(t, r.Discard(s))
 		require.NoError(t, s.Synchronize())
@@ -212,7 +212,7 @@ func TestAFailedPrefetchOfEdgesDiscardsNothing(t *testing.T) {
 	b, s := buffer(t, d, mib), stream(t, d)
 	want := pattern(mib, 5)
 	require.NoError(t, s.Upload(b.Ptr(), want))
-	r, err := b.Slice(1, mib/2)
+	r, err := b.Slice(1, mib/2+1)
 	require.NoError(t, err)
 	m.Inject(sim.Fault{Call: "cuMemPrefetchBatchAsync", Result: 2, Times: 1})
 	require.ErrorIs(t, r.DiscardPrefetch(s, cuda.OnHost()), cuda.ErrOutOfMemory)

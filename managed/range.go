@@ -15,18 +15,27 @@ type Range struct {
 	off, n uint64
 }
 
-// Slice is the part of n bytes at an offset.
-func (r Range) Slice(off, n int) (Range, error) {
+// Slice returns the part from byte from up to, not including, byte to: at least
+// one byte.
+func (r Range) Slice(from, to int) (Range, error) {
 	const op = "managed.Range.Slice"
 	if err := r.hold(op); err != nil {
 		return Range{}, err
 	}
 	defer r.drop()
-	if off < 0 || n <= 0 || uint64(off) > r.n || uint64(n) > r.n-uint64(off) {
-		return Range{}, core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
-			Asked: fmt.Sprintf("offset %d, length %d of %s", off, n, core.Count(r.n, "byte")), Hint: "stay inside, with at least one byte"})
+	if err := checkSlice(op, from, to, r.Len()); err != nil {
+		return Range{}, err
 	}
-	return Range{r.h, r.off + uint64(off), uint64(n)}, nil
+	return Range{r.h, r.off + uint64(from), uint64(to - from)}, nil
+}
+
+// checkSlice refuses what is no part, of at least one, of n.
+func checkSlice(op string, from, to, n int) error {
+	if from == to {
+		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("%d to %d of %d", from, to, n),
+			Hint: "the driver knows no empty range: name at least one byte or element"})
+	}
+	return core.CheckSlice(op, from, to, n, "stay inside the memory")
 }
 
 // Ptr is the address, for kernels and copies. It is 0 for a zero Range.

@@ -161,9 +161,10 @@ func (a *Array[T]) Device() *cuda.Device { return a.buf.Device() }
 // says it.
 func (a *Array[T]) Granted() (Properties, error) { return a.buf.Granted() }
 
-// Slice is the part from element i up to, not including, j.
-func (a *Array[T]) Slice(i, j int) (Slice[T], error) {
-	return slice[T]("vmm.Array.Slice", a.buf.b, i, j-i)
+// Slice returns the part from element from up to, not including, element to,
+// which must be in use (ErrOutOfRange).
+func (a *Array[T]) Slice(from, to int) (Slice[T], error) {
+	return slice[T]("vmm.Array.Slice", a.buf.b, from, to)
 }
 
 // All is every element in use now.

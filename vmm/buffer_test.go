@@ -56,13 +56,13 @@ func TestAppendFromEverySource(t *testing.T) {
 			require.NoError(t, b.Append(on, pattern(100, 2)))
 			require.NoError(t, b.AppendHost(on, host.All()))
 			require.NoError(t, s.Synchronize())
-			self, err := b.Slice(before, 50)
+			self, err := b.Slice(before, before+50)
 			require.NoError(t, err)
 			require.NoError(t, b.AppendSlice(on, self))
 			require.NoError(t, b.AppendPtr(on, self.Ptr(), self.Size()))
 			require.NoError(t, s.Synchronize())
 			want := append(append(pattern(100, 2), pattern(3*mib, 1)...), append(pattern(50, 2), pattern(50, 2)...)...)
-			part, err := b.Slice(before, len(want))
+			part, err := b.Slice(before, before+len(want))
 			require.NoError(t, err)
 			got := make([]byte, len(want))
 			require.NoError(t, part.CopyTo(nil, got))
@@ -230,7 +230,7 @@ func TestBadInputIsATypedErrorAndChangesNothing(t *testing.T) {
 	require.NoError(t, err)
 	closed(t, b)
 	require.NoError(t, b.Append(nil, pattern(1000, 1)))
-	short, err := b.Slice(900, 100)
+	short, err := b.Slice(900, 1000)
 	require.NoError(t, err)
 	a, err := vmm.Create(d, 2*mib, vmm.Properties{})
 	require.NoError(t, err)
@@ -254,7 +254,7 @@ func TestBadInputIsATypedErrorAndChangesNothing(t *testing.T) {
 	newBuffer := func(o vmm.BufferOptions) error { _, err := vmm.NewBuffer(d, o); return err }
 	reserve := func(size int, o vmm.ReserveOptions) error { _, err := vmm.Reserve(d, size, o); return err }
 	mapAt := func(off int, p vmm.Physical) error { _, err := r.Map(off, p); return err }
-	cut := func(off, n int) error { _, err := b.Slice(off, n); return err }
+	cut := func(from, to int) error { _, err := b.Slice(from, to); return err }
 	for _, row := range []struct {
 		what string
 		err  error
@@ -314,9 +314,10 @@ func TestBadInputIsATypedErrorAndChangesNothing(t *testing.T) {
 		{"append a negative length", b.AppendPtr(nil, b.Ptr(), -1), cuda.ErrInvalidArgument, "-1"},
 		{"append a zero slice", b.AppendSlice(nil, vmm.Slice[byte]{}), cuda.ErrInvalidArgument, "zero Slice"},
 		{"append a zero host slice", b.AppendHost(nil, cuda.HostSlice{}), nil, ""},
-		{"slice before the start", cut(-1, 1), cuda.ErrOutOfRange, "-1"},
-		{"slice behind the end", cut(999, 2), cuda.ErrOutOfRange, "of 1000"},
-		{"slice of absurd length", cut(1, math.MaxInt), cuda.ErrOutOfRange, ""},
+		{"slice before the start", cut(-1, 1), cuda.ErrOutOfRange, "-1 to 1"},
+		{"slice behind the end", cut(999, 1001), cuda.ErrOutOfRange, "999 to 1001 of 1000"},
+		{"slice of absurd length", cut(1, math.MaxInt), cuda.ErrOutOfRange, "1 to 9223372036854775807"},
+		{"slice backwards", cut(5, 3), cuda.ErrOutOfRange, "5 to 3 of 1000"},
 		{"copy from the wrong length", short.CopyFrom(nil, make([]byte, 99)), cuda.ErrOutOfRange, "99 bytes for a slice of 100"},
 		{"copy to the wrong length", short.CopyTo(nil, make([]byte, 101)), cuda.ErrOutOfRange, ""},
 		{"copy a zero slice", vmm.Slice[byte]{}.CopyTo(nil, nil), cuda.ErrInvalidArgument, ""},
@@ -339,7 +340,7 @@ func TestASliceOutlivesItsMemoryAsAnError(t *testing.T) {
 		b, err := vmm.NewBuffer(d, vmm.BufferOptions{})
 		require.NoError(t, err)
 		require.NoError(t, b.Append(nil, pattern(1000, 1)))
-		s, err := b.Slice(500, 500)
+		s, err := b.Slice(500, 1000)
 		require.NoError(t, err)
 		require.NoError(t, b.Resize(nil, 700))
 		require.ErrorIs(t, s.CopyTo(nil, make([]byte, 500)), cuda.ErrOutOfRange)

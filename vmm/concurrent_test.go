@@ -94,7 +94,7 @@ func TestACrowdRoundABuffer(t *testing.T) {
 				}
 			case 10:
 				var part vmm.Slice[byte]
-				if part, err = b.Slice(b.Len()/2, b.Len()/4); err == nil {
+				if part, err = b.Slice(b.Len()/2, b.Len()*3/4); err == nil {
 					err = part.Zero(on)
 				}
 			case 11:
@@ -185,7 +185,7 @@ func TestBuffersCopyInOppositeDirections(t *testing.T) {
 		for range 10 {
 			src, err := from.Slice(0, 500)
 			check(t, err)
-			dst, err := to.Slice(500, 500)
+			dst, err := to.Slice(500, 1000)
 			check(t, err)
 			switch i % 5 {
 			case 0, 1:
@@ -330,7 +330,7 @@ func TestClipWaitsForWhoWasLetThrough(t *testing.T) {
 	for _, how := range []string{"Clip", "ClipAfter", "RevokeAfter"} {
 		w := newWorld(t, false)
 		b := w.buffer(4, both(w, vmm.ReadWrite)...)
-		part, err := b.Slice(2*kib64, kib64)
+		part, err := b.Slice(2*kib64, 3*kib64)
 		require.NoError(t, err)
 		checked, submit := make(chan struct{}), make(chan struct{})
 		var once sync.Once

@@ -37,28 +37,29 @@ func (r *Reservation) DMABuf(d *cuda.Device, off, size int) (*os.File, error) {
 	return r.r.dmabuf(op, c, uint64(off), uint64(size))
 }
 
-// DMABuf makes a DMA-BUF descriptor of n bytes in use at an offset, for network
-// cards and other devices, as Reservation.DMABuf does. It stands for the memory
-// that is there now: after Clip, growth may put other memory at the same place.
-func (b *Buffer) DMABuf(off, n int) (*os.File, error) {
+// DMABuf makes a DMA-BUF descriptor of the bytes in use from byte from up to, not
+// including, byte to, for network cards and other devices, as Reservation.DMABuf
+// does. It stands for the memory that is there now: after Clip, growth may put
+// other memory at the same place.
+func (b *Buffer) DMABuf(from, to int) (*os.File, error) {
 	const op = "vmm.Buffer.DMABuf"
 	in := b.b
 	if err := in.enter(op); err != nil {
 		return nil, err
 	}
 	defer in.leave()
-	part, err := slice[byte](op, in, off, n)
+	part, err := slice[byte](op, in, from, to)
 	if err != nil {
 		return nil, err
 	}
-	if n == 0 {
+	if from == to {
 		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: "0 bytes", Hint: "name a part of the buffer"})
 	}
 	c, err := core.ContextOf(in.dev)
 	if err != nil {
 		return nil, err
 	}
-	return in.res.dmabuf(op, c, part.off, uint64(n))
+	return in.res.dmabuf(op, c, part.off, uint64(to-from))
 }
 
 func (r *reservation) dmabuf(op string, c *core.Context, off, size uint64) (*os.File, error) {

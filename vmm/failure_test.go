@@ -325,7 +325,7 @@ var scenarios = []scenario{
 		op: func(w *world) error { return w.slice.CopyFromHost(nil, w.host.All()) }},
 	{name: "Slice.CopyFromSlice", writes: true, setup: func(w *world) { w.buffer(2); w.part(50, 1000) },
 		op: func(w *world) error {
-			src, err := w.b.Slice(2000, 1000)
+			src, err := w.b.Slice(2000, 3000)
 			if err != nil {
 				return err
 			}
@@ -447,7 +447,7 @@ func (w *world) pinned(n int) {
 }
 
 func (w *world) part(off, n int) {
-	s, err := w.b.Slice(off, n)
+	s, err := w.b.Slice(off, off+n)
 	require.NoError(w.t, err)
 	w.slice = s
 }
@@ -656,7 +656,7 @@ func (w *world) goOn(at string) {
 			require.Zero(w.t, b.Stats().Clipped, at)
 			require.NoError(w.t, b.Append(nil, want), at)
 		}
-		part, err := b.Slice(from, len(want))
+		part, err := b.Slice(from, from+len(want))
 		require.NoError(w.t, err, at)
 		got := make([]byte, len(want))
 		require.NoError(w.t, part.CopyTo(nil, got), at)

@@ -110,7 +110,7 @@ func (r *Reader) Read(p []byte) (int, error) {
 		}
 		return 0, io.EOF
 	}
-	part, err := r.b.Slice(r.off, n)
+	part, err := r.b.Slice(r.off, r.off+n)
 	if err != nil {
 		return 0, err
 	}

@@ -211,7 +211,7 @@ func TestDMABufOfABuffer(t *testing.T) {
 		closed(t, b)
 		require.NoError(t, b.Grow(6*mib))
 		require.NoError(t, b.Resize(nil, 4*mib))
-		f, err := b.DMABuf(2*mib, 2*mib)
+		f, err := b.DMABuf(2*mib, 4*mib)
 		require.NoError(t, err)
 		// The descriptor keeps the memory, whatever becomes of the buffer.
 		require.NoError(t, b.Resize(nil, 0))
@@ -224,7 +224,7 @@ func TestDMABufOfABuffer(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, free+2*mib, after)
 		}
-		for _, part := range [][2]int{{0, 0}, {0, 1}, {-1, 1}, {0, -1}} {
+		for _, part := range [][2]int{{0, 0}, {0, 7 * mib}, {-1, 1}, {2 * mib, 1}} {
 			_, err = b.DMABuf(part[0], part[1])
 			require.ErrorIs(t, err, cuda.ErrOutOfRange, "%v", part)
 		}

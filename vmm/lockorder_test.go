@@ -70,7 +70,7 @@ func TestCopiesBetweenTwoBuffersOfOneImportEnd(t *testing.T) {
 	s, err := d.NewStream(cuda.StreamOptions{})
 	require.NoError(t, err)
 	part := func(b *Buffer, off int) Slice[byte] {
-		sl, err := b.Slice(off, 16)
+		sl, err := b.Slice(off, off+16)
 		require.NoError(t, err)
 		return sl
 	}

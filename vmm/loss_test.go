@@ -142,7 +142,7 @@ func (l *losing) works(i int, d *cuda.Device, dead *cuda.Stream) {
 	free := l.free(i)
 	b := l.buffer(d, 4, l.everybody()[:len(l.devices)-1]...)
 	require.NoError(t, b.Append(s, pattern(3*kib64, 2)), "growth and copies")
-	part, err := b.Slice(4*kib64, 3*kib64)
+	part, err := b.Slice(4*kib64, 7*kib64)
 	require.NoError(t, err)
 	got := make([]byte, part.Len())
 	require.NoError(t, part.CopyTo(s, got))

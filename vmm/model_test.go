@@ -153,7 +153,7 @@ func (m *model) part() (off, n int) {
 }
 
 func (m *model) slice(off, n int) vmm.Slice[byte] {
-	s, err := m.buf.Slice(off, n)
+	s, err := m.buf.Slice(off, off+n)
 	require.NoError(m.rt, err)
 	return s
 }
@@ -198,7 +198,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		},
 		"append pinned": func() {
 			off := rapid.IntRange(0, m.host.Len()).Draw(m.rt, "from")
-			src, err := m.host.Slice(off, m.host.Len()-off)
+			src, err := m.host.Slice(off, m.host.Len())
 			require.NoError(m.rt, err)
 			mayWait()
 			m.appended(m.buf.AppendHost(m.on(vmm.ReadWrite), src), src.Bytes())

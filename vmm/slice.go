@@ -22,24 +22,23 @@ type Slice[T any] struct {
 	len int    // elements
 }
 
-// Slice is the part of n bytes at an offset, which must be in use.
-func (b *Buffer) Slice(off, n int) (Slice[byte], error) {
-	return slice[byte]("vmm.Buffer.Slice", b.b, off, n)
+// Slice returns the part from byte from up to, not including, byte to, which must
+// be in use (ErrOutOfRange).
+func (b *Buffer) Slice(from, to int) (Slice[byte], error) {
+	return slice[byte]("vmm.Buffer.Slice", b.b, from, to)
 }
 
 // slice checks a part of a buffer, by element.
-func slice[T any](op string, b *buffer, first, n int) (Slice[T], error) {
+func slice[T any](op string, b *buffer, from, to int) (Slice[T], error) {
 	if b.closer.Closed() {
 		return Slice[T]{}, core.ClosedError(op, "buffer")
 	}
 	size := int(sizeOf[T]())
 	used := int(b.used.Load()) / size
-	if first < 0 || n < 0 || first > used || n > used-first {
-		return Slice[T]{}, core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
-			Asked: fmt.Sprintf("offset %d, length %d of %d", first, n, used),
-			Hint:  "stay inside what is in use; Grow, Resize or Append make it longer"})
+	if err := core.CheckSlice(op, from, to, used, "stay inside what is in use; Append, AppendUndefined or Resize make it longer"); err != nil {
+		return Slice[T]{}, err
 	}
-	return Slice[T]{b, uint64(first) * uint64(size), n}, nil
+	return Slice[T]{b, uint64(from) * uint64(size), to - from}, nil
 }
 
 func sizeOf[T any]() uintptr {
@@ -70,13 +69,12 @@ func (s Slice[T]) Ptr() cuda.Ptr {
 	return cuda.Ptr(s.buf.res.base) + cuda.Ptr(s.off)
 }
 
-// Slice is the part from element i up to, not including, j.
-func (s Slice[T]) Slice(i, j int) (Slice[T], error) {
-	if i < 0 || j < i || j > s.len {
-		return Slice[T]{}, core.Error(core.Failure{Op: "vmm.Slice.Slice", Kind: core.OutOfRange,
-			Asked: fmt.Sprintf("%d to %d of %d", i, j, s.len), Hint: "stay inside the slice"})
+// Slice returns the part from element from up to, not including, element to.
+func (s Slice[T]) Slice(from, to int) (Slice[T], error) {
+	if err := core.CheckSlice("vmm.Slice.Slice", from, to, s.len, "stay inside the slice"); err != nil {
+		return Slice[T]{}, err
 	}
-	return Slice[T]{s.buf, s.off + uint64(i)*uint64(sizeOf[T]()), j - i}, nil
+	return Slice[T]{s.buf, s.off + uint64(from)*uint64(sizeOf[T]()), to - from}, nil
 }
 
 // CopyFrom copies Go elements into the slice, which must be as long. On a

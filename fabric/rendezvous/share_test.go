@@ -80,7 +80,7 @@ func shareWith(ctx context.Context, g *Group, d *cuda.Device, types vmm.HandleTy
 		if r == g.Rank() {
 			continue
 		}
-		part, err := o.Slice(o.Len()-8, 8)
+		part, err := o.Slice(o.Len()-8, o.Len())
 		got := make([]byte, 8)
 		if err := errors.Join(err, part.CopyTo(nil, got)); err != nil {
 			return 0, err

@@ -247,7 +247,7 @@ var hostCases = join(
 	table{
 		"HostBuffer.Slice": func(w *world) func() error {
 			h := w.host(100)
-			return func() error { _, err := h.Slice(1, 2); return err }
+			return func() error { _, err := h.Slice(1, 3); return err }
 		},
 		"HostBuffer.CloseAfter": func(w *world) func() error {
 			h, s := w.host(100), w.stream()

@@ -108,7 +108,7 @@ var managedMakers = table{
 func onRange(object string) table {
 	t := table{}
 	for name, do := range map[string]func(r managed.Range, s *cuda.Stream) error{
-		"Slice":         func(r managed.Range, _ *cuda.Stream) error { _, err := r.Slice(4096, 100); return err },
+		"Slice":         func(r managed.Range, _ *cuda.Stream) error { _, err := r.Slice(4096, 4196); return err },
 		"SetReadMostly": func(r managed.Range, _ *cuda.Stream) error { return r.SetReadMostly(true) },
 		"SetPreferred":  func(r managed.Range, _ *cuda.Stream) error { return r.SetPreferred(cuda.OnDevice(0)) },
 		"Prefetch": func(r managed.Range, s *cuda.Stream) error {

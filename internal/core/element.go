@@ -37,3 +37,12 @@ func pointerIn(t reflect.Type) string {
 	}
 	return t.String()
 }
+
+// CheckSlice refuses the part from element from up to, not including, element to
+// of n, if Go would panic for it.
+func CheckSlice(op string, from, to, n int, hint string) error {
+	if from >= 0 && from <= to && to <= n {
+		return nil
+	}
+	return Error(Failure{Op: op, Kind: OutOfRange, Asked: fmt.Sprintf("%d to %d of %d", from, to, n), Hint: hint})
+}

@@ -225,7 +225,7 @@ const pieces = 8
 func picture(r managed.Range) (string, error) {
 	var p []byte
 	for i := range pieces {
-		piece, err := r.Slice(i*r.Len()/pieces, r.Len()/pieces)
+		piece, err := r.Slice(i*r.Len()/pieces, (i+1)*r.Len()/pieces)
 		if err != nil {
 			return "", err
 		}

@@ -49,7 +49,7 @@ func share(ctx context.Context, g *rendezvous.Group, d *cuda.Device, types vmm.H
 			continue
 		}
 		got := make([]byte, 8)
-		part, e := o.Slice(o.Len()-8, 8)
+		part, e := o.Slice(o.Len()-8, o.Len())
 		err = errors.Join(err, e, part.CopyTo(nil, got))
 		if want := fmt.Sprintf("%8d", r); string(got) != want {
 			err = errors.Join(err, fmt.Errorf("read %q of rank %d", got, r))
