@@ -39,11 +39,10 @@ type arena struct {
 // NewArena makes an arena for captures whose graphs never run together. The
 // caller closes it; until then it keeps its memory.
 func (p *Pool) NewArena() (*Arena, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil, core.ClosedError("pool.NewArena", "pool")
+	if err := p.lockOpen("pool.NewArena"); err != nil {
+		return nil, err
 	}
+	defer p.mu.Unlock()
 	return &Arena{p, p.newArena()}, nil
 }
 
@@ -83,7 +82,7 @@ func (a *arena) release() {
 		// the shard's list.
 		sh.mu.Lock()
 		sh.arena, sh.serial = nil, 0
-		sh.passed.Store(sh.epoch)
+		sh.pass(sh.epoch)
 		sh.epoch++
 		sh.mu.Unlock()
 	}

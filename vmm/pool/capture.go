@@ -64,6 +64,9 @@ type Capture struct {
 	dog    *watchdog
 	over   atomic.Bool
 	life   core.Closer
+	// calls is held shared over the driver calls that make or free a node. End
+	// waits for them, so that none comes behind the end of the driver's capture.
+	calls sync.RWMutex
 
 	mu    sync.Mutex
 	stats CaptureStats
@@ -228,11 +231,11 @@ func (c *Capture) register(op string) error {
 // enter makes it one of the captures that the pool serves.
 func (c *Capture) enter(op string) error {
 	p := c.pool
-	p.mu.Lock()
+	if err := p.lockOpen(op); err != nil {
+		return err
+	}
 	defer p.mu.Unlock()
 	switch {
-	case p.closed:
-		return core.ClosedError(op, "pool")
 	case p.captures[c.id] != nil:
 		return core.Error(core.Failure{Op: op, Kind: core.InUse, Asked: fmt.Sprintf("capture %d, which the pool serves already", c.id),
 			Hint: "begin a capture once, whatever its streams"})
@@ -308,8 +311,7 @@ func (c *Capture) serve(st *core.Stream, w *want) (Block, error) {
 	p.mu.Lock()
 	if c.over.Load() {
 		p.mu.Unlock()
-		return Block{}, core.Error(core.Failure{Op: allocOp, Kind: core.Capturing, Asked: fmt.Sprintf("%s in capture %d, whose end was announced", core.Bytes(w.bytes), c.id),
-			Hint: "allocate before Capture.End"})
+		return Block{}, c.overError(w)
 	}
 	sh := c.arena.shard(st)
 	p.mu.Unlock()
@@ -317,6 +319,11 @@ func (c *Capture) serve(st *core.Stream, w *want) (Block, error) {
 		return c.allocNode(st, sh, w)
 	}
 	return p.allocFrom(sh, w)
+}
+
+func (c *Capture) overError(w *want) error {
+	return core.Error(core.Failure{Op: allocOp, Kind: core.Capturing, Asked: fmt.Sprintf("%s in capture %d, which has ended, or is about to", core.Bytes(w.bytes), c.id),
+		Hint: "allocate before Capture.End, and call that before the capture ends"})
 }
 
 func (s *CaptureStats) served(w *want) {
@@ -360,7 +367,9 @@ func (c *Capture) End() (CaptureStats, error) {
 	p.mu.Unlock()
 	if !ended {
 		c.dog.stop()
+		c.calls.Lock()
 		err = c.freeNodes()
+		c.calls.Unlock()
 		p.verify()
 	}
 	return c.Stats(), err

@@ -19,7 +19,15 @@ func (p *Pool) Check() error {
 	defer p.pressing.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := &checker{p: p}
+	c := &checker{p: p, known: map[*shard]bool{nil: true}}
+	for _, sh := range p.shards {
+		c.known[sh] = true
+	}
+	for _, r := range slices.Concat(p.regions[:]...) {
+		r.filled(func(at int, ch *chunk) {
+			c.must(c.known[ch.shard.Load()], "the chunk at %#x belongs to a shard that the pool forgot", r.at(at))
+		})
+	}
 	for _, r := range p.regions[mid] {
 		c.spans(r)
 	}
@@ -37,6 +45,7 @@ func (p *Pool) Check() error {
 
 type checker struct {
 	p     *Pool
+	known map[*shard]bool
 	errs  []error
 	found uint64 // bytes of memory
 }

@@ -65,9 +65,9 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 		f.Kind, f.Result, f.Hint = core.DeviceLost, lost, "restart the process; closing the pool drops what lies on the device"
 	case s.kind == core.Budget:
 		f.Asked += fmt.Sprintf("; the limit is %s", core.Bytes(st.Limit))
-		f.Hint = "free blocks, or raise Options.Limit"
+		f.Hint = "free blocks, or raise the limit with Pool.SetLimit"
 		if w.kind == mid && st.Limit < s.size {
-			f.Hint = fmt.Sprintf("such requests are served in chunks of %s: raise Options.Limit, or make Options.Chunk smaller", core.Bytes(p.chunk))
+			f.Hint = fmt.Sprintf("such requests are served in chunks of %s: raise the limit with Pool.SetLimit", core.Bytes(p.chunk))
 		}
 	case s.kind == core.OutOfAddressSpace:
 		f.Hint = "memory is not what ran out: close reservations, or other pools"

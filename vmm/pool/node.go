@@ -21,9 +21,22 @@ func (c *Capture) allocNode(st *core.Stream, sh *shard, w *want) (Block, error) 
 	if w.align > nodeAlign {
 		return Block{}, core.Invalid(allocOp, "an alignment above 512 for a node of a graph", "the driver aligns nodes by itself: leave Request.Align at 0")
 	}
+	c.calls.RLock()
+	defer c.calls.RUnlock()
+	if c.over.Load() {
+		return Block{}, c.overError(w)
+	}
 	ptr, r := st.AllocNode(size)
 	if r != driver.Success {
 		return Block{}, st.Ctx.Fail(allocOp, driver.CallMemAllocAsync, r, core.Bytes(size)+" as a node of a graph")
+	}
+	if status, id, r := st.Capture(); r != driver.Success || id != c.id {
+		// If the capture ended before the call, without End, this is memory of the
+		// driver's pool. If it ended after the call there is nothing to free.
+		if r != driver.Success || status == driver.CaptureNone {
+			_ = st.FreeNode(ptr)
+		}
+		return Block{}, c.overError(w)
 	}
 	e := makeExtent(sh)
 	e.ptr, e.size, e.state, e.node = ptr, size, taken, &node{c, st}
@@ -48,6 +61,8 @@ const nodeAlign = 512
 // the capture frees it.
 func (n *node) free(h *header, others bool) error {
 	c := n.capture
+	c.calls.RLock()
+	defer c.calls.RUnlock()
 	c.mu.Lock()
 	at := slices.Index(c.nodes, h.home.ext)
 	if at >= 0 && !others {

@@ -37,8 +37,8 @@ type Options struct {
 	Slack float64
 
 	// Limit is the most physical memory, in bytes, that the pool may have; 0 is
-	// no limit. Below a Chunk it leaves room for small blocks alone. SetLimit
-	// changes it.
+	// no limit. A Chunk must fit it; the default chunk is smaller below 1 GiB.
+	// SetLimit changes it.
 	Limit int
 	// Wait is how long a request that finds no memory waits for blocks that were
 	// freed and that the GPU still uses: 0 is a second, a negative value not at
@@ -67,6 +67,9 @@ func withDevice(d *cuda.Device, access []vmm.Access) []vmm.Access {
 	return append([]vmm.Access{{Location: d.Location(), Mode: vmm.ReadWrite}}, access...)
 }
 
+// chunksInLimit are how many chunks of the default size a limit leaves room for.
+const chunksInLimit = 16
+
 // sizes checks the sizes among the options and decides the defaults.
 func (p *Pool) sizes(op string) error {
 	bad := func(name string, n int, hint string) error {
@@ -88,10 +91,15 @@ func (p *Pool) sizes(op string) error {
 		return bad("ExactFrom", o.ExactFrom, "use a size in bytes, or 0 for the default")
 	case o.Limit < 0:
 		return bad("Limit", o.Limit, "use a size in bytes, or 0 for no limit")
+	case o.Limit > 0 && o.Chunk > o.Limit:
+		return bad("Chunk", o.Chunk, fmt.Sprintf("use at most Options.Limit, %s, or 0 for a size that fits it", core.Bytes(uint64(o.Limit))))
 	}
 	p.smallMax = or(o.SmallMax, p.gran/8)
 	p.midQuantum = max(quantum, uint64(1)<<(bits.Len64(p.smallMax)-1)/64)
 	p.chunk = or(o.Chunk, 32*p.gran)
+	if o.Chunk == 0 && o.Limit > 0 {
+		p.chunk = min(p.chunk, max(p.gran, uint64(o.Limit)/chunksInLimit/p.gran*p.gran))
+	}
 	p.exactFrom = max(or(o.ExactFrom, 512*p.gran), p.smallMax+1)
 	p.classes = newClasses(p.smallMax)
 	return nil

@@ -39,9 +39,12 @@ type Pool struct {
 
 	reserved atomic.Uint64
 	mostHeld atomic.Uint64
-	limit    atomic.Uint64
-	stats    *statistics
-	history  atomic.Pointer[ring]
+	// passes counts how often more of what was freed became free for all. It only
+	// grows, so no two changes cancel.
+	passes  atomic.Uint64
+	limit   atomic.Uint64
+	stats   *statistics
+	history atomic.Pointer[ring]
 
 	slow  sync.Mutex
 	most  uint64 // requested at once, as far as misses saw; guarded by slow
@@ -158,15 +161,13 @@ const allocOp = "pool.Alloc"
 
 func (p *Pool) allocFrom(sh *shard, w *want) (Block, error) {
 	sh.mu.Lock()
-	if sh.closed {
-		sh.mu.Unlock()
-		return Block{}, core.ClosedError(allocOp, "pool or the stream")
-	}
-	if h := sh.take(w); h != nil {
-		b := h.block()
-		sh.mu.Unlock()
-		p.verify()
-		return b, nil
+	if !sh.closed { // or Close runs and may be refused, so that miss decides
+		if h := sh.take(w); h != nil {
+			b := h.block()
+			sh.mu.Unlock()
+			p.verify()
+			return b, nil
+		}
 	}
 	sh.mu.Unlock()
 	b, err := p.miss(sh, *w)
@@ -243,12 +244,29 @@ func (p *Pool) shardOf(op string, st *core.Stream) (*shard, error) {
 		return nil, core.Invalid(op, fmt.Sprintf("a stream of device %d for memory of %v", st.Ctx.Device, p.dev),
 			"grant that device access in Options.Access, or use a stream of the pool's device")
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil, core.ClosedError(op, "pool")
+	if err := p.lockOpen(op); err != nil {
+		return nil, err
 	}
+	defer p.mu.Unlock()
 	return p.attach(st), nil
+}
+
+// lockOpen takes mu, unless the pool is closed. It waits for a Close that runs,
+// since that may be refused. The caller does not hold slow.
+func (p *Pool) lockOpen(op string) error {
+	p.mu.Lock()
+	if !p.closed {
+		return nil
+	}
+	p.mu.Unlock()
+	p.slow.Lock()
+	defer p.slow.Unlock()
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return core.ClosedError(op, "pool")
+	}
+	return nil
 }
 
 // attach is the stream's shard. The caller holds mu.

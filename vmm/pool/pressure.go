@@ -67,6 +67,7 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 		if p.steal(sh, w) {
 			continue
 		}
+		r.seen, r.pending = p.passes.Load(), p.sys.PendingReclaims() > 0
 		err := p.provide(sh, w, r.step > 0)
 		if err == nil || errors.Is(err, errAgain) {
 			continue
@@ -87,13 +88,13 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 // others who keep memory, and what the reclaimer has; waiting for the GPU, after
 // which it begins anew; the user's function, after which it does, too.
 type relief struct {
-	p        *Pool
-	sh       *shard
-	w        *want
-	step     int
-	looked   bool   // again, at what has passed meanwhile: once, or a busy stream keeps it from its end
-	seen     uint64 // how far all was when trimming looked
-	deadline time.Time
+	p       *Pool
+	sh      *shard
+	w       *want
+	step    int
+	seen    uint64 // passes, before the latest try
+	pending bool   // whether closed objects were to give memory back, likewise
+	patience
 }
 
 const (
@@ -113,17 +114,9 @@ func (r *relief) find(s *shortage) error {
 				return nil
 			}
 		case relieveTrim:
-			before, _ := p.progress()
 			p.advanceAll()
-			r.seen, _ = p.progress()
 			if freed, err := p.trimFor(r.w, s); freed > 0 || err != nil {
 				return err
-			}
-			if now, _ := p.progress(); now != before {
-				if !r.looked {
-					r.step, r.looked = relieveMove, true // what has passed since then can move
-					return nil
-				}
 			}
 		case relieveOthers:
 			if s.kind != core.OutOfMemory {
@@ -136,13 +129,13 @@ func (r *relief) find(s *shortage) error {
 				return nil
 			}
 		case relieveWait:
-			if r.await() {
-				r.step, r.looked = 0, false
+			if r.await(s) {
+				r.step = 0
 				return nil
 			}
 		default:
 			if p.o.OnExhausted != nil && p.ask(r.w, s) {
-				r.step, r.looked, r.deadline = 0, false, time.Time{}
+				r.step, r.patience = 0, patience{}
 				return nil
 			}
 			err := p.refusal(r.sh, r.w, s)
@@ -152,30 +145,63 @@ func (r *relief) find(s *shortage) error {
 	}
 }
 
-// await waits until something more has passed; false says that nothing will, or
-// not in time.
-func (r *relief) await() bool {
+// await waits until there may be more memory than at the latest try; false: there
+// will not be, or not in time.
+func (r *relief) await(s *shortage) bool {
 	p := r.p
-	if p.wait <= 0 {
-		return false
+	bound := p.wait
+	if s.kind == core.OutOfMemory {
+		bound = max(bound, p.sys.Config.AllocationWait)
 	}
-	if r.deadline.IsZero() {
-		r.deadline = time.Now().Add(p.wait)
-	}
-	now, waits := p.progress()
-	if now != r.seen { // since trimming looked
-		return time.Now().Before(r.deadline)
-	}
-	for waits && time.Now().Before(r.deadline) {
-		p.slow.Unlock()
-		time.Sleep(50 * time.Microsecond)
-		p.slow.Lock()
-		p.advanceAll()
-		if now, waits = p.progress(); now != r.seen {
+	for {
+		inFlight := p.advanceAll()
+		if p.passes.Load() != r.seen {
+			return r.pause(bound, func(time.Duration) {})
+		}
+		if !r.pending && !inFlight && (bound <= 0 || !p.waits()) {
+			return false
+		}
+		if !r.pause(bound, p.sleep) {
+			return false
+		}
+		if r.pending {
 			return true
 		}
 	}
-	return false
+}
+
+// sleep sleeps without slow, which the caller holds.
+func (p *Pool) sleep(d time.Duration) {
+	p.slow.Unlock()
+	defer p.slow.Lock()
+	time.Sleep(d)
+}
+
+// patience counts the looks at what the GPU does. An event is not passed at the
+// moment when it is recorded, not even on an idle stream. So whatever the bound,
+// an idle stream is given so many looks that only work can keep it from passing.
+type patience struct {
+	looks int
+	since time.Time
+}
+
+const (
+	idleLooks  = 24
+	firstPause = 5 * time.Microsecond
+	longPause  = time.Millisecond
+)
+
+// pause sleeps before the next look; false: there were enough of them, and the
+// bound is over.
+func (w *patience) pause(bound time.Duration, sleep func(time.Duration)) bool {
+	if w.looks == 0 {
+		w.since = time.Now()
+	}
+	if w.looks++; w.looks > idleLooks && time.Since(w.since) >= bound {
+		return false
+	}
+	sleep(min(longPause, firstPause<<min(w.looks, 10)))
+	return true
 }
 
 // again tries once more what Alloc tried, and looks at slabs of other classes.
@@ -214,12 +240,15 @@ func (p *Pool) all() []*shard {
 	return slices.Clip(p.shards)
 }
 
-// advanceAll asks all streams how far they are.
-func (p *Pool) advanceAll() {
+// advanceAll asks all streams how far they are, and reports whether an event that
+// was recorded for that is in flight.
+func (p *Pool) advanceAll() (inFlight bool) {
 	for _, sh := range p.all() {
 		sh.settle()
-		sh.advance()
+		inFlight = sh.advance() || inFlight
+		sh.settle()
 	}
+	return inFlight
 }
 
 // moment is how long a request waits for the GPU before it makes new memory
@@ -257,14 +286,19 @@ func (p *Pool) catchUp(first *shard, bytes uint64) {
 	}
 }
 
-// progress is a number that changes when anything more has passed, and whether
-// anything that is free, or is to be, waits for the GPU.
-func (p *Pool) progress() (n uint64, waits bool) {
+// waits reports whether anything that is free, or is to be, waits for the GPU, or
+// closed objects have yet to give theirs back.
+func (p *Pool) waits() bool {
+	if p.sys.PendingReclaims() > 0 {
+		return true
+	}
 	for _, sh := range p.all() {
 		sh.mu.Lock()
-		n += min(sh.passed.Load(), sh.touched) - uint64(len(sh.waiting))
-		waits = waits || len(sh.waiting) > 0 || sh.arena == nil && sh.touched > sh.passed.Load()
+		waits := len(sh.waiting) > 0 || sh.arena == nil && sh.touched > sh.passed.Load()
 		sh.mu.Unlock()
+		if waits {
+			return true
+		}
 	}
-	return n, waits
+	return false
 }

@@ -331,13 +331,24 @@ func TestPressureDoesNotWaitForAClose(t *testing.T) {
 	require.NoError(t, <-closed)
 }
 
-// Where not even a chunk fits into the limit, the refusal says so.
+// A pool works below its default chunk, too. A chunk that was named and does not
+// fit the limit is refused, by New or with the first request.
 func TestALimitBelowAChunk(t *testing.T) {
 	_, d := open(t)
 	s := stream(t, d)
-	p := newPool(t, d, pool.Options{Limit: 16 * mib, Chunk: 32 * mib})
-	_, err := p.Alloc(pool.Request{Bytes: mib, Stream: s})
+	p, err := pool.New(d, pool.Options{Limit: 16 * mib})
+	require.NoError(t, err)
+	b := alloc(t, p, s, 10*mib)
+	free(t, p, alloc(t, p, s, 100))
+	free(t, p, b)
+	require.NoError(t, p.Close())
+	_, err = pool.New(d, pool.Options{Limit: 16 * mib, Chunk: 32 * mib})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.ErrorContains(t, err, "use at most Options.Limit, 16 MiB")
+	p = newPool(t, d, pool.Options{Chunk: 32 * mib})
+	require.NoError(t, p.SetLimit(16*mib))
+	_, err = p.Alloc(pool.Request{Bytes: mib, Stream: s})
 	require.ErrorIs(t, err, cuda.ErrBudget)
-	require.ErrorContains(t, err, "chunks of 32 MiB: raise Options.Limit, or make Options.Chunk smaller")
+	require.ErrorContains(t, err, "chunks of 32 MiB: raise the limit with Pool.SetLimit")
 	free(t, p, alloc(t, p, s, 100))
 }

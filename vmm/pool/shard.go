@@ -244,6 +244,7 @@ func (sh *shard) settle() {
 	}
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+	before := len(sh.waiting)
 	kept := sh.waiting[:0]
 	for _, w := range sh.waiting {
 		if !w.passed() {
@@ -255,50 +256,60 @@ func (sh *shard) settle() {
 	}
 	clear(sh.waiting[len(kept):])
 	sh.waiting = kept
+	if len(kept) < before {
+		sh.pool.passes.Add(1)
+	}
 }
 
 // advance asks whether what was freed so far has passed, and records an event
-// where none is under way. It never waits, and never touches a stream that
-// captures: then nothing is known yet.
-func (sh *shard) advance() {
+// where none is in flight. It reports whether one is. It never waits, and never
+// touches a stream that captures: then nothing is known yet.
+func (sh *shard) advance() (inFlight bool) {
 	sh.markMu.Lock()
 	defer sh.markMu.Unlock()
 	if sh.fence != nil {
 		if !sh.fence.Passed() && !sh.lost() {
-			return
+			return true
 		}
 		sh.fence.Drop()
 		sh.fence = nil
-		sh.passed.Store(sh.fenced)
+		sh.pass(sh.fenced)
 	}
 	sh.mu.Lock()
 	epoch := sh.epoch
 	if sh.arena != nil || sh.passed.Load() >= sh.touched {
 		sh.mu.Unlock()
-		return
+		return false
 	}
 	sh.epoch++
 	sh.mu.Unlock()
 	if sh.stream.Gone() || sh.lost() {
-		sh.passed.Store(epoch)
-		return
+		sh.pass(epoch)
+		return false
 	}
 	const op = "vmm/pool"
 	if sh.stream.Use(op, sh.pool.sys) != nil {
-		return // it is being closed, and waits for its work
+		return false // it is being closed, and waits for its work
 	}
 	defer sh.stream.Drop()
 	m, capturing, err := sh.stream.Mark(op)
 	if capturing || err != nil {
-		return
+		return false
 	}
 	f := new(core.Fence)
 	f.Add(m)
 	if f.Passed() {
-		sh.passed.Store(epoch)
-		return
+		sh.pass(epoch)
+		return false
 	}
 	sh.fence, sh.fenced = f, epoch
+	return true
+}
+
+// pass makes every epoch up to this one passed.
+func (sh *shard) pass(epoch uint64) {
+	raise(&sh.passed, epoch)
+	sh.pool.passes.Add(1)
 }
 
 // lost: nothing runs on the stream any more, or there is no memory that it could

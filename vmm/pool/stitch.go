@@ -7,8 +7,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// run are free chunks that were cut out of a shard: their place is kept until
-// they are unmapped or put back.
+// run are free chunks that were cut out of a shard: their place, and the shard,
+// are kept until they are unmapped or put back.
 type run struct {
 	shard *shard
 	reg   *region
@@ -66,6 +66,7 @@ func (p *Pool) cutHoles(sh *shard, n int, move bool) (runs []run, got int) {
 		reg, epoch := e.reg, e.epoch
 		s := reg.cut(sh, e, from, from+driver.Ptr(uint64(k)*reg.chunk))
 		runs = append(runs, run{sh, reg, s, epoch})
+		sh.kept++ // until the run is unmapped or put back, since prune forgets a shard that has nothing
 		if got += k; got >= n {
 			break
 		}
@@ -120,6 +121,7 @@ func (p *Pool) lift(r run) ([]*phys.Handle, error) {
 // its memory goes with the region.
 func (p *Pool) unmap(op string, r run) (gone uint64, err error) {
 	gone, err = r.reg.vacate(op, r.reg.index(r.span.from), r.reg.index(r.span.to))
+	r.shard.keep(-1)
 	if err == nil {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -159,6 +161,7 @@ func (p *Pool) putBack(r run) {
 	r.shard.mu.Lock()
 	defer r.shard.mu.Unlock()
 	r.reg.own(r.shard, r.span, r.epoch)
+	r.shard.kept--
 }
 
 // steal gives the shard memory that lies free in another one, and that has

@@ -1,6 +1,10 @@
 package pool
 
-import "github.com/cuvmm/cuvmm/internal/core"
+import (
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+)
 
 // trimFor makes room for what a request lacks. Where chunks move, those of
 // regions have done so.
@@ -124,8 +128,7 @@ func (p *Pool) underPressure(need uint64) uint64 {
 		return 0
 	}
 	defer p.pressing.RUnlock()
-	p.catchUp(nil, need)
-	freed, err := p.trim(trimOp, need)
+	freed, err := p.trimPatiently(need, time.Sleep)
 	if err != nil {
 		p.sys.Config.Log.Error("cuvmm: a pool could not give memory back", "error", err)
 	}
@@ -135,15 +138,26 @@ func (p *Pool) underPressure(need uint64) uint64 {
 const trimOp = "pool.Trim"
 
 // Trim gives free memory that the GPU has passed back to the driver, at least
-// need bytes where there is that much; 0 is all. It answers how many it gave.
+// need bytes if there is that much; 0 is all. It returns how many it gave back. It
+// gives idle streams some milliseconds to pass, and does not wait for work.
 func (p *Pool) Trim(need int) (freed int, err error) {
 	if need <= 0 {
 		need = maxBytes
 	}
 	p.slow.Lock()
-	p.advanceAll()
-	n, err := p.trim(trimOp, uint64(need))
+	n, err := p.trimPatiently(uint64(need), p.sleep)
 	p.slow.Unlock()
 	p.verify()
 	return int(n), err
+}
+
+// trimPatiently is trim that lets idle streams pass first.
+func (p *Pool) trimPatiently(need uint64, sleep func(time.Duration)) (freed uint64, err error) {
+	for w := (patience{}); ; {
+		inFlight := p.advanceAll()
+		n, err := p.trim(trimOp, need-freed)
+		if freed += n; err != nil || freed >= need || !inFlight || !w.pause(0, sleep) {
+			return freed, err
+		}
+	}
 }

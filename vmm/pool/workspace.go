@@ -34,12 +34,13 @@ const prepareOp = "pool.Prepare"
 // which takes its memory from them alone asks the pool for nothing: its
 // CaptureStats say zero. What cannot be had is left out and named by the error,
 // which joins one for each; the others are there all the same, and are the
-// caller's to close. An error of the plan itself comes without workspaces.
+// caller's to close. After an error of the plan itself there are none, and closing
+// the result does nothing.
 func (p *Pool) Prepare(s *cuda.Stream, plan ...Workspace) (*Workspaces, error) {
 	w := &Workspaces{pool: p, blocks: map[string]Block{}}
 	for _, one := range plan {
 		if _, twice := w.blocks[one.Name]; twice {
-			return nil, core.Invalid(prepareOp, fmt.Sprintf("two workspaces named %q", one.Name), "give each a name of its own")
+			return &Workspaces{pool: p}, core.Invalid(prepareOp, fmt.Sprintf("two workspaces named %q", one.Name), "give each a name of its own")
 		}
 		w.blocks[one.Name] = Block{}
 	}

@@ -1,0 +1,252 @@
+package pool_test
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+)
+
+// done waits until the stream has nothing to do, as a program finds out.
+func done(t *testing.T, d *cuda.Device, s *cuda.Stream) {
+	t.Helper()
+	require.NoError(t, s.Synchronize())
+	e, err := d.NewEvent(cuda.EventOptions{})
+	require.NoError(t, err)
+	require.NoError(t, e.Record(s))
+	require.Eventually(t, func() bool { ok, err := e.Done(); return err == nil && ok }, patience, time.Millisecond)
+	require.NoError(t, e.Close())
+}
+
+// Trim gives back all that is free once the GPU has nothing to do, at the first
+// call.
+func TestTrimOnAnIdleGPUGivesAllBack(t *testing.T) {
+	for range 20 {
+		_, d := open(t)
+		s, other := stream(t, d), stream(t, d)
+		p := newPool(t, d, pool.Options{})
+		b := alloc(t, p, s, 128*mib)
+		small := alloc(t, p, s, 100)
+		require.NoError(t, other.Memset(b.Ptr(), 1, 100))
+		free(t, p, b, other)
+		free(t, p, small)
+		done(t, d, s)
+		done(t, d, other)
+		freed, err := p.Trim(0)
+		require.NoError(t, err)
+		require.Equal(t, 130*mib, freed)
+	}
+}
+
+// Memory that an idle pool holds serves whoever needs it, at the first try.
+func TestABufferHasWhatAnIdlePoolHolds(t *testing.T) {
+	for range 20 {
+		_, d := openSmall(t)
+		s := stream(t, d)
+		p := newPool(t, d, pool.Options{})
+		b := alloc(t, p, s, 60*mib)
+		require.NoError(t, s.Memset(b.Ptr(), 1, mib))
+		free(t, p, b)
+		done(t, d, s)
+		buffer, err := vmm.NewBuffer(d, vmm.BufferOptions{})
+		require.NoError(t, err)
+		require.NoError(t, buffer.Grow(50*mib))
+		require.NoError(t, buffer.Close())
+	}
+}
+
+// A request that does not wait for work has what was done before, whichever stream
+// it was done on.
+func TestARequestThatDoesNotWaitHasWhatIsDone(t *testing.T) {
+	for range 20 {
+		_, d := openSmall(t)
+		s, other := stream(t, d), stream(t, d)
+		p := newPool(t, d, pool.Options{Wait: -1})
+		b := alloc(t, p, s, 60*mib)
+		require.NoError(t, s.Memset(b.Ptr(), 1, mib))
+		free(t, p, b)
+		done(t, d, s)
+		free(t, p, alloc(t, p, other, 50*mib))
+	}
+}
+
+// A request waits for memory of graphs that are closed with CloseAfter as it does
+// for freed blocks.
+func TestARequestWaitsForTheMemoryOfGraphs(t *testing.T) {
+	m, d := open(t)
+	s, other := stream(t, d), stream(t, d)
+	p := newPool(t, d, pool.Options{Limit: 16 * mib, Wait: patience})
+	g, _ := captured(t, p, s, pool.CaptureOptions{}, func() error {
+		b, err := p.Alloc(pool.Request{Bytes: 16 * mib, Stream: s})
+		return errors.Join(err, s.Memset(b.Ptr(), 1, 100), p.Free(b))
+	})
+	hold(t, m, s)
+	require.NoError(t, g.Launch(s))
+	require.NoError(t, g.CloseAfter(s))
+	time.AfterFunc(50*time.Millisecond, func() { m.Release(s.Handle()) })
+	free(t, p, alloc(t, p, other, 16*mib))
+	require.NoError(t, d.System().Drain(t.Context()))
+}
+
+// A pool's chunks have the memory that others closed while the GPU used it, within
+// the bound of either the pool or the System.
+func TestChunksWaitForWhatOthersGiveBack(t *testing.T) {
+	for name, bound := range map[string]struct {
+		pool, system time.Duration
+	}{"the pool's bound": {patience, 0}, "the System's bound": {-1, patience}} {
+		t.Run(name, func(t *testing.T) {
+			m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{Memory: 66 * mib}}})
+			require.NoError(t, err)
+			sys, err := m.Open(cuda.WithAllocationWait(bound.system))
+			require.NoError(t, err)
+			d := sys.Devices()[0]
+			s, err := d.NewStream(cuda.StreamOptions{})
+			require.NoError(t, err)
+			p, err := pool.New(d, pool.Options{Wait: bound.pool})
+			require.NoError(t, err)
+			buffer, err := vmm.NewBuffer(d, vmm.BufferOptions{})
+			require.NoError(t, err)
+			require.NoError(t, buffer.Grow(60*mib))
+			m.Hold(s.Handle())
+			require.NoError(t, s.Memset(buffer.Ptr(), 1, 100))
+			require.NoError(t, buffer.CloseAfter(s))
+			timer := time.AfterFunc(50*time.Millisecond, func() { m.Release(s.Handle()) })
+			free(t, p, alloc(t, p, s, mib))
+			timer.Stop()
+			m.Release(s.Handle())
+			require.NoError(t, p.Close())
+			require.NoError(t, s.Close())
+			require.NoError(t, sys.Close())
+			require.NoError(t, m.Close())
+		})
+	}
+}
+
+// A Close that is refused disturbs no request that runs beside it.
+func TestARefusedCloseDisturbsNoRequest(t *testing.T) {
+	_, d := open(t)
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{})
+	kept := alloc(t, p, s, 100)
+	var g errgroup.Group
+	var running atomic.Int32
+	for range 2 {
+		running.Add(1)
+		g.Go(func() error {
+			defer running.Add(-1)
+			for range 1000 {
+				fresh, err := d.NewStream(cuda.StreamOptions{})
+				if err != nil {
+					return err
+				}
+				for _, on := range []*cuda.Stream{s, fresh} {
+					b, err := p.Alloc(pool.Request{Bytes: 1000, Stream: on})
+					if err == nil {
+						err = p.Free(b)
+					}
+					if err != nil {
+						return err
+					}
+				}
+				a, err := p.NewArena()
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(a.Close(), fresh.Close()); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	for running.Load() > 0 {
+		require.ErrorIs(t, p.Close(), cuda.ErrInUse)
+	}
+	require.NoError(t, g.Wait())
+	free(t, p, kept)
+}
+
+// Workspaces that could not be planned are empty, and can be closed.
+func TestWorkspacesOfABadPlan(t *testing.T) {
+	_, d := open(t)
+	p := newPool(t, d, pool.Options{})
+	ws, err := p.Prepare(stream(t, d), pool.Workspace{Name: "a"}, pool.Workspace{Name: "a"})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	_, ok := ws.Get("a")
+	require.False(t, ok)
+	require.NoError(t, ws.Close())
+}
+
+// A capture that ends while a node is made leaves no memory behind: End waits for
+// the call, and a capture that ended without End has the request refused.
+func TestACaptureEndsWhileANodeIsMade(t *testing.T) {
+	for _, said := range []bool{true, false} {
+		m, d := open(t)
+		s := stream(t, d)
+		p := newPool(t, d, pool.Options{})
+		var c *pool.Capture
+		g, err := s.WithCapture(cuda.CaptureOptions{}, func() (err error) {
+			c, err = p.BeginCapture(s, pool.CaptureOptions{Nodes: true})
+			return err
+		})
+		require.NoError(t, err)
+		_, err = c.End()
+		require.NoError(t, err)
+		require.NoError(t, errors.Join(c.Close(), g.Close()))
+
+		// The goroutine that allocates stands before the driver's call.
+		entered, goOn := make(chan struct{}), make(chan struct{})
+		var once sync.Once
+		m.OnCall(func(call string) {
+			if call == "cuMemAllocAsync" {
+				once.Do(func() { close(entered); <-goOn })
+			}
+		})
+		type result struct {
+			b   pool.Block
+			err error
+		}
+		came := make(chan result, 1)
+		ended := make(chan error, 1)
+		g, err = s.WithCapture(cuda.CaptureOptions{Mode: cuda.CaptureRelaxed}, func() (err error) {
+			if c, err = p.BeginCapture(s, pool.CaptureOptions{Nodes: true}); err != nil {
+				return err
+			}
+			go func() {
+				b, err := p.Alloc(pool.Request{Bytes: mib, Stream: s})
+				came <- result{b, err}
+			}()
+			<-entered
+			if !said {
+				return nil
+			}
+			go func() { _, err := c.End(); ended <- err }()
+			time.Sleep(20 * time.Millisecond)
+			require.Empty(t, ended, "End did not wait for the node")
+			close(goOn)
+			return <-ended
+		})
+		require.NoError(t, err)
+		if !said {
+			close(goOn)
+		}
+		r := <-came
+		m.OnCall(nil)
+		if said {
+			require.NoError(t, r.err)
+		} else {
+			require.ErrorIs(t, r.err, cuda.ErrCapturing)
+			_, err := c.End()
+			require.NoError(t, err)
+		}
+		require.NoError(t, errors.Join(c.Close(), g.Close()))
+	}
+}
