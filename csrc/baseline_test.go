@@ -182,64 +182,6 @@ func TestCopyLoop(t *testing.T) {
 	require.Equal(t, driver.InvalidValue, r, "chunks of nothing")
 }
 
-func TestPoolLoop(t *testing.T) {
-	f := buildFake(t)
-	d := f.open(t)
-	l := openLoops(t, f)
-	th := enterThread(t, f, d.Foreign(), theirs, driver.CaptureThreadLocal)
-	defer th.leave()
-	const pool, base, keep, reserveHigh = uint64(0x8000000001), uint64(0x7f0000000000), uint64(77), int32(6)
-	alloc := func(n uint64) recorded { return call("cuMemAllocFromPoolAsync", n, pool, stream) }
-	free := func(n uint64) recorded { return call("cuMemFreeAsync", base+n, stream) }
-	wait := call("cuStreamSynchronize", stream)
-	enter := []recorded{
-		call("cuCtxGetCurrent"), call("cuCtxSetCurrent", ours),
-		call("cuMemPoolCreate", unhex("01000000 00000000 01000000 05000000")),
-		call("cuMemPoolSetAttribute", pool, int32(4), keep),
-	}
-	leave := []recorded{
-		call("cuMemPoolGetAttribute", pool, reserveHigh), wait, call("cuMemPoolDestroy", pool), call("cuCtxSetCurrent", theirs),
-	}
-	// The second block is left, and freed at the end.
-	ops := []cbench.PoolOp{
-		{Kind: cbench.PoolAlloc, Bytes: 10}, {Kind: cbench.PoolAlloc, Block: 1, Bytes: 20},
-		{Kind: cbench.PoolFree}, {Kind: cbench.PoolWait}, {Kind: cbench.PoolAlloc, Bytes: 30}, {Kind: cbench.PoolFree},
-	}
-	round := []recorded{alloc(10), alloc(20), free(10), wait, alloc(30), free(30), free(20)}
-
-	got, err := l.PoolReplay(ours, 5, stream, ops, keep)
-	require.NoError(t, err)
-	sameCalls(t, slices.Concat(enter, round, leave), f.calls(t))
-	require.Positive(t, got.Took)
-	require.Positive(t, got.Waited)
-	require.Equal(t, uint64(0x5500000000), got.Reserved)
-	th.requireLeft(theirs, driver.CaptureThreadLocal)
-
-	for _, c := range []struct {
-		entry string
-		skip  uint32
-		want  []recorded
-		said  string
-	}{
-		{"cuMemPoolCreate", 0, slices.Concat(enter[:3], leave[3:]), "OUT_OF_MEMORY"},
-		{"cuMemPoolSetAttribute", 0, slices.Concat(enter, leave), "OUT_OF_MEMORY"},
-		{"cuMemAllocFromPoolAsync", 1, slices.Concat(enter, round[:2], []recorded{free(10)}, leave), "operation 1 of 6"},
-		{"cuStreamSynchronize", 0, slices.Concat(enter, round[:4], []recorded{free(20)}, leave), "operation 3 of 6"},
-		{"cuMemFreeAsync", 1, slices.Concat(enter, round, leave), "operation 5 of 6"},
-	} {
-		f.answer(c.entry, driver.OutOfMemory, c.skip)
-		_, err := l.PoolReplay(ours, 5, stream, ops, keep)
-		require.ErrorContains(t, err, c.said, c.entry)
-		require.ErrorContains(t, err, driver.OutOfMemory.String(), c.entry)
-		sameCalls(t, c.want, f.calls(t))
-		th.requireLeft(theirs, driver.CaptureThreadLocal)
-	}
-
-	_, err = l.PoolReplay(ours, 5, stream, []cbench.PoolOp{{Kind: cbench.PoolFree, Block: 3}}, keep)
-	require.ErrorContains(t, err, "operation 0 frees block 3")
-	require.Empty(t, f.calls(t))
-}
-
 func TestCaptureHolder(t *testing.T) {
 	f := buildFake(t)
 	l := openLoops(t, f)

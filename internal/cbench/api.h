@@ -25,21 +25,9 @@ typedef struct {
     int flags;
 } cbench_access;
 
-typedef struct {
-    int type, handle_types;
-    cbench_location location;
-    void *win32;
-    size_t most;
-    unsigned short usage;
-    unsigned char reserved[54];
-} cbench_pool_props;
-
-_Static_assert(sizeof(cbench_prop) == 32 && sizeof(cbench_access) == 12 && sizeof(cbench_pool_props) == 88, "the driver's layouts");
+_Static_assert(sizeof(cbench_prop) == 32 && sizeof(cbench_access) == 12, "the driver's layouts");
 
 enum { CBENCH_PINNED = 1, CBENCH_DEVICE = 1, CBENCH_READ_WRITE = 3, CBENCH_RELAXED = 2 };
-
-// Attributes of a pool.
-enum { CBENCH_RELEASE_THRESHOLD = 4, CBENCH_RESERVED_HIGH = 6 };
 
 // The entry points by the names that the library exports, and the declarations
 // that belong to those names.
@@ -60,13 +48,7 @@ enum { CBENCH_RELEASE_THRESHOLD = 4, CBENCH_RESERVED_HIGH = 6 };
     X(cuMemMap, (unsigned long long, size_t, size_t, unsigned long long, unsigned long long))         \
     X(cuMemSetAccess, (unsigned long long, size_t, const cbench_access *, size_t))                    \
     X(cuMemUnmap, (unsigned long long, size_t))                                                       \
-    X(cuMemRelease, (unsigned long long))                                                             \
-    X(cuMemPoolCreate, (uintptr_t *, const cbench_pool_props *))                                      \
-    X(cuMemPoolDestroy, (uintptr_t))                                                                  \
-    X(cuMemPoolSetAttribute, (uintptr_t, int, void *))                                                \
-    X(cuMemPoolGetAttribute, (uintptr_t, int, void *))                                                \
-    X(cuMemAllocFromPoolAsync, (unsigned long long *, size_t, uintptr_t, uintptr_t))                  \
-    X(cuMemFreeAsync, (unsigned long long, uintptr_t))
+    X(cuMemRelease, (unsigned long long))
 
 struct cbench_library {
 #define X(name, params) cbench_result(*name) params;

@@ -33,30 +33,6 @@ cbench_time cbench_grow(const cbench_library *l, int32_t device, uint64_t reserv
 cbench_time cbench_copy(const cbench_library *l, uintptr_t ctx, uintptr_t stream, uint64_t dst, const void *src,
                         uint64_t n, uint64_t chunk, uint64_t rounds);
 
-// replay.c: a list of allocations through a pool of the driver's own.
-
-enum { CBENCH_ALLOC, CBENCH_FREE, CBENCH_WAIT };
-
-typedef struct {
-    uint64_t bytes; // of CBENCH_ALLOC
-    uint32_t block; // of CBENCH_ALLOC and CBENCH_FREE
-    uint32_t kind;
-} cbench_op;
-
-// ns is the time of allocating and freeing, waited that of the waits. reserved
-// is the most memory that the pool held.
-typedef struct {
-    int64_t ns, waited;
-    uint64_t reserved;
-    uint64_t at; // the operation that failed
-    cbench_result result;
-} cbench_replayed;
-
-// Blocks are below so many, each is freed before it is allocated again. The pool
-// keeps so many bytes over a wait.
-cbench_replayed cbench_replay(const cbench_library *l, uintptr_t ctx, int32_t device, uintptr_t stream,
-                              const cbench_op *ops, uint64_t n, uint64_t blocks, uint64_t keep);
-
 // holder.c: a capture on a thread of its own.
 
 // NULL where there is no thread to be had. begin is what beginning answered.

@@ -42,10 +42,6 @@ func (*Library) CopyLoop(driver.Context, driver.Stream, driver.Ptr, unsafe.Point
 	panic(errNoCgo)
 }
 
-func (*Library) PoolReplay(driver.Context, driver.Device, driver.Stream, []PoolOp, uint64) (PoolReplayed, error) {
-	panic(errNoCgo)
-}
-
 type CaptureHolder struct{}
 
 func (*CaptureHolder) Start(*Library, driver.Context, driver.Stream, driver.CaptureMode) (driver.Result, error) {

@@ -3,85 +3,15 @@ package pool_test
 import (
 	"flag"
 	"fmt"
-	"math"
 	"testing"
-	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
-	"github.com/cuvmm/cuvmm/internal/cbench"
-	"github.com/cuvmm/cuvmm/internal/core"
-	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/internal/tracegen"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 	"github.com/stretchr/testify/require"
 )
-
-// measured is what an allocator that held nothing did with a trace: the time of
-// allocating and freeing, and the most memory it held.
-type measured struct {
-	took     time.Duration
-	reserved uint64
-}
-
-// contender is an allocator on the device.
-type contender struct {
-	name   string
-	replay func(b *testing.B, d *cuda.Device, t *trace.Trace) (measured, error)
-}
-
-// BenchmarkReplay replays the generated traces at full size. Each is measured
-// once, whatever the benchmark's time is. Promised of the pool, on every trace:
-// no more memory than whichever of the driver's pool and PyTorch's expandable
-// segments holds less, and no more time than that one takes. scripts/pool-peers.py
-// adds those that live in Python, and joins all in a table.
-func BenchmarkReplay(b *testing.B) {
-	replayEach(b, 20, []contender{
-		{"pool", ourPool(pool.Options{})},
-		{"cuda-async-c", driversPool(0)},
-		{"cuda-async-keep-c", driversPool(math.MaxUint64)},
-	})
-}
-
-// BenchmarkCurve is what the pool's sizes trade: memory for time.
-func BenchmarkCurve(b *testing.B) {
-	all := []contender{{"pool", ourPool(pool.Options{})}}
-	for _, slack := range []float64{-1, 1. / 8} {
-		all = append(all, contender{fmt.Sprintf("pool-slack=%.3f", max(slack, 0)), ourPool(pool.Options{Slack: slack})})
-	}
-	for _, chunk := range []int{16, 32, 128} {
-		all = append(all, contender{fmt.Sprintf("pool-chunk=%dMiB", chunk), ourPool(pool.Options{Chunk: chunk * mib})})
-	}
-	all = append(all, contender{"pool-exact=256MiB", ourPool(pool.Options{ExactFrom: 256 * mib})},
-		contender{"pool-chunk=2MiB-slack=0", ourPool(pool.Options{Chunk: 2 * mib, Slack: -1})})
-	replayEach(b, 2, all)
-}
-
-func replayEach(b *testing.B, seeds uint64, contenders []contender) {
-	d := gputest.RealWith(b, cuda.WithNamedStreamsOnly())
-	for _, g := range tracegen.Generators() {
-		for seed := range seeds {
-			t := g.Make(tracegen.Config{Seed: seed})
-			s, err := t.Summary()
-			require.NoError(b, err)
-			for _, c := range contenders {
-				var m *measured
-				b.Run(fmt.Sprintf("%s/%s", t.Name, c.name), func(b *testing.B) {
-					if m == nil {
-						got, err := c.replay(b, d, t)
-						require.NoError(b, err)
-						m = &got
-					}
-					b.ReportMetric(0, "ns/op")
-					b.ReportMetric(float64(m.reserved)/float64(s.PeakBytes), "reserved/requested")
-					b.ReportMetric(m.took.Seconds()*1e6/float64(s.Allocs+s.Frees), "us/op")
-				})
-			}
-		}
-	}
-}
 
 // replayer is a pool that replays a trace.
 type replayer struct {
@@ -112,22 +42,6 @@ func (r *replayer) Sync() error {
 		}
 	}
 	return nil
-}
-
-// ourPool is a new pool for each trace.
-func ourPool(o pool.Options) func(*testing.B, *cuda.Device, *trace.Trace) (measured, error) {
-	return func(b *testing.B, d *cuda.Device, t *trace.Trace) (measured, error) {
-		p, err := pool.New(d, o)
-		require.NoError(b, err)
-		s, err := d.NewStream(cuda.StreamOptions{})
-		require.NoError(b, err)
-		defer func() {
-			require.NoError(b, p.Close())
-			require.NoError(b, s.Close())
-		}()
-		r, err := trace.Replay(t, &replayer{p: p, streams: []*cuda.Stream{s}})
-		return measured{r.Took, p.Stats().PeakReserved}, err
-	}
 }
 
 var replaySeeds = flag.Uint64("replay-seeds", 1, "how many seeds of each generator TestReplay replays")
@@ -165,77 +79,6 @@ func TestReplay(t *testing.T) {
 			}
 		}
 	}
-}
-
-// driversPool is the driver's own pool, called from C. It keeps so much free
-// memory when the program waits.
-func driversPool(keep uint64) func(*testing.B, *cuda.Device, *trace.Trace) (measured, error) {
-	return func(b *testing.B, d *cuda.Device, t *trace.Trace) (measured, error) {
-		if !cbench.Available {
-			b.Skip("built without cgo: no C to compare with")
-		}
-		lib, err := cbench.Open(d.System().Driver().Path)
-		require.NoError(b, err)
-		ctx, err := core.ContextOf(d)
-		require.NoError(b, err)
-		s, err := d.NewStream(cuda.StreamOptions{})
-		require.NoError(b, err)
-		defer func() { require.NoError(b, s.Close()) }()
-		ops, err := poolOps(t)
-		require.NoError(b, err)
-		r, err := lib.PoolReplay(ctx.Handle, driver.Device(d.Ordinal()), driver.Stream(s.Handle()), ops, keep)
-		return measured{r.Took, r.Reserved}, err
-	}
-}
-
-// poolOps is a trace of one stream for the C loop, which reuses numbers of
-// blocks, so that it has few to look after.
-func poolOps(t *trace.Trace) ([]cbench.PoolOp, error) {
-	if t.Streams != 1 {
-		return nil, fmt.Errorf("%s has %d streams: the C loop has one", t.Name, t.Streams)
-	}
-	var free []uint32
-	var most uint32
-	number := map[uint32]uint32{}
-	var ops []cbench.PoolOp
-	for _, op := range t.Ops {
-		switch op.Kind {
-		case trace.Alloc:
-			n := most
-			if len(free) > 0 {
-				n, free = free[len(free)-1], free[:len(free)-1]
-			} else {
-				most++
-			}
-			number[op.ID] = n
-			ops = append(ops, cbench.PoolOp{Kind: cbench.PoolAlloc, Block: n, Bytes: max(op.Bytes, 1)})
-		case trace.Free:
-			free = append(free, number[op.ID])
-			ops = append(ops, cbench.PoolOp{Kind: cbench.PoolFree, Block: number[op.ID]})
-		case trace.Sync:
-			ops = append(ops, cbench.PoolOp{Kind: cbench.PoolWait})
-		}
-	}
-	return ops, nil
-}
-
-func TestPoolOps(t *testing.T) {
-	one := &trace.Trace{Streams: 1, Tags: []string{""}, Ops: []trace.Op{
-		{Kind: trace.Alloc, Bytes: 1000},
-		{Kind: trace.Alloc, ID: 1},
-		{Kind: trace.Free},
-		{Kind: trace.Sync},
-		{Kind: trace.Alloc, ID: 2, Bytes: 300},
-	}}
-	ops, err := poolOps(one)
-	require.NoError(t, err)
-	require.Equal(t, []cbench.PoolOp{
-		{Kind: cbench.PoolAlloc, Bytes: 1000}, {Kind: cbench.PoolAlloc, Block: 1, Bytes: 1}, {Kind: cbench.PoolFree},
-		{Kind: cbench.PoolWait}, {Kind: cbench.PoolAlloc, Bytes: 300},
-	}, ops)
-	one.Streams = 2
-	_, err = poolOps(one)
-	require.ErrorContains(t, err, "2 streams")
 }
 
 // What a pool recorded is the program that it served: its trace can be stored,

@@ -351,26 +351,6 @@ CUresult cuMemAllocAsync(CUdeviceptr *p, size_t n, CUstream s) {
 
 CUresult cuMemFreeAsync(CUdeviceptr p, CUstream s) { return call("cuMemFreeAsync", VAL(p), VAL(s), END); }
 
-// Pools of the driver's own, which only baselines use.
-
-CUresult cuMemPoolCreate(void **pool, const void *props) {
-    ANSWER(call("cuMemPoolCreate", MEM(props, 16), END), *pool = (void *)0x8000000001);
-}
-
-CUresult cuMemPoolDestroy(void *pool) { return call("cuMemPoolDestroy", VAL(pool), END); }
-
-CUresult cuMemPoolSetAttribute(void *pool, int attribute, const void *value) {
-    return call("cuMemPoolSetAttribute", VAL(pool), VAL(attribute), MEM(value, 8), END);
-}
-
-CUresult cuMemPoolGetAttribute(void *pool, int attribute, uint64_t *value) {
-    ANSWER(call("cuMemPoolGetAttribute", VAL(pool), VAL(attribute), END), *value = 0x5500000000);
-}
-
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr *p, size_t n, void *pool, CUstream s) {
-    ANSWER(call("cuMemAllocFromPoolAsync", VAL(n), VAL(pool), VAL(s), END), *p = 0x7f0000000000 + n);
-}
-
 CUresult cuMemGetInfo_v2(size_t *free_, size_t *total) {
     ANSWER(call("cuMemGetInfo", END), *free_ = 0x1100000000; *total = 0x2300000000);
 }
