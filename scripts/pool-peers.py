@@ -295,7 +295,7 @@ struct PoolProps {
 static_assert(sizeof(PoolProps) == 88, "the driver's layout");
 void* library;
 int (*ctx_get)(void**), (*ctx_set)(void*);
-int (*stream_create)(void**, unsigned), (*stream_destroy)(void*), (*stream_wait)(void*);
+int (*stream_create)(void**, unsigned), (*stream_wait)(void*);
 int (*set_bytes)(uint64_t, unsigned char, size_t, void*);
 int (*pool_create)(void**, const PoolProps*), (*pool_destroy)(void*);
 int (*pool_set)(void*, int, void*), (*pool_get)(void*, int, void*);
@@ -395,10 +395,12 @@ template <class A> void pass(const Op* ops, int64_t n, int64_t blocks, void* con
     }
 }
 
+// They are never destroyed: PyTorch waits for the streams of what it keeps.
+std::vector<void*> streams;
+
 template <class A> void replay(const Op* ops, int64_t n, int64_t blocks, int64_t count, int64_t threads, bool work, Pass* passes) {
-    std::vector<void*> streams;
     try {
-        for (int64_t i = 0; i < count * threads; i++) {
+        while ((int64_t)streams.size() < count * threads) {
             void* s = nullptr;
             check(stream_create(&s, 1 /* unordered with the default stream */), "cuStreamCreate");
             streams.push_back(s);
@@ -424,7 +426,6 @@ template <class A> void replay(const Op* ops, int64_t n, int64_t blocks, int64_t
     } catch (const std::exception& e) {
         snprintf(passes[0].error, sizeof passes[0].error, "%.399s", e.what());
     }
-    for (void* s : streams) stream_destroy(s);
 }
 }  // namespace
 
@@ -438,7 +439,6 @@ const char* peers_open(const char* path) {
         find(ctx_get, "cuCtxGetCurrent");
         find(ctx_set, "cuCtxSetCurrent");
         find(stream_create, "cuStreamCreate");
-        find(stream_destroy, "cuStreamDestroy_v2");
         find(stream_wait, "cuStreamSynchronize");
         find(set_bytes, "cuMemsetD8Async");
         find(pool_create, "cuMemPoolCreate");

@@ -195,7 +195,6 @@ int cuDevicePrimaryCtxRetain(void **c, int d) { *c = (void *)1; return 0; }
 int cuCtxSetCurrent(void *c) { return c ? 0 : 201; }
 int cuCtxGetCurrent(void **c) { *c = (void *)1; return 0; }
 int cuStreamCreate(void **s, unsigned flags) { *s = (void *)(uintptr_t)++streams; return flags == 1 ? 0 : 1; }
-int cuStreamDestroy_v2(void *s) { return 0; }
 int cuStreamSynchronize(void *s) { return 0; }
 int cuMemsetD8Async(uint64_t p, unsigned char v, size_t n, void *s) {
     sets++;
