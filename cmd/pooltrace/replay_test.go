@@ -115,3 +115,23 @@ func TestBound(t *testing.T) {
 	require.EqualValues(t, 4<<30, r.LongestOf)
 	require.Contains(t, r.row(), "5.00 * |")
 }
+
+// The recorded traces are read, and the pool replays them on the software driver.
+func TestRecordedTraces(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.gz")
+	require.NoError(t, err)
+	require.Len(t, files, 5)
+	var out, complaints bytes.Buffer
+	require.NoError(t, run(append([]string{"replay", "-driver", "sim", "-modes", "behind", "-json"}, files...), &out, &complaints))
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	for i, want := range []struct {
+		name string
+		gib  float64
+	}{{"evaluation", 27.07}, {"moe", 18.47}, {"pipeline", 1.98}, {"server", 11.71}, {"speech", 5.85}} {
+		var r result
+		require.NoError(t, json.Unmarshal([]byte(lines[i]), &r))
+		require.Equal(t, want.name, r.Trace)
+		require.Equal(t, 90_000, r.Operations)
+		require.InDelta(t, want.gib, float64(r.Requested)/(1<<30), 0.01)
+	}
+}
