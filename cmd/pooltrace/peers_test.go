@@ -107,8 +107,9 @@ func TestPeersReadTraces(t *testing.T) {
 	for i, r := range got {
 		require.Empty(t, r.Error)
 		require.Positive(t, r.FirstUs)
-		require.Equal(t, want[i], result{Trace: r.Trace, Mode: r.Mode, Operations: r.Operations, Requested: r.Requested})
 		require.Equal(t, r.Requested, r.Reserved)
+		told := result{Trace: r.Trace, Mode: r.Mode, Operations: r.Operations, Requested: r.Requested}
+		require.Equal(t, want[i], told)
 	}
 }
 
