@@ -90,7 +90,7 @@ func TestACreationThatFailsCarriesTheFindings(t *testing.T) {
 		// A buffer takes its first memory when it grows.
 		b, err := vmm.NewBuffer(dev, vmm.BufferOptions{Reserve: 4 << 20, Memory: vmm.Properties{Handles: vmm.Fabric | vmm.PosixFD}})
 		require.NoError(t, err)
-		require.NotEmpty(t, fabric.Findings(b.Grow(2<<20)))
+		require.NotEmpty(t, fabric.Findings(gputest.Err(b.AppendUndefined(2<<20))))
 		require.NoError(t, b.Close())
 	})
 }

@@ -78,7 +78,8 @@ func ExampleSendArray() {
 
 	numbers, err := vmm.NewArray[float32](device, vmm.BufferOptions{})
 	check(err)
-	check(numbers.Append(nil, []float32{1, 2, 3}))
+	_, err = numbers.Append(nil, []float32{1, 2, 3})
+	check(err)
 	sent := make(chan error, 1)
 	go func() { sent <- handles.SendArray(ctx, near, numbers) }()
 
@@ -144,7 +145,8 @@ func ExampleServer() {
 	defer reader.Close()
 
 	for i := range 2 {
-		check(array.Append(writer, []float32{float32(i), float32(i) + 0.5}))
+		_, err := array.Append(writer, []float32{float32(i), float32(i) + 0.5})
+		check(err)
 		check(weights.Announce(ctx, array.Len(), writer))
 
 		// What the reader does from here on comes behind what the writer did.

@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -78,7 +79,7 @@ func TestMemoryOfAnotherHost(t *testing.T) {
 			require.NoError(t, err)
 			b, err := vmm.NewBuffer(from, vmm.BufferOptions{Reserve: 2 << 20, Memory: vmm.Properties{Handles: vmm.Fabric}})
 			require.NoError(t, err)
-			require.NoError(t, b.Append(nil, []byte("from afar")))
+			require.NoError(t, gputest.Err(b.Append(nil, []byte("from afar"))))
 			offerOf := func(l *Lease, err error) Offer {
 				require.NoError(t, err)
 				t.Cleanup(func() { require.NoError(t, l.Close()) })

@@ -14,6 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/internal/diagnose"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -52,7 +53,7 @@ func shareable(t testing.TB, d *cuda.Device, types vmm.HandleTypes, chunks, seed
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 256 * mib, Chunks: vmm.FixedChunks(2 * mib), Memory: vmm.Properties{Handles: types}})
 	require.NoError(t, err)
 	closeLater(t, b)
-	require.NoError(t, b.Grow(chunks*2*mib))
+	require.NoError(t, gputest.Err(b.AppendUndefined(chunks*2*mib)))
 	if chunks == 0 {
 		return b
 	}
@@ -199,7 +200,7 @@ func TestObjectsByFabric(t *testing.T) {
 	a, err := vmm.NewArray[int32](devices[0], vmm.BufferOptions{Reserve: 8 * mib, Memory: vmm.Properties{Handles: vmm.Fabric}})
 	require.NoError(t, err)
 	closeLater(t, a)
-	require.NoError(t, a.Append(nil, []int32{1, 2, 3}))
+	require.NoError(t, gputest.Err(a.Append(nil, []int32{1, 2, 3})))
 	got := passed(t, func(ctx context.Context) error { return handles.SendArray(ctx, from, a) },
 		func(ctx context.Context) (*vmm.Array[int32], error) {
 			return handles.ReceiveArray[int32](ctx, to, devices[1], handles.ImportOptions{})

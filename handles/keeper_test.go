@@ -10,6 +10,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -72,7 +73,7 @@ func TestAPublicationKeepsADescriptor(t *testing.T) {
 	require.NoError(t, err)
 	p, err := handles.PublishArray(s, "x", a)
 	require.NoError(t, err)
-	require.NoError(t, a.Grow(4*mib))
+	require.NoError(t, gputest.Err(a.AppendUndefined(4*mib)))
 	require.NoError(t, p.Announce(within(t), a.Len(), nil))
 	require.Zero(t, memoryFiles(), "nobody was sent anything")
 

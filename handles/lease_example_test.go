@@ -39,7 +39,7 @@ func ExampleLeaseArray() {
 		log.Fatal(err)
 	}
 	defer array.Close()
-	if err := array.Append(nil, []int32{1, 2, 3}); err != nil {
+	if _, err := array.Append(nil, []int32{1, 2, 3}); err != nil {
 		log.Fatal(err)
 	}
 	lease, err := handles.LeaseArray(array, handles.LeaseOptions{Receivers: 1, Timeout: time.Minute})

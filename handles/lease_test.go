@@ -108,7 +108,7 @@ func TestLeasesByDescriptor(t *testing.T) {
 		a, err := vmm.NewArray[int32](d, vmm.BufferOptions{Reserve: 8 * mib})
 		require.NoError(t, err)
 		closeLater(t, a)
-		require.NoError(t, a.Append(nil, []int32{1, 2, 3}))
+		require.NoError(t, gputest.Err(a.Append(nil, []int32{1, 2, 3})))
 		files := handles.OpenFDs()
 		l, err := handles.LeaseArray(a, handles.LeaseOptions{Handle: vmm.PosixFD})
 		require.NoError(t, err)
@@ -143,7 +143,7 @@ func TestALeaseByTooManyDescriptors(t *testing.T) {
 	b, err := vmm.NewBuffer(s.Devices()[0], vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(64 << 10)})
 	require.NoError(t, err)
 	closeLater(t, b)
-	require.NoError(t, b.Grow(65*64<<10))
+	require.NoError(t, gputest.Err(b.AppendUndefined(65*64<<10)))
 	var old unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: old.Max})) // 64 may be open
@@ -343,7 +343,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		if err := b.Append(nil, pattern(1000, 3)); err != nil {
+		if _, err := b.Append(nil, pattern(1000, 3)); err != nil {
 			return err
 		}
 		l, err := handles.LeaseBuffer(b, handles.LeaseOptions{Receivers: 1})

@@ -350,19 +350,19 @@ func publish(c *reexec.Child, p place) (err error) {
 		var r outcome
 		switch do.Do {
 		case "append": // and announce
-			err := a.Append(s, counting(do.From, do.N))
+			_, err := a.Append(s, counting(do.From, do.N))
 			if err == nil {
 				err = pub.Announce(ctx, a.Len(), s)
 			}
 			r.fail(err)
 		case "grow": // and announce
-			err := a.Grow(do.N)
+			_, err := a.AppendUndefined(do.N)
 			if err == nil {
 				err = pub.Announce(ctx, a.Len(), s)
 			}
 			r.fail(err)
 		case "extend": // as it would be without any shrink between, and announce
-			err := a.Append(s, counting(a.Len(), do.N))
+			_, err := a.Append(s, counting(a.Len(), do.N))
 			if err == nil {
 				err = pub.Announce(ctx, a.Len(), s)
 			}

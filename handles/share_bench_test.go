@@ -72,7 +72,7 @@ func benchShare(b *testing.B, d *cuda.Device, folder string, n, chunk int) {
 	buf, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: n * chunk, Chunks: vmm.FixedChunks(chunk)})
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, buf.Close()) })
-	require.NoError(b, buf.Grow(n*chunk))
+	require.NoError(b, gputest.Err(buf.AppendUndefined(n*chunk)))
 	received := 0
 	ours := func() time.Duration {
 		peer.Send(order{Do: "receive"})

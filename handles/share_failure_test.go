@@ -15,6 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -77,7 +78,7 @@ func TestEveryFailureOfSharing(t *testing.T) {
 	require.NoError(t, err)
 	closeLater(t, b)
 	// More chunks than a message carries.
-	require.NoError(t, b.Append(nil, pattern(66*64<<10, 1)))
+	require.NoError(t, gputest.Err(b.Append(nil, pattern(66*64<<10, 1))))
 	a, err := vmm.Create(from.d, 64<<10, vmm.Properties{})
 	require.NoError(t, err)
 	closeLater(t, a)

@@ -14,6 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -40,7 +41,7 @@ func newHostile(t *testing.T, timeout time.Duration) *hostile {
 	b, err := vmm.NewBuffer(h.d, vmm.BufferOptions{Reserve: 1 << 20, Chunks: vmm.FixedChunks(64 << 10)})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
-	require.NoError(t, b.Grow(128<<10))
+	require.NoError(t, gputest.Err(b.AppendUndefined(128<<10)))
 	v, err := share.Of(b).View("test", 128<<10)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, v.Release()) })

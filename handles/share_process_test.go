@@ -107,9 +107,10 @@ func (p *party) obey(o order, r *report) (err error) {
 		}
 		p.buffers = append(p.buffers, b)
 		if !o.Spots {
-			return b.Append(nil, pattern(o.N, o.Seed))
+			_, err := b.Append(nil, pattern(o.N, o.Seed))
+			return err
 		}
-		if err := b.Grow(o.N); err != nil {
+		if _, err := b.AppendUndefined(o.N); err != nil {
 			return err
 		}
 		return spots(b, func(part vmm.Slice[byte]) error { return part.CopyFrom(nil, pattern(part.Len(), o.Seed)) })

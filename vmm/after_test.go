@@ -14,6 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -45,8 +46,8 @@ var stuck = []struct {
 	}},
 	{"a copy to host memory", func(w *world) error { return w.slice.CopyToHost(nil, w.host.All()) }},
 	{"Zero", func(w *world) error { return w.slice.Zero(nil) }},
-	{"Append", func(w *world) error { return w.b.Append(nil, []byte{1}) }},
-	{"AppendSlice", func(w *world) error { return w.b.AppendSlice(nil, w.slice) }},
+	{"Append", func(w *world) error { _, err := w.b.Append(nil, []byte{1}); return err }},
+	{"AppendSlice", func(w *world) error { _, err := w.b.AppendSlice(nil, w.slice); return err }},
 	{"Resize", func(w *world) error { return w.b.Resize(nil, w.b.Len()+1) }},
 	{"Clip", func(w *world) error { return w.b.Clip() }},
 	{"SetAccess", func(w *world) error { return w.b.SetAccess(vmm.Access{Location: w.d.Location(), Mode: vmm.ReadOnly}) }},
@@ -141,7 +142,7 @@ func TestAClipThatFollowsAChangeMindsLaterCopies(t *testing.T) {
 	w.m.Hold(transfer.Handle())
 	require.NoError(t, transfer.Memset(b.Ptr(), 1, 1))
 	appended := make(chan error, 1)
-	go func() { appended <- b.Append(nil, pattern(50, 3)) }()
+	go func() { appended <- gputest.Err(b.Append(nil, pattern(50, 3))) }()
 	time.Sleep(5 * time.Millisecond)
 	require.NoError(t, b.ClipAfter(w.far))
 	// On a stream that the clip does not name, before it is done.
@@ -229,7 +230,7 @@ func hostBuffer(w *world, n int) vmm.Slice[byte] {
 		Memory: vmm.Properties{Location: cuda.OnHostNUMA(0)}})
 	require.NoError(w.t, err)
 	w.own(b)
-	require.NoError(w.t, b.Append(nil, pattern(n, 1)))
+	require.NoError(w.t, gputest.Err(b.Append(nil, pattern(n, 1))))
 	w.b = b
 	all, err := b.Slice(0, n)
 	require.NoError(w.t, err)
@@ -244,7 +245,7 @@ func TestAHostFunctionUsesItsBuffer(t *testing.T) {
 	b, home := w.b, cuda.OnHostNUMA(0)
 	free := w.m.Live()[sim.KindAllocation]
 	require.NoError(t, all.Host(func(data []byte) error {
-		require.NoError(t, b.Append(nil, []byte{1, 2, 3}), "growth")
+		require.NoError(t, gputest.Err(b.Append(nil, []byte{1, 2, 3})), "growth")
 		got := make([]byte, 10)
 		part, err := b.Slice(6*mib-7, 6*mib+3)
 		require.NoError(t, err)
@@ -295,7 +296,7 @@ func TestWhatTakesMemoryAwayWaitsForHostFunctions(t *testing.T) {
 				go func() { taken <- take(w.b) }()
 				time.Sleep(5 * time.Millisecond)
 				if name != "Close" { // which lets nothing start
-					require.NoError(t, w.b.Append(nil, make([]byte, 5*mib)))
+					require.NoError(t, gputest.Err(w.b.Append(nil, make([]byte, 5*mib))))
 					require.NoError(t, w.b.Resize(nil, 100))
 				}
 				select {

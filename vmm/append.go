@@ -9,40 +9,48 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// Append copies src behind the bytes in use. On a stream it returns when src
-// was staged, and the copy is work on that stream; without one (nil) it
-// returns when the bytes have landed. Beyond the reserved range it is
-// ErrCapacity. Where it fails the buffer is as it was.
-func (b *Buffer) Append(s *cuda.Stream, src []byte) error {
-	return b.b.append("vmm.Buffer.Append", s, len(src), func(s *cuda.Stream, at cuda.Ptr) error {
+// Append copies src behind the bytes in use and returns the offset of its first
+// byte. On a stream it returns when src was staged, and the copy is work on that
+// stream; without one (nil) it returns when the bytes have landed. Past the
+// reserved range the error is ErrCapacity. After an error the buffer is as it
+// was.
+//
+// Goroutines may append concurrently: each gets a part of its own, in the order
+// of their calls. Appends on different streams land in no particular order.
+func (b *Buffer) Append(s *cuda.Stream, src []byte) (at int, err error) {
+	return b.b.append("vmm.Buffer.Append", s, len(src), 1, func(s *cuda.Stream, at cuda.Ptr) error {
 		return s.Upload(at, src)
 	})
 }
 
-// AppendHost copies pinned host memory behind the bytes in use. On a stream it
-// returns at once, and src must stay as it is until the copy has run; without
-// one (nil) it returns when the bytes have landed.
-func (b *Buffer) AppendHost(s *cuda.Stream, src cuda.HostSlice) error {
-	return b.b.append("vmm.Buffer.AppendHost", s, src.Len(), func(s *cuda.Stream, at cuda.Ptr) error {
+// AppendHost copies pinned host memory behind the bytes in use and returns the
+// offset of its first byte. On a stream it returns at once, and src must stay as
+// it is until the copy has run; without one (nil) it returns when the bytes have
+// landed. See Append.
+func (b *Buffer) AppendHost(s *cuda.Stream, src cuda.HostSlice) (at int, err error) {
+	return b.b.appendHost("vmm.Buffer.AppendHost", s, src, 1)
+}
+
+func (b *buffer) appendHost(op string, s *cuda.Stream, src cuda.HostSlice, size int) (at int, err error) {
+	return b.append(op, s, src.Len(), size, func(s *cuda.Stream, at cuda.Ptr) error {
 		return s.CopyFromHost(at, src)
 	})
 }
 
 // AppendSlice copies device memory behind the bytes in use, as work on the
-// stream; without one (nil) it returns when the bytes have landed. The source
-// may be a part of the buffer itself.
-func (b *Buffer) AppendSlice(s *cuda.Stream, src Slice[byte]) error {
+// stream, and returns the offset of its first byte; without a stream (nil) it
+// returns when the bytes have landed. The source may be a part of the buffer
+// itself. See Append.
+func (b *Buffer) AppendSlice(s *cuda.Stream, src Slice[byte]) (at int, err error) {
 	return appendSlice("vmm.Buffer.AppendSlice", b.b, s, src)
 }
 
 // AppendPtr copies n bytes at a device address behind the bytes in use, as work
-// on the stream; without one (nil) it returns when the bytes have landed. The
-// address is the caller's responsibility.
-func (b *Buffer) AppendPtr(s *cuda.Stream, src cuda.Ptr, n int) error {
-	if n < 0 {
-		return core.Invalid("vmm.Buffer.AppendPtr", fmt.Sprintf("%d bytes", n), "lengths are not negative")
-	}
-	return b.b.append("vmm.Buffer.AppendPtr", s, n, func(s *cuda.Stream, at cuda.Ptr) error {
+// on the stream, and returns the offset of the first; without a stream (nil) it
+// returns when the bytes have landed. The caller is responsible for the address.
+// See Append.
+func (b *Buffer) AppendPtr(s *cuda.Stream, src cuda.Ptr, n int) (at int, err error) {
+	return b.b.append("vmm.Buffer.AppendPtr", s, n, 1, func(s *cuda.Stream, at cuda.Ptr) error {
 		return s.Copy(at, src, n)
 	})
 }
@@ -64,7 +72,8 @@ func (b *buffer) resize(op string, s *cuda.Stream, n int) error {
 	defer b.leave()
 	if used := b.used.Load(); uint64(n) > used {
 		more := n - int(used)
-		return b.appendLocked(op, s, more, func(s *cuda.Stream, at cuda.Ptr) error { return s.Memset(at, 0, more) })
+		_, err := b.appendLocked(op, s, more, 1, func(s *cuda.Stream, at cuda.Ptr) error { return s.Memset(at, 0, more) })
+		return err
 	}
 	if err := b.imported.mayGrow(op, b.used.Load(), 0, b.committed.Load()); err != nil {
 		return err
@@ -73,21 +82,22 @@ func (b *buffer) resize(op string, s *cuda.Stream, n int) error {
 	return nil
 }
 
-func (b *buffer) append(op string, s *cuda.Stream, n int, fill func(*cuda.Stream, cuda.Ptr) error) error {
+func (b *buffer) append(op string, s *cuda.Stream, n, size int, fill func(*cuda.Stream, cuda.Ptr) error) (at int, err error) {
 	if err := b.enterGrowth(op, b.by(n)); err != nil {
-		return err
+		return 0, err
 	}
 	defer b.leave()
-	return b.appendLocked(op, s, n, fill)
+	return b.appendLocked(op, s, n, size, fill)
 }
 
-// appendLocked sees to the memory for n more bytes and has them filled as work
-// on a stream. Where that fails the new memory goes again, after what came under
-// way: nothing may land later where the next bytes go.
-func (b *buffer) appendLocked(op string, s *cuda.Stream, n int, fill func(*cuda.Stream, cuda.Ptr) error) error {
-	to, err := b.longer(op, n)
+// appendLocked sees to the memory for n more bytes, in elements of a size, and
+// has them filled as work on a stream. It returns how many bytes were in use. If
+// anything fails the new memory goes again, after what came under way: nothing
+// may land later where the next bytes go.
+func (b *buffer) appendLocked(op string, s *cuda.Stream, n, size int, fill func(*cuda.Stream, cuda.Ptr) error) (at int, err error) {
+	to, err := b.longer(op, n, size)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	on, err := b.stream(op, s)
 	if err == nil {
@@ -96,21 +106,24 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n int, fill func(*cuda.
 		err = b.allows(op, on, driver.AccessReadWrite)
 		b.mu.RUnlock()
 	}
-	if err != nil || n == 0 {
-		return err
+	if err != nil {
+		return 0, err
+	}
+	at = int(b.used.Load())
+	if n == 0 {
+		return at, nil
 	}
 	before, err := b.commit(op, to)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	at := cuda.Ptr(b.res.base) + cuda.Ptr(b.used.Load())
-	err = fill(on, at)
+	err = fill(on, cuda.Ptr(b.res.base)+cuda.Ptr(at))
 	if err == nil && s == nil {
 		err = on.Synchronize()
 	}
 	if err == nil {
 		b.used.Store(to)
-		return nil
+		return at, nil
 	}
 	err = within(op, err)
 	undo := on.Synchronize()
@@ -123,7 +136,7 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n int, fill func(*cuda.
 	if undo != nil {
 		err = fmt.Errorf("%w (and undoing it failed, so that new memory stays until Clip or Close: %w)", err, undo)
 	}
-	return err
+	return 0, err
 }
 
 // stream is the stream that an operation runs on: the caller's, or the device's

@@ -38,20 +38,10 @@ func ArrayOf[T any](b *Buffer) (*Array[T], error) {
 	if err := core.CheckElement[T](op); err != nil {
 		return nil, err
 	}
-	if err := checkWhole[T](op, b.b); err != nil {
+	if err := checkWhole(op, b.b.used.Load(), int(sizeOf[T]())); err != nil {
 		return nil, err
 	}
 	return &Array[T]{b}, nil
-}
-
-// checkWhole refuses bytes in use that are no whole number of elements: what
-// came behind them would lie between two elements.
-func checkWhole[T any](op string, b *buffer) error {
-	if used, size := b.used.Load(), uint64(sizeOf[T]()); used%size != 0 {
-		return core.Invalid(op, fmt.Sprintf("%s in use for elements of %d", core.Count(used, "byte"), size),
-			"resize the buffer to a multiple first")
-	}
-	return nil
 }
 
 // Buffer is the array's memory by the byte.
@@ -66,52 +56,57 @@ func (a *Array[T]) Len() int { return a.buf.Len() / int(sizeOf[T]()) }
 // Cap is how many elements the reserved range can hold.
 func (a *Array[T]) Cap() int { return int(a.buf.b.res.size / uint64(sizeOf[T]())) }
 
-// Append copies src behind the last element, as Buffer.Append does.
-func (a *Array[T]) Append(s *cuda.Stream, src []T) error {
-	const op = "vmm.Array.Append"
-	if err := checkWhole[T](op, a.buf.b); err != nil {
-		return err
-	}
-	return a.buf.b.append(op, s, len(src)*int(sizeOf[T]()), func(s *cuda.Stream, at cuda.Ptr) error {
+// Append copies src behind the last element and returns the index of its first
+// one, as Buffer.Append does. Goroutines may append concurrently.
+func (a *Array[T]) Append(s *cuda.Stream, src []T) (at int, err error) {
+	size := int(sizeOf[T]())
+	at, err = a.buf.b.append("vmm.Array.Append", s, len(src)*size, size, func(s *cuda.Stream, at cuda.Ptr) error {
 		return s.Upload(at, asBytes(src))
 	})
+	return at / size, err
 }
 
 // AppendHost copies pinned host memory, a whole number of elements, behind the
-// last one, as Buffer.AppendHost does.
-func (a *Array[T]) AppendHost(s *cuda.Stream, src cuda.HostSlice) error {
+// last one and returns the index of its first, as Buffer.AppendHost does.
+func (a *Array[T]) AppendHost(s *cuda.Stream, src cuda.HostSlice) (at int, err error) {
 	const op = "vmm.Array.AppendHost"
-	if err := checkWhole[T](op, a.buf.b); err != nil {
-		return err
-	}
-	if size := int(sizeOf[T]()); src.Len()%size != 0 {
-		return core.Invalid(op, fmt.Sprintf("%s for elements of %d", core.Count(src.Len(), "byte"), size),
+	size := int(sizeOf[T]())
+	if src.Len()%size != 0 {
+		return 0, core.Invalid(op, fmt.Sprintf("%s for elements of %d", core.Count(src.Len(), "byte"), size),
 			"append a whole number of elements")
 	}
-	return a.buf.AppendHost(s, src)
+	at, err = a.buf.b.appendHost(op, s, src, size)
+	return at / size, err
 }
 
-// AppendSlice copies elements in device memory behind the last one, as
-// Buffer.AppendSlice does.
-func (a *Array[T]) AppendSlice(s *cuda.Stream, src Slice[T]) error {
-	const op = "vmm.Array.AppendSlice"
-	if err := checkWhole[T](op, a.buf.b); err != nil {
-		return err
+// AppendSlice copies elements in device memory behind the last one and returns
+// the index of the first, as Buffer.AppendSlice does.
+func (a *Array[T]) AppendSlice(s *cuda.Stream, src Slice[T]) (at int, err error) {
+	at, err = appendSlice("vmm.Array.AppendSlice", a.buf.b, s, src)
+	return at / int(sizeOf[T]()), err
+}
+
+// AppendUndefined makes the array n elements longer, without defining what is in
+// them, and returns the index of the first, as Buffer.AppendUndefined does.
+func (a *Array[T]) AppendUndefined(n int) (at int, err error) {
+	const op = "vmm.Array.AppendUndefined"
+	bytes, err := elementBytes[T](op, n)
+	if err != nil {
+		return 0, err
 	}
-	return appendSlice(op, a.buf.b, s, src)
+	size := int(sizeOf[T]())
+	at, err = a.buf.b.appendUndefined(op, bytes, size)
+	return at / size, err
 }
 
-// Grow makes the array n elements longer. What is in them is undefined.
+// Grow makes room for n more elements without changing Len, as Buffer.Grow does.
 func (a *Array[T]) Grow(n int) error {
 	const op = "vmm.Array.Grow"
 	bytes, err := elementBytes[T](op, n)
-	if err == nil {
-		err = checkWhole[T](op, a.buf.b)
-	}
 	if err != nil {
 		return err
 	}
-	return a.buf.b.growBy(op, bytes)
+	return a.buf.b.grow(op, bytes)
 }
 
 // Resize makes the array n elements long, new ones zero, as Buffer.Resize does.

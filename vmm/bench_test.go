@@ -137,7 +137,7 @@ func BenchmarkGrowTo4GiB(b *testing.B) {
 		must(b, err)
 		start := time.Now()
 		for range total / step {
-			must(b, buf.Grow(step))
+			must(b, gputest.Err(buf.AppendUndefined(step)))
 		}
 		took := time.Since(start)
 		must(b, buf.Close())
@@ -174,7 +174,7 @@ func BenchmarkAppendPinned(b *testing.B) {
 	raw, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: n, Chunks: vmm.FixedChunks(n)})
 	must(b, err)
 	b.Cleanup(func() { must(b, raw.Close()) })
-	must(b, raw.Grow(n))
+	must(b, gputest.Err(raw.AppendUndefined(n)))
 	ctx, err := core.ContextOf(d)
 	must(b, err)
 	for _, fresh := range []bool{true, false} {
@@ -187,11 +187,11 @@ func BenchmarkAppendPinned(b *testing.B) {
 				buf, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: n})
 				must(b, err)
 				if !fresh {
-					must(b, buf.Grow(n))
+					must(b, gputest.Err(buf.AppendUndefined(n)))
 					must(b, buf.Resize(nil, 0))
 				}
 				start := time.Now()
-				must(b, buf.AppendHost(s, host.All()))
+				must(b, gputest.Err(buf.AppendHost(s, host.All())))
 				must(b, s.Synchronize())
 				took := time.Since(start)
 				must(b, buf.Close())

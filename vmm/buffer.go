@@ -239,47 +239,6 @@ func (b *buffer) leave() {
 	b.closer.Drop()
 }
 
-// Grow makes the buffer n bytes longer. What is in them is undefined.
-func (b *Buffer) Grow(n int) error { return b.b.growBy("vmm.Buffer.Grow", n) }
-
-func (b *buffer) growBy(op string, n int) error {
-	if err := b.enterGrowth(op, b.by(n)); err != nil {
-		return err
-	}
-	defer b.leave()
-	to, err := b.longer(op, n)
-	if err != nil {
-		return err
-	}
-	if _, err := b.commit(op, to); err != nil {
-		return err
-	}
-	b.used.Store(to)
-	return nil
-}
-
-// by is for enterGrowth: n more bytes, if that many can be.
-func (b *buffer) by(n int) func() uint64 {
-	return func() uint64 { return b.used.Load() + uint64(max(n, 0)) }
-}
-
-// longer is the length after n more bytes.
-func (b *buffer) longer(op string, n int) (uint64, error) {
-	used := b.used.Load()
-	if n < 0 {
-		return 0, core.Invalid(op, fmt.Sprintf("%d bytes", n), "lengths are not negative; Resize makes a buffer shorter")
-	}
-	if err := b.imported.mayGrow(op, used, uint64(n), b.committed.Load()); err != nil {
-		return 0, err
-	}
-	if uint64(n) > b.res.size-used {
-		return 0, core.Error(core.Failure{Op: op, Kind: core.Capacity,
-			Asked: fmt.Sprintf("%s, with %d used of %d reserved", core.Count(n, "more byte"), used, b.res.size),
-			Hint:  "reserve more when the buffer is made, or vmm.Move it to a larger range without copying"})
-	}
-	return used + uint64(n), nil
-}
-
 // Close waits for all work that could use the buffer (see the package
 // documentation) and gives everything back. After an error it may be called
 // again. While the buffer is published it is ErrInUse and stays open.

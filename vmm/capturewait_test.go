@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -16,7 +17,7 @@ import (
 func clippedBeside(t *testing.T, m *sim.Machine, d *cuda.Device, s, beside *cuda.Stream) (b *vmm.Buffer, finish func() error) {
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)})
 	require.NoError(t, err)
-	require.NoError(t, b.Grow(8*mib))
+	require.NoError(t, gputest.Err(b.AppendUndefined(8*mib)))
 	require.NoError(t, b.Resize(nil, 2*mib))
 	tr, err := d.Transfer()
 	require.NoError(t, err)
@@ -44,10 +45,11 @@ func clippedBeside(t *testing.T, m *sim.Machine, d *cuda.Device, s, beside *cuda
 // passed, and only the body's return ends the capture.
 func TestAChangeInACaptureDoesNotWaitForTheCapture(t *testing.T) {
 	for what, change := range map[string]func(b *vmm.Buffer) error{
-		"Grow":   func(b *vmm.Buffer) error { return b.Grow(6 * mib) },
-		"Append": func(b *vmm.Buffer) error { return b.Append(nil, make([]byte, 5*mib)) },
-		"Resize": func(b *vmm.Buffer) error { return b.Resize(nil, 7*mib) },
-		"Clip":   func(b *vmm.Buffer) error { return b.Clip() },
+		"Grow":            func(b *vmm.Buffer) error { return b.Grow(6 * mib) },
+		"AppendUndefined": func(b *vmm.Buffer) error { _, err := b.AppendUndefined(6 * mib); return err },
+		"Append":          func(b *vmm.Buffer) error { _, err := b.Append(nil, make([]byte, 5*mib)); return err },
+		"Resize":          func(b *vmm.Buffer) error { return b.Resize(nil, 7*mib) },
+		"Clip":            func(b *vmm.Buffer) error { return b.Clip() },
 		"SetAccess": func(b *vmm.Buffer) error {
 			return b.SetAccess(vmm.Access{Location: cuda.OnDevice(0), Mode: vmm.ReadOnly})
 		},

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -16,7 +17,7 @@ func TestMemoryThatIsBeingGivenBackIsWaitedFor(t *testing.T) {
 	s := stream(t, d)
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * kib64, Chunks: vmm.FixedChunks(kib64)})
 	require.NoError(t, err)
-	require.NoError(t, b.Grow(3*kib64))
+	require.NoError(t, gputest.Err(b.AppendUndefined(3*kib64)))
 	m.Inject(sim.Fault{Call: "cuMemUnmap", Delay: 100 * time.Millisecond})
 	require.NoError(t, b.CloseAfter(s))
 	time.Sleep(20 * time.Millisecond) // the reclaimer is in cuMemUnmap
@@ -30,7 +31,7 @@ func TestCloseAfterThatFailedCanBeClosedAgain(t *testing.T) {
 	s := stream(t, d)
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * mib})
 	require.NoError(t, err)
-	require.NoError(t, b.Grow(1))
+	require.NoError(t, gputest.Err(b.AppendUndefined(1)))
 	m.Inject(sim.Fault{Call: "cuMemUnmap", Result: 999})
 	require.NoError(t, b.CloseAfter(s))
 	require.Error(t, d.System().Drain(t.Context()))
@@ -98,7 +99,7 @@ func TestAStreamThatIsBeingClosedIsWaitedFor(t *testing.T) {
 	require.NoError(t, err)
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * mib})
 	require.NoError(t, err)
-	require.NoError(t, b.Grow(100))
+	require.NoError(t, gputest.Err(b.AppendUndefined(100)))
 	m.Hold(s.Handle())
 	require.NoError(t, s.Memset(b.Ptr(), 1, 100))
 	streamClosed := make(chan error, 1)
@@ -158,7 +159,7 @@ func TestAContextThatWentAfterItsBorrowedStream(t *testing.T) {
 	require.Zero(t, drv.CtxDestroy(c))
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * mib})
 	require.NoError(t, err)
-	require.NoError(t, b.Grow(1))
+	require.NoError(t, gputest.Err(b.AppendUndefined(1)))
 	require.NoError(t, b.Close())
 }
 
@@ -175,7 +176,7 @@ func TestTheTransferStreamOfABorrowedContextGoes(t *testing.T) {
 	require.NoError(t, err)
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * mib})
 	require.NoError(t, err)
-	require.NoError(t, b.Append(nil, []byte("x")))
+	require.NoError(t, gputest.Err(b.Append(nil, []byte("x"))))
 	require.NoError(t, b.Close())
 	require.NoError(t, sys.Close())
 	t.Log(m.Live())
@@ -208,10 +209,10 @@ func TestClosingNeedsNoMemory(t *testing.T) {
 	m, d := open(t)
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * mib})
 	require.NoError(t, err)
-	require.NoError(t, b.Grow(1))
+	require.NoError(t, gputest.Err(b.AppendUndefined(1)))
 	c, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * mib})
 	require.NoError(t, err)
-	require.NoError(t, c.Grow(1))
+	require.NoError(t, gputest.Err(c.AppendUndefined(1)))
 	remove := m.Inject(sim.Fault{Call: "cuMemAlloc", Result: 2, Times: -1}) // another process takes all that is free
 	err = b.Close()
 	t.Log(err)
@@ -239,7 +240,7 @@ func TestSystemCloseThatIsRefusedChangesNothing(t *testing.T) {
 	tr, err := d.Transfer()
 	require.NoError(t, err)
 	require.ErrorIs(t, d.System().Close(), cuda.ErrInUse)
-	require.NoError(t, b.Append(tr, []byte("x")))
+	require.NoError(t, gputest.Err(b.Append(tr, []byte("x"))))
 }
 
 func TestAHookMayCloseABuffer(t *testing.T) {
@@ -252,7 +253,7 @@ func TestAHookMayCloseABuffer(t *testing.T) {
 	require.NoError(t, err)
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)})
 	require.NoError(t, err)
-	require.NoError(t, b.Append(nil, make([]byte, 6*mib)))
+	require.NoError(t, gputest.Err(b.Append(nil, make([]byte, 6*mib))))
 	g, err := s.WithCapture(cuda.CaptureOptions{}, func() error { return s.Memset(b.Ptr(), 1, 10) })
 	require.NoError(t, err)
 	require.NoError(t, g.OnClose(func() { _ = b.Close() }))
@@ -280,7 +281,7 @@ func TestCloseAfterNeverBlocks(t *testing.T) {
 	s, other := stream(t, d), stream(t, d)
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * mib})
 	require.NoError(t, err)
-	require.NoError(t, b.Grow(10))
+	require.NoError(t, gputest.Err(b.AppendUndefined(10)))
 	m.Hold(s.Handle())
 	require.NoError(t, s.Memset(b.Ptr(), 1, 10))
 	closes := make(chan error, 1)
@@ -320,5 +321,5 @@ func TestCloseAfterSaysNilOnlyWhereItCloses(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, g.Close())
 	require.NoError(t, <-second)
-	require.ErrorIs(t, b.Grow(1), cuda.ErrClosed, "CloseAfter answered nil")
+	require.ErrorIs(t, gputest.Err(b.AppendUndefined(1)), cuda.ErrClosed, "CloseAfter answered nil")
 }

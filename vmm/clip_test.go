@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -18,7 +19,7 @@ func TestClipAfterKeepsTheMemoryUntilTheStreamHasPassed(t *testing.T) {
 	require.NoError(t, err)
 	closed(t, b)
 	s := stream(t, d)
-	require.NoError(t, b.Grow(20*mib))
+	require.NoError(t, gputest.Err(b.AppendUndefined(20*mib)))
 	free, _ := m.Memory(0)
 	m.Hold(s.Handle())
 	require.NoError(t, b.Resize(nil, 3*mib))
@@ -28,7 +29,7 @@ func TestClipAfterKeepsTheMemoryUntilTheStreamHasPassed(t *testing.T) {
 	require.Equal(t, []int{4 * mib, 16 * mib, 2}, []int{st.Committed, st.Clipped, st.Chunks})
 	now, _ := m.Memory(0)
 	require.Equal(t, free, now)
-	require.NoError(t, b.Append(nil, pattern(mib, 1)), "what needs no clipped chunk goes on")
+	require.NoError(t, gputest.Err(b.Append(nil, pattern(mib, 1))), "what needs no clipped chunk goes on")
 
 	m.Release(s.Handle())
 	require.NoError(t, s.Synchronize(), "the work found its memory")
@@ -44,7 +45,7 @@ func TestGrowingAgainTakesClippedChunksBack(t *testing.T) {
 	require.NoError(t, err)
 	closed(t, b)
 	s, other := stream(t, d), stream(t, d)
-	require.NoError(t, b.Grow(12*mib))
+	require.NoError(t, gputest.Err(b.AppendUndefined(12*mib)))
 	require.NoError(t, b.Resize(nil, 7*mib))
 	m.Hold(s.Handle())
 	m.Hold(other.Handle())
@@ -60,7 +61,7 @@ func TestGrowingAgainTakesClippedChunksBack(t *testing.T) {
 	require.NoError(t, s.Synchronize())
 	creates := m.Count("cuMemCreate")
 	grown := make(chan error)
-	go func() { grown <- b.Append(nil, pattern(4*mib, 2)) }()
+	go func() { grown <- gputest.Err(b.Append(nil, pattern(4*mib, 2))) }()
 	select {
 	case err := <-grown:
 		t.Fatalf("grew into memory that the GPU may still use: %v", err)
@@ -76,7 +77,7 @@ func TestGrowingAgainTakesClippedChunksBack(t *testing.T) {
 	require.NoError(t, part.CopyTo(nil, got))
 	require.True(t, bytes.Equal(pattern(4*mib, 2), got))
 	require.NoError(t, d.System().Drain(t.Context()))
-	require.NoError(t, b.Grow(30*mib), "beyond what was clipped")
+	require.NoError(t, gputest.Err(b.AppendUndefined(30*mib)), "beyond what was clipped")
 	require.Zero(t, b.Stats().Clipped)
 }
 
@@ -85,7 +86,7 @@ func TestCloseWaitsForWhatWasClipped(t *testing.T) {
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{})
 	require.NoError(t, err)
 	s, other := stream(t, d), stream(t, d)
-	require.NoError(t, b.Grow(8*mib))
+	require.NoError(t, gputest.Err(b.AppendUndefined(8*mib)))
 	require.NoError(t, b.Resize(nil, 0))
 	m.Hold(s.Handle())
 	require.NoError(t, s.Memset(b.Ptr(), 1, 1))
@@ -104,7 +105,7 @@ func TestClipAfterRefusals(t *testing.T) {
 	require.NoError(t, err)
 	closed(t, b)
 	s := stream(t, d)
-	require.NoError(t, b.Grow(8*mib))
+	require.NoError(t, gputest.Err(b.AppendUndefined(8*mib)))
 	require.NoError(t, b.ClipAfter(s), "nothing to clip")
 	require.NoError(t, b.Resize(nil, 0))
 	require.ErrorIs(t, b.ClipAfter(), cuda.ErrInvalidArgument)
@@ -125,26 +126,26 @@ func TestAccessOfAPeerIsGrantedAndRevoked(t *testing.T) {
 	require.NoError(t, err)
 	closed(t, b)
 	s, far := stream(t, d), stream(t, peer)
-	require.NoError(t, b.Append(nil, pattern(5*mib, 1)))
-	require.ErrorIs(t, b.Append(far, []byte{1}), cuda.ErrNotPermitted)
+	require.NoError(t, gputest.Err(b.Append(nil, pattern(5*mib, 1))))
+	require.ErrorIs(t, gputest.Err(b.Append(far, []byte{1})), cuda.ErrNotPermitted)
 
 	grants := m.Count("cuMemSetAccess")
 	require.NoError(t, b.SetAccess(vmm.Access{Location: peer.Location(), Mode: vmm.ReadOnly}))
 	require.Equal(t, grants+1, m.Count("cuMemSetAccess"), "the whole run in one call")
-	require.ErrorIs(t, b.Append(far, []byte{1}), cuda.ErrNotPermitted, "reading is not writing")
+	require.ErrorIs(t, gputest.Err(b.Append(far, []byte{1})), cuda.ErrNotPermitted, "reading is not writing")
 	all, err := b.Slice(0, b.Len())
 	require.NoError(t, err)
 	got := make([]byte, b.Len())
 	require.NoError(t, all.CopyTo(far, got))
 	require.True(t, bytes.Equal(pattern(5*mib, 1), got))
 	require.NoError(t, b.SetAccess(vmm.Access{Location: peer.Location(), Mode: vmm.ReadWrite}))
-	require.NoError(t, b.Append(far, pattern(3*mib, 2)), "and memory that is grown later is granted too")
+	require.NoError(t, gputest.Err(b.Append(far, pattern(3*mib, 2))), "and memory that is grown later is granted too")
 	require.NoError(t, far.Synchronize())
 
 	m.Hold(far.Handle())
 	require.NoError(t, far.Memset(b.Ptr(), 9, 1))
 	require.NoError(t, b.RevokeAfter(peer.Location(), far))
-	require.ErrorIs(t, b.Append(far, []byte{1}), cuda.ErrNotPermitted, "at once for our own operations")
+	require.ErrorIs(t, gputest.Err(b.Append(far, []byte{1})), cuda.ErrNotPermitted, "at once for our own operations")
 	m.Release(far.Handle())
 	require.NoError(t, far.Synchronize(), "the work before it had its access")
 	require.NoError(t, d.System().Drain(t.Context()))
@@ -152,7 +153,7 @@ func TestAccessOfAPeerIsGrantedAndRevoked(t *testing.T) {
 	flags, r := drv.MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: 1}, driver.Ptr(b.Ptr()))
 	require.Equal(t, driver.Success, r)
 	require.Equal(t, driver.AccessNone, flags, "and then in the driver")
-	require.NoError(t, b.Append(s, []byte{1}), "the device itself keeps its access")
+	require.NoError(t, gputest.Err(b.Append(s, []byte{1})), "the device itself keeps its access")
 
 	// A grant before the streams have passed undoes a revocation.
 	require.NoError(t, b.SetAccess(vmm.Access{Location: peer.Location(), Mode: vmm.ReadWrite}))
@@ -162,7 +163,7 @@ func TestAccessOfAPeerIsGrantedAndRevoked(t *testing.T) {
 	require.NoError(t, b.SetAccess(vmm.Access{Location: peer.Location(), Mode: vmm.ReadWrite}))
 	m.Release(far.Handle())
 	require.NoError(t, d.System().Drain(t.Context()))
-	require.NoError(t, b.Append(far, []byte{1}))
+	require.NoError(t, gputest.Err(b.Append(far, []byte{1})))
 	require.NoError(t, far.Synchronize())
 }
 

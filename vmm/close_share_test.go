@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/stretchr/testify/require"
 )
@@ -23,7 +24,7 @@ func init() {
 		require.NoError(t, err)
 		require.ErrorIs(t, b.Close(), cuda.ErrInUse)
 		require.ErrorContains(t, b.CloseAfter(w.s), "publication \"x\"")
-		require.NoError(t, b.Append(nil, []byte{1}), "it stays open")
+		require.NoError(t, gputest.Err(b.Append(nil, []byte{1})), "it stays open")
 		require.NoError(t, b.Resize(nil, 0))
 		require.ErrorIs(t, b.Clip(), cuda.ErrInUse)
 		require.ErrorIs(t, b.ClipAfter(w.s), cuda.ErrInUse)

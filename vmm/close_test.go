@@ -16,6 +16,7 @@ import (
 	"github.com/cuvmm/cuvmm/csrc/kernels"
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -92,7 +93,7 @@ var dependants = []struct {
 		closing := make(chan error, 1)
 		require.NoError(t, all.Host(func(data []byte) error {
 			require.ErrorIs(t, w.b.Close(), cuda.ErrInUse)
-			require.NoError(t, w.b.Append(nil, []byte{1}), "it stays open")
+			require.NoError(t, gputest.Err(w.b.Append(nil, []byte{1})), "it stays open")
 			go func() { closing <- w.b.Close() }()
 			time.Sleep(5 * time.Millisecond)
 			data[0]++
@@ -112,7 +113,7 @@ var dependants = []struct {
 		b := w.buffer(1)
 		w.pinned(100)
 		w.m.Hold(w.s.Handle())
-		require.NoError(t, b.AppendHost(w.s, w.host.All()))
+		require.NoError(t, gputest.Err(b.AppendHost(w.s, w.host.All())))
 		waitsFor(t, w, w.s, w.host)
 		again, err := w.d.NewHostBuffer(100)
 		require.NoError(t, err)
@@ -177,7 +178,7 @@ var dependants = []struct {
 			require.Contains(t, strings.Join(w.sys.Live(), "\n"), kind)
 		}
 		require.ErrorContains(t, err, "live objects: stream, ")
-		require.NoError(t, w.b.Append(nil, []byte{1}), "it stays open")
+		require.NoError(t, gputest.Err(w.b.Append(nil, []byte{1})), "it stays open")
 	}},
 }
 
@@ -306,7 +307,7 @@ func owners(t testing.TB, w *world) map[string]closer {
 	require.NoError(t, w.create(kib64, vmm.Properties{}))
 	a, err := vmm.NewArray[uint32](w.d, vmm.BufferOptions{Reserve: 16 * kib64, Chunks: vmm.FixedChunks(kib64)})
 	require.NoError(t, err)
-	require.NoError(t, a.Append(nil, make([]uint32, 1000)))
+	require.NoError(t, gputest.Err(a.Append(nil, make([]uint32, 1000))))
 	all := map[string]closer{"Allocation": w.a, "Reservation": alone, "Mapping": w.maps[0], "Buffer": w.buffer(1), "Array": a}
 	for _, c := range all {
 		w.own(c)
@@ -432,7 +433,7 @@ func TestEveryMethodAnswersErrClosed(t *testing.T) {
 		live := w.buffer(1)
 		_, err = vmm.Move(b, 32*kib64)
 		require.ErrorIs(t, err, cuda.ErrClosed)
-		require.ErrorIs(t, live.AppendSlice(nil, part), cuda.ErrClosed)
+		require.ErrorIs(t, gputest.Err(live.AppendSlice(nil, part)), cuda.ErrClosed)
 		into, err := live.Slice(0, 100)
 		require.NoError(t, err)
 		require.ErrorIs(t, into.CopyFromSlice(nil, part), cuda.ErrClosed)
@@ -457,7 +458,7 @@ func TestAClosedSystemIsRefused(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, b.Close())
 	require.NoError(t, s.Close())
-	require.ErrorIs(t, b.Append(nil, []byte{1}), cuda.ErrClosed)
+	require.ErrorIs(t, gputest.Err(b.Append(nil, []byte{1})), cuda.ErrClosed)
 	require.NoError(t, b.Close())
 	require.NoError(t, m.Close())
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -72,9 +73,9 @@ func TestACrowdRoundABuffer(t *testing.T) {
 			on := []*cuda.Stream{nil, w.s}[r.IntN(2)]
 			switch r.IntN(14) {
 			case 0, 1:
-				err = b.Append(on, make([]byte, 1+r.IntN(2*kib64)))
+				_, err = b.Append(on, make([]byte, 1+r.IntN(2*kib64)))
 			case 2:
-				err = b.Grow(r.IntN(2 * kib64))
+				_, err = b.AppendUndefined(r.IntN(2 * kib64))
 			case 3:
 				err = b.Resize(on, r.IntN(8*kib64))
 			case 4:
@@ -100,12 +101,12 @@ func TestACrowdRoundABuffer(t *testing.T) {
 			case 11:
 				var part vmm.Slice[byte]
 				if part, err = b.Slice(0, b.Len()/2); err == nil {
-					err = b.AppendSlice(on, part)
+					_, err = b.AppendSlice(on, part)
 				}
 			case 12:
 				var moved *vmm.Buffer
 				if moved, err = vmm.Move(b, 64*kib64); err == nil {
-					err = errors.Join(moved.Append(on, make([]byte, 100)), moved.CloseAfter(w.s))
+					err = errors.Join(gputest.Err(moved.Append(on, make([]byte, 100))), moved.CloseAfter(w.s))
 				}
 			case 13:
 				st := b.Stats()
@@ -139,7 +140,7 @@ func TestACrowdClosesWhatOthersUse(t *testing.T) {
 				case j == 3 && i == round+1:
 					err = b.CloseAfter(w.s, w.far)
 				case i%6 == 0: // every one synchronises, so CloseAfter's streams suffice
-					err = b.Append(nil, make([]byte, 1000))
+					_, err = b.Append(nil, make([]byte, 1000))
 				case i%6 == 1:
 					err = b.ClipAfter(w.s, w.far)
 				case i%6 == 2:
@@ -147,7 +148,7 @@ func TestACrowdClosesWhatOthersUse(t *testing.T) {
 				case i%6 == 3:
 					var part vmm.Slice[byte]
 					if part, err = b.Slice(0, 100); err == nil {
-						err = other.AppendSlice(nil, part)
+						_, err = other.AppendSlice(nil, part)
 					}
 				case i%6 == 4:
 					var part, from vmm.Slice[byte]
@@ -191,7 +192,7 @@ func TestBuffersCopyInOppositeDirections(t *testing.T) {
 			case 0, 1:
 				check(t, dst.CopyFromSlice(nil, src))
 			case 2, 3:
-				err := to.AppendSlice(w.s, src)
+				_, err := to.AppendSlice(w.s, src)
 				assert.True(t, expected(err), "%v", err)
 			default:
 				check(t, to.Resize(nil, 1000))
@@ -220,7 +221,7 @@ func TestMadeInOneGoroutineAndClosedInAnother(t *testing.T) {
 					default:
 						var b *vmm.Buffer
 						if b, err = vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: 4 * kib64, Chunks: vmm.FixedChunks(kib64)}); err == nil {
-							c, err = b, b.Append(w.s, pattern(kib64, i))
+							c, err = b, gputest.Err(b.Append(w.s, pattern(kib64, i)))
 						}
 					}
 					if check(t, err); err == nil {
@@ -290,7 +291,7 @@ func TestTheReclaimerComesInTheMiddleOfGrowth(t *testing.T) {
 		Memory: vmm.Properties{Location: cuda.OnHostNUMA(0)}})
 	require.NoError(t, err)
 	w.own(b)
-	require.NoError(t, b.Grow(8*mib))
+	require.NoError(t, gputest.Err(b.AppendUndefined(8*mib)))
 	require.NoError(t, b.Resize(nil, 2*mib))
 	w.m.Hold(w.s.Handle())
 	require.NoError(t, w.s.Memset(b.Ptr(), 1, 1))
@@ -309,7 +310,7 @@ func TestTheReclaimerComesInTheMiddleOfGrowth(t *testing.T) {
 		check(t, part.Host(func([]byte) error {
 			w.m.Release(w.s.Handle())
 			time.Sleep(10 * time.Millisecond) // the reclaimer sees that the GPU has passed
-			go func() { grown <- b.Grow(10 * mib) }()
+			go func() { grown <- gputest.Err(b.AppendUndefined(10 * mib)) }()
 			<-making
 			return nil
 		}))
@@ -419,7 +420,7 @@ func TestCloseBeginsInTheMiddleOfAnotherChange(t *testing.T) {
 			check(t, <-closing, what)
 		})
 		require.NoError(t, w.drain(), what)
-		require.ErrorIs(t, b.Grow(1), cuda.ErrClosed, "%s: a closed buffer stays closed", what)
+		require.ErrorIs(t, gputest.Err(b.AppendUndefined(1)), cuda.ErrClosed, "%s: a closed buffer stays closed", what)
 		w.end()
 	}
 }
@@ -439,12 +440,12 @@ func TestCloseRacingClipAfterAndRevokeAfter(t *testing.T) {
 			case 2:
 				err = b.RevokeAfter(w.peer.Location(), w.far)
 			default:
-				err = b.Grow(kib64)
+				_, err = b.AppendUndefined(kib64)
 			}
 			assert.True(t, expected(err), "%v", err)
 		})
 		require.NoError(t, w.drain())
-		require.ErrorIs(t, b.Grow(1), cuda.ErrClosed, "a closed buffer stays closed")
+		require.ErrorIs(t, gputest.Err(b.AppendUndefined(1)), cuda.ErrClosed, "a closed buffer stays closed")
 		w.end()
 	}
 }
@@ -472,16 +473,16 @@ func TestCopiesOfForeignBuffersAreRefused(t *testing.T) {
 	require.NoError(t, err)
 	for _, on := range []*cuda.Stream{nil, w.s} {
 		require.ErrorIs(t, into.CopyFromSlice(on, from), cuda.ErrForeign)
-		require.ErrorIs(t, a.AppendSlice(on, from), cuda.ErrForeign)
+		require.ErrorIs(t, gputest.Err(a.AppendSlice(on, from)), cuda.ErrForeign)
 	}
 	far, err := vmm.NewBuffer(w.peer, vmm.BufferOptions{Reserve: kib64})
 	require.NoError(t, err)
 	w.own(far)
-	require.NoError(t, far.Append(nil, make([]byte, 100)))
+	require.NoError(t, gputest.Err(far.Append(nil, make([]byte, 100))))
 	unseen, err := far.Slice(0, 100)
 	require.NoError(t, err)
 	require.ErrorIs(t, into.CopyFromSlice(nil, unseen), cuda.ErrNotPermitted, "its device has no access to the source")
-	require.ErrorIs(t, a.AppendSlice(nil, unseen), cuda.ErrNotPermitted)
+	require.ErrorIs(t, gputest.Err(a.AppendSlice(nil, unseen)), cuda.ErrNotPermitted)
 	w.end()
 	other.end()
 }

@@ -31,7 +31,7 @@ func ExampleArray() {
 
 	address := array.Ptr()
 	for range 3 {
-		if err := array.Append(nil, []float32{1, 2, 3, 4}); err != nil {
+		if _, err := array.Append(nil, []float32{1, 2, 3, 4}); err != nil {
 			log.Fatal(err)
 		}
 	}
@@ -98,7 +98,7 @@ func ExampleBuffer_CloseAfter() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := buffer.Append(stream, make([]byte, 1<<20)); err != nil {
+	if _, err := buffer.Append(stream, make([]byte, 1<<20)); err != nil {
 		log.Fatal(err)
 	}
 

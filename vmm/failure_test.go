@@ -16,6 +16,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -82,7 +83,7 @@ func (w *world) buffer(chunks int, access ...vmm.Access) *vmm.Buffer {
 	w.own(b)
 	w.buffers = append(w.buffers, b)
 	if chunks > 0 {
-		require.NoError(w.t, b.Append(nil, pattern(chunks*kib64-100, 1)))
+		require.NoError(w.t, gputest.Err(b.Append(nil, pattern(chunks*kib64-100, 1))))
 	}
 	w.b = b
 	return b
@@ -239,7 +240,8 @@ var scenarios = []scenario{
 		op: func(w *world) error {
 			a, err := vmm.ArrayOf[uint32](w.b)
 			require.NoError(w.t, err)
-			return a.Append(nil, make([]uint32, 40_000))
+			_, err = a.Append(nil, make([]uint32, 40_000))
+			return err
 		}},
 	{name: "Granted", setup: func(w *world) { require.NoError(w.t, w.create(kib64, vmm.Properties{})) },
 		op: func(w *world) error { _, err := w.a.Granted(); return err }},
@@ -292,20 +294,22 @@ var scenarios = []scenario{
 	{name: "Buffer.SetAccess down", setup: func(w *world) { w.buffer(3, both(w, vmm.ReadWrite)...) },
 		op: func(w *world) error { return w.b.SetAccess(both(w, vmm.NoAccess)...) }},
 	{name: "Append", setup: func(w *world) { w.buffer(2) },
-		op: func(w *world) error { return w.b.Append(w.s, pattern(3*kib64, 2)) }},
+		op: func(w *world) error { _, err := w.b.Append(w.s, pattern(3*kib64, 2)); return err }},
 	{name: "Append and wait", setup: func(w *world) { w.buffer(2) },
-		op: func(w *world) error { return w.b.Append(nil, pattern(3*kib64, 2)) }},
+		op: func(w *world) error { _, err := w.b.Append(nil, pattern(3*kib64, 2)); return err }},
 	{name: "Append without growth", setup: func(w *world) { w.buffer(2) },
-		op: func(w *world) error { return w.b.Append(w.s, pattern(100, 2)) }},
+		op: func(w *world) error { _, err := w.b.Append(w.s, pattern(100, 2)); return err }},
 	{name: "Append to a buffer that two devices see", setup: func(w *world) { w.buffer(1, both(w, vmm.ReadWrite)...) },
-		op: func(w *world) error { return w.b.Append(w.far, pattern(3*kib64, 2)) }},
+		op: func(w *world) error { _, err := w.b.Append(w.far, pattern(3*kib64, 2)); return err }},
 	{name: "AppendHost", setup: func(w *world) { w.buffer(2); w.pinned(2*kib64 + 5) },
-		op: func(w *world) error { return w.b.AppendHost(w.s, w.host.All()) }},
+		op: func(w *world) error { _, err := w.b.AppendHost(w.s, w.host.All()); return err }},
 	{name: "AppendSlice", setup: func(w *world) { w.buffer(2); w.part(100, kib64) },
-		op: func(w *world) error { return w.b.AppendSlice(w.s, w.slice) }},
+		op: func(w *world) error { _, err := w.b.AppendSlice(w.s, w.slice); return err }},
 	{name: "AppendPtr", setup: func(w *world) { w.buffer(2) },
-		op: func(w *world) error { return w.b.AppendPtr(nil, w.b.Ptr(), 2*kib64-200) }},
+		op: func(w *world) error { _, err := w.b.AppendPtr(nil, w.b.Ptr(), 2*kib64-200); return err }},
 	{name: "Grow", setup: func(w *world) { w.buffer(1) }, op: func(w *world) error { return w.b.Grow(3 * kib64) }},
+	{name: "AppendUndefined", setup: func(w *world) { w.buffer(1) },
+		op: func(w *world) error { _, err := w.b.AppendUndefined(3 * kib64); return err }},
 	{name: "Resize longer", setup: func(w *world) { w.buffer(1) },
 		op: func(w *world) error { return w.b.Resize(w.s, 3*kib64) }},
 	{name: "Resize shorter", setup: func(w *world) { w.buffer(3) },
@@ -404,12 +408,14 @@ var scenarios = []scenario{
 			if err := w.drain(); err != nil {
 				return err
 			}
-			return w.b.Append(nil, pattern(4*kib64, 3))
+			_, err := w.b.Append(nil, pattern(4*kib64, 3))
+			return err
 		}, tears: true, retry: func(w *world) error {
 			if err := w.b.Clip(); err != nil {
 				return err
 			}
-			return w.b.Append(nil, pattern(4*kib64, 3))
+			_, err := w.b.Append(nil, pattern(4*kib64, 3))
+			return err
 		}},
 }
 
@@ -645,7 +651,7 @@ func (w *world) goOn(at string) {
 		}
 		want := pattern(3*kib64, 5)
 		from := b.Len()
-		err := b.Append(nil, want)
+		_, err := b.Append(nil, want)
 		if err != nil {
 			// Only what an undo left is refused, or access that is not known.
 			if !errors.Is(err, cuda.ErrInUse) {
@@ -654,7 +660,7 @@ func (w *world) goOn(at string) {
 			}
 			require.NoError(w.t, b.Clip(), at)
 			require.Zero(w.t, b.Stats().Clipped, at)
-			require.NoError(w.t, b.Append(nil, want), at)
+			require.NoError(w.t, gputest.Err(b.Append(nil, want)), at)
 		}
 		part, err := b.Slice(from, from+len(want))
 		require.NoError(w.t, err, at)
@@ -754,10 +760,10 @@ func TestALostDeviceWaitsForNothingAndCloses(t *testing.T) {
 	}
 
 	for what, err := range map[string]error{
-		"Append":           keep.Append(w.s, []byte{1}),
-		"Append and wait":  keep.Append(nil, []byte{1}),
-		"Append and grow":  keep.Append(nil, make([]byte, 8*kib64)),
-		"AppendHost":       keep.AppendHost(w.s, host.All()),
+		"Append":           gputest.Err(keep.Append(w.s, []byte{1})),
+		"Append and wait":  gputest.Err(keep.Append(nil, []byte{1})),
+		"Append and grow":  gputest.Err(keep.Append(nil, make([]byte, 8*kib64))),
+		"AppendHost":       gputest.Err(keep.AppendHost(w.s, host.All())),
 		"Resize":           keep.Resize(w.s, 1000),
 		"Slice.CopyTo":     w.slice.CopyTo(w.s, make([]byte, 100)),
 		"Slice.CopyFrom":   w.slice.CopyFrom(nil, make([]byte, 100)),
@@ -783,7 +789,7 @@ func TestWhatAnUndoLeftIsOutOfUseUntilClipOrClose(t *testing.T) {
 	free, _ := w.m.Memory(0)
 	w.m.Inject(sim.Fault{Call: "cuMemSetAccess", Result: code, Parts: 2})
 	w.m.Inject(sim.Fault{Call: "cuMemUnmap", Result: code, Parts: 2})
-	err := b.Grow(3 * kib64)
+	_, err := b.AppendUndefined(3 * kib64)
 	require.ErrorContains(t, err, "cuMemSetAccess answered")
 	require.ErrorContains(t, err, fmt.Sprintf("undoing it failed: cuMemUnmap answered CUDA_ERROR_UNKNOWN (999), so 192 KiB at %#x are out of use", uint64(b.Ptr())+2*kib64))
 	st := b.Stats()
@@ -791,22 +797,22 @@ func TestWhatAnUndoLeftIsOutOfUseUntilClipOrClose(t *testing.T) {
 	require.Equal(t, 5, w.sys.Stats().Allocations, "it is accounted for")
 
 	calls := w.m.Count("cuMemMap")
-	err = b.Grow(2 * kib64)
+	_, err = b.AppendUndefined(2 * kib64)
 	require.ErrorIs(t, err, cuda.ErrInUse)
 	require.ErrorContains(t, err, "could not be unmapped after an earlier failure")
 	require.Equal(t, calls, w.m.Count("cuMemMap"), "its addresses are not used")
-	require.NoError(t, b.Append(nil, pattern(100, 1)), "the rest is as it was")
+	require.NoError(t, gputest.Err(b.Append(nil, pattern(100, 1))), "the rest is as it was")
 	moved, err := vmm.Move(b, 32*kib64)
 	require.NoError(t, err, "and can be moved")
 	w.own(moved)
-	require.NoError(t, moved.Grow(3*kib64))
+	require.NoError(t, gputest.Err(moved.AppendUndefined(3*kib64)))
 
 	w.m.Inject(sim.Fault{Call: "cuMemUnmap", Result: code})
 	require.ErrorContains(t, b.Clip(), "cuMemUnmap answered")
 	require.Equal(t, 3*kib64, b.Stats().Clipped)
 	require.NoError(t, b.Clip())
 	require.Zero(t, b.Stats().Clipped)
-	require.NoError(t, b.Grow(2*kib64))
+	require.NoError(t, gputest.Err(b.AppendUndefined(2*kib64)))
 	require.NoError(t, moved.Close())
 	require.NoError(t, b.Resize(nil, 2*kib64))
 	require.NoError(t, b.Clip())
@@ -824,12 +830,12 @@ func TestAFailedClipTakesChunksOutOfUse(t *testing.T) {
 	st := b.Stats()
 	require.Equal(t, []int{kib64, 1, 5 * kib64}, []int{st.Committed, st.Chunks, st.Clipped})
 	// Two of them are unmapped by now: whoever used them would lose the device.
-	require.ErrorIs(t, b.Append(nil, pattern(2*kib64, 1)), cuda.ErrInUse)
+	require.ErrorIs(t, gputest.Err(b.Append(nil, pattern(2*kib64, 1))), cuda.ErrInUse)
 	require.NoError(t, b.SetAccess(both(w, vmm.ReadWrite)...), "what is in use can be granted")
 	w.m.Inject(sim.Fault{Call: "cuMemRelease", Result: code, After: 2})
 	require.ErrorContains(t, b.Clip(), "cuMemRelease answered")
 	require.NoError(t, b.Clip())
-	require.NoError(t, b.Append(nil, pattern(2*kib64, 1)))
+	require.NoError(t, gputest.Err(b.Append(nil, pattern(2*kib64, 1))))
 	w.end()
 }
 
@@ -843,7 +849,7 @@ func TestAccessThatIsNotKnownIsRefusedAndWaitedFor(t *testing.T) {
 	err := b.SetAccess(grant)
 	require.ErrorContains(t, err, "undoing it failed: cuMemSetAccess answered")
 	require.ErrorContains(t, err, "who may touch 192 KiB of it is not known")
-	require.ErrorIs(t, b.Append(w.far, []byte{1}), cuda.ErrNotPermitted, "the library does not count on it")
+	require.ErrorIs(t, gputest.Err(b.Append(w.far, []byte{1})), cuda.ErrNotPermitted, "the library does not count on it")
 
 	// Somebody may have been using it all the same, so closing waits for him.
 	w.m.Hold(w.far.Handle())
@@ -863,7 +869,7 @@ func TestAccessThatIsNotKnownIsRefusedAndWaitedFor(t *testing.T) {
 	w.m.Inject(sim.Fault{Call: "cuMemSetAccess", Result: code, Times: 3})
 	require.Error(t, b.SetAccess(grant))
 	require.NoError(t, b.SetAccess(grant), "a change that succeeds settles it")
-	require.NoError(t, b.Append(w.far, []byte{1}))
+	require.NoError(t, gputest.Err(b.Append(w.far, []byte{1})))
 	require.NoError(t, w.far.Synchronize())
 	w.end()
 }

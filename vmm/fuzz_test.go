@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -84,7 +85,7 @@ func FuzzProperties(f *testing.F) {
 		b, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: 8 * mib, Memory: p})
 		if typed(t, err) {
 			w.own(b)
-			if typed(t, b.Append(nil, []byte{1, 2, 3})) {
+			if typed(t, gputest.Err(b.Append(nil, []byte{1, 2, 3}))) {
 				require.Equal(t, 3, b.Len())
 				require.Zero(t, b.Stats().Committed%gran)
 			}
@@ -161,7 +162,9 @@ func FuzzBuffer(f *testing.F) {
 			require.LessOrEqual(t, now.Committed, now.Reserved)
 		}
 		was := b.Stats()
-		sized(typed(t, b.Grow(grow)), grow, was)
+		sized(typed(t, b.Grow(grow)), was.Used, was)
+		was = b.Stats()
+		sized(typed(t, gputest.Err(b.AppendUndefined(grow))), grow, was)
 		was = b.Stats()
 		part, err := b.Slice(off, off+grow)
 		if typed(t, err) {
@@ -171,7 +174,7 @@ func FuzzBuffer(f *testing.F) {
 			typed(t, err)
 		}
 		was = b.Stats()
-		sized(typed(t, b.AppendPtr(nil, b.Ptr(), -max(grow, 0))), was.Used, was)
+		sized(typed(t, gputest.Err(b.AppendPtr(nil, b.Ptr(), -max(grow, 0)))), was.Used, was)
 		if b.Len()%24 != 0 {
 			_, err := vmm.ArrayOf[[3]uint64](b)
 			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
@@ -180,7 +183,7 @@ func FuzzBuffer(f *testing.F) {
 		words, err := vmm.ArrayOf[[3]uint64](b)
 		require.NoError(t, err)
 		was = b.Stats()
-		sized(typed(t, words.Grow(off)), was.Used+off*24, was)
+		sized(typed(t, gputest.Err(words.AppendUndefined(off))), was.Used+off*24, was)
 		_, err = words.Slice(off, resize)
 		typed(t, err)
 		was = b.Stats()
@@ -219,7 +222,7 @@ func FuzzGranularity(f *testing.F) {
 				continue
 			}
 			require.GreaterOrEqual(t, b.Stats().Reserved, reserve)
-			if typed(t, b.Grow(n)) {
+			if typed(t, gputest.Err(b.AppendUndefined(n))) {
 				require.Equal(t, n, b.Len())
 			} else {
 				require.True(t, n < 0 || n > b.Stats().Reserved || uint64(n) > 2<<30)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -15,14 +16,14 @@ func TestAHookRunsUnderSomebodyElsesGrow(t *testing.T) {
 	s := stream(t, d)
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)})
 	require.NoError(t, err)
-	require.NoError(t, b.Append(nil, make([]byte, 100)))
+	require.NoError(t, gputest.Err(b.Append(nil, make([]byte, 100))))
 	for range 300 {
 		g, err := s.WithCapture(cuda.CaptureOptions{}, func() error { return s.Memset(b.Ptr(), 1, 10) })
 		require.NoError(t, err)
 		require.NoError(t, g.OnClose(func() { _ = b.Clip() }))
 		require.NoError(t, g.CloseAfter(s))
 		done := make(chan error, 1)
-		go func() { done <- b.Grow(2 * mib); _ = b.Resize(nil, 100) }()
+		go func() { done <- gputest.Err(b.AppendUndefined(2 * mib)); _ = b.Resize(nil, 100) }()
 		select {
 		case <-done:
 		case <-time.After(patience):

@@ -30,7 +30,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	if w.b == nil {
 		return 0, errNilBuffer("vmm.Writer.Write")
 	}
-	if err := w.b.Append(nil, p); err != nil {
+	if _, err := w.b.Append(nil, p); err != nil {
 		return 0, err
 	}
 	return len(p), nil
@@ -68,7 +68,7 @@ func (w *Writer) ReadFrom(r io.Reader) (n int64, err error) {
 		}
 		have += got
 		if have == len(piece) || have > 0 && end != nil {
-			if err := w.b.Append(s, piece[:have]); err != nil {
+			if _, err := w.b.Append(s, piece[:have]); err != nil {
 				return n, err
 			}
 			n += int64(have)

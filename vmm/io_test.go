@@ -8,6 +8,7 @@ import (
 	"testing/iotest"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -67,7 +68,7 @@ func TestWriteToLosesNothing(t *testing.T) {
 	require.NoError(t, err)
 	closed(t, b)
 	data := pattern(5*mib, 1)
-	require.NoError(t, b.Append(nil, data))
+	require.NoError(t, gputest.Err(b.Append(nil, data)))
 	full := errors.New("the disk is full")
 	for _, row := range []struct {
 		what string

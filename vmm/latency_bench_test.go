@@ -28,7 +28,7 @@ func BenchmarkFreeWhileBusy(b *testing.B) {
 	work, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 4096 * mib, Chunks: vmm.FixedChunks(1024 * mib)})
 	must(b, err)
 	b.Cleanup(func() { must(b, work.Close()) })
-	must(b, work.Grow(4096*mib))
+	must(b, gputest.Err(work.AppendUndefined(4096*mib)))
 	s, err := d.NewStream(cuda.StreamOptions{})
 	must(b, err)
 	b.Cleanup(func() { must(b, s.Close()) })
@@ -45,7 +45,7 @@ func BenchmarkFreeWhileBusy(b *testing.B) {
 	round := func() {
 		buf, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 256 * mib})
 		must(b, err)
-		must(b, buf.Grow(128*mib))
+		must(b, gputest.Err(buf.AppendUndefined(128*mib)))
 		must(b, buf.Resize(nil, mib))
 		busy()
 		start := time.Now()
@@ -80,11 +80,11 @@ func BenchmarkClipBesideDownloads(b *testing.B) {
 	work, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 4096 * mib, Chunks: vmm.FixedChunks(1024 * mib)})
 	must(b, err)
 	b.Cleanup(func() { must(b, work.Close()) })
-	must(b, work.Grow(4096*mib))
+	must(b, gputest.Err(work.AppendUndefined(4096*mib)))
 	buf, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 256 * mib, Chunks: vmm.FixedChunks(2 * mib)})
 	must(b, err)
 	b.Cleanup(func() { must(b, buf.Close()) })
-	must(b, buf.Grow(64*mib))
+	must(b, gputest.Err(buf.AppendUndefined(64*mib)))
 	other, err := d.NewStream(cuda.StreamOptions{})
 	must(b, err)
 	b.Cleanup(func() { must(b, other.Close()) })
@@ -144,7 +144,7 @@ func BenchmarkLaunchBesideGrowth(b *testing.B) {
 	target, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 2 * mib})
 	must(b, err)
 	b.Cleanup(func() { must(b, target.Close()) })
-	must(b, target.Grow(mib))
+	must(b, gputest.Err(target.AppendUndefined(mib)))
 	s, err := d.NewStream(cuda.StreamOptions{})
 	must(b, err)
 	b.Cleanup(func() { must(b, s.Close()) })
@@ -167,7 +167,7 @@ func BenchmarkLaunchBesideGrowth(b *testing.B) {
 				time.Sleep(50 * time.Microsecond)
 				continue
 			}
-			if err := buf.Grow(64 * mib); err != nil {
+			if _, err := buf.AppendUndefined(64 * mib); err != nil {
 				return err
 			}
 			if err := buf.Resize(nil, 0); err != nil {

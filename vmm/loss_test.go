@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/csrc/kernels"
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -66,7 +67,7 @@ func (l *losing) buffer(d *cuda.Device, chunks int, access ...vmm.Access) *vmm.B
 	l.t.Helper()
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * kib64, Chunks: vmm.FixedChunks(kib64), Access: access})
 	require.NoError(l.t, err)
-	require.NoError(l.t, b.Append(nil, pattern(chunks*kib64, 1)))
+	require.NoError(l.t, gputest.Err(b.Append(nil, pattern(chunks*kib64, 1))))
 	l.own(b)
 	return b
 }
@@ -123,8 +124,8 @@ func TestALostDeviceLeavesTheOtherAlone(t *testing.T) {
 			}
 			l.lose()
 
-			require.ErrorIs(t, before.Append(l.streams[n-1], []byte{1}), cuda.ErrDeviceLost)
-			require.ErrorIs(t, before.Grow(kib64), cuda.ErrDeviceLost)
+			require.ErrorIs(t, gputest.Err(before.Append(l.streams[n-1], []byte{1})), cuda.ErrDeviceLost)
+			require.ErrorIs(t, gputest.Err(before.AppendUndefined(kib64)), cuda.ErrDeviceLost)
 			_, err := vmm.Create(lost, kib64, vmm.Properties{})
 			require.ErrorIs(t, err, cuda.ErrDeviceLost)
 			for i, d := range l.devices[:n-1] {
@@ -141,7 +142,7 @@ func (l *losing) works(i int, d *cuda.Device, dead *cuda.Stream) {
 	l.buffer(d, 1) // takes what the device keeps for itself
 	free := l.free(i)
 	b := l.buffer(d, 4, l.everybody()[:len(l.devices)-1]...)
-	require.NoError(t, b.Append(s, pattern(3*kib64, 2)), "growth and copies")
+	require.NoError(t, gputest.Err(b.Append(s, pattern(3*kib64, 2))), "growth and copies")
 	part, err := b.Slice(4*kib64, 7*kib64)
 	require.NoError(t, err)
 	got := make([]byte, part.Len())
@@ -293,7 +294,7 @@ func TestALossBesideACrowd(t *testing.T) {
 					return
 				}
 				want, got := pattern(2*kib64, round), make([]byte, 2*kib64)
-				errs2 := []error{b.Append(s, want)}
+				errs2 := []error{gputest.Err(b.Append(s, want))}
 				part, err := b.Slice(0, len(want))
 				errs2 = append(errs2, err, part.CopyTo(s, got), b.Resize(s, 10), b.ClipAfter(s))
 				if !bytes.Equal(want, got) {

@@ -124,8 +124,18 @@ func (m *model) length(most int, name string) int {
 	return n
 }
 
-// appended is what the model does where an append of p answered err.
-func (m *model) appended(err error, p []byte) {
+// appended takes the results of an append of p: it returns where p begins.
+func (m *model) appended(p []byte) func(at int, err error) {
+	return func(at int, err error) {
+		m.made(err, p)
+		if err == nil {
+			require.Equal(m.rt, len(m.data)-len(p), at)
+		}
+	}
+}
+
+// made is what the model does when an operation that adds p returned err.
+func (m *model) made(err error, p []byte) {
 	if len(m.data)+len(p) > m.buf.Stats().Reserved {
 		require.ErrorIs(m.rt, err, cuda.ErrCapacity)
 		return
@@ -134,8 +144,8 @@ func (m *model) appended(err error, p []byte) {
 	m.data = append(m.data, p...)
 }
 
-// grown is appended for bytes that may be anything, but stay what they are.
-func (m *model) grown(err error, n int) {
+// undefined is appended for n bytes that may be anything, but stay what they are.
+func (m *model) undefined(n int, at int, err error) {
 	p := make([]byte, n)
 	if err == nil {
 		m.settle()
@@ -143,7 +153,7 @@ func (m *model) grown(err error, n int) {
 		require.NoError(m.rt, err)
 		copy(p, now)
 	}
-	m.appended(err, p)
+	m.appended(p)(at, err)
 }
 
 // part draws a part of what is in use.
@@ -173,7 +183,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 		"append": func() {
 			p := m.bytes(m.length(3*kib64, "bytes"))
 			mayWait()
-			m.appended(m.buf.Append(m.on(vmm.ReadWrite), p), p)
+			m.appended(p)(m.buf.Append(m.on(vmm.ReadWrite), p))
 		},
 		"append words": func() {
 			if m.words == nil {
@@ -189,34 +199,50 @@ func (m *model) actions() map[string]func(*rapid.T) {
 				p = append(p, byte(v[i]), byte(v[i]>>8), byte(v[i]>>16), byte(v[i]>>24))
 			}
 			mayWait()
-			err := m.words.Append(m.on(vmm.ReadWrite), v)
+			at, err := m.words.Append(m.on(vmm.ReadWrite), v)
 			if len(m.data)%4 != 0 {
 				require.ErrorIs(m.rt, err, cuda.ErrInvalidArgument)
 				return
 			}
-			m.appended(err, p)
+			m.appended(p)(at*4, err)
 		},
 		"append pinned": func() {
 			off := rapid.IntRange(0, m.host.Len()).Draw(m.rt, "from")
 			src, err := m.host.Slice(off, m.host.Len())
 			require.NoError(m.rt, err)
 			mayWait()
-			m.appended(m.buf.AppendHost(m.on(vmm.ReadWrite), src), src.Bytes())
+			m.appended(src.Bytes())(m.buf.AppendHost(m.on(vmm.ReadWrite), src))
 		},
 		"append a part of itself": func() {
 			off, n := m.part()
 			mayWait()
-			m.appended(m.buf.AppendSlice(m.on(vmm.ReadWrite), m.slice(off, n)), bytes.Clone(m.data[off:off+n]))
+			m.appended(bytes.Clone(m.data[off : off+n]))(m.buf.AppendSlice(m.on(vmm.ReadWrite), m.slice(off, n)))
 		},
 		"append by address": func() {
 			off, n := m.part()
 			mayWait()
-			m.appended(m.buf.AppendPtr(m.on(vmm.ReadWrite), m.at+cuda.Ptr(off), n), bytes.Clone(m.data[off:off+n]))
+			m.appended(bytes.Clone(m.data[off : off+n]))(m.buf.AppendPtr(m.on(vmm.ReadWrite), m.at+cuda.Ptr(off), n))
+		},
+		"append undefined bytes": func() {
+			n := m.length(3*kib64, "bytes")
+			mayWait()
+			at, err := m.buf.AppendUndefined(n)
+			m.undefined(n, at, err)
 		},
 		"grow": func() {
 			n := m.length(3*kib64, "bytes")
 			mayWait()
-			m.grown(m.buf.Grow(n), n)
+			err := m.buf.Grow(n)
+			st := m.buf.Stats()
+			if len(m.data)+n > st.Reserved {
+				require.ErrorIs(m.rt, err, cuda.ErrCapacity)
+				return
+			}
+			require.NoError(m.rt, err)
+			require.GreaterOrEqual(m.rt, st.Committed-st.Used, n)
+			creations := m.m.Count("cuMemCreate")
+			m.appended(make([]byte, n))(len(m.data), m.buf.Resize(m.on(vmm.ReadWrite), len(m.data)+n))
+			require.Equal(m.rt, creations, m.m.Count("cuMemCreate"), "there was room")
 		},
 		"resize": func() {
 			n := m.length(8*kib64, "bytes")
@@ -227,7 +253,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 				m.data = m.data[:n]
 				return
 			}
-			m.appended(m.buf.Resize(s, n), make([]byte, n-len(m.data)))
+			m.made(m.buf.Resize(s, n), make([]byte, n-len(m.data)))
 		},
 		"clip": func() {
 			m.waits()
@@ -347,17 +373,17 @@ func (m *model) fail() {
 	switch rapid.IntRange(0, 3).Draw(m.rt, "what fails") {
 	case 0:
 		p := m.bytes(m.length(4*kib64, "bytes"))
-		if err := m.buf.Append(nil, p); err != nil {
+		if at, err := m.buf.Append(nil, p); err != nil {
 			unchanged()
 		} else {
-			m.appended(nil, p)
+			m.appended(p)(at, nil)
 		}
 	case 1:
 		n := m.length(4*kib64, "bytes")
-		if err := m.buf.Grow(n); err != nil {
+		if at, err := m.buf.AppendUndefined(n); err != nil {
 			unchanged()
 		} else {
-			m.grown(nil, n)
+			m.undefined(n, at, nil)
 		}
 	case 2:
 		mode := rapid.SampledFrom([]vmm.AccessMode{vmm.NoAccess, vmm.ReadWrite}).Draw(m.rt, "mode")

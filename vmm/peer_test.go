@@ -49,7 +49,7 @@ func TestMemoryOfOneDeviceIsUsedFromAnother(t *testing.T) {
 		closed(t, b)
 		far := stream(t, peer)
 		want := pattern(9*mib+5, 1)
-		require.NoError(t, b.Append(far, want), "written by the peer")
+		require.NoError(t, gputest.Err(b.Append(far, want)), "written by the peer")
 		require.NoError(t, far.Synchronize())
 		all, err := b.Slice(0, len(want))
 		require.NoError(t, err)
@@ -59,7 +59,7 @@ func TestMemoryOfOneDeviceIsUsedFromAnother(t *testing.T) {
 
 		require.NoError(t, b.RevokeAfter(peer.Location(), far))
 		require.NoError(t, d.System().Drain(t.Context()))
-		require.ErrorIs(t, b.Append(far, want), cuda.ErrNotPermitted)
+		require.ErrorIs(t, gputest.Err(b.Append(far, want)), cuda.ErrNotPermitted)
 		require.NoError(t, b.SetAccess(vmm.Access{Location: peer.Location(), Mode: vmm.ReadOnly}))
 		clear(got)
 		require.NoError(t, all.CopyTo(far, got), "read by the peer")

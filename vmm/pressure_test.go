@@ -7,6 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -28,7 +29,7 @@ func TestAllocationWaitsForMemoryThatIsPending(t *testing.T) {
 	s := stream(t, d)
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(16 * mib)})
 	require.NoError(t, err)
-	require.NoError(t, b.Grow(48*mib))
+	require.NoError(t, gputest.Err(b.AppendUndefined(48*mib)))
 	m.Hold(s.Handle())
 	require.NoError(t, s.Memset(b.Ptr(), 1, mib))
 	require.NoError(t, b.CloseAfter(s))
@@ -39,7 +40,7 @@ func TestAllocationWaitsForMemoryThatIsPending(t *testing.T) {
 	again, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(16 * mib)})
 	require.NoError(t, err)
 	closed(t, again)
-	require.NoError(t, again.Grow(48*mib), "the memory came back within the bound")
+	require.NoError(t, gputest.Err(again.AppendUndefined(48*mib)), "the memory came back within the bound")
 }
 
 func TestAllocationGivesUpAtTheBound(t *testing.T) {
@@ -47,19 +48,19 @@ func TestAllocationGivesUpAtTheBound(t *testing.T) {
 	s := stream(t, d)
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(16 * mib)})
 	require.NoError(t, err)
-	require.NoError(t, b.Grow(48*mib))
+	require.NoError(t, gputest.Err(b.AppendUndefined(48*mib)))
 	m.Hold(s.Handle())
 	require.NoError(t, s.Memset(b.Ptr(), 1, mib))
 	require.NoError(t, b.CloseAfter(s))
 	again, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(16 * mib)})
 	require.NoError(t, err)
 	closed(t, again)
-	err = again.Grow(48 * mib)
+	_, err = again.AppendUndefined(48 * mib)
 	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
 	require.ErrorContains(t, err, "1 closed object waits for the GPU: call Drain")
 	m.Release(s.Handle())
 	require.NoError(t, d.System().Drain(t.Context()))
-	require.NoError(t, again.Grow(48*mib))
+	require.NoError(t, gputest.Err(again.AppendUndefined(48*mib)))
 }
 
 // Where the software driver has memory left and answers that there is none, the
@@ -81,7 +82,7 @@ func TestAllocationAsksThoseWhoKeepMemory(t *testing.T) {
 	kept, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(16 * mib)})
 	require.NoError(t, err)
 	closed(t, kept)
-	require.NoError(t, kept.Grow(48*mib))
+	require.NoError(t, gputest.Err(kept.AppendUndefined(48*mib)))
 	asked := uint64(0)
 	remove := core.SystemOf(d).OnPressure(func(need uint64) uint64 {
 		asked = need
@@ -96,10 +97,10 @@ func TestAllocationAsksThoseWhoKeepMemory(t *testing.T) {
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(32 * mib)})
 	require.NoError(t, err)
 	closed(t, b)
-	require.NoError(t, b.Grow(32*mib))
+	require.NoError(t, gputest.Err(b.AppendUndefined(32*mib)))
 	require.EqualValues(t, 32*mib, asked)
 	remove()
-	require.ErrorIs(t, kept.Grow(48*mib), cuda.ErrOutOfMemory, "nobody is asked any more")
+	require.ErrorIs(t, gputest.Err(kept.AppendUndefined(48*mib)), cuda.ErrOutOfMemory, "nobody is asked any more")
 }
 
 // One of those that keep memory panics: the others are asked all the same.
@@ -128,17 +129,17 @@ func TestGrowthTakesASmallerChunkWhereALargeOneDoesNotFit(t *testing.T) {
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.GeometricChunks(2*kib64, 8*mib)})
 	require.NoError(t, err)
 	closed(t, b)
-	require.NoError(t, b.Append(nil, pattern(8*mib, 1)))
+	require.NoError(t, gputest.Err(b.Append(nil, pattern(8*mib, 1))))
 	free, _ := m.Memory(0)
 	other, err := vmm.Create(d, int(free)/kib64*kib64-20*kib64, vmm.Properties{})
 	require.NoError(t, err)
-	require.NoError(t, b.Append(nil, []byte{1}))
+	require.NoError(t, gputest.Err(b.Append(nil, []byte{1})))
 	require.Equal(t, 8*mib+2*kib64, b.Stats().Committed, "the floor")
-	require.NoError(t, b.Grow(5*kib64))
+	require.NoError(t, gputest.Err(b.AppendUndefined(5*kib64)))
 	require.Equal(t, 8*mib+6*kib64, b.Stats().Committed, "as much as it needs")
-	err = b.Grow(20 * kib64)
+	_, err = b.AppendUndefined(20 * kib64)
 	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
 	require.Equal(t, 8*mib+6*kib64, b.Stats().Committed, "nothing has changed")
 	require.NoError(t, other.Close())
-	require.NoError(t, b.Grow(20*kib64))
+	require.NoError(t, gputest.Err(b.AppendUndefined(20*kib64)))
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/stretchr/testify/require"
 )
@@ -15,9 +16,10 @@ import (
 // gave up lets that function use the buffer.
 func TestGrowthBehindAViewOfWhatIsGivenUp(t *testing.T) {
 	for name, grow := range map[string]func(w *world) error{
-		"Grow":   func(w *world) error { return w.b.Grow(6 * mib) },
-		"Append": func(w *world) error { return w.b.Append(nil, make([]byte, 6*mib)) },
-		"Resize": func(w *world) error { return w.b.Resize(nil, 7*mib) },
+		"Grow":            func(w *world) error { return w.b.Grow(6 * mib) },
+		"AppendUndefined": func(w *world) error { _, err := w.b.AppendUndefined(6 * mib); return err },
+		"Append":          func(w *world) error { _, err := w.b.Append(nil, make([]byte, 6*mib)); return err },
+		"Resize":          func(w *world) error { return w.b.Resize(nil, 7*mib) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, false)
@@ -33,7 +35,7 @@ func TestGrowthBehindAViewOfWhatIsGivenUp(t *testing.T) {
 				go func() { grown <- grow(w) }()
 				time.Sleep(10 * time.Millisecond)
 				used := make(chan error, 1)
-				go func() { used <- w.b.Append(nil, make([]byte, 100)) }()
+				go func() { used <- gputest.Err(w.b.Append(nil, make([]byte, 100))) }()
 				select {
 				case err := <-used:
 					require.NoError(t, err)

@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -52,7 +53,7 @@ func chunked(t testing.TB, d *cuda.Device, n int) *vmm.Buffer {
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 16 * kib64, Chunks: vmm.FixedChunks(kib64)})
 	require.NoError(t, err)
 	closed(t, b)
-	require.NoError(t, b.Append(nil, pattern(n*kib64, 1)))
+	require.NoError(t, gputest.Err(b.Append(nil, pattern(n*kib64, 1))))
 	return b
 }
 
@@ -76,9 +77,9 @@ func TestImportedMemoryIsAnOrdinaryBuffer(t *testing.T) {
 	i := imported(t, o)
 	require.Equal(t, vmm.BufferStats{Reserved: 3 * kib64, Committed: 3 * kib64, Used: n, Chunks: 3, Grown: 1}, i.Stats())
 	require.Equal(t, pattern(3*kib64, 1)[:n], contents(t, i))
-	require.NoError(t, i.Grow(10), "the rest of the last chunk")
-	require.ErrorIs(t, i.Grow(1), cuda.ErrCapacity)
-	require.ErrorIs(t, i.Append(nil, []byte("x")), cuda.ErrCapacity)
+	require.NoError(t, gputest.Err(i.AppendUndefined(10)), "the rest of the last chunk")
+	require.ErrorIs(t, gputest.Err(i.AppendUndefined(1)), cuda.ErrCapacity)
+	require.ErrorIs(t, gputest.Err(i.Append(nil, []byte("x"))), cuda.ErrCapacity)
 	require.ErrorContains(t, i.Resize(nil, 4*kib64), "another process's")
 	part, err := i.Slice(5, 8)
 	require.NoError(t, err)
@@ -88,7 +89,7 @@ func TestImportedMemoryIsAnOrdinaryBuffer(t *testing.T) {
 	require.NoError(t, i.Resize(nil, 10))
 	require.NoError(t, i.Clip())
 	require.Equal(t, kib64, i.Stats().Committed)
-	require.ErrorIs(t, i.Grow(kib64), cuda.ErrCapacity)
+	require.ErrorIs(t, gputest.Err(i.AppendUndefined(kib64)), cuda.ErrCapacity)
 }
 
 func TestReadOnlyImportsStaySo(t *testing.T) {
@@ -106,7 +107,7 @@ func TestReadOnlyImportsStaySo(t *testing.T) {
 	require.NoError(t, err)
 	closed(t, moved)
 	require.ErrorIs(t, moved.SetAccess(vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite}), cuda.ErrNotPermitted)
-	require.ErrorIs(t, moved.Grow(kib64), cuda.ErrCapacity)
+	require.ErrorIs(t, gputest.Err(moved.AppendUndefined(kib64)), cuda.ErrCapacity)
 }
 
 func TestBuffersOfOneImport(t *testing.T) {
@@ -153,7 +154,7 @@ func TestFollowedLengths(t *testing.T) {
 	o.Reserve, o.Followed = 3*kib64, true
 	i := imported(t, o)
 	in := share.Of(i)
-	require.ErrorIs(t, i.Grow(1), cuda.ErrNotPermitted)
+	require.ErrorIs(t, gputest.Err(i.AppendUndefined(1)), cuda.ErrNotPermitted)
 	require.ErrorIs(t, i.Resize(nil, 0), cuda.ErrNotPermitted)
 	require.ErrorIs(t, in.SetLen(testOp, kib64+1), cuda.ErrOutOfRange)
 	require.NoError(t, in.SetLen(testOp, kib64))
@@ -192,7 +193,7 @@ func TestWhatIsPublishedStays(t *testing.T) {
 		require.ErrorIs(t, err, cuda.ErrInUse)
 		require.ErrorContains(t, err, `publication "weights"`)
 	}
-	require.NoError(t, b.Grow(kib64))
+	require.NoError(t, gputest.Err(b.AppendUndefined(kib64)))
 	require.NoError(t, b.Resize(nil, 2*kib64))
 	require.NoError(t, b.Clip(), "what lies behind may go")
 	require.NoError(t, b.Resize(nil, 10))
@@ -240,7 +241,7 @@ func TestShrinkingTakesTheTailOutAtOnce(t *testing.T) {
 		require.Equal(t, 2*kib64, b.Stats().Committed)
 		require.Equal(t, before.Chunks[2:], v.Chunks)
 		require.NoError(t, before.Release())
-		require.NoError(t, b.Grow(kib64))
+		require.NoError(t, gputest.Err(b.AppendUndefined(kib64)))
 		now, err := in.View(testOp, uint64(b.Len()))
 		require.NoError(t, err)
 		require.Len(t, now.Chunks, 3)

@@ -45,7 +45,7 @@ func ExampleBuffer_Append() {
 		fmt.Printf("%q\n", bytes)
 	}
 	machine.Hold(stream.Handle()) // the GPU is busy
-	if err := buffer.Append(stream, []byte("hello")); err != nil {
+	if _, err := buffer.Append(stream, []byte("hello")); err != nil {
 		log.Fatal(err)
 	}
 	look()
@@ -78,9 +78,9 @@ func ExampleBuffer_Grow() {
 
 	const outOfMemory = 2 // CUDA_ERROR_OUT_OF_MEMORY
 	machine.Inject(sim.Fault{Call: "cuMemCreate", Result: outOfMemory, Times: 1})
-	fmt.Println(buffer.Grow(1) != nil, buffer.Len())
-	fmt.Println(buffer.Grow(1) != nil, buffer.Len())
+	fmt.Println(buffer.Grow(1) != nil, buffer.Stats().Committed)
+	fmt.Println(buffer.Grow(1) != nil, buffer.Stats().Committed)
 	// Output:
 	// true 0
-	// false 1
+	// false 2097152
 }

@@ -318,16 +318,16 @@ func runlockBoth(a, b *buffer) {
 }
 
 // appendSlice appends device memory to a buffer, which may be the source's own.
-func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) error {
+func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) (at int, err error) {
 	if src.buf == nil {
-		return errZeroSlice(op)
+		return 0, errZeroSlice(op)
 	}
 	if src.buf.dev.System() != b.dev.System() {
-		return core.ForeignError(op, "slice")
+		return 0, core.ForeignError(op, "slice")
 	}
-	// Held until the copy has been waited for, where that is to be.
+	// Held until the copy has been waited for, if it is to be.
 	if !src.buf.closer.Hold() {
-		return core.ClosedError(op, "buffer")
+		return 0, core.ClosedError(op, "buffer")
 	}
 	defer src.buf.closer.Drop()
 	may := func(st *cuda.Stream, then func() error) error {
@@ -340,13 +340,13 @@ func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) err
 	}
 	st, err := b.stream(op, on)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer src.buf.copies.end(src.buf.copies.begin(st))
 	if err := may(st, func() error { return nil }); err != nil { // before memory is made
-		return err
+		return 0, err
 	}
-	return b.append(op, on, src.Size(), func(on *cuda.Stream, at cuda.Ptr) error {
+	return b.append(op, on, src.Size(), int(sizeOf[T]()), func(on *cuda.Stream, at cuda.Ptr) error {
 		return may(on, func() error { return on.Copy(at, src.Ptr(), src.Size()) })
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -60,7 +61,7 @@ func shareWith(ctx context.Context, g *Group, d *cuda.Device, types vmm.HandleTy
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
 	for range chunks {
-		if err := b.Append(nil, fmt.Appendf(nil, "%65536d", g.Rank())); err != nil {
+		if _, err := b.Append(nil, fmt.Appendf(nil, "%65536d", g.Rank())); err != nil {
 			g.Fail(err)
 			return 0, err
 		}
@@ -144,7 +145,7 @@ func TestShareThatFails(t *testing.T) {
 			}
 			b, err := vmm.NewBuffer(devices[r], vmm.BufferOptions{Reserve: 1 << 20, Memory: vmm.Properties{Handles: vmm.Fabric}})
 			require.NoError(t, err)
-			require.NoError(t, b.Grow(1<<16))
+			require.NoError(t, gputest.Err(b.AppendUndefined(1<<16)))
 			buffers[r] = b
 		}
 		a := Agreement{Handle: vmm.Fabric}
@@ -194,7 +195,7 @@ func TestShareByAnotherType(t *testing.T) {
 	_, d := seat(t, t.TempDir(), place)
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 1 << 20})
 	require.NoError(t, err)
-	require.NoError(t, b.Grow(1<<16))
+	require.NoError(t, gputest.Err(b.AppendUndefined(1<<16)))
 	for _, err := range together(groups, func(g *Group) error {
 		_, err := Share(t.Context(), g, Agreement{Handle: vmm.Fabric}, d, b, ShareOptions{})
 		return err

@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -123,25 +124,35 @@ var bufferCases = join(
 		"Buffer.Append": func(w *world) func() error {
 			b, s := w.buffer(), w.stream()
 			return func() error {
-				return errors.Join(b.Append(s, make([]byte, 3*mib)), b.Append(nil, make([]byte, 3*mib)))
+				return errors.Join(gputest.Err(b.Append(s, make([]byte, 3*mib))), gputest.Err(b.Append(nil, make([]byte, 3*mib))))
 			}
 		},
 		"Buffer.AppendHost": func(w *world) func() error {
 			b, s, h := w.buffer(), w.stream(), w.host(3*mib)
-			return func() error { return errors.Join(b.AppendHost(s, h.All()), b.AppendHost(nil, h.All())) }
+			return func() error {
+				return errors.Join(gputest.Err(b.AppendHost(s, h.All())), gputest.Err(b.AppendHost(nil, h.All())))
+			}
 		},
 		"Buffer.AppendSlice": func(w *world) func() error {
 			b, s := w.buffer(), w.stream()
 			part := must[vmm.Slice[byte]](w)(b.Slice(0, 100))
-			return func() error { return errors.Join(b.AppendSlice(s, part), b.AppendSlice(nil, part)) }
+			return func() error {
+				return errors.Join(gputest.Err(b.AppendSlice(s, part)), gputest.Err(b.AppendSlice(nil, part)))
+			}
 		},
 		"Buffer.AppendPtr": func(w *world) func() error {
 			b, s := w.buffer(), w.stream()
-			return func() error { return errors.Join(b.AppendPtr(s, b.Ptr(), 100), b.AppendPtr(nil, b.Ptr(), 100)) }
+			return func() error {
+				return errors.Join(gputest.Err(b.AppendPtr(s, b.Ptr(), 100)), gputest.Err(b.AppendPtr(nil, b.Ptr(), 100)))
+			}
 		},
 		"Buffer.Grow": func(w *world) func() error {
 			b := w.buffer()
 			return func() error { return b.Grow(10 * mib) }
+		},
+		"Buffer.AppendUndefined": func(w *world) func() error {
+			b := w.buffer()
+			return func() error { _, err := b.AppendUndefined(10 * mib); return err }
 		},
 		"Buffer.Resize": func(w *world) func() error {
 			b, s := w.buffer(), w.stream()
@@ -182,19 +193,29 @@ var arrayCases = join(
 		},
 		"Array.Append": func(w *world) func() error {
 			a, s := w.array(), w.stream()
-			return func() error { return errors.Join(a.Append(s, make([]int32, mib)), a.Append(nil, make([]int32, mib))) }
+			return func() error {
+				return errors.Join(gputest.Err(a.Append(s, make([]int32, mib))), gputest.Err(a.Append(nil, make([]int32, mib))))
+			}
 		},
 		"Array.AppendHost": func(w *world) func() error {
 			a, s, h := w.array(), w.stream(), w.host(4096)
-			return func() error { return errors.Join(a.AppendHost(s, h.All()), a.AppendHost(nil, h.All())) }
+			return func() error {
+				return errors.Join(gputest.Err(a.AppendHost(s, h.All())), gputest.Err(a.AppendHost(nil, h.All())))
+			}
 		},
 		"Array.AppendSlice": func(w *world) func() error {
 			a, s, from := w.array(), w.stream(), w.slice()
-			return func() error { return errors.Join(a.AppendSlice(s, from), a.AppendSlice(nil, from)) }
+			return func() error {
+				return errors.Join(gputest.Err(a.AppendSlice(s, from)), gputest.Err(a.AppendSlice(nil, from)))
+			}
 		},
 		"Array.Grow": func(w *world) func() error {
 			a := w.array()
 			return func() error { return a.Grow(mib) }
+		},
+		"Array.AppendUndefined": func(w *world) func() error {
+			a := w.array()
+			return func() error { _, err := a.AppendUndefined(mib); return err }
 		},
 		"Array.Resize": func(w *world) func() error {
 			a, s := w.array(), w.stream()

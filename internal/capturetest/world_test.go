@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -124,7 +125,7 @@ func (w *world) memory(n int) cuda.Ptr {
 // buffer has 4 MiB in use and a chunk behind them that is not.
 func (w *world) buffer() *vmm.Buffer {
 	b := made[*vmm.Buffer](w)(vmm.NewBuffer(w.dev, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)}))
-	require.NoError(w, b.Grow(6*mib))
+	require.NoError(w, gputest.Err(b.AppendUndefined(6*mib)))
 	require.NoError(w, b.Resize(nil, 4*mib))
 	return b
 }

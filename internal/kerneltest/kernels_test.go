@@ -63,7 +63,7 @@ func array[T any](t *testing.T, r *rig, v []T) *vmm.Array[T] {
 	a, err := vmm.NewArray[T](r.Device, vmm.BufferOptions{Reserve: 8 << 20})
 	require.NoError(t, err)
 	closed(t, a)
-	require.NoError(t, a.Append(r.stream, v))
+	require.NoError(t, gputest.Err(a.Append(r.stream, v)))
 	return a
 }
 

@@ -87,7 +87,7 @@ func stream(dev *cuda.Device, in io.Reader, step int, out io.Writer) (err error)
 	for {
 		n, err := io.ReadFull(in, piece)
 		sum.Write(piece[:n])
-		if err := array.Append(s, piece[:n]); err != nil {
+		if _, err := array.Append(s, piece[:n]); err != nil {
 			return err
 		}
 		if array.Ptr() != address {

@@ -159,7 +159,7 @@ func byFence(dev *cuda.Device, module *cuda.Module, first, second *vmm.Mapping) 
 		return err
 	}
 	defer func() { err = errors.Join(err, seen.Close()) }()
-	if err := seen.Grow(first.Size()); err != nil {
+	if _, err := seen.AppendUndefined(first.Size()); err != nil {
 		return err
 	}
 

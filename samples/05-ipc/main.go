@@ -200,7 +200,7 @@ func stream(ctx context.Context, dev *cuda.Device, in io.Reader, step int, array
 		n, err := io.ReadFull(in, piece)
 		hash.Write(piece[:n])
 		if n > 0 {
-			if err := array.Append(s, piece[:n]); err != nil {
+			if _, err := array.Append(s, piece[:n]); err != nil {
 				return nil, err
 			}
 			if err := p.Announce(ctx, array.Len(), s); err != nil {

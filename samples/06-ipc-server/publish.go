@@ -77,7 +77,7 @@ func change(ctx context.Context, array *vmm.Array[uint64], p *handles.Publicatio
 	for i := range more {
 		more[i] = element(array.Len() + i)
 	}
-	if err := array.Append(s, more); err != nil {
+	if _, err := array.Append(s, more); err != nil {
 		return err
 	}
 	return unlessEnded(ctx, p.Announce(ctx, array.Len(), s))

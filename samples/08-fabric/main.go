@@ -125,7 +125,7 @@ func export(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (er
 	for i := range numbers {
 		numbers[i] = int32(i)
 	}
-	if err := array.Append(nil, numbers); err != nil {
+	if _, err := array.Append(nil, numbers); err != nil {
 		return err
 	}
 	if array.Buffer().Requested().Handles&vmm.Fabric != 0 {

@@ -178,7 +178,8 @@ func newPart(d *cuda.Device, number, n int) (p *part, sum float64, err error) {
 		v[i] = float32((i+number)%7) / 4
 		sum += float64(v[i]) * float64(v[i])
 	}
-	return p, sum, p.x.Append(p.stream, v)
+	_, err = p.x.Append(p.stream, v)
+	return p, sum, err
 }
 
 func (p *part) close() (err error) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/require"
@@ -219,7 +220,7 @@ func lose(t *testing.T, m *sim.Machine, d *cuda.Device, s *cuda.Stream) {
 	t.Helper()
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * mib})
 	require.NoError(t, err)
-	require.NoError(t, b.Grow(100))
+	require.NoError(t, gputest.Err(b.AppendUndefined(100)))
 	idle, err := d.NewStream(cuda.StreamOptions{})
 	require.NoError(t, err)
 	m.Hold(s.Handle())

@@ -33,7 +33,7 @@ func share(ctx context.Context, g *rendezvous.Group, d *cuda.Device, types vmm.H
 	}
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 1 << 20, Chunks: vmm.FixedChunks(64 << 10), Memory: vmm.Properties{Handles: a.Handle}})
 	if err == nil {
-		err = b.Append(nil, fmt.Appendf(nil, "%200000d", g.Rank()))
+		_, err = b.Append(nil, fmt.Appendf(nil, "%200000d", g.Rank()))
 	}
 	if err != nil {
 		g.Fail(err)
