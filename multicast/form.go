@@ -251,7 +251,7 @@ func (t *Team) share(ctx context.Context, by vmm.HandleTypes) error {
 		if t.group.Rank() == 0 {
 			return nil
 		}
-		from := a.parcels[0]
+		from := a.contributions[0]
 		switch {
 		case by == vmm.Fabric:
 			var h cuda.FabricHandle

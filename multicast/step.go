@@ -43,13 +43,13 @@ type offering struct {
 // answer is what all brought to a step that all did well. The files are the
 // caller's.
 type answer struct {
-	reports []report
-	parcels []rendezvous.Parcel
+	reports       []report
+	contributions []rendezvous.Contribution
 }
 
 func (a *answer) close() {
-	for i := range a.parcels {
-		a.parcels[i].Close()
+	for i := range a.contributions {
+		a.contributions[i].Close()
 	}
 }
 
@@ -135,7 +135,7 @@ func (t *Team) exchange(ctx context.Context, name string, try int, mine offering
 	if err != nil {
 		return nil, err
 	}
-	p := rendezvous.Parcel{Body: b}
+	p := rendezvous.Contribution{Body: b}
 	if own == nil && mine.file != nil {
 		p.Files = []*handles.FD{mine.file}
 	}
@@ -147,7 +147,7 @@ func (t *Team) exchange(ctx context.Context, name string, try int, mine offering
 	if err != nil {
 		return nil, err
 	}
-	a := &answer{reports: make([]report, len(all)), parcels: all}
+	a := &answer{reports: make([]report, len(all)), contributions: all}
 	for rank := range all {
 		if err := json.Unmarshal(all[rank].Body, &a.reports[rank]); err != nil {
 			a.close()

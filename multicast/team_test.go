@@ -399,7 +399,7 @@ func TestARankThatSendsWhatNoRankSends(t *testing.T) {
 				team, err := multicast.NewTeam(t.Context(), groups[0], devices, unit, multicast.TeamOptions{})
 				return formed{team, err}
 			}
-			got, err := groups[1].Exchange(t.Context(), "multicast: plan", rendezvous.Parcel{Body: []byte(body), Files: []*handles.FD{file}})
+			got, err := groups[1].Exchange(t.Context(), "multicast: plan", rendezvous.Contribution{Body: []byte(body), Files: []*handles.FD{file}})
 			for i := range got {
 				got[i].Close()
 			}

@@ -94,7 +94,7 @@ func Agree(ctx context.Context, g *Group, mine Facts) (Agreement, error) {
 	step := g.last()
 	for r, b := range all {
 		if err := json.Unmarshal(b, &a.Ranks[r]); err != nil {
-			err := &Error{Step: step, Ranks: []int{r}, kind: handles.ErrProtocol, cause: err}
+			err := &Error{Step: step, Ranks: []int{r}, kind: handles.ErrProtocol, Reason: "its facts are not readable: " + err.Error(), cause: err}
 			g.Fail(err)
 			return Agreement{}, err
 		}
@@ -133,11 +133,11 @@ func Agree(ctx context.Context, g *Group, mine Facts) (Agreement, error) {
 		Hint:   "see why the fabric is closed to these ranks (fabric.Diagnose), or keep the group on one host"}
 }
 
-// last is the step that ran last.
+// last returns the step that this rank called last.
 func (g *Group) last() Step {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return Step{Number: g.step.Number - min(g.step.Number, 1), Name: g.step.Name}
+	return Step{Number: g.state.step - min(g.state.step, 1), Name: g.asked}
 }
 
 // objection says which ranks stand against a handle type, and why the first

@@ -2,21 +2,38 @@
 // goroutines of one process, processes of one host, or, over etcd, of several
 // hosts.
 //
-// All ranks call the same steps in the same order. A step hands every rank what
-// every other has brought (AllGather, Exchange, which also carries file
-// descriptors, Barrier), so none goes on before all have arrived. Every step has
-// a limit in time. Who does not arrive is named: a rank that ended, that gave
-// up, that is at another step, or that is just not there.
+// All ranks call the same steps in the same order. A step gives every rank what
+// all others contribute (AllGather, Exchange, which also carries file
+// descriptors, Barrier), so no rank goes on before all have arrived. Every step
+// has a time limit.
 //
-// A group fails as a whole. When a rank gives up, or is lost while others need
-// it, every rank's step answers an error, now and from then on; no rank falls
-// back alone. The same processes can make a new group afterwards.
+// # Outcomes
+//
+// A step has one outcome for all ranks: either it is complete for all, or every
+// rank gets the same error, which names the ranks at fault: one that died or left
+// (handles.ErrGone), gave up (ErrFailed), is at another step (ErrDisagree) or did
+// not arrive in time (handles.ErrTimeout). A rank that dies after all have
+// arrived at a step fails the next one. After an error the group is over; the
+// same processes can make a new one.
+//
+// The exception is the process that decides the outcomes, the host's: if it dies,
+// some ranks may have a step complete and others not, and these get
+// handles.ErrGone with rank 0. If it stands still, a rank gives up on it a second
+// after the limit.
 //
 // Agree settles on one type of handle for all, and Share has every rank map every
-// other one's memory by it.
+// other rank's memory by it.
 //
-// A Board is what carries a group. This package has one for goroutines (InProcess)
+// # Trust
+//
+// A Transport carries a group. This package has one for goroutines (InProcess)
 // and one for the processes of a host (Host, Join); the module
-// fabric/rendezvous/etcd has one for several hosts. The processes of a group
-// trust each other: whoever may join it can end it.
+// fabric/rendezvous/etcd has one for several hosts.
+//
+// The host's socket admits processes of the host's user alone. With
+// Options.Secret a process must also prove that it has the group's secret, and so
+// must the host; the secret itself never travels. A member of a group can end it,
+// by failing or by sending what no rank sends, which expels it. It cannot speak
+// for another rank, nor make the host keep more than two steps' contributions:
+// one for each rank and step, of at most MaxBody bytes and MaxFiles files.
 package rendezvous

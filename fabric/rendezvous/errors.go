@@ -12,9 +12,9 @@ import (
 )
 
 // What can go wrong in a group; test for them with errors.Is. Besides: a rank
-// that is gone is handles.ErrGone, one that does not arrive in time
-// handles.ErrTimeout, one that sends what no rank sends handles.ErrProtocol; use
-// after Close is cuda.ErrClosed.
+// that is gone, or was expelled for what it sent, is handles.ErrGone; one that
+// does not arrive in time is handles.ErrTimeout; a process without the group's
+// secret is handles.ErrPeer; use after Close is cuda.ErrClosed.
 var (
 	// ErrFailed: a rank gave up.
 	ErrFailed = errors.New("a rank gave up")
@@ -22,22 +22,23 @@ var (
 	ErrDisagree = errors.New("the ranks disagree")
 )
 
-// Error is a step that failed.
+// Error is a step that failed. All ranks of a group return the same.
 type Error struct {
-	// Step that this rank was at.
+	// Step is the one that failed.
 	Step Step
-	// Ranks that are the reason.
+	// Ranks are the reason: those that died, gave up or did not arrive.
 	Ranks []int
 	// Reason says what they did or did not do.
 	Reason string
 	// Hint says what to do about it.
 	Hint string
 
-	kind  error
+	kind error
+	// cause is what this rank knows beyond the text, for errors.Is alone.
 	cause error
 }
 
-// Error says everything that is known, on one line.
+// Error returns everything that is known, on one line.
 func (e *Error) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "rendezvous: step %d", e.Step.Number)
@@ -51,16 +52,13 @@ func (e *Error) Error() string {
 	if e.Reason != "" {
 		b.WriteString(": " + e.Reason)
 	}
-	if e.cause != nil {
-		b.WriteString(": " + e.cause.Error())
-	}
 	if e.Hint != "" {
 		b.WriteString("; " + e.Hint)
 	}
 	return b.String()
 }
 
-// Unwrap gives the sentinel and the cause.
+// Unwrap returns the sentinel and the cause.
 func (e *Error) Unwrap() []error {
 	if e.cause == nil {
 		return []error{e.kind}
@@ -97,10 +95,31 @@ func ranks(all []int) string {
 func late(ctx context.Context, s Step, missing []int, waited time.Duration) *Error {
 	e := &Error{Step: s, Ranks: missing, kind: handles.ErrTimeout, cause: context.Cause(ctx),
 		Reason: fmt.Sprintf("did not arrive within %v", waited.Round(time.Millisecond)),
-		Hint:   "see whether they run, and what they wait for"}
+		Hint:   "check whether they run, and what they wait for"}
 	if !errors.Is(e.cause, context.DeadlineExceeded) {
 		e.kind, e.Reason, e.Hint = e.cause, "not arrived when the caller's context ended", ""
 		e.cause = nil
 	}
 	return e
+}
+
+// reasonOf returns what an error tells the other ranks: they know the rest.
+func reasonOf(err error) string {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Reason
+	}
+	return err.Error()
+}
+
+// causeOf returns what this rank's own error adds to the outcome of all.
+func causeOf(err error) error {
+	var e *Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	if e.cause != nil {
+		return errors.Join(e.kind, e.cause)
+	}
+	return e.kind
 }

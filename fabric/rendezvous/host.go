@@ -2,6 +2,7 @@ package rendezvous
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,14 +14,15 @@ import (
 )
 
 // Host makes a group of processes of one host, of which this one is rank 0, and
-// answers the path at which the others Join: a socket in a directory that is
+// returns the path at which the others [Join]: a socket in a directory that is
 // this user's alone (see handles.Listen; an empty name is a random one). It does
 // not wait for them: the first step does. The caller closes the group.
 //
-// All messages go through this process, so that its end is the group's end.
+// All messages go through this process, which decides the outcome of each step,
+// so its end is the group's end.
 func Host(dir, name string, size int, o Options) (g *Group, path string, err error) {
 	const op = "rendezvous.Host"
-	if err := checkRank(op, 0, size); err != nil {
+	if err := check(op, 0, size, o); err != nil {
 		return nil, "", err
 	}
 	o = o.withDefaults()
@@ -28,27 +30,30 @@ func Host(dir, name string, size int, o Options) (g *Group, path string, err err
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: %w", op, err)
 	}
-	b := &hostBoard{listener: l, timeout: o.Timeout, queue: newQueue(), members: make([]*member, size)}
-	b.work.Go(b.accept)
-	return New(b, o), l.Path(), nil
+	t := &hostTransport{listener: l, timeout: o.Timeout, secret: o.Secret, queue: newQueue(), members: make([]*member, size), state: newState(size)}
+	t.work.Go(t.accept)
+	return New(t, o), l.Path(), nil
 }
 
-// hostBoard is the side of rank 0, and hands on what the others send.
-type hostBoard struct {
+// hostTransport is the side of rank 0, and the group's sequencer: it decides the
+// order of events and relays those that count.
+type hostTransport struct {
 	listener *handles.Listener
 	timeout  time.Duration
+	secret   Secret
 	queue    *queue
 	once     sync.Once
 	work     sync.WaitGroup
 
 	mu      sync.Mutex
 	closed  bool
-	members []*member // by rank; rank 0 has none, nor has one that has not joined
-	// before are the events of before everybody had joined, for those that have
-	// yet to: nobody passes the first step without them, so they are few.
+	state   *state
+	members []*member // by rank; nil for rank 0 and ranks that have not joined
+	// before are the events so far, for ranks that have yet to join. No rank
+	// passes the first step without them, so they are few.
 	before []Event
-	// strangers are connections that have not said who they are.
-	strangers []*handles.Conn
+	// unidentified are connections that have not proved which rank they are.
+	unidentified []*handles.Conn
 }
 
 // member is a rank that joined.
@@ -59,152 +64,229 @@ type member struct {
 	sent chan struct{} // closed when nothing is sent any more
 }
 
-func (b *hostBoard) Rank() int          { return 0 }
-func (b *hostBoard) Size() int          { return len(b.members) }
-func (b *hostBoard) CarriesFiles() bool { return true }
+func (t *hostTransport) Rank() int          { return 0 }
+func (t *hostTransport) Size() int          { return len(t.members) }
+func (t *hostTransport) CarriesFiles() bool { return true }
 
-func (b *hostBoard) accept() {
+// mostUnidentified is how many processes may be joining at once; one more costs
+// the oldest its place.
+func (t *hostTransport) mostUnidentified() int { return t.Size() + 64 }
+
+func (t *hostTransport) accept() {
 	for {
-		conn, err := b.listener.Accept(context.Background())
+		conn, err := t.listener.Accept(context.Background())
 		if errors.Is(err, cuda.ErrClosed) {
 			return
 		}
-		if err != nil { // too many open files, say: it may pass
+		if err != nil { // too many open files, for example: it may pass
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
-		b.mu.Lock()
-		if b.closed {
-			b.mu.Unlock()
+		t.mu.Lock()
+		if t.closed {
+			t.mu.Unlock()
 			_ = conn.Close()
 			return
 		}
-		b.strangers = append(b.strangers, conn)
-		b.work.Go(func() { b.serve(conn) })
-		b.mu.Unlock()
+		if len(t.unidentified) == t.mostUnidentified() {
+			_ = t.unidentified[0].Close()
+			t.unidentified = t.unidentified[1:]
+		}
+		t.unidentified = append(t.unidentified, conn)
+		t.work.Go(func() { t.serve(conn) })
+		t.mu.Unlock()
 	}
 }
 
-// serve takes a process in as a rank, and hands on what it sends.
-func (b *hostBoard) serve(conn *handles.Conn) {
+// serve admits a process as a rank, and sequences what it sends.
+func (t *hostTransport) serve(conn *handles.Conn) {
 	defer func() { _ = conn.Close() }()
-	m := b.welcome(conn)
+	m := t.admit(conn)
 	if m == nil {
-		b.mu.Lock()
-		b.known(conn)
-		b.mu.Unlock()
+		t.mu.Lock()
+		t.identified(conn)
+		t.mu.Unlock()
 		return
 	}
-	b.work.Go(m.send)
+	t.work.Go(m.send)
 	defer m.out.close()
 	for {
 		msg, err := conn.Receive(context.Background())
 		switch {
 		case err != nil:
-			b.tell(Event{Kind: Lost, Rank: m.rank, Reason: "its process is gone: " + err.Error()})
+			t.tell(Event{Kind: Lost, Rank: m.rank, Reason: "its process is gone: " + err.Error()})
 			return
 		case msg.Kind == kindDone:
 			_ = msg.Close()
-			b.tell(Event{Kind: Left, Rank: m.rank})
+			t.tell(Event{Kind: Left, Rank: m.rank})
 			return
 		}
 		e, err := readEvent(msg)
-		if err == nil && e.Kind != Posted && e.Kind != Failed {
+		if err == nil && e.Kind != Posted && e.Kind != Failed && e.Kind != Late {
 			err = fmt.Errorf("%w: an event %q", handles.ErrProtocol, e.Kind)
 		}
 		if err != nil {
 			_ = msg.Close()
-			b.tell(Event{Kind: Lost, Rank: m.rank, Reason: "it sent what no rank sends: " + err.Error()})
+			t.tell(Event{Kind: Lost, Rank: m.rank, Reason: "it sent what no rank sends: " + err.Error()})
 			return
 		}
 		e.Rank = m.rank // whatever it says
-		b.tell(e)
-		e.Parcel.Close()
+		if !t.tell(e) {
+			return
+		}
 	}
 }
 
-// known is a stranger no more. The caller holds mu.
-func (b *hostBoard) known(conn *handles.Conn) {
-	b.strangers = slices.DeleteFunc(b.strangers, func(c *handles.Conn) bool { return c == conn })
+// identified removes a connection from those that have yet to prove their rank.
+// The caller holds mu.
+func (t *hostTransport) identified(conn *handles.Conn) {
+	t.unidentified = slices.DeleteFunc(t.unidentified, func(c *handles.Conn) bool { return c == conn })
 }
 
-// welcome reads a greeting and answers it. It is nil where the process is none
-// of the group's ranks, which it is told.
-func (b *hostBoard) welcome(conn *handles.Conn) *member {
-	ctx, cancel := context.WithTimeout(context.Background(), b.timeout)
+// admit does the handshake. It returns nil for a process that is none of the
+// group's ranks, which is told why.
+func (t *hostTransport) admit(conn *handles.Conn) *member {
+	ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 	defer cancel()
-	msg, err := conn.Receive(ctx)
-	if err != nil {
+	receive := func() (handles.Message, bool) {
+		m, err := conn.Receive(ctx)
+		if err != nil {
+			return m, false
+		}
+		return m, m.Close() == nil // no message of the handshake has files
+	}
+	msg, ok := receive()
+	if !ok {
 		return nil
 	}
-	defer func() { _ = msg.Close() }()
 	h, err := readHello(msg)
-	switch {
-	case err != nil || msg.Kind != kindHello || h.Rank == 0 || h.Rank >= h.Size:
+	if err != nil || h.Rank == 0 || h.Rank >= h.Size {
 		return nil
-	case int(h.Size) != len(b.members):
-		_ = conn.Send(ctx, hello{0, uint32(len(b.members))}.message(kindOtherSize))
+	}
+	challenge := newNonce()
+	if conn.Send(ctx, handles.Message{Kind: kindChallenge, Body: challenge[:]}) != nil {
+		return nil
+	}
+	if msg, ok = receive(); !ok {
+		return nil
+	}
+	proof, err := fixed(msg, kindProof, len(nonce{}))
+	switch {
+	case err != nil:
+		return nil
+	case !t.secret.proves(memberProves, h, challenge, proof):
+		_ = conn.Send(ctx, handles.Message{Kind: kindUnproved})
+		return nil
+	case int(h.Size) != t.Size():
+		_ = conn.Send(ctx, handles.Message{Kind: kindOtherSize, Body: binary.LittleEndian.AppendUint32(nil, uint32(t.Size()))})
 		return nil
 	}
 	m := &member{rank: int(h.Rank), conn: conn, out: newQueue(), sent: make(chan struct{})}
-	b.mu.Lock()
-	free := !b.closed && b.members[h.Rank] == nil
+	t.mu.Lock()
+	free := !t.closed && t.members[h.Rank] == nil
 	if free {
-		b.known(conn) // Close ends strangers at once, and hears members out
-		b.members[h.Rank] = m
-		for _, e := range b.before {
-			m.out.putCopy(e)
+		t.identified(conn) // Close ends those at once, but lets members read the rest
+		t.members[h.Rank] = m
+		for _, e := range t.before {
+			m.out.put(e.use())
 		}
 	}
-	b.mu.Unlock()
+	t.mu.Unlock()
 	if !free {
-		_ = conn.Send(ctx, h.message(kindTaken))
+		_ = conn.Send(ctx, handles.Message{Kind: kindTaken})
 		return nil
 	}
-	if err := conn.Send(ctx, h.message(kindWelcome)); err != nil {
+	if err := conn.Send(ctx, handles.Message{Kind: kindWelcome, Body: t.secret.proof(hostProves, h, challenge)}); err != nil {
 		m.out.close()
 		close(m.sent)
-		b.tell(Event{Kind: Lost, Rank: m.rank, Reason: "its process went as it joined: " + err.Error()})
+		t.tell(Event{Kind: Lost, Rank: m.rank, Reason: "its process went as it joined: " + err.Error()})
 		return nil
 	}
 	return m
 }
 
-// tell hands an event to everybody but its rank. The event stays the caller's.
-func (b *hostBoard) tell(e Event) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
+// tell takes ownership of an event, sequences it, and reports whether its rank is
+// still of the group.
+func (t *hostTransport) tell(e Event) bool {
+	own := e.echo()
+	if e.Rank != 0 {
+		// Copied before the event is in the order, so that either all ranks have
+		// the files or none does.
+		c, err := e.Contribution.dup()
+		if err != nil {
+			e.Contribution.Close()
+			e = Event{Kind: Failed, Rank: e.Rank, Step: e.Step, Reason: "the host could not take its files: " + err.Error()}
+			own = e
+		}
+		own.Contribution = c
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sequence(e, own)
+	_, gone := t.state.gone[e.Rank]
+	return !gone
+}
+
+// sequence enters an event into the order and relays it, to rank 0 as own. The
+// caller holds mu.
+func (t *hostTransport) sequence(e, own Event) {
+	was := e.Kind
+	if t.closed || !t.state.apply(&e) {
+		e.release()
+		own.release()
 		return
 	}
-	if e.Rank != 0 {
-		b.queue.putCopy(e)
+	if e.Kind != was { // the rank was expelled
+		own.release()
+		own = e
 	}
+	e.share()
+	t.queue.put(own)
 	waiting := false
-	for r, m := range b.members[1:] {
+	var deaf []*member
+	for r, m := range t.members {
 		switch {
+		case r == 0:
+			continue
 		case m == nil:
 			waiting = true
-		case r+1 != e.Rank:
-			m.out.putCopy(e)
+			continue
 		}
+		relayed := e.echo()
+		if r != e.Rank {
+			relayed = e.use()
+		}
+		if _, gone := t.state.gone[r]; !gone && m.out.put(relayed) <= mostPending(t.Size()) {
+			continue
+		} else if gone {
+			relayed.release()
+			continue
+		}
+		deaf = append(deaf, m)
 	}
 	if waiting {
-		b.before = append(b.before, e.copied())
+		t.before = append(t.before, e.use())
 	} else {
-		b.forget()
+		t.forget()
+	}
+	e.release()
+	for _, m := range deaf {
+		m.out.close()
+		_ = m.conn.Close()
+		lost := Event{Kind: Lost, Rank: m.rank, Reason: "it arrives at steps without reading what the others bring"}
+		t.sequence(lost, lost)
 	}
 }
 
-// forget drops the events of before everybody had joined. The caller holds mu.
-func (b *hostBoard) forget() {
-	for _, e := range b.before {
-		e.Parcel.Close()
+// forget releases the events for ranks that have yet to join. The caller holds mu.
+func (t *hostTransport) forget() {
+	for i := range t.before {
+		t.before[i].release()
 	}
-	b.before = nil
+	t.before = nil
 }
 
-// send sends a member what there is for it, until it is gone.
+// send sends a member its events, until it is gone.
 func (m *member) send() {
 	defer close(m.sent)
 	for {
@@ -213,41 +295,45 @@ func (m *member) send() {
 			return
 		}
 		err = m.conn.Send(context.Background(), e.message())
-		e.Parcel.Close()
+		e.release()
 		if err != nil {
-			_ = m.conn.Close() // serve sees it
+			_ = m.conn.Close() // serve notices
 			return
 		}
 	}
 }
 
-func (b *hostBoard) Post(_ context.Context, s Step, p Parcel) error {
-	b.tell(Event{Kind: Posted, Step: s, Parcel: p})
+func (t *hostTransport) Post(_ context.Context, s Step, c Contribution) error {
+	shared, err := c.dup()
+	if err != nil {
+		return err
+	}
+	t.tell(Event{Kind: Posted, Step: s, Contribution: shared})
 	return nil
 }
 
-func (b *hostBoard) Fail(_ context.Context, s Step, reason string) error {
-	b.tell(Event{Kind: Failed, Step: s, Reason: reason})
+func (t *hostTransport) Fail(_ context.Context, e Event) error {
+	t.tell(e)
 	return nil
 }
 
-func (b *hostBoard) Next(ctx context.Context) (Event, error) { return b.queue.take(ctx) }
+func (t *hostTransport) Next(ctx context.Context) (Event, error) { return t.queue.take(ctx) }
 
-func (b *hostBoard) Close() (err error) {
-	b.once.Do(func() {
-		err = b.listener.Close()
-		b.tell(Event{Kind: Left})
-		b.mu.Lock()
-		b.closed = true
-		b.forget()
-		members := slices.DeleteFunc(slices.Clone(b.members), func(m *member) bool { return m == nil })
-		strangers := slices.Clone(b.strangers)
-		b.mu.Unlock()
-		b.queue.close()
-		for _, c := range strangers {
+func (t *hostTransport) Close(*Event) (err error) {
+	t.once.Do(func() {
+		err = t.listener.Close()
+		t.tell(Event{Kind: Left})
+		t.mu.Lock()
+		t.closed = true
+		t.forget()
+		members := slices.DeleteFunc(slices.Clone(t.members), func(m *member) bool { return m == nil })
+		unidentified := slices.Clone(t.unidentified)
+		t.mu.Unlock()
+		t.queue.close()
+		for _, c := range unidentified {
 			_ = c.Close()
 		}
-		// What was said before reaches those that listen.
+		// What was said before still reaches the members that read.
 		patience := time.NewTimer(farewell)
 		defer patience.Stop()
 		for _, m := range members {
@@ -261,7 +347,7 @@ func (b *hostBoard) Close() (err error) {
 			}
 			_ = m.conn.Close()
 		}
-		b.work.Wait()
+		t.work.Wait()
 	})
 	return err
 }

@@ -17,15 +17,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// patience is how long the ranks wait for each other where nobody should have
-// to: who is killed while the group runs is noticed long before.
-const patience = 30 * time.Second
+// patience guards against ranks that wait for each other for ever.
+const patience = 2 * time.Minute
 
 // outcome is what a rank's process saw of its last step.
 type outcome struct {
 	Step  string
 	Err   string
-	Gone  bool // the error is that a rank is gone, or gave up for that
+	Gone  bool // the error is that a rank is gone
 	Took  time.Duration
 	Files int
 }
@@ -69,7 +68,7 @@ func steps(g *Group, running func()) (o outcome) {
 		_, err := g.AllGather(context.Background(), o.Step, make([]byte, 1000))
 		if err != nil {
 			o.Err, o.Took = err.Error(), time.Since(began)
-			o.Gone = errors.Is(err, handles.ErrGone) || errors.Is(err, ErrFailed)
+			o.Gone = errors.Is(err, handles.ErrGone)
 			return o
 		}
 		if i == 0 && running != nil {
@@ -89,8 +88,8 @@ func members(t *testing.T, path string, size int, limit time.Duration) []*reexec
 	return children
 }
 
-// Any process may be killed at any step: the others are told which, at once, and
-// leave nothing open.
+// Any process may be killed at any step: the others fail the same step with the
+// same error, which names it, and leave nothing open.
 func TestKilledRanks(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("file descriptors travel on Linux only")
@@ -106,7 +105,7 @@ func TestKilledRanks(t *testing.T) {
 		check := func(r int, o outcome) {
 			o.names(t, victim)
 			require.True(t, o.Gone, "round %d, rank %d: %+v", round, r, o)
-			require.Less(t, o.Took, patience, "round %d, rank %d: %+v", round, r, o)
+			require.Equal(t, [2]string{mine.Step, mine.Err}, [2]string{o.Step, o.Err}, "round %d, rank %d", round, r)
 			require.Zero(t, o.Files)
 		}
 		check(0, mine)
@@ -175,7 +174,7 @@ func TestAKilledHost(t *testing.T) {
 		for r := 1; r < size; r++ {
 			o := <-done
 			o.names(t, 0)
-			require.Less(t, o.Took, patience)
+			require.True(t, o.Gone, "%+v", o)
 		}
 		require.Zero(t, handles.OpenFDs())
 	}

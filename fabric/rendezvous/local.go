@@ -8,65 +8,85 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 )
 
-// InProcess makes a group of goroutines: one Group for each rank. The caller
-// closes all of them.
+// InProcess makes a group of goroutines and returns one Group for each rank. The
+// caller closes all of them.
 func InProcess(size int, o Options) ([]*Group, error) {
 	if size < 1 || size > MaxSize {
 		return nil, fmt.Errorf("rendezvous.InProcess: %w: a group of %d ranks: 1 to %d", cuda.ErrInvalidArgument, size, MaxSize)
 	}
-	all := &hall{boards: make([]*localBoard, size)}
+	all := &localGroup{ranks: make([]*localTransport, size), state: newState(size)}
 	groups := make([]*Group, size)
-	for r := range all.boards {
-		all.boards[r] = &localBoard{hall: all, rank: r, queue: newQueue()}
-		groups[r] = New(all.boards[r], o)
+	for r := range all.ranks {
+		all.ranks[r] = &localTransport{group: all, rank: r, queue: newQueue()}
+		groups[r] = New(all.ranks[r], o)
 	}
 	return groups, nil
 }
 
-type hall struct {
-	// mu gives all ranks the same order of events: who comes to an end because of
-	// another's is heard of behind that one.
-	mu     sync.Mutex
-	boards []*localBoard
+// localGroup is the sequencer of a group of goroutines.
+type localGroup struct {
+	mu    sync.Mutex
+	state *state
+	ranks []*localTransport
 }
 
-type localBoard struct {
-	hall  *hall
+type localTransport struct {
+	group *localGroup
 	rank  int
 	queue *queue
 	once  sync.Once
 }
 
-func (b *localBoard) Rank() int          { return b.rank }
-func (b *localBoard) Size() int          { return len(b.hall.boards) }
-func (b *localBoard) CarriesFiles() bool { return true }
+func (t *localTransport) Rank() int          { return t.rank }
+func (t *localTransport) Size() int          { return len(t.group.ranks) }
+func (t *localTransport) CarriesFiles() bool { return true }
 
-func (b *localBoard) others(e Event) {
-	b.hall.mu.Lock()
-	defer b.hall.mu.Unlock()
-	for _, o := range b.hall.boards {
-		if o != b {
-			o.queue.putCopy(e)
+// tell sequences an event. Each rank gets files of its own, made before the event
+// is in the order, so that either all ranks have them or none does.
+func (t *localTransport) tell(e Event) error {
+	each := make([]Event, t.Size())
+	for r := range each {
+		each[r] = e.echo()
+		if r == t.rank {
+			continue
+		}
+		c, err := e.Contribution.dup()
+		if err != nil {
+			for i := range each {
+				each[i].release()
+			}
+			return err
+		}
+		each[r].Contribution = c
+	}
+	t.group.mu.Lock()
+	defer t.group.mu.Unlock()
+	e.Contribution = Contribution{} // the caller's
+	counts := t.group.state.apply(&e)
+	for r, other := range t.group.ranks {
+		if !counts || e.Kind != each[r].Kind {
+			each[r].release()
+			each[r] = e
+		}
+		if counts {
+			other.queue.put(each[r])
 		}
 	}
-}
-
-func (b *localBoard) Post(_ context.Context, s Step, p Parcel) error {
-	b.others(Event{Kind: Posted, Rank: b.rank, Step: s, Parcel: p})
 	return nil
 }
 
-func (b *localBoard) Fail(_ context.Context, s Step, reason string) error {
-	b.others(Event{Kind: Failed, Rank: b.rank, Step: s, Reason: reason})
-	return nil
+func (t *localTransport) Post(_ context.Context, s Step, c Contribution) error {
+	return t.tell(Event{Kind: Posted, Rank: t.rank, Step: s, Contribution: c})
 }
 
-func (b *localBoard) Next(ctx context.Context) (Event, error) { return b.queue.take(ctx) }
+func (t *localTransport) Fail(_ context.Context, e Event) error { return t.tell(e) }
 
-func (b *localBoard) Close() error {
-	b.once.Do(func() {
-		b.queue.close()
-		b.others(Event{Kind: Left, Rank: b.rank})
+func (t *localTransport) Next(ctx context.Context) (Event, error) { return t.queue.take(ctx) }
+
+func (t *localTransport) Close(*Event) (err error) {
+	t.once.Do(func() {
+		t.queue.close()
+		err = t.tell(Event{Kind: Left, Rank: t.rank})
 	})
-	return nil
+	return err
 }

@@ -7,42 +7,34 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 )
 
-// queue holds events until they are taken. It has no limit of its own: a group
-// has at most two steps under way.
+// queue holds events until they are taken. Whoever fills it bounds it: an honest
+// group has at most two steps in flight.
 type queue struct {
 	mu     sync.Mutex
 	events []Event
 	closed bool          // takes no more
-	more   chan struct{} // has one element where there is something to see
+	more   chan struct{} // has one element if there is something to see
 }
 
 func newQueue() *queue { return &queue{more: make(chan struct{}, 1)} }
 
-// put takes the event over.
-func (q *queue) put(e Event) {
+// mostPending is how many events can wait for an honest rank of a group: the
+// arrivals at two steps, and the end of each rank.
+func mostPending(size int) int { return 3*size + 8 }
+
+// put takes ownership of the event and returns how many are waiting.
+func (q *queue) put(e Event) int {
 	q.mu.Lock()
 	if q.closed {
 		q.mu.Unlock()
-		e.Parcel.Close()
-		return
+		e.release()
+		return 0
 	}
 	q.events = append(q.events, e)
+	n := len(q.events)
 	q.mu.Unlock()
 	q.wake()
-}
-
-// putCopy leaves the event to the caller.
-func (q *queue) putCopy(e Event) { q.put(e.copied()) }
-
-// copied is the event with files of its own or, where those are not to be had,
-// the end of the group.
-func (e Event) copied() Event {
-	p, err := e.Parcel.dup()
-	if err != nil {
-		return Event{Kind: Failed, Rank: e.Rank, Step: e.Step, Reason: "its files could not be handed on: " + err.Error()}
-	}
-	e.Parcel = p
-	return e
+	return n
 }
 
 func (q *queue) wake() {
@@ -65,7 +57,7 @@ func (q *queue) take(ctx context.Context) (Event, error) {
 			return e, nil
 		case q.closed:
 			q.mu.Unlock()
-			q.wake() // whoever else waits
+			q.wake() // any other waiter
 			return Event{}, cuda.ErrClosed
 		}
 		q.mu.Unlock()
@@ -77,7 +69,7 @@ func (q *queue) take(ctx context.Context) (Event, error) {
 	}
 }
 
-// finish takes no more; what there is can still be taken.
+// finish takes no more; what is waiting can still be taken.
 func (q *queue) finish() {
 	q.mu.Lock()
 	q.closed = true
@@ -85,14 +77,14 @@ func (q *queue) finish() {
 	q.wake()
 }
 
-// close takes no more and drops what there is.
+// close takes no more and releases what is waiting.
 func (q *queue) close() {
 	q.mu.Lock()
 	events := q.events
 	q.events, q.closed = nil, true
 	q.mu.Unlock()
-	for _, e := range events {
-		e.Parcel.Close()
+	for i := range events {
+		events[i].release()
 	}
 	q.wake()
 }

@@ -34,7 +34,7 @@ func Share(ctx context.Context, g *Group, a Agreement, d *cuda.Device, mine *vmm
 		return nil, errNoGroup(handlesStep)
 	}
 	var l *handles.Lease
-	var p Parcel
+	var p Contribution
 	if mine != nil {
 		l, err = handles.LeaseBuffer(mine, handles.LeaseOptions{Handle: a.Handle, Timeout: 2*g.timeout + farewell, Log: o.Log})
 		if err != nil {
@@ -48,13 +48,13 @@ func Share(ctx context.Context, g *Group, a Agreement, d *cuda.Device, mine *vmm
 		}
 		p.Files = l.Offer().Files
 	}
-	parcels, err := g.Exchange(ctx, handlesStep, p)
+	contributions, err := g.Exchange(ctx, handlesStep, p)
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
-		for r := range parcels {
-			parcels[r].Close()
+		for r := range contributions {
+			contributions[r].Close()
 		}
 	}()
 	all = make([]*vmm.Buffer, g.Size())
@@ -67,7 +67,7 @@ func Share(ctx context.Context, g *Group, a Agreement, d *cuda.Device, mine *vmm
 		}
 		return nil, errors.Join(errs...)
 	}
-	for r, p := range parcels {
+	for r, p := range contributions {
 		if r == g.Rank() || len(p.Body) == 0 {
 			continue
 		}
@@ -81,7 +81,7 @@ func Share(ctx context.Context, g *Group, a Agreement, d *cuda.Device, mine *vmm
 			all[r], err = handles.ImportBuffer(d, offer, o.Import)
 		}
 		if err != nil {
-			return give(g.giveUp(importedStep, fmt.Errorf("memory of rank %d: %w", r, err)))
+			return give(g.failAt(importedStep, fmt.Errorf("memory of rank %d: %w", r, err)))
 		}
 	}
 	if err := g.Barrier(ctx, importedStep); err != nil {

@@ -211,7 +211,7 @@ func TestShareByAnotherType(t *testing.T) {
 // sharing shares memory again and again until a step fails, by fabric and by
 // descriptor in turn. It calls running when both have been done.
 func sharing(g *Group, folder string, running func() error) (o outcome) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	m, err := sim.New(sim.Options{Folder: folder, Fabric: place, Devices: []sim.DeviceOptions{{Memory: 64 << 20, Granularity: 64 << 10}}})
 	if err != nil {
@@ -222,17 +222,15 @@ func sharing(g *Group, folder string, running func() error) (o outcome) {
 		return outcome{Step: "open", Err: err.Error()}
 	}
 	d := s.Devices()[0]
-	began := time.Now()
 	for i := 0; err == nil; i++ {
 		if i == 2 {
 			if err = running(); err != nil {
 				break
 			}
 		}
-		began = time.Now()
 		_, err = shareWith(ctx, g, d, []vmm.HandleTypes{vmm.Fabric | vmm.PosixFD, vmm.PosixFD}[i%2], 3)
 	}
-	o = outcome{Step: g.last().Name, Err: err.Error(), Gone: errors.Is(err, handles.ErrGone) || errors.Is(err, ErrFailed), Took: time.Since(began)}
+	o = outcome{Step: g.last().Name, Err: err.Error(), Gone: errors.Is(err, handles.ErrGone)}
 	_ = g.Close()
 	// Nothing of it is left.
 	if err := errors.Join(s.Drain(ctx), s.Close(), m.Close()); err != nil {
@@ -296,13 +294,12 @@ func TestKilledSharers(t *testing.T) {
 			c.Wait()
 			o.names(t, victim)
 			require.True(t, o.Gone, "round %d, rank %d: %+v", round, r, o)
-			require.Less(t, o.Took, patience, "round %d, rank %d: %+v", round, r, o)
 			require.Zero(t, o.Files, "round %d, rank %d: %+v", round, r, o)
 		}
 		require.Eventually(t, func() bool {
 			used, err := sim.Inspect(folder)
 			require.NoError(t, err)
 			return used.Devices[0].Taken == 0
-		}, 10*time.Second, time.Millisecond, "round %d: memory is left", round)
+		}, patience, time.Millisecond, "round %d: memory is left", round)
 	}
 }

@@ -2,6 +2,7 @@ package rendezvous
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -11,14 +12,14 @@ import (
 	"github.com/cuvmm/cuvmm/handles"
 )
 
-// Join enters the group of a host process (Host) as one of its ranks, from 1 on.
-// The path is the host's. It waits until the host has taken it in, at most for
+// Join enters the group of a host process ([Host]) as one of its ranks, from 1 on,
+// at the host's path. It waits until the host has admitted it, at most for
 // Options.Timeout. A rank that another process has, or has had, is
-// cuda.ErrInUse, another size than the host's ErrDisagree. The caller closes the
-// group.
+// cuda.ErrInUse, another size than the host's ErrDisagree, and another secret
+// handles.ErrPeer. The caller closes the group.
 func Join(ctx context.Context, path string, rank, size int, o Options) (*Group, error) {
 	const op = "rendezvous.Join"
-	if err := checkRank(op, rank, size); err != nil {
+	if err := check(op, rank, size, o); err != nil {
 		return nil, err
 	}
 	o = o.withDefaults()
@@ -28,24 +29,28 @@ func Join(ctx context.Context, path string, rank, size int, o Options) (*Group, 
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
-	b := &memberBoard{rank: rank, size: size, conn: conn, queue: newQueue(), ended: make(chan struct{})}
-	if err := b.enter(ctx); err != nil {
+	t := &memberTransport{rank: rank, size: size, conn: conn, queue: newQueue(), ended: make(chan struct{})}
+	if err := t.enter(ctx, o.Secret); err != nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
-	go b.receive()
-	return New(b, o), nil
+	go t.receive()
+	return New(t, o), nil
 }
 
-func checkRank(op string, rank, size int) error {
+// check checks the arguments of Host and Join.
+func check(op string, rank, size int, o Options) error {
 	if size < 1 || size > MaxSize || rank < 0 || rank >= size {
 		return fmt.Errorf("%s: %w: rank %d of %d: a group has 1 to %d ranks, counted from 0", op, cuda.ErrInvalidArgument, rank, size, MaxSize)
+	}
+	if err := o.Secret.Check(); err != nil {
+		return fmt.Errorf("%s: %w", op, err)
 	}
 	return nil
 }
 
-// memberBoard is the side of a rank other than the host's.
-type memberBoard struct {
+// memberTransport is the side of a rank other than the host's.
+type memberTransport struct {
 	rank, size int
 	conn       *handles.Conn
 	queue      *queue
@@ -53,65 +58,92 @@ type memberBoard struct {
 	ended      chan struct{} // closed when receive has ended
 }
 
-func (b *memberBoard) Rank() int          { return b.rank }
-func (b *memberBoard) Size() int          { return b.size }
-func (b *memberBoard) CarriesFiles() bool { return true }
+func (t *memberTransport) Rank() int          { return t.rank }
+func (t *memberTransport) Size() int          { return t.size }
+func (t *memberTransport) CarriesFiles() bool { return true }
 
-func (b *memberBoard) enter(ctx context.Context) error {
-	me := hello{uint32(b.rank), uint32(b.size)}
-	if err := b.conn.Send(ctx, me.message(kindHello)); err != nil {
-		return err
-	}
-	m, err := b.conn.Receive(ctx)
+// enter introduces this rank and exchanges proofs of the secret with the host.
+func (t *memberTransport) enter(ctx context.Context, secret Secret) error {
+	me := hello{uint32(t.rank), uint32(t.size), newNonce()}
+	b, err := t.ask(ctx, me.message(), kindChallenge, len(nonce{}))
 	if err != nil {
 		return err
 	}
-	defer func() { _ = m.Close() }()
-	switch h, err := readHello(m); {
-	case err != nil:
+	challenge := nonce(b)
+	b, err = t.ask(ctx, handles.Message{Kind: kindProof, Body: secret.proof(memberProves, me, challenge)}, kindWelcome, len(nonce{}))
+	if err != nil {
 		return err
-	case m.Kind == kindWelcome && h == me:
-		return nil
-	case m.Kind == kindTaken:
-		return fmt.Errorf("%w: another process has joined as rank %d; give each a rank of its own, and make a new group where one has ended", cuda.ErrInUse, b.rank)
-	case m.Kind == kindOtherSize:
-		return fmt.Errorf("%w: a group of size %d, where the host's has %d; name the same size in all processes", ErrDisagree, b.size, h.Size)
 	}
-	return fmt.Errorf("%w: the host's answer is no welcome", handles.ErrProtocol)
+	if !secret.proves(hostProves, me, challenge, b) {
+		return fmt.Errorf("%w: the host does not prove the group's secret; %s", handles.ErrPeer, sameSecret)
+	}
+	return nil
 }
 
-// receive hands on what the host sends, until the connection ends.
-func (b *memberBoard) receive() {
-	defer close(b.ended)
-	for {
-		m, err := b.conn.Receive(context.Background())
+const sameSecret = "give all ranks the same Options.Secret"
+
+// ask sends a message and returns the body of the reply, or why the host refuses.
+func (t *memberTransport) ask(ctx context.Context, m handles.Message, kind uint16, length int) ([]byte, error) {
+	if err := t.conn.Send(ctx, m); err != nil {
+		return nil, err
+	}
+	reply, err := t.conn.Receive(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = reply.Close() }()
+	switch reply.Kind {
+	case kindTaken:
+		return nil, fmt.Errorf("%w: another process has joined as rank %d; give each a rank of its own, and make a new group after one has ended", cuda.ErrInUse, t.rank)
+	case kindUnproved:
+		return nil, fmt.Errorf("%w: the host has another secret than this rank; %s", handles.ErrPeer, sameSecret)
+	case kindOtherSize:
+		b, err := fixed(reply, kindOtherSize, 4)
 		if err != nil {
-			b.queue.put(Event{Kind: Ended, Rank: 0, Reason: "the host's process is gone: " + err.Error()})
+			return nil, err
+		}
+		return nil, fmt.Errorf("%w: a group of size %d, but the host's has %d; name the same size in all processes", ErrDisagree, t.size, binary.LittleEndian.Uint32(b))
+	}
+	return fixed(reply, kind, length)
+}
+
+// receive queues what the host sends, until the connection ends.
+func (t *memberTransport) receive() {
+	defer close(t.ended)
+	for {
+		m, err := t.conn.Receive(context.Background())
+		if err != nil {
+			reason := "the host's process is gone: " + err.Error()
+			if errors.Is(err, handles.ErrTruncated) {
+				reason = "the host's message did not fit into this process: " + err.Error()
+			}
+			t.queue.put(Event{Kind: Ended, Rank: 0, Reason: reason})
 			return
 		}
 		e, err := readEvent(m)
-		if err != nil {
+		if err == nil && t.queue.put(e) > mostPending(t.size) {
+			err = fmt.Errorf("%w: more events than a group has in flight", handles.ErrProtocol)
+		} else if err != nil {
 			_ = m.Close()
-			_ = b.conn.Close()
-			b.queue.put(Event{Kind: Ended, Rank: 0, Reason: "the host sent what no host sends: " + err.Error()})
+		}
+		if err != nil {
+			_ = t.conn.Close()
+			t.queue.put(Event{Kind: Ended, Rank: 0, Reason: "the host sent what no host sends: " + err.Error()})
 			return
 		}
-		b.queue.put(e)
 	}
 }
 
-func (b *memberBoard) Post(ctx context.Context, s Step, p Parcel) error {
-	return b.send(ctx, Event{Kind: Posted, Rank: b.rank, Step: s, Parcel: p})
+func (t *memberTransport) Post(ctx context.Context, s Step, c Contribution) error {
+	return t.send(ctx, Event{Kind: Posted, Rank: t.rank, Step: s, Contribution: c})
 }
 
-func (b *memberBoard) Fail(ctx context.Context, s Step, reason string) error {
-	return b.send(ctx, Event{Kind: Failed, Rank: b.rank, Step: s, Reason: reason})
-}
+func (t *memberTransport) Fail(ctx context.Context, e Event) error { return t.send(ctx, e) }
 
-func (b *memberBoard) send(ctx context.Context, e Event) error {
+func (t *memberTransport) send(ctx context.Context, e Event) error {
 	const deaf = "the host's process does not take messages"
 	began := time.Now()
-	err := b.conn.Send(ctx, e.message())
+	err := t.conn.Send(ctx, e.message())
 	switch {
 	case err == nil || errors.Is(err, cuda.ErrClosed):
 		return err
@@ -120,24 +152,31 @@ func (b *memberBoard) send(ctx context.Context, e Event) error {
 		e.Reason = deaf
 		return e
 	}
-	// What the host had to say before it went is still read, and explains it.
+	// What the host said before it went is still read, and explains it.
 	select {
-	case <-b.ended:
+	case <-t.ended:
 	case <-ctx.Done():
 	}
-	return &Error{Step: e.Step, Ranks: []int{0}, kind: handles.ErrGone, Reason: deaf, cause: err}
+	return &Error{Step: e.Step, Ranks: []int{0}, kind: handles.ErrGone, Reason: deaf + ": " + err.Error(), cause: err}
 }
 
-func (b *memberBoard) Next(ctx context.Context) (Event, error) { return b.queue.take(ctx) }
+func (t *memberTransport) Next(ctx context.Context) (Event, error) { return t.queue.take(ctx) }
 
-func (b *memberBoard) Close() (err error) {
-	b.once.Do(func() {
-		b.queue.close()
+func (t *memberTransport) Close(*Event) (err error) {
+	t.once.Do(func() {
+		t.queue.close()
 		ctx, cancel := context.WithTimeout(context.Background(), farewell)
-		_ = b.conn.Send(ctx, handles.Message{Kind: kindDone}) // else it counts as lost
-		cancel()
-		err = b.conn.Close()
-		<-b.ended
+		defer cancel()
+		// Otherwise this rank counts as lost. The host ends the connection when it
+		// has read that; ending it here first could make its sending fail before.
+		if t.conn.Send(ctx, handles.Message{Kind: kindDone}) == nil {
+			select {
+			case <-t.ended:
+			case <-ctx.Done():
+			}
+		}
+		err = t.conn.Close()
+		<-t.ended
 	})
 	return err
 }

@@ -3,36 +3,52 @@ package rendezvous
 import (
 	"encoding/binary"
 	"fmt"
+	"unicode/utf8"
 
 	"github.com/cuvmm/cuvmm/handles"
 )
 
 // Kinds of messages between the processes of a group.
 const (
-	kindHello   = 0x52_01 // rank and size, to the host
-	kindWelcome = 0x52_02 // the same back
-	kindEvent   = 0x52_03
-	kindDone    = 0x52_04 // the member leaves
-	// The host's answers to those that it does not take in.
-	kindTaken     = 0x52_05 // the same back: another process has the rank
-	kindOtherSize = 0x52_06 // rank 0, and the size of the host's group
+	kindHello     = 0x52_01 // rank, size and nonce, to the host
+	kindWelcome   = 0x52_02 // the host's proof: the rank is a member
+	kindEvent     = 0x52_03
+	kindDone      = 0x52_04 // the member leaves
+	kindTaken     = 0x52_05 // the host refuses: another process has the rank
+	kindOtherSize = 0x52_06 // the host refuses: the size of its group is another
+	kindChallenge = 0x52_07 // the host's nonce
+	kindProof     = 0x52_08 // the member's proof
+	kindUnproved  = 0x52_09 // the host refuses: the proof is not of its secret
 )
 
-// hello is a member's first message, and the host's answer.
+// hello is a member's first message.
 type hello struct {
 	Rank, Size uint32
+	Nonce      nonce
 }
 
-func (h hello) message(kind uint16) handles.Message {
+func (h hello) message() handles.Message {
 	b := binary.LittleEndian.AppendUint32(nil, h.Rank)
-	return handles.Message{Kind: kind, Body: binary.LittleEndian.AppendUint32(b, h.Size)}
+	b = binary.LittleEndian.AppendUint32(b, h.Size)
+	return handles.Message{Kind: kindHello, Body: append(b, h.Nonce[:]...)}
 }
 
 func readHello(m handles.Message) (h hello, err error) {
-	if len(m.Body) != 8 || len(m.FDs) != 0 {
-		return h, fmt.Errorf("%w: a greeting of %d bytes and %d files", handles.ErrProtocol, len(m.Body), len(m.FDs))
+	b, err := fixed(m, kindHello, 8+len(h.Nonce))
+	if err != nil {
+		return h, err
 	}
-	return hello{binary.LittleEndian.Uint32(m.Body), binary.LittleEndian.Uint32(m.Body[4:])}, nil
+	h = hello{Rank: binary.LittleEndian.Uint32(b), Size: binary.LittleEndian.Uint32(b[4:])}
+	copy(h.Nonce[:], b[8:])
+	return h, nil
+}
+
+// fixed returns the body of a message of one kind and length, without files.
+func fixed(m handles.Message, kind uint16, length int) ([]byte, error) {
+	if m.Kind != kind || len(m.Body) != length || len(m.FDs) != 0 {
+		return nil, fmt.Errorf("%w: a message of kind %#x with %d bytes and %d files in place of kind %#x", handles.ErrProtocol, m.Kind, len(m.Body), len(m.FDs), kind)
+	}
+	return m.Body, nil
 }
 
 // eventHeader is kind (1), rank (4), step (8), length of the name (2) and of the
@@ -42,21 +58,32 @@ const eventHeader = 1 + 4 + 8 + 2 + 2
 // MaxReason is how much of a reason travels, in bytes.
 const MaxReason = 4096
 
-// MarshalBinary is the event without its files. A name or a reason that is too
-// long is cut.
+// MarshalBinary encodes the event without its files. It cuts a name or a reason
+// that is too long.
 func (e Event) MarshalBinary() ([]byte, error) {
-	name, reason := e.Step.Name[:min(len(e.Step.Name), MaxName)], e.Reason[:min(len(e.Reason), MaxReason)]
-	b := make([]byte, 0, eventHeader+len(name)+len(reason)+len(e.Parcel.Body))
+	name, reason := cut(e.Step.Name, MaxName), cut(e.Reason, MaxReason)
+	b := make([]byte, 0, eventHeader+len(name)+len(reason)+len(e.Contribution.Body))
 	b = append(b, byte(e.Kind))
 	b = binary.LittleEndian.AppendUint32(b, uint32(e.Rank))
 	b = binary.LittleEndian.AppendUint64(b, e.Step.Number)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(name)))
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(reason)))
-	return append(append(append(b, name...), reason...), e.Parcel.Body...), nil
+	return append(append(append(b, name...), reason...), e.Contribution.Body...), nil
 }
 
-// UnmarshalBinary reads an event; what no rank sends is handles.ErrProtocol. It
-// keeps a reference to b, for the parcel.
+// cut shortens a text to a number of bytes, between characters.
+func cut(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	for most > 0 && !utf8.RuneStart(text[most]) {
+		most--
+	}
+	return text[:most]
+}
+
+// UnmarshalBinary decodes an event, or returns handles.ErrProtocol for bytes that
+// no rank sends. The contribution refers to b.
 func (e *Event) UnmarshalBinary(b []byte) error {
 	bad := func(what string) error { return fmt.Errorf("%w: an event with %s", handles.ErrProtocol, what) }
 	if len(b) < eventHeader {
@@ -80,7 +107,7 @@ func (e *Event) UnmarshalBinary(b []byte) error {
 		return bad(fmt.Sprintf("%d bytes", len(body)))
 	}
 	if len(body) > 0 {
-		n.Parcel.Body = body
+		n.Contribution.Body = body
 	}
 	*e = n
 	return nil
@@ -89,10 +116,10 @@ func (e *Event) UnmarshalBinary(b []byte) error {
 // message lends the event's files to the message.
 func (e Event) message() handles.Message {
 	body, _ := e.MarshalBinary() // never fails
-	return handles.Message{Kind: kindEvent, Body: body, FDs: e.Parcel.Files}
+	return handles.Message{Kind: kindEvent, Body: body, FDs: e.Contribution.Files}
 }
 
-// readEvent takes the message's files over where it succeeds.
+// readEvent takes ownership of the message's files if it succeeds.
 func readEvent(m handles.Message) (e Event, err error) {
 	switch err = e.UnmarshalBinary(m.Body); {
 	case err != nil:
@@ -101,7 +128,7 @@ func readEvent(m handles.Message) (e Event, err error) {
 	case e.Kind != Posted && len(m.FDs) > 0 || len(m.FDs) > MaxFiles:
 		err = fmt.Errorf("%w: an event with %d files", handles.ErrProtocol, len(m.FDs))
 	default:
-		e.Parcel.Files = m.FDs
+		e.Contribution.Files = m.FDs
 	}
 	return e, err
 }

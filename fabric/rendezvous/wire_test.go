@@ -11,7 +11,7 @@ import (
 // or take what no rank sends.
 func FuzzEvent(f *testing.F) {
 	for _, e := range []Event{
-		{Kind: Posted, Rank: 3, Step: Step{7, "bind"}, Parcel: Parcel{Body: []byte("body")}},
+		{Kind: Posted, Rank: 3, Step: Step{7, "bind"}, Contribution: Contribution{Body: []byte("body")}},
 		{Kind: Failed, Rank: 1, Step: Step{0, ""}, Reason: "no memory"},
 		{Kind: Left}, {Kind: Lost, Rank: MaxSize - 1, Reason: "killed"},
 	} {
@@ -26,7 +26,7 @@ func FuzzEvent(f *testing.F) {
 		}
 		require.Less(t, e.Rank, MaxSize)
 		require.LessOrEqual(t, len(e.Step.Name), MaxName)
-		require.LessOrEqual(t, len(e.Parcel.Body), MaxBody)
+		require.LessOrEqual(t, len(e.Contribution.Body), MaxBody)
 		again, err := readEvent(e.message())
 		require.NoError(t, err)
 		require.Equal(t, e, again)
@@ -34,11 +34,19 @@ func FuzzEvent(f *testing.F) {
 }
 
 func TestHello(t *testing.T) {
-	h, err := readHello(hello{3, 8}.message(kindHello))
+	want := hello{3, 8, newNonce()}
+	h, err := readHello(want.message())
 	require.NoError(t, err)
-	require.Equal(t, hello{3, 8}, h)
-	for _, b := range [][]byte{nil, make([]byte, 7), make([]byte, 9)} {
-		_, err := readHello(handles.Message{Body: b})
+	require.Equal(t, want, h)
+	for _, b := range [][]byte{nil, make([]byte, 8), make([]byte, 39), make([]byte, 41)} {
+		_, err := readHello(handles.Message{Kind: kindHello, Body: b})
 		require.ErrorIs(t, err, handles.ErrProtocol)
 	}
+}
+
+// A text is cut between characters.
+func TestCut(t *testing.T) {
+	require.Equal(t, "häus", cut("häus", 5))
+	require.Equal(t, "h", cut("häus", 2))
+	require.Equal(t, "hä", cut("häus", 3))
 }

@@ -8,6 +8,8 @@
 // most, whatever its steps; the server keeps their history until it is compacted
 // (its option --auto-compaction-retention).
 //
-// Whoever may write to the server's keys under the prefix may join a group and
-// end it, so the server has to let in nobody else.
+// Any client that may write keys under the prefix can end a group. With
+// rendezvous.Options.Secret it can neither join one nor speak for a rank: each
+// value carries a proof over its key, which names the session. A session's name
+// is used once, since a value is valid in another group of that name.
 package etcd

@@ -1,0 +1,61 @@
+package rendezvous
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/cuda"
+)
+
+// MinSecret is the least length of a secret, in bytes.
+const MinSecret = 16
+
+// Secret is what the processes of a group share to prove that they belong to it:
+// random bytes, from a file or a variable of the job that starts them. It never
+// travels; printing it shows its length alone.
+type Secret []byte
+
+// Format writes the secret's length, whatever the verb.
+func (s Secret) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "secret of %d bytes", len(s)) }
+
+// Check returns an error for a secret that is too short to withstand guessing.
+func (s Secret) Check() error {
+	if n := len(s); n > 0 && n < MinSecret {
+		return fmt.Errorf("%w: a secret of %d bytes: use %d random bytes or more, or none", cuda.ErrInvalidArgument, n, MinSecret)
+	}
+	return nil
+}
+
+// nonce makes every proof good for one connection.
+type nonce [32]byte
+
+func newNonce() (n nonce) {
+	_, _ = rand.Read(n[:]) // never fails
+	return n
+}
+
+// Each side proves the secret with a label of its own, so that neither can send
+// the other's proof back.
+const (
+	memberProves = "cuvmm rendezvous member"
+	hostProves   = "cuvmm rendezvous host"
+)
+
+// proof returns the proof of one side for a connection. Without a secret it shows
+// that neither side expects one.
+func (s Secret) proof(label string, h hello, challenge nonce) []byte {
+	key := sha256.Sum256(s) // HMAC pads short keys: a secret and one with a zero behind it would be the same
+	mac := hmac.New(sha256.New, key[:])
+	mac.Write([]byte(label))
+	mac.Write(binary.LittleEndian.AppendUint64(nil, uint64(h.Rank)<<32|uint64(h.Size)))
+	mac.Write(h.Nonce[:])
+	mac.Write(challenge[:])
+	return mac.Sum(nil)
+}
+
+func (s Secret) proves(label string, h hello, challenge nonce, proof []byte) bool {
+	return hmac.Equal(proof, s.proof(label, h, challenge))
+}
