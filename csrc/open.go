@@ -129,6 +129,9 @@ func try(path string) (*Driver, Attempt) {
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 			return refuse(NotFound, "no such file")
 		}
+		if why := unfit(path); why != "" {
+			return refuse(NotLoaded, "%s", why)
+		}
 	}
 	if strings.IndexByte(path, 0) >= 0 {
 		return refuse(NotLoaded, "the path has a NUL in it")

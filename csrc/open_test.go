@@ -4,6 +4,7 @@ package csrc_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -90,6 +91,8 @@ func TestOpenRefuses(t *testing.T) {
 		f.answer("cuDriverGetVersion", driver.Unknown)
 		return f.path
 	}
+	pipe := filepath.Join(dir, "pipe")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
 	for _, c := range []struct {
 		name   string
 		path   func() string
@@ -100,7 +103,9 @@ func TestOpenRefuses(t *testing.T) {
 		{"a path through a file", is(file("plain", "x", 0o600) + "/lib.so"), csrc.NotLoaded, []string{"no such file"}},
 		{"a bare name that the loader does not know", is("libcuvmm-none.so.9"), csrc.NotLoaded, []string{"libcuvmm-none.so.9: not in the loader's path"}},
 		{"a link to nothing", is(dangling), csrc.NotLoaded, []string{"dangling", "No such file"}},
-		{"a folder", is(dir), csrc.NotLoaded, []string{dir}},
+		{"a folder", is(dir), csrc.NotLoaded, []string{dir, "no regular file"}},
+		{"a named pipe", is(pipe), csrc.NotLoaded, []string{"no regular file but p"}},
+		{"a device", is(os.DevNull), csrc.NotLoaded, []string{"no regular file but Dc"}},
 		{"an empty file, as images keep of a mount", is(file("empty.so", "", 0o600)), csrc.NotLoaded, []string{"file too short"}},
 		{"a file that is no library", is(file("text.so", "these are only words", 0o600)), csrc.NotLoaded, []string{"file too short"}},
 		{"a path with a NUL", is("libcuda\x00.so"), csrc.NotLoaded, []string{"NUL"}},
@@ -128,6 +133,23 @@ func TestOpenRefuses(t *testing.T) {
 			require.NoError(t, err)
 			require.NotContains(t, string(maps), path+"\n", "a refused library stays loaded, for others to find by its name")
 		})
+	}
+}
+
+// A library that is cut short is refused, and never given to the loader, which
+// would map it and crash.
+func TestOpenOfALibraryThatIsCutShort(t *testing.T) {
+	whole, err := os.ReadFile(buildFake(t).path)
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "cut.so")
+	for part := 1; part < 16; part++ {
+		n := len(whole) * part / 16
+		require.NoError(t, os.WriteFile(path, whole[:n], 0o600))
+		_, err := csrc.Open(csrc.Options{Path: path})
+		require.Equal(t, csrc.NotLoaded, reasonOf(t, err).Reason, "%d of %d bytes", n, len(whole))
+		if part == 8 {
+			require.ErrorContains(t, err, fmt.Sprintf("the file is cut short: it has %d bytes", n))
+		}
 	}
 }
 

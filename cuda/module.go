@@ -40,6 +40,9 @@ func (d *Device) LoadModule(image []byte) (*Module, error) {
 	if err != nil {
 		return nil, err
 	}
+	if _, isBinary := imageEnd(image); !isBinary {
+		image = ptxText(image)
+	}
 	sys := d.sys.core
 	sys.PollReclaim()
 	h, r := sys.Drv.ModuleLoadData(c.Handle, image)
@@ -177,11 +180,24 @@ func checkImage(op string, image []byte) error {
 	if len(image) == 0 {
 		return core.Invalid(op, "an empty image", "pass PTX text, a cubin, or a fat binary")
 	}
-	if ends, binary := imageEnd(image); binary && ends > uint64(len(image)) {
+	ends, binary := imageEnd(image)
+	switch {
+	case binary && ends > uint64(len(image)):
 		return core.Invalid(op, fmt.Sprintf("a binary image of %d bytes that says it has %d", len(image), ends),
 			"the image is cut short, or no code for a GPU: build or read it again")
+	case !binary && image[0] == 0:
+		return core.Invalid(op, fmt.Sprintf("an image of %d bytes that begins with a NUL", len(image)), "pass PTX text, a cubin, or a fat binary")
 	}
 	return nil
+}
+
+// ptxText returns PTX up to its first NUL, where every driver's text ends, so that
+// whatever follows costs nothing.
+func ptxText(image []byte) []byte {
+	if end := bytes.IndexByte(image, 0); end >= 0 {
+		return image[:end]
+	}
+	return image
 }
 
 const (
@@ -231,13 +247,16 @@ var (
 )
 
 // describeImage says for people what an image is: "900 bytes of PTX (.version
-// 7.5 .target sm_70)".
+// 7.5 .target sm_70)". PTX declares both before any code, so the rest, which may
+// be very long, is not searched.
 func describeImage(image []byte) string {
-	kind := "PTX"
+	const declarations = 64 << 10
+	size, kind := len(image), "PTX"
+	head := image[:min(size, declarations)]
 	if _, isBinary := imageEnd(image); isBinary {
 		kind = "binary code"
-	} else if v, t := ptxVersion.Find(image), ptxTarget.Find(image); v != nil && t != nil {
+	} else if v, t := ptxVersion.Find(head), ptxTarget.Find(head); v != nil && t != nil {
 		kind = fmt.Sprintf("PTX (%s %s)", v, t)
 	}
-	return fmt.Sprintf("%d bytes of %s", len(image), kind)
+	return fmt.Sprintf("%d bytes of %s", size, kind)
 }

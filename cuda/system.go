@@ -5,17 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/csrc"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/environ"
 )
 
 // LibraryEnv names the environment variable that says which driver library to
-// open, where no option does.
+// open if no option does. A program that runs with more rights than its caller
+// (set-user-ID, set-group-ID, file capabilities) ignores it.
 const LibraryEnv = "CUVMM_LIBCUDA"
 
 type systemHolder = core.SystemHolder
@@ -108,7 +109,8 @@ var process struct {
 // options of the first Open count. Where no usable driver is found the error
 // is ErrNoDriver and says what was tried.
 func Open(opts ...Option) (*System, error) {
-	o := options{library: os.Getenv(LibraryEnv)}
+	fromEnv := environ.Get(LibraryEnv)
+	o := options{library: fromEnv}
 	if err := o.apply(opts); err != nil {
 		return nil, err
 	}
@@ -121,7 +123,7 @@ func Open(opts ...Option) (*System, error) {
 	d, err := csrc.Open(csrc.Options{Path: o.library, Multicast: o.multicast})
 	if err != nil {
 		f := core.Failure{Op: "cuda.Open", Kind: core.NoDriver, Err: err}
-		if o.library != "" && o.library == os.Getenv(LibraryEnv) {
+		if o.library != "" && o.library == fromEnv {
 			f.Hint = "the path is from the environment variable " + LibraryEnv
 		}
 		return nil, core.Error(f)

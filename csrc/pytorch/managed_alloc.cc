@@ -6,6 +6,7 @@
 // every call does to its thread (the context, the capture mode) it undoes.
 
 #include <dlfcn.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -100,8 +101,10 @@ void warn(std::atomic_flag &given, const std::string &what) {
 }
 
 Driver::Driver() {
-    const char *path = getenv("CUVMM_LIBCUDA");
+    const char *path = secure_getenv("CUVMM_LIBCUDA");
     if (!path || !*path) path = "libcuda.so.1";
+    struct stat file; // the loader would wait for ever at a named pipe
+    if (strchr(path, '/') && stat(path, &file) == 0 && !S_ISREG(file.st_mode)) fail(text("the CUDA driver cannot be opened: %s is no regular file. Name NVIDIA's libcuda.so.1 in CUVMM_LIBCUDA", path));
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) fail(text("the CUDA driver cannot be opened: %s. Install NVIDIA's driver, or name its libcuda.so.1 in CUVMM_LIBCUDA", dlerror()));
     // The second form, from CUDA 12.0 on, also says why it found nothing.

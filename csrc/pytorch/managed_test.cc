@@ -8,6 +8,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -407,6 +408,12 @@ void freed_at_exit() { leftover = managed_malloc(KiB, 0, nullptr); }
 
 void first_form() { placement(); }
 
+// The loader would wait at it for a writer.
+void named_pipe() {
+    CHECK(has(error(KiB, 0, nullptr), "no regular file"));
+    unlink(getenv("CUVMM_LIBCUDA"));
+}
+
 void no_library() {
     CHECK(has(error(KiB, 0, nullptr), "CUVMM_LIBCUDA"));
     managed_free(reinterpret_cast<void *>(0), 0, 0, nullptr);
@@ -454,6 +461,7 @@ const struct Case {
     {"first form", first_form, ""},
     {"no library", no_library, ""},
     {"no driver", no_driver, ""},
+    {"named pipe", named_pipe, ""},
     {"init fails", init_fails, ""},
 };
 
@@ -474,6 +482,8 @@ int run_case(const Case &c, char **files) {
     const char *stand_in = files[1], *name = c.name;
     if (!strcmp(name, "first form")) stand_in = files[2];
     setenv("CUVMM_LIBCUDA", !strcmp(name, "no library") ? "/nonexistent/libcuda.so.1" : !strcmp(name, "no driver") ? files[0] : stand_in, 1);
+    char pipe[] = "/tmp/managed_testXXXXXX";
+    if (!strcmp(name, "named pipe")) CHECK(mktemp(pipe) && mkfifo(pipe, 0600) == 0 && setenv("CUVMM_LIBCUDA", pipe, 1) == 0);
     void *library = open_library(files[0]), *fake = open_library(stand_in);
     symbol(library, "managed_malloc", managed_malloc);
     symbol(library, "managed_free", managed_free);

@@ -11,10 +11,12 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/environ"
 )
 
 // DriverEnv names the environment variable that chooses the driver where the
-// program does not: "auto", "real" or "sim".
+// program does not: "auto", "real" or "sim". A program that runs with more rights
+// than its caller ignores it.
 const DriverEnv = "CUVMM_DRIVER"
 
 // Choice says which driver to open.
@@ -47,7 +49,7 @@ type Options struct {
 func Open(o Options) (*cuda.System, error) {
 	choice, from := o.Driver, "the Driver option"
 	if choice == "" {
-		choice, from = Choice(os.Getenv(DriverEnv)), "the environment variable "+DriverEnv
+		choice, from = Choice(environ.Get(DriverEnv)), "the environment variable "+DriverEnv
 	}
 	var s *cuda.System
 	var err error
