@@ -7,6 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/csrc/kernels"
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/multicast"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -435,6 +436,28 @@ func TestShare(t *testing.T) {
 	require.ErrorIs(t, err, cuda.ErrClosed)
 	require.NoError(t, in.AddDevice(devices[0]), "the import lives on")
 	require.NoError(t, in.Close())
+}
+
+// Ordinary memory is no multicast object, by whatever handle it comes, and none of
+// it is kept.
+func TestImportOfOrdinaryMemory(t *testing.T) {
+	opts := sim.WithMulticast(1)
+	opts.Folder, opts.Fabric = t.TempDir(), sim.Fabric{Channels: []int{0}}
+	_, sys := sim.Open(t, opts)
+	memory, err := vmm.Create(sys.Devices()[0], unit, vmm.Properties{Handles: vmm.PosixFD | vmm.Fabric})
+	require.NoError(t, err)
+	byFile, err := handles.LeaseAllocation(memory, handles.LeaseOptions{Handle: vmm.PosixFD})
+	require.NoError(t, err)
+	_, err = multicast.Import(sys, byFile.Offer().Files[0], unit, 1)
+	require.ErrorIs(t, err, handles.ErrMismatch)
+	require.ErrorContains(t, err, "Object.Export")
+	byFabric, err := handles.LeaseAllocation(memory, handles.LeaseOptions{Handle: vmm.Fabric})
+	require.NoError(t, err)
+	_, err = multicast.ImportFabric(sys, byFabric.Offer().Handles[0], unit, 1)
+	require.ErrorIs(t, err, handles.ErrMismatch)
+	require.NoError(t, byFile.Close())
+	require.NoError(t, byFabric.Close())
+	require.NoError(t, memory.Close())
 }
 
 // By fabric handle, on a machine that processes share.

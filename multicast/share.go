@@ -2,6 +2,7 @@ package multicast
 
 import (
 	"encoding/binary"
+	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
@@ -38,9 +39,10 @@ func (o *Object) export(op string, t driver.HandleTypes) (driver.ShareableHandle
 }
 
 // Import takes the object behind a descriptor, which stays the caller's. Size
-// and number of devices are the exporter's: the driver does not tell them. The
-// caller closes the object. The same object may be imported several times, each
-// with devices of its own.
+// and number of devices are the exporter's: the driver does not tell them. A
+// descriptor of ordinary memory is handles.ErrMismatch. The caller closes the
+// object. The same object may be imported several times, each with devices of its
+// own.
 func Import(s *cuda.System, f *handles.FD, size, devices int) (o *Object, err error) {
 	const op = "multicast.Import"
 	if f == nil {
@@ -76,6 +78,10 @@ func importAs(op string, s *cuda.System, from driver.ShareableHandle, t driver.H
 	h, err := phys.ImportMulticast(op, core.SystemOf(s), from, t, uint64(size))
 	if err != nil {
 		return nil, err
+	}
+	if h.IsMemory() {
+		err := fmt.Errorf("%s: %w: the handle is of ordinary memory, not of a multicast object: pass what Object.Export or ExportFabric made", op, handles.ErrMismatch)
+		return nil, phys.Abandon(op, err, h)
 	}
 	return newObject(h, p, gran), nil
 }

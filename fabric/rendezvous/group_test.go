@@ -163,7 +163,10 @@ func TestFilesTravel(t *testing.T) {
 }
 
 func TestAMissingRankIsNamed(t *testing.T) {
-	each(t, 4, Options{Timeout: 2 * time.Second}, func(t *testing.T, groups []*Group) {
+	each(t, 4, Options{}, func(t *testing.T, groups []*Group) {
+		for _, g := range groups {
+			g.timeout = time.Second
+		}
 		errs := together(groups, func(g *Group) error {
 			if g.Rank() == 2 {
 				return nil
@@ -175,7 +178,7 @@ func TestAMissingRankIsNamed(t *testing.T) {
 				continue
 			}
 			require.ErrorIs(t, err, handles.ErrTimeout, "rank %d", r)
-			require.ErrorContains(t, err, "rank 2")
+			require.Regexp(t, `\branks? (\d, )*2\b`, err.Error()) // others may have been late too
 			require.ErrorContains(t, err, `"create"`)
 			require.Equal(t, err, groups[r].Barrier(t.Context(), "later"), "a group that failed stays so")
 		}

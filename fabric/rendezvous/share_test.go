@@ -134,7 +134,7 @@ func TestShare(t *testing.T) {
 // A rank that brings nothing takes the others' all the same; one that cannot
 // import ends the group for all, with its number, and nothing is kept.
 func TestShareThatFails(t *testing.T) {
-	each(t, 3, Options{Timeout: 5 * time.Second}, func(t *testing.T, groups []*Group) {
+	each(t, 3, Options{Timeout: patience}, func(t *testing.T, groups []*Group) {
 		folder := t.TempDir()
 		devices, machines := make([]*cuda.Device, 3), make([]*sim.Machine, 3)
 		buffers := make([]*vmm.Buffer, 3)

@@ -64,3 +64,10 @@ func ImportMulticast(op string, s *core.System, from driver.ShareableHandle, t d
 	h.Imported = true
 	return h, nil
 }
+
+// IsMemory reports whether the driver knows the handle as ordinary memory. It tells
+// no properties of a multicast object.
+func (h *Handle) IsMemory() bool {
+	p, r := h.System().Drv.MemGetAllocationPropertiesFromHandle(h.Driver)
+	return r == driver.Success && p.Type == driver.AllocationPinned
+}
