@@ -264,6 +264,9 @@ func (g *Group) copyOf(s Step, c Contribution) (Contribution, error) {
 func (g *Group) Fail(reason error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if reason == nil {
+		reason = errors.New("it gave no reason")
+	}
 	if g.broken == nil {
 		_ = g.giveUp(reason)
 	}
