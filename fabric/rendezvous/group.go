@@ -20,7 +20,7 @@ const DefaultTimeout = 30 * time.Second
 const farewell = time.Second
 
 // moment is how long the news of another rank's end may lag behind its effects.
-const moment = 250 * time.Millisecond
+const moment = time.Second
 
 // Options describe a group. The zero value works.
 type Options struct {
@@ -137,14 +137,8 @@ func (g *Group) Exchange(ctx context.Context, name string, mine Contribution) ([
 // over, which is its error; any other error is the transport's.
 func (g *Group) follow(ctx context.Context, step uint64) error {
 	for g.state.step == step && g.state.end == nil {
-		e, err := g.transport.Next(ctx)
-		if err != nil {
+		if err := g.take(ctx); err != nil {
 			return err
-		}
-		if counts := g.state.apply(&e); !counts || e.Kind != Posted || e.Rank == g.Rank() {
-			e.Contribution.Close()
-		} else {
-			g.arrived[e.Rank] = e.Contribution
 		}
 	}
 	if g.state.step > step {
@@ -153,13 +147,24 @@ func (g *Group) follow(ctx context.Context, step uint64) error {
 	return g.finish(g.verdict(nil))
 }
 
+// take takes one event.
+func (g *Group) take(ctx context.Context) error {
+	e, err := g.transport.Next(ctx)
+	if err != nil {
+		return err
+	}
+	if counts := g.state.apply(&e); !counts || e.Kind != Posted || e.Rank == g.Rank() {
+		e.Contribution.Close()
+	} else {
+		g.arrived[e.Rank] = e.Contribution
+	}
+	return nil
+}
+
 // verdict returns the error that all ranks return, with this rank's own cause if
 // it is the reason.
 func (g *Group) verdict(cause error) error {
 	e := *g.state.end
-	if e.Step.Name == "" {
-		e.Step.Name = g.asked
-	}
 	if g.state.cause.Rank == g.Rank() {
 		e.cause = cause
 	}
@@ -268,14 +273,14 @@ func (g *Group) Fail(reason error) {
 		reason = errors.New("it gave no reason")
 	}
 	if g.broken == nil {
-		_ = g.giveUp(reason)
+		_ = g.giveUp("", reason) // it may not know of what the others call the step
 	}
 }
 
-// giveUp ends the group at the open step, to which this rank has not arrived. The
+// giveUp ends the group at the open step, at which this rank has not arrived. The
 // caller holds mu.
-func (g *Group) giveUp(reason error) error {
-	s := Step{Number: g.state.step, Name: g.asked}
+func (g *Group) giveUp(name string, reason error) error {
+	s := Step{Number: g.state.step, Name: name}
 	mine := &Error{Step: s, Ranks: []int{g.Rank()}, kind: ErrFailed, Reason: reason.Error(), cause: reason}
 	return g.withdraw(Event{Kind: Failed, Rank: g.Rank(), Step: s, Reason: mine.Reason}, mine)
 }
@@ -292,10 +297,10 @@ func (g *Group) failAt(name string, met error) error {
 	g.asked = name
 	ctx, cancel := context.WithTimeout(context.Background(), min(moment, g.timeout))
 	defer cancel()
-	err := g.follow(ctx, g.state.step)
-	if g.broken == nil {
-		err = g.giveUp(met)
+	for g.state.end == nil && len(g.state.lost()) == 0 && g.take(ctx) == nil {
+		continue
 	}
+	err := g.giveUp(name, met)
 	if !errors.Is(err, met) {
 		err = fmt.Errorf("%w (and here: %w)", err, met)
 	}

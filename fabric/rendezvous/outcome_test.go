@@ -144,3 +144,24 @@ func TestOneOutcomeForAll(t *testing.T) {
 		})
 	}
 }
+
+// A rank that had arrived, died, and took with it what another needs for the same
+// step, is named, and not the one that noticed.
+func TestARankThatDiesAfterItArrived(t *testing.T) {
+	each(t, 3, Options{}, func(t *testing.T, groups []*Group) {
+		errs := make(chan error, 1)
+		go func() { errs <- groups[0].Barrier(t.Context(), "import") }()
+		go func() {
+			_ = groups[2].transport.Post(t.Context(), Step{0, "import"}, Contribution{})
+			groups[2].die()
+		}()
+		met := errors.New("the memory is gone")
+		mine := groups[1].failAt("import", met)
+		require.ErrorIs(t, mine, met)
+		require.ErrorIs(t, mine, handles.ErrGone)
+		var e *Error
+		require.ErrorAs(t, mine, &e)
+		oneOutcome(t, []error{e, <-errs})
+		require.Equal(t, []int{2}, e.Ranks)
+	})
+}

@@ -59,9 +59,15 @@ func (s *state) apply(e *Event) bool {
 			s.expel(e, fmt.Sprintf("it gave up step %d while step %d was open", e.Step.Number, s.step))
 			return true
 		}
-		if e.Kind == Late {
+		lost := s.lost()
+		switch {
+		case e.Kind == Late:
 			s.decide(*e, &Error{kind: handles.ErrTimeout, Ranks: s.absent(e.Rank), Reason: e.Reason, Hint: "check whether they run, and what they wait for"})
-		} else {
+		case len(lost) > 0:
+			// They had arrived, and what they left behind made this one give up.
+			s.decide(*e, &Error{kind: handles.ErrGone, Ranks: lost,
+				Reason: fmt.Sprintf("%s; so rank %d gave up: %s", s.gone[lost[0]].Reason, e.Rank, e.Reason)})
+		default:
 			s.decide(*e, &Error{kind: ErrFailed, Ranks: []int{e.Rank}, Reason: e.Reason})
 		}
 	case Left, Lost:
@@ -123,7 +129,21 @@ func (s *state) settle() {
 
 func (s *state) decide(cause Event, e *Error) {
 	e.Step = Step{Number: s.step, Name: s.name}
+	if s.missing == s.size { // then only a rank that gives up can have named it
+		e.Step.Name = cause.Step.Name
+	}
 	s.end, s.cause = e, cause
+}
+
+// lost returns the ranks that ended without leaving.
+func (s *state) lost() (all []int) {
+	for r, e := range s.gone {
+		if e.Kind == Lost {
+			all = append(all, r)
+		}
+	}
+	slices.Sort(all)
+	return all
 }
 
 // absent returns the ranks other than one that have yet to arrive at the open step.
