@@ -86,6 +86,9 @@ func New(s *core.System, h driver.MemHandle, size uint64, prop driver.Allocation
 // Retain adds to the count. The caller must hold one.
 func (h *Handle) Retain() { h.refs.Add(1) }
 
+// Gone reports whether the last count was released.
+func (h *Handle) Gone() bool { return h.refs.Load() == 0 }
+
 // Devices is the device that the memory lies on, if it is one.
 func (h *Handle) Devices() []driver.Device { return core.DevicesOf(h.Asked.Location) }
 

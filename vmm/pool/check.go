@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
 // Check goes through everything that the pool knows, lists, trees, counters, and
@@ -31,7 +32,7 @@ func (p *Pool) Check() error {
 	for _, r := range p.regions[mid] {
 		c.spans(r)
 	}
-	for _, r := range slices.Concat(p.regions[small], p.regions[large]) {
+	for _, r := range p.regions[small] {
 		c.vacant(r)
 	}
 	for _, sh := range p.shards {
@@ -87,7 +88,7 @@ func (c *checker) vacant(r *region) {
 				c.must(false, "nothing at %#x, which is not vacant", r.at(at))
 				return
 			}
-			at += r.count(ch.handle.Size)
+			at++
 		}
 		c.must(at == to, "a chunk that ends at %#x, where all is vacant from %#x on", r.at(at), r.at(to))
 	}
@@ -124,7 +125,7 @@ func (c *checker) shard(sh *shard) {
 	for e := range s.tree {
 		c.must(false, "an extent at %#x is in the tree and in no span", e.ptr)
 	}
-	s.exacts()
+	s.nodes()
 	s.slabs()
 	c.must(s.live == sh.live && s.requested == sh.requested,
 		"a shard counts %d blocks of %d bytes and has %d of %d", sh.live, sh.requested, s.live, s.requested)
@@ -207,27 +208,8 @@ func (s *shardCheck) block(h *header) {
 	}
 }
 
-func (s *shardCheck) exacts() {
-	before := s.tree
-	s.tree = map[*extent]bool{}
-	s.walk(&s.sh.exacts)
-	for _, r := range s.p.regions[large] {
-		r.filled(func(at int, c *chunk) {
-			if c.shard.Load() != s.sh {
-				return
-			}
-			e := c.starts[0]
-			s.must(e.exact && e.reg == r && e.ptr == r.at(at) && e.size == c.handle.Size && e.home.shard == s.sh,
-				"an exact chunk at %#x of %d bytes is listed at %#x with %d", e.ptr, e.size, r.at(at), c.handle.Size)
-			s.must(s.tree[e] == (e.state == free), "the tree has the %v exact chunk at %#x: %t", e.state, e.ptr, s.tree[e])
-			delete(s.tree, e)
-			s.block(&e.header)
-			s.spanned += e.size
-			s.mapped(e.ptr)
-		})
-	}
-	s.must(len(s.tree) == 0, "%d exact chunks are in the tree and in no region", len(s.tree))
-	s.tree = before
+// nodes are what graphs allocate.
+func (s *shardCheck) nodes() {
 	for _, pl := range *s.p.places.Load() {
 		if e := pl.ext; e != nil && e.home.shard == s.sh {
 			s.block(&e.header)
@@ -286,13 +268,17 @@ func (s *shardCheck) slab(sl *slab, listed bool) {
 	s.must(used == sl.used, "a slab counts %d blocks and has %d", sl.used, used)
 }
 
-// memory adds up.
+// memory adds up, also that which is mapped at two addresses.
 func (c *checker) memory() {
 	p := c.p
+	have := map[*phys.Handle]bool{}
 	for _, r := range slices.Concat(p.regions[:]...) {
-		r.filled(func(_ int, ch *chunk) { c.found += ch.handle.Size })
+		r.filled(func(_ int, ch *chunk) { have[ch.handle] = true })
 	}
 	for _, h := range p.idle {
+		have[h] = true
+	}
+	for h := range have {
 		c.found += h.Size
 	}
 	c.must(c.found == p.reserved.Load(), "the pool counts %d bytes of memory and has %d", p.reserved.Load(), c.found)

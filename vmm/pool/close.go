@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
 const closeOp = "pool.Close"
@@ -144,12 +145,14 @@ func (p *Pool) giveBack() error {
 			return err
 		}
 	}
+	gone := map[*phys.Handle]bool{}
 	for _, r := range regions {
 		if err := r.res.Close(); err != nil {
 			return err
 		}
 		for i := range r.chunks {
-			if c := r.chunks[i].Swap(nil); c != nil {
+			if c := r.chunks[i].Swap(nil); c != nil && !gone[c.handle] {
+				gone[c.handle] = true // though it was left at two places
 				p.reserved.Add(-c.handle.Size)
 			}
 		}

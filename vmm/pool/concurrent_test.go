@@ -21,7 +21,7 @@ import (
 // others and trims in between.
 func TestManyGoroutines(t *testing.T) {
 	_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Granularity: kib64, Memory: 512 * kib64}}})
-	p := newPool(t, d, pool.Options{Statistics: true, ExactFrom: 20 * kib64})
+	p := newPool(t, d, pool.Options{Statistics: true})
 	shared := stream(t, d)
 	var g errgroup.Group
 	passed := make(chan pool.Block, 64)
@@ -120,7 +120,7 @@ func alloc2(t *testing.T, p *pool.Pool, s *cuda.Stream, bytes int) cuda.Ptr {
 func TestMemoryGoesToAnotherStreamOnceItHasPassed(t *testing.T) {
 	m, d := open(t)
 	s, other := stream(t, d), stream(t, d)
-	p := newPool(t, d, pool.Options{ExactFrom: 64 * mib})
+	p := newPool(t, d, pool.Options{})
 	for _, bytes := range []int{1000, 20 * mib, 64 * mib} {
 		b := alloc(t, p, s, bytes)
 		hold(t, m, s)
@@ -238,7 +238,7 @@ func TestPoolsThatPressEachOther(t *testing.T) {
 	_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Granularity: kib64, Memory: 64 * kib64}}})
 	var g errgroup.Group
 	for i := range 2 {
-		p := newPool(t, d, pool.Options{Chunk: kib64, ExactFrom: 10 * kib64, Wait: -1, Slack: -1})
+		p := newPool(t, d, pool.Options{Chunk: kib64, Wait: -1})
 		for j := range 2 {
 			s := stream(t, d)
 			g.Go(func() error {

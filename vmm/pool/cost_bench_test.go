@@ -32,7 +32,7 @@ func BenchmarkColdExact(b *testing.B) {
 			lib, err := cbench.Open(d.System().Driver().Path)
 			must(b, err)
 			s := stream(b, d)
-			p := benchPool(b, d, pool.Options{Memory: plain, ExactFrom: 2 * mib, SmallMax: 256 * kib, Chunk: 2 * mib})
+			p := benchPool(b, d, pool.Options{Memory: plain, SmallMax: 256 * kib, Chunk: 2 * mib})
 			n := min(32, 8192*mib/size)
 			ours := func() time.Duration {
 				live := make([]pool.Block, n)
@@ -100,7 +100,7 @@ func BenchmarkStitch(b *testing.B) {
 			s := stream(b, d)
 			const runs, each = 8, 4
 			ours := func() time.Duration {
-				p := benchPool(b, d, pool.Options{Memory: plain, Chunk: chunk, ExactFrom: 1 << 40, Limit: (2*runs*each + 2) * chunk})
+				p := benchPool(b, d, pool.Options{Memory: plain, Chunk: chunk, Limit: (2*runs*each + 2) * chunk})
 				var live, gone []pool.Block
 				for i := range 2 * runs {
 					blk := alloc(b, p, s, each*chunk)

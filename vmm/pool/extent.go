@@ -26,7 +26,6 @@ type extent struct {
 	state      extentState
 	// epoch of the latest free in it; see shard.
 	epoch uint64
-	exact bool  // a chunk of its own: it has no neighbours
 	node  *node // of a graph
 }
 
@@ -68,7 +67,7 @@ func makeExtent(sh *shard) *extent {
 }
 
 func (sh *shard) drop(e *extent) {
-	e.state, e.prev, e.next, e.right, e.reg, e.exact = spare, nil, nil, nil, nil, false
+	e.state, e.prev, e.next, e.right, e.reg = spare, nil, nil, nil, nil
 	e.left = sh.spare
 	sh.spare = e
 }

@@ -55,7 +55,7 @@ func newWorld(t testing.TB, sc scenario) *world {
 	_, err = vmm.GranularityOf(w.d, vmm.Properties{})
 	require.NoError(t, err)
 	w.base = w.free()
-	o := pool.Options{Chunk: kib64, ExactFrom: 16 * kib64, Slack: -1, Wait: -1, Statistics: true, Track: true}
+	o := pool.Options{Chunk: kib64, Wait: -1, Statistics: true, Track: true}
 	if sc.peer {
 		o.Access = []vmm.Access{{Location: sys.Devices()[1].Location(), Mode: vmm.ReadWrite}}
 	}

@@ -2,67 +2,72 @@ package pool
 
 import "github.com/cuvmm/cuvmm/internal/phys"
 
-// Slab chunks and exact ones are fixed: each stays at its place in a region of
-// granules, as long as it is mapped. What moves is in stitch.go.
+// The chunks of slabs stay where they are, in regions of granules, as long as they
+// are mapped. Those that move are in miss.go.
 
-// makeChunk makes a chunk that stays where it is, in a region of granules. The
-// caller holds slow.
-func (p *Pool) makeChunk(k kind, size uint64) (reg *region, at int, err error) {
-	if reg, at, err = p.room(k, size); err != nil {
-		return nil, 0, err
-	}
-	h, err := p.create(size)
+// provideSlab makes an empty slab chunk.
+func (p *Pool) provideSlab(sh *shard) error {
+	reg, at, err := p.takeRoom()
 	if err != nil {
-		p.leave(reg, at, size)
-		return nil, 0, err
+		return err
 	}
-	lost, err := p.mapAt(reg, at, []*phys.Handle{h})
-	if err == nil {
-		reg.chunks[at].Store(&chunk{handle: h})
-		return reg, at, nil
+	h, err := p.newChunk(p.gran)
+	if err != nil {
+		p.giveRoom(reg, at)
+		return err
 	}
-	var undo error
-	if lost {
-		_, undo = p.discard(allocOp, reg, at) // it may be much memory, so this is tried twice
-	} else {
-		p.leave(reg, at, size)
-		_, undo = p.trimIdle(allocOp, size)
+	if err = reg.rng.MapRun(allocOp, reg.off(reg.at(at)), []*phys.Handle{h}, p.access); err != nil {
+		var undo error
+		if reg.left(at) == 0 {
+			p.giveRoom(reg, at)
+			undo = p.release(allocOp, h)
+		} else { // its memory is used no more, so this is tried twice
+			reg.chunks[at].Store(&chunk{handle: h})
+			h.Release() // what was left has a count of its own
+			_, undo = p.discard(allocOp, reg, at)
+		}
+		return join(err, undo)
 	}
-	return nil, 0, join(err, undo)
+	reg.chunks[at].Store(&chunk{handle: h})
+	reg.chunks[at].Load().shard.Store(sh)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	sh.made.Add(p.gran)
+	sh.empty = append(sh.empty, slabChunk{reg: reg, index: at})
+	return nil
 }
 
-// room takes the place for a chunk, in another region where there is none.
-func (p *Pool) room(k kind, size uint64) (reg *region, at int, err error) {
+// takeRoom takes the place for a chunk, in another region where there is none.
+func (p *Pool) takeRoom() (reg *region, at int, err error) {
 	for {
 		p.mu.Lock()
-		for _, r := range p.regions[k] {
-			if at, ok := r.vacant.take(r.count(size)); ok {
+		for _, r := range p.regions[small] {
+			if at, ok := r.vacant.take(1); ok {
 				p.mu.Unlock()
 				return r, at, nil
 			}
 		}
 		p.mu.Unlock()
 		total := (p.dev.TotalMemory() + p.gran - 1) / p.gran * p.gran
-		if _, err := p.reserve(k, total, size, p.gran, p.gran); err != nil {
+		if _, err := p.reserve(small, total, p.gran, p.gran, p.gran); err != nil {
 			return nil, 0, err
 		}
 	}
 }
 
-// discard gives back a chunk of makeChunk that nobody uses, and its place.
+// discard gives back a slab chunk that nobody uses, and its place.
 func (p *Pool) discard(op string, reg *region, at int) (gone uint64, err error) {
-	size := reg.chunks[at].Load().handle.Size
-	gone, err = reg.vacate(op, at, at+reg.count(size))
+	gone, err = reg.vacate(op, at, at+1)
 	p.reserved.Add(-gone)
 	if err == nil {
-		p.leave(reg, at, size)
+		p.giveRoom(reg, at)
 	}
 	return gone, err
 }
 
-// leave gives the place of a chunk back, where nothing is mapped.
-func (p *Pool) leave(reg *region, at int, size uint64) {
+// giveRoom gives the place of a chunk back, where nothing is mapped.
+func (p *Pool) giveRoom(reg *region, at int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	reg.vacant.give(at, reg.count(size))
+	reg.vacant.give(at, 1)
 }

@@ -72,7 +72,7 @@ func TestHistory(t *testing.T) {
 func TestSnapshot(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		s, other := stream(t, d), stream(t, d)
-		p := newPool(t, d, pool.Options{Track: true, Statistics: true, ExactFrom: 64 * mib})
+		p := newPool(t, d, pool.Options{Track: true, Statistics: true})
 		require.Empty(t, p.Snapshot().Segments)
 		tag := pool.NewTag("kv")
 		var blocks []pool.Block

@@ -72,24 +72,3 @@ func TestWorkspacesAreLockedBeforeThePool(t *testing.T) {
 	require.NoError(t, p.Close())
 	require.NoError(t, s.Close())
 }
-
-// A pool that was asked for nothing but room has a slack.
-func TestTheSlackOfAPoolThatWasAskedForNothing(t *testing.T) {
-	p := &Pool{slack: mostSlack}
-	require.InDelta(t, leastSlack, p.slackNow(), 0)
-}
-
-// However much moved, as many requests as pay for moving a few times the slack
-// bring the slack down again.
-func TestTheSlackForgetsWhatMovedLongAgo(t *testing.T) {
-	const device = 64 << 30
-	for _, slack := range []float64{1.0 / 64, mostSlack, 2} {
-		p := &Pool{slack: slack, chunk: 64 << 20, most: device, moved: 1 << 50}
-		p.shards = []*shard{{}}
-		p.allowance(&want{})
-		require.InDelta(t, slack, p.slackNow(), 0.001, "moving is dear")
-		p.shards[0].served = uint64(max(slack, 4*mostSlack) * device / float64(p.chunk/requestsPerMove))
-		p.allowance(&want{})
-		require.InDelta(t, min(slack, leastSlack), p.slackNow(), 0.001)
-	}
-}

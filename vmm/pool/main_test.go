@@ -50,9 +50,6 @@ func newPool(t testing.TB, d *cuda.Device, o pool.Options) *pool.Pool {
 	if o.Chunk == 0 {
 		o.Chunk = 2 * mib // little memory has many
 	}
-	if o.ExactFrom == 0 {
-		o.ExactFrom = 64 * mib
-	}
 	p, err := pool.New(d, o)
 	require.NoError(t, err)
 	t.Cleanup(func() {
@@ -80,8 +77,7 @@ func free(t testing.TB, p *pool.Pool, b pool.Block, streams ...*cuda.Stream) {
 // machine too.
 func patient(t testing.TB) {
 	t.Helper()
-	before := pool.SetMoment(10 * time.Second)
-	t.Cleanup(func() { pool.SetMoment(before) })
+	t.Cleanup(pool.SetMoment(10 * time.Second))
 }
 
 // hold keeps the stream's work from being done until Release, or the test's end.

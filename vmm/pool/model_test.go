@@ -76,9 +76,7 @@ func newModel(rt *rapid.T) *model {
 		w.addStream()
 	}
 	w.p, err = pool.New(w.d, pool.Options{Wait: -1, Statistics: true, Track: true,
-		Chunk:     rapid.IntRange(1, 3).Draw(rt, "chunk") * kib64,
-		ExactFrom: rapid.SampledFrom([]int{6 * kib64, 12 * kib64, 1000 * kib64}).Draw(rt, "exact"),
-		Slack:     rapid.SampledFrom([]float64{-1, 0, 1}).Draw(rt, "slack"),
+		Chunk: rapid.IntRange(1, 3).Draw(rt, "chunk") * kib64,
 	})
 	require.NoError(rt, err)
 	w.arena, err = w.p.NewArena()

@@ -12,7 +12,9 @@ import (
 
 // Options change how a pool works. The zero value works.
 type Options struct {
-	// Memory is what the pool's memory is like; see vmm.Properties.
+	// Memory is what the pool's memory is like; see vmm.Properties. It is not
+	// RDMA-capable unless RDMA is vmm.RDMARequired, since such memory takes longer
+	// to move.
 	Memory vmm.Properties
 	// Access says who may touch all of the pool's memory, beside the device. A
 	// peer costs about a millisecond for every chunk that is made, and chunks
@@ -23,19 +25,9 @@ type Options struct {
 	// a size class: at most the granularity; 0 is an eighth of it (256 KiB).
 	SmallMax int
 	// Chunk is the size in bytes of the chunks that larger requests are served
-	// from, and that move; a multiple of the granularity; 0 is 32 times that
-	// (64 MiB). See the package documentation for what it trades.
+	// from, and that move; a multiple of the granularity; 0 is 16 times that
+	// (32 MiB). See the package documentation for what it trades.
 	Chunk int
-	// ExactFrom is the size in bytes from which a request gets a chunk of its
-	// own; 0 is 512 times the granularity (1 GiB).
-	ExactFrom int
-	// Slack is how much more memory than the most that was ever requested at
-	// once the pool may make before it moves free chunks together instead, as a
-	// share of that: 0 is 1/4, a negative value is none at all. The pool begins
-	// with 1/32 at most, and takes more only while its holes fit so badly that
-	// moving would cost more time than the requests.
-	Slack float64
-
 	// Limit is the most physical memory, in bytes, that the pool may have; 0 is
 	// no limit. A Chunk must fit it; the default chunk is smaller below 1 GiB.
 	// SetLimit changes it.
@@ -87,8 +79,6 @@ func (p *Pool) sizes(op string) error {
 		return bad("SmallMax", o.SmallMax, fmt.Sprintf("use a multiple of %d up to the granularity, %s", quantum, core.Bytes(p.gran)))
 	case o.Chunk < 0 || uint64(o.Chunk)%p.gran != 0 || o.Chunk > maxBytes:
 		return bad("Chunk", o.Chunk, fmt.Sprintf("use a multiple of the granularity, %s", core.Bytes(p.gran)))
-	case o.ExactFrom < 0:
-		return bad("ExactFrom", o.ExactFrom, "use a size in bytes, or 0 for the default")
 	case o.Limit < 0:
 		return bad("Limit", o.Limit, "use a size in bytes, or 0 for no limit")
 	case o.Limit > 0 && o.Chunk > o.Limit:
@@ -96,11 +86,10 @@ func (p *Pool) sizes(op string) error {
 	}
 	p.smallMax = or(o.SmallMax, p.gran/8)
 	p.midQuantum = max(quantum, uint64(1)<<(bits.Len64(p.smallMax)-1)/64)
-	p.chunk = or(o.Chunk, 32*p.gran)
+	p.chunk = or(o.Chunk, 16*p.gran)
 	if o.Chunk == 0 && o.Limit > 0 {
 		p.chunk = min(p.chunk, max(p.gran, uint64(o.Limit)/chunksInLimit/p.gran*p.gran))
 	}
-	p.exactFrom = max(or(o.ExactFrom, 512*p.gran), p.smallMax+1)
 	p.classes = newClasses(p.smallMax)
 	return nil
 }

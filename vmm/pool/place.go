@@ -124,7 +124,7 @@ func (pl place) each(p *Pool, f func(h *header)) {
 	}
 }
 
-// each calls f for every live block in a slab, or in an exact chunk. The caller
+// each calls f for every live block in a slab. The caller
 // holds the pool's lock.
 func (c *chunk) each(f func(h *header)) {
 	sh := c.shard.Load()

@@ -31,11 +31,10 @@ type Pool struct {
 	local   int
 	classes classes
 
-	smallMax, midQuantum, chunk, exactFrom uint64
+	smallMax, midQuantum, chunk uint64
 
-	slack float64
-	wait  time.Duration
-	o     Options
+	wait time.Duration
+	o    Options
 
 	reserved atomic.Uint64
 	mostHeld atomic.Uint64
@@ -46,9 +45,7 @@ type Pool struct {
 	stats   *statistics
 	history atomic.Pointer[ring]
 
-	slow  sync.Mutex
-	most  uint64 // requested at once, as far as misses saw; guarded by slow
-	moved uint64 // bytes that moved lately, likewise
+	slow sync.Mutex
 
 	// pressing is held for reading while others have free memory given back, and
 	// for writing by what must not meet that.
@@ -56,11 +53,13 @@ type Pool struct {
 
 	mu          sync.Mutex
 	closed      bool
-	shards      []*shard             // appended to, or replaced, so that all need not copy it
-	regions     [large + 1][]*region // by what they serve
-	stuck       []*vmm.Reservation   // ranges that could not be given back
-	idle        []*phys.Handle       // chunks that are mapped nowhere
-	retired     totals               // of shards that are gone
+	shards      []*shard           // appended to, or replaced, so that all need not copy it
+	regions     [kinds][]*region   // by what they serve
+	stuck       []*vmm.Reservation // ranges that could not be given back
+	idle        []*phys.Handle     // chunks that are mapped nowhere
+	leaving     []run              // places of chunks that moved, which are mapped yet
+	upkeep      upkeep
+	retired     totals // of shards that are gone
 	retiredTags []TagStats
 	captures    map[uint64]*Capture
 	arenas      int
@@ -75,13 +74,14 @@ const (
 	maxAlign = 2 << 20
 	// maxBytes is more than any device has; sizes above it would overflow.
 	maxBytes = 1 << 46
-	// exactWaste is the part of a request that an exact chunk may be larger by.
-	exactWaste = 16
 )
 
 // New makes a pool of the device's memory. It takes no memory yet.
 func New(d *cuda.Device, o Options) (*Pool, error) {
 	const op = "pool.New"
+	if o.Memory.RDMA == vmm.RDMADefault {
+		o.Memory.RDMA = vmm.RDMAOff
+	}
 	prop, gran, err := ranges.Resolve(op, d, o.Memory)
 	if err != nil {
 		return nil, err
@@ -97,13 +97,7 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	if p.access, err = ranges.Access(op, d, prop.Location, withDevice(d, o.Access)); err != nil {
 		return nil, err
 	}
-	p.slack, p.wait = o.Slack, o.Wait
-	switch {
-	case o.Slack == 0:
-		p.slack = mostSlack
-	case o.Slack < 0:
-		p.slack = 0
-	}
+	p.wait = o.Wait
 	if o.Wait == 0 {
 		p.wait = time.Second
 	}
@@ -202,8 +196,6 @@ func (p *Pool) want(w *want, r Request) error {
 		return core.Invalid(allocOp, fmt.Sprintf("%d bytes", r.Bytes), "sizes are not negative")
 	case r.Bytes > maxBytes:
 		return core.Invalid(allocOp, fmt.Sprintf("%d bytes", r.Bytes), "no device has that much: ask for less")
-	case w.bytes >= p.exactFrom && w.align <= p.gran:
-		w.kind, w.size = large, (w.bytes+p.gran-1)/p.gran*p.gran
 	default:
 		w.kind, w.size = mid, (max(w.bytes, p.smallMax)+p.midQuantum-1)/p.midQuantum*p.midQuantum
 	}

@@ -12,7 +12,7 @@ import (
 func TestBlocksOfAllSizes(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		s := stream(t, d)
-		p := newPool(t, d, pool.Options{ExactFrom: 64 * mib})
+		p := newPool(t, d, pool.Options{})
 		var all []pool.Block
 		for _, bytes := range []int{0, 1, 511, 512, 513, 100 * kib, 256 * kib, 256*kib + 1, mib, 3*mib + 7, 16 * mib, 40 * mib, 64 * mib, 65*mib + 1} {
 			for _, align := range []int{0, 1, 4096, 64 * kib, 2 * mib} {

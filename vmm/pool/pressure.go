@@ -39,9 +39,6 @@ func join(err error, more ...error) error {
 	return err
 }
 
-// errAgain: what was missing is there now.
-var errAgain = errors.New("again")
-
 // miss serves what the shard has no memory for. From the cheap to the dear: what
 // waits and has passed; what lies free on other streams and has passed; chunks,
 // new or moved. Where there is no memory see relief.
@@ -68,7 +65,7 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 			continue
 		}
 		r.seen, r.pending = p.passes.Load(), p.sys.PendingReclaims() > 0
-		err := p.provide(sh, w, r.step > 0)
+		err := p.provide(sh, w)
 		if err == nil || errors.Is(err, errAgain) {
 			continue
 		}
@@ -83,8 +80,8 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 }
 
 // relief is what is done where there is no memory, one after the other, and each
-// time the request is tried again: chunks that move from everywhere, instead of
-// new ones; all that is free and has passed given back to the driver; the same of
+// time the request is tried again: what has passed meanwhile; all that is free and
+// has passed given back to the driver, where it cannot move; the same of
 // others who keep memory, and what the reclaimer has; waiting for the GPU, after
 // which it begins anew; the user's function, after which it does, too.
 type relief struct {
@@ -98,7 +95,7 @@ type relief struct {
 }
 
 const (
-	relieveMove = iota + 1
+	relieveLook = iota + 1
 	relieveTrim
 	relieveOthers
 	relieveWait
@@ -109,12 +106,15 @@ func (r *relief) find(s *shortage) error {
 	p := r.p
 	for r.step++; ; r.step++ {
 		switch r.step {
-		case relieveMove:
-			if r.w.kind == mid && s.kind != core.OutOfAddressSpace {
+		case relieveLook:
+			p.advanceAll()
+			if err := p.unmapAll(allocOp); err != nil {
+				return err
+			}
+			if p.passes.Load() != r.seen {
 				return nil
 			}
 		case relieveTrim:
-			p.advanceAll()
 			if freed, err := p.trimFor(r.w, s); freed > 0 || err != nil {
 				return err
 			}
@@ -224,13 +224,10 @@ func (p *Pool) again(sh *shard, w *want) (b Block, ok bool, err error) {
 
 // lacking is what a request takes in chunks.
 func (p *Pool) lacking(w *want) uint64 {
-	switch w.kind {
-	case small:
+	if w.kind == small {
 		return p.gran
-	case mid:
-		return (w.size + p.chunk - 1) / p.chunk * p.chunk
 	}
-	return w.size
+	return (w.size + p.chunk - 1) / p.chunk * p.chunk
 }
 
 // all are the shards now.
@@ -249,41 +246,6 @@ func (p *Pool) advanceAll() (inFlight bool) {
 		sh.settle()
 	}
 	return inFlight
-}
-
-// moment is how long a request waits for the GPU before it makes new memory
-// although enough is free: about what making a chunk takes. An event takes some
-// microseconds to pass where nothing else runs.
-// It is a variable for tests.
-var moment = 25 * time.Microsecond
-
-// catchUp asks the streams how far they are, the shard's own first, until so many
-// bytes that are free have passed, for a moment.
-func (p *Pool) catchUp(first *shard, bytes uint64) {
-	deadline := time.Now().Add(moment)
-	for {
-		var free uint64
-		waits := false
-		for i, sh := range append([]*shard{first}, p.all()...) {
-			if sh == nil || i > 0 && sh == first {
-				continue
-			}
-			sh.settle()
-			sh.advance()
-			sh.mu.Lock()
-			if sh.arena == nil {
-				free += sh.spanned - min(sh.spanned, sh.requested)
-				waits = waits || sh.touched > sh.passed.Load()
-			}
-			sh.mu.Unlock()
-			if !waits && free >= bytes {
-				return
-			}
-		}
-		if !waits || time.Now().After(deadline) {
-			return
-		}
-	}
 }
 
 // waits reports whether anything that is free, or is to be, waits for the GPU, or

@@ -104,7 +104,7 @@ func TestWrongRequests(t *testing.T) {
 	require.NoError(t, p.Close())
 	_, err = p.Alloc(pool.Request{Bytes: 1, Stream: s})
 	require.ErrorIs(t, err, cuda.ErrClosed)
-	for _, o := range []pool.Options{{SmallMax: 3 * mib}, {SmallMax: 100}, {Chunk: mib}, {Chunk: -2 * mib}, {ExactFrom: -1}, {Limit: -1}} {
+	for _, o := range []pool.Options{{SmallMax: 3 * mib}, {SmallMax: 100}, {Chunk: mib}, {Chunk: -2 * mib}, {Limit: -1}} {
 		_, err := pool.New(d, o)
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	}
@@ -130,7 +130,7 @@ func TestARequestWaitsForTheGPU(t *testing.T) {
 func TestMemoryOfOneKindServesTheOthers(t *testing.T) {
 	_, d := openSmall(t)
 	s, other := stream(t, d), stream(t, d)
-	p := newPool(t, d, pool.Options{ExactFrom: 32 * mib})
+	p := newPool(t, d, pool.Options{})
 	fill := func(s *cuda.Stream, bytes int) {
 		t.Helper()
 		var all []pool.Block
@@ -252,10 +252,10 @@ func TestARefusalComesWhateverOthersDo(t *testing.T) {
 func TestThePeakIsWhatThereWas(t *testing.T) {
 	_, d := openSmall(t)
 	s := stream(t, d)
-	p := newPool(t, d, pool.Options{Wait: -1})
+	p := newPool(t, d, pool.Options{Wait: -1, Chunk: 40 * mib})
 	b := alloc(t, p, s, 40*mib)
 	had := p.Stats().PeakReserved
-	_, err := p.Alloc(pool.Request{Bytes: 64 * mib, Stream: s})
+	_, err := p.Alloc(pool.Request{Bytes: 30 * mib, Stream: s})
 	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
 	free(t, p, b)
 	require.Equal(t, had, p.Stats().PeakReserved)

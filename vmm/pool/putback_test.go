@@ -65,7 +65,7 @@ func TestChunksOfAClosedStreamArePutBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, d := open(t)
-			p, err := pool.New(d, pool.Options{Chunk: 2 * mib, ExactFrom: 64 * mib, Wait: -1})
+			p, err := pool.New(d, pool.Options{Chunk: 2 * mib, Wait: -1})
 			require.NoError(t, err)
 			var gone []*cuda.Stream
 			var blocks []pool.Block

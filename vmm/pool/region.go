@@ -22,8 +22,7 @@ type region struct {
 	chunk  uint64 // bytes of a place
 	pages  uint64 // bytes of a page: no two blocks begin in the same
 	chunks []atomic.Pointer[chunk]
-	// kind is what it serves. Chunks take one place each, but exact ones several:
-	// those are named at the first.
+	// kind is what it serves.
 	kind kind
 	// spans of a mid region are what is mapped, or being mapped or unmapped,
 	// sorted by address.
@@ -53,9 +52,6 @@ func (r *region) off(p driver.Ptr) uint64      { return uint64(p - r.base) }
 func (r *region) up(p driver.Ptr) driver.Ptr   { return r.at(int((r.off(p) + r.chunk - 1) / r.chunk)) }
 func (r *region) down(p driver.Ptr) driver.Ptr { return r.at(r.index(p)) }
 
-// count is how many places a chunk of so many bytes takes.
-func (r *region) count(bytes uint64) int { return int(bytes / r.chunk) }
-
 // filled calls f for every chunk, by address. The caller holds the pool's lock.
 func (r *region) filled(f func(at int, c *chunk)) {
 	holes := r.vacant
@@ -70,7 +66,7 @@ func (r *region) filled(f func(at int, c *chunk)) {
 			continue
 		}
 		f(i, c)
-		i += r.count(c.handle.Size)
+		i++
 	}
 }
 
@@ -107,6 +103,15 @@ func (r *region) add(s *span) {
 func (r *region) remove(s *span) {
 	at := r.find(s.from)
 	r.spans = slices.Delete(r.spans, at, at+1)
+}
+
+// front splits a span that no shard owns, and returns its first n chunks.
+func (r *region) front(s *span, n int) *span {
+	first := &span{from: s.from, to: s.from + driver.Ptr(uint64(n)*r.chunk)}
+	at := r.find(s.from)
+	s.from = first.to
+	r.spans = slices.Insert(r.spans, at, first)
+	return first
 }
 
 func newChunks(n int) []atomic.Pointer[chunk] { return make([]atomic.Pointer[chunk], n) }

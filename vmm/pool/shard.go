@@ -14,7 +14,7 @@ import (
 //
 // # Who may have what was freed
 //
-// Every free extent, slab and exact chunk carries the epoch of its last free.
+// Every free extent and slab carries the epoch of its last free.
 // When another stream wants the memory, or it is to be unmapped, the shard ends
 // its epoch, then records an event on its stream. Once the event has passed,
 // all that was freed in that epoch or earlier has passed. At most one event is
@@ -43,7 +43,6 @@ type shard struct {
 	slabs   int // in use as such
 
 	free    tree // extents of regions
-	exacts  tree // exact chunks
 	hot     *extent
 	spare   *extent
 	spanned uint64 // bytes of spans
@@ -57,7 +56,6 @@ type shard struct {
 	made   atomic.Uint64 // bytes of new memory
 
 	live      uint64 // blocks
-	served    uint64 // requests, since a miss looked
 	requested uint64 // their bytes
 	peak      uint64 // the most of requested
 	watch     *watch // what is told of every block, where anything is
@@ -70,7 +68,7 @@ type shard struct {
 
 func (p *Pool) newShard(st *core.Stream, a *arena) *shard {
 	sh := &shard{pool: p, stream: st, arena: a, epoch: 1, partial: make([]*slab, len(p.classes.sizes))}
-	sh.free.rand, sh.exacts.rand = 1, 1
+	sh.free.rand = 1
 	sh.watch = p.newWatch()
 	return sh
 }
@@ -88,7 +86,7 @@ type kind uint8
 const (
 	small kind = iota // a slot of a slab
 	mid               // a part of a region
-	large             // an exact chunk
+	kinds
 )
 
 // take serves a request from what the shard has, or answers nil. The caller
@@ -117,14 +115,6 @@ func (sh *shard) take(w *want) *header {
 			e = sh.carve(e, w.size, w.align)
 		}
 		h = &e.header
-	case large:
-		e := sh.exacts.atLeast(w.size)
-		if e == nil || e.size > w.size+w.size/exactWaste {
-			return nil
-		}
-		sh.exacts.remove(e)
-		e.state = taken
-		h = &e.header
 	}
 	sh.give(h, w)
 	return h
@@ -136,7 +126,6 @@ func (sh *shard) give(h *header, w *want) {
 	h.ask(w.bytes)
 	h.tag, h.capture = w.tag, sh.serial
 	sh.live++
-	sh.served++
 	sh.requested += w.bytes
 	sh.peak = max(sh.peak, sh.requested)
 	if sh.watch != nil {
@@ -188,11 +177,6 @@ func (sh *shard) put(h *header, epoch uint64) {
 	}
 	e := h.home.ext
 	e.epoch = epoch
-	if e.exact {
-		e.state = free
-		sh.exacts.insert(e)
-		return
-	}
 	sh.rest()
 	e.state = resting
 	sh.hot = e

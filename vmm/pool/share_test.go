@@ -18,7 +18,7 @@ func TestChunksAreNotExported(t *testing.T) {
 	_, sys := sim.Open(t)
 	p, err := New(sys.Devices()[0], Options{})
 	require.NoError(t, err)
-	h, err := p.create(32 << 20)
+	h, err := p.newChunk(32 << 20)
 	require.NoError(t, err)
 	_, err = h.Export("test")
 	require.ErrorIs(t, err, cuda.ErrNotPermitted)

@@ -60,8 +60,7 @@ type SegmentKind string
 // The kinds of segments.
 const (
 	SlabSegment   SegmentKind = "slab"   // small requests, in slots of one size
-	RegionSegment SegmentKind = "region" // those between, in chunks that may move
-	ExactSegment  SegmentKind = "exact"  // one large request
+	RegionSegment SegmentKind = "region" // larger ones, in chunks that may move
 )
 
 // Part is a block, or a hole.
@@ -135,7 +134,7 @@ func (sh *shard) segment(kind SegmentKind, ptr driver.Ptr, bytes, chunk uint64) 
 	return Segment{Ptr: cuda.Ptr(ptr), Bytes: bytes, Kind: kind, Chunk: chunk, Stream: uintptr(sh.stream.Handle), Arena: sh.arena != nil}
 }
 
-// chunkSegments are the exact chunks of a region, or those with slabs. The caller
+// chunkSegments are the chunks of a region that hold slabs. The caller
 // holds the pool's lock.
 func (r *region) chunkSegments() (all []Segment) {
 	r.filled(func(i int, c *chunk) {
@@ -145,12 +144,6 @@ func (r *region) chunkSegments() (all []Segment) {
 		}
 		sh.mu.Lock()
 		defer sh.mu.Unlock()
-		if r.kind == large {
-			s := sh.segment(ExactSegment, r.at(i), c.handle.Size, c.handle.Size)
-			s.add(&c.starts[0].header, r.at(i), c.handle.Size)
-			all = append(all, s)
-			return
-		}
 		s := sh.segment(SlabSegment, r.at(i), r.chunk, r.chunk)
 		s.pin(c, sh.pool)
 		at := r.at(i)

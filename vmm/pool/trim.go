@@ -13,16 +13,18 @@ func (p *Pool) trimFor(w *want, s *shortage) (freed uint64, err error) {
 	case s.kind == core.OutOfAddressSpace:
 		return p.trim(allocOp, maxBytes) // only ranges in which nothing is are given back
 	case w.kind == mid && p.moves():
-		return trimBy(allocOp, p.lacking(w), p.trimExact, p.trimSlabs)
+		return trimBy(allocOp, p.lacking(w), p.trimIdle, p.trimSlabs)
 	}
 	return p.trim(allocOp, p.lacking(w))
 }
 
 // trim gives free chunks that the GPU has passed back to the driver until need
-// bytes went: those that are mapped nowhere, exact ones, slabs, and whole chunks
-// of regions.
+// bytes went: those that are mapped nowhere, slabs, and whole chunks of regions.
 func (p *Pool) trim(op string, need uint64) (freed uint64, err error) {
-	return trimBy(op, need, p.trimIdle, p.trimExact, p.trimSlabs, p.trimRegions)
+	if err := p.unmapAll(op); err != nil {
+		return 0, err
+	}
+	return trimBy(op, need, p.trimIdle, p.trimSlabs, p.trimRegions)
 }
 
 func trimBy(op string, need uint64, ways ...func(op string, need uint64) (uint64, error)) (freed uint64, err error) {
@@ -102,20 +104,21 @@ func (p *Pool) trimRegions(op string, need uint64) (freed uint64, err error) {
 		}
 		sh.mu.Lock()
 		if sh.arena == nil {
-			more, k := p.cutHoles(sh, n, false)
+			more, k := p.cutHoles(sh, n, sh.passed.Load(), false)
 			runs, n = append(runs, more...), n-k
 		}
 		sh.mu.Unlock()
 	}
 	p.mu.Unlock()
-	for i, r := range runs {
+	for _, r := range runs {
 		if err != nil {
-			p.putBack(runs[i])
+			p.mu.Lock()
+			p.putBack(r)
+			p.mu.Unlock()
 			continue
 		}
 		var gone uint64
 		gone, err = p.unmap(op, r)
-		p.reserved.Add(-gone)
 		freed += gone
 	}
 	return freed, err

@@ -1,0 +1,316 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+)
+
+// A miss is a request that nothing free of its shard serves. One goes on at a
+// time, under Pool.slow, and makes driver calls. Where other shards have nothing
+// that serves it as it lies either, it fills a gap of a region, in four phases:
+//
+//	plan     a gap is chosen that takes the fewest chunks, counting free extents of
+//	         the shard that touch it, and its place is kept
+//
+//	         ├─live─┼──free──┤░░░░ gap ░░░░├─live─┼──free────┼live┤
+//
+//	gather   chunks for it, from the cheap to the dear: those mapped nowhere; free
+//	         ones of the shard, whatever the GPU does with them; free ones of other
+//	         shards that the GPU has passed; new ones
+//	map      all of them are mapped in the gap and granted in one call. Those that
+//	         move are mapped at two addresses from now on
+//	commit   the gap is the shard's. The old places belong to no one, and are
+//	         unmapped later, when the GPU has passed them (see leave.go)
+//
+//	         ├─live─┼──free──┼── chunks ───┼─live─┤▒▒leaving▒▒┼live┤
+//
+// Work that was submitted for the old address runs before work that is submitted
+// for the new one, since both are in the order of the shard's stream. So the GPU
+// need not be awaited, and one that is behind costs no memory. Up to the commit
+// nothing has changed, so a failure leaves everything as it was.
+
+// provide makes memory for a request that nothing free serves. Afterwards take
+// finds it, unless another goroutine was quicker.
+func (p *Pool) provide(sh *shard, w *want) error {
+	if w.kind == small {
+		return p.provideSlab(sh)
+	}
+	g, err := p.plan(sh, w)
+	if err != nil {
+		return err
+	}
+	p.gather(sh, g)
+	err = p.create(g)
+	if err == nil {
+		err = p.mapGap(g)
+	}
+	p.commit(sh, g, err)
+	return err
+}
+
+// growth is a gap that is being filled.
+type growth struct {
+	target
+	span *span
+	// chunks are mapped nowhere: idle ones, and new ones. runs move.
+	chunks []*phys.Handle
+	runs   []run
+	have   int    // chunks so far
+	made   uint64 // bytes of new ones
+	lost   bool   // what was mapped could not be unmapped again
+}
+
+// plan chooses the gap, and keeps its place and the free extents beside it.
+func (p *Pool) plan(sh *shard, w *want) (*growth, error) {
+	p.mu.Lock()
+	sh.mu.Lock()
+	sh.rest()
+	g := &growth{target: p.target(sh, w)}
+	if g.reg == nil {
+		sh.mu.Unlock()
+		p.mu.Unlock()
+		return nil, p.addRegion(w)
+	}
+	defer p.mu.Unlock()
+	defer sh.mu.Unlock()
+	for _, e := range []*extent{g.left, g.right} {
+		if e != nil {
+			sh.unfree(e)
+			e.state = held
+		}
+	}
+	g.span = &span{from: g.from, to: g.from + driver.Ptr(uint64(g.n)*g.reg.chunk)}
+	g.reg.add(g.span)
+	return g, nil
+}
+
+// gather takes what there is of the chunks that the gap needs. The rest is to be
+// made, unless streams that other shards' chunks wait for pass within a moment.
+func (p *Pool) gather(sh *shard, g *growth) {
+	p.mu.Lock()
+	g.chunks = p.takeIdle(g.n, g.reg.chunk)
+	g.have = len(g.chunks)
+	if p.moves() {
+		sh.mu.Lock()
+		if sh.arena == nil {
+			p.cut(sh, g, math.MaxUint64)
+		}
+		sh.mu.Unlock()
+		p.gatherPassed(sh, g)
+	}
+	p.mu.Unlock()
+	if g.have < g.n && p.moves() {
+		p.catchUp(sh, g)
+	}
+}
+
+// gatherPassed takes chunks of other shards. Those of arenas stay. The caller holds
+// mu.
+func (p *Pool) gatherPassed(sh *shard, g *growth) (unpassed bool) {
+	for _, o := range p.shards {
+		if g.have >= g.n {
+			return false
+		}
+		if o == sh {
+			continue
+		}
+		o.mu.Lock()
+		if o.arena == nil {
+			o.rest()
+			p.cut(o, g, o.passed.Load())
+			unpassed = unpassed || o.free.atLeast(p.chunk) != nil
+		}
+		o.mu.Unlock()
+	}
+	return unpassed
+}
+
+// A request waits for the GPU, before it makes new memory although enough is free
+// on other streams, about as long as making that takes: perChunk for each chunk.
+// An event takes some microseconds to pass where nothing else runs.
+// They are variables for tests.
+var (
+	leastMoment = 100 * time.Microsecond
+	mostMoment  = time.Millisecond
+)
+
+const perChunk = 30 * time.Microsecond
+
+// catchUp gathers what other streams pass within a moment.
+func (p *Pool) catchUp(sh *shard, g *growth) {
+	var deadline time.Time
+	for pause := firstPause; ; pause *= 2 {
+		p.advanceAll()
+		p.mu.Lock()
+		unpassed := p.gatherPassed(sh, g)
+		p.mu.Unlock()
+		if deadline.IsZero() {
+			deadline = time.Now().Add(min(mostMoment, max(leastMoment, time.Duration(g.n-g.have)*perChunk)))
+		}
+		if !unpassed || g.have >= g.n || time.Now().After(deadline) {
+			return
+		}
+		time.Sleep(pause)
+	}
+}
+
+// create makes the chunks that are lacking.
+func (p *Pool) create(g *growth) error {
+	for g.have < g.n {
+		h, err := p.newChunk(g.reg.chunk)
+		if err != nil {
+			return err
+		}
+		g.chunks = append(g.chunks, h)
+		g.have++
+		g.made += g.reg.chunk
+	}
+	return nil
+}
+
+// mapGap maps all chunks in the gap.
+func (p *Pool) mapGap(g *growth) (err error) {
+	all := g.chunks
+	for _, r := range g.runs {
+		for _, h := range r.handles() {
+			h.Retain()
+			all = append(all, h)
+		}
+	}
+	at := g.reg.index(g.span.from)
+	if err = g.reg.rng.MapRun(allocOp, g.reg.off(g.span.from), all, p.access); err == nil {
+		for i, h := range all {
+			g.reg.chunks[at+i].Store(&chunk{handle: h})
+		}
+		g.chunks = nil
+		return nil
+	}
+	kept := g.chunks[:0:0]
+	for i, h := range all {
+		switch {
+		case g.reg.left(at+i) != 0: // what was left has a count of its own
+			g.lost = true
+			g.reg.chunks[at+i].Store(&chunk{handle: h})
+			h.Release()
+		case i < len(g.chunks):
+			kept = append(kept, h)
+		default:
+			h.Release() // it is where it was
+		}
+	}
+	g.chunks = kept
+	return err
+}
+
+// commit makes the gap the shard's, or, after an error, leaves everything as it was.
+func (p *Pool) commit(sh *shard, g *growth, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.idle = append(p.idle, g.chunks...)
+	var epoch uint64
+	for _, r := range g.runs {
+		if err != nil {
+			p.putBack(r)
+			continue
+		}
+		if r.shard == sh { // another shard's has passed
+			epoch = max(epoch, r.epoch)
+		}
+		p.leave(r)
+	}
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	switch {
+	case err == nil:
+		sh.made.Add(g.made)
+		g.reg.own(sh, g.span, epoch)
+	case !g.lost:
+		g.reg.remove(g.span)
+	}
+	for _, e := range []*extent{g.left, g.right} {
+		if e != nil {
+			sh.insert(e)
+		}
+	}
+}
+
+// newChunk makes memory within the limit. The error of a chunk that cannot be had
+// is a *shortage.
+func (p *Pool) newChunk(size uint64) (*phys.Handle, error) {
+	for {
+		n := p.reserved.Load()
+		if l := p.limit.Load(); l > 0 && (n > l || size > l-n) {
+			return nil, &shortage{kind: core.Budget, size: size}
+		}
+		if p.reserved.CompareAndSwap(n, n+size) {
+			break
+		}
+	}
+	h, r := phys.TryCreate(p.sys, size, p.prop)
+	if r == driver.Success {
+		raise(&p.mostHeld, p.reserved.Load())
+		h.Recycle() // its blocks change owners: nobody exports it as it is
+		return h, nil
+	}
+	p.reserved.Add(-size)
+	if r == driver.OutOfMemory {
+		return nil, &shortage{kind: core.OutOfMemory, size: size, call: driver.CallMemCreate, result: r}
+	}
+	return nil, p.sys.Fail(allocOp, driver.CallMemCreate, r, fmt.Sprintf("a chunk of %s on %v", core.Bytes(size), p.dev), p.on...)
+}
+
+// release gives up a chunk that is mapped nowhere. Where that fails it is idle,
+// and the next trim tries again.
+func (p *Pool) release(op string, h *phys.Handle) error {
+	if r := h.Release(); r != driver.Success {
+		p.setAside(h)
+		return h.ReleaseError(op, r)
+	}
+	p.reserved.Add(-h.Size)
+	return nil
+}
+
+// setAside keeps chunks that are mapped nowhere.
+func (p *Pool) setAside(chunks ...*phys.Handle) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.idle = append(p.idle, chunks...)
+}
+
+// takeIdle takes chunks that are mapped nowhere. The caller holds mu.
+func (p *Pool) takeIdle(n int, size uint64) (chunks []*phys.Handle) {
+	kept := p.idle[:0]
+	for _, h := range p.idle {
+		if len(chunks) < n && h.Size == size {
+			chunks = append(chunks, h)
+		} else {
+			kept = append(kept, h)
+		}
+	}
+	p.idle = kept
+	return chunks
+}
+
+// spread is how many times the device's memory a region is long: streams grow
+// at their own places in it, far from each other.
+const spread = 8
+
+// addRegion reserves another region, wide enough for the request.
+func (p *Pool) addRegion(w *want) error {
+	total := spread * ((p.dev.TotalMemory() + p.chunk - 1) / p.chunk * p.chunk)
+	least := (w.size + w.align + 2*p.chunk - 1) / p.chunk * p.chunk
+	if _, err := p.reserve(mid, total, least, p.chunk, uint64(1)<<(bits.Len64(p.smallMax)-1)); err != nil {
+		return err
+	}
+	return errAgain
+}
+
+// errAgain: what was missing is there now.
+var errAgain = errors.New("again")
