@@ -61,6 +61,33 @@ var mapping = []Case{
 		},
 	},
 	{
+		Name: "memory that a stream has yet to write through one address, mapped at another meanwhile, written through that on the same stream, and unmapped at the first once that work has passed",
+		Says: "in the order of the stream, whichever address is used",
+		Run: func(t *T) {
+			h := t.create(t.chunk)
+			p := t.reserve(2 * t.chunk)
+			from, to := p, p+driver.Ptr(t.chunk)
+			t.bind(from, t.chunk, h)
+			t.allow(from, t.chunk)
+			held := t.hold(t.ctx, t.stream)
+			t.ok(t.D.MemsetD8Async(t.ctx, from, 0x33, t.chunk, t.stream), "write through the first address")
+			e, r := t.D.EventCreate(t.ctx, driver.EventDisableTiming)
+			t.ok(r, "make an event")
+			defer func() { t.ok(t.D.EventDestroy(t.ctx, e), "destroy the event") }()
+			t.ok(t.D.EventRecord(t.ctx, e, t.stream), "record it")
+			t.bind(to, t.chunk, h)
+			t.allow(to, t.chunk)
+			t.didNotWait(held, "mapping it elsewhere")
+			t.ok(t.D.MemsetD8Async(t.ctx, to, 0x34, t.chunk/2, t.stream), "write a half through the second")
+			held.release()
+			t.ok(t.D.EventSynchronize(t.ctx, e), "wait for the first write")
+			t.ok(t.D.MemUnmap(from, t.chunk), "unmap the first address")
+			t.ok(t.D.StreamSynchronize(t.ctx, t.stream), "wait for the second write")
+			t.reads(t.device, to, t.chunk/2, 0x34)
+			t.reads(t.device, to+driver.Ptr(t.chunk/2), t.chunk/2, 0x33)
+		},
+	},
+	{
 		Name: "copy or memset at an address that is reserved and not mapped",
 		Says: "INVALID_VALUE; the context stays usable",
 		Run: func(t *T) {

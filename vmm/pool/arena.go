@@ -126,18 +126,24 @@ func (a *arena) begin(op string, c *Capture) error {
 }
 
 // prune forgets shards whose stream is gone, or whose arena is retired, and that
-// have nothing any more. The caller holds mu.
+// have nothing any more, unless it did so when there were half as many. The caller
+// holds mu.
 func (p *Pool) prune() {
+	const few = 16
+	if len(p.shards) > few && len(p.shards) < p.pruneAt {
+		return
+	}
 	kept := p.shards[:0:0]
 	for _, sh := range p.shards {
 		sh.mu.Lock()
 		sh.rest()
 		sh.giveUpAll()
 		own := !sh.stream.Gone() && sh.stream.Locals.Get(p.local) == sh
-		if own || sh.arena != nil || sh.live > 0 || sh.spanned > 0 || sh.slabs > 0 || len(sh.empty) > 0 || len(sh.waiting) > 0 || sh.kept > 0 {
+		if own || sh.arena != nil || sh.live > 0 || sh.spanned > 0 || sh.slabs > 0 || len(sh.empty) > 0 || sh.waiting.n > 0 || sh.kept > 0 {
 			kept = append(kept, sh)
 		} else {
 			sh.closed = true
+			p.withdraw(sh)
 			if w := sh.watch; w != nil {
 				p.retired.add(w.totals)
 				p.retiredTags = addTags(p.retiredTags, w.tags)
@@ -146,6 +152,7 @@ func (p *Pool) prune() {
 		sh.mu.Unlock()
 	}
 	p.shards = kept
+	p.pruneAt = 2 * len(kept)
 }
 
 func (t *totals) add(o totals) {
@@ -182,7 +189,6 @@ func (p *Pool) freeCaptured(h *header, points ...point) error {
 		sh.put(h, sh.epoch)
 		return nil
 	}
-	h.waiting = true
-	sh.waiting = append(sh.waiting, waiting{h: h, epoch: sh.epoch, until: points, capture: c})
+	sh.keepWaiting(waiting{h: h, epoch: sh.epoch, until: points, capture: c})
 	return nil
 }

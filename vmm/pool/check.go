@@ -130,10 +130,15 @@ func (c *checker) shard(sh *shard) {
 	c.must(s.live == sh.live && s.requested == sh.requested,
 		"a shard counts %d blocks of %d bytes and has %d of %d", sh.live, sh.requested, s.live, s.requested)
 	c.must(s.spanned == sh.spanned, "a shard counts %d bytes of spans and has %d", sh.spanned, s.spanned)
-	c.must(s.waiting == len(sh.waiting), "%d blocks wait, %d are listed", s.waiting, len(sh.waiting))
-	for _, w := range sh.waiting {
+	c.must(s.waiting == sh.waiting.n, "%d blocks wait, %d are listed", s.waiting, sh.waiting.n)
+	listed := 0
+	sh.waiting.each(func(w waiting) {
+		listed++
 		c.must(w.h.waiting && !w.h.live(), "a block that is listed as waiting is not")
-	}
+	})
+	c.must(listed == sh.waiting.n, "a shard counts %d waiting blocks and lists %d", sh.waiting.n, listed)
+	c.must(sh.offers || !sh.has(), "a shard has what others could use, and does not say so")
+	c.must(sh.offers == slices.Contains(c.p.offers, sh), "a shard offers: %t, and is listed otherwise", sh.offers)
 	c.must(sh.passed.Load() < sh.epoch && sh.touched <= sh.epoch, "epochs: passed %d, touched %d, now %d", sh.passed.Load(), sh.touched, sh.epoch)
 	if sh.watch != nil && sh.watch.sites != nil {
 		c.must(len(sh.watch.sites) == int(sh.live), "%d stacks of %d blocks", len(sh.watch.sites), sh.live)
@@ -210,8 +215,8 @@ func (s *shardCheck) block(h *header) {
 
 // nodes are what graphs allocate.
 func (s *shardCheck) nodes() {
-	for _, pl := range *s.p.places.Load() {
-		if e := pl.ext; e != nil && e.home.shard == s.sh {
+	for _, e := range s.p.nodes {
+		if e.home.shard == s.sh {
 			s.block(&e.header)
 		}
 	}

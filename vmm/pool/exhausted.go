@@ -56,7 +56,7 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 	if st.Waiting > 0 {
 		f.Asked += ", with " + core.Count(st.Waiting, "freed block") + " still waiting for other streams"
 	}
-	if who := p.largest(); who != "" {
+	if who := p.largest(&st); who != "" {
 		f.Asked += "; the largest holders: " + who
 	}
 	lost := p.lost()
@@ -81,23 +81,39 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 	return core.Error(f)
 }
 
-// largest names those who hold most, by tag.
-func (p *Pool) largest() string {
+// fewBlocks are how many live blocks a refusal goes through at most.
+const fewBlocks = 1000
+
+// largest names those who hold most, by tag: from the statistics, or, of a pool
+// without them, as long as it has few blocks.
+func (p *Pool) largest(st *Stats) string {
 	type holder struct {
 		tag    Tag
 		blocks int
 		bytes  uint64
 	}
 	var by []holder
-	p.each(func(h *header) {
-		at := slices.IndexFunc(by, func(o holder) bool { return o.tag == h.tag })
+	add := func(tag Tag, blocks int, bytes uint64) {
+		at := slices.IndexFunc(by, func(o holder) bool { return o.tag == tag })
 		if at < 0 {
 			at = len(by)
-			by = append(by, holder{tag: h.tag})
+			by = append(by, holder{tag: tag})
 		}
-		by[at].blocks++
-		by[at].bytes += h.asked()
-	})
+		by[at].blocks += blocks
+		by[at].bytes += bytes
+	}
+	switch {
+	case p.o.Statistics:
+		for _, t := range st.Tags {
+			if t.Blocks > 0 {
+				add(t.Tag, int(t.Blocks), t.Requested)
+			}
+		}
+	case st.Blocks <= fewBlocks:
+		p.each(func(h *header) { add(h.tag, 1, h.asked()) })
+	default:
+		return "not counted without Options.Statistics"
+	}
 	slices.SortFunc(by, func(a, b holder) int {
 		if a.bytes > b.bytes {
 			return -1
@@ -119,5 +135,14 @@ func (p *Pool) largest() string {
 func (p *Pool) each(f func(h *header)) {
 	for _, pl := range *p.places.Load() {
 		pl.each(p, f)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.nodes {
+		e.home.shard.mu.Lock()
+		if e.live() {
+			f(&e.header)
+		}
+		e.home.shard.mu.Unlock()
 	}
 }

@@ -91,6 +91,9 @@ func (sh *shard) insert(e *extent) {
 	e.state = free
 	if e.size >= sh.pool.smallMax {
 		sh.free.insert(e)
+		if e.size >= sh.pool.chunk {
+			sh.offer()
+		}
 	}
 }
 
@@ -149,17 +152,11 @@ func (sh *shard) carve(e *extent, size, align uint64) *extent {
 	sh.unfree(e)
 	if pad := e.padded(size, align) - size; pad > 0 {
 		front := sh.split(e, pad)
-		front.state = free
-		if front.size >= sh.pool.smallMax {
-			sh.free.insert(front)
-		}
+		sh.remain(front)
 	}
 	if e.size > size {
 		block := sh.split(e, size)
-		e.state = free
-		if e.size >= sh.pool.smallMax {
-			sh.free.insert(e)
-		}
+		sh.remain(e)
 		e = block
 	}
 	e.state = taken

@@ -34,6 +34,7 @@ func (p *Pool) provideSlab(sh *shard) error {
 	defer sh.mu.Unlock()
 	sh.made.Add(p.gran)
 	sh.empty = append(sh.empty, slabChunk{reg: reg, index: at})
+	sh.offer()
 	return nil
 }
 

@@ -94,8 +94,7 @@ func (p *Pool) freeAfter(b Block, streams []*cuda.Stream) error {
 	if len(points) == 0 {
 		sh.put(h, sh.epoch)
 	} else {
-		h.waiting = true
-		sh.waiting = append(sh.waiting, waiting{h: h, epoch: sh.epoch, until: points})
+		sh.keepWaiting(waiting{h: h, epoch: sh.epoch, until: points})
 	}
 	sh.mu.Unlock()
 	p.verify()
@@ -128,7 +127,7 @@ func (p *Pool) Find(ptr cuda.Ptr) (Block, bool) {
 		return 0
 	})
 	if !found {
-		return Block{}, false
+		return p.findNode(at)
 	}
 	return all[i].find(at)
 }

@@ -39,9 +39,10 @@ func (p *Pool) cut(sh *shard, g *growth, upTo uint64) {
 func (p *Pool) cutHoles(sh *shard, n int, upTo uint64, move bool) (runs []run, got int) {
 	sh.rest()
 	var holes []*extent
-	for e := sh.free.atLeast(p.chunk); e != nil; e = sh.free.after(e) {
-		if e.epoch <= upTo && e.whole() > 0 {
+	for e, found := sh.free.atLeast(p.chunk), 0; e != nil && found < n; e = sh.free.after(e) {
+		if k := e.whole(); e.epoch <= upTo && k > 0 {
 			holes = append(holes, e)
+			found += k
 		}
 	}
 	for _, e := range holes {

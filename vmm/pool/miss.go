@@ -111,25 +111,15 @@ func (p *Pool) gather(sh *shard, g *growth) {
 	}
 }
 
-// gatherPassed takes chunks of other shards. Those of arenas stay. The caller holds
-// mu.
-func (p *Pool) gatherPassed(sh *shard, g *growth) (unpassed bool) {
-	for _, o := range p.shards {
-		if g.have >= g.n {
-			return false
-		}
-		if o == sh {
-			continue
-		}
-		o.mu.Lock()
-		if o.arena == nil {
-			o.rest()
+// gatherPassed takes chunks of other shards that the GPU has passed. Those of arenas
+// stay. The caller holds mu.
+func (p *Pool) gatherPassed(sh *shard, g *growth) {
+	p.eachOffer(func(o *shard) bool {
+		if o != sh && o.arena == nil {
 			p.cut(o, g, o.passed.Load())
-			unpassed = unpassed || o.free.atLeast(p.chunk) != nil
 		}
-		o.mu.Unlock()
-	}
-	return unpassed
+		return g.have < g.n
+	})
 }
 
 // A request waits for the GPU, before it makes new memory although enough is free
@@ -145,16 +135,21 @@ const perChunk = 30 * time.Microsecond
 
 // catchUp gathers what other streams pass within a moment.
 func (p *Pool) catchUp(sh *shard, g *growth) {
-	var deadline time.Time
+	deadline := time.Now().Add(min(mostMoment, max(leastMoment, time.Duration(g.n-g.have)*perChunk)))
 	for pause := firstPause; ; pause *= 2 {
-		p.advanceAll()
-		p.mu.Lock()
-		unpassed := p.gatherPassed(sh, g)
-		p.mu.Unlock()
-		if deadline.IsZero() {
-			deadline = time.Now().Add(min(mostMoment, max(leastMoment, time.Duration(g.n-g.have)*perChunk)))
+		behind := p.lag(sh)
+		if len(behind) == 0 {
+			return
 		}
-		if !unpassed || g.have >= g.n || time.Now().After(deadline) {
+		for _, o := range behind {
+			o.settle()
+			o.advance()
+			o.settle()
+		}
+		p.mu.Lock()
+		p.gatherPassed(sh, g)
+		p.mu.Unlock()
+		if g.have >= g.n || time.Now().After(deadline) {
 			return
 		}
 		time.Sleep(pause)

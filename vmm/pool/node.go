@@ -2,7 +2,6 @@ package pool
 
 import (
 	"errors"
-	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -13,6 +12,7 @@ import (
 type node struct {
 	capture *Capture
 	stream  *core.Stream
+	at      int // in Capture.nodes; -1 once it is to be freed
 }
 
 // allocNode makes an allocation node behind the stream's captured work.
@@ -39,14 +39,15 @@ func (c *Capture) allocNode(st *core.Stream, sh *shard, w *want) (Block, error) 
 		return Block{}, c.overError(w)
 	}
 	e := makeExtent(sh)
-	e.ptr, e.size, e.state, e.node = ptr, size, taken, &node{c, st}
+	e.ptr, e.size, e.state, e.node = ptr, size, taken, &node{capture: c, stream: st}
 	p := c.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.addPlace(place{from: ptr, to: e.end(), ext: e})
+	p.nodes[ptr] = e
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	c.mu.Lock()
+	e.node.at = len(c.nodes)
 	c.nodes = append(c.nodes, e)
 	c.mu.Unlock()
 	sh.give(&e.header, w)
@@ -64,9 +65,14 @@ func (n *node) free(h *header, others bool) error {
 	c.calls.RLock()
 	defer c.calls.RUnlock()
 	c.mu.Lock()
-	at := slices.Index(c.nodes, h.home.ext)
+	at := n.at
 	if at >= 0 && !others {
-		c.nodes = slices.Delete(c.nodes, at, at+1)
+		last := len(c.nodes) - 1
+		c.nodes[at] = c.nodes[last]
+		c.nodes[at].node.at = at
+		c.nodes[last] = nil
+		c.nodes = c.nodes[:last]
+		n.at = -1
 	}
 	c.mu.Unlock()
 	if at < 0 || others {
@@ -78,7 +84,7 @@ func (n *node) free(h *header, others bool) error {
 func (n *node) drop(h *header, st *core.Stream) error {
 	p := n.capture.pool
 	p.mu.Lock()
-	p.removePlace(h.at())
+	delete(p.nodes, h.at())
 	p.mu.Unlock()
 	if err := st.Use(freeOp, p.sys); err != nil {
 		return err
@@ -96,6 +102,9 @@ func (c *Capture) freeNodes() error {
 	c.mu.Lock()
 	left := c.nodes
 	c.nodes = nil
+	for _, e := range left {
+		e.node.at = -1
+	}
 	c.mu.Unlock()
 	var errs []error
 	for _, e := range left {
@@ -108,4 +117,17 @@ func (c *Capture) freeNodes() error {
 		errs = append(errs, e.node.drop(&e.header, c.origin))
 	}
 	return errors.Join(errs...)
+}
+
+// findNode is the live block of a node that begins at an address.
+func (p *Pool) findNode(at driver.Ptr) (Block, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := p.nodes[at]
+	if e == nil {
+		return Block{}, false
+	}
+	e.home.shard.mu.Lock()
+	defer e.home.shard.mu.Unlock()
+	return e.block(), e.live()
 }

@@ -6,13 +6,11 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// place is a range of addresses that the pool's blocks lie in: a region, or what
-// a graph allocates. The list of them is replaced, never changed, so that it is read
-// without a lock.
+// place is a range of addresses that the pool's blocks lie in: a region. The list of
+// them is replaced, never changed, so that it is read without a lock.
 type place struct {
 	from, to driver.Ptr
 	reg      *region
-	ext      *extent
 }
 
 func (p *Pool) addPlace(n place) {
@@ -58,15 +56,9 @@ func (pl place) find(at driver.Ptr) (Block, bool) {
 	}
 }
 
-// header is what can be told without a lock: whose the address is, and, of slabs
-// and what graphs allocate, its header.
+// header is what can be told without a lock: whose the address is, and, of slabs,
+// its header.
 func (pl place) header(at driver.Ptr) (*header, *shard) {
-	if pl.ext != nil {
-		if pl.from != at {
-			return nil, nil
-		}
-		return &pl.ext.header, pl.ext.home.shard
-	}
 	c := pl.reg.chunks[pl.reg.index(at)].Load()
 	if c == nil {
 		return nil, nil
@@ -96,14 +88,6 @@ func (pl place) start(at driver.Ptr) *header {
 
 // each calls f for every live block in the place.
 func (pl place) each(p *Pool, f func(h *header)) {
-	if e := pl.ext; e != nil {
-		e.home.shard.mu.Lock()
-		if e.live() && e.ptr == pl.from {
-			f(&e.header)
-		}
-		e.home.shard.mu.Unlock()
-		return
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if pl.reg.kind != mid {

@@ -53,11 +53,15 @@ type Pool struct {
 
 	mu          sync.Mutex
 	closed      bool
-	shards      []*shard           // appended to, or replaced, so that all need not copy it
-	regions     [kinds][]*region   // by what they serve
-	stuck       []*vmm.Reservation // ranges that could not be given back
-	idle        []*phys.Handle     // chunks that are mapped nowhere
-	leaving     []run              // places of chunks that moved, which are mapped yet
+	offersMu    sync.Mutex             // a leaf
+	offers      []*shard               // that may have something for others
+	pruneAt     int                    // how many shards there are when prune looks at them again
+	nodes       map[driver.Ptr]*extent // what graphs allocate
+	shards      []*shard               // appended to, or replaced, so that all need not copy it
+	regions     [kinds][]*region       // by what they serve
+	stuck       []*vmm.Reservation     // ranges that could not be given back
+	idle        []*phys.Handle         // chunks that are mapped nowhere
+	leaving     []run                  // places of chunks that moved, which are mapped yet
 	upkeep      upkeep
 	retired     totals // of shards that are gone
 	retiredTags []TagStats
@@ -90,7 +94,7 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 		return nil, err
 	}
 	p := &Pool{dev: d, sys: core.SystemOf(d), on: core.DevicesOf(prop.Location), prop: prop, gran: gran, o: o,
-		captures: map[uint64]*Capture{}}
+		captures: map[uint64]*Capture{}, nodes: map[driver.Ptr]*extent{}}
 	if err := p.sizes(op); err != nil {
 		return nil, err
 	}

@@ -256,7 +256,7 @@ func (p *Pool) waits() bool {
 	}
 	for _, sh := range p.all() {
 		sh.mu.Lock()
-		waits := len(sh.waiting) > 0 || sh.arena == nil && sh.touched > sh.passed.Load()
+		waits := sh.waiting.n > 0 || sh.arena == nil && sh.touched > sh.passed.Load()
 		sh.mu.Unlock()
 		if waits {
 			return true

@@ -204,5 +204,8 @@ func (sh *shard) remain(e *extent) {
 	e.state = free
 	if e.size >= sh.pool.smallMax {
 		sh.free.insert(e)
+		if e.size >= sh.pool.chunk {
+			sh.offer()
+		}
 	}
 }

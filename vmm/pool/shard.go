@@ -47,8 +47,9 @@ type shard struct {
 	spare   *extent
 	spanned uint64 // bytes of spans
 
-	waiting []waiting
-	kept    int // requests under way that make memory for it
+	waiting waitlist
+	kept    int  // requests under way that make memory for it, and runs cut out of it
+	offers  bool // it is among Pool.offers
 	// Of an arena: the epoch that ended when its capture began, and the serial of
 	// that capture.
 	sealed uint64
@@ -180,69 +181,6 @@ func (sh *shard) put(h *header, epoch uint64) {
 	sh.rest()
 	e.state = resting
 	sh.hot = e
-}
-
-// waiting is a block that was freed, and that other streams may still use: it
-// is free when each has passed the epoch that it was in.
-type waiting struct {
-	h     *header
-	epoch uint64 // of its own shard, when it was freed
-	until []point
-	// capture: not before this capture has ended, either.
-	capture *Capture
-}
-
-type point struct {
-	shard *shard
-	epoch uint64
-}
-
-func (w *waiting) passed() bool {
-	for _, p := range w.until {
-		if p.shard.passed.Load() < p.epoch {
-			return false
-		}
-	}
-	return w.capture == nil || w.capture.over.Load()
-}
-
-// settle makes free what waited and has passed. The caller holds no lock of
-// shards.
-func (sh *shard) settle() {
-	sh.mu.Lock()
-	if len(sh.waiting) == 0 {
-		sh.mu.Unlock()
-		return
-	}
-	ask := map[*shard]struct{}{}
-	for i := range sh.waiting {
-		for _, p := range sh.waiting[i].until {
-			if p.shard.passed.Load() < p.epoch {
-				ask[p.shard] = struct{}{}
-			}
-		}
-	}
-	sh.mu.Unlock()
-	for s := range ask {
-		s.advance()
-	}
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	before := len(sh.waiting)
-	kept := sh.waiting[:0]
-	for _, w := range sh.waiting {
-		if !w.passed() {
-			kept = append(kept, w)
-			continue
-		}
-		w.h.waiting = false
-		sh.put(w.h, w.epoch)
-	}
-	clear(sh.waiting[len(kept):])
-	sh.waiting = kept
-	if len(kept) < before {
-		sh.pool.passes.Add(1)
-	}
 }
 
 // advance asks whether what was freed so far has passed, and records an event

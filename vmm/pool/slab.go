@@ -76,14 +76,22 @@ func (s *slab) put(h *header, epoch uint64) {
 	}
 	// One slab without blocks stays for each class, so that a block which comes
 	// and goes does not make and unmake slabs.
-	if s.used == 0 && (s.prev != nil || s.next != nil) {
-		sh.giveUp(s)
+	if s.used == 0 {
+		if s.prev != nil || s.next != nil {
+			sh.giveUp(s)
+		}
+		sh.offer()
 	}
 }
 
-// list puts a slab that has room in front of those of its class.
+// list puts a slab that has room in front of those of its class. One without blocks
+// is there only if it is alone.
 func (sh *shard) list(s *slab) {
 	first := sh.partial[s.class]
+	if first != nil && first.used == 0 {
+		sh.giveUp(first)
+		first = nil
+	}
 	s.prev, s.next, s.listed = nil, first, true
 	if first != nil {
 		first.prev = s
@@ -113,13 +121,36 @@ func (sh *shard) giveUp(s *slab) {
 
 // giveUpAll makes empty chunks of all slabs without blocks.
 func (sh *shard) giveUpAll() {
-	for class := range sh.partial {
-		for s := sh.partial[class]; s != nil; {
-			next := s.next
-			if s.used == 0 {
-				sh.giveUp(s)
-			}
-			s = next
+	for _, s := range sh.partial {
+		if s != nil && s.used == 0 {
+			sh.giveUp(s)
 		}
 	}
+}
+
+// idleSlab reports whether there is a slab without blocks.
+func (sh *shard) idleSlab() bool {
+	for _, s := range sh.partial {
+		if s != nil && s.used == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// spareTries are how many empty chunks are looked at for one that has passed: those
+// that were given up first come first.
+const spareTries = 8
+
+// spareSlab takes an empty chunk that was freed up to an epoch.
+func (sh *shard) spareSlab(upTo uint64) (slabChunk, bool) {
+	sh.giveUpAll()
+	for i, c := range sh.empty[:min(len(sh.empty), spareTries)] {
+		if c.epoch <= upTo {
+			sh.empty[i] = sh.empty[0]
+			sh.empty = sh.empty[1:]
+			return c, true
+		}
+	}
+	return slabChunk{}, false
 }

@@ -113,14 +113,13 @@ func (p *Pool) Snapshot() Snapshot {
 	for _, sh := range p.shards {
 		sh.mu.Lock()
 		s.Streams = append(s.Streams, StreamSummary{
-			Stream: uintptr(sh.stream.Handle), Blocks: sh.live, Requested: sh.requested, Waiting: len(sh.waiting),
+			Stream: uintptr(sh.stream.Handle), Blocks: sh.live, Requested: sh.requested, Waiting: sh.waiting.n,
 			Unpassed: sh.touched > sh.passed.Load(), Arena: sh.arena != nil,
 		})
 		sh.mu.Unlock()
 	}
 	for _, pl := range *p.places.Load() {
 		switch {
-		case pl.ext != nil: // the graph's memory, not the pool's
 		case pl.reg.kind == mid:
 			s.Segments = append(s.Segments, pl.reg.spanSegments()...)
 		default:

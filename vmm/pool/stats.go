@@ -105,7 +105,7 @@ func (p *Pool) Stats() Stats {
 		sh.mu.Lock()
 		s.Requested += sh.requested
 		s.Blocks += sh.live
-		s.Waiting += len(sh.waiting)
+		s.Waiting += sh.waiting.n
 		s.Streams++
 		if w := sh.watch; w != nil {
 			s.Allocs += w.totals.allocs

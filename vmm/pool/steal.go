@@ -6,86 +6,161 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
+// offer says that the shard may have something for others: free chunks, slabs
+// without blocks, or waiting blocks that may come to that. The caller holds the
+// shard's lock.
+func (sh *shard) offer() {
+	if sh.offers {
+		return
+	}
+	sh.offers = true
+	p := sh.pool
+	p.offersMu.Lock()
+	p.offers = append(p.offers, sh)
+	p.offersMu.Unlock()
+}
+
+// has reports whether the shard has something for others. The caller holds its lock.
+func (sh *shard) has() bool {
+	return sh.waiting.n > 0 || len(sh.empty) > 0 || sh.idleSlab() || sh.free.atLeast(sh.pool.chunk) != nil
+}
+
+// eachOffer calls f for shards that may have something for others, with their lock
+// held, until it returns false. Those that have nothing any more are forgotten. The
+// caller holds mu.
+func (p *Pool) eachOffer(f func(o *shard) bool) {
+	at := func(i int) *shard {
+		p.offersMu.Lock()
+		defer p.offersMu.Unlock()
+		if i < len(p.offers) {
+			return p.offers[i]
+		}
+		return nil
+	}
+	for i := 0; ; {
+		o := at(i)
+		if o == nil {
+			return
+		}
+		o.mu.Lock()
+		o.rest()
+		if !o.has() {
+			o.offers = false
+			o.mu.Unlock()
+			p.offersMu.Lock()
+			last := len(p.offers) - 1
+			p.offers[i] = p.offers[last]
+			p.offers[last] = nil
+			p.offers = p.offers[:last]
+			p.offersMu.Unlock()
+			continue
+		}
+		more := f(o)
+		o.mu.Unlock()
+		if !more {
+			return
+		}
+		i++
+	}
+}
+
+// withdraw takes a shard from those that offer something. The caller holds mu and the
+// shard's lock.
+func (p *Pool) withdraw(sh *shard) {
+	if !sh.offers {
+		return
+	}
+	sh.offers = false
+	p.offersMu.Lock()
+	defer p.offersMu.Unlock()
+	p.offers = slices.DeleteFunc(p.offers, func(o *shard) bool { return o == sh })
+}
+
+// mostAsked are how many streams a look at the memory of others asks at most.
+const mostAsked = 32
+
+// lag returns shards whose memory others could have, once the GPU has passed it.
+func (p *Pool) lag(sh *shard) (behind []*shard) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.eachOffer(func(o *shard) bool {
+		if o != sh && o.arena == nil && (o.waiting.n > 0 || o.touched > o.passed.Load()) {
+			behind = append(behind, o)
+		}
+		return len(behind) < mostAsked
+	})
+	return behind
+}
+
 // steal gives the shard memory that lies free in another one, and that has
 // passed there, as it is mapped. It reports whether it found what serves the
 // request.
 func (p *Pool) steal(sh *shard, w *want) bool {
-	for _, o := range p.all() {
-		if o == sh {
-			continue
-		}
-		o.settle()
-		has, passed := p.stealFrom(o, sh, w)
-		if has && !passed {
-			o.advance()
-			_, passed = p.stealFrom(o, sh, w)
-		}
-		if passed {
-			return true
-		}
+	if p.stealAny(sh, w) {
+		return true
 	}
-	return false
+	behind := p.lag(sh)
+	for _, o := range behind {
+		o.settle()
+		o.advance()
+		o.settle()
+	}
+	return len(behind) > 0 && p.stealAny(sh, w)
 }
 
-// stealFrom reports whether a shard has what serves the request, and whether it
-// was given, since it has passed.
-func (p *Pool) stealFrom(o, sh *shard, w *want) (has, given bool) {
+// stealAny reports whether a shard had what serves the request.
+func (p *Pool) stealAny(sh *shard, w *want) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	o.mu.Lock()
-	give := func() {}
-	if o.arena == nil || o.arena == sh.arena {
-		give, has = p.loot(o, sh, w)
-	}
-	o.mu.Unlock()
-	if give == nil || !has {
-		return has, false
+	var give func()
+	p.eachOffer(func(o *shard) bool {
+		if o != sh && (o.arena == nil || o.arena == sh.arena) {
+			give = p.loot(o, sh, w)
+		}
+		return give == nil
+	})
+	if give == nil {
+		return false
 	}
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	give()
-	return true, true
+	return true
 }
 
-// loot takes what serves a request out of a shard, whose lock is held, and
-// answers how another one gets it; nil where the GPU has not passed.
-func (p *Pool) loot(o, sh *shard, w *want) (give func(), has bool) {
-	passed := o.safe(sh)
-	switch w.kind {
-	case small:
-		o.giveUpAll()
-		for i, c := range o.empty {
-			if has = true; c.epoch <= passed {
-				o.empty = slices.Delete(o.empty, i, i+1)
-				return func() {
-					c.epoch = 0
-					c.reg.chunks[c.index].Load().shard.Store(sh)
-					sh.empty = append(sh.empty, c)
-				}, true
-			}
+// loot takes what serves a request, and has passed, out of a shard, whose lock is
+// held, and returns how another one gets it.
+func (p *Pool) loot(o, sh *shard, w *want) (give func()) {
+	passed := o.safe()
+	if w.kind == small {
+		c, ok := o.spareSlab(passed)
+		if !ok {
+			return nil
 		}
-	case mid:
-		o.rest()
-		for e := o.free.atLeast(w.size); e != nil; e = o.free.after(e) {
-			n := int((w.size + alignRoom(e.reg, w) + e.reg.chunk - 1) / e.reg.chunk)
-			if e.whole() < n {
-				continue
-			}
-			if has = true; e.epoch <= passed {
-				reg := e.reg
-				from := reg.up(e.ptr)
-				s := reg.cut(o, e, from, from+driver.Ptr(uint64(n)*reg.chunk))
-				return func() { reg.own(sh, s, 0) }, true
-			}
+		return func() {
+			c.epoch = 0
+			c.reg.chunks[c.index].Load().shard.Store(sh)
+			sh.empty = append(sh.empty, c)
+			sh.offer()
 		}
 	}
-	return nil, has
+	for e := o.free.atLeast(max(w.size, p.chunk)); e != nil; e = o.free.after(e) {
+		n := int((w.size + alignRoom(e.reg, w) + e.reg.chunk - 1) / e.reg.chunk)
+		if e.whole() < n || e.epoch > passed {
+			continue
+		}
+		reg := e.reg
+		from := reg.up(e.ptr)
+		s := reg.cut(o, e, from, from+driver.Ptr(uint64(n)*reg.chunk))
+		return func() { reg.own(sh, s, 0) }
+	}
+	return nil
 }
 
 // safe is the epoch up to which what lies free in the shard may be another's.
 // Between the streams of one arena it is what was free when the capture began:
 // the graph orders nothing else.
-func (sh *shard) safe(_ *shard) uint64 {
+func (sh *shard) safe() uint64 {
 	if sh.arena != nil {
 		return sh.sealed
 	}

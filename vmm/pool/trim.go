@@ -63,34 +63,22 @@ func (p *Pool) trimIdle(op string, need uint64) (freed uint64, err error) {
 // trimSlabs gives empty slab chunks back.
 func (p *Pool) trimSlabs(op string, need uint64) (freed uint64, err error) {
 	for _, sh := range p.all() {
-		for freed < need {
-			c, ok := sh.spareSlab()
+		for freed < need && err == nil {
+			sh.mu.Lock()
+			c, ok := slabChunk{}, false
+			if sh.arena == nil {
+				c, ok = sh.spareSlab(sh.passed.Load())
+			}
+			sh.mu.Unlock()
 			if !ok {
 				break
 			}
-			gone, err := p.discard(op, c.reg, c.index)
-			if freed += gone; err != nil {
-				return freed, err
-			}
+			var gone uint64
+			gone, err = p.discard(op, c.reg, c.index)
+			freed += gone
 		}
 	}
-	return freed, nil
-}
-
-func (sh *shard) spareSlab() (slabChunk, bool) {
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	if sh.arena != nil {
-		return slabChunk{}, false
-	}
-	sh.giveUpAll()
-	for i, c := range sh.empty {
-		if c.epoch <= sh.passed.Load() {
-			sh.empty = append(sh.empty[:i], sh.empty[i+1:]...)
-			return c, true
-		}
-	}
-	return slabChunk{}, false
+	return freed, err
 }
 
 // trimRegions gives whole free chunks of regions back.
