@@ -2,12 +2,12 @@ package pool
 
 import "time"
 
-// SetMoment changes how long a miss waits at least for other streams to pass, and
-// returns a function that changes it back.
-func SetMoment(d time.Duration) (undo func()) {
-	least, most := leastMoment, mostMoment
-	leastMoment, mostMoment = d, max(d, most)
-	return func() { leastMoment, mostMoment = least, most }
+// SetMostLag changes how long a miss waits for other streams, and returns a function
+// that changes it back.
+func SetMostLag(d time.Duration) (undo func()) {
+	before := mostLag
+	mostLag = d
+	return func() { mostLag = before }
 }
 
 // SetUpkeep changes how soon the pool's upkeep begins, and returns a function that

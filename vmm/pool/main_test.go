@@ -77,7 +77,7 @@ func free(t testing.TB, p *pool.Pool, b pool.Block, streams ...*cuda.Stream) {
 // machine too.
 func patient(t testing.TB) {
 	t.Helper()
-	t.Cleanup(pool.SetMoment(10 * time.Second))
+	t.Cleanup(pool.SetMostLag(10 * time.Second))
 }
 
 // hold keeps the stream's work from being done until Release, or the test's end.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
-	"time"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -23,7 +22,8 @@ import (
 //
 //	gather   chunks for it, from the cheap to the dear: those mapped nowhere; free
 //	         ones of the shard, whatever the GPU does with them; free ones of other
-//	         shards that the GPU has passed; new ones
+//	         shards that the GPU has passed. If others have enough that it has not
+//	         passed, the request waits for that, and begins anew. The rest is made
 //	map      all of them are mapped in the gap and granted in one call. Those that
 //	         move are mapped at two addresses from now on
 //	commit   the gap is the shard's. The old places belong to no one, and are
@@ -38,7 +38,7 @@ import (
 
 // provide makes memory for a request that nothing free serves. Afterwards take
 // finds it, unless another goroutine was quicker.
-func (p *Pool) provide(sh *shard, w *want) error {
+func (p *Pool) provide(sh *shard, w *want, patient bool) error {
 	if w.kind == small {
 		return p.provideSlab(sh)
 	}
@@ -47,13 +47,25 @@ func (p *Pool) provide(sh *shard, w *want) error {
 		return err
 	}
 	p.gather(sh, g)
-	err = p.create(g)
+	if patient && g.have < g.n && p.moves() && p.lag(sh) {
+		err = errLag
+	}
+	if err == nil {
+		err = p.create(g)
+	}
 	if err == nil {
 		err = p.mapGap(g)
 	}
 	p.commit(sh, g, err)
 	return err
 }
+
+var (
+	// errAgain: what was missing is there now.
+	errAgain = errors.New("again")
+	// errLag: what is missing will be there when the GPU has passed it.
+	errLag = errors.New("the GPU has not passed it")
+)
 
 // growth is a gap that is being filled.
 type growth struct {
@@ -91,23 +103,22 @@ func (p *Pool) plan(sh *shard, w *want) (*growth, error) {
 	return g, nil
 }
 
-// gather takes what there is of the chunks that the gap needs. The rest is to be
-// made, unless streams that other shards' chunks wait for pass within a moment.
+// gather takes what there is of the chunks that the gap needs.
 func (p *Pool) gather(sh *shard, g *growth) {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	g.chunks = p.takeIdle(g.n, g.reg.chunk)
 	g.have = len(g.chunks)
-	if p.moves() {
-		sh.mu.Lock()
-		if sh.arena == nil {
-			p.cut(sh, g, math.MaxUint64)
-		}
-		sh.mu.Unlock()
-		p.gatherPassed(sh, g)
+	if !p.moves() {
+		return
 	}
-	p.mu.Unlock()
-	if g.have < g.n && p.moves() {
-		p.catchUp(sh, g)
+	sh.mu.Lock()
+	if sh.arena == nil {
+		p.cut(sh, g, math.MaxUint64)
+	}
+	sh.mu.Unlock()
+	if g.have < g.n {
+		p.gatherPassed(sh, g)
 	}
 }
 
@@ -120,40 +131,6 @@ func (p *Pool) gatherPassed(sh *shard, g *growth) {
 		}
 		return g.have < g.n
 	})
-}
-
-// A request waits for the GPU, before it makes new memory although enough is free
-// on other streams, about as long as making that takes: perChunk for each chunk.
-// An event takes some microseconds to pass where nothing else runs.
-// They are variables for tests.
-var (
-	leastMoment = 100 * time.Microsecond
-	mostMoment  = time.Millisecond
-)
-
-const perChunk = 30 * time.Microsecond
-
-// catchUp gathers what other streams pass within a moment.
-func (p *Pool) catchUp(sh *shard, g *growth) {
-	deadline := time.Now().Add(min(mostMoment, max(leastMoment, time.Duration(g.n-g.have)*perChunk)))
-	for pause := firstPause; ; pause *= 2 {
-		behind := p.lag(sh)
-		if len(behind) == 0 {
-			return
-		}
-		for _, o := range behind {
-			o.settle()
-			o.advance()
-			o.settle()
-		}
-		p.mu.Lock()
-		p.gatherPassed(sh, g)
-		p.mu.Unlock()
-		if g.have >= g.n || time.Now().After(deadline) {
-			return
-		}
-		time.Sleep(pause)
-	}
 }
 
 // create makes the chunks that are lacking.
@@ -306,6 +283,3 @@ func (p *Pool) addRegion(w *want) error {
 	}
 	return errAgain
 }
-
-// errAgain: what was missing is there now.
-var errAgain = errors.New("again")

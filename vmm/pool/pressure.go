@@ -65,7 +65,11 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 			continue
 		}
 		r.seen, r.pending = p.passes.Load(), p.sys.PendingReclaims() > 0
-		err := p.provide(sh, w)
+		err := p.provide(sh, w, !r.impatient)
+		if errors.Is(err, errLag) {
+			r.impatient = !r.catchUp()
+			continue
+		}
 		if err == nil || errors.Is(err, errAgain) {
 			continue
 		}
@@ -91,6 +95,9 @@ type relief struct {
 	step    int
 	seen    uint64 // passes, before the latest try
 	pending bool   // whether closed objects were to give memory back, likewise
+	// impatient: it waits for other streams only where there is no memory.
+	impatient bool
+	lagging   patience
 	patience
 }
 

@@ -76,22 +76,6 @@ func (p *Pool) withdraw(sh *shard) {
 	p.offers = slices.DeleteFunc(p.offers, func(o *shard) bool { return o == sh })
 }
 
-// mostAsked are how many streams a look at the memory of others asks at most.
-const mostAsked = 32
-
-// lag returns shards whose memory others could have, once the GPU has passed it.
-func (p *Pool) lag(sh *shard) (behind []*shard) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.eachOffer(func(o *shard) bool {
-		if o != sh && o.arena == nil && (o.waiting.n > 0 || o.touched > o.passed.Load()) {
-			behind = append(behind, o)
-		}
-		return len(behind) < mostAsked
-	})
-	return behind
-}
-
 // steal gives the shard memory that lies free in another one, and that has
 // passed there, as it is mapped. It reports whether it found what serves the
 // request.
@@ -99,13 +83,7 @@ func (p *Pool) steal(sh *shard, w *want) bool {
 	if p.stealAny(sh, w) {
 		return true
 	}
-	behind := p.lag(sh)
-	for _, o := range behind {
-		o.settle()
-		o.advance()
-		o.settle()
-	}
-	return len(behind) > 0 && p.stealAny(sh, w)
+	return p.look(p.offering(sh)) && p.stealAny(sh, w)
 }
 
 // stealAny reports whether a shard had what serves the request.

@@ -130,7 +130,7 @@ func TestChunksOfAPoolForPeersStay(t *testing.T) {
 // A pool at its limit serves a request that fits into another stream's holes,
 // whenever the GPU passes them while the request looks for memory.
 func TestAFullPoolServesWhatItsHolesHold(t *testing.T) {
-	t.Cleanup(pool.SetMoment(0))
+	t.Cleanup(pool.SetMostLag(0))
 	for asked := range 8 {
 		m, d := open(t)
 		s, other := stream(t, d), stream(t, d)
@@ -167,4 +167,46 @@ func TestAFullPoolServesWhatItsHolesHold(t *testing.T) {
 			free(t, p, b)
 		}
 	}
+}
+
+// Memory that changes its stream waits for the GPU, and the pool does not grow
+// meanwhile.
+func TestThePoolDoesNotGrowWhileTheGPUCatchesUp(t *testing.T) {
+	t.Cleanup(pool.SetMostLag(patience))
+	m, d := open(t)
+	s, other, named := stream(t, d), stream(t, d), stream(t, d)
+	p := newPool(t, d, pool.Options{})
+	for _, used := range [][]*cuda.Stream{nil, {named}} {
+		late := s
+		if used != nil {
+			late = named
+		}
+		b := alloc(t, p, s, 64*mib)
+		had := p.Stats().Reserved
+		m.Hold(late.Handle())
+		require.NoError(t, late.Memset(b.Ptr(), 1, 64*mib))
+		free(t, p, b, used...)
+		time.AfterFunc(20*time.Millisecond, func() { m.Release(late.Handle()) })
+		c := alloc(t, p, other, 32*mib)
+		require.Equal(t, had, p.Stats().Reserved)
+		require.NoError(t, other.Memset(c.Ptr(), 1, 32*mib))
+		free(t, p, c)
+		require.NoError(t, other.Synchronize())
+	}
+}
+
+// A stream that does not move on is waited for once.
+func TestAStreamThatIsStuckIsWaitedForOnce(t *testing.T) {
+	m, d := open(t)
+	s, other := stream(t, d), stream(t, d)
+	p := newPool(t, d, pool.Options{})
+	b := alloc(t, p, s, 64*mib)
+	hold(t, m, s)
+	require.NoError(t, s.Memset(b.Ptr(), 1, 64*mib))
+	free(t, p, b)
+	t.Cleanup(pool.SetMostLag(10 * time.Millisecond))
+	first := alloc(t, p, other, 32*mib)
+	t.Cleanup(pool.SetMostLag(time.Hour))
+	within(t, "it is waited for again", func() { free(t, p, alloc(t, p, other, 32*mib)) })
+	free(t, p, first)
 }

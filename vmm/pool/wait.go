@@ -23,6 +23,7 @@ func (p point) passed() bool { return p.shard.passed.Load() >= p.epoch }
 // what has passed takes no longer with more of them.
 type waitlist struct {
 	n        int
+	bytes    uint64
 	streams  map[*shard][]waiting // in the order of the epochs that they wait for
 	captures map[*Capture][]waiting
 }
@@ -31,6 +32,7 @@ type waitlist struct {
 func (sh *shard) keepWaiting(w waiting) {
 	w.h.waiting = true
 	sh.waiting.n++
+	sh.waiting.bytes += w.h.size()
 	sh.waitNext(w)
 }
 
@@ -62,6 +64,7 @@ func (sh *shard) waitNext(w waiting) {
 		sh.offer()
 	default:
 		l.n--
+		l.bytes -= w.h.size()
 		w.h.waiting = false
 		sh.put(w.h, w.epoch)
 	}
