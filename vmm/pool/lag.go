@@ -45,27 +45,23 @@ func (p *Pool) look(behind []*shard) bool {
 	return p.passes.Load() != before
 }
 
-// lag reports whether the GPU is about to pass chunks that the shard could have, free
-// ones of others or those of waiting blocks.
-func (p *Pool) lag(sh *shard) bool {
+// lag returns the shards that the GPU is about to pass, and that chunks wait for which
+// the shard could have: free ones of others, or those of waiting blocks.
+func (p *Pool) lag(sh *shard) (behind []*shard) {
 	for _, o := range p.offering(sh) {
 		o.mu.Lock()
-		on := slices.Collect(maps.Keys(o.waiting.streams))
-		if o.waiting.bytes < p.chunk {
-			on = nil
+		if o.waiting.bytes >= p.chunk {
+			behind = slices.AppendSeq(behind, maps.Keys(o.waiting.streams))
 		}
 		for e := o.free.atLeast(p.chunk); o != sh && e != nil; e = o.free.after(e) {
 			if e.whole() > 0 {
-				on = append(on, o)
+				behind = append(behind, o)
 				break
 			}
 		}
 		o.mu.Unlock()
-		if slices.ContainsFunc(on, (*shard).promises) {
-			return true
-		}
 	}
-	return false
+	return slices.DeleteFunc(behind, func(o *shard) bool { return !o.promises() })
 }
 
 // catchUp waits until another stream has moved on whose memory the shard could have;
@@ -73,11 +69,14 @@ func (p *Pool) lag(sh *shard) bool {
 func (r *relief) catchUp() bool {
 	p := r.p
 	for {
-		behind := p.offering(r.sh)
-		if p.look(behind) {
+		if p.look(p.offering(r.sh)) {
 			return true
 		}
-		if len(behind) == 0 || !r.lagging.pause(mostLag, p.sleep) {
+		behind := p.lag(r.sh)
+		if len(behind) == 0 {
+			return false
+		}
+		if !r.lagging.pause(mostLag, p.sleep) {
 			for _, o := range behind {
 				o.inVain()
 			}

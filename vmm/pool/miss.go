@@ -47,7 +47,7 @@ func (p *Pool) provide(sh *shard, w *want, patient bool) error {
 		return err
 	}
 	p.gather(sh, g)
-	if patient && g.have < g.n && p.moves() && p.lag(sh) {
+	if patient && g.have < g.n && p.moves() && len(p.lag(sh)) > 0 {
 		err = errLag
 	}
 	if err == nil {

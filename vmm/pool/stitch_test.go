@@ -195,18 +195,24 @@ func TestThePoolDoesNotGrowWhileTheGPUCatchesUp(t *testing.T) {
 	}
 }
 
-// A stream that does not move on is waited for once.
+// A stream that does not move on is waited for once, whether it freed the memory or
+// was named.
 func TestAStreamThatIsStuckIsWaitedForOnce(t *testing.T) {
 	m, d := open(t)
-	s, other := stream(t, d), stream(t, d)
+	s, other, named := stream(t, d), stream(t, d), stream(t, d)
 	p := newPool(t, d, pool.Options{})
-	b := alloc(t, p, s, 64*mib)
-	hold(t, m, s)
-	require.NoError(t, s.Memset(b.Ptr(), 1, 64*mib))
-	free(t, p, b)
-	t.Cleanup(pool.SetMostLag(10 * time.Millisecond))
-	first := alloc(t, p, other, 32*mib)
-	t.Cleanup(pool.SetMostLag(time.Hour))
-	within(t, "it is waited for again", func() { free(t, p, alloc(t, p, other, 32*mib)) })
-	free(t, p, first)
+	for _, used := range [][]*cuda.Stream{nil, {named}} {
+		late := append(used, s)[0]
+		b := alloc(t, p, s, 64*mib)
+		hold(t, m, late)
+		require.NoError(t, late.Memset(b.Ptr(), 1, 64*mib))
+		free(t, p, b, used...)
+		t.Cleanup(pool.SetMostLag(10 * time.Millisecond))
+		first := alloc(t, p, other, 32*mib)
+		t.Cleanup(pool.SetMostLag(time.Hour))
+		within(t, "it is waited for again", func() { free(t, p, alloc(t, p, other, 64*mib)) })
+		free(t, p, first)
+		m.Release(late.Handle())
+		require.NoError(t, late.Synchronize())
+	}
 }
