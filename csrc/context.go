@@ -2,13 +2,7 @@
 
 package csrc
 
-/*
-#cgo noescape cuvmm_CtxCreate
-#cgo nocallback cuvmm_CtxCreate
-#cgo noescape cuvmm_ThreadExchangeStreamCaptureMode
-#cgo nocallback cuvmm_ThreadExchangeStreamCaptureMode
-#include "csrc.h"
-*/
+// #include "csrc.h"
 import "C"
 
 import "github.com/cuvmm/cuvmm/internal/driver"

@@ -6,47 +6,10 @@
 #ifndef CUVMM_CSRC_H
 #define CUVMM_CSRC_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "abi.h"
 
 // A result is a CUresult, or this one: the driver lacks the entry point.
 enum { CUVMM_MISSING_ENTRY_POINT = -1 };
-
-typedef struct {
-    uint32_t type;
-    int32_t id;
-} cuvmm_location;
-
-typedef struct {
-    uint32_t type;
-    uint32_t handle_types;
-    cuvmm_location location;
-    // A pointer, and always null on Linux; as a number it keeps cgo from
-    // looking for Go pointers behind it.
-    uintptr_t win32;
-    uint8_t compression;
-    uint8_t rdma;
-    uint16_t usage;
-    uint8_t reserved[4];
-} cuvmm_prop;
-
-typedef struct {
-    cuvmm_location location;
-    uint32_t flags;
-} cuvmm_access;
-
-typedef struct {
-    uint32_t devices;
-    uint64_t size, handle_types, flags;
-} cuvmm_multicast;
-
-typedef struct {
-    uint8_t bytes[16];
-} cuvmm_uuid;
-
-typedef struct {
-    uint8_t bytes[64];
-} cuvmm_shareable;
 
 // Structs go in behind a pointer, which noescape keeps on Go's stack, and
 // answers come out by value.

@@ -2,11 +2,7 @@
 
 package csrc
 
-/*
-#cgo noescape cuvmm_DeviceGetName
-#cgo nocallback cuvmm_DeviceGetName
-#include "csrc.h"
-*/
+// #include "csrc.h"
 import "C"
 
 import "github.com/cuvmm/cuvmm/internal/driver"

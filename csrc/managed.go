@@ -2,11 +2,7 @@
 
 package csrc
 
-/*
-#cgo noescape cuvmm_MemRangeGetAttributes
-#cgo nocallback cuvmm_MemRangeGetAttributes
-#include "csrc.h"
-*/
+// #include "csrc.h"
 import "C"
 
 import (

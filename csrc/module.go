@@ -2,17 +2,7 @@
 
 package csrc
 
-/*
-#cgo noescape cuvmm_ModuleLoadData
-#cgo nocallback cuvmm_ModuleLoadData
-#cgo noescape cuvmm_ModuleLoadDataEx
-#cgo nocallback cuvmm_ModuleLoadDataEx
-#cgo noescape cuvmm_ModuleGetFunction
-#cgo nocallback cuvmm_ModuleGetFunction
-#cgo noescape cuvmm_LaunchKernel
-#cgo nocallback cuvmm_LaunchKernel
-#include "csrc.h"
-*/
+// #include "csrc.h"
 import "C"
 
 import (

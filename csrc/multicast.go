@@ -2,11 +2,7 @@
 
 package csrc
 
-/*
-#cgo noescape cuvmm_MulticastCreate
-#cgo nocallback cuvmm_MulticastCreate
-#include "csrc.h"
-*/
+// #include "csrc.h"
 import "C"
 
 import (

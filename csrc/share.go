@@ -2,15 +2,7 @@
 
 package csrc
 
-/*
-#cgo noescape cuvmm_MemExportToShareableHandle
-#cgo nocallback cuvmm_MemExportToShareableHandle
-#cgo noescape cuvmm_MemImportFromShareableHandle
-#cgo nocallback cuvmm_MemImportFromShareableHandle
-#cgo noescape cuvmm_MemGetHandleForAddressRange
-#cgo nocallback cuvmm_MemGetHandleForAddressRange
-#include "csrc.h"
-*/
+// #include "csrc.h"
 import "C"
 
 import (

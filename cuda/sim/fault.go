@@ -84,30 +84,32 @@ func (f *faults) count(c driver.Call) (fault Fault, stop *cut) {
 	return fault, stop
 }
 
-// check panics at a fault that would do nothing, or not what it says: a test
+// wrong says what a fault would not do that it says, or would do nothing: a test
 // that injects it would pass for that reason alone.
-func (f Fault) check() {
+func (f Fault) wrong() string {
 	_, known := driver.CallByName(f.Call)
 	switch {
 	case f.Call != "" && !known:
-		panic(fmt.Sprintf("sim: Inject: there is no driver call %q; Calls lists them", f.Call))
+		return fmt.Sprintf("there is no driver call %q; Calls lists them", f.Call)
 	case f.After < 0 || f.Delay < 0 || f.Parts < 0:
-		panic(fmt.Sprintf("sim: Inject: After %d, Delay %v, Parts %d; none of them is negative", f.After, f.Delay, f.Parts))
+		return fmt.Sprintf("After %d, Delay %v, Parts %d; none of them is negative", f.After, f.Delay, f.Parts)
 	case f.Parts > 0 && f.Call != driver.CallMemSetAccess.String() && f.Call != driver.CallMemUnmap.String():
-		panic(fmt.Sprintf("sim: Inject: Parts is for %v and %v, not for %q",
-			driver.CallMemSetAccess, driver.CallMemUnmap, f.Call))
+		return fmt.Sprintf("Parts is for %v and %v, not for %q", driver.CallMemSetAccess, driver.CallMemUnmap, f.Call)
 	case f.Result == 0 && f.Parts > 0:
-		panic("sim: Inject: Parts without a Result cuts nothing short; say what the call answers")
+		return "Parts without a Result cuts nothing short; say what the call returns"
 	case f.Result == 0 && f.Delay == 0:
-		panic("sim: Inject: a fault without a Result and without a Delay does nothing; say what the call answers")
+		return "a fault without a Result and without a Delay does nothing; say what the call returns"
 	}
+	return ""
 }
 
 // Inject adds a fault. Of several that apply to a call the first that was
 // added does; each skips calls on its own account. One that names no driver call,
 // or could do nothing, panics. The returned function takes the fault away again.
 func (m *Machine) Inject(f Fault) (remove func()) {
-	f.check()
+	if wrong := f.wrong(); wrong != "" {
+		panic("sim: Inject: " + wrong)
+	}
 	p := &pendingFault{Fault: f, skip: f.After, times: f.Times}
 	if f.Times == 0 {
 		p.times = 1

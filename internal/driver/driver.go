@@ -30,9 +30,10 @@
 //	MemCreate(size uint64, prop AllocationProp) (h MemHandle, r Result)
 //
 // The number is the CUDA version whose declaration this is: cuGetProcAddress is
-// asked for that version, so a later driver returns the declared form too. Where
-// the library uses two forms of one entry point, the older one's name ends in
-// "_v1".
+// asked for that version, so a later driver returns the declared form too. The
+// name is that of the symbol: the call behind cuMemAlloc_v2 is named cuMemAlloc.
+// Where the library uses two forms of one entry point, the older one's name ends
+// in "_v1".
 //
 // A C parameter takes the method's parameter of its name, or fills in the
 // result of its name. Any other has a value: a constant, len(slice), or
@@ -75,9 +76,9 @@ type Driver interface {
 	DeviceGet(ordinal int32) (d Device, r Result)
 	//cu:hand 2000 cuDeviceGetName(char *name, int32_t len, int32_t d)
 	DeviceGetName(d Device) (name string, r Result)
-	//cu:entry 11040 cuDeviceGetUuid(cuvmm_uuid *uuid, int32_t d)
+	//cu:entry 11040 cuDeviceGetUuid_v2(cuvmm_uuid *uuid, int32_t d)
 	DeviceGetUUID(d Device) (uuid UUID, r Result)
-	//cu:entry 3020 cuDeviceTotalMem(size_t *n, int32_t d)
+	//cu:entry 3020 cuDeviceTotalMem_v2(size_t *n, int32_t d)
 	DeviceTotalMem(d Device) (n uint64, r Result)
 	//cu:entry 2000 cuDeviceGetAttribute(int32_t *value, int32_t a, int32_t d)
 	DeviceGetAttribute(a DeviceAttribute, d Device) (value int32, r Result)
@@ -85,7 +86,7 @@ type Driver interface {
 	DeviceCanAccessPeer(d, peer Device) (can bool, r Result)
 	//cu:entry 7000 cuDevicePrimaryCtxRetain(uintptr_t *primary, int32_t d)
 	DevicePrimaryCtxRetain(d Device) (primary Context, r Result)
-	//cu:entry 11000 cuDevicePrimaryCtxRelease(int32_t d)
+	//cu:entry 11000 cuDevicePrimaryCtxRelease_v2(int32_t d)
 	DevicePrimaryCtxRelease(d Device) Result
 
 	//cu:entry 2000 cuCtxGetDevice(int32_t *d)
@@ -93,7 +94,7 @@ type Driver interface {
 
 	//cu:entry 2000 cuStreamCreate(uintptr_t *s, uint32_t flags)
 	StreamCreate(c Context, flags StreamFlags) (s Stream, r Result)
-	//cu:entry 4000 cuStreamDestroy(uintptr_t s)
+	//cu:entry 4000 cuStreamDestroy_v2(uintptr_t s)
 	StreamDestroy(c Context, s Stream) Result
 	//cu:entry 2000 cuStreamQuery(uintptr_t s)
 	StreamQuery(c Context, s Stream) Result
@@ -106,12 +107,12 @@ type Driver interface {
 	// StreamWriteValue64 makes the stream's earlier writes visible before the
 	// value.
 	//
-	//cu:entry 11070 cuStreamWriteValue64(uintptr_t s, uint64_t p, uint64_t v, uint32_t flags=0)
+	//cu:entry 11070 cuStreamWriteValue64_v2(uintptr_t s, uint64_t p, uint64_t v, uint32_t flags=0)
 	StreamWriteValue64(c Context, s Stream, p Ptr, v uint64) Result
 	// StreamWaitValue64 holds the stream until the word at p is at least v
 	// (compared cyclically, as the driver's GEQ does).
 	//
-	//cu:entry 11070 cuStreamWaitValue64(uintptr_t s, uint64_t p, uint64_t v, uint32_t flags=0)
+	//cu:entry 11070 cuStreamWaitValue64_v2(uintptr_t s, uint64_t p, uint64_t v, uint32_t flags=0)
 	StreamWaitValue64(c Context, s Stream, p Ptr, v uint64) Result
 
 	//cu:entry 10000 cuStreamIsCapturing(uintptr_t s, uint32_t *status)
@@ -121,7 +122,7 @@ type Driver interface {
 	//
 	//cu:entry 10010 cuStreamGetCaptureInfo(uintptr_t s, uint32_t *status, uint64_t *id)
 	StreamGetCaptureInfo(c Context, s Stream) (status CaptureStatus, id uint64, r Result)
-	//cu:entry 10010 cuStreamBeginCapture(uintptr_t s, uint32_t m)
+	//cu:entry 10010 cuStreamBeginCapture_v2(uintptr_t s, uint32_t m)
 	StreamBeginCapture(c Context, s Stream, m CaptureMode) Result
 	//cu:entry 10000 cuStreamEndCapture(uintptr_t s, uintptr_t *g)
 	StreamEndCapture(c Context, s Stream) (g Graph, r Result)
@@ -144,39 +145,39 @@ type Driver interface {
 	EventSynchronize(c Context, e Event) Result
 	//cu:entry 2000 cuEventElapsedTime(float *ms, uintptr_t start, uintptr_t end)
 	EventElapsedTime(c Context, start, end Event) (ms float32, r Result)
-	//cu:entry 4000 cuEventDestroy(uintptr_t e)
+	//cu:entry 4000 cuEventDestroy_v2(uintptr_t e)
 	EventDestroy(c Context, e Event) Result
 
 	// Host pointers are memory that the Go collector does not own.
 
-	//cu:entry 3020 cuMemcpyHtoDAsync(uint64_t dst, const void *src, size_t n, uintptr_t s)
+	//cu:entry 3020 cuMemcpyHtoDAsync_v2(uint64_t dst, const void *src, size_t n, uintptr_t s)
 	MemcpyHtoDAsync(c Context, dst Ptr, src unsafe.Pointer, n uint64, s Stream) Result
-	//cu:entry 3020 cuMemcpyDtoHAsync(void *dst, uint64_t src, size_t n, uintptr_t s)
+	//cu:entry 3020 cuMemcpyDtoHAsync_v2(void *dst, uint64_t src, size_t n, uintptr_t s)
 	MemcpyDtoHAsync(c Context, dst unsafe.Pointer, src Ptr, n uint64, s Stream) Result
-	//cu:entry 3020 cuMemcpyDtoDAsync(uint64_t dst, uint64_t src, size_t n, uintptr_t s)
+	//cu:entry 3020 cuMemcpyDtoDAsync_v2(uint64_t dst, uint64_t src, size_t n, uintptr_t s)
 	MemcpyDtoDAsync(c Context, dst, src Ptr, n uint64, s Stream) Result
 	//cu:entry 3020 cuMemsetD8Async(uint64_t dst, uint8_t v, size_t n, uintptr_t s)
 	MemsetD8Async(c Context, dst Ptr, v uint8, n uint64, s Stream) Result
 
-	//cu:entry 3020 cuMemAlloc(uint64_t *p, size_t n)
+	//cu:entry 3020 cuMemAlloc_v2(uint64_t *p, size_t n)
 	MemAlloc(c Context, n uint64) (p Ptr, r Result)
-	//cu:entry 3020 cuMemFree(uint64_t p)
+	//cu:entry 3020 cuMemFree_v2(uint64_t p)
 	MemFree(c Context, p Ptr) Result
 	//cu:entry 11020 cuMemAllocAsync(uint64_t *p, size_t n, uintptr_t s)
 	MemAllocAsync(c Context, n uint64, s Stream) (p Ptr, r Result)
 	//cu:entry 11020 cuMemFreeAsync(uint64_t p, uintptr_t s)
 	MemFreeAsync(c Context, p Ptr, s Stream) Result
-	//cu:entry 3020 cuMemGetInfo(size_t *free, size_t *total)
+	//cu:entry 3020 cuMemGetInfo_v2(size_t *free, size_t *total)
 	MemGetInfo(c Context) (free, total uint64, r Result)
 	//cu:entry 2020 cuMemHostAlloc(void **p, size_t n, uint32_t flags)
 	MemHostAlloc(c Context, n uint64, flags HostAllocFlags) (p unsafe.Pointer, r Result)
 	//cu:entry 2000 cuMemFreeHost(void *p)
 	MemFreeHost(c Context, p unsafe.Pointer) Result
-	//cu:entry 6050 cuMemHostRegister(void *p, size_t n, uint32_t flags)
+	//cu:entry 6050 cuMemHostRegister_v2(void *p, size_t n, uint32_t flags)
 	MemHostRegister(c Context, p unsafe.Pointer, n uint64, flags HostRegisterFlags) Result
 	//cu:entry 4000 cuMemHostUnregister(void *p)
 	MemHostUnregister(c Context, p unsafe.Pointer) Result
-	//cu:entry 3020 cuMemHostGetDevicePointer(uint64_t *dev, void *p, uint32_t flags=0)
+	//cu:entry 3020 cuMemHostGetDevicePointer_v2(uint64_t *dev, void *p, uint32_t flags=0)
 	MemHostGetDevicePointer(c Context, p unsafe.Pointer) (dev Ptr, r Result)
 	// PointerGetAttribute returns the attribute's 1, 4 or 8 bytes widened to 64
 	// bits.
@@ -238,11 +239,11 @@ type Driver interface {
 	// memory becomes; the first forms, of drivers before 13.1, take the device
 	// that the memory is on. Offsets and sizes are in bytes.
 	//
-	//cu:entry 13010 cuMulticastBindMem(uint64_t mc, int32_t d, size_t mcOffset, uint64_t h, size_t offset, size_t size, uint64_t flags=0)
+	//cu:entry 13010 cuMulticastBindMem_v2(uint64_t mc, int32_t d, size_t mcOffset, uint64_t h, size_t offset, size_t size, uint64_t flags=0)
 	MulticastBindMem(mc MemHandle, d Device, mcOffset uint64, h MemHandle, offset, size uint64) Result
 	//cu:entry 12010 cuMulticastBindMem_v1(uint64_t mc, size_t mcOffset, uint64_t h, size_t offset, size_t size, uint64_t flags=0)
 	MulticastBindMemV1(mc MemHandle, mcOffset uint64, h MemHandle, offset, size uint64) Result
-	//cu:entry 13010 cuMulticastBindAddr(uint64_t mc, int32_t d, size_t mcOffset, uint64_t p, size_t size, uint64_t flags=0)
+	//cu:entry 13010 cuMulticastBindAddr_v2(uint64_t mc, int32_t d, size_t mcOffset, uint64_t p, size_t size, uint64_t flags=0)
 	MulticastBindAddr(mc MemHandle, d Device, mcOffset uint64, p Ptr, size uint64) Result
 	//cu:entry 12010 cuMulticastBindAddr_v1(uint64_t mc, size_t mcOffset, uint64_t p, size_t size, uint64_t flags=0)
 	MulticastBindAddrV1(mc MemHandle, mcOffset uint64, p Ptr, size uint64) Result
@@ -259,14 +260,14 @@ type Driver interface {
 	//
 	//cu:entry 6000 cuMemAllocManaged(uint64_t *p, size_t n, uint32_t flags)
 	MemAllocManaged(c Context, n uint64, flags AttachFlags) (p Ptr, r Result)
-	//cu:entry 12020 cuMemAdvise(uint64_t p, size_t n, uint32_t a, cuvmm_location l)
+	//cu:entry 12020 cuMemAdvise_v2(uint64_t p, size_t n, uint32_t a, cuvmm_location l)
 	MemAdvise(c Context, p Ptr, n uint64, a Advice, l Location) Result
 	// MemAdviseV1 and MemPrefetchAsyncV1 are the forms of drivers before 12.2,
 	// which take a device's ordinal, or DeviceCPU.
 	//
 	//cu:entry 8000 cuMemAdvise_v1(uint64_t p, size_t n, uint32_t a, int32_t device)
 	MemAdviseV1(c Context, p Ptr, n uint64, a Advice, device int32) Result
-	//cu:entry 12020 cuMemPrefetchAsync(uint64_t p, size_t n, cuvmm_location to, uint32_t flags=0, uintptr_t s)
+	//cu:entry 12020 cuMemPrefetchAsync_v2(uint64_t p, size_t n, cuvmm_location to, uint32_t flags=0, uintptr_t s)
 	MemPrefetchAsync(c Context, p Ptr, n uint64, to Location, s Stream) Result
 	//cu:entry 8000 cuMemPrefetchAsync_v1(uint64_t p, size_t n, int32_t device, uintptr_t s)
 	MemPrefetchAsyncV1(c Context, p Ptr, n uint64, device int32, s Stream) Result
@@ -340,9 +341,9 @@ type Foreign interface {
 	// CtxCreate makes a context and, unlike the entry point, leaves the
 	// thread's current context as it was.
 	//
-	//cu:hand 3020 cuCtxCreate(uintptr_t *made, uint32_t flags, int32_t d)
+	//cu:hand 3020 cuCtxCreate_v2(uintptr_t *made, uint32_t flags, int32_t d)
 	CtxCreate(flags uint32, d Device) (made Context, r Result)
-	//cu:entry 4000 cuCtxDestroy(uintptr_t c)
+	//cu:entry 4000 cuCtxDestroy_v2(uintptr_t c)
 	CtxDestroy(c Context) Result
 	//cu:entry 4000 cuCtxGetCurrent(uintptr_t *current)
 	CtxGetCurrent() (current Context, r Result)
@@ -360,13 +361,13 @@ type Foreign interface {
 	//cu:entry 10000 cuGraphGetNodes(uintptr_t g, uintptr_t *nodes=NULL, size_t *n)
 	GraphGetNodeCount(g Graph) (n uint64, r Result)
 
-	//cu:entry 3020 cuMemcpyHtoD(uint64_t dst, const void *src, size_t n)
+	//cu:entry 3020 cuMemcpyHtoD_v2(uint64_t dst, const void *src, size_t n)
 	MemcpyHtoD(c Context, dst Ptr, src unsafe.Pointer, n uint64) Result
-	//cu:entry 3020 cuMemcpyDtoH(void *dst, uint64_t src, size_t n)
+	//cu:entry 3020 cuMemcpyDtoH_v2(void *dst, uint64_t src, size_t n)
 	MemcpyDtoH(c Context, dst unsafe.Pointer, src Ptr, n uint64) Result
-	//cu:entry 3020 cuMemcpyDtoD(uint64_t dst, uint64_t src, size_t n)
+	//cu:entry 3020 cuMemcpyDtoD_v2(uint64_t dst, uint64_t src, size_t n)
 	MemcpyDtoD(c Context, dst, src Ptr, n uint64) Result
-	//cu:entry 3020 cuMemsetD8(uint64_t dst, uint8_t v, size_t n)
+	//cu:entry 3020 cuMemsetD8_v2(uint64_t dst, uint8_t v, size_t n)
 	MemsetD8(c Context, dst Ptr, v uint8, n uint64) Result
 	//cu:entry 3020 cuMemsetD32Async(uint64_t dst, uint32_t v, size_t words, uintptr_t s)
 	MemsetD32Async(c Context, dst Ptr, v uint32, words uint64, s Stream) Result
@@ -387,6 +388,22 @@ type HostTouched interface {
 type Culprit interface {
 	Culprit(c Context) string
 }
+
+// Hosted is what cmd/libcuda needs of the software driver besides, to be a
+// driver for programs in other languages.
+type Hosted interface {
+	// NewThread forgets what belonged to the calling thread: an earlier thread
+	// of the same number has ended.
+	NewThread()
+	// WithoutFunction lists the module's kernels for which no Go function stands.
+	WithoutFunction(m Module) []string
+	// KernelParams returns where each parameter lies in the block of parameters;
+	// none for a handle that is not a kernel's.
+	KernelParams(f Function) []KernelParam
+}
+
+// KernelParam is a parameter's place in the block of parameters, in bytes.
+type KernelParam struct{ Offset, Size uint64 }
 
 // Description says which driver answers.
 type Description struct {

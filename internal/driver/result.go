@@ -102,17 +102,29 @@ var resultNames = map[Result]string{
 	CaptureWrongThread: "STREAM_CAPTURE_WRONG_THREAD", Contained: "CONTAINED", Unknown: "UNKNOWN",
 }
 
-// String gives the vendor's name: "CUDA_ERROR_OUT_OF_MEMORY (2)".
-func (r Result) String() string {
+// Name returns the vendor's name: "CUDA_ERROR_OUT_OF_MEMORY". ok is false if
+// there is no such result.
+func (r Result) Name() (name string, ok bool) {
 	switch name, ok := resultNames[r]; {
 	case r == Success:
-		return "CUDA_SUCCESS"
+		return "CUDA_SUCCESS", true
+	case ok:
+		return "CUDA_ERROR_" + name, true
+	}
+	return "", false
+}
+
+// String gives the vendor's name: "CUDA_ERROR_OUT_OF_MEMORY (2)".
+func (r Result) String() string {
+	switch name, ok := r.Name(); {
+	case r == Success:
+		return name
 	case r == MissingEntryPoint:
 		return "missing entry point"
 	case r == Withheld:
 		return "withheld"
 	case ok:
-		return fmt.Sprintf("CUDA_ERROR_%s (%d)", name, int32(r))
+		return fmt.Sprintf("%s (%d)", name, int32(r))
 	default:
 		return fmt.Sprintf("CUDA error %d", int32(r))
 	}

@@ -1,6 +1,7 @@
 // Gen makes what follows from the table of entry points, which is the interface
 // in driver.go with the directives over its methods: the constants of the calls,
-// and csrc's C declarations, C wrappers and Go methods. internal/driver's
+// csrc's C declarations, C wrappers and Go
+// methods, and the exports of cmd/libcuda. internal/driver's
 // package document describes a row.
 //
 // It runs in the folder of internal/driver, by go generate.
@@ -21,6 +22,9 @@ func main() {
 func run(dir string) error {
 	t, err := readTable(dir)
 	if err != nil {
+		return err
+	}
+	if err := t.readHandExports(dir + "/../../cmd/libcuda"); err != nil {
 		return err
 	}
 	files, err := t.generate()

@@ -16,7 +16,8 @@ import (
 // over it.
 type entry struct {
 	method   string // "MemCreate"
-	name     string // "cuMemCreate": the member of the C table
+	name     string // "cuMemAlloc": the call's name, and the member of the C table
+	symbol   string // "cuMemAlloc_v2": what the driver's library exports
 	version  string // "10020"
 	hand     bool   // the wrapper is written by hand
 	bare     bool   // the call leaves the thread alone
@@ -41,6 +42,9 @@ type table struct {
 	// kinds maps the package's named types to what they are made of: "Ptr" to
 	// "uint64", "Location" to "struct".
 	kinds map[string]string
+	// handExports are the methods whose Go functions in cmd/libcuda are written
+	// by hand.
+	handExports map[string]bool
 }
 
 // readTable parses the Go files of a folder.
@@ -157,7 +161,7 @@ func typeName(x ast.Expr) string {
 }
 
 var (
-	directiveForm = regexp.MustCompile(`^(entry|hand) (\d+) (bare )?(cu[A-Z]\w*)\((.*)\)$`)
+	directiveForm = regexp.MustCompile(`^(entry|hand) (\d+) (bare )?(cu[A-Z][A-Za-z0-9]*)(_v\d)?\((.*)\)$`)
 	paramForm     = regexp.MustCompile(`^((?:const )?\w+ \**)(\w+)(?:=(.+))?$`)
 )
 
@@ -166,8 +170,11 @@ func (e *entry) parseDirective(line string) error {
 	if m == nil {
 		return fmt.Errorf("%q is not of the form: entry|hand VERSION [bare] cuName(C PARAMETERS)", line)
 	}
-	e.hand, e.version, e.bare, e.name = m[1] == "hand", m[2], m[3] != "", m[4]
-	for _, p := range splitParams(m[5]) {
+	e.hand, e.version, e.bare, e.name, e.symbol = m[1] == "hand", m[2], m[3] != "", m[4], m[4]+m[5]
+	if m[5] == "_v1" { // the older of two forms, whose symbol has no suffix
+		e.name, e.symbol = e.symbol, e.name
+	}
+	for _, p := range splitParams(m[6]) {
 		part := paramForm.FindStringSubmatch(p)
 		if part == nil {
 			return fmt.Errorf("%s: %q is no parameter: write its type, its name, and =VALUE where no parameter or result of the method is passed", e.name, p)
@@ -213,7 +220,7 @@ var cScalars = map[string][]string{
 }
 
 // reserved are the names that the generated functions use themselves.
-var reserved = []string{"t", "got", "r", "drv", "ctx", "result", "table", "thread", "answer"}
+var reserved = []string{"t", "got", "r", "drv", "ctx", "result", "table", "thread", "answer", "lib", "res"}
 
 // check sees that every row can be generated, so that a slip in a declaration
 // ends here and not in a driver.

@@ -22,10 +22,15 @@ func (t *table) generate() (map[string][]byte, error) {
 		"../../csrc/entries.h": t.entriesH(),
 		"../../csrc/calls.h":   t.callsH(),
 		"../../csrc/calls.c":   t.callsC(),
+
+		"../../cmd/libcuda/exports.c": t.exportsC(),
 	}
 	for path, src := range map[string][]byte{
-		"calls.go":            t.constants(),
-		"../../csrc/calls.go": t.callsGo(),
+		"calls.go":                 t.constants(),
+		"../../csrc/calls.go":      t.callsGo(),
+		"../../csrc/directives.go": t.directives(),
+
+		"../../cmd/libcuda/exports.go": t.exportsGo(),
 	} {
 		formatted, err := format.Source(src)
 		if err != nil {
@@ -149,14 +154,24 @@ func (t *table) callsC() []byte {
 // callsGo are the methods of csrc's drivers.
 func (t *table) callsGo() []byte {
 	var b bytes.Buffer
-	b.WriteString(notice + built + "package csrc\n\n/*\n")
-	for _, e := range t.generated() {
-		fmt.Fprintf(&b, "#cgo noescape cuvmm_%s\n#cgo nocallback cuvmm_%s\n", e.method, e.method)
-	}
-	b.WriteString("#include \"csrc.h\"\n*/\nimport \"C\"\n\nimport (\n\"unsafe\"\n\n\"github.com/cuvmm/cuvmm/internal/driver\"\n)\n")
+	b.WriteString(notice + built + "package csrc\n\n// #include \"csrc.h\"\nimport \"C\"\n\n")
+	b.WriteString("import (\n\"unsafe\"\n\n\"github.com/cuvmm/cuvmm/internal/driver\"\n)\n")
 	for _, e := range t.generated() {
 		e.methodGo(&b)
 	}
+	return b.Bytes()
+}
+
+// directives keep arguments off the heap. They hold for a driver that never calls
+// back into Go: where the software driver's exports are linked in, a callback may
+// move the caller's stack.
+func (t *table) directives() []byte {
+	var b bytes.Buffer
+	b.WriteString(notice + strings.Replace(built, "\n\n", " && !cuvmm_libcuda\n\n", 1) + "package csrc\n\n/*\n")
+	for _, e := range t.entries {
+		fmt.Fprintf(&b, "#cgo noescape cuvmm_%s\n#cgo nocallback cuvmm_%[1]s\n", e.method)
+	}
+	b.WriteString("#include \"csrc.h\"\n*/\nimport \"C\"\n")
 	return b.Bytes()
 }
 

@@ -1,0 +1,179 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
+package main
+
+// #include <string.h>
+// #include "libcuda.h"
+import "C"
+
+import (
+	"fmt"
+	"strings"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+//export cuvmm_sim_ModuleLoadData
+func cuvmm_sim_ModuleLoadData(m *C.uintptr_t, image unsafe.Pointer) C.int32_t {
+	if m == nil || image == nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	return load(m, image, nil)
+}
+
+// The options of the vendor's driver that this one knows: where the log of
+// errors goes, and its size in bytes. The others are about machine code.
+const (
+	optionErrorLog     = 5
+	optionErrorLogSize = 6
+)
+
+//export cuvmm_sim_ModuleLoadDataEx
+func cuvmm_sim_ModuleLoadDataEx(m *C.uintptr_t, image unsafe.Pointer, n C.uint32_t, options *C.uint32_t, values *unsafe.Pointer) C.int32_t {
+	if m == nil || image == nil || n > 0 && (options == nil || values == nil) {
+		return C.int32_t(driver.InvalidValue)
+	}
+	var log unsafe.Pointer
+	var room uint32
+	given := unsafe.Slice(values, n)
+	for i, option := range unsafe.Slice(options, n) {
+		switch option {
+		case optionErrorLog:
+			log = given[i]
+		case optionErrorLogSize:
+			room = uint32(uintptr(given[i])) // the number itself
+		}
+	}
+	if log == nil || room == 0 {
+		return load(m, image, nil)
+	}
+	return load(m, image, unsafe.Slice((*byte)(log), room))
+}
+
+// load loads PTX all of whose kernels have Go functions. It says in the log, or
+// on standard error, why it does not.
+func load(m *C.uintptr_t, image unsafe.Pointer, log []byte) C.int32_t {
+	d, r := opened()
+	if r != driver.Success {
+		return code(r)
+	}
+	var said [1024]byte
+	module, r := d.ModuleLoadDataEx(0, bytesOf(image), said[:])
+	why, _, _ := strings.Cut(string(said[:]), "\x00")
+	if r == driver.Success {
+		names := d.(driver.Hosted).WithoutFunction(module)
+		if len(names) == 0 {
+			*m = C.uintptr_t(module)
+			return 0
+		}
+		d.ModuleUnload(0, module)
+		r = driver.NoBinaryForGPU
+		why = fmt.Sprintf("no Go function stands for the kernels %s, so the software driver cannot run them: "+
+			"register one for each with sim.RegisterKernel in a build of libcuda, or run on a GPU", strings.Join(names, ", "))
+	}
+	switch {
+	case why == "":
+	case log != nil:
+		log[copy(log[:len(log)-1], why)] = 0
+	default:
+		complain("%s", why)
+	}
+	return code(r)
+}
+
+// bytesOf is PTX text up to its NUL, and of a binary image, which no software
+// runs, what shows that it is one.
+func bytesOf(image unsafe.Pointer) []byte {
+	first := *(*[4]byte)(image) // text is longer, and shorter text is no PTX
+	switch string(first[:]) {
+	case "\x7fELF":
+		return first[:]
+	case "\x50\xed\x55\xba": // a fat binary, which may hold PTX in a form of its own
+		return []byte("\x7fELF")
+	}
+	return unsafe.Slice((*byte)(image), C.strlen((*C.char)(image)))
+}
+
+//export cuvmm_sim_ModuleGetFunction
+func cuvmm_sim_ModuleGetFunction(f *C.uintptr_t, m C.uintptr_t, name *C.char) C.int32_t {
+	if f == nil || name == nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	d, r := opened()
+	if r != driver.Success {
+		return code(r)
+	}
+	found, r := d.ModuleGetFunction(0, driver.Module(m), C.GoString(name))
+	if r == driver.Success {
+		*f = C.uintptr_t(found)
+	}
+	return code(r)
+}
+
+// The marks of the list that gives the parameters as one block.
+const (
+	extraEnd  = 0
+	extraData = 1
+	extraSize = 2
+)
+
+//export cuvmm_sim_LaunchKernel
+func cuvmm_sim_LaunchKernel(f C.uintptr_t, gx, gy, gz, bx, by, bz, shared C.uint32_t, s C.uintptr_t, params, extra *unsafe.Pointer) C.int32_t {
+	d, r := opened()
+	if r != driver.Success {
+		return code(r)
+	}
+	var block []byte
+	switch {
+	case params != nil && extra != nil:
+		return C.int32_t(driver.InvalidValue)
+	case params != nil:
+		block = gather(d.(driver.Hosted).KernelParams(driver.Function(f)), params)
+	case extra != nil:
+		var ok bool
+		if block, ok = given(extra); !ok {
+			return C.int32_t(driver.InvalidValue)
+		}
+	}
+	l := driver.LaunchConfig{
+		GridX: uint32(gx), GridY: uint32(gy), GridZ: uint32(gz),
+		BlockX: uint32(bx), BlockY: uint32(by), BlockZ: uint32(bz), SharedBytes: uint32(shared),
+	}
+	return code(d.LaunchKernel(0, driver.Function(f), l, block, driver.Stream(s)))
+}
+
+// gather copies parameters into one block.
+func gather(layout []driver.KernelParam, params *unsafe.Pointer) []byte {
+	var block []byte
+	for i, p := range unsafe.Slice(params, len(layout)) {
+		l := layout[i]
+		block = append(block, make([]byte, l.Offset+l.Size-uint64(len(block)))...)
+		copy(block[l.Offset:], unsafe.Slice((*byte)(p), l.Size))
+	}
+	return block
+}
+
+// given reads the block from a list of marks.
+func given(extra *unsafe.Pointer) (block []byte, ok bool) {
+	var data unsafe.Pointer
+	var size C.size_t
+	for i := uintptr(0); ; i += 2 {
+		at := func(i uintptr) unsafe.Pointer {
+			return *(*unsafe.Pointer)(unsafe.Add(unsafe.Pointer(extra), i*unsafe.Sizeof(*extra)))
+		}
+		switch uintptr(at(i)) {
+		case extraEnd:
+			if data == nil && size != 0 {
+				return nil, false
+			}
+			return unsafe.Slice((*byte)(data), size), true
+		case extraData:
+			data = at(i + 1)
+		case extraSize:
+			size = *(*C.size_t)(at(i + 1))
+		default:
+			return nil, false
+		}
+	}
+}

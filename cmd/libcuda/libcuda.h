@@ -1,0 +1,29 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
+// What the files of this folder share: the entry points with a rule of their
+// own, and the list of all.
+
+#ifndef CUVMM_LIBCUDA_H
+#define CUVMM_LIBCUDA_H
+
+#include "../../csrc/abi.h"
+
+typedef void (*cuvmm_function)(void);
+
+// An entry point: its name for cuGetProcAddress, and the CUDA version that
+// first had it in this form.
+typedef struct {
+    const char *name;
+    int32_t version;
+    cuvmm_function function;
+} cuvmm_export;
+
+extern const cuvmm_export cuvmm_exports[];
+extern const size_t cuvmm_exports_n;
+
+// Begins every entry point. The result is not 0 if the call must end with it.
+int32_t cuvmm_enter_thread(void);
+
+int32_t cuGetProcAddress_v2(const char *name, void **function, int32_t version, uint64_t flags, int32_t *status);
+
+#endif

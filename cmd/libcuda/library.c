@@ -1,0 +1,119 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
+// The entry points that are not in internal/driver's table, and what every
+// entry point begins with.
+
+#include "libcuda.h"
+
+#include "_cgo_export.h"
+
+#include <pthread.h>
+#include <string.h>
+
+// A note in the file, by which csrc recognises this library before it opens it.
+__asm__(".pushsection .note.cuvmm,\"a\",%note\n"
+        ".balign 4\n"
+        ".long 6, 0, 1\n"
+        ".asciz \"cuvmm\"\n"
+        ".balign 4\n"
+        ".popsection\n");
+
+enum { NOT_INITIALIZED = 3, INVALID_VALUE = 1, NOT_FOUND = 500, NOT_SUPPORTED = 801 };
+
+static int forked;
+static __thread int known;
+
+static void in_child(void) { forked = 1; }
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
+
+// A child of fork has none of the threads that Go's runtime needs, so a call
+// into Go would hang there: it is refused, as the driver refuses a child whose
+// parent used it. A new thread may have the number of one that ended, whose
+// state must not become its own.
+int32_t cuvmm_enter_thread(void) {
+    if (forked) return NOT_INITIALIZED;
+    if (!known) {
+        known = 1;
+        cuvmm_new_thread();
+    }
+    return 0;
+}
+
+int32_t cuCtxPushCurrent_v2(uintptr_t ctx) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_push_context(ctx);
+}
+
+int32_t cuCtxPopCurrent_v2(uintptr_t *ctx) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_pop_context(ctx);
+}
+
+// Both hand out text that lasts, and say nothing of numbers that are no result.
+static int32_t describe(const char *text, const char **to) {
+    if (!to) return INVALID_VALUE;
+    *to = text;
+    return text ? 0 : INVALID_VALUE;
+}
+
+int32_t cuGetErrorName(int32_t result, const char **name) {
+    return describe(forked ? NULL : cuvmm_result_text(result, 0), name);
+}
+
+int32_t cuGetErrorString(int32_t result, const char **text) {
+    return describe(forked ? NULL : cuvmm_result_text(result, 1), text);
+}
+
+int32_t cuGetProcAddress(const char *name, void **function, int32_t version, uint64_t flags) {
+    return cuGetProcAddress_v2(name, function, version, flags, NULL);
+}
+
+static const cuvmm_export others[] = {
+    {"cuCtxPushCurrent", 4000, (cuvmm_function)cuCtxPushCurrent_v2},
+    {"cuCtxPopCurrent", 4000, (cuvmm_function)cuCtxPopCurrent_v2},
+    {"cuGetErrorName", 6000, (cuvmm_function)cuGetErrorName},
+    {"cuGetErrorString", 6000, (cuvmm_function)cuGetErrorString},
+    {"cuGetProcAddress", 11030, (cuvmm_function)cuGetProcAddress},
+    {"cuGetProcAddress", 12000, (cuvmm_function)cuGetProcAddress_v2},
+};
+
+// Forms with other parameters that the vendor's driver returns from these
+// versions on, and this one lacks.
+static const struct {
+    const char *name;
+    int32_t version;
+} later[] = {{"cuStreamGetCaptureInfo", 11030}, {"cuCtxCreate", 11040}};
+
+enum { FOUND, NO_SUCH_NAME, VERSION_TOO_OLD };
+
+// Of the forms in a list that the version asked for knows, and the driver has,
+// takes the latest.
+static void look(const cuvmm_export *list, size_t n, const char *name, int32_t version, int32_t driver, int32_t *best,
+                 cuvmm_function *found, int32_t *status) {
+    for (size_t i = 0; i < n; i++) {
+        if (strcmp(list[i].name, name) != 0 || list[i].version > driver) continue;
+        if (*status == NO_SUCH_NAME) *status = VERSION_TOO_OLD;
+        if (list[i].version > version || list[i].version < *best) continue;
+        *best = list[i].version;
+        *found = list[i].function;
+        *status = FOUND;
+    }
+}
+
+int32_t cuGetProcAddress_v2(const char *name, void **function, int32_t version, uint64_t flags, int32_t *status) {
+    if (!name || !function || version < 0 || flags > 2) return INVALID_VALUE;
+    *function = NULL;
+    if (flags == 2) return NOT_SUPPORTED; // forms whose default stream is the thread's
+    if (forked) return NOT_INITIALIZED;
+    int32_t best = 0, state = NO_SUCH_NAME, driver = cuvmm_driver_version();
+    cuvmm_function found = NULL;
+    look(cuvmm_exports, cuvmm_exports_n, name, version, driver, &best, &found, &state);
+    look(others, sizeof others / sizeof *others, name, version, driver, &best, &found, &state);
+    for (size_t i = 0; i < sizeof later / sizeof *later; i++)
+        if (strcmp(later[i].name, name) == 0 && version >= later[i].version && driver >= later[i].version) state = NO_SUCH_NAME;
+    if (status) *status = state;
+    if (state != FOUND) return NOT_FOUND;
+    memcpy(function, &found, sizeof found);
+    return 0;
+}

@@ -1,0 +1,106 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
+package main
+
+// #include "libcuda.h"
+import "C"
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// machine is what the library's calls reach: made at the first of them, unless a
+// test set it.
+var machine struct {
+	once sync.Once
+	d    driver.Foreign
+}
+
+// use makes the calls reach a machine of a test's.
+func use(m *sim.Machine) {
+	machine.once.Do(func() {})
+	machine.d = m.Driver().Foreign()
+}
+
+// opened returns the machine's driver, in the form whose calls run in the
+// calling thread's capture mode.
+func opened() (driver.Foreign, driver.Result) {
+	machine.once.Do(func() {
+		m, err := sim.NewFromEnvironment()
+		if err != nil {
+			complain("%v", err)
+			return
+		}
+		machine.d = m.Driver().Foreign()
+	})
+	if machine.d == nil {
+		return nil, driver.SystemNotReady
+	}
+	return machine.d, driver.Success
+}
+
+// complain writes what the caller has no other way to learn.
+func complain(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "libcuda (software driver): %s\n", fmt.Sprintf(format, args...))
+}
+
+// code is a result as the driver returns it: the library's own mean that the
+// machine lacks the call.
+func code(r driver.Result) C.int32_t {
+	if r < 0 {
+		r = driver.NotSupported
+	}
+	return C.int32_t(r)
+}
+
+func truth(b bool) int32 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+//export cuvmm_driver_version
+func cuvmm_driver_version() C.int32_t {
+	d, r := opened()
+	if r != driver.Success {
+		return 0
+	}
+	version, _ := d.DriverGetVersion()
+	return C.int32_t(version)
+}
+
+// texts are the C strings that were handed out, which last.
+var texts struct {
+	sync.Mutex
+	of map[string]*C.char
+}
+
+// cuvmm_result_text returns a result's name, or what it says; nil if there is no
+// such result.
+//
+//export cuvmm_result_text
+func cuvmm_result_text(result C.int32_t, says C.int) *C.char {
+	text, ok := driver.Result(result).Name()
+	if !ok {
+		return nil
+	}
+	if says != 0 {
+		text = strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(strings.TrimPrefix(text, "CUDA_"), "ERROR_")), "_", " ")
+	}
+	texts.Lock()
+	defer texts.Unlock()
+	if texts.of == nil {
+		texts.of = map[string]*C.char{}
+	}
+	if texts.of[text] == nil {
+		texts.of[text] = C.CString(text)
+	}
+	return texts.of[text]
+}

@@ -1,0 +1,33 @@
+// Libcuda is the software driver as the vendor's library, for programs in any
+// language:
+//
+//	go build -buildmode=c-shared -o libcuda.so.1 ./cmd/libcuda
+//	LD_LIBRARY_PATH=$PWD ./program
+//
+// It exports the entry points that internal/driver's table lists, those for the
+// thread's stack of contexts, cuGetProcAddress, cuGetErrorName and
+// cuGetErrorString, and keeps the real driver's rules as cuda/sim does. What
+// belongs to a thread (contexts, the capture mode) belongs to the caller's.
+//
+// The environment describes the machine: CUVMM_SIM and CUVMM_SIM_FAULTS, as
+// cuda/sim documents them. Processes whose machine has a folder are on one
+// machine, in whatever language: a Go program that finds this library in place
+// of the vendor's does not open it, but joins the machine with its own software
+// driver.
+//
+// A kernel runs if a Go function stands for it, as for the library's own;
+// loading a module that has others fails and says so, in the log that the caller
+// gives or else on standard error. A child of fork gets
+// CUDA_ERROR_NOT_INITIALIZED from every call.
+package main
+
+import (
+	"fmt"
+	"os"
+)
+
+// A shared library's main is never called.
+func main() {
+	fmt.Fprintln(os.Stderr, "libcuda is a library: go build -buildmode=c-shared -o libcuda.so.1 ./cmd/libcuda")
+	os.Exit(2)
+}

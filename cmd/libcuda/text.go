@@ -1,0 +1,62 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
+package main
+
+// #include "libcuda.h"
+import "C"
+
+import (
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+//export cuvmm_sim_DeviceGetName
+func cuvmm_sim_DeviceGetName(name *C.char, room C.int32_t, dev C.int32_t) C.int32_t {
+	if name == nil || room <= 0 {
+		return C.int32_t(driver.InvalidValue)
+	}
+	d, r := opened()
+	if r != driver.Success {
+		return code(r)
+	}
+	text, r := d.DeviceGetName(driver.Device(dev))
+	if r == driver.Success {
+		to := unsafe.Slice((*byte)(unsafe.Pointer(name)), room)
+		to[copy(to[:room-1], text)] = 0
+	}
+	return code(r)
+}
+
+// The outputs lie in as many arrays as there are attributes.
+//
+//export cuvmm_sim_MemRangeGetAttributes
+func cuvmm_sim_MemRangeGetAttributes(out *unsafe.Pointer, sizes *C.size_t, a *C.uint32_t, count C.size_t, p C.uint64_t, n C.size_t) C.int32_t {
+	if count == 0 || out == nil || sizes == nil || a == nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	d, r := opened()
+	if r != driver.Success {
+		return code(r)
+	}
+	const element = 4
+	counts := make([]uint64, count)
+	total := uint64(0)
+	for i, size := range unsafe.Slice(sizes, count) {
+		if size%element != 0 {
+			return C.int32_t(driver.InvalidValue)
+		}
+		counts[i] = uint64(size) / element
+		total += counts[i]
+	}
+	values := make([]int32, total)
+	attributes := unsafe.Slice((*driver.RangeAttribute)(unsafe.Pointer(a)), count)
+	if r := d.MemRangeGetAttributes(0, attributes, counts, driver.Ptr(p), uint64(n), values); r != driver.Success {
+		return code(r)
+	}
+	for i, to := range unsafe.Slice(out, count) {
+		copy(unsafe.Slice((*int32)(to), counts[i]), values[:counts[i]])
+		values = values[counts[i]:]
+	}
+	return 0
+}

@@ -1,0 +1,63 @@
+package sim
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+)
+
+// The environment variables that describe the software driver's machine where
+// the program does not, as JSON: an object with the fields of [Options], and an
+// array of [Fault] that are injected. Times are nanoseconds, and a UUID is an
+// array of numbers.
+//
+//	CUVMM_SIM='{"Folder": "/dev/shm/machine", "Devices": [{"Memory": 8589934592}, {}]}'
+//	CUVMM_SIM_FAULTS='[{"Call": "cuMemCreate", "After": 3, "Result": 2}]'
+const (
+	MachineEnv = "CUVMM_SIM"
+	FaultsEnv  = "CUVMM_SIM_FAULTS"
+)
+
+// NewFromEnvironment makes the machine that the environment variables CUVMM_SIM
+// and CUVMM_SIM_FAULTS describe; without them, that of zero Options. The caller
+// closes it.
+func NewFromEnvironment() (*Machine, error) {
+	var o Options
+	var faults []Fault
+	if err := fromEnvironment(MachineEnv, &o); err != nil {
+		return nil, err
+	}
+	if err := fromEnvironment(FaultsEnv, &faults); err != nil {
+		return nil, err
+	}
+	for i, f := range faults {
+		if wrong := f.wrong(); wrong != "" {
+			return nil, fmt.Errorf("sim: fault %d of the environment variable %s: %s", i, FaultsEnv, wrong)
+		}
+	}
+	m, err := New(o)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range faults {
+		m.Inject(f)
+	}
+	return m, nil
+}
+
+func fromEnvironment(name string, to any) error {
+	text := os.Getenv(name)
+	if text == "" {
+		return nil
+	}
+	d := json.NewDecoder(bytes.NewReader([]byte(text)))
+	d.DisallowUnknownFields()
+	if err := d.Decode(to); err != nil {
+		return fmt.Errorf("sim: the environment variable %s is %q: %w; write JSON with the fields that the documentation of cuda/sim lists", name, text, err)
+	}
+	if d.More() {
+		return fmt.Errorf("sim: the environment variable %s is %q: there is more after its value", name, text)
+	}
+	return nil
+}
