@@ -86,6 +86,9 @@ typedef struct {
 
 cuvmm_loaded cuvmm_load(const char *name);
 void cuvmm_unload(uintptr_t handle);
+// The folders that the loader searches for a bare name, one a line, in memory
+// that the caller frees; null where it does not tell.
+char *cuvmm_search_path(void);
 cuvmm_library cuvmm_inspect(uintptr_t handle);
 // An empty table, in the foreign form; 0 where there is no memory.
 cuvmm_driver cuvmm_new(void);

@@ -17,6 +17,10 @@
 // no library lies anywhere, which is when a program may turn to the software
 // driver with a good conscience.
 //
+// A library that is built with Go is refused without being loaded, since a
+// process cannot have two Go runtimes. If it is the software driver's own libcuda
+// (cmd/libcuda), the reason is [SoftwareDriver], and nothing behind it is tried.
+//
 // Each entry point is taken by cuGetProcAddress in the CUDA version that its
 // declaration was written for (both stand in internal/driver's table), so a
 // later driver gives the form that is declared.

@@ -22,6 +22,22 @@ cuvmm_loaded cuvmm_load(const char *name) {
     return l;
 }
 
+char *cuvmm_search_path(void) {
+    char *path = NULL;
+#ifdef __GLIBC__
+    void *self = dlopen(NULL, RTLD_NOW);
+    Dl_serinfo size;
+    if (!self || dlinfo(self, RTLD_DI_SERINFOSIZE, &size) != 0) return NULL;
+    Dl_serinfo *info = malloc(size.dls_size);
+    path = calloc(1, size.dls_size);
+    if (info && path && dlinfo(self, RTLD_DI_SERINFOSIZE, info) == 0 && dlinfo(self, RTLD_DI_SERINFO, info) == 0)
+        for (unsigned int i = 0; i < info->dls_cnt; i++) strcat(strcat(path, info->dls_serpath[i].dls_name), "\n");
+    free(info);
+    dlclose(self);
+#endif
+    return path;
+}
+
 void cuvmm_unload(uintptr_t handle) { dlclose((void *)handle); }
 
 // cuGetProcAddress has a first form (from 11.3 on) and a second (from 12.0 on)

@@ -111,6 +111,9 @@ func open(candidates []string) (*Driver, error) {
 		if e.Reason == NotFound {
 			e.Reason = a.Reason
 		}
+		if a.Reason == SoftwareDriver {
+			break // it lies where the driver would, so nothing behind it is meant
+		}
 	}
 	return nil, e
 }
@@ -135,6 +138,9 @@ func try(path string) (*Driver, Attempt) {
 	}
 	if strings.IndexByte(path, 0) >= 0 {
 		return refuse(NotLoaded, "the path has a NUL in it")
+	}
+	if reason, detail := checkMaker(path); reason != 0 {
+		return refuse(reason, "%s", detail)
 	}
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))

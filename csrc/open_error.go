@@ -32,6 +32,9 @@ const (
 	Stub
 	// TooOld: the driver is older than [MinVersion].
 	TooOld
+	// SoftwareDriver: the library is the software driver's libcuda, which a Go
+	// program must not load.
+	SoftwareDriver
 	// NoCgo: this program was built without the real driver's code.
 	NoCgo
 )
@@ -52,6 +55,8 @@ var reasons = map[Reason]struct{ text, remedy string }{
 		"take the toolkit's stubs folder out of LD_LIBRARY_PATH, or name the driver's own libcuda.so.1"},
 	TooOld: {"the CUDA driver is too old, it needs CUDA 11.3 or later",
 		"update NVIDIA's driver to release 465 or later"},
+	SoftwareDriver: {"the library is the software driver's libcuda, for programs in other languages: a Go program has that driver built in, and cannot load another Go runtime",
+		"open the software driver (CUVMM_DRIVER=sim or auto, auto.Software), or name the driver's own libcuda.so.1"},
 	NoCgo: {"this program was built without cgo, so it has no real driver",
 		"rebuild with CGO_ENABLED=1 on linux/amd64 or linux/arm64 (and without the tag cuvmm_nocgo), or use the software driver"},
 }
@@ -71,7 +76,7 @@ func (r Reason) Remedy() string { return reasons[r].remedy }
 type Attempt struct {
 	Path   string
 	Reason Reason
-	// Detail is what the loader or the library answered.
+	// Detail says what the loader or the library returned.
 	Detail string
 }
 

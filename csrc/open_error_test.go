@@ -14,5 +14,5 @@ func TestReasonsSayWhatToDo(t *testing.T) {
 		require.EqualError(t, &csrc.OpenError{Reason: r}, r.String()+": "+r.Remedy())
 	}
 	require.Equal(t, "Reason(0)", csrc.Reason(0).String())
-	require.Equal(t, "Reason(7)", csrc.Reason(7).String())
+	require.Equal(t, "Reason(8)", csrc.Reason(8).String())
 }

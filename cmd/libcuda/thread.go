@@ -6,6 +6,7 @@ package main
 import "C"
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -29,7 +30,7 @@ func withStack(change func(d driver.Foreign, stack []driver.Context) ([]driver.C
 	stacks.Lock()
 	defer stacks.Unlock()
 	id := osmem.ThreadID()
-	stack, r := change(d, stacks.of[id])
+	stack, r := change(d, slices.Clone(stacks.of[id]))
 	if r != driver.Success {
 		return code(r)
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 
 	"github.com/cuvmm/cuvmm/csrc"
 	"github.com/cuvmm/cuvmm/cuda"
@@ -23,10 +24,11 @@ const DriverEnv = "CUVMM_DRIVER"
 type Choice string
 
 const (
-	// Auto opens the real driver, and the software driver only where neither a
-	// driver library nor an NVIDIA device node exists. Anything in between (a
-	// driver that does not load, no permission, no device) is an error: a
-	// program must not run on the wrong driver unnoticed.
+	// Auto opens the real driver, and the software driver only if neither a
+	// driver library nor an NVIDIA device node exists, or if the library found is
+	// the software driver's own libcuda (cmd/libcuda), which is not loaded.
+	// Anything in between (a driver that does not load, no permission, no device)
+	// is an error: a program must not run on the wrong driver unnoticed.
 	Auto Choice = "auto"
 	// Real opens the real driver or fails.
 	Real Choice = "real"
@@ -40,7 +42,8 @@ type Options struct {
 	Driver Choice
 	// CUDA are options for the System, whichever driver it is.
 	CUDA []cuda.Option
-	// Machine describes the software driver's machine.
+	// Machine describes the software driver's machine. If it is zero, the
+	// environment does: sim.MachineEnv.
 	Machine sim.Options
 }
 
@@ -75,7 +78,7 @@ func Open(o Options) (*cuda.System, error) {
 }
 
 func openSoftware(o Options) (*cuda.System, error) {
-	m, err := sim.New(o.Machine)
+	m, err := newMachine(o.Machine)
 	if err != nil {
 		return nil, err
 	}
@@ -86,15 +89,26 @@ func openSoftware(o Options) (*cuda.System, error) {
 	return s, nil
 }
 
+func newMachine(o sim.Options) (*sim.Machine, error) {
+	if reflect.DeepEqual(o, sim.Options{}) {
+		return sim.NewFromEnvironment()
+	}
+	return sim.New(o)
+}
+
 // nodes exist where an NVIDIA kernel driver does.
 var nodes = []string{"/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"}
 
 // absent reports whether the failure to open the real driver means that there
-// is none: neither a library nor a device node.
+// is none: neither a library nor a device node, or the software driver's library
+// in place of the vendor's.
 func absent(err error) bool {
 	var open *csrc.OpenError
 	if !errors.As(err, &open) {
 		return false
+	}
+	if open.Reason == csrc.SoftwareDriver {
+		return true
 	}
 	if open.Reason != csrc.NotFound && open.Reason != csrc.NoCgo {
 		return false

@@ -62,9 +62,11 @@ func TestOnlyAnAbsentDriverIsReplaced(t *testing.T) {
 	nodes = []string{filepath.Join(t.TempDir(), "none")}
 	for reason := csrc.NotFound; reason <= csrc.NoCgo; reason++ {
 		err := error(&csrc.OpenError{Reason: reason})
-		require.Equal(t, reason == csrc.NotFound || reason == csrc.NoCgo, absent(err), reason.String())
+		none := reason == csrc.NotFound || reason == csrc.NoCgo || reason == csrc.SoftwareDriver
+		require.Equal(t, none, absent(err), reason.String())
 	}
 	require.False(t, absent(errors.New("something else")))
 	nodes = []string{t.TempDir()}
 	require.False(t, absent(&csrc.OpenError{Reason: csrc.NotFound}), "a device node is there")
+	require.True(t, absent(&csrc.OpenError{Reason: csrc.SoftwareDriver}), "the software driver lies where the driver would")
 }

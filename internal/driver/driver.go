@@ -44,11 +44,13 @@
 //
 //   - "entry": everything is generated, and the call runs in the relaxed mode
 //     ("entry 2000 bare": the call leaves the thread alone);
-//   - "hand": csrc's wrapper and method are written by hand, since the call has
-//     strings, images, descriptors, or a rule of its own.
+//   - "hand": csrc's wrapper and method are written by hand, and cmd/libcuda's
+//     export, since the call has strings, images, descriptors, or a rule of its
+//     own.
 //
-// go generate makes the Call constants (calls.go) and csrc's entries.h, calls.h,
-// calls.c and calls.go from it; a test of gen fails where they are stale.
+// go generate makes the Call constants (calls.go), csrc's entries.h, calls.h,
+// calls.c, calls.go and directives.go, and cmd/libcuda's exports.c and exports.go
+// from it; a test of gen fails where they are stale.
 package driver
 
 import "unsafe"

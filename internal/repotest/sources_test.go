@@ -11,7 +11,7 @@ import (
 
 // cgoFolders are where C may be called. Elsewhere a build without a C compiler
 // would lose the package, and each crossing would need its own care.
-var cgoFolders = []string{"csrc", "internal/cbench"}
+var cgoFolders = []string{"csrc", "cmd/libcuda", "internal/cbench"}
 
 func checkCgo(tr *tree) []string {
 	var complaints []string
@@ -20,7 +20,7 @@ func checkCgo(tr *tree) []string {
 			switch {
 			case imp.path != "C":
 			case !slices.Contains(cgoFolders, g.dir):
-				complaints = append(complaints, fmt.Sprintf("%s: import \"C\" outside %s: add a method to internal/driver and to csrc, or a loop to internal/cbench", imp.at, strings.Join(cgoFolders, " and ")))
+				complaints = append(complaints, fmt.Sprintf("%s: import \"C\" outside %s: add a method to internal/driver and to csrc, or a loop to internal/cbench", imp.at, strings.Join(cgoFolders, ", ")))
 			case g.constraint == "":
 				complaints = append(complaints, fmt.Sprintf("%s: import \"C\" without a build constraint: add //go:build cgo and the systems it is for", imp.at))
 			}
@@ -149,7 +149,7 @@ func TestCgo(t *testing.T) {
 		"vmm/a_test.go", c,
 	)),
 		"csrc/b.go:3: import \"C\" without a build constraint",
-		"csrc/pytorch/a.go:5: import \"C\" outside csrc and internal/cbench",
+		"csrc/pytorch/a.go:5: import \"C\" outside csrc, cmd/libcuda, internal/cbench",
 		"vmm/a_test.go:3: import \"C\" outside")
 }
 

@@ -14,6 +14,7 @@ func TestTheGeneratedFilesAreFresh(t *testing.T) {
 	}
 	table, err := readTable("..")
 	require.NoError(t, err)
+	require.NoError(t, table.readHandExports("../../../cmd/libcuda"))
 	files, err := table.generate()
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
@@ -44,7 +45,7 @@ Thing(c Context, n uint64, prop AllocationProp, list []Ptr, more []uint64) Resul
 	require.NotNil(t, table)
 
 	table, err = parse(`
-//cu:entry 12010 cuThing(size_t n, const cuvmm_prop *prop, const uint64_t *list, size_t count=len(list,more), const size_t *more, uint32_t flags=0)
+//cu:entry 12010 cuThing_v3(size_t n, const cuvmm_prop *prop, const uint64_t *list, size_t count=len(list,more), const size_t *more, uint32_t flags=0)
 Thing(c Context, n uint64, prop AllocationProp, list []Ptr, more []uint64) Result
 //cu:entry 2000 bare cuAsk(uint32_t *flags)
 Ask() (flags Flags, r Result)`)
@@ -60,6 +61,27 @@ Ask() (flags Flags, r Result)`)
 		"cuvmm_value cuvmm_Ask(cuvmm_driver drv) {\n    uint32_t flags = 0;\n    CUVMM_BARE_CALL(drv, cuAsk, (&flags));\n    return (cuvmm_value){(uint64_t)flags, result};\n}\n")
 	require.Contains(t, string(files["../../csrc/calls.go"]), "if len(list) != len(more) {\n\t\treturn driver.InvalidValue\n\t}\n")
 	require.Contains(t, string(files["calls.go"]), "CallThing Call = iota\n\tCallAsk\n")
+	require.Contains(t, string(files["../../csrc/directives.go"]), "#cgo noescape cuvmm_Thing\n#cgo nocallback cuvmm_Thing\n")
+	require.Contains(t, string(files["../../cmd/libcuda/exports.c"]),
+		"    int32_t r = cuvmm_enter_thread();\n    return r != 0 ? r : cuvmm_sim_Thing(n, (cuvmm_prop *)prop, (uint64_t *)list, count, (size_t *)more, flags);\n")
+	require.Contains(t, string(files["../../cmd/libcuda/exports.c"]), "    {\"cuThing\", 12010, (cuvmm_function)cuThing_v3},\n")
+	require.Contains(t, string(files["../../cmd/libcuda/exports.go"]),
+		"\tif prop == nil || list == nil && count != 0 || more == nil && count != 0 || flags != 0 {\n")
+	require.Contains(t, string(files["../../cmd/libcuda/exports.go"]),
+		"lib.Thing(0, uint64(n), *(*driver.AllocationProp)(unsafe.Pointer(prop)), unsafe.Slice((*driver.Ptr)(unsafe.Pointer(list)), count), unsafe.Slice((*uint64)(unsafe.Pointer(more)), count))")
+}
+
+// A row by hand needs its function among the exports.
+func TestHandExports(t *testing.T) {
+	table, err := parse("//cu:hand 2000 cuThing()\nThing() Result")
+	require.NoError(t, err)
+	dir := t.TempDir()
+	require.ErrorContains(t, table.readHandExports(dir), "//export cuvmm_sim_Thing")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.go"), []byte("package main\n\n//export cuvmm_sim_Thing\n"), 0o600))
+	require.NoError(t, table.readHandExports(dir))
+	files, err := table.generate()
+	require.NoError(t, err)
+	require.NotContains(t, string(files["../../cmd/libcuda/exports.go"]), "Thing")
 }
 
 // A slip in a row ends in the generator, with the remedy.

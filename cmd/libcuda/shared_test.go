@@ -1,0 +1,204 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
+package main
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/csrc"
+	"github.com/cuvmm/cuvmm/csrc/kernels"
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/auto"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/reexec"
+	"github.com/stretchr/testify/require"
+)
+
+// compiler returns a program that the tests need, which they have in CI.
+func compiler(t *testing.T, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		if os.Getenv("CUVMM_REQUIRE_CC") == "" {
+			t.Skipf("no %s in PATH to build the library and its caller with; set CUVMM_REQUIRE_CC=1 to fail instead", name)
+		}
+		require.NoError(t, err)
+	}
+	return path
+}
+
+func output(t *testing.T, cmd *exec.Cmd) string {
+	t.Helper()
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoError(t, err, "%s\n%s%s", cmd, out, stderr.String())
+	return string(out)
+}
+
+// built is the library in its folder, which outlives the test that builds it.
+var built struct {
+	sync.Once
+	dir string
+}
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "libcuda")
+	if err != nil {
+		panic(err)
+	}
+	built.dir = dir
+	code := m.Run()
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// shared builds the library, once.
+func shared(t *testing.T) string {
+	t.Helper()
+	tool := compiler(t, "go")
+	compiler(t, "cc")
+	path := filepath.Join(built.dir, "libcuda.so.1")
+	built.Do(func() {
+		output(t, exec.CommandContext(t.Context(), tool, "build", "-buildmode=c-shared", "-o", path, "."))
+	})
+	require.FileExists(t, path)
+	return path
+}
+
+// environment describes a machine to another process.
+func environment(t *testing.T, o sim.Options) []string {
+	t.Helper()
+	text, err := json.Marshal(o)
+	require.NoError(t, err)
+	return append(os.Environ(), sim.MachineEnv+"="+string(text))
+}
+
+func twoDevices(t *testing.T) sim.Options {
+	o := sim.WithMulticast(2)
+	o.Devices[0].Memory, o.Devices[1].Memory = 1<<30, 1<<30
+	o.DriverVersion = 13010
+	o.Folder = t.TempDir()
+	return o
+}
+
+// exports are the entry points that the library exports.
+func exports(t *testing.T, path string) (names []string) {
+	t.Helper()
+	file, err := elf.Open(path)
+	require.NoError(t, err)
+	defer file.Close()
+	symbols, err := file.DynamicSymbols()
+	require.NoError(t, err)
+	for _, s := range symbols {
+		if s.Section != elf.SHN_UNDEF && strings.HasPrefix(s.Name, "cu") && !strings.HasPrefix(s.Name, "cuvmm_") {
+			names = append(names, s.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func TestACProgramCallsEveryExport(t *testing.T) {
+	library := shared(t)
+	dir := t.TempDir()
+	program, ptx := filepath.Join(dir, "every"), filepath.Join(dir, "kernels.ptx")
+	require.NoError(t, os.WriteFile(ptx, kernels.Basic, 0o600))
+	output(t, exec.CommandContext(t.Context(), compiler(t, "cc"), "-Wall", "-Wextra", "-Werror", "-o", program, "testdata/every.c", "-ldl", "-lpthread"))
+
+	cmd := exec.CommandContext(t.Context(), program, library, ptx)
+	cmd.Env = environment(t, twoDevices(t))
+	called := strings.Fields(output(t, cmd))
+	slices.Sort(called)
+	called = slices.Compact(called)
+	exported := exports(t, library)
+	require.Greater(t, len(exported), driver.CallCount)
+	require.Equal(t, exported, called)
+}
+
+const joining = "a Go program that finds the software driver's library"
+
+type joined struct {
+	Reason   csrc.Reason
+	Error    string
+	Software bool
+	Free     uint64
+}
+
+func init() {
+	reexec.Register(joining, func(c *reexec.Child) error {
+		var j joined
+		_, err := csrc.Open(csrc.Options{Path: c.Args[0]})
+		var e *csrc.OpenError
+		if errors.As(err, &e) {
+			j.Reason, j.Error = e.Reason, e.Error()
+		}
+		s, err := auto.Open(auto.Options{})
+		if err != nil {
+			return err
+		}
+		j.Software = s.Driver().Software
+		if j.Free, _, err = s.Devices()[0].MemoryInfo(); err != nil {
+			return err
+		}
+		return errors.Join(s.Close(), c.Send(j))
+	})
+}
+
+// A Go program never loads the library, by whatever name it finds it, and is on
+// its machine all the same.
+func TestAGoProgramJoinsTheMachine(t *testing.T) {
+	library := shared(t)
+	o := twoDevices(t)
+	m, err := sim.New(o)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, m.Close()) }()
+	d := m.Driver()
+	require.Equal(t, driver.Success, d.Init())
+	h, r := d.MemCreate(256<<20, driver.AllocationProp{Type: driver.AllocationPinned, Location: driver.Location{Type: driver.LocationDevice}})
+	require.Equal(t, driver.Success, r)
+	defer func() { require.Equal(t, driver.Success, d.MemRelease(h)) }()
+
+	link := filepath.Join(t.TempDir(), "libcuda.so.1")
+	require.NoError(t, os.Symlink(library, link))
+	for _, path := range []string{"libcuda.so.1", library, link} {
+		child := reexec.Command(t, joining, path)
+		child.Env = append(environment(t, o), "LD_LIBRARY_PATH="+filepath.Dir(library), auto.DriverEnv+"=", cuda.LibraryEnv+"=")
+		child.Start()
+		var j joined
+		child.Recv(&j)
+		child.Wait()
+		child.Wait()
+		require.Equal(t, csrc.SoftwareDriver, j.Reason, "%s: %s", path, j.Error)
+		require.Contains(t, j.Error, "cannot load another Go runtime")
+		require.True(t, j.Software)
+		require.LessOrEqual(t, j.Free, uint64(1<<30-256<<20), "this process's memory is taken there")
+		require.Greater(t, j.Free, uint64(1<<30-257<<20), "the System has a page of its own")
+	}
+}
+
+// Any other Go library is refused, and is not taken for the software driver.
+func TestAnotherGoLibraryIsRefused(t *testing.T) {
+	library, err := os.ReadFile(shared(t))
+	require.NoError(t, err)
+	other := filepath.Join(t.TempDir(), "libcuda.so.1")
+	note := []byte("cuvmm\x00")
+	require.Positive(t, bytes.Count(library, note))
+	require.NoError(t, os.WriteFile(other, bytes.ReplaceAll(library, note, []byte("other\x00")), 0o600))
+	_, err = csrc.Open(csrc.Options{Path: other})
+	require.ErrorContains(t, err, "built with Go, and a process cannot have two Go runtimes")
+	var e *csrc.OpenError
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, csrc.NotLoaded, e.Reason)
+}
