@@ -30,7 +30,7 @@ type Generator struct {
 
 // Generators are all generators of this package, in a fixed order.
 func Generators() []Generator {
-	return []Generator{{"training", Training}, {"lora", LoRA}, {"serving", Serving}, {"uniform", Uniform}}
+	return []Generator{{"training", Training}, {"lora", LoRA}, {"serving", Serving}, {"uniform", Uniform}, {"mixture", Mixture}, {"caches", Caches}}
 }
 
 const (
