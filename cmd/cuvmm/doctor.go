@@ -1,0 +1,226 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/auto"
+	"github.com/cuvmm/cuvmm/fabric"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+const doctorUsage = `usage: cuvmm doctor [flags]
+
+Looks at the machine, opens the driver, and tries on each device what the library
+does: it creates, maps, writes and reads a little memory, exports and imports it,
+and undoes all of that. Each finding says what was seen, what it means, and what
+to do. The exit code is 1 if there is a problem.
+
+Flags:
+`
+
+func doctor(args []string, out, complaints io.Writer, h host) (int, error) {
+	f := flag.NewFlagSet("doctor", flag.ContinueOnError)
+	asJSON := f.Bool("json", false, "print the findings as JSON")
+	fix := f.Bool("fix", false, "print commands that carry the remedies out; they are not run")
+	driver := f.String("driver", "", "the driver to open: auto, real or sim (default: what "+auto.DriverEnv+" says, or auto)")
+	if code, err := parse(f, args, out, complaints, doctorUsage); err != nil {
+		return code, err
+	}
+	all := append(machineFindings(h), driverFindings(h, *driver)...)
+	switch {
+	case *asJSON:
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		if err := e.Encode(struct {
+			Worst    severity  `json:"worst"`
+			Findings []finding `json:"findings"`
+		}{worst(all), all}); err != nil {
+			return exitFailed, err
+		}
+	case *fix:
+		writeCommands(out, all)
+	default:
+		writeFindings(out, all)
+	}
+	if worst(all) == problem {
+		return exitProblem, nil
+	}
+	return exitOK, nil
+}
+
+// driverFindings opens the driver and tries each device.
+func driverFindings(h host, choice string) []finding {
+	sys, err := h.open(choice)
+	if err != nil {
+		return append(library(h), finding{Check: "driver", Severity: problem, Device: machine, Seen: "it cannot be opened: " + err.Error(),
+			Means: "no program can use a GPU from here", Remedy: "see the findings above; the error says what was tried"})
+	}
+	all := library(h)
+	d := sys.Driver()
+	all = append(all, ok("driver", "%s", d))
+	if d.Software {
+		all = append(all, finding{Check: "driver", Severity: note, Device: machine, Seen: "the software driver is used",
+			Means: "programs run and are tested, but nothing is computed on a GPU"})
+	}
+	devices := sys.Devices()
+	if len(devices) == 0 {
+		all = append(all, finding{Check: "devices", Severity: problem, Device: machine, Seen: "the driver has no device",
+			Means: "nothing can run", Remedy: "see CUDA_VISIBLE_DEVICES, and what nvidia-smi lists"})
+	}
+	for _, dev := range devices {
+		for _, f := range deviceFindings(dev) {
+			all = append(all, f.on(dev.Ordinal()))
+		}
+	}
+	all = append(all, peerFindings(devices)...)
+	all = append(all, fabricFindings(devices)...)
+	if err := sys.Close(); err != nil {
+		all = append(all, finding{Check: "driver", Severity: warning, Device: machine, Seen: "closing it: " + err.Error(), Means: "something that was tried is left behind until this process ends"})
+	}
+	return all
+}
+
+func deviceFindings(d *cuda.Device) []finding {
+	c, err := d.Capabilities()
+	if err != nil {
+		return []finding{{Check: "capabilities", Severity: problem, Seen: err.Error(), Means: "the device cannot be used"}}
+	}
+	all := []finding{ok("device", "%s, compute capability %d.%d, %d MiB", d.Name(), c.ComputeMajor, c.ComputeMinor, d.TotalMemory()>>20)}
+	if strings.Contains(d.Name(), "MIG") {
+		all = append(all, finding{Check: "MIG", Severity: note, Seen: "it is a part of a GPU", Means: "access between devices and fabric handles are not available"})
+	}
+	if !c.VirtualMemory {
+		return append(all, finding{Check: "virtual memory", Severity: problem, Seen: "the device has no virtual memory management",
+			Means: "this library cannot use it (error 801)", Remedy: "use a GPU and a driver that have it"})
+	}
+	all = append(all, try(d))
+	p, err := d.Probe()
+	if err != nil {
+		return append(all, finding{Check: "trial", Severity: problem, Seen: err.Error(), Means: "memory cannot be created", Remedy: "see nvidia-smi for what uses the device's memory"})
+	}
+	has := func(check string, works bool, seen, missing, means string) {
+		if works {
+			all = append(all, ok(check, "%s", seen))
+			return
+		}
+		all = append(all, finding{Check: check, Severity: note, Seen: missing, Means: means})
+	}
+	has("sharing by descriptor", p.PosixFD, "memory was created, exported and imported", "memory could not be exported and imported", "processes cannot share memory by descriptor: they need fabric handles instead")
+	has("compression", p.Compressible, "granted", "not granted", "memory that is asked to be compressible is plain memory")
+	has("RDMA", c.RDMA, "memory can be made reachable for network cards", "the device has no RDMA-capable virtual memory", "network cards cannot reach the library's memory; transports stage copies")
+	has("DMA-BUF", c.DMABuf, "descriptors can be made", "there are none", "network cards need the nvidia-peermem module to reach memory")
+	has("multicast", c.Multicast, "the device has multicast objects (not tried)", "the device has none", "package multicast does not work with it")
+	has("managed memory", c.ConcurrentManagedAccess, "CPU and GPU may touch it at once", "the CPU must not touch it while the GPU works", "managed memory lies on the GPU, and is neither advised nor prefetched")
+	has("host memory", c.HostVirtualMemory || c.HostNUMAVirtualMemory, "host memory can be mapped like the device's", "host memory cannot be created by virtual memory calls", "buffers in host memory are refused")
+	if c.HostNUMANode < 0 {
+		all = append(all, finding{Check: "NUMA", Severity: note, Seen: "the driver knows no NUMA node close to the device", Means: "host memory is placed without regard to the device"})
+	}
+	return all
+}
+
+// try does what every user of the library does, with one granule.
+func try(d *cuda.Device) finding {
+	failed := func(err error) finding {
+		return finding{Check: "virtual memory", Severity: problem, Seen: "a trial failed: " + err.Error(), Means: "this library cannot use the device", Remedy: "the error says what to do; error 2 is a lack of memory or addresses, 801 a missing feature"}
+	}
+	granule, err := vmm.GranularityOf(d, vmm.Properties{})
+	if err != nil {
+		return failed(err)
+	}
+	if err := roundTrip(d, granule); err != nil {
+		return failed(err)
+	}
+	return ok("virtual memory", "memory was created, mapped, written and read; granularity %d KiB", granule>>10)
+}
+
+// roundTrip maps memory, and reads from it what it wrote to it.
+func roundTrip(d *cuda.Device, granule int) (err error) {
+	memory, err := vmm.Create(d, granule, vmm.Properties{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, memory.Close()) }()
+	r, err := vmm.Reserve(d, granule, vmm.ReserveOptions{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	m, err := r.Map(0, memory)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	if err := m.SetAccess(vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite}); err != nil {
+		return err
+	}
+	s, err := d.NewStream(cuda.StreamOptions{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	const want = "cuvmm doctor"
+	if err := s.Upload(m.Ptr(), []byte(want)); err != nil {
+		return err
+	}
+	got := make([]byte, len(want))
+	if err := s.Download(got, m.Ptr()); err != nil {
+		return err
+	}
+	if string(got) != want {
+		return fmt.Errorf("wrote %q and read %q", want, got)
+	}
+	return nil
+}
+
+func peerFindings(devices []*cuda.Device) (all []finding) {
+	for _, a := range devices {
+		for _, b := range devices {
+			if a == b {
+				continue
+			}
+			can, err := a.CanAccess(b)
+			switch {
+			case err != nil:
+				all = append(all, finding{Check: "peers", Severity: warning, Device: a.Ordinal(), Seen: fmt.Sprintf("access to device %d: %v", b.Ordinal(), err), Means: "memory cannot be granted between them"})
+			case !can:
+				all = append(all, finding{Check: "peers", Severity: warning, Device: a.Ordinal(), Seen: fmt.Sprintf("it cannot access device %d", b.Ordinal()),
+					Means: "memory cannot be granted between them, and copies go through the host", Remedy: "see nvidia-smi topo -p2p r; devices on different sockets without NVLink, MIG and some consumer GPUs have no access"})
+			}
+		}
+	}
+	if len(devices) > 1 && len(all) == 0 {
+		all = append(all, ok("peers", "each of the %d devices can access the others", len(devices)))
+	}
+	return all
+}
+
+// fabricFindings are package fabric's. What keeps fabric handles from working is
+// no problem of the machine: most machines have no fabric.
+func fabricFindings(devices []*cuda.Device) (all []finding) {
+	if len(devices) == 0 {
+		return nil
+	}
+	d, err := fabric.Diagnose(fabric.Options{Trial: true}, devices...)
+	if err != nil {
+		return []finding{{Check: "fabric", Severity: warning, Device: machine, Seen: err.Error(), Means: "whether fabric handles work is not known"}}
+	}
+	for _, f := range d.Findings {
+		to := finding{Check: "fabric, " + f.Check, Severity: fine, Device: f.Device, Seen: f.Text, Remedy: f.Remedy}
+		switch f.Severity {
+		case fabric.Problem:
+			to.Severity, to.Means = note, "fabric handles do not work; sharing on one host by descriptor is not affected"
+		case fabric.Warning:
+			to.Severity = warning
+		case fabric.Note:
+			to.Severity = note
+		}
+		all = append(all, to)
+	}
+	return all
+}

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/auto"
+)
+
+// host is what the checks look at, so that a test can show them another machine.
+type host struct {
+	root   string // before every path
+	env    func(name string) (string, bool)
+	limit  func(resource int) (uint64, error)        // that holds now
+	access func(path string) error                   // whether the process may read and write a file
+	open   func(driver string) (*cuda.System, error) // driver is as auto.Options.Driver
+}
+
+const readWrite = 4 | 2 // as access(2) has them
+
+func thisHost() host {
+	return host{
+		root: "/",
+		env:  os.LookupEnv,
+		limit: func(resource int) (uint64, error) {
+			var l syscall.Rlimit
+			err := syscall.Getrlimit(resource, &l)
+			return l.Cur, err
+		},
+		access: func(path string) error { return syscall.Access(path, readWrite) },
+		open: func(driver string) (*cuda.System, error) {
+			return auto.Open(auto.Options{Driver: auto.Choice(driver), CUDA: []cuda.Option{cuda.WithNamedStreamsOnly()}})
+		},
+	}
+}
+
+func (h host) path(name string) string { return filepath.Join(h.root, name) }
+
+// text is a file's contents without white space around them, or "".
+func (h host) text(name string) string {
+	b, err := os.ReadFile(h.path(name))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+func (h host) exists(name string) bool {
+	_, err := os.Stat(h.path(name))
+	return err == nil
+}
+
+// names are the entries of a folder.
+func (h host) names(name string) (all []string) {
+	entries, err := os.ReadDir(h.path(name))
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		all = append(all, e.Name())
+	}
+	return all
+}
+
+// field is the value of a line "name: value" of a file.
+func (h host) field(file, name string) string {
+	for _, line := range strings.Split(h.text(file), "\n") {
+		if value, found := strings.CutPrefix(line, name+":"); found {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}

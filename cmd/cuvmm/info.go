@@ -1,0 +1,191 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/auto"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+const infoUsage = `usage: cuvmm info [flags]
+
+Describes the driver and its devices, and measures what the calls of virtual memory
+cost here. It takes a second or two for each device.
+
+Flags:
+`
+
+// deviceInfo describes a device.
+type deviceInfo struct {
+	Ordinal      int               `json:"ordinal"`
+	Name         string            `json:"name"`
+	UUID         string            `json:"uuid"`
+	Memory       uint64            `json:"memory"` // bytes
+	Free         uint64            `json:"free"`   // bytes
+	Capabilities cuda.Capabilities `json:"capabilities"`
+	Costs        []cost            `json:"costs"`
+}
+
+// cost is what the calls on memory of one size take: medians in microseconds.
+type cost struct {
+	Bytes   int     `json:"bytes"`
+	Create  float64 `json:"create_us"`
+	Reserve float64 `json:"reserve_us"`
+	Map     float64 `json:"map_us"`
+	Access  float64 `json:"access_us"`
+	Unmap   float64 `json:"unmap_us"` // with the wait for the GPU
+	Release float64 `json:"release_us"`
+}
+
+func info(args []string, out, complaints io.Writer, h host) (int, error) {
+	f := flag.NewFlagSet("info", flag.ContinueOnError)
+	asJSON := f.Bool("json", false, "print JSON")
+	driver := f.String("driver", "", "the driver to open: auto, real or sim (default: what "+auto.DriverEnv+" says, or auto)")
+	if code, err := parse(f, args, out, complaints, infoUsage); err != nil {
+		return code, err
+	}
+	sys, err := h.open(*driver)
+	if err != nil {
+		return exitFailed, fmt.Errorf("%w (cuvmm doctor says more)", err)
+	}
+	var all []deviceInfo
+	for _, d := range sys.Devices() {
+		i, err := describe(d)
+		if err != nil {
+			return exitFailed, errors.Join(err, sys.Close())
+		}
+		all = append(all, i)
+	}
+	version := sys.Driver().String()
+	if err := sys.Close(); err != nil {
+		return exitFailed, err
+	}
+	if *asJSON {
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		if err := e.Encode(struct {
+			Driver  string       `json:"driver"`
+			Devices []deviceInfo `json:"devices"`
+		}{version, all}); err != nil {
+			return exitFailed, err
+		}
+		return exitOK, nil
+	}
+	fmt.Fprintln(out, version)
+	for _, i := range all {
+		i.write(out)
+	}
+	return exitOK, nil
+}
+
+func describe(d *cuda.Device) (deviceInfo, error) {
+	i := deviceInfo{Ordinal: d.Ordinal(), Name: d.Name(), UUID: d.UUID().String()}
+	var err error
+	if i.Capabilities, err = d.Capabilities(); err != nil {
+		return i, err
+	}
+	if i.Free, i.Memory, err = d.MemoryInfo(); err != nil {
+		return i, err
+	}
+	granule, err := vmm.GranularityOf(d, vmm.Properties{})
+	if err != nil {
+		return i, err
+	}
+	for _, bytes := range []int{granule, 16 * granule, 128 * granule} {
+		if uint64(bytes) > i.Free/4 {
+			break
+		}
+		c, err := costOf(d, bytes)
+		if err != nil {
+			return i, err
+		}
+		i.Costs = append(i.Costs, c)
+	}
+	return i, nil
+}
+
+// costOf measures the calls on memory of a size, for a quarter of a second at most.
+func costOf(d *cuda.Device, bytes int) (cost, error) {
+	const rounds = 31
+	var create, reserve, mapped, access, unmap, release []float64
+	end := time.Now().Add(250 * time.Millisecond)
+	for i := 0; i < rounds && (i < 3 || time.Now().Before(end)); i++ {
+		var last time.Time
+		lap := func(to *[]float64) {
+			now := time.Now()
+			*to = append(*to, now.Sub(last).Seconds()*1e6)
+			last = now
+		}
+		last = time.Now()
+		m, err := vmm.Create(d, bytes, vmm.Properties{})
+		if err != nil {
+			return cost{}, err
+		}
+		lap(&create)
+		r, err := vmm.Reserve(d, bytes, vmm.ReserveOptions{})
+		if err != nil {
+			return cost{}, errors.Join(err, m.Close())
+		}
+		lap(&reserve)
+		mapping, err := r.Map(0, m)
+		if err != nil {
+			return cost{}, errors.Join(err, r.Close(), m.Close())
+		}
+		lap(&mapped)
+		err = mapping.SetAccess(vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite})
+		lap(&access)
+		err = errors.Join(err, mapping.Close())
+		lap(&unmap)
+		err = errors.Join(err, r.Close())
+		last = time.Now()
+		err = errors.Join(err, m.Close())
+		lap(&release)
+		if err != nil {
+			return cost{}, err
+		}
+	}
+	return cost{bytes, median(create), median(reserve), median(mapped), median(access), median(unmap), median(release)}, nil
+}
+
+func median(all []float64) float64 {
+	slices.Sort(all)
+	return all[len(all)/2]
+}
+
+func (i deviceInfo) write(out io.Writer) {
+	c := i.Capabilities
+	fmt.Fprintf(out, "\ndevice %d: %s\n", i.Ordinal, i.Name)
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(out, "  %-26s "+format+"\n", append([]any{name}, args...)...)
+	}
+	line("UUID", "%s", i.UUID)
+	line("memory", "%d MiB, of which %d are free", i.Memory>>20, i.Free>>20)
+	line("compute capability", "%d.%d", c.ComputeMajor, c.ComputeMinor)
+	line("granularity", "%d KiB, recommended %d KiB", c.MinimumGranularity>>10, c.RecommendedGranularity>>10)
+	for _, has := range []struct {
+		name string
+		yes  bool
+	}{
+		{"virtual memory", c.VirtualMemory}, {"descriptors", c.PosixFD}, {"fabric handles", c.Fabric}, {"compression", c.Compression},
+		{"RDMA", c.RDMA}, {"DMA-BUF", c.DMABuf}, {"multicast", c.Multicast}, {"managed memory", c.ManagedMemory},
+		{"concurrent managed access", c.ConcurrentManagedAccess}, {"pageable memory access", c.PageableMemoryAccess},
+		{"host virtual memory", c.HostVirtualMemory || c.HostNUMAVirtualMemory},
+	} {
+		word := "no"
+		if has.yes {
+			word = "yes"
+		}
+		line(has.name, "%s", word)
+	}
+	fmt.Fprintf(out, "\n  %10s %10s %10s %10s %10s %10s %10s   (medians, µs)\n", "MiB", "create", "reserve", "map", "access", "unmap", "release")
+	for _, k := range i.Costs {
+		fmt.Fprintf(out, "  %10.2f %10.1f %10.1f %10.1f %10.1f %10.1f %10.1f\n", float64(k.Bytes)/(1<<20), k.Create, k.Reserve, k.Map, k.Access, k.Unmap, k.Release)
+	}
+}

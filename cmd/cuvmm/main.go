@@ -1,0 +1,74 @@
+// Command cuvmm inspects a machine: doctor finds what keeps GPU virtual memory
+// from working and says what to do, info describes the devices and measures what
+// the driver's calls cost. It runs without a GPU, too.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+)
+
+const usage = `cuvmm inspects this machine for GPU virtual memory.
+
+usage: cuvmm COMMAND [flags]
+
+  doctor    finds what does not work, what that means, and what to do
+  info      describes the devices, and measures what the calls cost
+
+"cuvmm COMMAND -h" describes a command's flags. Exit codes: 0 all is well,
+1 doctor found a problem, 2 wrong usage, 3 the command failed.
+`
+
+// Exit codes.
+const (
+	exitOK = iota
+	exitProblem
+	exitUsage
+	exitFailed
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr, thisHost())) }
+
+func run(args []string, out, complaints io.Writer, h host) int {
+	commands := map[string]func(args []string, out, complaints io.Writer, h host) (int, error){"doctor": doctor, "info": info}
+	if len(args) == 0 || args[0] == "-h" || args[0] == "-help" || args[0] == "--help" || args[0] == "help" {
+		fmt.Fprint(out, usage)
+		if len(args) == 0 {
+			return exitUsage
+		}
+		return exitOK
+	}
+	command := commands[args[0]]
+	if command == nil {
+		fmt.Fprintf(complaints, "cuvmm: there is no command %q: use doctor or info\n", args[0])
+		return exitUsage
+	}
+	code, err := command(args[1:], out, complaints, h)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return exitOK
+	case err != nil:
+		fmt.Fprintln(complaints, "cuvmm:", err)
+	}
+	return code
+}
+
+// parse reads a command's flags, and returns the exit code if it must end.
+func parse(f *flag.FlagSet, args []string, out, complaints io.Writer, text string) (code int, err error) {
+	f.SetOutput(io.Discard)
+	if err := f.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			fmt.Fprint(out, text)
+			f.SetOutput(out)
+			f.PrintDefaults()
+		}
+		return exitUsage, err
+	}
+	if f.NArg() > 0 {
+		return exitUsage, fmt.Errorf("unexpected argument %q: see cuvmm %s -h", f.Arg(0), f.Name())
+	}
+	return exitOK, nil
+}

@@ -1,0 +1,278 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/stretchr/testify/require"
+)
+
+// files are the files of a machine, by path.
+type files map[string]string
+
+// healthy is a machine on which everything is as it should be.
+func healthy() files {
+	return files{
+		"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: 13",
+		"proc/version":               "Linux version 6.8.0",
+		"proc/self/status":           "Name:\tx\nSeccomp:\t0\n",
+		"proc/self/maps":             "7f00 r-xp /usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04\n",
+		"dev/nvidiactl":              "", "dev/nvidia-uvm": "", "dev/nvidia0": "", "dev/nvidia-modeset": "",
+	}
+}
+
+func (f files) with(path, text string) files {
+	f[path] = text
+	return f
+}
+
+func (f files) without(paths ...string) files {
+	for _, p := range paths {
+		delete(f, p)
+	}
+	return f
+}
+
+// show is a host that has these files, and a software machine as its driver.
+func show(t *testing.T, f files, o ...sim.Options) host {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range f {
+		name = filepath.Join(root, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o700))
+		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
+	}
+	return host{
+		root:   root,
+		env:    func(string) (string, bool) { return "", false },
+		limit:  func(int) (uint64, error) { return math.MaxUint64, nil },
+		access: func(string) error { return nil },
+		open: func(string) (*cuda.System, error) {
+			m, err := sim.New(append(o, sim.Options{})[0])
+			if err != nil {
+				return nil, err
+			}
+			return m.OpenOwned()
+		},
+	}
+}
+
+func named(value string) func(string) (string, bool) {
+	name, value, _ := strings.Cut(value, "=")
+	return func(asked string) (string, bool) { return value, asked == name }
+}
+
+// Each finding is produced on purpose.
+func TestMachineFindings(t *testing.T) {
+	limited := func(resource int, n uint64) func(*host) {
+		return func(h *host) {
+			h.limit = func(asked int) (uint64, error) {
+				if asked == resource {
+					return n, nil
+				}
+				return math.MaxUint64, nil
+			}
+		}
+	}
+	refused := func(name string) func(*host) {
+		return func(h *host) {
+			h.access = func(path string) error {
+				if strings.HasSuffix(path, name) {
+					return syscall.EACCES
+				}
+				return nil
+			}
+		}
+	}
+	set := func(value string) func(*host) { return func(h *host) { h.env = named(value) } }
+	for _, c := range []struct {
+		name     string
+		files    files
+		change   func(*host)
+		severity severity
+		want     string // in what was seen and what it means
+	}{
+		{"no module", healthy().without("proc/driver/nvidia/version"), nil, warning, "the nvidia kernel module is not loaded"},
+		{"another release", healthy().with("proc/driver/nvidia/version", "Kernel Module  570.10"), nil, problem, "libcuda.so.580.159.04 has release 580.159.04, the kernel module 570.10"},
+		{"compatibility package", healthy().with("proc/self/maps", "7f r /usr/local/cuda/compat/libcuda.so.590.1\n"), nil, note, "of a compatibility package; the kernel module has release 580.159.04"},
+		{"no device files", healthy().without("dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia0"), nil, warning, "/dev has no NVIDIA device"},
+		{"no nvidia-uvm", healthy().without("dev/nvidia-uvm"), nil, problem, "CUDA does not start (error 999)"},
+		{"no nvidiactl", healthy().without("dev/nvidiactl"), nil, problem, "CUDA does not start (error 100)"},
+		{"a control file without permission", healthy(), refused("nvidiactl"), problem, "/dev/nvidiactl cannot be read and written: permission denied"},
+		{"a GPU without permission", healthy(), refused("nvidia0"), warning, "this process does not see that GPU"},
+		{"few open files", healthy(), limited(syscall.RLIMIT_NOFILE, 1024), warning, "at most 1024"},
+		{"little address space", healthy(), limited(syscall.RLIMIT_AS, 8<<30), problem, "limited to 8192 MiB (ulimit -v)"},
+		{"control group", healthy().with("sys/fs/cgroup/memory.max", "2147483648\n"), nil, note, "the control group allows 2048 MiB"},
+		{"control group, version 1", healthy().with("sys/fs/cgroup/memory/memory.limit_in_bytes", "1073741824"), nil, note, "the control group allows 1024 MiB"},
+		{"seccomp", healthy().with("proc/self/status", "Seccomp:\t2\n"), nil, note, "system calls are filtered"},
+		{"ptrace", healthy().with("proc/sys/kernel/yama/ptrace_scope", "1\n"), nil, note, "ptrace_scope is 1"},
+		{"WSL", healthy().without("proc/driver/nvidia/version", "dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia0").with("proc/version", "Linux 5.15-Microsoft-standard").with("dev/dxg", ""), nil, warning, "this is WSL"},
+		{"MPS", healthy().with("tmp/nvidia-mps/control", ""), nil, note, "a control daemon of MPS has its pipes in /tmp/nvidia-mps"},
+		{"MPS elsewhere", healthy().with("run/mps/control", ""), set("CUDA_MPS_PIPE_DIRECTORY=/run/mps"), note, "pipes in /run/mps"},
+		{"IOMMU", healthy().with("sys/class/iommu/dmar0", ""), nil, note, "an IOMMU is on"},
+		{"no visible device", healthy(), set("CUDA_VISIBLE_DEVICES=-1"), problem, "CUDA_VISIBLE_DEVICES=-1 programs see no GPU (error 100)"},
+		{"an empty list of devices", healthy(), set("CUDA_VISIBLE_DEVICES="), problem, "programs see no GPU"},
+		{"blocking launches", healthy(), set("CUDA_LAUNCH_BLOCKING=1"), warning, "every launch waits for the GPU"},
+		{"the software driver chosen", healthy(), set("CUVMM_DRIVER=sim"), warning, "run on the software driver"},
+		{"another library", healthy(), set("CUVMM_LIBCUDA=/opt/x.so"), note, "CUVMM_LIBCUDA=/opt/x.so"},
+		{"NCCL", healthy(), set("NCCL_CUMEM_ENABLE=0"), note, "NCCL does not use virtual memory"},
+		{"PyTorch", healthy(), set("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"), note, "these settings then do nothing"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := show(t, c.files)
+			if c.change != nil {
+				c.change(&h)
+			}
+			var seen []finding
+			for _, f := range append(machineFindings(h), library(h)...) {
+				if f.Severity != fine {
+					seen = append(seen, f)
+				}
+			}
+			require.Len(t, seen, 1, "%v", seen)
+			require.Equal(t, c.severity, seen[0].Severity)
+			require.Contains(t, seen[0].Seen+" "+seen[0].Means, c.want)
+			require.NotEmpty(t, seen[0].Means)
+		})
+	}
+}
+
+func TestHealthyMachine(t *testing.T) {
+	all := append(machineFindings(show(t, healthy())), library(show(t, healthy()))...)
+	require.Equal(t, fine, worst(all), "%v", all)
+	require.Len(t, all, 6)
+	require.Contains(t, all[0].Seen, "580.159.04")
+	require.Equal(t, "nvidia-uvm, nvidia0, nvidiactl", all[1].Seen)
+}
+
+func device(attribute int, value int) sim.Options {
+	return sim.Options{Devices: []sim.DeviceOptions{{Attributes: map[int]int{attribute: value}}}}
+}
+
+func TestDeviceFindings(t *testing.T) {
+	const virtualMemory, rdma, dmaBuf = 102, 110, 124
+	far := sim.Options{Devices: []sim.DeviceOptions{{Unreachable: []int{1}}, {}}}
+	for _, c := range []struct {
+		name     string
+		options  sim.Options
+		check    string
+		severity severity
+		want     string
+	}{
+		{"all is well", sim.Options{}, "virtual memory", fine, "memory was created, mapped, written and read; granularity 2048 KiB"},
+		{"descriptors", sim.Options{}, "sharing by descriptor", fine, "exported and imported"},
+		{"no descriptors", sim.WithoutDescriptors(), "sharing by descriptor", note, "could not be exported"},
+		{"no virtual memory", device(virtualMemory, 0), "virtual memory", problem, "no virtual memory management"},
+		{"no memory", sim.Options{Devices: []sim.DeviceOptions{{Memory: 1 << 20}}}, "virtual memory", problem, "a trial failed: "},
+		{"no RDMA", device(rdma, 0), "RDMA", note, "no RDMA-capable"},
+		{"no DMA-BUF", device(dmaBuf, 0), "DMA-BUF", note, "there are none"},
+		{"multicast", sim.WithMulticast(1), "multicast", fine, "not tried"},
+		{"no multicast", sim.Options{}, "multicast", note, "the device has none"},
+		{"no concurrent access", sim.WithoutConcurrentManagedAccess(), "managed memory", note, "must not touch it"},
+		{"a part of a GPU", sim.Options{Devices: []sim.DeviceOptions{{Name: "GPU MIG 1g.5gb"}}}, "MIG", note, "a part of a GPU"},
+		{"peers", sim.Options{Devices: make([]sim.DeviceOptions, 3)}, "peers", fine, "each of the 3 devices"},
+		{"no peers", far, "peers", warning, "it cannot access device 1"},
+		{"no fabric channel", sim.Options{}, "fabric, create", note, "cannot be created"},
+		{"software", sim.Options{}, "driver", note, "the software driver is used"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			all := driverFindings(show(t, healthy(), c.options), "")
+			for _, f := range all {
+				if f.Check == c.check && f.Severity == c.severity && strings.Contains(f.Seen, c.want) {
+					return
+				}
+			}
+			t.Fatalf("no such finding in %+v", all)
+		})
+	}
+}
+
+func TestDoctor(t *testing.T) {
+	var out, complaints bytes.Buffer
+	require.Equal(t, exitOK, run([]string{"doctor"}, &out, &complaints, show(t, healthy())))
+	require.Contains(t, out.String(), "ok       kernel module: nvidia, release 580.159.04\n")
+	require.Contains(t, out.String(), "0 warnings, 0 problems\n")
+	require.Empty(t, complaints.String())
+
+	h := show(t, healthy())
+	h.env = named("CUDA_VISIBLE_DEVICES=-1")
+	out.Reset()
+	require.Equal(t, exitProblem, run([]string{"doctor", "-json"}, &out, &complaints, h))
+	var got struct {
+		Worst    severity
+		Findings []finding
+	}
+	require.NoError(t, json.Unmarshal(out.Bytes(), &got))
+	require.Equal(t, problem, got.Worst)
+	require.NotEmpty(t, got.Findings)
+	out.Reset()
+	require.Equal(t, exitProblem, run([]string{"doctor", "-fix"}, &out, &complaints, h))
+	require.Equal(t, "# settings: CUDA_VISIBLE_DEVICES=-1\nunset CUDA_VISIBLE_DEVICES\n", out.String())
+	out.Reset()
+	require.Equal(t, exitOK, run([]string{"doctor", "-fix"}, &out, &complaints, show(t, healthy())))
+	require.Equal(t, "# nothing that a command mends\n", out.String())
+
+	h.open = func(string) (*cuda.System, error) { return nil, errors.New("no such library") }
+	out.Reset()
+	require.Equal(t, exitProblem, run([]string{"doctor"}, &out, &complaints, h))
+	require.Contains(t, out.String(), "problem  driver: it cannot be opened: no such library\n         means: no program can use a GPU from here\n")
+}
+
+func TestInfo(t *testing.T) {
+	var out, complaints bytes.Buffer
+	h := show(t, healthy(), sim.Options{Devices: make([]sim.DeviceOptions, 2)})
+	require.Equal(t, exitOK, run([]string{"info"}, &out, &complaints, h))
+	for _, want := range []string{"software driver, CUDA 13.0\n", "device 1: Software GPU\n", "granularity                2048 KiB, recommended 2048 KiB\n", "RDMA                       yes\n", "256.00"} {
+		require.Contains(t, out.String(), want)
+	}
+	out.Reset()
+	require.Equal(t, exitOK, run([]string{"info", "-json"}, &out, &complaints, h))
+	var got struct {
+		Driver  string
+		Devices []deviceInfo
+	}
+	require.NoError(t, json.Unmarshal(out.Bytes(), &got))
+	require.Len(t, got.Devices, 2)
+	require.EqualValues(t, 16<<30, got.Devices[0].Memory)
+	require.Len(t, got.Devices[0].Costs, 3)
+	require.Positive(t, got.Devices[0].Costs[0].Create)
+	require.Empty(t, complaints.String())
+
+	h.open = func(string) (*cuda.System, error) { return nil, errors.New("no such library") }
+	require.Equal(t, exitFailed, run([]string{"info"}, &out, &complaints, h))
+	require.Equal(t, "cuvmm: no such library (cuvmm doctor says more)\n", complaints.String())
+}
+
+func TestUsage(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		code int
+		out  string // what is printed, and what is complained
+		says string
+	}{
+		{nil, exitUsage, "usage: cuvmm COMMAND", ""},
+		{[]string{"help"}, exitOK, "Exit codes: 0 all is well", ""},
+		{[]string{"doctor", "-h"}, exitOK, "-fix", ""},
+		{[]string{"info", "-h"}, exitOK, "-json", ""},
+		{[]string{"map"}, exitUsage, "", `there is no command "map": use doctor or info`},
+		{[]string{"info", "0"}, exitUsage, "", `unexpected argument "0": see cuvmm info -h`},
+		{[]string{"doctor", "-quick"}, exitUsage, "", "-quick"},
+		{[]string{"doctor", "-driver", "x"}, exitProblem, `driver "x"`, ""},
+	} {
+		var out, complaints bytes.Buffer
+		h := show(t, healthy())
+		h.open = thisHost().open
+		require.Equal(t, c.code, run(c.args, &out, &complaints, h), "%v", c.args)
+		require.Contains(t, out.String(), c.out)
+		require.Contains(t, complaints.String(), c.says)
+	}
+}
