@@ -241,23 +241,16 @@ class Mode:
         self.name, self.work, self.spread, self.threads = name, work, spread, threads
 
     def ops(self, t):
-        """The trace as each thread of the mode replays it: (block, bytes, stream) after one
-        another, how many streams it has, and what it requests at the peak."""
+        """The trace as each thread of the mode replays it, (block, bytes, stream) after one
+        another, and how many streams it has."""
         spread = self.spread if t.streams == 1 and self.spread > 1 else 0
         flat = array.array("q")
-        now = most = 0
-        sizes = {}
         for i, (block, size, stream) in enumerate(t.ops):
             if size >= 0:
-                whole = (t.sizes[block] + self.threads - 1) // self.threads
-                sizes[block] = whole
-                now += whole
-                most = max(most, now)
-                size, stream = max(whole, 1), i // RUN % spread if spread else stream
-            elif size == FREED:
-                now -= sizes[block]
+                size = max((t.sizes[block] + self.threads - 1) // self.threads, 1)
+                stream = i // RUN % spread if spread else stream
             flat.extend((block, size, stream))
-        return flat, spread or t.streams, most * self.threads
+        return flat, spread or t.streams
 
 
 def modes(many):
@@ -269,6 +262,7 @@ def modes(many):
 LOOP = r"""
 #include <dlfcn.h>
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -346,7 +340,10 @@ double clock_cost() {
 }
 
 struct Op { int64_t block, bytes, stream; };
-struct Pass { double us, longest_us; int64_t longest_bytes; char error[400]; };
+struct Pass { double us, longest_us; int64_t longest_bytes, requested; char error[400]; };
+
+// The bytes that live, of all threads together.
+std::atomic<int64_t> living, most;
 
 template <class A> void pass(const Op* ops, int64_t n, int64_t blocks, void* const* streams, int64_t count, bool work, Pass* r) {
     struct Block { uint64_t p; int64_t bytes, stream; };
@@ -368,6 +365,8 @@ template <class A> void pass(const Op* ops, int64_t n, int64_t blocks, void* con
                 uint64_t p = A::alloc(op.bytes, stream);
                 end = now();
                 b = Block{p, op.bytes, op.stream};
+                int64_t all = living += op.bytes, seen = most;
+                while (all > seen && !most.compare_exchange_weak(seen, all)) {}
                 if (work) check(set_bytes(p, 0, op.bytes, stream), "cuMemsetD8Async");
             } else {
                 void* stream = streams[b.stream];
@@ -376,6 +375,7 @@ template <class A> void pass(const Op* ops, int64_t n, int64_t blocks, void* con
                 start = now();
                 A::free(p, stream);
                 end = now();
+                living -= b.bytes;
             }
             double ns = end - start - cost;
             took += ns;
@@ -409,6 +409,7 @@ template <class A> void replay(const Op* ops, int64_t n, int64_t blocks, int64_t
         check(ctx_get(&context), "cuCtxGetCurrent");
         for (int k = 0; k < 2; k++) {
             std::vector<Pass> all(threads, Pass{});
+            living = 0, most = 0;
             std::vector<std::thread> running;
             for (int64_t t = 1; t < threads; t++)
                 running.emplace_back([&, t] {
@@ -417,6 +418,7 @@ template <class A> void replay(const Op* ops, int64_t n, int64_t blocks, int64_t
                 });
             pass<A>(ops, n, blocks, &streams[0], count, work, &all[0]);
             for (auto& t : running) t.join();
+            passes[k].requested = most;
             for (Pass& p : all) {
                 passes[k].us += p.us;
                 if (p.longest_us > passes[k].longest_us) passes[k].longest_us = p.longest_us, passes[k].longest_bytes = p.longest_bytes;
@@ -480,7 +482,7 @@ void replay_torch(const Op* ops, int64_t n, int64_t blocks, int64_t streams, int
 
 
 class Pass(ctypes.Structure):
-    _fields_ = [("us", ctypes.c_double), ("longest_us", ctypes.c_double), ("longest_bytes", ctypes.c_int64), ("error", ctypes.c_char * 400)]
+    _fields_ = [("us", ctypes.c_double), ("longest_us", ctypes.c_double), ("longest_bytes", ctypes.c_int64), ("requested", ctypes.c_int64), ("error", ctypes.c_char * 400)]
 
 
 def compile_loop(folder, torch=None):
@@ -516,7 +518,7 @@ def load_loop(path, libcuda):
 
 
 def call_loop(function, flat, blocks, streams, mode):
-    """Both passes, as microseconds in all, and the longest operation."""
+    """Both passes, as microseconds in all, the longest operation, and the most that lived."""
     address, items = flat.buffer_info()
     passes = (Pass * 2)()
     n = ctypes.c_int64
@@ -525,7 +527,7 @@ def call_loop(function, flat, blocks, streams, mode):
         if p.error:
             raise RuntimeError(p.error.decode(errors="replace"))
     longest = max(passes, key=lambda p: p.longest_us)
-    return passes[0].us, passes[1].us, longest.longest_us, longest.longest_bytes
+    return passes[0].us, passes[1].us, longest.longest_us, longest.longest_bytes, max(p.requested for p in passes)
 
 
 class Dry:
@@ -547,7 +549,7 @@ class Dry:
             elif size == FREED:
                 now -= sizes.pop(block)
         us = (time.perf_counter() - start) * 1e6 * mode.threads
-        return (us, us, 0.0, 0), most * mode.threads
+        return (us, us, 0.0, 0, most * mode.threads), most * mode.threads
 
 
 class Torch:
@@ -635,7 +637,7 @@ class CuPy:
         first, second = (self.replay(flat, blocks, pool.malloc) - self.replay(flat, blocks, float) for _ in range(2))
         peak = pool.total_bytes()  # it gives nothing back by itself
         pool.free_all_blocks()
-        return (first, second, 0.0, 0), peak
+        return (first, second, 0.0, 0, None), peak
 
     def replay(self, flat, blocks, alloc):
         live, clock = [None] * blocks, time.perf_counter
@@ -682,14 +684,14 @@ def run_peer(args):
             try:
                 if failed:
                     raise RuntimeError(failed)
-                flat, streams, requested = known[name].ops(t)
+                flat, streams = known[name].ops(t)
                 gc.collect()
-                (first, second, longest, of), reserved = peer.run(flat, len(t.sizes), streams, known[name])
+                (first, second, longest, of, requested), reserved = peer.run(flat, len(t.sizes), streams, known[name])
             except Exception as e:
                 say(t.name, name, error=failed or f"{type(e).__name__}: {e}"[:300])
                 continue
             n = t.operations() * known[name].threads
-            say(t.name, name, operations=n, requested=requested, reserved=reserved, first_us=first / n, second_us=second / n,
+            say(t.name, name, operations=n, requested=requested or t.requested, reserved=reserved, first_us=first / n, second_us=second / n,
                 longest_us=longest, longest_bytes=of)  # fmt: skip
     return 0
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -17,7 +18,6 @@ func measure(d *cuda.Device, t *trace.Trace, m mode, o pool.Options) result {
 	s, err := c.Summary()
 	if err == nil {
 		r.Operations = m.goroutines * (s.Allocs + s.Frees)
-		r.Requested = uint64(m.goroutines) * s.PeakBytes
 		err = r.passes(d, c, m, o)
 	}
 	if err != nil {
@@ -33,8 +33,9 @@ func (r *result) passes(d *cuda.Device, t *trace.Trace, m mode, o pool.Options) 
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
 	replayers := make([]*replayer, m.goroutines)
+	var live gauge
 	for i := range replayers {
-		replayers[i] = &replayer{pool: p, software: d.System().Driver().Software}
+		replayers[i] = &replayer{pool: p, live: &live, work: m.work, software: d.System().Driver().Software}
 		for range t.Streams {
 			s, err := d.NewStream(cuda.StreamOptions{})
 			if err != nil {
@@ -45,27 +46,24 @@ func (r *result) passes(d *cuda.Device, t *trace.Trace, m mode, o pool.Options) 
 		}
 	}
 	for _, us := range []*float64{&r.FirstUs, &r.SecondUs} {
-		took, err := r.pass(t, m, replayers)
+		took, err := r.pass(t, replayers)
 		if err != nil {
 			return err
 		}
+		live.now.Store(0) // what the trace does not free
 		*us = took.Seconds() * 1e6 / float64(max(r.Operations, 1))
 	}
-	r.Reserved = p.Stats().PeakReserved
+	r.Requested, r.Reserved = live.peak.Load(), p.Stats().PeakReserved
 	return nil
 }
 
 // pass replays the trace once in each goroutine, and waits for the GPU.
-func (r *result) pass(t *trace.Trace, m mode, replayers []*replayer) (took time.Duration, err error) {
+func (r *result) pass(t *trace.Trace, replayers []*replayer) (took time.Duration, err error) {
 	results := make([]trace.Result, len(replayers))
 	var group errgroup.Group
 	for i, a := range replayers {
 		group.Go(func() (err error) {
-			if m.work {
-				results[i], err = trace.Replay(t, &worker{a})
-			} else {
-				results[i], err = trace.Replay(t, a)
-			}
+			results[i], err = trace.Replay(t, a)
 			return errors.Join(err, a.Sync())
 		})
 	}
@@ -97,11 +95,22 @@ func bound(bytes uint64) time.Duration {
 	return time.Duration(float64(bytes) / gib * 1.5 * float64(time.Millisecond))
 }
 
+// gauge is how many bytes live, of all replays together, and their peak.
+type gauge struct{ now, peak atomic.Uint64 }
+
+func (g *gauge) add(bytes uint64) {
+	now := g.now.Add(bytes)
+	for peak := g.peak.Load(); now > peak && !g.peak.CompareAndSwap(peak, now); peak = g.peak.Load() {
+	}
+}
+
 // replayer is a pool as a trace's allocator.
 type replayer struct {
 	pool     *pool.Pool
+	live     *gauge
 	streams  []*cuda.Stream
 	used     []*cuda.Stream
+	work     bool
 	software bool
 }
 
@@ -129,18 +138,20 @@ func (r *replayer) Sync() error {
 	return nil
 }
 
-// worker is a replayer whose blocks are worked on.
-type worker struct{ *replayer }
-
-// Work sets the block. The software driver commits memory that is set, so there
-// it sets the first and the last byte.
-func (w *worker) Work(b pool.Block, bytes uint64, stream uint32) error {
-	s := w.streams[stream]
-	switch {
-	case bytes == 0:
+// After works on the block, if the mode wants it. The software driver commits
+// memory that is set, so there it sets the first and the last byte.
+func (r *replayer) After(op trace.Op, b pool.Block) error {
+	if op.Kind == trace.Free {
+		r.live.now.Add(-op.Bytes)
 		return nil
-	case !w.software:
-		return s.Memset(b.Ptr(), 0, int(bytes))
 	}
-	return errors.Join(s.Memset(b.Ptr(), 0, 1), s.Memset(b.Ptr()+cuda.Ptr(bytes-1), 0, 1))
+	r.live.add(op.Bytes)
+	s := r.streams[op.Stream]
+	switch {
+	case !r.work || op.Bytes == 0:
+		return nil
+	case !r.software:
+		return s.Memset(b.Ptr(), 0, int(op.Bytes))
+	}
+	return errors.Join(s.Memset(b.Ptr(), 0, 1), s.Memset(b.Ptr()+cuda.Ptr(op.Bytes-1), 0, 1))
 }

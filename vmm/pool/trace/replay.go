@@ -17,12 +17,14 @@ type Allocator[B any] interface {
 	Sync() error
 }
 
-// Worker is an Allocator whose blocks are worked on: Replay calls Work after
-// each Alloc, and does not count its time. Work that is asynchronous lets the
-// program run ahead of the GPU, as real programs do.
-type Worker[B any] interface {
+// Follower is an Allocator that follows what it did: Replay calls After when an
+// Alloc or a Free has succeeded, and does not count its time. Asynchronous work on
+// the blocks lets the program run ahead of the GPU, as real programs do.
+type Follower[B any] interface {
 	Allocator[B]
-	Work(block B, bytes uint64, stream uint32) error
+	// After gets the operation with the size and the stream of its block, for a
+	// Free too. The block of a Free is gone.
+	After(op Op, block B) error
 }
 
 // Result is what a replay took.
@@ -61,9 +63,9 @@ func Replay[B any](t *Trace, a Allocator[B]) (Result, error) {
 	}
 	p := player[B]{
 		a: a, t: t, clock: newStopwatch(), blocks: make([]B, s.Allocs), live: make([]bool, s.Allocs),
-		bytes: make([]uint64, s.Allocs), used: map[uint32][]uint32{},
+		allocs: make([]*Op, s.Allocs), used: map[uint32][]uint32{},
 	}
-	p.work, _ = a.(Worker[B])
+	p.follower, _ = a.(Follower[B])
 	p.r.Operations = s.Allocs + s.Frees
 	for at := range t.Ops {
 		if err := p.do(at); err != nil {
@@ -75,15 +77,15 @@ func Replay[B any](t *Trace, a Allocator[B]) (Result, error) {
 }
 
 type player[B any] struct {
-	a      Allocator[B]
-	work   Worker[B] // a, if it works on blocks
-	t      *Trace
-	r      Result
-	clock  stopwatch
-	blocks []B
-	bytes  []uint64
-	live   []bool
-	used   map[uint32][]uint32 // streams that use a block besides its own
+	a        Allocator[B]
+	follower Follower[B] // a, if it is one
+	t        *Trace
+	r        Result
+	clock    stopwatch
+	blocks   []B
+	allocs   []*Op // of the blocks
+	live     []bool
+	used     map[uint32][]uint32 // streams that use a block besides its own
 }
 
 func (p *player[B]) do(at int) error {
@@ -97,11 +99,8 @@ func (p *player[B]) do(at int) error {
 		if err != nil {
 			return err
 		}
-		p.blocks[op.ID], p.live[op.ID], p.bytes[op.ID] = b, true, op.Bytes
-		p.count(at, op.Bytes, took)
-		if p.work != nil {
-			return p.work.Work(b, op.Bytes, op.Stream)
-		}
+		p.blocks[op.ID], p.live[op.ID], p.allocs[op.ID] = b, true, op
+		return p.done(at, *op, b, took)
 	case Free:
 		b, used := p.blocks[op.ID], p.take(op.ID)
 		p.live[op.ID] = false
@@ -111,7 +110,8 @@ func (p *player[B]) do(at int) error {
 		if err != nil {
 			return err
 		}
-		p.count(at, p.bytes[op.ID], took)
+		of := p.allocs[op.ID]
+		return p.done(at, Op{Kind: Free, ID: op.ID, Bytes: of.Bytes, Stream: of.Stream}, b, took)
 	case Use:
 		p.used[op.ID] = append(p.used[op.ID], op.Stream)
 	case Sync:
@@ -121,6 +121,15 @@ func (p *player[B]) do(at int) error {
 		return err
 	}
 	return nil
+}
+
+// done counts an operation, and tells the follower.
+func (p *player[B]) done(at int, op Op, b B, took time.Duration) error {
+	p.count(at, op.Bytes, took)
+	if p.follower == nil {
+		return nil
+	}
+	return p.follower.After(op, b)
 }
 
 // count adds an operation's time.

@@ -83,9 +83,9 @@ func (s *slow) Alloc(bytes uint64, _ uint32, _ string) (int, error) {
 func (s *slow) Free(int, []uint32) error { return nil }
 func (s *slow) Sync() error              { return nil }
 
-func (s *slow) Work(_ int, bytes uint64, _ uint32) error {
+func (s *slow) After(op trace.Op, _ int) error {
 	time.Sleep(20 * time.Millisecond)
-	s.worked = append(s.worked, bytes)
+	s.worked = append(s.worked, op.Bytes)
 	return nil
 }
 
@@ -114,15 +114,32 @@ func TestReplayTimes(t *testing.T) {
 	}
 }
 
-// failing is an allocator whose work fails.
-type failing struct{ script }
+// follower is an allocator that says what it follows.
+type follower struct {
+	script
+	fails bool
+}
 
-func (f *failing) Work(int, uint64, uint32) error { return errScript }
+func (f *follower) After(op trace.Op, block int) error {
+	if f.fails {
+		return errScript
+	}
+	return f.say("after %v of %d with %d bytes on %d", op.Kind, block, op.Bytes, op.Stream)
+}
 
-func TestReplayWorkFails(t *testing.T) {
-	var f failing
+func TestReplayFollower(t *testing.T) {
+	var f follower
 	_, err := trace.Replay(small(), &f)
+	require.NoError(t, err)
+	require.Equal(t, []string{
+		"alloc 1000 on 0 for b", "after alloc of 1 with 1000 bytes on 0", "alloc 0 on 1 for a", "after alloc of 2 with 0 bytes on 1",
+		"free 1 after [1]", "after free of 1 with 1000 bytes on 0", "sync", "alloc 300 on 0 for a", "after alloc of 3 with 300 bytes on 0",
+		"free 2 after []", "free 3 after []",
+	}, f.said, "what the trace does not free is not followed")
+
+	f = follower{fails: true}
+	_, err = trace.Replay(small(), &f)
 	require.ErrorIs(t, err, errScript)
 	require.ErrorContains(t, err, "operation 0 of 6")
-	require.Equal(t, []string{"alloc 1000 on 0 for b", "free 1 after []"}, f.said, "the block that could not be worked on is freed")
+	require.Equal(t, []string{"alloc 1000 on 0 for b", "free 1 after []"}, f.said, "the block that could not be followed is freed")
 }
