@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Records what a program requests of PyTorch's allocator, as a trace. The traces in
-cmd/pooltrace/testdata were recorded with it.
+vmm/pool/testdata/traces were recorded with it.
 
     record-trace.py PROGRAM NAME.json.gz
 
