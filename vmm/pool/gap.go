@@ -46,55 +46,61 @@ func (t target) better(than target) bool {
 	return t.gap > than.gap
 }
 
-// fill is how a gap would serve a request.
-func (r *region) fill(sh *shard, w *want, from, to driver.Ptr, before, after *span) (target, bool) {
-	t := target{reg: r, from: from, gap: uint64(to - from)}
+// fill is how a gap would serve a request: behind the free extent before it, in front
+// of the one behind it, or between the two.
+func (r *region) fill(sh *shard, w *want, from, to driver.Ptr, before, after *span) (best target, ok bool) {
+	gap := uint64(to - from)
+	try := func(at driver.Ptr, n uint64, left, right *extent) {
+		t := target{reg: r, from: at, n: int(n), left: left, right: right, gap: gap}
+		if n > 0 && n*r.chunk <= gap && t.better(best) {
+			best, ok = t, true
+		}
+	}
+	chunks := func(bytes uint64) uint64 { return (bytes + r.chunk - 1) / r.chunk }
+	var left, right *extent
 	if before != nil && before.shard == sh && before.tail.prev.state == free {
-		t.left = before.tail.prev
+		left = before.tail.prev
 	}
 	if after != nil && after.shard == sh && after.head.next.state == free {
-		t.right = after.head.next
+		right = after.head.next
 	}
-	begin := from
-	if t.left != nil {
-		begin = t.left.ptr
-	}
-	if t.left == nil && (before == nil || before.shard != sh) {
-		// Nothing of the shard ends here.
-		if t.right != nil {
-			if n := (w.size - min(w.size, t.right.size) + r.chunk - 1) / r.chunk; n > 0 && n*r.chunk <= t.gap && w.align <= lowBit(uint64(t.right.ptr)|r.chunk) {
-				t.n = int(n)
-				t.from = to - driver.Ptr(n*r.chunk)
-				return t, true
+	if left != nil || before != nil && before.shard == sh {
+		begin := from
+		if left != nil {
+			begin = left.ptr
+		}
+		end := driver.Ptr((uint64(begin)+w.align-1)&^(w.align-1)) + driver.Ptr(w.size)
+		switch {
+		case end <= from: // it is aligned badly, or the free extent would have served
+		case end <= to:
+			n := chunks(uint64(end - from))
+			if from+driver.Ptr(n*r.chunk) == to {
+				try(from, n, left, right)
+			} else {
+				try(from, n, left, nil)
 			}
+		case right != nil && end <= right.end():
+			try(from, gap/r.chunk, left, right)
 		}
+	}
+	if right != nil && w.align <= lowBit(uint64(right.ptr)|r.chunk) {
+		n := chunks(w.size - min(w.size, right.size))
+		if n*r.chunk < gap {
+			try(to-driver.Ptr(n*r.chunk), n, nil, right)
+		} else if left == nil {
+			try(from, n, nil, right)
+		}
+	}
+	if !ok && left == nil && (before == nil || before.shard != sh) {
 		// In the middle of the gap, so that both sides have room to grow.
-		n := (w.size + alignRoom(r, w) + r.chunk - 1) / r.chunk
-		if n*r.chunk > t.gap {
-			return t, false
+		n := chunks(w.size + alignRoom(r, w))
+		at := from
+		if n*r.chunk <= gap && (before != nil || after != nil) {
+			at = r.down(from + driver.Ptr((gap-n*r.chunk)/2))
 		}
-		t.n, t.right = int(n), nil
-		if before != nil || after != nil {
-			t.from = r.down(from + driver.Ptr((t.gap-n*r.chunk)/2))
-		}
-		return t, true
+		try(at, n, nil, nil)
 	}
-	end := driver.Ptr((uint64(begin)+w.align-1)&^(w.align-1)) + driver.Ptr(w.size)
-	if end <= to {
-		if end <= from {
-			return t, false
-		}
-		t.n = int((uint64(end-from) + r.chunk - 1) / r.chunk)
-		if driver.Ptr(uint64(t.n)*r.chunk)+from < to {
-			t.right = nil
-		}
-		return t, true
-	}
-	if t.right == nil || t.right.end() < end {
-		return t, false
-	}
-	t.n = int(t.gap / r.chunk)
-	return t, true
+	return best, ok
 }
 
 func lowBit(n uint64) uint64 { return n & -n }
