@@ -163,6 +163,7 @@ func (p *Pool) giveBack() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.remove != nil {
+		p.upkeep.stop()
 		p.remove()
 		p.remove = nil
 		for _, sh := range p.shards {

@@ -1,9 +1,6 @@
 package pool
 
 import (
-	"sync/atomic"
-	"time"
-
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
@@ -107,7 +104,7 @@ func (p *Pool) putBack(r run) {
 // leave has the place of chunks that moved unmapped later. The caller holds mu.
 func (p *Pool) leave(r run) {
 	p.leaving = append(p.leaving, r)
-	p.upkeep.start(p)
+	p.upkeep.start(p, true)
 }
 
 // piece is how many chunks are unmapped in one call at most, since a miss that
@@ -184,84 +181,4 @@ func (r *region) vacate(op string, from, to int) (gone uint64, err error) {
 		}
 	}
 	return gone, err
-}
-
-// upkeep is what the pool does on its own time: it unmaps what leaves. A timer runs
-// only as long as there is something to do.
-type upkeep struct{ running atomic.Bool }
-
-// How long upkeep sleeps between two looks: it grows while nothing happens.
-// The first is a variable for tests.
-var firstUpkeep = 100 * time.Microsecond
-
-const lastUpkeep = 2 * time.Millisecond
-
-// start makes sure that upkeep goes on.
-func (u *upkeep) start(p *Pool) {
-	if u.running.CompareAndSwap(false, true) {
-		time.AfterFunc(firstUpkeep, func() { u.run(p, firstUpkeep) })
-	}
-}
-
-func (u *upkeep) run(p *Pool, pause time.Duration) {
-	more, progress := p.tend()
-	if !more {
-		u.running.Store(false)
-		if !p.settled() {
-			u.start(p)
-		}
-		return
-	}
-	if pause = min(2*pause, lastUpkeep); progress {
-		pause = firstUpkeep
-	}
-	time.AfterFunc(pause, func() { u.run(p, pause) })
-}
-
-// tend unmaps some of what leaves, and reports whether there is more, and whether
-// there was any.
-func (p *Pool) tend() (more, progress bool) {
-	if !p.pressing.TryRLock() {
-		return true, false // Close or Check runs
-	}
-	defer p.pressing.RUnlock()
-	for _, sh := range p.leavers() {
-		sh.advance()
-	}
-	for range pieces {
-		found, err := p.unmapPassed("pool upkeep")
-		if err != nil {
-			p.sys.Config.Log.Error("cuvmm: a pool could not unmap memory that moved", "error", err)
-		}
-		if !found {
-			break
-		}
-		progress = true
-	}
-	return !p.settled(), progress
-}
-
-// pieces are how many pieces upkeep unmaps at a time.
-const pieces = 16
-
-// settled reports whether nothing leaves.
-func (p *Pool) settled() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.leaving) == 0
-}
-
-// leavers are the shards that something leaves.
-func (p *Pool) leavers() []*shard {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	seen := map[*shard]bool{}
-	var all []*shard
-	for _, r := range p.leaving {
-		if r.epoch > r.shard.passed.Load() && !seen[r.shard] {
-			seen[r.shard] = true
-			all = append(all, r.shard)
-		}
-	}
-	return all
 }

@@ -228,6 +228,7 @@ func (p *Pool) newChunk(size uint64) (*phys.Handle, error) {
 	h, r := phys.TryCreate(p.sys, size, p.prop)
 	if r == driver.Success {
 		raise(&p.mostHeld, p.reserved.Load())
+		p.upkeep.start(p, false)
 		h.Recycle() // its blocks change owners: nobody exports it as it is
 		return h, nil
 	}

@@ -33,9 +33,14 @@ type Options struct {
 	// SetLimit changes it.
 	Limit int
 	// Wait is how long a request that finds no memory waits for blocks that were
-	// freed and that the GPU still uses: 0 is a second, a negative value not at
-	// all.
+	// freed and that the GPU still uses: 0 is a second. With a negative value it
+	// does not wait for work, and makes new memory where other streams are about to
+	// pass enough.
 	Wait time.Duration
+	// Decay is how long the pool keeps memory that is not needed: it gives back, in
+	// small pieces, what it has more than it had use for at any moment of the last
+	// Decay to twice that. 0 is a minute, a negative value never.
+	Decay time.Duration
 	// OnExhausted is asked before a request is refused; see Exhausted.
 	OnExhausted func(Exhausted) (retry bool)
 	// Statistics counts by tag, and the pool's peaks over all streams. It costs

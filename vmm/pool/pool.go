@@ -33,8 +33,8 @@ type Pool struct {
 
 	smallMax, midQuantum, chunk uint64
 
-	wait time.Duration
-	o    Options
+	wait, decay time.Duration
+	o           Options
 
 	reserved atomic.Uint64
 	mostHeld atomic.Uint64
@@ -104,6 +104,9 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	p.wait = o.Wait
 	if o.Wait == 0 {
 		p.wait = time.Second
+	}
+	if p.decay = o.Decay; o.Decay == 0 {
+		p.decay = time.Minute
 	}
 	p.limit.Store(uint64(o.Limit))
 	if o.Statistics {

@@ -55,7 +55,7 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 			return Block{}, p.refusal(sh, w, s)
 		}
 	}
-	r := relief{p: p, sh: sh, w: w}
+	r := relief{p: p, sh: sh, w: w, impatient: p.wait < 0}
 	for {
 		sh.settle()
 		if b, ok, err := p.again(sh, w); ok || err != nil {
@@ -146,7 +146,7 @@ func (r *relief) find(s *shortage) error {
 				return nil
 			}
 			err := p.refusal(r.sh, r.w, s)
-			_, undo := p.trimIdle(allocOp, maxBytes)
+			_, undo := trimBy(allocOp, maxBytes, p.trimIdle)
 			return join(err, undo)
 		}
 	}

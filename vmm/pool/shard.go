@@ -182,6 +182,7 @@ func (sh *shard) put(h *header, epoch uint64) {
 	sh.rest()
 	e.state = resting
 	sh.hot = e
+	sh.offer() // once it rests no more it may be a chunk with what is beside it
 }
 
 // advance asks whether what was freed so far has passed, and records an event

@@ -22,7 +22,7 @@ func (sh *shard) offer() {
 
 // has reports whether the shard has something for others. The caller holds its lock.
 func (sh *shard) has() bool {
-	return sh.waiting.n > 0 || len(sh.empty) > 0 || sh.idleSlab() || sh.free.atLeast(sh.pool.chunk) != nil
+	return sh.hot != nil || sh.waiting.n > 0 || len(sh.empty) > 0 || sh.idleSlab() || sh.free.atLeast(sh.pool.chunk) != nil
 }
 
 // eachOffer calls f for shards that may have something for others, with their lock

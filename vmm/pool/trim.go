@@ -27,76 +27,90 @@ func (p *Pool) trim(op string, need uint64) (freed uint64, err error) {
 	return trimBy(op, need, p.trimIdle, p.trimSlabs, p.trimRegions)
 }
 
-func trimBy(op string, need uint64, ways ...func(op string, need uint64) (uint64, error)) (freed uint64, err error) {
+// trimBy goes from way to way. Each reports whether it found anything to give back,
+// which may be chunks whose memory a failure holds elsewhere.
+func trimBy(op string, need uint64, ways ...func(op string, need uint64) (uint64, bool, error)) (freed uint64, err error) {
 	for _, way := range ways {
-		if freed >= need {
-			break
-		}
-		n, err := way(op, need-freed)
-		if freed += n; err != nil {
-			return freed, err
-		}
-	}
-	return freed, nil
-}
-
-// trimIdle gives back chunks that are mapped nowhere.
-func (p *Pool) trimIdle(op string, need uint64) (freed uint64, err error) {
-	for freed < need {
-		p.mu.Lock()
-		n := len(p.idle)
-		if n == 0 {
-			p.mu.Unlock()
-			break
-		}
-		h := p.idle[n-1]
-		p.idle = p.idle[:n-1]
-		p.mu.Unlock()
-		if err := p.release(op, h); err != nil {
-			return freed, err
-		}
-		freed += h.Size
-	}
-	return freed, nil
-}
-
-// trimSlabs gives empty slab chunks back.
-func (p *Pool) trimSlabs(op string, need uint64) (freed uint64, err error) {
-	for _, sh := range p.all() {
-		for freed < need && err == nil {
-			sh.mu.Lock()
-			c, ok := slabChunk{}, false
-			if sh.arena == nil {
-				c, ok = sh.spareSlab(sh.passed.Load())
+		for found := true; found && freed < need; {
+			var n uint64
+			n, found, err = way(op, need-freed)
+			if freed += n; err != nil {
+				return freed, err
 			}
-			sh.mu.Unlock()
+		}
+	}
+	return freed, nil
+}
+
+// trimIdle gives back a chunk that is mapped nowhere.
+func (p *Pool) trimIdle(op string, _ uint64) (freed uint64, found bool, err error) {
+	p.mu.Lock()
+	n := len(p.idle)
+	if n == 0 {
+		p.mu.Unlock()
+		return 0, false, nil
+	}
+	h := p.idle[n-1]
+	p.idle = p.idle[:n-1]
+	p.mu.Unlock()
+	if err := p.release(op, h); err != nil {
+		return 0, true, err
+	}
+	return h.Size, true, nil
+}
+
+// slabPiece is how many empty slab chunks are taken from their shards at a time.
+const slabPiece = 64
+
+// trimSlabs gives some empty slab chunks back.
+func (p *Pool) trimSlabs(op string, need uint64) (freed uint64, found bool, err error) {
+	most := int(min((need+p.gran-1)/p.gran, slabPiece))
+	type spare struct {
+		slabChunk
+		sh *shard
+	}
+	var all []spare
+	p.mu.Lock()
+	p.eachOffer(func(sh *shard) bool {
+		for sh.arena == nil && len(all) < most {
+			c, ok := sh.spareSlab(sh.passed.Load())
 			if !ok {
 				break
 			}
+			all = append(all, spare{c, sh})
+			sh.kept++
+		}
+		return len(all) < most
+	})
+	p.mu.Unlock()
+	for _, c := range all {
+		if err != nil {
+			c.sh.mu.Lock()
+			c.sh.empty = append(c.sh.empty, c.slabChunk)
+			c.sh.offer()
+			c.sh.mu.Unlock()
+		} else {
 			var gone uint64
 			gone, err = p.discard(op, c.reg, c.index)
 			freed += gone
 		}
+		c.sh.keep(-1)
 	}
-	return freed, err
+	return freed, len(all) > 0, err
 }
 
-// trimRegions gives whole free chunks of regions back.
-func (p *Pool) trimRegions(op string, need uint64) (freed uint64, err error) {
-	n := int((need + p.chunk - 1) / p.chunk)
+// trimRegions gives some whole free chunks of regions back.
+func (p *Pool) trimRegions(op string, need uint64) (freed uint64, found bool, err error) {
+	n := int(min((need+p.chunk-1)/p.chunk, piece))
 	p.mu.Lock()
 	var runs []run
-	for _, sh := range p.shards {
-		if n <= 0 {
-			break
-		}
-		sh.mu.Lock()
+	p.eachOffer(func(sh *shard) bool {
 		if sh.arena == nil {
 			more, k := p.cutHoles(sh, n, sh.passed.Load(), false)
 			runs, n = append(runs, more...), n-k
 		}
-		sh.mu.Unlock()
-	}
+		return n > 0
+	})
 	p.mu.Unlock()
 	for _, r := range runs {
 		if err != nil {
@@ -109,7 +123,7 @@ func (p *Pool) trimRegions(op string, need uint64) (freed uint64, err error) {
 		gone, err = p.unmap(op, r)
 		freed += gone
 	}
-	return freed, err
+	return freed, len(runs) > 0, err
 }
 
 // underPressure is asked by others who need memory. While this pool asks the
@@ -142,13 +156,24 @@ func (p *Pool) Trim(need int) (freed int, err error) {
 	return int(n), err
 }
 
-// trimPatiently is trim that lets idle streams pass first.
+// trimPatiently is trim in pieces, between which it sleeps if others may go on, and
+// lets idle streams pass.
 func (p *Pool) trimPatiently(need uint64, sleep func(time.Duration)) (freed uint64, err error) {
 	for w := (patience{}); ; {
 		inFlight := p.advanceAll()
-		n, err := p.trim(trimOp, need-freed)
-		if freed += n; err != nil || freed >= need || !inFlight || !w.pause(0, sleep) {
-			return freed, err
+		for {
+			step := min(need-freed, piece*p.chunk)
+			n, err := p.trim(trimOp, step)
+			if freed += n; err != nil || freed >= need {
+				return freed, err
+			}
+			if n < step {
+				break
+			}
+			sleep(0)
+		}
+		if !inFlight || !w.pause(0, sleep) {
+			return freed, nil
 		}
 	}
 }

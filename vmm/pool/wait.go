@@ -73,6 +73,13 @@ func (sh *shard) waitNext(w waiting) {
 // settle makes free what waited and has passed. The caller holds no lock of
 // shards.
 func (sh *shard) settle() {
+	for sh.settleOnce() { // a block that waited for one stream may wait for another
+	}
+}
+
+// settleOnce asks the streams that blocks wait for next, and reports whether any block
+// moved on.
+func (sh *shard) settleOnce() bool {
 	var ask []*shard
 	sh.mu.Lock()
 	for on, q := range sh.waiting.streams {
@@ -83,7 +90,7 @@ func (sh *shard) settle() {
 	n := sh.waiting.n
 	sh.mu.Unlock()
 	if n == 0 {
-		return
+		return false
 	}
 	for _, on := range ask {
 		on.advance()
@@ -117,6 +124,7 @@ func (sh *shard) settle() {
 	if l.n < before {
 		sh.pool.passes.Add(1)
 	}
+	return len(next) > 0
 }
 
 // each calls f for every waiting block.

@@ -1,0 +1,105 @@
+package pool_test
+
+import (
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/stretchr/testify/require"
+)
+
+// What a pool does not need any more goes back by itself, and what it needs again and
+// again stays.
+func TestDecay(t *testing.T) {
+	m, d := open(t)
+	s, busy := stream(t, d), stream(t, d)
+	p := newPool(t, d, pool.Options{Decay: 200 * time.Millisecond})
+	kept := alloc(t, p, s, 4*mib)
+	free(t, p, alloc(t, p, s, 256*mib))
+	for range 3 {
+		free(t, p, alloc(t, p, s, 100*kib))
+	}
+	needed := func() { free(t, p, alloc(t, p, busy, 64*mib)) }
+	needed()
+	require.NoError(t, s.Synchronize())
+	require.Eventually(t, func() bool {
+		needed()
+		return p.Stats().Reserved < 90*mib
+	}, patience, time.Millisecond)
+	m.ResetCounts()
+	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		needed()
+	}
+	require.Zero(t, m.Count("cuMemCreate"))
+	require.GreaterOrEqual(t, p.Stats().Reserved, uint64(68*mib))
+	free(t, p, kept)
+}
+
+// A pool without decay keeps what it has.
+func TestNoDecay(t *testing.T) {
+	m, d := open(t)
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{Decay: -1})
+	free(t, p, alloc(t, p, s, 64*mib))
+	require.NoError(t, s.Synchronize())
+	time.Sleep(50 * time.Millisecond)
+	require.Zero(t, m.Count("cuMemRelease"))
+}
+
+// What moved is unmapped without another request, once the GPU has passed it, and
+// not before.
+func TestWhatMovedIsUnmappedByItself(t *testing.T) {
+	m, d := open(t)
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{})
+	live := holes(t, p, s, 8, 8*mib)
+	hold(t, m, s)
+	late := alloc(t, p, s, 8*mib)
+	require.NoError(t, s.Memset(late.Ptr(), 1, 8*mib))
+	free(t, p, late)
+	had := d.System().Stats().Mappings
+	b := alloc(t, p, s, 32*mib)
+	moved := d.System().Stats().Mappings - had
+	require.Positive(t, moved)
+	m.Release(s.Handle())
+	require.Eventually(t, func() bool { return d.System().Stats().Mappings == had }, patience, time.Millisecond)
+	require.NoError(t, p.Check())
+	free(t, p, b)
+	for _, l := range live {
+		free(t, p, l)
+	}
+}
+
+// No driver call of a trim unmaps much, and requests of others can be served between
+// two of them: when that is, the scheduler says.
+func TestATrimGoesInPieces(t *testing.T) {
+	m, d := open(t)
+	s, other := stream(t, d), stream(t, d)
+	p := newPool(t, d, pool.Options{})
+	free(t, p, alloc(t, p, s, 512*mib))
+	require.NoError(t, s.Synchronize())
+	var unmaps atomic.Int32
+	served := make(chan int32, 1)
+	m.OnCall(func(call string) {
+		if call == "cuMemUnmap" && unmaps.Add(1) == 1 {
+			go func() {
+				b, err := p.Alloc(pool.Request{Bytes: mib, Stream: other})
+				served <- unmaps.Load()
+				if err == nil {
+					err = p.Free(b)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}()
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+	_, err := p.Trim(0)
+	require.NoError(t, err)
+	m.OnCall(nil)
+	at := <-served
+	require.Equal(t, 32, int(unmaps.Load()))
+	t.Logf("served after %d of 32 pieces", at)
+}
