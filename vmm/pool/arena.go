@@ -84,6 +84,7 @@ func (a *arena) release() {
 		sh.arena, sh.serial = nil, 0
 		sh.pass(sh.epoch)
 		sh.epoch++
+		sh.offer()
 		sh.mu.Unlock()
 	}
 	p.prune()

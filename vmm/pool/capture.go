@@ -133,13 +133,15 @@ func (p *Pool) prime(st *core.Stream) error {
 		return err
 	}
 	defer st.Drop()
-	if _, err := p.shardOf(captureOp, st); err != nil {
+	sh, err := p.shardOf(captureOp, st)
+	if err != nil {
 		return err
 	}
 	if err := p.firstRegion(); err != nil {
 		return p.refusalOf(captureOp, err)
 	}
-	p.advanceAll()
+	sh.advance()
+	p.look(p.offering(sh))
 	return nil
 }
 

@@ -26,7 +26,7 @@ func (p *Pool) offering(sh *shard) (behind []*shard) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.eachOffer(func(o *shard) bool {
-		if o.arena == nil && (o.waiting.n > 0 || o != sh && o.touched > o.passed.Load()) {
+		if o.waiting.n > 0 || o != sh && o.touched > o.passed.Load() {
 			behind = append(behind, o)
 		}
 		return len(behind) < mostAsked

@@ -122,11 +122,11 @@ func (p *Pool) gather(sh *shard, g *growth) {
 	}
 }
 
-// gatherPassed takes chunks of other shards that the GPU has passed. Those of arenas
-// stay. The caller holds mu.
+// gatherPassed takes chunks of other shards that the GPU has passed. The caller holds
+// mu.
 func (p *Pool) gatherPassed(sh *shard, g *growth) {
 	p.eachOffer(func(o *shard) bool {
-		if o != sh && o.arena == nil {
+		if o != sh {
 			p.cut(o, g, o.passed.Load())
 		}
 		return g.have < g.n

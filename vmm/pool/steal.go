@@ -7,10 +7,10 @@ import (
 )
 
 // offer says that the shard may have something for others: free chunks, slabs
-// without blocks, or waiting blocks that may come to that. The caller holds the
-// shard's lock.
+// without blocks, or waiting blocks that may come to that. Those of arenas offer
+// nothing until their graphs are gone. The caller holds the shard's lock.
 func (sh *shard) offer() {
-	if sh.offers {
+	if sh.offers || sh.arena != nil {
 		return
 	}
 	sh.offers = true
@@ -92,11 +92,21 @@ func (p *Pool) stealAny(sh *shard, w *want) bool {
 	defer p.mu.Unlock()
 	var give func()
 	p.eachOffer(func(o *shard) bool {
-		if o != sh && (o.arena == nil || o.arena == sh.arena) {
+		if o != sh {
 			give = p.loot(o, sh, w)
 		}
 		return give == nil
 	})
+	if sh.arena != nil && give == nil {
+		for _, o := range sh.arena.shards {
+			if o != sh && give == nil {
+				o.mu.Lock()
+				o.rest()
+				give = p.loot(o, sh, w)
+				o.mu.Unlock()
+			}
+		}
+	}
 	if give == nil {
 		return false
 	}

@@ -72,7 +72,7 @@ func (p *Pool) trimSlabs(op string, need uint64) (freed uint64, found bool, err 
 	var all []spare
 	p.mu.Lock()
 	p.eachOffer(func(sh *shard) bool {
-		for sh.arena == nil && len(all) < most {
+		for len(all) < most {
 			c, ok := sh.spareSlab(sh.passed.Load())
 			if !ok {
 				break
@@ -105,10 +105,8 @@ func (p *Pool) trimRegions(op string, need uint64) (freed uint64, found bool, er
 	p.mu.Lock()
 	var runs []run
 	p.eachOffer(func(sh *shard) bool {
-		if sh.arena == nil {
-			more, k := p.cutHoles(sh, n, sh.passed.Load(), false)
-			runs, n = append(runs, more...), n-k
-		}
+		more, k := p.cutHoles(sh, n, sh.passed.Load(), false)
+		runs, n = append(runs, more...), n-k
 		return n > 0
 	})
 	p.mu.Unlock()
