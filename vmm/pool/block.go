@@ -1,7 +1,11 @@
 package pool
 
 import (
+	"fmt"
+	"slices"
+
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
@@ -93,4 +97,127 @@ func (h *header) size() uint64 {
 		return e.size
 	}
 	return h.home.slab.slot
+}
+
+// Free gives a block back. It may be used again when the work that is on its
+// stream now is done, and the work that is on the streams named besides: name
+// those that used it, other than its own. Free waits for nothing, and it makes
+// no driver call. A block that was freed before is cuda.ErrClosed.
+//
+// Where a stream that is named takes part in a capture, the block waits for the
+// end of it; see Capture.
+func (p *Pool) Free(b Block, streams ...*cuda.Stream) error {
+	h := b.h
+	if h == nil || h.home.shard.pool != p {
+		return p.notOurs(b)
+	}
+	sh := h.home.shard
+	if len(streams) > 0 {
+		return p.freeAfter(b, streams)
+	}
+	sh.mu.Lock()
+	if h.gen != b.gen {
+		sh.mu.Unlock()
+		return stale(b)
+	}
+	sh.retire(h, nil)
+	if sh.arena != nil {
+		sh.mu.Unlock()
+		return p.freeCaptured(h)
+	}
+	sh.put(h, sh.epoch)
+	sh.mu.Unlock()
+	p.verify()
+	return nil
+}
+
+const freeOp = "pool.Free"
+
+func (p *Pool) notOurs(b Block) error {
+	if b.h == nil {
+		return core.Invalid(freeOp, "the zero block", "pass a block that Alloc gave")
+	}
+	return core.Error(core.Failure{Op: freeOp, Kind: core.Foreign, Asked: fmt.Sprintf("the block at %v is another pool's", b.ptr),
+		Hint: "free it where it was allocated"})
+}
+
+func stale(b Block) error {
+	return core.Error(core.Failure{Op: freeOp, Kind: core.Closed, Asked: fmt.Sprintf("%s at %v were freed before", core.Bytes(b.bytes), b.ptr),
+		Hint: "free a block once; with Options.Track the pool knows where live blocks came from"})
+}
+
+// freeAfter frees a block that other streams use, too.
+func (p *Pool) freeAfter(b Block, streams []*cuda.Stream) error {
+	h := b.h
+	points := make([]point, 0, len(streams))
+	for _, s := range streams {
+		if s == nil {
+			return core.Invalid(freeOp, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
+		}
+		st := core.StreamOf(s)
+		if st.Ctx.System() != p.sys {
+			return core.ForeignError(freeOp, "stream")
+		}
+		if st == h.home.shard.stream || st.Gone() {
+			continue
+		}
+		sh, err := p.shardOf(freeOp, st)
+		if err != nil {
+			return err
+		}
+		sh.mu.Lock()
+		points = append(points, point{sh, sh.epoch})
+		sh.touched = sh.epoch
+		sh.mu.Unlock()
+	}
+	sh := h.home.shard
+	sh.mu.Lock()
+	if h.gen != b.gen {
+		defer sh.mu.Unlock()
+		return stale(b)
+	}
+	sh.retire(h, points)
+	if sh.arena != nil {
+		sh.mu.Unlock()
+		return p.freeCaptured(h, points...)
+	}
+	if len(points) == 0 {
+		sh.put(h, sh.epoch)
+	} else {
+		sh.keepWaiting(waiting{h: h, epoch: sh.epoch, until: points})
+	}
+	sh.mu.Unlock()
+	p.verify()
+	return nil
+}
+
+// FreePtr is Free for callers that know only the address, which is that of the
+// first byte of a live block; any other is cuda.ErrInvalidArgument. An address
+// that was freed may be another block's by now, which nobody can tell.
+func (p *Pool) FreePtr(ptr cuda.Ptr, streams ...*cuda.Stream) error {
+	b, ok := p.Find(ptr)
+	if !ok {
+		return core.Invalid("pool.FreePtr", fmt.Sprintf("no live block begins at %v", ptr),
+			"pass the address that Alloc gave, once")
+	}
+	return p.Free(b, streams...)
+}
+
+// Find is the live block that begins at an address.
+func (p *Pool) Find(ptr cuda.Ptr) (Block, bool) {
+	at := driver.Ptr(ptr)
+	all := *p.places.Load()
+	i, found := slices.BinarySearchFunc(all, at, func(pl place, at driver.Ptr) int {
+		switch {
+		case at < pl.from:
+			return 1
+		case at >= pl.to:
+			return -1
+		}
+		return 0
+	})
+	if !found {
+		return p.findNode(at)
+	}
+	return all[i].find(at)
 }

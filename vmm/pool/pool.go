@@ -18,10 +18,21 @@ import (
 // Pool gives out device memory in blocks of any size and takes them back in the
 // order of streams, without the driver as long as what was freed serves what is
 // asked. All methods may be called from any goroutine. The caller closes it.
+//
+// Locks, in the order in which they are taken:
+//
+//	slow           one miss, Trim, Close or Check at a time; let go while it waits
+//	pressing       shared by others who have memory given back, and by upkeep, which
+//	               try it; exclusive for Close and Check. A pool that others ask may
+//	               hold slow of its own: nobody waits for pressing but those two
+//	Capture.calls  shared by the calls that make and free nodes, exclusive for End
+//	shard.markMu   over the calls that record and ask the shard's event
+//	mu             regions, spans, lists of shards
+//	shard.mu       a shard's blocks; two are never held at once
+//	offersMu, upkeep.mu, Capture.mu   leaves
+//
+// The driver is called under those before mu alone.
 type Pool struct {
-	// In which order the locks are taken, and which are held over driver calls,
-	// stands in ARCHITECTURE.md.
-
 	dev     *cuda.Device
 	sys     *core.System
 	on      []driver.Device

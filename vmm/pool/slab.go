@@ -1,6 +1,12 @@
 package pool
 
-import "github.com/cuvmm/cuvmm/internal/driver"
+import (
+	"math/bits"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+)
 
 // slab is one chunk that is divided into equal slots of a size class. It
 // belongs to one shard, and is guarded by its lock. When all of its slots are
@@ -153,4 +159,169 @@ func (sh *shard) spareSlab(upTo uint64) (slabChunk, bool) {
 		}
 	}
 	return slabChunk{}, false
+}
+
+// Small requests are rounded up to a size class: 4 to each power of two below
+// 16 quanta, 8 above. What is wasted is at most a fifth of a small request, and
+// an eighth of a larger one.
+
+// quantum is what every block is a multiple of, and aligned to: a line of the
+// GPU's memory four times over, and what frameworks expect of an allocator.
+const quantum = 512
+
+// classes are the size classes up to a limit.
+type classes struct {
+	sizes []uint64
+	of    []uint8 // the class, by the size in quanta, rounded up
+}
+
+func newClasses(limit uint64) classes {
+	var c classes
+	for size := uint64(quantum); ; {
+		c.sizes = append(c.sizes, size)
+		if size >= limit {
+			break
+		}
+		steps := uint64(4)
+		if size >= 16*quantum {
+			steps = 8
+		}
+		floor := uint64(1) << (bits.Len64(size) - 1)
+		size = min(limit, size+max(quantum, floor/steps))
+	}
+	class := 0
+	for q := range limit/quantum + 1 {
+		if q*quantum > c.sizes[class] {
+			class++
+		}
+		c.of = append(c.of, uint8(class))
+	}
+	return c
+}
+
+// find is the least class for so many bytes, which are within the limit.
+func (c *classes) find(bytes uint64) int { return int(c.of[(bytes+quantum-1)/quantum]) }
+
+// aligned is the least class for so many bytes whose slots are multiples of an
+// alignment, or -1.
+func (c *classes) aligned(bytes, align uint64) int {
+	for class := c.find(bytes); class < len(c.sizes); class++ {
+		if c.sizes[class]%align == 0 {
+			return class
+		}
+	}
+	return -1
+}
+
+// The chunks of slabs stay where they are, in regions of granules, as long as they
+// are mapped. Those that move are in miss.go.
+
+// provideSlab makes an empty slab chunk.
+func (p *Pool) provideSlab(sh *shard) error {
+	reg, at, err := p.takeRoom()
+	if err != nil {
+		return err
+	}
+	h, err := p.newChunk(p.gran)
+	if err != nil {
+		p.giveRoom(reg, at)
+		return err
+	}
+	if err = reg.rng.MapRun(allocOp, reg.off(reg.at(at)), []*phys.Handle{h}, p.access); err != nil {
+		var undo error
+		if reg.left(at) == 0 {
+			p.giveRoom(reg, at)
+			undo = p.release(allocOp, h)
+		} else { // its memory is used no more, so this is tried twice
+			reg.chunks[at].Store(&chunk{handle: h})
+			h.Release() // what was left has a count of its own
+			_, undo = p.discard(allocOp, reg, at)
+		}
+		return join(err, undo)
+	}
+	reg.chunks[at].Store(&chunk{handle: h})
+	reg.chunks[at].Load().shard.Store(sh)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	sh.made.Add(p.gran)
+	sh.empty = append(sh.empty, slabChunk{reg: reg, index: at})
+	sh.offer()
+	return nil
+}
+
+// takeRoom takes the place for a chunk, in another region where there is none.
+func (p *Pool) takeRoom() (reg *region, at int, err error) {
+	for {
+		p.mu.Lock()
+		for _, r := range p.regions[small] {
+			if at, ok := r.vacant.take(1); ok {
+				p.mu.Unlock()
+				return r, at, nil
+			}
+		}
+		p.mu.Unlock()
+		total := (p.dev.TotalMemory() + p.gran - 1) / p.gran * p.gran
+		if _, err := p.reserve(small, total, p.gran, p.gran, p.gran); err != nil {
+			return nil, 0, err
+		}
+	}
+}
+
+// discard gives back a slab chunk that nobody uses, and its place.
+func (p *Pool) discard(op string, reg *region, at int) (gone uint64, err error) {
+	gone, err = reg.vacate(op, at, at+1)
+	p.reserved.Add(-gone)
+	if err == nil {
+		p.giveRoom(reg, at)
+	}
+	return gone, err
+}
+
+// giveRoom gives the place of a chunk back, where nothing is mapped.
+func (p *Pool) giveRoom(reg *region, at int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	reg.vacant.give(at, 1)
+}
+
+// vacant are the places of a region that hold nothing: runs of chunks, sorted,
+// that do not touch. The first that is long enough serves, so that what is used
+// stays at the region's beginning, and with the memory how far it spreads is
+// bounded, too.
+type vacant []vacancy
+
+type vacancy struct{ from, to int }
+
+// take takes the place of n chunks.
+func (v *vacant) take(n int) (at int, ok bool) {
+	for i := range *v {
+		r := &(*v)[i]
+		if r.to-r.from < n {
+			continue
+		}
+		at = r.from
+		if r.from += n; r.from == r.to {
+			*v = slices.Delete(*v, i, i+1)
+		}
+		return at, true
+	}
+	return 0, false
+}
+
+// give gives the place of n chunks back.
+func (v *vacant) give(at, n int) {
+	i, _ := slices.BinarySearchFunc(*v, at, func(r vacancy, at int) int { return r.from - at })
+	before := i > 0 && (*v)[i-1].to == at
+	after := i < len(*v) && (*v)[i].from == at+n
+	switch {
+	case before && after:
+		(*v)[i-1].to = (*v)[i].to
+		*v = slices.Delete(*v, i, i+1)
+	case before:
+		(*v)[i-1].to += n
+	case after:
+		(*v)[i].from = at
+	default:
+		*v = slices.Insert(*v, i, vacancy{at, at + n})
+	}
 }

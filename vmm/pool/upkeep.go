@@ -3,6 +3,9 @@ package pool
 import (
 	"sync"
 	"time"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
 // upkeep is what the pool does on its own time: it unmaps what leaves, and gives back
@@ -167,4 +170,182 @@ func (p *Pool) leavers() []*shard {
 		}
 	}
 	return all
+}
+
+// run are free chunks that were cut out of a shard. Their place, and the shard,
+// are kept until the chunks are put back or unmapped there.
+//
+//	a shard's ──cut──► run ──put back──► the shard's
+//	                    ├──mapped elsewhere──► leaving ──GPU has passed──► unmapped
+//	                    └──trimmed──► unmapped
+type run struct {
+	shard *shard
+	reg   *region
+	span  *span
+	epoch uint64
+}
+
+// moves reports whether chunks move at all: granting a peer access to one that
+// moved would take longer than making another.
+func (p *Pool) moves() bool { return len(p.access) == 1 }
+
+// cut takes free chunks that are of an epoch up to a last one out of a shard, for a
+// gap: from the smallest holes first, which serve least as they are. The caller
+// holds mu and the shard's lock.
+func (p *Pool) cut(sh *shard, g *growth, upTo uint64) {
+	runs, n := p.cutHoles(sh, g.n-g.have, upTo, true)
+	g.runs = append(g.runs, runs...)
+	g.have += n
+}
+
+// cutHoles cuts up to n free chunks out of one shard, to move them, or to give them
+// back. The caller holds mu and the shard's lock.
+func (p *Pool) cutHoles(sh *shard, n int, upTo uint64, move bool) (runs []run, got int) {
+	sh.rest()
+	var holes []*extent
+	for e, found := sh.free.atLeast(p.chunk), 0; e != nil && found < n; e = sh.free.after(e) {
+		if k := e.whole(); e.epoch <= upTo && k > 0 {
+			holes = append(holes, e)
+			found += k
+		}
+	}
+	for _, e := range holes {
+		if got >= n {
+			break
+		}
+		from, k := e.loose(n-got, move)
+		if k == 0 {
+			continue
+		}
+		reg, epoch := e.reg, e.epoch
+		s := reg.cut(sh, e, from, from+driver.Ptr(uint64(k)*reg.chunk))
+		runs = append(runs, run{sh, reg, s, epoch})
+		sh.kept++ // until the run is unmapped or put back, since prune forgets a shard that has nothing
+		got += k
+	}
+	return runs, got
+}
+
+// whole is how many whole chunks lie in the extent.
+func (e *extent) whole() int {
+	from, to := e.reg.up(e.ptr), e.reg.down(e.end())
+	if from >= to {
+		return 0
+	}
+	return int(uint64(to-from) / e.reg.chunk)
+}
+
+// loose is the run of at most n chunks that goes from the extent: at the end
+// that has nothing behind it, so that the hole does not become two.
+func (e *extent) loose(n int, move bool) (from driver.Ptr, k int) {
+	r := e.reg
+	lo, hi := r.index(r.up(e.ptr)), r.index(r.up(e.ptr))+e.whole()
+	may := func(i int) bool {
+		return !move || !r.chunks[i].Load().handle.Exported()
+	}
+	if e.prev.state == wall && e.next.state != wall {
+		for k = 0; k < n && lo+k < hi && may(lo+k); k++ {
+		}
+		return r.at(lo), k
+	}
+	for k = 0; k < n && hi-k > lo && may(hi-k-1); k++ {
+	}
+	return r.at(hi - k), k
+}
+
+func (r run) handles() (all []*phys.Handle) {
+	for i := r.reg.index(r.span.from); i < r.reg.index(r.span.to); i++ {
+		all = append(all, r.reg.chunks[i].Load().handle)
+	}
+	return all
+}
+
+// putBack gives a run back to the shard that it was cut out of. The caller holds mu.
+func (p *Pool) putBack(r run) {
+	r.shard.mu.Lock()
+	defer r.shard.mu.Unlock()
+	r.reg.own(r.shard, r.span, r.epoch)
+	r.shard.kept--
+}
+
+// leave has the place of chunks that moved unmapped later. The caller holds mu.
+func (p *Pool) leave(r run) {
+	p.leaving = append(p.leaving, r)
+	p.upkeep.start(p, true)
+}
+
+// piece is how many chunks are unmapped in one call at most, since a miss that
+// maps meanwhile waits for it: a chunk takes some 14 µs.
+const piece = 8
+
+// unmapPassed unmaps a piece of what is leaving and has passed, and reports whether
+// there was any. Where it fails it is unknown what is mapped there: the place is
+// lost, and what is left of its memory goes with the region.
+func (p *Pool) unmapPassed(op string) (found bool, err error) {
+	p.mu.Lock()
+	for i := range p.leaving {
+		r := &p.leaving[i]
+		if r.epoch > r.shard.passed.Load() {
+			continue
+		}
+		part := *r
+		if r.reg.index(r.span.to)-r.reg.index(r.span.from) > piece {
+			part.span = r.reg.front(r.span, piece)
+			part.shard.mu.Lock()
+			part.shard.kept++
+			part.shard.mu.Unlock()
+		} else {
+			last := len(p.leaving) - 1
+			p.leaving[i] = p.leaving[last]
+			p.leaving[last] = run{}
+			p.leaving = p.leaving[:last]
+		}
+		p.mu.Unlock()
+		_, err := p.unmap(op, part)
+		return true, err
+	}
+	p.mu.Unlock()
+	return false, nil
+}
+
+// unmapAll unmaps all that is leaving and has passed.
+func (p *Pool) unmapAll(op string) error {
+	for {
+		if found, err := p.unmapPassed(op); !found || err != nil {
+			return err
+		}
+	}
+}
+
+// unmap makes the place of a run a gap, and returns the bytes of memory that went
+// with it.
+func (p *Pool) unmap(op string, r run) (gone uint64, err error) {
+	gone, err = r.reg.vacate(op, r.reg.index(r.span.from), r.reg.index(r.span.to))
+	p.reserved.Add(-gone)
+	r.shard.keep(-1)
+	if err == nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		r.reg.remove(r.span)
+	}
+	return gone, err
+}
+
+// vacate unmaps chunks that nothing uses, and returns the bytes of memory that
+// went: that of chunks which are mapped nowhere else. What is left after a failure
+// is lost.
+func (r *region) vacate(op string, from, to int) (gone uint64, err error) {
+	err = r.rng.UnmapRun(op, r.off(r.at(from)), uint64(to-from)*r.chunk)
+	for i := from; i < to; i++ {
+		h := r.chunks[i].Load().handle
+		if err == nil || r.left(i) == 0 {
+			r.chunks[i].Store(nil)
+			if h.Gone() {
+				gone += h.Size
+			}
+		} else {
+			r.chunks[i].Store(&chunk{handle: h})
+		}
+	}
+	return gone, err
 }
