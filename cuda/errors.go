@@ -42,6 +42,9 @@ var (
 	ErrDeviceLost = errors.New("device context lost")
 	// ErrNoDriver: no usable driver was found.
 	ErrNoDriver = errors.New("no CUDA driver")
+	// ErrMoved: the buffer was moved to a larger range, and its successor, which
+	// the error names by its address, is the one to change.
+	ErrMoved = errors.New("moved")
 	// ErrInvalidArgument: an argument that could never work.
 	ErrInvalidArgument = errors.New("invalid argument")
 )
@@ -128,6 +131,7 @@ var sentinels = map[core.Kind]error{
 	core.Capturing:         ErrCapturing,
 	core.DeviceLost:        ErrDeviceLost,
 	core.NoDriver:          ErrNoDriver,
+	core.Moved:             ErrMoved,
 	core.InvalidArgument:   ErrInvalidArgument,
 }
 

@@ -16,7 +16,7 @@ var sentinels = map[core.Kind]error{
 	core.NotSupported: cuda.ErrNotSupported, core.NotPermitted: cuda.ErrNotPermitted, core.Closed: cuda.ErrClosed,
 	core.InUse: cuda.ErrInUse, core.Foreign: cuda.ErrForeign, core.OutOfRange: cuda.ErrOutOfRange, core.Capacity: cuda.ErrCapacity,
 	core.Capturing: cuda.ErrCapturing, core.DeviceLost: cuda.ErrDeviceLost, core.NoDriver: cuda.ErrNoDriver,
-	core.InvalidArgument: cuda.ErrInvalidArgument,
+	core.Moved: cuda.ErrMoved, core.InvalidArgument: cuda.ErrInvalidArgument,
 }
 
 func TestEachKindIsOneSentinel(t *testing.T) {

@@ -78,6 +78,9 @@ func (b *buffer) resize(op string, s *cuda.Stream, n int) error {
 	if err := b.imported.mayGrow(op, b.used.Load(), 0, b.committed.Load()); err != nil {
 		return err
 	}
+	if err := b.othersSee(op, uint64(n)); err != nil {
+		return err
+	}
 	b.used.Store(uint64(n))
 	return nil
 }

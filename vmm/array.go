@@ -132,6 +132,31 @@ func elementBytes[T any](op string, n int) (int, error) {
 	return n * size, nil
 }
 
+// Move makes a second array with a range of reserve bytes over the same memory,
+// as vmm.Move does.
+func (a *Array[T]) Move(reserve int) (*Array[T], error) {
+	b, err := Move(a.buf, reserve)
+	if err != nil {
+		return nil, err
+	}
+	return &Array[T]{b}, nil
+}
+
+// Fork makes a second array that begins with the first n elements, as vmm.Fork
+// does.
+func (a *Array[T]) Fork(s *cuda.Stream, n int, o ForkOptions) (*Array[T], error) {
+	const op = "vmm.Array.Fork"
+	bytes, err := elementBytes[T](op, n)
+	if err != nil {
+		return nil, err
+	}
+	b, err := a.buf.b.fork(op, s, bytes, o)
+	if err != nil {
+		return nil, err
+	}
+	return &Array[T]{b.shell()}, nil
+}
+
 // Clip gives back the memory behind the last element, as Buffer.Clip does.
 func (a *Array[T]) Clip() error { return a.buf.Clip() }
 

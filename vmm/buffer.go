@@ -61,6 +61,11 @@ type buffer struct {
 	imported *imported
 	holds    holds
 	revoking revoking
+	// successor is the address of the buffer that this one was moved to, and moved
+	// the buffer that it was moved from, as long as that is not gone.
+	successor atomic.Uint64
+	moved     *buffer
+	gone      atomic.Bool
 
 	// changes is held by whatever changes the buffer, for as long as it takes:
 	// one change runs after the other.
@@ -197,6 +202,10 @@ type BufferStats struct {
 	Reserved, Committed, Used int
 	// Chunks of memory.
 	Chunks int
+	// Shared bytes of the committed memory are other buffers' too, after Move or
+	// Fork. System.Stats counts such memory once as allocated, and at each of its
+	// addresses as mapped.
+	Shared int
 	// Clipped bytes of memory are out of use and still there: they wait for the
 	// GPU after ClipAfter, or for the next Clip or Close where giving them back
 	// failed.
@@ -215,6 +224,7 @@ func (b *Buffer) Stats() BufferStats {
 		Committed: int(in.committed.Load()),
 		Used:      int(in.used.Load()),
 		Chunks:    len(in.chunks),
+		Shared:    int(in.shared()),
 		Grown:     int(in.grown.Load()),
 		Clipped:   int(in.mapped() - in.committed.Load() + in.res.leftBytes.Load()),
 	}
@@ -296,6 +306,7 @@ func (b *Buffer) teardown(op string) error {
 		in.committed.Store(0)
 		in.mu.Unlock()
 	}
+	in.gone.Store(true)
 	in.Untrack()
 	b.watched.Stop()
 	return nil

@@ -43,6 +43,10 @@ func (b *buffer) enterClip(op string) (keep int, err error) {
 		if err := b.enter(op); err != nil {
 			return 0, err
 		}
+		if err := b.frozen(op); err != nil {
+			b.leave()
+			return 0, err
+		}
 		keep := b.full()
 		if keep == len(b.chunks) {
 			return keep, nil
@@ -75,6 +79,9 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 		return core.ClosedError(op, "buffer")
 	}
 	defer in.closer.Drop()
+	if err := in.frozen(op); err != nil {
+		return err
+	}
 	in.copies.watch()
 	fence := func() (*core.Fence, error) { return core.FenceOf(in.res.System(), op, streams) }
 	if !in.changes.TryLock() {
@@ -131,6 +138,9 @@ func (b *buffer) clipSoon(op string, fence func() (*core.Fence, error)) error {
 // mayClip refuses to take the chunks from an offset on while they are held, or
 // are another buffer's too.
 func (b *buffer) mayClip(op string, from uint64) error {
+	if err := b.frozen(op); err != nil {
+		return err
+	}
 	if err := b.holds.check(op, from); err != nil {
 		return err
 	}
@@ -266,6 +276,10 @@ func (b *buffer) waitAll(op string) error {
 func (b *buffer) enterGrowth(op string, to func() uint64) error {
 	for {
 		if err := b.enter(op); err != nil {
+			return err
+		}
+		if err := b.frozen(op); err != nil {
+			b.leave()
 			return err
 		}
 		var v *view

@@ -161,3 +161,36 @@ func ExampleReserve() {
 	// Output:
 	// seen twice
 }
+
+// Two sequences share a prompt and go on differently: memory is taken for what
+// differs alone.
+func ExampleFork() {
+	sys, err := auto.Open(auto.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sys.Close()
+	prompt, err := vmm.NewBuffer(sys.Devices()[0], vmm.BufferOptions{Chunks: vmm.FixedChunks(2 << 20)})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer prompt.Close()
+	if _, err := prompt.Append(nil, make([]byte, 5<<20)); err != nil {
+		log.Fatal(err)
+	}
+
+	answer, err := vmm.Fork(nil, prompt, prompt.Len(), vmm.ForkOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer answer.Close()
+	at, err := answer.Append(nil, []byte("an answer"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("the answer begins at", at, "and the prompt still ends at", prompt.Len())
+	fmt.Printf("%d MiB shared, %d MiB allocated in all\n", answer.Stats().Shared>>20, sys.Stats().AllocatedBytes>>20)
+	// Output:
+	// the answer begins at 5242880 and the prompt still ends at 5242880
+	// 4 MiB shared, 8 MiB allocated in all
+}

@@ -323,6 +323,15 @@ var scenarios = []scenario{
 			}
 			return err
 		}},
+	{name: "Fork", setup: func(w *world) { w.buffer(3, both(w, vmm.ReadWrite)...) },
+		op: func(w *world) error {
+			b, err := vmm.Fork(nil, w.b, 2*kib64+1000, vmm.ForkOptions{})
+			if err == nil {
+				w.own(b)
+				w.buffers = append(w.buffers, b)
+			}
+			return err
+		}},
 	{name: "Slice.CopyFrom", writes: true, setup: func(w *world) { w.buffer(2); w.part(50, 1000) },
 		op: func(w *world) error { return w.slice.CopyFrom(w.s, pattern(1000, 9)) }},
 	{name: "Slice.CopyFromHost", writes: true, setup: func(w *world) { w.buffer(2); w.part(50, 1000); w.pinned(1000) },
@@ -376,6 +385,12 @@ var scenarios = []scenario{
 	{name: "Buffer.Close after Move", tears: true, setup: func(w *world) {
 		old := w.buffer(3)
 		b, err := vmm.Move(old, 32*kib64)
+		require.NoError(w.t, err)
+		w.own(b)
+		w.buffers = append(w.buffers, b)
+	}, op: func(w *world) error { return w.b.Close() }},
+	{name: "Buffer.Close after Fork", tears: true, setup: func(w *world) {
+		b, err := vmm.Fork(nil, w.buffer(3), 2*kib64+1000, vmm.ForkOptions{})
 		require.NoError(w.t, err)
 		w.own(b)
 		w.buffers = append(w.buffers, b)
@@ -784,6 +799,12 @@ func TestALostDeviceWaitsForNothingAndCloses(t *testing.T) {
 }
 
 func TestWhatAnUndoLeftIsOutOfUseUntilClipOrClose(t *testing.T) {
+	for _, moves := range []bool{false, true} {
+		t.Run(fmt.Sprintf("moves: %v", moves), func(t *testing.T) { anUndoLeftSomething(t, moves) })
+	}
+}
+
+func anUndoLeftSomething(t *testing.T, moves bool) {
 	w := newWorld(t, false)
 	b := w.buffer(2)
 	free, _ := w.m.Memory(0)
@@ -802,18 +823,25 @@ func TestWhatAnUndoLeftIsOutOfUseUntilClipOrClose(t *testing.T) {
 	require.ErrorContains(t, err, "could not be unmapped after an earlier failure")
 	require.Equal(t, calls, w.m.Count("cuMemMap"), "its addresses are not used")
 	require.NoError(t, gputest.Err(b.Append(nil, pattern(100, 1))), "the rest is as it was")
-	moved, err := vmm.Move(b, 32*kib64)
-	require.NoError(t, err, "and can be moved")
-	w.own(moved)
-	require.NoError(t, gputest.Err(moved.AppendUndefined(3*kib64)))
-
-	w.m.Inject(sim.Fault{Call: "cuMemUnmap", Result: code})
-	require.ErrorContains(t, b.Clip(), "cuMemUnmap answered")
-	require.Equal(t, 3*kib64, b.Stats().Clipped)
-	require.NoError(t, b.Clip())
-	require.Zero(t, b.Stats().Clipped)
-	require.NoError(t, gputest.Err(b.AppendUndefined(2*kib64)))
-	require.NoError(t, moved.Close())
+	if moves {
+		moved, err := vmm.Move(b, 32*kib64)
+		require.NoError(t, err)
+		w.own(moved)
+		require.NoError(t, gputest.Err(moved.AppendUndefined(3*kib64)))
+		w.m.Inject(sim.Fault{Call: "cuMemUnmap", Result: code, After: 1})
+		require.ErrorContains(t, b.Close(), "cuMemUnmap answered")
+		require.Equal(t, 3*kib64, b.Stats().Clipped)
+		require.NoError(t, b.Close())
+		require.Zero(t, b.Stats().Clipped)
+		b = moved
+	} else {
+		w.m.Inject(sim.Fault{Call: "cuMemUnmap", Result: code})
+		require.ErrorContains(t, b.Clip(), "cuMemUnmap answered")
+		require.Equal(t, 3*kib64, b.Stats().Clipped)
+		require.NoError(t, b.Clip())
+		require.Zero(t, b.Stats().Clipped)
+		require.NoError(t, gputest.Err(b.AppendUndefined(2*kib64)))
+	}
 	require.NoError(t, b.Resize(nil, 2*kib64))
 	require.NoError(t, b.Clip())
 	now, _ := w.m.Memory(0)

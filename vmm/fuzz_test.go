@@ -196,6 +196,20 @@ func FuzzBuffer(f *testing.F) {
 			w.own(moved)
 			require.GreaterOrEqual(t, moved.Stats().Reserved, move)
 			require.Equal(t, b.Len(), moved.Len())
+			require.ErrorIs(t, b.Resize(nil, b.Len()), cuda.ErrMoved)
+			require.ErrorIs(t, b.Clip(), cuda.ErrMoved)
+			require.NoError(t, b.Close())
+			b = moved
+		}
+		fork, err := vmm.Fork(nil, b, off, vmm.ForkOptions{Reserve: move})
+		if typed(t, err) {
+			w.own(fork)
+			require.GreaterOrEqual(t, fork.Stats().Reserved, max(move, off))
+			require.Equal(t, off, fork.Len())
+			if resize >= 0 && resize < fork.Stats().Shared {
+				require.ErrorIs(t, fork.Resize(nil, resize), cuda.ErrInUse)
+			}
+			require.NoError(t, fork.Close())
 		}
 		if b.Len() > 0 {
 			require.NoError(t, b.Resize(nil, b.Len()/2))

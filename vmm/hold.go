@@ -34,6 +34,9 @@ func (b *buffer) Hold(op, by string, n uint64) (share.Hold, error) {
 	if b.holds.closing || b.closer.Closed() {
 		return nil, core.ClosedError(op, "buffer")
 	}
+	if err := b.frozen(op); err != nil {
+		return nil, err
+	}
 	if err := b.checkStill(op, 0, n); err != nil {
 		return nil, err
 	}
@@ -72,6 +75,16 @@ func (hs *holds) check(op string, from uint64) error {
 		if h.cover > from {
 			return h.inUse(op)
 		}
+	}
+	return nil
+}
+
+// any refuses what no held buffer may have done to it.
+func (hs *holds) any(op string) error {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	if len(hs.all) > 0 {
+		return hs.all[0].inUse(op)
 	}
 	return nil
 }
@@ -141,6 +154,11 @@ func (c *cut) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, err err
 	before := b.used.Load()
 	if b.imported == nil || n > b.committed.Load() {
 		if err := b.checkStill(op, 0, n); err != nil {
+			return gone, err
+		}
+	}
+	if n < before {
+		if err := b.othersSee(op, n); err != nil {
 			return gone, err
 		}
 	}

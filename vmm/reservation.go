@@ -216,17 +216,23 @@ func (r *reservation) free(op string) error {
 	return nil
 }
 
-// abandon gives back a range that nobody else has, after what failed with cause.
-// Where that fails too the reclaimer tries once more.
+// abandon gives back a range that no other object has, after what failed with
+// cause.
 func (r *reservation) abandon(op string, cause error) error {
-	undo := r.close(op)
-	if undo == nil {
+	return r.undone(cause, func() error { return r.close(op) })
+}
+
+// undone undoes what failed with cause. If that fails too the reclaimer tries it
+// once more.
+func (r *reservation) undone(cause error, undo func() error) error {
+	err := undo()
+	if err == nil {
 		return cause
 	}
 	life := new(core.Life)
 	life.Close()
-	r.System().Reclaim(new(core.Fence), life, func() error { return r.close(op) })
-	return fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", cause, undo)
+	r.System().Reclaim(new(core.Fence), life, undo)
+	return fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", cause, err)
 }
 
 // find is the index of the first mapping that ends behind off.
@@ -272,6 +278,7 @@ func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*
 		}
 	}
 	for _, m := range maps {
+		m.phys.Mappings.Add(1)
 		sys.Track(&m.Object, core.KindMapping, m.phys.Size)
 	}
 	r.maps = slices.Insert(r.maps, at, maps...)
@@ -354,6 +361,7 @@ func (r *reservation) undoRun(maps []*mapping, cause error) error {
 	for _, m := range maps {
 		m.phys.Retain()
 		m.tried = true
+		m.phys.Mappings.Add(1)
 		sys.Track(&m.Object, core.KindMapping, m.phys.Size)
 	}
 	r.keep(maps)
@@ -435,6 +443,7 @@ func (r *reservation) giveBack(op string, maps []*mapping) (err error) {
 		}
 		for _, m := range maps {
 			m.unmapped = true
+			m.phys.Mappings.Add(-1)
 			m.Untrack()
 		}
 		return nil

@@ -121,6 +121,12 @@ var bufferCases = join(
 			b := w.buffer()
 			return func() error { return keep[*vmm.Buffer](w)(vmm.Move(b, 128*mib)) }
 		},
+		"Fork": func(w *world) func() error {
+			b, s := w.buffer(), w.stream()
+			return func() error {
+				return errors.Join(keep[*vmm.Buffer](w)(vmm.Fork(s, b, 1000, vmm.ForkOptions{})), keep[*vmm.Buffer](w)(vmm.Fork(nil, b, 1000, vmm.ForkOptions{})))
+			}
+		},
 		"Buffer.Append": func(w *world) func() error {
 			b, s := w.buffer(), w.stream()
 			return func() error {
@@ -216,6 +222,14 @@ var arrayCases = join(
 		"Array.AppendUndefined": func(w *world) func() error {
 			a := w.array()
 			return func() error { _, err := a.AppendUndefined(mib); return err }
+		},
+		"Array.Move": func(w *world) func() error {
+			a := w.array()
+			return func() error { return keep[*vmm.Array[int32]](w)(a.Move(128 * mib)) }
+		},
+		"Array.Fork": func(w *world) func() error {
+			a, s := w.array(), w.stream()
+			return func() error { return keep[*vmm.Array[int32]](w)(a.Fork(s, 1000, vmm.ForkOptions{})) }
 		},
 		"Array.Resize": func(w *world) func() error {
 			a, s := w.array(), w.stream()

@@ -25,6 +25,7 @@ const (
 	Capturing
 	DeviceLost
 	NoDriver
+	Moved
 	InvalidArgument
 )
 

@@ -31,6 +31,8 @@ type Handle struct {
 	Asked driver.AllocationProp
 	// ID is this handle's alone, for the life of the process.
 	ID uint64
+	// Mappings is how many mappings of this process the memory has.
+	Mappings atomic.Int32
 	// Imported memory was made elsewhere, and cannot be exported.
 	Imported bool
 	// NotYet says why mapping would block for ever; nil for memory.

@@ -1,0 +1,205 @@
+package vmm
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+)
+
+// ForkOptions describe what Fork makes. The zero value is a range as large as the
+// old buffer's.
+type ForkOptions struct {
+	// Reserve is how far the new buffer can grow, in bytes, rounded up to the
+	// granularity. 0 is the size of the old buffer's range.
+	Reserve int
+}
+
+// Fork makes a second buffer that begins with the first n bytes of another, which
+// must be in use: a common prefix, from which each goes on by itself. The caller
+// closes both, in any order.
+//
+// Chunks of which all bytes lie in the prefix are shared: no memory is taken and
+// nothing is copied for them. The rest of the prefix, less than a chunk, is copied
+// to memory of the new buffer's own, as work on the stream; without one (nil) Fork
+// returns when the copy has landed. Work that still writes the prefix comes before
+// that, by streams or events.
+//
+// Whatever either appends lies in memory of its own, so that the growth of one
+// never shows in the other. To keep it so, neither is made shorter than what it
+// shares until the others are closed (ErrInUse). BufferStats.Shared says how much
+// that is. Explicit copies to the shared bytes show in all.
+//
+// A fork has the same kind of memory, chunks and access as the old buffer. Memory
+// of another process is not forked (ErrNotSupported), nor is a buffer that was
+// moved (ErrMoved).
+func Fork(s *cuda.Stream, old *Buffer, n int, o ForkOptions) (*Buffer, error) {
+	const op = "vmm.Fork"
+	if old == nil {
+		return nil, errNilBuffer(op)
+	}
+	b, err := old.b.fork(op, s, n, o)
+	if err != nil {
+		return nil, err
+	}
+	return b.shell(), nil
+}
+
+func (b *buffer) fork(op string, s *cuda.Stream, n int, o ForkOptions) (*buffer, error) {
+	if err := b.enter(op); err != nil {
+		return nil, err
+	}
+	defer b.leave()
+	if err := b.mayFork(op, n, o); err != nil {
+		return nil, err
+	}
+	on, err := b.stream(op, s)
+	if err != nil {
+		return nil, err
+	}
+	b.appending = b.copies.begin(on) // leave ends it
+	reserve := uint64(o.Reserve)
+	if reserve == 0 {
+		reserve = b.res.size
+	}
+	f, err := b.twin(op, reserve)
+	if err != nil {
+		return nil, err
+	}
+	handles, rest, err := b.prefix(op, uint64(n), f.res.size)
+	if err != nil {
+		return nil, f.res.abandon(op, err)
+	}
+	if err := f.mapChunks(op, handles); err != nil {
+		return nil, err
+	}
+	if rest > 0 {
+		off := cuda.Ptr(uint64(n) - rest)
+		if err = b.copyRest(op, on, cuda.Ptr(f.res.base)+off, cuda.Ptr(b.res.base)+off, int(rest)); err == nil {
+			err = done(op, s, on)
+		}
+		if err != nil {
+			return nil, f.discard(op, err)
+		}
+	}
+	f.used.Store(uint64(n))
+	f.track(f.committed.Load())
+	return f, nil
+}
+
+// mayFork refuses what has no such prefix to share.
+func (b *buffer) mayFork(op string, n int, o ForkOptions) error {
+	if err := b.frozen(op); err != nil {
+		return err
+	}
+	if b.imported != nil {
+		return core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: "a prefix of imported memory",
+			Hint: "what its owner does with it shows in every prefix: append a Slice of it to a buffer of your own"})
+	}
+	if n < 0 {
+		return core.Invalid(op, core.Count(n, "byte"), "lengths are not negative")
+	}
+	if o.Reserve != 0 && (o.Reserve < n || o.Reserve > maxBytes) {
+		return core.Invalid(op, fmt.Sprintf("a range of %s for a prefix of %d", core.Count(o.Reserve, "byte"), n),
+			"reserve 0 for as much as the old buffer has, or at least the prefix")
+	}
+	return b.checkStill(op, 0, uint64(n))
+}
+
+// prefix returns the chunks of the first n bytes, each with a count: those that
+// lie in them as a whole, and one of the fork's own, which ends at most at limit,
+// for the rest.
+func (b *buffer) prefix(op string, n, limit uint64) (handles []*phys.Handle, rest uint64, err error) {
+	for _, c := range b.chunks {
+		if rest = n - c.off; rest < c.phys.Size {
+			break
+		}
+		rest = 0
+		c.phys.Retain()
+		handles = append(handles, c.phys)
+	}
+	if rest == 0 {
+		return handles, 0, nil
+	}
+	size := min(b.plan.least(rest, b.gran), limit-(n-rest))
+	h, r := phys.Create(b.res.System(), size, b.prop)
+	if r != driver.Success {
+		return nil, 0, b.res.release(createError(op, b.dev, int(size), b.prop, r), handles...)
+	}
+	return append(handles, h), rest, nil
+}
+
+// copyRest submits the copy of what is not shared.
+func (b *buffer) copyRest(op string, on *cuda.Stream, dst, src cuda.Ptr, n int) error {
+	b.mu.RLock()
+	err := b.allows(op, on, driver.AccessReadWrite) // the fork's access is the same
+	if err == nil {
+		err = wrap(op, on.Copy(dst, src, n))
+	}
+	b.mu.RUnlock()
+	return err
+}
+
+// othersSee refuses to make the buffer shorter than what another one sees: a fork
+// shares whole chunks, and what a live buffer was moved from has its length. What
+// is appended later would be written there. The caller holds changes.
+func (b *buffer) othersSee(op string, n uint64) error {
+	refuse := func(end uint64, why, hint string) error {
+		return core.Error(core.Failure{Op: op, Kind: core.InUse,
+			Asked: fmt.Sprintf("a length of %s, with %d that %s", core.Count(n, "byte"), end, why), Hint: hint})
+	}
+	for past := b.past(); past != nil; past = past.past() {
+		if end := past.used.Load(); end > n && !past.closer.Closed() {
+			return refuse(end, fmt.Sprintf("the buffer at %#x still sees, from which this one was moved", uint64(past.res.base)), "close that one first")
+		}
+	}
+	for i := len(b.chunks) - 1; i >= 0; i-- {
+		c := b.chunks[i]
+		end := c.off + c.phys.Size
+		if end <= n {
+			return nil
+		}
+		own := int32(1)
+		for past := b.past(); past != nil; past = past.past() {
+			own += past.res.count(c.phys)
+		}
+		if c.phys.Mappings.Load() > own {
+			return refuse(end, "are shared with forks", "close the others first, or Fork a shorter prefix and use that")
+		}
+	}
+	return nil
+}
+
+// past is the buffer that b was moved from, as long as that has memory. The caller
+// holds changes of the last successor, which alone follow the chain.
+func (b *buffer) past() *buffer {
+	if b.moved != nil && b.moved.gone.Load() {
+		b.moved = b.moved.moved
+	}
+	return b.moved
+}
+
+// count is how many mappings of some memory the range has.
+func (r *reservation) count(h *phys.Handle) (n int32) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, m := range r.maps {
+		if m.phys == h {
+			n++
+		}
+	}
+	return n
+}
+
+// shared is how many bytes of the chunks other buffers have too. The caller holds
+// mu.
+func (b *buffer) shared() (bytes uint64) {
+	for _, c := range b.chunks {
+		if c.phys.Mappings.Load() > 1 {
+			bytes += c.phys.Size
+		}
+	}
+	return bytes
+}
