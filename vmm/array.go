@@ -200,3 +200,6 @@ func (a *Array[T]) Close() error { return a.buf.Close() }
 // CloseAfter gives everything back when the work that is on the streams now is
 // done, as Buffer.CloseAfter does.
 func (a *Array[T]) CloseAfter(streams ...*cuda.Stream) error { return a.buf.CloseAfter(streams...) }
+
+// Released returns the end of the array's closing, as Buffer.Released does.
+func (a *Array[T]) Released() cuda.Completion { return a.buf.Released() }

@@ -287,6 +287,10 @@ func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
 		})
 }
 
+// Released returns the end of the buffer's closing: then all memory is back that
+// no other buffer shares.
+func (b *Buffer) Released() cuda.Completion { return b.b.closer.Completion() }
+
 func (b *Buffer) teardown(op string) error {
 	in := b.b
 	in.changes.Lock() // the reclaimer's last job may be ending just now

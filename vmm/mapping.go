@@ -32,6 +32,8 @@ type mapping struct {
 	// could not be undone. access is then the most that they may have, which is
 	// what must be waited for.
 	unsure accessList
+	// closing: its CloseAfter was called, so the range may be closed before it.
+	closing bool
 	// How far tearing down has come. Once an unmapping was tried and failed
 	// nobody knows whether it was done.
 	tried, unmapped, released bool
@@ -107,6 +109,9 @@ func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		}
 		if in.revoking.due(place) && in.phys.Lost() == driver.Success {
 			err = stillGranted(in.res.applyAccess(op, in.off, in.phys.Size, changes))
+			if err != nil && in.res.lacks(in) {
+				err = nil // the range was closed, and the mapping with it
+			}
 		}
 		if !errors.Is(err, core.ErrAgain) {
 			m.later.Add(-1)
@@ -139,7 +144,7 @@ func (m *Mapping) Close() error {
 func (m *Mapping) CloseAfter(streams ...*cuda.Stream) error {
 	const op = "vmm.Mapping.CloseAfter"
 	sys := m.m.res.System()
-	return m.closer.CloseAfter(sys,
+	err := m.closer.CloseAfter(sys,
 		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
 		func() error {
 			if m.later.Load() > 0 {
@@ -147,7 +152,17 @@ func (m *Mapping) CloseAfter(streams ...*cuda.Stream) error {
 			}
 			return m.unmap(op)
 		})
+	if err == nil {
+		m.m.res.mu.Lock()
+		m.m.closing = true
+		m.m.res.mu.Unlock()
+	}
+	return err
 }
+
+// Released returns the end of the mapping's closing: then the memory is at this
+// address no more.
+func (m *Mapping) Released() cuda.Completion { return m.closer.Completion() }
 
 func (m *Mapping) unmap(op string) error {
 	if err := m.m.res.unmapRun(op, []*mapping{m.m}); err != nil {

@@ -175,29 +175,117 @@ func (r *Reservation) SetAccess(off, size int, access ...Access) error {
 	return r.r.setAccess(op, uint64(off), uint64(size), access)
 }
 
-// Close gives the range back. While anything is mapped into the range it is
-// ErrInUse, and stays open.
+// Close gives the range back. What is still mapped there and was closed with
+// CloseAfter goes with it, after all work that could use it (see the package
+// documentation). While anything else is mapped into the range the error is
+// ErrInUse, and it stays open. After another error it may be called again.
 func (r *Reservation) Close() error {
-	err := r.r.close("vmm.Reservation.Close")
+	const op = "vmm.Reservation.Close"
+	if err := r.r.views.notInside(op, 0, rest); err != nil {
+		return err
+	}
+	err := r.r.close(op)
 	if err == nil {
 		r.watched.Stop()
 	}
 	return err
 }
 
-func (r *reservation) close(op string) error {
+// CloseAfter takes the range out of use at once and gives it back when the work
+// that is on the streams now is done and everything that was mapped there is gone.
+// It never blocks. While anything is mapped into the range that was not closed with
+// CloseAfter the error is ErrInUse, without a stream it is ErrInvalidArgument, with
+// one that captures a graph ErrCapturing, and nothing has changed.
+func (r *Reservation) CloseAfter(streams ...*cuda.Stream) error {
+	const op = "vmm.Reservation.CloseAfter"
+	in := r.r
+	sys := in.System()
+	return in.closer.CloseAfter(sys, func() (*core.Fence, error) {
+		f, err := core.FenceOf(sys, op, streams)
+		if err != nil {
+			return nil, err
+		}
+		if err := in.shut(op); err != nil {
+			f.Drop()
+			return nil, err
+		}
+		return f, nil
+	}, func() error {
+		in.mu.Lock()
+		mapped := len(in.maps)
+		in.mu.Unlock()
+		if mapped > 0 {
+			return core.ErrAgain
+		}
+		if err := in.free(op); err != nil {
+			return err
+		}
+		r.watched.Stop()
+		return nil
+	})
+}
+
+// Released returns the end of the range's closing.
+func (r *Reservation) Released() cuda.Completion {
+	return r.r.closer.Completion()
+}
+
+// shut lets nothing more be mapped, unless something is that does not go by itself.
+func (r *reservation) shut(op string) error {
 	r.mu.Lock()
-	if len(r.maps) > 0 {
-		err := core.Error(core.Failure{Op: op, Kind: core.InUse,
-			Asked: fmt.Sprintf("%s, the first %s at %#x", core.Count(len(r.maps), "mapping"), core.Bytes(r.maps[0].phys.Size), r.maps[0].ptr()),
-			Hint:  "close the mappings first"})
-		r.mu.Unlock()
-		return err
+	defer r.mu.Unlock()
+	for i, m := range r.maps {
+		if !m.closing {
+			return core.Error(core.Failure{Op: op, Kind: core.InUse,
+				Asked: fmt.Sprintf("%s, the first %s at %#x", core.Count(len(r.maps)-i, "mapping"), core.Bytes(m.phys.Size), m.ptr()),
+				Hint:  "close the mappings first"})
+		}
 	}
 	// No mapping can come any more: mapRun asks under the lock.
 	r.closer.Life.Close()
+	return nil
+}
+
+func (r *reservation) close(op string) error {
+	if err := r.shut(op); err != nil {
+		return err
+	}
+	return r.closer.Close(func() error {
+		if err := r.unmapClosing(op); err != nil {
+			return err
+		}
+		return r.free(op)
+	})
+}
+
+// unmapClosing unmaps what was closed with CloseAfter and still waits, after all
+// work of the devices that reach it. The reclaimer then finds nothing to do.
+func (r *reservation) unmapClosing(op string) error {
+	r.mu.Lock()
+	maps := slices.Clone(r.maps)
 	r.mu.Unlock()
-	return r.closer.Close(func() error { return r.free(op) })
+	if len(maps) == 0 {
+		return nil
+	}
+	if err := r.views.await(op, 0, rest); err != nil {
+		return err
+	}
+	if err := r.System().WaitDevices(op, r.devices()); err != nil {
+		return err
+	}
+	for _, m := range maps {
+		if err := r.unmapRun(op, []*mapping{m}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lacks reports whether a mapping is not in the range any more.
+func (r *reservation) lacks(m *mapping) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !slices.Contains(r.maps, m)
 }
 
 // free gives the range back to the driver, and before that what was left in it.

@@ -9,6 +9,7 @@ import (
 // the teardown failed. It embeds the Life that operations hold.
 type Closer struct {
 	Life
+	completion
 	mu   sync.Mutex
 	gone bool
 }
@@ -24,11 +25,10 @@ func (c *Closer) Close(teardown func() error) error {
 		return nil
 	}
 	c.Wait()
-	if err := teardown(); err != nil {
-		return err
-	}
-	c.gone = true
-	return nil
+	err := teardown()
+	c.gone = err == nil
+	c.end(err)
+	return err
 }
 
 // CloseAfter takes the object out of use at once and leaves the teardown to
@@ -59,11 +59,15 @@ func (c *Closer) CloseAfter(s *System, fence func() (*Fence, error), teardown fu
 	c.gone = true
 	s.Reclaim(f, &c.Life, func() error {
 		err := teardown()
-		if err != nil && !errors.Is(err, ErrAgain) {
+		if errors.Is(err, ErrAgain) {
+			return err
+		}
+		if err != nil {
 			c.mu.Lock()
 			c.gone = false
 			c.mu.Unlock()
 		}
+		c.end(err)
 		return err
 	})
 	return nil
