@@ -53,17 +53,20 @@ var dependants = []struct {
 		m, err := w.r.Map(4*kib64, w.a)
 		require.NoError(t, err, "it stays open")
 		w.own(m)
-		// A mapping whose end waits for the GPU is one too.
+		// A mapping that is closing goes with the range, after the GPU's work on it.
 		w.m.Hold(w.s.Handle())
 		require.NoError(t, m.SetAccess(both(w, vmm.NoAccess)...))
 		require.NoError(t, w.s.Memset(m.Ptr(), 1, 1))
 		require.NoError(t, m.CloseAfter(w.s))
 		require.NoError(t, w.maps[0].Close())
+		require.ErrorIs(t, w.r.Close(), cuda.ErrInUse, "one is open")
 		require.NoError(t, w.maps[1].Close())
-		require.ErrorIs(t, w.r.Close(), cuda.ErrInUse)
+		closing := make(chan error, 1)
+		go func() { closing <- w.r.Close() }()
+		require.Never(t, func() bool { return len(closing) > 0 }, 10*time.Millisecond, time.Millisecond)
 		w.m.Release(w.s.Handle())
+		require.NoError(t, <-closing)
 		require.NoError(t, w.drain())
-		require.NoError(t, w.r.Close())
 	}},
 	{"Mapping", "GPU work uses it", func(t *testing.T, w *world) {
 		w.mappings(1, both(w, vmm.ReadWrite)...)
@@ -75,18 +78,23 @@ var dependants = []struct {
 		require.NoError(t, err)
 		waits(t, w, w.s, a.Ptr(), a)
 	}},
-	{"Buffer", "a buffer made by `Move` shares its memory", func(t *testing.T, w *world) {
-		old := w.buffer(3)
-		moved, err := vmm.Move(old, 32*kib64)
-		require.NoError(t, err)
-		w.own(moved)
-		require.NoError(t, old.Close())
-		got, err := io.ReadAll(vmm.NewReader(moved))
-		require.NoError(t, err)
-		require.True(t, bytes.Equal(pattern(3*kib64-100, 1), got))
-		require.Equal(t, 3, w.sys.Stats().Allocations)
-		require.NoError(t, moved.Close())
-		require.Zero(t, w.sys.Stats().Allocations)
+	{"Buffer", "a buffer made by `Move` or `Fork` shares its memory", func(t *testing.T, w *world) {
+		for name, share := range map[string]func(old *vmm.Buffer) (*vmm.Buffer, error){
+			"Move": func(old *vmm.Buffer) (*vmm.Buffer, error) { return vmm.Move(old, 32*kib64) },
+			"Fork": func(old *vmm.Buffer) (*vmm.Buffer, error) { return vmm.Fork(nil, old, old.Len(), vmm.ForkOptions{}) },
+		} {
+			old := w.buffer(3)
+			other, err := share(old)
+			require.NoError(t, err, name)
+			w.own(other)
+			require.NoError(t, old.Close(), name)
+			got, err := io.ReadAll(vmm.NewReader(other))
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(pattern(3*kib64-100, 1), got), name)
+			require.Equal(t, 3, w.sys.Stats().Allocations, name)
+			require.NoError(t, other.Close())
+			require.Zero(t, w.sys.Stats().Allocations, name)
+		}
 	}},
 	{"Mapping, Buffer, Array", "a function looks at it (`Host`)", func(t *testing.T, w *world) {
 		all := hostBuffer(w, 2*mib)

@@ -366,6 +366,13 @@ var scenarios = []scenario{
 		op: func(w *world) error { return w.maps[1].Close() }},
 	{name: "Reservation.Close", tears: true, setup: func(w *world) { w.mappings(0) },
 		op: func(w *world) error { return w.r.Close() }},
+	{name: "Reservation.CloseAfter", tears: true, setup: func(w *world) { w.mappings(0) },
+		op: func(w *world) error {
+			if err := w.r.CloseAfter(w.s, w.far); err != nil {
+				return err
+			}
+			return w.drain()
+		}, retry: func(w *world) error { return w.r.Close() }},
 	{name: "Buffer.Close", tears: true, setup: func(w *world) { w.buffer(3, both(w, vmm.ReadWrite)...) },
 		op: func(w *world) error { return w.b.Close() }},
 	{name: "Mapping.CloseAfter", tears: true, setup: func(w *world) { w.mappings(3, both(w, vmm.ReadWrite)...) },

@@ -31,8 +31,8 @@ var vmmCases = join(
 
 var physicalCases = join(
 	plain("Allocation", (*world).allocation, "Size", "Requested", "Granted", "Close"),
-	plain("Reservation", (*world).reservation, "Ptr", "Size", "Close"),
-	plain("Mapping", func(w *world) *vmm.Mapping { return w.mapping(w.reservation()) }, "Ptr", "Size", "Close"),
+	plain("Reservation", (*world).reservation, "Ptr", "Size", "Released", "Close"),
+	plain("Mapping", func(w *world) *vmm.Mapping { return w.mapping(w.reservation()) }, "Ptr", "Size", "Released", "Close"),
 	table{
 		"Create": func(w *world) func() error {
 			return func() error { return keep[*vmm.Allocation](w)(vmm.Create(w.dev, 2*mib, vmm.Properties{})) }
@@ -104,6 +104,15 @@ var physicalCases = join(
 			m, s := w.mapping(w.reservation()), w.stream()
 			return func() error { return errors.Join(m.RevokeAfter(w.dev.Location(), s), w.drain()) }
 		},
+		"Reservation.CloseAfter": func(w *world) func() error {
+			r, s := w.reservation(), w.stream()
+			return func() error { return errors.Join(r.CloseAfter(s), w.drain()) }
+		},
+		"Reservation.Close with a mapping that is closing": func(w *world) func() error {
+			r, s := w.reservation(), w.stream()
+			m := w.mapping(r)
+			return func() error { return errors.Join(m.CloseAfter(s), r.Close(), w.drain()) }
+		},
 		"Mapping.CloseAfter": func(w *world) func() error {
 			m, s := w.mapping(w.reservation()), w.stream()
 			return func() error { return errors.Join(m.CloseAfter(s), w.drain()) }
@@ -112,7 +121,7 @@ var physicalCases = join(
 )
 
 var bufferCases = join(
-	plain("Buffer", (*world).buffer, "Ptr", "Len", "Device", "Stats", "Requested", "Granted", "Clip", "Close"),
+	plain("Buffer", (*world).buffer, "Ptr", "Len", "Device", "Stats", "Requested", "Granted", "Clip", "Released", "Close"),
 	table{
 		"NewBuffer": func(w *world) func() error {
 			return func() error { return keep[*vmm.Buffer](w)(vmm.NewBuffer(w.dev, vmm.BufferOptions{})) }
@@ -188,7 +197,7 @@ var bufferCases = join(
 )
 
 var arrayCases = join(
-	plain("Array", (*world).array, "Buffer", "Ptr", "Len", "Cap", "All", "Device", "Stats", "Granted", "Clip", "Close"),
+	plain("Array", (*world).array, "Buffer", "Ptr", "Len", "Cap", "All", "Device", "Stats", "Granted", "Clip", "Released", "Close"),
 	table{
 		"NewArray": func(w *world) func() error {
 			return func() error { return keep[*vmm.Array[int32]](w)(vmm.NewArray[int32](w.dev, vmm.BufferOptions{})) }
