@@ -55,7 +55,7 @@ func Create(d *cuda.Device, size int, p Properties) (*Allocation, error) {
 	sys := core.SystemOf(d)
 	h, r := phys.Create(sys, uint64(size), prop)
 	if r != driver.Success {
-		return nil, createError(op, d, size, prop, r)
+		return nil, createError(op, d, size, uint64(size), prop, r)
 	}
 	return newAllocation(h, p.Granularity), nil
 }
@@ -109,16 +109,21 @@ func refused(d *cuda.Device, prop driver.AllocationProp, r driver.Result) error 
 	return nil
 }
 
-func createError(op string, d *cuda.Device, size int, prop driver.AllocationProp, r driver.Result) error {
+// createError is the refusal to create memory of a size, one of the pieces of all
+// that was asked for.
+func createError(op string, d *cuda.Device, size int, all uint64, prop driver.AllocationProp, r driver.Result) error {
 	loc := cuda.Location{Type: cuda.LocationType(prop.Location.Type), ID: int(prop.Location.ID)}
-	if why := refused(d, prop, r); why != nil {
-		return fmt.Errorf("%s: %s on %v: %w", op, core.Bytes(size), loc, why)
+	asked := fmt.Sprintf("%s on %v", core.Bytes(size), loc)
+	if all > uint64(size) {
+		asked = fmt.Sprintf("%s more on %v, of which %s were being created", core.Bytes(all), loc, core.Bytes(size))
 	}
-	f := core.Failure{Op: op, Call: driver.CallMemCreate, Result: r, Asked: fmt.Sprintf("%s on %v", core.Bytes(size), loc),
-		Err: diagnose.Creation(core.SystemOf(d), prop, r)}
+	if why := refused(d, prop, r); why != nil {
+		return fmt.Errorf("%s: %s: %w", op, asked, why)
+	}
+	f := core.Failure{Op: op, Call: driver.CallMemCreate, Result: r, Asked: asked, Err: diagnose.Creation(core.SystemOf(d), prop, r)}
 	if r == driver.OutOfMemory {
 		if free, total, err := d.MemoryInfo(); err == nil && loc == d.Location() {
-			f.Asked += fmt.Sprintf(", of which %s are free and %s exist", core.Bytes(free), core.Bytes(total))
+			f.Asked += fmt.Sprintf(", with %s free of %s", core.Bytes(free), core.Bytes(total))
 			f.Hint = core.SystemOf(d).Withheld(uint64(size), free)
 		}
 		if n := core.SystemOf(d).PendingReclaims(); n > 0 {

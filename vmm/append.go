@@ -125,7 +125,7 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n, size int, fill func(
 		err = on.Synchronize()
 	}
 	if err == nil {
-		b.used.Store(to)
+		b.extend(to, s)
 		return at, nil
 	}
 	err = within(op, err)

@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -32,6 +33,12 @@ type BufferOptions struct {
 	// granularity. 0 is the device's whole memory, or half of that and so on
 	// where the address space is not to be had.
 	Reserve int
+	// Hint is the address that is wanted, so that several processes can have one
+	// for the same thing. It is a hint: check Ptr.
+	Hint cuda.Ptr
+	// Align is a power of two that the address is a multiple of; 0 is the
+	// granularity.
+	Align int
 	// Chunks is how memory is taken.
 	Chunks ChunkPlan
 	// Memory is what kind of memory is taken.
@@ -40,6 +47,10 @@ type BufferOptions struct {
 	// host, the memory's own location: those have read-write access unless
 	// they are named here.
 	Access []Access
+	// OnGrow, if set, is called after memory was added for the bytes from from up
+	// to, not including, to, by the goroutine that made the buffer grow, with no
+	// lock held: it may use the buffer. Calls for concurrent growth may overlap.
+	OnGrow func(from, to int)
 }
 
 type shared = share.Holder
@@ -73,6 +84,9 @@ type buffer struct {
 	// appending is the stream that the running change submits to, guarded by
 	// changes.
 	appending *core.Stream
+	// added is what the running change has added memory for, guarded by changes.
+	added  span
+	onGrow func(from, to int)
 	// mu guards what follows, which changes alone write. Copies hold it for
 	// reading, so that no memory and no access goes between their check and
 	// their submission; a change holds it while it edits a list. Nobody waits
@@ -127,11 +141,11 @@ func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer
 		return nil, core.Invalid(op, fmt.Sprintf("a range of %s", core.Bytes(o.Reserve)),
 			"reserve 0 for the device's memory, or a positive size of at most "+core.Bytes(maxBytes))
 	}
-	res, err := reserveFor(op, d, uint64(o.Reserve), need, gran)
+	res, err := reserveFor(op, d, uint64(o.Reserve), need, gran, ReserveOptions{Align: o.Align, Hint: o.Hint})
 	if err != nil {
 		return nil, err
 	}
-	b := &buffer{dev: d, res: res, prop: prop, gran: gran, chosen: o.Memory.Granularity, plan: plan, access: access}
+	b := &buffer{dev: d, res: res, prop: prop, gran: gran, chosen: o.Memory.Granularity, plan: plan, access: access, onGrow: o.OnGrow}
 	b.track(0)
 	return b, nil
 }
@@ -148,14 +162,16 @@ func (b *buffer) track(committed uint64) {
 
 // reserveFor reserves what was asked for, or, where nothing was, the device's
 // memory, halved down to the need while there is no address space.
-func reserveFor(op string, d *cuda.Device, asked, need, gran uint64) (*reservation, error) {
+func reserveFor(op string, d *cuda.Device, asked, need, gran uint64, o ReserveOptions) (*reservation, error) {
 	// The memory may lie elsewhere, with another granularity than the device's.
 	unit, err := granule(op, d)
 	if err != nil {
 		return nil, err
 	}
 	unit = max(unit, gran)
-	o := ReserveOptions{Align: int(gran)}
+	if o.Align >= 0 && bits.OnesCount(uint(o.Align)) <= 1 { // reserve refuses the others
+		o.Align = max(o.Align, int(gran))
+	}
 	if asked > 0 {
 		return reserve(op, d, int(roundUp(asked, unit)), o)
 	}
@@ -240,14 +256,20 @@ func (b *buffer) enter(op string) error {
 }
 
 func (b *buffer) leave() {
-	on := b.appending
-	b.appending = nil
+	on, added := b.appending, b.added
+	b.appending, b.added = nil, span{}
 	b.changes.Unlock()
 	if on != nil {
 		b.copies.end(on) // a ClipAfter that began beside the change has seen it by now
 	}
 	b.closer.Drop()
+	if b.onGrow != nil && added.to > added.from {
+		b.res.System().Hook("vmm.BufferOptions.OnGrow", func() { b.onGrow(int(added.from), int(added.to)) })
+	}
 }
+
+// span is the bytes from one offset up to another.
+type span struct{ from, to uint64 }
 
 // Close waits for all work that could use the buffer (see the package
 // documentation) and gives everything back. After an error it may be called

@@ -265,7 +265,7 @@ func TestBadInputIsATypedErrorAndChangesNothing(t *testing.T) {
 		{"create less than nothing", create(-2*mib, vmm.Properties{}), cuda.ErrInvalidArgument, "-2097152"},
 		{"create misaligned", create(3*mib, vmm.Properties{}), cuda.ErrInvalidArgument, "2 MiB: 4 MiB"},
 		{"create absurdly", create(math.MaxInt, vmm.Properties{}), cuda.ErrInvalidArgument, "ask for less"},
-		{"create too much", create(1<<40, vmm.Properties{}), cuda.ErrOutOfMemory, "1 TiB on device 0, of which"},
+		{"create too much", create(1<<40, vmm.Properties{}), cuda.ErrOutOfMemory, "1 TiB on device 0, with"},
 		{"create on no device", create(2*mib, vmm.Properties{Location: cuda.OnDevice(7)}), cuda.ErrInvalidArgument, "device 7 of 2"},
 		{"create on a negative device", create(2*mib, vmm.Properties{Location: cuda.OnDevice(-1)}), cuda.ErrInvalidArgument, "device -1"},
 		{"create on a negative node", create(2*mib, vmm.Properties{Location: cuda.OnHostNUMA(-1)}), cuda.ErrInvalidArgument, "numbered from 0"},

@@ -50,6 +50,7 @@ func (b *buffer) commit(op string, n uint64) (before int, err error) {
 	b.committed.Store(at)
 	b.grown.Add(1)
 	b.Resize(at)
+	b.added = span{committed, at}
 	return before, nil
 }
 
@@ -70,7 +71,7 @@ func (b *buffer) create(op string, at, n uint64) ([]*mapping, error) {
 			h, r = phys.TryCreate(sys, size, b.prop) // what could be had was asked for
 		}
 		if r != driver.Success {
-			err = createError(op, b.dev, int(size), b.prop, r)
+			err = createError(op, b.dev, int(size), roundUp(n-at, b.gran), b.prop, r)
 			break
 		}
 		handles = append(handles, h)
@@ -89,6 +90,7 @@ func (b *buffer) create(op string, at, n uint64) ([]*mapping, error) {
 // or to the tail that they were taken from. Nobody uses them.
 func (b *buffer) rollback(op string, keep int) error {
 	b.grown.Add(^uint64(0))
+	b.added = span{}
 	if len(b.tail) == 0 {
 		return b.uncommit(op, keep)
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -137,4 +138,110 @@ func TestAnArrayDoesNotAppendBetweenElements(t *testing.T) {
 		require.ErrorContains(t, err, "5 bytes in use for elements of 4")
 	}
 	require.Equal(t, 5, a.Buffer().Len())
+}
+
+func TestElementsSayWhatTheyMayNotContain(t *testing.T) {
+	_, d := open(t)
+	type inner struct {
+		N    int
+		Name string
+	}
+	refused := func(err error, says string) {
+		t.Helper()
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+		require.ErrorContains(t, err, says)
+	}
+	refused(gputest.Err(vmm.NewArray[struct {
+		A int
+		B [4]inner
+	}](d, vmm.BufferOptions{})), "of which field B[].Name (string) contains a Go pointer; use numbers")
+	refused(gputest.Err(vmm.NewArray[inner](d, vmm.BufferOptions{})), "of which field Name (string) contains")
+	refused(gputest.Err(vmm.NewArray[*int](d, vmm.BufferOptions{})), "elements of type *int, which contain a Go pointer (*int)")
+	refused(gputest.Err(vmm.NewArray[[2][]byte](d, vmm.BufferOptions{})), "which contain a Go pointer ([]uint8)")
+	refused(gputest.Err(vmm.NewArray[struct{}](d, vmm.BufferOptions{})), "which have no size")
+	a, err := vmm.NewArray[struct {
+		A [3]int8
+		B complex128
+		C struct{ D bool }
+	}](d, vmm.BufferOptions{})
+	require.NoError(t, err)
+	closed(t, a)
+}
+
+// What a buffer is told of is the memory that each growth added.
+func TestOnGrowTellsOfEachGrowth(t *testing.T) {
+	m, d := open(t)
+	var grown [][2]int
+	var b *vmm.Buffer
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 16 * mib, Chunks: vmm.FixedChunks(2 * mib), OnGrow: func(from, to int) {
+		grown = append(grown, [2]int{from, to})
+		require.Equal(t, to, b.Stats().Committed)
+		require.NoError(t, b.Grow(0), "no lock is held")
+	}})
+	require.NoError(t, err)
+	require.NoError(t, gputest.Err(b.Append(nil, make([]byte, 3*mib))))
+	require.NoError(t, gputest.Err(b.Append(nil, make([]byte, mib))))
+	require.NoError(t, b.Grow(1))
+	m.Inject(sim.Fault{Call: "cuMemCreate", Result: 999})
+	require.Error(t, b.Grow(4*mib))
+	m.Inject(sim.Fault{Call: "cuMemcpyHtoDAsync", Result: 999})
+	require.Error(t, gputest.Err(b.Append(nil, make([]byte, 3*mib))), "its memory is gone again")
+	require.NoError(t, b.Clip())
+	require.NoError(t, b.Resize(nil, 5*mib))
+	require.Equal(t, [][2]int{{0, 4 * mib}, {4 * mib, 6 * mib}, {4 * mib, 6 * mib}}, grown)
+	moved, err := vmm.Move(b, 32*mib)
+	require.NoError(t, err)
+	require.NoError(t, b.Close())
+	b = moved
+	require.NoError(t, moved.Grow(2*mib))
+	require.Equal(t, [2]int{6 * mib, 8 * mib}, grown[3])
+	require.NoError(t, moved.Close())
+}
+
+// A function that panics is logged and harms nothing; one that closes the buffer
+// may.
+func TestOnGrowMayDoAnything(t *testing.T) {
+	_, d := open(t)
+	var b *vmm.Buffer
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 16 * mib, OnGrow: func(int, int) {
+		require.NoError(t, b.Close())
+		panic("a test")
+	}})
+	require.NoError(t, err)
+	within(t, func() { check(t, gputest.Err(b.Append(nil, []byte{1}))) })
+	require.ErrorIs(t, b.Grow(1), cuda.ErrClosed)
+}
+
+// Buffers of two processes can have one address.
+func TestABufferTakesAHintAndAnAlignment(t *testing.T) {
+	_, d := open(t)
+	first, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 16 * mib, Align: 64 * mib})
+	require.NoError(t, err)
+	require.Zero(t, uint64(first.Ptr())%(64*mib))
+	at := first.Ptr()
+	require.NoError(t, first.Close())
+	again, err := vmm.NewArray[uint32](d, vmm.BufferOptions{Reserve: 16 * mib, Hint: at})
+	require.NoError(t, err)
+	closed(t, again)
+	require.Equal(t, at, again.Ptr())
+	other, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 16 * mib, Hint: at})
+	require.NoError(t, err, "a hint")
+	closed(t, other)
+	require.NotEqual(t, at, other.Ptr())
+	_, err = vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 16 * mib, Align: 3})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	_, err = vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 16 * mib, Align: -4096})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+}
+
+func TestAGrowthThatFailsSaysWhatWasAskedFor(t *testing.T) {
+	_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 9 * mib, ContextMemory: 0}}})
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)})
+	require.NoError(t, err)
+	closed(t, b)
+	err = b.Grow(16 * mib)
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	require.ErrorContains(t, err, "16 MiB more on device 0, of which 2 MiB were being created, with ")
+	require.ErrorContains(t, err, " free of 9 MiB")
+	require.NoError(t, b.Grow(2*mib), "what was created went back")
 }

@@ -13,8 +13,9 @@ import (
 // holds are the publications of a buffer. Its lock is a leaf: it is taken by
 // operations that never wait, and nothing is called under it.
 type holds struct {
-	mu  sync.Mutex
-	all []*claim
+	mu      sync.Mutex
+	all     []*claim
+	appends appends
 	// closing: CloseAfter is taking the buffer out of use.
 	closing bool
 }
@@ -24,6 +25,9 @@ type claim struct {
 	b     *buffer
 	by    string
 	cover uint64 // guarded by holds.mu
+	// announced is the number of the last append that was announced, guarded by
+	// holds.mu.
+	announced uint64
 }
 
 // Hold keeps chunks in the buffer: see share.Memory.

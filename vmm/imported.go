@@ -187,17 +187,18 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 		return nil, err
 	}
 	unit = max(unit, o.Granularity)
-	res, err := reserve(op, o.Device, int(roundUp(max(size, o.Reserve, 1), unit)), ReserveOptions{Align: int(o.Granularity)})
+	res, err := reserve(op, o.Device, int(roundUp(max(size, o.Reserve, 1), unit)), ReserveOptions{Align: max(o.Align, int(o.Granularity)), Hint: o.Hint})
 	if err != nil {
 		return nil, err
 	}
-	b := &buffer{dev: o.Device, res: res, prop: o.Memory, gran: o.Granularity, access: access,
+	b := &buffer{dev: o.Device, res: res, prop: o.Memory, gran: o.Granularity, access: access, onGrow: o.OnGrow,
 		imported: &imported{access: access, most: driver.AccessFlags(mode), followed: o.Followed, users: 1}}
 	b.track(0)
 	if err := b.attach(op, o.Chunks); err != nil {
 		b.Untrack()
 		return nil, res.abandon(op, err)
 	}
+	b.added = span{} // what it begins with is no growth
 	b.used.Store(o.Length)
 	return b, nil
 }
@@ -219,6 +220,7 @@ func (b *buffer) attach(op string, chunks []*phys.Handle) error {
 	b.committed.Store(last.off + last.phys.Size)
 	b.grown.Add(1)
 	b.Resize(b.committed.Load())
+	b.added = span{maps[0].off, last.off + last.phys.Size}
 	return nil
 }
 

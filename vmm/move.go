@@ -42,7 +42,7 @@ func Move(old *Buffer, reserve int) (*Buffer, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.imported, b.moved = in.imported.moved(), in
+	b.imported, b.moved, b.onGrow = in.imported.moved(), in, in.onGrow
 	handles := make([]*phys.Handle, len(in.chunks))
 	for i, c := range in.chunks {
 		c.phys.Retain()
@@ -95,7 +95,7 @@ func (b *buffer) frozen(op string) error {
 // twin is a buffer of the same kind with a range of its own and nothing in it,
 // not yet in the list of live objects.
 func (b *buffer) twin(op string, reserve uint64) (*buffer, error) {
-	res, err := reserveFor(op, b.dev, reserve, 0, b.gran)
+	res, err := reserveFor(op, b.dev, reserve, 0, b.gran, ReserveOptions{})
 	if err != nil {
 		return nil, err
 	}

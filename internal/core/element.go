@@ -3,6 +3,7 @@ package core
 import (
 	"fmt"
 	"reflect"
+	"strings"
 )
 
 // CheckElement refuses types that cannot be elements in GPU memory: those
@@ -12,30 +13,44 @@ func CheckElement[T any](op string) error {
 	if t.Size() == 0 {
 		return Invalid(op, fmt.Sprintf("elements of type %v, which have no size", t), "use a type with a size")
 	}
-	if path := pointerIn(t); path != "" {
-		return Invalid(op, fmt.Sprintf("elements of type %v, in which %s is a pointer to Go memory", t, path),
+	if path, of := pointerIn(t); of != nil {
+		what := fmt.Sprintf("which contain a Go pointer (%v)", of)
+		if strings.Trim(path, "[]") != "" {
+			what = fmt.Sprintf("of which field %s (%v) contains a Go pointer", path, of)
+		}
+		return Invalid(op, fmt.Sprintf("elements of type %v, %s", t, what),
 			"use numbers, booleans, and arrays and structs of those: the GPU cannot follow Go's pointers")
 	}
 	return nil
 }
 
-// pointerIn names a part of the type that is no plain data, or nothing.
-func pointerIn(t reflect.Type) string {
+// pointerIn returns the first part of the type that is no plain data, and the path
+// of fields that leads to it; nil if there is none.
+func pointerIn(t reflect.Type) (path string, of reflect.Type) {
 	switch k := t.Kind(); {
 	case k >= reflect.Bool && k <= reflect.Complex128:
-		return ""
+		return "", nil
 	case k == reflect.Array:
-		return pointerIn(t.Elem())
+		inner, of := pointerIn(t.Elem())
+		return "[]" + dotted(inner), of
 	case k == reflect.Struct:
 		for i := range t.NumField() {
 			f := t.Field(i)
-			if inner := pointerIn(f.Type); inner != "" {
-				return f.Name + " (" + inner + ")"
+			if inner, of := pointerIn(f.Type); of != nil {
+				return f.Name + dotted(inner), of
 			}
 		}
-		return ""
+		return "", nil
 	}
-	return t.String()
+	return "", t
+}
+
+// dotted is a path as the rest of another.
+func dotted(path string) string {
+	if path == "" || path[0] == '[' {
+		return path
+	}
+	return "." + path
 }
 
 // CheckSlice refuses the part from element from up to, not including, element to

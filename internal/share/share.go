@@ -14,6 +14,7 @@ import (
 	"errors"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
@@ -63,6 +64,15 @@ type Hold interface {
 	// Cover changes how much is held, to the chunks of the first n bytes, of
 	// which all must be in use. It makes no driver call.
 	Cover(op string, n uint64) error
+	// Appended returns how many bytes are in use, and the streams of all appends to
+	// them that were not announced yet, whichever goroutine made them. Work that is
+	// ordered behind those streams finds the bytes that Append and Resize put there;
+	// bytes of AppendUndefined are their makers' to order. A caller that has
+	// announced so many bytes behind those streams passes mark to Announced. Streams
+	// may be closed meanwhile, after which nothing of them is under way.
+	Appended() (n uint64, on []*core.Stream, mark uint64)
+	// Announced says that the appends up to a mark were announced.
+	Announced(mark uint64)
 	// Begin begins a change of the buffer, after waiting for one that runs, which
 	// may wait for the GPU.
 	Begin(op string) (Cut, error)
@@ -149,6 +159,12 @@ type ImportOptions struct {
 	// Reserve is the address space in bytes, a multiple of the granularity; 0 is
 	// exactly the chunks.
 	Reserve uint64
+	// Hint is the address that is wanted, and Align a power of two that it is a
+	// multiple of, at least the granularity; 0 leaves both to the driver.
+	Hint  cuda.Ptr
+	Align int
+	// OnGrow is vmm.BufferOptions.OnGrow, for what is attached later.
+	OnGrow func(from, to int)
 	// ReadOnly: no access beyond reading is ever granted.
 	ReadOnly bool
 	// Followed: the length is set by SetLen alone, and users cannot change it.
