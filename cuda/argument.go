@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"strconv"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 )
@@ -35,6 +36,56 @@ func (p *parameters) add(arg any) bool {
 		p.addAny(value)
 	}
 	return true
+}
+
+// addInt packs an int or a uint as an integer of the size that the kernel declares
+// in its place. It reports false for arguments of other types.
+func (k *Kernel) addInt(op string, p *parameters, i int, arg any) (converted bool, err error) {
+	var bits uint64
+	var negative bool
+	switch v := arg.(type) {
+	case int:
+		bits, negative = uint64(v), v < 0
+	case uint:
+		bits = uint64(v)
+	default:
+		value := reflect.ValueOf(arg)
+		switch value.Kind() {
+		case reflect.Int:
+			bits, negative = uint64(value.Int()), value.Int() < 0
+		case reflect.Uint:
+			bits = value.Uint()
+		default:
+			return false, nil
+		}
+	}
+	if i >= len(k.declared) {
+		return true, k.refuse(op, i, reflect.TypeOf(arg))
+	}
+	size := k.declared[i].size
+	width := 8 * min(size, 8)
+	if width < 64 && !negative && bits>>width != 0 || negative && int64(bits) < -1<<(width-1) {
+		number := strconv.FormatUint(bits, 10)
+		if negative {
+			number = strconv.FormatInt(int64(bits), 10)
+		}
+		return true, core.Invalid(op, fmt.Sprintf("argument %d of kernel %q, %s, where the kernel declares %s", i, k.name, number, core.Count(size, "byte")),
+			"pass a number that fits there")
+	}
+	switch size { // where it is declared, so without alignment
+	case 1:
+		p.block = append(p.block, byte(bits))
+	case 2:
+		p.block = binary.NativeEndian.AppendUint16(p.block, uint16(bits))
+	case 4:
+		p.block = binary.NativeEndian.AppendUint32(p.block, uint32(bits))
+	case 8:
+		p.block = binary.NativeEndian.AppendUint64(p.block, bits)
+	default:
+		return true, core.Invalid(op, fmt.Sprintf("argument %d of kernel %q, of type %v, where the kernel declares %s", i, k.name, reflect.TypeOf(arg), core.Count(size, "byte")),
+			"pass a value of the type that the kernel takes there")
+	}
+	return true, nil
 }
 
 func (p *parameters) add32(v uint32) {
@@ -142,7 +193,7 @@ func unpackable(t reflect.Type) *unpackableType {
 		reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		return nil
 	case reflect.Int, reflect.Uint:
-		return &unpackableType{k.String() + " has another size in C",
+		return &unpackableType{k.String() + " has another size in C, and here it is not known which",
 			fmt.Sprintf("convert it to %[1]v32 or %[1]v64, whichever the kernel declares", k)}
 	case reflect.Uintptr:
 		return &unpackableType{"uintptr has no counterpart in C", "pass a device address as cuda.Ptr"}

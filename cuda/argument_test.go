@@ -72,7 +72,7 @@ func TestArgumentsThatNoKernelCanTake(t *testing.T) {
 		says string
 	}{
 		{nil, "argument 0 of kernel \"k\" is nil; pass cuda.Ptr(0)"},
-		{5, "of type int: int has another size in C; convert it to int32 or int64"},
+		{5, "of type int: int has another size in C, and here it is not known which; convert it to int32 or int64"},
 		{uint(5), "convert it to uint32 or uint64"},
 		{uintptr(5), "pass a device address as cuda.Ptr"},
 		{complex64(1), "complex64 is aligned differently in CUDA; pass the real and the imaginary part"},

@@ -62,8 +62,13 @@ func (k *Kernel) Module() *Module { return k.module }
 // kernel declares (CUDA 12.4 and later), another number of arguments and
 // arguments of another size are ErrInvalidArgument; before that they are the
 // caller's responsibility: a uint32 for a 64-bit parameter shifts all that
-// follow. int, uint and uintptr, which have no counterpart in C, are refused, as
-// is whatever refers to Go memory. CUDA's vector and complex types are aligned
+// follow.
+//
+// An int or a uint becomes an integer of the size that the kernel declares in its
+// place, 1, 2, 4 or 8 bytes, if that holds its value, as a signed number or as an
+// unsigned one; otherwise, and where the driver does not tell, it is
+// ErrInvalidArgument. Inside of arrays and structs they are refused, and so are
+// uintptr, which has no counterpart in C, and whatever refers to Go memory. CUDA's vector and complex types are aligned
 // more strictly than any Go type. Where the driver tells, an array or a struct of
 // their elements goes where the kernel declares it; before that have the kernel
 // take their elements instead.
@@ -82,6 +87,11 @@ func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
 	for i, arg := range args {
 		if i < len(k.declared) {
 			p.pad(k.declared[i].off)
+		}
+		if converted, err := k.addInt(op, p, i, arg); err != nil {
+			return err
+		} else if converted {
+			continue
 		}
 		before := len(p.block)
 		if !p.add(arg) {

@@ -358,6 +358,46 @@ func TestLaunchPutsArgumentsWhereTheKernelDeclaresThem(t *testing.T) {
 	require.ErrorContains(t, err, "an array of smaller elements")
 }
 
+// An int has the size that the kernel declares.
+func TestLaunchConvertsInts(t *testing.T) {
+	declared := [][2]uint64{{0, 1}, {2, 2}, {4, 4}, {8, 8}, {16, 12}}
+	n := uint64(4)
+	var got []byte
+	k, s := kernel(t, hearingDevice(t, deaf{
+		tells: func(i uint64) (uint64, uint64, driver.Result) {
+			if i >= n {
+				return 0, 0, driver.InvalidValue
+			}
+			return declared[i][0], declared[i][1], driver.Success
+		},
+		hears: func(params []byte) { got = slices.Clone(params) },
+	}), countKernel)
+	type count int
+	require.NoError(t, k.Launch(s, once, 1, uint(2), count(-3), -4))
+	require.Equal(t, []byte{1, 0, 2, 0, 0xfd, 0xff, 0xff, 0xff, 0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, got)
+	require.NoError(t, k.Launch(s, once, 255, -32768, uint(math.MaxUint32), uint(math.MaxUint64)), "what fits as signed or unsigned")
+	for _, args := range [][]any{
+		{256, 0, 0, 0}, {-129, 0, 0, 0}, {0, 65536, 0, 0}, {0, 0, 1 << 32, 0}, {0, 0, math.MinInt32 - 1, 0}, {0, 0, uint(1 << 33), 0},
+	} {
+		err := k.Launch(s, once, args...)
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument, "%v", args)
+		require.ErrorContains(t, err, "pass a number that fits there")
+	}
+	require.ErrorContains(t, k.Launch(s, once, 0, 0, 0, [1]int{}), "int has another size in C")
+	require.ErrorIs(t, k.Launch(s, once, 0, 0, 0, 0, 0), cuda.ErrInvalidArgument, "one too many")
+
+	n = 5
+	k, s = kernel(t, hearingDevice(t, deaf{tells: func(i uint64) (uint64, uint64, driver.Result) {
+		if i >= n {
+			return 0, 0, driver.InvalidValue
+		}
+		return declared[i][0], declared[i][1], driver.Success
+	}}), countKernel)
+	require.ErrorContains(t, k.Launch(s, once, 0, 0, 0, 0, 0), "of type int, where the kernel declares 12 bytes")
+	k, s = kernel(t, hearingDevice(t, deaf{tells: func(uint64) (uint64, uint64, driver.Result) { return 0, 0, driver.NotSupported }}), countKernel)
+	require.ErrorContains(t, k.Launch(s, once, 1), "convert it to int32 or int64")
+}
+
 // deaf is a driver that launches nothing, and tells of parameters what it is
 // given to tell, if anything.
 type deaf struct {

@@ -105,13 +105,11 @@ var physicalCases = join(
 			return func() error { return errors.Join(m.RevokeAfter(w.dev.Location(), s), w.drain()) }
 		},
 		"Reservation.CloseAfter": func(w *world) func() error {
-			r, s := w.reservation(), w.stream()
-			return func() error { return errors.Join(r.CloseAfter(s), w.drain()) }
-		},
-		"Reservation.Close with a mapping that is closing": func(w *world) func() error {
-			r, s := w.reservation(), w.stream()
-			m := w.mapping(r)
-			return func() error { return errors.Join(m.CloseAfter(s), r.Close(), w.drain()) }
+			r, other, s := w.reservation(), w.reservation(), w.stream()
+			m, n := w.mapping(r), w.mapping(other)
+			return func() error {
+				return errors.Join(m.CloseAfter(s), r.CloseAfter(s), n.CloseAfter(s), other.Close(), w.drain())
+			}
 		},
 		"Mapping.CloseAfter": func(w *world) func() error {
 			m, s := w.mapping(w.reservation()), w.stream()
