@@ -93,7 +93,7 @@ func (l accessList) same(o accessList) bool {
 	return len(l) == len(o) && (len(l) == 0 || &l[0] == &o[0])
 }
 
-// mode is what the place may do.
+// modeLocked is what the place may do.
 func (l accessList) mode(loc driver.Location) driver.AccessFlags {
 	for _, a := range l {
 		if a.Location == loc {

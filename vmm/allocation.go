@@ -150,27 +150,3 @@ func (a *Allocation) Close() error {
 		return nil
 	})
 }
-
-// hold keeps a physical object open for an operation of sys, and answers its
-// handle with a count that the caller must release or keep.
-func hold(op string, sys *core.System, p Physical) (*phys.Handle, error) {
-	if phys.None(p) {
-		return nil, core.Invalid(op, "nil memory", "pass an Allocation")
-	}
-	if phys.Of(p).System() != sys {
-		return nil, core.ForeignError(op, "memory")
-	}
-	h, open := phys.Use(p)
-	if !open {
-		return nil, core.ClosedError(op, "memory")
-	}
-	return h, nil
-}
-
-// mappable refuses what the driver would wait for, with nothing to end that.
-func mappable(op string, h *phys.Handle) error {
-	if h.NotYet == nil {
-		return nil
-	}
-	return h.NotYet(op)
-}

@@ -78,7 +78,7 @@ func (b *buffer) resize(op string, s *cuda.Stream, n int) error {
 	if err := b.imported.mayGrow(op, b.used.Load(), 0, b.committed.Load()); err != nil {
 		return err
 	}
-	if err := b.othersSee(op, uint64(n)); err != nil {
+	if err := b.othersSeeLocked(op, uint64(n)); err != nil {
 		return err
 	}
 	b.used.Store(uint64(n))
@@ -98,7 +98,7 @@ func (b *buffer) append(op string, s *cuda.Stream, n, size int, fill func(*cuda.
 // anything fails the new memory goes again, after what came under way: nothing
 // may land later where the next bytes go.
 func (b *buffer) appendLocked(op string, s *cuda.Stream, n, size int, fill func(*cuda.Stream, cuda.Ptr) error) (at int, err error) {
-	to, err := b.longer(op, n, size)
+	to, err := b.longerLocked(op, n, size)
 	if err != nil {
 		return 0, err
 	}
@@ -106,7 +106,7 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n, size int, fill func(
 	if err == nil {
 		b.appending = b.copies.begin(on) // leave ends it
 		b.mu.RLock()
-		err = b.allows(op, on, driver.AccessReadWrite)
+		err = b.allowsLocked(op, on, driver.AccessReadWrite)
 		b.mu.RUnlock()
 	}
 	if err != nil {
@@ -116,7 +116,7 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n, size int, fill func(
 	if n == 0 {
 		return at, nil
 	}
-	before, err := b.commit(op, to)
+	before, err := b.commitLocked(op, to)
 	if err != nil {
 		return 0, err
 	}
@@ -125,7 +125,7 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n, size int, fill func(
 		err = on.Synchronize()
 	}
 	if err == nil {
-		b.extend(to, s)
+		b.extendLocked(to, s)
 		return at, nil
 	}
 	err = within(op, err)
@@ -134,7 +134,7 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n, size int, fill func(
 		undo = nil // its Close has waited
 	}
 	if undo == nil && before < len(b.chunks) {
-		undo = b.rollback(op, before)
+		undo = b.rollbackLocked(op, before)
 	}
 	if undo != nil {
 		err = fmt.Errorf("%w (and undoing it failed, so that new memory stays until Clip or Close: %w)", err, undo)
@@ -161,10 +161,10 @@ func (b *buffer) stream(op string, s *cuda.Stream) (*cuda.Stream, error) {
 	return s, nil
 }
 
-// allows refuses a stream whose device has no such access to the buffer. The
+// allowsLocked refuses a stream whose device has no such access to the buffer. The
 // caller holds mu.
-func (b *buffer) allows(op string, s *cuda.Stream, need driver.AccessFlags) error {
-	have := b.mode(driver.Location{Type: driver.LocationDevice, ID: int32(s.Device().Ordinal())})
+func (b *buffer) allowsLocked(op string, s *cuda.Stream, need driver.AccessFlags) error {
+	have := b.modeLocked(driver.Location{Type: driver.LocationDevice, ID: int32(s.Device().Ordinal())})
 	if have < need {
 		return core.Error(core.Failure{Op: op, Kind: core.NotPermitted,
 			Asked: fmt.Sprintf("a stream of %v, which has %v to the buffer", s.Device(), AccessMode(have)),

@@ -21,9 +21,9 @@ type appendsOn struct {
 	last   uint64
 }
 
-// extend makes the buffer longer by an append that is on a stream, or, without one,
+// extendLocked makes the buffer longer by an append that is on a stream, or, without one,
 // is done. The caller holds changes.
-func (b *buffer) extend(to uint64, on *cuda.Stream) {
+func (b *buffer) extendLocked(to uint64, on *cuda.Stream) {
 	if on == nil {
 		b.used.Store(to)
 		return

@@ -89,7 +89,7 @@ type buffer struct {
 	onGrow func(from, to int)
 	// mu guards what follows, which changes alone write. Copies hold it for
 	// reading, so that no memory and no access goes between their check and
-	// their submission; a change holds it while it edits a list. Nobody waits
+	// their submission; a change holds it while it edits a list. Nothing waits
 	// for anything under it.
 	mu     sync.RWMutex
 	access accessList
@@ -240,9 +240,9 @@ func (b *Buffer) Stats() BufferStats {
 		Committed: int(in.committed.Load()),
 		Used:      int(in.used.Load()),
 		Chunks:    len(in.chunks),
-		Shared:    int(in.shared()),
+		Shared:    int(in.sharedLocked()),
 		Grown:     int(in.grown.Load()),
-		Clipped:   int(in.mapped() - in.committed.Load() + in.res.leftBytes.Load()),
+		Clipped:   int(in.mappedLocked() - in.committed.Load() + in.res.leftBytes.Load()),
 	}
 }
 
@@ -270,76 +270,3 @@ func (b *buffer) leave() {
 
 // span is the bytes from one offset up to another.
 type span struct{ from, to uint64 }
-
-// Close waits for all work that could use the buffer (see the package
-// documentation) and gives everything back. After an error it may be called
-// again. While the buffer is published it is ErrInUse and stays open.
-func (b *Buffer) Close() error {
-	const op = "vmm.Buffer.Close"
-	if err := b.b.res.views.notInside(op, 0, rest); err != nil {
-		return err
-	}
-	if err := b.b.close(op); err != nil {
-		return err
-	}
-	return b.b.closer.Close(func() error {
-		// This waits for more than what is pending on the buffer does: a pending
-		// clip or revocation that a capture holds up finds nothing to do later.
-		if err := b.b.wait(op); err != nil {
-			return err
-		}
-		return b.teardown(op)
-	})
-}
-
-// CloseAfter takes the buffer out of use at once and gives everything back when
-// the work that is on the streams now is done. It never blocks. Without a
-// stream it is ErrInvalidArgument; with one that captures a graph it is
-// ErrCapturing, while the buffer is published ErrInUse, and nothing has changed.
-func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
-	const op = "vmm.Buffer.CloseAfter"
-	sys := b.b.res.System()
-	return b.b.closer.CloseAfter(sys,
-		func() (*core.Fence, error) { return b.b.closeAfter(op, streams) },
-		func() error {
-			if b.b.later.Load() > 0 {
-				return core.ErrAgain
-			}
-			return b.teardown(op)
-		})
-}
-
-// Released returns the end of the buffer's closing: then all memory is back that
-// no other buffer shares.
-func (b *Buffer) Released() cuda.Completion { return b.b.closer.Completion() }
-
-func (b *Buffer) teardown(op string) error {
-	in := b.b
-	in.changes.Lock() // the reclaimer's last job may be ending just now
-	defer in.changes.Unlock()
-	in.used.Store(0)
-	if in.imported.leave() {
-		// What was clipped has passed: it held the buffer until then.
-		if err := in.uncommit(op, 0); err != nil {
-			return err
-		}
-		if err := in.res.close(op); err != nil {
-			return err
-		}
-	} else {
-		in.mu.Lock()
-		in.chunks = nil
-		in.committed.Store(0)
-		in.mu.Unlock()
-	}
-	in.gone.Store(true)
-	in.Untrack()
-	b.watched.Stop()
-	return nil
-}
-
-// wait waits for the devices that have access to the buffer: in the driver, so
-// also for those whose access was revoked and is still to go.
-func (b *buffer) wait(op string) error {
-	return b.res.System().WaitDevices(op, b.res.devices())
-}

@@ -20,7 +20,7 @@ func (b *Buffer) SetAccess(access ...Access) error {
 		return err
 	}
 	defer in.leave()
-	if end := in.mapped(); end > 0 {
+	if end := in.mappedLocked(); end > 0 {
 		err = in.res.setAccess(op, 0, end, access)
 	}
 	in.mu.Lock()
@@ -35,7 +35,7 @@ func (b *Buffer) SetAccess(access ...Access) error {
 }
 
 // enterAccess starts a change of access. What goes down is refused to our own
-// operations first, and what goes up is allowed to them last. While somebody
+// operations first, and what goes up is allowed to them last. While a function
 // looks at memory that the host is to lose it lets other changes go on.
 func (b *buffer) enterAccess(op string, access []Access) (before, after accessList, err error) {
 	for {
@@ -102,7 +102,7 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 	if alone {
 		defer in.changes.Unlock()
 	}
-	// Refused first and then marked: whoever was let through is before the mark.
+	// Refused first and then marked: what was let through is before the mark.
 	place := changes[0].Location
 	in.refuse(place, 1)
 	f, err := core.FenceOf(in.res.System(), op, streams)
@@ -121,7 +121,7 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		in.revoking.begin(place)
 		life, passed := new(core.Life), false
 		life.Close()
-		in.reclaim(f, life, func() error { return in.revoked(op, place) }, func() {
+		in.reclaim(f, life, func() error { return in.revokedLocked(op, place) }, func() {
 			if !passed {
 				passed = true
 				in.revoking.pass(place)
@@ -148,19 +148,19 @@ func (b *buffer) refuse(place driver.Location, by int) {
 	}
 }
 
-// mode is what the library's own operations may do at a place. The caller holds
+// modeLocked is what the library's own operations may do at a place. The caller holds
 // mu.
-func (b *buffer) mode(place driver.Location) driver.AccessFlags {
+func (b *buffer) modeLocked(place driver.Location) driver.AccessFlags {
 	if b.refused[place] > 0 {
 		return driver.AccessNone
 	}
 	return b.access.mode(place)
 }
 
-// revoked makes the driver's access what the list says by now, unless a later
+// revokedLocked makes the driver's access what the list says by now, unless a later
 // call for the place still waits. The caller holds changes.
-func (b *buffer) revoked(op string, l driver.Location) error {
-	end := b.mapped()
+func (b *buffer) revokedLocked(op string, l driver.Location) error {
+	end := b.mappedLocked()
 	if end == 0 || !b.revoking.due(l) || b.res.System().DeviceLost(core.DevicesOf(b.prop.Location)...) != driver.Success {
 		return nil
 	}

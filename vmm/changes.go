@@ -27,7 +27,7 @@ func (c *changes) Unlock() {
 }
 
 // Soon does the job, which is quick and submits nothing, where no change runs:
-// at once, or else when the one that runs has ended. It waits for nobody.
+// at once, or else when the one that runs has ended. It never blocks.
 func (c *changes) Soon(job func()) {
 	c.mu.Lock()
 	c.jobs = append(c.jobs, job)

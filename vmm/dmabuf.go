@@ -79,7 +79,7 @@ func (r *reservation) dmabuf(op string, c *core.Context, off, size uint64) (*os.
 // mappedThroughout refuses a part with a gap, or beyond the range.
 func (r *reservation) mappedThroughout(op string, off, size uint64) error {
 	end := off
-	for i := r.find(off); i < len(r.maps) && r.maps[i].off <= end && end-off < size; i++ {
+	for i := r.findLocked(off); i < len(r.maps) && r.maps[i].off <= end && end-off < size; i++ {
 		end = r.maps[i].off + r.maps[i].phys.Size
 	}
 	if end < off || end-off < size {

@@ -217,7 +217,7 @@ func both(w *world, far vmm.AccessMode) []vmm.Access {
 	return []vmm.Access{{Location: w.d.Location(), Mode: vmm.ReadWrite}, {Location: w.peer.Location(), Mode: far}}
 }
 
-// clipped is a buffer with three full chunks and two that were clipped and wait
+// clippedLocked is a buffer with three full chunks and two that were clipped and wait
 // for a stream that has passed, unless they go first.
 func clipped(w *world) {
 	b := w.buffer(5)
@@ -591,7 +591,7 @@ func (sc scenario) walk(t *testing.T, k, parts int, clean []string, before, afte
 	return true
 }
 
-// run is one blow at the operation; it answers how many of its faults struck.
+// runLocked is one blow at the operation; it answers how many of its faults struck.
 func (sc scenario) run(t *testing.T, b blow, clean []string, before, after view) int {
 	w := sc.begin(t)
 	struckOf := b.aim(w.m, clean)

@@ -68,7 +68,7 @@ func (b *buffer) fork(op string, s *cuda.Stream, n int, o ForkOptions) (*buffer,
 	if err != nil {
 		return nil, err
 	}
-	handles, rest, err := b.prefix(op, uint64(n), f.res.size)
+	handles, rest, err := b.prefixLocked(op, uint64(n), f.res.size)
 	if err != nil {
 		return nil, f.res.abandon(op, err)
 	}
@@ -108,10 +108,10 @@ func (b *buffer) mayFork(op string, n int, o ForkOptions) error {
 	return b.checkStill(op, 0, uint64(n))
 }
 
-// prefix returns the chunks of the first n bytes, each with a count: those that
+// prefixLocked returns the chunks of the first n bytes, each with a count: those that
 // lie in them as a whole, and one of the fork's own, which ends at most at limit,
 // for the rest.
-func (b *buffer) prefix(op string, n, limit uint64) (handles []*phys.Handle, rest uint64, err error) {
+func (b *buffer) prefixLocked(op string, n, limit uint64) (handles []*phys.Handle, rest uint64, err error) {
 	for _, c := range b.chunks {
 		if rest = n - c.off; rest < c.phys.Size {
 			break
@@ -134,7 +134,7 @@ func (b *buffer) prefix(op string, n, limit uint64) (handles []*phys.Handle, res
 // copyRest submits the copy of what is not shared.
 func (b *buffer) copyRest(op string, on *cuda.Stream, dst, src cuda.Ptr, n int) error {
 	b.mu.RLock()
-	err := b.allows(op, on, driver.AccessReadWrite) // the fork's access is the same
+	err := b.allowsLocked(op, on, driver.AccessReadWrite) // the fork's access is the same
 	if err == nil {
 		err = wrap(op, on.Copy(dst, src, n))
 	}
@@ -142,15 +142,15 @@ func (b *buffer) copyRest(op string, on *cuda.Stream, dst, src cuda.Ptr, n int) 
 	return err
 }
 
-// othersSee refuses to make the buffer shorter than what another one sees: a fork
+// othersSeeLocked refuses to make the buffer shorter than what another one sees: a fork
 // shares whole chunks, and what a live buffer was moved from has its length. What
 // is appended later would be written there. The caller holds changes.
-func (b *buffer) othersSee(op string, n uint64) error {
+func (b *buffer) othersSeeLocked(op string, n uint64) error {
 	refuse := func(end uint64, why, hint string) error {
 		return core.Error(core.Failure{Op: op, Kind: core.InUse,
 			Asked: fmt.Sprintf("a length of %s, with %d that %s", core.Count(n, "byte"), end, why), Hint: hint})
 	}
-	for past := b.past(); past != nil; past = past.past() {
+	for past := b.pastLocked(); past != nil; past = past.pastLocked() {
 		if end := past.used.Load(); end > n && !past.closer.Closed() {
 			return refuse(end, fmt.Sprintf("the buffer at %#x still sees, from which this one was moved", uint64(past.res.base)), "close that one first")
 		}
@@ -162,7 +162,7 @@ func (b *buffer) othersSee(op string, n uint64) error {
 			return nil
 		}
 		own := int32(1)
-		for past := b.past(); past != nil; past = past.past() {
+		for past := b.pastLocked(); past != nil; past = past.pastLocked() {
 			own += past.res.count(c.phys)
 		}
 		if c.phys.Mappings.Load() > own {
@@ -172,9 +172,9 @@ func (b *buffer) othersSee(op string, n uint64) error {
 	return nil
 }
 
-// past is the buffer that b was moved from, as long as that has memory. The caller
+// pastLocked is the buffer that b was moved from, as long as that has memory. The caller
 // holds changes of the last successor, which alone follow the chain.
-func (b *buffer) past() *buffer {
+func (b *buffer) pastLocked() *buffer {
 	if b.moved != nil && b.moved.gone.Load() {
 		b.moved = b.moved.moved
 	}
@@ -191,15 +191,4 @@ func (r *reservation) count(h *phys.Handle) (n int32) {
 		}
 	}
 	return n
-}
-
-// shared is how many bytes of the chunks other buffers have too. The caller holds
-// mu.
-func (b *buffer) shared() (bytes uint64) {
-	for _, c := range b.chunks {
-		if c.phys.Mappings.Load() > 1 {
-			bytes += c.phys.Size
-		}
-	}
-	return bytes
 }

@@ -6,7 +6,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
-	"github.com/cuvmm/cuvmm/internal/share"
 )
 
 // Granted returns what the driver says the memory has. A refused wish shows here.
@@ -49,17 +48,6 @@ func (b *Buffer) Granted() (p Properties, err error) {
 		}
 	}
 	return p, nil
-}
-
-// retained are all chunks, with counts.
-func (b *buffer) retained() (v share.View) {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	for _, m := range b.chunks {
-		m.phys.Retain()
-		v.Chunks = append(v.Chunks, share.Chunk{Handle: m.phys, Offset: m.off})
-	}
-	return v
 }
 
 func granted(op string, h *phys.Handle) (Properties, error) {

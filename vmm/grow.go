@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
 // Grow makes room for n more bytes without changing Len: appending that many
@@ -26,9 +28,9 @@ func (b *buffer) grow(op string, n int) error {
 		return err
 	}
 	defer b.leave()
-	to, err := b.longer(op, n, 1)
+	to, err := b.longerLocked(op, n, 1)
 	if err == nil {
-		_, err = b.commit(op, to)
+		_, err = b.commitLocked(op, to)
 	}
 	return err
 }
@@ -40,11 +42,11 @@ func (b *buffer) appendUndefined(op string, n, size int) (at int, err error) {
 		return 0, err
 	}
 	defer b.leave()
-	to, err := b.longer(op, n, size)
+	to, err := b.longerLocked(op, n, size)
 	if err != nil {
 		return 0, err
 	}
-	if _, err := b.commit(op, to); err != nil {
+	if _, err := b.commitLocked(op, to); err != nil {
 		return 0, err
 	}
 	at = int(b.used.Load())
@@ -57,9 +59,9 @@ func (b *buffer) by(n int) func() uint64 {
 	return func() uint64 { return b.used.Load() + uint64(max(n, 0)) }
 }
 
-// longer returns the length after n more bytes, in elements of a size. The caller
+// longerLocked returns the length after n more bytes, in elements of a size. The caller
 // holds changes.
-func (b *buffer) longer(op string, n, size int) (uint64, error) {
+func (b *buffer) longerLocked(op string, n, size int) (uint64, error) {
 	used := b.used.Load()
 	if n < 0 {
 		return 0, core.Invalid(op, core.Count(n/size, noun(size)), "lengths are not negative; Resize makes a buffer shorter")
@@ -94,4 +96,135 @@ func checkWhole(op string, used uint64, size int) error {
 			"resize the buffer to a multiple first")
 	}
 	return nil
+}
+
+// enterGrowth starts a change that sees to memory for the first bytes, as many
+// as to says. While a function looks at what must be given back first it lets
+// other changes go on.
+func (b *buffer) enterGrowth(op string, to func() uint64) error {
+	for {
+		if err := b.enter(op); err != nil {
+			return err
+		}
+		if err := b.frozen(op); err != nil {
+			b.leave()
+			return err
+		}
+		var v *view
+		if at := b.committed.Load(); to() > at && b.finalTail() {
+			v = b.res.views.over(at, rest)
+		}
+		if v == nil {
+			return nil
+		}
+		b.leave()
+		if err := v.wait(op); err != nil {
+			return err
+		}
+	}
+}
+
+// commitLocked sees to it that there is memory for the first n bytes, and returns
+// how many chunks there were before, for rollback. Where it fails everything is
+// as it was. The caller holds changes.
+//
+// Clipped chunks that are still mapped are taken back first, which costs no
+// driver call; where the GPU has not passed them yet, commit waits for it.
+func (b *buffer) commitLocked(op string, n uint64) (before int, err error) {
+	before = len(b.chunks)
+	committed := b.committed.Load()
+	if n <= committed {
+		return before, nil
+	}
+	if err := b.settleTailLocked(op); err != nil {
+		return before, err
+	}
+	if err := b.awaitTailLocked(op, n); err != nil {
+		return before, err
+	}
+	back := 0
+	at := committed
+	for back < len(b.tail) && at < n {
+		at += b.tail[back].phys.Size
+		back++
+	}
+	var maps []*mapping
+	if at < n {
+		if maps, err = b.createLocked(op, at, n); err != nil {
+			return before, err
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(maps) > 0 {
+		last := maps[len(maps)-1]
+		at = last.off + last.phys.Size
+	}
+	b.chunks = append(append(b.chunks, b.tail[:back]...), maps...)
+	b.tail = b.tail[back:]
+	b.committed.Store(at)
+	b.grown.Add(1)
+	b.Resize(at)
+	b.added = span{committed, at}
+	return before, nil
+}
+
+// createLocked makes and maps the chunks from offset at to at least n. No lock but
+// changes is held while memory is made, which may take long.
+func (b *buffer) createLocked(op string, at, n uint64) ([]*mapping, error) {
+	if b.imported != nil {
+		return nil, b.imported.full(op, at, n)
+	}
+	sys := b.res.System()
+	var handles []*phys.Handle
+	var err error
+	for end := at; end < n; {
+		size := b.plan.next(end, b.res.size-end)
+		h, r := phys.Create(sys, size, b.prop)
+		if least := b.plan.least(n-end, b.gran); r == driver.OutOfMemory && least < size {
+			size = least
+			h, r = phys.TryCreate(sys, size, b.prop) // what could be had was asked for
+		}
+		if r != driver.Success {
+			err = createError(op, b.dev, int(size), roundUp(n-at, b.gran), b.prop, r)
+			break
+		}
+		handles = append(handles, h)
+		end += size
+	}
+	if err == nil {
+		var maps []*mapping
+		if maps, err = b.res.mapRun(op, nil, at, handles, b.access); err == nil {
+			return maps, nil
+		}
+	}
+	return nil, b.res.release(err, handles...)
+}
+
+// rollbackLocked undoes a commit: the chunks from index keep on go back, to the driver
+// or to the tail that they were taken from. They are not used.
+func (b *buffer) rollbackLocked(op string, keep int) error {
+	b.grown.Add(^uint64(0))
+	b.added = span{}
+	if len(b.tail) == 0 {
+		return b.uncommitLocked(op, keep)
+	}
+	b.mu.Lock()
+	b.moveToTailLocked(keep)
+	b.mu.Unlock()
+	return b.trimLocked(op)
+}
+
+// settleTailLocked sees to it that nothing of the tail is in the way that growth must
+// not take back: where there is such a chunk, it waits for the GPU to pass the
+// whole tail and gives that back. No function looks at it: enterGrowth has waited for
+// that. The caller holds changes.
+func (b *buffer) settleTailLocked(op string) error {
+	if !b.finalTail() {
+		return nil
+	}
+	if err := b.awaitTailLocked(op, b.res.size); err != nil {
+		return err
+	}
+	return b.trimLocked(op)
 }

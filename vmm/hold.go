@@ -99,39 +99,6 @@ func (h *claim) inUse(op string) error {
 		Hint:  "withdraw it first, or shrink it there"})
 }
 
-// close takes the buffer out of use, unless somebody holds it.
-func (b *buffer) close(op string) error {
-	b.holds.mu.Lock()
-	defer b.holds.mu.Unlock()
-	if len(b.holds.all) > 0 {
-		return b.holds.all[0].inUse(op)
-	}
-	b.closer.Life.Close()
-	return nil
-}
-
-// closeAfter makes the fence for taking the buffer out of use, unless somebody
-// holds it. From then on nobody can.
-func (b *buffer) closeAfter(op string, streams []*cuda.Stream) (*core.Fence, error) {
-	set := func(closing bool) error {
-		b.holds.mu.Lock()
-		defer b.holds.mu.Unlock()
-		if closing && len(b.holds.all) > 0 {
-			return b.holds.all[0].inUse(op)
-		}
-		b.holds.closing = closing
-		return nil
-	}
-	if err := set(true); err != nil {
-		return nil, err
-	}
-	f, err := core.FenceOf(b.res.System(), op, streams)
-	if err != nil {
-		_ = set(false)
-	}
-	return f, err
-}
-
 // cut is a change that takes chunks out of a buffer that is held.
 type cut struct {
 	h  *claim
@@ -162,7 +129,7 @@ func (c *cut) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, err err
 		}
 	}
 	if n < before {
-		if err := b.othersSee(op, n); err != nil {
+		if err := b.othersSeeLocked(op, n); err != nil {
 			return gone, err
 		}
 	}
@@ -198,7 +165,7 @@ func (c *cut) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, err err
 	}
 	if c.keep, c.waits = keep, len(streams) == 0; !c.waits {
 		b.copies.mind(f)
-		b.clipAfter(op, keep, f, true)
+		b.clipAfterLocked(op, keep, f, true)
 	}
 	return gone, nil
 }
@@ -210,10 +177,10 @@ func (c *cut) End() error {
 	if !c.waits {
 		return nil
 	}
-	if err := b.waitAll(c.op); err != nil {
+	if err := b.waitAllLocked(c.op); err != nil {
 		return err
 	}
-	return b.uncommit(c.op, c.keep)
+	return b.uncommitLocked(c.op, c.keep)
 }
 
 // mayLeave asks whether the chunks from an offset on may go.
@@ -229,7 +196,7 @@ func (b *buffer) mayLeave(op string, from uint64, streams []*cuda.Stream) error 
 	return nil
 }
 
-// leaving marks the streams, if there are any, unless somebody came to the chunks
+// leaving marks the streams, if there are any, unless a function came to the chunks
 // from an offset on meanwhile.
 func (b *buffer) leaving(op string, from uint64, streams []*cuda.Stream) (*core.Fence, error) {
 	if err := b.mayLeave(op, from, streams); err != nil {

@@ -15,7 +15,7 @@ import (
 // after f returns, and the GPU's work on it must have been waited for.
 //
 // What takes the memory or the host's access away waits for f; called by f
-// itself it is ErrInUse, but for the forms with streams, which wait for nobody
+// itself it is ErrInUse, but for the forms with streams, which never block
 // and take it when f has returned. All else goes on, in f and beside it.
 func (m *Mapping) Host(f func(data []byte) error) error {
 	const op = "vmm.Mapping.Host"
@@ -83,7 +83,7 @@ func (s Slice[T]) look(op string) (*view, error) {
 	if err := s.buf.checkStill(op, s.off, uint64(s.Size())); err != nil {
 		return nil, err
 	}
-	if err := checkHost(op, s.buf.prop.Location, s.buf.mode(s.buf.prop.Location)); err != nil {
+	if err := checkHost(op, s.buf.prop.Location, s.buf.modeLocked(s.buf.prop.Location)); err != nil {
 		return nil, err
 	}
 	return s.buf.res.views.open(s.off, uint64(s.Size())), nil

@@ -78,7 +78,7 @@ func (i *imported) mayAccess(op string, changes accessList) error {
 }
 
 // sole refuses what would change the memory of other buffers too. From then on
-// nobody shares it.
+// no other buffer shares it.
 func (i *imported) sole(op string) error {
 	if i == nil {
 		return nil
@@ -94,7 +94,7 @@ func (i *imported) sole(op string) error {
 	return nil
 }
 
-// leave takes a buffer from those that share the range. It answers whether it
+// leave takes a buffer from those that share the range. It reports whether it
 // was the last, which gives the memory back.
 func (i *imported) leave() (last bool) {
 	if i == nil {
@@ -194,7 +194,7 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 	b := &buffer{dev: o.Device, res: res, prop: o.Memory, gran: o.Granularity, access: access, onGrow: o.OnGrow,
 		imported: &imported{access: access, most: driver.AccessFlags(mode), followed: o.Followed, users: 1}}
 	b.track(0)
-	if err := b.attach(op, o.Chunks); err != nil {
+	if err := b.attachLocked(op, o.Chunks); err != nil {
 		b.Untrack()
 		return nil, res.abandon(op, err)
 	}
@@ -203,10 +203,10 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 	return b, nil
 }
 
-// attach maps chunks behind those that are there. The caller holds changes, or
+// attachLocked maps chunks behind those that are there. The caller holds changes, or
 // is alone with the buffer.
-func (b *buffer) attach(op string, chunks []*phys.Handle) error {
-	if err := b.settleTail(op); err != nil || len(chunks) == 0 {
+func (b *buffer) attachLocked(op string, chunks []*phys.Handle) error {
+	if err := b.settleTailLocked(op); err != nil || len(chunks) == 0 {
 		return err
 	}
 	maps, err := b.res.mapRun(op, nil, b.committed.Load(), chunks, b.access)
@@ -236,7 +236,7 @@ func (b *buffer) Attach(op string, chunks []*phys.Handle) error {
 	if err := b.imported.sole(op); err != nil {
 		return err
 	}
-	return b.attach(op, chunks)
+	return b.attachLocked(op, chunks)
 }
 
 // SetLen sets the length of imported memory: see share.Memory.
@@ -258,7 +258,7 @@ func (b *buffer) Again(n uint64) (any, bool) {
 	if b.imported == nil || !b.imported.join() {
 		return nil, false
 	}
-	// The range stays as it is: whoever changes it has it alone, for good.
+	// The range stays as it is: a buffer that changes it has it alone, for good.
 	b.res.mu.Lock()
 	maps := slices.Clone(b.res.maps)
 	b.res.mu.Unlock()
@@ -288,10 +288,11 @@ func (b *buffer) About() share.About {
 }
 
 // Used and Committed are the bytes in use and of memory.
-func (b *buffer) Used() uint64      { return b.used.Load() }
+func (b *buffer) Used() uint64 { return b.used.Load() }
+
 func (b *buffer) Committed() uint64 { return b.committed.Load() }
 
-// View answers the chunks of the first bytes: see share.Memory.
+// View returns the chunks of the first bytes: see share.Memory.
 func (b *buffer) View(op string, n uint64) (share.View, error) {
 	if !b.closer.Hold() {
 		return share.View{}, core.ClosedError(op, "buffer")

@@ -35,7 +35,7 @@ type mapping struct {
 	// closing: its CloseAfter was called, so the range may be closed before it.
 	closing bool
 	// How far tearing down has come. Once an unmapping was tried and failed
-	// nobody knows whether it was done.
+	// it is not known whether it was done.
 	tried, unmapped, released bool
 }
 

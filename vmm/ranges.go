@@ -38,34 +38,25 @@ func (r *reservation) MapRun(op string, off uint64, chunks []*phys.Handle, acces
 func (r *reservation) UnmapRun(op string, off, size uint64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if left := r.leftIn(off, size); len(left) > 0 {
-		return r.giveBack(op, left)
+	if left := r.leftInLocked(off, size); len(left) > 0 {
+		return r.giveBackLocked(op, left)
 	}
-	found, err := r.run(op, off, size)
+	found, err := r.runLocked(op, off, size)
 	if err != nil {
 		return err
 	}
 	maps := slices.Clone(found)
-	at := r.find(off)
+	at := r.findLocked(off)
 	r.maps = slices.Delete(r.maps, at, at+len(maps))
-	return r.giveBack(op, maps)
+	return r.giveBackLocked(op, maps)
 }
 
 // Left says what failures left for another room: see ranges.Range.
 func (r *reservation) Left(off, size uint64) (bytes uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, m := range r.leftIn(off, size) {
+	for _, m := range r.leftInLocked(off, size) {
 		bytes += m.phys.Size
 	}
 	return bytes
-}
-
-func (r *reservation) leftIn(off, size uint64) (left []*mapping) {
-	for _, m := range r.left {
-		if m.off < off+size && off < m.off+m.phys.Size {
-			left = append(left, m)
-		}
-	}
-	return left
 }

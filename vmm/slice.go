@@ -286,7 +286,7 @@ func (s Slice[T]) check(op string, st *cuda.Stream, need driver.AccessFlags) err
 	if err := s.buf.checkStill(op, s.off, uint64(s.Size())); err != nil {
 		return err
 	}
-	return s.buf.allows(op, st, need)
+	return s.buf.allowsLocked(op, st, need)
 }
 
 func (s Slice[T]) sameSize(op string, n int) error {

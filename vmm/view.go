@@ -25,7 +25,7 @@ type view struct {
 	done      chan struct{}
 }
 
-// run calls f, which was let in under a lock that whoever takes the memory away
+// run calls f, which was let in under a lock that what takes the memory away
 // takes too: open was called there.
 func (vs *views) run(v *view, f func() error) error {
 	defer vs.close(v)
@@ -77,7 +77,7 @@ func (v *view) wait(op string) error {
 	return nil
 }
 
-// await waits until nobody looks at a part of the range.
+// await waits until no function looks at a part of the range.
 func (vs *views) await(op string, off, end uint64) error {
 	for v := vs.over(off, end); v != nil; v = vs.over(off, end) {
 		if err := v.wait(op); err != nil {
@@ -106,5 +106,5 @@ func (vs *views) notInside(op string, off, end uint64) error {
 func (v *view) inUse(op string) error {
 	return core.Error(core.Failure{Op: op, Kind: core.InUse,
 		Asked: fmt.Sprintf("a function looks at %s of the memory (Host)", core.Bytes(v.end-v.off)),
-		Hint:  "let the function return first, or use the form with streams, which waits for nobody"})
+		Hint:  "let the function return first, or use the form with streams, which never blocks"})
 }

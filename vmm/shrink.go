@@ -26,10 +26,10 @@ func (b *Buffer) Clip() error {
 		}
 		// What ClipAfter took lies behind these chunks. It goes with them: it must
 		// not be left between memory that grows again.
-		if err := in.waitAll(op); err != nil {
+		if err := in.waitAllLocked(op); err != nil {
 			return err
 		}
-		if err := in.uncommit(op, keep); err != nil {
+		if err := in.uncommitLocked(op, keep); err != nil {
 			return err
 		}
 	}
@@ -37,7 +37,7 @@ func (b *Buffer) Clip() error {
 }
 
 // enterClip starts a change that takes the chunks from index keep on, at which
-// nobody looks any more. While somebody does it lets other changes go on.
+// no function looks any more. While one does it lets other changes go on.
 func (b *buffer) enterClip(op string) (keep int, err error) {
 	for {
 		if err := b.enter(op); err != nil {
@@ -104,7 +104,7 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 		return nil
 	}
 	in.copies.mind(f)
-	in.clipAfter(op, keep, f, false)
+	in.clipAfterLocked(op, keep, f, false)
 	return nil
 }
 
@@ -130,7 +130,7 @@ func (b *buffer) clipSoon(op string, fence func() (*core.Fence, error)) error {
 			return
 		}
 		b.copies.mind(f)
-		b.clipAfter(op, keep, f, false)
+		b.clipAfterLocked(op, keep, f, false)
 	})
 	return nil
 }
@@ -147,19 +147,19 @@ func (b *buffer) mayClip(op string, from uint64) error {
 	return b.imported.sole(op)
 }
 
-// clipAfter takes the chunks from index keep on, at least one, out of use, to
+// clipAfterLocked takes the chunks from index keep on, at least one, out of use, to
 // be given back when the fence has passed. Final ones are never taken back by
 // growth, nor is imported memory.
-func (b *buffer) clipAfter(op string, keep int, f *core.Fence, final bool) {
+func (b *buffer) clipAfterLocked(op string, keep int, f *core.Fence, final bool) {
 	c := &clip{fence: f, passed: make(chan struct{}), final: final || b.imported != nil}
 	c.life.Close()
 	b.mu.Lock()
 	for _, m := range b.chunks[keep:] {
 		m.clip = c
 	}
-	b.moveToTail(keep)
+	b.moveToTailLocked(keep)
 	b.mu.Unlock()
-	b.reclaim(f, &c.life, func() error { return b.clipped(op) }, c.pass)
+	b.reclaim(f, &c.life, func() error { return b.clippedLocked(op) }, c.pass)
 }
 
 // clip is one call of ClipAfter, or of a publication's Shrink. Its chunks know
@@ -202,42 +202,19 @@ func (c *clip) done() bool {
 	}
 }
 
-// full is how many chunks hold bytes in use. When it answers, every copy that
-// was let onto the others before is on its stream, to be waited for.
-func (b *buffer) full() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	keep := len(b.chunks)
-	for keep > 0 && b.chunks[keep-1].off >= b.used.Load() {
-		keep--
-	}
-	return keep
-}
-
-// firstFree is where the first chunk begins that holds no bytes in use.
-func (b *buffer) firstFree() uint64 {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	used, at := b.used.Load(), b.committed.Load()
-	for i := len(b.chunks) - 1; i >= 0 && b.chunks[i].off >= used; i-- {
-		at = b.chunks[i].off
-	}
-	return at
-}
-
-// clipped gives back the chunks of a clip that the GPU has passed, unless they
+// clippedLocked gives back the chunks of a clip that the GPU has passed, unless they
 // were taken back meanwhile. The caller holds changes.
-func (b *buffer) clipped(op string) error {
+func (b *buffer) clippedLocked(op string) error {
 	if b.res.views.over(b.committed.Load(), rest) != nil {
-		return core.ErrAgain // somebody still looks at it
+		return core.ErrAgain // a function still looks at it
 	}
-	return b.trim(op)
+	return b.trimLocked(op)
 }
 
-// awaitTail waits until the GPU has passed the clipped chunks that begin before
+// awaitTailLocked waits until the GPU has passed the clipped chunks that begin before
 // offset n. If a capture keeps that from being known, it waits for the devices
 // as a whole instead. The caller holds changes, so no further chunks appear.
-func (b *buffer) awaitTail(op string, n uint64) error {
+func (b *buffer) awaitTailLocked(op string, n uint64) error {
 	for {
 		b.mu.RLock()
 		var wait *clip
@@ -251,14 +228,14 @@ func (b *buffer) awaitTail(op string, n uint64) error {
 			return nil
 		}
 		if !wait.await() {
-			return b.waitAll(op)
+			return b.waitAllLocked(op)
 		}
 	}
 }
 
-// waitAll waits for all work that could use the buffer, and so for all that was
+// waitAllLocked waits for all work that could use the buffer, and so for all that was
 // clipped. The caller holds changes.
-func (b *buffer) waitAll(op string) error {
+func (b *buffer) waitAllLocked(op string) error {
 	if err := b.wait(op); err != nil {
 		return err
 	}
@@ -270,50 +247,43 @@ func (b *buffer) waitAll(op string) error {
 	return nil
 }
 
-// enterGrowth starts a change that sees to memory for the first bytes, as many
-// as to says. While a function looks at what must be given back first it lets
-// other changes go on.
-func (b *buffer) enterGrowth(op string, to func() uint64) error {
-	for {
-		if err := b.enter(op); err != nil {
-			return err
-		}
-		if err := b.frozen(op); err != nil {
-			b.leave()
-			return err
-		}
-		var v *view
-		if at := b.committed.Load(); to() > at && b.finalTail() {
-			v = b.res.views.over(at, rest)
-		}
-		if v == nil {
-			return nil
-		}
-		b.leave()
-		if err := v.wait(op); err != nil {
-			return err
-		}
+// uncommitLocked takes the chunks from index keep on, and the tail, out of use and
+// gives them back. They are not used. The caller holds changes.
+func (b *buffer) uncommitLocked(op string, keep int) error {
+	b.mu.Lock()
+	b.chunks, b.tail = append(b.chunks, b.tail...), nil
+	gone := b.chunks[keep:]
+	b.chunks = b.chunks[:keep]
+	if len(gone) > 0 {
+		b.committed.Store(gone[0].off)
+		b.Resize(gone[0].off)
 	}
+	b.mu.Unlock()
+	err := b.res.unmapRun(op, gone)
+	clear(gone)
+	return err
 }
 
-// finalTail reports whether there is anything in the tail that growth must not
-// take back.
-func (b *buffer) finalTail() bool {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	return slices.ContainsFunc(b.tail, func(m *mapping) bool { return m.clip.final })
+// moveToTailLocked takes the chunks from index keep on, at least one, out of use. The
+// caller holds mu for writing.
+func (b *buffer) moveToTailLocked(keep int) {
+	b.tail = append(slices.Clone(b.chunks[keep:]), b.tail...)
+	clear(b.chunks[keep:])
+	b.chunks = b.chunks[:keep]
+	b.committed.Store(b.tail[0].off)
+	b.Resize(b.tail[0].off)
 }
 
-// settleTail sees to it that nothing of the tail is in the way that growth must
-// not take back: where there is such a chunk, it waits for the GPU to pass the
-// whole tail and gives that back. Nobody looks at it: enterGrowth has waited for
-// that. The caller holds changes.
-func (b *buffer) settleTail(op string) error {
-	if !b.finalTail() {
-		return nil
+// trimLocked gives back the end of the tail that the GPU has passed. A chunk goes only
+// when those behind it do: the tail has no holes. The caller holds changes.
+func (b *buffer) trimLocked(op string) error {
+	b.mu.Lock()
+	first := len(b.tail)
+	for first > 0 && b.tail[first-1].clip.done() {
+		first--
 	}
-	if err := b.awaitTail(op, b.res.size); err != nil {
-		return err
-	}
-	return b.trim(op)
+	gone := b.tail[first:]
+	b.tail = b.tail[:first:first]
+	b.mu.Unlock()
+	return b.res.unmapRun(op, gone)
 }

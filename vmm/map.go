@@ -1,0 +1,227 @@
+package vmm
+
+import (
+	"fmt"
+	"slices"
+	"sort"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/phys"
+)
+
+// Map puts all of p at an offset of the range, which must be free there. No device
+// may touch the memory until SetAccess says so. The mapping keeps both its
+// memory and the range alive; the caller closes it.
+func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
+	const op = "vmm.Reservation.Map"
+	if off < 0 {
+		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("offset %d", off),
+			Hint: "offsets are not negative"})
+	}
+	if !r.r.closer.Hold() {
+		return nil, core.ClosedError(op, "reservation")
+	}
+	defer r.r.closer.Drop()
+	if gran := int(r.r.gran); off%gran != 0 {
+		return nil, core.Invalid(op, fmt.Sprintf("offset %d", off), "offsets are multiples of the granularity, "+core.Bytes(gran))
+	}
+	h, err := hold(op, r.r.System(), p)
+	if err != nil {
+		return nil, err
+	}
+	if err := mappable(op, h); err != nil {
+		return nil, r.r.release(err, h)
+	}
+	m := &Mapping{}
+	var one [1]*mapping
+	maps, err := r.r.mapRun(op, one[:0], uint64(off), []*phys.Handle{h}, nil)
+	if err != nil {
+		return nil, r.r.release(err, h)
+	}
+	m.m = maps[0]
+	m.watched.Begin(&m.m.Object)
+	return m, nil
+}
+
+// MapRun puts several memories one behind the other, from an offset of the range
+// on, and grants the whole run in one call of the driver, which is far cheaper
+// than one by one, above all for peers. They may lie on several devices. Without
+// access no device may touch the memory until SetAccess says so. Each mapping is
+// closed by itself, as one of Map is. Where it fails nothing is mapped.
+func (r *Reservation) MapRun(off int, access []Access, memory ...Physical) (made []*Mapping, err error) {
+	const op = "vmm.Reservation.MapRun"
+	if len(memory) == 0 {
+		return nil, core.Invalid(op, "no memory", "pass at least one Allocation")
+	}
+	if off < 0 {
+		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("offset %d", off),
+			Hint: "offsets are not negative"})
+	}
+	if !r.r.closer.Hold() {
+		return nil, core.ClosedError(op, "reservation")
+	}
+	defer r.r.closer.Drop()
+	if gran := int(r.r.gran); off%gran != 0 {
+		return nil, core.Invalid(op, fmt.Sprintf("offset %d", off), "offsets are multiples of the granularity, "+core.Bytes(gran))
+	}
+	handles := make([]*phys.Handle, 0, len(memory))
+	defer func() {
+		if err != nil {
+			err = r.r.release(err, handles...)
+		}
+	}()
+	var list accessList
+	for i, p := range memory {
+		h, err := hold(op, r.r.System(), p)
+		if err != nil {
+			return nil, err
+		}
+		handles = append(handles, h)
+		if err := mappable(op, h); err != nil {
+			return nil, err
+		}
+		if len(access) > 0 && (i == 0 || h.Asked.Location != handles[i-1].Asked.Location) {
+			if list, err = checkAccess(op, r.r.system, h.Asked.Location, access); err != nil {
+				return nil, err
+			}
+		}
+	}
+	// No device had access before, so none is to be taken.
+	maps, err := r.r.mapRun(op, nil, uint64(off), handles, accessList(nil).with(list))
+	if err != nil {
+		return nil, err
+	}
+	made = make([]*Mapping, len(maps))
+	for i, in := range maps {
+		made[i] = &Mapping{m: in}
+		made[i].watched.Begin(&in.Object)
+	}
+	return made, nil
+}
+
+// mapRun maps handles one behind the other, grants the run in one call where
+// access is given, and takes over one count of each handle. Where any step
+// fails everything is as it was, and the counts are still the caller's. The
+// mappings are appended to maps, which is empty and only gives the room.
+func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*phys.Handle, access accessList) ([]*mapping, error) {
+	var size uint64
+	for _, h := range handles {
+		size += h.Size
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closer.Closed() {
+		return nil, core.ClosedError(op, "reservation")
+	}
+	at := r.findLocked(off)
+	if err := r.checkFreeLocked(op, off, size, at); err != nil {
+		return nil, err
+	}
+	if err := r.checkLossLocked(op, handles); err != nil {
+		return nil, err
+	}
+	sys := r.System()
+	end := off
+	for _, h := range handles {
+		if res := sys.Drv.MemMap(r.base+driver.Ptr(end), h.Size, 0, h.Driver); res != driver.Success {
+			return nil, r.undoRunLocked(maps, sys.Fail(op, driver.CallMemMap, res,
+				fmt.Sprintf("%s at %#x", core.Bytes(h.Size), uint64(r.base)+end), h.Devices()...))
+		}
+		maps = append(maps, &mapping{res: r, phys: h, off: end, access: access})
+		end += h.Size
+	}
+	if len(access) > 0 {
+		if res := sys.Drv.MemSetAccess(r.base+driver.Ptr(off), size, access); res != driver.Success {
+			return nil, r.undoRunLocked(maps, sys.Fail(op, driver.CallMemSetAccess, res,
+				fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(r.base)+off), concerned(maps, access)...))
+		}
+	}
+	for _, m := range maps {
+		m.phys.Mappings.Add(1)
+		sys.Track(&m.Object, core.KindMapping, m.phys.Size)
+	}
+	r.maps = slices.Insert(r.maps, at, maps...)
+	return maps, nil
+}
+
+// checkFreeLocked refuses a range that leaves the reservation, is taken, or has
+// something left in it.
+func (r *reservation) checkFreeLocked(op string, off, size uint64, at int) error {
+	if off > r.size || size > r.size-off {
+		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
+			Asked: fmt.Sprintf("%s at offset %s of %s", core.Bytes(size), core.Bytes(off), core.Bytes(r.size)),
+			Hint:  "map inside the range, or reserve a larger one"})
+	}
+	if at < len(r.maps) && r.maps[at].off < off+size {
+		m := r.maps[at]
+		return core.Error(core.Failure{Op: op, Kind: core.InUse,
+			Asked: fmt.Sprintf("%s at offset %s, where %s are mapped at offset %s",
+				core.Bytes(size), core.Bytes(off), core.Bytes(m.phys.Size), core.Bytes(m.off)),
+			Hint: "map elsewhere, or close that mapping first"})
+	}
+	for _, m := range r.left {
+		if !m.unmapped && m.off < off+size && off < m.off+m.phys.Size {
+			return core.Error(core.Failure{Op: op, Kind: core.InUse,
+				Asked: fmt.Sprintf("%s at offset %s, where %s at offset %s could not be unmapped after an earlier failure",
+					core.Bytes(size), core.Bytes(off), core.Bytes(m.phys.Size), core.Bytes(m.off)),
+				Hint: "use another range; Close of the range, or Clip of the buffer, tries the unmapping again"})
+		}
+	}
+	return nil
+}
+
+// checkLossLocked refuses to map what lies on a lost device, or into a range from
+// which something was dropped.
+func (r *reservation) checkLossLocked(op string, handles []*phys.Handle) error {
+	if r.dropped != driver.Success {
+		return core.Error(core.Failure{Op: op, Kind: core.DeviceLost, Result: r.dropped,
+			Asked: fmt.Sprintf("the range at %#x, of which a part was dropped with its device", uint64(r.base)),
+			Hint:  "reserve another range for memory of the devices that go on"})
+	}
+	for _, h := range handles {
+		if res := h.Lost(); res != driver.Success {
+			return core.Error(core.Failure{Op: op, Call: driver.CallMemMap, Result: res, Asked: core.Bytes(h.Size)})
+		}
+	}
+	return nil
+}
+
+// findLocked is the index of the first mapping that ends behind off.
+func (r *reservation) findLocked(off uint64) int {
+	return sort.Search(len(r.maps), func(i int) bool { return r.maps[i].off+r.maps[i].phys.Size > off })
+}
+
+// concerned are the devices that a call on mappings can have to do with: those
+// that the memory lies on, and those that have or get access.
+func concerned(maps []*mapping, access accessList) []driver.Device {
+	devices := access.devices()
+	for _, m := range maps {
+		devices = append(append(devices, m.phys.Devices()...), m.access.devices()...)
+	}
+	return devices
+}
+
+// mappable refuses what the driver would wait for, with nothing to end that.
+func mappable(op string, h *phys.Handle) error {
+	if h.NotYet == nil {
+		return nil
+	}
+	return h.NotYet(op)
+}
+
+// hold keeps a physical object open for an operation of sys, and returns its
+// handle with a count that the caller must release or keep.
+func hold(op string, sys *core.System, p Physical) (*phys.Handle, error) {
+	if phys.None(p) {
+		return nil, core.Invalid(op, "nil memory", "pass an Allocation")
+	}
+	if phys.Of(p).System() != sys {
+		return nil, core.ForeignError(op, "memory")
+	}
+	h, open := phys.Use(p)
+	if !open {
+		return nil, core.ClosedError(op, "memory")
+	}
+	return h, nil
+}

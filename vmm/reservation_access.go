@@ -1,0 +1,175 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// SetAccess changes who may touch a part of the range that consists of whole
+// mappings, in one call of the driver. Where it takes access away it first
+// waits for the devices concerned, as Close does.
+func (r *Reservation) SetAccess(off, size int, access ...Access) error {
+	const op = "vmm.Reservation.SetAccess"
+	if off < 0 || size <= 0 {
+		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("offset %d, %s", off, core.Count(size, "byte")),
+			Hint: "name a part of the range"})
+	}
+	if !r.r.closer.Hold() {
+		return core.ClosedError(op, "reservation")
+	}
+	defer r.r.closer.Drop()
+	return r.r.setAccess(op, uint64(off), uint64(size), access)
+}
+
+// setAccess changes the access of the whole mappings in a part of the range.
+func (r *reservation) setAccess(op string, off, size uint64, access []Access) error {
+	for {
+		changes, from, err := r.planAccess(op, off, size, access)
+		if err != nil {
+			return err
+		}
+		// What loses access must not be using it.
+		if err := r.System().WaitDevices(op, from); err != nil {
+			return err
+		}
+		if err := r.applyAccess(op, off, size, changes); !errors.Is(err, core.ErrAgain) {
+			return err
+		}
+		if err := r.views.await(op, off, off+size); err != nil {
+			return err
+		}
+	}
+}
+
+// planAccess checks a change, and returns which devices lose by it.
+func (r *reservation) planAccess(op string, off, size uint64, access []Access) (changes accessList, from []driver.Device, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	run, err := r.runLocked(op, off, size)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i, m := range run {
+		if i == 0 || m.phys.Asked.Location != run[i-1].phys.Asked.Location {
+			if changes, err = checkAccess(op, r.system, m.phys.Asked.Location, access); err != nil {
+				return nil, nil, err
+			}
+		}
+		if i == 0 || !m.access.same(run[i-1].access) {
+			from = append(from, m.access.lowered(changes)...)
+		}
+	}
+	return changes, from, nil
+}
+
+// applyAccess makes a change that was checked, and waited for. Where it fails
+// the access is as it was. While a function looks at memory that the host would
+// lose it changes nothing and returns core.ErrAgain.
+func (r *reservation) applyAccess(op string, off, size uint64, changes accessList) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	run, err := r.runLocked(op, off, size)
+	if err != nil {
+		return err
+	}
+	sys := r.System()
+	for _, m := range run {
+		if res := m.phys.Lost(); res != driver.Success {
+			return core.Error(core.Failure{Op: op, Call: driver.CallMemSetAccess, Result: res,
+				Asked: fmt.Sprintf("%s at %#x", core.Bytes(m.phys.Size), uint64(m.ptr()))})
+		}
+		if home := m.phys.Asked.Location; home.Type != driver.LocationDevice && changes.names(home) &&
+			changes.mode(home) < m.access.mode(home) && r.views.over(m.off, m.off+m.phys.Size) != nil {
+			return core.ErrAgain
+		}
+	}
+	if res := sys.Drv.MemSetAccess(r.base+driver.Ptr(off), size, changes); res != driver.Success {
+		err := sys.Fail(op, driver.CallMemSetAccess, res,
+			fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(r.base)+off), concerned(run, changes)...)
+		if res.Lost() {
+			return err // closing drops what lies there
+		}
+		return r.undoAccessLocked(run, changes, err)
+	}
+	var before, after accessList
+	for i, m := range run {
+		if i == 0 || !m.access.same(before) {
+			before, after = m.access, m.access.with(changes)
+		}
+		m.access = after
+		m.revoking.end(changes)
+		if len(m.unsure) > 0 {
+			m.unsure = m.unsure.except(changes, 0)
+		}
+	}
+	return nil
+}
+
+// undoAccessLocked puts the access of a run back after a change that may have reached
+// a part of it. A mapping where that fails too is unsure until a change succeeds.
+func (r *reservation) undoAccessLocked(run []*mapping, changes accessList, cause error) error {
+	sys := r.System()
+	var unsure uint64
+	last := driver.Success
+	for _, m := range run {
+		res := sys.Drv.MemSetAccess(m.ptr(), m.phys.Size, m.access.of(changes))
+		if res == driver.Success {
+			m.unsure = m.unsure.except(changes, 0)
+			continue
+		}
+		m.access = m.access.upper(changes)
+		m.unsure = append(m.unsure.except(changes, len(changes)), changes...)
+		unsure, last = unsure+m.phys.Size, sys.Note(res, concerned([]*mapping{m}, changes)...)
+	}
+	if unsure == 0 || last.Lost() {
+		return cause
+	}
+	return fmt.Errorf("%w (and undoing it failed: %v answered %v, so who may touch %s of it is not known until a change of access succeeds)",
+		cause, driver.CallMemSetAccess, last, core.Bytes(unsure))
+}
+
+// unsure reports whether the access of anything in the range is not known.
+func (r *reservation) unsure() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(r.maps, func(m *mapping) bool { return len(m.unsure) > 0 })
+}
+
+// devices are those that have access to anything in the range, as the driver
+// knows it.
+func (r *reservation) devices() (with []driver.Device) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i, m := range r.maps {
+		if i > 0 && m.access.same(r.maps[i-1].access) {
+			continue
+		}
+		for _, d := range m.access.devices() {
+			if !slices.Contains(with, d) {
+				with = append(with, d)
+			}
+		}
+	}
+	return with
+}
+
+// runLocked are the mappings that make up exactly a part of the range.
+func (r *reservation) runLocked(op string, off, size uint64) ([]*mapping, error) {
+	from := r.findLocked(off)
+	to := from
+	end := off
+	for to < len(r.maps) && r.maps[to].off == end && end < off+size {
+		end += r.maps[to].phys.Size
+		to++
+	}
+	if to == from || end != off+size || r.maps[from].off != off {
+		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
+			Asked: fmt.Sprintf("%s at offset %s, which is no run of whole mappings", core.Bytes(size), core.Bytes(off)),
+			Hint:  "a mapping changes access as a whole, and gaps have none"})
+	}
+	return r.maps[from:to], nil
+}
