@@ -20,7 +20,7 @@ func (p *Pool) Check() error {
 	defer p.pressing.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := &checker{p: p, known: map[*shard]bool{nil: true}}
+	c := &checker{p: p, known: map[*shard]bool{nil: true}, owned: map[*phys.Handle]bool{}}
 	for _, sh := range p.shards {
 		c.known[sh] = true
 	}
@@ -47,6 +47,7 @@ func (p *Pool) Check() error {
 type checker struct {
 	p     *Pool
 	known map[*shard]bool
+	owned map[*phys.Handle]bool // memory of spans that shards own
 	errs  []error
 	found uint64 // bytes of memory
 }
@@ -71,6 +72,8 @@ func (c *checker) spans(r *region) {
 			c.must(ch != nil, "no chunk at %#x", r.at(i))
 			if ch != nil {
 				c.must(ch.shard.Load() == s.shard, "the chunk at %#x is another shard's", r.at(i))
+				c.must(!c.owned[ch.handle], "the memory at %#x is a shard's at another address, too", r.at(i))
+				c.owned[ch.handle] = true
 				c.mapped(r.at(i))
 			}
 		}

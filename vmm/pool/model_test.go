@@ -3,6 +3,7 @@ package pool_test
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
@@ -75,8 +76,10 @@ func newModel(rt *rapid.T) *model {
 	for range 3 {
 		w.addStream()
 	}
-	w.p, err = pool.New(w.d, pool.Options{Wait: -1, Statistics: true, Track: true,
+	w.p, err = pool.New(w.d, pool.Options{Statistics: true, Track: true,
 		Chunk: rapid.IntRange(1, 3).Draw(rt, "chunk") * kib64,
+		Wait:  rapid.SampledFrom([]time.Duration{-1, time.Microsecond}).Draw(rt, "wait"),
+		Decay: rapid.SampledFrom([]time.Duration{-1, time.Millisecond}).Draw(rt, "decay"),
 	})
 	require.NoError(rt, err)
 	w.arena, err = w.p.NewArena()
@@ -210,6 +213,11 @@ func (w *model) capture() {
 	var gone []live // freed in the capture, for their own stream; for nobody where s is nil
 	var g graph
 	fork, joined := w.newEvent(), w.newEvent()
+	// What is freed meanwhile was used by work from before the capture.
+	var before []*cuda.Event
+	for range 8 {
+		before = append(before, w.event(s))
+	}
 	part := func(name string) *cuda.Stream {
 		if joins && rapid.Bool().Draw(w.rt, name) {
 			return side
@@ -281,8 +289,11 @@ func (w *model) capture() {
 	require.NoError(w.rt, joined.Close())
 	require.Equal(w.rt, len(g.spans), st.Served)
 	w.postponed = nil
-	for _, l := range outside {
-		w.freed = append(w.freed, freed{from: spanOf(l.b).from, to: spanOf(l.b).to, s: s, own: w.event(s)})
+	for i, l := range outside {
+		w.freed = append(w.freed, freed{from: spanOf(l.b).from, to: spanOf(l.b).to, s: s, own: before[i]})
+	}
+	for _, e := range before[len(outside):] {
+		require.NoError(w.rt, e.Close())
 	}
 	w.live = append(w.live, mine...)
 	g.g, g.shared = made, shared
@@ -415,6 +426,7 @@ func (w *model) end() {
 }
 
 func TestModel(t *testing.T) {
+	t.Cleanup(pool.SetMostLag(time.Millisecond))
 	pool.NewTag("odd")
 	rapid.Check(t, func(rt *rapid.T) {
 		w := newModel(rt)

@@ -26,7 +26,8 @@ type Options struct {
 	SmallMax int
 	// Chunk is the size in bytes of the chunks that larger requests are served
 	// from, and that move; a multiple of the granularity; 0 is 16 times that
-	// (32 MiB). See the package documentation for what it trades.
+	// (32 MiB), and 32 times for a pool with Access. See the package documentation
+	// for what it trades.
 	Chunk int
 	// Limit is the most physical memory, in bytes, that the pool may have; 0 is
 	// no limit. A Chunk must fit it; the default chunk is smaller below 1 GiB.
@@ -92,6 +93,9 @@ func (p *Pool) sizes(op string) error {
 	p.smallMax = or(o.SmallMax, p.gran/8)
 	p.midQuantum = max(quantum, uint64(1)<<(bits.Len64(p.smallMax)-1)/64)
 	p.chunk = or(o.Chunk, 16*p.gran)
+	if o.Chunk == 0 && len(o.Access) > 0 { // which is granted chunk by chunk
+		p.chunk *= 2
+	}
 	if o.Chunk == 0 && o.Limit > 0 {
 		p.chunk = min(p.chunk, max(p.gran, uint64(o.Limit)/chunksInLimit/p.gran*p.gran))
 	}
