@@ -167,12 +167,12 @@ var scenarios = []scenario{
 		op: func(w *world) error { return w.alloc(w.s, 8*kib) }},
 	{name: "Alloc on a stream that others know", setup: func(w *world) { w.s.Handle() },
 		op: func(w *world) error { return w.alloc(w.s, 100) }},
-	{name: "Alloc exact", op: func(w *world) error { return w.alloc(w.s, 16*kib64) }},
-	{name: "Alloc exact, others make room", setup: func(w *world) {
+	{name: "Alloc of several chunks", op: func(w *world) error { return w.alloc(w.s, 16*kib64) }},
+	{name: "Alloc of many chunks, which others make room for", setup: func(w *world) {
 		w.fill(w.s, 4, 16*kib64)
 		w.fill(w.other, 14, kib64)
 	}, op: func(w *world) error { return w.alloc(w.s, 20*kib64) }},
-	{name: "Alloc exact, in another range", setup: func(w *world) {
+	{name: "Alloc of several chunks, in a smaller range", setup: func(w *world) {
 		w.m.Inject(sim.Fault{Call: "cuMemAddressReserve", Result: cuda.Code(driver.OutOfMemory)})
 		require.NoError(w.t, w.alloc(w.s, 16*kib64)) // in a quarter of the first
 	}, op: func(w *world) error { return w.alloc(w.s, 16*kib64) }},
@@ -543,7 +543,7 @@ func TestTrimAndCloseFailUnderTheirOwnNames(t *testing.T) {
 		"pool.Trim":  func(p *pool.Pool) error { _, err := p.Trim(0); return err },
 		"pool.Close": (*pool.Pool).Close,
 	} {
-		for _, n := range []int{3 * mib, 70 * mib} { // a region's chunk, an exact one
+		for _, n := range []int{3 * mib, 70 * mib} {
 			m, d := open(t)
 			s, err := d.NewStream(cuda.StreamOptions{})
 			require.NoError(t, err)

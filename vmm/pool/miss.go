@@ -321,6 +321,10 @@ func (p *Pool) target(sh *shard, w *want) (best target) {
 				after = r.spans[i]
 				to = after.from
 			}
+			mine := before != nil && before.shard == sh || after != nil && after.shard == sh
+			if !mine && best.reg != nil && best.gap >= uint64(to-from) {
+				continue // the shard has nothing beside it, and it is no wider
+			}
 			if from < to {
 				if t, ok := r.fill(sh, w, from, to, before, after); ok && t.better(best) {
 					best = t
