@@ -19,10 +19,10 @@ import (
 // plain is the memory of the C loops: neither shareable nor RDMA-capable.
 var plain = vmm.Properties{Handles: vmm.NoHandles, RDMA: vmm.RDMAOff}
 
-// BenchmarkColdExact is a request that gets a new chunk of its own, beside the
+// BenchmarkCold is a request that gets a new chunk of its size, beside the
 // same chunk created, mapped and granted by a C loop in a range that is there.
 // Promised: at most 1.1.
-func BenchmarkColdExact(b *testing.B) {
+func BenchmarkCold(b *testing.B) {
 	for _, size := range []int{2 * mib, 64 * mib, 1024 * mib} {
 		b.Run(fmt.Sprintf("%dMiB", size/mib), func(b *testing.B) {
 			d := gputest.RealWith(b, cuda.WithNamedStreamsOnly())
@@ -32,7 +32,7 @@ func BenchmarkColdExact(b *testing.B) {
 			lib, err := cbench.Open(d.System().Driver().Path)
 			must(b, err)
 			s := stream(b, d)
-			p := benchPool(b, d, pool.Options{Memory: plain, SmallMax: 256 * kib, Chunk: 2 * mib})
+			p := benchPool(b, d, pool.Options{Memory: plain, Chunk: size})
 			n := min(32, 8192*mib/size)
 			ours := func() time.Duration {
 				live := make([]pool.Block, n)
