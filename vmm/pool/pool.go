@@ -73,6 +73,7 @@ type Pool struct {
 	stuck       []*vmm.Reservation     // ranges that could not be given back
 	idle        []*phys.Handle         // chunks that are mapped nowhere
 	leaving     []run                  // places of chunks that moved, which are mapped yet
+	missed      time.Time              // when the latest of them moved
 	upkeep      upkeep
 	retired     totals // of shards that are gone
 	retiredTags []TagStats

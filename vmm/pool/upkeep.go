@@ -17,17 +17,21 @@ type upkeep struct {
 	stopped bool
 
 	// Of what follows only upkeep itself knows.
-	pause  time.Duration
 	since  time.Time // the window began, in which the most was requested at once
 	excess uint64    // bytes to give back, since they were not needed in the last window
 }
 
-// How long upkeep sleeps between two looks at what leaves: it grows while nothing
-// happens. The first is a variable for tests.
-var firstUpkeep = 100 * time.Microsecond
+// firstUpkeep is how long it has to be quiet before upkeep unmaps: a miss maps, and the
+// driver does one at a time. A program grows, or changes what it does, in bursts.
+// It is a variable for tests.
+var firstUpkeep = 20 * time.Millisecond
 
 const (
-	lastUpkeep = 2 * time.Millisecond
+	// mostLeaving is how many runs may leave before upkeep unmaps whether it is quiet or
+	// not.
+	mostLeaving = 512
+	// nextUpkeep is how long upkeep sleeps between two pieces.
+	nextUpkeep = 100 * time.Microsecond
 	// pieces are how many pieces upkeep unmaps at a time.
 	pieces = 16
 	// decayPause is how long upkeep sleeps between two pieces that it gives back, so
@@ -86,28 +90,29 @@ func (u *upkeep) run(p *Pool) {
 // tend does some of what there is to do, and returns whether anything leaves yet, and
 // when to look again.
 func (p *Pool) tend() (leaves bool, after time.Duration) {
-	u := &p.upkeep
 	if !p.pressing.TryRLock() {
-		return true, lastUpkeep // Close or Check runs
+		return true, firstUpkeep // Close or Check runs
 	}
 	defer p.pressing.RUnlock()
-	u.pause = min(max(firstUpkeep, 2*u.pause), lastUpkeep)
-	for _, sh := range p.leavers() {
-		sh.advance()
-	}
-	for range pieces {
-		found, err := p.unmapPassed("pool upkeep")
-		if err != nil {
-			p.sys.Config.Log.Error("cuvmm: a pool could not unmap memory that moved", "error", err)
+	pause := firstUpkeep
+	if p.quiet() {
+		for _, sh := range p.leavers() {
+			sh.advance()
 		}
-		if !found {
-			break
+		for range pieces {
+			found, err := p.unmapPassed("pool upkeep")
+			if err != nil {
+				p.sys.Config.Log.Error("cuvmm: a pool could not unmap memory that moved", "error", err)
+			}
+			if !found {
+				break
+			}
+			pause = nextUpkeep
 		}
-		u.pause = firstUpkeep
 	}
 	next := p.decayed()
 	if !p.settled() {
-		return true, min(u.pause, next)
+		return true, min(pause, next)
 	}
 	return false, next
 }
@@ -118,7 +123,7 @@ func (p *Pool) tend() (leaves bool, after time.Duration) {
 func (p *Pool) decayed() (after time.Duration) {
 	u := &p.upkeep
 	if p.decay <= 0 {
-		return lastUpkeep
+		return firstUpkeep
 	}
 	if left := p.decay - time.Since(u.since); left > 0 && !u.since.IsZero() {
 		after = left
@@ -148,6 +153,14 @@ func (p *Pool) decayed() (after time.Duration) {
 	}
 	u.excess -= min(u.excess, freed)
 	return min(after, decayPause)
+}
+
+// quiet reports whether no request has missed for a while, or too much leaves to wait
+// for that.
+func (p *Pool) quiet() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.leaving) > mostLeaving || time.Since(p.missed) >= firstUpkeep
 }
 
 // settled reports whether nothing leaves.
@@ -271,6 +284,7 @@ func (p *Pool) putBack(r run) {
 // leave has the place of chunks that moved unmapped later. The caller holds mu.
 func (p *Pool) leave(r run) {
 	p.leaving = append(p.leaving, r)
+	p.missed = time.Now()
 	p.upkeep.start(p, true)
 }
 
