@@ -22,7 +22,7 @@ type Arena struct {
 // The memory in it belongs to shards of the arena's own, one for each stream that
 // took part. While one of its captures runs, a stream reuses what it freed in
 // that capture at once, since the graph keeps the stream's order; what another
-// stream freed in it is nobody's until the capture has ended, since the graph
+// stream freed in it is out of use until the capture has ended, since the graph
 // orders nothing else. What is freed outside of the capture that it was
 // allocated in, is free when its stream has passed.
 //
@@ -54,7 +54,7 @@ func (p *Pool) newArena() *arena {
 }
 
 // Close gives the arena's memory back to the pool, once the last graph that was
-// captured in it is gone. Captures can use it no more. Twice is once.
+// captured in it is gone. Captures can use it no more. Close is idempotent.
 func (a *Arena) Close() error {
 	p := a.pool
 	p.mu.Lock()
@@ -265,7 +265,7 @@ func (n *node) free(h *header, others bool) error {
 	}
 	c.mu.Unlock()
 	if at < 0 || others {
-		return nil // whoever takes it from the list drops it
+		return nil // what takes it from the list drops it
 	}
 	return n.drop(h, n.stream)
 }

@@ -11,7 +11,7 @@ import (
 
 // Block is memory that Alloc gave: a value, which may be copied and compared.
 // Once it was freed, every copy of it is stale, and freeing one is
-// cuda.ErrClosed, whoever has the memory then. The zero Block is no memory.
+// cuda.ErrClosed, even if the memory is another block's by then. The zero Block is no memory.
 type Block struct {
 	h     *header
 	gen   uint64
@@ -193,7 +193,7 @@ func (p *Pool) freeAfter(b Block, streams []*cuda.Stream) error {
 
 // FreePtr is Free for callers that know only the address, which is that of the
 // first byte of a live block; any other is cuda.ErrInvalidArgument. An address
-// that was freed may be another block's by now, which nobody can tell.
+// that was freed may be another block's by now, which FreePtr cannot tell.
 func (p *Pool) FreePtr(ptr cuda.Ptr, streams ...*cuda.Stream) error {
 	b, ok := p.Find(ptr)
 	if !ok {

@@ -53,7 +53,7 @@ type CaptureTag struct {
 
 // Capture is a capture of a graph that the pool serves: every stream that takes
 // part in it, as the driver says, has its blocks from the capture's arena. Their
-// addresses are baked into the graph, so they stay mapped, and nobody else has
+// addresses are baked into the graph, so they stay mapped, and nothing else uses
 // them, until Close says that the graph and its executables are gone.
 type Capture struct {
 	pool   *Pool
@@ -174,7 +174,7 @@ func (p *Pool) refusalOf(op string, err error) error {
 	return err
 }
 
-// BeginCapture has the pool serve a capture that somebody else began, and that
+// BeginCapture has the pool serve a capture that other code began, and that
 // the stream takes part in now; where it takes part in none it is
 // cuda.ErrInvalidArgument. The caller ends it with End before the capture itself
 // ends, and closes it when the graph is gone.
@@ -204,7 +204,7 @@ func (p *Pool) BeginCapture(s *cuda.Stream, o CaptureOptions) (*Capture, error) 
 func (p *Pool) BeginCaptureID(id uint64, o CaptureOptions) (*Capture, error) {
 	const op = "pool.BeginCaptureID"
 	if id == 0 || o.Nodes {
-		return nil, core.Invalid(op, fmt.Sprintf("capture %d, nodes: %t", id, o.Nodes), "pass the id that cuStreamGetCaptureInfo answers; nodes need BeginCapture")
+		return nil, core.Invalid(op, fmt.Sprintf("capture %d, nodes: %t", id, o.Nodes), "pass the id that cuStreamGetCaptureInfo returns; nodes need BeginCapture")
 	}
 	return p.begin(op, id, nil, o)
 }
@@ -265,7 +265,7 @@ func (c *Capture) enter(op string) error {
 func (c *Capture) ID() uint64 { return c.id }
 
 // capturing is the capture that a stream takes part in, or nil. One that the
-// pool does not serve is an error: nobody could tell when its memory may go.
+// pool does not serve is an error: the pool could not tell when its memory may go.
 func (p *Pool) capturing(op string, st *core.Stream, w *want) (*Capture, error) {
 	status, id, r := st.Capture()
 	if r != driver.Success {
@@ -351,7 +351,7 @@ func (c *Capture) Stats() CaptureStats {
 
 // End says that the capture ends: it is served no more, and what waited for its
 // end is freed when its streams have passed. Call it before the driver's capture
-// ends. Twice is once, and answers the same.
+// ends. It is idempotent, and returns the same each time.
 func (c *Capture) End() (CaptureStats, error) {
 	p := c.pool
 	var err error
@@ -380,7 +380,7 @@ func (c *Capture) End() (CaptureStats, error) {
 // Close says that the graph of the capture and all of its executables are
 // destroyed, and their last launch has passed: the memory is the pool's again.
 // What Capture made is closed with its graph. A capture that goes on is
-// cuda.ErrInUse. Twice is once.
+// cuda.ErrInUse. Close is idempotent.
 func (c *Capture) Close() error {
 	if err := c.ended("pool.Capture.Close"); err != nil {
 		return err

@@ -10,8 +10,8 @@ import (
 )
 
 // Check goes through everything that the pool knows, lists, trees, counters, and
-// what the driver says of the mappings, and answers all that does not agree. It
-// is for tests: it takes long, and holds up whoever allocates. With the build
+// what the driver says of the mappings, and returns all that does not agree. It
+// is for tests: it takes long, and holds up all requests. With the build
 // tag invariants every operation ends with it, and panics.
 func (p *Pool) Check() error {
 	p.slow.Lock()

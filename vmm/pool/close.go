@@ -16,7 +16,7 @@ const closeOp = "pool.Close"
 // and gives all memory back. While blocks are live, or graphs keep an arena, it
 // changes nothing and the error is cuda.ErrInUse and names the blocks; while one
 // of the streams captures it is cuda.ErrCapturing. After another error it may be
-// called again. Twice is once.
+// called again. Close is idempotent.
 func (p *Pool) Close() error {
 	p.slow.Lock()
 	defer p.slow.Unlock()
@@ -90,7 +90,7 @@ func (p *Pool) open() {
 }
 
 // await waits until everything that was freed on the stream, or named it, has
-// passed. Nobody who asks how far the stream is waits for that.
+// passed. Asking how far the stream is does not wait for that.
 func (sh *shard) await() error {
 	sh.mu.Lock()
 	epoch := sh.epoch

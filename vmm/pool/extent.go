@@ -167,7 +167,7 @@ func (sh *shard) carve(e *extent, size, align uint64) *extent {
 	return e
 }
 
-// split cuts the front off an extent that is in no tree, and answers it.
+// split cuts the front off an extent that is in no tree, and returns it.
 func (sh *shard) split(e *extent, size uint64) *extent {
 	front := sh.newExtent(e.reg, e.ptr, size)
 	front.epoch = e.epoch

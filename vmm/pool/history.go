@@ -93,7 +93,7 @@ func (p *Pool) History() History {
 	return kept
 }
 
-// ring is a history under way. Its lock is a leaf: it is taken under those of
+// ring is a history that is being kept. Its lock is a leaf: it is taken under those of
 // shards.
 type ring struct {
 	mu     sync.Mutex

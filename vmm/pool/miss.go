@@ -229,7 +229,7 @@ func (p *Pool) newChunk(size uint64) (*phys.Handle, error) {
 	if r == driver.Success {
 		raise(&p.mostHeld, p.reserved.Load())
 		p.upkeep.start(p, false)
-		h.Recycle() // its blocks change owners: nobody exports it as it is
+		h.Recycle() // its blocks change owners, so it is not exported as it is
 		return h, nil
 	}
 	p.reserved.Add(-size)

@@ -30,7 +30,7 @@ type Options struct {
 	// for what it trades.
 	Chunk int
 	// Limit is the most physical memory, in bytes, that the pool may have; 0 is
-	// no limit. A Chunk must fit it; the default chunk is smaller below 1 GiB.
+	// no limit. A Chunk must fit it; the default chunk is smaller below 512 MiB.
 	// SetLimit changes it.
 	Limit int
 	// Wait is how long a request that finds no memory waits for blocks that were

@@ -24,7 +24,7 @@ import (
 //	slow           one miss, Trim, Close or Check at a time; let go while it waits
 //	pressing       shared by others who have memory given back, and by upkeep, which
 //	               try it; exclusive for Close and Check. A pool that others ask may
-//	               hold slow of its own: nobody waits for pressing but those two
+//	               hold slow of its own: only those two wait for pressing
 //	Capture.calls  shared by the calls that make and free nodes, exclusive for End
 //	shard.markMu   over the calls that record and ask the shard's event
 //	mu             regions, spans, lists of shards

@@ -111,7 +111,7 @@ const (
 	relieveWait
 )
 
-// find does the next thing, or answers why the request is refused.
+// find does the next thing, or returns why the request is refused.
 func (r *relief) find(s *shortage) error {
 	p := r.p
 	for r.step++; ; r.step++ {

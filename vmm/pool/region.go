@@ -38,7 +38,7 @@ type chunk struct {
 	handle *phys.Handle
 	// shard owns all blocks in it. It changes while there are none. A chunk that
 	// is on its way has none, nor has one that is lost: unmapping it failed, and
-	// nobody knows what is mapped there.
+	// it is unknown what is mapped there.
 	shard atomic.Pointer[shard]
 	slab  atomic.Pointer[slab] // in a slab region
 	// starts are the blocks by the page that they begin in, guarded by the
@@ -157,8 +157,8 @@ func (r *region) join(a, b *span) {
 	a.to, a.tail = b.to, b.tail
 }
 
-// cut takes whole chunks out of a free extent, and answers the span that keeps
-// their place and belongs to nobody. The caller holds the pool's and the
+// cut takes whole chunks out of a free extent, and returns the span that keeps
+// their place and has no owner. The caller holds the pool's and the
 // shard's lock.
 func (r *region) cut(sh *shard, e *extent, from, to driver.Ptr) *span {
 	at := r.find(from)
@@ -179,7 +179,7 @@ func (r *region) cut(sh *shard, e *extent, from, to driver.Ptr) *span {
 	sh.drop(e)
 	sh.spanned -= uint64(to - from)
 	for i := r.index(from); i < r.index(to); i++ {
-		r.chunks[i].Load().shard.Store(nil) // whoever looks for a block there must not read what own clears
+		r.chunks[i].Load().shard.Store(nil) // a search for a block there must not read what own clears
 	}
 	gone := &span{from: from, to: to}
 	tail := s.tail

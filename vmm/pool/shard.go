@@ -11,7 +11,7 @@ import (
 
 // shard is one stream's part of the pool: its blocks, and the memory that was
 // freed on it, which it reuses at once, since the stream's order is the order
-// of use. What it cannot serve is a miss, and the pool's to see to.
+// of use. What it cannot serve is a miss, which the pool serves.
 //
 // # Who may have what was freed
 //
@@ -19,7 +19,7 @@ import (
 // When another stream wants the memory, or it is to be unmapped, the shard ends
 // its epoch, then records an event on its stream. Once the event has passed,
 // all that was freed in that epoch or earlier has passed. At most one event is
-// under way, and none is recorded before somebody asks.
+// in flight, and none is recorded before it is needed.
 //
 // # Locks
 //
@@ -49,7 +49,7 @@ type shard struct {
 	spanned uint64 // bytes of spans
 
 	waiting waitlist
-	kept    int  // requests under way that make memory for it, and runs cut out of it
+	kept    int  // requests in progress that make memory for it, and runs cut out of it
 	offers  bool // it is among Pool.offers
 	// Of an arena: the epoch that ended when its capture began, and the serial of
 	// that capture.
@@ -92,7 +92,7 @@ const (
 	kinds
 )
 
-// take serves a request from what the shard has, or answers nil. The caller
+// take serves a request from what the shard has, or returns nil. The caller
 // holds mu.
 func (sh *shard) take(w *want) *header {
 	var h *header

@@ -165,7 +165,7 @@ func (r *region) chunkSegments() (all []Segment) {
 	return all
 }
 
-// spanSegments are the spans of a region that are somebody's. The caller holds
+// spanSegments are the spans of a region that have an owner. The caller holds
 // the pool's lock.
 func (r *region) spanSegments() (all []Segment) {
 	for _, sp := range r.spans {

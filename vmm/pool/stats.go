@@ -166,7 +166,7 @@ func NewTag(name string) Tag {
 	return Tag(at)
 }
 
-// String is the tag's name; of a number that NewTag never answered it is the
+// String is the tag's name; of a number that NewTag never returned it is the
 // number.
 func (t Tag) String() string {
 	tags.mu.RLock()

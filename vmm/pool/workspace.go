@@ -68,7 +68,7 @@ func (w *Workspaces) Get(name string) (Block, bool) {
 
 // Close frees the workspaces, after the work of their stream, and of the streams
 // named, that was submitted so far. While a graph lives that was captured with
-// them (CaptureOptions.Workspaces) it is cuda.ErrInUse. Twice is once.
+// them (CaptureOptions.Workspaces) it is cuda.ErrInUse. Close is idempotent.
 func (w *Workspaces) Close(streams ...*cuda.Stream) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
