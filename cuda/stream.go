@@ -119,28 +119,36 @@ func (s *Stream) Device() *Device { return s.dev }
 // stream meanwhile lives.
 func (s *Stream) Synchronize() error {
 	const op = "cuda.Stream.Synchronize"
-	if err := s.use(op); err != nil {
+	at, err := s.look(op)
+	if err != nil {
 		return err
 	}
-	defer s.in.Drop()
 	m, capturing, err := s.in.Mark(op)
 	if capturing {
 		err = core.CapturingError(op, s.in)
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = s.result(op, driver.CallEventSynchronize, m.Synchronize())
 	}
-	return s.result(op, driver.CallEventSynchronize, m.Synchronize())
+	s.in.Drop()
+	if err == nil {
+		s.in.Settled(at)
+	}
+	return err
 }
 
 // Done reports whether all work submitted so far is done. It does not wait.
 func (s *Stream) Done() (bool, error) {
 	const op = "cuda.Stream.Done"
-	if err := s.use(op); err != nil {
+	at, err := s.look(op)
+	if err != nil {
 		return false, err
 	}
-	defer s.in.Drop()
 	capturing, call, r := s.in.Query()
+	s.in.Drop()
+	if r == driver.Success && !capturing {
+		s.in.Settled(at)
+	}
 	switch {
 	case capturing:
 		return false, core.CapturingError(op, s.in)
@@ -154,7 +162,7 @@ func (s *Stream) Done() (bool, error) {
 // driver.
 func (s *Stream) Capturing() (bool, error) {
 	const op = "cuda.Stream.Capturing"
-	if err := s.hold(op); err != nil {
+	if _, err := s.look(op); err != nil {
 		return false, err
 	}
 	defer s.in.Drop()
@@ -208,7 +216,7 @@ func (s *Stream) Close() error {
 
 func (s *Stream) close(op string) error {
 	c, drv := s.in.Ctx, s.sys().Drv
-	if c.Lost() == driver.Success && s.in.Hold() {
+	if c.Lost() == driver.Success && s.in.Peek() {
 		err := s.notCapturing(op)
 		s.in.Drop()
 		// In a lost context nothing captures, and closing goes on.
@@ -255,24 +263,38 @@ func (s *Stream) drain(op string) error {
 
 func (s *Stream) sys() *core.System { return s.dev.sys.core }
 
-func (s *Stream) hold(op string) error {
-	if s == nil {
-		return core.Invalid(op, "a nil stream", "make one with Device.NewStream")
-	}
-	return s.in.Use(op, s.sys())
+func nilStream(op string) error {
+	return core.Invalid(op, "a nil stream", "make one with Device.NewStream")
 }
 
-// use holds the stream for an operation; the caller calls in.Drop. Work on the
-// legacy stream is refused while it would end the capture of another one.
-func (s *Stream) use(op string) error {
-	err := s.hold(op)
-	if err == nil && s.in.IsLegacy() {
-		if err = s.notCapturing(op); err != nil {
-			s.in.Drop()
-		}
-		s.in.Touch()
+// look holds the stream for an operation that puts no work on it, and returns the
+// moment before; the caller calls in.Drop.
+func (s *Stream) look(op string) (at core.Moment, err error) {
+	if s == nil {
+		return at, nilStream(op)
 	}
-	return err
+	at = s.in.Now()
+	return at, s.in.Look(op, s.sys())
+}
+
+// use holds the stream for an operation that may put work on it; the caller calls
+// in.Drop. Work on the legacy stream is refused while it would end the capture of
+// another one.
+func (s *Stream) use(op string) error {
+	if s == nil {
+		return nilStream(op)
+	}
+	if s.in.IsLegacy() {
+		if _, err := s.look(op); err != nil {
+			return err
+		}
+		err := s.notCapturing(op)
+		s.in.Drop()
+		if err != nil {
+			return err
+		}
+	}
+	return s.in.Use(op, s.sys())
 }
 
 // notCapturing refuses what would end a capture, before the driver is called.

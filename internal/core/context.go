@@ -1,6 +1,7 @@
 package core
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -28,9 +29,10 @@ type Context struct {
 	// that nobody uses any more is forgotten, unless it is a primary one.
 	users int
 	lost  atomic.Int32 // the result that lost it; see Note
-	// gone: nobody uses it any more, so its streams were waited for, and its owner
-	// may have destroyed it.
-	gone atomic.Bool
+	// life is held over every driver call that names the context, or an event of
+	// it, for a caller that holds none of its streams. Once it is closed the
+	// streams were waited for, and the owner may have destroyed the context.
+	life Life
 	// Granule is what address ranges on the device are multiples of, once
 	// somebody has asked.
 	Granule atomic.Uint64
@@ -41,7 +43,8 @@ type Context struct {
 
 	mu      sync.Mutex
 	streams map[*Stream]struct{}
-	events  []driver.Event            // that nobody uses
+	busy    map[*Stream]struct{}      // those that may have work; see Stream.touch
+	events  []driver.Event            // that are idle
 	made    map[driver.Event]struct{} // all that were not destroyed
 }
 
@@ -71,7 +74,8 @@ func (s *System) knowContext(h driver.Context, d driver.Device, primary bool) (c
 			return c, false
 		}
 	}
-	c = &Context{sys: s, Handle: h, Device: d, primary: primary, users: 1, streams: map[*Stream]struct{}{}, made: map[driver.Event]struct{}{}}
+	c = &Context{sys: s, Handle: h, Device: d, primary: primary, users: 1,
+		streams: map[*Stream]struct{}{}, busy: map[*Stream]struct{}{}, made: map[driver.Event]struct{}{}}
 	s.setContexts(append(slices.Clone(s.knownContexts()), c))
 	return c, true
 }
@@ -141,11 +145,7 @@ func (c *Context) Release() {
 	if !forget {
 		return
 	}
-	s.settle() // fences that have passed give their events back
-	c.gone.Store(true)
-	c.blockMu.Lock()
-	defer c.blockMu.Unlock()
-	c.close()
+	c.close() // of a context that is destroyed next nobody needs to know what failed
 }
 
 // waitWork waits for the known streams by their events, and then, for work on
@@ -159,10 +159,7 @@ func (c *Context) waitWork(op string) error {
 		return nil
 	}
 	waited := true
-	for _, st := range c.knownStreams() {
-		if st.others() && !s.Config.NamedStreamsOnly {
-			continue // the block below waits for that too
-		}
+	for _, st := range c.busyStreams() {
 		one, err := st.wait(op)
 		if c.Lost() != driver.Success {
 			return nil // nothing runs any more
@@ -175,11 +172,12 @@ func (c *Context) waitWork(op string) error {
 	if s.Config.NamedStreamsOnly && waited || c.Lost() != driver.Success {
 		return nil
 	}
+	if !c.life.Hold() {
+		return nil // its streams were waited for
+	}
+	defer c.life.Drop()
 	c.blockMu.Lock()
 	defer c.blockMu.Unlock()
-	if c.gone.Load() {
-		return nil // meanwhile: see Release
-	}
 	if c.block == 0 {
 		b, r := s.Drv.MemAlloc(c.Handle, sentinelBytes)
 		if r == driver.OutOfMemory {
@@ -213,11 +211,15 @@ func (c *Context) waitWork(op string) error {
 func (c *Context) knownStreams() []*Stream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all := make([]*Stream, 0, len(c.streams))
-	for s := range c.streams {
-		all = append(all, s)
-	}
-	return all
+	return slices.Collect(maps.Keys(c.streams))
+}
+
+// busyStreams are those that may have work of this library, and, where the caller
+// promised to name all others, those on which other libraries may work, too.
+func (c *Context) busyStreams() []*Stream {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Keys(c.busy))
 }
 
 // event takes an event without timing, from the idle ones where there is one.
@@ -242,9 +244,6 @@ func (c *Context) event() (driver.Event, driver.Result) {
 // recycle takes back an event that has passed. One that was recorded into a
 // capture must be destroyed instead.
 func (c *Context) recycle(e driver.Event) {
-	if c.gone.Load() {
-		return // it was destroyed
-	}
 	c.mu.Lock()
 	if len(c.events) < idleEvents {
 		c.events = append(c.events, e)
@@ -255,35 +254,36 @@ func (c *Context) recycle(e driver.Event) {
 	c.destroy(e)
 }
 
-// destroy ends an event, unless close has.
+// destroy ends an event. What the driver does not destroy close tries again.
 func (c *Context) destroy(e driver.Event) {
-	c.mu.Lock()
-	_, live := c.made[e]
-	delete(c.made, e)
-	c.mu.Unlock()
-	if live {
-		c.sys.Drv.EventDestroy(c.Handle, e)
+	if !c.life.Hold() {
+		return // close has
 	}
+	defer c.life.Drop()
+	if c.Lost() != driver.Success || c.Note(c.sys.Drv.EventDestroy(c.Handle, e)) != driver.Success {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.made, e)
 }
 
-// close gives back what the context holds. Of a lost one the driver is asked
-// nothing.
+// close waits for the calls that use the context, which are short once its
+// streams were waited for, and gives back what it holds. Of a lost one the driver
+// is asked nothing.
 func (c *Context) close() driver.Result {
+	c.life.Close()
+	c.life.Wait()
 	d := c.sys.Drv
 	if c.Lost() != driver.Success {
 		return driver.Success
 	}
-	c.mu.Lock()
-	made := c.made
-	c.events, c.made = nil, map[driver.Event]struct{}{}
-	c.mu.Unlock()
-	for e := range made { // marks that are still held have passed
+	for e := range c.made { // marks that are still held have passed
 		d.EventDestroy(c.Handle, e)
 	}
 	if c.block != 0 {
 		d.MemFree(c.Handle, c.block)
 	}
-	c.block = 0
 	if c.primary {
 		return d.DevicePrimaryCtxRelease(c.Device)
 	}

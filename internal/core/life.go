@@ -32,7 +32,21 @@ func (l *Life) Hold() bool {
 	}
 }
 
-// Drop ends an operation that Hold started.
+// Peek is Hold for an operation that only looks at the object: once it has
+// ended, RanSince does not tell of it.
+func (l *Life) Peek() bool {
+	for {
+		s := l.state.Load()
+		if s&lifeClosed != 0 {
+			return false
+		}
+		if l.state.CompareAndSwap(s, s+1) {
+			return true
+		}
+	}
+}
+
+// Drop ends an operation that Hold or Peek started.
 func (l *Life) Drop() {
 	if idle(l.state.Add(^uint64(0))) {
 		close(*l.idle.Load())
@@ -50,7 +64,10 @@ func (l *Life) Now() Moment { return Moment(l.state.Load() &^ lifeClosed) }
 
 // RanSince reports whether any operation ran at the moment or since, whether or
 // not it has ended.
-func (l *Life) RanSince(m Moment) bool { return m&lifeRunning != 0 || l.Now() != m }
+func (l *Life) RanSince(m Moment) bool { return !m.quiet() || l.Now() != m }
+
+// quiet reports whether no operation ran at the moment.
+func (m Moment) quiet() bool { return m&lifeRunning == 0 }
 
 // Close lets no further operation start. It reports whether this call was the
 // one that closed the object.

@@ -45,12 +45,20 @@ func systemOn(t *testing.T, m *sim.Machine, c core.Config) (*sim.Machine, *core.
 	return m, s, st
 }
 
-// work puts something on a stream that takes no memory.
+// work puts something on a stream that takes no memory, as an operation does.
 func work(t *testing.T, s *core.Stream) {
 	t.Helper()
-	d := s.Ctx.System().Drv
-	e, r := d.EventCreate(s.Ctx.Handle, driver.EventDisableTiming)
+	require.True(t, s.Hold())
+	defer s.Drop()
+	unseenWork(t, s.Ctx, s.Handle)
+}
+
+// unseenWork is work that this library knows nothing of.
+func unseenWork(t *testing.T, c *core.Context, s driver.Stream) {
+	t.Helper()
+	d := c.System().Drv
+	e, r := d.EventCreate(c.Handle, driver.EventDisableTiming)
 	require.Equal(t, driver.Success, r)
-	require.Equal(t, driver.Success, d.EventRecord(s.Ctx.Handle, e, s.Handle))
-	require.Equal(t, driver.Success, d.EventDestroy(s.Ctx.Handle, e))
+	require.Equal(t, driver.Success, d.EventRecord(c.Handle, e, s))
+	require.Equal(t, driver.Success, d.EventDestroy(c.Handle, e))
 }

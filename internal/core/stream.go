@@ -2,7 +2,6 @@ package core
 
 import (
 	"fmt"
-	"slices"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -20,7 +19,7 @@ type Stream struct {
 	Locals Locals
 	taking taking
 	gone   atomic.Bool
-	// touched: see Touch.
+	// touched: it is in its context's list of busy streams.
 	touched atomic.Bool
 }
 
@@ -32,6 +31,9 @@ func (c *Context) AddStream(h driver.Stream, borrowed, track bool) *Stream {
 	c.mu.Lock()
 	c.streams[s] = struct{}{}
 	c.mu.Unlock()
+	if s.foreignWork() {
+		s.touch()
+	}
 	if track {
 		c.sys.Track(&s.Object, KindStream, 0)
 	}
@@ -47,29 +49,86 @@ func (s *Stream) Forget() {
 	s.gone.Store(true)
 	s.Ctx.mu.Lock()
 	delete(s.Ctx.streams, s)
+	delete(s.Ctx.busy, s)
 	s.Ctx.mu.Unlock()
 	s.Untrack()
 }
 
-// Use holds the stream for an operation of sys, or says why it cannot be used.
-// The caller calls Drop.
-func (s *Stream) Use(op string, sys *System) error {
+// Use holds the stream for an operation of sys that may put work on it, or says
+// why it cannot be used. The caller calls Drop.
+func (s *Stream) Use(op string, sys *System) error { return s.use(op, sys, s.Hold) }
+
+// Look is Use for an operation that puts no work on the stream.
+func (s *Stream) Look(op string, sys *System) error { return s.use(op, sys, s.Peek) }
+
+func (s *Stream) use(op string, sys *System, hold func() bool) error {
 	if s.Ctx.sys != sys {
 		return ForeignError(op, "stream")
 	}
-	if !s.Hold() {
+	if !hold() {
 		return ClosedError(op, "stream")
 	}
 	return nil
+}
+
+// Hold holds the stream for an operation that may put work on it; Peek does for
+// one that does not.
+func (s *Stream) Hold() bool {
+	if !s.Life.Hold() {
+		return false
+	}
+	s.touch()
+	return true
+}
+
+// touch puts the stream on its context's list of busy ones. It follows the Hold:
+// Settled takes the stream from the list and then looks for operations, so one of
+// the two sees the other.
+func (s *Stream) touch() {
+	if s.touched.Load() {
+		return
+	}
+	s.Ctx.mu.Lock()
+	defer s.Ctx.mu.Unlock()
+	s.touched.Store(true)
+	s.Ctx.busy[s] = struct{}{}
+}
+
+// Settled says that the work which was on the stream at the moment is done. If no
+// operation has run since, the stream is idle as far as this library goes, and
+// waits for it make no driver call. The caller holds the stream no more.
+func (s *Stream) Settled(at Moment) {
+	if !at.quiet() || s.foreignWork() {
+		return
+	}
+	s.Ctx.mu.Lock()
+	defer s.Ctx.mu.Unlock()
+	s.touched.Store(false)
+	if s.Now() != at {
+		s.touched.Store(true)
+		return
+	}
+	delete(s.Ctx.busy, s)
+}
+
+// foreignWork reports whether work that other libraries put on the stream is
+// waited for by events of the stream: where their work on a context is not waited
+// for as a whole.
+func (s *Stream) foreignWork() bool {
+	return s.Ctx.sys.Config.NamedStreamsOnly && (s.Borrowed || s.taking.exposed.Load())
 }
 
 // Capturing asks the driver whether the stream captures a graph. The legacy
 // stream counts as capturing while a blocking stream does, since work on it
 // would end that capture.
 func (s *Stream) Capturing() (bool, driver.Result) {
+	last := s.taking.last.Load()
 	status, r := s.Ctx.sys.Drv.StreamIsCapturing(s.Ctx.Handle, s.Handle)
 	if r == driver.CaptureImplicit {
 		return true, driver.Success
+	}
+	if r == driver.Success && status == driver.CaptureNone {
+		s.taking.over(last)
 	}
 	return status != driver.CaptureNone, s.Ctx.Note(r)
 }
@@ -78,7 +137,7 @@ func (s *Stream) Capturing() (bool, driver.Result) {
 func (s *System) CapturingStream() (*Stream, driver.Result) {
 	for _, c := range s.knownContexts() {
 		for _, st := range c.knownStreams() {
-			if !st.Hold() {
+			if !st.Peek() {
 				continue // closed streams do not capture
 			}
 			capturing, r := st.Capturing()
@@ -127,232 +186,28 @@ func (s *Stream) IsLegacy() bool {
 	return s.Handle == driver.StreamNull || s.Handle == driver.StreamLegacy
 }
 
-// Touch says that there is work of this library on the stream.
-func (s *Stream) Touch() {
-	if !s.touched.Load() {
-		s.touched.Store(true)
-	}
-}
-
-// others reports whether all work on the stream is other people's. It is kept
-// for the legacy stream alone, where an event is not free: it orders itself with
-// every blocking stream.
-func (s *Stream) others() bool { return s.IsLegacy() && !s.touched.Load() }
-
 // wait waits for the work that is on the stream now. A stream that captures
 // cannot be asked for the work from before, which may still run: then waited is
 // false.
 func (s *Stream) wait(op string) (waited bool, err error) {
-	if !s.Hold() {
+	at := s.Now()
+	if !s.Peek() {
 		return false, nil // its Close runs, and has perhaps not waited yet
 	}
-	defer s.Drop()
 	m, capturing, err := s.Mark(op)
+	if err == nil && !capturing {
+		err = m.Wait(op)
+	}
+	s.Drop()
 	if err != nil || capturing {
 		return false, err
 	}
-	return true, m.Wait(op)
-}
-
-// A Mark is an event behind the work that was on a stream. Its owner ends it
-// with Wait, or gives it to a Fence.
-type Mark struct {
-	ctx   *Context
-	event driver.Event
-}
-
-// Mark records an event on the stream, unless it captures: asked before, and
-// again after the record, since another goroutine may have begun a capture in
-// between; then the event is part of that capture, and is destroyed without
-// being queried, which would end the capture.
-func (s *Stream) Mark(op string) (m Mark, capturing bool, err error) {
-	c, d := s.Ctx, s.Ctx.sys.Drv
-	asked := func() string { return fmt.Sprintf("stream %#x", uintptr(s.Handle)) }
-	if capturing, r := s.Capturing(); capturing || r != driver.Success {
-		if r != driver.Success {
-			err = c.Fail(op, driver.CallStreamIsCapturing, r, asked())
-		}
-		return Mark{}, capturing, err
-	}
-	e, r := c.event()
-	if r != driver.Success {
-		return Mark{}, false, c.Fail(op, driver.CallEventCreate, r, asked())
-	}
-	if r := d.EventRecord(c.Handle, e, s.Handle); r != driver.Success {
-		c.destroy(e)
-		return Mark{}, false, c.Fail(op, driver.CallEventRecord, r, asked())
-	}
-	if capturing, _ := s.Capturing(); capturing {
-		c.destroy(e)
-		return Mark{}, true, nil
-	}
-	return Mark{c, e}, false, nil
-}
-
-// After makes later work of the stream wait for the mark, which stays its
-// owner's and may be dropped at once. The call itself does not wait. The stream
-// must not capture a graph.
-func (s *Stream) After(op string, m Mark) error {
-	if m.over() {
-		return nil
-	}
-	if r := s.Ctx.sys.Drv.StreamWaitEvent(s.Ctx.Handle, s.Handle, m.event); r != driver.Success {
-		return s.Ctx.Fail(op, driver.CallStreamWaitEvent, r, fmt.Sprintf("stream %#x", uintptr(s.Handle)))
-	}
-	return nil
-}
-
-// over reports whether the mark has passed as far as that is known without the
-// driver: in a lost context nothing runs any more, and one that is gone was
-// waited for.
-func (m Mark) over() bool { return m.ctx.Lost() != driver.Success || m.ctx.gone.Load() }
-
-// passed asks whether the work before the mark is done.
-func (m Mark) passed() bool {
-	if m.over() {
-		return true
-	}
-	switch r := m.ctx.Note(m.ctx.sys.Drv.EventQuery(m.ctx.Handle, m.event)); {
-	case r == driver.Success || r.Lost():
-		return true
-	case r == driver.NotReady:
-		return false
-	default:
-		// The event cannot tell (it was recorded into a capture that began
-		// and ended between two of our calls): wait for everything.
-		return m.ctx.waitWork("reclaim") == nil
-	}
-}
-
-// Wait blocks until the mark has passed, and gives the event back. A capture
-// that runs is not harmed. A lost context is no error: nothing of it runs.
-func (m Mark) Wait(op string) error {
-	if m.over() {
-		return nil
-	}
-	if r := m.Synchronize(); r != driver.Success && !r.Lost() {
-		return m.ctx.Fail(op, driver.CallEventSynchronize, r, "wait for a stream")
-	}
-	return nil
-}
-
-// Synchronize is Wait with the driver's answer, a loss too.
-func (m Mark) Synchronize() driver.Result {
-	defer m.Drop()
-	return m.ctx.Note(m.ctx.sys.Drv.EventSynchronize(m.ctx.Handle, m.event))
-}
-
-// Drop gives the event back without waiting: it may be recorded anew while an
-// earlier record is pending.
-func (m Mark) Drop() { m.ctx.recycle(m.event) }
-
-// Fence stands for the work that was on some streams at one moment.
-type Fence struct {
-	marks []Mark
-	// later are streams that a Reclaim marks, or everyone that is known.
-	later []*Stream
-	all   bool
-	held  atomic.Bool
-}
-
-// HeldByCapture reports whether a Reclaim keeps the fence from passing only
-// because some of its streams capture: an event cannot mark what such a stream
-// did before its capture began. A caller that may itself be what the capture is
-// waiting for must not wait for the fence then.
-func (f *Fence) HeldByCapture() bool { return f.held.Load() }
-
-// MindAll lets the fence pass only after the work that is on every known stream
-// too, as far as a Reclaim goes: for work of which it is not known where it is.
-func (f *Fence) MindAll() { f.all = true }
-
-// Mind lets the fence pass only after the work that is on the streams now too, as
-// far as a Reclaim goes: that marks them, so that the caller waits for no driver
-// call that somebody else is in.
-func (f *Fence) Mind(streams []*Stream) { f.later = append(f.later, streams...) }
-
-// Add lets the fence pass only after the mark has, and takes the mark over.
-func (f *Fence) Add(m Mark) { f.marks = append(f.marks, m) }
-
-// NewFence marks the streams. Where one of them captures a graph nothing is
-// changed and the error says so.
-func (s *System) NewFence(op string, streams []*Stream) (*Fence, error) {
-	f := &Fence{marks: make([]Mark, 0, len(streams))}
-	for _, st := range streams {
-		err := st.Use(op, s)
-		if err == nil {
-			var m Mark
-			var capturing bool
-			m, capturing, err = st.Mark(op)
-			st.Drop()
-			if err == nil && capturing {
-				err = CapturingError(op, st)
-			}
-			if err == nil {
-				f.marks = append(f.marks, m)
-				continue
-			}
-		}
-		if st.Ctx.sys == s && st.Ctx.Lost() != driver.Success {
-			continue // nothing runs there any more
-		}
-		f.Drop()
-		return nil, err
-	}
-	return f, nil
-}
-
-// everyStream are the streams that can have late work of this library.
-func (s *System) everyStream() (all []*Stream) {
-	for _, c := range s.knownContexts() {
-		all = append(all, c.knownStreams()...)
-	}
-	return slices.DeleteFunc(all, (*Stream).others)
-}
-
-// addEach marks the streams, and answers those that cannot be marked yet: they
-// capture, or their Close runs and has perhaps not waited. What lies on a stream
-// before a capture of it is marked once that is over.
-func (f *Fence) addEach(streams []*Stream) (rest []*Stream) {
-	return slices.DeleteFunc(streams, func(st *Stream) bool {
-		if st.Gone() || st.Ctx.Lost() != driver.Success {
-			return true // nothing runs there any more
-		}
-		if !st.Hold() {
-			return false
-		}
-		defer st.Drop()
-		m, capturing, err := st.Mark("reclaim")
-		if err != nil || capturing {
-			return st.Ctx.Lost() != driver.Success
-		}
-		f.Add(m)
-		return true
-	})
+	s.Settled(at)
+	return true, nil
 }
 
 // CapturingError is the refusal of an operation that a capture does not allow.
 func CapturingError(op string, s *Stream) error {
 	return Error(Failure{Op: op, Kind: Capturing, Asked: fmt.Sprintf("stream %#x captures a graph", uintptr(s.Handle)),
 		Hint: "end the capture first, or name a stream that does not capture"})
-}
-
-// Passed asks whether all of the work is done. Marks that have passed are given
-// back at once, whatever the others do: their context may go.
-func (f *Fence) Passed() bool {
-	f.marks = slices.DeleteFunc(f.marks, func(m Mark) bool {
-		passed := m.passed()
-		if passed {
-			m.Drop()
-		}
-		return passed
-	})
-	return len(f.marks) == 0
-}
-
-// Drop gives the events back without waiting.
-func (f *Fence) Drop() {
-	for _, m := range f.marks {
-		m.Drop()
-	}
-	f.marks = nil
 }

@@ -1,6 +1,7 @@
 package core_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -13,6 +14,8 @@ import (
 
 func begin(t *testing.T, s *core.Stream) (end func()) {
 	t.Helper()
+	require.True(t, s.Hold())
+	defer s.Drop()
 	d := s.Ctx.System().Drv
 	require.Equal(t, driver.Success, d.StreamBeginCapture(s.Ctx.Handle, s.Handle, driver.CaptureRelaxed))
 	return func() {
@@ -109,14 +112,17 @@ func TestWaitDevicesWaitsForAllWork(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				m, s, st := system(t, core.Config{NamedStreamsOnly: named})
 				h := st.Handle
-				if !known {
+				if known {
+					m.Hold(uintptr(h))
+					work(t, st)
+				} else {
 					var r driver.Result
 					h, r = s.Drv.StreamCreate(st.Ctx.Handle, driver.StreamNonBlocking)
 					require.Equal(t, driver.Success, r)
 					defer func() { require.Equal(t, driver.Success, s.Drv.StreamDestroy(st.Ctx.Handle, h)) }()
+					m.Hold(uintptr(h))
+					unseenWork(t, st.Ctx, h)
 				}
-				m.Hold(uintptr(h))
-				work(t, &core.Stream{Ctx: st.Ctx, Handle: h})
 				done := make(chan error, 1)
 				go func() { done <- s.WaitDevices("x", []driver.Device{0}) }()
 				mustWait := known || !named
@@ -165,4 +171,124 @@ func TestNothingIsWaitedForOnceTheDeviceIsLost(t *testing.T) {
 	require.True(t, f.Passed())
 	require.NoError(t, s.WaitDevices("x", []driver.Device{0}))
 	m.Release(uintptr(st.Handle))
+}
+
+// A stream that only this library reaches costs a wait nothing while it is idle,
+// and is waited for again after the next operation on it.
+func TestIdleStreamsAreNotAsked(t *testing.T) {
+	m, s, st := system(t, core.Config{NamedStreamsOnly: true})
+	wait := func() map[string]int {
+		m.ResetCounts()
+		require.NoError(t, s.WaitDevices("x", []driver.Device{0}))
+		return m.Counts()
+	}
+	require.Empty(t, wait(), "nothing was ever on it")
+	work(t, st)
+	require.Equal(t, 1, wait()["cuEventSynchronize"])
+	require.Empty(t, wait(), "it was waited for")
+	require.NoError(t, st.Look("x", s))
+	st.Drop()
+	require.Empty(t, wait(), "a look puts nothing on it")
+	m.Hold(uintptr(st.Handle))
+	work(t, st)
+	done := make(chan error, 1)
+	go func() { done <- s.WaitDevices("x", []driver.Device{0}) }()
+	select {
+	case err := <-done:
+		t.Fatal("it did not wait for later work", err)
+	case <-time.After(10 * time.Millisecond):
+	}
+	m.Release(uintptr(st.Handle))
+	require.NoError(t, <-done)
+}
+
+// An operation that is under way may put its work behind the wait: the next wait
+// is for it.
+func TestAWaitBesideAnOperationDoesNotSettleTheStream(t *testing.T) {
+	m, s, st := system(t, core.Config{NamedStreamsOnly: true})
+	work(t, st)
+	at := st.Now()
+	require.True(t, st.Hold())
+	require.NoError(t, s.WaitDevices("x", []driver.Device{0}))
+	unseenWork(t, st.Ctx, st.Handle)
+	st.Drop()
+	st.Settled(at)
+	m.ResetCounts()
+	require.NoError(t, s.WaitDevices("x", []driver.Device{0}))
+	require.Equal(t, 1, m.Count("cuEventSynchronize"))
+}
+
+// Of a stream whose handle others have only the driver knows.
+func TestAnExposedStreamIsAskedEachTime(t *testing.T) {
+	m, s, st := system(t, core.Config{NamedStreamsOnly: true})
+	st.Expose()
+	for range 3 {
+		m.ResetCounts()
+		require.NoError(t, s.WaitDevices("x", []driver.Device{0}))
+		require.Equal(t, 1, m.Count("cuEventSynchronize"))
+	}
+}
+
+// A mark holds its context for as long as the driver is in a call with it: what
+// gives the context up waits for the call, and later calls are not made.
+func TestAMarkHoldsItsContext(t *testing.T) {
+	for name, ask := range map[string]func(m core.Mark, st *core.Stream) error{
+		"Passed":      func(m core.Mark, _ *core.Stream) error { m.Passed(); return nil },
+		"Wait":        func(m core.Mark, _ *core.Stream) error { return m.Wait("x") },
+		"Synchronize": func(m core.Mark, _ *core.Stream) error { m.Synchronize(); return nil },
+		"After":       func(m core.Mark, st *core.Stream) error { return st.After("x", m) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, s, st := system(t, core.Config{})
+			d := s.Drv.Foreign()
+			h, r := d.CtxCreate(0, 0)
+			require.Equal(t, driver.Success, r)
+			ctx := s.AddContext(h, 0, false)
+			in, r := d.StreamCreate(h, driver.StreamNonBlocking)
+			require.Equal(t, driver.Success, r)
+			theirs := ctx.AddStream(in, true, false)
+			mark, _, err := theirs.Mark("x")
+			require.NoError(t, err)
+			entered, goOn := make(chan struct{}), make(chan struct{})
+			m.OnCall(func(string) {
+				m.OnCall(nil)
+				close(entered)
+				<-goOn
+			})
+			asked := make(chan error, 1)
+			go func() { asked <- ask(mark, st) }()
+			<-entered
+			released := make(chan struct{})
+			go func() {
+				theirs.Forget()
+				ctx.Release()
+				close(released)
+			}()
+			select {
+			case <-released:
+				t.Fatal("the context was given up during a call with it")
+			case <-time.After(20 * time.Millisecond):
+			}
+			close(goOn)
+			require.NoError(t, <-asked)
+			<-released
+			require.Equal(t, driver.Success, d.StreamDestroy(h, in))
+			require.Equal(t, driver.Success, d.CtxDestroy(h))
+			m.ResetCounts()
+			require.True(t, mark.Passed())
+			require.NoError(t, mark.Wait("x"))
+			require.NoError(t, st.After("x", mark))
+			require.Empty(t, m.Counts(), "the driver is asked nothing about what is gone")
+		})
+	}
+}
+
+// An event that the driver did not destroy is destroyed with its context.
+func TestAnEventThatIsNotDestroyedIsNotLost(t *testing.T) {
+	m, s, st := system(t, core.Config{})
+	f, err := s.NewFence("x", slices.Repeat([]*core.Stream{st}, 70)) // more than are kept idle
+	require.NoError(t, err)
+	m.Inject(sim.Fault{Call: "cuEventDestroy", Result: cuda.Code(driver.Unknown), Times: 1})
+	f.Drop()
+	require.Equal(t, 6, m.Count("cuEventDestroy"))
 }

@@ -24,8 +24,12 @@ var beginnings atomic.Uint64
 
 // Expose says that others have the stream's handle.
 func (s *Stream) Expose() {
-	if !s.taking.exposed.Load() {
-		s.taking.exposed.Store(true)
+	if s.taking.exposed.Load() {
+		return
+	}
+	s.taking.exposed.Store(true)
+	if s.foreignWork() {
+		s.touch()
 	}
 }
 

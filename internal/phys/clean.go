@@ -16,6 +16,10 @@ import (
 // reclaimer where it fails; the error says so.
 func (h *Handle) Clean(op string, on *core.Stream) error {
 	sys := h.System()
+	if err := on.Use(op, sys); err != nil {
+		return err
+	}
+	defer on.Drop()
 	p, r := sys.Drv.MemAddressReserve(h.Size, 0, 0)
 	if r != driver.Success {
 		return sys.Fail(op, driver.CallMemAddressReserve, r, core.Bytes(h.Size)+" of address space")

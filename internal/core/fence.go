@@ -1,0 +1,113 @@
+package core
+
+import (
+	"slices"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Fence stands for the work that was on some streams at one moment.
+type Fence struct {
+	marks []Mark
+	// later are streams that a Reclaim marks, or everyone that is known.
+	later []*Stream
+	all   bool
+	held  atomic.Bool
+}
+
+// HeldByCapture reports whether a Reclaim keeps the fence from passing only
+// because some of its streams capture: an event cannot mark what such a stream
+// did before its capture began. A caller that may itself be what the capture is
+// waiting for must not wait for the fence then.
+func (f *Fence) HeldByCapture() bool { return f.held.Load() }
+
+// MindAll lets the fence pass only after the work that is on every known stream
+// too, as far as a Reclaim goes: for work of which it is not known where it is.
+func (f *Fence) MindAll() { f.all = true }
+
+// Mind lets the fence pass only after the work that is on the streams now too, as
+// far as a Reclaim goes: that marks them, so that the caller waits for no driver
+// call that somebody else is in.
+func (f *Fence) Mind(streams []*Stream) { f.later = append(f.later, streams...) }
+
+// Add lets the fence pass only after the mark has, and takes the mark over.
+func (f *Fence) Add(m Mark) { f.marks = append(f.marks, m) }
+
+// NewFence marks the streams. Where one of them captures a graph nothing is
+// changed and the error says so.
+func (s *System) NewFence(op string, streams []*Stream) (*Fence, error) {
+	f := &Fence{marks: make([]Mark, 0, len(streams))}
+	for _, st := range streams {
+		err := st.Look(op, s)
+		if err == nil {
+			var m Mark
+			var capturing bool
+			m, capturing, err = st.Mark(op)
+			st.Drop()
+			if err == nil && capturing {
+				err = CapturingError(op, st)
+			}
+			if err == nil {
+				f.marks = append(f.marks, m)
+				continue
+			}
+		}
+		if st.Ctx.sys == s && st.Ctx.Lost() != driver.Success {
+			continue // nothing runs there any more
+		}
+		f.Drop()
+		return nil, err
+	}
+	return f, nil
+}
+
+// everyStream are the streams that can have late work of this library.
+func (s *System) everyStream() (all []*Stream) {
+	for _, c := range s.knownContexts() {
+		all = append(all, c.busyStreams()...)
+	}
+	return all
+}
+
+// addEach marks the streams, and answers those that cannot be marked yet: they
+// capture, or their Close runs and has perhaps not waited. What lies on a stream
+// before a capture of it is marked once that is over.
+func (f *Fence) addEach(streams []*Stream) (rest []*Stream) {
+	return slices.DeleteFunc(streams, func(st *Stream) bool {
+		if st.Gone() || st.Ctx.Lost() != driver.Success {
+			return true // nothing runs there any more
+		}
+		if !st.Peek() {
+			return false
+		}
+		defer st.Drop()
+		m, capturing, err := st.Mark("reclaim")
+		if err != nil || capturing {
+			return st.Ctx.Lost() != driver.Success
+		}
+		f.Add(m)
+		return true
+	})
+}
+
+// Passed asks whether all of the work is done. Marks that have passed are given
+// back at once, whatever the others do: their context may go.
+func (f *Fence) Passed() bool {
+	f.marks = slices.DeleteFunc(f.marks, func(m Mark) bool {
+		passed := m.Passed()
+		if passed {
+			m.Drop()
+		}
+		return passed
+	})
+	return len(f.marks) == 0
+}
+
+// Drop gives the events back without waiting.
+func (f *Fence) Drop() {
+	for _, m := range f.marks {
+		m.Drop()
+	}
+	f.marks = nil
+}

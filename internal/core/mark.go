@@ -1,0 +1,115 @@
+package core
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// A Mark is an event behind the work that was on a stream. Its owner ends it
+// with Wait, or gives it to a Fence. The stream may be closed and its context be
+// gone meanwhile: the mark has passed then, and no call of it reaches the driver
+// any more. All methods are safe for that, since they hold the context.
+type Mark struct {
+	stream *Stream
+	event  driver.Event
+}
+
+// Mark records an event on the stream, which the caller holds, unless it
+// captures: asked before, and again after the record, since another goroutine may
+// have begun a capture in between; then the event is part of that capture, and is
+// destroyed without being queried, which would end the capture.
+func (s *Stream) Mark(op string) (m Mark, capturing bool, err error) {
+	c := s.Ctx
+	asked := func() string { return fmt.Sprintf("stream %#x", uintptr(s.Handle)) }
+	if capturing, r := s.Capturing(); capturing || r != driver.Success {
+		if r != driver.Success {
+			err = c.Fail(op, driver.CallStreamIsCapturing, r, asked())
+		}
+		return Mark{}, capturing, err
+	}
+	e, r := c.event()
+	if r != driver.Success {
+		return Mark{}, false, c.Fail(op, driver.CallEventCreate, r, asked())
+	}
+	if r := c.sys.Drv.EventRecord(c.Handle, e, s.Handle); r != driver.Success {
+		c.destroy(e)
+		return Mark{}, false, c.Fail(op, driver.CallEventRecord, r, asked())
+	}
+	if capturing, _ := s.Capturing(); capturing {
+		c.destroy(e)
+		return Mark{}, true, nil
+	}
+	return Mark{s, e}, false, nil
+}
+
+// hold holds the mark's context for a driver call. It is false if the mark has
+// passed as far as that is known without the driver: in a lost context nothing
+// runs any more, and one that is gone was waited for.
+func (m Mark) hold() bool {
+	c := m.stream.Ctx
+	return c.Lost() == driver.Success && c.life.Hold()
+}
+
+// drop ends a hold.
+func (m Mark) drop() { m.stream.Ctx.life.Drop() }
+
+// After makes later work of the stream wait for the mark, which stays its
+// owner's and may be dropped at once. The call itself does not wait. The stream
+// must not capture a graph, and is held by the caller.
+func (s *Stream) After(op string, m Mark) error {
+	if !m.hold() {
+		return nil
+	}
+	defer m.drop()
+	if r := s.Ctx.sys.Drv.StreamWaitEvent(s.Ctx.Handle, s.Handle, m.event); r != driver.Success {
+		return s.Ctx.Fail(op, driver.CallStreamWaitEvent, r, fmt.Sprintf("stream %#x", uintptr(s.Handle)))
+	}
+	return nil
+}
+
+// Passed asks whether the work before the mark is done.
+func (m Mark) Passed() bool {
+	if !m.hold() {
+		return true
+	}
+	defer m.drop()
+	c := m.stream.Ctx
+	switch r := c.Note(c.sys.Drv.EventQuery(c.Handle, m.event)); {
+	case r == driver.Success || r.Lost():
+		return true
+	case r == driver.NotReady:
+		return false
+	default:
+		// The event cannot tell (it was recorded into a capture that began
+		// and ended between two of our calls): wait for everything.
+		return c.waitWork("reclaim") == nil
+	}
+}
+
+// Wait blocks until the mark has passed, and gives the event back. A capture
+// that runs is not harmed. A lost context is no error: nothing of it runs.
+func (m Mark) Wait(op string) error {
+	if m.stream.Ctx.Lost() != driver.Success {
+		return nil
+	}
+	if r := m.Synchronize(); r != driver.Success && !r.Lost() {
+		return m.stream.Ctx.Fail(op, driver.CallEventSynchronize, r, "wait for a stream")
+	}
+	return nil
+}
+
+// Synchronize is Wait with the driver's answer, a loss too.
+func (m Mark) Synchronize() driver.Result {
+	defer m.Drop()
+	c := m.stream.Ctx
+	if !c.life.Hold() {
+		return driver.Success
+	}
+	defer c.life.Drop()
+	return c.Note(c.sys.Drv.EventSynchronize(c.Handle, m.event))
+}
+
+// Drop gives the event back without waiting: it may be recorded anew while an
+// earlier record is pending.
+func (m Mark) Drop() { m.stream.Ctx.recycle(m.event) }
