@@ -84,15 +84,15 @@ func TestAllocationAsksThoseWhoKeepMemory(t *testing.T) {
 	closed(t, kept)
 	require.NoError(t, gputest.Err(kept.AppendUndefined(48*mib)))
 	asked := uint64(0)
-	remove := core.SystemOf(d).OnPressure(func(need uint64) uint64 {
+	remove := core.SystemOf(d).OnPressure(func(need uint64) (uint64, bool) {
 		asked = need
 		if err := kept.Resize(nil, 0); err != nil {
-			return 0
+			return 0, false
 		}
 		if err := kept.Clip(); err != nil {
-			return 0
+			return 0, false
 		}
-		return 48 * mib
+		return 48 * mib, false
 	})
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(32 * mib)})
 	require.NoError(t, err)
@@ -108,14 +108,14 @@ func TestAPanicUnderPressureIsLogged(t *testing.T) {
 	m, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 64 * mib}}})
 	a, err := vmm.Create(d, 40*mib, vmm.Properties{})
 	require.NoError(t, err)
-	defer core.SystemOf(d).OnPressure(func(uint64) uint64 { panic("of the user") })()
-	defer core.SystemOf(d).OnPressure(func(need uint64) uint64 {
+	defer core.SystemOf(d).OnPressure(func(uint64) (uint64, bool) { panic("of the user") })()
+	defer core.SystemOf(d).OnPressure(func(need uint64) (uint64, bool) {
 		if a == nil {
-			return 0
+			return 0, false
 		}
 		require.NoError(t, a.Close())
 		a = nil
-		return 40 * mib
+		return 40 * mib, false
 	})()
 	b, err := vmm.Create(d, 40*mib, vmm.Properties{})
 	require.NoError(t, err, "%v", m.Log())

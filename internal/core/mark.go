@@ -13,6 +13,7 @@ import (
 type Mark struct {
 	stream *Stream
 	event  driver.Event
+	number uint64 // in the order of the stream's marks
 }
 
 // Mark records an event on the stream, which the caller holds, unless it
@@ -40,7 +41,7 @@ func (s *Stream) Mark(op string) (m Mark, capturing bool, err error) {
 		c.destroy(e)
 		return Mark{}, true, nil
 	}
-	return Mark{s, e}, false, nil
+	return Mark{s, e, s.marks.Add(1)}, false, nil
 }
 
 // hold holds the mark's context for a driver call. It is false if the mark has

@@ -14,7 +14,16 @@ import (
 const (
 	shortestPause = 20 * time.Microsecond
 	longestPause  = 2 * time.Millisecond
+	// longestRest is after a look that took long, since there were many streams.
+	longestRest = 200 * time.Millisecond
 )
+
+// soonest is how much an operation that acquires does for the reclaimer, in driver
+// calls and teardowns, so that what is pending does not make the operation slow.
+const soonest = 16
+
+// everything is no bound on a look.
+const everything = int(^uint(0) >> 1)
 
 // The reclaimer tears down what was closed while the GPU might still use it:
 // when its fence has passed and no operation runs on it any more. It is worked
@@ -23,11 +32,13 @@ const (
 type reclaimer struct {
 	sys     *System
 	pending atomic.Int64
+	ended   atomic.Uint64 // how many are not pending any more
 
 	polling sync.Mutex // one looks at a time
+	backlog backlog
 
 	mu      sync.Mutex
-	items   []reclaim
+	arrived []*reclaim
 	running bool
 	failed  []error
 }
@@ -47,27 +58,6 @@ type reclaim struct {
 	do   func() error
 }
 
-// ready reports whether the teardown may begin.
-func (it *reclaim) ready(s *System) bool {
-	if !it.passed() || !it.life.Idle() {
-		return false
-	}
-	if !it.late {
-		return true
-	}
-	it.late, it.rest = false, s.everyStream()
-	return it.passed()
-}
-
-// passed marks what is to be marked yet, and reports whether the GPU has passed
-// everything.
-func (it *reclaim) passed() bool {
-	it.rest = it.fence.addEach(it.rest)
-	passed := it.fence.Passed()
-	it.fence.held.Store(passed && len(it.rest) > 0)
-	return passed && len(it.rest) == 0
-}
-
 // Reclaim tears an object down once the fence has passed and its life is idle.
 // It never blocks and makes no driver call.
 func (s *System) Reclaim(f *Fence, l *Life, do func() error) {
@@ -75,18 +65,19 @@ func (s *System) Reclaim(f *Fence, l *Life, do func() error) {
 	r.pending.Add(1)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.items = append(r.items, reclaim{fence: f, life: l, late: f.all, rest: f.later, do: do})
+	r.arrived = append(r.arrived, &reclaim{fence: f, life: l, late: f.all, rest: f.later, do: do})
 	if !r.running {
 		r.running = true
 		go r.run()
 	}
 }
 
-// PollReclaim tears down what is ready. With nothing pending it costs one
-// atomic load and no driver call.
+// PollReclaim tears down some of what is ready. With nothing pending it costs one
+// atomic load and no driver call, and with any number of objects that wait it
+// costs the same few.
 func (s *System) PollReclaim() {
 	if s.reclaim.pending.Load() > 0 {
-		s.reclaim.poll()
+		s.reclaim.poll(soonest)
 	}
 }
 
@@ -99,7 +90,7 @@ func (s *System) settle() (again bool) {
 	}
 	s.reclaim.polling.Lock() // what has passed is finite work
 	defer s.reclaim.polling.Unlock()
-	_, again = s.reclaim.look()
+	_, again = s.reclaim.look(everything)
 	return again
 }
 
@@ -129,7 +120,13 @@ func (s *System) Hook(what string, f func()) {
 // come to the reclaimer yet.
 func (s *System) Pending() (done func()) {
 	s.reclaim.pending.Add(1)
-	return func() { s.reclaim.pending.Add(-1) }
+	return s.reclaim.end
+}
+
+// end says that something is not pending any more.
+func (r *reclaimer) end() {
+	r.ended.Add(1)
+	r.pending.Add(-1)
 }
 
 // PendingReclaims is how many objects wait to be torn down.
@@ -142,7 +139,7 @@ func (s *System) Drain(ctx context.Context) error {
 	r := &s.reclaim
 	pause := shortestPause
 	for r.pending.Load() > 0 {
-		if r.poll() {
+		if r.poll(everything) {
 			pause = shortestPause
 			continue
 		}
@@ -165,7 +162,8 @@ func (s *System) Drain(ctx context.Context) error {
 func (r *reclaimer) run() {
 	pause := shortestPause
 	for {
-		if r.poll() {
+		began := time.Now()
+		if r.poll(everything) {
 			pause = shortestPause
 		}
 		r.mu.Lock()
@@ -175,51 +173,69 @@ func (r *reclaimer) run() {
 			return
 		}
 		r.mu.Unlock()
-		time.Sleep(pause)
+		// However many streams there are to ask, that takes a small part of a core.
+		time.Sleep(max(pause, min(20*time.Since(began), longestRest)))
 		pause = min(2*pause, longestPause)
 	}
 }
 
-// poll looks at every pending item once, and reports whether it did any.
-func (r *reclaimer) poll() (progress bool) {
+// poll looks, unless another goroutine does, and reports whether it tore anything
+// down.
+func (r *reclaimer) poll(most int) (progress bool) {
 	if !r.polling.TryLock() {
 		return false
 	}
 	defer r.polling.Unlock()
-	progress, _ = r.look()
+	progress, _ = r.look(most)
 	return progress
 }
 
-// look is poll for the one that may.
-func (r *reclaimer) look() (progress, again bool) {
+// look takes in what has arrived, asks the streams that are waited for, each
+// about the earliest mark alone, and tears down what is ready; at most so much.
+// The caller holds polling.
+func (r *reclaimer) look(most int) (progress, again bool) {
 	r.mu.Lock()
-	items := r.items
-	r.items = nil
+	arrived := r.arrived
+	r.arrived = nil
 	r.mu.Unlock()
-	left := items[:0]
-	for _, it := range items {
-		if !it.ready(r.sys) {
-			left = append(left, it)
-			continue
-		}
-		err := it.do()
-		if errors.Is(err, ErrAgain) {
-			left = append(left, it)
-			again = true
-			continue
-		}
-		progress = true
-		if err != nil {
-			r.sys.Config.Log.Error("cuvmm: giving back what was closed, clipped or revoked failed", "error", err)
-			r.mu.Lock()
-			r.failed = append(r.failed, err)
-			r.mu.Unlock()
-		}
-		r.pending.Add(-1)
+	l := look{r: r, most: most}
+	for _, it := range arrived {
+		r.backlog.advance(it, &l)
 	}
-	clear(items[len(left):]) // keeps nothing alive of what is gone
-	r.mu.Lock()
-	r.items = append(left, r.items...)
-	r.mu.Unlock()
-	return progress, again
+	r.backlog.visit(&l)
+	return l.progress, l.again
+}
+
+// look is one look of the reclaimer.
+type look struct {
+	r               *reclaimer
+	most            int // how much it may do yet
+	progress, again bool
+}
+
+// passed asks whether a mark has passed.
+func (l *look) passed(m Mark) bool {
+	l.most--
+	return m.Passed()
+}
+
+// tearDown does what an item is for. It is false if the item wants to be called
+// again.
+func (l *look) tearDown(it *reclaim) bool {
+	l.most--
+	err := it.do()
+	if errors.Is(err, ErrAgain) {
+		l.again = true
+		return false
+	}
+	l.progress = true
+	r := l.r
+	if err != nil {
+		r.sys.Config.Log.Error("cuvmm: giving back what was closed, clipped or revoked failed", "error", err)
+		r.mu.Lock()
+		r.failed = append(r.failed, err)
+		r.mu.Unlock()
+	}
+	r.end()
+	return true
 }

@@ -19,6 +19,7 @@ type Stream struct {
 	Locals Locals
 	taking taking
 	gone   atomic.Bool
+	marks  atomic.Uint64 // how many were recorded
 	// touched: it is in its context's list of busy streams.
 	touched atomic.Bool
 }

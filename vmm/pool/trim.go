@@ -126,16 +126,17 @@ func (p *Pool) trimRegions(op string, need uint64) (freed uint64, found bool, er
 
 // underPressure is asked by others who need memory. While this pool asks the
 // others itself it has nothing left, nor while it closes.
-func (p *Pool) underPressure(need uint64) uint64 {
+func (p *Pool) underPressure(need uint64) (freed uint64, more bool) {
 	if p.relieve.Load() || !p.pressing.TryRLock() {
-		return 0
+		return 0, false
 	}
 	defer p.pressing.RUnlock()
 	freed, err := p.trimPatiently(need, time.Sleep)
 	if err != nil {
 		p.sys.Config.Log.Error("cuvmm: a pool could not give memory back", "error", err)
 	}
-	return freed
+	_, more = p.progress()
+	return freed, more
 }
 
 const trimOp = "pool.Trim"

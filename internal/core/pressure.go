@@ -1,0 +1,136 @@
+package core
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// trimmers keep memory that they could do without.
+type trimmers struct {
+	mu   sync.Mutex
+	next int
+	all  []trimmer // in the order of registration
+}
+
+type trimmer struct {
+	id   int
+	trim func(need uint64) (freed uint64, more bool)
+}
+
+// OnPressure registers what keeps device memory for later use, such as a pool:
+// trim gives back at least need bytes, if it has them, and returns how many it
+// gave, and whether more will be free once the GPU has passed it. It is called
+// without any lock of this package, but with the locks of the object that needs
+// memory. remove ends the registration.
+func (s *System) OnPressure(trim func(need uint64) (freed uint64, more bool)) (remove func()) {
+	t := &s.trimmers
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	id := t.next
+	t.next++
+	t.all = append(t.all, trimmer{id, trim})
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.all = slices.DeleteFunc(slices.Clone(t.all), func(o trimmer) bool { return o.id == id })
+	}
+}
+
+// trim asks for memory until there is enough.
+func (s *System) trim(need uint64) (freed uint64, more bool) {
+	s.trimmers.mu.Lock()
+	all := slices.Clip(s.trimmers.all)
+	s.trimmers.mu.Unlock()
+	for _, t := range all {
+		if freed >= need {
+			break
+		}
+		s.Hook("what gives memory back under pressure", func() {
+			n, waits := t.trim(need - freed)
+			freed += n
+			more = more || waits
+		})
+	}
+	return freed, more
+}
+
+// A Shortage is a request for device memory that the driver may refuse for want of
+// memory. It is made before the first try.
+type Shortage struct {
+	sys   *System
+	need  uint64
+	ended uint64 // teardowns that had ended before the latest try
+}
+
+// NewShortage is for a request of so many bytes.
+func (s *System) NewShortage(need uint64) *Shortage {
+	return &Shortage{sys: s, need: need, ended: s.reclaim.ended.Load()}
+}
+
+// Free frees what can be freed at once, after a try was refused: it tears down what
+// was closed and has passed, waiting for a goroutine that is at it, and has those
+// who keep memory give it back. freed says that memory has come free since before
+// that try, so that the next one may succeed. soon says that a teardown could begin
+// but for a lock that another goroutine holds, and later that the GPU has to pass
+// something first, after which there is more.
+func (sh *Shortage) Free() (freed, soon, later bool) {
+	s := sh.sys
+	soon = s.settle()
+	later = s.PendingReclaims() > 0
+	if ended := s.reclaim.ended.Load(); ended != sh.ended {
+		sh.ended = ended
+		return true, soon, later
+	}
+	n, more := s.trim(sh.need)
+	return n > 0, soon, later || more
+}
+
+// patience is how often a request looks again for a teardown that another goroutine
+// is about to end, some milliseconds in all, even if it is not to wait for the GPU.
+const patience = 10
+
+// Allocate asks the driver for size bytes of device memory by try. Before it gives
+// up for want of memory it does what Shortage.Free does, and goes on doing that,
+// while anything is to come, as long as the System was opened to wait for it
+// (Config.AllocationWait). The caller notes the answer.
+func (s *System) Allocate(size uint64, try func() driver.Result) driver.Result {
+	s.PollReclaim()
+	sh := s.NewShortage(size)
+	r := try()
+	if r != driver.OutOfMemory {
+		return r
+	}
+	deadline := time.Now().Add(s.Config.AllocationWait)
+	pause, looks := shortestPause, patience
+	for {
+		freed, soon, later := sh.Free()
+		if freed {
+			if r = try(); r != driver.OutOfMemory {
+				return r
+			}
+			pause = shortestPause
+		}
+		if time.Now().Before(deadline) {
+			if !freed && !soon && !later {
+				return r
+			}
+		} else if looks--; looks < 0 || !freed && !soon {
+			return r
+		}
+		if !freed {
+			time.Sleep(pause)
+			pause = min(2*pause, longestPause)
+		}
+	}
+}
+
+// Relieve frees memory for a caller that bypasses Allocate: what was closed and has
+// passed, and need bytes of those who keep memory.
+func (s *System) Relieve(need uint64) (freed uint64) {
+	s.settle()
+	freed, _ = s.trim(need)
+	return freed
+}
