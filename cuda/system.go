@@ -90,9 +90,10 @@ func WithLeakTracing() Option { return func(o *options) { o.config.TraceLeaks = 
 func WithNamedStreamsOnly() Option { return func(o *options) { o.config.NamedStreamsOnly = true } }
 
 // WithAllocationWait lets an allocation that finds no memory wait, at most so
-// long, for memory that was closed with CloseAfter or clipped with ClipAfter
-// and waits for the GPU. Without it such an allocation waits for nothing but
-// teardowns that are under way, a few milliseconds.
+// long, for memory that comes back when the GPU has passed it: what was closed
+// with CloseAfter or clipped with ClipAfter, and what pools have free. Without it
+// such an allocation waits for nothing but teardowns that are under way, a few
+// milliseconds.
 func WithAllocationWait(d time.Duration) Option {
 	return func(o *options) { o.config.AllocationWait = d }
 }
