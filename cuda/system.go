@@ -31,6 +31,9 @@ type System struct {
 	mu        sync.Mutex
 	transfers []*Stream // the devices' own streams
 	pinned    pinnedPool
+	shared    *shared // the users that opened it together, if there can be several
+	closing   sync.Mutex
+	gone      bool // guarded by closing
 	// captures are those that WithCapture began.
 	captures captures
 }
@@ -98,15 +101,8 @@ func WithAllocationWait(d time.Duration) Option {
 	return func(o *options) { o.config.AllocationWait = d }
 }
 
-// process is the one real System.
-var process struct {
-	mu    sync.Mutex
-	sys   *System
-	users int
-}
-
 // Open opens the real driver. There is one System in a process: a second Open
-// answers the same one, and it ends when Close was called as often; the
+// returns the same one, and it ends when Close was called as often; the
 // options of the first Open count. Where no usable driver is found the error
 // is ErrNoDriver and says what was tried.
 func Open(opts ...Option) (*System, error) {
@@ -115,26 +111,17 @@ func Open(opts ...Option) (*System, error) {
 	if err := o.apply(opts); err != nil {
 		return nil, err
 	}
-	process.mu.Lock()
-	defer process.mu.Unlock()
-	if process.sys != nil {
-		process.users++
-		return process.sys, nil
-	}
-	d, err := csrc.Open(csrc.Options{Path: o.library, Multicast: o.multicast})
-	if err != nil {
-		f := core.Failure{Op: "cuda.Open", Kind: core.NoDriver, Err: err}
-		if o.library != "" && o.library == fromEnv {
-			f.Hint = "the path is from the environment variable " + LibraryEnv
+	return process.open(func() (*System, error) {
+		d, err := csrc.Open(csrc.Options{Path: o.library, Multicast: o.multicast})
+		if err != nil {
+			f := core.Failure{Op: "cuda.Open", Kind: core.NoDriver, Err: err}
+			if o.library != "" && o.library == fromEnv {
+				f.Hint = "the path is from the environment variable " + LibraryEnv
+			}
+			return nil, core.Error(f)
 		}
-		return nil, core.Error(f)
-	}
-	sys, err := newSystem(d, o.config)
-	if err != nil {
-		return nil, err
-	}
-	process.sys, process.users = sys, 1
-	return sys, nil
+		return newSystem(d, o.config)
+	})
 }
 
 // apply has each option set what it sets.
@@ -199,10 +186,14 @@ func (s *System) Driver() DriverInfo { return s.info }
 func (s *System) Devices() []*Device { return append([]*Device(nil), s.devices...) }
 
 // Device is the device with that ordinal. Without such a device the error is
-// ErrInvalidArgument.
+// ErrInvalidArgument, and once the System is closed ErrClosed.
 func (s *System) Device(ordinal int) (*Device, error) {
+	const op = "cuda.System.Device"
+	if s.core.Closed() {
+		return nil, core.ClosedError(op, "System")
+	}
 	if ordinal < 0 || ordinal >= len(s.devices) {
-		return nil, core.Invalid("cuda.System.Device", fmt.Sprintf("device %d of %d", ordinal, len(s.devices)),
+		return nil, core.Invalid(op, fmt.Sprintf("device %d of %d", ordinal, len(s.devices)),
 			"devices are numbered from 0; CUDA_VISIBLE_DEVICES may hide some")
 	}
 	return s.devices[ordinal], nil
@@ -284,33 +275,3 @@ func (s *System) Stats() Stats {
 // Live describes every live object, with the stack that made it where leak
 // tracing is on.
 func (s *System) Live() []string { return s.core.LiveObjects() }
-
-// Close gives the driver back. While objects are live it changes nothing, and
-// the error is ErrInUse and names them. The contexts that the System retained
-// are released.
-func (s *System) Close() error {
-	process.mu.Lock()
-	defer process.mu.Unlock()
-	if process.sys == s && process.users > 1 {
-		process.users--
-		return nil
-	}
-	if err := s.core.BeginClose(); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	transfers := s.transfers
-	s.transfers = nil
-	s.mu.Unlock()
-	for _, t := range transfers {
-		_ = t.close("cuda.System.Close") // on the way out; the context goes next
-	}
-	if r := s.pinned.close(s.core); r != driver.Success {
-		return s.core.Fail("cuda.System.Close", driver.CallMemFreeHost, r, "idle pinned host memory")
-	}
-	err := s.core.Close()
-	if process.sys == s {
-		process.sys, process.users = nil, 0
-	}
-	return err
-}

@@ -14,19 +14,24 @@ const shownLive = 5
 // Closed reports whether the System was closed: its contexts are gone.
 func (s *System) Closed() bool { return s.closed.Load() }
 
-// BeginClose lets nothing new be made. Where anything is live, or pending, it
-// changes nothing and answers ErrInUse with what there is.
-func (s *System) BeginClose() error {
-	s.closed.Store(true)
-	s.settle()
-	err := s.checkIdle()
-	if err != nil {
-		s.closed.Store(false)
+// Settle tears down what was closed and has passed, before Retire.
+func (s *System) Settle() { s.settle() }
+
+// Retire takes the System out of use, unless anything is live or pending: then it
+// changes nothing, at no moment, and InUse has the reason. It waits for nothing.
+func (s *System) Retire() bool {
+	l := &s.live
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.head.next != &l.head || s.PendingReclaims() > 0 {
+		return false
 	}
-	return err
+	s.closed.Store(true)
+	return true
 }
 
-func (s *System) checkIdle() error {
+// InUse is why the System cannot be closed, or nil if it could be by now.
+func (s *System) InUse() error {
 	if live, n := s.liveBriefly(shownLive); n > 0 {
 		asked := fmt.Sprintf("live objects: %s", strings.Join(live, ", "))
 		if n > len(live) {
@@ -45,8 +50,8 @@ func (s *System) checkIdle() error {
 	return nil
 }
 
-// Close ends the System, which must be idle: contexts are released and the
-// driver is given back.
+// Close ends the System, which was retired: contexts are released and the driver
+// is given back.
 func (s *System) Close() error {
 	s.mu.Lock()
 	contexts := s.knownContexts()

@@ -29,14 +29,14 @@ func TestLiveObjectsAreCountedAndNamed(t *testing.T) {
 		require.Contains(t, live[0], "buffer of 1 MiB")
 		require.Contains(t, live[1], "buffer of 3000 bytes")
 		require.Equal(t, trace, bytes.Contains([]byte(live[0]), []byte("TestLiveObjectsAreCountedAndNamed")))
-		require.ErrorContains(t, s.BeginClose(), "live objects: buffer of 1 MiB")
+		require.ErrorContains(t, s.InUse(), "live objects: buffer of 1 MiB")
 		a.Untrack()
 		a.Untrack()
 		b.Untrack()
 		n, size = s.LiveCount(core.KindBuffer)
 		require.Zero(t, n)
 		require.Zero(t, size)
-		require.NoError(t, s.BeginClose())
+		require.True(t, s.Retire())
 	}
 }
 
