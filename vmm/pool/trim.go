@@ -135,8 +135,7 @@ func (p *Pool) underPressure(need uint64) (freed uint64, more bool) {
 	if err != nil {
 		p.sys.Config.Log.Error("cuvmm: a pool could not give memory back", "error", err)
 	}
-	_, more = p.progress()
-	return freed, more
+	return freed, p.waits()
 }
 
 const trimOp = "pool.Trim"
