@@ -63,6 +63,13 @@ int32_t cuvmm_DevicePrimaryCtxRelease(cuvmm_driver drv, int32_t d) {
     return result;
 }
 
+cuvmm_pair cuvmm_DevicePrimaryCtxGetState(cuvmm_driver drv, int32_t d) {
+    uint32_t flags = 0;
+    int32_t active = 0;
+    CUVMM_CALL(drv, 0, cuDevicePrimaryCtxGetState, (d, &flags, &active));
+    return (cuvmm_pair){(uint64_t)flags, (uint64_t)active, result};
+}
+
 cuvmm_value cuvmm_CtxGetDevice(cuvmm_driver drv, uintptr_t ctx) {
     int32_t d = 0;
     CUVMM_CALL(drv, ctx, cuCtxGetDevice, (&d));
@@ -429,13 +436,6 @@ cuvmm_pair cuvmm_FuncGetParamInfo(cuvmm_driver drv, uintptr_t ctx, uintptr_t f, 
     size_t size = 0;
     CUVMM_CALL(drv, ctx, cuFuncGetParamInfo, (f, index, &offset, &size));
     return (cuvmm_pair){(uint64_t)offset, (uint64_t)size, result};
-}
-
-cuvmm_pair cuvmm_DevicePrimaryCtxGetState(cuvmm_driver drv, int32_t d) {
-    uint32_t flags = 0;
-    int32_t active = 0;
-    CUVMM_CALL(drv, 0, cuDevicePrimaryCtxGetState, (d, &flags, &active));
-    return (cuvmm_pair){(uint64_t)flags, (uint64_t)active, result};
 }
 
 int32_t cuvmm_CtxDestroy(cuvmm_driver drv, uintptr_t c) {

@@ -61,6 +61,11 @@ func (t *table) DevicePrimaryCtxRelease(d driver.Device) driver.Result {
 	return driver.Result(C.cuvmm_DevicePrimaryCtxRelease(t.c, C.int32_t(d)))
 }
 
+func (t *table) DevicePrimaryCtxGetState(d driver.Device) (flags uint32, active bool, r driver.Result) {
+	got := C.cuvmm_DevicePrimaryCtxGetState(t.c, C.int32_t(d))
+	return uint32(got.first), got.second != 0, driver.Result(got.result)
+}
+
 func (t *table) CtxGetDevice(c driver.Context) (d driver.Device, r driver.Result) {
 	got := C.cuvmm_CtxGetDevice(t.c, C.uintptr_t(c))
 	return driver.Device(got.value), driver.Result(got.result)
@@ -365,11 +370,6 @@ func (t *table) ModuleUnload(c driver.Context, m driver.Module) driver.Result {
 func (t *table) FuncGetParamInfo(c driver.Context, f driver.Function, index uint64) (offset uint64, size uint64, r driver.Result) {
 	got := C.cuvmm_FuncGetParamInfo(t.c, C.uintptr_t(c), C.uintptr_t(f), C.size_t(index))
 	return uint64(got.first), uint64(got.second), driver.Result(got.result)
-}
-
-func (t *foreign) DevicePrimaryCtxGetState(d driver.Device) (flags uint32, active bool, r driver.Result) {
-	got := C.cuvmm_DevicePrimaryCtxGetState(t.c, C.int32_t(d))
-	return uint32(got.first), got.second != 0, driver.Result(got.result)
 }
 
 func (t *foreign) CtxDestroy(c driver.Context) driver.Result {

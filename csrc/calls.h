@@ -18,6 +18,7 @@ cuvmm_value cuvmm_DeviceGetAttribute(cuvmm_driver drv, int32_t a, int32_t d);
 cuvmm_value cuvmm_DeviceCanAccessPeer(cuvmm_driver drv, int32_t d, int32_t peer);
 cuvmm_value cuvmm_DevicePrimaryCtxRetain(cuvmm_driver drv, int32_t d);
 int32_t cuvmm_DevicePrimaryCtxRelease(cuvmm_driver drv, int32_t d);
+cuvmm_pair cuvmm_DevicePrimaryCtxGetState(cuvmm_driver drv, int32_t d);
 cuvmm_value cuvmm_CtxGetDevice(cuvmm_driver drv, uintptr_t ctx);
 cuvmm_value cuvmm_StreamCreate(cuvmm_driver drv, uintptr_t ctx, uint32_t flags);
 int32_t cuvmm_StreamDestroy(cuvmm_driver drv, uintptr_t ctx, uintptr_t s);
@@ -91,7 +92,6 @@ int32_t cuvmm_MemRangeGetAttribute(cuvmm_driver drv, uintptr_t ctx, int32_t *out
 int32_t cuvmm_StreamAttachMemAsync(cuvmm_driver drv, uintptr_t ctx, uintptr_t s, uint64_t p, size_t n, uint32_t flags);
 int32_t cuvmm_ModuleUnload(cuvmm_driver drv, uintptr_t ctx, uintptr_t m);
 cuvmm_pair cuvmm_FuncGetParamInfo(cuvmm_driver drv, uintptr_t ctx, uintptr_t f, size_t index);
-cuvmm_pair cuvmm_DevicePrimaryCtxGetState(cuvmm_driver drv, int32_t d);
 int32_t cuvmm_CtxDestroy(cuvmm_driver drv, uintptr_t c);
 cuvmm_value cuvmm_CtxGetCurrent(cuvmm_driver drv);
 int32_t cuvmm_CtxSetCurrent(cuvmm_driver drv, uintptr_t c);

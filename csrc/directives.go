@@ -27,6 +27,8 @@ package csrc
 #cgo nocallback cuvmm_DevicePrimaryCtxRetain
 #cgo noescape cuvmm_DevicePrimaryCtxRelease
 #cgo nocallback cuvmm_DevicePrimaryCtxRelease
+#cgo noescape cuvmm_DevicePrimaryCtxGetState
+#cgo nocallback cuvmm_DevicePrimaryCtxGetState
 #cgo noescape cuvmm_CtxGetDevice
 #cgo nocallback cuvmm_CtxGetDevice
 #cgo noescape cuvmm_StreamCreate
@@ -181,8 +183,6 @@ package csrc
 #cgo nocallback cuvmm_LaunchKernel
 #cgo noescape cuvmm_ThreadExchangeStreamCaptureMode
 #cgo nocallback cuvmm_ThreadExchangeStreamCaptureMode
-#cgo noescape cuvmm_DevicePrimaryCtxGetState
-#cgo nocallback cuvmm_DevicePrimaryCtxGetState
 #cgo noescape cuvmm_CtxCreate
 #cgo nocallback cuvmm_CtxCreate
 #cgo noescape cuvmm_CtxDestroy

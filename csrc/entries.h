@@ -22,6 +22,7 @@ typedef struct {
     int32_t (*cuDeviceCanAccessPeer)(int32_t *can, int32_t d, int32_t peer);
     int32_t (*cuDevicePrimaryCtxRetain)(uintptr_t *primary, int32_t d);
     int32_t (*cuDevicePrimaryCtxRelease)(int32_t d);
+    int32_t (*cuDevicePrimaryCtxGetState)(int32_t d, uint32_t *flags, int32_t *active);
     int32_t (*cuCtxGetDevice)(int32_t *d);
     int32_t (*cuStreamCreate)(uintptr_t *s, uint32_t flags);
     int32_t (*cuStreamDestroy)(uintptr_t s);
@@ -105,7 +106,6 @@ typedef struct {
     int32_t (*cuLaunchKernel)(uintptr_t f, uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by, uint32_t bz,
         uint32_t shared, uintptr_t s, void **params, void **extra);
     int32_t (*cuThreadExchangeStreamCaptureMode)(uint32_t *m);
-    int32_t (*cuDevicePrimaryCtxGetState)(int32_t d, uint32_t *flags, int32_t *active);
     int32_t (*cuCtxCreate)(uintptr_t *made, uint32_t flags, int32_t d);
     int32_t (*cuCtxDestroy)(uintptr_t c);
     int32_t (*cuCtxGetCurrent)(uintptr_t *current);

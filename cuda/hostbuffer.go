@@ -52,20 +52,37 @@ func (d *Device) NewHostBuffer(n int) (*HostBuffer, error) {
 // rounding.
 const maxHostBytes = 1 << 50
 
-// Bytes is the memory itself. It must not be used after Close, and neither
-// read nor written while the GPU's work on it runs.
-func (h *HostBuffer) Bytes() []byte { return h.bytes }
+// Bytes is the memory itself, and nil after Close or CloseAfter. What it returned
+// before must not be used after that, and neither read nor written while the GPU's
+// work on it runs.
+func (h *HostBuffer) Bytes() []byte {
+	if h.closer.Closed() {
+		return nil // the memory is the pool's by now, or another buffer's
+	}
+	return h.bytes
+}
 
-// Ptr is the address by which kernels of every device reach the memory.
-func (h *HostBuffer) Ptr() Ptr { return Ptr(uintptr(h.block.mem)) }
+// Ptr is the address by which kernels of every device reach the memory, and 0
+// after Close or CloseAfter.
+func (h *HostBuffer) Ptr() Ptr {
+	if h.closer.Closed() {
+		return 0
+	}
+	return Ptr(uintptr(h.block.mem))
+}
 
 // Len is the size in bytes.
 func (h *HostBuffer) Len() int { return len(h.bytes) }
 
 // Slice returns the part from byte from up to, not including, byte to, for a
-// copy. It owns nothing: after Close operations on it return ErrClosed.
+// copy. It owns nothing: after Close operations on it return ErrClosed. Of a closed
+// buffer it is ErrClosed.
 func (h *HostBuffer) Slice(from, to int) (HostSlice, error) {
-	if err := core.CheckSlice("cuda.HostBuffer.Slice", from, to, len(h.bytes), "stay inside the buffer"); err != nil {
+	const op = "cuda.HostBuffer.Slice"
+	if h.closer.Closed() {
+		return HostSlice{}, core.ClosedError(op, "host buffer")
+	}
+	if err := core.CheckSlice(op, from, to, len(h.bytes), "stay inside the buffer"); err != nil {
 		return HostSlice{}, err
 	}
 	return HostSlice{h, from, to - from}, nil
@@ -85,7 +102,7 @@ func (s HostSlice) Len() int { return s.len }
 
 // Bytes is the memory, under the rules of HostBuffer.Bytes.
 func (s HostSlice) Bytes() []byte {
-	if s.buf == nil {
+	if s.buf == nil || s.buf.closer.Closed() {
 		return nil
 	}
 	return s.buf.bytes[s.off : s.off+s.len]

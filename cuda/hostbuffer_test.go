@@ -195,3 +195,33 @@ func TestCloseWaitsForWorkBehindWhichACaptureBegan(t *testing.T) {
 		})
 	}
 }
+
+// A closed buffer's memory is the next one's: nothing of it is given any more.
+func TestAClosedHostBufferGivesNothing(t *testing.T) {
+	_, d := open(t)
+	s := stream(t, d)
+	for name, end := range map[string]func(h *cuda.HostBuffer) error{
+		"Close":      (*cuda.HostBuffer).Close,
+		"CloseAfter": func(h *cuda.HostBuffer) error { return h.CloseAfter(s) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, err := d.NewHostBuffer(64)
+			require.NoError(t, err)
+			part, err := h.Slice(0, 10)
+			require.NoError(t, err)
+			all := h.All()
+			require.NoError(t, end(h))
+			next, err := d.NewHostBuffer(64)
+			require.NoError(t, err)
+			closed(t, next)
+			require.Nil(t, h.Bytes())
+			require.Zero(t, h.Ptr())
+			require.Nil(t, part.Bytes())
+			require.Nil(t, all.Bytes())
+			require.Nil(t, h.All().Bytes())
+			_, err = h.Slice(0, 10)
+			require.ErrorIs(t, err, cuda.ErrClosed)
+			require.ErrorIs(t, s.CopyFromHost(0x1000, part), cuda.ErrClosed)
+		})
+	}
+}

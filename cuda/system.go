@@ -175,6 +175,7 @@ func newSystem(d driver.Driver, c core.Config) (*System, error) {
 			return nil, fail(call, r, fmt.Sprintf("device %d of %d", i, count))
 		}
 		s.devices = append(s.devices, dev)
+		s.core.Devices = append(s.core.Devices, dev.dev)
 	}
 	return s, nil
 }

@@ -136,7 +136,11 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n, size int, fill func(
 	if undo == nil && before < len(b.chunks) {
 		undo = b.rollbackLocked(op, before)
 	}
-	if undo != nil {
+	switch {
+	case undo == nil:
+	case errors.Is(err, cuda.ErrDeviceLost) && errors.Is(undo, cuda.ErrDeviceLost): // it says the same
+		err = fmt.Errorf("%w (new memory stays until Clip or Close)", err)
+	default:
 		err = fmt.Errorf("%w (and undoing it failed, so that new memory stays until Clip or Close: %w)", err, undo)
 	}
 	return 0, err

@@ -61,6 +61,11 @@ int32_t cuDevicePrimaryCtxRelease_v2(int32_t d) {
     return r != 0 ? r : cuvmm_sim_DevicePrimaryCtxRelease(d);
 }
 
+int32_t cuDevicePrimaryCtxGetState(int32_t d, uint32_t *flags, int32_t *active) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_DevicePrimaryCtxGetState(d, flags, active);
+}
+
 int32_t cuCtxGetDevice(int32_t *d) {
     int32_t r = cuvmm_enter_thread();
     return r != 0 ? r : cuvmm_sim_CtxGetDevice(d);
@@ -452,11 +457,6 @@ int32_t cuThreadExchangeStreamCaptureMode(uint32_t *m) {
     return r != 0 ? r : cuvmm_sim_ThreadExchangeStreamCaptureMode(m);
 }
 
-int32_t cuDevicePrimaryCtxGetState(int32_t d, uint32_t *flags, int32_t *active) {
-    int32_t r = cuvmm_enter_thread();
-    return r != 0 ? r : cuvmm_sim_DevicePrimaryCtxGetState(d, flags, active);
-}
-
 int32_t cuCtxCreate_v2(uintptr_t *made, uint32_t flags, int32_t d) {
     int32_t r = cuvmm_enter_thread();
     return r != 0 ? r : cuvmm_sim_CtxCreate(made, flags, d);
@@ -539,6 +539,7 @@ const cuvmm_export cuvmm_exports[] = {
     {"cuDeviceCanAccessPeer", 4000, (cuvmm_function)cuDeviceCanAccessPeer},
     {"cuDevicePrimaryCtxRetain", 7000, (cuvmm_function)cuDevicePrimaryCtxRetain},
     {"cuDevicePrimaryCtxRelease", 11000, (cuvmm_function)cuDevicePrimaryCtxRelease_v2},
+    {"cuDevicePrimaryCtxGetState", 7000, (cuvmm_function)cuDevicePrimaryCtxGetState},
     {"cuCtxGetDevice", 2000, (cuvmm_function)cuCtxGetDevice},
     {"cuStreamCreate", 2000, (cuvmm_function)cuStreamCreate},
     {"cuStreamDestroy", 4000, (cuvmm_function)cuStreamDestroy_v2},
@@ -616,7 +617,6 @@ const cuvmm_export cuvmm_exports[] = {
     {"cuFuncGetParamInfo", 12040, (cuvmm_function)cuFuncGetParamInfo},
     {"cuLaunchKernel", 4000, (cuvmm_function)cuLaunchKernel},
     {"cuThreadExchangeStreamCaptureMode", 10010, (cuvmm_function)cuThreadExchangeStreamCaptureMode},
-    {"cuDevicePrimaryCtxGetState", 7000, (cuvmm_function)cuDevicePrimaryCtxGetState},
     {"cuCtxCreate", 3020, (cuvmm_function)cuCtxCreate_v2},
     {"cuCtxDestroy", 4000, (cuvmm_function)cuCtxDestroy_v2},
     {"cuCtxGetCurrent", 4000, (cuvmm_function)cuCtxGetCurrent},

@@ -170,6 +170,26 @@ func cuvmm_sim_DevicePrimaryCtxRelease(d C.int32_t) C.int32_t {
 	return code(lib.DevicePrimaryCtxRelease(driver.Device(d)))
 }
 
+//export cuvmm_sim_DevicePrimaryCtxGetState
+func cuvmm_sim_DevicePrimaryCtxGetState(d C.int32_t, flags *C.uint32_t, active *C.int32_t) C.int32_t {
+	if flags == nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	lib, res := opened()
+	if res != driver.Success {
+		return code(res)
+	}
+	v0, v1, res := lib.DevicePrimaryCtxGetState(driver.Device(d))
+	if res != driver.Success {
+		return code(res)
+	}
+	*flags = C.uint32_t(v0)
+	if active != nil {
+		*active = C.int32_t(truth(v1))
+	}
+	return 0
+}
+
 //export cuvmm_sim_CtxGetDevice
 func cuvmm_sim_CtxGetDevice(d *C.int32_t) C.int32_t {
 	if d == nil {
@@ -1004,26 +1024,6 @@ func cuvmm_sim_FuncGetParamInfo(f C.uintptr_t, index C.size_t, offset *C.size_t,
 	*offset = C.size_t(v0)
 	if size != nil {
 		*size = C.size_t(v1)
-	}
-	return 0
-}
-
-//export cuvmm_sim_DevicePrimaryCtxGetState
-func cuvmm_sim_DevicePrimaryCtxGetState(d C.int32_t, flags *C.uint32_t, active *C.int32_t) C.int32_t {
-	if flags == nil {
-		return C.int32_t(driver.InvalidValue)
-	}
-	lib, res := opened()
-	if res != driver.Success {
-		return code(res)
-	}
-	v0, v1, res := lib.DevicePrimaryCtxGetState(driver.Device(d))
-	if res != driver.Success {
-		return code(res)
-	}
-	*flags = C.uint32_t(v0)
-	if active != nil {
-		*active = C.int32_t(truth(v1))
 	}
 	return 0
 }

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -21,10 +22,12 @@ const idleEvents = 64
 // context, or one that the caller brought. It is never destroyed here; the
 // primary ones are released when the System closes.
 type Context struct {
-	sys     *System
-	Handle  driver.Context
-	Device  driver.Device
-	primary bool
+	sys    *System
+	Handle driver.Context
+	Device driver.Device
+	// retained is how often it was retained as the device's primary context,
+	// guarded by System.mu.
+	retained int
 	// users is how often the context was made known, guarded by System.mu. One
 	// that nobody uses any more is forgotten, unless it is a primary one.
 	users int
@@ -49,7 +52,8 @@ type Context struct {
 }
 
 // AddContext makes a context known. The same handle twice is one Context. A
-// primary context is released when the System closes.
+// primary context, which the caller has retained, is released as often when the
+// System closes.
 func (s *System) AddContext(h driver.Context, d driver.Device, primary bool) *Context {
 	c, isNew := s.knowContext(h, d, primary)
 	if isNew && !s.Config.NamedStreamsOnly {
@@ -65,16 +69,20 @@ func (s *System) AddContext(h driver.Context, d driver.Device, primary bool) *Co
 }
 
 func (s *System) knowContext(h driver.Context, d driver.Device, primary bool) (c *Context, isNew bool) {
+	retained := 0
+	if primary {
+		retained = 1
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.knownContexts() {
 		if c.Handle == h {
 			c.users++
-			c.primary = c.primary || primary
+			c.retained += retained
 			return c, false
 		}
 	}
-	c = &Context{sys: s, Handle: h, Device: d, primary: primary, users: 1,
+	c = &Context{sys: s, Handle: h, Device: d, retained: retained, users: 1,
 		streams: map[*Stream]struct{}{}, busy: map[*Stream]struct{}{}, made: map[driver.Event]struct{}{}}
 	s.setContexts(append(slices.Clone(s.knownContexts()), c))
 	return c, true
@@ -96,8 +104,8 @@ func (c *Context) System() *System { return c.sys }
 // WaitDevices waits for all work that could touch memory which the devices
 // were granted, as far as contexts are known. It harms no capture.
 func (s *System) WaitDevices(op string, devices []driver.Device) error {
-	if len(devices) == 0 {
-		return nil
+	if err := s.meet(op, devices); err != nil {
+		return err
 	}
 	for _, c := range s.knownContexts() {
 		if !slices.Contains(devices, c.Device) {
@@ -112,12 +120,48 @@ func (s *System) WaitDevices(op string, devices []driver.Device) error {
 
 // WaitAll is WaitDevices for all devices.
 func (s *System) WaitAll(op string) error {
+	if err := s.meet(op, s.Devices); err != nil {
+		return err
+	}
 	for _, c := range s.knownContexts() {
 		if err := c.waitWork(op); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// meet makes the primary contexts of devices known that others have made, and that
+// may have work on memory which the devices were granted. It makes none: in a
+// context that is not there nothing runs.
+func (s *System) meet(op string, devices []driver.Device) error {
+	if s.Config.NamedStreamsOnly {
+		return nil // all work is on streams of known contexts
+	}
+	for _, d := range devices {
+		if s.hasPrimary(d) || s.losses.of(d) != driver.Success {
+			continue
+		}
+		_, active, r := s.Drv.DevicePrimaryCtxGetState(d)
+		if r != driver.Success {
+			return s.Fail(op, driver.CallDevicePrimaryCtxGetState, r, fmt.Sprintf("device %d", d), d)
+		}
+		if !active {
+			continue
+		}
+		h, r := s.Drv.DevicePrimaryCtxRetain(d)
+		if r != driver.Success {
+			return s.Fail(op, driver.CallDevicePrimaryCtxRetain, r, fmt.Sprintf("retain the primary context of device %d", d), d)
+		}
+		s.AddContext(h, d, true)
+	}
+	return nil
+}
+
+func (s *System) hasPrimary(d driver.Device) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.knownContexts(), func(c *Context) bool { return c.Device == d && c.retained > 0 })
 }
 
 // knownContexts are never changed in place.
@@ -137,7 +181,7 @@ func (c *Context) Release() {
 	s := c.sys
 	s.mu.Lock()
 	c.users--
-	forget := c.users == 0 && !c.primary
+	forget := c.users == 0 && c.retained == 0
 	if forget {
 		s.setContexts(slices.DeleteFunc(slices.Clone(s.knownContexts()), func(o *Context) bool { return o == c }))
 	}
@@ -284,8 +328,10 @@ func (c *Context) close() driver.Result {
 	if c.block != 0 {
 		d.MemFree(c.Handle, c.block)
 	}
-	if c.primary {
-		return d.DevicePrimaryCtxRelease(c.Device)
+	for ; c.retained > 0; c.retained-- {
+		if r := d.DevicePrimaryCtxRelease(c.Device); r != driver.Success {
+			return r
+		}
 	}
 	return driver.Success
 }

@@ -34,7 +34,7 @@ func systemOn(t *testing.T, m *sim.Machine, c core.Config) (*sim.Machine, *core.
 	h, r := d.DevicePrimaryCtxRetain(0)
 	require.Equal(t, driver.Success, r)
 	ctx := s.AddContext(h, 0, true)
-	require.Same(t, ctx, s.AddContext(h, 0, true), "the same handle twice is one context")
+	require.Same(t, ctx, s.AddContext(h, 0, false), "the same handle twice is one context")
 	stream, r := d.StreamCreate(h, driver.StreamNonBlocking)
 	require.Equal(t, driver.Success, r)
 	st := ctx.AddStream(stream, false, false)
@@ -50,15 +50,14 @@ func work(t *testing.T, s *core.Stream) {
 	t.Helper()
 	require.True(t, s.Hold())
 	defer s.Drop()
-	unseenWork(t, s.Ctx, s.Handle)
+	unseenWork(t, s.Ctx.System().Drv, s.Ctx.Handle, s.Handle)
 }
 
 // unseenWork is work that this library knows nothing of.
-func unseenWork(t *testing.T, c *core.Context, s driver.Stream) {
+func unseenWork(t *testing.T, d driver.Driver, c driver.Context, s driver.Stream) {
 	t.Helper()
-	d := c.System().Drv
-	e, r := d.EventCreate(c.Handle, driver.EventDisableTiming)
+	e, r := d.EventCreate(c, driver.EventDisableTiming)
 	require.Equal(t, driver.Success, r)
-	require.Equal(t, driver.Success, d.EventRecord(c.Handle, e, s))
-	require.Equal(t, driver.Success, d.EventDestroy(c.Handle, e))
+	require.Equal(t, driver.Success, d.EventRecord(c, e, s))
+	require.Equal(t, driver.Success, d.EventDestroy(c, e))
 }

@@ -121,7 +121,7 @@ func TestWaitDevicesWaitsForAllWork(t *testing.T) {
 					require.Equal(t, driver.Success, r)
 					defer func() { require.Equal(t, driver.Success, s.Drv.StreamDestroy(st.Ctx.Handle, h)) }()
 					m.Hold(uintptr(h))
-					unseenWork(t, st.Ctx, h)
+					unseenWork(t, s.Drv, st.Ctx.Handle, h)
 				}
 				done := make(chan error, 1)
 				go func() { done <- s.WaitDevices("x", []driver.Device{0}) }()
@@ -210,7 +210,7 @@ func TestAWaitBesideAnOperationDoesNotSettleTheStream(t *testing.T) {
 	at := st.Now()
 	require.True(t, st.Hold())
 	require.NoError(t, s.WaitDevices("x", []driver.Device{0}))
-	unseenWork(t, st.Ctx, st.Handle)
+	unseenWork(t, s.Drv, st.Ctx.Handle, st.Handle)
 	st.Drop()
 	st.Settled(at)
 	m.ResetCounts()
@@ -291,4 +291,47 @@ func TestAnEventThatIsNotDestroyedIsNotLost(t *testing.T) {
 	m.Inject(sim.Fault{Call: "cuEventDestroy", Result: cuda.Code(driver.Unknown), Times: 1})
 	f.Drop()
 	require.Equal(t, 6, m.Count("cuEventDestroy"))
+}
+
+// A primary context that another library made on a device which was granted access
+// is waited for, although nothing of this library ever used it; one that is not
+// there is not made.
+func TestWaitsMeetThePrimaryContextsOfOthers(t *testing.T) {
+	for name, wait := range map[string]func(s *core.System) error{
+		"of the devices": func(s *core.System) error { return s.WaitDevices("x", []driver.Device{0, 1, 2}) },
+		"of all":         func(s *core.System) error { return s.WaitAll("x") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, err := sim.New(sim.Options{Devices: make([]sim.DeviceOptions, 3)})
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, m.Close()) })
+			m, s, _ := systemOn(t, m, core.Config{})
+			s.Devices = []driver.Device{0, 1, 2}
+			theirs := m.Driver()
+			h, r := theirs.DevicePrimaryCtxRetain(1)
+			require.Equal(t, driver.Success, r)
+			st, r := theirs.StreamCreate(h, driver.StreamNonBlocking)
+			require.Equal(t, driver.Success, r)
+			m.Hold(uintptr(st))
+			unseenWork(t, theirs, h, st)
+			done := make(chan error, 1)
+			go func() { done <- wait(s) }()
+			select {
+			case err := <-done:
+				t.Error("it did not wait", err)
+				m.Release(uintptr(st))
+			case <-time.After(20 * time.Millisecond):
+				m.Release(uintptr(st))
+				require.NoError(t, <-done)
+			}
+			require.Equal(t, driver.Success, theirs.StreamDestroy(h, st))
+			require.Equal(t, driver.Success, theirs.DevicePrimaryCtxRelease(1))
+			before := m.Count("cuDevicePrimaryCtxRetain")
+			require.NoError(t, wait(s))
+			require.Equal(t, before, m.Count("cuDevicePrimaryCtxRetain"), "it is known by now")
+			_, active, r := theirs.DevicePrimaryCtxGetState(2)
+			require.Equal(t, driver.Success, r)
+			require.False(t, active, "none is made to wait for it")
+		})
+	}
 }

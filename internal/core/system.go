@@ -44,6 +44,8 @@ type System struct {
 	Config Config
 	// Version is the driver's CUDA version.
 	Version int32
+	// Devices are those that the process sees.
+	Devices []driver.Device
 
 	closed atomic.Bool
 

@@ -14,6 +14,7 @@ const (
 	CallDeviceCanAccessPeer
 	CallDevicePrimaryCtxRetain
 	CallDevicePrimaryCtxRelease
+	CallDevicePrimaryCtxGetState
 	CallCtxGetDevice
 	CallStreamCreate
 	CallStreamDestroy
@@ -91,7 +92,6 @@ const (
 	CallFuncGetParamInfo
 	CallLaunchKernel
 	CallThreadExchangeStreamCaptureMode
-	CallDevicePrimaryCtxGetState
 	CallCtxCreate
 	CallCtxDestroy
 	CallCtxGetCurrent
@@ -127,6 +127,7 @@ var calls = [CallCount]struct {
 	CallDeviceCanAccessPeer:                  {"cuDeviceCanAccessPeer", 4000},
 	CallDevicePrimaryCtxRetain:               {"cuDevicePrimaryCtxRetain", 7000},
 	CallDevicePrimaryCtxRelease:              {"cuDevicePrimaryCtxRelease", 11000},
+	CallDevicePrimaryCtxGetState:             {"cuDevicePrimaryCtxGetState", 7000},
 	CallCtxGetDevice:                         {"cuCtxGetDevice", 2000},
 	CallStreamCreate:                         {"cuStreamCreate", 2000},
 	CallStreamDestroy:                        {"cuStreamDestroy", 4000},
@@ -204,7 +205,6 @@ var calls = [CallCount]struct {
 	CallFuncGetParamInfo:                     {"cuFuncGetParamInfo", 12040},
 	CallLaunchKernel:                         {"cuLaunchKernel", 4000},
 	CallThreadExchangeStreamCaptureMode:      {"cuThreadExchangeStreamCaptureMode", 10010},
-	CallDevicePrimaryCtxGetState:             {"cuDevicePrimaryCtxGetState", 7000},
 	CallCtxCreate:                            {"cuCtxCreate", 3020},
 	CallCtxDestroy:                           {"cuCtxDestroy", 4000},
 	CallCtxGetCurrent:                        {"cuCtxGetCurrent", 4000},

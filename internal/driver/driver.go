@@ -90,6 +90,8 @@ type Driver interface {
 	DevicePrimaryCtxRetain(d Device) (primary Context, r Result)
 	//cu:entry 11000 cuDevicePrimaryCtxRelease_v2(int32_t d)
 	DevicePrimaryCtxRelease(d Device) Result
+	//cu:entry 7000 cuDevicePrimaryCtxGetState(int32_t d, uint32_t *flags, int32_t *active)
+	DevicePrimaryCtxGetState(d Device) (flags uint32, active bool, r Result)
 
 	//cu:entry 2000 cuCtxGetDevice(int32_t *d)
 	CtxGetDevice(c Context) (d Device, r Result)
@@ -338,8 +340,6 @@ type Foreign interface {
 	//cu:hand 10010 cuThreadExchangeStreamCaptureMode(uint32_t *m)
 	ThreadExchangeStreamCaptureMode(m CaptureMode) (before CaptureMode, r Result)
 
-	//cu:entry 7000 cuDevicePrimaryCtxGetState(int32_t d, uint32_t *flags, int32_t *active)
-	DevicePrimaryCtxGetState(d Device) (flags uint32, active bool, r Result)
 	// CtxCreate makes a context and, unlike the entry point, leaves the
 	// thread's current context as it was.
 	//

@@ -32,11 +32,6 @@ func (l library) CtxSetCurrent(c driver.Context) driver.Result { return l.f.CtxS
 
 func (l library) CtxGetCurrent() (driver.Context, driver.Result) { return l.f.CtxGetCurrent() }
 
-func (l library) DevicePrimaryCtxGetState(d driver.Device) (flags uint32, active bool, r driver.Result) {
-	l.relaxed(func() { flags, active, r = l.f.DevicePrimaryCtxGetState(d) })
-	return flags, active, r
-}
-
 func (l library) CtxCreate(flags uint32, d driver.Device) (made driver.Context, r driver.Result) {
 	l.relaxed(func() { made, r = l.f.CtxCreate(flags, d) })
 	return made, r

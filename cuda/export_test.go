@@ -1,0 +1,14 @@
+package cuda
+
+import (
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Shared lets tests open a System as Open does, round a driver of theirs.
+type Shared = shared
+
+// OpenShared is Open on p's System instead of the process's.
+func OpenShared(p *Shared, d driver.Driver) (*System, error) {
+	return p.open(func() (*System, error) { return newSystem(d, core.Config{}) })
+}
