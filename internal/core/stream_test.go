@@ -110,7 +110,10 @@ func TestWaitDevicesWaitsForAllWork(t *testing.T) {
 	for name, known := range map[string]bool{"a known stream": true, "an unknown stream": false} {
 		for _, named := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) {
-				m, s, st := system(t, core.Config{NamedStreamsOnly: named})
+				m, err := sim.New(sim.Options{Devices: make([]sim.DeviceOptions, 2)})
+				require.NoError(t, err)
+				t.Cleanup(func() { require.NoError(t, m.Close()) })
+				m, s, st := systemOn(t, m, core.Config{NamedStreamsOnly: named})
 				h := st.Handle
 				if known {
 					m.Hold(uintptr(h))
@@ -136,7 +139,7 @@ func TestWaitDevicesWaitsForAllWork(t *testing.T) {
 					m.Release(uintptr(h))
 					require.NoError(t, <-done)
 				}
-				require.NoError(t, s.WaitDevices("x", []driver.Device{7}), "a device without a context")
+				require.NoError(t, s.WaitDevices("x", []driver.Device{1}), "a device without a context")
 			})
 		}
 	}
