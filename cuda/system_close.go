@@ -75,7 +75,7 @@ func (s *System) Close() error {
 	defer s.closing.Unlock()
 	for !s.core.Closed() {
 		s.core.Settle()
-		left, retired := false, false
+		var left, retired bool
 		if s.shared == nil {
 			retired = s.core.Retire()
 		} else {
