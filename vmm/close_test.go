@@ -122,10 +122,11 @@ var dependants = []struct {
 		w.pinned(100)
 		w.m.Hold(w.s.Handle())
 		require.NoError(t, gputest.Err(b.AppendHost(w.s, w.host.All())))
+		was := &w.host.Bytes()[0]
 		waitsFor(t, w, w.s, w.host)
 		again, err := w.d.NewHostBuffer(100)
 		require.NoError(t, err)
-		require.Equal(t, &again.Bytes()[0], &w.host.Bytes()[0], "the memory goes back to the pool")
+		require.Same(t, was, &again.Bytes()[0], "the memory goes back to the pool")
 		w.own(again)
 	}},
 	{"Graph", "a launch of it runs", func(t *testing.T, w *world) {
