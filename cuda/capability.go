@@ -152,8 +152,8 @@ func (d *Device) Probe() (Probe, error) {
 	if _, err := d.context(); err != nil {
 		return Probe{}, err
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	d.probing.Lock()
+	defer d.probing.Unlock()
 	if d.probed != nil {
 		return *d.probed, nil
 	}

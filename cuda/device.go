@@ -31,8 +31,9 @@ type Device struct {
 	memory  uint64
 
 	ctx      atomic.Pointer[core.Context]
-	mu       sync.Mutex
+	mu       sync.Mutex // held over the making of the context
 	transfer *Stream
+	probing  sync.Mutex // held over a trial
 	probed   *Probe
 }
 

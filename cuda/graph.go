@@ -169,23 +169,25 @@ func (g *graph) run(hooks []func()) {
 	}
 }
 
-// wait waits for the last launch.
+// wait waits for the last launch, while no other operation runs on the graph.
 func (g *graph) wait(op string) error {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.last.marked {
-		g.last.marked = false
-		if err := g.last.mark.Wait(op); err != nil {
-			g.last.unmarked = true
+	last := g.last
+	g.last = launch{unmarked: last.marked || last.unmarked} // until it was waited for
+	g.mu.Unlock()
+	if last.marked {
+		if err := last.mark.Wait(op); err != nil {
 			return err
 		}
 	}
-	if g.last.unmarked {
+	if last.unmarked {
 		if err := g.sys.waitAll(op); err != nil {
 			return err
 		}
-		g.last.unmarked = false
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.last = launch{}
 	return nil
 }
 

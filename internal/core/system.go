@@ -4,14 +4,7 @@
 // signature needs it; the public objects embed a holder, and the functions
 // SystemOf, ContextOf and StreamOf look inside.
 //
-// # Lock order
-//
-// From first to last: an owner's own locks (see the package vmm), a Context's
-// block lock, and the leaves: a Context's state, the reclaimer's list, the live
-// list, the young shells, the facts, the losses, and the System's own lock, over
-// its contexts. Under a leaf no driver call is made and no other lock is taken. The
-// reclaimer's look is one goroutine's at a time, and takes the locks of the objects
-// that it tears down.
+// The order of its locks stands with all others' in ARCHITECTURE.md.
 package core
 
 import (
