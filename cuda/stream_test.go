@@ -388,3 +388,24 @@ func TestALostContextNamesTheCulprit(t *testing.T) {
 	require.NoError(t, s.Close())
 	require.NoError(t, sys.Close())
 }
+
+// An operation on the legacy stream that was refused has put no work there, so a
+// plain Close still leaves that stream alone.
+func TestARefusedOperationIsNoWork(t *testing.T) {
+	m, d := open(t)
+	legacy, err := d.BorrowStream(0)
+	require.NoError(t, err)
+	closed(t, legacy)
+	s, err := d.NewStream(cuda.StreamOptions{Blocking: true})
+	require.NoError(t, err)
+	closed(t, s)
+	p := memory(t, d, 64)
+	_, err = s.WithCapture(cuda.CaptureOptions{}, func() error { return legacy.Memset(p, 1, 64) })
+	require.ErrorIs(t, err, cuda.ErrCapturing)
+	require.NoError(t, s.Synchronize())
+	host, err := d.NewHostBuffer(10)
+	require.NoError(t, err)
+	before := m.Count("cuEventRecord")
+	require.NoError(t, host.Close())
+	require.Equal(t, before, m.Count("cuEventRecord"))
+}
