@@ -62,9 +62,10 @@ func Open(o Options) (*cuda.System, error) {
 	case Software:
 		s, err = openSoftware(o)
 	case Auto, "":
-		s, err = cuda.Open(o.CUDA...)
-		if err != nil && absent(err) {
-			s, err = openSoftware(o)
+		if s, err = cuda.Open(o.CUDA...); err != nil {
+			if err = refusal(err); err == nil {
+				s, err = openSoftware(o)
+			}
 		}
 	default:
 		return nil, core.Invalid("auto.Open", fmt.Sprintf("driver %q from %s", choice, from),
@@ -99,24 +100,29 @@ func newMachine(o sim.Options) (*sim.Machine, error) {
 // nodes exist where an NVIDIA kernel driver does.
 var nodes = []string{"/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"}
 
-// absent reports whether the failure to open the real driver means that there
-// is none: neither a library nor a device node, or the software driver's library
-// in place of the vendor's.
-func absent(err error) bool {
+// refusal is why the software driver is not taken in place of the real one, which
+// failed to open with err. It is nil if there is no trace of a real one: neither a
+// library nor a device node, or the software driver's library in place of the
+// vendor's.
+func refusal(err error) error {
 	var open *csrc.OpenError
 	if !errors.As(err, &open) {
-		return false
+		return err
 	}
-	if open.Reason == csrc.SoftwareDriver {
-		return true
-	}
-	if open.Reason != csrc.NotFound && open.Reason != csrc.NoCgo {
-		return false
+	switch open.Reason {
+	case csrc.SoftwareDriver:
+		return nil
+	case csrc.NotFound, csrc.NoCgo:
+	default:
+		return err
 	}
 	for _, n := range nodes {
-		if _, err := os.Stat(n); !errors.Is(err, os.ErrNotExist) {
-			return false
+		if _, stat := os.Stat(n); !errors.Is(stat, os.ErrNotExist) {
+			return core.Error(core.Failure{Op: "auto.Open", Kind: core.NoDriver, Err: err,
+				Asked: n + " is there, but no driver library to use the GPU with, so the software driver was not taken in its place",
+				Hint: "give the container the driver's libcuda.so.1 (NVIDIA_DRIVER_CAPABILITIES=compute with the NVIDIA container runtime), or ask for the software driver: " +
+					DriverEnv + "=" + string(Software)})
 		}
 	}
-	return true
+	return nil
 }

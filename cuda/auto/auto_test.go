@@ -63,10 +63,14 @@ func TestOnlyAnAbsentDriverIsReplaced(t *testing.T) {
 	for reason := csrc.NotFound; reason <= csrc.NoCgo; reason++ {
 		err := error(&csrc.OpenError{Reason: reason})
 		none := reason == csrc.NotFound || reason == csrc.NoCgo || reason == csrc.SoftwareDriver
-		require.Equal(t, none, absent(err), reason.String())
+		require.Equal(t, none, refusal(err) == nil, reason.String())
 	}
-	require.False(t, absent(errors.New("something else")))
-	nodes = []string{t.TempDir()}
-	require.False(t, absent(&csrc.OpenError{Reason: csrc.NotFound}), "a device node is there")
-	require.True(t, absent(&csrc.OpenError{Reason: csrc.SoftwareDriver}), "the software driver lies where the driver would")
+	require.Error(t, refusal(errors.New("something else")))
+	node := t.TempDir()
+	nodes = []string{filepath.Join(node, "none"), node}
+	require.NoError(t, refusal(&csrc.OpenError{Reason: csrc.SoftwareDriver}), "the software driver lies where the driver would")
+	err := refusal(&csrc.OpenError{Reason: csrc.NotFound})
+	require.ErrorIs(t, err, cuda.ErrNoDriver)
+	require.ErrorContains(t, err, node+" is there, but no driver library")
+	require.ErrorContains(t, err, "CUVMM_DRIVER=sim")
 }
