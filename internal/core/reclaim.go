@@ -199,7 +199,11 @@ func (r *reclaimer) look(most int) (progress, again bool) {
 	r.arrived = nil
 	r.mu.Unlock()
 	l := look{r: r, most: most}
-	for _, it := range arrived {
+	for i, it := range arrived {
+		if l.most <= 0 {
+			r.backlog.others = append(r.backlog.others, arrived[i:]...)
+			break
+		}
 		r.backlog.advance(it, &l)
 	}
 	r.backlog.visit(&l)
