@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// No call allocates, but for the one that answers a string.
+// No call allocates, except the one that returns a string.
 func TestCallsDoNotAllocate(t *testing.T) {
 	f := buildFake(t)
 	own := f.open(t)

@@ -36,8 +36,8 @@ _Static_assert(sizeof(cuvmm_uuid) == 16, "uuid");
 typedef void (*cuvmm_entry)(void);
 
 // One form of an opened driver. pop is cuCtxPopCurrent, which no method stands
-// for. exchange is cuThreadExchangeStreamCaptureMode where calls are to run in
-// the relaxed mode, and null in the foreign form.
+// for. exchange is cuThreadExchangeStreamCaptureMode if calls are to run in the
+// relaxed mode, and null in the foreign form.
 typedef struct {
     cuvmm_entries api;
     int32_t (*pop)(uintptr_t *ctx);
@@ -70,7 +70,7 @@ static inline int32_t cuvmm_enter(const cuvmm_table *d, uintptr_t ctx, cuvmm_thr
     if (ctx == 0) return 0;
     int32_t r = d->api.cuCtxGetCurrent(&t->before);
     if (r != 0 || t->before == ctx) return r;
-    // Restored even where this fails: a driver may answer an older,
+    // Restored even if this fails: a driver may return an older,
     // asynchronous error after it switched.
     t->switched = 1;
     return d->api.cuCtxSetCurrent(ctx);

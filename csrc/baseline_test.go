@@ -96,7 +96,7 @@ func TestCycleLoop(t *testing.T) {
 	require.Positive(t, took)
 	sameCalls(t, slices.Concat(cycle, cycle), f.calls(t))
 
-	// A failure is answered, and what was made before it is given back.
+	// A failure is returned, and what was made before it is released.
 	for entry, want := range map[string][]recorded{
 		"cuMemAddressReserve": cycle[:1],
 		"cuMemCreate":         {cycle[0], cycle[1], cycle[6]},
@@ -208,7 +208,7 @@ func TestCaptureHolder(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return !isThread(holder) }, 5*time.Second, time.Millisecond, "the thread is joined")
 
-	// A capture that somebody broke, and one that could not begin.
+	// A capture that another call broke, and one that could not begin.
 	f.answer("cuStreamEndCapture", driver.CaptureInvalid)
 	_, err = h.Start(l, ours, stream, driver.CaptureGlobal)
 	require.NoError(t, err)

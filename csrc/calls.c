@@ -27,11 +27,11 @@ cuvmm_value cuvmm_DeviceGet(cuvmm_driver drv, int32_t ordinal) {
     return (cuvmm_value){(uint64_t)d, result};
 }
 
-cuvmm_uuid_answer cuvmm_DeviceGetUUID(cuvmm_driver drv, int32_t d) {
-    cuvmm_uuid_answer answer = {0};
-    CUVMM_CALL(drv, 0, cuDeviceGetUuid, (&answer.value, d));
-    answer.result = result;
-    return answer;
+cuvmm_uuid_result cuvmm_DeviceGetUUID(cuvmm_driver drv, int32_t d) {
+    cuvmm_uuid_result outcome = {0};
+    CUVMM_CALL(drv, 0, cuDeviceGetUuid, (&outcome.value, d));
+    outcome.result = result;
+    return outcome;
 }
 
 cuvmm_value cuvmm_DeviceTotalMem(cuvmm_driver drv, int32_t d) {
@@ -326,11 +326,11 @@ cuvmm_value cuvmm_MemGetAllocationGranularity(cuvmm_driver drv, const cuvmm_prop
     return (cuvmm_value){(uint64_t)n, result};
 }
 
-cuvmm_prop_answer cuvmm_MemGetAllocationPropertiesFromHandle(cuvmm_driver drv, uint64_t h) {
-    cuvmm_prop_answer answer = {0};
-    CUVMM_CALL(drv, 0, cuMemGetAllocationPropertiesFromHandle, (&answer.value, h));
-    answer.result = result;
-    return answer;
+cuvmm_prop_result cuvmm_MemGetAllocationPropertiesFromHandle(cuvmm_driver drv, uint64_t h) {
+    cuvmm_prop_result outcome = {0};
+    CUVMM_CALL(drv, 0, cuMemGetAllocationPropertiesFromHandle, (&outcome.value, h));
+    outcome.result = result;
+    return outcome;
 }
 
 int32_t cuvmm_MulticastAddDevice(cuvmm_driver drv, uint64_t mc, int32_t d) {

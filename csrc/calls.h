@@ -12,7 +12,7 @@ int32_t cuvmm_Init(cuvmm_driver drv);
 cuvmm_value cuvmm_DriverGetVersion(cuvmm_driver drv);
 cuvmm_value cuvmm_DeviceGetCount(cuvmm_driver drv);
 cuvmm_value cuvmm_DeviceGet(cuvmm_driver drv, int32_t ordinal);
-cuvmm_uuid_answer cuvmm_DeviceGetUUID(cuvmm_driver drv, int32_t d);
+cuvmm_uuid_result cuvmm_DeviceGetUUID(cuvmm_driver drv, int32_t d);
 cuvmm_value cuvmm_DeviceTotalMem(cuvmm_driver drv, int32_t d);
 cuvmm_value cuvmm_DeviceGetAttribute(cuvmm_driver drv, int32_t a, int32_t d);
 cuvmm_value cuvmm_DeviceCanAccessPeer(cuvmm_driver drv, int32_t d, int32_t peer);
@@ -66,7 +66,7 @@ int32_t cuvmm_MemUnmap(cuvmm_driver drv, uint64_t p, size_t size);
 int32_t cuvmm_MemSetAccess(cuvmm_driver drv, uint64_t p, size_t size, const cuvmm_access *desc, size_t desc_n);
 cuvmm_value cuvmm_MemGetAccess(cuvmm_driver drv, const cuvmm_location *l, uint64_t p);
 cuvmm_value cuvmm_MemGetAllocationGranularity(cuvmm_driver drv, const cuvmm_prop *prop, uint32_t g);
-cuvmm_prop_answer cuvmm_MemGetAllocationPropertiesFromHandle(cuvmm_driver drv, uint64_t h);
+cuvmm_prop_result cuvmm_MemGetAllocationPropertiesFromHandle(cuvmm_driver drv, uint64_t h);
 int32_t cuvmm_MulticastAddDevice(cuvmm_driver drv, uint64_t mc, int32_t d);
 int32_t cuvmm_MulticastBindMem(cuvmm_driver drv, uint64_t mc, int32_t d, size_t mcOffset, uint64_t h, size_t offset,
         size_t size);

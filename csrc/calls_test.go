@@ -21,7 +21,7 @@ import (
 // A row makes one call with fixed arguments and says which bytes must reach the
 // driver and which values come back from the fake one.
 type row struct {
-	// do answers the call's values, its result last. It passes c on where the
+	// do returns the call's values, its result last. It passes c on where the
 	// call takes a context.
 	do     func(d driver.Driver, c driver.Context) []any
 	args   []byte

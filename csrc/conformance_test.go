@@ -18,7 +18,7 @@ func init() {
 }
 
 // The rules that were measured on an H200 hold for it to the number; of another
-// GPU they are asked as far as its driver says what to expect.
+// GPU they are checked as far as its driver says what to expect.
 func TestConformance(t *testing.T) {
 	env := realDriver(t)
 	drivertest.Run(t, env)

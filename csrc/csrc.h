@@ -12,7 +12,7 @@
 enum { CUVMM_MISSING_ENTRY_POINT = -1 };
 
 // Structs go in behind a pointer, which noescape keeps on Go's stack, and
-// answers come out by value.
+// results come out by value.
 typedef struct {
     uint64_t value;
     int32_t result;
@@ -36,7 +36,7 @@ typedef struct {
 typedef struct {
     cuvmm_uuid value;
     int32_t result;
-} cuvmm_uuid_answer;
+} cuvmm_uuid_result;
 
 typedef struct {
     char value[256];
@@ -46,12 +46,12 @@ typedef struct {
 typedef struct {
     cuvmm_prop value;
     int32_t result;
-} cuvmm_prop_answer;
+} cuvmm_prop_result;
 
 typedef struct {
     cuvmm_shareable value;
     int32_t result;
-} cuvmm_shareable_answer;
+} cuvmm_shareable_result;
 
 typedef struct {
     uint32_t grid_x, grid_y, grid_z;
@@ -65,7 +65,7 @@ typedef uintptr_t cuvmm_driver;
 
 // open.c
 
-// What the loader answered about one candidate: a handle, or why there is none.
+// What the loader returned for one candidate: a handle, or why there is none.
 typedef struct {
     uintptr_t handle;
     int absent; // nothing has that name
@@ -74,7 +74,7 @@ typedef struct {
 
 // What stands behind a loaded library. proc is its cuGetProcAddress, of the
 // form 1 or 2, or 0; has_init says whether it is a driver at all; version is
-// the driver's version where it told one, or 0; result is what it answered.
+// the driver's version, or 0 if it is not known; result is what asking returned.
 typedef struct {
     uintptr_t proc;
     int form;
@@ -87,10 +87,10 @@ typedef struct {
 cuvmm_loaded cuvmm_load(const char *name);
 void cuvmm_unload(uintptr_t handle);
 // The folders that the loader searches for a bare name, one a line, in memory
-// that the caller frees; null where it does not tell.
+// that the caller frees; null if the loader does not tell.
 char *cuvmm_search_path(void);
 cuvmm_library cuvmm_inspect(uintptr_t handle);
-// An empty table, in the foreign form; 0 where there is no memory.
+// An empty table, in the foreign form; 0 if there is no memory.
 cuvmm_driver cuvmm_new(void);
 // Fills in the entry point at that place of the table, which is the number of
 // its call, or CUVMM_POP. Returns 1 if the driver has it in that version, else 0.
@@ -112,7 +112,7 @@ cuvmm_value cuvmm_ThreadExchangeStreamCaptureMode(cuvmm_driver d, uint32_t mode)
 cuvmm_name cuvmm_DeviceGetName(cuvmm_driver d, int32_t device);
 
 // share.c
-cuvmm_shareable_answer cuvmm_MemExportToShareableHandle(cuvmm_driver d, uint64_t handle, uint32_t type);
+cuvmm_shareable_result cuvmm_MemExportToShareableHandle(cuvmm_driver d, uint64_t handle, uint32_t type);
 cuvmm_value cuvmm_MemImportFromShareableHandle(cuvmm_driver d, const cuvmm_shareable *s, uint32_t type);
 cuvmm_value cuvmm_MemGetHandleForAddressRange(cuvmm_driver d, uintptr_t ctx, uint64_t p, uint64_t size);
 
@@ -132,8 +132,8 @@ int32_t cuvmm_LaunchKernel(cuvmm_driver d, uintptr_t ctx, uintptr_t function, co
 
 // nvml.c
 
-// What NVML answered: the call that ended it (an entry point's name), its
-// nvmlReturn_t, or CUVMM_NVML_LACKS where the library has no such entry point;
+// What NVML returned: the call that ended it (an entry point's name), its
+// nvmlReturn_t, or CUVMM_NVML_LACKS if the library has no such entry point;
 // on success version is the struct's, 3, 2 or 1.
 enum { CUVMM_NVML_LACKS = -1 };
 typedef struct {

@@ -1,11 +1,11 @@
-// Package csrc is the real driver: the interface of internal/driver over the
+// Package csrc implements the real driver: the interface of internal/driver over the
 // vendor's libcuda.so.1, which is opened at run time. Nothing of CUDA is needed
 // to build it, and only the driver to run it.
 //
 // # Building
 //
 // The package's C is built on Linux, on amd64 and arm64, with cgo. Everywhere
-// else, and with the build tag cuvmm_nocgo, [Open] answers an [OpenError] that
+// else, and with the build tag cuvmm_nocgo, [Open] returns an [OpenError] that
 // says so, and the rest of the library runs on the software driver.
 //
 // # Opening
@@ -24,11 +24,10 @@
 // Each entry point is taken by cuGetProcAddress in the CUDA version that its
 // declaration was written for (both stand in internal/driver's table), so a
 // later driver gives the form that is declared.
-// Of an older driver a form that came later is not asked for, since it would
-// answer with an earlier one, whose parameters are others.
-// The variants whose default stream is the legacy one are asked for. A missing
-// entry point is no failure to open: calling it answers
-// driver.MissingEntryPoint, and Has tells beforehand.
+// An older driver is not asked for a form that came later, since it would return
+// an earlier one, which has other parameters. The variants whose default stream
+// is the legacy one are taken. A missing entry point does not make opening fail:
+// calling it returns driver.MissingEntryPoint, and Has reports it beforehand.
 //
 // The library is never closed, and opening it again gives the same [Driver].
 //
@@ -38,14 +37,14 @@
 // (CUVMM_CALL in api.h) it
 //
 //   - sets the thread's stream capture mode to relaxed, so that no call of this
-//     library breaks anybody's capture. The form of Foreign leaves it out;
-//   - makes the call's context current, where it takes one and another is
+//     library breaks another library's capture. The form of Foreign skips this;
+//   - makes the call's context current, if it takes one and another is
 //     current;
 //   - makes the one driver call;
 //   - restores both.
 //
 // So any goroutine may call anything, on any thread, and a thread that belongs
-// to someone else is left as it was found, also where the call fails. cuInit
+// to another library is left as it was found, even if the call fails. cuInit
 // and cuDriverGetVersion are called plainly. A call that blocks in the driver
 // (a synchronize, cuMemFree) blocks its thread and cannot be cancelled; other
 // goroutines run on.
@@ -60,8 +59,8 @@
 //
 // # NVML
 //
-// [Driver.NVML] answers how a GPU stands with its fabric. The library is
-// libnvidia-ml.so.1, opened when it is first asked: the one that [NVMLEnv]
+// [Driver.NVML] reports the state of a GPU's fabric. The library is
+// libnvidia-ml.so.1, opened at its first use: the one that [NVMLEnv]
 // names, or as the driver is searched, or beside the driver. It is initialised
 // for each question and shut down after it, and never closed.
 //

@@ -9,3 +9,13 @@ var OpenFirst = open
 
 // NVMLFrom opens the first of the places named.
 func NVMLFrom(places ...string) nvml.Library { return &nvmlLibrary{candidates: places} }
+
+// Cached is how the loader's cache is read, and NoteOwners how a library's notes
+// are.
+var Cached = cached
+
+func NoteOwners(notes []byte, wide bool) map[string]bool {
+	owners := map[string]bool{}
+	addOwners(owners, notes, wide)
+	return owners
+}

@@ -65,7 +65,7 @@ var built struct {
 	variants map[string][]byte
 }
 
-// compileFake answers a variant of the library, compiled once.
+// compileFake returns a variant of the library, compiled once.
 func compileFake(tb testing.TB, defines []string) []byte {
 	tb.Helper()
 	cc, err := exec.LookPath("cc")
@@ -156,7 +156,7 @@ func (f *fake) quiet(q bool) {
 	atomic.StoreUint32(&f.state.Quiet, v)
 }
 
-// calls answers the calls since the last time.
+// calls returns the calls since the last time.
 func (f *fake) calls(tb testing.TB) []recorded {
 	tb.Helper()
 	n := atomic.SwapUint32(&f.state.Count, 0)

@@ -10,7 +10,7 @@
 
 typedef struct nvml_device *nvml_device;
 
-// The three forms of the answer. The later two begin with a word that holds
+// The three forms of the fabric info. The later two begin with a word that holds
 // their size and their number.
 typedef struct {
     uint8_t cluster[16];
@@ -55,8 +55,8 @@ static void *entry(cuvmm_fabric *f, void *library, const char *name) {
 // A library refuses a form that it does not know, each release in its own way.
 static int unknown_form(int32_t result) { return result == VERSION_MISMATCH || result == INVALID_ARGUMENT || result == FUNCTION_NOT_FOUND; }
 
-// Asks with the newest form first, and again with the one before where the
-// library does not know it.
+// Asks for the newest form first, and for the one before if the library does not
+// know it.
 static void ask(cuvmm_fabric *f, void *library, nvml_device device) {
     int32_t (*versioned)(nvml_device, void *) = entry(f, library, "nvmlDeviceGetGpuFabricInfoV");
     for (uint32_t version = 3; versioned && version >= 2; version--) {

@@ -28,7 +28,7 @@ const nvmlName = "libnvidia-ml.so.1"
 var _ nvml.Source = (*Driver)(nil)
 
 // NVML is the library that belongs to this driver. It is opened when it is
-// first asked something.
+// first used.
 func (d *Driver) NVML() nvml.Library {
 	candidates := []string{nvmlName}
 	if path := os.Getenv(NVMLEnv); path != "" {

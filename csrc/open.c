@@ -69,7 +69,7 @@ cuvmm_library cuvmm_inspect(uintptr_t handle) {
     Dl_info info;
     if (init && dladdr(init, &info) && info.dli_fname) snprintf(l.path, sizeof l.path, "%s", info.dli_fname);
 
-    // Asked before cuInit, which the driver allows; a stub library refuses.
+    // Called before cuInit, which the driver allows; a stub library refuses.
     void *ask = dlsym(h, "cuDriverGetVersion");
     if (ask) l.result = ((int (*)(int *))ask)(&l.version);
     if (l.proc && l.result == 0) get_proc(l.proc, l.form, "cuInit", 2000, &l.result);

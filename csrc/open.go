@@ -72,7 +72,7 @@ var searched = []string{
 
 // Open loads the driver's library and takes its entry points. It makes no
 // other driver call: cuInit is Driver.Init. The first library that is a usable
-// driver is taken; the error is an *OpenError. Opening a library again answers
+// driver is taken; the error is an *OpenError. Opening a library again returns
 // the same Driver. Open is safe for concurrent use.
 func Open(opt Options) (*Driver, error) {
 	d, err := find(opt)
@@ -132,15 +132,21 @@ func try(path string) (*Driver, Attempt) {
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 			return refuse(NotFound, "no such file")
 		}
-		if why := unfit(path); why != "" {
-			return refuse(NotLoaded, "%s", why)
-		}
 	}
 	if strings.IndexByte(path, 0) >= 0 {
 		return refuse(NotLoaded, "the path has a NUL in it")
 	}
-	if reason, detail := checkMaker(path); reason != 0 {
-		return refuse(reason, "%s", detail)
+	files := []string{path}
+	if filepath.Base(path) == path {
+		files = wouldLoad(path)
+	}
+	for _, file := range files {
+		if reason, why := unfit(file); reason != 0 {
+			if file != path {
+				why = file + ": " + why
+			}
+			return refuse(reason, "%s", why)
+		}
 	}
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
@@ -178,13 +184,13 @@ func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, A
 	case lib.has_init == 0:
 		return refuse(NotCUDA, "it has no cuInit")
 	case driver.Result(lib.result) == driver.StubLibrary:
-		return refuse(Stub, "it answers %v", driver.StubLibrary)
+		return refuse(Stub, "it returns %v", driver.StubLibrary)
 	case lib.proc == 0 && version != 0:
 		return refuse(TooOld, "it is CUDA %s and has no cuGetProcAddress", driver.VersionString(version))
 	case lib.proc == 0:
 		return refuse(TooOld, "it has no cuGetProcAddress")
-	case version == 0: // then nobody knows which forms of its entry points it would give
-		return refuse(NotCUDA, "it does not tell its version: cuDriverGetVersion answers %v", driver.Result(lib.result))
+	case version == 0: // then it is not known which forms of its entry points it would return
+		return refuse(NotCUDA, "it does not tell its version: cuDriverGetVersion returns %v", driver.Result(lib.result))
 	case version < MinVersion:
 		return refuse(TooOld, "it is CUDA %s", driver.VersionString(version))
 	}
@@ -195,7 +201,7 @@ func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, A
 	}
 	has := new([driver.CallCount]bool)
 	for call := range driver.Call(driver.CallCount) {
-		// A driver that is older than the form would answer with an earlier one,
+		// A driver that is older than the form would return an earlier one,
 		// whose parameters are others.
 		has[call] = call.Version() <= version && resolve(c, lib, C.uint32_t(call), call.Entry(), call.Version())
 	}

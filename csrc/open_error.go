@@ -11,7 +11,7 @@ type Options struct {
 	// then the only one tried. Empty means libcuda.so.1 by the loader, then in
 	// the folders that containers and distributions put it.
 	Path string
-	// Multicast lets the driver be asked for multicast objects. Once it was
+	// Multicast allows the driver to create multicast objects. Once it was
 	// given, it holds for the library in this process.
 	Multicast bool
 }
@@ -21,7 +21,7 @@ type Reason int
 
 const (
 	// NotFound: no library lies in any place searched, so no driver is
-	// installed here. It is never the answer for a path that was given.
+	// installed here. It is never the reason for a path that was given.
 	NotFound Reason = iota + 1
 	// NotLoaded: there is a library, or a path was given, and the loader
 	// refused it.

@@ -111,7 +111,7 @@ func TestOpenRefuses(t *testing.T) {
 		{"a path with a NUL", is("libcuda\x00.so"), csrc.NotLoaded, []string{"NUL"}},
 		{"a library that is no driver", fakeOf("FAKECUDA_NOT_CUDA"), csrc.NotCUDA, []string{"no cuInit", "libcuda.so.1"}},
 		{"a driver that hides what nothing works without", fakeOf(`FAKECUDA_MISSING="cuCtxSetCurrent"`), csrc.NotCUDA, []string{"cuCtxSetCurrent"}},
-		{"a driver of an unknown version", mute, csrc.NotCUDA, []string{"cuDriverGetVersion answers", "UNKNOWN (999)"}},
+		{"a driver of an unknown version", mute, csrc.NotCUDA, []string{"cuDriverGetVersion returns", "UNKNOWN (999)"}},
 		{"the toolkit's stub", fakeOf("FAKECUDA_STUB"), csrc.Stub, []string{"STUB_LIBRARY (34)", "LD_LIBRARY_PATH"}},
 		{"the stub of an older toolkit", fakeOf("FAKECUDA_STUB", "FAKECUDA_NO_PROC"), csrc.Stub, []string{"STUB_LIBRARY (34)"}},
 		{"a driver before cuGetProcAddress", fakeOf("FAKECUDA_NO_PROC", "FAKECUDA_VERSION=11020"), csrc.TooOld, []string{"it is CUDA 11.2", "needs CUDA 11.3", "update"}},

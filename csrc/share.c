@@ -7,8 +7,8 @@
 enum { CUVMM_HANDLE_POSIX_FD = 1, CUVMM_RANGE_DMA_BUF_FD = 1 };
 
 // The driver writes four bytes for a descriptor and 64 for a fabric handle.
-cuvmm_shareable_answer cuvmm_MemExportToShareableHandle(cuvmm_driver d, uint64_t handle, uint32_t type) {
-    cuvmm_shareable_answer s = {0};
+cuvmm_shareable_result cuvmm_MemExportToShareableHandle(cuvmm_driver d, uint64_t handle, uint32_t type) {
+    cuvmm_shareable_result s = {0};
     CUVMM_CALL(d, 0, cuMemExportToShareableHandle, (s.value.bytes, handle, type, 0));
     s.result = result;
     return s;

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -125,6 +126,48 @@ func TestACProgramCallsEveryExport(t *testing.T) {
 	exported := exports(t, library)
 	require.Greater(t, len(exported), driver.CallCount)
 	require.Equal(t, exported, called)
+}
+
+// A machine that cannot be made is named, and every call fails.
+func TestAWrongEnvironmentIsSaid(t *testing.T) {
+	tool := shared(t)
+	program := filepath.Join(t.TempDir(), "every")
+	output(t, exec.CommandContext(t.Context(), compiler(t, "cc"), "-o", program, "testdata/every.c", "-ldl", "-lpthread"))
+	cmd := exec.CommandContext(t.Context(), program, tool, os.DevNull)
+	cmd.Env = append(os.Environ(), sim.MachineEnv+`={"Device": []}`)
+	out, err := cmd.CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), `libcuda (software driver): sim: the environment variable CUVMM_SIM is "{\"Device\": []}"`)
+	require.Contains(t, string(out), "cuDriverGetVersion returns 802, want 0")
+}
+
+// A thread may get the number of one that ended with contexts on its stack.
+func TestANewThreadHasNothingOfItsPredecessor(t *testing.T) {
+	m, err := sim.New(sim.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, m.Close()) }()
+	use(m)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	d := machine.d
+	require.Equal(t, driver.Success, d.Init())
+	c, r := d.DevicePrimaryCtxRetain(0)
+	require.Equal(t, driver.Success, r)
+	defer d.DevicePrimaryCtxRelease(0)
+	for range 2 {
+		require.Zero(t, push(c))
+	}
+	_, r = d.ThreadExchangeStreamCaptureMode(driver.CaptureRelaxed)
+	require.Equal(t, driver.Success, r)
+
+	cuvmm_new_thread()
+	now, r := d.CtxGetCurrent()
+	require.Equal(t, driver.Success, r)
+	require.Zero(t, now)
+	mode, r := d.ThreadExchangeStreamCaptureMode(driver.CaptureGlobal)
+	require.Equal(t, driver.Success, r)
+	require.Equal(t, driver.CaptureGlobal, mode)
+	require.NotZero(t, cuvmm_pop_context(nil), "the stack is empty")
 }
 
 const joining = "a Go program that finds the software driver's library"

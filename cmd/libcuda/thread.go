@@ -82,10 +82,11 @@ func cuvmm_sim_CtxSetCurrent(c C.uintptr_t) C.int32_t {
 }
 
 //export cuvmm_push_context
-func cuvmm_push_context(c C.uintptr_t) C.int32_t {
+func cuvmm_push_context(c C.uintptr_t) C.int32_t { return push(driver.Context(c)) }
+
+func push(c driver.Context) C.int32_t {
 	return withStack(func(d driver.Foreign, stack []driver.Context) ([]driver.Context, driver.Result) {
-		r := valid(d, driver.Context(c))
-		return append(stack, driver.Context(c)), r
+		return append(stack, c), valid(d, c)
 	})
 }
 

@@ -4,13 +4,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"os"
+
+	"github.com/cuvmm/cuvmm/internal/environ"
 )
 
-// The environment variables that describe the software driver's machine where
-// the program does not, as JSON: an object with the fields of [Options], and an
-// array of [Fault] that are injected. Times are nanoseconds, and a UUID is an
-// array of numbers.
+// The environment variables that describe the software driver's machine if the
+// program does not, as JSON: an object with the fields of [Options], and an array
+// of [Fault], which are injected. Times are nanoseconds, and a UUID is an array of
+// numbers. A program with raised rights (set-user-ID, file capabilities) ignores
+// both.
 //
 //	CUVMM_SIM='{"Folder": "/dev/shm/machine", "Devices": [{"Memory": 8589934592}, {}]}'
 //	CUVMM_SIM_FAULTS='[{"Call": "cuMemCreate", "After": 3, "Result": 2}]'
@@ -47,7 +49,7 @@ func NewFromEnvironment() (*Machine, error) {
 }
 
 func fromEnvironment(name string, to any) error {
-	text := os.Getenv(name)
+	text := environ.Get(name)
 	if text == "" {
 		return nil
 	}

@@ -103,7 +103,7 @@ func (l *Library) CopyLoop(c driver.Context, s driver.Stream, dst driver.Ptr, sr
 type CaptureHolder struct{ c *C.cbench_holder }
 
 // Start makes c current on a new thread, begins capturing s there in the mode,
-// and answers what that gave. Whatever it was, the thread stays until End.
+// and returns what that gave. Whatever it was, the thread stays until End.
 func (h *CaptureHolder) Start(l *Library, c driver.Context, s driver.Stream, m driver.CaptureMode) (driver.Result, error) {
 	if h.c != nil {
 		return 0, errors.New("the holder has a capture already: end it first")
@@ -116,8 +116,8 @@ func (h *CaptureHolder) Start(l *Library, c driver.Context, s driver.Stream, m d
 	return driver.Result(begin), nil
 }
 
-// End ends the capture, destroys its graph, and joins the thread. It answers
-// what ending the capture gave: Success for one that nobody broke, and where
+// End ends the capture, destroys its graph, and joins the thread. It returns
+// what ending the capture gave: Success for one that was not broken, and where
 // Start began none.
 func (h *CaptureHolder) End() driver.Result {
 	if h.c == nil {

@@ -18,7 +18,7 @@ typedef struct {
 void cbench_empty(void);
 int64_t cbench_now(void); // nanoseconds of a clock that only goes on
 
-// NULL where the library cannot be loaded or lacks an entry point; the reason
+// NULL if the library cannot be loaded or lacks an entry point; the reason
 // is written to error.
 cbench_library *cbench_open(const char *path, char *error, uint64_t n);
 
@@ -35,7 +35,7 @@ cbench_time cbench_copy(const cbench_library *l, uintptr_t ctx, uintptr_t stream
 
 // holder.c: a capture on a thread of its own.
 
-// NULL where there is no thread to be had. begin is what beginning answered.
+// NULL if there is no thread to be had. begin is what beginning returned.
 cbench_holder *cbench_hold(const cbench_library *l, uintptr_t ctx, uintptr_t stream, int32_t mode, cbench_result *begin);
 // Ends the capture and the thread, and frees the holder.
 cbench_result cbench_let_go(cbench_holder *h);

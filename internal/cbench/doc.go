@@ -5,7 +5,7 @@
 // It opens the driver's library by itself and shares no code with csrc, so that
 // a baseline is none of the library's own doing. Its loops leave the thread's
 // capture mode alone, as a plain C program does, and end with everything given
-// back, also where a call fails.
+// back, even if a call fails.
 //
 // Go allows no cgo in test files; only tests import this package.
 package cbench

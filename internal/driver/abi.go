@@ -163,7 +163,7 @@ const (
 	AttrHostVirtualMemory       DeviceAttribute = 145
 )
 
-// Pointer attributes. PointerMemoryType answers 1 for host, 2 for device and
+// Pointer attributes. PointerMemoryType is 1 for host, 2 for device and
 // 4 for unified memory; PointerRangeStart and PointerRangeSize describe the
 // allocation that holds the address.
 const (
@@ -194,7 +194,7 @@ const (
 )
 
 // Range attributes of managed memory. Those of a type and an id are of drivers
-// from 12.2 on; the older ones answer a device's ordinal, DeviceCPU or
+// from 12.2 on; the older ones return a device's ordinal, DeviceCPU or
 // DeviceInvalid.
 const (
 	RangeReadMostly        RangeAttribute = 1
@@ -207,7 +207,7 @@ const (
 	RangeLastPrefetchID    RangeAttribute = 8
 )
 
-// What stands for the host, and for no device, where the driver takes or gives
+// What stands for the host, and for no device, when the driver takes or returns
 // a device's ordinal.
 const (
 	DeviceCPU     int32 = -1

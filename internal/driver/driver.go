@@ -385,8 +385,8 @@ type HostTouched interface {
 	HostTouch(p Ptr, n uint64, write bool) Result
 }
 
-// Culprit is what a driver has that knows what destroyed a context: the answer is
-// in words, and empty where nothing did. Only the software driver has it.
+// Culprit is what a driver has that knows what destroyed a context. It returns a
+// sentence, or "" if nothing did. Only the software driver has it.
 type Culprit interface {
 	Culprit(c Context) string
 }
@@ -407,7 +407,7 @@ type Hosted interface {
 // KernelParam is a parameter's place in the block of parameters, in bytes.
 type KernelParam struct{ Offset, Size uint64 }
 
-// Description says which driver answers.
+// Description identifies a driver.
 type Description struct {
 	// Software is true for the software driver.
 	Software bool

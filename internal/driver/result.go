@@ -2,7 +2,7 @@ package driver
 
 import "fmt"
 
-// Result is a CUresult, or, where negative, an answer of this library's own.
+// Result is a CUresult or, if negative, a result of this library's own.
 type Result int32
 
 const (

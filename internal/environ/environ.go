@@ -1,4 +1,5 @@
-// Package environ reads environment variables that choose code to load. A
+// Package environ reads environment variables that choose code to load or
+// files to write. A
 // program that runs with more rights than its caller, by a set-user-ID or
 // set-group-ID bit or by file capabilities, ignores them, as the dynamic loader
 // does with its own.

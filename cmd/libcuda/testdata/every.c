@@ -1,6 +1,6 @@
 // Calls each entry point of a libcuda that it opens, over two threads and three
-// processes, and prints the name of each that it called. Any answer that is not
-// the expected one ends it with a line on standard error.
+// processes, and prints the name of each that it called. The first unexpected
+// result ends it with a line on standard error.
 //
 //   cc -o every every.c -ldl -lpthread
 //   every libcuda.so.1 kernels.ptx

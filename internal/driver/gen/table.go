@@ -220,7 +220,7 @@ var cScalars = map[string][]string{
 }
 
 // reserved are the names that the generated functions use themselves.
-var reserved = []string{"t", "got", "r", "drv", "ctx", "result", "table", "thread", "answer", "lib", "res"}
+var reserved = []string{"t", "got", "r", "drv", "ctx", "result", "table", "thread", "outcome", "lib", "res"}
 
 // check sees that every row can be generated, so that a slip in a declaration
 // ends here and not in a driver.

@@ -109,15 +109,15 @@ func (t *table) callsC() []byte {
 	for _, e := range t.generated() {
 		b.WriteByte('\n')
 		e.prototype(&b, " {\n")
-		answer := e.answer()
+		out := e.outcome()
 		var args []string
 		for _, c := range e.declared {
-			_, out := find(e.results, c.name)
+			_, filled := find(e.results, c.name)
 			switch {
-			case out && answer.whole:
-				fmt.Fprintf(&b, "    %s answer = {0};\n", answer.typ)
-				args = append(args, "&answer.value")
-			case out:
+			case filled && out.whole:
+				fmt.Fprintf(&b, "    %s outcome = {0};\n", out.typ)
+				args = append(args, "&outcome.value")
+			case filled:
 				typ := strings.TrimSuffix(c.typ, "*")
 				fmt.Fprintf(&b, "    %s = 0;\n", declare(strings.TrimSpace(typ), c.name))
 				args = append(args, "&"+c.name)
@@ -137,14 +137,14 @@ func (t *table) callsC() []byte {
 		switch {
 		case len(e.results) == 0:
 			b.WriteString("    return result;\n")
-		case answer.whole:
-			b.WriteString("    answer.result = result;\n    return answer;\n")
+		case out.whole:
+			b.WriteString("    outcome.result = result;\n    return outcome;\n")
 		default:
 			var values []string
 			for _, f := range e.results {
-				values = append(values, answer.cast+f.name)
+				values = append(values, out.cast+f.name)
 			}
-			fmt.Fprintf(&b, "    return (%s){%s, result};\n", answer.typ, strings.Join(values, ", "))
+			fmt.Fprintf(&b, "    return (%s){%s, result};\n", out.typ, strings.Join(values, ", "))
 		}
 		b.WriteString("}\n")
 	}
@@ -231,29 +231,29 @@ func (t *table) generated() []entry {
 	return slices.DeleteFunc(slices.Clone(t.entries), func(e entry) bool { return e.hand })
 }
 
-// answer is the C type that a wrapper returns.
-type answer struct {
+// outcome is the C type that a wrapper returns.
+type outcome struct {
 	typ   string
 	cast  string // before each value
 	whole bool   // the value is a struct, filled in in place
 }
 
-func (e *entry) answer() answer {
+func (e *entry) outcome() outcome {
 	switch len(e.results) {
 	case 0:
-		return answer{typ: "int32_t"}
+		return outcome{typ: "int32_t"}
 	case 2:
-		return answer{typ: "cuvmm_pair", cast: "(uint64_t)"}
+		return outcome{typ: "cuvmm_pair", cast: "(uint64_t)"}
 	}
 	switch typ := e.results[0].typ; {
 	case cStructs[typ] != "":
-		return answer{typ: cStructs[typ] + "_answer", whole: true}
+		return outcome{typ: cStructs[typ] + "_result", whole: true}
 	case typ == "float32":
-		return answer{typ: "cuvmm_float"}
+		return outcome{typ: "cuvmm_float"}
 	case typ == "unsafe.Pointer":
-		return answer{typ: "cuvmm_pointer"}
+		return outcome{typ: "cuvmm_pointer"}
 	}
-	return answer{typ: "cuvmm_value", cast: "(uint64_t)"}
+	return outcome{typ: "cuvmm_value", cast: "(uint64_t)"}
 }
 
 // prototype writes the head of the wrapper. A slice is a pointer and, where its
@@ -272,7 +272,7 @@ func (e *entry) prototype(b *bytes.Buffer, end string) {
 			params = append(params, "size_t "+c.name+"_n")
 		}
 	}
-	wrap(b, fmt.Sprintf("%s cuvmm_%s(", e.answer().typ, e.method), params, ")"+end)
+	wrap(b, fmt.Sprintf("%s cuvmm_%s(", e.outcome().typ, e.method), params, ")"+end)
 }
 
 // counts reports whether the length of that parameter is passed.
@@ -313,7 +313,7 @@ func (c cParam) inGo(f field) string {
 	return fmt.Sprintf("C.%s(%s)", base, f.name)
 }
 
-// fromC is the Go value of an answer's member.
+// fromC is the Go value of an outcome's member.
 func fromC(typ, member string) string {
 	switch {
 	case typ == "bool":
