@@ -256,8 +256,8 @@ func TestUploadInACaptureBelongsToTheGraph(t *testing.T) {
 		})
 		st := d.System().Stats()
 		require.Equal(t, 1, st.Graphs)
-		require.GreaterOrEqual(t, st.GraphBytes, uint64(2*total))
-		require.Less(t, st.GraphBytes, uint64(2*total+1<<20), "small ones share memory")
+		require.GreaterOrEqual(t, st.GraphBytes, 2*total)
+		require.Less(t, st.GraphBytes, 2*total+1<<20, "small ones share memory")
 		for range 3 {
 			require.NoError(t, on.Memset(p, 0, 2*total))
 			require.NoError(t, s.Upload(p, pattern(500, 9)), "uploads outside are not the graph's")

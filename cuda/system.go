@@ -223,32 +223,32 @@ func (s *System) waitAll(op string) error { return s.core.WaitAll(op) }
 type Stats struct {
 	// Reservations and their bytes of address space.
 	Reservations  int
-	ReservedBytes uint64
+	ReservedBytes int
 	// Allocations of physical memory, imported ones included, and their bytes.
 	Allocations    int
-	AllocatedBytes uint64
+	AllocatedBytes int
 	// SharedReleased counts memory that was shared with other processes and has
 	// been released here since the System was opened, and its bytes: others may
 	// still hold it, so it is not to be taken for free.
 	SharedReleased      int
-	SharedReleasedBytes uint64
+	SharedReleasedBytes int
 	// Mappings and their bytes. Aliases count each time.
 	Mappings    int
-	MappedBytes uint64
+	MappedBytes int
 	// Streams and Events that are open.
 	Streams, Events int
 	// Graphs that are open, and the bytes of pinned memory that their uploads
 	// keep.
 	Graphs     int
-	GraphBytes uint64
+	GraphBytes int
 	// Modules that are open.
 	Modules int
 	// HostBuffers that are open, and their bytes.
 	HostBuffers int
-	HostBytes   uint64
+	HostBytes   int
 	// Managed allocations of managed memory, and their bytes.
 	Managed      int
-	ManagedBytes uint64
+	ManagedBytes int
 	// Pending closed objects that wait for the GPU.
 	Pending int
 	// Lost objects were collected without Close.

@@ -32,11 +32,11 @@ type allocator struct {
 type Stats struct {
 	// Live allocations, and their bytes, now.
 	Live  int
-	Bytes uint64
+	Bytes int
 	// PeakBytes is the most that Bytes ever was.
-	PeakBytes uint64
+	PeakBytes int
 	// Made and Freed are allocations ever.
-	Made, Freed uint64
+	Made, Freed int
 }
 
 // NewAllocator makes an allocator, whose memory gets the options. The stream in
@@ -136,7 +136,7 @@ func (a *allocator) made(m *memory) {
 	a.live[m] = struct{}{}
 	a.stats.Live++
 	a.stats.Made++
-	a.stats.Bytes += m.size
+	a.stats.Bytes += int(m.size)
 	a.stats.PeakBytes = max(a.stats.PeakBytes, a.stats.Bytes)
 }
 
@@ -146,5 +146,5 @@ func (a *allocator) freed(m *memory) {
 	delete(a.live, m)
 	a.stats.Live--
 	a.stats.Freed++
-	a.stats.Bytes -= m.size
+	a.stats.Bytes -= int(m.size)
 }

@@ -54,7 +54,7 @@ func TestNewIsChecked(t *testing.T) {
 	require.Equal(t, 100, b.Len())
 	require.Equal(t, d, b.Device())
 	require.Equal(t, 1, d.System().Stats().Managed)
-	require.Equal(t, uint64(100), d.System().Stats().ManagedBytes)
+	require.Equal(t, 100, d.System().Stats().ManagedBytes)
 }
 
 func TestADeviceWithoutManagedMemory(t *testing.T) {

@@ -68,14 +68,14 @@ func TestWhatWasMovedIsFrozen(t *testing.T) {
 	require.NoError(t, b.Resize(nil, 3*mib))
 	require.Equal(t, 6*mib, b.Stats().Shared)
 	require.Equal(t, 6*mib, old.Stats().Shared)
-	require.EqualValues(t, 12*mib, d.System().Stats().AllocatedBytes)
+	require.Equal(t, 12*mib, d.System().Stats().AllocatedBytes)
 	require.NoError(t, old.SetAccess(vmm.Access{Location: d.Location(), Mode: vmm.ReadOnly}))
 	require.True(t, bytes.Equal(data, bytesOf(t, old)))
 	require.NoError(t, old.CloseAfter(s))
 	require.NoError(t, b.Resize(nil, 1))
 	require.NoError(t, b.Clip())
 	require.NoError(t, d.System().Drain(t.Context()))
-	require.EqualValues(t, 2*mib, d.System().Stats().AllocatedBytes)
+	require.Equal(t, 2*mib, d.System().Stats().AllocatedBytes)
 	require.Zero(t, b.Stats().Shared)
 }
 
@@ -183,7 +183,7 @@ func TestForksShareWholeChunksAndGrowApart(t *testing.T) {
 		f, err := a.Fork(nil, len(prefix), vmm.ForkOptions{})
 		require.NoError(t, err)
 		closed(t, f)
-		require.EqualValues(t, 2*mib, d.System().Stats().AllocatedBytes-before, "only for what is less than a chunk")
+		require.Equal(t, 2*mib, d.System().Stats().AllocatedBytes-before, "only for what is less than a chunk")
 		require.Equal(t, 4*mib, f.Stats().Shared)
 		require.Equal(t, 4*mib, a.Stats().Shared)
 		require.Equal(t, len(prefix), f.Len())
@@ -368,7 +368,7 @@ func TestNoGrowthShowsInAnotherBuffer(t *testing.T) {
 					committed += st.Committed
 					most += st.Committed - st.Shared
 				}
-				allocated := int(s.Stats().AllocatedBytes)
+				allocated := s.Stats().AllocatedBytes
 				require.LessOrEqual(rt, most, allocated)
 				require.LessOrEqual(rt, allocated, committed)
 				if len(f.buffers) == 1 {

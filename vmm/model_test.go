@@ -432,7 +432,7 @@ func (m *model) check() {
 	// granule for each context.
 	free, total := m.m.Memory(0)
 	require.Equal(m.rt, st.Committed+st.Clipped, int(total-free)/kib64*kib64, "%+v", m.sys.Stats())
-	require.Equal(m.rt, st.Committed+st.Clipped, int(m.sys.Stats().MappedBytes))
+	require.Equal(m.rt, st.Committed+st.Clipped, m.sys.Stats().MappedBytes)
 }
 
 func TestABufferIsAGrowingSliceOfBytes(t *testing.T) {

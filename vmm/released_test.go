@@ -46,7 +46,7 @@ func TestReleasedIsTheEndOfOneObjectsClosing(t *testing.T) {
 	require.NoError(t, first.Wait(t.Context()))
 	require.True(t, ended(first))
 	require.False(t, ended(second), "another's stream still works")
-	require.EqualValues(t, 2*mib, d.System().Stats().AllocatedBytes)
+	require.Equal(t, 2*mib, d.System().Stats().AllocatedBytes)
 	m.Release(other.Handle())
 	require.NoError(t, second.Wait(t.Context()))
 	require.Zero(t, d.System().Stats().AllocatedBytes)

@@ -167,10 +167,10 @@ func (o *Object) callers() (of []runtime.Frame) {
 }
 
 // LiveCount is how many objects of a kind are live, and their bytes.
-func (s *System) LiveCount(kind ObjectKind) (n int, bytes uint64) {
+func (s *System) LiveCount(kind ObjectKind) (n, bytes int) {
 	s.live.mu.Lock()
 	defer s.live.mu.Unlock()
-	return s.live.counts[kind], s.live.bytes[kind]
+	return s.live.counts[kind], int(s.live.bytes[kind])
 }
 
 // LostCount is how many objects the collector found without Close.

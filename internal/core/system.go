@@ -85,4 +85,4 @@ func (s *Shared) Release(bytes uint64) {
 }
 
 // Released is how many were released, and their bytes.
-func (s *Shared) Released() (count int, bytes uint64) { return int(s.count.Load()), s.bytes.Load() }
+func (s *Shared) Released() (count, bytes int) { return int(s.count.Load()), int(s.bytes.Load()) }
