@@ -175,7 +175,7 @@ func (b *buffer) othersSeeLocked(op string, n uint64) error {
 // pastLocked is the buffer that b was moved from, as long as that has memory. The caller
 // holds changes of the last successor, which alone follow the chain.
 func (b *buffer) pastLocked() *buffer {
-	if b.moved != nil && b.moved.gone.Load() {
+	for b.moved != nil && b.moved.gone.Load() {
 		b.moved = b.moved.moved
 	}
 	return b.moved

@@ -56,6 +56,7 @@ func Move(old *Buffer, reserve int) (*Buffer, error) {
 	}
 	b.used.Store(in.used.Load())
 	b.track(committed)
+	in.pastLocked() // forgets those that are gone: a line of moves keeps none of them
 	return b.shell(), nil
 }
 
