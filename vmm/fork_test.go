@@ -328,7 +328,7 @@ func TestNoGrowthShowsInAnotherBuffer(t *testing.T) {
 				}
 				i := f.any(rt)
 				n := rapid.IntRange(0, len(f.data[i])).Draw(rt, "prefix")
-				b, err := vmm.Fork(nil, f.buffers[i], n, vmm.ForkOptions{Reserve: rapid.SampledFrom([]int{0, 20 * kib64}).Draw(rt, "range")})
+				b, err := vmm.Fork(nil, f.buffers[i], n, vmm.ForkOptions{Reserve: rapid.SampledFrom([]int{0, 24 * kib64}).Draw(rt, "range")})
 				if f.frozen[i] {
 					require.ErrorIs(rt, err, cuda.ErrMoved)
 					return
