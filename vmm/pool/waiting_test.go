@@ -9,6 +9,8 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/require"
@@ -249,4 +251,83 @@ func TestACaptureEndsWhileANodeIsMade(t *testing.T) {
 		}
 		require.NoError(t, errors.Join(c.Close(), g.Close()))
 	}
+}
+
+// gone counts what the driver is asked about events, or contexts, that are destroyed.
+type gone struct {
+	driver.Driver
+	asked  atomic.Int32
+	before func(c driver.Context)
+}
+
+func (g *gone) EventQuery(c driver.Context, e driver.Event) driver.Result {
+	g.before(c)
+	r := g.Driver.EventQuery(c, e)
+	if r != driver.Success && r != driver.NotReady {
+		g.asked.Add(1)
+	}
+	return r
+}
+
+// A miss that asks a stream's event, while the last borrowed stream of its context is
+// closed, asks about nothing that is gone.
+func TestAMissAsksNoEventThatIsDestroyed(t *testing.T) {
+	m, err := sim.New(sim.Options{})
+	require.NoError(t, err)
+	spy := &gone{Driver: m.Driver(), before: func(driver.Context) {}}
+	opened, err := core.OpenDriver(spy, nil, []cuda.Option(nil))
+	require.NoError(t, err)
+	sys := opened.(*cuda.System)
+	t.Cleanup(func() { require.NoError(t, sys.Close()); require.NoError(t, m.Close()) })
+	d, drv := sys.Devices()[0], m.Driver()
+	c, r := drv.Foreign().CtxCreate(0, driver.Device(d.Ordinal()))
+	require.Equal(t, driver.Success, r)
+	h, r := drv.StreamCreate(c, driver.StreamNonBlocking)
+	require.Equal(t, driver.Success, r)
+	s, err := d.BorrowStream(uintptr(h))
+	require.NoError(t, err)
+	other := stream(t, d)
+	p := newPool(t, d, pool.Options{Wait: -1})
+
+	b := alloc(t, p, s, 4*mib)
+	m.Hold(uintptr(h))
+	require.NoError(t, s.Memset(b.Ptr(), 1, 100))
+	free(t, p, b)
+	free(t, p, alloc(t, p, other, 4*mib)) // the miss records an event on s, which does not pass
+	m.Release(uintptr(h))
+
+	entered, goOn := make(chan struct{}, 1), make(chan struct{})
+	var once atomic.Bool
+	spy.before = func(in driver.Context) { // as if the goroutine were descheduled before the call
+		if in == c && once.CompareAndSwap(false, true) {
+			entered <- struct{}{}
+			<-goOn
+		}
+	}
+	done := make(chan pool.Block, 1)
+	go func() {
+		b, err := p.Alloc(pool.Request{Bytes: 8 * mib, Stream: other})
+		if err != nil {
+			panic(err)
+		}
+		done <- b
+	}()
+	<-entered
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close() }()
+	select {
+	case err := <-closed:
+		require.NoError(t, err)
+		require.Equal(t, driver.Success, drv.StreamDestroy(c, h))
+		require.Equal(t, driver.Success, drv.Foreign().CtxDestroy(c))
+		close(goOn)
+	case <-time.After(100 * time.Millisecond): // it waits for the call
+		close(goOn)
+		require.NoError(t, <-closed)
+		require.Equal(t, driver.Success, drv.StreamDestroy(c, h))
+		require.Equal(t, driver.Success, drv.Foreign().CtxDestroy(c))
+	}
+	free(t, p, <-done)
+	require.NoError(t, other.Synchronize())
+	require.Zero(t, spy.asked.Load(), "the driver was asked about an event, and a context, that are gone")
 }
