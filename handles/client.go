@@ -25,14 +25,17 @@ type Client struct {
 
 	mu     sync.Mutex
 	number uint32
-	asked  map[uint32]chan answer
+	// asked are the requests without an answer; nil stands for one that was given
+	// up.
+	asked map[uint32]chan answer
 	// followers are those that the server knows, by its tokens; nil stands for
 	// one that left, until the server says so.
 	followers map[token]*inlet
 	err       error // why nothing is read any more
 }
 
-// answer is one to a request. The page belongs to whoever takes it.
+// answer is one to a request. The page belongs to whoever takes it, and is nil if
+// it did not fit into this process.
 type answer struct {
 	message message
 	page    *FD
@@ -51,7 +54,8 @@ type inlet struct {
 // arrival is an update with its chunks.
 type arrival struct {
 	*update
-	fds []*FD
+	fds  []*FD
+	lost bool // the descriptors, for want of room
 }
 
 func newInlet() *inlet { return &inlet{updates: make(chan arrival, 1), over: make(chan struct{})} }
@@ -74,6 +78,7 @@ func NewClient(c *Conn) *Client {
 	}
 	c.warned = true
 	c.in.maxFDs = batchChunks // what an update brings, whatever Options.MaxFDs says
+	c.in.mayLose = func(kind uint16) bool { return kind == acceptedMessage || kind == updateMessage }
 	go k.listen()
 	return k
 }
@@ -113,7 +118,9 @@ func (k *Client) listen() {
 	why := k.gone(opFollow)
 	k.mu.Unlock()
 	for _, a := range asked {
-		close(a)
+		if a != nil {
+			close(a)
+		}
 	}
 	for _, i := range followers {
 		if i != nil {
@@ -125,12 +132,32 @@ func (k *Client) listen() {
 
 // take takes a message over, unless it fails.
 func (k *Client) take(m Message) error {
-	said, err := toClient(m.Kind, m.Body, len(m.FDs))
+	files := len(m.FDs)
+	if m.lost {
+		files = lostFiles
+	}
+	said, err := toClient(m.Kind, m.Body, files)
 	if err != nil {
 		return err
 	}
 	k.mu.Lock()
-	defer k.mu.Unlock()
+	unwanted, err := k.sortLocked(said, m)
+	k.mu.Unlock()
+	if !unwanted || err != nil {
+		return err
+	}
+	if s, ok := said.(*accepted); ok && k.closer.Hold() {
+		go func() { // this goroutine reads, and must not wait until something is sent
+			defer k.closer.Drop()
+			_ = k.conn.Send(k.ctx, pack(&leave{s.token}))
+		}()
+	}
+	return m.Close()
+}
+
+// sortLocked gives what the server said to whoever waits for it. unwanted says
+// that nobody does any more. The caller has mu.
+func (k *Client) sortLocked(said message, m Message) (unwanted bool, err error) {
 	switch s := said.(type) {
 	case *listing:
 		return k.answerLocked(s.number, answer{message: s})
@@ -138,25 +165,34 @@ func (k *Client) take(m Message) error {
 		return k.answerLocked(s.number, answer{message: s})
 	case *accepted:
 		if _, there := k.followers[s.token]; there {
-			return violation("two followers of one token")
+			return false, violation("two followers of one token")
 		}
-		a := answer{message: s, page: m.FDs[0], inlet: newInlet()}
-		if err := k.answerLocked(s.number, a); err != nil {
-			return err
+		a := answer{message: s, inlet: newInlet()}
+		if !m.lost {
+			a.page = m.FDs[0]
 		}
-		k.followers[s.token] = a.inlet
+		unwanted, err := k.answerLocked(s.number, a)
+		switch {
+		case err != nil:
+			return false, err
+		case unwanted:
+			k.followers[s.token] = nil // until the server has heard that it leaves
+		default:
+			k.followers[s.token] = a.inlet
+		}
+		return unwanted, nil
 	case *update:
 		i, there := k.followers[s.token]
 		switch {
 		case !there:
-			return violation("an update for an unknown token")
+			return false, violation("an update for an unknown token")
 		case i == nil: // it left, and the server did not know yet
-			return m.Close()
+			return true, nil
 		}
 		select {
-		case i.updates <- arrival{s, m.FDs}:
+		case i.updates <- arrival{s, m.FDs, m.lost}:
 		default:
-			return violation("an update before the one before was answered")
+			return false, violation("an update before the one before was answered")
 		}
 	case *ended:
 		if i := k.followers[s.token]; i != nil {
@@ -164,18 +200,22 @@ func (k *Client) take(m Message) error {
 		}
 		delete(k.followers, s.token)
 	}
-	return nil
+	return false, nil
 }
 
-// answerLocked gives an answer to whoever asked. The caller has mu.
-func (k *Client) answerLocked(number uint32, a answer) error {
-	to := k.asked[number]
-	if to == nil {
-		return violation("an answer to request %d, which was not made", number)
+// answerLocked gives an answer to whoever asked, unless the request was given up.
+// The caller has mu.
+func (k *Client) answerLocked(number uint32, a answer) (unwanted bool, err error) {
+	to, asked := k.asked[number]
+	if !asked {
+		return false, violation("an answer to request %d, which was not made", number)
 	}
 	delete(k.asked, number)
+	if to == nil {
+		return true, nil
+	}
 	to <- a // has room for one
-	return nil
+	return false, nil
 }
 
 const opFollow = "handles.Follow"
@@ -208,7 +248,9 @@ func (k *Client) ask(ctx context.Context, op string, request func(number uint32)
 	k.asked[number] = to
 	k.mu.Unlock()
 	if err := k.conn.Send(ctx, pack(request(number))); err != nil {
-		k.abandon(number, to)
+		k.mu.Lock()
+		delete(k.asked, number) // what was not sent has no answer
+		k.mu.Unlock()
 		if errors.Is(err, ErrGone) {
 			err = k.whyGone(ctx, op, err)
 		}
@@ -250,21 +292,20 @@ func (k *Client) whyGone(ctx context.Context, op string, err error) error {
 	}
 }
 
-// abandon gives up a request. Where the answer comes later, and makes a follower
-// of it, that leaves again.
+// abandon gives up a request that was sent. If the answer comes later, and makes
+// a follower, that leaves again.
 func (k *Client) abandon(number uint32, to chan answer) {
 	k.mu.Lock()
 	_, open := k.asked[number]
-	k.mu.Unlock()
-	leave := func() {
-		if a, ok := <-to; ok {
-			k.refuse(a)
-		}
-	}
 	if open {
-		go leave() // ends with the connection at the latest
-	} else {
-		leave()
+		k.asked[number] = nil
+	}
+	k.mu.Unlock()
+	if open {
+		return
+	}
+	if a, ok := <-to; ok {
+		k.refuse(a)
 	}
 }
 
@@ -358,8 +399,12 @@ func (k *Client) subscribe(ctx context.Context, op, name string, room uint64) (*
 		return nil, a, err
 	}
 	s, ok := a.message.(*accepted)
-	if !ok {
+	switch {
+	case !ok:
 		return nil, a, k.surprise(op, a)
+	case a.page == nil:
+		k.refuse(a)
+		return nil, a, errFDsLost("the page to order work by was dropped")
 	}
 	return s, a, nil
 }

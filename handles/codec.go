@@ -24,12 +24,18 @@ func (e *encoder) bool(v bool) {
 	}
 }
 
-// text is cut where it is longer than the most.
-func (e *encoder) text(s string, most int) {
+// clipped is a text of at most so many bytes, which ends behind a whole character.
+func clipped(s string, most int) string {
 	s = strings.ToValidUTF8(s, "?")
 	if len(s) > most {
 		s = strings.ToValidUTF8(s[:most], "")
 	}
+	return s
+}
+
+// text is clipped where it is longer than the most.
+func (e *encoder) text(s string, most int) {
+	s = clipped(s, most)
 	e.uint16(uint16(len(s)))
 	e.b = append(e.b, s...)
 }

@@ -60,6 +60,7 @@ func newConn(s *sock.Conn, o Options) *Conn {
 		greeted: make(chan struct{}), over: make(chan struct{})}
 	kept.enter()
 	c.in.maxFDs = o.MaxFDs
+	c.in.mayLose = func(kind uint16) bool { return kind == chunksKind }
 	c.inbox.init()
 	_, _ = rand.Read(c.in.own[:]) // never fails
 	c.owes = o.Timeout
@@ -93,8 +94,8 @@ func (c *Conn) fail(err error) error {
 		refuse(c.sock, c.out.peer, c.out.sequence, err.Error())
 		c.sending.give()
 	}
-	_ = c.sock.Close()
-	close(c.over)
+	close(c.over) // first, for those that the socket's end wakes
+	c.sock.Shutdown()
 	return err
 }
 
@@ -104,10 +105,19 @@ const refusalWait = 100 * time.Millisecond
 
 // refuse tells the peer why.
 func refuse(s *sock.Conn, to nonce, sequence uint64, reason string) {
-	reason = reason[:min(len(reason), refusalBytes)]
+	reason = clipped(reason, refusalBytes)
 	h := header{kind: refusalKind, to: to, sequence: sequence, bytes: uint32(len(reason)), allBytes: uint32(len(reason))}
 	_ = s.SetWriteDeadline(time.Now().Add(refusalWait))
 	_ = s.Send(append(h.append(nil), reason...), nil)
+}
+
+func (c *Conn) isOver() bool {
+	select {
+	case <-c.over:
+		return true
+	default:
+		return false
+	}
 }
 
 // ended is the answer of a call on a connection that is over.
@@ -123,7 +133,7 @@ func (c *Conn) ended(op string) error {
 // sockError is what becomes of a connection whose socket failed a receiver.
 func (c *Conn) sockError(op string, err error) error {
 	switch {
-	case wasClosed(err):
+	case c.isOver() || wasClosed(err):
 		return c.ended(op)
 	case errors.Is(err, io.EOF):
 		return c.fail(failure(op, ErrGone, "", "connect again when it is back"))
@@ -187,7 +197,7 @@ func (c *Conn) packet(ctx context.Context, op string, owed bool) (*Message, erro
 	}
 	var fds []*FD
 	for _, n := range numbers {
-		fds = append(fds, own(n))
+		fds = append(fds, received(n))
 	}
 	if err != nil {
 		_ = closeAll(fds)
@@ -199,6 +209,10 @@ func (c *Conn) packet(ctx context.Context, op string, owed bool) (*Message, erro
 		}
 		return nil, c.fail(failure(op, ErrTimeout, fmt.Sprintf("the peer did not finish what it owes in %v", c.limits.Timeout),
 			"see what it waits for, or raise Options.Timeout").because(err))
+	}
+	if c.isOver() { // it lay there when the connection ended
+		_ = closeAll(fds)
+		return nil, c.ended(op)
 	}
 	m, err := c.in.take(c.buf[:n], fds, lost)
 	if err != nil {
@@ -263,13 +277,13 @@ func (c *Conn) transmitWithin(ctx context.Context, op string, m Message, patienc
 		return closedError(op, "connection")
 	}
 	defer c.closer.Drop()
+	if ctx.Err() != nil {
+		return waitError(ctx, op, "", "nothing was sent")
+	}
 	numbers := make([]int, len(m.FDs))
 	for i, f := range m.FDs {
-		if f == nil {
-			return failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("file descriptor %d of the message is nil", i), "pass open ones")
-		}
-		if !f.s.closer.Hold() {
-			return closedError(op, fmt.Sprintf("%d. file descriptor of the message", i+1))
+		if err := f.hold(op, fmt.Sprintf("file descriptor %d of the message", i)); err != nil {
+			return err
 		}
 		defer f.s.closer.Drop()
 		numbers[i] = f.s.n
@@ -322,7 +336,7 @@ func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, p
 		case timedOut(err):
 			return begun, waitError(ctx, op, fmt.Sprintf("%d of %s and %d of %s were sent", bytes, core.Count(len(m.Body), "byte"), fds, core.Count(len(numbers), "file descriptor")),
 				"see what the peer waits for, or raise Options.Timeout")
-		case wasClosed(err):
+		case c.isOver() || wasClosed(err):
 			return begun, c.ended(op)
 		case errors.Is(err, io.EOF):
 			return begun, failure(op, ErrGone, "", "Receive says why, where the peer did")
@@ -379,13 +393,14 @@ func (c *Conn) Close() error {
 	select {
 	case <-c.over:
 	default:
-		_ = c.sock.Close()
 		close(c.over)
+		c.sock.Shutdown()
 	}
 	c.mu.Unlock()
 	return c.closer.Close(func() error {
 		c.in.discard()
 		c.inbox.discard()
+		_ = c.sock.Close()
 		kept.leave()
 		return nil
 	})

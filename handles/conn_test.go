@@ -52,8 +52,7 @@ func init() {
 		if list != nil {
 			return list
 		}
-		// The failed connection's own socket is closed too.
-		if len(after) != len(before)-1 || handles.OpenFDs() != 0 {
+		if len(after) != len(before) || handles.OpenFDs() != 0 {
 			return fmt.Errorf("%d descriptors before and %d after", len(before), len(after))
 		}
 		if !errors.Is(err, handles.ErrTruncated) {

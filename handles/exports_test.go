@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -80,4 +81,75 @@ func TestWhoeverWaitsForDescriptorsIsNotDropped(t *testing.T) {
 		defer exports.mu.Unlock()
 		return exports.used == 0
 	}, Guard, time.Millisecond)
+}
+
+// noRoom lets this process open nothing more while do runs.
+func noRoom(t *testing.T, do func()) {
+	var old unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: old.Max}))
+	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) }()
+	do()
+}
+
+// A receiver that may open no more files refuses the object, and the connection
+// goes on.
+func TestAnObjectWhoseDescriptorsDoNotFit(t *testing.T) {
+	h := newHostile(t, Guard)
+	h.offer(h.honest, h.memory(2))
+	open := OpenFDs()
+	noRoom(t, func() {
+		_, err := ReceiveBuffer(moment(t), h.far, h.d, ImportOptions{})
+		require.ErrorIs(t, err, ErrTruncated)
+		require.ErrorContains(t, err, "ulimit -n")
+	})
+	require.Equal(t, open, OpenFDs())
+	h.near.inbox.mu.Lock()
+	h.near.inbox.out.begun = h.offers
+	h.near.inbox.out.ended = h.offers
+	h.near.inbox.mu.Unlock()
+	over := make(chan error, 1)
+	go func() { over <- h.near.offer(moment(t), "test", identity{1}, &h.honest, h.chunks) }()
+	got, err := ReceiveBuffer(moment(t), h.far, h.d, ImportOptions{})
+	require.NoError(t, err)
+	require.NoError(t, <-over)
+	require.NoError(t, got.Close())
+}
+
+// A follower without room for descriptors misses a generation, and no more.
+func TestAnUpdateWhoseDescriptorsDoNotFit(t *testing.T) {
+	refused := make(chan *done, 1)
+	k, d := fake(t, func(c *Conn, d *cuda.Device, n uint32) {
+		to := token{1}
+		answered := func(u *update, files ...*FD) *done {
+			_ = c.Send(context.Background(), pack(u, files...))
+			m, err := c.Receive(context.Background())
+			if err != nil {
+				return nil
+			}
+			said, _ := toServer(m.Kind, m.Body, 0)
+			answer, _ := said.(*done)
+			return answer
+		}
+		null := nullFD(t)
+		_ = c.Send(context.Background(), pack(&accepted{n, to, 64 << 20, 0, about(d)}, memoryFile(t, 4096, sealed)))
+		_ = answered(&update{token: to, serial: 1, generation: 1, ordered: 1, last: true}) // it is ready
+		noRoom(t, func() {
+			refused <- answered(&update{token: to, serial: 2, generation: 2, ordered: 1, length: 10, last: true, sizes: []uint64{2 << 20}}, null)
+		})
+		_ = c.Send(context.Background(), pack(&update{token: to, serial: 3, generation: 3, ordered: 1, last: true}))
+	})
+	f, err := Follow[uint32](moment(t), k, d, "numbers", FollowOptions{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	f.f.word.value().Store(1)
+	answer := <-refused
+	require.NotNil(t, answer)
+	require.Equal(t, statusFailed, answer.status)
+	require.Contains(t, answer.reason, "ulimit -n")
+	for f.Generation() < 3 {
+		if err := f.Next(moment(t)); err != nil {
+			require.ErrorIs(t, err, ErrTruncated)
+		}
+	}
 }

@@ -32,6 +32,9 @@ type descriptor struct {
 	n      int
 	closer core.Closer
 	stack  []uintptr
+	// foreign: another process chose the file, so that closing it may take as
+	// long as that likes.
+	foreign atomic.Bool
 }
 
 // fds counts for the process, as its limit of open files does.
@@ -75,15 +78,31 @@ func own(n int) *FD {
 	return f
 }
 
-func (s *descriptor) close() (err error) {
-	// The number is given back whatever close answers, so there is no second
-	// try.
+// received takes over a descriptor that another process sent.
+func received(n int) *FD {
+	f := own(n)
+	f.s.foreign.Store(true)
+	return f
+}
+
+// known says that the driver, or this package, has taken the file for one of its
+// own.
+func (f *FD) known() { f.s.foreign.Store(false) }
+
+// close gives the number back, a foreign file's on a goroutine of its own: then
+// done is closed when it is closed.
+func (s *descriptor) close() (done <-chan struct{}, err error) {
+	// The number is given back even if close fails, so there is no second try.
 	_ = s.closer.Close(func() error {
-		err = fd.Close(s.n)
+		if s.foreign.Load() {
+			done = fd.Away(func() { _ = fd.Close(s.n) })
+		} else {
+			err = fd.Close(s.n)
+		}
 		fds.open.Add(-1)
 		return nil
 	})
-	return err
+	return done, err
 }
 
 func (s *descriptor) lose() {
@@ -92,7 +111,7 @@ func (s *descriptor) lose() {
 		log.Warn("cuvmm: a file descriptor was lost without Close; it is closed now",
 			"fd", s.String(), "hint", "call Close on it, or File to hand it over")
 	}
-	_ = s.close()
+	_, _ = s.close()
 }
 
 // String names the descriptor, with the stack that made it where FDs were
@@ -117,7 +136,23 @@ func (s *descriptor) String() string {
 }
 
 // String names the descriptor: "file descriptor 7".
-func (f *FD) String() string { return fmt.Sprintf("file descriptor %d", f.s.n) }
+func (f *FD) String() string {
+	if f == nil || f.s == nil {
+		return "no file descriptor"
+	}
+	return fmt.Sprintf("file descriptor %d", f.s.n)
+}
+
+// hold keeps the descriptor open until f.s.closer.Drop.
+func (f *FD) hold(op, what string) error {
+	switch {
+	case f == nil || f.s == nil:
+		return failure(op, cuda.ErrInvalidArgument, what+" is nil", "pass an open one, as NewFD and Receive return")
+	case !f.s.closer.Hold():
+		return closedError(op, what)
+	}
+	return nil
+}
 
 // Use lends the number to the function, which must neither keep it nor close
 // the FD: it stays open until the function returns, and Close waits for that.
@@ -126,8 +161,8 @@ func (f *FD) Use(do func(n int) error) error {
 	if do == nil {
 		return failure(op, cuda.ErrInvalidArgument, "no function", "pass the function that uses the number")
 	}
-	if !f.s.closer.Hold() {
-		return closedError(op, "file descriptor")
+	if err := f.hold(op, "file descriptor"); err != nil {
+		return err
 	}
 	defer runtime.KeepAlive(f)
 	defer f.s.closer.Drop()
@@ -137,8 +172,8 @@ func (f *FD) Use(do func(n int) error) error {
 // Dup is another descriptor of the same file. The caller closes it.
 func (f *FD) Dup() (*FD, error) {
 	const op = "handles.FD.Dup"
-	if !f.s.closer.Hold() {
-		return nil, closedError(op, "file descriptor")
+	if err := f.hold(op, "file descriptor"); err != nil {
+		return nil, err
 	}
 	defer runtime.KeepAlive(f)
 	defer f.s.closer.Drop()
@@ -151,6 +186,9 @@ func (f *FD) Dup() (*FD, error) {
 
 // File hands the descriptor over: the file owns it now, and the FD is closed.
 func (f *FD) File(name string) (*os.File, error) {
+	if f == nil || f.s == nil {
+		return nil, failure("handles.FD.File", cuda.ErrInvalidArgument, "file descriptor is nil", "pass an open one, as NewFD and Receive return")
+	}
 	var file *os.File
 	_ = f.s.closer.Close(func() error {
 		file = os.NewFile(uintptr(f.s.n), name)
@@ -164,12 +202,42 @@ func (f *FD) File(name string) (*os.File, error) {
 	return file, nil
 }
 
-// Close closes the descriptor, after waiting for the calls of Use that run.
-// The second Close does nothing.
+// Close closes the descriptor, after waiting for the calls of Use that run. A
+// file that another process sent may be one whose close takes for ever: then
+// Close returns after a second, and the kernel goes on with it. The second Close
+// does nothing.
 func (f *FD) Close() error {
+	if f == nil || f.s == nil {
+		return nil
+	}
 	f.cleanup.Stop()
-	if err := f.s.close(); err != nil {
+	done, err := f.s.close()
+	if done != nil {
+		fd.Await(done)
+	}
+	if err != nil {
 		return systemError("handles.FD.Close", f.String(), err)
 	}
 	return nil
+}
+
+// closeAll closes descriptors, foreign ones beside each other.
+func closeAll(all []*FD) error {
+	var errs []error
+	var away []<-chan struct{}
+	for _, f := range all {
+		if f == nil || f.s == nil {
+			continue // a message that was never sent may have such
+		}
+		f.cleanup.Stop()
+		done, err := f.s.close()
+		if err != nil {
+			errs = append(errs, systemError("handles.FD.Close", f.String(), err))
+		}
+		if done != nil {
+			away = append(away, done)
+		}
+	}
+	fd.Await(away...)
+	return errors.Join(errs...)
 }

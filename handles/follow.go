@@ -187,6 +187,7 @@ func (k *Client) openPage(op string, f *FD, slot uint32) (p *sharedpage.Page, er
 	case uint64(slot) >= uint64(p.Words()):
 		return nil, errors.Join(k.conn.fail(violation("word %d of a page with %d", slot, p.Words())), p.Close())
 	}
+	f.known()
 	return p, nil
 }
 

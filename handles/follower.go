@@ -173,6 +173,9 @@ func (f *follower) carryOut(a arrival) error {
 		return failure(opFollow, ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", n, most),
 			"publish memory in larger chunks, or raise FollowOptions.MaxChunks")
 	}
+	if a.lost {
+		return errFDsLost(fmt.Sprintf("the file descriptors of %s were dropped", core.Count(len(a.sizes), "chunk")))
+	}
 	in, err := f.intake(opFollow, a.sizes)
 	if err != nil {
 		return err

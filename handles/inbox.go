@@ -76,6 +76,19 @@ type inbox struct {
 	// in is the transfer that the peer sends, out the one that this side sends.
 	in  incoming
 	out outgoing
+	// dropped are messages that serve nobody, to be closed without the lock: to
+	// close a file that the peer chose may take long.
+	dropped []Message
+}
+
+// unlock gives the lock back and closes what was dropped under it.
+func (b *inbox) unlock() {
+	dropped := b.dropped
+	b.dropped = nil
+	b.mu.Unlock()
+	for _, m := range dropped {
+		_ = m.Close()
+	}
 }
 
 // incoming is the receiver's side of transfers.
@@ -128,10 +141,10 @@ func (b *inbox) full() bool {
 // nothing of the message is left open.
 func (b *inbox) put(m Message) error {
 	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.unlock()
 	keep, err := b.sort(m)
 	if !keep {
-		_ = m.Close()
+		b.dropped = append(b.dropped, m)
 	}
 	b.wake()
 	return err
@@ -203,13 +216,10 @@ func (b *inbox) part(tr *transfer, m Message) (keep bool, err error) {
 	return true, nil
 }
 
-// end ends a transfer that the peer sends, and closes what came of it. The
-// caller has the lock.
+// end ends a transfer that the peer sends, and drops what came of it. The caller
+// has the lock, and gives it back by unlock.
 func (b *inbox) end(tr *transfer) {
-	_ = tr.offer.Close()
-	for _, m := range tr.parts {
-		_ = m.Close()
-	}
+	b.dropped = append(append(b.dropped, tr.offer), tr.parts...)
 	tr.parts = nil
 	b.in.open = slices.DeleteFunc(b.in.open, func(o *transfer) bool { return o == tr })
 }
@@ -237,13 +247,11 @@ func (b *inbox) takeProgram() (m Message, ok bool) {
 // discard closes what nobody took.
 func (b *inbox) discard() {
 	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.unlock()
 	for len(b.in.open) > 0 {
 		b.end(b.in.open[0])
 	}
-	for _, m := range b.program {
-		_ = m.Close()
-	}
+	b.dropped = append(b.dropped, b.program...)
 	b.program, b.bytes, b.fds = nil, 0, 0
 }
 
@@ -256,8 +264,11 @@ func (c *Conn) await(ctx context.Context, op string, take func() bool) error {
 		ok := take()
 		changed, full := b.changed, b.full()
 		b.mu.Unlock()
-		if ok {
+		switch {
+		case ok:
 			return nil
+		case c.isOver():
+			return c.ended(op)
 		}
 		receiving := c.receiving
 		if full {

@@ -128,6 +128,7 @@ func (i *intake) take(fds []*FD) error {
 		if err != nil {
 			return i.importError(at, err)
 		}
+		f.known()
 		if err := i.keep(h); err != nil {
 			return err
 		}

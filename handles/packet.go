@@ -2,7 +2,6 @@ package handles
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -55,18 +54,12 @@ type Message struct {
 	Body []byte
 	// FDs belong to the receiver, who closes them, and stay the sender's.
 	FDs []*FD
+	// lost: its descriptors did not fit into this process, and are closed.
+	lost bool
 }
 
 // Close closes the message's file descriptors.
 func (m *Message) Close() error { return closeAll(m.FDs) }
-
-func closeAll(all []*FD) error {
-	var errs []error
-	for _, f := range all {
-		errs = append(errs, f.Close())
-	}
-	return errors.Join(errs...)
-}
 
 type nonce [16]byte
 
@@ -104,8 +97,8 @@ func violation(format string, args ...any) error {
 }
 
 // parseHeader reads the front of a packet. fds is how many descriptors came
-// with it.
-func parseHeader(p []byte, fds int) (h header, err error) {
+// with it, unless some were lost.
+func parseHeader(p []byte, fds int, lost bool) (h header, err error) {
 	if len(p) < packetHeader {
 		return h, violation("a packet of %d bytes, where the header alone has %d", len(p), packetHeader)
 	}
@@ -125,18 +118,20 @@ func parseHeader(p []byte, fds int) (h header, err error) {
 		return h, violation("a packet that declares %d bytes and has %d", h.bytes, len(r.b))
 	case h.fds > sock.MaxFDs:
 		return h, violation("a packet that declares %d file descriptors, where %d is the most", h.fds, sock.MaxFDs)
+	case lost:
 	case int(h.fds) > fds:
 		return h, errFDsLost(fmt.Sprintf("a packet declares %s, of which %d came", core.Count(int(h.fds), "file descriptor"), fds))
 	case int(h.fds) < fds:
 		return h, violation("a packet that declares %s and has %d", core.Count(int(h.fds), "file descriptor"), fds)
-	case h.bytes > h.allBytes || h.fds > h.allFDs:
+	}
+	if h.bytes > h.allBytes || h.fds > h.allFDs {
 		return h, violation("a packet with more than its message: %d of %d bytes, %d of %d file descriptors", h.bytes, h.allBytes, h.fds, h.allFDs)
 	}
 	return h, nil
 }
 
 func errFDsLost(what string) error {
-	return failure(opReceive, ErrTruncated, what, "close files that are not needed, or raise this process's limit of open files (ulimit -n), and connect again")
+	return failure(opReceive, ErrTruncated, what, "close files that are not needed, or raise this process's limit of open files (ulimit -n)")
 }
 
 // inbound puts packets together to messages. It trusts nothing in them. After
@@ -146,6 +141,9 @@ type inbound struct {
 	// maxFDs is the most in a message; with noFDs any is a violation.
 	maxFDs int
 	noFDs  bool
+	// mayLose says of which kinds a message is put together even where this process
+	// may open no more files: whoever it is for refuses the object alone.
+	mayLose func(kind uint16) bool
 
 	greeted  bool
 	peer     nonce
@@ -155,6 +153,7 @@ type inbound struct {
 	begun bool
 	first header
 	part  Message
+	fds   int // that came of it, lost ones included
 }
 
 // take takes a packet and its descriptors, whatever it answers: a whole
@@ -172,19 +171,19 @@ func (in *inbound) take(p []byte, fds []*FD, lost bool) (*Message, error) {
 // discard closes what came of a message that never ended.
 func (in *inbound) discard() {
 	_ = in.part.Close()
-	in.begun, in.part = false, Message{}
+	in.begun, in.part, in.fds = false, Message{}, 0
 }
 
 func (in *inbound) parse(p []byte, fds []*FD, lost bool) (*Message, error) {
-	if lost {
-		if len(p) > packetHeader+packetBody {
-			return nil, violation("a packet of more than %d bytes", packetHeader+packetBody)
-		}
-		return nil, errFDsLost("file descriptors of a packet were dropped")
+	if lost && len(p) > packetHeader+packetBody {
+		return nil, violation("a packet of more than %d bytes", packetHeader+packetBody)
 	}
-	h, err := parseHeader(p, len(fds))
+	h, err := parseHeader(p, len(fds), lost)
 	if err != nil {
 		return nil, err
+	}
+	if lost && (in.mayLose == nil || !in.mayLose(h.kind)) {
+		return nil, errFDsLost("file descriptors of a packet were dropped")
 	}
 	if h.sequence != in.sequence {
 		return nil, violation("packet %d, where %d is the next", h.sequence, in.sequence)
@@ -226,20 +225,26 @@ func (in *inbound) parse(p []byte, fds []*FD, lost bool) (*Message, error) {
 		return nil, violation("the parts of a message differ: kinds %d and %d, %d and %d bytes, %d and %d file descriptors",
 			f.kind, h.kind, f.allBytes, h.allBytes, f.allFDs, h.allFDs)
 	}
-	haveBytes, haveFDs := len(in.part.Body)+len(body), len(in.part.FDs)+len(fds)
+	in.fds += int(h.fds)
+	haveBytes, haveFDs := len(in.part.Body)+len(body), in.fds
 	switch whole := haveBytes == int(h.allBytes) && haveFDs == int(h.allFDs); {
 	case haveBytes > int(h.allBytes) || haveFDs > int(h.allFDs):
 		return nil, violation("the parts of a message have %d of %d bytes, %d of %d file descriptors", haveBytes, h.allBytes, haveFDs, h.allFDs)
-	case !whole && len(body) == 0 && len(fds) == 0:
+	case !whole && len(body) == 0 && h.fds == 0:
 		return nil, violation("an empty part of a message")
-	case whole:
-		m := in.part
-		m.Body, m.FDs = append(m.Body, body...), append(m.FDs, fds...)
-		in.begun, in.part = false, Message{}
-		return &m, nil
 	}
-	in.part.Body, in.part.FDs = append(in.part.Body, body...), append(in.part.FDs, fds...)
-	return nil, nil
+	m := &in.part
+	m.Body, m.FDs = append(m.Body, body...), append(m.FDs, fds...)
+	if m.lost = m.lost || lost; m.lost {
+		_ = m.Close()
+		m.FDs = nil
+	}
+	if haveBytes < int(h.allBytes) || haveFDs < int(h.allFDs) {
+		return nil, nil
+	}
+	got := *m
+	in.begun, in.part, in.fds = false, Message{}, 0
+	return &got, nil
 }
 
 // outbound cuts messages into packets.

@@ -139,7 +139,7 @@ func (c *Conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportO
 	c.inbox.mu.Lock()
 	c.inbox.end(t)
 	ended := t.last
-	c.inbox.mu.Unlock()
+	c.inbox.unlock()
 	if err == nil {
 		c.carried.note(&c.carried.received, t.by, c.limits.Log, "received")
 		return got, nil
@@ -219,6 +219,8 @@ func (c *Conn) takeAll(ctx context.Context, op string, t *transfer, i *intake) e
 		switch {
 		case part.Kind == withdrawnKind:
 			err = reasonOf(op, part)
+		case part.lost:
+			err = errFDsLost(fmt.Sprintf("file descriptors of chunks from %d on were dropped", countOf(part)))
 		case countOf(part) != uint32(len(i.chunks)):
 			err = violation("chunks from %d on, where %d is the next", countOf(part), len(i.chunks))
 		default:

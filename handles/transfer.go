@@ -3,7 +3,6 @@ package handles
 import (
 	"encoding/binary"
 	"fmt"
-	"unicode/utf8"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -59,7 +58,7 @@ func transferOf(m Message) (uint32, error) {
 	switch {
 	case len(m.Body) < least || len(m.Body) > most:
 		return 0, violation("a message of kind %d with %s instead of %d to %d", m.Kind, core.Count(len(m.Body), "byte"), least, most)
-	case len(m.FDs) > carries || m.Kind == chunksKind && len(m.FDs) == 0:
+	case len(m.FDs) > carries || m.Kind == chunksKind && len(m.FDs) == 0 && !m.lost:
 		return 0, violation("a message of kind %d with %s", m.Kind, core.Count(len(m.FDs), "file descriptor"))
 	}
 	return binary.LittleEndian.Uint32(m.Body), nil
@@ -95,14 +94,7 @@ func countOf(m Message) uint32 { return binary.LittleEndian.Uint32(m.Body[transf
 // reasonMessage is one of withdrawn or of declined.
 func reasonMessage(kind uint16, t uint32, reason error) Message {
 	m := transferMessage(kind, t)
-	text := reason.Error()
-	if len(text) > reasonBytes {
-		text = text[:reasonBytes]
-		for !utf8.ValidString(text) && len(text) > reasonBytes-utf8.UTFMax {
-			text = text[:len(text)-1]
-		}
-	}
-	m.Body = append(m.Body, text...)
+	m.Body = append(m.Body, clipped(reason.Error(), reasonBytes)...)
 	return m
 }
 

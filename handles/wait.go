@@ -14,8 +14,11 @@ type slot chan struct{}
 
 func newSlot() slot { return make(slot, 1) }
 
-// take answers false where the context ended first, or over was closed.
+// take returns false if the context ended first, or over was closed.
 func (s slot) take(ctx context.Context, over <-chan struct{}) bool {
+	if ctx.Err() != nil {
+		return false
+	}
 	select {
 	case s <- struct{}{}:
 		return true

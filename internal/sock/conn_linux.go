@@ -9,11 +9,12 @@ import (
 	"os"
 	"syscall"
 
+	"github.com/cuvmm/cuvmm/internal/fd"
 	"golang.org/x/sys/unix"
 )
 
 // Conn is one end of a connection that keeps the bounds of packets. Deadlines
-// and Close are those of package net.
+// are those of package net.
 type Conn struct {
 	*net.UnixConn
 	raw syscall.RawConn
@@ -26,6 +27,20 @@ func wrap(u *net.UnixConn) (*Conn, error) {
 		return nil, err
 	}
 	return &Conn{u, raw}, nil
+}
+
+// Shutdown ends the connection for both sides and all calls that wait on it.
+// Packets that have arrived can still be received.
+func (c *Conn) Shutdown() {
+	_ = c.raw.Control(func(s uintptr) { _ = unix.Shutdown(int(s), unix.SHUT_RDWR) })
+}
+
+// Close ends the connection and gives the descriptor back. Where packets lie
+// unread, whose descriptors take long to close, it does not wait for that.
+func (c *Conn) Close() error {
+	c.Shutdown()
+	fd.Await(fd.Away(func() { _ = c.UnixConn.Close() }))
+	return nil
 }
 
 // Send sends one packet, which must not be empty, with at most MaxFDs

@@ -12,6 +12,8 @@ import (
 // Conn is never made.
 type Conn struct{ *net.UnixConn }
 
+func (c *Conn) Shutdown() {}
+
 func (c *Conn) Send([]byte, []int) error { return errors.ErrUnsupported }
 
 func (c *Conn) SendNow([]byte) bool { return false }
