@@ -133,7 +133,7 @@ func (p *Publication) write(ctx context.Context, op string, s *cuda.Stream, foll
 	}
 	p.used++
 	for _, f := range followers {
-		if err := p.seq.write(op, f.page.word, p.used); err != nil {
+		if err := p.seq.write(op, f.word, p.used); err != nil {
 			return err
 		}
 	}

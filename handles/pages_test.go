@@ -4,38 +4,89 @@ package handles
 
 import (
 	"context"
+	"os"
 	"testing"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
-// A child gets no page that another had.
-func TestChildrenDoNotSharePages(t *testing.T) {
+// Whoever had a page may write it for ever, so no client gets one that another had.
+func TestClientsDoNotSharePages(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, Options{})
-	var was []*page
-	for range 2 {
-		near, file, err := Pair(Options{})
-		require.NoError(t, err)
-		far, err := Inherit(file, Options{})
-		require.NoError(t, err)
-		over := make(chan error, 1)
-		go func() { over <- v.server.ServeConn(context.Background(), near) }()
-		to, _, fds := v.joined(far)
-		require.NoError(t, closeAll(fds))
-		v.p.mu.Lock()
-		for s := range v.p.followers {
-			if s.token == to {
-				was = append(was, s.page)
-			}
+	seen := map[*page]bool{}
+	for i := range 6 {
+		var far *Conn
+		if i%2 == 0 {
+			var near *Conn
+			near, far = linked(t)
+			go func() { _ = v.server.ServeConn(context.Background(), near) }()
+		} else {
+			far = v.dial()
 		}
-		v.p.mu.Unlock()
+		var last *page
+		for range 3 { // followers of one client do share one
+			to, _, fds := v.joined(far)
+			require.NoError(t, closeAll(fds))
+			v.p.mu.Lock()
+			for s := range v.p.followers {
+				if s.token == to {
+					require.True(t, last == nil || last == s.page)
+					last = s.page
+				}
+			}
+			v.p.mu.Unlock()
+		}
+		require.NotNil(t, last)
+		require.False(t, seen[last], "another client had this page")
+		seen[last] = true
 		require.NoError(t, far.Close())
-		require.NoError(t, <-over)
-		time.Sleep(100 * time.Millisecond)
+		require.Eventually(t, func() bool { return len(v.p.Stats().Followers) == 1 }, Guard, time.Millisecond)
 	}
-	require.NotSame(t, was[0], was[1])
+	v.served()
+}
+
+// Followers take a bounded part of the publisher's descriptors, each process a
+// part of that, and give it back when they leave.
+func TestPagesLeaveRoomForFiles(t *testing.T) {
+	v := newVictim(t, ServerOptions{MaxPerProcess: 200}, Options{})
+	var old unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: old.Max}))
+	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) }()
+	const most = 256 / pageProcessShare // one of which the honest one has
+	var all []*Conn
+	for range 3 { // who comes again finds as much
+		for i := range most + 3 {
+			near, far := linked(t)
+			near.peer, near.known = Peer{PID: os.Getpid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}, true
+			go func() { _ = v.server.ServeConn(context.Background(), near) }()
+			require.NoError(t, far.Send(moment(t), pack(&follow{1, 0, "numbers"})))
+			m := v.receive(far)
+			require.NoError(t, m.Close())
+			said, err := toClient(m.Kind, m.Body, len(m.FDs))
+			require.NoError(t, err)
+			if i < most-1 {
+				require.IsType(t, &accepted{}, said)
+			} else {
+				require.Equal(t, statusLimit, said.(*denied).status)
+				require.Contains(t, said.(*denied).reason, "where 16 is the most")
+			}
+			all = append(all, far)
+		}
+		for _, c := range all {
+			require.NoError(t, c.Close())
+		}
+		all = nil
+		require.Eventually(t, func() bool {
+			v.server.pages.mu.Lock()
+			defer v.server.pages.mu.Unlock()
+			return v.server.pages.opened == 1 && OpenFDs() == 1 // the honest one's page
+		}, Guard, time.Millisecond)
+	}
+	v.served()
 }
 
 // What a follower is told of its page stays so, whatever becomes of the page
@@ -46,14 +97,14 @@ func TestAPageThatIsGivenBackBeforeTheFollowerHearsOfIt(t *testing.T) {
 	require.NoError(t, err)
 	defer near.Close()
 	require.NoError(t, file.Close())
-	ss := &session{server: v.server, conn: near, followers: map[token]*subscriber{}}
+	ss := &session{server: v.server, conn: near, followers: map[token]*subscriber{}, pages: map[*cuda.Device]*page{}}
 	f, err := v.p.join(moment(t), ss, 0)
 	require.NoError(t, err)
 	v.server.telling.Done() // it is never told
-	slot := f.slot
+	slot := f.word.slot
 	require.NoError(t, v.p.Withdraw())
-	require.Eventually(t, func() bool { return f.page.fd.Use(func(int) error { return nil }) != nil }, Guard, time.Millisecond)
-	require.Equal(t, slot, f.slot)
+	v.server.pages.finish(f.page)
+	require.Equal(t, slot, f.word.slot)
 	require.NoError(t, f.file.Use(func(int) error { return nil }))
 	require.NoError(t, f.file.Close())
 }

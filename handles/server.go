@@ -26,6 +26,7 @@ type Server struct {
 	mu           sync.Mutex
 	publications map[string]*Publication
 	sessions     map[*session]struct{}
+	last         int  // session's number
 	closing      bool // nothing is entered any more
 	// telling counts the followers' goroutines.
 	telling sync.WaitGroup
@@ -76,6 +77,7 @@ func NewServer(o ServerOptions) *Server {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{o: o, log: o.Log, publications: map[string]*Publication{}, sessions: map[*session]struct{}{}}
+	s.pages.life = &s.closer
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }
@@ -148,8 +150,10 @@ func (s *Server) ServeConn(ctx context.Context, c *Conn) error {
 
 func (s *Server) serve(c *Conn) error {
 	c.in.noFDs = true // or those of a message that never ends would fill this process's table
-	ss := &session{server: s, conn: c, followers: map[token]*subscriber{}}
+	ss := &session{server: s, conn: c, followers: map[token]*subscriber{}, pages: map[*cuda.Device]*page{}}
 	s.mu.Lock()
+	s.last++
+	ss.number = s.last
 	err := s.crowdedLocked(c)
 	if err == nil {
 		s.sessions[ss] = struct{}{}

@@ -17,10 +17,15 @@ type session struct {
 	server *Server
 	conn   *Conn
 
+	number int // of the server's sessions
+
 	mu        sync.Mutex
 	followers map[token]*subscriber
 	joining   int // that are not among them yet
 	feeding   sync.WaitGroup
+
+	paging sync.Mutex
+	pages  map[*cuda.Device]*page // those with further words
 }
 
 // String names the client.
@@ -45,6 +50,9 @@ func (ss *session) run(ctx context.Context) error {
 	for _, f := range followers {
 		f.drop()
 		f.discard() // an announcement may have prepared more before the drop
+	}
+	for _, g := range ss.pages {
+		ss.server.pages.finish(g)
 	}
 	if errors.Is(err, ErrGone) || errors.Is(err, cuda.ErrClosed) || ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = nil
@@ -179,13 +187,15 @@ func (ss *session) takeIn(ctx context.Context, m *follow) (*subscriber, error) {
 		return nil, err
 	case errors.Is(err, cuda.ErrClosed):
 		return nil, deny(statusUnknown, fmt.Sprintf("publication %q was withdrawn", m.name))
+	case errors.Is(err, ErrTooLarge):
+		return nil, deny(statusLimit, err.Error())
 	case err != nil:
 		ss.server.log.Error("cuvmm: a follower could not be taken in, and is told so", "publication", m.name, "client", ss.String(), "error", err)
 		return nil, deny(statusFailed, err.Error())
 	}
 	defer func() { _ = f.file.Close() }()
 	// The follower hears of nothing before this.
-	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, f.feed.room, f.slot, p.about}, f.file)); err != nil {
+	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, f.feed.room, uint32(f.word.slot), p.about}, f.file)); err != nil {
 		ss.server.telling.Done()
 		return nil, err
 	}
@@ -204,24 +214,18 @@ func (p *Publication) join(ctx context.Context, ss *session, room uint64) (*subs
 		return nil, closedError(op, "publication")
 	}
 	about := p.memory.About()
-	g, err := p.server.pages.get(op, about.Device, ss.conn)
+	g, w, file, err := p.server.pages.get(op, about.Device, ss)
 	if err != nil {
 		return nil, err
 	}
-	// Of its own: without changes the page may go to the next follower.
-	file, err := g.fd.Dup()
-	if err != nil {
-		p.server.pages.put(g)
-		return nil, err
-	}
-	if err := p.seq.write(op, g.word, p.view.generation); err != nil {
+	if err := p.seq.write(op, w, p.view.generation); err != nil {
 		p.server.pages.retire(g) // something may write it still
 		return nil, errors.Join(err, file.Close())
 	}
 	if room == 0 || room > about.Reserved {
 		room = about.Reserved
 	}
-	f := &subscriber{p: p, on: ss, token: newToken(), page: g, slot: uint32(g.slot), file: file, since: time.Now(),
+	f := &subscriber{p: p, on: ss, token: newToken(), page: g, word: w, file: file, since: time.Now(),
 		wake: make(chan struct{}, 1), feed: newFeed(p.unit, room)}
 	ss.mu.Lock()
 	ss.followers[f.token] = f

@@ -16,7 +16,7 @@ type subscriber struct {
 	on    *session
 	token token
 	page  *page
-	slot  uint32 // of the page, and the page as the follower gets it
+	word  *word // of the page, and the page as the follower gets it
 	file  *FD
 	since time.Time
 	wake  chan struct{} // holds one
