@@ -340,6 +340,8 @@ func (k *Client) leave(t token, i *inlet) {
 type Listing struct {
 	Name string
 	Kind Kind
+	// Access is what this client may do with it.
+	Access Access
 	// Element and ElementSize, in bytes, are set for arrays alone.
 	Element     ElementType
 	ElementSize int
@@ -363,7 +365,7 @@ func (k *Client) List(ctx context.Context) ([]Listing, error) {
 	}
 	all := make([]Listing, len(said.entries))
 	for i, e := range said.entries {
-		all[i] = Listing{e.name, e.kind, e.element, int(e.size), int(e.length), int(e.bytes), e.generation}
+		all[i] = Listing{e.name, e.kind, e.access, e.element, int(e.size), int(e.length), int(e.bytes), e.generation}
 	}
 	slices.SortFunc(all, func(a, b Listing) int { return cmp.Compare(a.Name, b.Name) })
 	return all, nil
@@ -379,22 +381,29 @@ func (k *Client) surprise(op string, a answer) error {
 }
 
 func deniedError(op string, d *denied) error {
-	kind := map[status]error{statusUnknown: ErrUnknown, statusLimit: ErrTooLarge}[d.status]
+	kind := map[status]error{statusUnknown: ErrUnknown, statusLimit: ErrTooLarge, statusForbidden: cuda.ErrNotPermitted}[d.status]
 	if kind == nil {
 		kind = ErrRefused
+	}
+	if d.status == statusForbidden {
+		return failure(op, kind, fmt.Sprintf("%q", d.reason), "set ReadOnly, or ask the publisher for more")
 	}
 	return failure(op, kind, fmt.Sprintf("%q", d.reason), "List tells what is published; the reason is the publisher's own words")
 }
 
 // subscribe asks for a publication.
-func (k *Client) subscribe(ctx context.Context, op, name string, room uint64) (*accepted, answer, error) {
+func (k *Client) subscribe(ctx context.Context, op, name string, room uint64, readOnly bool) (*accepted, answer, error) {
 	if k == nil {
 		return nil, answer{}, failure(op, cuda.ErrInvalidArgument, "a nil client", "make one with NewClient")
 	}
 	if err := checkPublished(op, name); err != nil {
 		return nil, answer{}, err
 	}
-	a, err := k.ask(ctx, op, func(n uint32) message { return &follow{n, room, name} })
+	wished := WriteAccess
+	if readOnly {
+		wished = ReadAccess
+	}
+	a, err := k.ask(ctx, op, func(n uint32) message { return &follow{n, wished, room, name} })
 	if err != nil {
 		return nil, a, err
 	}

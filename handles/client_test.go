@@ -23,7 +23,7 @@ func TestRequestsThatAreGivenUpLeaveNothing(t *testing.T) {
 	for range 200 {
 		_, err := k.List(over)
 		require.ErrorIs(t, err, context.Canceled)
-		_, _, err = k.subscribe(over, opFollow, "numbers", 0)
+		_, _, err = k.subscribe(over, opFollow, "numbers", 0, true)
 		require.ErrorIs(t, err, context.Canceled)
 	}
 	k.mu.Lock()

@@ -329,6 +329,10 @@ func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, p
 				moment = min(2*moment, 50*time.Millisecond)
 				continue
 			}
+			if !begun && ctx.Err() == nil {
+				return false, failure(op, ErrOpenFiles, "file descriptors of this user are on their way, and not read by other processes",
+					"end the processes that do not read, or raise the limit of open files (ulimit -n)").because(err)
+			}
 			err = os.ErrDeadlineExceeded
 		}
 		switch {

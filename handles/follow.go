@@ -17,6 +17,8 @@ import (
 type FollowOptions struct {
 	// ReadOnly maps for reading: no access beyond that can be granted to the
 	// memory here. It protects from this process's own mistakes, not from others.
+	// It is needed where the publisher's policy grants no more (Listing.Access):
+	// without it that is cuda.ErrNotPermitted.
 	ReadOnly bool
 	// Reserve is the address space in bytes, rounded up to the granularity; 0 is
 	// what the publisher has. Growth beyond it is this follower's cuda.ErrCapacity
@@ -99,7 +101,7 @@ func (k *Client) follow(ctx context.Context, op string, d *cuda.Device, name str
 	if err != nil {
 		return nil, err
 	}
-	said, a, err := k.subscribe(ctx, op, name, room)
+	said, a, err := k.subscribe(ctx, op, name, room, o.ReadOnly)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@
 package handles
 
 import (
+	"context"
 	"errors"
 	"net"
 	"strings"
@@ -73,7 +74,9 @@ func TestFilesThatAreLongInClosing(t *testing.T) {
 	t.Run("a server", func(t *testing.T) {
 		v := newVictim(t, ServerOptions{}, Options{})
 		for range 3 {
-			passLingering(t, v.dial())
+			near, far := linked(t)
+			passLingering(t, far) // before the server reads, so that it has the last one
+			go func() { _ = v.server.ServeConn(context.Background(), near) }()
 		}
 		v.served()
 		inTime(t, "Server.Close", v.server.Close)

@@ -35,7 +35,7 @@ func (k *Client) open(ctx context.Context, op string, d *cuda.Device, name strin
 	if d == nil {
 		return nil, failure(op, cuda.ErrInvalidArgument, "a nil device", "take one from System.Devices")
 	}
-	said, a, err := k.subscribe(ctx, op, name, 0)
+	said, a, err := k.subscribe(ctx, op, name, 0, o.ReadOnly)
 	if err != nil {
 		return nil, err
 	}

@@ -63,7 +63,7 @@ func TestPagesLeaveRoomForFiles(t *testing.T) {
 			near, far := linked(t)
 			near.peer, near.known = Peer{PID: os.Getpid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}, true
 			go func() { _ = v.server.ServeConn(context.Background(), near) }()
-			require.NoError(t, far.Send(moment(t), pack(&follow{1, 0, "numbers"})))
+			require.NoError(t, far.Send(moment(t), pack(&follow{1, WriteAccess, 0, "numbers"})))
 			m := v.receive(far)
 			require.NoError(t, m.Close())
 			said, err := toClient(m.Kind, m.Body, len(m.FDs))

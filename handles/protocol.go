@@ -13,7 +13,8 @@ import (
 //
 //	to the server
 //	  list     number                    asks what is published
-//	  follow   number, room, name        asks to be told of it from now on
+//	  follow   number, access, room, name
+//	                                     asks to be told of it from now on
 //	  done     token, serial, status, chunks, reason
 //	                                     answers an update
 //	  leave    token                     wants no more of it
@@ -77,6 +78,8 @@ const (
 	statusWithdrawn
 	// statusLeft: as the client wished.
 	statusLeft
+	// statusForbidden: more access than the client may have.
+	statusForbidden
 	// statusFailed: anything else; the reason says what.
 	statusFailed
 	statuses
@@ -94,6 +97,7 @@ type list struct{ number uint32 }
 // space the follower has for it, 0 for as many as the publisher has.
 type follow struct {
 	number uint32
+	access Access // that it is to be mapped with
 	room   uint64
 	name   string
 }
@@ -114,6 +118,7 @@ type leave struct{ token token }
 type entry struct {
 	name       string
 	kind       Kind
+	access     Access // that the client may have
 	element    ElementType
 	size       uint32 // of an element
 	length     uint64
@@ -179,6 +184,7 @@ func (m *list) encode(e *encoder) { e.uint32(m.number) }
 
 func (m *follow) encode(e *encoder) {
 	e.uint32(m.number)
+	e.uint8(uint8(m.access))
 	e.uint64(m.room)
 	e.text(m.name, MaxName)
 }
@@ -199,6 +205,7 @@ func (m *listing) encode(e *encoder) {
 	for _, i := range m.entries {
 		e.text(i.name, MaxName)
 		e.uint8(uint8(i.kind))
+		e.uint8(uint8(i.access))
 		e.uint8(uint8(i.element))
 		e.uint32(i.size)
 		e.uint64(i.length)
@@ -247,7 +254,7 @@ func (m *ended) encode(e *encoder) {
 }
 
 // entryBytes is the least that an entry has.
-const entryBytes = 2 + 1 + 1 + 4 + 3*8
+const entryBytes = 2 + 1 + 1 + 1 + 4 + 3*8
 
 // toServer reads a message to a server, which brings no files.
 func toServer(kind uint16, body []byte, files int) (message, error) {
@@ -257,7 +264,7 @@ func toServer(kind uint16, body []byte, files int) (message, error) {
 	case listMessage:
 		m = &list{number: d.uint32()}
 	case followMessage:
-		f := &follow{number: d.uint32(), room: d.uint64(), name: d.text(MaxName)}
+		f := &follow{number: d.uint32(), access: d.access(), room: d.uint64(), name: d.text(MaxName)}
 		if d.err == nil && f.name == "" {
 			d.fail("an empty name")
 		}
@@ -290,7 +297,7 @@ func toClient(kind uint16, body []byte, files int) (message, error) {
 	case listingMessage:
 		l := &listing{number: d.uint32()}
 		for range d.count(entryBytes, maxPublications) {
-			l.entries = append(l.entries, entry{d.text(MaxName), Kind(d.uint8()), ElementType(d.uint8()), d.uint32(), d.uint64(), d.uint64(), d.uint64()})
+			l.entries = append(l.entries, entry{d.text(MaxName), Kind(d.uint8()), d.access(), ElementType(d.uint8()), d.uint32(), d.uint64(), d.uint64(), d.uint64()})
 		}
 		m = l
 	case acceptedMessage:
@@ -330,6 +337,15 @@ func (d *decoder) status() status {
 		d.fail("status %d", s)
 	}
 	return s
+}
+
+// access reads what is wished or granted, which is never nothing.
+func (d *decoder) access() Access {
+	a := Access(d.uint8())
+	if d.err == nil && (a < ReadAccess || a > WriteAccess) {
+		d.fail("access %d", a)
+	}
+	return a
 }
 
 // pack makes a message of what is to be said.

@@ -98,7 +98,7 @@ func (v *victim) served() {
 // joined follows by hand.
 func (v *victim) joined(c *Conn) (token, *update, []*FD) {
 	v.Helper()
-	require.NoError(v, c.Send(moment(v), pack(&follow{1, 0, "numbers"})))
+	require.NoError(v, c.Send(moment(v), pack(&follow{1, WriteAccess, 0, "numbers"})))
 	m := v.receive(c)
 	require.NoError(v, m.Close())
 	said, err := toClient(m.Kind, m.Body, len(m.FDs))
@@ -133,7 +133,7 @@ func TestHostileClientsEndAlone(t *testing.T) {
 		"an unknown kind":           {Kind: 77, Body: []byte("hello")},
 		"a message of a server":     pack(&ended{}),
 		"garbage":                   {Kind: followMessage, Body: []byte("\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff")},
-		"a cut request":             {Kind: followMessage, Body: pack(&follow{1, 0, "numbers"}).Body[:9]},
+		"a cut request":             {Kind: followMessage, Body: pack(&follow{1, WriteAccess, 0, "numbers"}).Body[:9]},
 		"a file with a request":     pack(&list{1}, nullFD(t)),
 		"many files with a request": {Kind: listMessage, Body: pack(&list{1}).Body, FDs: []*FD{nullFD(t), nullFD(t), nullFD(t)}},
 		"an absurd name":            {Kind: followMessage, Body: append(make([]byte, 12), 0xff, 0xff)},
@@ -169,7 +169,7 @@ func TestUnknownNamesAndTokensAreAnswered(t *testing.T) {
 	c, other := v.dial(), v.dial()
 	foreign, _, fds := v.joined(other)
 	require.NoError(t, closeAll(fds))
-	require.NoError(t, c.Send(moment(t), pack(&follow{5, 0, "secrets"})))
+	require.NoError(t, c.Send(moment(t), pack(&follow{5, WriteAccess, 0, "secrets"})))
 	m := v.receive(c)
 	said, err := toClient(m.Kind, m.Body, 0)
 	require.NoError(t, err)
@@ -199,7 +199,7 @@ func TestSilentClientsAreSentAway(t *testing.T) {
 	require.NoError(t, err)
 	near, follower := linked(t)
 	// It asks before the server begins to count.
-	require.NoError(t, follower.Send(moment(t), pack(&follow{1, 0, "numbers"})))
+	require.NoError(t, follower.Send(moment(t), pack(&follow{1, WriteAccess, 0, "numbers"})))
 	go func() { _ = server.ServeConn(context.Background(), near) }()
 	accepted := v.receive(follower)
 	require.NoError(t, accepted.Close())
@@ -230,7 +230,7 @@ func TestCrowdsAreBounded(t *testing.T) {
 		_, _, fds := v.joined(first)
 		require.NoError(t, closeAll(fds))
 	}
-	require.NoError(t, first.Send(moment(t), pack(&follow{9, 0, "numbers"})))
+	require.NoError(t, first.Send(moment(t), pack(&follow{9, WriteAccess, 0, "numbers"})))
 	m := v.receive(first)
 	said, err := toClient(m.Kind, m.Body, 0)
 	require.NoError(t, err)

@@ -13,10 +13,10 @@ import (
 // said is one of each message.
 var said = []message{
 	&list{1},
-	&follow{2, 1 << 30, "weights"},
+	&follow{2, ReadAccess, 1 << 30, "weights"},
 	&done{token{3}, 4, statusFailed, 5, "no room"},
 	&leave{token{6}},
-	&listing{7, []entry{{"weights", ArrayKind, Float32, 4, 1000, 2 << 20, 8}, {"größe", BufferKind, NoElement, 0, 0, 0, 0}}},
+	&listing{7, []entry{{"weights", ArrayKind, WriteAccess, Float32, 4, 1000, 2 << 20, 8}, {"größe", BufferKind, ReadAccess, NoElement, 0, 0, 0, 0}}},
 	&accepted{9, token{10}, 1 << 40, 11, Descriptor{Kind: ArrayKind, Element: Float32, ElementSize: 4,
 		Location: cuda.OnDevice(1), Device: cuda.UUID{11}, Handle: vmm.PosixFD, Exporter: Process{12, [16]byte{13}}}},
 	&denied{14, statusUnknown, "no such name"},
@@ -79,7 +79,7 @@ func TestMessagesOfPublishingAreBounded(t *testing.T) {
 	}{
 		{"too many entries", &listing{1, append(entries, entry{name: "x"})}},
 		{"too many chunks", &update{sizes: make([]uint64, batchChunks+1)}},
-		{"no name", &follow{1, 0, ""}},
+		{"no name", &follow{1, WriteAccess, 0, ""}},
 		{"an unknown status", &denied{1, statuses, ""}},
 	} {
 		p := pack(row.m)

@@ -11,17 +11,20 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/fd"
 )
 
 // Server publishes buffers and arrays by name to the processes that connect to
 // it. Its methods are safe for use by any goroutine. The caller closes it.
 type Server struct {
-	o      ServerOptions
-	log    *slog.Logger
-	closer core.Closer
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
-	pages  pages
+	o       ServerOptions
+	log     *slog.Logger
+	closer  core.Closer
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	pages   pages
+	flights flights
+	rates   rates
 
 	mu           sync.Mutex
 	publications map[string]*Publication
@@ -34,14 +37,30 @@ type Server struct {
 
 // ServerOptions limit what a server does for its clients. The zero value works.
 type ServerOptions struct {
-	// MaxSessions is the most clients at a time; 0 is 256. Another user than this
+	// Authorize says what a client may do with a publication, when it lists and
+	// when it follows. known is false, and the peer zero, for an inherited
+	// connection. It is called on several goroutines, and must not wait for the
+	// server. Nil is WriteAccess for everybody that the listener lets in.
+	//
+	// NoAccess is enforced: the client gets no descriptor. ReadAccess is enforced
+	// against clients of this library alone. The driver has no descriptor that can
+	// only be read, and a process that has one can map it for writing: what must
+	// not be written by a client that is not trusted is to be published as a copy,
+	// in a buffer of its own.
+	Authorize func(p Peer, known bool, name string) Access
+	// MaxSessions is the most clients at a time; 0 is 256. They never take more
+	// than a quarter of the process's limit of open files. Of 16 and more the last
+	// quarter is for processes that have none yet, and another user than this
 	// process's has at most half of them.
 	MaxSessions int
 	// MaxPerProcess is the most clients of one process at a time, so that one that
-	// goes on connecting leaves room; 0 is half of MaxSessions, and at least 16.
-	// Processes of other pid namespaces cannot be told apart: those of one user
+	// goes on connecting leaves room; 0 is an eighth of MaxSessions, and at least
+	// 16. Processes of other pid namespaces cannot be told apart: those of one user
 	// count as one. Inherited connections are not counted.
 	MaxPerProcess int
+	// MaxFollowRate is how many followers the clients of one process may ask for in
+	// a second, after as many at once; what is more waits. 0 is 1,000.
+	MaxFollowRate int
 	// MaxFollowers is the most followers of one client; 0 is 64.
 	MaxFollowers int
 	// MaxPinned is how many bytes a follower may keep of what a Shrink took
@@ -65,7 +84,13 @@ func NewServer(o ServerOptions) *Server {
 		o.MaxSessions = 256
 	}
 	if o.MaxPerProcess <= 0 {
-		o.MaxPerProcess = max(leastPerProcess, o.MaxSessions/2)
+		o.MaxPerProcess = max(leastPerProcess, o.MaxSessions/8)
+	}
+	if o.MaxFollowRate <= 0 {
+		o.MaxFollowRate = 1000
+	}
+	if o.Authorize == nil {
+		o.Authorize = func(Peer, bool, string) Access { return WriteAccess }
 	}
 	if o.MaxFollowers <= 0 {
 		o.MaxFollowers = 64
@@ -78,6 +103,7 @@ func NewServer(o ServerOptions) *Server {
 	}
 	s := &Server{o: o, log: o.Log, publications: map[string]*Publication{}, sessions: map[*session]struct{}{}}
 	s.pages.life = &s.closer
+	s.rates.perSecond, s.rates.burst = o.MaxFollowRate, o.MaxFollowRate
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }
@@ -185,16 +211,31 @@ func (s *Server) crowdedLocked(c *Conn) error {
 	}
 	const op = "handles.Server.Serve"
 	const later = "try again when another has left, or raise ServerOptions."
-	switch most := max(1, s.o.MaxSessions/2); {
-	case len(s.sessions) >= s.o.MaxSessions:
-		return failure(op, ErrTooLarge, fmt.Sprintf("%d clients, where %d is the most", s.o.MaxSessions+1, s.o.MaxSessions), later+"MaxSessions")
+	places := s.o.MaxSessions
+	if limit, err := fd.Limit(); err == nil {
+		places = min(places, max(leastPerProcess, int(min(limit, 1<<20))/sessionShare))
+	}
+	reserve := 0
+	if places >= 16 {
+		reserve = places / 4
+	}
+	free := places - len(s.sessions)
+	switch most := max(1, places/2); {
+	case free <= 0:
+		return failure(op, ErrTooLarge, fmt.Sprintf("%d clients, where %d is the most", places+1, places), later+"MaxSessions and the limit of open files (ulimit -n)")
 	case ofProcess >= s.o.MaxPerProcess:
 		return failure(op, ErrTooLarge, fmt.Sprintf("%d clients of process %d, where %d is the most", ofProcess+1, who.PID, s.o.MaxPerProcess), later+"MaxPerProcess")
+	case ofProcess > 0 && free <= reserve:
+		return failure(op, ErrTooLarge, fmt.Sprintf("%d clients of process %d, where the last %d places are for processes that have none", ofProcess+1, who.PID, reserve), later+"MaxSessions")
 	case known && sameUser(who) != nil && ofUser >= most:
 		return failure(op, ErrTooLarge, fmt.Sprintf("%d clients of user %d, where %d is the most", ofUser+1, who.UID, most), later+"MaxSessions")
 	}
 	return nil
 }
+
+// sessionShare is the part of the limit of open files that clients' connections
+// may take: one in so many.
+const sessionShare = 4
 
 // enter makes a publication's name known.
 func (s *Server) enter(op string, p *Publication) error {

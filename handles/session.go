@@ -51,6 +51,7 @@ func (ss *session) run(ctx context.Context) error {
 		f.drop()
 		f.discard() // an announcement may have prepared more before the drop
 	}
+	ss.server.flights.ended(ss)
 	for _, g := range ss.pages {
 		ss.server.pages.finish(g)
 	}
@@ -102,8 +103,11 @@ func (ss *session) receive(ctx context.Context) (Message, error) {
 func (ss *session) handle(ctx context.Context, asked message) error {
 	switch m := asked.(type) {
 	case *list:
-		return ss.conn.Send(ctx, pack(&listing{m.number, ss.server.entries()}))
+		return ss.conn.Send(ctx, pack(&listing{m.number, ss.entries()}))
 	case *follow:
+		if wait := ss.server.rates.take(ss.process(), time.Now()); wait > 0 && !sleep(ctx, wait) {
+			return ctx.Err()
+		}
 		ss.mu.Lock()
 		n := len(ss.followers) + ss.joining
 		full := n >= ss.server.o.MaxFollowers
@@ -131,15 +135,25 @@ func (ss *session) handle(ctx context.Context, asked message) error {
 	return nil
 }
 
-// entries are what is published.
-func (s *Server) entries() []entry {
+// entries are what is published that the client may follow.
+func (ss *session) entries() []entry {
 	var all []entry
-	for _, p := range s.all() {
+	for _, p := range ss.server.all() {
+		access := ss.access(p.name)
+		if access == NoAccess {
+			continue
+		}
 		p.mu.Lock()
-		all = append(all, entry{p.name, p.about.Kind, p.about.Element, p.about.ElementSize, p.view.length, sizeOf(p.view.chunks), p.view.generation})
+		all = append(all, entry{p.name, p.about.Kind, access, p.about.Element, p.about.ElementSize, p.view.length, sizeOf(p.view.chunks), p.view.generation})
 		p.mu.Unlock()
 	}
 	return all
+}
+
+// access asks the policy.
+func (ss *session) access(name string) Access {
+	who, known := ss.conn.Peer()
+	return ss.server.o.Authorize(who, known, name)
 }
 
 func (ss *session) find(t token) *subscriber {
@@ -177,9 +191,12 @@ func (ss *session) follow(ctx context.Context, m *follow) {
 // takeIn takes a follower in, or says why not: then it answers nil.
 func (ss *session) takeIn(ctx context.Context, m *follow) (*subscriber, error) {
 	deny := func(s status, reason string) error { return ss.say(ctx, &denied{m.number, s, reason}) }
-	p := ss.server.find(m.name)
-	if p == nil {
+	p, may := ss.server.find(m.name), ss.access(m.name)
+	switch {
+	case p == nil || may == NoAccess: // which look alike to the client
 		return nil, deny(statusUnknown, fmt.Sprintf("no publication of the name %q", m.name))
+	case m.access > may:
+		return nil, deny(statusForbidden, fmt.Sprintf("publication %q may be read alone", m.name))
 	}
 	f, err := p.join(ctx, ss, m.room)
 	switch {
@@ -250,7 +267,19 @@ func (f *subscriber) took(m *done) error {
 	if err := f.feed.took(m); err != nil {
 		return err
 	}
+	f.on.server.flights.arrived(f.flight)
+	f.flight = nil
 	p.changeLocked()
 	f.poke()
 	return nil
+}
+
+// cutLater is cut on a goroutine that the server waits for.
+func (ss *session) cutLater(reason error) {
+	if ss.server.closer.Hold() {
+		go func() {
+			defer ss.server.closer.Drop()
+			ss.cut(reason)
+		}()
+	}
 }

@@ -28,6 +28,8 @@ type subscriber struct {
 	adds   []*phys.Handle
 	fds    []*FD
 	ending *ended
+	// flight are the descriptors of the update that is out.
+	flight *flight
 	// running: the goroutine is there, so that what is prepared is sent soon.
 	running bool
 }
@@ -128,8 +130,18 @@ func (f *subscriber) send(ctx context.Context, u *update, adds []*phys.Handle, f
 	const op = "handles: send an update"
 	conn := f.on.conn
 	defer f.release(adds, nil)
+	if len(adds) > 0 {
+		fl := f.on.server.flights.take(ctx, f.on, len(adds))
+		if fl == nil {
+			return false
+		}
+		f.p.mu.Lock()
+		f.flight = fl
+		f.p.mu.Unlock()
+	}
 	var limit time.Time // for one that does not read
-	for stuck := false; ; stuck = true {
+	stuck := false
+	for {
 		if fds == nil && len(adds) > 0 {
 			began := time.Now()
 			var err error
@@ -148,11 +160,18 @@ func (f *subscriber) send(ctx context.Context, u *update, adds []*phys.Handle, f
 			f.p.exports.close(adds)
 			fds = nil
 		}
-		if err == nil {
+		switch {
+		case err == nil:
 			return true
+		case errors.Is(err, ErrOpenFiles): // which is not its fault either
+			if !sleep(ctx, patience) {
+				return false
+			}
+			stuck = false
+			continue
 		}
 		if !stuck {
-			limit = time.Now().Add(conn.limits.Timeout)
+			stuck, limit = true, time.Now().Add(conn.limits.Timeout)
 		}
 		if !errors.Is(err, ErrTimeout) || !conn.writable(ctx, limit) {
 			if ctx.Err() == nil {

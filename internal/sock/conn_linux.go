@@ -137,6 +137,13 @@ func (c *Conn) Writable() (writable bool) {
 	return writable
 }
 
+// Unread is how much of what was sent the peer has not received yet, in bytes of
+// the kernel's books: 0 is nothing. A connection that is closed has none.
+func (c *Conn) Unread() (bytes int) {
+	_ = c.raw.Control(func(s uintptr) { bytes, _ = unix.IoctlGetInt(int(s), unix.SIOCOUTQ) })
+	return bytes
+}
+
 // rights are the descriptors among control messages, and whether one of them
 // cannot be read.
 func rights(oob []byte) (fds []int, bad bool) {

@@ -28,6 +28,8 @@ func (c *Conn) Ready() bool { return false }
 
 func (c *Conn) Writable() bool { return false }
 
+func (c *Conn) Unread() int { return 0 }
+
 func TooManyInFlight(error) bool { return false }
 
 func Busy(error) bool { return false }
