@@ -596,7 +596,7 @@ func TestTwoHundredFollowersCrash(t *testing.T) {
 			continue
 		}
 		require.Eventually(t, func() bool {
-			r = publisher.ask(task{Do: "drain"}) // one that came and died may have been accepted just now
+			r = publisher.ask(task{Do: "drain"})                   // one that came and died may have been accepted just now
 			return r.FDs == before.FDs && r.Maps <= before.Maps+64 // pages go that many at a time
 		}, handles.Guard, 10*time.Millisecond, "descriptors or address space of the dead are left")
 	}

@@ -391,8 +391,8 @@ func TestWhatIsPublishedIsListedAndOpened(t *testing.T) {
 		all, err := k.List(soon(t))
 		require.NoError(t, err)
 		require.Equal(t, []handles.Listing{
-			{Name: "bytes", Kind: handles.BufferKind, Length: 5, Bytes: b.Stats().Committed, Generation: 1},
-			{Name: "numbers", Kind: handles.ArrayKind, Element: handles.Uint32, ElementSize: 4, Length: 900_000, Bytes: 4 * mib, Generation: 1},
+			{Name: "bytes", Kind: handles.BufferKind, Access: handles.WriteAccess, Length: 5, Bytes: b.Stats().Committed, Generation: 1},
+			{Name: "numbers", Kind: handles.ArrayKind, Access: handles.WriteAccess, Element: handles.Uint32, ElementSize: 4, Length: 900_000, Bytes: 4 * mib, Generation: 1},
 		}, all)
 		opened, err := handles.Open[uint32](soon(t), k, d, "numbers", handles.ImportOptions{ReadOnly: true})
 		require.NoError(t, err)
