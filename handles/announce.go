@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"runtime"
-	"sync"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -31,7 +30,10 @@ func (p *Publication) Announce(ctx context.Context, length int, s *cuda.Stream) 
 	// Last of all, to those who send it: they would wait for another processor to
 	// wake, where this one goes on with something else.
 	defer runtime.Gosched()
-	if !p.changes.take(ctx, nil) {
+	if !p.changes.take(ctx, p.ctx.Done()) {
+		if p.ctx.Err() != nil {
+			return closedError(op, fmt.Sprintf("publication %q", p.name))
+		}
 		return waitError(ctx, op, "another change is under way", "try again: nothing was announced")
 	}
 	defer p.changes.give()
@@ -127,7 +129,13 @@ const mostWarned = 4
 // write has the followers' words read the next generation.
 func (p *Publication) write(ctx context.Context, op string, s *cuda.Stream, followers []*subscriber) error {
 	if s != nil {
-		if err := p.seq.behind(ctx, op, s); err != nil {
+		both, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(p.ctx, cancel)()
+		if err := p.seq.behind(both, op, s); err != nil {
+			if p.ctx.Err() != nil {
+				return closedError(op, fmt.Sprintf("publication %q", p.name))
+			}
 			return err
 		}
 	}
@@ -159,9 +167,9 @@ func handlesOf(chunks []share.Chunk) []*phys.Handle {
 // Shrink shows the first length elements and no more, makes the buffer as long,
 // and takes the whole chunks behind out of it: at once for this process, as a
 // new generation. Without streams it waits for all work that could use them, as
-// vmm.Buffer.Clip does; with some it returns at once and they are unmapped here
-// when the work that is on the streams now is done. With a stream that captures
-// a graph it is cuda.ErrCapturing and nothing has changed.
+// vmm.Buffer.Clip does; with some it does not wait for the GPU, and they are
+// unmapped here when the work that is on the streams now is done. With a stream
+// that captures a graph it is cuda.ErrCapturing and nothing has changed.
 //
 // What another publication of the buffer shows stays: a shorter length is
 // cuda.ErrInUse and nothing has changed.
@@ -169,9 +177,11 @@ func handlesOf(chunks []share.Chunk) []*phys.Handle {
 // Followers are told, and acknowledge when they have unmapped it: until then
 // the memory stays taken, and Stats tells by whom.
 //
-// It is a change of the buffer like Clip: those go one at a time, and one may wait
-// for the GPU. Nothing else of the publication waits meanwhile, and an error of
-// that time, which says that memory could not be unmapped, takes nothing back.
+// It is a change of the buffer like Clip: those go one at a time, so with streams,
+// too, it waits for a change that is under way, which may be one that waits for
+// the GPU. It never waits for a follower. Nothing else of the publication waits
+// meanwhile, and an error of that time, which says that memory could not be
+// unmapped, takes nothing back.
 func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 	const op = "handles.Publication.Shrink"
 	free, err := useAll(core.SystemOf(p.seq.dev), op, streams)
@@ -184,18 +194,11 @@ func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 		return err
 	}
 	gone, lost, hoarders, err := p.shrink(op, length, streams, cut)
-	// All at once, and behind no change: to tell one why takes a while where it does
-	// not read.
-	var told sync.WaitGroup
 	for _, f := range hoarders {
-		told.Go(func() {
-			f.on.cut(failure(op, ErrTooLarge, fmt.Sprintf("more than %s of publication %q are still mapped that are no longer published",
-				core.Bytes(p.server.o.MaxPinned), p.name), "acknowledge what a publisher takes back"))
-		})
+		f.on.cutLater(failure(op, ErrTooLarge, fmt.Sprintf("more than %s of publication %q are still mapped that are no longer published",
+			core.Bytes(p.server.o.MaxPinned), p.name), "acknowledge what a publisher takes back"))
 	}
-	err = errors.Join(err, cut.End(), gone.Release(), lost.Release())
-	told.Wait()
-	return err
+	return errors.Join(err, cut.End(), gone.Release(), lost.Release())
 }
 
 // shrink shows less: gone has left the buffer, lost is no longer shown, and the

@@ -55,6 +55,9 @@ var (
 	// generation was announced behind. Its elements are not shown any more, and
 	// what was computed from them does not count.
 	ErrUnfinished = errors.New("unfinished generation")
+	// ErrStalled: a publisher that lives did not finish the work that a generation
+	// was announced behind within FollowOptions.MaxWait.
+	ErrStalled = errors.New("publisher stalled")
 )
 
 // Error is a failed operation of this package.

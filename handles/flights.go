@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/cuvmm/cuvmm/internal/fd"
 )
 
 // flights are the descriptors that a server has sent and that a client may not
@@ -12,8 +14,9 @@ import (
 // of open files, and lets nobody send any where that is reached: a client that
 // reads nothing would starve all others.
 //
-// So at most as many are on their way as may be open, each process has at most a
-// quarter of those, and the last quarter is for processes that have none yet.
+// So at most half of that limit is on its way. A client that has some unread gets
+// more only while its process has less than a quarter of those, one that has none
+// while a quarter is left, and a process that has none as long as there are any.
 type flights struct {
 	mu      sync.Mutex
 	all     map[*flight]struct{}
@@ -27,8 +30,8 @@ type flight struct {
 	since time.Time
 }
 
-// flightShare is the part of all that one process may have on their way, and the
-// part that is for those that have none: one in so many.
+// flightShare is the part of all that is one process's, and the part that is for
+// those that have none: one in so many.
 const flightShare = 4
 
 // take counts n descriptors as sent as soon as they may be. It waits for that
@@ -36,30 +39,15 @@ const flightShare = 4
 // Options.Timeout are cut off where others wait for what they hold.
 func (l *flights) take(ctx context.Context, ss *session, n int) *flight {
 	for moment := time.Millisecond; ; moment = min(2*moment, 50*time.Millisecond) {
-		most, _, err := exports.share("handles")
-		if err != nil {
-			most = batchChunks
-		}
-		l.mu.Lock()
-		if !l.fits(ss, n, most) {
-			l.sweep()
-		}
-		if l.fits(ss, n, most) {
-			f := &flight{ss, n, time.Now()}
-			if l.all == nil {
-				l.all = map[*flight]struct{}{}
-			}
-			l.all[f] = struct{}{}
-			l.mu.Unlock()
+		if f := l.try(ss, n); f != nil {
 			return f
 		}
+		l.mu.Lock()
 		if l.changed == nil {
 			l.changed = make(chan struct{})
 		}
 		changed := l.changed
-		if l.fits(ss, n, 1<<30) {
-			l.cutOverdue() // what others hold is in the way
-		}
+		l.cutOverdue(ss)
 		l.mu.Unlock()
 		t := time.NewTimer(moment)
 		select {
@@ -74,19 +62,48 @@ func (l *flights) take(ctx context.Context, ss *session, n int) *flight {
 	}
 }
 
+// try is take that waits for nothing, and returns nil instead.
+func (l *flights) try(ss *session, n int) *flight {
+	most := batchChunks
+	if limit, err := fd.Limit(); err == nil {
+		most = int(min(limit, 1<<20)) / 2
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.fits(ss, n, most) {
+		l.sweep()
+	}
+	if !l.fits(ss, n, most) {
+		return nil
+	}
+	f := &flight{ss, n, time.Now()}
+	if l.all == nil {
+		l.all = map[*flight]struct{}{}
+	}
+	l.all[f] = struct{}{}
+	return f
+}
+
 // fits reports whether n more may be on their way. The caller has the lock.
 func (l *flights) fits(ss *session, n, most int) bool {
-	total, own, who := 0, 0, ss.process()
+	total, ofProcess, ofSession, who := 0, 0, 0, ss.process()
 	for f := range l.all {
 		total += f.n
 		if f.ss.process() == who {
-			own += f.n
+			ofProcess += f.n
+		}
+		if f.ss == ss {
+			ofSession += f.n
 		}
 	}
-	if own == 0 {
-		return total+n <= max(most, n)
+	left := most - total - n
+	switch {
+	case ofProcess == 0:
+		return left >= 0 || total == 0
+	case ofSession == 0:
+		return left >= most/flightShare
 	}
-	return own+n <= most/flightShare && total+n <= most-most/flightShare
+	return left >= most/flightShare && ofProcess+n <= most/flightShare
 }
 
 // sweep forgets what was read. The caller has the lock.
@@ -98,10 +115,11 @@ func (l *flights) sweep() {
 	}
 }
 
-// cutOverdue ends the sessions of those that do not read. The caller has the lock.
-func (l *flights) cutOverdue() {
+// cutOverdue ends the sessions of those that do not read, while another waits. The
+// caller has the lock.
+func (l *flights) cutOverdue(waiting *session) {
 	for f := range l.all {
-		if limit := f.ss.conn.limits.Timeout; time.Since(f.since) > limit {
+		if limit := f.ss.conn.limits.Timeout; f.ss != waiting && time.Since(f.since) > limit {
 			delete(l.all, f)
 			f.ss.cutLater(failure("handles.Server", ErrTimeout, fmt.Sprintf("%d file descriptors were not read for %v, and others wait for them", f.n, limit),
 				"read what the server sends"))

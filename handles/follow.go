@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -26,6 +27,11 @@ type FollowOptions struct {
 	Reserve int
 	// MaxChunks is the most chunks; 0 is MaxChunks.
 	MaxChunks int
+	// MaxWait is how long a stream, or Next without one, may wait for the work that
+	// a publisher announced a generation behind. After that the follower ends with
+	// [ErrStalled], as if the publisher had died, and its streams go on. 0 is no
+	// limit: a stream waits as long as the publisher lives.
+	MaxWait time.Duration
 	// Quiesce is called when the publisher takes memory back: what lies behind
 	// the first length elements. No work that touches it may be submitted any
 	// more when it returns, and the streams that it answers are those whose work
@@ -125,8 +131,8 @@ func roomOf(op string, d *cuda.Device, o FollowOptions) (uint64, error) {
 	if d == nil {
 		return 0, failure(op, cuda.ErrInvalidArgument, "a nil device", "take one from System.Devices")
 	}
-	if o.Reserve < 0 || o.Reserve > maxBytes || o.MaxChunks < 0 {
-		return 0, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a range of %d bytes and %d chunks", o.Reserve, o.MaxChunks), "limits are not negative, and no device has more than "+core.Bytes(maxBytes))
+	if o.Reserve < 0 || o.Reserve > maxBytes || o.MaxChunks < 0 || o.MaxWait < 0 {
+		return 0, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a range of %d bytes, %d chunks and a wait of %v", o.Reserve, o.MaxChunks, o.MaxWait), "limits are not negative, and no device has more than "+core.Bytes(maxBytes))
 	}
 	if o.Reserve == 0 {
 		return 0, nil
@@ -238,7 +244,27 @@ func (f *Follower[T]) Order(streams ...*cuda.Stream) error { return f.f.orderSho
 // publisher ended before they were there.
 func (f *Follower[T]) Err() error { return f.f.failed() }
 
-// Close lets go of the publication: it waits for all work that could use the
-// elements (see package vmm) and gives everything back. Streams that wait for
-// the publisher go on. After an error it may be called again.
+// Close ends the follower: it waits for all work that could use the elements (see
+// package vmm) and gives everything back. Streams that wait for the publisher go
+// on. After an error it may be called again.
 func (f *Follower[T]) Close() error { return f.f.close() }
+
+// CloseContext is Close that waits no longer than the context. The follower is
+// out of use in any case; after the context's error it goes on closing, and Close
+// waits for that.
+func (f *Follower[T]) CloseContext(ctx context.Context) error {
+	over := make(chan error, 1)
+	go func() { over <- f.f.close() }()
+	select {
+	case err := <-over:
+		return err
+	case <-ctx.Done():
+		return waitError(ctx, "handles.Follower.CloseContext", "work that could use the elements is not done", "see which stream stands still, or name those that use them with CloseAfter")
+	}
+}
+
+// CloseAfter ends the follower at once and gives everything back when the work
+// that is on the streams now is done, whatever other streams do. It never blocks.
+// Without a stream it is cuda.ErrInvalidArgument, with one that captures a graph
+// cuda.ErrCapturing, and nothing has changed. System.Drain waits for it.
+func (f *Follower[T]) CloseAfter(streams ...*cuda.Stream) error { return f.f.closeAfter(streams) }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -29,9 +30,13 @@ type follower struct {
 	dev     *cuda.Device
 	options FollowOptions
 	closer  core.Closer
-	closing chan struct{} // closed by the first close
-	shut    sync.Once
+	ctx     context.Context // ends with the first close
+	end     context.CancelFunc
 	running sync.WaitGroup
+	// quiet is closed when CloseAfter's goroutine is done, and gone is what
+	// unregistering the word came to.
+	quiet        chan struct{}
+	unregistered chan error
 
 	word   *word
 	stream *cuda.Stream // waits for the word; nil where the CPU does
@@ -64,6 +69,19 @@ type follower struct {
 	// has begun.
 	died  bool
 	ended chan struct{}
+
+	// waits are those of this side for generations, the oldest first, where they
+	// have a limit; begun holds one when there is a new one. stalled is closed when
+	// the limit was reached.
+	waits   []wait
+	begun   chan struct{}
+	stalled chan struct{}
+}
+
+// wait is one for the publisher's work.
+type wait struct {
+	generation uint64
+	since      time.Time
 }
 
 // pending is the latest that came: what to show, or why that cannot be.
@@ -80,7 +98,9 @@ type shown struct {
 
 func newFollower(k *Client, said *accepted, i *inlet, d *cuda.Device, o FollowOptions) *follower {
 	f := &follower{k: k, token: said.token, slot: said.slot, inlet: i, about: said.about, dev: d, options: o,
-		closing: make(chan struct{}), nexts: newSlot(), lengths: newSlot(), changed: make(chan struct{}), ended: make(chan struct{}), shown: []shown{{}}}
+		nexts: newSlot(), lengths: newSlot(), changed: make(chan struct{}), ended: make(chan struct{}), shown: []shown{{}},
+		begun: make(chan struct{}, 1), stalled: make(chan struct{})}
+	f.ctx, f.end = context.WithCancel(context.Background())
 	f.tracker.room, f.tracker.most = said.reserved, MaxChunks
 	return f
 }
@@ -106,7 +126,7 @@ func (f *follower) work() {
 	}()
 	for {
 		select {
-		case <-f.closing:
+		case <-f.ctx.Done():
 			return
 		case a := <-f.inlet.updates:
 			f.update(a)
@@ -114,7 +134,9 @@ func (f *follower) work() {
 		default:
 		}
 		select {
-		case <-f.closing:
+		case <-f.ctx.Done():
+			return
+		case <-f.stalled:
 			return
 		case a := <-f.inlet.updates:
 			f.update(a)
@@ -226,7 +248,10 @@ func (f *follower) giveBack(length int, keep uint32) error {
 		// Nothing is unmapped, but what lies behind may be written from now on.
 		return f.waitFor(streams)
 	}
-	gone, err := share.Shrink(opFollow, f.hold, bytes, streams)
+	f.mu.Lock()
+	hold := f.hold
+	f.mu.Unlock()
+	gone, err := share.Shrink(opFollow, hold, bytes, streams)
 	if err == nil {
 		// Until it is unmapped.
 		err = f.memory.Attach(opFollow, nil)
@@ -245,7 +270,7 @@ func (f *follower) waitFor(streams []*cuda.Stream) error {
 	if err != nil {
 		return err
 	}
-	return passed(context.Background(), opFollow, fence)
+	return passed(f.ctx, opFollow, fence)
 }
 
 // settle makes the buffer's length the one that is shown.
@@ -266,17 +291,12 @@ func (f *follower) shownNow() shown {
 	return f.shown[len(f.shown)-1]
 }
 
-// close lets go: see Follower.Close. It also gives back what a follower has that
-// was only made in part.
+// close is Follower.Close. It also gives back what a follower has that was only
+// made in part.
 func (f *follower) close() error {
-	f.shut.Do(func() { close(f.closing) }) // those who wait end
+	f.end() // those who wait end
 	return f.closer.Close(func() error {
-		f.k.leave(f.token, f.inlet)
-		if f.word != nil {
-			f.letGo() // or the mapping goroutine might wait for ever
-		}
-		f.running.Wait()
-		f.k.leave(f.token, f.inlet) // what came meanwhile
+		f.calm()
 		if f.stream != nil {
 			if err := f.stream.Close(); err != nil {
 				return err
@@ -300,4 +320,80 @@ func (f *follower) close() error {
 		}
 		return nil
 	})
+}
+
+// calm leaves the publication and waits until the follower's goroutines have
+// ended and its own stream waits for nothing.
+func (f *follower) calm() {
+	f.k.leave(f.token, f.inlet)
+	if f.word != nil {
+		f.letGo() // or the mapping goroutine might wait for ever
+	}
+	f.running.Wait()
+	f.k.leave(f.token, f.inlet) // what came meanwhile
+}
+
+// closeAfter is Follower.CloseAfter.
+func (f *follower) closeAfter(streams []*cuda.Stream) error {
+	const op = "handles.Follower.CloseAfter"
+	sys := core.SystemOf(f.dev)
+	return f.closer.CloseAfter(sys, func() (*core.Fence, error) {
+		if f.quiet != nil { // after a teardown that failed
+			return new(core.Fence), nil
+		}
+		fence, err := core.FenceOf(sys, op, streams)
+		if err != nil {
+			return nil, err
+		}
+		f.hold.Release()
+		if err := f.buffer.CloseAfter(streams...); err != nil {
+			hold, again := f.memory.Hold(op, "the follower of a publication", 0)
+			if again == nil {
+				f.mu.Lock()
+				f.hold = hold
+				f.mu.Unlock()
+			}
+			return nil, errors.Join(err, again)
+		}
+		f.end()
+		f.quiet, f.buffer = make(chan struct{}), nil
+		go func() {
+			defer close(f.quiet)
+			f.calm()
+		}()
+		return fence, nil
+	}, f.teardown)
+}
+
+// teardown gives back what closeAfter left, for the reclaimer, which it never
+// holds up.
+func (f *follower) teardown() error {
+	select {
+	case <-f.quiet:
+	default:
+		return core.ErrAgain
+	}
+	if f.stream != nil {
+		if err := f.stream.Close(); err != nil { // it waits for nothing
+			return err
+		}
+		f.stream = nil
+	}
+	if f.word == nil {
+		return nil
+	}
+	if f.unregistered == nil { // the driver waits for its context's work meanwhile
+		over := make(chan error, 1)
+		f.unregistered = over
+		go func() { over <- f.word.close(opFollow) }()
+	}
+	select {
+	case err := <-f.unregistered:
+		if f.unregistered = nil; err == nil {
+			f.word = nil
+		}
+		return err
+	default:
+		return core.ErrAgain
+	}
 }

@@ -19,7 +19,7 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 		return err
 	}
 	release() // and asked again when there is something
-	if !f.nexts.take(ctx, f.closing) {
+	if !f.nexts.take(ctx, f.ctx.Done()) {
 		return f.notNext(ctx, op)
 	}
 	defer f.nexts.give()
@@ -54,7 +54,7 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 		case <-changed:
 		case <-ctx.Done():
 			return f.notNext(ctx, op)
-		case <-f.closing:
+		case <-f.ctx.Done():
 			return f.notNext(ctx, op)
 		}
 	}
@@ -62,7 +62,7 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 
 func (f *follower) notNext(ctx context.Context, op string) error {
 	select {
-	case <-f.closing:
+	case <-f.ctx.Done():
 		return closedError(op, "follower")
 	default:
 		return waitError(ctx, op, "nothing new was announced", "try again: nothing was lost")
@@ -75,7 +75,7 @@ func (f *follower) show(ctx context.Context, op string, p *pending, streams []*c
 	if err := f.order(ctx, op, p.ordered, streams); err != nil {
 		return false, err
 	}
-	if !f.lengths.take(ctx, f.closing) {
+	if !f.lengths.take(ctx, f.ctx.Done()) {
 		return false, f.notNext(ctx, op)
 	}
 	defer f.lengths.give()

@@ -34,6 +34,7 @@ func (f *follower) order(ctx context.Context, op string, generation uint64, stre
 	if f.word.reached(generation) {
 		return nil
 	}
+	f.noteWait(generation)
 	if len(streams) == 0 || f.stream == nil {
 		return f.await(ctx, op, generation)
 	}
@@ -107,7 +108,7 @@ func (f *follower) await(ctx context.Context, op string, generation uint64) erro
 	pause := shortestPoll
 	for !f.word.reached(generation) && !f.hasDied() {
 		select {
-		case <-f.closing:
+		case <-f.ctx.Done():
 			return closedError(op, "follower")
 		default:
 		}
@@ -119,24 +120,79 @@ func (f *follower) await(ctx context.Context, op string, generation uint64) erro
 	return nil
 }
 
-// watch waits for the end of the connection, and lets go of what then waits for
-// the publisher for ever.
+// noteWait has the watcher see to a wait's limit.
+func (f *follower) noteWait(generation uint64) {
+	if f.options.MaxWait == 0 {
+		return
+	}
+	f.mu.Lock()
+	if n := len(f.waits); n == 0 || f.waits[n-1].generation < generation {
+		f.waits = append(f.waits, wait{generation, time.Now()})
+	}
+	f.mu.Unlock()
+	select {
+	case f.begun <- struct{}{}:
+	default:
+	}
+}
+
+// limit is when the oldest wait reaches its limit; ok is false if there is none.
+func (f *follower) limit() (generation uint64, at time.Time, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for len(f.waits) > 0 && f.word.reached(f.waits[0].generation) {
+		f.waits = f.waits[1:]
+	}
+	if len(f.waits) == 0 {
+		return 0, at, false
+	}
+	return f.waits[0].generation, f.waits[0].since.Add(f.options.MaxWait), true
+}
+
+// watch waits for the end of the connection, or of a wait's limit, and releases
+// what then waits for the publisher for ever.
 func (f *follower) watch() {
 	defer close(f.ended)
-	select {
-	case <-f.closing:
-		return
-	case <-f.k.read:
+	for {
+		var limit <-chan time.Time
+		var t *time.Timer
+		generation, at, waits := f.limit()
+		if waits {
+			t = time.NewTimer(time.Until(at))
+			limit = t.C
+		}
+		select {
+		case <-f.ctx.Done():
+			return
+		case <-f.k.read:
+			select {
+			case <-f.inlet.over: // before the connection's end, or with it
+				f.die(f.inlet.why)
+			default: // it has left
+			}
+			return
+		case <-f.begun:
+		case <-limit:
+			if !f.word.reached(generation) {
+				f.die(failure(opFollow, ErrStalled, fmt.Sprintf("the publisher's work of generation %d is not done after %v", generation, f.options.MaxWait),
+					"see what the publisher waits for, or raise FollowOptions.MaxWait"))
+				close(f.stalled)
+				f.k.leave(f.token, f.inlet)
+				return
+			}
+		}
+		if t != nil {
+			t.Stop()
+		}
 	}
-	select {
-	case <-f.inlet.over: // before the connection's end, or with it
-	default:
-		return // it has left
-	}
+}
+
+// die shows nothing any more that is not complete, and releases the streams.
+func (f *follower) die(why error) {
 	f.mu.Lock()
 	// Whoever is let go finds the truth here: the lock is held until it stands.
 	f.completed = f.word.value().Swap(release)
-	f.gone, f.died = f.inlet.why, true
+	f.gone, f.died = why, true
 	last := len(f.shown) - 1
 	for last > 0 && f.shown[last].ordered > f.completed {
 		last--

@@ -36,6 +36,9 @@ type Publication struct {
 	// time, driver calls included. Lock order: a change of the buffer (Shrink),
 	// changes, the buffer's other locks, mu, exports.
 	changes slot
+	// ctx ends with Withdraw.
+	ctx context.Context
+	end context.CancelFunc
 	// used is the last generation that words were written for, which is beyond
 	// the view's where an announcement failed.
 	used uint64
@@ -94,6 +97,7 @@ func (s *Server) publish(op, name string, m share.Memory, d Descriptor, unit uin
 	defer s.closer.Drop()
 	p := &Publication{server: s, name: name, memory: m, about: d, unit: unit,
 		followers: map[*subscriber]struct{}{}, changes: newSlot(), changed: make(chan struct{})}
+	p.ctx, p.end = context.WithCancel(context.Background())
 	var err error
 	if p.hold, err = m.Hold(op, fmt.Sprintf("publication %q", name), 0); err != nil {
 		return nil, err
@@ -125,11 +129,13 @@ func (p *Publication) subscribers() []*subscriber {
 }
 
 // Withdraw ends the publication: its name is free, its memory is no longer held,
-// and followers are told. They keep what they have mapped until they let go of
-// it. It waits for nobody: what a follower was not sent yet it does not get, so
+// and followers are told. They keep what they have mapped until they release it.
+// It waits neither for followers nor for the GPU, and an Announce that does ends
+// with cuda.ErrClosed. What a follower was not sent yet it does not get, so
 // Settle first. The second Withdraw does nothing.
 func (p *Publication) Withdraw() error {
 	const op = "handles.Publication.Withdraw"
+	p.end() // an announcement that waits for the GPU
 	p.changes <- struct{}{}
 	defer p.changes.give()
 	p.mu.Lock()
@@ -160,17 +166,20 @@ func (p *Publication) Withdraw() error {
 		return p.seq.close()
 	})
 	if err != nil {
-		// Closing the stream waits for what is on it.
-		closing := p.seq.close()
-		err = errors.Join(err, closing)
-		pool.out.Done()
-		for _, g := range pages {
-			if closing == nil {
-				pool.put(g)
-			} else {
-				pool.retire(g)
+		go func() { // closing the stream waits for what is on it
+			defer pool.out.Done()
+			closing := p.seq.close()
+			for _, g := range pages {
+				if closing == nil {
+					pool.put(g)
+				} else {
+					pool.retire(g)
+				}
 			}
-		}
+			if closing != nil {
+				p.server.log.Error("cuvmm: the stream of a publication that was withdrawn could not be closed", "publication", p.name, "error", closing)
+			}
+		}()
 	}
 	return errors.Join(err, mem.Release())
 }

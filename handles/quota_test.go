@@ -39,7 +39,7 @@ func TestAClientThatReadsNothingLeavesDescriptorsOnTheirWayToOthers(t *testing.T
 	for v.honest.Len() != v.array.Len() {
 		require.NoError(t, v.honest.Next(moment(t)))
 	}
-	fewFiles(t, 1024) // of which 256 may be on their way
+	fewFiles(t, 1024) // of which 512 may be on their way
 	inFlight := func(pid int) (n int) {
 		v.server.flights.mu.Lock()
 		defer v.server.flights.mu.Unlock()
@@ -58,12 +58,12 @@ func TestAClientThatReadsNothingLeavesDescriptorsOnTheirWayToOthers(t *testing.T
 				require.NoError(t, far.Send(moment(t), pack(&follow{uint32(i), WriteAccess, 0, "numbers"})))
 			}
 		}
-		require.Eventually(t, func() bool { return inFlight(pid) == 60 }, Guard, time.Millisecond, "three updates of 20, of 64")
+		require.Eventually(t, func() bool { return inFlight(pid) == 120 }, Guard, time.Millisecond, "six updates of 20, of 128")
 	}
 	require.Eventually(t, func() bool { return len(v.p.Stats().Followers) == 91 }, Guard, time.Millisecond)
 	v.served()
 	for pid := 70_001; pid <= 70_003; pid++ {
-		require.Equal(t, 60, inFlight(pid))
+		require.Equal(t, 120, inFlight(pid))
 	}
 }
 
@@ -75,27 +75,33 @@ func TestWhoReadsNothingIsCutOffWhereOthersWait(t *testing.T) {
 	for v.honest.Len() != v.array.Len() {
 		require.NoError(t, v.honest.Next(moment(t)))
 	}
-	fewFiles(t, 96) // 24 may be on their way
-	deaf, over := v.as(70_001, uint32(os.Geteuid()))
-	require.NoError(t, deaf.Send(moment(t), pack(&follow{1, WriteAccess, 0, "numbers"})))
-	require.Eventually(t, func() bool {
-		v.server.flights.mu.Lock()
-		defer v.server.flights.mu.Unlock()
-		for f := range v.server.flights.all {
-			if f.ss.process().PID == 70_001 {
-				f.since = time.Now().Add(-2 * Guard) // long ago
-				return true
+	fewFiles(t, 96) // 48 may be on their way
+	var ends []chan error
+	for pid := 70_001; pid <= 70_002; pid++ {
+		deaf, over := v.as(pid, uint32(os.Geteuid()))
+		require.NoError(t, deaf.Send(moment(t), pack(&follow{1, WriteAccess, 0, "numbers"})))
+		require.Eventually(t, func() bool {
+			v.server.flights.mu.Lock()
+			defer v.server.flights.mu.Unlock()
+			for f := range v.server.flights.all {
+				if f.ss.process().PID == pid {
+					f.since = time.Now().Add(-2 * Guard) // long ago
+					return true
+				}
 			}
-		}
-		return false
-	}, Guard, time.Millisecond)
+			return false
+		}, Guard, time.Millisecond)
+		ends = append(ends, over)
+	}
 	select {
-	case err := <-over:
+	case err := <-ends[0]:
 		t.Fatal("nobody waits: ", err)
 	case <-time.After(20 * time.Millisecond):
 	}
-	v.served() // which needs 20 of the 24
-	require.ErrorIs(t, <-over, ErrTimeout)
+	v.served() // which needs 20 of the 48
+	for _, over := range ends {
+		require.ErrorIs(t, <-over, ErrTimeout)
+	}
 }
 
 // Processes take a part of the places, and the last are for those without one.

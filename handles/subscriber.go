@@ -131,9 +131,16 @@ func (f *subscriber) send(ctx context.Context, u *update, adds []*phys.Handle, f
 	conn := f.on.conn
 	defer f.release(adds, nil)
 	if len(adds) > 0 {
-		fl := f.on.server.flights.take(ctx, f.on, len(adds))
-		if fl == nil {
-			return false
+		l := &f.on.server.flights
+		fl := l.try(f.on, len(adds))
+		if fl == nil { // nothing is open while it waits
+			if fds != nil {
+				f.p.exports.close(adds)
+				fds = nil
+			}
+			if fl = l.take(ctx, f.on, len(adds)); fl == nil {
+				return false
+			}
 		}
 		f.p.mu.Lock()
 		f.flight = fl
