@@ -58,12 +58,12 @@ func TestAClientThatReadsNothingLeavesDescriptorsOnTheirWayToOthers(t *testing.T
 				require.NoError(t, far.Send(moment(t), pack(&follow{uint32(i), WriteAccess, 0, "numbers"})))
 			}
 		}
-		require.Eventually(t, func() bool { return inFlight(pid) == 120 }, Guard, time.Millisecond, "six updates of 20, of 128")
+		require.Eventually(t, func() bool { return inFlight(pid) >= 120 }, Guard, time.Millisecond, "six updates of 20, of 128")
 	}
 	require.Eventually(t, func() bool { return len(v.p.Stats().Followers) == 91 }, Guard, time.Millisecond)
 	v.served()
 	for pid := 70_001; pid <= 70_003; pid++ {
-		require.Equal(t, 120, inFlight(pid))
+		require.LessOrEqual(t, inFlight(pid), 120+2*20, "and one of each further client")
 	}
 }
 
