@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -16,67 +17,141 @@ import (
 // Announce shows the first length elements to all followers: growth, or new
 // contents of what they have. They may not be fewer than were shown before,
 // which is for Shrink. The memory of what is new is exported and sent with a new
-// generation, and what is on the stream now comes before it: no follower's
+// generation, and what is on the streams now comes before it: no follower's
 // stream sees the elements earlier. What other streams wrote of them is not waited
-// for: let s wait for an event of theirs first. Without a stream (nil) they are
-// there already.
+// for. Without a stream (or with nil) the elements are there already.
 //
 // It waits for no follower, and each fails by itself. The context bounds the
 // wait for another change and, on devices whose streams write no 64-bit words,
-// that for the stream. With a stream that captures a graph it is
+// that for the streams. With a stream that captures a graph it is
 // cuda.ErrCapturing and nothing has changed.
-func (p *Publication) Announce(ctx context.Context, length int, s *cuda.Stream) error {
+func (p *Publication) Announce(ctx context.Context, length int, streams ...*cuda.Stream) error {
 	const op = "handles.Publication.Announce"
+	return p.announceNext(ctx, op, streams, func() (int, error) {
+		if _, err := p.may(op, length); err != nil {
+			return 0, err
+		}
+		if shown := p.view.length; uint64(length) < shown {
+			return 0, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Shrink")
+		}
+		return length, nil
+	})
+}
+
+// AnnounceRange says that elements from to to are there, or will be when the work
+// that is on the streams now is done, and shows all elements before the first that
+// nothing was said of. So goroutines that append to a buffer or an array at the
+// same time announce what each of them appended, in any order and without a lock
+// of their own: what lies behind a gap is shown when the gap is closed, after the
+// work of all. In every other way it is Announce. A Shrink forgets what was
+// announced and is not shown.
+func (p *Publication) AnnounceRange(ctx context.Context, from, to int, streams ...*cuda.Stream) error {
+	const op = "handles.Publication.AnnounceRange"
+	return p.announceNext(ctx, op, streams, func() (int, error) {
+		bytes, err := p.may(op, to)
+		switch {
+		case err != nil:
+			return 0, err
+		case from < 0 || from > to:
+			return 0, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("elements %d to %d", from, to), "a range has its end behind its beginning")
+		case bytes > p.memory.Used():
+			return 0, failure(op, cuda.ErrOutOfRange, fmt.Sprintf("elements %d to %d, where %d are in use", from, to, p.memory.Used()/p.unit), "append them first")
+		}
+		shown := int(p.view.length)
+		p.written.add(span{from, to})
+		length := p.written.prefix(shown)
+		if length == shown && from >= shown {
+			return behindGap, nil
+		}
+		return length, nil
+	})
+}
+
+// behindGap is the length of an announcement that shows nothing yet.
+const behindGap = -1
+
+// announceNext orders what is announced behind the streams, and shows as much as
+// next says, unless that is behindGap.
+func (p *Publication) announceNext(ctx context.Context, op string, streams []*cuda.Stream, next func() (length int, err error)) error {
 	// Last of all, to those who send it: they would wait for another processor to
 	// wake, where this one goes on with something else.
 	defer runtime.Gosched()
 	if !p.changes.take(ctx, p.ctx.Done()) {
 		if p.ctx.Err() != nil {
-			return closedError(op, fmt.Sprintf("publication %q", p.name))
+			return p.closed(op)
 		}
 		return waitError(ctx, op, "another change is under way", "try again: nothing was announced")
 	}
 	defer p.changes.give()
-	bytes, err := p.may(op, length)
+	if p.over() {
+		return p.closed(op)
+	}
+	streams = slices.DeleteFunc(slices.Clone(streams), func(s *cuda.Stream) bool { return s == nil })
+	// Before anything else: a capture is refused without a trace.
+	free, err := useAll(core.SystemOf(p.seq.dev), op, streams)
 	if err != nil {
 		return err
 	}
-	if shown := p.view.length; uint64(length) < shown {
-		return failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Shrink")
+	defer free()
+	if err := p.behind(ctx, op, streams); err != nil {
+		return err
 	}
-	if err := ctx.Err(); err != nil {
-		return waitError(ctx, op, "", "the caller's context ended")
-	}
-	if s != nil {
-		// Before anything else: a capture is refused without a trace.
-		free, err := useAll(core.SystemOf(p.seq.dev), op, []*cuda.Stream{s})
-		if err != nil {
-			return err
-		}
-		defer free()
+	length, err := next()
+	if err != nil || length == behindGap {
+		return err
 	}
 	// Held first: the chunks that are looked at stay the buffer's.
+	bytes := uint64(length) * p.unit
 	if err := p.hold.Cover(op, bytes); err != nil {
 		return err
 	}
-	next, err := p.memory.View(op, bytes)
+	mem, err := p.memory.View(op, bytes)
 	var fresh []*phys.Handle
 	if err == nil {
-		fresh, err = p.announce(ctx, op, s, next)
+		fresh, err = p.announce(op, mem)
 	}
 	if err != nil {
-		_ = p.hold.Cover(op, p.view.length*p.unit) // fails only where the buffer was made shorter than what is shown
-		return errors.Join(err, next.Release())
+		_ = p.hold.Cover(op, p.view.length*p.unit) // fails only if the buffer was made shorter than what is shown
+		return errors.Join(err, mem.Release())
 	}
 	defer p.exports.close(fresh)
 	before := p.mem
-	p.show(view{generation: p.used, ordered: p.used, length: uint64(length), chunks: chunksOf(next)}, next)
+	p.written.drop(length)
+	p.show(view{generation: p.used, ordered: p.used, length: uint64(length), chunks: chunksOf(mem)}, mem)
 	return before.Release()
 }
 
-// announce exports what is new, and has the words read the next generation when
-// the stream's work is done. The new memory's exports are the caller's.
-func (p *Publication) announce(ctx context.Context, op string, s *cuda.Stream, next share.View) ([]*phys.Handle, error) {
+// behind has the words that are written from now on come after the work that is on
+// the streams.
+func (p *Publication) behind(ctx context.Context, op string, streams []*cuda.Stream) error {
+	both := ctx
+	if p.seq.stream == nil { // it waits
+		var cancel context.CancelFunc
+		both, cancel = context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(p.ctx, cancel)()
+	}
+	for _, s := range streams {
+		if err := p.seq.behind(both, op, s); err != nil {
+			if p.ctx.Err() != nil {
+				return p.closed(op)
+			}
+			return err
+		}
+	}
+	if ctx.Err() != nil {
+		return waitError(ctx, op, "", "try again: nothing was announced")
+	}
+	return nil
+}
+
+func (p *Publication) closed(op string) error {
+	return closedError(op, fmt.Sprintf("publication %q", p.name))
+}
+
+// announce exports what is new, and has the words read the next generation in
+// their turn. The new memory's exports are the caller's.
+func (p *Publication) announce(op string, next share.View) ([]*phys.Handle, error) {
 	if len(next.Chunks) > MaxChunks {
 		return nil, failure(op, ErrTooLarge, fmt.Sprintf("%d chunks, of which %d can be shared", len(next.Chunks), MaxChunks), "use larger chunks")
 	}
@@ -99,7 +174,7 @@ func (p *Publication) announce(ctx context.Context, op string, s *cuda.Stream, n
 	case fds == nil:
 		fresh = nil
 	}
-	if err := p.write(ctx, op, s, followers); err != nil {
+	if err := p.write(op, followers); err != nil {
 		p.exports.close(fresh)
 		return nil, err
 	}
@@ -127,18 +202,7 @@ func (p *Publication) warn() {
 const mostWarned = 4
 
 // write has the followers' words read the next generation.
-func (p *Publication) write(ctx context.Context, op string, s *cuda.Stream, followers []*subscriber) error {
-	if s != nil {
-		both, cancel := context.WithCancel(ctx)
-		defer cancel()
-		defer context.AfterFunc(p.ctx, cancel)()
-		if err := p.seq.behind(both, op, s); err != nil {
-			if p.ctx.Err() != nil {
-				return closedError(op, fmt.Sprintf("publication %q", p.name))
-			}
-			return err
-		}
-	}
+func (p *Publication) write(op string, followers []*subscriber) error {
 	p.used++
 	for _, f := range followers {
 		if err := p.seq.write(op, f.word, p.used); err != nil {
@@ -224,6 +288,7 @@ func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut 
 	lost = share.View{Chunks: append([]share.Chunk(nil), p.mem.Chunks[keep:]...)}
 	hoarders = p.hoarders()
 	p.used++
+	p.written.drop(math.MaxInt)
 	p.show(view{generation: p.used, ordered: p.view.ordered, length: uint64(length), chunks: chunksOf(kept)}, kept)
 	return gone, lost, hoarders, nil
 }
@@ -246,7 +311,7 @@ func (p *Publication) hoarders() (all []*subscriber) {
 func (p *Publication) may(op string, length int) (bytes uint64, err error) {
 	switch {
 	case p.over():
-		return 0, closedError(op, fmt.Sprintf("publication %q", p.name))
+		return 0, p.closed(op)
 	case length < 0:
 		return 0, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d", length), "lengths are not negative")
 	case uint64(length) > math.MaxInt64/p.unit:

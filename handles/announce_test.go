@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 )
 
 // A follower dies while an announcement is under way.
@@ -37,7 +39,7 @@ func TestAFollowerThatDiesDuringAnAnnouncement(t *testing.T) {
 	ss.feeding.Wait()
 	mem, err := v.p.memory.View("test", 4_000_000)
 	require.NoError(t, err)
-	fresh, err := v.p.announce(moment(t), "test", nil, mem)
+	fresh, err := v.p.announce("test", mem)
 	require.NoError(t, err)
 	old := v.p.mem
 	v.p.show(view{generation: v.p.used, ordered: v.p.used, length: 1_000_000, chunks: chunksOf(mem)}, mem)
@@ -140,4 +142,120 @@ func TestTwoPublicationsOfOneBuffer(t *testing.T) {
 	require.NoError(t, other.Withdraw())
 	require.NoError(t, v.p.Shrink(10))
 	require.Equal(t, 10, v.array.Len())
+}
+
+// What several goroutines append and announce is shown in whole, in its order, and
+// behind the work of all, whoever announces first.
+func TestGoroutinesThatAppendAndAnnounce(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, Options{})
+	require.NoError(t, v.p.Shrink(0))
+	const writers, rounds = 4, 25
+	var all errgroup.Group
+	for range writers {
+		s := newStream(t, v.dev)
+		all.Go(func() error {
+			for i := range rounds {
+				data := make([]uint32, 1+i*997%1500)
+				at, err := v.array.AppendUndefined(len(data))
+				if err != nil {
+					return err
+				}
+				for n := range data {
+					data[n] = uint32(at + n)
+				}
+				part, err := v.array.Slice(at, at+len(data))
+				if err == nil {
+					err = part.CopyFrom(s, data)
+				}
+				if err == nil {
+					err = v.p.AnnounceRange(moment(t), at, at+len(data), s)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	reader := newStream(t, v.dev)
+	written := make(chan error, 1)
+	go func() { written <- all.Wait() }()
+	for over := false; !over; {
+		select {
+		case err := <-written:
+			require.NoError(t, err)
+			over = true
+		default:
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		err := v.honest.Next(ctx, reader)
+		cancel()
+		if over {
+			for v.honest.Len() < v.array.Len() {
+				require.NoError(t, v.honest.Next(moment(t), reader))
+			}
+		} else if err != nil {
+			require.ErrorIs(t, err, ErrTimeout)
+		}
+		got := make([]uint32, v.honest.Len())
+		if len(got) == 0 {
+			continue
+		}
+		require.NoError(t, v.honest.Array().All().CopyTo(reader, got))
+		require.NoError(t, reader.Synchronize())
+		for i, x := range got {
+			require.EqualValues(t, i, x)
+		}
+	}
+	require.Equal(t, v.array.Len(), v.p.Stats().Length)
+	require.Empty(t, v.p.written)
+}
+
+// A gap holds back what lies behind it, whatever else is announced.
+func TestAnnouncementsBehindAGap(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, Options{})
+	slow, quick := newStream(t, v.dev), newStream(t, v.dev)
+	require.NoError(t, v.array.Resize(nil, 1300))
+	before := v.p.Stats().Generation
+	goOn := v.stand(slow)
+	require.NoError(t, v.p.AnnounceRange(moment(t), 1200, 1300, slow))
+	require.NoError(t, v.p.AnnounceRange(moment(t), 1100, 1150))
+	require.Equal(t, 1000, v.p.Stats().Length)
+	require.Equal(t, before, v.p.Stats().Generation)
+	require.NoError(t, v.p.AnnounceRange(moment(t), 1000, 1100, quick, nil))
+	require.Equal(t, 1150, v.p.Stats().Length)
+	require.NoError(t, v.p.AnnounceRange(moment(t), 500, 600), "new contents")
+	require.Equal(t, 1150, v.p.Stats().Length)
+	require.NoError(t, v.p.AnnounceRange(moment(t), 1150, 1200))
+	require.Equal(t, 1300, v.p.Stats().Length)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, v.honest.Next(ctx), ErrTimeout, "the slow stream's work is not done")
+	goOn()
+	for v.honest.Len() < 1300 {
+		require.NoError(t, v.honest.Next(moment(t)))
+	}
+	for _, bad := range [][2]int{{-1, 5}, {9, 8}} {
+		require.ErrorIs(t, v.p.AnnounceRange(moment(t), bad[0], bad[1]), cuda.ErrInvalidArgument)
+	}
+	require.ErrorIs(t, v.p.AnnounceRange(moment(t), 0, 1301), cuda.ErrOutOfRange)
+	require.NoError(t, v.array.Resize(nil, 1500))
+	require.NoError(t, v.p.AnnounceRange(moment(t), 1400, 1500))
+	require.NoError(t, v.p.Shrink(1000), "which forgets them")
+	require.Empty(t, v.p.written)
+	v.served()
+}
+
+// An announcement that fails forgets nothing: the next shows all.
+func TestAnAnnouncementThatFailsForgetsNothing(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, Options{})
+	require.NoError(t, v.array.Resize(nil, 1_000_000))
+	require.NoError(t, v.p.AnnounceRange(moment(t), 2000, 1_000_000))
+	v.machine.Inject(sim.Fault{Call: "cuMemExportToShareableHandle", Result: 1})
+	require.Error(t, v.p.AnnounceRange(moment(t), 1000, 2000))
+	v.machine.ClearFaults()
+	require.Equal(t, 1000, v.p.Stats().Length)
+	require.NoError(t, v.p.AnnounceRange(moment(t), 1000, 2000))
+	require.Equal(t, 1_000_000, v.p.Stats().Length)
+	v.served()
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
@@ -158,4 +159,39 @@ func ExampleServer() {
 	// Output:
 	// generation 1 has [0 0.5]
 	// generation 2 has [0 0.5 1 1.5]
+}
+
+// Goroutines that append at the same time announce what each of them appended,
+// in any order: all before the first gap is shown.
+func ExamplePublication_AnnounceRange() {
+	ctx := context.Background()
+	machine, err := sim.New(sim.Options{})
+	check(err)
+	system, err := machine.OpenOwned()
+	check(err)
+	defer system.Close()
+	array, err := vmm.NewArray[int32](system.Devices()[0], vmm.BufferOptions{})
+	check(err)
+	defer array.Close()
+	server := handles.NewServer(handles.ServerOptions{})
+	defer server.Close()
+	index, err := handles.PublishArray(server, "index", array)
+	check(err)
+
+	var writers sync.WaitGroup
+	for range 4 {
+		writers.Go(func() {
+			stream, err := array.Device().NewStream(cuda.StreamOptions{})
+			check(err)
+			defer stream.Close()
+			for range 10 {
+				at, err := array.Append(stream, []int32{1, 2, 3})
+				check(err)
+				check(index.AnnounceRange(ctx, at, at+3, stream))
+			}
+		})
+	}
+	writers.Wait()
+	fmt.Println(index.Stats().Length, "elements are shown")
+	// Output: 120 elements are shown
 }

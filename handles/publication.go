@@ -42,6 +42,8 @@ type Publication struct {
 	// used is the last generation that words were written for, which is beyond
 	// the view's where an announcement failed.
 	used uint64
+	// written are the ranges that were announced behind a gap. changes guards them.
+	written spans
 
 	// mu guards what follows. The view and its memory are written with changes
 	// too, so that either lock will do to read them.
