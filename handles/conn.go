@@ -59,15 +59,14 @@ func newConn(s *sock.Conn, o Options) *Conn {
 	c := &Conn{sock: s, limits: o, sending: newSlot(), receiving: newSlot(), offering: newSlot(), taking: newSlot(),
 		greeted: make(chan struct{}), over: make(chan struct{})}
 	kept.enter()
-	c.in.maxFDs = o.MaxFDs
+	c.in.versions, c.in.maxFDs = ownVersions, o.MaxFDs
 	c.in.mayLose = func(kind uint16) bool { return kind == chunksKind }
 	c.inbox.init()
 	_, _ = rand.Read(c.in.own[:]) // never fails
 	c.owes = o.Timeout
-	h := header{kind: greetingKind, bytes: uint32(len(c.in.own)), allBytes: uint32(len(c.in.own))}
 	_ = s.SetWriteDeadline(time.Now().Add(o.Timeout))
 	// A peer that is gone has perhaps said why: that is for the first Receive.
-	_ = s.Send(append(h.append(nil), c.in.own[:]...), nil)
+	_ = s.Send(greeting(c.in.own, c.in.versions), nil)
 	c.out.sequence = 1
 	return c
 }
@@ -106,7 +105,7 @@ const refusalWait = 100 * time.Millisecond
 // refuse tells the peer why.
 func refuse(s *sock.Conn, to nonce, sequence uint64, reason string) {
 	reason = clipped(reason, refusalBytes)
-	h := header{kind: refusalKind, to: to, sequence: sequence, bytes: uint32(len(reason)), allBytes: uint32(len(reason))}
+	h := header{version: firstVersion, kind: refusalKind, to: to, sequence: sequence, bytes: uint32(len(reason)), allBytes: uint32(len(reason))}
 	_ = s.SetWriteDeadline(time.Now().Add(refusalWait))
 	_ = s.Send(append(h.append(nil), reason...), nil)
 }
@@ -168,7 +167,7 @@ func (c *Conn) greetLocked(ctx context.Context, op string) error {
 	if _, err := c.packet(ctx, op, true); err != nil {
 		return err
 	}
-	c.out.peer = c.in.peer // senders read it after greeted
+	c.out.peer, c.out.version = c.in.peer, c.in.version // senders read them after greeted
 	close(c.greeted)
 	return nil
 }

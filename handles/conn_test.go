@@ -340,9 +340,10 @@ func shake(t *testing.T, s int) (nonce []byte) {
 	b := make([]byte, 100)
 	n, err := unix.Read(s, b)
 	require.NoError(t, err)
-	require.Equal(t, 64, n)
+	require.Equal(t, 68, n)
 	require.Equal(t, "cuvP\x01\x00\x00\x00", string(b[:8]))
-	require.NoError(t, unix.Sendmsg(s, wire(0, make([]byte, 16), 0, 0, 16, 0, strings.Repeat("n", 16)), nil, nil, 0))
+	require.Equal(t, "\x01\x00\x01\x00", string(b[64:68]), "versions 1 to 1")
+	require.NoError(t, unix.Sendmsg(s, wire(0, make([]byte, 16), 0, 0, 20, 0, strings.Repeat("n", 16)+"\x01\x00\x01\x00"), nil, nil, 0))
 	return b[48:64]
 }
 

@@ -20,14 +20,28 @@ import (
 //	bytes in all         4  of the message
 //	descriptors in all   4  of the message
 //
-// The first packet of each direction is a greeting, which carries the sender's
-// nonce: 128 random bits, that all packets to it bear from then on. So a packet
-// of another connection, or a second copy of one, is never taken. A process
-// that ends a connection says why in a refusal, if it can.
+// The first packet of each direction is a greeting: the sender's nonce, and the
+// least and the greatest version that it speaks, 2 bytes each. What a later version
+// may add behind those is ignored. Both sides go on with the greatest version that
+// both speak, which every later packet names; greetings and refusals are always of
+// version 1. A process that ends a connection says why in a refusal, if it can.
+//
+// The socket is ordered, and its peer's user is known. The nonce and the sequence
+// protect against what that leaves: an end that several processes hold, as a child
+// that inherits one by mistake, or a descriptor of one that was passed on. Packets
+// of a second speaker lack the nonce, which only the first has heard, or break the
+// sequence, and a reader that takes packets away from another is noticed at the
+// next one. docs/protocol.md has all of it.
 const (
-	packetMagic   = "cuvP"
-	packetVersion = 1
-	packetHeader  = 48
+	packetMagic  = "cuvP"
+	packetHeader = 48
+	// firstVersion is that of greetings and refusals.
+	firstVersion = 1
+	// leastVersion and latestVersion are what this package speaks.
+	leastVersion, latestVersion = 1, 1
+	// greetingBytes is the least that a greeting has, and mostGreeting the most.
+	greetingBytes = 16 + 2 + 2
+	mostGreeting  = 512
 	// packetBody is the most that follows a header. Packets must fit into the
 	// socket's buffer, whose usual size is 208 KiB.
 	packetBody = 32 << 10
@@ -63,8 +77,22 @@ func (m *Message) Close() error { return closeAll(m.FDs) }
 
 type nonce [16]byte
 
+// versions are those from least to most.
+type versions struct{ least, most uint16 }
+
+var ownVersions = versions{leastVersion, latestVersion}
+
+// with is the greatest that both have, or 0.
+func (v versions) with(o versions) uint16 {
+	if both := min(v.most, o.most); both >= max(v.least, o.least) {
+		return both
+	}
+	return 0
+}
+
 // header is a packet's front.
 type header struct {
+	version  uint16
 	kind     uint16
 	to       nonce
 	sequence uint64
@@ -77,7 +105,7 @@ type header struct {
 func (h *header) append(b []byte) []byte {
 	le := binary.LittleEndian
 	b = append(b, packetMagic...)
-	b = le.AppendUint16(b, packetVersion)
+	b = le.AppendUint16(b, h.version)
 	b = le.AppendUint16(b, h.kind)
 	b = append(b, h.to[:]...)
 	b = le.AppendUint64(b, h.sequence)
@@ -97,8 +125,8 @@ func violation(format string, args ...any) error {
 }
 
 // parseHeader reads the front of a packet. fds is how many descriptors came
-// with it, unless some were lost.
-func parseHeader(p []byte, fds int, lost bool) (h header, err error) {
+// with it, unless some were lost, and version what both sides agreed on.
+func parseHeader(p []byte, fds int, lost bool, version uint16) (h header, err error) {
 	if len(p) < packetHeader {
 		return h, violation("a packet of %d bytes, where the header alone has %d", len(p), packetHeader)
 	}
@@ -106,10 +134,13 @@ func parseHeader(p []byte, fds int, lost bool) (h header, err error) {
 	if magic := r.bytes(len(packetMagic)); string(magic) != packetMagic {
 		return h, violation("a packet that begins with %q instead of %q", magic, packetMagic)
 	}
-	if v := r.uint16(); v != packetVersion {
-		return h, violation("a packet of version %d, where this process knows %d", v, packetVersion)
+	h.version, h.kind = r.uint16(), r.uint16()
+	if h.kind == refusalKind {
+		version = firstVersion
 	}
-	h.kind = r.uint16()
+	if h.version != version {
+		return h, violation("a packet of version %d, where %d was agreed on", h.version, version)
+	}
 	copy(h.to[:], r.bytes(len(h.to)))
 	h.sequence = r.uint64()
 	h.bytes, h.fds, h.allBytes, h.allFDs = r.uint32(), r.uint32(), r.uint32(), r.uint32()
@@ -146,6 +177,8 @@ type inbound struct {
 	mayLose func(kind uint16) bool
 
 	greeted  bool
+	versions versions // that this side speaks
+	version  uint16   // that both speak
 	peer     nonce
 	sequence uint64
 	// begun says that part of a message is here, with what its first packet
@@ -178,7 +211,11 @@ func (in *inbound) parse(p []byte, fds []*FD, lost bool) (*Message, error) {
 	if lost && len(p) > packetHeader+packetBody {
 		return nil, violation("a packet of more than %d bytes", packetHeader+packetBody)
 	}
-	h, err := parseHeader(p, len(fds), lost)
+	version := in.version
+	if !in.greeted {
+		version = firstVersion
+	}
+	h, err := parseHeader(p, len(fds), lost, version)
 	if err != nil {
 		return nil, err
 	}
@@ -198,10 +235,16 @@ func (in *inbound) parse(p []byte, fds []*FD, lost bool) (*Message, error) {
 		return nil, failure(opReceive, ErrRefused, fmt.Sprintf("%q", body[:min(len(body), refusalBytes)]), "the reason is the peer's own words")
 	}
 	if !in.greeted {
-		if h.kind != greetingKind || h.to != (nonce{}) || len(body) != len(in.peer) || h.allBytes != h.bytes || h.allFDs != 0 {
+		if h.kind != greetingKind || h.to != (nonce{}) || len(body) < greetingBytes || len(body) > mostGreeting || h.allBytes != h.bytes || h.allFDs != 0 {
 			return nil, violation("something other than a greeting (kind %d, %d bytes, %d file descriptors)", h.kind, h.allBytes, h.allFDs)
 		}
-		copy(in.peer[:], body)
+		r := reader{body}
+		copy(in.peer[:], r.bytes(len(in.peer)))
+		peer := versions{r.uint16(), r.uint16()}
+		if in.version = in.versions.with(peer); in.version == 0 {
+			return nil, failure(opReceive, ErrProtocol, fmt.Sprintf("the peer speaks versions %d to %d, and this process %d to %d", peer.least, peer.most, in.versions.least, in.versions.most),
+				"use versions of this library in both processes that have one in common")
+		}
 		in.greeted = true
 		return nil, nil
 	}
@@ -247,8 +290,17 @@ func (in *inbound) parse(p []byte, fds []*FD, lost bool) (*Message, error) {
 	return &got, nil
 }
 
+// greeting is the first packet of a direction.
+func greeting(own nonce, speaks versions) []byte {
+	le := binary.LittleEndian
+	body := le.AppendUint16(le.AppendUint16(own[:], speaks.least), speaks.most)
+	h := header{version: firstVersion, kind: greetingKind, bytes: uint32(len(body)), allBytes: uint32(len(body))}
+	return append(h.append(nil), body...)
+}
+
 // outbound cuts messages into packets.
 type outbound struct {
+	version  uint16
 	peer     nonce
 	sequence uint64
 }
@@ -258,7 +310,7 @@ type outbound struct {
 // was sent.
 func (out *outbound) packet(b []byte, m *Message, bytes, fds, batch int) (packet []byte, body, with int) {
 	body, with = min(len(m.Body)-bytes, packetBody), min(len(m.FDs)-fds, batch)
-	h := header{kind: m.Kind, to: out.peer, sequence: out.sequence, bytes: uint32(body), fds: uint32(with),
+	h := header{version: out.version, kind: m.Kind, to: out.peer, sequence: out.sequence, bytes: uint32(body), fds: uint32(with),
 		allBytes: uint32(len(m.Body)), allFDs: uint32(len(m.FDs))}
 	return append(h.append(b[:0]), m.Body[bytes:bytes+body]...), body, with
 }

@@ -31,18 +31,22 @@ var (
 
 func rawPacket(h header, body string) []byte {
 	h.bytes = uint32(len(body))
+	if h.version == 0 {
+		h.version = firstVersion
+	}
 	return append(h.append(nil), body...)
 }
 
-func greeting() []byte {
-	return rawPacket(header{allBytes: 16}, string(sender[:]))
-}
+func hello() []byte { return greeting(sender, ownVersions) }
+
+// helloBody is what the greeting has behind its header.
+var helloBody = string(hello()[packetHeader:])
 
 // greeted is a receiver that knows its peer.
 func greeted(t testing.TB) *inbound {
 	t.Helper()
-	in := &inbound{own: receiver, maxFDs: 8}
-	m, err := in.take(greeting(), nil, false)
+	in := &inbound{own: receiver, versions: ownVersions, maxFDs: 8}
+	m, err := in.take(hello(), nil, false)
 	require.NoError(t, err)
 	require.Nil(t, m)
 	require.Equal(t, sender, in.peer)
@@ -52,7 +56,7 @@ func greeted(t testing.TB) *inbound {
 func TestMessagesAreCutAndPutTogether(t *testing.T) {
 	for _, size := range []int{0, 1, packetBody, packetBody + 1, MaxBody} {
 		for _, fds := range []int{0, 1, 5, 8} {
-			in, out := greeted(t), &outbound{peer: receiver, sequence: 1}
+			in, out := greeted(t), &outbound{version: latestVersion, peer: receiver, sequence: 1}
 			m := &Message{Kind: 9, Body: bytes.Repeat([]byte("x."), size)[:size], FDs: someFDs(t, fds)}
 			var got *Message
 			for b, f, first := 0, 0, true; first || b < size || f < fds; first = false {
@@ -107,7 +111,7 @@ func TestPacketsThatNoPeerSends(t *testing.T) {
 		{"a second copy", rawPacket(with(func(h *header) { h.sequence = 0 }), "abcd"), 1, false, ErrProtocol, "packet 0, where 1 is the next"},
 		{"a later one first", rawPacket(with(func(h *header) { h.sequence = 2 }), "abcd"), 1, false, ErrProtocol, "packet 2, where 1 is the next"},
 		{"one of another connection", rawPacket(with(func(h *header) { h.to[0]++ }), "abcd"), 1, false, ErrProtocol, "another connection"},
-		{"a second greeting", rawPacket(header{sequence: 1, to: receiver, allBytes: 16}, string(sender[:])), 0, false, ErrProtocol, "kind 0"},
+		{"a second greeting", rawPacket(header{sequence: 1, to: receiver, allBytes: 20}, helloBody), 0, false, ErrProtocol, "kind 0"},
 		{"a kind that is reserved", rawPacket(with(func(h *header) { h.kind = lastKind + 1 }), "abcd"), 1, false, ErrProtocol, "kind 65291"},
 		{"a message too long", rawPacket(with(func(h *header) { h.allBytes = MaxBody + 1 }), "abcd"), 1, false, ErrTooLarge, "1048577 bytes"},
 		{"too many descriptors", rawPacket(with(func(h *header) { h.allFDs = 9 }), "abcd"), 1, false, ErrTooLarge, "9 file descriptors, where 8"},
@@ -155,14 +159,14 @@ func TestPartsThatDoNotFit(t *testing.T) {
 
 func TestTheFirstPacketIsAGreeting(t *testing.T) {
 	for name, p := range map[string][]byte{
-		"a message":             rawPacket(header{kind: 5, allBytes: 16}, string(sender[:])),
-		"a short nonce":         rawPacket(header{allBytes: 15}, string(sender[:15])),
-		"a part of one":         rawPacket(header{allBytes: 32}, string(sender[:])),
-		"with a nonce to":       rawPacket(header{to: receiver, allBytes: 16}, string(sender[:])),
-		"with file descriptors": rawPacket(header{allBytes: 16, allFDs: 1}, string(sender[:])),
+		"a message":             rawPacket(header{kind: 5, allBytes: 20}, helloBody),
+		"a short one":           rawPacket(header{allBytes: 19}, helloBody[:19]),
+		"a part of one":         rawPacket(header{allBytes: 40}, helloBody),
+		"with a nonce to":       rawPacket(header{to: receiver, allBytes: 20}, helloBody),
+		"with file descriptors": rawPacket(header{allBytes: 20, allFDs: 1}, helloBody),
 	} {
 		t.Run(name, func(t *testing.T) {
-			in := &inbound{own: receiver}
+			in := &inbound{own: receiver, versions: ownVersions}
 			_, err := in.take(p, nil, false)
 			require.ErrorIs(t, err, ErrProtocol)
 			require.ErrorContains(t, err, "other than a greeting")
@@ -178,7 +182,7 @@ func FuzzPacket(f *testing.F) {
 	f.Add(rawPacket(h, "ab"), 1, false)
 	f.Add(rawPacket(h, "abcd"), 2, true)
 	f.Add(rawPacket(header{kind: refusalKind, sequence: 1, allBytes: 2}, "no"), 0, false)
-	f.Add(greeting(), 0, false)
+	f.Add(hello(), 0, false)
 	f.Fuzz(func(t *testing.T, p []byte, n int, lost bool) {
 		n = int(uint(n) % 4)
 		open := OpenFDs()
@@ -216,7 +220,7 @@ func FuzzSession(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 0, 2, 8, 3, 2, 0, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, script []byte) {
 		open := OpenFDs()
-		in := &inbound{own: receiver, maxFDs: 8}
+		in := &inbound{own: receiver, versions: ownVersions, maxFDs: 8}
 		var sequence uint64
 		var failed bool
 		for ; len(script) >= 4 && !failed; script = script[4:] {
@@ -269,4 +273,50 @@ func FuzzSession(f *testing.F) {
 		in.discard()
 		require.Equal(t, open, OpenFDs())
 	})
+}
+
+// Both sides go on with the greatest version that both speak, and later ones may
+// add to the greeting.
+func TestVersionsAreNegotiated(t *testing.T) {
+	for _, c := range []struct {
+		a, b versions
+		want uint16
+	}{
+		{versions{1, 1}, versions{1, 1}, 1}, {versions{1, 3}, versions{2, 9}, 3}, {versions{2, 9}, versions{1, 3}, 3},
+		{versions{1, 1}, versions{2, 2}, 0}, {versions{4, 9}, versions{1, 3}, 0}, {versions{3, 2}, versions{1, 9}, 0},
+	} {
+		require.Equal(t, c.want, c.a.with(c.b))
+		require.Equal(t, c.want, c.b.with(c.a))
+		in := &inbound{own: receiver, versions: c.a}
+		p := rawPacket(header{allBytes: 30}, string(greeting(sender, c.b)[packetHeader:])+"what is new")
+		binary.LittleEndian.PutUint32(p[32:], 31)
+		binary.LittleEndian.PutUint32(p[40:], 31)
+		_, err := in.take(p, nil, false)
+		if c.want == 0 {
+			require.ErrorIs(t, err, ErrProtocol)
+			require.ErrorContains(t, err, "speaks versions")
+			continue
+		}
+		require.NoError(t, err)
+		h := header{version: c.want, kind: 5, to: receiver, sequence: 1}
+		m, err := in.take(rawPacket(h, ""), nil, false)
+		require.NoError(t, err)
+		require.NotNil(t, m)
+		h.version, h.sequence = c.want+1, 2
+		_, err = in.take(rawPacket(h, ""), nil, false)
+		require.ErrorContains(t, err, "was agreed on")
+	}
+	// Two processes that have none in common learn so.
+	ownVersions = versions{7, 8}
+	near, file, err := Pair(Options{})
+	ownVersions = versions{leastVersion, latestVersion}
+	require.NoError(t, err)
+	defer near.Close()
+	far, err := Inherit(file, Options{})
+	require.NoError(t, err)
+	defer far.Close()
+	_, err = far.Receive(moment(t))
+	require.ErrorContains(t, err, "the peer speaks versions 7 to 8, and this process 1 to 1")
+	_, err = near.Receive(moment(t))
+	require.ErrorContains(t, err, "speaks versions 1 to 1")
 }
