@@ -609,3 +609,64 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 	require.NoError(t, k.Close())
 	require.NoError(t, k.Close())
 }
+
+// A follower's endings beside streams that stand still, on each driver.
+func TestEndingsBesideStreamsThatStandStill(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		server, path := publishing(t, handles.ServerOptions{})
+		a, p := published(t, server, d)
+		writer, reader, other := stream(t, d), stream(t, d), stream(t, d)
+		word, err := d.NewHostBuffer(8)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, word.Close()) }()
+		goOn := func() { word.All().Bytes()[0] = 1 }
+		defer goOn()
+		k := client(t, path)
+		require.NoError(t, gputest.Err(a.Append(writer, counting(0, 1000))))
+		require.NoError(t, p.Announce(soon(t), 1000, writer))
+
+		// One that names its stream does not wait for another.
+		f, err := handles.Follow[uint32](soon(t), k, d, "numbers", handles.FollowOptions{})
+		require.NoError(t, err)
+		require.NoError(t, f.Next(soon(t), reader))
+		require.Equal(t, counting(0, 1000), elementsOf(t, f.Array(), reader))
+		require.NoError(t, stuck(d, other, word.All()))
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		require.NoError(t, f.CloseAfter(reader))
+		require.Eventually(t, func() bool { return len(p.Stats().Followers) == 0 }, handles.Guard, time.Millisecond)
+		goOn()
+		require.NoError(t, other.Synchronize())
+		require.NoError(t, d.System().Drain(soon(t)))
+		require.NoError(t, f.CloseContext(ctx), "it is closed")
+
+		// One that has a limit does not wait for a publisher that stands still.
+		f, err = handles.Follow[uint32](soon(t), k, d, "numbers", handles.FollowOptions{MaxWait: 100 * time.Millisecond})
+		require.NoError(t, err)
+		require.NoError(t, f.Next(soon(t), reader))
+		require.NoError(t, stuck(d, writer, word.All()))
+		require.NoError(t, p.Announce(soon(t), 1000, writer))
+		require.NoError(t, f.Next(soon(t), reader))
+		require.NoError(t, reader.Synchronize())
+		require.ErrorIs(t, f.Err(), handles.ErrStalled)
+		require.ErrorIs(t, f.Err(), handles.ErrUnfinished)
+		require.Equal(t, 1000, f.Len())
+		require.Eventually(t, func() bool { return len(p.Stats().Followers) == 0 }, handles.Guard, time.Millisecond)
+		goOn()
+		require.NoError(t, f.Close())
+
+		// Several streams, one of which is late.
+		f = followed(t, k, d, handles.FollowOptions{})
+		require.NoError(t, f.Next(soon(t), reader))
+		require.NoError(t, stuck(d, other, word.All()))
+		at, err := a.Append(other, counting(1000, 10))
+		require.NoError(t, err)
+		require.NoError(t, p.AnnounceRange(soon(t), at, at+10, other, writer))
+		require.NoError(t, f.Next(soon(t), reader))
+		done, err := reader.Done()
+		require.NoError(t, err)
+		require.False(t, done)
+		goOn()
+		require.Equal(t, counting(0, 1010), elementsOf(t, f.Array(), reader))
+	})
+}
