@@ -17,6 +17,7 @@ import (
 )
 
 var handlesCases = join(
+	plain("Access", func(*world) handles.Access { return handles.ReadAccess }, "String"),
 	plain("Kind", func(*world) handles.Kind { return handles.ArrayKind }, "String"),
 	plain("ElementType", func(*world) handles.ElementType { return handles.Float32 }, "String"),
 	plain("Process", func(*world) handles.Process { return handles.Self() }, "String"),
@@ -210,6 +211,10 @@ var publishingCases = join(
 			p, s := w.publication(), w.stream()
 			return func() error { return errors.Join(p.Announce(w.soon(), 3*mib, s), p.Announce(w.soon(), 4*mib, nil)) }
 		},
+		"Publication.AnnounceRange": func(w *world) func() error {
+			p, s := w.publication(), w.stream()
+			return func() error { return p.AnnounceRange(w.soon(), mib, 3*mib, s) }
+		},
 		"Publication.Shrink": func(w *world) func() error {
 			p, s := w.publication(), w.stream()
 			return func() error { return errors.Join(p.Shrink(mib, s), p.Shrink(0), w.drain()) }
@@ -246,6 +251,14 @@ var publishingCases = join(
 		"Follower.Next": func(w *world) func() error {
 			f, s := w.follower(), w.stream()
 			return func() error { return f.Next(w.soon(), s) }
+		},
+		"Follower.CloseContext": func(w *world) func() error {
+			f := w.follower()
+			return func() error { return f.CloseContext(w.soon()) }
+		},
+		"Follower.CloseAfter": func(w *world) func() error {
+			f, s := w.follower(), w.stream()
+			return func() error { return errors.Join(f.CloseAfter(s), w.drain()) }
 		},
 		"Follower.Order": func(w *world) func() error {
 			f, s := w.follower(), w.stream()
