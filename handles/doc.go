@@ -55,18 +55,37 @@
 // follower. When a publisher dies its followers keep what they have mapped, are
 // told, and no stream of theirs hangs.
 //
+// Goroutines that append at the same time announce what each of them appended
+// ([Publication.AnnounceRange]), without a lock of their own.
+//
 // # Trust
 //
 // A peer is trusted with nothing but what the policy of the connection gives
 // it: whatever it sends is checked before it is used, a wait has a limit, and
 // what does not fit is an error that names the limit. A file descriptor of
-// memory is full access, to read and to write, for as long as anybody holds
-// it: nobody can take it back.
+// memory is full access, to read and to write, for as long as any process holds
+// it, and cannot be taken back.
+//
+// [ServerOptions.Authorize] decides for each client which publications it sees,
+// and which it may write. A client that sees none of a publication gets no
+// descriptor of it. A client that may only read is one whose library maps the
+// memory for reading: a process that is not trusted can map it for writing, so
+// what such a process must not write is published as a copy. What a client can
+// take of the server's files, places and time is bounded for each process.
+//
+// A live publisher that never finishes the work behind an announcement holds up
+// the streams that follow it, unless [FollowOptions.MaxWait] bounds that.
+//
+// # Protocol
+//
+// docs/protocol.md specifies what travels, with test vectors, so that other
+// languages can speak it. Connections negotiate a version.
 //
 // # Open files
 //
-// Descriptors of memory are open in the process that sends it while they are on
-// their way, within a quarter of its limit of open files. Besides, one for each
+// Descriptors of memory are open in the process that sends it until they are sent,
+// within a quarter of its limit of open files; those that were sent and not read
+// yet are at most half of that limit. Besides, one for each
 // device that memory was sent from stays open while the process has connections
 // or publications, since that makes the driver's next export twenty times as
 // quick. It is closed before its memory is given back, and so keeps none.
