@@ -68,6 +68,7 @@ func TestAFollowerClosesAfterItsStreams(t *testing.T) {
 	require.Eventually(t, func() bool { return v.machine.Live()[sim.KindMapping] < mapped }, Guard, time.Millisecond, "an unrelated stream is waited for")
 	goOn()
 	require.NoError(t, v.dev.System().Drain(moment(t)))
+	require.NoError(t, f.Released().Wait(moment(t)))
 	require.NoError(t, f.Close())
 	v.served()
 }
@@ -94,7 +95,9 @@ func TestATeardownThatFails(t *testing.T) {
 	f := v.second(FollowOptions{})
 	v.machine.Inject(sim.Fault{Call: "cuMemHostUnregister", Result: 1})
 	require.NoError(t, f.CloseAfter(own))
+	released := f.Released()
 	require.Error(t, v.dev.System().Drain(moment(t)))
+	require.Error(t, released.Wait(moment(t)))
 	require.NoError(t, f.Close())
 	v.served()
 }

@@ -268,3 +268,7 @@ func (f *Follower[T]) CloseContext(ctx context.Context) error {
 // Without a stream it is cuda.ErrInvalidArgument, with one that captures a graph
 // cuda.ErrCapturing, and nothing has changed. System.Drain waits for it.
 func (f *Follower[T]) CloseAfter(streams ...*cuda.Stream) error { return f.f.closeAfter(streams) }
+
+// Released ends when everything that the follower had is given back, whichever
+// way it was closed.
+func (f *Follower[T]) Released() cuda.Completion { return f.f.closer.Completion() }

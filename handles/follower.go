@@ -356,7 +356,7 @@ func (f *follower) closeAfter(streams []*cuda.Stream) error {
 			return nil, errors.Join(err, again)
 		}
 		f.end()
-		f.quiet, f.buffer = make(chan struct{}), nil
+		f.quiet = make(chan struct{})
 		go func() {
 			defer close(f.quiet)
 			f.calm()
@@ -378,6 +378,18 @@ func (f *follower) teardown() error {
 			return err
 		}
 		f.stream = nil
+	}
+	if f.buffer != nil {
+		released := f.buffer.Released()
+		select {
+		case <-released.Done():
+		default:
+			return core.ErrAgain
+		}
+		if err := released.Wait(context.Background()); err != nil {
+			return err // Close takes it up
+		}
+		f.buffer = nil
 	}
 	if f.word == nil {
 		return nil

@@ -180,7 +180,7 @@ func receiveAllocation(w *world, c *handles.Conn) (io.Closer, error) {
 
 var publishingCases = join(
 	plain("Publication", (*world).publication, "Name", "Stats", "Withdraw"),
-	plain("Follower", (*world).follower, "Array", "Len", "Generation", "Err", "Close"),
+	plain("Follower", (*world).follower, "Array", "Len", "Generation", "Err", "Released", "Close"),
 	table{
 		"NewServer": func(w *world) func() error {
 			return func() error { return keep[*handles.Server](w)(handles.NewServer(handles.ServerOptions{}), nil) }
