@@ -206,7 +206,7 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 		}
 		l.options.Log.Info("cuvmm: a peer was refused", "socket", l.path, "peer", who.String(), "reason", err.Error())
 		refuse(s, nonce{}, 0, fmt.Sprintf("user %d is not allowed", who.UID))
-		_ = s.Close()
+		s.Abandon() // in its queue may lie what takes long to close
 	}
 }
 

@@ -38,9 +38,14 @@ func (c *Conn) Shutdown() {
 // Close ends the connection and gives the descriptor back. Where packets lie
 // unread, whose descriptors take long to close, it does not wait for that.
 func (c *Conn) Close() error {
-	c.Shutdown()
-	fd.Await(fd.Away(func() { _ = c.UnixConn.Close() }))
+	fd.Await(c.Abandon())
 	return nil
+}
+
+// Abandon is Close that does not wait at all. done is closed when it is closed.
+func (c *Conn) Abandon() (done <-chan struct{}) {
+	c.Shutdown()
+	return fd.Away(func() { _ = c.UnixConn.Close() })
 }
 
 // Send sends one packet, which must not be empty, with at most MaxFDs

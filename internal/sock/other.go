@@ -14,6 +14,8 @@ type Conn struct{ *net.UnixConn }
 
 func (c *Conn) Shutdown() {}
 
+func (c *Conn) Abandon() <-chan struct{} { return nil }
+
 func (c *Conn) Send([]byte, []int) error { return errors.ErrUnsupported }
 
 func (c *Conn) SendNow([]byte) bool { return false }
