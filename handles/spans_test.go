@@ -25,7 +25,7 @@ func TestSpansAreASet(t *testing.T) {
 					set[i] = true
 				}
 			}
-			n, want := 0, 0
+			n := 0
 			for i, s := range all {
 				require.Less(t, s.from, s.to)
 				require.True(t, i == 0 || all[i-1].to < s.from)
@@ -35,7 +35,9 @@ func TestSpansAreASet(t *testing.T) {
 				}
 			}
 			require.Len(t, set, n)
-			for want = b; set[want]; want++ {
+			want := b
+			for set[want] {
+				want++
 			}
 			require.Equal(t, want, all.prefix(b))
 		}

@@ -151,7 +151,9 @@ func TestMessagesAreThoseOfTheVectors(t *testing.T) {
 				form = "(empty)"
 			}
 			row := fmt.Sprintf("| 0x%04x | %s | %s | %s |", v.Kind, v.Message, v.To, form)
-			require.True(t, strings.Contains(string(document), row), "docs/protocol.md has no row %s", row)
+			if !strings.Contains(string(document), row) {
+				t.Errorf("docs/protocol.md has no row %s", row)
+			}
 			body, err := hex.DecodeString(v.Body)
 			require.NoError(t, err)
 			require.Equal(t, v.Body, hex.EncodeToString(v.Layout.encode(t, v.Fields)), "the document's form")
@@ -229,7 +231,7 @@ func TestPacketsAreThoseOfTheVectors(t *testing.T) {
 	require.ErrorIs(t, err, ErrRefused)
 	out := &outbound{version: latestVersion, peer: receiver, sequence: 1}
 	p, body, with := out.packet(nil, &Message{Kind: 5, Body: []byte("abcd"), FDs: make([]*FD, 1)}, 0, 0, 1)
-	require.Equal(t, packetHeader+4, len(p))
+	require.Len(t, p, packetHeader+4)
 	require.Equal(t, []int{4, 1}, []int{body, with})
 	require.Equal(t, packets[1][:28], p[:28], "all but what the whole message has")
 }
