@@ -15,8 +15,9 @@ import (
 const (
 	windowSize   = 1 << 44
 	outsideBase  = 1 << 48
-	addressLimit = 1 << 47 // a reservation of so many bytes is one too large
-	addressAlign = 2 << 20 // the real driver's unit of reservations
+	addressLimit = 1 << 47                     // a reservation of so many bytes is one too large
+	addressAlign = 2 << 20                     // the real driver's unit of reservations
+	hintLimit    = addressLimit - addressAlign // what is wanted ends before it
 )
 
 type addressSpace struct {

@@ -91,7 +91,7 @@ func (a *api) MemAllocAsync(c driver.Context, n uint64, h driver.Stream) (driver
 	}
 	state := &async{}
 	res.async = state
-	_, r = s.submit(task{run: func(*gpuContext) *fault {
+	_, r = s.submit(task{run: func(site) *fault {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		state.there = true
@@ -113,7 +113,7 @@ func (s *stream) captureAlloc(n uint64) (driver.Ptr, driver.Result) {
 		return 0, driver.OutOfMemory
 	}
 	l := &lease{m: m, context: c, span: span{p, p + n}, refs: 1}
-	r := s.capture(task{run: func(*gpuContext) *fault {
+	r := s.capture(task{run: func(site) *fault {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		res := &resident{m: m, kind: KindDeviceMemory, span: l.span, context: c, mem: l.mem, lease: l, async: &async{there: true}}
@@ -151,12 +151,12 @@ func (a *api) MemFreeAsync(c driver.Context, p driver.Ptr, h driver.Stream) driv
 	if res == nil && (!ok || leased.lo != uint64(p)) {
 		return driver.InvalidValue
 	}
-	_, r = s.submit(task{run: func(c *gpuContext) *fault {
+	_, r = s.submit(task{run: func(at site) *fault {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		res := m.allocated(p)
 		if res == nil {
-			return m.illegal(c, driver.CallMemFreeAsync, uint64(p), uint64(p), 1, "it is not allocated, or was freed before")
+			return m.illegal(at, driver.CallMemFreeAsync, uint64(p), uint64(p), 1, "it is not allocated, or was freed before")
 		}
 		m.untrack(res.object)
 		m.evict(res)

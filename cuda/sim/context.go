@@ -17,6 +17,8 @@ type gpuContext struct {
 	object  *object
 	legacy  *stream
 	streams []*stream // with work or a handle, legacy first, oldest first
+	// late has what the driver leaves to a thread of its own: nothing waits for it.
+	late *stream
 	// lost is what destroyed the context, and what every later call answers;
 	// culprit says it in words.
 	lost    driver.Result
@@ -91,6 +93,7 @@ func (m *Machine) newContext(d *device) (*gpuContext, driver.Result) {
 	c.object = m.track(KindContext, uint64(c.handle), 0, c)
 	c.legacy = &stream{m: m, context: c, id: m.nextStreamID()}
 	c.streams = []*stream{c.legacy}
+	c.late = &stream{m: m, context: c}
 	m.contexts[c.handle] = c
 	return c, driver.Success
 }
@@ -103,6 +106,7 @@ func (c *gpuContext) destroy() {
 	if m.closed {
 		return // it took everything along
 	}
+	c.late.discard()
 	for _, s := range m.streams {
 		if s.context == c {
 			s.leaveCapture()
@@ -189,6 +193,7 @@ func (c *gpuContext) lose(f fault) {
 		s.leaveCapture() // nobody can end it
 		s.discard()
 	}
+	c.late.discard()
 	c.m.changed.Broadcast()
 }
 

@@ -13,13 +13,13 @@ import (
 
 // copyTask copies n bytes when it is done, at whatever the addresses then mean.
 func (m *Machine) copyTask(call driver.Call, dst, src place, n uint64) task {
-	return task{run: func(c *gpuContext) *fault {
-		to, f := m.pin(c, call, dst, n, driver.AccessReadWrite)
+	return task{run: func(at site) *fault {
+		to, f := m.pin(at, call, dst, n, driver.AccessReadWrite)
 		if f != nil {
 			return f
 		}
 		defer to.release()
-		from, f := m.pin(c, call, src, n, driver.AccessRead)
+		from, f := m.pin(at, call, src, n, driver.AccessRead)
 		if f != nil {
 			return f
 		}
@@ -27,7 +27,7 @@ func (m *Machine) copyTask(call driver.Call, dst, src place, n uint64) task {
 		if overlap(to.runs, from.runs) {
 			return &fault{driver.IllegalAddress, fmt.Sprintf(
 				"%v of %d bytes from %#x to %#x in context %#x: the two ranges share memory, and what a device leaves there then is undefined: copy by way of memory between them",
-				call, n, src.addr, dst.addr, uintptr(c.handle))}
+				call, n, src.addr, dst.addr, uintptr(at.handle))}
 		}
 		copyRuns(to.runs, from.runs)
 		return nil
@@ -73,8 +73,8 @@ func copyRuns(to, from [][]byte) {
 
 // fillTask repeats a pattern over n bytes, which are a multiple of its length.
 func (m *Machine) fillTask(call driver.Call, dst place, pattern []byte, n uint64) task {
-	return task{run: func(c *gpuContext) *fault {
-		to, f := m.pin(c, call, dst, n, driver.AccessReadWrite)
+	return task{run: func(at site) *fault {
+		to, f := m.pin(at, call, dst, n, driver.AccessReadWrite)
 		if f != nil {
 			return f
 		}

@@ -147,7 +147,7 @@ func (m *Machine) pick() (*op, time.Duration) {
 		if o.running || s.held || !o.unblocked() {
 			continue
 		}
-		if o.ready != nil && !o.ready(s.context) {
+		if o.ready != nil && !o.ready(o.site()) {
 			polling = true
 			continue
 		}
@@ -224,14 +224,14 @@ func leadingTo[T any](heads []*op, targets map[*op]T) []*op {
 func (m *Machine) do(o *op) {
 	m.engine.polls = 0
 	o.running = true
-	run, c := o.run, o.stream.context
+	run, at := o.run, o.site()
 	switch {
 	case run == nil:
 		m.conclude(o, nil)
 	case o.long:
 		m.engine.long++
 		go func() {
-			f := run(c)
+			f := run(at)
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			m.engine.long--
@@ -240,7 +240,7 @@ func (m *Machine) do(o *op) {
 		}()
 	default:
 		m.mu.Unlock()
-		f := run(c)
+		f := run(at)
 		m.mu.Lock()
 		m.conclude(o, f)
 	}

@@ -60,7 +60,7 @@ func order(t *testing.T, seed uint64, streams int) string {
 		all = append(all, s)
 		for j := range 3 {
 			r.m.mu.Lock()
-			_, res := r.m.streams[s].submit(task{run: func(*gpuContext) *fault {
+			_, res := r.m.streams[s].submit(task{run: func(site) *fault {
 				r.m.mu.Lock()
 				done = append(done, fmt.Sprintf("%c%d", 'a'+i, j))
 				r.m.mu.Unlock()

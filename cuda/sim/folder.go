@@ -97,7 +97,7 @@ func inWords(v any) string {
 // openBooked is openShared on a machine of a folder: only its own memory can be
 // imported, however the descriptor is labelled.
 func (m *Machine) openBooked(fd int) (*memory, driver.Result) {
-	tail, size, err := osmem.Tail(fd)
+	tail, size, err := m.books.Tail(fd)
 	var l label
 	if err == nil {
 		l, err = readLabel(tail, size)

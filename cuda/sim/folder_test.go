@@ -502,13 +502,13 @@ func receiveFD(socket, flags int) (int, error) {
 	return fds[0], nil
 }
 
-// The folder's permissions say who may take part.
+// The folder's owner, group and permissions say who may take part.
 func TestAnotherUserMayTakePart(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can start a process of another user")
 	}
 	folder := t.TempDir()
-	for dir, mode := range map[string]os.FileMode{folder: 0o777, filepath.Dir(folder): 0o755} {
+	for dir, mode := range map[string]os.FileMode{folder: 0o770, filepath.Dir(folder): 0o755} {
 		require.NoError(t, os.Chmod(dir, mode))
 	}
 	r := start(t, small(folder, crowdChunks))

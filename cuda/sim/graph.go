@@ -87,15 +87,15 @@ func (m *Machine) graphTask(nodes []*node) task {
 	for _, n := range nodes {
 		t.long = t.long || n.long || n.ready != nil
 	}
-	t.run = func(*gpuContext) *fault {
+	t.run = func(at site) *fault {
 		for _, n := range m.shuffled(nodes) {
-			if !m.awaitNode(n) {
+			if !m.awaitNode(n, at.stream) {
 				return nil
 			}
 			if n.run == nil {
 				continue
 			}
-			if f := n.run(n.context); f != nil {
+			if f := n.run(site{n.context, at.stream}); f != nil {
 				return &fault{driver.LaunchFailed, "in a launched graph: " + f.text}
 			}
 		}
@@ -106,11 +106,11 @@ func (m *Machine) graphTask(nodes []*node) task {
 
 // awaitNode waits until a node can begin, and reports whether it still may: the
 // machine may be closed, or the context lost.
-func (m *Machine) awaitNode(n *node) bool {
+func (m *Machine) awaitNode(n *node, on *stream) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for polls := 0; m.outcome(n.context) == driver.Success; polls++ {
-		if n.ready == nil || n.ready(n.context) {
+		if n.ready == nil || n.ready(site{n.context, on}) {
 			return true
 		}
 		m.mu.Unlock()

@@ -24,10 +24,10 @@ type Kernel struct {
 	// SharedBytes is the dynamic shared memory of each block.
 	SharedBytes uint32
 
-	m       *Machine
-	context *gpuContext
-	entry   entry
-	params  []byte
+	m      *Machine
+	at     site
+	entry  entry
+	params []byte
 }
 
 var twins sync.Map // entry name to func(*Kernel)
@@ -111,7 +111,7 @@ type stop struct{ fault *fault }
 // that one which polls memory cannot outlive them.
 func (k *Kernel) pin(p, n uint64, need driver.AccessFlags) *pins {
 	k.check()
-	at, f := k.m.pin(k.context, driver.CallLaunchKernel, place{addr: p}, n, need)
+	at, f := k.m.pin(k.at, driver.CallLaunchKernel, place{addr: p}, n, need)
 	if f != nil {
 		f.text = "kernel " + k.Name + ": " + f.text
 		panic(stop{f})
@@ -122,7 +122,7 @@ func (k *Kernel) pin(p, n uint64, need driver.AccessFlags) *pins {
 func (k *Kernel) check() {
 	k.m.mu.Lock()
 	defer k.m.mu.Unlock()
-	if k.m.closed || k.context.lost != driver.Success {
+	if k.m.closed || k.at.lost != driver.Success {
 		panic(stop{})
 	}
 }
@@ -230,11 +230,12 @@ func (a *api) LaunchKernel(c driver.Context, h driver.Function, l driver.LaunchC
 	k := Kernel{
 		Name: f.entry.name, Grid: [3]uint32{l.GridX, l.GridY, l.GridZ},
 		Block: [3]uint32{l.BlockX, l.BlockY, l.BlockZ}, SharedBytes: l.SharedBytes,
-		m: a.m, context: s.context, entry: f.entry, params: append([]byte(nil), params...),
+		m: a.m, entry: f.entry, params: append([]byte(nil), params...),
 	}
 	twin := kernelTwin(f.entry.name)
-	_, r = s.submit(task{long: true, run: func(*gpuContext) *fault {
+	_, r = s.submit(task{long: true, run: func(at site) *fault {
 		launch := k // each launch of a graph has its own
+		launch.at = at
 		return launch.run(twin)
 	}})
 	return r

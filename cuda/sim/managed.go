@@ -15,6 +15,7 @@ import (
 // managed is what a range of managed memory has beside its bytes.
 type managed struct {
 	pages  pages
+	made   driver.AttachFlags // as it was allocated
 	attach driver.AttachFlags
 	stream *stream // attached to it alone
 	// touched is when a device last touched it: what was not for the longest
@@ -51,7 +52,7 @@ func (a *api) MemAllocManaged(c driver.Context, n uint64, flags driver.AttachFla
 		}
 		first.at = int32(d.ordinal)
 	}
-	res := &resident{m: m, kind: KindManagedMemory, context: ctx, managed: &managed{pages: newPages(size, first), attach: flags}}
+	res := &resident{m: m, kind: KindManagedMemory, context: ctx, managed: &managed{pages: newPages(size, first), made: flags, attach: flags}}
 	if r := res.obtain(n, size, prop); r != driver.Success {
 		res.managed.pages.each(span{0, size}, m.unpage)
 		return 0, r
@@ -186,9 +187,8 @@ func (a *api) advise(call driver.Call, c driver.Context, p driver.Ptr, n uint64,
 			pg.readMostly = false
 			a.m.dropCopies(s, pg)
 		case driver.AdviseSetPreferredLocation:
-			pg.preferred = l
-			if l.Type != driver.LocationDevice && l.Type != driver.LocationHost {
-				pg.preferred = driver.Location{} // as the real driver: it takes nodes, and forgets them
+			if l.Type == driver.LocationDevice || l.Type == driver.LocationHost {
+				pg.preferred = l // as the real driver, which takes nodes and keeps what was there
 			}
 		case driver.AdviseUnsetPreferredLocation:
 			pg.preferred = driver.Location{}
@@ -202,8 +202,7 @@ func (a *api) advise(call driver.Call, c driver.Context, p driver.Ptr, n uint64,
 }
 
 // StreamAttachMemAsync says which streams may work on managed memory of a
-// device without concurrent access. Of an attachment to one stream only the
-// CPU's side is checked.
+// device without concurrent access.
 func (a *api) StreamAttachMemAsync(c driver.Context, h driver.Stream, p driver.Ptr, n uint64, flags driver.AttachFlags) driver.Result {
 	s, r := a.enterStream(driver.CallStreamAttachMemAsync, c, h)
 	if r != driver.Success {
@@ -229,7 +228,7 @@ func (a *api) StreamAttachMemAsync(c driver.Context, h driver.Stream, p driver.P
 	if r := s.refuseCapture(); r != driver.Success {
 		return r
 	}
-	_, r = s.submit(task{run: func(*gpuContext) *fault {
+	_, r = s.submit(task{run: func(site) *fault {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if now := find(); now == res {
@@ -241,6 +240,18 @@ func (a *api) StreamAttachMemAsync(c driver.Context, h driver.Stream, p driver.P
 		return nil
 	}})
 	return r
+}
+
+// detach ends the attachments to a stream that was destroyed.
+func (s *stream) detach() {
+	if s.context.device.concurrent() {
+		return
+	}
+	for r := range s.m.resident.all() {
+		if at := r.v.managed; at != nil && at.stream == s {
+			at.attach, at.stream = at.made, nil
+		}
+	}
 }
 
 // refuseCapture refuses work that no graph can have, and ends the capture of
@@ -303,10 +314,17 @@ func (r *resident) kept() *device {
 	return nil
 }
 
-// attached says why a device must not touch the memory, or "".
-func (r *resident) attached(d *device) string {
-	if d.concurrent() || r.managed.attach != driver.AttachHost {
-		return ""
+// attached says why work must not touch the memory, or "".
+func (r *resident) attached(at site) string {
+	const remedy = "and device %d has no concurrent managed access: attach it to %s with cuStreamAttachMemAsync"
+	d, now := at.device, r.managed
+	switch {
+	case d.concurrent() || now.attach == driver.AttachGlobal:
+	case now.attach == driver.AttachHost:
+		return fmt.Sprintf("the managed memory is attached to the host, "+remedy, d.ordinal, "a stream or to all")
+	case now.stream != at.stream:
+		return fmt.Sprintf("the managed memory is attached to stream %#x alone, this is work of stream %#x, "+remedy,
+			uintptr(now.stream.handle), uintptr(at.stream.handle), d.ordinal, "that one or to all")
 	}
-	return fmt.Sprintf("the managed memory is attached to the host, and device %d has no concurrent managed access: attach it to a stream or to all with cuStreamAttachMemAsync", d.ordinal)
+	return ""
 }

@@ -34,8 +34,8 @@ func (a *api) StreamWriteValue64(c driver.Context, h driver.Stream, p driver.Ptr
 	if r := s.checkWord(p); r != driver.Success {
 		return r
 	}
-	_, r = s.submit(task{run: func(c *gpuContext) *fault {
-		to, f := a.m.pin(c, driver.CallStreamWriteValue64, place{addr: uint64(p)}, wordSize, driver.AccessReadWrite)
+	_, r = s.submit(task{run: func(at site) *fault {
+		to, f := a.m.pin(at, driver.CallStreamWriteValue64, place{addr: uint64(p)}, wordSize, driver.AccessReadWrite)
 		if f != nil {
 			return f
 		}
@@ -58,11 +58,11 @@ func (a *api) StreamWaitValue64(c driver.Context, h driver.Stream, p driver.Ptr,
 	}
 	m := a.m
 	_, r = s.submit(task{
-		ready: func(c *gpuContext) bool { return m.reached(c, p, v) },
-		run: func(c *gpuContext) *fault {
+		ready: func(at site) bool { return m.reached(at, p, v) },
+		run: func(at site) *fault {
 			m.mu.Lock()
 			defer m.mu.Unlock()
-			_, f := m.locate(c, call, uint64(p), wordSize, driver.AccessRead)
+			_, f := m.locate(at, call, uint64(p), wordSize, driver.AccessRead)
 			return f
 		},
 	})
@@ -73,10 +73,10 @@ func (a *api) StreamWaitValue64(c driver.Context, h driver.Stream, p driver.Ptr,
 // cannot be read. Others change words unseen, this process's CPU and other
 // processes, so it is asked again and again, and allocates nothing where the
 // word lies in host memory.
-func (m *Machine) reached(c *gpuContext, p driver.Ptr, v uint64) bool {
+func (m *Machine) reached(at site, p driver.Ptr, v uint64) bool {
 	if r, ok := m.resident.find(uint64(p)); ok && r.v.host != nil && r.hi-uint64(p) >= wordSize {
 		return int64(word(r.v.host[uint64(p)-r.lo:]).Load()-v) >= 0
 	}
-	from, f := m.locate(c, driver.CallStreamWaitValue64, uint64(p), wordSize, driver.AccessRead)
+	from, f := m.locate(at, driver.CallStreamWaitValue64, uint64(p), wordSize, driver.AccessRead)
 	return f != nil || int64(word(from.runs[0]).Load()-v) >= 0
 }

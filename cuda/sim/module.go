@@ -38,7 +38,8 @@ var (
 	ptxComment = regexp.MustCompile(`(?s)//[^\n]*|/\*.*?\*/`)
 	ptxVersion = regexp.MustCompile(`\.version\s+\d+\.\d+`)
 	ptxTarget  = regexp.MustCompile(`\.target\s+sm_(\d+)`)
-	ptxEntry   = regexp.MustCompile(`\.entry\s+([A-Za-z0-9_$%]+)\s*(?:\(([^)]*)\))?`)
+	ptxEntry   = regexp.MustCompile(`\.entry\b`)
+	ptxHead    = regexp.MustCompile(`^\s+([A-Za-z][A-Za-z0-9_$]*|[_$%][A-Za-z0-9_$]+)\s*(?:\(([^(){};]*)\))?((?:\s*\.[a-z_]+(?:\s+(?:\d+(?:\s*,\s*\d+)*|"[^"]*"))?)*)\s*([{;])`)
 	ptxParam   = regexp.MustCompile(`^\.param\s+(?:\.align\s+(\d+)\s+)?\.([a-z]+)(\d+)\s+(?:\.ptr\s+(?:\.[a-z]+\s+)*(?:\.align\s+\d+\s+)?)?[A-Za-z0-9_$%]+\s*(?:\[\s*(\d+)\s*\])?$`)
 )
 
@@ -56,8 +57,27 @@ func parsePTX(text string) (entries map[string]entry, target int, err error) {
 		return nil, 0, err
 	}
 	entries = map[string]entry{}
-	for _, found := range ptxEntry.FindAllStringSubmatch(text, -1) {
+	for {
+		at := ptxEntry.FindStringIndex(text)
+		if at == nil {
+			return entries, target, nil
+		}
+		text = text[at[1]:]
+		found := ptxHead.FindStringSubmatch(text)
+		if found == nil {
+			return nil, 0, fmt.Errorf("the entry at %.40q is not a name, parameters in parentheses, directives and a body", text)
+		}
 		e := entry{name: found[1]}
+		if _, ok := entries[e.name]; ok {
+			return nil, 0, fmt.Errorf("entry %s is there twice", e.name)
+		}
+		text = text[len(found[0]):]
+		if found[4] == ";" {
+			continue // only a declaration
+		}
+		if text, err = skipBody(text); err != nil {
+			return nil, 0, fmt.Errorf("entry %s: %w", e.name, err)
+		}
 		if list := strings.TrimSpace(found[2]); list != "" {
 			for _, declared := range strings.Split(list, ",") {
 				if err := e.add(strings.TrimSpace(declared)); err != nil {
@@ -67,7 +87,30 @@ func parsePTX(text string) (entries map[string]entry, target int, err error) {
 		}
 		entries[e.name] = e
 	}
-	return entries, target, nil
+}
+
+// skipBody returns what follows the body of an entry, whose opening brace was
+// read. Of the body it only sees whether it is cut short.
+func skipBody(text string) (rest string, err error) {
+	for depth, i := 1, 0; i < len(text); i++ {
+		switch text[i] {
+		case '{':
+			depth++
+		case '}':
+			if depth--; depth > 0 {
+				continue
+			}
+			body := strings.TrimSpace(text[:i])
+			if ptxEntry.MatchString(body) {
+				return "", fmt.Errorf("another entry begins in its body")
+			}
+			if body != "" && !strings.ContainsRune(";:}", rune(body[len(body)-1])) {
+				return "", fmt.Errorf("the last statement of its body has no end")
+			}
+			return text[i+1:], nil
+		}
+	}
+	return "", fmt.Errorf("its body has no end")
 }
 
 // add appends a parameter, in the layout that the driver gives the block.
@@ -118,7 +161,7 @@ func (a *api) load(call driver.Call, c driver.Context, image []byte) (driver.Mod
 	}
 	defer a.leave()
 	m := a.m
-	text := bytes.TrimRight(image, "\x00")
+	text, _, _ := bytes.Cut(image, []byte{0}) // PTX ends there
 	switch {
 	case bytes.HasPrefix(text, []byte("\x7fELF")):
 		m.note("module: the software driver runs no binary code; give it the PTX")

@@ -17,11 +17,13 @@ func TestPTXDeclarations(t *testing.T) {
 	}{
 		{".entry e() { ret; }", nil, 0},
 		{".entry e { ret; }", nil, 0},
+		{".entry e() { { .reg .b32 %r<2>; } out: }", nil, 0},
+		{".entry e(.param .u8 x);\n.func f() { ret; } .entry e() .minnctapersm 2 .pragma \"nounroll\" { ret; }", nil, 0},
 		{".visible .entry e(.param .u64 a) .maxntid 128, 1, 1 { ret; }", []param{{0, 8}}, 8},
-		{".entry e(.param .u8 a, .param .u64 b, .param .u16 c)", []param{{0, 1}, {8, 8}, {16, 2}}, 18},
-		{".entry e(.param .align 16 .b8 a[24], .param .f32 b)", []param{{0, 24}, {24, 4}}, 28},
-		{".entry e(.param .u32 a, .param .align 8 .b8 b[16])", []param{{0, 4}, {8, 16}}, 24},
-		{".entry e(\n\t.param .u64 .ptr .global .align 4 a, // in\n\t.param .u64 .ptr b\n)", []param{{0, 8}, {8, 8}}, 16},
+		{".entry e(.param .u8 a, .param .u64 b, .param .u16 c) {}", []param{{0, 1}, {8, 8}, {16, 2}}, 18},
+		{".entry e(.param .align 16 .b8 a[24], .param .f32 b) {}", []param{{0, 24}, {24, 4}}, 28},
+		{".entry e(.param .u32 a, .param .align 8 .b8 b[16]) {}", []param{{0, 4}, {8, 16}}, 24},
+		{".entry e(\n\t.param .u64 .ptr .global .align 4 a, // in\n\t.param .u64 .ptr b\n) {}", []param{{0, 8}, {8, 8}}, 16},
 	} {
 		entries, target, err := parsePTX(head + row.text)
 		require.NoError(t, err, row.text)
@@ -31,6 +33,18 @@ func TestPTXDeclarations(t *testing.T) {
 	for _, bad := range []string{
 		".entry e() {}",
 		".version 8.0 .entry e() {}",
+		head + ".entry",
+		head + ".entry ( ) {}",
+		head + ".entry 7up() {}",
+		head + ".entry e(.param .u64 a { ret; }",
+		head + ".entry e(.param .u64 a) ret; }",
+		head + ".entry e(.param .u64 a) maxntid 128 { ret; }",
+		head + ".entry e()",
+		head + ".entry e() { ret;",
+		head + ".entry e() { ret }",
+		head + ".entry e() { { ret; }",
+		head + ".entry e() { ret; .entry f() { ret; } }",
+		head + ".entry e() {} .entry e() {}",
 		head + ".entry e(.param .pred p) {}",
 		head + ".entry e(u64 p) {}",
 		head + ".entry e(.param .align 3 .b8 p[4]) {}",
@@ -44,7 +58,7 @@ func TestPTXDeclarations(t *testing.T) {
 
 func FuzzPTX(f *testing.F) {
 	f.Add(testPTX)
-	f.Add(".version 1.0 .target sm_1 .entry e(.param .align 8 .b8 x[3], .param .u64 .ptr y)")
+	f.Add(".version 1.0 .target sm_1 .entry e(.param .align 8 .b8 x[3], .param .u64 .ptr y) { { ret; } }")
 	f.Fuzz(func(t *testing.T, text string) {
 		entries, _, err := parsePTX(text)
 		if err != nil {

@@ -150,7 +150,7 @@ func (k *Kernel) multimem(p, n uint64, unit int, need driver.AccessFlags, do fun
 	if n == 0 {
 		return
 	}
-	lanes, release, f := k.m.lanes(k.context, p, n, unit, need)
+	lanes, release, f := k.m.lanes(k.at, p, n, unit, need)
 	if f != nil {
 		f.text = "kernel " + k.Name + ": " + f.text
 		panic(stop{f})
@@ -165,7 +165,7 @@ func (k *Kernel) multimem(p, n uint64, unit int, need driver.AccessFlags, do fun
 }
 
 // lanes finds n bytes at a multicast address in every replica.
-func (m *Machine) lanes(c *gpuContext, p, n uint64, unit int, need driver.AccessFlags) ([]lane, func(), *fault) {
+func (m *Machine) lanes(at site, p, n uint64, unit int, need driver.AccessFlags) ([]lane, func(), *fault) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	const call = driver.CallLaunchKernel
@@ -175,14 +175,14 @@ func (m *Machine) lanes(c *gpuContext, p, n uint64, unit int, need driver.Access
 	r, ok := m.resident.find(p)
 	switch {
 	case !ok:
-		return nil, nil, m.illegal(c, call, p, p, n, m.whatIsAt(p))
+		return nil, nil, m.illegal(at, call, p, p, n, m.whatIsAt(p))
 	case r.v.mem == nil || r.v.mem.team == nil:
-		return nil, nil, m.illegal(c, call, p, p, n, "a multimem instruction takes multicast addresses only, and this is an address of one device's or the host's memory")
+		return nil, nil, m.illegal(at, call, p, p, n, "a multimem instruction takes multicast addresses only, and this is an address of one device's or the host's memory")
 	case n > r.hi-p:
-		return nil, nil, m.illegal(c, call, r.hi, p, n, "it is behind the end of the multicast object's mapping")
-	case r.v.access[c.device.ordinal]&need != need:
-		return nil, nil, m.illegal(c, call, p, p, n, fmt.Sprintf("device %d has access %d to the multicast object, and this needs %d: grant it with cuMemSetAccess",
-			c.device.ordinal, r.v.access[c.device.ordinal], need))
+		return nil, nil, m.illegal(at, call, r.hi, p, n, "it is behind the end of the multicast object's mapping")
+	case r.v.access[at.device.ordinal]&need != need:
+		return nil, nil, m.illegal(at, call, p, p, n, fmt.Sprintf("device %d has access %d to the multicast object, and this needs %d: grant it with cuMemSetAccess",
+			at.device.ordinal, r.v.access[at.device.ordinal], need))
 	}
 	t := r.v.mem.team
 	if t.busy == 0 {
@@ -193,7 +193,7 @@ func (m *Machine) lanes(c *gpuContext, p, n uint64, unit int, need driver.Access
 	for _, device := range t.members() {
 		runs, memories, why := t.replica(device, p-r.lo, n)
 		if why != "" {
-			return nil, nil, m.illegal(c, call, p, p, n, why)
+			return nil, nil, m.illegal(at, call, p, p, n, why)
 		}
 		lanes = append(lanes, lane{runs, unit})
 		held = append(held, memories...)

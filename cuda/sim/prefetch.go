@@ -25,7 +25,7 @@ func (a *api) prefetch(call driver.Call, c driver.Context, p driver.Ptr, n uint6
 	if !s.context.device.concurrent() {
 		return driver.InvalidDevice
 	}
-	return s.move(call, []part{{uint64(p), n, to}}, false, true)
+	return s.move(call, []part{{uint64(p), n, to}}, false)
 }
 
 func (a *api) MemPrefetchBatchAsync(c driver.Context, p []driver.Ptr, sizes []uint64, to []driver.Location, first []uint64, h driver.Stream) driver.Result {
@@ -74,47 +74,83 @@ func (a *api) batch(call driver.Call, c driver.Context, p []driver.Ptr, sizes []
 	if prefetch && at != len(to)-1 {
 		return driver.InvalidValue
 	}
-	return s.move(call, parts, discard, prefetch)
+	if !prefetch {
+		return s.discardPlainly(parts)
+	}
+	return s.move(call, parts, discard)
 }
 
-// move submits that pages lose their contents, or go to another place, or both.
-func (s *stream) move(call driver.Call, parts []part, discard, prefetch bool) driver.Result {
+// discardPlainly discards without a prefetch, as the real driver does: at once on
+// an idle stream, and behind a busy one on a thread that nothing waits for, so
+// that it takes the contents of what is written meanwhile.
+func (s *stream) discardPlainly(parts []part) driver.Result {
+	m := s.m
+	var of []*resident
+	for _, p := range parts {
+		r, _, ok := m.pagesAt(driver.Ptr(p.addr), p.n)
+		if !ok {
+			return driver.InvalidValue
+		}
+		of = append(of, r)
+	}
+	if r := s.refuseCapture(); r != driver.Success {
+		return r
+	}
+	discard := func() {
+		for i, p := range parts {
+			if r, pages, ok := m.pagesAt(driver.Ptr(p.addr), p.n); ok && r == of[i] {
+				r.discardPages(pages)
+			}
+		}
+	}
+	if s.tail == nil {
+		discard()
+		return driver.Success
+	}
+	m.enqueue(&op{stream: s.context.late, deps: []*op{s.tail}, task: task{run: func(site) *fault {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		discard()
+		return nil
+	}}})
+	return driver.Success
+}
+
+// move submits that pages go to another place, without their contents where those
+// are discarded.
+func (s *stream) move(call driver.Call, parts []part, discard bool) driver.Result {
 	m := s.m
 	for i, p := range parts {
 		if _, _, ok := m.pagesAt(driver.Ptr(p.addr), p.n); !ok {
 			return driver.InvalidValue
 		}
-		if prefetch {
-			to, r := m.checkPlace(p.to)
-			if r != driver.Success {
-				return r
-			}
-			parts[i].to = to
+		to, r := m.checkPlace(p.to)
+		if r != driver.Success {
+			return r
 		}
+		parts[i].to = to
 	}
 	if r := s.refuseCapture(); r != driver.Success {
 		return r
 	}
-	_, r := s.submit(task{run: func(c *gpuContext) *fault {
+	_, r := s.submit(task{run: func(at site) *fault {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		for _, p := range parts {
-			r, at, ok := m.pagesAt(driver.Ptr(p.addr), p.n)
+			r, pages, ok := m.pagesAt(driver.Ptr(p.addr), p.n)
 			if !ok {
-				return m.illegal(c, call, p.addr, p.addr, p.n, m.whatIsAt(p.addr))
+				return m.illegal(at, call, p.addr, p.addr, p.n, m.whatIsAt(p.addr))
 			}
 			if discard {
-				r.discardPages(at)
+				r.discardPages(pages)
 			}
-			if prefetch {
-				if why := r.bring(ordinalOf(p.to), at); why != "" {
-					m.note("%v of [%#x, %#x+%#x) ended before its end: %s", call, p.addr, p.addr, p.n, why)
-				}
+			if why := r.bring(ordinalOf(p.to), pages); why != "" {
+				m.note("%v of [%#x, %#x+%#x) ended before its end: %s", call, p.addr, p.addr, p.n, why)
 			}
 		}
 		return nil
 	}})
-	if r != driver.Success || !prefetch {
+	if r != driver.Success {
 		return r
 	}
 	// What is read back is what was asked for last, whether it was done or not.

@@ -133,14 +133,14 @@ type pins struct {
 	runs [][]byte
 }
 
-// pin resolves n bytes for work of a context, which needs the given access.
-func (m *Machine) pin(c *gpuContext, call driver.Call, at place, n uint64, need driver.AccessFlags) (*pins, *fault) {
-	if at.bytes != nil {
-		return &pins{runs: [][]byte{at.bytes}}, nil
+// pin resolves n bytes for work somewhere, which needs the given access.
+func (m *Machine) pin(at site, call driver.Call, to place, n uint64, need driver.AccessFlags) (*pins, *fault) {
+	if to.bytes != nil {
+		return &pins{runs: [][]byte{to.bytes}}, nil
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p, f := m.locate(c, call, at.addr, n, need)
+	p, f := m.locate(at, call, to.addr, n, need)
 	if f != nil {
 		return nil, f
 	}
@@ -156,9 +156,9 @@ func (m *Machine) pin(c *gpuContext, call driver.Call, at place, n uint64, need 
 
 // locate is pin without holding anything: it serves for as long as the lock is
 // held.
-func (m *Machine) locate(c *gpuContext, call driver.Call, addr, n uint64, need driver.AccessFlags) (*pins, *fault) {
+func (m *Machine) locate(at site, call driver.Call, addr, n uint64, need driver.AccessFlags) (*pins, *fault) {
 	if n > ^uint64(0)-addr {
-		return nil, m.illegal(c, call, addr, addr, n, "the addresses end before it does")
+		return nil, m.illegal(at, call, addr, addr, n, "the addresses end before it does")
 	}
 	p := &pins{m: m}
 	next := addr
@@ -166,30 +166,30 @@ func (m *Machine) locate(c *gpuContext, call driver.Call, addr, n uint64, need d
 		if r.lo > next {
 			break
 		}
-		if why := r.v.refuses(c, call, need); why != "" {
-			return nil, m.illegal(c, call, next, addr, n, why)
+		if why := r.v.refuses(at, call, need); why != "" {
+			return nil, m.illegal(at, call, next, addr, n, why)
 		}
 		part := min(r.hi, addr+n) - next
-		if r.v.managed != nil && c.device.concurrent() {
+		if r.v.managed != nil && at.device.concurrent() {
 			_, pages, _ := m.pagesAt(driver.Ptr(next), part)
-			if why := r.v.touch(int32(c.device.ordinal), pages, need == driver.AccessReadWrite); why != "" {
-				return nil, m.illegal(c, call, next, addr, n, why)
+			if why := r.v.touch(int32(at.device.ordinal), pages, need == driver.AccessReadWrite); why != "" {
+				return nil, m.illegal(at, call, next, addr, n, why)
 			}
 		}
 		p.runs = append(p.runs, r.v.runs(next-r.lo, part)...)
 		p.held = append(p.held, r.v)
 		next += part
 	}
-	if next < addr+n && c.device.pageable() && m.isSystem(next, addr+n-next) {
+	if next < addr+n && at.device.pageable() && m.isSystem(next, addr+n-next) {
 		part := span{next, addr + n}
-		if why := m.system.touch(int32(c.device.ordinal), m.system.whole(part), need == driver.AccessReadWrite); why != "" {
-			return nil, m.illegal(c, call, next, addr, n, why)
+		if why := m.system.touch(int32(at.device.ordinal), m.system.whole(part), need == driver.AccessReadWrite); why != "" {
+			return nil, m.illegal(at, call, next, addr, n, why)
 		}
 		p.runs = append(p.runs, systemBytes(part))
 		next = part.hi
 	}
 	if next < addr+n {
-		return nil, m.illegal(c, call, next, addr, n, m.whatIsAt(next))
+		return nil, m.illegal(at, call, next, addr, n, m.whatIsAt(next))
 	}
 	return p, nil
 }
@@ -210,21 +210,21 @@ func (p *pins) release() {
 	p.m.changed.Broadcast()
 }
 
-// refuses says why work of a context must not touch the range, or "".
-func (r *resident) refuses(c *gpuContext, call driver.Call, need driver.AccessFlags) string {
+// refuses says why work must not touch the range, or "".
+func (r *resident) refuses(at site, call driver.Call, need driver.AccessFlags) string {
 	switch {
 	case r.mem != nil && r.mem.team != nil:
 		return "it is a multicast address, which only multimem instructions may touch: a load, a store, a copy or a memset there is undefined; use the device's own address of its memory"
-	case r.kind == KindDeviceMemory && call == driver.CallLaunchKernel && r.context.device != c.device:
+	case r.kind == KindDeviceMemory && call == driver.CallLaunchKernel && r.context.device != at.device:
 		return fmt.Sprintf("the memory is allocated on device %d: a kernel of device %d reaches it only with peer access, which the software driver does not have",
-			r.context.device.ordinal, c.device.ordinal)
-	case r.kind == KindMapping && r.access[c.device.ordinal]&need != need:
+			r.context.device.ordinal, at.device.ordinal)
+	case r.kind == KindMapping && r.access[at.device.ordinal]&need != need:
 		return fmt.Sprintf("device %d has access %d to the mapping [%#x, %#x), and this needs %d: grant it with cuMemSetAccess",
-			c.device.ordinal, r.access[c.device.ordinal], r.lo, r.hi, need)
+			at.device.ordinal, r.access[at.device.ordinal], r.lo, r.hi, need)
 	case r.async != nil:
 		return r.async.refuses()
 	case r.managed != nil:
-		return r.attached(c.device)
+		return r.attached(at)
 	}
 	return ""
 }
@@ -238,9 +238,9 @@ func (m *Machine) whatIsAt(p uint64) string {
 }
 
 // illegal is the fault of work that touches an address it must not touch.
-func (m *Machine) illegal(c *gpuContext, call driver.Call, at, start, n uint64, why string) *fault {
+func (m *Machine) illegal(at site, call driver.Call, addr, start, n uint64, why string) *fault {
 	return &fault{driver.IllegalAddress, fmt.Sprintf("%v on [%#x, %#x+%#x) in context %#x of device %d: illegal address %#x: %s",
-		call, start, start, n, uintptr(c.handle), c.device.ordinal, at, why)}
+		call, start, start, n, uintptr(at.handle), at.device.ordinal, addr, why)}
 }
 
 // Bytes copies n bytes out of device memory, as they are now, whoever has access

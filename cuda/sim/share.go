@@ -261,25 +261,29 @@ func (m *Machine) openShared(fd int) (*memory, driver.Result) {
 	if m.books != nil {
 		return m.openBooked(fd)
 	}
-	s, err := osmem.OpenShared(fd)
+	// The label first: until it is known to be memory, the file is read and not
+	// mapped.
+	tail, size, err := osmem.Tail(fd)
+	var l label
+	if err == nil {
+		l, err = readLabel(tail, size)
+	}
+	if err == nil && l.Kind != labelMemory {
+		err = errLabel
+	}
 	if err != nil {
 		m.note("import of descriptor %d: %v", fd, err)
-		if !errors.Is(err, osmem.ErrNotShared) {
-			return nil, driver.OperatingSystem
-		}
-		return nil, driver.Unknown
-	}
-	l, err := labelOf(s)
-	if err != nil || l.Kind != labelMemory {
-		m.note("import of descriptor %d: %v", fd, errLabel)
-		_ = s.Close()
 		return nil, driver.Unknown
 	}
 	mem, r := m.imported(l)
 	if r != driver.Success {
 		m.note("import of descriptor %d: the memory is on a device that this machine does not have", fd)
-		_ = s.Close()
 		return nil, r
+	}
+	s, err := osmem.OpenShared(fd)
+	if err != nil {
+		m.note("import of descriptor %d: %v", fd, err)
+		return nil, driver.OperatingSystem
 	}
 	mem.shared = s
 	m.shared[s.ID()] = mem

@@ -36,13 +36,20 @@ type op struct {
 	at      time.Time // when it was done
 }
 
+// site is where work is done: the context that it belongs to, and the stream in
+// whose order it is done, which a graph's work has from the launch.
+type site struct {
+	*gpuContext
+	stream *stream
+}
+
 // task is what an op does. It can be done several times, as part of a graph.
 type task struct {
 	// run does the work, without the machine's lock. nil does nothing.
-	run func(*gpuContext) *fault
+	run func(site) *fault
 	// ready, asked with the lock held, tells whether the work can begin; nil
 	// if always.
-	ready func(*gpuContext) bool
+	ready func(site) bool
 	// after is called when the work was done or dropped, with the lock held.
 	after func()
 	// long work may wait for whatever it likes: it gets a goroutine of its own.
@@ -144,13 +151,21 @@ func (s *stream) submit(t task, deps ...*op) (*op, driver.Result) {
 	} else if s.blocks() {
 		o.waitFor(c.legacy.tail)
 	}
+	m.enqueue(o)
+	return o, driver.Success
+}
+
+// enqueue puts work at the end of its stream's.
+func (m *Machine) enqueue(o *op) {
+	s := o.stream
 	s.queue = append(s.queue, o)
 	s.tail = o
 	m.engine.activate(s)
 	m.engine.stir()
 	m.startEngine()
-	return o, driver.Success
 }
+
+func (o *op) site() site { return site{o.stream.context, o.stream} }
 
 func (o *op) waitFor(d *op) {
 	if d != nil && !d.done {
@@ -204,6 +219,7 @@ func (s *stream) settle() {
 	s.queue, s.tail = nil, nil
 	if s.handle != 0 && s.m.streams[s.handle] == nil {
 		s.context.streams = slices.DeleteFunc(s.context.streams, func(t *stream) bool { return t == s })
+		s.detach()
 	}
 }
 

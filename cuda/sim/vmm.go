@@ -191,11 +191,14 @@ func (a *api) MemAddressReserve(size, align uint64, hint driver.Ptr) (driver.Ptr
 		return 0, r
 	}
 	defer a.leave()
-	unit := a.m.finest()
-	if size == 0 || size%unit != 0 || align&(align-1) != 0 {
+	unit, at := a.m.finest(), uint64(hint)
+	switch {
+	case size == 0 || size%unit != 0 || align&(align-1) != 0 || at%max(align, unit) != 0:
 		return 0, driver.InvalidValue
+	case at >= hintLimit || at != 0 && size >= hintLimit-at:
+		return 0, driver.OutOfMemory
 	}
-	p, ok := a.m.takeAddresses(size, max(align, unit), uint64(hint))
+	p, ok := a.m.takeAddresses(size, max(align, unit), at)
 	if !ok {
 		return 0, driver.OutOfMemory
 	}

@@ -231,8 +231,8 @@ func TestWaitingForWordsIsCheap(t *testing.T) {
 	s := r.stream(driver.StreamNonBlocking)
 	r.ok(r.StreamWaitValue64(r.ctx, s, p, 1))
 	r.m.mu.Lock()
-	c := r.m.contexts[r.ctx]
-	require.Zero(t, testing.AllocsPerRun(100, func() { _ = r.m.reached(c, p, 1) }))
+	at := site{r.m.contexts[r.ctx], r.m.streams[s]}
+	require.Zero(t, testing.AllocsPerRun(100, func() { _ = r.m.reached(at, p, 1) }))
 	r.m.mu.Unlock()
 	require.GreaterOrEqual(t, pollAfter(1000), 500*time.Microsecond)
 	wordAt(words, 0).Store(1)

@@ -82,9 +82,6 @@ func found(folder *osmem.Folder, m Machine) error {
 		return err
 	}
 	defer func() { _ = file.Close() }()
-	if err := file.Commit(); err != nil {
-		return err
-	}
 	b := booksIn(file.Bytes())
 	copy(b.text, m.Description)
 	b.description.Store(uint64(len(m.Description)))

@@ -88,7 +88,7 @@ func OpenShared(fd int) (*Shared, error)                  { return nil, errLinux
 func Tail(fd int) (page []byte, size uint64, err error)   { return nil, 0, errLinux }
 func IdentifyShared(fd int) (FileID, error)               { return FileID{}, errLinux }
 
-// ErrNotShared is the answer to a descriptor that no Shared exported.
+// ErrNotShared is returned for a descriptor that no Shared exported.
 var ErrNotShared = errors.New("the descriptor is not exported memory")
 
 // Shared is memory that crosses process borders: there is none here.
@@ -99,7 +99,6 @@ type FileID struct{ Device, Inode uint64 }
 
 func (s *Shared) Bytes() []byte                                  { return nil }
 func (s *Shared) ID() FileID                                     { return FileID{} }
-func (s *Shared) Commit() error                                  { return errLinux }
 func (s *Shared) Export() (int, error)                           { return -1, errLinux }
 func (s *Shared) Held() bool                                     { return false }
 func (s *Shared) Place(addr, off, n uint64, access Access) error { return errLinux }
@@ -118,6 +117,7 @@ func (f *Folder) Link(s *Shared, name string) error     { return errLinux }
 func (f *Folder) OpenFile(name string) (*Shared, error) { return nil, errLinux }
 func (f *Folder) Export(name string) (int, error)       { return -1, errLinux }
 func (f *Folder) Held(name string) bool                 { return false }
+func (f *Folder) Tail(fd int) ([]byte, uint64, error)   { return nil, 0, errLinux }
 func (f *Folder) Is(name string, fd int) bool           { return false }
 func (f *Folder) Remove(name string) error              { return errLinux }
 func (f *Folder) OpenBoard(name string) (*Board, error) { return nil, errLinux }

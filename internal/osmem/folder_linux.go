@@ -21,20 +21,40 @@ import (
 type Folder struct {
 	fd   int
 	perm uint32
+	dev  uint64
 }
 
-// OpenFolder opens a directory that is there.
+// OpenFolder opens a directory that is there. Its owner decides what its files
+// say, so that must be this process's user, or root; and not everybody may write
+// to it.
 func OpenFolder(path string) (*Folder, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open folder %s: %w", path, err)
 	}
 	var stat unix.Stat_t
-	if err := unix.Fstat(fd, &stat); err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("fstat of folder %s: %w", path, err)
+	if err = unix.Fstat(fd, &stat); err != nil {
+		err = fmt.Errorf("fstat of folder %s: %w", path, err)
+	} else {
+		err = checkOwner(path, stat.Uid, stat.Mode)
 	}
-	return &Folder{fd, stat.Mode & 0o666}, nil
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return &Folder{fd, stat.Mode & 0o666, stat.Dev}, nil
+}
+
+func checkOwner(path string, owner, mode uint32) error {
+	switch me := uint32(unix.Geteuid()); {
+	case owner != me && owner != 0:
+		return fmt.Errorf("folder %s belongs to user %d, this process runs as user %d: take a folder of this user's or root's: %w",
+			path, owner, me, unix.EPERM)
+	case mode&0o002 != 0:
+		return fmt.Errorf("folder %s has mode %04o, so every user may write to it: take that away (chmod o-w), and share it by group: %w",
+			path, mode&0o7777, unix.EPERM)
+	}
+	return nil
 }
 
 // Close gives up the folder's descriptor.
@@ -45,13 +65,13 @@ func (f *Folder) Close() error {
 }
 
 // NewFile makes a file of n zeroed bytes without a name. It vanishes with its
-// maker unless it was linked. The folder's file system must have room for all of
-// it, though it is only taken when touched.
+// maker unless it was linked. All of its room is taken from the file system at
+// once: a page without room would kill the process that touches it.
 func (f *Folder) NewFile(n uint64) (*Shared, error) {
+	const remedy = "make room, or take a folder on another file system"
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(f.fd, &fs); err == nil && !fits(&fs, n) {
-		return nil, fmt.Errorf("make a file of %d bytes (make room, or take a folder on another file system): the folder's has %d free: %w",
-			n, fs.Bavail*uint64(fs.Bsize), unix.ENOSPC)
+		return nil, fmt.Errorf("make a file of %d bytes (%s): the folder's has %d free: %w", n, remedy, fs.Bavail*uint64(fs.Bsize), unix.ENOSPC)
 	}
 	fd, err := unix.Openat(f.fd, ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, f.perm)
 	if err != nil {
@@ -61,36 +81,44 @@ func (f *Folder) NewFile(n uint64) (*Shared, error) {
 	if err == nil {
 		err = unix.Ftruncate(fd, int64(n))
 	}
+	if err == nil {
+		err = commit(fd, n)
+	}
 	var s *Shared
 	if err == nil {
 		s, err = mapShared(fd, n)
 	}
 	if err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("make a file of %d bytes: %w", n, err)
+		return nil, fmt.Errorf("make a file of %d bytes (%s): %w", n, remedy, err)
 	}
 	s.fd = fd
 	return s, nil
-}
-
-// Commit takes the room for all of a file that NewFile made, where the file system
-// can. A page without room kills who touches it.
-func (s *Shared) Commit() error {
-	for {
-		switch err := unix.Fallocate(s.fd, 0, 0, int64(len(s.mem))); err {
-		case nil, unix.EOPNOTSUPP:
-			return nil
-		case unix.EINTR: // a file system in memory asks for signals meanwhile
-		default:
-			return fmt.Errorf("take the room for a file of %d bytes: %w", len(s.mem), err)
-		}
-	}
 }
 
 // fits reports whether a file system has room for n bytes more. One that is not
 // limited tells of no blocks at all.
 func fits(fs *unix.Statfs_t, n uint64) bool {
 	return fs.Blocks == 0 || n/uint64(fs.Bsize) <= fs.Bavail
+}
+
+// commitStep bounds what one call takes, since a file system in memory gives all
+// of a call's room back when a signal interrupts it.
+const commitStep = 64 << 20
+
+// commit takes the room for n bytes of a file.
+func commit(fd int, n uint64) error {
+	for at := uint64(0); at < n; {
+		part := min(commitStep, n-at)
+		switch err := unix.Fallocate(fd, 0, int64(at), int64(part)); err {
+		case nil:
+			at += part
+		case unix.EINTR:
+		default:
+			return err
+		}
+	}
+	return nil
 }
 
 // Link gives a file that NewFile made its name, which nothing may have yet. From
@@ -132,10 +160,9 @@ func (f *Folder) Export(name string) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	lock := unix.Flock_t{Type: unix.F_RDLCK}
-	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &lock); err != nil {
+	if err := lockShared(fd); err != nil {
 		unix.Close(fd)
-		return -1, fmt.Errorf("lock file %q: %w", name, err)
+		return -1, fmt.Errorf("file %q: %w", name, err)
 	}
 	return fd, nil
 }
@@ -155,11 +182,26 @@ func (f *Folder) Held(name string) bool {
 	return held || err != nil
 }
 
+// Tail reads the last page of a file that may be the folder's, by a descriptor,
+// and returns the file's size in bytes too. It touches no file of another file
+// system, which could block.
+func (f *Folder) Tail(fd int) (page []byte, size uint64, err error) {
+	file, err := statOf(fd)
+	if err != nil {
+		return nil, 0, fmt.Errorf("%w: %w", ErrNotShared, err)
+	}
+	if idOf(&file).Device != f.dev || file.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, 0, fmt.Errorf("%w: descriptor %d is not of a file on the folder's file system", ErrNotShared, fd)
+	}
+	page, err = tail(fd, file.Size)
+	return page, file.Size, err
+}
+
 // Is reports whether a descriptor is of the file of that name.
 func (f *Folder) Is(name string, fd int) bool {
-	var file, named unix.Stat_t
-	return unix.Fstat(fd, &file) == nil && unix.Fstatat(f.fd, name, &named, unix.AT_SYMLINK_NOFOLLOW) == nil &&
-		file.Dev == named.Dev && file.Ino == named.Ino
+	var named unix.Stat_t
+	file, err := IdentifyShared(fd)
+	return err == nil && unix.Fstatat(f.fd, name, &named, unix.AT_SYMLINK_NOFOLLOW) == nil && file == FileID{named.Dev, named.Ino}
 }
 
 // Remove takes a file's name away. Who has mapped it keeps it.

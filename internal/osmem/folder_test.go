@@ -126,7 +126,7 @@ func TestLocksBelongToAnOpening(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-func TestTailReadsRegularFilesOnly(t *testing.T) {
+func TestTailReadsFilesOfTheFolderOnly(t *testing.T) {
 	path := t.TempDir()
 	f := openFolder(t, path)
 	s := named(t, f, "a")
@@ -134,25 +134,70 @@ func TestTailReadsRegularFilesOnly(t *testing.T) {
 	fd, err := f.Export("a")
 	require.NoError(t, err)
 	defer unix.Close(fd)
-	page, size, err := Tail(fd)
+	page, size, err := f.Tail(fd)
 	require.NoError(t, err)
 	require.Equal(t, 4*PageSize(), size)
 	require.Equal(t, byte(9), page[0])
 	empty, err := os.Create(path + "/empty")
 	require.NoError(t, err)
 	defer empty.Close()
-	page, size, err = Tail(int(empty.Fd()))
+	page, size, err = f.Tail(int(empty.Fd()))
 	require.NoError(t, err)
 	require.Empty(t, page)
 	require.Zero(t, size)
+	folder, err := os.Open(path)
+	require.NoError(t, err)
+	defer folder.Close()
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
 	defer r.Close()
 	defer w.Close()
-	for _, fd := range []int{int(r.Fd()), -1} {
-		_, _, err = Tail(fd)
+	elsewhere, err := memfd("test", PageSize(), true)
+	require.NoError(t, err)
+	defer unix.Close(elsewhere)
+	for _, fd := range []int{int(folder.Fd()), int(r.Fd()), elsewhere, -1} {
+		_, _, err = f.Tail(fd)
 		require.ErrorIs(t, err, ErrNotShared)
 	}
+}
+
+// A page without room kills the process that touches it.
+func TestFilesHaveTheirRoomFromTheBeginning(t *testing.T) {
+	const size = commitStep + 3<<20
+	s, err := openFolder(t, t.TempDir()).NewFile(size)
+	require.NoError(t, err)
+	defer s.Close()
+	var stat unix.Stat_t
+	require.NoError(t, unix.Fstat(s.fd, &stat))
+	require.GreaterOrEqual(t, stat.Blocks*512, int64(size))
+}
+
+// The owner of a folder decides what its files say.
+func TestAFoldersOwnerAndModeAreChecked(t *testing.T) {
+	me := uint32(os.Geteuid())
+	for _, row := range []struct {
+		owner, mode uint32
+		says        string
+	}{
+		{me, 0o700, ""},
+		{me, 0o2775, ""},
+		{0, 0o750, ""},
+		{me + 1, 0o700, "belongs to user"},
+		{me, 0o777, "chmod o-w"},
+		{me, 0o1777, "chmod o-w"},
+	} {
+		err := checkOwner("/f", row.owner, row.mode)
+		if row.says == "" {
+			require.NoError(t, err, "%d %o", row.owner, row.mode)
+			continue
+		}
+		require.ErrorIs(t, err, os.ErrPermission, "%d %o", row.owner, row.mode)
+		require.ErrorContains(t, err, row.says)
+	}
+	open := t.TempDir()
+	require.NoError(t, os.Chmod(open, 0o777))
+	_, err := OpenFolder(open)
+	require.ErrorIs(t, err, os.ErrPermission)
 }
 
 // One without a limit, such as the root of a small container, tells of no blocks.

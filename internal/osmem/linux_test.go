@@ -131,10 +131,69 @@ func TestForeignDescriptorsAreRefused(t *testing.T) {
 	unsealed, err := memfd("test", PageSize(), false)
 	require.NoError(t, err)
 	defer unix.Close(unsealed)
-	for _, fd := range []int{int(f.Fd()), unsealed, -1} {
+	readOnly, err := memfd("test", PageSize(), false)
+	require.NoError(t, err)
+	defer unix.Close(readOnly)
+	_, err = unix.FcntlInt(uintptr(readOnly), unix.F_ADD_SEALS, seals|unix.F_SEAL_WRITE)
+	require.NoError(t, err)
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	defer r.Close()
+	defer w.Close()
+	for _, fd := range []int{int(f.Fd()), unsealed, readOnly, int(r.Fd()), -1} {
 		_, err := OpenShared(fd)
+		require.ErrorIs(t, err, ErrNotShared)
+		_, _, err = Tail(fd)
 		require.ErrorIs(t, err, ErrNotShared)
 	}
 	_, err = IdentifyShared(-1)
 	require.Error(t, err)
+}
+
+// Where the system has no huge page left, whoever touches a mapping of one is
+// killed.
+func TestFilesOfHugePagesAreRefused(t *testing.T) {
+	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB)
+	if err != nil {
+		t.Skipf("the system has no huge pages: %v", err)
+	}
+	defer unix.Close(fd)
+	require.NoError(t, unix.Ftruncate(fd, 4<<20))
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+	require.NoError(t, err)
+	for _, err := range []error{func() error { _, err := OpenShared(fd); return err }(), func() error { _, _, err := Tail(fd); return err }()} {
+		require.ErrorIs(t, err, ErrNotShared)
+		require.ErrorContains(t, err, "ordinary pages")
+	}
+}
+
+// A peer may lock what it was sent in every way there is: nothing waits for that.
+func TestAPeersLocksHoldNobodyUp(t *testing.T) {
+	s, err := NewShared("test", PageSize())
+	require.NoError(t, err)
+	defer s.Close()
+	theirs, err := s.Export()
+	require.NoError(t, err)
+	exclusive := unix.Flock_t{Type: unix.F_WRLCK}
+	require.NoError(t, unix.Flock(theirs, unix.LOCK_EX))
+	require.ErrorIs(t, unix.FcntlFlock(uintptr(theirs), unix.F_OFD_SETLK, &exclusive), unix.EAGAIN, "the maker's own lock keeps it out")
+	again, err := s.Export()
+	require.NoError(t, err)
+	imported, err := OpenShared(again)
+	require.NoError(t, err)
+	require.NoError(t, unix.Close(theirs))
+	require.NoError(t, unix.Close(again))
+	require.True(t, s.Held(), "the importer holds it")
+	require.NoError(t, imported.Close())
+	require.False(t, s.Held())
+
+	// Without the maker the lock is to be had, and has nothing to say.
+	theirs, err = s.Export()
+	require.NoError(t, err)
+	defer unix.Close(theirs)
+	require.NoError(t, s.Close())
+	require.NoError(t, unix.FcntlFlock(uintptr(theirs), unix.F_OFD_SETLK, &exclusive))
+	imported, err = OpenShared(theirs)
+	require.NoError(t, err)
+	require.NoError(t, imported.Close())
 }

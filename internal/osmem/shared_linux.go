@@ -13,13 +13,14 @@ import (
 // Shared is memory in a file that has no name and is sealed against resizing.
 // It crosses process borders by descriptor.
 //
-// Whoever holds the memory from outside, by an exported descriptor, a
-// duplicate of one in any process, or a mapping, holds a shared flock: the
-// lock belongs to the open file description, which lives as long as any of
-// these. So [Shared.Held] is exact, also after a process was killed.
+// Every holder of the memory, by an exported descriptor, a duplicate of one in
+// any process, or a mapping, has a shared lock on the file: the lock belongs to
+// the open file description, which lives as long as any of these. So
+// [Shared.Held] is exact, even after a process was killed. The maker has one
+// too, so no peer can lock the file exclusively as long as the maker lives.
 type Shared struct {
 	mem []byte
-	fd  int // the maker's own description, without a lock; -1 in an importer
+	fd  int // the maker's own description; -1 in an importer
 	id  FileID
 }
 
@@ -34,7 +35,11 @@ func NewShared(name string, size uint64) (*Shared, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := mapShared(fd, size)
+	err = lockShared(fd)
+	var s *Shared
+	if err == nil {
+		s, err = mapShared(fd, size)
+	}
 	if err != nil {
 		unix.Close(fd)
 		return nil, err
@@ -43,19 +48,16 @@ func NewShared(name string, size uint64) (*Shared, error) {
 	return s, nil
 }
 
-// ErrNotShared is the answer to a descriptor that no Shared exported.
+// ErrNotShared is returned for a descriptor that no Shared exported.
 var ErrNotShared = errors.New("the descriptor is not exported memory")
 
 // OpenShared maps the memory behind an exported descriptor, which it does not
 // consume. The result holds the memory until it is closed, and costs no
 // descriptor.
 func OpenShared(fd int) (*Shared, error) {
-	var stat unix.Stat_t
-	if err := unix.Fstat(fd, &stat); err != nil {
-		return nil, fmt.Errorf("%w: fstat of descriptor %d: %w", ErrNotShared, fd, err)
-	}
-	if got, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err != nil || got&seals != seals {
-		return nil, fmt.Errorf("%w: descriptor %d is not a sealed memory file", ErrNotShared, fd)
+	size, err := checkShared(fd)
+	if err != nil {
+		return nil, err
 	}
 	own, err := reopen(fd)
 	if err != nil {
@@ -63,35 +65,73 @@ func OpenShared(fd int) (*Shared, error) {
 	}
 	// The mapping keeps the description, and with it the lock.
 	defer unix.Close(own)
-	return mapShared(own, uint64(stat.Size))
+	return mapShared(own, size)
+}
+
+// checkShared accepts what NewShared makes, and returns its size: a sealed file
+// in memory. Anything else could block whoever reads it, or kill whoever touches
+// its mapping: a file of another file system, one that shrinks, or one of huge
+// pages, of which the system may have none left.
+func checkShared(fd int) (size uint64, err error) {
+	refuse := func(why string, err error) (uint64, error) {
+		return 0, errors.Join(fmt.Errorf("%w: descriptor %d %s", ErrNotShared, fd, why), err)
+	}
+	// First the seals: only files in memory have any, so nothing here waits for
+	// another file system.
+	got, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil || got&seals != seals {
+		return refuse("is not a memory file that is sealed against resizing", err)
+	}
+	if got&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) != 0 {
+		return refuse("is sealed against writing", nil)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
+		return refuse("is not a memory file of ordinary pages", err)
+	}
+	file, err := statOf(fd)
+	if err != nil {
+		return refuse("cannot be examined", err)
+	}
+	return file.Size, nil
 }
 
 // IdentifyShared tells which memory file a descriptor is of.
 func IdentifyShared(fd int) (FileID, error) {
-	var stat unix.Stat_t
-	if err := unix.Fstat(fd, &stat); err != nil {
-		return FileID{}, fmt.Errorf("fstat of descriptor %d: %w", fd, err)
-	}
-	return FileID{uint64(stat.Dev), stat.Ino}, nil
+	file, err := statOf(fd)
+	return idOf(&file), err
 }
 
-// Tail reads the last page of the file behind a descriptor, and tells the file's
-// size in bytes. It reads regular files only.
+// statOf reads what the kernel knows of any descriptor, without waiting for a
+// file system that lies elsewhere or in another process.
+func statOf(fd int) (file unix.Statx_t, err error) {
+	if err = unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS, &file); err != nil {
+		err = fmt.Errorf("statx of descriptor %d: %w", fd, err)
+	}
+	return file, err
+}
+
+func idOf(file *unix.Statx_t) FileID {
+	return FileID{unix.Mkdev(file.Dev_major, file.Dev_minor), file.Ino}
+}
+
+// Tail reads the last page of the memory file behind an exported descriptor, and
+// returns the file's size in bytes too.
 func Tail(fd int) (page []byte, size uint64, err error) {
-	var stat unix.Stat_t
-	if err := unix.Fstat(fd, &stat); err != nil {
-		return nil, 0, fmt.Errorf("%w: fstat of descriptor %d: %w", ErrNotShared, fd, err)
+	if size, err = checkShared(fd); err != nil {
+		return nil, 0, err
 	}
-	if stat.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, 0, fmt.Errorf("%w: descriptor %d is not of a file", ErrNotShared, fd)
-	}
-	size = uint64(stat.Size)
-	page = make([]byte, min(size, PageSize()))
+	page, err = tail(fd, size)
+	return page, size, err
+}
+
+func tail(fd int, size uint64) ([]byte, error) {
+	page := make([]byte, min(size, PageSize()))
 	n, err := unix.Pread(fd, page, int64(size)-int64(len(page)))
 	if err != nil {
-		return nil, 0, fmt.Errorf("%w: read of descriptor %d: %w", ErrNotShared, fd, err)
+		return nil, fmt.Errorf("%w: read of descriptor %d: %w", ErrNotShared, fd, err)
 	}
-	return page[:n], size, nil
+	return page[:n], nil
 }
 
 // Bytes is the memory.
@@ -111,11 +151,8 @@ func (s *Shared) Held() bool {
 	// Between fork and exec a child has every descriptor.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	if unix.Flock(s.fd, unix.LOCK_EX|unix.LOCK_NB) != nil {
-		return true
-	}
-	_ = unix.Flock(s.fd, unix.LOCK_UN)
-	return false
+	held, err := locked(s.fd, 0, 0)
+	return held || err != nil
 }
 
 // Place makes the pages [off, off+n) appear at addr too, which must lie inside
@@ -169,17 +206,23 @@ func reopen(fd int) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("open a new description of descriptor %d (is /proc mounted?): %w", fd, err)
 	}
-	// Held probes with the exclusive lock for an instant, so wait.
-	for {
-		if err = unix.Flock(own, unix.LOCK_SH); err != unix.EINTR {
-			break
-		}
-	}
-	if err != nil {
+	if err := lockShared(own); err != nil {
 		unix.Close(own)
-		return -1, fmt.Errorf("lock the new description of descriptor %d: %w", fd, err)
+		return -1, err
 	}
 	return own, nil
+}
+
+// lockShared gives a description the lock that says that it holds the file. It
+// does not wait: a peer that has the exclusive lock, after the maker is gone,
+// holds the file itself.
+func lockShared(fd int) error {
+	lock := unix.Flock_t{Type: unix.F_RDLCK}
+	err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &lock)
+	if err != nil && err != unix.EAGAIN && err != unix.EACCES {
+		return fmt.Errorf("lock descriptor %d: %w", fd, err)
+	}
+	return nil
 }
 
 func memfd(name string, size uint64, sealed bool) (int, error) {
