@@ -23,9 +23,10 @@ func (r Range) ReadMostly() (bool, error) {
 	return v[0] != 0, err
 }
 
-// SetPreferred says where the range should lie: whoever touches it then reaches
-// it there, if he can, instead of moving it. The zero Location takes the advice
-// back.
+// SetPreferred sets where the range should lie: a device or the CPU that touches
+// it then reaches it there, if it can, instead of moving it. The zero Location
+// takes the advice back. If the driver refuses a node of the host, the range is
+// left without a preferred location.
 func (r Range) SetPreferred(l cuda.Location) error {
 	const op = "managed.Range.SetPreferred"
 	return r.advised(op, func(m *memory) error {
@@ -36,6 +37,10 @@ func (r Range) SetPreferred(l cuda.Location) error {
 		if err == nil {
 			err = p.supported(op, m)
 		}
+		if err == nil && p.Type == driver.LocationHostNUMA {
+			// The driver would go on to report the location before it.
+			err = r.advise(op, driver.AdviseUnsetPreferredLocation, theHost)
+		}
 		if err != nil {
 			return err
 		}
@@ -43,10 +48,9 @@ func (r Range) SetPreferred(l cuda.Location) error {
 	})
 }
 
-// Preferred is where all of the range should lie. It is the zero Location where
-// nothing was said, or not the same for all. The driver that was measured (CUDA
-// 13.0) does not tell a node of the host again: it reads as none on one machine,
-// as the host on another.
+// Preferred returns where all of the range should lie: the zero Location if that
+// was never set, or differs within the range. The driver (CUDA 13.0) does not
+// report a preferred node of the host: it reads as the zero Location too.
 func (r Range) Preferred() (cuda.Location, error) {
 	return r.location("managed.Range.Preferred", driver.RangePreferredLocation, driver.RangePreferredType, driver.RangePreferredID)
 }

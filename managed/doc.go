@@ -33,11 +33,24 @@
 //
 // # Discarding
 //
-// Discard tells the driver that the contents of a range are of no use any more,
-// so that its pages need not be moved; what is read before the next write is
-// undefined, also after DiscardPrefetch. Only the whole pages inside of a range
-// are discarded: what shares a page with it keeps its contents. It needs a driver
-// for CUDA 13.0 or later, and concurrent managed access on every device.
+// DiscardPrefetch drops the contents of a range and brings its pages to a place
+// without copying them; what is read before the next write is undefined. Discard
+// does so on the stream's device, where the next kernel finds them. Both are
+// ordered with the other work on the stream, before and behind them. Only the
+// whole pages inside of a range are discarded: what shares a page with it keeps
+// its contents. It needs a driver for CUDA 13.0 or later, and concurrent managed
+// access on every device.
+//
+// The driver also has a discard without a prefetch. This package never calls it:
+// behind work that is still running the driver does not order it with what
+// follows, and loses later writes. It would save nothing: no memory of the device
+// becomes free, and the next write faults for each page. On an H200, for 64 MiB
+// that lie on the device, Discard takes 0.1 ms and the memset behind it 0.03 ms,
+// against 0.2 and 80 to 135 ms; for 1 GiB 2 and 0.3 ms against 3.4 and 1,500 ms.
+// Memory that lies on the host, or was never touched, costs 0.5 ms and 7 ms, and
+// takes memory of the device from then on. DiscardPrefetch to the host costs 10
+// ms for 64 MiB and 385 ms for 1 GiB if the pages do not lie there yet, since the
+// host's pages are new and zeroed.
 //
 // # The CPU
 //

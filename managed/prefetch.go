@@ -54,23 +54,26 @@ func (r Range) prefetch(op string, st *core.Stream, to place) error {
 	return nil
 }
 
-// Discard says, as work on the stream, that nobody needs what is in the range.
-// What is read before the next write is undefined. A page that the range shares
-// with bytes outside of it keeps its contents, so of a range smaller than a page
-// nothing may be discarded. Without a stream it returns when that is done. The
-// legacy default stream is refused, and a stream that captures a graph is
-// ErrCapturing. It is ErrInUse while Host runs on the memory, and
-// ErrNotSupported with a driver before CUDA 13.0, or where a device has no
-// concurrent managed access.
+// Discard drops the contents of the range, as work on the stream. What is read
+// before the next write is undefined; every write that is ordered behind the
+// discard is kept. The pages lie on the stream's device afterwards: Discard is a
+// [Range.DiscardPrefetch] there, which the package explains, and LastPrefetch
+// reports it. A page that the range shares with bytes outside of it keeps its
+// contents and its place, so a range smaller than a page may lose nothing.
+//
+// Without a stream Discard returns when that is done. It returns
+// ErrInvalidArgument for the legacy default stream, ErrCapturing while the stream
+// captures a graph, ErrInUse while Host runs on the memory, and ErrNotSupported
+// with a driver before CUDA 13.0 or if any device has no concurrent managed
+// access.
 func (r Range) Discard(s *cuda.Stream) error {
-	return discard("managed.Range.Discard", s, []Range{r}, nil, kindDiscard)
+	return submit("managed.Range.Discard", s, []Range{r}, nil, kindDiscard, true)
 }
 
-// DiscardPrefetch is Discard and then Prefetch, with less work for the driver:
-// the pages come to the place without their contents, but for those that Discard
-// leaves.
+// DiscardPrefetch is Discard with another place for the pages, in one call of the
+// driver. Pages that Discard leaves alone move there with their contents.
 func (r Range) DiscardPrefetch(s *cuda.Stream, to cuda.Location) error {
-	return discard("managed.Range.DiscardPrefetch", s, []Range{r}, []cuda.Location{to}, kindBoth)
+	return submit("managed.Range.DiscardPrefetch", s, []Range{r}, []cuda.Location{to}, kindDiscardPrefetch, true)
 }
 
 // PrefetchBatch prefetches several ranges in one call, to one location for all or
@@ -92,31 +95,36 @@ func DiscardBatch(s *cuda.Stream, ranges []Range) error {
 // DiscardPrefetchBatch discards several ranges and prefetches them, in one call,
 // under the rules of Range.Discard and PrefetchBatch.
 func DiscardPrefetchBatch(s *cuda.Stream, ranges []Range, to ...cuda.Location) error {
-	return batch("managed.DiscardPrefetchBatch", s, ranges, to, kindBoth)
+	return batch("managed.DiscardPrefetchBatch", s, ranges, to, kindDiscardPrefetch)
 }
 
-// batchKind is what a batch does, by its driver call.
-type batchKind driver.Call
+// batchKind is what a batch does.
+type batchKind int
 
 const (
-	kindPrefetch = batchKind(driver.CallMemPrefetchBatchAsync)
-	kindDiscard  = batchKind(driver.CallMemDiscardBatchAsync)
-	kindBoth     = batchKind(driver.CallMemDiscardAndPrefetchBatchAsync)
+	kindPrefetch batchKind = iota
+	// kindDiscard takes no locations: pages go to the stream's device.
+	kindDiscard
+	kindDiscardPrefetch
 )
 
-func (k batchKind) prefetches() bool { return k != kindDiscard }
-func (k batchKind) discards() bool   { return k != kindPrefetch }
+func (k batchKind) discards() bool { return k != kindPrefetch }
 
-// discard is a batch of one, which a hint lets pass.
-func discard(op string, s *cuda.Stream, one []Range, to []cuda.Location, k batchKind) error {
-	return submit(op, s, one, to, k, true)
+// call is the driver's entry point. Its plain discard, cuMemDiscardBatchAsync, is
+// not used: on a busy stream it is not ordered with what is submitted behind it,
+// and loses what that writes.
+func (k batchKind) call() driver.Call {
+	if k.discards() {
+		return driver.CallMemDiscardAndPrefetchBatchAsync
+	}
+	return driver.CallMemPrefetchBatchAsync
 }
 
 func batch(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k batchKind) error {
 	if len(ranges) == 0 {
 		return core.Invalid(op, "no ranges", "name at least one")
 	}
-	if k.prefetches() && len(to) != 1 && len(to) != len(ranges) {
+	if k != kindDiscard && len(to) != 1 && len(to) != len(ranges) {
 		return core.Invalid(op, fmt.Sprintf("%s for %s", core.Count(len(to), "location"), core.Count(len(ranges), "range")), "name one for all, or one for each")
 	}
 	return submit(op, s, ranges, to, k, false)
@@ -156,10 +164,10 @@ func submit(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k bat
 			return member(i, len(to), err)
 		}
 	}
-	if k.discards() && !m.sys.Drv.Has(driver.Call(k)) {
-		return m.ctx.Fail(op, driver.Call(k), driver.MissingEntryPoint, core.Count(len(ranges), "range"))
-	}
 	if k.discards() {
+		if !m.sys.Drv.Has(k.call()) {
+			return m.ctx.Fail(op, k.call(), driver.MissingEntryPoint, core.Count(len(ranges), "range"))
+		}
 		if err := m.allConcurrent(op); err != nil {
 			return err
 		}
@@ -173,9 +181,13 @@ func submit(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k bat
 		if !k.discards() {
 			return m.prefetchAll(op, st, ranges, places)
 		}
+		to := places
+		if k == kindDiscard {
+			to = []place{{Location: driver.Location{Type: driver.LocationDevice, ID: int32(st.Ctx.Device)}}}
+		}
 		// First what loses nothing, in case the second call fails.
-		inner, edges := cut(ranges, places)
-		if k.prefetches() && len(edges.ranges) > 0 {
+		inner, edges := cut(ranges, to)
+		if k != kindDiscard && len(edges.ranges) > 0 {
 			if err := m.prefetchAll(op, st, edges.ranges, edges.to); err != nil {
 				return err
 			}
@@ -195,17 +207,17 @@ func (m *memory) prefetchAll(op string, st *core.Stream, ranges []Range, to []pl
 	return send(op, st, ranges, to, kindPrefetch)
 }
 
-// parts are of ranges, each with its range's place, where there are any.
+// parts are of ranges, each with its range's place.
 type parts struct {
 	ranges []Range
 	to     []place
 }
 
 // add adds what lies between two addresses of a range.
-func (p *parts) add(r Range, from, until uint64, to []place) {
+func (p *parts) add(r Range, from, until uint64, to place) {
 	if from < until {
 		p.ranges = append(p.ranges, Range{r.h, r.off + from - uint64(r.Ptr()), until - from})
-		p.to = append(p.to, to...)
+		p.to = append(p.to, to)
 	}
 }
 
@@ -215,10 +227,7 @@ func (p *parts) add(r Range, from, until uint64, to []place) {
 func cut(ranges []Range, places []place) (inner, edges parts) {
 	page := osmem.PageSize()
 	for i, r := range ranges {
-		var to []place
-		if len(places) > 0 {
-			to = places[min(i, len(places)-1):][:1]
-		}
+		to := places[min(i, len(places)-1)]
 		start, end := uint64(r.Ptr()), uint64(r.Ptr())+r.n
 		lo, hi := (start+page-1)/page*page, end/page*page
 		if m := r.h.m; m.kind == owned && r.off+r.n == m.size {
@@ -295,18 +304,13 @@ func send(op string, st *core.Stream, ranges []Range, to []place, k batchKind) e
 			locations, first = append(locations, p.Location), append(first, uint64(i))
 		}
 	}
-	drv, c := st.Ctx.System().Drv, st.Ctx.Handle
-	var res driver.Result
-	switch k {
-	case kindPrefetch:
-		res = drv.MemPrefetchBatchAsync(c, ptrs, sizes, locations, first, st.Handle)
-	case kindDiscard:
-		res = drv.MemDiscardBatchAsync(c, ptrs, sizes, st.Handle)
-	default:
-		res = drv.MemDiscardAndPrefetchBatchAsync(c, ptrs, sizes, locations, first, st.Handle)
+	drv := st.Ctx.System().Drv
+	move := drv.MemPrefetchBatchAsync
+	if k.discards() {
+		move = drv.MemDiscardAndPrefetchBatchAsync
 	}
-	if res != driver.Success {
-		return st.Ctx.Fail(op, driver.Call(k), res, fmt.Sprintf("%s from %s", core.Count(len(ranges), "range"), ranges[0].asked("one")))
+	if res := move(st.Ctx.Handle, ptrs, sizes, locations, first, st.Handle); res != driver.Success {
+		return st.Ctx.Fail(op, k.call(), res, fmt.Sprintf("%s from %s", core.Count(len(ranges), "range"), ranges[0].asked("one")))
 	}
 	return nil
 }

@@ -28,7 +28,8 @@ type ReserveOptions struct {
 	// Align is a power of two that the address is a multiple of; 0 is the
 	// granularity.
 	Align int
-	// Hint is the address that is wanted. It is a wish: compare Ptr.
+	// Hint is the preferred address, rounded down to the alignment. A hint that
+	// the driver refuses is dropped, never an error: check Ptr.
 	Hint cuda.Ptr
 }
 
@@ -87,7 +88,11 @@ func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservatio
 	}
 	sys := core.SystemOf(d)
 	sys.PollReclaim()
-	base, res := sys.Drv.MemAddressReserve(uint64(size), uint64(o.Align), driver.Ptr(o.Hint))
+	hint := driver.Ptr(o.Hint) &^ (max(driver.Ptr(o.Align), driver.Ptr(gran)) - 1)
+	base, res := sys.Drv.MemAddressReserve(uint64(size), uint64(o.Align), hint)
+	if hint != 0 && (res == driver.InvalidValue || res == driver.OutOfMemory) { // it may be the hint that is refused
+		base, res = sys.Drv.MemAddressReserve(uint64(size), uint64(o.Align), 0)
+	}
 	if res != driver.Success {
 		return nil, sys.Fail(op, driver.CallMemAddressReserve, res, core.Bytes(size)+" of address space")
 	}

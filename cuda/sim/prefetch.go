@@ -149,7 +149,7 @@ func (s *stream) move(call driver.Call, parts []part, discard bool) driver.Resul
 			}
 		}
 		return nil
-	}})
+	}}, s.context.late.tail) // plain discards went the same way before it
 	if r != driver.Success {
 		return r
 	}

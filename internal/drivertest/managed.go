@@ -162,30 +162,42 @@ var managedRules = []Case{
 	},
 	{
 		Name:  "preferred location and last prefetch location",
-		Says:  "type and id are read back each on its own; a preferred HOST_NUMA or HOST_NUMA_CURRENT reads as none (0 and -2) on one machine, as HOST (2 and -1) on another, a prefetch there as what was asked for",
+		Says:  "type and id are read back each on its own; a prefetch to HOST_NUMA or HOST_NUMA_CURRENT reads as what was asked for",
 		Needs: needs(concurrentAccess, locationForms),
 		Run: func(t *T) {
 			p := t.managed(2 * mib)
-			dev := deviceLocation(t.Device)
-			for _, c := range []struct{ asked, preferred, fetched driver.Location }{
-				{dev, dev, dev},
-				{theHost, driver.Location{Type: driver.LocationHost, ID: -1}, driver.Location{Type: driver.LocationHost, ID: -1}},
-				{nodeZero, driver.Location{ID: -2}, nodeZero},
-				{currentNode, driver.Location{ID: -2}, currentNode},
-			} {
+			dev, host := deviceLocation(t.Device), driver.Location{Type: driver.LocationHost, ID: -1}
+			for _, c := range []struct{ asked, reads driver.Location }{{dev, dev}, {theHost, host}} {
 				t.ok(t.D.MemAdvise(t.ctx, p, 2*mib, driver.AdviseSetPreferredLocation, c.asked), "prefer %+v", c.asked)
+				t.preferred(p, 2*mib, c.reads)
+			}
+			for _, c := range []struct{ asked, reads driver.Location }{{dev, dev}, {theHost, host}, {nodeZero, nodeZero}, {currentNode, currentNode}} {
 				t.ok(t.D.MemPrefetchAsync(t.ctx, p, 2*mib, c.asked, t.stream), "prefetch to %+v", c.asked)
-				var kind [1]int32
-				t.ok(t.D.MemRangeGetAttribute(t.ctx, driver.RangePreferredType, p, 2*mib, kind[:]), "preferred type")
-				if c.preferred.Type == driver.LocationNone && kind[0] == int32(driver.LocationHost) {
-					c.preferred = driver.Location{Type: driver.LocationHost, ID: -1}
-				}
-				t.rangeReads(driver.RangePreferredType, p, 2*mib, int32(c.preferred.Type))
-				t.rangeReads(driver.RangePreferredID, p, 2*mib, c.preferred.ID)
-				t.rangeReads(driver.RangeLastPrefetchType, p, 2*mib, int32(c.fetched.Type))
-				t.rangeReads(driver.RangeLastPrefetchID, p, 2*mib, c.fetched.ID)
+				t.rangeReads(driver.RangeLastPrefetchType, p, 2*mib, int32(c.reads.Type))
+				t.rangeReads(driver.RangeLastPrefetchID, p, 2*mib, c.reads.ID)
 			}
 			t.ok(t.D.StreamSynchronize(t.ctx, t.stream), "synchronize")
+		},
+	},
+	{
+		Name:  "preferred location HOST_NUMA or HOST_NUMA_CURRENT, after none, a device or HOST was preferred",
+		Says:  "success, and what is read back stays as it was: none, the device or HOST; none after that was unset",
+		Needs: needs(concurrentAccess, locationForms),
+		Run: func(t *T) {
+			p := t.managed(2 * mib)
+			dev, none := deviceLocation(t.Device), driver.Location{ID: driver.DeviceInvalid}
+			for _, node := range []driver.Location{nodeZero, currentNode} {
+				for _, c := range []struct{ before, reads driver.Location }{{none, none}, {dev, dev}, {theHost, driver.Location{Type: driver.LocationHost, ID: -1}}} {
+					if c.before != none {
+						t.ok(t.D.MemAdvise(t.ctx, p, 2*mib, driver.AdviseSetPreferredLocation, c.before), "prefer %+v", c.before)
+					}
+					t.ok(t.D.MemAdvise(t.ctx, p, 2*mib, driver.AdviseSetPreferredLocation, node), "prefer %+v", node)
+					t.preferred(p, 2*mib, c.reads)
+					t.ok(t.D.MemAdvise(t.ctx, p, 2*mib, driver.AdviseUnsetPreferredLocation, theHost), "prefer nothing")
+					t.ok(t.D.MemAdvise(t.ctx, p, 2*mib, driver.AdviseSetPreferredLocation, node), "prefer %+v", node)
+					t.preferred(p, 2*mib, none)
+				}
+			}
 		},
 	},
 	{
@@ -621,6 +633,13 @@ func (t *T) rangeReads(a driver.RangeAttribute, p driver.Ptr, n uint64, want int
 	if v[0] != want {
 		t.Errorf("range attribute %d of %d bytes reads %d, want %d", a, n, v[0], want)
 	}
+}
+
+// preferred requires what is read back as the preferred location.
+func (t *T) preferred(p driver.Ptr, n uint64, want driver.Location) {
+	t.Helper()
+	t.rangeReads(driver.RangePreferredType, p, n, int32(want.Type))
+	t.rangeReads(driver.RangePreferredID, p, n, want.ID)
 }
 
 // lastPrefetch requires where a device or the host is what was asked for last.

@@ -64,6 +64,43 @@ var reservation = []Case{
 			t.end("reservation", uint64(second))
 		},
 	},
+	{
+		Name: "cuMemAddressReserve with a hint that is not a multiple of 2 MiB, or of the alignment that is asked for",
+		Says: "INVALID_VALUE",
+		Run: func(t *T) {
+			for _, hint := range []driver.Ptr{1, 0xfff, 0x1000, 0x300000001, 1<<64 - 1} {
+				_, r := t.D.MemAddressReserve(t.chunk, 0, hint)
+				t.answers(driver.InvalidValue, r, "reserve with the hint %#x", uint64(hint))
+			}
+			_, r := t.D.MemAddressReserve(t.chunk, 1<<30, 0x300200000)
+			t.answers(driver.InvalidValue, r, "reserve with an alignment of 1 GiB and the hint 0x300200000")
+		},
+	},
+	{
+		Name: "cuMemAddressReserve with a hint at the end of the process's addresses or behind them",
+		Says: "OUT_OF_MEMORY",
+		Run: func(t *T) {
+			for _, hint := range []driver.Ptr{0x7fffffe00000, 1 << 47, 1 << 48, 1 << 63} {
+				_, r := t.D.MemAddressReserve(t.chunk, 0, hint)
+				t.answers(driver.OutOfMemory, r, "reserve with the hint %#x", uint64(hint))
+			}
+		},
+	},
+	{
+		Name: "cuMemAddressReserve with a hint inside of a reservation, or where the driver reserves nothing, as at 0x200000",
+		Says: "success, elsewhere",
+		Run: func(t *T) {
+			taken := t.reserve(4*t.chunk, 4*t.chunk)
+			for _, hint := range []driver.Ptr{taken + driver.Ptr(t.chunk), 0x200000} {
+				p, r := t.D.MemAddressReserve(t.chunk, 0, hint)
+				t.ok(r, "reserve with the hint %#x", uint64(hint))
+				t.ownAddress(p, t.chunk)
+				if p == hint {
+					t.Errorf("the hint %#x is granted", uint64(hint))
+				}
+			}
+		},
+	},
 }
 
 // adjacent makes two reservations of the given size, side by side, the second
