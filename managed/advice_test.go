@@ -75,6 +75,23 @@ func TestAdviceIsReadBackFromTheDriver(t *testing.T) {
 	})
 }
 
+// The driver does not report a preferred node; what was preferred before it must
+// not be reported in its place.
+func TestAPreferredNodeReplacesWhatWasPreferred(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		b := buffer(t, d, mib)
+		for _, before := range []cuda.Location{{}, d.Location(), cuda.OnHost()} {
+			for _, node := range []cuda.Location{cuda.OnHostNUMA(0), cuda.OnCurrentNUMA()} {
+				require.NoError(t, b.SetPreferred(before))
+				require.NoError(t, b.SetPreferred(node))
+				l, err := b.Preferred()
+				require.NoError(t, err)
+				require.Zero(t, l, "%v after %v", node, before)
+			}
+		}
+	})
+}
+
 func TestAccessedByIsASet(t *testing.T) {
 	m, d := open(t, devices(3))
 	b := buffer(t, d, mib)

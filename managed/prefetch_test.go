@@ -2,7 +2,9 @@ package managed_test
 
 import (
 	"bytes"
+	"errors"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/csrc/kernels"
 	"github.com/cuvmm/cuvmm/cuda"
@@ -183,6 +185,49 @@ func TestDiscardLeavesWhatIsNotItsOwn(t *testing.T) {
 				l, err := r.LastPrefetch()
 				require.NoError(t, err)
 				require.Equal(t, d.Location(), l, "%s: %s: all of it goes there", name, kind)
+			}
+		}
+	})
+}
+
+// A program discards and writes on, without waiting in between: what it writes is
+// kept, on whichever stream it does either.
+func TestWritesBehindADiscardAreKept(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		b, s, other, scratch := buffer(t, d, 8*mib), stream(t, d), stream(t, d), buffer(t, d, mib)
+		e, err := d.NewEvent(cuda.EventOptions{})
+		require.NoError(t, err)
+		closed(t, e)
+		behind := func(first, then *cuda.Stream) {
+			require.NoError(t, e.Record(first))
+			require.NoError(t, then.Wait(e))
+		}
+		for name, discard := range map[string]func() error{
+			"Discard":                 func() error { return b.Discard(s) },
+			"DiscardBatch":            func() error { return managed.DiscardBatch(s, []managed.Range{scratch.Range, b.Range}) },
+			"DiscardPrefetch, device": func() error { return b.DiscardPrefetch(s, d.Location()) },
+			"DiscardPrefetch, host":   func() error { return b.DiscardPrefetch(s, cuda.OnHost()) },
+			"on another stream": func() error {
+				behind(s, other)
+				err := b.Discard(other)
+				behind(other, s)
+				return err
+			},
+			"twice":             func() error { return errors.Join(b.Discard(s), b.Discard(s)) },
+			"without a stream":  func() error { return errors.Join(s.Synchronize(), b.Discard(nil)) },
+			"behind a prefetch": func() error { return errors.Join(b.Prefetch(s, cuda.OnHost()), b.Discard(s)) },
+		} {
+			for i := range 5 {
+				v := byte(2*i + 1)
+				require.NoError(t, s.Memset(b.Ptr(), v, b.Len()))
+				require.NoError(t, discard(), name)
+				require.NoError(t, s.Memset(b.Ptr(), v+1, b.Len()))
+				require.NoError(t, s.Synchronize())
+				time.Sleep(3 * time.Millisecond) // for what nothing waits for
+				require.NoError(t, b.Host(s, func(data []byte) error {
+					require.Equal(t, b.Len(), bytes.Count(data, []byte{v + 1}), "%s, round %d", name, i)
+					return nil
+				}))
 			}
 		}
 	})

@@ -2,6 +2,7 @@ package sim_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
@@ -312,4 +313,85 @@ func TestManagedMemoryIsReportedWhenLeaked(t *testing.T) {
 	require.Equal(t, 1, w.m.Live()[sim.KindManagedMemory])
 	w.ok(w.d.DevicePrimaryCtxRelease(0))
 	require.ErrorContains(t, w.m.Close(), "managed memory")
+}
+
+// Without concurrent managed access, memory that is attached to one stream is
+// that stream's alone, until the stream goes.
+func TestMemoryAttachedToAStreamIsForThatOne(t *testing.T) {
+	open := func(t *testing.T) (*managedWorld, driver.Ptr, driver.Stream) {
+		w := newManagedWorld(t, sim.WithoutConcurrentManagedAccess())
+		other, r := w.d.StreamCreate(w.ctx[0], driver.StreamNonBlocking)
+		w.ok(r)
+		p := w.alloc(unit)
+		w.ok(w.d.StreamAttachMemAsync(w.ctx[0], w.streams[0], p, 0, driver.AttachSingle))
+		w.memset(0, p, unit)
+		return w, p, other
+	}
+	t.Run("another stream's work", func(t *testing.T) {
+		w, p, other := open(t)
+		w.ok(w.d.MemsetD8Async(w.ctx[0], p, 2, unit, other))
+		require.Equal(t, driver.IllegalAddress, w.d.StreamSynchronize(w.ctx[0], other))
+		require.Contains(t, w.m.Fault(), "attached to stream")
+		require.NoError(t, w.m.Close())
+	})
+	t.Run("once the stream is gone", func(t *testing.T) {
+		w, p, other := open(t)
+		w.ok(w.d.StreamDestroy(w.ctx[0], w.streams[0]))
+		w.streams[0] = other
+		w.memset(0, p, unit)
+		w.ok(w.d.MemFree(w.ctx[0], p))
+		w.close()
+	})
+	t.Run("a graph that is launched on it", func(t *testing.T) {
+		w, p, other := open(t)
+		c, s := w.ctx[0], w.streams[0]
+		w.ok(w.d.StreamBeginCapture(c, other, driver.CaptureRelaxed))
+		w.ok(w.d.MemsetD8Async(c, p, 3, unit, other))
+		g, r := w.d.StreamEndCapture(c, other)
+		w.ok(r)
+		e, r := w.d.GraphInstantiate(c, g)
+		w.ok(r)
+		w.ok(w.d.GraphLaunch(c, e, s))
+		w.ok(w.d.StreamSynchronize(c, s))
+		w.ok(w.d.GraphExecDestroy(e))
+		w.ok(w.d.GraphDestroy(g))
+		w.ok(w.d.StreamDestroy(c, other))
+		w.ok(w.d.MemFree(c, p))
+		w.close()
+	})
+}
+
+// A plain discard behind work is done when it likes: nothing waits for it, and it
+// harms no memory that took the place of what it was for.
+func TestPlainDiscardsBehindWorkAreLate(t *testing.T) {
+	w := newManagedWorld(t, sim.Options{ReuseAddresses: true})
+	defer w.close()
+	c, s := w.ctx[0], w.streams[0]
+	p := w.alloc(unit)
+	release := w.m.Hold(uintptr(s))
+	w.ok(w.d.MemsetD8Async(c, p, 1, unit, s))
+	w.ok(w.d.MemDiscardBatchAsync(c, []driver.Ptr{p}, []uint64{unit}, s))
+	w.ok(w.d.MemsetD8Async(c, p, 2, unit, s))
+	release()
+	w.ok(w.d.StreamSynchronize(c, s))
+	require.Eventually(t, func() bool {
+		b, err := w.m.Bytes(cuda.Ptr(p), unit)
+		require.NoError(t, err)
+		return b[0] == sim.PoisonByte
+	}, time.Minute, time.Millisecond)
+
+	// Freed before the discard came to be done.
+	defer w.m.Hold(uintptr(s))()
+	w.ok(w.d.MemsetD8Async(c, p, 1, unit, s))
+	w.ok(w.d.MemDiscardBatchAsync(c, []driver.Ptr{p}, []uint64{unit}, s))
+	w.m.Release(uintptr(s))
+	w.ok(w.d.MemFree(c, p))
+	q := w.alloc(unit)
+	require.Equal(t, p, q)
+	w.memset(0, q, unit)
+	time.Sleep(5 * time.Millisecond)
+	b, err := w.m.Bytes(cuda.Ptr(q), unit)
+	require.NoError(t, err)
+	require.Equal(t, byte(1), b[0])
+	w.ok(w.d.MemFree(c, q))
 }
