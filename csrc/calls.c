@@ -403,12 +403,6 @@ int32_t cuvmm_MemPrefetchBatchAsync(cuvmm_driver drv, uintptr_t ctx, const uint6
     return result;
 }
 
-int32_t cuvmm_MemDiscardBatchAsync(cuvmm_driver drv, uintptr_t ctx, const uint64_t *p, size_t p_n, const size_t *sizes,
-        uintptr_t s) {
-    CUVMM_CALL(drv, ctx, cuMemDiscardBatchAsync, (p, sizes, p_n, 0, s));
-    return result;
-}
-
 int32_t cuvmm_MemDiscardAndPrefetchBatchAsync(cuvmm_driver drv, uintptr_t ctx, const uint64_t *p, size_t p_n,
         const size_t *sizes, const cuvmm_location *to, size_t to_n, const size_t *first, uintptr_t s) {
     CUVMM_CALL(drv, ctx, cuMemDiscardAndPrefetchBatchAsync, (p, sizes, p_n, to, first, to_n, 0, s));
@@ -499,6 +493,12 @@ int32_t cuvmm_MemsetD8(cuvmm_driver drv, uintptr_t ctx, uint64_t dst, uint8_t v,
 
 int32_t cuvmm_MemsetD32Async(cuvmm_driver drv, uintptr_t ctx, uint64_t dst, uint32_t v, size_t words, uintptr_t s) {
     CUVMM_CALL(drv, ctx, cuMemsetD32Async, (dst, v, words, s));
+    return result;
+}
+
+int32_t cuvmm_MemDiscardBatchAsync(cuvmm_driver drv, uintptr_t ctx, const uint64_t *p, size_t p_n, const size_t *sizes,
+        uintptr_t s) {
+    CUVMM_CALL(drv, ctx, cuMemDiscardBatchAsync, (p, sizes, p_n, 0, s));
     return result;
 }
 

@@ -338,13 +338,6 @@ func (t *table) MemPrefetchBatchAsync(c driver.Context, p []driver.Ptr, sizes []
 	return driver.Result(C.cuvmm_MemPrefetchBatchAsync(t.c, C.uintptr_t(c), (*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(p))), C.size_t(len(p)), (*C.size_t)(unsafe.Pointer(unsafe.SliceData(sizes))), (*C.cuvmm_location)(unsafe.Pointer(unsafe.SliceData(to))), C.size_t(len(to)), (*C.size_t)(unsafe.Pointer(unsafe.SliceData(first))), C.uintptr_t(s)))
 }
 
-func (t *table) MemDiscardBatchAsync(c driver.Context, p []driver.Ptr, sizes []uint64, s driver.Stream) driver.Result {
-	if len(p) != len(sizes) {
-		return driver.InvalidValue
-	}
-	return driver.Result(C.cuvmm_MemDiscardBatchAsync(t.c, C.uintptr_t(c), (*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(p))), C.size_t(len(p)), (*C.size_t)(unsafe.Pointer(unsafe.SliceData(sizes))), C.uintptr_t(s)))
-}
-
 func (t *table) MemDiscardAndPrefetchBatchAsync(c driver.Context, p []driver.Ptr, sizes []uint64, to []driver.Location, first []uint64, s driver.Stream) driver.Result {
 	if len(p) != len(sizes) {
 		return driver.InvalidValue
@@ -422,6 +415,13 @@ func (t *foreign) MemsetD8(c driver.Context, dst driver.Ptr, v uint8, n uint64) 
 
 func (t *foreign) MemsetD32Async(c driver.Context, dst driver.Ptr, v uint32, words uint64, s driver.Stream) driver.Result {
 	return driver.Result(C.cuvmm_MemsetD32Async(t.c, C.uintptr_t(c), C.uint64_t(dst), C.uint32_t(v), C.size_t(words), C.uintptr_t(s)))
+}
+
+func (t *foreign) MemDiscardBatchAsync(c driver.Context, p []driver.Ptr, sizes []uint64, s driver.Stream) driver.Result {
+	if len(p) != len(sizes) {
+		return driver.InvalidValue
+	}
+	return driver.Result(C.cuvmm_MemDiscardBatchAsync(t.c, C.uintptr_t(c), (*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(p))), C.size_t(len(p)), (*C.size_t)(unsafe.Pointer(unsafe.SliceData(sizes))), C.uintptr_t(s)))
 }
 
 func (t *foreign) MemRetainAllocationHandle(p driver.Ptr) (h driver.MemHandle, r driver.Result) {

@@ -83,8 +83,6 @@ int32_t cuvmm_MemPrefetchAsync(cuvmm_driver drv, uintptr_t ctx, uint64_t p, size
 int32_t cuvmm_MemPrefetchAsyncV1(cuvmm_driver drv, uintptr_t ctx, uint64_t p, size_t n, int32_t device, uintptr_t s);
 int32_t cuvmm_MemPrefetchBatchAsync(cuvmm_driver drv, uintptr_t ctx, const uint64_t *p, size_t p_n, const size_t *sizes,
         const cuvmm_location *to, size_t to_n, const size_t *first, uintptr_t s);
-int32_t cuvmm_MemDiscardBatchAsync(cuvmm_driver drv, uintptr_t ctx, const uint64_t *p, size_t p_n, const size_t *sizes,
-        uintptr_t s);
 int32_t cuvmm_MemDiscardAndPrefetchBatchAsync(cuvmm_driver drv, uintptr_t ctx, const uint64_t *p, size_t p_n,
         const size_t *sizes, const cuvmm_location *to, size_t to_n, const size_t *first, uintptr_t s);
 int32_t cuvmm_MemRangeGetAttribute(cuvmm_driver drv, uintptr_t ctx, int32_t *out, size_t out_n, uint32_t a, uint64_t p,
@@ -104,6 +102,8 @@ int32_t cuvmm_MemcpyDtoH(cuvmm_driver drv, uintptr_t ctx, void *dst, uint64_t sr
 int32_t cuvmm_MemcpyDtoD(cuvmm_driver drv, uintptr_t ctx, uint64_t dst, uint64_t src, size_t n);
 int32_t cuvmm_MemsetD8(cuvmm_driver drv, uintptr_t ctx, uint64_t dst, uint8_t v, size_t n);
 int32_t cuvmm_MemsetD32Async(cuvmm_driver drv, uintptr_t ctx, uint64_t dst, uint32_t v, size_t words, uintptr_t s);
+int32_t cuvmm_MemDiscardBatchAsync(cuvmm_driver drv, uintptr_t ctx, const uint64_t *p, size_t p_n, const size_t *sizes,
+        uintptr_t s);
 cuvmm_value cuvmm_MemRetainAllocationHandle(cuvmm_driver drv, uint64_t p);
 
 #endif

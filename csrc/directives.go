@@ -159,8 +159,6 @@ package csrc
 #cgo nocallback cuvmm_MemPrefetchAsyncV1
 #cgo noescape cuvmm_MemPrefetchBatchAsync
 #cgo nocallback cuvmm_MemPrefetchBatchAsync
-#cgo noescape cuvmm_MemDiscardBatchAsync
-#cgo nocallback cuvmm_MemDiscardBatchAsync
 #cgo noescape cuvmm_MemDiscardAndPrefetchBatchAsync
 #cgo nocallback cuvmm_MemDiscardAndPrefetchBatchAsync
 #cgo noescape cuvmm_MemRangeGetAttribute
@@ -209,6 +207,8 @@ package csrc
 #cgo nocallback cuvmm_MemsetD8
 #cgo noescape cuvmm_MemsetD32Async
 #cgo nocallback cuvmm_MemsetD32Async
+#cgo noescape cuvmm_MemDiscardBatchAsync
+#cgo nocallback cuvmm_MemDiscardBatchAsync
 #cgo noescape cuvmm_MemRetainAllocationHandle
 #cgo nocallback cuvmm_MemRetainAllocationHandle
 #include "csrc.h"

@@ -91,8 +91,6 @@ typedef struct {
     int32_t (*cuMemPrefetchAsync_v1)(uint64_t p, size_t n, int32_t device, uintptr_t s);
     int32_t (*cuMemPrefetchBatchAsync)(const uint64_t *p, const size_t *sizes, size_t count, const cuvmm_location *to,
         const size_t *first, size_t n, uint64_t flags, uintptr_t s);
-    int32_t (*cuMemDiscardBatchAsync)(const uint64_t *p, const size_t *sizes, size_t count, uint64_t flags,
-        uintptr_t s);
     int32_t (*cuMemDiscardAndPrefetchBatchAsync)(const uint64_t *p, const size_t *sizes, size_t count,
         const cuvmm_location *to, const size_t *first, size_t n, uint64_t flags, uintptr_t s);
     int32_t (*cuMemRangeGetAttribute)(int32_t *out, size_t size, uint32_t a, uint64_t p, size_t n);
@@ -119,6 +117,8 @@ typedef struct {
     int32_t (*cuMemcpyDtoD)(uint64_t dst, uint64_t src, size_t n);
     int32_t (*cuMemsetD8)(uint64_t dst, uint8_t v, size_t n);
     int32_t (*cuMemsetD32Async)(uint64_t dst, uint32_t v, size_t words, uintptr_t s);
+    int32_t (*cuMemDiscardBatchAsync)(const uint64_t *p, const size_t *sizes, size_t count, uint64_t flags,
+        uintptr_t s);
     int32_t (*cuMemRetainAllocationHandle)(uint64_t *h, uint64_t p);
 } cuvmm_entries;
 

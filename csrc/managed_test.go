@@ -61,9 +61,9 @@ func init() {
 		},
 		driver.CallMemDiscardBatchAsync: {
 			do: func(d driver.Driver, c driver.Context) []any {
-				return []any{d.MemDiscardBatchAsync(c, ranges, sizes, stream)}
+				return []any{d.(driver.Foreign).MemDiscardBatchAsync(c, ranges, sizes, stream)}
 			},
-			args: le(ranges, sizes, uint64(3), uint64(0), stream), takes: true,
+			args: le(ranges, sizes, uint64(3), uint64(0), stream), takes: true, foreign: true,
 		},
 		driver.CallMemDiscardAndPrefetchBatchAsync: {
 			do: func(d driver.Driver, c driver.Context) []any {
@@ -107,7 +107,7 @@ func TestManagedCallsRefuseArraysThatDoNotFit(t *testing.T) {
 	for name, call := range map[string]func() driver.Result{
 		"prefetch: fewer sizes":  func() driver.Result { return d.MemPrefetchBatchAsync(ours, ranges, sizes[:2], places, firsts, stream) },
 		"prefetch: fewer firsts": func() driver.Result { return d.MemPrefetchBatchAsync(ours, ranges, sizes, places, firsts[:1], stream) },
-		"discard: fewer ranges":  func() driver.Result { return d.MemDiscardBatchAsync(ours, ranges[:2], sizes, stream) },
+		"discard: fewer ranges":  func() driver.Result { return d.Foreign().MemDiscardBatchAsync(ours, ranges[:2], sizes, stream) },
 		"both: fewer locations": func() driver.Result {
 			return d.MemDiscardAndPrefetchBatchAsync(ours, ranges, sizes, places[:1], firsts, stream)
 		},
@@ -161,7 +161,7 @@ func TestManagedCallsDoNotAllocate(t *testing.T) {
 		"MemAdvise":                       func() { d.MemAdvise(ours, ptr, 1, driver.AdviseSetReadMostly, place) },
 		"MemPrefetchAsync":                func() { d.MemPrefetchAsync(ours, ptr, 1, place, stream) },
 		"MemPrefetchBatchAsync":           func() { d.MemPrefetchBatchAsync(ours, ranges, sizes, places, firsts, stream) },
-		"MemDiscardBatchAsync":            func() { d.MemDiscardBatchAsync(ours, ranges, sizes, stream) },
+		"MemDiscardBatchAsync":            func() { d.Foreign().MemDiscardBatchAsync(ours, ranges, sizes, stream) },
 		"MemDiscardAndPrefetchBatchAsync": func() { d.MemDiscardAndPrefetchBatchAsync(ours, ranges, sizes, places, firsts, stream) },
 		"MemRangeGetAttribute":            func() { d.MemRangeGetAttribute(ours, driver.RangeAccessedBy, ptr, 1, out) },
 		"MemRangeGetAttributes":           func() { d.MemRangeGetAttributes(ours, attrs, counts, ptr, 1, out) },

@@ -394,11 +394,6 @@ int32_t cuMemPrefetchBatchAsync(const uint64_t *p, const size_t *sizes, size_t c
         (size_t *)first, n, flags, s);
 }
 
-int32_t cuMemDiscardBatchAsync(const uint64_t *p, const size_t *sizes, size_t count, uint64_t flags, uintptr_t s) {
-    int32_t r = cuvmm_enter_thread();
-    return r != 0 ? r : cuvmm_sim_MemDiscardBatchAsync((uint64_t *)p, (size_t *)sizes, count, flags, s);
-}
-
 int32_t cuMemDiscardAndPrefetchBatchAsync(const uint64_t *p, const size_t *sizes, size_t count,
         const cuvmm_location *to, const size_t *first, size_t n, uint64_t flags, uintptr_t s) {
     int32_t r = cuvmm_enter_thread();
@@ -522,6 +517,11 @@ int32_t cuMemsetD32Async(uint64_t dst, uint32_t v, size_t words, uintptr_t s) {
     return r != 0 ? r : cuvmm_sim_MemsetD32Async(dst, v, words, s);
 }
 
+int32_t cuMemDiscardBatchAsync(const uint64_t *p, const size_t *sizes, size_t count, uint64_t flags, uintptr_t s) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_MemDiscardBatchAsync((uint64_t *)p, (size_t *)sizes, count, flags, s);
+}
+
 int32_t cuMemRetainAllocationHandle(uint64_t *h, uint64_t p) {
     int32_t r = cuvmm_enter_thread();
     return r != 0 ? r : cuvmm_sim_MemRetainAllocationHandle(h, p);
@@ -605,7 +605,6 @@ const cuvmm_export cuvmm_exports[] = {
     {"cuMemPrefetchAsync", 12020, (cuvmm_function)cuMemPrefetchAsync_v2},
     {"cuMemPrefetchAsync", 8000, (cuvmm_function)cuMemPrefetchAsync},
     {"cuMemPrefetchBatchAsync", 13000, (cuvmm_function)cuMemPrefetchBatchAsync},
-    {"cuMemDiscardBatchAsync", 13000, (cuvmm_function)cuMemDiscardBatchAsync},
     {"cuMemDiscardAndPrefetchBatchAsync", 13000, (cuvmm_function)cuMemDiscardAndPrefetchBatchAsync},
     {"cuMemRangeGetAttribute", 8000, (cuvmm_function)cuMemRangeGetAttribute},
     {"cuMemRangeGetAttributes", 8000, (cuvmm_function)cuMemRangeGetAttributes},
@@ -630,6 +629,7 @@ const cuvmm_export cuvmm_exports[] = {
     {"cuMemcpyDtoD", 3020, (cuvmm_function)cuMemcpyDtoD_v2},
     {"cuMemsetD8", 3020, (cuvmm_function)cuMemsetD8_v2},
     {"cuMemsetD32Async", 3020, (cuvmm_function)cuMemsetD32Async},
+    {"cuMemDiscardBatchAsync", 13000, (cuvmm_function)cuMemDiscardBatchAsync},
     {"cuMemRetainAllocationHandle", 11000, (cuvmm_function)cuMemRetainAllocationHandle},
 };
 

@@ -954,18 +954,6 @@ func cuvmm_sim_MemPrefetchBatchAsync(p *C.uint64_t, sizes *C.size_t, count C.siz
 	return code(lib.MemPrefetchBatchAsync(0, unsafe.Slice((*driver.Ptr)(unsafe.Pointer(p)), count), unsafe.Slice((*uint64)(unsafe.Pointer(sizes)), count), unsafe.Slice((*driver.Location)(unsafe.Pointer(to)), n), unsafe.Slice((*uint64)(unsafe.Pointer(first)), n), driver.Stream(s)))
 }
 
-//export cuvmm_sim_MemDiscardBatchAsync
-func cuvmm_sim_MemDiscardBatchAsync(p *C.uint64_t, sizes *C.size_t, count C.size_t, flags C.uint64_t, s C.uintptr_t) C.int32_t {
-	if p == nil && count != 0 || sizes == nil && count != 0 || flags != 0 {
-		return C.int32_t(driver.InvalidValue)
-	}
-	lib, res := opened()
-	if res != driver.Success {
-		return code(res)
-	}
-	return code(lib.MemDiscardBatchAsync(0, unsafe.Slice((*driver.Ptr)(unsafe.Pointer(p)), count), unsafe.Slice((*uint64)(unsafe.Pointer(sizes)), count), driver.Stream(s)))
-}
-
 //export cuvmm_sim_MemDiscardAndPrefetchBatchAsync
 func cuvmm_sim_MemDiscardAndPrefetchBatchAsync(p *C.uint64_t, sizes *C.size_t, count C.size_t, to *C.cuvmm_location, first *C.size_t, n C.size_t, flags C.uint64_t, s C.uintptr_t) C.int32_t {
 	if p == nil && count != 0 || sizes == nil && count != 0 || to == nil && n != 0 || first == nil && n != 0 || flags != 0 {
@@ -1148,6 +1136,18 @@ func cuvmm_sim_MemsetD32Async(dst C.uint64_t, v C.uint32_t, words C.size_t, s C.
 		return code(res)
 	}
 	return code(lib.MemsetD32Async(0, driver.Ptr(dst), uint32(v), uint64(words), driver.Stream(s)))
+}
+
+//export cuvmm_sim_MemDiscardBatchAsync
+func cuvmm_sim_MemDiscardBatchAsync(p *C.uint64_t, sizes *C.size_t, count C.size_t, flags C.uint64_t, s C.uintptr_t) C.int32_t {
+	if p == nil && count != 0 || sizes == nil && count != 0 || flags != 0 {
+		return C.int32_t(driver.InvalidValue)
+	}
+	lib, res := opened()
+	if res != driver.Success {
+		return code(res)
+	}
+	return code(lib.MemDiscardBatchAsync(0, unsafe.Slice((*driver.Ptr)(unsafe.Pointer(p)), count), unsafe.Slice((*uint64)(unsafe.Pointer(sizes)), count), driver.Stream(s)))
 }
 
 //export cuvmm_sim_MemRetainAllocationHandle

@@ -194,7 +194,7 @@ func TestTheAccountOfPages(t *testing.T) {
 			},
 			"discard": func(t *rapid.T) {
 				p, n := some(t)
-				w.ok(w.d.MemDiscardBatchAsync(w.ctx[0], []driver.Ptr{p}, []uint64{n}, w.streams[0]))
+				w.ok(w.d.Foreign().MemDiscardBatchAsync(w.ctx[0], []driver.Ptr{p}, []uint64{n}, w.streams[0]))
 				w.ok(w.d.StreamSynchronize(w.ctx[0], w.streams[0]))
 			},
 			"": func(t *rapid.T) {
@@ -285,7 +285,7 @@ func TestDiscardedMemoryReadsAsPoison(t *testing.T) {
 	defer w.close()
 	p := w.alloc(2 * unit)
 	w.memset(0, p, 2*unit)
-	w.ok(w.d.MemDiscardBatchAsync(w.ctx[0], []driver.Ptr{p}, []uint64{unit}, w.streams[0]))
+	w.ok(w.d.Foreign().MemDiscardBatchAsync(w.ctx[0], []driver.Ptr{p}, []uint64{unit}, w.streams[0]))
 	w.ok(w.d.StreamSynchronize(w.ctx[0], w.streams[0]))
 	b, err := w.m.Bytes(cuda.Ptr(p), 2*unit)
 	require.NoError(t, err)
@@ -370,7 +370,7 @@ func TestPlainDiscardsBehindWorkAreLate(t *testing.T) {
 	p := w.alloc(unit)
 	release := w.m.Hold(uintptr(s))
 	w.ok(w.d.MemsetD8Async(c, p, 1, unit, s))
-	w.ok(w.d.MemDiscardBatchAsync(c, []driver.Ptr{p}, []uint64{unit}, s))
+	w.ok(w.d.Foreign().MemDiscardBatchAsync(c, []driver.Ptr{p}, []uint64{unit}, s))
 	w.ok(w.d.MemsetD8Async(c, p, 2, unit, s))
 	release()
 	w.ok(w.d.StreamSynchronize(c, s))
@@ -383,7 +383,7 @@ func TestPlainDiscardsBehindWorkAreLate(t *testing.T) {
 	// Freed before the discard came to be done.
 	defer w.m.Hold(uintptr(s))()
 	w.ok(w.d.MemsetD8Async(c, p, 1, unit, s))
-	w.ok(w.d.MemDiscardBatchAsync(c, []driver.Ptr{p}, []uint64{unit}, s))
+	w.ok(w.d.Foreign().MemDiscardBatchAsync(c, []driver.Ptr{p}, []uint64{unit}, s))
 	w.m.Release(uintptr(s))
 	w.ok(w.d.MemFree(c, p))
 	q := w.alloc(unit)

@@ -80,7 +80,6 @@ const (
 	CallMemPrefetchAsync
 	CallMemPrefetchAsyncV1
 	CallMemPrefetchBatchAsync
-	CallMemDiscardBatchAsync
 	CallMemDiscardAndPrefetchBatchAsync
 	CallMemRangeGetAttribute
 	CallMemRangeGetAttributes
@@ -105,6 +104,7 @@ const (
 	CallMemcpyDtoD
 	CallMemsetD8
 	CallMemsetD32Async
+	CallMemDiscardBatchAsync
 	CallMemRetainAllocationHandle
 
 	// CallCount is the number of entry points.
@@ -193,7 +193,6 @@ var calls = [CallCount]struct {
 	CallMemPrefetchAsync:                     {"cuMemPrefetchAsync", 12020},
 	CallMemPrefetchAsyncV1:                   {"cuMemPrefetchAsync_v1", 8000},
 	CallMemPrefetchBatchAsync:                {"cuMemPrefetchBatchAsync", 13000},
-	CallMemDiscardBatchAsync:                 {"cuMemDiscardBatchAsync", 13000},
 	CallMemDiscardAndPrefetchBatchAsync:      {"cuMemDiscardAndPrefetchBatchAsync", 13000},
 	CallMemRangeGetAttribute:                 {"cuMemRangeGetAttribute", 8000},
 	CallMemRangeGetAttributes:                {"cuMemRangeGetAttributes", 8000},
@@ -218,5 +217,6 @@ var calls = [CallCount]struct {
 	CallMemcpyDtoD:                           {"cuMemcpyDtoD", 3020},
 	CallMemsetD8:                             {"cuMemsetD8", 3020},
 	CallMemsetD32Async:                       {"cuMemsetD32Async", 3020},
+	CallMemDiscardBatchAsync:                 {"cuMemDiscardBatchAsync", 13000},
 	CallMemRetainAllocationHandle:            {"cuMemRetainAllocationHandle", 11000},
 }

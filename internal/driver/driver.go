@@ -281,8 +281,6 @@ type Driver interface {
 	//
 	//cu:entry 13000 cuMemPrefetchBatchAsync(const uint64_t *p, const size_t *sizes, size_t count=len(p,sizes), const cuvmm_location *to, const size_t *first, size_t n=len(to,first), uint64_t flags=0, uintptr_t s)
 	MemPrefetchBatchAsync(c Context, p []Ptr, sizes []uint64, to []Location, first []uint64, s Stream) Result
-	//cu:entry 13000 cuMemDiscardBatchAsync(const uint64_t *p, const size_t *sizes, size_t count=len(p,sizes), uint64_t flags=0, uintptr_t s)
-	MemDiscardBatchAsync(c Context, p []Ptr, sizes []uint64, s Stream) Result
 	//cu:entry 13000 cuMemDiscardAndPrefetchBatchAsync(const uint64_t *p, const size_t *sizes, size_t count=len(p,sizes), const cuvmm_location *to, const size_t *first, size_t n=len(to,first), uint64_t flags=0, uintptr_t s)
 	MemDiscardAndPrefetchBatchAsync(c Context, p []Ptr, sizes []uint64, to []Location, first []uint64, s Stream) Result
 	// MemRangeGetAttribute fills out, which has one element, or for
@@ -373,6 +371,12 @@ type Foreign interface {
 	MemsetD8(c Context, dst Ptr, v uint8, n uint64) Result
 	//cu:entry 3020 cuMemsetD32Async(uint64_t dst, uint32_t v, size_t words, uintptr_t s)
 	MemsetD32Async(c Context, dst Ptr, v uint32, words uint64, s Stream) Result
+
+	// MemDiscardBatchAsync is not ordered with later work, if earlier work is not
+	// done: that loses what the later work writes.
+	//
+	//cu:entry 13000 cuMemDiscardBatchAsync(const uint64_t *p, const size_t *sizes, size_t count=len(p,sizes), uint64_t flags=0, uintptr_t s)
+	MemDiscardBatchAsync(c Context, p []Ptr, sizes []uint64, s Stream) Result
 
 	//cu:entry 11000 cuMemRetainAllocationHandle(uint64_t *h, uint64_t p)
 	MemRetainAllocationHandle(p Ptr) (h MemHandle, r Result)

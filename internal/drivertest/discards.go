@@ -161,7 +161,7 @@ func (t *T) overwriting() *overwriting {
 // plain discards all of the memory, without a prefetch.
 func (o *overwriting) plain(s driver.Stream) {
 	o.t.Helper()
-	o.t.ok(o.t.D.MemDiscardBatchAsync(o.t.ctx, []driver.Ptr{o.p}, []uint64{o.n}, s), "discard")
+	o.t.ok(o.t.F.MemDiscardBatchAsync(o.t.ctx, []driver.Ptr{o.p}, []uint64{o.n}, s), "discard")
 }
 
 // via has f work on the other stream, in the order of the first.

@@ -91,3 +91,8 @@ func (l library) MemRetainAllocationHandle(p driver.Ptr) (h driver.MemHandle, r 
 	l.relaxed(func() { h, r = l.f.MemRetainAllocationHandle(p) })
 	return h, r
 }
+
+func (l library) MemDiscardBatchAsync(c driver.Context, p []driver.Ptr, sizes []uint64, s driver.Stream) (r driver.Result) {
+	l.relaxed(func() { r = l.f.MemDiscardBatchAsync(c, p, sizes, s) })
+	return r
+}

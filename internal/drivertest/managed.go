@@ -127,7 +127,7 @@ var managedRules = []Case{
 			p, sizes := t.threeRanges()
 			dev := []driver.Location{deviceLocation(t.Device)}
 			t.answers(driver.InvalidValue, t.D.MemPrefetchBatchAsync(t.ctx, p, sizes, dev, []uint64{0}, driver.StreamNull), "prefetch")
-			t.answers(driver.InvalidValue, t.D.MemDiscardBatchAsync(t.ctx, p, sizes, driver.StreamNull), "discard")
+			t.answers(driver.InvalidValue, t.F.MemDiscardBatchAsync(t.ctx, p, sizes, driver.StreamNull), "discard")
 			t.answers(driver.InvalidValue, t.D.MemDiscardAndPrefetchBatchAsync(t.ctx, p, sizes, dev, []uint64{0}, driver.StreamNull), "both")
 		},
 	},
@@ -137,7 +137,7 @@ var managedRules = []Case{
 		Needs: needs(concurrentAccess, batches),
 		Run: func(t *T) {
 			p, sizes := t.threeRanges()
-			t.ok(t.D.MemDiscardBatchAsync(t.ctx, p, sizes, t.stream), "discard")
+			t.ok(t.F.MemDiscardBatchAsync(t.ctx, p, sizes, t.stream), "discard")
 			dev := deviceLocation(t.Device)
 			t.ok(t.D.MemDiscardAndPrefetchBatchAsync(t.ctx, p, sizes, []driver.Location{dev}, []uint64{0}, t.stream), "discard and prefetch")
 			for i := range p {
@@ -443,7 +443,7 @@ var managedRules = []Case{
 			p, sizes := t.threeRanges()
 			dev := []driver.Location{deviceLocation(t.Device)}
 			t.answers(driver.InvalidValue, t.D.MemPrefetchBatchAsync(t.ctx, nil, nil, dev, []uint64{0}, t.stream), "prefetch of nothing")
-			t.answers(driver.InvalidValue, t.D.MemDiscardBatchAsync(t.ctx, nil, nil, t.stream), "discard of nothing")
+			t.answers(driver.InvalidValue, t.F.MemDiscardBatchAsync(t.ctx, nil, nil, t.stream), "discard of nothing")
 			t.answers(driver.InvalidValue, t.D.MemPrefetchBatchAsync(t.ctx, p, sizes, dev, []uint64{1}, t.stream), "locations from the second range on")
 		},
 	},
@@ -480,7 +480,7 @@ var managedRules = []Case{
 				"prefetch": func(s driver.Stream) driver.Result {
 					return t.D.MemPrefetchBatchAsync(t.ctx, p, sizes, dev, []uint64{0}, s)
 				},
-				"discard": func(s driver.Stream) driver.Result { return t.D.MemDiscardBatchAsync(t.ctx, p, sizes, s) },
+				"discard": func(s driver.Stream) driver.Result { return t.F.MemDiscardBatchAsync(t.ctx, p, sizes, s) },
 				"both": func(s driver.Stream) driver.Result {
 					return t.D.MemDiscardAndPrefetchBatchAsync(t.ctx, p, sizes, dev, []uint64{0}, s)
 				},
@@ -576,7 +576,7 @@ var managedRules = []Case{
 		Needs: needs(noConcurrentAccess, batches),
 		Run: func(t *T) {
 			p, sizes := t.threeRanges()
-			t.answers(driver.NotSupported, t.D.MemDiscardBatchAsync(t.ctx, p, sizes, t.stream), "discard")
+			t.answers(driver.NotSupported, t.F.MemDiscardBatchAsync(t.ctx, p, sizes, t.stream), "discard")
 			t.answers(driver.NotSupported, t.D.MemPrefetchBatchAsync(t.ctx, p, sizes, []driver.Location{theHost}, []uint64{0}, t.stream), "prefetch")
 		},
 	},
