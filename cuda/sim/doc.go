@@ -25,7 +25,8 @@
 // reaches too. Which device, or the host, each of its pages would lie on is
 // account: prefetches, copies, kernels and checked accesses of the CPU move the
 // pages there, advice changes it, and what a device has no room for is paged out
-// to the host. [Machine.Resident] tells. Accesses of the CPU through a raw pointer
+// to the host. A plain discard behind work that is not done yet loses what is
+// written after it, as on the real driver. [Machine.Resident] tells. Accesses of the CPU through a raw pointer
 // are not seen. A device with pageable memory access (attribute 88) works on the
 // operating system's memory too.
 //
@@ -37,9 +38,10 @@
 // exported memory) and a file for each piece of exported memory. These files
 // have names instead of seals, because a third process must be able to ask
 // whether a descriptor of one is still open when all who knew it are dead: a
-// process that truncates one harms the others, and so does a file system that
-// runs full after the memory was made. [Inspect] tells what is taken, and by
-// whom. An allocation pages out managed memory of its own process only.
+// process that truncates one harms the others. So a folder is accepted only if it
+// belongs to this user or to root, and not every user may write to it. Memory has
+// its room in the file system from its export on, so one that runs full fails an
+// export and kills no process. [Inspect] tells what is taken, and by whom. An allocation pages out managed memory of its own process only.
 // Processes with a place on the same channel of the machine's fabric
 // ([Options.Fabric]) share memory by fabric handles.
 //
@@ -53,7 +55,8 @@
 // captures by its rules, and a graph is replayed on what is mapped then.
 //
 // Kernels are Go functions, which [RegisterKernel] makes stand for PTX entries.
-// Of the PTX itself only the declarations are read.
+// Of the PTX itself only the declarations are read: an entry that is broken, or a
+// body that is cut short, is refused as the real driver refuses it.
 //
 // # Multicast
 //

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
 // The kinds of objects that a machine holds.
@@ -100,7 +102,9 @@ func (m *Machine) Live() map[string]int {
 
 // Leaks lists what exists on the machine now, and what ceased to exist only
 // because its context was destroyed, oldest first. Objects of a context that
-// was lost to an error are not in it: nobody can destroy them in order.
+// was lost to an error are not in it: no program can destroy them in order. Nor
+// is virtual memory, once any context was lost: it belongs to none, and a program
+// must not give back what the lost one may still use.
 func (m *Machine) Leaks() []Leak {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -112,7 +116,12 @@ func (m *Machine) leaks() []Leak {
 	for o := range m.objects {
 		left = append(left, o)
 	}
-	left = slices.DeleteFunc(left, func(o *object) bool { return o.context != nil && o.context.lost != 0 })
+	left = slices.DeleteFunc(left, func(o *object) bool {
+		if o.context == nil {
+			return m.culprit != ""
+		}
+		return o.context.lost != driver.Success
+	})
 	slices.SortFunc(left, func(a, b *object) int { return cmp.Compare(a.order, b.order) })
 	var leaks []Leak
 	for _, o := range left {

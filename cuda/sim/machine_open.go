@@ -42,7 +42,8 @@ const drainTime = 10 * time.Second
 
 // Open makes a machine for a test and opens it, with leak tracing on. When the
 // test ends, everything that it made must be closed: what is not is an error
-// of the test, with the stack that made it.
+// of the test, with the stack that made it. A test that destroys a context, to see
+// what a fault does, closes its objects as any other.
 func Open(tb TB, options ...Options) (*Machine, *cuda.System) {
 	tb.Helper()
 	var o Options
