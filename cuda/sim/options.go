@@ -26,9 +26,13 @@ type Options struct {
 	// others is refused. Memory that is exported lies in files of the folder
 	// until nobody holds it, so it best stands on a file system in memory, such
 	// as /dev/shm; what processes leave there that are killed is cleared away by
-	// the next that comes or asks. The folder itself takes 9 MB. It may be deleted
-	// when no process is on the machine.
+	// the next that comes or asks. The folder itself takes 9 MB, and exported memory
+	// its whole size. It may be deleted when no process is on the machine.
 	// [Inspect] tells what is taken. Linux only.
+	//
+	// The folder's group and permissions say which other users may take part. It
+	// must belong to this process's user or to root, whose files are trusted, and
+	// is refused if every user may write to it.
 	Folder string
 	// Fabric is the process's place on the fabric of its machine. Only with a
 	// channel, and so with a Folder, it can share memory by fabric handles.
