@@ -1,0 +1,338 @@
+package cuda_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"log/slog"
+	"time"
+
+	"github.com/cuvmm/cuvmm/csrc/kernels"
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/auto"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// system opens a machine of two software GPUs. Programs call cuda.Open, or
+// auto.Open, without options.
+func system(options ...cuda.Option) *cuda.System {
+	sys, err := auto.Open(auto.Options{Driver: auto.Software, CUDA: options, Machine: sim.Options{Devices: make([]sim.DeviceOptions, 2)}})
+	check(err)
+	return sys
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// closing is for defer.
+func closing(c interface{ Close() error }) { check(c.Close()) }
+
+func ExampleOpen() {
+	sys, err := cuda.Open(cuda.WithLibrary("/none/libcuda.so.1"))
+	if errors.Is(err, cuda.ErrNoDriver) {
+		fmt.Println("there is no driver")
+		return
+	}
+	check(err)
+	defer closing(sys)
+	// Output: there is no driver
+}
+
+func ExampleSystem() {
+	sys := system()
+	defer closing(sys)
+	for _, dev := range sys.Devices() {
+		fmt.Println(dev, dev.TotalMemory()>>30, "GiB")
+	}
+	_, err := sys.Device(7)
+	fmt.Println(errors.Is(err, cuda.ErrInvalidArgument))
+	// Output:
+	// device 0 (Software GPU) 16 GiB
+	// device 1 (Software GPU) 16 GiB
+	// true
+}
+
+func ExampleSystem_Drain() {
+	sys := system()
+	defer closing(sys)
+	stream, err := sys.Devices()[0].NewStream(cuda.StreamOptions{})
+	check(err)
+	defer closing(stream)
+	pinned, err := sys.Devices()[0].NewHostBuffer(4096)
+	check(err)
+	check(pinned.CloseAfter(stream)) // gone when the stream's work is done
+
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	fmt.Println(sys.Drain(ctx), sys.Stats().Pending)
+	// Output: <nil> 0
+}
+
+func ExampleDriverInfo() {
+	sys := system()
+	defer closing(sys)
+	fmt.Println(sys.Driver(), sys.Driver().Software)
+	// Output: software driver, CUDA 13.0 true
+}
+
+func ExampleStats() {
+	sys := system()
+	defer closing(sys)
+	event, err := sys.Devices()[0].NewEvent(cuda.EventOptions{})
+	check(err)
+	defer closing(event)
+	var now cuda.Stats = sys.Stats()
+	fmt.Println(now.Events, now.Streams)
+	// Output: 1 0
+}
+
+// Options are given to Open; each stands for itself.
+func ExampleOption() {
+	options := []cuda.Option{
+		cuda.WithLogger(slog.New(slog.DiscardHandler)),
+		cuda.WithLeakTracing(),                  // Live names where each object was made
+		cuda.WithAllocationWait(time.Second),    // wait that long for memory that is being freed
+		cuda.WithRealMulticast(),                // multicast objects on a real driver
+		cuda.WithNamedStreamsOnly(),             // Close needs streams, and never waits for all work
+		cuda.WithLibrary("/usr/lib/libcuda.so"), // instead of the search path
+	}
+	sys := system(options[:3]...)
+	defer closing(sys)
+	fmt.Println(sys.Live())
+	// Output: []
+}
+
+func ExampleDevice() {
+	sys := system()
+	defer closing(sys)
+	dev := sys.Devices()[0]
+	can, err := dev.CanAccess(sys.Devices()[1])
+	fmt.Println(dev.Ordinal(), dev.Name(), can, err)
+	// Output: 0 Software GPU true <nil>
+}
+
+func ExampleCapabilities() {
+	sys := system()
+	defer closing(sys)
+	can, err := sys.Devices()[0].Capabilities()
+	check(err)
+	fmt.Println(can.VirtualMemory, can.PosixFD, can.MinimumGranularity>>20, "MiB")
+	// Output: true true 2 MiB
+}
+
+// An attribute can read 1, and the feature be out of this process's reach: only a
+// trial tells.
+func ExampleProbe() {
+	sys := system()
+	defer closing(sys)
+	tried, err := sys.Devices()[0].Probe()
+	check(err)
+	fmt.Println(tried.Memory, tried.Fabric, errors.Is(tried.FabricError, cuda.ErrNotPermitted))
+	// Output: true false true
+}
+
+func ExampleUUID() {
+	sys := system()
+	defer closing(sys)
+	var id cuda.UUID = sys.Devices()[0].UUID()
+	fmt.Println(id == sys.Devices()[1].UUID(), len(id.String()))
+	// Output: false 40
+}
+
+func ExampleLocation() {
+	fmt.Println(cuda.OnDevice(1), cuda.OnHost(), cuda.OnHostNUMA(0), cuda.OnCurrentNUMA())
+	fmt.Println(cuda.OnDevice(1) == cuda.Location{Type: cuda.LocationDevice, ID: 1})
+	// Output:
+	// device 1 host host NUMA node 0 current host NUMA node
+	// true
+}
+
+func ExampleLocationType() {
+	fmt.Println(cuda.OnHostNUMA(0).Type, cuda.OnHost().Type == cuda.LocationHost)
+	// Output: host NUMA node true
+}
+
+func ExampleStream() {
+	sys := system()
+	defer closing(sys)
+	dev := sys.Devices()[0]
+	stream, err := dev.NewStream(cuda.StreamOptions{})
+	check(err)
+	defer closing(stream)
+	memory, err := vmm.NewBuffer(dev, vmm.BufferOptions{Reserve: 1 << 30})
+	check(err)
+	defer closing(memory)
+
+	_, err = memory.Append(stream, []byte("hello")) // work is done in order, and later
+	check(err)
+	check(stream.Memset(memory.Ptr(), 'j', 1))
+	got := make([]byte, 5)
+	check(stream.Download(got, memory.Ptr())) // this waits for its bytes
+	fmt.Printf("%s\n", got)
+	// Output: jello
+}
+
+func ExampleEvent() {
+	sys := system()
+	defer closing(sys)
+	dev := sys.Devices()[0]
+	first, err := dev.NewStream(cuda.StreamOptions{})
+	check(err)
+	defer closing(first)
+	second, err := dev.NewStream(cuda.StreamOptions{})
+	check(err)
+	defer closing(second)
+	event, err := dev.NewEvent(cuda.EventOptions{})
+	check(err)
+	defer closing(event)
+
+	check(event.Record(first)) // what is on the first stream now
+	check(second.Wait(event))  // comes before what is put on the second next
+	check(event.Synchronize())
+	fmt.Println(event.Done())
+	// Output: true <nil>
+}
+
+func ExampleHostBuffer() {
+	sys := system()
+	defer closing(sys)
+	dev := sys.Devices()[0]
+	stream, err := dev.NewStream(cuda.StreamOptions{})
+	check(err)
+	defer closing(stream)
+	memory, err := vmm.NewBuffer(dev, vmm.BufferOptions{Reserve: 1 << 30})
+	check(err)
+	defer closing(memory)
+	_, err = memory.AppendUndefined(8)
+	check(err)
+
+	pinned, err := dev.NewHostBuffer(8)
+	check(err)
+	defer closing(pinned)
+	copy(pinned.Bytes(), "pinned")
+	var part cuda.HostSlice
+	part, err = pinned.Slice(0, 6)
+	check(err)
+	check(stream.CopyFromHost(memory.Ptr(), part)) // copied while the program goes on
+	check(stream.CopyToHost(pinned.All(), memory.Ptr()))
+	check(stream.Synchronize())
+	fmt.Printf("%s\n", pinned.Bytes()[:6])
+	// Output: pinned
+}
+
+func ExamplePtr() {
+	var p cuda.Ptr = 0x7f0000000000
+	fmt.Println(p+16, p == 0)
+	// Output: 0x7f0000000010 false
+}
+
+func ExampleModule() {
+	sys := system()
+	defer closing(sys)
+	module, err := sys.Devices()[0].LoadModule(kernels.Basic) // PTX, or a binary
+	check(err)
+	defer closing(module)
+	_, err = module.Kernel("absent")
+	fmt.Println(errors.Is(err, cuda.ErrInvalidArgument))
+	// Output: true
+}
+
+func ExampleKernel() {
+	sys := system()
+	defer closing(sys)
+	dev := sys.Devices()[0]
+	stream, err := dev.NewStream(cuda.StreamOptions{})
+	check(err)
+	defer closing(stream)
+	module, err := dev.LoadModule(kernels.Basic)
+	check(err)
+	defer closing(module)
+	fill, err := module.Kernel(kernels.Fill)
+	check(err)
+	numbers, err := vmm.NewArray[uint32](dev, vmm.BufferOptions{Reserve: 1 << 30})
+	check(err)
+	defer closing(numbers)
+	_, err = numbers.AppendUndefined(4)
+	check(err)
+
+	const first, step = 10, 5
+	check(fill.Launch(stream, cuda.Threads(4), numbers.Ptr(), uint64(4), uint32(first), uint32(step)))
+	got := make([]uint32, 4)
+	check(numbers.All().CopyTo(stream, got))
+	fmt.Println(got)
+	// Output: [10 15 20 25]
+}
+
+func ExampleLaunch() {
+	small := cuda.Threads(1000) // as many threads at least, in blocks of a usual size
+	tiles := cuda.Launch{Grid: [3]int{64, 64, 1}, Block: [3]int{16, 16, 1}}
+	fmt.Println(small.Grid[0]*small.Block[0] >= 1000, tiles.Grid[0]*tiles.Block[0])
+	// Output: true 1024
+}
+
+func ExampleGraph() {
+	sys := system()
+	defer closing(sys)
+	dev := sys.Devices()[0]
+	stream, err := dev.NewStream(cuda.StreamOptions{})
+	check(err)
+	defer closing(stream)
+	memory, err := vmm.NewBuffer(dev, vmm.BufferOptions{Reserve: 1 << 30})
+	check(err)
+	defer closing(memory)
+	_, err = memory.AppendUndefined(4)
+	check(err)
+
+	graph, err := stream.WithCapture(cuda.CaptureOptions{}, func() error {
+		return stream.Memset(memory.Ptr(), '+', 4) // written down, not done
+	})
+	check(err)
+	defer closing(graph)
+	check(graph.Launch(stream))
+	got := make([]byte, 4)
+	check(stream.Download(got, memory.Ptr()))
+	fmt.Printf("%s\n", got)
+	// Output: ++++
+}
+
+func ExampleCaptureMode() {
+	o := cuda.CaptureOptions{Mode: cuda.CaptureRelaxed}
+	fmt.Println(o.Mode, cuda.CaptureOptions{}.Mode)
+	// Output: relaxed thread-local
+}
+
+func ExampleError() {
+	sys := system()
+	defer closing(sys)
+	_, err := sys.Devices()[0].NewHostBuffer(-1)
+	var e *cuda.Error
+	if errors.As(err, &e) {
+		fmt.Println(e.Op, "|", e.Hint)
+	}
+	fmt.Println(errors.Is(err, cuda.ErrInvalidArgument))
+	// Output:
+	// cuda.Device.NewHostBuffer | ask for at least one byte
+	// true
+}
+
+func ExampleCode() {
+	fmt.Println(cuda.Code(2), cuda.Code(0) == 0)
+	// Output: CUDA_ERROR_OUT_OF_MEMORY (2) true
+}
+
+// A fabric handle gives access to memory: it is never printed whole.
+func ExampleFabricHandle() {
+	var handle cuda.FabricHandle
+	handle[0] = 0xab
+	text, err := handle.MarshalText()
+	check(err)
+	var same cuda.FabricHandle
+	check(same.UnmarshalText(text))
+	fmt.Println(same == handle, len(fmt.Sprint(handle)) < len(text))
+	// Output: true true
+}
