@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -657,4 +658,37 @@ func TestProcessesAreKilledAtAnyMoment(t *testing.T) {
 	require.Zero(t, taken(t, folder))
 	require.EqualValues(t, crowdChunks*chunk, watcher.free())
 	noFiles(t, folder)
+}
+
+// A file system that runs full fails an export. What was exported has its room: a
+// page without room would kill the process that touches it.
+func TestAFullFileSystemFailsAnExport(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=14m,mode=0700"); err != nil {
+		t.Skipf("this process may not mount a file system: %v", err)
+	}
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	r := start(t, small(dir+"/machine", crowdChunks))
+	var all []driver.Ptr
+	refused := 0
+	for range 8 {
+		h, res := r.MemCreate(chunk, on(0, driver.HandlePosixFD))
+		r.ok(res)
+		t.Cleanup(func() { r.ok(r.MemRelease(h)) })
+		all = append(all, r.view(h))
+		s, res := r.MemExportToShareableHandle(h, driver.HandlePosixFD)
+		if res != driver.Success {
+			r.is(driver.OperatingSystem, res)
+			refused++
+			continue
+		}
+		require.NoError(t, unix.Close(exported(s)))
+	}
+	require.Positive(t, refused)
+	require.Less(t, refused, len(all))
+	require.Contains(t, strings.Join(r.m.Log(), "\n"), "make room, or take a folder on another file system")
+	for _, p := range all { // exported or not, the memory is there
+		r.ok(r.MemsetD8Async(r.ctx, p, 7, chunk, driver.StreamNull))
+	}
+	r.ok(r.StreamSynchronize(r.ctx, driver.StreamNull))
 }
