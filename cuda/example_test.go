@@ -2,6 +2,7 @@ package cuda_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log"
@@ -12,7 +13,6 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
 	"github.com/cuvmm/cuvmm/cuda/sim"
-	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // system opens a machine of two software GPUs. Programs call cuda.Open, or
@@ -164,12 +164,11 @@ func ExampleStream() {
 	stream, err := dev.NewStream(cuda.StreamOptions{})
 	check(err)
 	defer closing(stream)
-	memory, err := vmm.NewBuffer(dev, vmm.BufferOptions{Reserve: 1 << 30})
+	memory, err := dev.NewHostBuffer(5) // or a buffer of the package vmm
 	check(err)
 	defer closing(memory)
 
-	_, err = memory.Append(stream, []byte("hello")) // work is done in order, and later
-	check(err)
+	check(stream.Upload(memory.Ptr(), []byte("hello"))) // work is done in order, and later
 	check(stream.Memset(memory.Ptr(), 'j', 1))
 	got := make([]byte, 5)
 	check(stream.Download(got, memory.Ptr())) // this waits for its bytes
@@ -205,24 +204,17 @@ func ExampleHostBuffer() {
 	stream, err := dev.NewStream(cuda.StreamOptions{})
 	check(err)
 	defer closing(stream)
-	memory, err := vmm.NewBuffer(dev, vmm.BufferOptions{Reserve: 1 << 30})
-	check(err)
-	defer closing(memory)
-	_, err = memory.AppendUndefined(8)
-	check(err)
-
-	pinned, err := dev.NewHostBuffer(8)
+	pinned, err := dev.NewHostBuffer(12)
 	check(err)
 	defer closing(pinned)
 	copy(pinned.Bytes(), "pinned")
 	var part cuda.HostSlice
 	part, err = pinned.Slice(0, 6)
 	check(err)
-	check(stream.CopyFromHost(memory.Ptr(), part)) // copied while the program goes on
-	check(stream.CopyToHost(pinned.All(), memory.Ptr()))
+	check(stream.CopyFromHost(pinned.Ptr()+6, part)) // copied while the program goes on
 	check(stream.Synchronize())
-	fmt.Printf("%s\n", pinned.Bytes()[:6])
-	// Output: pinned
+	fmt.Printf("%s\n", pinned.Bytes())
+	// Output: pinnedpinned
 }
 
 func ExamplePtr() {
@@ -254,18 +246,21 @@ func ExampleKernel() {
 	defer closing(module)
 	fill, err := module.Kernel(kernels.Fill)
 	check(err)
-	numbers, err := vmm.NewArray[uint32](dev, vmm.BufferOptions{Reserve: 1 << 30})
+	numbers, err := dev.NewHostBuffer(4 * 4)
 	check(err)
 	defer closing(numbers)
-	_, err = numbers.AppendUndefined(4)
-	check(err)
 
 	const first, step = 10, 5
 	check(fill.Launch(stream, cuda.Threads(4), numbers.Ptr(), uint64(4), uint32(first), uint32(step)))
-	got := make([]uint32, 4)
-	check(numbers.All().CopyTo(stream, got))
-	fmt.Println(got)
-	// Output: [10 15 20 25]
+	check(stream.Synchronize())
+	for i := range 4 {
+		fmt.Println(binary.NativeEndian.Uint32(numbers.Bytes()[4*i:]))
+	}
+	// Output:
+	// 10
+	// 15
+	// 20
+	// 25
 }
 
 func ExampleLaunch() {
@@ -282,11 +277,9 @@ func ExampleGraph() {
 	stream, err := dev.NewStream(cuda.StreamOptions{})
 	check(err)
 	defer closing(stream)
-	memory, err := vmm.NewBuffer(dev, vmm.BufferOptions{Reserve: 1 << 30})
+	memory, err := dev.NewHostBuffer(4)
 	check(err)
 	defer closing(memory)
-	_, err = memory.AppendUndefined(4)
-	check(err)
 
 	graph, err := stream.WithCapture(cuda.CaptureOptions{}, func() error {
 		return stream.Memset(memory.Ptr(), '+', 4) // written down, not done
@@ -294,9 +287,8 @@ func ExampleGraph() {
 	check(err)
 	defer closing(graph)
 	check(graph.Launch(stream))
-	got := make([]byte, 4)
-	check(stream.Download(got, memory.Ptr()))
-	fmt.Printf("%s\n", got)
+	check(stream.Synchronize())
+	fmt.Printf("%s\n", memory.Bytes())
 	// Output: ++++
 }
 

@@ -5,7 +5,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
-	"github.com/cuvmm/cuvmm/managed"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -25,8 +24,6 @@ func TestADeviceFaultCanBeTested(t *testing.T) {
 	require.NoError(t, err)
 	_, err = b.Append(nil, make([]byte, 100))
 	require.NoError(t, err)
-	shared, err := managed.New(d, 4096, managed.Options{})
-	require.NoError(t, err)
 	r, err := vmm.Reserve(d, 2*mib, vmm.ReserveOptions{})
 	require.NoError(t, err)
 	a, err := vmm.Create(d, 2*mib, vmm.Properties{})
@@ -37,7 +34,7 @@ func TestADeviceFaultCanBeTested(t *testing.T) {
 	require.NoError(t, s.Memset(mapped.Ptr(), 1, 10), "no access was granted")
 	require.ErrorIs(t, s.Synchronize(), cuda.ErrDeviceLost)
 	require.Contains(t, m.Fault(), "grant it with cuMemSetAccess")
-	for _, c := range []closer{mapped, r, a, b, shared, s, e, h} {
+	for _, c := range []closer{mapped, r, a, b, s, e, h} {
 		require.NoError(t, c.Close())
 	}
 	require.Empty(t, sys.Live())

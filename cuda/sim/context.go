@@ -112,6 +112,7 @@ func (c *gpuContext) destroy() {
 			s.leaveCapture()
 			m.orphan(s.object)
 			delete(m.streams, s.handle)
+			s.detach()
 		}
 	}
 	for _, e := range m.events {
