@@ -79,6 +79,24 @@ var discards = []Case{
 		},
 	},
 	{
+		Name:  "memset, prefetch or batch prefetch to the device or to HOST, and memset on one stream, and the same with the prefetch on another stream that events order between the two, with nothing awaited in between",
+		Says:  "the CPU reads what was written last",
+		Needs: needs(concurrentAccess, batches, cpuReaches),
+		Run: func(t *T) {
+			o := t.overwriting()
+			for _, to := range []driver.Location{deviceLocation(t.Device), theHost} {
+				one := func(s driver.Stream) { t.ok(t.prefetch(o.p, o.n, to, s), "prefetch") }
+				batch := func(s driver.Stream) {
+					t.ok(t.D.MemPrefetchBatchAsync(t.ctx, []driver.Ptr{o.p, o.p + driver.Ptr(o.n/2)}, []uint64{o.n / 2, o.n / 2}, []driver.Location{to}, []uint64{0}, s), "batch prefetch")
+				}
+				for _, fetch := range []func(driver.Stream){one, batch} {
+					o.always("on one stream", func(o *overwriting) { fetch(o.s) })
+					o.always("on another", func(o *overwriting) { o.via(fetch) })
+				}
+			}
+		},
+	},
+	{
 		Name:  "memset, batch discard-and-prefetch of parts of an allocation, in pages of 4 KiB, and memset of them on one stream",
 		Says:  "what lies beside the parts keeps its contents",
 		Needs: needs(concurrentAccess, batches, cpuReaches),
