@@ -211,3 +211,16 @@ func ExampleBuffer_Released() {
 	fmt.Println(dev.System().Stats().AllocatedBytes)
 	// Output: 0
 }
+
+// Memory that the GPU's decompression engine writes to.
+func ExampleUsage() {
+	dev, done := firstDevice()
+	defer done()
+	memory, err := vmm.Create(dev, 2<<20, vmm.Properties{Usage: vmm.HWDecompress})
+	fatal(err)
+	defer memory.Close()
+	granted, err := memory.Granted()
+	fatal(err)
+	fmt.Println(granted.Usage == vmm.HWDecompress)
+	// Output: true
+}
