@@ -2,6 +2,7 @@ package pool_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -93,30 +94,43 @@ func (c *curve) holes(s *cuda.Stream, n int, bytes func(i int) int) {
 	must(c.b, s.Synchronize())
 }
 
-// requests is the mean time of a request that is freed at once, and of its free.
-func (c *curve) requests(s *cuda.Stream, bytes func(i int) int) time.Duration {
-	const n = 10_000
-	start := time.Now()
-	for i := range n {
-		cycle(c.b, c.p, pool.Request{Bytes: bytes(i), Stream: s})
+// median is that of several measurements: on a loaded machine single ones say
+// nothing.
+func median(measure func() time.Duration) time.Duration {
+	var all []time.Duration
+	for range 15 {
+		all = append(all, measure())
 	}
-	return time.Since(start) / n
+	slices.Sort(all)
+	return all[len(all)/2]
 }
 
-// misses is the mean time of those requests for which memory is mapped.
+func since(do func()) time.Duration {
+	start := time.Now()
+	do()
+	return time.Since(start)
+}
+
+// requests is the time of a request that is freed at once, and of its free.
+func (c *curve) requests(s *cuda.Stream, bytes func(i int) int) time.Duration {
+	const n = 1000
+	return median(func() time.Duration {
+		return since(func() {
+			for i := range n {
+				cycle(c.b, c.p, pool.Request{Bytes: bytes(i), Stream: s})
+			}
+		}) / n
+	})
+}
+
+// misses is the time of those requests for which memory is mapped.
 func (c *curve) misses(s *cuda.Stream) time.Duration {
-	const n = 10
-	var all time.Duration
-	for seen := 0; seen < n; {
-		before, start := c.m.Count("cuMemMap"), time.Now()
-		c.alloc(s, 512*kib)
-		took := time.Since(start)
-		if c.m.Count("cuMemMap") != before {
-			all += took
-			seen++
+	return median(func() (took time.Duration) {
+		for before := c.m.Count("cuMemMap"); c.m.Count("cuMemMap") == before; {
+			took = since(func() { c.alloc(s, 512*kib) })
 		}
-	}
-	return all / n
+		return took
+	})
 }
 
 func fixed(bytes int) func(int) int { return func(int) int { return bytes } }
@@ -167,19 +181,14 @@ func firstBesideStreams(c *curve, n int) time.Duration {
 	for range n {
 		c.alloc(c.stream(), 512)
 	}
-	const more = 10
-	var all time.Duration
-	for range more {
+	return median(func() time.Duration {
 		s := c.stream()
-		start := time.Now()
-		c.alloc(s, 512)
-		all += time.Since(start)
-	}
-	return all / more
+		return since(func() { c.alloc(s, 512) })
+	})
 }
 
-// graphs are n graphs that live until the benchmark ends. Their times are those of
-// the captures.
+// graphs are n graphs that live until the benchmark ends. The time is that of the
+// last capture.
 func (c *curve) graphs(n int) (took time.Duration) {
 	s := c.stream()
 	for range n {
@@ -191,7 +200,7 @@ func (c *curve) graphs(n int) (took time.Duration) {
 			}
 			return err
 		})
-		took += time.Since(start)
+		took = time.Since(start)
 		must(c.b, err)
 		c.b.Cleanup(func() { must(c.b, g.Close()) })
 	}
@@ -205,27 +214,25 @@ func missBesideGraphs(c *curve, n int) time.Duration {
 
 func captureBesideGraphs(c *curve, n int) time.Duration {
 	c.graphs(n)
-	return c.graphs(10) / 10
+	return median(func() time.Duration { return c.graphs(1) })
 }
 
 func nodeBesideNodes(c *curve, n int) (took time.Duration) {
 	s := c.stream()
-	const last = 10
+	alloc := func() {
+		_, err := c.p.Alloc(pool.Request{Bytes: 512, Stream: s})
+		must(c.b, err)
+	}
 	g, _, err := c.p.Capture(s, pool.CaptureOptions{Nodes: true}, func() error {
-		for i := range n {
-			start := time.Now()
-			if _, err := c.p.Alloc(pool.Request{Bytes: 512, Stream: s}); err != nil {
-				return err
-			}
-			if i >= n-last {
-				took += time.Since(start)
-			}
+		for range n {
+			alloc()
 		}
+		took = median(func() time.Duration { return since(alloc) })
 		return nil
 	})
 	must(c.b, err)
 	c.b.Cleanup(func() { must(c.b, g.Close()) })
-	return took / last
+	return took
 }
 
 func refusalBesideLive(c *curve, n int) time.Duration {
@@ -240,13 +247,12 @@ func refusalBesideLive(c *curve, n int) time.Duration {
 		c.live = append(c.live, blk)
 	}
 	must(c.b, c.p.SetLimit(1))
-	const times = 10
-	start := time.Now()
-	for range times {
-		_, err := c.p.Alloc(pool.Request{Bytes: 8 * mib, Stream: s})
-		require.ErrorIs(c.b, err, cuda.ErrBudget)
-	}
-	return time.Since(start) / times
+	return median(func() time.Duration {
+		return since(func() {
+			_, err := c.p.Alloc(pool.Request{Bytes: 8 * mib, Stream: s})
+			require.ErrorIs(c.b, err, cuda.ErrBudget)
+		})
+	})
 }
 
 // trim is the time of Trim(0) for each of n, when everything is free.
