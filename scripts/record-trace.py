@@ -138,7 +138,7 @@ def evaluation():
 
 
 def server():
-    """Loads and unloads models of 0.2 to 7 GB; answers requests with caches that grow; copies in on a second stream."""
+    """Loads and unloads models of 0.2 to 7 GB; serves requests with caches that grow; copies in on a second stream."""
     r = random.Random(3)
     side = None if CPU else torch.cuda.Stream()
     shapes = [(1024, 8), (1536, 12), (2048, 16), (2560, 24), (3072, 20), (4096, 16)]

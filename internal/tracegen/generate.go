@@ -108,7 +108,7 @@ func (b *builder) use(stream uint32, x block) {
 
 func (b *builder) sync() { b.t.Ops = append(b.t.Ops, trace.Op{Kind: trace.Sync}) }
 
-// done gives back what lives, the newest first, and answers the trace.
+// done gives back what lives, the newest first, and returns the trace.
 func (b *builder) done() *trace.Trace {
 	for id := len(b.live) - 1; id >= 0; id-- {
 		if b.live[id] {
@@ -119,16 +119,16 @@ func (b *builder) done() *trace.Trace {
 	return &b.t
 }
 
-// below answers a number below n, which is far from 2^64.
+// below returns a number below n, which is far from 2^64.
 func (b *builder) below(n uint64) uint64 {
 	high, _ := bits.Mul64(b.pcg.Uint64(), n)
 	return high
 }
 
-// between answers a number from low to high, both included.
+// between returns a number from low to high, both included.
 func (b *builder) between(low, high uint64) uint64 { return low + b.below(high-low+1) }
 
-// spread answers a number from low to high with as many in each octave, which
+// spread returns a number from low to high with as many in each octave, which
 // is how lengths of texts and sizes of tensors come. Both are powers of two.
 func (b *builder) spread(low, high uint64) uint64 {
 	octaves := uint64(0)

@@ -7,7 +7,7 @@ type kept struct {
 	adapters []block // the low-rank inner values, by matrix
 }
 
-// layerForward runs a layer over so many tokens, and answers its output. What
+// layerForward runs a layer over so many tokens, and returns its output. What
 // the backward pass needs is kept or, in a pass without gradients, given back
 // as soon as the layer itself is through with it. adapt follows each matrix,
 // and may be nil.
@@ -71,7 +71,7 @@ func (b *builder) rotated(elements uint64, x block) block {
 }
 
 // layerBackward takes the gradient of a layer's output, gives it and what the
-// forward pass kept back, and answers the gradient of the input. parameter is
+// forward pass kept back, and returns the gradient of the input. parameter is
 // called where the gradient of a matrix (by index in linears) is due.
 func (b *builder) layerBackward(m model, tokens uint64, k kept, grad block, parameter func(matrix int)) block {
 	last := len(m.linears()) - 1

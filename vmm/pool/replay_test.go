@@ -47,7 +47,7 @@ func (r *replayer) Sync() error {
 var replaySeeds = flag.Uint64("replay-seeds", 1, "how many seeds of each generator TestReplay replays")
 
 // On the software driver the traces are replayed at full size, since memory that
-// nobody touches costs nothing there: how much the pool holds can be seen without
+// is not touched costs nothing there: how much the pool holds can be seen without
 // a GPU.
 func TestReplay(t *testing.T) {
 	for _, g := range tracegen.Generators() {

@@ -20,7 +20,7 @@ import (
 // trace.
 const magic = "cuvmmtr\x01"
 
-// AppendBinary appends the binary form. It answers the error of Check for a
+// AppendBinary appends the binary form. It returns the error of Check for a
 // trace that makes no sense.
 func (t *Trace) AppendBinary(b []byte) ([]byte, error) {
 	if err := t.Check(); err != nil {
@@ -59,11 +59,11 @@ func appendText(b []byte, s string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
 
-// MarshalBinary answers the binary form.
+// MarshalBinary returns the binary form.
 func (t *Trace) MarshalBinary() ([]byte, error) { return t.AppendBinary(nil) }
 
 // UnmarshalBinary replaces t by what b says. It keeps nothing of b, and changes
-// nothing when it answers an error.
+// nothing when it returns an error.
 func (t *Trace) UnmarshalBinary(b []byte) error {
 	d := decoder{rest: b}
 	got, err := d.trace()

@@ -36,7 +36,7 @@ type textOp struct {
 // of them escaped.
 const longestLine = 8 * MaxText * MaxTags
 
-// WriteText writes the text form. It answers the error of Check for a trace that
+// WriteText writes the text form. It returns the error of Check for a trace that
 // makes no sense, having written nothing.
 func (t *Trace) WriteText(w io.Writer) error {
 	if err := t.Check(); err != nil {

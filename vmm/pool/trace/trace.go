@@ -17,11 +17,11 @@ const (
 type Kind uint8
 
 const (
-	// Alloc takes the next block. Blocks are numbered from 0 in the order in
-	// which they are taken.
+	// Alloc allocates the next block. Blocks are numbered from 0 in the order of
+	// their allocation.
 	Alloc Kind = iota
-	// Free gives a block back, after what its stream and the streams that use
-	// it have been given so far.
+	// Free frees a block, in the order of its stream and of the streams that use
+	// it.
 	Free
 	// Use says that a stream other than the block's own has work on it.
 	Use
@@ -47,7 +47,7 @@ func (k Kind) String() string {
 // MarshalText is String, for JSON.
 func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
-// Op is one operation. What a kind does not name is zero.
+// Op is one operation. Fields that its kind does not name are zero.
 type Op struct {
 	Kind   Kind
 	Tag    uint32 // Alloc: index into Trace.Tags
@@ -57,14 +57,14 @@ type Op struct {
 }
 
 // Trace is a list of operations. It is plain data: share it between goroutines
-// once nobody changes it.
+// once it no longer changes.
 type Trace struct {
 	// Name says where it comes from, in at most 255 bytes of UTF-8.
 	Name string
 	// Streams is how many streams the operations use, numbered from 0; at
 	// least 1.
 	Streams int
-	// Tags are what blocks are for. No tag appears twice.
+	// Tags name what blocks are for. No tag appears twice.
 	Tags []string
 	Ops  []Op
 }
@@ -81,7 +81,7 @@ type Summary struct {
 	LiveBlocks int
 }
 
-// Check answers an error that names the first operation which makes no sense:
+// Check returns an error that names the first operation which makes no sense:
 // a block out of turn, given back twice, or used after that, a stream or a tag
 // that the trace does not have. Every trace that this package decodes or
 // generates passes.
@@ -90,7 +90,7 @@ func (t *Trace) Check() error {
 	return err
 }
 
-// Summary counts the operations. It answers the error of Check for a trace that
+// Summary counts the operations. It returns the error of Check for a trace that
 // makes no sense.
 func (t *Trace) Summary() (Summary, error) { return t.walk() }
 
