@@ -161,11 +161,11 @@ func (b *buffer) othersSeeLocked(op string, n uint64) error {
 		if end <= n {
 			return nil
 		}
-		own := int32(1)
+		mappings, own := c.phys.Mappings.Load(), int32(1) // in this order: pasts only unmap meanwhile, so own is never too many
 		for past := b.pastLocked(); past != nil; past = past.pastLocked() {
 			own += past.res.count(c.phys)
 		}
-		if c.phys.Mappings.Load() > own {
+		if mappings > own {
 			return refuse(end, "are shared with forks", "close the others first, or Fork a shorter prefix and use that")
 		}
 	}

@@ -38,6 +38,9 @@ func (m *Mapping) Host(f func(data []byte) error) error {
 func (m *mapping) look(op string) (*view, error) {
 	m.res.mu.Lock()
 	defer m.res.mu.Unlock()
+	if m.res.closer.Closed() { // its Close waits for the functions that it finds, and unmaps
+		return nil, core.ClosedError(op, "reservation")
+	}
 	mode := m.access.mode(m.phys.Asked.Location)
 	if len(m.unsure) > 0 {
 		mode = driver.AccessNone

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -100,7 +101,13 @@ func (b *buffer) twin(op string, reserve uint64) (*buffer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &buffer{dev: b.dev, res: res, prop: b.prop, gran: b.gran, chosen: b.chosen, plan: b.plan, access: b.access}, nil
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	access := b.access
+	for place := range b.refused { // its RevokeAfter has perhaps returned, and follows this change
+		access = access.with(accessList{{Location: place, Flags: driver.AccessNone}})
+	}
+	return &buffer{dev: b.dev, res: res, prop: b.prop, gran: b.gran, chosen: b.chosen, plan: b.plan, access: access}, nil
 }
 
 // mapChunks maps the first chunks of a new buffer and takes over one count of

@@ -197,3 +197,23 @@ func TestAFailedCloseOfAReservationGoesOn(t *testing.T) {
 		require.Zero(t, d.System().Stats().AllocatedBytes)
 	}
 }
+
+// An operation that began before CloseAfter may come to the memory when Close of the
+// range has looked for functions and waits for the GPU, or has unmapped it.
+func TestNoFunctionLooksIntoAClosedRange(t *testing.T) {
+	_, d := open(t)
+	s := stream(t, d)
+	home := cuda.OnHostNUMA(0)
+	a, err := vmm.Create(d, 2*mib, vmm.Properties{Location: home})
+	require.NoError(t, err)
+	closed(t, a)
+	r, err := vmm.Reserve(d, 2*mib, vmm.ReserveOptions{})
+	require.NoError(t, err)
+	mapping, err := r.Map(0, a)
+	require.NoError(t, err)
+	require.NoError(t, mapping.SetAccess(vmm.Access{Location: home, Mode: vmm.ReadWrite}))
+	require.NoError(t, vmm.Look(mapping))
+	require.NoError(t, mapping.CloseAfter(s))
+	require.NoError(t, r.Close())
+	require.ErrorIs(t, vmm.Look(mapping), cuda.ErrClosed)
+}
