@@ -62,11 +62,9 @@ func (c *Closer) CloseAfter(s *System, fence func() (*Fence, error), teardown fu
 		if errors.Is(err, ErrAgain) {
 			return err
 		}
-		if err != nil {
-			c.mu.Lock()
-			c.gone = false
-			c.mu.Unlock()
-		}
+		c.mu.Lock() // a Close that takes the teardown up says its end after this one's
+		defer c.mu.Unlock()
+		c.gone = err == nil
 		c.end(err)
 		return err
 	})
