@@ -77,7 +77,7 @@ func (b *buffer) fork(op string, s *cuda.Stream, n int, o ForkOptions) (*buffer,
 	}
 	if rest > 0 {
 		off := cuda.Ptr(uint64(n) - rest)
-		if err = b.copyRest(op, on, cuda.Ptr(f.res.base)+off, cuda.Ptr(b.res.base)+off, int(rest)); err == nil {
+		if err = b.copyRest(op, on, f, off, int(rest)); err == nil {
 			err = done(op, s, on)
 		}
 		if err != nil {
@@ -132,11 +132,14 @@ func (b *buffer) prefixLocked(op string, n, limit uint64) (handles []*phys.Handl
 }
 
 // copyRest submits the copy of what is not shared.
-func (b *buffer) copyRest(op string, on *cuda.Stream, dst, src cuda.Ptr, n int) error {
+func (b *buffer) copyRest(op string, on *cuda.Stream, f *buffer, off cuda.Ptr, n int) error {
 	b.mu.RLock()
-	err := b.allowsLocked(op, on, driver.AccessReadWrite) // the fork's access is the same
+	err := b.allowsLocked(op, on, driver.AccessReadWrite)
 	if err == nil {
-		err = wrap(op, on.Copy(dst, src, n))
+		err = f.allowsLocked(op, on, driver.AccessReadWrite) // it lacks what was being revoked; no other goroutine has it yet
+	}
+	if err == nil {
+		err = wrap(op, on.Copy(cuda.Ptr(f.res.base)+off, cuda.Ptr(b.res.base)+off, n))
 	}
 	b.mu.RUnlock()
 	return err
