@@ -38,6 +38,13 @@ func (b *buffer) extendLocked(to uint64, on *cuda.Stream) {
 	a.on = append(a.on, appendsOn{st, a.last})
 }
 
+// appended are the appends until now, for a buffer that shares what they put there.
+func (hs *holds) appended() appends {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	return appends{hs.appends.last, slices.Clone(hs.appends.on)}
+}
+
 // Appended is what a publication would announce: see share.Hold.
 func (h *claim) Appended() (n uint64, on []*core.Stream, mark uint64) {
 	hs := &h.b.holds

@@ -65,3 +65,30 @@ func TestAPublicationKnowsWhoAppended(t *testing.T) {
 	put(second, 1)
 	expect(h, 6, second)
 }
+
+// What is on its way to a buffer is on its way to those that are made from it, and so
+// is what a fork copies.
+func TestAPublicationKnowsWhatCameBeforeAMoveOrFork(t *testing.T) {
+	_, d := open(t)
+	first, second := stream(t, d), stream(t, d)
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * mib})
+	require.NoError(t, err)
+	closed(t, b)
+	require.NoError(t, gputest.Err(b.Append(first, make([]byte, 10))))
+	fork, err := vmm.Fork(second, b, 10, vmm.ForkOptions{})
+	require.NoError(t, err)
+	closed(t, fork)
+	moved, err := vmm.Move(b, 64*mib)
+	require.NoError(t, err)
+	closed(t, moved)
+	for of, want := range map[*vmm.Buffer][]*core.Stream{
+		fork:  {core.StreamOf(first), core.StreamOf(second)},
+		moved: {core.StreamOf(first)},
+	} {
+		h, err := share.Of(of).Hold(testOp, "a test", 10)
+		require.NoError(t, err)
+		_, on, _ := h.Appended()
+		require.ElementsMatch(t, want, on)
+		h.Release()
+	}
+}

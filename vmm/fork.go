@@ -84,7 +84,10 @@ func (b *buffer) fork(op string, s *cuda.Stream, n int, o ForkOptions) (*buffer,
 			return nil, f.discard(op, err)
 		}
 	}
-	f.used.Store(uint64(n))
+	if rest == 0 {
+		s = nil // nothing was submitted
+	}
+	f.extendLocked(uint64(n), s)
 	f.track(f.committed.Load())
 	return f, nil
 }

@@ -388,7 +388,7 @@ func TestNoGrowthShowsInAnotherBuffer(t *testing.T) {
 func TestWhatIsBeingRevokedIsNotPassedOn(t *testing.T) {
 	_, d, peer := twoDevices(t)
 	on := stream(t, peer)
-	for name, make := range map[string]func(b *vmm.Buffer) (*vmm.Buffer, error){
+	for name, derive := range map[string]func(b *vmm.Buffer) (*vmm.Buffer, error){
 		"Move": func(b *vmm.Buffer) (*vmm.Buffer, error) { return vmm.Move(b, 8*mib) },
 		"Fork": func(b *vmm.Buffer) (*vmm.Buffer, error) { return vmm.Fork(nil, b, b.Len(), vmm.ForkOptions{}) },
 	} {
@@ -398,7 +398,7 @@ func TestWhatIsBeingRevokedIsNotPassedOn(t *testing.T) {
 		require.NoError(t, gputest.Err(b.Append(on, pattern(3*mib, 1))))
 		require.NoError(t, on.Synchronize())
 		var next *vmm.Buffer
-		vmm.WhileRefused(b, peer.Ordinal(), func() { next, err = make(b) })
+		vmm.WhileRefused(b, peer.Ordinal(), func() { next, err = derive(b) })
 		require.NoError(t, err, name)
 		closed(t, next)
 		part, err := next.Slice(0, 1)

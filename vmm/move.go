@@ -107,7 +107,9 @@ func (b *buffer) twin(op string, reserve uint64) (*buffer, error) {
 	for place := range b.refused { // its RevokeAfter has perhaps returned, and follows this change
 		access = access.with(accessList{{Location: place, Flags: driver.AccessNone}})
 	}
-	return &buffer{dev: b.dev, res: res, prop: b.prop, gran: b.gran, chosen: b.chosen, plan: b.plan, access: access}, nil
+	twin := &buffer{dev: b.dev, res: res, prop: b.prop, gran: b.gran, chosen: b.chosen, plan: b.plan, access: access}
+	twin.holds.appends = b.holds.appended()
+	return twin, nil
 }
 
 // mapChunks maps the first chunks of a new buffer and takes over one count of
