@@ -82,6 +82,25 @@ cuvmm_value cuvmm_StreamCreate(cuvmm_driver drv, uintptr_t ctx, uint32_t flags) 
     return (cuvmm_value){(uint64_t)s, result};
 }
 
+cuvmm_value cuvmm_StreamCreateWithPriority(cuvmm_driver drv, uintptr_t ctx, uint32_t flags, int32_t priority) {
+    uintptr_t s = 0;
+    CUVMM_CALL(drv, ctx, cuStreamCreateWithPriority, (&s, flags, priority));
+    return (cuvmm_value){(uint64_t)s, result};
+}
+
+cuvmm_pair cuvmm_CtxGetStreamPriorityRange(cuvmm_driver drv, uintptr_t ctx) {
+    int32_t least = 0;
+    int32_t greatest = 0;
+    CUVMM_CALL(drv, ctx, cuCtxGetStreamPriorityRange, (&least, &greatest));
+    return (cuvmm_pair){(uint64_t)least, (uint64_t)greatest, result};
+}
+
+cuvmm_value cuvmm_StreamGetPriority(cuvmm_driver drv, uintptr_t ctx, uintptr_t s) {
+    int32_t priority = 0;
+    CUVMM_CALL(drv, ctx, cuStreamGetPriority, (s, &priority));
+    return (cuvmm_value){(uint64_t)priority, result};
+}
+
 int32_t cuvmm_StreamDestroy(cuvmm_driver drv, uintptr_t ctx, uintptr_t s) {
     CUVMM_CALL(drv, ctx, cuStreamDestroy, (s));
     return result;
@@ -430,6 +449,24 @@ cuvmm_pair cuvmm_FuncGetParamInfo(cuvmm_driver drv, uintptr_t ctx, uintptr_t f, 
     size_t size = 0;
     CUVMM_CALL(drv, ctx, cuFuncGetParamInfo, (f, index, &offset, &size));
     return (cuvmm_pair){(uint64_t)offset, (uint64_t)size, result};
+}
+
+cuvmm_value cuvmm_FuncGetAttribute(cuvmm_driver drv, uintptr_t ctx, int32_t attribute, uintptr_t f) {
+    int32_t value = 0;
+    CUVMM_CALL(drv, ctx, cuFuncGetAttribute, (&value, attribute, f));
+    return (cuvmm_value){(uint64_t)value, result};
+}
+
+int32_t cuvmm_FuncSetAttribute(cuvmm_driver drv, uintptr_t ctx, uintptr_t f, int32_t attribute, int32_t value) {
+    CUVMM_CALL(drv, ctx, cuFuncSetAttribute, (f, attribute, value));
+    return result;
+}
+
+cuvmm_value cuvmm_OccupancyMaxActiveBlocksPerMultiprocessor(cuvmm_driver drv, uintptr_t ctx, uintptr_t f,
+        int32_t threads, size_t shared) {
+    int32_t blocks = 0;
+    CUVMM_CALL(drv, ctx, cuOccupancyMaxActiveBlocksPerMultiprocessor, (&blocks, f, threads, shared));
+    return (cuvmm_value){(uint64_t)blocks, result};
 }
 
 int32_t cuvmm_CtxDestroy(cuvmm_driver drv, uintptr_t c) {

@@ -76,6 +76,21 @@ func (t *table) StreamCreate(c driver.Context, flags driver.StreamFlags) (s driv
 	return driver.Stream(got.value), driver.Result(got.result)
 }
 
+func (t *table) StreamCreateWithPriority(c driver.Context, flags driver.StreamFlags, priority int32) (s driver.Stream, r driver.Result) {
+	got := C.cuvmm_StreamCreateWithPriority(t.c, C.uintptr_t(c), C.uint32_t(flags), C.int32_t(priority))
+	return driver.Stream(got.value), driver.Result(got.result)
+}
+
+func (t *table) CtxGetStreamPriorityRange(c driver.Context) (least int32, greatest int32, r driver.Result) {
+	got := C.cuvmm_CtxGetStreamPriorityRange(t.c, C.uintptr_t(c))
+	return int32(got.first), int32(got.second), driver.Result(got.result)
+}
+
+func (t *table) StreamGetPriority(c driver.Context, s driver.Stream) (priority int32, r driver.Result) {
+	got := C.cuvmm_StreamGetPriority(t.c, C.uintptr_t(c), C.uintptr_t(s))
+	return int32(got.value), driver.Result(got.result)
+}
+
 func (t *table) StreamDestroy(c driver.Context, s driver.Stream) driver.Result {
 	return driver.Result(C.cuvmm_StreamDestroy(t.c, C.uintptr_t(c), C.uintptr_t(s)))
 }
@@ -363,6 +378,20 @@ func (t *table) ModuleUnload(c driver.Context, m driver.Module) driver.Result {
 func (t *table) FuncGetParamInfo(c driver.Context, f driver.Function, index uint64) (offset uint64, size uint64, r driver.Result) {
 	got := C.cuvmm_FuncGetParamInfo(t.c, C.uintptr_t(c), C.uintptr_t(f), C.size_t(index))
 	return uint64(got.first), uint64(got.second), driver.Result(got.result)
+}
+
+func (t *table) FuncGetAttribute(c driver.Context, attribute driver.FuncAttribute, f driver.Function) (value int32, r driver.Result) {
+	got := C.cuvmm_FuncGetAttribute(t.c, C.uintptr_t(c), C.int32_t(attribute), C.uintptr_t(f))
+	return int32(got.value), driver.Result(got.result)
+}
+
+func (t *table) FuncSetAttribute(c driver.Context, f driver.Function, attribute driver.FuncAttribute, value int32) driver.Result {
+	return driver.Result(C.cuvmm_FuncSetAttribute(t.c, C.uintptr_t(c), C.uintptr_t(f), C.int32_t(attribute), C.int32_t(value)))
+}
+
+func (t *table) OccupancyMaxActiveBlocksPerMultiprocessor(c driver.Context, f driver.Function, threads int32, shared uint64) (blocks int32, r driver.Result) {
+	got := C.cuvmm_OccupancyMaxActiveBlocksPerMultiprocessor(t.c, C.uintptr_t(c), C.uintptr_t(f), C.int32_t(threads), C.size_t(shared))
+	return int32(got.value), driver.Result(got.result)
 }
 
 func (t *foreign) CtxDestroy(c driver.Context) driver.Result {

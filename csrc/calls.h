@@ -6,7 +6,7 @@
 #define CUVMM_CALLS_H
 
 // The place of cuCtxPopCurrent in the table of entry points: behind the calls.
-enum { CUVMM_POP = 103 };
+enum { CUVMM_POP = 111 };
 
 int32_t cuvmm_Init(cuvmm_driver drv);
 cuvmm_value cuvmm_DriverGetVersion(cuvmm_driver drv);
@@ -21,6 +21,9 @@ int32_t cuvmm_DevicePrimaryCtxRelease(cuvmm_driver drv, int32_t d);
 cuvmm_pair cuvmm_DevicePrimaryCtxGetState(cuvmm_driver drv, int32_t d);
 cuvmm_value cuvmm_CtxGetDevice(cuvmm_driver drv, uintptr_t ctx);
 cuvmm_value cuvmm_StreamCreate(cuvmm_driver drv, uintptr_t ctx, uint32_t flags);
+cuvmm_value cuvmm_StreamCreateWithPriority(cuvmm_driver drv, uintptr_t ctx, uint32_t flags, int32_t priority);
+cuvmm_pair cuvmm_CtxGetStreamPriorityRange(cuvmm_driver drv, uintptr_t ctx);
+cuvmm_value cuvmm_StreamGetPriority(cuvmm_driver drv, uintptr_t ctx, uintptr_t s);
 int32_t cuvmm_StreamDestroy(cuvmm_driver drv, uintptr_t ctx, uintptr_t s);
 int32_t cuvmm_StreamQuery(cuvmm_driver drv, uintptr_t ctx, uintptr_t s);
 int32_t cuvmm_StreamSynchronize(cuvmm_driver drv, uintptr_t ctx, uintptr_t s);
@@ -90,6 +93,10 @@ int32_t cuvmm_MemRangeGetAttribute(cuvmm_driver drv, uintptr_t ctx, int32_t *out
 int32_t cuvmm_StreamAttachMemAsync(cuvmm_driver drv, uintptr_t ctx, uintptr_t s, uint64_t p, size_t n, uint32_t flags);
 int32_t cuvmm_ModuleUnload(cuvmm_driver drv, uintptr_t ctx, uintptr_t m);
 cuvmm_pair cuvmm_FuncGetParamInfo(cuvmm_driver drv, uintptr_t ctx, uintptr_t f, size_t index);
+cuvmm_value cuvmm_FuncGetAttribute(cuvmm_driver drv, uintptr_t ctx, int32_t attribute, uintptr_t f);
+int32_t cuvmm_FuncSetAttribute(cuvmm_driver drv, uintptr_t ctx, uintptr_t f, int32_t attribute, int32_t value);
+cuvmm_value cuvmm_OccupancyMaxActiveBlocksPerMultiprocessor(cuvmm_driver drv, uintptr_t ctx, uintptr_t f,
+        int32_t threads, size_t shared);
 int32_t cuvmm_CtxDestroy(cuvmm_driver drv, uintptr_t c);
 cuvmm_value cuvmm_CtxGetCurrent(cuvmm_driver drv);
 int32_t cuvmm_CtxSetCurrent(cuvmm_driver drv, uintptr_t c);

@@ -580,6 +580,62 @@ var rows = map[driver.Call]row{
 			uint64(1), []byte("packed parameters"), uint64(2), uint64(17), uint64(0)),
 		takes: true,
 	},
+	driver.CallLaunchKernelEx: {
+		do: func(d driver.Driver, c driver.Context) []any {
+			return []any{d.LaunchKernelEx(c, fn, launch, []byte("packed parameters"), stream)}
+		},
+		args: le(uint32(11), uint32(12), uint32(13), uint32(21), uint32(22), uint32(23), uint32(31), stream, uint32(1),
+			uint32(2), uint32(1), fn, uint64(0), uint64(1), []byte("packed parameters"), uint64(2), uint64(17), uint64(0)),
+		takes: true,
+	},
+	driver.CallFuncGetAttribute: {
+		do: func(d driver.Driver, c driver.Context) []any {
+			v, r := d.FuncGetAttribute(c, driver.FuncSharedBytes, fn)
+			return []any{v, r}
+		},
+		args: le(int32(1), fn), values: []any{int32(4711)}, takes: true,
+	},
+	driver.CallFuncSetAttribute: {
+		do: func(d driver.Driver, c driver.Context) []any {
+			return []any{d.FuncSetAttribute(c, fn, driver.FuncMaxDynamicSharedBytes, 100<<10)}
+		},
+		args: le(fn, int32(8), int32(100<<10)), takes: true,
+	},
+	driver.CallOccupancyMaxActiveBlocksPerMultiprocessor: {
+		do: func(d driver.Driver, c driver.Context) []any {
+			n, r := d.OccupancyMaxActiveBlocksPerMultiprocessor(c, fn, 256, 100<<10)
+			return []any{n, r}
+		},
+		args: le(fn, int32(256), uint64(100<<10)), values: []any{int32(7)}, takes: true,
+	},
+	driver.CallModuleGetGlobal: {
+		do: func(d driver.Driver, c driver.Context) []any {
+			p, n, r := d.ModuleGetGlobal(c, module, "table")
+			return []any{p, n, r}
+		},
+		args: le(module, []byte("table\x00")), values: []any{driver.Ptr(0x7f1200000000), uint64(24)}, takes: true,
+	},
+	driver.CallStreamCreateWithPriority: {
+		do: func(d driver.Driver, c driver.Context) []any {
+			v, r := d.StreamCreateWithPriority(c, driver.StreamNonBlocking, -3)
+			return []any{v, r}
+		},
+		args: le(uint32(1), int32(-3)), values: []any{driver.Stream(0x5000000002)}, takes: true,
+	},
+	driver.CallCtxGetStreamPriorityRange: {
+		do: func(d driver.Driver, c driver.Context) []any {
+			least, greatest, r := d.CtxGetStreamPriorityRange(c)
+			return []any{least, greatest, r}
+		},
+		values: []any{int32(0), int32(-5)}, takes: true,
+	},
+	driver.CallStreamGetPriority: {
+		do: func(d driver.Driver, c driver.Context) []any {
+			v, r := d.StreamGetPriority(c, stream)
+			return []any{v, r}
+		},
+		args: le(stream), values: []any{int32(-3)}, takes: true,
+	},
 }
 
 var launch = driver.LaunchConfig{GridX: 11, GridY: 12, GridZ: 13, BlockX: 21, BlockY: 22, BlockZ: 23, SharedBytes: 31}

@@ -127,6 +127,9 @@ int32_t cuvmm_MemRangeGetAttributes(cuvmm_driver d, uintptr_t ctx, const uint32_
 cuvmm_value cuvmm_ModuleLoadData(cuvmm_driver d, uintptr_t ctx, const uint8_t *image, uint64_t n);
 cuvmm_value cuvmm_ModuleLoadDataEx(cuvmm_driver d, uintptr_t ctx, const uint8_t *image, uint64_t n, char *log, uint64_t room);
 cuvmm_value cuvmm_ModuleGetFunction(cuvmm_driver d, uintptr_t ctx, uintptr_t module, const char *name, uint64_t n);
+int32_t cuvmm_LaunchKernelEx(cuvmm_driver d, uintptr_t ctx, uintptr_t function, const cuvmm_launch *l,
+                             const uint8_t *params, uint64_t n, uintptr_t s);
+cuvmm_pair cuvmm_ModuleGetGlobal(cuvmm_driver d, uintptr_t ctx, uintptr_t module, const char *name, uint64_t n);
 int32_t cuvmm_LaunchKernel(cuvmm_driver d, uintptr_t ctx, uintptr_t function, const cuvmm_launch *l,
                            const uint8_t *params, uint64_t n, uintptr_t s);
 

@@ -25,6 +25,9 @@ typedef struct {
     int32_t (*cuDevicePrimaryCtxGetState)(int32_t d, uint32_t *flags, int32_t *active);
     int32_t (*cuCtxGetDevice)(int32_t *d);
     int32_t (*cuStreamCreate)(uintptr_t *s, uint32_t flags);
+    int32_t (*cuStreamCreateWithPriority)(uintptr_t *s, uint32_t flags, int32_t priority);
+    int32_t (*cuCtxGetStreamPriorityRange)(int32_t *least, int32_t *greatest);
+    int32_t (*cuStreamGetPriority)(uintptr_t s, int32_t *priority);
     int32_t (*cuStreamDestroy)(uintptr_t s);
     int32_t (*cuStreamQuery)(uintptr_t s);
     int32_t (*cuStreamSynchronize)(uintptr_t s);
@@ -103,6 +106,12 @@ typedef struct {
     int32_t (*cuFuncGetParamInfo)(uintptr_t f, size_t index, size_t *offset, size_t *size);
     int32_t (*cuLaunchKernel)(uintptr_t f, uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by, uint32_t bz,
         uint32_t shared, uintptr_t s, void **params, void **extra);
+    int32_t (*cuLaunchKernelEx)(const void *config, uintptr_t f, void **params, void **extra);
+    int32_t (*cuFuncGetAttribute)(int32_t *value, int32_t attribute, uintptr_t f);
+    int32_t (*cuFuncSetAttribute)(uintptr_t f, int32_t attribute, int32_t value);
+    int32_t (*cuOccupancyMaxActiveBlocksPerMultiprocessor)(int32_t *blocks, uintptr_t f, int32_t threads,
+        size_t shared);
+    int32_t (*cuModuleGetGlobal)(uint64_t *p, size_t *bytes, uintptr_t m, const char *name);
     int32_t (*cuThreadExchangeStreamCaptureMode)(uint32_t *m);
     int32_t (*cuCtxCreate)(uintptr_t *made, uint32_t flags, int32_t d);
     int32_t (*cuCtxDestroy)(uintptr_t c);

@@ -75,3 +75,37 @@ int32_t cuvmm_LaunchKernel(cuvmm_driver d, uintptr_t ctx, uintptr_t function, co
                 n ? extra : NULL));
     return result;
 }
+
+// The launch in the driver's form: CUlaunchConfig, and CUlaunchAttribute, whose
+// value is 64 bytes at an offset of 8.
+typedef struct {
+    uint32_t id, padding, value[16];
+} launch_attribute;
+
+typedef struct {
+    uint32_t grid_x, grid_y, grid_z, block_x, block_y, block_z, shared;
+    uintptr_t stream;
+    launch_attribute *attributes;
+    uint32_t attribute_count;
+} launch_config;
+
+int32_t cuvmm_LaunchKernelEx(cuvmm_driver d, uintptr_t ctx, uintptr_t function, const cuvmm_launch *l,
+                             const uint8_t *params, uint64_t n, uintptr_t s) {
+    enum { COOPERATIVE = 2 };
+    size_t size = n;
+    void *extra[] = {(void *)1, (void *)params, (void *)2, &size, (void *)0};
+    launch_attribute cooperative = {COOPERATIVE, 0, {1}};
+    launch_config config = {l->grid_x, l->grid_y, l->grid_z, l->block_x, l->block_y, l->block_z, l->shared, s, &cooperative, 1};
+    CUVMM_CALL(d, ctx, cuLaunchKernelEx, (&config, function, NULL, n ? extra : NULL));
+    return result;
+}
+
+cuvmm_pair cuvmm_ModuleGetGlobal(cuvmm_driver d, uintptr_t ctx, uintptr_t module, const char *name, uint64_t n) {
+    uint64_t address = 0;
+    size_t bytes = 0;
+    char *copy = terminated(name, n);
+    if (!copy) return (cuvmm_pair){0, 0, CUVMM_OUT_OF_MEMORY};
+    CUVMM_CALL(d, ctx, cuModuleGetGlobal, (&address, &bytes, module, copy));
+    free(copy);
+    return (cuvmm_pair){address, bytes, result};
+}

@@ -33,3 +33,15 @@ func (t *table) LaunchKernel(c driver.Context, f driver.Function, l driver.Launc
 		(*C.cuvmm_launch)(unsafe.Pointer(&l)),
 		(*C.uint8_t)(unsafe.SliceData(params)), C.uint64_t(len(params)), C.uintptr_t(s)))
 }
+
+func (t *table) LaunchKernelEx(c driver.Context, f driver.Function, l driver.LaunchConfig, params []byte, s driver.Stream) driver.Result {
+	return driver.Result(C.cuvmm_LaunchKernelEx(t.c, C.uintptr_t(c), C.uintptr_t(f),
+		(*C.cuvmm_launch)(unsafe.Pointer(&l)),
+		(*C.uint8_t)(unsafe.SliceData(params)), C.uint64_t(len(params)), C.uintptr_t(s)))
+}
+
+func (t *table) ModuleGetGlobal(c driver.Context, m driver.Module, name string) (driver.Ptr, uint64, driver.Result) {
+	v := C.cuvmm_ModuleGetGlobal(t.c, C.uintptr_t(c), C.uintptr_t(m),
+		(*C.char)(unsafe.Pointer(unsafe.StringData(name))), C.uint64_t(len(name)))
+	return driver.Ptr(v.first), uint64(v.second), driver.Result(v.result)
+}

@@ -15,6 +15,7 @@ type Kernel struct {
 	name     string
 	function driver.Function
 	declared []parameter // see Module.parameters
+	shared   sharedMemory
 }
 
 // parameter is where a parameter lies in the block of parameters, in bytes.
@@ -25,8 +26,13 @@ type Launch struct {
 	// Grid is the number of blocks, and Block the number of threads in each,
 	// in x, y and z. Dimensions that are not used are 1; none is 0.
 	Grid, Block [3]int
-	// SharedBytes of dynamic shared memory for each block.
+	// SharedBytes is the dynamic shared memory of each block, at most
+	// Kernel.MaxShared.
 	SharedBytes int
+	// Cooperative launches run all blocks at once, so that they can wait for each
+	// other. The grid has at most Kernel.BlocksAtOnce blocks, and kernels of other
+	// streams delay it. It needs CUDA 11.8.
+	Cooperative bool
 }
 
 // blockThreads is how many threads Threads puts into a block: enough to hide
@@ -120,10 +126,22 @@ func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
 		return err
 	}
 	defer m.closer.Drop()
-	sys := s.sys()
-	r := sys.Drv.LaunchKernel(m.ctx.Handle, k.function, config, p.block, s.in.Handle)
+	if err := k.allow(op, l.SharedBytes); err != nil {
+		return err
+	}
+	sys, call := s.sys(), driver.CallLaunchKernel
+	var r driver.Result
+	if l.Cooperative {
+		call = driver.CallLaunchKernelEx
+		if err := k.cooperates(op); err != nil {
+			return err
+		}
+		r = sys.Drv.LaunchKernelEx(m.ctx.Handle, k.function, config, p.block, s.in.Handle)
+	} else {
+		r = sys.Drv.LaunchKernel(m.ctx.Handle, k.function, config, p.block, s.in.Handle)
+	}
 	if r != driver.Success {
-		return m.ctx.Fail(op, driver.CallLaunchKernel, r, fmt.Sprintf("kernel %q with %s of arguments, grid %v of blocks %v, on stream %#x of %v",
+		return m.ctx.Fail(op, call, r, fmt.Sprintf("kernel %q with %s of arguments, grid %v of blocks %v, on stream %#x of %v",
 			k.name, core.Count(len(p.block), "byte"), l.Grid, l.Block, s.handle(), s.dev))
 	}
 	return nil
@@ -152,12 +170,7 @@ var (
 	blockLimit = [3]int{1024, 1024, 64}
 )
 
-const (
-	threadLimit = 1024
-	// sharedLimit is what a kernel can have without a call to the driver that
-	// allows it more, which this library does not make.
-	sharedLimit = 48 << 10
-)
+const threadLimit = 1024
 
 func gridHint(n int, axis string, limit int) string {
 	switch {
@@ -183,9 +196,8 @@ func (l Launch) config(op string) (driver.LaunchConfig, error) {
 		return driver.LaunchConfig{}, core.Invalid(op, fmt.Sprintf("blocks of %v, %d threads", l.Block, n),
 			fmt.Sprintf("a block has at most %d threads: use more blocks", threadLimit))
 	}
-	if l.SharedBytes < 0 || l.SharedBytes > sharedLimit {
-		return driver.LaunchConfig{}, core.Invalid(op, fmt.Sprintf("%d bytes of shared memory", l.SharedBytes),
-			fmt.Sprintf("a block can ask for 0 to %d bytes", sharedLimit))
+	if l.SharedBytes < 0 {
+		return driver.LaunchConfig{}, core.Invalid(op, fmt.Sprintf("%d bytes of shared memory", l.SharedBytes), "ask for 0 or more")
 	}
 	return driver.LaunchConfig{
 		GridX: uint32(l.Grid[0]), GridY: uint32(l.Grid[1]), GridZ: uint32(l.Grid[2]),

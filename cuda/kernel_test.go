@@ -244,8 +244,8 @@ func TestLaunchRefusesBeforeTheDriverIsAsked(t *testing.T) {
 		{"block y", k.Launch(s, block(1, 0, 1), word), cuda.ErrInvalidArgument, "blocks of [1 0 1] threads"},
 		{"block z", k.Launch(s, block(1, 1, 65), word), cuda.ErrInvalidArgument, "1 to 64"},
 		{"threads", k.Launch(s, block(32, 33, 1), word), cuda.ErrInvalidArgument, "1056 threads; a block has at most 1024"},
-		{"shared memory", k.Launch(s, shared(49153), word), cuda.ErrInvalidArgument, "49153 bytes of shared memory"},
-		{"negative shared memory", k.Launch(s, shared(-1), word), cuda.ErrInvalidArgument, "0 to 49152"},
+		{"shared memory", k.Launch(s, shared(227<<10+1), word), cuda.ErrInvalidArgument, "can ask for 0 to 232448 bytes"},
+		{"negative shared memory", k.Launch(s, shared(-1), word), cuda.ErrInvalidArgument, "-1 bytes of shared memory"},
 		{"an argument of Go's", k.Launch(s, once, word, []int32{1}), cuda.ErrInvalidArgument, `argument 1 of kernel "cuvmm_test_count"`},
 	} {
 		require.ErrorIs(t, row.err, row.is, row.what)

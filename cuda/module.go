@@ -110,6 +110,25 @@ func (m *Module) Kernel(name string) (*Kernel, error) {
 	return &Kernel{module: m, name: name, function: f, declared: m.parameters(f)}, nil
 }
 
+// Global returns the address and the size in bytes of a variable that the module
+// declares as global or constant memory. Copies and kernels of the module's device
+// use it like any memory, until the module is closed.
+func (m *Module) Global(name string) (Ptr, int, error) {
+	const op = "cuda.Module.Global"
+	if name == "" || strings.ContainsRune(name, 0) {
+		return 0, 0, core.Invalid(op, fmt.Sprintf("the name %q", name), "pass the name of a variable of the PTX")
+	}
+	if !m.closer.Hold() {
+		return 0, 0, core.ClosedError(op, "module")
+	}
+	defer m.closer.Drop()
+	p, n, r := m.ctx.System().Drv.ModuleGetGlobal(m.ctx.Handle, m.handle, name)
+	if r != driver.Success {
+		return 0, 0, m.ctx.Fail(op, driver.CallModuleGetGlobal, r, fmt.Sprintf("variable %q", name))
+	}
+	return Ptr(p), int(n), nil
+}
+
 // parameters are what a kernel declares: where each lies in the block of
 // parameters. It is nil for a kernel without any, and where the driver does not
 // tell, or tells what cannot be.

@@ -26,6 +26,25 @@ type StreamOptions struct {
 	// Blocking streams order themselves with the legacy default stream. The
 	// zero value is a non-blocking stream, which does not.
 	Blocking bool
+	// Priority of the stream's kernels when several could begin: 0 is the least,
+	// negative numbers are greater, down to the greatest of
+	// Device.StreamPriorities.
+	Priority int
+}
+
+// StreamPriorities returns the range of priorities of streams on the device. The
+// greatest priority is the smaller number; a device without priorities has 0 and 0.
+func (d *Device) StreamPriorities() (least, greatest int, err error) {
+	const op = "cuda.Device.StreamPriorities"
+	c, err := d.context()
+	if err != nil {
+		return 0, 0, err
+	}
+	low, high, r := d.sys.core.Drv.CtxGetStreamPriorityRange(c.Handle)
+	if r != driver.Success {
+		return 0, 0, c.Fail(op, driver.CallCtxGetStreamPriorityRange, r, d.String())
+	}
+	return int(low), int(high), nil
 }
 
 // NewStream makes a stream on the device. The caller closes it.
@@ -41,9 +60,29 @@ func (d *Device) newStream(o StreamOptions, track bool) (*Stream, error) {
 	if o.Blocking {
 		flags = driver.StreamDefault
 	}
+	if o.Priority != 0 {
+		return d.urgent(op, c, flags, o.Priority, track)
+	}
 	h, r := d.sys.core.Drv.StreamCreate(c.Handle, flags)
 	if r != driver.Success {
 		return nil, c.Fail(op, driver.CallStreamCreate, r, d.String())
+	}
+	return d.stream(c.AddStream(h, false, track), track), nil
+}
+
+// urgent makes a stream with a priority, which the driver would clamp to its range.
+func (d *Device) urgent(op string, c *core.Context, flags driver.StreamFlags, priority int, track bool) (*Stream, error) {
+	least, greatest, err := d.StreamPriorities()
+	if err != nil {
+		return nil, err
+	}
+	if priority > least || priority < greatest {
+		return nil, core.Invalid(op, fmt.Sprintf("a priority of %d on %v", priority, d),
+			fmt.Sprintf("its priorities are %d, the greatest, to %d", greatest, least))
+	}
+	h, r := d.sys.core.Drv.StreamCreateWithPriority(c.Handle, flags, int32(priority))
+	if r != driver.Success {
+		return nil, c.Fail(op, driver.CallStreamCreateWithPriority, r, d.String())
 	}
 	return d.stream(c.AddStream(h, false, track), track), nil
 }
@@ -110,6 +149,18 @@ func (s *Stream) Handle() uintptr {
 }
 
 func (s *Stream) handle() uintptr { return uintptr(s.in.Handle) }
+
+// Priority returns the stream's priority: 0, or a negative number, which is a
+// greater one.
+func (s *Stream) Priority() (int, error) {
+	const op = "cuda.Stream.Priority"
+	if err := s.use(op); err != nil {
+		return 0, err
+	}
+	defer s.in.Drop()
+	p, r := s.sys().Drv.StreamGetPriority(s.in.Ctx.Handle, s.in.Handle)
+	return int(p), s.result(op, driver.CallStreamGetPriority, r)
+}
 
 // Device is the stream's device.
 func (s *Stream) Device() *Device { return s.dev }

@@ -76,6 +76,21 @@ int32_t cuStreamCreate(uintptr_t *s, uint32_t flags) {
     return r != 0 ? r : cuvmm_sim_StreamCreate(s, flags);
 }
 
+int32_t cuStreamCreateWithPriority(uintptr_t *s, uint32_t flags, int32_t priority) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_StreamCreateWithPriority(s, flags, priority);
+}
+
+int32_t cuCtxGetStreamPriorityRange(int32_t *least, int32_t *greatest) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_CtxGetStreamPriorityRange(least, greatest);
+}
+
+int32_t cuStreamGetPriority(uintptr_t s, int32_t *priority) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_StreamGetPriority(s, priority);
+}
+
 int32_t cuStreamDestroy_v2(uintptr_t s) {
     int32_t r = cuvmm_enter_thread();
     return r != 0 ? r : cuvmm_sim_StreamDestroy(s);
@@ -447,6 +462,31 @@ int32_t cuLaunchKernel(uintptr_t f, uint32_t gx, uint32_t gy, uint32_t gz, uint3
     return r != 0 ? r : cuvmm_sim_LaunchKernel(f, gx, gy, gz, bx, by, bz, shared, s, params, extra);
 }
 
+int32_t cuLaunchKernelEx(const void *config, uintptr_t f, void **params, void **extra) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_LaunchKernelEx((void *)config, f, params, extra);
+}
+
+int32_t cuFuncGetAttribute(int32_t *value, int32_t attribute, uintptr_t f) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_FuncGetAttribute(value, attribute, f);
+}
+
+int32_t cuFuncSetAttribute(uintptr_t f, int32_t attribute, int32_t value) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_FuncSetAttribute(f, attribute, value);
+}
+
+int32_t cuOccupancyMaxActiveBlocksPerMultiprocessor(int32_t *blocks, uintptr_t f, int32_t threads, size_t shared) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_OccupancyMaxActiveBlocksPerMultiprocessor(blocks, f, threads, shared);
+}
+
+int32_t cuModuleGetGlobal_v2(uint64_t *p, size_t *bytes, uintptr_t m, const char *name) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_ModuleGetGlobal(p, bytes, m, (char *)name);
+}
+
 int32_t cuThreadExchangeStreamCaptureMode(uint32_t *m) {
     int32_t r = cuvmm_enter_thread();
     return r != 0 ? r : cuvmm_sim_ThreadExchangeStreamCaptureMode(m);
@@ -542,6 +582,9 @@ const cuvmm_export cuvmm_exports[] = {
     {"cuDevicePrimaryCtxGetState", 7000, (cuvmm_function)cuDevicePrimaryCtxGetState},
     {"cuCtxGetDevice", 2000, (cuvmm_function)cuCtxGetDevice},
     {"cuStreamCreate", 2000, (cuvmm_function)cuStreamCreate},
+    {"cuStreamCreateWithPriority", 5050, (cuvmm_function)cuStreamCreateWithPriority},
+    {"cuCtxGetStreamPriorityRange", 5050, (cuvmm_function)cuCtxGetStreamPriorityRange},
+    {"cuStreamGetPriority", 5050, (cuvmm_function)cuStreamGetPriority},
     {"cuStreamDestroy", 4000, (cuvmm_function)cuStreamDestroy_v2},
     {"cuStreamQuery", 2000, (cuvmm_function)cuStreamQuery},
     {"cuStreamSynchronize", 2000, (cuvmm_function)cuStreamSynchronize},
@@ -615,6 +658,11 @@ const cuvmm_export cuvmm_exports[] = {
     {"cuModuleGetFunction", 2000, (cuvmm_function)cuModuleGetFunction},
     {"cuFuncGetParamInfo", 12040, (cuvmm_function)cuFuncGetParamInfo},
     {"cuLaunchKernel", 4000, (cuvmm_function)cuLaunchKernel},
+    {"cuLaunchKernelEx", 11060, (cuvmm_function)cuLaunchKernelEx},
+    {"cuFuncGetAttribute", 2020, (cuvmm_function)cuFuncGetAttribute},
+    {"cuFuncSetAttribute", 9000, (cuvmm_function)cuFuncSetAttribute},
+    {"cuOccupancyMaxActiveBlocksPerMultiprocessor", 6050, (cuvmm_function)cuOccupancyMaxActiveBlocksPerMultiprocessor},
+    {"cuModuleGetGlobal", 3020, (cuvmm_function)cuModuleGetGlobal_v2},
     {"cuThreadExchangeStreamCaptureMode", 10010, (cuvmm_function)cuThreadExchangeStreamCaptureMode},
     {"cuCtxCreate", 3020, (cuvmm_function)cuCtxCreate_v2},
     {"cuCtxDestroy", 4000, (cuvmm_function)cuCtxDestroy_v2},

@@ -224,6 +224,60 @@ func cuvmm_sim_StreamCreate(s *C.uintptr_t, flags C.uint32_t) C.int32_t {
 	return 0
 }
 
+//export cuvmm_sim_StreamCreateWithPriority
+func cuvmm_sim_StreamCreateWithPriority(s *C.uintptr_t, flags C.uint32_t, priority C.int32_t) C.int32_t {
+	if s == nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	lib, res := opened()
+	if res != driver.Success {
+		return code(res)
+	}
+	v0, res := lib.StreamCreateWithPriority(0, driver.StreamFlags(flags), int32(priority))
+	if res != driver.Success {
+		return code(res)
+	}
+	*s = C.uintptr_t(v0)
+	return 0
+}
+
+//export cuvmm_sim_CtxGetStreamPriorityRange
+func cuvmm_sim_CtxGetStreamPriorityRange(least *C.int32_t, greatest *C.int32_t) C.int32_t {
+	if least == nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	lib, res := opened()
+	if res != driver.Success {
+		return code(res)
+	}
+	v0, v1, res := lib.CtxGetStreamPriorityRange(0)
+	if res != driver.Success {
+		return code(res)
+	}
+	*least = C.int32_t(v0)
+	if greatest != nil {
+		*greatest = C.int32_t(v1)
+	}
+	return 0
+}
+
+//export cuvmm_sim_StreamGetPriority
+func cuvmm_sim_StreamGetPriority(s C.uintptr_t, priority *C.int32_t) C.int32_t {
+	if priority == nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	lib, res := opened()
+	if res != driver.Success {
+		return code(res)
+	}
+	v0, res := lib.StreamGetPriority(0, driver.Stream(s))
+	if res != driver.Success {
+		return code(res)
+	}
+	*priority = C.int32_t(v0)
+	return 0
+}
+
 //export cuvmm_sim_StreamDestroy
 func cuvmm_sim_StreamDestroy(s C.uintptr_t) C.int32_t {
 	lib, res := opened()
@@ -1013,6 +1067,49 @@ func cuvmm_sim_FuncGetParamInfo(f C.uintptr_t, index C.size_t, offset *C.size_t,
 	if size != nil {
 		*size = C.size_t(v1)
 	}
+	return 0
+}
+
+//export cuvmm_sim_FuncGetAttribute
+func cuvmm_sim_FuncGetAttribute(value *C.int32_t, attribute C.int32_t, f C.uintptr_t) C.int32_t {
+	if value == nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	lib, res := opened()
+	if res != driver.Success {
+		return code(res)
+	}
+	v0, res := lib.FuncGetAttribute(0, driver.FuncAttribute(attribute), driver.Function(f))
+	if res != driver.Success {
+		return code(res)
+	}
+	*value = C.int32_t(v0)
+	return 0
+}
+
+//export cuvmm_sim_FuncSetAttribute
+func cuvmm_sim_FuncSetAttribute(f C.uintptr_t, attribute C.int32_t, value C.int32_t) C.int32_t {
+	lib, res := opened()
+	if res != driver.Success {
+		return code(res)
+	}
+	return code(lib.FuncSetAttribute(0, driver.Function(f), driver.FuncAttribute(attribute), int32(value)))
+}
+
+//export cuvmm_sim_OccupancyMaxActiveBlocksPerMultiprocessor
+func cuvmm_sim_OccupancyMaxActiveBlocksPerMultiprocessor(blocks *C.int32_t, f C.uintptr_t, threads C.int32_t, shared C.size_t) C.int32_t {
+	if blocks == nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	lib, res := opened()
+	if res != driver.Success {
+		return code(res)
+	}
+	v0, res := lib.OccupancyMaxActiveBlocksPerMultiprocessor(0, driver.Function(f), int32(threads), uint64(shared))
+	if res != driver.Success {
+		return code(res)
+	}
+	*blocks = C.int32_t(v0)
 	return 0
 }
 

@@ -9,6 +9,7 @@ import "C"
 import (
 	"fmt"
 	"strings"
+	"structs"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -111,6 +112,66 @@ func cuvmm_sim_ModuleGetFunction(f *C.uintptr_t, m C.uintptr_t, name *C.char) C.
 	return code(r)
 }
 
+//export cuvmm_sim_ModuleGetGlobal
+func cuvmm_sim_ModuleGetGlobal(p *C.uint64_t, bytes *C.size_t, m C.uintptr_t, name *C.char) C.int32_t {
+	if name == nil || p == nil && bytes == nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	d, r := opened()
+	if r != driver.Success {
+		return code(r)
+	}
+	at, n, r := d.ModuleGetGlobal(0, driver.Module(m), C.GoString(name))
+	if r == driver.Success && p != nil {
+		*p = C.uint64_t(at)
+	}
+	if r == driver.Success && bytes != nil {
+		*bytes = C.size_t(n)
+	}
+	return code(r)
+}
+
+// launchConfig is CUlaunchConfig, and launchAttribute is CUlaunchAttribute.
+type (
+	launchConfig struct {
+		_          structs.HostLayout
+		gx, gy, gz uint32
+		bx, by, bz uint32
+		shared     uint32
+		stream     uintptr
+		attributes *launchAttribute
+		count      uint32
+	}
+	launchAttribute struct {
+		_     structs.HostLayout
+		id    uint32
+		_     uint32
+		value [16]uint32
+	}
+)
+
+// launchCooperative is the one attribute that the software driver obeys: the
+// others are about speed.
+const launchCooperative = 2
+
+//export cuvmm_sim_LaunchKernelEx
+func cuvmm_sim_LaunchKernelEx(config unsafe.Pointer, f C.uintptr_t, params, extra *unsafe.Pointer) C.int32_t {
+	if config == nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	l := (*launchConfig)(config)
+	if l.count > 0 && l.attributes == nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	cooperative := false
+	for _, a := range unsafe.Slice(l.attributes, l.count) {
+		cooperative = cooperative || a.id == launchCooperative && a.value[0] != 0
+	}
+	return launch(cooperative, f, driver.LaunchConfig{
+		GridX: l.gx, GridY: l.gy, GridZ: l.gz, BlockX: l.bx, BlockY: l.by, BlockZ: l.bz, SharedBytes: l.shared,
+	}, C.uintptr_t(l.stream), params, extra)
+}
+
 // The marks of the list that gives the parameters as one block.
 const (
 	extraEnd  = 0
@@ -120,6 +181,13 @@ const (
 
 //export cuvmm_sim_LaunchKernel
 func cuvmm_sim_LaunchKernel(f C.uintptr_t, gx, gy, gz, bx, by, bz, shared C.uint32_t, s C.uintptr_t, params, extra *unsafe.Pointer) C.int32_t {
+	return launch(false, f, driver.LaunchConfig{
+		GridX: uint32(gx), GridY: uint32(gy), GridZ: uint32(gz),
+		BlockX: uint32(bx), BlockY: uint32(by), BlockZ: uint32(bz), SharedBytes: uint32(shared),
+	}, s, params, extra)
+}
+
+func launch(cooperative bool, f C.uintptr_t, l driver.LaunchConfig, s C.uintptr_t, params, extra *unsafe.Pointer) C.int32_t {
 	d, r := opened()
 	if r != driver.Success {
 		return code(r)
@@ -136,9 +204,8 @@ func cuvmm_sim_LaunchKernel(f C.uintptr_t, gx, gy, gz, bx, by, bz, shared C.uint
 			return C.int32_t(driver.InvalidValue)
 		}
 	}
-	l := driver.LaunchConfig{
-		GridX: uint32(gx), GridY: uint32(gy), GridZ: uint32(gz),
-		BlockX: uint32(bx), BlockY: uint32(by), BlockZ: uint32(bz), SharedBytes: uint32(shared),
+	if cooperative {
+		return code(d.LaunchKernelEx(0, driver.Function(f), l, block, driver.Stream(s)))
 	}
 	return code(d.LaunchKernel(0, driver.Function(f), l, block, driver.Stream(s)))
 }

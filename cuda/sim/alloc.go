@@ -30,7 +30,7 @@ func (c *gpuContext) allocate(n uint64) (*resident, driver.Result) {
 // allocated finds the allocation that starts at p.
 func (m *Machine) allocated(p driver.Ptr) *resident {
 	r, ok := m.resident.find(uint64(p))
-	if !ok || r.lo != uint64(p) || r.v.kind != KindDeviceMemory && r.v.kind != KindManagedMemory {
+	if !ok || r.lo != uint64(p) || r.v.owner != nil || r.v.kind != KindDeviceMemory && r.v.kind != KindManagedMemory {
 		return nil
 	}
 	return r.v

@@ -75,6 +75,11 @@ func init() {
 			k.Sleep(100 * time.Microsecond)
 		}
 	})
+	sim.RegisterKernel(drivertest.MeetKernel, func(k *sim.Kernel) {
+		if uint32(k.SharedBytes) == sim.Param[uint32](k, 2) {
+			sim.Store(k, sim.Param[uint64](k, 0), []uint32{k.Grid[0], k.Grid[0]})
+		}
+	})
 	drivertest.RegisterChild(conformanceChild, func(args []string) (driver.Driver, error) {
 		for _, m := range conformanceMachines {
 			if m.name == args[0] {

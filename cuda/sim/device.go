@@ -21,6 +21,7 @@ type device struct {
 // The attributes of the device on which the driver was measured.
 var defaultAttributes = map[driver.DeviceAttribute]int32{
 	driver.AttrMultiprocessorCount: 132, driver.AttrIntegrated: 0,
+	driver.AttrSharedPerBlock: 48 << 10, driver.AttrSharedPerBlockOptIn: 227 << 10, driver.AttrCooperativeLaunch: 1,
 	driver.AttrPCIDeviceID: 0, driver.AttrPCIDomainID: 0, driver.AttrUnifiedAddressing: 1,
 	driver.AttrComputeMajor: 9, driver.AttrComputeMinor: 0,
 	driver.AttrManagedMemory: 1, driver.AttrPageableMemoryAccess: 0,

@@ -57,6 +57,10 @@
 // Kernels are Go functions, which [RegisterKernel] makes stand for PTX entries.
 // Of the PTX itself only the declarations are read: an entry that is broken, or a
 // body that is cut short, is refused as the real driver refuses it.
+// A module's variables begin
+// with the whole numbers that it gives them, and Kernel.Global finds them. A
+// cooperative launch is refused as on a GPU, but its function does the whole
+// grid's work, so nothing waits for blocks; priorities of streams change nothing.
 //
 // # Multicast
 //

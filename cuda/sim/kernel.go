@@ -24,10 +24,11 @@ type Kernel struct {
 	// SharedBytes is the dynamic shared memory of each block.
 	SharedBytes uint32
 
-	m      *Machine
-	at     site
-	entry  entry
-	params []byte
+	m       *Machine
+	at      site
+	entry   entry
+	globals map[string]*resident
+	params  []byte
 }
 
 var twins sync.Map // entry name to func(*Kernel)
@@ -202,20 +203,30 @@ const (
 	maxBlockXY      = 1024
 	maxBlockZ       = 64
 	maxBlockThreads = 1024
-	maxSharedBytes  = 48 << 10 // what a kernel may have that asked for no more
+	maxSharedBytes  = 48 << 10 // static and dynamic, of a kernel that was allowed no more
 )
 
 func launchable(l driver.LaunchConfig) bool {
 	within := func(v, limit uint32) bool { return v > 0 && v <= limit }
 	return within(l.GridX, maxGridX) && within(l.GridY, maxGridYZ) && within(l.GridZ, maxGridYZ) &&
 		within(l.BlockX, maxBlockXY) && within(l.BlockY, maxBlockXY) && within(l.BlockZ, maxBlockZ) &&
-		uint64(l.BlockX)*uint64(l.BlockY)*uint64(l.BlockZ) <= maxBlockThreads && l.SharedBytes <= maxSharedBytes
+		uint64(l.BlockX)*uint64(l.BlockY)*uint64(l.BlockZ) <= maxBlockThreads
 }
 
 // LaunchKernel reads the parameters before it answers. The kernel runs in a
 // goroutine of its own, so it may take any time and wait for others.
 func (a *api) LaunchKernel(c driver.Context, h driver.Function, l driver.LaunchConfig, params []byte, sh driver.Stream) driver.Result {
-	s, r := a.enterStream(driver.CallLaunchKernel, c, sh)
+	return a.launch(driver.CallLaunchKernel, c, h, l, params, sh)
+}
+
+// LaunchKernelEx refuses more blocks than run at once. The function that stands
+// for the kernel does the whole grid's work, so it waits for no blocks.
+func (a *api) LaunchKernelEx(c driver.Context, h driver.Function, l driver.LaunchConfig, params []byte, sh driver.Stream) driver.Result {
+	return a.launch(driver.CallLaunchKernelEx, c, h, l, params, sh)
+}
+
+func (a *api) launch(call driver.Call, c driver.Context, h driver.Function, l driver.LaunchConfig, params []byte, sh driver.Stream) driver.Result {
+	s, r := a.enterStream(call, c, sh)
 	if r != driver.Success {
 		return r
 	}
@@ -224,13 +235,15 @@ func (a *api) LaunchKernel(c driver.Context, h driver.Function, l driver.LaunchC
 	switch {
 	case f == nil || f.module.context != s.context:
 		return driver.InvalidHandle
-	case !launchable(l) || uint64(len(params)) < f.entry.size:
+	case !launchable(l) || uint64(l.SharedBytes) > f.dynamic || uint64(len(params)) < f.entry.size:
 		return driver.InvalidValue
+	case call == driver.CallLaunchKernelEx && uint64(l.GridX)*uint64(l.GridY)*uint64(l.GridZ) > f.atOnce(l):
+		return driver.CooperativeTooLarge
 	}
 	k := Kernel{
 		Name: f.entry.name, Grid: [3]uint32{l.GridX, l.GridY, l.GridZ},
 		Block: [3]uint32{l.BlockX, l.BlockY, l.BlockZ}, SharedBytes: l.SharedBytes,
-		m: a.m, entry: f.entry, params: append([]byte(nil), params...),
+		m: a.m, entry: f.entry, globals: f.module.globals, params: append([]byte(nil), params...),
 	}
 	twin := kernelTwin(f.entry.name)
 	_, r = s.submit(task{long: true, run: func(at site) *fault {

@@ -17,6 +17,7 @@ type module struct {
 	context *gpuContext
 	object  *object
 	entries map[string]entry
+	globals map[string]*resident
 }
 
 // entry is the declaration of a kernel in PTX.
@@ -24,6 +25,7 @@ type entry struct {
 	name   string
 	params []param
 	size   uint64 // of all parameters in one block
+	shared uint64 // static, of each block
 }
 
 // param is where a parameter lies in the block of parameters.
@@ -32,6 +34,8 @@ type param struct{ offset, size uint64 }
 type function struct {
 	module *module
 	entry  entry
+	// dynamic is the most dynamic shared memory that a launch may ask for.
+	dynamic uint64
 }
 
 var (
@@ -75,7 +79,11 @@ func parsePTX(text string) (entries map[string]entry, target int, err error) {
 		if found[4] == ";" {
 			continue // only a declaration
 		}
+		body := text
 		if text, err = skipBody(text); err != nil {
+			return nil, 0, fmt.Errorf("entry %s: %w", e.name, err)
+		}
+		if e.shared, err = sharedOf(body[:len(body)-len(text)]); err != nil {
 			return nil, 0, fmt.Errorf("entry %s: %w", e.name, err)
 		}
 		if list := strings.TrimSpace(found[2]); list != "" {
@@ -181,6 +189,9 @@ func (a *api) load(call driver.Call, c driver.Context, image []byte) (driver.Mod
 		return 0, why, driver.NoBinaryForGPU
 	}
 	mod := &module{handle: driver.Module(newHandle()), context: ctx, entries: entries}
+	if why, r := ctx.place(mod, string(text)); r != driver.Success {
+		return 0, why, r
+	}
 	mod.object = m.track(KindModule, uint64(mod.handle), 0, ctx)
 	m.modules[mod.handle] = mod
 	return mod.handle, "", driver.Success
@@ -200,6 +211,15 @@ func (a *api) ModuleUnload(c driver.Context, h driver.Module) driver.Result {
 	if mod == nil {
 		return driver.InvalidHandle
 	}
+	if len(mod.globals) > 0 { // work under way may use them
+		mod.context.drainAlone()
+		if a.m.closed {
+			return driver.Deinitialized
+		}
+		if a.m.modules[h] != mod {
+			return driver.InvalidHandle
+		}
+	}
 	a.m.untrack(mod.object)
 	a.m.dropModule(mod)
 	return mod.context.lost
@@ -207,6 +227,7 @@ func (a *api) ModuleUnload(c driver.Context, h driver.Module) driver.Result {
 
 func (m *Machine) dropModule(mod *module) {
 	delete(m.modules, mod.handle)
+	m.forgetGlobals(mod)
 	for h, f := range m.functions {
 		if f.module == mod {
 			delete(m.functions, h)
@@ -240,7 +261,7 @@ func (a *api) ModuleGetFunction(c driver.Context, h driver.Module, name string) 
 		}
 	}
 	f := driver.Function(newHandle())
-	m.functions[f] = &function{mod, e}
+	m.functions[f] = &function{mod, e, maxSharedBytes - min(maxSharedBytes, e.shared)}
 	return f, driver.Success
 }
 

@@ -28,7 +28,7 @@ func TestPTXDeclarations(t *testing.T) {
 		entries, target, err := parsePTX(head + row.text)
 		require.NoError(t, err, row.text)
 		require.Equal(t, 90, target)
-		require.Equal(t, entry{"e", row.params, row.size}, entries["e"], row.text)
+		require.Equal(t, entry{name: "e", params: row.params, size: row.size}, entries["e"], row.text)
 	}
 	for _, bad := range []string{
 		".entry e() {}",

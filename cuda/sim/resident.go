@@ -17,6 +17,7 @@ type resident struct {
 	kind    string      // as in the leak report
 	object  *object     // in the leak report
 	context *gpuContext // owner; nil for a mapping
+	owner   *module     // of a module's variable
 	busy    int         // copies in progress
 
 	mem        *memory              // of a mapping or of device memory

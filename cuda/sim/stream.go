@@ -12,18 +12,19 @@ import (
 
 // stream is a queue of work that is done in order.
 type stream struct {
-	m       *Machine
-	handle  driver.Stream // 0 for a legacy stream
-	id      uint64
-	context *gpuContext
-	flags   driver.StreamFlags
-	object  *object
-	queue   []*op
-	tail    *op // the last of queue; nil when it is empty
-	held    bool
-	joined  *joined // while it captures
-	threads bool    // it is a thread's own stream
-	thread  int     // which one's
+	m        *Machine
+	handle   driver.Stream // 0 for a legacy stream
+	id       uint64
+	context  *gpuContext
+	flags    driver.StreamFlags
+	priority int32 // kept, but work of all priorities is done alike
+	object   *object
+	queue    []*op
+	tail     *op // the last of queue; nil when it is empty
+	held     bool
+	joined   *joined // while it captures
+	threads  bool    // it is a thread's own stream
+	thread   int     // which one's
 }
 
 // op is a piece of work on a stream.
@@ -240,7 +241,36 @@ func (s *stream) targets() []*op {
 }
 
 func (a *api) StreamCreate(c driver.Context, flags driver.StreamFlags) (driver.Stream, driver.Result) {
-	ctx, r := a.enterContext(driver.CallStreamCreate, c)
+	return a.newStream(driver.CallStreamCreate, c, flags, 0)
+}
+
+// greatestPriority is that of the device on which the driver was measured; the
+// least is 0.
+const greatestPriority = -5
+
+func (a *api) StreamCreateWithPriority(c driver.Context, flags driver.StreamFlags, priority int32) (driver.Stream, driver.Result) {
+	return a.newStream(driver.CallStreamCreateWithPriority, c, flags, min(max(priority, greatestPriority), 0))
+}
+
+func (a *api) CtxGetStreamPriorityRange(c driver.Context) (least, greatest int32, r driver.Result) {
+	if _, r := a.enterContext(driver.CallCtxGetStreamPriorityRange, c); r != driver.Success {
+		return 0, 0, r
+	}
+	defer a.leave()
+	return 0, greatestPriority, driver.Success
+}
+
+func (a *api) StreamGetPriority(c driver.Context, h driver.Stream) (int32, driver.Result) {
+	s, r := a.enterStream(driver.CallStreamGetPriority, c, h)
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	return s.priority, driver.Success
+}
+
+func (a *api) newStream(call driver.Call, c driver.Context, flags driver.StreamFlags, priority int32) (driver.Stream, driver.Result) {
+	ctx, r := a.enterContext(call, c)
 	if r != driver.Success {
 		return 0, r
 	}
@@ -249,7 +279,7 @@ func (a *api) StreamCreate(c driver.Context, flags driver.StreamFlags) (driver.S
 	if flags&^driver.StreamNonBlocking != 0 {
 		return 0, driver.InvalidValue
 	}
-	s := &stream{m: m, handle: driver.Stream(newHandle()), id: m.nextStreamID(), context: ctx, flags: flags}
+	s := &stream{m: m, handle: driver.Stream(newHandle()), id: m.nextStreamID(), context: ctx, flags: flags, priority: priority}
 	s.object = m.track(KindStream, uint64(s.handle), 0, ctx)
 	m.streams[s.handle] = s
 	ctx.streams = append(ctx.streams, s)

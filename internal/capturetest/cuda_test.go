@@ -115,8 +115,12 @@ var deviceCases = join(
 		"Device.NewStream": func(w *world) func() error {
 			return func() error {
 				return errors.Join(keep[*cuda.Stream](w)(w.dev.NewStream(cuda.StreamOptions{})),
-					keep[*cuda.Stream](w)(w.dev.NewStream(cuda.StreamOptions{Blocking: true})))
+					keep[*cuda.Stream](w)(w.dev.NewStream(cuda.StreamOptions{Blocking: true})),
+					keep[*cuda.Stream](w)(w.dev.NewStream(cuda.StreamOptions{Priority: -1})))
 			}
+		},
+		"Device.StreamPriorities": func(w *world) func() error {
+			return func() error { _, _, err := w.dev.StreamPriorities(); return err }
 		},
 		"Device.BorrowStream": func(w *world) func() error {
 			s := w.stream()
@@ -146,6 +150,10 @@ var streamCases = join(
 	plain("Stream", (*world).stream, "Handle", "Device", "Capturing"),
 	plain("Stream", (*world).busy, "Synchronize", "Done", "Close"),
 	table{
+		"Stream.Priority": func(w *world) func() error {
+			s := w.stream()
+			return func() error { _, err := s.Priority(); return err }
+		},
 		"Stream.Wait": func(w *world) func() error {
 			s, e := w.stream(), w.recorded(w.stream())
 			return func() error { return s.Wait(e) }
@@ -264,13 +272,28 @@ var kernelCases = join(
 			m := w.module()
 			return func() error { _, err := m.Kernel(emptyKernel); return err }
 		},
+		"Module.Global": func(w *world) func() error {
+			m := w.module()
+			return func() error { _, _, err := m.Global(emptyVariable); return err }
+		},
 		"Module.CloseAfter": func(w *world) func() error {
 			m, s := w.module(), w.stream()
 			return func() error { return errors.Join(m.CloseAfter(s), w.drain()) }
 		},
 		"Kernel.Launch": func(w *world) func() error {
 			k, s := w.kernel(), w.stream()
-			return func() error { return k.Launch(s, cuda.Threads(1)) }
+			return func() error {
+				large := cuda.Launch{Grid: [3]int{1, 1, 1}, Block: [3]int{1, 1, 1}, SharedBytes: 64 << 10, Cooperative: true}
+				return errors.Join(k.Launch(s, cuda.Threads(1)), k.Launch(s, large))
+			}
+		},
+		"Kernel.MaxShared": func(w *world) func() error {
+			k := w.kernel()
+			return func() error { _, err := k.MaxShared(); return err }
+		},
+		"Kernel.BlocksAtOnce": func(w *world) func() error {
+			k := w.kernel()
+			return func() error { _, err := k.BlocksAtOnce(cuda.Threads(1)); return err }
 		},
 	},
 )

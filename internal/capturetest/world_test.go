@@ -90,11 +90,15 @@ func (w *world) graph() *cuda.Graph {
 	return made[*cuda.Graph](w)(s.WithCapture(cuda.CaptureOptions{}, func() error { return s.Upload(p, []byte{1}) }))
 }
 
-const emptyKernel = "cuvmm_capturetest_nothing"
+const (
+	emptyKernel   = "cuvmm_capturetest_nothing"
+	emptyVariable = "cuvmm_capturetest_variable"
+)
 
 const emptyText = `.version 6.0
 .target sm_50
 .address_size 64
+.visible .global .align 4 .u32 ` + emptyVariable + `;
 .visible .entry ` + emptyKernel + `()
 {
 	ret;

@@ -79,6 +79,7 @@ type (
 	AttachFlags       uint32
 	Advice            uint32
 	RangeAttribute    uint32
+	FuncAttribute     int32
 )
 
 const (
@@ -136,6 +137,9 @@ const (
 )
 
 const (
+	// AttrSharedPerBlock is what a kernel can have without more ado, and
+	// AttrSharedPerBlockOptIn what it can have at most, in bytes.
+	AttrSharedPerBlock          DeviceAttribute = 8
 	AttrMultiprocessorCount     DeviceAttribute = 16
 	AttrIntegrated              DeviceAttribute = 18
 	AttrPCIBusID                DeviceAttribute = 33
@@ -149,6 +153,8 @@ const (
 	AttrConcurrentManagedAccess DeviceAttribute = 89
 	AttrStreamMemOps64          DeviceAttribute = 122
 	AttrDirectManagedFromHost   DeviceAttribute = 101
+	AttrCooperativeLaunch       DeviceAttribute = 95
+	AttrSharedPerBlockOptIn     DeviceAttribute = 97
 	AttrVirtualMemoryManagement DeviceAttribute = 102
 	AttrHandlePosixFD           DeviceAttribute = 103
 	AttrGenericCompression      DeviceAttribute = 107
@@ -161,6 +167,13 @@ const (
 	AttrHostNUMAID              DeviceAttribute = 134
 	AttrHostNUMAVirtualMemory   DeviceAttribute = 141
 	AttrHostVirtualMemory       DeviceAttribute = 145
+)
+
+// Function attributes: the static shared memory of a kernel, and the most dynamic
+// shared memory that it may be launched with, in bytes.
+const (
+	FuncSharedBytes           FuncAttribute = 1
+	FuncMaxDynamicSharedBytes FuncAttribute = 8
 )
 
 // Pointer attributes. PointerMemoryType is 1 for host, 2 for device and

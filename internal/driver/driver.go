@@ -98,6 +98,17 @@ type Driver interface {
 
 	//cu:entry 2000 cuStreamCreate(uintptr_t *s, uint32_t flags)
 	StreamCreate(c Context, flags StreamFlags) (s Stream, r Result)
+	// StreamCreateWithPriority clamps the priority to the context's range.
+	//
+	//cu:entry 5050 cuStreamCreateWithPriority(uintptr_t *s, uint32_t flags, int32_t priority)
+	StreamCreateWithPriority(c Context, flags StreamFlags, priority int32) (s Stream, r Result)
+	// CtxGetStreamPriorityRange returns numbers of which the greatest priority is
+	// the least.
+	//
+	//cu:entry 5050 cuCtxGetStreamPriorityRange(int32_t *least, int32_t *greatest)
+	CtxGetStreamPriorityRange(c Context) (least, greatest int32, r Result)
+	//cu:entry 5050 cuStreamGetPriority(uintptr_t s, int32_t *priority)
+	StreamGetPriority(c Context, s Stream) (priority int32, r Result)
 	//cu:entry 4000 cuStreamDestroy_v2(uintptr_t s)
 	StreamDestroy(c Context, s Stream) Result
 	//cu:entry 2000 cuStreamQuery(uintptr_t s)
@@ -323,6 +334,23 @@ type Driver interface {
 	//
 	//cu:hand 4000 cuLaunchKernel(uintptr_t f, uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by, uint32_t bz, uint32_t shared, uintptr_t s, void **params, void **extra)
 	LaunchKernel(c Context, f Function, l LaunchConfig, params []byte, s Stream) Result
+	// LaunchKernelEx is LaunchKernel with the attribute that all blocks run at once.
+	//
+	//cu:hand 11060 cuLaunchKernelEx(const void *config, uintptr_t f, void **params, void **extra)
+	LaunchKernelEx(c Context, f Function, l LaunchConfig, params []byte, s Stream) Result
+	//cu:entry 2020 cuFuncGetAttribute(int32_t *value, int32_t attribute, uintptr_t f)
+	FuncGetAttribute(c Context, attribute FuncAttribute, f Function) (value int32, r Result)
+	//cu:entry 9000 cuFuncSetAttribute(uintptr_t f, int32_t attribute, int32_t value)
+	FuncSetAttribute(c Context, f Function, attribute FuncAttribute, value int32) Result
+	// OccupancyMaxActiveBlocksPerMultiprocessor returns how many blocks of so many
+	// threads and bytes of dynamic shared memory run on a multiprocessor at once.
+	//
+	//cu:entry 6050 cuOccupancyMaxActiveBlocksPerMultiprocessor(int32_t *blocks, uintptr_t f, int32_t threads, size_t shared)
+	OccupancyMaxActiveBlocksPerMultiprocessor(c Context, f Function, threads int32, shared uint64) (blocks int32, r Result)
+	// ModuleGetGlobal returns the address and the size of a module's variable.
+	//
+	//cu:hand 3020 cuModuleGetGlobal_v2(uint64_t *p, size_t *bytes, uintptr_t m, const char *name)
+	ModuleGetGlobal(c Context, m Module, name string) (p Ptr, bytes uint64, r Result)
 }
 
 // Foreign is a driver as another library in the process would call it: in the

@@ -47,6 +47,7 @@ const (
 	InvalidAddrSpace    Result = 717
 	InvalidPC           Result = 718
 	LaunchFailed        Result = 719
+	CooperativeTooLarge Result = 720
 	NotPermitted        Result = 800
 	NotSupported        Result = 801
 	SystemNotReady      Result = 802
@@ -91,7 +92,7 @@ var resultNames = map[Result]string{
 	HostRegistered: "HOST_MEMORY_ALREADY_REGISTERED", HostNotRegistered: "HOST_MEMORY_NOT_REGISTERED",
 	HardwareStackError: "HARDWARE_STACK_ERROR", IllegalInstruction: "ILLEGAL_INSTRUCTION",
 	MisalignedAddress: "MISALIGNED_ADDRESS", InvalidAddrSpace: "INVALID_ADDRESS_SPACE",
-	InvalidPC: "INVALID_PC", LaunchFailed: "LAUNCH_FAILED",
+	InvalidPC: "INVALID_PC", LaunchFailed: "LAUNCH_FAILED", CooperativeTooLarge: "COOPERATIVE_LAUNCH_TOO_LARGE",
 	NotPermitted: "NOT_PERMITTED", NotSupported: "NOT_SUPPORTED",
 	SystemNotReady: "SYSTEM_NOT_READY", DriverMismatch: "SYSTEM_DRIVER_MISMATCH",
 	CompatNotSupported: "COMPAT_NOT_SUPPORTED_ON_DEVICE",

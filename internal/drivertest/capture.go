@@ -138,6 +138,41 @@ var generalMatrix = []matrixCall{
 	{"launch of a kernel", harmless, nil, func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
 		return func(f driver.Foreign) driver.Result { return t.kernels.launchNothing(f, t.ctx, s) }
 	}},
+	{"cooperative launch of a kernel", harmless, needs(cooperation, entryPoints(driver.CallLaunchKernelEx)), func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+		return func(f driver.Foreign) driver.Result {
+			return f.LaunchKernelEx(t.ctx, t.kernels.nothing, oneThread, nil, s)
+		}
+	}},
+	{"function attribute", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+		return func(f driver.Foreign) driver.Result {
+			n, r := f.FuncGetAttribute(t.ctx, driver.FuncMaxDynamicSharedBytes, t.kernels.meet)
+			if r != driver.Success {
+				return r
+			}
+			return f.FuncSetAttribute(t.ctx, t.kernels.meet, driver.FuncMaxDynamicSharedBytes, n)
+		}
+	}},
+	{"blocks that run at once", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+		return func(f driver.Foreign) driver.Result {
+			_, r := f.OccupancyMaxActiveBlocksPerMultiprocessor(t.ctx, t.kernels.nothing, 32, 0)
+			return r
+		}
+	}},
+	{"variable of a module", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+		return func(f driver.Foreign) driver.Result {
+			_, _, r := f.ModuleGetGlobal(t.ctx, t.kernels.module, CounterVariable)
+			return r
+		}
+	}},
+	{"priority of streams", harmless, nil, func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+		return func(f driver.Foreign) driver.Result {
+			if _, _, r := f.CtxGetStreamPriorityRange(t.ctx); r != driver.Success {
+				return r
+			}
+			_, r := f.StreamGetPriority(t.ctx, s)
+			return r
+		}
+	}},
 	{"module load", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
 		return func(f driver.Foreign) driver.Result {
 			m, r := f.ModuleLoadData(t.ctx, []byte(kernelText))

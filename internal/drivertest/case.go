@@ -25,7 +25,7 @@ func Cases() []Case {
 	return slices.Concat(
 		section("1", creation, reservation, mapping, access, ends),
 		section("2", contexts),
-		section("3", running, captureEnds, edges, waiting(), captureMatrix()),
+		section("3", running, captureEnds, edges, launching, waiting(), captureMatrix()),
 		section("4", sharing),
 		section("5", managedRules, discards),
 		section("9", multicasts),
@@ -73,6 +73,7 @@ var (
 	hostNUMAMemory  = attribute("memory located on a host NUMA node", driver.AttrHostNUMAVirtualMemory)
 	dmaBuf          = attribute("DMA-BUF", driver.AttrDMABuf)
 	lessThanOneTiB  = Need{"a device of less than 1 TiB", func(s *suite) bool { return s.devices[0].total < 1<<40 }}
+	cooperation     = attribute("cooperative launches", driver.AttrCooperativeLaunch)
 	memoryPools     = attribute("memory pools", driver.AttrMemoryPools)
 	streamMemoryOps = entryPoints(driver.CallStreamWriteValue64, driver.CallStreamWaitValue64)
 )

@@ -14,12 +14,27 @@ const (
 	// HoldKernel runs until the 64-bit word at the address that is its one
 	// parameter is other than zero.
 	HoldKernel = "cuvmm_conformance_hold"
+	// MeetKernel adds one to the 32-bit word at the address that is its first
+	// parameter and waits until that is the second parameter: blocks that all do so
+	// must run at once. Each block then reads back what it wrote to the last of the
+	// bytes of dynamic shared memory, of which the third parameter says how many
+	// there are, and adds one to the next word.
+	MeetKernel = "cuvmm_conformance_meet"
+	// CounterVariable is a 64-bit variable of the module that begins as 7, with four
+	// bytes behind it that do so as 1 to 4.
+	CounterVariable = "cuvmm_conformance_counter"
+	// BytesVariable are those.
+	BytesVariable = "cuvmm_conformance_bytes"
 )
 
 // kernelText runs on every GPU with virtual memory management.
 const kernelText = `.version 6.0
 .target sm_50
 .address_size 64
+
+.visible .global .align 8 .u64 ` + CounterVariable + ` = 7;
+.visible .const .align 4 .b8 ` + BytesVariable + `[8] = {1, 2, 3, 4};
+.extern .shared .align 16 .b8 dynamic[];
 
 .visible .entry ` + NothingKernel + `()
 {
@@ -37,12 +52,38 @@ poll:
 	@%again bra poll;
 	ret;
 }
+
+.visible .entry ` + MeetKernel + `(.param .u64 address, .param .u32 blocks, .param .u32 bytes)
+{
+	.reg .b64 %word;
+	.reg .b32 %all, %value, %last, %base, %block;
+	.reg .pred %is;
+	ld.param.u64 %word, [address];
+	ld.param.u32 %all, [blocks];
+	ld.param.u32 %last, [bytes];
+	mov.u32 %base, dynamic;
+	add.u32 %last, %last, %base;
+	mov.u32 %block, %ctaid.x;
+	st.volatile.shared.u32 [%last+-4], %block;
+	atom.global.add.u32 %value, [%word], 1;
+meet:
+	ld.volatile.global.u32 %value, [%word];
+	setp.lt.u32 %is, %value, %all;
+	@%is bra meet;
+	ld.volatile.shared.u32 %value, [%last+-4];
+	setp.ne.u32 %is, %value, %block;
+	@%is bra done;
+	atom.global.add.u32 %value, [%word+4], 1;
+done:
+	ret;
+}
 `
 
 // kernels are the suite's kernels in one context.
 type kernels struct {
 	module        driver.Module
 	nothing, hold driver.Function
+	meet          driver.Function
 }
 
 // loadKernels loads them and launches each once, with the address of a word
@@ -56,6 +97,9 @@ func loadKernels(d driver.Driver, c driver.Context, s driver.Stream, written dri
 		return k, r
 	}
 	if k.hold, r = d.ModuleGetFunction(c, k.module, HoldKernel); r != driver.Success {
+		return k, r
+	}
+	if k.meet, r = d.ModuleGetFunction(c, k.module, MeetKernel); r != driver.Success {
 		return k, r
 	}
 	if r = k.launchNothing(d, c, s); r != driver.Success {

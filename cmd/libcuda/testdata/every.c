@@ -22,7 +22,7 @@ typedef struct { location at; uint32_t flags; } access_desc;
 typedef struct { uint32_t devices; size_t size; uint64_t handles, flags; } multicast;
 typedef struct { char bytes[16]; } uuid;
 
-enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, NO_BINARY = 209, INVALID_PTX = 218, NOT_FOUND = 500, NOT_READY = 600, NOT_SUPPORTED = 801 };
+enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, NO_BINARY = 209, INVALID_PTX = 218, NOT_FOUND = 500, NOT_READY = 600, TOO_LARGE = 720, NOT_SUPPORTED = 801 };
 
 static void *library;
 
@@ -325,6 +325,32 @@ static void graphs(void *s) {
     OK(cuMemFree_v2, (uint64_t), p);
 }
 
+// What launches are made of beside their arguments.
+static void launches(void *s, void *m, void *f, void **params) {
+    int value, least, greatest, blocks;
+    uint64_t p;
+    size_t bytes;
+    void *urgent;
+    struct { unsigned id, padding, value[16]; } cooperative = {2, 0, {1}};
+    struct { unsigned g[3], b[3], shared; void *s; void *attributes; unsigned n; } config = {{1, 1, 1}, {32, 1, 1}, 0, s, &cooperative, 1};
+    OK(cuFuncGetAttribute, (int *, int, void *), &value, 1, f);
+    TRUE(value == 0);
+    OK(cuFuncSetAttribute, (void *, int, int), f, 8, 100 << 10);
+    GIVES(INVALID_VALUE, cuFuncSetAttribute, (void *, int, int), f, 8, 1 << 30);
+    OK(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *, void *, int, size_t), &blocks, f, 256, 100 << 10);
+    TRUE(blocks == 2);
+    OK(cuLaunchKernelEx, (const void *, void *, void **, void **), &config, f, params, NULL);
+    config.g[0] = 1 << 20;
+    GIVES(TOO_LARGE, cuLaunchKernelEx, (const void *, void *, void **, void **), &config, f, params, NULL);
+    GIVES(NOT_FOUND, cuModuleGetGlobal_v2, (uint64_t *, size_t *, void *, const char *), &p, &bytes, m, "nothing");
+    OK(cuCtxGetStreamPriorityRange, (int *, int *), &least, &greatest);
+    OK(cuStreamCreateWithPriority, (void **, unsigned, int), &urgent, 1, greatest - 1);
+    OK(cuStreamGetPriority, (void *, int *), urgent, &value);
+    TRUE(value == greatest && greatest < least);
+    OK(cuStreamDestroy_v2, (void *), urgent);
+    OK(cuStreamSynchronize, (void *), s);
+}
+
 static void kernels(void *s, char *ptx) {
     void *m, *f;
     uint64_t p, n = 4;
@@ -345,6 +371,7 @@ static void kernels(void *s, char *ptx) {
     OK(cuMemAlloc_v2, (uint64_t *, size_t), &p, sizeof got);
     void *params[] = {&p, &n, &first, &step};
     typedef int launch(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+    launches(s, m, f, params);
     launch *go = (launch *)find(__LINE__, "cuLaunchKernel");
     TRUE(go(f, 1, 1, 1, 32, 1, 1, 0, s, params, NULL) == 0);
     OK(cuStreamSynchronize, (void *), s);

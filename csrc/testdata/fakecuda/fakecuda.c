@@ -585,6 +585,50 @@ CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned
     return call("cuLaunchKernel", GEOMETRY, VAL(extra[0]), MEM(extra[1], size), VAL(extra[2]), VAL(size), VAL(extra[4]), END);
 }
 
+typedef struct {
+    unsigned int grid[3], block[3], shared;
+    CUstream stream;
+    struct {
+        unsigned int id, padding, value[16];
+    } *attributes;
+    unsigned int count;
+} CUlaunchConfig;
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig *l, CUfunction f, void **params, void **extra) {
+    size_t size = *(size_t *)extra[3];
+    return call("cuLaunchKernelEx", MEM(l->grid, 12), MEM(l->block, 12), VAL(l->shared), VAL(l->stream), VAL(l->count),
+                VAL(l->attributes->id), MEM(l->attributes->value, 4), VAL(f), VAL(params), VAL(extra[0]), MEM(extra[1], size),
+                VAL(extra[2]), VAL(size), VAL(extra[4]), END);
+}
+
+CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction f) {
+    ANSWER(call("cuFuncGetAttribute", VAL(attribute), VAL(f), END), *value = 4711);
+}
+
+CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value) {
+    return call("cuFuncSetAttribute", VAL(f), VAL(attribute), VAL(value), END);
+}
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int threads, size_t shared) {
+    ANSWER(call("cuOccupancyMaxActiveBlocksPerMultiprocessor", VAL(f), VAL(threads), VAL(shared), END), *blocks = 7);
+}
+
+CUresult cuModuleGetGlobal_v2(unsigned long long *p, size_t *bytes, CUmodule m, const char *name) {
+    ANSWER(call("cuModuleGetGlobal", VAL(m), MEM(name, strlen(name) + 1), END), *p = 0x7f1200000000, *bytes = 24);
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *s, unsigned int flags, int priority) {
+    ANSWER(call("cuStreamCreateWithPriority", VAL(flags), VAL(priority), END), *s = (CUstream)0x5000000002);
+}
+
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    ANSWER(call("cuCtxGetStreamPriorityRange", END), *least = 0; *greatest = -5);
+}
+
+CUresult cuStreamGetPriority(CUstream s, int *priority) {
+    ANSWER(call("cuStreamGetPriority", VAL(s), END), *priority = -3);
+}
+
 // The entry points by name, each since the version that first had this form.
 
 static const struct {
@@ -696,6 +740,14 @@ static const struct {
     {"cuModuleGetFunction", 2000, cuModuleGetFunction},
     {"cuFuncGetParamInfo", 12040, cuFuncGetParamInfo},
     {"cuLaunchKernel", 4000, cuLaunchKernel},
+    {"cuLaunchKernelEx", 11060, cuLaunchKernelEx},
+    {"cuFuncGetAttribute", 2020, cuFuncGetAttribute},
+    {"cuFuncSetAttribute", 9000, cuFuncSetAttribute},
+    {"cuOccupancyMaxActiveBlocksPerMultiprocessor", 6050, cuOccupancyMaxActiveBlocksPerMultiprocessor},
+    {"cuModuleGetGlobal", 3020, cuModuleGetGlobal_v2},
+    {"cuStreamCreateWithPriority", 5050, cuStreamCreateWithPriority},
+    {"cuCtxGetStreamPriorityRange", 5050, cuCtxGetStreamPriorityRange},
+    {"cuStreamGetPriority", 5050, cuStreamGetPriority},
 };
 
 static int listed(const char *list, const char *name) {
