@@ -1,0 +1,107 @@
+//go:build linux
+
+package adversary
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/internal/reexec"
+	"github.com/stretchr/testify/require"
+)
+
+// news is what a child tells of itself.
+type news struct {
+	Progress bool
+	Gone     bool   // it was told that the other is gone
+	Err      string // and how
+}
+
+func init() {
+	reexec.Register("adversary: follower", func(c *reexec.Child) error {
+		if err := confine(0, c.Args[1] == "nobody"); err != nil {
+			return err
+		}
+		sys, err := machine(c.Args[2])
+		if err != nil {
+			return err
+		}
+		ctx := context.Background()
+		conn, err := handles.Dial(ctx, c.Args[0], handles.Options{})
+		if err != nil {
+			return err
+		}
+		k := handles.NewClient(conn)
+		f, err := handles.Follow[uint32](ctx, k, sys.Devices()[0], "p", handles.FollowOptions{})
+		if err != nil {
+			return err
+		}
+		for {
+			err := f.Next(ctx)
+			if err != nil && f.Err() != nil {
+				gone := errors.Is(f.Err(), handles.ErrGone) || errors.Is(f.Err(), handles.ErrUnfinished)
+				closed := errors.Join(f.Close(), k.Close(), sys.Close())
+				return errors.Join(closed, c.Send(news{Gone: gone, Err: f.Err().Error()}))
+			}
+			if err := c.Send(news{Progress: err == nil, Err: fmt.Sprint(err)}); err != nil {
+				return err
+			}
+		}
+	})
+}
+
+// child is a process that tells news.
+type child struct {
+	t   *testing.T
+	cmd *reexec.Cmd
+}
+
+func startChild(t *testing.T, name string, args ...string) *child {
+	t.Helper()
+	c := &child{t, reexec.Command(t, "adversary: "+name, args...)}
+	c.cmd.Timeout = patience
+	c.cmd.Start()
+	return c
+}
+
+func startFollower(t *testing.T, path, user string) *child {
+	t.Helper()
+	return startChild(t, "follower", path, user, "")
+}
+
+// startFollowerOn starts one on the publisher's machine.
+func startFollowerOn(t *testing.T, path, folder string) *child {
+	t.Helper()
+	return startChild(t, "follower", path, "", folder)
+}
+
+// wait waits for news.
+func (c *child) wait() (n news) {
+	c.t.Helper()
+	c.cmd.Recv(&n)
+	return n
+}
+
+// progress waits until the child goes on.
+func (c *child) progress() {
+	c.t.Helper()
+	n := c.wait()
+	require.True(c.t, n.Progress, "%+v", n)
+}
+
+// isTold requires that the child hears of the other's end, and ends well.
+func (c *child) isTold() {
+	c.t.Helper()
+	for {
+		n := c.wait()
+		if n.Progress {
+			continue
+		}
+		require.True(c.t, n.Gone, "%+v", n)
+		c.cmd.Wait()
+		return
+	}
+}
