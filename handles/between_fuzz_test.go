@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// field is a number in a message's body.
+// wireField is a number in a message's body.
 type wireField struct{ at, size int }
 
 // fieldsOf are those of each kind; tokens are two numbers of 8 bytes.
