@@ -84,7 +84,7 @@ func (k *Kernel) allow(op string, bytes int) error {
 // cooperates refuses cooperative launches that the driver or the device lacks.
 func (k *Kernel) cooperates(op string) error {
 	sys := k.module.ctx.System()
-	asked, hint := "", ""
+	var asked, hint string
 	switch {
 	case !sys.Drv.Has(driver.CallLaunchKernelEx):
 		asked, hint = fmt.Sprintf("a cooperative launch by a driver for CUDA %s", driver.VersionString(sys.Version)), "update the driver to CUDA 11.8 or later"
