@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/handles"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -125,7 +126,8 @@ func (w *wire) part(kind uint16, body []byte, allBytes, allFDs uint32, fds ...in
 }
 
 func (w *wire) greet() error {
-	if err := w.raw(append(packetHeader(0, [16]byte{}, 0, 16, 0, 16, 0), w.own[:]...)); err != nil {
+	// The nonce, and the least and the latest version that this side speaks.
+	if err := w.raw(append(append(packetHeader(0, [16]byte{}, 0, 20, 0, 20, 0), w.own[:]...), 1, 0, 1, 0)); err != nil {
 		return err
 	}
 	w.seq = 1
@@ -134,7 +136,7 @@ func (w *wire) greet() error {
 		return err
 	}
 	defer p.close()
-	if p.kind != 0 || len(p.body) != len(w.peer) {
+	if p.kind != 0 || len(p.body) < len(w.peer) {
 		return fmt.Errorf("no greeting: kind %#x %q", p.kind, p.body)
 	}
 	copy(w.peer[:], p.body)
@@ -197,7 +199,7 @@ const (
 func listBody(number uint32) []byte { return le.AppendUint32(nil, number) }
 
 func followBody(number uint32, room uint64, name string) []byte {
-	b := le.AppendUint64(listBody(number), room)
+	b := le.AppendUint64(append(listBody(number), byte(handles.WriteAccess)), room)
 	b = le.AppendUint16(b, uint16(len(name)))
 	return append(b, name...)
 }
