@@ -6,11 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // news is what a child tells of itself.
@@ -51,6 +53,55 @@ func init() {
 			}
 		}
 	})
+	// It passes descriptors whose last close takes an hour, which is the publisher's.
+	// With so many chunks it follows first, keeps them, and leaves unread what the
+	// publisher answers, so that its descriptors stay unread, too.
+	reexec.Register("adversary: lingers", func(c *reexec.Child) error {
+		w, err := dial(c.Args[0])
+		if err != nil {
+			return err
+		}
+		if most, _ := strconv.Atoi(c.Args[1]); most > 0 {
+			if err := w.hoard(uint32(most)); err != nil {
+				return err
+			}
+			for n := range uint32(200) {
+				if w.send(list, listBody(100+n)) != nil {
+					break
+				}
+			}
+		}
+		for range 3 {
+			s, err := lingering()
+			if err != nil {
+				return err
+			}
+			_ = w.part(list, listBody(1), 4, 1, s)
+			go func() { _ = unix.Close(s) }() // the publisher may have closed its own already
+		}
+		if err := c.Send(news{Progress: true}); err != nil {
+			return err
+		}
+		select {}
+	})
+	reexec.Register("adversary: reads nothing", func(c *reexec.Child) error {
+		if err := confine(0, true); err != nil {
+			return err
+		}
+		w, err := dial(c.Args[0])
+		if err != nil {
+			return err
+		}
+		for n := range uint32(40) {
+			if err := w.send(follow, followBody(n+1, 0, "p")); err != nil {
+				break // it is bounded
+			}
+		}
+		if err := c.Send(news{Progress: true}); err != nil {
+			return err
+		}
+		select {}
+	})
 }
 
 // child is a process that tells news.
@@ -76,6 +127,11 @@ func startFollower(t *testing.T, path, user string) *child {
 func startFollowerOn(t *testing.T, path, folder string) *child {
 	t.Helper()
 	return startChild(t, "follower", path, "", folder)
+}
+
+func startAttack(t *testing.T, name, path string) *child {
+	t.Helper()
+	return startChild(t, name, path)
 }
 
 // wait waits for news.

@@ -28,6 +28,14 @@ func times(usually int) int {
 	return usually
 }
 
+// needsRoot skips a test for the one reason that it gives.
+func needsRoot(t *testing.T, why string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root " + why)
+	}
+}
+
 // within fails the test if what must not hang does.
 func within(t *testing.T, what string, do func() error) error {
 	t.Helper()
