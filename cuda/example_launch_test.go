@@ -2,7 +2,6 @@ package cuda_test
 
 import (
 	"fmt"
-	"log"
 
 	"github.com/cuvmm/cuvmm/csrc/kernels"
 	"github.com/cuvmm/cuvmm/cuda"
@@ -47,10 +46,4 @@ func ExampleDevice_StreamPriorities() {
 	defer urgent.Close()
 	fmt.Println("from", least, "to", greatest)
 	// Output: from 0 to -5
-}
-
-func check(err error) {
-	if err != nil {
-		log.Fatal(err)
-	}
 }
