@@ -29,7 +29,9 @@ var withoutRows = map[driver.Call]string{
 	driver.CallMemHostRegister: codeSays, driver.CallMemHostUnregister: codeSays, driver.CallMemHostGetDevicePointer: codeSays,
 	driver.CallMemAddressFree: codeSays, driver.CallMemRelease: codeSays, driver.CallMemUnmap: codeSays, driver.CallMemGetAccess: codeSays,
 	driver.CallMemGetAllocationGranularity: codeSays, driver.CallMemGetAllocationPropertiesFromHandle: codeSays,
-	driver.CallMulticastGetGranularity: codeSays, driver.CallModuleUnload: codeSays,
+	driver.CallMulticastGetGranularity: codeSays, driver.CallModuleUnload: codeSays, driver.CallFuncGetAttribute: codeSays,
+	driver.CallStreamCreateWithPriority: codeSays, driver.CallCtxGetStreamPriorityRange: codeSays, driver.CallStreamGetPriority: codeSays,
+	driver.CallOccupancyMaxActiveBlocksPerMultiprocessor: codeSays,
 	driver.CallMemAlloc: codeSays, driver.CallFuncGetParamInfo: asked, driver.CallModuleLoadDataEx: elsewhere,
 
 	driver.CallMemDiscardBatchAsync: foreign, driver.CallThreadExchangeStreamCaptureMode: foreign, driver.CallDevicePrimaryCtxGetState: foreign,
