@@ -117,6 +117,17 @@ func TestOddMemory(t *testing.T) {
 	}
 	huge := memfd(t, 1<<50, 0, sealed)
 	rows["of 1 PiB"] = huge
+	if f, err := unix.MemfdCreate("huge", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB); err == nil {
+		f = file(t, f, nil)
+		if unix.Ftruncate(f, 4<<20) == nil { // pages that are not there
+			_, err := unix.FcntlInt(uintptr(f), unix.F_ADD_SEALS, sealed)
+			require.NoError(t, err)
+			rows["of huge pages"] = f
+		}
+	}
+	locked := whole()
+	require.NoError(t, unix.Flock(locked, unix.LOCK_EX))
+	rows["locked by its sender"] = locked
 	for name, flags := range map[string]int{"a path of memory": unix.O_PATH, "read-only": unix.O_RDONLY} {
 		f, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", whole()), flags|unix.O_CLOEXEC, 0)
 		rows[name] = file(t, f, err)
