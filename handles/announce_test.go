@@ -149,6 +149,7 @@ func TestTwoPublicationsOfOneBuffer(t *testing.T) {
 func TestGoroutinesThatAppendAndAnnounce(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, Options{})
 	require.NoError(t, v.p.Shrink(0))
+	require.NoError(t, v.p.Settle(moment(t))) // or the follower has the old elements for a moment
 	const writers, rounds = 4, 25
 	var all errgroup.Group
 	for range writers {
