@@ -498,7 +498,11 @@ func TestManyChunksUnderASmallLimitOfOpenFiles(t *testing.T) {
 	onBoth(t, func(t *testing.T, s *stage) {
 		dir := s.public()
 		if s.folder != "" {
+			// This process, which may be root, looks into the machine too, and
+			// trusts no folder of the ordinary user's; they share it by group.
 			s.folder = filepath.Join(dir, "machine")
+			require.NoError(t, os.Mkdir(s.folder, 0o700))
+			require.NoError(t, os.Chmod(s.folder, 0o770))
 		}
 		start := func() *child {
 			c := &child{reexec.Command(t, "party"), t}
