@@ -503,6 +503,9 @@ func TestManyChunksUnderASmallLimitOfOpenFiles(t *testing.T) {
 			s.folder = filepath.Join(dir, "machine")
 			require.NoError(t, os.Mkdir(s.folder, 0o700))
 			require.NoError(t, os.Chmod(s.folder, 0o770))
+			if os.Geteuid() == 0 {
+				require.NoError(t, os.Chown(s.folder, 0, nobody))
+			}
 		}
 		start := func() *child {
 			c := &child{reexec.Command(t, "party"), t}

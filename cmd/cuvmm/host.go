@@ -4,7 +4,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
@@ -14,23 +13,25 @@ import (
 type host struct {
 	root   string // before every path
 	env    func(name string) (string, bool)
-	limit  func(resource int) (uint64, error)        // that holds now
+	limit  func(of resource) (uint64, error)         // that holds now
 	access func(path string) error                   // whether the process may read and write a file
 	open   func(driver string) (*cuda.System, error) // driver is as auto.Options.Driver
 }
 
-const readWrite = 4 | 2 // as access(2) has them
+// A resource is one whose use the operating system may limit.
+type resource int
+
+const (
+	openedFiles resource = iota
+	addresses            // bytes of address space
+)
 
 func thisHost() host {
 	return host{
-		root: "/",
-		env:  os.LookupEnv,
-		limit: func(resource int) (uint64, error) {
-			var l syscall.Rlimit
-			err := syscall.Getrlimit(resource, &l)
-			return l.Cur, err
-		},
-		access: func(path string) error { return syscall.Access(path, readWrite) },
+		root:   "/",
+		env:    os.LookupEnv,
+		limit:  limitOf,
+		access: readAndWrite,
 		open: func(driver string) (*cuda.System, error) {
 			return auto.Open(auto.Options{Driver: auto.Choice(driver), CUDA: []cuda.Option{cuda.WithNamedStreamsOnly()}})
 		},

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 )
 
 // machineFindings are those that need no driver.
@@ -110,7 +109,7 @@ func deviceFiles(h host) []finding {
 // the soft limit to the hard one.
 func openFiles(h host) []finding {
 	const enough = 4096
-	n, err := h.limit(syscall.RLIMIT_NOFILE)
+	n, err := h.limit(openedFiles)
 	if err != nil || n >= enough {
 		return []finding{ok("open files", "up to %s", count(n))}
 	}
@@ -127,7 +126,7 @@ func count(n uint64) string {
 }
 
 func addressSpace(h host) []finding {
-	n, err := h.limit(syscall.RLIMIT_AS)
+	n, err := h.limit(addresses)
 	if err != nil || n >= math.MaxInt64 {
 		return []finding{ok("address space", "not limited")}
 	}

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -54,7 +53,7 @@ func show(t *testing.T, f files, o ...sim.Options) host {
 	return host{
 		root:   root,
 		env:    func(string) (string, bool) { return "", false },
-		limit:  func(int) (uint64, error) { return math.MaxUint64, nil },
+		limit:  func(resource) (uint64, error) { return math.MaxUint64, nil },
 		access: func(string) error { return nil },
 		open: func(string) (*cuda.System, error) {
 			m, err := sim.New(append(o, sim.Options{})[0])
@@ -73,10 +72,10 @@ func named(value string) func(string) (string, bool) {
 
 // Each finding is produced on purpose.
 func TestMachineFindings(t *testing.T) {
-	limited := func(resource int, n uint64) func(*host) {
+	limited := func(of resource, n uint64) func(*host) {
 		return func(h *host) {
-			h.limit = func(asked int) (uint64, error) {
-				if asked == resource {
+			h.limit = func(asked resource) (uint64, error) {
+				if asked == of {
 					return n, nil
 				}
 				return math.MaxUint64, nil
@@ -87,7 +86,7 @@ func TestMachineFindings(t *testing.T) {
 		return func(h *host) {
 			h.access = func(path string) error {
 				if strings.HasSuffix(path, name) {
-					return syscall.EACCES
+					return os.ErrPermission
 				}
 				return nil
 			}
@@ -109,8 +108,8 @@ func TestMachineFindings(t *testing.T) {
 		{"no nvidiactl", healthy().without("dev/nvidiactl"), nil, problem, "CUDA does not start (error 100)"},
 		{"a control file without permission", healthy(), refused("nvidiactl"), problem, "/dev/nvidiactl cannot be read and written: permission denied"},
 		{"a GPU without permission", healthy(), refused("nvidia0"), warning, "this process does not see that GPU"},
-		{"few open files", healthy(), limited(syscall.RLIMIT_NOFILE, 1024), warning, "at most 1024"},
-		{"little address space", healthy(), limited(syscall.RLIMIT_AS, 8<<30), problem, "limited to 8192 MiB (ulimit -v)"},
+		{"few open files", healthy(), limited(openedFiles, 1024), warning, "at most 1024"},
+		{"little address space", healthy(), limited(addresses, 8<<30), problem, "limited to 8192 MiB (ulimit -v)"},
 		{"control group", healthy().with("sys/fs/cgroup/memory.max", "2147483648\n"), nil, note, "the control group allows 2048 MiB"},
 		{"control group, version 1", healthy().with("sys/fs/cgroup/memory/memory.limit_in_bytes", "1073741824"), nil, note, "the control group allows 1024 MiB"},
 		{"seccomp", healthy().with("proc/self/status", "Seccomp:\t2\n"), nil, note, "system calls are filtered"},
