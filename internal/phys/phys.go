@@ -21,6 +21,7 @@ import (
 type Handle struct {
 	core.Object
 	refs atomic.Int64
+	gone atomic.Bool // the memory was given back, which TakeGone has yet to tell
 	// Driver is the driver's handle: never used after the last Release, since
 	// the real driver crashes on a handle that is not live.
 	Driver driver.MemHandle
@@ -88,8 +89,9 @@ func New(s *core.System, h driver.MemHandle, size uint64, prop driver.Allocation
 // Retain adds to the count. The caller must hold one.
 func (h *Handle) Retain() { h.refs.Add(1) }
 
-// Gone reports whether the last count was released.
-func (h *Handle) Gone() bool { return h.refs.Load() == 0 }
+// TakeGone reports whether the memory was given back, to one caller alone: where
+// several let go of a handle at the same time, one of them accounts for it.
+func (h *Handle) TakeGone() bool { return h.gone.CompareAndSwap(true, false) }
 
 // Devices is the device that the memory lies on, if it is one.
 func (h *Handle) Devices() []driver.Device { return core.DevicesOf(h.Asked.Location) }
@@ -114,6 +116,7 @@ func (h *Handle) Release() driver.Result {
 		}
 	}
 	h.Untrack()
+	h.gone.Store(true)
 	if h.sharing.Load() == exported {
 		h.System().Shared.Release(h.Size)
 	}

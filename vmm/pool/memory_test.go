@@ -16,13 +16,13 @@ import (
 )
 
 // With the GPU behind the program, as in life, the pool holds little more than was
-// requested: on programs that were recorded, and on generated ones. The bounds are
-// far from what it holds, since how far the software driver's GPU is behind depends
-// on the machine; designs that fail hold several times what was requested.
+// requested: on programs that were recorded, and on generated ones. That is 1.10 times
+// what was requested at most, and differs by 0.03 from run to run.
 func TestHoldsLittleWithTheGPUBehind(t *testing.T) {
 	if thorough {
 		t.Skip("checking everything after each operation, full traces take too long")
 	}
+	patient(t) // so that a slow machine costs time and no memory
 	files, err := filepath.Glob("testdata/traces/*.gz")
 	require.NoError(t, err)
 	require.Len(t, files, 5)
@@ -35,7 +35,7 @@ func TestHoldsLittleWithTheGPUBehind(t *testing.T) {
 		holdsAtMost(t, tr, 1.15)
 	}
 	for _, g := range tracegen.Generators() {
-		holdsAtMost(t, g.Make(tracegen.Config{Seed: 8}), 1.3)
+		holdsAtMost(t, g.Make(tracegen.Config{Seed: 8}), 1.15)
 	}
 }
 

@@ -44,12 +44,15 @@ func (r *replayer) Sync() error {
 	return nil
 }
 
-var replaySeeds = flag.Uint64("replay-seeds", 1, "how many seeds of each generator TestReplay replays")
+var replaySeeds = flag.Uint64("replay-seeds", 2, "how many seeds of each generator TestReplay replays")
 
 // On the software driver the traces are replayed at full size, since memory that
 // is not touched costs nothing there: how much the pool holds can be seen without
-// a GPU.
+// a GPU. The bound is far from what it holds, which is 1.05 times what was requested
+// at most, and differs by 0.03 from run to run where streams are several.
 func TestReplay(t *testing.T) {
+	patient(t) // so that a slow machine costs time and no memory
+	const most = 1.12
 	for _, g := range tracegen.Generators() {
 		for _, streams := range []int{1, 3} {
 			for seed := range *replaySeeds {
@@ -74,7 +77,11 @@ func TestReplay(t *testing.T) {
 					require.EqualValues(t, want.PeakBlocks, s.PeakBlocks)
 					require.EqualValues(t, want.Allocs, s.Allocs)
 					require.Zero(t, s.Blocks)
-					t.Logf("reserved/requested %.3f, %v a request", float64(s.PeakReserved)/float64(want.PeakBytes), got.PerOperation())
+					held := float64(s.PeakReserved) / float64(want.PeakBytes)
+					t.Logf("reserved/requested %.3f, %v a request", held, got.PerOperation())
+					if !thorough { // of a trace that is cut off little is requested, beside which a chunk is much
+						require.LessOrEqual(t, held, most)
+					}
 				})
 			}
 		}

@@ -13,7 +13,8 @@ import (
 type upkeep struct {
 	mu      sync.Mutex // a leaf
 	timer   *time.Timer
-	soon    bool // it runs because something leaves
+	soon    bool // something leaves
+	running bool
 	stopped bool
 
 	// Of what follows only upkeep itself knows.
@@ -49,8 +50,9 @@ func (u *upkeep) start(p *Pool, soon bool) {
 	case u.stopped || u.soon || !soon && u.timer != nil:
 		return
 	case soon:
-		u.soon = true
-		u.arm(p, firstUpkeep)
+		if u.soon = true; !u.running { // or it sees to that when it ends
+			u.arm(p, firstUpkeep)
+		}
 	case p.decay > 0:
 		u.arm(p, p.decay)
 	}
@@ -76,13 +78,24 @@ func (u *upkeep) stop() {
 }
 
 func (u *upkeep) run(p *Pool) {
+	u.mu.Lock()
+	if u.running { // the timer was set again when it had run out
+		u.mu.Unlock()
+		return
+	}
+	u.running, u.soon = true, false
+	u.mu.Unlock()
 	leaves, after := p.tend()
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	u.running = false
 	if u.stopped {
 		return
 	}
-	if u.soon = leaves; leaves || p.decay > 0 {
+	if u.soon { // something began to leave meanwhile, which tend may have missed
+		after = min(after, firstUpkeep)
+	}
+	if u.soon = u.soon || leaves; u.soon || p.decay > 0 {
 		u.arm(p, after)
 	}
 }
@@ -354,7 +367,7 @@ func (r *region) vacate(op string, from, to int) (gone uint64, err error) {
 		h := r.chunks[i].Load().handle
 		if err == nil || r.left(i) == 0 {
 			r.chunks[i].Store(nil)
-			if h.Gone() {
+			if h.TakeGone() {
 				gone += h.Size
 			}
 		} else {

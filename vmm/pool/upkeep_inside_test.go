@@ -1,0 +1,93 @@
+package pool
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/stretchr/testify/require"
+)
+
+// Memory that is mapped at two places is counted once as gone, also where both are
+// unmapped at the same time: by upkeep, which unmaps what moved, and by a trim.
+func TestMemoryOfTwoPlacesGoesOnce(t *testing.T) {
+	m, sys := sim.Open(t)
+	p, err := New(sys.Devices()[0], Options{Chunk: 2 << 20})
+	require.NoError(t, err)
+	place := func(chunks ...*phys.Handle) *region {
+		r, err := p.reserve(mid, 4*p.chunk, p.chunk, p.chunk, p.chunk)
+		require.NoError(t, err)
+		require.NoError(t, r.rng.MapRun("test", 0, chunks, p.access))
+		for i, h := range chunks {
+			r.chunks[i].Store(&chunk{handle: h})
+		}
+		return r
+	}
+	moved, err := p.newChunk(p.chunk)
+	require.NoError(t, err)
+	stays, err := p.newChunk(p.chunk)
+	require.NoError(t, err)
+	moved.Retain()
+	old, now := place(moved, stays), place(moved)
+
+	// The new place goes while the old one's has gone, and not yet been counted.
+	var trimmed uint64
+	within := false
+	m.OnCall(func(call string) {
+		if call == "cuMemRelease" && !within {
+			within = true
+			n, err := now.vacate("test", 0, 1)
+			if trimmed = n; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	left, err := old.vacate("test", 0, 2)
+	m.OnCall(nil)
+	require.NoError(t, err)
+	require.True(t, within)
+	p.reserved.Add(-left - trimmed)
+	require.Zero(t, p.reserved.Load(), "counted as gone: %d bytes of %d", left+trimmed, 2*p.chunk)
+	require.NoError(t, p.Close())
+}
+
+// Upkeep runs once at a time, and what begins to leave while it runs is not forgotten
+// until the next window of the decay.
+func TestUpkeepSeesWhatLeavesWhileItRuns(t *testing.T) {
+	m, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	defer SetUpkeep(time.Hour)()
+	p, err := New(d, Options{Chunk: 2 << 20, Decay: time.Hour})
+	require.NoError(t, err)
+	b, err := p.Alloc(Request{Bytes: 32 << 20, Stream: s})
+	require.NoError(t, err)
+	require.NoError(t, p.Free(b))
+	u := &p.upkeep
+	u.since, u.excess = time.Now(), 8<<20
+	var once sync.Once
+	m.OnCall(func(string) {
+		once.Do(func() {
+			u.start(p, true)
+			ran := make(chan struct{})
+			go func() { defer close(ran); u.run(p) }() // as a timer would that had run out before
+			select {
+			case <-ran:
+			case <-time.After(time.Minute):
+				t.Error("upkeep runs twice at a time")
+			}
+		})
+	})
+	u.run(p)
+	m.OnCall(nil)
+	u.mu.Lock()
+	soon := u.soon
+	u.mu.Unlock()
+	require.True(t, soon, "what began to leave is forgotten")
+	require.NoError(t, p.Close())
+	require.NoError(t, s.Close())
+}
