@@ -61,7 +61,12 @@ func (c *checker) must(ok bool, format string, args ...any) {
 // spans are sorted, apart, and made of mapped chunks.
 func (c *checker) spans(r *region) {
 	at := r.base
+	leaves := map[*span]bool{}
+	for _, l := range c.p.leaving {
+		leaves[l.span] = true
+	}
 	for _, s := range r.spans {
+		c.must(s.shard != nil || leaves[s] || r.rng.Left(r.off(s.from), s.bytes()) > 0, "the place %#x to %#x is no shard's, and nothing unmaps it", s.from, s.to)
 		c.must(s.from >= at && s.from < s.to && s.to <= r.end(), "span %#x to %#x after %#x in region %#x", s.from, s.to, at, r.base)
 		c.must(r.off(s.from)%r.chunk == 0 && s.bytes()%r.chunk == 0, "span %#x to %#x is not of whole chunks", s.from, s.to)
 		for i := r.index(at); i < r.index(s.from); i++ {
@@ -134,12 +139,14 @@ func (c *checker) shard(sh *shard) {
 		"a shard counts %d blocks of %d bytes and has %d of %d", sh.live, sh.requested, s.live, s.requested)
 	c.must(s.spanned == sh.spanned, "a shard counts %d bytes of spans and has %d", sh.spanned, s.spanned)
 	c.must(s.waiting == sh.waiting.n, "%d blocks wait, %d are listed", s.waiting, sh.waiting.n)
-	listed := 0
+	listed, bytes := 0, uint64(0)
 	sh.waiting.each(func(w waiting) {
 		listed++
+		bytes += w.h.size()
 		c.must(w.h.waiting && !w.h.live(), "a block that is listed as waiting is not")
 	})
 	c.must(listed == sh.waiting.n, "a shard counts %d waiting blocks and lists %d", sh.waiting.n, listed)
+	c.must(bytes == sh.waiting.bytes, "a shard counts %d bytes of waiting blocks and has %d", sh.waiting.bytes, bytes)
 	c.must(sh.offers || sh.arena != nil || !sh.has(), "a shard has what others could use, and does not say so")
 	c.must(sh.offers == slices.Contains(c.p.offers, sh), "a shard offers: %t, and is listed otherwise", sh.offers)
 	c.must(sh.passed.Load() < sh.epoch && sh.touched <= sh.epoch, "epochs: passed %d, touched %d, now %d", sh.passed.Load(), sh.touched, sh.epoch)

@@ -91,3 +91,37 @@ func TestUpkeepSeesWhatLeavesWhileItRuns(t *testing.T) {
 	require.NoError(t, p.Close())
 	require.NoError(t, s.Close())
 }
+
+// Check sees a place that nothing will unmap, and what waits being counted wrongly.
+func TestCheckSeesWhatIsForgotten(t *testing.T) {
+	_, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	defer SetUpkeep(time.Hour)()
+	p, err := New(d, Options{Chunk: 2 << 20})
+	require.NoError(t, err)
+	alloc := func(bytes int) Block {
+		b, err := p.Alloc(Request{Bytes: bytes, Stream: s})
+		require.NoError(t, err)
+		return b
+	}
+	first, between, last := alloc(4<<20), alloc(4<<20), alloc(4<<20)
+	require.NoError(t, p.Free(first))
+	large := alloc(6 << 20) // what was free moves, and leaves
+	require.NotEmpty(t, p.leaving)
+	require.NoError(t, p.Check())
+	leaving := p.leaving
+	p.leaving = nil
+	require.ErrorContains(t, p.Check(), "nothing unmaps it")
+	p.leaving = leaving
+	sh := p.all()[0]
+	sh.waiting.bytes++
+	require.ErrorContains(t, p.Check(), "bytes of waiting blocks")
+	sh.waiting.bytes--
+	for _, b := range []Block{between, last, large} {
+		require.NoError(t, p.Free(b))
+	}
+	require.NoError(t, p.Close())
+	require.NoError(t, s.Close())
+}
