@@ -57,7 +57,7 @@ func TestAReleaseThatFailedKeepsItsCount(t *testing.T) {
 	h := create(t, sys)
 	m.Inject(sim.Fault{Call: "cuMemRelease", Result: cuda.Code(driver.Unknown)})
 	require.Equal(t, driver.Unknown, h.Release())
-	require.EqualValues(t, 2*mib, s.Stats().AllocatedBytes, "it is accounted for")
+	require.Equal(t, 2*mib, s.Stats().AllocatedBytes, "it is accounted for")
 	require.Equal(t, driver.Success, h.Release())
 	require.Zero(t, s.Stats().AllocatedBytes)
 }

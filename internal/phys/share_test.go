@@ -61,7 +61,7 @@ func TestExportedMemoryIsMarkedForEver(t *testing.T) {
 	// What was released is not taken for free.
 	released(t, h)
 	require.Equal(t, 1, s.Stats().SharedReleased)
-	require.EqualValues(t, 2*mib, s.Stats().SharedReleasedBytes)
+	require.Equal(t, 2*mib, s.Stats().SharedReleasedBytes)
 	require.Equal(t, 1, m.Live()[sim.KindAllocation])
 	require.False(t, again.Over())
 	require.True(t, again.Revive())
