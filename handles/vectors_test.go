@@ -143,7 +143,9 @@ func readVectors(t *testing.T) (v vectors) {
 // What the vectors say, the document says, and this package writes and reads.
 func TestMessagesAreThoseOfTheVectors(t *testing.T) {
 	document, err := os.ReadFile(filepath.Join("..", "docs", "protocol.md"))
-	require.NoError(t, err)
+	if _, here := os.Stat("vectors_test.go"); here == nil { // a test binary elsewhere has no documents
+		require.NoError(t, err)
+	}
 	kinds := map[uint16]bool{}
 	for _, v := range readVectors(t).Messages {
 		t.Run(v.Message, func(t *testing.T) {
@@ -153,7 +155,7 @@ func TestMessagesAreThoseOfTheVectors(t *testing.T) {
 				form = "(empty)"
 			}
 			row := fmt.Sprintf("| 0x%04x | %s | %s | %s |", v.Kind, v.Message, v.To, form)
-			if !strings.Contains(string(document), row) {
+			if document != nil && !strings.Contains(string(document), row) {
 				t.Errorf("docs/protocol.md has no row %s", row)
 			}
 			body, err := hex.DecodeString(v.Body)

@@ -78,9 +78,9 @@ func ExampleBuffer_Grow() {
 
 	const outOfMemory = 2 // CUDA_ERROR_OUT_OF_MEMORY
 	machine.Inject(sim.Fault{Call: "cuMemCreate", Result: outOfMemory, Times: 1})
-	fmt.Println(buffer.Grow(1) != nil, buffer.Stats().Committed)
-	fmt.Println(buffer.Grow(1) != nil, buffer.Stats().Committed)
+	fmt.Println(buffer.Grow(4<<20) != nil) // true: the growth needs memory, and fails once
+	fmt.Println(buffer.Grow(4<<20) != nil, buffer.Stats().Committed)
 	// Output:
-	// true 0
-	// false 2097152
+	// true
+	// false 4194304
 }
