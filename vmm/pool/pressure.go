@@ -247,13 +247,17 @@ func (p *Pool) all() []*shard {
 	return slices.Clip(p.shards)
 }
 
-// advanceAll asks all streams how far they are, and reports whether an event that
-// was recorded for that is in flight.
+// advanceAll asks all streams how far they are, and reports whether another look may
+// find more: an event that was recorded for that is in flight, or a block waits.
 func (p *Pool) advanceAll() (inFlight bool) {
 	for _, sh := range p.all() {
 		sh.settle()
 		inFlight = sh.advance() || inFlight
 		sh.settle()
+		// A block that waits for a stream further on in the list is had at the next look.
+		sh.mu.Lock()
+		inFlight = inFlight || sh.waiting.n > 0
+		sh.mu.Unlock()
 	}
 	return inFlight
 }
