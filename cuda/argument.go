@@ -7,7 +7,7 @@ import (
 	"reflect"
 	"strconv"
 
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // add packs an argument behind the others, at its alignment. It reports false
@@ -69,7 +69,7 @@ func (k *Kernel) addInt(op string, p *parameters, i int, arg any) (converted boo
 		if negative {
 			number = strconv.FormatInt(int64(bits), 10)
 		}
-		return true, core.Invalid(op, fmt.Sprintf("argument %d of kernel %q, %s, where the kernel declares %s", i, k.name, number, core.Count(size, "byte")),
+		return true, errs.Invalid(op, fmt.Sprintf("argument %d of kernel %q, %s, where the kernel declares %s", i, k.name, number, errs.Count(size, "byte")),
 			"pass a number that fits there")
 	}
 	switch size { // where it is declared, so without alignment
@@ -82,7 +82,7 @@ func (k *Kernel) addInt(op string, p *parameters, i int, arg any) (converted boo
 	case 8:
 		p.block = binary.NativeEndian.AppendUint64(p.block, bits)
 	default:
-		return true, core.Invalid(op, fmt.Sprintf("argument %d of kernel %q, of type %v, where the kernel declares %s", i, k.name, reflect.TypeOf(arg), core.Count(size, "byte")),
+		return true, errs.Invalid(op, fmt.Sprintf("argument %d of kernel %q, of type %v, where the kernel declares %s", i, k.name, reflect.TypeOf(arg), errs.Count(size, "byte")),
 			"pass a value of the type that the kernel takes there")
 	}
 	return true, nil
@@ -170,17 +170,17 @@ func (k *Kernel) fits(op string, i int, t reflect.Type, before, end int) error {
 	if end-at == want.size {
 		hint = "pass an array of smaller elements, which may lie there"
 	}
-	return core.Invalid(op, fmt.Sprintf("argument %d of kernel %q, of type %v: it takes %s at offset %d, where the kernel declares %d at offset %d",
-		i, k.name, t, core.Count(end-at, "byte"), at, want.size, want.off), hint)
+	return errs.Invalid(op, fmt.Sprintf("argument %d of kernel %q, of type %v: it takes %s at offset %d, where the kernel declares %d at offset %d",
+		i, k.name, t, errs.Count(end-at, "byte"), at, want.size, want.off), hint)
 }
 
 // refuse is the error for an argument of a type that no kernel can take.
 func (k *Kernel) refuse(op string, i int, t reflect.Type) error {
 	if t == nil {
-		return core.Invalid(op, fmt.Sprintf("argument %d of kernel %q is nil", i, k.name), "pass cuda.Ptr(0) for a null address")
+		return errs.Invalid(op, fmt.Sprintf("argument %d of kernel %q is nil", i, k.name), "pass cuda.Ptr(0) for a null address")
 	}
 	u := unpackable(t)
-	return core.Invalid(op, fmt.Sprintf("argument %d of kernel %q, of type %v: %s", i, k.name, t, u.why), u.remedy)
+	return errs.Invalid(op, fmt.Sprintf("argument %d of kernel %q, of type %v: %s", i, k.name, t, u.why), u.remedy)
 }
 
 // unpackableType says why values of a type cannot be passed to a kernel.

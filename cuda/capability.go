@@ -4,9 +4,9 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/diagnose"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -53,7 +53,7 @@ func (d *Device) Attribute(number int) (int, error) {
 	}
 	v, r := d.sys.core.Drv.DeviceGetAttribute(driver.DeviceAttribute(number), d.dev)
 	if r != driver.Success {
-		return 0, d.sys.core.Fail(op, driver.CallDeviceGetAttribute, r,
+		return 0, d.sys.core.CallError(op, driver.CallDeviceGetAttribute, r,
 			fmt.Sprintf("attribute %d of %v", number, d), d.dev)
 	}
 	return int(v), nil
@@ -103,7 +103,7 @@ func (d *Device) Capabilities() (Capabilities, error) {
 	} {
 		bytes, r := d.sys.core.Drv.MemGetAllocationGranularity(d.granule(), g.option)
 		if r != driver.Success {
-			return c, d.sys.core.Fail(op, driver.CallMemGetAllocationGranularity, r, d.String(), d.dev)
+			return c, d.sys.core.CallError(op, driver.CallMemGetAllocationGranularity, r, d.String(), d.dev)
 		}
 		*g.to = int(bytes)
 	}
@@ -146,7 +146,7 @@ func (d *Device) Probe() (Probe, error) {
 		return Probe{}, err
 	}
 	if !caps.VirtualMemory {
-		return Probe{}, core.Error(core.Failure{Op: op, Kind: core.NotSupported,
+		return Probe{}, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
 			Asked: d.String() + " has no virtual memory management", Hint: "it needs a Pascal GPU or later, and Linux or Windows in TCC/WDDM mode"})
 	}
 	if _, err := d.context(); err != nil {
@@ -158,13 +158,13 @@ func (d *Device) Probe() (Probe, error) {
 		return *d.probed, nil
 	}
 	failed := func(at driver.Call, r driver.Result, prop driver.AllocationProp) error {
-		f := core.Failure{Op: op, Call: at, Result: r, Asked: fmt.Sprintf("a trial on %v", d), Err: diagnose.Creation(d.sys.core, prop, r)}
+		f := errs.Failure{Op: op, Call: at, Result: r, Asked: fmt.Sprintf("a trial on %v", d), Err: diagnose.Creation(d.sys.core, prop, r)}
 		if r == driver.OutOfMemory {
 			if free, _, err := d.MemoryInfo(); err == nil {
 				f.Hint = d.sys.core.Withheld(uint64(caps.MinimumGranularity), free)
 			}
 		}
-		return core.Error(f)
+		return errs.New(f)
 	}
 	var p Probe
 	try := func(change func(*driver.AllocationProp)) (driver.AllocationProp, error) {
@@ -191,7 +191,7 @@ func (d *Device) Probe() (Probe, error) {
 	share := func(t driver.HandleTypes) error {
 		prop := d.granule()
 		prop.RequestedHandleTypes = t
-		at, r, _ := phys.Trial(op, d.sys.core, uint64(caps.MinimumGranularity), prop)
+		at, r, _ := phys.ProbeHandleType(op, d.sys.core, uint64(caps.MinimumGranularity), prop)
 		if r == driver.Success {
 			return nil
 		}

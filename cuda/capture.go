@@ -8,6 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // CaptureMode says whose calls can break a capture: the driver refuses calls
@@ -67,17 +68,17 @@ type CaptureOptions struct {
 func (s *Stream) WithCapture(o CaptureOptions, body func() error) (*Graph, error) {
 	const op = "cuda.Stream.WithCapture"
 	if body == nil {
-		return nil, core.Invalid(op, "no function", "pass the function whose work is to be captured")
+		return nil, errs.Invalid(op, "no function", "pass the function whose work is to be captured")
 	}
 	if _, ok := captureModes[o.Mode]; !ok {
-		return nil, core.Invalid(op, o.Mode.String(), "use CaptureThreadLocal, CaptureGlobal or CaptureRelaxed")
+		return nil, errs.Invalid(op, o.Mode.String(), "use CaptureThreadLocal, CaptureGlobal or CaptureRelaxed")
 	}
 	if err := s.use(op); err != nil {
 		return nil, err
 	}
-	defer s.in.Drop()
+	defer s.in.Release()
 	if s.in.IsLegacy() {
-		return nil, core.Invalid(op, "the legacy default stream", "the driver captures no work of it: capture on a stream of your own")
+		return nil, errs.Invalid(op, "the legacy default stream", "the driver captures no work of it: capture on a stream of your own")
 	}
 	if err := s.notCapturing(op); err != nil {
 		return nil, err
@@ -178,7 +179,7 @@ func (c *capture) end(op string) (driver.Graph, error) {
 	// ours to end. Without an id there was no time for that.
 	if status, id, r := c.stream.Capture(); c.id != 0 && r == driver.Success &&
 		(status == driver.CaptureNone || status == driver.CaptureActive && id != c.id) {
-		return 0, core.Error(core.Failure{Op: op, Kind: core.Capturing,
+		return 0, errs.New(errs.Failure{Op: op, Kind: errs.Capturing,
 			Asked: fmt.Sprintf("the capture of stream %#x was ended by somebody else", uintptr(c.stream.Handle)),
 			Hint:  "leave the end of the capture to WithCapture"})
 	}
@@ -199,7 +200,7 @@ func (c *capture) end(op string) (driver.Graph, error) {
 
 // broken explains why a capture came to nothing.
 func (c *capture) broken(op string, r driver.Result) error {
-	f := core.Failure{Op: op, Call: driver.CallStreamEndCapture, Result: r,
+	f := errs.Failure{Op: op, Call: driver.CallStreamEndCapture, Result: r,
 		Asked: fmt.Sprintf("a capture of stream %#x in %v mode", uintptr(c.stream.Handle), c.mode)}
 	switch r {
 	case driver.CaptureInvalid:
@@ -215,7 +216,7 @@ func (c *capture) broken(op string, r driver.Result) error {
 	case driver.CaptureUnjoined:
 		f.Hint = "record an event on each stream that took part and let the captured stream wait for it, before the function returns"
 	}
-	return core.Error(f)
+	return errs.New(f)
 }
 
 // discard ends the capture without a graph.
@@ -231,12 +232,12 @@ func (c *capture) discard(op string) error {
 // destroyTemplate tries twice, since nobody could later.
 func (c *capture) destroyTemplate(op string, template driver.Graph) error {
 	ctx, drv := c.stream.Ctx, c.sys.core.Drv
-	r := ctx.Note(drv.GraphDestroy(template))
+	r := ctx.Observe(drv.GraphDestroy(template))
 	if r != driver.Success && !r.Lost() {
-		r = ctx.Note(drv.GraphDestroy(template))
+		r = ctx.Observe(drv.GraphDestroy(template))
 	}
 	if r != driver.Success && !r.Lost() {
-		return ctx.Fail(op, driver.CallGraphDestroy, r, "the captured graph, which is lost")
+		return ctx.CallError(op, driver.CallGraphDestroy, r, "the captured graph, which is lost")
 	}
 	return nil
 }
@@ -251,7 +252,7 @@ func (c *capture) graph(op string) (*Graph, error) {
 	d, ctx := c.sys.core.Drv, c.stream.Ctx
 	exec, r := d.GraphInstantiate(ctx.Handle, template)
 	if r != driver.Success {
-		err := ctx.Fail(op, driver.CallGraphInstantiate, r, fmt.Sprintf("what was captured on stream %#x", uintptr(c.stream.Handle)))
+		err := ctx.CallError(op, driver.CallGraphInstantiate, r, fmt.Sprintf("what was captured on stream %#x", uintptr(c.stream.Handle)))
 		c.staged.release(c.sys)
 		if undo := c.destroyTemplate(op, template); undo != nil {
 			err = fmt.Errorf("%w (and undoing it failed: %w)", err, undo)
@@ -283,13 +284,13 @@ func (c *capture) upload(op string, s *Stream, dst driver.Ptr, src []byte, g cor
 	}
 	sys := c.sys.core
 	if r := sys.Drv.MemcpyHtoDAsync(on.Ctx.Handle, dst, at, uint64(len(src)), on.Handle); r != driver.Success {
-		return false, on.Ctx.Fail(op, driver.CallMemcpyHtoDAsync, r,
-			fmt.Sprintf("%s to %#x on stream %#x", core.Bytes(len(src)), uint64(dst), uintptr(on.Handle)))
+		return false, on.Ctx.CallError(op, driver.CallMemcpyHtoDAsync, r,
+			fmt.Sprintf("%s to %#x on stream %#x", errs.Bytes(len(src)), uint64(dst), uintptr(on.Handle)))
 	}
 	c.staged.used += len(src)
 	if _, id, _ := on.Capture(); id != c.id {
 		c.staged.strayed = true
-		return true, core.Error(core.Failure{Op: op, Kind: core.Capturing,
+		return true, errs.New(errs.Failure{Op: op, Kind: errs.Capturing,
 			Asked: fmt.Sprintf("the capture of stream %#x ended during a copy", uintptr(on.Handle)),
 			Hint:  "leave the end of the capture to WithCapture, and a stream that captures to one goroutine at a time"})
 	}
@@ -353,7 +354,7 @@ func (s *Stream) capture(op string) (*capture, error) {
 	if c := s.dev.sys.captures.find(id); c != nil {
 		return c, nil
 	}
-	f := core.Failure{Op: op, Kind: core.Capturing}
+	f := errs.Failure{Op: op, Kind: errs.Capturing}
 	switch status {
 	case driver.CaptureInvalidated:
 		f.Asked = fmt.Sprintf("stream %#x takes part in a capture that is broken", s.handle())
@@ -362,7 +363,7 @@ func (s *Stream) capture(op string) (*capture, error) {
 		f.Asked = fmt.Sprintf("stream %#x takes part in a capture that this System did not begin", s.handle())
 		f.Hint = "capture with Stream.WithCapture, whose graph keeps the bytes, or copy from a HostBuffer that lives as long as the graph"
 	}
-	return nil, core.Error(f)
+	return nil, errs.New(f)
 }
 
 // mayWait refuses a wait for an event that would end a capture: the driver
@@ -373,7 +374,7 @@ func (s *Stream) mayWait(op string, last record) error {
 		return s.result(op, driver.CallStreamGetCaptureInfo, r)
 	}
 	capturing := status != driver.CaptureNone
-	f := core.Failure{Op: op, Kind: core.Capturing}
+	f := errs.Failure{Op: op, Kind: errs.Capturing}
 	switch {
 	case !last.captured && !capturing:
 		return nil
@@ -389,5 +390,5 @@ func (s *Stream) mayWait(op string, last record) error {
 		f.Asked = fmt.Sprintf("stream %#x, which captures a graph, for an event that was recorded outside of it", s.handle())
 		f.Hint = "wait for it before the capture begins, or let the stream wait for it that the graph is launched on"
 	}
-	return core.Error(f)
+	return errs.New(f)
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // The copies below are work on the stream: they return at once and run later.
@@ -35,11 +36,11 @@ func (s *Stream) withHost(op string, h HostSlice, do func() error) error {
 	if err := s.use(op); err != nil {
 		return err
 	}
-	defer s.in.Drop()
+	defer s.in.Release()
 	if err := h.use(op, s.sys()); err != nil {
 		return err
 	}
-	defer h.buf.closer.Drop()
+	defer h.buf.closer.Release()
 	if h.len == 0 {
 		return nil
 	}
@@ -54,14 +55,14 @@ func (s *Stream) Copy(dst, src Ptr, n int) error {
 	if err := s.useBytes(op, n); err != nil {
 		return err
 	}
-	defer s.in.Drop()
+	defer s.in.Release()
 	if n == 0 {
 		return nil
 	}
 	r := s.sys().Drv.MemcpyDtoDAsync(s.in.Ctx.Handle, driver.Ptr(dst), driver.Ptr(src), uint64(n), s.in.Handle)
 	if r != driver.Success {
-		return s.in.Ctx.Fail(op, driver.CallMemcpyDtoDAsync, r,
-			fmt.Sprintf("%s from %v to %v on stream %#x of %v", core.Bytes(n), src, dst, s.handle(), s.dev))
+		return s.in.Ctx.CallError(op, driver.CallMemcpyDtoDAsync, r,
+			fmt.Sprintf("%s from %v to %v on stream %#x of %v", errs.Bytes(n), src, dst, s.handle(), s.dev))
 	}
 	return nil
 }
@@ -72,7 +73,7 @@ func (s *Stream) Memset(dst Ptr, value byte, n int) error {
 	if err := s.useBytes(op, n); err != nil {
 		return err
 	}
-	defer s.in.Drop()
+	defer s.in.Release()
 	if n == 0 {
 		return nil
 	}
@@ -91,14 +92,15 @@ func (s *Stream) Memset(dst Ptr, value byte, n int) error {
 // how long that graph lives: copy from a HostBuffer that lives as long.
 func (s *Stream) Upload(dst Ptr, src []byte) error { return s.upload(dst, src, nil) }
 
-func init() {
-	core.SetStaging(
-		func(s any, dst driver.Ptr, src []byte, g core.Guard) error {
-			return s.(*Stream).upload(Ptr(dst), src, g)
-		},
-		func(s any, dst []byte, src driver.Ptr, g core.Guard) error {
-			return s.(*Stream).download(dst, Ptr(src), g)
-		})
+// staging gives the library's other packages the copies piece by piece.
+type staging struct{ s *Stream }
+
+func (p staging) UploadPieces(dst driver.Ptr, src []byte, g core.Guard) error {
+	return p.s.upload(Ptr(dst), src, g)
+}
+
+func (p staging) DownloadPieces(dst []byte, src driver.Ptr, g core.Guard) error {
+	return p.s.download(dst, Ptr(src), g)
 }
 
 func (s *Stream) upload(dst Ptr, src []byte, g core.Guard) error {
@@ -106,7 +108,7 @@ func (s *Stream) upload(dst Ptr, src []byte, g core.Guard) error {
 	if err := s.use(op); err != nil {
 		return err
 	}
-	defer s.in.Drop()
+	defer s.in.Release()
 	if len(src) == 0 {
 		return nil
 	}
@@ -138,7 +140,7 @@ func (s *Stream) download(dst []byte, src Ptr, g core.Guard) error {
 	if err := s.use(op); err != nil {
 		return err
 	}
-	defer s.in.Drop()
+	defer s.in.Release()
 	if len(dst) == 0 {
 		return nil
 	}
@@ -150,7 +152,7 @@ func (s *Stream) download(dst []byte, src Ptr, g core.Guard) error {
 
 func (s *Stream) useBytes(op string, n int) error {
 	if n < 0 {
-		return core.Invalid(op, fmt.Sprintf("%d bytes", n), "lengths are not negative")
+		return errs.Invalid(op, fmt.Sprintf("%d bytes", n), "lengths are not negative")
 	}
 	return s.use(op)
 }
@@ -159,7 +161,7 @@ func (s *Stream) copied(op string, c driver.Call, n int, way string, p Ptr, r dr
 	if r == driver.Success {
 		return nil
 	}
-	return s.in.Ctx.Fail(op, c, r, fmt.Sprintf("%s %s %v on stream %#x of %v", core.Bytes(n), way, p, s.handle(), s.dev))
+	return s.in.Ctx.CallError(op, c, r, fmt.Sprintf("%s %s %v on stream %#x of %v", errs.Bytes(n), way, p, s.handle(), s.dev))
 }
 
 // Transfer is the device's own stream for copies that name none: it exists

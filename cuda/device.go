@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 type contextHolder = core.ContextHolder
@@ -63,7 +64,7 @@ func (s *System) newDevice(ordinal int32) (*Device, driver.Call, driver.Result) 
 	if d.memory, r = drv.DeviceTotalMem(dev); r != driver.Success {
 		return nil, driver.CallDeviceTotalMem, r
 	}
-	d.contextHolder = core.HoldContext(s.core, d.context)
+	d.contextHolder = core.NewContextHolder(s.core, d.context)
 	return d, driver.CallDeviceGet, driver.Success
 }
 
@@ -77,26 +78,26 @@ func (d *Device) WithContext(handle uintptr) (*Device, error) {
 		return nil, err
 	}
 	if handle == 0 {
-		return nil, core.Invalid(op, "context 0", "pass the handle of a live CUcontext")
+		return nil, errs.Invalid(op, "context 0", "pass the handle of a live CUcontext")
 	}
 	on, r := d.sys.core.Drv.CtxGetDevice(driver.Context(handle))
 	if r != driver.Success {
-		return nil, d.sys.core.Fail(op, driver.CallCtxGetDevice, r, fmt.Sprintf("context %#x", handle))
+		return nil, d.sys.core.CallError(op, driver.CallCtxGetDevice, r, fmt.Sprintf("context %#x", handle))
 	}
 	if on != d.dev {
-		return nil, core.Invalid(op, fmt.Sprintf("context %#x of device %d for device %d", handle, on, d.dev),
+		return nil, errs.Invalid(op, fmt.Sprintf("context %#x of device %d for device %d", handle, on, d.dev),
 			"pass a context of this device")
 	}
 	with := &Device{sys: d.sys, ordinal: d.ordinal, dev: d.dev, name: d.name, uuid: d.uuid, memory: d.memory}
 	with.ctx.Store(d.sys.core.AddContext(driver.Context(handle), d.dev, false))
-	with.contextHolder = core.HoldContext(d.sys.core, with.context)
+	with.contextHolder = core.NewContextHolder(d.sys.core, with.context)
 	return with, nil
 }
 
 // open refuses what would ask the driver after the System's Close.
 func (d *Device) open(op string) error {
 	if d.sys.core.Closed() {
-		return core.ClosedError(op, "System")
+		return errs.ClosedError(op, "System")
 	}
 	return nil
 }
@@ -104,7 +105,7 @@ func (d *Device) open(op string) error {
 // context is the context that the device works in, retained at the first call.
 func (d *Device) context() (*core.Context, error) {
 	if d.sys.core.Closed() {
-		return nil, core.ClosedError("cuda: use "+d.String(), "System")
+		return nil, errs.ClosedError("cuda: use "+d.String(), "System")
 	}
 	if c := d.ctx.Load(); c != nil {
 		return c, nil
@@ -116,7 +117,7 @@ func (d *Device) context() (*core.Context, error) {
 	}
 	h, r := d.sys.core.Drv.DevicePrimaryCtxRetain(d.dev)
 	if r != driver.Success {
-		return nil, d.sys.core.Fail("cuda: use "+d.String(), driver.CallDevicePrimaryCtxRetain, r,
+		return nil, d.sys.core.CallError("cuda: use "+d.String(), driver.CallDevicePrimaryCtxRetain, r,
 			"retain the primary context", d.dev)
 	}
 	c := d.sys.core.AddContext(h, d.dev, true)
@@ -165,7 +166,7 @@ func (d *Device) MemoryInfo() (free, total uint64, err error) {
 	}
 	free, total, r := d.sys.core.Drv.MemGetInfo(c.Handle)
 	if r != driver.Success {
-		return 0, 0, c.Fail("cuda.Device.MemoryInfo", driver.CallMemGetInfo, r, d.String())
+		return 0, 0, c.CallError("cuda.Device.MemoryInfo", driver.CallMemGetInfo, r, d.String())
 	}
 	return free, total, nil
 }
@@ -175,10 +176,10 @@ func (d *Device) MemoryInfo() (free, total uint64, err error) {
 func (d *Device) CanAccess(other *Device) (bool, error) {
 	const op = "cuda.Device.CanAccess"
 	if other == nil {
-		return false, core.Invalid(op, "a nil device", "take one from System.Devices")
+		return false, errs.Invalid(op, "a nil device", "take one from System.Devices")
 	}
 	if d.sys != other.sys {
-		return false, core.ForeignError(op, "device")
+		return false, errs.ForeignError(op, "device")
 	}
 	if err := d.open(op); err != nil {
 		return false, err
@@ -188,7 +189,7 @@ func (d *Device) CanAccess(other *Device) (bool, error) {
 	}
 	ok, r := d.sys.core.Drv.DeviceCanAccessPeer(d.dev, other.dev)
 	if r != driver.Success {
-		return false, d.sys.core.Fail(op, driver.CallDeviceCanAccessPeer, r,
+		return false, d.sys.core.CallError(op, driver.CallDeviceCanAccessPeer, r,
 			fmt.Sprintf("%v to %v", d, other), d.dev, other.dev)
 	}
 	return ok, nil

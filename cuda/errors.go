@@ -3,10 +3,9 @@ package cuda
 import (
 	"errors"
 	"fmt"
-	"strings"
 
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // The sentinels that every package of this library answers with; test for them
@@ -85,65 +84,46 @@ type Error struct {
 
 // Error says everything that is known, on one line.
 func (e *Error) Error() string {
-	var b strings.Builder
-	b.WriteString(e.Op)
-	if e.kind != nil {
-		b.WriteString(": " + e.kind.Error())
-	}
-	if e.Asked != "" {
-		b.WriteString(": " + e.Asked)
-	}
+	asked := e.Asked
 	if e.Code != 0 {
-		fmt.Fprintf(&b, ": %s answered %s", e.Call, e.Code)
+		if asked != "" {
+			asked += ": "
+		}
+		asked += fmt.Sprintf("%s returned %s", e.Call, e.Code)
 	}
-	if e.cause != nil {
-		b.WriteString(": " + e.cause.Error())
-	}
-	if e.Hint != "" {
-		b.WriteString("; " + e.Hint)
-	}
-	return b.String()
+	return errs.Line(e.Op, e.kind, asked, e.cause, e.Hint)
 }
 
-// Unwrap gives the sentinel and the cause.
-func (e *Error) Unwrap() []error {
-	var all []error
-	if e.kind != nil {
-		all = append(all, e.kind)
-	}
-	if e.cause != nil {
-		all = append(all, e.cause)
-	}
-	return all
+// Unwrap returns the sentinel and the cause.
+func (e *Error) Unwrap() []error { return errs.Unwrap(e.kind, e.cause) }
+
+var sentinels = map[errs.Kind]error{
+	errs.OutOfMemory:       ErrOutOfMemory,
+	errs.OutOfAddressSpace: ErrOutOfAddressSpace,
+	errs.Budget:            ErrBudget,
+	errs.NotSupported:      ErrNotSupported,
+	errs.NotPermitted:      ErrNotPermitted,
+	errs.Closed:            ErrClosed,
+	errs.InUse:             ErrInUse,
+	errs.Foreign:           ErrForeign,
+	errs.OutOfRange:        ErrOutOfRange,
+	errs.Capacity:          ErrCapacity,
+	errs.Capturing:         ErrCapturing,
+	errs.DeviceLost:        ErrDeviceLost,
+	errs.NoDriver:          ErrNoDriver,
+	errs.Moved:             ErrMoved,
+	errs.InvalidArgument:   ErrInvalidArgument,
 }
 
-var sentinels = map[core.Kind]error{
-	core.OutOfMemory:       ErrOutOfMemory,
-	core.OutOfAddressSpace: ErrOutOfAddressSpace,
-	core.Budget:            ErrBudget,
-	core.NotSupported:      ErrNotSupported,
-	core.NotPermitted:      ErrNotPermitted,
-	core.Closed:            ErrClosed,
-	core.InUse:             ErrInUse,
-	core.Foreign:           ErrForeign,
-	core.OutOfRange:        ErrOutOfRange,
-	core.Capacity:          ErrCapacity,
-	core.Capturing:         ErrCapturing,
-	core.DeviceLost:        ErrDeviceLost,
-	core.NoDriver:          ErrNoDriver,
-	core.Moved:             ErrMoved,
-	core.InvalidArgument:   ErrInvalidArgument,
-}
+func init() { errs.SetErrors(newError) }
 
-func init() { core.SetErrors(newError) }
-
-func newError(f core.Failure) error {
+func newError(f errs.Failure) error {
 	e := &Error{Op: f.Op, Code: Code(f.Result), Asked: f.Asked, Hint: f.Hint, cause: f.Err}
 	if f.Result != driver.Success {
 		e.Call = f.Call.String()
 	}
 	kind, hint := explain(f.Call, f.Result)
-	if f.Kind != core.Unspecified {
+	if f.Kind != errs.Unspecified {
 		kind = f.Kind
 	}
 	e.kind = sentinels[kind]

@@ -6,30 +6,30 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/stretchr/testify/require"
 )
 
-var sentinels = map[core.Kind]error{
-	core.OutOfMemory: cuda.ErrOutOfMemory, core.OutOfAddressSpace: cuda.ErrOutOfAddressSpace, core.Budget: cuda.ErrBudget,
-	core.NotSupported: cuda.ErrNotSupported, core.NotPermitted: cuda.ErrNotPermitted, core.Closed: cuda.ErrClosed,
-	core.InUse: cuda.ErrInUse, core.Foreign: cuda.ErrForeign, core.OutOfRange: cuda.ErrOutOfRange, core.Capacity: cuda.ErrCapacity,
-	core.Capturing: cuda.ErrCapturing, core.DeviceLost: cuda.ErrDeviceLost, core.NoDriver: cuda.ErrNoDriver,
-	core.Moved: cuda.ErrMoved, core.InvalidArgument: cuda.ErrInvalidArgument,
+var sentinels = map[errs.Kind]error{
+	errs.OutOfMemory: cuda.ErrOutOfMemory, errs.OutOfAddressSpace: cuda.ErrOutOfAddressSpace, errs.Budget: cuda.ErrBudget,
+	errs.NotSupported: cuda.ErrNotSupported, errs.NotPermitted: cuda.ErrNotPermitted, errs.Closed: cuda.ErrClosed,
+	errs.InUse: cuda.ErrInUse, errs.Foreign: cuda.ErrForeign, errs.OutOfRange: cuda.ErrOutOfRange, errs.Capacity: cuda.ErrCapacity,
+	errs.Capturing: cuda.ErrCapturing, errs.DeviceLost: cuda.ErrDeviceLost, errs.NoDriver: cuda.ErrNoDriver,
+	errs.Moved: cuda.ErrMoved, errs.InvalidArgument: cuda.ErrInvalidArgument,
 }
 
 func TestEachKindIsOneSentinel(t *testing.T) {
-	for kind := core.OutOfMemory; kind <= core.InvalidArgument; kind++ {
+	for kind := errs.OutOfMemory; kind <= errs.InvalidArgument; kind++ {
 		require.Error(t, sentinels[kind], "kind %d", kind)
-		err := fmt.Errorf("wrapped: %w", core.Error(core.Failure{Op: "x.Op", Kind: kind, Asked: "17 bytes", Hint: "do less"}))
+		err := fmt.Errorf("wrapped: %w", errs.New(errs.Failure{Op: "x.Op", Kind: kind, Asked: "17 bytes", Hint: "do less"}))
 		for other, sentinel := range sentinels {
 			require.Equal(t, other == kind, errors.Is(err, sentinel), "%v and %v", err, sentinel)
 		}
 		require.ErrorContains(t, err, "x.Op: "+sentinels[kind].Error()+": 17 bytes; do less")
 	}
-	require.ErrorIs(t, core.Error(core.Failure{Kind: core.NotSupported}), errors.ErrUnsupported)
-	require.NotErrorIs(t, core.Error(core.Failure{Kind: core.NotPermitted}), errors.ErrUnsupported)
+	require.ErrorIs(t, errs.New(errs.Failure{Kind: errs.NotSupported}), errors.ErrUnsupported)
+	require.NotErrorIs(t, errs.New(errs.Failure{Kind: errs.NotPermitted}), errors.ErrUnsupported)
 }
 
 // One answer of the driver means different things from different calls.
@@ -57,7 +57,7 @@ func TestWhatTheDriversAnswersMean(t *testing.T) {
 		{driver.CallInit, driver.NoDevice, cuda.ErrNoDriver, "CUDA_VISIBLE_DEVICES"},
 		{driver.CallMemCreate, driver.NotInitialized, cuda.ErrNoDriver, "fork"},
 	} {
-		err := core.Error(core.Failure{Op: "x.Op", Call: c.call, Result: c.result, Asked: "17 bytes"})
+		err := errs.New(errs.Failure{Op: "x.Op", Call: c.call, Result: c.result, Asked: "17 bytes"})
 		require.ErrorIs(t, err, c.is)
 		require.ErrorContains(t, err, c.says)
 		var e *cuda.Error
@@ -69,17 +69,17 @@ func TestWhatTheDriversAnswersMean(t *testing.T) {
 			require.ErrorContains(t, err, part)
 		}
 	}
-	require.ErrorIs(t, core.Error(core.Failure{Result: driver.MissingEntryPoint}), errors.ErrUnsupported)
+	require.ErrorIs(t, errs.New(errs.Failure{Result: driver.MissingEntryPoint}), errors.ErrUnsupported)
 }
 
 func TestAnErrorKeepsItsCause(t *testing.T) {
 	cause := errors.New("the cause")
-	err := core.Error(core.Failure{Op: "x.Op", Kind: core.NoDriver, Err: cause})
+	err := errs.New(errs.Failure{Op: "x.Op", Kind: errs.NoDriver, Err: cause})
 	require.ErrorIs(t, err, cause)
 	require.ErrorIs(t, err, cuda.ErrNoDriver)
 	require.ErrorContains(t, err, "the cause")
-	plain := core.Error(core.Failure{Op: "x.Op", Call: driver.CallInit, Result: 12345})
-	require.Equal(t, "x.Op: cuInit answered CUDA error 12345", plain.Error())
+	plain := errs.New(errs.Failure{Op: "x.Op", Call: driver.CallInit, Result: 12345})
+	require.Equal(t, "x.Op: cuInit returned CUDA error 12345", plain.Error())
 	var e *cuda.Error
 	require.ErrorAs(t, plain, &e)
 	require.Empty(t, e.Unwrap())

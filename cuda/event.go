@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Event marks a point in a stream's work, to wait for it from the host or from
@@ -48,7 +49,7 @@ func (d *Device) NewEvent(o EventOptions) (*Event, error) {
 	}
 	h, r := d.sys.core.Drv.EventCreate(c.Handle, flags)
 	if r != driver.Success {
-		return nil, c.Fail("cuda.Device.NewEvent", driver.CallEventCreate, r, d.String())
+		return nil, c.CallError("cuda.Device.NewEvent", driver.CallEventCreate, r, d.String())
 	}
 	e := &Event{obj: new(core.Object), ctx: c, handle: h}
 	d.sys.core.Track(e.obj, core.KindEvent, 0)
@@ -66,11 +67,11 @@ func (e *Event) Record(s *Stream) error {
 	if err := s.use(op); err != nil {
 		return err
 	}
-	defer s.in.Drop()
+	defer s.in.Release()
 	if err := e.use(op, s.sys()); err != nil {
 		return err
 	}
-	defer e.closer.Drop()
+	defer e.closer.Release()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if r := s.sys().Drv.EventRecord(e.ctx.Handle, e.handle, s.in.Handle); r != driver.Success {
@@ -89,7 +90,7 @@ func (e *Event) notCaptured(op string) error {
 	if !e.last.captured {
 		return nil
 	}
-	return core.Error(core.Failure{Op: op, Kind: core.Capturing, Asked: "the event was last recorded into a capture",
+	return errs.New(errs.Failure{Op: op, Kind: errs.Capturing, Asked: "the event was last recorded into a capture",
 		Hint: "it marks a place in the graph, where nothing has run: record an event on the stream that the graph was launched on"})
 }
 
@@ -101,7 +102,7 @@ func (e *Event) Done() (bool, error) {
 	if err := e.use(op, sys); err != nil {
 		return false, err
 	}
-	defer e.closer.Drop()
+	defer e.closer.Release()
 	return e.query(op)
 }
 
@@ -119,7 +120,7 @@ func (e *Event) query(op string) (bool, error) {
 	case driver.NotReady:
 		return false, nil
 	default:
-		return false, e.ctx.Fail(op, driver.CallEventQuery, r, "")
+		return false, e.ctx.CallError(op, driver.CallEventQuery, r, "")
 	}
 }
 
@@ -131,7 +132,7 @@ func (e *Event) Synchronize() error {
 	if err := e.use(op, e.ctx.System()); err != nil {
 		return err
 	}
-	defer e.closer.Drop()
+	defer e.closer.Release()
 	pause := time.Microsecond
 	for {
 		done, err := e.query(op)
@@ -154,11 +155,11 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 	if err := e.use(op, sys); err != nil {
 		return 0, err
 	}
-	defer e.closer.Drop()
+	defer e.closer.Release()
 	if err := start.use(op, sys); err != nil {
 		return 0, err
 	}
-	defer start.closer.Drop()
+	defer start.closer.Release()
 	first, second := start, e
 	if first.handle > second.handle {
 		first, second = second, first
@@ -175,7 +176,7 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 	}
 	ms, r := sys.Drv.EventElapsedTime(e.ctx.Handle, start.handle, e.handle)
 	if r != driver.Success {
-		return 0, e.ctx.Fail(op, driver.CallEventElapsedTime, r, "both events need Timing and must have passed")
+		return 0, e.ctx.CallError(op, driver.CallEventElapsedTime, r, "both events need Timing and must have passed")
 	}
 	return time.Duration(float64(ms) * float64(time.Millisecond)), nil
 }
@@ -184,9 +185,9 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 func (e *Event) Close() error {
 	return e.closer.Close(func() error {
 		if e.ctx.Lost() == driver.Success {
-			r := e.ctx.Note(e.ctx.System().Drv.EventDestroy(e.ctx.Handle, e.handle))
+			r := e.ctx.Observe(e.ctx.System().Drv.EventDestroy(e.ctx.Handle, e.handle))
 			if r != driver.Success && !r.Lost() {
-				return e.ctx.Fail("cuda.Event.Close", driver.CallEventDestroy, r, "")
+				return e.ctx.CallError("cuda.Event.Close", driver.CallEventDestroy, r, "")
 			}
 		}
 		e.obj.Untrack()
@@ -197,13 +198,13 @@ func (e *Event) Close() error {
 
 func (e *Event) use(op string, sys *core.System) error {
 	if e == nil {
-		return core.Invalid(op, "a nil event", "make one with Device.NewEvent")
+		return errs.Invalid(op, "a nil event", "make one with Device.NewEvent")
 	}
 	if e.ctx.System() != sys {
-		return core.ForeignError(op, "event")
+		return errs.ForeignError(op, "event")
 	}
-	if !e.closer.Hold() {
-		return core.ClosedError(op, "event")
+	if !e.closer.Acquire() {
+		return errs.ClosedError(op, "event")
 	}
 	return nil
 }

@@ -3,30 +3,30 @@ package cuda
 import (
 	"fmt"
 
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // explain says what a driver's answer to a call means to the caller, and what
 // to do about it. One code means different things from different calls.
-func explain(c driver.Call, r driver.Result) (core.Kind, string) {
+func explain(c driver.Call, r driver.Result) (errs.Kind, string) {
 	if r == driver.Success {
-		return core.Unspecified, ""
+		return errs.Unspecified, ""
 	}
 	if e, ok := byCall[callResult{c, r}]; ok {
 		return e.kind, e.hint
 	}
 	if r == driver.MissingEntryPoint {
-		return core.NotSupported, fmt.Sprintf("this driver lacks %s; it needs a driver for CUDA %s or later",
+		return errs.NotSupported, fmt.Sprintf("this driver lacks %s; it needs a driver for CUDA %s or later",
 			c, driver.VersionString(c.Version()))
 	}
 	if e, ok := byResult[r]; ok {
 		return e.kind, e.hint
 	}
 	if r.Lost() {
-		return core.DeviceLost, "restart the process; memory that was unmapped or never granted while the GPU used it is the usual cause"
+		return errs.DeviceLost, "restart the process; memory that was unmapped or never granted while the GPU used it is the usual cause"
 	}
-	return core.Unspecified, ""
+	return errs.Unspecified, ""
 }
 
 type callResult struct {
@@ -35,7 +35,7 @@ type callResult struct {
 }
 
 type explanation struct {
-	kind core.Kind
+	kind errs.Kind
 	hint string
 }
 
@@ -46,67 +46,67 @@ const (
 )
 
 var byCall = map[callResult]explanation{
-	{driver.CallMemAddressReserve, driver.OutOfMemory}: {core.OutOfAddressSpace,
+	{driver.CallMemAddressReserve, driver.OutOfMemory}: {errs.OutOfAddressSpace,
 		"reserve a smaller range; physical memory is not what ran out"},
-	{driver.CallMemMap, driver.NotSupported}: {core.InvalidArgument,
+	{driver.CallMemMap, driver.NotSupported}: {errs.InvalidArgument,
 		"a physical allocation is mapped whole, from offset 0, at its full size"},
-	{driver.CallMemSetAccess, driver.InvalidDevice}: {core.NotSupported,
+	{driver.CallMemSetAccess, driver.InvalidDevice}: {errs.NotSupported,
 		"the device cannot reach that memory: check peer access between the two"},
-	{driver.CallMemImportFromShareableHandle, driver.Unknown}: {core.InvalidArgument,
+	{driver.CallMemImportFromShareableHandle, driver.Unknown}: {errs.InvalidArgument,
 		"the descriptor is not an exported CUDA allocation"},
-	{driver.CallMemImportFromShareableHandle, driver.InvalidHandle}: {core.InvalidArgument,
+	{driver.CallMemImportFromShareableHandle, driver.InvalidHandle}: {errs.InvalidArgument,
 		"the handle's exporter is gone or has released the memory, or is in another clique or IMEX domain: is it alive, does it hold a lease, and are both cluster UUIDs and cliques the same (nvidia-imex-ctl -N)?"},
-	{driver.CallMemImportFromShareableHandle, driver.NotPermitted}: {core.NotPermitted,
+	{driver.CallMemImportFromShareableHandle, driver.NotPermitted}: {errs.NotPermitted,
 		"fabric handles are imported on the exporter's IMEX channel only, and this process has another or none"},
-	{driver.CallMemImportFromShareableHandle, driver.InvalidDevice}: {core.NotSupported,
+	{driver.CallMemImportFromShareableHandle, driver.InvalidDevice}: {errs.NotSupported,
 		"the exporter's device is in this host, but hidden from this process: let it see it (CUDA_VISIBLE_DEVICES, the container's devices)"},
-	{driver.CallMemImportFromShareableHandle, driver.NotSupported}: {core.NotSupported,
+	{driver.CallMemImportFromShareableHandle, driver.NotSupported}: {errs.NotSupported,
 		"this process cannot use that memory: by fabric handle it needs an open IMEX channel, and a GPU on the exporter's fabric where that is another host; by descriptor it must see the exporter's GPU"},
-	{driver.CallMemImportFromShareableHandle, driver.IllegalState}: {core.Unspecified,
+	{driver.CallMemImportFromShareableHandle, driver.IllegalState}: {errs.Unspecified,
 		"the fabric's services are not ready: look whether nvidia-imex and nvidia-fabricmanager run on both hosts (nvidia-imex-ctl -N), and at their logs"},
-	{driver.CallMemExportToShareableHandle, driver.InvalidValue}: {core.InvalidArgument,
+	{driver.CallMemExportToShareableHandle, driver.InvalidValue}: {errs.InvalidArgument,
 		"create the memory with this handle type; an imported handle cannot be exported again, but its descriptor can be forwarded"},
-	{driver.CallMemCreate, driver.NotPermitted}: {core.NotPermitted,
+	{driver.CallMemCreate, driver.NotPermitted}: {errs.NotPermitted,
 		"fabric handles need an IMEX channel that this process may open; ask for descriptors instead"},
-	{driver.CallMemAllocManaged, driver.OutOfMemory}: {core.OutOfMemory,
+	{driver.CallMemAllocManaged, driver.OutOfMemory}: {errs.OutOfMemory,
 		"ask for less: managed memory may exceed the device's only where that has concurrent managed access, and then not what the host has beside it (on the software driver: what ulimit -v and vm.overcommit_memory allow)"},
-	{driver.CallMemAllocManaged, driver.NotSupported}: {core.NotSupported,
+	{driver.CallMemAllocManaged, driver.NotSupported}: {errs.NotSupported,
 		"the device has no managed memory"},
-	{driver.CallMemAdvise, driver.InvalidValue}:                        {core.InvalidArgument, notManagedHint},
-	{driver.CallMemAdviseV1, driver.InvalidValue}:                      {core.InvalidArgument, notManagedHint},
-	{driver.CallMemPrefetchAsync, driver.InvalidValue}:                 {core.InvalidArgument, notManagedHint},
-	{driver.CallMemPrefetchAsyncV1, driver.InvalidValue}:               {core.InvalidArgument, notManagedHint},
-	{driver.CallMemRangeGetAttribute, driver.InvalidValue}:             {core.InvalidArgument, notManagedHint},
-	{driver.CallMemAdvise, driver.InvalidDevice}:                       {core.NotSupported, notConcurrentHint},
-	{driver.CallMemAdviseV1, driver.InvalidDevice}:                     {core.NotSupported, notConcurrentHint},
-	{driver.CallMemPrefetchAsync, driver.InvalidDevice}:                {core.NotSupported, notConcurrentHint},
-	{driver.CallMemPrefetchAsyncV1, driver.InvalidDevice}:              {core.NotSupported, notConcurrentHint},
-	{driver.CallMemPrefetchBatchAsync, driver.NotSupported}:            {core.NotSupported, notConcurrentHint},
-	{driver.CallMemPrefetchBatchAsync, driver.InvalidValue}:            {core.InvalidArgument, notManagedHint},
-	{driver.CallMemPrefetchBatchAsync, driver.InvalidDevice}:           {core.NotSupported, notConcurrentHint},
-	{driver.CallMemDiscardAndPrefetchBatchAsync, driver.InvalidValue}:  {core.InvalidArgument, notManagedHint},
-	{driver.CallMemDiscardAndPrefetchBatchAsync, driver.InvalidDevice}: {core.NotSupported, notConcurrentHint},
-	{driver.CallMemDiscardAndPrefetchBatchAsync, driver.NotSupported}:  {core.NotSupported, notConcurrentHint},
-	{driver.CallMemRangeGetAttributes, driver.InvalidValue}:            {core.InvalidArgument, notManagedHint},
-	{driver.CallPointerGetAttribute, driver.InvalidValue}: {core.InvalidArgument,
+	{driver.CallMemAdvise, driver.InvalidValue}:                        {errs.InvalidArgument, notManagedHint},
+	{driver.CallMemAdviseV1, driver.InvalidValue}:                      {errs.InvalidArgument, notManagedHint},
+	{driver.CallMemPrefetchAsync, driver.InvalidValue}:                 {errs.InvalidArgument, notManagedHint},
+	{driver.CallMemPrefetchAsyncV1, driver.InvalidValue}:               {errs.InvalidArgument, notManagedHint},
+	{driver.CallMemRangeGetAttribute, driver.InvalidValue}:             {errs.InvalidArgument, notManagedHint},
+	{driver.CallMemAdvise, driver.InvalidDevice}:                       {errs.NotSupported, notConcurrentHint},
+	{driver.CallMemAdviseV1, driver.InvalidDevice}:                     {errs.NotSupported, notConcurrentHint},
+	{driver.CallMemPrefetchAsync, driver.InvalidDevice}:                {errs.NotSupported, notConcurrentHint},
+	{driver.CallMemPrefetchAsyncV1, driver.InvalidDevice}:              {errs.NotSupported, notConcurrentHint},
+	{driver.CallMemPrefetchBatchAsync, driver.NotSupported}:            {errs.NotSupported, notConcurrentHint},
+	{driver.CallMemPrefetchBatchAsync, driver.InvalidValue}:            {errs.InvalidArgument, notManagedHint},
+	{driver.CallMemPrefetchBatchAsync, driver.InvalidDevice}:           {errs.NotSupported, notConcurrentHint},
+	{driver.CallMemDiscardAndPrefetchBatchAsync, driver.InvalidValue}:  {errs.InvalidArgument, notManagedHint},
+	{driver.CallMemDiscardAndPrefetchBatchAsync, driver.InvalidDevice}: {errs.NotSupported, notConcurrentHint},
+	{driver.CallMemDiscardAndPrefetchBatchAsync, driver.NotSupported}:  {errs.NotSupported, notConcurrentHint},
+	{driver.CallMemRangeGetAttributes, driver.InvalidValue}:            {errs.InvalidArgument, notManagedHint},
+	{driver.CallPointerGetAttribute, driver.InvalidValue}: {errs.InvalidArgument,
 		"no memory that the driver knows is at the address"},
-	{driver.CallMemGetHandleForAddressRange, driver.InvalidValue}: {core.InvalidArgument,
+	{driver.CallMemGetHandleForAddressRange, driver.InvalidValue}: {errs.InvalidArgument,
 		"all of the range must be memory of one kind that is mapped, in whole pages of the host"},
-	{driver.CallMemHostAlloc, driver.OutOfMemory}: {core.OutOfMemory,
+	{driver.CallMemHostAlloc, driver.OutOfMemory}: {errs.OutOfMemory,
 		"pinned memory is taken from the host's, not the device's: close what is not used, or ask for less"},
-	{driver.CallMemcpyHtoDAsync, driver.InvalidValue}: {core.InvalidArgument, notMemoryHint},
-	{driver.CallMemcpyDtoHAsync, driver.InvalidValue}: {core.InvalidArgument, notMemoryHint},
-	{driver.CallMemcpyDtoDAsync, driver.InvalidValue}: {core.InvalidArgument, notMemoryHint},
-	{driver.CallMemsetD8Async, driver.InvalidValue}:   {core.InvalidArgument, notMemoryHint},
-	{driver.CallStreamAttachMemAsync, driver.InvalidValue}: {core.InvalidArgument,
+	{driver.CallMemcpyHtoDAsync, driver.InvalidValue}: {errs.InvalidArgument, notMemoryHint},
+	{driver.CallMemcpyDtoHAsync, driver.InvalidValue}: {errs.InvalidArgument, notMemoryHint},
+	{driver.CallMemcpyDtoDAsync, driver.InvalidValue}: {errs.InvalidArgument, notMemoryHint},
+	{driver.CallMemsetD8Async, driver.InvalidValue}:   {errs.InvalidArgument, notMemoryHint},
+	{driver.CallStreamAttachMemAsync, driver.InvalidValue}: {errs.InvalidArgument,
 		"memory is attached whole, by its first address, and never to the legacy default stream"},
-	{driver.CallMulticastCreate, driver.Withheld}: {core.NotPermitted,
+	{driver.CallMulticastCreate, driver.Withheld}: {errs.NotPermitted,
 		"creating a multicast object on a real driver must be asked for when it is opened: cuda.WithRealMulticast"},
-	{driver.CallMulticastCreate, driver.NotSupported}: {core.NotSupported,
+	{driver.CallMulticastCreate, driver.NotSupported}: {errs.NotSupported,
 		"multicast needs devices on an NVSwitch, and neither MIG nor confidential computing: does the attribute read 1?"},
-	{driver.CallMulticastCreate, driver.NotPermitted}: {core.NotPermitted,
+	{driver.CallMulticastCreate, driver.NotPermitted}: {errs.NotPermitted,
 		"fabric handles need an IMEX channel that this process may open; ask for descriptors instead"},
-	{driver.CallMulticastAddDevice, driver.InvalidDevice}: {core.InvalidArgument,
+	{driver.CallMulticastAddDevice, driver.InvalidDevice}: {errs.InvalidArgument,
 		"the device has no multicast, or is in another clique than the object's"},
 	{driver.CallMulticastBindMem, driver.OutOfMemory}:      multicastSlots,
 	{driver.CallMulticastBindMemV1, driver.OutOfMemory}:    multicastSlots,
@@ -120,77 +120,77 @@ var byCall = map[callResult]explanation{
 	{driver.CallMulticastBindMemV1, driver.InvalidDevice}:  notInTeam,
 	{driver.CallMulticastBindAddr, driver.InvalidDevice}:   notInTeam,
 	{driver.CallMulticastBindAddrV1, driver.InvalidDevice}: notInTeam,
-	{driver.CallMulticastAddDevice, driver.InvalidValue}: {core.InvalidArgument,
+	{driver.CallMulticastAddDevice, driver.InvalidValue}: {errs.InvalidArgument,
 		"a device is added once, and no more devices than the object was created for; what was imported must be a multicast object"},
-	{driver.CallMulticastUnbind, driver.InvalidValue}: {core.InvalidArgument,
+	{driver.CallMulticastUnbind, driver.InvalidValue}: {errs.InvalidArgument,
 		"unbind exactly what was bound: the same device, offset and size"},
-	{driver.CallModuleLoadData, driver.InvalidImage}: {core.InvalidArgument,
+	{driver.CallModuleLoadData, driver.InvalidImage}: {errs.InvalidArgument,
 		"pass PTX text, a cubin, or a fat binary"},
-	{driver.CallModuleLoadData, driver.InvalidPTX}: {core.InvalidArgument,
+	{driver.CallModuleLoadData, driver.InvalidPTX}: {errs.InvalidArgument,
 		"correct the text; where nothing more is said here, ptxas says where it does not assemble"},
-	{driver.CallModuleLoadData, driver.UnsupportedPTX}: {core.NotSupported,
+	{driver.CallModuleLoadData, driver.UnsupportedPTX}: {errs.NotSupported,
 		"the PTX is of a later version than the driver knows: lower its .version, or install a newer driver"},
-	{driver.CallModuleLoadData, driver.NoBinaryForGPU}: {core.NotSupported,
+	{driver.CallModuleLoadData, driver.NoBinaryForGPU}: {errs.NotSupported,
 		"the image has no code for this GPU: load PTX whose .target is not above it, or a binary built for it"},
-	{driver.CallModuleGetFunction, driver.NotFound}: {core.InvalidArgument,
+	{driver.CallModuleGetFunction, driver.NotFound}: {errs.InvalidArgument,
 		"the module has no entry of that name: in C++ declare the kernel extern \"C\", or its name is a decorated one"},
-	{driver.CallModuleGetFunction, driver.NotSupported}: {core.NotSupported,
+	{driver.CallModuleGetFunction, driver.NotSupported}: {errs.NotSupported,
 		"the software driver runs Go functions: register one under the entry's name with sim.RegisterKernel"},
-	{driver.CallLaunchKernel, driver.InvalidValue}: {core.InvalidArgument,
+	{driver.CallLaunchKernel, driver.InvalidValue}: {errs.InvalidArgument,
 		"compare the arguments with the kernel's parameters, and the block with what the kernel was built for"},
-	{driver.CallLaunchKernelEx, driver.InvalidValue}: {core.InvalidArgument,
+	{driver.CallLaunchKernelEx, driver.InvalidValue}: {errs.InvalidArgument,
 		"compare the arguments with the kernel's parameters, and the block with what the kernel was built for"},
-	{driver.CallLaunchKernelEx, driver.LaunchOutOfRes}: {core.InvalidArgument,
+	{driver.CallLaunchKernelEx, driver.LaunchOutOfRes}: {errs.InvalidArgument,
 		"a block of that many threads needs more registers or shared memory than there are: use smaller blocks"},
-	{driver.CallLaunchKernelEx, driver.CooperativeTooLarge}: {core.InvalidArgument,
+	{driver.CallLaunchKernelEx, driver.CooperativeTooLarge}: {errs.InvalidArgument,
 		"all blocks of a cooperative launch run at once: ask Kernel.BlocksAtOnce how many can"},
-	{driver.CallFuncSetAttribute, driver.InvalidValue}: {core.InvalidArgument,
+	{driver.CallFuncSetAttribute, driver.InvalidValue}: {errs.InvalidArgument,
 		"the device has less shared memory than that: ask Kernel.MaxShared"},
-	{driver.CallModuleGetGlobal, driver.NotFound}: {core.InvalidArgument,
+	{driver.CallModuleGetGlobal, driver.NotFound}: {errs.InvalidArgument,
 		"the module has no variable of that name; C++ compilers change names, unless they are declared extern \"C\""},
-	{driver.CallLaunchKernel, driver.LaunchOutOfRes}: {core.InvalidArgument,
+	{driver.CallLaunchKernel, driver.LaunchOutOfRes}: {errs.InvalidArgument,
 		"a block of that many threads needs more registers or shared memory than there are: use smaller blocks"},
-	{driver.CallEventElapsedTime, driver.InvalidHandle}: {core.InvalidArgument,
+	{driver.CallEventElapsedTime, driver.InvalidHandle}: {errs.InvalidArgument,
 		"make both events with Timing, and record both"},
-	{driver.CallEventElapsedTime, driver.NotReady}: {core.InvalidArgument,
+	{driver.CallEventElapsedTime, driver.NotReady}: {errs.InvalidArgument,
 		"both events must have passed: call Synchronize first"},
-	{driver.CallInit, driver.NoDevice}: {core.NoDriver,
+	{driver.CallInit, driver.NoDevice}: {errs.NoDriver,
 		"the driver sees no GPU: check CUDA_VISIBLE_DEVICES and that the device nodes are in the container"},
 }
 
 var (
-	multicastSlots = explanation{core.OutOfMemory,
+	multicastSlots = explanation{errs.OutOfMemory,
 		"memory is not what ran out: the switches have slots for 128 multicast objects; release one"}
-	notInTeam = explanation{core.InvalidArgument,
+	notInTeam = explanation{errs.InvalidArgument,
 		"memory is bound for the device that it lies on, and that must have been added to the object"}
-	multicastBind = explanation{core.InvalidArgument,
+	multicastBind = explanation{errs.InvalidArgument,
 		"offsets and sizes are multiples of the least granularity within both, on a device of the team; a shareable or imported object takes shareable memory only; nothing else may be bound there"}
 )
 
 var byResult = map[driver.Result]explanation{
-	driver.InvalidValue:   {core.InvalidArgument, ""},
-	driver.OutOfMemory:    {core.OutOfMemory, "free device memory, or ask for less"},
-	driver.NotInitialized: {core.NoDriver, "CUDA does not survive fork: start a new process with os/exec instead"},
-	driver.Deinitialized:  {core.DeviceLost, "the driver is shutting down with the process: end the work with the GPU before that"},
-	driver.StubLibrary:    {core.NoDriver, "the toolkit's stub library was loaded: put the driver's libcuda.so.1 first in the search path"},
-	driver.NoDevice:       {core.NoDriver, "the driver sees no GPU: check CUDA_VISIBLE_DEVICES and the device nodes"},
-	driver.InvalidDevice:  {core.InvalidArgument, "devices are numbered from 0; System.Devices lists them"},
-	driver.InvalidContext: {core.InvalidArgument, "the context was destroyed, or is no context of this process"},
-	driver.OperatingSystem: {core.Unspecified,
+	driver.InvalidValue:   {errs.InvalidArgument, ""},
+	driver.OutOfMemory:    {errs.OutOfMemory, "free device memory, or ask for less"},
+	driver.NotInitialized: {errs.NoDriver, "CUDA does not survive fork: start a new process with os/exec instead"},
+	driver.Deinitialized:  {errs.DeviceLost, "the driver is shutting down with the process: end the work with the GPU before that"},
+	driver.StubLibrary:    {errs.NoDriver, "the toolkit's stub library was loaded: put the driver's libcuda.so.1 first in the search path"},
+	driver.NoDevice:       {errs.NoDriver, "the driver sees no GPU: check CUDA_VISIBLE_DEVICES and the device nodes"},
+	driver.InvalidDevice:  {errs.InvalidArgument, "devices are numbered from 0; System.Devices lists them"},
+	driver.InvalidContext: {errs.InvalidArgument, "the context was destroyed, or is no context of this process"},
+	driver.OperatingSystem: {errs.Unspecified,
 		"a system call of the driver failed: compare the open files with the limit (ulimit -n), and on the software driver look at the room in its machine's folder"},
-	driver.InvalidHandle: {core.InvalidArgument, "the handle was released, or belongs to another context"},
-	driver.NotPermitted:  {core.NotPermitted, ""},
-	driver.NotSupported:  {core.NotSupported, ""},
-	driver.IllegalState: {core.Unspecified,
+	driver.InvalidHandle: {errs.InvalidArgument, "the handle was released, or belongs to another context"},
+	driver.NotPermitted:  {errs.NotPermitted, ""},
+	driver.NotSupported:  {errs.NotSupported, ""},
+	driver.IllegalState: {errs.Unspecified,
 		"the system is not configured consistently: check nvidia-fabricmanager and nvidia-imex"},
-	driver.SystemNotReady: {core.Unspecified, "the fabric manager is not ready: try again a little later"},
-	driver.DriverMismatch: {core.NoDriver, "the library and the kernel module are of different versions: reboot, or install one version of both"},
-	driver.CompatNotSupported: {core.NoDriver,
+	driver.SystemNotReady: {errs.Unspecified, "the fabric manager is not ready: try again a little later"},
+	driver.DriverMismatch: {errs.NoDriver, "the library and the kernel module are of different versions: reboot, or install one version of both"},
+	driver.CompatNotSupported: {errs.NoDriver,
 		"the compatibility library does not support this GPU: use the driver's own libcuda.so.1"},
-	driver.CaptureUnsupported: {core.Capturing, "the call is not allowed while a stream captures"},
-	driver.CaptureInvalid:     {core.Capturing, "the capture was broken by an earlier call: end it and capture again"},
-	driver.CaptureImplicit:    {core.Capturing, "work on the legacy stream would join the capture of a blocking stream"},
-	driver.CapturedEvent:      {core.Capturing, "the event was recorded into a capture"},
-	driver.CaptureUnjoined:    {core.Capturing, "a stream that forked from the capture was not joined back before its end"},
-	driver.CaptureWrongThread: {core.Capturing, "end the capture on the thread that began it, or capture in relaxed mode"},
+	driver.CaptureUnsupported: {errs.Capturing, "the call is not allowed while a stream captures"},
+	driver.CaptureInvalid:     {errs.Capturing, "the capture was broken by an earlier call: end it and capture again"},
+	driver.CaptureImplicit:    {errs.Capturing, "work on the legacy stream would join the capture of a blocking stream"},
+	driver.CapturedEvent:      {errs.Capturing, "the event was recorded into a capture"},
+	driver.CaptureUnjoined:    {errs.Capturing, "a stream that forked from the capture was not joined back before its end"},
+	driver.CaptureWrongThread: {errs.Capturing, "end the capture on the thread that began it, or capture in relaxed mode"},
 }

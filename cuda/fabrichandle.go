@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // FabricHandle names memory that can be imported anywhere on its NVLink fabric,
@@ -44,7 +44,7 @@ func (h FabricHandle) MarshalBinary() ([]byte, error) { return h[:], nil }
 // as it was.
 func (h *FabricHandle) UnmarshalBinary(b []byte) error {
 	if len(b) != len(h) {
-		return handleError("binary", core.Count(len(b), "byte"), fmt.Sprintf("a fabric handle has %d", len(h)))
+		return handleError("binary", errs.Count(len(b), "byte"), fmt.Sprintf("a fabric handle has %d", len(h)))
 	}
 	copy(h[:], b)
 	return nil
@@ -57,10 +57,10 @@ func (h FabricHandle) MarshalText() ([]byte, error) { return hex.AppendEncode(ni
 // spaces. After an error the handle is as it was.
 func (h *FabricHandle) UnmarshalText(text []byte) error {
 	if want := hex.EncodedLen(len(h)); len(text) != want {
-		return handleError("text", core.Count(len(text), "character"), fmt.Sprintf("a fabric handle has %d hex digits", want))
+		return handleError("text", errs.Count(len(text), "character"), fmt.Sprintf("a fabric handle has %d hex digits", want))
 	}
 	if at := bytes.IndexFunc(text, func(r rune) bool { return (r < '0' || r > '9') && (r < 'a' || r > 'f') }); at >= 0 {
-		return handleError("text", fmt.Sprintf("%q after %s", text[at:at+1], core.Count(at, "character")), "a fabric handle is of the digits 0 to 9 and a to f")
+		return handleError("text", fmt.Sprintf("%q after %s", text[at:at+1], errs.Count(at, "character")), "a fabric handle is of the digits 0 to 9 and a to f")
 	}
 	_, err := hex.Decode(h[:], text)
 	return err

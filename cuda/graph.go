@@ -5,6 +5,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Graph is GPU work that was captured once, by [Stream.WithCapture], and can be
@@ -48,7 +49,7 @@ func newGraph(sys *System, ctx *core.Context, template driver.Graph, exec driver
 	in := &graph{sys: sys, ctx: ctx, staged: s, template: template, exec: exec}
 	// It was only needed to make the other. Where it does not go now Close
 	// tries again.
-	if ctx.Note(sys.core.Drv.GraphDestroy(template)) == driver.Success {
+	if ctx.Observe(sys.core.Drv.GraphDestroy(template)) == driver.Success {
 		in.template = 0
 	}
 	sys.core.Track(&in.Object, core.KindGraph, s.bytes())
@@ -65,11 +66,11 @@ func (g *Graph) Launch(s *Stream) error {
 	if err := s.use(op); err != nil {
 		return err
 	}
-	defer s.in.Drop()
+	defer s.in.Release()
 	if err := g.use(op, s.dev.sys); err != nil {
 		return err
 	}
-	defer g.g.closer.Drop()
+	defer g.g.closer.Release()
 	if err := s.notCapturing(op); err != nil {
 		return err
 	}
@@ -89,7 +90,7 @@ func (g *Graph) Launch(s *Stream) error {
 		return nil
 	}
 	if in.last.marked {
-		in.last.mark.Drop()
+		in.last.mark.Release()
 	}
 	in.last.mark, in.last.marked = m, true
 	return nil
@@ -103,12 +104,12 @@ func (g *Graph) Launch(s *Stream) error {
 func (g *Graph) OnClose(f func()) error {
 	const op = "cuda.Graph.OnClose"
 	if f == nil {
-		return core.Invalid(op, "no function", "pass the function to call")
+		return errs.Invalid(op, "no function", "pass the function to call")
 	}
-	if !g.g.closer.Hold() {
-		return core.ClosedError(op, "graph")
+	if !g.g.closer.Acquire() {
+		return errs.ClosedError(op, "graph")
 	}
-	defer g.g.closer.Drop()
+	defer g.g.closer.Release()
 	g.g.mu.Lock()
 	defer g.g.mu.Unlock()
 	g.g.hooks = append(g.g.hooks, f)
@@ -150,7 +151,7 @@ func (g *Graph) CloseAfter(streams ...*Stream) error {
 			in.last.marked = false
 		}
 		if in.last.unmarked { // a launch that could not be marked
-			f.MindAll()
+			f.AddAllStreams()
 		}
 		return f, nil
 	}, func() error {
@@ -209,8 +210,8 @@ func (g *graph) destroy(op string) (hooks []func(), err error) {
 		if g.ctx.Lost() != driver.Success {
 			return nil
 		}
-		if r := g.ctx.Note(destroy()); r != driver.Success && !r.Lost() {
-			return g.ctx.Fail(op, c, r, "")
+		if r := g.ctx.Observe(destroy()); r != driver.Success && !r.Lost() {
+			return g.ctx.CallError(op, c, r, "")
 		}
 		return nil
 	}
@@ -228,7 +229,7 @@ func (g *graph) destroy(op string) (hooks []func(), err error) {
 	}
 	if g.last.marked { // of a launch that was under way at CloseAfter
 		g.last.marked = false
-		g.last.mark.Drop()
+		g.last.mark.Release()
 	}
 	g.staged.release(g.sys)
 	g.Untrack()
@@ -236,15 +237,15 @@ func (g *graph) destroy(op string) (hooks []func(), err error) {
 	return hooks, nil
 }
 
-// use holds the graph for an operation of sys; the caller calls closer.Drop.
+// use holds the graph for an operation of sys; the caller calls closer.Release.
 func (g *Graph) use(op string, sys *System) error {
 	switch {
 	case g == nil:
-		return core.Invalid(op, "a nil graph", "make one with Stream.WithCapture")
+		return errs.Invalid(op, "a nil graph", "make one with Stream.WithCapture")
 	case g.g.sys != sys:
-		return core.ForeignError(op, "graph")
-	case !g.g.closer.Hold():
-		return core.ClosedError(op, "graph")
+		return errs.ForeignError(op, "graph")
+	case !g.g.closer.Acquire():
+		return errs.ClosedError(op, "graph")
 	}
 	return nil
 }

@@ -5,12 +5,16 @@ import (
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
+
+type hostBufferHolder = core.HostBufferHolder
 
 // HostBuffer is pinned host memory: the GPU copies from and to it without help
 // of the CPU, at full speed and asynchronously. It comes from a pool, and
 // Close gives it back there, so its contents are what the last user left.
 type HostBuffer struct {
+	hostBufferHolder
 	obj     *core.Object
 	closer  core.Closer
 	sys     *System
@@ -25,12 +29,12 @@ type HostBuffer struct {
 func (d *Device) NewHostBuffer(n int) (*HostBuffer, error) {
 	const op = "cuda.Device.NewHostBuffer"
 	if n <= 0 {
-		return nil, core.Invalid(op, fmt.Sprintf("%d bytes", n), "ask for at least one byte")
+		return nil, errs.Invalid(op, fmt.Sprintf("%d bytes", n), "ask for at least one byte")
 	}
 	if uint64(n) > maxHostBytes {
-		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfMemory,
-			Asked: fmt.Sprintf("%s of pinned host memory", core.Bytes(n)),
-			Hint:  "ask for less than " + core.Bytes(uint64(maxHostBytes))})
+		return nil, errs.New(errs.Failure{Op: op, Kind: errs.OutOfMemory,
+			Asked: fmt.Sprintf("%s of pinned host memory", errs.Bytes(n)),
+			Hint:  "ask for less than " + errs.Bytes(uint64(maxHostBytes))})
 	}
 	c, err := d.context()
 	if err != nil {
@@ -44,6 +48,7 @@ func (d *Device) NewHostBuffer(n int) (*HostBuffer, error) {
 	}
 	h := &HostBuffer{obj: new(core.Object), sys: d.sys, block: b, losses: losses, bytes: unsafe.Slice((*byte)(b.mem), n)}
 	d.sys.core.Track(h.obj, core.KindHostBuffer, uint64(n))
+	h.hostBufferHolder = core.NewHostBufferHolder(h.closeNow)
 	h.watched.Begin(h.obj)
 	return h, nil
 }
@@ -80,9 +85,9 @@ func (h *HostBuffer) Len() int { return len(h.bytes) }
 func (h *HostBuffer) Slice(from, to int) (HostSlice, error) {
 	const op = "cuda.HostBuffer.Slice"
 	if h.closer.Closed() {
-		return HostSlice{}, core.ClosedError(op, "host buffer")
+		return HostSlice{}, errs.ClosedError(op, "host buffer")
 	}
-	if err := core.CheckSlice(op, from, to, len(h.bytes), "stay inside the buffer"); err != nil {
+	if err := errs.CheckSlice(op, from, to, len(h.bytes), "stay inside the buffer"); err != nil {
 		return HostSlice{}, err
 	}
 	return HostSlice{h, from, to - from}, nil
@@ -108,15 +113,15 @@ func (s HostSlice) Bytes() []byte {
 	return s.buf.bytes[s.off : s.off+s.len]
 }
 
-// use holds the buffer for an operation; the caller calls buf.closer.Drop.
+// use holds the buffer for an operation; the caller calls buf.closer.Release.
 func (s HostSlice) use(op string, sys *core.System) error {
 	switch {
 	case s.buf == nil:
-		return core.Invalid(op, "a zero HostSlice", "take it from HostBuffer.Slice or All")
+		return errs.Invalid(op, "a zero HostSlice", "take it from HostBuffer.Slice or All")
 	case s.buf.sys.core != sys:
-		return core.ForeignError(op, "host buffer")
-	case !s.buf.closer.Hold():
-		return core.ClosedError(op, "host buffer")
+		return errs.ForeignError(op, "host buffer")
+	case !s.buf.closer.Acquire():
+		return errs.ClosedError(op, "host buffer")
 	}
 	return nil
 }
@@ -145,12 +150,9 @@ func (h *HostBuffer) CloseAfter(streams ...*Stream) error {
 	}, h.release)
 }
 
-func init() {
-	core.SetUnused(func(buffer any) error {
-		h := buffer.(*HostBuffer)
-		return h.closer.Close(h.release)
-	})
-}
+// closeNow is Close without the wait, for a caller that knows that no work uses
+// the buffer.
+func (h *HostBuffer) closeNow() error { return h.closer.Close(h.release) }
 
 func (h *HostBuffer) release() error {
 	h.sys.pinned.giveBack(h.block, h.losses)

@@ -5,8 +5,8 @@ import (
 	"reflect"
 	"sync"
 
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Kernel is a function that runs on the GPU. It belongs to its module.
@@ -112,22 +112,22 @@ func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
 		}
 	}
 	if len(p.block) > maxParameters {
-		return core.Invalid(op, fmt.Sprintf("%d bytes of arguments for kernel %q", len(p.block), k.name),
+		return errs.Invalid(op, fmt.Sprintf("%d bytes of arguments for kernel %q", len(p.block), k.name),
 			fmt.Sprintf("a kernel takes at most %d bytes: pass the address of memory that holds them", maxParameters))
 	}
 	if len(k.declared) > 0 && len(args) != len(k.declared) {
-		return core.Invalid(op, fmt.Sprintf("%s for kernel %q, which declares %d", core.Count(len(args), "argument"), k.name, len(k.declared)),
+		return errs.Invalid(op, fmt.Sprintf("%s for kernel %q, which declares %d", errs.Count(len(args), "argument"), k.name, len(k.declared)),
 			"pass one for each parameter, in order")
 	}
 	if err := s.use(op); err != nil {
 		return err
 	}
-	defer s.in.Drop()
+	defer s.in.Release()
 	m := k.module
 	if err := m.use(op, s); err != nil {
 		return err
 	}
-	defer m.closer.Drop()
+	defer m.closer.Release()
 	if err := k.allow(op, l.SharedBytes); err != nil {
 		return err
 	}
@@ -146,24 +146,24 @@ func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
 		r = sys.Drv.LaunchKernel(m.ctx.Handle, k.function, config, p.block, s.in.Handle)
 	}
 	if r != driver.Success {
-		return m.ctx.Fail(op, call, r, fmt.Sprintf("kernel %q with %s of arguments, grid %v of blocks %v, on stream %#x of %v",
-			k.name, core.Count(len(p.block), "byte"), l.Grid, l.Block, s.handle(), s.dev))
+		return m.ctx.CallError(op, call, r, fmt.Sprintf("kernel %q with %s of arguments, grid %v of blocks %v, on stream %#x of %v",
+			k.name, errs.Count(len(p.block), "byte"), l.Grid, l.Block, s.handle(), s.dev))
 	}
 	return nil
 }
 
-// use holds the module for a launch on the stream; the caller calls Drop.
+// use holds the module for a launch on the stream; the caller calls Release.
 func (m *Module) use(op string, s *Stream) error {
 	if m.ctx.System() != s.sys() {
-		return core.ForeignError(op, "stream")
+		return errs.ForeignError(op, "stream")
 	}
 	if m.ctx != s.in.Ctx {
-		return core.Invalid(op, fmt.Sprintf("a stream of %v, context %#x, for a module in context %#x of %v",
+		return errs.Invalid(op, fmt.Sprintf("a stream of %v, context %#x, for a module in context %#x of %v",
 			s.dev, uintptr(s.in.Ctx.Handle), uintptr(m.ctx.Handle), m.dev),
 			"load the module with the Device that the stream was made with")
 	}
-	if !m.closer.Hold() {
-		return core.ClosedError(op, "module")
+	if !m.closer.Acquire() {
+		return errs.ClosedError(op, "module")
 	}
 	return nil
 }
@@ -190,19 +190,19 @@ func gridHint(n int, axis string, limit int) string {
 func (l Launch) config(op string) (driver.LaunchConfig, error) {
 	for i, axis := range []string{"x", "y", "z"} {
 		if n, limit := l.Grid[i], gridLimit[i]; n < 1 || n > limit {
-			return driver.LaunchConfig{}, core.Invalid(op, fmt.Sprintf("a grid of %v blocks", l.Grid), gridHint(n, axis, limit))
+			return driver.LaunchConfig{}, errs.Invalid(op, fmt.Sprintf("a grid of %v blocks", l.Grid), gridHint(n, axis, limit))
 		}
 		if n, limit := l.Block[i], blockLimit[i]; n < 1 || n > limit {
-			return driver.LaunchConfig{}, core.Invalid(op, fmt.Sprintf("blocks of %v threads", l.Block),
+			return driver.LaunchConfig{}, errs.Invalid(op, fmt.Sprintf("blocks of %v threads", l.Block),
 				fmt.Sprintf("the %s dimension is 1 to %d; one that is not used is 1", axis, limit))
 		}
 	}
 	if n := l.Block[0] * l.Block[1] * l.Block[2]; n > threadLimit {
-		return driver.LaunchConfig{}, core.Invalid(op, fmt.Sprintf("blocks of %v, %d threads", l.Block, n),
+		return driver.LaunchConfig{}, errs.Invalid(op, fmt.Sprintf("blocks of %v, %d threads", l.Block, n),
 			fmt.Sprintf("a block has at most %d threads: use more blocks", threadLimit))
 	}
 	if l.SharedBytes < 0 {
-		return driver.LaunchConfig{}, core.Invalid(op, fmt.Sprintf("%d bytes of shared memory", l.SharedBytes), "ask for 0 or more")
+		return driver.LaunchConfig{}, errs.Invalid(op, fmt.Sprintf("%d bytes of shared memory", l.SharedBytes), "ask for 0 or more")
 	}
 	return driver.LaunchConfig{
 		GridX: uint32(l.Grid[0]), GridY: uint32(l.Grid[1]), GridZ: uint32(l.Grid[2]),

@@ -546,7 +546,7 @@ func TestKernelSaysWhatIsWrong(t *testing.T) {
 		for _, row := range []struct{ name, says string }{
 			{"", `the name ""`},
 			{countKernel + "\x00", "pass the name of a PTX entry"},
-			{"absent", `kernel "absent": cuModuleGetFunction answered CUDA_ERROR_NOT_FOUND (500); the module has no entry of that name`},
+			{"absent", `kernel "absent": cuModuleGetFunction returned CUDA_ERROR_NOT_FOUND (500); the module has no entry of that name`},
 		} {
 			_, err := m.Kernel(row.name)
 			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
@@ -624,7 +624,7 @@ func TestModuleCloseGoesOnAfterAFailure(t *testing.T) {
 	require.Contains(t, sys.Live()[0], "module of ")
 	require.ErrorIs(t, sys.Close(), cuda.ErrInUse)
 	m.Inject(sim.Fault{Call: "cuModuleUnload", Result: 999})
-	require.ErrorContains(t, module.Close(), "cuModuleUnload answered CUDA_ERROR_UNKNOWN (999)")
+	require.ErrorContains(t, module.Close(), "cuModuleUnload returned CUDA_ERROR_UNKNOWN (999)")
 	require.NoError(t, module.Close())
 	require.Empty(t, sys.Live())
 }

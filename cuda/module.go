@@ -10,6 +10,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Module is GPU code that was loaded into a device's context: its kernels run
@@ -51,9 +52,9 @@ func (d *Device) LoadModule(image []byte) (*Module, error) {
 			describeImage(image), d, sys.Attribute(d.dev, driver.AttrComputeMajor),
 			sys.Attribute(d.dev, driver.AttrComputeMinor), driver.VersionString(sys.Version))
 		if says := compilerSays(c, image, r); says != nil {
-			return nil, core.Error(core.Failure{Op: op, Call: driver.CallModuleLoadData, Result: r, Asked: asked, Err: says})
+			return nil, errs.New(errs.Failure{Op: op, Call: driver.CallModuleLoadData, Result: r, Asked: asked, Err: says})
 		}
-		return nil, c.Fail(op, driver.CallModuleLoadData, r, asked)
+		return nil, c.CallError(op, driver.CallModuleLoadData, r, asked)
 	}
 	m := &Module{obj: new(core.Object), dev: d, ctx: c, handle: h}
 	sys.Track(m.obj, core.KindModule, uint64(len(image)))
@@ -74,8 +75,8 @@ func compilerSays(c *core.Context, image []byte, r driver.Result) error {
 	}
 	drv, log := c.System().Drv, make([]byte, 8<<10)
 	h, again := drv.ModuleLoadDataEx(c.Handle, image, log)
-	if c.Note(again) == driver.Success {
-		c.Note(drv.ModuleUnload(c.Handle, h))
+	if c.Observe(again) == driver.Success {
+		c.Observe(drv.ModuleUnload(c.Handle, h))
 		return nil
 	}
 	text, _, _ := bytes.Cut(log, []byte{0})
@@ -96,16 +97,16 @@ func compilerSays(c *core.Context, image []byte, r driver.Result) error {
 func (m *Module) Kernel(name string) (*Kernel, error) {
 	const op = "cuda.Module.Kernel"
 	if name == "" || strings.ContainsRune(name, 0) {
-		return nil, core.Invalid(op, fmt.Sprintf("the name %q", name), "pass the name of a PTX entry")
+		return nil, errs.Invalid(op, fmt.Sprintf("the name %q", name), "pass the name of a PTX entry")
 	}
-	if !m.closer.Hold() {
-		return nil, core.ClosedError(op, "module")
+	if !m.closer.Acquire() {
+		return nil, errs.ClosedError(op, "module")
 	}
-	defer m.closer.Drop()
+	defer m.closer.Release()
 	sys := m.ctx.System()
 	f, r := sys.Drv.ModuleGetFunction(m.ctx.Handle, m.handle, name)
 	if r != driver.Success {
-		return nil, m.ctx.Fail(op, driver.CallModuleGetFunction, r, fmt.Sprintf("kernel %q", name))
+		return nil, m.ctx.CallError(op, driver.CallModuleGetFunction, r, fmt.Sprintf("kernel %q", name))
 	}
 	return &Kernel{module: m, name: name, function: f, declared: m.parameters(f)}, nil
 }
@@ -116,15 +117,15 @@ func (m *Module) Kernel(name string) (*Kernel, error) {
 func (m *Module) Global(name string) (Ptr, int, error) {
 	const op = "cuda.Module.Global"
 	if name == "" || strings.ContainsRune(name, 0) {
-		return 0, 0, core.Invalid(op, fmt.Sprintf("the name %q", name), "pass the name of a variable of the PTX")
+		return 0, 0, errs.Invalid(op, fmt.Sprintf("the name %q", name), "pass the name of a variable of the PTX")
 	}
-	if !m.closer.Hold() {
-		return 0, 0, core.ClosedError(op, "module")
+	if !m.closer.Acquire() {
+		return 0, 0, errs.ClosedError(op, "module")
 	}
-	defer m.closer.Drop()
+	defer m.closer.Release()
 	p, n, r := m.ctx.System().Drv.ModuleGetGlobal(m.ctx.Handle, m.handle, name)
 	if r != driver.Success {
-		return 0, 0, m.ctx.Fail(op, driver.CallModuleGetGlobal, r, fmt.Sprintf("variable %q", name))
+		return 0, 0, m.ctx.CallError(op, driver.CallModuleGetGlobal, r, fmt.Sprintf("variable %q", name))
 	}
 	return Ptr(p), int(n), nil
 }
@@ -142,7 +143,7 @@ func (m *Module) parameters(f driver.Function) (declared []parameter) {
 		if r == driver.InvalidValue {
 			return declared
 		}
-		if m.ctx.Note(r) != driver.Success || off < end || len(declared) == 0 && off > 0 ||
+		if m.ctx.Observe(r) != driver.Success || off < end || len(declared) == 0 && off > 0 ||
 			size == 0 || off > maxParameters || size > maxParameters-off {
 			return nil
 		}
@@ -183,9 +184,9 @@ func (m *Module) CloseAfter(streams ...*Stream) error {
 
 func (m *Module) unload(op string) error {
 	if m.ctx.Lost() == driver.Success {
-		r := m.ctx.Note(m.ctx.System().Drv.ModuleUnload(m.ctx.Handle, m.handle))
+		r := m.ctx.Observe(m.ctx.System().Drv.ModuleUnload(m.ctx.Handle, m.handle))
 		if r != driver.Success && !r.Lost() {
-			return m.ctx.Fail(op, driver.CallModuleUnload, r, m.dev.String())
+			return m.ctx.CallError(op, driver.CallModuleUnload, r, m.dev.String())
 		}
 	}
 	m.obj.Untrack()
@@ -197,15 +198,15 @@ func (m *Module) unload(op string) error {
 // told no length, and would read on.
 func checkImage(op string, image []byte) error {
 	if len(image) == 0 {
-		return core.Invalid(op, "an empty image", "pass PTX text, a cubin, or a fat binary")
+		return errs.Invalid(op, "an empty image", "pass PTX text, a cubin, or a fat binary")
 	}
 	ends, binary := imageEnd(image)
 	switch {
 	case binary && ends > uint64(len(image)):
-		return core.Invalid(op, fmt.Sprintf("a binary image of %d bytes that says it has %d", len(image), ends),
+		return errs.Invalid(op, fmt.Sprintf("a binary image of %d bytes that says it has %d", len(image), ends),
 			"the image is cut short, or no code for a GPU: build or read it again")
 	case !binary && image[0] == 0:
-		return core.Invalid(op, fmt.Sprintf("an image of %d bytes that begins with a NUL", len(image)), "pass PTX text, a cubin, or a fat binary")
+		return errs.Invalid(op, fmt.Sprintf("an image of %d bytes that begins with a NUL", len(image)), "pass PTX text, a cubin, or a fat binary")
 	}
 	return nil
 }

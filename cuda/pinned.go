@@ -8,6 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // smallestPinned is the smallest block of pinned memory that is asked of the
@@ -46,9 +47,9 @@ func (p *pinnedPool) get(op string, c *core.Context, n int) (pinnedBlock, error)
 	}
 	mem, r := c.System().Drv.MemHostAlloc(c.Handle, uint64(class), driver.HostAllocPortable)
 	if r != driver.Success {
-		c.Note(r)
-		return pinnedBlock{}, core.Error(core.Failure{Op: op, Call: driver.CallMemHostAlloc, Result: r,
-			Asked: fmt.Sprintf("%s of pinned host memory", core.Bytes(class)),
+		c.Observe(r)
+		return pinnedBlock{}, errs.New(errs.Failure{Op: op, Call: driver.CallMemHostAlloc, Result: r,
+			Asked: fmt.Sprintf("%s of pinned host memory", errs.Bytes(class)),
 			Hint:  "ask for less, or close host buffers and call System.TrimHost"})
 	}
 	return pinnedBlock{mem, class, c}, nil
@@ -121,7 +122,7 @@ func (p *pinnedPool) trim(sys *core.System) (bytes int, r driver.Result) {
 	for _, list := range free {
 		for _, b := range list {
 			if b.ctx.Lost() == driver.Success {
-				res := b.ctx.Note(sys.Drv.MemFreeHost(b.ctx.Handle, b.mem))
+				res := b.ctx.Observe(sys.Drv.MemFreeHost(b.ctx.Handle, b.mem))
 				if res != driver.Success && !res.Lost() {
 					r = res
 					p.put(b)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Staging goes through slots of this size, and a stream uses at most so many.
@@ -56,7 +57,7 @@ func (r *ring) upload(op string, dst driver.Ptr, src []byte, g core.Guard) error
 		if err := r.submit(op, sl, g, func() error {
 			res := r.sys().Drv.MemcpyHtoDAsync(r.stream.Ctx.Handle, dst, to, uint64(n), r.stream.Handle)
 			if res != driver.Success {
-				return r.stream.Ctx.Fail(op, driver.CallMemcpyHtoDAsync, res, r.asked(len(src), "to", dst))
+				return r.stream.Ctx.CallError(op, driver.CallMemcpyHtoDAsync, res, r.asked(len(src), "to", dst))
 			}
 			sl.used += n
 			return nil
@@ -70,7 +71,7 @@ func (r *ring) upload(op string, dst driver.Ptr, src []byte, g core.Guard) error
 
 // asked is a copy for people.
 func (r *ring) asked(n int, way string, p driver.Ptr) string {
-	return fmt.Sprintf("%s %s %#x on stream %#x", core.Bytes(n), way, uint64(p), uintptr(r.stream.Handle))
+	return fmt.Sprintf("%s %s %#x on stream %#x", errs.Bytes(n), way, uint64(p), uintptr(r.stream.Handle))
 }
 
 // submit puts a copy on the stream, and the slot's event behind it.
@@ -134,7 +135,7 @@ func (r *ring) download(op string, dst []byte, src driver.Ptr, g core.Guard) err
 		if err := r.submit(op, sl, g, func() error {
 			res := r.sys().Drv.MemcpyDtoHAsync(r.stream.Ctx.Handle, sl.block.mem, src, uint64(n), r.stream.Handle)
 			if res != driver.Success {
-				return r.stream.Ctx.Fail(op, driver.CallMemcpyDtoHAsync, res, r.asked(len(dst), "from", src))
+				return r.stream.Ctx.CallError(op, driver.CallMemcpyDtoHAsync, res, r.asked(len(dst), "from", src))
 			}
 			return nil
 		}); err != nil {
@@ -190,7 +191,7 @@ func (r *ring) add(op string) (*slot, error) {
 	e, res := r.sys().Drv.EventCreate(r.stream.Ctx.Handle, driver.EventDisableTiming)
 	if res != driver.Success {
 		r.pool.put(block)
-		return nil, r.stream.Ctx.Fail(op, driver.CallEventCreate, res, "")
+		return nil, r.stream.Ctx.CallError(op, driver.CallEventCreate, res, "")
 	}
 	sl := &slot{block: block, event: e}
 	r.slots = append(r.slots[:r.next], append([]*slot{sl}, r.slots[r.next:]...)...)
@@ -205,11 +206,11 @@ func (r *ring) record(op string, sl *slot) error {
 	res := r.sys().Drv.EventRecord(r.stream.Ctx.Handle, sl.event, r.stream.Handle)
 	if res != driver.Success {
 		r.lose(sl)
-		return r.stream.Ctx.Fail(op, driver.CallEventRecord, res, "")
+		return r.stream.Ctx.CallError(op, driver.CallEventRecord, res, "")
 	}
 	if capturing, _ := r.stream.Capturing(); capturing {
 		r.lose(sl)
-		return core.Error(core.Failure{Op: op, Kind: core.Capturing,
+		return errs.New(errs.Failure{Op: op, Kind: errs.Capturing,
 			Asked: fmt.Sprintf("a capture began on stream %#x during a copy, which may be in the graph now", uintptr(r.stream.Handle)),
 			Hint:  "throw the graph away, and let one goroutine at a time use a stream that is to capture"})
 	}
@@ -235,7 +236,7 @@ func (r *ring) passed(sl *slot) bool {
 	if sl.held {
 		return false
 	}
-	if sl.busy && r.stream.Ctx.Note(r.sys().Drv.EventQuery(r.stream.Ctx.Handle, sl.event)) == driver.Success {
+	if sl.busy && r.stream.Ctx.Observe(r.sys().Drv.EventQuery(r.stream.Ctx.Handle, sl.event)) == driver.Success {
 		sl.busy = false
 	}
 	return !sl.busy
@@ -246,7 +247,7 @@ func (r *ring) wait(op string, sl *slot) error {
 		return nil
 	}
 	if res := r.sys().Drv.EventSynchronize(r.stream.Ctx.Handle, sl.event); res != driver.Success {
-		return r.stream.Ctx.Fail(op, driver.CallEventSynchronize, res, "a staged copy")
+		return r.stream.Ctx.CallError(op, driver.CallEventSynchronize, res, "a staged copy")
 	}
 	sl.busy = false
 	return nil

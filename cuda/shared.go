@@ -5,8 +5,8 @@ import (
 	"math"
 	"sync"
 
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // sharedDefault is what a block can have, static and dynamic memory together,
@@ -27,10 +27,10 @@ type sharedMemory struct {
 // memory.
 func (k *Kernel) MaxShared() (int, error) {
 	const op = "cuda.Kernel.MaxShared"
-	if !k.module.closer.Hold() {
-		return 0, core.ClosedError(op, "module")
+	if !k.module.closer.Acquire() {
+		return 0, errs.ClosedError(op, "module")
 	}
-	defer k.module.closer.Drop()
+	defer k.module.closer.Release()
 	k.shared.mu.Lock()
 	defer k.shared.mu.Unlock()
 	err := k.measure(op)
@@ -47,7 +47,7 @@ func (k *Kernel) measure(op string) error {
 	sys := ctx.System()
 	static, r := sys.Drv.FuncGetAttribute(ctx.Handle, driver.FuncSharedBytes, k.function)
 	if r != driver.Success {
-		return ctx.Fail(op, driver.CallFuncGetAttribute, r, fmt.Sprintf("kernel %q", k.name))
+		return ctx.CallError(op, driver.CallFuncGetAttribute, r, fmt.Sprintf("kernel %q", k.name))
 	}
 	limit := max(sys.Attribute(k.module.dev.dev, driver.AttrSharedPerBlockOptIn), sharedDefault)
 	k.shared.static, k.shared.most, k.shared.known = int(static), max(0, int(limit)-int(static)), true
@@ -67,7 +67,7 @@ func (k *Kernel) allow(op string, bytes int) error {
 	}
 	switch s := &k.shared; {
 	case bytes > s.most:
-		return core.Invalid(op, fmt.Sprintf("%d bytes of dynamic shared memory for kernel %q, which has %d static ones", bytes, k.name, s.static),
+		return errs.Invalid(op, fmt.Sprintf("%d bytes of dynamic shared memory for kernel %q, which has %d static ones", bytes, k.name, s.static),
 			fmt.Sprintf("a launch of it on %v can ask for 0 to %d bytes", k.module.dev, s.most))
 	case s.raised || s.static+bytes <= sharedDefault:
 		return nil
@@ -75,7 +75,7 @@ func (k *Kernel) allow(op string, bytes int) error {
 	ctx := k.module.ctx
 	r := ctx.System().Drv.FuncSetAttribute(ctx.Handle, k.function, driver.FuncMaxDynamicSharedBytes, int32(k.shared.most))
 	if r != driver.Success {
-		return ctx.Fail(op, driver.CallFuncSetAttribute, r, fmt.Sprintf("%d bytes of dynamic shared memory for kernel %q", k.shared.most, k.name))
+		return ctx.CallError(op, driver.CallFuncSetAttribute, r, fmt.Sprintf("%d bytes of dynamic shared memory for kernel %q", k.shared.most, k.name))
 	}
 	k.shared.raised = true
 	return nil
@@ -93,7 +93,7 @@ func (k *Kernel) cooperates(op string) error {
 	default:
 		return nil
 	}
-	return core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: asked, Hint: hint})
+	return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: asked, Hint: hint})
 }
 
 // BlocksAtOnce returns how many blocks with the launch's Block and SharedBytes the
@@ -107,10 +107,10 @@ func (k *Kernel) BlocksAtOnce(l Launch) (int, error) {
 		return 0, err
 	}
 	m := k.module
-	if !m.closer.Hold() {
-		return 0, core.ClosedError(op, "module")
+	if !m.closer.Acquire() {
+		return 0, errs.ClosedError(op, "module")
 	}
-	defer m.closer.Drop()
+	defer m.closer.Release()
 	if err := k.allow(op, l.SharedBytes); err != nil {
 		return 0, err
 	}
@@ -118,7 +118,7 @@ func (k *Kernel) BlocksAtOnce(l Launch) (int, error) {
 	threads := config.BlockX * config.BlockY * config.BlockZ
 	each, r := sys.Drv.OccupancyMaxActiveBlocksPerMultiprocessor(m.ctx.Handle, k.function, int32(threads), uint64(config.SharedBytes))
 	if r != driver.Success {
-		return 0, m.ctx.Fail(op, driver.CallOccupancyMaxActiveBlocksPerMultiprocessor, r, fmt.Sprintf("kernel %q with blocks of %v", k.name, l.Block))
+		return 0, m.ctx.CallError(op, driver.CallOccupancyMaxActiveBlocksPerMultiprocessor, r, fmt.Sprintf("kernel %q with blocks of %v", k.name, l.Block))
 	}
 	return min(int(each)*int(sys.Attribute(m.dev.dev, driver.AttrMultiprocessorCount)), math.MaxInt32), nil
 }

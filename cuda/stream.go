@@ -5,6 +5,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 type streamHolder = core.StreamHolder
@@ -42,7 +43,7 @@ func (d *Device) StreamPriorities() (least, greatest int, err error) {
 	}
 	low, high, r := d.sys.core.Drv.CtxGetStreamPriorityRange(c.Handle)
 	if r != driver.Success {
-		return 0, 0, c.Fail(op, driver.CallCtxGetStreamPriorityRange, r, d.String())
+		return 0, 0, c.CallError(op, driver.CallCtxGetStreamPriorityRange, r, d.String())
 	}
 	return int(low), int(high), nil
 }
@@ -65,7 +66,7 @@ func (d *Device) newStream(o StreamOptions, track bool) (*Stream, error) {
 	}
 	h, r := d.sys.core.Drv.StreamCreate(c.Handle, flags)
 	if r != driver.Success {
-		return nil, c.Fail(op, driver.CallStreamCreate, r, d.String())
+		return nil, c.CallError(op, driver.CallStreamCreate, r, d.String())
 	}
 	return d.stream(c.AddStream(h, false, track), track), nil
 }
@@ -77,12 +78,12 @@ func (d *Device) urgent(op string, c *core.Context, flags driver.StreamFlags, pr
 		return nil, err
 	}
 	if priority > least || priority < greatest {
-		return nil, core.Invalid(op, fmt.Sprintf("a priority of %d on %v", priority, d),
+		return nil, errs.Invalid(op, fmt.Sprintf("a priority of %d on %v", priority, d),
 			fmt.Sprintf("its priorities are %d, the greatest, to %d", greatest, least))
 	}
 	h, r := d.sys.core.Drv.StreamCreateWithPriority(c.Handle, flags, int32(priority))
 	if r != driver.Success {
-		return nil, c.Fail(op, driver.CallStreamCreateWithPriority, r, d.String())
+		return nil, c.CallError(op, driver.CallStreamCreateWithPriority, r, d.String())
 	}
 	return d.stream(c.AddStream(h, false, track), track), nil
 }
@@ -103,7 +104,7 @@ func (d *Device) BorrowStream(handle uintptr) (*Stream, error) {
 	const op = "cuda.Device.BorrowStream"
 	s := driver.Stream(handle)
 	if s == driver.StreamPerThread {
-		return nil, core.Invalid(op, "the per-thread default stream",
+		return nil, errs.Invalid(op, "the per-thread default stream",
 			"goroutines move between threads: make a stream, or borrow one that was created")
 	}
 	c, err := d.context()
@@ -113,14 +114,14 @@ func (d *Device) BorrowStream(handle uintptr) (*Stream, error) {
 	if s != driver.StreamNull && s != driver.StreamLegacy {
 		h, r := d.sys.core.Drv.StreamGetCtx(c.Handle, s)
 		if r != driver.Success {
-			return nil, c.Fail(op, driver.CallStreamGetCtx, r, fmt.Sprintf("stream %#x", handle))
+			return nil, c.CallError(op, driver.CallStreamGetCtx, r, fmt.Sprintf("stream %#x", handle))
 		}
 		on, r := d.sys.core.Drv.CtxGetDevice(h)
 		if r != driver.Success {
-			return nil, d.sys.core.Fail(op, driver.CallCtxGetDevice, r, fmt.Sprintf("the context of stream %#x", handle))
+			return nil, d.sys.core.CallError(op, driver.CallCtxGetDevice, r, fmt.Sprintf("the context of stream %#x", handle))
 		}
 		if on != d.dev {
-			return nil, core.Invalid(op, fmt.Sprintf("stream %#x of device %d on device %d", handle, on, d.dev),
+			return nil, errs.Invalid(op, fmt.Sprintf("stream %#x of device %d on device %d", handle, on, d.dev),
 				"borrow the stream from the device that it belongs to")
 		}
 		c = d.sys.core.AddContext(h, d.dev, false)
@@ -133,7 +134,7 @@ func (d *Device) BorrowStream(handle uintptr) (*Stream, error) {
 
 func (d *Device) stream(in *core.Stream, watch bool) *Stream {
 	s := &Stream{in: in, dev: d, ring: &ring{stream: in, home: d.ctx.Load(), pool: &d.sys.pinned}}
-	s.streamHolder = core.HoldStream(in)
+	s.streamHolder = core.NewStreamHolder(in, staging{s})
 	if watch {
 		s.watched.Begin(&in.Object)
 	}
@@ -157,7 +158,7 @@ func (s *Stream) Priority() (int, error) {
 	if err := s.use(op); err != nil {
 		return 0, err
 	}
-	defer s.in.Drop()
+	defer s.in.Release()
 	p, r := s.sys().Drv.StreamGetPriority(s.in.Ctx.Handle, s.in.Handle)
 	return int(p), s.result(op, driver.CallStreamGetPriority, r)
 }
@@ -181,7 +182,7 @@ func (s *Stream) Synchronize() error {
 	if err == nil {
 		err = s.result(op, driver.CallEventSynchronize, m.Synchronize())
 	}
-	s.in.Drop()
+	s.in.Release()
 	if err == nil {
 		s.in.Settled(at)
 	}
@@ -196,7 +197,7 @@ func (s *Stream) Done() (bool, error) {
 		return false, err
 	}
 	capturing, call, r := s.in.Query()
-	s.in.Drop()
+	s.in.Release()
 	if r == driver.Success && !capturing {
 		s.in.Settled(at)
 	}
@@ -216,7 +217,7 @@ func (s *Stream) Capturing() (bool, error) {
 	if _, err := s.look(op); err != nil {
 		return false, err
 	}
-	defer s.in.Drop()
+	defer s.in.Release()
 	capturing, r := s.in.Capturing()
 	return capturing, s.result(op, driver.CallStreamIsCapturing, r)
 }
@@ -230,11 +231,11 @@ func (s *Stream) Wait(e *Event) error {
 	if err := s.use(op); err != nil {
 		return err
 	}
-	defer s.in.Drop()
+	defer s.in.Release()
 	if err := e.use(op, s.sys()); err != nil {
 		return err
 	}
-	defer e.closer.Drop()
+	defer e.closer.Release()
 	// Held until the wait is made: a Record in between could make it join a
 	// capture, or end one.
 	e.mu.Lock()
@@ -259,7 +260,7 @@ func (s *Stream) Wait(e *Event) error {
 func (s *Stream) Close() error {
 	const op = "cuda.Stream.Close"
 	if s.own {
-		return core.Error(core.Failure{Op: op, Kind: core.InUse, Asked: "the device's own transfer stream",
+		return errs.New(errs.Failure{Op: op, Kind: errs.InUse, Asked: "the device's own transfer stream",
 			Hint: "it goes when the System closes"})
 	}
 	return s.close(op)
@@ -269,7 +270,7 @@ func (s *Stream) close(op string) error {
 	c, drv := s.in.Ctx, s.sys().Drv
 	if c.Lost() == driver.Success && s.in.Peek() {
 		err := s.notCapturing(op)
-		s.in.Drop()
+		s.in.Release()
 		// In a lost context nothing captures, and closing goes on.
 		if err != nil && c.Lost() == driver.Success {
 			return err
@@ -283,7 +284,7 @@ func (s *Stream) close(op string) error {
 		}
 		s.ring.close()
 		if !s.in.Borrowed && c.Lost() == driver.Success {
-			r := c.Note(drv.StreamDestroy(c.Handle, s.in.Handle))
+			r := c.Observe(drv.StreamDestroy(c.Handle, s.in.Handle))
 			if r != driver.Success && !r.Lost() {
 				return s.result(op, driver.CallStreamDestroy, r)
 			}
@@ -315,11 +316,11 @@ func (s *Stream) drain(op string) error {
 func (s *Stream) sys() *core.System { return s.dev.sys.core }
 
 func nilStream(op string) error {
-	return core.Invalid(op, "a nil stream", "make one with Device.NewStream")
+	return errs.Invalid(op, "a nil stream", "make one with Device.NewStream")
 }
 
 // look holds the stream for an operation that puts no work on it, and returns the
-// moment before; the caller calls in.Drop.
+// moment before; the caller calls in.Release.
 func (s *Stream) look(op string) (at core.Moment, err error) {
 	if s == nil {
 		return at, nilStream(op)
@@ -329,7 +330,7 @@ func (s *Stream) look(op string) (at core.Moment, err error) {
 }
 
 // use holds the stream for an operation that may put work on it; the caller calls
-// in.Drop. Work on the legacy stream is refused while it would end the capture of
+// in.Release. Work on the legacy stream is refused while it would end the capture of
 // another one.
 func (s *Stream) use(op string) error {
 	if s == nil {
@@ -340,7 +341,7 @@ func (s *Stream) use(op string) error {
 			return err
 		}
 		err := s.notCapturing(op)
-		s.in.Drop()
+		s.in.Release()
 		if err != nil {
 			return err
 		}
@@ -364,5 +365,5 @@ func (s *Stream) result(op string, c driver.Call, r driver.Result) error {
 	if r == driver.Success {
 		return nil
 	}
-	return s.in.Ctx.Fail(op, c, r, fmt.Sprintf("stream %#x of %v", s.handle(), s.dev))
+	return s.in.Ctx.CallError(op, c, r, fmt.Sprintf("stream %#x of %v", s.handle(), s.dev))
 }

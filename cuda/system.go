@@ -12,6 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/environ"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // LibraryEnv names the environment variable that says which driver library to
@@ -114,11 +115,11 @@ func Open(opts ...Option) (*System, error) {
 	return process.open(func() (*System, error) {
 		d, err := csrc.Open(csrc.Options{Path: o.library, Multicast: o.multicast})
 		if err != nil {
-			f := core.Failure{Op: "cuda.Open", Kind: core.NoDriver, Err: err}
+			f := errs.Failure{Op: "cuda.Open", Kind: errs.NoDriver, Err: err}
 			if o.library != "" && o.library == fromEnv {
 				f.Hint = "the path is from the environment variable " + LibraryEnv
 			}
-			return nil, core.Error(f)
+			return nil, errs.New(f)
 		}
 		return newSystem(d, o.config)
 	})
@@ -128,7 +129,7 @@ func Open(opts ...Option) (*System, error) {
 func (o *options) apply(opts []Option) error {
 	for i, opt := range opts {
 		if opt == nil {
-			return core.Invalid("cuda.Open", fmt.Sprintf("option %d is nil", i), "pass what the functions named With answer")
+			return errs.Invalid("cuda.Open", fmt.Sprintf("option %d is nil", i), "pass what the functions named With answer")
 		}
 		opt(o)
 	}
@@ -149,7 +150,7 @@ func init() {
 func newSystem(d driver.Driver, c core.Config) (*System, error) {
 	const op = "cuda.Open"
 	fail := func(call driver.Call, r driver.Result, asked string) error {
-		return core.Error(core.Failure{Op: op, Call: call, Result: r, Asked: asked})
+		return errs.New(errs.Failure{Op: op, Call: call, Result: r, Asked: asked})
 	}
 	if r := d.Init(); r != driver.Success {
 		return nil, fail(driver.CallInit, r, "")
@@ -168,7 +169,7 @@ func newSystem(d driver.Driver, c core.Config) (*System, error) {
 	about := d.Describe()
 	s := &System{info: DriverInfo{about.Software, int(version), about.Path, about.Machine}}
 	s.core = core.NewSystem(d, version, c)
-	s.systemHolder = core.HoldSystem(s.core)
+	s.systemHolder = core.NewSystemHolder(s.core)
 	for i := range count {
 		dev, call, r := s.newDevice(i)
 		if r != driver.Success {
@@ -191,10 +192,10 @@ func (s *System) Devices() []*Device { return append([]*Device(nil), s.devices..
 func (s *System) Device(ordinal int) (*Device, error) {
 	const op = "cuda.System.Device"
 	if s.core.Closed() {
-		return nil, core.ClosedError(op, "System")
+		return nil, errs.ClosedError(op, "System")
 	}
 	if ordinal < 0 || ordinal >= len(s.devices) {
-		return nil, core.Invalid(op, fmt.Sprintf("device %d of %d", ordinal, len(s.devices)),
+		return nil, errs.Invalid(op, fmt.Sprintf("device %d of %d", ordinal, len(s.devices)),
 			"devices are numbered from 0; CUDA_VISIBLE_DEVICES may hide some")
 	}
 	return s.devices[ordinal], nil
@@ -211,7 +212,7 @@ func (s *System) Drain(ctx context.Context) error {
 	case ctx.Err() == nil || !errors.Is(err, ctx.Err()): // teardowns that failed
 		return fmt.Errorf("%s: %w", op, err)
 	}
-	return core.Error(core.Failure{Op: op, Kind: core.InUse, Err: err,
+	return errs.New(errs.Failure{Op: op, Kind: errs.InUse, Err: err,
 		Asked: s.core.Waiting(),
 		Hint:  "a stream that was named has not passed: it runs on, waits for something, or a test holds it"})
 }

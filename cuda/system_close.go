@@ -109,7 +109,7 @@ func (s *System) teardown() error {
 		_ = t.close(op) // on the way out; the context goes next
 	}
 	if r := s.pinned.close(s.core); r != driver.Success {
-		return s.core.Fail(op, driver.CallMemFreeHost, r, "idle pinned host memory")
+		return s.core.CallError(op, driver.CallMemFreeHost, r, "idle pinned host memory")
 	}
 	s.gone = true
 	return s.core.Close()

@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/diagnose"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/imex"
 	"github.com/cuvmm/cuvmm/internal/nvml"
 )
@@ -136,23 +137,23 @@ func (d Diagnosis) String() string {
 func Diagnose(o Options, devices ...*cuda.Device) (Diagnosis, error) {
 	const op = "fabric.Diagnose"
 	if len(devices) == 0 || devices[0] == nil {
-		return Diagnosis{}, core.Invalid(op, "no device", "pass System.Devices()")
+		return Diagnosis{}, errs.Invalid(op, "no device", "pass System.Devices()")
 	}
 	sys := core.SystemOf(devices[0])
 	if sys.Closed() {
-		return Diagnosis{}, core.ClosedError(op, "System")
+		return Diagnosis{}, errs.ClosedError(op, "System")
 	}
 	var ids []driver.Device
 	for _, d := range devices {
 		if d == nil {
-			return Diagnosis{}, core.Invalid(op, "a nil device", "pass System.Devices()")
+			return Diagnosis{}, errs.Invalid(op, "a nil device", "pass System.Devices()")
 		}
 		if core.SystemOf(d) != sys {
-			return Diagnosis{}, core.ForeignError(op, "device")
+			return Diagnosis{}, errs.ForeignError(op, "device")
 		}
 		id, r := sys.Drv.DeviceGet(int32(d.Ordinal()))
 		if r != driver.Success {
-			return Diagnosis{}, sys.Fail(op, driver.CallDeviceGet, r, d.String())
+			return Diagnosis{}, sys.CallError(op, driver.CallDeviceGet, r, d.String())
 		}
 		ids = append(ids, id)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 )
@@ -260,7 +261,7 @@ func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 	gone, lost, hoarders, err := p.shrink(op, length, streams, cut)
 	for _, f := range hoarders {
 		f.on.cutLater(failure(op, ErrTooLarge, fmt.Sprintf("more than %s of publication %q are still mapped that are no longer published",
-			core.Bytes(p.server.o.MaxPinned), p.name), "acknowledge what a publisher takes back"))
+			errs.Bytes(p.server.o.MaxPinned), p.name), "acknowledge what a publisher takes back"))
 	}
 	return errors.Join(err, cut.End(), gone.Release(), lost.Release())
 }
@@ -315,7 +316,7 @@ func (p *Publication) may(op string, length int) (bytes uint64, err error) {
 	case length < 0:
 		return 0, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a length of %d", length), "lengths are not negative")
 	case uint64(length) > math.MaxInt64/p.unit:
-		return 0, failure(op, cuda.ErrOutOfRange, fmt.Sprintf("%d elements of %s", length, core.Count(p.unit, "byte")), "announce what the buffer has")
+		return 0, failure(op, cuda.ErrOutOfRange, fmt.Sprintf("%d elements of %s", length, errs.Count(p.unit, "byte")), "announce what the buffer has")
 	}
 	return uint64(length) * p.unit, nil
 }

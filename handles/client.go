@@ -146,9 +146,9 @@ func (k *Client) take(m Message) error {
 	if !unwanted || err != nil {
 		return err
 	}
-	if s, ok := said.(*accepted); ok && k.closer.Hold() {
+	if s, ok := said.(*accepted); ok && k.closer.Acquire() {
 		go func() { // this goroutine reads, and must not wait until something is sent
-			defer k.closer.Drop()
+			defer k.closer.Release()
 			_ = k.conn.Send(k.ctx, pack(&leave{s.token}))
 		}()
 	}
@@ -232,10 +232,10 @@ func reasonOfEnd(m *ended) error {
 
 // ask sends a request and waits for its answer.
 func (k *Client) ask(ctx context.Context, op string, request func(number uint32) message) (answer, error) {
-	if !k.closer.Hold() {
+	if !k.closer.Acquire() {
 		return answer{}, closedError(op, "client")
 	}
-	defer k.closer.Drop()
+	defer k.closer.Release()
 	to := make(chan answer, 1)
 	k.mu.Lock()
 	if k.err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/sock"
 )
 
@@ -225,10 +226,10 @@ func (c *Conn) packet(ctx context.Context, op string, owed bool) (*Message, erro
 // Receive goes on where this one stopped. What the peer sends with [SendBuffer]
 // and the like is not for Receive.
 func (c *Conn) Receive(ctx context.Context) (m Message, err error) {
-	if !c.closer.Hold() {
+	if !c.closer.Acquire() {
 		return Message{}, closedError(opReceive, "connection")
 	}
-	defer c.closer.Drop()
+	defer c.closer.Release()
 	err = c.await(ctx, opReceive, func() (ok bool) {
 		m, ok = c.inbox.takeProgram()
 		return ok
@@ -272,10 +273,10 @@ func (c *Conn) transmitWithin(ctx context.Context, op string, m Message, patienc
 	case len(m.FDs) > MaxFDs:
 		return failure(op, ErrTooLarge, fmt.Sprintf("%d file descriptors, where %d is the most", len(m.FDs), MaxFDs), "send several messages")
 	}
-	if !c.closer.Hold() {
+	if !c.closer.Acquire() {
 		return closedError(op, "connection")
 	}
-	defer c.closer.Drop()
+	defer c.closer.Release()
 	if ctx.Err() != nil {
 		return waitError(ctx, op, "", "nothing was sent")
 	}
@@ -284,7 +285,7 @@ func (c *Conn) transmitWithin(ctx context.Context, op string, m Message, patienc
 		if err := f.hold(op, fmt.Sprintf("file descriptor %d of the message", i)); err != nil {
 			return err
 		}
-		defer f.s.closer.Drop()
+		defer f.s.closer.Release()
 		numbers[i] = f.s.n
 	}
 	if err := c.greet(ctx, op); err != nil {
@@ -337,14 +338,14 @@ func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, p
 		switch {
 		case err == nil:
 		case timedOut(err):
-			return begun, waitError(ctx, op, fmt.Sprintf("%d of %s and %d of %s were sent", bytes, core.Count(len(m.Body), "byte"), fds, core.Count(len(numbers), "file descriptor")),
+			return begun, waitError(ctx, op, fmt.Sprintf("%d of %s and %d of %s were sent", bytes, errs.Count(len(m.Body), "byte"), fds, errs.Count(len(numbers), "file descriptor")),
 				"see what the peer waits for, or raise Options.Timeout")
 		case c.isOver() || wasClosed(err):
 			return begun, c.ended(op)
 		case errors.Is(err, io.EOF):
 			return begun, failure(op, ErrGone, "", "Receive says why, where the peer did")
 		default:
-			return begun, systemError(op, fmt.Sprintf("a packet of %d bytes and %s", len(p), core.Count(with, "file descriptor")), err)
+			return begun, systemError(op, fmt.Sprintf("a packet of %d bytes and %s", len(p), errs.Count(with, "file descriptor")), err)
 		}
 		if patience > 0 && !begun {
 			limit = time.Now().Add(c.limits.Timeout) // what is begun must be finished

@@ -5,7 +5,7 @@ import (
 	"math"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -116,12 +116,12 @@ func (d *Descriptor) Validate(l Limits) error {
 			"share memory in larger chunks, or raise the importer's limit")
 	}
 	if size := d.Size(); size > l.MaxBytes {
-		return failure(op, ErrTooLarge, fmt.Sprintf("%s, of which %s are allowed", core.Bytes(size), core.Bytes(l.MaxBytes)),
+		return failure(op, ErrTooLarge, fmt.Sprintf("%s, of which %s are allowed", errs.Bytes(size), errs.Bytes(l.MaxBytes)),
 			"share less, or raise the importer's limit")
 	}
 	for i, c := range d.Chunks {
 		if c%l.Granularity != 0 {
-			return failure(op, ErrSizeMismatch, fmt.Sprintf("chunk %d has %s, which is no multiple of %s", i, core.Bytes(c), core.Bytes(l.Granularity)),
+			return failure(op, ErrSizeMismatch, fmt.Sprintf("chunk %d has %s, which is no multiple of %s", i, errs.Bytes(c), errs.Bytes(l.Granularity)),
 				"no memory of this device has that size: the exporter declared it wrong")
 		}
 	}
@@ -145,7 +145,7 @@ func (d *Descriptor) check(op string) error {
 	}
 	size := d.Size()
 	if size > maxBytes {
-		return failure(op, ErrTooLarge, fmt.Sprintf("%d chunks of together more than %s", len(d.Chunks), core.Bytes(uint64(maxBytes))),
+		return failure(op, ErrTooLarge, fmt.Sprintf("%d chunks of together more than %s", len(d.Chunks), errs.Bytes(uint64(maxBytes))),
 			"no device has that much: the exporter declared it wrong")
 	}
 	unit := uint64(1)
@@ -166,7 +166,7 @@ func (d *Descriptor) check(op string) error {
 		unit = uint64(d.ElementSize)
 	}
 	if d.Length > size/unit {
-		return bad("declare no more than there is", "a length of %d times %d bytes in chunks of %s", d.Length, unit, core.Bytes(size))
+		return bad("declare no more than there is", "a length of %d times %d bytes in chunks of %s", d.Length, unit, errs.Bytes(size))
 	}
 	var none cuda.UUID
 	switch l := d.Location; {

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"strings"
 	"syscall"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // What can go wrong between processes; test for them with errors.Is. The error
@@ -74,35 +74,10 @@ type Error struct {
 }
 
 // Error says everything that is known, on one line.
-func (e *Error) Error() string {
-	var b strings.Builder
-	b.WriteString(e.Op)
-	if e.kind != nil {
-		b.WriteString(": " + e.kind.Error())
-	}
-	if e.Asked != "" {
-		b.WriteString(": " + e.Asked)
-	}
-	if e.cause != nil {
-		b.WriteString(": " + e.cause.Error())
-	}
-	if e.Hint != "" {
-		b.WriteString("; " + e.Hint)
-	}
-	return b.String()
-}
+func (e *Error) Error() string { return errs.Line(e.Op, e.kind, e.Asked, e.cause, e.Hint) }
 
-// Unwrap gives the sentinel and the cause.
-func (e *Error) Unwrap() []error {
-	var all []error
-	if e.kind != nil {
-		all = append(all, e.kind)
-	}
-	if e.cause != nil {
-		all = append(all, e.cause)
-	}
-	return all
-}
+// Unwrap returns the sentinel and the cause.
+func (e *Error) Unwrap() []error { return errs.Unwrap(e.kind, e.cause) }
 
 func failure(op string, kind error, asked, hint string) *Error {
 	return &Error{Op: op, Asked: asked, Hint: hint, kind: kind}

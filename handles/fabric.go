@@ -11,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/diagnose"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -175,7 +176,7 @@ func (i *intake) takeFabric(all []cuda.FabricHandle) error {
 	for _, f := range all {
 		at := len(i.chunks)
 		if at >= len(i.declared.Chunks) {
-			return failure(i.op, ErrMismatch, fmt.Sprintf("more fabric handles than %s", core.Count(at, "chunk")), sameHint)
+			return failure(i.op, ErrMismatch, fmt.Sprintf("more fabric handles than %s", errs.Count(at, "chunk")), sameHint)
 		}
 		h, err := phys.ImportFabric(i.op, sys, driver.ShareableHandle(f), i.declared.Chunks[at])
 		if err != nil {

@@ -143,12 +143,12 @@ func (f *FD) String() string {
 	return fmt.Sprintf("file descriptor %d", f.s.n)
 }
 
-// hold keeps the descriptor open until f.s.closer.Drop.
+// hold keeps the descriptor open until f.s.closer.Release.
 func (f *FD) hold(op, what string) error {
 	switch {
 	case f == nil || f.s == nil:
 		return failure(op, cuda.ErrInvalidArgument, what+" is nil", "pass an open one, as NewFD and Receive return")
-	case !f.s.closer.Hold():
+	case !f.s.closer.Acquire():
 		return closedError(op, what)
 	}
 	return nil
@@ -165,7 +165,7 @@ func (f *FD) Use(do func(n int) error) error {
 		return err
 	}
 	defer runtime.KeepAlive(f)
-	defer f.s.closer.Drop()
+	defer f.s.closer.Release()
 	return do(f.s.n)
 }
 
@@ -176,7 +176,7 @@ func (f *FD) Dup() (*FD, error) {
 		return nil, err
 	}
 	defer runtime.KeepAlive(f)
-	defer f.s.closer.Drop()
+	defer f.s.closer.Release()
 	n, err := fd.Dup(f.s.n)
 	if err != nil {
 		return nil, systemError(op, f.String(), err)

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/sharedpage"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -132,7 +132,7 @@ func roomOf(op string, d *cuda.Device, o FollowOptions) (uint64, error) {
 		return 0, failure(op, cuda.ErrInvalidArgument, "a nil device", "take one from System.Devices")
 	}
 	if o.Reserve < 0 || o.Reserve > maxBytes || o.MaxChunks < 0 || o.MaxWait < 0 {
-		return 0, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a range of %d bytes, %d chunks and a wait of %v", o.Reserve, o.MaxChunks, o.MaxWait), "limits are not negative, and no device has more than "+core.Bytes(maxBytes))
+		return 0, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a range of %d bytes, %d chunks and a wait of %v", o.Reserve, o.MaxChunks, o.MaxWait), "limits are not negative, and no device has more than "+errs.Bytes(maxBytes))
 	}
 	if o.Reserve == 0 {
 		return 0, nil

@@ -65,7 +65,7 @@ func TestWaitsAfterTheEnd(t *testing.T) {
 	m, f := v.machine, v.honest.f
 	mark, err := f.mark("test", 1<<40)
 	require.NoError(t, err)
-	mark.Drop()
+	mark.Release()
 	m.Inject(sim.Fault{Call: "cuStreamQuery", Result: 400, Times: 3})
 	f.letGo()
 	m.ClearFaults()
@@ -78,7 +78,7 @@ func TestWaitsAfterTheEnd(t *testing.T) {
 	f.mu.Unlock()
 	mark, err = f.mark("test", 1<<41)
 	require.NoError(t, err)
-	mark.Drop()
+	mark.Release()
 	require.Eventually(t, func() bool { done, err := f.stream.Done(); return err == nil && done }, Guard, time.Millisecond)
 	f.mu.Lock()
 	f.died = false

@@ -11,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -172,7 +173,7 @@ func (f *follower) update(a arrival) {
 		f.arrived(&pending{shown: now, err: err})
 	case a.over:
 		f.arrived(&pending{shown: now, err: failure(opFollow, cuda.ErrCapacity,
-			fmt.Sprintf("a length of %d, in chunks that do not fit into the reserved %s", a.length, core.Bytes(f.tracker.room)),
+			fmt.Sprintf("a length of %d, in chunks that do not fit into the reserved %s", a.length, errs.Bytes(f.tracker.room)),
 			"follow it anew with a larger FollowOptions.Reserve")})
 	case a.last:
 		f.arrived(&pending{shown: now})
@@ -196,7 +197,7 @@ func (f *follower) carryOut(a arrival) error {
 			"publish memory in larger chunks, or raise FollowOptions.MaxChunks")
 	}
 	if a.lost {
-		return errFDsLost(fmt.Sprintf("the file descriptors of %s were dropped", core.Count(len(a.sizes), "chunk")))
+		return errFDsLost(fmt.Sprintf("the file descriptors of %s were dropped", errs.Count(len(a.sizes), "chunk")))
 	}
 	in, err := f.intake(opFollow, a.sizes)
 	if err != nil {

@@ -10,10 +10,10 @@ import (
 // next shows what is pending: see Follower.Next.
 func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 	const op = "handles.Follower.Next"
-	if !f.closer.Hold() {
+	if !f.closer.Acquire() {
 		return closedError(op, "follower")
 	}
-	defer f.closer.Drop()
+	defer f.closer.Release()
 	release, err := useAll(core.SystemOf(f.dev), op, streams)
 	if err != nil {
 		return err

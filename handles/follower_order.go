@@ -13,10 +13,10 @@ import (
 // orderShown is Follower.Order.
 func (f *follower) orderShown(streams []*cuda.Stream) error {
 	const op = "handles.Follower.Order"
-	if !f.closer.Hold() {
+	if !f.closer.Acquire() {
 		return closedError(op, "follower")
 	}
-	defer f.closer.Drop()
+	defer f.closer.Release()
 	if len(streams) == 0 {
 		return failure(op, cuda.ErrInvalidArgument, "no streams", "name those that are to come behind")
 	}
@@ -42,7 +42,7 @@ func (f *follower) order(ctx context.Context, op string, generation uint64, stre
 	if err != nil {
 		return err
 	}
-	defer m.Drop()
+	defer m.Release()
 	for _, s := range streams {
 		if err := core.StreamOf(s).After(op, m); err != nil {
 			return err
@@ -56,7 +56,7 @@ func useAll(sys *core.System, op string, streams []*cuda.Stream) (release func()
 	var held []*core.Stream
 	drop := func() {
 		for _, s := range held {
-			s.Drop()
+			s.Release()
 		}
 	}
 	defer func() {
@@ -92,7 +92,7 @@ func (f *follower) mark(op string, generation uint64) (core.Mark, error) {
 	if f.waited < generation {
 		r := own.Ctx.System().Drv.StreamWaitValue64(own.Ctx.Handle, own.Handle, f.word.at(), generation)
 		if r != driver.Success {
-			return core.Mark{}, own.Ctx.Fail(op, driver.CallStreamWaitValue64, r, fmt.Sprintf("generation %d", generation))
+			return core.Mark{}, own.Ctx.CallError(op, driver.CallStreamWaitValue64, r, fmt.Sprintf("generation %d", generation))
 		}
 		f.waited = generation
 		if f.hasDied() {

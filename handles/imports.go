@@ -50,12 +50,12 @@ func (i *imports) add() {
 		return
 	}
 	for k, m := range i.buffers {
-		if m.Over() {
+		if m.Released() {
 			delete(i.buffers, k)
 		}
 	}
 	for k, h := range i.allocations {
-		if h.Over() {
+		if h.Released() {
 			delete(i.allocations, k)
 		}
 	}
@@ -100,7 +100,7 @@ func (i *imports) allocation(k importKey) *phys.Handle {
 	if !ok {
 		return nil
 	}
-	if !h.Revive() {
+	if !h.TryRetain() {
 		delete(i.allocations, k)
 		return nil
 	}

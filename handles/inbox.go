@@ -7,7 +7,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Messages of these kinds are the library's own: they carry memory, beside
@@ -158,7 +158,7 @@ func (b *inbox) sort(m Message) (keep bool, err error) {
 	}
 	if m.Kind == soonKind {
 		if len(m.Body)+len(m.FDs) > 0 {
-			err = violation("a warning with %s and %s", core.Count(len(m.Body), "byte"), core.Count(len(m.FDs), "file descriptor"))
+			err = violation("a warning with %s and %s", errs.Count(len(m.Body), "byte"), errs.Count(len(m.FDs), "file descriptor"))
 		}
 		return false, err
 	}

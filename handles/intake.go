@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -118,7 +119,7 @@ func (i *intake) take(fds []*FD) error {
 	for _, f := range fds {
 		at := len(i.chunks)
 		if at >= len(i.declared.Chunks) {
-			return failure(i.op, ErrMismatch, fmt.Sprintf("more file descriptors than %s", core.Count(at, "chunk")), sameHint)
+			return failure(i.op, ErrMismatch, fmt.Sprintf("more file descriptors than %s", errs.Count(at, "chunk")), sameHint)
 		}
 		var h *phys.Handle
 		err := f.Use(func(n int) (err error) {
@@ -177,7 +178,7 @@ func (i *intake) compare(at int, have driver.AllocationProp) error {
 // whole refuses to go on while chunks are missing.
 func (i *intake) whole() error {
 	if have, want := len(i.chunks), len(i.declared.Chunks); have != want {
-		return failure(i.op, ErrMismatch, fmt.Sprintf("%s for %s", core.Count(have, "handle"), core.Count(want, "chunk")), sameHint)
+		return failure(i.op, ErrMismatch, fmt.Sprintf("%s for %s", errs.Count(have, "handle"), errs.Count(want, "chunk")), sameHint)
 	}
 	return nil
 }

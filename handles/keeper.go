@@ -51,7 +51,7 @@ func (k *keeper) leave() {
 // drop closes what is kept. The caller has the lock.
 func (k *keeper) drop() {
 	for _, h := range k.kept {
-		h.Let()
+		h.UnpinFD()
 	}
 	k.kept = nil
 }
@@ -71,16 +71,16 @@ func (k *keeper) keep(h *phys.Handle, n int) {
 	at := place{h.System(), h.Asked.Location}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if old := k.kept[at]; k.users == 0 || old != nil && old.Keeps() {
+	if old := k.kept[at]; k.users == 0 || old != nil && old.HasPinnedFD() {
 		return
 	}
 	// Without one more number to spare it goes on as if this were not here.
 	if another, err := fd.Dup(n); err == nil {
-		h.Keep(another)
+		h.PinFD(another)
 		if k.kept == nil {
 			k.kept = map[place]*phys.Handle{}
 		}
-		maps.DeleteFunc(k.kept, func(_ place, h *phys.Handle) bool { return !h.Keeps() }) // nor their Systems
+		maps.DeleteFunc(k.kept, func(_ place, h *phys.Handle) bool { return !h.HasPinnedFD() }) // nor their Systems
 		k.kept[at] = h
 	}
 }

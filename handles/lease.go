@@ -12,6 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -117,7 +118,7 @@ func LeaseAllocation(a *vmm.Allocation, o LeaseOptions) (*Lease, error) {
 	}
 	h, open := phys.Use(a)
 	if !open {
-		return nil, core.ClosedError(op, "allocation")
+		return nil, errs.ClosedError(op, "allocation")
 	}
 	v := share.View{Chunks: []share.Chunk{{Handle: h}}}
 	return lease(op, Descriptor{Kind: AllocationKind, Length: h.Size}, h.System(), h.Asked, h.Imported, v, o)
@@ -247,7 +248,7 @@ func (l *Lease) progress() string {
 	if l.options.Receivers == 0 {
 		return fmt.Sprintf("imports: %d", len(l.importers))
 	}
-	return fmt.Sprintf("imported by %d of %s", len(l.importers), core.Count(l.options.Receivers, "receiver"))
+	return fmt.Sprintf("imported by %d of %s", len(l.importers), errs.Count(l.options.Receivers, "receiver"))
 }
 
 func (l *Lease) expire() {

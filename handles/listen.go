@@ -174,10 +174,10 @@ func (l *Listener) Path() string { return l.path }
 // this process may open no more files, above all.
 func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 	const op = "handles.Listener.Accept"
-	if !l.closer.Hold() {
+	if !l.closer.Acquire() {
 		return nil, closedError(op, "listener")
 	}
-	defer l.closer.Drop()
+	defer l.closer.Release()
 	if !l.accepting.take(ctx, l.ctx.Done()) {
 		return nil, l.notAccepted(ctx, op)
 	}

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -41,7 +41,7 @@ const maxOfferBytes = MaxDescriptorBytes + 16 + 64*MaxChunks
 
 // String says what is offered, and by whom.
 func (o Offer) String() string {
-	return fmt.Sprintf("%s of %s in %s by %v, from %v", o.Descriptor.what(), core.Bytes(o.Descriptor.Size()), core.Count(len(o.Descriptor.Chunks), "chunk"), o.Descriptor.Handle, o.Descriptor.Exporter)
+	return fmt.Sprintf("%s of %s in %s by %v, from %v", o.Descriptor.what(), errs.Bytes(o.Descriptor.Size()), errs.Count(len(o.Descriptor.Chunks), "chunk"), o.Descriptor.Handle, o.Descriptor.Exporter)
 }
 
 // LogValue is String.
@@ -57,10 +57,10 @@ func (o *Offer) check(op string) error {
 	case d.Handle == vmm.Fabric:
 		have = len(o.Handles)
 	case d.Handle != vmm.PosixFD || len(o.Handles) > 0:
-		return failure(op, ErrDescriptor, fmt.Sprintf("an offer by %v with %s", d.Handle, core.Count(len(o.Handles), "fabric handle")), "offer by one type of handle")
+		return failure(op, ErrDescriptor, fmt.Sprintf("an offer by %v with %s", d.Handle, errs.Count(len(o.Handles), "fabric handle")), "offer by one type of handle")
 	}
 	if chunks := len(o.Descriptor.Chunks); have != chunks {
-		return failure(op, ErrDescriptor, fmt.Sprintf("%s for %s", core.Count(have, "handle"), core.Count(chunks, "chunk")), "take the offer as the lease gave it, with its files")
+		return failure(op, ErrDescriptor, fmt.Sprintf("%s for %s", errs.Count(have, "handle"), errs.Count(chunks, "chunk")), "take the offer as the lease gave it, with its files")
 	}
 	return nil
 }
@@ -105,7 +105,7 @@ func (o *Offer) UnmarshalText(text []byte) error {
 	chunks := int(binary.LittleEndian.Uint32(b[descriptorHeader-4:]))
 	end := descriptorHeader + 8*chunks
 	if chunks > MaxChunks || end+len(n.Lease) > len(b) {
-		return failure(op, ErrDescriptor, fmt.Sprintf("%d bytes for %s", len(b), core.Count(chunks, "chunk")), "pass the text of MarshalText")
+		return failure(op, ErrDescriptor, fmt.Sprintf("%d bytes for %s", len(b), errs.Count(chunks, "chunk")), "pass the text of MarshalText")
 	}
 	if err := n.Descriptor.UnmarshalBinary(b[:end]); err != nil {
 		return err
@@ -120,7 +120,7 @@ func (o *Offer) UnmarshalText(text []byte) error {
 		return failure(op, ErrDescriptor, fmt.Sprintf("an offer by %v", n.Descriptor.Handle), "pass the text of MarshalText")
 	}
 	if len(b) != want*len(cuda.FabricHandle{}) {
-		return failure(op, ErrDescriptor, fmt.Sprintf("%d bytes of fabric handles for %s", len(b), core.Count(want, "chunk")), "pass the text of MarshalText")
+		return failure(op, ErrDescriptor, fmt.Sprintf("%d bytes of fabric handles for %s", len(b), errs.Count(want, "chunk")), "pass the text of MarshalText")
 	}
 	for range want {
 		var h cuda.FabricHandle

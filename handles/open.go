@@ -6,8 +6,8 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -108,7 +108,7 @@ func (c *collection) carryOut(a arrival) error {
 		return failure(c.op, cuda.ErrCapacity, "chunks beyond the publisher's own range", "the publisher declared it wrong")
 	}
 	if a.lost {
-		return errFDsLost(fmt.Sprintf("the file descriptors of %s were dropped", core.Count(len(a.sizes), "chunk")))
+		return errFDsLost(fmt.Sprintf("the file descriptors of %s were dropped", errs.Count(len(a.sizes), "chunk")))
 	}
 	sizes := append(append([]uint64(nil), c.tracker.chunks[:a.keep]...), a.sizes...)
 	gone := c.chunks[a.keep:]

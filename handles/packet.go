@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/sock"
 )
 
@@ -151,9 +151,9 @@ func parseHeader(p []byte, fds int, lost bool, version uint16) (h header, err er
 		return h, violation("a packet that declares %d file descriptors, where %d is the most", h.fds, sock.MaxFDs)
 	case lost:
 	case int(h.fds) > fds:
-		return h, errFDsLost(fmt.Sprintf("a packet declares %s, of which %d came", core.Count(int(h.fds), "file descriptor"), fds))
+		return h, errFDsLost(fmt.Sprintf("a packet declares %s, of which %d came", errs.Count(int(h.fds), "file descriptor"), fds))
 	case int(h.fds) < fds:
-		return h, violation("a packet that declares %s and has %d", core.Count(int(h.fds), "file descriptor"), fds)
+		return h, violation("a packet that declares %s and has %d", errs.Count(int(h.fds), "file descriptor"), fds)
 	}
 	if h.bytes > h.allBytes || h.fds > h.allFDs {
 		return h, violation("a packet with more than its message: %d of %d bytes, %d of %d file descriptors", h.bytes, h.allBytes, h.fds, h.allFDs)
@@ -258,9 +258,9 @@ func (in *inbound) parse(p []byte, fds []*FD, lost bool) (*Message, error) {
 		case h.allBytes > MaxBody:
 			return nil, failure(opReceive, ErrTooLarge, fmt.Sprintf("a message of %d bytes, where %d is the most", h.allBytes, MaxBody), "send less in a message")
 		case in.noFDs && h.allFDs > 0:
-			return nil, violation("a message with %s, where none has any", core.Count(int(h.allFDs), "file descriptor"))
+			return nil, violation("a message with %s, where none has any", errs.Count(int(h.allFDs), "file descriptor"))
 		case uint64(h.allFDs) > uint64(in.maxFDs) && (h.kind <= MaxKind || h.allFDs > chunkBatch || in.maxFDs == 0):
-			return nil, failure(opReceive, ErrTooLarge, fmt.Sprintf("a message with %s, where %d is the most", core.Count(int(h.allFDs), "file descriptor"), in.maxFDs),
+			return nil, failure(opReceive, ErrTooLarge, fmt.Sprintf("a message with %s, where %d is the most", errs.Count(int(h.allFDs), "file descriptor"), in.maxFDs),
 				"send fewer in a message, or raise the receiver's Options.MaxFDs")
 		}
 		in.begun, in.first, in.part = true, h, Message{Kind: h.kind}

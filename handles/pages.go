@@ -150,13 +150,13 @@ func (p *pages) drop(g *page) {
 	if g.users--; g.users > 0 {
 		return
 	}
-	if p.spent = append(p.spent, g); len(p.spent) < mostSpent || !p.life.Hold() {
+	if p.spent = append(p.spent, g); len(p.spent) < mostSpent || !p.life.Acquire() {
 		return
 	}
 	spent := p.spent
 	p.spent = nil
 	go func() { // the caller may be the reclaimer, which does not wait for the GPU
-		defer p.life.Drop()
+		defer p.life.Release()
 		_ = p.discard("handles: followers left", spent)
 	}()
 }

@@ -4,7 +4,7 @@ import (
 	"crypto/rand"
 	"fmt"
 
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // What a server and a client say to each other, over a [Conn] that carries
@@ -280,7 +280,7 @@ func toServer(kind uint16, body []byte, files int) (message, error) {
 		return nil, violation("a message of kind %#x: %v", kind, err)
 	}
 	if files != 0 {
-		return nil, violation("a message of kind %#x with %s", kind, core.Count(files, "file descriptor"))
+		return nil, violation("a message of kind %#x with %s", kind, errs.Count(files, "file descriptor"))
 	}
 	return m, nil
 }
@@ -326,7 +326,7 @@ func toClient(kind uint16, body []byte, files int) (message, error) {
 		return nil, violation("a message of kind %#x: %v", kind, err)
 	}
 	if files != want && (files != lostFiles || want == 0) {
-		return nil, violation("a message of kind %#x with %s instead of %d", kind, core.Count(files, "file descriptor"), want)
+		return nil, violation("a message of kind %#x with %s instead of %d", kind, errs.Count(files, "file descriptor"), want)
 	}
 	return m, nil
 }

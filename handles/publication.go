@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -93,10 +94,10 @@ func (s *Server) publish(op, name string, m share.Memory, d Descriptor, unit uin
 		return nil, err
 	}
 	d.Handle = vmm.PosixFD // each follower has a page of ours, so it is on this host
-	if !s.closer.Hold() {
+	if !s.closer.Acquire() {
 		return nil, closedError(op, "server")
 	}
-	defer s.closer.Drop()
+	defer s.closer.Release()
 	p := &Publication{server: s, name: name, memory: m, about: d, unit: unit,
 		followers: map[*subscriber]struct{}{}, changes: newSlot(), changed: make(chan struct{})}
 	p.ctx, p.end = context.WithCancel(context.Background())
@@ -199,7 +200,7 @@ func (p *Publication) Settle(ctx context.Context) error {
 		if waiting == 0 {
 			return ""
 		}
-		return fmt.Sprintf("%s of %q to acknowledge still", core.Count(waiting, "follower"), p.name)
+		return fmt.Sprintf("%s of %q to acknowledge still", errs.Count(waiting, "follower"), p.name)
 	})
 }
 
@@ -209,7 +210,7 @@ func (p *Publication) AwaitFollowers(ctx context.Context, n int) error {
 		if len(p.followers) >= n {
 			return ""
 		}
-		return fmt.Sprintf("%s of %q instead of %d", core.Count(len(p.followers), "follower"), p.name, n)
+		return fmt.Sprintf("%s of %q instead of %d", errs.Count(len(p.followers), "follower"), p.name, n)
 	})
 }
 

@@ -7,7 +7,7 @@ import (
 	"io"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -118,10 +118,10 @@ func (c *Conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportO
 	case o.MaxBytes < 0 || o.MaxChunks < 0:
 		return nil, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("limits of %d bytes and %d chunks", o.MaxBytes, o.MaxChunks), "limits are not negative")
 	}
-	if !c.closer.Hold() {
+	if !c.closer.Acquire() {
 		return nil, closedError(op, "connection")
 	}
-	defer c.closer.Drop()
+	defer c.closer.Release()
 	if !c.taking.take(ctx, c.over) {
 		return nil, c.notTaken(ctx, op)
 	}
@@ -252,13 +252,13 @@ const fewSpent = 4
 // connection's Close waits for.
 func (c *Conn) closeSpent(t *transfer) {
 	spent := t.spent
-	if len(spent) <= fewSpent || !c.closer.Hold() {
+	if len(spent) <= fewSpent || !c.closer.Acquire() {
 		t.close()
 		return
 	}
 	t.spent = nil
 	go func() {
-		defer c.closer.Drop()
+		defer c.closer.Release()
 		_ = closeAll(spent)
 	}()
 }
@@ -298,7 +298,7 @@ func (c *Conn) confirm(ctx context.Context, op string, t *transfer) error {
 func (d *Descriptor) what() string {
 	switch d.Kind {
 	case ArrayKind:
-		return fmt.Sprintf("an array of %v, of %s each", d.Element, core.Count(int(d.ElementSize), "byte"))
+		return fmt.Sprintf("an array of %v, of %s each", d.Element, errs.Count(int(d.ElementSize), "byte"))
 	case AllocationKind:
 		return "an allocation"
 	}

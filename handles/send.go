@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -62,7 +63,7 @@ func SendAllocation(ctx context.Context, c *Conn, a *vmm.Allocation) error {
 	}
 	h, open := phys.Use(a)
 	if !open {
-		return core.ClosedError(op, "allocation")
+		return errs.ClosedError(op, "allocation")
 	}
 	v := share.View{Chunks: []share.Chunk{{Handle: h}}}
 	d := Descriptor{Kind: AllocationKind, Length: h.Size}
@@ -102,10 +103,10 @@ func sendView(ctx context.Context, op string, c *Conn, d Descriptor, on *core.Sy
 	if c == nil {
 		return failure(op, cuda.ErrInvalidArgument, "a nil connection", "make one with Dial, Accept, Pair or Inherit")
 	}
-	if !c.closer.Hold() {
+	if !c.closer.Acquire() {
 		return closedError(op, "connection")
 	}
-	defer c.closer.Drop()
+	defer c.closer.Release()
 	if !c.offering.take(ctx, c.over) {
 		return c.notTaken(ctx, op)
 	}

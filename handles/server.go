@@ -116,10 +116,10 @@ func (s *Server) Serve(ctx context.Context, l *Listener) error {
 	if l == nil {
 		return failure(op, cuda.ErrInvalidArgument, "a nil listener", "make one with Listen")
 	}
-	if !s.closer.Hold() {
+	if !s.closer.Acquire() {
 		return nil // closed before it began
 	}
-	defer s.closer.Drop()
+	defer s.closer.Release()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.ctx, cancel)()
@@ -144,12 +144,12 @@ const acceptPause = 50 * time.Millisecond
 // start serves a connection on a goroutine of its own, unless the server is
 // closed.
 func (s *Server) start(c *Conn) {
-	if !s.closer.Hold() {
+	if !s.closer.Acquire() {
 		_ = c.Close()
 		return
 	}
 	go func() {
-		defer s.closer.Drop()
+		defer s.closer.Release()
 		if err := s.serve(c); err != nil {
 			who, _ := c.Peer()
 			s.log.Info("cuvmm: a client failed", "client", who.String(), "error", err)
@@ -165,11 +165,11 @@ func (s *Server) ServeConn(ctx context.Context, c *Conn) error {
 	if c == nil {
 		return failure(op, cuda.ErrInvalidArgument, "a nil connection", "make one with Pair or Accept")
 	}
-	if !s.closer.Hold() {
+	if !s.closer.Acquire() {
 		_ = c.Close()
 		return closedError(op, "server")
 	}
-	defer s.closer.Drop()
+	defer s.closer.Release()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	return s.serve(c)
 }

@@ -43,7 +43,7 @@ func TestAClientCannotFillTheTableOfFiles(t *testing.T) {
 // A publication that was on its way when the server closed is refused.
 func TestAPublicationWhileTheServerCloses(t *testing.T) {
 	s := NewServer(ServerOptions{})
-	require.True(t, s.closer.Hold()) // as publish has it
+	require.True(t, s.closer.Acquire()) // as publish has it
 	over := make(chan error, 1)
 	go func() { over <- s.Close() }()
 	require.Eventually(t, s.closer.Closed, Guard, time.Millisecond)
@@ -52,7 +52,7 @@ func TestAPublicationWhileTheServerCloses(t *testing.T) {
 		s.leave(&Publication{name: "late"})
 		return errors.Is(err, cuda.ErrClosed)
 	}, Guard, time.Millisecond)
-	s.closer.Drop()
+	s.closer.Release()
 	require.NoError(t, <-over)
 }
 

@@ -276,9 +276,9 @@ func (f *subscriber) took(m *done) error {
 
 // cutLater is cut on a goroutine that the server waits for.
 func (ss *session) cutLater(reason error) {
-	if ss.server.closer.Hold() {
+	if ss.server.closer.Acquire() {
 		go func() {
-			defer ss.server.closer.Drop()
+			defer ss.server.closer.Release()
 			ss.cut(reason)
 		}()
 	}

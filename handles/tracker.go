@@ -3,7 +3,7 @@ package handles
 import (
 	"fmt"
 
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // lastGeneration is the last that a publication can have. What ends a wait for
@@ -79,10 +79,10 @@ func (t *tracker) fits(u *update) error {
 	for i, c := range u.sizes {
 		switch {
 		case c == 0 || c%t.granularity != 0:
-			return failure(opReceive, ErrSizeMismatch, fmt.Sprintf("chunk %d has %s, which is no multiple of %s", int(u.keep)+i, core.Bytes(c), core.Bytes(t.granularity)),
+			return failure(opReceive, ErrSizeMismatch, fmt.Sprintf("chunk %d has %s, which is no multiple of %s", int(u.keep)+i, errs.Bytes(c), errs.Bytes(t.granularity)),
 				"no memory of this device has that size: the publisher declared it wrong")
 		case c > t.room-bytes:
-			return failure(opReceive, ErrTooLarge, fmt.Sprintf("chunks of more than %s", core.Bytes(t.room)), "the publisher was told of that room")
+			return failure(opReceive, ErrTooLarge, fmt.Sprintf("chunks of more than %s", errs.Bytes(t.room)), "the publisher was told of that room")
 		}
 		bytes += c
 	}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // The bodies of the library's own messages, little-endian, after the transfer's
@@ -57,9 +57,9 @@ func transferOf(m Message) (uint32, error) {
 	}
 	switch {
 	case len(m.Body) < least || len(m.Body) > most:
-		return 0, violation("a message of kind %d with %s instead of %d to %d", m.Kind, core.Count(len(m.Body), "byte"), least, most)
+		return 0, violation("a message of kind %d with %s instead of %d to %d", m.Kind, errs.Count(len(m.Body), "byte"), least, most)
 	case len(m.FDs) > carries || m.Kind == chunksKind && len(m.FDs) == 0 && !m.lost:
-		return 0, violation("a message of kind %d with %s", m.Kind, core.Count(len(m.FDs), "file descriptor"))
+		return 0, violation("a message of kind %d with %s", m.Kind, errs.Count(len(m.FDs), "file descriptor"))
 	}
 	return binary.LittleEndian.Uint32(m.Body), nil
 }

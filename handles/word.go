@@ -41,13 +41,13 @@ func newWord(op string, d *cuda.Device, p *sharedpage.Page) (*word, error) {
 	sys := c.System()
 	asked := func() string { return "a page that is shared with another process" }
 	if r := sys.Drv.MemHostRegister(c.Handle, p.Pointer(), p.Size(), driver.HostRegisterPortable|driver.HostRegisterDeviceMap); r != driver.Success {
-		return nil, c.Fail(op, driver.CallMemHostRegister, r, asked())
+		return nil, c.CallError(op, driver.CallMemHostRegister, r, asked())
 	}
 	at, r := sys.Drv.MemHostGetDevicePointer(c.Handle, p.Pointer())
 	if r != driver.Success {
-		err := c.Fail(op, driver.CallMemHostGetDevicePointer, r, asked())
+		err := c.CallError(op, driver.CallMemHostGetDevicePointer, r, asked())
 		if undo := sys.Drv.MemHostUnregister(c.Handle, p.Pointer()); undo != driver.Success {
-			err = fmt.Errorf("%w (and undoing it failed: %w)", err, c.Fail(op, driver.CallMemHostUnregister, undo, asked()))
+			err = fmt.Errorf("%w (and undoing it failed: %w)", err, c.CallError(op, driver.CallMemHostUnregister, undo, asked()))
 		}
 		return nil, err
 	}
@@ -68,9 +68,9 @@ func (w *word) reached(generation uint64) bool { return int64(w.value().Load()-g
 func (w *word) close(op string) error {
 	if c := w.ctx; c != nil {
 		if c.Lost() == driver.Success {
-			r := c.Note(c.System().Drv.MemHostUnregister(c.Handle, w.page.Pointer()))
+			r := c.Observe(c.System().Drv.MemHostUnregister(c.Handle, w.page.Pointer()))
 			if r != driver.Success && !r.Lost() {
-				return c.Fail(op, driver.CallMemHostUnregister, r, "a page that is shared with another process")
+				return c.CallError(op, driver.CallMemHostUnregister, r, "a page that is shared with another process")
 			}
 		}
 		w.ctx = nil
@@ -120,7 +120,7 @@ func (q *sequence) behind(ctx context.Context, op string, s *cuda.Stream) error 
 	if err := in.Use(op, sys); err != nil {
 		return err
 	}
-	defer in.Drop()
+	defer in.Release()
 	m, capturing, err := in.Mark(op)
 	if err != nil {
 		return err
@@ -128,7 +128,7 @@ func (q *sequence) behind(ctx context.Context, op string, s *cuda.Stream) error 
 	if capturing {
 		return core.CapturingError(op, in)
 	}
-	defer m.Drop()
+	defer m.Release()
 	return core.StreamOf(q.stream).After(op, m)
 }
 
@@ -137,7 +137,7 @@ func passed(ctx context.Context, op string, f *core.Fence) error {
 	pause := shortestPoll
 	for !f.Passed() {
 		if !sleep(ctx, pause) {
-			f.Drop()
+			f.Release()
 			return waitError(ctx, op, "the stream's work is not done", "announce again with a longer limit")
 		}
 		pause = min(2*pause, longestPoll)
@@ -171,7 +171,7 @@ func (q *sequence) write(op string, w *word, generation uint64) error {
 	in := core.StreamOf(q.stream)
 	drv := in.Ctx.System().Drv
 	if r := drv.StreamWriteValue64(in.Ctx.Handle, in.Handle, w.at(), generation); r != driver.Success {
-		return in.Ctx.Fail(op, driver.CallStreamWriteValue64, r, fmt.Sprintf("generation %d", generation))
+		return in.Ctx.CallError(op, driver.CallStreamWriteValue64, r, fmt.Sprintf("generation %d", generation))
 	}
 	return nil
 }

@@ -80,9 +80,9 @@ func (r Range) location(op string, old, kind, id driver.RangeAttribute) (cuda.Lo
 	if m.kind == hinted {
 		return cuda.Location{}, nil
 	}
-	res := m.ctx.Note(m.sys.Drv.MemRangeGetAttributes(m.ctx.Handle, []driver.RangeAttribute{kind, id}, []uint64{1, 1}, driver.Ptr(r.Ptr()), r.n, v[:]))
+	res := m.ctx.Observe(m.sys.Drv.MemRangeGetAttributes(m.ctx.Handle, []driver.RangeAttribute{kind, id}, []uint64{1, 1}, driver.Ptr(r.Ptr()), r.n, v[:]))
 	if res != driver.Success {
-		return cuda.Location{}, m.ctx.Fail(op, driver.CallMemRangeGetAttributes, res, r.asked("attributes"))
+		return cuda.Location{}, m.ctx.CallError(op, driver.CallMemRangeGetAttributes, res, r.asked("attributes"))
 	}
 	l := cuda.Location{Type: cuda.LocationType(v[0])}
 	switch l.Type {
@@ -108,9 +108,9 @@ func (r Range) read(op string, a driver.RangeAttribute, out []int32) error {
 	if m.kind == hinted {
 		return nil
 	}
-	res := m.ctx.Note(m.sys.Drv.MemRangeGetAttribute(m.ctx.Handle, a, driver.Ptr(r.Ptr()), r.n, out))
+	res := m.ctx.Observe(m.sys.Drv.MemRangeGetAttribute(m.ctx.Handle, a, driver.Ptr(r.Ptr()), r.n, out))
 	if res != driver.Success {
-		return m.ctx.Fail(op, driver.CallMemRangeGetAttribute, res, r.asked("an attribute"))
+		return m.ctx.CallError(op, driver.CallMemRangeGetAttribute, res, r.asked("an attribute"))
 	}
 	return nil
 }
@@ -141,8 +141,8 @@ func (r Range) advise(op string, a driver.Advice, l driver.Location) error {
 		call = driver.CallMemAdviseV1
 		res = m.sys.Drv.MemAdviseV1(m.ctx.Handle, driver.Ptr(r.Ptr()), r.n, a, ordinal(l))
 	}
-	if m.ctx.Note(res) != driver.Success {
-		return m.ctx.Fail(op, call, res, r.asked("advice for "+cuda.Location{Type: cuda.LocationType(l.Type), ID: int(l.ID)}.String()+", about"))
+	if m.ctx.Observe(res) != driver.Success {
+		return m.ctx.CallError(op, call, res, r.asked("advice for "+cuda.Location{Type: cuda.LocationType(l.Type), ID: int(l.ID)}.String()+", about"))
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Allocator makes managed memory on a device that lives no longer than itself:
@@ -44,7 +45,7 @@ type Stats struct {
 func NewAllocator(d *cuda.Device, o Options) (*Allocator, error) {
 	const op = "managed.NewAllocator"
 	if d == nil {
-		return nil, core.Invalid(op, "a nil device", "take one from System.Devices")
+		return nil, errs.Invalid(op, "a nil device", "take one from System.Devices")
 	}
 	if err := o.check(op, core.SystemOf(d)); err != nil {
 		return nil, err
@@ -67,10 +68,10 @@ func (a *allocator) lost() {
 // allocator.
 func (a *Allocator) New(s *cuda.Stream, n int) (*Buffer, error) {
 	const op = "managed.Allocator.New"
-	if !a.a.closer.Hold() {
-		return nil, core.ClosedError(op, "allocator")
+	if !a.a.closer.Acquire() {
+		return nil, errs.ClosedError(op, "allocator")
 	}
-	defer a.a.closer.Drop()
+	defer a.a.closer.Release()
 	o := a.a.options
 	if s != nil {
 		o.Stream = s

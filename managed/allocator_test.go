@@ -194,7 +194,7 @@ func TestAFailedPrefetchIsAWarning(t *testing.T) {
 	remove()
 	require.NoError(t, err)
 	require.Contains(t, log.String(), "level=WARN")
-	require.Contains(t, log.String(), "cuMemPrefetchAsync answered CUDA_ERROR_OUT_OF_MEMORY")
+	require.Contains(t, log.String(), "cuMemPrefetchAsync returned CUDA_ERROR_OUT_OF_MEMORY")
 	l, err := b.Preferred()
 	require.NoError(t, err)
 	require.Equal(t, cuda.OnDevice(0), l, "the advice is there")

@@ -6,7 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Array is a Buffer of elements of type T. It holds no state of its own: Buffer
@@ -18,14 +18,14 @@ type Array[T any] struct{ buf *Buffer }
 func NewArray[T any](a *Allocator, s *cuda.Stream, n int) (*Array[T], error) {
 	const op = "managed.NewArray"
 	if a == nil {
-		return nil, core.Invalid(op, "a nil allocator", "make one with NewAllocator")
+		return nil, errs.Invalid(op, "a nil allocator", "make one with NewAllocator")
 	}
-	if err := core.CheckElement[T](op); err != nil {
+	if err := errs.CheckElement[T](op); err != nil {
 		return nil, err
 	}
 	size := int(sizeOf[T]())
 	if n <= 0 || n > math.MaxInt/size {
-		return nil, core.Invalid(op, fmt.Sprintf("%d elements of %s", n, core.Count(size, "byte")), "ask for at least one, and no more than there can be")
+		return nil, errs.Invalid(op, fmt.Sprintf("%d elements of %s", n, errs.Count(size, "byte")), "ask for at least one, and no more than there can be")
 	}
 	b, err := a.New(s, n*size)
 	if err != nil {
@@ -40,14 +40,14 @@ func NewArray[T any](a *Allocator, s *cuda.Stream, n int) (*Array[T], error) {
 func ArrayOf[T any](b *Buffer) (*Array[T], error) {
 	const op = "managed.ArrayOf"
 	if b == nil {
-		return nil, core.Invalid(op, "a nil buffer", "make one with New, an Allocator or View")
+		return nil, errs.Invalid(op, "a nil buffer", "make one with New, an Allocator or View")
 	}
-	if err := core.CheckElement[T](op); err != nil {
+	if err := errs.CheckElement[T](op); err != nil {
 		return nil, err
 	}
 	var zero T
 	if size := int(sizeOf[T]()); b.Len()%size != 0 || uint64(b.Ptr())%uint64(unsafe.Alignof(zero)) != 0 {
-		return nil, core.Invalid(op, fmt.Sprintf("%s at %v for elements of %d", core.Count(b.Len(), "byte"), b.Ptr(), size),
+		return nil, errs.Invalid(op, fmt.Sprintf("%s at %v for elements of %d", errs.Count(b.Len(), "byte"), b.Ptr(), size),
 			"use a whole number of elements, at an address that is a multiple of their alignment")
 	}
 	return &Array[T]{b}, nil

@@ -6,6 +6,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
@@ -79,11 +80,11 @@ func New(d *cuda.Device, n int, o Options) (*Buffer, error) {
 func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b *Buffer, err error) {
 	switch {
 	case d == nil:
-		return nil, core.Invalid(op, "a nil device", "take one from System.Devices")
+		return nil, errs.Invalid(op, "a nil device", "take one from System.Devices")
 	case n <= 0:
-		return nil, core.Invalid(op, fmt.Sprintf("%d bytes", n), "ask for at least one byte")
+		return nil, errs.Invalid(op, fmt.Sprintf("%d bytes", n), "ask for at least one byte")
 	case n > maxBytes:
-		return nil, core.Invalid(op, core.Bytes(n), "no machine has that much: ask for less")
+		return nil, errs.Invalid(op, errs.Bytes(n), "no machine has that much: ask for less")
 	}
 	sys := core.SystemOf(d)
 	if err := o.check(op, sys); err != nil {
@@ -94,7 +95,7 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 		return nil, err
 	}
 	if sys.Attribute(ctx.Device, driver.AttrManagedMemory) == 0 {
-		return nil, core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: d.String() + " has no managed memory",
+		return nil, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: d.String() + " has no managed memory",
 			Hint: "use the package vmm"})
 	}
 	if err := o.mayAttach(op, sys); err != nil {
@@ -116,7 +117,7 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 		})
 	}
 	if r != driver.Success {
-		return nil, ctx.Fail(op, driver.CallMemAllocManaged, r, fmt.Sprintf("%s of managed memory on %v", core.Bytes(n), d))
+		return nil, ctx.CallError(op, driver.CallMemAllocManaged, r, fmt.Sprintf("%s of managed memory on %v", errs.Bytes(n), d))
 	}
 	sys.Track(&m.Object, core.KindManaged, m.size)
 	if from != nil {
@@ -146,9 +147,9 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 func (o Options) check(op string, sys *core.System) error {
 	switch {
 	case o.Attach > AttachStream:
-		return core.Invalid(op, o.Attach.String(), "use AttachGlobal, AttachHost or AttachStream")
+		return errs.Invalid(op, o.Attach.String(), "use AttachGlobal, AttachHost or AttachStream")
 	case o.Attach == AttachStream && o.Stream == nil:
-		return core.Invalid(op, "an attachment to a stream without a stream", "name it in Options.Stream")
+		return errs.Invalid(op, "an attachment to a stream without a stream", "name it in Options.Stream")
 	}
 	if err := checkStream(op, sys, o.Stream); err != nil || o.Attach != AttachStream {
 		return err
@@ -159,7 +160,7 @@ func (o Options) check(op string, sys *core.System) error {
 // attachable refuses the stream that memory cannot be attached to alone.
 func attachable(op string, st *core.Stream) error {
 	if st.IsLegacy() {
-		return core.Invalid(op, "the legacy default stream", "memory is attached to streams that were created")
+		return errs.Invalid(op, "the legacy default stream", "memory is attached to streams that were created")
 	}
 	return nil
 }
@@ -173,7 +174,7 @@ func (o Options) mayAttach(op string, sys *core.System) error {
 	if err := st.Use(op, sys); err != nil {
 		return err
 	}
-	defer st.Drop()
+	defer st.Release()
 	return notCapturing(op, st)
 }
 
@@ -187,7 +188,7 @@ func checkStream(op string, sys *core.System, s *cuda.Stream) error {
 	if err := st.Use(op, sys); err != nil {
 		return err
 	}
-	st.Drop()
+	st.Release()
 	return nil
 }
 
@@ -215,10 +216,10 @@ func (b *Buffer) Attach(s *cuda.Stream, a Attachment) error {
 	const op = "managed.Buffer.Attach"
 	flags, ok := map[Attachment]driver.AttachFlags{AttachGlobal: driver.AttachGlobal, AttachHost: driver.AttachHost, AttachStream: driver.AttachSingle}[a]
 	if !ok {
-		return core.Invalid(op, a.String(), "use AttachGlobal, AttachHost or AttachStream")
+		return errs.Invalid(op, a.String(), "use AttachGlobal, AttachHost or AttachStream")
 	}
 	if s == nil {
-		return core.Invalid(op, "a nil stream", "name the stream in whose order the memory is attached")
+		return errs.Invalid(op, "a nil stream", "name the stream in whose order the memory is attached")
 	}
 	return b.attach(op, s, flags)
 }
@@ -242,7 +243,7 @@ func (b *Buffer) attach(op string, s *cuda.Stream, flags driver.AttachFlags) err
 		if err != nil {
 			return err
 		}
-		if r := st.Ctx.Note(m.sys.Drv.StreamAttachMemAsync(st.Ctx.Handle, st.Handle, m.ptr, n, flags)); r != driver.Success {
+		if r := st.Ctx.Observe(m.sys.Drv.StreamAttachMemAsync(st.Ctx.Handle, st.Handle, m.ptr, n, flags)); r != driver.Success {
 			return m.fail(op, driver.CallStreamAttachMemAsync, r)
 		}
 		return nil
@@ -262,7 +263,7 @@ func (m *memory) whole(op string) (uint64, error) {
 	}
 	// Ours are rounded to pages.
 	if page := osmem.PageSize(); start != uint64(m.ptr) || (size+page-1)/page != (m.size+page-1)/page {
-		return 0, core.Invalid(op, fmt.Sprintf("a view of %s, part of the %s of managed memory from %#x on", m.asked(), core.Bytes(size), start),
+		return 0, errs.Invalid(op, fmt.Sprintf("a view of %s, part of the %s of managed memory from %#x on", m.asked(), errs.Bytes(size), start),
 			"memory is attached whole: view all of it")
 	}
 	return 0, nil

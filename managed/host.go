@@ -7,6 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Host waits for the stream's work and gives f the range as a Go slice, which is
@@ -23,7 +24,7 @@ import (
 func (r Range) Host(on *cuda.Stream, f func(data []byte) error) error {
 	const op = "managed.Range.Host"
 	if f == nil {
-		return core.Invalid(op, "no function", "pass the function that works on the memory")
+		return errs.Invalid(op, "no function", "pass the function that works on the memory")
 	}
 	if err := r.hold(op); err != nil {
 		return err
@@ -31,7 +32,7 @@ func (r Range) Host(on *cuda.Stream, f func(data []byte) error) error {
 	defer r.drop()
 	m := r.h.m
 	if m.kind == hinted {
-		return core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: r.asked("the CPU at memory that is not managed,"),
+		return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: r.asked("the CPU at memory that is not managed,"),
 			Hint: "copy it"})
 	}
 	if err := m.mayWait(op, on); err != nil {
@@ -59,7 +60,7 @@ func (m *memory) notInside(op string) error {
 	if by := m.hostBy.Load(); by == 0 || by != core.Goroutine() {
 		return nil
 	}
-	return core.Error(core.Failure{Op: op, Kind: core.InUse, Asked: "a function works on the memory (Host), and calls this",
+	return errs.New(errs.Failure{Op: op, Kind: errs.InUse, Asked: "a function works on the memory (Host), and calls this",
 		Hint: "let the function return first"})
 }
 
@@ -77,7 +78,7 @@ func (r Range) Bytes() ([]byte, error) {
 	}
 	defer r.drop()
 	if r.h.m.kind == hinted {
-		return nil, core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: r.asked("the CPU at memory that is not managed,"),
+		return nil, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: r.asked("the CPU at memory that is not managed,"),
 			Hint: "copy it"})
 	}
 	if err := r.touch(op, false); err != nil {
@@ -93,13 +94,13 @@ func (m *memory) mayWait(op string, on *cuda.Stream) error {
 		if err := st.Use(op, m.sys); err != nil {
 			return err
 		}
-		defer st.Drop()
+		defer st.Release()
 		return notCapturing(op, st)
 	}
 	st, r := m.sys.CapturingStream()
 	switch {
 	case r != driver.Success:
-		return st.Ctx.Fail(op, driver.CallStreamIsCapturing, r, fmt.Sprintf("stream %#x", uintptr(st.Handle)))
+		return st.Ctx.CallError(op, driver.CallStreamIsCapturing, r, fmt.Sprintf("stream %#x", uintptr(st.Handle)))
 	case st != nil:
 		return core.CapturingError(op, st)
 	}
@@ -126,20 +127,20 @@ func (r Range) touch(op string, write bool) error {
 	if !ok {
 		return nil
 	}
-	f := core.Failure{Op: op, Asked: r.asked("the CPU at memory")}
+	f := errs.Failure{Op: op, Asked: r.asked("the CPU at memory")}
 	switch res := d.HostTouch(driver.Ptr(r.Ptr()), r.n, write); res {
 	case driver.Success:
 		return nil
 	case driver.NotSupported:
-		f.Kind, f.Hint = core.NotSupported, "the software driver has memory that the CPU reaches on Linux alone"
+		f.Kind, f.Hint = errs.NotSupported, "the software driver has memory that the CPU reaches on Linux alone"
 	case driver.IllegalState:
-		f.Kind, f.Hint = core.InUse, "the device has no concurrent managed access and works: on a real one the process would crash here; wait for the device"
+		f.Kind, f.Hint = errs.InUse, "the device has no concurrent managed access and works: on a real one the process would crash here; wait for the device"
 	case driver.OutOfMemory:
-		f.Kind, f.Hint = core.OutOfMemory, "the host has no room for the pages"
+		f.Kind, f.Hint = errs.OutOfMemory, "the host has no room for the pages"
 	default:
 		f.Asked += fmt.Sprintf(": %v", res)
 	}
-	return core.Error(f)
+	return errs.New(f)
 }
 
 // bytes is memory at an address that is the driver's, not Go's.

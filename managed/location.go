@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
@@ -24,7 +24,7 @@ var theHost = driver.Location{Type: driver.LocationHost}
 // which knows no nodes.
 func (m *memory) checkPlace(op string, l cuda.Location, access bool) (place, error) {
 	refuse := func(hint string) (place, error) {
-		return place{}, core.Invalid(op, fmt.Sprintf("location %v", l), hint)
+		return place{}, errs.Invalid(op, fmt.Sprintf("location %v", l), hint)
 	}
 	p := place{driver.Location{Type: driver.LocationType(l.Type), ID: int32(l.ID)}, l}
 	switch l.Type {
@@ -56,7 +56,7 @@ func (m *memory) checkNode(op string, p place) (place, error) {
 			current, err = osmem.CurrentNode()
 		}
 		if err != nil {
-			return place{}, core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: fmt.Sprintf("location %v", p.asked), Err: err,
+			return place{}, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: fmt.Sprintf("location %v", p.asked), Err: err,
 				Hint: "use cuda.OnHost"})
 		}
 	}
@@ -68,7 +68,7 @@ func (m *memory) checkNode(op string, p place) (place, error) {
 		return p, nil
 	}
 	if p.asked.ID != int(p.ID) || !slices.Contains(nodes, p.asked.ID) {
-		return place{}, core.Invalid(op, fmt.Sprintf("location %v", p.asked), fmt.Sprintf("nodes with memory are %v", nodes))
+		return place{}, errs.Invalid(op, fmt.Sprintf("location %v", p.asked), fmt.Sprintf("nodes with memory are %v", nodes))
 	}
 	return p, nil
 }
@@ -79,15 +79,15 @@ func (p place) supported(op string, m *memory) error {
 	if m.kind == hinted {
 		return nil
 	}
-	f := core.Failure{Op: op, Kind: core.NotSupported, Asked: fmt.Sprintf("location %v", p.asked)}
+	f := errs.Failure{Op: op, Kind: errs.NotSupported, Asked: fmt.Sprintf("location %v", p.asked)}
 	switch {
 	case p.Type == driver.LocationDevice && !m.concurrent(driver.Device(p.ID)):
 		f.Asked += ", which has no concurrent managed access"
 		f.Hint = "use cuda.OnHost, or a device whose capabilities have it"
-		return core.Error(f)
+		return errs.New(f)
 	case p.Type == driver.LocationHostNUMA && !m.sys.Drv.Has(driver.CallMemPrefetchAsync):
 		f.Hint = "nodes need a driver for CUDA " + driver.VersionString(driver.CallMemPrefetchAsync.Version()) + " or later: use cuda.OnHost"
-		return core.Error(f)
+		return errs.New(f)
 	}
 	return nil
 }
@@ -100,7 +100,7 @@ func (m *memory) concurrent(d driver.Device) bool {
 func (m *memory) allConcurrent(op string) error {
 	for i := range m.dev.System().Devices() {
 		if !m.concurrent(driver.Device(i)) {
-			return core.Error(core.Failure{Op: op, Kind: core.NotSupported,
+			return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
 				Asked: fmt.Sprintf("device %d has no concurrent managed access", i),
 				Hint:  "hide it with CUDA_VISIBLE_DEVICES, or do without"})
 		}

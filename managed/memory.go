@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // memory is a managed allocation, or somebody else's that is looked at. Several
@@ -67,10 +68,10 @@ func (m *memory) retain(op string) error {
 
 func (m *memory) closedError(op string) error {
 	if m.from != nil && m.from.closer.Closed() {
-		return core.Error(core.Failure{Op: op, Kind: core.Closed, Asked: "the buffer's allocator is closed",
+		return errs.New(errs.Failure{Op: op, Kind: errs.Closed, Asked: "the buffer's allocator is closed",
 			Hint: "an allocator's buffers end with it: keep it open while they are used"})
 	}
-	return core.ClosedError(op, "buffer")
+	return errs.ClosedError(op, "buffer")
 }
 
 // drop ends one Buffer. The last one waits for all work that could use the
@@ -133,7 +134,7 @@ func (m *memory) free(op string, wait bool) error {
 			}
 		}
 		if m.ctx.Lost() == driver.Success {
-			r := m.ctx.Note(m.sys.Drv.MemFree(m.ctx.Handle, m.ptr))
+			r := m.ctx.Observe(m.sys.Drv.MemFree(m.ctx.Handle, m.ptr))
 			if r != driver.Success && !r.Lost() {
 				return m.fail(op, driver.CallMemFree, r)
 			}
@@ -149,5 +150,5 @@ func (m *memory) free(op string, wait bool) error {
 
 // fail is the error of a driver call on the whole of the memory.
 func (m *memory) fail(op string, c driver.Call, r driver.Result) error {
-	return m.ctx.Fail(op, c, r, fmt.Sprintf("%s of managed memory at %#x on %v", core.Bytes(m.size), uint64(m.ptr), m.dev))
+	return m.ctx.CallError(op, c, r, fmt.Sprintf("%s of managed memory at %#x on %v", errs.Bytes(m.size), uint64(m.ptr), m.dev))
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
@@ -49,7 +50,7 @@ func (r Range) prefetch(op string, st *core.Stream, to place) error {
 		res = m.sys.Drv.MemPrefetchAsyncV1(st.Ctx.Handle, driver.Ptr(r.Ptr()), r.n, ordinal(to.Location), st.Handle)
 	}
 	if res != driver.Success {
-		return st.Ctx.Fail(op, call, res, r.asked(fmt.Sprintf("prefetch to %v, on stream %#x,", to.asked, uintptr(st.Handle))))
+		return st.Ctx.CallError(op, call, res, r.asked(fmt.Sprintf("prefetch to %v, on stream %#x,", to.asked, uintptr(st.Handle))))
 	}
 	return nil
 }
@@ -122,10 +123,10 @@ func (k batchKind) call() driver.Call {
 
 func batch(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k batchKind) error {
 	if len(ranges) == 0 {
-		return core.Invalid(op, "no ranges", "name at least one")
+		return errs.Invalid(op, "no ranges", "name at least one")
 	}
 	if k != kindDiscard && len(to) != 1 && len(to) != len(ranges) {
-		return core.Invalid(op, fmt.Sprintf("%s for %s", core.Count(len(to), "location"), core.Count(len(ranges), "range")), "name one for all, or one for each")
+		return errs.Invalid(op, fmt.Sprintf("%s for %s", errs.Count(len(to), "location"), errs.Count(len(ranges), "range")), "name one for all, or one for each")
 	}
 	return submit(op, s, ranges, to, k, false)
 }
@@ -141,9 +142,9 @@ func submit(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k bat
 	for i, r := range ranges {
 		switch o := r.h.m; {
 		case o.sys != m.sys:
-			return member(i, len(ranges), core.ForeignError(op, "range"))
+			return member(i, len(ranges), errs.ForeignError(op, "range"))
 		case o.kind == hinted && !hints:
-			return member(i, len(ranges), core.Invalid(op, r.asked("a hint"), "only managed memory can be in a batch"))
+			return member(i, len(ranges), errs.Invalid(op, r.asked("a hint"), "only managed memory can be in a batch"))
 		}
 	}
 	places, err := m.places(op, to)
@@ -154,7 +155,7 @@ func submit(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k bat
 		return err
 	}
 	if s != nil && core.StreamOf(s).IsLegacy() {
-		return core.Invalid(op, "the legacy default stream", "the driver takes batches and discards on streams that were created")
+		return errs.Invalid(op, "the legacy default stream", "the driver takes batches and discards on streams that were created")
 	}
 	if m.kind == hinted {
 		return m.on(op, s, func(*core.Stream) error { return nil })
@@ -166,7 +167,7 @@ func submit(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k bat
 	}
 	if k.discards() {
 		if !m.sys.Drv.Has(k.call()) {
-			return m.ctx.Fail(op, k.call(), driver.MissingEntryPoint, core.Count(len(ranges), "range"))
+			return m.ctx.CallError(op, k.call(), driver.MissingEntryPoint, errs.Count(len(ranges), "range"))
 		}
 		if err := m.allConcurrent(op); err != nil {
 			return err
@@ -273,7 +274,7 @@ func exclude(op string, ranges []Range) (unlock func(), err error) {
 	for _, r := range ranges {
 		if !r.h.m.host.TryRLock() {
 			unlock()
-			return nil, core.Error(core.Failure{Op: op, Kind: core.InUse, Asked: r.asked("Host works on memory"),
+			return nil, errs.New(errs.Failure{Op: op, Kind: errs.InUse, Asked: r.asked("Host works on memory"),
 				Hint: "discard when its function has returned"})
 		}
 		locked++
@@ -310,7 +311,7 @@ func send(op string, st *core.Stream, ranges []Range, to []place, k batchKind) e
 		move = drv.MemDiscardAndPrefetchBatchAsync
 	}
 	if res := move(st.Ctx.Handle, ptrs, sizes, locations, first, st.Handle); res != driver.Success {
-		return st.Ctx.Fail(op, k.call(), res, fmt.Sprintf("%s from %s", core.Count(len(ranges), "range"), ranges[0].asked("one")))
+		return st.Ctx.CallError(op, k.call(), res, fmt.Sprintf("%s from %s", errs.Count(len(ranges), "range"), ranges[0].asked("one")))
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Range is a part of a Buffer. It is a value and owns nothing: when the buffer or
@@ -32,10 +33,10 @@ func (r Range) Slice(from, to int) (Range, error) {
 // checkSlice refuses what is no part, of at least one, of n.
 func checkSlice(op string, from, to, n int) error {
 	if from == to {
-		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("%d to %d of %d", from, to, n),
+		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("%d to %d of %d", from, to, n),
 			Hint: "the driver knows no empty range: name at least one byte or element"})
 	}
-	return core.CheckSlice(op, from, to, n, "stay inside the memory")
+	return errs.CheckSlice(op, from, to, n, "stay inside the memory")
 }
 
 // Ptr is the address, for kernels and copies. It is 0 for a zero Range.
@@ -52,26 +53,26 @@ func (r Range) Len() int { return int(r.n) }
 // hold keeps the buffer and the memory for an operation; the caller calls drop.
 func (r Range) hold(op string) error {
 	if r.h == nil {
-		return core.Invalid(op, "a zero Range", "take it from a Buffer")
+		return errs.Invalid(op, "a zero Range", "take it from a Buffer")
 	}
-	if !r.h.closer.Hold() {
-		return core.ClosedError(op, "buffer")
+	if !r.h.closer.Acquire() {
+		return errs.ClosedError(op, "buffer")
 	}
-	if !r.h.m.life.Hold() {
-		r.h.closer.Drop()
+	if !r.h.m.life.Acquire() {
+		r.h.closer.Release()
 		return r.h.m.closedError(op)
 	}
 	return nil
 }
 
 func (r Range) drop() {
-	r.h.m.life.Drop()
-	r.h.closer.Drop()
+	r.h.m.life.Release()
+	r.h.closer.Release()
 }
 
 // asked is the range in an error.
 func (r Range) asked(what string) string {
-	return fmt.Sprintf("%s of %s at %v on %v", what, core.Bytes(r.n), r.Ptr(), r.h.m.dev)
+	return fmt.Sprintf("%s of %s at %v on %v", what, errs.Bytes(r.n), r.Ptr(), r.h.m.dev)
 }
 
 // on holds a stream for work on the memory. Without one it is the device's own,
@@ -88,7 +89,7 @@ func (m *memory) on(op string, s *cuda.Stream, do func(st *core.Stream) error) e
 	if err := st.Use(op, m.sys); err != nil {
 		return err
 	}
-	defer st.Drop()
+	defer st.Release()
 	if err := notCapturing(op, st); err != nil {
 		return err
 	}
@@ -105,7 +106,7 @@ func notCapturing(op string, st *core.Stream) error {
 	case capturing:
 		return core.CapturingError(op, st)
 	case r != driver.Success:
-		return st.Ctx.Fail(op, driver.CallStreamIsCapturing, r, fmt.Sprintf("stream %#x", uintptr(st.Handle)))
+		return st.Ctx.CallError(op, driver.CallStreamIsCapturing, r, fmt.Sprintf("stream %#x", uintptr(st.Handle)))
 	}
 	return nil
 }

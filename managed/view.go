@@ -6,6 +6,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
@@ -28,9 +29,9 @@ func View(d *cuda.Device, p cuda.Ptr, n int, o ViewOptions) (*Buffer, error) {
 	const op = "managed.View"
 	switch {
 	case d == nil:
-		return nil, core.Invalid(op, "a nil device", "take one from System.Devices")
+		return nil, errs.Invalid(op, "a nil device", "take one from System.Devices")
 	case p == 0 || n <= 0 || n > maxBytes || uint64(p)+uint64(n) < uint64(p):
-		return nil, core.Invalid(op, fmt.Sprintf("%d bytes at %v", n, p), "name the memory's address, and at least one byte")
+		return nil, errs.Invalid(op, fmt.Sprintf("%d bytes at %v", n, p), "name the memory's address, and at least one byte")
 	}
 	ctx, err := core.ContextOf(d)
 	if err != nil {
@@ -45,7 +46,7 @@ func View(d *cuda.Device, p cuda.Ptr, n int, o ViewOptions) (*Buffer, error) {
 	case o.Hint:
 		m.kind = hinted
 	default:
-		return nil, core.Error(core.Failure{Op: op, Kind: core.InvalidArgument, Call: driver.CallMemRangeGetAttribute, Result: driver.InvalidValue,
+		return nil, errs.New(errs.Failure{Op: op, Kind: errs.InvalidArgument, Call: driver.CallMemRangeGetAttribute, Result: driver.InvalidValue,
 			Asked: m.asked() + ", which is not managed memory",
 			Hint:  "allocate it with managed.New, or set ViewOptions.Hint where it may be either"})
 	}
@@ -57,7 +58,7 @@ func View(d *cuda.Device, p cuda.Ptr, n int, o ViewOptions) (*Buffer, error) {
 // does not know and the process has, where the device pages it.
 func (m *memory) isManaged(op string) (bool, error) {
 	var v [1]int32
-	r := m.ctx.Note(m.sys.Drv.MemRangeGetAttribute(m.ctx.Handle, driver.RangeReadMostly, m.ptr, m.size, v[:]))
+	r := m.ctx.Observe(m.sys.Drv.MemRangeGetAttribute(m.ctx.Handle, driver.RangeReadMostly, m.ptr, m.size, v[:]))
 	switch r {
 	case driver.Success:
 		return true, nil
@@ -74,16 +75,16 @@ func (m *memory) isManaged(op string) (bool, error) {
 	case is == 0:
 		return false, nil
 	}
-	f := core.Failure{Op: op, Kind: core.OutOfRange, Asked: m.asked() + ", which goes past the end of the managed memory there", Hint: "name less"}
+	f := errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: m.asked() + ", which goes past the end of the managed memory there", Hint: "name less"}
 	if start, size, ok := m.extent(); ok {
-		f.Asked += fmt.Sprintf(": %s from %#x on", core.Bytes(size), start)
+		f.Asked += fmt.Sprintf(": %s from %#x on", errs.Bytes(size), start)
 	}
-	return false, core.Error(f)
+	return false, errs.New(f)
 }
 
 // asked is the memory in an error.
 func (m *memory) asked() string {
-	return fmt.Sprintf("%s at %#x", core.Bytes(m.size), uint64(m.ptr))
+	return fmt.Sprintf("%s at %#x", errs.Bytes(m.size), uint64(m.ptr))
 }
 
 // extent is the allocation that holds the memory's first byte.

@@ -7,6 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/ranges"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -41,14 +42,14 @@ type binding struct {
 func (o *Object) Bind(d *cuda.Device, off int, memory vmm.Physical, memOff, size int) (*Binding, error) {
 	const op = "multicast.Object.Bind"
 	if phys.None(memory) {
-		return nil, core.Invalid(op, "nil memory", "pass an Allocation")
+		return nil, errs.Invalid(op, "nil memory", "pass an Allocation")
 	}
 	if phys.Of(memory).System() != o.o.h.System() {
-		return nil, core.ForeignError(op, "memory")
+		return nil, errs.ForeignError(op, "memory")
 	}
 	h, open := phys.Use(memory)
 	if !open {
-		return nil, core.ClosedError(op, "memory")
+		return nil, errs.ClosedError(op, "memory")
 	}
 	return o.bind(op, d, off, h, memOff, size, func(in *object, b *binding) (driver.Call, driver.Result) {
 		drv := in.h.System().Drv
@@ -64,7 +65,7 @@ func (o *Object) Bind(d *cuda.Device, off int, memory vmm.Physical, memOff, size
 func (o *Object) BindMapping(d *cuda.Device, off int, m *vmm.Mapping, memOff, size int) (*Binding, error) {
 	const op = "multicast.Object.BindMapping"
 	if m == nil {
-		return nil, core.Invalid(op, "a nil mapping", "make one with vmm.Reservation.Map")
+		return nil, errs.Invalid(op, "a nil mapping", "make one with vmm.Reservation.Map")
 	}
 	h, drop, err := ranges.Memory(op, m)
 	if err != nil {
@@ -88,7 +89,7 @@ func (o *Object) bind(op string, d *cuda.Device, off int, mem *phys.Handle, memO
 	// bind that waits for others.
 	h, open := phys.Use(o)
 	if !open {
-		return nil, phys.Abandon(op, core.ClosedError(op, "multicast object"), mem)
+		return nil, phys.Abandon(op, errs.ClosedError(op, "multicast object"), mem)
 	}
 	b := &binding{in: o.o, mem: mem, off: uint64(off), size: uint64(size)}
 	if err := o.check(op, d, b, off, memOff, size); err != nil {
@@ -101,8 +102,8 @@ func (o *Object) bind(op string, d *cuda.Device, off int, mem *phys.Handle, memO
 	c, r := call(in, b)
 	if r != driver.Success {
 		in.forget(b)
-		return nil, phys.Abandon(op, sys.Fail(op, c, r, fmt.Sprintf("%v of %v at offset %s of a %v",
-			core.Bytes(b.size), d, core.Bytes(b.off), o), b.dev), mem, h)
+		return nil, phys.Abandon(op, sys.CallError(op, c, r, fmt.Sprintf("%v of %v at offset %s of a %v",
+			errs.Bytes(b.size), d, errs.Bytes(b.off), o), b.dev), mem, h)
 	}
 	sys.Track(&b.Object, core.KindBinding, b.size)
 	shell := &Binding{b: b}
@@ -114,30 +115,30 @@ func (o *Object) bind(op string, d *cuda.Device, off int, mem *phys.Handle, memO
 func (o *Object) check(op string, d *cuda.Device, b *binding, off, memOff, size int) (err error) {
 	in, mem := o.o, b.mem
 	if mem.System() != in.h.System() {
-		return core.ForeignError(op, "memory")
+		return errs.ForeignError(op, "memory")
 	}
 	if b.dev, err = o.device(op, d); err != nil {
 		return err
 	}
 	if mem.NotYet != nil {
-		return core.Invalid(op, "a multicast object as memory", "bind an Allocation")
+		return errs.Invalid(op, "a multicast object as memory", "bind an Allocation")
 	}
 	gran, within := int(in.gran), func(off int, all uint64) bool { return uint64(off) <= all && uint64(size) <= all-uint64(off) }
 	switch {
 	case off < 0 || memOff < 0 || size <= 0:
-		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("%s at offset %d, from offset %d of the memory", core.Count(size, "byte"), off, memOff),
+		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("%s at offset %d, from offset %d of the memory", errs.Count(size, "byte"), off, memOff),
 			Hint: "offsets are not negative, and sizes positive"})
 	case off%gran != 0 || memOff%gran != 0 || size%gran != 0:
-		return core.Invalid(op, fmt.Sprintf("%s at offset %s, from offset %s of the memory", core.Bytes(size), core.Bytes(off), core.Bytes(memOff)),
-			"offsets and sizes are multiples of the least granularity, "+core.Bytes(gran))
+		return errs.Invalid(op, fmt.Sprintf("%s at offset %s, from offset %s of the memory", errs.Bytes(size), errs.Bytes(off), errs.Bytes(memOff)),
+			"offsets and sizes are multiples of the least granularity, "+errs.Bytes(gran))
 	case !within(off, in.h.Size):
-		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("%s at offset %s of a %v", core.Bytes(size), core.Bytes(off), o),
+		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("%s at offset %s of a %v", errs.Bytes(size), errs.Bytes(off), o),
 			Hint: "bind inside the object"})
 	case !within(memOff, mem.Size):
-		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("%s from offset %s of %s of memory", core.Bytes(size), core.Bytes(memOff), core.Bytes(mem.Size)),
+		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("%s from offset %s of %s of memory", errs.Bytes(size), errs.Bytes(memOff), errs.Bytes(mem.Size)),
 			Hint: "name a part of the memory"})
 	case in.shared && !mem.Imported && mem.Asked.RequestedHandleTypes == driver.HandleNone:
-		return core.Invalid(op, "memory that cannot be shared", "an object that can be shared takes shareable memory only: create it with vmm.Properties.Handles")
+		return errs.Invalid(op, "memory that cannot be shared", "an object that can be shared takes shareable memory only: create it with vmm.Properties.Handles")
 	}
 	return o.checkPlace(op, d, b)
 }
@@ -146,30 +147,30 @@ func (o *Object) check(op string, d *cuda.Device, b *binding, off, memOff, size 
 func (o *Object) checkPlace(op string, d *cuda.Device, b *binding) error {
 	in, sys := o.o, o.o.h.System()
 	if r := sys.DeviceLost(b.dev); r != driver.Success {
-		return core.Error(core.Failure{Op: op, Call: driver.CallMulticastBindMem, Result: r, Asked: d.String()})
+		return errs.New(errs.Failure{Op: op, Call: driver.CallMulticastBindMem, Result: r, Asked: d.String()})
 	}
 	in.mu.Lock()
 	added := slices.Contains(in.added, b.dev)
 	in.mu.Unlock()
 	if !added {
-		return core.Invalid(op, fmt.Sprintf("%v, which was not added through this object", d), "call AddDevice first, or the driver waits for it for ever")
+		return errs.Invalid(op, fmt.Sprintf("%v, which was not added through this object", d), "call AddDevice first, or the driver waits for it for ever")
 	}
 	place := cuda.Location{Type: cuda.LocationType(b.mem.Asked.Location.Type), ID: int(b.mem.Asked.Location.ID)}
 	switch place.Type {
 	case cuda.LocationDevice:
 		if place.ID != d.Ordinal() {
-			return core.Invalid(op, fmt.Sprintf("memory of %v for %v", place, d), "each device binds its own memory")
+			return errs.Invalid(op, fmt.Sprintf("memory of %v for %v", place, d), "each device binds its own memory")
 		}
 	case cuda.LocationHostNUMA:
 		if !sys.Drv.Has(driver.CallMulticastBindMem) {
-			return core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: fmt.Sprintf("memory of %v", place),
+			return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: fmt.Sprintf("memory of %v", place),
 				Hint: "host memory is bound by drivers from 13.1 on: update the driver, or bind device memory"})
 		}
 		if near := sys.Attribute(b.dev, driver.AttrHostNUMAID); place.ID != int(near) {
-			return core.Invalid(op, fmt.Sprintf("memory of %v for %v", place, d), fmt.Sprintf("the node closest to the device is %d", near))
+			return errs.Invalid(op, fmt.Sprintf("memory of %v for %v", place, d), fmt.Sprintf("the node closest to the device is %d", near))
 		}
 	default:
-		return core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: fmt.Sprintf("memory of %v", place), Hint: "bind device memory"})
+		return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: fmt.Sprintf("memory of %v", place), Hint: "bind device memory"})
 	}
 	return in.notYet(op)
 }
@@ -180,8 +181,8 @@ func (o *object) claim(op string, b *binding) error {
 	defer o.mu.Unlock()
 	for _, other := range o.binds {
 		if other.dev == b.dev && b.off < other.off+other.size && other.off < b.off+b.size {
-			return core.Error(core.Failure{Op: op, Kind: core.InUse,
-				Asked: fmt.Sprintf("%s at offset %s, where device %d has %s bound at offset %s", core.Bytes(b.size), core.Bytes(b.off), b.dev, core.Bytes(other.size), core.Bytes(other.off)),
+			return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
+				Asked: fmt.Sprintf("%s at offset %s, where device %d has %s bound at offset %s", errs.Bytes(b.size), errs.Bytes(b.off), b.dev, errs.Bytes(other.size), errs.Bytes(other.off)),
 				Hint:  "close that binding first, or bind elsewhere"})
 		}
 	}
@@ -241,7 +242,7 @@ func (b *Binding) unbind(op string) error {
 	if !in.unbound && sys.DeviceLost(in.dev) == driver.Success {
 		r := sys.Drv.MulticastUnbind(object.Driver, in.dev, in.off, in.size)
 		if r != driver.Success {
-			err := sys.Fail(op, driver.CallMulticastUnbind, r, fmt.Sprintf("%s at offset %s for device %d", core.Bytes(in.size), core.Bytes(in.off), in.dev), in.dev)
+			err := sys.CallError(op, driver.CallMulticastUnbind, r, fmt.Sprintf("%s at offset %s for device %d", errs.Bytes(in.size), errs.Bytes(in.off), in.dev), in.dev)
 			if !r.Lost() {
 				return err
 			}

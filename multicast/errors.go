@@ -10,8 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
 	"github.com/cuvmm/cuvmm/handles"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // ErrStuck: the driver has not come back from a call in time. Nothing can end
@@ -129,4 +129,4 @@ func stuckError(op string, c *call) error {
 		op, ErrStuck, c.what, time.Since(c.began).Round(time.Millisecond))
 }
 
-func closedTeam(op string) error { return core.ClosedError(op, "team") }
+func closedTeam(op string) error { return errs.ClosedError(op, "team") }

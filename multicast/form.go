@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/ranges"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -80,7 +81,7 @@ func (t *Team) plan(ctx context.Context, size int) (rendezvous.Facts, error) {
 	var facts rendezvous.Facts
 	a, err := t.step(ctx, stepPlan, t.part(stepPlan, func() (offering, error) {
 		if size <= 0 || size > maxBytes {
-			return offering{}, core.Invalid("multicast.NewTeam", fmt.Sprintf("a size of %d bytes", size), "ask for as much as each device is to have")
+			return offering{}, errs.Invalid("multicast.NewTeam", fmt.Sprintf("a size of %d bytes", size), "ask for as much as each device is to have")
 		}
 		if err := Supported(t.devices...); err != nil {
 			return offering{}, err
@@ -202,7 +203,7 @@ func (t *Team) mapped(d *cuda.Device, p vmm.Physical, devices []*cuda.Device) (*
 	}
 	h, open := phys.Use(p)
 	if !open {
-		return nil, core.ClosedError(op, "memory")
+		return nil, errs.ClosedError(op, "memory")
 	}
 	grants, err := ranges.Access(op, d, h.Asked.Location, access)
 	if err != nil {
@@ -281,7 +282,7 @@ func (t *Team) create(by vmm.HandleTypes) (o offering, err error) {
 	}
 	switch {
 	case t.object.Size() != t.size:
-		return o, core.Invalid("multicast.NewTeam", fmt.Sprintf("%s, where the object is of %s", core.Bytes(t.size), core.Bytes(t.object.Size())),
+		return o, errs.Invalid("multicast.NewTeam", fmt.Sprintf("%s, where the object is of %s", errs.Bytes(t.size), errs.Bytes(t.object.Size())),
 			"the granularity grows with the team: ask for a multiple of it")
 	case by == vmm.Fabric:
 		o.body, err = t.object.ExportFabric()

@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -50,7 +51,7 @@ func Create(s *cuda.System, size int, p Properties) (*Object, error) {
 		return nil, errNilSystem(op)
 	}
 	if size <= 0 || size > maxBytes {
-		return nil, core.Invalid(op, fmt.Sprintf("a size of %d bytes", size), "ask for as much as each device binds")
+		return nil, errs.Invalid(op, fmt.Sprintf("a size of %d bytes", size), "ask for as much as each device binds")
 	}
 	prop, err := p.prop(op)
 	if err != nil {
@@ -80,7 +81,7 @@ func newObject(h *phys.Handle, p Properties, gran uint64) *Object {
 	in := &object{h: h, prop: p, gran: gran, shared: h.Imported || h.Asked.RequestedHandleTypes != driver.HandleNone}
 	h.NotYet = in.notYet
 	o := &Object{o: in}
-	o.holder = phys.Hold(h, &o.closer.Life)
+	o.holder = phys.NewHolder(h, &o.closer.Life)
 	o.watched.Begin(&h.Object)
 	return o
 }
@@ -94,7 +95,7 @@ func (o *object) notYet(op string) error {
 	if o.shared || n >= o.prop.Devices {
 		return nil
 	}
-	return core.Invalid(op, fmt.Sprintf("a multicast object with %d of its %s added", n, core.Count(o.prop.Devices, "device")),
+	return errs.Invalid(op, fmt.Sprintf("a multicast object with %d of its %s added", n, errs.Count(o.prop.Devices, "device")),
 		"add all of them first: the driver waits for that, and nothing could end it")
 }
 
@@ -107,7 +108,7 @@ func (o *Object) Properties() Properties { return o.o.prop }
 
 // String writes "multicast object of 2 MiB for 4 devices".
 func (o *Object) String() string {
-	return fmt.Sprintf("multicast object of %s for %s", core.Bytes(o.o.h.Size), core.Count(o.o.prop.Devices, "device"))
+	return fmt.Sprintf("multicast object of %s for %s", errs.Bytes(o.o.h.Size), errs.Count(o.o.prop.Devices, "device"))
 }
 
 // device is a device of the object's System, with its context: without any the
@@ -117,7 +118,7 @@ func (o *Object) device(op string, d *cuda.Device) (driver.Device, error) {
 		return 0, errNilDevice(op)
 	}
 	if core.SystemOf(d) != o.o.h.System() {
-		return 0, core.ForeignError(op, "device")
+		return 0, errs.ForeignError(op, "device")
 	}
 	if _, err := core.ContextOf(d); err != nil {
 		return 0, err
@@ -129,10 +130,10 @@ func (o *Object) device(op string, d *cuda.Device) (driver.Device, error) {
 // its own.
 func (o *Object) AddDevice(d *cuda.Device) error {
 	const op = "multicast.Object.AddDevice"
-	if !o.closer.Hold() {
-		return core.ClosedError(op, "multicast object")
+	if !o.closer.Acquire() {
+		return errs.ClosedError(op, "multicast object")
 	}
-	defer o.closer.Drop()
+	defer o.closer.Release()
 	dev, err := o.device(op, d)
 	if err != nil {
 		return err
@@ -142,16 +143,16 @@ func (o *Object) AddDevice(d *cuda.Device) error {
 	defer in.mu.Unlock()
 	switch {
 	case slices.Contains(in.added, dev):
-		return core.Invalid(op, fmt.Sprintf("%v twice", d), "a device is added once, for the object's life")
+		return errs.Invalid(op, fmt.Sprintf("%v twice", d), "a device is added once, for the object's life")
 	case len(in.added) >= in.prop.Devices:
-		return core.Invalid(op, fmt.Sprintf("%v to a %v, which has them all", d, o), "create it for more devices")
+		return errs.Invalid(op, fmt.Sprintf("%v to a %v, which has them all", d, o), "create it for more devices")
 	}
 	sys := in.h.System()
 	if r := sys.DeviceLost(dev); r != driver.Success {
-		return core.Error(core.Failure{Op: op, Call: driver.CallMulticastAddDevice, Result: r, Asked: d.String()})
+		return errs.New(errs.Failure{Op: op, Call: driver.CallMulticastAddDevice, Result: r, Asked: d.String()})
 	}
 	if r := sys.Drv.MulticastAddDevice(in.h.Driver, dev); r != driver.Success {
-		return sys.Fail(op, driver.CallMulticastAddDevice, r, fmt.Sprintf("%v to a %v", d, o), dev)
+		return sys.CallError(op, driver.CallMulticastAddDevice, r, fmt.Sprintf("%v to a %v", d, o), dev)
 	}
 	in.added = append(in.added, dev)
 	return nil

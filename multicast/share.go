@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -31,10 +32,10 @@ func (o *Object) ExportFabric() (cuda.FabricHandle, error) {
 }
 
 func (o *Object) export(op string, t driver.HandleTypes) (driver.ShareableHandle, error) {
-	if !o.closer.Hold() {
-		return driver.ShareableHandle{}, core.ClosedError(op, "multicast object")
+	if !o.closer.Acquire() {
+		return driver.ShareableHandle{}, errs.ClosedError(op, "multicast object")
 	}
-	defer o.closer.Drop()
+	defer o.closer.Release()
 	return o.o.h.ExportMulticast(op, t)
 }
 
@@ -46,7 +47,7 @@ func (o *Object) export(op string, t driver.HandleTypes) (driver.ShareableHandle
 func Import(s *cuda.System, f *handles.FD, size, devices int) (o *Object, err error) {
 	const op = "multicast.Import"
 	if f == nil {
-		return nil, core.Invalid(op, "a nil descriptor", "pass what Object.Export made")
+		return nil, errs.Invalid(op, "a nil descriptor", "pass what Object.Export made")
 	}
 	err = f.Use(func(n int) error {
 		var from driver.ShareableHandle
@@ -73,7 +74,7 @@ func importAs(op string, s *cuda.System, from driver.ShareableHandle, t driver.H
 		return nil, err
 	}
 	if size <= 0 || size > maxBytes || uint64(size)%gran != 0 {
-		return nil, core.Invalid(op, "a size of "+core.Count(size, "byte"), "pass Object.Size of the exporter's object")
+		return nil, errs.Invalid(op, "a size of "+errs.Count(size, "byte"), "pass Object.Size of the exporter's object")
 	}
 	h, err := phys.ImportMulticast(op, core.SystemOf(s), from, t, uint64(size))
 	if err != nil {

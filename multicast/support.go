@@ -6,6 +6,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -28,11 +29,11 @@ func (p Properties) prop(op string) (driver.MulticastProp, error) {
 	const most = 1 << 16
 	switch {
 	case p.Devices < 1 || p.Devices > most:
-		return none, core.Invalid(op, fmt.Sprintf("an object for %d devices", p.Devices), "say how many devices take part, at least one")
+		return none, errs.Invalid(op, fmt.Sprintf("an object for %d devices", p.Devices), "say how many devices take part, at least one")
 	case p.Handles != vmm.NoHandles && p.Handles&^(vmm.PosixFD|vmm.Fabric) != 0:
-		return none, core.Invalid(op, fmt.Sprintf("handle types %v", p.Handles), "use vmm.PosixFD, vmm.Fabric, both, or nothing")
+		return none, errs.Invalid(op, fmt.Sprintf("handle types %v", p.Handles), "use vmm.PosixFD, vmm.Fabric, both, or nothing")
 	case p.Granularity > vmm.RecommendedGranularity:
-		return none, core.Invalid(op, p.Granularity.String(), "use vmm.MinimumGranularity or vmm.RecommendedGranularity")
+		return none, errs.Invalid(op, p.Granularity.String(), "use vmm.MinimumGranularity or vmm.RecommendedGranularity")
 	}
 	prop := driver.MulticastProp{NumDevices: uint32(p.Devices)}
 	if p.Handles != vmm.NoHandles {
@@ -53,11 +54,11 @@ func Supported(devices ...*cuda.Device) error {
 	}
 	sys := core.SystemOf(devices[0])
 	if sys.Closed() {
-		return core.ClosedError(op, "System") // whose attributes read 0
+		return errs.ClosedError(op, "System") // whose attributes read 0
 	}
 	for _, d := range devices {
 		if sys.Attribute(driver.Device(d.Ordinal()), driver.AttrMulticast) <= 0 {
-			return core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: fmt.Sprintf("%v has no multicast: its attribute reads 0", d),
+			return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: fmt.Sprintf("%v has no multicast: its attribute reads 0", d),
 				Hint: "multicast needs devices from sm_90 on that an NVSwitch connects, without MIG and confidential computing; copy between peers instead"})
 		}
 	}
@@ -68,7 +69,7 @@ func Supported(devices ...*cuda.Device) error {
 // checkDevices refuses none, nil, those of two Systems, and one twice.
 func checkDevices(op string, devices []*cuda.Device) error {
 	if len(devices) == 0 {
-		return core.Invalid(op, "no devices", "name at least one")
+		return errs.Invalid(op, "no devices", "name at least one")
 	}
 	seen := map[int]bool{}
 	for _, d := range devices {
@@ -76,9 +77,9 @@ func checkDevices(op string, devices []*cuda.Device) error {
 		case d == nil:
 			return errNilDevice(op)
 		case d.System() != devices[0].System():
-			return core.ForeignError(op, "device")
+			return errs.ForeignError(op, "device")
 		case seen[d.Ordinal()]:
-			return core.Invalid(op, fmt.Sprintf("%v twice", d), "name each device once")
+			return errs.Invalid(op, fmt.Sprintf("%v twice", d), "name each device once")
 		}
 		seen[d.Ordinal()] = true
 	}
@@ -86,7 +87,7 @@ func checkDevices(op string, devices []*cuda.Device) error {
 }
 
 func errNilDevice(op string) error {
-	return core.Invalid(op, "a nil device", "take one from System.Devices")
+	return errs.Invalid(op, "a nil device", "take one from System.Devices")
 }
 
 // Granularity is what the sizes of objects with these properties are rounded up
@@ -102,7 +103,7 @@ func Granularity(s *cuda.System, p Properties) (int, error) {
 }
 
 func errNilSystem(op string) error {
-	return core.Invalid(op, "a nil System", "open one with cuda.Open")
+	return errs.Invalid(op, "a nil System", "open one with cuda.Open")
 }
 
 func granularity(op string, sys *core.System, p Properties) (uint64, error) {
@@ -111,11 +112,11 @@ func granularity(op string, sys *core.System, p Properties) (uint64, error) {
 		return 0, err
 	}
 	if sys.Closed() {
-		return 0, core.ClosedError(op, "System")
+		return 0, errs.ClosedError(op, "System")
 	}
 	g, r := sys.Drv.MulticastGetGranularity(prop, driver.GranularityOption(p.Granularity))
 	if r != driver.Success {
-		return 0, sys.Fail(op, driver.CallMulticastGetGranularity, r, "an object for "+core.Count(p.Devices, "device"))
+		return 0, sys.CallError(op, driver.CallMulticastGetGranularity, r, "an object for "+errs.Count(p.Devices, "device"))
 	}
 	return g, nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -83,7 +84,7 @@ type replica struct {
 func NewTeam(ctx context.Context, g *rendezvous.Group, devices []*cuda.Device, size int, o TeamOptions) (*Team, error) {
 	const op = "multicast.NewTeam"
 	if g == nil {
-		return nil, core.Invalid(op, "a nil group", "make one with rendezvous.InProcess, Host or Join")
+		return nil, errs.Invalid(op, "a nil group", "make one with rendezvous.InProcess, Host or Join")
 	}
 	if o.CallTimeout <= 0 {
 		o.CallTimeout = DefaultCallTimeout
@@ -139,7 +140,7 @@ func (t *Team) First() int { return t.first }
 
 // String writes "team of 4 devices, 2 MiB each".
 func (t *Team) String() string {
-	return fmt.Sprintf("team of %s, %s each", core.Count(t.members, "device"), core.Bytes(t.size))
+	return fmt.Sprintf("team of %s, %s each", errs.Count(t.members, "device"), errs.Bytes(t.size))
 }
 
 // Leave waits for the work on this rank's devices, tells the other ranks, waits
@@ -204,7 +205,7 @@ func (t *Team) doubt(op string) error {
 		return fmt.Errorf("%s: %w, by Abort or as the team was left before; see which rank they waited for", op, ErrAborted)
 	}
 	if r := core.SystemOf(t.devices[0]).DeviceLost(t.ordinals()...); r != driver.Success {
-		return core.Error(core.Failure{Op: op, Kind: core.DeviceLost, Result: r, Asked: "the work on this rank's devices",
+		return errs.New(errs.Failure{Op: op, Kind: errs.DeviceLost, Result: r, Asked: "the work on this rank's devices",
 			Hint: "take nothing from the replicas, and restart the process of this rank"})
 	}
 	return nil

@@ -4,8 +4,8 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // AccessMode says what a place may do with mapped memory.
@@ -158,31 +158,31 @@ func (l accessList) devices() (with []driver.Device) {
 // lies at a location, and refuses what could never work.
 func checkAccess(op string, s *cuda.System, memory driver.Location, access []Access) (accessList, error) {
 	if len(access) == 0 {
-		return nil, core.Invalid(op, "no access", "name at least one location and its mode")
+		return nil, errs.Invalid(op, "no access", "name at least one location and its mode")
 	}
 	list := make(accessList, 0, len(access))
 	for _, a := range access {
 		switch a.Mode {
 		case NoAccess, ReadOnly, ReadWrite:
 		default:
-			return nil, core.Invalid(op, a.String(), "use NoAccess, ReadOnly or ReadWrite")
+			return nil, errs.Invalid(op, a.String(), "use NoAccess, ReadOnly or ReadWrite")
 		}
 		if err := checkLocation(op, s, a.Location); err != nil {
 			return nil, err
 		}
 		loc := driver.Location{Type: driver.LocationType(a.Location.Type), ID: int32(a.Location.ID)}
 		if loc.Type != driver.LocationDevice && memory.Type == driver.LocationDevice {
-			return nil, core.Error(core.Failure{Op: op, Kind: core.NotSupported,
+			return nil, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
 				Asked: fmt.Sprintf("access of the %v to memory on device %d", a.Location, memory.ID),
 				Hint:  "the host cannot reach device memory: copy, or create the memory on the host"})
 		}
 		if loc.Type != driver.LocationDevice && memory.Type == driver.LocationNone {
-			return nil, core.Error(core.Failure{Op: op, Kind: core.NotSupported,
+			return nil, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
 				Asked: fmt.Sprintf("access of the %v to a multicast object", a.Location),
 				Hint:  "only devices of its team reach it"})
 		}
 		if list.names(loc) {
-			return nil, core.Invalid(op, fmt.Sprintf("%v twice", a.Location), "name each location once")
+			return nil, errs.Invalid(op, fmt.Sprintf("%v twice", a.Location), "name each location once")
 		}
 		if loc.Type == driver.LocationDevice && memory.Type == driver.LocationDevice &&
 			loc.ID != memory.ID && a.Mode != NoAccess {
@@ -208,7 +208,7 @@ func checkPeer(op string, s *cuda.System, from, to int) error {
 	}
 	ok, err := reader.CanAccess(owner)
 	if err == nil && !ok {
-		err = core.Error(core.Failure{Op: op, Kind: core.NotSupported,
+		err = errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
 			Asked: fmt.Sprintf("access of %v to memory on %v", reader, owner),
 			Hint:  "the driver reports no peer access between the two: they need NVLink or PCIe peer-to-peer; copy instead"})
 	}

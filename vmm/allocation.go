@@ -7,6 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/diagnose"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -63,7 +64,7 @@ func Create(d *cuda.Device, size int, p Properties) (*Allocation, error) {
 // newAllocation takes over a count of the handle.
 func newAllocation(h *phys.Handle, g Granularity) *Allocation {
 	a := &Allocation{h: h, chosen: g}
-	a.holder = phys.Hold(h, &a.closer.Life)
+	a.holder = phys.NewHolder(h, &a.closer.Life)
 	a.watched.Begin(&h.Object)
 	return a
 }
@@ -73,12 +74,12 @@ func checkSize(op string, size int, gran uint64) error {
 	g := int(gran)
 	switch {
 	case size <= 0:
-		return core.Invalid(op, fmt.Sprintf("a size of %d bytes", size), fmt.Sprintf("ask for a multiple of %s", core.Bytes(g)))
+		return errs.Invalid(op, fmt.Sprintf("a size of %d bytes", size), fmt.Sprintf("ask for a multiple of %s", errs.Bytes(g)))
 	case size > maxBytes:
-		return core.Invalid(op, fmt.Sprintf("a size of %s", core.Bytes(size)), "no device has that much: ask for less")
+		return errs.Invalid(op, fmt.Sprintf("a size of %s", errs.Bytes(size)), "no device has that much: ask for less")
 	case size%g != 0:
-		return core.Invalid(op, fmt.Sprintf("a size of %s", core.Bytes(size)),
-			fmt.Sprintf("ask for a multiple of the granularity, %s: %s", core.Bytes(g), core.Bytes((size/g+1)*g)))
+		return errs.Invalid(op, fmt.Sprintf("a size of %s", errs.Bytes(size)),
+			fmt.Sprintf("ask for a multiple of the granularity, %s: %s", errs.Bytes(g), errs.Bytes((size/g+1)*g)))
 	}
 	return nil
 }
@@ -102,7 +103,7 @@ func refused(d *cuda.Device, prop driver.AllocationProp, r driver.Result) error 
 	case prop.RequestedHandleTypes&driver.HandleFabric != 0 && !p.Fabric:
 		return p.FabricError
 	case prop.RequestedHandleTypes&driver.HandlePosixFD != 0 && !p.PosixFD:
-		return core.Error(core.Failure{Op: "cuda.Device.Probe", Kind: core.NotSupported,
+		return errs.New(errs.Failure{Op: "cuda.Device.Probe", Kind: errs.NotSupported,
 			Asked: fmt.Sprintf("memory of %v with a descriptor, which the driver does not make there", d),
 			Hint:  "ask for NoHandles, or for Fabric where the device has it"})
 	}
@@ -113,24 +114,24 @@ func refused(d *cuda.Device, prop driver.AllocationProp, r driver.Result) error 
 // that was asked for.
 func createError(op string, d *cuda.Device, size int, all uint64, prop driver.AllocationProp, r driver.Result) error {
 	loc := cuda.Location{Type: cuda.LocationType(prop.Location.Type), ID: int(prop.Location.ID)}
-	asked := fmt.Sprintf("%s on %v", core.Bytes(size), loc)
+	asked := fmt.Sprintf("%s on %v", errs.Bytes(size), loc)
 	if all > uint64(size) {
-		asked = fmt.Sprintf("%s more on %v, of which %s were being created", core.Bytes(all), loc, core.Bytes(size))
+		asked = fmt.Sprintf("%s more on %v, of which %s were being created", errs.Bytes(all), loc, errs.Bytes(size))
 	}
 	if why := refused(d, prop, r); why != nil {
 		return fmt.Errorf("%s: %s: %w", op, asked, why)
 	}
-	f := core.Failure{Op: op, Call: driver.CallMemCreate, Result: r, Asked: asked, Err: diagnose.Creation(core.SystemOf(d), prop, r)}
+	f := errs.Failure{Op: op, Call: driver.CallMemCreate, Result: r, Asked: asked, Err: diagnose.Creation(core.SystemOf(d), prop, r)}
 	if r == driver.OutOfMemory {
 		if free, total, err := d.MemoryInfo(); err == nil && loc == d.Location() {
-			f.Asked += fmt.Sprintf(", with %s free of %s", core.Bytes(free), core.Bytes(total))
+			f.Asked += fmt.Sprintf(", with %s free of %s", errs.Bytes(free), errs.Bytes(total))
 			f.Hint = core.SystemOf(d).Withheld(uint64(size), free)
 		}
 		if n := core.SystemOf(d).PendingReclaims(); n > 0 {
 			f.Hint = core.SystemOf(d).Waiting() + ": call Drain and try again"
 		}
 	}
-	return core.Error(f)
+	return errs.New(f)
 }
 
 // Size in bytes.
@@ -144,7 +145,7 @@ func (a *Allocation) Requested() Properties { return properties(a.h.Asked, a.cho
 func (a *Allocation) Close() error {
 	return a.closer.Close(func() error {
 		if r := a.h.Release(); r != driver.Success {
-			return a.h.System().Fail("vmm.Allocation.Close", driver.CallMemRelease, r, core.Bytes(a.h.Size), a.h.Devices()...)
+			return a.h.System().CallError("vmm.Allocation.Close", driver.CallMemRelease, r, errs.Bytes(a.h.Size), a.h.Devices()...)
 		}
 		a.watched.Stop()
 		return nil

@@ -7,6 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Append copies src behind the bytes in use and returns the offset of its first
@@ -64,7 +65,7 @@ func (b *Buffer) Resize(s *cuda.Stream, n int) error {
 
 func (b *buffer) resize(op string, s *cuda.Stream, n int) error {
 	if n < 0 {
-		return core.Invalid(op, fmt.Sprintf("%d bytes", n), "lengths are not negative")
+		return errs.Invalid(op, fmt.Sprintf("%d bytes", n), "lengths are not negative")
 	}
 	if err := b.enterGrowth(op, func() uint64 { return uint64(n) }); err != nil {
 		return err
@@ -157,10 +158,10 @@ func (b *buffer) stream(op string, s *cuda.Stream) (*cuda.Stream, error) {
 		s = t
 	}
 	if s.Device().System() != b.dev.System() {
-		return nil, core.ForeignError(op, "stream")
+		return nil, errs.ForeignError(op, "stream")
 	}
 	if core.StreamOf(s).Closed() {
-		return nil, core.ClosedError(op, "stream")
+		return nil, errs.ClosedError(op, "stream")
 	}
 	return s, nil
 }
@@ -170,7 +171,7 @@ func (b *buffer) stream(op string, s *cuda.Stream) (*cuda.Stream, error) {
 func (b *buffer) allowsLocked(op string, s *cuda.Stream, need driver.AccessFlags) error {
 	have := b.modeLocked(driver.Location{Type: driver.LocationDevice, ID: int32(s.Device().Ordinal())})
 	if have < need {
-		return core.Error(core.Failure{Op: op, Kind: core.NotPermitted,
+		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted,
 			Asked: fmt.Sprintf("a stream of %v, which has %v to the buffer", s.Device(), AccessMode(have)),
 			Hint:  "grant the access with SetAccess, or use a stream of another device"})
 	}

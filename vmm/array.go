@@ -5,7 +5,7 @@ import (
 	"math"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Array is a Buffer of elements of type T. It holds no state of its own:
@@ -18,7 +18,7 @@ type Array[T any] struct{ buf *Buffer }
 // NewArray makes an empty array. The options count in bytes. The caller closes
 // it.
 func NewArray[T any](d *cuda.Device, o BufferOptions) (*Array[T], error) {
-	if err := core.CheckElement[T]("vmm.NewArray"); err != nil {
+	if err := errs.CheckElement[T]("vmm.NewArray"); err != nil {
 		return nil, err
 	}
 	b, err := NewBuffer(d, o)
@@ -35,7 +35,7 @@ func ArrayOf[T any](b *Buffer) (*Array[T], error) {
 	if b == nil {
 		return nil, errNilBuffer(op)
 	}
-	if err := core.CheckElement[T](op); err != nil {
+	if err := errs.CheckElement[T](op); err != nil {
 		return nil, err
 	}
 	if err := checkWhole(op, b.b.used.Load(), int(sizeOf[T]())); err != nil {
@@ -72,7 +72,7 @@ func (a *Array[T]) AppendHost(s *cuda.Stream, src cuda.HostSlice) (at int, err e
 	const op = "vmm.Array.AppendHost"
 	size := int(sizeOf[T]())
 	if src.Len()%size != 0 {
-		return 0, core.Invalid(op, fmt.Sprintf("%s for elements of %d", core.Count(src.Len(), "byte"), size),
+		return 0, errs.Invalid(op, fmt.Sprintf("%s for elements of %d", errs.Count(src.Len(), "byte"), size),
 			"append a whole number of elements")
 	}
 	at, err = a.buf.b.appendHost(op, s, src, size)
@@ -123,10 +123,10 @@ func (a *Array[T]) Resize(s *cuda.Stream, n int) error {
 func elementBytes[T any](op string, n int) (int, error) {
 	size := int(sizeOf[T]())
 	if n < 0 {
-		return 0, core.Invalid(op, fmt.Sprintf("%d elements", n), "lengths are not negative")
+		return 0, errs.Invalid(op, fmt.Sprintf("%d elements", n), "lengths are not negative")
 	}
 	if n > math.MaxInt/size {
-		return 0, core.Error(core.Failure{Op: op, Kind: core.Capacity,
+		return 0, errs.New(errs.Failure{Op: op, Kind: errs.Capacity,
 			Asked: fmt.Sprintf("%d elements of %d bytes", n, size), Hint: "no address space holds that many: ask for fewer"})
 	}
 	return n * size, nil

@@ -11,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/share"
 )
 
@@ -138,8 +139,8 @@ func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer
 		return nil, err
 	}
 	if o.Reserve < 0 || o.Reserve > maxBytes {
-		return nil, core.Invalid(op, fmt.Sprintf("a range of %s", core.Bytes(o.Reserve)),
-			"reserve 0 for the device's memory, or a positive size of at most "+core.Bytes(maxBytes))
+		return nil, errs.Invalid(op, fmt.Sprintf("a range of %s", errs.Bytes(o.Reserve)),
+			"reserve 0 for the device's memory, or a positive size of at most "+errs.Bytes(maxBytes))
 	}
 	res, err := reserveFor(op, d, uint64(o.Reserve), need, gran, ReserveOptions{Align: o.Align, Hint: o.Hint})
 	if err != nil {
@@ -248,8 +249,8 @@ func (b *Buffer) Stats() BufferStats {
 
 // enter starts a change of the buffer; the caller calls leave.
 func (b *buffer) enter(op string) error {
-	if !b.closer.Hold() {
-		return core.ClosedError(op, "buffer")
+	if !b.closer.Acquire() {
+		return errs.ClosedError(op, "buffer")
 	}
 	b.changes.Lock()
 	return nil
@@ -262,7 +263,7 @@ func (b *buffer) leave() {
 	if on != nil {
 		b.copies.end(on) // a ClipAfter that began beside the change has seen it by now
 	}
-	b.closer.Drop()
+	b.closer.Release()
 	if b.onGrow != nil && added.to > added.from {
 		b.res.System().Hook("vmm.BufferOptions.OnGrow", func() { b.onGrow(int(added.from), int(added.to)) })
 	}

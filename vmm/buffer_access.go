@@ -7,6 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // SetAccess says who may do what with the buffer's memory, that of now in one
@@ -89,10 +90,10 @@ func (b *buffer) mayAccess(op string, access []Access) (accessList, error) {
 func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 	const op = "vmm.Buffer.RevokeAfter"
 	in := b.b
-	if !in.closer.Hold() {
-		return core.ClosedError(op, "buffer")
+	if !in.closer.Acquire() {
+		return errs.ClosedError(op, "buffer")
 	}
-	defer in.closer.Drop()
+	defer in.closer.Release()
 	changes, err := in.mayAccess(op, []Access{{l, NoAccess}})
 	if err != nil {
 		return err

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/share"
 )
 
@@ -89,7 +89,7 @@ func (b *buffer) sharedLocked() (bytes uint64) {
 // checkStill refuses a slice of what is no longer in use.
 func (b *buffer) checkStill(op string, off, size uint64) error {
 	if used := b.used.Load(); off+size > used {
-		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
+		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange,
 			Asked: fmt.Sprintf("bytes %d to %d, with %d in use", off, off+size, used),
 			Hint:  "append or resize first; if this was in use before, the buffer became shorter since"})
 	}

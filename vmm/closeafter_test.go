@@ -19,7 +19,7 @@ func TestCloseAfterThatFailedIsTakenUpByClose(t *testing.T) {
 	b := w.buffer(3)
 	w.m.Inject(sim.Fault{Call: "cuMemUnmap", Result: code})
 	require.NoError(t, b.CloseAfter(w.s))
-	require.ErrorContains(t, w.drain(), "cuMemUnmap answered")
+	require.ErrorContains(t, w.drain(), "cuMemUnmap returned")
 	require.NoError(t, b.Close())
 	w.end()
 }
@@ -114,7 +114,7 @@ func TestDrainOfAFailureAfterItsTime(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	err := w.sys.Drain(ctx)
-	require.ErrorContains(t, err, "cuMemUnmap answered")
+	require.ErrorContains(t, err, "cuMemUnmap returned")
 	require.NotContains(t, err.Error(), "has not passed")
 	require.NotErrorIs(t, err, cuda.ErrInUse)
 	require.NoError(t, b.Close())

@@ -77,5 +77,5 @@ func (c *copies) mind(f *core.Fence) {
 		streams[i] = o.stream
 	}
 	c.mu.Unlock()
-	f.Mind(streams)
+	f.AddStreams(streams)
 }

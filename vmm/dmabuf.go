@@ -7,6 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // DMABuf makes a DMA-BUF descriptor of a part of the range, for network cards
@@ -17,7 +18,7 @@ import (
 func (r *Reservation) DMABuf(d *cuda.Device, off, size int) (*os.File, error) {
 	const op = "vmm.Reservation.DMABuf"
 	if off < 0 || size <= 0 {
-		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("offset %d, %s", off, core.Count(size, "byte")),
+		return nil, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("offset %d, %s", off, errs.Count(size, "byte")),
 			Hint: "name a part of the range"})
 	}
 	if d == nil {
@@ -28,12 +29,12 @@ func (r *Reservation) DMABuf(d *cuda.Device, off, size int) (*os.File, error) {
 		return nil, err
 	}
 	if c.System() != r.r.System() {
-		return nil, core.ForeignError(op, "device")
+		return nil, errs.ForeignError(op, "device")
 	}
-	if !r.r.closer.Hold() {
-		return nil, core.ClosedError(op, "reservation")
+	if !r.r.closer.Acquire() {
+		return nil, errs.ClosedError(op, "reservation")
 	}
-	defer r.r.closer.Drop()
+	defer r.r.closer.Release()
 	return r.r.dmabuf(op, c, uint64(off), uint64(size))
 }
 
@@ -53,7 +54,7 @@ func (b *Buffer) DMABuf(from, to int) (*os.File, error) {
 		return nil, err
 	}
 	if from == to {
-		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: "0 bytes", Hint: "name a part of the buffer"})
+		return nil, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: "0 bytes", Hint: "name a part of the buffer"})
 	}
 	c, err := core.ContextOf(in.dev)
 	if err != nil {
@@ -70,8 +71,8 @@ func (r *reservation) dmabuf(op string, c *core.Context, off, size uint64) (*os.
 	}
 	fd, res := r.System().Drv.MemGetHandleForAddressRange(c.Handle, r.base+driver.Ptr(off), size)
 	if res != driver.Success {
-		return nil, c.Fail(op, driver.CallMemGetHandleForAddressRange, res,
-			fmt.Sprintf("%s at offset %s", core.Bytes(size), core.Bytes(off)))
+		return nil, c.CallError(op, driver.CallMemGetHandleForAddressRange, res,
+			fmt.Sprintf("%s at offset %s", errs.Bytes(size), errs.Bytes(off)))
 	}
 	return os.NewFile(uintptr(fd), "dmabuf"), nil
 }
@@ -83,8 +84,8 @@ func (r *reservation) mappedThroughout(op string, off, size uint64) error {
 		end = r.maps[i].off + r.maps[i].phys.Size
 	}
 	if end < off || end-off < size {
-		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
-			Asked: fmt.Sprintf("%s at offset %s, of which not all is mapped", core.Bytes(size), core.Bytes(off)),
+		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange,
+			Asked: fmt.Sprintf("%s at offset %s, of which not all is mapped", errs.Bytes(size), errs.Bytes(off)),
 			Hint:  "map memory there first"})
 	}
 	return nil

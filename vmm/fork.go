@@ -4,8 +4,8 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -98,14 +98,14 @@ func (b *buffer) mayFork(op string, n int, o ForkOptions) error {
 		return err
 	}
 	if b.imported != nil {
-		return core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: "a prefix of imported memory",
+		return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: "a prefix of imported memory",
 			Hint: "what its owner does with it shows in every prefix: append a Slice of it to a buffer of your own"})
 	}
 	if n < 0 {
-		return core.Invalid(op, core.Count(n, "byte"), "lengths are not negative")
+		return errs.Invalid(op, errs.Count(n, "byte"), "lengths are not negative")
 	}
 	if o.Reserve != 0 && (o.Reserve < n || o.Reserve > maxBytes) {
-		return core.Invalid(op, fmt.Sprintf("a range of %s for a prefix of %d", core.Count(o.Reserve, "byte"), n),
+		return errs.Invalid(op, fmt.Sprintf("a range of %s for a prefix of %d", errs.Count(o.Reserve, "byte"), n),
 			"reserve 0 for as much as the old buffer has, or at least the prefix")
 	}
 	return b.checkStill(op, 0, uint64(n))
@@ -153,8 +153,8 @@ func (b *buffer) copyRest(op string, on *cuda.Stream, f *buffer, off cuda.Ptr, n
 // is appended later would be written there. The caller holds changes.
 func (b *buffer) othersSeeLocked(op string, n uint64) error {
 	refuse := func(end uint64, why, hint string) error {
-		return core.Error(core.Failure{Op: op, Kind: core.InUse,
-			Asked: fmt.Sprintf("a length of %s, with %d that %s", core.Count(n, "byte"), end, why), Hint: hint})
+		return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
+			Asked: fmt.Sprintf("a length of %s, with %d that %s", errs.Count(n, "byte"), end, why), Hint: hint})
 	}
 	for past := b.pastLocked(); past != nil; past = past.pastLocked() {
 		if end := past.used.Load(); end > n && !past.closer.Closed() {

@@ -3,8 +3,8 @@ package vmm
 import (
 	"errors"
 
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -12,10 +12,10 @@ import (
 // Granularity is no property of memory, and is left at its zero value.
 func (a *Allocation) Granted() (Properties, error) {
 	const op = "vmm.Allocation.Granted"
-	if !a.closer.Hold() {
-		return Properties{}, core.ClosedError(op, "allocation")
+	if !a.closer.Acquire() {
+		return Properties{}, errs.ClosedError(op, "allocation")
 	}
-	defer a.closer.Drop()
+	defer a.closer.Release()
 	return granted(op, a.h)
 }
 
@@ -24,14 +24,14 @@ func (a *Allocation) Granted() (Properties, error) {
 // left at its zero value. Without memory yet the error is ErrOutOfRange.
 func (b *Buffer) Granted() (p Properties, err error) {
 	const op = "vmm.Buffer.Granted"
-	if !b.b.closer.Hold() {
-		return Properties{}, core.ClosedError(op, "buffer")
+	if !b.b.closer.Acquire() {
+		return Properties{}, errs.ClosedError(op, "buffer")
 	}
-	defer b.b.closer.Drop()
+	defer b.b.closer.Release()
 	chunks := b.b.retained()
 	defer func() { err = errors.Join(err, chunks.Release()) }()
 	if len(chunks.Chunks) == 0 {
-		return Properties{}, core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: "a buffer without memory yet",
+		return Properties{}, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: "a buffer without memory yet",
 			Hint: "let it grow first"})
 	}
 	for i, c := range chunks.Chunks {
@@ -54,7 +54,7 @@ func granted(op string, h *phys.Handle) (Properties, error) {
 	sys := h.System()
 	prop, r := sys.Drv.MemGetAllocationPropertiesFromHandle(h.Driver)
 	if r != driver.Success {
-		return Properties{}, sys.Fail(op, driver.CallMemGetAllocationPropertiesFromHandle, r, core.Bytes(h.Size), h.Devices()...)
+		return Properties{}, sys.CallError(op, driver.CallMemGetAllocationPropertiesFromHandle, r, errs.Bytes(h.Size), h.Devices()...)
 	}
 	return properties(prop, MinimumGranularity), nil
 }

@@ -3,8 +3,8 @@ package vmm
 import (
 	"fmt"
 
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -64,7 +64,7 @@ func (b *buffer) by(n int) func() uint64 {
 func (b *buffer) longerLocked(op string, n, size int) (uint64, error) {
 	used := b.used.Load()
 	if n < 0 {
-		return 0, core.Invalid(op, core.Count(n/size, noun(size)), "lengths are not negative; Resize makes a buffer shorter")
+		return 0, errs.Invalid(op, errs.Count(n/size, noun(size)), "lengths are not negative; Resize makes a buffer shorter")
 	}
 	if err := checkWhole(op, used, size); err != nil {
 		return 0, err
@@ -73,8 +73,8 @@ func (b *buffer) longerLocked(op string, n, size int) (uint64, error) {
 		return 0, err
 	}
 	if uint64(n) > b.res.size-used {
-		return 0, core.Error(core.Failure{Op: op, Kind: core.Capacity,
-			Asked: fmt.Sprintf("%s, with %d used of %d reserved", core.Count(n, "more byte"), used, b.res.size),
+		return 0, errs.New(errs.Failure{Op: op, Kind: errs.Capacity,
+			Asked: fmt.Sprintf("%s, with %d used of %d reserved", errs.Count(n, "more byte"), used, b.res.size),
 			Hint:  "reserve more when the buffer is made, or vmm.Move it to a larger range without copying"})
 	}
 	return used + uint64(n), nil
@@ -92,7 +92,7 @@ func noun(size int) string {
 // came behind them would lie between two elements.
 func checkWhole(op string, used uint64, size int) error {
 	if used%uint64(size) != 0 {
-		return core.Invalid(op, fmt.Sprintf("%s in use for elements of %d", core.Count(used, "byte"), size),
+		return errs.Invalid(op, fmt.Sprintf("%s in use for elements of %d", errs.Count(used, "byte"), size),
 			"resize the buffer to a multiple first")
 	}
 	return nil

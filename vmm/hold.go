@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/share"
 )
 
@@ -36,7 +37,7 @@ func (b *buffer) Hold(op, by string, n uint64) (share.Hold, error) {
 	b.holds.mu.Lock()
 	defer b.holds.mu.Unlock()
 	if b.holds.closing || b.closer.Closed() {
-		return nil, core.ClosedError(op, "buffer")
+		return nil, errs.ClosedError(op, "buffer")
 	}
 	if err := b.frozen(op); err != nil {
 		return nil, err
@@ -55,7 +56,7 @@ func (h *claim) Cover(op string, n uint64) error {
 	h.b.holds.mu.Lock()
 	defer h.b.holds.mu.Unlock()
 	if !slices.Contains(h.b.holds.all, h) {
-		return core.ClosedError(op, "publication")
+		return errs.ClosedError(op, "publication")
 	}
 	if err := h.b.checkStill(op, 0, n); err != nil {
 		return err
@@ -94,8 +95,8 @@ func (hs *holds) any(op string) error {
 }
 
 func (h *claim) inUse(op string) error {
-	return core.Error(core.Failure{Op: op, Kind: core.InUse,
-		Asked: fmt.Sprintf("%s of the buffer are held by %s", core.Bytes(h.cover), h.by),
+	return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
+		Asked: fmt.Sprintf("%s of the buffer are held by %s", errs.Bytes(h.cover), h.by),
 		Hint:  "withdraw it first, or shrink it there"})
 }
 

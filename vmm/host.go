@@ -5,8 +5,8 @@ import (
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Host gives f the mapping's memory as a Go slice, for memory that lies on the
@@ -22,10 +22,10 @@ func (m *Mapping) Host(f func(data []byte) error) error {
 	if f == nil {
 		return errNoFunction(op)
 	}
-	if !m.closer.Hold() {
-		return core.ClosedError(op, "mapping")
+	if !m.closer.Acquire() {
+		return errs.ClosedError(op, "mapping")
 	}
-	defer m.closer.Drop()
+	defer m.closer.Release()
 	in := m.m
 	v, err := in.look(op)
 	if err != nil {
@@ -39,7 +39,7 @@ func (m *mapping) look(op string) (*view, error) {
 	m.res.mu.Lock()
 	defer m.res.mu.Unlock()
 	if m.res.closer.Closed() { // its Close waits for the functions that it finds, and unmaps
-		return nil, core.ClosedError(op, "reservation")
+		return nil, errs.ClosedError(op, "reservation")
 	}
 	mode := m.access.mode(m.phys.Asked.Location)
 	if len(m.unsure) > 0 {
@@ -62,10 +62,10 @@ func (s Slice[T]) Host(f func(data []T) error) error {
 	if f == nil {
 		return errNoFunction(op)
 	}
-	if !s.buf.closer.Hold() {
-		return core.ClosedError(op, "buffer")
+	if !s.buf.closer.Acquire() {
+		return errs.ClosedError(op, "buffer")
 	}
-	defer s.buf.closer.Drop()
+	defer s.buf.closer.Release()
 	v, err := s.look(op)
 	if err != nil {
 		return err
@@ -96,13 +96,13 @@ func (s Slice[T]) look(op string) (*view, error) {
 // process.
 func checkHost(op string, memory driver.Location, mode driver.AccessFlags) error {
 	if memory.Type != driver.LocationHost && memory.Type != driver.LocationHostNUMA {
-		return core.Error(core.Failure{Op: op, Kind: core.NotSupported,
+		return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
 			Asked: fmt.Sprintf("the CPU on memory of device %d", memory.ID),
 			Hint:  "copy it, or create the memory on the host (cuda.OnHost, cuda.OnHostNUMA)"})
 	}
 	if mode != driver.AccessReadWrite {
 		loc := cuda.Location{Type: cuda.LocationType(memory.Type), ID: int(memory.ID)}
-		return core.Error(core.Failure{Op: op, Kind: core.NotPermitted,
+		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted,
 			Asked: fmt.Sprintf("the CPU has %v to memory on %v", AccessMode(mode), loc),
 			Hint:  fmt.Sprintf("grant %v read-write access with SetAccess", loc)})
 	}
@@ -110,7 +110,7 @@ func checkHost(op string, memory driver.Location, mode driver.AccessFlags) error
 }
 
 func errNoFunction(op string) error {
-	return core.Invalid(op, "no function", "pass the function that works on the memory")
+	return errs.Invalid(op, "no function", "pass the function that works on the memory")
 }
 
 // hostBytes is memory at an address that is the driver's, not Go's.

@@ -6,8 +6,8 @@ import (
 	"sync"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 )
@@ -41,8 +41,8 @@ func (i *imported) moved() *imported {
 
 // full is the refusal to make memory behind what was imported.
 func (i *imported) full(op string, have, need uint64) error {
-	return core.Error(core.Failure{Op: op, Kind: core.Capacity,
-		Asked: fmt.Sprintf("%s, with %d imported", core.Count(need, "byte"), have),
+	return errs.New(errs.Failure{Op: op, Kind: errs.Capacity,
+		Asked: fmt.Sprintf("%s, with %d imported", errs.Count(need, "byte"), have),
 		Hint:  "the memory is another process's: only its owner makes it longer, and shares it anew or announces it"})
 }
 
@@ -53,7 +53,7 @@ func (i *imported) mayGrow(op string, used, n, committed uint64) error {
 	case i == nil:
 		return nil
 	case i.followed:
-		return core.Error(core.Failure{Op: op, Kind: core.NotPermitted, Asked: "another length of a buffer that follows a publication",
+		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "another length of a buffer that follows a publication",
 			Hint: "its length is the publisher's to announce"})
 	case n > committed-used:
 		return i.full(op, committed, used+n)
@@ -69,7 +69,7 @@ func (i *imported) mayAccess(op string, changes accessList) error {
 	}
 	for _, c := range changes {
 		if c.Flags > i.most {
-			return core.Error(core.Failure{Op: op, Kind: core.NotPermitted,
+			return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted,
 				Asked: fmt.Sprintf("%v access to memory that was imported %v", AccessMode(c.Flags), AccessMode(i.most)),
 				Hint:  "import it without the read-only option"})
 		}
@@ -86,7 +86,7 @@ func (i *imported) sole(op string) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.users > 1 {
-		return core.Error(core.Failure{Op: op, Kind: core.InUse,
+		return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
 			Asked: fmt.Sprintf("%d buffers share the mapping, since the same memory was received so often", i.users),
 			Hint:  "close the others first"})
 	}
@@ -178,7 +178,7 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 		size += h.Size
 	}
 	if o.Length > size || o.Reserve > 0 && o.Reserve < size {
-		return nil, core.Invalid(op, fmt.Sprintf("a length of %s and a range of %d for %d imported", core.Count(o.Length, "byte"), o.Reserve, size),
+		return nil, errs.Invalid(op, fmt.Sprintf("a length of %s and a range of %d for %d imported", errs.Count(o.Length, "byte"), o.Reserve, size),
 			"declare what there is")
 	}
 	// A range is never empty, and its addresses are aligned for every chunk.
@@ -231,7 +231,7 @@ func (b *buffer) Attach(op string, chunks []*phys.Handle) error {
 	}
 	defer b.leave()
 	if b.imported == nil {
-		return core.Invalid(op, "imported memory for a buffer of this process's own", "attach to a buffer of imported memory")
+		return errs.Invalid(op, "imported memory for a buffer of this process's own", "attach to a buffer of imported memory")
 	}
 	if err := b.imported.sole(op); err != nil {
 		return err
@@ -246,7 +246,7 @@ func (b *buffer) SetLen(op string, n uint64) error {
 	}
 	defer b.leave()
 	if have := b.committed.Load(); b.imported == nil || n > have {
-		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("a length of %s, with %d imported", core.Count(n, "byte"), have),
+		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("a length of %s, with %d imported", errs.Count(n, "byte"), have),
 			Hint: "attach the chunks first"})
 	}
 	b.used.Store(n)
@@ -273,7 +273,7 @@ func (b *buffer) Again(n uint64) (any, bool) {
 }
 
 // Over reports whether no further buffer shares the import: see share.Memory.
-func (b *buffer) Over() bool {
+func (b *buffer) Released() bool {
 	if b.imported == nil {
 		return true
 	}
@@ -294,10 +294,10 @@ func (b *buffer) Committed() uint64 { return b.committed.Load() }
 
 // View returns the chunks of the first bytes: see share.Memory.
 func (b *buffer) View(op string, n uint64) (share.View, error) {
-	if !b.closer.Hold() {
-		return share.View{}, core.ClosedError(op, "buffer")
+	if !b.closer.Acquire() {
+		return share.View{}, errs.ClosedError(op, "buffer")
 	}
-	defer b.closer.Drop()
+	defer b.closer.Release()
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	if err := b.checkStill(op, 0, n); err != nil {

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // ioBytes is how much a Writer or Reader moves at a time: enough that the
@@ -47,7 +47,7 @@ func (w *Writer) ReadFrom(r io.Reader) (n int64, err error) {
 	case w.b == nil:
 		return 0, errNilBuffer(op)
 	case r == nil:
-		return 0, core.Invalid(op, "a nil io.Reader", "pass what is to be read")
+		return 0, errs.Invalid(op, "a nil io.Reader", "pass what is to be read")
 	}
 	s, err := w.b.Device().Transfer()
 	if err != nil {
@@ -130,7 +130,7 @@ func (r *Reader) WriteTo(w io.Writer) (n int64, err error) {
 	case r.b == nil:
 		return 0, errNilBuffer(op)
 	case w == nil:
-		return 0, core.Invalid(op, "a nil io.Writer", "pass what is to be written to")
+		return 0, errs.Invalid(op, "a nil io.Writer", "pass what is to be written to")
 	}
 	piece := make([]byte, ioBytes)
 	for {
@@ -159,7 +159,7 @@ func (r *Reader) WriteTo(w io.Writer) (n int64, err error) {
 
 // errCount is the refusal of a reader or writer that breaks its contract.
 func errCount(op, method string, n, of int) error {
-	return core.Invalid(op, fmt.Sprintf("a %s that returned %s for %d", method, core.Count(n, "byte"), of),
+	return errs.Invalid(op, fmt.Sprintf("a %s that returned %s for %d", method, errs.Count(n, "byte"), of),
 		"mend the reader or writer: the count lies between 0 and the length of its argument")
 }
 

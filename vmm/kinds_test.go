@@ -246,10 +246,10 @@ func TestARefusedCreationIsExplainedByATrial(t *testing.T) {
 	}{
 		{"no descriptors", []driver.Result{0, 0, driver.NotSupported, 0}, 0, vmm.PosixFD, "which the driver does not make there", cuda.ErrNotSupported},
 		{"no fabric", []driver.Result{0, 0, 0, driver.NotPermitted}, 0, vmm.Fabric, "IMEX channel", cuda.ErrNotPermitted},
-		{"the trial works", []driver.Result{0, 0, 0, driver.NotPermitted}, 0, vmm.PosixFD, "cuMemCreate answered CUDA_ERROR_NOT_SUPPORTED (801)", cuda.ErrNotSupported},
+		{"the trial works", []driver.Result{0, 0, 0, driver.NotPermitted}, 0, vmm.PosixFD, "cuMemCreate returned CUDA_ERROR_NOT_SUPPORTED (801)", cuda.ErrNotSupported},
 		{"nothing works", []driver.Result{driver.NotSupported}, -1, vmm.PosixFD,
-			"cuMemCreate answered CUDA_ERROR_NOT_SUPPORTED (801)", cuda.ErrNotSupported},
-		{"the trial says nothing", []driver.Result{0, 0, driver.OutOfMemory}, 0, vmm.PosixFD, "cuMemCreate answered CUDA_ERROR_NOT_SUPPORTED (801)", cuda.ErrNotSupported},
+			"cuMemCreate returned CUDA_ERROR_NOT_SUPPORTED (801)", cuda.ErrNotSupported},
+		{"the trial says nothing", []driver.Result{0, 0, driver.OutOfMemory}, 0, vmm.PosixFD, "cuMemCreate returned CUDA_ERROR_NOT_SUPPORTED (801)", cuda.ErrNotSupported},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m, d := open(t)

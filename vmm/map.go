@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -16,15 +17,15 @@ import (
 func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
 	const op = "vmm.Reservation.Map"
 	if off < 0 {
-		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("offset %d", off),
+		return nil, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("offset %d", off),
 			Hint: "offsets are not negative"})
 	}
-	if !r.r.closer.Hold() {
-		return nil, core.ClosedError(op, "reservation")
+	if !r.r.closer.Acquire() {
+		return nil, errs.ClosedError(op, "reservation")
 	}
-	defer r.r.closer.Drop()
+	defer r.r.closer.Release()
 	if gran := int(r.r.gran); off%gran != 0 {
-		return nil, core.Invalid(op, fmt.Sprintf("offset %d", off), "offsets are multiples of the granularity, "+core.Bytes(gran))
+		return nil, errs.Invalid(op, fmt.Sprintf("offset %d", off), "offsets are multiples of the granularity, "+errs.Bytes(gran))
 	}
 	h, err := hold(op, r.r.System(), p)
 	if err != nil {
@@ -52,18 +53,18 @@ func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
 func (r *Reservation) MapRun(off int, access []Access, memory ...Physical) (made []*Mapping, err error) {
 	const op = "vmm.Reservation.MapRun"
 	if len(memory) == 0 {
-		return nil, core.Invalid(op, "no memory", "pass at least one Allocation")
+		return nil, errs.Invalid(op, "no memory", "pass at least one Allocation")
 	}
 	if off < 0 {
-		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("offset %d", off),
+		return nil, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("offset %d", off),
 			Hint: "offsets are not negative"})
 	}
-	if !r.r.closer.Hold() {
-		return nil, core.ClosedError(op, "reservation")
+	if !r.r.closer.Acquire() {
+		return nil, errs.ClosedError(op, "reservation")
 	}
-	defer r.r.closer.Drop()
+	defer r.r.closer.Release()
 	if gran := int(r.r.gran); off%gran != 0 {
-		return nil, core.Invalid(op, fmt.Sprintf("offset %d", off), "offsets are multiples of the granularity, "+core.Bytes(gran))
+		return nil, errs.Invalid(op, fmt.Sprintf("offset %d", off), "offsets are multiples of the granularity, "+errs.Bytes(gran))
 	}
 	handles := make([]*phys.Handle, 0, len(memory))
 	defer func() {
@@ -112,7 +113,7 @@ func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closer.Closed() {
-		return nil, core.ClosedError(op, "reservation")
+		return nil, errs.ClosedError(op, "reservation")
 	}
 	at := r.findLocked(off)
 	if err := r.checkFreeLocked(op, off, size, at); err != nil {
@@ -125,16 +126,16 @@ func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*
 	end := off
 	for _, h := range handles {
 		if res := sys.Drv.MemMap(r.base+driver.Ptr(end), h.Size, 0, h.Driver); res != driver.Success {
-			return nil, r.undoRunLocked(maps, sys.Fail(op, driver.CallMemMap, res,
-				fmt.Sprintf("%s at %#x", core.Bytes(h.Size), uint64(r.base)+end), h.Devices()...))
+			return nil, r.undoRunLocked(maps, sys.CallError(op, driver.CallMemMap, res,
+				fmt.Sprintf("%s at %#x", errs.Bytes(h.Size), uint64(r.base)+end), h.Devices()...))
 		}
 		maps = append(maps, &mapping{res: r, phys: h, off: end, access: access})
 		end += h.Size
 	}
 	if len(access) > 0 {
 		if res := sys.Drv.MemSetAccess(r.base+driver.Ptr(off), size, access); res != driver.Success {
-			return nil, r.undoRunLocked(maps, sys.Fail(op, driver.CallMemSetAccess, res,
-				fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(r.base)+off), concerned(maps, access)...))
+			return nil, r.undoRunLocked(maps, sys.CallError(op, driver.CallMemSetAccess, res,
+				fmt.Sprintf("%s at %#x", errs.Bytes(size), uint64(r.base)+off), concerned(maps, access)...))
 		}
 	}
 	for _, m := range maps {
@@ -149,22 +150,22 @@ func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*
 // something left in it.
 func (r *reservation) checkFreeLocked(op string, off, size uint64, at int) error {
 	if off > r.size || size > r.size-off {
-		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
-			Asked: fmt.Sprintf("%s at offset %s of %s", core.Bytes(size), core.Bytes(off), core.Bytes(r.size)),
+		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange,
+			Asked: fmt.Sprintf("%s at offset %s of %s", errs.Bytes(size), errs.Bytes(off), errs.Bytes(r.size)),
 			Hint:  "map inside the range, or reserve a larger one"})
 	}
 	if at < len(r.maps) && r.maps[at].off < off+size {
 		m := r.maps[at]
-		return core.Error(core.Failure{Op: op, Kind: core.InUse,
+		return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
 			Asked: fmt.Sprintf("%s at offset %s, where %s are mapped at offset %s",
-				core.Bytes(size), core.Bytes(off), core.Bytes(m.phys.Size), core.Bytes(m.off)),
+				errs.Bytes(size), errs.Bytes(off), errs.Bytes(m.phys.Size), errs.Bytes(m.off)),
 			Hint: "map elsewhere, or close that mapping first"})
 	}
 	for _, m := range r.left {
 		if !m.unmapped && m.off < off+size && off < m.off+m.phys.Size {
-			return core.Error(core.Failure{Op: op, Kind: core.InUse,
+			return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
 				Asked: fmt.Sprintf("%s at offset %s, where %s at offset %s could not be unmapped after an earlier failure",
-					core.Bytes(size), core.Bytes(off), core.Bytes(m.phys.Size), core.Bytes(m.off)),
+					errs.Bytes(size), errs.Bytes(off), errs.Bytes(m.phys.Size), errs.Bytes(m.off)),
 				Hint: "use another range; Close of the range, or Clip of the buffer, tries the unmapping again"})
 		}
 	}
@@ -175,13 +176,13 @@ func (r *reservation) checkFreeLocked(op string, off, size uint64, at int) error
 // which something was dropped.
 func (r *reservation) checkLossLocked(op string, handles []*phys.Handle) error {
 	if r.dropped != driver.Success {
-		return core.Error(core.Failure{Op: op, Kind: core.DeviceLost, Result: r.dropped,
+		return errs.New(errs.Failure{Op: op, Kind: errs.DeviceLost, Result: r.dropped,
 			Asked: fmt.Sprintf("the range at %#x, of which a part was dropped with its device", uint64(r.base)),
 			Hint:  "reserve another range for memory of the devices that go on"})
 	}
 	for _, h := range handles {
 		if res := h.Lost(); res != driver.Success {
-			return core.Error(core.Failure{Op: op, Call: driver.CallMemMap, Result: res, Asked: core.Bytes(h.Size)})
+			return errs.New(errs.Failure{Op: op, Call: driver.CallMemMap, Result: res, Asked: errs.Bytes(h.Size)})
 		}
 	}
 	return nil
@@ -214,14 +215,14 @@ func mappable(op string, h *phys.Handle) error {
 // handle with a count that the caller must release or keep.
 func hold(op string, sys *core.System, p Physical) (*phys.Handle, error) {
 	if phys.None(p) {
-		return nil, core.Invalid(op, "nil memory", "pass an Allocation")
+		return nil, errs.Invalid(op, "nil memory", "pass an Allocation")
 	}
 	if phys.Of(p).System() != sys {
-		return nil, core.ForeignError(op, "memory")
+		return nil, errs.ForeignError(op, "memory")
 	}
 	h, open := phys.Use(p)
 	if !open {
-		return nil, core.ClosedError(op, "memory")
+		return nil, errs.ClosedError(op, "memory")
 	}
 	return h, nil
 }

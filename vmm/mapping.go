@@ -7,6 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -52,27 +53,27 @@ func (m *Mapping) Size() int { return int(m.m.phys.Size) }
 // for the devices concerned, as Close does.
 func (m *Mapping) SetAccess(access ...Access) error {
 	const op = "vmm.Mapping.SetAccess"
-	if !m.closer.Hold() {
-		return core.ClosedError(op, "mapping")
+	if !m.closer.Acquire() {
+		return errs.ClosedError(op, "mapping")
 	}
-	defer m.closer.Drop()
+	defer m.closer.Release()
 	return m.m.res.setAccess(op, m.m.off, m.m.phys.Size, access)
 }
 
 // Access asks the driver what a place may do with the memory at this address.
 func (m *Mapping) Access(l cuda.Location) (AccessMode, error) {
 	const op = "vmm.Mapping.Access"
-	if !m.closer.Hold() {
-		return NoAccess, core.ClosedError(op, "mapping")
+	if !m.closer.Acquire() {
+		return NoAccess, errs.ClosedError(op, "mapping")
 	}
-	defer m.closer.Drop()
+	defer m.closer.Release()
 	if err := checkLocation(op, m.m.res.system, l); err != nil {
 		return NoAccess, err
 	}
 	sys := m.m.res.System()
 	flags, r := sys.Drv.MemGetAccess(driver.Location{Type: driver.LocationType(l.Type), ID: int32(l.ID)}, m.m.ptr())
 	if r != driver.Success {
-		return NoAccess, sys.Fail(op, driver.CallMemGetAccess, r, fmt.Sprintf("%v at %v", l, m.Ptr()), m.m.phys.Devices()...)
+		return NoAccess, sys.CallError(op, driver.CallMemGetAccess, r, fmt.Sprintf("%v at %v", l, m.Ptr()), m.m.phys.Devices()...)
 	}
 	return AccessMode(flags), nil
 }
@@ -84,8 +85,8 @@ func (m *Mapping) Access(l cuda.Location) (AccessMode, error) {
 // is ErrCapturing and nothing has changed.
 func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 	const op = "vmm.Mapping.RevokeAfter"
-	if !m.closer.Hold() {
-		return core.ClosedError(op, "mapping")
+	if !m.closer.Acquire() {
+		return errs.ClosedError(op, "mapping")
 	}
 	in := m.m
 	changes, err := checkAccess(op, in.res.system, in.phys.Asked.Location, []Access{{l, NoAccess}})
@@ -94,14 +95,14 @@ func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		f, err = core.FenceOf(in.res.System(), op, streams)
 	}
 	if err != nil {
-		m.closer.Drop()
+		m.closer.Release()
 		return err
 	}
 	place, life, passed := changes[0].Location, new(core.Life), false
 	life.Close()
 	in.revoking.begin(place)
 	m.later.Add(1)
-	m.closer.Drop()
+	m.closer.Release()
 	in.res.System().Reclaim(f, life, func() (err error) {
 		if !passed {
 			passed = true

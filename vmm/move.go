@@ -3,8 +3,8 @@ package vmm
 import (
 	"fmt"
 
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -36,8 +36,8 @@ func Move(old *Buffer, reserve int) (*Buffer, error) {
 	}
 	committed := in.committed.Load()
 	if reserve <= 0 || reserve > maxBytes || uint64(reserve) < committed {
-		return nil, core.Invalid(op, fmt.Sprintf("a range of %s, with %d committed", core.Count(reserve, "byte"), committed),
-			fmt.Sprintf("reserve at least %s, and more than the old range to grow further", core.Bytes(committed)))
+		return nil, errs.Invalid(op, fmt.Sprintf("a range of %s, with %d committed", errs.Count(reserve, "byte"), committed),
+			fmt.Sprintf("reserve at least %s, and more than the old range to grow further", errs.Bytes(committed)))
 	}
 	b, err := in.twin(op, uint64(reserve))
 	if err != nil {
@@ -67,7 +67,7 @@ func (b *buffer) mayMove(op string) error {
 		return err
 	}
 	if b.imported != nil && b.imported.followed {
-		return core.Error(core.Failure{Op: op, Kind: core.NotPermitted, Asked: "another range for a buffer that follows a publication",
+		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "another range for a buffer that follows a publication",
 			Hint: "what the publisher takes back would stay mapped there: follow it anew with a larger FollowOptions.Reserve"})
 	}
 	return b.holds.any(op)
@@ -90,7 +90,7 @@ func (b *buffer) frozen(op string) error {
 	if to == 0 {
 		return nil
 	}
-	return core.Error(core.Failure{Op: op, Kind: core.Moved, Asked: fmt.Sprintf("the buffer at %#x has its successor at %#x", uint64(b.res.base), to),
+	return errs.New(errs.Failure{Op: op, Kind: errs.Moved, Asked: fmt.Sprintf("the buffer at %#x has its successor at %#x", uint64(b.res.base), to),
 		Hint: "use the buffer that vmm.Move returned; this one is read, copied from and to, and closed"})
 }
 

@@ -3,7 +3,7 @@ package vmm
 import (
 	"fmt"
 
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // ChunkPlan says in what pieces a buffer takes its memory. The driver's cost is
@@ -31,12 +31,12 @@ func GeometricChunks(floor, cap int) ChunkPlan { return ChunkPlan{floor, cap, tr
 // String writes the plan: "chunks of 2 MiB to 64 MiB".
 func (p ChunkPlan) String() string {
 	if !p.given {
-		return "chunks of the granularity to " + core.Bytes(defaultCap)
+		return "chunks of the granularity to " + errs.Bytes(defaultCap)
 	}
 	if p.floor == p.cap {
-		return "chunks of " + core.Bytes(p.floor)
+		return "chunks of " + errs.Bytes(p.floor)
 	}
-	return fmt.Sprintf("chunks of %s to %s", core.Bytes(p.floor), core.Bytes(p.cap))
+	return fmt.Sprintf("chunks of %s to %s", errs.Bytes(p.floor), errs.Bytes(p.cap))
 }
 
 // resolve decides the defaults and refuses sizes that are no multiples of the
@@ -50,8 +50,8 @@ func (p ChunkPlan) resolve(op string, gran uint64) (ChunkPlan, error) {
 		p.floor = g
 	}
 	if p.floor <= 0 || p.cap < p.floor || p.cap > maxBytes || p.floor%g != 0 || p.cap%g != 0 {
-		return p, core.Invalid(op, fmt.Sprintf("a chunk plan from %s to %s", core.Bytes(p.floor), core.Bytes(p.cap)),
-			fmt.Sprintf("use positive multiples of the granularity, %s, the cap not below the floor", core.Bytes(g)))
+		return p, errs.Invalid(op, fmt.Sprintf("a chunk plan from %s to %s", errs.Bytes(p.floor), errs.Bytes(p.cap)),
+			fmt.Sprintf("use positive multiples of the granularity, %s, the cap not below the floor", errs.Bytes(g)))
 	}
 	return p, nil
 }

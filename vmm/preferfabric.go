@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/diagnose"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -27,7 +28,7 @@ func preferFabric(op string, d *cuda.Device, at cuda.Location) (HandleTypes, err
 		types = PosixFD
 	}
 	type trialOf struct{ at cuda.Location }
-	why, _ := sys.Recall(trialOf{at}, fabricTrialAge, func() any { return noFabric(d, at) }).(error)
+	why, _ := sys.Cached(trialOf{at}, fabricTrialAge, func() any { return noFabric(d, at) }).(error)
 	switch {
 	case why == nil:
 		return types | Fabric, nil
@@ -44,7 +45,7 @@ func preferFabric(op string, d *cuda.Device, at cuda.Location) (HandleTypes, err
 	if e := (*cuda.Error)(nil); errors.As(why, &e) {
 		refused = *e
 	}
-	sys.Recall(said{at, refused.Call, refused.Code}, math.MaxInt64, func() any {
+	sys.Cached(said{at, refused.Call, refused.Code}, math.MaxInt64, func() any {
 		sys.Config.Log.Warn("cuvmm: memory is made with descriptors alone, since fabric handles do not work here",
 			"device", d.String(), "location", at.String(), "reason", why)
 		return nil
@@ -57,7 +58,7 @@ func preferFabric(op string, d *cuda.Device, at cuda.Location) (HandleTypes, err
 func noFabric(d *cuda.Device, at cuda.Location) error {
 	const op = "vmm.PreferFabric"
 	if at.Type != cuda.LocationDevice {
-		return core.Error(core.Failure{Op: op, Kind: core.NotSupported, Asked: fmt.Sprintf("a fabric handle of memory on %v", at),
+		return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: fmt.Sprintf("a fabric handle of memory on %v", at),
 			Hint: "memory of a device has fabric handles"})
 	}
 	home, err := d.System().Device(at.ID)
@@ -76,10 +77,10 @@ func noFabric(d *cuda.Device, at cuda.Location) error {
 	size, r := sys.Granularity(prop, driver.GranularityMinimum)
 	call := driver.CallMemGetAllocationGranularity
 	if r == driver.Success {
-		call, r, _ = phys.Trial(op, sys, size, prop) // what it could not give back the reclaimer has
+		call, r, _ = phys.ProbeHandleType(op, sys, size, prop) // what it could not give back the reclaimer has
 	}
 	if r == driver.Success {
 		return nil
 	}
-	return core.Error(core.Failure{Op: op, Call: call, Result: r, Asked: fmt.Sprintf("a trial on %v", home), Err: diagnose.Creation(sys, prop, r)})
+	return errs.New(errs.Failure{Op: op, Call: call, Result: r, Asked: fmt.Sprintf("a trial on %v", home), Err: diagnose.Creation(sys, prop, r)})
 }

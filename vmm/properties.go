@@ -6,6 +6,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Properties describe physical memory: what is asked for, or what was granted.
@@ -161,7 +162,7 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 	}
 	sys := core.SystemOf(d)
 	if sys.Closed() {
-		return none, 0, core.ClosedError(op, "System")
+		return none, 0, errs.ClosedError(op, "System")
 	}
 	loc := p.Location
 	if loc == (cuda.Location{}) {
@@ -176,7 +177,7 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 			return none, 0, err
 		}
 	}
-	wish := core.Wish{
+	wish := core.PropertiesKey{
 		Device: d.Ordinal(), LocationType: int32(p.Location.Type), LocationID: p.Location.ID,
 		Handles: uint32(p.Handles), Compressible: p.Compressible, RDMA: uint8(p.RDMA),
 		Usage: uint16(p.Usage), Granularity: uint8(p.Granularity),
@@ -186,7 +187,7 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 	}
 	has := func(a driver.DeviceAttribute) bool { return sys.Attribute(driver.Device(d.Ordinal()), a) > 0 }
 	if !has(driver.AttrVirtualMemoryManagement) {
-		return none, 0, core.Error(core.Failure{Op: op, Kind: core.NotSupported,
+		return none, 0, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
 			Asked: fmt.Sprintf("%v has no virtual memory management", d), Hint: "use another device"})
 	}
 	if err := checkLocation(op, d.System(), loc); err != nil {
@@ -204,10 +205,10 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 		}
 	case p.Handles == NoHandles:
 	case p.Handles&^(PosixFD|Fabric) != 0:
-		return none, 0, core.Invalid(op, fmt.Sprintf("handle types %v", p.Handles),
+		return none, 0, errs.Invalid(op, fmt.Sprintf("handle types %v", p.Handles),
 			"use PosixFD, Fabric, both, PreferFabric, NoHandles, or nothing for the default")
 	case loc.Type == cuda.LocationHost:
-		return none, 0, core.Error(core.Failure{Op: op, Kind: core.NotSupported,
+		return none, 0, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
 			Asked: fmt.Sprintf("host memory with handle types %v", p.Handles),
 			Hint:  "memory of a NUMA node (cuda.OnHostNUMA) can be shared"})
 	default:
@@ -215,7 +216,7 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 	}
 	if p.Compressible {
 		if !onDevice {
-			return none, 0, core.Invalid(op, fmt.Sprintf("compressible memory on %v", loc), "only device memory can be compressible")
+			return none, 0, errs.Invalid(op, fmt.Sprintf("compressible memory on %v", loc), "only device memory can be compressible")
 		}
 		prop.Flags.CompressionType = driver.CompressionGeneric
 	}
@@ -228,35 +229,35 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 	case RDMAOff:
 	case RDMARequired:
 		if !onDevice || !has(driver.AttrRDMAWithVMM) {
-			return none, 0, core.Error(core.Failure{Op: op, Kind: core.NotSupported,
+			return none, 0, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
 				Asked: fmt.Sprintf("RDMA-capable memory on %v", loc),
 				Hint:  "the device attribute for RDMA with virtual memory management is 0: leave RDMA at its default"})
 		}
 		prop.Flags.GPUDirectRDMACapable = 1
 	default:
-		return none, 0, core.Invalid(op, p.RDMA.String(), "use RDMADefault, RDMAOff or RDMARequired")
+		return none, 0, errs.Invalid(op, p.RDMA.String(), "use RDMADefault, RDMAOff or RDMARequired")
 	}
 	if p.Usage > HWDecompress {
-		return none, 0, core.Invalid(op, p.Usage.String(), "use AnyUsage, TilePool or HWDecompress")
+		return none, 0, errs.Invalid(op, p.Usage.String(), "use AnyUsage, TilePool or HWDecompress")
 	}
 	prop.Flags.Usage = driver.AllocationUsage(p.Usage)
 	if p.Granularity > RecommendedGranularity {
-		return none, 0, core.Invalid(op, p.Granularity.String(), "use MinimumGranularity or RecommendedGranularity")
+		return none, 0, errs.Invalid(op, p.Granularity.String(), "use MinimumGranularity or RecommendedGranularity")
 	}
 	gran, r := sys.Granularity(prop, driver.GranularityOption(p.Granularity))
 	if r != driver.Success {
-		return none, 0, sys.Fail(op, driver.CallMemGetAllocationGranularity, r, fmt.Sprintf("memory on %v", loc), core.DevicesOf(prop.Location)...)
+		return none, 0, sys.CallError(op, driver.CallMemGetAllocationGranularity, r, fmt.Sprintf("memory on %v", loc), core.DevicesOf(prop.Location)...)
 	}
 	sys.Decide(wish, prop, gran)
 	return prop, gran, nil
 }
 
 func errNilBuffer(op string) error {
-	return core.Invalid(op, "a nil buffer", "make one with NewBuffer")
+	return errs.Invalid(op, "a nil buffer", "make one with NewBuffer")
 }
 
 func errNilDevice(op string) error {
-	return core.Invalid(op, "a nil device", "take one from System.Devices")
+	return errs.Invalid(op, "a nil device", "take one from System.Devices")
 }
 
 // properties turns the driver's form back. The driver knows of no choice of
@@ -284,18 +285,18 @@ func checkLocation(op string, s *cuda.System, l cuda.Location) error {
 	switch l.Type {
 	case cuda.LocationDevice:
 		if _, err := s.Device(l.ID); err != nil {
-			return core.Invalid(op, fmt.Sprintf("%v of %d", l, len(s.Devices())), "devices are numbered from 0")
+			return errs.Invalid(op, fmt.Sprintf("%v of %d", l, len(s.Devices())), "devices are numbered from 0")
 		}
 		return nil
 	case cuda.LocationHost:
 		return nil
 	case cuda.LocationHostNUMA:
 		if l.ID < 0 {
-			return core.Invalid(op, l.String(), "NUMA nodes are numbered from 0")
+			return errs.Invalid(op, l.String(), "NUMA nodes are numbered from 0")
 		}
 		return nil
 	case cuda.LocationHostNUMACurrent:
-		return core.Invalid(op, l.String(), "the driver refuses it for physical memory: name the node with cuda.OnHostNUMA")
+		return errs.Invalid(op, l.String(), "the driver refuses it for physical memory: name the node with cuda.OnHostNUMA")
 	}
-	return core.Invalid(op, l.String(), "use cuda.OnDevice, OnHost or OnHostNUMA")
+	return errs.Invalid(op, l.String(), "use cuda.OnDevice, OnHost or OnHostNUMA")
 }

@@ -4,8 +4,8 @@ import (
 	"slices"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/ranges"
 )
@@ -20,11 +20,11 @@ func init() {
 	})
 	ranges.SetMemory(func(op string, of any) (*phys.Handle, func(), error) {
 		m := of.(*Mapping)
-		if !m.closer.Hold() {
-			return nil, nil, core.ClosedError(op, "mapping")
+		if !m.closer.Acquire() {
+			return nil, nil, errs.ClosedError(op, "mapping")
 		}
 		m.m.phys.Retain()
-		return m.m.phys, m.closer.Drop, nil
+		return m.m.phys, m.closer.Release, nil
 	})
 }
 

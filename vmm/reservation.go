@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/ranges"
 )
 
@@ -84,7 +85,7 @@ func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservatio
 		return nil, err
 	}
 	if o.Align < 0 || bits.OnesCount(uint(o.Align)) > 1 {
-		return nil, core.Invalid(op, fmt.Sprintf("an alignment of %d", o.Align), "use a power of two, or 0 for the granularity")
+		return nil, errs.Invalid(op, fmt.Sprintf("an alignment of %d", o.Align), "use a power of two, or 0 for the granularity")
 	}
 	sys := core.SystemOf(d)
 	sys.PollReclaim()
@@ -94,7 +95,7 @@ func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservatio
 		base, res = sys.Drv.MemAddressReserve(uint64(size), uint64(o.Align), 0)
 	}
 	if res != driver.Success {
-		return nil, sys.Fail(op, driver.CallMemAddressReserve, res, core.Bytes(size)+" of address space")
+		return nil, sys.CallError(op, driver.CallMemAddressReserve, res, errs.Bytes(size)+" of address space")
 	}
 	r := &reservation{system: d.System(), base: base, size: uint64(size), gran: gran}
 	r.maps = r.one[:0]
@@ -158,7 +159,7 @@ func (r *Reservation) CloseAfter(streams ...*cuda.Stream) error {
 			return nil, err
 		}
 		if err := in.shut(op); err != nil {
-			f.Drop()
+			f.Release()
 			return nil, err
 		}
 		return f, nil
@@ -188,8 +189,8 @@ func (r *reservation) shut(op string) error {
 	defer r.mu.Unlock()
 	for i, m := range r.maps {
 		if !m.closing {
-			return core.Error(core.Failure{Op: op, Kind: core.InUse,
-				Asked: fmt.Sprintf("%s, the first %s at %#x", core.Count(len(r.maps)-i, "mapping"), core.Bytes(m.phys.Size), m.ptr()),
+			return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
+				Asked: fmt.Sprintf("%s, the first %s at %#x", errs.Count(len(r.maps)-i, "mapping"), errs.Bytes(m.phys.Size), m.ptr()),
 				Hint:  "close the mappings first"})
 		}
 	}
@@ -247,9 +248,9 @@ func (r *reservation) free(op string) error {
 	}
 	sys := r.System()
 	if r.dropped == driver.Success && sys.DeviceLost() == driver.Success {
-		res := sys.Note(sys.Drv.MemAddressFree(r.base, r.size))
+		res := sys.Observe(sys.Drv.MemAddressFree(r.base, r.size))
 		if res != driver.Success && !res.Lost() {
-			return sys.Fail(op, driver.CallMemAddressFree, res, fmt.Sprintf("%s at %#x", core.Bytes(r.size), uint64(r.base)))
+			return sys.CallError(op, driver.CallMemAddressFree, res, fmt.Sprintf("%s at %#x", errs.Bytes(r.size), uint64(r.base)))
 		}
 	}
 	r.Untrack()

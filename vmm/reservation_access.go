@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // SetAccess changes who may touch a part of the range that consists of whole
@@ -15,13 +16,13 @@ import (
 func (r *Reservation) SetAccess(off, size int, access ...Access) error {
 	const op = "vmm.Reservation.SetAccess"
 	if off < 0 || size <= 0 {
-		return core.Error(core.Failure{Op: op, Kind: core.OutOfRange, Asked: fmt.Sprintf("offset %d, %s", off, core.Count(size, "byte")),
+		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("offset %d, %s", off, errs.Count(size, "byte")),
 			Hint: "name a part of the range"})
 	}
-	if !r.r.closer.Hold() {
-		return core.ClosedError(op, "reservation")
+	if !r.r.closer.Acquire() {
+		return errs.ClosedError(op, "reservation")
 	}
-	defer r.r.closer.Drop()
+	defer r.r.closer.Release()
 	return r.r.setAccess(op, uint64(off), uint64(size), access)
 }
 
@@ -79,8 +80,8 @@ func (r *reservation) applyAccess(op string, off, size uint64, changes accessLis
 	sys := r.System()
 	for _, m := range run {
 		if res := m.phys.Lost(); res != driver.Success {
-			return core.Error(core.Failure{Op: op, Call: driver.CallMemSetAccess, Result: res,
-				Asked: fmt.Sprintf("%s at %#x", core.Bytes(m.phys.Size), uint64(m.ptr()))})
+			return errs.New(errs.Failure{Op: op, Call: driver.CallMemSetAccess, Result: res,
+				Asked: fmt.Sprintf("%s at %#x", errs.Bytes(m.phys.Size), uint64(m.ptr()))})
 		}
 		if home := m.phys.Asked.Location; home.Type != driver.LocationDevice && changes.names(home) &&
 			changes.mode(home) < m.access.mode(home) && r.views.over(m.off, m.off+m.phys.Size) != nil {
@@ -88,8 +89,8 @@ func (r *reservation) applyAccess(op string, off, size uint64, changes accessLis
 		}
 	}
 	if res := sys.Drv.MemSetAccess(r.base+driver.Ptr(off), size, changes); res != driver.Success {
-		err := sys.Fail(op, driver.CallMemSetAccess, res,
-			fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(r.base)+off), concerned(run, changes)...)
+		err := sys.CallError(op, driver.CallMemSetAccess, res,
+			fmt.Sprintf("%s at %#x", errs.Bytes(size), uint64(r.base)+off), concerned(run, changes)...)
 		if res.Lost() {
 			return err // closing drops what lies there
 		}
@@ -123,13 +124,13 @@ func (r *reservation) undoAccessLocked(run []*mapping, changes accessList, cause
 		}
 		m.access = m.access.upper(changes)
 		m.unsure = append(m.unsure.except(changes, len(changes)), changes...)
-		unsure, last = unsure+m.phys.Size, sys.Note(res, concerned([]*mapping{m}, changes)...)
+		unsure, last = unsure+m.phys.Size, sys.Observe(res, concerned([]*mapping{m}, changes)...)
 	}
 	if unsure == 0 || last.Lost() {
 		return cause
 	}
-	return fmt.Errorf("%w (and undoing it failed: %v answered %v, so who may touch %s of it is not known until a change of access succeeds)",
-		cause, driver.CallMemSetAccess, last, core.Bytes(unsure))
+	return fmt.Errorf("%w (and undoing it failed: %v returned %v, so who may touch %s of it is not known until a change of access succeeds)",
+		cause, driver.CallMemSetAccess, last, errs.Bytes(unsure))
 }
 
 // unsure reports whether the access of anything in the range is not known.
@@ -167,8 +168,8 @@ func (r *reservation) runLocked(op string, off, size uint64) ([]*mapping, error)
 		to++
 	}
 	if to == from || end != off+size || r.maps[from].off != off {
-		return nil, core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
-			Asked: fmt.Sprintf("%s at offset %s, which is no run of whole mappings", core.Bytes(size), core.Bytes(off)),
+		return nil, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange,
+			Asked: fmt.Sprintf("%s at offset %s, which is no run of whole mappings", errs.Bytes(size), errs.Bytes(off)),
 			Hint:  "a mapping changes access as a whole, and gaps have none"})
 	}
 	return r.maps[from:to], nil

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Clip gives back the memory behind the bytes in use: whole chunks, so at most
@@ -75,10 +76,10 @@ func (b *buffer) enterClip(op string) (keep int, err error) {
 func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 	const op = "vmm.Buffer.ClipAfter"
 	in := b.b
-	if !in.closer.Hold() {
-		return core.ClosedError(op, "buffer")
+	if !in.closer.Acquire() {
+		return errs.ClosedError(op, "buffer")
 	}
-	defer in.closer.Drop()
+	defer in.closer.Release()
 	if err := in.frozen(op); err != nil {
 		return err
 	}
@@ -100,7 +101,7 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 		return err
 	}
 	if keep == len(in.chunks) {
-		f.Drop()
+		f.Release()
 		return nil
 	}
 	in.copies.mind(f)
@@ -126,7 +127,7 @@ func (b *buffer) clipSoon(op string, fence func() (*core.Fence, error)) error {
 		defer b.copies.unwatch()
 		keep := b.full()
 		if keep == len(b.chunks) || b.mayClip(op, b.chunks[keep].off) != nil {
-			f.Drop() // nothing to clip any more, or it is held by now
+			f.Release() // nothing to clip any more, or it is held by now
 			return
 		}
 		b.copies.mind(f)

@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Slice is a part of a buffer or an array, as elements of type T. It is a
@@ -31,11 +32,11 @@ func (b *Buffer) Slice(from, to int) (Slice[byte], error) {
 // slice checks a part of a buffer, by element.
 func slice[T any](op string, b *buffer, from, to int) (Slice[T], error) {
 	if b.closer.Closed() {
-		return Slice[T]{}, core.ClosedError(op, "buffer")
+		return Slice[T]{}, errs.ClosedError(op, "buffer")
 	}
 	size := int(sizeOf[T]())
 	used := int(b.used.Load()) / size
-	if err := core.CheckSlice(op, from, to, used, "stay inside what is in use; Append, AppendUndefined or Resize make it longer"); err != nil {
+	if err := errs.CheckSlice(op, from, to, used, "stay inside what is in use; Append, AppendUndefined or Resize make it longer"); err != nil {
 		return Slice[T]{}, err
 	}
 	return Slice[T]{b, uint64(from) * uint64(size), to - from}, nil
@@ -71,7 +72,7 @@ func (s Slice[T]) Ptr() cuda.Ptr {
 
 // Slice returns the part from element from up to, not including, element to.
 func (s Slice[T]) Slice(from, to int) (Slice[T], error) {
-	if err := core.CheckSlice("vmm.Slice.Slice", from, to, s.len, "stay inside the slice"); err != nil {
+	if err := errs.CheckSlice("vmm.Slice.Slice", from, to, s.len, "stay inside the slice"); err != nil {
 		return Slice[T]{}, err
 	}
 	return Slice[T]{s.buf, s.off + uint64(from)*uint64(sizeOf[T]()), to - from}, nil
@@ -82,7 +83,7 @@ func (s Slice[T]) Slice(from, to int) (Slice[T], error) {
 func (s Slice[T]) CopyFrom(on *cuda.Stream, src []T) error {
 	const op = "vmm.Slice.CopyFrom"
 	return s.staged(op, on, driver.AccessReadWrite, len(src), func(st *cuda.Stream, pieces core.Guard) error {
-		err := core.Upload(st, driver.Ptr(s.Ptr()), asBytes(src), pieces)
+		err := core.StagingOf(st).UploadPieces(driver.Ptr(s.Ptr()), asBytes(src), pieces)
 		if on == nil { // also for what was let through before the rest was refused
 			if waited := st.Synchronize(); err == nil {
 				err = waited
@@ -97,7 +98,7 @@ func (s Slice[T]) CopyFrom(on *cuda.Stream, src []T) error {
 func (s Slice[T]) CopyTo(on *cuda.Stream, dst []T) error {
 	const op = "vmm.Slice.CopyTo"
 	return s.staged(op, on, driver.AccessRead, len(dst), func(st *cuda.Stream, pieces core.Guard) error {
-		return core.Download(st, asBytes(dst), driver.Ptr(s.Ptr()), pieces)
+		return core.StagingOf(st).DownloadPieces(asBytes(dst), driver.Ptr(s.Ptr()), pieces)
 	})
 }
 
@@ -125,16 +126,16 @@ func (s Slice[T]) CopyFromSlice(on *cuda.Stream, src Slice[T]) error {
 		return errZeroSlice(op)
 	}
 	if src.buf.dev.System() != s.buf.dev.System() {
-		return core.ForeignError(op, "slice")
+		return errs.ForeignError(op, "slice")
 	}
-	if !s.buf.closer.Hold() {
-		return core.ClosedError(op, "buffer")
+	if !s.buf.closer.Acquire() {
+		return errs.ClosedError(op, "buffer")
 	}
-	defer s.buf.closer.Drop() // no loop over the two: its defers would be allocated
-	if !src.buf.closer.Hold() {
-		return core.ClosedError(op, "buffer")
+	defer s.buf.closer.Release() // no loop over the two: its defers would be allocated
+	if !src.buf.closer.Acquire() {
+		return errs.ClosedError(op, "buffer")
 	}
-	defer src.buf.closer.Drop()
+	defer src.buf.closer.Release()
 	st, err := s.buf.stream(op, on)
 	if err != nil {
 		return err
@@ -180,7 +181,7 @@ func within(op string, err error) error {
 }
 
 func errZeroSlice(op string) error {
-	return core.Invalid(op, "a zero Slice", "take it from Buffer.Slice or Array.Slice")
+	return errs.Invalid(op, "a zero Slice", "take it from Buffer.Slice or Array.Slice")
 }
 
 // wrap is within for what may have gone well.
@@ -206,10 +207,10 @@ func (s Slice[T]) with(op string, on *cuda.Stream, need driver.AccessFlags, n in
 	if s.buf == nil {
 		return errZeroSlice(op)
 	}
-	if !s.buf.closer.Hold() {
-		return core.ClosedError(op, "buffer")
+	if !s.buf.closer.Acquire() {
+		return errs.ClosedError(op, "buffer")
 	}
-	defer s.buf.closer.Drop()
+	defer s.buf.closer.Release()
 	st, err := s.buf.stream(op, on)
 	if err != nil {
 		return err
@@ -241,10 +242,10 @@ func (s Slice[T]) staged(op string, on *cuda.Stream, need driver.AccessFlags, n 
 	if s.buf == nil {
 		return errZeroSlice(op)
 	}
-	if !s.buf.closer.Hold() {
-		return core.ClosedError(op, "buffer")
+	if !s.buf.closer.Acquire() {
+		return errs.ClosedError(op, "buffer")
 	}
-	defer s.buf.closer.Drop()
+	defer s.buf.closer.Release()
 	st, err := s.buf.stream(op, on)
 	if err != nil {
 		return err
@@ -293,8 +294,8 @@ func (s Slice[T]) sameSize(op string, n int) error {
 	if n == s.Size() {
 		return nil
 	}
-	return core.Error(core.Failure{Op: op, Kind: core.OutOfRange,
-		Asked: fmt.Sprintf("%s for a slice of %d", core.Count(n, "byte"), s.Size()), Hint: "both sides must be equally long"})
+	return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange,
+		Asked: fmt.Sprintf("%s for a slice of %d", errs.Count(n, "byte"), s.Size()), Hint: "both sides must be equally long"})
 }
 
 // rlockBoth locks two buffers for reading, in the order in which they were made,
@@ -323,13 +324,13 @@ func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) (at
 		return 0, errZeroSlice(op)
 	}
 	if src.buf.dev.System() != b.dev.System() {
-		return 0, core.ForeignError(op, "slice")
+		return 0, errs.ForeignError(op, "slice")
 	}
 	// Held until the copy has been waited for, if it is to be.
-	if !src.buf.closer.Hold() {
-		return 0, core.ClosedError(op, "buffer")
+	if !src.buf.closer.Acquire() {
+		return 0, errs.ClosedError(op, "buffer")
 	}
-	defer src.buf.closer.Drop()
+	defer src.buf.closer.Release()
 	may := func(st *cuda.Stream, then func() error) error {
 		src.buf.mu.RLock()
 		defer src.buf.mu.RUnlock()

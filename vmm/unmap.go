@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -48,13 +49,13 @@ func (r *reservation) giveBackLocked(op string, maps []*mapping) (err error) {
 		}
 		switch {
 		case res.Lost():
-			sys.Note(res, concerned(maps, nil)...)
+			sys.Observe(res, concerned(maps, nil)...)
 			r.dropped = res
 		case res != driver.Success:
 			for _, m := range maps {
 				m.tried = true
 			}
-			return sys.Fail(op, driver.CallMemUnmap, res, fmt.Sprintf("%s at %#x", core.Bytes(size), uint64(first.ptr())))
+			return sys.CallError(op, driver.CallMemUnmap, res, fmt.Sprintf("%s at %#x", errs.Bytes(size), uint64(first.ptr())))
 		}
 		for _, m := range maps {
 			m.unmapped = true
@@ -73,7 +74,7 @@ func (r *reservation) giveBackLocked(op string, maps []*mapping) (err error) {
 		}
 		if err == nil && !m.released {
 			if res := m.phys.Release(); res != driver.Success {
-				err = sys.Fail(op, driver.CallMemRelease, res, core.Bytes(m.phys.Size), m.phys.Devices()...)
+				err = sys.CallError(op, driver.CallMemRelease, res, errs.Bytes(m.phys.Size), m.phys.Devices()...)
 			} else {
 				m.released = true
 			}
@@ -106,7 +107,7 @@ func (r *reservation) undoRunLocked(maps []*mapping, cause error) error {
 		if res == driver.Success {
 			return cause
 		}
-		sys.Note(res, concerned(maps, nil)...)
+		sys.Observe(res, concerned(maps, nil)...)
 	}
 	if res.Lost() {
 		r.dropped = res
@@ -119,8 +120,8 @@ func (r *reservation) undoRunLocked(maps []*mapping, cause error) error {
 		sys.Track(&m.Object, core.KindMapping, m.phys.Size)
 	}
 	r.keepLocked(maps)
-	return fmt.Errorf("%w (and undoing it failed: %v answered %v, so %s at %#x are out of use)",
-		cause, driver.CallMemUnmap, res, core.Bytes(size), uint64(first.ptr()))
+	return fmt.Errorf("%w (and undoing it failed: %v returned %v, so %s at %#x are out of use)",
+		cause, driver.CallMemUnmap, res, errs.Bytes(size), uint64(first.ptr()))
 }
 
 // keepLocked remembers mappings as left.
@@ -141,8 +142,8 @@ func (r *reservation) release(cause error, handles ...*phys.Handle) error {
 			r.mu.Lock()
 			r.keepLocked([]*mapping{{res: r, phys: h, tried: true, unmapped: true}})
 			r.mu.Unlock()
-			cause = fmt.Errorf("%w (and undoing it failed: %v answered %v, so %s stay taken)",
-				cause, driver.CallMemRelease, res, core.Bytes(h.Size))
+			cause = fmt.Errorf("%w (and undoing it failed: %v returned %v, so %s stay taken)",
+				cause, driver.CallMemRelease, res, errs.Bytes(h.Size))
 		}
 	}
 	return cause

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // views are the functions of users that look at memory of a range (Host). Its
@@ -104,7 +105,7 @@ func (vs *views) notInside(op string, off, end uint64) error {
 }
 
 func (v *view) inUse(op string) error {
-	return core.Error(core.Failure{Op: op, Kind: core.InUse,
-		Asked: fmt.Sprintf("a function looks at %s of the memory (Host)", core.Bytes(v.end-v.off)),
+	return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
+		Asked: fmt.Sprintf("a function looks at %s of the memory (Host)", errs.Bytes(v.end-v.off)),
 		Hint:  "let the function return first, or use the form with streams, which never blocks"})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/environ"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // DriverEnv names the environment variable that chooses the driver where the
@@ -68,7 +69,7 @@ func Open(o Options) (*cuda.System, error) {
 			}
 		}
 	default:
-		return nil, core.Invalid("auto.Open", fmt.Sprintf("driver %q from %s", choice, from),
+		return nil, errs.Invalid("auto.Open", fmt.Sprintf("driver %q from %s", choice, from),
 			`use "auto", "real" or "sim"`)
 	}
 	if err != nil {
@@ -118,7 +119,7 @@ func refusal(err error) error {
 	}
 	for _, n := range nodes {
 		if _, stat := os.Stat(n); !errors.Is(stat, os.ErrNotExist) {
-			return core.Error(core.Failure{Op: "auto.Open", Kind: core.NoDriver, Err: err,
+			return errs.New(errs.Failure{Op: "auto.Open", Kind: errs.NoDriver, Err: err,
 				Asked: n + " is there, but no driver library to use the GPU with, so the software driver was not taken in its place",
 				Hint: "give the container the driver's libcuda.so.1 (NVIDIA_DRIVER_CAPABILITIES=compute with the NVIDIA container runtime), or ask for the software driver: " +
 					DriverEnv + "=" + string(Software)})

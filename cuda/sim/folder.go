@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"reflect"
 
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/ledger"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
@@ -63,7 +63,7 @@ func differ(here, there hardware) error {
 	const remedy = "give all processes the same options, or take another folder"
 	switch {
 	case len(here.Devices) != len(there.Devices):
-		return fmt.Errorf("it has %s, these options say %d; %s", core.Count(len(there.Devices), "device"), len(here.Devices), remedy)
+		return fmt.Errorf("it has %s, these options say %d; %s", errs.Count(len(there.Devices), "device"), len(here.Devices), remedy)
 	case here.HostMemory != there.HostMemory:
 		return fmt.Errorf("it has HostMemory %d, these options say %d; %s", there.HostMemory, here.HostMemory, remedy)
 	}

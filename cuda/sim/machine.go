@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/ledger"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
@@ -148,7 +148,7 @@ func (m *Machine) Close() error {
 		return nil
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "sim: machine %s was closed with %s; close each first:", m.name, core.Count(len(leaks), "leaked object"))
+	fmt.Fprintf(&b, "sim: machine %s was closed with %s; close each first:", m.name, errs.Count(len(leaks), "leaked object"))
 	for _, l := range leaks {
 		fmt.Fprintf(&b, "\n%v", l)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // What can go wrong in a group; test for them with errors.Is. Besides: a rank
@@ -40,31 +41,22 @@ type Error struct {
 
 // Error returns everything that is known, on one line.
 func (e *Error) Error() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "rendezvous: step %d", e.Step.Number)
+	step := fmt.Sprintf("rendezvous: step %d", e.Step.Number)
 	if e.Step.Name != "" {
-		fmt.Fprintf(&b, " %q", e.Step.Name)
+		step += fmt.Sprintf(" %q", e.Step.Name)
 	}
-	fmt.Fprintf(&b, ": %v", e.kind)
+	asked := e.Reason // which has what the cause says
 	if len(e.Ranks) > 0 {
-		b.WriteString(": " + ranks(e.Ranks))
+		asked = ranks(e.Ranks)
+		if e.Reason != "" {
+			asked += ": " + e.Reason
+		}
 	}
-	if e.Reason != "" {
-		b.WriteString(": " + e.Reason)
-	}
-	if e.Hint != "" {
-		b.WriteString("; " + e.Hint)
-	}
-	return b.String()
+	return errs.Line(step, e.kind, asked, nil, e.Hint)
 }
 
 // Unwrap returns the sentinel and the cause.
-func (e *Error) Unwrap() []error {
-	if e.cause == nil {
-		return []error{e.kind}
-	}
-	return []error{e.kind, e.cause}
-}
+func (e *Error) Unwrap() []error { return errs.Unwrap(e.kind, e.cause) }
 
 func errNoGroup(name string) *Error {
 	return &Error{Step: Step{Name: name}, kind: cuda.ErrInvalidArgument, Reason: "a nil group", Hint: "make one with InProcess, Host or Join"}

@@ -114,7 +114,7 @@ func (it *reclaim) mark() Mark { return it.fence.marks[len(it.fence.marks)-1] }
 
 // dropMark gives the event of a mark back that has passed.
 func (it *reclaim) dropMark() {
-	it.mark().Drop()
+	it.mark().Release()
 	it.fence.marks = it.fence.marks[:len(it.fence.marks)-1]
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // shownLive is how many live objects an error names.
@@ -38,13 +39,13 @@ func (s *System) InUse() error {
 			asked += fmt.Sprintf(" and %d more", n-len(live))
 		}
 		if n := s.PendingReclaims(); n > 0 {
-			asked += " (" + waiting(n) + ")"
+			asked += " (" + s.Waiting() + ")"
 		}
-		return Error(Failure{Op: "cuda.System.Close", Kind: InUse, Asked: asked,
+		return errs.New(errs.Failure{Op: "cuda.System.Close", Kind: errs.InUse, Asked: asked,
 			Hint: "close them first, and call Drain for those that were closed with CloseAfter"})
 	}
 	if n := s.PendingReclaims(); n > 0 {
-		return Error(Failure{Op: "cuda.System.Close", Kind: InUse, Asked: waiting(n),
+		return errs.New(errs.Failure{Op: "cuda.System.Close", Kind: errs.InUse, Asked: s.Waiting(),
 			Hint: "call Drain first"})
 	}
 	return nil
@@ -57,15 +58,15 @@ func (s *System) Close() error {
 	contexts := s.knownContexts()
 	s.setContexts(nil)
 	s.mu.Unlock()
-	var errs []error
+	var failed []error
 	for _, c := range contexts {
 		// A driver that is shutting down has released the context itself.
 		if r := c.close(); r != driver.Success && r != driver.Deinitialized {
-			errs = append(errs, c.Fail("cuda.System.Close", driver.CallDevicePrimaryCtxRelease, r, ""))
+			failed = append(failed, c.CallError("cuda.System.Close", driver.CallDevicePrimaryCtxRelease, r, ""))
 		}
 	}
 	if s.Config.Close != nil {
-		errs = append(errs, s.Config.Close())
+		failed = append(failed, s.Config.Close())
 	}
-	return errors.Join(errs...)
+	return errors.Join(failed...)
 }

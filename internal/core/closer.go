@@ -3,6 +3,8 @@ package core
 import (
 	"errors"
 	"sync"
+
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Closer is the closing of an owner: once, from any goroutine, and again where
@@ -54,7 +56,7 @@ func (c *Closer) CloseAfter(s *System, fence func() (*Fence, error), teardown fu
 	}
 	c.Life.Close()
 	if c.RanSince(before) {
-		f.MindAll() // of an operation's work nobody knows on which side of the fence it lies
+		f.AddAllStreams() // of an operation's work nobody knows on which side of the fence it lies
 	}
 	c.gone = true
 	s.Reclaim(f, &c.Life, func() error {
@@ -71,18 +73,6 @@ func (c *Closer) CloseAfter(s *System, fence func() (*Fence, error), teardown fu
 	return nil
 }
 
-// ClosedError is the refusal of an operation on a closed object.
-func ClosedError(op, what string) error {
-	return Error(Failure{Op: op, Kind: Closed, Asked: "the " + what + " is closed",
-		Hint: "use it before its Close or CloseAfter"})
-}
-
-// ForeignError is the refusal of an object of another System.
-func ForeignError(op, what string) error {
-	return Error(Failure{Op: op, Kind: Foreign, Asked: "the " + what + " belongs to another System",
-		Hint: "use objects that were made from the same System"})
-}
-
 // FenceOf marks the streams of public stream objects. No streams is an error:
 // naming none is not the same as nothing running.
 func FenceOf[S interface {
@@ -91,12 +81,12 @@ func FenceOf[S interface {
 }](s *System, op string, streams []S) (*Fence, error) {
 	var none S
 	if len(streams) == 0 {
-		return nil, Invalid(op, "no streams", "name the streams whose work uses the memory, or use the form without streams (Close, Clip, SetAccess), which waits for all of it")
+		return nil, errs.Invalid(op, "no streams", "name the streams whose work uses the memory, or use the form without streams (Close, Clip, SetAccess), which waits for all of it")
 	}
 	in := make([]*Stream, len(streams))
 	for i, st := range streams {
 		if st == none {
-			return nil, Invalid(op, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
+			return nil, errs.Invalid(op, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
 		}
 		in[i] = st.stream()
 	}

@@ -59,7 +59,7 @@ func TestCloserGoesOnWhereTheTeardownFailed(t *testing.T) {
 
 func TestCloserWaitsForOperations(t *testing.T) {
 	var c core.Closer
-	require.True(t, c.Hold())
+	require.True(t, c.Acquire())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -75,7 +75,7 @@ func TestCloserWaitsForOperations(t *testing.T) {
 		t.Fatal("it did not wait")
 	case <-time.After(5 * time.Millisecond):
 	}
-	c.Drop()
+	c.Release()
 	<-done
 }
 
@@ -89,12 +89,12 @@ func TestCloseAfterWaitsForTheFenceAndForOperations(t *testing.T) {
 
 	m.Hold(uintptr(st.Handle))
 	work(t, st)
-	require.True(t, c.Hold())
+	require.True(t, c.Acquire())
 	fence := func() (*core.Fence, error) { return s.NewFence("x", []*core.Stream{st}) }
 	require.NoError(t, c.CloseAfter(s, fence, func() error { close(torn); return nil }))
 	require.NoError(t, c.CloseAfter(s, failing, nil), "again does nothing")
 	require.NoError(t, c.Close(func() error { return errTest }), "nor does this")
-	require.False(t, c.Hold())
+	require.False(t, c.Acquire())
 	require.Equal(t, 1, s.PendingReclaims())
 
 	still := func() {
@@ -111,7 +111,7 @@ func TestCloseAfterWaitsForTheFenceAndForOperations(t *testing.T) {
 	still()
 	m.Release(uintptr(st.Handle))
 	still() // an operation still runs
-	c.Drop()
+	c.Release()
 	require.NoError(t, s.Drain(t.Context()))
 	<-torn
 	require.Zero(t, s.PendingReclaims())

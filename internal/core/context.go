@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // sentinelBytes is the size of the block whose free waits for a context's
@@ -31,7 +32,7 @@ type Context struct {
 	// users is how often the context was made known, guarded by System.mu. One
 	// that nobody uses any more is forgotten, unless it is a primary one.
 	users int
-	lost  atomic.Int32 // the result that lost it; see Note
+	lost  atomic.Int32 // the result that lost it; see Observe
 	// life is held over every driver call that names the context, or an event of
 	// it, for a caller that holds none of its streams. Once it is closed the
 	// streams were waited for, and the owner may have destroyed the context.
@@ -88,14 +89,14 @@ func (s *System) knowContext(h driver.Context, d driver.Device, primary bool) (c
 	return c, true
 }
 
-// Fail makes the error of a driver call that failed and named the context.
-func (c *Context) Fail(op string, call driver.Call, r driver.Result, asked string) error {
-	c.Note(r)
-	f := Failure{Op: op, Call: call, Result: r, Asked: asked}
+// CallError makes the error of a driver call that failed and named the context.
+func (c *Context) CallError(op string, call driver.Call, r driver.Result, asked string) error {
+	c.Observe(r)
+	f := errs.Failure{Op: op, Call: call, Result: r, Asked: asked}
 	if r.Lost() {
 		f.Err = c.culprit()
 	}
-	return Error(f)
+	return errs.New(f)
 }
 
 // System is the context's system.
@@ -144,14 +145,14 @@ func (s *System) meet(op string, devices []driver.Device) error {
 		}
 		_, active, r := s.Drv.DevicePrimaryCtxGetState(d)
 		if r != driver.Success {
-			return s.Fail(op, driver.CallDevicePrimaryCtxGetState, r, fmt.Sprintf("device %d", d), d)
+			return s.CallError(op, driver.CallDevicePrimaryCtxGetState, r, fmt.Sprintf("device %d", d), d)
 		}
 		if !active {
 			continue
 		}
 		h, r := s.Drv.DevicePrimaryCtxRetain(d)
 		if r != driver.Success {
-			return s.Fail(op, driver.CallDevicePrimaryCtxRetain, r, fmt.Sprintf("retain the primary context of device %d", d), d)
+			return s.CallError(op, driver.CallDevicePrimaryCtxRetain, r, fmt.Sprintf("retain the primary context of device %d", d), d)
 		}
 		s.AddContext(h, d, true)
 	}
@@ -216,10 +217,10 @@ func (c *Context) waitWork(op string) error {
 	if s.Config.NamedStreamsOnly && waited || c.Lost() != driver.Success {
 		return nil
 	}
-	if !c.life.Hold() {
+	if !c.life.Acquire() {
 		return nil // its streams were waited for
 	}
-	defer c.life.Drop()
+	defer c.life.Release()
 	c.blockMu.Lock()
 	defer c.blockMu.Unlock()
 	if c.block == 0 {
@@ -235,18 +236,18 @@ func (c *Context) waitWork(op string) error {
 				return nil
 			}
 		}
-		if c.Note(r).Lost() {
+		if c.Observe(r).Lost() {
 			return nil
 		}
 		if r != driver.Success {
-			return Error(Failure{Op: op, Call: driver.CallMemAlloc, Result: r,
+			return errs.New(errs.Failure{Op: op, Call: driver.CallMemAlloc, Result: r,
 				Asked: "a 256-byte block to wait for the context's work by",
 				Hint:  "name the streams with CloseAfter, or free device memory"})
 		}
 		c.block = b
 	}
-	if r := c.Note(s.Drv.MemFree(c.Handle, c.block)); r != driver.Success && !r.Lost() {
-		return c.Fail(op, driver.CallMemFree, r, "wait for the context's work")
+	if r := c.Observe(s.Drv.MemFree(c.Handle, c.block)); r != driver.Success && !r.Lost() {
+		return c.CallError(op, driver.CallMemFree, r, "wait for the context's work")
 	}
 	c.block, _ = s.Drv.MemAlloc(c.Handle, sentinelBytes)
 	return nil
@@ -300,11 +301,11 @@ func (c *Context) recycle(e driver.Event) {
 
 // destroy ends an event. What the driver does not destroy close tries again.
 func (c *Context) destroy(e driver.Event) {
-	if !c.life.Hold() {
+	if !c.life.Acquire() {
 		return // close has
 	}
-	defer c.life.Drop()
-	if c.Lost() != driver.Success || c.Note(c.sys.Drv.EventDestroy(c.Handle, e)) != driver.Success {
+	defer c.life.Release()
+	if c.Lost() != driver.Success || c.Observe(c.sys.Drv.EventDestroy(c.Handle, e)) != driver.Success {
 		return
 	}
 	c.mu.Lock()

@@ -13,7 +13,7 @@ type facts struct {
 	mu            sync.RWMutex
 	attributes    map[attributeKey]int32
 	granularities map[granularityKey]uint64
-	decided       map[Wish]decision
+	decided       map[PropertiesKey]decision
 	recalled      map[any]recalled
 }
 
@@ -22,9 +22,9 @@ type recalled struct {
 	when time.Time
 }
 
-// Recall answers what was found under a key within the last while, or else finds
+// Cached returns what was found under a key within the last while, or else finds
 // it. Two that find at the same time both do.
-func (s *System) Recall(key any, within time.Duration, find func() any) any {
+func (s *System) Cached(key any, within time.Duration, find func() any) any {
 	s.facts.mu.RLock()
 	r, ok := s.facts.recalled[key]
 	s.facts.mu.RUnlock()
@@ -41,9 +41,9 @@ func (s *System) Recall(key any, within time.Duration, find func() any) any {
 	return what
 }
 
-// Wish is what was asked for of memory, before defaults are decided. It is
+// PropertiesKey is what was asked for of memory, before defaults are decided. It is
 // vmm.Properties on a device, as a key.
-type Wish struct {
+type PropertiesKey struct {
 	Device       int
 	LocationType int32
 	LocationID   int
@@ -60,7 +60,7 @@ type decision struct {
 }
 
 // Decided answers what was decided for the same wish before.
-func (s *System) Decided(w Wish) (prop driver.AllocationProp, gran uint64, ok bool) {
+func (s *System) Decided(w PropertiesKey) (prop driver.AllocationProp, gran uint64, ok bool) {
 	s.facts.mu.RLock()
 	d, ok := s.facts.decided[w]
 	s.facts.mu.RUnlock()
@@ -68,11 +68,11 @@ func (s *System) Decided(w Wish) (prop driver.AllocationProp, gran uint64, ok bo
 }
 
 // Decide keeps what a wish comes to.
-func (s *System) Decide(w Wish, prop driver.AllocationProp, gran uint64) {
+func (s *System) Decide(w PropertiesKey, prop driver.AllocationProp, gran uint64) {
 	s.facts.mu.Lock()
 	defer s.facts.mu.Unlock()
 	if s.facts.decided == nil {
-		s.facts.decided = map[Wish]decision{}
+		s.facts.decided = map[PropertiesKey]decision{}
 	}
 	s.facts.decided[w] = decision{prop, gran}
 }
@@ -99,7 +99,7 @@ func (s *System) Attribute(d driver.Device, a driver.DeviceAttribute) int32 {
 	}
 	v, r := s.Drv.DeviceGetAttribute(a, d)
 	if r != driver.Success {
-		s.Note(r, d)
+		s.Observe(r, d)
 		return 0 // and asked again the next time
 	}
 	s.facts.mu.Lock()
@@ -123,7 +123,7 @@ func (s *System) Granularity(prop driver.AllocationProp, o driver.GranularityOpt
 	}
 	v, r := s.Drv.MemGetAllocationGranularity(prop, o)
 	if r != driver.Success {
-		return 0, s.Note(r, DevicesOf(prop.Location)...)
+		return 0, s.Observe(r, DevicesOf(prop.Location)...)
 	}
 	s.facts.mu.Lock()
 	defer s.facts.mu.Unlock()
@@ -139,7 +139,7 @@ func (s *System) Granularity(prop driver.AllocationProp, o driver.GranularityOpt
 func (s *System) UUID(d driver.Device) driver.UUID {
 	u, r := s.Drv.DeviceGetUUID(d)
 	if r != driver.Success {
-		s.Note(r, d)
+		s.Observe(r, d)
 	}
 	return u
 }

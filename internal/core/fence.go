@@ -22,14 +22,14 @@ type Fence struct {
 // waiting for must not wait for the fence then.
 func (f *Fence) HeldByCapture() bool { return f.held.Load() }
 
-// MindAll lets the fence pass only after the work that is on every known stream
+// AddAllStreams lets the fence pass only after the work that is on every known stream
 // too, as far as a Reclaim goes: for work of which it is not known where it is.
-func (f *Fence) MindAll() { f.all = true }
+func (f *Fence) AddAllStreams() { f.all = true }
 
-// Mind lets the fence pass only after the work that is on the streams now too, as
+// AddStreams lets the fence pass only after the work that is on the streams now too, as
 // far as a Reclaim goes: that marks them, so that the caller waits for no driver
 // call that somebody else is in.
-func (f *Fence) Mind(streams []*Stream) { f.later = append(f.later, streams...) }
+func (f *Fence) AddStreams(streams []*Stream) { f.later = append(f.later, streams...) }
 
 // Add lets the fence pass only after the mark has, and takes the mark over.
 func (f *Fence) Add(m Mark) { f.marks = append(f.marks, m) }
@@ -44,7 +44,7 @@ func (s *System) NewFence(op string, streams []*Stream) (*Fence, error) {
 			var m Mark
 			var capturing bool
 			m, capturing, err = st.Mark(op)
-			st.Drop()
+			st.Release()
 			if err == nil && capturing {
 				err = CapturingError(op, st)
 			}
@@ -56,7 +56,7 @@ func (s *System) NewFence(op string, streams []*Stream) (*Fence, error) {
 		if st.Ctx.sys == s && st.Ctx.Lost() != driver.Success {
 			continue // nothing runs there any more
 		}
-		f.Drop()
+		f.Release()
 		return nil, err
 	}
 	return f, nil
@@ -81,7 +81,7 @@ func (f *Fence) addEach(streams []*Stream) (rest []*Stream) {
 		if !st.Peek() {
 			return false
 		}
-		defer st.Drop()
+		defer st.Release()
 		m, capturing, err := st.Mark("reclaim")
 		if err != nil || capturing {
 			return st.Ctx.Lost() != driver.Success
@@ -97,17 +97,17 @@ func (f *Fence) Passed() bool {
 	f.marks = slices.DeleteFunc(f.marks, func(m Mark) bool {
 		passed := m.Passed()
 		if passed {
-			m.Drop()
+			m.Release()
 		}
 		return passed
 	})
 	return len(f.marks) == 0
 }
 
-// Drop gives the events back without waiting.
-func (f *Fence) Drop() {
+// Release gives the events back without waiting.
+func (f *Fence) Release() {
 	for _, m := range f.marks {
-		m.Drop()
+		m.Release()
 	}
 	f.marks = nil
 }

@@ -19,8 +19,8 @@ type Life struct {
 	idle  atomic.Pointer[chan struct{}]
 }
 
-// Hold starts an operation; false means that the object is closed.
-func (l *Life) Hold() bool {
+// Acquire starts an operation; false means that the object is closed.
+func (l *Life) Acquire() bool {
 	for {
 		s := l.state.Load()
 		if s&lifeClosed != 0 {
@@ -32,7 +32,7 @@ func (l *Life) Hold() bool {
 	}
 }
 
-// Peek is Hold for an operation that only looks at the object: once it has
+// Peek is Acquire for an operation that only looks at the object: once it has
 // ended, RanSince does not tell of it.
 func (l *Life) Peek() bool {
 	for {
@@ -46,8 +46,8 @@ func (l *Life) Peek() bool {
 	}
 }
 
-// Drop ends an operation that Hold or Peek started.
-func (l *Life) Drop() {
+// Release ends an operation that Acquire or Peek started.
+func (l *Life) Release() {
 	if idle(l.state.Add(^uint64(0))) {
 		close(*l.idle.Load())
 	}

@@ -12,27 +12,27 @@ import (
 
 func TestALifeEndsWhenItsOperationsHave(t *testing.T) {
 	var l core.Life
-	require.True(t, l.Hold())
-	require.True(t, l.Hold())
+	require.True(t, l.Acquire())
+	require.True(t, l.Acquire())
 	require.False(t, l.Closed())
 	require.False(t, l.Idle())
 	require.True(t, l.Close())
 	require.False(t, l.Close())
 	require.True(t, l.Closed())
-	require.False(t, l.Hold(), "no operation starts")
+	require.False(t, l.Acquire(), "no operation starts")
 	ended := make(chan struct{})
 	go func() {
 		l.Wait()
 		close(ended)
 	}()
-	l.Drop()
+	l.Release()
 	require.False(t, l.Idle())
 	select {
 	case <-ended:
 		t.Fatal("one operation still runs")
 	case <-time.After(5 * time.Millisecond):
 	}
-	l.Drop()
+	l.Release()
 	<-ended
 	require.True(t, l.Idle())
 	l.Wait()
@@ -55,10 +55,10 @@ func TestALifeUnderManyGoroutines(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 4 {
 			wg.Go(func() {
-				for l.Hold() {
+				for l.Acquire() {
 					running.Add(1)
 					running.Add(-1)
-					l.Drop()
+					l.Release()
 				}
 			})
 		}
@@ -84,10 +84,10 @@ func TestWhetherAnythingRanSince(t *testing.T) {
 	var l core.Life
 	quiet := l.Now()
 	require.False(t, l.RanSince(quiet))
-	require.True(t, l.Hold())
+	require.True(t, l.Acquire())
 	during := l.Now()
 	require.True(t, l.RanSince(quiet))
-	l.Drop()
+	l.Release()
 	require.True(t, l.RanSince(quiet), "it began and ended")
 	require.True(t, l.RanSince(during), "it ran then")
 	after := l.Now()

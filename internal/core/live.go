@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // ObjectKind says what an object is.
@@ -121,7 +123,7 @@ func (o *Object) name() string {
 	if o.size == 0 {
 		return o.kind.String()
 	}
-	return fmt.Sprintf("%s of %s", o.kind, Bytes(o.size))
+	return fmt.Sprintf("%s of %s", o.kind, errs.Bytes(o.size))
 }
 
 // String names the object by kind and size and, where its stack was kept, by

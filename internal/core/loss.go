@@ -22,13 +22,13 @@ type losses struct {
 	devices map[driver.Device]driver.Result
 }
 
-// Note looks at the answer of a call that named the context: one that means
+// Observe looks at the answer of a call that named the context: one that means
 // that the context is gone is remembered, so that nothing waits for it, and
 // closing drops state without asking the driver again.
-func (c *Context) Note(r driver.Result) driver.Result {
+func (c *Context) Observe(r driver.Result) driver.Result {
 	switch {
 	case r == driver.Deinitialized:
-		c.sys.Note(r)
+		c.sys.Observe(r)
 	case r.Lost():
 		c.lose(r)
 	}
@@ -82,12 +82,12 @@ func (l *losses) of(d driver.Device) driver.Result {
 	return l.devices[d]
 }
 
-// Note looks at the answer of a call that named no context, and concerned
+// Observe looks at the answer of a call that named no context, and concerned
 // memory or access of these devices; of none, where it is not known. If it
 // means that a context is gone, the contexts that could be meant are asked.
 // Where none admits it, all of them count as lost: to wait for nothing and keep
 // everything is safe, and to go on with a lost one is not.
-func (s *System) Note(r driver.Result, devices ...driver.Device) driver.Result {
+func (s *System) Observe(r driver.Result, devices ...driver.Device) driver.Result {
 	if !r.Lost() {
 		return r
 	}
@@ -101,7 +101,7 @@ func (s *System) Note(r driver.Result, devices ...driver.Device) driver.Result {
 			if c.Lost() == driver.Success {
 				// It harms no capture, and answers what has befallen the context.
 				_, _, answer := s.Drv.MemGetInfo(c.Handle)
-				c.Note(answer)
+				c.Observe(answer)
 			}
 			known = known || c.Lost() != driver.Success
 		}

@@ -32,24 +32,24 @@ func many(t *testing.T, n int) (*sim.Machine, *core.System, []*core.Context) {
 
 func TestALossIsTheContextsThatWasNamed(t *testing.T) {
 	_, s, c := many(t, 3)
-	require.Equal(t, driver.Unknown, c[1].Note(driver.Unknown))
+	require.Equal(t, driver.Unknown, c[1].Observe(driver.Unknown))
 	require.Zero(t, s.Losses())
-	require.Equal(t, driver.LaunchFailed, c[1].Note(driver.LaunchFailed))
-	require.Equal(t, driver.IllegalAddress, c[1].Note(driver.IllegalAddress), "the first stays")
+	require.Equal(t, driver.LaunchFailed, c[1].Observe(driver.LaunchFailed))
+	require.Equal(t, driver.IllegalAddress, c[1].Observe(driver.IllegalAddress), "the first stays")
 	require.Equal(t, driver.LaunchFailed, c[1].Lost())
 	require.Equal(t, driver.Success, c[0].Lost())
 	require.Equal(t, driver.LaunchFailed, s.DeviceLost(0, 1))
 	require.Equal(t, driver.Success, s.DeviceLost(0, 2))
 	require.Equal(t, driver.Success, s.DeviceLost(), "some device lives")
 	require.EqualValues(t, 1, s.Losses())
-	c[0].Note(driver.LaunchFailed)
-	c[2].Note(driver.LaunchFailed)
+	c[0].Observe(driver.LaunchFailed)
+	c[2].Observe(driver.LaunchFailed)
 	require.Equal(t, driver.LaunchFailed, s.DeviceLost(), "none does")
 }
 
 func TestADriverThatGoesTakesAllContextsAlong(t *testing.T) {
 	_, s, c := many(t, 2)
-	c[1].Note(driver.Deinitialized)
+	c[1].Observe(driver.Deinitialized)
 	require.Equal(t, driver.Deinitialized, s.DeviceLost(0))
 	require.Equal(t, driver.Deinitialized, s.DeviceLost(1))
 }
@@ -74,12 +74,12 @@ func TestALossWithoutAContextIsLookedFor(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			m, s, contexts := many(t, 3)
 			if c.already >= 0 {
-				contexts[c.already].Note(driver.LaunchFailed)
+				contexts[c.already].Observe(driver.LaunchFailed)
 			}
 			if c.admits >= 0 {
 				m.Inject(sim.Fault{Call: "cuMemGetInfo", After: c.admits, Result: cuda.Code(driver.LaunchFailed)})
 			}
-			require.Equal(t, driver.LaunchFailed, s.Note(driver.LaunchFailed, c.devices...))
+			require.Equal(t, driver.LaunchFailed, s.Observe(driver.LaunchFailed, c.devices...))
 			var lost []bool
 			for i := range contexts {
 				lost = append(lost, s.DeviceLost(driver.Device(i)) != driver.Success)

@@ -48,8 +48,8 @@ func systemOn(t *testing.T, m *sim.Machine, c core.Config) (*sim.Machine, *core.
 // work puts something on a stream that takes no memory, as an operation does.
 func work(t *testing.T, s *core.Stream) {
 	t.Helper()
-	require.True(t, s.Hold())
-	defer s.Drop()
+	require.True(t, s.Acquire())
+	defer s.Release()
 	unseenWork(t, s.Ctx.System().Drv, s.Ctx.Handle, s.Handle)
 }
 

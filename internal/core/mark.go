@@ -25,17 +25,17 @@ func (s *Stream) Mark(op string) (m Mark, capturing bool, err error) {
 	asked := func() string { return fmt.Sprintf("stream %#x", uintptr(s.Handle)) }
 	if capturing, r := s.Capturing(); capturing || r != driver.Success {
 		if r != driver.Success {
-			err = c.Fail(op, driver.CallStreamIsCapturing, r, asked())
+			err = c.CallError(op, driver.CallStreamIsCapturing, r, asked())
 		}
 		return Mark{}, capturing, err
 	}
 	e, r := c.event()
 	if r != driver.Success {
-		return Mark{}, false, c.Fail(op, driver.CallEventCreate, r, asked())
+		return Mark{}, false, c.CallError(op, driver.CallEventCreate, r, asked())
 	}
 	if r := c.sys.Drv.EventRecord(c.Handle, e, s.Handle); r != driver.Success {
 		c.destroy(e)
-		return Mark{}, false, c.Fail(op, driver.CallEventRecord, r, asked())
+		return Mark{}, false, c.CallError(op, driver.CallEventRecord, r, asked())
 	}
 	if capturing, _ := s.Capturing(); capturing {
 		c.destroy(e)
@@ -49,11 +49,11 @@ func (s *Stream) Mark(op string) (m Mark, capturing bool, err error) {
 // runs any more, and one that is gone was waited for.
 func (m Mark) hold() bool {
 	c := m.stream.Ctx
-	return c.Lost() == driver.Success && c.life.Hold()
+	return c.Lost() == driver.Success && c.life.Acquire()
 }
 
 // drop ends a hold.
-func (m Mark) drop() { m.stream.Ctx.life.Drop() }
+func (m Mark) drop() { m.stream.Ctx.life.Release() }
 
 // After makes later work of the stream wait for the mark, which stays its
 // owner's and may be dropped at once. The call itself does not wait. The stream
@@ -64,7 +64,7 @@ func (s *Stream) After(op string, m Mark) error {
 	}
 	defer m.drop()
 	if r := s.Ctx.sys.Drv.StreamWaitEvent(s.Ctx.Handle, s.Handle, m.event); r != driver.Success {
-		return s.Ctx.Fail(op, driver.CallStreamWaitEvent, r, fmt.Sprintf("stream %#x", uintptr(s.Handle)))
+		return s.Ctx.CallError(op, driver.CallStreamWaitEvent, r, fmt.Sprintf("stream %#x", uintptr(s.Handle)))
 	}
 	return nil
 }
@@ -76,7 +76,7 @@ func (m Mark) Passed() bool {
 	}
 	defer m.drop()
 	c := m.stream.Ctx
-	switch r := c.Note(c.sys.Drv.EventQuery(c.Handle, m.event)); {
+	switch r := c.Observe(c.sys.Drv.EventQuery(c.Handle, m.event)); {
 	case r == driver.Success || r.Lost():
 		return true
 	case r == driver.NotReady:
@@ -95,22 +95,22 @@ func (m Mark) Wait(op string) error {
 		return nil
 	}
 	if r := m.Synchronize(); r != driver.Success && !r.Lost() {
-		return m.stream.Ctx.Fail(op, driver.CallEventSynchronize, r, "wait for a stream")
+		return m.stream.Ctx.CallError(op, driver.CallEventSynchronize, r, "wait for a stream")
 	}
 	return nil
 }
 
 // Synchronize is Wait with the driver's answer, a loss too.
 func (m Mark) Synchronize() driver.Result {
-	defer m.Drop()
+	defer m.Release()
 	c := m.stream.Ctx
-	if !c.life.Hold() {
+	if !c.life.Acquire() {
 		return driver.Success
 	}
-	defer c.life.Drop()
-	return c.Note(c.sys.Drv.EventSynchronize(c.Handle, m.event))
+	defer c.life.Release()
+	return c.Observe(c.sys.Drv.EventSynchronize(c.Handle, m.event))
 }
 
-// Drop gives the event back without waiting: it may be recorded anew while an
+// Release gives the event back without waiting: it may be recorded anew while an
 // earlier record is pending.
-func (m Mark) Drop() { m.stream.Ctx.recycle(m.event) }
+func (m Mark) Release() { m.stream.Ctx.recycle(m.event) }

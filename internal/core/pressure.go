@@ -127,9 +127,9 @@ func (s *System) Allocate(size uint64, try func() driver.Result) driver.Result {
 	}
 }
 
-// Relieve frees memory for a caller that bypasses Allocate: what was closed and has
+// FreeMemory frees memory for a caller that bypasses Allocate: what was closed and has
 // passed, and need bytes of those who keep memory.
-func (s *System) Relieve(need uint64) (freed uint64) {
+func (s *System) FreeMemory(need uint64) (freed uint64) {
 	s.settle()
 	freed, _ = s.trim(need)
 	return freed

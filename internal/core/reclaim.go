@@ -51,7 +51,7 @@ type reclaim struct {
 	fence *Fence
 	life  *Life
 	// late: there may be work behind the fence, as of operations that ran when
-	// the object was taken out of use (Fence.MindAll). Once they have ended
+	// the object was taken out of use (Fence.AddAllStreams). Once they have ended
 	// everything that is known is fenced again.
 	late bool
 	rest []*Stream // that are to be marked for it yet

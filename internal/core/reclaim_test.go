@@ -150,7 +150,7 @@ func TestLateWorkWaitsForACaptureOnce(t *testing.T) {
 	second := first.Ctx.AddStream(h, false, false)
 	endFirst := begin(t, first)
 	f := new(core.Fence)
-	f.MindAll()
+	f.AddAllStreams()
 	var did atomic.Bool
 	s.Reclaim(f, closedLife(), func() error { did.Store(true); return nil })
 	for range 20 {
@@ -178,7 +178,7 @@ func TestMindedStreamsAreMarkedByTheReclaimer(t *testing.T) {
 	endMinded, endOther := begin(t, minded), begin(t, other)
 	f := new(core.Fence)
 	m.ResetCounts()
-	f.Mind([]*core.Stream{minded})
+	f.AddStreams([]*core.Stream{minded})
 	require.Empty(t, m.Counts())
 	var did atomic.Bool
 	s.Reclaim(f, closedLife(), func() error { did.Store(true); return nil })

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Stream is the inner state of a cuda.Stream.
@@ -16,10 +17,10 @@ type Stream struct {
 	// Borrowed streams are not destroyed.
 	Borrowed bool
 	// Locals are what other packages keep for the stream.
-	Locals Locals
-	taking taking
-	gone   atomic.Bool
-	marks  atomic.Uint64 // how many were recorded
+	Locals  StreamLocals
+	capture captureState
+	gone    atomic.Bool
+	marks   atomic.Uint64 // how many were recorded
 	// touched: it is in its context's list of busy streams.
 	touched atomic.Bool
 }
@@ -56,33 +57,33 @@ func (s *Stream) Forget() {
 }
 
 // Use holds the stream for an operation of sys that may put work on it, or says
-// why it cannot be used. The caller calls Drop.
-func (s *Stream) Use(op string, sys *System) error { return s.use(op, sys, s.Hold) }
+// why it cannot be used. The caller calls Release.
+func (s *Stream) Use(op string, sys *System) error { return s.use(op, sys, s.Acquire) }
 
 // Look is Use for an operation that puts no work on the stream.
 func (s *Stream) Look(op string, sys *System) error { return s.use(op, sys, s.Peek) }
 
 func (s *Stream) use(op string, sys *System, hold func() bool) error {
 	if s.Ctx.sys != sys {
-		return ForeignError(op, "stream")
+		return errs.ForeignError(op, "stream")
 	}
 	if !hold() {
-		return ClosedError(op, "stream")
+		return errs.ClosedError(op, "stream")
 	}
 	return nil
 }
 
-// Hold holds the stream for an operation that may put work on it; Peek does for
+// Acquire holds the stream for an operation that may put work on it; Peek does for
 // one that does not.
-func (s *Stream) Hold() bool {
-	if !s.Life.Hold() {
+func (s *Stream) Acquire() bool {
+	if !s.Life.Acquire() {
 		return false
 	}
 	s.touch()
 	return true
 }
 
-// touch puts the stream on its context's list of busy ones. It follows the Hold:
+// touch puts the stream on its context's list of busy ones. It follows the Acquire:
 // Settled takes the stream from the list and then looks for operations, so one of
 // the two sees the other.
 func (s *Stream) touch() {
@@ -116,22 +117,22 @@ func (s *Stream) Settled(at Moment) {
 // waited for by events of the stream: where their work on a context is not waited
 // for as a whole.
 func (s *Stream) foreignWork() bool {
-	return s.Ctx.sys.Config.NamedStreamsOnly && (s.Borrowed || s.taking.exposed.Load())
+	return s.Ctx.sys.Config.NamedStreamsOnly && (s.Borrowed || s.capture.exposed.Load())
 }
 
 // Capturing asks the driver whether the stream captures a graph. The legacy
 // stream counts as capturing while a blocking stream does, since work on it
 // would end that capture.
 func (s *Stream) Capturing() (bool, driver.Result) {
-	last := s.taking.last.Load()
+	last := s.capture.last.Load()
 	status, r := s.Ctx.sys.Drv.StreamIsCapturing(s.Ctx.Handle, s.Handle)
 	if r == driver.CaptureImplicit {
 		return true, driver.Success
 	}
 	if r == driver.Success && status == driver.CaptureNone {
-		s.taking.over(last)
+		s.capture.over(last)
 	}
-	return status != driver.CaptureNone, s.Ctx.Note(r)
+	return status != driver.CaptureNone, s.Ctx.Observe(r)
 }
 
 // CapturingStream is a known stream that captures a graph, nil where none does.
@@ -142,7 +143,7 @@ func (s *System) CapturingStream() (*Stream, driver.Result) {
 				continue // closed streams do not capture
 			}
 			capturing, r := st.Capturing()
-			st.Drop()
+			st.Release()
 			if capturing || r != driver.Success {
 				return st, r
 			}
@@ -156,7 +157,7 @@ func (s *System) CapturingStream() (*Stream, driver.Result) {
 // (of a capture that is broken, and of the legacy stream while a blocking
 // stream captures).
 func (s *Stream) Capture() (status driver.CaptureStatus, id uint64, r driver.Result) {
-	last := s.taking.last.Load()
+	last := s.capture.last.Load()
 	status, id, r = s.Ctx.sys.Drv.StreamGetCaptureInfo(s.Ctx.Handle, s.Handle)
 	switch {
 	case r == driver.CaptureImplicit:
@@ -165,21 +166,21 @@ func (s *Stream) Capture() (status driver.CaptureStatus, id uint64, r driver.Res
 		id = 0
 	}
 	if r == driver.Success && status == driver.CaptureNone {
-		s.taking.over(last)
+		s.capture.over(last)
 	}
-	return status, id, s.Ctx.Note(r)
+	return status, id, s.Ctx.Observe(r)
 }
 
 // AllocNode puts an allocation into the capture that the stream takes part in.
 // The graph owns the memory.
 func (s *Stream) AllocNode(bytes uint64) (driver.Ptr, driver.Result) {
 	p, r := s.Ctx.sys.Drv.MemAllocAsync(s.Ctx.Handle, bytes, s.Handle)
-	return p, s.Ctx.Note(r)
+	return p, s.Ctx.Observe(r)
 }
 
 // FreeNode puts the free of such an allocation into the capture.
 func (s *Stream) FreeNode(p driver.Ptr) driver.Result {
-	return s.Ctx.Note(s.Ctx.sys.Drv.MemFreeAsync(s.Ctx.Handle, p, s.Handle))
+	return s.Ctx.Observe(s.Ctx.sys.Drv.MemFreeAsync(s.Ctx.Handle, p, s.Handle))
 }
 
 // IsLegacy reports whether it is the legacy default stream.
@@ -199,7 +200,7 @@ func (s *Stream) wait(op string) (waited bool, err error) {
 	if err == nil && !capturing {
 		err = m.Wait(op)
 	}
-	s.Drop()
+	s.Release()
 	if err != nil || capturing {
 		return false, err
 	}
@@ -209,6 +210,6 @@ func (s *Stream) wait(op string) (waited bool, err error) {
 
 // CapturingError is the refusal of an operation that a capture does not allow.
 func CapturingError(op string, s *Stream) error {
-	return Error(Failure{Op: op, Kind: Capturing, Asked: fmt.Sprintf("stream %#x captures a graph", uintptr(s.Handle)),
+	return errs.New(errs.Failure{Op: op, Kind: errs.Capturing, Asked: fmt.Sprintf("stream %#x captures a graph", uintptr(s.Handle)),
 		Hint: "end the capture first, or name a stream that does not capture"})
 }

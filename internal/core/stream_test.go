@@ -14,8 +14,8 @@ import (
 
 func begin(t *testing.T, s *core.Stream) (end func()) {
 	t.Helper()
-	require.True(t, s.Hold())
-	defer s.Drop()
+	require.True(t, s.Acquire())
+	defer s.Release()
 	d := s.Ctx.System().Drv
 	require.Equal(t, driver.Success, d.StreamBeginCapture(s.Ctx.Handle, s.Handle, driver.CaptureRelaxed))
 	return func() {
@@ -47,7 +47,7 @@ func TestFencesReuseTheirEvents(t *testing.T) {
 	for range 50 {
 		f, err := s.NewFence("x", []*core.Stream{st})
 		require.NoError(t, err)
-		f.Drop()
+		f.Release()
 	}
 	require.Equal(t, 1, m.Count("cuEventCreate"))
 }
@@ -168,8 +168,8 @@ func TestNothingIsWaitedForOnceTheDeviceIsLost(t *testing.T) {
 	work(t, st)
 	f, err := s.NewFence("x", []*core.Stream{st})
 	require.NoError(t, err)
-	require.Equal(t, driver.LaunchFailed, s.Note(driver.LaunchFailed))
-	require.Equal(t, driver.Unknown, s.Note(driver.Unknown))
+	require.Equal(t, driver.LaunchFailed, s.Observe(driver.LaunchFailed))
+	require.Equal(t, driver.Unknown, s.Observe(driver.Unknown))
 	require.Equal(t, driver.LaunchFailed, s.DeviceLost())
 	require.True(t, f.Passed())
 	require.NoError(t, s.WaitDevices("x", []driver.Device{0}))
@@ -190,7 +190,7 @@ func TestIdleStreamsAreNotAsked(t *testing.T) {
 	require.Equal(t, 1, wait()["cuEventSynchronize"])
 	require.Empty(t, wait(), "it was waited for")
 	require.NoError(t, st.Look("x", s))
-	st.Drop()
+	st.Release()
 	require.Empty(t, wait(), "a look puts nothing on it")
 	m.Hold(uintptr(st.Handle))
 	work(t, st)
@@ -211,10 +211,10 @@ func TestAWaitBesideAnOperationDoesNotSettleTheStream(t *testing.T) {
 	m, s, st := system(t, core.Config{NamedStreamsOnly: true})
 	work(t, st)
 	at := st.Now()
-	require.True(t, st.Hold())
+	require.True(t, st.Acquire())
 	require.NoError(t, s.WaitDevices("x", []driver.Device{0}))
 	unseenWork(t, s.Drv, st.Ctx.Handle, st.Handle)
-	st.Drop()
+	st.Release()
 	st.Settled(at)
 	m.ResetCounts()
 	require.NoError(t, s.WaitDevices("x", []driver.Device{0}))
@@ -292,7 +292,7 @@ func TestAnEventThatIsNotDestroyedIsNotLost(t *testing.T) {
 	f, err := s.NewFence("x", slices.Repeat([]*core.Stream{st}, 70)) // more than are kept idle
 	require.NoError(t, err)
 	m.Inject(sim.Fault{Call: "cuEventDestroy", Result: cuda.Code(driver.Unknown), Times: 1})
-	f.Drop()
+	f.Release()
 	require.Equal(t, 6, m.Count("cuEventDestroy"))
 }
 

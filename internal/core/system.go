@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Config is how a System was opened.
@@ -67,11 +68,11 @@ func NewSystem(d driver.Driver, version int32, c Config) *System {
 	return s
 }
 
-// Fail makes the error of a driver call that failed and named no context; see
+// CallError makes the error of a driver call that failed and named no context; see
 // Note for the devices.
-func (s *System) Fail(op string, c driver.Call, r driver.Result, asked string, devices ...driver.Device) error {
-	s.Note(r, devices...)
-	return Error(Failure{Op: op, Call: c, Result: r, Asked: asked})
+func (s *System) CallError(op string, c driver.Call, r driver.Result, asked string, devices ...driver.Device) error {
+	s.Observe(r, devices...)
+	return errs.New(errs.Failure{Op: op, Call: c, Result: r, Asked: asked})
 }
 
 // Shared counts memory that was exported and is released here: somebody else

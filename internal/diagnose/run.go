@@ -103,7 +103,7 @@ func look(sys *core.System, id driver.Device, late bool) Device {
 	if late {
 		age = recent
 	}
-	return sys.Recall(key{id}, age, func() any { return ask(sys, id) }).(Device)
+	return sys.Cached(key{id}, age, func() any { return ask(sys, id) }).(Device)
 }
 
 func ask(sys *core.System, id driver.Device) Device {

@@ -17,7 +17,7 @@ func trial(sys *core.System, id driver.Device, d Device) (all []Finding) {
 	if r != driver.Success {
 		return []Finding{d.failed(CheckCreate, r)}
 	}
-	at, r, left := phys.Trial("a trial of fabric handles", sys, size, prop)
+	at, r, left := phys.ProbeHandleType("a trial of fabric handles", sys, size, prop)
 	for _, step := range steps {
 		if step.call == at && r != driver.Success {
 			all = append(all, d.failed(step.check, r))

@@ -5,6 +5,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Clean sets the memory to zero and waits until it is, as work on a stream of
@@ -19,10 +20,10 @@ func (h *Handle) Clean(op string, on *core.Stream) error {
 	if err := on.Use(op, sys); err != nil {
 		return err
 	}
-	defer on.Drop()
+	defer on.Release()
 	p, r := sys.Drv.MemAddressReserve(h.Size, 0, 0)
 	if r != driver.Success {
-		return sys.Fail(op, driver.CallMemAddressReserve, r, core.Bytes(h.Size)+" of address space")
+		return sys.CallError(op, driver.CallMemAddressReserve, r, errs.Bytes(h.Size)+" of address space")
 	}
 	mapped, underWay := false, false
 	err := h.zero(op, on, p, &mapped, &underWay)
@@ -35,18 +36,18 @@ func (h *Handle) Clean(op string, on *core.Stream) error {
 		}
 		if mapped {
 			if r := sys.Drv.MemUnmap(p, h.Size); r != driver.Success {
-				return sys.Fail(op, driver.CallMemUnmap, r, core.Bytes(h.Size), h.Devices()...)
+				return sys.CallError(op, driver.CallMemUnmap, r, errs.Bytes(h.Size), h.Devices()...)
 			}
 			mapped = false
 		}
 		if r := sys.Drv.MemAddressFree(p, h.Size); r != driver.Success {
-			return sys.Fail(op, driver.CallMemAddressFree, r, core.Bytes(h.Size))
+			return sys.CallError(op, driver.CallMemAddressFree, r, errs.Bytes(h.Size))
 		}
 		return nil
 	}
 	if underWay { // it must not find the address unmapped
 		f := new(core.Fence)
-		f.MindAll()
+		f.AddAllStreams()
 		retry(sys, f, giveBack)
 		return err
 	}
@@ -66,19 +67,19 @@ func (h *Handle) Clean(op string, on *core.Stream) error {
 func (h *Handle) zero(op string, on *core.Stream, p driver.Ptr, mapped, underWay *bool) error {
 	c, sys := on.Ctx, h.System()
 	if r := sys.Drv.MemMap(p, h.Size, 0, h.Driver); r != driver.Success {
-		return sys.Fail(op, driver.CallMemMap, r, core.Bytes(h.Size), h.Devices()...)
+		return sys.CallError(op, driver.CallMemMap, r, errs.Bytes(h.Size), h.Devices()...)
 	}
 	*mapped = true
 	access := []driver.AccessDesc{{Location: driver.Location{Type: driver.LocationDevice, ID: int32(c.Device)}, Flags: driver.AccessReadWrite}}
 	if r := sys.Drv.MemSetAccess(p, h.Size, access); r != driver.Success {
-		return sys.Fail(op, driver.CallMemSetAccess, r, core.Bytes(h.Size), c.Device)
+		return sys.CallError(op, driver.CallMemSetAccess, r, errs.Bytes(h.Size), c.Device)
 	}
 	if r := sys.Drv.MemsetD8Async(c.Handle, p, 0, h.Size, on.Handle); r != driver.Success {
-		return c.Fail(op, driver.CallMemsetD8Async, r, core.Bytes(h.Size))
+		return c.CallError(op, driver.CallMemsetD8Async, r, errs.Bytes(h.Size))
 	}
-	if r := c.Note(sys.Drv.StreamSynchronize(c.Handle, on.Handle)); r != driver.Success {
+	if r := c.Observe(sys.Drv.StreamSynchronize(c.Handle, on.Handle)); r != driver.Success {
 		*underWay = true
-		return c.Fail(op, driver.CallStreamSynchronize, r, core.Bytes(h.Size))
+		return c.CallError(op, driver.CallStreamSynchronize, r, errs.Bytes(h.Size))
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package phys
 import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // A multicast object is a handle too: it is mapped, exported and released as
@@ -14,13 +15,13 @@ func CreateMulticast(op string, s *core.System, p driver.MulticastProp) (*Handle
 	s.PollReclaim()
 	h, r := s.Drv.MulticastCreate(p)
 	if r != driver.Success {
-		return nil, s.Fail(op, driver.CallMulticastCreate, r, multicastAsked(p))
+		return nil, s.CallError(op, driver.CallMulticastCreate, r, multicastAsked(p))
 	}
 	return newMulticast(s, h, p.Size, driver.HandleTypes(p.HandleTypes)), nil
 }
 
 func multicastAsked(p driver.MulticastProp) string {
-	return core.Bytes(p.Size) + " for " + core.Count(uint64(p.NumDevices), "device")
+	return errs.Bytes(p.Size) + " for " + errs.Count(uint64(p.NumDevices), "device")
 }
 
 func newMulticast(s *core.System, h driver.MemHandle, size uint64, types driver.HandleTypes) *Handle {
@@ -35,18 +36,18 @@ func newMulticast(s *core.System, h driver.MemHandle, size uint64, types driver.
 // type. A descriptor is the caller's to close.
 func (h *Handle) ExportMulticast(op string, t driver.HandleTypes) (driver.ShareableHandle, error) {
 	var none driver.ShareableHandle
-	f := core.Failure{Op: op, Kind: core.NotSupported}
+	f := errs.Failure{Op: op, Kind: errs.NotSupported}
 	switch {
 	case h.Imported:
 		f.Asked, f.Hint = "an imported multicast object", "only the process that created it shares it: let that one do it"
-		return none, core.Error(f)
+		return none, errs.New(f)
 	case h.Asked.RequestedHandleTypes&t == 0:
 		f.Asked, f.Hint = "a multicast object without this handle type", "create it with multicast.Properties.Handles"
-		return none, core.Error(f)
+		return none, errs.New(f)
 	}
 	s, r := h.System().Drv.MemExportToShareableHandle(h.Driver, t)
 	if r != driver.Success {
-		return none, h.System().Fail(op, driver.CallMemExportToShareableHandle, r, "a multicast object of "+core.Bytes(h.Size))
+		return none, h.System().CallError(op, driver.CallMemExportToShareableHandle, r, "a multicast object of "+errs.Bytes(h.Size))
 	}
 	return s, nil
 }
@@ -58,7 +59,7 @@ func ImportMulticast(op string, s *core.System, from driver.ShareableHandle, t d
 	s.PollReclaim()
 	d, r := s.Drv.MemImportFromShareableHandle(from, t)
 	if r != driver.Success {
-		return nil, s.Fail(op, driver.CallMemImportFromShareableHandle, r, "a multicast object of "+core.Bytes(size))
+		return nil, s.CallError(op, driver.CallMemImportFromShareableHandle, r, "a multicast object of "+errs.Bytes(size))
 	}
 	h := newMulticast(s, d, size, driver.HandleNone)
 	h.Imported = true

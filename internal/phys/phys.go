@@ -58,7 +58,7 @@ func Create(s *core.System, size uint64, prop driver.AllocationProp) (*Handle, d
 		return r
 	})
 	if r != driver.Success {
-		return nil, s.Note(r, on...)
+		return nil, s.Observe(r, on...)
 	}
 	return New(s, h, size, prop), driver.Success
 }
@@ -72,7 +72,7 @@ func TryCreate(s *core.System, size uint64, prop driver.AllocationProp) (*Handle
 	}
 	s.PollReclaim()
 	h, r := s.Drv.MemCreate(size, prop)
-	if s.Note(r, on...) != driver.Success {
+	if s.Observe(r, on...) != driver.Success {
 		return nil, r
 	}
 	return New(s, h, size, prop), driver.Success
@@ -106,10 +106,10 @@ func (h *Handle) Release() driver.Result {
 	if h.refs.Add(-1) > 0 {
 		return driver.Success
 	}
-	h.Let()
+	h.UnpinFD()
 	if h.Lost() == driver.Success {
 		s := h.System()
-		r := s.Note(s.Drv.MemRelease(h.Driver), h.Devices()...)
+		r := s.Observe(s.Drv.MemRelease(h.Driver), h.Devices()...)
 		if r != driver.Success && !r.Lost() {
 			h.refs.Add(1)
 			return r
@@ -129,8 +129,8 @@ type Holder struct {
 	life *core.Life
 }
 
-// Hold makes the holder. The life is the owner's.
-func Hold(h *Handle, life *core.Life) Holder { return Holder{h, life} }
+// NewHolder makes the holder. The life is the owner's.
+func NewHolder(h *Handle, life *core.Life) Holder { return Holder{h, life} }
 
 func (h *Holder) owned() (*Handle, *core.Life) { return h.h, h.life }
 
@@ -149,10 +149,10 @@ func Of(s Sealed) *Handle { h, _ := s.owned(); return h }
 // caller keeps the count or releases it.
 func Use(s Sealed) (*Handle, bool) {
 	h, life := s.owned()
-	if !life.Hold() {
+	if !life.Acquire() {
 		return nil, false
 	}
-	defer life.Drop()
+	defer life.Release()
 	h.Retain()
 	return h, true
 }

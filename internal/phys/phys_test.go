@@ -90,7 +90,7 @@ func TestUseOfAClosedOwner(t *testing.T) {
 	_, _, sys := open(t)
 	h := create(t, sys)
 	o := &owner{}
-	o.Holder = phys.Hold(h, &o.life)
+	o.Holder = phys.NewHolder(h, &o.life)
 	require.Same(t, h, phys.Of(o))
 	got, ok := phys.Use(o)
 	require.True(t, ok)
@@ -147,7 +147,7 @@ func TestALostDeviceMakesNoMemoryAndIsNotAsked(t *testing.T) {
 	h := create(t, sys)
 	left := create(t, sys)
 	calls := m.Count("cuMemCreate")
-	sys.Note(driver.IllegalAddress, 0)
+	sys.Observe(driver.IllegalAddress, 0)
 	_, r := phys.Create(sys, 2*mib, onDevice)
 	require.Equal(t, driver.IllegalAddress, r)
 	require.Equal(t, calls, m.Count("cuMemCreate"))

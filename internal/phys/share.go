@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Export makes a descriptor of the memory, which the caller closes, before it
@@ -28,21 +29,21 @@ func (h *Handle) ExportFabric(op string) (driver.ShareableHandle, error) {
 }
 
 func (h *Handle) export(op string, t driver.HandleTypes) (s driver.ShareableHandle, err error) {
-	asked := core.Bytes(h.Size)
+	asked := errs.Bytes(h.Size)
 	if err := Exportable(op, t, h.Asked, h.Imported, h.Size); err != nil {
 		return s, err
 	}
 	if !h.share() {
-		return s, core.Error(core.Failure{Op: op, Kind: core.NotPermitted, Asked: asked + " with what an earlier owner left in them",
+		return s, errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: asked + " with what an earlier owner left in them",
 			Hint: "clean the memory when it changes its owner"})
 	}
 	if r := h.Lost(); r != driver.Success {
-		return s, core.Error(core.Failure{Op: op, Call: driver.CallMemExportToShareableHandle, Result: r, Asked: asked})
+		return s, errs.New(errs.Failure{Op: op, Call: driver.CallMemExportToShareableHandle, Result: r, Asked: asked})
 	}
 	sys := h.System()
 	s, r := sys.Drv.MemExportToShareableHandle(h.Driver, t)
 	if r != driver.Success {
-		return s, sys.Fail(op, driver.CallMemExportToShareableHandle, r, asked, h.Devices()...)
+		return s, sys.CallError(op, driver.CallMemExportToShareableHandle, r, asked, h.Devices()...)
 	}
 	return s, nil
 }
@@ -50,24 +51,24 @@ func (h *Handle) export(op string, t driver.HandleTypes) (s driver.ShareableHand
 // Exportable says why memory cannot be exported by any of the handle types,
 // without asking the driver.
 func Exportable(op string, by driver.HandleTypes, asked driver.AllocationProp, imported bool, size uint64) error {
-	f := core.Failure{Op: op, Kind: core.NotSupported}
+	f := errs.Failure{Op: op, Kind: errs.NotSupported}
 	switch {
 	case imported:
-		f.Asked = core.Bytes(size) + " of imported memory"
+		f.Asked = errs.Bytes(size) + " of imported memory"
 		f.Hint = "only the process that created the memory shares it: let that one do it"
 	case asked.RequestedHandleTypes&by != 0:
 		return nil
 	case asked.Location.Type == driver.LocationHost:
-		f.Asked = core.Bytes(size) + " of host memory"
+		f.Asked = errs.Bytes(size) + " of host memory"
 		f.Hint = "create it on a NUMA node (cuda.OnHostNUMA), whose memory can be shared"
 	case by == driver.HandleFabric:
-		f.Asked = core.Bytes(size) + " that were created without the fabric as handle type"
+		f.Asked = errs.Bytes(size) + " that were created without the fabric as handle type"
 		f.Hint = "create the memory with vmm.Properties.Handles set to vmm.Fabric, alone or with vmm.PosixFD, or to vmm.PreferFabric"
 	default:
-		f.Asked = core.Bytes(size) + " that were created without the descriptor as handle type"
+		f.Asked = errs.Bytes(size) + " that were created without the descriptor as handle type"
 		f.Hint = "create the memory with vmm.Properties.Handles set to vmm.PosixFD, which is the default where location and device take it"
 	}
-	return core.Error(f)
+	return errs.New(f)
 }
 
 // The states of memory that matter to sharing.
@@ -115,13 +116,13 @@ func take(op string, s *core.System, from driver.ShareableHandle, t driver.Handl
 	s.PollReclaim()
 	d, r := s.Drv.MemImportFromShareableHandle(from, t)
 	if r != driver.Success {
-		return nil, s.Fail(op, driver.CallMemImportFromShareableHandle, r, core.Bytes(size))
+		return nil, s.CallError(op, driver.CallMemImportFromShareableHandle, r, errs.Bytes(size))
 	}
 	prop, r := s.Drv.MemGetAllocationPropertiesFromHandle(d)
 	h := New(s, d, size, prop)
 	h.Imported = true
 	if r != driver.Success {
-		return nil, Abandon(op, s.Fail(op, driver.CallMemGetAllocationPropertiesFromHandle, r, core.Bytes(size)), h)
+		return nil, Abandon(op, s.CallError(op, driver.CallMemGetAllocationPropertiesFromHandle, r, errs.Bytes(size)), h)
 	}
 	return h, nil
 }
@@ -134,14 +135,14 @@ func (h *Handle) Granted(op string) (driver.AllocationProp, error) {
 	sys := h.System()
 	prop, r := sys.Drv.MemGetAllocationPropertiesFromHandle(h.Driver)
 	if r != driver.Success {
-		return prop, sys.Fail(op, driver.CallMemGetAllocationPropertiesFromHandle, r, core.Bytes(h.Size), h.Devices()...)
+		return prop, sys.CallError(op, driver.CallMemGetAllocationPropertiesFromHandle, r, errs.Bytes(h.Size), h.Devices()...)
 	}
 	return prop, nil
 }
 
-// Revive adds to the count of a handle of which the caller holds none, unless
+// TryRetain adds to the count of a handle of which the caller holds none, unless
 // the memory is given back.
-func (h *Handle) Revive() bool {
+func (h *Handle) TryRetain() bool {
 	for {
 		n := h.refs.Load()
 		if n <= 0 {
@@ -153,12 +154,12 @@ func (h *Handle) Revive() bool {
 	}
 }
 
-// Over reports whether the memory is given back.
-func (h *Handle) Over() bool { return h.refs.Load() <= 0 }
+// Released reports whether the memory is given back.
+func (h *Handle) Released() bool { return h.refs.Load() <= 0 }
 
 // ReleaseError is the error of a Release that failed.
 func (h *Handle) ReleaseError(op string, r driver.Result) error {
-	return h.System().Fail(op, driver.CallMemRelease, r, core.Bytes(h.Size), h.Devices()...)
+	return h.System().CallError(op, driver.CallMemRelease, r, errs.Bytes(h.Size), h.Devices()...)
 }
 
 // Abandon gives up the caller's counts after what failed with cause. Where that

@@ -63,12 +63,12 @@ func TestExportedMemoryIsMarkedForEver(t *testing.T) {
 	require.Equal(t, 1, s.Stats().SharedReleased)
 	require.Equal(t, 2*mib, s.Stats().SharedReleasedBytes)
 	require.Equal(t, 1, m.Live()[sim.KindAllocation])
-	require.False(t, again.Over())
-	require.True(t, again.Revive())
+	require.False(t, again.Released())
+	require.True(t, again.TryRetain())
 	released(t, again)
 	released(t, again)
-	require.True(t, again.Over())
-	require.False(t, again.Revive())
+	require.True(t, again.Released())
+	require.False(t, again.TryRetain())
 	require.Equal(t, 1, s.Stats().SharedReleased)
 }
 
@@ -93,8 +93,8 @@ func TestImportsThatFailLeaveNothing(t *testing.T) {
 		calls []string
 		want  string
 	}{
-		{[]string{"cuMemImportFromShareableHandle"}, "cuMemImportFromShareableHandle answered"},
-		{[]string{"cuMemGetAllocationPropertiesFromHandle"}, "cuMemGetAllocationPropertiesFromHandle answered"},
+		{[]string{"cuMemImportFromShareableHandle"}, "cuMemImportFromShareableHandle returned"},
+		{[]string{"cuMemGetAllocationPropertiesFromHandle"}, "cuMemGetAllocationPropertiesFromHandle returned"},
 		{[]string{"cuMemGetAllocationPropertiesFromHandle", "cuMemRelease"}, "undoing it failed, which System.Drain tries again"},
 	} {
 		for _, call := range c.calls {

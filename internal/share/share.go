@@ -54,9 +54,9 @@ type Memory interface {
 	// address, with a length of n. Each is closed by itself, in any order, and
 	// the last one gives the memory back. ok is false where the memory is on its
 	// way out, or was changed (clipped, other access), so that it is to be
-	// imported anew. Over reports whether it will never be true again.
+	// imported anew. Released reports whether it will never be true again.
 	Again(n uint64) (buffer any, ok bool)
-	Over() bool
+	Released() bool
 }
 
 // Hold is a publication's hold on a buffer.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Arena is memory that several captures share. By naming it in their options
@@ -111,7 +112,7 @@ func (a *arena) shard(st *core.Stream) *shard {
 // arena's streams may have it. The caller holds the pool's lock.
 func (a *arena) begin(op string, c *Capture) error {
 	if a.running != nil {
-		return core.Error(core.Failure{Op: op, Kind: core.InUse,
+		return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
 			Asked: fmt.Sprintf("an arena whose capture %d still runs", a.running.id),
 			Hint:  "captures that run at the same time need an arena each"})
 	}
@@ -208,7 +209,7 @@ type node struct {
 func (c *Capture) allocNode(st *core.Stream, sh *shard, w *want) (Block, error) {
 	size := max(w.bytes, 1)
 	if w.align > nodeAlign {
-		return Block{}, core.Invalid(allocOp, "an alignment above 512 for a node of a graph", "the driver aligns nodes by itself: leave Request.Align at 0")
+		return Block{}, errs.Invalid(allocOp, "an alignment above 512 for a node of a graph", "the driver aligns nodes by itself: leave Request.Align at 0")
 	}
 	c.calls.RLock()
 	defer c.calls.RUnlock()
@@ -217,7 +218,7 @@ func (c *Capture) allocNode(st *core.Stream, sh *shard, w *want) (Block, error) 
 	}
 	ptr, r := st.AllocNode(size)
 	if r != driver.Success {
-		return Block{}, st.Ctx.Fail(allocOp, driver.CallMemAllocAsync, r, core.Bytes(size)+" as a node of a graph")
+		return Block{}, st.Ctx.CallError(allocOp, driver.CallMemAllocAsync, r, errs.Bytes(size)+" as a node of a graph")
 	}
 	if status, id, r := st.Capture(); r != driver.Success || id != c.id {
 		// If the capture ended before the call, without End, this is memory of the
@@ -278,9 +279,9 @@ func (n *node) drop(h *header, st *core.Stream) error {
 	if err := st.Use(freeOp, p.sys); err != nil {
 		return err
 	}
-	defer st.Drop()
+	defer st.Release()
 	if r := st.FreeNode(h.at()); r != driver.Success {
-		return st.Ctx.Fail(freeOp, driver.CallMemFreeAsync, r, "a node of a graph")
+		return st.Ctx.CallError(freeOp, driver.CallMemFreeAsync, r, "a node of a graph")
 	}
 	return nil
 }

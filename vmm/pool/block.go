@@ -7,6 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Block is memory that Alloc gave: a value, which may be copied and compared.
@@ -135,14 +136,14 @@ const freeOp = "pool.Free"
 
 func (p *Pool) notOurs(b Block) error {
 	if b.h == nil {
-		return core.Invalid(freeOp, "the zero block", "pass a block that Alloc gave")
+		return errs.Invalid(freeOp, "the zero block", "pass a block that Alloc gave")
 	}
-	return core.Error(core.Failure{Op: freeOp, Kind: core.Foreign, Asked: fmt.Sprintf("the block at %v is another pool's", b.ptr),
+	return errs.New(errs.Failure{Op: freeOp, Kind: errs.Foreign, Asked: fmt.Sprintf("the block at %v is another pool's", b.ptr),
 		Hint: "free it where it was allocated"})
 }
 
 func stale(b Block) error {
-	return core.Error(core.Failure{Op: freeOp, Kind: core.Closed, Asked: fmt.Sprintf("%s at %v were freed before", core.Bytes(b.bytes), b.ptr),
+	return errs.New(errs.Failure{Op: freeOp, Kind: errs.Closed, Asked: fmt.Sprintf("%s at %v were freed before", errs.Bytes(b.bytes), b.ptr),
 		Hint: "free a block once; with Options.Track the pool knows where live blocks came from"})
 }
 
@@ -152,11 +153,11 @@ func (p *Pool) freeAfter(b Block, streams []*cuda.Stream) error {
 	points := make([]point, 0, len(streams))
 	for _, s := range streams {
 		if s == nil {
-			return core.Invalid(freeOp, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
+			return errs.Invalid(freeOp, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
 		}
 		st := core.StreamOf(s)
 		if st.Ctx.System() != p.sys {
-			return core.ForeignError(freeOp, "stream")
+			return errs.ForeignError(freeOp, "stream")
 		}
 		if st == h.home.shard.stream || st.Gone() {
 			continue
@@ -197,7 +198,7 @@ func (p *Pool) freeAfter(b Block, streams []*cuda.Stream) error {
 func (p *Pool) FreePtr(ptr cuda.Ptr, streams ...*cuda.Stream) error {
 	b, ok := p.Find(ptr)
 	if !ok {
-		return core.Invalid("pool.FreePtr", fmt.Sprintf("no live block begins at %v", ptr),
+		return errs.Invalid("pool.FreePtr", fmt.Sprintf("no live block begins at %v", ptr),
 			"pass the address that Alloc gave, once")
 	}
 	return p.Free(b, streams...)

@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // CaptureOptions change how a capture is served. The zero value gives it an
@@ -89,7 +90,7 @@ const captureOp = "pool.Capture"
 // The statistics are of the capture also where it came to nothing.
 func (p *Pool) Capture(s *cuda.Stream, o CaptureOptions, body func() error) (*cuda.Graph, CaptureStats, error) {
 	if s == nil || body == nil {
-		return nil, CaptureStats{}, core.Invalid(captureOp, "no stream, or no function", "pass the stream to capture, and the function whose work is captured")
+		return nil, CaptureStats{}, errs.Invalid(captureOp, "no stream, or no function", "pass the stream to capture, and the function whose work is captured")
 	}
 	if err := p.prime(core.StreamOf(s)); err != nil {
 		return nil, CaptureStats{}, err
@@ -132,7 +133,7 @@ func (p *Pool) prime(st *core.Stream) error {
 	if err := st.Use(captureOp, p.sys); err != nil {
 		return err
 	}
-	defer st.Drop()
+	defer st.Release()
 	sh, err := p.shardOf(captureOp, st)
 	if err != nil {
 		return err
@@ -154,7 +155,7 @@ func (p *Pool) firstRegion() error {
 	p.prune()
 	p.mu.Unlock()
 	if closed {
-		return core.ClosedError(captureOp, "pool")
+		return errs.ClosedError(captureOp, "pool")
 	}
 	if none {
 		if err := p.addRegion(&want{size: p.chunk, align: quantum}); !errors.Is(err, errAgain) {
@@ -168,8 +169,8 @@ func (p *Pool) firstRegion() error {
 func (p *Pool) refusalOf(op string, err error) error {
 	var s *shortage
 	if errors.As(err, &s) {
-		return core.Error(core.Failure{Op: op, Kind: s.kind, Call: s.call, Result: s.result, Err: s.err,
-			Asked: core.Bytes(s.size), Hint: "close other pools, or ask for less"})
+		return errs.New(errs.Failure{Op: op, Kind: s.kind, Call: s.call, Result: s.result, Err: s.err,
+			Asked: errs.Bytes(s.size), Hint: "close other pools, or ask for less"})
 	}
 	return err
 }
@@ -181,19 +182,19 @@ func (p *Pool) refusalOf(op string, err error) error {
 func (p *Pool) BeginCapture(s *cuda.Stream, o CaptureOptions) (*Capture, error) {
 	const op = "pool.BeginCapture"
 	if s == nil {
-		return nil, core.Invalid(op, "a nil stream", "name a stream that takes part in the capture")
+		return nil, errs.Invalid(op, "a nil stream", "name a stream that takes part in the capture")
 	}
 	st := core.StreamOf(s)
 	if err := st.Use(op, p.sys); err != nil {
 		return nil, err
 	}
-	defer st.Drop()
+	defer st.Release()
 	status, id, r := st.Capture()
 	if r != driver.Success {
-		return nil, st.Ctx.Fail(op, driver.CallStreamGetCaptureInfo, r, streamName(st))
+		return nil, st.Ctx.CallError(op, driver.CallStreamGetCaptureInfo, r, streamName(st))
 	}
 	if status != driver.CaptureActive || id == 0 {
-		return nil, core.Invalid(op, streamName(st)+" takes part in no capture that goes on",
+		return nil, errs.Invalid(op, streamName(st)+" takes part in no capture that goes on",
 			"begin the capture first, or let the stream wait for an event of it")
 	}
 	return p.begin(op, id, st, o)
@@ -204,7 +205,7 @@ func (p *Pool) BeginCapture(s *cuda.Stream, o CaptureOptions) (*Capture, error) 
 func (p *Pool) BeginCaptureID(id uint64, o CaptureOptions) (*Capture, error) {
 	const op = "pool.BeginCaptureID"
 	if id == 0 || o.Nodes {
-		return nil, core.Invalid(op, fmt.Sprintf("capture %d, nodes: %t", id, o.Nodes), "pass the id that cuStreamGetCaptureInfo returns; nodes need BeginCapture")
+		return nil, errs.Invalid(op, fmt.Sprintf("capture %d, nodes: %t", id, o.Nodes), "pass the id that cuStreamGetCaptureInfo returns; nodes need BeginCapture")
 	}
 	return p.begin(op, id, nil, o)
 }
@@ -239,15 +240,15 @@ func (c *Capture) enter(op string) error {
 	defer p.mu.Unlock()
 	switch {
 	case p.captures[c.id] != nil:
-		return core.Error(core.Failure{Op: op, Kind: core.InUse, Asked: fmt.Sprintf("capture %d, which the pool serves already", c.id),
+		return errs.New(errs.Failure{Op: op, Kind: errs.InUse, Asked: fmt.Sprintf("capture %d, which the pool serves already", c.id),
 			Hint: "begin a capture once, whatever its streams"})
 	case c.o.Arena == nil:
 		c.arena = p.newArena()
 		c.arena.holds = 0
 	case c.o.Arena.pool != p:
-		return core.ForeignError(op, "arena")
+		return errs.ForeignError(op, "arena")
 	case c.o.Arena.a == nil:
-		return core.ClosedError(op, "arena")
+		return errs.ClosedError(op, "arena")
 	default:
 		c.arena = c.o.Arena.a
 	}
@@ -269,7 +270,7 @@ func (c *Capture) ID() uint64 { return c.id }
 func (p *Pool) capturing(op string, st *core.Stream, w *want) (*Capture, error) {
 	status, id, r := st.Capture()
 	if r != driver.Success {
-		return nil, st.Ctx.Fail(op, driver.CallStreamGetCaptureInfo, r, streamName(st))
+		return nil, st.Ctx.CallError(op, driver.CallStreamGetCaptureInfo, r, streamName(st))
 	}
 	if status == driver.CaptureNone {
 		return nil, nil
@@ -280,14 +281,14 @@ func (p *Pool) capturing(op string, st *core.Stream, w *want) (*Capture, error) 
 	if c != nil && status == driver.CaptureActive {
 		return c, nil
 	}
-	f := core.Failure{Op: op, Kind: core.Capturing, Asked: fmt.Sprintf("%s for %s, which takes part in a capture that the pool does not serve", core.Bytes(w.bytes), streamName(st)),
+	f := errs.Failure{Op: op, Kind: errs.Capturing, Asked: fmt.Sprintf("%s for %s, which takes part in a capture that the pool does not serve", errs.Bytes(w.bytes), streamName(st)),
 		Hint: "capture with Pool.Capture, say so with BeginCapture, or allocate before the capture begins"}
 	if status == driver.CaptureInvalidated {
-		f.Asked = fmt.Sprintf("%s for %s, which takes part in a capture that is broken", core.Bytes(w.bytes), streamName(st))
+		f.Asked = fmt.Sprintf("%s for %s, which takes part in a capture that is broken", errs.Bytes(w.bytes), streamName(st))
 		f.Hint = "end the capture and capture again"
 	}
 	p.sys.Config.Log.Warn("cuvmm: a pool refused a request during a capture", "bytes", w.bytes, "tag", w.tag.String(), "reason", f.Asked)
-	return nil, core.Error(f)
+	return nil, errs.New(f)
 }
 
 func streamName(st *core.Stream) string { return fmt.Sprintf("stream %#x", uintptr(st.Handle)) }
@@ -324,7 +325,7 @@ func (c *Capture) serve(st *core.Stream, w *want) (Block, error) {
 }
 
 func (c *Capture) overError(w *want) error {
-	return core.Error(core.Failure{Op: allocOp, Kind: core.Capturing, Asked: fmt.Sprintf("%s in capture %d, which has ended, or is about to", core.Bytes(w.bytes), c.id),
+	return errs.New(errs.Failure{Op: allocOp, Kind: errs.Capturing, Asked: fmt.Sprintf("%s in capture %d, which has ended, or is about to", errs.Bytes(w.bytes), c.id),
 		Hint: "allocate before Capture.End, and call that before the capture ends"})
 }
 
@@ -405,7 +406,7 @@ func (c *Capture) ended(op string) error {
 	if c.over.Load() {
 		return nil
 	}
-	return core.Error(core.Failure{Op: op, Kind: core.InUse, Asked: fmt.Sprintf("capture %d, which goes on", c.id), Hint: "call End first"})
+	return errs.New(errs.Failure{Op: op, Kind: errs.InUse, Asked: fmt.Sprintf("capture %d, which goes on", c.id), Hint: "call End first"})
 }
 
 func (c *Capture) gone() error {

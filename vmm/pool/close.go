@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -51,16 +52,16 @@ func (p *Pool) shut() error {
 		return nil
 	}
 	p.open()
-	f := core.Failure{Op: closeOp, Kind: core.InUse, Hint: "free the blocks first, and close the graphs that were captured"}
+	f := errs.Failure{Op: closeOp, Kind: errs.InUse, Hint: "free the blocks first, and close the graphs that were captured"}
 	var what []string
 	if live > 0 {
-		what = append(what, core.Count(live, "live block")+": "+p.some())
+		what = append(what, errs.Count(live, "live block")+": "+p.some())
 	}
 	if arenas > 0 {
-		what = append(what, core.Count(arenas, "arena")+" of captures")
+		what = append(what, errs.Count(arenas, "arena")+" of captures")
 	}
 	f.Asked = strings.Join(what, ", and ")
-	return core.Error(f)
+	return errs.New(f)
 }
 
 // shown is how many live blocks an error names.
@@ -105,7 +106,7 @@ func (sh *shard) await() error {
 	sh.markMu.Lock()
 	defer sh.markMu.Unlock()
 	if sh.fence != nil && sh.fenced <= epoch {
-		sh.fence.Drop()
+		sh.fence.Release()
 		sh.fence = nil
 	}
 	sh.pass(epoch)
@@ -118,7 +119,7 @@ func (sh *shard) wait() error {
 	if sh.stream.Use(closeOp, sys) != nil { // its Close runs, and has perhaps not waited yet
 		return sys.WaitDevices(closeOp, []driver.Device{ctx.Device})
 	}
-	defer sh.stream.Drop()
+	defer sh.stream.Release()
 	m, capturing, err := sh.stream.Mark(closeOp)
 	if capturing {
 		return core.CapturingError(closeOp, sh.stream)
@@ -171,7 +172,7 @@ func (p *Pool) giveBack() error {
 				sh.stream.Locals.Set(p.local, nil)
 			}
 		}
-		p.sys.FreeLocal(p.local)
+		p.sys.FreeStreamKey(p.local)
 	}
 	return nil
 }

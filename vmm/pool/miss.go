@@ -6,8 +6,8 @@ import (
 	"math"
 	"math/bits"
 
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -219,7 +219,7 @@ func (p *Pool) newChunk(size uint64) (*phys.Handle, error) {
 	for {
 		n := p.reserved.Load()
 		if l := p.limit.Load(); l > 0 && (n > l || size > l-n) {
-			return nil, &shortage{kind: core.Budget, size: size}
+			return nil, &shortage{kind: errs.Budget, size: size}
 		}
 		if p.reserved.CompareAndSwap(n, n+size) {
 			break
@@ -234,9 +234,9 @@ func (p *Pool) newChunk(size uint64) (*phys.Handle, error) {
 	}
 	p.reserved.Add(-size)
 	if r == driver.OutOfMemory {
-		return nil, &shortage{kind: core.OutOfMemory, size: size, call: driver.CallMemCreate, result: r}
+		return nil, &shortage{kind: errs.OutOfMemory, size: size, call: driver.CallMemCreate, result: r}
 	}
-	return nil, p.sys.Fail(allocOp, driver.CallMemCreate, r, fmt.Sprintf("a chunk of %s on %v", core.Bytes(size), p.dev), p.on...)
+	return nil, p.sys.CallError(allocOp, driver.CallMemCreate, r, fmt.Sprintf("a chunk of %s on %v", errs.Bytes(size), p.dev), p.on...)
 }
 
 // release gives up a chunk that is mapped nowhere. Where that fails it is idle,

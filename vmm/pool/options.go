@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -71,7 +71,7 @@ const chunksInLimit = 16
 // sizes checks the sizes among the options and decides the defaults.
 func (p *Pool) sizes(op string) error {
 	bad := func(name string, n int, hint string) error {
-		return core.Invalid(op, fmt.Sprintf("Options.%s is %d", name, n), hint)
+		return errs.Invalid(op, fmt.Sprintf("Options.%s is %d", name, n), hint)
 	}
 	or := func(n int, def uint64) uint64 {
 		if n == 0 {
@@ -82,13 +82,13 @@ func (p *Pool) sizes(op string) error {
 	o := p.o
 	switch {
 	case o.SmallMax < 0 || uint64(o.SmallMax) > p.gran || o.SmallMax%quantum != 0:
-		return bad("SmallMax", o.SmallMax, fmt.Sprintf("use a multiple of %d up to the granularity, %s", quantum, core.Bytes(p.gran)))
+		return bad("SmallMax", o.SmallMax, fmt.Sprintf("use a multiple of %d up to the granularity, %s", quantum, errs.Bytes(p.gran)))
 	case o.Chunk < 0 || uint64(o.Chunk)%p.gran != 0 || o.Chunk > maxBytes:
-		return bad("Chunk", o.Chunk, fmt.Sprintf("use a multiple of the granularity, %s", core.Bytes(p.gran)))
+		return bad("Chunk", o.Chunk, fmt.Sprintf("use a multiple of the granularity, %s", errs.Bytes(p.gran)))
 	case o.Limit < 0:
 		return bad("Limit", o.Limit, "use a size in bytes, or 0 for no limit")
 	case o.Limit > 0 && o.Chunk > o.Limit:
-		return bad("Chunk", o.Chunk, fmt.Sprintf("use at most Options.Limit, %s, or 0 for a size that fits it", core.Bytes(uint64(o.Limit))))
+		return bad("Chunk", o.Chunk, fmt.Sprintf("use at most Options.Limit, %s, or 0 for a size that fits it", errs.Bytes(uint64(o.Limit))))
 	}
 	p.smallMax = or(o.SmallMax, p.gran/8)
 	p.midQuantum = max(quantum, uint64(1)<<(bits.Len64(p.smallMax)-1)/64)
@@ -109,7 +109,7 @@ func (p *Pool) sizes(op string) error {
 // and the pool makes no more until it is below.
 func (p *Pool) SetLimit(bytes int) error {
 	if bytes < 0 {
-		return core.Invalid("pool.SetLimit", fmt.Sprintf("%d bytes", bytes), "use a size in bytes, or 0 for no limit")
+		return errs.Invalid("pool.SetLimit", fmt.Sprintf("%d bytes", bytes), "use a size in bytes, or 0 for no limit")
 	}
 	p.limit.Store(uint64(bytes))
 	if have := p.reserved.Load(); bytes > 0 && have > uint64(bytes) {
@@ -124,10 +124,10 @@ func (p *Pool) SetLimit(bytes int) error {
 func (p *Pool) impossible(w *want) *shortage {
 	n := p.lacking(w)
 	if l := p.limit.Load(); l > 0 && n > l {
-		return &shortage{kind: core.Budget, size: n}
+		return &shortage{kind: errs.Budget, size: n}
 	}
 	if len(p.on) > 0 && n > p.dev.TotalMemory() {
-		return &shortage{kind: core.OutOfMemory, size: n}
+		return &shortage{kind: errs.OutOfMemory, size: n}
 	}
 	return nil
 }

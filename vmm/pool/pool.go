@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/ranges"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -125,7 +126,7 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 		p.stats = new(statistics)
 	}
 	p.places.Store(new([]place))
-	p.local = p.sys.NewLocal()
+	p.local = p.sys.NewStreamKey()
 	p.remove = p.sys.OnPressure(p.underPressure)
 	return p, nil
 }
@@ -191,12 +192,12 @@ func (p *Pool) allocFrom(sh *shard, w *want) (Block, error) {
 // want checks a request, and decides what serves it.
 func (p *Pool) want(w *want, r Request) error {
 	if r.Stream == nil {
-		return core.Invalid(allocOp, "no stream", "name the stream whose work uses the block: one of Device.NewStream or BorrowStream")
+		return errs.Invalid(allocOp, "no stream", "name the stream whose work uses the block: one of Device.NewStream or BorrowStream")
 	}
 	w.bytes, w.align, w.tag = uint64(r.Bytes), quantum, r.Tag
 	if r.Align != 0 {
 		if r.Align < 0 || r.Align > maxAlign || r.Align&(r.Align-1) != 0 {
-			return core.Invalid(allocOp, fmt.Sprintf("an alignment of %d", r.Align), "use a power of two up to 2 MiB, or 0 for 512")
+			return errs.Invalid(allocOp, fmt.Sprintf("an alignment of %d", r.Align), "use a power of two up to 2 MiB, or 0 for 512")
 		}
 		w.align = max(quantum, uint64(r.Align))
 	}
@@ -212,9 +213,9 @@ func (p *Pool) want(w *want, r Request) error {
 	}
 	switch {
 	case r.Bytes < 0:
-		return core.Invalid(allocOp, fmt.Sprintf("%d bytes", r.Bytes), "sizes are not negative")
+		return errs.Invalid(allocOp, fmt.Sprintf("%d bytes", r.Bytes), "sizes are not negative")
 	case r.Bytes > maxBytes:
-		return core.Invalid(allocOp, fmt.Sprintf("%d bytes", r.Bytes), "no device has that much: ask for less")
+		return errs.Invalid(allocOp, fmt.Sprintf("%d bytes", r.Bytes), "no device has that much: ask for less")
 	default:
 		w.kind, w.size = mid, (max(w.bytes, p.smallMax)+p.midQuantum-1)/p.midQuantum*p.midQuantum
 	}
@@ -227,7 +228,7 @@ func (p *Pool) allocSlowly(st *core.Stream, w want) (Block, error) {
 	if err := st.Use(allocOp, p.sys); err != nil {
 		return Block{}, err
 	}
-	defer st.Drop()
+	defer st.Release()
 	if st.MayCapture() {
 		c, err := p.capturing(allocOp, st, &w)
 		if err != nil {
@@ -252,7 +253,7 @@ func (p *Pool) shardOf(op string, st *core.Stream) (*shard, error) {
 	if !slices.ContainsFunc(p.access, func(a driver.AccessDesc) bool {
 		return a.Location == driver.Location{Type: driver.LocationDevice, ID: int32(st.Ctx.Device)}
 	}) {
-		return nil, core.Invalid(op, fmt.Sprintf("a stream of device %d for memory of %v", st.Ctx.Device, p.dev),
+		return nil, errs.Invalid(op, fmt.Sprintf("a stream of device %d for memory of %v", st.Ctx.Device, p.dev),
 			"grant that device access in Options.Access, or use a stream of the pool's device")
 	}
 	if err := p.lockOpen(op); err != nil {
@@ -275,7 +276,7 @@ func (p *Pool) lockOpen(op string) error {
 	p.mu.Lock()
 	if p.closed {
 		p.mu.Unlock()
-		return core.ClosedError(op, "pool")
+		return errs.ClosedError(op, "pool")
 	}
 	return nil
 }

@@ -9,13 +9,13 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // shortage is why no chunk could be had.
 type shortage struct {
-	kind   core.Kind
+	kind   errs.Kind
 	size   uint64 // of the chunk, or of the address range
 	call   driver.Call
 	result driver.Result
@@ -28,7 +28,7 @@ func (s *shortage) Unwrap() error { return s.err }
 
 func addressShortage(err error, size uint64) error {
 	if errors.Is(err, cuda.ErrOutOfAddressSpace) {
-		return &shortage{kind: core.OutOfAddressSpace, size: size, err: err}
+		return &shortage{kind: errs.OutOfAddressSpace, size: size, err: err}
 	}
 	return err
 }
@@ -50,7 +50,7 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 	p.slow.Lock()
 	defer p.slow.Unlock()
 	if !sh.keep(1) {
-		return Block{}, core.ClosedError(allocOp, "pool or the stream")
+		return Block{}, errs.ClosedError(allocOp, "pool or the stream")
 	}
 	defer sh.keep(-1)
 	for s := p.impossible(w); s != nil; s = p.impossible(w) {
@@ -129,11 +129,11 @@ func (r *relief) find(s *shortage) error {
 				return err
 			}
 		case relieveOthers:
-			if s.kind != core.OutOfMemory {
+			if s.kind != errs.OutOfMemory {
 				continue
 			}
 			p.relieve.Store(true)
-			freed := p.sys.Relieve(p.lacking(r.w))
+			freed := p.sys.FreeMemory(p.lacking(r.w))
 			p.relieve.Store(false)
 			if freed > 0 {
 				return nil
@@ -160,7 +160,7 @@ func (r *relief) find(s *shortage) error {
 func (r *relief) await(s *shortage) bool {
 	p := r.p
 	bound := p.wait
-	if s.kind == core.OutOfMemory {
+	if s.kind == errs.OutOfMemory {
 		bound = max(bound, p.sys.Config.AllocationWait)
 	}
 	for {
@@ -219,7 +219,7 @@ func (p *Pool) again(sh *shard, w *want) (b Block, ok bool, err error) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if sh.closed {
-		return Block{}, false, core.ClosedError(allocOp, "pool")
+		return Block{}, false, errs.ClosedError(allocOp, "pool")
 	}
 	h := sh.take(w)
 	if h == nil && w.kind == small {
@@ -304,9 +304,9 @@ func (p *Pool) ask(w *want, s *shortage) bool {
 
 func (s *shortage) reason() error {
 	switch s.kind {
-	case core.Budget:
+	case errs.Budget:
 		return cuda.ErrBudget
-	case core.OutOfAddressSpace:
+	case errs.OutOfAddressSpace:
 		return cuda.ErrOutOfAddressSpace
 	}
 	return cuda.ErrOutOfMemory
@@ -318,11 +318,11 @@ const holders = 3
 // refusal is the error of a request that found no memory.
 func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 	st := p.Stats()
-	f := core.Failure{Op: allocOp, Kind: s.kind, Call: s.call, Result: s.result, Err: s.err}
+	f := errs.Failure{Op: allocOp, Kind: s.kind, Call: s.call, Result: s.result, Err: s.err}
 	f.Asked = fmt.Sprintf("%s for stream %#x on %v; the pool has %s, of which live blocks were asked for %s",
-		core.Bytes(w.bytes), uintptr(sh.stream.Handle), p.dev, core.Bytes(st.Reserved), core.Bytes(st.Requested))
+		errs.Bytes(w.bytes), uintptr(sh.stream.Handle), p.dev, errs.Bytes(st.Reserved), errs.Bytes(st.Requested))
 	if st.Waiting > 0 {
-		f.Asked += ", with " + core.Count(st.Waiting, "freed block") + " still waiting for other streams"
+		f.Asked += ", with " + errs.Count(st.Waiting, "freed block") + " still waiting for other streams"
 	}
 	if who := p.largest(&st); who != "" {
 		f.Asked += "; the largest holders: " + who
@@ -330,23 +330,23 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 	lost := p.lost()
 	switch {
 	case lost != driver.Success:
-		f.Kind, f.Result, f.Hint = core.DeviceLost, lost, "restart the process; closing the pool drops what lies on the device"
-	case s.kind == core.Budget:
-		f.Asked += fmt.Sprintf("; the limit is %s", core.Bytes(st.Limit))
+		f.Kind, f.Result, f.Hint = errs.DeviceLost, lost, "restart the process; closing the pool drops what lies on the device"
+	case s.kind == errs.Budget:
+		f.Asked += fmt.Sprintf("; the limit is %s", errs.Bytes(st.Limit))
 		f.Hint = "free blocks, or raise the limit with Pool.SetLimit"
 		if w.kind == mid && st.Limit < s.size {
-			f.Hint = fmt.Sprintf("such requests are served in chunks of %s: raise the limit with Pool.SetLimit", core.Bytes(p.chunk))
+			f.Hint = fmt.Sprintf("such requests are served in chunks of %s: raise the limit with Pool.SetLimit", errs.Bytes(p.chunk))
 		}
-	case s.kind == core.OutOfAddressSpace:
+	case s.kind == errs.OutOfAddressSpace:
 		f.Hint = "memory is not what ran out: close reservations, or other pools"
 	default:
 		f.Hint = "free blocks, or what others hold of the device's memory"
 		if free, total, err := p.dev.MemoryInfo(); err == nil {
-			f.Asked += fmt.Sprintf("; the device has %s free of %s", core.Bytes(free), core.Bytes(total))
+			f.Asked += fmt.Sprintf("; the device has %s free of %s", errs.Bytes(free), errs.Bytes(total))
 			f.Hint = cmp.Or(p.sys.Withheld(s.size, free), f.Hint)
 		}
 	}
-	return core.Error(f)
+	return errs.New(f)
 }
 
 // fewBlocks are how many live blocks a refusal goes through at most.
@@ -394,7 +394,7 @@ func (p *Pool) largest(st *Stats) string {
 		if h.tag != 0 {
 			name = fmt.Sprintf("%q", h.tag)
 		}
-		names = append(names, fmt.Sprintf("%s %s in %d", name, core.Bytes(h.bytes), h.blocks))
+		names = append(names, fmt.Sprintf("%s %s in %d", name, errs.Bytes(h.bytes), h.blocks))
 	}
 	return strings.Join(names, ", ")
 }

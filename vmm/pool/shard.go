@@ -196,7 +196,7 @@ func (sh *shard) advance() (inFlight bool) {
 		if !sh.fence.Passed() && !sh.lost() {
 			return true
 		}
-		sh.fence.Drop()
+		sh.fence.Release()
 		sh.fence = nil
 		sh.pass(sh.fenced)
 	}
@@ -216,7 +216,7 @@ func (sh *shard) advance() (inFlight bool) {
 	if sh.stream.Use(op, sh.pool.sys) != nil {
 		return false // it is being closed, and waits for its work
 	}
-	defer sh.stream.Drop()
+	defer sh.stream.Release()
 	m, capturing, err := sh.stream.Mark(op)
 	if capturing || err != nil {
 		return false

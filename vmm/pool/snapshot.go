@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Snapshot is all that a pool knows of its memory, at one time. It is plain
@@ -261,7 +261,7 @@ type Live struct {
 // String says what the block is, and where it was allocated: "1 MiB at 0x...
 // (weights), allocated at model.go:12".
 func (l Live) String() string {
-	s := fmt.Sprintf("%s at %v", core.Bytes(l.Block.bytes), l.Block.ptr)
+	s := fmt.Sprintf("%s at %v", errs.Bytes(l.Block.bytes), l.Block.ptr)
 	if l.Tag != 0 {
 		s += fmt.Sprintf(" (%v)", l.Tag)
 	}

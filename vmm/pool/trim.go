@@ -3,14 +3,14 @@ package pool
 import (
 	"time"
 
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // trimFor makes room for what a request lacks. Where chunks move, those of
 // regions have done so.
 func (p *Pool) trimFor(w *want, s *shortage) (freed uint64, err error) {
 	switch {
-	case s.kind == core.OutOfAddressSpace:
+	case s.kind == errs.OutOfAddressSpace:
 		return p.trim(allocOp, maxBytes) // only ranges in which nothing is are given back
 	case w.kind == mid && p.moves():
 		return trimBy(allocOp, p.lacking(w), p.trimIdle, p.trimSlabs)

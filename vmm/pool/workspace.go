@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Workspace is a block that is to be ready before a capture.
@@ -41,7 +41,7 @@ func (p *Pool) Prepare(s *cuda.Stream, plan ...Workspace) (*Workspaces, error) {
 	w := &Workspaces{pool: p, blocks: map[string]Block{}}
 	for _, one := range plan {
 		if _, twice := w.blocks[one.Name]; twice {
-			return &Workspaces{pool: p}, core.Invalid(prepareOp, fmt.Sprintf("two workspaces named %q", one.Name), "give each a name of its own")
+			return &Workspaces{pool: p}, errs.Invalid(prepareOp, fmt.Sprintf("two workspaces named %q", one.Name), "give each a name of its own")
 		}
 		w.blocks[one.Name] = Block{}
 	}
@@ -50,7 +50,7 @@ func (p *Pool) Prepare(s *cuda.Stream, plan ...Workspace) (*Workspaces, error) {
 	for _, one := range plan {
 		b, err := p.Alloc(Request{Bytes: one.Bytes, Align: one.Align, Stream: s, Tag: one.Tag})
 		if err != nil {
-			missing = append(missing, fmt.Errorf("%s: workspace %q of %s: %w", prepareOp, one.Name, core.Bytes(max(0, one.Bytes)), err))
+			missing = append(missing, fmt.Errorf("%s: workspace %q of %s: %w", prepareOp, one.Name, errs.Bytes(max(0, one.Bytes)), err))
 			continue
 		}
 		w.blocks[one.Name] = b
@@ -73,7 +73,7 @@ func (w *Workspaces) Close(streams ...*cuda.Stream) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.graphs > 0 {
-		return core.Error(core.Failure{Op: "pool.Workspaces.Close", Kind: core.InUse, Asked: "the workspaces, by " + core.Count(w.graphs, "graph"),
+		return errs.New(errs.Failure{Op: "pool.Workspaces.Close", Kind: errs.InUse, Asked: "the workspaces, by " + errs.Count(w.graphs, "graph"),
 			Hint: "close the graphs first"})
 	}
 	w.closed = true
@@ -97,9 +97,9 @@ func (w *Workspaces) hold(op string, p *Pool) error {
 	defer w.mu.Unlock()
 	switch {
 	case w.pool != p:
-		return core.ForeignError(op, "workspaces")
+		return errs.ForeignError(op, "workspaces")
 	case w.closed:
-		return core.ClosedError(op, "workspaces")
+		return errs.ClosedError(op, "workspaces")
 	}
 	w.graphs++
 	return nil

@@ -15,7 +15,7 @@ import (
 	"slices"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
@@ -102,7 +102,7 @@ type place struct {
 }
 
 func (p *place) String() string {
-	blocks := fmt.Sprintf("a block of %s at %v", core.Count(p.bytes, "byte"), p.first)
+	blocks := fmt.Sprintf("a block of %s at %v", errs.Count(p.bytes, "byte"), p.first)
 	if p.blocks > 1 {
 		blocks = fmt.Sprintf("%d blocks of %d bytes in all, the first at %v", p.blocks, p.bytes, p.first)
 	}

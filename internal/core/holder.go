@@ -9,8 +9,8 @@ import "github.com/cuvmm/cuvmm/internal/driver"
 // SystemHolder is embedded by cuda.System.
 type SystemHolder struct{ s *System }
 
-// HoldSystem makes the holder.
-func HoldSystem(s *System) SystemHolder { return SystemHolder{s} }
+// NewSystemHolder makes the holder.
+func NewSystemHolder(s *System) SystemHolder { return SystemHolder{s} }
 
 func (h *SystemHolder) system() *System { return h.s }
 
@@ -24,8 +24,8 @@ type ContextHolder struct {
 	sys *System
 }
 
-// HoldContext makes the holder.
-func HoldContext(s *System, get func() (*Context, error)) ContextHolder {
+// NewContextHolder makes the holder.
+func NewContextHolder(s *System, get func() (*Context, error)) ContextHolder {
 	return ContextHolder{get, s}
 }
 
@@ -36,15 +36,25 @@ func (h *ContextHolder) system() *System            { return h.sys }
 func ContextOf(h interface{ context() (*Context, error) }) (*Context, error) { return h.context() }
 
 // StreamHolder is embedded by cuda.Stream.
-type StreamHolder struct{ s *Stream }
+type StreamHolder struct {
+	s       *Stream
+	staging Staging
+}
 
-// HoldStream makes the holder.
-func HoldStream(s *Stream) StreamHolder { return StreamHolder{s} }
+// NewStreamHolder makes the holder.
+func NewStreamHolder(s *Stream, staging Staging) StreamHolder { return StreamHolder{s, staging} }
 
 func (h *StreamHolder) stream() *Stream { return h.s }
+func (h *StreamHolder) stages() Staging { return h.staging }
 
 // StreamOf looks inside a cuda.Stream.
 func StreamOf(h interface{ stream() *Stream }) *Stream { return h.stream() }
+
+// Staging copies from and to Go memory in stream order, through pinned memory.
+type Staging interface {
+	UploadPieces(dst driver.Ptr, src []byte, g Guard) error
+	DownloadPieces(dst []byte, src driver.Ptr, g Guard) error
+}
 
 // Guard lets the pieces of a staged copy onto the stream, one by one: each is
 // submitted between Enter and Leave, and whatever may wait lies outside. An
@@ -55,39 +65,23 @@ type Guard interface {
 	Leave()
 }
 
-var (
-	upload   func(stream any, dst driver.Ptr, src []byte, g Guard) error
-	download func(stream any, dst []byte, src driver.Ptr, g Guard) error
-)
+// StagingOf returns the staged copies of a cuda.Stream.
+func StagingOf(h interface{ stages() Staging }) Staging { return h.stages() }
 
-// SetStaging tells the package how a *cuda.Stream copies from and to Go memory.
-// cuda calls it once.
-func SetStaging(
-	up func(stream any, dst driver.Ptr, src []byte, g Guard) error,
-	down func(stream any, dst []byte, src driver.Ptr, g Guard) error,
-) {
-	upload, download = up, down
+// HostBufferHolder is embedded by cuda.HostBuffer.
+type HostBufferHolder struct{ close func() error }
+
+// NewHostBufferHolder makes the holder; closeUnused closes the buffer without
+// waiting.
+func NewHostBufferHolder(closeUnused func() error) HostBufferHolder {
+	return HostBufferHolder{closeUnused}
 }
 
-// Upload is cuda.Stream.Upload, piece by piece.
-func Upload(stream any, dst driver.Ptr, src []byte, g Guard) error {
-	return upload(stream, dst, src, g)
-}
+func (h *HostBufferHolder) closeUnused() error { return h.close() }
 
-// Download is cuda.Stream.Download, piece by piece.
-func Download(stream any, dst []byte, src driver.Ptr, g Guard) error {
-	return download(stream, dst, src, g)
-}
-
-var unused func(buffer any) error
-
-// SetUnused tells the package how a *cuda.HostBuffer is closed without waiting.
-// cuda calls it once.
-func SetUnused(f func(buffer any) error) { unused = f }
-
-// CloseUnused closes a *cuda.HostBuffer at once: the caller knows that no work
+// CloseUnused closes a cuda.HostBuffer at once: the caller knows that no work
 // uses it.
-func CloseUnused(buffer any) error { return unused(buffer) }
+func CloseUnused(h interface{ closeUnused() error }) error { return h.closeUnused() }
 
 // openSystem is set by cuda.
 var openSystem func(d driver.Driver, closed func() error, options any) (any, error)

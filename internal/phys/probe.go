@@ -9,16 +9,16 @@ import (
 	"github.com/cuvmm/cuvmm/internal/fd"
 )
 
-var errTrialDone = errors.New("the trial's memory is to be given back")
+var errProbeDone = errors.New("the trial's memory is to be given back")
 
-// Trial makes memory with one handle type, exports it, and imports it into this
+// ProbeHandleType makes memory with one handle type, exports it, and imports it into this
 // process: the only proof that the type works. It answers the call that the
 // driver refused, and how; what it made is given back. The error says that this
 // failed, and that the reclaimer tries it again.
-func Trial(op string, s *core.System, size uint64, prop driver.AllocationProp) (at driver.Call, r driver.Result, left error) {
+func ProbeHandleType(op string, s *core.System, size uint64, prop driver.AllocationProp) (at driver.Call, r driver.Result, left error) {
 	on, t := core.DevicesOf(prop.Location), prop.RequestedHandleTypes
 	give := func(h *Handle) {
-		if err := Abandon(op, errTrialDone, h); !errors.Is(errTrialDone, err) {
+		if err := Abandon(op, errProbeDone, h); !errors.Is(errProbeDone, err) {
 			left = errors.Join(left, err)
 		}
 	}
@@ -28,14 +28,14 @@ func Trial(op string, s *core.System, size uint64, prop driver.AllocationProp) (
 	}
 	defer give(h)
 	handle, r := s.Drv.MemExportToShareableHandle(h.Driver, t)
-	if s.Note(r, on...) != driver.Success {
+	if s.Observe(r, on...) != driver.Success {
 		return driver.CallMemExportToShareableHandle, r, nil
 	}
 	if t == driver.HandlePosixFD { // closed before the memory is released, which it pins
 		defer func() { _ = fd.Close(int(int32(binary.NativeEndian.Uint32(handle[:])))) }()
 	}
 	imported, r := s.Drv.MemImportFromShareableHandle(handle, t)
-	if s.Note(r, on...) != driver.Success {
+	if s.Observe(r, on...) != driver.Success {
 		return driver.CallMemImportFromShareableHandle, r, nil
 	}
 	give(New(s, imported, size, prop))

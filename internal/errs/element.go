@@ -1,4 +1,4 @@
-package core
+package errs
 
 import (
 	"fmt"
@@ -59,5 +59,5 @@ func CheckSlice(op string, from, to, n int, hint string) error {
 	if from >= 0 && from <= to && to <= n {
 		return nil
 	}
-	return Error(Failure{Op: op, Kind: OutOfRange, Asked: fmt.Sprintf("%d to %d of %d", from, to, n), Hint: hint})
+	return New(Failure{Op: op, Kind: OutOfRange, Asked: fmt.Sprintf("%d to %d of %d", from, to, n), Hint: hint})
 }

@@ -6,15 +6,15 @@ import (
 	"sync/atomic"
 )
 
-// Locals are what other packages keep for a stream, by a number that NewLocal
+// StreamLocals are what other packages keep for a stream, by a number that NewStreamKey
 // gave them. Reading takes no lock.
-type Locals struct {
+type StreamLocals struct {
 	mu  sync.Mutex
 	all atomic.Pointer[[]any]
 }
 
 // Get is what was set for the number, or nil.
-func (l *Locals) Get(n int) any {
+func (l *StreamLocals) Get(n int) any {
 	if all := l.all.Load(); all != nil && n < len(*all) {
 		return (*all)[n]
 	}
@@ -22,7 +22,7 @@ func (l *Locals) Get(n int) any {
 }
 
 // Set keeps v for the number; nil keeps nothing.
-func (l *Locals) Set(n int, v any) {
+func (l *StreamLocals) Set(n int, v any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var all []any
@@ -42,8 +42,8 @@ type locals struct {
 	used []bool
 }
 
-// NewLocal answers the lowest number that nobody uses.
-func (s *System) NewLocal() int {
+// NewStreamKey returns the lowest number that nobody uses.
+func (s *System) NewStreamKey() int {
 	l := &s.locals
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -56,8 +56,8 @@ func (s *System) NewLocal() int {
 	return n
 }
 
-// FreeLocal takes a number back, for which every stream keeps nothing any more.
-func (s *System) FreeLocal(n int) {
+// FreeStreamKey takes a number back, for which every stream keeps nothing any more.
+func (s *System) FreeStreamKey(n int) {
 	s.locals.mu.Lock()
 	defer s.locals.mu.Unlock()
 	s.locals.used[n] = false

@@ -7,11 +7,11 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// taking is what is known without the driver of whether a stream takes part in
+// captureState is what is known without the driver of whether a stream takes part in
 // a capture. Of a stream that only this library can reach it is known: a
 // capture of it begins in Stream.WithCapture, or by a wait for an event of one.
 // What it takes part in ends unseen, so the driver is asked then.
-type taking struct {
+type captureState struct {
 	// mu is held for writing while a capture of the stream begins, and for
 	// reading over what must not meet that: asking the stream whether it is
 	// done would end the capture.
@@ -24,23 +24,23 @@ var beginnings atomic.Uint64
 
 // Expose says that others have the stream's handle.
 func (s *Stream) Expose() {
-	if s.taking.exposed.Load() {
+	if s.capture.exposed.Load() {
 		return
 	}
-	s.taking.exposed.Store(true)
+	s.capture.exposed.Store(true)
 	if s.foreignWork() {
 		s.touch()
 	}
 }
 
 // TakePart says that the stream takes part in a capture from now on.
-func (s *Stream) TakePart() { s.taking.last.Store(beginnings.Add(1)) }
+func (s *Stream) TakePart() { s.capture.last.Store(beginnings.Add(1)) }
 
 // Joining runs begin, which has the stream take part in a capture where it
 // succeeds.
 func (s *Stream) Joining(begin func() driver.Result) driver.Result {
-	s.taking.mu.Lock()
-	defer s.taking.mu.Unlock()
+	s.capture.mu.Lock()
+	defer s.capture.mu.Unlock()
 	r := begin()
 	if r == driver.Success {
 		s.TakePart()
@@ -53,16 +53,16 @@ func (s *Stream) Joining(begin func() driver.Result) driver.Result {
 // capture. Only a capture that another library begins between the two is not
 // minded.
 func (s *Stream) Query() (capturing bool, call driver.Call, r driver.Result) {
-	s.taking.mu.RLock()
-	defer s.taking.mu.RUnlock()
+	s.capture.mu.RLock()
+	defer s.capture.mu.RUnlock()
 	if capturing, r := s.Capturing(); capturing || r != driver.Success {
 		return capturing, driver.CallStreamIsCapturing, r
 	}
-	return false, driver.CallStreamQuery, s.Ctx.Note(s.Ctx.sys.Drv.StreamQuery(s.Ctx.Handle, s.Handle))
+	return false, driver.CallStreamQuery, s.Ctx.Observe(s.Ctx.sys.Drv.StreamQuery(s.Ctx.Handle, s.Handle))
 }
 
 // over says that what began last, or earlier, is over.
-func (t *taking) over(last uint64) {
+func (t *captureState) over(last uint64) {
 	if last != 0 {
 		t.last.CompareAndSwap(last, 0)
 	}
@@ -71,5 +71,5 @@ func (t *taking) over(last uint64) {
 // MayCapture reports whether the driver must be asked (Capture, Capturing)
 // whether the stream takes part in a capture. It makes no driver call.
 func (s *Stream) MayCapture() bool {
-	return s.Borrowed || s.taking.exposed.Load() || s.taking.last.Load() != 0
+	return s.Borrowed || s.capture.exposed.Load() || s.capture.last.Load() != 0
 }

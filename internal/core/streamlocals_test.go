@@ -10,7 +10,7 @@ import (
 
 func TestLocalsAreKeptByNumber(t *testing.T) {
 	_, s, st := system(t, core.Config{})
-	a, b := s.NewLocal(), s.NewLocal()
+	a, b := s.NewStreamKey(), s.NewStreamKey()
 	require.NotEqual(t, a, b)
 	require.Nil(t, st.Locals.Get(b))
 	st.Locals.Set(b, "b")
@@ -18,10 +18,10 @@ func TestLocalsAreKeptByNumber(t *testing.T) {
 	require.Nil(t, st.Locals.Get(a))
 	st.Locals.Set(b, nil)
 	require.Nil(t, st.Locals.Get(b))
-	s.FreeLocal(a)
-	require.Equal(t, a, s.NewLocal(), "numbers are used again")
-	s.FreeLocal(a)
-	s.FreeLocal(b)
+	s.FreeStreamKey(a)
+	require.Equal(t, a, s.NewStreamKey(), "numbers are used again")
+	s.FreeStreamKey(a)
+	s.FreeStreamKey(b)
 }
 
 func TestWhetherAStreamMayCapture(t *testing.T) {

@@ -1,0 +1,22 @@
+package core
+
+import "github.com/cuvmm/cuvmm/internal/errs"
+
+// Waiting says how many closed objects wait for the GPU.
+func (s *System) Waiting() string {
+	n := s.PendingReclaims()
+	if n == 1 {
+		return "1 closed object waits for the GPU"
+	}
+	return errs.Count(n, "closed object") + " wait for the GPU"
+}
+
+// Withheld is what to do if the software driver returns that there is no memory
+// while it has that much free: then the system has none, or a test had it fail. Of a
+// real driver, and if memory ran out, it is empty.
+func (s *System) Withheld(size, free uint64) string {
+	if size > free || !s.Drv.Describe().Software {
+		return ""
+	}
+	return "the software driver has that much, but the system gave it none: look at ulimit -v and vm.overcommit_memory, or for an injected fault"
+}

@@ -1,0 +1,26 @@
+package errs_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/stretchr/testify/require"
+)
+
+func TestALineHasWhatThereIs(t *testing.T) {
+	kind, cause := errors.New("out of memory"), errors.New("no chunk")
+	require.Equal(t, "vmm.Create: out of memory: 2 MiB: no chunk; free some", errs.Line("vmm.Create", kind, "2 MiB", cause, "free some"))
+	require.Equal(t, "vmm.Create: 2 MiB", errs.Line("vmm.Create", nil, "2 MiB", nil, ""))
+	require.Equal(t, []error{kind, cause}, errs.Unwrap(kind, cause))
+	require.Equal(t, []error{cause}, errs.Unwrap(nil, cause))
+	require.Empty(t, errs.Unwrap(nil, nil))
+}
+
+func TestUnits(t *testing.T) {
+	for n, text := range map[int]string{0: "0 bytes", 1: "1 byte", 1000: "1000 bytes", 1024: "1 KiB", 1536: "1536 bytes", 3 << 20: "3 MiB", 1 << 50: "1 PiB"} {
+		require.Equal(t, text, errs.Bytes(n))
+	}
+	require.Equal(t, "1 mapping", errs.Count(1, "mapping"))
+	require.Equal(t, "0 mappings", errs.Count(0, "mapping"))
+}

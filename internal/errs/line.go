@@ -1,0 +1,35 @@
+package errs
+
+import "strings"
+
+// Line writes an error on one line: the operation, what kind of failure it is,
+// what was asked for, the cause, and what to do about it. What is empty is left
+// out.
+func Line(op string, kind error, asked string, cause error, hint string) string {
+	parts := []string{op}
+	if kind != nil {
+		parts = append(parts, kind.Error())
+	}
+	if asked != "" {
+		parts = append(parts, asked)
+	}
+	if cause != nil {
+		parts = append(parts, cause.Error())
+	}
+	line := strings.Join(parts, ": ")
+	if hint != "" {
+		line += "; " + hint
+	}
+	return line
+}
+
+// Unwrap lists the sentinel and the cause of an error, for errors.Is and
+// errors.As.
+func Unwrap(kind, cause error) (all []error) {
+	for _, err := range []error{kind, cause} {
+		if err != nil {
+			all = append(all, err)
+		}
+	}
+	return all
+}
