@@ -10,16 +10,18 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/fabric"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
 const doctorUsage = `usage: cuvmm doctor [flags]
 
-Looks at the machine, opens the driver, and tries on each device what the library
+Checks the machine, opens the driver, and tries on each device what the library
 does: it creates, maps, writes and reads a little memory, exports and imports it,
-and undoes all of that. Each finding says what was seen, what it means, and what
-to do. The exit code is 1 if there is a problem.
+and undoes all of that. Each finding says what was seen, what it means and what to
+do. The exit code is 1 if there is a problem. On the software driver the findings
+marked "simulated" describe its machine, not this one.
 
 Flags:
 `
@@ -31,6 +33,9 @@ func doctor(args []string, out, complaints io.Writer, h host) (int, error) {
 	driver := f.String("driver", "", "the driver to open: auto, real or sim (default: what "+auto.DriverEnv+" says, or auto)")
 	if code, err := parse(f, args, out, complaints, doctorUsage); err != nil {
 		return code, err
+	}
+	if err := checkChoice(*driver); err != nil {
+		return exitUsage, err
 	}
 	all := append(machineFindings(h), driverFindings(h, *driver)...)
 	switch {
@@ -58,20 +63,45 @@ func doctor(args []string, out, complaints io.Writer, h host) (int, error) {
 func driverFindings(h host, choice string) []finding {
 	sys, err := h.open(choice)
 	if err != nil {
-		return append(library(h), finding{Check: "driver", Severity: problem, Device: machine, Seen: "it cannot be opened: " + err.Error(),
-			Means: "no program can use a GPU from here", Remedy: "see the findings above; the error says what was tried"})
+		return append(library(h), cannotOpen(h, err))
 	}
 	all := library(h)
 	d := sys.Driver()
-	all = append(all, ok("driver", "%s", d))
 	if d.Software {
-		all = append(all, finding{Check: "driver", Severity: note, Device: machine, Seen: "the software driver is used",
-			Means: "programs run and are tested, but nothing is computed on a GPU"})
+		all = append(all, finding{Check: "driver", Severity: note, Device: machine, Seen: d.String(),
+			Means:  "programs run and can be tested, but nothing is computed on a GPU; the simulated findings below describe the software driver's machine, not this one",
+			Remedy: "the findings above say why the real driver is not in use"})
+	} else {
+		all = append(all, ok("driver", "%s", d))
 	}
-	devices := sys.Devices()
+	for _, f := range trials(sys.Devices()) {
+		f.Simulated = d.Software
+		all = append(all, f)
+	}
+	if err := sys.Close(); err != nil {
+		all = append(all, finding{Check: "driver", Severity: warning, Device: machine, Seen: "closing it failed: " + err.Error(), Means: "what a trial created stays until this process ends"})
+	}
+	return all
+}
+
+// cannotOpen blames the setting that the driver failed on, if it is one.
+func cannotOpen(h host, err error) finding {
+	for _, name := range []string{auto.DriverEnv, sim.MachineEnv, sim.FaultsEnv, cuda.LibraryEnv} {
+		if value, _ := h.env(name); value != "" && strings.Contains(err.Error(), "environment variable "+name) {
+			return finding{Check: "settings", Severity: problem, Device: machine, Seen: name + " keeps the driver from opening: " + err.Error(),
+				Means:  "programs that open the driver with this setting fail, whether the machine has a GPU or not",
+				Remedy: "correct " + name + " or unset it", Commands: []string{"unset " + name}}
+		}
+	}
+	return finding{Check: "driver", Severity: problem, Device: machine, Seen: "it cannot be opened: " + err.Error(),
+		Means: "no program can use a GPU from here", Remedy: "follow the error; the findings above may name the cause"}
+}
+
+// trials are the findings on the devices that a driver has.
+func trials(devices []*cuda.Device) (all []finding) {
 	if len(devices) == 0 {
-		all = append(all, finding{Check: "devices", Severity: problem, Device: machine, Seen: "the driver has no device",
-			Means: "nothing can run", Remedy: "see CUDA_VISIBLE_DEVICES, and what nvidia-smi lists"})
+		return []finding{{Check: "devices", Severity: problem, Device: machine, Seen: "the driver has no device",
+			Means: "nothing can run", Remedy: "check CUDA_VISIBLE_DEVICES and what nvidia-smi lists"}}
 	}
 	for _, dev := range devices {
 		for _, f := range deviceFindings(dev) {
@@ -79,11 +109,7 @@ func driverFindings(h host, choice string) []finding {
 		}
 	}
 	all = append(all, peerFindings(devices)...)
-	all = append(all, fabricFindings(devices)...)
-	if err := sys.Close(); err != nil {
-		all = append(all, finding{Check: "driver", Severity: warning, Device: machine, Seen: "closing it: " + err.Error(), Means: "something that was tried is left behind until this process ends"})
-	}
-	return all
+	return append(all, fabricFindings(devices)...)
 }
 
 func deviceFindings(d *cuda.Device) []finding {
@@ -203,9 +229,6 @@ func peerFindings(devices []*cuda.Device) (all []finding) {
 // fabricFindings are package fabric's. What keeps fabric handles from working is
 // no problem of the machine: most machines have no fabric.
 func fabricFindings(devices []*cuda.Device) (all []finding) {
-	if len(devices) == 0 {
-		return nil
-	}
 	d, err := fabric.Diagnose(fabric.Options{Trial: true}, devices...)
 	if err != nil {
 		return []finding{{Check: "fabric", Severity: warning, Device: machine, Seen: err.Error(), Means: "whether fabric handles work is not known"}}

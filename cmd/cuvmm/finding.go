@@ -17,18 +17,20 @@ const (
 	problem severity = "problem" // the library cannot work
 )
 
-// finding is one thing that was looked at.
+// finding is the result of one check.
 type finding struct {
 	Check    string   `json:"check"`
 	Severity severity `json:"severity"`
 	// Device is the device's ordinal, or -1 if the finding is about the machine.
 	Device int `json:"device"`
-	// Seen is what was found, Means what follows from it for which feature, and
-	// Remedy what to do.
+	// Simulated: the finding describes the software driver's machine, not this one.
+	Simulated bool `json:"simulated,omitempty"`
+	// Seen is what was found, Means the consequence and the features it concerns,
+	// Remedy what to do about it.
 	Seen   string `json:"seen"`
 	Means  string `json:"means,omitempty"`
 	Remedy string `json:"remedy,omitempty"`
-	// Commands carry the remedy out. They are printed, and never run.
+	// Commands carry out the remedy. They are printed, never run.
 	Commands []string `json:"commands,omitempty"`
 }
 
@@ -53,14 +55,22 @@ func worst(all []finding) severity {
 	return fine
 }
 
-// writeFindings writes a line for each finding, and under it what it means.
+// title is the check with the device it concerns.
+func (f finding) title() string {
+	title := f.Check
+	if f.Device != machine {
+		title = fmt.Sprintf("device %d: %s", f.Device, title)
+	}
+	if f.Simulated {
+		title = "simulated " + title
+	}
+	return title
+}
+
+// writeFindings writes a line for each finding, followed by what it means.
 func writeFindings(out io.Writer, all []finding) {
 	for _, f := range all {
-		check := f.Check
-		if f.Device != machine {
-			check = fmt.Sprintf("device %d: %s", f.Device, check)
-		}
-		fmt.Fprintf(out, "%-8s %s: %s\n", f.Severity, check, f.Seen)
+		fmt.Fprintf(out, "%-8s %s: %s\n", f.Severity, f.title(), f.Seen)
 		if f.Means != "" {
 			fmt.Fprintf(out, "         means: %s\n", f.Means)
 		}
@@ -72,10 +82,10 @@ func writeFindings(out io.Writer, all []finding) {
 	for _, f := range all {
 		counts[f.Severity]++
 	}
-	fmt.Fprintf(out, "\n%d looked at: %d ok, %d notes, %d warnings, %d problems\n", len(all), counts[fine], counts[note], counts[warning], counts[problem])
+	fmt.Fprintf(out, "\n%d checks: %d ok, %d notes, %d warnings, %d problems\n", len(all), counts[fine], counts[note], counts[warning], counts[problem])
 }
 
-// writeCommands writes the commands of all findings, each with its reason.
+// writeCommands writes the commands of all findings, each with the reason for it.
 func writeCommands(out io.Writer, all []finding) {
 	n := 0
 	for _, f := range all {
@@ -85,6 +95,6 @@ func writeCommands(out io.Writer, all []finding) {
 		}
 	}
 	if n == 0 {
-		fmt.Fprintln(out, "# nothing that a command mends")
+		fmt.Fprintln(out, "# nothing to fix by a command")
 	}
 }

@@ -51,6 +51,9 @@ func info(args []string, out, complaints io.Writer, h host) (int, error) {
 	if code, err := parse(f, args, out, complaints, infoUsage); err != nil {
 		return code, err
 	}
+	if err := checkChoice(*driver); err != nil {
+		return exitUsage, err
+	}
 	sys, err := h.open(*driver)
 	if err != nil {
 		return exitFailed, fmt.Errorf("%w (cuvmm doctor says more)", err)

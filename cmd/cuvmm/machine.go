@@ -7,6 +7,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/auto"
 )
 
 // machineFindings are those that need no driver.
@@ -192,8 +195,8 @@ func settings(h host) (all []finding) {
 	}
 	add("CUDA_VISIBLE_DEVICES", problem, "programs see no GPU (error 100)", "unset it, or name the GPUs", is("", "-1", "none", "nodevfiles"))
 	add("CUDA_LAUNCH_BLOCKING", warning, "every launch waits for the GPU: nothing overlaps, and measurements say nothing", "unset it outside of debugging", is("1"))
-	add("CUVMM_DRIVER", warning, "programs that choose their driver by cuda/auto run on the software driver", "unset it to use the GPU", is("sim"))
-	add("CUVMM_LIBCUDA", note, "this library is opened as the driver instead of libcuda.so.1", "", func(v string) bool { return v != "" })
+	add(auto.DriverEnv, warning, "programs that choose their driver by cuda/auto run on the software driver", "unset it to use the GPU", is("sim"))
+	add(cuda.LibraryEnv, note, "this library is opened as the driver instead of libcuda.so.1", "", func(v string) bool { return v != "" })
 	add("NCCL_CUMEM_ENABLE", note, "NCCL does not use virtual memory for its own buffers", "", is("0"))
 	for _, name := range []string{"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} {
 		add(name, note, "an allocator that is plugged into PyTorch takes the place of its own, and these settings then do nothing", "", func(v string) bool { return v != "" })

@@ -9,6 +9,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cuda/auto"
 )
 
 const usage = `cuvmm inspects this machine for GPU virtual memory.
@@ -71,4 +75,15 @@ func parse(f *flag.FlagSet, args []string, out, complaints io.Writer, text strin
 		return exitUsage, fmt.Errorf("unexpected argument %q: see cuvmm %s -h", f.Arg(0), f.Name())
 	}
 	return exitOK, nil
+}
+
+// choices are the drivers that the flag -driver selects.
+var choices = []string{string(auto.Auto), string(auto.Real), string(auto.Software)}
+
+// checkChoice returns an error if the value of the flag -driver selects none.
+func checkChoice(driver string) error {
+	if driver != "" && !slices.Contains(choices, driver) {
+		return fmt.Errorf("-driver %q: use %s", driver, strings.Join(choices, ", "))
+	}
+	return nil
 }

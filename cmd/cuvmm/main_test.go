@@ -52,7 +52,7 @@ func show(t *testing.T, f files, o ...sim.Options) host {
 	}
 	return host{
 		root:   root,
-		env:    func(string) (string, bool) { return "", false },
+		env:    none,
 		limit:  func(resource) (uint64, error) { return math.MaxUint64, nil },
 		access: func(string) error { return nil },
 		open: func(string) (*cuda.System, error) {
@@ -64,6 +64,8 @@ func show(t *testing.T, f files, o ...sim.Options) host {
 		},
 	}
 }
+
+func none(string) (string, bool) { return "", false }
 
 func named(value string) func(string) (string, bool) {
 	name, value, _ := strings.Cut(value, "=")
@@ -181,7 +183,7 @@ func TestDeviceFindings(t *testing.T) {
 		{"peers", sim.Options{Devices: make([]sim.DeviceOptions, 3)}, "peers", fine, "each of the 3 devices"},
 		{"no peers", far, "peers", warning, "it cannot access device 1"},
 		{"no fabric channel", sim.Options{}, "fabric, create", note, "cannot be created"},
-		{"software", sim.Options{}, "driver", note, "the software driver is used"},
+		{"software", sim.Options{}, "driver", note, "software driver, CUDA"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			all := driverFindings(show(t, healthy(), c.options), "")
@@ -218,12 +220,57 @@ func TestDoctor(t *testing.T) {
 	require.Equal(t, "# settings: CUDA_VISIBLE_DEVICES=-1\nunset CUDA_VISIBLE_DEVICES\n", out.String())
 	out.Reset()
 	require.Equal(t, exitOK, run([]string{"doctor", "-fix"}, &out, &complaints, show(t, healthy())))
-	require.Equal(t, "# nothing that a command mends\n", out.String())
+	require.Equal(t, "# nothing to fix by a command\n", out.String())
 
-	h.open = func(string) (*cuda.System, error) { return nil, errors.New("no such library") }
+	h.env, h.open = none, func(string) (*cuda.System, error) { return nil, errors.New("no such library") }
 	out.Reset()
 	require.Equal(t, exitProblem, run([]string{"doctor"}, &out, &complaints, h))
 	require.Contains(t, out.String(), "problem  driver: it cannot be opened: no such library\n         means: no program can use a GPU from here\n")
+}
+
+// The setting that the driver fails on is named, and not the machine.
+func TestSettingsThatKeepTheDriverFromOpening(t *testing.T) {
+	for _, setting := range []string{"CUVMM_DRIVER=bogus", "CUVMM_SIM={", "CUVMM_SIM_FAULTS=[", "CUVMM_LIBCUDA=/nowhere/libcuda.so"} {
+		t.Run(setting, func(t *testing.T) {
+			name, value, _ := strings.Cut(setting, "=")
+			for _, other := range []string{"CUVMM_DRIVER", "CUVMM_SIM", "CUVMM_SIM_FAULTS", "CUVMM_LIBCUDA"} {
+				t.Setenv(other, "")
+			}
+			driver := map[string]string{"CUVMM_DRIVER": "", "CUVMM_LIBCUDA": "real"}
+			t.Setenv(name, value)
+			h := show(t, healthy())
+			h.env, h.open = os.LookupEnv, thisHost().open
+			choice, named := driver[name]
+			if !named {
+				choice = "sim"
+			}
+			all := driverFindings(h, choice)[1:] // after the library
+			require.Len(t, all, 1)
+			require.Equal(t, "settings", all[0].Check)
+			require.Equal(t, problem, all[0].Severity)
+			require.Contains(t, all[0].Seen, name+" keeps the driver from opening: ")
+			require.Equal(t, []string{"unset " + name}, all[0].Commands)
+		})
+	}
+}
+
+// What the software driver's machine has is never said of this machine.
+func TestFindingsOfTheSoftwareDriverAreMarked(t *testing.T) {
+	bare := healthy().without("proc/driver/nvidia/version", "dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia0")
+	var out, complaints bytes.Buffer
+	require.Equal(t, exitOK, run([]string{"doctor"}, &out, &complaints, show(t, bare)))
+	require.Contains(t, out.String(), "the nvidia kernel module is not loaded")
+	channels := 0
+	for _, line := range strings.Split(out.String(), "\n") {
+		if strings.Contains(line, " fabric, ") || strings.Contains(line, "device 0:") {
+			require.Contains(t, line, " simulated ")
+			channels++
+		}
+	}
+	require.Greater(t, channels, 10)
+	for _, f := range machineFindings(show(t, bare)) {
+		require.False(t, f.Simulated)
+	}
 }
 
 func TestInfo(t *testing.T) {
@@ -265,7 +312,8 @@ func TestUsage(t *testing.T) {
 		{[]string{"map"}, exitUsage, "", `there is no command "map": use doctor or info`},
 		{[]string{"info", "0"}, exitUsage, "", `unexpected argument "0": see cuvmm info -h`},
 		{[]string{"doctor", "-quick"}, exitUsage, "", "-quick"},
-		{[]string{"doctor", "-driver", "x"}, exitProblem, `driver "x"`, ""},
+		{[]string{"doctor", "-driver", "x"}, exitUsage, "", `-driver "x": use auto, real, sim`},
+		{[]string{"info", "-driver", "x"}, exitUsage, "", `-driver "x": use auto, real, sim`},
 	} {
 		var out, complaints bytes.Buffer
 		h := show(t, healthy())
