@@ -7,16 +7,17 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Event marks a point in a stream's work, to wait for it from the host or from
 // another stream, or to measure the time between two.
 type Event struct {
 	obj     *core.Object
-	closer  core.Closer
+	closer  life.Closer
 	ctx     *core.Context
 	handle  driver.Event
-	watched core.Watched
+	watched life.Watched
 
 	// mu orders Record with what is known of the last one.
 	mu   sync.Mutex
@@ -52,8 +53,8 @@ func (d *Device) NewEvent(o EventOptions) (*Event, error) {
 		return nil, c.CallError("cuda.Device.NewEvent", driver.CallEventCreate, r, d.String())
 	}
 	e := &Event{obj: new(core.Object), ctx: c, handle: h}
-	d.sys.core.Track(e.obj, core.KindEvent, 0)
-	e.watched.Begin(e.obj)
+	d.sys.core.Track(e.obj, life.KindEvent, 0)
+	e.obj.Watch(&e.watched)
 	return e, nil
 }
 

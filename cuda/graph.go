@@ -6,6 +6,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Graph is GPU work that was captured once, by [Stream.WithCapture], and can be
@@ -13,13 +14,13 @@ import (
 // uploads in it; all other memory is the caller's, who keeps it mapped.
 type Graph struct {
 	g       *graph
-	watched core.Watched
+	watched life.Watched
 }
 
 // graph is the inner state.
 type graph struct {
 	core.Object
-	closer core.Closer
+	closer life.Closer
 	sys    *System
 	ctx    *core.Context // of the stream that it was captured on
 	staged staged
@@ -52,9 +53,9 @@ func newGraph(sys *System, ctx *core.Context, template driver.Graph, exec driver
 	if ctx.Observe(sys.core.Drv.GraphDestroy(template)) == driver.Success {
 		in.template = 0
 	}
-	sys.core.Track(&in.Object, core.KindGraph, s.bytes())
+	sys.core.Track(&in.Object, life.KindGraph, s.bytes())
 	g := &Graph{g: in}
-	g.watched.Begin(&in.Object)
+	in.Watch(&g.watched)
 	return g
 }
 
@@ -139,7 +140,7 @@ func (g *Graph) Close() error {
 func (g *Graph) CloseAfter(streams ...*Stream) error {
 	const op = "cuda.Graph.CloseAfter"
 	in := g.g
-	return in.closer.CloseAfter(in.sys.core, func() (*core.Fence, error) {
+	return life.CloseAfter(&in.closer, in.sys.core, func() (*core.Fence, error) {
 		f, err := core.FenceOf(in.sys.core, op, streams)
 		if err != nil {
 			return nil, err

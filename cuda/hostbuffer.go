@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 type hostBufferHolder = core.HostBufferHolder
@@ -16,12 +17,12 @@ type hostBufferHolder = core.HostBufferHolder
 type HostBuffer struct {
 	hostBufferHolder
 	obj     *core.Object
-	closer  core.Closer
+	closer  life.Closer
 	sys     *System
 	block   pinnedBlock
 	losses  int64 // the System's, when it was made
 	bytes   []byte
-	watched core.Watched
+	watched life.Watched
 }
 
 // NewHostBuffer takes n bytes of pinned host memory, usable by every device of
@@ -47,9 +48,9 @@ func (d *Device) NewHostBuffer(n int) (*HostBuffer, error) {
 		return nil, err
 	}
 	h := &HostBuffer{obj: new(core.Object), sys: d.sys, block: b, losses: losses, bytes: unsafe.Slice((*byte)(b.mem), n)}
-	d.sys.core.Track(h.obj, core.KindHostBuffer, uint64(n))
+	d.sys.core.Track(h.obj, life.KindHostBuffer, uint64(n))
 	h.hostBufferHolder = core.NewHostBufferHolder(h.closeNow)
-	h.watched.Begin(h.obj)
+	h.obj.Watch(&h.watched)
 	return h, nil
 }
 
@@ -145,7 +146,7 @@ func (h *HostBuffer) Close() error {
 // stream it is ErrInvalidArgument; with one that captures a graph it is
 // ErrCapturing and nothing has changed.
 func (h *HostBuffer) CloseAfter(streams ...*Stream) error {
-	return h.closer.CloseAfter(h.sys.core, func() (*core.Fence, error) {
+	return life.CloseAfter(&h.closer, h.sys.core, func() (*core.Fence, error) {
 		return core.FenceOf(h.sys.core, "cuda.HostBuffer.CloseAfter", streams)
 	}, h.release)
 }

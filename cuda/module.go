@@ -11,17 +11,18 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Module is GPU code that was loaded into a device's context: its kernels run
 // on streams of that context.
 type Module struct {
 	obj     *core.Object
-	closer  core.Closer
+	closer  life.Closer
 	dev     *Device
 	ctx     *core.Context
 	handle  driver.Module
-	watched core.Watched
+	watched life.Watched
 }
 
 // LoadModule loads PTX text, a cubin or a fat binary. The driver compiles PTX
@@ -57,8 +58,8 @@ func (d *Device) LoadModule(image []byte) (*Module, error) {
 		return nil, c.CallError(op, driver.CallModuleLoadData, r, asked)
 	}
 	m := &Module{obj: new(core.Object), dev: d, ctx: c, handle: h}
-	sys.Track(m.obj, core.KindModule, uint64(len(image)))
-	m.watched.Begin(m.obj)
+	sys.Track(m.obj, life.KindModule, uint64(len(image)))
+	m.obj.Watch(&m.watched)
 	return m, nil
 }
 
@@ -177,7 +178,7 @@ func (m *Module) Close() error {
 func (m *Module) CloseAfter(streams ...*Stream) error {
 	const op = "cuda.Module.CloseAfter"
 	sys := m.ctx.System()
-	return m.closer.CloseAfter(sys,
+	return life.CloseAfter(&m.closer, sys,
 		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
 		func() error { return m.unload(op) })
 }

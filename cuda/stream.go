@@ -6,6 +6,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 type streamHolder = core.StreamHolder
@@ -19,7 +20,7 @@ type Stream struct {
 	ring    *ring
 	release func() // takes back that a borrowed stream's context is known
 	own     bool   // the device's, for copies that name none
-	watched core.Watched
+	watched life.Watched
 }
 
 // StreamOptions change how NewStream makes a stream.
@@ -136,7 +137,7 @@ func (d *Device) stream(in *core.Stream, watch bool) *Stream {
 	s := &Stream{in: in, dev: d, ring: &ring{stream: in, home: d.ctx.Load(), pool: &d.sys.pinned}}
 	s.streamHolder = core.NewStreamHolder(in, staging{s})
 	if watch {
-		s.watched.Begin(&in.Object)
+		in.Watch(&s.watched)
 	}
 	return s
 }
@@ -321,7 +322,7 @@ func nilStream(op string) error {
 
 // look holds the stream for an operation that puts no work on it, and returns the
 // moment before; the caller calls in.Release.
-func (s *Stream) look(op string) (at core.Moment, err error) {
+func (s *Stream) look(op string) (at life.Moment, err error) {
 	if s == nil {
 		return at, nilStream(op)
 	}

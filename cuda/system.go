@@ -13,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/environ"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // LibraryEnv names the environment variable that says which driver library to
@@ -259,21 +260,21 @@ type Stats struct {
 // Stats counts what is live now.
 func (s *System) Stats() Stats {
 	var st Stats
-	st.Reservations, st.ReservedBytes = s.core.LiveCount(core.KindReservation)
-	st.Allocations, st.AllocatedBytes = s.core.LiveCount(core.KindAllocation)
+	st.Reservations, st.ReservedBytes = s.core.Live.Count(life.KindReservation)
+	st.Allocations, st.AllocatedBytes = s.core.Live.Count(life.KindAllocation)
 	st.SharedReleased, st.SharedReleasedBytes = s.core.Shared.Released()
-	st.Mappings, st.MappedBytes = s.core.LiveCount(core.KindMapping)
-	st.Streams, _ = s.core.LiveCount(core.KindStream)
-	st.Events, _ = s.core.LiveCount(core.KindEvent)
-	st.Graphs, st.GraphBytes = s.core.LiveCount(core.KindGraph)
-	st.Modules, _ = s.core.LiveCount(core.KindModule)
-	st.HostBuffers, st.HostBytes = s.core.LiveCount(core.KindHostBuffer)
-	st.Managed, st.ManagedBytes = s.core.LiveCount(core.KindManaged)
+	st.Mappings, st.MappedBytes = s.core.Live.Count(life.KindMapping)
+	st.Streams, _ = s.core.Live.Count(life.KindStream)
+	st.Events, _ = s.core.Live.Count(life.KindEvent)
+	st.Graphs, st.GraphBytes = s.core.Live.Count(life.KindGraph)
+	st.Modules, _ = s.core.Live.Count(life.KindModule)
+	st.HostBuffers, st.HostBytes = s.core.Live.Count(life.KindHostBuffer)
+	st.Managed, st.ManagedBytes = s.core.Live.Count(life.KindManaged)
 	st.Pending = s.core.PendingReclaims()
-	st.Lost = s.core.LostCount()
+	st.Lost = s.core.Live.Lost()
 	return st
 }
 
 // Live describes every live object, with the stack that made it where leak
 // tracing is on.
-func (s *System) Live() []string { return s.core.LiveObjects() }
+func (s *System) Live() []string { return s.core.Live.Describe() }

@@ -113,9 +113,7 @@ func TestOpenBesideACloseThatStandsStill(t *testing.T) {
 					once.Do(func() { close(entered); <-goOn })
 				}
 			})
-			life := new(core.Life)
-			life.Close()
-			in.Reclaim(f, life, func() error { return nil })
+			in.Reclaim(f, nil, func() error { return nil })
 			done := make(chan error, 1)
 			go func() { done <- first.Close() }()
 			<-entered

@@ -10,7 +10,7 @@ import (
 	"sync"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Client asks a [Server] what it publishes, and follows it. All methods are safe
@@ -21,7 +21,7 @@ type Client struct {
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	read   chan struct{} // closed when nothing is read any more
-	closer core.Closer
+	closer life.Closer
 
 	mu     sync.Mutex
 	number uint32

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/sock"
 )
 
@@ -29,7 +29,7 @@ type Conn struct {
 	peer   Peer
 	known  bool
 	limits Options
-	closer core.Closer
+	closer life.Closer
 
 	sending, receiving slot
 	inbox              inbox

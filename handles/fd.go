@@ -11,8 +11,8 @@ import (
 	"syscall"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/fd"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // FD owns a file descriptor, always one that is closed on exec. Its methods
@@ -30,7 +30,7 @@ type FD struct {
 // descriptor is the inner state: what the collector's cleanup holds.
 type descriptor struct {
 	n      int
-	closer core.Closer
+	closer life.Closer
 	stack  []uintptr
 	// foreign: another process chose the file, so that closing it may take as
 	// long as that likes.

@@ -12,6 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -30,7 +31,7 @@ type follower struct {
 	about   Descriptor
 	dev     *cuda.Device
 	options FollowOptions
-	closer  core.Closer
+	closer  life.Closer
 	ctx     context.Context // ends with the first close
 	end     context.CancelFunc
 	running sync.WaitGroup
@@ -338,7 +339,7 @@ func (f *follower) calm() {
 func (f *follower) closeAfter(streams []*cuda.Stream) error {
 	const op = "handles.Follower.CloseAfter"
 	sys := core.SystemOf(f.dev)
-	return f.closer.CloseAfter(sys, func() (*core.Fence, error) {
+	return life.CloseAfter(&f.closer, sys, func() (*core.Fence, error) {
 		if f.quiet != nil { // after a teardown that failed
 			return new(core.Fence), nil
 		}
@@ -372,7 +373,7 @@ func (f *follower) teardown() error {
 	select {
 	case <-f.quiet:
 	default:
-		return core.ErrAgain
+		return life.ErrAgain
 	}
 	if f.stream != nil {
 		if err := f.stream.Close(); err != nil { // it waits for nothing
@@ -385,7 +386,7 @@ func (f *follower) teardown() error {
 		select {
 		case <-released.Done():
 		default:
-			return core.ErrAgain
+			return life.ErrAgain
 		}
 		if err := released.Wait(context.Background()); err != nil {
 			return err // Close takes it up
@@ -407,6 +408,6 @@ func (f *follower) teardown() error {
 		}
 		return err
 	default:
-		return core.ErrAgain
+		return life.ErrAgain
 	}
 }

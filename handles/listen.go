@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/sock"
 )
 
@@ -26,7 +26,7 @@ type Listener struct {
 	accepting slot
 	ctx       context.Context // ends with Close
 	end       context.CancelFunc
-	closer    core.Closer
+	closer    life.Closer
 }
 
 // maxName keeps the socket's address within what the system takes, 107 bytes.

@@ -7,8 +7,8 @@ import (
 	"sync"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/fd"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/sharedpage"
 )
 
@@ -30,7 +30,7 @@ type pages struct {
 	// out counts the words that followers have, or that wait for their streams.
 	out sync.WaitGroup
 	// life is the server's.
-	life *core.Closer
+	life *life.Closer
 }
 
 type page struct {

@@ -10,8 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/fd"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Server publishes buffers and arrays by name to the processes that connect to
@@ -19,7 +19,7 @@ import (
 type Server struct {
 	o       ServerOptions
 	log     *slog.Logger
-	closer  core.Closer
+	closer  life.Closer
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 	pages   pages

@@ -186,9 +186,7 @@ func (q *sequence) later(op string, do func() error) error {
 			return err
 		}
 	}
-	life := new(core.Life)
-	life.Close()
-	sys.Reclaim(f, life, do)
+	sys.Reclaim(f, nil, do)
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Allocator makes managed memory on a device that lives no longer than itself:
@@ -20,7 +21,7 @@ type Allocator struct{ a *allocator }
 
 // allocator is what its memory knows of it.
 type allocator struct {
-	closer  core.Closer
+	closer  life.Closer
 	dev     *cuda.Device
 	options Options
 

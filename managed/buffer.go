@@ -7,6 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
@@ -55,13 +56,13 @@ type Options struct {
 // methods. Methods are safe for concurrent use.
 type Buffer struct {
 	Range
-	watched core.Watched
+	watched life.Watched
 	from    *Allocator // which is lost with the last of its buffers, nil where New made it
 }
 
 // handle is what a Buffer and its Ranges have in common: a count of the memory.
 type handle struct {
-	closer core.Closer
+	closer life.Closer
 	m      *memory
 }
 
@@ -119,7 +120,7 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 	if r != driver.Success {
 		return nil, ctx.CallError(op, driver.CallMemAllocManaged, r, fmt.Sprintf("%s of managed memory on %v", errs.Bytes(n), d))
 	}
-	sys.Track(&m.Object, core.KindManaged, m.size)
+	sys.Track(&m.Object, life.KindManaged, m.size)
 	if from != nil {
 		m.from = from.a
 		m.from.made(m)
@@ -300,7 +301,7 @@ func (b *Buffer) Clone() (*Buffer, error) {
 // watch has the loss of a buffer reported whose memory nobody else frees.
 func (b *Buffer) watch() {
 	if b.h.m.kind == owned && b.from == nil {
-		b.watched.Begin(&b.h.m.Object)
+		b.h.m.Watch(&b.watched)
 	}
 }
 
@@ -328,7 +329,7 @@ func (b *Buffer) Close() error {
 func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
 	const op = "managed.Buffer.CloseAfter"
 	m := b.h.m
-	return b.h.closer.CloseAfter(m.sys, func() (*core.Fence, error) {
+	return life.CloseAfter(&b.h.closer, m.sys, func() (*core.Fence, error) {
 		return core.FenceOf(m.sys, op, streams)
 	}, func() error {
 		if err := m.dropLater(op); err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // memory is a managed allocation, or somebody else's that is looked at. Several
@@ -17,7 +18,7 @@ type memory struct {
 	core.Object
 	// life is held by every operation on the memory, whichever Buffer it comes
 	// from.
-	life core.Life
+	life life.Life
 	sys  *core.System
 	dev  *cuda.Device
 	ctx  *core.Context
@@ -93,7 +94,7 @@ func (m *memory) drop(op string) error {
 // on a goroutine of its own.
 func (m *memory) dropLater(op string) error {
 	if !m.mu.TryLock() {
-		return core.ErrAgain // it is being freed
+		return life.ErrAgain // it is being freed
 	}
 	defer m.mu.Unlock()
 	if !m.gone && m.refs == 1 {
@@ -104,7 +105,7 @@ func (m *memory) dropLater(op string) error {
 				defer m.mu.Unlock()
 				m.freeing <- m.free(op, m.unfenced)
 			})
-			return core.ErrAgain
+			return life.ErrAgain
 		}
 		select {
 		case err := <-m.freeing:
@@ -113,7 +114,7 @@ func (m *memory) dropLater(op string) error {
 				return err
 			}
 		default:
-			return core.ErrAgain
+			return life.ErrAgain
 		}
 	}
 	m.refs--

@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/ranges"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -17,8 +18,8 @@ import (
 // both alive.
 type Binding struct {
 	b       *binding
-	closer  core.Closer
-	watched core.Watched
+	closer  life.Closer
+	watched life.Watched
 }
 
 // binding is the inner state.
@@ -105,9 +106,9 @@ func (o *Object) bind(op string, d *cuda.Device, off int, mem *phys.Handle, memO
 		return nil, phys.Abandon(op, sys.CallError(op, c, r, fmt.Sprintf("%v of %v at offset %s of a %v",
 			errs.Bytes(b.size), d, errs.Bytes(b.off), o), b.dev), mem, h)
 	}
-	sys.Track(&b.Object, core.KindBinding, b.size)
+	sys.Track(&b.Object, life.KindBinding, b.size)
 	shell := &Binding{b: b}
-	shell.watched.Begin(&b.Object)
+	b.Watch(&shell.watched)
 	return shell, nil
 }
 
@@ -230,7 +231,7 @@ func (b *Binding) closeUnused() error {
 func (b *Binding) CloseAfter(streams ...*cuda.Stream) error {
 	const op = "multicast.Binding.CloseAfter"
 	sys := b.b.System()
-	return b.closer.CloseAfter(sys,
+	return life.CloseAfter(&b.closer, sys,
 		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
 		func() error { return b.unbind(op) })
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -19,9 +20,9 @@ type holder = phys.Holder
 // whole, and blocks until all devices were added.
 type Object struct {
 	holder
-	closer  core.Closer
+	closer  life.Closer
 	o       *object
-	watched core.Watched
+	watched life.Watched
 }
 
 // object is the inner state, which bindings keep too.
@@ -82,7 +83,7 @@ func newObject(h *phys.Handle, p Properties, gran uint64) *Object {
 	h.NotYet = in.notYet
 	o := &Object{o: in}
 	o.holder = phys.NewHolder(h, &o.closer.Life)
-	o.watched.Begin(&h.Object)
+	h.Watch(&o.watched)
 	return o
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/diagnose"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -28,10 +29,10 @@ type Physical interface {
 // often as wanted.
 type Allocation struct {
 	holder
-	closer  core.Closer
+	closer  life.Closer
 	h       *phys.Handle
 	chosen  Granularity
-	watched core.Watched
+	watched life.Watched
 }
 
 // maxBytes is more than any device has address space for; sizes above it would
@@ -65,7 +66,7 @@ func Create(d *cuda.Device, size int, p Properties) (*Allocation, error) {
 func newAllocation(h *phys.Handle, g Granularity) *Allocation {
 	a := &Allocation{h: h, chosen: g}
 	a.holder = phys.NewHolder(h, &a.closer.Life)
-	a.watched.Begin(&h.Object)
+	h.Watch(&a.watched)
 	return a
 }
 

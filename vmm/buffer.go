@@ -12,6 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/share"
 )
 
@@ -24,7 +25,7 @@ import (
 type Buffer struct {
 	shared
 	b       *buffer
-	watched core.Watched
+	watched life.Watched
 }
 
 // BufferOptions describe a buffer. The zero value is a buffer in the device's
@@ -60,7 +61,7 @@ type shared = share.Holder
 type buffer struct {
 	core.Object
 	serial uint64 // see track
-	closer core.Closer
+	closer life.Closer
 	copies copies
 	later  later
 	dev    *cuda.Device
@@ -120,7 +121,7 @@ func (b *Buffer) Requested() Properties { return properties(b.b.prop, b.b.chosen
 
 func (b *buffer) shell() *Buffer {
 	shell := &Buffer{shared: share.HoldMemory(b), b: b}
-	shell.watched.Begin(&b.Object)
+	b.Watch(&shell.watched)
 	return shell
 }
 
@@ -158,7 +159,7 @@ var serials atomic.Uint64
 // track puts a new buffer into the list of live objects.
 func (b *buffer) track(committed uint64) {
 	b.serial = serials.Add(1)
-	b.res.System().Track(&b.Object, core.KindBuffer, committed)
+	b.res.System().Track(&b.Object, life.KindBuffer, committed)
 }
 
 // reserveFor reserves what was asked for, or, where nothing was, the device's

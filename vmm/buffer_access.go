@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // SetAccess says who may do what with the buffer's memory, that of now in one
@@ -120,9 +121,8 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		in.mu.Unlock()
 		in.refuse(place, -1)
 		in.revoking.begin(place)
-		life, passed := new(core.Life), false
-		life.Close()
-		in.reclaim(f, life, func() error { return in.revokedLocked(op, place) }, func() {
+		passed := false
+		in.reclaim(f, nil, func() error { return in.revokedLocked(op, place) }, func() {
 			if !passed {
 				passed = true
 				in.revoking.pass(place)
@@ -170,7 +170,7 @@ func (b *buffer) revokedLocked(op string, l driver.Location) error {
 
 // stillGranted says of a revocation that failed what that means.
 func stillGranted(err error) error {
-	if err == nil || errors.Is(err, core.ErrAgain) {
+	if err == nil || errors.Is(err, life.ErrAgain) {
 		return err
 	}
 	return fmt.Errorf("%w (the place keeps its access until RevokeAfter or SetAccess takes it)", err)

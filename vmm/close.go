@@ -3,6 +3,7 @@ package vmm
 import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Close waits for all work that could use the buffer (see the package
@@ -33,11 +34,11 @@ func (b *Buffer) Close() error {
 func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
 	const op = "vmm.Buffer.CloseAfter"
 	sys := b.b.res.System()
-	return b.b.closer.CloseAfter(sys,
+	return life.CloseAfter(&b.b.closer, sys,
 		func() (*core.Fence, error) { return b.b.closeAfter(op, streams) },
 		func() error {
 			if b.b.later.Load() > 0 {
-				return core.ErrAgain
+				return life.ErrAgain
 			}
 			return b.teardown(op)
 		})

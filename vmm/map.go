@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -41,7 +42,7 @@ func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
 		return nil, r.r.release(err, h)
 	}
 	m.m = maps[0]
-	m.watched.Begin(&m.m.Object)
+	m.m.Watch(&m.watched)
 	return m, nil
 }
 
@@ -96,7 +97,7 @@ func (r *Reservation) MapRun(off int, access []Access, memory ...Physical) (made
 	made = make([]*Mapping, len(maps))
 	for i, in := range maps {
 		made[i] = &Mapping{m: in}
-		made[i].watched.Begin(&in.Object)
+		in.Watch(&made[i].watched)
 	}
 	return made, nil
 }
@@ -140,7 +141,7 @@ func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*
 	}
 	for _, m := range maps {
 		m.phys.Mappings.Add(1)
-		sys.Track(&m.Object, core.KindMapping, m.phys.Size)
+		sys.Track(&m.Object, life.KindMapping, m.phys.Size)
 	}
 	r.maps = slices.Insert(r.maps, at, maps...)
 	return maps, nil

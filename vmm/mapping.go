@@ -8,15 +8,16 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
 // Mapping is physical memory at an address. It keeps both alive.
 type Mapping struct {
 	m       *mapping
-	closer  core.Closer
+	closer  life.Closer
 	later   later
-	watched core.Watched
+	watched life.Watched
 }
 
 // mapping is the inner state. access is guarded by the reservation's lock; the
@@ -98,12 +99,11 @@ func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		m.closer.Release()
 		return err
 	}
-	place, life, passed := changes[0].Location, new(core.Life), false
-	life.Close()
+	place, passed := changes[0].Location, false
 	in.revoking.begin(place)
 	m.later.Add(1)
 	m.closer.Release()
-	in.res.System().Reclaim(f, life, func() (err error) {
+	in.res.System().Reclaim(f, nil, func() (err error) {
 		if !passed {
 			passed = true
 			in.revoking.pass(place)
@@ -114,7 +114,7 @@ func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 				err = nil // the range was closed, and the mapping with it
 			}
 		}
-		if !errors.Is(err, core.ErrAgain) {
+		if !errors.Is(err, life.ErrAgain) {
 			m.later.Add(-1)
 		}
 		return err
@@ -145,11 +145,11 @@ func (m *Mapping) Close() error {
 func (m *Mapping) CloseAfter(streams ...*cuda.Stream) error {
 	const op = "vmm.Mapping.CloseAfter"
 	sys := m.m.res.System()
-	err := m.closer.CloseAfter(sys,
+	err := life.CloseAfter(&m.closer, sys,
 		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
 		func() error {
 			if m.later.Load() > 0 {
-				return core.ErrAgain
+				return life.ErrAgain
 			}
 			return m.unmap(op)
 		})

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // later counts what ClipAfter and RevokeAfter have still to do on an object,
@@ -35,16 +36,16 @@ func (b *buffer) soon(job func()) {
 
 // reclaim has passed called when the fence has passed, and do as a job of the
 // buffer's. The reclaimer, which waits for no change, asks until it is done.
-func (b *buffer) reclaim(f *core.Fence, life *core.Life, do func() error, passed func()) {
+func (b *buffer) reclaim(f *core.Fence, alive *life.Life, do func() error, passed func()) {
 	b.later.Add(1) // the buffer is not torn down before
 	const idle, handedIn, done = 0, 1, 2
 	var state atomic.Int32
 	var err error
-	b.res.System().Reclaim(f, life, func() error {
+	b.res.System().Reclaim(f, alive, func() error {
 		passed()
 		if state.CompareAndSwap(idle, handedIn) {
 			b.changes.Soon(func() {
-				if err = do(); errors.Is(err, core.ErrAgain) {
+				if err = do(); errors.Is(err, life.ErrAgain) {
 					state.Store(idle)
 					return
 				}
@@ -53,7 +54,7 @@ func (b *buffer) reclaim(f *core.Fence, life *core.Life, do func() error, passed
 			})
 		}
 		if state.Load() != done {
-			return core.ErrAgain
+			return life.ErrAgain
 		}
 		return err
 	})

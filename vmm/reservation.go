@@ -11,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/ranges"
 )
 
@@ -20,7 +21,7 @@ import (
 type Reservation struct {
 	ranged
 	r       *reservation
-	watched core.Watched
+	watched life.Watched
 }
 
 // ReserveOptions change where Reserve reserves. The zero value lets the driver
@@ -43,14 +44,14 @@ func Reserve(d *cuda.Device, size int, o ReserveOptions) (*Reservation, error) {
 		return nil, err
 	}
 	shell := &Reservation{ranged: ranges.Hold(r), r: r}
-	shell.watched.Begin(&r.Object)
+	r.Watch(&shell.watched)
 	return shell, nil
 }
 
 // reservation is the inner state: what mappings keep alive.
 type reservation struct {
 	core.Object
-	closer core.Closer
+	closer life.Closer
 	system *cuda.System
 	base   driver.Ptr
 	size   uint64
@@ -99,7 +100,7 @@ func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservatio
 	}
 	r := &reservation{system: d.System(), base: base, size: uint64(size), gran: gran}
 	r.maps = r.one[:0]
-	sys.Track(&r.Object, core.KindReservation, r.size)
+	sys.Track(&r.Object, life.KindReservation, r.size)
 	return r, nil
 }
 
@@ -153,7 +154,7 @@ func (r *Reservation) CloseAfter(streams ...*cuda.Stream) error {
 	const op = "vmm.Reservation.CloseAfter"
 	in := r.r
 	sys := in.System()
-	return in.closer.CloseAfter(sys, func() (*core.Fence, error) {
+	return life.CloseAfter(&in.closer, sys, func() (*core.Fence, error) {
 		f, err := core.FenceOf(sys, op, streams)
 		if err != nil {
 			return nil, err
@@ -168,7 +169,7 @@ func (r *Reservation) CloseAfter(streams ...*cuda.Stream) error {
 		mapped := len(in.maps)
 		in.mu.Unlock()
 		if mapped > 0 {
-			return core.ErrAgain
+			return life.ErrAgain
 		}
 		if err := in.free(op); err != nil {
 			return err
@@ -270,8 +271,6 @@ func (r *reservation) undone(cause error, undo func() error) error {
 	if err == nil {
 		return cause
 	}
-	life := new(core.Life)
-	life.Close()
-	r.System().Reclaim(new(core.Fence), life, undo)
+	r.System().Reclaim(new(core.Fence), nil, undo)
 	return fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", cause, err)
 }

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // SetAccess changes who may touch a part of the range that consists of whole
@@ -37,7 +37,7 @@ func (r *reservation) setAccess(op string, off, size uint64, access []Access) er
 		if err := r.System().WaitDevices(op, from); err != nil {
 			return err
 		}
-		if err := r.applyAccess(op, off, size, changes); !errors.Is(err, core.ErrAgain) {
+		if err := r.applyAccess(op, off, size, changes); !errors.Is(err, life.ErrAgain) {
 			return err
 		}
 		if err := r.views.await(op, off, off+size); err != nil {
@@ -69,7 +69,7 @@ func (r *reservation) planAccess(op string, off, size uint64, access []Access) (
 
 // applyAccess makes a change that was checked, and waited for. Where it fails
 // the access is as it was. While a function looks at memory that the host would
-// lose it changes nothing and returns core.ErrAgain.
+// lose it changes nothing and returns life.ErrAgain.
 func (r *reservation) applyAccess(op string, off, size uint64, changes accessList) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -85,7 +85,7 @@ func (r *reservation) applyAccess(op string, off, size uint64, changes accessLis
 		}
 		if home := m.phys.Asked.Location; home.Type != driver.LocationDevice && changes.names(home) &&
 			changes.mode(home) < m.access.mode(home) && r.views.over(m.off, m.off+m.phys.Size) != nil {
-			return core.ErrAgain
+			return life.ErrAgain
 		}
 	}
 	if res := sys.Drv.MemSetAccess(r.base+driver.Ptr(off), size, changes); res != driver.Success {

@@ -25,12 +25,11 @@ func BenchmarkBesidePending(b *testing.B) {
 			s, err := d.NewStream(cuda.StreamOptions{})
 			require.NoError(b, err)
 			m.Hold(s.Handle())
-			in, life := core.SystemOf(d), new(core.Life)
-			life.Close()
+			in := core.SystemOf(d)
 			for range n {
 				f, err := in.NewFence("bench", []*core.Stream{core.StreamOf(s)})
 				require.NoError(b, err)
-				in.Reclaim(f, life, func() error { return nil })
+				in.Reclaim(f, nil, func() error { return nil })
 			}
 			time.Sleep(100 * time.Millisecond) // the reclaimer has taken them in
 			for b.Loop() {

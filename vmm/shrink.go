@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Clip gives back the memory behind the bytes in use: whole chunks, so at most
@@ -166,7 +167,7 @@ func (b *buffer) clipAfterLocked(op string, keep int, f *core.Fence, final bool)
 // clip is one call of ClipAfter, or of a publication's Shrink. Its chunks know
 // it.
 type clip struct {
-	life   core.Life
+	life   life.Life
 	fence  *core.Fence
 	once   sync.Once
 	passed chan struct{} // closed when the GPU has passed
@@ -207,7 +208,7 @@ func (c *clip) done() bool {
 // were taken back meanwhile. The caller holds changes.
 func (b *buffer) clippedLocked(op string) error {
 	if b.res.views.over(b.committed.Load(), rest) != nil {
-		return core.ErrAgain // a function still looks at it
+		return life.ErrAgain // a function still looks at it
 	}
 	return b.trimLocked(op)
 }

@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -117,7 +117,7 @@ func (r *reservation) undoRunLocked(maps []*mapping, cause error) error {
 		m.phys.Retain()
 		m.tried = true
 		m.phys.Mappings.Add(1)
-		sys.Track(&m.Object, core.KindMapping, m.phys.Size)
+		sys.Track(&m.Object, life.KindMapping, m.phys.Size)
 	}
 	r.keepLocked(maps)
 	return fmt.Errorf("%w (and undoing it failed: %v returned %v, so %s at %#x are out of use)",

@@ -79,7 +79,7 @@ func (b *backlog) advance(it *reclaim, l *look) {
 			it.dropMark()
 			continue
 		}
-		if !it.life.Idle() {
+		if it.life != nil && !it.life.Idle() {
 			break
 		}
 		if it.late {

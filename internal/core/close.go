@@ -21,19 +21,18 @@ func (s *System) Settle() { s.settle() }
 // Retire takes the System out of use, unless anything is live or pending: then it
 // changes nothing, at no moment, and InUse has the reason. It waits for nothing.
 func (s *System) Retire() bool {
-	l := &s.live
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.head.next != &l.head || s.PendingReclaims() > 0 {
-		return false
-	}
-	s.closed.Store(true)
-	return true
+	return s.Live.IfEmpty(func() bool {
+		if s.PendingReclaims() > 0 {
+			return false
+		}
+		s.closed.Store(true)
+		return true
+	})
 }
 
 // InUse is why the System cannot be closed, or nil if it could be by now.
 func (s *System) InUse() error {
-	if live, n := s.liveBriefly(shownLive); n > 0 {
+	if live, n := s.Live.DescribeBriefly(shownLive); n > 0 {
 		asked := fmt.Sprintf("live objects: %s", strings.Join(live, ", "))
 		if n > len(live) {
 			asked += fmt.Sprintf(" and %d more", n-len(live))

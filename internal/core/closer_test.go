@@ -3,44 +3,27 @@ package core_test
 import (
 	"context"
 	"errors"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/stretchr/testify/require"
 )
 
 var errTest = errors.New("test")
 
-func TestCloserTearsDownOnce(t *testing.T) {
-	var c core.Closer
-	torn := 0
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			if err := c.Close(func() error { torn++; return nil }); err != nil {
-				t.Error(err)
-			}
-			if torn != 1 { // ordered by the closer's lock
-				t.Errorf("torn down %d times when Close returned", torn)
-			}
-		})
-	}
-	wg.Wait()
-}
-
 func TestCloserGoesOnWhereTheTeardownFailed(t *testing.T) {
 	_, s, st := system(t, core.Config{})
-	for name, again := range map[string]func(c *core.Closer, teardown func() error) error{
-		"by Close": (*core.Closer).Close,
-		"by CloseAfter": func(c *core.Closer, teardown func() error) error {
+	for name, again := range map[string]func(c *life.Closer, teardown func() error) error{
+		"by Close": (*life.Closer).Close,
+		"by CloseAfter": func(c *life.Closer, teardown func() error) error {
 			fence := func() (*core.Fence, error) { return s.NewFence("x", []*core.Stream{st}) }
-			return errors.Join(c.CloseAfter(s, fence, teardown), s.Drain(t.Context()))
+			return errors.Join(life.CloseAfter(c, s, fence, teardown), s.Drain(t.Context()))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var c core.Closer
+			var c life.Closer
 			torn := 0
 			teardown := func() error {
 				if torn++; torn == 1 {
@@ -57,42 +40,20 @@ func TestCloserGoesOnWhereTheTeardownFailed(t *testing.T) {
 	}
 }
 
-func TestCloserWaitsForOperations(t *testing.T) {
-	var c core.Closer
-	require.True(t, c.Acquire())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := c.Close(func() error { return nil }); err != nil {
-			t.Error(err)
-		}
-	}()
-	for !c.Closed() {
-		time.Sleep(time.Millisecond)
-	}
-	select {
-	case <-done:
-		t.Fatal("it did not wait")
-	case <-time.After(5 * time.Millisecond):
-	}
-	c.Release()
-	<-done
-}
-
 func TestCloseAfterWaitsForTheFenceAndForOperations(t *testing.T) {
 	m, s, st := system(t, core.Config{})
-	var c core.Closer
+	var c life.Closer
 	torn := make(chan struct{})
 	failing := func() (*core.Fence, error) { return nil, errTest }
-	require.ErrorIs(t, c.CloseAfter(s, failing, nil), errTest)
+	require.ErrorIs(t, life.CloseAfter(&c, s, failing, nil), errTest)
 	require.False(t, c.Closed(), "nothing has changed")
 
 	m.Hold(uintptr(st.Handle))
 	work(t, st)
 	require.True(t, c.Acquire())
 	fence := func() (*core.Fence, error) { return s.NewFence("x", []*core.Stream{st}) }
-	require.NoError(t, c.CloseAfter(s, fence, func() error { close(torn); return nil }))
-	require.NoError(t, c.CloseAfter(s, failing, nil), "again does nothing")
+	require.NoError(t, life.CloseAfter(&c, s, fence, func() error { close(torn); return nil }))
+	require.NoError(t, life.CloseAfter(&c, s, failing, nil), "again does nothing")
 	require.NoError(t, c.Close(func() error { return errTest }), "nor does this")
 	require.False(t, c.Acquire())
 	require.Equal(t, 1, s.PendingReclaims())

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // sentinelBytes is the size of the block whose free waits for a context's
@@ -36,7 +37,7 @@ type Context struct {
 	// life is held over every driver call that names the context, or an event of
 	// it, for a caller that holds none of its streams. Once it is closed the
 	// streams were waited for, and the owner may have destroyed the context.
-	life Life
+	life life.Life
 	// Granule is what address ranges on the device are multiples of, once
 	// somebody has asked.
 	Granule atomic.Uint64

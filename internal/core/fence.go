@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Fence stands for the work that was on some streams at one moment.
@@ -33,6 +34,26 @@ func (f *Fence) AddStreams(streams []*Stream) { f.later = append(f.later, stream
 
 // Add lets the fence pass only after the mark has, and takes the mark over.
 func (f *Fence) Add(m Mark) { f.marks = append(f.marks, m) }
+
+// FenceOf marks the streams of public stream objects. No streams is an error:
+// naming none is not the same as nothing running.
+func FenceOf[S interface {
+	comparable
+	stream() *Stream
+}](s *System, op string, streams []S) (*Fence, error) {
+	var none S
+	if len(streams) == 0 {
+		return nil, errs.Invalid(op, "no streams", "name the streams whose work uses the memory, or use the form without streams (Close, Clip, SetAccess), which waits for all of it")
+	}
+	in := make([]*Stream, len(streams))
+	for i, st := range streams {
+		if st == none {
+			return nil, errs.Invalid(op, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
+		}
+		in[i] = st.stream()
+	}
+	return s.NewFence(op, in)
+}
 
 // NewFence marks the streams. Where one of them captures a graph nothing is
 // changed and the error says so.

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Pauses between two looks of the reclaimer's goroutine: short at first, since
@@ -43,13 +45,9 @@ type reclaimer struct {
 	failed  []error
 }
 
-// ErrAgain is a teardown's answer that it wants to be called again: it would
-// have had to wait.
-var ErrAgain = errors.New("again")
-
 type reclaim struct {
 	fence *Fence
-	life  *Life
+	life  *life.Life
 	// late: there may be work behind the fence, as of operations that ran when
 	// the object was taken out of use (Fence.AddAllStreams). Once they have ended
 	// everything that is known is fenced again.
@@ -58,9 +56,10 @@ type reclaim struct {
 	do   func() error
 }
 
-// Reclaim tears an object down once the fence has passed and its life is idle.
-// It never blocks and makes no driver call.
-func (s *System) Reclaim(f *Fence, l *Life, do func() error) {
+// Reclaim tears an object down once the fence has passed and its life is idle; nil
+// stands for an object on which no operation runs. It never blocks and makes no driver
+// call.
+func (s *System) Reclaim(f *Fence, l *life.Life, do func() error) {
 	r := &s.reclaim
 	r.pending.Add(1)
 	r.mu.Lock()
@@ -228,7 +227,7 @@ func (l *look) passed(m Mark) bool {
 func (l *look) tearDown(it *reclaim) bool {
 	l.most--
 	err := it.do()
-	if errors.Is(err, ErrAgain) {
+	if errors.Is(err, life.ErrAgain) {
 		l.again = true
 		return false
 	}

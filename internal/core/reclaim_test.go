@@ -11,11 +11,12 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/stretchr/testify/require"
 )
 
-func closedLife() *core.Life {
-	l := new(core.Life)
+func closedLife() *life.Life {
+	l := new(life.Life)
 	l.Close()
 	return l
 }
@@ -61,7 +62,7 @@ func TestAReclaimThatCannotGoOnYetIsTriedAgain(t *testing.T) {
 	tries := 0
 	s.Reclaim(&core.Fence{}, closedLife(), func() error {
 		if tries++; tries < 4 {
-			return core.ErrAgain
+			return life.ErrAgain
 		}
 		return nil
 	})
@@ -84,7 +85,7 @@ func TestReclaimFromATeardown(t *testing.T) {
 // What is torn down is kept alive by nothing, whatever still waits.
 func TestReclaimKeepsNothingOfWhatIsGone(t *testing.T) {
 	_, s, _ := system(t, core.Config{})
-	waits := new(core.Life) // not closed, so that it stays
+	waits := new(life.Life) // not closed, so that it stays
 	s.Reclaim(&core.Fence{}, waits, func() error { return nil })
 	gone := make(chan struct{})
 	func() {

@@ -6,12 +6,13 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Stream is the inner state of a cuda.Stream.
 type Stream struct {
 	Object
-	Closer
+	life.Closer
 	Ctx    *Context
 	Handle driver.Stream
 	// Borrowed streams are not destroyed.
@@ -37,7 +38,7 @@ func (c *Context) AddStream(h driver.Stream, borrowed, track bool) *Stream {
 		s.touch()
 	}
 	if track {
-		c.sys.Track(&s.Object, KindStream, 0)
+		c.sys.Track(&s.Object, life.KindStream, 0)
 	}
 	return s
 }
@@ -99,8 +100,8 @@ func (s *Stream) touch() {
 // Settled says that the work which was on the stream at the moment is done. If no
 // operation has run since, the stream is idle as far as this library goes, and
 // waits for it make no driver call. The caller holds the stream no more.
-func (s *Stream) Settled(at Moment) {
-	if !at.quiet() || s.foreignWork() {
+func (s *Stream) Settled(at life.Moment) {
+	if !at.Quiet() || s.foreignWork() {
 		return
 	}
 	s.Ctx.mu.Lock()

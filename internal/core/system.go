@@ -15,6 +15,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Config is how a System was opened.
@@ -43,12 +44,11 @@ type System struct {
 
 	closed atomic.Bool
 
-	live  live
-	facts facts
-	lost  atomic.Int64 // objects that were collected without Close
+	// Live are the objects that were not closed.
+	Live life.List
 
+	facts  facts
 	losses losses
-	young  young
 	// Shared counts what was exported and released.
 	Shared Shared
 
@@ -63,13 +63,13 @@ type System struct {
 // NewSystem wraps an initialised driver.
 func NewSystem(d driver.Driver, version int32, c Config) *System {
 	s := &System{Drv: d, Config: c, Version: version}
-	s.live.init()
+	s.Live.Init(c.Log, c.TraceLeaks)
 	s.reclaim.sys = s
 	return s
 }
 
 // CallError makes the error of a driver call that failed and named no context; see
-// Note for the devices.
+// Observe for the devices.
 func (s *System) CallError(op string, c driver.Call, r driver.Result, asked string, devices ...driver.Device) error {
 	s.Observe(r, devices...)
 	return errs.New(errs.Failure{Op: op, Call: c, Result: r, Asked: asked})

@@ -24,3 +24,22 @@ func TestUnits(t *testing.T) {
 	require.Equal(t, "1 mapping", errs.Count(1, "mapping"))
 	require.Equal(t, "0 mappings", errs.Count(0, "mapping"))
 }
+
+func TestBytesAreExact(t *testing.T) {
+	for n, says := range map[uint64]string{
+		0: "0 bytes", 1: "1 byte", 1023: "1023 bytes", 1024: "1 KiB", 1025: "1025 bytes", 2 << 20: "2 MiB", 3 << 30: "3 GiB",
+		1<<40 + 1<<30: "1025 GiB", 5 << 50: "5 PiB", 1 << 60: "1024 PiB",
+	} {
+		require.Equal(t, says, errs.Bytes(n))
+	}
+	require.Equal(t, "-2 KiB", errs.Bytes(-2048))
+}
+
+func TestCountsAreWrittenForPeople(t *testing.T) {
+	require.Equal(t, "1 mapping", errs.Count(1, "mapping"))
+	require.Equal(t, "0 mappings", errs.Count(0, "mapping"))
+	require.Equal(t, "2 mappings", errs.Count(uint64(2), "mapping"))
+	require.Equal(t, "1 byte", errs.Bytes(1))
+	require.Equal(t, "1 KiB", errs.Bytes(1024))
+	require.Equal(t, "1025 bytes", errs.Bytes(1025))
+}

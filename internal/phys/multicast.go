@@ -4,6 +4,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // A multicast object is a handle too: it is mapped, exported and released as
@@ -28,7 +29,7 @@ func newMulticast(s *core.System, h driver.MemHandle, size uint64, types driver.
 	p := &Handle{Driver: h, Size: size, ID: lastID.Add(1)}
 	p.Asked.RequestedHandleTypes = types
 	p.refs.Store(1)
-	s.Track(&p.Object, core.KindMulticast, size)
+	s.Track(&p.Object, life.KindMulticast, size)
 	return p
 }
 

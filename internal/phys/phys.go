@@ -15,6 +15,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Handle is physical memory. It is made with a count of one.
@@ -82,7 +83,7 @@ func TryCreate(s *core.System, size uint64, prop driver.AllocationProp) (*Handle
 func New(s *core.System, h driver.MemHandle, size uint64, prop driver.AllocationProp) *Handle {
 	p := &Handle{Driver: h, Size: size, Asked: prop, ID: lastID.Add(1)}
 	p.refs.Store(1)
-	s.Track(&p.Object, core.KindAllocation, size)
+	s.Track(&p.Object, life.KindAllocation, size)
 	return p
 }
 
@@ -126,17 +127,17 @@ func (h *Handle) Release() driver.Result {
 // Holder is embedded, unexported, by the owners that users see.
 type Holder struct {
 	h    *Handle
-	life *core.Life
+	life *life.Life
 }
 
 // NewHolder makes the holder. The life is the owner's.
-func NewHolder(h *Handle, life *core.Life) Holder { return Holder{h, life} }
+func NewHolder(h *Handle, alive *life.Life) Holder { return Holder{h, alive} }
 
-func (h *Holder) owned() (*Handle, *core.Life) { return h.h, h.life }
+func (h *Holder) owned() (*Handle, *life.Life) { return h.h, h.life }
 
 // Sealed is what only owners of this library implement.
 type Sealed interface {
-	owned() (*Handle, *core.Life)
+	owned() (*Handle, *life.Life)
 }
 
 // None reports whether no owner was named: nil, or a nil pointer to one.
@@ -148,11 +149,11 @@ func Of(s Sealed) *Handle { h, _ := s.owned(); return h }
 // Use adds to the count of an owner's handle, unless the owner is closed. The
 // caller keeps the count or releases it.
 func Use(s Sealed) (*Handle, bool) {
-	h, life := s.owned()
-	if !life.Acquire() {
+	h, alive := s.owned()
+	if !alive.Acquire() {
 		return nil, false
 	}
-	defer life.Release()
+	defer alive.Release()
 	h.Retain()
 	return h, true
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -83,7 +84,7 @@ func TestManyOwnersReleaseOnce(t *testing.T) {
 // owner is what the packages above make of a handle.
 type owner struct {
 	phys.Holder
-	life core.Life
+	life life.Life
 }
 
 func TestUseOfAClosedOwner(t *testing.T) {
@@ -122,9 +123,7 @@ func TestCreateTakesWhatWasClosedAndHasPassed(t *testing.T) {
 	fence, err := sys.NewFence("test", []*core.Stream{st})
 	require.NoError(t, err)
 	gone := all[0]
-	life := new(core.Life)
-	life.Close()
-	sys.Reclaim(fence, life, func() error {
+	sys.Reclaim(fence, nil, func() error {
 		require.Equal(t, driver.Success, gone.Release())
 		return nil
 	})

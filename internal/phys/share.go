@@ -183,7 +183,5 @@ func Abandon(op string, cause error, handles ...*Handle) error {
 
 // retry has the reclaimer try a teardown once more, when the fence has passed.
 func retry(s *core.System, f *core.Fence, teardown func() error) {
-	life := new(core.Life)
-	life.Close()
-	s.Reclaim(f, life, teardown)
+	s.Reclaim(f, nil, teardown)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // CaptureOptions change how a capture is served. The zero value gives it an
@@ -64,7 +65,7 @@ type Capture struct {
 	o      CaptureOptions
 	dog    *watchdog
 	over   atomic.Bool
-	life   core.Closer
+	life   life.Closer
 	// calls is held shared over the driver calls that make or free a node. End
 	// waits for them, so that none comes behind the end of the driver's capture.
 	calls sync.RWMutex
@@ -399,7 +400,7 @@ func (c *Capture) CloseAfter(streams ...*cuda.Stream) error {
 	if err := c.ended(op); err != nil {
 		return err
 	}
-	return c.life.CloseAfter(c.pool.sys, func() (*core.Fence, error) { return core.FenceOf(c.pool.sys, op, streams) }, c.gone)
+	return life.CloseAfter(&c.life, c.pool.sys, func() (*core.Fence, error) { return core.FenceOf(c.pool.sys, op, streams) }, c.gone)
 }
 
 func (c *Capture) ended(op string) error {

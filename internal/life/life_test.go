@@ -1,4 +1,4 @@
-package core_test
+package life_test
 
 import (
 	"sync"
@@ -6,12 +6,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/stretchr/testify/require"
 )
 
 func TestALifeEndsWhenItsOperationsHave(t *testing.T) {
-	var l core.Life
+	var l life.Life
 	require.True(t, l.Acquire())
 	require.True(t, l.Acquire())
 	require.False(t, l.Closed())
@@ -39,7 +39,7 @@ func TestALifeEndsWhenItsOperationsHave(t *testing.T) {
 }
 
 func TestALifeWithoutOperationsEndsAtOnce(t *testing.T) {
-	var l core.Life
+	var l life.Life
 	require.True(t, l.Close())
 	require.True(t, l.Idle())
 	l.Wait()
@@ -50,7 +50,7 @@ func TestALifeWithoutOperationsEndsAtOnce(t *testing.T) {
 // nothing runs.
 func TestALifeUnderManyGoroutines(t *testing.T) {
 	for range 500 {
-		var l core.Life
+		var l life.Life
 		var running, closers atomic.Int64
 		var wg sync.WaitGroup
 		for range 4 {
@@ -81,7 +81,7 @@ func TestALifeUnderManyGoroutines(t *testing.T) {
 // Since a moment an operation ran if it ran then, or began later; whether it
 // has ended does not matter.
 func TestWhetherAnythingRanSince(t *testing.T) {
-	var l core.Life
+	var l life.Life
 	quiet := l.Now()
 	require.False(t, l.RanSince(quiet))
 	require.True(t, l.Acquire())

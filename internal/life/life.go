@@ -1,4 +1,4 @@
-package core
+package life
 
 import "sync/atomic"
 
@@ -11,9 +11,8 @@ const (
 )
 
 // Life counts the operations that run on an object, and closes it once: from
-// then on no operation starts, and whoever tears the object down waits for
-// those that run. The zero value is open. All methods are safe for concurrent
-// use.
+// then on no operation starts, and a teardown can wait for those that still run.
+// The zero value is open. All methods are safe for concurrent use.
 type Life struct {
 	state atomic.Uint64
 	idle  atomic.Pointer[chan struct{}]
@@ -33,7 +32,7 @@ func (l *Life) Acquire() bool {
 }
 
 // Peek is Acquire for an operation that only looks at the object: once it has
-// ended, RanSince does not tell of it.
+// ended, RanSince does not report it.
 func (l *Life) Peek() bool {
 	for {
 		s := l.state.Load()
@@ -59,20 +58,20 @@ func idle(state uint64) bool { return state&(lifeClosed|lifeRunning) == lifeClos
 // A Moment is a point in a Life.
 type Moment uint64
 
-// Now is for RanSince.
+// Now returns the present moment, for RanSince.
 func (l *Life) Now() Moment { return Moment(l.state.Load() &^ lifeClosed) }
 
 // RanSince reports whether any operation ran at the moment or since, whether or
 // not it has ended.
-func (l *Life) RanSince(m Moment) bool { return !m.quiet() || l.Now() != m }
+func (l *Life) RanSince(m Moment) bool { return !m.Quiet() || l.Now() != m }
 
-// quiet reports whether no operation ran at the moment.
-func (m Moment) quiet() bool { return m&lifeRunning == 0 }
+// Quiet reports whether no operation ran at the moment.
+func (m Moment) Quiet() bool { return m&lifeRunning == 0 }
 
 // Close lets no further operation start. It reports whether this call was the
 // one that closed the object.
 func (l *Life) Close() bool {
-	// Mostly nothing runs, and then nobody will wait.
+	// Usually nothing runs, and then there is nothing to wait for.
 	if s := l.state.Load(); s&(lifeClosed|lifeRunning) == 0 && l.state.CompareAndSwap(s, s|lifeClosed) {
 		return true
 	}
@@ -85,8 +84,8 @@ func (l *Life) Close() bool {
 		if s&lifeClosed != 0 {
 			return false
 		}
-		// The channel must be there before the operation that closes it can see
-		// that it is the last.
+		// The channel must exist before the last operation can see that it has to
+		// close it.
 		l.idle.CompareAndSwap(nil, &ended)
 		if l.state.CompareAndSwap(s, s|lifeClosed) {
 			if idle(s | lifeClosed) {

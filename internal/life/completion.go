@@ -1,11 +1,11 @@
-package core
+package life
 
 import (
 	"context"
 	"sync/atomic"
 )
 
-// Completion is the end of one object's closing.
+// Completion is the end of one object's closing. It implements cuda.Completion.
 type Completion struct {
 	done chan struct{}
 	err  error // written before done is closed
@@ -29,19 +29,19 @@ func (c *Completion) Wait(ctx context.Context) error {
 	}
 }
 
-// closed is the completion of everything that was closed.
+// closed is the Completion of every object that is closed.
 var closed = func() *Completion {
 	c := &Completion{done: make(chan struct{})}
 	close(c.done)
 	return c
 }()
 
-// completion is made when it is asked for, so that closing costs nothing more
-// without one.
+// completion makes its Completion on first use, so that an object without one closes
+// at no extra cost.
 type completion struct{ p atomic.Pointer[Completion] }
 
-// Completion returns the end of the object's closing: of the one that is under way
-// or comes next, or that was.
+// Completion returns the end of the object's closing: the one in progress, the next
+// one, or the one that has ended.
 func (c *completion) Completion() *Completion {
 	for {
 		if have := c.p.Load(); have != nil {
@@ -53,7 +53,7 @@ func (c *completion) Completion() *Completion {
 	}
 }
 
-// end says how a closing ended. After an error the next one has a completion of
+// end reports how a closing ended. After an error the next closing has a Completion of
 // its own.
 func (c *completion) end(err error) {
 	next := closed
