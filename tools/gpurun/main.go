@@ -29,7 +29,7 @@ Runs the tests and programs of the bundle, each from its own package's folder
 and under a time limit, and prints one line for each. Exits with 1 if one
 failed, with 2 if it was asked for what it does not have.
 
-PACKAGE is a folder of the repository: vmm, cuda/sim, samples/01-growable, or
+PACKAGE is a folder of the repository: vmm, cuda/sim, samples/02-growable, or
 vmm/... for vmm and all below it. ARGUMENTs go to the programs; the output of a
 program that was named is shown.
 

@@ -1,0 +1,52 @@
+package app
+
+import (
+	"cmp"
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"time"
+)
+
+// Again returns a command that runs this sample again, as another process in the
+// given role, with the same driver. It writes to e.Out and standard error. When
+// ctx ends the process is interrupted, and killed if that does not end it.
+func (e *Env) Again(ctx context.Context, role string, args ...string) (*exec.Cmd, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, self, append([]string{"-as", role, "-driver", e.driver}, args...)...)
+	cmd.Stdout, cmd.Stderr = e.Out, os.Stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 20 * time.Second
+	return cmd, nil
+}
+
+// Started reports whether Again started this process. The samples' tests, which
+// are what os.Executable names there, then run the sample in place of tests.
+func Started() bool { return len(os.Args) > 1 && os.Args[1] == "-as" }
+
+// writer writes for several goroutines and remembers the first error: of a write
+// that failed a child process learns no more than that a pipe is broken.
+type writer struct {
+	mu  sync.Mutex
+	out io.Writer
+	err error
+}
+
+func (w *writer) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n, err := w.out.Write(p)
+	w.err = cmp.Or(w.err, err)
+	return n, err
+}
+
+func (w *writer) failed() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
+}
