@@ -151,6 +151,17 @@ func buildLine(src string) string {
 // carried to another machine has no sources about it: that is the one skip.
 func repository(t *testing.T) *tree {
 	t.Helper()
+	root := repositoryRoot(t)
+	files, err := listFiles(root)
+	require.NoError(t, err)
+	tr, err := newTree(os.DirFS(root), files)
+	require.NoError(t, err)
+	return tr
+}
+
+// repositoryRoot is the folder of the checkout; without one the test is skipped.
+func repositoryRoot(t *testing.T) string {
+	t.Helper()
 	if _, err := os.Stat("tree_test.go"); err != nil {
 		t.Skip("the repository's sources are not here: this test binary runs away from its checkout")
 	}
@@ -160,12 +171,7 @@ func repository(t *testing.T) *tree {
 	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
 	require.NoError(t, err, "the sources are here, so the root's go.mod must be two folders up")
 	require.Contains(t, string(mod), "module "+modulePath+"\n")
-
-	files, err := listFiles(root)
-	require.NoError(t, err)
-	tr, err := newTree(os.DirFS(root), files)
-	require.NoError(t, err)
-	return tr
+	return root
 }
 
 // listFiles answers what git tracks or would add. Without git, and in a copy
