@@ -53,7 +53,7 @@ func newGraph(sys *System, ctx *core.Context, template driver.Graph, exec driver
 	if ctx.Observe(sys.core.Drv.GraphDestroy(template)) == driver.Success {
 		in.template = 0
 	}
-	sys.core.Track(&in.Object, life.KindGraph, s.bytes())
+	sys.core.Track(in, life.KindGraph, s.bytes())
 	g := &Graph{g: in}
 	in.Watch(&g.watched)
 	return g

@@ -120,7 +120,7 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 	if r != driver.Success {
 		return nil, ctx.CallError(op, driver.CallMemAllocManaged, r, fmt.Sprintf("%s of managed memory on %v", errs.Bytes(n), d))
 	}
-	sys.Track(&m.Object, life.KindManaged, m.size)
+	sys.Track(m, life.KindManaged, m.size)
 	if from != nil {
 		m.from = from.a
 		m.from.made(m)

@@ -106,7 +106,7 @@ func (o *Object) bind(op string, d *cuda.Device, off int, mem *phys.Handle, memO
 		return nil, phys.Abandon(op, sys.CallError(op, c, r, fmt.Sprintf("%v of %v at offset %s of a %v",
 			errs.Bytes(b.size), d, errs.Bytes(b.off), o), b.dev), mem, h)
 	}
-	sys.Track(&b.Object, life.KindBinding, b.size)
+	sys.Track(b, life.KindBinding, b.size)
 	shell := &Binding{b: b}
 	b.Watch(&shell.watched)
 	return shell, nil

@@ -159,7 +159,7 @@ var serials atomic.Uint64
 // track puts a new buffer into the list of live objects.
 func (b *buffer) track(committed uint64) {
 	b.serial = serials.Add(1)
-	b.res.System().Track(&b.Object, life.KindBuffer, committed)
+	b.res.System().Track(b, life.KindBuffer, committed)
 }
 
 // reserveFor reserves what was asked for, or, where nothing was, the device's

@@ -141,7 +141,7 @@ func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*
 	}
 	for _, m := range maps {
 		m.phys.Mappings.Add(1)
-		sys.Track(&m.Object, life.KindMapping, m.phys.Size)
+		sys.Track(m, life.KindMapping, m.phys.Size)
 	}
 	r.maps = slices.Insert(r.maps, at, maps...)
 	return maps, nil

@@ -100,7 +100,7 @@ func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservatio
 	}
 	r := &reservation{system: d.System(), base: base, size: uint64(size), gran: gran}
 	r.maps = r.one[:0]
-	sys.Track(&r.Object, life.KindReservation, r.size)
+	sys.Track(r, life.KindReservation, r.size)
 	return r, nil
 }
 

@@ -117,7 +117,7 @@ func (r *reservation) undoRunLocked(maps []*mapping, cause error) error {
 		m.phys.Retain()
 		m.tried = true
 		m.phys.Mappings.Add(1)
-		sys.Track(&m.Object, life.KindMapping, m.phys.Size)
+		sys.Track(m, life.KindMapping, m.phys.Size)
 	}
 	r.keepLocked(maps)
 	return fmt.Errorf("%w (and undoing it failed: %v returned %v, so %s at %#x are out of use)",

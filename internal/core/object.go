@@ -8,10 +8,18 @@ type Object struct {
 	sys *System
 }
 
-// Track puts an object of size bytes into the System's list of live objects.
-func (s *System) Track(o *Object, kind life.Kind, size uint64) {
-	o.sys = s
-	s.Live.Add(&o.Object, kind, size, 1)
+// Owner is what embeds an Object.
+type Owner interface {
+	life.Owner
+	tracked() *Object
+}
+
+func (o *Object) tracked() *Object { return o }
+
+// Track puts an owner of size bytes into the System's list of live objects.
+func (s *System) Track(owner Owner, kind life.Kind, size uint64) {
+	owner.tracked().sys = s
+	s.Live.Add(owner, kind, size, 1)
 }
 
 // System returns the object's System.

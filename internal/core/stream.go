@@ -38,7 +38,7 @@ func (c *Context) AddStream(h driver.Stream, borrowed, track bool) *Stream {
 		s.touch()
 	}
 	if track {
-		c.sys.Track(&s.Object, life.KindStream, 0)
+		c.sys.Track(s, life.KindStream, 0)
 	}
 	return s
 }

@@ -46,6 +46,8 @@ type System struct {
 
 	// Live are the objects that were not closed.
 	Live life.List
+	// shown are what snapshots show besides.
+	shown shown
 
 	facts  facts
 	losses losses

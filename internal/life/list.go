@@ -28,10 +28,11 @@ func (l *List) Init(log *slog.Logger, trace bool) {
 	l.head.prev, l.head.next = &l.head, &l.head
 }
 
-// Add puts an object of size bytes into the list. skip is the number of callers that
+// Add puts an owner of size bytes into the list. skip is the number of callers that
 // its stack leaves out.
-func (l *List) Add(o *Object, kind Kind, size uint64, skip int) {
-	o.list, o.kind, o.size = l, kind, size
+func (l *List) Add(owner Owner, kind Kind, size uint64, skip int) {
+	o := owner.object()
+	o.list, o.owner, o.kind, o.size = l, owner, kind, size
 	if l.trace {
 		pcs := make([]uintptr, 32)
 		pcs = pcs[:runtime.Callers(2+skip, pcs)]
@@ -39,8 +40,7 @@ func (l *List) Add(o *Object, kind Kind, size uint64, skip int) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	o.prev, o.next = l.head.prev, &l.head
-	o.prev.next, o.next.prev = o, o
+	o.linkBefore(&l.head)
 	l.counts[kind]++
 	l.bytes[kind] += size
 }
@@ -61,7 +61,9 @@ func (l *List) Describe() []string {
 	defer l.mu.Unlock()
 	var all []string
 	for o := l.head.next; o != &l.head; o = o.next {
-		all = append(all, o.String())
+		if !o.isCursor() {
+			all = append(all, o.String())
+		}
 	}
 	return all
 }
@@ -72,6 +74,9 @@ func (l *List) DescribeBriefly(most int) (some []string, all int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for o := l.head.next; o != &l.head; o = o.next {
+		if o.isCursor() {
+			continue
+		}
 		if all++; all <= most {
 			some = append(some, o.brief())
 		}
@@ -84,5 +89,10 @@ func (l *List) DescribeBriefly(most int) (some []string, all int) {
 func (l *List) IfEmpty(f func() bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.head.next == &l.head && f()
+	for o := l.head.next; o != &l.head; o = o.next {
+		if !o.isCursor() {
+			return false
+		}
+	}
+	return f()
 }

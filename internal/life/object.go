@@ -40,11 +40,17 @@ func (k Kind) String() string { return kindNames[k] }
 // and a lost object never noticed.
 type Object struct {
 	list       *List
+	owner      Owner
 	kind       Kind
 	size       uint64
 	stack      *[]uintptr // of the creation, if it is traced
 	prev, next *Object
 }
+
+// Owner is what embeds an Object.
+type Owner interface{ object() *Object }
+
+func (o *Object) object() *Object { return o }
 
 // Untrack takes the object out of its list, if it is in one. Idempotent.
 func (o *Object) Untrack() {
@@ -57,8 +63,7 @@ func (o *Object) Untrack() {
 	if o.next == nil {
 		return
 	}
-	o.prev.next, o.next.prev = o.next, o.prev
-	o.prev, o.next = nil, nil
+	o.unlink()
 	l.counts[o.kind]--
 	l.bytes[o.kind] -= o.size
 }

@@ -29,7 +29,7 @@ func newMulticast(s *core.System, h driver.MemHandle, size uint64, types driver.
 	p := &Handle{Driver: h, Size: size, ID: lastID.Add(1)}
 	p.Asked.RequestedHandleTypes = types
 	p.refs.Store(1)
-	s.Track(&p.Object, life.KindMulticast, size)
+	s.Track(p, life.KindMulticast, size)
 	return p
 }
 

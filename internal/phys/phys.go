@@ -83,7 +83,7 @@ func TryCreate(s *core.System, size uint64, prop driver.AllocationProp) (*Handle
 func New(s *core.System, h driver.MemHandle, size uint64, prop driver.AllocationProp) *Handle {
 	p := &Handle{Driver: h, Size: size, Asked: prop, ID: lastID.Add(1)}
 	p.refs.Store(1)
-	s.Track(&p.Object, life.KindAllocation, size)
+	s.Track(p, life.KindAllocation, size)
 	return p
 }
 

@@ -19,6 +19,7 @@ var rooms = [][]string{
 	{"cuda/auto"},
 	{"vmm"},
 	{"handles", "managed", "vmm/pool"},
+	{"inspect"},
 	{"fabric"},
 	{"multicast"},
 	{"fabric/rendezvous/etcd"}, // a module of its own, which nobody imports

@@ -114,6 +114,8 @@ func Shrink(op string, h Hold, n uint64, streams []*cuda.Stream) (View, error) {
 type About struct {
 	// Device is the one that the buffer was made on.
 	Device *cuda.Device
+	// Base is the address of the first byte.
+	Base driver.Ptr
 	// Asked are the properties that its memory is, or would be, created with.
 	Asked driver.AllocationProp
 	// Granularity and Reserved in bytes.

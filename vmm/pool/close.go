@@ -167,6 +167,7 @@ func (p *Pool) giveBack() error {
 		p.upkeep.stop()
 		p.remove()
 		p.remove = nil
+		p.hide()
 		for _, sh := range p.shards {
 			if sh.stream.Locals.Get(p.local) == sh {
 				sh.stream.Locals.Set(p.local, nil)

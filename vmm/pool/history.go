@@ -73,24 +73,49 @@ func (p *Pool) setHistory(r *ring) {
 	}
 }
 
-// History is what was kept since StartHistory.
+// History is what was kept since StartHistory. It holds up allocations only to
+// copy some of the events at a time; of those that newer ones replace meanwhile
+// the history lacks the oldest.
 func (p *Pool) History() History {
 	r := p.history.Load()
 	if r == nil {
 		return nil
 	}
+	var kept History
+	stacks := stackNames{}
+	events, sites := make([]event, 0, eventsAtOnce), make([]site, 0, eventsAtOnce)
+	for from := uint64(0); ; {
+		events, sites, from = r.read(from, events[:0], sites[:0])
+		if len(events) == 0 {
+			return kept
+		}
+		for i := range events {
+			e := events[i].event()
+			if len(sites) > 0 {
+				e.Stack = stacks.of(sites[i])
+			}
+			kept = append(kept, e)
+		}
+	}
+}
+
+// eventsAtOnce is how many events History copies under one hold of the ring's lock.
+const eventsAtOnce = 1024
+
+// read copies the events from a number on, or from the oldest that is still kept,
+// as many as there is room for, and returns the number to go on with.
+func (r *ring) read(from uint64, events []event, sites []site) ([]event, []site, uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	kept := make(History, 0, len(r.events))
-	for i := range r.events {
-		at := (r.next + i) % len(r.events) // the oldest first, also before it is full
-		e := r.events[at].event()
+	from = max(from, r.count-uint64(len(r.events)))
+	for ; from < r.count && len(events) < cap(events); from++ {
+		at := int(from % uint64(r.size))
+		events = append(events, r.events[at])
 		if r.stacks != nil {
-			e.Stack = r.stacks[at].lines()
+			sites = append(sites, r.stacks[at])
 		}
-		kept = append(kept, e)
 	}
-	return kept
+	return events, sites, from
 }
 
 // ring is a history that is being kept. Its lock is a leaf: it is taken under those of
@@ -98,7 +123,7 @@ func (p *Pool) History() History {
 type ring struct {
 	mu     sync.Mutex
 	size   int
-	next   int // where the next event goes, once it is full
+	count  uint64 // of all events: the latest are at their numbers modulo the size
 	events []event
 	stacks []site // of the events, where they are kept
 }
@@ -122,13 +147,11 @@ func (r *ring) add(kind trace.Kind, h *header, used []point) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	at := r.next
-	if len(r.events) < r.size {
-		at = len(r.events)
+	at := int(r.count % uint64(r.size))
+	if r.count++; len(r.events) < r.size {
 		r.events = append(r.events, e)
 	} else {
 		r.events[at] = e
-		r.next = (at + 1) % r.size
 	}
 	if r.stacks != nil {
 		r.stacks[at] = caller()

@@ -2,9 +2,12 @@ package pool_test
 
 import (
 	"encoding/json"
+	"slices"
+	"sync"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
@@ -67,6 +70,99 @@ func TestHistory(t *testing.T) {
 		free(t, p, b)
 		require.Nil(t, p.History())
 	})
+}
+
+// A snapshot of many blocks is read in steps, between which blocks come and go.
+func TestSnapshotOfManyBlocksThatChange(t *testing.T) {
+	_, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	p := newPool(t, d, pool.Options{SmallMax: 4 << 10, Track: true})
+	p.StartHistory(pool.HistoryOptions{Events: 5000, Stacks: true})
+	var blocks []pool.Block
+	s := stream(t, d)
+	for i := range 6000 {
+		size := 5 << 10 * (1 + i%3)
+		if i%4 == 0 {
+			size = 600
+		}
+		blocks = append(blocks, alloc(t, p, s, size))
+	}
+	require.Len(t, p.History(), 5000)
+	for i := 0; i < len(blocks); i += 5 {
+		free(t, p, blocks[i])
+	}
+	check := func(quiet bool) {
+		snap := p.Snapshot()
+		var at cuda.Ptr
+		live, parts := 0, 0
+		for _, g := range snap.Segments {
+			require.GreaterOrEqual(t, g.Ptr, at, "sorted and apart")
+			at = g.Ptr
+			parts = max(parts, len(g.Parts))
+			for _, part := range g.Parts {
+				if at != part.Ptr {
+					t.Fatalf("a gap between %v and %v", at, part.Ptr)
+				}
+				at += cuda.Ptr(part.Bytes)
+				if part.State == pool.LiveBlock {
+					live++
+					if len(part.Stack) == 0 {
+						t.Fatalf("no stack at %v", part.Ptr)
+					}
+				}
+			}
+			require.Equal(t, g.Ptr+cuda.Ptr(g.Bytes), at)
+		}
+		if quiet {
+			require.Greater(t, parts, 2000, "one segment takes several steps")
+			require.EqualValues(t, snap.Stats.Blocks, live)
+		}
+	}
+	check(true)
+	stop := make(chan struct{})
+	var changing sync.WaitGroup
+	for range 3 {
+		on := stream(t, d)
+		changing.Go(func() {
+			var mine []pool.Block
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					for _, b := range mine {
+						free(t, p, b)
+					}
+					return
+				default:
+				}
+				mine = append(mine, alloc(t, p, on, 5<<10*(1+i%700)))
+				if len(mine) > 40 {
+					free(t, p, mine[i%len(mine)])
+					mine = slices.Delete(mine, i%len(mine), i%len(mine)+1)
+				}
+			}
+		})
+	}
+	for range 10 {
+		check(false)
+		p.History()
+	}
+	for i, b := range blocks {
+		if i%5 != 0 && i%7 == 0 {
+			free(t, p, b)
+			if i%350 == 0 {
+				check(false)
+			}
+		}
+	}
+	close(stop)
+	changing.Wait()
+	check(false)
+	for i, b := range blocks {
+		if i%5 != 0 && i%7 != 0 {
+			free(t, p, b)
+		}
+	}
+	require.NoError(t, p.Check())
 }
 
 func TestSnapshot(t *testing.T) {

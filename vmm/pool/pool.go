@@ -81,6 +81,7 @@ type Pool struct {
 	captures    map[uint64]*Capture
 	arenas      int
 	remove      func() // from those who are asked under pressure
+	hide        func() // from snapshots of the System
 	relieve     atomic.Bool
 
 	places atomic.Pointer[[]place] // regions, and what graphs allocate, by address
@@ -128,6 +129,7 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	p.places.Store(new([]place))
 	p.local = p.sys.NewStreamKey()
 	p.remove = p.sys.OnPressure(p.underPressure)
+	p.hide = p.sys.Show(p)
 	return p, nil
 }
 

@@ -108,15 +108,16 @@ func (t Tag) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
 // Snapshot describes the pool as it is. While other goroutines allocate, its
 // parts are of slightly different moments. It takes time in proportion to the
-// blocks, and holds up each stream's allocations while it looks at them.
+// blocks, and holds each lock for a bounded number of them, well below a
+// millisecond, so that no request waits for all.
 func (p *Pool) Snapshot() Snapshot {
 	s := Snapshot{Time: time.Now(), Device: p.dev.String(), Stats: p.Stats(), History: p.History()}
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	for _, h := range p.idle {
 		s.Idle = append(s.Idle, h.Size)
 	}
-	for _, sh := range p.shards {
+	p.mu.Unlock()
+	for _, sh := range p.all() {
 		sh.mu.Lock()
 		s.Streams = append(s.Streams, StreamSummary{
 			Stream: uintptr(sh.stream.Handle), Blocks: sh.live, Requested: sh.requested, Waiting: sh.waiting.n,
@@ -124,14 +125,15 @@ func (p *Pool) Snapshot() Snapshot {
 		})
 		sh.mu.Unlock()
 	}
+	r := segmentReader{pool: p, stacks: stackNames{}}
 	for _, pl := range *p.places.Load() {
-		switch {
-		case pl.reg.kind == mid:
-			s.Segments = append(s.Segments, pl.reg.spanSegments()...)
-		default:
-			s.Segments = append(s.Segments, pl.reg.chunkSegments()...)
+		if pl.reg.kind == mid {
+			r.spans(pl.reg)
+		} else {
+			r.slabs(pl.reg)
 		}
 	}
+	s.Segments = r.segments
 	return s
 }
 
@@ -139,77 +141,10 @@ func (sh *shard) segment(kind SegmentKind, ptr driver.Ptr, bytes, chunk uint64) 
 	return Segment{Ptr: cuda.Ptr(ptr), Bytes: bytes, Kind: kind, Chunk: chunk, Stream: uintptr(sh.stream.Handle), Arena: sh.arena != nil}
 }
 
-// chunkSegments are the chunks of a region that hold slabs. The caller
-// holds the pool's lock.
-func (r *region) chunkSegments() (all []Segment) {
-	r.filled(func(i int, c *chunk) {
-		sh := c.shard.Load()
-		if sh == nil {
-			return // on its way, or lost
-		}
-		sh.mu.Lock()
-		defer sh.mu.Unlock()
-		s := sh.segment(SlabSegment, r.at(i), r.chunk, r.chunk)
-		s.pin(c, sh.pool)
-		at := r.at(i)
-		if sl := c.slab.Load(); sl != nil {
-			s.Slot = sl.slot
-			for j := range sl.slots[:sl.fresh] {
-				s.add(&sl.slots[j], at, sl.slot)
-				at += driver.Ptr(sl.slot)
-			}
-		}
-		s.hole(at, uint64(r.at(i))+r.chunk-uint64(at))
-		all = append(all, s)
-	})
-	return all
-}
-
-// spanSegments are the spans of a region that have an owner. The caller holds
-// the pool's lock.
-func (r *region) spanSegments() (all []Segment) {
-	for _, sp := range r.spans {
-		if sp.shard == nil {
-			continue // on its way
-		}
-		sh := sp.shard
-		sh.mu.Lock()
-		s := sh.segment(RegionSegment, sp.from, sp.bytes(), r.chunk)
-		for i := r.index(sp.from); i < r.index(sp.to); i++ {
-			s.pin(r.chunks[i].Load(), sh.pool)
-		}
-		for e := sp.head.next; e != sp.tail; e = e.next {
-			s.add(&e.header, e.ptr, e.size)
-		}
-		sh.mu.Unlock()
-		all = append(all, s)
-	}
-	return all
-}
-
 func (s *Segment) pin(c *chunk, p *Pool) {
 	if len(p.access) > 1 || c.handle.Exported() {
 		s.Pinned++
 	}
-}
-
-// add adds what lies at an address: a block, or a hole.
-func (s *Segment) add(h *header, at driver.Ptr, size uint64) {
-	state := LiveBlock
-	switch {
-	case h.waiting:
-		state = WaitingBlock
-	case !h.live():
-		s.hole(at, size)
-		return
-	}
-	p := Part{Ptr: cuda.Ptr(at), Bytes: size, State: state, Requested: h.asked(), Tag: h.tag}
-	if w := h.home.shard.watch; w != nil {
-		if site, known := w.sites[h]; known {
-			p.Stack = site.lines()
-		}
-	}
-	s.Parts = append(s.Parts, p)
 }
 
 // hole adds free memory, to the hole before it where there is one.

@@ -1,0 +1,23 @@
+// Package inspect takes snapshots of a process's GPU address space: reservations
+// and what is mapped into them, physical memory, buffers, pools with their blocks,
+// and what is shared with other processes.
+//
+//	s := inspect.Take(sys)
+//	err := s.Write(file)
+//
+// A snapshot is plain data with a documented form in JSON (see [Snapshot]). Taking
+// one waits for no GPU work, makes no driver call but that for a device's free
+// memory, and holds each lock for well below a millisecond: large objects are read
+// in steps. So the parts of a snapshot are of slightly different moments, and may
+// disagree on what changed between Time and Time + Took: a mapping can name memory
+// that is not listed, for example. Nothing is recorded or counted while no snapshot
+// is taken.
+//
+// Stacks are known of objects if the System was opened with cuda.WithLeakTracing, of
+// a pool's blocks with pool.Options.Track, and a pool's history since
+// pool.Pool.StartHistory.
+//
+// The packages below this one show snapshots: inspect/page as a picture in a
+// browser, inspect/profile as a profile for go tool pprof, inspect/torch in the form
+// of PyTorch's memory viewer, and inspect/serve over HTTP or a socket.
+package inspect

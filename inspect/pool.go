@@ -1,0 +1,34 @@
+package inspect
+
+import "github.com/cuvmm/cuvmm/vmm/pool"
+
+func (t *taker) pool(device int, p pool.Snapshot) {
+	to := Pool{Device: device, Reserved: int(p.Stats.Reserved), Requested: int(p.Stats.Requested), Blocks: int(p.Stats.Blocks),
+		Limit: int(p.Stats.Limit), Peak: int(p.Stats.PeakReserved)}
+	for _, bytes := range p.Idle {
+		to.Idle += int(bytes)
+	}
+	for _, s := range p.Segments {
+		to.Segments = append(to.Segments, t.segment(s))
+	}
+	for _, s := range p.Streams {
+		to.Streams = append(to.Streams, Stream{Stream: uint64(s.Stream), Blocks: int(s.Blocks), Requested: int(s.Requested), Waiting: s.Waiting, Arena: s.Arena})
+	}
+	for _, e := range p.History {
+		to.History = append(to.History, Event{Op: e.Op.String(), Time: e.Time, Ptr: Address(e.Ptr), Bytes: e.Bytes,
+			Stream: uint64(e.Stream), Tag: e.Tag.String(), Stack: t.text(e.Stack)})
+	}
+	t.s.Pools = append(t.s.Pools, to)
+}
+
+func (t *taker) segment(s pool.Segment) Segment {
+	to := Segment{Ptr: Address(s.Ptr), Bytes: int(s.Bytes), Kind: string(s.Kind), Chunk: int(s.Chunk), Slot: int(s.Slot),
+		Stream: uint64(s.Stream), Arena: s.Arena, Pinned: s.Pinned}
+	for _, p := range s.Parts {
+		if p.State != pool.Hole {
+			to.Blocks = append(to.Blocks, Block{Offset: int(p.Ptr - s.Ptr), Bytes: int(p.Bytes), Requested: int(p.Requested),
+				Waiting: p.State == pool.WaitingBlock, Tag: p.Tag.String(), Stack: t.text(p.Stack)})
+		}
+	}
+	return to
+}

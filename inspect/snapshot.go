@@ -1,0 +1,271 @@
+package inspect
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+)
+
+// Format and Version are those of the snapshots that this package writes. Readers
+// ignore fields that they do not know; a change that they cannot ignore has another
+// Version.
+const (
+	Format  = "cuvmm snapshot"
+	Version = 1
+)
+
+// Snapshot describes a process's GPU address space. Sizes and offsets are in bytes.
+// In JSON addresses are strings of hexadecimal digits ("0x7f0000000000"), since not
+// every reader has integers of 64 bits, and empty lists and zero values that say
+// nothing are left out.
+type Snapshot struct {
+	Format  string `json:"format"`
+	Version int    `json:"version"`
+	// Time is when taking it began, Took for how long it went on.
+	Time time.Time     `json:"time"`
+	Took time.Duration `json:"took_ns"`
+
+	Process Process  `json:"process"`
+	Driver  string   `json:"driver"`
+	Devices []Device `json:"devices"`
+	// Totals are what the System counts.
+	Totals cuda.Stats `json:"totals"`
+
+	// Reservations are by address and do not overlap.
+	Reservations []Reservation `json:"reservations,omitempty"`
+	// Memory is physical memory in the order of its creation.
+	Memory  []Memory `json:"memory,omitempty"`
+	Buffers []Buffer `json:"buffers,omitempty"`
+	Pools   []Pool   `json:"pools,omitempty"`
+	// Others are live objects of further kinds, managed memory among them.
+	Others []Other `json:"others,omitempty"`
+
+	Publications []Publication `json:"publications,omitempty"`
+	Followers    []Follower    `json:"followers,omitempty"`
+	Leases       []Lease       `json:"leases,omitempty"`
+
+	// Stacks are the stacks that created what names them by its Stack, counted from
+	// 1: 0 is none. A stack's innermost function comes first.
+	Stacks []Stack `json:"stacks,omitempty"`
+}
+
+// Process is the process that the snapshot was taken of.
+type Process struct {
+	PID  int    `json:"pid"`
+	Name string `json:"name"`
+	Host string `json:"host"`
+}
+
+// Device is a device of the System.
+type Device struct {
+	Ordinal int    `json:"ordinal"`
+	Name    string `json:"name"`
+	UUID    string `json:"uuid"`
+	Memory  int    `json:"memory"`
+	// Free is how much memory no process has; -1 if the System has not used the
+	// device so far, since asking would make a context on it.
+	Free int `json:"free"`
+}
+
+// Address is a device address.
+type Address cuda.Ptr
+
+// String writes the address in hexadecimal.
+func (a Address) String() string { return cuda.Ptr(a).String() }
+
+// MarshalText writes the address in hexadecimal.
+func (a Address) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
+
+// UnmarshalText reads a number as Go writes it.
+func (a *Address) UnmarshalText(text []byte) error {
+	n, err := strconv.ParseUint(string(text), 0, 64)
+	if err != nil {
+		return fmt.Errorf("an address is hexadecimal, as in 0x7f0000000000: %w", err)
+	}
+	*a = Address(n)
+	return nil
+}
+
+// Reservation is a range of address space.
+type Reservation struct {
+	Ptr         Address `json:"ptr"`
+	Bytes       int     `json:"bytes"`
+	Granularity int     `json:"granularity"`
+	// Mappings are by offset; what lies between them are holes.
+	Mappings []Mapping `json:"mappings,omitempty"`
+	// Stuck bytes could not be unmapped or released after a failure.
+	Stuck int `json:"stuck,omitempty"`
+	Stack int `json:"stack,omitempty"`
+}
+
+// Mapping is physical memory at an offset of a reservation.
+type Mapping struct {
+	Offset int `json:"offset"`
+	Bytes  int `json:"bytes"`
+	// Memory is the ID of the memory. Mappings of one memory are aliases.
+	Memory uint64 `json:"memory"`
+	// Access is what each place may do: "device 0: read-write, device 1: read-only".
+	Access string `json:"access,omitempty"`
+	// Closing mappings were closed and wait for the GPU.
+	Closing bool `json:"closing,omitempty"`
+}
+
+// Memory is physical memory.
+type Memory struct {
+	ID    uint64 `json:"id"`
+	Bytes int    `json:"bytes"`
+	// Location is where it lies: "device 0".
+	Location string `json:"location"`
+	// Mappings is how often it is mapped in this process.
+	Mappings int `json:"mappings"`
+	// Imported memory was created by another process. Exported memory was shared,
+	// so another process may hold it.
+	Imported bool `json:"imported,omitempty"`
+	Exported bool `json:"exported,omitempty"`
+	Stack    int  `json:"stack,omitempty"`
+}
+
+// Buffer is a vmm.Buffer or vmm.Array, whose address is that of its reservation.
+type Buffer struct {
+	Ptr Address `json:"ptr"`
+	// Used bytes are in use, of Committed bytes of memory, of Reserved bytes of
+	// address space. Mappings behind the committed bytes were clipped and wait for
+	// the GPU.
+	Used      int  `json:"used"`
+	Committed int  `json:"committed"`
+	Reserved  int  `json:"reserved"`
+	Device    int  `json:"device"`
+	Imported  bool `json:"imported,omitempty"`
+	Stack     int  `json:"stack,omitempty"`
+}
+
+// Other is a live object of another kind: "managed memory", "host buffer", "stream".
+type Other struct {
+	Kind  string `json:"kind"`
+	Bytes int    `json:"bytes,omitempty"`
+	Stack int    `json:"stack,omitempty"`
+}
+
+// Pool is a pool with its blocks.
+type Pool struct {
+	Device int `json:"device"`
+	// Reserved bytes of physical memory, of which Requested are in Blocks live
+	// blocks, and Idle are mapped nowhere. Limit is the most it may have; 0 is none.
+	Reserved  int `json:"reserved"`
+	Requested int `json:"requested"`
+	Blocks    int `json:"blocks"`
+	Idle      int `json:"idle,omitempty"`
+	Limit     int `json:"limit,omitempty"`
+	// Peak is the most that it ever had reserved.
+	Peak int `json:"peak"`
+	// Segments are the pool's mapped memory by address.
+	Segments []Segment `json:"segments,omitempty"`
+	Streams  []Stream  `json:"streams,omitempty"`
+	// History is what the pool recorded, the oldest first.
+	History []Event `json:"history,omitempty"`
+}
+
+// Segment is a run of chunks of a pool that belongs to one stream.
+type Segment struct {
+	Ptr   Address `json:"ptr"`
+	Bytes int     `json:"bytes"`
+	// Kind is "slab" for blocks of one size, Slot, and "region" for others.
+	Kind  string `json:"kind"`
+	Chunk int    `json:"chunk"`
+	Slot  int    `json:"slot,omitempty"`
+	// Stream is the raw handle of the stream.
+	Stream uint64 `json:"stream"`
+	// Arena segments are kept for a capture or its graph.
+	Arena bool `json:"arena,omitempty"`
+	// Pinned chunks never move.
+	Pinned int     `json:"pinned,omitempty"`
+	Blocks []Block `json:"blocks,omitempty"`
+}
+
+// Block is a live or waiting block of a segment; what lies between blocks is free.
+type Block struct {
+	Offset int `json:"offset"`
+	Bytes  int `json:"bytes"`
+	// Requested is what the block was asked for.
+	Requested int `json:"requested,omitempty"`
+	// Waiting blocks were freed, and wait for other streams or a capture.
+	Waiting bool   `json:"waiting,omitempty"`
+	Tag     string `json:"tag,omitempty"`
+	Stack   int    `json:"stack,omitempty"`
+}
+
+// Stream is what a pool keeps for a stream.
+type Stream struct {
+	Stream    uint64 `json:"stream"`
+	Blocks    int    `json:"blocks"`
+	Requested int    `json:"requested"`
+	Waiting   int    `json:"waiting,omitempty"`
+	Arena     bool   `json:"arena,omitempty"`
+}
+
+// Event is an allocation or a free of a pool.
+type Event struct {
+	// Op is "alloc" or "free".
+	Op     string    `json:"op"`
+	Time   time.Time `json:"time"`
+	Ptr    Address   `json:"ptr"`
+	Bytes  int       `json:"bytes"`
+	Stream uint64    `json:"stream"`
+	Tag    string    `json:"tag,omitempty"`
+	Stack  int       `json:"stack,omitempty"`
+}
+
+// Publication is memory that this process publishes, in the buffer at Ptr.
+type Publication struct {
+	Name       string  `json:"name"`
+	Ptr        Address `json:"ptr"`
+	Generation uint64  `json:"generation"`
+	Bytes      int     `json:"bytes"`
+	// Pinned bytes are no longer published, but still mapped by followers: the sum
+	// over them.
+	Pinned    int      `json:"pinned,omitempty"`
+	Followers []Reader `json:"followers,omitempty"`
+}
+
+// Reader is a follower as its publisher sees it.
+type Reader struct {
+	// PID and UID are 0 and -1 if the process is not known.
+	PID        int       `json:"pid"`
+	UID        int       `json:"uid"`
+	Since      time.Time `json:"since"`
+	Generation uint64    `json:"generation"`
+	Bytes      int       `json:"bytes"`
+	Pinned     int       `json:"pinned,omitempty"`
+	// Refused is why it did not take the last generation.
+	Refused string `json:"refused,omitempty"`
+}
+
+// Follower is a publication of another process that this process follows.
+type Follower struct {
+	Name string  `json:"name"`
+	Ptr  Address `json:"ptr"`
+	// PID is the publisher's, 0 if it is not known.
+	PID        int    `json:"pid"`
+	Generation uint64 `json:"generation"`
+	Bytes      int    `json:"bytes"`
+	// Stuck is why it makes no progress, if it makes none.
+	Stuck string `json:"stuck,omitempty"`
+}
+
+// Lease keeps memory that was offered to other processes.
+type Lease struct {
+	Bytes int       `json:"bytes"`
+	Until time.Time `json:"until"`
+	// Importers are the pids of the processes that have imported it.
+	Importers []int `json:"importers,omitempty"`
+}
+
+// Stack is a stack of functions, the innermost first, each as "function
+// (file:line)".
+type Stack []string
+
+// String writes a function a line.
+func (s Stack) String() string { return strings.Join(s, "\n") }

@@ -1,0 +1,198 @@
+package inspect
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/ranges"
+	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+)
+
+// Take describes the System's memory as it is. It is safe for concurrent use with
+// everything else; of a System that is closed it shows what is left.
+func Take(sys *cuda.System) Snapshot {
+	t := taker{sys: core.SystemOf(sys), stacks: map[string]int{}, texts: map[*string]int{}, access: map[*driver.AccessDesc]string{}}
+	host, _ := os.Hostname() // an unknown name stays empty
+	t.s = Snapshot{
+		Format: Format, Version: Version, Time: time.Now(), Totals: sys.Stats(), Driver: sys.Driver().String(),
+		Process: Process{PID: os.Getpid(), Name: filepath.Base(os.Args[0]), Host: host},
+	}
+	t.devices(sys)
+	t.sys.Live.Each(t.object)
+	slices.SortFunc(t.s.Reservations, func(a, b Reservation) int { return cmp.Compare(a.Ptr, b.Ptr) })
+	slices.SortFunc(t.s.Buffers, func(a, b Buffer) int { return cmp.Compare(a.Ptr, b.Ptr) })
+	for _, x := range t.sys.Shown() {
+		t.shown(x)
+	}
+	t.s.Took = time.Since(t.s.Time)
+	return t.s
+}
+
+// taker is a snapshot that is being taken.
+type taker struct {
+	sys    *core.System
+	s      Snapshot
+	stacks map[string]int  // numbers of stacks by their program counters
+	texts  map[*string]int // and by the first line of a text that many share
+	access map[*driver.AccessDesc]string
+}
+
+func (t *taker) devices(sys *cuda.System) {
+	for _, d := range sys.Devices() {
+		about := Device{Ordinal: d.Ordinal(), Name: d.Name(), UUID: d.UUID().String(), Memory: int(d.TotalMemory()), Free: -1}
+		if t.sys.HasContext(driver.Device(d.Ordinal())) {
+			if free, _, err := d.MemoryInfo(); err == nil {
+				about.Free = int(free)
+			}
+		}
+		t.s.Devices = append(t.s.Devices, about)
+	}
+}
+
+// object adds a live object.
+func (t *taker) object(o *life.Object, owner life.Owner) {
+	switch x := owner.(type) {
+	case ranges.Inspected:
+		t.reservation(x, t.callers(o))
+	case share.Memory:
+		about := x.About()
+		t.s.Buffers = append(t.s.Buffers, Buffer{Ptr: Address(about.Base), Used: int(x.Used()), Committed: int(x.Committed()),
+			Reserved: int(about.Reserved), Device: about.Device.Ordinal(), Imported: about.Imported, Stack: t.callers(o)})
+	case *phys.Handle:
+		t.s.Memory = append(t.s.Memory, Memory{ID: x.ID, Bytes: int(x.Size), Location: place(x.Asked.Location),
+			Mappings: int(x.Mappings.Load()), Imported: x.Imported, Exported: !x.Imported && x.Exported(), Stack: t.callers(o)})
+	default:
+		if o.Kind() != life.KindMapping { // its reservation shows it
+			t.s.Others = append(t.s.Others, Other{Kind: o.Kind().String(), Bytes: int(o.Bytes()), Stack: t.callers(o)})
+		}
+	}
+}
+
+// mappingsAtOnce is how many mappings are read under one hold of a range's lock.
+const mappingsAtOnce = 1024
+
+func (t *taker) reservation(r ranges.Inspected, stack int) {
+	base, size, granularity := r.Span()
+	to := Reservation{Ptr: Address(base), Bytes: int(size), Granularity: int(granularity), Stuck: int(r.Stuck()), Stack: stack}
+	next := uint64(0)
+	for batch := make([]ranges.Mapping, 0, mappingsAtOnce); ; batch = batch[:0] {
+		batch = r.Mappings(next, batch)
+		for _, m := range batch {
+			to.Mappings = append(to.Mappings, Mapping{Offset: int(m.Off), Bytes: int(m.Memory.Size), Memory: m.Memory.ID,
+				Access: t.grants(m.Access), Closing: m.Closing})
+			next = m.Off + m.Memory.Size
+		}
+		if len(batch) < mappingsAtOnce {
+			break
+		}
+	}
+	t.s.Reservations = append(t.s.Reservations, to)
+}
+
+// grants writes an access list. Many mappings share one, which is never changed.
+func (t *taker) grants(all []driver.AccessDesc) string {
+	if len(all) == 0 {
+		return ""
+	}
+	text, known := t.access[&all[0]]
+	if known {
+		return text
+	}
+	var parts []string
+	for _, a := range all {
+		parts = append(parts, place(a.Location)+": "+mode(a.Flags))
+	}
+	slices.Sort(parts)
+	text = strings.Join(parts, ", ")
+	t.access[&all[0]] = text
+	return text
+}
+
+func place(l driver.Location) string {
+	return cuda.Location{Type: cuda.LocationType(l.Type), ID: int(l.ID)}.String()
+}
+
+func mode(f driver.AccessFlags) string {
+	switch f {
+	case driver.AccessNone:
+		return "no access"
+	case driver.AccessRead:
+		return "read-only"
+	}
+	return "read-write"
+}
+
+// callers numbers the stack that created an object.
+func (t *taker) callers(o *life.Object) int {
+	pcs := o.Creation()
+	if len(pcs) == 0 {
+		return 0
+	}
+	key := fmt.Sprint(pcs)
+	if n, known := t.stacks[key]; known {
+		return n
+	}
+	var stack Stack
+	frames := runtime.CallersFrames(pcs)
+	for more := true; more; {
+		var f runtime.Frame
+		if f, more = frames.Next(); f.Function != "" && !strings.HasPrefix(f.Function, "runtime.") {
+			stack = append(stack, fmt.Sprintf("%s (%s:%d)", f.Function, f.File, f.Line))
+		}
+	}
+	t.s.Stacks = append(t.s.Stacks, stack)
+	t.stacks[key] = len(t.s.Stacks)
+	return len(t.s.Stacks)
+}
+
+// text numbers a stack that has names already. Equal ones share their memory.
+func (t *taker) text(stack []string) int {
+	if len(stack) == 0 {
+		return 0
+	}
+	n, known := t.texts[&stack[0]]
+	if !known {
+		t.s.Stacks = append(t.s.Stacks, stack)
+		n = len(t.s.Stacks)
+		t.texts[&stack[0]] = n
+	}
+	return n
+}
+
+// shown adds what is not an object of the System.
+func (t *taker) shown(x any) {
+	switch x := x.(type) {
+	case *pool.Pool:
+		t.pool(x.Device().Ordinal(), x.Snapshot())
+	case share.Published:
+		t.publication(x.InspectPublication())
+	case share.Following:
+		f := x.InspectFollower()
+		t.s.Followers = append(t.s.Followers, Follower{Name: f.Name, Ptr: Address(f.Base), PID: f.PID, Generation: f.Generation, Bytes: int(f.Bytes), Stuck: f.Stuck})
+	case share.Leased:
+		l := x.InspectLease()
+		t.s.Leases = append(t.s.Leases, Lease{Bytes: int(l.Bytes), Until: l.Until, Importers: l.Importers})
+	}
+}
+
+func (t *taker) publication(p share.Publication) {
+	to := Publication{Name: p.Name, Ptr: Address(p.Base), Generation: p.Generation, Bytes: int(p.Bytes), Pinned: int(p.Pinned)}
+	for _, f := range p.Followers {
+		to.Followers = append(to.Followers, Reader{PID: f.PID, UID: f.UID, Since: f.Since, Generation: f.Generation,
+			Bytes: int(f.Bytes), Pinned: int(f.Pinned), Refused: f.Refused})
+	}
+	slices.SortFunc(to.Followers, func(a, b Reader) int { return a.Since.Compare(b.Since) })
+	t.s.Publications = append(t.s.Publications, to)
+}

@@ -1,0 +1,164 @@
+package inspect_test
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/inspect"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/stretchr/testify/require"
+)
+
+const granule = 2 << 20
+
+// open opens a software machine with two devices, which traces leaks.
+func open(t *testing.T) (*sim.Machine, *cuda.System) {
+	t.Helper()
+	return sim.Open(t, sim.Options{Devices: make([]sim.DeviceOptions, 2)})
+}
+
+func closing(t *testing.T, c interface{ Close() error }) {
+	t.Helper()
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+}
+
+func TestTakeShowsWhatIsThere(t *testing.T) {
+	_, sys := open(t)
+	d := sys.Devices()[0]
+	memory, err := vmm.Create(d, 2*granule, vmm.Properties{})
+	require.NoError(t, err)
+	closing(t, memory)
+	space, err := vmm.Reserve(d, 16*granule, vmm.ReserveOptions{})
+	require.NoError(t, err)
+	closing(t, space)
+	for _, at := range []int{0, 5 * granule} {
+		m, err := space.Map(at, memory)
+		require.NoError(t, err)
+		closing(t, m)
+		if at == 0 {
+			require.NoError(t, m.SetAccess(vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite},
+				vmm.Access{Location: sys.Devices()[1].Location(), Mode: vmm.ReadOnly}))
+		}
+	}
+	buffer, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * granule, Chunks: vmm.FixedChunks(granule)})
+	require.NoError(t, err)
+	closing(t, buffer)
+	_, err = buffer.Append(nil, make([]byte, 2*granule+5))
+	require.NoError(t, err)
+	stream, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	closing(t, stream)
+
+	s := inspect.Take(sys)
+	require.Equal(t, inspect.Format, s.Format)
+	require.Len(t, s.Devices, 2)
+	require.Positive(t, s.Devices[0].Free)
+	require.Equal(t, -1, s.Devices[1].Free, "no context is made to ask")
+
+	require.Len(t, s.Reservations, 2)
+	byPtr := map[inspect.Address]inspect.Reservation{}
+	for _, r := range s.Reservations {
+		byPtr[r.Ptr] = r
+	}
+	plain := byPtr[inspect.Address(space.Ptr())]
+	require.Equal(t, 16*granule, plain.Bytes)
+	require.Len(t, plain.Mappings, 2)
+	require.Equal(t, plain.Mappings[0].Memory, plain.Mappings[1].Memory, "an alias")
+	require.Equal(t, []int{0, 5 * granule}, []int{plain.Mappings[0].Offset, plain.Mappings[1].Offset})
+	require.Equal(t, "device 0: read-write, device 1: read-only", plain.Mappings[0].Access)
+	require.Empty(t, plain.Mappings[1].Access)
+	require.Contains(t, s.Stacks[plain.Stack-1].String(), "TestTakeShowsWhatIsThere")
+
+	require.Len(t, s.Buffers, 1)
+	require.Equal(t, inspect.Address(buffer.Ptr()), s.Buffers[0].Ptr)
+	require.Equal(t, 2*granule+5, s.Buffers[0].Used)
+	require.Equal(t, 3*granule, s.Buffers[0].Committed)
+	require.Equal(t, 64*granule, s.Buffers[0].Reserved)
+	require.Len(t, byPtr[s.Buffers[0].Ptr].Mappings, 3)
+
+	require.Len(t, s.Memory, 4)
+	require.Equal(t, 2, s.Memory[0].Mappings)
+	require.Equal(t, "device 0", s.Memory[0].Location)
+	require.Equal(t, sys.Stats().Allocations, s.Totals.Allocations)
+	kinds := map[string]int{}
+	for _, o := range s.Others {
+		kinds[o.Kind]++
+	}
+	require.Positive(t, kinds["stream"])
+	require.Zero(t, kinds["mapping"])
+
+	require.NoError(t, memory.Close())
+	var text bytes.Buffer
+	require.NoError(t, s.Write(&text))
+	back, err := inspect.Read(bytes.NewReader(text.Bytes()))
+	require.NoError(t, err)
+	require.Equal(t, s.Reservations, back.Reservations)
+	require.Equal(t, s.Stacks, back.Stacks)
+	require.Contains(t, text.String(), `"ptr":"`+space.Ptr().String()+`"`)
+}
+
+func TestTakeShowsPools(t *testing.T) {
+	_, sys := open(t)
+	d := sys.Devices()[1]
+	p, err := pool.New(d, pool.Options{Track: true})
+	require.NoError(t, err)
+	closing(t, p)
+	stream, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, stream.Close()) })
+	p.StartHistory(pool.HistoryOptions{Stacks: true})
+	var blocks []pool.Block
+	for _, bytes := range []int{100, 3 << 20, 5 << 20} {
+		b, err := p.Alloc(pool.Request{Bytes: bytes, Stream: stream, Tag: pool.NewTag("weights")})
+		require.NoError(t, err)
+		blocks = append(blocks, b)
+	}
+	require.NoError(t, p.Free(blocks[1]))
+	defer func() {
+		require.NoError(t, p.Free(blocks[0]))
+		require.NoError(t, p.Free(blocks[2]))
+	}()
+
+	s := inspect.Take(sys)
+	require.Len(t, s.Pools, 1)
+	got := s.Pools[0]
+	require.Equal(t, 1, got.Device)
+	require.Equal(t, 2, got.Blocks)
+	live := map[int]string{}
+	for _, g := range got.Segments {
+		end := 0
+		for _, b := range g.Blocks {
+			require.GreaterOrEqual(t, b.Offset, end)
+			end = b.Offset + b.Bytes
+			live[b.Requested] = b.Tag
+			require.Contains(t, s.Stacks[b.Stack-1].String(), "TestTakeShowsPools")
+		}
+		require.LessOrEqual(t, end, g.Bytes)
+		in := false
+		for _, r := range s.Reservations {
+			in = in || g.Ptr >= r.Ptr && g.Ptr < r.Ptr+inspect.Address(r.Bytes)
+		}
+		require.True(t, in, "a segment lies in a reservation")
+	}
+	require.Equal(t, map[int]string{100: "weights", 5 << 20: "weights"}, live)
+	require.Len(t, got.History, 4)
+	require.Equal(t, "free", got.History[3].Op)
+	require.Positive(t, got.History[3].Stack)
+	require.Len(t, got.Streams, 1)
+}
+
+func TestReadRefusesWhatItDoesNotKnow(t *testing.T) {
+	for _, c := range []struct{ text, want string }{
+		{`{`, "unexpected EOF"},
+		{`{}`, `this program reads "cuvmm snapshot", version 1`},
+		{`{"format": "cuvmm snapshot", "version": 2}`, "version 2"},
+		{`{"format": "cuvmm snapshot", "version": 1, "reservations": [{"ptr": "zero"}]}`, "an address is hexadecimal"},
+	} {
+		_, err := inspect.Read(strings.NewReader(c.text))
+		require.ErrorContains(t, err, c.want)
+	}
+}

@@ -1,0 +1,55 @@
+package share
+
+import (
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// What shares memory with other processes shows itself to snapshots by
+// core.System.Show, as one of the three interfaces below. Their methods hold the
+// locks of one publication, follower or lease briefly, and no driver call is made.
+
+// Published is a publication.
+type Published interface{ InspectPublication() Publication }
+
+// Publication is a publication as a snapshot shows it. Sizes are in bytes.
+type Publication struct {
+	Name          string
+	Base          driver.Ptr // of the published buffer
+	Generation    uint64
+	Bytes, Pinned uint64 // shown; no longer shown but mapped by followers
+	Followers     []Reader
+}
+
+// Reader is a follower as its publisher sees it.
+type Reader struct {
+	PID, UID      int // 0 and -1 where the process is not known
+	Since         time.Time
+	Generation    uint64
+	Bytes, Pinned uint64
+	Refused       string // why it did not take the last generation
+}
+
+// Following is a follower in this process.
+type Following interface{ InspectFollower() Follower }
+
+// Follower is a follower as a snapshot shows it.
+type Follower struct {
+	Name       string
+	Base       driver.Ptr
+	PID        int // of the publisher; 0 where it is not known
+	Generation uint64
+	Bytes      uint64 // mapped
+	Stuck      string // why it goes on no further, if it does not
+}
+
+// Leased is a lease.
+type Leased interface{ InspectLease() Lease }
+
+// Lease is a lease as a snapshot shows it.
+type Lease struct {
+	Bytes     uint64
+	Until     time.Time
+	Importers []int // pids of those that have the memory
+}

@@ -1,0 +1,182 @@
+package pool
+
+import (
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// partsAtOnce is how many parts a snapshot reads under one hold of a shard's lock.
+const partsAtOnce = 1024
+
+// segmentReader reads the segments of a pool in steps that hold locks briefly.
+type segmentReader struct {
+	pool     *Pool
+	segments []Segment
+	sites    []sited // of the parts of the last step
+	stacks   stackNames
+}
+
+// sited is a part of the last segment whose stack has yet to be named.
+type sited struct {
+	part int
+	site site
+}
+
+// named names the stacks of the last step's parts, with no lock held: that takes
+// microseconds each.
+func (r *segmentReader) named() {
+	for _, s := range r.sites {
+		r.segments[len(r.segments)-1].Parts[s.part].Stack = r.stacks.of(s.site)
+	}
+	r.sites = r.sites[:0]
+}
+
+// stackNames has the text of each stack once.
+type stackNames map[site][]string
+
+func (n stackNames) of(s site) []string {
+	text, known := n[s]
+	if !known {
+		text = s.lines()
+		n[s] = text
+	}
+	return text
+}
+
+// slabs reads the chunks of a region that hold slabs. A chunk belongs to a shard
+// for as long as the shard's lock is held.
+func (r *segmentReader) slabs(reg *region) {
+	for i := range reg.chunks {
+		c := reg.chunks[i].Load()
+		if c == nil {
+			continue
+		}
+		sh := c.shard.Load()
+		if sh == nil {
+			continue // being moved, or lost
+		}
+		sh.mu.Lock()
+		if reg.chunks[i].Load() != c || c.shard.Load() != sh {
+			sh.mu.Unlock()
+			continue // it went to another shard, or back to the driver, in between
+		}
+		s := sh.segment(SlabSegment, reg.at(i), reg.chunk, reg.chunk)
+		s.pin(c, r.pool)
+		at := reg.at(i)
+		if sl := c.slab.Load(); sl != nil {
+			s.Slot = sl.slot
+			for j := range sl.slots[:sl.fresh] {
+				r.add(&s, &sl.slots[j], at, sl.slot)
+				at += driver.Ptr(sl.slot)
+			}
+		}
+		s.hole(at, uint64(reg.at(i))+reg.chunk-uint64(at))
+		sh.mu.Unlock()
+		r.segments = append(r.segments, s)
+		r.named()
+	}
+}
+
+// spans reads the spans of a region that have an owner.
+func (r *segmentReader) spans(reg *region) {
+	at := reg.base // where the next step begins
+	var of *span   // the span of the last step,
+	var e *extent  // and its next extent, if it goes on
+	for {
+		r.pool.mu.Lock()
+		i := reg.find(at)
+		if i == len(reg.spans) {
+			r.pool.mu.Unlock()
+			return
+		}
+		sp := reg.spans[i]
+		sh := sp.shard
+		if sh == nil { // being moved
+			at = sp.to
+			r.pool.mu.Unlock()
+			continue
+		}
+		sh.mu.Lock() // which keeps the span as it is
+		r.pool.mu.Unlock()
+		at = max(at, sp.from)
+		if of != sp || at == sp.from || len(r.segments) == 0 {
+			r.segments = append(r.segments, sh.segment(RegionSegment, at, 0, reg.chunk))
+		}
+		if e == nil || of != sp || e.own.shard != sh || !e.begins(reg, at) {
+			e = reg.extentAt(sp, at)
+		}
+		from := at
+		s := &r.segments[len(r.segments)-1]
+		for n := 0; e != sp.tail && n < partsAtOnce; n++ {
+			r.add(s, &e.header, at, uint64(e.end()-at)) // an extent that grew meanwhile counts from here
+			at = e.end()
+			e = e.next
+		}
+		for i := reg.index(from); i < reg.index(at-1)+1; i++ {
+			if reg.at(i) >= from {
+				s.pin(reg.chunks[i].Load(), r.pool)
+			}
+		}
+		s.Bytes += uint64(at - from)
+		if of = sp; e == sp.tail {
+			of, e = nil, nil
+		}
+		sh.mu.Unlock()
+		r.named()
+	}
+}
+
+// begins reports whether the extent is in the region and begins at an address. The
+// caller holds its shard's lock.
+func (e *extent) begins(reg *region, at driver.Ptr) bool {
+	return e.reg == reg && e.ptr == at && e.prev != nil
+}
+
+// extentAt is the extent of a span that ends behind an address. The chunks' tables
+// name blocks that begin before it, so the search does not begin at the span's head.
+// The caller holds the shard's lock.
+func (reg *region) extentAt(sp *span, at driver.Ptr) *extent {
+	e := sp.head.next
+	if at > sp.from {
+		e = reg.namedBefore(sp, at)
+	}
+	for e != sp.tail && e.end() <= at {
+		e = e.next
+	}
+	return e
+}
+
+// namedBefore is an extent of a span that begins at an address or before it, close
+// to it if the chunks' tables name one there.
+func (reg *region) namedBefore(sp *span, at driver.Ptr) *extent {
+	for i := reg.index(at); i >= reg.index(sp.from); i-- {
+		starts := reg.chunks[i].Load().starts
+		for page := len(starts) - 1; page >= 0; page-- {
+			// What is live no more may still be named, wherever it is now.
+			e := starts[page]
+			if e != nil && e.reg == reg && e.prev != nil && e.ptr <= at && e.ptr >= sp.from && e.ptr >= reg.at(i) {
+				return e
+			}
+		}
+	}
+	return sp.head.next
+}
+
+// add adds what lies at an address: a block, or a hole. The caller holds the lock
+// of the block's shard.
+func (r *segmentReader) add(s *Segment, h *header, at driver.Ptr, size uint64) {
+	state := LiveBlock
+	switch {
+	case h.waiting:
+		state = WaitingBlock
+	case !h.live():
+		s.hole(at, size)
+		return
+	}
+	if w := h.home.shard.watch; w != nil {
+		if site, known := w.sites[h]; known {
+			r.sites = append(r.sites, sited{len(s.Parts), site})
+		}
+	}
+	s.Parts = append(s.Parts, Part{Ptr: cuda.Ptr(at), Bytes: size, State: state, Requested: h.asked(), Tag: h.tag})
+}
