@@ -2,8 +2,9 @@
 // and what is mapped into them, physical memory, buffers, pools with their blocks,
 // and what is shared with other processes.
 //
-//	s := inspect.Take(sys)
-//	err := s.Write(file)
+//	s, err := inspect.Take(sys)
+//	...
+//	err = s.Write(file)
 //
 // A snapshot is plain data with a documented form in JSON (see [Snapshot]). Taking
 // one waits for no GPU work, makes no driver call but that for a device's free

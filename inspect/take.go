@@ -13,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/ranges"
@@ -21,8 +22,12 @@ import (
 )
 
 // Take describes the System's memory as it is. It is safe for concurrent use with
-// everything else; of a System that is closed it shows what is left.
-func Take(sys *cuda.System) Snapshot {
+// everything else; of a System that is closed it shows what is left. Without a System
+// the error is cuda.ErrInvalidArgument.
+func Take(sys *cuda.System) (Snapshot, error) {
+	if sys == nil {
+		return Snapshot{}, errs.Invalid("inspect.Take", "a nil System", "pass the one that cuda.Open or auto.Open returned")
+	}
 	t := taker{sys: core.SystemOf(sys), stacks: map[string]int{}, texts: map[*string]int{}, access: map[*driver.AccessDesc]string{}}
 	host, _ := os.Hostname() // an unknown name stays empty
 	t.s = Snapshot{
@@ -37,7 +42,7 @@ func Take(sys *cuda.System) Snapshot {
 		t.shown(x)
 	}
 	t.s.Took = time.Since(t.s.Time)
-	return t.s
+	return t.s, nil
 }
 
 // taker is a snapshot that is being taken.

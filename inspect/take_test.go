@@ -53,7 +53,8 @@ func TestTakeShowsWhatIsThere(t *testing.T) {
 	require.NoError(t, err)
 	closing(t, stream)
 
-	s := inspect.Take(sys)
+	s, err := inspect.Take(sys)
+	require.NoError(t, err)
 	require.Equal(t, inspect.Format, s.Format)
 	require.Len(t, s.Devices, 2)
 	require.Positive(t, s.Devices[0].Free)
@@ -123,7 +124,8 @@ func TestTakeShowsPools(t *testing.T) {
 		require.NoError(t, p.Free(blocks[2]))
 	}()
 
-	s := inspect.Take(sys)
+	s, err := inspect.Take(sys)
+	require.NoError(t, err)
 	require.Len(t, s.Pools, 1)
 	got := s.Pools[0]
 	require.Equal(t, 1, got.Device)

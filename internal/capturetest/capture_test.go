@@ -25,6 +25,7 @@ var tables = map[string]table{
 	"cuda/auto": autoCases,
 	"fabric":    fabricCases,
 	"handles":   handlesCases,
+	"inspect":   inspectCases,
 	"managed":   managedCases,
 	"multicast": multicastCases,
 	"vmm":       vmmCases,

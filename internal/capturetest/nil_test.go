@@ -15,6 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/fabric"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/managed"
 	"github.com/cuvmm/cuvmm/multicast"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -40,6 +41,7 @@ var takers = map[string]any{
 	"handles.ReceiveBuffer": handles.ReceiveBuffer, "handles.SendAllocation": handles.SendAllocation,
 	"handles.SendArray": handles.SendArray[int32], "handles.SendBuffer": handles.SendBuffer,
 	"handles.TraceFDs": handles.TraceFDs,
+	"inspect.Take":     inspect.Take,
 	"managed.ArrayOf":  managed.ArrayOf[int32], "managed.NewArray": managed.NewArray[int32],
 	"managed.New": managed.New, "managed.NewAllocator": managed.NewAllocator, "managed.View": managed.View,
 	"managed.GPUFirst": managed.GPUFirst, "managed.ReadMostly": managed.ReadMostly,
