@@ -232,11 +232,12 @@ func (c *capture) discard(op string) error {
 // destroyTemplate tries twice, since nobody could later.
 func (c *capture) destroyTemplate(op string, template driver.Graph) error {
 	ctx, drv := c.stream.Ctx, c.sys.core.Drv
-	r := ctx.Observe(drv.GraphDestroy(template))
-	if r != driver.Success && !r.Lost() {
-		r = ctx.Observe(drv.GraphDestroy(template))
+	destroy := func() driver.Result { return drv.GraphDestroy(template) }
+	r := ctx.Teardown(destroy)
+	if r != driver.Success {
+		r = ctx.Teardown(destroy)
 	}
-	if r != driver.Success && !r.Lost() {
+	if r != driver.Success {
 		return ctx.CallError(op, driver.CallGraphDestroy, r, "the captured graph, which is lost")
 	}
 	return nil

@@ -185,11 +185,9 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 // Close destroys the event. Work that waits for it still does.
 func (e *Event) Close() error {
 	return e.closer.Close(func() error {
-		if e.ctx.Lost() == driver.Success {
-			r := e.ctx.Observe(e.ctx.System().Drv.EventDestroy(e.ctx.Handle, e.handle))
-			if r != driver.Success && !r.Lost() {
-				return e.ctx.CallError("cuda.Event.Close", driver.CallEventDestroy, r, "")
-			}
+		destroy := func() driver.Result { return e.ctx.System().Drv.EventDestroy(e.ctx.Handle, e.handle) }
+		if r := e.ctx.Teardown(destroy); r != driver.Success {
+			return e.ctx.CallError("cuda.Event.Close", driver.CallEventDestroy, r, "")
 		}
 		e.obj.Untrack()
 		e.watched.Stop()

@@ -208,10 +208,7 @@ func (g *graph) destroy(op string) (hooks []func(), err error) {
 	defer g.mu.Unlock()
 	sys := g.sys.core
 	gone := func(c driver.Call, destroy func() driver.Result) error {
-		if g.ctx.Lost() != driver.Success {
-			return nil
-		}
-		if r := g.ctx.Observe(destroy()); r != driver.Success && !r.Lost() {
+		if r := g.ctx.Teardown(destroy); r != driver.Success {
 			return g.ctx.CallError(op, c, r, "")
 		}
 		return nil

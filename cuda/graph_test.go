@@ -249,7 +249,7 @@ func TestAGraphOnALostDeviceCloses(t *testing.T) {
 	require.NoError(t, err)
 	sys, err := m.Open()
 	require.NoError(t, err)
-	t.Cleanup(func() { require.Error(t, m.Close(), "what was dropped is still there") })
+	t.Cleanup(func() { require.NoError(t, m.Close()) })
 	d := sys.Devices()[0]
 	s, err := d.NewStream(cuda.StreamOptions{})
 	require.NoError(t, err)

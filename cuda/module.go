@@ -184,11 +184,9 @@ func (m *Module) CloseAfter(streams ...*Stream) error {
 }
 
 func (m *Module) unload(op string) error {
-	if m.ctx.Lost() == driver.Success {
-		r := m.ctx.Observe(m.ctx.System().Drv.ModuleUnload(m.ctx.Handle, m.handle))
-		if r != driver.Success && !r.Lost() {
-			return m.ctx.CallError(op, driver.CallModuleUnload, r, m.dev.String())
-		}
+	unload := func() driver.Result { return m.ctx.System().Drv.ModuleUnload(m.ctx.Handle, m.handle) }
+	if r := m.ctx.Teardown(unload); r != driver.Success {
+		return m.ctx.CallError(op, driver.CallModuleUnload, r, m.dev.String())
 	}
 	m.obj.Untrack()
 	m.watched.Stop()

@@ -121,13 +121,11 @@ func (p *pinnedPool) trim(sys *core.System) (bytes int, r driver.Result) {
 	p.mu.Unlock()
 	for _, list := range free {
 		for _, b := range list {
-			if b.ctx.Lost() == driver.Success {
-				res := b.ctx.Observe(sys.Drv.MemFreeHost(b.ctx.Handle, b.mem))
-				if res != driver.Success && !res.Lost() {
-					r = res
-					p.put(b)
-					continue
-				}
+			free := func() driver.Result { return sys.Drv.MemFreeHost(b.ctx.Handle, b.mem) }
+			if res := b.ctx.Teardown(free); res != driver.Success {
+				r = res
+				p.put(b)
+				continue
 			}
 			bytes += b.size
 		}

@@ -259,11 +259,11 @@ func (r *ring) close() {
 	defer r.mu.Unlock()
 	lost := r.stream.Ctx.Lost() != driver.Success
 	for _, sl := range r.slots {
-		if lost { // nothing was waited for
+		r.sys().Drv.EventDestroy(r.stream.Ctx.Handle, sl.event)
+		if lost { // its work was not waited for
 			r.pool.keep(sl.block)
 			continue
 		}
-		r.sys().Drv.EventDestroy(r.stream.Ctx.Handle, sl.event)
 		r.pool.put(sl.block)
 	}
 	r.slots, r.next = nil, 0

@@ -284,9 +284,9 @@ func (s *Stream) close(op string) error {
 			return err
 		}
 		s.ring.close()
-		if !s.in.Borrowed && c.Lost() == driver.Success {
-			r := c.Observe(drv.StreamDestroy(c.Handle, s.in.Handle))
-			if r != driver.Success && !r.Lost() {
+		if !s.in.Borrowed {
+			r := c.Teardown(func() driver.Result { return drv.StreamDestroy(c.Handle, s.in.Handle) })
+			if r != driver.Success {
 				return s.result(op, driver.CallStreamDestroy, r)
 			}
 		}

@@ -67,11 +67,9 @@ func (w *word) reached(generation uint64) bool { return int64(w.value().Load()-g
 // it any more. The driver waits for its context's work meanwhile.
 func (w *word) close(op string) error {
 	if c := w.ctx; c != nil {
-		if c.Lost() == driver.Success {
-			r := c.Observe(c.System().Drv.MemHostUnregister(c.Handle, w.page.Pointer()))
-			if r != driver.Success && !r.Lost() {
-				return c.CallError(op, driver.CallMemHostUnregister, r, "a page that is shared with another process")
-			}
+		unregister := func() driver.Result { return c.System().Drv.MemHostUnregister(c.Handle, w.page.Pointer()) }
+		if r := c.Teardown(unregister); r != driver.Success {
+			return c.CallError(op, driver.CallMemHostUnregister, r, "a page that is shared with another process")
 		}
 		w.ctx = nil
 	}

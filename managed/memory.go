@@ -134,11 +134,9 @@ func (m *memory) free(op string, wait bool) error {
 				return err
 			}
 		}
-		if m.ctx.Lost() == driver.Success {
-			r := m.ctx.Observe(m.sys.Drv.MemFree(m.ctx.Handle, m.ptr))
-			if r != driver.Success && !r.Lost() {
-				return m.fail(op, driver.CallMemFree, r)
-			}
+		free := func() driver.Result { return m.sys.Drv.MemFree(m.ctx.Handle, m.ptr) }
+		if r := m.ctx.Teardown(free); r != driver.Success {
+			return m.fail(op, driver.CallMemFree, r)
 		}
 		m.Untrack()
 		if m.from != nil {

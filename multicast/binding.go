@@ -240,16 +240,12 @@ func (b *Binding) CloseAfter(streams ...*cuda.Stream) error {
 func (b *Binding) unbind(op string) error {
 	in := b.b
 	sys, object := in.System(), in.in.h
-	if !in.unbound && sys.DeviceLost(in.dev) == driver.Success {
-		r := sys.Drv.MulticastUnbind(object.Driver, in.dev, in.off, in.size)
-		if r != driver.Success {
-			err := sys.CallError(op, driver.CallMulticastUnbind, r, fmt.Sprintf("%s at offset %s for device %d", errs.Bytes(in.size), errs.Bytes(in.off), in.dev), in.dev)
-			if !r.Lost() {
-				return err
-			}
-		}
-	}
 	if !in.unbound {
+		unbind := func() driver.Result { return sys.Drv.MulticastUnbind(object.Driver, in.dev, in.off, in.size) }
+		if r := sys.Teardown(unbind, in.dev); r != driver.Success {
+			return sys.CallError(op, driver.CallMulticastUnbind, r,
+				fmt.Sprintf("%s at offset %s for device %d", errs.Bytes(in.size), errs.Bytes(in.off), in.dev), in.dev)
+		}
 		in.unbound = true
 		in.in.forget(in)
 	}

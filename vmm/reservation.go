@@ -70,9 +70,8 @@ type reservation struct {
 	left []*mapping
 	// leftBytes is the memory in left.
 	leftBytes atomic.Uint64
-	// dropped is what lost the device that mappings were dropped with. They are
-	// still there for the driver, so the range is never used for others, nor
-	// given back.
+	// dropped is what lost the device of mappings that the driver refused to
+	// unmap. They may still be there, so nothing else is mapped into the range.
 	dropped driver.Result
 	views   views
 }
@@ -248,11 +247,9 @@ func (r *reservation) free(op string) error {
 		return err
 	}
 	sys := r.System()
-	if r.dropped == driver.Success && sys.DeviceLost() == driver.Success {
-		res := sys.Observe(sys.Drv.MemAddressFree(r.base, r.size))
-		if res != driver.Success && !res.Lost() {
-			return sys.CallError(op, driver.CallMemAddressFree, res, fmt.Sprintf("%s at %#x", errs.Bytes(r.size), uint64(r.base)))
-		}
+	res := sys.Teardown(func() driver.Result { return sys.Drv.MemAddressFree(r.base, r.size) })
+	if res != driver.Success && r.dropped == driver.Success {
+		return sys.CallError(op, driver.CallMemAddressFree, res, fmt.Sprintf("%s at %#x", errs.Bytes(r.size), uint64(r.base)))
 	}
 	r.Untrack()
 	return nil

@@ -43,15 +43,13 @@ func (r *reservation) giveBackLocked(op string, maps []*mapping) (err error) {
 	unmap := func(maps []*mapping) error {
 		first, last := maps[0], maps[len(maps)-1]
 		size := last.off + last.phys.Size - first.off
-		res := first.phys.Lost()
-		if res == driver.Success {
-			res = sys.Drv.MemUnmap(first.ptr(), size)
-		}
-		switch {
-		case res.Lost():
-			sys.Observe(res, concerned(maps, nil)...)
+		switch res := sys.Drv.MemUnmap(first.ptr(), size); {
+		case res == driver.Success:
+		case sys.Observe(res, concerned(maps, nil)...).Lost():
 			r.dropped = res
-		case res != driver.Success:
+		case first.phys.Lost() != driver.Success:
+			r.dropped = first.phys.Lost()
+		default:
 			for _, m := range maps {
 				m.tried = true
 			}
@@ -101,15 +99,11 @@ func (r *reservation) undoRunLocked(maps []*mapping, cause error) error {
 	sys := r.System()
 	first, last := maps[0], maps[len(maps)-1]
 	size := last.off + last.phys.Size - first.off
-	res := first.phys.Lost() // mapRun has refused what was lost before
+	res := sys.Drv.MemUnmap(first.ptr(), size)
 	if res == driver.Success {
-		res = sys.Drv.MemUnmap(first.ptr(), size)
-		if res == driver.Success {
-			return cause
-		}
-		sys.Observe(res, concerned(maps, nil)...)
+		return cause
 	}
-	if res.Lost() {
+	if sys.Observe(res, concerned(maps, nil)...).Lost() {
 		r.dropped = res
 		return cause
 	}

@@ -22,7 +22,7 @@ func (c *gpuContext) allocate(n uint64) (*resident, driver.Result) {
 		return nil, driver.OutOfMemory
 	}
 	res := &resident{m: m, kind: KindDeviceMemory, span: span{p, p + n}, context: c, mem: mem}
-	res.object = m.track(KindDeviceMemory, p, n, c)
+	res.object = m.track(KindDeviceMemory, p, n)
 	m.resident.insert(p, p+n, res)
 	return res, driver.Success
 }
@@ -52,14 +52,11 @@ func (a *api) MemAlloc(c driver.Context, n uint64) (driver.Ptr, driver.Result) {
 // MemFree waits for all work of the context that owns the memory, and lets
 // nobody submit more to it meanwhile.
 func (a *api) MemFree(c driver.Context, p driver.Ptr) driver.Result {
-	if r := a.enter(driver.CallMemFree); r != driver.Success {
+	if _, r := a.enterNamed(driver.CallMemFree, c); r != driver.Success {
 		return r
 	}
 	defer a.leave()
 	m := a.m
-	if _, r := m.resolve(c); r == driver.InvalidContext {
-		return r
-	}
 	res := m.allocated(p)
 	if res == nil || res.async != nil && res.async.freeing {
 		return driver.InvalidValue

@@ -120,7 +120,7 @@ func (s *stream) captureAlloc(n uint64) (driver.Ptr, driver.Result) {
 		if !m.resident.insert(l.lo, l.hi, res) {
 			return &fault{driver.InvalidValue, fmt.Sprintf("the graph allocates the memory at %#x again before it was freed", l.lo)}
 		}
-		res.object = m.track(KindDeviceMemory, l.lo, n, c)
+		res.object = m.track(KindDeviceMemory, l.lo, n)
 		l.refs++
 		l.mem.refs++
 		l.mem.poison() // an earlier launch left something there

@@ -50,6 +50,7 @@ func TestStreamOrderedMemoryUsedTooEarlyOrTooLate(t *testing.T) {
 		r.ok(r.MemsetD8Async(c, p, 1, 8, s)) // not ordered behind the allocation
 		r.is(driver.IllegalAddress, r.StreamSynchronize(c, s))
 		r.is(driver.IllegalAddress, r.StreamDestroy(c, other))
+		r.is(driver.IllegalAddress, r.MemFree(c, p))
 	})
 	faulty(t, driver.IllegalAddress, "was it freed before the work was done", func(r *rig, c driver.Context, s driver.Stream) {
 		other, res := r.StreamCreate(c, 1)

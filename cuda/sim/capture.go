@@ -361,11 +361,10 @@ func (a *api) enterAsked(call driver.Call, c driver.Context, h driver.Stream) (*
 	var r driver.Result
 	if s != nil {
 		r = s.context.lost
-	} else {
-		var ctx *gpuContext
-		if ctx, r = a.m.resolve(c); r == driver.Success {
-			s, r = a.m.stream(ctx, h)
-		}
+	} else if ctx := a.m.resolve(c); ctx == nil {
+		r = driver.InvalidContext
+	} else if r = ctx.lost; r == driver.Success {
+		s, r = a.m.stream(ctx, h)
 	}
 	if r != driver.Success {
 		a.leave()

@@ -59,30 +59,26 @@ func (m *Machine) setThread(t thread) {
 	m.threads[osmem.ThreadID()] = &t
 }
 
-// resolve finds the context of a call: the one that is named, or the calling
-// thread's. A lost one is returned beside what destroyed it.
-func (m *Machine) resolve(c driver.Context) (*gpuContext, driver.Result) {
+// resolve finds the context of a call, lost or not: the one that is named, or the
+// calling thread's. It returns nil if there is none.
+func (m *Machine) resolve(c driver.Context) *gpuContext {
 	if c == 0 {
 		c = m.thread().current
 	}
-	ctx := m.contexts[c]
-	if ctx == nil || ctx.gone {
-		return nil, driver.InvalidContext
+	if ctx := m.contexts[c]; ctx != nil && !ctx.gone {
+		return ctx
 	}
-	return ctx, ctx.lost
+	return nil
 }
 
 // enterContext is enter for a call that needs a context in good order.
 func (a *api) enterContext(call driver.Call, c driver.Context) (*gpuContext, driver.Result) {
-	if r := a.enter(call); r != driver.Success {
-		return nil, r
-	}
-	ctx, r := a.m.resolve(c)
-	if r != driver.Success {
+	ctx, r := a.enterNamed(call, c)
+	if r == driver.Success && ctx.lost != driver.Success {
+		r = ctx.lost
 		a.leave()
-		return nil, r
 	}
-	return ctx, driver.Success
+	return ctx, r
 }
 
 func (m *Machine) newContext(d *device) (*gpuContext, driver.Result) {
@@ -90,7 +86,7 @@ func (m *Machine) newContext(d *device) (*gpuContext, driver.Result) {
 		return nil, driver.OutOfMemory
 	}
 	c := &gpuContext{m: m, handle: driver.Context(newHandle()), device: d}
-	c.object = m.track(KindContext, uint64(c.handle), 0, c)
+	c.object = m.track(KindContext, uint64(c.handle), 0)
 	c.legacy = &stream{m: m, context: c, id: m.nextStreamID()}
 	c.streams = []*stream{c.legacy}
 	c.late = &stream{m: m, context: c}

@@ -110,6 +110,7 @@ func faulty(t *testing.T, want driver.Result, culprit string, do func(r *rig, c 
 	r := start(t, Options{Devices: []DeviceOptions{{}, {}}})
 	c, res := r.CtxCreate(0, 0)
 	r.ok(res)
+	r.t.Cleanup(func() { r.ok(r.CtxDestroy(c)) })
 	s, res := r.StreamCreate(c, driver.StreamNonBlocking)
 	r.ok(res)
 	e, res := r.EventCreate(c, 0)
@@ -133,7 +134,6 @@ func faulty(t *testing.T, want driver.Result, culprit string, do func(r *rig, c 
 	r.is(driver.InvalidValue, r.MemFree(c, d))
 	r.is(want, r.EventDestroy(c, e))
 	r.is(want, r.StreamDestroy(c, s))
-	r.ok(r.CtxDestroy(c))
 }
 
 func TestWorkOnMemoryTakenAwayDestroysTheContext(t *testing.T) {

@@ -39,7 +39,7 @@ func (a *api) EventCreate(c driver.Context, flags driver.EventFlags) (driver.Eve
 		return 0, driver.InvalidValue
 	}
 	e := &event{handle: driver.Event(newHandle()), context: ctx, flags: flags}
-	e.object = a.m.track(KindEvent, uint64(e.handle), 0, ctx)
+	e.object = a.m.track(KindEvent, uint64(e.handle), 0)
 	a.m.events[e.handle] = e
 	return e.handle, driver.Success
 }
@@ -117,13 +117,10 @@ func (a *api) EventElapsedTime(c driver.Context, start, end driver.Event) (float
 
 // EventDestroy does not wait: a record that is still to be done is done.
 func (a *api) EventDestroy(c driver.Context, h driver.Event) driver.Result {
-	if r := a.enter(driver.CallEventDestroy); r != driver.Success {
+	if _, r := a.enterNamed(driver.CallEventDestroy, c); r != driver.Success {
 		return r
 	}
 	defer a.leave()
-	if _, r := a.m.resolve(c); r == driver.InvalidContext {
-		return r
-	}
 	e := a.m.events[h]
 	if e == nil {
 		return driver.InvalidHandle

@@ -20,8 +20,10 @@ type Fault struct {
 	// Times is how many calls the fault applies to: 0 means one, a negative
 	// number all that follow.
 	Times int
-	// Result is what the call answers, a CUresult: 2 is out of memory. The call
-	// then has no effect. 0 lets the call proceed after the Delay.
+	// Result is what the call returns, a CUresult: 2 is out of memory. The call
+	// then has no effect. A result that means a lost context, as 700, destroys the
+	// context that the call names, and the call goes on as on any lost one. 0 lets
+	// the call proceed after the Delay.
 	Result cuda.Code
 	// Delay is how long the call takes.
 	Delay time.Duration

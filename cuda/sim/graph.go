@@ -28,7 +28,7 @@ type graphExec struct {
 // newGraph takes over the leases.
 func (m *Machine) newGraph(nodes []*node, leases []*lease) driver.Graph {
 	g := &graph{handle: driver.Graph(newHandle()), nodes: nodes, leases: leases}
-	g.object = m.track(KindGraph, uint64(g.handle), 0, nil)
+	g.object = m.track(KindGraph, uint64(g.handle), 0)
 	m.graphs[g.handle] = g
 	return g.handle
 }
@@ -44,7 +44,7 @@ func (a *api) GraphInstantiate(c driver.Context, h driver.Graph) (driver.GraphEx
 		return 0, driver.InvalidValue
 	}
 	e := &graphExec{handle: driver.GraphExec(newHandle()), nodes: g.nodes, leases: g.leases, context: ctx}
-	e.object = a.m.track(KindGraphExec, uint64(e.handle), 0, ctx)
+	e.object = a.m.track(KindGraphExec, uint64(e.handle), 0)
 	holdAll(e.leases)
 	a.m.execs[e.handle] = e
 	return e.handle, driver.Success

@@ -42,6 +42,7 @@ func TestReplayOverNothingLosesTheContext(t *testing.T) {
 		r.ok(r.MemUnmap(p, chunk))
 		r.ok(r.GraphLaunch(c, e, s))
 		r.t.Cleanup(func() {
+			r.ok(r.GraphExecDestroy(e))
 			r.ok(r.GraphDestroy(g))
 			r.is(driver.InvalidValue, r.GraphDestroy(g))
 			r.ok(r.MemRelease(h))

@@ -14,7 +14,7 @@ func (c *gpuContext) adopt(kind string, b []byte) bool {
 	if !c.m.resident.insert(r.lo, r.hi, r) {
 		return false
 	}
-	r.object = c.m.track(kind, lo, uint64(len(b)), c)
+	r.object = c.m.track(kind, lo, uint64(len(b)))
 	return true
 }
 
@@ -67,14 +67,11 @@ func (a *api) MemHostUnregister(c driver.Context, p unsafe.Pointer) driver.Resul
 // dropHost waits for all work of the context that owns the memory, and lets
 // nobody submit more to it meanwhile.
 func (a *api) dropHost(call driver.Call, c driver.Context, kind string, p unsafe.Pointer, absent driver.Result) driver.Result {
-	if r := a.enter(call); r != driver.Success {
+	if _, r := a.enterNamed(call, c); r != driver.Success {
 		return r
 	}
 	defer a.leave()
 	m := a.m
-	if _, r := m.resolve(c); r == driver.InvalidContext {
-		return r
-	}
 	r := m.hostRange(kind, p)
 	if r == nil {
 		return absent

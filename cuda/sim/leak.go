@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-
-	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
 // The kinds of objects that a machine holds.
@@ -64,15 +62,14 @@ type object struct {
 	size    uint64
 	note    string
 	order   uint64
-	context *gpuContext // that it dies with; nil if none
 	stack   [24]uintptr
 }
 
 var created atomic.Uint64
 
 // track begins the life of an object.
-func (m *Machine) track(kind string, address, size uint64, c *gpuContext) *object {
-	o := &object{kind: kind, address: address, size: size, order: created.Add(1), context: c}
+func (m *Machine) track(kind string, address, size uint64) *object {
+	o := &object{kind: kind, address: address, size: size, order: created.Add(1)}
 	runtime.Callers(3, o.stack[:])
 	m.objects[o] = struct{}{}
 	return o
@@ -101,10 +98,8 @@ func (m *Machine) Live() map[string]int {
 }
 
 // Leaks lists what exists on the machine now, and what ceased to exist only
-// because its context was destroyed, oldest first. Objects of a context that
-// was lost to an error are not in it: no program can destroy them in order. Nor
-// is virtual memory, once any context was lost: it belongs to none, and a program
-// must not give back what the lost one may still use.
+// because its context was destroyed, oldest first. The loss of a context changes
+// nothing about that: what belongs to it can be closed as before.
 func (m *Machine) Leaks() []Leak {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -116,12 +111,6 @@ func (m *Machine) leaks() []Leak {
 	for o := range m.objects {
 		left = append(left, o)
 	}
-	left = slices.DeleteFunc(left, func(o *object) bool {
-		if o.context == nil {
-			return m.culprit != ""
-		}
-		return o.context.lost != driver.Success
-	})
 	slices.SortFunc(left, func(a, b *object) int { return cmp.Compare(a.order, b.order) })
 	var leaks []Leak
 	for _, o := range left {

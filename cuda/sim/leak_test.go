@@ -37,19 +37,28 @@ func TestCloseNamesWhatWasLeakedAndWhere(t *testing.T) {
 	require.NoError(t, m.Close(), "it is reported once")
 }
 
-func TestLostContextsThingsAreNotLeaks(t *testing.T) {
+// A lost context's objects can be closed, and those that were not are leaks like
+// any other.
+func TestALostContextGivesBackWhatItHas(t *testing.T) {
 	m, err := New(Options{})
 	require.NoError(t, err)
 	d := m.Driver()
 	require.Zero(t, d.Init())
 	c, _ := d.DevicePrimaryCtxRetain(0)
+	free, _ := m.Memory(0)
 	s, _ := d.StreamCreate(c, 1)
-	_, _ = d.MemAlloc(c, 256)
+	q, _ := d.MemAlloc(c, 256)
 	p := leakSomething(t, d) // without access
 	require.Zero(t, d.MemsetD8Async(c, p, 1, 1, s))
 	require.Equal(t, driver.IllegalAddress, d.StreamSynchronize(c, s))
+	require.Len(t, m.Leaks(), 5)
 	require.Zero(t, d.MemUnmap(p, chunk))
 	require.Zero(t, d.MemAddressFree(p, chunk))
+	require.Equal(t, driver.IllegalAddress, d.MemFree(c, q))
+	require.Equal(t, driver.IllegalAddress, d.StreamDestroy(c, s))
+	now, _ := m.Memory(0)
+	require.Equal(t, free, now)
+	require.Zero(t, d.DevicePrimaryCtxRelease(0))
 	require.Empty(t, m.Leaks())
 	require.NoError(t, m.Close())
 }

@@ -130,8 +130,8 @@ func (m *Machine) Driver() driver.Driver { return &m.library }
 // Close stops the machine and frees its memory. Pending work is dropped; a
 // kernel that runs is waited for, and ends at its next access to memory. If
 // anything that was created on the machine is still there, the error lists it,
-// with the stacks of its creation. Objects of a context that was lost to an
-// error are not counted. A second Close does nothing.
+// with the stacks of its creation; objects of a context that was lost to an error
+// count like any other. A second Close does nothing.
 func (m *Machine) Close() error {
 	m.mu.Lock()
 	if m.closed {
@@ -240,25 +240,62 @@ func (m *Machine) pools() []*pool {
 	return all
 }
 
-// enter begins every call: it counts it, fails or delays it where a test wants
-// that, and applies the rules that hold for all calls. On Success the machine
+// enter begins every call: it counts the call, fails or delays it as a test
+// injected, and applies the rules that hold for all calls. On Success the machine
 // is locked, until leave.
 func (a *api) enter(c driver.Call) driver.Result {
-	r, _ := a.enterRun(c)
-	return r
+	f, _ := a.inject(c)
+	if f != driver.Success {
+		return f
+	}
+	return a.lock(c)
 }
 
 // enterRun is enter for a call over several mappings, which a test may cut
 // short.
 func (a *api) enterRun(c driver.Call) (driver.Result, *cut) {
-	m := a.m
-	fault, cut := m.faults.count(c)
+	f, cut := a.inject(c)
+	if f != driver.Success && cut == nil {
+		return f, nil
+	}
+	return a.lock(c), cut
+}
+
+// enterNamed is enter for a call that names a context, which it returns, lost or
+// not; see resolve. An injected result that means a loss destroys the context
+// before the call, which goes on as on any lost context.
+func (a *api) enterNamed(call driver.Call, c driver.Context) (*gpuContext, driver.Result) {
+	f, _ := a.inject(call)
+	if f != driver.Success && (!f.Lost() || f == driver.Deinitialized) {
+		return nil, f
+	}
+	if r := a.lock(call); r != driver.Success {
+		return nil, r
+	}
+	ctx := a.m.resolve(c)
+	if ctx == nil {
+		a.leave()
+		return nil, driver.InvalidContext
+	}
+	if f != driver.Success {
+		ctx.lose(fault{f, fmt.Sprintf("an injected fault: %v returned %v", call, f)})
+	}
+	return ctx, driver.Success
+}
+
+// inject counts a call and applies the fault that a test injected for it.
+func (a *api) inject(c driver.Call) (driver.Result, *cut) {
+	fault, cut := a.m.faults.count(c)
 	if fault.Delay > 0 {
 		time.Sleep(fault.Delay)
 	}
-	if fault.Result != 0 && cut == nil {
-		return driver.Result(fault.Result), nil
-	}
+	return driver.Result(fault.Result), cut
+}
+
+// lock applies the rules that hold for all calls, and locks the machine on
+// Success.
+func (a *api) lock(c driver.Call) driver.Result {
+	m := a.m
 	m.mu.Lock()
 	var r driver.Result
 	switch {
@@ -275,7 +312,7 @@ func (a *api) enterRun(c driver.Call) (driver.Result, *cut) {
 	if r != driver.Success {
 		m.mu.Unlock()
 	}
-	return r, cut
+	return r
 }
 
 func (a *api) leave() { a.m.mu.Unlock() }

@@ -57,7 +57,7 @@ func (a *api) MemAllocManaged(c driver.Context, n uint64, flags driver.AttachFla
 		res.managed.pages.each(span{0, size}, m.unpage)
 		return 0, r
 	}
-	res.object = m.track(KindManagedMemory, res.lo, n, ctx)
+	res.object = m.track(KindManagedMemory, res.lo, n)
 	return driver.Ptr(res.lo), driver.Success
 }
 

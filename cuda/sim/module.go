@@ -192,7 +192,7 @@ func (a *api) load(call driver.Call, c driver.Context, image []byte) (driver.Mod
 	if why, r := ctx.place(mod, string(text)); r != driver.Success {
 		return 0, why, r
 	}
-	mod.object = m.track(KindModule, uint64(mod.handle), 0, ctx)
+	mod.object = m.track(KindModule, uint64(mod.handle), 0)
 	m.modules[mod.handle] = mod
 	return mod.handle, "", driver.Success
 }
@@ -200,13 +200,10 @@ func (a *api) load(call driver.Call, c driver.Context, image []byte) (driver.Mod
 // ModuleUnload takes the module's functions along. Launches that are still to
 // be done are done.
 func (a *api) ModuleUnload(c driver.Context, h driver.Module) driver.Result {
-	if r := a.enter(driver.CallModuleUnload); r != driver.Success {
+	if _, r := a.enterNamed(driver.CallModuleUnload, c); r != driver.Success {
 		return r
 	}
 	defer a.leave()
-	if _, r := a.m.resolve(c); r == driver.InvalidContext {
-		return r
-	}
 	mod := a.m.modules[h]
 	if mod == nil {
 		return driver.InvalidHandle

@@ -289,6 +289,7 @@ func TestMulticastAddressesTakeMultimemOnly(t *testing.T) {
 		return func(r *teamRig, m *member) driver.Result {
 			mod, res := r.ModuleLoadData(m.ctx, []byte(multicastPTX+"\x00"))
 			r.ok(res)
+			r.t.Cleanup(func() { r.ModuleUnload(m.ctx, mod) })
 			f, res := r.ModuleGetFunction(m.ctx, mod, name)
 			r.ok(res)
 			one := driver.LaunchConfig{GridX: 1, GridY: 1, GridZ: 1, BlockX: 1, BlockY: 1, BlockZ: 1}

@@ -280,7 +280,7 @@ func (a *api) newStream(call driver.Call, c driver.Context, flags driver.StreamF
 		return 0, driver.InvalidValue
 	}
 	s := &stream{m: m, handle: driver.Stream(newHandle()), id: m.nextStreamID(), context: ctx, flags: flags, priority: priority}
-	s.object = m.track(KindStream, uint64(s.handle), 0, ctx)
+	s.object = m.track(KindStream, uint64(s.handle), 0)
 	m.streams[s.handle] = s
 	ctx.streams = append(ctx.streams, s)
 	return s.handle, driver.Success
@@ -288,14 +288,10 @@ func (a *api) newStream(call driver.Call, c driver.Context, flags driver.StreamF
 
 // StreamDestroy does not wait: the stream's work is still done.
 func (a *api) StreamDestroy(c driver.Context, h driver.Stream) driver.Result {
-	if r := a.enter(driver.CallStreamDestroy); r != driver.Success {
+	if _, r := a.enterNamed(driver.CallStreamDestroy, c); r != driver.Success {
 		return r
 	}
 	defer a.leave()
-	_, r := a.m.resolve(c)
-	if r == driver.InvalidContext {
-		return r
-	}
 	s := a.m.streams[h]
 	if s == nil {
 		return driver.InvalidHandle

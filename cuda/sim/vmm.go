@@ -22,7 +22,7 @@ type handle struct {
 // newHandle takes over a reference to mem.
 func (m *Machine) newHandle(mem *memory, prop driver.AllocationProp, imported bool) driver.MemHandle {
 	h := &handle{value: driver.MemHandle(newHandle()), mem: mem, prop: prop, imported: imported, refs: 1}
-	h.object = m.track(mem.kind(), uint64(h.value), mem.size, nil)
+	h.object = m.track(mem.kind(), uint64(h.value), mem.size)
 	if imported {
 		h.object.note = "imported"
 	}
@@ -202,7 +202,7 @@ func (a *api) MemAddressReserve(size, align uint64, hint driver.Ptr) (driver.Ptr
 	if !ok {
 		return 0, driver.OutOfMemory
 	}
-	a.m.reserved.insert(p, p+size, a.m.track(KindReservation, p, size, nil))
+	a.m.reserved.insert(p, p+size, a.m.track(KindReservation, p, size))
 	return driver.Ptr(p), driver.Success
 }
 
@@ -285,7 +285,7 @@ func (a *api) MemMap(p driver.Ptr, size, offset uint64, v driver.MemHandle) driv
 		return driver.InvalidValue
 	}
 	h.mem.refs++
-	r.object = m.track(KindMapping, lo, size, nil)
+	r.object = m.track(KindMapping, lo, size)
 	return driver.Success
 }
 
@@ -492,7 +492,7 @@ func (a *api) MemRetainAllocationHandle(p driver.Ptr) (driver.MemHandle, driver.
 	h := r.v.handle
 	if h.refs == 0 { // released, and alive by its mappings alone
 		h.mem.refs++
-		h.object = m.track(h.mem.kind(), uint64(h.value), h.mem.size, nil)
+		h.object = m.track(h.mem.kind(), uint64(h.value), h.mem.size)
 		m.handles[h.value] = h
 	}
 	h.refs++

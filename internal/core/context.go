@@ -306,7 +306,7 @@ func (c *Context) destroy(e driver.Event) {
 		return // close has
 	}
 	defer c.life.Release()
-	if c.Lost() != driver.Success || c.Observe(c.sys.Drv.EventDestroy(c.Handle, e)) != driver.Success {
+	if c.Teardown(func() driver.Result { return c.sys.Drv.EventDestroy(c.Handle, e) }) != driver.Success {
 		return
 	}
 	c.mu.Lock()
@@ -315,13 +315,12 @@ func (c *Context) destroy(e driver.Event) {
 }
 
 // close waits for the calls that use the context, which are short once its
-// streams were waited for, and gives back what it holds. Of a lost one the driver
-// is asked nothing.
+// streams were waited for, and gives back what it holds.
 func (c *Context) close() driver.Result {
 	c.life.Close()
 	c.life.Wait()
 	d := c.sys.Drv
-	if c.Lost() != driver.Success {
+	if c.Lost() == driver.Deinitialized {
 		return driver.Success
 	}
 	for e := range c.made { // marks that are still held have passed
@@ -331,7 +330,8 @@ func (c *Context) close() driver.Result {
 		d.MemFree(c.Handle, c.block)
 	}
 	for ; c.retained > 0; c.retained-- {
-		if r := d.DevicePrimaryCtxRelease(c.Device); r != driver.Success {
+		release := func() driver.Result { return d.DevicePrimaryCtxRelease(c.Device) }
+		if r := c.Teardown(release); r != driver.Success {
 			return r
 		}
 	}

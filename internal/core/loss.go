@@ -23,8 +23,7 @@ type losses struct {
 }
 
 // Observe looks at the answer of a call that named the context: one that means
-// that the context is gone is remembered, so that nothing waits for it, and
-// closing drops state without asking the driver again.
+// that the context is gone is remembered, so that nothing waits for it.
 func (c *Context) Observe(r driver.Result) driver.Result {
 	switch {
 	case r == driver.Deinitialized:
@@ -35,7 +34,32 @@ func (c *Context) Observe(r driver.Result) driver.Result {
 	return r
 }
 
-// Lost answers the result that lost the context, or Success.
+// Teardown makes a call that gives back what belongs to the context. A lost
+// context gives back what the driver still takes: a refusal is then no error,
+// since no later call could do better. A driver that is gone is not called.
+func (c *Context) Teardown(call func() driver.Result) driver.Result {
+	if c.Lost() == driver.Deinitialized {
+		return driver.Success
+	}
+	if r := c.Observe(call()); c.Lost() == driver.Success {
+		return r
+	}
+	return driver.Success
+}
+
+// Teardown is Context.Teardown for a call that names no context, and gives back
+// memory or addresses of these devices; of none, if that is not known.
+func (s *System) Teardown(call func() driver.Result, devices ...driver.Device) driver.Result {
+	if s.DeviceLost(devices...) == driver.Deinitialized {
+		return driver.Success
+	}
+	if r := s.Observe(call(), devices...); !r.Lost() && s.DeviceLost(devices...) == driver.Success {
+		return r
+	}
+	return driver.Success
+}
+
+// Lost returns the result that lost the context, or Success.
 func (c *Context) Lost() driver.Result { return driver.Result(c.lost.Load()) }
 
 func (c *Context) lose(r driver.Result) {

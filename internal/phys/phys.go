@@ -46,8 +46,7 @@ type Handle struct {
 var lastID atomic.Uint64
 
 // Create makes physical memory; see core.System.Allocate for what it does where
-// there is none. On a device that is lost nobody could give the memory back, so
-// none is made.
+// there is none. On a device that is lost none is made.
 func Create(s *core.System, size uint64, prop driver.AllocationProp) (*Handle, driver.Result) {
 	on := core.DevicesOf(prop.Location)
 	if r := s.DeviceLost(on...); r != driver.Success {
@@ -97,8 +96,8 @@ func (h *Handle) TakeGone() bool { return h.gone.CompareAndSwap(true, false) }
 // Devices is the device that the memory lies on, if it is one.
 func (h *Handle) Devices() []driver.Device { return core.DevicesOf(h.Asked.Location) }
 
-// Lost answers the result that lost the memory's device, or Success. The driver
-// is asked nothing of such memory any more.
+// Lost returns the result that lost the memory's device, or Success. Such memory
+// can only be given back.
 func (h *Handle) Lost() driver.Result { return h.System().DeviceLost(h.Devices()...) }
 
 // Release takes from the count; the last one gives the memory back. After a
@@ -108,18 +107,16 @@ func (h *Handle) Release() driver.Result {
 		return driver.Success
 	}
 	h.UnpinFD()
-	if h.Lost() == driver.Success {
-		s := h.System()
-		r := s.Observe(s.Drv.MemRelease(h.Driver), h.Devices()...)
-		if r != driver.Success && !r.Lost() {
-			h.refs.Add(1)
-			return r
-		}
+	s := h.System()
+	release := func() driver.Result { return s.Drv.MemRelease(h.Driver) }
+	if r := s.Teardown(release, h.Devices()...); r != driver.Success {
+		h.refs.Add(1)
+		return r
 	}
 	h.Untrack()
 	h.gone.Store(true)
 	if h.sharing.Load() == exported {
-		h.System().Shared.Release(h.Size)
+		s.Shared.Release(h.Size)
 	}
 	return driver.Success
 }
