@@ -80,6 +80,9 @@ func (s *Stream) WithCapture(o CaptureOptions, body func() error) (*Graph, error
 	if s.in.IsLegacy() {
 		return nil, errs.Invalid(op, "the legacy default stream", "the driver captures no work of it: capture on a stream of your own")
 	}
+	if s.own {
+		return nil, errOwnCaptured(op)
+	}
 	if err := s.notCapturing(op); err != nil {
 		return nil, err
 	}
@@ -106,6 +109,12 @@ func (s *Stream) WithCapture(o CaptureOptions, body func() error) (*Graph, error
 		return nil, err
 	}
 	return c.graph(op)
+}
+
+// errOwnCaptured refuses to capture on the device's own stream: an operation that
+// names no stream waits for its work there, and captured work cannot be waited for.
+func errOwnCaptured(op string) error {
+	return errs.Invalid(op, "the device's own stream", "operations without a stream wait for it: capture on a stream of your own")
 }
 
 // captures are the captures that WithCapture began and did not end yet, by the
@@ -379,6 +388,8 @@ func (s *Stream) mayWait(op string, last record) error {
 	switch {
 	case !last.captured && !capturing:
 		return nil
+	case last.captured && s.own:
+		return errOwnCaptured(op)
 	case last.captured && s.in.IsLegacy():
 		f.Asked = "the legacy default stream for an event of a capture"
 		f.Hint = "it cannot take part in a capture: use a stream of your own"

@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
@@ -127,6 +128,8 @@ func TestWithCaptureRefuses(t *testing.T) {
 	legacy, err := d.BorrowStream(0)
 	require.NoError(t, err)
 	closed(t, legacy)
+	own, err := d.Transfer()
+	require.NoError(t, err)
 	for name, c := range map[string]struct {
 		s    *cuda.Stream
 		o    cuda.CaptureOptions
@@ -138,6 +141,7 @@ func TestWithCaptureRefuses(t *testing.T) {
 		"no stream":   {nil, thread, nothing, cuda.ErrInvalidArgument},
 		"closed":      {gone, thread, nothing, cuda.ErrClosed},
 		"legacy":      {legacy, thread, nothing, cuda.ErrInvalidArgument},
+		"device's":    {own, thread, nothing, cuda.ErrInvalidArgument},
 		"in a body":   {s, thread, func() error { _, err := s.WithCapture(thread, nothing); return err }, cuda.ErrCapturing},
 		"bad address": {s, thread, func() error { return s.Memset(1, 1, 1) }, cuda.ErrInvalidArgument},
 	} {
@@ -521,6 +525,40 @@ func TestACaptureThatBeginsDuringAnUploadIsNoticed(t *testing.T) {
 			require.Equal(t, want, read(t, s, p, 100))
 			require.Equal(t, driver.Success, drv.GraphExecDestroy(exec))
 			require.Equal(t, driver.Success, drv.GraphDestroy(g))
+		})
+	}
+}
+
+// A capture of this library's waits for the copy instead.
+func TestNoCaptureBeginsDuringACopy(t *testing.T) {
+	for name, copies := range map[string]func(s *cuda.Stream, p cuda.Ptr) error{
+		"cuMemcpyHtoDAsync": func(s *cuda.Stream, p cuda.Ptr) error { return s.Upload(p, pattern(100, 1)) },
+		"cuMemcpyDtoHAsync": func(s *cuda.Stream, p cuda.Ptr) error { return s.Download(make([]byte, 100), p) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, d := open(t)
+			s, p := stream(t, d), memory(t, d, 4096)
+			began, copied := make(chan error, 1), make(chan struct{})
+			begin := sync.OnceFunc(func() {
+				go func() {
+					g, err := s.WithCapture(thread, func() error { <-copied; return nil })
+					if err == nil {
+						err = g.Close()
+					}
+					began <- err
+				}()
+				time.Sleep(10 * time.Millisecond) // let it come as far as it can
+			})
+			m.OnCall(func(call string) {
+				if call == name {
+					begin()
+				}
+			})
+			err := copies(s, p)
+			close(copied)
+			require.NoError(t, <-began)
+			require.NoError(t, err)
+			m.OnCall(nil)
 		})
 	}
 }

@@ -164,9 +164,9 @@ func (s *Stream) copied(op string, c driver.Call, n int, way string, p Ptr, r dr
 	return s.in.Ctx.CallError(op, c, r, fmt.Sprintf("%s %s %v on stream %#x of %v", errs.Bytes(n), way, p, s.handle(), s.dev))
 }
 
-// Transfer is the device's own stream for copies that name none: it exists
-// from the first use until the System closes, and must not be closed. Work on
-// it is ordered with no other stream.
+// Transfer returns the device's own stream, which copies use that name none. It
+// exists from the first use until the System closes, and can be neither closed nor
+// captured. Work on it is ordered with no other stream.
 func (d *Device) Transfer() (*Stream, error) {
 	d.mu.Lock()
 	s := d.transfer

@@ -74,7 +74,8 @@ func (r *ring) asked(n int, way string, p driver.Ptr) string {
 	return fmt.Sprintf("%s %s %#x on stream %#x", errs.Bytes(n), way, uint64(p), uintptr(r.stream.Handle))
 }
 
-// submit puts a copy on the stream, and the slot's event behind it.
+// submit puts a copy on the stream, and the slot's event behind it. No capture of
+// this library begins in between; one that has begun refuses the copy.
 func (r *ring) submit(op string, sl *slot, g core.Guard, copied func() error) error {
 	if g != nil {
 		if err := g.Enter(); err != nil {
@@ -82,10 +83,12 @@ func (r *ring) submit(op string, sl *slot, g core.Guard, copied func() error) er
 		}
 		defer g.Leave()
 	}
-	if err := copied(); err != nil {
-		return err
-	}
-	return r.record(op, sl)
+	return r.stream.Uncaptured(op, func() error {
+		if err := copied(); err != nil {
+			return err
+		}
+		return r.record(op, sl)
+	})
 }
 
 // download submits copies into several slots and empties them in order.

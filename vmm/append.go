@@ -18,6 +18,10 @@ import (
 //
 // Goroutines may append concurrently: each gets a part of its own, in the order
 // of their calls. Appends on different streams land in no particular order.
+//
+// On a stream that captures a graph the buffer becomes longer at once, and every
+// launch of the graph writes the same bytes at the same place. After an error there
+// nothing of the append is in the graph, and new memory stays until Clip or Close.
 func (b *Buffer) Append(s *cuda.Stream, src []byte) (at int, err error) {
 	return b.b.append("vmm.Buffer.Append", s, len(src), 1, func(s *cuda.Stream, at cuda.Ptr) error {
 		return s.Upload(at, src)
@@ -139,6 +143,8 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n, size int, fill func(
 	}
 	switch {
 	case undo == nil:
+	case errors.Is(undo, cuda.ErrCapturing): // the stream cannot be waited for
+		err = fmt.Errorf("%w (new memory stays until Clip or Close)", err)
 	case errors.Is(err, cuda.ErrDeviceLost) && errors.Is(undo, cuda.ErrDeviceLost): // it says the same
 		err = fmt.Errorf("%w (new memory stays until Clip or Close)", err)
 	default:
@@ -154,6 +160,9 @@ func (b *buffer) stream(op string, s *cuda.Stream) (*cuda.Stream, error) {
 		t, err := b.dev.Transfer()
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", op, err)
+		}
+		if err := core.StreamOf(t).Uncaptured(op, func() error { return nil }); err != nil {
+			return nil, err // another library captures it: its work could not be waited for
 		}
 		s = t
 	}

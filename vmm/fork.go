@@ -157,8 +157,12 @@ func (b *buffer) othersSeeLocked(op string, n uint64) error {
 			Asked: fmt.Sprintf("a length of %s, with %d that %s", errs.Count(n, "byte"), end, why), Hint: hint})
 	}
 	for past := b.pastLocked(); past != nil; past = past.pastLocked() {
-		if end := past.used.Load(); end > n && !past.closer.Closed() {
-			return refuse(end, fmt.Sprintf("the buffer at %#x still sees, from which this one was moved", uint64(past.res.base)), "close that one first")
+		end, hint := past.used.Load(), "close that one first"
+		if past.closer.Closed() { // work on streams that its CloseAfter named may still read it
+			hint = "it is closing: wait for its Released, or call System.Drain"
+		}
+		if end > n {
+			return refuse(end, fmt.Sprintf("the buffer at %#x still sees, from which this one was moved", uint64(past.res.base)), hint)
 		}
 	}
 	for i := len(b.chunks) - 1; i >= 0; i-- {

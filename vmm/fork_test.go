@@ -72,11 +72,42 @@ func TestWhatWasMovedIsFrozen(t *testing.T) {
 	require.NoError(t, old.SetAccess(vmm.Access{Location: d.Location(), Mode: vmm.ReadOnly}))
 	require.True(t, bytes.Equal(data, bytesOf(t, old)))
 	require.NoError(t, old.CloseAfter(s))
+	require.NoError(t, d.System().Drain(t.Context()))
 	require.NoError(t, b.Resize(nil, 1))
 	require.NoError(t, b.Clip())
-	require.NoError(t, d.System().Drain(t.Context()))
 	require.Equal(t, 2*mib, d.System().Stats().AllocatedBytes)
 	require.Zero(t, b.Stats().Shared)
+}
+
+// What is closed with CloseAfter is protected until the work that it named has
+// passed: its successor does not write where that work still reads.
+func TestWhatWasMovedIsProtectedWhileItCloses(t *testing.T) {
+	m, d := open(t)
+	s := stream(t, d)
+	old, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * mib, Chunks: vmm.FixedChunks(2 * mib)})
+	require.NoError(t, err)
+	want := pattern(mib, 1)
+	require.NoError(t, gputest.Err(old.Append(nil, want)))
+	b, err := vmm.Move(old, 64*mib)
+	require.NoError(t, err)
+	closed(t, b)
+	h, err := d.NewHostBuffer(mib)
+	require.NoError(t, err)
+	closed(t, h)
+
+	t.Cleanup(m.Hold(s.Handle()))
+	part, err := old.Slice(0, mib)
+	require.NoError(t, err)
+	require.NoError(t, part.CopyToHost(s, h.All()))
+	require.NoError(t, old.CloseAfter(s))
+	err = b.Resize(nil, 0)
+	require.ErrorIs(t, err, cuda.ErrInUse)
+	require.ErrorContains(t, err, "wait for its Released")
+	m.Release(s.Handle())
+	require.NoError(t, old.Released().Wait(t.Context()))
+	require.True(t, bytes.Equal(want, h.Bytes()))
+	require.NoError(t, b.Resize(nil, 0))
+	require.NoError(t, gputest.Err(b.Append(nil, pattern(mib, 2))))
 }
 
 // A buffer moves as often as wanted: each of the old ones keeps what it had.

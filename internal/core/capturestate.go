@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -59,6 +60,22 @@ func (s *Stream) Query() (capturing bool, call driver.Call, r driver.Result) {
 		return capturing, driver.CallStreamIsCapturing, r
 	}
 	return false, driver.CallStreamQuery, s.Ctx.Observe(s.Ctx.sys.Drv.StreamQuery(s.Ctx.Handle, s.Handle))
+}
+
+// Uncaptured submits work that no graph can hold. While it does, no capture of this
+// library begins on the stream; if the stream captures already nothing is submitted.
+// A capture that another library begins meanwhile is not prevented.
+func (s *Stream) Uncaptured(op string, submit func() error) error {
+	s.capture.mu.RLock()
+	defer s.capture.mu.RUnlock()
+	if s.MayCapture() {
+		if capturing, r := s.Capturing(); r != driver.Success {
+			return s.Ctx.CallError(op, driver.CallStreamIsCapturing, r, fmt.Sprintf("stream %#x", uintptr(s.Handle)))
+		} else if capturing {
+			return CapturingError(op, s)
+		}
+	}
+	return submit()
 }
 
 // over says that what began last, or earlier, is over.
