@@ -34,8 +34,9 @@ type mapping struct {
 	// could not be undone. access is then the most that they may have, which is
 	// what must be waited for.
 	unsure accessList
-	// closing: its CloseAfter was called, so the range may be closed before it.
-	closing bool
+	// closing is set once CloseAfter was called: the range may then be closed first,
+	// when no operation runs on the mapping any more.
+	closing *life.Life
 	// How far tearing down has come. Once an unmapping was tried and failed
 	// it is not known whether it was done.
 	tried, unmapped, released bool
@@ -155,7 +156,7 @@ func (m *Mapping) CloseAfter(streams ...*cuda.Stream) error {
 		})
 	if err == nil {
 		m.m.res.mu.Lock()
-		m.m.closing = true
+		m.m.closing = &m.closer.Life
 		m.m.res.mu.Unlock()
 	}
 	return err

@@ -188,7 +188,7 @@ func (r *reservation) shut(op string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i, m := range r.maps {
-		if !m.closing {
+		if m.closing == nil {
 			return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
 				Asked: fmt.Sprintf("%s, the first %s at %#x", errs.Count(len(r.maps)-i, "mapping"), errs.Bytes(m.phys.Size), m.ptr()),
 				Hint:  "close the mappings first"})
@@ -222,6 +222,9 @@ func (r *reservation) unmapClosing(op string) error {
 	}
 	if err := r.views.await(op, 0, rest); err != nil {
 		return err
+	}
+	for _, m := range maps {
+		m.closing.Wait()
 	}
 	if err := r.System().WaitDevices(op, r.devices()); err != nil {
 		return err

@@ -2,6 +2,7 @@ package vmm_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/gputest"
@@ -39,4 +40,41 @@ func TestHintsOfReservations(t *testing.T) {
 		_, err = vmm.Reserve(d, 1<<47, vmm.ReserveOptions{Hint: at})
 		require.ErrorIs(t, err, cuda.ErrOutOfAddressSpace)
 	})
+}
+
+// A range that takes closing mappings with it first waits for the operations that
+// still run on them.
+func TestARangeWaitsForOperationsOnItsClosingMappings(t *testing.T) {
+	m, d := open(t)
+	s := stream(t, d)
+	space, err := vmm.Reserve(d, 2*mib, vmm.ReserveOptions{})
+	require.NoError(t, err)
+	memory, err := vmm.Create(d, 2*mib, vmm.Properties{})
+	require.NoError(t, err)
+	closed(t, memory)
+	mapping, err := space.Map(0, memory)
+	require.NoError(t, err)
+	asking, goOn := make(chan struct{}), make(chan struct{})
+	m.OnCall(func(call string) {
+		if call == "cuMemGetAccess" {
+			close(asking)
+			<-goOn
+		}
+	})
+	asked, over := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := mapping.Access(d.Location())
+		asked <- err
+	}()
+	<-asking
+	t.Cleanup(m.Hold(s.Handle()))
+	require.NoError(t, mapping.CloseAfter(s))
+	go func() { over <- space.Close() }()
+	require.Never(t, func() bool { return len(over) > 0 }, 20*time.Millisecond, time.Millisecond, "it is in use")
+	close(goOn)
+	require.NoError(t, <-asked)
+	m.OnCall(nil)
+	m.Release(s.Handle())
+	require.NoError(t, <-over)
+	require.NoError(t, d.System().Drain(t.Context()))
 }
