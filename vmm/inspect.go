@@ -18,7 +18,7 @@ func (r *reservation) Mappings(off uint64, to []ranges.Mapping) []ranges.Mapping
 		if len(to) == cap(to) {
 			break
 		}
-		to = append(to, ranges.Mapping{Off: m.off, Memory: m.phys, Access: m.access, Closing: m.closing})
+		to = append(to, ranges.Mapping{Off: m.off, Memory: m.phys, Access: m.access, Closing: m.closing != nil})
 	}
 	return to
 }
