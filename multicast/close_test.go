@@ -22,7 +22,7 @@ func bound(t *testing.T) (m *sim.Machine, d *cuda.Device, o *multicast.Object, a
 	return m, devices[0], o, a, b
 }
 
-// The rows of ARCHITECTURE.md's table of what Close does while others depend on
+// The rows of docs/closing.md: what Close does while something depends on
 // the object.
 func TestCloseAgainstLiveDependants(t *testing.T) {
 	t.Run("an object that is mapped, or bound to", func(t *testing.T) {

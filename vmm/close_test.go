@@ -21,7 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// dependants are the rows of ARCHITECTURE.md's table of what Close does while
+// dependants are the rows of docs/closing.md: what Close does while
 // others depend on the object.
 var dependants = []struct {
 	object, on string
@@ -233,13 +233,13 @@ func TestTheTableOfDependantsIsComplete(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("memory is shared, and seen by the CPU, on Linux alone")
 	}
-	text, err := os.ReadFile("../ARCHITECTURE.md")
+	text, err := os.ReadFile("../docs/closing.md")
 	if os.IsNotExist(err) {
 		t.Skip("the test runs outside of the repository")
 	}
 	require.NoError(t, err)
 	_, rest, ok := strings.Cut(string(text), "| object | something depends on it | Close |\n| --- | --- | --- |\n")
-	require.True(t, ok, "ARCHITECTURE.md has no table of dependants")
+	require.True(t, ok, "docs/closing.md has no table of dependants")
 	table, _, _ := strings.Cut(rest, "\n\n")
 	var documented, tested []string
 	for _, line := range strings.Split(table, "\n") {

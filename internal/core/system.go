@@ -4,7 +4,8 @@
 // signature needs it; the public objects embed a holder, and the functions
 // SystemOf, ContextOf and StreamOf look inside.
 //
-// The order of its locks stands with all others' in ARCHITECTURE.md.
+// ARCHITECTURE.md has the order of its locks among all others, and notes.go says how
+// closing waits for the GPU.
 package core
 
 import (

@@ -1,0 +1,16 @@
+package inspect
+
+// # How a snapshot is read
+//
+// Notes for readers of the source; the package document is for users.
+//
+// Take reads what the owners have anyway; nothing is counted or recorded for it. The
+// list of live objects names the owner of each (life.Owner). Pools, publications,
+// followers and leases are no objects of the driver, and register by core.System.Show.
+//
+// Each is read under its own lock, in steps if it may be large: 256 objects of the live
+// list, whose cursor is an object without an owner (life.List.Each), 1,024 mappings of a
+// range, 1,024 blocks or events of a pool. Anything may move between two steps of a
+// pool's span; the walk then finds its place again by the chunks' tables
+// (vmm/pool/segments.go). Stacks are turned into text with no lock held. So the parts of
+// a snapshot differ in time, and a mapping may name memory that is not listed.

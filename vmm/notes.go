@@ -1,0 +1,63 @@
+package vmm
+
+// # How buffers change
+//
+// Notes for readers of the source; the package document is for users. How closing
+// waits for the GPU is described in internal/core/notes.go, and the order of locks
+// in ARCHITECTURE.md.
+//
+// # Changes and copies
+//
+// Whatever changes a buffer holds buffer.changes (changes.go) for as long as that
+// takes, including waits for the GPU: one change runs after the other. buffer.mu is
+// only held for short steps. A copy holds it for reading while it is checked and
+// submitted, piece by piece if it has pieces, and waits for its data with nothing
+// but the object held. A change holds it for writing while it edits a list.
+//
+// ClipAfter and RevokeAfter must not wait. While another goroutine's change runs
+// they leave a job, and that change does the job when it ends (pending.go); the
+// job's fence then also covers the streams that copies and the change itself have
+// used meanwhile. The reclaimer hands in its part on a buffer in the same way, so
+// it waits for no change and does not starve behind any.
+//
+// copies.go tracks running slice copies by stream, so that ClipAfter, RevokeAfter
+// and a publication's Shrink fence streams that their caller did not name. The
+// reclaimer does that fencing, because the caller would have to wait for the driver
+// calls of the copy. Once memory is out of use no copy reaches it, so these streams
+// are enough. A copy that waits does so for the pieces it submitted even if the rest
+// is refused.
+//
+// # Functions that see memory
+//
+// Host holds no lock while the caller's function runs. view.go lists the part of the
+// range that each function sees, and whatever takes that part away waits for the
+// function, with no change begun, so that the function can use the buffer meanwhile.
+// An operation that would wait for its own end returns ErrInUse: the list has the
+// goroutine's number.
+//
+// # Shared and clipped chunks
+//
+// After Move the old buffer is frozen, and only its successor changes. After Fork
+// several buffers share whole chunks, all of which lie before the length of each, so
+// appending never writes to one. A length that would end before a shared chunk's end
+// is refused (fork.go: othersSeeLocked, which counts the mappings of the chunk's
+// handle).
+//
+// Clipped chunks stay mapped, in the buffer's tail, until their streams have passed.
+// Growing takes them back after it has waited for those streams. The tail loses
+// chunks from its end, so it never has a hole.
+//
+// # Failure
+//
+// Options and sizes are checked before the first driver call. Building rolls back:
+// reservation.mapRun unmaps what it mapped, buffer.createLocked releases what it
+// created, and appendLocked gives new memory back if the copy fails, after waiting
+// for the part of the copy that is in flight. Tearing down goes forward, and can be
+// retried.
+//
+// What neither an undo nor a teardown could unmap stays in the reservation's list of
+// failed runs. It counts as live, and building never uses its addresses (ErrInUse
+// names them). An explicit Clip or Close tries it again, mapping by mapping, because
+// part of it may be unmapped; so does the pool. If a change of access fails and its
+// undo fails too, the library uses the lower access and waits for the higher, until
+// a change succeeds.

@@ -1,0 +1,106 @@
+package pool
+
+// # How the pool works
+//
+// Notes for readers of the source; the package document is for users. The order of
+// locks is at Pool in pool.go.
+//
+// A pool is cut by stream. Each stream that it serves has a shard (shard.go), found
+// without a map (core.StreamLocals), with its own lock, free lists and blocks. A
+// request that the shard can serve takes that lock and nothing else, and makes no
+// driver call; so goroutines on different streams never meet. A request that it cannot
+// serve is a miss (miss.go, pressure.go), which escalates: frees that waited and have
+// passed, then free memory of other streams that has passed, then chunks that are made
+// or moved. docs/life-miss.md follows one.
+//
+// # Two kinds of memory
+//
+// Small blocks are slots of slabs (slab.go), one chunk each. The header of a slot takes
+// half a cache line, and only the slab knows its size class. Slabs stay where they were
+// mapped, in regions as long as the device's memory.
+//
+// All other memory moves. It lies in regions several times as long, filled chunk by
+// chunk. A span there is a run of chunks that one shard owns. Its extents (extent.go),
+// taken and free, are linked by address between two walls, and the free ones are in a
+// tree by size. Of the few best fits the one with the lowest address serves a request.
+// Free neighbors are coalesced, except that the extent freed last stays apart for the
+// next request of its size. Growing and moving are one operation: the pool finds the
+// gap that takes the fewest chunks, counting free extents that touch it, and fills it
+// with free chunks out of holes and with new ones. Handing memory to another stream as
+// it is mapped changes the owner of a span, and calls no driver.
+//
+// # Address space
+//
+// A region reserves its range once, so a new chunk takes three driver calls: create, map,
+// grant. A slab's chunk takes the first free place. A region's table names the chunk at
+// each place, so a block is found by its address under no lock but its shard's. Ranges
+// are kept for later, trimmed or not; if address space runs short, empty ones are given
+// back first (region.go).
+//
+// # Map first, unmap later
+//
+// A chunk that moves is mapped at its new address at once, and stays mapped at the old
+// one until the GPU has passed. The order of the stream that freed it is the order of
+// use, whichever address the work names (measured: docs/driver-facts.md). So moving
+// waits for nothing, a GPU that is behind costs no memory, and a failure leaves
+// everything as it was, because nothing was unmapped. The pool unmaps by a timer
+// (upkeep.go) once no request has missed for a while, and in pieces: the driver does one
+// call at a time, and a program grows in bursts. Chunks of other streams move once they
+// have passed. Chunks of arenas, chunks that peers were granted, and chunks that may be
+// shared do not move. New memory is made only if these are not enough, and a request
+// gives nothing back to the driver except to stay within a limit or the device: creating
+// soon after a large release takes up to some tens of milliseconds.
+//
+// # Epochs
+//
+// Every free extent and slab carries the epoch of its shard in which it was freed. A
+// request of another stream that wants it ends the epoch and records an event on the
+// stream; once that has passed, so has every earlier epoch. At most one event of a stream
+// is in flight, none is recorded before a request wants it, and none on a capturing
+// stream. A free that names other streams waits for their epochs in the same way. So
+// freeing makes no driver call at all.
+//
+// Memory that changes its stream (steal.go) waits for the GPU. Shards with free chunks
+// or waiting blocks are on a list, so a miss does not walk all shards. If the GPU is
+// about to pass enough of it, the request waits instead of growing the pool, because
+// grown memory would stay. A stream that did not move on within a tenth of a second is
+// not waited for again until it does.
+//
+// # Decay
+//
+// The pool gives back what it has beyond its greatest need of the last Options.Decay to
+// twice that, in pieces, with pauses for what the driver does to released memory
+// (upkeep.go). Only the timer pays for that: a stream's peak is counted anyway.
+//
+// # Captures
+//
+// Whether a stream captures is known without the driver if only this library can reach
+// the stream (core.Stream.MayCapture); of other streams the driver is asked. Inside a
+// capture an arena (arena.go) serves, with shards of its own: the same rules, but nothing
+// takes from them, nothing in them moves or is trimmed, and its streams share only what
+// was free when the capture began, because the graph orders nothing else. When the last
+// graph is gone the shards become the pool's, like those of a closed stream. A block from
+// before the capture that is freed during it lands in its stream's ordinary shard, which
+// serves no request while the stream captures and whose epoch cannot pass: that is what
+// postpones the free.
+//
+// # Failure
+//
+// Growing rolls back. New chunks that could not be mapped are idle, and serve the next
+// growth or trim; those that were to move are where they were. If the driver does not
+// even undo, or does not unmap, the place is lost: it is never used again, its memory
+// counts as the pool's, and it goes when Close closes the range. Close tries again what a
+// release or the closing of a range left over.
+//
+// Pool.Check compares lists, trees, counters and the driver's mappings. With the build
+// tag invariants every operation ends with it.
+//
+// # Traces
+//
+// The generators (internal/tracegen) do not change, which testdata/golden.txt holds: the
+// pool is measured by them, and must not be fitted to them, nor they to it. A pool's
+// history is a ring of its latest allocations and frees, under a lock that is a leaf below
+// the shards', so that their order across streams is kept. History.Trace makes a trace of
+// it from the blocks whose allocation it recorded. A snapshot walks the pool under the
+// pool's lock and each shard's in turn, and says of every mapped byte whether it is a
+// block, a waiting block, or a hole.
