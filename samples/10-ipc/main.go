@@ -187,7 +187,7 @@ func start(ctx context.Context, server *handles.Server, args []string, out io.Wr
 }
 
 // stream appends the input and announces each piece, in the order of one stream.
-// It answers the input's SHA-256.
+// It returns the input's SHA-256.
 func stream(ctx context.Context, dev *cuda.Device, in io.Reader, step int, array *vmm.Array[byte], p *handles.Publication) (sum []byte, err error) {
 	s, err := dev.NewStream(cuda.StreamOptions{})
 	if err != nil {
