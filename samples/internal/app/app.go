@@ -53,7 +53,7 @@ type Sample struct {
 
 // Env is what one run of a sample works with.
 type Env struct {
-	// Context ends on an interrupt.
+	// Context ends on an interrupt, and when output fails.
 	Context context.Context
 	// Flags takes the sample's own flags until Open parses them.
 	Flags *flag.FlagSet
@@ -100,7 +100,9 @@ func Main(s Sample) {
 // Test runs the sample with the arguments: on sys, which stays open, or on the
 // driver that the flags choose if sys is nil.
 func (s Sample) Test(ctx context.Context, sys *cuda.System, args []string, in io.Reader, out io.Writer) (err error) {
-	written := &writer{out: out}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	written := &writer{out: out, broken: cancel}
 	e := &Env{Context: ctx, Machine: s.Machine, System: sys, In: in, Out: written, sample: s, args: args}
 	e.Flags = flag.NewFlagSet(s.Name, flag.ContinueOnError)
 	e.Flags.SetOutput(io.Discard) // errors are returned, and printed once

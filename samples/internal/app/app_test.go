@@ -104,6 +104,19 @@ func TestFailedWritesAreErrors(t *testing.T) {
 	require.ErrorContains(t, sample.Test(t.Context(), nil, []string{"-driver", "sim"}, nil, out), "write "+os.DevNull)
 }
 
+// A sample that runs until it is interrupted ends when its output fails.
+func TestFailedWritesEndTheContext(t *testing.T) {
+	out, err := os.Open(os.DevNull) // for reading alone
+	require.NoError(t, err)
+	defer out.Close()
+	endless := Sample{Run: func(e *Env) error {
+		e.Line("before", "")
+		<-e.Context.Done()
+		return nil
+	}}
+	require.ErrorContains(t, endless.Test(t.Context(), nil, nil, nil, out), "write "+os.DevNull)
+}
+
 func TestAgain(t *testing.T) {
 	e := Env{driver: "sim", Out: io.Discard}
 	cmd, err := e.Again(t.Context(), "child", "-n", "3")

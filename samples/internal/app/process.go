@@ -29,19 +29,24 @@ func (e *Env) Again(ctx context.Context, role string, args ...string) (*exec.Cmd
 // are what os.Executable names there, then run the sample in place of tests.
 func Started() bool { return len(os.Args) > 1 && os.Args[1] == "-as" }
 
-// writer writes for several goroutines and remembers the first error: of a write
-// that failed a child process learns no more than that a pipe is broken.
+// writer writes for several goroutines, remembers the first error, and calls broken
+// then: of a write that failed a child process learns no more than that a pipe is
+// broken.
 type writer struct {
-	mu  sync.Mutex
-	out io.Writer
-	err error
+	mu     sync.Mutex
+	out    io.Writer
+	broken func()
+	err    error
 }
 
 func (w *writer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n, err := w.out.Write(p)
-	w.err = cmp.Or(w.err, err)
+	if err != nil {
+		w.err = cmp.Or(w.err, err)
+		w.broken()
+	}
 	return n, err
 }
 
