@@ -57,16 +57,16 @@ type Env struct {
 	Context context.Context
 	// Flags takes the sample's own flags until Open parses them.
 	Flags *flag.FlagSet
-	// Arg is the argument behind the flags, or empty. Open sets it, and the
-	// fields below.
-	Arg string
 	// Role is empty in the process that the user starts, and otherwise what
 	// Again was given.
 	Role string
+	// Arg is the argument behind the flags, or empty. Parse and Open set it.
+	Arg string
 	// Machine describes the software driver's machine: the sample's, unless it
 	// parses the flags by Parse and changes the machine before Open.
 	Machine sim.Options
-	// System is the driver, and Device its first device. Run closes neither.
+	// System is the driver, and Device its first device. Open sets them, and Run
+	// closes neither.
 	System *cuda.System
 	Device *cuda.Device
 	// In is standard input. Out is standard output; several goroutines may write
@@ -103,12 +103,11 @@ func (s Sample) Test(ctx context.Context, sys *cuda.System, args []string, in io
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	written := &writer{out: out, broken: cancel}
-	e := &Env{Context: ctx, Machine: s.Machine, System: sys, In: in, Out: written, sample: s, args: args}
+	e := &Env{Context: ctx, Role: os.Getenv(roleVariable), Machine: s.Machine, System: sys, In: in, Out: written, sample: s, args: args}
 	e.Flags = flag.NewFlagSet(s.Name, flag.ContinueOnError)
 	e.Flags.SetOutput(io.Discard) // errors are returned, and printed once
 	e.Flags.StringVar(&e.driver, "driver", "", "`auto`, real or sim (default: $CUVMM_DRIVER, or auto)")
-	e.Flags.StringVar(&e.Role, "as", "", "the `role` of a process that the sample itself starts")
-	e.Flags.Usage = e.usage
+	e.Flags.Usage = func() {}     // Parse prints it, for -h alone
 	err = s.Run(e)
 	if err == nil && e.Role == "" && s.Next != "" {
 		e.Line("next", "samples/%s", s.Next)
@@ -143,7 +142,10 @@ func (e *Env) Parse() error {
 	if e.Flags.Parsed() {
 		return nil
 	}
-	if err := e.Flags.Parse(e.args); err != nil {
+	if err := e.Flags.Parse(e.args); errors.Is(err, flag.ErrHelp) {
+		e.usage()
+		return err
+	} else if err != nil {
 		return usageError{err}
 	}
 	switch n := e.Flags.NArg(); {
