@@ -107,7 +107,7 @@ func (s Sample) Test(ctx context.Context, sys *cuda.System, args []string, in io
 	e.Flags = flag.NewFlagSet(s.Name, flag.ContinueOnError)
 	e.Flags.SetOutput(io.Discard) // errors are returned, and printed once
 	e.Flags.StringVar(&e.driver, "driver", "", "`auto`, real or sim (default: $CUVMM_DRIVER, or auto)")
-	e.Flags.Usage = func() {}     // Parse prints it, for -h alone
+	e.Flags.Usage = func() {} // Parse prints it, for -h alone
 	err = s.Run(e)
 	if err == nil && e.Role == "" && s.Next != "" {
 		e.Line("next", "samples/%s", s.Next)
