@@ -84,7 +84,7 @@ func TestAllocationAsksThoseWhoKeepMemory(t *testing.T) {
 	closed(t, kept)
 	require.NoError(t, gputest.Err(kept.AppendUndefined(48*mib)))
 	asked := uint64(0)
-	remove := core.SystemOf(d).OnPressure(func(need uint64) (uint64, bool) {
+	keeper := core.SystemOf(d).OnPressure(func(need uint64) (uint64, bool) {
 		asked = need
 		if err := kept.Resize(nil, 0); err != nil {
 			return 0, false
@@ -99,7 +99,7 @@ func TestAllocationAsksThoseWhoKeepMemory(t *testing.T) {
 	closed(t, b)
 	require.NoError(t, gputest.Err(b.AppendUndefined(32*mib)))
 	require.EqualValues(t, 32*mib, asked)
-	remove()
+	keeper.Remove()
 	require.ErrorIs(t, gputest.Err(kept.AppendUndefined(48*mib)), cuda.ErrOutOfMemory, "nobody is asked any more")
 }
 
@@ -108,7 +108,7 @@ func TestAPanicUnderPressureIsLogged(t *testing.T) {
 	m, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 64 * mib}}})
 	a, err := vmm.Create(d, 40*mib, vmm.Properties{})
 	require.NoError(t, err)
-	defer core.SystemOf(d).OnPressure(func(uint64) (uint64, bool) { panic("of the user") })()
+	defer core.SystemOf(d).OnPressure(func(uint64) (uint64, bool) { panic("of the user") }).Remove()
 	defer core.SystemOf(d).OnPressure(func(need uint64) (uint64, bool) {
 		if a == nil {
 			return 0, false
@@ -116,7 +116,7 @@ func TestAPanicUnderPressureIsLogged(t *testing.T) {
 		require.NoError(t, a.Close())
 		a = nil
 		return 40 * mib, false
-	})()
+	}).Remove()
 	b, err := vmm.Create(d, 40*mib, vmm.Properties{})
 	require.NoError(t, err, "%v", m.Log())
 	require.NoError(t, b.Close())

@@ -65,7 +65,7 @@ func replay(args []string, out, complaints io.Writer) error {
 	}
 	choice := f.String("driver", "", "the driver: auto, real or sim (default: what "+auto.DriverEnv+" says, or auto)")
 	memory := f.Uint64("memory", 256, "`GiB` of memory that the software driver's device has")
-	limit := f.Uint64("limit", 0, "the pool's limit in `GiB`; 0 is none")
+	limit := f.Float64("limit", 0, "the pool's limit in `GiB`; 0 is none")
 	names := f.String("modes", "idle,behind", "the modes, with commas between them, or all")
 	many := f.Int("many", 4, "how many streams or goroutines the modes streams and goroutines use")
 	asJSON := f.Bool("json", false, "print one JSON object per line instead of a table")
@@ -99,7 +99,7 @@ func replay(args []string, out, complaints io.Writer) error {
 	}
 	d, err := sys.Device(0)
 	if err == nil {
-		err = replayAll(out, d, traces, chosen, pool.Options{Limit: int(*limit << 30)}, *asJSON)
+		err = replayAll(out, d, traces, chosen, pool.Options{Limit: int(*limit * (1 << 30))}, *asJSON)
 	}
 	return errors.Join(err, sys.Close())
 }

@@ -8,48 +8,52 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// trimmers keep memory that they could do without.
-type trimmers struct {
-	mu   sync.Mutex
-	next int
-	all  []trimmer // in the order of registration
+// keepers are the registrations of OnPressure, in their order.
+type keepers struct {
+	mu  sync.Mutex
+	all []*Keeper
 }
 
-type trimmer struct {
-	id   int
+// Keeper is what keeps device memory for later use, such as a pool.
+type Keeper struct {
+	sys  *System
 	trim func(need uint64) (freed uint64, more bool)
 }
 
-// OnPressure registers what keeps device memory for later use, such as a pool:
-// trim gives back at least need bytes, if it has them, and returns how many it
-// gave, and whether more will be free once the GPU has passed it. It is called
-// without any lock of this package, but with the locks of the object that needs
-// memory. remove ends the registration.
-func (s *System) OnPressure(trim func(need uint64) (freed uint64, more bool)) (remove func()) {
-	t := &s.trimmers
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	id := t.next
-	t.next++
-	t.all = append(t.all, trimmer{id, trim})
-	return func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.all = slices.DeleteFunc(slices.Clone(t.all), func(o trimmer) bool { return o.id == id })
-	}
+// OnPressure registers a keeper: trim gives back at least need bytes, if it has
+// them, and returns how many it gave, and whether more will be free once the GPU
+// has passed it. It is called without any lock of this package, but with the locks
+// of the object that needs memory.
+func (s *System) OnPressure(trim func(need uint64) (freed uint64, more bool)) *Keeper {
+	k := &Keeper{s, trim}
+	s.keepers.mu.Lock()
+	defer s.keepers.mu.Unlock()
+	s.keepers.all = append(s.keepers.all, k)
+	return k
 }
 
-// trim asks for memory until there is enough.
-func (s *System) trim(need uint64) (freed uint64, more bool) {
-	s.trimmers.mu.Lock()
-	all := slices.Clip(s.trimmers.all)
-	s.trimmers.mu.Unlock()
-	for _, t := range all {
+// Remove ends the registration.
+func (k *Keeper) Remove() {
+	all := &k.sys.keepers
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	all.all = slices.DeleteFunc(slices.Clone(all.all), func(o *Keeper) bool { return o == k })
+}
+
+// trim has keepers give memory back until there is enough, all but one.
+func (s *System) trim(need uint64, but *Keeper) (freed uint64, more bool) {
+	s.keepers.mu.Lock()
+	all := slices.Clip(s.keepers.all)
+	s.keepers.mu.Unlock()
+	for _, k := range all {
 		if freed >= need {
 			break
 		}
+		if k == but {
+			continue
+		}
 		s.Hook("what gives memory back under pressure", func() {
-			n, waits := t.trim(need - freed)
+			n, waits := k.trim(need - freed)
 			freed += n
 			more = more || waits
 		})
@@ -84,7 +88,7 @@ func (sh *Shortage) Free() (freed, soon, later bool) {
 		sh.ended = ended
 		return true, soon, later
 	}
-	n, more := s.trim(sh.need)
+	n, more := s.trim(sh.need, nil)
 	return n > 0, soon, later || more
 }
 
@@ -128,9 +132,9 @@ func (s *System) Allocate(size uint64, try func() driver.Result) driver.Result {
 }
 
 // FreeMemory frees memory for a caller that bypasses Allocate: what was closed and has
-// passed, and need bytes of those who keep memory.
-func (s *System) FreeMemory(need uint64) (freed uint64) {
+// passed, and need bytes of the keepers but the caller itself, which may be nil.
+func (s *System) FreeMemory(need uint64, caller *Keeper) (freed uint64) {
 	s.settle()
-	freed, _ = s.trim(need)
+	freed, _ = s.trim(need, caller)
 	return freed
 }

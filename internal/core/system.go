@@ -58,9 +58,9 @@ type System struct {
 	mu       sync.Mutex // held by whoever changes contexts
 	contexts atomic.Pointer[[]*Context]
 
-	reclaim  reclaimer
-	trimmers trimmers
-	locals   locals
+	reclaim reclaimer
+	keepers keepers
+	locals  locals
 }
 
 // NewSystem wraps an initialised driver.

@@ -26,11 +26,12 @@ const (
 	KindManaged
 	KindMulticast
 	KindBinding
+	KindPool
 	kinds
 )
 
 var kindNames = [kinds]string{"reservation", "allocation", "mapping", "buffer", "stream", "event", "host buffer", "module", "graph", "managed memory",
-	"multicast object", "multicast binding"}
+	"multicast object", "multicast binding", "pool"}
 
 // String names the kind.
 func (k Kind) String() string { return kindNames[k] }

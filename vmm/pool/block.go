@@ -119,7 +119,7 @@ func (p *Pool) Free(b Block, streams ...*cuda.Stream) error {
 	sh.mu.Lock()
 	if h.gen != b.gen {
 		sh.mu.Unlock()
-		return stale(b)
+		return p.stale(b)
 	}
 	sh.retire(h, nil)
 	if sh.arena != nil {
@@ -142,9 +142,14 @@ func (p *Pool) notOurs(b Block) error {
 		Hint: "free it where it was allocated"})
 }
 
-func stale(b Block) error {
-	return errs.New(errs.Failure{Op: freeOp, Kind: errs.Closed, Asked: fmt.Sprintf("%s at %v were freed before", errs.Bytes(b.bytes), b.ptr),
-		Hint: "free a block once; with Options.Track the pool knows where live blocks came from"})
+// stale is the error of a block that was freed before. Nothing is kept of such blocks:
+// only the history knows who freed them.
+func (p *Pool) stale(b Block) error {
+	hint := "free a block once; Pool.StartHistory with Stacks keeps who freed what"
+	if r := p.history.Load(); r != nil && r.stacks != nil {
+		hint = "free a block once; Pool.History shows who freed it"
+	}
+	return errs.New(errs.Failure{Op: freeOp, Kind: errs.Closed, Asked: fmt.Sprintf("%s at %v were freed before", errs.Bytes(b.bytes), b.ptr), Hint: hint})
 }
 
 // freeAfter frees a block that other streams use, too.
@@ -175,7 +180,7 @@ func (p *Pool) freeAfter(b Block, streams []*cuda.Stream) error {
 	sh.mu.Lock()
 	if h.gen != b.gen {
 		defer sh.mu.Unlock()
-		return stale(b)
+		return p.stale(b)
 	}
 	sh.retire(h, points)
 	if sh.arena != nil {

@@ -403,6 +403,10 @@ func (c *Capture) CloseAfter(streams ...*cuda.Stream) error {
 	return life.CloseAfter(&c.life, c.pool.sys, func() (*core.Fence, error) { return core.FenceOf(c.pool.sys, op, streams) }, c.gone)
 }
 
+// Released returns the end of the capture's closing: then its memory is the pool's
+// again.
+func (c *Capture) Released() cuda.Completion { return c.life.Completion() }
+
 func (c *Capture) ended(op string) error {
 	if c.over.Load() {
 		return nil

@@ -5,10 +5,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
 const closeOp = "pool.Close"
@@ -18,7 +18,12 @@ const closeOp = "pool.Close"
 // changes nothing and the error is cuda.ErrInUse and names the blocks; while one
 // of the streams captures it is cuda.ErrCapturing. After another error it may be
 // called again. Close is idempotent.
-func (p *Pool) Close() error {
+func (p *Pool) Close() error { return p.closer.Close(p.close) }
+
+// Released returns the end of the pool's closing: then all of its memory is back.
+func (p *Pool) Released() cuda.Completion { return p.closer.Completion() }
+
+func (p *Pool) close() error {
 	p.slow.Lock()
 	defer p.slow.Unlock()
 	if err := p.shut(); err != nil {
@@ -146,15 +151,13 @@ func (p *Pool) giveBack() error {
 			return err
 		}
 	}
-	gone := map[*phys.Handle]bool{}
 	for _, r := range regions {
 		if err := r.res.Close(); err != nil {
 			return err
 		}
 		for i := range r.chunks {
-			if c := r.chunks[i].Swap(nil); c != nil && !gone[c.handle] {
-				gone[c.handle] = true // though it was left at two places
-				p.reserved.Add(-c.handle.Size)
+			if c := r.chunks[i].Swap(nil); c != nil && c.handle.TakeGone() { // or another place has it yet
+				p.gave(c.handle.Size)
 			}
 		}
 		p.mu.Lock()
@@ -163,17 +166,15 @@ func (p *Pool) giveBack() error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.remove != nil {
-		p.upkeep.stop()
-		p.remove()
-		p.remove = nil
-		p.hide()
-		for _, sh := range p.shards {
-			if sh.stream.Locals.Get(p.local) == sh {
-				sh.stream.Locals.Set(p.local, nil)
-			}
+	p.upkeep.stop()
+	p.keeper.Remove()
+	p.object.Untrack()
+	p.hide()
+	for _, sh := range p.shards {
+		if sh.stream.Locals.Get(p.local) == sh {
+			sh.stream.Locals.Set(p.local, nil)
 		}
-		p.sys.FreeStreamKey(p.local)
 	}
+	p.sys.FreeStreamKey(p.local)
 	return nil
 }

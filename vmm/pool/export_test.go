@@ -17,3 +17,12 @@ func SetUpkeep(d time.Duration) (undo func()) {
 	firstUpkeep = d
 	return func() { firstUpkeep = before }
 }
+
+// Tend does what upkeep does when it is quiet and excess bytes were not needed.
+func (p *Pool) Tend(excess uint64) {
+	p.mu.Lock()
+	p.missed = time.Time{}
+	p.mu.Unlock()
+	p.upkeep.since, p.upkeep.excess = time.Now(), excess
+	p.tend()
+}

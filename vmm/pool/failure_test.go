@@ -214,6 +214,13 @@ var scenarios = []scenario{
 		}},
 	{name: "Trim", setup: (*world).some, op: func(w *world) error { _, err := w.p.Trim(0); return err }},
 	{name: "SetLimit", setup: (*world).some, op: func(w *world) error { return w.p.SetLimit(4 * kib64) }},
+	{name: "Upkeep after stitching", setup: func(w *world) {
+		w.fill(w.s, 16, 2*kib64)
+		require.NoError(w.t, w.alloc(w.s, 12*kib64))
+		require.NoError(w.t, w.s.Synchronize())
+	}, op: func(w *world) error { w.p.Tend(0); return nil }},
+	{name: "Upkeep of what is not needed", setup: (*world).some,
+		op: func(w *world) error { w.p.Tend(8 * kib64); return nil }},
 	{name: "Prepare", op: func(w *world) error {
 		ws, err := w.p.Prepare(w.s, pool.Workspace{Name: "a", Bytes: 100}, pool.Workspace{Name: "b", Bytes: 3 * kib64}, pool.Workspace{Name: "c", Bytes: 16 * kib64})
 		w.ready = append(w.ready, ws)

@@ -46,8 +46,9 @@ func (p *Pool) provide(sh *shard, w *want, patient bool) error {
 	if err != nil {
 		return err
 	}
+	before := p.passes.Load()
 	p.gather(sh, g)
-	if patient && g.have < g.n && p.moves() && len(p.lag(sh)) > 0 {
+	if patient && g.have < g.n && p.moves() && (len(p.lag(sh)) > 0 || p.passes.Load() != before) {
 		err = errLag
 	}
 	if err == nil {
@@ -216,14 +217,8 @@ func (p *Pool) commit(sh *shard, g *growth, err error) {
 // newChunk makes memory within the limit. The error of a chunk that cannot be had
 // is a *shortage.
 func (p *Pool) newChunk(size uint64) (*phys.Handle, error) {
-	for {
-		n := p.reserved.Load()
-		if l := p.limit.Load(); l > 0 && (n > l || size > l-n) {
-			return nil, &shortage{kind: errs.Budget, size: size}
-		}
-		if p.reserved.CompareAndSwap(n, n+size) {
-			break
-		}
+	if !p.admit(size) {
+		return nil, &shortage{kind: errs.Budget, size: size}
 	}
 	h, r := phys.TryCreate(p.sys, size, p.prop)
 	if r == driver.Success {
@@ -232,11 +227,31 @@ func (p *Pool) newChunk(size uint64) (*phys.Handle, error) {
 		h.Recycle() // its blocks change owners, so it is not exported as it is
 		return h, nil
 	}
-	p.reserved.Add(-size)
+	p.gave(size)
 	if r == driver.OutOfMemory {
 		return nil, &shortage{kind: errs.OutOfMemory, size: size, call: driver.CallMemCreate, result: r}
 	}
 	return nil, p.sys.CallError(allocOp, driver.CallMemCreate, r, fmt.Sprintf("a chunk of %s on %v", errs.Bytes(size), p.dev), p.on...)
+}
+
+// admit counts the memory of a chunk that is to be made, if the limit leaves room for it.
+func (p *Pool) admit(size uint64) bool {
+	p.holding.Lock()
+	defer p.holding.Unlock()
+	n := p.reserved.Load()
+	if l := p.limit.Load(); l > 0 && (n > l || size > l-n) {
+		return false
+	}
+	p.reserved.Store(n + size)
+	p.object.Resize(n + size)
+	return true
+}
+
+// gave counts memory as given back.
+func (p *Pool) gave(bytes uint64) {
+	p.holding.Lock()
+	defer p.holding.Unlock()
+	p.object.Resize(p.reserved.Add(-bytes))
 }
 
 // release gives up a chunk that is mapped nowhere. Where that fails it is idle,
@@ -246,7 +261,7 @@ func (p *Pool) release(op string, h *phys.Handle) error {
 		p.setAside(h)
 		return h.ReleaseError(op, r)
 	}
-	p.reserved.Add(-h.Size)
+	p.gave(h.Size)
 	return nil
 }
 

@@ -29,9 +29,9 @@ type Options struct {
 	// (32 MiB), and 32 times for a pool with Access. See the package documentation
 	// for what it trades.
 	Chunk int
-	// Limit is the most physical memory, in bytes, that the pool may have; 0 is
-	// no limit. A Chunk must fit it; the default chunk is smaller below 512 MiB.
-	// SetLimit changes it.
+	// Limit is the most physical memory, in bytes, that the pool may have: at least
+	// the granularity, and a Chunk. 0 is no limit. The default chunk is smaller below
+	// 512 MiB. SetLimit changes it.
 	Limit int
 	// Wait is how long a request that finds no memory waits for blocks that were
 	// freed and that the GPU still uses: 0 is a second. With a negative value it
@@ -85,8 +85,8 @@ func (p *Pool) sizes(op string) error {
 		return bad("SmallMax", o.SmallMax, fmt.Sprintf("use a multiple of %d up to the granularity, %s", quantum, errs.Bytes(p.gran)))
 	case o.Chunk < 0 || uint64(o.Chunk)%p.gran != 0 || o.Chunk > maxBytes:
 		return bad("Chunk", o.Chunk, fmt.Sprintf("use a multiple of the granularity, %s", errs.Bytes(p.gran)))
-	case o.Limit < 0:
-		return bad("Limit", o.Limit, "use a size in bytes, or 0 for no limit")
+	case o.Limit != 0 && (o.Limit < 0 || uint64(o.Limit) < p.gran):
+		return bad("Limit", o.Limit, p.limitHint())
 	case o.Limit > 0 && o.Chunk > o.Limit:
 		return bad("Chunk", o.Chunk, fmt.Sprintf("use at most Options.Limit, %s, or 0 for a size that fits it", errs.Bytes(uint64(o.Limit))))
 	}
@@ -103,13 +103,17 @@ func (p *Pool) sizes(op string) error {
 	return nil
 }
 
-// SetLimit changes the most physical memory, in bytes, that the pool may have;
-// 0 is no limit. Where it has more, free memory that the GPU has passed is given
-// back at once, as far as there is some; what is still above the limit stays,
+func (p *Pool) limitHint() string {
+	return fmt.Sprintf("use at least the granularity, %s, or 0 for no limit", errs.Bytes(p.gran))
+}
+
+// SetLimit changes the most physical memory, in bytes, that the pool may have: at
+// least the granularity, or 0 for no limit. If the pool has more, it gives free
+// memory that the GPU has passed back at once; what is still above the limit stays,
 // and the pool makes no more until it is below.
 func (p *Pool) SetLimit(bytes int) error {
-	if bytes < 0 {
-		return errs.Invalid("pool.SetLimit", fmt.Sprintf("%d bytes", bytes), "use a size in bytes, or 0 for no limit")
+	if bytes != 0 && (bytes < 0 || uint64(bytes) < p.gran) {
+		return errs.Invalid("pool.SetLimit", fmt.Sprintf("%d bytes", bytes), p.limitHint())
 	}
 	p.limit.Store(uint64(bytes))
 	if have := p.reserved.Load(); bytes > 0 && have > uint64(bytes) {

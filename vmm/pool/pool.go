@@ -11,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/ranges"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -30,10 +31,12 @@ import (
 //	shard.markMu   over the calls that record and ask the shard's event
 //	mu             regions, spans, lists of shards
 //	shard.mu       a shard's blocks; two are never held at once
-//	offersMu, upkeep.mu, Capture.mu   leaves
+//	offersMu, holding, upkeep.mu, Capture.mu   leaves
 //
 // The driver is called under those before mu alone.
 type Pool struct {
+	object  core.Object // what the System's list of live objects shows
+	closer  life.Closer
 	dev     *cuda.Device
 	sys     *core.System
 	on      []driver.Device
@@ -48,8 +51,9 @@ type Pool struct {
 	wait, decay time.Duration
 	o           Options
 
-	reserved atomic.Uint64
+	reserved atomic.Uint64 // changed by admit and gave
 	mostHeld atomic.Uint64
+	holding  sync.Mutex // a leaf, over changes of reserved and of the object's size
 	// passes counts how often more of what was freed became free for all. It only
 	// grows, so no two changes cancel.
 	passes  atomic.Uint64
@@ -80,9 +84,8 @@ type Pool struct {
 	retiredTags []TagStats
 	captures    map[uint64]*Capture
 	arenas      int
-	remove      func() // from those who are asked under pressure
+	keeper      *core.Keeper
 	hide        func() // from snapshots of the System
-	relieve     atomic.Bool
 
 	places atomic.Pointer[[]place] // regions, and what graphs allocate, by address
 }
@@ -128,7 +131,8 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	}
 	p.places.Store(new([]place))
 	p.local = p.sys.NewStreamKey()
-	p.remove = p.sys.OnPressure(p.underPressure)
+	p.sys.Track(&p.object, life.KindPool, 0)
+	p.keeper = p.sys.OnPressure(p.underPressure)
 	p.hide = p.sys.Show(p)
 	return p, nil
 }

@@ -132,10 +132,7 @@ func (r *relief) find(s *shortage) error {
 			if s.kind != errs.OutOfMemory {
 				continue
 			}
-			p.relieve.Store(true)
-			freed := p.sys.FreeMemory(p.lacking(r.w))
-			p.relieve.Store(false)
-			if freed > 0 {
+			if p.sys.FreeMemory(p.lacking(r.w), p.keeper) > 0 {
 				return nil
 			}
 		case relieveWait:

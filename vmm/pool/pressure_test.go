@@ -1,6 +1,8 @@
 package pool_test
 
 import (
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -8,6 +10,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/require"
@@ -104,7 +107,7 @@ func TestWrongRequests(t *testing.T) {
 	require.NoError(t, p.Close())
 	_, err = p.Alloc(pool.Request{Bytes: 1, Stream: s})
 	require.ErrorIs(t, err, cuda.ErrClosed)
-	for _, o := range []pool.Options{{SmallMax: 3 * mib}, {SmallMax: 100}, {Chunk: mib}, {Chunk: -2 * mib}, {Limit: -1}} {
+	for _, o := range []pool.Options{{SmallMax: 3 * mib}, {SmallMax: 100}, {Chunk: mib}, {Chunk: -2 * mib}, {Limit: -1}, {Limit: 1}} {
 		_, err := pool.New(d, o)
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	}
@@ -351,4 +354,107 @@ func TestALimitBelowAChunk(t *testing.T) {
 	require.ErrorIs(t, err, cuda.ErrBudget)
 	require.ErrorContains(t, err, "chunks of 32 MiB: raise the limit with Pool.SetLimit")
 	free(t, p, alloc(t, p, s, 100))
+}
+
+func TestSizesThatMakeNoSense(t *testing.T) {
+	_, d := open(t)
+	p := newPool(t, d, pool.Options{})
+	for _, bytes := range []int{-1, 1, mib} {
+		err := p.SetLimit(bytes)
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+		require.ErrorContains(t, err, "use at least the granularity, 2 MiB, or 0 for no limit")
+		_, err = pool.New(d, pool.Options{Limit: bytes})
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+		require.ErrorContains(t, err, "use at least the granularity, 2 MiB, or 0 for no limit")
+	}
+	_, err := p.Trim(-5)
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.ErrorContains(t, err, "use a size in bytes, or 0 for all")
+	require.Zero(t, p.Stats().Limit)
+}
+
+// A pool that finds no memory has others give some back. If one of those allocates
+// itself meanwhile, this pool gives it what the GPU has passed.
+func TestAPoolUnderPressureServesOthers(t *testing.T) {
+	_, d := openSmall(t)
+	s, other := stream(t, d), stream(t, d)
+	p := newPool(t, d, pool.Options{Wait: -1})
+	kept := alloc(t, p, s, 20*mib)
+	idle := alloc(t, p, other, 32*mib)
+	var beside error
+	var asked atomic.Bool
+	keeper := core.SystemOf(d).OnPressure(func(uint64) (uint64, bool) {
+		if asked.Swap(true) {
+			return 0, false
+		}
+		free(t, p, idle)
+		require.NoError(t, other.Synchronize())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			var a *vmm.Allocation
+			if a, beside = vmm.Create(d, 30*mib, vmm.Properties{}); beside == nil {
+				beside = a.Close()
+			}
+		}()
+		<-done
+		return 0, false
+	})
+	_, err := p.Alloc(pool.Request{Bytes: 60 * mib, Stream: s})
+	keeper.Remove()
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	require.NoError(t, beside, "the pool had 32 MiB that the GPU had passed")
+	free(t, p, kept)
+}
+
+// A pool is in the list of what is live, with its size, until it is closed.
+func TestAPoolIsListed(t *testing.T) {
+	_, d := open(t)
+	s := stream(t, d)
+	p, err := pool.New(d, pool.Options{Chunk: 2 * mib})
+	require.NoError(t, err)
+	released := p.Released()
+	b := alloc(t, p, s, 6*mib)
+	listed := func(name string) bool {
+		return slices.ContainsFunc(d.System().Live(), func(l string) bool { return strings.HasPrefix(l, name) })
+	}
+	require.True(t, listed("pool of 6 MiB"))
+	require.ErrorIs(t, p.Close(), cuda.ErrInUse)
+	require.ErrorIs(t, released.Wait(t.Context()), cuda.ErrInUse)
+	released = p.Released()
+	free(t, p, b)
+	require.NoError(t, s.Synchronize())
+	_, err = p.Trim(0)
+	require.NoError(t, err)
+	require.True(t, listed("pool"))
+	require.False(t, listed("pool of"))
+	require.NoError(t, p.Close())
+	require.NoError(t, released.Wait(t.Context()))
+	require.False(t, listed("pool"))
+}
+
+// The memory of a stream that the GPU has passed is found behind any number of streams
+// that are stuck.
+func TestStuckStreamsHideNoOther(t *testing.T) {
+	t.Cleanup(pool.SetMostLag(10 * time.Millisecond))
+	m, d := open(t)
+	p := newPool(t, d, pool.Options{})
+	const stuck = 70
+	for range stuck {
+		s := stream(t, d)
+		b := alloc(t, p, s, 2*mib)
+		hold(t, m, s)
+		require.NoError(t, s.Memset(b.Ptr(), 1, 2*mib))
+		free(t, p, b)
+	}
+	passed, s := stream(t, d), stream(t, d)
+	b := alloc(t, p, s, 2*mib) // the stuck ones are waited for in vain
+	late := alloc(t, p, passed, 32*mib)
+	free(t, p, late)
+	require.NoError(t, passed.Synchronize())
+	had := p.Stats().Reserved
+	c := alloc(t, p, s, 16*mib)
+	require.Equal(t, had, p.Stats().Reserved)
+	free(t, p, b)
+	free(t, p, c)
 }

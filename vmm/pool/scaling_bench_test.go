@@ -246,7 +246,7 @@ func refusalBesideLive(c *curve, n int) time.Duration {
 		must(c.b, err)
 		c.live = append(c.live, blk)
 	}
-	must(c.b, c.p.SetLimit(1))
+	must(c.b, c.p.SetLimit(2*mib))
 	return median(func() time.Duration {
 		return since(func() {
 			_, err := c.p.Alloc(pool.Request{Bytes: 8 * mib, Stream: s})

@@ -270,7 +270,7 @@ func (p *Pool) takeRoom() (reg *region, at int, err error) {
 // discard gives back a slab chunk that is not in use, and its place.
 func (p *Pool) discard(op string, reg *region, at int) (gone uint64, err error) {
 	gone, err = reg.vacate(op, at, at+1)
-	p.reserved.Add(-gone)
+	p.gave(gone)
 	if err == nil {
 		p.giveRoom(reg, at)
 	}

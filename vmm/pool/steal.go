@@ -172,16 +172,23 @@ var mostLag = 100 * time.Millisecond
 const mostAsked = 32
 
 // offering returns shards that have something free, or waiting, that the GPU has not
-// passed as far as is known.
+// passed as far as is known: at most mostAsked, and the next ones each time.
 func (p *Pool) offering(sh *shard) (behind []*shard) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	seen := 0
 	p.eachOffer(func(o *shard) bool {
+		seen++
 		if o.waiting.n > 0 || o != sh && o.touched > o.passed.Load() {
 			behind = append(behind, o)
 		}
 		return len(behind) < mostAsked
 	})
+	if len(behind) == mostAsked {
+		p.offersMu.Lock()
+		p.offers = slices.Concat(p.offers[seen:], p.offers[:seen])
+		p.offersMu.Unlock()
+	}
 	return behind
 }
 
@@ -196,23 +203,43 @@ func (p *Pool) look(behind []*shard) bool {
 	return p.passes.Load() != before
 }
 
-// lag returns the shards that the GPU is about to pass, and that chunks wait for which
-// the shard could have: free ones of others, or those of waiting blocks.
-func (p *Pool) lag(sh *shard) (behind []*shard) {
-	for _, o := range p.offering(sh) {
-		o.mu.Lock()
+// lag returns shards that the GPU is about to pass, and that chunks wait for which
+// the shard could have: free ones of others, or those of waiting blocks. Of many such
+// shards it returns some.
+func (p *Pool) lag(sh *shard) (promise []*shard) {
+	var behind []*shard
+	p.mu.Lock()
+	p.eachOffer(func(o *shard) bool {
 		if o.waiting.bytes >= p.chunk {
 			behind = slices.AppendSeq(behind, maps.Keys(o.waiting.streams))
 		}
-		for e := o.free.atLeast(p.chunk); o != sh && e != nil; e = o.free.after(e) {
-			if e.whole() > 0 {
-				behind = append(behind, o)
-				break
+		if o != sh && o.touched > o.passed.Load() && o.hasChunk() {
+			behind = append(behind, o)
+		}
+		return true
+	})
+	p.mu.Unlock()
+	behind = slices.DeleteFunc(behind, (*shard).isStuck)
+	for len(promise) == 0 && len(behind) > 0 {
+		n := min(len(behind), mostAsked)
+		for _, o := range behind[:n] {
+			if o.promises() {
+				promise = append(promise, o)
 			}
 		}
-		o.mu.Unlock()
+		behind = behind[n:]
 	}
-	return slices.DeleteFunc(behind, func(o *shard) bool { return !o.promises() })
+	return promise
+}
+
+// hasChunk reports whether a whole chunk is free. The caller holds mu.
+func (sh *shard) hasChunk() bool {
+	for e := sh.free.atLeast(sh.pool.chunk); e != nil; e = sh.free.after(e) {
+		if e.whole() > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // catchUp waits until another stream has moved on whose memory the shard could have;
@@ -220,8 +247,8 @@ func (p *Pool) lag(sh *shard) (behind []*shard) {
 func (r *relief) catchUp() bool {
 	p := r.p
 	for {
-		if p.look(p.offering(r.sh)) {
-			return true
+		if p.passes.Load() != r.seen || p.look(p.offering(r.sh)) {
+			return r.lagging.pause(mostLag, func(time.Duration) {})
 		}
 		behind := p.lag(r.sh)
 		if len(behind) == 0 {
@@ -236,13 +263,14 @@ func (r *relief) catchUp() bool {
 	}
 }
 
-// promises reports whether an event is in flight that has not been waited for in
-// vain.
-func (sh *shard) promises() bool {
-	inFlight := sh.advance()
+// promises asks whether an event is in flight that has not been waited for in vain.
+func (sh *shard) promises() bool { return sh.advance() && !sh.isStuck() }
+
+// isStuck reports whether the event in flight was waited for in vain.
+func (sh *shard) isStuck() bool {
 	sh.markMu.Lock()
 	defer sh.markMu.Unlock()
-	return inFlight && sh.fence != nil && sh.vain != sh.fenced
+	return sh.fence != nil && sh.vain == sh.fenced
 }
 
 // inVain notes that the event in flight was waited for in vain.

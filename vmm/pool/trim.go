@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -124,11 +125,11 @@ func (p *Pool) trimRegions(op string, need uint64) (freed uint64, found bool, er
 	return freed, len(runs) > 0, err
 }
 
-// underPressure is asked by others who need memory. While this pool asks the
-// others itself it has nothing left, nor while it closes.
+// underPressure gives memory back to others of the device that find none. While the
+// pool closes, or is checked, more is to come.
 func (p *Pool) underPressure(need uint64) (freed uint64, more bool) {
-	if p.relieve.Load() || !p.pressing.TryRLock() {
-		return 0, false
+	if !p.pressing.TryRLock() {
+		return 0, true
 	}
 	defer p.pressing.RUnlock()
 	freed, err := p.trimPatiently(need, time.Sleep)
@@ -140,11 +141,15 @@ func (p *Pool) underPressure(need uint64) (freed uint64, more bool) {
 
 const trimOp = "pool.Trim"
 
-// Trim gives free memory that the GPU has passed back to the driver, at least
-// need bytes if there is that much; 0 is all. It returns how many it gave back. It
-// gives idle streams some milliseconds to pass, and does not wait for work.
+// Trim gives free memory that the GPU has passed back to the driver: at least
+// need bytes if there is that much, or all where need is 0. It returns the number of
+// bytes that it gave back. It gives idle streams some milliseconds to pass, and does
+// not wait for work.
 func (p *Pool) Trim(need int) (freed int, err error) {
-	if need <= 0 {
+	switch {
+	case need < 0:
+		return 0, errs.Invalid(trimOp, fmt.Sprintf("%d bytes", need), "use a size in bytes, or 0 for all")
+	case need == 0:
 		need = maxBytes
 	}
 	p.slow.Lock()

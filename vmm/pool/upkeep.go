@@ -348,7 +348,7 @@ func (p *Pool) unmapAll(op string) error {
 // with it.
 func (p *Pool) unmap(op string, r run) (gone uint64, err error) {
 	gone, err = r.reg.vacate(op, r.reg.index(r.span.from), r.reg.index(r.span.to))
-	p.reserved.Add(-gone)
+	p.gave(gone)
 	r.shard.keep(-1)
 	if err == nil {
 		p.mu.Lock()

@@ -49,9 +49,36 @@ func TestMemoryOfTwoPlacesGoesOnce(t *testing.T) {
 	m.OnCall(nil)
 	require.NoError(t, err)
 	require.True(t, within)
-	p.reserved.Add(-left - trimmed)
+	p.gave(left + trimmed)
 	require.Zero(t, p.reserved.Load(), "counted as gone: %d bytes of %d", left+trimmed, 2*p.chunk)
 	require.NoError(t, p.Close())
+}
+
+// Memory that failures left at two places is counted once as gone, even if closing
+// fails between the two.
+func TestAFailedCloseCountsMemoryOnce(t *testing.T) {
+	m, sys := sim.Open(t)
+	p, err := New(sys.Devices()[0], Options{Chunk: 2 << 20})
+	require.NoError(t, err)
+	h, err := p.newChunk(p.chunk)
+	require.NoError(t, err)
+	h.Retain()
+	m.Inject(sim.Fault{Call: "cuMemUnmap", Times: -1, Result: 999})
+	for range 2 {
+		r, err := p.reserve(mid, 4*p.chunk, p.chunk, p.chunk, p.chunk)
+		require.NoError(t, err)
+		require.NoError(t, r.rng.MapRun("test", 0, []*phys.Handle{h}, p.access))
+		r.chunks[0].Store(&chunk{handle: h})
+		gone, err := r.vacate("test", 0, 1)
+		require.Error(t, err)
+		require.Zero(t, gone)
+	}
+	m.ClearFaults()
+	m.Inject(sim.Fault{Call: "cuMemUnmap", After: 1, Result: 999})
+	require.Error(t, p.Close())
+	require.EqualValues(t, p.chunk, p.reserved.Load(), "the second place has it yet")
+	require.NoError(t, p.Close())
+	require.Zero(t, p.reserved.Load())
 }
 
 // Upkeep runs once at a time, and what begins to leave while it runs is not forgotten
