@@ -76,7 +76,7 @@ func TestAFailedCloseCountsMemoryOnce(t *testing.T) {
 	m.ClearFaults()
 	m.Inject(sim.Fault{Call: "cuMemUnmap", After: 1, Result: 999})
 	require.Error(t, p.Close())
-	require.EqualValues(t, p.chunk, p.reserved.Load(), "the second place has it yet")
+	require.Equal(t, p.chunk, p.reserved.Load(), "the second place has it yet")
 	require.NoError(t, p.Close())
 	require.Zero(t, p.reserved.Load())
 }
