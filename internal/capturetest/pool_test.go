@@ -61,7 +61,8 @@ func (w *world) workspaces() *pool.Workspaces {
 }
 
 var poolCases = join(
-	plain("Pool", (*world).pool, "Device", "Stats", "Live", "Check"),
+	plain("Pool", (*world).pool, "Device", "Stats", "Live", "Check", "Released"),
+	plain("Capture", (*world).poolCapture, "Released"),
 	plain("Block", func(w *world) pool.Block { return w.poolBlock(w.pool(), 100) }, "Ptr", "Bytes"),
 	plain("Live", func(w *world) pool.Live { return w.pool().Live()[0] }, "String"),
 	plain("Tag", func(*world) pool.Tag { return pool.NewTag("tag") }, "String"),
@@ -158,7 +159,7 @@ var poolCases = join(
 		},
 		"Pool.SetLimit": func(w *world) func() error {
 			p := w.pool()
-			return func() error { return p.SetLimit(mib) }
+			return func() error { return p.SetLimit(2 * mib) }
 		},
 		"Pool.Trim": func(w *world) func() error {
 			p := w.pool()
