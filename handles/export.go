@@ -21,8 +21,10 @@ const exportShare = 4
 // exportBudget bounds how many descriptors of exported memory this process has
 // open: they count against the same limit as its files and sockets.
 type exportBudget struct {
-	mu    sync.Mutex
-	used  int
+	mu   sync.Mutex
+	used int
+	// kept are those of used that imported memory keeps.
+	kept  int
 	freed chan struct{} // closed, and made anew, when some are given back
 }
 
@@ -52,6 +54,35 @@ func (b *exportBudget) try(op string, n int) (bool, error) {
 	return true, nil
 }
 
+// keptShare is the part of the budget that imported memory may keep: one in so many,
+// so that there is always something left to share with.
+const keptShare = 2
+
+// keep takes one for as long as imported memory lives. It does not wait.
+func (b *exportBudget) keep(op string) error {
+	most, limit, err := b.share(op)
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.kept >= most/keptShare || b.used >= most {
+		return failure(op, ErrOpenFiles, fmt.Sprintf("%d descriptors of imported memory are kept, of at most %d, which is 1/%d of this process's limit of %d open files, and %d are open of memory that is being shared",
+			b.kept, most/keptShare, exportShare*keptShare, limit, b.used-b.kept), "take memory in larger chunks or without KeepDescriptors, or raise the limit (ulimit -n)")
+	}
+	b.used++
+	b.kept++
+	return nil
+}
+
+// giveKept gives back what keep took.
+func (b *exportBudget) giveKept() {
+	b.mu.Lock()
+	b.kept--
+	b.mu.Unlock()
+	b.give(1)
+}
+
 // take takes at most n, and no fewer than least, of what is left, and waits for
 // that until the context ends.
 func (b *exportBudget) take(ctx context.Context, op string, least, n int) (int, error) {
@@ -76,6 +107,15 @@ func (b *exportBudget) take(ctx context.Context, op string, least, n int) (int, 
 			return 0, tooMany(op, fmt.Sprintf("%d descriptors of shared memory are open", used), most, limit).because(context.Cause(ctx))
 		}
 	}
+}
+
+// batch is how many may be taken at a time without waiting for any that are kept.
+func (b *exportBudget) batch(op string) int {
+	most, _, err := b.share(op)
+	if err != nil {
+		return 1
+	}
+	return most - most/keptShare
 }
 
 // ever refuses a number that can never be open at a time.

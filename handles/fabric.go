@@ -137,11 +137,16 @@ func (c *Conn) takePart(ctx context.Context, op string, t *transfer, i *intake, 
 	if way == vmm.PosixFD {
 		return i.take(part.FDs)
 	}
-	err := i.takeFabric(fabricHandlesOf(part))
+	var err error
+	if i.options.KeepDescriptors {
+		err = errKeepsDescriptors
+	} else {
+		err = i.takeFabric(fabricHandlesOf(part))
+	}
 	if err == nil || len(i.chunks) > 0 {
 		t.by.settled = true
 	}
-	if !canDowngrade(err) || !t.by.choice() {
+	if !errors.Is(err, errKeepsDescriptors) && !canDowngrade(err) || !t.by.choice() {
 		return err
 	}
 	// Both sides remember the same words.
@@ -149,6 +154,10 @@ func (c *Conn) takePart(ctx context.Context, op string, t *transfer, i *intake, 
 	t.by.downgrade(textOf(m))
 	return c.transmit(ctx, op, m)
 }
+
+// errKeepsDescriptors is the reason to refuse fabric handles of memory that has
+// descriptors too.
+var errKeepsDescriptors = errors.New("the receiver keeps descriptors")
 
 // briefly leaves out of a refused import what only its caller can use.
 func briefly(err error) error {

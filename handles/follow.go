@@ -27,6 +27,9 @@ type FollowOptions struct {
 	Reserve int
 	// MaxChunks is the most chunks; 0 is MaxChunks.
 	MaxChunks int
+	// KeepDescriptors keeps the file descriptors of the memory, so that it can be
+	// passed on: see ImportOptions.
+	KeepDescriptors bool
 	// MaxWait is how long a stream, or Next without one, may wait for the work that
 	// a publisher announced a generation behind. After that the follower ends with
 	// [ErrStalled], as if the publisher had died, and its streams go on. 0 is no
@@ -203,7 +206,7 @@ func (k *Client) openPage(op string, f *FD, slot uint32) (p *sharedpage.Page, er
 func (f *follower) intake(op string, sizes []uint64) (*intake, error) {
 	d := f.about
 	d.Chunks = sizes
-	return newIntake(op, f.dev, &d, ImportOptions{ReadOnly: f.options.ReadOnly, MaxChunks: f.tracker.most})
+	return newIntake(op, f.dev, &d, ImportOptions{ReadOnly: f.options.ReadOnly, MaxChunks: f.tracker.most, KeepDescriptors: f.options.KeepDescriptors})
 }
 
 // Array is the memory that is mapped, with the elements that are shown in use.

@@ -29,14 +29,15 @@ type importKey struct {
 	layout   [sha256.Size]byte
 	device   *cuda.Device
 	readOnly bool
+	kept     bool
 }
 
 // keyOf makes the key of a descriptor that was checked.
-func keyOf(who identity, d *Descriptor, on *cuda.Device, readOnly bool) importKey {
+func keyOf(who identity, d *Descriptor, on *cuda.Device, o ImportOptions) importKey {
 	same := *d
 	same.Length, same.Generation = 0, 0 // these change while the memory stays
 	b, _ := same.MarshalBinary()        // what was read can be written
-	return importKey{from: d.Exporter, who: who, layout: sha256.Sum256(b), device: on, readOnly: readOnly}
+	return importKey{from: d.Exporter, who: who, layout: sha256.Sum256(b), device: on, readOnly: o.ReadOnly, kept: o.KeepDescriptors}
 }
 
 // leastSweep keeps small connections from sweeping at every import.

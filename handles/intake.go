@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -25,6 +26,14 @@ type ImportOptions struct {
 	MaxBytes int
 	// MaxChunks is the most chunks; 0 is MaxChunks.
 	MaxChunks int
+	// KeepDescriptors keeps the file descriptor of each chunk open for as long as
+	// the memory is open here, so that it can be passed on: SendBuffer, Publish,
+	// LeaseBuffer and the like then take it, even after the process that made it is
+	// dead. The driver exports memory only from its creator. Each descriptor counts
+	// against this process's limit of open files, of which all kept ones may take an
+	// eighth (ErrOpenFiles). Memory that travels by fabric handle alone has none
+	// (cuda.ErrNotSupported).
+	KeepDescriptors bool
 }
 
 // maxHostBytes is what is taken of memory on the host by default.
@@ -51,6 +60,10 @@ type intake struct {
 func newIntake(op string, d *cuda.Device, declared *Descriptor, o ImportOptions) (*intake, error) {
 	if d == nil {
 		return nil, failure(op, cuda.ErrInvalidArgument, "a nil device", "take one from System.Devices")
+	}
+	if o.KeepDescriptors && declared.Handle&vmm.PosixFD == 0 {
+		return nil, failure(op, cuda.ErrNotSupported, fmt.Sprintf("KeepDescriptors for memory by %v", declared.Handle),
+			"take it without, or have it shared by descriptor (vmm.PosixFD)")
 	}
 	i := &intake{op: op, dev: d, options: o, declared: declared}
 	home, most := d, uint64(maxHostBytes)
@@ -80,6 +93,9 @@ func newIntake(op string, d *cuda.Device, declared *Descriptor, o ImportOptions)
 	}
 	if declared.RDMA {
 		i.memory.Flags.GPUDirectRDMACapable = 1
+	}
+	if o.KeepDescriptors {
+		i.memory.RequestedHandleTypes = driver.HandlePosixFD
 	}
 	return i, nil
 }
@@ -133,6 +149,30 @@ func (i *intake) take(fds []*FD) error {
 		if err := i.keep(h); err != nil {
 			return err
 		}
+		if i.options.KeepDescriptors {
+			if err := i.keepDescriptor(h, f); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// keepDescriptor has a chunk keep another descriptor of its own.
+func (i *intake) keepDescriptor(h *phys.Handle, f *FD) error {
+	if err := exports.keep(i.op); err != nil {
+		return err
+	}
+	err := f.Use(func(n int) error {
+		another, err := fd.Dup(n)
+		if err == nil {
+			h.KeepSource(another, i.memory.Flags, exports.giveKept)
+		}
+		return err
+	})
+	if err != nil {
+		exports.giveKept()
+		return systemError(i.op, fmt.Sprintf("a descriptor of chunk %d to keep", len(i.chunks)-1), err)
 	}
 	return nil
 }

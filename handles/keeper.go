@@ -63,7 +63,9 @@ func (k *keeper) export(op string, h *phys.Handle) (*FD, error) {
 	if err != nil {
 		return nil, err
 	}
-	k.keep(h, n)
+	if !h.Imported { // what is passed on costs the driver nothing
+		k.keep(h, n)
+	}
 	return own(n), nil
 }
 

@@ -87,6 +87,9 @@ func (s *Server) publish(op, name string, m share.Memory, d Descriptor, unit uin
 		return nil, err
 	}
 	about := m.About()
+	if about.Followed {
+		return nil, failure(op, cuda.ErrNotPermitted, "the memory of a follower, whose length is another publisher's to announce", "close the follower first, or publish a copy")
+	}
 	if err := phys.Exportable(op, driver.HandlePosixFD, about.Asked, about.Imported, about.Granularity); err != nil {
 		return nil, err
 	}

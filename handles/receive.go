@@ -190,7 +190,7 @@ func (c *Conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Devic
 		return nil, err
 	}
 	t.by = c.expect(declared.Handle)
-	key := keyOf(who, &declared, d, o.ReadOnly)
+	key := keyOf(who, &declared, d, o)
 	got, err := old(key, i)
 	if err != nil || got != nil {
 		return got, err

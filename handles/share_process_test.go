@@ -33,6 +33,7 @@ type order struct {
 	Chunk        int    // bytes
 	Nth          int    // buffer
 	ReadOnly     bool
+	Keep         bool   // descriptors
 	Spots        bool   // a few bytes here and there alone
 	Folder       string // of the software machine; empty for the real driver
 	Memory       uint64 // of its device
@@ -117,7 +118,7 @@ func (p *party) obey(o order, r *report) (err error) {
 	case "send":
 		return handles.SendBuffer(ctx, p.conn, p.buffers[o.Nth])
 	case "receive":
-		b, err := handles.ReceiveBuffer(ctx, p.conn, p.d, handles.ImportOptions{ReadOnly: o.ReadOnly})
+		b, err := handles.ReceiveBuffer(ctx, p.conn, p.d, handles.ImportOptions{ReadOnly: o.ReadOnly, KeepDescriptors: o.Keep})
 		r.At = monotonic()
 		if err != nil {
 			return err
@@ -371,6 +372,33 @@ func TestSharingBetweenProcesses(t *testing.T) {
 		b.reads(0, n, 2)
 		b.Wait()
 		s.returns(0)
+	})
+}
+
+// What was received can be passed on, even after its maker is dead: one process after
+// another is killed, and the last one still has the memory.
+func TestMemoryIsPassedOnAlongAChainOfProcessesThatDie(t *testing.T) {
+	onBoth(t, func(t *testing.T, s *stage) {
+		a, b := s.child(), s.child()
+		n := 70*s.chunk + 7 // more than one message's
+		a.do(order{Do: "make", N: n, Seed: 1, Chunk: s.chunk})
+		s.connect(a, b)
+		pass(a, b, 0, order{Keep: true})
+		for seed := 2; seed < 5; seed++ {
+			a.Kill()
+			c := s.child()
+			s.connect(b, c)
+			pass(b, c, 0, order{Keep: true})
+			c.do(order{Do: "write", Seed: seed})
+			b.reads(0, n, seed)
+			a, b = b, c
+		}
+		a.Kill()
+		b.reads(0, n, 4)
+		s.returns(uint64(71 * s.chunk))
+		b.do(order{Do: "close"})
+		s.returns(0)
+		b.Wait()
 	})
 }
 

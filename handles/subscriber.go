@@ -36,13 +36,7 @@ type subscriber struct {
 
 // batchNow is how many chunks an update may bring, so that their descriptors fit
 // into what may be open.
-func batchNow() int {
-	most, _, err := exports.share("handles")
-	if err != nil {
-		return 1
-	}
-	return min(batchChunks, most)
-}
+func batchNow() int { return min(batchChunks, exports.batch("handles")) }
 
 // poke has the goroutine look again.
 func (f *subscriber) poke() {

@@ -284,7 +284,8 @@ func (b *buffer) Released() bool {
 
 // About says what does not change: see share.Memory.
 func (b *buffer) About() share.About {
-	return share.About{Device: b.dev, Base: b.res.base, Asked: b.prop, Granularity: b.gran, Reserved: b.res.size, Imported: b.imported != nil}
+	return share.About{Device: b.dev, Base: b.res.base, Asked: b.prop, Granularity: b.gran, Reserved: b.res.size,
+		Imported: b.imported != nil, Followed: b.imported != nil && b.imported.followed}
 }
 
 // Used and Committed are the bytes in use and of memory.

@@ -35,12 +35,14 @@ type Handle struct {
 	ID uint64
 	// Mappings is how many mappings of this process the memory has.
 	Mappings atomic.Int32
-	// Imported memory was made elsewhere, and cannot be exported.
+	// Imported memory was made elsewhere. The driver does not export it; a kept
+	// descriptor of it can be passed on (KeepSource).
 	Imported bool
 	// NotYet says why mapping would block for ever; nil for memory.
 	NotYet  func(op string) error
 	sharing atomic.Int32
 	kept    atomic.Int64 // a descriptor and 1; 0: none
+	source  *source      // nil unless KeepSource
 }
 
 var lastID atomic.Uint64
@@ -107,6 +109,7 @@ func (h *Handle) Release() driver.Result {
 		return driver.Success
 	}
 	h.UnpinFD()
+	h.dropSource()
 	s := h.System()
 	release := func() driver.Result { return s.Drv.MemRelease(h.Driver) }
 	if r := s.Teardown(release, h.Devices()...); r != driver.Success {

@@ -10,10 +10,13 @@ import (
 )
 
 // Export makes a descriptor of the memory, which the caller closes, before it
-// gives up its count. From then on somebody else may hold the memory for ever,
+// gives up its count. From then on other processes may hold the memory for ever,
 // so it is marked (see Exported). Memory that came from another owner as it was
-// is refused until Clean.
+// is refused until Clean, and imported memory without a kept descriptor always.
 func (h *Handle) Export(op string) (fd int, err error) {
+	if h.Imported {
+		return h.passOn(op)
+	}
 	s, err := h.export(op, driver.HandlePosixFD)
 	if err != nil {
 		return -1, err
@@ -53,11 +56,14 @@ func (h *Handle) export(op string, t driver.HandleTypes) (s driver.ShareableHand
 func Exportable(op string, by driver.HandleTypes, asked driver.AllocationProp, imported bool, size uint64) error {
 	f := errs.Failure{Op: op, Kind: errs.NotSupported}
 	switch {
-	case imported:
-		f.Asked = errs.Bytes(size) + " of imported memory"
-		f.Hint = "only the process that created the memory shares it: let that one do it"
 	case asked.RequestedHandleTypes&by != 0:
 		return nil
+	case imported:
+		f.Asked, f.Hint = errs.Bytes(size)+" of imported memory", passOnHint
+		if asked.RequestedHandleTypes != driver.HandleNone {
+			f.Asked += " by fabric handle"
+			f.Hint = "memory is passed on by descriptor: set the handle type to vmm.PosixFD"
+		}
 	case asked.Location.Type == driver.LocationHost:
 		f.Asked = errs.Bytes(size) + " of host memory"
 		f.Hint = "create it on a NUMA node (cuda.OnHostNUMA), whose memory can be shared"

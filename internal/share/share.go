@@ -121,8 +121,10 @@ type About struct {
 	// Granularity and Reserved in bytes.
 	Granularity, Reserved uint64
 	// Imported memory belongs to another process (or to this one, exported and
-	// imported again) and cannot be exported.
+	// imported again). It can be passed on if Asked names a handle type.
 	Imported bool
+	// Followed: a publication of another process sets the length.
+	Followed bool
 }
 
 // Chunk is a piece of physical memory at its place in a buffer. Its size is

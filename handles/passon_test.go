@@ -1,0 +1,173 @@
+//go:build linux
+
+package handles_test
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// descriptors is how many this process has open, of whatever kind.
+func descriptors(t testing.TB) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(all)
+}
+
+// received is a buffer of two chunks of another machine's process, and its maker's.
+func received(t testing.TB, o handles.ImportOptions) (mine, makers *vmm.Buffer) {
+	t.Helper()
+	devices, _ := onFabric(t, t.TempDir(), noChannel, noChannel)
+	from, to, _, _ := loggedPair(t)
+	makers = shareable(t, devices[0], vmm.PosixFD, 2, 5)
+	mine = passBuffer(t, from, to, makers, devices[1], o)
+	closeLater(t, mine)
+	return mine, makers
+}
+
+func TestReceivedMemoryNeedsItsDescriptorsToBePassedOn(t *testing.T) {
+	b, _ := received(t, handles.ImportOptions{})
+	from, _, _, _ := loggedPair(t)
+	server := handles.NewServer(handles.ServerOptions{})
+	closeLater(t, server)
+	for what, try := range map[string]func() error{
+		"send": func() error { return handles.SendBuffer(within(t), from, b) },
+		"lease": func() error {
+			return gputest.Err(handles.LeaseBuffer(b, handles.LeaseOptions{Handle: vmm.PosixFD}))
+		},
+		"publish": func() error { return gputest.Err(server.Publish("bytes", b)) },
+	} {
+		err := try()
+		require.ErrorIs(t, err, cuda.ErrNotSupported, what)
+		require.ErrorContains(t, err, "KeepDescriptors", what)
+	}
+}
+
+func TestReceivedMemoryIsSentLeasedAndPublished(t *testing.T) {
+	before := descriptors(t)
+	t.Run("pass on", func(t *testing.T) {
+		b, makers := received(t, handles.ImportOptions{KeepDescriptors: true})
+		require.NoError(t, makers.Close())
+		near, far, _, _ := loggedPair(t)
+
+		again := passBuffer(t, near, far, b, b.Device(), handles.ImportOptions{})
+		holds(t, again, 5)
+		require.NoError(t, again.Close())
+
+		_, err := handles.LeaseBuffer(b, handles.LeaseOptions{})
+		require.ErrorContains(t, err, "vmm.PosixFD", "a lease is by fabric handles unless it says otherwise")
+		lease, err := handles.LeaseBuffer(b, handles.LeaseOptions{Handle: vmm.PosixFD})
+		require.NoError(t, err)
+		leased, err := handles.ImportBuffer(b.Device(), lease.Offer(), handles.ImportOptions{KeepDescriptors: true})
+		require.NoError(t, err)
+		require.NoError(t, lease.Close())
+		holds(t, leased, 5)
+		require.NoError(t, leased.Close())
+
+		server := handles.NewServer(handles.ServerOptions{})
+		closeLater(t, server)
+		p, err := server.Publish("bytes", b)
+		require.NoError(t, err)
+		require.NoError(t, p.Announce(within(t), b.Len()))
+		near, far, _, _ = loggedPair(t)
+		go func() { _ = server.ServeConn(context.Background(), near) }()
+		client := handles.NewClient(far)
+		closeLater(t, client)
+		f, err := handles.Follow[byte](within(t), client, b.Device(), "bytes", handles.FollowOptions{KeepDescriptors: true})
+		require.NoError(t, err)
+		closeLater(t, f)
+		require.NoError(t, f.Next(within(t)))
+		holds(t, f.Array().Buffer(), 5)
+
+		// A follower's memory is sent, but published only when it is its own.
+		_, err = handles.PublishArray(server, "again", f.Array())
+		require.ErrorIs(t, err, cuda.ErrNotPermitted)
+		near, far, _, _ = loggedPair(t)
+		sent := passBuffer(t, near, far, f.Array().Buffer(), b.Device(), handles.ImportOptions{})
+		holds(t, sent, 5)
+		require.NoError(t, sent.Close())
+	})
+	require.Eventually(t, func() bool { return descriptors(t) <= before }, handles.Guard, time.Millisecond, "the descriptors end with the memory")
+}
+
+func TestAnAllocationIsPassedOn(t *testing.T) {
+	devices, _ := onFabric(t, t.TempDir(), noChannel, noChannel, noChannel)
+	made, err := vmm.Create(devices[0], 2*mib, vmm.Properties{Handles: vmm.PosixFD})
+	require.NoError(t, err)
+	hop := func(from *vmm.Allocation, to *cuda.Device) *vmm.Allocation {
+		near, far, _, _ := loggedPair(t)
+		return passed(t, func(ctx context.Context) error { return handles.SendAllocation(ctx, near, from) },
+			func(ctx context.Context) (*vmm.Allocation, error) {
+				return handles.ReceiveAllocation(ctx, far, to, handles.ImportOptions{KeepDescriptors: true})
+			})
+	}
+	second := hop(made, devices[1])
+	require.NoError(t, made.Close())
+	third := hop(second, devices[2])
+	require.NoError(t, second.Close())
+	require.NoError(t, third.Close())
+}
+
+// Memory that has both types goes by descriptor where those are to be kept, and memory
+// that has none of them cannot be kept so.
+func TestKeepingDescriptorsOfMemoryOnAFabric(t *testing.T) {
+	devices, _ := onFabric(t, t.TempDir(), inClique, inClique)
+	from, to, _, _ := loggedPair(t)
+	keep := handles.ImportOptions{KeepDescriptors: true}
+	b := passBuffer(t, from, to, shareable(t, devices[0], fdAndFabric, 2, 5), devices[1], keep)
+	closeLater(t, b)
+	sent := from.Transfers().Sent
+	require.Equal(t, 1, sent.Downgraded)
+	require.Contains(t, sent.Reason, "keeps descriptors")
+	near, far, _, _ := loggedPair(t)
+	again := passBuffer(t, near, far, b, devices[1], handles.ImportOptions{})
+	holds(t, again, 5)
+	require.NoError(t, again.Close())
+
+	only := shareable(t, devices[0], vmm.Fabric, 1, 5)
+	lease, err := handles.LeaseBuffer(only, handles.LeaseOptions{})
+	require.NoError(t, err)
+	closeLater(t, lease)
+	_, err = handles.ImportBuffer(devices[1], lease.Offer(), keep)
+	require.ErrorIs(t, err, cuda.ErrNotSupported)
+	require.ErrorContains(t, err, "KeepDescriptors")
+}
+
+// Kept descriptors count against the limit of open files, and leave some to share with.
+func TestKeptDescriptorsHaveALimit(t *testing.T) {
+	devices, _ := onFabric(t, t.TempDir(), noChannel, noChannel)
+	from, to, _, _ := loggedPair(t)
+	big := shareable(t, devices[0], vmm.PosixFD, 30, 5)
+	small := shareable(t, devices[0], vmm.PosixFD, 3, 5)
+	var old unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 200, Max: old.Max})) // 50 are for sharing, 25 may be kept
+	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) }()
+	keep := handles.ImportOptions{KeepDescriptors: true}
+	// The first export keeps one more open while there is a connection.
+	require.NoError(t, passBuffer(t, from, to, small, devices[1], handles.ImportOptions{}).Close())
+	before := descriptors(t)
+	done := make(chan error, 1)
+	go func() { done <- handles.SendBuffer(within(t), from, big) }()
+	_, err := handles.ReceiveBuffer(within(t), to, devices[1], keep)
+	require.ErrorIs(t, err, handles.ErrOpenFiles)
+	require.ErrorContains(t, err, "KeepDescriptors")
+	require.ErrorIs(t, <-done, handles.ErrRefused)
+	require.Eventually(t, func() bool { return descriptors(t) <= before }, handles.Guard, time.Millisecond, "a refused import keeps none")
+
+	for range 3 { // what is closed counts no more
+		b := passBuffer(t, from, to, small, devices[1], keep)
+		require.NoError(t, b.Close())
+	}
+	require.NoError(t, passBuffer(t, from, to, big, devices[1], handles.ImportOptions{}).Close())
+}
