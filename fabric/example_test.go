@@ -3,6 +3,8 @@ package fabric_test
 import (
 	"fmt"
 	"log"
+	"os"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/fabric"
@@ -61,4 +63,41 @@ func ExampleFindings() {
 	// problem nodes
 	// ok attribute
 	// note fabric state
+}
+
+// A diagnosis is a plain value: the machine's channels and devices, and what was found
+// of each.
+func ExampleDiagnosis() {
+	folder, err := os.MkdirTemp("", "") // processes of one fabric share a machine
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(folder)
+	machine, err := sim.New(sim.Options{Folder: folder, Fabric: sim.Fabric{Channels: []int{3}, Cluster: [16]byte{1}, Clique: 7}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer machine.Close()
+	sys, err := machine.Open()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sys.Close()
+
+	d, err := fabric.Diagnose(fabric.Options{}, sys.Devices()...)
+	if err != nil {
+		log.Fatal(err)
+	}
+	channel := func(c fabric.Channel) string { return fmt.Sprint("channel ", c.Number, " accessible: ", c.Accessible) }
+	device := func(s fabric.DeviceState) string { return fmt.Sprint("device ", s.Ordinal, " is in clique ", s.Clique) }
+	problem := func(f fabric.Finding) bool { return f.Severity == fabric.Severity("problem") }
+	fmt.Println("works:", d.Works())
+	fmt.Println(channel(d.Channels[0]))
+	fmt.Println(device(d.Devices[0]))
+	fmt.Println("a problem:", slices.ContainsFunc(d.Findings, problem))
+	// Output:
+	// works: true
+	// channel 3 accessible: true
+	// device 0 is in clique 01000000-0000-0000-0000-000000000000.7
+	// a problem: false
 }

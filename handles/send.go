@@ -25,8 +25,8 @@ import (
 // Both processes use the same physical memory from then on. It lives until both
 // have closed it, so the buffer may be closed at once, and what is sent does not
 // change with the buffer: memory that it takes later is not the peer's, and what
-// it clips the peer still has. Who has the memory may read and write it, and
-// pass it on, for ever. Work on the two sides is to be ordered by messages, or
+// it clips the peer still has. Any holder may read and write the memory for ever, and
+// pass it on if it took it with ImportOptions.KeepDescriptors. Work on the two sides is to be ordered by messages, or
 // otherwise.
 //
 // After an error the peer does not keep the memory, unless the connection ended

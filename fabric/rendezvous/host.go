@@ -183,7 +183,8 @@ func (t *hostTransport) admit(conn *handles.Conn) *member {
 	}
 	m := &member{rank: int(h.Rank), conn: conn, out: newQueue(), sent: make(chan struct{})}
 	t.mu.Lock()
-	free := !t.closed && t.members[h.Rank] == nil
+	closed := t.closed
+	free := !closed && t.members[h.Rank] == nil
 	if free {
 		t.identified(conn) // Close ends those at once, but lets members read the rest
 		t.members[h.Rank] = m
@@ -192,6 +193,9 @@ func (t *hostTransport) admit(conn *handles.Conn) *member {
 		}
 	}
 	t.mu.Unlock()
+	if closed {
+		return nil // the end of the connection says so
+	}
 	if !free {
 		_ = conn.Send(ctx, handles.Message{Kind: kindTaken})
 		return nil

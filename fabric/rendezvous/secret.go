@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"log/slog"
 
 	"github.com/cuvmm/cuvmm/cuda"
 )
@@ -15,11 +16,20 @@ const MinSecret = 16
 
 // Secret is what the processes of a group share to prove that they belong to it:
 // random bytes, from a file or a variable of the job that starts them. It never
-// travels; printing it shows its length alone.
+// travels; package fmt, log/slog and encoding/json write its length alone.
 type Secret []byte
 
-// Format writes the secret's length, whatever the verb.
-func (s Secret) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "secret of %d bytes", len(s)) }
+// String returns the secret's length in words.
+func (s Secret) String() string { return fmt.Sprintf("secret of %d bytes", len(s)) }
+
+// Format writes String, whatever the verb.
+func (s Secret) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(s.String())) }
+
+// LogValue returns String: log/slog would write the bytes.
+func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
+
+// MarshalText returns String, so that no dump of a program's options has the secret.
+func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // Check returns an error for a secret that is too short to withstand guessing.
 func (s Secret) Check() error {

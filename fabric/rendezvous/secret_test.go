@@ -3,7 +3,11 @@
 package rendezvous
 
 import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"testing"
 
@@ -78,9 +82,25 @@ func TestSecretsThatAreTooShort(t *testing.T) {
 	require.ErrorContains(t, err, "a secret of 8 bytes: use 16")
 	_, err = Join(t.Context(), "nowhere", 1, 2, o)
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
-	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%x", "%q"} {
-		text := fmt.Sprintf(verb, o)
-		require.NotContains(t, text, "password", verb)
-		require.NotContains(t, text, "70617373", verb)
+}
+
+// Whatever writes a secret, or options that have one, leaves the bytes out.
+func TestSecretsAreNotWritten(t *testing.T) {
+	o := Options{Secret: Secret("password password")}
+	var texts []string
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%x", "%q", "%d"} {
+		texts = append(texts, fmt.Sprintf(verb, o), fmt.Sprintf(verb, o.Secret))
+	}
+	var log bytes.Buffer
+	for _, h := range []slog.Handler{slog.NewTextHandler(&log, nil), slog.NewJSONHandler(&log, nil)} {
+		slog.New(h).Info("joining", "secret", o.Secret, "options", o)
+	}
+	asJSON, err := json.Marshal(o)
+	require.NoError(t, err)
+	for _, text := range append(texts, log.String(), string(asJSON)) {
+		require.Contains(t, text, "secret of 17 bytes")
+		for _, form := range []string{"password", "70617373", "112 97 115", base64.StdEncoding.EncodeToString(o.Secret)[:8]} {
+			require.NotContains(t, text, form)
+		}
 	}
 }

@@ -22,6 +22,9 @@ func Join(ctx context.Context, path string, rank, size int, o Options) (*Group, 
 	if err := check(op, rank, size, o); err != nil {
 		return nil, err
 	}
+	if rank == 0 {
+		return nil, fmt.Errorf("%s: %w: rank 0 is the process that calls Host", op, cuda.ErrInvalidArgument)
+	}
 	o = o.withDefaults()
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()

@@ -32,6 +32,36 @@ func TestWhoMayNotJoin(t *testing.T) {
 	}
 }
 
+func TestRankZeroHosts(t *testing.T) {
+	_, err := Join(t.Context(), "nowhere", 0, 2, Options{})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.ErrorContains(t, err, "rank 0 is the process that calls Host")
+}
+
+// A rank that joins while the host closes learns that it is gone, and not that
+// another process has its rank.
+func TestJoiningAHostThatCloses(t *testing.T) {
+	host, path, err := Host(filepath.Join(t.TempDir(), "private"), "", 2, Options{})
+	require.NoError(t, err)
+	c, err := handles.Dial(t.Context(), path, handles.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Close()) }()
+	m := &memberTransport{rank: 1, size: 2, conn: c}
+	me := hello{1, 2, newNonce()}
+	b, err := m.ask(t.Context(), me.message(), kindChallenge, len(nonce{}))
+	require.NoError(t, err)
+	inside := host.transport.(*hostTransport)
+	inside.mu.Lock()
+	inside.closed = true
+	inside.mu.Unlock()
+	_, err = m.ask(t.Context(), handles.Message{Kind: kindProof, Body: Secret(nil).proof(memberProves, me, nonce(b))}, kindWelcome, len(nonce{}))
+	require.ErrorIs(t, err, handles.ErrGone)
+	inside.mu.Lock()
+	inside.closed = false // so that Close says it leaves
+	inside.mu.Unlock()
+	require.NoError(t, host.Close())
+}
+
 // aHost does the handshake like a host, as far as it is told, and nothing else.
 func aHost(t *testing.T, admits bool) (path string) {
 	l, err := handles.Listen(filepath.Join(t.TempDir(), "private"), "", handles.Options{})

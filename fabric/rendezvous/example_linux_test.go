@@ -1,0 +1,46 @@
+package rendezvous_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+
+	"github.com/cuvmm/cuvmm/fabric/rendezvous"
+)
+
+// Processes of one host meet at a socket. Both sides prove that they have the job's
+// secret.
+func ExampleHost() {
+	dir, err := os.MkdirTemp("", "")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	job := rendezvous.Options{Secret: rendezvous.Secret("sixteen random bytes, or more")}
+	host, path, err := rendezvous.Host(filepath.Join(dir, "job"), "", 2, job)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer host.Close()
+
+	done := make(chan struct{})
+	go func() { // as another process would
+		defer close(done)
+		member, err := rendezvous.Join(context.Background(), path, 1, 2, job)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer member.Close()
+		if err := member.Barrier(context.Background(), "ready"); err != nil {
+			log.Fatal(err)
+		}
+	}()
+	if err := host.Barrier(context.Background(), "ready"); err != nil {
+		log.Fatal(err)
+	}
+	<-done
+	fmt.Println("rank", host.Rank(), "of", host.Size(), "is ready, with a", job.Secret)
+	// Output: rank 0 of 2 is ready, with a secret of 29 bytes
+}
