@@ -54,11 +54,8 @@ func (b *exportBudget) try(op string, n int) (bool, error) {
 	return true, nil
 }
 
-// keptShare is the part of the budget that imported memory may keep: one in so many,
-// so that there is always something left to share with.
-const keptShare = 2
-
-// keep takes one for as long as imported memory lives. It does not wait.
+// keep takes one for as long as imported memory lives. It does not wait. What all of
+// those leave is enough for a full message, so that sharing always goes on.
 func (b *exportBudget) keep(op string) error {
 	most, limit, err := b.share(op)
 	if err != nil {
@@ -66,9 +63,9 @@ func (b *exportBudget) keep(op string) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.kept >= most/keptShare || b.used >= most {
-		return failure(op, ErrOpenFiles, fmt.Sprintf("%d descriptors of imported memory are kept, of at most %d, which is 1/%d of this process's limit of %d open files, and %d are open of memory that is being shared",
-			b.kept, most/keptShare, exportShare*keptShare, limit, b.used-b.kept), "take memory in larger chunks or without KeepDescriptors, or raise the limit (ulimit -n)")
+	if room := max(0, most-chunkBatch); b.kept >= room || b.used >= most {
+		return failure(op, ErrOpenFiles, fmt.Sprintf("%d descriptors of imported memory are kept, of at most %d with this process's limit of %d open files, and %d are open of memory that is being shared",
+			b.kept, room, limit, b.used-b.kept), "take memory in larger chunks or without KeepDescriptors, or raise the limit (ulimit -n)")
 	}
 	b.used++
 	b.kept++
@@ -107,15 +104,6 @@ func (b *exportBudget) take(ctx context.Context, op string, least, n int) (int, 
 			return 0, tooMany(op, fmt.Sprintf("%d descriptors of shared memory are open", used), most, limit).because(context.Cause(ctx))
 		}
 	}
-}
-
-// batch is how many may be taken at a time without waiting for any that are kept.
-func (b *exportBudget) batch(op string) int {
-	most, _, err := b.share(op)
-	if err != nil {
-		return 1
-	}
-	return most - most/keptShare
 }
 
 // ever refuses a number that can never be open at a time.

@@ -30,8 +30,8 @@ type ImportOptions struct {
 	// the memory is open here, so that it can be passed on: SendBuffer, Publish,
 	// LeaseBuffer and the like then take it, even after the process that made it is
 	// dead. The driver exports memory only from its creator. Each descriptor counts
-	// against this process's limit of open files, of which all kept ones may take an
-	// eighth (ErrOpenFiles). Memory that travels by fabric handle alone has none
+	// against this process's limit of open files: all kept ones may take a quarter of
+	// it, less 64 (ErrOpenFiles). Memory that travels by fabric handle alone has none
 	// (cuda.ErrNotSupported).
 	KeepDescriptors bool
 }

@@ -151,7 +151,7 @@ func TestKeptDescriptorsHaveALimit(t *testing.T) {
 	small := shareable(t, devices[0], vmm.PosixFD, 3, 5)
 	var old unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
-	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 200, Max: old.Max})) // 50 are for sharing, 25 may be kept
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 360, Max: old.Max})) // 90 are for sharing, 26 may be kept
 	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) }()
 	keep := handles.ImportOptions{KeepDescriptors: true}
 	// The first export keeps one more open while there is a connection.

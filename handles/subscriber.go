@@ -36,7 +36,13 @@ type subscriber struct {
 
 // batchNow is how many chunks an update may bring, so that their descriptors fit
 // into what may be open.
-func batchNow() int { return min(batchChunks, exports.batch("handles")) }
+func batchNow() int {
+	most, _, err := exports.share("handles")
+	if err != nil {
+		return 1
+	}
+	return min(batchChunks, most)
+}
 
 // poke has the goroutine look again.
 func (f *subscriber) poke() {
