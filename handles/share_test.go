@@ -336,7 +336,7 @@ func TestImportedMemoryIsNotSharedOn(t *testing.T) {
 	closeLater(t, i)
 	err := handles.SendBuffer(t.Context(), far, i)
 	require.ErrorIs(t, err, cuda.ErrNotSupported)
-	require.ErrorContains(t, err, "only the process that created the memory")
+	require.ErrorContains(t, err, "only from the process that created it")
 }
 
 func TestArgumentsOfSharing(t *testing.T) {
