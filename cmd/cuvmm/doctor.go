@@ -26,12 +26,12 @@ marked "simulated" describe its machine, not this one.
 Flags:
 `
 
-func doctor(args []string, out, complaints io.Writer, h host) (int, error) {
+func doctor(args []string, out io.Writer, h host) (int, error) {
 	f := flag.NewFlagSet("doctor", flag.ContinueOnError)
 	asJSON := f.Bool("json", false, "print the findings as JSON")
 	fix := f.Bool("fix", false, "print commands that carry the remedies out; they are not run")
 	driver := f.String("driver", "", "the driver to open: auto, real or sim (default: what "+auto.DriverEnv+" says, or auto)")
-	if code, err := parse(f, args, out, complaints, doctorUsage); err != nil {
+	if code, err := parse(f, args, 0, out, doctorUsage); err != nil {
 		return code, err
 	}
 	if err := checkChoice(*driver); err != nil {

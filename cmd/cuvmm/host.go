@@ -1,8 +1,10 @@
 package main
 
 import (
+	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -74,4 +76,28 @@ func (h host) field(file, name string) string {
 		}
 	}
 	return ""
+}
+
+// columns is the width of the terminal, or what is usual.
+func (h host) columns() int {
+	const usual = 100
+	if text, set := h.env("COLUMNS"); set {
+		if n, err := strconv.Atoi(text); err == nil && n > 20 {
+			return n
+		}
+	}
+	return usual
+}
+
+// colors reports whether to write in color: to a terminal, unless NO_COLOR is set.
+func (h host) colors(out io.Writer) bool {
+	if value, _ := h.env("NO_COLOR"); value != "" {
+		return false
+	}
+	f, ok := out.(*os.File)
+	if !ok {
+		return false
+	}
+	about, err := f.Stat()
+	return err == nil && about.Mode()&os.ModeCharDevice != 0
 }

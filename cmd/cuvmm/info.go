@@ -44,11 +44,11 @@ type cost struct {
 	Release float64 `json:"release_us"`
 }
 
-func info(args []string, out, complaints io.Writer, h host) (int, error) {
+func info(args []string, out io.Writer, h host) (int, error) {
 	f := flag.NewFlagSet("info", flag.ContinueOnError)
 	asJSON := f.Bool("json", false, "print JSON")
 	driver := f.String("driver", "", "the driver to open: auto, real or sim (default: what "+auto.DriverEnv+" says, or auto)")
-	if code, err := parse(f, args, out, complaints, infoUsage); err != nil {
+	if code, err := parse(f, args, 0, out, infoUsage); err != nil {
 		return code, err
 	}
 	if err := checkChoice(*driver); err != nil {

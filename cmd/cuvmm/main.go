@@ -1,6 +1,7 @@
-// Command cuvmm inspects a machine: doctor finds what keeps GPU virtual memory
-// from working and says what to do, info describes the devices and measures what
-// the driver's calls cost. It runs without a GPU, too.
+// Command cuvmm inspects a machine and its processes: doctor finds what keeps GPU
+// virtual memory from working and says what to do, info describes the devices and
+// measures what the driver's calls cost, and map draws the GPU address space of a
+// process. It runs without a GPU, too.
 package main
 
 import (
@@ -8,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -21,6 +23,7 @@ usage: cuvmm COMMAND [flags]
 
   doctor    finds what does not work, what that means, and what to do
   info      describes the devices, and measures what the calls cost
+  map       draws the GPU address space of a process
 
 "cuvmm COMMAND -h" describes a command's flags. Exit codes: 0 all is well,
 1 doctor found a problem, 2 wrong usage, 3 the command failed.
@@ -37,7 +40,7 @@ const (
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr, thisHost())) }
 
 func run(args []string, out, complaints io.Writer, h host) int {
-	commands := map[string]func(args []string, out, complaints io.Writer, h host) (int, error){"doctor": doctor, "info": info}
+	commands := map[string]func(args []string, out io.Writer, h host) (int, error){"doctor": doctor, "info": info, "map": drawMap}
 	if len(args) == 0 || args[0] == "-h" || args[0] == "-help" || args[0] == "--help" || args[0] == "help" {
 		fmt.Fprint(out, usage)
 		if len(args) == 0 {
@@ -47,10 +50,10 @@ func run(args []string, out, complaints io.Writer, h host) int {
 	}
 	command := commands[args[0]]
 	if command == nil {
-		fmt.Fprintf(complaints, "cuvmm: there is no command %q: use doctor or info\n", args[0])
+		fmt.Fprintf(complaints, "cuvmm: there is no command %q: use one of %s\n", args[0], strings.Join(slices.Sorted(maps.Keys(commands)), ", "))
 		return exitUsage
 	}
-	code, err := command(args[1:], out, complaints, h)
+	code, err := command(args[1:], out, h)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		return exitOK
@@ -60,8 +63,9 @@ func run(args []string, out, complaints io.Writer, h host) int {
 	return code
 }
 
-// parse reads a command's flags, and returns the exit code if it must end.
-func parse(f *flag.FlagSet, args []string, out, complaints io.Writer, text string) (code int, err error) {
+// parse reads a command's flags and at most so many arguments, and returns the exit
+// code if the command must end.
+func parse(f *flag.FlagSet, args []string, most int, out io.Writer, text string) (code int, err error) {
 	f.SetOutput(io.Discard)
 	if err := f.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -71,8 +75,8 @@ func parse(f *flag.FlagSet, args []string, out, complaints io.Writer, text strin
 		}
 		return exitUsage, err
 	}
-	if f.NArg() > 0 {
-		return exitUsage, fmt.Errorf("unexpected argument %q: see cuvmm %s -h", f.Arg(0), f.Name())
+	if f.NArg() > most {
+		return exitUsage, fmt.Errorf("unexpected argument %q: see cuvmm %s -h", f.Arg(most), f.Name())
 	}
 	return exitOK, nil
 }

@@ -18,8 +18,9 @@ import (
 
 // apart are packages whose functions are no operations on the driver: csrc and
 // cuda/sim lie below them, fabric/rendezvous moves bytes between processes and
-// shares memory by handles alone, and kernels' texts and traces are data.
-var apart = []string{"csrc", "csrc/kernels", "cuda/sim", "fabric/rendezvous", "vmm/pool/trace"}
+// shares memory by handles alone, kernels' texts and traces are data, and what shows
+// snapshots takes them by inspect.Take alone.
+var apart = []string{"csrc", "csrc/kernels", "cuda/sim", "fabric/rendezvous", "inspect/page", "inspect/profile", "inspect/serve", "inspect/torch", "vmm/pool/trace"}
 
 // Every operation has a case, and every case an operation. A folder of test
 // binaries without the sources cannot tell.

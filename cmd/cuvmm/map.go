@@ -1,0 +1,282 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cuvmm/cuvmm/inspect"
+	"github.com/cuvmm/cuvmm/inspect/page"
+	"github.com/cuvmm/cuvmm/inspect/serve"
+)
+
+const mapUsage = `usage: cuvmm map [flags] [SNAPSHOT [SNAPSHOT]]
+
+Draws the GPU address space of a process: reservations, what is mapped into them,
+holes, pools with their blocks, and what is shared. A SNAPSHOT is
+
+  a number   the process with that number, which must offer a socket (serve.Offer)
+  a URL      where a process has mounted serve.Handler: http://host/debug/cuvmm/
+  a file     a snapshot that -save wrote
+
+Without one it is the only process of this user that offers a socket. Two snapshots
+are compared, the earlier one first.
+
+  cuvmm map -save before.json 4711     keep a snapshot
+  cuvmm map before.json 4711           what has changed since
+  cuvmm map -html map.html 4711        a page to zoom into, which needs nothing else
+  cuvmm map -http localhost:0 4711     the same, which follows the process
+
+Flags:
+`
+
+type mapFlags struct {
+	save, html, http string
+	asJSON           bool
+	every            time.Duration
+	width, rows      int
+}
+
+func drawMap(args []string, out io.Writer, h host) (int, error) {
+	f := flag.NewFlagSet("map", flag.ContinueOnError)
+	var o mapFlags
+	f.StringVar(&o.save, "save", "", "write the snapshot to this file and draw nothing")
+	f.StringVar(&o.html, "html", "", "write a page for a browser to this file and draw nothing")
+	f.StringVar(&o.http, "http", "", "serve a page that follows the process at this address until interrupted")
+	f.BoolVar(&o.asJSON, "json", false, "print the snapshot, or what has changed, as JSON")
+	f.DurationVar(&o.every, "every", 0, "draw again after this time, until interrupted")
+	f.IntVar(&o.width, "width", 0, "cells in a row (default: the terminal's width)")
+	f.IntVar(&o.rows, "rows", 30, "about how many rows of cells to draw")
+	if code, err := parse(f, args, 2, out, mapUsage); err != nil {
+		return code, err
+	}
+	if o.width <= 0 {
+		o.width = h.columns() - 4
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	sources, err := sourcesOf(ctx, f.Args())
+	if err != nil {
+		return exitFailed, err
+	}
+	if o.http != "" {
+		return o.serve(ctx, sources, out)
+	}
+	for {
+		snapshots, err := take(ctx, sources)
+		if err == nil {
+			err = o.show(snapshots, out, h)
+		}
+		if err != nil {
+			return exitFailed, err
+		}
+		if o.every <= 0 || o.save != "" || o.html != "" {
+			return exitOK, nil
+		}
+		select {
+		case <-time.After(o.every):
+		case <-ctx.Done():
+			return exitOK, nil
+		}
+	}
+}
+
+// source fetches a snapshot.
+type source func(ctx context.Context) (inspect.Snapshot, error)
+
+func sourcesOf(ctx context.Context, names []string) (all []source, err error) {
+	for _, name := range names {
+		s, err := sourceOf(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, s)
+	}
+	if len(all) > 0 {
+		return all, nil
+	}
+	found, err := serve.Find(ctx)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(found) == 0:
+		return nil, errors.New("no process of this user offers its map: name a file or a URL, or have the program call serve.Offer")
+	case len(found) > 1:
+		return nil, fmt.Errorf("several processes offer their maps: name one of %v", pids(found))
+	}
+	return []source{found[0].Snapshot}, nil
+}
+
+func pids(all []serve.Socket) (numbers []int) {
+	for _, s := range all {
+		numbers = append(numbers, s.PID)
+	}
+	return numbers
+}
+
+func sourceOf(ctx context.Context, name string) (source, error) {
+	if pid, err := strconv.Atoi(name); err == nil {
+		found, err := serve.Find(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range found {
+			if s.PID == pid {
+				return s.Snapshot, nil
+			}
+		}
+		return nil, fmt.Errorf("process %d offers no map to this user: those that do are %v", pid, pids(found))
+	}
+	if strings.HasPrefix(name, "http://") || strings.HasPrefix(name, "https://") {
+		return func(ctx context.Context) (inspect.Snapshot, error) { return fetch(ctx, name) }, nil
+	}
+	return func(context.Context) (inspect.Snapshot, error) {
+		f, err := os.Open(name)
+		if err != nil {
+			return inspect.Snapshot{}, err
+		}
+		defer f.Close()
+		return inspect.Read(f)
+	}, nil
+}
+
+// fetch gets a snapshot from a handler that is mounted at a URL.
+func fetch(ctx context.Context, url string) (inspect.Snapshot, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(strings.TrimSuffix(url, "/"), "/snapshot")+"/snapshot", http.NoBody)
+	if err != nil {
+		return inspect.Snapshot{}, err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return inspect.Snapshot{}, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return inspect.Snapshot{}, fmt.Errorf("%s: %s", request.URL, response.Status)
+	}
+	return inspect.Read(response.Body)
+}
+
+func take(ctx context.Context, sources []source) (all []inspect.Snapshot, err error) {
+	for _, s := range sources {
+		one, err := s(ctx)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+// show writes one snapshot, or what differs between two.
+func (o mapFlags) show(all []inspect.Snapshot, out io.Writer, h host) error {
+	last := all[len(all)-1]
+	switch {
+	case o.save != "":
+		return toFile(o.save, last.Write)
+	case o.html != "":
+		return toFile(o.html, func(w io.Writer) error { return page.Write(w, all...) })
+	case o.asJSON && len(all) == 1:
+		return last.Write(out)
+	case o.asJSON:
+		return json.NewEncoder(out).Encode(inspect.Compare(all[0], last))
+	}
+	var text bytes.Buffer
+	p := picture{out: &text, width: o.width, rows: o.rows, color: h.colors(out)}
+	if o.every > 0 && p.color {
+		text.WriteString("\x1b[H\x1b[2J") // from the top of an empty screen
+	}
+	if len(all) == 1 {
+		p.write(last)
+	} else {
+		p.compare(all[0], last)
+	}
+	_, err := text.WriteTo(out)
+	return err
+}
+
+// compare writes how the memory's uses differ.
+func (p picture) compare(before, after inspect.Snapshot) {
+	fmt.Fprintf(p.out, "%s (%d) at %s and %s (%d) at %s\n", before.Process.Name, before.Process.PID, before.Time.Format(time.TimeOnly),
+		after.Process.Name, after.Process.PID, after.Time.Format(time.TimeOnly))
+	fmt.Fprintf(p.out, "physical memory: %s, then %s\nmapped: %s, then %s\nreserved: %s, then %s\n",
+		size(before.Totals.AllocatedBytes), size(after.Totals.AllocatedBytes), size(before.Totals.MappedBytes), size(after.Totals.MappedBytes),
+		size(before.Totals.ReservedBytes), size(after.Totals.ReservedBytes))
+	changes := inspect.Compare(before, after)
+	if len(changes) == 0 {
+		fmt.Fprintln(p.out, "nothing is used otherwise")
+	}
+	for i, u := range changes {
+		if i == 0 {
+			fmt.Fprintln(p.out, "used otherwise:")
+		}
+		sign := ""
+		if u.Bytes > 0 {
+			sign = "+"
+		}
+		fmt.Fprintf(p.out, "%10s %+6d  %s\n", sign+size(u.Bytes), u.Count, u.Name)
+	}
+}
+
+// toFile writes a file, and leaves what was there if that fails.
+func toFile(name string, write func(w io.Writer) error) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(name), ".cuvmm-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name()) // the first error is the one to tell
+		}
+	}()
+	if err := errors.Join(write(f), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), name)
+}
+
+// serve shows a page that follows the process, to programs on this host alone unless
+// the address says otherwise.
+func (o mapFlags) serve(ctx context.Context, sources []source, out io.Writer) (int, error) {
+	if len(sources) != 1 {
+		return exitUsage, errors.New("-http follows one process: compare two snapshots with -html")
+	}
+	l, err := net.Listen("tcp", o.http)
+	if err != nil {
+		return exitFailed, err
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		_ = page.WriteLive(w, "snapshot") // the browser is gone
+	})
+	mux.HandleFunc("GET /snapshot", func(w http.ResponseWriter, r *http.Request) {
+		s, err := sources[0](r.Context())
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = s.Write(w) // the browser is gone
+	})
+	fmt.Fprintf(out, "http://%s/ (Ctrl-C ends)\n", l.Addr())
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return exitFailed, err
+	}
+	return exitOK, nil
+}

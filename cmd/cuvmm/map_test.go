@@ -1,0 +1,153 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/inspect"
+	"github.com/cuvmm/cuvmm/inspect/serve"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/stretchr/testify/require"
+)
+
+// program is a process with a buffer, a pool and an alias, which offers its map.
+func program(t *testing.T) (sys *cuda.System, buffer *vmm.Buffer) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "map") // a socket's path is short
+	require.NoError(t, err)
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+	_, sys = sim.Open(t)
+	o, err := serve.Offer(sys)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, o.Close())
+		require.NoError(t, os.RemoveAll(dir))
+	})
+	d := sys.Devices()[0]
+	closing := func(c interface{ Close() error }) { t.Cleanup(func() { require.NoError(t, c.Close()) }) }
+	buffer, err = vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 1 << 30, Chunks: vmm.FixedChunks(2 << 20)})
+	require.NoError(t, err)
+	closing(buffer)
+	_, err = buffer.Append(nil, make([]byte, 5<<20))
+	require.NoError(t, err)
+	stream, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	closing(stream)
+	p, err := pool.New(d, pool.Options{})
+	require.NoError(t, err)
+	closing(p)
+	b, err := p.Alloc(pool.Request{Bytes: 20 << 20, Stream: stream, Tag: pool.NewTag("activations")})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Free(b)) })
+	space, err := vmm.Reserve(d, 8<<20, vmm.ReserveOptions{})
+	require.NoError(t, err)
+	closing(space)
+	memory, err := vmm.Create(d, 2<<20, vmm.Properties{})
+	require.NoError(t, err)
+	closing(memory)
+	for _, at := range []int{0, 6 << 20} {
+		m, err := space.Map(at, memory)
+		require.NoError(t, err)
+		closing(m)
+	}
+	return sys, buffer
+}
+
+// cuvmm runs a command and returns what it printed.
+func cuvmm(t *testing.T, code int, args ...string) (out, complaints string) {
+	t.Helper()
+	var o, c bytes.Buffer
+	h := thisHost()
+	h.env = none
+	require.Equal(t, code, run(args, &o, &c, h), "%s%s", &o, &c)
+	return o.String(), c.String()
+}
+
+func TestMapOfAProcess(t *testing.T) {
+	_, buffer := program(t)
+	out, _ := cuvmm(t, exitOK, "map")
+	for _, want := range []string{
+		buffer.Ptr().String() + "  buffer: 6 MiB mapped of 1 GiB\n",
+		"pool 0 on device 0: 32 MiB mapped of",
+		"reservation: 4 MiB mapped of 8 MiB, 4 MiB mapped elsewhere too\n",
+		"20 MiB in 1 blocks, 32 MiB reserved",
+		"    20 MiB      1  activations\n",
+		"█", "░", "·",
+	} {
+		require.Contains(t, out, want)
+	}
+	require.NotContains(t, out, "\x1b", "colors are for terminals")
+	byPID, _ := cuvmm(t, exitOK, "map", "-width", "40", strconv.Itoa(os.Getpid()))
+	require.Contains(t, byPID, "activations")
+
+	out, _ = cuvmm(t, exitOK, "map", "-json")
+	var s inspect.Snapshot
+	require.NoError(t, json.Unmarshal([]byte(out), &s))
+	require.Len(t, s.Buffers, 1)
+}
+
+func TestMapsThatAreSavedAndCompared(t *testing.T) {
+	sys, buffer := program(t)
+	before := filepath.Join(t.TempDir(), "before.json")
+	out, _ := cuvmm(t, exitOK, "map", "-save", before)
+	require.Empty(t, out)
+	_, err := buffer.Append(nil, make([]byte, 4<<20))
+	require.NoError(t, err)
+
+	server := httptest.NewServer(serve.Handler(sys))
+	defer server.Close()
+	out, _ = cuvmm(t, exitOK, "map", before, server.URL)
+	require.Contains(t, out, "physical memory: 40 MiB, then 44 MiB\n")
+	require.Contains(t, out, "    +4 MiB     +0  ")
+	out, _ = cuvmm(t, exitOK, "map", "-json", before, server.URL+"/")
+	var changes []inspect.Use
+	require.NoError(t, json.Unmarshal([]byte(out), &changes))
+	require.Len(t, changes, 1)
+	require.Equal(t, 4<<20, changes[0].Bytes)
+	out, _ = cuvmm(t, exitOK, "map", before, before)
+	require.Contains(t, out, "nothing is used otherwise")
+
+	page := filepath.Join(t.TempDir(), "map.html")
+	_, _ = cuvmm(t, exitOK, "map", "-html", page, before, server.URL)
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "activations")
+}
+
+func TestMapsThatCannotBeHad(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	bad := filepath.Join(t.TempDir(), "bad.json")
+	require.NoError(t, os.WriteFile(bad, []byte("{}"), 0o600))
+	server := httptest.NewServer(nil)
+	defer server.Close()
+	for _, c := range []struct{ name, want string }{
+		{"", "no process of this user offers its map: name a file or a URL, or have the program call serve.Offer"},
+		{"1", "process 1 offers no map to this user"},
+		{"/nowhere.json", "no such file"},
+		{bad, "this program reads"},
+		{server.URL, "404"},
+	} {
+		args := []string{"map"}
+		if c.name != "" {
+			args = append(args, c.name)
+		}
+		_, complaints := cuvmm(t, exitFailed, args...)
+		require.Contains(t, complaints, c.want)
+	}
+	_, complaints := cuvmm(t, exitUsage, "map", "-http", "localhost:0", bad, bad)
+	require.Contains(t, complaints, "-http follows one process")
+}
+
+func TestSizes(t *testing.T) {
+	for bytes, want := range map[int]string{0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 2 << 20: "2 MiB", -3 << 30: "-3 GiB", 150<<20 + 5: "150 MiB"} {
+		require.Equal(t, want, size(bytes))
+	}
+}

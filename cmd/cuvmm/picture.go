@@ -1,0 +1,309 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/inspect"
+)
+
+// picture writes snapshots to a terminal.
+type picture struct {
+	out   io.Writer
+	width int // in cells
+	rows  int // about as many rows of cells, over all reservations
+	color bool
+}
+
+// cell is a part of a row: what of it is mapped, in use, and waits for the GPU.
+type cell struct{ bytes, mapped, used, waiting float64 }
+
+// glyph shows how much of a cell is mapped and in use.
+func (c cell) glyph() rune {
+	const steps = "░▒▓█"
+	switch {
+	case c.mapped == 0:
+		return '·'
+	case c.used+c.waiting == 0:
+		return '░'
+	}
+	share := min(1, (c.used+c.waiting)/c.mapped)
+	return []rune(steps)[1+int(math.Round(share*2))]
+}
+
+// paint is the color of a cell as terminals number them.
+func (c cell) paint() string {
+	switch {
+	case c.mapped == 0:
+		return "90" // gray
+	case c.waiting > c.used:
+		return "33" // yellow
+	case c.used == 0:
+		return "37"
+	}
+	return "34" // blue
+}
+
+const legend = "█ in use  ▓▒ partly  ░ mapped, not in use  · not mapped"
+
+// piece is a run of addresses of a reservation at its place in the picture: a long
+// hole is shortened.
+type piece struct {
+	from, bytes  int
+	at, shown    float64
+	hole, cutOff bool
+}
+
+// pieces cuts a reservation into what is mapped and the holes between.
+func pieces(r inspect.Reservation, longest float64) (all []piece, shown float64) {
+	add := func(from, to int, hole bool) {
+		if from == to {
+			return
+		}
+		if n := len(all); n > 0 && !hole && !all[n-1].hole {
+			all[n-1].bytes += to - from
+			all[n-1].shown += float64(to - from)
+			shown += float64(to - from)
+			return
+		}
+		p := piece{from: from, bytes: to - from, at: shown, shown: float64(to - from), hole: hole}
+		if hole && p.shown > longest {
+			p.shown, p.cutOff = longest, true
+		}
+		all = append(all, p)
+		shown += p.shown
+	}
+	end := 0
+	for _, m := range r.Mappings {
+		add(end, m.Offset, true)
+		add(m.Offset, m.Offset+m.Bytes, false)
+		end = m.Offset + m.Bytes
+	}
+	add(end, r.Bytes, true)
+	return all, shown
+}
+
+// stretch is a run of a reservation that is in use, or waits.
+type stretch struct {
+	from, bytes int
+	waiting     bool
+}
+
+// stretches returns what of each reservation is in use, by its address.
+func stretches(s inspect.Snapshot) map[inspect.Address][]stretch {
+	in := map[inspect.Address][]stretch{}
+	of := func(p inspect.Address) (inspect.Address, bool) {
+		at, found := slices.BinarySearchFunc(s.Reservations, p, func(r inspect.Reservation, p inspect.Address) int {
+			switch {
+			case r.Ptr+inspect.Address(r.Bytes) <= p:
+				return -1
+			case r.Ptr > p:
+				return 1
+			}
+			return 0
+		})
+		if !found {
+			return 0, false
+		}
+		return s.Reservations[at].Ptr, true
+	}
+	for _, b := range s.Buffers {
+		in[b.Ptr] = append(in[b.Ptr], stretch{bytes: b.Used})
+	}
+	for _, p := range s.Pools {
+		for _, g := range p.Segments {
+			if r, known := of(g.Ptr); known {
+				for _, b := range g.Blocks {
+					in[r] = append(in[r], stretch{int(g.Ptr-r) + b.Offset, b.Bytes, b.Waiting})
+				}
+			}
+		}
+	}
+	return in
+}
+
+// write draws all reservations at one scale.
+func (p picture) write(s inspect.Snapshot) {
+	perCell := p.scale(s)
+	in := stretches(s)
+	fmt.Fprintf(p.out, "%s (%d), %s\n", s.Process.Name, s.Process.PID, s.Driver)
+	for _, d := range s.Devices {
+		free := ""
+		if d.Free >= 0 {
+			free = ", " + size(d.Free) + " free"
+		}
+		fmt.Fprintf(p.out, "device %d: %s, %s%s\n", d.Ordinal, d.Name, size(d.Memory), free)
+	}
+	fmt.Fprintf(p.out, "%s; a cell is %s\n\n", legend, size(int(perCell)))
+	for _, r := range s.Reservations {
+		mapped := 0
+		for _, m := range r.Mappings {
+			mapped += m.Bytes
+		}
+		holder := s.Holder(r)
+		if holder == "" {
+			holder = "reservation"
+		}
+		fmt.Fprintf(p.out, "%s  %s: %s mapped of %s%s\n", r.Ptr, holder, size(mapped), size(r.Bytes), sharing(s, r))
+		p.draw(cells(r, in[r.Ptr], perCell, p.width))
+	}
+	p.tables(s)
+}
+
+// scale is how many bytes a cell shows so that the picture has about the wanted rows.
+func (p picture) scale(s inspect.Snapshot) float64 {
+	for perCell := 4096.0; ; perCell *= 2 {
+		rows := 0.0
+		for _, r := range s.Reservations {
+			_, shown := pieces(r, perCell*float64(p.width)/4)
+			rows += math.Ceil(shown / perCell / float64(p.width))
+		}
+		if rows <= float64(max(p.rows, len(s.Reservations))) || perCell > 1<<50 {
+			return perCell
+		}
+	}
+}
+
+// cells adds up what each cell of a reservation shows.
+func cells(r inspect.Reservation, in []stretch, perCell float64, width int) []cell {
+	all, shown := pieces(r, perCell*float64(width)/4)
+	out := make([]cell, int(math.Ceil(shown/perCell)))
+	spread := func(from, bytes int, to func(c *cell, n float64)) {
+		at, _ := slices.BinarySearchFunc(all, from, func(p piece, from int) int {
+			if p.from+p.bytes <= from {
+				return -1
+			}
+			return 1
+		})
+		if at == len(all) || all[at].hole {
+			return // it was unmapped while the snapshot was taken
+		}
+		d := all[at].at + float64(from-all[at].from)
+		for left := float64(bytes); left > 0; {
+			i := int(d / perCell)
+			if i >= len(out) {
+				return
+			}
+			n := min(left, float64(i+1)*perCell-d)
+			if n <= 0 {
+				return
+			}
+			to(&out[i], n)
+			d, left = d+n, left-n
+		}
+	}
+	for _, p := range all {
+		if !p.hole {
+			spread(p.from, p.bytes, func(c *cell, n float64) { c.mapped += n })
+		}
+	}
+	for _, s := range in {
+		spread(s.from, s.bytes, func(c *cell, n float64) {
+			if s.waiting {
+				c.waiting += n
+			} else {
+				c.used += n
+			}
+		})
+	}
+	return out
+}
+
+func (p picture) draw(all []cell) {
+	for row := range slices.Chunk(all, p.width) {
+		var b strings.Builder
+		b.WriteString("  ")
+		last := ""
+		for _, c := range row {
+			if paint := c.paint(); p.color && paint != last {
+				b.WriteString("\x1b[" + paint + "m")
+				last = paint
+			}
+			b.WriteRune(c.glyph())
+		}
+		if p.color {
+			b.WriteString("\x1b[0m")
+		}
+		fmt.Fprintln(p.out, b.String())
+	}
+}
+
+// sharing says how a reservation's memory is shared.
+func sharing(s inspect.Snapshot, r inspect.Reservation) string {
+	shared := map[uint64]inspect.Memory{}
+	for _, m := range s.Memory {
+		if m.Mappings > 1 || m.Exported || m.Imported {
+			shared[m.ID] = m
+		}
+	}
+	aliases, exported, imported := 0, 0, 0
+	for _, m := range r.Mappings {
+		about := shared[m.Memory]
+		if about.Mappings > 1 {
+			aliases += m.Bytes
+		}
+		if about.Exported {
+			exported += m.Bytes
+		}
+		if about.Imported {
+			imported += m.Bytes
+		}
+	}
+	var b strings.Builder
+	for _, part := range []struct {
+		bytes int
+		what  string
+	}{{aliases, "mapped elsewhere too"}, {exported, "exported"}, {imported, "imported"}} {
+		if part.bytes > 0 {
+			fmt.Fprintf(&b, ", %s %s", size(part.bytes), part.what)
+		}
+	}
+	return b.String()
+}
+
+// tables writes who holds what.
+func (p picture) tables(s inspect.Snapshot) {
+	const most = 12
+	fmt.Fprintln(p.out)
+	for i, q := range s.Pools {
+		fmt.Fprintf(p.out, "pool %d on device %d: %s in %d blocks, %s reserved, %s at most\n", i, q.Device, size(q.Requested), q.Blocks, size(q.Reserved), size(q.Peak))
+	}
+	for _, q := range s.Publications {
+		fmt.Fprintf(p.out, "publishes %q: %s to %d followers, %s pinned by them\n", q.Name, size(q.Bytes), len(q.Followers), size(q.Pinned))
+		for _, f := range q.Followers {
+			fmt.Fprintf(p.out, "  process %d has %s, %s pinned %s\n", f.PID, size(f.Bytes), size(f.Pinned), f.Refused)
+		}
+	}
+	for _, f := range s.Followers {
+		fmt.Fprintf(p.out, "follows %q of process %d: %s %s\n", f.Name, f.PID, size(f.Bytes), f.Stuck)
+	}
+	for _, l := range s.Leases {
+		fmt.Fprintf(p.out, "leases %s until %s\n", size(l.Bytes), l.Until.Format("15:04:05"))
+	}
+	for i, u := range s.Uses() {
+		if i == 0 {
+			fmt.Fprintln(p.out, "most memory:")
+		}
+		if i == most {
+			fmt.Fprintln(p.out, "         ... (-json has all)")
+			break
+		}
+		fmt.Fprintf(p.out, "%10s %6d  %s\n", size(u.Bytes), u.Count, u.Name)
+	}
+}
+
+// size writes bytes in the largest unit that leaves a number of at least 1.
+func size(bytes int) string {
+	n, unit := float64(bytes), 0
+	for math.Abs(n) >= 1024 && unit < 5 {
+		n, unit = n/1024, unit+1
+	}
+	name := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}[unit]
+	if n == math.Trunc(n) || math.Abs(n) >= 100 {
+		return fmt.Sprintf("%.0f %s", n, name)
+	}
+	return fmt.Sprintf("%.1f %s", n, name)
+}

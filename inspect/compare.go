@@ -1,0 +1,129 @@
+package inspect
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Use is memory that has one purpose: the live blocks of a tag, or those and the
+// buffers that one place of the program created.
+type Use struct {
+	// Name is the tag, or else the function that created it, or what it is.
+	Name string `json:"name"`
+	// Bytes that were requested, in so many blocks and buffers.
+	Bytes int `json:"bytes"`
+	Count int `json:"count"`
+}
+
+// Uses returns what the memory of buffers and pools is used for, the most first.
+func (s Snapshot) Uses() []Use {
+	sums := map[string]*Use{}
+	add := func(name string, bytes int) {
+		u := sums[name]
+		if u == nil {
+			u = &Use{Name: name}
+			sums[name] = u
+		}
+		u.Bytes += bytes
+		u.Count++
+	}
+	for _, b := range s.Buffers {
+		add(s.creator(b.Stack, "buffers"), b.Committed)
+	}
+	for _, p := range s.Pools {
+		for _, g := range p.Segments {
+			for _, b := range g.Blocks {
+				if !b.Waiting {
+					add(cmp.Or(b.Tag, s.creator(b.Stack, "blocks without a tag")), b.Requested)
+				}
+			}
+		}
+	}
+	return sorted(sums)
+}
+
+// Compare returns how the uses of memory differ between two snapshots, the largest
+// difference first. Bytes and Count are negative where the second has less.
+func Compare(before, after Snapshot) []Use {
+	sums := map[string]*Use{}
+	for _, u := range after.Uses() {
+		sums[u.Name] = &u
+	}
+	for _, u := range before.Uses() {
+		d := sums[u.Name]
+		if d == nil {
+			d = &Use{Name: u.Name}
+			sums[u.Name] = d
+		}
+		d.Bytes -= u.Bytes
+		if d.Count -= u.Count; d.Bytes == 0 && d.Count == 0 {
+			delete(sums, u.Name)
+		}
+	}
+	return sorted(sums)
+}
+
+func sorted(sums map[string]*Use) []Use {
+	all := make([]Use, 0, len(sums))
+	for _, u := range sums {
+		all = append(all, *u)
+	}
+	slices.SortFunc(all, func(a, b Use) int {
+		return cmp.Or(cmp.Compare(max(b.Bytes, -b.Bytes), max(a.Bytes, -a.Bytes)), strings.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+// creator returns the innermost function of a stack outside of the library.
+func (s Snapshot) creator(stack int, unknown string) string {
+	if stack < 1 || stack > len(s.Stacks) {
+		return unknown
+	}
+	for _, f := range s.Stacks[stack-1] {
+		if !strings.HasPrefix(f, "github.com/cuvmm/cuvmm/") || strings.Contains(f, "_test.go:") || strings.Contains(f, "/samples/") {
+			return shortened(f)
+		}
+	}
+	return unknown
+}
+
+// shortened leaves the folders out of "a/b.F (/c/d.go:7)".
+func shortened(frame string) string {
+	function, place, _ := strings.Cut(frame, " (")
+	return fmt.Sprintf("%s (%s", function[strings.LastIndex(function, "/")+1:], place[strings.LastIndex(place, "/")+1:])
+}
+
+// Holder returns what a reservation belongs to: "buffer", "pool 0 on device 0", or
+// "" if the program mapped it piece by piece.
+func (s Snapshot) Holder(r Reservation) string {
+	within := func(p Address) bool { return p >= r.Ptr && p < r.Ptr+Address(r.Bytes) }
+	for _, b := range s.Buffers {
+		if b.Ptr != r.Ptr {
+			continue
+		}
+		for _, p := range s.Publications {
+			if p.Ptr == b.Ptr {
+				return fmt.Sprintf("buffer, published as %q", p.Name)
+			}
+		}
+		for _, f := range s.Followers {
+			if f.Ptr == b.Ptr {
+				return fmt.Sprintf("buffer, follows %q of process %d", f.Name, f.PID)
+			}
+		}
+		if b.Imported {
+			return "buffer, imported"
+		}
+		return "buffer"
+	}
+	for i, p := range s.Pools {
+		for _, g := range p.Segments {
+			if within(g.Ptr) {
+				return fmt.Sprintf("pool %d on device %d", i, p.Device)
+			}
+		}
+	}
+	return ""
+}

@@ -1,0 +1,81 @@
+// Package serve shows a process's GPU address space to people and programs outside
+// of it: over HTTP where the program mounts [Handler], or over a socket that only the
+// same user can open, where it calls [Offer]. Importing the package does neither.
+//
+//	http.Handle("/debug/cuvmm/", serve.Handler(sys))
+//
+// Both show what package inspect does: sizes, addresses, the names of tags and
+// publications, and the program's stacks. Mount the handler where only operators
+// reach it, as with net/http/pprof.
+package serve
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"path"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/inspect"
+	"github.com/cuvmm/cuvmm/inspect/page"
+)
+
+// Handler returns a handler for all paths below the one that it is mounted at, which
+// ends with a slash:
+//
+//	(nothing)  a page with the map of the address space, which follows the process
+//	snapshot   a snapshot as JSON: see inspect.Snapshot
+//
+// It is safe for concurrent use. It may outlive the System, and then shows what is
+// left of it.
+func Handler(sys *cuda.System) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name := ""
+		if !strings.HasSuffix(r.URL.Path, "/") {
+			name = path.Base(r.URL.Path)
+		}
+		f, known := forms[name]
+		switch {
+		case !known:
+			http.NotFound(w, r)
+			return
+		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+			w.Header().Set("Allow", "GET, HEAD")
+			http.Error(w, "only GET", http.StatusMethodNotAllowed)
+			return
+		}
+		var body bytes.Buffer // so that an error is one, and not half a body
+		if err := f.write(sys, &body); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		h := w.Header()
+		h.Set("Content-Type", f.content)
+		h.Set("Cache-Control", "no-store")
+		h.Set("X-Content-Type-Options", "nosniff")
+		_, _ = body.WriteTo(w) // the client is gone: there is no one to tell
+	})
+}
+
+// form is a form in which a System is shown.
+type form struct {
+	content string
+	write   func(sys *cuda.System, w io.Writer) error
+}
+
+var forms = map[string]form{
+	"":         {"text/html; charset=utf-8", func(_ *cuda.System, w io.Writer) error { return page.WriteLive(w, "snapshot") }},
+	"snapshot": {"application/json", of(inspect.Snapshot.Write)},
+}
+
+// of writes a form of a snapshot.
+func of(write func(s inspect.Snapshot, w io.Writer) error) func(*cuda.System, io.Writer) error {
+	return func(sys *cuda.System, w io.Writer) error {
+		s, err := inspect.Take(sys)
+		if err != nil {
+			return err
+		}
+		return write(s, w)
+	}
+}

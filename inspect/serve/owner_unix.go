@@ -1,0 +1,21 @@
+//go:build unix
+
+package serve
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+func owned(folder string, about fs.FileInfo) error {
+	if s, ok := about.Sys().(*syscall.Stat_t); !ok || int(s.Uid) != os.Geteuid() {
+		return fmt.Errorf("%s belongs to another user: set XDG_RUNTIME_DIR to a folder of this user", folder)
+	}
+	return nil
+}
+
+// refused reports whether nothing listens on a socket any more.
+func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
