@@ -80,7 +80,7 @@ func TestMapOfAProcess(t *testing.T) {
 		"reservation: 4 MiB mapped of 8 MiB, 4 MiB mapped elsewhere too\n",
 		"20 MiB in 1 blocks, 32 MiB reserved",
 		"    20 MiB      1  activations\n",
-		"█", "░", "·",
+		"█░", "░·", "█·", "·█",
 	} {
 		require.Contains(t, out, want)
 	}

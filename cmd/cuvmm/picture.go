@@ -116,9 +116,17 @@ func stretches(s inspect.Snapshot) map[inspect.Address][]stretch {
 	for _, p := range s.Pools {
 		for _, g := range p.Segments {
 			if r, known := of(g.Ptr); known {
+				in[r] = slices.Grow(in[r], 1) // a pool's range is one also while no block is in it
 				for _, b := range g.Blocks {
 					in[r] = append(in[r], stretch{int(g.Ptr-r) + b.Offset, b.Bytes, b.Waiting})
 				}
+			}
+		}
+	}
+	for _, r := range s.Reservations {
+		if in[r.Ptr] == nil { // what a program maps itself it uses
+			for _, m := range r.Mappings {
+				in[r.Ptr] = append(in[r.Ptr], stretch{m.Offset, m.Bytes, m.Closing})
 			}
 		}
 	}

@@ -128,7 +128,7 @@ function visible(items, o0, o1, px, f) {
 function drawMappings(r, o0, o1, px, y, h) {
   visible(r.mappings, o0, o1, px, (m, x0, x1) => {
     const w = Math.max(x1 - x0, 0.7), gap = w > 4 ? 0.5 : 0;
-    context.fillStyle = sideColor(m) || colors.mapped;
+    context.fillStyle = sideColor(m) || (r.plain ? colors.live : colors.mapped);
     context.fillRect(x0, y, w - gap, h);
     let strip = y + h;
     for (const [flag, color] of [[IMPORTED, colors.imported], [SHARED, colors.shared], [ALIAS, colors.alias], [CLOSING, colors.waiting]]) {

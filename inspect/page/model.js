@@ -85,6 +85,7 @@ function addSnapshot(model, s, side) {
       if (!r) continue;
       if (!mark.has(r)) r.what.push("pool " + number + " on device " + p.device);
       mark.add(r);
+      r.pool = p;
       const base = Number(g.ptr) - r.ptr;
       for (const b of g.blocks || []) {
         merge(r, r.blocks, "b" + (base + b.offset) + ":" + b.bytes + ":" + (b.tag || ""),
@@ -155,6 +156,7 @@ function finishRegion(r) {
   const byOffset = (a, b) => a.o - b.o;
   r.index = null;
   for (const list of [r.mappings, r.blocks, r.past]) list.sort(byOffset);
+  r.plain = !r.buffer && !r.pool; // the program maps it itself, and uses what it maps
   r.mapped = r.mappings.reduce((sum, m) => sum + m.n, 0);
   // pieces: runs where something is, and the holes between them.
   r.pieces = [];
