@@ -21,7 +21,7 @@ import (
 // program is a process with a buffer, a pool and an alias, which offers its map.
 func program(t *testing.T) (sys *cuda.System, buffer *vmm.Buffer) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "map") // a socket's path is short
+	dir, err := os.MkdirTemp("", "map") //nolint:usetesting // which makes longer paths than a socket's may be
 	require.NoError(t, err)
 	t.Setenv("XDG_RUNTIME_DIR", dir)
 	_, sys = sim.Open(t)

@@ -19,6 +19,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/inspect/page"
+	"github.com/cuvmm/cuvmm/inspect/torch"
 )
 
 // Handler returns a handler for all paths below the one that it is mounted at, which
@@ -26,6 +27,7 @@ import (
 //
 //	(nothing)  a page with the map of the address space, which follows the process
 //	snapshot   a snapshot as JSON: see inspect.Snapshot
+//	torch      the same for PyTorch's memory viewer: see inspect/torch
 //
 // It is safe for concurrent use. It may outlive the System, and then shows what is
 // left of it.
@@ -67,6 +69,7 @@ type form struct {
 var forms = map[string]form{
 	"":         {"text/html; charset=utf-8", func(_ *cuda.System, w io.Writer) error { return page.WriteLive(w, "snapshot") }},
 	"snapshot": {"application/json", of(inspect.Snapshot.Write)},
+	"torch":    {"application/octet-stream", of(func(s inspect.Snapshot, w io.Writer) error { return torch.Write(w, s) })},
 }
 
 // of writes a form of a snapshot.

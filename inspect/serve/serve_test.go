@@ -43,6 +43,7 @@ func TestHandlerMountedAnywhere(t *testing.T) {
 		require.NoError(t, json.NewDecoder(w.Body).Decode(&s))
 		require.Equal(t, inspect.Address(r.Ptr()), s.Reservations[0].Ptr)
 
+		require.Equal(t, "\x80\x04", get(http.MethodGet, "torch").Body.String()[:2])
 		require.Equal(t, http.StatusNotFound, get(http.MethodGet, "secrets").Code)
 		require.Equal(t, http.StatusMethodNotAllowed, get(http.MethodPost, "snapshot").Code)
 	}
@@ -57,7 +58,7 @@ func TestHandlerOfNothing(t *testing.T) {
 
 // runtime is a folder for the sockets of a test. A socket's path is short.
 func runtime(t *testing.T) string {
-	dir, err := os.MkdirTemp("", "serve")
+	dir, err := os.MkdirTemp("", "serve") //nolint:usetesting // which makes longer paths than a socket's may be
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	t.Setenv("XDG_RUNTIME_DIR", dir)

@@ -155,7 +155,7 @@ func (s Socket) Snapshot(ctx context.Context) (inspect.Snapshot, error) {
 	if err != nil {
 		return inspect.Snapshot{}, err
 	}
-	defer body.Close()
+	defer func() { _ = body.Close() }() // all that was to be read has been
 	return inspect.Read(body)
 }
 
