@@ -19,6 +19,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/inspect/page"
+	"github.com/cuvmm/cuvmm/inspect/profile"
 	"github.com/cuvmm/cuvmm/inspect/torch"
 )
 
@@ -27,6 +28,7 @@ import (
 //
 //	(nothing)  a page with the map of the address space, which follows the process
 //	snapshot   a snapshot as JSON: see inspect.Snapshot
+//	profile    the same for go tool pprof: see inspect/profile
 //	torch      the same for PyTorch's memory viewer: see inspect/torch
 //
 // It is safe for concurrent use. It may outlive the System, and then shows what is
@@ -69,6 +71,7 @@ type form struct {
 var forms = map[string]form{
 	"":         {"text/html; charset=utf-8", func(_ *cuda.System, w io.Writer) error { return page.WriteLive(w, "snapshot") }},
 	"snapshot": {"application/json", of(inspect.Snapshot.Write)},
+	"profile":  {"application/octet-stream", of(func(s inspect.Snapshot, w io.Writer) error { return profile.Write(w, s) })},
 	"torch":    {"application/octet-stream", of(func(s inspect.Snapshot, w io.Writer) error { return torch.Write(w, s) })},
 }
 

@@ -43,6 +43,7 @@ func TestHandlerMountedAnywhere(t *testing.T) {
 		require.NoError(t, json.NewDecoder(w.Body).Decode(&s))
 		require.Equal(t, inspect.Address(r.Ptr()), s.Reservations[0].Ptr)
 
+		require.Equal(t, "\x1f\x8b", get(http.MethodGet, "profile").Body.String()[:2])
 		require.Equal(t, "\x80\x04", get(http.MethodGet, "torch").Body.String()[:2])
 		require.Equal(t, http.StatusNotFound, get(http.MethodGet, "secrets").Code)
 		require.Equal(t, http.StatusMethodNotAllowed, get(http.MethodPost, "snapshot").Code)

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/cuvmm/cuvmm/inspect"
 )
@@ -249,7 +247,7 @@ func (d *document) stack(n int) {
 	}
 	var list []func()
 	for _, f := range d.s.Stacks[n-1] {
-		name, file, line := Frame(f)
+		name, file, line := inspect.Frame(f)
 		list = append(list, func() {
 			d.p.dict(func() {
 				d.p.key("filename")
@@ -266,19 +264,4 @@ func (d *document) stack(n int) {
 	d.p.raw("]\x94")
 	d.p.appended(list)
 	d.frames[n-1] = at + 1
-}
-
-// Frame takes a function of an inspect.Stack apart: "function (file:line)".
-func Frame(text string) (function, file string, line int) {
-	function, place, _ := strings.Cut(text, " (")
-	place = strings.TrimSuffix(place, ")")
-	at := strings.LastIndexByte(place, ':')
-	if at < 0 {
-		return function, place, 0
-	}
-	line, err := strconv.Atoi(place[at+1:])
-	if err != nil {
-		return function, place, 0
-	}
-	return function, place[:at], line
 }
