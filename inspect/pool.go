@@ -3,8 +3,7 @@ package inspect
 import "github.com/cuvmm/cuvmm/vmm/pool"
 
 func (t *taker) pool(device int, p pool.Snapshot) {
-	to := Pool{Device: device, Reserved: int(p.Stats.Reserved), Requested: int(p.Stats.Requested), Blocks: int(p.Stats.Blocks),
-		Limit: int(p.Stats.Limit), Peak: int(p.Stats.PeakReserved)}
+	to := counts(device, p.Stats)
 	for _, bytes := range p.Idle {
 		to.Idle += int(bytes)
 	}
@@ -29,6 +28,17 @@ func (t *taker) segment(s pool.Segment) Segment {
 			to.Blocks = append(to.Blocks, Block{Offset: int(p.Ptr - s.Ptr), Bytes: int(p.Bytes), Requested: int(p.Requested),
 				Waiting: p.State == pool.WaitingBlock, Tag: p.Tag.String(), Stack: t.text(p.Stack)})
 		}
+	}
+	return to
+}
+
+// counts are the numbers of a pool, which take no walk.
+func counts(device int, s pool.Stats) Pool {
+	to := Pool{Device: device, Reserved: int(s.Reserved), Requested: int(s.Requested), Blocks: int(s.Blocks), Limit: int(s.Limit),
+		Peak: int(s.PeakReserved), Waiting: s.Waiting, Arenas: s.Arenas,
+		Allocs: int(s.Allocs), Frees: int(s.Frees), AllocatedBytes: int(s.AllocatedBytes)}
+	for _, tag := range s.Tags {
+		to.Tags = append(to.Tags, Use{Name: tag.Tag.String(), Bytes: int(tag.Requested), Count: int(tag.Blocks)})
 	}
 	return to
 }

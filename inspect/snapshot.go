@@ -161,6 +161,16 @@ type Pool struct {
 	Limit     int `json:"limit,omitempty"`
 	// Peak is the most that it ever had reserved.
 	Peak int `json:"peak"`
+	// Waiting blocks were freed, and wait for other streams or a capture.
+	Waiting int `json:"waiting,omitempty"`
+	// Arenas are kept for captures and their graphs.
+	Arenas int `json:"arenas,omitempty"`
+	// Allocs, Frees and AllocatedBytes count all that was ever allocated, and Tags
+	// the live blocks by tag, with pool.Options.Statistics alone.
+	Allocs         int   `json:"allocs,omitempty"`
+	Frees          int   `json:"frees,omitempty"`
+	AllocatedBytes int   `json:"allocated_bytes,omitempty"`
+	Tags           []Use `json:"tags,omitempty"`
 	// Segments are the pool's mapped memory by address.
 	Segments []Segment `json:"segments,omitempty"`
 	Streams  []Stream  `json:"streams,omitempty"`

@@ -24,20 +24,29 @@ import (
 // Take describes the System's memory as it is. It is safe for concurrent use with
 // everything else; of a System that is closed it shows what is left. Without a System
 // the error is cuda.ErrInvalidArgument.
-func Take(sys *cuda.System) (Snapshot, error) {
+func Take(sys *cuda.System) (Snapshot, error) { return take("inspect.Take", sys, true) }
+
+// Summarize is Take without what takes a walk: the reservations, memory, buffers and
+// other objects, and the segments, streams and histories of pools are missing. It
+// takes as long for much memory as for little.
+func Summarize(sys *cuda.System) (Snapshot, error) { return take("inspect.Summarize", sys, false) }
+
+func take(op string, sys *cuda.System, whole bool) (Snapshot, error) {
 	if sys == nil {
-		return Snapshot{}, errs.Invalid("inspect.Take", "a nil System", "pass the one that cuda.Open or auto.Open returned")
+		return Snapshot{}, errs.Invalid(op, "a nil System", "pass the one that cuda.Open or auto.Open returned")
 	}
-	t := taker{sys: core.SystemOf(sys), stacks: map[string]int{}, texts: map[*string]int{}, access: map[*driver.AccessDesc]string{}}
+	t := taker{sys: core.SystemOf(sys), whole: whole, stacks: map[string]int{}, texts: map[*string]int{}, access: map[*driver.AccessDesc]string{}}
 	host, _ := os.Hostname() // an unknown name stays empty
 	t.s = Snapshot{
 		Format: Format, Version: Version, Time: time.Now(), Totals: sys.Stats(), Driver: sys.Driver().String(),
 		Process: Process{PID: os.Getpid(), Name: filepath.Base(os.Args[0]), Host: host},
 	}
 	t.devices(sys)
-	t.sys.Live.Each(t.object)
-	slices.SortFunc(t.s.Reservations, func(a, b Reservation) int { return cmp.Compare(a.Ptr, b.Ptr) })
-	slices.SortFunc(t.s.Buffers, func(a, b Buffer) int { return cmp.Compare(a.Ptr, b.Ptr) })
+	if whole {
+		t.sys.Live.Each(t.object)
+		slices.SortFunc(t.s.Reservations, func(a, b Reservation) int { return cmp.Compare(a.Ptr, b.Ptr) })
+		slices.SortFunc(t.s.Buffers, func(a, b Buffer) int { return cmp.Compare(a.Ptr, b.Ptr) })
+	}
 	for _, x := range t.sys.Shown() {
 		t.shown(x)
 	}
@@ -48,6 +57,7 @@ func Take(sys *cuda.System) (Snapshot, error) {
 // taker is a snapshot that is being taken.
 type taker struct {
 	sys    *core.System
+	whole  bool // with what takes a walk
 	s      Snapshot
 	stacks map[string]int  // numbers of stacks by their program counters
 	texts  map[*string]int // and by the first line of a text that many share
@@ -180,7 +190,11 @@ func (t *taker) text(stack []string) int {
 func (t *taker) shown(x any) {
 	switch x := x.(type) {
 	case *pool.Pool:
-		t.pool(x.Device().Ordinal(), x.Snapshot())
+		if device := x.Device().Ordinal(); t.whole {
+			t.pool(device, x.Snapshot())
+		} else {
+			t.s.Pools = append(t.s.Pools, counts(device, x.Stats()))
+		}
 	case share.Published:
 		t.publication(x.InspectPublication())
 	case share.Following:

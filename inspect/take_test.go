@@ -105,7 +105,7 @@ func TestTakeShowsWhatIsThere(t *testing.T) {
 func TestTakeShowsPools(t *testing.T) {
 	_, sys := open(t)
 	d := sys.Devices()[1]
-	p, err := pool.New(d, pool.Options{Track: true})
+	p, err := pool.New(d, pool.Options{Track: true, Statistics: true})
 	require.NoError(t, err)
 	closing(t, p)
 	stream, err := d.NewStream(cuda.StreamOptions{})
@@ -151,6 +151,16 @@ func TestTakeShowsPools(t *testing.T) {
 	require.Equal(t, "free", got.History[3].Op)
 	require.Positive(t, got.History[3].Stack)
 	require.Len(t, got.Streams, 1)
+
+	summary, err := inspect.Summarize(sys)
+	require.NoError(t, err)
+	require.Equal(t, s.Totals, summary.Totals)
+	require.Empty(t, summary.Reservations)
+	require.Len(t, summary.Pools, 1)
+	require.Empty(t, summary.Pools[0].Segments)
+	require.Equal(t, got.Requested, summary.Pools[0].Requested)
+	require.Equal(t, 3, summary.Pools[0].Allocs)
+	require.Equal(t, []inspect.Use{{Name: "weights", Bytes: 100 + 5<<20, Count: 2}}, summary.Pools[0].Tags)
 }
 
 func TestReadRefusesWhatItDoesNotKnow(t *testing.T) {

@@ -28,7 +28,8 @@ import (
 //
 //	(nothing)  a page with the map of the address space, which follows the process
 //	snapshot   a snapshot as JSON: see inspect.Snapshot
-//	profile    the same for go tool pprof: see inspect/profile
+//	summary    the same without what takes a walk: see inspect.Summarize
+//	profile    the snapshot for go tool pprof: see inspect/profile
 //	torch      the same for PyTorch's memory viewer: see inspect/torch
 //
 // It is safe for concurrent use. It may outlive the System, and then shows what is
@@ -70,15 +71,16 @@ type form struct {
 
 var forms = map[string]form{
 	"":         {"text/html; charset=utf-8", func(_ *cuda.System, w io.Writer) error { return page.WriteLive(w, "snapshot") }},
-	"snapshot": {"application/json", of(inspect.Snapshot.Write)},
-	"profile":  {"application/octet-stream", of(func(s inspect.Snapshot, w io.Writer) error { return profile.Write(w, s) })},
-	"torch":    {"application/octet-stream", of(func(s inspect.Snapshot, w io.Writer) error { return torch.Write(w, s) })},
+	"snapshot": {"application/json", of(inspect.Take, inspect.Snapshot.Write)},
+	"summary":  {"application/json", of(inspect.Summarize, inspect.Snapshot.Write)},
+	"profile":  {"application/octet-stream", of(inspect.Take, func(s inspect.Snapshot, w io.Writer) error { return profile.Write(w, s) })},
+	"torch":    {"application/octet-stream", of(inspect.Take, func(s inspect.Snapshot, w io.Writer) error { return torch.Write(w, s) })},
 }
 
-// of writes a form of a snapshot.
-func of(write func(s inspect.Snapshot, w io.Writer) error) func(*cuda.System, io.Writer) error {
+// of writes a form of a snapshot that is taken in one of two ways.
+func of(take func(*cuda.System) (inspect.Snapshot, error), write func(s inspect.Snapshot, w io.Writer) error) func(*cuda.System, io.Writer) error {
 	return func(sys *cuda.System, w io.Writer) error {
-		s, err := inspect.Take(sys)
+		s, err := take(sys)
 		if err != nil {
 			return err
 		}

@@ -89,6 +89,9 @@ func TestOfferAndFind(t *testing.T) {
 	s, err := found[0].Snapshot(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, os.Getpid(), s.Process.PID)
+	s, err = found[0].Summary(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, s.Others)
 	_, err = found[0].Get(t.Context(), "secrets")
 	require.ErrorContains(t, err, "404")
 

@@ -149,9 +149,18 @@ func (s Socket) dial(ctx context.Context) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "unix", s.Path)
 }
 
-// Snapshot fetches a snapshot from the process.
+// Snapshot fetches a snapshot from the process, as inspect.Take takes it.
 func (s Socket) Snapshot(ctx context.Context) (inspect.Snapshot, error) {
-	body, err := s.Get(ctx, "snapshot")
+	return s.snapshot(ctx, "snapshot")
+}
+
+// Summary fetches a snapshot as inspect.Summarize takes it.
+func (s Socket) Summary(ctx context.Context) (inspect.Snapshot, error) {
+	return s.snapshot(ctx, "summary")
+}
+
+func (s Socket) snapshot(ctx context.Context, name string) (inspect.Snapshot, error) {
+	body, err := s.Get(ctx, name)
 	if err != nil {
 		return inspect.Snapshot{}, err
 	}

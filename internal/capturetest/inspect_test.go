@@ -23,6 +23,23 @@ var inspectCases = join(
 			w.snapshot()
 			return func() error { _, err := inspect.Take(w.dev.System()); return err }
 		},
+		"Summarize": func(w *world) func() error {
+			w.snapshot()
+			return func() error { _, err := inspect.Summarize(w.dev.System()); return err }
+		},
+		"Compare": func(w *world) func() error {
+			s := w.snapshot()
+			return func() error { inspect.Compare(s, s); return nil }
+		},
+		"Frame": nothing(func() any { f, _, _ := inspect.Frame("f (x.go:1)"); return f }),
+		"Snapshot.Holder": func(w *world) func() error {
+			s := w.snapshot()
+			return func() error { s.Holder(s.Reservations[0]); return nil }
+		},
+		"Snapshot.Uses": func(w *world) func() error {
+			s := w.snapshot()
+			return func() error { s.Uses(); return nil }
+		},
 		"Snapshot.Write": func(w *world) func() error {
 			s := w.snapshot()
 			return func() error { return s.Write(io.Discard) }
