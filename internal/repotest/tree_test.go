@@ -41,6 +41,7 @@ var rules = map[string]rule{
 	"cgo":              checkCgo,
 	"c sources":        checkCSources,
 	"text":             checkText,
+	"names":            checkNames,
 	"sizes":            checkSizes,
 }
 
