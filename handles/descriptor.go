@@ -5,7 +5,9 @@ import (
 	"math"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -97,12 +99,15 @@ func (d *Descriptor) Size() uint64 {
 	return sum
 }
 
+// bytes is what is in use.
+func (d *Descriptor) bytes() uint64 { return d.Length * uint64(max(d.ElementSize, 1)) }
+
 // Validate checks the descriptor by itself and against the importer's limits.
 // It belongs before anything is reserved.
 func (d *Descriptor) Validate(l Limits) error {
 	const op = "handles.Descriptor.Validate"
 	if l.Granularity == 0 || l.MaxBytes == 0 || l.MaxChunks < 0 {
-		return failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("limits %+v", l), "set Granularity and MaxBytes")
+		return peererr.Invalid(op, fmt.Sprintf("limits %+v", l), "set Granularity and MaxBytes")
 	}
 	if err := d.check(op); err != nil {
 		return err
@@ -112,16 +117,16 @@ func (d *Descriptor) Validate(l Limits) error {
 		most = MaxChunks
 	}
 	if len(d.Chunks) > most {
-		return failure(op, ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", len(d.Chunks), most),
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", len(d.Chunks), most),
 			"share memory in larger chunks, or raise the importer's limit")
 	}
 	if size := d.Size(); size > l.MaxBytes {
-		return failure(op, ErrTooLarge, fmt.Sprintf("%s, of which %s are allowed", errs.Bytes(size), errs.Bytes(l.MaxBytes)),
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%s, of which %s are allowed", errs.Bytes(size), errs.Bytes(l.MaxBytes)),
 			"share less, or raise the importer's limit")
 	}
 	for i, c := range d.Chunks {
 		if c%l.Granularity != 0 {
-			return failure(op, ErrSizeMismatch, fmt.Sprintf("chunk %d has %s, which is no multiple of %s", i, errs.Bytes(c), errs.Bytes(l.Granularity)),
+			return peererr.New(op, ErrSizeMismatch, fmt.Sprintf("chunk %d has %s, which is no multiple of %s", i, errs.Bytes(c), errs.Bytes(l.Granularity)),
 				"no memory of this device has that size: the exporter declared it wrong")
 		}
 	}
@@ -132,10 +137,10 @@ func (d *Descriptor) Validate(l Limits) error {
 // exactly one binary form.
 func (d *Descriptor) check(op string) error {
 	bad := func(hint, format string, args ...any) error {
-		return failure(op, ErrDescriptor, fmt.Sprintf(format, args...), hint)
+		return peererr.New(op, ErrDescriptor, fmt.Sprintf(format, args...), hint)
 	}
 	if len(d.Chunks) > MaxChunks {
-		return failure(op, ErrTooLarge, fmt.Sprintf("%d chunks, of which a descriptor has at most %d", len(d.Chunks), MaxChunks),
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d chunks, of which a descriptor has at most %d", len(d.Chunks), MaxChunks),
 			"share memory in larger chunks")
 	}
 	for i, c := range d.Chunks {
@@ -145,7 +150,7 @@ func (d *Descriptor) check(op string) error {
 	}
 	size := d.Size()
 	if size > maxBytes {
-		return failure(op, ErrTooLarge, fmt.Sprintf("%d chunks of together more than %s", len(d.Chunks), errs.Bytes(uint64(maxBytes))),
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d chunks of together more than %s", len(d.Chunks), errs.Bytes(uint64(maxBytes))),
 			"no device has that much: the exporter declared it wrong")
 	}
 	unit := uint64(1)

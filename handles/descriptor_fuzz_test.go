@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -105,7 +106,7 @@ func FuzzDescriptor(f *testing.F) {
 			require.Equal(t, b, again)
 			require.LessOrEqual(t, d.Size(), uint64(1<<60))
 		} else {
-			var e *handles.Error
+			var e *peer.Error
 			require.ErrorAs(t, err, &e)
 			require.Zero(t, d)
 		}

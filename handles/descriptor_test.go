@@ -8,6 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -57,10 +58,10 @@ func TestValidate(t *testing.T) {
 		{"one element too many", func(d *handles.Descriptor) { d.Length = 2*mib + 1 }, handles.ErrDescriptor, "a length of 2097153 times 4 bytes in chunks of 8 MiB"},
 		{"a length that wraps", func(d *handles.Descriptor) { d.Length = 1 << 62 }, handles.ErrDescriptor, "declare no more"},
 		{"an empty chunk", func(d *handles.Descriptor) { d.Chunks[1] = 0 }, handles.ErrDescriptor, "chunk 1 has no bytes"},
-		{"sizes that wrap", func(d *handles.Descriptor) { d.Chunks = []uint64{math.MaxUint64 - 2*mib + 1, 2 * mib, 2 * mib} }, handles.ErrTooLarge, "more than 1024 PiB"},
+		{"sizes that wrap", func(d *handles.Descriptor) { d.Chunks = []uint64{math.MaxUint64 - 2*mib + 1, 2 * mib, 2 * mib} }, peer.ErrTooLarge, "more than 1024 PiB"},
 		{"an odd size", func(d *handles.Descriptor) { d.Chunks[2] = 3 * mib }, handles.ErrSizeMismatch, "chunk 2 has 3 MiB, which is no multiple of 2 MiB"},
-		{"more than allowed", func(d *handles.Descriptor) { d.Chunks[2] = 6 * mib }, handles.ErrTooLarge, "10 MiB, of which 8 MiB are allowed"},
-		{"more chunks than any", func(d *handles.Descriptor) { d.Chunks = make([]uint64, handles.MaxChunks+1) }, handles.ErrTooLarge, "65537 chunks"},
+		{"more than allowed", func(d *handles.Descriptor) { d.Chunks[2] = 6 * mib }, peer.ErrTooLarge, "10 MiB, of which 8 MiB are allowed"},
+		{"more chunks than any", func(d *handles.Descriptor) { d.Chunks = make([]uint64, handles.MaxChunks+1) }, peer.ErrTooLarge, "65537 chunks"},
 		{"host memory", func(d *handles.Descriptor) { d.Location, d.Device = cuda.OnHost(), cuda.UUID{} }, handles.ErrDescriptor, "location host"},
 		{"nowhere", func(d *handles.Descriptor) { d.Location = cuda.Location{} }, handles.ErrDescriptor, "location none"},
 		{"a negative device", func(d *handles.Descriptor) { d.Location.ID = -1 }, handles.ErrDescriptor, "numbered from 0"},
@@ -91,7 +92,7 @@ func TestValidate(t *testing.T) {
 	d := anArray()
 	require.ErrorIs(t, d.Validate(handles.Limits{}), cuda.ErrInvalidArgument)
 	limits.MaxChunks = 2
-	require.ErrorIs(t, d.Validate(limits), handles.ErrTooLarge)
+	require.ErrorIs(t, d.Validate(limits), peer.ErrTooLarge)
 }
 
 // The form is a promise to other versions and languages.
@@ -127,7 +128,7 @@ func TestOtherBytesAreRefused(t *testing.T) {
 		{"a byte missing", func(b []byte) []byte { return b[:len(b)-1] }, handles.ErrDescriptor, "23 bytes"},
 		{"a byte too many", func(b []byte) []byte { return append(b, 0) }, handles.ErrDescriptor, "25 bytes"},
 		{"a count of 4 thousand millions", func(b []byte) []byte { copy(b[72:], "\xff\xff\xff\xff"); return b }, handles.ErrDescriptor, "4294967295 chunks"},
-		{"far too long", func([]byte) []byte { return make([]byte, handles.MaxDescriptorBytes+1) }, handles.ErrTooLarge, "524365 bytes"},
+		{"far too long", func([]byte) []byte { return make([]byte, handles.MaxDescriptorBytes+1) }, peer.ErrTooLarge, "524365 bytes"},
 		{"other magic", func(b []byte) []byte { b[3] = 'E'; return b }, handles.ErrDescriptor, `"cuvE"`},
 		{"a later version", func(b []byte) []byte { b[4] = 2; return b }, handles.ErrDescriptor, "version 2"},
 		{"an unknown flag", func(b []byte) []byte { b[21] |= 4; return b }, handles.ErrDescriptor, "flags 0x6"},
@@ -165,7 +166,7 @@ func TestOtherTextIsRefused(t *testing.T) {
 			require.Zero(t, got)
 		})
 	}
-	require.ErrorIs(t, d.UnmarshalText(make([]byte, 1<<20)), handles.ErrTooLarge)
+	require.ErrorIs(t, d.UnmarshalText(make([]byte, 1<<20)), peer.ErrTooLarge)
 }
 
 func TestElementOf(t *testing.T) {

@@ -3,153 +3,34 @@
 package handles
 
 import (
-	"context"
 	"testing"
-	"time"
 
-	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/peertest"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 )
-
-// More chunks than may be open are sent in smaller batches.
-func TestALowLimitOfOpenFiles(t *testing.T) {
-	v := newVictim(t, ServerOptions{}, Options{})
-	var old unix.Rlimit
-	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
-	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 72, Max: old.Max}))
-	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) }()
-	require.NoError(t, v.array.Resize(nil, 20<<19)) // 20 chunks, of which 18 may be open
-	require.NoError(t, v.p.Announce(moment(t), v.array.Len(), nil))
-	require.NoError(t, v.honest.Next(moment(t)))
-}
-
-// One that does not read holds descriptors that others wait for.
-func TestADeafClientStarvesNobody(t *testing.T) {
-	v := newVictim(t, ServerOptions{}, Options{})
-	var old unix.Rlimit
-	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
-	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 96, Max: old.Max})) // 24 may be open
-	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) }()
-	deaf := v.dial()
-	to, u, fds := v.joined(deaf)
-	require.NoError(t, closeAll(fds))
-	require.NoError(t, deaf.Send(moment(t), pack(&done{to, u.serial, statusOK, 1, ""})))
-	require.NoError(t, v.p.Settle(moment(t)))
-	for range 400 { // its side of the connection is full now
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-		err := deaf.Send(ctx, pack(&list{1}))
-		cancel()
-		if err != nil {
-			break
-		}
-	}
-	v.announce(15 << 19) // 15 chunks, or less: on their way to both
-	require.NoError(t, v.honest.Next(moment(t)))
-	v.announce(14 << 19) // the deaf one has 15 of 24
-	st := v.p.Stats()
-	require.Len(t, st.Followers, 2, "the announcement waited until the deaf one was given up")
-	require.Contains(t, []uint64{st.Followers[0].Generation, st.Followers[1].Generation}, uint64(1), "it reads")
-}
-
-// Whoever cannot be sent memory at once for want of descriptors gets it later,
-// and is not given up.
-func TestWhoeverWaitsForDescriptorsIsNotDropped(t *testing.T) {
-	v := newVictim(t, ServerOptions{}, Options{})
-	near, far := linked(t)
-	near.limits.Timeout = time.Second
-	go func() { _ = v.server.ServeConn(context.Background(), near) }()
-	k := NewClient(far)
-	defer func() { require.NoError(t, k.Close()) }()
-	f, err := Follow[uint32](moment(t), k, v.dev, "numbers", FollowOptions{})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, f.Close()) }()
-	require.NoError(t, f.Next(moment(t)))
-	exports.mu.Lock()
-	exports.used += 1 << 21
-	exports.mu.Unlock()
-	v.announce(1_000_000) // waits for no descriptors, or for ever
-	time.Sleep(3 * near.limits.Timeout)
-	exports.give(1 << 21)
-	for _, follower := range []*Follower[uint32]{v.honest, f} {
-		for follower.Len() != v.array.Len() {
-			require.NoError(t, follower.Next(moment(t)))
-		}
-	}
-	require.Eventually(t, func() bool {
-		exports.mu.Lock()
-		defer exports.mu.Unlock()
-		return exports.used == 0
-	}, Guard, time.Millisecond)
-}
-
-// noRoom lets this process open nothing more while do runs.
-func noRoom(t *testing.T, do func()) {
-	var old unix.Rlimit
-	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
-	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: old.Max}))
-	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) }()
-	do()
-}
 
 // A receiver that may open no more files refuses the object, and the connection
 // goes on.
 func TestAnObjectWhoseDescriptorsDoNotFit(t *testing.T) {
-	h := newHostile(t, Guard)
+	h := newHostile(t, peertest.Guard)
 	h.offer(h.honest, h.memory(2))
-	open := OpenFDs()
-	noRoom(t, func() {
-		_, err := ReceiveBuffer(moment(t), h.far, h.d, ImportOptions{})
-		require.ErrorIs(t, err, ErrTruncated)
+	open := peer.OpenFDs()
+	peertest.NoRoom(t, func() {
+		_, err := ReceiveBuffer(peertest.Context(t), h.far, h.d, ImportOptions{})
+		require.ErrorIs(t, err, peer.ErrTruncated)
 		require.ErrorContains(t, err, "ulimit -n")
 	})
-	require.Equal(t, open, OpenFDs())
-	h.near.inbox.mu.Lock()
-	h.near.inbox.out.begun = h.offers
-	h.near.inbox.out.ended = h.offers
-	h.near.inbox.mu.Unlock()
+	require.Equal(t, open, peer.OpenFDs())
+	near := inside(t, h.near)
+	near.mu.Lock()
+	near.out.begun = h.offers
+	near.out.ended = h.offers
+	near.mu.Unlock()
 	over := make(chan error, 1)
-	go func() { over <- h.near.offer(moment(t), "test", identity{1}, &h.honest, h.chunks) }()
-	got, err := ReceiveBuffer(moment(t), h.far, h.d, ImportOptions{})
+	go func() { over <- near.offer(peertest.Context(t), "test", identity{1}, &h.honest, h.chunks) }()
+	got, err := ReceiveBuffer(peertest.Context(t), h.far, h.d, ImportOptions{})
 	require.NoError(t, err)
 	require.NoError(t, <-over)
 	require.NoError(t, got.Close())
-}
-
-// A follower without room for descriptors misses a generation, and no more.
-func TestAnUpdateWhoseDescriptorsDoNotFit(t *testing.T) {
-	refused := make(chan *done, 1)
-	k, d := fake(t, func(c *Conn, d *cuda.Device, n uint32) {
-		to := token{1}
-		answered := func(u *update, files ...*FD) *done {
-			_ = c.Send(context.Background(), pack(u, files...))
-			m, err := c.Receive(context.Background())
-			if err != nil {
-				return nil
-			}
-			said, _ := toServer(m.Kind, m.Body, 0)
-			answer, _ := said.(*done)
-			return answer
-		}
-		null := nullFD(t)
-		_ = c.Send(context.Background(), pack(&accepted{n, to, 64 << 20, 0, about(d)}, memoryFile(t, 4096, sealed)))
-		_ = answered(&update{token: to, serial: 1, generation: 1, ordered: 1, last: true}) // it is ready
-		noRoom(t, func() {
-			refused <- answered(&update{token: to, serial: 2, generation: 2, ordered: 1, length: 10, last: true, sizes: []uint64{2 << 20}}, null)
-		})
-		_ = c.Send(context.Background(), pack(&update{token: to, serial: 3, generation: 3, ordered: 1, last: true}))
-	})
-	f, err := Follow[uint32](moment(t), k, d, "numbers", FollowOptions{})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, f.Close()) }()
-	f.f.word.value().Store(1)
-	answer := <-refused
-	require.NotNil(t, answer)
-	require.Equal(t, statusFailed, answer.status)
-	require.Contains(t, answer.reason, "ulimit -n")
-	for f.Generation() < 3 {
-		if err := f.Next(moment(t)); err != nil {
-			require.ErrorIs(t, err, ErrTruncated)
-		}
-	}
 }

@@ -8,11 +8,12 @@ import (
 	"sync"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/diagnose"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/link"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -31,11 +32,12 @@ type Carried struct {
 	Reason     string
 }
 
-// Transfers are what the connection has carried so far.
-func (c *Conn) Transfers() Transfers {
-	c.carried.mu.Lock()
-	defer c.carried.mu.Unlock()
-	return Transfers{Sent: c.carried.sent, Received: c.carried.received}
+// TransfersOf returns what a connection has carried so far.
+func TransfersOf(c *peer.Conn) Transfers {
+	if c == nil {
+		return Transfers{}
+	}
+	return link.Of(c).Inbox().(*transfers).carried.now()
 }
 
 // carried is what a connection remembers of its transfers.
@@ -44,11 +46,17 @@ type carried struct {
 	sent, received Carried
 }
 
-// carriage is the way that memory takes. It is by fabric where the memory has
+func (c *carried) now() Transfers {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return Transfers{Sent: c.sent, Received: c.received}
+}
+
+// handleNegotiation is the way that memory takes. It is by fabric where the memory has
 // that, until the receiver's driver refuses the first chunk in a way that
 // allows another type. Then the receiver says so, the sender begins anew with
 // descriptors, and both remember it for the connection.
-type carriage struct {
+type handleNegotiation struct {
 	// way is vmm.Fabric or vmm.PosixFD, and types what the memory has.
 	way, types vmm.HandleTypes
 	// reason why it is not the fabric.
@@ -61,8 +69,8 @@ type carriage struct {
 
 // startOf is the way of memory with these types on a connection that has
 // carried so much.
-func startOf(types vmm.HandleTypes, before Carried) carriage {
-	by := carriage{way: vmm.PosixFD, types: types}
+func startOf(types vmm.HandleTypes, before Carried) handleNegotiation {
+	by := handleNegotiation{way: vmm.PosixFD, types: types}
 	switch {
 	case types&vmm.Fabric == 0:
 	case types&vmm.PosixFD != 0 && before.Reason != "":
@@ -73,17 +81,21 @@ func startOf(types vmm.HandleTypes, before Carried) carriage {
 	return by
 }
 
-func (c *Conn) begin(types vmm.HandleTypes) carriage  { return startOf(types, c.Transfers().Sent) }
-func (c *Conn) expect(types vmm.HandleTypes) carriage { return startOf(types, c.Transfers().Received) }
+func (c *transfers) begin(types vmm.HandleTypes) handleNegotiation {
+	return startOf(types, c.carried.now().Sent)
+}
+func (c *transfers) expect(types vmm.HandleTypes) handleNegotiation {
+	return startOf(types, c.carried.now().Received)
+}
 
 // choice: the way can still change.
-func (by *carriage) choice() bool {
+func (by *handleNegotiation) choice() bool {
 	return by.way == vmm.Fabric && by.types&vmm.PosixFD != 0 && !by.settled
 }
 
 // window is how many messages with chunks may be on their way: one while the
 // others could be for nothing.
-func (by *carriage) window() int {
+func (by *handleNegotiation) window() int {
 	if by.choice() {
 		return 1
 	}
@@ -91,7 +103,7 @@ func (by *carriage) window() int {
 }
 
 // downgrade goes on by descriptor, if it can still.
-func (by *carriage) downgrade(reason string) bool {
+func (by *handleNegotiation) downgrade(reason string) bool {
 	if !by.choice() {
 		return false
 	}
@@ -103,7 +115,7 @@ func (by *carriage) downgrade(reason string) bool {
 }
 
 // note counts an object that has arrived. A downgrade is logged when it is new.
-func (c *carried) note(on *Carried, by carriage, log *slog.Logger, what string) {
+func (c *carried) note(on *Carried, by handleNegotiation, log *slog.Logger, what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if by.way == vmm.Fabric {
@@ -122,9 +134,9 @@ func (c *carried) note(on *Carried, by carriage, log *slog.Logger, what string) 
 }
 
 // takePart imports what a message with chunks brought.
-func (c *Conn) takePart(ctx context.Context, op string, t *transfer, i *intake, part Message) error {
+func (c conn) takePart(ctx context.Context, op string, t *transfer, i *importing, part peer.Message) error {
 	way := vmm.PosixFD
-	if part.Kind == fabricKind {
+	if part.Kind == wire.Fabric {
 		way = vmm.Fabric
 	}
 	if way == vmm.PosixFD && t.by.choice() {
@@ -132,27 +144,27 @@ func (c *Conn) takePart(ctx context.Context, op string, t *transfer, i *intake, 
 		t.by.downgrade("the sender went on by descriptor, as before")
 	}
 	if way != t.by.way {
-		return violation("memory by %v, where %v was agreed on", way, t.by.way)
+		return peererr.Violation("memory by %v, where %v was agreed on", way, t.by.way)
 	}
 	if way == vmm.PosixFD {
-		return i.take(part.FDs)
+		return i.Take(part.FDs)
 	}
 	var err error
-	if i.options.KeepDescriptors {
+	if i.KeepsDescriptors() {
 		err = errKeepsDescriptors
 	} else {
-		err = i.takeFabric(fabricHandlesOf(part))
+		err = i.TakeFabric(fabricHandlesOf(part))
 	}
-	if err == nil || len(i.chunks) > 0 {
+	if err == nil || i.Chunks() > 0 {
 		t.by.settled = true
 	}
 	if !errors.Is(err, errKeepsDescriptors) && !canDowngrade(err) || !t.by.choice() {
 		return err
 	}
 	// Both sides remember the same words.
-	m := reasonMessage(byFDKind, t.number, briefly(err))
+	m := reasonMessage(wire.ByFD, t.number, briefly(err))
 	t.by.downgrade(textOf(m))
-	return c.transmit(ctx, op, m)
+	return c.Send(ctx, op, m)
 }
 
 // errKeepsDescriptors is the reason to refuse fabric handles of memory that has
@@ -170,46 +182,13 @@ func briefly(err error) error {
 }
 
 // fabricHandlesOf reads what transferOf let through.
-func fabricHandlesOf(m Message) []cuda.FabricHandle {
+func fabricHandlesOf(m peer.Message) []cuda.FabricHandle {
 	b := m.Body[transferHeader+4:]
 	all := make([]cuda.FabricHandle, len(b)/len(cuda.FabricHandle{}))
 	for i := range all {
 		b = b[copy(all[i][:], b):]
 	}
 	return all
-}
-
-// takeFabric imports the next chunks by their fabric handles.
-func (i *intake) takeFabric(all []cuda.FabricHandle) error {
-	sys := core.SystemOf(i.dev)
-	for _, f := range all {
-		at := len(i.chunks)
-		if at >= len(i.declared.Chunks) {
-			return failure(i.op, ErrMismatch, fmt.Sprintf("more fabric handles than %s", errs.Count(at, "chunk")), sameHint)
-		}
-		h, err := phys.ImportFabric(i.op, sys, driver.ShareableHandle(f), i.declared.Chunks[at])
-		if err != nil {
-			return i.fabricError(err)
-		}
-		if err := i.keep(h); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// fabricError adds to a refused import where this process stands, for comparing
-// it with the exporter, and what stands in the way.
-func (i *intake) fabricError(err error) error {
-	var d *cuda.Error
-	if !errors.As(err, &d) || d.Call != driver.CallMemImportFromShareableHandle.String() {
-		return err
-	}
-	sys := core.SystemOf(i.dev)
-	if why := diagnose.Import(sys, driver.Device(i.dev.Ordinal()), driver.Result(d.Code)); why != nil {
-		return fmt.Errorf("%w: %w", err, why)
-	}
-	return err
 }
 
 // canDowngrade: the driver's answer to a fabric handle is one that means that
@@ -221,4 +200,4 @@ func canDowngrade(err error) bool {
 }
 
 // textOf is the reason that a message gives.
-func textOf(m Message) string { return string(m.Body[transferHeader:]) }
+func textOf(m peer.Message) string { return string(m.Body[transferHeader:]) }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/gputest"
@@ -25,11 +26,11 @@ func TestTheSenderAloneRemembers(t *testing.T) {
 		_, s := sim.Open(t, sim.Options{Folder: folder, Fabric: sim.Fabric{Channels: []int{0}}})
 		devices = append(devices, s.Devices()[0])
 	}
-	near, f, err := Pair(Options{})
+	near, f, err := peer.Pair(peer.Options{})
 	require.NoError(t, err)
-	far, err := Inherit(f, Options{})
+	far, err := peer.Inherit(f, peer.Options{})
 	require.NoError(t, err)
-	near.carried.sent.Reason = "as it was before"
+	inside(t, near).carried.sent.Reason = "as it was before"
 	m, err := vmm.Create(devices[0], 2<<20, vmm.Properties{Handles: vmm.PosixFD | vmm.Fabric})
 	require.NoError(t, err)
 	var group errgroup.Group
@@ -37,9 +38,9 @@ func TestTheSenderAloneRemembers(t *testing.T) {
 	i, err := ReceiveAllocation(t.Context(), far, devices[1], ImportOptions{})
 	require.NoError(t, err)
 	require.NoError(t, group.Wait())
-	require.Equal(t, Carried{Descriptor: 1, Downgraded: 1, Reason: "as it was before"}, near.Transfers().Sent)
-	require.Equal(t, 1, far.Transfers().Received.Downgraded)
-	require.Contains(t, far.Transfers().Received.Reason, "the sender went on")
+	require.Equal(t, Carried{Descriptor: 1, Downgraded: 1, Reason: "as it was before"}, TransfersOf(near).Sent)
+	require.Equal(t, 1, TransfersOf(far).Received.Downgraded)
+	require.Contains(t, TransfersOf(far).Received.Reason, "the sender went on")
 	require.NoError(t, i.Close())
 	require.NoError(t, m.Close())
 	require.NoError(t, near.Close())

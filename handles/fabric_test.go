@@ -13,8 +13,10 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/diagnose"
 	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/internal/peertest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -77,13 +79,13 @@ func holds(t testing.TB, b *vmm.Buffer, seed int) {
 }
 
 // loggedPair is a connection of which both ends log.
-func loggedPair(t testing.TB) (near, far *handles.Conn, nearLog, farLog *bytes.Buffer) {
+func loggedPair(t testing.TB) (near, far *peer.Conn, nearLog, farLog *bytes.Buffer) {
 	t.Helper()
 	nearLog, farLog = new(bytes.Buffer), new(bytes.Buffer)
-	near, f, err := handles.Pair(handles.Options{Log: slog.New(slog.NewTextHandler(nearLog, nil))})
+	near, f, err := peer.Pair(peer.Options{Log: slog.New(slog.NewTextHandler(nearLog, nil))})
 	require.NoError(t, err)
 	closeLater(t, near)
-	far, err = handles.Inherit(f, handles.Options{Log: slog.New(slog.NewTextHandler(farLog, nil))})
+	far, err = peer.Inherit(f, peer.Options{Log: slog.New(slog.NewTextHandler(farLog, nil))})
 	require.NoError(t, err)
 	closeLater(t, far)
 	return near, far, nearLog, farLog
@@ -110,12 +112,12 @@ func TestTheWayIsPickedPerReceiver(t *testing.T) {
 				devices, _ := onFabric(t, t.TempDir(), inClique, row.receiver)
 				from, to, fromLog, toLog := loggedPair(t)
 				b := shareable(t, devices[0], row.types, chunks, 5)
-				files := handles.OpenFDs()
+				files := peer.OpenFDs()
 				i := passBuffer(t, from, to, b, devices[1], handles.ImportOptions{})
 				closeLater(t, i)
 				holds(t, i, 5)
-				require.Eventually(t, func() bool { return handles.OpenFDs() == files }, handles.Guard, time.Millisecond)
-				sent, received := from.Transfers().Sent, to.Transfers().Received
+				require.Eventually(t, func() bool { return peer.OpenFDs() == files }, peertest.Guard, time.Millisecond)
+				sent, received := handles.TransfersOf(from).Sent, handles.TransfersOf(to).Received
 				require.Equal(t, sent, received, "both ends agree")
 				if chunks == 0 { // nothing was imported, so nothing was found out
 					continue
@@ -134,12 +136,12 @@ func TestTheWayIsPickedPerReceiver(t *testing.T) {
 				j := passBuffer(t, from, to, other, devices[1], handles.ImportOptions{})
 				closeLater(t, j)
 				holds(t, j, 6)
-				sent, received = from.Transfers().Sent, to.Transfers().Received
+				sent, received = handles.TransfersOf(from).Sent, handles.TransfersOf(to).Received
 				require.Equal(t, sent, received)
 				require.Equal(t, 2*row.want.Downgraded, sent.Downgraded)
 				require.Equal(t, 2, sent.Descriptor+sent.Fabric)
 				require.Equal(t, row.want.Downgraded, strings.Count(toLog.String(), "goes by descriptor"), "logged once")
-				require.Zero(t, to.Transfers().Sent)
+				require.Zero(t, handles.TransfersOf(to).Sent)
 			}
 		})
 	}
@@ -164,7 +166,7 @@ func TestNoWay(t *testing.T) {
 			from, to, fromLog, toLog := loggedPair(t)
 			b := shareable(t, devices[0], row.types, 2, 5)
 			var group errgroup.Group
-			ctx := within(t)
+			ctx := peertest.Context(t)
 			group.Go(func() error { return handles.SendBuffer(ctx, from, b) })
 			_, err := handles.ReceiveBuffer(ctx, to, devices[1], handles.ImportOptions{})
 			require.ErrorIs(t, err, row.want)
@@ -176,10 +178,10 @@ func TestNoWay(t *testing.T) {
 				require.ErrorContains(t, err, row.says)
 			}
 			sent := group.Wait()
-			require.ErrorIs(t, sent, handles.ErrRefused)
+			require.ErrorIs(t, sent, peer.ErrRefused)
 			require.Zero(t, devices[1].System().Stats().Allocations)
-			require.Equal(t, handles.Transfers{}, from.Transfers())
-			require.Equal(t, handles.Transfers{}, to.Transfers())
+			require.Equal(t, handles.Transfers{}, handles.TransfersOf(from))
+			require.Equal(t, handles.Transfers{}, handles.TransfersOf(to))
 			require.Empty(t, fromLog.String()+toLog.String())
 			// The connection goes on.
 			i := passBuffer(t, from, to, filled(t, devices[0], 100, 1), devices[1], handles.ImportOptions{})
@@ -195,7 +197,7 @@ func TestObjectsByFabric(t *testing.T) {
 	none, err := vmm.Create(devices[0], 2*mib, vmm.Properties{Handles: vmm.NoHandles})
 	require.NoError(t, err)
 	closeLater(t, none)
-	require.ErrorIs(t, handles.SendAllocation(within(t), from, none), cuda.ErrNotSupported)
+	require.ErrorIs(t, handles.SendAllocation(peertest.Context(t), from, none), cuda.ErrNotSupported)
 
 	a, err := vmm.NewArray[int32](devices[0], vmm.BufferOptions{Reserve: 8 * mib, Memory: vmm.Properties{Handles: vmm.Fabric}})
 	require.NoError(t, err)
@@ -227,7 +229,7 @@ func TestObjectsByFabric(t *testing.T) {
 	// The importer's is its own.
 	require.NoError(t, m.Close())
 	require.NoError(t, i.Close())
-	require.Equal(t, 3, from.Transfers().Sent.Fabric)
+	require.Equal(t, 3, handles.TransfersOf(from).Sent.Fabric)
 }
 
 // Whatever driver call fails on either side, both know of it, and nothing is
@@ -245,7 +247,7 @@ func TestFabricFailures(t *testing.T) {
 				remove := machines[row.at].Inject(sim.Fault{Call: row.call, After: after, Result: code})
 				// A receiver that has not seen an offer before it was withdrawn waits
 				// for the next.
-				group, ctx := errgroup.WithContext(within(t))
+				group, ctx := errgroup.WithContext(peertest.Context(t))
 				group.Go(func() error { return handles.SendBuffer(ctx, from, b) })
 				i, err := handles.ReceiveBuffer(ctx, to, devices[1], handles.ImportOptions{})
 				remove()

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -70,7 +71,7 @@ func (i *imports) addBuffer(k importKey, b *vmm.Buffer) {
 	i.buffers[k] = share.Of(b)
 }
 
-// buffer answers another buffer of memory that came before, or nil.
+// buffer returns another buffer of memory that came before, or nil.
 func (i *imports) buffer(k importKey, length uint64) *vmm.Buffer {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -93,7 +94,7 @@ func (i *imports) addAllocation(k importKey, h *phys.Handle) {
 	i.allocations[k] = h
 }
 
-// allocation answers a count of memory that came before, or nil.
+// allocation returns a count of memory that came before, or nil.
 func (i *imports) allocation(k importKey) *phys.Handle {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -106,4 +107,36 @@ func (i *imports) allocation(k importKey) *phys.Handle {
 		return nil
 	}
 	return h
+}
+
+// ImportOptions say what an importer takes and how. The zero value takes as much as
+// the device has, for reading and writing.
+type ImportOptions struct {
+	// ReadOnly imports for reading: no access beyond that can be granted to the
+	// memory here. It protects from this process's own mistakes, not from a peer.
+	ReadOnly bool
+	// MaxBytes is the most memory that is taken in one object; 0 is what the
+	// memory's device has, and a TiB of memory of the host.
+	MaxBytes int
+	// MaxChunks is the most chunks; 0 is MaxChunks.
+	MaxChunks int
+	// KeepDescriptors keeps the file descriptor of each chunk open for as long as
+	// the memory is open here, so that it can be passed on: SendBuffer, publish.Array,
+	// LeaseBuffer and the like then take it, even after the process that made it is
+	// dead. The driver exports memory only from its creator. Each descriptor counts
+	// against this process's limit of open files: all kept ones may take a quarter of
+	// it, less 64 (peer.ErrOpenFiles). Memory that travels by fabric handle alone has
+	// none (cuda.ErrNotSupported).
+	KeepDescriptors bool
+}
+
+// newImporter checks a descriptor and prepares the import of its memory.
+func newImporter(op string, on *cuda.Device, d *Descriptor, o ImportOptions) (*exchange.Importer, error) {
+	m := exchange.Memory{Location: d.Location, Device: d.Device, Handle: d.Handle, Compressible: d.Compressible, RDMA: d.RDMA, Chunks: d.Chunks}
+	return exchange.NewImporter(op, on, m, exchange.ImportOptions{ReadOnly: o.ReadOnly, KeepDescriptors: o.KeepDescriptors}, func(granularity, there uint64) error {
+		if o.MaxBytes > 0 {
+			there = uint64(o.MaxBytes)
+		}
+		return d.Validate(Limits{Granularity: granularity, MaxBytes: there, MaxChunks: o.MaxChunks})
+	})
 }

@@ -10,9 +10,12 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/exchange"
+	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -50,7 +53,7 @@ type Lease struct {
 	offer   Offer
 	options LeaseOptions
 	bytes   uint64
-	exports exportSet
+	exports exchange.Set
 	handles []*phys.Handle
 	timer   *time.Timer
 	done    chan struct{} // closed when it has ended
@@ -94,7 +97,7 @@ func Leases() LeaseStats {
 func LeaseBuffer(b *vmm.Buffer, o LeaseOptions) (*Lease, error) {
 	const op = "handles.LeaseBuffer"
 	if b == nil {
-		return nil, failure(op, cuda.ErrInvalidArgument, "a nil buffer", "make one with vmm.NewBuffer")
+		return nil, peererr.Invalid(op, "a nil buffer", "make one with vmm.NewBuffer")
 	}
 	return leaseMemory(op, b, Descriptor{Kind: BufferKind}, 1, o)
 }
@@ -104,7 +107,7 @@ func LeaseBuffer(b *vmm.Buffer, o LeaseOptions) (*Lease, error) {
 func LeaseArray[T any](a *vmm.Array[T], o LeaseOptions) (*Lease, error) {
 	const op = "handles.LeaseArray"
 	if a == nil {
-		return nil, failure(op, cuda.ErrInvalidArgument, "a nil array", "make one with vmm.NewArray")
+		return nil, peererr.Invalid(op, "a nil array", "make one with vmm.NewArray")
 	}
 	e, size := ElementOf[T]()
 	return leaseMemory(op, a.Buffer(), Descriptor{Kind: ArrayKind, Element: e, ElementSize: uint32(size)}, uint64(size), o)
@@ -114,7 +117,7 @@ func LeaseArray[T any](a *vmm.Array[T], o LeaseOptions) (*Lease, error) {
 func LeaseAllocation(a *vmm.Allocation, o LeaseOptions) (*Lease, error) {
 	const op = "handles.LeaseAllocation"
 	if a == nil {
-		return nil, failure(op, cuda.ErrInvalidArgument, "a nil allocation", "make one with vmm.Create")
+		return nil, peererr.Invalid(op, "a nil allocation", "make one with vmm.Create")
 	}
 	h, open := phys.Use(a)
 	if !open {
@@ -156,7 +159,7 @@ func newLease(op string, d Descriptor, on *core.System, asked driver.AllocationP
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.Handle != vmm.Fabric && o.Handle != vmm.PosixFD || o.Receivers < 0 || o.Timeout < 0 {
-		return nil, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("a lease by %v for %d receivers and %v", o.Handle, o.Receivers, o.Timeout),
+		return nil, peererr.Invalid(op, fmt.Sprintf("a lease by %v for %d receivers and %v", o.Handle, o.Receivers, o.Timeout),
 			"use vmm.Fabric or vmm.PosixFD, and nothing negative")
 	}
 	l := &Lease{options: o, done: make(chan struct{}), importers: map[Process]bool{}}
@@ -174,13 +177,13 @@ func newLease(op string, d Descriptor, on *core.System, asked driver.AllocationP
 	l.offer = Offer{Descriptor: d}
 	_, _ = rand.Read(l.offer.Lease[:]) // never fails
 	if o.Handle == vmm.PosixFD {
-		if err := exports.ever(op, len(l.handles)); err != nil {
+		if err := exchange.Exports.Ever(op, len(l.handles)); err != nil {
 			return nil, err // all are open as long as the lease
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), min(o.Timeout, DefaultLease))
 		defer cancel()
 		var err error
-		if l.offer.Files, err = l.exports.open(ctx, op, l.handles); err != nil {
+		if l.offer.Files, err = l.exports.Open(ctx, op, l.handles); err != nil {
 			return nil, err
 		}
 	} else {
@@ -207,12 +210,12 @@ func newLease(op string, d Descriptor, on *core.System, asked driver.AllocationP
 func (l *Lease) Offer() Offer { return l.offer }
 
 // Imported takes a receipt. The same process counts once. A receipt of another
-// lease is [ErrUnknown]; one that comes when the lease has ended is the reason
+// lease is [ErrMismatch]; one that comes when the lease has ended is the reason
 // of that, and nil where all had imported.
 func (l *Lease) Imported(r Receipt) error {
 	const op = "handles.Lease.Imported"
 	if r.Lease != l.offer.Lease {
-		return failure(op, ErrUnknown, fmt.Sprintf("a receipt of lease %x from %v", r.Lease, r.Importer), "give it to the lease that it is of")
+		return peererr.New(op, ErrMismatch, fmt.Sprintf("a receipt of lease %x from %v", r.Lease, r.Importer), "give it to the lease that it is of")
 	}
 	l.mu.Lock()
 	if l.ended {
@@ -229,7 +232,7 @@ func (l *Lease) Imported(r Receipt) error {
 }
 
 // Wait waits until the lease has ended. It answers nil where all receivers have
-// imported, [ErrTimeout] after the deadline, cuda.ErrClosed after Close.
+// imported, [peer.ErrTimeout] after the deadline, cuda.ErrClosed after Close.
 func (l *Lease) Wait(ctx context.Context) error {
 	select {
 	case <-l.done:
@@ -239,7 +242,7 @@ func (l *Lease) Wait(ctx context.Context) error {
 	case <-ctx.Done():
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return waitError(ctx, "handles.Lease.Wait", l.progress(), "see what the receivers wait for")
+		return peererr.Wait(ctx, "handles.Lease.Wait", l.progress(), "see what the receivers wait for")
 	}
 }
 
@@ -253,7 +256,7 @@ func (l *Lease) progress() string {
 
 func (l *Lease) expire() {
 	l.mu.Lock()
-	err := failure("handles.Lease", ErrTimeout, fmt.Sprintf("%s within %v", l.progress(), l.options.Timeout),
+	err := peererr.New("handles.Lease", peer.ErrTimeout, fmt.Sprintf("%s within %v", l.progress(), l.options.Timeout),
 		"see what the receivers wait for, or raise LeaseOptions.Timeout; those that import later find the memory gone")
 	l.mu.Unlock()
 	l.end(err)
@@ -270,7 +273,7 @@ func (l *Lease) end(why error) {
 	l.timer.Stop()
 	l.mu.Unlock()
 	if l.options.Handle == vmm.PosixFD {
-		l.exports.close(l.handles)
+		l.exports.Close(l.handles)
 	}
 	// What cannot be released now the reclaimer tries again.
 	over := errors.New("handles.Lease: the memory could not be released at once")
@@ -280,7 +283,7 @@ func (l *Lease) end(why error) {
 		l.mu.Unlock()
 		l.options.Log.Error("cuvmm: memory of a lease that ended could not be released at once", "error", err)
 	}
-	expired := errors.Is(why, ErrTimeout)
+	expired := errors.Is(why, peer.ErrTimeout)
 	if expired && l.options.Receivers > 0 {
 		l.options.Log.Warn("cuvmm: a lease ended before all receivers had imported", "offer", l.offer, "reason", why)
 	}
@@ -297,7 +300,7 @@ func (l *Lease) end(why error) {
 // Close ends the lease, if it has not ended. The error says what could not be
 // given back at once, which System.Drain tries again.
 func (l *Lease) Close() error {
-	l.end(closedError("handles.Lease", "lease"))
+	l.end(peererr.Closed("handles.Lease", "lease"))
 	<-l.done
 	l.mu.Lock()
 	defer l.mu.Unlock()

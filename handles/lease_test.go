@@ -17,7 +17,9 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/internal/peertest"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -54,7 +56,7 @@ func TestALeaseKeepsWhatItOffers(t *testing.T) {
 	require.NoError(t, l.Imported(offer.Receipt()), "the same process counts once")
 	other := offer.Receipt()
 	other.Importer.PID++
-	require.ErrorIs(t, l.Imported(handles.Receipt{Importer: other.Importer}), handles.ErrUnknown)
+	require.ErrorIs(t, l.Imported(handles.Receipt{Importer: other.Importer}), handles.ErrMismatch)
 	require.Equal(t, 3, devices[0].System().Stats().Allocations)
 	require.NoError(t, l.Imported(other))
 	require.NoError(t, l.Wait(t.Context()))
@@ -84,18 +86,18 @@ func TestALeaseEndsAtItsDeadline(t *testing.T) {
 	require.NoError(t, b.Close())
 	require.NoError(t, l.Imported(l.Offer().Receipt()))
 	handles.Expire(l)
-	err = l.Wait(within(t))
-	require.ErrorIs(t, err, handles.ErrTimeout)
+	err = l.Wait(peertest.Context(t))
+	require.ErrorIs(t, err, peer.ErrTimeout)
 	require.ErrorContains(t, err, "1 of 3 receivers")
-	require.ErrorIs(t, l.Imported(l.Offer().Receipt()), handles.ErrTimeout)
+	require.ErrorIs(t, l.Imported(l.Offer().Receipt()), peer.ErrTimeout)
 	require.Zero(t, devices[0].System().Stats().Allocations, "the memory is free")
 	require.NoError(t, l.Close())
-	require.ErrorIs(t, l.Wait(t.Context()), handles.ErrTimeout)
+	require.ErrorIs(t, l.Wait(t.Context()), peer.ErrTimeout)
 	require.Equal(t, before.Expired+1, handles.Leases().Expired)
 	b = shareable(t, devices[0], vmm.Fabric, 2, 5)
 	other, err := handles.LeaseBuffer(b, handles.LeaseOptions{Timeout: time.Millisecond})
 	require.NoError(t, err)
-	require.ErrorIs(t, other.Wait(within(t)), handles.ErrTimeout)
+	require.ErrorIs(t, other.Wait(peertest.Context(t)), peer.ErrTimeout)
 	require.NoError(t, b.Close())
 	require.Contains(t, log.String(), "before all receivers had imported")
 	text, err := l.Offer().MarshalText()
@@ -109,7 +111,7 @@ func TestLeasesByDescriptor(t *testing.T) {
 		require.NoError(t, err)
 		closeLater(t, a)
 		require.NoError(t, gputest.Err(a.Append(nil, []int32{1, 2, 3})))
-		files := handles.OpenFDs()
+		files := peer.OpenFDs()
 		l, err := handles.LeaseArray(a, handles.LeaseOptions{Handle: vmm.PosixFD})
 		require.NoError(t, err)
 		offer := sentAsText(t, l.Offer())
@@ -129,7 +131,7 @@ func TestLeasesByDescriptor(t *testing.T) {
 		require.NoError(t, l.Close())
 		require.NoError(t, l.Close())
 		require.ErrorIs(t, l.Wait(t.Context()), cuda.ErrClosed)
-		require.Equal(t, files, handles.OpenFDs())
+		require.Equal(t, files, peer.OpenFDs())
 		// Without a fabric handle there is nothing to lease by.
 		_, err = handles.LeaseArray(a, handles.LeaseOptions{})
 		require.ErrorIs(t, err, cuda.ErrNotSupported)
@@ -150,7 +152,7 @@ func TestALeaseByTooManyDescriptors(t *testing.T) {
 	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) }()
 	// It does not wait until the lease would end.
 	_, err = handles.LeaseBuffer(b, handles.LeaseOptions{Handle: vmm.PosixFD, Timeout: 24 * time.Hour})
-	require.ErrorIs(t, err, handles.ErrOpenFiles)
+	require.ErrorIs(t, err, peer.ErrOpenFiles)
 	require.ErrorContains(t, err, "65 descriptors")
 	require.ErrorContains(t, err, "larger chunks")
 }
@@ -270,7 +272,7 @@ func FuzzOfferText(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var o handles.Offer
 		if err := o.UnmarshalText(text); err != nil {
-			require.True(t, errors.Is(err, handles.ErrDescriptor) || errors.Is(err, handles.ErrTooLarge), "%v", err)
+			require.True(t, errors.Is(err, handles.ErrDescriptor) || errors.Is(err, peer.ErrTooLarge), "%v", err)
 			require.Zero(t, o)
 			return
 		}
@@ -409,7 +411,7 @@ func TestWhatAnImportByTextSays(t *testing.T) {
 				row.between(exporter)
 			}
 			var got imported
-			for end := time.Now().Add(handles.Guard); ; {
+			for end := time.Now().Add(peertest.Guard); ; {
 				child := reexec.Command(t, "fabric importer")
 				child.Start()
 				child.Send(importer{Folder: folder, Place: row.importer, Visible: row.visible, Offer: &offer})

@@ -8,7 +8,10 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/exchange"
+	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -29,7 +32,7 @@ type Offer struct {
 	Handles []cuda.FabricHandle
 	// Files has one for each chunk where it is vmm.PosixFD. They are not part of
 	// the text, and belong to whoever made or received them.
-	Files []*FD
+	Files []*peer.FD
 }
 
 // offerPrefix says in text what it is, and of which version.
@@ -48,7 +51,7 @@ func (o Offer) String() string {
 func (o Offer) LogValue() slog.Value { return slog.StringValue(o.String()) }
 
 func errZeroOffer(op string) error {
-	return failure(op, ErrDescriptor, "a zero Offer", "take it from Lease.Offer, or read its text with UnmarshalText")
+	return peererr.New(op, ErrDescriptor, "a zero Offer", "take it from Lease.Offer, or read its text with UnmarshalText")
 }
 
 func (o *Offer) check(op string) error {
@@ -57,10 +60,10 @@ func (o *Offer) check(op string) error {
 	case d.Handle == vmm.Fabric:
 		have = len(o.Handles)
 	case d.Handle != vmm.PosixFD || len(o.Handles) > 0:
-		return failure(op, ErrDescriptor, fmt.Sprintf("an offer by %v with %s", d.Handle, errs.Count(len(o.Handles), "fabric handle")), "offer by one type of handle")
+		return peererr.New(op, ErrDescriptor, fmt.Sprintf("an offer by %v with %s", d.Handle, errs.Count(len(o.Handles), "fabric handle")), "offer by one type of handle")
 	}
 	if chunks := len(o.Descriptor.Chunks); have != chunks {
-		return failure(op, ErrDescriptor, fmt.Sprintf("%s for %s", errs.Count(have, "handle"), errs.Count(chunks, "chunk")), "take the offer as the lease gave it, with its files")
+		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%s for %s", errs.Count(have, "handle"), errs.Count(chunks, "chunk")), "take the offer as the lease gave it, with its files")
 	}
 	return nil
 }
@@ -99,13 +102,13 @@ func (o *Offer) UnmarshalText(text []byte) error {
 		return err
 	}
 	if len(b) < descriptorHeader+len(o.Lease) {
-		return failure(op, ErrDescriptor, fmt.Sprintf("%d bytes, of which an offer has at least %d", len(b), descriptorHeader+len(o.Lease)), "pass the text of MarshalText")
+		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes, of which an offer has at least %d", len(b), descriptorHeader+len(o.Lease)), "pass the text of MarshalText")
 	}
 	var n Offer
 	chunks := int(binary.LittleEndian.Uint32(b[descriptorHeader-4:]))
 	end := descriptorHeader + 8*chunks
 	if chunks > MaxChunks || end+len(n.Lease) > len(b) {
-		return failure(op, ErrDescriptor, fmt.Sprintf("%d bytes for %s", len(b), errs.Count(chunks, "chunk")), "pass the text of MarshalText")
+		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes for %s", len(b), errs.Count(chunks, "chunk")), "pass the text of MarshalText")
 	}
 	if err := n.Descriptor.UnmarshalBinary(b[:end]); err != nil {
 		return err
@@ -117,10 +120,10 @@ func (o *Offer) UnmarshalText(text []byte) error {
 		want = chunks
 	case vmm.PosixFD:
 	default:
-		return failure(op, ErrDescriptor, fmt.Sprintf("an offer by %v", n.Descriptor.Handle), "pass the text of MarshalText")
+		return peererr.New(op, ErrDescriptor, fmt.Sprintf("an offer by %v", n.Descriptor.Handle), "pass the text of MarshalText")
 	}
 	if len(b) != want*len(cuda.FabricHandle{}) {
-		return failure(op, ErrDescriptor, fmt.Sprintf("%d bytes of fabric handles for %s", len(b), errs.Count(want, "chunk")), "pass the text of MarshalText")
+		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes of fabric handles for %s", len(b), errs.Count(want, "chunk")), "pass the text of MarshalText")
 	}
 	for range want {
 		var h cuda.FabricHandle
@@ -134,19 +137,19 @@ func (o *Offer) UnmarshalText(text []byte) error {
 // decodeText takes a text of a prefix and strict base64 without line ends.
 func decodeText(op string, text []byte, prefix string, most int) ([]byte, error) {
 	if limit := len(prefix) + textEncoding.EncodedLen(most); len(text) > limit {
-		return nil, failure(op, ErrTooLarge, fmt.Sprintf("%d bytes, of which there are at most %d", len(text), limit), "pass the text of MarshalText")
+		return nil, peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d bytes, of which there are at most %d", len(text), limit), "pass the text of MarshalText")
 	}
 	code, ok := strings.CutPrefix(string(text), prefix)
 	if !ok {
-		return nil, failure(op, ErrDescriptor, fmt.Sprintf("it begins with %q instead of %q", text[:min(len(text), len(prefix))], prefix),
+		return nil, peererr.New(op, ErrDescriptor, fmt.Sprintf("it begins with %q instead of %q", text[:min(len(text), len(prefix))], prefix),
 			"pass the text of MarshalText, of the same version of this library")
 	}
 	if i := strings.IndexAny(code, "\r\n"); i >= 0 {
-		return nil, failure(op, ErrDescriptor, fmt.Sprintf("a line end after %d bytes", len(prefix)+i), "pass the text without white space")
+		return nil, peererr.New(op, ErrDescriptor, fmt.Sprintf("a line end after %d bytes", len(prefix)+i), "pass the text without white space")
 	}
 	b, err := textEncoding.DecodeString(code)
 	if err != nil {
-		return nil, failure(op, ErrDescriptor, "", "pass the text of MarshalText").because(err)
+		return nil, peererr.Wrap(err, op, ErrDescriptor, "", "pass the text of MarshalText")
 	}
 	return b, nil
 }
@@ -181,7 +184,7 @@ func (r *Receipt) UnmarshalText(text []byte) error {
 		return err
 	}
 	if len(b) != size {
-		return failure(op, ErrDescriptor, fmt.Sprintf("%d bytes, where a receipt has %d", len(b), size), "pass the text of MarshalText")
+		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes, where a receipt has %d", len(b), size), "pass the text of MarshalText")
 	}
 	copy(r.Lease[:], b)
 	r.Importer.PID = binary.LittleEndian.Uint32(b[16:])
@@ -217,15 +220,15 @@ func ImportArray[T any](d *cuda.Device, offer Offer, o ImportOptions) (*vmm.Arra
 func ImportAllocation(d *cuda.Device, offer Offer, o ImportOptions) (*vmm.Allocation, error) {
 	const op = "handles.ImportAllocation"
 	if o.ReadOnly {
-		return nil, failure(op, cuda.ErrInvalidArgument, "ReadOnly for an allocation", "grant read-only access where it is mapped")
+		return nil, peererr.Invalid(op, "ReadOnly for an allocation", "grant read-only access where it is mapped")
 	}
 	i, err := importOffer(op, d, offer, o, Descriptor{Kind: AllocationKind})
 	if err != nil {
 		return nil, err
 	}
-	a, err := i.allocation()
+	a, err := i.Allocation()
 	if err != nil {
-		return nil, i.discard(err)
+		return nil, i.Discard(err)
 	}
 	return a, nil
 }
@@ -235,41 +238,41 @@ func importBuffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want 
 	if err != nil {
 		return nil, err
 	}
-	b, err := i.buffer(share.ImportOptions{Length: i.length()})
+	b, err := i.Buffer(share.ImportOptions{Length: offer.Descriptor.bytes()})
 	if err != nil {
-		return nil, i.discard(err)
+		return nil, i.Discard(err)
 	}
 	return b, nil
 }
 
 // importOffer imports all chunks.
-func importOffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want Descriptor) (*intake, error) {
+func importOffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want Descriptor) (*exchange.Importer, error) {
 	declared := offer.Descriptor
 	switch {
 	case d == nil:
-		return nil, failure(op, cuda.ErrInvalidArgument, "a nil device", "take one from System.Devices")
+		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
 	case declared.Kind == 0:
 		return nil, errZeroOffer(op)
 	case o.MaxBytes < 0 || o.MaxChunks < 0:
-		return nil, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("limits of %d bytes and %d chunks", o.MaxBytes, o.MaxChunks), "limits are not negative")
+		return nil, peererr.Invalid(op, fmt.Sprintf("limits of %d bytes and %d chunks", o.MaxBytes, o.MaxChunks), "limits are not negative")
 	case declared.Kind != want.Kind || declared.Element != want.Element || declared.ElementSize != want.ElementSize:
-		return nil, failure(op, ErrMismatch, fmt.Sprintf("the offer is of %s, where %s is taken", declared.what(), want.what()),
+		return nil, peererr.New(op, ErrMismatch, fmt.Sprintf("the offer is of %s, where %s is taken", declared.what(), want.what()),
 			"import what is offered: a buffer, an array of the same elements, or an allocation")
 	}
 	if err := offer.check(op); err != nil {
 		return nil, err
 	}
-	i, err := newIntake(op, d, &declared, o)
+	i, err := newImporter(op, d, &declared, o)
 	if err != nil {
 		return nil, err
 	}
 	if declared.Handle == vmm.Fabric {
-		err = i.takeFabric(offer.Handles)
+		err = i.TakeFabric(offer.Handles)
 	} else {
-		err = i.take(offer.Files)
+		err = i.Take(offer.Files)
 	}
 	if err != nil {
-		return nil, i.discard(err)
+		return nil, i.Discard(err)
 	}
 	return i, nil
 }

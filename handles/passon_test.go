@@ -10,7 +10,9 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/internal/peertest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -38,14 +40,11 @@ func received(t testing.TB, o handles.ImportOptions) (mine, makers *vmm.Buffer) 
 func TestReceivedMemoryNeedsItsDescriptorsToBePassedOn(t *testing.T) {
 	b, _ := received(t, handles.ImportOptions{})
 	from, _, _, _ := loggedPair(t)
-	server := handles.NewServer(handles.ServerOptions{})
-	closeLater(t, server)
 	for what, try := range map[string]func() error{
-		"send": func() error { return handles.SendBuffer(within(t), from, b) },
+		"send": func() error { return handles.SendBuffer(peertest.Context(t), from, b) },
 		"lease": func() error {
 			return gputest.Err(handles.LeaseBuffer(b, handles.LeaseOptions{Handle: vmm.PosixFD}))
 		},
-		"publish": func() error { return gputest.Err(server.Publish("bytes", b)) },
 	} {
 		err := try()
 		require.ErrorIs(t, err, cuda.ErrNotSupported, what)
@@ -53,7 +52,7 @@ func TestReceivedMemoryNeedsItsDescriptorsToBePassedOn(t *testing.T) {
 	}
 }
 
-func TestReceivedMemoryIsSentLeasedAndPublished(t *testing.T) {
+func TestReceivedMemoryIsSentAndLeased(t *testing.T) {
 	before := descriptors(t)
 	t.Run("pass on", func(t *testing.T) {
 		b, makers := received(t, handles.ImportOptions{KeepDescriptors: true})
@@ -73,31 +72,8 @@ func TestReceivedMemoryIsSentLeasedAndPublished(t *testing.T) {
 		require.NoError(t, lease.Close())
 		holds(t, leased, 5)
 		require.NoError(t, leased.Close())
-
-		server := handles.NewServer(handles.ServerOptions{})
-		closeLater(t, server)
-		p, err := server.Publish("bytes", b)
-		require.NoError(t, err)
-		require.NoError(t, p.Announce(within(t), b.Len()))
-		near, far, _, _ = loggedPair(t)
-		go func() { _ = server.ServeConn(context.Background(), near) }()
-		client := handles.NewClient(far)
-		closeLater(t, client)
-		f, err := handles.Follow[byte](within(t), client, b.Device(), "bytes", handles.FollowOptions{KeepDescriptors: true})
-		require.NoError(t, err)
-		closeLater(t, f)
-		require.NoError(t, f.Next(within(t)))
-		holds(t, f.Array().Buffer(), 5)
-
-		// A follower's memory is sent, but published only when it is its own.
-		_, err = handles.PublishArray(server, "again", f.Array())
-		require.ErrorIs(t, err, cuda.ErrNotPermitted)
-		near, far, _, _ = loggedPair(t)
-		sent := passBuffer(t, near, far, f.Array().Buffer(), b.Device(), handles.ImportOptions{})
-		holds(t, sent, 5)
-		require.NoError(t, sent.Close())
 	})
-	require.Eventually(t, func() bool { return descriptors(t) <= before }, handles.Guard, time.Millisecond, "the descriptors end with the memory")
+	require.Eventually(t, func() bool { return descriptors(t) <= before }, peertest.Guard, time.Millisecond, "the descriptors end with the memory")
 }
 
 func TestAnAllocationIsPassedOn(t *testing.T) {
@@ -126,7 +102,7 @@ func TestKeepingDescriptorsOfMemoryOnAFabric(t *testing.T) {
 	keep := handles.ImportOptions{KeepDescriptors: true}
 	b := passBuffer(t, from, to, shareable(t, devices[0], fdAndFabric, 2, 5), devices[1], keep)
 	closeLater(t, b)
-	sent := from.Transfers().Sent
+	sent := handles.TransfersOf(from).Sent
 	require.Equal(t, 1, sent.Downgraded)
 	require.Contains(t, sent.Reason, "keeps descriptors")
 	near, far, _, _ := loggedPair(t)
@@ -158,12 +134,12 @@ func TestKeptDescriptorsHaveALimit(t *testing.T) {
 	require.NoError(t, passBuffer(t, from, to, small, devices[1], handles.ImportOptions{}).Close())
 	before := descriptors(t)
 	done := make(chan error, 1)
-	go func() { done <- handles.SendBuffer(within(t), from, big) }()
-	_, err := handles.ReceiveBuffer(within(t), to, devices[1], keep)
-	require.ErrorIs(t, err, handles.ErrOpenFiles)
+	go func() { done <- handles.SendBuffer(peertest.Context(t), from, big) }()
+	_, err := handles.ReceiveBuffer(peertest.Context(t), to, devices[1], keep)
+	require.ErrorIs(t, err, peer.ErrOpenFiles)
 	require.ErrorContains(t, err, "KeepDescriptors")
-	require.ErrorIs(t, <-done, handles.ErrRefused)
-	require.Eventually(t, func() bool { return descriptors(t) <= before }, handles.Guard, time.Millisecond, "a refused import keeps none")
+	require.ErrorIs(t, <-done, peer.ErrRefused)
+	require.Eventually(t, func() bool { return descriptors(t) <= before }, peertest.Guard, time.Millisecond, "a refused import keeps none")
 
 	for range 3 { // what is closed counts no more
 		b := passBuffer(t, from, to, small, devices[1], keep)

@@ -7,9 +7,13 @@ import (
 	"io"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/fd"
+	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -25,14 +29,14 @@ import (
 // on the same connection, and is still open here with the same options, is
 // mapped once: the buffers have the same address, each is closed by itself, and
 // while there are several none is clipped nor changes access.
-func ReceiveBuffer(ctx context.Context, c *Conn, d *cuda.Device, o ImportOptions) (*vmm.Buffer, error) {
+func ReceiveBuffer(ctx context.Context, c *peer.Conn, d *cuda.Device, o ImportOptions) (*vmm.Buffer, error) {
 	return receiveBuffer(ctx, "handles.ReceiveBuffer", c, d, o, Descriptor{Kind: BufferKind}, func(*vmm.Buffer) error { return nil })
 }
 
 // ReceiveArray waits for memory that the peer shares with [SendArray], of
 // elements of the same type and size (otherwise [ErrMismatch]); for the rest it
 // is ReceiveBuffer.
-func ReceiveArray[T any](ctx context.Context, c *Conn, d *cuda.Device, o ImportOptions) (a *vmm.Array[T], err error) {
+func ReceiveArray[T any](ctx context.Context, c *peer.Conn, d *cuda.Device, o ImportOptions) (a *vmm.Array[T], err error) {
 	e, size := ElementOf[T]()
 	want := Descriptor{Kind: ArrayKind, Element: e, ElementSize: uint32(size)}
 	_, err = receiveBuffer(ctx, "handles.ReceiveArray", c, d, o, want, func(b *vmm.Buffer) (err error) {
@@ -49,26 +53,26 @@ func ReceiveArray[T any](ctx context.Context, c *Conn, d *cuda.Device, o ImportO
 // [SendAllocation], and checks it as ReceiveBuffer does. The caller maps it
 // where it likes, and closes it. ReadOnly is ErrInvalidArgument: whoever maps it
 // says who may touch it.
-func ReceiveAllocation(ctx context.Context, c *Conn, d *cuda.Device, o ImportOptions) (*vmm.Allocation, error) {
+func ReceiveAllocation(ctx context.Context, c *peer.Conn, d *cuda.Device, o ImportOptions) (*vmm.Allocation, error) {
 	const op = "handles.ReceiveAllocation"
 	if o.ReadOnly {
-		return nil, failure(op, cuda.ErrInvalidArgument, "ReadOnly for an allocation", "grant read-only access where it is mapped")
+		return nil, peererr.Invalid(op, "ReadOnly for an allocation", "grant read-only access where it is mapped")
 	}
-	got, err := c.receive(ctx, op, d, o, Descriptor{Kind: AllocationKind}, func(key importKey, i *intake) (io.Closer, error) {
-		if h := c.imports.allocation(key); h != nil {
-			i.chunks = append(i.chunks, h)
-			a, err := i.allocation()
+	got, err := receive(ctx, op, c, d, o, Descriptor{Kind: AllocationKind}, func(c conn, i *importing) (io.Closer, error) {
+		if h := c.imports.allocation(i.key); h != nil {
+			i.Add(h)
+			a, err := i.Allocation()
 			if err != nil {
-				return nil, i.discard(err)
+				return nil, i.Discard(err)
 			}
 			return a, nil
 		}
 		return nil, nil
-	}, func(key importKey, i *intake) (io.Closer, error) {
-		h := i.chunks[0]
-		a, err := i.allocation()
+	}, func(c conn, i *importing) (io.Closer, error) {
+		h := i.First()
+		a, err := i.Allocation()
 		if err == nil {
-			c.imports.addAllocation(key, h)
+			c.imports.addAllocation(i.key, h)
 		}
 		return a, err
 	})
@@ -80,24 +84,24 @@ func ReceiveAllocation(ctx context.Context, c *Conn, d *cuda.Device, o ImportOpt
 
 // receiveBuffer receives a run of chunks. use sees the buffer before the peer is
 // told that it is mapped.
-func receiveBuffer(ctx context.Context, op string, c *Conn, d *cuda.Device, o ImportOptions, want Descriptor, use func(*vmm.Buffer) error) (*vmm.Buffer, error) {
+func receiveBuffer(ctx context.Context, op string, c *peer.Conn, d *cuda.Device, o ImportOptions, want Descriptor, use func(*vmm.Buffer) error) (*vmm.Buffer, error) {
 	used := func(b *vmm.Buffer) (io.Closer, error) {
 		if err := use(b); err != nil {
 			return nil, errors.Join(err, b.Close())
 		}
 		return b, nil
 	}
-	got, err := c.receive(ctx, op, d, o, want, func(key importKey, i *intake) (io.Closer, error) {
-		if b := c.imports.buffer(key, i.length()); b != nil {
+	got, err := receive(ctx, op, c, d, o, want, func(c conn, i *importing) (io.Closer, error) {
+		if b := c.imports.buffer(i.key, i.length); b != nil {
 			return used(b)
 		}
 		return nil, nil
-	}, func(key importKey, i *intake) (io.Closer, error) {
-		b, err := i.buffer(share.ImportOptions{Length: i.length()})
+	}, func(c conn, i *importing) (io.Closer, error) {
+		b, err := i.Buffer(share.ImportOptions{Length: i.length})
 		if err != nil {
 			return nil, err
 		}
-		c.imports.addBuffer(key, b)
+		c.imports.addBuffer(i.key, b)
 		return used(b)
 	})
 	if err != nil {
@@ -106,26 +110,37 @@ func receiveBuffer(ctx context.Context, op string, c *Conn, d *cuda.Device, o Im
 	return got.(*vmm.Buffer), nil
 }
 
+// importing is memory that a peer offers, while it is imported.
+type importing struct {
+	*exchange.Importer
+	key    importKey
+	length uint64 // in use, in bytes
+}
+
 // receive takes one transfer. old finds the memory among what came before, or
-// answers nothing; fresh makes the object of chunks that were imported.
-func (c *Conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportOptions, want Descriptor,
-	old, fresh func(importKey, *intake) (io.Closer, error)) (io.Closer, error) {
+// returns nothing; fresh makes the object of chunks that were imported.
+func receive(ctx context.Context, op string, c *peer.Conn, d *cuda.Device, o ImportOptions, want Descriptor,
+	old, fresh func(conn, *importing) (io.Closer, error)) (io.Closer, error) {
 	switch {
-	case c == nil:
-		return nil, failure(op, cuda.ErrInvalidArgument, "a nil connection", "make one with Dial, Accept, Pair or Inherit")
 	case d == nil:
-		return nil, failure(op, cuda.ErrInvalidArgument, "a nil device", "take one from System.Devices")
+		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
 	case o.MaxBytes < 0 || o.MaxChunks < 0:
-		return nil, failure(op, cuda.ErrInvalidArgument, fmt.Sprintf("limits of %d bytes and %d chunks", o.MaxBytes, o.MaxChunks), "limits are not negative")
+		return nil, peererr.Invalid(op, fmt.Sprintf("limits of %d bytes and %d chunks", o.MaxBytes, o.MaxChunks), "limits are not negative")
 	}
-	if !c.closer.Acquire() {
-		return nil, closedError(op, "connection")
+	in, err := connOf(op, c)
+	if err != nil {
+		return nil, err
 	}
-	defer c.closer.Release()
-	if !c.taking.take(ctx, c.over) {
-		return nil, c.notTaken(ctx, op)
+	defer in.Release()
+	return in.receive(ctx, op, d, o, want, old, fresh)
+}
+
+func (c conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportOptions, want Descriptor,
+	old, fresh func(conn, *importing) (io.Closer, error)) (io.Closer, error) {
+	if err := c.turn(ctx, op, c.taking); err != nil {
+		return nil, err
 	}
-	defer c.taking.give()
+	defer c.taking.Give()
 	t, err := c.nextOffer(ctx, op)
 	if err != nil {
 		return nil, err
@@ -136,16 +151,16 @@ func (c *Conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportO
 	}
 	t.close()
 	// What comes of the transfer from now on is dropped.
-	c.inbox.mu.Lock()
-	c.inbox.end(t)
+	c.mu.Lock()
+	c.end(t)
 	ended := t.last
-	c.inbox.unlock()
+	c.unlock()
 	if err == nil {
-		c.carried.note(&c.carried.received, t.by, c.limits.Log, "received")
+		c.carried.note(&c.carried.received, t.by, c.Limits().Log, "received")
 		return got, nil
 	}
 	if !ended {
-		_ = c.tell(ctx, op, reasonMessage(declinedKind, t.number, err))
+		_ = c.tell(ctx, op, reasonMessage(wire.Declined, t.number, err))
 	}
 	if got != nil {
 		err = errors.Join(err, got.Close())
@@ -154,13 +169,13 @@ func (c *Conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportO
 }
 
 // nextOffer waits for an offer that was not withdrawn meanwhile, and takes it.
-func (c *Conn) nextOffer(ctx context.Context, op string) (t *transfer, err error) {
-	b := &c.inbox
+func (c conn) nextOffer(ctx context.Context, op string) (t *transfer, err error) {
+	b := c.transfers
 	for {
-		if err := c.await(ctx, op, func() bool { return b.offered() != nil }); err != nil {
+		if err := c.Await(ctx, op, func() bool { return b.waiting() }); err != nil {
 			return nil, err
 		}
-		if err := c.drain(ctx, op); err != nil {
+		if err := c.Drain(ctx, op); err != nil {
 			return nil, err
 		}
 		b.mu.Lock()
@@ -175,54 +190,54 @@ func (c *Conn) nextOffer(ctx context.Context, op string) (t *transfer, err error
 }
 
 // accept checks, imports and maps what was offered.
-func (c *Conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Device, o ImportOptions, want Descriptor,
-	old, fresh func(importKey, *intake) (io.Closer, error)) (io.Closer, error) {
+func (c conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Device, o ImportOptions, want Descriptor,
+	old, fresh func(conn, *importing) (io.Closer, error)) (io.Closer, error) {
 	who, declared, err := parseOffer(t.offer)
 	if err != nil {
 		return nil, err
 	}
 	if declared.Kind != want.Kind || declared.Element != want.Element || declared.ElementSize != want.ElementSize {
-		return nil, failure(op, ErrMismatch, fmt.Sprintf("the peer offers %s, where %s is taken", declared.what(), want.what()),
+		return nil, peererr.New(op, ErrMismatch, fmt.Sprintf("the peer offers %s, where %s is taken", declared.what(), want.what()),
 			"receive what the peer sends: a buffer, an array of the same elements, or an allocation")
 	}
-	i, err := newIntake(op, d, &declared, o)
+	in, err := newImporter(op, d, &declared, o)
 	if err != nil {
 		return nil, err
 	}
 	t.by = c.expect(declared.Handle)
-	key := keyOf(who, &declared, d, o)
-	got, err := old(key, i)
+	i := &importing{in, keyOf(who, &declared, d, o), declared.bytes()}
+	got, err := old(c, i)
 	if err != nil || got != nil {
 		return got, err
 	}
 	if err = c.takeAll(ctx, op, t, i); err == nil {
-		got, err = fresh(key, i)
+		got, err = fresh(c, i)
 	}
 	if err != nil {
-		return nil, i.discard(err)
+		return nil, i.Discard(err)
 	}
 	return got, nil
 }
 
 // takeAll imports the chunks as they come.
-func (c *Conn) takeAll(ctx context.Context, op string, t *transfer, i *intake) error {
-	for len(i.chunks) < len(i.declared.Chunks) {
-		if len(i.chunks) > 0 {
-			if err := c.transmit(ctx, op, countMessage(takenKind, t.number, len(i.chunks))); err != nil {
+func (c conn) takeAll(ctx context.Context, op string, t *transfer, i *importing) error {
+	for i.Chunks() < i.Declared() {
+		if i.Chunks() > 0 {
+			if err := c.Send(ctx, op, countMessage(wire.Taken, t.number, i.Chunks())); err != nil {
 				return err
 			}
 		}
-		part, err := c.awaitOwed(ctx, op, "further chunk", &t.parts, &c.inbox.in.poller)
+		part, err := c.awaitOwed(ctx, op, "further chunk", &t.parts, &c.in.spinner)
 		if err != nil {
 			return err
 		}
 		switch {
-		case part.Kind == withdrawnKind:
+		case part.Kind == wire.Withdrawn:
 			err = reasonOf(op, part)
-		case part.lost:
-			err = errFDsLost(fmt.Sprintf("file descriptors of chunks from %d on were dropped", countOf(part)))
-		case countOf(part) != uint32(len(i.chunks)):
-			err = violation("chunks from %d on, where %d is the next", countOf(part), len(i.chunks))
+		case lost(part):
+			err = peererr.FilesLost(fmt.Sprintf("file descriptors of chunks from %d on were dropped", countOf(part)))
+		case countOf(part) != uint32(i.Chunks()):
+			err = peererr.Violation("chunks from %d on, where %d is the next", countOf(part), i.Chunks())
 		default:
 			err = c.takePart(ctx, op, t, i, part)
 		}
@@ -237,9 +252,9 @@ func (c *Conn) takeAll(ctx context.Context, op string, t *transfer, i *intake) e
 // spend closes descriptors that were imported, mostly later, when the sender
 // knows that its memory is mapped: to close a chunk's last descriptor takes the
 // kernel as long as to import it.
-func (c *Conn) spend(t *transfer, fds []*FD) {
+func (c conn) spend(t *transfer, fds []*peer.FD) {
 	t.spent = append(t.spent, fds...)
-	if limit, err := fd.Limit(); err != nil || uint64(OpenFDs()) > limit/exportShare {
+	if limit, err := fd.Limit(); err != nil || uint64(peer.OpenFDs()) > limit/exchange.Share {
 		t.close()
 	}
 }
@@ -250,44 +265,44 @@ const fewSpent = 4
 
 // closeSpent closes what was spent: many on a goroutine of their own, which the
 // connection's Close waits for.
-func (c *Conn) closeSpent(t *transfer) {
+func (c conn) closeSpent(t *transfer) {
 	spent := t.spent
-	if len(spent) <= fewSpent || !c.closer.Acquire() {
+	if len(spent) <= fewSpent || !c.Acquire() {
 		t.close()
 		return
 	}
 	t.spent = nil
 	go func() {
-		defer c.closer.Release()
-		_ = closeAll(spent)
+		defer c.Release()
+		_ = peer.CloseAll(spent)
 	}()
 }
 
 // close closes what was spent.
 func (t *transfer) close() {
-	_ = closeAll(t.spent)
+	_ = peer.CloseAll(t.spent)
 	t.spent = nil
 }
 
 // confirm tells the sender that its memory is mapped, and waits until it knows.
-func (c *Conn) confirm(ctx context.Context, op string, t *transfer) error {
-	c.inbox.mu.Lock()
+func (c conn) confirm(ctx context.Context, op string, t *transfer) error {
+	c.mu.Lock()
 	t.mapped = true
-	c.inbox.mu.Unlock()
-	if err := c.transmit(ctx, op, transferMessage(mappedKind, t.number)); err != nil {
+	c.mu.Unlock()
+	if err := c.Send(ctx, op, transferMessage(wire.Mapped, t.number)); err != nil {
 		return err
 	}
 	c.closeSpent(t)
 	for {
-		part, err := c.awaitOwed(ctx, op, "confirmation", &t.parts, &c.inbox.in.poller)
+		part, err := c.awaitOwed(ctx, op, "confirmation", &t.parts, &c.in.spinner)
 		if err != nil {
 			return err
 		}
 		_ = part.Close()
 		switch part.Kind {
-		case confirmedKind:
+		case wire.Confirmed:
 			return nil
-		case withdrawnKind:
+		case wire.Withdrawn:
 			return reasonOf(op, part)
 		}
 		// Chunks of memory that was here already, which the sender did not know.

@@ -7,18 +7,21 @@ import (
 	"errors"
 	"time"
 
-	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/exchange"
+	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // SendBuffer shares a buffer's bytes in use with the peer, which takes them with
 // [ReceiveBuffer]. It returns when the peer has mapped them, or has said why not
-// ([ErrRefused]); the peer must take the offer, and then go on, within
+// ([peer.ErrRefused]); the peer must take the offer, and then go on, within
 // Options.Timeout. The connection can be used after an error, unless that says
 // that the connection is over.
 //
@@ -34,21 +37,21 @@ import (
 // (cuda.ErrNotSupported): see vmm.Properties.Handles. Memory that has a fabric
 // handle goes by that. Where the peer's driver does not take it, and the memory
 // has a descriptor too, it goes by descriptor, of which both sides' logs and
-// [Conn.Transfers] tell; without a descriptor it is refused.
-func SendBuffer(ctx context.Context, c *Conn, b *vmm.Buffer) error {
+// [TransfersOf] tell; without a descriptor it is refused.
+func SendBuffer(ctx context.Context, c *peer.Conn, b *vmm.Buffer) error {
 	const op = "handles.SendBuffer"
 	if b == nil {
-		return failure(op, cuda.ErrInvalidArgument, "a nil buffer", "make one with vmm.NewBuffer")
+		return peererr.Invalid(op, "a nil buffer", "make one with vmm.NewBuffer")
 	}
 	return sendMemory(ctx, op, c, b, Descriptor{Kind: BufferKind}, 1)
 }
 
 // SendArray shares an array's elements in use with the peer, which takes them
 // with [ReceiveArray] of the same type; otherwise it is SendBuffer.
-func SendArray[T any](ctx context.Context, c *Conn, a *vmm.Array[T]) error {
+func SendArray[T any](ctx context.Context, c *peer.Conn, a *vmm.Array[T]) error {
 	const op = "handles.SendArray"
 	if a == nil {
-		return failure(op, cuda.ErrInvalidArgument, "a nil array", "make one with vmm.NewArray")
+		return peererr.Invalid(op, "a nil array", "make one with vmm.NewArray")
 	}
 	e, size := ElementOf[T]()
 	return sendMemory(ctx, op, c, a.Buffer(), Descriptor{Kind: ArrayKind, Element: e, ElementSize: uint32(size)}, uint64(size))
@@ -56,10 +59,10 @@ func SendArray[T any](ctx context.Context, c *Conn, a *vmm.Array[T]) error {
 
 // SendAllocation shares physical memory with the peer, which takes it with
 // [ReceiveAllocation]; otherwise it is SendBuffer.
-func SendAllocation(ctx context.Context, c *Conn, a *vmm.Allocation) error {
+func SendAllocation(ctx context.Context, c *peer.Conn, a *vmm.Allocation) error {
 	const op = "handles.SendAllocation"
 	if a == nil {
-		return failure(op, cuda.ErrInvalidArgument, "a nil allocation", "make one with vmm.Create")
+		return peererr.Invalid(op, "a nil allocation", "make one with vmm.Create")
 	}
 	h, open := phys.Use(a)
 	if !open {
@@ -72,7 +75,7 @@ func SendAllocation(ctx context.Context, c *Conn, a *vmm.Allocation) error {
 }
 
 // sendMemory sends what a buffer has in use, in elements of so many bytes.
-func sendMemory(ctx context.Context, op string, c *Conn, b *vmm.Buffer, d Descriptor, element uint64) error {
+func sendMemory(ctx context.Context, op string, c *peer.Conn, b *vmm.Buffer, d Descriptor, element uint64) error {
 	in := share.Of(b)
 	used := in.Used()
 	v, err := in.View(op, used)
@@ -85,7 +88,7 @@ func sendMemory(ctx context.Context, op string, c *Conn, b *vmm.Buffer, d Descri
 	return errors.Join(err, v.Release())
 }
 
-func sendView(ctx context.Context, op string, c *Conn, d Descriptor, on *core.System, asked driver.AllocationProp, imported bool, v share.View) error {
+func sendView(ctx context.Context, op string, c *peer.Conn, d Descriptor, on *core.System, asked driver.AllocationProp, imported bool, v share.View) error {
 	handles := make([]*phys.Handle, len(v.Chunks))
 	for i, ch := range v.Chunks {
 		handles[i] = ch.Handle
@@ -100,18 +103,16 @@ func sendView(ctx context.Context, op string, c *Conn, d Descriptor, on *core.Sy
 	if err := describe(op, &d, on, asked, handles); err != nil {
 		return err
 	}
-	if c == nil {
-		return failure(op, cuda.ErrInvalidArgument, "a nil connection", "make one with Dial, Accept, Pair or Inherit")
+	in, err := connOf(op, c)
+	if err != nil {
+		return err
 	}
-	if !c.closer.Acquire() {
-		return closedError(op, "connection")
+	defer in.Release()
+	if err := in.turn(ctx, op, in.offering); err != nil {
+		return err
 	}
-	defer c.closer.Release()
-	if !c.offering.take(ctx, c.over) {
-		return c.notTaken(ctx, op)
-	}
-	defer c.offering.give()
-	return c.offer(ctx, op, identify(handles), &d, handles)
+	defer in.offering.Give()
+	return in.offer(ctx, op, identify(handles), &d, handles)
 }
 
 // identify names memory in this process's terms. Handles are numbered once in
@@ -126,8 +127,8 @@ func identify(handles []*phys.Handle) (who identity) {
 }
 
 // offer runs a transfer as its sender. The caller has the slot for offering.
-func (c *Conn) offer(ctx context.Context, op string, who identity, d *Descriptor, chunks []*phys.Handle) error {
-	b := &c.inbox
+func (c conn) offer(ctx context.Context, op string, who identity, d *Descriptor, chunks []*phys.Handle) error {
+	b := c.transfers
 	b.mu.Lock()
 	b.out.begun++
 	t := b.out.begun
@@ -139,7 +140,7 @@ func (c *Conn) offer(ctx context.Context, op string, who identity, d *Descriptor
 	}()
 	m, err := offerMessage(t, who, d)
 	if err == nil {
-		err = c.transmit(ctx, op, m)
+		err = c.Send(ctx, op, m)
 	}
 	if err != nil {
 		b.mu.Lock()
@@ -152,7 +153,7 @@ func (c *Conn) offer(ctx context.Context, op string, who identity, d *Descriptor
 	sent, under, done := 0, []int(nil), false
 	by := c.begin(d.Handle)
 	for err == nil && !done {
-		if err = c.drain(ctx, op); err != nil {
+		if err = c.Drain(ctx, op); err != nil {
 			break
 		}
 		if sent == len(chunks) || len(under) == by.window() || c.answeredAlready() {
@@ -172,20 +173,20 @@ func (c *Conn) offer(ctx context.Context, op string, who identity, d *Descriptor
 	}
 	switch {
 	case done:
-		c.carried.note(&c.carried.sent, by, c.limits.Log, "sent")
-		return c.tell(ctx, op, transferMessage(confirmedKind, t))
-	case !errors.Is(err, ErrRefused):
-		_ = c.tell(ctx, op, reasonMessage(withdrawnKind, t, err))
+		c.carried.note(&c.carried.sent, by, c.Limits().Log, "sent")
+		return c.tell(ctx, op, transferMessage(wire.Confirmed, t))
+	case !errors.Is(err, peer.ErrRefused):
+		_ = c.tell(ctx, op, reasonMessage(wire.Withdrawn, t, err))
 	}
 	return err
 }
 
 // sendChunks exports and sends the first of the chunks that are left, and
-// answers how many.
-func (c *Conn) sendChunks(ctx context.Context, op string, t uint32, way vmm.HandleTypes, sent int, left []*phys.Handle) (int, error) {
+// returns how many.
+func (c conn) sendChunks(ctx context.Context, op string, t uint32, way vmm.HandleTypes, sent int, left []*phys.Handle) (int, error) {
 	if way == vmm.Fabric {
-		left = left[:min(len(left), chunkBatch)]
-		m := countMessage(fabricKind, t, sent)
+		left = left[:min(len(left), wire.MaxBatch)]
+		m := countMessage(wire.Fabric, t, sent)
 		for _, h := range left {
 			f, err := h.ExportFabric(op)
 			if err != nil {
@@ -193,44 +194,44 @@ func (c *Conn) sendChunks(ctx context.Context, op string, t uint32, way vmm.Hand
 			}
 			m.Body = append(m.Body, f[:]...)
 		}
-		return len(left), c.transmit(ctx, op, m)
+		return len(left), c.Send(ctx, op, m)
 	}
-	e, err := exportSome(ctx, op, left, c.limits.Timeout)
+	e, err := exchange.Some(ctx, op, left, c.Limits().Timeout)
 	if err != nil {
 		return 0, err
 	}
-	defer e.close()
-	m := countMessage(chunksKind, t, sent)
-	m.FDs = e.fds
-	return len(e.fds), c.transmit(ctx, op, m)
+	defer e.Close()
+	m := countMessage(wire.Chunks, t, sent)
+	m.FDs = e.FDs
+	return len(e.FDs), c.Send(ctx, op, m)
 }
 
 // answeredAlready reports whether the peer has said something: it refuses, or
 // has the memory already, so that no more need be exported.
-func (c *Conn) answeredAlready() bool {
-	c.inbox.mu.Lock()
-	defer c.inbox.mu.Unlock()
-	return len(c.inbox.out.answers) > 0
+func (c conn) answeredAlready() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.out.answers) > 0
 }
 
 // answered waits for the next answer of the peer, to messages that so many
 // chunks have been sent with.
-func (c *Conn) answered(ctx context.Context, op string, under []int, by *carriage) (left []int, done bool, err error) {
-	m, err := c.awaitOwed(ctx, op, "answer", &c.inbox.out.answers, &c.inbox.out.poller)
+func (c conn) answered(ctx context.Context, op string, under []int, by *handleNegotiation) (left []int, done bool, err error) {
+	m, err := c.awaitOwed(ctx, op, "answer", &c.out.answers, &c.out.spinner)
 	switch {
 	case err != nil:
 		return under, false, err
-	case m.Kind == declinedKind:
+	case m.Kind == wire.Declined:
 		return under, false, reasonOf(op, m)
-	case m.Kind == mappedKind:
+	case m.Kind == wire.Mapped:
 		// Perhaps before it was sent all: it has that memory already.
 		return nil, true, nil
-	case m.Kind == takenKind && len(under) > 0 && countOf(m) == uint32(under[0]):
+	case m.Kind == wire.Taken && len(under) > 0 && countOf(m) == uint32(under[0]):
 		return under[1:], false, nil
-	case m.Kind == byFDKind && by.downgrade(textOf(m)):
+	case m.Kind == wire.ByFD && by.downgrade(textOf(m)):
 		return nil, false, nil
 	}
-	return under, false, c.fail(violation("answer %d out of turn", m.Kind))
+	return under, false, c.Fail(peererr.Violation("answer %d out of turn", m.Kind))
 }
 
 // tellWait bounds how long the end of a transfer is told to a peer that does not
@@ -239,8 +240,16 @@ const tellWait = time.Second
 
 // tell sends what the peer should know even though the caller's context may
 // have ended. A peer that cannot be told runs into its own limit.
-func (c *Conn) tell(ctx context.Context, op string, m Message) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(tellWait, c.limits.Timeout))
+func (c conn) tell(ctx context.Context, op string, m peer.Message) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(tellWait, c.Limits().Timeout))
 	defer cancel()
-	return c.transmit(ctx, op, m)
+	return c.Send(ctx, op, m)
+}
+
+// describe fills in what a descriptor says of memory.
+func describe(op string, d *Descriptor, on *core.System, asked driver.AllocationProp, chunks []*phys.Handle) error {
+	m, err := exchange.Describe(op, on, asked, chunks)
+	d.Location, d.Device, d.Handle, d.Compressible, d.RDMA, d.Chunks = m.Location, m.Device, m.Handle, m.Compressible, m.RDMA, m.Chunks
+	d.Exporter = Self()
+	return err
 }

@@ -15,9 +15,12 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/internal/peertest"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -41,7 +44,7 @@ func BenchmarkShare(b *testing.B) {
 				folder := b.TempDir()
 				m, err := sim.New(folderOptions(folder, 1<<30))
 				require.NoError(b, err)
-				withCosts(m)
+				peertest.WithCosts(m)
 				s, err := m.OpenOwned()
 				require.NoError(b, err)
 				b.Cleanup(func() { require.NoError(b, s.Close()) })
@@ -53,17 +56,17 @@ func BenchmarkShare(b *testing.B) {
 }
 
 func benchShare(b *testing.B, d *cuda.Device, folder string, n, chunk int) {
-	conn, far, err := handles.Pair(handles.Options{})
+	conn, far, err := peer.Pair(peer.Options{})
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, conn.Close()) })
-	peer := reexec.Command(b, "party")
-	peer.ExtraFiles = []*os.File{far}
-	peer.Timeout = 10 * time.Minute
-	peer.Start()
+	child := reexec.Command(b, "party")
+	child.ExtraFiles = []*os.File{far}
+	child.Timeout = 10 * time.Minute
+	child.Start()
 	far.Close()
 	ask := func(o order) (r report) {
-		peer.Send(o)
-		peer.Recv(&r)
+		child.Send(o)
+		child.Recv(&r)
 		require.Empty(b, r.Err)
 		return r
 	}
@@ -75,13 +78,13 @@ func benchShare(b *testing.B, d *cuda.Device, folder string, n, chunk int) {
 	require.NoError(b, gputest.Err(buf.AppendUndefined(n*chunk)))
 	received := 0
 	ours := func() time.Duration {
-		peer.Send(order{Do: "receive"})
+		child.Send(order{Do: "receive"})
 		time.Sleep(2 * time.Millisecond) // it waits by now
-		start := monotonic()
+		start := peertest.Monotonic()
 		require.NoError(b, handles.SendBuffer(context.Background(), conn, buf))
-		end := monotonic()
+		end := peertest.Monotonic()
 		var r report
-		peer.Recv(&r)
+		child.Recv(&r)
 		require.Empty(b, r.Err)
 		ask(order{Do: "close", Nth: received})
 		received++
@@ -90,13 +93,13 @@ func benchShare(b *testing.B, d *cuda.Device, folder string, n, chunk int) {
 	theirs := func() time.Duration {
 		time.Sleep(2 * time.Millisecond)
 		fds, took := exportRaw(b, buf)
-		peer.Send(order{Do: "import raw", N: n, Chunk: chunk})
-		require.NoError(b, conn.Send(context.Background(), handles.Message{Kind: 1, FDs: fds}))
+		child.Send(order{Do: "import raw", N: n, Chunk: chunk})
+		require.NoError(b, conn.Send(context.Background(), peer.Message{Kind: 1, FDs: fds}))
 		for _, f := range fds {
 			require.NoError(b, f.Close())
 		}
 		var r report
-		peer.Recv(&r)
+		child.Recv(&r)
 		require.Empty(b, r.Err)
 		return took + time.Duration(r.Nanos)
 	}
@@ -107,9 +110,9 @@ func benchShare(b *testing.B, d *cuda.Device, folder string, n, chunk int) {
 	}
 	var first, again, beside, alone []time.Duration
 	for range max(5, min(101, 1000/n)) {
-		handles.DropKept()
+		exchange.Warm.Drop()
 		first, again, beside = append(first, ours()), append(again, ours()), append(beside, theirs())
-		handles.DropKept()
+		exchange.Warm.Drop()
 		alone = append(alone, theirs())
 	}
 	ratio := func(a, b []time.Duration) float64 { return float64(median(a)) / float64(median(b)) }
@@ -118,7 +121,7 @@ func benchShare(b *testing.B, d *cuda.Device, folder string, n, chunk int) {
 	b.ReportMetric(ratio(again, alone), "ratio")
 	b.ReportMetric(ratio(first, alone), "first-ratio")
 	b.ReportMetric(ratio(again, beside), "beside-ratio")
-	peer.Wait()
+	child.Wait()
 }
 
 func median(d []time.Duration) time.Duration {
@@ -127,7 +130,7 @@ func median(d []time.Duration) time.Duration {
 }
 
 // exportRaw is the driver calls of the exporter alone.
-func exportRaw(b *testing.B, buf *vmm.Buffer) (fds []*handles.FD, took time.Duration) {
+func exportRaw(b *testing.B, buf *vmm.Buffer) (fds []*peer.FD, took time.Duration) {
 	v, err := share.Of(buf).View("bench", uint64(buf.Len()))
 	require.NoError(b, err)
 	defer func() { require.NoError(b, v.Release()) }()
@@ -142,7 +145,7 @@ func exportRaw(b *testing.B, buf *vmm.Buffer) (fds []*handles.FD, took time.Dura
 	}
 	took = time.Since(start)
 	for _, s := range all {
-		f, err := handles.NewFD(int(int32(binary.NativeEndian.Uint32(s[:]))))
+		f, err := peer.NewFD(int(int32(binary.NativeEndian.Uint32(s[:]))))
 		require.NoError(b, err)
 		fds = append(fds, f)
 	}

@@ -14,8 +14,10 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/internal/peertest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -26,10 +28,10 @@ type side struct {
 	m    *sim.Machine
 	s    *cuda.System
 	d, e *cuda.Device
-	conn *handles.Conn
+	conn *peer.Conn
 }
 
-func newSide(t *testing.T, conn *handles.Conn) *side {
+func newSide(t *testing.T, conn *peer.Conn) *side {
 	device := sim.DeviceOptions{Granularity: 64 << 10, Memory: 64 * mib}
 	m, s := sim.Open(t, sim.Options{Devices: []sim.DeviceOptions{device, device}})
 	x := &side{m: m, s: s, d: s.Devices()[0], e: s.Devices()[1], conn: conn}
@@ -71,8 +73,8 @@ var sharings = []struct {
 // call behind it too: both sides learn of it, nothing is left on either, and the
 // connection goes on.
 func TestEveryFailureOfSharing(t *testing.T) {
-	noLeak(t)
-	near, far := pair(t, handles.Options{})
+	peertest.NoLeak(t)
+	near, far := peertest.Pair(t, peer.Options{})
 	from, to := newSide(t, near), newSide(t, far)
 	b, err := vmm.NewBuffer(from.d, vmm.BufferOptions{Reserve: 16 * mib, Chunks: vmm.FixedChunks(64 << 10)})
 	require.NoError(t, err)
@@ -94,7 +96,7 @@ func TestEveryFailureOfSharing(t *testing.T) {
 						struck.m.Inject(f)
 					}
 					// Who fails before anything is offered tells nobody.
-					ctx, cancel := context.WithTimeout(t.Context(), handles.Guard)
+					ctx, cancel := context.WithTimeout(t.Context(), peertest.Guard)
 					defer cancel()
 					var group errgroup.Group
 					group.Go(func() error {
@@ -145,9 +147,9 @@ func TestEveryFailureOfSharing(t *testing.T) {
 						if struck == to {
 							struckSide, other = received, sent
 						}
-						require.NotErrorIs(t, struckSide, handles.ErrRefused)
+						require.NotErrorIs(t, struckSide, peer.ErrRefused)
 						if !errors.Is(other, context.Canceled) {
-							require.ErrorIs(t, other, handles.ErrRefused)
+							require.ErrorIs(t, other, peer.ErrRefused)
 						}
 					}
 					for j := 0; j < 6 && calls > k+1+j; j++ {

@@ -13,10 +13,15 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/internal/link"
+	"github.com/cuvmm/cuvmm/internal/peertest"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -25,7 +30,7 @@ import (
 // hostile is a peer that sends what it likes to an importer.
 type hostile struct {
 	t         *testing.T
-	near, far *Conn
+	near, far *peer.Conn
 	d         *cuda.Device
 	offers    uint32
 	chunks    []*phys.Handle // two of 64 KiB on device 0
@@ -33,8 +38,8 @@ type hostile struct {
 }
 
 func newHostile(t *testing.T, timeout time.Duration) *hostile {
-	before := OpenFDs()
-	t.Cleanup(func() { require.Equal(t, before, OpenFDs(), "FDs left open") })
+	before := peer.OpenFDs()
+	t.Cleanup(func() { require.Equal(t, before, peer.OpenFDs(), "FDs left open") })
 	device := sim.DeviceOptions{Granularity: 64 << 10, Memory: 64 << 20}
 	_, s := sim.Open(t, sim.Options{Devices: []sim.DeviceOptions{device, device}})
 	h := &hostile{t: t, d: s.Devices()[0]}
@@ -54,10 +59,18 @@ func newHostile(t *testing.T, timeout time.Duration) *hostile {
 	return h
 }
 
+// inside looks inside a connection.
+func inside(t testing.TB, c *peer.Conn) conn {
+	in, err := connOf("test", c)
+	require.NoError(t, err)
+	in.Release()
+	return in
+}
+
 func (h *hostile) connect(timeout time.Duration) {
-	near, f, err := Pair(Options{Timeout: timeout})
+	near, f, err := peer.Pair(peer.Options{Timeout: timeout})
 	require.NoError(h.t, err)
-	far, err := Inherit(f, Options{Timeout: timeout})
+	far, err := peer.Inherit(f, peer.Options{Timeout: timeout})
 	require.NoError(h.t, err)
 	h.near, h.far, h.offers = near, far, 0
 	h.t.Cleanup(func() {
@@ -67,15 +80,15 @@ func (h *hostile) connect(timeout time.Duration) {
 }
 
 // memory makes descriptors of the chunks.
-func (h *hostile) memory(n int) []*FD {
-	e, err := exportSome(h.t.Context(), "test", h.chunks[:n], Guard)
+func (h *hostile) memory(n int) []*peer.FD {
+	e, err := exchange.Some(h.t.Context(), "test", h.chunks[:n], peertest.Guard)
 	require.NoError(h.t, err)
-	h.t.Cleanup(e.close)
-	return e.fds
+	h.t.Cleanup(e.Close)
+	return e.FDs
 }
 
-func fabricMessage(t uint32, first int, all ...cuda.FabricHandle) Message {
-	m := countMessage(fabricKind, t, first)
+func fabricMessage(t uint32, first int, all ...cuda.FabricHandle) peer.Message {
+	m := countMessage(wire.Fabric, t, first)
 	for _, f := range all {
 		m.Body = append(m.Body, f[:]...)
 	}
@@ -83,18 +96,19 @@ func fabricMessage(t uint32, first int, all ...cuda.FabricHandle) Message {
 }
 
 // foreign makes a descriptor of something else.
-func (h *hostile) foreign(open func() (int, error)) []*FD {
+func (h *hostile) foreign(open func() (int, error)) []*peer.FD {
 	n, err := open()
 	require.NoError(h.t, err)
-	f := own(n)
+	f, err := peer.NewFD(n)
+	require.NoError(h.t, err)
 	h.t.Cleanup(func() { _ = f.Close() })
-	return []*FD{f}
+	return []*peer.FD{f}
 }
 
 // offer sends a descriptor, whatever it says, with descriptors of files.
-func (h *hostile) offer(d Descriptor, fds []*FD) {
+func (h *hostile) offer(d Descriptor, fds []*peer.FD) {
 	h.offers++
-	m := transferMessage(offerKind, h.offers)
+	m := transferMessage(wire.Offer, h.offers)
 	m.Body = append(m.Body, make([]byte, identityBytes)...)
 	m.Body[transferHeader] = byte(h.offers) // other memory each time
 	b, err := d.MarshalBinary()
@@ -114,14 +128,14 @@ func (h *hostile) offer(d Descriptor, fds []*FD) {
 	m.Body = append(m.Body, b...)
 	h.send(m)
 	if len(fds) > 0 {
-		m = countMessage(chunksKind, h.offers, 0)
+		m = countMessage(wire.Chunks, h.offers, 0)
 		m.FDs = fds
 		h.send(m)
 	}
 }
 
-func (h *hostile) send(m Message) {
-	require.NoError(h.t, h.near.transmit(h.t.Context(), "test", m))
+func (h *hostile) send(m peer.Message) {
+	require.NoError(h.t, link.Of(h.near).Send(h.t.Context(), "test", m))
 }
 
 // Whatever a peer offers is a typed error in time, nothing of it is kept, and
@@ -163,7 +177,7 @@ func TestHostileOffers(t *testing.T) {
 			d := h.honest
 			d.Chunks = []uint64{math.MaxUint64 - 65535, 64 << 10}
 			h.offer(d, h.memory(2))
-		}, ErrTooLarge, "no device has that much"},
+		}, peer.ErrTooLarge, "no device has that much"},
 		{"an empty chunk", func(h *hostile) {
 			d := h.honest
 			d.Chunks = []uint64{0, 64 << 10}
@@ -173,9 +187,9 @@ func TestHostileOffers(t *testing.T) {
 			d := one(h.honest)
 			d.Chunks = []uint64{1 << 40}
 			h.offer(d, h.memory(1))
-		}, ErrTooLarge, "64 MiB are allowed"},
+		}, peer.ErrTooLarge, "64 MiB are allowed"},
 		{"garbage", func(h *hostile) {
-			m := transferMessage(offerKind, 1)
+			m := transferMessage(wire.Offer, 1)
 			m.Body = append(m.Body, make([]byte, identityBytes+descriptorHeader)...)
 			h.offers++
 			h.send(m)
@@ -190,35 +204,36 @@ func TestHostileOffers(t *testing.T) {
 			d := h.honest
 			d.Handle = vmm.Fabric
 			h.offer(d, h.memory(2))
-		}, ErrProtocol, "memory by fd, where fabric was agreed on"},
+		}, peer.ErrProtocol, "memory by fd, where fabric was agreed on"},
 		{"a fabric handle of an offer by descriptor", func(h *hostile) {
 			h.offer(h.honest, nil)
 			h.send(fabricMessage(h.offers, 0, cuda.FabricHandle{1}))
-		}, ErrProtocol, "memory by fabric, where fd was agreed on"},
+		}, peer.ErrProtocol, "memory by fabric, where fd was agreed on"},
 		{"fabric handles after descriptors were agreed on", func(h *hostile) {
 			d := h.honest
 			d.Handle = vmm.Fabric | vmm.PosixFD
 			h.offer(d, nil)
 			h.send(fabricMessage(h.offers, 0, cuda.FabricHandle{1}))
 			h.send(fabricMessage(h.offers, 0, cuda.FabricHandle{1}))
-		}, ErrProtocol, "memory by fabric, where fd was agreed on"},
+		}, peer.ErrProtocol, "memory by fabric, where fd was agreed on"},
 		{"more descriptors than chunks", func(h *hostile) { h.offer(one(h.honest), h.memory(2)) }, ErrMismatch, "more file descriptors"},
-		{"fewer descriptors than chunks", func(h *hostile) { h.offer(h.honest, h.memory(1)) }, ErrTimeout, "further chunk"},
-		{"no descriptors", func(h *hostile) { h.offer(h.honest, nil) }, ErrTimeout, "further chunk"},
+		{"fewer descriptors than chunks", func(h *hostile) { h.offer(h.honest, h.memory(1)) }, peer.ErrTimeout, "further chunk"},
+		{"no descriptors", func(h *hostile) { h.offer(h.honest, nil) }, peer.ErrTimeout, "further chunk"},
 		{"the same chunk again", func(h *hostile) {
 			h.offer(h.honest, h.memory(1))
-			m := countMessage(chunksKind, h.offers, 0)
+			m := countMessage(wire.Chunks, h.offers, 0)
 			m.FDs = h.memory(1)
 			h.send(m)
-		}, ErrProtocol, "where 1 is the next"},
+		}, peer.ErrProtocol, "where 1 is the next"},
 		{"withdrawn in the middle", func(h *hostile) {
 			h.offer(h.honest, h.memory(1))
-			// Not before it is taken, or nobody sees it.
-			_, err := h.near.awaitOwed(h.t.Context(), "test", "answer", &h.near.inbox.out.answers, &h.near.inbox.out.poller)
+			// Not before it is taken, or nothing sees it.
+			near := inside(h.t, h.near)
+			_, err := near.awaitOwed(h.t.Context(), "test", "answer", &near.out.answers, &near.out.spinner)
 			require.NoError(h.t, err)
-			h.send(reasonMessage(withdrawnKind, h.offers, errors.New("changed my mind")))
-		}, ErrRefused, "changed my mind"},
-		{"no confirmation", func(h *hostile) { h.offer(h.honest, h.memory(2)) }, ErrTimeout, "confirmation"},
+			h.send(reasonMessage(wire.Withdrawn, h.offers, errors.New("changed my mind")))
+		}, peer.ErrRefused, "changed my mind"},
+		{"no confirmation", func(h *hostile) { h.offer(h.honest, h.memory(2)) }, peer.ErrTimeout, "confirmation"},
 		{"the null device", func(h *hostile) {
 			h.offer(one(h.honest), h.foreign(func() (int, error) { return syscall.Open(os.DevNull, syscall.O_RDWR|syscall.O_CLOEXEC, 0) }))
 		}, ErrNotMemory, "chunk 0"},
@@ -240,12 +255,13 @@ func TestHostileOffers(t *testing.T) {
 		}, ErrNotMemory, "chunk 0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			patience := Guard
-			if errors.Is(c.want, ErrTimeout) {
+			patience := peertest.Guard
+			if errors.Is(c.want, peer.ErrTimeout) {
 				patience = 150 * time.Millisecond
 			}
 			h := newHostile(t, patience)
-			b, off := h.near, &h.near.inbox
+			b := inside(t, h.near)
+			off := b.transfers
 			off.mu.Lock()
 			off.out.begun = 1 // it hears the answers
 			off.mu.Unlock()
@@ -261,8 +277,8 @@ func TestHostileOffers(t *testing.T) {
 			require.Equal(t, before, after)
 
 			// The next offer is an honest one.
-			SetTimeout(h.near, Guard)
-			SetTimeout(h.far, Guard)
+			peertest.SetTimeout(h.near, peertest.Guard)
+			peertest.SetTimeout(h.far, peertest.Guard)
 			off.mu.Lock()
 			off.out.begun, off.out.ended, off.out.answers = h.offers, h.offers, nil
 			off.mu.Unlock()
@@ -281,25 +297,25 @@ func TestHostileTransfersEndTheConnection(t *testing.T) {
 	for name, do := range map[string]func(h *hostile){
 		"confirmed too early": func(h *hostile) {
 			h.offer(h.honest, h.memory(1))
-			h.send(transferMessage(confirmedKind, 1))
+			h.send(transferMessage(wire.Confirmed, 1))
 		},
 		"two offers": func(h *hostile) {
 			h.offer(h.honest, h.memory(1))
 			h.offer(h.honest, h.memory(1))
 		},
 		"an answer": func(h *hostile) {
-			h.send(transferMessage(mappedKind, 1))
+			h.send(transferMessage(wire.Mapped, 1))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHostile(t, Guard)
+			h := newHostile(t, peertest.Guard)
 			do(h)
 			_, err := ReceiveBuffer(t.Context(), h.far, h.d, ImportOptions{})
-			require.ErrorIs(t, err, ErrProtocol)
+			require.ErrorIs(t, err, peer.ErrProtocol)
 			_, err = h.far.Receive(t.Context())
-			require.ErrorIs(t, err, ErrProtocol)
+			require.ErrorIs(t, err, peer.ErrProtocol)
 			_, err = h.near.Receive(t.Context())
-			require.True(t, errors.Is(err, ErrRefused) || errors.Is(err, ErrGone), "%v", err)
+			require.True(t, errors.Is(err, peer.ErrRefused) || errors.Is(err, peer.ErrGone), "%v", err)
 		})
 	}
 }
@@ -308,64 +324,64 @@ func TestHostileTransfersEndTheConnection(t *testing.T) {
 func hears(t *testing.T, patience time.Duration, answer func(h *hostile)) error {
 	h := newHostile(t, patience)
 	var group errgroup.Group
-	group.Go(func() error { return h.near.offer(t.Context(), "test", identity{1}, &h.honest, h.chunks) })
-	require.NoError(t, h.far.await(t.Context(), "test", func() bool { return h.far.inbox.offered() != nil }))
+	group.Go(func() error { return inside(t, h.near).offer(t.Context(), "test", identity{1}, &h.honest, h.chunks) })
+	require.NoError(t, link.Of(h.far).Await(t.Context(), "test", inside(t, h.far).waiting))
 	h.near, h.far = h.far, h.near
 	answer(h)
 	err := group.Wait()
-	require.Zero(t, exports.used)
+	require.Zero(t, exchange.Exports.Used())
 	return err
 }
 
 func TestHostileAnswers(t *testing.T) {
-	require.ErrorIs(t, hears(t, 200*time.Millisecond, func(*hostile) {}), ErrTimeout)
-	require.ErrorIs(t, hears(t, Guard, func(h *hostile) { h.send(countMessage(takenKind, 1, 7)) }), ErrProtocol)
-	require.ErrorIs(t, hears(t, Guard, func(h *hostile) { h.send(transferMessage(mappedKind, 2)) }), ErrProtocol)
-	require.ErrorIs(t, hears(t, Guard, func(h *hostile) { require.NoError(t, h.near.Close()) }), ErrGone)
-	err := hears(t, Guard, func(h *hostile) { h.send(reasonMessage(declinedKind, 1, errors.New("I have \x1b[31m enough"))) })
-	require.ErrorIs(t, err, ErrRefused)
+	require.ErrorIs(t, hears(t, 200*time.Millisecond, func(*hostile) {}), peer.ErrTimeout)
+	require.ErrorIs(t, hears(t, peertest.Guard, func(h *hostile) { h.send(countMessage(wire.Taken, 1, 7)) }), peer.ErrProtocol)
+	require.ErrorIs(t, hears(t, peertest.Guard, func(h *hostile) { h.send(transferMessage(wire.Mapped, 2)) }), peer.ErrProtocol)
+	require.ErrorIs(t, hears(t, peertest.Guard, func(h *hostile) { require.NoError(t, h.near.Close()) }), peer.ErrGone)
+	err := hears(t, peertest.Guard, func(h *hostile) { h.send(reasonMessage(wire.Declined, 1, errors.New("I have \x1b[31m enough"))) })
+	require.ErrorIs(t, err, peer.ErrRefused)
 	require.ErrorContains(t, err, `I have \x1b[31m enough`)
-	require.NoError(t, hears(t, Guard, func(h *hostile) { h.send(transferMessage(mappedKind, 1)) }))
+	require.NoError(t, hears(t, peertest.Guard, func(h *hostile) { h.send(transferMessage(wire.Mapped, 1)) }))
 }
 
 // A peer that warns of what never comes is waited for no longer than another.
 func TestAWarningOfAnOfferThatNeverEnds(t *testing.T) {
 	h := newHostile(t, 200*time.Millisecond)
 	h.offer(h.honest, nil)
-	h.send(Message{Kind: soonKind})
-	_, err := ReceiveBuffer(moment(t), h.far, h.d, ImportOptions{})
-	require.ErrorIs(t, err, ErrTimeout)
+	h.send(peer.Message{Kind: wire.Warning})
+	_, err := ReceiveBuffer(peertest.Context(t), h.far, h.d, ImportOptions{})
+	require.ErrorIs(t, err, peer.ErrTimeout)
 	require.ErrorContains(t, err, "no further chunk of the peer in 200ms")
 }
 
 // The same of one that is sent memory, and keeps what was exported for it.
 func TestAWarningOfAnAnswerThatNeverComes(t *testing.T) {
 	h := newHostile(t, 200*time.Millisecond)
-	require.NoError(t, h.far.transmit(moment(t), "test", Message{Kind: soonKind}))
-	err := h.near.offer(moment(t), "test", identity{1}, &h.honest, h.chunks)
-	require.ErrorIs(t, err, ErrTimeout)
+	require.NoError(t, link.Of(h.far).Send(peertest.Context(t), "test", peer.Message{Kind: wire.Warning}))
+	err := inside(t, h.near).offer(peertest.Context(t), "test", identity{1}, &h.honest, h.chunks)
+	require.ErrorIs(t, err, peer.ErrTimeout)
 	require.ErrorContains(t, err, "no answer of the peer in 200ms")
-	require.Zero(t, exports.used)
+	require.Zero(t, exchange.Exports.Used())
 }
 
 // The share of the limit of open files is kept to, and said.
 func TestExportsStayWithinTheirShare(t *testing.T) {
 	h := newHostile(t, 50*time.Millisecond)
-	limit, err := exports.take(t.Context(), "test", 1, 1<<30)
+	limit, err := exchange.Exports.Take(t.Context(), "test", 1, 1<<30)
 	require.NoError(t, err)
-	defer func() { require.Zero(t, exports.used) }()
-	_, err = exportSome(t.Context(), "test", h.chunks, 10*time.Millisecond)
-	require.ErrorIs(t, err, ErrOpenFiles)
+	defer func() { require.Zero(t, exchange.Exports.Used()) }()
+	_, err = exchange.Some(t.Context(), "test", h.chunks, 10*time.Millisecond)
+	require.ErrorIs(t, err, peer.ErrOpenFiles)
 	require.ErrorContains(t, err, "1/4 of this process's limit")
 	require.ErrorContains(t, err, "ulimit -n")
 	// What is left is used, and what comes free is waited for.
-	exports.give(1)
-	e, err := exportSome(t.Context(), "test", h.chunks, Guard)
+	exchange.Exports.Give(1)
+	e, err := exchange.Some(t.Context(), "test", h.chunks, peertest.Guard)
 	require.NoError(t, err)
-	require.Len(t, e.fds, 1)
-	time.AfterFunc(10*time.Millisecond, e.close)
-	e2, err := exportSome(t.Context(), "test", h.chunks, Guard)
+	require.Len(t, e.FDs, 1)
+	time.AfterFunc(10*time.Millisecond, e.Close)
+	e2, err := exchange.Some(t.Context(), "test", h.chunks, peertest.Guard)
 	require.NoError(t, err)
-	e2.close()
-	exports.give(limit - 1)
+	e2.Close()
+	exchange.Exports.Give(limit - 1)
 }

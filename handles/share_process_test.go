@@ -16,7 +16,9 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/internal/peertest"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -57,8 +59,8 @@ type report struct {
 type party struct {
 	s       *cuda.System
 	d       *cuda.Device
-	conn    *handles.Conn
-	l       *handles.Listener
+	conn    *peer.Conn
+	l       *peer.Listener
 	file    *os.File
 	buffers []*vmm.Buffer
 }
@@ -88,19 +90,19 @@ func init() {
 }
 
 func (p *party) obey(o order, r *report) (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), handles.Guard)
+	ctx, cancel := context.WithTimeout(context.Background(), peertest.Guard)
 	defer cancel()
 	switch o.Do {
 	case "open":
 		return p.open(o)
 	case "inherit":
-		p.conn, err = handles.Inherit(p.file, handles.Options{})
+		p.conn, err = peer.Inherit(p.file, peer.Options{})
 	case "listen":
-		p.l, err = handles.Listen(filepath.Dir(o.Path), filepath.Base(o.Path), handles.Options{})
+		p.l, err = peer.Listen(filepath.Dir(o.Path), filepath.Base(o.Path), peer.Options{})
 	case "accept":
 		p.conn, err = p.l.Accept(ctx)
 	case "dial":
-		p.conn, err = handles.Dial(ctx, o.Path, handles.Options{})
+		p.conn, err = peer.Dial(ctx, o.Path, peer.Options{})
 	case "make":
 		b, err := vmm.NewBuffer(p.d, vmm.BufferOptions{Reserve: o.N + o.Chunk, Chunks: vmm.FixedChunks(o.Chunk)})
 		if err != nil {
@@ -119,7 +121,7 @@ func (p *party) obey(o order, r *report) (err error) {
 		return handles.SendBuffer(ctx, p.conn, p.buffers[o.Nth])
 	case "receive":
 		b, err := handles.ReceiveBuffer(ctx, p.conn, p.d, handles.ImportOptions{ReadOnly: o.ReadOnly, KeepDescriptors: o.Keep})
-		r.At = monotonic()
+		r.At = peertest.Monotonic()
 		if err != nil {
 			return err
 		}
@@ -159,7 +161,7 @@ func (p *party) obey(o order, r *report) (err error) {
 		r.Nanos = int64(took)
 		return err
 	case "count":
-		r.FDs, r.Live = len(ownFiles())+handles.OpenFDs(), p.s.Stats().Allocations
+		r.FDs, r.Live = len(peertest.OwnFiles())+peer.OpenFDs(), p.s.Stats().Allocations
 		return nil
 	}
 	return err
@@ -183,7 +185,7 @@ func spots(b *vmm.Buffer, f func(vmm.Slice[byte]) error) error {
 func (p *party) open(o order) (err error) {
 	if o.Quiet {
 		if os.Geteuid() == 0 {
-			if err := become(nobody); err != nil {
+			if err := peertest.Become(peertest.Nobody); err != nil {
 				return err
 			}
 		}
@@ -208,7 +210,7 @@ func (p *party) open(o order) (err error) {
 			return err
 		}
 		if o.Costs {
-			withCosts(m)
+			peertest.WithCosts(m)
 		}
 		if p.s, err = m.OpenOwned(options...); err != nil {
 			return err
@@ -296,7 +298,7 @@ func (c *child) open(most int) (r report) {
 		if r = c.do(order{Do: "count"}); r.FDs <= most {
 			return r
 		}
-		require.Less(c.t, time.Since(start), handles.Guard, "%d descriptors are open, of at most %d", r.FDs, most)
+		require.Less(c.t, time.Since(start), peertest.Guard, "%d descriptors are open, of at most %d", r.FDs, most)
 	}
 }
 
@@ -345,7 +347,7 @@ func (s *stage) taken() uint64 {
 func (s *stage) returns(want uint64) {
 	s.t.Helper()
 	if s.folder != "" {
-		require.Eventually(s.t, func() bool { return s.taken() == want }, handles.Guard, 2*time.Millisecond)
+		require.Eventually(s.t, func() bool { return s.taken() == want }, peertest.Guard, 2*time.Millisecond)
 	}
 }
 
@@ -532,7 +534,7 @@ func TestManyChunksUnderASmallLimitOfOpenFiles(t *testing.T) {
 			require.NoError(t, os.Mkdir(s.folder, 0o700))
 			require.NoError(t, os.Chmod(s.folder, 0o770))
 			if os.Geteuid() == 0 {
-				require.NoError(t, os.Chown(s.folder, 0, nobody))
+				require.NoError(t, os.Chown(s.folder, 0, peertest.Nobody))
 			}
 		}
 		start := func() *child {
@@ -574,11 +576,11 @@ func (s *stage) public() string {
 // A parent and its child over an inherited socketpair.
 func TestSharingWithAChild(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
-		noLeak(t)
-		conn, far, err := handles.Pair(handles.Options{})
+		peertest.NoLeak(t)
+		conn, far, err := peer.Pair(peer.Options{})
 		require.NoError(t, err)
 		closeLater(t, conn)
-		s := &stage{t: t, chunk: 2 * mib}
+		s := &stage{chunk: 2 * mib}
 		if d.System().Driver().Software {
 			s.folder, s.memory = t.TempDir(), 1<<30
 		}
@@ -625,7 +627,7 @@ func TestTheLastDescriptorHoldsTheMemory(t *testing.T) {
 	require.NoError(t, err)
 	n, err := v.Chunks[0].Handle.Export("test")
 	require.NoError(t, err)
-	f, err := handles.NewFD(n)
+	f, err := peer.NewFD(n)
 	require.NoError(t, err)
 	other, err := f.Dup()
 	require.NoError(t, err)

@@ -13,7 +13,9 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/internal/peertest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -52,17 +54,10 @@ func read(t testing.TB, b *vmm.Buffer) []byte {
 	return got
 }
 
-// within bounds what must not hang.
-func within(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), handles.Guard)
-	t.Cleanup(cancel)
-	return ctx
-}
-
 // passed sends on one end and receives on the other.
 func passed[T any](t testing.TB, send func(context.Context) error, receive func(context.Context) (T, error)) T {
 	t.Helper()
-	ctx := within(t)
+	ctx := peertest.Context(t)
 	var group errgroup.Group
 	group.Go(func() error { return send(ctx) })
 	got, err := receive(ctx)
@@ -71,7 +66,7 @@ func passed[T any](t testing.TB, send func(context.Context) error, receive func(
 	return got
 }
 
-func passBuffer(t testing.TB, from, to *handles.Conn, b *vmm.Buffer, d *cuda.Device, o handles.ImportOptions) *vmm.Buffer {
+func passBuffer(t testing.TB, from, to *peer.Conn, b *vmm.Buffer, d *cuda.Device, o handles.ImportOptions) *vmm.Buffer {
 	t.Helper()
 	return passed(t, func(ctx context.Context) error { return handles.SendBuffer(ctx, from, b) },
 		func(ctx context.Context) (*vmm.Buffer, error) { return handles.ReceiveBuffer(ctx, to, d, o) })
@@ -79,8 +74,8 @@ func passBuffer(t testing.TB, from, to *handles.Conn, b *vmm.Buffer, d *cuda.Dev
 
 func TestMemoryIsSharedWithinAProcess(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
-		noLeak(t)
-		near, far := pair(t, handles.Options{})
+		peertest.NoLeak(t)
+		near, far := peertest.Pair(t, peer.Options{})
 		for _, n := range []int{1, 2 * mib, 5*mib + 3, 200 * mib} {
 			b := filled(t, d, n, n)
 			i := passBuffer(t, near, far, b, d, handles.ImportOptions{})
@@ -101,9 +96,9 @@ func TestMemoryIsSharedWithinAProcess(t *testing.T) {
 }
 
 func TestEmptyBuffersAreShared(t *testing.T) {
-	noLeak(t)
+	peertest.NoLeak(t)
 	d := gputest.Software(t)
-	near, far := pair(t, handles.Options{})
+	near, far := peertest.Pair(t, peer.Options{})
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: mib})
 	require.NoError(t, err)
 	closeLater(t, b)
@@ -118,8 +113,8 @@ func TestEmptyBuffersAreShared(t *testing.T) {
 
 func TestArraysAndAllocations(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
-		noLeak(t)
-		near, far := pair(t, handles.Options{})
+		peertest.NoLeak(t)
+		near, far := peertest.Pair(t, peer.Options{})
 		a, err := vmm.NewArray[float32](d, vmm.BufferOptions{})
 		require.NoError(t, err)
 		closeLater(t, a)
@@ -139,7 +134,7 @@ func TestArraysAndAllocations(t *testing.T) {
 		_, err = handles.ReceiveArray[int32](t.Context(), far, d, handles.ImportOptions{})
 		require.ErrorIs(t, err, handles.ErrMismatch)
 		require.ErrorContains(t, err, "float32")
-		require.ErrorIs(t, group.Wait(), handles.ErrRefused)
+		require.ErrorIs(t, group.Wait(), peer.ErrRefused)
 		group.Go(func() error { return send(t.Context()) })
 		_, err = handles.ReceiveBuffer(t.Context(), far, d, handles.ImportOptions{})
 		require.ErrorIs(t, err, handles.ErrMismatch)
@@ -151,7 +146,7 @@ func TestArraysAndAllocations(t *testing.T) {
 		group.Go(func() error { return handles.SendArray(t.Context(), near, records) })
 		_, err = handles.ReceiveArray[record](t.Context(), far, d, handles.ImportOptions{})
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
-		require.ErrorIs(t, group.Wait(), handles.ErrRefused)
+		require.ErrorIs(t, group.Wait(), peer.ErrRefused)
 
 		mem, err := vmm.Create(d, 4*mib, vmm.Properties{})
 		require.NoError(t, err)
@@ -183,8 +178,8 @@ func TestArraysAndAllocations(t *testing.T) {
 func TestTheSameImportTwiceIsOneMapping(t *testing.T) {
 	for _, order := range [][3]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}} {
 		gputest.Each(t, func(t *testing.T, d *cuda.Device) {
-			noLeak(t)
-			near, far := pair(t, handles.Options{})
+			peertest.NoLeak(t)
+			near, far := peertest.Pair(t, peer.Options{})
 			b := filled(t, d, 5*mib, 1)
 			all := make([]*vmm.Buffer, 3)
 			for i := range all {
@@ -220,8 +215,8 @@ func TestTheSameImportTwiceIsOneMapping(t *testing.T) {
 func TestTwoConnectionsShareNoMapping(t *testing.T) {
 	d := gputest.Software(t)
 	b := filled(t, d, mib, 1)
-	near, far := pair(t, handles.Options{})
-	near2, far2 := pair(t, handles.Options{})
+	near, far := peertest.Pair(t, peer.Options{})
+	near2, far2 := peertest.Pair(t, peer.Options{})
 	one := passBuffer(t, near, far, b, d, handles.ImportOptions{})
 	two := passBuffer(t, near2, far2, b, d, handles.ImportOptions{})
 	require.NotEqual(t, one.Ptr(), two.Ptr())
@@ -231,7 +226,7 @@ func TestTwoConnectionsShareNoMapping(t *testing.T) {
 
 func TestReadOnlyImports(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
-		near, far := pair(t, handles.Options{})
+		near, far := peertest.Pair(t, peer.Options{})
 		b := filled(t, d, mib, 1)
 		i := passBuffer(t, near, far, b, d, handles.ImportOptions{ReadOnly: true})
 		require.Equal(t, pattern(mib, 1), read(t, i))
@@ -252,7 +247,7 @@ func TestAStrayWriteToAReadOnlyImportIsCaught(t *testing.T) {
 	s, err := m.Open()
 	require.NoError(t, err)
 	d := s.Devices()[0]
-	near, far := pair(t, handles.Options{})
+	near, far := peertest.Pair(t, peer.Options{})
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{})
 	require.NoError(t, err)
 	require.NoError(t, gputest.Err(b.Append(nil, []byte("x"))))
@@ -266,7 +261,7 @@ func TestAStrayWriteToAReadOnlyImportIsCaught(t *testing.T) {
 
 func TestImportsOnAnotherDevice(t *testing.T) {
 	_, s := sim.Open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 64 * mib}, {Memory: 64 * mib}, {Memory: 64 * mib, Unreachable: []int{0}}}})
-	near, far := pair(t, handles.Options{})
+	near, far := peertest.Pair(t, peer.Options{})
 	all := s.Devices()
 	b := filled(t, all[0], 3*mib, 1)
 	i := passBuffer(t, near, far, b, all[1], handles.ImportOptions{})
@@ -283,7 +278,7 @@ func TestImportsOnAnotherDevice(t *testing.T) {
 
 func TestHostMemoryIsShared(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
-		near, far := pair(t, handles.Options{})
+		near, far := peertest.Pair(t, peer.Options{})
 		b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * mib, Memory: vmm.Properties{Location: cuda.OnHostNUMA(0)}})
 		require.NoError(t, err)
 		closeLater(t, b)
@@ -303,7 +298,7 @@ func TestHostMemoryIsShared(t *testing.T) {
 
 func TestMemoryWithoutAHandleTypeIsRefusedAtExport(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
-		near, _ := pair(t, handles.Options{})
+		near, _ := peertest.Pair(t, peer.Options{})
 		for _, c := range []struct {
 			memory vmm.Properties
 			hint   string
@@ -331,7 +326,7 @@ func TestMemoryWithoutAHandleTypeIsRefusedAtExport(t *testing.T) {
 
 func TestImportedMemoryIsNotSharedOn(t *testing.T) {
 	d := gputest.Software(t)
-	near, far := pair(t, handles.Options{})
+	near, far := peertest.Pair(t, peer.Options{})
 	i := passBuffer(t, near, far, filled(t, d, mib, 1), d, handles.ImportOptions{})
 	closeLater(t, i)
 	err := handles.SendBuffer(t.Context(), far, i)
@@ -341,7 +336,7 @@ func TestImportedMemoryIsNotSharedOn(t *testing.T) {
 
 func TestArgumentsOfSharing(t *testing.T) {
 	d := gputest.Software(t)
-	near, far := pair(t, handles.Options{})
+	near, far := peertest.Pair(t, peer.Options{})
 	ctx := t.Context()
 	b := filled(t, d, 1, 1)
 	for _, err := range []error{
@@ -367,15 +362,15 @@ func TestArgumentsOfSharing(t *testing.T) {
 
 func TestLimitsOfTheImporter(t *testing.T) {
 	d := gputest.Software(t)
-	near, far := pair(t, handles.Options{})
+	near, far := peertest.Pair(t, peer.Options{})
 	b := filled(t, d, 5*mib, 1)
 	for _, o := range []handles.ImportOptions{{MaxBytes: 4 * mib}, {MaxChunks: 2}} {
 		var group errgroup.Group
 		group.Go(func() error { return handles.SendBuffer(t.Context(), near, b) })
 		_, err := handles.ReceiveBuffer(t.Context(), far, d, o)
-		require.ErrorIs(t, err, handles.ErrTooLarge)
+		require.ErrorIs(t, err, peer.ErrTooLarge)
 		err = group.Wait()
-		require.ErrorIs(t, err, handles.ErrRefused)
+		require.ErrorIs(t, err, peer.ErrRefused)
 		require.ErrorContains(t, err, "too large")
 	}
 	i := passBuffer(t, near, far, b, d, handles.ImportOptions{MaxBytes: 6 * mib, MaxChunks: 3})
@@ -383,18 +378,18 @@ func TestLimitsOfTheImporter(t *testing.T) {
 }
 
 func TestNobodyTakesTheOffer(t *testing.T) {
-	noLeak(t)
+	peertest.NoLeak(t)
 	d := gputest.Software(t)
-	near, far := pair(t, handles.Options{Timeout: 100 * time.Millisecond})
+	near, far := peertest.Pair(t, peer.Options{Timeout: 100 * time.Millisecond})
 	b := filled(t, d, 5*mib, 1)
 	err := handles.SendBuffer(t.Context(), near, b)
-	require.ErrorIs(t, err, handles.ErrTimeout)
+	require.ErrorIs(t, err, peer.ErrTimeout)
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(10*time.Millisecond, cancel)
 	require.ErrorIs(t, handles.SendBuffer(ctx, near, b), context.Canceled)
 	// What was withdrawn is not taken, and the connection goes on.
-	handles.SetTimeout(near, handles.Guard)
-	handles.SetTimeout(far, handles.Guard)
+	peertest.SetTimeout(near, peertest.Guard)
+	peertest.SetTimeout(far, peertest.Guard)
 	other := filled(t, d, mib, 2)
 	i := passBuffer(t, near, far, other, d, handles.ImportOptions{})
 	require.Equal(t, pattern(mib, 2), read(t, i))
@@ -402,15 +397,15 @@ func TestNobodyTakesTheOffer(t *testing.T) {
 }
 
 func TestBothWaysAndBesideMessages(t *testing.T) {
-	noLeak(t)
+	peertest.NoLeak(t)
 	d := gputest.Software(t)
-	near, far := pair(t, handles.Options{})
+	near, far := peertest.Pair(t, peer.Options{})
 	there, back := filled(t, d, 5*mib, 1), filled(t, d, 3*mib, 2)
-	ctx := within(t)
+	ctx := peertest.Context(t)
 	const rounds = 20
 	var group errgroup.Group
 	for _, c := range []struct {
-		conn  *handles.Conn
+		conn  *peer.Conn
 		sends *vmm.Buffer
 		takes int
 	}{{near, there, 3 * mib}, {far, back, 5 * mib}} {
@@ -439,7 +434,7 @@ func TestBothWaysAndBesideMessages(t *testing.T) {
 		})
 		group.Go(func() error {
 			for n := range rounds {
-				if err := c.conn.Send(ctx, handles.Message{Kind: 1, Body: []byte{byte(n)}}); err != nil {
+				if err := c.conn.Send(ctx, peer.Message{Kind: 1, Body: []byte{byte(n)}}); err != nil {
 					return err
 				}
 			}
@@ -464,11 +459,11 @@ func TestBothWaysAndBesideMessages(t *testing.T) {
 // A message that comes before the answer waits for Receive.
 func TestMessagesWaitBesideATransfer(t *testing.T) {
 	d := gputest.Software(t)
-	near, far := pair(t, handles.Options{})
+	near, far := peertest.Pair(t, peer.Options{})
 	b := filled(t, d, mib, 1)
-	f := file(t, "x")
+	f := peertest.NullFD(t)
 	defer f.Close()
-	require.NoError(t, far.Send(t.Context(), handles.Message{Kind: 3, Body: []byte("first"), FDs: []*handles.FD{f}}))
+	require.NoError(t, far.Send(t.Context(), peer.Message{Kind: 3, Body: []byte("first"), FDs: []*peer.FD{f}}))
 	i := passBuffer(t, near, far, b, d, handles.ImportOptions{})
 	require.NoError(t, i.Close())
 	m, err := near.Receive(t.Context())
@@ -479,7 +474,7 @@ func TestMessagesWaitBesideATransfer(t *testing.T) {
 
 func TestSharedAndReleasedIsCounted(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
-		near, far := pair(t, handles.Options{})
+		near, far := peertest.Pair(t, peer.Options{})
 		s := d.System()
 		before := s.Stats()
 		b, quiet := filled(t, d, 3*mib, 1), filled(t, d, mib, 2)

@@ -3,9 +3,13 @@ package handles
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
 // The bodies of the library's own messages, little-endian, after the transfer's
@@ -25,8 +29,6 @@ import (
 const (
 	transferHeader = 4
 	identityBytes  = 16
-	// reasonBytes is the longest reason.
-	reasonBytes = 512
 )
 
 // identity says which memory an offer is of, in the sender's own terms: the
@@ -35,70 +37,73 @@ type identity [identityBytes]byte
 
 // transferOf is the transfer that a message of the library belongs to. What it
 // lets through has the right length for its kind.
-func transferOf(m Message) (uint32, error) {
+func transferOf(m peer.Message) (uint32, error) {
 	least, most := transferHeader, transferHeader
 	switch m.Kind {
-	case offerKind:
-		least, most = transferHeader+identityBytes+descriptorHeader, MaxBody
-	case chunksKind, takenKind:
+	case wire.Offer:
+		least, most = transferHeader+identityBytes+descriptorHeader, peer.MaxBody
+	case wire.Chunks, wire.Taken:
 		least, most = transferHeader+4, transferHeader+4
-	case withdrawnKind, declinedKind, byFDKind:
-		most += reasonBytes
-	case fabricKind:
+	case wire.Withdrawn, wire.Declined, wire.ByFD:
+		most += wire.MaxReason
+	case wire.Fabric:
 		const one = len(cuda.FabricHandle{})
-		least, most = transferHeader+4+one, transferHeader+4+chunkBatch*one
+		least, most = transferHeader+4+one, transferHeader+4+wire.MaxBatch*one
 		if (len(m.Body)-least)%one != 0 {
-			return 0, violation("fabric handles of %d bytes, where each has %d", len(m.Body)-transferHeader-4, one)
+			return 0, peererr.Violation("fabric handles of %d bytes, where each has %d", len(m.Body)-transferHeader-4, one)
 		}
 	}
 	carries := 0
-	if m.Kind == chunksKind {
-		carries = chunkBatch
+	if m.Kind == wire.Chunks {
+		carries = wire.MaxBatch
 	}
 	switch {
 	case len(m.Body) < least || len(m.Body) > most:
-		return 0, violation("a message of kind %d with %s instead of %d to %d", m.Kind, errs.Count(len(m.Body), "byte"), least, most)
-	case len(m.FDs) > carries || m.Kind == chunksKind && len(m.FDs) == 0 && !m.lost:
-		return 0, violation("a message of kind %d with %s", m.Kind, errs.Count(len(m.FDs), "file descriptor"))
+		return 0, peererr.Violation("a message of kind %d with %s instead of %d to %d", m.Kind, errs.Count(len(m.Body), "byte"), least, most)
+	case len(m.FDs) > carries || m.Kind == wire.Chunks && len(m.FDs) == 0:
+		return 0, peererr.Violation("a message of kind %d with %s", m.Kind, errs.Count(len(m.FDs), "file descriptor"))
 	}
 	return binary.LittleEndian.Uint32(m.Body), nil
 }
 
-func transferMessage(kind uint16, t uint32) Message {
-	return Message{Kind: kind, Body: binary.LittleEndian.AppendUint32(nil, t)}
+func transferMessage(kind uint16, t uint32) peer.Message {
+	return peer.Message{Kind: kind, Body: binary.LittleEndian.AppendUint32(nil, t)}
 }
 
-func offerMessage(t uint32, who identity, d *Descriptor) (Message, error) {
-	m := transferMessage(offerKind, t)
+func offerMessage(t uint32, who identity, d *Descriptor) (peer.Message, error) {
+	m := transferMessage(wire.Offer, t)
 	b, err := d.MarshalBinary()
 	m.Body = append(append(m.Body, who[:]...), b...)
 	return m, err
 }
 
 // parseOffer reads an offer that transferOf let through.
-func parseOffer(m Message) (who identity, d Descriptor, err error) {
+func parseOffer(m peer.Message) (who identity, d Descriptor, err error) {
 	copy(who[:], m.Body[transferHeader:])
 	err = d.UnmarshalBinary(m.Body[transferHeader+identityBytes:])
 	return who, d, err
 }
 
 // countMessage is one of chunks or of taken.
-func countMessage(kind uint16, t uint32, count int) Message {
+func countMessage(kind uint16, t uint32, count int) peer.Message {
 	m := transferMessage(kind, t)
 	m.Body = binary.LittleEndian.AppendUint32(m.Body, uint32(count))
 	return m
 }
 
-func countOf(m Message) uint32 { return binary.LittleEndian.Uint32(m.Body[transferHeader:]) }
+func countOf(m peer.Message) uint32 { return binary.LittleEndian.Uint32(m.Body[transferHeader:]) }
 
 // reasonMessage is one of withdrawn or of declined.
-func reasonMessage(kind uint16, t uint32, reason error) Message {
+func reasonMessage(kind uint16, t uint32, reason error) peer.Message {
 	m := transferMessage(kind, t)
-	m.Body = append(m.Body, clipped(reason.Error(), reasonBytes)...)
+	m.Body = append(m.Body, wire.Clip(reason.Error(), wire.MaxReason)...)
 	return m
 }
 
 // reasonOf is the error of what the peer ended.
-func reasonOf(op string, m Message) error {
-	return failure(op, ErrRefused, fmt.Sprintf("%q", m.Body[transferHeader:]), "the reason is the peer's own words")
+func reasonOf(op string, m peer.Message) error {
+	return peererr.New(op, peer.ErrRefused, fmt.Sprintf("%q", m.Body[transferHeader:]), "the reason is the peer's own words")
 }
+
+// lost reports whether the descriptors of a message did not fit into this process.
+func lost(m peer.Message) bool { return slices.Contains(m.FDs, nil) }

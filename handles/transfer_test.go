@@ -5,18 +5,22 @@ package handles
 import (
 	"encoding/binary"
 	"errors"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
 
 var offered = Descriptor{Kind: BufferKind, Length: 1, Chunks: []uint64{2 << 20}, Location: cuda.OnDevice(0), Device: cuda.UUID{1}, Handle: vmm.PosixFD}
 
-func someOffer(t testing.TB, number uint32) Message {
+func someOffer(t testing.TB, number uint32) peer.Message {
 	t.Helper()
 	m, err := offerMessage(number, identity{7}, &offered)
 	require.NoError(t, err)
@@ -28,18 +32,18 @@ func TestTransferMessagesAreReadAsWritten(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, identity{7}, who)
 	require.Equal(t, offered, d)
-	for _, m := range []Message{someOffer(t, 5), countMessage(takenKind, 5, 9), transferMessage(mappedKind, 5), transferMessage(confirmedKind, 5),
-		reasonMessage(declinedKind, 5, errors.New("no")), reasonMessage(byFDKind, 5, errors.New("no")), fabricMessage(5, 9, cuda.FabricHandle{}), reasonMessage(withdrawnKind, 5, errors.New(""))} {
+	for _, m := range []peer.Message{someOffer(t, 5), countMessage(wire.Taken, 5, 9), transferMessage(wire.Mapped, 5), transferMessage(wire.Confirmed, 5),
+		reasonMessage(wire.Declined, 5, errors.New("no")), reasonMessage(wire.ByFD, 5, errors.New("no")), fabricMessage(5, 9, cuda.FabricHandle{}), reasonMessage(wire.Withdrawn, 5, errors.New(""))} {
 		number, err := transferOf(m)
 		require.NoError(t, err)
 		require.EqualValues(t, 5, number)
 	}
-	require.EqualValues(t, 9, countOf(countMessage(takenKind, 5, 9)))
-	require.ErrorContains(t, reasonOf("op", reasonMessage(declinedKind, 5, errors.New("the \x00 reason"))), `"the \x00 reason"`)
+	require.EqualValues(t, 9, countOf(countMessage(wire.Taken, 5, 9)))
+	require.ErrorContains(t, reasonOf("op", reasonMessage(wire.Declined, 5, errors.New("the \x00 reason"))), `"the \x00 reason"`)
 	// A long reason is cut between two letters.
 	for cut := range 4 {
-		m := reasonMessage(declinedKind, 1, errors.New(strings.Repeat("x", reasonBytes-2+cut)+"€€"))
-		require.LessOrEqual(t, len(m.Body), transferHeader+reasonBytes)
+		m := reasonMessage(wire.Declined, 1, errors.New(strings.Repeat("x", wire.MaxReason-2+cut)+"€€"))
+		require.LessOrEqual(t, len(m.Body), transferHeader+wire.MaxReason)
 		require.True(t, utf8.Valid(m.Body[transferHeader:]))
 		_, err := transferOf(m)
 		require.NoError(t, err)
@@ -47,37 +51,57 @@ func TestTransferMessagesAreReadAsWritten(t *testing.T) {
 }
 
 func TestTransferMessagesThatNoPeerSends(t *testing.T) {
-	body := func(kind uint16, n int) Message { return Message{Kind: kind, Body: make([]byte, n)} }
-	for _, m := range []Message{
-		body(offerKind, transferHeader+identityBytes+descriptorHeader-1), body(chunksKind, 7), body(chunksKind, 9), body(chunksKind, 8),
-		body(takenKind, 4), body(mappedKind, 3), body(mappedKind, 5), body(confirmedKind, 0), body(confirmedKind, 8),
-		body(declinedKind, 3), body(declinedKind, transferHeader+reasonBytes+1), body(withdrawnKind, transferHeader+reasonBytes+1),
-		{Kind: mappedKind, Body: make([]byte, 4), FDs: make([]*FD, 1)},
-		body(byFDKind, 3), body(byFDKind, transferHeader+reasonBytes+1), body(fabricKind, 8), body(fabricKind, 8+63), body(fabricKind, 8+65),
-		body(fabricKind, 8+64*(chunkBatch+1)), {Kind: fabricKind, Body: make([]byte, 8+64), FDs: make([]*FD, 1)},
-		{Kind: offerKind, Body: someOffer(t, 1).Body, FDs: make([]*FD, 1)},
-		{Kind: chunksKind, Body: make([]byte, 8), FDs: make([]*FD, chunkBatch+1)},
+	body := func(kind uint16, n int) peer.Message { return peer.Message{Kind: kind, Body: make([]byte, n)} }
+	for _, m := range []peer.Message{
+		body(wire.Offer, transferHeader+identityBytes+descriptorHeader-1), body(wire.Chunks, 7), body(wire.Chunks, 9), body(wire.Chunks, 8),
+		body(wire.Taken, 4), body(wire.Mapped, 3), body(wire.Mapped, 5), body(wire.Confirmed, 0), body(wire.Confirmed, 8),
+		body(wire.Declined, 3), body(wire.Declined, transferHeader+wire.MaxReason+1), body(wire.Withdrawn, transferHeader+wire.MaxReason+1),
+		{Kind: wire.Mapped, Body: make([]byte, 4), FDs: make([]*peer.FD, 1)},
+		body(wire.ByFD, 3), body(wire.ByFD, transferHeader+wire.MaxReason+1), body(wire.Fabric, 8), body(wire.Fabric, 8+63), body(wire.Fabric, 8+65),
+		body(wire.Fabric, 8+64*(wire.MaxBatch+1)), {Kind: wire.Fabric, Body: make([]byte, 8+64), FDs: make([]*peer.FD, 1)},
+		{Kind: wire.Offer, Body: someOffer(t, 1).Body, FDs: make([]*peer.FD, 1)},
+		{Kind: wire.Chunks, Body: make([]byte, 8), FDs: make([]*peer.FD, wire.MaxBatch+1)},
 	} {
 		_, err := transferOf(m)
-		require.ErrorIs(t, err, ErrProtocol, "kind %d, %d bytes, %d descriptors", m.Kind, len(m.Body), len(m.FDs))
+		require.ErrorIs(t, err, peer.ErrProtocol, "kind %d, %d bytes, %d descriptors", m.Kind, len(m.Body), len(m.FDs))
 	}
 }
 
-func newInbox() *inbox {
-	b := new(inbox)
-	b.init()
-	return b
+// testInbox closes what is not kept, as a connection does.
+type testInbox struct{ *transfers }
+
+func newInbox() testInbox { return testInbox{newTransfers()} }
+
+func (b testInbox) put(m peer.Message) error {
+	keep, err := b.Sort(m)
+	if !keep {
+		_ = m.Close()
+	}
+	return err
+}
+
+// someFDs makes n descriptors.
+func someFDs(t testing.TB, n int) (all []*peer.FD) {
+	t.Helper()
+	for range n {
+		i, err := syscall.Open(os.DevNull, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+		require.NoError(t, err)
+		f, err := peer.NewFD(i)
+		require.NoError(t, err)
+		all = append(all, f)
+	}
+	return all
 }
 
 func TestTransfersInTurn(t *testing.T) {
-	before := OpenFDs()
+	before := peer.OpenFDs()
 	b := newInbox()
-	part := func(number uint32, fds int) Message {
-		m := countMessage(chunksKind, number, 1)
+	part := func(number uint32, fds int) peer.Message {
+		m := countMessage(wire.Chunks, number, 1)
 		m.FDs = someFDs(t, fds)
 		return m
 	}
-	offer := func(number uint32) Message {
+	offer := func(number uint32) peer.Message {
 		return someOffer(t, number)
 	}
 	require.NoError(t, b.put(offer(1)))
@@ -88,49 +112,50 @@ func TestTransfersInTurn(t *testing.T) {
 	require.Nil(t, b.offered())
 	require.Len(t, one.parts, 1)
 	one.mapped = true
-	require.NoError(t, b.put(transferMessage(confirmedKind, 1)))
+	require.NoError(t, b.put(transferMessage(wire.Confirmed, 1)))
 	// The next may come while the one before is not looked at yet.
 	require.NoError(t, b.put(offer(2)))
 	require.Equal(t, uint32(2), b.offered().number)
 	b.end(one)
 	require.Equal(t, uint32(2), b.offered().number)
 	require.NoError(t, b.put(part(1, 1)), "of a transfer that ended: dropped")
-	require.NoError(t, b.put(reasonMessage(withdrawnKind, 2, errors.New("no"))))
+	require.NoError(t, b.put(reasonMessage(wire.Withdrawn, 2, errors.New("no"))))
 	require.Nil(t, b.offered(), "nobody saw it")
-	require.Equal(t, before, OpenFDs())
+	require.Equal(t, before, peer.OpenFDs())
 
 	require.NoError(t, b.put(offer(3)))
 	b.out.begun = 1
-	require.NoError(t, b.put(transferMessage(mappedKind, 1)))
+	require.NoError(t, b.put(transferMessage(wire.Mapped, 1)))
 	require.Len(t, b.out.answers, 1)
 	b.out.ended, b.out.answers = 1, nil
-	require.NoError(t, b.put(transferMessage(mappedKind, 1)), "late: dropped")
+	require.NoError(t, b.put(transferMessage(wire.Mapped, 1)), "late: dropped")
 	require.Empty(t, b.out.answers)
-	b.discard()
-	require.Equal(t, before, OpenFDs())
+	b.Discard()
+	require.Equal(t, before, peer.OpenFDs())
 }
 
 func TestTransfersOutOfTurn(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		m    Message
+		m    peer.Message
 		want string
 	}{
 		{"an offer behind one that runs", someOffer(t, 2), "which has not ended"},
 		{"an offer again", someOffer(t, 1), "which has not ended"},
 		{"an offer with a gap", someOffer(t, 9), "which has not ended"},
-		{"a part of none", Message{Kind: chunksKind, Body: []byte{2, 0, 0, 0, 0, 0, 0, 0}, FDs: someFDs(t, 1)}, "was not offered"},
-		{"a confirmation of none", transferMessage(confirmedKind, 2), "was not offered"},
-		{"a confirmation too early", transferMessage(confirmedKind, 1), "before it was mapped"},
-		{"an answer to none", transferMessage(mappedKind, 1), "an answer to transfer 1"},
+		{"a part of none", peer.Message{Kind: wire.Chunks, Body: []byte{2, 0, 0, 0, 0, 0, 0, 0}, FDs: someFDs(t, 1)}, "was not offered"},
+		{"a confirmation of none", transferMessage(wire.Confirmed, 2), "was not offered"},
+		{"a confirmation too early", transferMessage(wire.Confirmed, 1), "before it was mapped"},
+		{"an answer to none", transferMessage(wire.Mapped, 1), "an answer to transfer 1"},
 	} {
 		b := newInbox()
+		defer b.Discard()
 		require.NoError(t, b.put(someOffer(t, 1)))
-		before := OpenFDs() - len(c.m.FDs)
+		before := peer.OpenFDs() - len(c.m.FDs)
 		err := b.put(c.m)
-		require.ErrorIs(t, err, ErrProtocol, c.name)
+		require.ErrorIs(t, err, peer.ErrProtocol, c.name)
 		require.ErrorContains(t, err, c.want, c.name)
-		require.Equal(t, before, OpenFDs(), c.name)
+		require.Equal(t, before, peer.OpenFDs(), c.name)
 	}
 	// So many parts nobody sends, nor answers, nor anything behind the end.
 	b := newInbox()
@@ -139,78 +164,55 @@ func TestTransfersOutOfTurn(t *testing.T) {
 	var err error
 	for n := 0; err == nil; n++ {
 		require.LessOrEqual(t, n, chunkWindow+1)
-		m := countMessage(chunksKind, 1, n)
+		m := countMessage(wire.Chunks, 1, n)
 		m.FDs = someFDs(t, 1)
 		err = b.put(m)
 	}
-	require.ErrorIs(t, err, ErrProtocol)
-	b.discard()
+	require.ErrorIs(t, err, peer.ErrProtocol)
+	b.Discard()
+	b = newInbox()
+	defer b.Discard()
 	b.out.begun = 1
 	err = nil
 	for n := 0; err == nil; n++ {
 		require.LessOrEqual(t, n, 2*chunkWindow+1)
-		err = b.put(countMessage(takenKind, 1, n))
+		err = b.put(countMessage(wire.Taken, 1, n))
 	}
 	b = newInbox()
+	defer b.Discard()
 	require.NoError(t, b.put(someOffer(t, 1)))
 	b.offered().taken = true
-	require.NoError(t, b.put(reasonMessage(withdrawnKind, 1, errors.New("no"))))
-	require.ErrorIs(t, b.put(reasonMessage(withdrawnKind, 1, errors.New("no"))), ErrProtocol)
-}
-
-func TestTheProgramsMessagesAreBounded(t *testing.T) {
-	for _, c := range []struct {
-		m    func() Message
-		most int
-	}{
-		{func() Message { return Message{Kind: 1} }, waitingMessages},
-		{func() Message { return Message{Kind: 1, Body: make([]byte, MaxBody)} }, waitingBytes / MaxBody},
-		{func() Message { return Message{Kind: 1, FDs: someFDs(t, 32)} }, waitingFDs / 32},
-	} {
-		b := newInbox()
-		n := 0
-		for ; !b.full(); n++ {
-			require.NoError(t, b.put(c.m()))
-		}
-		require.Equal(t, c.most, n)
-		m, ok := b.takeProgram()
-		require.True(t, ok)
-		require.NoError(t, m.Close())
-		require.False(t, b.full())
-		b.discard()
-		require.False(t, b.full())
-		_, ok = b.takeProgram()
-		require.False(t, ok)
-	}
+	require.NoError(t, b.put(reasonMessage(wire.Withdrawn, 1, errors.New("no"))))
+	require.ErrorIs(t, b.put(reasonMessage(wire.Withdrawn, 1, errors.New("no"))), peer.ErrProtocol)
 }
 
 func FuzzTransferMessages(f *testing.F) {
-	f.Add(offerKind, someOffer(f, 3).Body, uint8(1))
-	f.Add(chunksKind, countMessage(chunksKind, 3, 1).Body, uint8(64))
-	f.Add(takenKind, countMessage(takenKind, 3, 1).Body, uint8(0))
-	f.Add(declinedKind, reasonMessage(declinedKind, 1, errors.New("no")).Body, uint8(0))
-	f.Add(byFDKind, reasonMessage(byFDKind, 1, errors.New("no")).Body, uint8(0))
-	f.Add(fabricKind, fabricMessage(1, 2, cuda.FabricHandle{3}, cuda.FabricHandle{4}).Body, uint8(0))
+	f.Add(wire.Offer, someOffer(f, 3).Body, uint8(1))
+	f.Add(wire.Chunks, countMessage(wire.Chunks, 3, 1).Body, uint8(64))
+	f.Add(wire.Taken, countMessage(wire.Taken, 3, 1).Body, uint8(0))
+	f.Add(wire.Declined, reasonMessage(wire.Declined, 1, errors.New("no")).Body, uint8(0))
+	f.Add(wire.ByFD, reasonMessage(wire.ByFD, 1, errors.New("no")).Body, uint8(0))
+	f.Add(wire.Fabric, fabricMessage(1, 2, cuda.FabricHandle{3}, cuda.FabricHandle{4}).Body, uint8(0))
 	f.Fuzz(func(t *testing.T, kind uint16, body []byte, fds uint8) {
-		if kind <= MaxKind || kind > lastKind {
+		if kind <= peer.MaxKind || kind > wire.LastKind {
 			return
 		}
-		m := Message{Kind: kind, Body: body, FDs: make([]*FD, fds)}
+		m := peer.Message{Kind: kind, Body: body, FDs: make([]*peer.FD, fds)}
 		number, err := transferOf(m)
 		if err != nil {
-			require.ErrorIs(t, err, ErrProtocol)
+			require.ErrorIs(t, err, peer.ErrProtocol)
 			return
 		}
-		require.LessOrEqual(t, len(m.FDs), chunkBatch)
+		require.LessOrEqual(t, len(m.FDs), wire.MaxBatch)
 		require.Equal(t, binary.LittleEndian.Uint32(body), number)
 		switch kind {
-		case chunksKind, takenKind:
+		case wire.Chunks, wire.Taken:
 			require.Equal(t, body, countMessage(kind, number, int(countOf(m))).Body)
-		case withdrawnKind, declinedKind:
-			require.ErrorIs(t, reasonOf("op", m), ErrRefused)
-		case fabricKind:
+		case wire.Withdrawn, wire.Declined:
+			require.ErrorIs(t, reasonOf("op", m), peer.ErrRefused)
+		case wire.Fabric:
 			require.Equal(t, body, fabricMessage(number, int(countOf(m)), fabricHandlesOf(m)...).Body)
-		case offerKind:
+		case wire.Offer:
 			who, d, err := parseOffer(m)
 			if err != nil {
 				return
@@ -229,33 +231,31 @@ func FuzzInbox(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 1, 0, 2, 11, 4, 1, 5, 1, 12})
 	f.Add([]byte{0, 1, 8, 0, 9, 0, 3, 1, 0, 2, 10, 0, 8, 0})
 	f.Fuzz(func(t *testing.T, steps []byte) {
-		before := OpenFDs()
+		before := peer.OpenFDs()
 		b := newInbox()
 		var taken *transfer
 		fds := 0
 		for len(steps) >= 2 && fds < 64 {
 			step, number := steps[0], uint32(steps[1])
 			steps = steps[2:]
-			var m Message
+			var m peer.Message
 			switch step % 13 {
 			case 0:
 				m = someOffer(t, number)
 			case 1:
-				m = countMessage(chunksKind, number, 1)
+				m = countMessage(wire.Chunks, number, 1)
 				m.FDs = someFDs(t, 1)
 				fds++
 			case 2:
-				m = reasonMessage(withdrawnKind, number, errors.New("no"))
+				m = reasonMessage(wire.Withdrawn, number, errors.New("no"))
 			case 3:
-				m = transferMessage(confirmedKind, number)
+				m = transferMessage(wire.Confirmed, number)
 			case 4:
-				m = countMessage(takenKind, number, 1)
+				m = countMessage(wire.Taken, number, 1)
 			case 5:
-				m = transferMessage(mappedKind, number)
+				m = transferMessage(wire.Mapped, number)
 			case 6:
-				m = reasonMessage(declinedKind, number, errors.New("no"))
-			case 7:
-				m = Message{Kind: 1}
+				m = reasonMessage(wire.Declined, number, errors.New("no"))
 			case 8:
 				if tr := b.offered(); tr != nil && taken == nil {
 					taken, tr.taken = tr, true
@@ -278,7 +278,7 @@ func FuzzInbox(f *testing.F) {
 			}
 			if m.Kind != 0 {
 				if err := b.put(m); err != nil {
-					require.ErrorIs(t, err, ErrProtocol)
+					require.ErrorIs(t, err, peer.ErrProtocol)
 					break
 				}
 			}
@@ -287,12 +287,11 @@ func FuzzInbox(f *testing.F) {
 				require.LessOrEqual(t, len(tr.parts), chunkWindow+1)
 			}
 			require.LessOrEqual(t, len(b.out.answers), 2*chunkWindow+1)
-			b.program = nil // Receive takes them
 		}
 		if taken != nil {
 			b.end(taken)
 		}
-		b.discard()
-		require.Equal(t, before, OpenFDs())
+		b.Discard()
+		require.Equal(t, before, peer.OpenFDs())
 	})
 }

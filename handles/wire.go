@@ -2,10 +2,12 @@ package handles
 
 import (
 	"encoding/base64"
-	"encoding/binary"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -33,7 +35,7 @@ import (
 const (
 	descriptorMagic   = "cuvD"
 	descriptorVersion = 1
-	descriptorHeader  = 76
+	descriptorHeader  = wire.DescriptorHeader
 
 	flagCompressible = 1
 	flagRDMA         = 2
@@ -59,25 +61,26 @@ func (d *Descriptor) MarshalBinary() ([]byte, error) {
 	if d.RDMA {
 		flags |= flagRDMA
 	}
-	le := binary.LittleEndian
-	b := make([]byte, 0, descriptorHeader+8*len(d.Chunks))
-	b = append(b, descriptorMagic...)
-	b = le.AppendUint16(b, descriptorVersion)
-	b = append(b, uint8(d.Kind), uint8(d.Element))
-	b = le.AppendUint32(b, d.ElementSize)
-	b = le.AppendUint64(b, d.Length)
-	b = append(b, uint8(d.Location.Type), flags)
-	b = le.AppendUint16(b, uint16(d.Handle))
-	b = le.AppendUint32(b, uint32(d.Location.ID))
-	b = append(b, d.Device[:]...)
-	b = le.AppendUint64(b, d.Generation)
-	b = le.AppendUint32(b, d.Exporter.PID)
-	b = append(b, d.Exporter.Instance[:]...)
-	b = le.AppendUint32(b, uint32(len(d.Chunks)))
+	e := wire.Encoder{B: make([]byte, 0, descriptorHeader+8*len(d.Chunks))}
+	e.Raw([]byte(descriptorMagic))
+	e.Uint16(descriptorVersion)
+	e.Uint8(uint8(d.Kind))
+	e.Uint8(uint8(d.Element))
+	e.Uint32(d.ElementSize)
+	e.Uint64(d.Length)
+	e.Uint8(uint8(d.Location.Type))
+	e.Uint8(flags)
+	e.Uint16(uint16(d.Handle))
+	e.Uint32(uint32(d.Location.ID))
+	e.Raw(d.Device[:])
+	e.Uint64(d.Generation)
+	e.Uint32(d.Exporter.PID)
+	e.Raw(d.Exporter.Instance[:])
+	e.Uint32(uint32(len(d.Chunks)))
 	for _, c := range d.Chunks {
-		b = le.AppendUint64(b, c)
+		e.Uint64(c)
 	}
-	return b, nil
+	return e.B, nil
 }
 
 // UnmarshalBinary reads the binary form and takes nothing else: after an error
@@ -85,46 +88,46 @@ func (d *Descriptor) MarshalBinary() ([]byte, error) {
 func (d *Descriptor) UnmarshalBinary(b []byte) error {
 	const op = "handles.Descriptor.UnmarshalBinary"
 	if len(b) > MaxDescriptorBytes {
-		return failure(op, ErrTooLarge, fmt.Sprintf("%d bytes, of which a descriptor has at most %d", len(b), MaxDescriptorBytes),
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d bytes, of which a descriptor has at most %d", len(b), MaxDescriptorBytes),
 			"pass the bytes of one descriptor")
 	}
 	if len(b) < descriptorHeader {
-		return failure(op, ErrDescriptor, fmt.Sprintf("%d bytes, of which a descriptor has at least %d", len(b), descriptorHeader),
+		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes, of which a descriptor has at least %d", len(b), descriptorHeader),
 			"pass all bytes of MarshalBinary")
 	}
-	r := reader{b}
-	if magic := r.bytes(len(descriptorMagic)); string(magic) != descriptorMagic {
-		return failure(op, ErrDescriptor, fmt.Sprintf("it begins with %q instead of %q", magic, descriptorMagic),
+	r := wire.Decoder{B: b}
+	if magic := r.Raw(len(descriptorMagic)); string(magic) != descriptorMagic {
+		return peererr.New(op, ErrDescriptor, fmt.Sprintf("it begins with %q instead of %q", magic, descriptorMagic),
 			"pass the bytes of MarshalBinary")
 	}
-	if v := r.uint16(); v != descriptorVersion {
-		return failure(op, ErrDescriptor, fmt.Sprintf("version %d, where this library knows %d", v, descriptorVersion),
+	if v := r.Uint16(); v != descriptorVersion {
+		return peererr.New(op, ErrDescriptor, fmt.Sprintf("version %d, where this library knows %d", v, descriptorVersion),
 			"use the same version of this library in both processes")
 	}
 	var n Descriptor
-	n.Kind, n.Element = Kind(r.uint8()), ElementType(r.uint8())
-	n.ElementSize, n.Length = r.uint32(), r.uint64()
-	n.Location.Type = cuda.LocationType(r.uint8())
-	flags := r.uint8()
+	n.Kind, n.Element = Kind(r.Uint8()), ElementType(r.Uint8())
+	n.ElementSize, n.Length = r.Uint32(), r.Uint64()
+	n.Location.Type = cuda.LocationType(r.Uint8())
+	flags := r.Uint8()
 	if flags&^(flagCompressible|flagRDMA) != 0 {
-		return failure(op, ErrDescriptor, fmt.Sprintf("flags %#x", flags), "use the same version of this library in both processes")
+		return peererr.New(op, ErrDescriptor, fmt.Sprintf("flags %#x", flags), "use the same version of this library in both processes")
 	}
 	n.Compressible, n.RDMA = flags&flagCompressible != 0, flags&flagRDMA != 0
-	n.Handle = vmm.HandleTypes(r.uint16())
-	n.Location.ID = int(int32(r.uint32()))
-	copy(n.Device[:], r.bytes(len(n.Device)))
-	n.Generation, n.Exporter.PID = r.uint64(), r.uint32()
-	copy(n.Exporter.Instance[:], r.bytes(len(n.Exporter.Instance)))
-	count := uint64(r.uint32())
-	if have := uint64(len(r.b)); have != 8*count {
-		return failure(op, ErrDescriptor, fmt.Sprintf("%d bytes for the sizes of %d chunks, which take %d", have, count, 8*count),
+	n.Handle = vmm.HandleTypes(r.Uint16())
+	n.Location.ID = int(int32(r.Uint32()))
+	copy(n.Device[:], r.Raw(len(n.Device)))
+	n.Generation, n.Exporter.PID = r.Uint64(), r.Uint32()
+	copy(n.Exporter.Instance[:], r.Raw(len(n.Exporter.Instance)))
+	count := uint64(r.Uint32())
+	if have := uint64(len(r.B)); have != 8*count {
+		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes for the sizes of %d chunks, which take %d", have, count, 8*count),
 			"pass all bytes of MarshalBinary and no more")
 	}
 	if count > 0 {
 		n.Chunks = make([]uint64, count)
 	}
 	for i := range n.Chunks {
-		n.Chunks[i] = r.uint64()
+		n.Chunks[i] = r.Uint64()
 	}
 	if err := n.check(op); err != nil {
 		return err
@@ -153,18 +156,3 @@ func (d *Descriptor) UnmarshalText(text []byte) error {
 	}
 	return d.UnmarshalBinary(b)
 }
-
-// reader takes little-endian values from the front of bytes that were counted
-// before.
-type reader struct{ b []byte }
-
-func (r *reader) bytes(n int) []byte {
-	front := r.b[:n]
-	r.b = r.b[n:]
-	return front
-}
-
-func (r *reader) uint8() uint8   { return r.bytes(1)[0] }
-func (r *reader) uint16() uint16 { return binary.LittleEndian.Uint16(r.bytes(2)) }
-func (r *reader) uint32() uint32 { return binary.LittleEndian.Uint32(r.bytes(4)) }
-func (r *reader) uint64() uint64 { return binary.LittleEndian.Uint64(r.bytes(8)) }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
@@ -58,7 +58,7 @@ var sentinels = map[string]error{
 	"not permitted":  cuda.ErrNotPermitted,
 	"not supported":  cuda.ErrNotSupported,
 	"out of range":   cuda.ErrOutOfRange,
-	"protocol":       handles.ErrProtocol,
+	"protocol":       peer.ErrProtocol,
 	"stuck":          ErrStuck,
 }
 

@@ -7,7 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/multicast"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -204,7 +204,7 @@ func TestEveryFailureOfATeam(t *testing.T) {
 			}
 			require.NoError(t, sys.Drain(t.Context()), at)
 			require.Empty(t, sys.Live(), at)
-			require.Zero(t, handles.OpenFDs(), at)
+			require.Zero(t, peer.OpenFDs(), at)
 			require.NoError(t, sys.Close(), at)
 			require.NoError(t, m.Close(), at)
 		}

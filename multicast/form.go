@@ -7,7 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
@@ -122,7 +122,7 @@ func (t *Team) settle(reports []report) error {
 	var others []int
 	for rank, r := range reports {
 		if err := json.Unmarshal(r.Body, &plans[rank]); err != nil || len(plans[rank].Devices) == 0 || plans[rank].Granularity == 0 {
-			return disagree(stepPlan, handles.ErrProtocol, []int{rank}, "rank %d sent what no rank sends", rank)
+			return disagree(stepPlan, peer.ErrProtocol, []int{rank}, "rank %d sent what no rank sends", rank)
 		}
 		if plans[rank].Size != plans[0].Size {
 			others = append(others, rank)
@@ -257,11 +257,11 @@ func (t *Team) share(ctx context.Context, by vmm.HandleTypes) error {
 		case by == vmm.Fabric:
 			var h cuda.FabricHandle
 			if err := json.Unmarshal(a.reports[0].Body, &h); err != nil {
-				return fmt.Errorf("%w: rank 0 sent no fabric handle: %w", handles.ErrProtocol, err)
+				return fmt.Errorf("%w: rank 0 sent no fabric handle: %w", peer.ErrProtocol, err)
 			}
 			t.object, err = ImportFabric(sys, h, t.size, t.members)
 		case len(from.Files) != 1:
-			return fmt.Errorf("%w: rank 0 sent %d descriptors", handles.ErrProtocol, len(from.Files))
+			return fmt.Errorf("%w: rank 0 sent %d descriptors", peer.ErrProtocol, len(from.Files))
 		default:
 			t.object, err = Import(sys, from.Files[0], t.size, t.members)
 		}

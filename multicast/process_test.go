@@ -22,7 +22,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/cuvmm/cuvmm/multicast"
 	"github.com/stretchr/testify/require"
@@ -195,7 +195,7 @@ func obey(c *reexec.Child, m *sim.Machine, devices []*cuda.Device, o order) (err
 		m.OnCall(nil)
 	}
 	_ = g.Close()
-	r.Live, r.FDs, r.Faults = devices[0].System().Live(), handles.OpenFDs(), m.Fault()
+	r.Live, r.FDs, r.Faults = devices[0].System().Live(), peer.OpenFDs(), m.Fault()
 	return c.Send(r)
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -15,12 +16,12 @@ import (
 // Export makes a descriptor of the object, for another process of this host. The
 // caller closes it; while it is open the object lives. Size and number of devices
 // must travel beside it.
-func (o *Object) Export() (*handles.FD, error) {
+func (o *Object) Export() (*peer.FD, error) {
 	s, err := o.export("multicast.Object.Export", driver.HandlePosixFD)
 	if err != nil {
 		return nil, err
 	}
-	return handles.NewFD(int(int32(binary.NativeEndian.Uint32(s[:]))))
+	return peer.NewFD(int(int32(binary.NativeEndian.Uint32(s[:]))))
 }
 
 // ExportFabric makes a fabric handle of the object, for a process anywhere on the
@@ -44,7 +45,7 @@ func (o *Object) export(op string, t driver.HandleTypes) (driver.ShareableHandle
 // descriptor of ordinary memory is handles.ErrMismatch. The caller closes the
 // object. The same object may be imported several times, each with devices of its
 // own.
-func Import(s *cuda.System, f *handles.FD, size, devices int) (o *Object, err error) {
+func Import(s *cuda.System, f *peer.FD, size, devices int) (o *Object, err error) {
 	const op = "multicast.Import"
 	if f == nil {
 		return nil, errs.Invalid(op, "a nil descriptor", "pass what Object.Export made")

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 )
 
 // The driver's 'system not ready' is tried again by all ranks together, so many
@@ -37,7 +37,7 @@ func reportOf(err error) (r report) {
 // offering is what a rank brings to a step beside its report.
 type offering struct {
 	body any
-	file *handles.FD // closed after the step
+	file *peer.FD // closed after the step
 }
 
 // answer is what all brought to a step that all did well. The files are the
@@ -137,7 +137,7 @@ func (t *Team) exchange(ctx context.Context, name string, try int, mine offering
 	}
 	p := rendezvous.Contribution{Body: b}
 	if own == nil && mine.file != nil {
-		p.Files = []*handles.FD{mine.file}
+		p.Files = []*peer.FD{mine.file}
 	}
 	full := "multicast: " + name
 	if try > 1 {
@@ -151,7 +151,7 @@ func (t *Team) exchange(ctx context.Context, name string, try int, mine offering
 	for rank := range all {
 		if err := json.Unmarshal(all[rank].Body, &a.reports[rank]); err != nil {
 			a.close()
-			err = fmt.Errorf("%w: rank %d sent what no rank sends: %w", handles.ErrProtocol, rank, err)
+			err = fmt.Errorf("%w: rank %d sent what no rank sends: %w", peer.ErrProtocol, rank, err)
 			t.group.Fail(err)
 			return nil, err
 		}

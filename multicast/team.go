@@ -11,7 +11,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -188,7 +188,7 @@ func (t *Team) Leave(ctx context.Context) error {
 	whole := true
 	for rank, r := range a.reports {
 		if err := json.Unmarshal(r.Body, &said[rank]); err != nil {
-			said[rank] = reportOf(fmt.Errorf("%w: it sent what no rank sends: %w", handles.ErrProtocol, err))
+			said[rank] = reportOf(fmt.Errorf("%w: it sent what no rank sends: %w", peer.ErrProtocol, err))
 		}
 		whole = whole && said[rank].Error == ""
 	}

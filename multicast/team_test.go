@@ -15,7 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/multicast"
@@ -195,7 +195,7 @@ func TestTeams(t *testing.T) {
 				require.NoError(t, teams[0].Close())
 				require.ErrorIs(t, teams[0].Leave(t.Context()), cuda.ErrClosed)
 			}
-			require.Zero(t, handles.OpenFDs())
+			require.Zero(t, peer.OpenFDs())
 		})
 	}
 }
@@ -245,7 +245,7 @@ func TestTeamsByFabricHandle(t *testing.T) {
 	for range 2 {
 		teams := formAll(t, groups, split(sys.Devices(), 3), unit)
 		use(t, teams)
-		require.Zero(t, handles.OpenFDs())
+		require.Zero(t, peer.OpenFDs())
 		leave(t, teams)
 		require.Empty(t, m.Fault())
 	}
@@ -350,7 +350,7 @@ func TestOneRankFailsAndAllDo(t *testing.T) {
 				}
 				require.Equal(t, []int{named[0], named[0], named[0]}, named)
 				require.Empty(t, devices[0].System().Live())
-				require.Zero(t, handles.OpenFDs())
+				require.Zero(t, peer.OpenFDs())
 			}
 			teams := formAll(t, groups, split(devices, ranks), unit)
 			use(t, teams)
@@ -365,7 +365,7 @@ func TestAllRanksMatchTheSameSentinels(t *testing.T) {
 	sentinels := []error{cuda.ErrOutOfMemory, cuda.ErrOutOfAddressSpace, cuda.ErrBudget, cuda.ErrNotSupported, cuda.ErrNotPermitted,
 		cuda.ErrClosed, cuda.ErrInUse, cuda.ErrForeign, cuda.ErrOutOfRange, cuda.ErrCapacity, cuda.ErrCapturing, cuda.ErrDeviceLost,
 		cuda.ErrNoDriver, cuda.ErrInvalidArgument, multicast.ErrStuck, multicast.ErrAborted, rendezvous.ErrDisagree,
-		rendezvous.ErrFailed, handles.ErrGone, handles.ErrTimeout, handles.ErrProtocol, errors.ErrUnsupported}
+		rendezvous.ErrFailed, peer.ErrGone, peer.ErrTimeout, peer.ErrProtocol, errors.ErrUnsupported}
 	matched := map[error]bool{}
 	for _, code := range []cuda.Code{1, 2, 3, 34, 46, 100, 101, 201, 208, 400, 401, 700, 719, 800, 801, 802, 900, 901, 906, 907, 999} {
 		m, err := sim.New(sim.WithMulticast(2))
@@ -392,23 +392,23 @@ func TestARankThatSendsWhatNoRankSends(t *testing.T) {
 		_, devices := open(t, 1)
 		groups := groupOf(t, 2)
 		null := must(os.Open(os.DevNull))(t)
-		file := must(handles.NewFD(must(fd.Dup(int(null.Fd())))(t)))(t)
+		file := must(peer.NewFD(must(fd.Dup(int(null.Fd())))(t)))(t)
 		require.NoError(t, null.Close())
 		all := together(2, func(r int) formed {
 			if r == 0 {
 				team, err := multicast.NewTeam(t.Context(), groups[0], devices, unit, multicast.TeamOptions{})
 				return formed{team, err}
 			}
-			got, err := groups[1].Exchange(t.Context(), "multicast: plan", rendezvous.Contribution{Body: []byte(body), Files: []*handles.FD{file}})
+			got, err := groups[1].Exchange(t.Context(), "multicast: plan", rendezvous.Contribution{Body: []byte(body), Files: []*peer.FD{file}})
 			for i := range got {
 				got[i].Close()
 			}
 			return formed{nil, err}
 		})
 		require.NoError(t, file.Close())
-		require.ErrorIs(t, all[0].err, handles.ErrProtocol, body)
+		require.ErrorIs(t, all[0].err, peer.ErrProtocol, body)
 		require.ErrorContains(t, all[0].err, "rank 1 sent what no rank sends")
-		require.Zero(t, handles.OpenFDs(), body)
+		require.Zero(t, peer.OpenFDs(), body)
 	}
 }
 
@@ -448,7 +448,7 @@ func TestSystemNotReady(t *testing.T) {
 // A driver that does not come back makes the rank's team stuck, and everybody is
 // told in time.
 func TestACallThatDoesNotComeBack(t *testing.T) {
-	t.Cleanup(func() { require.Zero(t, handles.OpenFDs()) }) // when all have ended
+	t.Cleanup(func() { require.Zero(t, peer.OpenFDs()) }) // when all have ended
 	for _, call := range []string{"cuMulticastCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
 		"cuMulticastAddDevice", "cuMulticastBindMem_v1"} {
 		t.Run(call, func(t *testing.T) {
@@ -595,7 +595,7 @@ func TestKernelsThatWaitForNobody(t *testing.T) {
 		end   func(team *multicast.Team) error
 		want  error
 	}{
-		"Leave": {50 * time.Millisecond, func(team *multicast.Team) error { return team.Leave(t.Context()) }, handles.ErrGone},
+		"Leave": {50 * time.Millisecond, func(team *multicast.Team) error { return team.Leave(t.Context()) }, peer.ErrGone},
 		"Close": {50 * time.Millisecond, (*multicast.Team).Close, multicast.ErrAborted},
 		"Abort, Close": {patience, func(team *multicast.Team) error {
 			team.Abort()
@@ -739,7 +739,7 @@ func TestARankThatDoesNotCome(t *testing.T) {
 		require.ErrorAs(t, f.err, &e)
 		require.Equal(t, "plan", e.Step)
 		require.Contains(t, e.Ranks, 2)
-		require.ErrorIs(t, f.err, handles.ErrTimeout)
+		require.ErrorIs(t, f.err, peer.ErrTimeout)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/fabric"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -94,7 +95,7 @@ func Agree(ctx context.Context, g *Group, mine Facts) (Agreement, error) {
 	step := g.last()
 	for r, b := range all {
 		if err := json.Unmarshal(b, &a.Ranks[r]); err != nil {
-			err := &Error{Step: step, Ranks: []int{r}, kind: handles.ErrProtocol, Reason: "its facts are not readable: " + err.Error(), cause: err}
+			err := &Error{Step: step, Ranks: []int{r}, kind: peer.ErrProtocol, Reason: "its facts are not readable: " + err.Error(), cause: err}
 			g.Fail(err)
 			return Agreement{}, err
 		}

@@ -11,14 +11,14 @@
 //
 // A step has one outcome for all ranks: either it is complete for all, or every
 // rank gets the same error, which names the ranks at fault: one that died or left
-// (handles.ErrGone), gave up (ErrFailed), is at another step (ErrDisagree) or did
-// not arrive in time (handles.ErrTimeout). A rank that dies after all have
+// (peer.ErrGone), gave up (ErrFailed), is at another step (ErrDisagree) or did
+// not arrive in time (peer.ErrTimeout). A rank that dies after all have
 // arrived at a step fails the next one. After an error the group is over; the
 // same processes can make a new one.
 //
 // The exception is the process that decides the outcomes, the host's: if it dies,
 // some ranks may have a step complete and others not, and these get
-// handles.ErrGone with rank 0. If it stands still, a rank gives up on it a second
+// peer.ErrGone with rank 0. If it stands still, a rank gives up on it a second
 // after the limit.
 //
 // Agree settles on one type of handle for all, and Share has every rank map every

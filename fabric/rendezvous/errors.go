@@ -8,14 +8,14 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // What can go wrong in a group; test for them with errors.Is. Besides: a rank
-// that is gone, or was expelled for what it sent, is handles.ErrGone; one that
-// does not arrive in time is handles.ErrTimeout; a process without the group's
-// secret is handles.ErrPeer; use after Close is cuda.ErrClosed.
+// that is gone, or was expelled for what it sent, is peer.ErrGone; one that
+// does not arrive in time is peer.ErrTimeout; a process without the group's
+// secret is peer.ErrPeer; use after Close is cuda.ErrClosed.
 var (
 	// ErrFailed: a rank gave up.
 	ErrFailed = errors.New("a rank gave up")
@@ -85,7 +85,7 @@ func ranks(all []int) string {
 
 // late is the end of a wait for ranks that did not arrive.
 func late(ctx context.Context, s Step, missing []int, waited time.Duration) *Error {
-	e := &Error{Step: s, Ranks: missing, kind: handles.ErrTimeout, cause: context.Cause(ctx),
+	e := &Error{Step: s, Ranks: missing, kind: peer.ErrTimeout, cause: context.Cause(ctx),
 		Reason: fmt.Sprintf("did not arrive within %v", waited.Round(time.Millisecond)),
 		Hint:   "check whether they run, and what they wait for"}
 	if !errors.Is(e.cause, context.DeadlineExceeded) {

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/stretchr/testify/require"
 )
 
@@ -51,7 +51,7 @@ func TestARankThatPostsWithoutEnd(t *testing.T) {
 		}
 		return g.Barrier(t.Context(), "on") // its first arrival counts
 	})
-	require.ErrorIs(t, errs[0], handles.ErrGone)
+	require.ErrorIs(t, errs[0], peer.ErrGone)
 	oneOutcome(t, errs)
 	require.NoError(t, c.Close())
 	require.NoError(t, honest.Close())
@@ -79,7 +79,7 @@ func TestARankThatReadsNothing(t *testing.T) {
 		})
 		require.LessOrEqual(t, host.transport.(*hostTransport).held(), 2*mostPending(size))
 	}
-	require.ErrorIs(t, errs[0], handles.ErrGone)
+	require.ErrorIs(t, errs[0], peer.ErrGone)
 	require.ErrorContains(t, errs[0], "rank 1")
 	oneOutcome(t, errs)
 	require.NoError(t, c.Close())
@@ -92,9 +92,9 @@ func TestProcessesThatSayNothing(t *testing.T) {
 	host, path, err := Host(filepath.Join(t.TempDir(), "private"), "", 2, Options{})
 	require.NoError(t, err)
 	h := host.transport.(*hostTransport)
-	var silent []*handles.Conn
+	var silent []*peer.Conn
 	for range h.mostUnidentified() + 40 {
-		c, err := handles.Dial(t.Context(), path, handles.Options{})
+		c, err := peer.Dial(t.Context(), path, peer.Options{})
 		require.NoError(t, err)
 		silent = append(silent, c)
 	}
@@ -118,9 +118,9 @@ func TestProcessesThatSayNothing(t *testing.T) {
 // A host that sends without end is left, with what it sent bounded.
 func TestAHostThatSendsWithoutEnd(t *testing.T) {
 	m := &memberTransport{rank: 1, size: 2, queue: newQueue(), ended: make(chan struct{})}
-	here, there, err := handles.Pair(handles.Options{})
+	here, there, err := peer.Pair(peer.Options{})
 	require.NoError(t, err)
-	m.conn, err = handles.Inherit(there, handles.Options{})
+	m.conn, err = peer.Inherit(there, peer.Options{})
 	require.NoError(t, err)
 	go m.receive()
 	e := Event{Kind: Posted, Rank: 0, Step: Step{0, "go"}}

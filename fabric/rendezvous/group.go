@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 )
 
 // DefaultTimeout is how long a step may take by default.
@@ -191,7 +191,7 @@ func (g *Group) interrupted(ctx context.Context, s Step, began time.Time, err er
 	}
 	mine := late(ctx, s, g.state.absent(g.Rank()), time.Since(began))
 	e := Event{Kind: Late, Rank: g.Rank(), Step: s, Reason: mine.Reason}
-	if !errors.Is(mine, handles.ErrTimeout) {
+	if !errors.Is(mine, peer.ErrTimeout) {
 		e.Kind, e.Reason = Failed, fmt.Sprintf("its caller's context ended before the arrival of %s: %v", ranks(mine.Ranks), context.Cause(ctx))
 	}
 	return g.withdraw(e, mine)
@@ -231,7 +231,7 @@ func (g *Group) unposted(ctx context.Context, s Step, began time.Time, err error
 		return &Error{Step: s, Ranks: []int{g.Rank()}, kind: ErrFailed, Reason: "it could not tell the others of its arrival: " + err.Error(), cause: err}
 	}
 	e := late(ctx, s, []int{g.Rank()}, time.Since(began))
-	if errors.Is(e, handles.ErrTimeout) {
+	if errors.Is(e, peer.ErrTimeout) {
 		e.Reason = fmt.Sprintf("could not tell the others of its arrival within %v", time.Since(began).Round(time.Millisecond))
 		e.Hint = "check whether what carries the group responds to this rank"
 	}

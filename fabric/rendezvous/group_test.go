@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -51,7 +51,7 @@ func each(t *testing.T, size int, o Options, test func(t *testing.T, groups []*G
 	t.Helper()
 	for _, b := range backings {
 		t.Run(b.name, func(t *testing.T) {
-			files := handles.OpenFDs()
+			files := peer.OpenFDs()
 			groups := b.open(t, size, o)
 			defer func() {
 				var all sync.WaitGroup
@@ -59,7 +59,7 @@ func each(t *testing.T, size int, o Options, test func(t *testing.T, groups []*G
 					all.Go(func() { _ = g.Close() })
 				}
 				all.Wait()
-				require.Equal(t, files, handles.OpenFDs(), "files are left open")
+				require.Equal(t, files, peer.OpenFDs(), "files are left open")
 			}()
 			test(t, groups)
 		})
@@ -177,7 +177,7 @@ func TestAMissingRankIsNamed(t *testing.T) {
 			if r == 2 {
 				continue
 			}
-			require.ErrorIs(t, err, handles.ErrTimeout, "rank %d", r)
+			require.ErrorIs(t, err, peer.ErrTimeout, "rank %d", r)
 			require.Regexp(t, `\branks? (\d, )*2\b`, err.Error()) // others may have been late too
 			require.ErrorContains(t, err, `"create"`)
 			require.Equal(t, err, groups[r].Barrier(t.Context(), "later"), "a group that failed stays so")
@@ -235,7 +235,7 @@ func TestARankThatLeaves(t *testing.T) {
 			require.NoError(t, err)
 		}
 		errs = together(groups[:2], func(g *Group) error { return g.Barrier(t.Context(), "second") })
-		require.ErrorIs(t, errs[0], handles.ErrGone)
+		require.ErrorIs(t, errs[0], peer.ErrGone)
 		require.ErrorContains(t, errs[0], "rank 2: left the group")
 		oneOutcome(t, errs)
 		require.ErrorIs(t, groups[2].Barrier(t.Context(), "third"), cuda.ErrClosed)
@@ -265,8 +265,8 @@ func TestWhatCannotTravel(t *testing.T) {
 		says string
 	}{
 		"too many bytes":  {"big", Contribution{Body: make([]byte, MaxBody+1)}, "share the memory itself"},
-		"too many files":  {"big", Contribution{Files: make([]*handles.FD, MaxFiles+1)}, "larger chunks"},
-		"a nil file":      {"big", Contribution{Files: make([]*handles.FD, 1)}, "file 0 is nil"},
+		"too many files":  {"big", Contribution{Files: make([]*peer.FD, MaxFiles+1)}, "larger chunks"},
+		"a nil file":      {"big", Contribution{Files: make([]*peer.FD, 1)}, "file 0 is nil"},
 		"too long a name": {strings.Repeat("n", MaxName+1), Contribution{}, "a name of 257 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -10,12 +10,12 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 )
 
 // Host makes a group of processes of one host, of which this one is rank 0, and
 // returns the path at which the others [Join]: a socket in a directory that is
-// this user's alone (see handles.Listen; an empty name is a random one). It does
+// this user's alone (see peer.Listen; an empty name is a random one). It does
 // not wait for them: the first step does. The caller closes the group.
 //
 // All messages go through this process, which decides the outcome of each step,
@@ -26,7 +26,7 @@ func Host(dir, name string, size int, o Options) (g *Group, path string, err err
 		return nil, "", err
 	}
 	o = o.withDefaults()
-	l, err := handles.Listen(dir, name, handles.Options{Timeout: o.Timeout})
+	l, err := peer.Listen(dir, name, peer.Options{Timeout: o.Timeout})
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: %w", op, err)
 	}
@@ -38,7 +38,7 @@ func Host(dir, name string, size int, o Options) (g *Group, path string, err err
 // hostTransport is the side of rank 0, and the group's sequencer: it decides the
 // order of events and relays those that count.
 type hostTransport struct {
-	listener *handles.Listener
+	listener *peer.Listener
 	timeout  time.Duration
 	secret   Secret
 	queue    *queue
@@ -53,13 +53,13 @@ type hostTransport struct {
 	// passes the first step without them, so they are few.
 	before []Event
 	// unidentified are connections that have not proved which rank they are.
-	unidentified []*handles.Conn
+	unidentified []*peer.Conn
 }
 
 // member is a rank that joined.
 type member struct {
 	rank int
-	conn *handles.Conn
+	conn *peer.Conn
 	out  *queue
 	sent chan struct{} // closed when nothing is sent any more
 }
@@ -99,7 +99,7 @@ func (t *hostTransport) accept() {
 }
 
 // serve admits a process as a rank, and sequences what it sends.
-func (t *hostTransport) serve(conn *handles.Conn) {
+func (t *hostTransport) serve(conn *peer.Conn) {
 	defer func() { _ = conn.Close() }()
 	m := t.admit(conn)
 	if m == nil {
@@ -123,7 +123,7 @@ func (t *hostTransport) serve(conn *handles.Conn) {
 		}
 		e, err := readEvent(msg)
 		if err == nil && e.Kind != Posted && e.Kind != Failed && e.Kind != Late {
-			err = fmt.Errorf("%w: an event %q", handles.ErrProtocol, e.Kind)
+			err = fmt.Errorf("%w: an event %q", peer.ErrProtocol, e.Kind)
 		}
 		if err != nil {
 			_ = msg.Close()
@@ -139,16 +139,16 @@ func (t *hostTransport) serve(conn *handles.Conn) {
 
 // identified removes a connection from those that have yet to prove their rank.
 // The caller holds mu.
-func (t *hostTransport) identified(conn *handles.Conn) {
-	t.unidentified = slices.DeleteFunc(t.unidentified, func(c *handles.Conn) bool { return c == conn })
+func (t *hostTransport) identified(conn *peer.Conn) {
+	t.unidentified = slices.DeleteFunc(t.unidentified, func(c *peer.Conn) bool { return c == conn })
 }
 
 // admit does the handshake. It returns nil for a process that is none of the
 // group's ranks, which is told why.
-func (t *hostTransport) admit(conn *handles.Conn) *member {
+func (t *hostTransport) admit(conn *peer.Conn) *member {
 	ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 	defer cancel()
-	receive := func() (handles.Message, bool) {
+	receive := func() (peer.Message, bool) {
 		m, err := conn.Receive(ctx)
 		if err != nil {
 			return m, false
@@ -164,7 +164,7 @@ func (t *hostTransport) admit(conn *handles.Conn) *member {
 		return nil
 	}
 	challenge := newNonce()
-	if conn.Send(ctx, handles.Message{Kind: kindChallenge, Body: challenge[:]}) != nil {
+	if conn.Send(ctx, peer.Message{Kind: kindChallenge, Body: challenge[:]}) != nil {
 		return nil
 	}
 	if msg, ok = receive(); !ok {
@@ -175,10 +175,10 @@ func (t *hostTransport) admit(conn *handles.Conn) *member {
 	case err != nil:
 		return nil
 	case !t.secret.proves(memberProves, h, challenge, proof):
-		_ = conn.Send(ctx, handles.Message{Kind: kindUnproved})
+		_ = conn.Send(ctx, peer.Message{Kind: kindUnproved})
 		return nil
 	case int(h.Size) != t.Size():
-		_ = conn.Send(ctx, handles.Message{Kind: kindOtherSize, Body: binary.LittleEndian.AppendUint32(nil, uint32(t.Size()))})
+		_ = conn.Send(ctx, peer.Message{Kind: kindOtherSize, Body: binary.LittleEndian.AppendUint32(nil, uint32(t.Size()))})
 		return nil
 	}
 	m := &member{rank: int(h.Rank), conn: conn, out: newQueue(), sent: make(chan struct{})}
@@ -197,10 +197,10 @@ func (t *hostTransport) admit(conn *handles.Conn) *member {
 		return nil // the end of the connection says so
 	}
 	if !free {
-		_ = conn.Send(ctx, handles.Message{Kind: kindTaken})
+		_ = conn.Send(ctx, peer.Message{Kind: kindTaken})
 		return nil
 	}
-	if err := conn.Send(ctx, handles.Message{Kind: kindWelcome, Body: t.secret.proof(hostProves, h, challenge)}); err != nil {
+	if err := conn.Send(ctx, peer.Message{Kind: kindWelcome, Body: t.secret.proof(hostProves, h, challenge)}); err != nil {
 		m.out.close()
 		close(m.sent)
 		t.tell(Event{Kind: Lost, Rank: m.rank, Reason: "its process went as it joined: " + err.Error()})

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/stretchr/testify/require"
 )
@@ -50,7 +50,7 @@ func init() {
 		limit, _ := time.ParseDuration(c.Args[3])
 		g, err := Join(context.Background(), c.Args[0], rank, size, Options{Timeout: limit})
 		if err != nil {
-			return c.Send(outcome{Step: "join", Err: err.Error(), Gone: errors.Is(err, handles.ErrGone)})
+			return c.Send(outcome{Step: "join", Err: err.Error(), Gone: errors.Is(err, peer.ErrGone)})
 		}
 		return c.Send(steps(g, nil))
 	})
@@ -60,7 +60,7 @@ func init() {
 func steps(g *Group, running func()) (o outcome) {
 	defer func() {
 		_ = g.Close()
-		o.Files = handles.OpenFDs()
+		o.Files = peer.OpenFDs()
 	}()
 	for i := 0; ; i++ {
 		o.Step = fmt.Sprint("step ", i)
@@ -68,7 +68,7 @@ func steps(g *Group, running func()) (o outcome) {
 		_, err := g.AllGather(context.Background(), o.Step, make([]byte, 1000))
 		if err != nil {
 			o.Err, o.Took = err.Error(), time.Since(began)
-			o.Gone = errors.Is(err, handles.ErrGone)
+			o.Gone = errors.Is(err, peer.ErrGone)
 			return o
 		}
 		if i == 0 && running != nil {
@@ -176,7 +176,7 @@ func TestAKilledHost(t *testing.T) {
 			o.names(t, 0)
 			require.True(t, o.Gone, "%+v", o)
 		}
-		require.Zero(t, handles.OpenFDs())
+		require.Zero(t, peer.OpenFDs())
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/stretchr/testify/require"
 )
 
@@ -65,7 +65,7 @@ func TestNoRankBlamesTheMessenger(t *testing.T) {
 		}
 		groups[2].die()
 		errs := []error{groups[0].Barrier(t.Context(), "one"), nil}
-		require.ErrorIs(t, errs[0], handles.ErrGone)
+		require.ErrorIs(t, errs[0], peer.ErrGone)
 		require.ErrorContains(t, errs[0], "rank 2")
 		close(slow.open)
 		require.NoError(t, <-first, "all had arrived")
@@ -139,7 +139,7 @@ func TestOneOutcomeForAll(t *testing.T) {
 			require.ErrorAs(t, all[0], &e)
 			require.Equal(t, []int{victim.Rank()}, e.Ranks)
 			if died {
-				require.ErrorIs(t, e, handles.ErrGone)
+				require.ErrorIs(t, e, peer.ErrGone)
 			}
 		})
 	}
@@ -158,7 +158,7 @@ func TestARankThatDiesAfterItArrived(t *testing.T) {
 		met := errors.New("the memory is gone")
 		mine := groups[1].failAt("import", met)
 		require.ErrorIs(t, mine, met)
-		require.ErrorIs(t, mine, handles.ErrGone)
+		require.ErrorIs(t, mine, peer.ErrGone)
 		var e *Error
 		require.ErrorAs(t, mine, &e)
 		oneOutcome(t, []error{e, <-errs})

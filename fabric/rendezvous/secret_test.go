@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/stretchr/testify/require"
 )
 
@@ -36,7 +36,7 @@ func TestSecrets(t *testing.T) {
 			defer func() { require.NoError(t, host.Close()) }()
 			member, err := Join(t.Context(), path, 1, 2, Options{Secret: row.member})
 			if !row.admitted {
-				require.ErrorIs(t, err, handles.ErrPeer)
+				require.ErrorIs(t, err, peer.ErrPeer)
 				require.ErrorContains(t, err, "Options.Secret")
 				// The rank is still free for a process that has the secret.
 				member, err = Join(t.Context(), path, 1, 2, Options{Secret: row.host})
@@ -71,7 +71,7 @@ func TestProofsAreNotReplayed(t *testing.T) {
 // A host that admits without proving the secret is refused by the rank.
 func TestAHostWithoutTheSecret(t *testing.T) {
 	_, err := Join(t.Context(), aHost(t, true), 1, 2, Options{Secret: Secret("0123456789abcdef")})
-	require.ErrorIs(t, err, handles.ErrPeer)
+	require.ErrorIs(t, err, peer.ErrPeer)
 	require.ErrorContains(t, err, "the host does not prove")
 }
 

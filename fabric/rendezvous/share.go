@@ -8,6 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -74,7 +75,7 @@ func Share(ctx context.Context, g *Group, a Agreement, d *cuda.Device, mine *vmm
 		var offer handles.Offer
 		err := offer.UnmarshalText(p.Body)
 		if err == nil && offer.Descriptor.Handle != a.Handle {
-			err = fmt.Errorf("%w: memory by %v, where %v was agreed on", handles.ErrProtocol, offer.Descriptor.Handle, a.Handle)
+			err = fmt.Errorf("%w: memory by %v, where %v was agreed on", peer.ErrProtocol, offer.Descriptor.Handle, a.Handle)
 		}
 		if err == nil {
 			offer.Files = p.Files

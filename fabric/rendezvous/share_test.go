@@ -15,6 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -230,14 +231,14 @@ func sharing(g *Group, folder string, running func() error) (o outcome) {
 		}
 		_, err = shareWith(ctx, g, d, []vmm.HandleTypes{vmm.Fabric | vmm.PosixFD, vmm.PosixFD}[i%2], 3)
 	}
-	o = outcome{Step: g.last().Name, Err: err.Error(), Gone: errors.Is(err, handles.ErrGone)}
+	o = outcome{Step: g.last().Name, Err: err.Error(), Gone: errors.Is(err, peer.ErrGone)}
 	_ = g.Close()
 	// Nothing of it is left.
 	if err := errors.Join(s.Drain(ctx), s.Close(), m.Close()); err != nil {
 		o.Err += "; " + err.Error()
 		o.Files = -1
 	} else {
-		o.Files = handles.OpenFDs() + handles.Leases().Open
+		o.Files = peer.OpenFDs() + handles.Leases().Open
 	}
 	return o
 }

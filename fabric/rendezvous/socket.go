@@ -9,14 +9,14 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 )
 
 // Join enters the group of a host process ([Host]) as one of its ranks, from 1 on,
 // at the host's path. It waits until the host has admitted it, at most for
 // Options.Timeout. A rank that another process has, or has had, is
 // cuda.ErrInUse, another size than the host's ErrDisagree, and another secret
-// handles.ErrPeer. The caller closes the group.
+// peer.ErrPeer. The caller closes the group.
 func Join(ctx context.Context, path string, rank, size int, o Options) (*Group, error) {
 	const op = "rendezvous.Join"
 	if err := check(op, rank, size, o); err != nil {
@@ -28,7 +28,7 @@ func Join(ctx context.Context, path string, rank, size int, o Options) (*Group, 
 	o = o.withDefaults()
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
-	conn, err := handles.Dial(ctx, path, handles.Options{Timeout: o.Timeout})
+	conn, err := peer.Dial(ctx, path, peer.Options{Timeout: o.Timeout})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
@@ -55,7 +55,7 @@ func check(op string, rank, size int, o Options) error {
 // memberTransport is the side of a rank other than the host's.
 type memberTransport struct {
 	rank, size int
-	conn       *handles.Conn
+	conn       *peer.Conn
 	queue      *queue
 	once       sync.Once
 	ended      chan struct{} // closed when receive has ended
@@ -73,12 +73,12 @@ func (t *memberTransport) enter(ctx context.Context, secret Secret) error {
 		return err
 	}
 	challenge := nonce(b)
-	b, err = t.ask(ctx, handles.Message{Kind: kindProof, Body: secret.proof(memberProves, me, challenge)}, kindWelcome, len(nonce{}))
+	b, err = t.ask(ctx, peer.Message{Kind: kindProof, Body: secret.proof(memberProves, me, challenge)}, kindWelcome, len(nonce{}))
 	if err != nil {
 		return err
 	}
 	if !secret.proves(hostProves, me, challenge, b) {
-		return fmt.Errorf("%w: the host does not prove the group's secret; %s", handles.ErrPeer, sameSecret)
+		return fmt.Errorf("%w: the host does not prove the group's secret; %s", peer.ErrPeer, sameSecret)
 	}
 	return nil
 }
@@ -86,7 +86,7 @@ func (t *memberTransport) enter(ctx context.Context, secret Secret) error {
 const sameSecret = "give all ranks the same Options.Secret"
 
 // ask sends a message and returns the body of the reply, or why the host refuses.
-func (t *memberTransport) ask(ctx context.Context, m handles.Message, kind uint16, length int) ([]byte, error) {
+func (t *memberTransport) ask(ctx context.Context, m peer.Message, kind uint16, length int) ([]byte, error) {
 	if err := t.conn.Send(ctx, m); err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func (t *memberTransport) ask(ctx context.Context, m handles.Message, kind uint1
 	case kindTaken:
 		return nil, fmt.Errorf("%w: another process has joined as rank %d; give each a rank of its own, and make a new group after one has ended", cuda.ErrInUse, t.rank)
 	case kindUnproved:
-		return nil, fmt.Errorf("%w: the host has another secret than this rank; %s", handles.ErrPeer, sameSecret)
+		return nil, fmt.Errorf("%w: the host has another secret than this rank; %s", peer.ErrPeer, sameSecret)
 	case kindOtherSize:
 		b, err := fixed(reply, kindOtherSize, 4)
 		if err != nil {
@@ -117,7 +117,7 @@ func (t *memberTransport) receive() {
 		m, err := t.conn.Receive(context.Background())
 		if err != nil {
 			reason := "the host's process is gone: " + err.Error()
-			if errors.Is(err, handles.ErrTruncated) {
+			if errors.Is(err, peer.ErrTruncated) {
 				reason = "the host's message did not fit into this process: " + err.Error()
 			}
 			t.queue.put(Event{Kind: Ended, Rank: 0, Reason: reason})
@@ -125,7 +125,7 @@ func (t *memberTransport) receive() {
 		}
 		e, err := readEvent(m)
 		if err == nil && t.queue.put(e) > mostPending(t.size) {
-			err = fmt.Errorf("%w: more events than a group has in flight", handles.ErrProtocol)
+			err = fmt.Errorf("%w: more events than a group has in flight", peer.ErrProtocol)
 		} else if err != nil {
 			_ = m.Close()
 		}
@@ -160,7 +160,7 @@ func (t *memberTransport) send(ctx context.Context, e Event) error {
 	case <-t.ended:
 	case <-ctx.Done():
 	}
-	return &Error{Step: e.Step, Ranks: []int{0}, kind: handles.ErrGone, Reason: deaf + ": " + err.Error(), cause: err}
+	return &Error{Step: e.Step, Ranks: []int{0}, kind: peer.ErrGone, Reason: deaf + ": " + err.Error(), cause: err}
 }
 
 func (t *memberTransport) Next(ctx context.Context) (Event, error) { return t.queue.take(ctx) }
@@ -172,7 +172,7 @@ func (t *memberTransport) Close(*Event) (err error) {
 		defer cancel()
 		// Otherwise this rank counts as lost. The host ends the connection when it
 		// has read that; ending it here first could make its sending fail before.
-		if t.conn.Send(ctx, handles.Message{Kind: kindDone}) == nil {
+		if t.conn.Send(ctx, peer.Message{Kind: kindDone}) == nil {
 			select {
 			case <-t.ended:
 			case <-ctx.Done():

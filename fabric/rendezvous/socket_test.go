@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/stretchr/testify/require"
 )
 
@@ -43,7 +43,7 @@ func TestRankZeroHosts(t *testing.T) {
 func TestJoiningAHostThatCloses(t *testing.T) {
 	host, path, err := Host(filepath.Join(t.TempDir(), "private"), "", 2, Options{})
 	require.NoError(t, err)
-	c, err := handles.Dial(t.Context(), path, handles.Options{})
+	c, err := peer.Dial(t.Context(), path, peer.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Close()) }()
 	m := &memberTransport{rank: 1, size: 2, conn: c}
@@ -54,8 +54,8 @@ func TestJoiningAHostThatCloses(t *testing.T) {
 	inside.mu.Lock()
 	inside.closed = true
 	inside.mu.Unlock()
-	_, err = m.ask(t.Context(), handles.Message{Kind: kindProof, Body: Secret(nil).proof(memberProves, me, nonce(b))}, kindWelcome, len(nonce{}))
-	require.ErrorIs(t, err, handles.ErrGone)
+	_, err = m.ask(t.Context(), peer.Message{Kind: kindProof, Body: Secret(nil).proof(memberProves, me, nonce(b))}, kindWelcome, len(nonce{}))
+	require.ErrorIs(t, err, peer.ErrGone)
 	inside.mu.Lock()
 	inside.closed = false // so that Close says it leaves
 	inside.mu.Unlock()
@@ -64,7 +64,7 @@ func TestJoiningAHostThatCloses(t *testing.T) {
 
 // aHost does the handshake like a host, as far as it is told, and nothing else.
 func aHost(t *testing.T, admits bool) (path string) {
-	l, err := handles.Listen(filepath.Join(t.TempDir(), "private"), "", handles.Options{})
+	l, err := peer.Listen(filepath.Join(t.TempDir(), "private"), "", peer.Options{})
 	require.NoError(t, err)
 	over := make(chan struct{})
 	done := make(chan struct{})
@@ -77,9 +77,9 @@ func aHost(t *testing.T, admits bool) (path string) {
 		if m, err := c.Receive(context.Background()); err == nil && admits {
 			h, _ := readHello(m)
 			challenge := newNonce()
-			_ = c.Send(context.Background(), handles.Message{Kind: kindChallenge, Body: challenge[:]})
+			_ = c.Send(context.Background(), peer.Message{Kind: kindChallenge, Body: challenge[:]})
 			_, _ = c.Receive(context.Background())
-			_ = c.Send(context.Background(), handles.Message{Kind: kindWelcome, Body: Secret(nil).proof(hostProves, h, challenge)})
+			_ = c.Send(context.Background(), peer.Message{Kind: kindWelcome, Body: Secret(nil).proof(hostProves, h, challenge)})
 		}
 		<-over
 		_ = c.Close()
@@ -93,9 +93,9 @@ func aHost(t *testing.T, admits bool) (path string) {
 }
 
 // enters does the handshake of a rank by hand, and returns the bare connection.
-func enters(t *testing.T, path string, rank, size int, s Secret) *handles.Conn {
+func enters(t *testing.T, path string, rank, size int, s Secret) *peer.Conn {
 	t.Helper()
-	c, err := handles.Dial(t.Context(), path, handles.Options{})
+	c, err := peer.Dial(t.Context(), path, peer.Options{})
 	require.NoError(t, err)
 	m := &memberTransport{rank: rank, size: size, conn: c}
 	require.NoError(t, m.enter(t.Context(), s))
@@ -106,13 +106,13 @@ func enters(t *testing.T, path string, rank, size int, s Secret) *handles.Conn {
 func TestAHostThatStandsStill(t *testing.T) {
 	const limit = 200 * time.Millisecond
 	_, err := Join(context.Background(), aHost(t, false), 1, 2, Options{Timeout: limit})
-	require.ErrorIs(t, err, handles.ErrTimeout)
+	require.ErrorIs(t, err, peer.ErrTimeout)
 
 	g, err := Join(t.Context(), aHost(t, true), 1, 2, Options{})
 	require.NoError(t, err)
 	g.timeout = limit
 	_, err = g.AllGather(context.Background(), "much", make([]byte, MaxBody)) // more than a socket takes
-	require.ErrorIs(t, err, handles.ErrTimeout)
+	require.ErrorIs(t, err, peer.ErrTimeout)
 	var e *Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, []int{0}, e.Ranks)
@@ -122,8 +122,8 @@ func TestAHostThatStandsStill(t *testing.T) {
 // What a process sends that no rank does ends the group with its rank's name, and
 // nothing that came with it stays open.
 func TestAHostileMember(t *testing.T) {
-	files := handles.OpenFDs()
-	file := func() *handles.FD {
+	files := peer.OpenFDs()
+	file := func() *peer.FD {
 		f, err := os.Open(os.DevNull)
 		require.NoError(t, err)
 		defer f.Close()
@@ -131,21 +131,21 @@ func TestAHostileMember(t *testing.T) {
 		require.NoError(t, err)
 		return fd
 	}
-	posted := func(step uint64, name string) handles.Message {
+	posted := func(step uint64, name string) peer.Message {
 		return Event{Kind: Posted, Rank: 2, Step: Step{step, name}}.message() // whatever it says of its rank
 	}
 	for name, row := range map[string]struct {
-		sends []handles.Message
+		sends []peer.Message
 		says  string
 	}{
-		"another message":                {[]handles.Message{{Kind: 7, Body: []byte("hello")}}, "what no rank sends"},
-		"a second greeting":              {[]handles.Message{hello{Rank: 1, Size: 3}.message()}, "what no rank sends"},
-		"that another rank is lost":      {[]handles.Message{Event{Kind: Lost, Rank: 2}.message()}, "what no rank sends"},
-		"that the group has ended":       {[]handles.Message{Event{Kind: Ended}.message()}, "what no rank sends"},
-		"files with a failure":           {[]handles.Message{{Kind: kindEvent, Body: Event{Kind: Failed}.message().Body, FDs: []*handles.FD{file()}}}, "what no rank sends"},
-		"a step twice":                   {[]handles.Message{posted(0, "go"), posted(0, "go")}, "arrived at step 0"},
-		"steps that nobody has come to":  {[]handles.Message{posted(2, "go")}, "arrived at step 2"},
-		"files, and then another's step": {[]handles.Message{{Kind: kindEvent, Body: posted(0, "stop").Body, FDs: []*handles.FD{file()}}}, `at "stop"`},
+		"another message":                {[]peer.Message{{Kind: 7, Body: []byte("hello")}}, "what no rank sends"},
+		"a second greeting":              {[]peer.Message{hello{Rank: 1, Size: 3}.message()}, "what no rank sends"},
+		"that another rank is lost":      {[]peer.Message{Event{Kind: Lost, Rank: 2}.message()}, "what no rank sends"},
+		"that the group has ended":       {[]peer.Message{Event{Kind: Ended}.message()}, "what no rank sends"},
+		"files with a failure":           {[]peer.Message{{Kind: kindEvent, Body: Event{Kind: Failed}.message().Body, FDs: []*peer.FD{file()}}}, "what no rank sends"},
+		"a step twice":                   {[]peer.Message{posted(0, "go"), posted(0, "go")}, "arrived at step 0"},
+		"steps that nobody has come to":  {[]peer.Message{posted(2, "go")}, "arrived at step 2"},
+		"files, and then another's step": {[]peer.Message{{Kind: kindEvent, Body: posted(0, "stop").Body, FDs: []*peer.FD{file()}}}, `at "stop"`},
 		"nothing, and goes":              {nil, "its process is gone"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -175,5 +175,5 @@ func TestAHostileMember(t *testing.T) {
 			require.NoError(t, host.Close())
 		})
 	}
-	require.Equal(t, files, handles.OpenFDs())
+	require.Equal(t, files, peer.OpenFDs())
 }

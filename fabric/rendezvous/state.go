@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 )
 
 // state is the group's replicated state machine. It depends on the events and on
@@ -38,7 +38,7 @@ func (s *state) apply(e *Event) bool {
 		return false
 	}
 	if e.Rank < 0 || e.Rank >= s.size {
-		s.decide(*e, &Error{kind: handles.ErrProtocol, Reason: fmt.Sprintf("an event of rank %d in a group of %d", e.Rank, s.size)})
+		s.decide(*e, &Error{kind: peer.ErrProtocol, Reason: fmt.Sprintf("an event of rank %d in a group of %d", e.Rank, s.size)})
 		return true
 	}
 	if _, gone := s.gone[e.Rank]; gone && e.Kind != Ended {
@@ -62,10 +62,10 @@ func (s *state) apply(e *Event) bool {
 		lost := s.lost()
 		switch {
 		case e.Kind == Late:
-			s.decide(*e, &Error{kind: handles.ErrTimeout, Ranks: s.absent(e.Rank), Reason: e.Reason, Hint: "check whether they run, and what they wait for"})
+			s.decide(*e, &Error{kind: peer.ErrTimeout, Ranks: s.absent(e.Rank), Reason: e.Reason, Hint: "check whether they run, and what they wait for"})
 		case len(lost) > 0:
 			// They had arrived, and what they left behind made this one give up.
-			s.decide(*e, &Error{kind: handles.ErrGone, Ranks: lost,
+			s.decide(*e, &Error{kind: peer.ErrGone, Ranks: lost,
 				Reason: fmt.Sprintf("%s; so rank %d gave up: %s", s.gone[lost[0]].Reason, e.Rank, e.Reason)})
 		default:
 			s.decide(*e, &Error{kind: ErrFailed, Ranks: []int{e.Rank}, Reason: e.Reason})
@@ -74,7 +74,7 @@ func (s *state) apply(e *Event) bool {
 		s.gone[e.Rank] = *e
 		s.settle()
 	case Ended:
-		s.decide(*e, &Error{kind: handles.ErrGone, Ranks: []int{e.Rank}, Reason: e.Reason})
+		s.decide(*e, &Error{kind: peer.ErrGone, Ranks: []int{e.Rank}, Reason: e.Reason})
 	}
 	return true
 }
@@ -120,7 +120,7 @@ func (s *state) settle() {
 	}
 	slices.Sort(never)
 	why := s.gone[never[0]]
-	e := &Error{kind: handles.ErrGone, Ranks: never, Reason: why.Reason}
+	e := &Error{kind: peer.ErrGone, Ranks: never, Reason: why.Reason}
 	if why.Kind == Left {
 		e.Reason = "left the group before this step"
 	}

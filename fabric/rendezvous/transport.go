@@ -3,7 +3,7 @@ package rendezvous
 import (
 	"context"
 
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 )
 
 // Limits of what one rank contributes to a step.
@@ -22,7 +22,7 @@ const (
 type Contribution struct {
 	Body []byte
 	// Files travel between processes of one host only.
-	Files []*handles.FD
+	Files []*peer.FD
 }
 
 // Close closes the contribution's files.

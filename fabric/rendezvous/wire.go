@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"unicode/utf8"
 
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 )
 
 // Kinds of messages between the processes of a group.
@@ -27,13 +27,13 @@ type hello struct {
 	Nonce      nonce
 }
 
-func (h hello) message() handles.Message {
+func (h hello) message() peer.Message {
 	b := binary.LittleEndian.AppendUint32(nil, h.Rank)
 	b = binary.LittleEndian.AppendUint32(b, h.Size)
-	return handles.Message{Kind: kindHello, Body: append(b, h.Nonce[:]...)}
+	return peer.Message{Kind: kindHello, Body: append(b, h.Nonce[:]...)}
 }
 
-func readHello(m handles.Message) (h hello, err error) {
+func readHello(m peer.Message) (h hello, err error) {
 	b, err := fixed(m, kindHello, 8+len(h.Nonce))
 	if err != nil {
 		return h, err
@@ -44,9 +44,9 @@ func readHello(m handles.Message) (h hello, err error) {
 }
 
 // fixed returns the body of a message of one kind and length, without files.
-func fixed(m handles.Message, kind uint16, length int) ([]byte, error) {
+func fixed(m peer.Message, kind uint16, length int) ([]byte, error) {
 	if m.Kind != kind || len(m.Body) != length || len(m.FDs) != 0 {
-		return nil, fmt.Errorf("%w: a message of kind %#x with %d bytes and %d files in place of kind %#x", handles.ErrProtocol, m.Kind, len(m.Body), len(m.FDs), kind)
+		return nil, fmt.Errorf("%w: a message of kind %#x with %d bytes and %d files in place of kind %#x", peer.ErrProtocol, m.Kind, len(m.Body), len(m.FDs), kind)
 	}
 	return m.Body, nil
 }
@@ -82,10 +82,10 @@ func cut(text string, most int) string {
 	return text[:most]
 }
 
-// UnmarshalBinary decodes an event, or returns handles.ErrProtocol for bytes that
+// UnmarshalBinary decodes an event, or returns peer.ErrProtocol for bytes that
 // no rank sends. The contribution refers to b.
 func (e *Event) UnmarshalBinary(b []byte) error {
-	bad := func(what string) error { return fmt.Errorf("%w: an event with %s", handles.ErrProtocol, what) }
+	bad := func(what string) error { return fmt.Errorf("%w: an event with %s", peer.ErrProtocol, what) }
 	if len(b) < eventHeader {
 		return bad(fmt.Sprintf("%d bytes", len(b)))
 	}
@@ -114,19 +114,19 @@ func (e *Event) UnmarshalBinary(b []byte) error {
 }
 
 // message lends the event's files to the message.
-func (e Event) message() handles.Message {
+func (e Event) message() peer.Message {
 	body, _ := e.MarshalBinary() // never fails
-	return handles.Message{Kind: kindEvent, Body: body, FDs: e.Contribution.Files}
+	return peer.Message{Kind: kindEvent, Body: body, FDs: e.Contribution.Files}
 }
 
 // readEvent takes ownership of the message's files if it succeeds.
-func readEvent(m handles.Message) (e Event, err error) {
+func readEvent(m peer.Message) (e Event, err error) {
 	switch err = e.UnmarshalBinary(m.Body); {
 	case err != nil:
 	case m.Kind != kindEvent:
-		err = fmt.Errorf("%w: a message of kind %#x", handles.ErrProtocol, m.Kind)
+		err = fmt.Errorf("%w: a message of kind %#x", peer.ErrProtocol, m.Kind)
 	case e.Kind != Posted && len(m.FDs) > 0 || len(m.FDs) > MaxFiles:
-		err = fmt.Errorf("%w: an event with %d files", handles.ErrProtocol, len(m.FDs))
+		err = fmt.Errorf("%w: an event with %d files", peer.ErrProtocol, len(m.FDs))
 	default:
 		e.Contribution.Files = m.FDs
 	}

@@ -3,7 +3,7 @@ package rendezvous
 import (
 	"testing"
 
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/stretchr/testify/require"
 )
 
@@ -19,9 +19,9 @@ func FuzzEvent(f *testing.F) {
 	}
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		e, err := readEvent(handles.Message{Kind: kindEvent, Body: b})
+		e, err := readEvent(peer.Message{Kind: kindEvent, Body: b})
 		if err != nil {
-			require.ErrorIs(t, err, handles.ErrProtocol)
+			require.ErrorIs(t, err, peer.ErrProtocol)
 			return
 		}
 		require.Less(t, e.Rank, MaxSize)
@@ -39,8 +39,8 @@ func TestHello(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, want, h)
 	for _, b := range [][]byte{nil, make([]byte, 8), make([]byte, 39), make([]byte, 41)} {
-		_, err := readHello(handles.Message{Kind: kindHello, Body: b})
-		require.ErrorIs(t, err, handles.ErrProtocol)
+		_, err := readHello(peer.Message{Kind: kindHello, Body: b})
+		require.ErrorIs(t, err, peer.ErrProtocol)
 	}
 }
 

@@ -9,7 +9,8 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -32,19 +33,19 @@ func init() {
 			return err
 		}
 		ctx := context.Background()
-		conn, err := handles.Dial(ctx, c.Args[0], handles.Options{})
+		conn, err := peer.Dial(ctx, c.Args[0], peer.Options{})
 		if err != nil {
 			return err
 		}
-		k := handles.NewClient(conn)
-		f, err := handles.Follow[uint32](ctx, k, sys.Devices()[0], "p", handles.FollowOptions{})
+		k := publish.NewClient(conn)
+		f, err := publish.Follow[uint32](ctx, k, sys.Devices()[0], "p", publish.FollowOptions{})
 		if err != nil {
 			return err
 		}
 		for {
 			err := f.Next(ctx)
 			if err != nil && f.Err() != nil {
-				gone := errors.Is(f.Err(), handles.ErrGone) || errors.Is(f.Err(), handles.ErrUnfinished)
+				gone := errors.Is(f.Err(), peer.ErrGone) || errors.Is(f.Err(), publish.ErrUnfinished)
 				closed := errors.Join(f.Close(), k.Close(), sys.Close())
 				return errors.Join(closed, c.Send(news{Gone: gone, Err: f.Err().Error()}))
 			}

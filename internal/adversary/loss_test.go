@@ -10,7 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/csrc/kernels"
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/managed"
 	"github.com/cuvmm/cuvmm/multicast"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -83,8 +84,8 @@ func (o *owned) follow(d *cuda.Device, s *cuda.Stream) {
 	t := o.t
 	array := own(o, must(vmm.NewArray[float32](d, vmm.BufferOptions{Reserve: 8 << 20}))(t), nil)
 	dir := filepath.Join(t.TempDir(), "sockets") // Listen makes it, for this user alone
-	listener := must(handles.Listen(dir, "server", handles.Options{}))(t)
-	server := handles.NewServer(handles.ServerOptions{})
+	listener := must(peer.Listen(dir, "server", peer.Options{}))(t)
+	server := publish.NewServer(publish.ServerOptions{})
 	serving := make(chan error, 1)
 	go func() { serving <- server.Serve(context.Background(), listener) }()
 	o.all = append(o.all, func() error {
@@ -93,12 +94,12 @@ func (o *owned) follow(d *cuda.Device, s *cuda.Stream) {
 		<-serving
 		return nil
 	})
-	publication := must(handles.PublishArray(server, "weights", array))(t)
+	publication := must(publish.Array(server, "weights", array))(t)
 	must(array.Append(s, make([]float32, 10)))(t)
 	require.NoError(t, publication.Announce(t.Context(), array.Len(), s))
-	conn := must(handles.Dial(t.Context(), filepath.Join(dir, "server"), handles.Options{}))(t)
-	client := own(o, handles.NewClient(conn), nil)
-	follower := own(o, must(handles.Follow[float32](t.Context(), client, d, "weights", handles.FollowOptions{}))(t), nil)
+	conn := must(peer.Dial(t.Context(), filepath.Join(dir, "server"), peer.Options{}))(t)
+	client := own(o, publish.NewClient(conn), nil)
+	follower := own(o, must(publish.Follow[float32](t.Context(), client, d, "weights", publish.FollowOptions{}))(t), nil)
 	require.NoError(t, follower.Next(t.Context(), s))
 }
 

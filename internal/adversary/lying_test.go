@@ -11,6 +11,8 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -122,8 +124,8 @@ func believes(t *testing.T, content []byte, serve func(l *liar), honest bool) {
 	sys, err := machine("")
 	require.NoError(t, err)
 	d := sys.Devices()[0]
-	before := handles.OpenFDs()
-	conn, far, err := handles.Pair(handles.Options{Timeout: time.Second})
+	before := peer.OpenFDs()
+	conn, far, err := peer.Pair(peer.Options{Timeout: time.Second})
 	require.NoError(t, err)
 	n, err := unix.FcntlInt(far.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	require.NoError(t, err)
@@ -140,10 +142,10 @@ func believes(t *testing.T, content []byte, serve func(l *liar), honest bool) {
 			serve(l)
 		}
 	}()
-	c := handles.NewClient(conn)
+	c := publish.NewClient(conn)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
-	f, err := handles.Follow[uint8](ctx, c, d, "p", handles.FollowOptions{})
+	f, err := publish.Follow[uint8](ctx, c, d, "p", publish.FollowOptions{})
 	if err == nil {
 		s, err := d.NewStream(cuda.StreamOptions{})
 		require.NoError(t, err)
@@ -164,6 +166,6 @@ func believes(t *testing.T, content []byte, serve func(l *liar), honest bool) {
 	_ = within(t, "Client.Close", c.Close)
 	<-over
 	l.close()
-	require.Eventually(t, func() bool { return handles.OpenFDs() <= before }, patience, time.Millisecond, "descriptors stay open")
+	require.Eventually(t, func() bool { return peer.OpenFDs() <= before }, patience, time.Millisecond, "descriptors stay open")
 	require.NoError(t, within(t, "System.Close", sys.Close))
 }

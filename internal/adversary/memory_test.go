@@ -12,6 +12,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -25,7 +26,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		conn, err := handles.Inherit(c.Files[0], handles.Options{})
+		conn, err := peer.Inherit(c.Files[0], peer.Options{})
 		if err != nil {
 			return err
 		}
@@ -47,7 +48,7 @@ func init() {
 		}
 		_, bad = own.AppendUndefined(chunk)
 		err = errors.Join(err, bad, own.Close(), conn.Close(), sys.Close())
-		if open := handles.OpenFDs(); open != 0 {
+		if open := peer.OpenFDs(); open != 0 {
 			err = errors.Join(err, fmt.Errorf("%d descriptors stay open", open))
 		}
 		return errors.Join(err, c.Send(n))

@@ -16,7 +16,8 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -46,7 +47,7 @@ type reply struct {
 }
 
 func init() {
-	reexec.Register("adversary: publisher", publish)
+	reexec.Register("adversary: publisher", published)
 	reexec.Register("adversary: honest", func(c *reexec.Child) error {
 		n, err := strconv.Atoi(c.Args[1])
 		if err != nil {
@@ -56,8 +57,8 @@ func init() {
 	})
 }
 
-// publish obeys requests until the test closes the pipe.
-func publish(c *reexec.Child) (err error) {
+// published obeys requests until the test closes the pipe.
+func published(c *reexec.Child) (err error) {
 	var v victim
 	if err := c.Recv(&v); err != nil {
 		return err
@@ -73,16 +74,16 @@ func publish(c *reexec.Child) (err error) {
 	if err != nil {
 		return err
 	}
-	l, err := handles.Listen(v.Dir, "s", handles.Options{Timeout: v.Timeout})
+	l, err := peer.Listen(v.Dir, "s", peer.Options{Timeout: v.Timeout})
 	if err != nil {
 		return err
 	}
-	server := handles.NewServer(handles.ServerOptions{MaxPinned: v.MaxPinned})
+	server := publish.NewServer(publish.ServerOptions{MaxPinned: v.MaxPinned})
 	array, err := vmm.NewArray[uint32](sys.Devices()[0], vmm.BufferOptions{Reserve: 64 * chunk, Chunks: vmm.FixedChunks(chunk), Memory: vmm.Properties{Handles: vmm.PosixFD}})
 	if err != nil {
 		return err
 	}
-	p, err := handles.PublishArray(server, "p", array)
+	p, err := publish.Array(server, "p", array)
 	if err != nil {
 		return err
 	}
@@ -218,13 +219,13 @@ func follows(ctx context.Context, path string, n int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, sys.Close()) }()
-	c, err := handles.Dial(ctx, path, handles.Options{})
+	c, err := peer.Dial(ctx, path, peer.Options{})
 	if err != nil {
 		return err
 	}
-	k := handles.NewClient(c)
+	k := publish.NewClient(c)
 	defer func() { err = errors.Join(err, k.Close()) }()
-	f, err := handles.Follow[uint32](ctx, k, sys.Devices()[0], "p", handles.FollowOptions{})
+	f, err := publish.Follow[uint32](ctx, k, sys.Devices()[0], "p", publish.FollowOptions{})
 	if err != nil {
 		return err
 	}

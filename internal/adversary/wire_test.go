@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -199,7 +199,7 @@ const (
 func listBody(number uint32) []byte { return le.AppendUint32(nil, number) }
 
 func followBody(number uint32, room uint64, name string) []byte {
-	b := le.AppendUint64(append(listBody(number), byte(handles.WriteAccess)), room)
+	b := le.AppendUint64(append(listBody(number), byte(publish.WriteAccess)), room)
 	b = le.AppendUint16(b, uint16(len(name)))
 	return append(b, name...)
 }

@@ -25,6 +25,10 @@ var tables = map[string]table{
 	"cuda/auto": autoCases,
 	"fabric":    fabricCases,
 	"handles":   handlesCases,
+
+	"handles/peer":    peerCases,
+	"handles/publish": publishCases,
+
 	"inspect":   inspectCases,
 	"managed":   managedCases,
 	"multicast": multicastCases,

@@ -12,23 +12,19 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
 
 var handlesCases = join(
-	plain("Access", func(*world) handles.Access { return handles.ReadAccess }, "String"),
 	plain("Kind", func(*world) handles.Kind { return handles.ArrayKind }, "String"),
 	plain("ElementType", func(*world) handles.ElementType { return handles.Float32 }, "String"),
 	plain("Process", func(*world) handles.Process { return handles.Self() }, "String"),
-	plain("Peer", func(*world) handles.Peer { return handles.Peer{} }, "String"),
-	plain("Error", func(*world) *handles.Error { return &handles.Error{Op: "op"} }, "Error", "Unwrap"),
 	plain("Descriptor", (*world).descriptor, "Size", "MarshalBinary", "MarshalText"),
 	table{
 		"Self":      nothing(func() any { return handles.Self() }),
-		"OpenFDs":   nothing(func() any { return handles.OpenFDs() }),
-		"LostFDs":   nothing(func() any { return handles.LostFDs() }),
-		"TraceFDs":  nothing(func() any { handles.TraceFDs(nil); return nil }),
 		"ElementOf": nothing(func() any { e, _ := handles.ElementOf[float32](); return e }),
 		"Descriptor.Validate": func(w *world) func() error {
 			d := w.descriptor()
@@ -43,7 +39,7 @@ var handlesCases = join(
 			return func() error { return new(handles.Descriptor).UnmarshalText(b) }
 		},
 	},
-	connectionCases, sharingCases, publishingCases, leaseCases,
+	sharingCases, leaseCases,
 )
 
 func (w *world) descriptor() *handles.Descriptor {
@@ -51,18 +47,29 @@ func (w *world) descriptor() *handles.Descriptor {
 		Location: cuda.OnDevice(0), Device: cuda.UUID{1}, Handle: vmm.PosixFD}
 }
 
-var connectionCases = join(
+var peerCases = join(
+	plain("Credentials", func(*world) peer.Credentials { return peer.Credentials{} }, "String"),
+	plain("Error", func(*world) *peer.Error { return &peer.Error{Op: "op"} }, "Error", "Unwrap"),
+	table{
+		"OpenFDs":  nothing(func() any { return peer.OpenFDs() }),
+		"LostFDs":  nothing(func() any { return peer.LostFDs() }),
+		"TraceFDs": nothing(func() any { peer.TraceFDs(nil); return nil }),
+		"CloseAll": func(w *world) func() error {
+			all := []*peer.FD{w.fd(), nil}
+			return func() error { return peer.CloseAll(all) }
+		},
+	},
 	plain("FD", (*world).fd, "String", "Close"),
 	plain("Listener", (*world).listener, "Path", "Close"),
-	plain("Message", func(w *world) *handles.Message { return &handles.Message{FDs: []*handles.FD{w.fd()}} }, "Close"),
+	plain("Message", func(w *world) *peer.Message { return &peer.Message{FDs: []*peer.FD{w.fd()}} }, "Close"),
 	table{
 		"NewFD": func(w *world) func() error {
 			n := w.number()
-			return func() error { return keep[*handles.FD](w)(handles.NewFD(n)) }
+			return func() error { return keep[*peer.FD](w)(peer.NewFD(n)) }
 		},
 		"FD.Dup": func(w *world) func() error {
 			f := w.fd()
-			return func() error { return keep[*handles.FD](w)(f.Dup()) }
+			return func() error { return keep[*peer.FD](w)(f.Dup()) }
 		},
 		"FD.File": func(w *world) func() error {
 			f := w.fd()
@@ -81,7 +88,7 @@ var connectionCases = join(
 		"Listen": func(w *world) func() error {
 			dir := filepath.Join(w.TempDir(), "d")
 			return func() error {
-				return keep[*handles.Listener](w)(handles.Listen(dir, "", handles.Options{}))
+				return keep[*peer.Listener](w)(peer.Listen(dir, "", peer.Options{}))
 			}
 		},
 		"Listener.Accept": func(w *world) func() error { return beside(w.meeting()) },
@@ -91,7 +98,7 @@ var connectionCases = join(
 		},
 		"Pair": func(w *world) func() error {
 			return func() error {
-				c, f, err := handles.Pair(handles.Options{})
+				c, f, err := peer.Pair(peer.Options{})
 				if err != nil {
 					return err
 				}
@@ -99,18 +106,14 @@ var connectionCases = join(
 			}
 		},
 		"Inherit": func(w *world) func() error {
-			c, f, err := handles.Pair(handles.Options{})
+			c, f, err := peer.Pair(peer.Options{})
 			require.NoError(w, err)
 			w.closed(c)
-			return func() error { return keep[*handles.Conn](w)(handles.Inherit(f, handles.Options{})) }
+			return func() error { return keep[*peer.Conn](w)(peer.Inherit(f, peer.Options{})) }
 		},
 		"Conn.Peer": func(w *world) func() error {
 			near, _ := w.pair()
 			return func() error { near.Peer(); return nil }
-		},
-		"Conn.Transfers": func(w *world) func() error {
-			near, _ := w.pair()
-			return func() error { near.Transfers(); return nil }
 		},
 		"Conn.Close": func(w *world) func() error {
 			near, _ := w.pair()
@@ -118,18 +121,22 @@ var connectionCases = join(
 		},
 		"Conn.Send": func(w *world) func() error {
 			near, far := w.pair()
-			return beside(func() error { return near.Send(w.soon(), handles.Message{Kind: 1}) },
+			return beside(func() error { return near.Send(w.soon(), peer.Message{Kind: 1}) },
 				func() error { _, err := far.Receive(w.soon()); return err })
 		},
 		"Conn.Receive": func(w *world) func() error {
 			near, far := w.pair()
 			return beside(func() error { _, err := far.Receive(w.soon()); return err },
-				func() error { return near.Send(w.soon(), handles.Message{Kind: 1}) })
+				func() error { return near.Send(w.soon(), peer.Message{Kind: 1}) })
 		},
 	},
 )
 
 var sharingCases = table{
+	"TransfersOf": func(w *world) func() error {
+		near, _ := w.pair()
+		return func() error { handles.TransfersOf(near); return nil }
+	},
 	"SendBuffer":        shares(sendBuffer, receiveBuffer, true),
 	"ReceiveBuffer":     shares(sendBuffer, receiveBuffer, false),
 	"SendArray":         shares(sendArray, receiveArray, true),
@@ -139,7 +146,7 @@ var sharingCases = table{
 }
 
 // shares has one side be the operation, and the other go on beside it.
-func shares(send func(w *world, c *handles.Conn) func() error, receive func(w *world, c *handles.Conn) (io.Closer, error), sends bool) operation {
+func shares(send func(w *world, c *peer.Conn) func() error, receive func(w *world, c *peer.Conn) (io.Closer, error), sends bool) operation {
 	return func(w *world) func() error {
 		near, far := w.pair()
 		sender := send(w, near)
@@ -151,39 +158,40 @@ func shares(send func(w *world, c *handles.Conn) func() error, receive func(w *w
 	}
 }
 
-func sendBuffer(w *world, c *handles.Conn) func() error {
+func sendBuffer(w *world, c *peer.Conn) func() error {
 	b := w.buffer()
 	return func() error { return handles.SendBuffer(w.soon(), c, b) }
 }
 
-func receiveBuffer(w *world, c *handles.Conn) (io.Closer, error) {
+func receiveBuffer(w *world, c *peer.Conn) (io.Closer, error) {
 	return handles.ReceiveBuffer(w.soon(), c, w.dev, handles.ImportOptions{})
 }
 
-func sendArray(w *world, c *handles.Conn) func() error {
+func sendArray(w *world, c *peer.Conn) func() error {
 	a := w.array()
 	return func() error { return handles.SendArray(w.soon(), c, a) }
 }
 
-func receiveArray(w *world, c *handles.Conn) (io.Closer, error) {
+func receiveArray(w *world, c *peer.Conn) (io.Closer, error) {
 	return handles.ReceiveArray[int32](w.soon(), c, w.dev, handles.ImportOptions{ReadOnly: true})
 }
 
-func sendAllocation(w *world, c *handles.Conn) func() error {
+func sendAllocation(w *world, c *peer.Conn) func() error {
 	a := w.allocation()
 	return func() error { return handles.SendAllocation(w.soon(), c, a) }
 }
 
-func receiveAllocation(w *world, c *handles.Conn) (io.Closer, error) {
+func receiveAllocation(w *world, c *peer.Conn) (io.Closer, error) {
 	return handles.ReceiveAllocation(w.soon(), c, w.dev, handles.ImportOptions{})
 }
 
-var publishingCases = join(
+var publishCases = join(
+	plain("Access", func(*world) publish.Access { return publish.ReadAccess }, "String"),
 	plain("Publication", (*world).publication, "Name", "Stats", "Withdraw"),
 	plain("Follower", (*world).follower, "Array", "Len", "Generation", "Err", "Released", "Close"),
 	table{
 		"NewServer": func(w *world) func() error {
-			return func() error { return keep[*handles.Server](w)(handles.NewServer(handles.ServerOptions{}), nil) }
+			return func() error { return keep[*publish.Server](w)(publish.NewServer(publish.ServerOptions{}), nil) }
 		},
 		"Server.Serve": func(w *world) func() error {
 			s, l := w.server(), w.listener()
@@ -203,9 +211,9 @@ var publishingCases = join(
 			s, b := w.server(), w.buffer()
 			return func() error { return w.withdrawn(s.Publish("name", b)) }
 		},
-		"PublishArray": func(w *world) func() error {
+		"Array": func(w *world) func() error {
 			s, a := w.server(), w.array()
-			return func() error { return w.withdrawn(handles.PublishArray(s, "name", a)) }
+			return func() error { return w.withdrawn(publish.Array(s, "name", a)) }
 		},
 		"Publication.Announce": func(w *world) func() error {
 			p, s := w.publication(), w.stream()
@@ -229,7 +237,7 @@ var publishingCases = join(
 		},
 		"NewClient": func(w *world) func() error {
 			near, _ := w.pair()
-			return func() error { return keep[*handles.Client](w)(handles.NewClient(near), nil) }
+			return func() error { return keep[*publish.Client](w)(publish.NewClient(near), nil) }
 		},
 		"Client.Close": func(w *world) func() error { _, k := w.published(); return k.Close },
 		"Client.List": func(w *world) func() error {
@@ -239,13 +247,13 @@ var publishingCases = join(
 		"Open": func(w *world) func() error {
 			_, k := w.published()
 			return func() error {
-				return keep[*vmm.Array[byte]](w)(handles.Open[byte](w.soon(), k, w.dev, "name", handles.ImportOptions{}))
+				return keep[*vmm.Array[byte]](w)(publish.Open[byte](w.soon(), k, w.dev, "name", handles.ImportOptions{}))
 			}
 		},
 		"Follow": func(w *world) func() error {
 			_, k := w.published()
 			return func() error {
-				return keep[*handles.Follower[byte]](w)(handles.Follow[byte](w.soon(), k, w.dev, "name", handles.FollowOptions{}))
+				return keep[*publish.Follower[byte]](w)(publish.Follow[byte](w.soon(), k, w.dev, "name", publish.FollowOptions{}))
 			}
 		},
 		"Follower.Next": func(w *world) func() error {
@@ -289,7 +297,7 @@ func (w *world) soon() context.Context {
 }
 
 // fd owns a descriptor of the null device.
-func (w *world) fd() *handles.FD { return made[*handles.FD](w)(handles.NewFD(w.number())) }
+func (w *world) fd() *peer.FD { return made[*peer.FD](w)(peer.NewFD(w.number())) }
 
 func (w *world) number() int {
 	n, err := syscall.Open(os.DevNull, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
@@ -300,27 +308,27 @@ func (w *world) number() int {
 // meeting is the two sides of a connection over a socket.
 func (w *world) meeting() (accept, dial func() error) {
 	l := w.listener()
-	return func() error { return keep[*handles.Conn](w)(l.Accept(w.soon())) },
-		func() error { return keep[*handles.Conn](w)(handles.Dial(w.soon(), l.Path(), handles.Options{})) }
+	return func() error { return keep[*peer.Conn](w)(l.Accept(w.soon())) },
+		func() error { return keep[*peer.Conn](w)(peer.Dial(w.soon(), l.Path(), peer.Options{})) }
 }
 
-func (w *world) listener() *handles.Listener {
-	return made[*handles.Listener](w)(handles.Listen(filepath.Join(w.TempDir(), "d"), "", handles.Options{}))
+func (w *world) listener() *peer.Listener {
+	return made[*peer.Listener](w)(peer.Listen(filepath.Join(w.TempDir(), "d"), "", peer.Options{}))
 }
 
-func (w *world) pair() (near, far *handles.Conn) {
-	near, f, err := handles.Pair(handles.Options{})
+func (w *world) pair() (near, far *peer.Conn) {
+	near, f, err := peer.Pair(peer.Options{})
 	require.NoError(w, err)
 	w.closed(near)
-	return near, made[*handles.Conn](w)(handles.Inherit(f, handles.Options{}))
+	return near, made[*peer.Conn](w)(peer.Inherit(f, peer.Options{}))
 }
 
-func (w *world) server() *handles.Server {
-	return made[*handles.Server](w)(handles.NewServer(handles.ServerOptions{}), nil)
+func (w *world) server() *publish.Server {
+	return made[*publish.Server](w)(publish.NewServer(publish.ServerOptions{}), nil)
 }
 
 // withdrawn keeps what is published.
-func (w *world) withdrawn(p *handles.Publication, err error) error {
+func (w *world) withdrawn(p *publish.Publication, err error) error {
 	if err == nil {
 		w.Cleanup(func() { require.NoError(w, p.Withdraw()) })
 	}
@@ -329,23 +337,23 @@ func (w *world) withdrawn(p *handles.Publication, err error) error {
 
 // published is a buffer of which 2 MiB were announced, and a client that may
 // follow it.
-func (w *world) published() (*handles.Publication, *handles.Client) {
+func (w *world) published() (*publish.Publication, *publish.Client) {
 	b, s := w.buffer(), w.server()
-	p := must[*handles.Publication](w)(s.Publish("name", b))
+	p := must[*publish.Publication](w)(s.Publish("name", b))
 	require.NoError(w, w.withdrawn(p, nil))
 	require.NoError(w, p.Announce(w.soon(), 2*mib, nil))
 	near, far := w.pair()
 	served := make(chan error, 1)
 	go func() { served <- s.ServeConn(w.soon(), near) }()
-	k := handles.NewClient(far)
+	k := publish.NewClient(far)
 	w.Cleanup(func() { require.NoError(w, <-served) })
 	w.closed(k)
 	return p, k
 }
 
-func (w *world) publication() *handles.Publication { p, _ := w.published(); return p }
+func (w *world) publication() *publish.Publication { p, _ := w.published(); return p }
 
-func (w *world) follower() *handles.Follower[byte] {
+func (w *world) follower() *publish.Follower[byte] {
 	_, k := w.published()
-	return made[*handles.Follower[byte]](w)(handles.Follow[byte](w.soon(), k, w.dev, "name", handles.FollowOptions{}))
+	return made[*publish.Follower[byte]](w)(publish.Follow[byte](w.soon(), k, w.dev, "name", publish.FollowOptions{}))
 }

@@ -5,7 +5,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/multicast"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -54,7 +54,7 @@ var multicastCases = join(
 			return func() error { return keep[*multicast.Object](w)(w.newMulticast()) }
 		},
 		"Import": func(w *world) func() error {
-			f := made[*handles.FD](w)(w.multicast().Export())
+			f := made[*peer.FD](w)(w.multicast().Export())
 			return func() error {
 				return keep[*multicast.Object](w)(multicast.Import(w.dev.System(), f, 2*mib, 1))
 			}
@@ -75,7 +75,7 @@ var multicastCases = join(
 		},
 		"Object.Export": func(w *world) func() error {
 			o := w.multicast()
-			return func() error { return keep[*handles.FD](w)(o.Export()) }
+			return func() error { return keep[*peer.FD](w)(o.Export()) }
 		},
 		"Object.ExportFabric": func(w *world) func() error {
 			o := w.multicast()

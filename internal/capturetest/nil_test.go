@@ -15,6 +15,8 @@ import (
 	"github.com/cuvmm/cuvmm/fabric"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/managed"
 	"github.com/cuvmm/cuvmm/multicast"
@@ -30,18 +32,18 @@ var takers = map[string]any{
 	"fabric.Diagnose": fabric.Diagnose, "fabric.Findings": fabric.Findings,
 	"fabric/rendezvous.Agree": rendezvous.Agree, "fabric/rendezvous.FactsOf": rendezvous.FactsOf,
 	"fabric/rendezvous.Share": rendezvous.Share,
-	"handles.Dial":            handles.Dial, "handles.Follow": handles.Follow[int32],
+	"handles/peer.Dial":       peer.Dial, "handles/publish.Follow": publish.Follow[int32],
 	"handles.ImportAllocation": handles.ImportAllocation, "handles.ImportArray": handles.ImportArray[int32],
-	"handles.ImportBuffer": handles.ImportBuffer, "handles.Inherit": handles.Inherit,
+	"handles.ImportBuffer": handles.ImportBuffer, "handles/peer.Inherit": peer.Inherit,
 	"handles.LeaseAllocation": handles.LeaseAllocation, "handles.LeaseArray": handles.LeaseArray[int32],
-	"handles.LeaseBuffer": handles.LeaseBuffer, "handles.Listen": handles.Listen, "handles.Pair": handles.Pair,
-	"handles.NewClient": handles.NewClient, "handles.NewServer": handles.NewServer,
-	"handles.Open": handles.Open[int32], "handles.PublishArray": handles.PublishArray[int32],
+	"handles.LeaseBuffer": handles.LeaseBuffer, "handles/peer.Listen": peer.Listen, "handles/peer.Pair": peer.Pair,
+	"handles/publish.NewClient": publish.NewClient, "handles/publish.NewServer": publish.NewServer,
+	"handles/publish.Open": publish.Open[int32], "handles/publish.Array": publish.Array[int32],
 	"handles.ReceiveAllocation": handles.ReceiveAllocation, "handles.ReceiveArray": handles.ReceiveArray[int32],
 	"handles.ReceiveBuffer": handles.ReceiveBuffer, "handles.SendAllocation": handles.SendAllocation,
 	"handles.SendArray": handles.SendArray[int32], "handles.SendBuffer": handles.SendBuffer,
-	"handles.TraceFDs": handles.TraceFDs,
-	"inspect.Take":     inspect.Take, "inspect.Summarize": inspect.Summarize,
+	"handles/peer.TraceFDs": peer.TraceFDs, "handles/peer.CloseAll": peer.CloseAll, "handles.TransfersOf": handles.TransfersOf,
+	"inspect.Take": inspect.Take, "inspect.Summarize": inspect.Summarize,
 	"managed.ArrayOf": managed.ArrayOf[int32], "managed.NewArray": managed.NewArray[int32],
 	"managed.New": managed.New, "managed.NewAllocator": managed.NewAllocator, "managed.View": managed.View,
 	"managed.GPUFirst": managed.GPUFirst, "managed.ReadMostly": managed.ReadMostly,
@@ -76,8 +78,8 @@ var objects = []object{
 	an(func(w *world) *vmm.Mapping { return w.mapping(w.reservation()) }),
 	an(func(w *world) *vmm.Reader { return vmm.NewReader(w.buffer()) }),
 	an(func(w *world) *vmm.Writer { return vmm.NewWriter(w.buffer()) }),
-	an(func(w *world) *handles.Client { _, k := w.published(); return k }),
-	an(func(w *world) *handles.Conn { c, _ := w.pair(); return c }),
+	an(func(w *world) *publish.Client { _, k := w.published(); return k }),
+	an(func(w *world) *peer.Conn { c, _ := w.pair(); return c }),
 	an((*world).fd), an((*world).follower), an((*world).lease), an((*world).listener), an((*world).publication), an((*world).server),
 	an((*world).managed), an((*world).managedArray), an((*world).allocator),
 	an(func(w *world) managed.AccessedBy { return w.managed().AccessedBy() }),

@@ -23,6 +23,8 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -82,7 +84,7 @@ func run(args []string, out io.Writer) (err error) {
 	fmt.Fprintf(out, "driver     %v\n", sys.Driver())
 	fmt.Fprintf(out, "device     %v\n", dev)
 	fmt.Fprintf(out, "input      %s\n", name)
-	return publish(ctx, dev, in, *step, []string{"-child", "-driver", *driver, "-step", strconv.Itoa(*step)}, out)
+	return serve(ctx, dev, in, *step, []string{"-child", "-driver", *driver, "-step", strconv.Itoa(*step)}, out)
 }
 
 // open is the input and its name for people.
@@ -98,9 +100,9 @@ func open(name string) (*os.File, string, error) {
 	return f, name, err
 }
 
-// publish is the parent: it starts the child, streams the input into an array
+// serve is the parent: it starts the child, streams the input into an array
 // that the child follows, and reads the child's reply.
-func publish(ctx context.Context, dev *cuda.Device, in io.Reader, step int, child []string, out io.Writer) (err error) {
+func serve(ctx context.Context, dev *cuda.Device, in io.Reader, step int, child []string, out io.Writer) (err error) {
 	array, err := vmm.NewArray[byte](dev, vmm.BufferOptions{})
 	if err != nil {
 		return err
@@ -115,13 +117,13 @@ func publish(ctx context.Context, dev *cuda.Device, in io.Reader, step int, chil
 		return err
 	}
 
-	server := handles.NewServer(handles.ServerOptions{})
+	server := publish.NewServer(publish.ServerOptions{})
 	defer func() { err = errors.Join(err, server.Close()) }()
-	file, err := handles.PublishArray(server, fileName, array)
+	file, err := publish.Array(server, fileName, array)
 	if err != nil {
 		return err
 	}
-	answer, err := handles.PublishArray(server, replyName, reply)
+	answer, err := publish.Array(server, replyName, reply)
 	if err != nil {
 		return err
 	}
@@ -162,8 +164,8 @@ func publish(ctx context.Context, dev *cuda.Device, in io.Reader, step int, chil
 
 // start runs this program again, connected by a pair of sockets of which the
 // child inherits one. wait waits for its end, and ended is called then.
-func start(ctx context.Context, server *handles.Server, args []string, out io.Writer, ended func()) (wait func() error, err error) {
-	conn, far, err := handles.Pair(handles.Options{})
+func start(ctx context.Context, server *publish.Server, args []string, out io.Writer, ended func()) (wait func() error, err error) {
+	conn, far, err := peer.Pair(peer.Options{})
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +190,7 @@ func start(ctx context.Context, server *handles.Server, args []string, out io.Wr
 
 // stream appends the input and announces each piece, in the order of one stream.
 // It returns the input's SHA-256.
-func stream(ctx context.Context, dev *cuda.Device, in io.Reader, step int, array *vmm.Array[byte], p *handles.Publication) (sum []byte, err error) {
+func stream(ctx context.Context, dev *cuda.Device, in io.Reader, step int, array *vmm.Array[byte], p *publish.Publication) (sum []byte, err error) {
 	s, err := dev.NewStream(cuda.StreamOptions{})
 	if err != nil {
 		return nil, err
@@ -217,7 +219,7 @@ func stream(ctx context.Context, dev *cuda.Device, in io.Reader, step int, array
 }
 
 // end says that nothing follows, to a child that has everything.
-func end(ctx context.Context, file *handles.Publication) error {
+func end(ctx context.Context, file *publish.Publication) error {
 	if err := file.AwaitFollowers(ctx, 1); err != nil {
 		return err
 	}
@@ -229,13 +231,13 @@ func end(ctx context.Context, file *handles.Publication) error {
 
 // follow is the child.
 func follow(ctx context.Context, dev *cuda.Device, parent *os.File, out io.Writer) (err error) {
-	conn, err := handles.Inherit(parent, handles.Options{})
+	conn, err := peer.Inherit(parent, peer.Options{})
 	if err != nil {
 		return err
 	}
-	client := handles.NewClient(conn)
+	client := publish.NewClient(conn)
 	defer func() { err = errors.Join(err, client.Close()) }()
-	f, err := handles.Follow[byte](ctx, client, dev, fileName, handles.FollowOptions{ReadOnly: true})
+	f, err := publish.Follow[byte](ctx, client, dev, fileName, publish.FollowOptions{ReadOnly: true})
 	if err != nil {
 		return err
 	}
@@ -251,7 +253,7 @@ func follow(ctx context.Context, dev *cuda.Device, parent *os.File, out io.Write
 	for {
 		// What is copied on the stream from here on comes behind the parent's.
 		err := f.Next(ctx, s)
-		if errors.Is(err, handles.ErrWithdrawn) {
+		if errors.Is(err, publish.ErrWithdrawn) {
 			break
 		}
 		if err != nil {
@@ -268,7 +270,7 @@ func follow(ctx context.Context, dev *cuda.Device, parent *os.File, out io.Write
 		hash.Write(piece)
 		have, changes = f.Len(), changes+1
 	}
-	reply, err := handles.Open[byte](ctx, client, dev, replyName, handles.ImportOptions{})
+	reply, err := publish.Open[byte](ctx, client, dev, replyName, handles.ImportOptions{})
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,8 @@ import (
 	"os"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
 )
 
 // follow prints what changes and checks every element, until the publisher ends.
@@ -23,7 +24,7 @@ func follow(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (er
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	f, err := handles.Follow[uint64](ctx, client, dev, o.name, handles.FollowOptions{
+	f, err := publish.Follow[uint64](ctx, client, dev, o.name, publish.FollowOptions{
 		ReadOnly: true,
 		// All work of this process on the array is on one stream.
 		Quiesce: func(int) []*cuda.Stream { return []*cuda.Stream{s} },
@@ -38,10 +39,10 @@ func follow(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (er
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, handles.ErrWithdrawn):
+		case errors.Is(err, publish.ErrWithdrawn):
 			fmt.Fprintf(out, "follower   process %d: withdrawn\n", os.Getpid())
 			return nil
-		case errors.Is(err, handles.ErrGone):
+		case errors.Is(err, peer.ErrGone):
 			fmt.Fprintf(out, "follower   process %d: the publisher is gone; a length of %d stays mapped: %v\n", os.Getpid(), f.Len(), err)
 			return nil
 		case err != nil:
@@ -58,7 +59,7 @@ func follow(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (er
 }
 
 // check compares every element that is shown.
-func check(f *handles.Follower[uint64], s *cuda.Stream) error {
+func check(f *publish.Follower[uint64], s *cuda.Stream) error {
 	all := f.Array().All()
 	got := make([]uint64, all.Len())
 	err := all.CopyTo(s, got)

@@ -25,11 +25,11 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
+	"golang.org/x/sync/errgroup"
 )
 
 const usage = `usage: 11-ipc-server [FLAGS] [publish | follow | list]
@@ -82,7 +82,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		return fmt.Errorf("arguments %q: %s", flags.Args(), usage)
 	}
 	do := map[string]func(context.Context, *cuda.Device, options, io.Writer) error{
-		"publish": publish, "follow": follow, "list": list,
+		"publish": serve, "follow": follow, "list": list,
 	}[flags.Arg(0)]
 	if do == nil {
 		return fmt.Errorf("command %q: %s", flags.Arg(0), usage)
@@ -103,12 +103,12 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 }
 
 // connect is a client of the publisher.
-func connect(ctx context.Context, o options) (*handles.Client, error) {
-	conn, err := handles.Dial(ctx, o.socket(), handles.Options{})
+func connect(ctx context.Context, o options) (*publish.Client, error) {
+	conn, err := peer.Dial(ctx, o.socket(), peer.Options{})
 	if err != nil {
 		return nil, err
 	}
-	return handles.NewClient(conn), nil
+	return publish.NewClient(conn), nil
 }
 
 func list(ctx context.Context, _ *cuda.Device, o options, out io.Writer) (err error) {

@@ -8,7 +8,8 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -17,19 +18,19 @@ func element(i int) uint64 { return uint64(i)*0x9e3779b97f4a7c15 + 1 }
 
 // publish serves an array that grows by steps, and shrinks to a quarter where it
 // would become too long.
-func publish(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (err error) {
+func serve(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (err error) {
 	array, err := vmm.NewArray[uint64](dev, vmm.BufferOptions{Reserve: 8 * o.most, Chunks: vmm.FixedChunks(2 << 20)})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, array.Close()) }()
-	server := handles.NewServer(handles.ServerOptions{})
+	server := publish.NewServer(publish.ServerOptions{})
 	defer func() { err = errors.Join(err, server.Close()) }()
-	p, err := handles.PublishArray(server, o.name, array)
+	p, err := publish.Array(server, o.name, array)
 	if err != nil {
 		return err
 	}
-	listener, err := handles.Listen(o.dir, "server", handles.Options{})
+	listener, err := peer.Listen(o.dir, "server", peer.Options{})
 	if err != nil {
 		return err
 	}
@@ -69,7 +70,7 @@ func publish(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (e
 }
 
 // change makes the array longer, or shorter where it would become too long.
-func change(ctx context.Context, array *vmm.Array[uint64], p *handles.Publication, s *cuda.Stream, o options) error {
+func change(ctx context.Context, array *vmm.Array[uint64], p *publish.Publication, s *cuda.Stream, o options) error {
 	if array.Len()+o.step > o.most {
 		return p.Shrink(array.Len()/4, s)
 	}

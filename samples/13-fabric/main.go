@@ -29,6 +29,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/fabric"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -199,7 +200,7 @@ func byText(ctx context.Context, array *vmm.Array[int32], o options, out io.Writ
 
 // byDescriptor sends the array over a connection that the child inherits.
 func byDescriptor(ctx context.Context, array *vmm.Array[int32], o options, out io.Writer) (err error) {
-	conn, far, err := handles.Pair(handles.Options{})
+	conn, far, err := peer.Pair(peer.Options{})
 	if err != nil {
 		return err
 	}
@@ -252,7 +253,7 @@ func take(dev *cuda.Device, text string, out io.Writer) error {
 
 // receive is the other process, where descriptors do.
 func receive(ctx context.Context, dev *cuda.Device, out io.Writer) (err error) {
-	conn, err := handles.Inherit(os.NewFile(3, "parent"), handles.Options{})
+	conn, err := peer.Inherit(os.NewFile(3, "parent"), peer.Options{})
 	if err != nil {
 		return err
 	}

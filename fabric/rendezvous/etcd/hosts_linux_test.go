@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/stretchr/testify/require"
 )
@@ -56,7 +56,7 @@ func init() {
 			began := time.Now()
 			if _, err := g.AllGather(ctx, o.Step, make([]byte, 1000)); err != nil {
 				o.Err, o.Took = err.Error(), time.Since(began)
-				o.Gone = errors.Is(err, handles.ErrGone) || errors.Is(err, rendezvous.ErrFailed)
+				o.Gone = errors.Is(err, peer.ErrGone) || errors.Is(err, rendezvous.ErrFailed)
 				return c.Send(o)
 			}
 			if i == 0 {

@@ -13,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -123,7 +124,7 @@ func init() {
 			err = share(ctx, g, s.Devices()[0], vmm.Fabric)
 			o.Took = time.Since(began)
 		}
-		o.Err, o.Gone = err.Error(), errors.Is(err, handles.ErrGone) || errors.Is(err, rendezvous.ErrFailed)
+		o.Err, o.Gone = err.Error(), errors.Is(err, peer.ErrGone) || errors.Is(err, rendezvous.ErrFailed)
 		_ = g.Close()
 		_ = client.Close()
 		if err := errors.Join(s.Drain(ctx), s.Close(), m.Close()); err != nil { // nothing of it is left

@@ -11,7 +11,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -41,7 +41,7 @@ type Options struct {
 // the same session, which no other group uses; a new group takes a new name. A
 // rank that another process has, or a session whose group has begun, is
 // cuda.ErrInUse; another size than a rank before named is
-// rendezvous.ErrDisagree, and another secret handles.ErrPeer. The client stays the caller's, who closes the group
+// rendezvous.ErrDisagree, and another secret peer.ErrPeer. The client stays the caller's, who closes the group
 // before it.
 func Join(ctx context.Context, client *clientv3.Client, session string, rank, size int, o Options) (*rendezvous.Group, error) {
 	const op = "etcd.Join"
@@ -169,7 +169,7 @@ func (t *transport) fits(before []*mvccpb.KeyValue) error {
 	for _, kv := range before {
 		value, ok := open(t.secret, string(kv.Key), kv.Value)
 		if !ok {
-			return fmt.Errorf("%w: key %q was written without this rank's secret; %s", handles.ErrPeer, kv.Key, sameSecret)
+			return fmt.Errorf("%w: key %q was written without this rank's secret; %s", peer.ErrPeer, kv.Key, sameSecret)
 		}
 		key := strings.TrimPrefix(string(kv.Key), t.prefix)
 		if r, ok := strings.CutPrefix(key, "rank/"); ok && string(value) != strconv.Itoa(t.size) {

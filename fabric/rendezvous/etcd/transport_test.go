@@ -10,7 +10,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -86,7 +86,7 @@ func TestGroup(t *testing.T) {
 			require.NoError(t, err)
 		}
 		for _, err := range together(groups[:2], func(g *rendezvous.Group) error { return g.Barrier(t.Context(), "second") }) {
-			require.ErrorIs(t, err, handles.ErrGone)
+			require.ErrorIs(t, err, peer.ErrGone)
 			require.ErrorContains(t, err, "rank 2: left")
 		}
 	})
@@ -106,7 +106,7 @@ func TestGroup(t *testing.T) {
 	t.Run("one that does not come is named", func(t *testing.T) {
 		groups := group(t, endpoint, "does not come", 3, Options{Options: rendezvous.Options{Timeout: joining}})
 		for _, err := range together(groups[:2], func(g *rendezvous.Group) error { return g.Barrier(t.Context(), "create") }) {
-			require.ErrorIs(t, err, handles.ErrTimeout)
+			require.ErrorIs(t, err, peer.ErrTimeout)
 			require.ErrorContains(t, err, "rank 2")
 			require.ErrorContains(t, err, `"create"`)
 		}
@@ -114,7 +114,7 @@ func TestGroup(t *testing.T) {
 	t.Run("files do not travel", func(t *testing.T) {
 		groups := group(t, endpoint, "files", 1, Options{})
 		require.False(t, groups[0].CarriesFiles())
-		_, err := groups[0].Exchange(t.Context(), "files", rendezvous.Contribution{Files: make([]*handles.FD, 1)})
+		_, err := groups[0].Exchange(t.Context(), "files", rendezvous.Contribution{Files: make([]*peer.FD, 1)})
 		require.ErrorIs(t, err, cuda.ErrNotSupported)
 	})
 	t.Run("large parcels", func(t *testing.T) {
@@ -185,7 +185,7 @@ func TestGroup(t *testing.T) {
 		require.NoError(t, err)
 		defer func() { require.NoError(t, b.Close()) }()
 		err = b.Barrier(t.Context(), "go")
-		require.ErrorIs(t, err, handles.ErrGone)
+		require.ErrorIs(t, err, peer.ErrGone)
 		require.ErrorContains(t, err, "rank 0: left the group")
 	})
 	t.Run("who comes late hears which rank died, and not who told", func(t *testing.T) {
@@ -199,7 +199,7 @@ func TestGroup(t *testing.T) {
 		}
 		expire(t, endpoint, "died", 1)
 		early := groups[0].Barrier(t.Context(), "go")
-		require.ErrorIs(t, early, handles.ErrGone)
+		require.ErrorIs(t, early, peer.ErrGone)
 		require.ErrorContains(t, early, "rank 1")
 		require.NoError(t, groups[0].Close())
 		late, err := Join(t.Context(), client(t, endpoint), "died", 2, 3, o)
@@ -215,7 +215,7 @@ func TestGroup(t *testing.T) {
 			wrong := right
 			wrong.Secret = s
 			_, err = Join(t.Context(), client(t, endpoint), "secret", 1, 2, wrong)
-			require.ErrorIs(t, err, handles.ErrPeer)
+			require.ErrorIs(t, err, peer.ErrPeer)
 		}
 		// Those that had joined hear of it.
 		err = a.Barrier(t.Context(), "go")
@@ -234,7 +234,7 @@ func TestGroup(t *testing.T) {
 		_, err = c.Put(t.Context(), DefaultPrefix+"secret too/event/0/1", string(kv.Kvs[0].Value))
 		require.NoError(t, err)
 		for _, err := range together(groups, func(g *rendezvous.Group) error { return g.Barrier(t.Context(), "on") }) {
-			require.ErrorIs(t, err, handles.ErrGone)
+			require.ErrorIs(t, err, peer.ErrGone)
 			require.ErrorContains(t, err, "rank 0: it wrote what no rank writes")
 		}
 		_, err = Join(t.Context(), client(t, endpoint), "short", 0, 1, Options{Options: rendezvous.Options{Secret: rendezvous.Secret("short")}})
@@ -275,7 +275,7 @@ func TestGroup(t *testing.T) {
 			require.NoError(t, err)
 		}
 		err := groups[0].Barrier(t.Context(), "go")
-		require.ErrorIs(t, err, handles.ErrGone)
+		require.ErrorIs(t, err, peer.ErrGone)
 		require.ErrorContains(t, err, "rank 1: it wrote what no rank writes")
 		_, err = c.Delete(t.Context(), DefaultPrefix+"junk/", clientv3.WithPrefix())
 		require.NoError(t, err)

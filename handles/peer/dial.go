@@ -1,0 +1,127 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/sock"
+	"github.com/cuvmm/cuvmm/internal/wait"
+)
+
+// Dial connects to the socket of a [Listener] and waits until both sides have
+// greeted. The directory must let in nobody but its owner (mode 0700), who must
+// be the peer that Options.Allow lets in. Only the last folder of the path is
+// checked not to be a link. The caller closes the connection.
+func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
+	const op = "peer.Dial"
+	dir, name := filepath.Split(path)
+	if err := checkName(op, name); err != nil {
+		return nil, err
+	}
+	if dir == "" {
+		dir = "."
+	}
+	o = o.withDefaults()
+	d, err := openDir(op, filepath.Clean(dir), false)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = d.Close() }()
+	s, err := dial(ctx, op, d, path, name, o.Timeout)
+	if err != nil {
+		return nil, err
+	}
+	who, err := admit(s, o.Allow)
+	if err == nil && who.UID != d.Owner {
+		err = fmt.Errorf("%v, where the directory belongs to user %d", who, d.Owner)
+	}
+	if err != nil {
+		_ = s.Close()
+		return nil, peererr.Wrap(err, op, ErrPeer, fmt.Sprintf("who serves %q", path), "let it in with Options.Allow if that is whom you mean")
+	}
+	c := newConn(s, o)
+	c.peer, c.known = who, true
+	if err := c.greet(ctx, op); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// dial tries again while the listener's queue is full, which Unix sockets say
+// at once, and while a listener is being made: under the directory's lock it is
+// there for a moment before it listens.
+func dial(ctx context.Context, op string, d *sock.Dir, path, name string, timeout time.Duration) (*sock.Conn, error) {
+	asked := fmt.Sprintf("socket %q", path)
+	limit := time.Now().Add(timeout)
+	moment := time.Millisecond
+	for settled := false; ; {
+		s, err := sock.Dial(ctx, d, name)
+		switch {
+		case err == nil:
+			return s, nil
+		case ctx.Err() != nil:
+			return nil, peererr.Wait(ctx, op, asked, "see whether the process that serves it accepts connections")
+		case sock.NobodyListens(err) && !settled && unlocked(ctx, d, limit):
+			settled = true
+			continue
+		case sock.NobodyListens(err):
+			return nil, peererr.Wrap(err, op, ErrGone, "nobody serves "+asked, "start the process that serves it")
+		case !sock.Busy(err):
+			return nil, peererr.System(op, asked, err)
+		case !wait.SleepUntil(ctx, moment, limit):
+			return nil, peererr.Wait(ctx, op, asked+" has a full queue", "see whether the process that serves it accepts connections")
+		}
+		moment = min(2*moment, 50*time.Millisecond)
+	}
+}
+
+// unlocked waits until nobody has the directory's lock, or answers false.
+func unlocked(ctx context.Context, d *sock.Dir, limit time.Time) bool {
+	for {
+		ok, err := d.TryLock()
+		if ok {
+			d.Unlock()
+			return true
+		}
+		if err != nil || !wait.SleepUntil(ctx, time.Millisecond, limit) {
+			return false
+		}
+	}
+}
+
+// Pair makes a connection to a child that is not yet started. The file goes
+// into its exec.Cmd.ExtraFiles and is closed after Start, or the end of the
+// child would go unnoticed. The caller closes both.
+func Pair(o Options) (*Conn, *os.File, error) {
+	s, f, err := sock.Pair()
+	if err != nil {
+		return nil, nil, peererr.System("peer.Pair", "a socketpair", err)
+	}
+	return newConn(s, o.withDefaults()), f, nil
+}
+
+// Inherit makes a connection of the file that a parent made with [Pair]: the
+// first of exec.Cmd.ExtraFiles is os.NewFile(3, "parent"). It takes the file
+// over; after an error it is still the caller's.
+func Inherit(f *os.File, o Options) (*Conn, error) {
+	const op = "peer.Inherit"
+	if f == nil {
+		return nil, peererr.Invalid(op, "a nil file", "pass the file that the parent made with Pair")
+	}
+	s, err := sock.FromFile(f)
+	if err != nil {
+		if errors.Is(err, sock.ErrNoSocket) {
+			return nil, peererr.Wrap(err, op, cuda.ErrInvalidArgument, f.Name(), "pass the file that the parent made with Pair")
+		}
+		return nil, peererr.System(op, f.Name(), err)
+	}
+	f.Close()
+	return newConn(s, o.withDefaults()), nil
+}

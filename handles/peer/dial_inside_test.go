@@ -1,0 +1,52 @@
+//go:build linux
+
+package peer
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/sock"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// Between its bind and its listen a socket refuses whoever comes. A listener is
+// made under the directory's lock, so that Dial can tell.
+func TestDialWaitsForAListenerThatIsBeingMade(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d")
+	maker, err := sock.OpenDir(path, true)
+	require.NoError(t, err)
+	defer maker.Close()
+	dialer, err := sock.OpenDir(path, false)
+	require.NoError(t, err)
+	defer dialer.Close()
+	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer unix.Close(s)
+	locked, err := maker.TryLock()
+	require.NoError(t, err)
+	require.True(t, locked)
+	require.NoError(t, unix.Bind(s, &unix.SockaddrUnix{Name: filepath.Join(path, "s")}))
+	done := make(chan error, 1)
+	go func() {
+		c, err := dial(t.Context(), "test", dialer, path, "s", guard)
+		if err == nil {
+			err = c.Close()
+		}
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		t.Fatal("it did not wait: ", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	require.NoError(t, unix.Listen(s, 1))
+	maker.Unlock()
+	require.NoError(t, <-done)
+
+	require.NoError(t, unix.Shutdown(s, unix.SHUT_RDWR))
+	_, err = dial(t.Context(), "test", dialer, path, "s", guard)
+	require.ErrorIs(t, err, ErrGone, "nobody makes one")
+}

@@ -1,0 +1,24 @@
+// Package peer provides connections between processes of one host, over which file
+// descriptors travel: what the packages handles and handles/publish share GPU memory
+// over.
+//
+// A [Conn] carries messages with file descriptors, over a socket in a private
+// directory ([Listen], [Dial]) or to a child process ([Pair], [Inherit]). Messages keep
+// their order, arrive whole or not at all, and have limits ([MaxBody], [MaxFDs]). An
+// [FD] owns a file descriptor, and reports one that is never closed ([TraceFDs]).
+//
+// # Trust
+//
+// The system tells each side the user and the process at the other end, and
+// [Options.Allow] decides who is admitted: by default processes of the same user. A
+// socket lies in a directory that only its owner may enter, which both sides check.
+// Beyond that a peer is not trusted: whatever it sends is checked before it is used,
+// every wait for it has a limit, and what breaks the protocol ends the connection with
+// an error that both sides see. docs/protocol.md specifies what travels, with test
+// vectors; both sides negotiate a version.
+//
+// # Other systems
+//
+// File descriptors and connections need Linux; elsewhere they return
+// [cuda.ErrNotSupported].
+package peer

@@ -1,0 +1,63 @@
+//go:build linux
+
+package peer_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"golang.org/x/sys/unix"
+)
+
+// A server in a private directory hands out a file.
+func Example() {
+	ctx := context.Background()
+	top, err := os.MkdirTemp("", "example")
+	check(err)
+	defer os.RemoveAll(top)
+
+	server, err := peer.Listen(filepath.Join(top, "sockets"), "", peer.Options{})
+	check(err)
+	defer server.Close()
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		conn, err := server.Accept(ctx)
+		check(err)
+		defer conn.Close()
+		m, err := conn.Receive(ctx)
+		check(err)
+		fmt.Printf("asked for: %s\n", m.Body)
+		n, err := unix.Open(os.DevNull, unix.O_RDONLY, 0)
+		check(err)
+		f, err := peer.NewFD(n)
+		check(err)
+		defer f.Close()
+		check(conn.Send(ctx, peer.Message{Kind: 2, FDs: []*peer.FD{f}}))
+		_, _ = conn.Receive(ctx) // until the client is gone
+	}()
+
+	client, err := peer.Dial(ctx, server.Path(), peer.Options{})
+	check(err)
+	defer func() {
+		client.Close()
+		<-served
+	}()
+	check(client.Send(ctx, peer.Message{Kind: 1, Body: []byte("a file")}))
+	m, err := client.Receive(ctx)
+	check(err)
+	defer m.Close()
+	fmt.Printf("got %d\n", len(m.FDs))
+	// Output:
+	// asked for: a file
+	// got 1
+}
+
+func check(err error) {
+	if err != nil {
+		panic(err)
+	}
+}

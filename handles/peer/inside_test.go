@@ -1,0 +1,36 @@
+//go:build linux
+
+package peer
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/link"
+	"github.com/stretchr/testify/require"
+)
+
+// guard is peertest.Guard, which tests of this package's inside cannot import.
+const guard = 2 * time.Minute
+
+func init() { link.DefaultTimeout = guard }
+
+func moment(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), guard)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func linkedPair(t *testing.T) (near, far *Conn) {
+	near, file, err := Pair(Options{})
+	require.NoError(t, err)
+	far, err = Inherit(file, Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, near.Close())
+		require.NoError(t, far.Close())
+	})
+	require.NoError(t, near.greet(moment(t), "test"))
+	return near, far
+}

@@ -1,0 +1,254 @@
+package peer
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/sock"
+	"github.com/cuvmm/cuvmm/internal/wait"
+)
+
+// Listener waits for connections on a socket in a private directory. Its
+// methods are safe for use by any goroutine. The caller closes it.
+type Listener struct {
+	l         sock.Listener
+	dir       *sock.Dir
+	path      string
+	entry     sock.Entry
+	options   Options
+	accepting wait.Slot
+	ctx       context.Context // ends with Close
+	end       context.CancelFunc
+	closer    life.Closer
+}
+
+// maxName keeps the socket's address within what the system takes, 107 bytes.
+const maxName = 80
+
+// Listen makes a socket of that name in a directory that belongs to this
+// process's user and lets nobody else in (mode 0700); the directory is made
+// where there is none. An empty name is a random one, which [Listener.Path]
+// tells. A socket that a process of this user left behind when it died is
+// replaced; anything else of that name is cuda.ErrInUse.
+func Listen(dir, name string, o Options) (*Listener, error) {
+	const op = "peer.Listen"
+	if name == "" {
+		name = rand.Text()
+	}
+	if err := checkName(op, name); err != nil {
+		return nil, err
+	}
+	if dir == "" {
+		return nil, peererr.Invalid(op, `directory ""`, "name one of this user's own")
+	}
+	o = o.withDefaults()
+	d, err := openDir(op, filepath.Clean(dir), true) // a slash behind a link would follow it
+	if err != nil {
+		return nil, err
+	}
+	l := &Listener{dir: d, path: filepath.Join(dir, name), options: o, accepting: wait.NewSlot()}
+	l.ctx, l.end = context.WithCancel(context.Background())
+	if err := l.bind(op, name); err != nil {
+		_ = d.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+func checkName(op, name string) error {
+	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") || len(name) > maxName {
+		return peererr.Invalid(op, fmt.Sprintf("a socket of the name %q", name),
+			fmt.Sprintf("use 1 to %d bytes without a slash", maxName))
+	}
+	return nil
+}
+
+// openDir opens a directory that nobody but its owner may enter, and makes it
+// first where it is to be made.
+func openDir(op, path string, create bool) (*sock.Dir, error) {
+	asked := fmt.Sprintf("directory %q", path)
+	d, err := sock.OpenDir(path, create)
+	switch {
+	case err == nil:
+	case sock.NoDir(err):
+		return nil, peererr.Wrap(err, op, ErrPeer, asked+" is a symbolic link or no directory", "name the directory itself")
+	case create && errors.Is(err, fs.ErrNotExist):
+		return nil, peererr.Wrap(err, op, nil, asked, "make the folder above it first")
+	default:
+		return nil, peererr.System(op, asked, err)
+	}
+	switch {
+	case d.Mode != 0o700:
+		err = peererr.New(op, ErrPeer, fmt.Sprintf("%s has mode %#o", asked, uint32(d.Mode)), "others could put a socket there: use a directory of mode 0700")
+	case create && sameUser(Credentials{UID: d.Owner}) != nil:
+		err = peererr.New(op, ErrPeer, fmt.Sprintf("%s belongs to user %d", asked, d.Owner), "use a directory of this process's user")
+	}
+	if err != nil {
+		_ = d.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// lock takes the lock of the directory, under which names are made and removed.
+func (l *Listener) lock(op string) error {
+	limit := time.Now().Add(l.options.Timeout)
+	for {
+		ok, err := l.dir.TryLock()
+		switch {
+		case err != nil:
+			return peererr.System(op, l.path, err)
+		case ok:
+			return nil
+		case !wait.SleepUntil(context.Background(), time.Millisecond, limit):
+			return peererr.New(op, ErrTimeout, fmt.Sprintf("another process has held the lock of the directory of %q for %v", l.path, l.options.Timeout),
+				"end the process of this user that stands still there")
+		}
+	}
+}
+
+func (l *Listener) bind(op, name string) error {
+	if err := l.lock(op); err != nil {
+		return err
+	}
+	defer l.dir.Unlock()
+	if err := l.removeStale(op, name); err != nil {
+		return err
+	}
+	s, err := sock.Listen(l.dir, name)
+	if err != nil {
+		return peererr.System(op, fmt.Sprintf("socket %q", l.path), err)
+	}
+	if l.entry, err = l.dir.Lookup(name); err != nil {
+		s.Close()
+		_ = l.dir.Remove(name)
+		return peererr.System(op, fmt.Sprintf("socket %q", l.path), err)
+	}
+	l.l = s
+	return nil
+}
+
+// removeStale makes the name free where it is a socket of this user that
+// nobody listens on. The lock keeps others from making a new one meanwhile.
+func (l *Listener) removeStale(op, name string) error {
+	entry, err := l.dir.Lookup(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return peererr.System(op, l.path, err)
+	}
+	if !entry.Socket || entry.Owner != l.dir.Owner {
+		return peererr.New(op, cuda.ErrInUse, fmt.Sprintf("%q is something else than a socket of this user", l.path), "use another name, or remove it")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), l.options.Timeout)
+	defer cancel()
+	c, err := sock.Dial(ctx, l.dir, name)
+	if err == nil {
+		_ = c.Close()
+	}
+	if !sock.NobodyListens(err) {
+		return peererr.Wrap(err, op, cuda.ErrInUse, fmt.Sprintf("a process serves %q", l.path), "use another name, or end that process")
+	}
+	if err := l.dir.Remove(name); err != nil {
+		return peererr.System(op, l.path, err)
+	}
+	return nil
+}
+
+// Path is where the socket is, for [Dial].
+func (l *Listener) Path() string { return l.path }
+
+// Accept waits for the next peer that Options.Allow lets in; those it does not
+// are told and forgotten. It does not wait for the peer to say anything, so a
+// silent one holds up nobody. The caller closes the connection.
+//
+// An error other than that of the context, or cuda.ErrClosed, may pass: that
+// this process may open no more files, above all.
+func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
+	const op = "peer.Listener.Accept"
+	if !l.closer.Acquire() {
+		return nil, peererr.Closed(op, "listener")
+	}
+	defer l.closer.Release()
+	if !l.accepting.Take(ctx, l.ctx.Done()) {
+		return nil, l.notAccepted(ctx, op)
+	}
+	defer l.accepting.Give()
+	both, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(l.ctx, cancel)()
+	for {
+		var s *sock.Conn
+		err := wait.Until(both, time.Time{}, l.l.SetDeadline, func() (err error) {
+			s, err = l.l.Accept()
+			return err
+		})
+		switch {
+		case err == nil:
+		case wait.TimedOut(err) || wait.WasClosed(err):
+			return nil, l.notAccepted(ctx, op)
+		default:
+			return nil, peererr.System(op, l.path, err)
+		}
+		who, err := admit(s, l.options.Allow)
+		if err == nil {
+			c := newConn(s, l.options)
+			c.peer, c.known = who, true
+			return c, nil
+		}
+		l.options.Log.Info("cuvmm: a peer was refused", "socket", l.path, "peer", who.String(), "reason", err.Error())
+		refuse(s, nonce{}, 0, fmt.Sprintf("user %d is not allowed", who.UID))
+		s.Abandon() // in its queue may lie what takes long to close
+	}
+}
+
+func (l *Listener) notAccepted(ctx context.Context, op string) error {
+	if l.ctx.Err() != nil {
+		return peererr.Closed(op, "listener")
+	}
+	return peererr.Wait(ctx, op, l.path, "no peer came: start one")
+}
+
+// admit asks the system who the peer is, and the policy whether it may.
+func admit(s *sock.Conn, allow func(Credentials) error) (Credentials, error) {
+	cred, err := s.Peer()
+	if err != nil {
+		return Credentials{}, err
+	}
+	p := Credentials(cred)
+	return p, allow(p)
+}
+
+// Close ends the listener and the calls of Accept that wait. The socket is
+// removed if it is still this listener's. Connections stay open. The second
+// Close does nothing.
+func (l *Listener) Close() error {
+	const op = "peer.Listener.Close"
+	// Those who wait end. The socket itself stays until its name is removed, or
+	// another process would take it for a stale one.
+	l.closer.Life.Close()
+	l.end()
+	return l.closer.Close(func() error {
+		err := l.lock(op)
+		if err == nil {
+			name := filepath.Base(l.path)
+			if entry, lookup := l.dir.Lookup(name); lookup == nil && entry == l.entry {
+				err = l.dir.Remove(name)
+			}
+			l.dir.Unlock()
+		}
+		l.l.Close()
+		_ = l.dir.Close()
+		return err
+	})
+}

@@ -1,0 +1,301 @@
+package peer
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/link"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/sock"
+	"github.com/cuvmm/cuvmm/internal/wire"
+)
+
+// A message is one packet or more. Each begins with a header, little-endian:
+//
+//	magic                4  "cuvP"
+//	version              2
+//	kind                 2
+//	nonce               16  the receiver's
+//	sequence             8  packets of this direction before this one
+//	bytes that follow    4
+//	file descriptors     4  with this packet
+//	bytes in all         4  of the message
+//	descriptors in all   4  of the message
+//
+// The first packet of each direction is a greeting: the sender's nonce, and the
+// least and the greatest version that it speaks, 2 bytes each. What a later version
+// may add behind those is ignored. Both sides go on with the greatest version that
+// both speak, which every later packet names; greetings and refusals are always of
+// version 1. A process that ends a connection says why in a refusal, if it can.
+//
+// The socket is ordered, and its peer's user is known. The nonce and the sequence
+// protect against what that leaves: an end that several processes hold, as a child
+// that inherits one by mistake, or a descriptor of one that was passed on. Packets
+// of a second speaker lack the nonce, which only the first has heard, or break the
+// sequence, and a reader that takes packets away from another is noticed at the
+// next one. docs/protocol.md has all of it.
+const (
+	packetMagic  = "cuvP"
+	packetHeader = 48
+	// firstVersion is that of greetings and refusals.
+	firstVersion = 1
+	// leastVersion and latestVersion are what this package speaks.
+	leastVersion, latestVersion = 1, 1
+	// greetingBytes is the least that a greeting has, and mostGreeting the most.
+	greetingBytes = 16 + 2 + 2
+	mostGreeting  = 512
+	// packetBody is the most that follows a header. Packets must fit into the
+	// socket's buffer, whose usual size is 208 KiB.
+	packetBody = 32 << 10
+)
+
+const (
+	// MaxKind is the largest kind of a message; the least is 1.
+	MaxKind = wire.MaxKind
+	// MaxBody is the most bytes in a message.
+	MaxBody = wire.MaxBody
+	// MaxFDs is the most file descriptors in a message.
+	MaxFDs = wire.MaxFDs
+)
+
+// Message is what travels over a [Conn].
+type Message struct {
+	// Kind is the program's own, from 1 to MaxKind.
+	Kind uint16
+	Body []byte
+	// FDs belong to the receiver, who closes them, and stay the sender's.
+	FDs []*FD
+}
+
+// Close closes the message's file descriptors.
+func (m *Message) Close() error { return CloseAll(m.FDs) }
+
+type nonce [16]byte
+
+// versions are those from least to most.
+type versions struct{ least, most uint16 }
+
+var ownVersions = versions{leastVersion, latestVersion}
+
+// with is the greatest that both have, or 0.
+func (v versions) with(o versions) uint16 {
+	if both := min(v.most, o.most); both >= max(v.least, o.least) {
+		return both
+	}
+	return 0
+}
+
+// header is a packet's front.
+type header struct {
+	version  uint16
+	kind     uint16
+	to       nonce
+	sequence uint64
+	bytes    uint32
+	fds      uint32
+	allBytes uint32
+	allFDs   uint32
+}
+
+func (h *header) append(b []byte) []byte {
+	e := wire.Encoder{B: append(b, packetMagic...)}
+	e.Uint16(h.version)
+	e.Uint16(h.kind)
+	e.Raw(h.to[:])
+	e.Uint64(h.sequence)
+	e.Uint32(h.bytes)
+	e.Uint32(h.fds)
+	e.Uint32(h.allBytes)
+	e.Uint32(h.allFDs)
+	return e.B
+}
+
+// parseHeader reads the front of a packet. fds is how many descriptors came
+// with it, unless some were lost, and version what both sides agreed on.
+func parseHeader(p []byte, fds int, lost bool, version uint16) (h header, err error) {
+	if len(p) < packetHeader {
+		return h, peererr.Violation("a packet of %d bytes, where the header alone has %d", len(p), packetHeader)
+	}
+	r := wire.Decoder{B: p}
+	if magic := r.Raw(len(packetMagic)); string(magic) != packetMagic {
+		return h, peererr.Violation("a packet that begins with %q instead of %q", magic, packetMagic)
+	}
+	h.version, h.kind = r.Uint16(), r.Uint16()
+	if h.kind == wire.Refusal {
+		version = firstVersion
+	}
+	if h.version != version {
+		return h, peererr.Violation("a packet of version %d, where %d was agreed on", h.version, version)
+	}
+	copy(h.to[:], r.Raw(len(h.to)))
+	h.sequence = r.Uint64()
+	h.bytes, h.fds, h.allBytes, h.allFDs = r.Uint32(), r.Uint32(), r.Uint32(), r.Uint32()
+	switch {
+	case uint64(h.bytes) != uint64(len(r.B)):
+		return h, peererr.Violation("a packet that declares %d bytes and has %d", h.bytes, len(r.B))
+	case h.fds > sock.MaxFDs:
+		return h, peererr.Violation("a packet that declares %d file descriptors, where %d is the most", h.fds, sock.MaxFDs)
+	case lost:
+	case int(h.fds) > fds:
+		return h, peererr.FilesLost(fmt.Sprintf("a packet declares %s, of which %d came", errs.Count(int(h.fds), "file descriptor"), fds))
+	case int(h.fds) < fds:
+		return h, peererr.Violation("a packet that declares %s and has %d", errs.Count(int(h.fds), "file descriptor"), fds)
+	}
+	if h.bytes > h.allBytes || h.fds > h.allFDs {
+		return h, peererr.Violation("a packet with more than its message: %d of %d bytes, %d of %d file descriptors", h.bytes, h.allBytes, h.fds, h.allFDs)
+	}
+	return h, nil
+}
+
+// inbound puts packets together to messages. It trusts nothing in them. After
+// an error it takes no more.
+type inbound struct {
+	own    nonce
+	limits *link.Limits
+
+	greeted  bool
+	versions versions // that this side speaks
+	version  uint16   // that both speak
+	peer     nonce
+	sequence uint64
+	// begun says that part of a message is here, with what its first packet
+	// declared.
+	begun bool
+	first header
+	part  Message
+	fds   int // that came of it, lost ones included
+	lost  bool
+}
+
+// take takes a packet and its descriptors, whatever it answers: a whole
+// message, nil where more is to come, or what is wrong, and then nothing of
+// what came is left open. lost says that the kernel had to drop some of it.
+func (in *inbound) take(p []byte, fds []*FD, lost bool) (*Message, error) {
+	m, err := in.parse(p, fds, lost)
+	if err != nil {
+		_ = CloseAll(fds)
+		in.discard()
+	}
+	return m, err
+}
+
+// discard closes what came of a message that never ended.
+func (in *inbound) discard() {
+	_ = in.part.Close()
+	in.forget()
+}
+
+func (in *inbound) forget() { in.begun, in.part, in.fds, in.lost = false, Message{}, 0, false }
+
+func (in *inbound) parse(p []byte, fds []*FD, lost bool) (*Message, error) {
+	if lost && len(p) > packetHeader+packetBody {
+		return nil, peererr.Violation("a packet of more than %d bytes", packetHeader+packetBody)
+	}
+	version := in.version
+	if !in.greeted {
+		version = firstVersion
+	}
+	h, err := parseHeader(p, len(fds), lost, version)
+	if err != nil {
+		return nil, err
+	}
+	if lost && (in.limits.MayLose == nil || !in.limits.MayLose(h.kind)) {
+		return nil, peererr.FilesLost("file descriptors of a packet were dropped")
+	}
+	if h.sequence != in.sequence {
+		return nil, peererr.Violation("packet %d, where %d is the next", h.sequence, in.sequence)
+	}
+	in.sequence++
+	body := p[packetHeader:]
+	if h.kind == wire.Refusal {
+		// The peer may have refused before it knew our nonce.
+		if h.to != in.own && h.to != (nonce{}) {
+			return nil, peererr.Violation("a refusal of another connection")
+		}
+		return nil, peererr.New(peererr.OpReceive, ErrRefused, fmt.Sprintf("%q", body[:min(len(body), wire.MaxReason)]), "the reason is the peer's own words")
+	}
+	if !in.greeted {
+		if h.kind != wire.Greeting || h.to != (nonce{}) || len(body) < greetingBytes || len(body) > mostGreeting || h.allBytes != h.bytes || h.allFDs != 0 {
+			return nil, peererr.Violation("something other than a greeting (kind %d, %d bytes, %d file descriptors)", h.kind, h.allBytes, h.allFDs)
+		}
+		r := wire.Decoder{B: body}
+		copy(in.peer[:], r.Raw(len(in.peer)))
+		peer := versions{r.Uint16(), r.Uint16()}
+		if in.version = in.versions.with(peer); in.version == 0 {
+			return nil, peererr.New(peererr.OpReceive, ErrProtocol, fmt.Sprintf("the peer speaks versions %d to %d, and this process %d to %d", peer.least, peer.most, in.versions.least, in.versions.most),
+				"use versions of this library in both processes that have one in common")
+		}
+		in.greeted = true
+		return nil, nil
+	}
+	if h.to != in.own {
+		return nil, peererr.Violation("a packet of another connection")
+	}
+	if !in.begun {
+		switch {
+		case h.kind < 1 || h.kind > wire.LastKind:
+			return nil, peererr.Violation("a message of kind %d, where 1 to %d are", h.kind, wire.LastKind)
+		case h.allBytes > MaxBody:
+			return nil, peererr.New(peererr.OpReceive, ErrTooLarge, fmt.Sprintf("a message of %d bytes, where %d is the most", h.allBytes, MaxBody), "send less in a message")
+		case in.limits.NoFDs && h.allFDs > 0:
+			return nil, peererr.Violation("a message with %s, where none has any", errs.Count(int(h.allFDs), "file descriptor"))
+		case uint64(h.allFDs) > uint64(in.limits.MaxFDs) && (h.kind <= MaxKind || h.allFDs > wire.MaxBatch || in.limits.MaxFDs == 0):
+			return nil, peererr.New(peererr.OpReceive, ErrTooLarge, fmt.Sprintf("a message with %s, where %d is the most", errs.Count(int(h.allFDs), "file descriptor"), in.limits.MaxFDs),
+				"send fewer in a message, or raise the receiver's Options.MaxFDs")
+		}
+		in.begun, in.first, in.part = true, h, Message{Kind: h.kind}
+	} else if f := in.first; h.kind != f.kind || h.allBytes != f.allBytes || h.allFDs != f.allFDs {
+		return nil, peererr.Violation("the parts of a message differ: kinds %d and %d, %d and %d bytes, %d and %d file descriptors",
+			f.kind, h.kind, f.allBytes, h.allBytes, f.allFDs, h.allFDs)
+	}
+	in.fds += int(h.fds)
+	haveBytes, haveFDs := len(in.part.Body)+len(body), in.fds
+	switch whole := haveBytes == int(h.allBytes) && haveFDs == int(h.allFDs); {
+	case haveBytes > int(h.allBytes) || haveFDs > int(h.allFDs):
+		return nil, peererr.Violation("the parts of a message have %d of %d bytes, %d of %d file descriptors", haveBytes, h.allBytes, haveFDs, h.allFDs)
+	case !whole && len(body) == 0 && h.fds == 0:
+		return nil, peererr.Violation("an empty part of a message")
+	}
+	m := &in.part
+	m.Body, m.FDs = append(m.Body, body...), append(m.FDs, fds...)
+	if in.lost = in.lost || lost; in.lost {
+		_ = m.Close()
+		m.FDs = nil
+	}
+	if haveBytes < int(h.allBytes) || haveFDs < int(h.allFDs) {
+		return nil, nil
+	}
+	got := *m
+	if in.lost {
+		got.FDs = make([]*FD, in.fds) // nil: what did not fit
+	}
+	in.forget()
+	return &got, nil
+}
+
+// greeting is the first packet of a direction.
+func greeting(own nonce, speaks versions) []byte {
+	var body wire.Encoder
+	body.Raw(own[:])
+	body.Uint16(speaks.least)
+	body.Uint16(speaks.most)
+	h := header{version: firstVersion, kind: wire.Greeting, bytes: uint32(len(body.B)), allBytes: uint32(len(body.B))}
+	return append(h.append(nil), body.B...)
+}
+
+// outbound cuts messages into packets.
+type outbound struct {
+	version  uint16
+	peer     nonce
+	sequence uint64
+}
+
+// packet is the next packet of a message of which some bytes and descriptors
+// have been sent, with at most batch descriptors. The sequence goes on when it
+// was sent.
+func (out *outbound) packet(b []byte, m *Message, bytes, fds, batch int) (packet []byte, body, with int) {
+	body, with = min(len(m.Body)-bytes, packetBody), min(len(m.FDs)-fds, batch)
+	h := header{version: out.version, kind: m.Kind, to: out.peer, sequence: out.sequence, bytes: uint32(body), fds: uint32(with),
+		allBytes: uint32(len(m.Body)), allFDs: uint32(len(m.FDs))}
+	return append(h.append(b[:0]), m.Body[bytes:bytes+body]...), body, with
+}

@@ -1,0 +1,73 @@
+//go:build linux
+
+package publish
+
+import (
+	"context"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/peertest"
+	"github.com/stretchr/testify/require"
+)
+
+// A request that is given up, before or after it was sent, leaves nothing behind.
+func TestRequestsThatAreGivenUpLeaveNothing(t *testing.T) {
+	near, far := peertest.Pair(t, peer.Options{})
+	k := NewClient(near)
+	defer func() { require.NoError(t, k.Close()) }()
+	before := runtime.NumGoroutine()
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 200 {
+		_, err := k.List(over)
+		require.ErrorIs(t, err, context.Canceled)
+		_, _, err = k.subscribe(over, opFollow, "numbers", 0, true)
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	k.mu.Lock()
+	require.Empty(t, k.asked)
+	k.mu.Unlock()
+	require.LessOrEqual(t, runtime.NumGoroutine(), before)
+	none, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := far.Receive(none)
+	require.ErrorIs(t, err, peer.ErrTimeout, "something was sent")
+
+	// One that was sent, and whose answer comes later.
+	ctx, cancel := context.WithCancel(t.Context())
+	asked := make(chan peer.Message)
+	go func() {
+		m, _ := far.Receive(context.Background())
+		cancel()
+		asked <- m
+	}()
+	_, err = k.List(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	m := <-asked
+	said, err := toServer(m.Kind, m.Body, 0)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return runtime.NumGoroutine() <= before+1 }, peertest.Guard, time.Millisecond) // and that of Eventually
+	require.NoError(t, far.Send(peertest.Context(t), pack(&listing{said.(*list).number, nil})))
+	require.Eventually(t, func() bool {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return len(k.asked) == 0 && k.err == nil
+	}, peertest.Guard, time.Millisecond)
+}
+
+// A context that is over sends nothing, whatever else could be done.
+func TestNothingIsSentAfterTheContext(t *testing.T) {
+	near, far := peertest.Pair(t, peer.Options{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 200 {
+		require.ErrorIs(t, near.Send(ctx, peer.Message{Kind: 1}), context.Canceled)
+	}
+	none, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := far.Receive(none)
+	require.ErrorIs(t, err, peer.ErrTimeout, "something was sent")
+}

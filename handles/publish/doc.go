@@ -1,0 +1,38 @@
+// Package publish provides named GPU memory that other processes follow as it grows
+// and shrinks.
+//
+// A [Server] publishes buffers and arrays under names ([Server.Publish], [Array]) to
+// the processes that connect. A [Client] lists them, opens them once as they are
+// ([Open]), or follows them ([Follow]): what the publisher announces
+// ([Publication.Announce]) extends a mapping in each follower, at an address of its own
+// that never changes, and what it takes back ([Publication.Shrink]) is unmapped there
+// when its work is done. Sizes and data keep their order: a [Follower]'s stream sees the
+// elements of a generation when the publisher's work before its announcement is done,
+// and never before.
+//
+// A follower that is slow, stops or dies costs the publisher and the other followers
+// nothing but the memory that it keeps, which [Publication.Stats] reports by follower.
+// When a publisher dies its followers keep what they have mapped, are told, and none of
+// their streams hangs.
+//
+// Goroutines that append at the same time announce what each of them appended
+// ([Publication.AnnounceRange]), without a lock of their own.
+//
+// # Trust
+//
+// [ServerOptions.Authorize] decides for each client which publications it sees, and
+// which it may write. A client that does not see a publication gets no descriptor of
+// it. A client that may only read is one whose library maps the memory for reading: a
+// process that is not trusted can map it for writing, so what such a process must not
+// write is published as a copy. What clients can take of the server's files, places and
+// time is bounded for each process.
+//
+// A live publisher that never finishes the work behind an announcement holds up the
+// streams that follow it, unless [FollowOptions.MaxWait] bounds that.
+//
+// # Protocol
+//
+// Connections are those of package handles/peer, and carry nothing else. docs/protocol.md
+// specifies the messages, with test vectors. Publications go by file descriptor alone,
+// within one host.
+package publish

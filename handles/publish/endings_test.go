@@ -1,0 +1,200 @@
+//go:build linux
+
+package publish
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/peertest"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+func newStream(t *testing.T, d *cuda.Device) *cuda.Stream {
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+// stand has a stream stand still until the test's end, or until it is released.
+func (v *victim) stand(s *cuda.Stream) (release func()) {
+	v.machine.Hold(s.Handle())
+	require.NoError(v, s.Memset(v.array.Ptr(), 0, 4))
+	v.Cleanup(func() { v.machine.Release(s.Handle()) })
+	return func() { v.machine.Release(s.Handle()) }
+}
+
+// second is another follower.
+func (v *victim) second(o FollowOptions) *Follower[uint32] {
+	k := NewClient(v.dial())
+	v.Cleanup(func() { require.NoError(v, k.Close()) })
+	f, err := Follow[uint32](peertest.Context(v), k, v.dev, "numbers", o)
+	require.NoError(v, err)
+	require.NoError(v, f.Next(peertest.Context(v)))
+	return f
+}
+
+// CloseAfter waits for the streams that are named, and for no other.
+func TestAFollowerClosesAfterItsStreams(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	own, other := newStream(t, v.dev), newStream(t, v.dev)
+	f := v.second(FollowOptions{})
+	require.ErrorIs(t, f.CloseAfter(), cuda.ErrInvalidArgument)
+	g, err := own.WithCapture(cuda.CaptureOptions{Mode: cuda.CaptureRelaxed}, func() error {
+		require.ErrorIs(t, f.CloseAfter(own), cuda.ErrCapturing)
+		return own.Memset(v.array.Ptr(), 0, 4)
+	})
+	require.NoError(t, err)
+	require.NoError(t, g.Close())
+	v.announce(10) // it goes on
+	for f.Len() != v.array.Len() {
+		require.NoError(t, f.Next(peertest.Context(t)))
+	}
+
+	mapped := v.machine.Live()[sim.KindMapping]
+	goOn := v.stand(other)
+	releaseOwn := v.stand(own)
+	require.NoError(t, f.CloseAfter(own))
+	require.NoError(t, f.CloseAfter(own), "once")
+	require.ErrorIs(t, f.Next(peertest.Context(t)), cuda.ErrClosed)
+	require.Eventually(t, func() bool { return len(v.p.Stats().Followers) == 1 }, peertest.Guard, time.Millisecond)
+	require.Equal(t, mapped, v.machine.Live()[sim.KindMapping], "its stream is not done")
+	releaseOwn()
+	require.Eventually(t, func() bool { return v.machine.Live()[sim.KindMapping] < mapped }, peertest.Guard, time.Millisecond, "an unrelated stream is waited for")
+	goOn()
+	require.NoError(t, v.dev.System().Drain(peertest.Context(t)))
+	require.NoError(t, f.Released().Wait(peertest.Context(t)))
+	require.NoError(t, f.Close())
+	v.served()
+}
+
+// CloseContext waits no longer than its context, and Close goes on with it.
+func TestAFollowerClosesWithinAContext(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	other := newStream(t, v.dev)
+	f := v.second(FollowOptions{})
+	goOn := v.stand(other)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, f.CloseContext(ctx), peer.ErrTimeout)
+	goOn()
+	require.NoError(t, f.CloseContext(peertest.Context(t)))
+	require.NoError(t, f.Close())
+	v.served()
+}
+
+// The teardown that CloseAfter leaves may fail, and is taken up by Close.
+func TestATeardownThatFails(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	own := newStream(t, v.dev)
+	f := v.second(FollowOptions{})
+	v.machine.Inject(sim.Fault{Call: "cuMemHostUnregister", Result: 1})
+	require.NoError(t, f.CloseAfter(own))
+	released := f.Released()
+	require.Error(t, v.dev.System().Drain(peertest.Context(t)))
+	require.Error(t, released.Wait(peertest.Context(t)))
+	require.NoError(t, f.Close())
+	v.served()
+}
+
+// A publisher that lives and never finishes holds up a follower that has a limit
+// for no longer than that.
+func TestAPublisherThatNeverFinishes(t *testing.T) {
+	for what, cpu := range map[string]bool{"a stream": false, "the CPU": true} {
+		t.Run(what, func(t *testing.T) {
+			v := newVictim(t, ServerOptions{}, peer.Options{})
+			writer, reader := newStream(t, v.dev), newStream(t, v.dev)
+			f := v.second(FollowOptions{MaxWait: 50 * time.Millisecond})
+			defer func() { require.NoError(t, f.Close()) }()
+			goOn := v.stand(writer)
+			require.NoError(t, v.array.Resize(nil, 2000))
+			require.NoError(t, v.p.Announce(peertest.Context(t), 2000, writer))
+			if cpu {
+				_ = f.Next(peertest.Context(t))
+			} else {
+				require.NoError(t, f.Next(peertest.Context(t), reader))
+				require.NoError(t, reader.Synchronize(), "it waits for ever")
+				require.ErrorIs(t, f.Err(), ErrUnfinished)
+			}
+			err := f.Next(peertest.Context(t))
+			require.ErrorIs(t, err, ErrStalled)
+			require.ErrorIs(t, f.Err(), ErrStalled)
+			require.ErrorContains(t, err, "MaxWait")
+			require.Equal(t, 1000, f.Len(), "what was complete")
+			require.Eventually(t, func() bool { return len(v.p.Stats().Followers) == 1 }, peertest.Guard, time.Millisecond, "it has left")
+			goOn()
+			v.served()
+			require.Equal(t, 1000, f.Len())
+			require.NoError(t, f.Order(reader))
+			require.NoError(t, reader.Synchronize())
+		})
+	}
+}
+
+// One that is quick enough is never cut off.
+func TestAWaitWithinItsLimit(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	writer, reader := newStream(t, v.dev), newStream(t, v.dev)
+	f := v.second(FollowOptions{MaxWait: peertest.Guard})
+	defer func() { require.NoError(t, f.Close()) }()
+	for range 5 {
+		goOn := v.stand(writer)
+		require.NoError(t, v.array.Resize(nil, v.array.Len()+10))
+		require.NoError(t, v.p.Announce(peertest.Context(t), v.array.Len(), writer))
+		require.NoError(t, f.Next(peertest.Context(t), reader))
+		goOn()
+		require.NoError(t, reader.Synchronize())
+	}
+	require.NoError(t, f.Err())
+	v.served()
+}
+
+// Withdraw waits neither for an announcement that waits for the GPU nor, where the
+// end cannot be marked, for the stream.
+func TestWithdrawWaitsForNobody(t *testing.T) {
+	t.Run("an announcement", func(t *testing.T) {
+		m, sys := sim.Open(t, sim.Options{Devices: []sim.DeviceOptions{{Attributes: map[int]int{int(driver.AttrStreamMemOps64): 0}}}})
+		d := sys.Devices()[0]
+		server := NewServer(ServerOptions{})
+		a, err := vmm.NewArray[uint32](d, vmm.BufferOptions{Reserve: 8 << 20})
+		require.NoError(t, err)
+		require.NoError(t, a.Resize(nil, 1000))
+		p, err := Array(server, "x", a)
+		require.NoError(t, err)
+		s := newStream(t, d)
+		release := m.Hold(s.Handle())
+		require.NoError(t, s.Memset(a.Ptr(), 0, 4))
+		over := make(chan error, 1)
+		go func() { over <- p.Announce(context.Background(), 1000, s) }()
+		require.Eventually(t, func() bool { return len(p.changes) == 1 }, peertest.Guard, time.Millisecond)
+		peertest.InTime(t, "Withdraw", p.Withdraw)
+		require.ErrorIs(t, <-over, cuda.ErrClosed)
+		release()
+		require.NoError(t, server.Close())
+		require.NoError(t, a.Close())
+	})
+	t.Run("its own stream", func(t *testing.T) {
+		v := newVictim(t, ServerOptions{}, peer.Options{})
+		own := newStream(t, v.dev)
+		goOn := v.stand(own)
+		require.NoError(t, v.p.Announce(peertest.Context(t), 1000, own))
+		v.machine.Inject(sim.Fault{Call: "cuEventRecord", Result: 1})
+		over := make(chan error, 1)
+		go func() { over <- v.p.Withdraw() }()
+		select {
+		case err := <-over:
+			require.Error(t, err)
+		case <-time.After(peertest.Guard):
+			require.FailNow(t, "Withdraw waits for the GPU")
+		}
+		v.machine.ClearFaults()
+		goOn()
+	})
+}

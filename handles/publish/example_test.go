@@ -1,0 +1,117 @@
+//go:build linux
+
+package publish_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// A publisher announces an array as it grows, and a follower sees it grow. The
+// two would be different processes, each with a device of its own.
+func ExampleServer() {
+	machine, err := sim.New(sim.Options{})
+	check(err)
+	sys, err := machine.OpenOwned()
+	check(err)
+	defer sys.Close()
+	dev := sys.Devices()[0]
+	ctx := context.Background()
+	top, err := os.MkdirTemp("", "example")
+	check(err)
+	defer os.RemoveAll(top)
+	dir := filepath.Join(top, "sockets")
+
+	// The publisher.
+	array, err := vmm.NewArray[float32](dev, vmm.BufferOptions{})
+	check(err)
+	defer array.Close()
+	listener, err := peer.Listen(dir, "server", peer.Options{}) // dir is made, for this user alone
+	check(err)
+	defer listener.Close()
+	server := publish.NewServer(publish.ServerOptions{})
+	defer server.Close()
+	go server.Serve(ctx, listener)
+	weights, err := publish.Array(server, "weights", array)
+	check(err)
+	writer, err := dev.NewStream(cuda.StreamOptions{})
+	check(err)
+	defer writer.Close()
+
+	// The follower.
+	conn, err := peer.Dial(ctx, filepath.Join(dir, "server"), peer.Options{})
+	check(err)
+	client := publish.NewClient(conn)
+	defer client.Close()
+	follower, err := publish.Follow[float32](ctx, client, dev, "weights", publish.FollowOptions{ReadOnly: true})
+	check(err)
+	defer follower.Close()
+	reader, err := dev.NewStream(cuda.StreamOptions{})
+	check(err)
+	defer reader.Close()
+
+	for i := range 2 {
+		_, err := array.Append(writer, []float32{float32(i), float32(i) + 0.5})
+		check(err)
+		check(weights.Announce(ctx, array.Len(), writer))
+
+		// What the reader does from here on comes behind what the writer did.
+		check(follower.Next(ctx, reader))
+		got := make([]float32, follower.Len())
+		check(follower.Array().All().CopyTo(reader, got))
+		fmt.Println("generation", follower.Generation(), "has", got)
+	}
+	// Output:
+	// generation 1 has [0 0.5]
+	// generation 2 has [0 0.5 1 1.5]
+}
+
+// Goroutines that append at the same time announce what each of them appended,
+// in any order: all before the first gap is shown.
+func ExamplePublication_AnnounceRange() {
+	ctx := context.Background()
+	machine, err := sim.New(sim.Options{})
+	check(err)
+	system, err := machine.OpenOwned()
+	check(err)
+	defer system.Close()
+	array, err := vmm.NewArray[int32](system.Devices()[0], vmm.BufferOptions{})
+	check(err)
+	defer array.Close()
+	server := publish.NewServer(publish.ServerOptions{})
+	defer server.Close()
+	index, err := publish.Array(server, "index", array)
+	check(err)
+
+	var writers sync.WaitGroup
+	for range 4 {
+		writers.Go(func() {
+			stream, err := array.Device().NewStream(cuda.StreamOptions{})
+			check(err)
+			defer stream.Close()
+			for range 10 {
+				at, err := array.Append(stream, []int32{1, 2, 3})
+				check(err)
+				check(index.AnnounceRange(ctx, at, at+3, stream))
+			}
+		})
+	}
+	writers.Wait()
+	fmt.Println(index.Stats().Length, "elements are shown")
+	// Output: 120 elements are shown
+}
+
+func check(err error) {
+	if err != nil {
+		panic(err)
+	}
+}

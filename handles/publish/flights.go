@@ -1,0 +1,156 @@
+package publish
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/fd"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/wire"
+)
+
+// flights are the descriptors that a server has sent and that a client may not
+// have read yet. The kernel counts those for the sender's user, within its limit
+// of open files, and lets nobody send any where that is reached: a client that
+// reads nothing would starve all others.
+//
+// So at most half of that limit is on its way. A client that has some unread gets
+// more only while its process has less than a quarter of those, one that has none
+// while a quarter is left, and a process that has none as long as there are any.
+type flights struct {
+	mu      sync.Mutex
+	all     map[*flight]struct{}
+	changed chan struct{} // closed, and made anew, when some have arrived
+}
+
+// flight is one message's.
+type flight struct {
+	ss    *session
+	n     int
+	since time.Time
+}
+
+// flightShare is the part of all that is one process's, and the part that is for
+// those that have none: one in so many.
+const flightShare = 4
+
+// take counts n descriptors as sent as soon as they may be. It waits for that
+// until the context ends; then it returns nil. Clients that have read nothing for
+// Options.Timeout are cut off where others wait for what they hold.
+func (l *flights) take(ctx context.Context, ss *session, n int) *flight {
+	for moment := time.Millisecond; ; moment = min(2*moment, 50*time.Millisecond) {
+		if f := l.try(ss, n); f != nil {
+			return f
+		}
+		l.mu.Lock()
+		if l.changed == nil {
+			l.changed = make(chan struct{})
+		}
+		changed := l.changed
+		l.cutOverdue(ss)
+		l.mu.Unlock()
+		t := time.NewTimer(moment)
+		select {
+		case <-changed:
+		case <-t.C:
+		case <-ctx.Done():
+		}
+		t.Stop()
+		if ctx.Err() != nil {
+			return nil
+		}
+	}
+}
+
+// try is take that waits for nothing, and returns nil instead.
+func (l *flights) try(ss *session, n int) *flight {
+	most := wire.MaxBatch
+	if limit, err := fd.Limit(); err == nil {
+		most = int(min(limit, 1<<20)) / 2
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.fits(ss, n, most) {
+		l.sweep()
+	}
+	if !l.fits(ss, n, most) {
+		return nil
+	}
+	f := &flight{ss, n, time.Now()}
+	if l.all == nil {
+		l.all = map[*flight]struct{}{}
+	}
+	l.all[f] = struct{}{}
+	return f
+}
+
+// fits reports whether n more may be on their way. The caller has the lock.
+func (l *flights) fits(ss *session, n, most int) bool {
+	total, ofProcess, ofSession, who := 0, 0, 0, ss.process()
+	for f := range l.all {
+		total += f.n
+		if f.ss.process() == who {
+			ofProcess += f.n
+		}
+		if f.ss == ss {
+			ofSession += f.n
+		}
+	}
+	left := most - total - n
+	switch {
+	case ofProcess == 0:
+		return left >= 0 || total == 0
+	case ofSession == 0:
+		return left >= most/flightShare
+	}
+	return left >= most/flightShare && ofProcess+n <= most/flightShare
+}
+
+// sweep forgets what was read. The caller has the lock.
+func (l *flights) sweep() {
+	for f := range l.all {
+		if f.ss.conn.in.Socket().Unread() == 0 {
+			delete(l.all, f)
+		}
+	}
+}
+
+// cutOverdue ends the sessions of those that do not read, while another waits. The
+// caller has the lock.
+func (l *flights) cutOverdue(waiting *session) {
+	for f := range l.all {
+		if limit := f.ss.conn.in.Limits().Timeout; f.ss != waiting && time.Since(f.since) > limit {
+			delete(l.all, f)
+			f.ss.cutLater(peererr.New("publish.Server", peer.ErrTimeout, fmt.Sprintf("%d file descriptors were not read for %v, and others wait for them", f.n, limit),
+				"read what the server sends"))
+		}
+	}
+}
+
+// arrived says that a message was read, or was not sent after all.
+func (l *flights) arrived(f *flight) {
+	if f == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.all, f)
+	if l.changed != nil {
+		close(l.changed)
+		l.changed = nil
+	}
+}
+
+// ended forgets what a session had, which is over.
+func (l *flights) ended(ss *session) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for f := range l.all {
+		if f.ss == ss {
+			delete(l.all, f)
+		}
+	}
+}

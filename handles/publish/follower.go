@@ -1,0 +1,417 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/wait"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// release is what a word reads after its waits must end: later than every
+// generation.
+const release = 1 << 62
+
+// follower is the inner state. One goroutine maps and unmaps what arrives, and
+// another watches for the publisher's end, which must not wait for the first.
+type follower struct {
+	k       *Client
+	token   token
+	slot    uint32
+	inlet   *inlet
+	about   handles.Descriptor
+	dev     *cuda.Device
+	options FollowOptions
+	closer  life.Closer
+	ctx     context.Context // ends with the first close
+	end     context.CancelFunc
+	running sync.WaitGroup
+	// quiet is closed when CloseAfter's goroutine is done, and gone is what
+	// unregistering the word came to.
+	quiet        chan struct{}
+	unregistered chan error
+
+	word   *word
+	stream *cuda.Stream // waits for the word; nil where the CPU does
+	buffer *vmm.Buffer
+	memory share.Memory
+	hold   share.Hold
+
+	tracker tracker   // the mapping goroutine's
+	nexts   wait.Slot // one Next at a time
+	// waiting is held while the stream is told to wait, and marked; waited is the
+	// last generation that it waits for.
+	waiting sync.Mutex
+	waited  uint64
+	lengths wait.Slot // for whoever makes the buffer's length the one shown
+
+	mu      sync.Mutex
+	changed chan struct{} // closed, and made anew, at every change
+	// pending is mapped and not yet shown.
+	pending *pending
+	// shown is what Next showed: the last, and those before it back to one that
+	// is complete.
+	shown []shown
+	// gone is why nothing further comes. completed is then the last generation
+	// that the publisher finished.
+	gone       error
+	completed  uint64
+	settled    bool // nothing further is mapped
+	unfinished bool
+	// ended is closed when the connection's end was dealt with, which died says
+	// has begun.
+	died  bool
+	ended chan struct{}
+
+	// waits are those of this side for generations, the oldest first, where they
+	// have a limit; begun holds one when there is a new one. stalled is closed when
+	// the limit was reached.
+	waits   []limitedWait
+	begun   chan struct{}
+	stalled chan struct{}
+}
+
+// limitedWait is one for the publisher's work.
+type limitedWait struct {
+	generation uint64
+	since      time.Time
+}
+
+// pending is the latest that came: what to show, or why that cannot be.
+type pending struct {
+	shown
+	err error
+}
+
+// shown is a state of the publication that users see.
+type shown struct {
+	generation, ordered uint64
+	length              int
+}
+
+func newFollower(k *Client, said *accepted, i *inlet, d *cuda.Device, o FollowOptions) *follower {
+	f := &follower{k: k, token: said.token, slot: said.slot, inlet: i, about: said.about, dev: d, options: o,
+		nexts: wait.NewSlot(), lengths: wait.NewSlot(), changed: make(chan struct{}), ended: make(chan struct{}), shown: []shown{{}},
+		begun: make(chan struct{}, 1), stalled: make(chan struct{})}
+	f.ctx, f.end = context.WithCancel(context.Background())
+	f.tracker.room, f.tracker.most = said.reserved, handles.MaxChunks
+	return f
+}
+
+func (f *follower) start() {
+	f.running.Go(f.work)
+	f.running.Go(f.watch)
+}
+
+// changeLocked tells those who wait. The caller has mu.
+func (f *follower) changeLocked() {
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+// work maps and unmaps what arrives.
+func (f *follower) work() {
+	defer func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.settled = true
+		f.changeLocked()
+	}()
+	for {
+		select {
+		case <-f.ctx.Done():
+			return
+		case a := <-f.inlet.updates:
+			f.update(a)
+			continue
+		default:
+		}
+		select {
+		case <-f.ctx.Done():
+			return
+		case <-f.stalled:
+			return
+		case a := <-f.inlet.updates:
+			f.update(a)
+		case <-f.inlet.over:
+			// What came before the end counts.
+			select {
+			case a := <-f.inlet.updates:
+				f.update(a)
+			default:
+			}
+			f.mu.Lock()
+			if f.gone == nil {
+				// Withdrawn: the publisher lives, and finishes what it announced.
+				f.gone, f.completed = f.inlet.why, lastGeneration
+			}
+			f.mu.Unlock()
+			return
+		}
+	}
+}
+
+// update does what the publisher says, and tells it what came of that.
+func (f *follower) update(a arrival) {
+	defer func() { _ = peer.CloseAll(a.fds) }()
+	if err := f.tracker.take(a.update); err != nil {
+		_ = f.k.conn.in.Fail(err)
+		return
+	}
+	err := f.carryOut(a)
+	now := shown{a.generation, a.ordered, int(a.length)}
+	switch {
+	case err != nil:
+		f.arrived(&pending{shown: now, err: err})
+	case a.over:
+		f.arrived(&pending{shown: now, err: peererr.New(opFollow, cuda.ErrCapacity,
+			fmt.Sprintf("a length of %d, in chunks that do not fit into the reserved %s", a.length, errs.Bytes(f.tracker.room)),
+			"follow it anew with a larger FollowOptions.Reserve")})
+	case a.last:
+		f.arrived(&pending{shown: now})
+	}
+	runtime.Gosched() // to whoever waits for it: the publisher has time
+	answer := f.tracker.took(f.token, err)
+	if err := f.k.conn.Send(f.k.ctx, pack(answer)); err != nil && !errors.Is(err, peer.ErrGone) {
+		_ = f.k.conn.in.Fail(err) // it may be open still, with a publisher that waits for the answer
+	}
+}
+
+func (f *follower) carryOut(a arrival) error {
+	if f.tracker.less(a.update) {
+		return f.giveBack(int(a.length), a.keep)
+	}
+	if len(a.sizes) == 0 {
+		return nil
+	}
+	if n, most := int(a.keep)+len(a.sizes), f.options.MaxChunks; most > 0 && n > most {
+		return peererr.New(opFollow, peer.ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", n, most),
+			"publish memory in larger chunks, or raise FollowOptions.MaxChunks")
+	}
+	if a.lost() {
+		return peererr.FilesLost(fmt.Sprintf("the file descriptors of %s were dropped", errs.Count(len(a.sizes), "chunk")))
+	}
+	in, err := f.importer(opFollow, a.sizes)
+	if err != nil {
+		return err
+	}
+	if err := in.Take(a.fds); err != nil {
+		return in.Discard(err)
+	}
+	if err := in.Attach(f.memory); err != nil {
+		return in.Discard(err)
+	}
+	return nil
+}
+
+// arrived has Next look.
+func (f *follower) arrived(p *pending) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.pending = p
+	f.changeLocked()
+}
+
+// giveBack shows no more than a length, and unmaps the chunks behind the first
+// keep when their work is done.
+func (f *follower) giveBack(length int, keep uint32) error {
+	f.mu.Lock()
+	for i := range f.shown {
+		f.shown[i].length = min(f.shown[i].length, length)
+	}
+	if p := f.pending; p != nil && p.err == nil && p.length > length {
+		less := *p
+		less.length = length
+		f.pending = &less
+	}
+	f.changeLocked()
+	f.mu.Unlock()
+	if err := f.settle(); err != nil {
+		return err
+	}
+	var streams []*cuda.Stream
+	if f.options.Quiesce != nil {
+		streams = f.options.Quiesce(length)
+	}
+	var bytes uint64
+	for _, c := range f.tracker.chunks[:keep] {
+		bytes += c
+	}
+	if int(keep) == len(f.tracker.chunks) {
+		// Nothing is unmapped, but what lies behind may be written from now on.
+		return f.waitFor(streams)
+	}
+	f.mu.Lock()
+	hold := f.hold
+	f.mu.Unlock()
+	gone, err := share.Shrink(opFollow, hold, bytes, streams)
+	if err == nil {
+		// Until it is unmapped.
+		err = f.memory.Attach(opFollow, nil)
+	}
+	return errors.Join(err, gone.Release())
+}
+
+// waitFor waits for the work on the streams, or, without any, for all that
+// could use the memory.
+func (f *follower) waitFor(streams []*cuda.Stream) error {
+	sys := core.SystemOf(f.dev)
+	if len(streams) == 0 {
+		return sys.WaitDevices(opFollow, []driver.Device{driver.Device(f.dev.Ordinal())})
+	}
+	fence, err := core.FenceOf(sys, opFollow, streams)
+	if err != nil {
+		return err
+	}
+	return passed(f.ctx, opFollow, fence)
+}
+
+// settle makes the buffer's length the one that is shown.
+func (f *follower) settle() error {
+	f.lengths <- struct{}{}
+	defer f.lengths.Give()
+	return f.settleLocked()
+}
+
+// settleLocked is settle for whoever has the slot.
+func (f *follower) settleLocked() error {
+	return f.memory.SetLen(opFollow, uint64(f.shownNow().length)*f.tracker.unit)
+}
+
+func (f *follower) shownNow() shown {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.shown[len(f.shown)-1]
+}
+
+// close is Follower.Close. It also gives back what a follower has that was only
+// made in part.
+func (f *follower) close() error {
+	f.end() // those who wait end
+	return f.closer.Close(func() error {
+		f.calm()
+		if f.stream != nil {
+			if err := f.stream.Close(); err != nil {
+				return err
+			}
+			f.stream = nil
+		}
+		if f.hold != nil {
+			f.hold.Release()
+		}
+		if f.buffer != nil {
+			if err := f.buffer.Close(); err != nil {
+				return err
+			}
+			f.buffer = nil
+		}
+		if f.word != nil {
+			if err := f.word.close(opFollow); err != nil {
+				return err
+			}
+			f.word = nil
+		}
+		return nil
+	})
+}
+
+// calm leaves the publication and waits until the follower's goroutines have
+// ended and its own stream waits for nothing.
+func (f *follower) calm() {
+	f.k.leave(f.token, f.inlet)
+	if f.word != nil {
+		f.letGo() // or the mapping goroutine might wait for ever
+	}
+	f.running.Wait()
+	f.k.leave(f.token, f.inlet) // what came meanwhile
+}
+
+// closeAfter is Follower.CloseAfter.
+func (f *follower) closeAfter(streams []*cuda.Stream) error {
+	const op = "publish.Follower.CloseAfter"
+	sys := core.SystemOf(f.dev)
+	return life.CloseAfter(&f.closer, sys, func() (*core.Fence, error) {
+		if f.quiet != nil { // after a teardown that failed
+			return new(core.Fence), nil
+		}
+		fence, err := core.FenceOf(sys, op, streams)
+		if err != nil {
+			return nil, err
+		}
+		f.hold.Release()
+		if err := f.buffer.CloseAfter(streams...); err != nil {
+			hold, again := f.memory.Hold(op, "the follower of a publication", 0)
+			if again == nil {
+				f.mu.Lock()
+				f.hold = hold
+				f.mu.Unlock()
+			}
+			return nil, errors.Join(err, again)
+		}
+		f.end()
+		f.quiet = make(chan struct{})
+		go func() {
+			defer close(f.quiet)
+			f.calm()
+		}()
+		return fence, nil
+	}, f.teardown)
+}
+
+// teardown gives back what closeAfter left, for the reclaimer, which it never
+// holds up.
+func (f *follower) teardown() error {
+	select {
+	case <-f.quiet:
+	default:
+		return life.ErrAgain
+	}
+	if f.stream != nil {
+		if err := f.stream.Close(); err != nil { // it waits for nothing
+			return err
+		}
+		f.stream = nil
+	}
+	if f.buffer != nil {
+		released := f.buffer.Released()
+		select {
+		case <-released.Done():
+		default:
+			return life.ErrAgain
+		}
+		if err := released.Wait(context.Background()); err != nil {
+			return err // Close takes it up
+		}
+		f.buffer = nil
+	}
+	if f.word == nil {
+		return nil
+	}
+	if f.unregistered == nil { // the driver waits for its context's work meanwhile
+		over := make(chan error, 1)
+		f.unregistered = over
+		go func() { over <- f.word.close(opFollow) }()
+	}
+	select {
+	case err := <-f.unregistered:
+		if f.unregistered = nil; err == nil {
+			f.word = nil
+		}
+		return err
+	default:
+		return life.ErrAgain
+	}
+}

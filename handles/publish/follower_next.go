@@ -1,0 +1,118 @@
+package publish
+
+import (
+	"context"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+)
+
+// next shows what is pending: see Follower.Next.
+func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
+	const op = "publish.Follower.Next"
+	if !f.closer.Acquire() {
+		return peererr.Closed(op, "follower")
+	}
+	defer f.closer.Release()
+	release, err := useAll(core.SystemOf(f.dev), op, streams)
+	if err != nil {
+		return err
+	}
+	release() // and asked again when there is something
+	if !f.nexts.Take(ctx, f.ctx.Done()) {
+		return f.notNext(ctx, op)
+	}
+	defer f.nexts.Give()
+	for {
+		f.mu.Lock()
+		p, changed := f.pending, f.changed
+		if p != nil && p.err == nil && f.gone != nil && p.ordered > f.completed {
+			// It will never be complete, and nobody has seen it.
+			p, f.pending = nil, nil
+		}
+		var end error
+		if p == nil && f.settled && f.gone != nil {
+			end = f.goneLocked()
+		}
+		if p != nil && p.err != nil {
+			f.pending = nil
+		}
+		f.mu.Unlock()
+		switch {
+		case end != nil:
+			return f.failed()
+		case p != nil && p.err != nil:
+			return p.err
+		case p != nil:
+			done, err := f.show(ctx, op, p, streams)
+			if done || err != nil {
+				return err
+			}
+			continue
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return f.notNext(ctx, op)
+		case <-f.ctx.Done():
+			return f.notNext(ctx, op)
+		}
+	}
+}
+
+func (f *follower) notNext(ctx context.Context, op string) error {
+	select {
+	case <-f.ctx.Done():
+		return peererr.Closed(op, "follower")
+	default:
+		return peererr.Wait(ctx, op, "nothing new was announced", "try again: nothing was lost")
+	}
+}
+
+// show orders the streams and then shows what is pending, unless that has
+// changed meanwhile.
+func (f *follower) show(ctx context.Context, op string, p *pending, streams []*cuda.Stream) (done bool, err error) {
+	if err := f.order(ctx, op, p.ordered, streams); err != nil {
+		return false, err
+	}
+	if !f.lengths.Take(ctx, f.ctx.Done()) {
+		return false, f.notNext(ctx, op)
+	}
+	defer f.lengths.Give()
+	f.mu.Lock()
+	if f.pending != p || f.gone != nil && p.ordered > f.completed {
+		f.mu.Unlock()
+		return false, nil
+	}
+	f.pending = nil
+	// Of what was shown before the last that is complete counts, if the
+	// publisher ends now.
+	complete := f.word.value().Load()
+	for len(f.shown) > 1 && f.shown[1].ordered <= complete {
+		f.shown = f.shown[1:]
+	}
+	f.shown = append(f.shown, p.shown)
+	f.mu.Unlock()
+	return true, f.settleLocked()
+}
+
+// goneLocked is why nothing further comes. The caller has mu.
+func (f *follower) goneLocked() error {
+	if f.gone != nil && f.unfinished {
+		return peererr.Wrap(f.gone, opFollow, ErrUnfinished, "elements that were shown and are not any more", "what was computed from them does not count")
+	}
+	return f.gone
+}
+
+// failed is Follower.Err. Where the connection ended nothing is shown any more
+// that does not count when it answers.
+func (f *follower) failed() error {
+	f.mu.Lock()
+	err, died := f.goneLocked(), f.died
+	f.mu.Unlock()
+	if died {
+		<-f.ended
+	}
+	return err
+}

@@ -1,0 +1,232 @@
+package publish
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/wait"
+)
+
+// orderShown is Follower.Order.
+func (f *follower) orderShown(streams []*cuda.Stream) error {
+	const op = "publish.Follower.Order"
+	if !f.closer.Acquire() {
+		return peererr.Closed(op, "follower")
+	}
+	defer f.closer.Release()
+	if len(streams) == 0 {
+		return peererr.Invalid(op, "no streams", "name those that are to come behind")
+	}
+	return f.order(context.Background(), op, f.shownNow().ordered, streams)
+}
+
+// order has later work on the streams come behind a generation, or, without
+// streams, waits until that is complete.
+func (f *follower) order(ctx context.Context, op string, generation uint64, streams []*cuda.Stream) error {
+	release, err := useAll(core.SystemOf(f.dev), op, streams)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if f.word.reached(generation) {
+		return nil
+	}
+	f.noteWait(generation)
+	if len(streams) == 0 || f.stream == nil {
+		return f.await(ctx, op, generation)
+	}
+	m, err := f.mark(op, generation)
+	if err != nil {
+		return err
+	}
+	defer m.Release()
+	for _, s := range streams {
+		if err := core.StreamOf(s).After(op, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// useAll holds streams, none of which may capture, until they are released.
+func useAll(sys *core.System, op string, streams []*cuda.Stream) (release func(), err error) {
+	var held []*core.Stream
+	drop := func() {
+		for _, s := range held {
+			s.Release()
+		}
+	}
+	defer func() {
+		if err != nil {
+			drop()
+		}
+	}()
+	for _, s := range streams {
+		if s == nil {
+			return nil, peererr.Invalid(op, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
+		}
+		in := core.StreamOf(s)
+		if err := in.Use(op, sys); err != nil {
+			return nil, err
+		}
+		held = append(held, in)
+		capturing, err := s.Capturing()
+		if err != nil {
+			return nil, err
+		}
+		if capturing {
+			return nil, core.CapturingError(op, in)
+		}
+	}
+	return drop, nil
+}
+
+// mark is behind the wait of the follower's own stream for a generation.
+func (f *follower) mark(op string, generation uint64) (core.Mark, error) {
+	own := core.StreamOf(f.stream)
+	f.waiting.Lock()
+	defer f.waiting.Unlock()
+	if f.waited < generation {
+		r := own.Ctx.System().Drv.StreamWaitValue64(own.Ctx.Handle, own.Handle, f.word.at(), generation)
+		if r != driver.Success {
+			return core.Mark{}, own.Ctx.CallError(op, driver.CallStreamWaitValue64, r, fmt.Sprintf("generation %d", generation))
+		}
+		f.waited = generation
+		if f.hasDied() {
+			f.letGo() // the end was perhaps dealt with before this wait was there
+		}
+	}
+	m, _, err := own.Mark(op) // nobody captures it
+	return m, err
+}
+
+// await waits on the CPU until a generation is complete.
+func (f *follower) await(ctx context.Context, op string, generation uint64) error {
+	over := func() bool { return f.word.reached(generation) || f.hasDied() }
+	switch {
+	case !wait.Poll(ctx, func() bool { return over() || f.ctx.Err() != nil }):
+		return peererr.Wait(ctx, op, fmt.Sprintf("the work of generation %d is not done", generation), "name streams, which wait instead")
+	case !over():
+		return peererr.Closed(op, "follower")
+	}
+	return nil
+}
+
+// noteWait has the watcher see to a wait's limit.
+func (f *follower) noteWait(generation uint64) {
+	if f.options.MaxWait == 0 {
+		return
+	}
+	f.mu.Lock()
+	if n := len(f.waits); n == 0 || f.waits[n-1].generation < generation {
+		f.waits = append(f.waits, limitedWait{generation, time.Now()})
+	}
+	f.mu.Unlock()
+	select {
+	case f.begun <- struct{}{}:
+	default:
+	}
+}
+
+// limit is when the oldest wait reaches its limit; ok is false if there is none.
+func (f *follower) limit() (generation uint64, at time.Time, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for len(f.waits) > 0 && f.word.reached(f.waits[0].generation) {
+		f.waits = f.waits[1:]
+	}
+	if len(f.waits) == 0 {
+		return 0, at, false
+	}
+	return f.waits[0].generation, f.waits[0].since.Add(f.options.MaxWait), true
+}
+
+// watch waits for the end of the connection, or of a wait's limit, and releases
+// what then waits for the publisher for ever.
+func (f *follower) watch() {
+	defer close(f.ended)
+	for {
+		var limit <-chan time.Time
+		var t *time.Timer
+		generation, at, waits := f.limit()
+		if waits {
+			t = time.NewTimer(time.Until(at))
+			limit = t.C
+		}
+		select {
+		case <-f.ctx.Done():
+			return
+		case <-f.k.read:
+			select {
+			case <-f.inlet.over: // before the connection's end, or with it
+				f.die(f.inlet.why)
+			default: // it has left
+			}
+			return
+		case <-f.begun:
+		case <-limit:
+			if !f.word.reached(generation) {
+				f.die(peererr.New(opFollow, ErrStalled, fmt.Sprintf("the publisher's work of generation %d is not done after %v", generation, f.options.MaxWait),
+					"see what the publisher waits for, or raise FollowOptions.MaxWait"))
+				close(f.stalled)
+				f.k.leave(f.token, f.inlet)
+				return
+			}
+		}
+		if t != nil {
+			t.Stop()
+		}
+	}
+}
+
+// die shows nothing any more that is not complete, and releases the streams.
+func (f *follower) die(why error) {
+	f.mu.Lock()
+	// Whoever is let go finds the truth here: the lock is held until it stands.
+	f.completed = f.word.value().Swap(release)
+	f.gone, f.died = why, true
+	last := len(f.shown) - 1
+	for last > 0 && f.shown[last].ordered > f.completed {
+		last--
+		f.unfinished = true
+	}
+	f.shown = f.shown[:last+1]
+	f.changeLocked()
+	f.mu.Unlock()
+	f.letGo()
+	_ = f.settle() // fails only where the follower closes
+}
+
+func (f *follower) hasDied() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.died
+}
+
+// letGo has the word read that everything is done until the stream has seen it:
+// a last write of the publisher's may come after the first of these. A call that
+// fails says nothing of the stream; only on a lost device nothing waits.
+func (f *follower) letGo() {
+	for failed := time.Duration(0); failed < letGoLimit; {
+		f.word.value().Store(release)
+		if f.stream == nil {
+			return
+		}
+		done, err := f.stream.Done()
+		if done || f.word.ctx.Lost() != driver.Success {
+			return
+		}
+		if err != nil {
+			failed += wait.Longest
+		}
+		time.Sleep(wait.Longest)
+	}
+}
+
+// letGoLimit bounds what a driver that answers nothing but errors costs.
+const letGoLimit = time.Second

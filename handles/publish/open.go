@@ -1,0 +1,168 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/exchange"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/wait"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Open maps what is published under a name as it was announced last, once: an
+// ordinary array, in a range of exactly that memory, which no later change of
+// the publication reaches. Elements must be of the publisher's type and size
+// ([ErrMismatch]); a buffer is opened as bytes. It returns when the elements are
+// there; where nothing was announced yet it waits for that. The caller closes
+// the array.
+func Open[T any](ctx context.Context, k *Client, d *cuda.Device, name string, o handles.ImportOptions) (*vmm.Array[T], error) {
+	const op = "publish.Open"
+	b, err := k.open(ctx, op, d, name, o, wantedOf[T]())
+	if err != nil {
+		return nil, err
+	}
+	a, err := vmm.ArrayOf[T](b)
+	if err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return a, nil
+}
+
+func (k *Client) open(ctx context.Context, op string, d *cuda.Device, name string, o handles.ImportOptions, want wanted) (*vmm.Buffer, error) {
+	if d == nil {
+		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
+	}
+	said, a, err := k.subscribe(ctx, op, name, 0, o.ReadOnly)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = a.page.Close() }()
+	defer k.leave(said.token, a.inlet)
+	if err := want.of(op, name, &said.about); err != nil {
+		return nil, err
+	}
+	in, err := newImporter(op, d, said.about, nil, o)
+	if err != nil {
+		return nil, err
+	}
+	page, err := k.openPage(op, a.page, said.slot)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = page.Close() }()
+	t := &tracker{unit: uint64(want.size), granularity: in.Granularity(), room: min(said.reserved, maxRoom), most: handles.MaxChunks}
+	got := &collection{k: k, op: op, dev: d, about: said.about, options: o, token: said.token, tracker: t, Importer: in}
+	last, err := got.collect(ctx, a.inlet)
+	if err == nil {
+		err = k.awaitWord(ctx, op, &word{page: page, slot: int(said.slot)}, last.ordered)
+	}
+	if err != nil {
+		return nil, got.Discard(err)
+	}
+	b, err := got.Buffer(share.ImportOptions{Length: last.length * t.unit})
+	if err != nil {
+		return nil, got.Discard(err)
+	}
+	return b, nil
+}
+
+// collection takes in the chunks of a publication until it is level.
+type collection struct {
+	*exchange.Importer
+	k       *Client
+	op      string
+	dev     *cuda.Device
+	about   handles.Descriptor
+	options handles.ImportOptions
+	token   token
+	tracker *tracker
+}
+
+func (c *collection) collect(ctx context.Context, i *inlet) (*update, error) {
+	for {
+		var a arrival
+		select {
+		case a = <-i.updates:
+		case <-i.over:
+			return nil, i.why
+		case <-ctx.Done():
+			return nil, peererr.Wait(ctx, c.op, "nothing was announced yet", "try again")
+		}
+		err := c.tracker.take(a.update)
+		if err != nil {
+			err = c.k.conn.in.Fail(err)
+		} else {
+			err = c.carryOut(a)
+			_ = c.k.conn.Send(ctx, pack(c.tracker.took(c.token, err)))
+		}
+		_ = peer.CloseAll(a.fds)
+		if err != nil || a.last {
+			return a.update, err
+		}
+	}
+}
+
+func (c *collection) carryOut(a arrival) error {
+	if a.over {
+		return peererr.New(c.op, cuda.ErrCapacity, "chunks beyond the publisher's own range", "the publisher declared it wrong")
+	}
+	if a.lost() {
+		return peererr.FilesLost(fmt.Sprintf("the file descriptors of %s were dropped", errs.Count(len(a.sizes), "chunk")))
+	}
+	sizes := append(append([]uint64(nil), c.tracker.chunks[:a.keep]...), a.sizes...)
+	for _, h := range c.KeepFirst(int(a.keep)) {
+		if r := h.Release(); r != driver.Success {
+			return h.ReleaseError(c.op, r)
+		}
+	}
+	// What there is by now is checked as a whole.
+	next, err := newImporter(c.op, c.dev, c.about, sizes, c.options)
+	if err != nil {
+		return err
+	}
+	next.Continue(c.Importer)
+	c.Importer = next
+	return next.Take(a.fds)
+}
+
+// awaitWord waits on the CPU until a generation is complete, or the publisher is
+// gone without having completed it.
+func (k *Client) awaitWord(ctx context.Context, op string, w *word, generation uint64) error {
+	ended := func() bool {
+		select {
+		case <-k.read:
+			return true
+		default:
+			return false
+		}
+	}
+	switch {
+	case !wait.Poll(ctx, func() bool { return ended() || w.reached(generation) }):
+		return peererr.Wait(ctx, op, fmt.Sprintf("the publisher's work of generation %d is not done", generation), "try again with a longer limit")
+	case w.reached(generation): // also where the publisher ended afterwards
+		return nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return peererr.Wrap(k.gone(op), op, ErrUnfinished, fmt.Sprintf("generation %d", generation), "open it again when the publisher is back")
+}
+
+// newImporter prepares the import of chunks of what is published.
+func newImporter(op string, on *cuda.Device, about handles.Descriptor, chunks []uint64, o handles.ImportOptions) (*exchange.Importer, error) {
+	about.Chunks = chunks
+	m := exchange.Memory{Location: about.Location, Device: about.Device, Handle: about.Handle, Compressible: about.Compressible, RDMA: about.RDMA, Chunks: chunks}
+	return exchange.NewImporter(op, on, m, exchange.ImportOptions{ReadOnly: o.ReadOnly, KeepDescriptors: o.KeepDescriptors}, func(granularity, there uint64) error {
+		if o.MaxBytes > 0 {
+			there = uint64(o.MaxBytes)
+		}
+		return about.Validate(handles.Limits{Granularity: granularity, MaxBytes: there, MaxChunks: o.MaxChunks})
+	})
+}

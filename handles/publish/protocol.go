@@ -1,0 +1,345 @@
+package publish
+
+import (
+	"crypto/rand"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/wire"
+)
+
+// What a server and a client say to each other, over a [Conn] that carries
+// nothing else. All values are little-endian, texts are UTF-8 with their length
+// in 16 bits before them, and every message has exactly one form.
+//
+//	to the server
+//	  list     number                    asks what is published
+//	  follow   number, access, room, name
+//	                                     asks to be told of it from now on
+//	  done     token, serial, status, chunks, reason
+//	                                     answers an update
+//	  leave    token                     wants no more of it
+//	to the client
+//	  listing  number, entries           answers list
+//	  accepted number, token, reserved, slot, descriptor, and a file: the page
+//	                                     answers follow
+//	  denied   number, status, reason    answers list or follow
+//	  update   token, serial, generation, ordered, length, keep, flags, sizes,
+//	           and a file for each size  what is new
+//	  ended    token, status, reason     nothing more comes of it
+//
+// A number is the client's, to tell answers apart. A token names one follower
+// of one publication: 128 random bits, drawn for it alone and worth nothing on
+// another connection.
+const (
+	// MaxName is the longest name of a publication, in bytes.
+	MaxName = 255
+	// maxPublications keeps a listing within a message.
+	maxPublications = 2048
+)
+
+// token names a follower of a publication.
+type token [16]byte
+
+func newToken() (t token) {
+	_, _ = rand.Read(t[:]) // never fails
+	return t
+}
+
+// status says how something ended.
+type status uint8
+
+const (
+	statusOK status = iota
+	// statusUnknown: no such name or token.
+	statusUnknown
+	// statusLimit: a limit of the server.
+	statusLimit
+	// statusWithdrawn: the publication is over.
+	statusWithdrawn
+	// statusLeft: as the client wished.
+	statusLeft
+	// statusForbidden: more access than the client may have.
+	statusForbidden
+	// statusFailed: anything else; the reason says what.
+	statusFailed
+	statuses
+)
+
+// message is one of those below.
+type message interface {
+	kind() uint16
+	encode(e *wire.Encoder)
+}
+
+type list struct{ number uint32 }
+
+// follow asks for a publication by its name. room is how many bytes of address
+// space the follower has for it, 0 for as many as the publisher has.
+type follow struct {
+	number uint32
+	access Access // that it is to be mapped with
+	room   uint64
+	name   string
+}
+
+// done says that an update was taken, or why it was not. chunks is how many the
+// follower has mapped now.
+type done struct {
+	token  token
+	serial uint64
+	status status
+	chunks uint32
+	reason string
+}
+
+type leave struct{ token token }
+
+// entry is a publication in a listing.
+type entry struct {
+	name       string
+	kind       handles.Kind
+	access     Access // that the client may have
+	element    handles.ElementType
+	size       uint32 // of an element
+	length     uint64
+	bytes      uint64
+	generation uint64
+}
+
+type listing struct {
+	number  uint32
+	entries []entry
+}
+
+// accepted is the answer to follow. reserved is how far the publication can
+// grow, in bytes; slot is the follower's word of the page; the descriptor has no
+// chunks and no length.
+type accepted struct {
+	number   uint32
+	token    token
+	reserved uint64
+	slot     uint32
+	about    handles.Descriptor
+}
+
+type denied struct {
+	number uint32
+	status status
+	reason string
+}
+
+// update brings a follower nearer to what is published. Of the chunks that it
+// has it keeps the first keep, and behind those it maps new ones of the sizes.
+// Chunks are either taken away or added. With last it is then at the generation
+// and the length, whose bytes are there when the word has reached ordered. With
+// over it is not, since its room does not hold the length.
+type update struct {
+	token      token
+	serial     uint64
+	generation uint64
+	ordered    uint64
+	length     uint64
+	keep       uint32
+	last, over bool
+	sizes      []uint64
+}
+
+type ended struct {
+	token  token
+	status status
+	reason string
+}
+
+func (m *list) kind() uint16     { return wire.List }
+func (m *follow) kind() uint16   { return wire.Follow }
+func (m *done) kind() uint16     { return wire.Done }
+func (m *leave) kind() uint16    { return wire.Leave }
+func (m *listing) kind() uint16  { return wire.Listing }
+func (m *accepted) kind() uint16 { return wire.Accepted }
+func (m *denied) kind() uint16   { return wire.Denied }
+func (m *update) kind() uint16   { return wire.Update }
+func (m *ended) kind() uint16    { return wire.Ended }
+
+func (m *list) encode(e *wire.Encoder) { e.Uint32(m.number) }
+
+func (m *follow) encode(e *wire.Encoder) {
+	e.Uint32(m.number)
+	e.Uint8(uint8(m.access))
+	e.Uint64(m.room)
+	e.Text(m.name, MaxName)
+}
+
+func (m *done) encode(e *wire.Encoder) {
+	e.Raw(m.token[:])
+	e.Uint64(m.serial)
+	e.Uint8(uint8(m.status))
+	e.Uint32(m.chunks)
+	e.Text(m.reason, wire.MaxReason)
+}
+
+func (m *leave) encode(e *wire.Encoder) { e.Raw(m.token[:]) }
+
+func (m *listing) encode(e *wire.Encoder) {
+	e.Uint32(m.number)
+	e.Uint32(uint32(len(m.entries)))
+	for _, i := range m.entries {
+		e.Text(i.name, MaxName)
+		e.Uint8(uint8(i.kind))
+		e.Uint8(uint8(i.access))
+		e.Uint8(uint8(i.element))
+		e.Uint32(i.size)
+		e.Uint64(i.length)
+		e.Uint64(i.bytes)
+		e.Uint64(i.generation)
+	}
+}
+
+func (m *accepted) encode(e *wire.Encoder) {
+	e.Uint32(m.number)
+	e.Raw(m.token[:])
+	e.Uint64(m.reserved)
+	e.Uint32(m.slot)
+	about, err := m.about.MarshalBinary()
+	if err != nil {
+		panic(fmt.Sprintf("publish: a publication's own descriptor: %v", err))
+	}
+	e.Blob(about)
+}
+
+func (m *denied) encode(e *wire.Encoder) {
+	e.Uint32(m.number)
+	e.Uint8(uint8(m.status))
+	e.Text(m.reason, wire.MaxReason)
+}
+
+func (m *update) encode(e *wire.Encoder) {
+	e.Raw(m.token[:])
+	e.Uint64(m.serial)
+	e.Uint64(m.generation)
+	e.Uint64(m.ordered)
+	e.Uint64(m.length)
+	e.Uint32(m.keep)
+	e.Bool(m.last)
+	e.Bool(m.over)
+	e.Uint32(uint32(len(m.sizes)))
+	for _, s := range m.sizes {
+		e.Uint64(s)
+	}
+}
+
+func (m *ended) encode(e *wire.Encoder) {
+	e.Raw(m.token[:])
+	e.Uint8(uint8(m.status))
+	e.Text(m.reason, wire.MaxReason)
+}
+
+// entryBytes is the least that an entry has.
+const entryBytes = 2 + 1 + 1 + 1 + 4 + 3*8
+
+// toServer reads a message to a server, which brings no files.
+func toServer(kind uint16, body []byte, files int) (message, error) {
+	d := decoder{wire.Decoder{B: body}}
+	var m message
+	switch kind {
+	case wire.List:
+		m = &list{number: d.Uint32()}
+	case wire.Follow:
+		f := &follow{number: d.Uint32(), access: d.access(), room: d.Uint64(), name: d.Text(MaxName)}
+		if d.Err() == nil && f.name == "" {
+			d.Fail("an empty name")
+		}
+		m = f
+	case wire.Done:
+		m = &done{d.token(), d.Uint64(), d.status(), d.Uint32(), d.Text(wire.MaxReason)}
+	case wire.Leave:
+		m = &leave{d.token()}
+	default:
+		return nil, peererr.Violation("a message of kind %#x, which no client sends", kind)
+	}
+	if err := d.End(); err != nil {
+		return nil, peererr.Violation("a message of kind %#x: %v", kind, err)
+	}
+	if files != 0 {
+		return nil, peererr.Violation("a message of kind %#x with %s", kind, errs.Count(files, "file descriptor"))
+	}
+	return m, nil
+}
+
+// toClient reads a message to a client.
+func toClient(kind uint16, body []byte, files int) (message, error) {
+	d := decoder{wire.Decoder{B: body}}
+	var m message
+	want := 0
+	switch kind {
+	case wire.Listing:
+		l := &listing{number: d.Uint32()}
+		for range d.Count(entryBytes, maxPublications) {
+			l.entries = append(l.entries, entry{d.Text(MaxName), handles.Kind(d.Uint8()), d.access(), handles.ElementType(d.Uint8()), d.Uint32(), d.Uint64(), d.Uint64(), d.Uint64()})
+		}
+		m = l
+	case wire.Accepted:
+		a := &accepted{number: d.Uint32(), token: d.token(), reserved: d.Uint64(), slot: d.Uint32()}
+		if about := d.Blob(wire.DescriptorHeader); d.Err() == nil {
+			if err := a.about.UnmarshalBinary(about); err != nil {
+				d.Fail("%w", err)
+			}
+		}
+		m, want = a, 1
+	case wire.Denied:
+		m = &denied{d.Uint32(), d.status(), d.Text(wire.MaxReason)}
+	case wire.Update:
+		u := &update{token: d.token(), serial: d.Uint64(), generation: d.Uint64(), ordered: d.Uint64(), length: d.Uint64(),
+			keep: d.Uint32(), last: d.Bool(), over: d.Bool()}
+		for range d.Count(8, wire.MaxBatch) {
+			u.sizes = append(u.sizes, d.Uint64())
+		}
+		m, want = u, len(u.sizes)
+	case wire.Ended:
+		m = &ended{d.token(), d.status(), d.Text(wire.MaxReason)}
+	default:
+		return nil, peererr.Violation("a message of kind %#x, which no server sends", kind)
+	}
+	if err := d.End(); err != nil {
+		return nil, peererr.Violation("a message of kind %#x: %v", kind, err)
+	}
+	if files != want {
+		return nil, peererr.Violation("a message of kind %#x with %s instead of %d", kind, errs.Count(files, "file descriptor"), want)
+	}
+	return m, nil
+}
+
+// decoder adds the values of this protocol.
+type decoder struct{ wire.Decoder }
+
+func (d *decoder) token() (t token) {
+	copy(t[:], d.Raw(len(t)))
+	return t
+}
+
+func (d *decoder) status() status {
+	s := status(d.Uint8())
+	if s >= statuses {
+		d.Fail("status %d", s)
+	}
+	return s
+}
+
+// access reads what is wished or granted, which is never nothing.
+func (d *decoder) access() Access {
+	a := Access(d.Uint8())
+	if d.Err() == nil && (a < ReadAccess || a > WriteAccess) {
+		d.Fail("access %d", a)
+	}
+	return a
+}
+
+// pack makes a message of what is to be said.
+func pack(m message, files ...*peer.FD) peer.Message {
+	var e wire.Encoder
+	m.encode(&e)
+	return peer.Message{Kind: m.kind(), Body: e.B, FDs: files}
+}

@@ -1,0 +1,579 @@
+//go:build linux
+
+package publish
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/peertest"
+	"github.com/cuvmm/cuvmm/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// victim is a server that publishes 1,000 numbers and has an honest follower.
+type victim struct {
+	*testing.T
+	machine *sim.Machine
+	dev     *cuda.Device
+	server  *Server
+	path    string
+	array   *vmm.Array[uint32]
+	p       *Publication
+	honest  *Follower[uint32]
+}
+
+func newVictim(t *testing.T, o ServerOptions, c peer.Options) *victim {
+	before := peer.OpenFDs()
+	t.Cleanup(func() { require.Equal(t, before, peer.OpenFDs()) })
+	m, sys := sim.Open(t)
+	v := &victim{T: t, machine: m, dev: sys.Devices()[0]}
+	l, err := peer.Listen(filepath.Join(t.TempDir(), "d"), "s", c)
+	require.NoError(t, err)
+	v.path = l.Path()
+	v.server = NewServer(o)
+	over := make(chan error, 1)
+	go func() { over <- v.server.Serve(context.Background(), l) }()
+	v.array, err = vmm.NewArray[uint32](v.dev, vmm.BufferOptions{Reserve: 64 << 20, Chunks: vmm.FixedChunks(2 << 20)})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, v.server.Close())
+		require.NoError(t, <-over)
+		require.NoError(t, l.Close())
+		require.NoError(t, v.array.Close())
+	})
+	v.p, err = Array(v.server, "numbers", v.array)
+	require.NoError(t, err)
+	v.announce(1000)
+	k := NewClient(v.dial())
+	t.Cleanup(func() { require.NoError(t, k.Close()) })
+	v.honest, err = Follow[uint32](peertest.Context(t), k, v.dev, "numbers", FollowOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, v.honest.Close()) })
+	require.NoError(t, v.honest.Next(peertest.Context(t)))
+	return v
+}
+
+func (v *victim) dial() *peer.Conn {
+	v.Helper()
+	c, err := peer.Dial(peertest.Context(v), v.path, peer.Options{})
+	require.NoError(v, err)
+	v.Cleanup(func() { require.NoError(v, c.Close()) })
+	return c
+}
+
+// serveAs serves a client that counts as a process.
+func (v *victim) serveAs(c *peer.Conn, who peer.Credentials) error {
+	if !v.server.closer.Acquire() {
+		return c.Close()
+	}
+	defer v.server.closer.Release()
+	return v.server.serve(connOf(c), client{who, true})
+}
+
+func (v *victim) announce(n int) {
+	v.Helper()
+	require.NoError(v, v.array.Resize(nil, v.array.Len()+n))
+	require.NoError(v, v.p.Announce(peertest.Context(v), v.array.Len(), nil))
+}
+
+// served requires that the server goes on serving others, old and new.
+func (v *victim) served() {
+	v.Helper()
+	v.announce(10)
+	for v.honest.Len() != v.array.Len() {
+		require.NoError(v, v.honest.Next(peertest.Context(v)))
+	}
+	k := NewClient(v.dial())
+	a, err := Open[uint32](peertest.Context(v), k, v.dev, "numbers", handles.ImportOptions{})
+	require.NoError(v, err)
+	require.Equal(v, v.array.Len(), a.Len())
+	require.NoError(v, a.Close())
+	require.NoError(v, k.Close())
+}
+
+// joined follows by hand.
+func (v *victim) joined(c *peer.Conn) (token, *update, []*peer.FD) {
+	v.Helper()
+	require.NoError(v, c.Send(peertest.Context(v), pack(&follow{1, WriteAccess, 0, "numbers"})))
+	m := v.receive(c)
+	require.NoError(v, m.Close())
+	said, err := toClient(m.Kind, m.Body, len(m.FDs))
+	require.NoError(v, err)
+	to := said.(*accepted).token
+	m = v.receive(c)
+	said, err = toClient(m.Kind, m.Body, len(m.FDs))
+	require.NoError(v, err)
+	u := said.(*update)
+	require.Equal(v, to, u.token)
+	return to, u, m.FDs
+}
+
+func (v *victim) receive(c *peer.Conn) peer.Message {
+	v.Helper()
+	m, err := c.Receive(peertest.Context(v))
+	require.NoError(v, err)
+	return m
+}
+
+func TestHostileClientsEndAlone(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	for what, m := range map[string]peer.Message{
+		"an unknown kind":           {Kind: 77, Body: []byte("hello")},
+		"a message of a server":     pack(&ended{}),
+		"garbage":                   {Kind: wire.Follow, Body: []byte("\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff")},
+		"a cut request":             {Kind: wire.Follow, Body: pack(&follow{1, WriteAccess, 0, "numbers"}).Body[:9]},
+		"a file with a request":     pack(&list{1}, peertest.NullFD(t)),
+		"many files with a request": {Kind: wire.List, Body: pack(&list{1}).Body, FDs: []*peer.FD{peertest.NullFD(t), peertest.NullFD(t), peertest.NullFD(t)}},
+		"an absurd name":            {Kind: wire.Follow, Body: append(make([]byte, 12), 0xff, 0xff)},
+	} {
+		c := v.dial()
+		require.NoError(t, c.Send(peertest.Context(t), m), what)
+		_, err := c.Receive(peertest.Context(t))
+		require.ErrorIs(t, err, peer.ErrRefused, what)
+		require.ErrorContains(t, err, "protocol violation", what)
+	}
+	for what, answer := range map[string]func(to token, u *update) message{
+		"an answer to no update":         func(to token, u *update) message { return &done{to, u.serial + 1, statusOK, 1, ""} },
+		"an answer with absurd chunks":   func(to token, u *update) message { return &done{to, u.serial, statusOK, 1 << 31, ""} },
+		"a refusal with absurd chunks":   func(to token, u *update) message { return &done{to, u.serial, statusFailed, 7, "no"} },
+		"the same answer, a second time": func(to token, u *update) message { return &done{to, u.serial, statusOK, 1, ""} },
+	} {
+		c := v.dial()
+		to, u, fds := v.joined(c)
+		require.NoError(t, peer.CloseAll(fds))
+		if what == "the same answer, a second time" {
+			require.NoError(t, c.Send(peertest.Context(t), pack(answer(to, u))))
+		}
+		require.NoError(t, c.Send(peertest.Context(t), pack(answer(to, u))))
+		_, err := c.Receive(peertest.Context(t))
+		require.ErrorIs(t, err, peer.ErrRefused, what)
+	}
+	v.served()
+	require.Eventually(t, func() bool { return len(v.p.Stats().Followers) == 1 }, peertest.Guard, time.Millisecond, "the others are forgotten")
+}
+
+func TestUnknownNamesAndTokensAreAnswered(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	c, other := v.dial(), v.dial()
+	foreign, _, fds := v.joined(other)
+	require.NoError(t, peer.CloseAll(fds))
+	require.NoError(t, c.Send(peertest.Context(t), pack(&follow{5, WriteAccess, 0, "secrets"})))
+	m := v.receive(c)
+	said, err := toClient(m.Kind, m.Body, 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 5, said.(*denied).number)
+	require.Equal(t, statusUnknown, said.(*denied).status)
+	for _, to := range []token{{}, newToken(), foreign} {
+		for _, request := range []message{&leave{to}, &done{to, 1, statusOK, 1, ""}} {
+			require.NoError(t, c.Send(peertest.Context(t), pack(request)))
+			m := v.receive(c)
+			said, err := toClient(m.Kind, m.Body, 0)
+			require.NoError(t, err)
+			require.Equal(t, &ended{to, statusUnknown, "no follower of that token"}, said)
+		}
+	}
+	// Nothing happened to whom the token belongs.
+	require.Len(t, v.p.Stats().Followers, 2)
+	_, _, fds = v.joined(c)
+	require.NoError(t, peer.CloseAll(fds))
+	v.served()
+}
+
+func TestSilentClientsAreSentAway(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	server := NewServer(ServerOptions{Idle: 50 * time.Millisecond})
+	defer func() { require.NoError(t, server.Close()) }()
+	p, err := Array(server, "numbers", v.array)
+	require.NoError(t, err)
+	near, follower := peertest.Pair(t, peer.Options{})
+	// It asks before the server begins to count.
+	require.NoError(t, follower.Send(peertest.Context(t), pack(&follow{1, WriteAccess, 0, "numbers"})))
+	go func() { _ = server.ServeConn(context.Background(), near) }()
+	accepted := v.receive(follower)
+	require.NoError(t, accepted.Close())
+	near, silent := peertest.Pair(t, peer.Options{})
+	go func() { _ = server.ServeConn(context.Background(), near) }()
+	_, err = silent.Receive(peertest.Context(t))
+	require.ErrorIs(t, err, peer.ErrRefused)
+	require.ErrorContains(t, err, "asked nothing")
+	require.Len(t, p.Stats().Followers, 1, "it follows, and may be silent")
+	v.served()
+}
+
+func TestCrowdsAreBounded(t *testing.T) {
+	v := newVictim(t, ServerOptions{MaxSessions: 3, MaxFollowers: 2}, peer.Options{})
+	first, second := v.dial(), v.dial()
+	for _, c := range []*peer.Conn{first, second} { // both are there
+		require.NoError(t, c.Send(peertest.Context(t), pack(&list{1})))
+		v.receive(c)
+	}
+	third, err := peer.Dial(peertest.Context(t), v.path, peer.Options{})
+	if err == nil {
+		_, err = third.Receive(peertest.Context(t))
+		require.NoError(t, third.Close())
+	}
+	require.ErrorIs(t, err, peer.ErrRefused)
+	require.ErrorContains(t, err, "where 3 is the most")
+	for range 2 {
+		_, _, fds := v.joined(first)
+		require.NoError(t, peer.CloseAll(fds))
+	}
+	require.NoError(t, first.Send(peertest.Context(t), pack(&follow{9, WriteAccess, 0, "numbers"})))
+	m := v.receive(first)
+	said, err := toClient(m.Kind, m.Body, 0)
+	require.NoError(t, err)
+	require.Equal(t, statusLimit, said.(*denied).status)
+	require.NoError(t, first.Close())
+	require.NoError(t, second.Close())
+	require.Eventually(t, func() bool {
+		v.server.mu.Lock()
+		defer v.server.mu.Unlock()
+		return len(v.server.sessions) == 1
+	}, peertest.Guard, time.Millisecond)
+	v.served()
+}
+
+// A follower that takes nothing back is reported, and cut off where it keeps too
+// much.
+func TestFollowersThatDoNotAnswer(t *testing.T) {
+	v := newVictim(t, ServerOptions{MaxPinned: 3 << 20}, peer.Options{})
+	v.announce(2_000_000)
+	lazy := v.dial()
+	to, u, fds := v.joined(lazy)
+	require.NoError(t, peer.CloseAll(fds))
+	require.Len(t, u.sizes, 4)
+	require.NoError(t, lazy.Send(peertest.Context(t), pack(&done{to, u.serial, statusOK, 4, ""})))
+	require.NoError(t, v.p.Settle(peertest.Context(t)))
+	require.NoError(t, v.p.Shrink(1_000_000))
+	require.Eventually(t, func() bool { return v.p.Stats().Pinned == 4<<20 }, peertest.Guard, time.Millisecond, "the honest one has let go")
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, v.p.Settle(ctx), peer.ErrTimeout)
+	require.NoError(t, v.p.Shrink(900_000), "over the limit since before")
+	require.Eventually(t, func() bool { return v.p.Stats().Pinned == 0 }, peertest.Guard, time.Millisecond)
+	require.Len(t, v.p.Stats().Followers, 1)
+	for {
+		m, err := lazy.Receive(peertest.Context(t))
+		if err != nil {
+			require.ErrorIs(t, err, peer.ErrRefused)
+			require.ErrorContains(t, err, "no longer published")
+			break
+		}
+		require.NoError(t, m.Close())
+	}
+	v.served()
+}
+
+// A client that does not read is given up after a limit, and holds up nobody.
+func TestClientsThatDoNotRead(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	near, deaf := peertest.Pair(t, peer.Options{})
+	peertest.SetTimeout(near, 300*time.Millisecond)
+	over := make(chan error, 1)
+	go func() { over <- v.server.ServeConn(context.Background(), near) }()
+	var err error
+	for err == nil {
+		err = deaf.Send(peertest.Context(t), pack(&list{1}))
+	}
+	require.NotErrorIs(t, err, peer.ErrTimeout, "it is not given up")
+	require.ErrorIs(t, <-over, peer.ErrTimeout)
+	v.served()
+}
+
+// fake is a server that says what a test tells it to the first that follows.
+func fake(t *testing.T, script func(c *peer.Conn, d *cuda.Device, number uint32)) (*Client, *cuda.Device) {
+	before := peer.OpenFDs()
+	t.Cleanup(func() { require.Equal(t, before, peer.OpenFDs()) })
+	_, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	near, file, err := peer.Pair(peer.Options{})
+	require.NoError(t, err)
+	far, err := peer.Inherit(file, peer.Options{})
+	require.NoError(t, err)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		m, err := far.Receive(context.Background())
+		if err != nil {
+			return
+		}
+		asked, err := toServer(m.Kind, m.Body, 0)
+		if f, ok := asked.(*follow); ok && err == nil {
+			script(far, d, f.number)
+		}
+		for err == nil { // until the client is gone
+			m, err = far.Receive(context.Background())
+			_ = m.Close()
+		}
+	}()
+	k := NewClient(near)
+	t.Cleanup(func() {
+		require.NoError(t, k.Close())
+		require.NoError(t, far.Close())
+		<-over
+	})
+	return k, d
+}
+
+// about describes numbers on a device.
+func about(d *cuda.Device) handles.Descriptor {
+	return handles.Descriptor{Kind: handles.ArrayKind, Element: handles.Uint32, ElementSize: 4, Location: cuda.OnDevice(0), Device: d.UUID(), Handle: vmm.PosixFD}
+}
+
+func memoryFile(t testing.TB, size int64, seal int) *peer.FD {
+	n, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	require.NoError(t, err)
+	require.NoError(t, unix.Ftruncate(n, size))
+	_, err = unix.FcntlInt(uintptr(n), unix.F_ADD_SEALS, seal)
+	require.NoError(t, err)
+	f, err := peer.NewFD(n)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, f.Close()) })
+	return f
+}
+
+const sealed = unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
+
+func TestHostileServersAreRefused(t *testing.T) {
+	size := int64(os.Getpagesize())
+	to := token{1}
+	welcome := func(d *cuda.Device, n uint32) message { return &accepted{n, to, 64 << 20, 0, about(d)} }
+	chunk := &update{token: to, serial: 1, generation: 1, ordered: 1, length: 10, last: true, sizes: []uint64{2 << 20}}
+	for what, row := range map[string]struct {
+		is  error
+		say func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32)
+	}{
+		"no answer that was asked for": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(&denied{n + 1, statusUnknown, ""}))
+		}},
+		"a listing": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(&listing{n, nil}))
+		}},
+		"a refusal": {peer.ErrRefused, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(&denied{n, statusFailed, "no"}))
+		}},
+		"garbage": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), peer.Message{Kind: wire.Accepted, Body: []byte{1, 2, 3}, FDs: []*peer.FD{peertest.NullFD(t)}})
+		}},
+		"no page": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n)))
+		}},
+		"two pages": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed), memoryFile(t, size, sealed)))
+		}},
+		"the null device for a page": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), peertest.NullFD(t)))
+		}},
+		"a page that may shrink": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, 0)))
+		}},
+		"an empty page": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, 0, sealed)))
+		}},
+		"a word beyond the page": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, 64 << 20, uint32(size / 8), about(d)}, memoryFile(t, size, sealed)))
+		}},
+		"an absurd range": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, 1 << 63, 0, about(d)}, memoryFile(t, size, sealed)))
+		}},
+		"an empty range": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, 0, 0, about(d)}, memoryFile(t, size, sealed)))
+		}},
+		"an odd range": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, 3 << 20, 0, about(d)}, memoryFile(t, size, sealed)))
+		}},
+		"another device": {cuda.ErrNotSupported, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			other := about(d)
+			other.Device[3]++
+			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, 64 << 20, 0, other}, memoryFile(t, size, sealed)))
+		}},
+		"other elements": {handles.ErrMismatch, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			other := about(d)
+			other.Element = handles.Int32
+			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, 64 << 20, 0, other}, memoryFile(t, size, sealed)))
+		}},
+		"an update for somebody else": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
+			u := *chunk
+			u.token = token{9}
+			_ = c.Send(peertest.Context(t), pack(&u, peertest.NullFD(t)))
+		}},
+		"a foreign file for memory": {handles.ErrNotMemory, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
+			_ = c.Send(peertest.Context(t), pack(chunk, peertest.NullFD(t)))
+		}},
+		"a chunk of an odd size": {handles.ErrSizeMismatch, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
+			u := *chunk
+			u.sizes = []uint64{4096}
+			_ = c.Send(peertest.Context(t), pack(&u, peertest.NullFD(t)))
+		}},
+		"chunks beyond the range": {peer.ErrTooLarge, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
+			u := *chunk
+			u.sizes = []uint64{1 << 62, 1 << 62}
+			_ = c.Send(peertest.Context(t), pack(&u, peertest.NullFD(t), peertest.NullFD(t)))
+		}},
+		"a length beyond the chunks": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
+			u := *chunk
+			u.length = 1 << 20
+			_ = c.Send(peertest.Context(t), pack(&u, peertest.NullFD(t)))
+		}},
+		"a generation out of turn": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
+			_ = c.Send(peertest.Context(t), pack(&update{token: to, serial: 2, generation: 1, last: true}))
+		}},
+		"its end": {peer.ErrGone, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
+			_ = c.Close()
+		}},
+		"an end for an unknown reason": {peer.ErrRefused, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
+			_ = c.Send(peertest.Context(t), pack(&ended{to, statusFailed, "out of descriptors"}))
+		}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			k, d := fake(t, func(c *peer.Conn, d *cuda.Device, n uint32) { row.say(t, c, d, n) })
+			f, err := Follow[uint32](peertest.Context(t), k, d, "numbers", FollowOptions{})
+			if err == nil {
+				for err == nil {
+					err = f.Next(peertest.Context(t))
+				}
+				require.Zero(t, f.Len())
+				require.NoError(t, f.Close())
+			}
+			require.ErrorIs(t, err, row.is)
+		})
+	}
+}
+
+// A server that answers nothing is given up after the connection's limit, and
+// what it answers later makes no follower.
+func TestServersThatDoNotAnswer(t *testing.T) {
+	release := make(chan struct{})
+	said := make(chan struct{})
+	k, d := fake(t, func(c *peer.Conn, d *cuda.Device, n uint32) {
+		<-release
+		page := memoryFile(t, int64(os.Getpagesize()), sealed)
+		_ = c.Send(context.Background(), pack(&accepted{n, token{1}, 64 << 20, 0, about(d)}, page))
+		m, err := c.Receive(context.Background())
+		if err == nil && m.Kind == wire.Leave {
+			close(said)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err := Follow[uint32](ctx, k, d, "numbers", FollowOptions{})
+	require.ErrorIs(t, err, peer.ErrTimeout)
+	close(release)
+	select {
+	case <-said:
+	case <-time.After(peertest.Guard):
+		require.Fail(t, "the client did not leave")
+	}
+	require.NoError(t, k.Close())
+	_, err = k.List(t.Context())
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	require.NotErrorIs(t, err, peer.ErrGone)
+}
+
+// Whoever follows gets a word that nobody had before, of pages that are kept.
+func TestWordsAreNeverUsedTwice(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	k := NewClient(v.dial())
+	defer func() { require.NoError(t, k.Close()) }()
+	most := os.Getpagesize() / 8
+	seen := map[string]bool{}
+	for range most + 10 {
+		f, err := Follow[uint32](peertest.Context(t), k, v.dev, "numbers", FollowOptions{})
+		require.NoError(t, err)
+		word := f.f.word.value()
+		require.LessOrEqual(t, word.Load(), v.p.Stats().Generation)
+		v.p.mu.Lock()
+		for s := range v.p.followers {
+			if s.token == f.f.token {
+				name := fmt.Sprintf("%p %d", s.word.page.Pointer(), s.word.slot)
+				require.False(t, seen[name])
+				seen[name] = true
+			}
+		}
+		v.p.mu.Unlock()
+		require.NoError(t, f.Close())
+		require.NoError(t, v.p.Settle(peertest.Context(t)))
+	}
+	require.Len(t, seen, most+10)
+	v.server.pages.mu.Lock()
+	opened, spent := v.server.pages.opened, len(v.server.pages.spent)
+	v.server.pages.mu.Unlock()
+	require.Equal(t, 2, opened, "the honest one's, and the second of the other")
+	require.Equal(t, 1, spent)
+	v.served()
+}
+
+// Whatever a client says, the session ends or goes on, and the next client is
+// served.
+func FuzzSessions(f *testing.F) {
+	for _, first := range said {
+		for _, second := range said[:4] {
+			f.Add(first.kind(), pack(first).Body, second.kind(), pack(second).Body, uint8(files(first)))
+		}
+	}
+	_, sys := sim.Open(f)
+	a, err := vmm.NewArray[uint32](sys.Devices()[0], vmm.BufferOptions{Reserve: 8 << 20})
+	require.NoError(f, err)
+	require.NoError(f, a.Resize(nil, 1000))
+	server := NewServer(ServerOptions{})
+	f.Cleanup(func() {
+		require.NoError(f, server.Close())
+		require.NoError(f, a.Close())
+	})
+	p, err := Array(server, "weights", a)
+	require.NoError(f, err)
+	require.NoError(f, p.Announce(context.Background(), 1000, nil))
+	f.Fuzz(func(t *testing.T, kind uint16, body []byte, kind2 uint16, body2 []byte, fds uint8) {
+		near, file, err := peer.Pair(peer.Options{})
+		require.NoError(t, err)
+		c, err := peer.Inherit(file, peer.Options{})
+		require.NoError(t, err)
+		over := make(chan error, 1)
+		go func() { over <- server.ServeConn(context.Background(), near) }()
+		m := peer.Message{Kind: max(1, min(kind, peer.MaxKind)), Body: body[:min(len(body), peer.MaxBody)]}
+		for range fds % 4 {
+			m.FDs = append(m.FDs, peertest.NullFD(t))
+		}
+		_ = c.Send(peertest.Context(t), m)
+		_ = c.Send(peertest.Context(t), peer.Message{Kind: max(1, min(kind2, peer.MaxKind)), Body: body2[:min(len(body2), peer.MaxBody)]})
+		_ = c.Send(peertest.Context(t), pack(&list{99}))
+		for {
+			m, err := c.Receive(peertest.Context(t))
+			if err != nil {
+				require.ErrorIs(t, err, peer.ErrRefused)
+				break
+			}
+			said, err := toClient(m.Kind, m.Body, len(m.FDs))
+			require.NoError(t, err)
+			require.NoError(t, m.Close())
+			if l, ok := said.(*listing); ok && l.number == 99 {
+				require.Len(t, l.entries, 1)
+				break
+			}
+		}
+		require.NoError(t, c.Close())
+		err = <-over
+		if err != nil {
+			require.ErrorIs(t, err, peer.ErrProtocol)
+		}
+	})
+}

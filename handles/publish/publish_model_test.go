@@ -1,0 +1,186 @@
+package publish
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/wire"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+const modelChunk = 1 << 10
+
+// both are the two sides of one follower, with the chunks that it has mapped and
+// the length that it may show.
+type both struct {
+	view    view
+	feed    *feed
+	tracker tracker
+	ids     []chunk
+	nextID  uint64
+	// withheld is an update on its way, with its chunks.
+	withheld *update
+	adds     []chunk
+	refused  uint64 // generation
+}
+
+func (b *both) grow(t *rapid.T) {
+	for range rapid.IntRange(0, 3*wire.MaxBatch).Draw(t, "chunks") {
+		b.nextID++
+		b.view.chunks = append(b.view.chunks[:len(b.view.chunks):len(b.view.chunks)], chunk{b.nextID, modelChunk * uint64(rapid.IntRange(1, 3).Draw(t, "size"))})
+	}
+	most := sizeOf(b.view.chunks) / b.feed.unit
+	least := b.view.length
+	b.view.length = rapid.Uint64Range(least, most).Draw(t, "length")
+	b.trim() // what is announced is what the length needs
+	b.view.generation++
+	b.view.ordered = b.view.generation
+}
+
+func (b *both) shrink(t *rapid.T) {
+	b.view.length = rapid.Uint64Range(0, b.view.length).Draw(t, "length")
+	b.trim()
+	b.view.generation++
+	b.feed.lower(b.view.length)
+}
+
+func (b *both) trim() {
+	keep := len(b.view.chunks)
+	for keep > 0 && sizeOf(b.view.chunks[:keep-1]) >= b.view.length*b.feed.unit {
+		keep--
+	}
+	b.view.chunks = b.view.chunks[:keep:keep]
+}
+
+func (b *both) say(t *rapid.T) {
+	u, add := b.feed.next(b.view, wire.MaxBatch)
+	if u == nil {
+		return
+	}
+	require.Nil(t, b.withheld)
+	require.LessOrEqual(t, len(add), wire.MaxBatch)
+	b.withheld, b.adds = u, add
+}
+
+func (b *both) hear(t *rapid.T) {
+	u := b.withheld
+	if u == nil {
+		return
+	}
+	b.withheld = nil
+	require.NoError(t, b.tracker.take(u))
+	require.Error(t, b.tracker.take(u), "one at a time")
+	less := b.tracker.less(u)
+	var failed error
+	if !u.over && rapid.IntRange(0, 9).Draw(t, "refuse") == 0 {
+		failed = errors.New("refused")
+	}
+	switch {
+	case failed != nil:
+		b.refused = u.generation
+	case less:
+		b.ids = b.ids[:u.keep:u.keep]
+	default:
+		b.ids = append(b.ids, b.adds...)
+	}
+	answer := b.tracker.took(token{}, failed)
+	require.NoError(t, b.feed.took(answer))
+	require.Error(t, b.feed.took(answer), "one answer to one update")
+}
+
+// Whatever is announced and taken back, refused and missed, both sides agree on
+// the chunks that the follower has, which are always those that were shown at
+// their places, and never more than fit.
+func TestFollowersAgreeWithTheirPublisher(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		unit := rapid.SampledFrom([]uint64{1, 3, 4, 24}).Draw(t, "unit")
+		room := rapid.SampledFrom([]uint64{1 << 40, 100 * modelChunk, modelChunk}).Draw(t, "room")
+		b := &both{feed: newFeed(unit, room),
+			tracker: tracker{unit: unit, granularity: modelChunk, room: room, most: handles.MaxChunks}}
+		t.Repeat(map[string]func(*rapid.T){
+			"grow": b.grow, "shrink": b.shrink, "say": b.say, "hear": b.hear,
+			"": func(t *rapid.T) {
+				require.Len(t, b.tracker.chunks, len(b.ids))
+				require.Equal(t, sizeOf(b.ids), b.tracker.bytes)
+				require.LessOrEqual(t, b.tracker.bytes, room)
+				require.LessOrEqual(t, b.tracker.length*unit, b.tracker.bytes)
+				if b.withheld == nil {
+					require.Equal(t, append([]chunk{}, b.ids...), append([]chunk{}, b.feed.has...))
+					require.Equal(t, b.tracker.length, b.feed.length)
+					require.Equal(t, b.tracker.generation, b.feed.told)
+					require.Equal(t, sizeOf(b.ids[common(b.ids, b.view.chunks):]), b.feed.pinned(b.view))
+				}
+			},
+		})
+		for b.feed.told != b.view.generation || b.feed.out != nil {
+			b.say(t)
+			b.hear(t)
+		}
+		switch {
+		case b.refused == b.view.generation:
+		case sizeOf(b.view.chunks) > room:
+			require.Equal(t, len(b.ids), common(b.ids, b.view.chunks), "nothing is kept that is not shown")
+		default:
+			require.Equal(t, append([]chunk{}, b.view.chunks...), append([]chunk{}, b.ids...))
+			require.Equal(t, b.view.length, b.tracker.length)
+			require.Zero(t, b.feed.pinned(b.view))
+		}
+	})
+}
+
+// No answer makes a publisher believe what it has not sent.
+func FuzzAnswers(f *testing.F) {
+	f.Add(uint64(1), uint8(0), uint32(2))
+	f.Add(uint64(2), uint8(0), uint32(2))
+	f.Add(uint64(1), uint8(5), uint32(0))
+	f.Fuzz(func(t *testing.T, serial uint64, s uint8, chunks uint32) {
+		v := view{generation: 1, ordered: 1, length: 2, chunks: []chunk{{1, modelChunk}, {2, modelChunk}}}
+		fd := newFeed(1, 1<<30)
+		u, _ := fd.next(v, wire.MaxBatch)
+		err := fd.took(&done{serial: serial, status: status(s), chunks: chunks})
+		switch {
+		case serial == u.serial && s == uint8(statusOK) && chunks == 2:
+			require.NoError(t, err)
+			require.Len(t, fd.has, 2)
+		case serial == u.serial && s != uint8(statusOK) && chunks == 0:
+			require.NoError(t, err)
+			require.Empty(t, fd.has)
+		default:
+			require.ErrorIs(t, err, peer.ErrProtocol)
+			require.Empty(t, fd.has)
+			require.NotNil(t, fd.out)
+		}
+	})
+}
+
+// No update makes a follower map what does not fit, or show what is not mapped.
+func FuzzUpdates(f *testing.F) {
+	for _, m := range said {
+		if u, ok := m.(*update); ok {
+			f.Add(pack(u).Body, pack(u).Body)
+		}
+	}
+	f.Add(pack(&update{serial: 1, generation: 1, ordered: 1, length: 5, last: true, sizes: []uint64{modelChunk}}).Body,
+		pack(&update{serial: 2, generation: 2, ordered: 1, length: 0, last: true}).Body)
+	f.Fuzz(func(t *testing.T, first, second []byte) {
+		tr := tracker{unit: 3, granularity: modelChunk, room: 10 * modelChunk, most: 5}
+		for _, body := range [][]byte{first, second} {
+			for n := range wire.MaxBatch + 1 {
+				m, err := toClient(wire.Update, body, n)
+				if err != nil {
+					continue
+				}
+				if tr.take(m.(*update)) == nil {
+					tr.took(token{}, nil)
+				}
+				require.LessOrEqual(t, tr.bytes, tr.room)
+				require.LessOrEqual(t, len(tr.chunks), tr.most)
+				require.LessOrEqual(t, tr.length, tr.bytes/tr.unit)
+				require.LessOrEqual(t, tr.generation, uint64(lastGeneration))
+			}
+		}
+	})
+}

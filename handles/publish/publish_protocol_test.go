@@ -1,0 +1,120 @@
+package publish
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+// said is one of each message.
+var said = []message{
+	&list{1},
+	&follow{2, ReadAccess, 1 << 30, "weights"},
+	&done{token{3}, 4, statusFailed, 5, "no room"},
+	&leave{token{6}},
+	&listing{7, []entry{{"weights", handles.ArrayKind, WriteAccess, handles.Float32, 4, 1000, 2 << 20, 8}, {"größe", handles.BufferKind, ReadAccess, handles.NoElement, 0, 0, 0, 0}}},
+	&accepted{9, token{10}, 1 << 40, 11, handles.Descriptor{Kind: handles.ArrayKind, Element: handles.Float32, ElementSize: 4,
+		Location: cuda.OnDevice(1), Device: cuda.UUID{11}, Handle: vmm.PosixFD, Exporter: handles.Process{PID: 12, Instance: [16]byte{13}}}},
+	&denied{14, statusUnknown, "no such name"},
+	&update{token{15}, 16, 17, 16, 18, 1, true, false, []uint64{2 << 20, 4 << 20}},
+	&update{token{15}, 16, 17, 16, 18, 1, true, true, nil},
+	&ended{token{19}, statusWithdrawn, ""},
+}
+
+func files(m message) int {
+	switch m := m.(type) {
+	case *accepted:
+		return 1
+	case *update:
+		return len(m.sizes)
+	}
+	return 0
+}
+
+// readAny reads a message of either side.
+func readAny(kind uint16, body []byte, files int) (message, error) {
+	if kind < wire.Listing {
+		return toServer(kind, body, files)
+	}
+	return toClient(kind, body, files)
+}
+
+func TestMessagesOfPublishingHaveOneForm(t *testing.T) {
+	for _, m := range said {
+		p := pack(m)
+		back, err := readAny(p.Kind, p.Body, files(m))
+		require.NoError(t, err)
+		require.Equal(t, m, back)
+		for n := range p.Body {
+			_, err := readAny(p.Kind, p.Body[:n], files(m))
+			require.ErrorIs(t, err, peer.ErrProtocol, "%T cut to %d bytes", m, n)
+		}
+		_, err = readAny(p.Kind, append(p.Body, 0), files(m))
+		require.ErrorIs(t, err, peer.ErrProtocol, "%T with a byte too many", m)
+		_, err = readAny(p.Kind, p.Body, files(m)+1)
+		require.ErrorIs(t, err, peer.ErrProtocol, "%T with a file too many", m)
+	}
+}
+
+func TestMessagesOfPublishingAreBounded(t *testing.T) {
+	long := strings.Repeat("ä", 1000)
+	p := pack(&denied{1, statusFailed, long})
+	back, err := toClient(p.Kind, p.Body, 0)
+	require.NoError(t, err)
+	require.LessOrEqual(t, len(back.(*denied).reason), wire.MaxReason)
+	require.True(t, strings.HasPrefix(long, back.(*denied).reason))
+
+	var entries []entry
+	for range maxPublications {
+		entries = append(entries, entry{name: strings.Repeat("n", MaxName)})
+	}
+	require.Less(t, len(pack(&listing{1, entries}).Body), peer.MaxBody, "a listing fits into a message")
+	for _, row := range []struct {
+		what string
+		m    message
+	}{
+		{"too many entries", &listing{1, append(entries, entry{name: "x"})}},
+		{"too many chunks", &update{sizes: make([]uint64, wire.MaxBatch+1)}},
+		{"no name", &follow{1, WriteAccess, 0, ""}},
+		{"an unknown status", &denied{1, statuses, ""}},
+	} {
+		p := pack(row.m)
+		_, err := readAny(p.Kind, p.Body, files(row.m))
+		require.ErrorIs(t, err, peer.ErrProtocol, row.what)
+	}
+	for _, body := range [][]byte{nil, {1}, []byte(strings.Repeat("\xff", 200))} {
+		for _, kind := range []uint16{1, wire.List - 1, wire.Leave + 1, wire.Listing, wire.Update, wire.Ended + 1, peer.MaxKind, math.MaxUint16} {
+			_, err := toServer(kind, body, 0)
+			require.ErrorIs(t, err, peer.ErrProtocol)
+			_, err = toClient(kind, body, 0)
+			require.ErrorIs(t, err, peer.ErrProtocol)
+		}
+	}
+}
+
+// Whatever is taken is the one form of what it says.
+func FuzzMessagesOfPublishing(f *testing.F) {
+	for _, m := range said {
+		p := pack(m)
+		f.Add(p.Kind, p.Body, files(m))
+	}
+	f.Fuzz(func(t *testing.T, kind uint16, body []byte, files int) {
+		for _, read := range []func(uint16, []byte, int) (message, error){toServer, toClient} {
+			m, err := read(kind, body, files)
+			if err != nil {
+				require.ErrorIs(t, err, peer.ErrProtocol)
+				continue
+			}
+			p := pack(m)
+			require.Equal(t, kind, p.Kind)
+			require.Equal(t, body, p.Body)
+		}
+	})
+}

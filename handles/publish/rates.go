@@ -1,0 +1,65 @@
+package publish
+
+import (
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/handles/peer"
+)
+
+// rates bound how often the clients of a process ask for something: a bucket of
+// tokens for each, which fills with time.
+type rates struct {
+	perSecond, burst int
+
+	mu  sync.Mutex
+	all map[peer.Credentials]*bucket
+}
+
+type bucket struct {
+	tokens float64
+	at     time.Time
+}
+
+// take takes a token, and returns how long the process is to wait until it has it.
+func (r *rates) take(of peer.Credentials, now time.Time) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	b := r.all[of]
+	if b == nil {
+		r.prune(now)
+		b = &bucket{tokens: float64(r.burst), at: now}
+		if r.all == nil {
+			r.all = map[peer.Credentials]*bucket{}
+		}
+		r.all[of] = b
+	}
+	r.fill(b, now)
+	b.tokens--
+	if b.tokens >= 0 {
+		return 0
+	}
+	return time.Duration(-b.tokens / float64(r.perSecond) * float64(time.Second))
+}
+
+func (r *rates) fill(b *bucket, now time.Time) {
+	b.tokens = min(float64(r.burst), b.tokens+now.Sub(b.at).Seconds()*float64(r.perSecond))
+	b.at = now
+}
+
+// prune forgets those whose bucket is full, which is as if they had none. The
+// caller has the lock.
+func (r *rates) prune(now time.Time) {
+	if len(r.all) < mostBuckets {
+		return
+	}
+	for of, b := range r.all {
+		if r.fill(b, now); b.tokens >= float64(r.burst) {
+			delete(r.all, of)
+		}
+	}
+}
+
+// mostBuckets is how many processes are remembered before those go that have
+// asked for nothing in a while.
+const mostBuckets = 256

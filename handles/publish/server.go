@@ -1,0 +1,306 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/fd"
+	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/wait"
+)
+
+// Server publishes buffers and arrays by name to the processes that connect to
+// it. Its methods are safe for use by any goroutine. The caller closes it.
+type Server struct {
+	o       ServerOptions
+	log     *slog.Logger
+	closer  life.Closer
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	pages   pages
+	flights flights
+	rates   rates
+
+	mu           sync.Mutex
+	publications map[string]*Publication
+	sessions     map[*session]struct{}
+	last         int  // session's number
+	closing      bool // nothing is entered any more
+	// telling counts the followers' goroutines.
+	telling sync.WaitGroup
+}
+
+// ServerOptions limit what a server does for its clients. The zero value works.
+type ServerOptions struct {
+	// Authorize says what a client may do with a publication, when it lists and
+	// when it follows. known is false, and the peer zero, for an inherited
+	// connection. It is called on several goroutines, and must not wait for the
+	// server. Nil is WriteAccess for everybody that the listener lets in.
+	//
+	// NoAccess is enforced: the client gets no descriptor. ReadAccess is enforced
+	// against clients of this library alone. The driver has no descriptor that can
+	// only be read, and a process that has one can map it for writing: what must
+	// not be written by a client that is not trusted is to be published as a copy,
+	// in a buffer of its own.
+	Authorize func(p peer.Credentials, known bool, name string) Access
+	// MaxSessions is the most clients at a time; 0 is 256. They never take more
+	// than a quarter of the process's limit of open files. Of 16 and more the last
+	// quarter is for processes that have none yet, and another user than this
+	// process's has at most half of them.
+	MaxSessions int
+	// MaxPerProcess is the most clients of one process at a time, so that one that
+	// goes on connecting leaves room; 0 is an eighth of MaxSessions, and at least
+	// 16. Processes of other pid namespaces cannot be told apart: those of one user
+	// count as one. Inherited connections are not counted.
+	MaxPerProcess int
+	// MaxFollowRate is how many followers the clients of one process may ask for in
+	// a second, after as many at once; what is more waits. 0 is 1,000.
+	MaxFollowRate int
+	// MaxFollowers is the most followers of one client; 0 is 64.
+	MaxFollowers int
+	// MaxPinned is how many bytes a follower may keep of what a Shrink took
+	// back: one that still keeps more at the next Shrink is cut off. 0 is no
+	// limit.
+	MaxPinned int
+	// Idle is how long a client may stay that follows nothing and asks nothing;
+	// 0 is a minute.
+	Idle time.Duration
+	// Log is told which clients failed, and why: at Info what a client alone can
+	// cause, above it what the server lacks. Nil tells nobody.
+	Log *slog.Logger
+}
+
+// leastPerProcess is what a process may have of a server with few places.
+const leastPerProcess = 16
+
+// NewServer makes a server that publishes nothing and serves nobody yet.
+func NewServer(o ServerOptions) *Server {
+	if o.MaxSessions <= 0 {
+		o.MaxSessions = 256
+	}
+	if o.MaxPerProcess <= 0 {
+		o.MaxPerProcess = max(leastPerProcess, o.MaxSessions/8)
+	}
+	if o.MaxFollowRate <= 0 {
+		o.MaxFollowRate = 1000
+	}
+	if o.Authorize == nil {
+		o.Authorize = func(peer.Credentials, bool, string) Access { return WriteAccess }
+	}
+	if o.MaxFollowers <= 0 {
+		o.MaxFollowers = 64
+	}
+	if o.Idle <= 0 {
+		o.Idle = time.Minute
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{o: o, log: o.Log, publications: map[string]*Publication{}, sessions: map[*session]struct{}{}}
+	s.pages.life = &s.closer
+	s.rates.perSecond, s.rates.burst = o.MaxFollowRate, o.MaxFollowRate
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+// Serve serves the clients of a listener until the context ends, or the listener
+// or the server is closed; then it is nil. It does not close the listener, and
+// clients that are connected stay.
+func (s *Server) Serve(ctx context.Context, l *peer.Listener) error {
+	const op = "publish.Server.Serve"
+	if l == nil {
+		return peererr.Invalid(op, "a nil listener", "make one with Listen")
+	}
+	if !s.closer.Acquire() {
+		return nil // closed before it began
+	}
+	defer s.closer.Release()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.ctx, cancel)()
+	for {
+		c, err := l.Accept(ctx)
+		switch {
+		case err == nil:
+			s.start(c)
+		case ctx.Err() != nil || errors.Is(err, cuda.ErrClosed):
+			return nil
+		default:
+			// It may pass: above all, this process may open no more files.
+			s.log.Warn("cuvmm: a client could not be accepted", "error", err)
+			wait.Sleep(ctx, acceptPause)
+		}
+	}
+}
+
+// acceptPause is how long a server waits after an Accept that failed.
+const acceptPause = 50 * time.Millisecond
+
+// start serves a connection on a goroutine of its own, unless the server is
+// closed.
+func (s *Server) start(c *peer.Conn) {
+	if !s.closer.Acquire() {
+		_ = c.Close()
+		return
+	}
+	go func() {
+		defer s.closer.Release()
+		if err := s.serve(connOf(c), clientOf(c)); err != nil {
+			who, _ := c.Peer()
+			s.log.Info("cuvmm: a client failed", "client", who.String(), "error", err)
+		}
+	}()
+}
+
+// ServeConn serves one client, such as a child over an inherited connection, and
+// returns when that is gone: nil where it left in peace. It takes the connection
+// over, for nothing else, and closes it. The context ends it.
+func (s *Server) ServeConn(ctx context.Context, c *peer.Conn) error {
+	const op = "publish.Server.ServeConn"
+	if c == nil {
+		return peererr.Invalid(op, "a nil connection", "make one with Pair or Accept")
+	}
+	if !s.closer.Acquire() {
+		_ = c.Close()
+		return peererr.Closed(op, "server")
+	}
+	defer s.closer.Release()
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	return s.serve(connOf(c), clientOf(c))
+}
+
+func (s *Server) serve(c conn, who client) error {
+	c.in.Limits().NoFDs = true // or those of a message that never ends would fill this process's table
+	ss := &session{server: s, conn: c, who: who, followers: map[token]*subscriber{}, pages: map[*cuda.Device]*page{}}
+	s.mu.Lock()
+	s.last++
+	ss.number = s.last
+	err := s.crowdedLocked(who)
+	if err == nil {
+		s.sessions[ss] = struct{}{}
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return errors.Join(c.in.Fail(err), c.Close())
+	}
+	err = ss.run(s.ctx)
+	s.mu.Lock()
+	delete(s.sessions, ss)
+	s.mu.Unlock()
+	return err
+}
+
+// crowdedLocked says why there is no room for a client: there are too many, or too
+// many of its process, or of its user where that is not this process's. The caller
+// has mu.
+func (s *Server) crowdedLocked(who client) error {
+	ofUser, ofProcess := 0, 0
+	for ss := range s.sessions {
+		if other := ss.who; who.known && other.known && other.UID == who.UID {
+			ofUser++
+			if other.PID == who.PID {
+				ofProcess++
+			}
+		}
+	}
+	const op = "publish.Server.Serve"
+	const later = "try again when another has left, or raise ServerOptions."
+	places := s.o.MaxSessions
+	if limit, err := fd.Limit(); err == nil {
+		places = min(places, max(leastPerProcess, int(min(limit, 1<<20))/sessionShare))
+	}
+	reserve := 0
+	if places >= 16 {
+		reserve = places / 4
+	}
+	free := places - len(s.sessions)
+	switch most := max(1, places/2); {
+	case free <= 0:
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients, where %d is the most", places+1, places), later+"MaxSessions and the limit of open files (ulimit -n)")
+	case ofProcess >= s.o.MaxPerProcess:
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of process %d, where %d is the most", ofProcess+1, who.PID, s.o.MaxPerProcess), later+"MaxPerProcess")
+	case ofProcess > 0 && free <= reserve:
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of process %d, where the last %d places are for processes that have none", ofProcess+1, who.PID, reserve), later+"MaxSessions")
+	case who.known && who.UID != uint32(os.Geteuid()) && ofUser >= most:
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of user %d, where %d is the most", ofUser+1, who.UID, most), later+"MaxSessions")
+	}
+	return nil
+}
+
+// sessionShare is the part of the limit of open files that clients' connections
+// may take: one in so many.
+const sessionShare = 4
+
+// enter makes a publication's name known.
+func (s *Server) enter(op string, p *Publication) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closing:
+		return peererr.Closed(op, "server")
+	case s.publications[p.name] != nil:
+		return peererr.New(op, cuda.ErrInUse, fmt.Sprintf("a publication of the name %q", p.name), "use another name, or withdraw that one")
+	case len(s.publications) >= maxPublications:
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d publications", maxPublications+1), "withdraw some")
+	}
+	s.publications[p.name] = p
+	return nil
+}
+
+func (s *Server) leave(p *Publication) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.publications, p.name)
+}
+
+func (s *Server) find(name string) *Publication {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.publications[name]
+}
+
+func (s *Server) all() []*Publication {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]*Publication, 0, len(s.publications))
+	for _, p := range s.publications {
+		all = append(all, p)
+	}
+	return all
+}
+
+// Close withdraws what is published, waits until the streams that were announced
+// have written their last words, so that no follower loses what it was promised,
+// and until the followers are told (each within Options.Timeout), and ends all
+// connections. After an error it may be called again.
+func (s *Server) Close() error {
+	const op = "publish.Server.Close"
+	s.closer.Life.Close() // nothing new
+	s.mu.Lock()
+	s.closing = true // nor from one that was let in before
+	s.mu.Unlock()
+	var errs []error
+	for _, p := range s.all() {
+		errs = append(errs, p.Withdraw())
+	}
+	s.pages.out.Wait()
+	s.telling.Wait()
+	s.cancel() // Serve, and the sessions
+	return s.closer.Close(func() error { return errors.Join(append(errs, s.pages.close(op))...) })
+}
+
+func checkPublished(op, name string) error {
+	if name == "" || len(name) > MaxName || !utf8.ValidString(name) {
+		return peererr.Invalid(op, fmt.Sprintf("the name %q", name), fmt.Sprintf("use 1 to %d bytes of UTF-8", MaxName))
+	}
+	return nil
+}

@@ -1,0 +1,97 @@
+//go:build linux
+
+package publish
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/link"
+	"github.com/cuvmm/cuvmm/internal/peertest"
+	"github.com/stretchr/testify/require"
+)
+
+// A Shrink that waits for the GPU holds up nobody but those who change the
+// buffer: followers are told, others come and go, and new contents are announced.
+func TestAShrinkThatWaitsForTheGPU(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	v.announce(1 << 20) // further chunks
+	for v.honest.Len() != v.array.Len() {
+		require.NoError(t, v.honest.Next(peertest.Context(t)))
+	}
+	s, err := v.dev.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	v.machine.Hold(s.Handle())
+	require.NoError(t, s.Memset(v.array.Ptr(), 0, 4))
+	over := make(chan error, 1)
+	go func() { over <- v.p.Shrink(1000) }()
+	require.Eventually(t, func() bool { return v.honest.Len() == 1000 }, peertest.Guard, time.Millisecond, "the follower is told")
+	require.NoError(t, v.p.Announce(peertest.Context(t), 1000, nil))
+	other := NewClient(v.dial())
+	f, err := Follow[uint32](peertest.Context(t), other, v.dev, "numbers", FollowOptions{})
+	require.NoError(t, err)
+	require.NoError(t, f.Next(peertest.Context(t)))
+	require.Equal(t, 1000, f.Len())
+	require.Len(t, v.p.Stats().Followers, 2)
+	again := make(chan error, 1) // waits for the first, and holds up nobody either
+	go func() { again <- v.p.Shrink(500) }()
+	require.Never(t, func() bool { return len(over)+len(again) > 0 }, 20*time.Millisecond, time.Millisecond, "the GPU is busy")
+	require.NoError(t, v.p.Announce(peertest.Context(t), 1000, nil))
+	v.machine.Release(s.Handle())
+	require.NoError(t, <-over)
+	require.NoError(t, <-again)
+	require.Equal(t, 1, v.array.Buffer().Stats().Chunks)
+	require.NoError(t, f.Close())
+	require.NoError(t, other.Close())
+	v.served()
+}
+
+// Whoever is cut off for what it keeps holds up nobody else either.
+func TestCuttingOffAFollowerHoldsUpNobody(t *testing.T) {
+	v := newVictim(t, ServerOptions{MaxPinned: 1 << 20}, peer.Options{})
+	v.announce(1 << 20)
+	near, raw := peertest.Pair(t, peer.Options{})
+	told := make(chan struct{})
+	c := connOf(near)
+	c.in = slowToFail{c.in, told}
+	served := make(chan error, 1)
+	go func() { served <- v.server.serve(c, clientOf(near)) }()
+	defer func() { require.Error(t, <-served) }()
+	_, _, fds := v.joined(raw)
+	require.NoError(t, peer.CloseAll(fds))
+	require.NoError(t, v.p.Shrink(1000)) // which raw never acknowledges
+	require.Eventually(t, func() bool { return v.p.Stats().Pinned == 4<<20 }, peertest.Guard, time.Millisecond, "the honest one has")
+	over := make(chan error, 1)
+	go func() { over <- v.p.Shrink(500) }()
+	require.Eventually(t, func() bool { return v.p.Stats().Length == 500 }, peertest.Guard, time.Millisecond)
+	ctx := peertest.Context(t)
+	err := v.p.Announce(ctx, 500, nil)
+	grown := make(chan error, 1)
+	go func() { grown <- v.array.Resize(nil, 600) }()
+	select {
+	case growing := <-grown:
+		require.NoError(t, growing)
+	case <-ctx.Done():
+		err = errors.Join(err, ctx.Err())
+	}
+	close(told)
+	require.NoError(t, <-over)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return len(v.p.Stats().Followers) == 1 }, peertest.Guard, time.Millisecond)
+	v.served()
+}
+
+// slowToFail is a connection that takes long to tell its peer why it ends.
+type slowToFail struct {
+	link.Conn[peer.Message]
+	told chan struct{}
+}
+
+func (c slowToFail) Fail(err error) error {
+	<-c.told
+	return c.Conn.Fail(err)
+}

@@ -1,0 +1,130 @@
+package publish
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+)
+
+// lastGeneration is the last that a publication can have. What ends a wait for
+// any of them is larger.
+const lastGeneration = 1<<62 - 1
+
+// tracker is what a follower knows of its publication. It holds no memory: take
+// checks an update before anything is done with it, and took hears what became
+// of it. It is always in one of two states:
+//
+//	state  means                     leaves it by
+//	idle   every update is answered  take: busy
+//	busy   one is being worked on    took: idle; take again: a violation
+//
+// An update is a violation of the protocol unless it is the next one by its
+// serial, of a later generation, and either takes chunks or length away, or
+// adds chunks that this device can have and that fit, or says that they do not.
+type tracker struct {
+	unit        uint64 // bytes of an element
+	granularity uint64
+	room        uint64 // bytes of address space
+	most        int    // chunks
+
+	chunks     []uint64 // sizes
+	bytes      uint64
+	length     uint64
+	generation uint64
+	serial     uint64
+	busy       *update
+}
+
+// less reports whether the update takes something away.
+func (t *tracker) less(u *update) bool {
+	return !u.over && (int(u.keep) < len(t.chunks) || len(u.sizes) == 0 && u.length < t.length)
+}
+
+// take checks an update and begins it.
+func (t *tracker) take(u *update) error {
+	switch {
+	case t.busy != nil:
+		return peererr.Violation("update %d before update %d was answered", u.serial, t.serial)
+	case u.serial != t.serial+1:
+		return peererr.Violation("update %d, where %d is the next", u.serial, t.serial+1)
+	case u.generation <= t.generation || u.generation > lastGeneration:
+		return peererr.Violation("generation %d after generation %d", u.generation, t.generation)
+	case u.ordered > u.generation:
+		return peererr.Violation("generation %d is ordered behind the later %d", u.generation, u.ordered)
+	case uint64(u.keep) > uint64(len(t.chunks)):
+		return peererr.Violation("an update that keeps %d of %d chunks", u.keep, len(t.chunks))
+	case int(u.keep) < len(t.chunks) && len(u.sizes) > 0:
+		return peererr.Violation("an update that takes chunks away and adds others")
+	case u.over && (int(u.keep) != len(t.chunks) || len(u.sizes) > 0 || !u.last):
+		return peererr.Violation("an update that is beyond the room and not alone")
+	}
+	if err := t.fits(u); err != nil {
+		return err
+	}
+	t.serial, t.busy = u.serial, u
+	return nil
+}
+
+// fits checks the sizes and the length.
+func (t *tracker) fits(u *update) error {
+	if len(u.sizes) > t.most-int(u.keep) {
+		return peererr.New(peererr.OpReceive, peer.ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", int(u.keep)+len(u.sizes), t.most),
+			"publish memory in larger chunks, or raise the follower's limit")
+	}
+	var bytes uint64
+	for _, c := range t.chunks[:u.keep] {
+		bytes += c
+	}
+	before := bytes
+	for i, c := range u.sizes {
+		switch {
+		case c == 0 || c%t.granularity != 0:
+			return peererr.New(peererr.OpReceive, handles.ErrSizeMismatch, fmt.Sprintf("chunk %d has %s, which is no multiple of %s", int(u.keep)+i, errs.Bytes(c), errs.Bytes(t.granularity)),
+				"no memory of this device has that size: the publisher declared it wrong")
+		case c > t.room-bytes:
+			return peererr.New(peererr.OpReceive, peer.ErrTooLarge, fmt.Sprintf("chunks of more than %s", errs.Bytes(t.room)), "the publisher was told of that room")
+		}
+		bytes += c
+	}
+	switch less := t.less(u); {
+	case u.over:
+		return nil
+	case less && (u.length > t.length || u.length > before/t.unit):
+		return peererr.Violation("an update that takes away and leaves %d of %d elements in %d bytes", u.length, t.length, before)
+	case u.last && !less && u.length < t.length:
+		return peererr.Violation("an update that adds and leaves %d of %d elements", u.length, t.length)
+	case u.last && u.length > bytes/t.unit:
+		return peererr.Violation("an update to %d elements in %d bytes", u.length, bytes)
+	}
+	return nil
+}
+
+// took hears what became of the update, and answers what the publisher is to be
+// told. failed is why nothing of it was done, or empty.
+func (t *tracker) took(to token, failed error) *done {
+	u := t.busy
+	t.busy = nil
+	d := &done{token: to, serial: u.serial, status: statusOK}
+	switch less := t.less(u); {
+	case failed != nil:
+		d.status, d.reason = statusFailed, failed.Error()
+	case u.over:
+	default:
+		if less || u.last {
+			t.length = u.length
+		}
+		t.chunks = append(t.chunks[:u.keep:u.keep], u.sizes...)
+	}
+	if failed != nil || u.last {
+		t.generation = u.generation
+	}
+	t.bytes = 0
+	for _, c := range t.chunks {
+		t.bytes += c
+	}
+	d.chunks = uint32(len(t.chunks))
+	return d
+}

@@ -1,7 +1,0 @@
-//go:build linux
-
-package handles_test
-
-import "unsafe"
-
-func unsafePointer(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }

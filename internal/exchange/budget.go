@@ -1,0 +1,175 @@
+package exchange
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/fd"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/wire"
+)
+
+// Share is the part of the limit of open files that descriptors of
+// exported memory may take: one in so many.
+const Share = 4
+
+// budget bounds how many descriptors of exported memory this process has
+// open: they count against the same limit as its files and sockets.
+type budget struct {
+	mu   sync.Mutex
+	used int
+	// kept are those of used that imported memory keeps.
+	kept  int
+	freed chan struct{} // closed, and made anew, when some are given back
+}
+
+var Exports = budget{freed: make(chan struct{})}
+
+// Limit returns how many may be open, and this process's limit of open files.
+func (b *budget) Limit(op string) (most int, limit uint64, err error) {
+	limit, err = fd.Limit()
+	if err != nil {
+		return 0, 0, peererr.System(op, "the limit of open files", err)
+	}
+	return int(max(1, min(limit/Share, 1<<20))), limit, nil
+}
+
+// try takes n if they are left.
+func (b *budget) try(op string, n int) (bool, error) {
+	most, _, err := b.Limit(op)
+	if err != nil {
+		return false, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if most-b.used < n {
+		return false, nil
+	}
+	b.used += n
+	return true, nil
+}
+
+// keep takes one for as long as imported memory lives. It does not wait. What all of
+// those leave is enough for a full message, so that sharing always goes on.
+func (b *budget) keep(op string) error {
+	most, limit, err := b.Limit(op)
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if room := max(0, most-wire.MaxBatch); b.kept >= room || b.used >= most {
+		return peererr.New(op, peer.ErrOpenFiles, fmt.Sprintf("%d descriptors of imported memory are kept, of at most %d with this process's limit of %d open files, and %d are open of memory that is being shared",
+			b.kept, room, limit, b.used-b.kept), "take memory in larger chunks or without KeepDescriptors, or raise the limit (ulimit -n)")
+	}
+	b.used++
+	b.kept++
+	return nil
+}
+
+// giveKept gives back what keep took.
+func (b *budget) giveKept() {
+	b.mu.Lock()
+	b.kept--
+	b.mu.Unlock()
+	b.Give(1)
+}
+
+// Take takes at most n, and no fewer than least, of what is left, and waits for
+// that until the context ends.
+func (b *budget) Take(ctx context.Context, op string, least, n int) (int, error) {
+	most, limit, err := b.Limit(op)
+	if err != nil {
+		return 0, err
+	}
+	for {
+		b.mu.Lock()
+		free, freed := most-b.used, b.freed
+		if free >= least {
+			n = min(n, free)
+			b.used += n
+			b.mu.Unlock()
+			return n, nil
+		}
+		used := b.used
+		b.mu.Unlock()
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return 0, tooMany(context.Cause(ctx), op, fmt.Sprintf("%d descriptors of shared memory are open", used), most, limit)
+		}
+	}
+}
+
+// Ever refuses a number that can never be open at a time.
+func (b *budget) Ever(op string, n int) error {
+	most, limit, err := b.Limit(op)
+	if err == nil && n > most {
+		err = tooMany(nil, op, fmt.Sprintf("%d descriptors of shared memory at a time", n), most, limit)
+	}
+	return err
+}
+
+func tooMany(cause error, op, asked string, most int, limit uint64) error {
+	return peererr.Wrap(cause, op, peer.ErrOpenFiles,
+		fmt.Sprintf("%s, of at most %d, which is 1/%d of this process's limit of %d open files", asked, most, Share, limit),
+		"share less at a time, or in larger chunks, or raise the limit (ulimit -n)")
+}
+
+// Give gives back n of what Take took.
+func (b *budget) Give(n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.used -= n
+	close(b.freed)
+	b.freed = make(chan struct{})
+}
+
+// Exported are descriptors of chunks, which count against the budget until Close. They
+// are closed before the chunks are released.
+type Exported struct{ FDs []*peer.FD }
+
+// Some makes descriptors of the first of the chunks, at most wire.MaxBatch,
+// and fewer where the budget has no more. It waits for the budget, at most for a
+// limit.
+func Some(ctx context.Context, op string, chunks []*phys.Handle, limit time.Duration) (*Exported, error) {
+	if len(chunks) == 0 {
+		return &Exported{}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	n, err := Exports.Take(ctx, op, 1, min(len(chunks), wire.MaxBatch))
+	if err != nil {
+		return nil, err
+	}
+	e := &Exported{FDs: make([]*peer.FD, 0, n)}
+	for _, h := range chunks[:n] {
+		f, err := Warm.export(op, h)
+		if err != nil {
+			Exports.Give(n - len(e.FDs))
+			e.Close()
+			return nil, err
+		}
+		e.FDs = append(e.FDs, f)
+	}
+	return e, nil
+}
+
+func (e *Exported) Close() {
+	_ = peer.CloseAll(e.FDs) // the numbers are given back whatever it answers
+	if len(e.FDs) > 0 {
+		Exports.Give(len(e.FDs))
+	}
+	e.FDs = nil
+}
+
+// Used is how many are open now.
+func (b *budget) Used() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.used
+}

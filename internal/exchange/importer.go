@@ -1,0 +1,291 @@
+package exchange
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/fd"
+	"github.com/cuvmm/cuvmm/internal/link"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Importer is memory that is being imported for a device: what was declared is
+// checked first, then each chunk is, and then all are mapped.
+type Importer struct {
+	op       string
+	dev      *cuda.Device
+	options  ImportOptions
+	declared Memory
+	// memory is what the chunks must be, as this process counts devices.
+	memory driver.AllocationProp
+	// remote memory lies on a device that this process does not see, such as
+	// another host's. memory then names the importing one.
+	remote bool
+	gran   uint64
+	chunks []*phys.Handle
+}
+
+// ImportOptions are those of handles.ImportOptions that concern each chunk.
+type ImportOptions struct{ ReadOnly, KeepDescriptors bool }
+
+// maxHostBytes is what is taken of memory on the host by default.
+const maxHostBytes = 1 << 40
+
+// NewImporter prepares the import of declared memory for a device. validate checks the
+// declaration, with the granularity of such memory and the bytes that there are of it:
+// so everything that can be told before any of the memory is touched is told here.
+func NewImporter(op string, d *cuda.Device, declared Memory, o ImportOptions, validate func(granularity, there uint64) error) (*Importer, error) {
+	if d == nil {
+		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
+	}
+	if o.KeepDescriptors && declared.Handle&vmm.PosixFD == 0 {
+		return nil, peererr.New(op, cuda.ErrNotSupported, fmt.Sprintf("KeepDescriptors for memory by %v", declared.Handle),
+			"take it without, or have it shared by descriptor (vmm.PosixFD)")
+	}
+	i := &Importer{op: op, dev: d, options: o, declared: declared}
+	home, there := d, uint64(maxHostBytes)
+	want := vmm.Properties{Location: declared.Location, Handles: declared.Handle, RDMA: vmm.RDMAOff}
+	if declared.Location.Type == cuda.LocationDevice {
+		var err error
+		if home, err = i.home(); err != nil {
+			return nil, err
+		}
+		want.Location, there = home.Location(), home.TotalMemory()
+	}
+	gran, err := vmm.GranularityOf(home, want)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	if err := validate(uint64(gran), there); err != nil {
+		return nil, err
+	}
+	i.gran = uint64(gran)
+	i.memory = driver.AllocationProp{Type: driver.AllocationPinned,
+		Location: driver.Location{Type: driver.LocationType(want.Location.Type), ID: int32(want.Location.ID)}}
+	if declared.Compressible {
+		i.memory.Flags.CompressionType = driver.CompressionGeneric
+	}
+	if declared.RDMA {
+		i.memory.Flags.GPUDirectRDMACapable = 1
+	}
+	if o.KeepDescriptors {
+		i.memory.RequestedHandleTypes = driver.HandlePosixFD
+	}
+	return i, nil
+}
+
+// KeepsDescriptors reports whether the memory can be passed on.
+func (i *Importer) KeepsDescriptors() bool { return i.options.KeepDescriptors }
+
+// Granularity is what chunks of the memory are multiples of, in bytes.
+func (i *Importer) Granularity() uint64 { return i.gran }
+
+// Chunks is how many were imported so far.
+func (i *Importer) Chunks() int { return len(i.chunks) }
+
+// First is the first chunk that was imported.
+func (i *Importer) First() *phys.Handle { return i.chunks[0] }
+
+// Add takes over a count of the next chunk, which was imported before.
+func (i *Importer) Add(h *phys.Handle) { i.chunks = append(i.chunks, h) }
+
+// KeepFirst drops all but the first n chunks, and returns those that went, to be
+// released.
+func (i *Importer) KeepFirst(n int) []*phys.Handle {
+	gone := i.chunks[n:]
+	i.chunks = i.chunks[:n:n]
+	return gone
+}
+
+// Continue takes over the chunks of an importer of the same memory with another
+// declaration.
+func (i *Importer) Continue(from *Importer) { i.chunks, from.chunks = from.chunks, nil }
+
+// home finds the device that the memory lies on among this process's, which the
+// importing device must reach.
+func (i *Importer) home() (*cuda.Device, error) {
+	var seen []string
+	for _, d := range i.dev.System().Devices() {
+		if d.UUID() == i.declared.Device {
+			ok, err := i.dev.CanAccess(d)
+			if err == nil && !ok {
+				err = peererr.New(i.op, cuda.ErrNotSupported, fmt.Sprintf("memory on %v for %v, which cannot reach it", d, i.dev),
+					"import it for the device that it lies on, and copy")
+			}
+			return d, err
+		}
+		seen = append(seen, fmt.Sprintf("%v (%v)", d, d.UUID()))
+	}
+	if i.declared.Handle&vmm.Fabric != 0 {
+		i.remote = true // the driver tells whether it can be reached
+		return i.dev, nil
+	}
+	return nil, peererr.New(i.op, cuda.ErrNotSupported,
+		fmt.Sprintf("memory on %v, where this process sees %s", i.declared.Device, strings.Join(seen, ", ")),
+		"make that device visible to this process (CUDA_VISIBLE_DEVICES, or the container's devices)")
+}
+
+// Take imports the next chunks. The descriptors stay the caller's, to close.
+func (i *Importer) Take(fds []*peer.FD) error {
+	sys := core.SystemOf(i.dev)
+	for _, f := range fds {
+		at := len(i.chunks)
+		if at >= len(i.declared.Chunks) {
+			return peererr.New(i.op, ErrMismatch, fmt.Sprintf("more file descriptors than %s", errs.Count(at, "chunk")), peererr.SameHint)
+		}
+		var h *phys.Handle
+		err := f.Use(func(n int) (err error) {
+			h, err = phys.Import(i.op, sys, n, i.declared.Chunks[at])
+			return err
+		})
+		if err != nil {
+			return i.importError(at, err)
+		}
+		link.Of(f).SetForeign(false)
+		if err := i.keep(h); err != nil {
+			return err
+		}
+		if i.options.KeepDescriptors {
+			if err := i.keepDescriptor(h, f); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// keepDescriptor has a chunk keep another descriptor of its own.
+func (i *Importer) keepDescriptor(h *phys.Handle, f *peer.FD) error {
+	if err := Exports.keep(i.op); err != nil {
+		return err
+	}
+	err := f.Use(func(n int) error {
+		another, err := fd.Dup(n)
+		if err == nil {
+			h.KeepSource(another, i.memory.Flags, Exports.giveKept)
+		}
+		return err
+	})
+	if err != nil {
+		Exports.giveKept()
+		return peererr.System(i.op, fmt.Sprintf("a descriptor of chunk %d to keep", len(i.chunks)-1), err)
+	}
+	return nil
+}
+
+// keep takes an imported chunk over, and compares it with what was declared.
+func (i *Importer) keep(h *phys.Handle) error {
+	at := len(i.chunks)
+	i.chunks = append(i.chunks, h)
+	if i.remote {
+		// The driver counts that device differently, or not at all.
+		h.Asked.Location = i.memory.Location
+	}
+	return i.compare(at, h.Asked)
+}
+
+func (i *Importer) importError(at int, err error) error {
+	var d *cuda.Error
+	switch {
+	case !errors.As(err, &d) || d.Call != driver.CallMemImportFromShareableHandle.String():
+		return err
+	case d.Code == cuda.Code(driver.Unknown):
+		return peererr.Wrap(err, i.op, ErrNotMemory, fmt.Sprintf("the file descriptor of chunk %d", at),
+			"the exporter sent a descriptor of something else, or of another driver's memory")
+	}
+	return err
+}
+
+// compare checks what the driver says of a chunk against what was declared:
+// that it is memory of the right kind, at the right place. What it says of an
+// import's compression and of network cards is less than what was granted, or
+// nothing, so there the exporter's word stands.
+func (i *Importer) compare(at int, have driver.AllocationProp) error {
+	if have.Type == i.memory.Type && have.Location == i.memory.Location {
+		return nil
+	}
+	place := func(p driver.AllocationProp) string {
+		return fmt.Sprintf("type %d on %v", p.Type, cuda.Location{Type: cuda.LocationType(p.Location.Type), ID: int(p.Location.ID)})
+	}
+	return peererr.New(i.op, ErrMismatch, fmt.Sprintf("chunk %d is memory of %s, where %s was declared", at, place(have), place(i.memory)),
+		"the exporter describes other memory than it sends")
+}
+
+// whole refuses to go on while chunks are missing.
+func (i *Importer) whole() error {
+	if have, want := len(i.chunks), len(i.declared.Chunks); have != want {
+		return peererr.New(i.op, ErrMismatch, fmt.Sprintf("%s for %s", errs.Count(have, "handle"), errs.Count(want, "chunk")), peererr.SameHint)
+	}
+	return nil
+}
+
+// Buffer maps the chunks. The Importer is empty then, or, after an error, as it
+// was.
+func (i *Importer) Buffer(o share.ImportOptions) (*vmm.Buffer, error) {
+	if err := i.whole(); err != nil {
+		return nil, err
+	}
+	o.Device, o.Memory, o.Granularity, o.Chunks, o.ReadOnly = i.dev, i.memory, i.gran, i.chunks, i.options.ReadOnly
+	b, err := share.NewBuffer(i.op, o)
+	if err != nil {
+		return nil, sizeError(i.op, err)
+	}
+	i.chunks = nil
+	return b.(*vmm.Buffer), nil
+}
+
+// Attach maps the chunks behind those of a buffer of imported memory. The Importer
+// is empty then, or, after an error, as it was.
+func (i *Importer) Attach(to share.Memory) error {
+	if err := i.whole(); err != nil {
+		return err
+	}
+	if err := to.Attach(i.op, i.chunks); err != nil {
+		return sizeError(i.op, err)
+	}
+	i.chunks = nil
+	return nil
+}
+
+// Allocation makes the one chunk an allocation. The Importer is empty then, or,
+// after an error, as it was.
+func (i *Importer) Allocation() (*vmm.Allocation, error) {
+	if err := i.whole(); err != nil {
+		return nil, err
+	}
+	a, err := share.NewAllocation(i.op, i.dev, i.chunks[0])
+	if err != nil {
+		return nil, sizeError(i.op, err)
+	}
+	i.chunks = nil
+	return a.(*vmm.Allocation), nil
+}
+
+// Discard gives up what was imported, after what failed with cause.
+func (i *Importer) Discard(cause error) error {
+	chunks := i.chunks
+	i.chunks = nil
+	return phys.Abandon(i.op, cause, chunks...)
+}
+
+// sizeError tells a wrong size from what else can fail in mapping: the driver
+// maps memory at its own size alone.
+func sizeError(op string, err error) error {
+	var d *cuda.Error
+	if errors.As(err, &d) && d.Call == driver.CallMemMap.String() && d.Code == cuda.Code(driver.NotSupported) {
+		return peererr.Wrap(err, op, ErrSizeMismatch, d.Asked, "the memory has another size than the exporter declared")
+	}
+	return err
+}
+
+// Declared is how many chunks were declared.
+func (i *Importer) Declared() int { return len(i.declared.Chunks) }

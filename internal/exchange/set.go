@@ -1,0 +1,130 @@
+package exchange
+
+import (
+	"context"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/phys"
+)
+
+// Set is the descriptors of a publication's memory that are open now:
+// each only while it is being sent, and one for all followers that are sent it
+// at the same time, since making one is dear and keeping one pins the memory.
+type Set struct {
+	mu  sync.Mutex         // a leaf
+	all map[uint64]*opened // by the handle's id
+}
+
+type opened struct {
+	fd    *peer.FD
+	users int
+}
+
+// Open makes a descriptor of each handle, or shares that which is there, and
+// waits for the budget. It holds none meanwhile, or two that wait could wait for
+// each other. The caller closes them.
+func (e *Set) Open(ctx context.Context, op string, handles []*phys.Handle) ([]*peer.FD, error) {
+	if len(handles) == 0 {
+		return nil, nil
+	}
+	if fds := e.Share(handles); fds != nil {
+		return fds, nil
+	}
+	if _, err := Exports.Take(ctx, op, len(handles), len(handles)); err != nil {
+		return nil, err
+	}
+	return e.make(op, handles)
+}
+
+// OpenNow is Open where the budget has so much left, and otherwise nil.
+func (e *Set) OpenNow(op string, handles []*phys.Handle) ([]*peer.FD, error) {
+	if len(handles) == 0 {
+		return nil, nil
+	}
+	if ok, err := Exports.try(op, len(handles)); !ok {
+		return nil, err
+	}
+	return e.make(op, handles)
+}
+
+// make is Open for a caller that has the budget for all.
+func (e *Set) make(op string, handles []*phys.Handle) (fds []*peer.FD, err error) {
+	budget := len(handles)
+	defer func() {
+		if budget > 0 {
+			Exports.Give(budget)
+		}
+		if err != nil {
+			e.Close(handles[:len(fds)])
+			fds = nil
+		}
+	}()
+	for _, h := range handles {
+		f := e.use(h, nil)
+		if f == nil {
+			made, err := Warm.export(op, h)
+			if err != nil {
+				return fds, err
+			}
+			if f = e.use(h, made); f == made {
+				budget--
+			} else {
+				_ = made.Close() // another was quicker
+			}
+		}
+		fds = append(fds, f)
+	}
+	return fds, nil
+}
+
+// use counts a user of a handle's descriptor, or else of one that was made.
+func (e *Set) use(h *phys.Handle, made *peer.FD) *peer.FD {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	x := e.all[h.ID]
+	switch {
+	case x != nil:
+		x.users++
+		return x.fd
+	case made == nil:
+		return nil
+	}
+	if e.all == nil {
+		e.all = map[uint64]*opened{}
+	}
+	e.all[h.ID] = &opened{fd: made, users: 1}
+	return made
+}
+
+// Share returns the descriptors of all handles if all are open now, for the
+// caller to close, and otherwise nil.
+func (e *Set) Share(handles []*phys.Handle) (fds []*peer.FD) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, h := range handles {
+		x := e.all[h.ID]
+		if x == nil {
+			return nil
+		}
+		fds = append(fds, x.fd)
+	}
+	for _, h := range handles {
+		e.all[h.ID].users++
+	}
+	return fds
+}
+
+// Close gives back what Open and Share returned.
+func (e *Set) Close(handles []*phys.Handle) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, h := range handles {
+		x := e.all[h.ID]
+		if x.users--; x.users == 0 {
+			_ = x.fd.Close() // the number is given back whatever it answers
+			delete(e.all, h.ID)
+			Exports.Give(1)
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package exchange
+
+import (
+	"errors"
+	"maps"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/fd"
+	"github.com/cuvmm/cuvmm/internal/phys"
+)
+
+// exportWarmer keeps one descriptor of memory open in each place that memory is shared
+// from, while somebody shares: the driver sets its exports up with the first
+// descriptor that is open, and takes that down with the last, which takes twenty
+// times as long as a descriptor does in between (docs/driver-facts.md).
+//
+// It is another descriptor of memory that was exported anyway, and is closed
+// before that memory is given back, so it pins nothing. It does not count
+// against the budget of exports, which is for what comes and goes.
+type exportWarmer struct {
+	mu sync.Mutex // a leaf
+	// users are the connections and publications there are.
+	users  int
+	pinned map[place]*phys.Handle
+}
+
+// place is a device of a System, or its host.
+type place struct {
+	sys *core.System
+	at  driver.Location
+}
+
+// Warm is that of this process.
+var Warm exportWarmer
+
+// Enter counts a user: a connection or a publication.
+func (w *exportWarmer) Enter() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.users++
+}
+
+// Leave closes what is kept, with the last user.
+func (w *exportWarmer) Leave() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.users--; w.users == 0 {
+		w.drop()
+	}
+}
+
+// Drop closes what is kept, so that a benchmark finds the driver as a program does
+// that shares nothing yet.
+func (w *exportWarmer) Drop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.drop()
+}
+
+// drop is Drop for a caller that has the lock.
+func (w *exportWarmer) drop() {
+	for _, h := range w.pinned {
+		h.UnpinFD()
+	}
+	w.pinned = nil
+}
+
+// export makes a descriptor of memory, and keeps another where none is. The
+// caller closes its own.
+func (w *exportWarmer) export(op string, h *phys.Handle) (*peer.FD, error) {
+	n, err := h.Export(op)
+	if err != nil {
+		return nil, err
+	}
+	if !h.Imported { // what is passed on costs the driver nothing
+		w.keep(h, n)
+	}
+	f, err := peer.NewFD(n)
+	if err != nil {
+		return nil, errors.Join(err, fd.Close(n))
+	}
+	return f, nil
+}
+
+func (w *exportWarmer) keep(h *phys.Handle, n int) {
+	at := place{h.System(), h.Asked.Location}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if old := w.pinned[at]; w.users == 0 || old != nil && old.HasPinnedFD() {
+		return
+	}
+	// Without one more number to spare it goes on as if this were not here.
+	if another, err := fd.Dup(n); err == nil {
+		h.PinFD(another)
+		if w.pinned == nil {
+			w.pinned = map[place]*phys.Handle{}
+		}
+		maps.DeleteFunc(w.pinned, func(_ place, h *phys.Handle) bool { return !h.HasPinnedFD() }) // nor their Systems
+		w.pinned[at] = h
+	}
+}

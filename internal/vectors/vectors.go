@@ -1,0 +1,143 @@
+// Package vectors reads the test vectors of the protocol (testdata/protocol.json),
+// which any language can read, and encodes them from docs/protocol.md alone.
+package vectors
+
+import (
+	"bytes"
+	_ "embed"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+//go:embed testdata/protocol.json
+var file []byte
+
+// Vectors are all of them.
+type Vectors struct {
+	Messages []struct {
+		Message, To string
+		Kind        uint16
+		Files       int
+		Layout      Layout
+		Fields      Fields
+		Body        string
+	}
+	Packets []struct {
+		Packet string
+		Layout Layout
+		Fields Fields
+		Packed string
+	}
+	Descriptor struct {
+		Layout Layout
+		Fields Fields
+		Packed string
+	}
+}
+
+type (
+	// Layout is the fields of a message in their order, and Fields their values.
+	Layout []fieldForm
+	Fields map[string]any
+)
+
+// fieldForm is a field's name, and the name of its type or the layout of what a
+// list has.
+type fieldForm struct {
+	name, kind string
+	list       Layout
+}
+
+func (f *fieldForm) UnmarshalJSON(b []byte) error {
+	var pair []json.RawMessage
+	if err := json.Unmarshal(b, &pair); err != nil || len(pair) != 2 {
+		return fmt.Errorf("a field %s: %w", b, err)
+	}
+	if err := json.Unmarshal(pair[0], &f.name); err != nil {
+		return err
+	}
+	if json.Unmarshal(pair[1], &f.kind) == nil {
+		return nil
+	}
+	return json.Unmarshal(pair[1], &f.list)
+}
+
+func (l Layout) String() string {
+	var all []string
+	for _, f := range l {
+		if f.list != nil {
+			f.kind = "(" + f.list.String() + ")"
+		}
+		all = append(all, f.name+" "+f.kind)
+	}
+	return strings.Join(all, ", ")
+}
+
+// Encode encodes values of a layout. It is written from docs/protocol.md alone.
+func (l Layout) Encode(t testing.TB, values Fields) (b []byte) {
+	t.Helper()
+	le := binary.LittleEndian
+	raw := func(v any) []byte {
+		b, err := hex.DecodeString(v.(string))
+		require.NoError(t, err)
+		return b
+	}
+	number := func(v any) uint64 {
+		switch v := v.(type) {
+		case bool:
+			return map[bool]uint64{true: 1}[v]
+		case json.Number:
+			n, err := v.Int64()
+			require.NoError(t, err)
+			return uint64(n)
+		}
+		require.Fail(t, "no number", "%v", v)
+		return 0
+	}
+	for _, f := range l {
+		v, there := values[f.name]
+		require.True(t, there, f.name)
+		switch f.kind {
+		case "u8", "bool":
+			b = append(b, byte(number(v)))
+		case "u16":
+			b = le.AppendUint16(b, uint16(number(v)))
+		case "u32":
+			b = le.AppendUint32(b, uint32(number(v)))
+		case "u64":
+			b = le.AppendUint64(b, number(v))
+		case "16 bytes", "bytes":
+			b = append(b, raw(v)...)
+		case "text":
+			b = append(le.AppendUint16(b, uint16(len(v.(string)))), v.(string)...)
+		case "blob":
+			b = append(le.AppendUint32(b, uint32(len(raw(v)))), raw(v)...)
+		case "rest":
+			b = append(b, v.(string)...)
+		case "":
+			all := v.([]any)
+			b = le.AppendUint32(b, uint32(len(all)))
+			for _, one := range all {
+				b = append(b, f.list.Encode(t, one.(map[string]any))...)
+			}
+		default:
+			require.Fail(t, "unknown type", f.kind)
+		}
+	}
+	return b
+}
+
+// Read returns the vectors.
+func Read(t testing.TB) (v Vectors) {
+	t.Helper()
+	d := json.NewDecoder(bytes.NewReader(file))
+	d.UseNumber()
+	require.NoError(t, d.Decode(&v))
+	return v
+}
