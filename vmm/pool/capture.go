@@ -139,7 +139,7 @@ func (p *Pool) prime(st *core.Stream) error {
 	if err != nil {
 		return err
 	}
-	if err := p.firstRegion(); err != nil {
+	if err := p.firstRegion(sh); err != nil {
 		return p.refusalOf(captureOp, err)
 	}
 	sh.advance()
@@ -148,9 +148,9 @@ func (p *Pool) prime(st *core.Stream) error {
 }
 
 // firstRegion reserves one where there is none.
-func (p *Pool) firstRegion() error {
-	p.slow.Lock()
-	defer p.slow.Unlock()
+func (p *Pool) firstRegion(sh *shard) error {
+	p.misses.Lock()
+	defer p.misses.Unlock()
 	p.mu.Lock()
 	closed, none := p.closed, len(p.regions[mid]) == 0
 	p.prune()
@@ -159,7 +159,7 @@ func (p *Pool) firstRegion() error {
 		return errs.ClosedError(captureOp, "pool")
 	}
 	if none {
-		if err := p.addRegion(&want{size: p.chunk, align: quantum}); !errors.Is(err, errAgain) {
+		if err := p.addRegion(sh, &want{size: p.chunk, align: quantum}); !errors.Is(err, errAgain) {
 			return err
 		}
 	}

@@ -14,8 +14,8 @@ import (
 // is for tests: it takes long, and holds up all requests. With the build
 // tag invariants every operation ends with it, and panics.
 func (p *Pool) Check() error {
-	p.slow.Lock()
-	defer p.slow.Unlock()
+	p.misses.Lock()
+	defer p.misses.Unlock()
 	p.pressing.Lock()
 	defer p.pressing.Unlock()
 	p.mu.Lock()

@@ -24,8 +24,8 @@ func (p *Pool) Close() error { return p.closer.Close(p.close) }
 func (p *Pool) Released() cuda.Completion { return p.closer.Completion() }
 
 func (p *Pool) close() error {
-	p.slow.Lock()
-	defer p.slow.Unlock()
+	p.misses.Lock()
+	defer p.misses.Unlock()
 	if err := p.shut(); err != nil {
 		return err
 	}
@@ -139,6 +139,9 @@ func (sh *shard) wait() error {
 func (p *Pool) giveBack() error {
 	for _, sh := range p.all() {
 		sh.settle()
+	}
+	if err := p.unmapAll(closeOp); err != nil {
+		return err
 	}
 	if _, err := p.trim(closeOp, maxBytes); err != nil {
 		return err

@@ -26,3 +26,11 @@ func (p *Pool) Tend(excess uint64) {
 	p.upkeep.since, p.upkeep.excess = time.Now(), excess
 	p.tend()
 }
+
+// SetMostLeaving changes how many runs may leave before they are unmapped at once, and
+// returns a function that changes it back.
+func SetMostLeaving(n int) (undo func()) {
+	before := mostLeaving
+	mostLeaving = n
+	return func() { mostLeaving = before }
+}

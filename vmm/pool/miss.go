@@ -5,15 +5,17 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// A miss is a request that nothing free of its shard serves. One goes on at a
-// time, under Pool.slow, and makes driver calls. Where other shards have nothing
-// that serves it as it lies either, it fills a gap of a region, in four phases:
+// A miss is a request that nothing free of its shard serves. Misses make driver
+// calls, outside of the pool's lock, and go on side by side. If other shards have
+// nothing either that serves it as it lies, a miss fills a gap of a region, in four
+// phases:
 //
 //	plan     a gap is chosen that takes the fewest chunks, counting free extents of
 //	         the shard that touch it, and its place is kept
@@ -46,15 +48,16 @@ func (p *Pool) provide(sh *shard, w *want, patient bool) error {
 	if err != nil {
 		return err
 	}
-	before := p.passes.Load()
-	p.gather(sh, g)
-	if patient && g.have < g.n && p.moves() && (len(p.lag(sh)) > 0 || p.passes.Load() != before) {
-		err = errLag
+	patient = patient && p.moves()
+	if enough := p.gather(sh, g, !patient); !enough && patient {
+		before := p.passes.Load()
+		if len(p.lag(sh)) > 0 || p.passes.Load() != before {
+			p.commit(sh, g, errLag)
+			return errLag
+		}
+		p.gather(sh, g, true)
 	}
-	if err == nil {
-		err = p.create(g)
-	}
-	if err == nil {
+	if err = p.create(g); err == nil {
 		err = p.mapGap(g)
 	}
 	p.commit(sh, g, err)
@@ -77,7 +80,6 @@ type growth struct {
 	runs   []run
 	have   int    // chunks so far
 	made   uint64 // bytes of new ones
-	lost   bool   // what was mapped could not be unmapped again
 }
 
 // plan chooses the gap, and keeps its place and the free extents beside it.
@@ -89,7 +91,7 @@ func (p *Pool) plan(sh *shard, w *want) (*growth, error) {
 	if g.reg == nil {
 		sh.mu.Unlock()
 		p.mu.Unlock()
-		return nil, p.addRegion(w)
+		return nil, p.addRegion(sh, w)
 	}
 	defer p.mu.Unlock()
 	defer sh.mu.Unlock()
@@ -104,23 +106,38 @@ func (p *Pool) plan(sh *shard, w *want) (*growth, error) {
 	return g, nil
 }
 
-// gather takes what there is of the chunks that the gap needs.
-func (p *Pool) gather(sh *shard, g *growth) {
+// gather takes what there is of the chunks that the gap needs, and reports whether it
+// is enough. Otherwise it takes some only if part is set, since other misses lack
+// what this one has.
+func (p *Pool) gather(sh *shard, g *growth, part bool) (enough bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	g.chunks = p.takeIdle(g.n, g.reg.chunk)
 	g.have = len(g.chunks)
-	if !p.moves() {
-		return
+	if p.moves() {
+		sh.mu.Lock()
+		if sh.arena == nil {
+			p.cut(sh, g, math.MaxUint64)
+		}
+		sh.mu.Unlock()
+		if g.have < g.n {
+			p.gatherPassed(sh, g)
+		}
 	}
-	sh.mu.Lock()
-	if sh.arena == nil {
-		p.cut(sh, g, math.MaxUint64)
+	if g.have < g.n && !part {
+		p.release(g)
+		return false
 	}
-	sh.mu.Unlock()
-	if g.have < g.n {
-		p.gatherPassed(sh, g)
+	return g.have == g.n
+}
+
+// release gives back what was gathered. The caller holds mu.
+func (p *Pool) release(g *growth) {
+	p.idle = append(p.idle, g.chunks...)
+	for _, r := range g.runs {
+		p.putBack(r)
 	}
+	g.chunks, g.runs, g.have = nil, nil, 0
 }
 
 // gatherPassed takes chunks of other shards that the GPU has passed. The caller holds
@@ -148,37 +165,47 @@ func (p *Pool) create(g *growth) error {
 	return nil
 }
 
-// mapGap maps all chunks in the gap.
-func (p *Pool) mapGap(g *growth) (err error) {
-	all := g.chunks
+// mapPiece is how many chunks are mapped in one go at most: other misses wait
+// meanwhile for the region, and for the driver.
+const mapPiece = 16
+
+// mapGap maps all chunks in the gap, in pieces.
+func (p *Pool) mapGap(g *growth) error {
+	all := slices.Clone(g.chunks)
 	for _, r := range g.runs {
-		for _, h := range r.handles() {
-			h.Retain()
-			all = append(all, h)
+		all = append(all, r.handles()...)
+	}
+	first := g.reg.index(g.span.from)
+	for i := 0; i < len(all); i += mapPiece {
+		if err := g.reg.mapAt(first+i, all[i:min(len(all), i+mapPiece)], p.access); err != nil {
+			if i > 0 { // what is idle or new has a count of its own, and what moves is mapped elsewhere
+				_, undo := g.reg.vacate(allocOp, first, first+i)
+				err = join(err, undo)
+			}
+			return err
 		}
 	}
-	at := g.reg.index(g.span.from)
-	if err = g.reg.rng.MapRun(allocOp, g.reg.off(g.span.from), all, p.access); err == nil {
-		for i, h := range all {
-			g.reg.chunks[at+i].Store(&chunk{handle: h})
-		}
-		g.chunks = nil
-		return nil
+	for _, h := range g.chunks {
+		h.Release() // it is mapped
 	}
-	kept := g.chunks[:0:0]
-	for i, h := range all {
-		switch {
-		case g.reg.left(at+i) != 0: // what was left has a count of its own
-			g.lost = true
-			g.reg.chunks[at+i].Store(&chunk{handle: h})
-			h.Release()
-		case i < len(g.chunks):
-			kept = append(kept, h)
-		default:
-			h.Release() // it is where it was
+	g.chunks = nil
+	return nil
+}
+
+// mapAt maps chunks side by side, each with a count of its own.
+func (r *region) mapAt(at int, chunks []*phys.Handle, access []driver.AccessDesc) error {
+	for _, h := range chunks {
+		h.Retain()
+	}
+	err := r.rng.MapRun(allocOp, r.off(r.at(at)), chunks, access)
+	for i, h := range chunks {
+		if err == nil || r.left(at+i) != 0 {
+			r.chunks[at+i].Store(&chunk{handle: h})
+		}
+		if err != nil {
+			h.Release() // what was left has another count
 		}
 	}
-	g.chunks = kept
 	return err
 }
 
@@ -186,31 +213,49 @@ func (p *Pool) mapGap(g *growth) (err error) {
 func (p *Pool) commit(sh *shard, g *growth, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.idle = append(p.idle, g.chunks...)
 	var epoch uint64
-	for _, r := range g.runs {
-		if err != nil {
-			p.putBack(r)
-			continue
+	if err != nil {
+		p.giveUp(g)
+	} else {
+		for _, r := range g.runs {
+			if r.shard == sh { // another shard's has passed
+				epoch = max(epoch, r.epoch)
+			}
+			p.leave(r)
 		}
-		if r.shard == sh { // another shard's has passed
-			epoch = max(epoch, r.epoch)
-		}
-		p.leave(r)
 	}
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	switch {
-	case err == nil:
+	if err == nil {
 		sh.made.Add(g.made)
 		g.reg.own(sh, g.span, epoch)
-	case !g.lost:
-		g.reg.remove(g.span)
 	}
 	for _, e := range []*extent{g.left, g.right} {
 		if e != nil {
 			sh.insert(e)
 		}
+	}
+}
+
+// giveUp puts back what was gathered, and the gap's place, unless a failure left
+// memory there: such a place is lost, and its memory goes with the region. The caller
+// holds mu.
+func (p *Pool) giveUp(g *growth) {
+	lost := map[*phys.Handle]bool{}
+	for i := range g.n {
+		if c := g.reg.chunks[g.reg.index(g.span.from)+i].Load(); c != nil {
+			lost[c.handle] = true
+		}
+	}
+	g.chunks = slices.DeleteFunc(g.chunks, func(h *phys.Handle) bool {
+		if lost[h] {
+			h.Release()
+		}
+		return lost[h]
+	})
+	p.release(g)
+	if len(lost) == 0 {
+		g.reg.remove(g.span)
 	}
 }
 
@@ -223,7 +268,9 @@ func (p *Pool) newChunk(size uint64) (*phys.Handle, error) {
 	h, r := phys.TryCreate(p.sys, size, p.prop)
 	if r == driver.Success {
 		raise(&p.mostHeld, p.reserved.Load())
-		p.upkeep.start(p, false)
+		if p.decay > 0 {
+			p.upkeep.wake(p, p.decay)
+		}
 		h.Recycle() // its blocks change owners, so it is not exported as it is
 		return h, nil
 	}
@@ -254,9 +301,9 @@ func (p *Pool) gave(bytes uint64) {
 	p.object.Resize(p.reserved.Add(-bytes))
 }
 
-// release gives up a chunk that is mapped nowhere. Where that fails it is idle,
+// drop gives up a chunk that is mapped nowhere. Where that fails it is idle,
 // and the next trim tries again.
-func (p *Pool) release(op string, h *phys.Handle) error {
+func (p *Pool) drop(op string, h *phys.Handle) error {
 	if r := h.Release(); r != driver.Success {
 		p.setAside(h)
 		return h.ReleaseError(op, r)
@@ -291,13 +338,28 @@ func (p *Pool) takeIdle(n int, size uint64) (chunks []*phys.Handle) {
 const spread = 8
 
 // addRegion reserves another region, wide enough for the request.
-func (p *Pool) addRegion(w *want) error {
+func (p *Pool) addRegion(sh *shard, w *want) error {
 	total := spread * ((p.dev.TotalMemory() + p.chunk - 1) / p.chunk * p.chunk)
 	least := (w.size + w.align + 2*p.chunk - 1) / p.chunk * p.chunk
+	p.addresses.Lock()
+	defer p.addresses.Unlock()
+	if p.hasGap(sh, w) {
+		return errAgain // of a region that another miss reserved
+	}
 	if _, err := p.reserve(mid, total, least, p.chunk, uint64(1)<<(bits.Len64(p.smallMax)-1)); err != nil {
 		return err
 	}
 	return errAgain
+}
+
+// hasGap reports whether there is a gap for the request.
+func (p *Pool) hasGap(sh *shard, w *want) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	sh.rest()
+	return p.target(sh, w).reg != nil
 }
 
 // A gap is address space between two spans of a region, or at its end. A request is

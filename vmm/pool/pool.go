@@ -23,10 +23,13 @@ import (
 //
 // Locks, in the order in which they are taken:
 //
-//	slow           one miss, Trim, Close or Check at a time; let go while it waits
+//	misses         shared by misses, which go on side by side; exclusive for one that
+//	               finds no memory, and for Trim, Close and Check. Let go while a miss
+//	               waits
+//	addresses      over the reservation of address space
 //	pressing       shared by others who have memory given back, and by upkeep, which
 //	               try it; exclusive for Close and Check. A pool that others ask may
-//	               hold slow of its own: only those two wait for pressing
+//	               hold misses of its own: only those two wait for pressing
 //	Capture.calls  shared by the calls that make and free nodes, exclusive for End
 //	shard.markMu   over the calls that record and ask the shard's event
 //	mu             regions, spans, lists of shards
@@ -61,31 +64,33 @@ type Pool struct {
 	stats   *statistics
 	history atomic.Pointer[ring]
 
-	slow sync.Mutex
+	misses    sync.RWMutex
+	addresses sync.Mutex
 
 	// pressing is held for reading while others have free memory given back, and
 	// for writing by what must not meet that.
 	pressing sync.RWMutex
 
-	mu          sync.Mutex
-	closed      bool
-	offersMu    sync.Mutex             // a leaf
-	offers      []*shard               // that may have something for others
-	pruneAt     int                    // how many shards there are when prune looks at them again
-	nodes       map[driver.Ptr]*extent // what graphs allocate
-	shards      []*shard               // appended to, or replaced, so that all need not copy it
-	regions     [kinds][]*region       // by what they serve
-	stuck       []*vmm.Reservation     // ranges that could not be given back
-	idle        []*phys.Handle         // chunks that are mapped nowhere
-	leaving     []run                  // places of chunks that moved, which are mapped yet
-	missed      time.Time              // when the latest of them moved
-	upkeep      upkeep
-	retired     totals // of shards that are gone
-	retiredTags []TagStats
-	captures    map[uint64]*Capture
-	arenas      int
-	keeper      *core.Keeper
-	hide        func() // from snapshots of the System
+	mu           sync.Mutex
+	closed       bool
+	offersMu     sync.Mutex             // a leaf
+	offers       []*shard               // that may have something for others
+	pruneAt      int                    // how many shards there are when prune looks at them again
+	nodes        map[driver.Ptr]*extent // what graphs allocate
+	shards       []*shard               // appended to, or replaced, so that all need not copy it
+	regions      [kinds][]*region       // by what they serve
+	stuck        []*vmm.Reservation     // ranges that could not be given back
+	idle         []*phys.Handle         // chunks that are mapped nowhere
+	leaving      []run                  // places of chunks that moved, which are mapped yet
+	leavingBytes uint64
+	missed       time.Time // when the latest of them moved
+	upkeep       upkeep
+	retired      totals // of shards that are gone
+	retiredTags  []TagStats
+	captures     map[uint64]*Capture
+	arenas       int
+	keeper       *core.Keeper
+	hide         func() // from snapshots of the System
 
 	places atomic.Pointer[[]place] // regions, and what graphs allocate, by address
 }
@@ -270,15 +275,15 @@ func (p *Pool) shardOf(op string, st *core.Stream) (*shard, error) {
 }
 
 // lockOpen takes mu, unless the pool is closed. It waits for a Close that runs,
-// since that may be refused. The caller does not hold slow.
+// since that may be refused. The caller does not hold misses.
 func (p *Pool) lockOpen(op string) error {
 	p.mu.Lock()
 	if !p.closed {
 		return nil
 	}
 	p.mu.Unlock()
-	p.slow.Lock()
-	defer p.slow.Unlock()
+	p.misses.Lock()
+	defer p.misses.Unlock()
 	p.mu.Lock()
 	if p.closed {
 		p.mu.Unlock()

@@ -44,21 +44,22 @@ func join(err error, more ...error) error {
 
 // miss serves what the shard has no memory for. From the cheap to the dear: what
 // waits and has passed; what lies free on other streams and has passed; chunks,
-// new or moved. Where there is no memory see relief.
+// new or moved. Misses go on side by side. One that finds no memory goes on alone,
+// so that it does not lack what others hold in their hands; see relief.
 func (p *Pool) miss(sh *shard, request want) (Block, error) {
 	w := &request // only here does it outlive the call
-	p.slow.Lock()
-	defer p.slow.Unlock()
+	r := relief{p: p, sh: sh, w: w, impatient: p.wait < 0}
+	r.lock()
+	defer r.unlock()
 	if !sh.keep(1) {
 		return Block{}, errs.ClosedError(allocOp, "pool or the stream")
 	}
 	defer sh.keep(-1)
 	for s := p.impossible(w); s != nil; s = p.impossible(w) {
-		if p.o.OnExhausted == nil || !p.ask(w, s) {
+		if p.o.OnExhausted == nil || !r.ask(s) {
 			return Block{}, p.refusal(sh, w, s)
 		}
 	}
-	r := relief{p: p, sh: sh, w: w, impatient: p.wait < 0}
 	for {
 		sh.settle()
 		if b, ok, err := p.again(sh, w); ok || err != nil {
@@ -80,10 +81,48 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 		if !errors.As(err, &s) {
 			return Block{}, err
 		}
+		if !r.alone {
+			r.unlock()
+			r.alone = true
+			r.lock()
+			continue
+		}
 		if err := r.find(s); err != nil {
 			return Block{}, err
 		}
 	}
+}
+
+// lock takes part in Pool.misses.
+func (r *relief) lock() {
+	if r.alone {
+		r.p.misses.Lock()
+	} else {
+		r.p.misses.RLock()
+	}
+}
+
+func (r *relief) unlock() {
+	if r.alone {
+		r.p.misses.Unlock()
+	} else {
+		r.p.misses.RUnlock()
+	}
+}
+
+// sleep sleeps without the lock.
+func (r *relief) sleep(d time.Duration) {
+	r.unlock()
+	defer r.lock()
+	time.Sleep(d)
+}
+
+// ask calls the user's function without the lock.
+func (r *relief) ask(s *shortage) bool {
+	r.unlock()
+	defer r.lock()
+	st := r.p.Stats()
+	return r.p.o.OnExhausted(Exhausted{Bytes: int(r.w.bytes), Tag: r.w.tag, Reason: s.reason(), Reserved: st.Reserved, Requested: st.Requested})
 }
 
 // relief is what is done where there is no memory, one after the other, and each
@@ -95,6 +134,7 @@ type relief struct {
 	p       *Pool
 	sh      *shard
 	w       *want
+	alone   bool // it holds Pool.misses exclusively
 	step    int
 	seen    uint64 // passes, before the latest try
 	pending bool   // whether closed objects were to give memory back, likewise
@@ -118,9 +158,6 @@ func (r *relief) find(s *shortage) error {
 		switch r.step {
 		case relieveLook:
 			p.advanceAll()
-			if err := p.unmapAll(allocOp); err != nil {
-				return err
-			}
 			if p.passes.Load() != r.seen {
 				return nil
 			}
@@ -141,7 +178,7 @@ func (r *relief) find(s *shortage) error {
 				return nil
 			}
 		default:
-			if p.o.OnExhausted != nil && p.ask(r.w, s) {
+			if p.o.OnExhausted != nil && r.ask(s) {
 				r.step, r.patience = 0, patience{}
 				return nil
 			}
@@ -168,20 +205,13 @@ func (r *relief) await(s *shortage) bool {
 		if !r.pending && !inFlight && (bound <= 0 || !p.waits()) {
 			return false
 		}
-		if !r.pause(bound, p.sleep) {
+		if !r.pause(bound, r.sleep) {
 			return false
 		}
 		if r.pending {
 			return true
 		}
 	}
-}
-
-// sleep sleeps without slow, which the caller holds.
-func (p *Pool) sleep(d time.Duration) {
-	p.slow.Unlock()
-	defer p.slow.Lock()
-	time.Sleep(d)
 }
 
 // patience counts the looks at what the GPU does. An event is not passed at the
@@ -289,14 +319,6 @@ type Exhausted struct {
 	// Reserved and Requested are of the pool: the physical memory that it has,
 	// and what its live blocks were asked for.
 	Reserved, Requested uint64
-}
-
-// ask calls the user's function without a lock.
-func (p *Pool) ask(w *want, s *shortage) bool {
-	p.slow.Unlock()
-	defer p.slow.Lock()
-	st := p.Stats()
-	return p.o.OnExhausted(Exhausted{Bytes: int(w.bytes), Tag: w.tag, Reason: s.reason(), Reserved: st.Reserved, Requested: st.Requested})
 }
 
 func (s *shortage) reason() error {

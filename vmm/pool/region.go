@@ -213,7 +213,7 @@ func (sh *shard) remain(e *extent) {
 }
 
 // reserve makes a region of the size, or as large as address space allows. The
-// caller holds slow.
+// caller holds addresses.
 func (p *Pool) reserve(k kind, size, least, chunk, pages uint64) (*region, error) {
 	for {
 		size = max(size, least)
@@ -239,7 +239,7 @@ func (p *Pool) reserve(k kind, size, least, chunk, pages uint64) (*region, error
 
 // closeEmpty gives back the ranges of regions in which nothing is, and reports
 // whether there were any. What could not be given back is left to Close. The
-// caller holds slow.
+// caller holds addresses.
 func (p *Pool) closeEmpty() (closed bool) {
 	p.mu.Lock()
 	empty := slices.DeleteFunc(slices.Concat(p.regions[:]...), func(r *region) bool { return !r.empty() })

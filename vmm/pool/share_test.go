@@ -23,7 +23,7 @@ func TestChunksAreNotExported(t *testing.T) {
 	_, err = h.Export("test")
 	require.ErrorIs(t, err, cuda.ErrNotPermitted)
 	require.ErrorContains(t, err, "earlier owner")
-	require.NoError(t, p.release(allocOp, h))
+	require.NoError(t, p.drop(allocOp, h))
 	require.NoError(t, p.Close())
 }
 

@@ -231,7 +231,7 @@ func (p *Pool) provideSlab(sh *shard) error {
 		var undo error
 		if reg.left(at) == 0 {
 			p.giveRoom(reg, at)
-			undo = p.release(allocOp, h)
+			undo = p.drop(allocOp, h)
 		} else { // its memory is used no more, so this is tried twice
 			reg.chunks[at].Store(&chunk{handle: h})
 			h.Release() // what was left has a count of its own
@@ -251,20 +251,29 @@ func (p *Pool) provideSlab(sh *shard) error {
 
 // takeRoom takes the place for a chunk, in another region where there is none.
 func (p *Pool) takeRoom() (reg *region, at int, err error) {
-	for {
+	take := func() bool {
 		p.mu.Lock()
+		defer p.mu.Unlock()
 		for _, r := range p.regions[small] {
-			if at, ok := r.vacant.take(1); ok {
-				p.mu.Unlock()
-				return r, at, nil
+			if i, ok := r.vacant.take(1); ok {
+				reg, at = r, i
+				return true
 			}
 		}
-		p.mu.Unlock()
+		return false
+	}
+	if take() {
+		return reg, at, nil
+	}
+	p.addresses.Lock()
+	defer p.addresses.Unlock()
+	for !take() { // or another miss reserved meanwhile
 		total := (p.dev.TotalMemory() + p.gran - 1) / p.gran * p.gran
 		if _, err := p.reserve(small, total, p.gran, p.gran, p.gran); err != nil {
 			return nil, 0, err
 		}
 	}
+	return reg, at, nil
 }
 
 // discard gives back a slab chunk that is not in use, and its place.

@@ -254,7 +254,7 @@ func (r *relief) catchUp() bool {
 		if len(behind) == 0 {
 			return false
 		}
-		if !r.lagging.pause(mostLag, p.sleep) {
+		if !r.lagging.pause(mostLag, r.sleep) {
 			for _, o := range behind {
 				o.inVain()
 			}

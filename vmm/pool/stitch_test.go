@@ -74,7 +74,8 @@ func TestMovingMakesOnlyTheCallsThatItNeeds(t *testing.T) {
 	b := alloc(t, p, s, 64*mib)
 	moved := calls(m)["cuMemMap"]
 	require.LessOrEqual(t, moved, 32)
-	require.Equal(t, map[string]int{"cuMemMap": moved, "cuMemSetAccess": 1, "cuStreamGetCaptureInfo": 1}, calls(m))
+	pieces := (moved + 15) / 16
+	require.Equal(t, map[string]int{"cuMemMap": moved, "cuMemSetAccess": pieces, "cuStreamGetCaptureInfo": 1}, calls(m))
 	free(t, p, b)
 	for _, l := range live {
 		free(t, p, l)

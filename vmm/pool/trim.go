@@ -12,7 +12,11 @@ import (
 func (p *Pool) trimFor(w *want, s *shortage) (freed uint64, err error) {
 	switch {
 	case s.kind == errs.OutOfAddressSpace:
-		return p.trim(allocOp, maxBytes) // only ranges in which nothing is are given back
+		// Only ranges in which nothing is are given back.
+		if err := p.unmapAll(allocOp); err != nil {
+			return 0, err
+		}
+		return p.trim(allocOp, maxBytes)
 	case w.kind == mid && p.moves():
 		return trimBy(allocOp, p.lacking(w), p.trimIdle, p.trimSlabs)
 	}
@@ -22,9 +26,6 @@ func (p *Pool) trimFor(w *want, s *shortage) (freed uint64, err error) {
 // trim gives free chunks that the GPU has passed back to the driver until need
 // bytes went: those that are mapped nowhere, slabs, and whole chunks of regions.
 func (p *Pool) trim(op string, need uint64) (freed uint64, err error) {
-	if err := p.unmapAll(op); err != nil {
-		return 0, err
-	}
 	return trimBy(op, need, p.trimIdle, p.trimSlabs, p.trimRegions)
 }
 
@@ -54,7 +55,7 @@ func (p *Pool) trimIdle(op string, _ uint64) (freed uint64, found bool, err erro
 	h := p.idle[n-1]
 	p.idle = p.idle[:n-1]
 	p.mu.Unlock()
-	if err := p.release(op, h); err != nil {
+	if err := p.drop(op, h); err != nil {
 		return 0, true, err
 	}
 	return h.Size, true, nil
@@ -100,7 +101,8 @@ func (p *Pool) trimSlabs(op string, need uint64) (freed uint64, found bool, err 
 	return freed, len(all) > 0, err
 }
 
-// trimRegions gives some whole free chunks of regions back.
+// trimRegions gives some whole free chunks of regions back, and unmaps the places that
+// they left before: only then their memory is gone.
 func (p *Pool) trimRegions(op string, need uint64) (freed uint64, found bool, err error) {
 	n := int(min((need+p.chunk-1)/p.chunk, piece))
 	p.mu.Lock()
@@ -110,7 +112,12 @@ func (p *Pool) trimRegions(op string, need uint64) (freed uint64, found bool, er
 		runs, n = append(runs, more...), n-k
 		return n > 0
 	})
+	old := p.otherPlaces(runs)
 	p.mu.Unlock()
+	for _, r := range old {
+		_, failed := p.unmap(op, r)
+		err = join(failed, err)
+	}
 	for _, r := range runs {
 		if err != nil {
 			p.mu.Lock()
@@ -152,9 +159,13 @@ func (p *Pool) Trim(need int) (freed int, err error) {
 	case need == 0:
 		need = maxBytes
 	}
-	p.slow.Lock()
-	n, err := p.trimPatiently(uint64(need), p.sleep)
-	p.slow.Unlock()
+	p.misses.Lock()
+	n, err := p.trimPatiently(uint64(need), func(d time.Duration) {
+		p.misses.Unlock()
+		defer p.misses.Lock()
+		time.Sleep(d)
+	})
+	p.misses.Unlock()
 	p.verify()
 	return int(n), err
 }

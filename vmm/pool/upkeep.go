@@ -1,6 +1,8 @@
 package pool
 
 import (
+	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -8,12 +10,12 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// upkeep is what the pool does on its own time: it unmaps what leaves, and gives back
-// what was not needed for long. It runs on a timer, which is stopped by Close.
+// upkeep is what the pool does on its own time: it unmaps places that chunks left, and
+// gives back what was not needed for long. It runs on a timer, which is stopped by Close.
 type upkeep struct {
 	mu      sync.Mutex // a leaf
 	timer   *time.Timer
-	soon    bool // something leaves
+	due     time.Time // when it is to run next; zero: not at all
 	running bool
 	stopped bool
 
@@ -22,15 +24,21 @@ type upkeep struct {
 	excess uint64    // bytes to give back, since they were not needed in the last window
 }
 
-// firstUpkeep is how long it has to be quiet before upkeep unmaps: a miss maps, and the
-// driver does one at a time. A program grows, or changes what it does, in bursts.
-// It is a variable for tests.
-var firstUpkeep = 20 * time.Millisecond
+// firstUpkeep is how long no chunk may have moved before upkeep unmaps the places
+// that chunks left. Such a place costs no memory, and unmapping it holds up the
+// program's own driver calls: on an H200 a graph network whose chunks were unmapped
+// after 20 ms took three times as long in its second pass. It is a variable for tests.
+var firstUpkeep = 10 * time.Second
+
+// mostLeaving is how many runs may leave before upkeep unmaps whether chunks move or
+// not. It is a variable for tests.
+var mostLeaving = 512
 
 const (
-	// mostLeaving is how many runs may leave before upkeep unmaps whether it is quiet or
-	// not.
-	mostLeaving = 512
+	// mostLeavingMemory is how many times the device's memory may leave before that.
+	mostLeavingMemory = 2
+	// busyUpkeep is how long upkeep sleeps before it begins with that.
+	busyUpkeep = 20 * time.Millisecond
 	// nextUpkeep is how long upkeep sleeps between two pieces.
 	nextUpkeep = 100 * time.Microsecond
 	// pieces are how many pieces upkeep unmaps at a time.
@@ -42,29 +50,26 @@ const (
 	decaySpare = 16
 )
 
-// start makes sure that upkeep runs: soon, or when the window of the decay ends.
-func (u *upkeep) start(p *Pool, soon bool) {
+// wake has upkeep run after a while at the latest.
+func (u *upkeep) wake(p *Pool, after time.Duration) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	switch {
-	case u.stopped || u.soon || !soon && u.timer != nil:
-		return
-	case soon:
-		if u.soon = true; !u.running { // or it sees to that when it ends
-			u.arm(p, firstUpkeep)
-		}
-	case p.decay > 0:
-		u.arm(p, p.decay)
-	}
+	u.wakeLocked(p, after)
 }
 
-// arm has upkeep run after a while. The caller holds mu.
-func (u *upkeep) arm(p *Pool, after time.Duration) {
-	if u.timer == nil {
-		u.timer = time.AfterFunc(after, func() { u.run(p) })
+func (u *upkeep) wakeLocked(p *Pool, after time.Duration) {
+	when := time.Now().Add(after)
+	if u.stopped || !u.due.IsZero() && !when.Before(u.due) {
 		return
 	}
-	u.timer.Reset(after)
+	u.due = when
+	switch {
+	case u.running: // it sees to that when it ends
+	case u.timer == nil:
+		u.timer = time.AfterFunc(after, func() { u.run(p) })
+	default:
+		u.timer.Reset(after)
+	}
 }
 
 // stop ends upkeep. One that runs makes no driver call any more once the pool is
@@ -83,51 +88,65 @@ func (u *upkeep) run(p *Pool) {
 		u.mu.Unlock()
 		return
 	}
-	u.running, u.soon = true, false
+	u.running, u.due = true, time.Time{}
 	u.mu.Unlock()
-	leaves, after := p.tend()
+	after := p.tend()
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.running = false
-	if u.stopped {
-		return
+	if due := u.due; !due.IsZero() { // it was woken meanwhile
+		u.due = time.Time{}
+		after = min(after, max(0, time.Until(due)))
 	}
-	if u.soon { // something began to leave meanwhile, which tend may have missed
-		after = min(after, firstUpkeep)
-	}
-	if u.soon = u.soon || leaves; u.soon || p.decay > 0 {
-		u.arm(p, after)
+	if after < never {
+		u.wakeLocked(p, after)
 	}
 }
 
-// tend does some of what there is to do, and returns whether anything leaves yet, and
-// when to look again.
-func (p *Pool) tend() (leaves bool, after time.Duration) {
+// never is when upkeep looks again that has nothing to look for.
+const never = time.Duration(math.MaxInt64)
+
+// tend does some of what there is to do, and returns when to look again.
+func (p *Pool) tend() (after time.Duration) {
 	if !p.pressing.TryRLock() {
-		return true, firstUpkeep // Close or Check runs
+		return busyUpkeep // Close or Check runs
 	}
 	defer p.pressing.RUnlock()
-	pause := firstUpkeep
-	if p.quiet() {
+	if p.untilQuiet() == 0 {
 		for _, sh := range p.leavers() {
 			sh.advance()
 		}
-		for range pieces {
-			found, err := p.unmapPassed("pool upkeep")
-			if err != nil {
+		found := true
+		for i := 0; found && i < pieces; i++ {
+			var err error
+			if found, err = p.unmapPassed("pool upkeep"); err != nil {
 				p.sys.Config.Log.Error("cuvmm: a pool could not unmap memory that moved", "error", err)
 			}
-			if !found {
-				break
-			}
-			pause = nextUpkeep
+		}
+		after = busyUpkeep // the GPU has not passed the rest
+		if found {
+			after = nextUpkeep
 		}
 	}
-	next := p.decayed()
-	if !p.settled() {
-		return true, min(pause, next)
+	return min(p.decayed(), max(after, p.untilQuiet()))
+}
+
+// untilQuiet returns when places are to be unmapped: 0 is now.
+func (p *Pool) untilQuiet() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case len(p.leaving) == 0:
+		return never
+	case p.crowded():
+		return 0
 	}
-	return false, next
+	return max(0, firstUpkeep-time.Since(p.missed))
+}
+
+// crowded reports whether too much leaves. The caller holds mu.
+func (p *Pool) crowded() bool {
+	return len(p.leaving) > mostLeaving || p.leavingBytes > mostLeavingMemory*p.dev.TotalMemory()
 }
 
 // decayed gives back a piece of what was not needed during the last window, and
@@ -136,7 +155,7 @@ func (p *Pool) tend() (leaves bool, after time.Duration) {
 func (p *Pool) decayed() (after time.Duration) {
 	u := &p.upkeep
 	if p.decay <= 0 {
-		return firstUpkeep
+		return never
 	}
 	if left := p.decay - time.Since(u.since); left > 0 && !u.since.IsZero() {
 		after = left
@@ -166,21 +185,6 @@ func (p *Pool) decayed() (after time.Duration) {
 	}
 	u.excess -= min(u.excess, freed)
 	return min(after, decayPause)
-}
-
-// quiet reports whether no request has missed for a while, or too much leaves to wait
-// for that.
-func (p *Pool) quiet() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.leaving) > mostLeaving || time.Since(p.missed) >= firstUpkeep
-}
-
-// settled reports whether nothing leaves.
-func (p *Pool) settled() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.leaving) == 0
 }
 
 // leavers are the shards that something leaves.
@@ -297,8 +301,13 @@ func (p *Pool) putBack(r run) {
 // leave has the place of chunks that moved unmapped later. The caller holds mu.
 func (p *Pool) leave(r run) {
 	p.leaving = append(p.leaving, r)
+	p.leavingBytes += r.span.bytes()
 	p.missed = time.Now()
-	p.upkeep.start(p, true)
+	after := firstUpkeep
+	if p.crowded() {
+		after = min(after, busyUpkeep)
+	}
+	p.upkeep.wake(p, after)
 }
 
 // piece is how many chunks are unmapped in one call at most, since a miss that
@@ -310,29 +319,59 @@ const piece = 8
 // lost, and what is left of its memory goes with the region.
 func (p *Pool) unmapPassed(op string) (found bool, err error) {
 	p.mu.Lock()
-	for i := range p.leaving {
-		r := &p.leaving[i]
+	for i, r := range p.leaving {
 		if r.epoch > r.shard.passed.Load() {
 			continue
 		}
-		part := *r
 		if r.reg.index(r.span.to)-r.reg.index(r.span.from) > piece {
-			part.span = r.reg.front(r.span, piece)
-			part.shard.mu.Lock()
-			part.shard.kept++
-			part.shard.mu.Unlock()
+			p.leavingBytes -= piece * r.reg.chunk
+			r.span = r.reg.front(r.span, piece)
+			r.shard.mu.Lock()
+			r.shard.kept++
+			r.shard.mu.Unlock()
 		} else {
-			last := len(p.leaving) - 1
-			p.leaving[i] = p.leaving[last]
-			p.leaving[last] = run{}
-			p.leaving = p.leaving[:last]
+			p.arrive(i)
 		}
 		p.mu.Unlock()
-		_, err := p.unmap(op, part)
+		_, err := p.unmap(op, r)
 		return true, err
 	}
 	p.mu.Unlock()
 	return false, nil
+}
+
+// arrive takes a run out of those that leave. The caller holds mu, and unmaps it.
+func (p *Pool) arrive(i int) {
+	p.leavingBytes -= p.leaving[i].span.bytes()
+	last := len(p.leaving) - 1
+	p.leaving[i] = p.leaving[last]
+	p.leaving[last] = run{}
+	p.leaving = p.leaving[:last]
+}
+
+// otherPlaces takes the runs at which memory of some others was before it moved, out
+// of those that leave. They are for the caller to unmap, who holds mu: the GPU has
+// passed them, since it has passed what came later.
+func (p *Pool) otherPlaces(of []run) (old []run) {
+	if len(p.leaving) == 0 {
+		return nil
+	}
+	have := map[*phys.Handle]bool{}
+	for _, r := range of {
+		for _, h := range r.handles() {
+			have[h] = true
+		}
+	}
+	for i := 0; i < len(p.leaving); {
+		r := p.leaving[i]
+		if !slices.ContainsFunc(r.handles(), func(h *phys.Handle) bool { return have[h] }) {
+			i++
+			continue
+		}
+		p.arrive(i)
+		old = append(old, r)
+	}
+	return old
 }
 
 // unmapAll unmaps all that is leaving and has passed.

@@ -50,6 +50,7 @@ func TestNoDecay(t *testing.T) {
 // What moved is unmapped without another request, once the GPU has passed it, and
 // not before.
 func TestWhatMovedIsUnmappedByItself(t *testing.T) {
+	t.Cleanup(pool.SetUpkeep(20 * time.Millisecond))
 	m, d := open(t)
 	s := stream(t, d)
 	p := newPool(t, d, pool.Options{})
