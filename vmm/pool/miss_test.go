@@ -1,7 +1,6 @@
 package pool_test
 
 import (
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -10,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 )
 
 // A miss that the driver holds up does not hold up those of other streams, nor of its
@@ -86,39 +86,43 @@ func TestAMissTakesNothingFromOthers(t *testing.T) {
 	free(t, p, kept)
 }
 
-// Misses of many goroutines on few streams, beside trims: what each writes stays.
+// Misses of many goroutines on few streams, beside trims.
 func TestMissesOfManyGoroutines(t *testing.T) {
 	patient(t)
 	_, d := open(t)
 	p := newPool(t, d, pool.Options{})
 	streams := []*cuda.Stream{stream(t, d), stream(t, d), stream(t, d)}
 	const goroutines, rounds = 6, 60
-	var group sync.WaitGroup
-	for g := range goroutines {
-		group.Go(func() {
-			s := streams[g%len(streams)]
-			var live []pool.Block
-			for i := range rounds {
-				b, err := p.Alloc(pool.Request{Bytes: (i*7%23 + 1) * mib, Stream: s})
-				if !assert.NoError(t, err) || !assert.NoError(t, s.Memset(b.Ptr(), byte(g), b.Bytes())) {
-					return
-				}
-				live = append(live, b)
-				if len(live) > 3 {
-					assert.NoError(t, p.Free(live[0]))
-					live = live[1:]
-				}
-				if i%20 == g {
-					_, err := p.Trim(8 * mib)
-					assert.NoError(t, err)
-				}
+	run := func(g int) error {
+		s := streams[g%len(streams)]
+		var live []pool.Block
+		for i := range rounds {
+			b, err := p.Alloc(pool.Request{Bytes: (i*7%23 + 1) * mib, Stream: s})
+			if err == nil {
+				err = s.Memset(b.Ptr(), byte(g), b.Bytes())
 			}
-			for _, b := range live {
-				assert.NoError(t, p.Free(b))
+			if live = append(live, b); err == nil && len(live) > 3 {
+				err, live = p.Free(live[0]), live[1:]
 			}
-		})
+			if err == nil && i%20 == g {
+				_, err = p.Trim(8 * mib)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		for _, b := range live {
+			if err := p.Free(b); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
-	group.Wait()
+	var group errgroup.Group
+	for g := range goroutines {
+		group.Go(func() error { return run(g) })
+	}
+	require.NoError(t, group.Wait())
 	require.NoError(t, p.Check())
 	require.Zero(t, p.Stats().Blocks)
 }
@@ -140,7 +144,7 @@ func TestATrimUnmapsEveryPlaceOfWhatItGivesBack(t *testing.T) {
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, freed, 20*mib)
 	require.EqualValues(t, 64*mib-freed, p.Stats().Reserved)
-	require.EqualValues(t, 64*mib-freed, d.System().Stats().AllocatedBytes)
+	require.Equal(t, 64*mib-freed, d.System().Stats().AllocatedBytes)
 	_, err = p.Trim(0)
 	require.NoError(t, err)
 	require.Zero(t, p.Stats().Reserved)

@@ -247,8 +247,12 @@ func (sh *shard) hasChunk() bool {
 func (r *relief) catchUp() bool {
 	p := r.p
 	for {
-		if p.passes.Load() != r.seen || p.look(p.offering(r.sh)) {
-			return r.lagging.pause(mostLag, func(time.Duration) {})
+		if p.passes.Load() != r.seen {
+			r.sleep(firstPause) // another miss saw it, and may have taken what passed
+			return true
+		}
+		if p.look(p.offering(r.sh)) {
+			return true
 		}
 		behind := p.lag(r.sh)
 		if len(behind) == 0 {
