@@ -20,7 +20,7 @@ import (
 var sample = app.Sample{
 	Name:    "08-vectoradd",
 	Shows:   "one range of addresses over the memory of all GPUs, and kernels on each part",
-	Next:    "10-ipc: an array that another process follows while it grows",
+	Next:    "09-send: memory that another process receives",
 	Machine: sim.Options{Devices: make([]sim.DeviceOptions, 2)},
 	Run:     run,
 }
