@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/samples/internal/app"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -70,7 +71,7 @@ func run(e *app.Env) (err error) {
 // send starts the other process and sends it the array. It returns when that
 // process has ended.
 func send(ctx context.Context, e *app.Env, array *vmm.Array[int32]) error {
-	conn, far, err := handles.Pair(handles.Options{})
+	conn, far, err := peer.Pair(peer.Options{})
 	if err != nil {
 		return err
 	}
@@ -91,7 +92,7 @@ func send(ctx context.Context, e *app.Env, array *vmm.Array[int32]) error {
 
 // receive is the other process.
 func receive(ctx context.Context, e *app.Env) (err error) {
-	conn, err := handles.Inherit(os.NewFile(3, "sender"), handles.Options{})
+	conn, err := peer.Inherit(os.NewFile(3, "sender"), peer.Options{})
 	if err != nil {
 		return err
 	}

@@ -6,17 +6,20 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/samples/internal/app"
 )
 
 // The sample runs itself again as its child, which in a test is the test.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "-child" {
+	if app.Started() {
 		main()
 		return
 	}
@@ -40,7 +43,7 @@ func TestSampleStreamsAFileToItsChild(t *testing.T) {
 		t.Run(row.what, func(t *testing.T) {
 			require.NoError(t, os.WriteFile(file, data[:row.n], 0o600))
 			var out bytes.Buffer
-			require.NoError(t, run(append([]string{"-driver", "sim"}, append(row.args, file)...), &out))
+			require.NoError(t, sample.Test(t.Context(), nil, append([]string{"-driver", "sim"}, append(row.args, file)...), nil, &out))
 			for _, s := range []string{"software driver", file, fmt.Sprintf("parent     process %d, the array is at 0x", os.Getpid()),
 				fmt.Sprintf(": bytes %d, changes ", row.n), fmt.Sprintf("reply      %x", sha256.Sum256(data[:row.n])), "verified"} {
 				require.Contains(t, out.String(), s)
@@ -55,28 +58,26 @@ func TestSampleRefusesBadInput(t *testing.T) {
 		args []string
 		says string
 	}{
-		{[]string{"-driver", "gpu"}, `use "auto", "real" or "sim"`},
-		{[]string{"-step", "0"}, "use 1 to"},
-		{[]string{"a", "b"}, "2 files given"},
+		{[]string{"-step", "0"}, "positive size"},
+		{[]string{"a", "b"}, "2 arguments given"},
 		{[]string{"-driver", "sim", filepath.Join(t.TempDir(), "absent")}, "no such file"},
 	} {
-		require.ErrorContains(t, run(row.args, new(bytes.Buffer)), row.says)
+		require.ErrorContains(t, sample.Test(t.Context(), nil, row.args, nil, io.Discard), row.says)
 	}
 }
 
-// An input that breaks off is all that is told of: that the child and the
-// connection to it end follows from it.
+// If the input breaks off, the error names the input alone: the ends of the child and
+// of the connection follow from it.
 func TestSampleNamesItsInputAlone(t *testing.T) {
-	dir := t.TempDir()
-	err := run([]string{"-driver", "sim", dir}, new(bytes.Buffer))
+	err := sample.Test(t.Context(), nil, []string{"-driver", "sim", t.TempDir()}, nil, io.Discard)
 	require.ErrorContains(t, err, "is a directory")
 	require.NotContains(t, err.Error(), "\n")
 }
 
-// What cannot be written is an error.
-func TestSampleNoticesThatNobodyReadsIt(t *testing.T) {
+// What cannot be written is an error, also what the child writes.
+func TestSampleNoticesFailedWrites(t *testing.T) {
 	out, err := os.Open(os.DevNull) // for reading alone
 	require.NoError(t, err)
 	defer out.Close()
-	require.Error(t, run([]string{"-driver", "sim"}, out))
+	require.ErrorContains(t, sample.Test(t.Context(), nil, []string{"-driver", "sim"}, nil, out), "write "+os.DevNull)
 }

@@ -1,30 +1,30 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/samples/internal/app"
 )
 
 // follow prints what changes and checks every element, until the publisher ends.
-func follow(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (err error) {
+func follow(e *app.Env, o options) (err error) {
+	ctx := e.Context
 	client, err := connect(ctx, o)
 	if err != nil {
 		return unlessEnded(ctx, err)
 	}
-	defer func() { err = errors.Join(err, client.Close()) }()
-	s, err := dev.NewStream(cuda.StreamOptions{})
+	defer app.Close(client, &err)
+	s, err := e.Device.NewStream(cuda.StreamOptions{})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	f, err := publish.Follow[uint64](ctx, client, dev, o.name, publish.FollowOptions{
+	defer app.Close(s, &err)
+	f, err := publish.Follow[uint64](ctx, client, e.Device, o.name, publish.FollowOptions{
 		ReadOnly: true,
 		// All work of this process on the array is on one stream.
 		Quiesce: func(int) []*cuda.Stream { return []*cuda.Stream{s} },
@@ -32,18 +32,21 @@ func follow(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (er
 	if err != nil {
 		return unlessEnded(ctx, err)
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	fmt.Fprintf(out, "follower   process %d: %q at %v\n", os.Getpid(), o.name, f.Array().Ptr())
+	defer app.Close(f, &err)
+	say := func(format string, args ...any) {
+		e.Line("follower", "process %d: %s", os.Getpid(), fmt.Sprintf(format, args...))
+	}
+	say("%q at %v", o.name, f.Array().Ptr())
 	for {
 		err := f.Next(ctx, s)
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, publish.ErrWithdrawn):
-			fmt.Fprintf(out, "follower   process %d: withdrawn\n", os.Getpid())
+			say("withdrawn")
 			return nil
 		case errors.Is(err, peer.ErrGone):
-			fmt.Fprintf(out, "follower   process %d: the publisher is gone; a length of %d stays mapped: %v\n", os.Getpid(), f.Len(), err)
+			say("the publisher is gone; a length of %d stays mapped: %v", f.Len(), err)
 			return nil
 		case err != nil:
 			return err
@@ -51,10 +54,7 @@ func follow(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (er
 		if err := check(f, s); err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(out, "follower   process %d: generation %d, length %d, every element as it should be\n", os.Getpid(), f.Generation(), f.Len())
-		if err != nil {
-			return err
-		}
+		say("generation %d, length %d, every element as it should be", f.Generation(), f.Len())
 	}
 }
 
@@ -64,7 +64,7 @@ func check(f *publish.Follower[uint64], s *cuda.Stream) error {
 	got := make([]uint64, all.Len())
 	err := all.CopyTo(s, got)
 	if err != nil && f.Len() < len(got) {
-		return nil // the publisher took some back meanwhile: Next says so
+		return nil // the publisher shrank it meanwhile: Next reports that
 	}
 	if err != nil {
 		return err

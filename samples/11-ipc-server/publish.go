@@ -3,29 +3,29 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/samples/internal/app"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// element is what stands at a place of the array.
+// element is the value at a place of the array.
 func element(i int) uint64 { return uint64(i)*0x9e3779b97f4a7c15 + 1 }
 
-// publish serves an array that grows by steps, and shrinks to a quarter where it
+// serve publishes an array that grows by steps, and shrinks to a quarter when it
 // would become too long.
-func serve(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (err error) {
-	array, err := vmm.NewArray[uint64](dev, vmm.BufferOptions{Reserve: 8 * o.most, Chunks: vmm.FixedChunks(2 << 20)})
+func serve(e *app.Env, o options) (err error) {
+	ctx := e.Context
+	array, err := vmm.NewArray[uint64](e.Device, vmm.BufferOptions{Reserve: 8 * o.most, Chunks: vmm.FixedChunks(2 << 20)})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, array.Close()) }()
+	defer app.Close(array, &err)
 	server := publish.NewServer(publish.ServerOptions{})
-	defer func() { err = errors.Join(err, server.Close()) }()
+	defer app.Close(server, &err)
 	p, err := publish.Array(server, o.name, array)
 	if err != nil {
 		return err
@@ -34,17 +34,17 @@ func serve(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (err
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, listener.Close()) }()
+	defer app.Close(listener, &err)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(context.Background(), listener) }()
 	defer func() { err = errors.Join(err, server.Close(), <-served) }()
-	fmt.Fprintf(out, "publisher  %q at %v, for followers of %s\n", o.name, array.Ptr(), listener.Path())
+	e.Line("publisher", "%q at %v, for followers of %s", o.name, array.Ptr(), listener.Path())
 
-	s, err := dev.NewStream(cuda.StreamOptions{})
+	s, err := e.Device.NewStream(cuda.StreamOptions{})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
+	defer app.Close(s, &err)
 	if err := unlessEnded(ctx, p.AwaitFollowers(ctx, o.followers)); err != nil {
 		return err
 	}
@@ -53,11 +53,8 @@ func serve(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (err
 			return err
 		}
 		st := p.Stats()
-		_, err := fmt.Fprintf(out, "publisher  generation %d: length %d in %d MiB; followers: %d, which keep %d MiB that are no longer published\n",
+		e.Line("publisher", "generation %d: length %d in %d MiB; followers: %d, which still map %d MiB that were taken back",
 			st.Generation, st.Length, st.Bytes>>20, len(st.Followers), st.Pinned>>20)
-		if err != nil {
-			return err
-		}
 		select {
 		case <-time.After(o.every):
 		case <-ctx.Done():
@@ -69,7 +66,7 @@ func serve(ctx context.Context, dev *cuda.Device, o options, out io.Writer) (err
 	return p.Settle(bounded)
 }
 
-// change makes the array longer, or shorter where it would become too long.
+// change makes the array longer, or shorter if it would become too long.
 func change(ctx context.Context, array *vmm.Array[uint64], p *publish.Publication, s *cuda.Stream, o options) error {
 	if array.Len()+o.step > o.most {
 		return p.Shrink(array.Len()/4, s)
@@ -82,12 +79,4 @@ func change(ctx context.Context, array *vmm.Array[uint64], p *publish.Publicatio
 		return err
 	}
 	return unlessEnded(ctx, p.Announce(ctx, array.Len(), s))
-}
-
-// unlessEnded is the error of what an interrupt ends, which is no failure.
-func unlessEnded(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
 }
