@@ -51,7 +51,7 @@ func device(d Device) []Finding {
 		add(CheckState, Note, "", "NVML knows no fabric of it: it is on none, and its handles serve this host alone")
 		return all
 	case errors.Is(d.FabricErr, errSilent):
-		add(CheckNVML, Warning, "see whether nvidia-smi answers, and look for the GPU in the kernel's log (dmesg, Xid)", "how it stands with its fabric is not known: %v", d.FabricErr)
+		add(CheckNVML, Warning, "see whether nvidia-smi works, and look for the GPU in the kernel's log (dmesg, Xid)", "how it stands with its fabric is not known: %v", d.FabricErr)
 		return all
 	case refused != nil:
 		severity, remedy := Note, cmp.Or(nvmlRemedies[refused.Return], "see what nvidia-smi says")

@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// of answers the finding of a check that is not ok, or the one that is.
+// of returns the finding of a check that is not ok, or the one that is.
 func of(t *testing.T, all []Finding, c Check) Finding {
 	t.Helper()
 	var found *Finding
@@ -125,7 +125,7 @@ func TestDevice(t *testing.T) {
 		{"clique", device3(nil), CheckClique, OK, "00000000-0000-0000-0000-000000000007.5", ""},
 		{"no attribute", device3(func(d *Device) { d.Attribute = false }), CheckAttribute, Problem, "no fabric handles", "descriptors"},
 		{"no NVML", device3(func(d *Device) { d.FabricErr = nvml.ErrMissing }), CheckNVML, Note, "NVML is not there", "CUVMM_LIBNVML"},
-		{"NVML refuses", device3(func(d *Device) { d.FabricErr = &nvml.Error{Call: "nvmlInit_v2", Return: nvml.LibraryMismatch} }), CheckNVML, Note, "nvmlInit_v2 answers 18", "same release"},
+		{"NVML refuses", device3(func(d *Device) { d.FabricErr = &nvml.Error{Call: "nvmlInit_v2", Return: nvml.LibraryMismatch} }), CheckNVML, Note, "nvmlInit_v2 returned 18", "same release"},
 		{"NVML may not", device3(func(d *Device) { d.FabricErr = &nvml.Error{Call: "nvmlInit_v2", Return: nvml.NoPermission} }), CheckNVML, Note, "no permission", "/dev/nvidiactl"},
 		{"NVML does not see it", device3(func(d *Device) { d.FabricErr = &nvml.Error{Call: "x", Return: nvml.NotFound} }), CheckNVML, Note, "not found", "whole GPU"},
 		{"a GPU that is lost", device3(func(d *Device) { d.FabricErr = &nvml.Error{Call: "x", Return: nvml.GPULost} }), CheckNVML, Problem, "GPU is lost", "Xid"},

@@ -103,6 +103,6 @@ func (e *Error) Error() string {
 	return strings.Join(all, "; ")
 }
 
-// explained are the answers to a creation that the findings may explain.
+// explained are the results of a creation that the findings may explain.
 // Every other one has another cause.
 func explained(r driver.Result) bool { return r == driver.NotPermitted || r == driver.NotSupported }

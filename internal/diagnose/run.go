@@ -52,7 +52,7 @@ func Run(sys *core.System, devices []driver.Device, o Options) Report {
 }
 
 // Creation is why memory with a fabric handle could not be created, as far as
-// the answer is one that this package can explain; else nil.
+// the result is one that this package can explain; else nil.
 func Creation(sys *core.System, prop driver.AllocationProp, r driver.Result) error {
 	if prop.RequestedHandleTypes&driver.HandleFabric == 0 || !explained(r) {
 		return nil
@@ -61,7 +61,7 @@ func Creation(sys *core.System, prop driver.AllocationProp, r driver.Result) err
 }
 
 // Import is what this process can say of a fabric handle that the driver refused
-// with r to import for a device: where it stands itself, and, where the answer is
+// with r to import for a device: where it stands itself, and, if the result is
 // one that the findings explain, those. It is nil where neither helps.
 func Import(sys *core.System, id driver.Device, r driver.Result) error {
 	if !explained(r) && r != driver.InvalidHandle && r != driver.InvalidDevice {
@@ -124,9 +124,9 @@ func ask(sys *core.System, id driver.Device) Device {
 // is ill may hold it up for ever.
 var patience = 10 * time.Second
 
-var errSilent = errors.New("NVML does not answer")
+var errSilent = errors.New("NVML does not respond")
 
-// question is what NVML is asked, and asked are those that it has not answered: a
+// question is what NVML is asked, and asked are those without a response: a
 // call that hangs keeps a thread of the system, so the same is not asked twice.
 type question struct {
 	of   *core.System

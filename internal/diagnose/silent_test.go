@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// silent is a driver beside an NVML that answers when it is let.
+// silent is a driver beside an NVML that responds when the test lets it.
 type silent struct {
 	driver.Driver
 	let   chan struct{}
@@ -46,7 +46,7 @@ func TestNVMLThatDoesNotAnswer(t *testing.T) {
 	found := nvmlOf(10 * time.Millisecond)
 	require.Len(t, found, 1)
 	require.Equal(t, diagnose.Warning, found[0].Severity)
-	require.Contains(t, found[0].Text, "NVML does not answer within 10ms")
+	require.Contains(t, found[0].Text, "NVML does not respond within 10ms")
 	require.Contains(t, found[0].Remedy, "nvidia-smi")
 
 	// A call that hangs has a thread of the system, so there is one and not one

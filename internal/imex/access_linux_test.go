@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// readAsNobody answers what a user without rights finds.
-const readAsNobody = "read as nobody"
+// readAsNobody reports what a user without rights finds.
+const readAsNobody = "read as an unprivileged user"
 
 func init() {
 	reexec.Register(readAsNobody, func(c *reexec.Child) error {
@@ -93,13 +93,13 @@ func TestAccessIsThisUsers(t *testing.T) {
 	require.Contains(t, got.MajorErr, "permission denied")
 }
 
-// What stands at the places of the files may be anything, and holds up nobody.
+// What stands at the places of the files may be anything, and holds up no reader.
 func TestStrangeFiles(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
-		"a folder":                  func(path string) error { return os.Mkdir(path, 0o755) },
-		"a pipe that nobody writes": func(path string) error { return syscall.Mkfifo(path, 0o600) },
-		"a line too long":           func(path string) error { return os.WriteFile(path, make([]byte, 1<<20), 0o600) },
-		"no end of zeros":           func(path string) error { return os.Symlink("/dev/zero", path) },
+		"a folder":                func(path string) error { return os.Mkdir(path, 0o755) },
+		"a pipe without a writer": func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"a line too long":         func(path string) error { return os.WriteFile(path, make([]byte, 1<<20), 0o600) },
+		"no end of zeros":         func(path string) error { return os.Symlink("/dev/zero", path) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, devices, params)

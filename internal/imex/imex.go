@@ -109,8 +109,8 @@ func (f Facts) Fits(c Channel) bool {
 	return c.Device[0] != 0 && c.Device[1] == c.Minor && (f.Major == 0 || c.Device[0] == f.Major)
 }
 
-// eachLine reads a file line by line, until the function answers false. Another
-// path may lead to anything, a pipe that nobody writes included.
+// eachLine reads a file line by line, until the function returns false. Another
+// path may lead to anything, a pipe without a writer included.
 func eachLine(path string, do func(line string) bool) error {
 	info, err := os.Stat(path)
 	if err != nil {

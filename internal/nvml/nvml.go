@@ -1,5 +1,5 @@
 // Package nvml is what the library asks of NVML: how a GPU stands with its
-// fabric. The real library is opened by csrc; the software driver answers for
+// fabric. The real library is opened by csrc; the software driver reports on
 // its own machine.
 package nvml
 
@@ -8,11 +8,11 @@ import (
 	"fmt"
 )
 
-// Library answers what is known of a GPU's fabric. It is safe for concurrent
+// Library reports what is known of a GPU's fabric. It is safe for concurrent
 // use.
 type Library interface {
 	// Fabric asks about the GPU with that UUID, in the form GPU-xxxxxxxx-....
-	// The error is an *Error where the library answered, and wraps ErrMissing
+	// The error is an *Error if the library returned one, and wraps ErrMissing
 	// where there is none.
 	Fabric(uuid string) (Fabric, error)
 }
@@ -136,7 +136,7 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	return fmt.Sprintf("%s answers %d (%v)", e.Call, int32(e.Return), e.Return)
+	return fmt.Sprintf("%s returned %d (%v)", e.Call, int32(e.Return), e.Return)
 }
 
 func name(v uint32, names ...string) string {

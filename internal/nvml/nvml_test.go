@@ -55,5 +55,5 @@ func TestNames(t *testing.T) {
 	require.Equal(t, "limited capacity", nvml.SummaryLimitedCapacity.String())
 	require.Equal(t, "argument version mismatch", nvml.VersionMismatch.String())
 	require.Equal(t, "error 77", nvml.Return(77).String())
-	require.Equal(t, "nvmlInit_v2 answers 9 (driver not loaded)", (&nvml.Error{Call: "nvmlInit_v2", Return: nvml.DriverNotLoaded}).Error())
+	require.Equal(t, "nvmlInit_v2 returned 9 (driver not loaded)", (&nvml.Error{Call: "nvmlInit_v2", Return: nvml.DriverNotLoaded}).Error())
 }
