@@ -25,7 +25,7 @@ type news struct {
 
 func init() {
 	reexec.Register("adversary: follower", func(c *reexec.Child) error {
-		if err := confine(0, c.Args[1] == "unprivileged"); err != nil {
+		if err := confine(0, c.Args[1] == "nobody"); err != nil {
 			return err
 		}
 		sys, err := machine(c.Args[2])
@@ -56,7 +56,7 @@ func init() {
 	})
 	// It passes descriptors whose last close takes an hour, which is the publisher's.
 	// With so many chunks it follows first, keeps them, and leaves unread what the
-	// publisher replies, so that its descriptors stay unread, too.
+	// publisher answers, so that its descriptors stay unread, too.
 	reexec.Register("adversary: lingers", func(c *reexec.Child) error {
 		w, err := dial(c.Args[0])
 		if err != nil {

@@ -116,7 +116,7 @@ func TestAClientThatReadsNothing(t *testing.T) {
 	hold := startAttack(t, "reads nothing", p.path)
 	hold.wait()
 	p.does("announce", 64)
-	f := startFollower(t, p.path, "unprivileged")
+	f := startFollower(t, p.path, "nobody")
 	f.progress()
 	p.does("announce", 64)
 	hold.cmd.Kill()
