@@ -115,6 +115,11 @@ type ImportOptions struct {
 	// ReadOnly imports for reading: no access beyond that can be granted to the
 	// memory here. It protects from this process's own mistakes, not from a peer.
 	ReadOnly bool
+	// Hint is the address that is wanted, so that several processes can have the memory
+	// at one; 0 leaves it to the driver. It is a hint: check the buffer's Ptr.
+	Hint cuda.Ptr
+	// Align is a power of two that the address is a multiple of; 0 is the granularity.
+	Align int
 	// MaxBytes is the most memory that is taken in one object; 0 is what the
 	// memory's device has, and a TiB of memory of the host.
 	MaxBytes int

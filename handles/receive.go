@@ -97,7 +97,7 @@ func receiveBuffer(ctx context.Context, op string, c *peer.Conn, d *cuda.Device,
 		}
 		return nil, nil
 	}, func(c conn, i *importing) (io.Closer, error) {
-		b, err := i.Buffer(share.ImportOptions{Length: i.length})
+		b, err := i.Buffer(share.ImportOptions{Length: i.length, Hint: o.Hint, Align: o.Align})
 		if err != nil {
 			return nil, err
 		}

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/link"
@@ -365,6 +366,9 @@ func (c *Conn) warn() {
 		c.out.sequence++
 	}
 }
+
+// Released ends when the connection has given everything back, after Close.
+func (c *Conn) Released() cuda.Completion { return c.closer.Completion() }
 
 // Close ends the connection and every call that waits on it. What was sent and
 // not yet received still arrives. The second Close does nothing.

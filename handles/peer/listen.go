@@ -229,6 +229,9 @@ func admit(s *sock.Conn, allow func(Credentials) error) (Credentials, error) {
 	return p, allow(p)
 }
 
+// Released ends when the listener has given everything back, after Close.
+func (l *Listener) Released() cuda.Completion { return l.closer.Completion() }
+
 // Close ends the listener and the calls of Accept that wait. The socket is
 // removed if it is still this listener's. Connections stay open. The second
 // Close does nothing.

@@ -50,11 +50,11 @@ const (
 )
 
 const (
-	// MaxKind is the largest kind of a message; the least is 1.
+	// MaxKind is the largest kind of a message, 0xff00; the least is 1.
 	MaxKind = wire.MaxKind
-	// MaxBody is the most bytes in a message.
+	// MaxBody is the most bytes in a message, 1 MiB.
 	MaxBody = wire.MaxBody
-	// MaxFDs is the most file descriptors in a message.
+	// MaxFDs is the most file descriptors in a message, 4,096.
 	MaxFDs = wire.MaxFDs
 )
 

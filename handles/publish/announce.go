@@ -75,23 +75,63 @@ func (p *Publication) AnnounceRange(ctx context.Context, from, to int, streams .
 // behindGap is the length of an announcement that shows nothing yet.
 const behindGap = -1
 
-// announceNext orders what is announced behind the streams, and shows as much as
-// next says, unless that is behindGap.
-func (p *Publication) announceNext(ctx context.Context, op string, streams []*cuda.Stream, next func() (length int, err error)) error {
-	// Last of all, to those who send it: they would wait for another processor to
-	// wake, where this one goes on with something else.
-	defer runtime.Gosched()
+// AnnounceAppended shows everything that was appended to the buffer or array until
+// now, by any goroutine, ordered behind the streams of those appends: a program that
+// appends in several places announces in one without naming a stream. What other work
+// wrote, such as a kernel after AppendUndefined, is not waited for. With an append on a
+// stream that captures a graph it is cuda.ErrCapturing. In every other way it is
+// Announce.
+func (p *Publication) AnnounceAppended(ctx context.Context) error {
+	const op = "publish.Publication.AnnounceAppended"
+	if err := p.turn(ctx, op); err != nil {
+		return err
+	}
+	defer p.changes.Give()
+	bytes, on, mark := p.hold.Appended()
+	on = slices.DeleteFunc(on, (*core.Stream).Gone) // and nothing of them is under way
+	err := p.announceBehind(ctx, op, on, func() (int, error) { return int(bytes / p.unit), nil })
+	if err == nil {
+		p.hold.Announced(mark)
+	}
+	return err
+}
+
+// turn waits for the changes before, if the publication is still there then.
+func (p *Publication) turn(ctx context.Context, op string) error {
 	if !p.changes.Take(ctx, p.ctx.Done()) {
 		if p.ctx.Err() != nil {
 			return p.closed(op)
 		}
 		return peererr.Wait(ctx, op, "another change is under way", "try again: nothing was announced")
 	}
-	defer p.changes.Give()
 	if p.over() {
+		p.changes.Give()
 		return p.closed(op)
 	}
-	streams = slices.DeleteFunc(slices.Clone(streams), func(s *cuda.Stream) bool { return s == nil })
+	return nil
+}
+
+// announceNext orders what is announced behind the streams, and shows as much as
+// next says, unless that is behindGap.
+func (p *Publication) announceNext(ctx context.Context, op string, streams []*cuda.Stream, next func() (length int, err error)) error {
+	if err := p.turn(ctx, op); err != nil {
+		return err
+	}
+	defer p.changes.Give()
+	var on []*core.Stream
+	for _, s := range streams {
+		if s != nil {
+			on = append(on, core.StreamOf(s))
+		}
+	}
+	return p.announceBehind(ctx, op, on, next)
+}
+
+// announceBehind is announceNext for a caller that holds changes.
+func (p *Publication) announceBehind(ctx context.Context, op string, streams []*core.Stream, next func() (length int, err error)) error {
+	// Last of all, to the goroutines that send it: they would wait for another processor
+	// to wake, where this one goes on with something else.
+	defer runtime.Gosched()
 	// Before anything else: a capture is refused without a trace.
 	free, err := useAll(core.SystemOf(p.seq.dev), op, streams)
 	if err != nil {
@@ -128,7 +168,7 @@ func (p *Publication) announceNext(ctx context.Context, op string, streams []*cu
 
 // behind has the words that are written from now on come after the work that is on
 // the streams.
-func (p *Publication) behind(ctx context.Context, op string, streams []*cuda.Stream) error {
+func (p *Publication) behind(ctx context.Context, op string, streams []*core.Stream) error {
 	both := ctx
 	if p.seq.stream == nil { // it waits
 		var cancel context.CancelFunc
@@ -253,7 +293,7 @@ func handlesOf(chunks []share.Chunk) []*phys.Handle {
 // unmapped, takes nothing back.
 func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 	const op = "publish.Publication.Shrink"
-	free, err := useAll(core.SystemOf(p.seq.dev), op, streams)
+	free, err := useStreams(core.SystemOf(p.seq.dev), op, streams)
 	if err != nil {
 		return err
 	}

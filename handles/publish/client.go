@@ -91,6 +91,10 @@ func NewClient(c *peer.Conn) *Client {
 	return k
 }
 
+// Released ends when the client's connection is given back, after Close. Followers are
+// released by themselves.
+func (k *Client) Released() cuda.Completion { return k.closer.Completion() }
+
 // Close ends the connection. Followers keep what they have mapped, as if the
 // publisher were gone, until each is closed. The second Close does nothing.
 func (k *Client) Close() error {

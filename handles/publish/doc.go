@@ -16,7 +16,8 @@
 // their streams hangs.
 //
 // Goroutines that append at the same time announce what each of them appended
-// ([Publication.AnnounceRange]), without a lock of their own.
+// ([Publication.AnnounceRange]), without a lock of their own, or one announces for all
+// without naming their streams ([Publication.AnnounceAppended]).
 //
 // # Trust
 //

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -108,6 +109,90 @@ func ExamplePublication_AnnounceRange() {
 	writers.Wait()
 	fmt.Println(index.Stats().Length, "elements are shown")
 	// Output: 120 elements are shown
+}
+
+// Goroutines append on streams of their own, and one announces for all of them.
+func ExamplePublication_AnnounceAppended() {
+	machine, err := sim.New(sim.Options{})
+	check(err)
+	sys, err := machine.OpenOwned()
+	check(err)
+	defer sys.Close()
+	array, err := vmm.NewArray[int32](sys.Devices()[0], vmm.BufferOptions{Reserve: 64 << 20})
+	check(err)
+	defer array.Close()
+	server := publish.NewServer(publish.ServerOptions{})
+	defer server.Close()
+	index, err := publish.Array(server, "index", array)
+	check(err)
+
+	var writers sync.WaitGroup
+	for range 4 {
+		writers.Go(func() {
+			stream, err := array.Device().NewStream(cuda.StreamOptions{})
+			check(err)
+			defer stream.Close()
+			_, err = array.Append(stream, []int32{1, 2, 3})
+			check(err)
+		})
+	}
+	writers.Wait()
+	check(index.AnnounceAppended(context.Background()))
+	fmt.Println(index.Stats().Length, "elements are shown")
+	// Output: 12 elements are shown
+}
+
+// A client reads what a server publishes: what there is, once or as it grows.
+func ExampleClient() {
+	ctx := context.Background()
+	machine, err := sim.New(sim.Options{})
+	check(err)
+	sys, err := machine.OpenOwned()
+	check(err)
+	defer sys.Close()
+	dev := sys.Devices()[0]
+	array, err := vmm.NewArray[int32](dev, vmm.BufferOptions{})
+	check(err)
+	defer array.Close()
+	_, err = array.Append(nil, []int32{1, 2, 3})
+	check(err)
+	server := publish.NewServer(publish.ServerOptions{
+		Authorize: func(p peer.Credentials, known bool, name string) publish.Access { return publish.ReadAccess },
+	})
+	defer server.Close()
+	numbers, err := publish.Array(server, "numbers", array)
+	check(err)
+	check(numbers.Announce(ctx, 3))
+	near, file, err := peer.Pair(peer.Options{}) // a child would inherit the file
+	check(err)
+	go func() { _ = server.ServeConn(ctx, near) }()
+	conn, err := peer.Inherit(file, peer.Options{})
+	check(err)
+
+	client := publish.NewClient(conn)
+	defer client.Close()
+	all, err := client.List(ctx)
+	check(err)
+	var first publish.Listing = all[0]
+	fmt.Println(first.Name, first.Access, first.Length)
+	once, err := publish.Open[int32](ctx, client, dev, "numbers", handles.ImportOptions{ReadOnly: true})
+	check(err)
+	fmt.Println(once.Len(), "elements were copied nowhere")
+	check(once.Close())
+	follower, err := publish.Follow[int32](ctx, client, dev, "numbers", publish.FollowOptions{ReadOnly: true})
+	check(err)
+	check(follower.Next(ctx))
+	fmt.Println(follower.Len(), "elements of generation", follower.Generation())
+	check(numbers.Settle(ctx)) // the publisher knows it, too
+	var stats publish.Stats = numbers.Stats()
+	var reader publish.FollowerStats = stats.Followers[0]
+	fmt.Println(len(stats.Followers), "follower has", reader.Length)
+	check(follower.Close())
+	// Output:
+	// numbers read 3
+	// 3 elements were copied nowhere
+	// 3 elements of generation 1
+	// 1 follower has 3
 }
 
 func check(err error) {

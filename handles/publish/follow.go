@@ -30,6 +30,15 @@ type FollowOptions struct {
 	// what the publisher has. Growth beyond it is this follower's cuda.ErrCapacity
 	// alone.
 	Reserve int
+	// Hint is the address that is wanted, so that several processes can have the memory
+	// at one; 0 leaves it to the driver. It is a hint: check the array's Ptr.
+	Hint cuda.Ptr
+	// Align is a power of two that the address is a multiple of; 0 is the granularity.
+	Align int
+	// OnGrow, if set, is called after memory was mapped for the bytes from from up to, not
+	// including, to, on a goroutine of the follower's own and before Next shows it. It
+	// must not wait for the follower.
+	OnGrow func(from, to int)
 	// MaxChunks is the most chunks; 0 is MaxChunks.
 	MaxChunks int
 	// KeepDescriptors keeps the file descriptors of the memory, so that it can be
@@ -183,7 +192,7 @@ func (f *follower) build(op, name string, page *peer.FD, want wanted) error {
 			return err
 		}
 	}
-	if f.buffer, err = in.Buffer(share.ImportOptions{Reserve: f.tracker.room, Followed: true}); err != nil {
+	if f.buffer, err = in.Buffer(share.ImportOptions{Reserve: f.tracker.room, Hint: f.options.Hint, Align: f.options.Align, OnGrow: f.options.OnGrow, Followed: true}); err != nil {
 		return err
 	}
 	f.memory = share.Of(f.buffer)

@@ -15,7 +15,7 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 		return peererr.Closed(op, "follower")
 	}
 	defer f.closer.Release()
-	release, err := useAll(core.SystemOf(f.dev), op, streams)
+	release, err := useStreams(core.SystemOf(f.dev), op, streams)
 	if err != nil {
 		return err
 	}

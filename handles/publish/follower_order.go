@@ -28,7 +28,7 @@ func (f *follower) orderShown(streams []*cuda.Stream) error {
 // order has later work on the streams come behind a generation, or, without
 // streams, waits until that is complete.
 func (f *follower) order(ctx context.Context, op string, generation uint64, streams []*cuda.Stream) error {
-	release, err := useAll(core.SystemOf(f.dev), op, streams)
+	release, err := useStreams(core.SystemOf(f.dev), op, streams)
 	if err != nil {
 		return err
 	}
@@ -53,11 +53,24 @@ func (f *follower) order(ctx context.Context, op string, generation uint64, stre
 	return nil
 }
 
-// useAll holds streams, none of which may capture, until they are released.
-func useAll(sys *core.System, op string, streams []*cuda.Stream) (release func(), err error) {
-	var held []*core.Stream
+// useStreams holds streams of the user's, none of which may capture, until they are
+// released.
+func useStreams(sys *core.System, op string, streams []*cuda.Stream) (release func(), err error) {
+	all := make([]*core.Stream, len(streams))
+	for i, s := range streams {
+		if s == nil {
+			return nil, peererr.Invalid(op, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
+		}
+		all[i] = core.StreamOf(s)
+	}
+	return useAll(sys, op, all)
+}
+
+// useAll is useStreams for the inner state of streams.
+func useAll(sys *core.System, op string, streams []*core.Stream) (release func(), err error) {
+	held := 0
 	drop := func() {
-		for _, s := range held {
+		for _, s := range streams[:held] {
 			s.Release()
 		}
 	}
@@ -67,20 +80,16 @@ func useAll(sys *core.System, op string, streams []*cuda.Stream) (release func()
 		}
 	}()
 	for _, s := range streams {
-		if s == nil {
-			return nil, peererr.Invalid(op, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
-		}
-		in := core.StreamOf(s)
-		if err := in.Use(op, sys); err != nil {
+		if err := s.Use(op, sys); err != nil {
 			return nil, err
 		}
-		held = append(held, in)
-		capturing, err := s.Capturing()
-		if err != nil {
-			return nil, err
-		}
-		if capturing {
-			return nil, core.CapturingError(op, in)
+		held++
+		capturing, r := s.Capturing()
+		switch {
+		case r != driver.Success:
+			return nil, s.Ctx.CallError(op, driver.CallStreamIsCapturing, r, fmt.Sprintf("stream %#x", uintptr(s.Handle)))
+		case capturing:
+			return nil, core.CapturingError(op, s)
 		}
 	}
 	return drop, nil

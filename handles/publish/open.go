@@ -67,7 +67,7 @@ func (k *Client) open(ctx context.Context, op string, d *cuda.Device, name strin
 	if err != nil {
 		return nil, got.Discard(err)
 	}
-	b, err := got.Buffer(share.ImportOptions{Length: last.length * t.unit})
+	b, err := got.Buffer(share.ImportOptions{Length: last.length * t.unit, Hint: o.Hint, Align: o.Align})
 	if err != nil {
 		return nil, got.Discard(err)
 	}

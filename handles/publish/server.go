@@ -278,6 +278,9 @@ func (s *Server) all() []*Publication {
 	return all
 }
 
+// Released ends when the server has given everything back, after Close.
+func (s *Server) Released() cuda.Completion { return s.closer.Completion() }
+
 // Close withdraws what is published, waits until the streams that were announced
 // have written their last words, so that no follower loses what it was promised,
 // and until the followers are told (each within Options.Timeout), and ends all

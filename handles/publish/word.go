@@ -106,16 +106,15 @@ func newSequence(d *cuda.Device) (*sequence, error) {
 // behind has later values come after the work that is on the stream now. Where
 // it captures a graph that is refused and nothing has changed. Without a stream
 // of its own it waits for that work.
-func (q *sequence) behind(ctx context.Context, op string, s *cuda.Stream) error {
+func (q *sequence) behind(ctx context.Context, op string, in *core.Stream) error {
 	sys := core.SystemOf(q.dev)
 	if q.stream == nil {
-		f, err := core.FenceOf(sys, op, []*cuda.Stream{s})
+		f, err := sys.NewFence(op, []*core.Stream{in})
 		if err != nil {
 			return err
 		}
 		return passed(ctx, op, f)
 	}
-	in := core.StreamOf(s)
 	if err := in.Use(op, sys); err != nil {
 		return err
 	}

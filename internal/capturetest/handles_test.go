@@ -60,7 +60,7 @@ var peerCases = join(
 		},
 	},
 	plain("FD", (*world).fd, "String", "Close"),
-	plain("Listener", (*world).listener, "Path", "Close"),
+	plain("Listener", (*world).listener, "Path", "Released", "Close"),
 	plain("Message", func(w *world) *peer.Message { return &peer.Message{FDs: []*peer.FD{w.fd()}} }, "Close"),
 	table{
 		"NewFD": func(w *world) func() error {
@@ -114,6 +114,10 @@ var peerCases = join(
 		"Conn.Peer": func(w *world) func() error {
 			near, _ := w.pair()
 			return func() error { near.Peer(); return nil }
+		},
+		"Conn.Released": func(w *world) func() error {
+			near, _ := w.pair()
+			return func() error { near.Released(); return nil }
 		},
 		"Conn.Close": func(w *world) func() error {
 			near, _ := w.pair()
@@ -206,6 +210,10 @@ var publishCases = join(
 			near, far := w.pair()
 			return beside(func() error { return s.ServeConn(w.soon(), near) }, far.Close)
 		},
+		"Server.Released": func(w *world) func() error {
+			s := w.server()
+			return func() error { s.Released(); return nil }
+		},
 		"Server.Close": func(w *world) func() error { return w.server().Close },
 		"Server.Publish": func(w *world) func() error {
 			s, b := w.server(), w.buffer()
@@ -214,6 +222,10 @@ var publishCases = join(
 		"Array": func(w *world) func() error {
 			s, a := w.server(), w.array()
 			return func() error { return w.withdrawn(publish.Array(s, "name", a)) }
+		},
+		"Publication.AnnounceAppended": func(w *world) func() error {
+			p := w.publication()
+			return func() error { return p.AnnounceAppended(w.soon()) }
 		},
 		"Publication.Announce": func(w *world) func() error {
 			p, s := w.publication(), w.stream()
@@ -238,6 +250,10 @@ var publishCases = join(
 		"NewClient": func(w *world) func() error {
 			near, _ := w.pair()
 			return func() error { return keep[*publish.Client](w)(publish.NewClient(near), nil) }
+		},
+		"Client.Released": func(w *world) func() error {
+			_, k := w.published()
+			return func() error { k.Released(); return nil }
 		},
 		"Client.Close": func(w *world) func() error { _, k := w.published(); return k.Close },
 		"Client.List": func(w *world) func() error {

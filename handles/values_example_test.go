@@ -1,0 +1,129 @@
+//go:build linux
+
+package handles_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// A descriptor is a plain value with one binary form, which a receiver checks against
+// its own limits before it reserves anything.
+func ExampleDescriptor() {
+	element, size := handles.ElementOf[float32]()
+	d := handles.Descriptor{
+		Kind: handles.ArrayKind, Element: element, ElementSize: uint32(size), Length: 1000,
+		Chunks: []uint64{2 << 20, 2 << 20}, Location: cuda.OnDevice(0), Device: cuda.UUID{1},
+		Handle: vmm.PosixFD, Exporter: handles.Self(),
+	}
+	form, err := d.MarshalBinary()
+	check(err)
+
+	var got handles.Descriptor
+	check(got.UnmarshalBinary(form))
+	check(got.Validate(handles.Limits{Granularity: 2 << 20, MaxBytes: 1 << 30}))
+	fmt.Println(got.Kind, "of", got.Element, got.Size())
+	fmt.Println(got.Exporter == handles.Self())
+	fmt.Println(got.Validate(handles.Limits{Granularity: 2 << 20, MaxBytes: 1 << 20}))
+	// Output:
+	// array of float32 4194304
+	// true
+	// handles.Descriptor.Validate: too large: 4 MiB, of which 1 MiB are allowed; share less, or raise the importer's limit
+}
+
+// A lease keeps memory until its receivers have imported it, and its offer travels in
+// any way.
+func ExampleLeaseBuffer() {
+	machine, err := sim.New(sim.Options{})
+	check(err)
+	sys, err := machine.OpenOwned()
+	check(err)
+	defer sys.Close()
+	dev := sys.Devices()[0]
+	b, err := vmm.NewBuffer(dev, vmm.BufferOptions{})
+	check(err)
+	_, err = b.Append(nil, []byte("shared"))
+	check(err)
+
+	lease, err := handles.LeaseBuffer(b, handles.LeaseOptions{Handle: vmm.PosixFD, Receivers: 1})
+	check(err)
+	defer lease.Close()
+	check(b.Close()) // the lease holds the memory
+	var open handles.LeaseStats = handles.Leases()
+	fmt.Println(open.Open, "lease of", open.Bytes, "bytes")
+
+	offer := lease.Offer()
+	got, err := handles.ImportBuffer(dev, offer, handles.ImportOptions{ReadOnly: true})
+	check(err)
+	var receipt handles.Receipt = offer.Receipt()
+	check(lease.Imported(receipt))
+	check(lease.Wait(context.Background()))
+	fmt.Println(got.Len(), "bytes were imported by this process:", receipt.Importer == handles.Self())
+	check(got.Close())
+	// Output:
+	// 1 lease of 2097152 bytes
+	// 6 bytes were imported by this process: true
+}
+
+// Physical memory is leased and sent by itself, and mapped by its receiver.
+func ExampleLeaseAllocation() {
+	machine, err := sim.New(sim.Options{})
+	check(err)
+	sys, err := machine.OpenOwned()
+	check(err)
+	defer sys.Close()
+	dev := sys.Devices()[0]
+	memory, err := vmm.Create(dev, 2<<20, vmm.Properties{Handles: vmm.PosixFD})
+	check(err)
+	defer memory.Close()
+	lease, err := handles.LeaseAllocation(memory, handles.LeaseOptions{Handle: vmm.PosixFD})
+	check(err)
+	defer lease.Close()
+
+	got, err := handles.ImportAllocation(dev, lease.Offer(), handles.ImportOptions{})
+	check(err)
+	fmt.Println(got.Size(), "bytes")
+	check(got.Close())
+	// Output:
+	// 2097152 bytes
+}
+
+// Both ends of a connection count what it carried, and how.
+func ExampleTransfersOf() {
+	ctx := context.Background()
+	machine, err := sim.New(sim.Options{})
+	check(err)
+	sys, err := machine.OpenOwned()
+	check(err)
+	defer sys.Close()
+	dev := sys.Devices()[0]
+	near, file, err := peer.Pair(peer.Options{})
+	check(err)
+	defer near.Close()
+	far, err := peer.Inherit(file, peer.Options{})
+	check(err)
+	defer far.Close()
+	b, err := vmm.NewBuffer(dev, vmm.BufferOptions{})
+	check(err)
+	defer b.Close()
+	_, err = b.Append(nil, []byte("shared"))
+	check(err)
+
+	sent := make(chan error, 1)
+	go func() { sent <- handles.SendBuffer(ctx, near, b) }()
+	got, err := handles.ReceiveBuffer(ctx, far, dev, handles.ImportOptions{})
+	check(err)
+	check(<-sent)
+	var all handles.Transfers = handles.TransfersOf(near)
+	var out handles.Carried = all.Sent
+	fmt.Println(out.Descriptor, "by descriptor,", out.Fabric, "by fabric handle")
+	check(got.Close())
+	// Output:
+	// 1 by descriptor, 0 by fabric handle
+}
