@@ -55,13 +55,16 @@ func ExampleLeaseBuffer() {
 	check(err)
 	defer lease.Close()
 	check(b.Close()) // the lease holds the memory
-	var open handles.LeaseStats = handles.Leases()
+	open := handles.Leases()
 	fmt.Println(open.Open, "lease of", open.Bytes, "bytes")
 
 	offer := lease.Offer()
 	got, err := handles.ImportBuffer(dev, offer, handles.ImportOptions{ReadOnly: true})
 	check(err)
-	var receipt handles.Receipt = offer.Receipt()
+	text, err := offer.Receipt().MarshalText() // goes back in any way
+	check(err)
+	var receipt handles.Receipt
+	check(receipt.UnmarshalText(text))
 	check(lease.Imported(receipt))
 	check(lease.Wait(context.Background()))
 	fmt.Println(got.Len(), "bytes were imported by this process:", receipt.Importer == handles.Self())
@@ -120,10 +123,9 @@ func ExampleTransfersOf() {
 	got, err := handles.ReceiveBuffer(ctx, far, dev, handles.ImportOptions{})
 	check(err)
 	check(<-sent)
-	var all handles.Transfers = handles.TransfersOf(near)
-	var out handles.Carried = all.Sent
-	fmt.Println(out.Descriptor, "by descriptor,", out.Fabric, "by fabric handle")
+	all := handles.TransfersOf(near)
+	fmt.Println(all.Sent == handles.Carried{Descriptor: 1}, all.Received == handles.Carried{})
 	check(got.Close())
 	// Output:
-	// 1 by descriptor, 0 by fabric handle
+	// true true
 }

@@ -173,8 +173,8 @@ func ExampleClient() {
 	defer client.Close()
 	all, err := client.List(ctx)
 	check(err)
-	var first publish.Listing = all[0]
-	fmt.Println(first.Name, first.Access, first.Length)
+	show := func(l publish.Listing) { fmt.Println(l.Name, l.Access, l.Length) }
+	show(all[0])
 	once, err := publish.Open[int32](ctx, client, dev, "numbers", handles.ImportOptions{ReadOnly: true})
 	check(err)
 	fmt.Println(once.Len(), "elements were copied nowhere")
@@ -184,15 +184,14 @@ func ExampleClient() {
 	check(follower.Next(ctx))
 	fmt.Println(follower.Len(), "elements of generation", follower.Generation())
 	check(numbers.Settle(ctx)) // the publisher knows it, too
-	var stats publish.Stats = numbers.Stats()
-	var reader publish.FollowerStats = stats.Followers[0]
-	fmt.Println(len(stats.Followers), "follower has", reader.Length)
+	length := func(st publish.Stats, f publish.FollowerStats) { fmt.Println(f.Length, "of", st.Length, "acknowledged") }
+	length(numbers.Stats(), numbers.Stats().Followers[0])
 	check(follower.Close())
 	// Output:
 	// numbers read 3
 	// 3 elements were copied nowhere
 	// 3 elements of generation 1
-	// 1 follower has 3
+	// 3 of 3 acknowledged
 }
 
 func check(err error) {
