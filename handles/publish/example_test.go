@@ -184,7 +184,9 @@ func ExampleClient() {
 	check(follower.Next(ctx))
 	fmt.Println(follower.Len(), "elements of generation", follower.Generation())
 	check(numbers.Settle(ctx)) // the publisher knows it, too
-	length := func(st publish.Stats, f publish.FollowerStats) { fmt.Println(f.Length, "of", st.Length, "acknowledged") }
+	length := func(st publish.Stats, f publish.FollowerStats) {
+		fmt.Println(f.Length, "of", st.Length, "acknowledged")
+	}
 	length(numbers.Stats(), numbers.Stats().Followers[0])
 	check(follower.Close())
 	// Output:
