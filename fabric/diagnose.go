@@ -132,8 +132,8 @@ func (d Diagnosis) String() string {
 // devices, which are of one System. What is wrong is a finding; an error is a
 // mistake of the caller's: no device, devices of several Systems, or one that
 // is closed. It opens no channel unless Options.Trial asks for memory. It may
-// take a second, in which NVML is opened, and ten for each device where that does
-// not answer.
+// take a second, in which NVML is opened, and ten for each device for which it does
+// not respond.
 func Diagnose(o Options, devices ...*cuda.Device) (Diagnosis, error) {
 	const op = "fabric.Diagnose"
 	if len(devices) == 0 || devices[0] == nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// finding answers the finding of a check, the worst where there are several.
+// finding returns the finding of a check, the worst if there are several.
 func finding(t *testing.T, d fabric.Diagnosis, check string) fabric.Finding {
 	t.Helper()
 	var found *fabric.Finding

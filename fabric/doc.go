@@ -31,6 +31,6 @@
 // Where memory with a fabric handle cannot be created, the error carries the
 // same findings: [Findings] takes them out. The state of the fabric comes from
 // NVML, which is searched beside the driver, or where the environment variable
-// CUVMM_LIBNVML says. A driver that is the software driver answers for its own
+// CUVMM_LIBNVML says. The software driver reports on its own
 // machine.
 package fabric

@@ -27,7 +27,7 @@
 // # Teams
 //
 // [NewTeam] leads the ranks of a group (fabric/rendezvous) through all of this in
-// an order in which nobody blocks: no rank binds before all have added their
+// an order in which no rank blocks: no rank binds before all have added their
 // devices. A rank has one device or several; ranks are goroutines, processes, or
 // hosts of one NVLink fabric. Either every rank gets its side of the team, or
 // every rank gets an error, which names the ranks that are the reason, and what
@@ -56,7 +56,7 @@
 // stream without a limit (Synchronize, Download, the stream's Close). A kernel
 // that waits and does not poll makes the team stuck; it ends with the process.
 //
-// The replicas of a process go with it. Nobody may touch the team's address from
+// The replicas of a process go with it. No rank may touch the team's address from
 // then on; the software driver reports it, at the price of the context. Kernels
 // that only wait do not touch it, and those that have yet to begin, when the word
 // is set, do not begin to wait. The ranks that are left can form a new team.

@@ -13,7 +13,7 @@ func (t *Team) SetCallTimeout(d time.Duration) {
 	t.timeout = d
 }
 
-// NotReadyPause sets the first pause between tries, and answers how to set it
+// NotReadyPause sets the first pause between tries, and returns how to set it
 // back.
 func NotReadyPause(d time.Duration) func() {
 	before := notReadyPause

@@ -16,7 +16,7 @@ import (
 )
 
 // The steps, in order. Each ends when all ranks have done their part, so that
-// nobody binds or maps before all have added their devices, and the creator has
+// no rank binds or maps before all have added their devices, and the creator has
 // the object until all have imported it.
 const (
 	stepPlan   = "plan"
@@ -36,13 +36,13 @@ type plan struct {
 	Devices     []cuda.UUID
 }
 
-// form does all steps. Nobody else has the team yet.
+// form does all steps. No other goroutine has the team yet.
 func (t *Team) form(ctx context.Context, size int) error {
 	facts, err := t.plan(ctx, size)
 	if err != nil {
 		return err
 	}
-	by := vmm.NoHandles // a lone rank shares with nobody
+	by := vmm.NoHandles // a lone rank shares with no other
 	if t.group.Size() > 1 {
 		a, err := rendezvous.Agree(ctx, t.group, facts)
 		if err != nil {

@@ -175,8 +175,8 @@ func TestAddDevice(t *testing.T) {
 	require.ErrorIs(t, o.AddDevice(devices[2]), cuda.ErrClosed)
 }
 
-// Where nobody else can add what is missing, the driver is not asked: it would
-// never answer.
+// If no other process can add what is missing, the driver is not called: it would
+// never return.
 func TestNothingBlocksForEver(t *testing.T) {
 	m, devices := open(t, 2)
 	o := object(t, devices, unit, 0)

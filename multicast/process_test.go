@@ -35,7 +35,7 @@ const limit = time.Minute
 // order is what a process of a team is told to do: to take its place in a group,
 // form a team, use it, and leave it.
 type order struct {
-	Dir        string // where rank 0 makes the group; it answers the path
+	Dir        string // where rank 0 makes the group; it sends the path
 	Path       string // where the others join it
 	Rank, Size int
 	// Kill ends the process at its so manieth driver call from Forming or
@@ -56,8 +56,8 @@ type order struct {
 
 // result is how it went.
 type result struct {
-	Path  string // rank 0's first answer
-	Waits bool   // an answer before the last: its kernels wait
+	Path  string // rank 0's first reply
+	Waits bool   // a reply before the last: its kernels wait
 	Error string // of forming
 	Ranks []int  // whom it names
 	// TooLate: the group was over before it could join.
@@ -406,7 +406,7 @@ func TestAKillWhileKernelsWait(t *testing.T) {
 	}
 }
 
-// A rank is killed at any driver call while all use the team. Nobody hangs. Whose
+// A rank is killed at any driver call while all use the team. No rank hangs. Whose
 // kernels touched the team's address afterwards has lost its context; the others
 // form a team.
 func TestAKillWhileATeamIsUsed(t *testing.T) {

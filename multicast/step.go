@@ -40,14 +40,14 @@ type offering struct {
 	file *peer.FD // closed after the step
 }
 
-// answer is what all brought to a step that all did well. The files are the
+// outcome is what all brought to a step that all did well. The files are the
 // caller's.
-type answer struct {
+type outcome struct {
 	reports       []report
 	contributions []rendezvous.Contribution
 }
 
-func (a *answer) close() {
+func (a *outcome) close() {
 	for i := range a.contributions {
 		a.contributions[i].Close()
 	}
@@ -58,7 +58,7 @@ func (a *answer) close() {
 // those that were not try again, and the others wait with them.
 //
 // A part is done again after it was not ready, so it goes on where it was.
-func (t *Team) step(ctx context.Context, name string, do func() (offering, error)) (*answer, error) {
+func (t *Team) step(ctx context.Context, name string, do func() (offering, error)) (*outcome, error) {
 	var mine offering
 	var own error
 	defer func() {
@@ -106,7 +106,7 @@ func (t *Team) step(ctx context.Context, name string, do func() (offering, error
 }
 
 // part has this rank's part run within the limit. What a late one would have
-// answered is lost; what it made is the team's.
+// returned is lost; what it made is the team's.
 func (t *Team) part(name string, do func() (offering, error)) func() (offering, error) {
 	return func() (offering, error) {
 		var mine offering
@@ -122,7 +122,7 @@ func (t *Team) part(name string, do func() (offering, error)) func() (offering, 
 }
 
 // exchange tells the others how this rank's part went, and waits for theirs.
-func (t *Team) exchange(ctx context.Context, name string, try int, mine offering, own error) (*answer, error) {
+func (t *Team) exchange(ctx context.Context, name string, try int, mine offering, own error) (*outcome, error) {
 	r := reportOf(own)
 	if own == nil && mine.body != nil {
 		b, err := json.Marshal(mine.body)
@@ -147,7 +147,7 @@ func (t *Team) exchange(ctx context.Context, name string, try int, mine offering
 	if err != nil {
 		return nil, err
 	}
-	a := &answer{reports: make([]report, len(all)), contributions: all}
+	a := &outcome{reports: make([]report, len(all)), contributions: all}
 	for rank := range all {
 		if err := json.Unmarshal(all[rank].Body, &a.reports[rank]); err != nil {
 			a.close()

@@ -265,7 +265,7 @@ func fabricMachine(t testing.TB, devices int) sim.Options {
 	return o
 }
 
-// Nobody binds or maps before all have added their devices, and the object is
+// No rank binds or maps before all have added their devices, and the object is
 // not given up before all have it.
 func TestOrderOfTheSteps(t *testing.T) {
 	m, devices := open(t, 4)
@@ -359,7 +359,7 @@ func TestOneRankFailsAndAllDo(t *testing.T) {
 	}
 }
 
-// Whatever a driver answers one rank, the errors of all match the same.
+// Whatever a driver returns to one rank, the errors of all match the same.
 func TestAllRanksMatchTheSameSentinels(t *testing.T) {
 	defer multicast.NotReadyPause(time.Microsecond)()
 	sentinels := []error{cuda.ErrOutOfMemory, cuda.ErrOutOfAddressSpace, cuda.ErrBudget, cuda.ErrNotSupported, cuda.ErrNotPermitted,
@@ -386,7 +386,7 @@ func TestAllRanksMatchTheSameSentinels(t *testing.T) {
 }
 
 // What a rank of another make sends is an error that names it, and files that
-// nobody asked for are closed.
+// no rank requested are closed.
 func TestARankThatSendsWhatNoRankSends(t *testing.T) {
 	for _, body := range []string{``, `{}`, `[]`, `{"Body":{"Size":2097152}}`, `{"Body":{"Size":2097152,"Granularity":2097152,"Devices":"none"}}`} {
 		_, devices := open(t, 1)
@@ -494,7 +494,7 @@ func TestACallThatDoesNotComeBack(t *testing.T) {
 	}
 }
 
-// GPU work that does not end makes Close answer in time, and again later.
+// GPU work that does not end makes Close return in time, and again later.
 func TestCloseDoesNotWaitForEver(t *testing.T) {
 	m, devices := open(t, 1)
 	groups := groupOf(t, 1)
@@ -533,7 +533,7 @@ func TestATeamWaitsForItsOwnDevicesAlone(t *testing.T) {
 	}
 }
 
-// Nobody has used a team that was not formed, so giving back what there was of it
+// A team that was not formed was never used, so giving back what there was of it
 // waits for no work.
 func TestATeamThatFailsWaitsForNoWork(t *testing.T) {
 	m, devices := open(t, 2)
@@ -588,7 +588,7 @@ func TestARankThatIsLateToLeave(t *testing.T) {
 }
 
 // A kernel that waits for a rank that never comes is let go by Leave and Close,
-// in time, or at once by Abort. Nothing stays, and nobody's context is lost.
+// in time, or at once by Abort. Nothing stays, and no rank's context is lost.
 func TestKernelsThatWaitForNobody(t *testing.T) {
 	for name, row := range map[string]struct {
 		limit time.Duration // of the rank that waits
@@ -640,8 +640,8 @@ func TestKernelsThatWaitForNobody(t *testing.T) {
 	}
 }
 
-// Where giving back fails the others have left all the same: leaving again asks
-// nobody.
+// Where giving back fails the others have left all the same: leaving again
+// sends nothing.
 func TestLeavingAgain(t *testing.T) {
 	m, devices := open(t, 2)
 	teams := formAll(t, groupOf(t, 2), split(devices, 2), unit)

@@ -53,7 +53,7 @@ func FactsOf(d *cuda.Device, types vmm.HandleTypes) Facts {
 const noCluster = "00000000-0000-0000-0000-000000000000."
 
 // cliqueOf is the set of devices of several hosts that this one reaches, empty
-// where it reaches none or nobody can tell.
+// if it reaches none or that is not known.
 func cliqueOf(d *cuda.Device) string {
 	found, err := fabric.Diagnose(fabric.Options{}, d)
 	if err != nil || len(found.Devices) != 1 || strings.HasPrefix(found.Devices[0].Clique, noCluster) {

@@ -17,7 +17,7 @@ func TestFactsTellTheClique(t *testing.T) {
 	}{
 		"of a cluster":             {sim.Fabric{Channels: []int{0}, Cluster: cluster, Clique: 7}, vmm.Fabric, "01020300-0000-0000-0000-000000000000.7"},
 		"of links within one host": {sim.Fabric{Channels: []int{0}, Clique: 7}, vmm.Fabric, ""},
-		"nobody asks for it":       {sim.Fabric{Channels: []int{0}, Cluster: cluster, Clique: 7}, vmm.PosixFD, ""},
+		"no request asks for it":   {sim.Fabric{Channels: []int{0}, Cluster: cluster, Clique: 7}, vmm.PosixFD, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, s := sim.Open(t, sim.Options{Folder: t.TempDir(), Fabric: c.fabric})

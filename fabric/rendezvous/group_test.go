@@ -66,7 +66,7 @@ func each(t *testing.T, size int, o Options, test func(t *testing.T, groups []*G
 	}
 }
 
-// together runs f for every rank at once, and answers the errors by rank.
+// together runs f for every rank at once, and returns the errors by rank.
 func together(groups []*Group, f func(g *Group) error) []error {
 	errs := make([]error, len(groups))
 	var all sync.WaitGroup

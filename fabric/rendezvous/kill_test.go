@@ -35,7 +35,7 @@ func (o outcome) names(t *testing.T, rank int) {
 	require.Regexp(t, fmt.Sprintf(`\branks? (\d+, )*%d\b`, rank), o.Err, "%+v", o)
 }
 
-// killRounds is how often a test kills somebody.
+// killRounds is how often a test kills a rank.
 func killRounds(usual int) int {
 	if n, err := strconv.Atoi(os.Getenv("CUVMM_KILL_ROUNDS")); err == nil {
 		return n

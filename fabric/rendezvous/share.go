@@ -16,13 +16,13 @@ import (
 type ShareOptions struct {
 	// Import says what this rank takes of each other one.
 	Import handles.ImportOptions
-	// Log is told of a lease that ended too early. Nil tells nobody.
+	// Log gets a record of a lease that ended too early; nil logs nothing.
 	Log *slog.Logger
 }
 
 // Share has every rank map every other one's memory, by the type of handle that
 // the group agreed on ([Agree]), in two steps: the handles travel, and then
-// nobody goes on before all have imported. It answers the others' buffers by
+// no rank goes on before all have imported. It returns the others' buffers by
 // rank, for the device, which the caller closes; at this rank's own place, and
 // at that of a rank that brings none (mine is nil), is nil.
 //

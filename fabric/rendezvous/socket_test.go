@@ -144,7 +144,7 @@ func TestAHostileMember(t *testing.T) {
 		"that the group has ended":       {[]peer.Message{Event{Kind: Ended}.message()}, "what no rank sends"},
 		"files with a failure":           {[]peer.Message{{Kind: kindEvent, Body: Event{Kind: Failed}.message().Body, FDs: []*peer.FD{file()}}}, "what no rank sends"},
 		"a step twice":                   {[]peer.Message{posted(0, "go"), posted(0, "go")}, "arrived at step 0"},
-		"steps that nobody has come to":  {[]peer.Message{posted(2, "go")}, "arrived at step 2"},
+		"steps that no rank has reached": {[]peer.Message{posted(2, "go")}, "arrived at step 2"},
 		"files, and then another's step": {[]peer.Message{{Kind: kindEvent, Body: posted(0, "stop").Body, FDs: []*peer.FD{file()}}}, `at "stop"`},
 		"nothing, and goes":              {nil, "its process is gone"},
 	} {

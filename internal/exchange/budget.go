@@ -160,7 +160,7 @@ func Some(ctx context.Context, op string, chunks []*phys.Handle, limit time.Dura
 }
 
 func (e *Exported) Close() {
-	_ = peer.CloseAll(e.FDs) // the numbers are given back whatever it answers
+	_ = peer.CloseAll(e.FDs) // the numbers are released whatever it returns
 	if len(e.FDs) > 0 {
 		Exports.Give(len(e.FDs))
 	}

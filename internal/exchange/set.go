@@ -122,7 +122,7 @@ func (e *Set) Close(handles []*phys.Handle) {
 	for _, h := range handles {
 		x := e.all[h.ID]
 		if x.users--; x.users == 0 {
-			_ = x.fd.Close() // the number is given back whatever it answers
+			_ = x.fd.Close() // the number is released whatever it returns
 			delete(e.all, h.ID)
 			Exports.Give(1)
 		}

@@ -13,7 +13,7 @@ import (
 )
 
 // exportWarmer keeps one descriptor of memory open in each place that memory is shared
-// from, while somebody shares: the driver sets its exports up with the first
+// from, while a connection or publication is open: the driver sets its exports up with the first
 // descriptor that is open, and takes that down with the last, which takes twenty
 // times as long as a descriptor does in between (docs/driver-facts.md).
 //

@@ -27,8 +27,8 @@ func Dup(n int) (int, error) {
 	return d, nil
 }
 
-// Close gives the number back, whatever it answers: to try again could close a
-// descriptor that somebody else has opened meanwhile.
+// Close releases the number, whatever it returns: another try could close a
+// descriptor that was opened under it meanwhile.
 func Close(n int) error {
 	if err := unix.Close(n); err != nil && err != unix.EINTR {
 		return fmt.Errorf("close: %w", err)

@@ -13,7 +13,7 @@ import (
 )
 
 // Lingering is a TCP socket whose last close takes an hour, or until the test
-// ends: it has bytes to send that nobody takes.
+// ends: it has bytes to send that no reader takes.
 func Lingering(t *testing.T) int {
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	require.NoError(t, err)

@@ -71,7 +71,7 @@ func mapPage(fd int) (*Page, error) {
 }
 
 // Close takes the page out of this process. Nothing may use it any more, the
-// GPU included. Twice is once.
+// GPU included. It is idempotent.
 func (p *Page) Close() error {
 	mem := p.mem
 	p.mem = nil

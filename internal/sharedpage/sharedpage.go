@@ -2,7 +2,7 @@
 // is a memory file of exactly one page, sealed so that neither side can take
 // the memory away from under the other.
 //
-// Elsewhere than on Linux the package compiles, and everything answers an
+// Elsewhere than on Linux the package compiles, and everything returns an
 // error that matches errors.ErrUnsupported.
 package sharedpage
 
@@ -12,7 +12,7 @@ import (
 	"unsafe"
 )
 
-// ErrNoPage is the answer to a descriptor that is no sealed memory file of one
+// ErrNoPage reports a descriptor that is no sealed memory file of one
 // page.
 var ErrNoPage = errors.New("no sealed memory file of one page")
 

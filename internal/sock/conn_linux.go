@@ -175,7 +175,7 @@ func TooManyInFlight(err error) bool { return errors.Is(err, unix.ETOOMANYREFS) 
 func Busy(err error) bool { return errors.Is(err, unix.EAGAIN) }
 
 // NobodyListens reports whether a Dial failed since the file is not, or no
-// longer, a socket that somebody listens on.
+// longer, a socket with a listener.
 func NobodyListens(err error) bool { return errors.Is(err, unix.ECONNREFUSED) }
 
 // Peer is who is at the other end of a connection that Dial or Accept made. A

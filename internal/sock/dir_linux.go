@@ -68,7 +68,7 @@ func (d *Dir) Remove(name string) error {
 }
 
 // TryLock takes the lock of the directory, which cooperating processes hold
-// while they make and remove names, unless somebody has it.
+// while they make and remove names, unless another process has it.
 func (d *Dir) TryLock() (bool, error) {
 	switch err := unix.Flock(int(d.f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err {
 	case nil:

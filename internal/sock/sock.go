@@ -6,7 +6,7 @@
 // the path that led there: so what was checked is what is used, whoever
 // changes the path meanwhile, and no path is too long for a socket's address.
 //
-// Elsewhere than on Linux the package compiles, and everything answers an
+// Elsewhere than on Linux the package compiles, and everything returns an
 // error that matches errors.ErrUnsupported.
 package sock
 
@@ -15,7 +15,7 @@ import "errors"
 // MaxFDs is how many descriptors the kernel takes with one packet.
 const MaxFDs = 253
 
-// ErrNoSocket is the answer to a descriptor that is no connected socket of
+// ErrNoSocket reports a descriptor that is no connected socket of
 // packets.
 var ErrNoSocket = errors.New("no connected Unix socket of packets (SOCK_SEQPACKET)")
 

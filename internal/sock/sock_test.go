@@ -116,7 +116,7 @@ func TestADirectoryIsUsedAsItWasOpened(t *testing.T) {
 	defer d.Close()
 	require.Equal(t, os.FileMode(0o700), d.Mode)
 	require.EqualValues(t, os.Geteuid(), d.Owner)
-	// Somebody puts another directory in its place.
+	// Another directory takes its place.
 	require.NoError(t, os.Rename(path, filepath.Join(at, "away")))
 	require.NoError(t, os.Mkdir(path, 0o777))
 	l, err := sock.Listen(d, "s")

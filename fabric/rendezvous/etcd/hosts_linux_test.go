@@ -115,7 +115,7 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// link joins a process's network to this one, and answers this side's address.
+// link joins a process's network to this one, and returns this side's address.
 // It ends with the process.
 func link(t *testing.T, ip string, pid, n int) string {
 	t.Helper()

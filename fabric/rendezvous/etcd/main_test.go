@@ -39,7 +39,7 @@ type aServer struct {
 	cmd      *exec.Cmd
 }
 
-// server starts one at an address of this host, and answers its endpoint.
+// server starts one at an address of this host, and returns its endpoint.
 // Without an etcd program the test lacks one.
 func server(t *testing.T, host string) string { return newServer(t, host).endpoint }
 
@@ -95,7 +95,7 @@ func (s *aServer) start() {
 		if err == nil {
 			return
 		}
-		require.True(s.t, time.Now().Before(end), "etcd does not answer: %v", err)
+		require.True(s.t, time.Now().Before(end), "etcd does not respond: %v", err)
 	}
 }
 

@@ -41,7 +41,7 @@ func TestAServerThatStandsStill(t *testing.T) {
 		require.NoError(t, err, "it waits for the server")
 	case <-time.After(100 * time.Millisecond):
 	}
-	require.ErrorContains(t, patient[0].Close(), "see whether the etcd server answers")
+	require.ErrorContains(t, patient[0].Close(), "see whether the etcd server responds")
 	require.ErrorIs(t, <-done, cuda.ErrClosed)
 	require.Less(t, time.Since(began), long)
 }

@@ -129,7 +129,7 @@ func (t *transport) enter(ctx context.Context) (err error) {
 		Then(clientv3.OpPut(key, size, clientv3.WithLease(t.lease)), clientv3.OpGet(t.prefix, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortAscend))).
 		Commit()
 	if err != nil {
-		err = fmt.Errorf("rank %d could not be written to the etcd server: %w; see whether it answers, and lets this client write under %q", t.rank, err, t.prefix)
+		err = fmt.Errorf("rank %d could not be written to the etcd server: %w; see whether it responds, and lets this client write under %q", t.rank, err, t.prefix)
 	} else if !answer.Succeeded {
 		err = fmt.Errorf("%w: rank %d is taken; %s", cuda.ErrInUse, t.rank, anotherSession)
 	}
@@ -147,7 +147,7 @@ func (t *transport) enter(ctx context.Context) (err error) {
 	watch := t.client.Watch(clientv3.WithRequireLeader(t.life), t.prefix, clientv3.WithPrefix(), clientv3.WithRev(answer.Header.Revision+1))
 	if !stop() {
 		_ = t.revoke()
-		return fmt.Errorf("the etcd server is not to be heard: %w; see whether it answers", ctx.Err())
+		return fmt.Errorf("the etcd server does not respond: %w; see whether it runs and is reachable", ctx.Err())
 	}
 	t.work.Go(func() {
 		for _, kv := range before {
@@ -163,7 +163,7 @@ func (t *transport) enter(ctx context.Context) (err error) {
 const anotherSession = "name a session that no group has used"
 
 // fits refuses to enter what this rank cannot have been part of: a group of
-// another size, and one that has passed its first step, which nobody does without
+// another size, and one that has passed its first step, which no rank does without
 // this rank.
 func (t *transport) fits(before []*mvccpb.KeyValue) error {
 	for _, kv := range before {
@@ -220,7 +220,7 @@ func (t *transport) listen(watch clientv3.WatchChan, alive <-chan *clientv3.Leas
 
 const ranOut = "this rank's lease ran out: it did not reach the etcd server for too long; see what held it up, or raise Options.TTL"
 
-// put answers false where the group has ended.
+// put returns false if the group has ended.
 func (t *transport) put(e rendezvous.Event) bool {
 	select {
 	case t.events <- e:
@@ -303,7 +303,7 @@ func (t *transport) Post(ctx context.Context, s rendezvous.Step, c rendezvous.Co
 
 func (t *transport) Fail(ctx context.Context, e rendezvous.Event) error { return t.say(ctx, "end", e) }
 
-// say writes until the group is closed, though the server may not answer.
+// say writes until the group is closed, though the server may not respond.
 func (t *transport) say(ctx context.Context, as string, e rendezvous.Event) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -360,7 +360,7 @@ func (t *transport) Close(verdict *rendezvous.Event) (err error) {
 			err = t.write(ctx, "end", last, lease)
 		}
 		if err = errors.Join(err, t.revoke()); err != nil {
-			err = fmt.Errorf("etcd: rank %d could not say that it leaves, and counts as lost when its lease ends: %w; see whether the etcd server answers", t.rank, err)
+			err = fmt.Errorf("etcd: rank %d could not say that it leaves, and counts as lost when its lease ends: %w; see whether the etcd server responds", t.rank, err)
 		}
 	})
 	return err
