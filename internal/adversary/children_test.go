@@ -54,6 +54,20 @@ func init() {
 			}
 		}
 	})
+	// It follows once, with so few files to open, and tells how that went.
+	reexec.Register("adversary: follows once", func(c *reexec.Child) error {
+		files, err := strconv.ParseUint(c.Args[2], 10, 64)
+		if err != nil {
+			return err
+		}
+		if err := confine(files, false); err != nil {
+			return err
+		}
+		if err := followOnce(c.Args[0], c.Args[1]); err != nil {
+			return c.Send(news{Err: err.Error()})
+		}
+		return c.Send(news{Progress: true})
+	})
 	// It passes descriptors whose last close takes an hour, which is the publisher's.
 	// With so many chunks it follows first, keeps them, and leaves unread what the
 	// publisher answers, so that its descriptors stay unread, too.
@@ -103,6 +117,28 @@ func init() {
 		}
 		select {}
 	})
+}
+
+// followOnce sees whatever "p" shows first.
+func followOnce(path, folder string) (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	sys, err := machine(folder)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, sys.Close()) }()
+	conn, err := handles.Dial(ctx, path, handles.Options{})
+	if err != nil {
+		return err
+	}
+	k := handles.NewClient(conn)
+	defer func() { err = errors.Join(err, k.Close()) }()
+	f, err := handles.Follow[uint32](ctx, k, sys.Devices()[0], "p", handles.FollowOptions{})
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Next(ctx), f.Close())
 }
 
 // child is a process that tells news.

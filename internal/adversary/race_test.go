@@ -1,0 +1,221 @@
+//go:build linux
+
+package adversary
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+)
+
+// expected are what operations may return that run beside each other's ends.
+var expected = []error{
+	cuda.ErrClosed, cuda.ErrInUse, cuda.ErrInvalidArgument, cuda.ErrCapacity, cuda.ErrOutOfRange,
+	handles.ErrGone, handles.ErrWithdrawn, handles.ErrUnknown, handles.ErrRefused, handles.ErrUnfinished, handles.ErrTimeout, handles.ErrTooLarge,
+	context.DeadlineExceeded,
+}
+
+// odd returns the errors that no race explains.
+func odd(what string, errs ...error) error {
+	var all []error
+	for _, err := range errs {
+		known := err == nil
+		for _, e := range expected {
+			known = known || errors.Is(err, e)
+		}
+		if !known {
+			all = append(all, fmt.Errorf("%s: %w", what, err))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// Publishers and followers of one process do everything in random order: changes
+// beside changes, ends beside ends. Nothing hangs, nothing fails in an unexpected
+// way, and nothing is left.
+func TestEverythingBesideEverything(t *testing.T) {
+	m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{Granularity: chunk}, {Granularity: chunk}}})
+	require.NoError(t, err)
+	sys, err := m.OpenOwned()
+	require.NoError(t, err)
+	dir, files, open, lost := filepath.Join(t.TempDir(), "sockets"), openFiles("self"), handles.OpenFDs(), handles.LostFDs()
+	require.NoError(t, within(t, "everything", func() error {
+		publishing, over := context.WithCancel(context.Background())
+		var clients errgroup.Group
+		for n := range uint64(6) {
+			clients.Go(func() error { return raceClients(publishing, sys, dir, rand.New(rand.NewPCG(n, 2))) })
+		}
+		var servers errgroup.Group
+		for n := range uint64(3) {
+			servers.Go(func() error {
+				r := rand.New(rand.NewPCG(n, 1))
+				for range times(2) {
+					if err := raceServer(sys.Devices()[n%2], dir, fmt.Sprint(n), r); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		err := servers.Wait()
+		over()
+		return errors.Join(err, clients.Wait(), sys.Drain(context.Background()))
+	}))
+	require.NoError(t, sys.Close())
+	require.Equal(t, lost, handles.LostFDs())
+	require.Eventually(t, func() bool { return openFiles("self") <= files && handles.OpenFDs() <= open }, patience, time.Millisecond)
+}
+
+// raceServer is the life of one server, with some publications of one array.
+func raceServer(d *cuda.Device, dir, name string, r *rand.Rand) error {
+	l, err := handles.Listen(dir, name, handles.Options{})
+	if err != nil {
+		return err
+	}
+	server := handles.NewServer(handles.ServerOptions{MaxPinned: 64 * chunk})
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	serving := make(chan error, 1)
+	go func() { serving <- server.Serve(ctx, l) }()
+	array, err := vmm.NewArray[uint64](d, vmm.BufferOptions{Reserve: 32 * chunk, Chunks: vmm.FixedChunks(chunk)})
+	if err != nil {
+		return err
+	}
+	streams := make([]*cuda.Stream, 2)
+	for i := range streams {
+		if streams[i], err = d.NewStream(cuda.StreamOptions{}); err != nil {
+			return err
+		}
+	}
+	for range 1 + r.IntN(3) {
+		p, err := handles.PublishArray(server, "p", array)
+		if err != nil {
+			return err
+		}
+		var work errgroup.Group
+		for _, s := range streams {
+			seed := r.Uint64()
+			work.Go(func() error { return raceChanges(p, array, s, streams, rand.New(rand.NewPCG(seed, 3))) })
+		}
+		if r.IntN(2) == 0 {
+			err = work.Wait()
+		}
+		if err := errors.Join(err, odd("withdraw", p.Withdraw()), work.Wait()); err != nil {
+			return err
+		}
+	}
+	var ends errgroup.Group
+	if r.IntN(2) == 0 {
+		stop()
+	}
+	ends.Go(func() error { return odd("Server.Close", server.Close()) })
+	ends.Go(func() error { return odd("Listener.Close", l.Close()) })
+	err = ends.Wait()
+	if e := <-serving; !errors.Is(e, context.Canceled) {
+		err = errors.Join(err, odd("Serve", e))
+	}
+	return errors.Join(err, array.Close(), streams[0].Close(), streams[1].Close())
+}
+
+// raceChanges changes a publication and its array, beside another goroutine that does so.
+func raceChanges(p *handles.Publication, array *vmm.Array[uint64], s *cuda.Stream, all []*cuda.Stream, r *rand.Rand) (err error) {
+	for range 20 {
+		n := 1 + r.IntN(32*chunk/8)
+		switch r.IntN(4) {
+		case 0:
+			err = errors.Join(err, odd("Shrink", p.Shrink(min(n, array.Len()), all[:2*r.IntN(2)]...)))
+		case 1:
+			err = errors.Join(err, odd("Grow", array.Grow(n)))
+		case 2:
+			err = errors.Join(err, odd("Resize", array.Resize(s, max(n, array.Len()))))
+		default:
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			err = errors.Join(err, odd("Announce", p.Announce(ctx, array.Len(), s)))
+			cancel()
+		}
+		p.Stats()
+	}
+	return err
+}
+
+// raceClients are the lives of clients, until the servers are gone.
+func raceClients(publishing context.Context, sys *cuda.System, dir string, r *rand.Rand) error {
+	for publishing.Err() == nil {
+		c, err := handles.Dial(publishing, filepath.Join(dir, fmt.Sprint(r.IntN(3))), handles.Options{})
+		if err != nil {
+			time.Sleep(time.Millisecond) // no server has the name now
+			continue
+		}
+		k := handles.NewClient(c)
+		var work errgroup.Group
+		for range 1 + r.IntN(3) {
+			d, seed := sys.Devices()[r.IntN(2)], r.Uint64()
+			work.Go(func() error { return raceFollower(publishing, k, d, rand.New(rand.NewPCG(seed, 4))) })
+		}
+		if r.IntN(2) == 0 {
+			time.Sleep(time.Duration(r.IntN(20)) * time.Millisecond)
+			err = odd("Client.Close", k.Close())
+		}
+		if err := errors.Join(err, work.Wait(), odd("Client.Close", k.Close())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func raceFollower(publishing context.Context, k *handles.Client, d *cuda.Device, r *rand.Rand) error {
+	ctx, cancel := context.WithTimeout(publishing, time.Duration(r.IntN(500))*time.Millisecond)
+	defer cancel()
+	if r.IntN(3) == 0 {
+		a, err := handles.Open[uint64](ctx, k, d, "p", handles.ImportOptions{})
+		if err != nil {
+			return oddUnlessOver(publishing, "Open", err)
+		}
+		return a.Close()
+	}
+	f, err := handles.Follow[uint64](ctx, k, d, "p", handles.FollowOptions{ReadOnly: r.IntN(2) == 0})
+	if err != nil {
+		return oddUnlessOver(publishing, "Follow", err)
+	}
+	s, err := d.NewStream(cuda.StreamOptions{})
+	if err != nil {
+		return err
+	}
+	for range r.IntN(20) {
+		if f.Next(ctx, s) != nil {
+			break
+		}
+		got := make([]uint64, f.Len())
+		if part, err := f.Array().Slice(0, len(got)); err == nil {
+			err = part.CopyTo(s, got)
+			if err := odd("CopyTo", err); err != nil {
+				return err
+			}
+		}
+	}
+	var closing sync.WaitGroup
+	closing.Go(func() { err = f.Close() })
+	again := f.Close()
+	closing.Wait()
+	return errors.Join(odd("Follower.Close", err, again), s.Close())
+}
+
+// oddUnlessOver is odd for a call that ends with the servers.
+func oddUnlessOver(publishing context.Context, what string, err error) error {
+	if publishing.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return odd(what, err)
+}
