@@ -201,6 +201,9 @@ func checkImage(op string, image []byte) error {
 	}
 	ends, binary := imageEnd(image)
 	switch {
+	case binary && ends == unknownEnd:
+		return errs.Invalid(op, fmt.Sprintf("a binary image of %d bytes whose header is cut short or gives no size", len(image)),
+			"build or read the image again")
 	case binary && ends > uint64(len(image)):
 		return errs.Invalid(op, fmt.Sprintf("a binary image of %d bytes that says it has %d", len(image), ends),
 			"the image is cut short, or no code for a GPU: build or read it again")

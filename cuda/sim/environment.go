@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"reflect"
+	"strings"
 
 	"github.com/cuvmm/cuvmm/internal/environ"
 )
@@ -40,7 +42,7 @@ func NewFromEnvironment() (*Machine, error) {
 	}
 	m, err := New(o)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w (from the environment variable %s)", err, MachineEnv)
 	}
 	for _, f := range faults {
 		m.Inject(f)
@@ -56,10 +58,23 @@ func fromEnvironment(name string, to any) error {
 	d := json.NewDecoder(bytes.NewReader([]byte(text)))
 	d.DisallowUnknownFields()
 	if err := d.Decode(to); err != nil {
-		return fmt.Errorf("sim: the environment variable %s is %q: %w; write JSON with the fields that the documentation of cuda/sim lists", name, text, err)
+		return fmt.Errorf("sim: the environment variable %s is %q: %w; write %s", name, text, err, form(to))
 	}
 	if d.More() {
 		return fmt.Errorf("sim: the environment variable %s is %q: there is more after its value", name, text)
 	}
 	return nil
+}
+
+// form describes the JSON that a variable takes: its fields by name.
+func form(to any) string {
+	t, kind := reflect.TypeOf(to).Elem(), "a JSON object"
+	if t.Kind() == reflect.Slice {
+		t, kind = t.Elem(), "a JSON array of objects"
+	}
+	var names []string
+	for i := range t.NumField() {
+		names = append(names, t.Field(i).Name)
+	}
+	return fmt.Sprintf("%s with fields of sim.%s: %s", kind, t.Name(), strings.Join(names, ", "))
 }

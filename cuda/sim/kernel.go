@@ -33,8 +33,20 @@ type Kernel struct {
 
 var twins sync.Map // entry name to func(*Kernel)
 
-// RegisterKernel makes f stand for the PTX entry of that name on all machines.
-// It belongs into an init function; a name can be taken only once.
+// RegisterKernel makes f stand for the PTX entry of that name on all machines. f
+// reads the launch's arguments with [Param], by the type that the PTX declares, and
+// device memory with [Load] and [Store]:
+//
+//	sim.RegisterKernel("double", func(k *sim.Kernel) {
+//		p, n := sim.Param[uint64](k, 0), sim.Param[uint32](k, 1)
+//		v := sim.Load[float32](k, p, int(n))
+//		for i := range v {
+//			v[i] *= 2
+//		}
+//		sim.Store(k, p, v)
+//	})
+//
+// Call it from an init function. A second registration of a name panics.
 func RegisterKernel(name string, f func(k *Kernel)) {
 	if f == nil {
 		panic(fmt.Sprintf("sim: RegisterKernel(%q) without a function", name))

@@ -146,14 +146,13 @@ func (o Options) withDefaults() Options {
 }
 
 func (o Options) check() error {
-	const memoryLimit = 1 << 40
-	if o.HostMemory > memoryLimit {
-		return fmt.Errorf("sim: Options.HostMemory is %d bytes; at most %d", o.HostMemory, uint64(memoryLimit))
+	if o.HostMemory < leastMemory || o.HostMemory > mostMemory {
+		return fmt.Errorf("sim: Options.HostMemory is %d bytes; it must be from %d to %d", o.HostMemory, uint64(leastMemory), uint64(mostMemory))
 	}
 	if r := o.MulticastRecommended; r&(r-1) != 0 || r > maxGranularity {
 		return fmt.Errorf("sim: Options.MulticastRecommended is %d; it must be a power of two up to %d", r, uint64(maxGranularity))
 	}
-	if o.DriverVersion < 1000 {
+	if o.DriverVersion < 1000 || o.DriverVersion >= 100_000 {
 		return fmt.Errorf("sim: Options.DriverVersion is %d; count as CUDA does: 13.0 is 13000", o.DriverVersion)
 	}
 	for i, v := range o.Visible {
@@ -170,8 +169,11 @@ func (o Options) check() error {
 		case d.Granularity&(d.Granularity-1) != 0 || d.Granularity < minGranularity || d.Granularity > maxGranularity:
 			return fmt.Errorf("sim: device %d has Granularity %d; it must be a power of two from %d to %d",
 				i, d.Granularity, uint64(minGranularity), uint64(maxGranularity))
-		case d.Memory > memoryLimit:
-			return fmt.Errorf("sim: device %d has %d bytes of Memory; at most %d", i, d.Memory, uint64(memoryLimit))
+		case d.Memory < d.Granularity || d.Memory > mostMemory:
+			return fmt.Errorf("sim: device %d has %d bytes of Memory; it must be from its Granularity, %d, to %d",
+				i, d.Memory, d.Granularity, uint64(mostMemory))
+		case d.ContextMemory >= d.Memory:
+			return fmt.Errorf("sim: device %d has %d bytes of ContextMemory; it must be less than its Memory, %d", i, d.ContextMemory, d.Memory)
 		}
 		if j, ok := seen[d.UUID]; ok {
 			return fmt.Errorf("sim: devices %d and %d have the same UUID %x; leave it out, or give each its own", j, i, d.UUID)
@@ -209,4 +211,6 @@ func (o Options) visible() Options {
 const (
 	minGranularity = 64 << 10
 	maxGranularity = 1 << 30
+	leastMemory    = 64 << 10 // of the host
+	mostMemory     = 1 << 40
 )
