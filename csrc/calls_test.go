@@ -585,7 +585,7 @@ var rows = map[driver.Call]row{
 			return []any{d.LaunchKernelEx(c, fn, launch, []byte("packed parameters"), stream)}
 		},
 		args: le(uint32(11), uint32(12), uint32(13), uint32(21), uint32(22), uint32(23), uint32(31), stream, uint32(1),
-			uint32(2), uint32(1), fn, uint64(0), uint64(1), []byte("packed parameters"), uint64(2), uint64(17), uint64(0)),
+			uint32(2), uint32(1), fn, []byte("packed parameters"), uint64(0)),
 		takes: true,
 	},
 	driver.CallFuncGetAttribute: {

@@ -89,14 +89,39 @@ typedef struct {
     uint32_t attribute_count;
 } launch_config;
 
+// Fills a list with the address of each parameter in the block and returns whether
+// it is complete. Drivers before CUDA 12.4 do not tell where parameters lie.
+static int list_parameters(const cuvmm_table *table, uintptr_t function, const uint8_t *params, uint64_t n, void **list, size_t room) {
+    size_t offset = 0, size = 0;
+    if (!table->api.cuFuncGetParamInfo) return 0;
+    for (size_t i = 0; i < room; i++) {
+        if (table->api.cuFuncGetParamInfo(function, i, &offset, &size) != 0) return i > 0;
+        if (offset > n || size > n - offset) return 0;
+        list[i] = (void *)(params + offset);
+    }
+    return 0;
+}
+
 int32_t cuvmm_LaunchKernelEx(cuvmm_driver d, uintptr_t ctx, uintptr_t function, const cuvmm_launch *l,
                              const uint8_t *params, uint64_t n, uintptr_t s) {
-    enum { COOPERATIVE = 2 };
+    enum { COOPERATIVE = 2, MOST_PARAMETERS = 256 };
     size_t size = n;
-    void *extra[] = {(void *)1, (void *)params, (void *)2, &size, (void *)0};
+    void *list[MOST_PARAMETERS], *extra[] = {(void *)1, (void *)params, (void *)2, &size, (void *)0};
     launch_attribute cooperative = {COOPERATIVE, 0, {1}};
     launch_config config = {l->grid_x, l->grid_y, l->grid_z, l->block_x, l->block_y, l->block_z, l->shared, s, &cooperative, 1};
-    CUVMM_CALL(d, ctx, cuLaunchKernelEx, (&config, function, NULL, n ? extra : NULL));
+    int32_t result = CUVMM_MISSING_ENTRY_POINT;
+    const cuvmm_table *table = cuvmm_table_of(d);
+    if (table->api.cuLaunchKernelEx) {
+        cuvmm_thread thread;
+        result = cuvmm_enter(table, ctx, &thread);
+        if (result == 0) {
+            // On a capturing stream the driver takes a cooperative launch with a list of
+            // parameters, and refuses one with a block of them, which ends the capture.
+            int listed = n && list_parameters(table, function, params, n, list, MOST_PARAMETERS);
+            result = table->api.cuLaunchKernelEx(&config, function, listed ? list : NULL, n && !listed ? extra : NULL);
+        }
+        cuvmm_leave(table, &thread);
+    }
     return result;
 }
 

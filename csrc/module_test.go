@@ -4,6 +4,7 @@ package csrc_test
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,6 +46,35 @@ func TestModuleOfNothing(t *testing.T) {
 		_, r := d.ModuleLoadData(ours, image)
 		require.Equal(t, driver.InvalidImage, r, "the driver answers, on an empty text")
 		require.Equal(t, []byte{0}, f.calls(t)[3].Args)
+	}
+}
+
+// A cooperative launch has a list of parameters where the driver tells where they
+// lie and all of them lie in the block, and else the block.
+func TestParametersOfACooperativeLaunch(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		defines []string
+		block   string
+		listed  bool
+	}{
+		{"a list", nil, "packed parameters", true},
+		{"more than the kernel declares", nil, "packed parameters, and more", true},
+		{"less than the kernel declares", nil, "packed parameter", false},
+		{"an older driver", []string{`FAKECUDA_MISSING="cuFuncGetParamInfo"`}, "packed parameters", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := buildFake(t, c.defines...)
+			d := f.open(t)
+			require.Equal(t, driver.Success, d.LaunchKernelEx(ours, 0x3000000002, driver.LaunchConfig{GridX: 1}, []byte(c.block), 0))
+			calls := f.calls(t)
+			args := calls[slices.Index(entries(calls), "cuLaunchKernelEx")].Args
+			size := uint64(len(c.block))
+			block := append(append(le(uint64(0), uint64(1)), c.block...), le(uint64(2), size, uint64(0))...)
+			list := append([]byte(c.block[:min(17, len(c.block))]), le(uint64(0))...)
+			require.Equal(t, c.listed, bytes.HasSuffix(args, list))
+			require.Equal(t, !c.listed, bytes.HasSuffix(args, block))
+		})
 	}
 }
 

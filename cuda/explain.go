@@ -129,7 +129,7 @@ var byCall = map[callResult]explanation{
 	{driver.CallModuleLoadData, driver.InvalidPTX}: {errs.InvalidArgument,
 		"correct the text; where nothing more is said here, ptxas says where it does not assemble"},
 	{driver.CallModuleLoadData, driver.UnsupportedPTX}: {errs.NotSupported,
-		"the PTX is of a later version than the driver knows: lower its .version, or install a newer driver"},
+		"the PTX is of a version that the driver does not know: write the .version of an older CUDA, or install a newer driver"},
 	{driver.CallModuleLoadData, driver.NoBinaryForGPU}: {errs.NotSupported,
 		"the image has no code for this GPU: load PTX whose .target is not above it, or a binary built for it"},
 	{driver.CallModuleGetFunction, driver.NotFound}: {errs.InvalidArgument,

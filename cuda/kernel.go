@@ -31,9 +31,8 @@ type Launch struct {
 	SharedBytes int
 	// Cooperative launches run all blocks at once, so that they can wait for each
 	// other. The grid has at most Kernel.BlocksAtOnce blocks, and kernels of other
-	// streams delay it. It needs CUDA 11.8. On a capturing stream it is
-	// ErrCapturing: the real driver refuses it there and ends the capture
-	// (measured on an H200, driver 580.159).
+	// streams delay it. It needs CUDA 11.8, and CUDA 12.4 on a capturing stream: on
+	// that it is ErrCapturing with an older driver, and the capture goes on.
 	Cooperative bool
 }
 
@@ -138,8 +137,10 @@ func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
 		if err := k.cooperates(op); err != nil {
 			return err
 		}
-		if err := s.notCapturing(op); err != nil {
-			return err
+		if !sys.Drv.Has(driver.CallFuncGetParamInfo) {
+			if err := s.notCapturing(op); err != nil {
+				return err
+			}
 		}
 		r = sys.Drv.LaunchKernelEx(m.ctx.Handle, k.function, config, p.block, s.in.Handle)
 	} else {

@@ -471,12 +471,13 @@ func TestLoadModuleSaysWhatIsWrong(t *testing.T) {
 		{"no image, of bytes", "\x01\x02", 0, cuda.ErrInvalidArgument, "pass PTX text, a cubin, or a fat binary"},
 		{"zeros", strings.Repeat("\x00", 64), 0, cuda.ErrInvalidArgument, "an image of 64 bytes that begins with a NUL"},
 		{"text and zeros", "hello" + strings.Repeat("\x00", 64), 0, cuda.ErrInvalidArgument, "5 bytes of PTX on device 0"},
-		{"declarations far behind", strings.Repeat("x", 64<<10) + ".version 7.5 .target sm_120\n", 0, cuda.ErrNotSupported, "bytes of PTX on device 0"},
+		{"declarations far behind", "//" + strings.Repeat("x", 64<<10) + "\n.version 7.5 .target sm_120\n", 0, cuda.ErrInvalidArgument, "bytes of PTX on device 0"},
 		{"bad PTX", ".version 7.5\n.target sm_x", 0, cuda.ErrInvalidArgument,
-			"CUDA_ERROR_INVALID_PTX (218): the compiler says: the PTX has no .target sm_ directive; correct the text"},
-		{"PTX for a later GPU", ".version 8.6\n.target sm_120\n", 0, cuda.ErrNotSupported, "PTX (.version 8.6 .target sm_120) on device 0"},
-		{"and why", ".version 8.6\n.target sm_120\n", 0, cuda.ErrNotSupported, "the compiler says: the PTX is for sm_120, device 0 is sm_90"},
-		{"PTX of a later version", testText, 222, cuda.ErrNotSupported, "lower its .version, or install a newer driver"},
+			"CUDA_ERROR_INVALID_PTX (218): the compiler says: missing .target sm_ directive behind the .version; correct the text"},
+		{"PTX for a later GPU", ".version 8.7\n.target sm_120\n", 0, cuda.ErrInvalidArgument, "PTX (.version 8.7 .target sm_120) on device 0"},
+		{"and why", ".version 8.7\n.target sm_120\n", 0, cuda.ErrInvalidArgument, "the compiler says: the .target sm_120 is higher than the device's, sm_90"},
+		{"PTX of a version to come", ".version 99.0\n.target sm_90\n", 0, cuda.ErrNotSupported, "the compiler says: unsupported .version 99.0; the newest is 9.0; the PTX is of a version that the driver does not know"},
+		{"PTX of a later version", testText, 222, cuda.ErrNotSupported, "write the .version of an older CUDA, or install a newer driver"},
 		{"no memory", testText, 2, cuda.ErrOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY (2)"},
 	} {
 		t.Run(row.what, func(t *testing.T) {

@@ -204,10 +204,24 @@ func launch(cooperative bool, f C.uintptr_t, l driver.LaunchConfig, s C.uintptr_
 			return C.int32_t(driver.InvalidValue)
 		}
 	}
+	if cooperative && extra != nil && captures(d, driver.Stream(s)) {
+		return C.int32_t(driver.InvalidValue)
+	}
 	if cooperative {
 		return code(d.LaunchKernelEx(0, driver.Function(f), l, block, driver.Stream(s)))
 	}
 	return code(d.LaunchKernel(0, driver.Function(f), l, block, driver.Stream(s)))
+}
+
+// captures reports whether the stream captures, and invalidates the capture, as
+// the real driver does when it refuses a launch: a query of the stream does that.
+func captures(d driver.Driver, s driver.Stream) bool {
+	status, r := d.StreamIsCapturing(0, s)
+	if r != driver.Success || status == driver.CaptureNone {
+		return false
+	}
+	d.StreamQuery(0, s)
+	return true
 }
 
 // gather copies parameters into one block.

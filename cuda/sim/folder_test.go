@@ -163,8 +163,8 @@ func TestTheFirstProcessFixesTheMachine(t *testing.T) {
 	start(t, two)
 	for what, change := range map[string]func(o *Options){
 		"it has 2 devices, these options say 1":                                                                      func(o *Options) { o.Devices = o.Devices[:1] },
-		"it has HostMemory 68719476736, these options say 4096":                                                      func(o *Options) { o.HostMemory = 4096 },
-		"its device 0 has Memory 16777216, these options say 1":                                                      func(o *Options) { o.Devices[0].Memory = 1 },
+		"it has HostMemory 68719476736, these options say 65536":                                                     func(o *Options) { o.HostMemory = 65536 },
+		"its device 0 has Memory 16777216, these options say 65536":                                                  func(o *Options) { o.Devices[0].Memory = 65536 },
 		"its device 1 has UUID 6375766d6d2d73696d2d677075303031, these options say 01000000000000000000000000000000": func(o *Options) { o.Devices[1].UUID = [16]byte{1} },
 		"its device 1 has Granularity 2097152, these options say 65536":                                              func(o *Options) { o.Devices[1].Granularity = 1 << 16 },
 		"its device 0 has Attributes map[132:1], these options say map[132:0]":                                       func(o *Options) { o.Devices[0].Attributes = map[int]int{132: 0} },

@@ -8,6 +8,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// h100 is the compiler for the usual device and driver.
+var h100 = compiler{ptxNumber{9, 0}, 90}
+
+func TestNewestPTX(t *testing.T) {
+	for cuda, want := range map[int]string{10020: "6.2", 11020: "7.2", 12040: "8.4", 12090: "8.8", 13000: "9.0", 13010: "9.1"} {
+		require.Equal(t, want, newestPTX(cuda).String())
+	}
+}
+
 func TestPTXDeclarations(t *testing.T) {
 	head := ".version 8.0\n.target sm_90a, debug\n.address_size 64\n"
 	for _, row := range []struct {
@@ -18,6 +27,7 @@ func TestPTXDeclarations(t *testing.T) {
 		{".entry e() { ret; }", nil, 0},
 		{".entry e { ret; }", nil, 0},
 		{".entry e() { { .reg .b32 %r<2>; } out: }", nil, 0},
+		{".file 1 \"a{b.cu\"\n.global .u32 x[2] = {1, 2};\n.extern .func f(.param .b64 p);\n.entry e() { ret; }\n.section .debug_abbrev { .b8 1; }\n", nil, 0},
 		{".entry e(.param .u8 x);\n.func f() { ret; } .entry e() .minnctapersm 2 .pragma \"nounroll\" { ret; }", nil, 0},
 		{".visible .entry e(.param .u64 a) .maxntid 128, 1, 1 { ret; }", []param{{0, 8}}, 8},
 		{".entry e(.param .u8 a, .param .u64 b, .param .u16 c) {}", []param{{0, 1}, {8, 8}, {16, 2}}, 18},
@@ -25,9 +35,8 @@ func TestPTXDeclarations(t *testing.T) {
 		{".entry e(.param .u32 a, .param .align 8 .b8 b[16]) {}", []param{{0, 4}, {8, 16}}, 24},
 		{".entry e(\n\t.param .u64 .ptr .global .align 4 a, // in\n\t.param .u64 .ptr b\n) {}", []param{{0, 8}, {8, 8}}, 16},
 	} {
-		entries, target, err := parsePTX(head + row.text)
+		entries, err := parsePTX(head+row.text, h100)
 		require.NoError(t, err, row.text)
-		require.Equal(t, 90, target)
 		require.Equal(t, entry{name: "e", params: row.params, size: row.size}, entries["e"], row.text)
 	}
 	for _, bad := range []string{
@@ -50,8 +59,10 @@ func TestPTXDeclarations(t *testing.T) {
 		head + ".entry e(.param .align 3 .b8 p[4]) {}",
 		head + ".entry e(.param .b8 p[99999999999]) {}",
 		".version 8.0\n.target sm_99999999999999999999\n.entry e() {}",
+		".version 99999999999999999999.0\n.target sm_90\n.entry e() {}",
+		".version 8.0\n.target sm_90\n.address_size 32\n.entry e() {}",
 	} {
-		_, _, err := parsePTX(bad)
+		_, err := parsePTX(bad, h100)
 		require.Error(t, err, bad)
 	}
 }
@@ -60,7 +71,7 @@ func FuzzPTX(f *testing.F) {
 	f.Add(testPTX)
 	f.Add(".version 1.0 .target sm_1 .entry e(.param .align 8 .b8 x[3], .param .u64 .ptr y) { { ret; } }")
 	f.Fuzz(func(t *testing.T, text string) {
-		entries, _, err := parsePTX(text)
+		entries, err := parsePTX(text, h100)
 		if err != nil {
 			return
 		}
@@ -85,7 +96,7 @@ func TestModuleRules(t *testing.T) {
 	r.is(driver.InvalidImage, load("nothing"))
 	r.is(driver.InvalidImage, load(""))
 	r.is(driver.InvalidPTX, load(".version 7.0\n.entry e() {}"))
-	r.is(driver.NoBinaryForGPU, load(strings.Replace(testPTX, "sm_70", "sm_120", 1)))
+	r.is(driver.InvalidPTX, load(strings.Replace(testPTX, "sm_70", "sm_120", 1)))
 	m, res := r.ModuleLoadData(r.ctx, []byte(testPTX))
 	r.ok(res)
 	_, res = r.ModuleGetFunction(r.ctx, m, "absent")

@@ -169,9 +169,9 @@ func (o Options) check() error {
 		case d.Granularity&(d.Granularity-1) != 0 || d.Granularity < minGranularity || d.Granularity > maxGranularity:
 			return fmt.Errorf("sim: device %d has Granularity %d; it must be a power of two from %d to %d",
 				i, d.Granularity, uint64(minGranularity), uint64(maxGranularity))
-		case d.Memory < d.Granularity || d.Memory > mostMemory:
-			return fmt.Errorf("sim: device %d has %d bytes of Memory; it must be from its Granularity, %d, to %d",
-				i, d.Memory, d.Granularity, uint64(mostMemory))
+		case d.Memory < leastMemory || d.Memory > mostMemory:
+			return fmt.Errorf("sim: device %d has %d bytes of Memory; it must be from %d to %d",
+				i, d.Memory, uint64(leastMemory), uint64(mostMemory))
 		case d.ContextMemory >= d.Memory:
 			return fmt.Errorf("sim: device %d has %d bytes of ContextMemory; it must be less than its Memory, %d", i, d.ContextMemory, d.Memory)
 		}
@@ -211,6 +211,6 @@ func (o Options) visible() Options {
 const (
 	minGranularity = 64 << 10
 	maxGranularity = 1 << 30
-	leastMemory    = 64 << 10 // of the host
+	leastMemory    = 64 << 10
 	mostMemory     = 1 << 40
 )

@@ -11,16 +11,16 @@ func TestOptionsAreChecked(t *testing.T) {
 	for what, o := range map[string]Options{
 		"must be a power of two": WithGranularity(3 << 20),
 		"from 65536 to":          WithGranularity(4096),
-		"1125899906842624 bytes of Memory; it must be from its Granularity, 2097152, to 1099511627776": {Devices: []DeviceOptions{{Memory: 1 << 50}}},
-		"device 1 has 1 bytes of Memory":         {Devices: []DeviceOptions{{}, {Memory: 1}}},
-		"4194304 bytes of ContextMemory":         {Devices: []DeviceOptions{{Memory: 4 << 20, ContextMemory: 4 << 20}}},
-		"Options.HostMemory is 1125899906842624": {HostMemory: 1 << 50},
-		"Options.HostMemory is 1 bytes":          {HostMemory: 1},
-		"13.0 is 13000":                          OlderDriver(13),
-		"Options.DriverVersion is 130000":        OlderDriver(130_000),
-		"the same UUID":                          {Devices: []DeviceOptions{{UUID: [16]byte{1}}, {UUID: [16]byte{1}}}},
-		"as Unreachable":                         {Devices: []DeviceOptions{{Unreachable: []int{0}}}},
-		"MulticastRecommended is 3145728":        {MulticastRecommended: 3 << 20},
+		"1125899906842624 bytes of Memory; it must be from 65536 to 1099511627776": {Devices: []DeviceOptions{{Memory: 1 << 50}}},
+		"device 1 has 1 bytes of Memory":                                           {Devices: []DeviceOptions{{}, {Memory: 1}}},
+		"4194304 bytes of ContextMemory":                                           {Devices: []DeviceOptions{{Memory: 4 << 20, ContextMemory: 4 << 20}}},
+		"Options.HostMemory is 1125899906842624":                                   {HostMemory: 1 << 50},
+		"Options.HostMemory is 1 bytes":                                            {HostMemory: 1},
+		"13.0 is 13000":                                                            OlderDriver(13),
+		"Options.DriverVersion is 130000":                                          OlderDriver(130_000),
+		"the same UUID":                                                            {Devices: []DeviceOptions{{UUID: [16]byte{1}}, {UUID: [16]byte{1}}}},
+		"as Unreachable":                                                           {Devices: []DeviceOptions{{Unreachable: []int{0}}}},
+		"MulticastRecommended is 3145728":                                          {MulticastRecommended: 3 << 20},
 	} {
 		_, err := New(o)
 		require.ErrorContains(t, err, what)

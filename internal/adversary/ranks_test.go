@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -115,6 +116,9 @@ func TestKilledRanks(t *testing.T) {
 		}
 		require.Eventually(t, func() bool {
 			u, err := sim.Inspect(folder)
+			if errors.Is(err, os.ErrNotExist) {
+				return true // all were killed before they made a machine
+			}
 			require.NoError(t, err)
 			return len(u.Processes) == 0 && len(u.Exported) == 0 && u.Devices[0].Taken == 0 && u.HostTaken == 0
 		}, patience, time.Millisecond, "round %d: something stays", round)

@@ -46,6 +46,28 @@ var launching = []Case{
 		},
 	},
 	{
+		Name:  "cuLaunchKernelEx with the attribute for cooperation on a capturing stream, with a list of parameters",
+		Says:  "becomes a graph node",
+		Needs: needs(cooperation, entryPoints(driver.CallLaunchKernelEx, driver.CallFuncGetParamInfo)),
+		Run: func(t *T) {
+			const blocks, shared = 4, 16
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			l, p := oneThread, t.meetingAt()
+			l.GridX, l.SharedBytes = blocks, shared
+			t.ok(t.D.StreamBeginCapture(t.ctx, s, driver.CaptureRelaxed), "begin")
+			t.ok(t.D.LaunchKernelEx(t.ctx, t.kernels.meet, l, meetParams(p, blocks, shared), s), "launch")
+			g, r := t.D.StreamEndCapture(t.ctx, s)
+			t.ok(r, "end")
+			e, r := t.D.GraphInstantiate(t.ctx, g)
+			t.ok(r, "instantiate")
+			t.ok(t.D.GraphLaunch(t.ctx, e, s), "launch of the graph")
+			t.ok(t.D.StreamSynchronize(t.ctx, s), "the graph")
+			t.met(blocks)
+			t.ok(t.D.GraphExecDestroy(e), "destroy")
+			t.ok(t.D.GraphDestroy(g), "destroy")
+		},
+	},
+	{
 		Name: "cuModuleGetGlobal of a global and a constant variable, of a name that the module has not, and cuMemFree of one",
 		Says: "address, size and the value that the PTX gives; NOT_FOUND; INVALID_VALUE",
 		Run: func(t *T) {
@@ -113,7 +135,13 @@ func (t *T) meet(launch func(driver.Context, driver.Function, driver.LaunchConfi
 	l.GridX, l.SharedBytes = blocks, shared
 	t.ok(launch(t.ctx, t.kernels.meet, l, meetParams(p, blocks, shared), t.stream), "launch of %d blocks with %d bytes", blocks, shared)
 	t.ok(t.D.StreamSynchronize(t.ctx, t.stream), "%d blocks with %d bytes", blocks, shared)
-	t.ok(t.D.MemcpyDtoHAsync(t.ctx, t.page, p, 8, t.stream), "copy of the words")
+	t.met(blocks)
+}
+
+// met requires that so many blocks met.
+func (t *T) met(blocks uint32) {
+	t.Helper()
+	t.ok(t.D.MemcpyDtoHAsync(t.ctx, t.page, t.scratch, 8, t.stream), "copy of the words")
 	t.ok(t.D.StreamSynchronize(t.ctx, t.stream), "copy of the words")
 	got := unsafe.Slice((*byte)(t.page), 8)
 	if met, read := binary.NativeEndian.Uint32(got), binary.NativeEndian.Uint32(got[4:]); met != blocks || read != blocks {

@@ -22,7 +22,7 @@ typedef struct { location at; uint32_t flags; } access_desc;
 typedef struct { uint32_t devices; size_t size; uint64_t handles, flags; } multicast;
 typedef struct { char bytes[16]; } uuid;
 
-enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, NO_BINARY = 209, INVALID_PTX = 218, NOT_FOUND = 500, NOT_READY = 600, TOO_LARGE = 720, NOT_SUPPORTED = 801 };
+enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, NO_BINARY = 209, INVALID_PTX = 218, NOT_FOUND = 500, NOT_READY = 600, TOO_LARGE = 720, INVALIDATED = 901, NOT_SUPPORTED = 801 };
 
 static void *library;
 
@@ -340,6 +340,15 @@ static void launches(void *s, void *m, void *f, void **params) {
     OK(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *, void *, int, size_t), &blocks, f, 256, 100 << 10);
     TRUE(blocks == 2);
     OK(cuLaunchKernelEx, (const void *, void *, void **, void **), &config, f, params, NULL);
+    // Captured, the launch takes a list of parameters; a block of them ends the capture.
+    void *g, *block[] = {NULL};
+    OK(cuStreamBeginCapture_v2, (void *, int), s, 2);
+    OK(cuLaunchKernelEx, (const void *, void *, void **, void **), &config, f, params, NULL);
+    OK(cuStreamEndCapture, (void *, void **), s, &g);
+    OK(cuGraphDestroy, (void *), g);
+    OK(cuStreamBeginCapture_v2, (void *, int), s, 2);
+    GIVES(INVALID_VALUE, cuLaunchKernelEx, (const void *, void *, void **, void **), &config, f, NULL, block);
+    GIVES(INVALIDATED, cuStreamEndCapture, (void *, void **), s, &g);
     config.g[0] = 1 << 20;
     GIVES(TOO_LARGE, cuLaunchKernelEx, (const void *, void *, void **, void **), &config, f, params, NULL);
     GIVES(NOT_FOUND, cuModuleGetGlobal_v2, (uint64_t *, size_t *, void *, const char *), &p, &bytes, m, "nothing");

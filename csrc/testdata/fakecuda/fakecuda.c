@@ -573,6 +573,10 @@ CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) {
 }
 
 CUresult cuFuncGetParamInfo(CUfunction f, size_t index, size_t *offset, size_t *size) {
+    // A launch reads the kernels' two parameters, which is not recorded.
+    if (index == 2) return INVALID_VALUE;
+    *offset = 8 * index, *size = 8 + index;
+    if (index < 2) return SUCCESS;
     ANSWER(call("cuFuncGetParamInfo", VAL(f), VAL(index), END), *offset = 16; *size = 8);
 }
 
@@ -595,10 +599,11 @@ typedef struct {
 } CUlaunchConfig;
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *l, CUfunction f, void **params, void **extra) {
+#define CONFIG MEM(l->grid, 12), MEM(l->block, 12), VAL(l->shared), VAL(l->stream), VAL(l->count), \
+               VAL(l->attributes->id), MEM(l->attributes->value, 4), VAL(f)
+    if (!extra) return call("cuLaunchKernelEx", CONFIG, MEM(params[0], 8), MEM(params[1], 9), VAL(extra), END);
     size_t size = *(size_t *)extra[3];
-    return call("cuLaunchKernelEx", MEM(l->grid, 12), MEM(l->block, 12), VAL(l->shared), VAL(l->stream), VAL(l->count),
-                VAL(l->attributes->id), MEM(l->attributes->value, 4), VAL(f), VAL(params), VAL(extra[0]), MEM(extra[1], size),
-                VAL(extra[2]), VAL(size), VAL(extra[4]), END);
+    return call("cuLaunchKernelEx", CONFIG, VAL(params), VAL(extra[0]), MEM(extra[1], size), VAL(extra[2]), VAL(size), VAL(extra[4]), END);
 }
 
 CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction f) {
