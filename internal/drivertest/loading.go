@@ -4,10 +4,11 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// ptxHead and ptxBody make a module that every driver loads.
+// ptxHead and ptxBody make a module that every driver loads. The software driver
+// has a function for the kernel.
 const (
 	ptxHead = ".version 7.0\n.target sm_50\n.address_size 64\n"
-	ptxBody = ".visible .entry k(.param .u64 p) { ret; }\n"
+	ptxBody = ".visible .entry " + NothingKernel + "() { ret; }\n"
 )
 
 // loading are the rules of what text is a module.
