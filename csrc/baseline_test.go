@@ -104,7 +104,7 @@ func TestCycleLoop(t *testing.T) {
 		"cuMemSetAccess":      cycle,
 		"cuMemAddressFree":    cycle,
 	} {
-		f.answer(entry, driver.OutOfMemory)
+		f.returns(entry, driver.OutOfMemory)
 		_, r := l.VMMCycle(5, chunk, 2)
 		require.Equal(t, driver.OutOfMemory, r, entry)
 		sameCalls(t, want, f.calls(t))
@@ -134,7 +134,7 @@ func TestGrowLoop(t *testing.T) {
 		free,
 	}, f.calls(t))
 
-	f.answer("cuMemMap", driver.OutOfMemory, 1)
+	f.returns("cuMemMap", driver.OutOfMemory, 1)
 	_, r = l.GrowLoop(5, 8*chunk, steps)
 	require.Equal(t, driver.OutOfMemory, r)
 	sameCalls(t, []recorded{
@@ -145,7 +145,7 @@ func TestGrowLoop(t *testing.T) {
 		free,
 	}, f.calls(t))
 
-	f.answer("cuMemAddressReserve", driver.OutOfMemory)
+	f.returns("cuMemAddressReserve", driver.OutOfMemory)
 	_, r = l.GrowLoop(5, 8*chunk, steps)
 	require.Equal(t, driver.OutOfMemory, r)
 	sameCalls(t, []recorded{reserve}, f.calls(t))
@@ -174,7 +174,7 @@ func TestCopyLoop(t *testing.T) {
 	require.Equal(t, ours, calls[2].Context)
 	th.requireLeft(theirs, driver.CaptureThreadLocal)
 
-	f.answer("cuMemcpyHtoDAsync", driver.InvalidValue, 1)
+	f.returns("cuMemcpyHtoDAsync", driver.InvalidValue, 1)
 	_, r = l.CopyLoop(ours, stream, ptr, hostPtr, 10, 4, 2)
 	require.Equal(t, driver.InvalidValue, r)
 	th.requireLeft(theirs, driver.CaptureThreadLocal)
@@ -195,7 +195,7 @@ func TestCaptureHolder(t *testing.T) {
 	sameCalls(t, []recorded{call("cuCtxSetCurrent", ours), call("cuStreamBeginCapture", stream, int32(driver.CaptureThreadLocal))}, calls)
 	holder := calls[1].Thread
 	require.Equal(t, ours, calls[1].Context)
-	require.Equal(t, driver.CaptureGlobal, calls[1].Mode, "a thread that nobody switched")
+	require.Equal(t, driver.CaptureGlobal, calls[1].Mode, "a thread whose mode was not switched")
 	require.True(t, isThread(holder))
 	_, err = h.Start(l, ours, stream, driver.CaptureGlobal)
 	require.Error(t, err, "it holds one already")
@@ -209,11 +209,11 @@ func TestCaptureHolder(t *testing.T) {
 	require.Eventually(t, func() bool { return !isThread(holder) }, 5*time.Second, time.Millisecond, "the thread is joined")
 
 	// A capture that another call broke, and one that could not begin.
-	f.answer("cuStreamEndCapture", driver.CaptureInvalid)
+	f.returns("cuStreamEndCapture", driver.CaptureInvalid)
 	_, err = h.Start(l, ours, stream, driver.CaptureGlobal)
 	require.NoError(t, err)
 	require.Equal(t, driver.CaptureInvalid, h.End())
-	f.answer("cuStreamBeginCapture", driver.IllegalState)
+	f.returns("cuStreamBeginCapture", driver.IllegalState)
 	f.calls(t)
 	begin, err = h.Start(l, ours, stream, driver.CaptureGlobal)
 	require.NoError(t, err)

@@ -677,8 +677,8 @@ func checkCall(t *testing.T, f *fake, d driver.Driver, call driver.Call, r row, 
 	defer th.leave()
 	entry := call.String()
 	if result != driver.Success {
-		f.answer(entry, result)
-		defer f.answer("", driver.Success)
+		f.returns(entry, result)
+		defer f.returns("", driver.Success)
 	}
 	values := r.do(d, ours)
 	calls := f.calls(t)

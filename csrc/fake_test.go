@@ -125,16 +125,16 @@ func (f *fake) open(tb testing.TB) *csrc.Driver {
 	return d
 }
 
-// answer makes an entry point give a result, after as many successes; without
+// returns makes an entry point return a result, after as many successes; without
 // an entry point all give success again.
-func (f *fake) answer(entry string, r driver.Result, successes ...uint32) {
+func (f *fake) returns(entry string, r driver.Result, successes ...uint32) {
 	f.state.Results = [16]fakeResult{}
 	if entry != "" {
 		f.also(entry, r, successes...)
 	}
 }
 
-// also adds to what answer set.
+// also adds to what returns set.
 func (f *fake) also(entry string, r driver.Result, successes ...uint32) {
 	i := 0
 	for f.state.Results[i].Entry[0] != 0 {

@@ -42,9 +42,9 @@ func TestModuleOfNothing(t *testing.T) {
 	f := buildFake(t)
 	d := f.open(t)
 	for _, image := range [][]byte{nil, {}} {
-		f.answer("cuModuleLoadData", driver.InvalidImage)
+		f.returns("cuModuleLoadData", driver.InvalidImage)
 		_, r := d.ModuleLoadData(ours, image)
-		require.Equal(t, driver.InvalidImage, r, "the driver answers, on an empty text")
+		require.Equal(t, driver.InvalidImage, r, "the driver was called, with an empty text")
 		require.Equal(t, []byte{0}, f.calls(t)[3].Args)
 	}
 }
@@ -87,11 +87,11 @@ func TestTheCompilersLog(t *testing.T) {
 		want string
 	}{{64, "line 1; error   : \n\x00"}, {7, "line 1\x00"}, {1, "\x00"}} {
 		log := bytes.Repeat([]byte{0xff}, c.room)
-		f.answer("cuModuleLoadDataEx", driver.InvalidPTX)
+		f.returns("cuModuleLoadDataEx", driver.InvalidPTX)
 		_, r := d.ModuleLoadDataEx(ours, []byte("text"), log)
 		require.Equal(t, driver.InvalidPTX, r)
 		require.Equal(t, c.want, string(log[:len(c.want)]))
-		f.answer("cuModuleLoadDataEx", driver.Success)
+		f.returns("cuModuleLoadDataEx", driver.Success)
 		_, r = d.ModuleLoadDataEx(ours, []byte("text"), log)
 		require.Equal(t, driver.Success, r)
 		require.Zero(t, log[0], "nothing is left of an earlier one")

@@ -169,7 +169,7 @@ func TestNVMLOfADriver(t *testing.T) {
 }
 
 // The real library takes a form of the question, knows the driver's GPU by its
-// UUID, and answers with a state that is documented.
+// UUID, and returns a state that is documented.
 func TestNVMLOnRealDriver(t *testing.T) {
 	d := openReal(t)
 	device, r := d.DeviceGet(0)

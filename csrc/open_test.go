@@ -26,7 +26,7 @@ const (
 	openAsNobody = "open as nobody"
 )
 
-// opened is their answer.
+// opened is what they report.
 type opened struct {
 	Path   string
 	Reason csrc.Reason
@@ -88,7 +88,7 @@ func TestOpenRefuses(t *testing.T) {
 	is := func(p string) func() string { return func() string { return p } }
 	mute := func() string {
 		f := buildFake(t)
-		f.answer("cuDriverGetVersion", driver.Unknown)
+		f.returns("cuDriverGetVersion", driver.Unknown)
 		return f.path
 	}
 	pipe := filepath.Join(dir, "pipe")

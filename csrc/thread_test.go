@@ -49,8 +49,8 @@ func TestThreadWhereAStepFails(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			th := enterThread(t, f, d.Foreign(), c.current, driver.CaptureGlobal)
 			defer th.leave()
-			f.answer(c.step, c.result, c.after)
-			defer f.answer("", driver.Success)
+			f.returns(c.step, c.result, c.after)
+			defer f.returns("", driver.Success)
 			require.Equal(t, c.want, d.MemFree(ours, ptr))
 			require.Equal(t, c.calls, entries(f.calls(t)))
 			th.requireLeft(c.left, c.mode)
@@ -64,8 +64,8 @@ func TestThreadWhoseContextIsGone(t *testing.T) {
 	d := f.open(t)
 	th := enterThread(t, f, d.Foreign(), theirs, driver.CaptureGlobal)
 	defer th.leave()
-	f.answer("cuCtxSetCurrent", driver.ContextDestroyed, 1)
-	defer f.answer("", driver.Success)
+	f.returns("cuCtxSetCurrent", driver.ContextDestroyed, 1)
+	defer f.returns("", driver.Success)
 	require.Equal(t, driver.Success, d.MemFree(ours, ptr))
 	// The fake fails the last attempt too: what counts is that it is made.
 	calls := f.calls(t)
@@ -173,7 +173,7 @@ func TestEntryPointsAreAskedInTheirVersion(t *testing.T) {
 				want[c.Entry()] = append(want[c.Entry()], c.Version())
 				require.True(t, d.Has(c), "%v", c)
 			}
-			require.Contains(t, [][]int32{{2000}, {2000, 2000}}, asked["cuInit"], "also asked to see that the driver answers")
+			require.Contains(t, [][]int32{{2000}, {2000, 2000}}, asked["cuInit"], "called to see that the driver works")
 			asked["cuInit"] = want["cuInit"]
 			require.Equal(t, want, asked)
 			require.False(t, d.Has(-1))

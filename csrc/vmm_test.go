@@ -42,7 +42,7 @@ func TestFailedExportTouchesNoDescriptor(t *testing.T) {
 	d := f.open(t)
 	before, err := unix.FcntlInt(0, unix.F_GETFD, 0)
 	require.NoError(t, err)
-	f.answer("cuMemExportToShareableHandle", driver.InvalidValue)
+	f.returns("cuMemExportToShareableHandle", driver.InvalidValue)
 	f.also("cuMemGetHandleForAddressRange", driver.NotSupported)
 	_, r := d.MemExportToShareableHandle(handle, driver.HandlePosixFD)
 	require.Equal(t, driver.InvalidValue, r)
@@ -114,7 +114,7 @@ func TestSetAccessWithNothing(t *testing.T) {
 	require.Equal(t, le(ptr, uint64(1<<21), uint64(0)), f.calls(t)[1].Args)
 }
 
-// The narrow attributes leave the upper half of the answer clear.
+// The narrow attributes leave the upper half of the value clear.
 func TestPointerAttributeWidths(t *testing.T) {
 	f := buildFake(t)
 	d := f.open(t)

@@ -180,7 +180,7 @@ int cuGetProcAddress(const char *name, void **entry, int version, uint64_t flags
 int cuGetProcAddress_v2(const char *name, void **entry, int version, uint64_t flags, int *status) {
     int r = cuGetProcAddress(name, entry, version, flags);
     *status = r == Success ? 0 : 1;
-    return *entry ? r : int(Success); // the real one answers success and a null entry
+    return *entry ? r : int(Success); // the real one returns success and a null entry
 }
 #endif
 

@@ -22,8 +22,8 @@ struct CUstream_st {
 struct Fake {
     std::recursive_mutex mutex;
     // Switches.
-    std::map<std::string, int> results; // what an entry point answers instead
-    bool ended = false;                 // every call answers that the driver has shut down
+    std::map<std::string, int> results; // what an entry point returns instead
+    bool ended = false;                 // every call returns that the driver has shut down
     bool concurrent = true, managed = true, integrated = false;
     int granted = 0x7fffffff;           // how many allocations succeed
     size_t free = size_t{100} << 30, total = size_t{140} << 30;

@@ -121,7 +121,7 @@ Driver::Driver() {
 #define X(entry, version, parameters) entry = reinterpret_cast<int(*) parameters>(find(#entry, version));
     DRIVER_ENTRIES(X)
 #undef X
-    if (int r = cuInit(0)) fail(text("cuInit answers %d (%s)%s", r, name_of(r), r == NotInitialized ? ": CUDA does not survive a fork, so start this process by spawn" : ""));
+    if (int r = cuInit(0)) fail(text("cuInit returned %d (%s)%s", r, name_of(r), r == NotInitialized ? ": CUDA does not survive a fork, so start this process by spawn" : ""));
 }
 
 // CUDA does not survive a fork: a child that inherits this library's memory
@@ -189,7 +189,7 @@ Device device_of(Allocator &a, int ordinal) {
     if (known != a.devices.end()) return known->second;
     Device device;
     auto check = [&](const char *call, int r) {
-        if (r != Success) fail(text("device %d: %s answers %d (%s)%s", ordinal, call, r, d.name_of(r), r == InvalidDevice ? ": the process does not see so many devices (CUDA_VISIBLE_DEVICES)" : ""));
+        if (r != Success) fail(text("device %d: %s returned %d (%s)%s", ordinal, call, r, d.name_of(r), r == InvalidDevice ? ": the process does not see so many devices (CUDA_VISIBLE_DEVICES)" : ""));
     };
     check("cuDeviceGet", d.cuDeviceGet(&device.device, ordinal));
     int managed = 0, concurrent = 0, integrated = 0;
@@ -284,13 +284,13 @@ void place(const Driver &d, Pointer p, size_t size, const Device &device, cudaSt
 
 // The stream is asked, which harms no capture. The legacy stream never
 // captures itself, but nothing may be put on it while a stream that waits for
-// it does: the answer is then CaptureImplicit, and that capture lives on.
+// it does: the result is then CaptureImplicit, and that capture lives on.
 void refuse_capture(const Driver &d, cudaStream_t stream) {
     int status = 0;
     int r = d.cuStreamIsCapturing(stream, &status);
     if (r == CaptureImplicit || (r == Success && status != 0))
         fail("memory cannot be allocated while the stream is captured into a graph; the capture was left as it is. Allocate what the graph uses before the capture, and keep it as long as the graph");
-    if (r != Success) fail(text("cuStreamIsCapturing answers %d (%s)", r, d.name_of(r)));
+    if (r != Success) fail(text("cuStreamIsCapturing returned %d (%s)", r, d.name_of(r)));
 }
 
 void *allocate(ssize_t size, int ordinal, cudaStream_t stream) {
@@ -301,16 +301,16 @@ void *allocate(ssize_t size, int ordinal, cudaStream_t stream) {
     const Driver &d = a.driver;
     Here here(d);
     if (here.result == Deinitialized) fail("the CUDA driver has shut down: the process is ending");
-    if (here.result != Success) fail(text("cuThreadExchangeStreamCaptureMode answers %d (%s)", here.result, d.name_of(here.result)));
+    if (here.result != Success) fail(text("cuThreadExchangeStreamCaptureMode returned %d (%s)", here.result, d.name_of(here.result)));
     Device device = device_of(a, ordinal);
-    if (int r = here.enter(device.context)) fail(text("cuCtxPushCurrent answers %d (%s)", r, d.name_of(r)));
+    if (int r = here.enter(device.context)) fail(text("cuCtxPushCurrent returned %d (%s)", r, d.name_of(r)));
     refuse_capture(d, stream);
 
     check_room(d, size, ordinal, device.integrated, false);
     Pointer p = 0;
     int r = d.cuMemAllocManaged(&p, size, AttachGlobal);
     if (r == OutOfMemory) check_room(d, size, ordinal, device.integrated, true);
-    if (r != Success) fail(text("cuMemAllocManaged of %.3f GiB on device %d answers %d (%s)", gib(size), ordinal, r, d.name_of(r)));
+    if (r != Success) fail(text("cuMemAllocManaged of %.3f GiB on device %d returned %d (%s)", gib(size), ordinal, r, d.name_of(r)));
     try {
         std::lock_guard<std::mutex> lock(a.mutex);
         a.live[p] = ordinal;
@@ -346,7 +346,7 @@ void release(void *ptr, cudaStream_t stream) {
     Here here(d);
     int r = here.enter(device.context);
     // cuMemFree waits for the context's work, in this driver. The stream is
-    // waited for first: nobody promises that wait for managed memory, the
+    // waited for first: that wait is not promised for managed memory, the
     // stream may be another device's, and while cuMemFree waits other threads
     // cannot launch. A stream that is captured, or the legacy stream while one
     // that waits for it is, has no work to wait for and must not be touched.

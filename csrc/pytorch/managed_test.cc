@@ -145,7 +145,7 @@ void out_of_memory() {
     CHECK(has(message, "16384.000 GiB") && has(message, "device 0") && has(message, "100.000 GiB free of 140.000 GiB") && has(message, "GiB available") && has(message, "smaller batch"));
     CHECK(driver()->count("cuMemAllocManaged") == 0);
 
-    // The driver's own answer.
+    // The driver's own result.
     driver()->granted = 1;
     void *p = managed_malloc(GiB, 1, nullptr);
     message = thrown<std::bad_alloc>([] { managed_malloc(GiB + GiB / 2, 1, nullptr); });
@@ -241,7 +241,7 @@ void capture_refused() {
         for (const char *harmful : {"cuMemAllocManaged", "cuMemAdvise", "cuMemPrefetchAsync", "cuStreamSynchronize", "cuMemFree"}) CHECK(driver()->count(harmful) == 0);
         CHECK(s.status == 1);
     }
-    s.status = 2; // killed by somebody else, and not ended yet
+    s.status = 2; // invalidated by another call, and not ended yet
     CHECK(has(error(KiB, 0, &s), "captured into a graph"));
     s.capture(0);
     managed_free(before, KiB, 0, &s);
@@ -353,7 +353,7 @@ void forked_among_threads() {
     for (int i = 0; i < 50; i++) {
         pid_t child = fork();
         if (child == 0) {
-            alarm(20); // a lock that nobody gives back would hold it for ever
+            alarm(20); // a lock that is never released would hold it for ever
             managed_free(p, KiB, 0, nullptr);
             managed_free(reinterpret_cast<void *>(0x1000), KiB, 0, nullptr);
             _exit(0);
@@ -424,7 +424,7 @@ void no_driver() { CHECK(has(error(KiB, 0, nullptr), "is no CUDA driver")); }
 
 void init_fails() {
     driver()->results["cuInit"] = 3;
-    CHECK(has(error(KiB, 0, nullptr), "cuInit answers 3") && has(error(KiB, 0, nullptr), "spawn"));
+    CHECK(has(error(KiB, 0, nullptr), "cuInit returned 3") && has(error(KiB, 0, nullptr), "spawn"));
     driver()->results.clear();
     managed_free(managed_malloc(KiB, 0, nullptr), KiB, 0, nullptr);
 }

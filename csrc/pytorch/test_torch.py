@@ -43,7 +43,7 @@ class Driver:
     def call(self, name, *args):
         result = getattr(self.cuda, name)(*args)
         if result != 0:
-            raise RuntimeError(f"{name} answers {result}")
+            raise RuntimeError(f"{name} returned {result}")
 
     def context(self):
         context = ctypes.c_void_p()
@@ -94,7 +94,7 @@ def nothing(torch):
 
 
 def train(torch):
-    """Trains a small model, deterministically, and answers the losses."""
+    """Trains a small model, deterministically, and returns the losses."""
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(7)
     model = torch.nn.Sequential(
@@ -362,12 +362,12 @@ def child(name, allocator):
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
     if allocator == "managed":
         use(torch, os.environ["CUVMM_TEST_LIBRARY"])
-    answer = CASES[name][0](torch)
-    print(RESULT + json.dumps(answer), flush=True)
+    result = CASES[name][0](torch)
+    print(RESULT + json.dumps(result), flush=True)
 
 
 def run(name, allocator, library):
-    """Runs a case; answers what it returned, its standard error's lines, and
+    """Runs a case; returns what it returned, its standard error's lines, and
     why it failed, or None."""
     environment = dict(os.environ, CUVMM_TEST_LIBRARY=library, CUBLAS_WORKSPACE_CONFIG=":4096:8", PYTHONUNBUFFERED="1")
     command = [sys.executable, os.path.abspath(__file__), "-child", name, allocator]
@@ -376,13 +376,13 @@ def run(name, allocator, library):
     except subprocess.TimeoutExpired as expired:
         text = expired.stderr or b""
         return None, (text.decode(errors="replace") if isinstance(text, bytes) else text).splitlines(), f"it did not end in {TIMEOUT} s"
-    answers = [line[len(RESULT):] for line in done.stdout.splitlines() if line.startswith(RESULT)]
+    results = [line[len(RESULT):] for line in done.stdout.splitlines() if line.startswith(RESULT)]
     failure = None
     if done.returncode != 0:
         failure = f"status {done.returncode}"
-    elif len(answers) != 1:
-        failure = f"it answered {len(answers)} times"
-    return json.loads(answers[0]) if answers else None, done.stderr.splitlines(), failure
+    elif len(results) != 1:
+        failure = f"it reported {len(results)} times"
+    return json.loads(results[0]) if results else None, done.stderr.splitlines(), failure
 
 
 def pattern(line):
@@ -416,10 +416,10 @@ def main(arguments):
 
     failures = 0
     for name in arguments or CASES:
-        answers, began = {}, time.monotonic()
+        results, began = {}, time.monotonic()
         failure, noise, known = None, [], {pattern(line) for line in usual}
         for allocator in CASES[name][1]:
-            answers[allocator], lines, failed = run(name, allocator, library)
+            results[allocator], lines, failed = run(name, allocator, library)
             if allocator == "native" and not failed and "managed" in CASES[name][1]:
                 known |= {pattern(line) for line in lines}
             lines = [line for line in lines if pattern(line) not in known]
@@ -427,14 +427,14 @@ def main(arguments):
             if failed:
                 failure, noise = f"{allocator}: {failed}", noise + lines
         if not failure and name == "train":
-            failure = compare(answers["managed"], answers["native"])
+            failure = compare(results["managed"], results["native"])
         print(f"{'FAIL' if failure else 'ok  '} {name} ({time.monotonic() - began:.1f} s){': ' + failure if failure else ''}")
         for line in noise:
             print(f"     | {line}")
         if name != "train":
-            for allocator, answer in answers.items():
-                if answer:
-                    print(f"     {allocator}: {json.dumps(answer)}")
+            for allocator, result in results.items():
+                if result:
+                    print(f"     {allocator}: {json.dumps(result)}")
         sys.stdout.flush()
         failures += failure is not None
     print(f"{failures} failed" if failures else "all passed")

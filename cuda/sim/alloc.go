@@ -50,7 +50,7 @@ func (a *api) MemAlloc(c driver.Context, n uint64) (driver.Ptr, driver.Result) {
 }
 
 // MemFree waits for all work of the context that owns the memory, and lets
-// nobody submit more to it meanwhile.
+// no call submit more to it meanwhile.
 func (a *api) MemFree(c driver.Context, p driver.Ptr) driver.Result {
 	if _, r := a.enterNamed(driver.CallMemFree, c); r != driver.Success {
 		return r
@@ -67,7 +67,7 @@ func (a *api) MemFree(c driver.Context, p driver.Ptr) driver.Result {
 		return driver.Deinitialized
 	}
 	if m.allocated(p) != res {
-		return driver.InvalidValue // somebody else freed it meanwhile
+		return driver.InvalidValue // another call freed it meanwhile
 	}
 	m.untrack(res.object)
 	m.evict(res)
@@ -84,8 +84,8 @@ func (a *api) MemGetInfo(c driver.Context) (free, total uint64, r driver.Result)
 	return a.m.available(p), p.limit, driver.Success
 }
 
-// PointerGetAttribute answers for addresses with memory behind them. Of an
-// address that is reserved and not mapped it only says that.
+// PointerGetAttribute returns attributes of addresses with memory behind them. Of an
+// address that is reserved and not mapped it returns only that it is not mapped.
 func (a *api) PointerGetAttribute(c driver.Context, attr driver.PointerAttribute, p driver.Ptr) (uint64, driver.Result) {
 	if _, r := a.enterContext(driver.CallPointerGetAttribute, c); r != driver.Success {
 		return 0, r

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"maps"
 	"slices"
 	"sync/atomic"
 
@@ -51,27 +52,25 @@ func (c *capture) takingPart() []*stream {
 	return all
 }
 
-// capturing are the streams that take part in a capture. There is no list of
-// them: captures are rare.
+// capturing are the streams that take part in a capture.
 func (m *Machine) capturing() []*stream {
-	if len(m.captures) == 0 {
-		return nil
+	return slices.Collect(maps.Keys(m.joined))
+}
+
+// join has the stream take part in a capture, or in none.
+func (s *stream) join(j *joined) {
+	s.joined = j
+	if j == nil {
+		delete(s.m.joined, s)
+		return
 	}
-	var all []*stream
-	for _, c := range m.contexts {
-		for _, s := range c.streams {
-			if s.joined != nil {
-				all = append(all, s)
-			}
-		}
-	}
-	return all
+	s.m.joined[s] = struct{}{}
 }
 
 // end takes all streams out of the capture.
 func (c *capture) end() {
 	for _, s := range c.takingPart() {
-		s.joined = nil
+		s.join(nil)
 	}
 	delete(c.m.captures, c.id)
 }
@@ -116,7 +115,7 @@ func (s *stream) captureWait(e *event) driver.Result {
 		e.joined.invalidate()
 		return driver.CaptureImplicit
 	case s.joined == nil:
-		s.joined = &joined{e.joined.capture, e.joined.tips}
+		s.join(&joined{e.joined.capture, e.joined.tips})
 	case s.joined.capture != e.joined.capture:
 		s.joined.invalidate()
 		e.joined.invalidate()
@@ -145,7 +144,7 @@ func (s *stream) leaveCapture() {
 	}
 	c := s.joined.capture
 	c.invalidate()
-	s.joined = nil
+	s.join(nil)
 	if c.origin == s {
 		c.drop()
 	}
@@ -282,7 +281,7 @@ func (a *api) StreamBeginCapture(c driver.Context, h driver.Stream, mode driver.
 	}
 	capt := &capture{m: m, id: lastCapture.Add(1), origin: s, mode: mode, thread: osmem.ThreadID()}
 	m.captures[capt.id] = capt
-	s.joined = &joined{capture: capt}
+	s.join(&joined{capture: capt})
 	return driver.Success
 }
 
@@ -373,7 +372,7 @@ func (a *api) enterAsked(call driver.Call, c driver.Context, h driver.Stream) (*
 	return s, driver.Success
 }
 
-// captureInfo harms no capture, but has no answer for the legacy stream while
+// captureInfo harms no capture, but fails for the legacy stream while
 // a stream captures that it would wait for.
 func (s *stream) captureInfo() (driver.CaptureStatus, uint64, driver.Result) {
 	if s.isLegacy() {

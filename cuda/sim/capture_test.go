@@ -218,13 +218,13 @@ func TestCaptureEndsOnItsThreadUnlessRelaxed(t *testing.T) {
 	for _, mode := range []driver.CaptureMode{driver.CaptureGlobal, driver.CaptureThreadLocal} {
 		s := r.stream(1)
 		r.ok(r.lib.StreamBeginCapture(r.ctx, s, mode))
-		answer := make(chan driver.Result)
+		result := make(chan driver.Result)
 		go func() {
 			runtime.LockOSThread() // another thread
 			_, res := r.lib.StreamEndCapture(r.ctx, s)
-			answer <- res
+			result <- res
 		}()
-		r.is(driver.CaptureWrongThread, <-answer)
+		r.is(driver.CaptureWrongThread, <-result)
 		_, res := r.lib.StreamEndCapture(r.ctx, s)
 		r.is(driver.IllegalState, res)
 	}
@@ -239,19 +239,19 @@ func TestThreadLocalModeSparesForeignCaptures(t *testing.T) {
 	defer runtime.UnlockOSThread()
 	s, e := r.stream(1), r.event()
 	r.ok(r.lib.StreamBeginCapture(r.ctx, s, driver.CaptureGlobal))
-	answer := make(chan driver.Result)
+	result := make(chan driver.Result)
 	ask := func(mode driver.CaptureMode) {
 		runtime.LockOSThread()
 		_, res := r.ThreadExchangeStreamCaptureMode(mode)
 		r.ok(res)
-		answer <- r.EventQuery(r.ctx, e)
+		result <- r.EventQuery(r.ctx, e)
 	}
 	go ask(driver.CaptureThreadLocal)
-	r.ok(<-answer)
+	r.ok(<-result)
 	go ask(driver.CaptureRelaxed)
-	r.ok(<-answer)
+	r.ok(<-result)
 	go ask(driver.CaptureGlobal)
-	r.is(driver.CaptureUnsupported, <-answer)
+	r.is(driver.CaptureUnsupported, <-result)
 	_, res := r.ThreadExchangeStreamCaptureMode(9)
 	r.is(driver.InvalidValue, res)
 	r.endsWith(driver.CaptureInvalid, s)

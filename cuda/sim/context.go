@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"slices"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -11,20 +10,23 @@ import (
 // gpuContext is a CUDA context. Streams, events, allocated memory and modules
 // belong to one; virtual memory belongs to none.
 type gpuContext struct {
-	m       *Machine
-	handle  driver.Context
-	device  *device
-	object  *object
-	legacy  *stream
-	streams []*stream // with work or a handle, legacy first, oldest first
+	m      *Machine
+	handle driver.Context
+	device *device
+	object *object
+	legacy *stream
+	// threads are the streams that belong to a thread each, by the thread.
+	threads map[int]*stream
+	// working are the streams that have work: no call looks at those that are idle.
+	working map[*stream]struct{}
 	// late has what the driver leaves to a thread of its own: nothing waits for it.
 	late *stream
-	// lost is what destroyed the context, and what every later call answers;
+	// lost is what destroyed the context, and what every later call returns;
 	// culprit says it in words.
 	lost    driver.Result
 	culprit string
 	// stalls counts the calls that wait for all of the context's work and let
-	// nobody submit more meanwhile.
+	// no call submit more meanwhile.
 	stalls int
 	gone   bool // it is being destroyed
 }
@@ -88,7 +90,7 @@ func (m *Machine) newContext(d *device) (*gpuContext, driver.Result) {
 	c := &gpuContext{m: m, handle: driver.Context(newHandle()), device: d}
 	c.object = m.track(KindContext, uint64(c.handle), 0)
 	c.legacy = &stream{m: m, context: c, id: m.nextStreamID()}
-	c.streams = []*stream{c.legacy}
+	c.threads, c.working = map[int]*stream{}, map[*stream]struct{}{}
 	c.late = &stream{m: m, context: c}
 	m.contexts[c.handle] = c
 	return c, driver.Success
@@ -103,9 +105,9 @@ func (c *gpuContext) destroy() {
 		return // it took everything along
 	}
 	c.late.discard()
+	c.leaveCaptures()
 	for _, s := range m.streams {
 		if s.context == c {
-			s.leaveCapture()
 			m.orphan(s.object)
 			delete(m.streams, s.handle)
 			s.detach()
@@ -149,25 +151,32 @@ func (c *gpuContext) destroy() {
 	c.device.pool.give(c.device.options.ContextMemory)
 }
 
+// leaveCaptures takes the context's streams out of the captures that they are part of.
+func (c *gpuContext) leaveCaptures() {
+	for _, s := range c.m.capturing() {
+		if s.context == c {
+			s.leaveCapture()
+		}
+	}
+}
+
 // drain waits until no stream of the context has work. Unless the context is
 // lost: then there is none.
 func (c *gpuContext) drain() {
 	for c.m.alive() {
-		var tails []*op
-		for _, s := range c.streams {
-			if s.tail != nil {
-				tails = append(tails, s.tail)
-			}
-		}
-		if len(tails) == 0 {
+		if len(c.working) == 0 {
 			return
+		}
+		var tails []*op
+		for s := range c.working {
+			tails = append(tails, s.tail)
 		}
 		c.m.await(tails...)
 	}
 }
 
-// drainAlone is drain for the calls that, on the real driver, keep everybody
-// else from submitting to the context while they wait.
+// drainAlone is drain for the calls that, on the real driver, keep every other
+// call from submitting to the context while they wait.
 func (c *gpuContext) drainAlone() {
 	c.stalls++
 	c.drain()
@@ -186,8 +195,8 @@ func (c *gpuContext) lose(f fault) {
 	if c.m.culprit == "" {
 		c.m.culprit = f.text
 	}
-	for _, s := range slices.Clone(c.streams) {
-		s.leaveCapture() // nobody can end it
+	c.leaveCaptures() // no call can end them
+	for s := range c.working {
 		s.discard()
 	}
 	c.late.discard()

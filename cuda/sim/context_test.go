@@ -90,7 +90,7 @@ func TestPrimaryContextIsCounted(t *testing.T) {
 }
 
 // stalled runs f and requires that it waits while a stream is held, and that
-// meanwhile nobody can submit to the context, but to another.
+// meanwhile no call can submit to the context, but to another.
 func stalled(t *testing.T, r *rig, wait func() driver.Result) {
 	p, s, other := r.mapped(1), r.stream(driver.StreamNonBlocking), r.stream(driver.StreamNonBlocking)
 	second, res := r.CtxCreate(0, 0)

@@ -194,7 +194,7 @@ func (a *api) MemsetD8(c driver.Context, dst driver.Ptr, v uint8, n uint64) driv
 	return s.fill(driver.CallMemsetD8, dst, []byte{v}, n)
 }
 
-// copyFromHost reads pageable memory before it answers, and memory that the
+// copyFromHost reads pageable memory before it returns, and memory that the
 // driver knows when the work is done. There is no op if nothing is to be done
 // now.
 func (s *stream) copyFromHost(call driver.Call, dst driver.Ptr, src unsafe.Pointer, n uint64) (o *op, pageable bool, r driver.Result) {

@@ -129,7 +129,7 @@ func faulty(t *testing.T, want driver.Result, culprit string, do func(r *rig, c 
 	p := r.mapped(1)
 	r.ok(r.MemsetD8Async(r.ctx, p, 1, 8, driver.StreamNull))
 	r.ok(r.StreamSynchronize(r.ctx, driver.StreamNull))
-	// What is given back is gone, whatever the answer.
+	// What is given back is gone, whatever the call returns.
 	r.is(want, r.MemFree(c, d))
 	r.is(driver.InvalidValue, r.MemFree(c, d))
 	r.is(want, r.EventDestroy(c, e))

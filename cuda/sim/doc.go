@@ -47,7 +47,7 @@
 //
 // # Work
 //
-// Streams, events, host and device copies are asynchronous. Work that nobody
+// Streams, events, host and device copies are asynchronous. Work that no call
 // waits for is left lying for a millisecond, a query lets one step be done, and
 // where several streams can go on [Options.Seed] decides; a test repeats itself
 // as far as its own goroutines do. [Machine.Hold] keeps a stream's work from

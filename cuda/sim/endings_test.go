@@ -29,7 +29,7 @@ func busyMachine(t *testing.T, o Options) (m *Machine, d driver.Driver, c driver
 	return m, d, c, held
 }
 
-// stalledBy has a call wait for the whole context, so that nobody can submit to
+// stalledBy has a call wait for the whole context, so that no other call can submit to
 // it.
 func stalledBy(t *testing.T, m *Machine, d driver.Driver, c driver.Context) (freed chan driver.Result) {
 	t.Helper()
@@ -188,7 +188,7 @@ func TestALostContextEndsItsGraphs(t *testing.T) {
 	})
 }
 
-// Nobody can end a capture in a context that was lost: it stands in nobody's way.
+// No call can end a capture in a context that was lost: it is in no one's way.
 func TestALostContextEndsItsCaptures(t *testing.T) {
 	needThreads(t)
 	runtime.LockOSThread()

@@ -11,7 +11,7 @@ import (
 // The engine does the work of all streams, as late and in as odd an order as
 // the rules allow, so that a program which relies on luck fails:
 //
-//   - work that somebody waits for, and what it depends on, is done at once;
+//   - work that a call waits for, and what it depends on, is done at once;
 //   - a query lets one piece of the work that it asks for be done;
 //   - all other work is left lying for a while, and then done;
 //   - whenever several streams can go on, the machine's seed decides.
@@ -22,13 +22,13 @@ type engine struct {
 	long    int           // work that has a goroutine of its own
 	wake    chan struct{} // capacity 1: there is news
 	active  []*stream     // with work, in the order in which they got it
-	wanted  map[*op]int   // somebody waits for it
-	nudged  map[*op]bool  // somebody asked for it
+	wanted  map[*op]int   // a call waits for it
+	nudged  map[*op]bool  // a call asked about it
 	last    time.Time     // when there was something new to do
 	polls   int           // how often in a row words of memory were looked at
 }
 
-// laziness is how long work lies that nobody asks for.
+// laziness is how long work lies that no call asks about.
 const laziness = time.Millisecond
 
 // pollAfter is how long to wait before looking at a word of memory once more,
@@ -53,7 +53,7 @@ func (e *engine) stir() { e.last = time.Now() }
 // alive reports whether the machine still works. Every wait asks it.
 func (m *Machine) alive() bool { return !m.closed }
 
-// outcome is what a call answers after it waited for work of a context.
+// outcome is what a call returns after it waited for work of a context.
 func (m *Machine) outcome(c *gpuContext) driver.Result {
 	if m.closed {
 		return driver.Deinitialized

@@ -171,14 +171,14 @@ func TestCloseDropsWorkAndWakesWhoWaits(t *testing.T) {
 	p, _ := d.MemAlloc(ctx, 64)
 	m.Hold(uintptr(s))
 	require.Zero(t, d.MemsetD8Async(ctx, p, 1, 64, s))
-	answers := make(chan driver.Result, 3)
-	go func() { answers <- d.StreamSynchronize(ctx, s) }()
-	go func() { answers <- d.MemFree(ctx, p) }()
-	go func() { answers <- d.DevicePrimaryCtxRelease(0) }()
+	results := make(chan driver.Result, 3)
+	go func() { results <- d.StreamSynchronize(ctx, s) }()
+	go func() { results <- d.MemFree(ctx, p) }()
+	go func() { results <- d.DevicePrimaryCtxRelease(0) }()
 	time.Sleep(20 * time.Millisecond)
 	require.Error(t, m.Close())
 	for range 3 {
-		r := <-answers
+		r := <-results
 		require.Contains(t, []driver.Result{driver.Deinitialized, driver.Success, driver.InvalidContext}, r)
 	}
 	require.NoError(t, m.Close())

@@ -12,7 +12,7 @@ import (
 type Fabric struct {
 	// Channels are the minor numbers of the IMEX channels that the process may
 	// open. The driver takes the first. Processes import from each other on the
-	// same channel only: the answer to another is NOT_PERMITTED.
+	// same channel only: another is refused with NOT_PERMITTED.
 	Channels []int
 	// Cluster and Clique name the part of the fabric that the process's devices
 	// are in. To another part a handle means nothing: INVALID_HANDLE.

@@ -106,7 +106,7 @@ func ask(c *reexec.Cmd, e fabricErrand) (a fabricAnswer) {
 	return a
 }
 
-// What an import answers, by the state that the processes are in.
+// What an import returns, by the state that the processes are in.
 func TestFabricHandles(t *testing.T) {
 	here := Fabric{Channels: []int{0, 3}, Cluster: [16]byte{1}, Clique: 7}
 	elsewhere := func(change func(f *Fabric)) Fabric {
@@ -161,7 +161,7 @@ func TestFabricHandles(t *testing.T) {
 			exporter.Kill()
 			require.EqualValues(t, chunk, used())
 			third := fabricProcess(t, onFabric(folder, here))
-			require.Equal(t, driver.InvalidHandle, ask(third, fabricErrand{Do: "import", Handle: made.Handle}).Result, "but gives it to nobody")
+			require.Equal(t, driver.InvalidHandle, ask(third, fabricErrand{Do: "import", Handle: made.Handle}).Result, "but gives it to no other process")
 			importer.Kill()
 			require.Zero(t, used())
 			noFiles(t, folder)

@@ -40,7 +40,7 @@ func (a *api) NVML() nvml.Library { return fabricFacts{a.m} }
 
 type fabricFacts struct{ m *Machine }
 
-// Fabric answers for a device by its UUID. A process that has no place on a
+// Fabric describes a device by its UUID. A process that has no place on a
 // fabric is told that there is none.
 func (f fabricFacts) Fabric(uuid string) (nvml.Fabric, error) {
 	place, known := f.m.options.Fabric, false

@@ -28,9 +28,9 @@ type Fault struct {
 	// Delay is how long the call takes.
 	Delay time.Duration
 	// Parts, if positive, lets a call over several mappings (cuMemSetAccess,
-	// cuMemUnmap) do its work on so many of them, less one, before it answers
+	// cuMemUnmap) do its work on so many of them, less one, before it returns
 	// Result: 1 fails after none, 3 after two. If there are fewer, the call
-	// does all its work and then answers Result.
+	// does all its work and then returns Result.
 	Parts int
 }
 
@@ -49,7 +49,7 @@ type pendingFault struct {
 }
 
 // cut is what an injected fault does to a call over several mappings: it lets
-// it come so far, and then answers result.
+// it come so far, and then returns result.
 type cut struct {
 	after  int
 	result driver.Result

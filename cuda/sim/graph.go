@@ -81,7 +81,7 @@ func (a *api) GraphLaunch(c driver.Context, h driver.GraphExec, sh driver.Stream
 }
 
 // graphTask does the work of all nodes, in an order that their dependencies
-// allow. Whatever fails, the answer is that the launch failed.
+// allow. Whatever fails, the result is that the launch failed.
 func (m *Machine) graphTask(nodes []*node) task {
 	t := task{}
 	for _, n := range nodes {

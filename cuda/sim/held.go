@@ -21,7 +21,7 @@ const (
 	all  = int(^uint(0) >> 1)
 )
 
-// settle asks about at most limit files, and takes back what nobody holds.
+// settle asks about at most limit files, and takes back what no process holds.
 func (m *Machine) settle(limit int) {
 	asked := m.held[:min(limit, len(m.held))]
 	var kept, over []held

@@ -65,7 +65,7 @@ func (a *api) MemHostUnregister(c driver.Context, p unsafe.Pointer) driver.Resul
 }
 
 // dropHost waits for all work of the context that owns the memory, and lets
-// nobody submit more to it meanwhile.
+// no call submit more to it meanwhile.
 func (a *api) dropHost(call driver.Call, c driver.Context, kind string, p unsafe.Pointer, absent driver.Result) driver.Result {
 	if _, r := a.enterNamed(call, c); r != driver.Success {
 		return r
@@ -81,7 +81,7 @@ func (a *api) dropHost(call driver.Call, c driver.Context, kind string, p unsafe
 		return driver.Deinitialized
 	}
 	if m.hostRange(kind, p) != r {
-		return absent // somebody else did it meanwhile
+		return absent // another call did it meanwhile
 	}
 	m.untrack(r.object)
 	m.evict(r)
@@ -109,7 +109,7 @@ func (a *api) MemHostRegister(c driver.Context, p unsafe.Pointer, n uint64, flag
 	return driver.Success
 }
 
-// MemHostGetDevicePointer answers the host address itself: addresses are
+// MemHostGetDevicePointer returns the host address itself: addresses are
 // unified.
 func (a *api) MemHostGetDevicePointer(c driver.Context, p unsafe.Pointer) (driver.Ptr, driver.Result) {
 	if _, r := a.enterContext(driver.CallMemHostGetDevicePointer, c); r != driver.Success {

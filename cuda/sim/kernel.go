@@ -167,7 +167,7 @@ func (k *Kernel) StoreWord(p, v uint64) {
 	k.word(p, driver.AccessReadWrite, func(w *atomicWord) { w.Store(v) })
 }
 
-// AddWord adds to the 64-bit word at p atomically, and answers the sum.
+// AddWord adds to the 64-bit word at p atomically, and returns the sum.
 func (k *Kernel) AddWord(p, delta uint64) (sum uint64) {
 	k.word(p, driver.AccessReadWrite, func(w *atomicWord) { sum = w.Add(delta) })
 	return sum
@@ -225,7 +225,7 @@ func launchable(l driver.LaunchConfig) bool {
 		uint64(l.BlockX)*uint64(l.BlockY)*uint64(l.BlockZ) <= maxBlockThreads
 }
 
-// LaunchKernel reads the parameters before it answers. The kernel runs in a
+// LaunchKernel reads the parameters before it returns. The kernel runs in a
 // goroutine of its own, so it may take any time and wait for others.
 func (a *api) LaunchKernel(c driver.Context, h driver.Function, l driver.LaunchConfig, params []byte, sh driver.Stream) driver.Result {
 	return a.launch(driver.CallLaunchKernel, c, h, l, params, sh)

@@ -61,6 +61,7 @@ type Machine struct {
 	leased    intervals[*lease] // addresses of captured allocations
 	engine    engine
 	captures  map[uint64]*capture
+	joined    map[*stream]struct{} // that take part in a capture
 	graphs    map[driver.Graph]*graph
 	execs     map[driver.GraphExec]*graphExec
 	modules   map[driver.Module]*module
@@ -100,6 +101,7 @@ func New(options Options) (*Machine, error) {
 		teams:     map[*team]struct{}{},
 		bound:     map[uint64]*memory{},
 		captures:  map[uint64]*capture{},
+		joined:    map[*stream]struct{}{},
 		graphs:    map[driver.Graph]*graph{},
 		execs:     map[driver.GraphExec]*graphExec{},
 		modules:   map[driver.Module]*module{},

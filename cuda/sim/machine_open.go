@@ -14,8 +14,8 @@ func (m *Machine) Open(opts ...cuda.Option) (*cuda.System, error) {
 	return m.open(nil, opts)
 }
 
-// OpenOwned is Open for a machine that nobody else needs: it is closed with the
-// System, whose Close then reports what the machine found leaked.
+// OpenOwned is Open for a machine that has this System alone: closing the System
+// closes it, and reports what the machine found leaked.
 func (m *Machine) OpenOwned(opts ...cuda.Option) (*cuda.System, error) {
 	return m.open(m.Close, opts)
 }

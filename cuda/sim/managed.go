@@ -302,10 +302,10 @@ func (a *api) HostTouch(p driver.Ptr, n uint64, write bool) driver.Result {
 // or nil: one that works, on a stream that the memory is attached to.
 func (r *resident) kept() *device {
 	for _, c := range r.m.contexts {
-		for _, s := range c.streams {
-			if c.device.concurrent() || len(s.queue) == 0 {
-				continue
-			}
+		if c.device.concurrent() {
+			continue
+		}
+		for s := range c.working {
 			if at := r.managed; at.attach == driver.AttachGlobal || at.attach == driver.AttachSingle && at.stream == s {
 				return c.device
 			}

@@ -279,7 +279,7 @@ func TestPagingOutToAFullHost(t *testing.T) {
 	w.ok(w.d.MemFree(w.ctx[0], q))
 }
 
-// What was discarded reads as nobody can mean it.
+// What was discarded reads as poison.
 func TestDiscardedMemoryReadsAsPoison(t *testing.T) {
 	w := newManagedWorld(t, sim.Options{})
 	defer w.close()

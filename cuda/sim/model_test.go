@@ -26,7 +26,7 @@ type slot struct {
 }
 
 // Virtual memory against a model of a dozen slots: whatever is mapped where,
-// the answers, the contents, the access and the free memory agree.
+// the results, the contents, the access and the free memory agree.
 func TestVirtualMemoryMatchesAModel(t *testing.T) {
 	const slots, limit = 12, 8
 	rapid.Check(t, func(t *rapid.T) {

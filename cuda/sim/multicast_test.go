@@ -491,17 +491,17 @@ func TestBindAndMapBlockUntilAllDevicesAreAdded(t *testing.T) {
 	r.ok(res)
 	r.ok(r.MulticastAddDevice(h, 0))
 	memory, p := r.create(chunk, on(0, 0)), r.reserve(chunk)
-	answers := make(chan driver.Result, 2)
-	go func() { answers <- r.MulticastBindMemV1(h, 0, memory, 0, chunk) }()
-	go func() { answers <- r.MemMap(p, chunk, 0, h) }()
+	results := make(chan driver.Result, 2)
+	go func() { results <- r.MulticastBindMemV1(h, 0, memory, 0, chunk) }()
+	go func() { results <- r.MemMap(p, chunk, 0, h) }()
 	time.Sleep(20 * time.Millisecond)
-	require.Empty(t, answers)
+	require.Empty(t, results)
 	r.ok(r.MemRelease(r.create(chunk, on(0, 0)))) // the driver serves others
 	// What is wrong is said at once.
 	r.is(driver.InvalidValue, r.MulticastBindMemV1(h, 0, memory, 0, 1))
 	r.ok(r.MulticastAddDevice(h, 1))
-	r.ok(<-answers)
-	r.ok(<-answers)
+	r.ok(<-results)
+	r.ok(<-results)
 	r.ok(r.MulticastUnbind(h, 0, 0, chunk))
 	r.ok(r.MemUnmap(p, chunk))
 	r.ok(r.MemAddressFree(p, chunk))
@@ -518,11 +518,11 @@ func TestClosingTheMachineEndsABlockedBind(t *testing.T) {
 	require.Zero(t, res)
 	memory, res := d.MemCreate(chunk, on(0, 0))
 	require.Zero(t, res)
-	answer := make(chan driver.Result)
-	go func() { answer <- d.MulticastBindMemV1(h, 0, memory, 0, chunk) }()
+	result := make(chan driver.Result)
+	go func() { result <- d.MulticastBindMemV1(h, 0, memory, 0, chunk) }()
 	time.Sleep(5 * time.Millisecond)
 	require.ErrorContains(t, m.Close(), KindMulticast)
-	require.Equal(t, driver.Deinitialized, <-answer)
+	require.Equal(t, driver.Deinitialized, <-result)
 }
 
 func TestSlotsOfTheSwitches(t *testing.T) { checkSlots(t, []Options{WithMulticast(1)}, 0) }
@@ -585,7 +585,7 @@ func TestMemoryThatIsFreedWhileBoundIsMissed(t *testing.T) {
 	r.launch(m, kernels.Broadcast, uint64(m.mc), uint64(m.own), uint64(1))
 	r.is(driver.IllegalAddress, r.done(m))
 	require.Contains(t, r.m.Fault(), "was freed before it was unbound")
-	// The other device's context lives, and finds the part that nobody bound.
+	// The other device's context lives, and finds the part that is not bound.
 	first := r.members[0]
 	r.launch(first, kernels.Broadcast, uint64(first.mc+chunk), uint64(first.own), uint64(1))
 	r.is(driver.IllegalAddress, r.done(first))

@@ -24,7 +24,7 @@ type Options struct {
 	// however a process ends. The first process makes the folder, if it is not
 	// there, and fixes the Devices and HostMemory; one that opens it later with
 	// others is refused. Memory that is exported lies in files of the folder
-	// until nobody holds it, so it best stands on a file system in memory, such
+	// until no process holds it, so it best stands on a file system in memory, such
 	// as /dev/shm; what processes leave there that are killed is cleared away by
 	// the next that comes or asks. The folder itself takes 9 MB, and exported memory
 	// its whole size. It may be deleted when no process is on the machine.

@@ -10,7 +10,7 @@ import (
 // page is what the driver knows of a page of managed memory.
 type page struct {
 	// at is where it lies: a device, driver.DeviceCPU, or driver.DeviceInvalid
-	// where nobody has touched it.
+	// where it was never touched.
 	at int32
 	// copies are where read-only duplicates lie beside it, accessedBy is the
 	// advice.
@@ -58,7 +58,7 @@ func (p *pages) find(x uint64) int {
 	return sort.Search(len(p.runs), func(i int) bool { return x < p.runs[i].hi })
 }
 
-// cut makes x the border of two runs, and answers the one behind it.
+// cut makes x the border of two runs, and returns the one behind it.
 func (p *pages) cut(x uint64) int {
 	i := p.find(x)
 	if i == len(p.runs) || p.runs[i].lo == x {

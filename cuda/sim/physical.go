@@ -82,7 +82,7 @@ func (m *Machine) available(p *pool) uint64 {
 }
 
 // memory is physical memory: pieces of its pool's arena at first, a memory
-// file from its first export on. It lives as long as anybody refers to it.
+// file from its first export on. It lives as long as anything refers to it.
 type memory struct {
 	machine *Machine
 	pool    *pool // nil for memory of another process
@@ -136,8 +136,8 @@ func (m *Machine) newMemory(p *pool, size uint64, prop driver.AllocationProp) (*
 	return mem, driver.Success
 }
 
-// poison makes the memory read as nobody must expect it to, where a test wants
-// that.
+// poison fills the memory with PoisonByte if the options ask for it: a program must
+// not rely on its contents.
 func (mem *memory) poison() {
 	if mem.machine.options.Poison {
 		for b := range mem.runs(0, mem.size) {

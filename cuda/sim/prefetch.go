@@ -162,7 +162,7 @@ func (s *stream) move(call driver.Call, parts []part, discard bool) driver.Resul
 	return driver.Success
 }
 
-// discardPages leaves the pages with contents that nobody can mean.
+// discardPages leaves the pages with poison.
 func (r *resident) discardPages(s span) {
 	r.managed.pages.each(s, r.m.unpage)
 	if r.mem == nil { // the system's memory
@@ -200,7 +200,7 @@ func (a *api) rangeAttributes(call driver.Call, c driver.Context, attrs []driver
 	return driver.Success
 }
 
-// rangeAttribute reads one attribute of pages, or answers false where it does
+// rangeAttribute reads one attribute of pages, or returns false where it does
 // not exist or not in so many elements.
 func (m *Machine) rangeAttribute(attr driver.RangeAttribute, p *pages, s span, out []int32) bool {
 	if attr == driver.RangeAccessedBy {

@@ -207,7 +207,7 @@ func (m *Machine) nextTouch() uint64 {
 
 // pageOut moves managed pages from a device to the host until so many bytes
 // are free there, those first that were not touched for the longest time, but
-// no page in keep of the range that needs the room. It answers how many bytes
+// no page in keep of the range that needs the room. It returns how many bytes
 // it freed.
 func (m *Machine) pageOut(where int32, need uint64, needs *resident, keep span) (freed uint64) {
 	if where < 0 || !m.devices[where].concurrent() {
@@ -257,7 +257,7 @@ func (m *Machine) makeRoom(p *pool, need uint64) {
 }
 
 // pageOutRange moves pages that lie on a device, or have copies there, to the
-// host, as far as that has room. It answers how many bytes it freed.
+// host, as far as that has room. It returns how many bytes it freed.
 func (m *Machine) pageOutRange(r *resident, where int32, s span) (freed uint64) {
 	r.managed.pages.each(s, func(s span, pg *page) {
 		switch {
@@ -278,7 +278,7 @@ func (m *Machine) pageOutRange(r *resident, where int32, s span) (freed uint64) 
 }
 
 // Resident tells how many of n bytes of managed memory lie on a device, copies
-// of read-mostly pages included; device -1 is the host. Pages that nobody has
+// of read-mostly pages included; device -1 is the host. Pages that no processor has
 // touched lie nowhere.
 func (m *Machine) Resident(p cuda.Ptr, n, device int) int {
 	ptr := uint64(p)

@@ -33,7 +33,7 @@ type resident struct {
 	managed *managed // of managed memory
 }
 
-// evict ends the range: nobody can reach its memory from now on. Copies in
+// evict ends the range: its memory is out of reach from now on. Copies in
 // progress keep device memory alive; host memory they must leave first, since
 // it goes back to the system. Who waited until the machine was closed finds it
 // dismantled.

@@ -149,7 +149,7 @@ func TestWhatIsNotExportedMemoryIsRefused(t *testing.T) {
 		_, res = r.MemImportFromShareableHandle(fdHandle(fd), driver.HandlePosixFD)
 		r.is(driver.Unknown, res)
 	}
-	// A sealed file of somebody else, without a label.
+	// A sealed file of another program, without a label.
 	file, err := osmem.NewShared("other", 2*chunk)
 	require.NoError(t, err)
 	fd, err := file.Export()

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -24,7 +23,6 @@ type stream struct {
 	held     bool
 	joined   *joined // while it captures
 	threads  bool    // it is a thread's own stream
-	thread   int     // which one's
 }
 
 // op is a piece of work on a stream.
@@ -90,13 +88,11 @@ func (m *Machine) stream(c *gpuContext, h driver.Stream) (*stream, driver.Result
 // perThread is the calling thread's own stream of a context.
 func (m *Machine) perThread(c *gpuContext) *stream {
 	t := osmem.ThreadID()
-	for _, s := range c.streams {
-		if s.threads && s.thread == t {
-			return s
-		}
+	s := c.threads[t]
+	if s == nil {
+		s = &stream{m: m, id: m.nextStreamID(), context: c, threads: true}
+		c.threads[t] = s
 	}
-	s := &stream{m: m, id: m.nextStreamID(), context: c, threads: true, thread: t}
-	c.streams = append(c.streams, s)
 	return s
 }
 
@@ -115,11 +111,11 @@ func (a *api) enterStream(call driver.Call, c driver.Context, h driver.Stream) (
 }
 
 // submit puts work on a stream, or into the capture that the stream is part
-// of. It answers at once, unless somebody waits for all of the context's work.
+// of. It returns at once, unless a call waits for all of the context's work.
 //
 // It begins behind the work before it on the stream, behind deps, and, between
 // the legacy stream and those that block with it, behind what was submitted
-// there before. Without an op to answer, it answers nil.
+// there before. It returns nil if there is no op, as in a capture.
 func (s *stream) submit(t task, deps ...*op) (*op, driver.Result) {
 	m, c := s.m, s.context
 	for c.stalls > 0 && s.joined == nil && m.alive() && c.lost == driver.Success {
@@ -144,7 +140,7 @@ func (s *stream) submit(t task, deps ...*op) (*op, driver.Result) {
 		o.waitFor(d)
 	}
 	if s.isLegacy() {
-		for _, other := range c.streams {
+		for other := range c.working {
 			if other.blocks() && other != s {
 				o.waitFor(other.tail)
 			}
@@ -161,6 +157,9 @@ func (m *Machine) enqueue(o *op) {
 	s := o.stream
 	s.queue = append(s.queue, o)
 	s.tail = o
+	if s != s.context.late {
+		s.context.working[s] = struct{}{}
+	}
 	m.engine.activate(s)
 	m.engine.stir()
 	m.startEngine()
@@ -218,8 +217,8 @@ func (s *stream) settle() {
 		return
 	}
 	s.queue, s.tail = nil, nil
+	delete(s.context.working, s)
 	if s.handle != 0 && s.m.streams[s.handle] == nil {
-		s.context.streams = slices.DeleteFunc(s.context.streams, func(t *stream) bool { return t == s })
 		s.detach()
 	}
 }
@@ -229,8 +228,8 @@ func (s *stream) settle() {
 func (s *stream) targets() []*op {
 	var all []*op
 	if s.isLegacy() {
-		for _, other := range s.context.streams {
-			if other.blocks() && other.tail != nil {
+		for other := range s.context.working {
+			if other.blocks() {
 				all = append(all, other.tail)
 			}
 		}
@@ -282,7 +281,6 @@ func (a *api) newStream(call driver.Call, c driver.Context, flags driver.StreamF
 	s := &stream{m: m, handle: driver.Stream(newHandle()), id: m.nextStreamID(), context: ctx, flags: flags, priority: priority}
 	s.object = m.track(KindStream, uint64(s.handle), 0)
 	m.streams[s.handle] = s
-	ctx.streams = append(ctx.streams, s)
 	return s.handle, driver.Success
 }
 
@@ -383,7 +381,7 @@ func (a *api) StreamGetID(c driver.Context, h driver.Stream) (uint64, driver.Res
 }
 
 // Hold keeps a stream's work from being done until Release, or until the
-// function that it answers is called: work that is submitted stays undone, and
+// function that it returns is called: work that is submitted stays undone, and
 // whoever waits for it waits, Close of the stream and of memory included. So a
 // test defers the release at once, for the case that it fails in between:
 //
@@ -398,16 +396,23 @@ func (m *Machine) Hold(handle uintptr) (release func()) {
 	return func() { m.Release(handle) }
 }
 
-// Release ends Hold. Twice is once.
+// Release ends Hold. It is idempotent.
 func (m *Machine) Release(handle uintptr) { m.hold(driver.Stream(handle), false) }
 
 func (m *Machine) hold(h driver.Stream, held bool) (found bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	hold := func(s *stream) { s.held, found = held, true }
+	if s := m.streams[h]; s != nil {
+		hold(s)
+	}
 	for _, c := range m.contexts {
-		for _, s := range c.streams {
-			if s.handle == h && s.handle != 0 || h <= driver.StreamLegacy && s.isLegacy() {
-				s.held, found = held, true
+		if h <= driver.StreamLegacy {
+			hold(c.legacy)
+		}
+		for s := range c.working { // and what was destroyed before its work was done
+			if s.handle == h && h != 0 {
+				hold(s)
 			}
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// busy does a bit of everything, each time from scratch, until stop answers
+// busy does a bit of everything, each time from scratch, until stop returns
 // true. Nothing of it may fail but for a closed machine.
 func busy(d driver.Foreign, ctx driver.Context, seed uint64, stop func() bool) driver.Result {
 	rng := rand.New(rand.NewPCG(seed, 1))

@@ -23,7 +23,7 @@ const (
 //
 // An object that processes share has its state in the memory file under its
 // handle, and changes it under the lock of the machine's books. A process that
-// is killed leaves what it bound, which nobody uses any more: a bind is good for
+// is killed leaves what it bound, which no process uses any more: a bind is good for
 // as long as the process that made it lives.
 //
 // A bind does not hold memory. What is freed while it is bound is missing from

@@ -204,7 +204,7 @@ func (c *crew) tell(i int, s step) (a outcome) {
 }
 
 // all has every process do the same at once, and requires success.
-func (c *crew) all(s step) (answers []outcome) {
+func (c *crew) all(s step) (results []outcome) {
 	c.t.Helper()
 	for _, m := range c.members {
 		m.Send(s)
@@ -213,9 +213,9 @@ func (c *crew) all(s step) (answers []outcome) {
 		var a outcome
 		m.Recv(&a)
 		require.Equal(c.t, driver.Success.String(), a.Result.String(), "%s: %s", s.Do, a.Fault)
-		answers = append(answers, a)
+		results = append(results, a)
 	}
-	return answers
+	return results
 }
 
 func (c *crew) ready() {
@@ -438,13 +438,13 @@ func TestClosingASharedMachineEndsABlockedBind(t *testing.T) {
 	require.Zero(t, res)
 	memory, res := d.MemCreate(chunk, on(0, driver.HandlePosixFD))
 	require.Zero(t, res)
-	answer := make(chan driver.Result)
-	go func() { answer <- d.MulticastBindMemV1(h, 0, memory, 0, chunk) }()
+	result := make(chan driver.Result)
+	go func() { result <- d.MulticastBindMemV1(h, 0, memory, 0, chunk) }()
 	time.Sleep(5 * time.Millisecond)
 	require.Zero(t, d.MemRelease(h)) // the call alone holds both now
 	require.Zero(t, d.MemRelease(memory))
 	require.NoError(t, m.Close())
-	require.Equal(t, driver.Deinitialized, <-answer)
+	require.Equal(t, driver.Deinitialized, <-result)
 	require.Zero(t, taken(t, folder))
 	noFiles(t, folder)
 }

@@ -122,7 +122,7 @@ func TestAnotherProcessesStreamReleasesWaits(t *testing.T) {
 		r.ok(r.StreamSynchronize(r.ctx, streams[i]))
 		require.EqualValues(t, i+1, r.bytes(marks+driver.Ptr(i), 1)[0])
 	}
-	// Nothing is looked at when nobody waits.
+	// Nothing is looked at when no stream waits.
 	require.Eventually(t, func() bool {
 		r.m.mu.Lock()
 		defer r.m.mu.Unlock()
