@@ -70,7 +70,7 @@ func init() {
 	})
 	// It passes descriptors whose last close takes an hour, which is the publisher's.
 	// With so many chunks it follows first, keeps them, and leaves unread what the
-	// publisher answers, so that its descriptors stay unread, too.
+	// publisher sends, so that its descriptors stay unread, too.
 	reexec.Register("adversary: lingers", func(c *reexec.Child) error {
 		w, err := dial(c.Args[0])
 		if err != nil {

@@ -38,7 +38,7 @@ func memfd(t *testing.T, size int64, flags, seals int) int {
 }
 
 // lingering returns a TCP socket whose last close waits for an hour, or until this
-// process ends: it has bytes to send that nobody takes.
+// process ends: it has bytes to send that are never read.
 func lingering() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -28,7 +28,7 @@ type liar struct {
 	page    []byte
 }
 
-// accepts answers the follow with a page.
+// accepts accepts the follow, with a page.
 func (l *liar) accepts(page int, room uint64, slot uint32) {
 	for {
 		p, err := l.recv(patience)
@@ -87,19 +87,19 @@ func TestLyingPublishers(t *testing.T) {
 			repeat(2, func(uint64) { l.ends(l.token) })
 			l.updates(1, 1, 0, chunk, 0, chunk)
 		},
-		"the ends of others":            func(l *liar) { l.begins(); repeat(2000, func(uint64) { l.ends(make([]byte, 16)) }); l.close() },
-		"warnings":                      func(l *liar) { l.begins(); repeat(2000, func(uint64) { _ = l.send(soon, nil) }); l.close() },
-		"a page without seals":          odd(4096, 0, 0, 0, room),
-		"a page of two":                 odd(8192, 0, sealed, 0, room),
-		"a page that is write-sealed":   odd(4096, 0, sealed|unix.F_SEAL_WRITE, 0, room),
-		"slot 512":                      odd(4096, 0, sealed, 512, room),
-		"slot 2^32-1":                   odd(4096, 0, sealed, 1<<32-1, room),
-		"room for 2^62":                 odd(4096, 0, sealed, 0, 1<<62),
-		"room for nothing":              odd(4096, 0, sealed, 0, 0),
-		"room for a byte":               odd(4096, 0, sealed, 0, 1),
-		"a pipe for a page":             func(l *liar) { l.accepts(oddFiles(l.t)["a pipe"], room, 0) },
-		"goes without an answer":        func(l *liar) { l.close() },
-		"half of an answer, and silent": func(l *liar) { _ = l.part(accepted, make([]byte, 10), 100, 0) },
+		"the ends of others":          func(l *liar) { l.begins(); repeat(2000, func(uint64) { l.ends(make([]byte, 16)) }); l.close() },
+		"warnings":                    func(l *liar) { l.begins(); repeat(2000, func(uint64) { _ = l.send(soon, nil) }); l.close() },
+		"a page without seals":        odd(4096, 0, 0, 0, room),
+		"a page of two":               odd(8192, 0, sealed, 0, room),
+		"a page that is write-sealed": odd(4096, 0, sealed|unix.F_SEAL_WRITE, 0, room),
+		"slot 512":                    odd(4096, 0, sealed, 512, room),
+		"slot 2^32-1":                 odd(4096, 0, sealed, 1<<32-1, room),
+		"room for 2^62":               odd(4096, 0, sealed, 0, 1<<62),
+		"room for nothing":            odd(4096, 0, sealed, 0, 0),
+		"room for a byte":             odd(4096, 0, sealed, 0, 1),
+		"a pipe for a page":           func(l *liar) { l.accepts(oddFiles(l.t)["a pipe"], room, 0) },
+		"goes without a reply":        func(l *liar) { l.close() },
+		"half of a reply, and silent": func(l *liar) { _ = l.part(accepted, make([]byte, 10), 100, 0) },
 	} {
 		t.Run(name, func(t *testing.T) { believes(t, content, serve, name == "honest") })
 	}

@@ -42,8 +42,8 @@ var tables = map[string]table{
 // ("Stream.Wait").
 type table map[string]operation
 
-// An operation readies what a call needs, and answers the call itself, which
-// runs while somebody captures. What it makes is closed with the world.
+// An operation readies what a call needs, and returns the call itself, which
+// runs while a stream captures. What it makes is closed with the world.
 type operation func(w *world) (call func() error)
 
 // situation is a foreign capture in global mode, which is the easiest to break.
@@ -121,7 +121,7 @@ func TestACaptureThatIsEndedIsNoticed(t *testing.T) {
 			other := core.StreamOf(w.stream())
 			end, err := c.during(func() error {
 				if r := c.f.StreamQuery(other.Ctx.Handle, other.Handle); r != driver.CaptureUnsupported {
-					return fmt.Errorf("the query answers %v", r)
+					return fmt.Errorf("the query returned %v", r)
 				}
 				return nil
 			})
@@ -173,7 +173,7 @@ func (c *capture) ok(r driver.Result) {
 	require.Equal(c.w, driver.Success, r)
 }
 
-// during captures, with the call meanwhile, and answers how the capture ended.
+// during captures, with the call meanwhile, and returns how the capture ended.
 // Where it did well, its graph works.
 func (c *capture) during(call func() error) (end driver.Result, err error) {
 	c.w.Helper()

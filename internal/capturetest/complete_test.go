@@ -44,7 +44,7 @@ func TestEveryOperationHasACase(t *testing.T) {
 		}
 		for name := range names {
 			if tables[folder][name] == nil {
-				t.Errorf("%s.%s has no case: say in internal/capturetest how it is called while somebody captures", folder, name)
+				t.Errorf("%s.%s has no case: say in internal/capturetest how it is called while a stream captures", folder, name)
 			}
 		}
 	}

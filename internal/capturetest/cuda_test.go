@@ -129,7 +129,7 @@ var deviceCases = join(
 				if err != nil {
 					return err
 				}
-				w.closed(legacy) // once nobody captures: its Close is refused while a blocking stream does
+				w.closed(legacy) // once no stream captures: its Close is refused while a blocking stream does
 				return keep[*cuda.Stream](w)(w.dev.BorrowStream(s.Handle()))
 			}
 		},

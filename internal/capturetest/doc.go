@@ -1,5 +1,5 @@
 // Package capturetest holds one promise to account: no public operation of this
-// library ends a stream capture that somebody else has under way, in whatever
+// library ends a stream capture that another library has under way, in whatever
 // mode and on whatever thread. On the same objects it sees that no operation
 // panics where it is passed nil (nil_test.go).
 //

@@ -88,7 +88,7 @@ var objects = []object{
 	an((*world).multicast), an((*world).binding), an((*world).team), an((*world).group),
 }
 
-// A nil in place of an argument is answered: where it means nothing by
+// A nil in place of an argument panics nowhere: where it means nothing by
 // ErrInvalidArgument, with what to pass instead, and never by a panic. Nor does
 // the zero value of a struct panic.
 func TestNilArgumentsAreAnswered(t *testing.T) {
@@ -235,18 +235,18 @@ func (w *world) argument(t reflect.Type) reflect.Value {
 	return v
 }
 
-// over ends what a call answered.
-func (w *world) over(answer reflect.Value) {
-	if answer.IsZero() {
+// over ends what a call returned.
+func (w *world) over(result reflect.Value) {
+	if result.IsZero() {
 		return
 	}
-	if answer.Kind() == reflect.Slice {
-		for i := range answer.Len() {
-			w.over(answer.Index(i))
+	if result.Kind() == reflect.Slice {
+		for i := range result.Len() {
+			w.over(result.Index(i))
 		}
 	}
 	for _, name := range []string{"End", "Close"} {
-		if m := answer.MethodByName(name); m.IsValid() {
+		if m := result.MethodByName(name); m.IsValid() {
 			m.Call(nil)
 		}
 	}

@@ -39,7 +39,7 @@ func (w *world) within(s *cuda.Stream, f func() error) error {
 	return keep[*cuda.Graph](w)(g, err)
 }
 
-// poolCapture serves a capture that is nobody's.
+// poolCapture serves a capture of no other library.
 func (w *world) poolCapture() *pool.Capture {
 	c := must[*pool.Capture](w)(w.pool().BeginCaptureID(1<<41, pool.CaptureOptions{}))
 	w.Cleanup(func() {

@@ -9,7 +9,7 @@ import (
 )
 
 // A matrixCall is a call on another stream while a stream captures. make
-// readies what it needs before the capture begins; the function it answers
+// readies what it needs before the capture begins; the function it returns
 // makes the call once, through the given form of the driver, on whatever thread
 // it is called.
 type matrixCall struct {
@@ -380,10 +380,10 @@ func (t *T) matrixCell(call matrixCall, mode driver.CaptureMode, from place, fla
 			caller.do(func() { got = through(use) })
 		})
 		if got != wantCall {
-			t.Errorf("%s: the call answers %v, want %v", what, got, wantCall)
+			t.Errorf("%s: the call returns %v, want %v", what, got, wantCall)
 		}
 		if end != wantEnd {
-			t.Errorf("%s: end-capture answers %v, want %v", what, end, wantEnd)
+			t.Errorf("%s: end-capture returns %v, want %v", what, end, wantEnd)
 		}
 		// Dead or alive, the capture is over and the stream works.
 		status, r := t.D.StreamIsCapturing(t.ctx, s)
@@ -397,7 +397,7 @@ func (t *T) matrixCell(call matrixCall, mode driver.CaptureMode, from place, fla
 }
 
 // capture captures a memset on a stream, begun and ended on a thread, with body
-// meanwhile, and answers what end-capture said. body runs on the calling
+// meanwhile, and returns what end-capture said. body runs on the calling
 // goroutine and must not end the test.
 func (t *T) capture(th *thread, s driver.Stream, mode driver.CaptureMode, body func()) (end driver.Result) {
 	t.Helper()
@@ -414,7 +414,7 @@ func (t *T) capture(th *thread, s driver.Stream, mode driver.CaptureMode, body f
 	if end == driver.Success {
 		t.ok(t.D.GraphDestroy(g), "destroy the graph")
 	} else if g != 0 {
-		t.Errorf("end-capture answers %v and graph %#x, want none", end, g)
+		t.Errorf("end-capture returns %v and graph %#x, want none", end, g)
 	}
 	t.ok(node, "memset on the capturing stream")
 	return end

@@ -11,12 +11,12 @@ import (
 type Case struct {
 	// Section is the section of the document.
 	Section string
-	// Name and Says are the row's words: the case, and what the driver answers.
+	// Name and Says are the row's words: the case, and what the driver returns.
 	Name string
 	Says string
 	// Needs are what the machine must have; without one the case is skipped.
 	Needs []Need
-	// Run fails the test where the driver answers something else.
+	// Run fails the test where the driver returns something else.
 	Run func(t *T)
 }
 

@@ -26,10 +26,10 @@ var contexts = []Case{
 
 			c := t.child("cycle without a context")
 			c.Start()
-			var answer []step
-			c.Recv(&answer)
+			var found []step
+			c.Recv(&found)
 			c.Wait()
-			t.steps("process without a context", answer)
+			t.steps("process without a context", found)
 		},
 	},
 	{
@@ -38,7 +38,7 @@ var contexts = []Case{
 		Run: func(t *T) {
 			var r driver.Result
 			t.thread().do(func() { _, r = t.D.MemAlloc(0, 256) })
-			t.answers(driver.InvalidContext, r, "cuMemAlloc")
+			t.returns(driver.InvalidContext, r, "cuMemAlloc")
 		},
 	},
 	{
@@ -88,8 +88,8 @@ var contexts = []Case{
 		Run: func(t *T) {
 			other := t.newContext()
 			s := t.newStream(other, driver.StreamNonBlocking)
-			t.answers(driver.InvalidHandle, t.D.EventRecord(t.ctx, t.newEvent(t.ctx), s), "record an event of the first context")
-			t.answers(driver.InvalidHandle, t.D.EventRecord(other, t.newEvent(t.ctx), s), "the same with the stream's context current")
+			t.returns(driver.InvalidHandle, t.D.EventRecord(t.ctx, t.newEvent(t.ctx), s), "record an event of the first context")
+			t.returns(driver.InvalidHandle, t.D.EventRecord(other, t.newEvent(t.ctx), s), "the same with the stream's context current")
 
 			owner, r := t.D.StreamGetCtx(t.ctx, s)
 			t.ok(r, "the stream's context")

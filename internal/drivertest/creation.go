@@ -53,7 +53,7 @@ var creation = []Case{
 		Run: func(t *T) {
 			for _, size := range []uint64{0, 1, t.chunk - 1, t.chunk + 1, t.chunk + t.chunk/2} {
 				_, r := t.D.MemCreate(size, onDevice(t.Device))
-				t.answers(driver.InvalidValue, r, "create %d bytes", size)
+				t.returns(driver.InvalidValue, r, "create %d bytes", size)
 			}
 		},
 	},
@@ -63,7 +63,7 @@ var creation = []Case{
 		Needs: needs(lessThanOneTiB),
 		Run: func(t *T) {
 			_, r := t.D.MemCreate(1<<40, onDevice(t.Device))
-			t.answers(driver.OutOfMemory, r, "create 1 TiB")
+			t.returns(driver.OutOfMemory, r, "create 1 TiB")
 		},
 	},
 	{
@@ -71,7 +71,7 @@ var creation = []Case{
 		Says: "INVALID_DEVICE",
 		Run: func(t *T) {
 			_, r := t.D.MemCreate(t.chunk, onDevice(99))
-			t.answers(driver.InvalidDevice, r, "create on device 99")
+			t.returns(driver.InvalidDevice, r, "create on device 99")
 		},
 	},
 	{
@@ -80,7 +80,7 @@ var creation = []Case{
 		Needs: needs(hostMemory),
 		Run: func(t *T) {
 			_, r := t.D.MemCreate(t.granularity(onHost()), shared(onHost(), driver.HandlePosixFD))
-			t.answers(driver.InvalidValue, r, "create on HOST")
+			t.returns(driver.InvalidValue, r, "create on HOST")
 		},
 	},
 	{
@@ -110,7 +110,7 @@ var creation = []Case{
 			}
 			for _, prop := range forms {
 				_, r := t.D.MemCreate(size, prop)
-				t.answers(driver.InvalidValue, r, "create with %+v", prop)
+				t.returns(driver.InvalidValue, r, "create with %+v", prop)
 			}
 		},
 	},
@@ -148,7 +148,7 @@ var creation = []Case{
 			}
 			for _, types := range forms {
 				_, r := t.D.MemCreate(t.chunk, shared(onDevice(t.Device), types))
-				t.answers(driver.NotPermitted, r, "create with handle types %d", types)
+				t.returns(driver.NotPermitted, r, "create with handle types %d", types)
 			}
 		},
 	},

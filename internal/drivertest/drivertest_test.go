@@ -133,7 +133,7 @@ func TestTableOfARun(t *testing.T) {
 	got, err := os.ReadFile(out)
 	require.NoError(t, err)
 	table := `
-| section | case | the driver's answer | result |
+| section | case | the driver returns | result |
 | --- | --- | --- | --- |
 | 1 | b | OK | skipped: needs luck |
 | 2 | a | NO | passed |

@@ -11,7 +11,7 @@ import (
 var captureEnds = []Case{
 	{
 		Name: "end-capture from another thread than the one that began it, in global and thread-local mode",
-		Says: "STREAM_CAPTURE_WRONG_THREAD (908), and the capture is over: to end it from its own thread answers ILLEGAL_STATE",
+		Says: "STREAM_CAPTURE_WRONG_THREAD (908), and the capture is over: to end it from its own thread returns ILLEGAL_STATE",
 		Run: func(t *T) {
 			for _, mode := range []driver.CaptureMode{driver.CaptureGlobal, driver.CaptureThreadLocal} {
 				s := t.newStream(t.ctx, driver.StreamNonBlocking)
@@ -19,8 +19,8 @@ var captureEnds = []Case{
 				end := t.capture(t.thread(), s, mode, func() {
 					t.thread().do(func() { _, other = t.F.StreamEndCapture(t.ctx, s) })
 				})
-				t.answers(driver.CaptureWrongThread, other, "end from another thread, mode %v", mode)
-				t.answers(driver.IllegalState, end, "end from its own thread, mode %v", mode)
+				t.returns(driver.CaptureWrongThread, other, "end from another thread, mode %v", mode)
+				t.returns(driver.IllegalState, end, "end from its own thread, mode %v", mode)
 				status, r := t.D.StreamIsCapturing(t.ctx, s)
 				t.ok(r, "is-capturing")
 				if status != driver.CaptureNone {
@@ -48,7 +48,7 @@ var captureEnds = []Case{
 		Run: func(t *T) {
 			s := t.newStream(t.ctx, driver.StreamNonBlocking)
 			_, r := t.D.StreamEndCapture(t.ctx, s)
-			t.answers(driver.IllegalState, r, "end")
+			t.returns(driver.IllegalState, r, "end")
 		},
 	},
 	{
@@ -60,7 +60,7 @@ var captureEnds = []Case{
 			end := t.capture(t.thread(), s, driver.CaptureRelaxed, func() {
 				again = t.D.StreamBeginCapture(t.ctx, s, driver.CaptureRelaxed)
 			})
-			t.answers(driver.IllegalState, again, "begin again")
+			t.returns(driver.IllegalState, again, "begin again")
 			t.ok(end, "end")
 		},
 	},
@@ -78,13 +78,13 @@ var captureEnds = []Case{
 				_, r = t.D.StreamEndCapture(t.ctx, joined)
 			})
 			t.ok(join, "join")
-			t.answers(driver.CaptureUnmatched, r, "end on the joined stream")
-			t.answers(driver.CaptureInvalid, end, "end on its own stream")
+			t.returns(driver.CaptureUnmatched, r, "end on the joined stream")
+			t.returns(driver.CaptureInvalid, end, "end on its own stream")
 		},
 	},
 	{
 		Name: "a stream that joined a capture by an event and did not come back",
-		Says: "end-capture answers STREAM_CAPTURE_UNJOINED (904)",
+		Says: "end-capture returns STREAM_CAPTURE_UNJOINED (904)",
 		Run: func(t *T) {
 			s, joined := t.newStream(t.ctx, driver.StreamNonBlocking), t.newStream(t.ctx, driver.StreamNonBlocking)
 			e := t.newEvent(t.ctx)
@@ -98,7 +98,7 @@ var captureEnds = []Case{
 				}
 			})
 			t.ok(join, "join")
-			t.answers(driver.CaptureUnjoined, end, "end")
+			t.returns(driver.CaptureUnjoined, end, "end")
 			status, r := t.D.StreamIsCapturing(t.ctx, joined)
 			t.ok(r, "is-capturing of the joined stream")
 			if status != driver.CaptureNone {
@@ -117,8 +117,8 @@ var captureEnds = []Case{
 			end := t.capture(t.thread(), s, driver.CaptureRelaxed, func() {
 				wait = t.D.StreamWaitEvent(t.ctx, s, e)
 			})
-			t.answers(driver.CaptureIsolation, wait, "wait")
-			t.answers(driver.CaptureInvalid, end, "end")
+			t.returns(driver.CaptureIsolation, wait, "wait")
+			t.returns(driver.CaptureInvalid, end, "end")
 		},
 	},
 	{
@@ -185,9 +185,9 @@ var edges = []Case{
 			t.bind(p, t.chunk, t.create(t.chunk))
 			t.allow(p, t.chunk)
 			end := p + driver.Ptr(t.chunk) - 64
-			t.answers(driver.InvalidValue, t.D.MemsetD8Async(t.ctx, end, 0, 128, t.stream), "memset")
-			t.answers(driver.InvalidValue, t.D.MemcpyDtoHAsync(t.ctx, t.page, end, 128, t.stream), "copy to the host")
-			t.answers(driver.InvalidValue, t.D.MemcpyDtoDAsync(t.ctx, p, end, 128, t.stream), "copy on the device")
+			t.returns(driver.InvalidValue, t.D.MemsetD8Async(t.ctx, end, 0, 128, t.stream), "memset")
+			t.returns(driver.InvalidValue, t.D.MemcpyDtoHAsync(t.ctx, t.page, end, 128, t.stream), "copy to the host")
+			t.returns(driver.InvalidValue, t.D.MemcpyDtoDAsync(t.ctx, p, end, 128, t.stream), "copy on the device")
 			t.ok(t.D.StreamSynchronize(t.ctx, t.stream), "synchronize")
 			t.works(t.device, p, t.chunk)
 		},
@@ -208,7 +208,7 @@ var edges = []Case{
 	},
 	{
 		Name: "pointer attributes of an address that is reserved and not mapped, and of one that is nothing at all",
-		Says: "the memory type answers INVALID_VALUE",
+		Says: "the memory type returns INVALID_VALUE",
 		Run: func(t *T) {
 			p := t.reserve(t.chunk)
 			for _, a := range []driver.Ptr{p, 4096} {
@@ -217,7 +217,7 @@ var edges = []Case{
 				size, rz := t.D.PointerGetAttribute(t.ctx, driver.PointerRangeSize, a)
 				mapped, rm := t.D.PointerGetAttribute(t.ctx, driver.PointerMapped, a)
 				t.Logf("%#x: type %d %v, start %#x %v, size %d %v, mapped %d %v", a, v, r, start, rs, size, rz, mapped, rm)
-				t.answers(driver.InvalidValue, r, "memory type of %#x", a)
+				t.returns(driver.InvalidValue, r, "memory type of %#x", a)
 			}
 		},
 	},
@@ -227,7 +227,7 @@ var edges = []Case{
 		Run: func(t *T) {
 			l := oneThread
 			l.SharedBytes = 49 << 10
-			t.answers(driver.InvalidValue, t.D.LaunchKernel(t.ctx, t.kernels.nothing, l, nil, t.stream), "launch")
+			t.returns(driver.InvalidValue, t.D.LaunchKernel(t.ctx, t.kernels.nothing, l, nil, t.stream), "launch")
 			t.ok(t.kernels.launchNothing(t.D, t.ctx, t.stream), "a launch that fits")
 			t.ok(t.D.StreamSynchronize(t.ctx, t.stream), "synchronize")
 		},
@@ -243,9 +243,9 @@ var edges = []Case{
 				t.Errorf("the parameter has %d bytes at offset %d, want 8 at 0", size, offset)
 			}
 			_, _, r = t.D.FuncGetParamInfo(t.ctx, t.kernels.hold, 1)
-			t.answers(driver.InvalidValue, r, "behind it")
+			t.returns(driver.InvalidValue, r, "behind it")
 			_, _, r = t.D.FuncGetParamInfo(t.ctx, t.kernels.nothing, 0)
-			t.answers(driver.InvalidValue, r, "of a kernel without parameters")
+			t.returns(driver.InvalidValue, r, "of a kernel without parameters")
 		},
 	},
 	{
@@ -254,7 +254,7 @@ var edges = []Case{
 		Run: func(t *T) {
 			log := make([]byte, 4096)
 			_, r := t.D.ModuleLoadDataEx(t.ctx, []byte(".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry x(.param .nonsense y) { ret; }\n"), log)
-			t.answers(driver.InvalidPTX, r, "bad text")
+			t.returns(driver.InvalidPTX, r, "bad text")
 			text, _, ended := bytes.Cut(log, []byte{0})
 			t.Logf("the log: %q", text)
 			if len(text) == 0 || !ended {
@@ -286,7 +286,7 @@ var edges = []Case{
 			p, _ := t.memory(t.chunk)
 			var r driver.Result
 			t.thread().do(func() { r = t.D.MemsetD8Async(0, p, 0, 64, driver.StreamLegacy) })
-			t.answers(driver.InvalidContext, r, "memset")
+			t.returns(driver.InvalidContext, r, "memset")
 		},
 	},
 	{
@@ -299,18 +299,18 @@ var edges = []Case{
 					t.thread().do(func() {
 						status, r := t.F.StreamIsCapturing(0, s)
 						info, id, infoResult := t.F.StreamGetCaptureInfo(0, s)
-						t.answers(driver.Success, r, "is-capturing, mode %v", mode)
-						t.answers(driver.Success, infoResult, "capture info, mode %v", mode)
+						t.returns(driver.Success, r, "is-capturing, mode %v", mode)
+						t.returns(driver.Success, infoResult, "capture info, mode %v", mode)
 						if status != driver.CaptureActive || info != driver.CaptureActive || id == 0 {
 							t.Errorf("capture statuses %v and %v, capture %d, want both active", status, info, id)
 						}
 						_, r = t.F.StreamIsCapturing(0, driver.StreamLegacy)
-						t.answers(driver.InvalidContext, r, "is-capturing of the legacy stream, mode %v", mode)
+						t.returns(driver.InvalidContext, r, "is-capturing of the legacy stream, mode %v", mode)
 						_, _, r = t.F.StreamGetCaptureInfo(0, driver.StreamLegacy)
-						t.answers(driver.InvalidContext, r, "capture info of the legacy stream, mode %v", mode)
+						t.returns(driver.InvalidContext, r, "capture info of the legacy stream, mode %v", mode)
 					})
 				})
-				t.answers(driver.Success, end, "end, mode %v", mode)
+				t.returns(driver.Success, end, "end, mode %v", mode)
 			}
 		},
 	},
@@ -320,12 +320,12 @@ var edges = []Case{
 		Needs: needs(softwareDriver),
 		Run: func(t *T) {
 			for _, role := range []string{"copy to an overlapping range", "copy to an alias"} {
-				var answer lostContext
+				var found lostContext
 				c := t.child(role)
 				c.Start()
-				c.Recv(&answer)
+				c.Recv(&found)
 				c.Wait()
-				answer.check(t)
+				found.check(t)
 			}
 		},
 	},

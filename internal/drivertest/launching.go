@@ -20,7 +20,7 @@ var launching = []Case{
 			allowed, r := t.D.FuncGetAttribute(t.ctx, driver.FuncMaxDynamicSharedBytes, t.kernels.meet)
 			t.ok(r, "its dynamic shared memory")
 			t.Logf("the device allows %d bytes; the kernel has %d static ones and may have %d dynamic ones", most, static, allowed)
-			t.answers(driver.InvalidValue, t.setShared(most-static+1), "a byte too many")
+			t.returns(driver.InvalidValue, t.setShared(most-static+1), "a byte too many")
 			t.ok(t.setShared(most-static), "all that there is")
 			t.meet(t.D.LaunchKernel, 1, 100<<10)
 			t.ok(t.setShared(allowed), "as it was")
@@ -42,7 +42,7 @@ var launching = []Case{
 			l := oneThread
 			l.GridX, l.SharedBytes = all+1, shared
 			p := t.meetingAt()
-			t.answers(driver.CooperativeTooLarge, t.D.LaunchKernelEx(t.ctx, t.kernels.meet, l, meetParams(p, all+1, shared), t.stream), "one block more")
+			t.returns(driver.CooperativeTooLarge, t.D.LaunchKernelEx(t.ctx, t.kernels.meet, l, meetParams(p, all+1, shared), t.stream), "one block more")
 		},
 	},
 	{
@@ -82,10 +82,10 @@ var launching = []Case{
 				if got := unsafe.Slice((*byte)(t.page), 8); string(got) != string(want) {
 					t.Errorf("%s reads %v, want %v", name, got, want)
 				}
-				t.answers(driver.InvalidValue, t.D.MemFree(t.ctx, p), "free of %s", name)
+				t.returns(driver.InvalidValue, t.D.MemFree(t.ctx, p), "free of %s", name)
 			}
 			_, _, r := t.D.ModuleGetGlobal(t.ctx, t.kernels.module, "nothing")
-			t.answers(driver.NotFound, r, "another name")
+			t.returns(driver.NotFound, r, "another name")
 		},
 	},
 	{

@@ -82,7 +82,7 @@ func loads(texts []text) func(t *T) {
 		for _, row := range texts {
 			log := make([]byte, 4096)
 			m, r := t.D.ModuleLoadDataEx(t.ctx, []byte(row.ptx), log)
-			t.answers(row.want, r, "%s", row.what)
+			t.returns(row.want, r, "%s", row.what)
 			if r == driver.Success {
 				t.ok(t.D.ModuleUnload(t.ctx, m), "unload")
 			}

@@ -54,7 +54,7 @@ var managedRules = []Case{
 		Needs: needs(concurrentAccess, locationForms),
 		Run: func(t *T) {
 			p := t.managed(2 * mib)
-			t.answers(driver.InvalidValue, t.D.MemAdvise(t.ctx, p, 2*mib, driver.AdviseSetPreferredLocation, t.absentDevice()), "an absent device")
+			t.returns(driver.InvalidValue, t.D.MemAdvise(t.ctx, p, 2*mib, driver.AdviseSetPreferredLocation, t.absentDevice()), "an absent device")
 		},
 	},
 	{
@@ -75,7 +75,7 @@ var managedRules = []Case{
 		Needs: needs(concurrentAccess, locationForms),
 		Run: func(t *T) {
 			p := t.managed(2 * mib)
-			t.answers(driver.InvalidValue, t.D.MemAdvise(t.ctx, p, 2*mib, driver.AdviseSetAccessedBy, nodeZero), "accessed-by a node")
+			t.returns(driver.InvalidValue, t.D.MemAdvise(t.ctx, p, 2*mib, driver.AdviseSetAccessedBy, nodeZero), "accessed-by a node")
 		},
 	},
 	{
@@ -84,8 +84,8 @@ var managedRules = []Case{
 		Needs: needs(concurrentAccess),
 		Run: func(t *T) {
 			p := t.managed(2 * mib)
-			t.answers(driver.InvalidValue, t.advise(p, 64*mib, driver.AdviseSetReadMostly, theHost), "32 times the allocation")
-			t.answers(driver.InvalidValue, t.advise(p+mib, 2*mib, driver.AdviseSetReadMostly, theHost), "1 MiB past its end")
+			t.returns(driver.InvalidValue, t.advise(p, 64*mib, driver.AdviseSetReadMostly, theHost), "32 times the allocation")
+			t.returns(driver.InvalidValue, t.advise(p+mib, 2*mib, driver.AdviseSetReadMostly, theHost), "1 MiB past its end")
 		},
 	},
 	{
@@ -95,8 +95,8 @@ var managedRules = []Case{
 		Run: func(t *T) {
 			p, _ := t.memory(t.chunk)
 			for _, p := range []driver.Ptr{p, t.scratch} {
-				t.answers(driver.InvalidValue, t.advise(p, 4096, driver.AdviseSetReadMostly, theHost), "advice")
-				t.answers(driver.InvalidValue, t.prefetch(p, 4096, theHost, t.stream), "prefetch")
+				t.returns(driver.InvalidValue, t.advise(p, 4096, driver.AdviseSetReadMostly, theHost), "advice")
+				t.returns(driver.InvalidValue, t.prefetch(p, 4096, theHost, t.stream), "prefetch")
 			}
 		},
 	},
@@ -126,9 +126,9 @@ var managedRules = []Case{
 		Run: func(t *T) {
 			p, sizes := t.threeRanges()
 			dev := []driver.Location{deviceLocation(t.Device)}
-			t.answers(driver.InvalidValue, t.D.MemPrefetchBatchAsync(t.ctx, p, sizes, dev, []uint64{0}, driver.StreamNull), "prefetch")
-			t.answers(driver.InvalidValue, t.F.MemDiscardBatchAsync(t.ctx, p, sizes, driver.StreamNull), "discard")
-			t.answers(driver.InvalidValue, t.D.MemDiscardAndPrefetchBatchAsync(t.ctx, p, sizes, dev, []uint64{0}, driver.StreamNull), "both")
+			t.returns(driver.InvalidValue, t.D.MemPrefetchBatchAsync(t.ctx, p, sizes, dev, []uint64{0}, driver.StreamNull), "prefetch")
+			t.returns(driver.InvalidValue, t.F.MemDiscardBatchAsync(t.ctx, p, sizes, driver.StreamNull), "discard")
+			t.returns(driver.InvalidValue, t.D.MemDiscardAndPrefetchBatchAsync(t.ctx, p, sizes, dev, []uint64{0}, driver.StreamNull), "both")
 		},
 	},
 	{
@@ -216,7 +216,7 @@ var managedRules = []Case{
 		Run: func(t *T) {
 			var r driver.Result
 			t.thread().do(func() { _, r = t.D.MemAllocManaged(0, 2*mib, driver.AttachGlobal) })
-			t.answers(driver.InvalidContext, r, "cuMemAllocManaged")
+			t.returns(driver.InvalidContext, r, "cuMemAllocManaged")
 		},
 	},
 	{
@@ -229,7 +229,7 @@ var managedRules = []Case{
 				flags driver.AttachFlags
 			}{{0, driver.AttachGlobal}, {mib, 0}, {mib, driver.AttachSingle}} {
 				_, r := t.D.MemAllocManaged(t.ctx, c.n, c.flags)
-				t.answers(driver.InvalidValue, r, "%d bytes, attachment %d", c.n, c.flags)
+				t.returns(driver.InvalidValue, r, "%d bytes, attachment %d", c.n, c.flags)
 			}
 		},
 	},
@@ -322,7 +322,7 @@ var managedRules = []Case{
 			p, _ := t.memory(t.chunk)
 			for _, p := range []driver.Ptr{p, t.scratch} {
 				var v [1]int32
-				t.answers(driver.InvalidValue, t.D.MemRangeGetAttribute(t.ctx, driver.RangeReadMostly, p, 4096, v[:]), "read mostly")
+				t.returns(driver.InvalidValue, t.D.MemRangeGetAttribute(t.ctx, driver.RangeReadMostly, p, 4096, v[:]), "read mostly")
 			}
 		},
 	},
@@ -362,7 +362,7 @@ var managedRules = []Case{
 	},
 	{
 		Name:  "last prefetch location while the stream has not come to the prefetch yet",
-		Says:  "what was asked for, as soon as the call has answered",
+		Says:  "what was asked for, as soon as the call has returned",
 		Needs: needs(concurrentAccess),
 		Run: func(t *T) {
 			p := t.managed(2 * mib)
@@ -399,9 +399,9 @@ var managedRules = []Case{
 		Run: func(t *T) {
 			p := t.managed(2 * mib)
 			dev := deviceLocation(t.Device)
-			t.answers(driver.InvalidValue, t.D.MemPrefetchAsync(t.ctx, p, 0, dev, t.stream), "0 bytes")
-			t.answers(driver.InvalidValue, t.D.MemPrefetchAsync(t.ctx, p, 64*mib, dev, t.stream), "past the end")
-			t.answers(driver.InvalidDevice, t.D.MemPrefetchAsync(t.ctx, p, 2*mib, t.absentDevice(), t.stream), "an absent device")
+			t.returns(driver.InvalidValue, t.D.MemPrefetchAsync(t.ctx, p, 0, dev, t.stream), "0 bytes")
+			t.returns(driver.InvalidValue, t.D.MemPrefetchAsync(t.ctx, p, 64*mib, dev, t.stream), "past the end")
+			t.returns(driver.InvalidDevice, t.D.MemPrefetchAsync(t.ctx, p, 2*mib, t.absentDevice(), t.stream), "an absent device")
 		},
 	},
 	{
@@ -442,14 +442,14 @@ var managedRules = []Case{
 		Run: func(t *T) {
 			p, sizes := t.threeRanges()
 			dev := []driver.Location{deviceLocation(t.Device)}
-			t.answers(driver.InvalidValue, t.D.MemPrefetchBatchAsync(t.ctx, nil, nil, dev, []uint64{0}, t.stream), "prefetch of nothing")
-			t.answers(driver.InvalidValue, t.F.MemDiscardBatchAsync(t.ctx, nil, nil, t.stream), "discard of nothing")
-			t.answers(driver.InvalidValue, t.D.MemPrefetchBatchAsync(t.ctx, p, sizes, dev, []uint64{1}, t.stream), "locations from the second range on")
+			t.returns(driver.InvalidValue, t.D.MemPrefetchBatchAsync(t.ctx, nil, nil, dev, []uint64{0}, t.stream), "prefetch of nothing")
+			t.returns(driver.InvalidValue, t.F.MemDiscardBatchAsync(t.ctx, nil, nil, t.stream), "discard of nothing")
+			t.returns(driver.InvalidValue, t.D.MemPrefetchBatchAsync(t.ctx, p, sizes, dev, []uint64{1}, t.stream), "locations from the second range on")
 		},
 	},
 	{
 		Name:  "the arrays of a batch, changed before the stream comes to it",
-		Says:  "do not matter: they were read when the call answered",
+		Says:  "do not matter: they were read when the call returned",
 		Needs: needs(concurrentAccess, batches),
 		Run: func(t *T) {
 			p, sizes := t.threeRanges()
@@ -533,9 +533,9 @@ var managedRules = []Case{
 		Needs: needs(managedMemory),
 		Run: func(t *T) {
 			p := t.managed(2 * mib)
-			t.answers(driver.InvalidValue, t.D.StreamAttachMemAsync(t.ctx, t.stream, p, mib, driver.AttachGlobal), "part of it")
-			t.answers(driver.InvalidValue, t.D.StreamAttachMemAsync(t.ctx, t.stream, t.scratch, 0, driver.AttachGlobal), "memory that is not managed")
-			t.answers(driver.InvalidValue, t.D.StreamAttachMemAsync(t.ctx, driver.StreamNull, p, 0, driver.AttachSingle), "the legacy stream alone")
+			t.returns(driver.InvalidValue, t.D.StreamAttachMemAsync(t.ctx, t.stream, p, mib, driver.AttachGlobal), "part of it")
+			t.returns(driver.InvalidValue, t.D.StreamAttachMemAsync(t.ctx, t.stream, t.scratch, 0, driver.AttachGlobal), "memory that is not managed")
+			t.returns(driver.InvalidValue, t.D.StreamAttachMemAsync(t.ctx, driver.StreamNull, p, 0, driver.AttachSingle), "the legacy stream alone")
 		},
 	},
 	{
@@ -563,10 +563,10 @@ var managedRules = []Case{
 		Run: func(t *T) {
 			p := t.managed(2 * mib)
 			dev := deviceLocation(t.Device)
-			t.answers(driver.InvalidDevice, t.advise(p, 2*mib, driver.AdviseSetPreferredLocation, dev), "preferred location")
-			t.answers(driver.InvalidDevice, t.advise(p, 2*mib, driver.AdviseSetAccessedBy, dev), "accessed-by")
-			t.answers(driver.InvalidDevice, t.prefetch(p, 2*mib, dev, t.stream), "prefetch")
-			t.answers(driver.InvalidDevice, t.prefetch(p, 2*mib, theHost, t.stream), "prefetch to the host, on a stream of the device")
+			t.returns(driver.InvalidDevice, t.advise(p, 2*mib, driver.AdviseSetPreferredLocation, dev), "preferred location")
+			t.returns(driver.InvalidDevice, t.advise(p, 2*mib, driver.AdviseSetAccessedBy, dev), "accessed-by")
+			t.returns(driver.InvalidDevice, t.prefetch(p, 2*mib, dev, t.stream), "prefetch")
+			t.returns(driver.InvalidDevice, t.prefetch(p, 2*mib, theHost, t.stream), "prefetch to the host, on a stream of the device")
 			t.works(t.device, p, 2*mib)
 		},
 	},
@@ -576,8 +576,8 @@ var managedRules = []Case{
 		Needs: needs(noConcurrentAccess, batches),
 		Run: func(t *T) {
 			p, sizes := t.threeRanges()
-			t.answers(driver.NotSupported, t.F.MemDiscardBatchAsync(t.ctx, p, sizes, t.stream), "discard")
-			t.answers(driver.NotSupported, t.D.MemPrefetchBatchAsync(t.ctx, p, sizes, []driver.Location{theHost}, []uint64{0}, t.stream), "prefetch")
+			t.returns(driver.NotSupported, t.F.MemDiscardBatchAsync(t.ctx, p, sizes, t.stream), "discard")
+			t.returns(driver.NotSupported, t.D.MemPrefetchBatchAsync(t.ctx, p, sizes, []driver.Location{theHost}, []uint64{0}, t.stream), "prefetch")
 		},
 	},
 }
@@ -671,8 +671,8 @@ func (t *T) notCaptured(what string, call func(s driver.Stream) driver.Result) {
 	s := t.newStream(t.ctx, driver.StreamNonBlocking)
 	var got driver.Result
 	end := t.capture(t.thread(), s, driver.CaptureRelaxed, func() { got = call(s) })
-	t.answers(driver.CaptureUnsupported, got, "%s", what)
-	t.answers(driver.CaptureInvalid, end, "end capture after %s", what)
+	t.returns(driver.CaptureUnsupported, got, "%s", what)
+	t.returns(driver.CaptureInvalid, end, "end capture after %s", what)
 }
 
 // managedMatrix are the calls of managed memory on another stream while a

@@ -12,7 +12,7 @@ var mapping = []Case{
 		Run: func(t *T) {
 			h := t.create(2 * t.chunk)
 			p := t.reserve(2 * t.chunk)
-			t.answers(driver.NotSupported, t.D.MemMap(p, t.chunk, t.chunk, h), "map the second half")
+			t.returns(driver.NotSupported, t.D.MemMap(p, t.chunk, t.chunk, h), "map the second half")
 		},
 	},
 	{
@@ -21,8 +21,8 @@ var mapping = []Case{
 		Run: func(t *T) {
 			h := t.create(2 * t.chunk)
 			p := t.reserve(4 * t.chunk)
-			t.answers(driver.NotSupported, t.D.MemMap(p, t.chunk, 0, h), "map half of the handle")
-			t.answers(driver.NotSupported, t.D.MemMap(p, 4*t.chunk, 0, h), "map twice the handle")
+			t.returns(driver.NotSupported, t.D.MemMap(p, t.chunk, 0, h), "map half of the handle")
+			t.returns(driver.NotSupported, t.D.MemMap(p, 4*t.chunk, 0, h), "map twice the handle")
 			t.bind(p, 2*t.chunk, h)
 		},
 	},
@@ -32,8 +32,8 @@ var mapping = []Case{
 		Run: func(t *T) {
 			p := t.reserve(2 * t.chunk)
 			t.bind(p, t.chunk, t.create(t.chunk))
-			t.answers(driver.InvalidValue, t.D.MemMap(p, t.chunk, 0, t.create(t.chunk)), "map over a mapping")
-			t.answers(driver.InvalidValue, t.D.MemMap(p, 2*t.chunk, 0, t.create(2*t.chunk)), "map over a mapping and free room")
+			t.returns(driver.InvalidValue, t.D.MemMap(p, t.chunk, 0, t.create(t.chunk)), "map over a mapping")
+			t.returns(driver.InvalidValue, t.D.MemMap(p, 2*t.chunk, 0, t.create(2*t.chunk)), "map over a mapping and free room")
 		},
 	},
 	{
@@ -107,7 +107,7 @@ var mapping = []Case{
 				{"asynchronous copy from the host", t.D.MemcpyHtoDAsync(t.ctx, p, t.page, n, t.stream)},
 				{"asynchronous copy to the host", t.D.MemcpyDtoHAsync(t.ctx, t.page, p, n, t.stream)},
 			} {
-				t.answers(driver.InvalidValue, call.r, "%s", call.name)
+				t.returns(driver.InvalidValue, call.r, "%s", call.name)
 			}
 			t.works(t.device, good, t.chunk)
 		},
@@ -137,8 +137,8 @@ var access = []Case{
 		Run: func(t *T) {
 			p, _ := t.memory(2 * t.chunk)
 			rw := grant(driver.AccessReadWrite, deviceLocation(t.Device))
-			t.answers(driver.InvalidValue, t.D.MemSetAccess(p, t.chunk, rw), "set access of the first half")
-			t.answers(driver.InvalidValue, t.D.MemSetAccess(p+driver.Ptr(t.chunk), t.chunk, rw), "set access of the second half")
+			t.returns(driver.InvalidValue, t.D.MemSetAccess(p, t.chunk, rw), "set access of the first half")
+			t.returns(driver.InvalidValue, t.D.MemSetAccess(p+driver.Ptr(t.chunk), t.chunk, rw), "set access of the second half")
 		},
 	},
 	{
@@ -148,8 +148,8 @@ var access = []Case{
 			p := t.reserve(3 * t.chunk)
 			t.bind(p, t.chunk, t.create(t.chunk))
 			rw := grant(driver.AccessReadWrite, deviceLocation(t.Device))
-			t.answers(driver.InvalidValue, t.D.MemSetAccess(p+driver.Ptr(2*t.chunk), t.chunk, rw), "set access where nothing is mapped")
-			t.answers(driver.InvalidValue, t.D.MemSetAccess(p, 2*t.chunk, rw), "set access over a mapping and a gap")
+			t.returns(driver.InvalidValue, t.D.MemSetAccess(p+driver.Ptr(2*t.chunk), t.chunk, rw), "set access where nothing is mapped")
+			t.returns(driver.InvalidValue, t.D.MemSetAccess(p, 2*t.chunk, rw), "set access over a mapping and a gap")
 		},
 	},
 	{
@@ -175,7 +175,7 @@ var access = []Case{
 		Run: func(t *T) {
 			p, _ := t.memory(t.chunk)
 			for _, l := range []driver.Location{onHost().Location, onNode(0).Location} {
-				t.answers(driver.NotSupported, t.D.MemSetAccess(p, t.chunk, grant(driver.AccessReadWrite, l)), "grant %+v", l)
+				t.returns(driver.NotSupported, t.D.MemSetAccess(p, t.chunk, grant(driver.AccessReadWrite, l)), "grant %+v", l)
 			}
 			t.works(t.device, p, t.chunk)
 		},
@@ -206,8 +206,8 @@ var ends = []Case{
 		Says: "INVALID_VALUE",
 		Run: func(t *T) {
 			p, _ := t.memory(2 * t.chunk)
-			t.answers(driver.InvalidValue, t.D.MemUnmap(p, t.chunk), "unmap the first half")
-			t.answers(driver.InvalidValue, t.D.MemUnmap(p+driver.Ptr(t.chunk), t.chunk), "unmap the second half")
+			t.returns(driver.InvalidValue, t.D.MemUnmap(p, t.chunk), "unmap the first half")
+			t.returns(driver.InvalidValue, t.D.MemUnmap(p+driver.Ptr(t.chunk), t.chunk), "unmap the second half")
 			t.works(t.device, p, 2*t.chunk)
 		},
 	},
@@ -237,7 +237,7 @@ var ends = []Case{
 		Says: "INVALID_VALUE",
 		Run: func(t *T) {
 			p, _ := t.memory(t.chunk)
-			t.answers(driver.InvalidValue, t.D.MemAddressFree(p, t.chunk), "free the address of a mapping")
+			t.returns(driver.InvalidValue, t.D.MemAddressFree(p, t.chunk), "free the address of a mapping")
 			t.works(t.device, p, t.chunk)
 		},
 	},
@@ -246,10 +246,10 @@ var ends = []Case{
 		Says: "INVALID_VALUE",
 		Run: func(t *T) {
 			p := t.reserve(2 * t.chunk)
-			t.answers(driver.InvalidValue, t.D.MemAddressFree(p, t.chunk), "free the first half")
-			t.answers(driver.InvalidValue, t.D.MemAddressFree(p+driver.Ptr(t.chunk), t.chunk), "free the second half")
+			t.returns(driver.InvalidValue, t.D.MemAddressFree(p, t.chunk), "free the first half")
+			t.returns(driver.InvalidValue, t.D.MemAddressFree(p+driver.Ptr(t.chunk), t.chunk), "free the second half")
 			t.end("reservation", uint64(p))
-			t.answers(driver.InvalidValue, t.D.MemAddressFree(p, 2*t.chunk), "free twice")
+			t.returns(driver.InvalidValue, t.D.MemAddressFree(p, 2*t.chunk), "free twice")
 		},
 	},
 	{

@@ -30,7 +30,7 @@ var multicasts = []Case{
 				best, r := t.D.MulticastGetGranularity(p, driver.GranularityRecommended)
 				t.ok(r, "recommended for %d bytes", size)
 				if bits.OnesCount64(least) != 1 || bits.OnesCount64(best) != 1 || best < least {
-					t.Errorf("for %d bytes the driver answers %d and %d", size, least, best)
+					t.Errorf("for %d bytes the driver returns %d and %d", size, least, best)
 				}
 			}
 		},
@@ -44,7 +44,7 @@ var multicasts = []Case{
 				{Size: t.unit()}, {NumDevices: 1}, {NumDevices: 1, Size: t.unit() / 2}, {NumDevices: 1, Size: t.unit(), Flags: 1},
 			} {
 				_, r := t.D.MulticastCreate(p)
-				t.answers(driver.InvalidValue, r, "create %+v", p)
+				t.returns(driver.InvalidValue, r, "create %+v", p)
 			}
 		},
 	},
@@ -55,11 +55,11 @@ var multicasts = []Case{
 		Run: func(t *T) {
 			mc := t.multicast(2)
 			t.ok(t.D.MulticastAddDevice(mc, t.Device), "add")
-			t.answers(driver.InvalidValue, t.D.MulticastAddDevice(mc, t.Device), "add again")
+			t.returns(driver.InvalidValue, t.D.MulticastAddDevice(mc, t.Device), "add again")
 			full := t.multicast(1)
 			t.ok(t.D.MulticastAddDevice(full, t.Device), "add")
 			if len(t.devices) > 1 {
-				t.answers(driver.InvalidValue, t.D.MulticastAddDevice(full, t.devices[1].Device), "add a second")
+				t.returns(driver.InvalidValue, t.D.MulticastAddDevice(full, t.devices[1].Device), "add a second")
 			}
 		},
 	},
@@ -75,10 +75,10 @@ var multicasts = []Case{
 			for _, b := range []struct{ mcOffset, offset, size uint64 }{
 				{0, 0, 0}, {0, 0, u / 2}, {u / 2, 0, u}, {0, u / 2, u}, {u, 0, 2 * u}, {0, u, 2 * u},
 			} {
-				t.answers(driver.InvalidValue, t.D.MulticastBindMemV1(mc, b.mcOffset, h, b.offset, b.size), "bind %+v", b)
+				t.returns(driver.InvalidValue, t.D.MulticastBindMemV1(mc, b.mcOffset, h, b.offset, b.size), "bind %+v", b)
 			}
 			t.ok(t.D.MulticastBindMemV1(mc, 0, h, 0, 2*u), "bind")
-			t.answers(driver.InvalidValue, t.D.MulticastBindMemV1(mc, u, t.create(u), 0, u), "bind over it")
+			t.returns(driver.InvalidValue, t.D.MulticastBindMemV1(mc, u, t.create(u), 0, u), "bind over it")
 			t.ok(t.D.MulticastUnbind(mc, t.Device, 0, 2*u), "unbind")
 		},
 	},
@@ -89,7 +89,7 @@ var multicasts = []Case{
 		Run: func(t *T) {
 			mc := t.multicast(1, driver.HandlePosixFD)
 			t.ok(t.D.MulticastAddDevice(mc, t.Device), "add")
-			t.answers(driver.InvalidValue, t.D.MulticastBindMemV1(mc, 0, t.create(t.unit()), 0, t.unit()), "bind")
+			t.returns(driver.InvalidValue, t.D.MulticastBindMemV1(mc, 0, t.create(t.unit()), 0, t.unit()), "bind")
 			h := t.create(t.unit(), shared(onDevice(t.Device), driver.HandlePosixFD))
 			t.ok(t.D.MulticastBindMemV1(mc, 0, h, 0, t.unit()), "bind what can")
 			t.ok(t.D.MulticastUnbind(mc, t.Device, 0, t.unit()), "unbind")
@@ -103,31 +103,31 @@ var multicasts = []Case{
 			mc := t.multicast(2)
 			t.ok(t.D.MulticastAddDevice(mc, t.Device), "add")
 			h, p := t.create(t.unit()), t.reserve(2*t.unit())
-			answers := make(chan driver.Result, 2)
-			go func() { answers <- t.D.MulticastBindMemV1(mc, 0, h, 0, t.unit()) }()
-			go func() { answers <- t.D.MemMap(p, 2*t.unit(), 0, mc) }()
+			results := make(chan driver.Result, 2)
+			go func() { results <- t.D.MulticastBindMemV1(mc, 0, h, 0, t.unit()) }()
+			go func() { results <- t.D.MemMap(p, 2*t.unit(), 0, mc) }()
 			time.Sleep(t.glance())
-			if len(answers) > 0 {
-				t.Errorf("one of them did not wait: %v", <-answers)
+			if len(results) > 0 {
+				t.Errorf("one of them did not wait: %v", <-results)
 			}
 			t.ok(t.D.MulticastAddDevice(mc, t.devices[1].Device), "add the last")
-			t.ok(<-answers, "bind or map")
-			t.ok(<-answers, "bind or map")
+			t.ok(<-results, "bind or map")
+			t.ok(<-results, "bind or map")
 			t.ok(t.D.MemUnmap(p, 2*t.unit()), "unmap")
 			t.ok(t.D.MulticastUnbind(mc, t.Device, 0, t.unit()), "unbind")
 		},
 	},
 	{
 		Name:  "‡ cuMulticastUnbind with another offset or size than the bind's",
-		Says:  "undefined; the software driver answers INVALID_VALUE",
+		Says:  "undefined; the software driver returns INVALID_VALUE",
 		Needs: multicastObjects,
 		Run: func(t *T) {
 			mc := t.multicast(1)
 			t.ok(t.D.MulticastAddDevice(mc, t.Device), "add")
 			u := t.unit()
 			t.ok(t.D.MulticastBindMemV1(mc, 0, t.create(2*u), 0, 2*u), "bind")
-			t.answers(driver.InvalidValue, t.D.MulticastUnbind(mc, t.Device, 0, u), "unbind half")
-			t.answers(driver.InvalidValue, t.D.MulticastUnbind(mc, t.Device, u, u), "unbind the other half")
+			t.returns(driver.InvalidValue, t.D.MulticastUnbind(mc, t.Device, 0, u), "unbind half")
+			t.returns(driver.InvalidValue, t.D.MulticastUnbind(mc, t.Device, u, u), "unbind the other half")
 			t.ok(t.D.MulticastUnbind(mc, t.Device, 0, 2*u), "unbind")
 		},
 	},
@@ -136,12 +136,12 @@ var multicasts = []Case{
 		Says:  "undefined; on the software driver it fails, and its context is lost",
 		Needs: multicastObjects,
 		Run: func(t *T) {
-			var answer lostContext
+			var found lostContext
 			c := t.child("memset at a multicast address")
 			c.Start()
-			c.Recv(&answer)
+			c.Recv(&found)
 			c.Wait()
-			answer.check(t)
+			found.check(t)
 		},
 	},
 	{
@@ -161,7 +161,7 @@ var multicasts = []Case{
 			c.Start()
 			var ready bool
 			c.Recv(&ready)
-			t.answers(driver.InvalidValue, t.D.MulticastAddDevice(mc, t.Device), "add what the other process added")
+			t.returns(driver.InvalidValue, t.D.MulticastAddDevice(mc, t.Device), "add what the other process added")
 			p := t.reserve(2 * t.unit())
 			t.bind(p, 2*t.unit(), mc)
 			c.Wait()

@@ -9,7 +9,7 @@ var reservation = []Case{
 		Says: "INVALID_VALUE: the size must be a multiple of 2 MiB",
 		Run: func(t *T) {
 			_, r := t.D.MemAddressReserve(4096, 0, 0)
-			t.answers(driver.InvalidValue, r, "reserve 4096 bytes")
+			t.returns(driver.InvalidValue, r, "reserve 4096 bytes")
 		},
 	},
 	{
@@ -32,7 +32,7 @@ var reservation = []Case{
 		Says: "INVALID_VALUE",
 		Run: func(t *T) {
 			_, r := t.D.MemAddressReserve(t.chunk, 3, 0)
-			t.answers(driver.InvalidValue, r, "reserve with an alignment of 3")
+			t.returns(driver.InvalidValue, r, "reserve with an alignment of 3")
 		},
 	},
 	{
@@ -51,7 +51,7 @@ var reservation = []Case{
 		Says: "OUT_OF_MEMORY: the error can mean 'no address space'",
 		Run: func(t *T) {
 			_, r := t.D.MemAddressReserve(1<<47, 0, 0)
-			t.answers(driver.OutOfMemory, r, "reserve 2^47 bytes")
+			t.returns(driver.OutOfMemory, r, "reserve 2^47 bytes")
 		},
 	},
 	{
@@ -59,7 +59,7 @@ var reservation = []Case{
 		Says: "granted where free; the two stay two reservations",
 		Run: func(t *T) {
 			first, second := t.adjacent(t.chunk)
-			t.answers(driver.InvalidValue, t.D.MemAddressFree(first, 2*t.chunk), "free both as one")
+			t.returns(driver.InvalidValue, t.D.MemAddressFree(first, 2*t.chunk), "free both as one")
 			t.end("reservation", uint64(first))
 			t.end("reservation", uint64(second))
 		},
@@ -70,10 +70,10 @@ var reservation = []Case{
 		Run: func(t *T) {
 			for _, hint := range []driver.Ptr{1, 0xfff, 0x1000, 0x300000001, 1<<64 - 1} {
 				_, r := t.D.MemAddressReserve(t.chunk, 0, hint)
-				t.answers(driver.InvalidValue, r, "reserve with the hint %#x", uint64(hint))
+				t.returns(driver.InvalidValue, r, "reserve with the hint %#x", uint64(hint))
 			}
 			_, r := t.D.MemAddressReserve(t.chunk, 1<<30, 0x300200000)
-			t.answers(driver.InvalidValue, r, "reserve with an alignment of 1 GiB and the hint 0x300200000")
+			t.returns(driver.InvalidValue, r, "reserve with an alignment of 1 GiB and the hint 0x300200000")
 		},
 	},
 	{
@@ -82,7 +82,7 @@ var reservation = []Case{
 		Run: func(t *T) {
 			for _, hint := range []driver.Ptr{0x7fffffe00000, 1 << 47, 1 << 48, 1 << 63} {
 				_, r := t.D.MemAddressReserve(t.chunk, 0, hint)
-				t.answers(driver.OutOfMemory, r, "reserve with the hint %#x", uint64(hint))
+				t.returns(driver.OutOfMemory, r, "reserve with the hint %#x", uint64(hint))
 			}
 		},
 	},

@@ -24,7 +24,7 @@ type Env struct {
 
 // Machine is what is known of a machine and cannot be asked of its driver.
 type Machine struct {
-	// Granularity and HostGranularity are what the driver answers for every
+	// Granularity and HostGranularity are what the driver returns for every
 	// kind of device memory and for host NUMA memory, in bytes. Zero where it
 	// is not known: then minimum and recommended must only agree.
 	Granularity, HostGranularity uint64
@@ -64,7 +64,7 @@ func RequiredGPUs(t testing.TB) int {
 }
 
 // Run runs all cases, one after the other: they compare the devices' free
-// memory, so nothing else may use the devices meanwhile. It answers the names of
+// memory, so nothing else may use the devices meanwhile. It returns the names of
 // those that were skipped for what the machine lacks.
 func Run(t *testing.T, env Env) (skipped []string) {
 	s := newSuite(t, env)
@@ -106,7 +106,7 @@ func Run(t *testing.T, env Env) (skipped []string) {
 // appendTable writes the cases that ran.
 func appendTable(path, title string, cases []Case, results map[string]string) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "### %s\n\n| section | case | the driver's answer | result |\n| --- | --- | --- | --- |\n", title)
+	fmt.Fprintf(&b, "### %s\n\n| section | case | the driver returns | result |\n| --- | --- | --- | --- |\n", title)
 	for _, c := range cases {
 		if r, ran := results[c.Name]; ran {
 			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", c.Section, c.Name, c.Says, r)
@@ -135,7 +135,7 @@ type suite struct {
 	// and a non-blocking stream for preparing and checking memory.
 	devices []device
 	// page is pinned memory, for copies, and scratch some memory of the first
-	// device whose contents nobody relies on.
+	// device whose contents no one relies on.
 	page    unsafe.Pointer
 	scratch driver.Ptr
 	// kernels are those of the first device's primary context.

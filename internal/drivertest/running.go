@@ -52,12 +52,12 @@ var running = []Case{
 		Says:  "does not wait: the work fails, and its context is lost",
 		Needs: needs(softwareDriver, streamMemoryOps),
 		Run: func(t *T) {
-			var answer lostContext
+			var found lostContext
 			c := t.child("unmap under running work")
 			c.Start()
-			c.Recv(&answer)
+			c.Recv(&found)
 			c.Wait()
-			answer.check(t)
+			found.check(t)
 		},
 	},
 	{
@@ -87,16 +87,16 @@ var running = []Case{
 	},
 	{
 		Name:  "† the same graph replayed while nothing is mapped there",
-		Says:  "the launch succeeds, the next synchronize answers LAUNCH_FAILED, and the context is lost: every later call fails",
+		Says:  "the launch succeeds, the next synchronize returns LAUNCH_FAILED, and the context is lost: every later call fails",
 		Needs: needs(softwareDriver, graphs),
 		Run: func(t *T) {
-			var answer lostContext
+			var found lostContext
 			c := t.child("replay over nothing")
 			c.Start()
-			c.Recv(&answer)
+			c.Recv(&found)
 			c.Wait()
-			t.answers(driver.LaunchFailed, answer.Synchronize, "synchronize")
-			answer.check(t)
+			t.returns(driver.LaunchFailed, found.Synchronize, "synchronize")
+			found.check(t)
 		},
 	},
 	{
@@ -175,7 +175,7 @@ var running = []Case{
 				}
 				c.Kill()
 				time.Sleep(t.glance())
-				t.answers(driver.NotReady, t.D.StreamQuery(t.ctx, s), "query after the other process's end")
+				t.returns(driver.NotReady, t.D.StreamQuery(t.ctx, s), "query after the other process's end")
 				word.Store(v)
 			}, func() {})
 		},
@@ -194,8 +194,8 @@ var running = []Case{
 				}
 				query = t.D.EventQuery(t.ctx, e)
 			})
-			t.answers(driver.CapturedEvent, query, "query")
-			t.answers(driver.CaptureInvalid, end, "end capture")
+			t.returns(driver.CapturedEvent, query, "query")
+			t.returns(driver.CaptureInvalid, end, "end capture")
 		},
 	},
 }
@@ -242,7 +242,7 @@ func (t *T) waitValue(s driver.Stream, word *atomic.Uint64, p driver.Ptr, v uint
 	more()
 	write(v - 1)
 	time.Sleep(t.glance())
-	t.answers(driver.NotReady, t.D.StreamQuery(t.ctx, s), "query while the value is not there")
+	t.returns(driver.NotReady, t.D.StreamQuery(t.ctx, s), "query while the value is not there")
 	write(v)
 	for end := time.Now().Add(patience); t.D.StreamQuery(t.ctx, s) == driver.NotReady; {
 		if time.Now().After(end) {
@@ -264,11 +264,11 @@ func (l lostContext) check(t *T) {
 	t.Helper()
 	t.ok(l.Submit, "submit")
 	if !l.Synchronize.Lost() {
-		t.Errorf("synchronize: the driver answers %v, want that the context is lost", l.Synchronize)
+		t.Errorf("synchronize: the driver returns %v, want that the context is lost", l.Synchronize)
 	}
 	for call, r := range l.Later {
 		if r != l.Synchronize {
-			t.Errorf("%s on the lost context: the driver answers %v, want %v again", call, r, l.Synchronize)
+			t.Errorf("%s on the lost context: the driver returns %v, want %v again", call, r, l.Synchronize)
 		}
 	}
 }

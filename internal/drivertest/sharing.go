@@ -15,7 +15,7 @@ var sharing = []Case{
 		Says: "INVALID_VALUE",
 		Run: func(t *T) {
 			_, r := t.D.MemExportToShareableHandle(t.create(t.chunk), driver.HandlePosixFD)
-			t.answers(driver.InvalidValue, r, "export")
+			t.returns(driver.InvalidValue, r, "export")
 		},
 	},
 	{
@@ -77,7 +77,7 @@ var sharing = []Case{
 			defer null.Close()
 			for _, fd := range []int{int(null.Fd()), -1} {
 				_, r := t.D.MemImportFromShareableHandle(fromFD(fd), driver.HandlePosixFD)
-				t.answers(driver.Unknown, r, "import of descriptor %d", fd)
+				t.returns(driver.Unknown, r, "import of descriptor %d", fd)
 			}
 		},
 	},
@@ -180,7 +180,7 @@ var sharing = []Case{
 			h := t.create(t.chunk, shared(onDevice(t.Device), driver.HandlePosixFD))
 			fd := t.export(h)
 			_, r := t.D.MemExportToShareableHandle(t.importFD(fd), driver.HandlePosixFD)
-			t.answers(driver.InvalidValue, r, "re-export")
+			t.returns(driver.InvalidValue, r, "re-export")
 			forwarded, err := duplicate(fd)
 			if err != nil {
 				t.Fatal(err)
@@ -198,8 +198,8 @@ var sharing = []Case{
 			h := t.create(2*t.chunk, shared(onDevice(t.Device), driver.HandlePosixFD))
 			i := t.importFD(t.export(h))
 			p := t.reserve(4 * t.chunk)
-			t.answers(driver.NotSupported, t.D.MemMap(p, t.chunk, 0, i), "map half of it")
-			t.answers(driver.NotSupported, t.D.MemMap(p, 4*t.chunk, 0, i), "map twice its size")
+			t.returns(driver.NotSupported, t.D.MemMap(p, t.chunk, 0, i), "map half of it")
+			t.returns(driver.NotSupported, t.D.MemMap(p, 4*t.chunk, 0, i), "map twice its size")
 			t.bind(p, 2*t.chunk, i)
 		},
 	},
@@ -209,7 +209,7 @@ var sharing = []Case{
 		Needs: needs(fabricHandles, noFabricChannel),
 		Run: func(t *T) {
 			_, r := t.D.MemImportFromShareableHandle(driver.ShareableHandle{1}, driver.HandleFabric)
-			t.answers(driver.NotSupported, r, "import")
+			t.returns(driver.NotSupported, r, "import")
 		},
 	},
 	{
@@ -218,7 +218,7 @@ var sharing = []Case{
 		Needs: needs(fabricHandles, fabricChannel),
 		Run: func(t *T) {
 			_, r := t.D.MemImportFromShareableHandle(driver.ShareableHandle{1}, driver.HandleFabric)
-			t.answers(driver.InvalidHandle, r, "import")
+			t.returns(driver.InvalidHandle, r, "import")
 		},
 	},
 	{
@@ -249,7 +249,7 @@ var sharing = []Case{
 				t.Errorf("%d bytes are free, %d were before", now, before)
 			}
 			_, r = t.D.MemImportFromShareableHandle(s, driver.HandleFabric)
-			t.answers(driver.InvalidHandle, r, "import")
+			t.returns(driver.InvalidHandle, r, "import")
 		},
 	},
 	{

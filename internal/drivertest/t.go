@@ -78,18 +78,18 @@ func openFiles() int {
 	return len(entries)
 }
 
-// answers fails the case where the driver gave another result.
-func (t *T) answers(want, got driver.Result, what string, args ...any) {
+// returns fails the case unless the driver returned what was wanted.
+func (t *T) returns(want, got driver.Result, what string, args ...any) {
 	t.Helper()
 	if want != got {
-		t.Fatalf("%s: the driver answers %v, want %v", fmt.Sprintf(what, args...), got, want)
+		t.Fatalf("%s: the driver returns %v, want %v", fmt.Sprintf(what, args...), got, want)
 	}
 }
 
 // ok fails the case where the driver did not succeed.
 func (t *T) ok(got driver.Result, what string, args ...any) {
 	t.Helper()
-	t.answers(driver.Success, got, what, args...)
+	t.returns(driver.Success, got, what, args...)
 }
 
 func (t *T) own(kind string, id uint64, undo func() driver.Result) {

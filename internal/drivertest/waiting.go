@@ -230,5 +230,5 @@ func (t *T) waitKills(w way, flags driver.StreamFlags, kills bool) {
 	if kills {
 		want = driver.CaptureInvalid
 	}
-	t.answers(want, end, "end capture")
+	t.returns(want, end, "end capture")
 }

@@ -35,7 +35,7 @@ func TestMapped(t *testing.T) {
 	require.True(t, Mapped(at, uint64(len(mem))))
 	require.True(t, Mapped(at+10, 1))
 	require.NoError(t, Free(mem))
-	require.False(t, Mapped(at, 1<<46), "nobody has so much in a row")
+	require.False(t, Mapped(at, 1<<46), "no process has so much in a row")
 	for _, bad := range [][2]uint64{{0, 1}, {at, 0}, {^uint64(0) - 5, 10}, {^uint64(0) - 5, 5}, {1 << 60, 4096}} {
 		require.False(t, Mapped(bad[0], bad[1]), "%#x", bad)
 	}

@@ -7,7 +7,7 @@ import (
 	"fmt"
 )
 
-// CurrentNode answers an error where threads do not tell their NUMA node.
+// CurrentNode returns an error: threads do not tell their NUMA node here.
 func CurrentNode() (int, error) {
 	return 0, fmt.Errorf("the thread's NUMA node: needs Linux: %w", errors.ErrUnsupported)
 }

@@ -4,7 +4,7 @@
 //
 // On Linux (amd64 and arm64) everything works. Elsewhere the package compiles
 // and arenas live on the Go heap; what needs the Linux kernel (address
-// windows, pages placed at an address, memory files) answers an error that
+// windows, pages placed at an address, memory files) returns an error that
 // matches errors.ErrUnsupported.
 package osmem
 
@@ -33,7 +33,7 @@ func roundUp(n uint64) uint64 {
 
 // checkRange panics unless [off, off+n) lies within size bytes: a range that
 // does not is a defect of the caller, and going on would touch memory of
-// somebody else.
+// another owner.
 func checkRange(off, n, size uint64) {
 	if off > size || n > size-off {
 		panic(fmt.Sprintf("osmem: range [%#x, %#x+%#x) leaves the arena of %#x bytes", off, off, n, size))

@@ -15,7 +15,7 @@
 //	child.ExtraFiles = []*os.File{shared}
 //	child.Start()
 //	child.Send(size)
-//	child.Recv(&answer)
+//	child.Recv(&result)
 //	child.Wait()
 //
 // In the child, Register does not return for the name that was asked for: it
@@ -44,7 +44,7 @@ import (
 )
 
 // childFlag is the child's first argument. The testing package does not know
-// it, so a child whose name nobody registered in time fails at once instead of
+// it, so a child whose name was not registered in time fails at once instead of
 // running the tests.
 const childFlag = "-reexec.child="
 

@@ -141,7 +141,7 @@ func TestFailuresEndTheTestWithTheChildsWords(t *testing.T) {
 		run  func(t testing.TB)
 		want string
 	}{
-		{"unknown name", func(t testing.TB) { reexec.Command(t, "nobody") }, `no function "nobody"`},
+		{"unknown name", func(t testing.TB) { reexec.Command(t, "unknown") }, `no function "unknown"`},
 		{"wait for one that fails", func(t testing.TB) {
 			c := reexec.Command(t, "fail")
 			c.Start()
@@ -173,7 +173,7 @@ func TestFailuresEndTheTestWithTheChildsWords(t *testing.T) {
 func TestUnknownChildDoesNotRunTheTests(t *testing.T) {
 	self, err := os.Executable()
 	require.NoError(t, err)
-	out, err := exec.CommandContext(t.Context(), self, "-reexec.child=nobody", "1s").CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), self, "-reexec.child=unknown", "1s").CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(out), "flag provided but not defined: -reexec.child")
 }
