@@ -27,7 +27,7 @@ func Cases() []Case {
 		section("2", contexts),
 		section("3", running, captureEnds, edges, launching, loading, waiting(), captureMatrix()),
 		section("4", sharing),
-		section("5", managedRules, discards),
+		section("5", managedRules, managedRanges, discards),
 		section("9", multicasts),
 	)
 }
