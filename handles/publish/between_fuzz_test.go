@@ -25,7 +25,7 @@ type wireField struct{ at, size int }
 // fieldsOf are those of each kind; tokens are two numbers of 8 bytes.
 var fieldsOf = map[uint16][]wireField{
 	0xf101: {{0, 4}},
-	0xf102: {{0, 4}, {4, 8}, {12, 2}, {14, 1}},
+	0xf102: {{0, 4}, {4, 1}, {5, 8}, {13, 2}, {15, 1}},
 	0xf103: {{0, 8}, {8, 8}, {16, 8}, {24, 1}, {25, 4}, {29, 2}},
 	0xf104: {{0, 8}, {8, 8}},
 	0xf181: {{0, 4}, {4, 4}, {8, 2}},

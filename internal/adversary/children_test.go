@@ -128,13 +128,13 @@ func followOnce(path, folder string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, sys.Close()) }()
-	conn, err := handles.Dial(ctx, path, handles.Options{})
+	conn, err := peer.Dial(ctx, path, peer.Options{})
 	if err != nil {
 		return err
 	}
-	k := handles.NewClient(conn)
+	k := publish.NewClient(conn)
 	defer func() { err = errors.Join(err, k.Close()) }()
-	f, err := handles.Follow[uint32](ctx, k, sys.Devices()[0], "p", handles.FollowOptions{})
+	f, err := publish.Follow[uint32](ctx, k, sys.Devices()[0], "p", publish.FollowOptions{})
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,8 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 )
@@ -54,15 +55,15 @@ func TestChurn(t *testing.T) {
 func comesAndGoes(path string, d *cuda.Device, r *rand.Rand) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	c, err := handles.Dial(ctx, path, handles.Options{})
+	c, err := peer.Dial(ctx, path, peer.Options{})
 	if err != nil {
 		return err
 	}
-	k := handles.NewClient(c)
+	k := publish.NewClient(c)
 	if r.IntN(4) == 0 {
 		_, err = k.List(ctx)
 	}
-	f, failed := handles.Follow[uint32](ctx, k, d, "p", handles.FollowOptions{})
+	f, failed := publish.Follow[uint32](ctx, k, d, "p", publish.FollowOptions{})
 	if err := errors.Join(err, failed); err != nil {
 		return err
 	}

@@ -15,6 +15,8 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -23,7 +25,7 @@ import (
 // expected are what operations may return that run beside each other's ends.
 var expected = []error{
 	cuda.ErrClosed, cuda.ErrInUse, cuda.ErrInvalidArgument, cuda.ErrCapacity, cuda.ErrOutOfRange,
-	handles.ErrGone, handles.ErrWithdrawn, handles.ErrUnknown, handles.ErrRefused, handles.ErrUnfinished, handles.ErrTimeout, handles.ErrTooLarge,
+	peer.ErrGone, publish.ErrWithdrawn, publish.ErrUnknown, peer.ErrRefused, publish.ErrUnfinished, peer.ErrTimeout, peer.ErrTooLarge,
 	context.DeadlineExceeded,
 }
 
@@ -50,7 +52,7 @@ func TestEverythingBesideEverything(t *testing.T) {
 	require.NoError(t, err)
 	sys, err := m.OpenOwned()
 	require.NoError(t, err)
-	dir, files, open, lost := filepath.Join(t.TempDir(), "sockets"), openFiles("self"), handles.OpenFDs(), handles.LostFDs()
+	dir, files, open, lost := filepath.Join(t.TempDir(), "sockets"), openFiles("self"), peer.OpenFDs(), peer.LostFDs()
 	require.NoError(t, within(t, "everything", func() error {
 		publishing, over := context.WithCancel(context.Background())
 		var clients errgroup.Group
@@ -74,17 +76,17 @@ func TestEverythingBesideEverything(t *testing.T) {
 		return errors.Join(err, clients.Wait(), sys.Drain(context.Background()))
 	}))
 	require.NoError(t, sys.Close())
-	require.Equal(t, lost, handles.LostFDs())
-	require.Eventually(t, func() bool { return openFiles("self") <= files && handles.OpenFDs() <= open }, patience, time.Millisecond)
+	require.Equal(t, lost, peer.LostFDs())
+	require.Eventually(t, func() bool { return openFiles("self") <= files && peer.OpenFDs() <= open }, patience, time.Millisecond)
 }
 
 // raceServer is the life of one server, with some publications of one array.
 func raceServer(d *cuda.Device, dir, name string, r *rand.Rand) error {
-	l, err := handles.Listen(dir, name, handles.Options{})
+	l, err := peer.Listen(dir, name, peer.Options{})
 	if err != nil {
 		return err
 	}
-	server := handles.NewServer(handles.ServerOptions{MaxPinned: 64 * chunk})
+	server := publish.NewServer(publish.ServerOptions{MaxPinned: 64 * chunk})
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	serving := make(chan error, 1)
@@ -100,7 +102,7 @@ func raceServer(d *cuda.Device, dir, name string, r *rand.Rand) error {
 		}
 	}
 	for range 1 + r.IntN(3) {
-		p, err := handles.PublishArray(server, "p", array)
+		p, err := publish.Array(server, "p", array)
 		if err != nil {
 			return err
 		}
@@ -130,7 +132,7 @@ func raceServer(d *cuda.Device, dir, name string, r *rand.Rand) error {
 }
 
 // raceChanges changes a publication and its array, beside another goroutine that does so.
-func raceChanges(p *handles.Publication, array *vmm.Array[uint64], s *cuda.Stream, all []*cuda.Stream, r *rand.Rand) (err error) {
+func raceChanges(p *publish.Publication, array *vmm.Array[uint64], s *cuda.Stream, all []*cuda.Stream, r *rand.Rand) (err error) {
 	for range 20 {
 		n := 1 + r.IntN(32*chunk/8)
 		switch r.IntN(4) {
@@ -153,12 +155,12 @@ func raceChanges(p *handles.Publication, array *vmm.Array[uint64], s *cuda.Strea
 // raceClients are the lives of clients, until the servers are gone.
 func raceClients(publishing context.Context, sys *cuda.System, dir string, r *rand.Rand) error {
 	for publishing.Err() == nil {
-		c, err := handles.Dial(publishing, filepath.Join(dir, fmt.Sprint(r.IntN(3))), handles.Options{})
+		c, err := peer.Dial(publishing, filepath.Join(dir, fmt.Sprint(r.IntN(3))), peer.Options{})
 		if err != nil {
 			time.Sleep(time.Millisecond) // no server has the name now
 			continue
 		}
-		k := handles.NewClient(c)
+		k := publish.NewClient(c)
 		var work errgroup.Group
 		for range 1 + r.IntN(3) {
 			d, seed := sys.Devices()[r.IntN(2)], r.Uint64()
@@ -175,17 +177,17 @@ func raceClients(publishing context.Context, sys *cuda.System, dir string, r *ra
 	return nil
 }
 
-func raceFollower(publishing context.Context, k *handles.Client, d *cuda.Device, r *rand.Rand) error {
+func raceFollower(publishing context.Context, k *publish.Client, d *cuda.Device, r *rand.Rand) error {
 	ctx, cancel := context.WithTimeout(publishing, time.Duration(r.IntN(500))*time.Millisecond)
 	defer cancel()
 	if r.IntN(3) == 0 {
-		a, err := handles.Open[uint64](ctx, k, d, "p", handles.ImportOptions{})
+		a, err := publish.Open[uint64](ctx, k, d, "p", handles.ImportOptions{})
 		if err != nil {
 			return oddUnlessOver(publishing, "Open", err)
 		}
 		return a.Close()
 	}
-	f, err := handles.Follow[uint64](ctx, k, d, "p", handles.FollowOptions{ReadOnly: r.IntN(2) == 0})
+	f, err := publish.Follow[uint64](ctx, k, d, "p", publish.FollowOptions{ReadOnly: r.IntN(2) == 0})
 	if err != nil {
 		return oddUnlessOver(publishing, "Follow", err)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -39,7 +39,7 @@ func init() {
 			return c.Send(news{Err: err.Error()})
 		}
 		err = sharesForEver(c, g, sys.Devices()[0])
-		gone := errors.Is(err, handles.ErrGone) || errors.Is(err, rendezvous.ErrFailed)
+		gone := errors.Is(err, peer.ErrGone) || errors.Is(err, rendezvous.ErrFailed)
 		return errors.Join(g.Close(), c.Send(news{Gone: gone, Err: err.Error()}))
 	})
 }

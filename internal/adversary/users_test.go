@@ -11,7 +11,8 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda/sim"
-	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -55,7 +56,7 @@ func (d deed) done() error {
 	case "rename":
 		return os.Rename(d.Path, d.To)
 	case "dial":
-		c, err := handles.Dial(context.Background(), d.Path, handles.Options{})
+		c, err := peer.Dial(context.Background(), d.Path, peer.Options{})
 		if err == nil {
 			err = c.Close()
 		}
@@ -67,9 +68,9 @@ func (d deed) done() error {
 		}
 		return err
 	case "listen": // until the process ends
-		l, err := handles.Listen(filepath.Dir(d.Path), filepath.Base(d.Path), handles.Options{})
+		l, err := peer.Listen(filepath.Dir(d.Path), filepath.Base(d.Path), peer.Options{})
 		if err == nil {
-			go func() { _ = handles.NewServer(handles.ServerOptions{}).Serve(context.Background(), l) }()
+			go func() { _ = publish.NewServer(publish.ServerOptions{}).Serve(context.Background(), l) }()
 		}
 		return err
 	}
@@ -99,14 +100,14 @@ func TestAnotherUser(t *testing.T) {
 	o := otherUser{startChild(t, "another user")}
 	must := func(d deed) { t.Helper(); require.NoError(t, o.does(d)) }
 	listens := func(dir string) error {
-		l, err := handles.Listen(dir, "s", handles.Options{})
+		l, err := peer.Listen(dir, "s", peer.Options{})
 		if err == nil {
 			err = l.Close()
 		}
 		return err
 	}
 	dials := func(path string) error {
-		c, err := handles.Dial(t.Context(), path, handles.Options{})
+		c, err := peer.Dial(t.Context(), path, peer.Options{})
 		if err == nil {
 			err = c.Close()
 		}
@@ -125,9 +126,9 @@ func TestAnotherUser(t *testing.T) {
 	})
 	t.Run("makes the directory first", func(t *testing.T) {
 		must(deed{Do: "mkdir", Path: in("first"), Mode: 0o700})
-		require.ErrorIs(t, listens(in("first")), handles.ErrPeer)
+		require.ErrorIs(t, listens(in("first")), peer.ErrPeer)
 		must(deed{Do: "mkdir", Path: in("open"), Mode: 0o755})
-		require.ErrorIs(t, dials(in("open/s")), handles.ErrPeer)
+		require.ErrorIs(t, dials(in("open/s")), peer.ErrPeer)
 	})
 	t.Run("puts a link in the way", func(t *testing.T) {
 		require.NoError(t, os.Mkdir(in("private"), 0o700))
@@ -140,7 +141,7 @@ func TestAnotherUser(t *testing.T) {
 	})
 	t.Run("serves", func(t *testing.T) {
 		must(deed{Do: "listen", Path: in("theirs/s")})
-		require.ErrorIs(t, dials(in("theirs/s")), handles.ErrPeer)
+		require.ErrorIs(t, dials(in("theirs/s")), peer.ErrPeer)
 		must(deed{Do: "link", Path: in("theirs/l"), To: p.path})
 		require.Error(t, dials(in("theirs/l")))
 	})
@@ -171,10 +172,10 @@ func TestNoSocketThere(t *testing.T) {
 			require.NoError(t, puts(path))
 			before, err := os.Lstat(path)
 			require.NoError(t, err)
-			_, err = handles.Listen(dir, "s", handles.Options{})
+			_, err = peer.Listen(dir, "s", peer.Options{})
 			require.Error(t, err)
 			require.Error(t, within(t, "Dial", func() error {
-				_, err := handles.Dial(t.Context(), path, handles.Options{})
+				_, err := peer.Dial(t.Context(), path, peer.Options{})
 				return err
 			}))
 			after, err := os.Lstat(path)
