@@ -1,0 +1,116 @@
+package metrics
+
+import (
+	"encoding/json"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/inspect"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+)
+
+// scrape returns what a scrape reads.
+func scrape(t *testing.T, c prometheus.Collector) string {
+	t.Helper()
+	r := prometheus.NewPedanticRegistry()
+	require.NoError(t, r.Register(c))
+	w := httptest.NewRecorder()
+	promhttp.HandlerFor(r, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	require.Equal(t, 200, w.Code, w.Body.String())
+	return w.Body.String()
+}
+
+func TestAScrape(t *testing.T) {
+	_, sys := sim.Open(t, sim.Options{Devices: make([]sim.DeviceOptions, 2)})
+	d := sys.Devices()[1]
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	p, err := pool.New(d, pool.Options{Statistics: true, Limit: 1 << 30})
+	require.NoError(t, err)
+	b, err := p.Alloc(pool.Request{Bytes: 3000, Stream: s, Tag: pool.NewTag("weights")})
+	require.NoError(t, err)
+	text := scrape(t, New(sys))
+	labels := `{UUID="` + d.UUID().String() + `",gpu="1",pool="0"`
+	for _, want := range []string{
+		"cuvmm_up 1\n",
+		`cuvmm_device_memory_bytes{UUID="` + d.UUID().String() + `",gpu="1"} 1.7179869184e+10`,
+		"cuvmm_pool_requested_bytes" + labels + "} 3000\n",
+		"cuvmm_pool_reserved_bytes" + labels + "} 2.097152e+06\n",
+		"cuvmm_pool_limit_bytes" + labels + "} 1.073741824e+09\n",
+		"cuvmm_pool_allocations_total" + labels + "} 1\n",
+		"cuvmm_pool_tag_requested_bytes" + labels + `,tag="weights"} 3000`,
+		`cuvmm_objects{kind="allocation"} 1`,
+		"# TYPE cuvmm_lost_objects_total counter\n",
+	} {
+		require.Contains(t, text, want)
+	}
+	require.Contains(t, text, "cuvmm_device_free_bytes{")
+	require.NotContains(t, text, `cuvmm_device_free_bytes{UUID="`+sys.Devices()[0].UUID().String(), "a scrape makes no context")
+	require.NoError(t, p.Free(b))
+	require.NoError(t, p.Close())
+	require.NoError(t, s.Close())
+	require.NotContains(t, scrape(t, New(sys)), "cuvmm_pool")
+}
+
+// Metrics are named as Prometheus wants them.
+func TestNamesAndUnits(t *testing.T) {
+	_, sys := sim.Open(t)
+	problems, err := testutil.CollectAndLint(New(sys))
+	require.NoError(t, err)
+	require.Empty(t, problems)
+}
+
+func TestWithoutASystem(t *testing.T) {
+	require.Contains(t, scrape(t, New(nil)), "cuvmm_up 0\n")
+}
+
+// What has the same name is added up: a scrape with the same series twice fails.
+func TestPublicationsOfOneName(t *testing.T) {
+	var got []string
+	shared(inspect.Snapshot{
+		Publications: []inspect.Publication{{Name: "w", Bytes: 5, Pinned: 1, Generation: 3, Followers: []inspect.Reader{{Refused: "no"}, {}}}, {Name: "w", Bytes: 2, Generation: 9}},
+		Followers:    []inspect.Follower{{Name: "x", Bytes: 4}, {Name: "x", Bytes: 4, Stuck: "gone"}},
+		Leases:       []inspect.Lease{{Bytes: 7}},
+	}, func(m metric, value int, labels ...string) {
+		name := regexp.MustCompile(`fqName: "(\w+)"`).FindStringSubmatch(m.desc.String())[1]
+		got = append(got, strings.Join(append([]string{name}, labels...), " ")+" "+string(rune('0'+value)))
+	})
+	require.ElementsMatch(t, []string{"cuvmm_publication_bytes w 7", "cuvmm_publication_pinned_bytes w 1", "cuvmm_publication_followers w 2",
+		"cuvmm_publication_refusing_followers w 1", "cuvmm_publication_generation_total w 9", "cuvmm_follower_bytes x 8", "cuvmm_follower_generation_total x 0",
+		"cuvmm_follower_stuck x 1", "cuvmm_leases 1", "cuvmm_leased_bytes 7"}, got)
+}
+
+// The page and the dashboard speak of the metrics that there are.
+func TestThePageAndTheDashboard(t *testing.T) {
+	names := regexp.MustCompile(`cuvmm_[a-z_]+`)
+	page, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	described := map[string]bool{}
+	for _, line := range strings.Split(string(page), "\n") {
+		if cells := strings.Split(line, "|"); len(cells) > 3 {
+			for _, n := range names.FindAllString(cells[1], -1) {
+				described[n] = true
+			}
+		}
+	}
+	for n := range all {
+		require.True(t, described[n], "%s is not described", n)
+	}
+	dashboard, err := os.ReadFile("dashboard.json")
+	require.NoError(t, err)
+	require.True(t, json.Valid(dashboard))
+	for _, text := range []string{string(page), string(dashboard)} {
+		for _, n := range names.FindAllString(text, -1) {
+			require.Contains(t, all, n)
+		}
+	}
+}
