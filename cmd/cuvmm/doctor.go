@@ -26,37 +26,44 @@ marked "simulated" describe its machine, not this one.
 Flags:
 `
 
-func doctor(args []string, out io.Writer, h host) (int, error) {
-	f := flag.NewFlagSet("doctor", flag.ContinueOnError)
+func doctor(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error) {
 	asJSON := f.Bool("json", false, "print the findings as JSON")
 	fix := f.Bool("fix", false, "print commands that carry the remedies out; they are not run")
-	driver := f.String("driver", "", "the driver to open: auto, real or sim (default: what "+auto.DriverEnv+" says, or auto)")
-	if code, err := parse(f, args, 0, out, doctorUsage); err != nil {
-		return code, err
-	}
-	if err := checkChoice(*driver); err != nil {
-		return exitUsage, err
-	}
-	all := append(machineFindings(h), driverFindings(h, *driver)...)
-	switch {
-	case *asJSON:
-		e := json.NewEncoder(out)
-		e.SetIndent("", "  ")
-		if err := e.Encode(struct {
-			Worst    severity  `json:"worst"`
-			Findings []finding `json:"findings"`
-		}{worst(all), all}); err != nil {
+	bundle := f.String("report", "", "write all that is found to this file, for a bug report: read it before you send it")
+	driver := driverFlag(f)
+	return func(_ []string, out io.Writer, h host) (int, error) {
+		if err := checkChoice(*driver); err != nil {
+			return exitUsage, err
+		}
+		all := append(machineFindings(h), driverFindings(h, *driver)...)
+		var err error
+		switch {
+		case *bundle != "":
+			err = toFile(*bundle, func(w io.Writer) error { return report(w, all, h, *driver) })
+		case *asJSON:
+			err = writeJSON(out, struct {
+				Worst    severity  `json:"worst"`
+				Findings []finding `json:"findings"`
+			}{worst(all), all})
+		case *fix:
+			writeCommands(out, all)
+		default:
+			writeFindings(out, all)
+		}
+		if err != nil {
 			return exitFailed, err
 		}
-	case *fix:
-		writeCommands(out, all)
-	default:
-		writeFindings(out, all)
+		if worst(all) == problem {
+			return exitProblem, nil
+		}
+		return exitOK, nil
 	}
-	if worst(all) == problem {
-		return exitProblem, nil
-	}
-	return exitOK, nil
+}
+
+func writeJSON(out io.Writer, v any) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
 }
 
 // driverFindings opens the driver and tries each device.

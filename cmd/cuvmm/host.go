@@ -1,11 +1,15 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
@@ -18,6 +22,10 @@ type host struct {
 	limit  func(of resource) (uint64, error)         // that holds now
 	access func(path string) error                   // whether the process may read and write a file
 	open   func(driver string) (*cuda.System, error) // driver is as auto.Options.Driver
+	// environ lists the environment, and command runs a program that is looked up in
+	// PATH and returns what it printed.
+	environ func() []string
+	command func(name string, args ...string) (string, error)
 }
 
 // A resource is one whose use the operating system may limit.
@@ -30,14 +38,31 @@ const (
 
 func thisHost() host {
 	return host{
-		root:   "/",
-		env:    os.LookupEnv,
-		limit:  limitOf,
-		access: readAndWrite,
+		root:    "/",
+		env:     os.LookupEnv,
+		limit:   limitOf,
+		access:  readAndWrite,
+		environ: os.Environ,
+		command: runProgram,
 		open: func(driver string) (*cuda.System, error) {
 			return auto.Open(auto.Options{Driver: auto.Choice(driver), CUDA: []cuda.Option{cuda.WithNamedStreamsOnly()}})
 		},
 	}
+}
+
+// runProgram runs a program that ends soon, unless a GPU is ill.
+func runProgram(name string, args ...string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", errNoCommand
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, path, args...).Output()
+	if err != nil && ctx.Err() != nil {
+		err = errors.New("it did not end within 20 seconds")
+	}
+	return string(out), err
 }
 
 func (h host) path(name string) string { return filepath.Join(h.root, name) }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/cuda/auto"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -44,48 +42,52 @@ type cost struct {
 	Release float64 `json:"release_us"`
 }
 
-func info(args []string, out io.Writer, h host) (int, error) {
-	f := flag.NewFlagSet("info", flag.ContinueOnError)
+func info(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error) {
 	asJSON := f.Bool("json", false, "print JSON")
-	driver := f.String("driver", "", "the driver to open: auto, real or sim (default: what "+auto.DriverEnv+" says, or auto)")
-	if code, err := parse(f, args, 0, out, infoUsage); err != nil {
-		return code, err
-	}
-	if err := checkChoice(*driver); err != nil {
-		return exitUsage, err
-	}
-	sys, err := h.open(*driver)
-	if err != nil {
-		return exitFailed, fmt.Errorf("%w (cuvmm doctor says more)", err)
-	}
-	var all []deviceInfo
-	for _, d := range sys.Devices() {
-		i, err := describe(d)
-		if err != nil {
-			return exitFailed, errors.Join(err, sys.Close())
+	driver := driverFlag(f)
+	return func(_ []string, out io.Writer, h host) (int, error) {
+		if err := checkChoice(*driver); err != nil {
+			return exitUsage, err
 		}
-		all = append(all, i)
-	}
-	version := sys.Driver().String()
-	if err := sys.Close(); err != nil {
-		return exitFailed, err
-	}
-	if *asJSON {
-		e := json.NewEncoder(out)
-		e.SetIndent("", "  ")
-		if err := e.Encode(struct {
-			Driver  string       `json:"driver"`
-			Devices []deviceInfo `json:"devices"`
-		}{version, all}); err != nil {
-			return exitFailed, err
+		about, err := describeAll(h, *driver)
+		if err != nil {
+			return exitFailed, fmt.Errorf("%w (cuvmm doctor says more)", err)
+		}
+		if *asJSON {
+			if err := writeJSON(out, about); err != nil {
+				return exitFailed, err
+			}
+			return exitOK, nil
+		}
+		fmt.Fprintln(out, about.Driver)
+		for _, i := range about.Devices {
+			i.write(out)
 		}
 		return exitOK, nil
 	}
-	fmt.Fprintln(out, version)
-	for _, i := range all {
-		i.write(out)
+}
+
+// driverInfo describes the driver and its devices.
+type driverInfo struct {
+	Driver  string       `json:"driver"`
+	Devices []deviceInfo `json:"devices"`
+}
+
+func describeAll(h host, driver string) (about driverInfo, err error) {
+	sys, err := h.open(driver)
+	if err != nil {
+		return about, err
 	}
-	return exitOK, nil
+	defer func() { err = errors.Join(err, sys.Close()) }()
+	about.Driver = sys.Driver().String()
+	for _, d := range sys.Devices() {
+		i, err := describe(d)
+		if err != nil {
+			return about, err
+		}
+		about.Devices = append(about.Devices, i)
+	}
+	return about, nil
 }
 
 func describe(d *cuda.Device) (deviceInfo, error) {

@@ -1,7 +1,7 @@
 // Command cuvmm inspects a machine and its processes: doctor finds what keeps GPU
 // virtual memory from working and says what to do, info describes the devices and
-// measures what the driver's calls cost, and map draws the GPU address space of a
-// process. It runs without a GPU, too.
+// measures what the driver's calls cost, map draws the GPU address space of a process,
+// and top lists the processes that use GPUs. It runs without a GPU, too.
 package main
 
 import (
@@ -9,25 +9,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cuda/auto"
 )
-
-const usage = `cuvmm inspects this machine for GPU virtual memory.
-
-usage: cuvmm COMMAND [flags]
-
-  doctor    finds what does not work, what that means, and what to do
-  info      describes the devices, and measures what the calls cost
-  map       draws the GPU address space of a process
-
-"cuvmm COMMAND -h" describes a command's flags. Exit codes: 0 all is well,
-1 doctor found a problem, 2 wrong usage, 3 the command failed.
-`
 
 // Exit codes.
 const (
@@ -37,52 +24,91 @@ const (
 	exitFailed
 )
 
+// command is one of cuvmm's.
+type command struct {
+	name, short, usage string
+	// arguments is how many there may be at most.
+	arguments int
+	// flags defines the command's flags, and returns what runs once they are set.
+	flags func(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error)
+}
+
+// commands returns the commands by name.
+func commands() []command {
+	return []command{
+		{"completion", "prints a script that completes commands and flags in a shell", completionUsage, 1, completion},
+		{"doctor", "finds what does not work, what that means, and what to do", doctorUsage, 0, doctor},
+		{"info", "describes the devices, and measures what the calls cost", infoUsage, 0, info},
+		{"map", "draws the GPU address space of a process", mapUsage, 2, drawMap},
+		{"top", "lists the processes that use GPUs, and what they share", topUsage, 0, top},
+	}
+}
+
+func usage() string {
+	var b strings.Builder
+	b.WriteString("cuvmm inspects this machine and its processes for GPU virtual memory.\n\nusage: cuvmm COMMAND [flags]\n\n")
+	for _, c := range commands() {
+		fmt.Fprintf(&b, "  %-11s %s\n", c.name, c.short)
+	}
+	b.WriteString("\n\"cuvmm COMMAND -h\" describes a command's flags. Exit codes: 0 success,\n1 doctor found a problem, 2 wrong usage, 3 the command failed.\n")
+	return b.String()
+}
+
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr, thisHost())) }
 
 func run(args []string, out, complaints io.Writer, h host) int {
-	commands := map[string]func(args []string, out io.Writer, h host) (int, error){"doctor": doctor, "info": info, "map": drawMap}
-	if len(args) == 0 || args[0] == "-h" || args[0] == "-help" || args[0] == "--help" || args[0] == "help" {
-		fmt.Fprint(out, usage)
+	if len(args) == 0 || slices.Contains([]string{"-h", "-help", "--help", "help"}, args[0]) {
+		fmt.Fprint(out, usage())
 		if len(args) == 0 {
 			return exitUsage
 		}
 		return exitOK
 	}
-	command := commands[args[0]]
-	if command == nil {
-		fmt.Fprintf(complaints, "cuvmm: there is no command %q: use one of %s\n", args[0], strings.Join(slices.Sorted(maps.Keys(commands)), ", "))
+	if args[0] == importTrial {
+		return importInChild(complaints, h)
+	}
+	all := commands()
+	at := slices.IndexFunc(all, func(c command) bool { return c.name == args[0] })
+	if at < 0 {
+		var names []string
+		for _, c := range all {
+			names = append(names, c.name)
+		}
+		fmt.Fprintf(complaints, "cuvmm: there is no command %q: use one of %s\n", args[0], strings.Join(names, ", "))
 		return exitUsage
 	}
-	code, err := command(args[1:], out, h)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return exitOK
-	case err != nil:
+	code, err := all[at].run(args[1:], out, h)
+	if err != nil {
 		fmt.Fprintln(complaints, "cuvmm:", err)
 	}
 	return code
 }
 
-// parse reads a command's flags and at most so many arguments, and returns the exit
-// code if the command must end.
-func parse(f *flag.FlagSet, args []string, most int, out io.Writer, text string) (code int, err error) {
+func (c command) run(args []string, out io.Writer, h host) (int, error) {
+	f := flag.NewFlagSet(c.name, flag.ContinueOnError)
 	f.SetOutput(io.Discard)
-	if err := f.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			fmt.Fprint(out, text)
-			f.SetOutput(out)
-			f.PrintDefaults()
-		}
-		return exitUsage, err
+	do := c.flags(f)
+	switch err := f.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprint(out, c.usage)
+		f.SetOutput(out)
+		f.PrintDefaults()
+		return exitOK, nil
+	case err != nil:
+		return exitUsage, fmt.Errorf("%w: see cuvmm %s -h", err, c.name)
+	case f.NArg() > c.arguments:
+		return exitUsage, fmt.Errorf("unexpected argument %q: see cuvmm %s -h", f.Arg(c.arguments), c.name)
 	}
-	if f.NArg() > most {
-		return exitUsage, fmt.Errorf("unexpected argument %q: see cuvmm %s -h", f.Arg(most), f.Name())
-	}
-	return exitOK, nil
+	return do(f.Args(), out, h)
 }
 
 // choices are the drivers that the flag -driver selects.
 var choices = []string{string(auto.Auto), string(auto.Real), string(auto.Software)}
+
+// driverFlag defines the flag -driver.
+func driverFlag(f *flag.FlagSet) *string {
+	return f.String("driver", "", "the driver to open: "+strings.Join(choices, ", ")+" (default: what "+auto.DriverEnv+" says, or auto)")
+}
 
 // checkChoice returns an error if the value of the flag -driver selects none.
 func checkChoice(driver string) error {

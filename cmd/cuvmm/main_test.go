@@ -51,10 +51,11 @@ func show(t *testing.T, f files, o ...sim.Options) host {
 		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
 	}
 	return host{
-		root:   root,
-		env:    none,
-		limit:  func(resource) (uint64, error) { return math.MaxUint64, nil },
-		access: func(string) error { return nil },
+		root:    root,
+		env:     none,
+		limit:   func(resource) (uint64, error) { return math.MaxUint64, nil },
+		access:  func(string) error { return nil },
+		environ: func() []string { return nil },
 		open: func(string) (*cuda.System, error) {
 			m, err := sim.New(append(o, sim.Options{})[0])
 			if err != nil {
@@ -306,10 +307,10 @@ func TestUsage(t *testing.T) {
 		says string
 	}{
 		{nil, exitUsage, "usage: cuvmm COMMAND", ""},
-		{[]string{"help"}, exitOK, "Exit codes: 0 all is well", ""},
+		{[]string{"help"}, exitOK, "Exit codes: 0 success", ""},
 		{[]string{"doctor", "-h"}, exitOK, "-fix", ""},
 		{[]string{"info", "-h"}, exitOK, "-json", ""},
-		{[]string{"mop"}, exitUsage, "", `there is no command "mop": use one of doctor, info, map`},
+		{[]string{"mop"}, exitUsage, "", `there is no command "mop": use one of completion, doctor, info, map, top`},
 		{[]string{"map", "-h"}, exitOK, "-html", ""},
 		{[]string{"map", "1", "2", "3"}, exitUsage, "", `unexpected argument "3": see cuvmm map -h`},
 		{[]string{"info", "0"}, exitUsage, "", `unexpected argument "0": see cuvmm info -h`},

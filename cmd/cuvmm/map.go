@@ -49,8 +49,7 @@ type mapFlags struct {
 	width, rows      int
 }
 
-func drawMap(args []string, out io.Writer, h host) (int, error) {
-	f := flag.NewFlagSet("map", flag.ContinueOnError)
+func drawMap(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error) {
 	var o mapFlags
 	f.StringVar(&o.save, "save", "", "write the snapshot to this file and draw nothing")
 	f.StringVar(&o.html, "html", "", "write a page for a browser to this file and draw nothing")
@@ -59,15 +58,17 @@ func drawMap(args []string, out io.Writer, h host) (int, error) {
 	f.DurationVar(&o.every, "every", 0, "draw again after this time, until interrupted")
 	f.IntVar(&o.width, "width", 0, "cells in a row (default: the terminal's width)")
 	f.IntVar(&o.rows, "rows", 30, "about how many rows of cells to draw")
-	if code, err := parse(f, args, 2, out, mapUsage); err != nil {
-		return code, err
-	}
+	return o.run
+}
+
+// run shows snapshots as the flags say.
+func (o *mapFlags) run(args []string, out io.Writer, h host) (int, error) {
 	if o.width <= 0 {
 		o.width = h.columns() - 4
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	sources, err := sourcesOf(ctx, f.Args())
+	sources, err := sourcesOf(ctx, args)
 	if err != nil {
 		return exitFailed, err
 	}
@@ -181,7 +182,7 @@ func take(ctx context.Context, sources []source) (all []inspect.Snapshot, err er
 }
 
 // show writes one snapshot, or what differs between two.
-func (o mapFlags) show(all []inspect.Snapshot, out io.Writer, h host) error {
+func (o *mapFlags) show(all []inspect.Snapshot, out io.Writer, h host) error {
 	last := all[len(all)-1]
 	switch {
 	case o.save != "":
@@ -249,7 +250,7 @@ func toFile(name string, write func(w io.Writer) error) (err error) {
 
 // serve shows a page that follows the process, to programs on this host alone unless
 // the address says otherwise.
-func (o mapFlags) serve(ctx context.Context, sources []source, out io.Writer) (int, error) {
+func (o *mapFlags) serve(ctx context.Context, sources []source, out io.Writer) (int, error) {
 	if len(sources) != 1 {
 		return exitUsage, errors.New("-http follows one process: compare two snapshots with -html")
 	}

@@ -100,7 +100,7 @@ func (p *Pool) History() History {
 }
 
 // eventsAtOnce is how many events History copies under one hold of the ring's lock.
-const eventsAtOnce = 1024
+const eventsAtOnce = 256
 
 // read copies the events from a number on, or from the oldest that is still kept,
 // as many as there is room for, and returns the number to go on with.

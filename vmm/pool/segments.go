@@ -1,12 +1,15 @@
 package pool
 
 import (
+	"runtime"
+
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// partsAtOnce is how many parts a snapshot reads under one hold of a shard's lock.
-const partsAtOnce = 1024
+// partsAtOnce is how many parts a snapshot reads under one hold of a shard's lock,
+// which takes some tens of microseconds, with stacks about a hundred.
+const partsAtOnce = 256
 
 // segmentReader reads the segments of a pool in steps that hold locks briefly.
 type segmentReader struct {
@@ -22,13 +25,14 @@ type sited struct {
 	site site
 }
 
-// named names the stacks of the last step's parts, with no lock held: that takes
-// microseconds each.
-func (r *segmentReader) named() {
+// step ends a step, with no lock held: it names the stacks of its parts, which takes
+// microseconds each, and lets a request that waits for the lock have it.
+func (r *segmentReader) step() {
 	for _, s := range r.sites {
 		r.segments[len(r.segments)-1].Parts[s.part].Stack = r.stacks.of(s.site)
 	}
 	r.sites = r.sites[:0]
+	runtime.Gosched()
 }
 
 // stackNames has the text of each stack once.
@@ -43,37 +47,56 @@ func (n stackNames) of(s site) []string {
 	return text
 }
 
-// slabs reads the chunks of a region that hold slabs. A chunk belongs to a shard
-// for as long as the shard's lock is held.
+// slabs reads the chunks of a region that hold slabs.
 func (r *segmentReader) slabs(reg *region) {
 	for i := range reg.chunks {
-		c := reg.chunks[i].Load()
-		if c == nil {
-			continue
+		if c := reg.chunks[i].Load(); c != nil {
+			r.slab(reg, i, c)
 		}
+	}
+}
+
+// slab reads a chunk, which belongs to a shard for as long as the shard's lock is
+// held. Where it goes to another shard or to another size of blocks between two steps,
+// the rest of it is shown as free.
+func (r *segmentReader) slab(reg *region, i int, c *chunk) {
+	var of *slab
+	var owner *shard
+	at, end := reg.at(i), reg.at(i)+driver.Ptr(reg.chunk)
+	for next, more := 0, true; more; {
 		sh := c.shard.Load()
 		if sh == nil {
-			continue // being moved, or lost
+			break // being moved, or lost
 		}
 		sh.mu.Lock()
-		if reg.chunks[i].Load() != c || c.shard.Load() != sh {
+		sl := c.slab.Load()
+		if reg.chunks[i].Load() != c || c.shard.Load() != sh || owner != nil && (owner != sh || of != sl) {
 			sh.mu.Unlock()
-			continue // it went to another shard, or back to the driver, in between
+			break
 		}
-		s := sh.segment(SlabSegment, reg.at(i), reg.chunk, reg.chunk)
-		s.pin(c, r.pool)
-		at := reg.at(i)
-		if sl := c.slab.Load(); sl != nil {
-			s.Slot = sl.slot
-			for j := range sl.slots[:sl.fresh] {
-				r.add(&s, &sl.slots[j], at, sl.slot)
+		if owner == nil {
+			owner, of = sh, sl
+			s := sh.segment(SlabSegment, at, reg.chunk, reg.chunk)
+			s.pin(c, r.pool)
+			if sl != nil {
+				s.Slot = sl.slot
+			}
+			r.segments = append(r.segments, s)
+		}
+		more = false
+		if sl != nil {
+			to := min(next+partsAtOnce, sl.fresh)
+			for ; next < to; next++ {
+				r.add(&r.segments[len(r.segments)-1], &sl.slots[next], at, sl.slot)
 				at += driver.Ptr(sl.slot)
 			}
+			more = next < sl.fresh
 		}
-		s.hole(at, uint64(reg.at(i))+reg.chunk-uint64(at))
 		sh.mu.Unlock()
-		r.segments = append(r.segments, s)
-		r.named()
+		r.step()
+	}
+	if owner != nil {
+		r.segments[len(r.segments)-1].hole(at, uint64(end-at))
 	}
 }
 
@@ -122,7 +145,7 @@ func (r *segmentReader) spans(reg *region) {
 			of, e = nil, nil
 		}
 		sh.mu.Unlock()
-		r.named()
+		r.step()
 	}
 }
 

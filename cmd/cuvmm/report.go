@@ -1,0 +1,116 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/user"
+	"regexp"
+	"runtime"
+	"runtime/debug"
+	"strings"
+)
+
+// reported are the environment variables that a report may show, by how they begin.
+// No others are read: they may hold secrets.
+var reported = []string{"CUDA_", "CUVMM_", "NCCL_", "NVIDIA_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "GOMEMLIMIT", "GODEBUG"}
+
+// report writes all that is known of the machine, without what identifies its user.
+func report(w io.Writer, findings []finding, h host, driver string) error {
+	about := struct {
+		Report   string            `json:"report"`
+		Version  string            `json:"version"`
+		Go       string            `json:"go"`
+		System   string            `json:"system"`
+		Kernel   string            `json:"kernel,omitempty"`
+		Module   string            `json:"kernel_module,omitempty"`
+		Settings map[string]string `json:"settings"`
+		Findings []finding         `json:"findings"`
+		Info     *driverInfo       `json:"info,omitempty"`
+		Error    string            `json:"error,omitempty"`
+	}{
+		Report: "cuvmm doctor", Version: version(), Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH,
+		Kernel: h.text("proc/version"), Module: h.text("proc/driver/nvidia/version"), Settings: map[string]string{}, Findings: findings,
+	}
+	for _, setting := range h.environ() {
+		name, value, _ := strings.Cut(setting, "=")
+		if secrets.MatchString(name) {
+			value = "HIDDEN"
+		}
+		for _, begin := range reported {
+			if strings.HasPrefix(name, begin) {
+				about.Settings[name] = value
+			}
+		}
+	}
+	if info, err := describeAll(h, driver); err != nil {
+		about.Error = err.Error()
+	} else {
+		about.Info = &info
+	}
+	var text bytes.Buffer
+	e := json.NewEncoder(&text)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	if err := e.Encode(about); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, anonymous(text.String()))
+	return err
+}
+
+// version is that of this program.
+func version() string {
+	about, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	text := about.Main.Version
+	for _, s := range about.Settings {
+		if s.Key == "vcs.revision" || s.Key == "vcs.modified" {
+			text += " " + s.Value
+		}
+	}
+	return text
+}
+
+var (
+	uuids   = regexp.MustCompile(`((?:GPU|MIG)-[0-9a-f]{4})[0-9a-f]{4}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+	secrets = regexp.MustCompile(`(?i)token|secret|passw|key|credential`)
+)
+
+// anonymous replaces what identifies the user, the host or a GPU.
+func anonymous(text string) string {
+	replace := func(what, by string) {
+		if what != "" {
+			text = regexp.MustCompile(`\b`+regexp.QuoteMeta(what)+`\b`).ReplaceAllString(text, by)
+		}
+	}
+	if home, err := os.UserHomeDir(); err == nil && home != "/" {
+		text = strings.ReplaceAll(text, home+"/", "~/")
+	}
+	if host, err := os.Hostname(); err == nil && host != "localhost" {
+		replace(host, "HOST")
+	}
+	if u, err := user.Current(); err == nil && u.Username != "root" {
+		replace(u.Username, "USER")
+	}
+	return uuids.ReplaceAllString(text, "$1…")
+}
+
+var errNoCommand = errors.New("it is not installed")
+
+// probe runs a vendor's program that only tells something, and returns what it printed.
+func (h host) probe(name string, args ...string) (string, error) {
+	if h.command == nil {
+		return "", errNoCommand
+	}
+	out, err := h.command(name, args...)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", name, err)
+	}
+	return out, nil
+}

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"encoding/csv"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/inspect"
+	"github.com/cuvmm/cuvmm/inspect/serve"
+)
+
+const topUsage = `usage: cuvmm top [flags]
+
+Lists the processes of this user that offer their maps (serve.Offer), with their pools,
+publications and followers, and what followers keep pinned. Other processes on the GPUs
+are listed as NVML sees them, through nvidia-smi if it is installed.
+
+Flags:
+`
+
+// process is a process that uses a GPU.
+type process struct {
+	PID  int    `json:"pid"`
+	Name string `json:"name"`
+	// Bytes of GPU memory, as the process counts them or else as NVML does; -1 if NVML
+	// does not tell.
+	Bytes int `json:"bytes"`
+	// Offers: the process offers its map, and Map is a summary of it.
+	Offers bool              `json:"offers"`
+	Map    *inspect.Snapshot `json:"map,omitempty"`
+	// Error is why the process does not show its map, although it offers it.
+	Error string `json:"error,omitempty"`
+}
+
+func top(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error) {
+	asJSON := f.Bool("json", false, "print JSON")
+	every := f.Duration("every", 0, "list again after this time, until interrupted")
+	return func(_ []string, out io.Writer, h host) (int, error) {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+		defer stop()
+		for {
+			all, note, err := processes(ctx, h)
+			if err == nil && *asJSON {
+				err = writeJSON(out, all)
+			} else if err == nil {
+				if *every > 0 && h.colors(out) {
+					fmt.Fprint(out, "\x1b[H\x1b[2J") // from the top of an empty screen
+				}
+				writeProcesses(out, all, note)
+			}
+			if err != nil && ctx.Err() == nil {
+				return exitFailed, err
+			}
+			if *every <= 0 {
+				return exitOK, nil
+			}
+			select {
+			case <-time.After(*every):
+			case <-ctx.Done():
+				return exitOK, nil
+			}
+		}
+	}
+}
+
+// processes returns those that offer their maps and those that NVML sees, the largest
+// first. note says what is missing.
+func processes(ctx context.Context, h host) (all []process, note string, err error) {
+	found, err := serve.Find(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	all = make([]process, len(found))
+	var asking sync.WaitGroup
+	for i, s := range found {
+		asking.Go(func() { all[i] = summary(ctx, s) })
+	}
+	asking.Wait()
+	others, err := seen(h)
+	if err != nil {
+		note = "processes that offer no map are not listed: " + err.Error()
+	}
+	for _, o := range others {
+		if !slices.ContainsFunc(all, func(p process) bool { return p.PID == o.PID }) {
+			all = append(all, o)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b process) int { return b.Bytes - a.Bytes })
+	return all, note, nil
+}
+
+// summary asks a process, but waits no longer than a program that stands still is worth.
+func summary(ctx context.Context, s serve.Socket) process {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	m, err := s.Summary(ctx)
+	if err != nil {
+		return process{PID: s.PID, Offers: true, Bytes: -1, Error: err.Error()}
+	}
+	return process{PID: s.PID, Name: m.Process.Name, Bytes: m.Totals.AllocatedBytes + m.Totals.ManagedBytes, Offers: true, Map: &m}
+}
+
+// seen are the processes that NVML sees. One that uses several GPUs is one.
+func seen(h host) (all []process, err error) {
+	text, err := h.probe("nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits")
+	if err != nil {
+		return nil, err
+	}
+	r := csv.NewReader(strings.NewReader(text))
+	r.FieldsPerRecord, r.LazyQuotes, r.TrimLeadingSpace = -1, true, true
+	for {
+		line, err := r.Read()
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("nvidia-smi: %w", err)
+		}
+		pid, err := strconv.Atoi(line[0])
+		if err != nil || len(line) < 3 {
+			continue // "No running processes found"
+		}
+		bytes := -1
+		if mib, err := strconv.Atoi(line[len(line)-1]); err == nil {
+			bytes = mib << 20
+		}
+		name := strings.Join(line[1:len(line)-1], ",")
+		if at := slices.IndexFunc(all, func(p process) bool { return p.PID == pid }); at >= 0 {
+			all[at].Bytes = max(all[at].Bytes, 0) + max(bytes, 0)
+			continue
+		}
+		all = append(all, process{PID: pid, Name: name[strings.LastIndex(name, "/")+1:], Bytes: bytes})
+	}
+}
+
+func writeProcesses(out io.Writer, all []process, note string) {
+	known := func(bytes int) string {
+		if bytes < 0 {
+			return "?"
+		}
+		return size(bytes)
+	}
+	fmt.Fprintf(out, "%8s  %-24s %10s %10s %10s\n", "PID", "PROCESS", "MEMORY", "POOLS", "REQUESTED")
+	for _, p := range all {
+		pools, requested := "", ""
+		if p.Map != nil {
+			r, q := 0, 0
+			for _, one := range p.Map.Pools {
+				r, q = r+one.Reserved, q+one.Requested
+			}
+			pools, requested = size(r), size(q)
+		}
+		fmt.Fprintf(out, "%8d  %-24s %10s %10s %10s\n", p.PID, p.Name, known(p.Bytes), pools, requested)
+		switch {
+		case p.Error != "":
+			fmt.Fprintf(out, "%8s  does not show its map: %s\n", "", p.Error)
+		case p.Map != nil:
+			writeShared(out, *p.Map)
+		}
+	}
+	if len(all) == 0 {
+		fmt.Fprintln(out, "no process is seen on a GPU")
+	}
+	if note != "" {
+		fmt.Fprintln(out, note)
+	}
+}
+
+// writeShared writes what a process shares, and with which.
+func writeShared(out io.Writer, s inspect.Snapshot) {
+	for _, p := range s.Publications {
+		fmt.Fprintf(out, "%8s  publishes %q: %s, %d followers, %s pinned\n", "", p.Name, size(p.Bytes), len(p.Followers), size(p.Pinned))
+		for _, f := range p.Followers {
+			line := fmt.Sprintf("process %d has %s", f.PID, size(f.Bytes))
+			if f.Pinned > 0 {
+				line += ", and keeps " + size(f.Pinned) + " pinned"
+			}
+			if f.Refused != "" {
+				line += "; refused the last generation: " + f.Refused
+			}
+			fmt.Fprintf(out, "%10s  %s\n", "", line)
+		}
+	}
+	for _, f := range s.Followers {
+		line := fmt.Sprintf("follows %q of process %d: %s", f.Name, f.PID, size(f.Bytes))
+		if f.Stuck != "" {
+			line += "; stuck: " + f.Stuck
+		}
+		fmt.Fprintf(out, "%8s  %s\n", "", line)
+	}
+	if n := len(s.Leases); n > 0 {
+		fmt.Fprintf(out, "%8s  %d leases are open\n", "", n)
+	}
+}
