@@ -1,8 +1,128 @@
 package main
 
-import "io"
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
 
-// importTrial is the command of the child process that doctor imports memory in.
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/auto"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// importTrial is the command of the child process in which doctor imports memory. Its
+// argument is the device's ordinal.
 const importTrial = "import-trial"
 
-func importInChild(io.Writer, host) int { return exitUsage }
+// childPatience is how long a child may take, most of which opening the driver does.
+const childPatience = time.Minute
+
+// thisProgram returns the command that starts this program as a child.
+func thisProgram(driver string, args ...string) (*exec.Cmd, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	c := exec.Command(path, args...)
+	if c.Env = os.Environ(); driver != "" {
+		c.Env = append(c.Env, auto.DriverEnv+"="+driver)
+	}
+	return c, nil
+}
+
+// shareWithChild sends a granule of memory to a child process, which maps it. Processes
+// on the software driver share a machine only if it has a folder.
+func shareWithChild(d *cuda.Device, h host, driver string) finding {
+	const check = "sharing with a process"
+	granule, err := vmm.GranularityOf(d, vmm.Properties{})
+	if err == nil {
+		err = sendToChild(d, h, driver, granule)
+	}
+	if err != nil {
+		return finding{Check: check, Severity: warning, Seen: "a child process could not import memory: " + err.Error(),
+			Means:  "processes cannot share memory by descriptor, although this one exports it",
+			Remedy: "the error says what to do; containers that share memory need the same GPUs, and a seccomp filter must allow SCM_RIGHTS on sockets"}
+	}
+	return ok(check, "a child process received memory by a descriptor and mapped it")
+}
+
+func sendToChild(d *cuda.Device, h host, driver string, granule int) (err error) {
+	conn, end, err := handles.Pair(handles.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	child, err := h.child(driver, importTrial, strconv.Itoa(d.Ordinal()))
+	if err != nil {
+		return errors.Join(err, end.Close())
+	}
+	var complaints bytes.Buffer
+	child.ExtraFiles, child.Stderr = []*os.File{end}, &complaints
+	err = child.Start()
+	if err = errors.Join(err, end.Close()); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- child.Wait() }()
+	ctx, cancel := context.WithTimeout(context.Background(), childPatience)
+	defer cancel()
+	memory, err := vmm.Create(d, granule, vmm.Properties{})
+	if err == nil {
+		err = errors.Join(handles.SendAllocation(ctx, conn, memory), memory.Close())
+	}
+	if err != nil {
+		_ = child.Process.Kill() // it may have ended
+	}
+	if wait := <-ended; wait != nil {
+		err = errors.Join(fmt.Errorf("the child: %w: %s", wait, strings.TrimSpace(complaints.String())), err)
+	}
+	return err
+}
+
+// importInChild receives memory from the parent and maps it for a moment.
+func importInChild(args []string, complaints io.Writer, h host) int {
+	if err := receive(args, h); err != nil {
+		fmt.Fprintln(complaints, err)
+		return exitFailed
+	}
+	return exitOK
+}
+
+func receive(args []string, h host) (err error) {
+	if len(args) != 1 {
+		return fmt.Errorf("%s is for doctor's own use", importTrial)
+	}
+	ordinal, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	conn, err := handles.Inherit(os.NewFile(3, "parent"), handles.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	sys, err := h.open("")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, sys.Close()) }()
+	d, err := sys.Device(ordinal)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), childPatience)
+	defer cancel()
+	memory, err := handles.ReceiveAllocation(ctx, conn, d, handles.ImportOptions{})
+	if err != nil {
+		return err
+	}
+	return memory.Close()
+}

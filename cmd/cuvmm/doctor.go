@@ -81,7 +81,9 @@ func driverFindings(h host, choice string) []finding {
 	} else {
 		all = append(all, ok("driver", "%s", d))
 	}
-	for _, f := range trials(sys.Devices()) {
+	settings, _ := h.env(sim.MachineEnv)
+	shared := h.child != nil && (!d.Software || strings.Contains(settings, "Folder"))
+	for _, f := range trials(sys.Devices(), h, choice, shared) {
 		f.Simulated = d.Software
 		all = append(all, f)
 	}
@@ -104,8 +106,9 @@ func cannotOpen(h host, err error) finding {
 		Means: "no program can use a GPU from here", Remedy: "follow the error; the findings above may name the cause"}
 }
 
-// trials are the findings on the devices that a driver has.
-func trials(devices []*cuda.Device) (all []finding) {
+// trials are the findings on the devices that a driver has. shared is set if a child
+// process would see the same devices.
+func trials(devices []*cuda.Device, h host, driver string, shared bool) (all []finding) {
 	if len(devices) == 0 {
 		return []finding{{Check: "devices", Severity: problem, Device: machine, Seen: "the driver has no device",
 			Means: "nothing can run", Remedy: "check CUDA_VISIBLE_DEVICES and what nvidia-smi lists"}}
@@ -114,8 +117,11 @@ func trials(devices []*cuda.Device) (all []finding) {
 		for _, f := range deviceFindings(dev) {
 			all = append(all, f.on(dev.Ordinal()))
 		}
+		if p, err := dev.Probe(); shared && err == nil && p.PosixFD {
+			all = append(all, shareWithChild(dev, h, driver).on(dev.Ordinal()))
+		}
 	}
-	all = append(all, peerFindings(devices)...)
+	all = append(all, peerFindings(devices, h)...)
 	return append(all, fabricFindings(devices)...)
 }
 
@@ -211,7 +217,9 @@ func roundTrip(d *cuda.Device, granule int) (err error) {
 	return nil
 }
 
-func peerFindings(devices []*cuda.Device) (all []finding) {
+// peerFindings are the devices that cannot access each other, and why as far as the
+// machine shows it.
+func peerFindings(devices []*cuda.Device, h host) (all []finding) {
 	for _, a := range devices {
 		for _, b := range devices {
 			if a == b {
@@ -223,7 +231,7 @@ func peerFindings(devices []*cuda.Device) (all []finding) {
 				all = append(all, finding{Check: "peers", Severity: warning, Device: a.Ordinal(), Seen: fmt.Sprintf("access to device %d: %v", b.Ordinal(), err), Means: "memory cannot be granted between them"})
 			case !can:
 				all = append(all, finding{Check: "peers", Severity: warning, Device: a.Ordinal(), Seen: fmt.Sprintf("it cannot access device %d", b.Ordinal()),
-					Means: "memory cannot be granted between them, and copies go through the host", Remedy: "see nvidia-smi topo -p2p r; devices on different sockets without NVLink, MIG and some consumer GPUs have no access"})
+					Means: "memory cannot be granted between them, and copies go through the host", Remedy: whyNoPeers(h, a, b)})
 			}
 		}
 	}
@@ -231,6 +239,26 @@ func peerFindings(devices []*cuda.Device) (all []finding) {
 		all = append(all, ok("peers", "each of the %d devices can access the others", len(devices)))
 	}
 	return all
+}
+
+// whyNoPeers says what may keep one device from accessing another.
+func whyNoPeers(h host, a, b *cuda.Device) string {
+	reasons := "see nvidia-smi topo -p2p r; devices on different sockets without NVLink, and some consumer GPUs, have no access"
+	switch {
+	case strings.Contains(a.Name()+b.Name(), "MIG"):
+		reasons = "parts of GPUs (MIG) have no access to others: use whole GPUs (nvidia-smi -mig 0)"
+	case confidential(h):
+		reasons = "with confidential computing GPUs have access only in a protected group of NVLink GPUs: see nvidia-smi conf-compute -mgm"
+	case len(h.names("sys/class/iommu")) > 0:
+		reasons += "; the IOMMU is on: boot with iommu=pt, and turn access control services (ACS) off on the PCIe switches between the GPUs, unless this is a virtual machine"
+	}
+	return reasons
+}
+
+// confidential reports whether the GPUs work in the mode for confidential computing.
+func confidential(h host) bool {
+	text, err := h.probe("nvidia-smi", "conf-compute", "-f")
+	return err == nil && strings.Contains(strings.ToUpper(text), "CC STATUS: ON")
 }
 
 // fabricFindings are package fabric's. What keeps fabric handles from working is

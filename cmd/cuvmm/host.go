@@ -26,6 +26,7 @@ type host struct {
 	// PATH and returns what it printed.
 	environ func() []string
 	command func(name string, args ...string) (string, error)
+	child   func(driver string, args ...string) (*exec.Cmd, error) // this program again
 }
 
 // A resource is one whose use the operating system may limit.
@@ -44,6 +45,7 @@ func thisHost() host {
 		access:  readAndWrite,
 		environ: os.Environ,
 		command: runProgram,
+		child:   thisProgram,
 		open: func(driver string) (*cuda.System, error) {
 			return auto.Open(auto.Options{Driver: auto.Choice(driver), CUDA: []cuda.Option{cuda.WithNamedStreamsOnly()}})
 		},

@@ -15,7 +15,7 @@ import (
 // machineFindings are those that need no driver.
 func machineFindings(h host) []finding {
 	var all []finding
-	for _, check := range []func(host) []finding{kernelModule, deviceFiles, openFiles, addressSpace, memoryLimit, sandbox, surroundings, settings} {
+	for _, check := range []func(host) []finding{kernelModule, deviceFiles, confidentialMode, openFiles, addressSpace, memoryLimit, sandbox, surroundings, settings} {
 		all = append(all, check(h)...)
 	}
 	return all
@@ -106,6 +106,21 @@ func deviceFiles(h host) []finding {
 		all = append(all, ok("device files", "%s", strings.Join(present, ", ")))
 	}
 	return all
+}
+
+// confidentialMode looks for GPUs, or a virtual machine, that protect their memory.
+func confidentialMode(h host) []finding {
+	if confidential(h) {
+		return []finding{{Check: "confidential computing", Severity: note, Device: machine, Seen: "nvidia-smi conf-compute says that it is on",
+			Means: "copies pass through encrypted buffers and are slower; access between GPUs, RDMA and sharing over a fabric are limited; what the trials below say holds"}}
+	}
+	for _, guest := range []string{"dev/tdx_guest", "dev/sev-guest"} {
+		if h.exists(guest) {
+			return []finding{{Check: "confidential computing", Severity: note, Device: machine, Seen: "/" + guest + ": this is a virtual machine with encrypted memory",
+				Means: "GPUs work in it only in their confidential mode or with shared, unprotected memory for copies, which is slower"}}
+		}
+	}
+	return nil
 }
 
 // openFiles looks at the limit that holds for this program: the Go runtime raises

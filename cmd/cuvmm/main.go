@@ -65,7 +65,7 @@ func run(args []string, out, complaints io.Writer, h host) int {
 		return exitOK
 	}
 	if args[0] == importTrial {
-		return importInChild(complaints, h)
+		return importInChild(args[1:], complaints, h)
 	}
 	all := commands()
 	at := slices.IndexFunc(all, func(c command) bool { return c.name == args[0] })

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,6 +15,16 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/stretchr/testify/require"
 )
+
+// asChild names the environment variable that makes the test binary the program.
+const asChild = "CUVMM_TEST_AS_CHILD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asChild) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
 
 // files are the files of a machine, by path.
 type files map[string]string
@@ -120,6 +131,8 @@ func TestMachineFindings(t *testing.T) {
 		{"WSL", healthy().without("proc/driver/nvidia/version", "dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia0").with("proc/version", "Linux 5.15-Microsoft-standard").with("dev/dxg", ""), nil, warning, "this is WSL"},
 		{"MPS", healthy().with("tmp/nvidia-mps/control", ""), nil, note, "a control daemon of MPS has its pipes in /tmp/nvidia-mps"},
 		{"MPS elsewhere", healthy().with("run/mps/control", ""), set("CUDA_MPS_PIPE_DIRECTORY=/run/mps"), note, "pipes in /run/mps"},
+		{"confidential GPUs", healthy(), func(h *host) { h.command = smi("CC status: ON\n", nil) }, note, "says that it is on"},
+		{"a confidential guest", healthy().with("dev/tdx_guest", ""), nil, note, "a virtual machine with encrypted memory"},
 		{"IOMMU", healthy().with("sys/class/iommu/dmar0", ""), nil, note, "an IOMMU is on"},
 		{"no visible device", healthy(), set("CUDA_VISIBLE_DEVICES=-1"), problem, "CUDA_VISIBLE_DEVICES=-1 programs see no GPU (error 100)"},
 		{"an empty list of devices", healthy(), set("CUDA_VISIBLE_DEVICES="), problem, "programs see no GPU"},
@@ -196,6 +209,78 @@ func TestDeviceFindings(t *testing.T) {
 			t.Fatalf("no such finding in %+v", all)
 		})
 	}
+}
+
+// What keeps GPUs apart is named as far as the machine shows it.
+func TestWhyNoPeers(t *testing.T) {
+	apart := func(name string) sim.Options {
+		return sim.Options{Devices: []sim.DeviceOptions{{Name: name, Unreachable: []int{1}}, {Name: name}}}
+	}
+	for _, c := range []struct {
+		name    string
+		files   files
+		options sim.Options
+		smi     string
+		want    string
+	}{
+		{"nothing to see", healthy(), apart("GPU"), "", "nvidia-smi topo -p2p r"},
+		{"an IOMMU", healthy().with("sys/class/iommu/dmar0", ""), apart("GPU"), "", "access control services (ACS)"},
+		{"parts of GPUs", healthy(), apart("GPU MIG 1g.5gb"), "", "nvidia-smi -mig 0"},
+		{"confidential", healthy(), apart("GPU"), "CC status: ON", "protected group"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := show(t, c.files, c.options)
+			h.command = smi(c.smi, nil)
+			for _, f := range driverFindings(h, "") {
+				if f.Check == "peers" {
+					require.Contains(t, f.Remedy, c.want)
+					return
+				}
+			}
+			t.Fatal("no finding about peers")
+		})
+	}
+}
+
+// The child is this test binary, on the same software machine.
+func TestSharingWithAChild(t *testing.T) {
+	folder := t.TempDir()
+	t.Setenv("CUVMM_SIM", `{"Folder": "`+folder+`"}`)
+	t.Setenv("CUVMM_DRIVER", "sim")
+	find := func(h host) (found []finding) {
+		for _, f := range driverFindings(h, "") {
+			if f.Check == "sharing with a process" {
+				found = append(found, f)
+			}
+		}
+		return found
+	}
+	h := show(t, healthy())
+	h.env, h.open = os.LookupEnv, thisHost().open
+	h.child = func(_ string, args ...string) (*exec.Cmd, error) {
+		c, err := thisProgram("sim", args...)
+		c.Env = append(c.Env, asChild+"=1")
+		return c, err
+	}
+	all := find(h)
+	require.Len(t, all, 1)
+	require.Equal(t, fine, all[0].Severity, "%+v", all)
+
+	// A child that sees another machine does not get the memory.
+	h.child = func(_ string, args ...string) (*exec.Cmd, error) {
+		c, err := thisProgram("sim", args...)
+		c.Env = append(c.Env, asChild+"=1", `CUVMM_SIM={"Folder": "`+t.TempDir()+`"}`)
+		return c, err
+	}
+	all = find(h)
+	require.Len(t, all, 1)
+	require.Equal(t, warning, all[0].Severity)
+	require.Contains(t, all[0].Seen, "a child process could not import memory: ")
+
+	h.child = func(string, ...string) (*exec.Cmd, error) { return nil, errors.New("no program") }
+	require.Contains(t, find(h)[0].Seen, "no program")
+	t.Setenv("CUVMM_SIM", "")
+	require.Empty(t, find(h), "a machine without a folder is this process's alone")
 }
 
 func TestDoctor(t *testing.T) {

@@ -8,11 +8,11 @@ import (
 	"github.com/cuvmm/cuvmm/internal/nvml"
 )
 
-// Device is what is known of a device's fabric.
+// Device is the known state of a device's fabric.
 type Device struct {
 	Ordinal int
 	UUID    string
-	// Attribute: the driver says that the device has fabric handles.
+	// Attribute is the driver's claim that the device has fabric handles.
 	Attribute bool
 	Fabric    nvml.Fabric
 	FabricErr error
@@ -24,7 +24,7 @@ func (d Device) found(c Check, s Severity, remedy, format string, args ...any) F
 
 const manager = "look whether nvidia-fabricmanager runs on this host, and at its log"
 
-// nvmlRemedies say what to do where NVML is there and refuses.
+// nvmlRemedies are the remedies for calls of NVML that fail.
 var nvmlRemedies = map[nvml.Return]string{
 	nvml.NoPermission:    "let this process open /dev/nvidiactl and the GPU's device file",
 	nvml.NotFound:        "let this process see the whole GPU; NVML may not find a part of one (MIG)",
@@ -33,14 +33,14 @@ var nvmlRemedies = map[nvml.Return]string{
 	nvml.LibraryMismatch: "have the driver's libraries and its kernel module of the same release: restart the host after an update, and the container with the host's libraries",
 }
 
-// device says what attribute and NVML tell.
+// device returns the findings from the attribute and from NVML.
 func device(d Device) []Finding {
 	var all []Finding
 	add := func(c Check, s Severity, remedy, format string, args ...any) {
 		all = append(all, d.found(c, s, remedy, format, args...))
 	}
 	if d.Attribute {
-		// It promises little: it is 1 also where no channel is open.
+		// The attribute promises little: it is 1 even if no channel is open.
 		add(CheckAttribute, OK, "", "the driver has fabric handles for it")
 	} else {
 		add(CheckAttribute, Problem, "share its memory by descriptors; fabric handles need a GPU and a driver that have them", "the driver has no fabric handles for it")
@@ -51,17 +51,17 @@ func device(d Device) []Finding {
 		add(CheckState, Note, "", "NVML knows no fabric of it: it is on none, and its handles serve this host alone")
 		return all
 	case errors.Is(d.FabricErr, errSilent):
-		add(CheckNVML, Warning, "see whether nvidia-smi works, and look for the GPU in the kernel's log (dmesg, Xid)", "how it stands with its fabric is not known: %v", d.FabricErr)
+		add(CheckNVML, Warning, "check whether nvidia-smi works, and look for the GPU in the kernel's log (dmesg, Xid)", "the state of its fabric is not known: %v", d.FabricErr)
 		return all
 	case refused != nil:
 		severity, remedy := Note, cmp.Or(nvmlRemedies[refused.Return], "see what nvidia-smi says")
 		if refused.Return == nvml.GPULost {
 			severity = Problem
 		}
-		add(CheckNVML, severity, remedy, "how it stands with its fabric is not known: %v", d.FabricErr)
+		add(CheckNVML, severity, remedy, "the state of its fabric is not known: %v", d.FabricErr)
 		return all
 	case d.FabricErr != nil:
-		add(CheckNVML, Note, "give the container libnvidia-ml.so.1 of the driver, or name it in CUVMM_LIBNVML", "how it stands with its fabric is not known: %v", d.FabricErr)
+		add(CheckNVML, Note, "give the container libnvidia-ml.so.1 of the driver, or name it in CUVMM_LIBNVML", "the state of its fabric is not known: %v", d.FabricErr)
 		return all
 	}
 	f := d.Fabric
@@ -133,7 +133,7 @@ func health(d Device) (all []Finding) {
 	return all
 }
 
-// among says what only several devices tell.
+// among returns the findings that only several devices together give.
 func among(devices []Device) (all []Finding) {
 	var first *Device
 	for i := range devices {
@@ -156,6 +156,6 @@ func Cluster(f nvml.Fabric) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16])
 }
 
-// Clique names the set of GPUs that reach each other over a fabric, in the form
-// that others use: the cluster's UUID, a point, the number of the clique in it.
+// Clique names the set of GPUs that reach each other over a fabric, in the usual
+// form: the cluster's UUID, a point, the number of the clique in the cluster.
 func Clique(f nvml.Fabric) string { return fmt.Sprintf("%s.%d", Cluster(f), f.Clique) }

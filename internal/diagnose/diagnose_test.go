@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// of returns the finding of a check that is not ok, or the one that is.
+// of returns the finding of a check that is not ok, or else the one that is.
 func of(t *testing.T, all []Finding, c Check) Finding {
 	t.Helper()
 	var found *Finding
@@ -56,7 +56,7 @@ func TestMachine(t *testing.T) {
 		{"no major", facts(func(f *imex.Facts) { f.Major = 0 }), CheckMajor, Problem, "/proc/devices lists no nvidia-caps-imex-channels", "NVreg_ImexChannelCount"},
 		{"majors unreadable", facts(func(f *imex.Facts) { f.Major, f.MajorErr = 0, errors.New("no entry") }), CheckMajor, Note, "no entry", "readable"},
 		{"channels turned off", facts(func(f *imex.Facts) { f.Count = 0 }), CheckCount, Problem, "ImexChannelCount 0", "NVreg_ImexChannelCount=2048"},
-		{"count not told", facts(func(f *imex.Facts) { f.Count = -1 }), CheckCount, Note, "/params does not tell", ""},
+		{"count not told", facts(func(f *imex.Facts) { f.Count = -1 }), CheckCount, Note, "/params does not contain", ""},
 		{"count unreadable", facts(func(f *imex.Facts) { f.Count, f.ParamsErr = -1, errors.New("no entry") }), CheckCount, Note, "no entry", ""},
 		{"no nodes", facts(func(f *imex.Facts) { f.Channels = nil }), CheckNodes, Problem, "no channel in /dev/channels", "mknod -m 0660 /dev/channels/channel0 c 510 0"},
 		{"no nodes and no major", facts(func(f *imex.Facts) { f.Channels, f.Major = nil, 0 }), CheckNodes, Problem, "no channel", "c MAJOR 0"},
@@ -124,7 +124,7 @@ func TestDevice(t *testing.T) {
 		{"cluster", device3(nil), CheckCluster, OK, "00000000-0000-0000-0000-000000000007", ""},
 		{"clique", device3(nil), CheckClique, OK, "00000000-0000-0000-0000-000000000007.5", ""},
 		{"no attribute", device3(func(d *Device) { d.Attribute = false }), CheckAttribute, Problem, "no fabric handles", "descriptors"},
-		{"no NVML", device3(func(d *Device) { d.FabricErr = nvml.ErrMissing }), CheckNVML, Note, "NVML is not there", "CUVMM_LIBNVML"},
+		{"no NVML", device3(func(d *Device) { d.FabricErr = nvml.ErrMissing }), CheckNVML, Note, "NVML is not available", "CUVMM_LIBNVML"},
 		{"NVML refuses", device3(func(d *Device) { d.FabricErr = &nvml.Error{Call: "nvmlInit_v2", Return: nvml.LibraryMismatch} }), CheckNVML, Note, "nvmlInit_v2 returned 18", "same release"},
 		{"NVML may not", device3(func(d *Device) { d.FabricErr = &nvml.Error{Call: "nvmlInit_v2", Return: nvml.NoPermission} }), CheckNVML, Note, "no permission", "/dev/nvidiactl"},
 		{"NVML does not see it", device3(func(d *Device) { d.FabricErr = &nvml.Error{Call: "x", Return: nvml.NotFound} }), CheckNVML, Note, "not found", "whole GPU"},

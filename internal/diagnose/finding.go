@@ -1,6 +1,6 @@
-// Package diagnose says what stands between a process and fabric handles, and
-// what an administrator does about it. The package fabric shows it to users,
-// and what fails to create memory with a fabric handle says it in its error.
+// Package diagnose finds what keeps a process from using fabric handles, and what an
+// administrator can do about it. Package fabric shows the findings to users, and
+// errors of memory with fabric handles carry them.
 package diagnose
 
 import (
@@ -14,17 +14,17 @@ import (
 type Severity string
 
 const (
-	// OK: as it should be.
+	// OK means that all is as it should be.
 	OK Severity = "ok"
-	// Note: worth knowing, and nothing to do about.
+	// Note is worth knowing; there is nothing to do.
 	Note Severity = "note"
-	// Warning: fabric handles may work, and not as expected.
+	// Warning means that fabric handles may work, but not as expected.
 	Warning Severity = "warning"
-	// Problem: fabric handles cannot work.
+	// Problem means that fabric handles cannot work.
 	Problem Severity = "problem"
 )
 
-// Check names what was looked at.
+// Check names a check.
 type Check string
 
 const (
@@ -45,17 +45,17 @@ const (
 	CheckImport     Check = "import"
 )
 
-// Machine is the Device of a finding that concerns none in particular.
+// Machine is the Device of a finding that concerns no device in particular.
 const Machine = -1
 
-// Finding is one thing that was looked at.
+// Finding is the result of a check.
 type Finding struct {
 	Check    Check
 	Severity Severity
 	// Device is the ordinal of the device, or Machine.
 	Device int
-	// Text says what was found, Remedy what to do about it, "" where there is
-	// nothing to do.
+	// Text says what was found, Remedy what to do about it, "" if there is nothing
+	// to do.
 	Text   string
 	Remedy string
 }
@@ -74,11 +74,10 @@ func (f Finding) String() string {
 	return b.String()
 }
 
-// Error is the cause of a failed creation or import: what stands in the way.
+// Error is the cause of a failed creation or import.
 type Error struct {
 	Findings []Finding
-	// Here says where this process stands on the fabric, "" where that does not
-	// matter.
+	// Here is the place of this process on the fabric, "" if it does not matter.
 	Here string
 }
 
@@ -103,6 +102,6 @@ func (e *Error) Error() string {
 	return strings.Join(all, "; ")
 }
 
-// explained are the results of a creation that the findings may explain.
-// Every other one has another cause.
+// explained reports whether the findings may explain a result of a creation. Other
+// results have other causes.
 func explained(r driver.Result) bool { return r == driver.NotPermitted || r == driver.NotSupported }

@@ -8,7 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/imex"
 )
 
-// machine says what the device files of the channels tell.
+// machine returns the findings from the device files of the channels.
 func machine(f imex.Facts) []Finding {
 	all := []Finding{major(f), count(f)}
 	all = append(all, nodes(f)...)
@@ -38,14 +38,14 @@ func count(f imex.Facts) Finding {
 	case f.ParamsErr != nil:
 		return found(CheckCount, Note, "", "the number of channels is not known: %v", f.ParamsErr)
 	case f.Count < 0:
-		return found(CheckCount, Note, "", "%s does not tell the number of channels", f.Paths.Params)
+		return found(CheckCount, Note, "", "%s does not contain the number of channels", f.Paths.Params)
 	case f.Count == 0:
 		return found(CheckCount, Problem, countParameter, "the kernel module was loaded with ImexChannelCount 0, which turns fabric handles off")
 	}
 	return found(CheckCount, OK, "", "the kernel module has %d channels", f.Count)
 }
 
-// makeNode is how a channel's file is made.
+// makeNode returns the remedy that creates a channel's file.
 func makeNode(f imex.Facts) string {
 	if f.Remedy != "" {
 		return f.Remedy
@@ -76,7 +76,7 @@ func nodes(f imex.Facts) (all []Finding) {
 			stale = append(stale, c)
 		}
 		if c.Minor == 0 && c.Mode&0o006 != 0 {
-			remedy := fmt.Sprintf("chmod 0660 %s, and chgrp it to those who may share memory with each other", c.Path)
+			remedy := fmt.Sprintf("chmod 0660 %s, and chgrp it to the group whose users may share memory with each other", c.Path)
 			if f.CreateChannel0 {
 				remedy += "; load the kernel module without NVreg_CreateImexChannel0, which makes it so"
 			}

@@ -12,30 +12,30 @@ import (
 	"github.com/cuvmm/cuvmm/internal/nvml"
 )
 
-// Options say where to look and how hard.
+// Options select what Run looks at. The zero value works.
 type Options struct {
-	// Paths are where the facts of the channels lie. Where all are empty, a
-	// driver that stands for a machine of its own is asked for its facts.
+	// Paths of the files that describe the channels. If all are empty, a driver that
+	// simulates a machine describes its own channels.
 	Paths imex.Paths
-	// Trial makes one granule of memory with a fabric handle on each device,
-	// exports and imports it.
+	// Trial creates one granule of memory with a fabric handle on each device, exports
+	// and imports it.
 	Trial bool
-	// Recent takes what NVML said within the last seconds: opening it is dear.
+	// Recent accepts results of NVML from the last seconds: opening NVML is expensive.
 	Recent bool
 }
 
-// recent is how long what NVML said will do for the cause of an error.
+// recent is how old a result of NVML may be to explain an error.
 const recent = 10 * time.Second
 
-// Report is what was found.
+// Report is the result of Run.
 type Report struct {
 	Channels imex.Facts
 	Devices  []Device
 	Findings []Finding
 }
 
-// Run looks at the machine and the devices. It makes no driver call that waits,
-// and without a trial no memory. NVML is not waited for beyond a limit.
+// Run checks the machine and the devices. It makes no driver call that blocks, and
+// creates no memory unless Options.Trial is set. It waits for NVML up to a limit.
 func Run(sys *core.System, devices []driver.Device, o Options) Report {
 	r := Report{Channels: channels(sys.Drv, o.Paths)}
 	r.Findings = machine(r.Channels)
@@ -51,8 +51,8 @@ func Run(sys *core.System, devices []driver.Device, o Options) Report {
 	return r
 }
 
-// Creation is why memory with a fabric handle could not be created, as far as
-// the result is one that this package can explain; else nil.
+// Creation returns why memory with a fabric handle could not be created, or nil if
+// the findings cannot explain the driver's result.
 func Creation(sys *core.System, prop driver.AllocationProp, r driver.Result) error {
 	if prop.RequestedHandleTypes&driver.HandleFabric == 0 || !explained(r) {
 		return nil
@@ -60,9 +60,9 @@ func Creation(sys *core.System, prop driver.AllocationProp, r driver.Result) err
 	return &Error{Findings: Run(sys, core.DevicesOf(prop.Location), Options{Recent: true}).Findings}
 }
 
-// Import is what this process can say of a fabric handle that the driver refused
-// with r to import for a device: where it stands itself, and, if the result is
-// one that the findings explain, those. It is nil where neither helps.
+// Import returns what this process knows about a fabric handle that the driver
+// refused with r to import for a device: the process's own place on the fabric, and the
+// findings if they may explain the result. It returns nil if neither helps.
 func Import(sys *core.System, id driver.Device, r driver.Result) error {
 	if !explained(r) && r != driver.InvalidHandle && r != driver.InvalidDevice {
 		return nil
@@ -75,7 +75,7 @@ func Import(sys *core.System, id driver.Device, r driver.Result) error {
 	return e
 }
 
-// place says where a process stands on the fabric, to be compared with others.
+// place describes a process's place on the fabric, to compare it with others.
 func place(r Report) string {
 	on := "no open channel"
 	if open := r.Channels.Accessible(); len(open) > 0 {
@@ -95,7 +95,7 @@ func channels(d driver.Driver, p imex.Paths) imex.Facts {
 	return imex.Read(p)
 }
 
-var errNoUUID = errors.New("the driver does not tell the GPU's UUID")
+var errNoUUID = errors.New("the driver does not report the GPU's UUID")
 
 func look(sys *core.System, id driver.Device, late bool) Device {
 	type key struct{ nvmlOf driver.Device }
@@ -120,14 +120,14 @@ func ask(sys *core.System, id driver.Device) Device {
 	return d
 }
 
-// patience is how long NVML may take. It has no limit of its own, and a GPU that
-// is ill may hold it up for ever.
+// patience is how long Run waits for NVML, whose calls have no limit of their own and
+// may hang on a faulty GPU.
 var patience = 10 * time.Second
 
-var errSilent = errors.New("NVML does not respond")
+var errSilent = errors.New("NVML did not return")
 
-// question is what NVML is asked, and asked are those without a response: a
-// call that hangs keeps a thread of the system, so the same is not asked twice.
+// question identifies a call of NVML, and asked are the calls in flight: a call that
+// hangs occupies a thread, so there is at most one per question.
 type question struct {
 	of   *core.System
 	uuid string
@@ -142,8 +142,8 @@ type reply struct {
 	err    error
 }
 
-// within leaves a call to itself that takes longer, and waits no more for one that
-// has.
+// within makes a call, or joins the one in flight, and abandons it once it has taken
+// longer than the limit.
 func within(limit time.Duration, q question, call func() (nvml.Fabric, error)) (nvml.Fabric, error) {
 	found, waits := asked.LoadOrStore(q, &reply{began: time.Now(), done: make(chan struct{})})
 	r := found.(*reply)

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// silent is a driver beside an NVML that responds when the test lets it.
+// silent is a driver with an NVML whose calls block until let is closed.
 type silent struct {
 	driver.Driver
 	let   chan struct{}
@@ -46,11 +46,11 @@ func TestNVMLThatDoesNotAnswer(t *testing.T) {
 	found := nvmlOf(10 * time.Millisecond)
 	require.Len(t, found, 1)
 	require.Equal(t, diagnose.Warning, found[0].Severity)
-	require.Contains(t, found[0].Text, "NVML does not respond within 10ms")
+	require.Contains(t, found[0].Text, "NVML did not return within 10ms")
 	require.Contains(t, found[0].Remedy, "nvidia-smi")
 
-	// A call that hangs has a thread of the system, so there is one and not one
-	// for each that asks. Nor does anybody else wait for it.
+	// A call that hangs occupies a thread, so there is at most one per question, and
+	// no other caller waits for it.
 	for range 20 {
 		require.Len(t, nvmlOf(10*time.Millisecond), 1)
 	}
@@ -58,5 +58,5 @@ func TestNVMLThatDoesNotAnswer(t *testing.T) {
 	close(let)
 	require.Empty(t, nvmlOf(time.Minute))
 	require.Empty(t, nvmlOf(time.Minute))
-	require.LessOrEqual(t, asked.Load(), int32(3), "what has come back is asked anew")
+	require.LessOrEqual(t, asked.Load(), int32(3), "a call that returned is made again")
 }

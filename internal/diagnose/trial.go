@@ -6,8 +6,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// trial makes a granule with a fabric handle, exports it, and imports it into
-// this process. What it made is given back.
+// trial creates a granule with a fabric handle, exports it, imports it into this
+// process, and releases it.
 func trial(sys *core.System, id driver.Device, d Device) (all []Finding) {
 	prop := driver.AllocationProp{
 		Type: driver.AllocationPinned, Location: driver.Location{Type: driver.LocationDevice, ID: int32(id)},
@@ -41,7 +41,7 @@ var steps = []struct {
 	{driver.CallMemImportFromShareableHandle, CheckImport, "it was imported"},
 }
 
-// failed is a step of the trial that the driver refused.
+// failed returns the finding for a step of the trial that the driver refused.
 func (d Device) failed(c Check, r driver.Result) Finding {
 	step := map[Check]string{
 		CheckCreate: "memory with a fabric handle cannot be created",
@@ -50,7 +50,7 @@ func (d Device) failed(c Check, r driver.Result) Finding {
 	}[c]
 	severity, remedy := Problem, remedies[r]
 	if r == driver.OutOfMemory {
-		severity = Note // it tells nothing of the fabric
+		severity = Note // it says nothing about the fabric
 	}
 	return d.found(c, severity, remedy, "%s: %v", step, r)
 }

@@ -1,5 +1,5 @@
-// Package nvml is what the library asks of NVML: how a GPU stands with its
-// fabric. The real library is opened by csrc; the software driver reports on
+// Package nvml declares what the library uses of NVML: the state of a GPU's
+// fabric. csrc opens the real library; the software driver implements Library for
 // its own machine.
 package nvml
 
@@ -8,28 +8,27 @@ import (
 	"fmt"
 )
 
-// Library reports what is known of a GPU's fabric. It is safe for concurrent
-// use.
+// Library reports the state of a GPU's fabric. It is safe for concurrent use.
 type Library interface {
-	// Fabric asks about the GPU with that UUID, in the form GPU-xxxxxxxx-....
-	// The error is an *Error if the library returned one, and wraps ErrMissing
-	// where there is none.
+	// Fabric returns the state of the GPU with that UUID, in the form
+	// GPU-xxxxxxxx-.... The error is an *Error if NVML refused the call, and wraps
+	// ErrMissing if there is no NVML.
 	Fabric(uuid string) (Fabric, error)
 }
 
-// Source is a driver that has an NVML beside it.
+// Source is a driver that comes with an NVML.
 type Source interface{ NVML() Library }
 
-// ErrMissing: no NVML could be opened, or it is too old to know of fabrics.
-var ErrMissing = errors.New("NVML is not there")
+// ErrMissing means that no NVML could be opened, or that it is too old to know fabrics.
+var ErrMissing = errors.New("NVML is not available")
 
-// Fabric is what NVML knows.
+// Fabric is the state of a GPU's fabric.
 type Fabric struct {
-	// Version is that of the struct which the library filled: 1, 2 or 3. The
-	// health mask came with 2, the summary with 3.
+	// Version of the struct that NVML filled: 1, 2 or 3. Mask exists from 2 on,
+	// Summary from 3 on.
 	Version int
 	State   State
-	// Status says how the registration ended, once State is Completed.
+	// Status is the result of the registration, once State is Completed.
 	Status  Return
 	Cluster [16]byte
 	Clique  uint32
@@ -37,7 +36,7 @@ type Fabric struct {
 	Summary Summary
 }
 
-// State is how far the GPU's registration with its fabric has come.
+// State is the progress of the GPU's registration with its fabric.
 type State uint8
 
 const (
@@ -65,31 +64,31 @@ func (s Summary) String() string {
 	return name(uint32(s), "not known", "healthy", "unhealthy", "limited capacity")
 }
 
-// Mask is the health mask: fields of two bits, 1 for true and 2 for false, and
-// one of four bits that names what is configured wrongly.
+// Mask is the health mask: fields of two bits, 1 for true and 2 for false, and one of
+// four bits for a wrong configuration.
 type Mask uint32
 
 func (m Mask) is(shift int) bool { return m>>shift&3 == 1 }
 
-// DegradedBandwidth: some links are down or slow.
+// DegradedBandwidth reports whether links are down or slow.
 func (m Mask) DegradedBandwidth() bool { return m.is(0) }
 
-// RouteRecovery: a route is being repaired.
+// RouteRecovery reports whether a route is being repaired.
 func (m Mask) RouteRecovery() bool { return m.is(2) }
 
-// RouteUnhealthy: a route is broken.
+// RouteUnhealthy reports whether a route is broken.
 func (m Mask) RouteUnhealthy() bool { return m.is(4) }
 
-// AccessTimeoutRecovery: an access timed out, and the GPU is to be reset.
+// AccessTimeoutRecovery reports whether an access timed out, so that the GPU needs a reset.
 func (m Mask) AccessTimeoutRecovery() bool { return m.is(6) }
 
-// NoPartition: the GPU is said to be assigned to no partition.
+// NoPartition reports whether the GPU is assigned to no partition.
 func (m Mask) NoPartition() bool { return m>>12&3 == 2 || m>>8&15 == 4 }
 
-// Misconfigured names what is configured wrongly, "" where nothing is.
+// Misconfigured names the wrong configuration, "" if there is none.
 func (m Mask) Misconfigured() string {
 	switch v := m >> 8 & 15; v {
-	case 0, 1, 4: // not known, none, and no partition, which NoPartition tells
+	case 0, 1, 4: // not known, none, and no partition, which NoPartition reports
 		return ""
 	default:
 		return name(uint32(v), "", "", "the system GUID differs within the fabric", "the chassis' serial number differs within the fabric", "",
@@ -129,7 +128,7 @@ func (r Return) String() string {
 	return fmt.Sprintf("error %d", int32(r))
 }
 
-// Error is a call that NVML refused.
+// Error is a call of NVML that failed.
 type Error struct {
 	Call   string
 	Return Return
