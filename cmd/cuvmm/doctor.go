@@ -93,7 +93,8 @@ func driverFindings(h host, choice string) []finding {
 	return all
 }
 
-// cannotOpen blames the setting that the driver failed on, if it is one.
+// cannotOpen returns the finding for a driver that does not open. If the error names a
+// setting, the finding is about that setting.
 func cannotOpen(h host, err error) finding {
 	for _, name := range []string{auto.DriverEnv, sim.MachineEnv, sim.FaultsEnv, cuda.LibraryEnv} {
 		if value, _ := h.env(name); value != "" && strings.Contains(err.Error(), "environment variable "+name) {
@@ -106,8 +107,8 @@ func cannotOpen(h host, err error) finding {
 		Means: "no program can use a GPU from here", Remedy: "follow the error; the findings above may name the cause"}
 }
 
-// trials are the findings on the devices that a driver has. shared is set if a child
-// process would see the same devices.
+// trials returns the findings about the devices. shared is set if a child process
+// would see the same devices.
 func trials(devices []*cuda.Device, h host, driver string, shared bool) (all []finding) {
 	if len(devices) == 0 {
 		return []finding{{Check: "devices", Severity: problem, Device: machine, Seen: "the driver has no device",
@@ -163,7 +164,7 @@ func deviceFindings(d *cuda.Device) []finding {
 	return all
 }
 
-// try does what every user of the library does, with one granule.
+// try creates, maps and uses one granule of memory, as every program does.
 func try(d *cuda.Device) finding {
 	failed := func(err error) finding {
 		return finding{Check: "virtual memory", Severity: problem, Seen: "a trial failed: " + err.Error(), Means: "this library cannot use the device", Remedy: "the error says what to do; error 2 is a lack of memory or addresses, 801 a missing feature"}
@@ -178,7 +179,7 @@ func try(d *cuda.Device) finding {
 	return ok("virtual memory", "memory was created, mapped, written and read; granularity %d KiB", granule>>10)
 }
 
-// roundTrip maps memory, and reads from it what it wrote to it.
+// roundTrip writes to mapped memory and reads it back.
 func roundTrip(d *cuda.Device, granule int) (err error) {
 	memory, err := vmm.Create(d, granule, vmm.Properties{})
 	if err != nil {
@@ -217,8 +218,8 @@ func roundTrip(d *cuda.Device, granule int) (err error) {
 	return nil
 }
 
-// peerFindings are the devices that cannot access each other, and why as far as the
-// machine shows it.
+// peerFindings returns the pairs of devices without access to each other, with the
+// reasons that the machine shows.
 func peerFindings(devices []*cuda.Device, h host) (all []finding) {
 	for _, a := range devices {
 		for _, b := range devices {
@@ -241,7 +242,7 @@ func peerFindings(devices []*cuda.Device, h host) (all []finding) {
 	return all
 }
 
-// whyNoPeers says what may keep one device from accessing another.
+// whyNoPeers returns what may keep one device from accessing another, and the remedy.
 func whyNoPeers(h host, a, b *cuda.Device) string {
 	reasons := "see nvidia-smi topo -p2p r; devices on different sockets without NVLink, and some consumer GPUs, have no access"
 	switch {
@@ -261,8 +262,8 @@ func confidential(h host) bool {
 	return err == nil && strings.Contains(strings.ToUpper(text), "CC STATUS: ON")
 }
 
-// fabricFindings are package fabric's. What keeps fabric handles from working is
-// no problem of the machine: most machines have no fabric.
+// fabricFindings returns the findings of package fabric. Fabric handles that do not work
+// are a note and no problem: most machines have no fabric.
 func fabricFindings(devices []*cuda.Device) (all []finding) {
 	d, err := fabric.Diagnose(fabric.Options{Trial: true}, devices...)
 	if err != nil {

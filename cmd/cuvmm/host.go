@@ -15,7 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/auto"
 )
 
-// host is what the checks look at, so that a test can show them another machine.
+// host is the machine as the checks see it, which tests replace.
 type host struct {
 	root   string // before every path
 	env    func(name string) (string, bool)
@@ -52,7 +52,7 @@ func thisHost() host {
 	}
 }
 
-// runProgram runs a program that ends soon, unless a GPU is ill.
+// runProgram runs a program with a limit: nvidia-smi hangs on a faulty GPU.
 func runProgram(name string, args ...string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -69,7 +69,7 @@ func runProgram(name string, args ...string) (string, error) {
 
 func (h host) path(name string) string { return filepath.Join(h.root, name) }
 
-// text is a file's contents without white space around them, or "".
+// text returns a file's contents without surrounding white space, or "".
 func (h host) text(name string) string {
 	b, err := os.ReadFile(h.path(name))
 	if err != nil {
@@ -83,7 +83,7 @@ func (h host) exists(name string) bool {
 	return err == nil
 }
 
-// names are the entries of a folder.
+// names returns the entries of a folder.
 func (h host) names(name string) (all []string) {
 	entries, err := os.ReadDir(h.path(name))
 	if err != nil {
@@ -95,7 +95,7 @@ func (h host) names(name string) (all []string) {
 	return all
 }
 
-// field is the value of a line "name: value" of a file.
+// field returns the value of the line "name: value" of a file.
 func (h host) field(file, name string) string {
 	for _, line := range strings.Split(h.text(file), "\n") {
 		if value, found := strings.CutPrefix(line, name+":"); found {
@@ -105,7 +105,7 @@ func (h host) field(file, name string) string {
 	return ""
 }
 
-// columns is the width of the terminal, or what is usual.
+// columns returns the width of the terminal if COLUMNS is set, or a usual width.
 func (h host) columns() int {
 	const usual = 100
 	if text, set := h.env("COLUMNS"); set {

@@ -12,7 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/auto"
 )
 
-// machineFindings are those that need no driver.
+// machineFindings returns the findings that need no driver.
 func machineFindings(h host) []finding {
 	var all []finding
 	for _, check := range []func(host) []finding{kernelModule, deviceFiles, confidentialMode, openFiles, addressSpace, memoryLimit, sandbox, surroundings, settings} {
@@ -23,7 +23,7 @@ func machineFindings(h host) []finding {
 
 var moduleVersion = regexp.MustCompile(`Kernel Module(?: for \S+)?\s+(\d+\.\d+(?:\.\d+)?)`)
 
-// loadedVersion is the release of the kernel module, or "".
+// loadedVersion returns the release of the kernel module, or "" if none is loaded.
 func loadedVersion(h host) string {
 	if m := moduleVersion.FindStringSubmatch(h.text("proc/driver/nvidia/version")); m != nil {
 		return m[1]
@@ -58,7 +58,7 @@ func library(h host) []finding {
 	case strings.Contains(m[0], "/compat/"):
 		return []finding{{Check: "library", Severity: note, Device: machine,
 			Seen:  fmt.Sprintf("%s, of a compatibility package; the kernel module has release %s", m[0], loaded),
-			Means: "a newer CUDA on an older kernel module, which works on data-centre GPUs only",
+			Means: "a newer CUDA runs on an older kernel module, which data-centre GPUs alone support",
 		}}
 	case loaded != "" && m[1] != loaded:
 		return []finding{{Check: "library", Severity: problem, Device: machine,
@@ -123,8 +123,8 @@ func confidentialMode(h host) []finding {
 	return nil
 }
 
-// openFiles looks at the limit that holds for this program: the Go runtime raises
-// the soft limit to the hard one.
+// openFiles checks the limit of open files as programs in Go have it: the runtime
+// raises the soft limit to the hard one.
 func openFiles(h host) []finding {
 	const enough = 4096
 	n, err := h.limit(openedFiles)
@@ -133,7 +133,7 @@ func openFiles(h host) []finding {
 	}
 	return []finding{{Check: "open files", Severity: warning, Device: machine, Seen: fmt.Sprintf("at most %d", n),
 		Means:  "memory that is shared by descriptor takes one for each chunk: a server of large buffers runs out",
-		Remedy: "raise the hard limit (limits.conf, LimitNOFILE of a service, --ulimit of a container)"}}
+		Remedy: "raise the hard limit (limits.conf; LimitNOFILE of a service; --ulimit of a container)"}}
 }
 
 func count(n uint64) string {
@@ -197,7 +197,7 @@ func surroundings(h host) (all []finding) {
 	return all
 }
 
-// settings looks for environment variables that clash with what users expect.
+// settings checks environment variables that have surprising effects.
 func settings(h host) (all []finding) {
 	add := func(name string, s severity, means, remedy string, when func(value string) bool) {
 		value, set := h.env(name)
@@ -214,7 +214,7 @@ func settings(h host) (all []finding) {
 	add(cuda.LibraryEnv, note, "this library is opened as the driver instead of libcuda.so.1", "", func(v string) bool { return v != "" })
 	add("NCCL_CUMEM_ENABLE", note, "NCCL does not use virtual memory for its own buffers", "", is("0"))
 	for _, name := range []string{"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} {
-		add(name, note, "an allocator that is plugged into PyTorch takes the place of its own, and these settings then do nothing", "", func(v string) bool { return v != "" })
+		add(name, note, "an allocator that is plugged into PyTorch replaces its own, so these settings have no effect", "", func(v string) bool { return v != "" })
 	}
 	return all
 }

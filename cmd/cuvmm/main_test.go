@@ -140,7 +140,7 @@ func TestMachineFindings(t *testing.T) {
 		{"the software driver chosen", healthy(), set("CUVMM_DRIVER=sim"), warning, "run on the software driver"},
 		{"another library", healthy(), set("CUVMM_LIBCUDA=/opt/x.so"), note, "CUVMM_LIBCUDA=/opt/x.so"},
 		{"NCCL", healthy(), set("NCCL_CUMEM_ENABLE=0"), note, "NCCL does not use virtual memory"},
-		{"PyTorch", healthy(), set("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"), note, "these settings then do nothing"},
+		{"PyTorch", healthy(), set("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"), note, "these settings have no effect"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := show(t, c.files)
