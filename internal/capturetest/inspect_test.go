@@ -14,6 +14,8 @@ func (w *world) snapshot() inspect.Snapshot {
 
 var inspectCases = join(
 	plain("Address", func(*world) inspect.Address { return 1 << 40 }, "String", "MarshalText"),
+	plain("Pool", func(*world) inspect.Pool { return inspect.Pool{} }, "LogValue"),
+	plain("Use", func(*world) inspect.Use { return inspect.Use{} }, "LogValue"),
 	plain("Stack", func(*world) inspect.Stack { return inspect.Stack{"main.main (main.go:1)"} }, "String"),
 	table{
 		"Address.UnmarshalText": func(*world) func() error {
@@ -35,6 +37,10 @@ var inspectCases = join(
 		"Snapshot.Holder": func(w *world) func() error {
 			s := w.snapshot()
 			return func() error { s.Holder(s.Reservations[0]); return nil }
+		},
+		"Snapshot.LogValue": func(w *world) func() error {
+			s := w.snapshot()
+			return func() error { s.LogValue(); return nil }
 		},
 		"Snapshot.Uses": func(w *world) func() error {
 			s := w.snapshot()
