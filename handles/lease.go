@@ -57,6 +57,7 @@ type Lease struct {
 	handles []*phys.Handle
 	timer   *time.Timer
 	done    chan struct{} // closed when it has ended
+	hide    func()        // from snapshots
 
 	mu        sync.Mutex
 	importers map[Process]bool
@@ -199,6 +200,7 @@ func newLease(op string, d Descriptor, on *core.System, asked driver.AllocationP
 	leases.Open++
 	leases.Bytes += l.bytes
 	leases.mu.Unlock()
+	l.hide = on.Show(inspected{l, time.Now().Add(o.Timeout)})
 	l.mu.Lock() // it may be over at once
 	defer l.mu.Unlock()
 	l.timer = time.AfterFunc(o.Timeout, l.expire)
@@ -294,6 +296,7 @@ func (l *Lease) end(why error) {
 		leases.Expired++
 	}
 	leases.mu.Unlock()
+	l.hide()
 	close(l.done)
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -55,7 +56,7 @@ func shareWithChild(d *cuda.Device, h host, driver string) finding {
 }
 
 func sendToChild(d *cuda.Device, h host, driver string, granule int) (err error) {
-	conn, end, err := handles.Pair(handles.Options{})
+	conn, end, err := peer.Pair(peer.Options{})
 	if err != nil {
 		return err
 	}
@@ -104,7 +105,7 @@ func receive(args []string, h host) (err error) {
 	if err != nil {
 		return err
 	}
-	conn, err := handles.Inherit(os.NewFile(3, "parent"), handles.Options{})
+	conn, err := peer.Inherit(os.NewFile(3, "parent"), peer.Options{})
 	if err != nil {
 		return err
 	}

@@ -196,7 +196,9 @@ func (f *follower) build(op, name string, page *peer.FD, want wanted) error {
 		return err
 	}
 	f.memory = share.Of(f.buffer)
-	f.hold, err = f.memory.Hold(op, fmt.Sprintf("the follower of publication %q", name), 0)
+	if f.hold, err = f.memory.Hold(op, fmt.Sprintf("the follower of publication %q", name), 0); err == nil {
+		f.inspect(name)
+	}
 	return err
 }
 

@@ -116,6 +116,7 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 	if p.seq, err = newSequence(about.Device); err == nil {
 		exchange.Warm.Enter() // until Withdraw
 		if err = s.enter(op, p); err == nil {
+			p.inspect()
 			return p, nil
 		}
 		exchange.Warm.Leave()
