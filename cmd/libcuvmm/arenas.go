@@ -1,0 +1,117 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+)
+
+// arena is the memory of graphs that one owner captured. Its fields are guarded by
+// the entry's mu.
+type arena struct {
+	arena *pool.Arena
+	going map[uint64]*pool.Capture // by the driver's number
+	kept  []*pool.Capture          // ended, with graphs that may be launched
+}
+
+func (e *entry) openArena() (uint64, error) {
+	a, err := e.pool.NewArena()
+	if err != nil {
+		return 0, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.last++
+	e.arenas[e.last] = &arena{arena: a, going: map[uint64]*pool.Capture{}}
+	return e.last, nil
+}
+
+// joinCapture has the capture that the stream takes part in, if any, take its
+// memory from the arena.
+func (e *entry) joinCapture(s *cuda.Stream, number uint64) error {
+	status, id, r := core.StreamOf(s).Capture()
+	if r != driver.Success || status != driver.CaptureActive {
+		return nil // Alloc says what is wrong, if anything is
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	a := e.arenas[number]
+	if a == nil {
+		return errs.ClosedError("cuvmm_alloc", fmt.Sprintf("arena %d", number))
+	}
+	if a.going[id] != nil {
+		return nil
+	}
+	c, err := e.pool.BeginCapture(s, pool.CaptureOptions{Arena: a.arena})
+	if err != nil {
+		return err
+	}
+	a.going[id] = c
+	return nil
+}
+
+func (e *entry) endArena(number uint64) (err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	a := e.arenas[number]
+	if a == nil {
+		return errs.ClosedError("cuvmm_arena_end", fmt.Sprintf("arena %d", number))
+	}
+	for id, c := range a.going {
+		_, failed := c.End()
+		err = errors.Join(err, failed)
+		a.kept = append(a.kept, c)
+		delete(a.going, id)
+	}
+	return err
+}
+
+// settling is how long the owner of a graph has to destroy it after it was
+// released. Nothing launches it any more; that is only for the driver's own end of
+// it.
+const settling = 100 * time.Millisecond
+
+// releaseArena gives the memory back when the work that is in flight is done,
+// without a wait of the caller's.
+func (e *entry) releaseArena(number uint64) error {
+	e.mu.Lock()
+	a := e.arenas[number]
+	delete(e.arenas, number)
+	e.mu.Unlock()
+	if a == nil {
+		return errs.ClosedError("cuvmm_arena_release", fmt.Sprintf("arena %d", number))
+	}
+	go func() {
+		time.Sleep(settling)
+		const op = "cuvmm_arena_release"
+		in := core.SystemOf(e.dev)
+		if err := in.WaitDevices(op, []driver.Device{driver.Device(e.dev.Ordinal())}); err != nil {
+			in.Config.Log.Error("cuvmm: the memory of released graphs stays with the pool", "error", err)
+			return
+		}
+		var err error
+		for _, c := range a.kept {
+			err = errors.Join(err, c.Close())
+		}
+		if err = errors.Join(err, a.arena.Close()); err != nil {
+			in.Config.Log.Error("cuvmm: the memory of released graphs could not be given back", "error", err)
+		}
+	}()
+	return nil
+}
+
+// captures is how many keep memory.
+func (e *entry) captures() (n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, a := range e.arenas {
+		n += len(a.going) + len(a.kept)
+	}
+	return n
+}

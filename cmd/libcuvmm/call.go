@@ -1,0 +1,70 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
+package main
+
+// #include <stdlib.h>
+// #include "front.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/cuda"
+)
+
+// fault is what a call died of. From then on every call is refused with it: what
+// the fault left is unknown.
+var fault atomic.Pointer[string]
+
+// call runs what a C call stands for, and turns its error into a status.
+func call(e *C.cuvmm_error, do func() error) (status C.int32_t) {
+	if f := fault.Load(); f != nil {
+		return say(e, C.CUVMM_FAULT, *f)
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			f := fmt.Sprintf("cuvmm failed, and refuses all further calls: %v\n%s", p, debug.Stack())
+			fault.CompareAndSwap(nil, &f)
+			status = say(e, C.CUVMM_FAULT, f)
+		}
+	}()
+	err := do()
+	if err == nil {
+		return C.CUVMM_OK
+	}
+	return say(e, statusOf(err), err.Error())
+}
+
+func say(e *C.cuvmm_error, status C.int32_t, message string) C.int32_t {
+	text := C.CString(message)
+	defer C.free(unsafe.Pointer(text))
+	return C.cuvmm_say(e, status, text)
+}
+
+// statusOf is the first that matches: an error may match several.
+func statusOf(err error) C.int32_t {
+	for _, s := range []struct {
+		is     error
+		status C.int32_t
+	}{
+		{cuda.ErrDeviceLost, C.CUVMM_LOST},
+		{cuda.ErrOutOfMemory, C.CUVMM_OUT_OF_MEMORY},
+		{cuda.ErrBudget, C.CUVMM_OUT_OF_MEMORY},
+		{cuda.ErrOutOfAddressSpace, C.CUVMM_OUT_OF_MEMORY},
+		{cuda.ErrCapturing, C.CUVMM_CAPTURING},
+		{cuda.ErrClosed, C.CUVMM_CLOSED},
+		{cuda.ErrInUse, C.CUVMM_IN_USE},
+		{cuda.ErrNotSupported, C.CUVMM_NOT_SUPPORTED},
+		{cuda.ErrNoDriver, C.CUVMM_NOT_SUPPORTED},
+		{cuda.ErrInvalidArgument, C.CUVMM_INVALID},
+	} {
+		if errors.Is(err, s.is) {
+			return s.status
+		}
+	}
+	return C.CUVMM_FAILED
+}

@@ -1,0 +1,209 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
+package main
+
+// #include <stdlib.h>
+// #include "front.h"
+import "C"
+
+import (
+	"encoding/json"
+	"unsafe"
+)
+
+// These are what the C front calls. Each returns a status, and says why in the
+// error.
+
+//export goPoolOpen
+func goPoolOpen(device C.int32_t, limit C.int64_t, out *C.uint64_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := openPool(int(device), int(limit))
+		*out = C.uint64_t(p)
+		return err
+	})
+}
+
+//export goPoolClose
+func goPoolClose(pool C.uint64_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error { return closePool(uint64(pool)) })
+}
+
+//export goAlloc
+func goAlloc(pool C.uint64_t, bytes C.size_t, stream C.uintptr_t, arena C.uint64_t, out *C.uintptr_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(pool))
+		if err != nil {
+			return err
+		}
+		ptr, err := p.alloc(int(bytes), uintptr(stream), uint64(arena))
+		*out = C.uintptr_t(ptr)
+		return err
+	})
+}
+
+//export goFree
+func goFree(pool C.uint64_t, block C.uintptr_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(pool))
+		if err != nil {
+			return err
+		}
+		return p.free(uintptr(block))
+	})
+}
+
+//export goUse
+func goUse(pool C.uint64_t, block, stream C.uintptr_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(pool))
+		if err != nil {
+			return err
+		}
+		return p.use(uintptr(block), uintptr(stream))
+	})
+}
+
+//export goFind
+func goFind(pool C.uint64_t, block C.uintptr_t, out *C.size_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(pool))
+		if err != nil {
+			return err
+		}
+		n, err := p.find(uintptr(block))
+		*out = C.size_t(n)
+		return err
+	})
+}
+
+//export goTrim
+func goTrim(pool C.uint64_t, freed *C.uint64_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(pool))
+		if err != nil {
+			return err
+		}
+		n, err := p.pool.Trim(0)
+		*freed = C.uint64_t(n)
+		return err
+	})
+}
+
+//export goSetLimit
+func goSetLimit(pool C.uint64_t, bytes C.int64_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(pool))
+		if err != nil {
+			return err
+		}
+		return p.pool.SetLimit(int(bytes))
+	})
+}
+
+//export goTotalMemory
+func goTotalMemory(pool C.uint64_t, out *C.size_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(pool))
+		if err == nil {
+			*out = C.size_t(p.dev.TotalMemory())
+		}
+		return err
+	})
+}
+
+//export goStats
+func goStats(pool C.uint64_t, out *C.cuvmm_stats, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(pool))
+		if err != nil {
+			return err
+		}
+		s := p.pool.Stats()
+		out.requested, out.peak_requested = C.uint64_t(s.Requested), C.uint64_t(s.PeakRequested)
+		out.allocated = C.uint64_t(s.AllocatedBytes)
+		out.reserved, out.peak_reserved = C.uint64_t(s.Reserved), C.uint64_t(s.PeakReserved)
+		out.blocks, out.peak_blocks = C.uint64_t(s.Blocks), C.uint64_t(s.PeakBlocks)
+		out.allocs, out.frees = C.uint64_t(s.Allocs), C.uint64_t(s.Frees)
+		out.limit, out.captures = C.uint64_t(s.Limit), C.uint64_t(p.captures())
+		return nil
+	})
+}
+
+//export goSnapshot
+func goSnapshot(pool C.uint64_t, to *C.char, n *C.size_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(pool))
+		if err != nil {
+			return err
+		}
+		text, err := json.Marshal(p.pool.Snapshot())
+		if err != nil {
+			return err
+		}
+		text = append(text, 0)
+		if int(*n) >= len(text) {
+			copy(unsafe.Slice((*byte)(unsafe.Pointer(to)), len(text)), text)
+		}
+		*n = C.size_t(len(text))
+		return nil
+	})
+}
+
+//export goArenaOpen
+func goArenaOpen(pool C.uint64_t, out *C.uint64_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(pool))
+		if err != nil {
+			return err
+		}
+		n, err := p.openArena()
+		*out = C.uint64_t(n)
+		return err
+	})
+}
+
+//export goArenaEnd
+func goArenaEnd(pool, arena C.uint64_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(pool))
+		if err != nil {
+			return err
+		}
+		return p.endArena(uint64(arena))
+	})
+}
+
+//export goArenaRelease
+func goArenaRelease(pool, arena C.uint64_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(pool))
+		if err != nil {
+			return err
+		}
+		return p.releaseArena(uint64(arena))
+	})
+}
+
+//export goSegmentAlloc
+func goSegmentAlloc(pool C.uint64_t, bytes C.size_t, out *C.uintptr_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(pool))
+		if err != nil {
+			return err
+		}
+		ptr, err := p.newSegment(int(bytes))
+		*out = C.uintptr_t(ptr)
+		return err
+	})
+}
+
+//export goSegmentFree
+func goSegmentFree(pool C.uint64_t, segment, stream C.uintptr_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(pool))
+		if err != nil {
+			return err
+		}
+		return p.freeSegment(uintptr(segment), uintptr(stream))
+	})
+}

@@ -1,0 +1,23 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
+// What the C front, the C++ front and the Go side of the library share.
+#ifndef CUVMM_FRONT_H
+#define CUVMM_FRONT_H
+
+#include "libcuvmm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// cuvmm_forked is not 0 in a child of fork, where no call may cross into Go.
+int cuvmm_forked(void);
+
+// cuvmm_say fills in an error, and returns its status.
+int32_t cuvmm_say(cuvmm_error *e, int32_t status, const char *message);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,24 @@
+// Libcuvmm is the pool of package vmm/pool as a C library, and as PyTorch's
+// allocator:
+//
+//	go build -buildmode=c-shared -o libcuvmm.so ./cmd/libcuvmm
+//
+// libcuvmm.h has its calls; the functions that PyTorch takes begin with
+// cuvmm_torch_, and python/cuvmm/torch.py passes them to it. It opens the driver
+// that cuda/auto chooses, the software driver included.
+//
+// Go's runtime enters the process for the allocator alone. The C front keeps what
+// Go does not survive away from it: a child of fork. A fault of the library is
+// caught at the call, and all later calls are refused with its stacks.
+package main
+
+import (
+	"fmt"
+	"os"
+)
+
+// A shared library's main is never called.
+func main() {
+	fmt.Fprintln(os.Stderr, "libcuvmm is a library: go build -buildmode=c-shared -o libcuvmm.so ./cmd/libcuvmm")
+	os.Exit(2)
+}

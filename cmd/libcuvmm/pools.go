@@ -1,0 +1,185 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/auto"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+)
+
+// entry is a pool with what the C side leaves to it: streams by their handles, and
+// which further streams use a block.
+type entry struct {
+	dev  *cuda.Device
+	pool *pool.Pool
+
+	// streams are borrowed when they are first named, and given back with the pool.
+	// The map is replaced, so that no call needs a lock to read it.
+	streams atomic.Pointer[map[uintptr]*cuda.Stream]
+
+	mu     sync.Mutex
+	used   map[uintptr][]*cuda.Stream // blocks that further streams use
+	marked atomic.Int64               // len(used)
+	arenas map[uint64]*arena
+	last   uint64
+}
+
+var (
+	open   sync.Mutex                        // while a pool is opened or closed
+	sys    *cuda.System                      // opened with the first pool
+	pools  atomic.Pointer[map[uint64]*entry] // replaced at each change
+	serial uint64
+)
+
+func poolOf(handle uint64) (*entry, error) {
+	if all := pools.Load(); all != nil {
+		if p := (*all)[handle]; p != nil {
+			return p, nil
+		}
+	}
+	return nil, errs.ClosedError("cuvmm", fmt.Sprintf("pool %d", handle))
+}
+
+// changeLocked replaces the table. The caller has open.
+func changeLocked(change func(map[uint64]*entry)) {
+	next := map[uint64]*entry{}
+	if all := pools.Load(); all != nil {
+		maps.Copy(next, *all)
+	}
+	change(next)
+	pools.Store(&next)
+}
+
+func openPool(device, limit int) (uint64, error) {
+	open.Lock()
+	defer open.Unlock()
+	if sys == nil {
+		s, err := auto.Open(auto.Options{})
+		if err != nil {
+			return 0, err
+		}
+		sys = s
+	}
+	dev, err := sys.Device(device)
+	if err != nil {
+		return 0, err
+	}
+	p, err := pool.New(dev, pool.Options{Limit: limit, Statistics: true})
+	if err != nil {
+		return 0, err
+	}
+	e := &entry{dev: dev, pool: p, used: map[uintptr][]*cuda.Stream{}, arenas: map[uint64]*arena{}}
+	e.streams.Store(&map[uintptr]*cuda.Stream{})
+	serial++
+	changeLocked(func(all map[uint64]*entry) { all[serial] = e })
+	return serial, nil
+}
+
+func closePool(handle uint64) error {
+	open.Lock()
+	defer open.Unlock()
+	e, err := poolOf(handle)
+	if err != nil {
+		return err
+	}
+	if err := e.pool.Close(); err != nil {
+		return err
+	}
+	for _, s := range *e.streams.Load() {
+		err = errors.Join(err, s.Close())
+	}
+	changeLocked(func(all map[uint64]*entry) { delete(all, handle) })
+	return err
+}
+
+// stream borrows a stream by its handle.
+func (e *entry) stream(handle uintptr) (*cuda.Stream, error) {
+	if s := (*e.streams.Load())[handle]; s != nil {
+		return s, nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	known := *e.streams.Load()
+	if s := known[handle]; s != nil {
+		return s, nil
+	}
+	s, err := e.dev.BorrowStream(handle)
+	if err != nil {
+		return nil, err
+	}
+	next := maps.Clone(known)
+	next[handle] = s
+	e.streams.Store(&next)
+	return s, nil
+}
+
+func (e *entry) alloc(bytes int, stream uintptr, arena uint64) (uintptr, error) {
+	s, err := e.stream(stream)
+	if err != nil {
+		return 0, err
+	}
+	if arena != 0 {
+		if err := e.joinCapture(s, arena); err != nil {
+			return 0, err
+		}
+	}
+	b, err := e.pool.Alloc(pool.Request{Bytes: bytes, Stream: s})
+	if errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, cuda.ErrBudget) {
+		return 0, e.exhausted(bytes, err)
+	}
+	return uintptr(b.Ptr()), err
+}
+
+// exhausted says it as PyTorch does, by which programs tell it from other errors.
+func (e *entry) exhausted(bytes int, err error) error {
+	s := e.pool.Stats()
+	total := e.dev.TotalMemory()
+	return fmt.Errorf("CUDA out of memory. Tried to allocate %s. GPU %d has a total capacity of %s; the pool holds %s, of which %s are in use: %w",
+		errs.Bytes(uint64(bytes)), e.dev.Ordinal(), errs.Bytes(uint64(total)), errs.Bytes(s.Reserved), errs.Bytes(s.Requested), err)
+}
+
+func (e *entry) free(block uintptr) error {
+	var streams []*cuda.Stream
+	if e.marked.Load() > 0 {
+		e.mu.Lock()
+		streams = e.used[block]
+		delete(e.used, block)
+		e.marked.Store(int64(len(e.used)))
+		e.mu.Unlock()
+	}
+	return e.pool.FreePtr(cuda.Ptr(block), streams...)
+}
+
+func (e *entry) use(block, stream uintptr) error {
+	if _, live := e.pool.Find(cuda.Ptr(block)); !live {
+		return nil
+	}
+	s, err := e.stream(stream)
+	if err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, known := range e.used[block] {
+		if known == s {
+			return nil
+		}
+	}
+	e.used[block] = append(e.used[block], s)
+	e.marked.Store(int64(len(e.used)))
+	return nil
+}
+
+func (e *entry) find(block uintptr) (int, error) {
+	b, live := e.pool.Find(cuda.Ptr(block))
+	if !live {
+		return 0, errs.Invalid("cuvmm_find", fmt.Sprintf("no live block begins at %#x", block), "pass the address that cuvmm_alloc gave")
+	}
+	return b.Bytes(), nil
+}
