@@ -1,0 +1,29 @@
+"""GPU memory of other processes in Python, without a copy.
+
+A Go program that uses cuvmm publishes a growing GPU array; :func:`connect` to its socket, :meth:`Client.follow` it, and
+pass its arrays to PyTorch or CuPy. Only the standard library and the CUDA driver are needed::
+
+    import cuvmm, torch
+
+    with cuvmm.connect("/run/user/1000/app/table.sock") as client:
+        with client.follow("table") as table:
+            table.next()
+            rows = torch.from_dlpack(table.array.allow_readonly())
+            print(rows.sum())
+            del rows
+"""
+
+from .array import Array
+from .client import Client, Listing, connect
+from .errors import (AccessError, ArgumentError, CapacityError, ClosedError, DriverError, EndedError, Error, FilesError, ForkedError, GoneError, InUseError,
+                     MismatchError, MovedError, NotSupported, OutOfMemory, PeerError, ProtocolError, RefusedError, StalledError, TooLargeError, UnfinishedError,
+                     UnknownError, WaitTimeout, WithdrawnError)
+from .follower import Follower
+from .imported import Channel, Imported, Message, dial, inherit, open_lease
+from .server import FollowerStats, Publication, Server
+from .shared import Shared, empty
+
+__all__ = ["AccessError", "ArgumentError", "Array", "CapacityError", "Channel", "Client", "ClosedError", "DriverError", "EndedError", "Error", "FilesError", "Follower", "FollowerStats",
+           "ForkedError", "GoneError", "Imported", "InUseError", "Listing", "Message", "MismatchError", "MovedError", "NotSupported", "OutOfMemory", "PeerError", "ProtocolError", "Publication",
+           "RefusedError", "Server", "Shared", "StalledError", "TooLargeError", "UnfinishedError", "UnknownError", "WaitTimeout", "WithdrawnError", "connect", "dial", "empty",
+           "inherit", "open_lease"]

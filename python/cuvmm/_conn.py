@@ -1,0 +1,448 @@
+"""Connections between processes: Unix sockets of packets, with file descriptors."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import fcntl
+import os
+import select
+import socket
+import stat
+import struct
+import threading
+import time
+from typing import Iterable, Iterator, List, NamedTuple, Optional, Tuple
+
+from . import _packet
+from ._wire import clip
+from .errors import ArgumentError, ClosedError, Error, FilesError, ForkedError, GoneError, PeerError, ProtocolError, RefusedError, WaitTimeout
+
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0x40000000)
+_CREDENTIALS = struct.Struct("iII")
+_ANCILLARY = socket.CMSG_SPACE(_packet.FILES * array.array("i").itemsize)
+_REFUSAL_WAIT = 0.1
+_NAME = 80
+TIMEOUT = 10.0
+
+
+class Peer(NamedTuple):
+    """The process at the other end, when it connected. Its pid may belong to another process by now."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def close_all(files: Iterable[int]) -> None:
+    for f in files:
+        with contextlib.suppress(OSError):
+            os.close(f)
+
+
+def _deadline(timeout: Optional[float]) -> Optional[float]:
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def _sooner(a: Optional[float], b: Optional[float]) -> Optional[float]:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def _await(fd: int, event: int, until: Optional[float]) -> bool:
+    """Waits until the descriptor is ready; False at the deadline."""
+    p = select.poll()
+    p.register(fd, event)
+    left = None if until is None else max(0.0, until - time.monotonic())
+    return bool(p.poll(None if left is None else int(left * 1000) + 1))
+
+
+class Conn:
+    """A connection. One thread at a time sends and one receives; the others wait for it.
+
+    A violation of the protocol, by either side, closes it, and every later call raises the same error.
+    """
+
+    def __init__(self, s: socket.socket, peer: Optional[Peer], timeout: float = TIMEOUT, may_lose: Tuple[int, ...] = (),
+                 max_files: int = _packet.MAX_FILES) -> None:
+        s.setblocking(False)
+        self._socket = s
+        self.peer = peer
+        self.timeout = timeout
+        self._pid = os.getpid()
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._state = threading.Lock()
+        self._failed: Optional[Error] = None
+        self._closed = False
+        self._out = _packet.Outbound()
+        nonce = os.urandom(16)
+        self._in = _packet.Inbound(nonce, may_lose, max_files)
+        with contextlib.suppress(OSError):  # why the peer went is for the first receive
+            s.send(_packet.greeting(nonce))
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+        if self._closed:
+            raise ClosedError("the connection is closed")
+        if os.getpid() != self._pid:
+            raise ForkedError("the connection was made before this process forked", "connect in the process that uses it")
+
+    def fail(self, why: Error) -> Error:
+        """Closes the connection for good, and tells the peer why. Returns the error that counts."""
+        with self._state:
+            if self._failed is not None:
+                return self._failed
+            if self._closed:
+                return why
+            self._failed = why
+        if not isinstance(why, (GoneError, RefusedError)) and self._sending.acquire(timeout=_REFUSAL_WAIT):
+            with contextlib.suppress(OSError):
+                self._socket.send(_packet.refusal(self._out.peer, self._out.sequence, clip(str(why), 512)))
+            self._sending.release()
+        self._shutdown()
+        return why
+
+    def _shutdown(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def greet(self) -> None:
+        """Waits until the peer has greeted."""
+        if self._in.greeted:
+            return
+        with self._receiving:
+            until = _deadline(self.timeout)
+            while not self._in.greeted:
+                self._packet(until, True)
+
+    def send(self, kind: int, body: bytes, files: Optional[List[int]] = None) -> None:
+        """Sends a message. The descriptors stay the caller's."""
+        self._check()
+        self.greet()
+        with self._sending:
+            self._check()
+            self._out.version, self._out.peer = self._in.version, self._in.peer
+            until = _deadline(self.timeout)
+            for packet, some in self._out.packets(kind, body, files or []):
+                self._send(packet, some, until)
+                self._out.sequence += 1
+
+    def _send(self, packet: bytes, files: List[int], until: Optional[float]) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
+        pause = 0.001
+        while True:
+            try:
+                self._socket.sendmsg([packet], rights, socket.MSG_NOSIGNAL)
+                return
+            except (BlockingIOError, InterruptedError):
+                ready = _await(self._socket.fileno(), select.POLLOUT, until)
+            except OSError as e:
+                if e.errno == errno.ETOOMANYREFS:  # descriptors of this user that are on their way count together
+                    ready = until is None or time.monotonic() < until
+                    time.sleep(pause)
+                    pause = min(2 * pause, 0.05)
+                else:
+                    self._check()
+                    raise GoneError(f"the connection ended: {e.strerror}", "receive says why, if the other process did") from None
+            if not ready:
+                raise self._fail_unlocked(WaitTimeout(f"the other process read nothing for {self.timeout:g} s", "see what it waits for"))
+
+    def _fail_unlocked(self, why: Error) -> Error:
+        with self._state:
+            self._failed = self._failed or why
+        self._shutdown()
+        return why
+
+    def receive(self, timeout: Optional[float] = None) -> _packet.Message:
+        """Waits for the next message. Its descriptors are the caller's. After a timeout nothing is lost."""
+        until = _deadline(timeout)
+        if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
+            raise WaitTimeout("another thread was receiving", "try again")
+        try:
+            while True:
+                self._check()
+                owed = not self._in.greeted or self._in.pending()
+                m = self._packet(_sooner(until, _deadline(self.timeout) if owed else None), owed and timeout is None)
+                if m is not None:
+                    return m
+        finally:
+            self._receiving.release()
+
+    def _packet(self, until: Optional[float], owed: bool) -> Optional[_packet.Message]:
+        while True:
+            if not _await(self._socket.fileno(), select.POLLIN, until):
+                if owed:
+                    raise self.fail(WaitTimeout(f"the other process did not finish what it owes within {self.timeout:g} s", "see what it waits for"))
+                raise WaitTimeout("no message came", "try again: nothing was lost")
+            try:
+                data, ancillary, flags, _ = self._socket.recvmsg(_packet.HEADER + _packet.BODY + 1, _ANCILLARY, _CLOEXEC)
+                break
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError as e:
+                self._check()
+                raise self.fail(GoneError(f"the connection ended: {e.strerror}")) from None
+        files: List[int] = []
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(content[:len(content) - len(content) % numbers.itemsize])
+                files += numbers
+        if not data and not files:
+            self._check()
+            raise self.fail(GoneError("the other process closed the connection", "connect again when it is back"))
+        try:
+            m = self._in.take(data, files, bool(flags & socket.MSG_CTRUNC))
+        except Error as e:
+            close_all(files)
+            close_all(self._in.discard())
+            raise self.fail(e) from None
+        if m is not None and m.lost:
+            close_all(m.files)
+            return m._replace(files=[])
+        return m
+
+    def close(self) -> None:
+        """Ends the connection, and every call that waits on it. Idempotent."""
+        with self._state:
+            if self._closed:
+                return
+            self._closed = True
+        if os.getpid() == self._pid:  # the parent's end of the connection stays as it is
+            self._shutdown()
+        with self._receiving, self._sending:
+            close_all(self._in.discard())
+            self._socket.close()
+
+
+def _peer(s: socket.socket) -> Peer:
+    return Peer(*_CREDENTIALS.unpack(s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)))
+
+
+@contextlib.contextmanager
+def _folder(path: str, create: bool = False) -> Iterator[Tuple[int, int]]:
+    """A folder of mode 0700: its descriptor and owner."""
+    if create:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise GoneError(f"folder {path!r} does not exist", "start the process that serves there, or correct the path") from None
+    except OSError as e:
+        if e.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise PeerError(f"{path!r} is a symbolic link or not a folder", "name the folder itself") from None
+        raise PeerError(f"folder {path!r}: {e.strerror}", "use a folder of this process's user") from None
+    try:
+        s = os.fstat(fd)
+        if stat.S_IMODE(s.st_mode) != 0o700:
+            raise PeerError(f"folder {path!r} has mode {stat.S_IMODE(s.st_mode):#o}", "others could put a socket there: use one of mode 0700")
+        if create and s.st_uid != os.geteuid():
+            raise PeerError(f"folder {path!r} belongs to user {s.st_uid}", "use a folder of this process's user")
+        yield fd, s.st_uid
+    finally:
+        os.close(fd)
+
+
+def _split(path: str) -> Tuple[str, str]:
+    folder, name = os.path.split(os.fspath(path))
+    if not name or name in (".", "..") or "\0" in path or len(os.fsencode(name)) > _NAME:
+        raise ArgumentError(f"socket {path!r}", f"its name has 1 to {_NAME} bytes")
+    return os.path.normpath(folder or "."), name
+
+
+def _settled(folder: int, until: float) -> bool:
+    """Waits until no process changes the folder's sockets; False at the deadline."""
+    while True:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(folder, fcntl.LOCK_UN)
+            return True
+        except OSError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.001)
+
+
+def dial(path: str, timeout: float = TIMEOUT, allow_uid: Optional[int] = None, may_lose: Tuple[int, ...] = (),
+         max_files: int = _packet.MAX_FILES) -> Conn:
+    """Connects to a socket, checks that its server is of the expected user (this process's, unless told otherwise), and greets."""
+    folder, name = _split(path)
+    until = time.monotonic() + timeout
+    with _folder(folder) as (fd, owner):
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        s.setblocking(False)
+        try:
+            _connect(s, fd, name, path, until)
+            peer = _peer(s)
+            want = os.geteuid() if allow_uid is None else allow_uid
+            if peer.uid != want or peer.uid != owner:
+                raise PeerError(f"{path!r} is served by user {peer.uid}, and its folder belongs to user {owner}", f"only user {want} is let in: name the server's with allow_uid")
+        except BaseException:
+            s.close()
+            raise
+    c = Conn(s, peer, timeout, may_lose, max_files)
+    try:
+        c.greet()
+    except BaseException:
+        c.close()
+        raise
+    return c
+
+
+def _connect(s: socket.socket, folder: int, name: str, path: str, until: float) -> None:
+    settled, pause = False, 0.001
+    while True:
+        try:
+            s.connect(f"/proc/self/fd/{folder}/{name}")
+            return
+        except (BlockingIOError, InterruptedError):  # the listener's queue is full
+            if time.monotonic() >= until:
+                raise WaitTimeout(f"socket {path!r} has a full queue", "see whether the process that serves it accepts connections") from None
+        except (FileNotFoundError, ConnectionRefusedError):
+            if not settled and _settled(folder, until):
+                settled = True
+                continue
+            raise GoneError(f"no process serves {path!r}", "start the process that serves it") from None
+        except OSError as e:
+            raise PeerError(f"socket {path!r}: {e.strerror}", "name a socket that this user may connect to") from None
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+
+
+def inherit(fd: int, timeout: float = TIMEOUT) -> Conn:
+    """A connection of the end of a socketpair that a parent left in this process. The descriptor is taken over."""
+    s = socket.socket(fileno=fd)
+    if s.family != socket.AF_UNIX or s.type != socket.SOCK_SEQPACKET:
+        s.detach()
+        raise ArgumentError(f"descriptor {fd} is not the end of a socketpair of packets", "pass the file that the parent made for it")
+    os.set_inheritable(fd, False)
+    c = Conn(s, None, timeout)
+    c.greet()
+    return c
+
+
+def pair(timeout: float = TIMEOUT) -> Tuple[Conn, int]:
+    """A connection to a child that is not started yet, and the descriptor to pass to it (``pass_fds``), which the caller closes."""
+    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    return Conn(own, None, timeout), other.detach()
+
+
+class Listener:
+    """A socket in a private folder. ``accept`` waits for the next process of the same user."""
+
+    def __init__(self, path: str, timeout: float = TIMEOUT) -> None:
+        folder, name = _split(path)
+        self.path = path
+        self._name, self._timeout = name, timeout
+        self._pid = os.getpid()
+        self._closed = False
+        self._stop, self._wake = os.pipe()
+        self._accepting = threading.Lock()
+        try:
+            with _folder(folder, create=True) as (fd, _):
+                self._fd = os.dup(fd)
+        except BaseException:
+            close_all((self._stop, self._wake))
+            raise
+        try:
+            with self._locked():
+                self._replace_stale()
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+                self._socket.bind(f"/proc/self/fd/{self._fd}/{name}")
+                self._socket.listen(128)
+                self._socket.setblocking(False)
+                self._entry = self._look()
+        except BaseException:
+            close_all((self._stop, self._wake, self._fd))
+            raise
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        until = time.monotonic() + self._timeout
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() >= until:
+                    raise WaitTimeout(f"another process holds the lock of the folder of {self.path!r}", "end the process of this user that stands still there") from None
+                time.sleep(0.001)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _look(self) -> Optional[Tuple[int, int]]:
+        try:
+            s = os.stat(self._name, dir_fd=self._fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISSOCK(s.st_mode) or s.st_uid != os.geteuid():
+            raise PeerError(f"{self.path!r} is not a socket of this user", "use another name, or remove it")
+        return s.st_dev, s.st_ino
+
+    def _replace_stale(self) -> None:
+        if self._look() is None:
+            return
+        probe = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        probe.settimeout(self._timeout)
+        try:
+            probe.connect(f"/proc/self/fd/{self._fd}/{self._name}")
+        except ConnectionRefusedError:
+            os.unlink(self._name, dir_fd=self._fd)
+            return
+        except OSError:
+            pass
+        finally:
+            probe.close()
+        raise PeerError(f"a process serves {self.path!r}", "use another name, or end that process")
+
+    def accept(self) -> Conn:
+        """Waits for the next process. ClosedError ends the wait; FilesError may pass."""
+        with self._accepting:
+            return self._accept()
+
+    def _accept(self) -> Conn:
+        if self._closed:
+            raise ClosedError("the listener is closed")
+        p = select.poll()
+        p.register(self._socket.fileno(), select.POLLIN)
+        p.register(self._stop, select.POLLIN)
+        while True:
+            p.poll()
+            if self._closed:
+                raise ClosedError("the listener is closed")
+            try:
+                s, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                continue
+            except OSError as e:
+                if self._closed:
+                    continue
+                raise FilesError(f"socket {self.path!r}: {e.strerror}", "raise this process's limit of open files (ulimit -n)") from None
+            peer = _peer(s)
+            if peer.uid == os.geteuid():
+                return Conn(s, peer, self._timeout)
+            with contextlib.suppress(OSError):
+                s.setblocking(False)
+                s.send(_packet.refusal(_packet.NO_NONCE, 0, f"user {peer.uid} is not allowed".encode()))
+            s.close()
+
+    def close(self) -> None:
+        """Ends the listener and removes its socket. Connections stay open. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() == self._pid:
+            os.write(self._wake, b"x")
+            with contextlib.suppress(Error, OSError), self._locked():
+                if self._look() == self._entry:
+                    os.unlink(self._name, dir_fd=self._fd)
+        with self._accepting:
+            self._socket.close()
+            close_all((self._stop, self._wake, self._fd))
+
+
+__all__ = ["Conn", "Listener", "Peer", "ProtocolError", "close_all", "dial", "inherit", "pair"]

@@ -1,0 +1,120 @@
+"""DLPack capsules of version 1.1, and of the form before versions, made with ctypes.
+
+A consumer calls the tensor's deleter when it has no more use for the memory, from any thread, and perhaps after the
+interpreter has gone. The deleter here is Python, so at the end of the process every tensor that is still out loses its
+deleter: what is left then goes with the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import threading
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from typing import Any, Dict, Sequence, Tuple
+
+CPU, CUDA = 1, 2
+_READ_ONLY, _IS_COPIED = 1, 2
+_VERSION = (1, 1)
+
+
+class _Device(Structure):
+    _fields_ = [("device_type", c_int32), ("device_id", c_int32)]
+
+
+class _DataType(Structure):
+    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
+
+
+class _Tensor(Structure):
+    _fields_ = [("data", c_void_p), ("device", _Device), ("ndim", c_int32), ("dtype", _DataType), ("shape", POINTER(c_int64)),
+                ("strides", POINTER(c_int64)), ("byte_offset", c_uint64)]
+
+
+class _Version(Structure):
+    _fields_ = [("major", c_uint32), ("minor", c_uint32)]
+
+
+_Deleter = CFUNCTYPE(None, c_void_p)
+
+
+class _Managed(Structure):
+    _fields_ = [("tensor", _Tensor), ("manager", c_void_p), ("deleter", c_void_p)]
+
+
+class _ManagedVersioned(Structure):
+    _fields_ = [("version", _Version), ("manager", c_void_p), ("deleter", c_void_p), ("flags", c_uint64), ("tensor", _Tensor)]
+
+
+_lock = threading.RLock()  # a capsule may end wherever the collector runs
+#: What is out: by the address of the managed tensor, everything that must live as long.
+_out: Dict[int, Tuple[Any, ...]] = {}
+
+
+def _delete(address: int) -> None:
+    with _lock:
+        keep = _out.pop(address, None)
+    del keep  # which may end the array, outside of the lock
+
+
+_deleter = _Deleter(_delete)
+
+
+_CapsuleDestructor = CFUNCTYPE(None, c_void_p)
+_names = {False: b"dltensor", True: b"dltensor_versioned"}
+_api = ctypes.PyDLL(None)
+_new = _api.PyCapsule_New
+_new.argtypes, _new.restype = [c_void_p, c_char_p, c_void_p], ctypes.py_object
+_is_valid = _api.PyCapsule_IsValid
+_is_valid.argtypes, _is_valid.restype = [c_void_p, c_char_p], ctypes.c_int
+_pointer = _api.PyCapsule_GetPointer
+_pointer.argtypes, _pointer.restype = [c_void_p, c_char_p], c_void_p
+
+
+def _destroy(capsule: int) -> None:
+    """A capsule that no consumer took is given up."""
+    for name in _names.values():
+        if _is_valid(capsule, name):
+            _delete(_pointer(capsule, name))
+
+
+_destructor = _CapsuleDestructor(_destroy)
+
+# A consumer may call these when the modules are torn down: they live as long as the process.
+for _callback in (_deleter, _destructor):
+    _api.Py_IncRef(ctypes.py_object(_callback))
+
+
+@atexit.register
+def _at_exit() -> None:
+    with _lock:
+        for keep in list(_out.values()):
+            keep[0].deleter = None
+
+
+def capsule(owner: Any, pointer: int, shape: Sequence[int], code: int, bits: int, device: Tuple[int, int], *, versioned: bool,
+            readonly: bool, copied: bool) -> Any:
+    """A capsule of contiguous elements. ``owner`` lives as long as a consumer uses them."""
+    dims = (c_int64 * len(shape))(*shape)
+    strides = (c_int64 * len(shape))()
+    step = 1
+    for i in reversed(range(len(shape))):
+        strides[i], step = step, step * shape[i]
+    managed = _ManagedVersioned() if versioned else _Managed()
+    t = managed.tensor
+    t.data, t.device, t.ndim = pointer, _Device(*device), len(shape)
+    t.dtype, t.byte_offset = _DataType(code, bits, 1), 0
+    t.shape, t.strides = ctypes.cast(dims, POINTER(c_int64)), ctypes.cast(strides, POINTER(c_int64))
+    managed.deleter = ctypes.cast(_deleter, c_void_p)
+    if isinstance(managed, _ManagedVersioned):
+        managed.version = _Version(*_VERSION)
+        managed.flags = (_READ_ONLY if readonly else 0) | (_IS_COPIED if copied else 0)
+    address = ctypes.addressof(managed)
+    with _lock:
+        _out[address] = (managed, dims, strides, owner)
+    try:
+        return _new(address, _names[versioned], ctypes.cast(_destructor, c_void_p))
+    except BaseException:
+        with _lock:
+            del _out[address]
+        raise

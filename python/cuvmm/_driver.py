@@ -1,0 +1,316 @@
+"""The CUDA driver, called with ctypes: the real ``libcuda.so.1``, or the project's software driver in its place."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
+from typing import Any, Dict, Iterator, List, Optional
+
+from .errors import ArgumentError, DriverError, ForkedError, NotSupported, OutOfMemory
+
+#: Results of driver calls that this package tells apart.
+OUT_OF_MEMORY, DEINITIALIZED, NO_DEVICE, NOT_READY, NOT_SUPPORTED = 2, 4, 100, 600, 801
+
+POSIX_FD = 1
+FABRIC = 8
+READ, READ_WRITE = 1, 3
+_PINNED = 1
+DEVICE_LOCATION, HOST_LOCATION, NUMA_LOCATION = 1, 2, 3
+_REGISTER_PORTABLE, _REGISTER_DEVICEMAP = 1, 2
+_NON_BLOCKING = 1
+_DISABLE_TIMING = 2
+_RELAXED = 2
+_STREAM_MEM_OPS_64 = 122
+
+
+class Location(Structure):
+    _fields_ = [("type", c_int), ("id", c_int)]
+
+
+class Properties(Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = [("type", c_int), ("handles", c_int), ("location", Location), ("win32", c_void_p), ("compression", c_ubyte),
+                ("rdma", c_ubyte), ("usage", c_ushort), ("reserved", c_ubyte * 4)]
+
+
+class Access(Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = [("location", Location), ("flags", c_int)]
+
+
+_CALLS: Dict[str, List[Any]] = {
+    "cuInit": [c_uint],
+    "cuDriverGetVersion": [POINTER(c_int)],
+    "cuDeviceGetCount": [POINTER(c_int)],
+    "cuDeviceGet": [POINTER(c_int), c_int],
+    "cuDeviceGetUuid_v2": [c_char * 16, c_int],
+    "cuDeviceGetName": [c_char_p, c_int, c_int],
+    "cuDeviceTotalMem_v2": [POINTER(c_size_t), c_int],
+    "cuDeviceGetAttribute": [POINTER(c_int), c_int, c_int],
+    "cuDeviceCanAccessPeer": [POINTER(c_int), c_int, c_int],
+    "cuDevicePrimaryCtxRetain": [POINTER(c_void_p), c_int],
+    "cuCtxGetCurrent": [POINTER(c_void_p)],
+    "cuCtxSetCurrent": [c_void_p],
+    "cuCtxSynchronize": [],
+    "cuThreadExchangeStreamCaptureMode": [POINTER(c_int)],
+    "cuStreamCreate": [POINTER(c_void_p), c_uint],
+    "cuStreamDestroy_v2": [c_void_p],
+    "cuStreamQuery": [c_void_p],
+    "cuStreamSynchronize": [c_void_p],
+    "cuStreamIsCapturing": [c_void_p, POINTER(c_int)],
+    "cuStreamWaitEvent": [c_void_p, c_void_p, c_uint],
+    "cuStreamWriteValue64_v2": [c_void_p, c_uint64, c_uint64, c_uint],
+    "cuStreamWaitValue64_v2": [c_void_p, c_uint64, c_uint64, c_uint],
+    "cuEventCreate": [POINTER(c_void_p), c_uint],
+    "cuEventRecord": [c_void_p, c_void_p],
+    "cuEventQuery": [c_void_p],
+    "cuEventDestroy_v2": [c_void_p],
+    "cuMemAlloc_v2": [POINTER(c_uint64), c_size_t],
+    "cuMemFree_v2": [c_uint64],
+    "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
+    "cuMemcpyDtoHAsync_v2": [c_void_p, c_uint64, c_size_t, c_void_p],
+    "cuMemcpyDtoDAsync_v2": [c_uint64, c_uint64, c_size_t, c_void_p],
+    "cuMemsetD8Async": [c_uint64, c_ubyte, c_size_t, c_void_p],
+    "cuMemHostRegister_v2": [c_void_p, c_size_t, c_uint],
+    "cuMemHostUnregister": [c_void_p],
+    "cuMemHostGetDevicePointer_v2": [POINTER(c_uint64), c_void_p, c_uint],
+    "cuMemAddressReserve": [POINTER(c_uint64), c_size_t, c_size_t, c_uint64, c_uint64],
+    "cuMemAddressFree": [c_uint64, c_size_t],
+    "cuMemCreate": [POINTER(c_uint64), c_size_t, POINTER(Properties), c_uint64],
+    "cuMemRelease": [c_uint64],
+    "cuMemMap": [c_uint64, c_size_t, c_size_t, c_uint64, c_uint64],
+    "cuMemUnmap": [c_uint64, c_size_t],
+    "cuMemSetAccess": [c_uint64, c_size_t, POINTER(Access), c_size_t],
+    "cuMemGetAllocationGranularity": [POINTER(c_size_t), POINTER(Properties), c_uint],
+    "cuMemGetAllocationPropertiesFromHandle": [POINTER(Properties), c_uint64],
+    "cuMemExportToShareableHandle": [c_void_p, c_uint64, c_uint, c_uint64],
+    "cuMemImportFromShareableHandle": [POINTER(c_uint64), c_void_p, c_uint],
+    "cuMemRetainAllocationHandle": [POINTER(c_uint64), c_void_p],
+    "cuPointerGetAttribute": [c_void_p, c_int, c_uint64],
+}
+
+_HINTS = {
+    NO_DEVICE: "see that a GPU is visible to this process (CUDA_VISIBLE_DEVICES, the container's devices)",
+    NOT_SUPPORTED: "the driver or the device cannot do it",
+    DEINITIALIZED: "the process is ending",
+}
+
+
+class Driver:
+    """The driver's calls. One is loaded in a process, by :func:`driver`."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._lib = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
+        except OSError as e:
+            raise NotSupported(f"the CUDA driver could not be loaded: {e}",
+                               "install NVIDIA's driver, give the container access to it, or set CUVMM_LIBCUDA to a software driver") from None
+        self.path = path
+        self._pid = os.getpid()
+        for name, types in _CALLS.items():
+            call = getattr(self._lib, name, None)
+            if call is not None:
+                call.argtypes, call.restype = types, c_int
+        self._name = self._lib.cuGetErrorName
+        self._name.argtypes, self._name.restype = [c_int, POINTER(c_char_p)], c_int
+        self.call("cuInit", 0)
+
+    def raw(self, name: str, *args: Any) -> int:
+        """Makes a call and returns its result."""
+        if os.getpid() != self._pid:
+            raise ForkedError("CUDA was initialised before this process forked", "start workers with the spawn method, or initialise after the fork")
+        call = getattr(self._lib, name, None)
+        if call is None:
+            raise NotSupported(f"this driver has no {name}", "install a driver for CUDA 12 or later")
+        return int(call(*args))
+
+    def call(self, name: str, *args: Any, what: str = "") -> None:
+        """Makes a call and raises its failure."""
+        code = self.raw(name, *args)
+        if code != 0:
+            raise self.error(name, code, what)
+
+    def error(self, name: str, code: int, what: str = "") -> Exception:
+        text = c_char_p()
+        self._name(code, byref(text))
+        shown = (text.value or b"an unknown result").decode()
+        name = name.split("_v")[0]
+        if code == OUT_OF_MEMORY:
+            return OutOfMemory(f"{what + ': ' if what else ''}{name} returned {shown} ({code})", "free memory of this device first")
+        return DriverError(name, code, shown, what, _HINTS.get(code, ""))
+
+
+_lock = threading.Lock()
+_loaded: Optional[Driver] = None
+_devices: Dict[int, "Device"] = {}
+
+
+def driver() -> Driver:
+    """The process's driver: ``CUVMM_LIBCUDA``, or libcuda.so.1."""
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            _loaded = Driver(os.environ.get("CUVMM_LIBCUDA") or "libcuda.so.1")
+        return _loaded
+
+
+def device(ordinal: int) -> "Device":
+    """A device, as this process counts them."""
+    d = driver()
+    with _lock:
+        known = _devices.get(ordinal)
+        if known is None:
+            known = _devices[ordinal] = Device(d, ordinal)
+        return known
+
+
+def devices() -> List["Device"]:
+    n = c_int()
+    driver().call("cuDeviceGetCount", byref(n))
+    return [device(i) for i in range(n.value)]
+
+
+class Device:
+    """A device with its primary context, which PyTorch and CuPy use, too. It is retained for the process's life."""
+
+    def __init__(self, d: Driver, ordinal: int) -> None:
+        self.driver = d
+        n = c_int()
+        d.call("cuDeviceGetCount", byref(n))
+        if not 0 <= ordinal < n.value:
+            raise ArgumentError(f"device {ordinal}, and this process sees {n.value}", "see CUDA_VISIBLE_DEVICES")
+        self.ordinal = ordinal
+        handle = c_int()
+        d.call("cuDeviceGet", byref(handle), ordinal)
+        self.handle = handle.value
+        uuid = (c_char * 16)()
+        d.call("cuDeviceGetUuid_v2", uuid, self.handle)
+        self.uuid = uuid.raw
+        total = c_size_t()
+        d.call("cuDeviceTotalMem_v2", byref(total), self.handle)
+        self.memory = int(total.value)
+        context = c_void_p()
+        d.call("cuDevicePrimaryCtxRetain", byref(context), self.handle, what=f"device {ordinal}")
+        self.context = context
+
+    def attribute(self, number: int) -> int:
+        v = c_int()
+        return v.value if self.driver.raw("cuDeviceGetAttribute", byref(v), number, self.handle) == 0 else 0
+
+    def stream_words(self) -> bool:
+        """Whether its streams can write and wait for 64-bit words."""
+        return self.attribute(_STREAM_MEM_OPS_64) > 0
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[Driver]:
+        """The driver, with this device's context current and the capture mode relaxed, as long as the block runs."""
+        d = self.driver
+        before, mode = c_void_p(), c_int(_RELAXED)
+        d.call("cuCtxGetCurrent", byref(before))
+        d.call("cuCtxSetCurrent", self.context)
+        d.call("cuThreadExchangeStreamCaptureMode", byref(mode))
+        try:
+            yield d
+        finally:
+            d.raw("cuThreadExchangeStreamCaptureMode", byref(mode))
+            d.raw("cuCtxSetCurrent", before)
+
+    def properties(self, handles: int = POSIX_FD, compression: int = 0, rdma: int = 0) -> Properties:
+        return Properties(type=_PINNED, handles=handles, location=Location(DEVICE_LOCATION, self.handle), compression=compression, rdma=rdma)
+
+    def granularity(self, p: Properties) -> int:
+        n = c_size_t()
+        self.driver.call("cuMemGetAllocationGranularity", byref(n), byref(p), 0)
+        return int(n.value)
+
+    def can_access(self, other: "Device") -> bool:
+        if other.ordinal == self.ordinal:
+            return True
+        can = c_int()
+        self.driver.call("cuDeviceCanAccessPeer", byref(can), self.handle, other.handle)
+        return can.value != 0
+
+    def synchronize(self) -> None:
+        with self.current() as d:
+            d.call("cuCtxSynchronize")
+
+    def register(self, address: int, size: int) -> int:
+        """Pins host memory for the device's streams and returns its device address."""
+        with self.current() as d:
+            d.call("cuMemHostRegister_v2", address, size, _REGISTER_PORTABLE | _REGISTER_DEVICEMAP)
+            at = c_uint64()
+            code = d.raw("cuMemHostGetDevicePointer_v2", byref(at), address, 0)
+            if code != 0:
+                d.raw("cuMemHostUnregister", address)
+                raise d.error("cuMemHostGetDevicePointer_v2", code)
+            return int(at.value)
+
+    def unregister(self, address: int) -> None:
+        with self.current() as d:
+            d.call("cuMemHostUnregister", address)
+
+
+class Stream:
+    """A stream of this package's own, unordered with any other."""
+
+    def __init__(self, dev: Device) -> None:
+        self.device = dev
+        handle = c_void_p()
+        with dev.current() as d:
+            d.call("cuStreamCreate", byref(handle), _NON_BLOCKING)
+        self.handle = handle
+
+    def done(self) -> bool:
+        with self.device.current() as d:
+            code = d.raw("cuStreamQuery", self.handle)
+        if code not in (0, NOT_READY):
+            raise self.device.driver.error("cuStreamQuery", code)
+        return code == 0
+
+    def synchronize(self) -> None:
+        with self.device.current() as d:
+            d.call("cuStreamSynchronize", self.handle)
+
+    def close(self) -> None:
+        if self.handle:
+            with self.device.current() as d:
+                d.call("cuStreamDestroy_v2", self.handle)
+            self.handle = c_void_p()
+
+
+class Event:
+    """A point on a stream. Use it in a with statement."""
+
+    def __init__(self, dev: Device, stream: Any) -> None:
+        self.device = dev
+        self._handle = c_void_p()
+        with dev.current() as d:
+            d.call("cuEventCreate", byref(self._handle), _DISABLE_TIMING)
+            code = d.raw("cuEventRecord", self._handle, stream)
+            if code != 0:
+                d.raw("cuEventDestroy_v2", self._handle)
+                raise d.error("cuEventRecord", code)
+
+    def hold(self, stream: Any) -> None:
+        """Has later work on the stream wait for this point."""
+        with self.device.current() as d:
+            d.call("cuStreamWaitEvent", stream, self._handle, 0)
+
+    def passed(self) -> bool:
+        with self.device.current() as d:
+            code = d.raw("cuEventQuery", self._handle)
+        if code not in (0, NOT_READY):
+            raise self.device.driver.error("cuEventQuery", code)
+        return code == 0
+
+    def __enter__(self) -> "Event":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.device.current() as d:
+            d.raw("cuEventDestroy_v2", self._handle)

@@ -1,0 +1,150 @@
+"""Ranges of addresses with memory of this or another process mapped from their start on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import byref, c_char, c_int, c_uint64, c_void_p
+from typing import List
+
+from . import _driver
+from ._descriptor import Descriptor
+from ._driver import Device, Properties
+from .errors import CapacityError, MismatchError, NotSupported
+
+_INVALID_VALUE, _INVALID_HANDLE, _UNKNOWN = 1, 400, 999
+
+
+class Handle:
+    """A reference to physical memory, which lasts until ``release``. A mapping keeps the memory by itself."""
+
+    def __init__(self, dev: Device, number: int, size: int) -> None:
+        self.device, self.number, self.size = dev, number, size
+
+    def export(self) -> int:
+        """A new file descriptor of the memory, for the caller to close."""
+        fd = c_int(-1)
+        self.device.driver.call("cuMemExportToShareableHandle", byref(fd), self.number, _driver.POSIX_FD, 0)
+        os.set_inheritable(fd.value, False)
+        return fd.value
+
+    def release(self) -> None:
+        if self.number:
+            self.device.driver.call("cuMemRelease", self.number)
+            self.number = 0
+
+
+def create(dev: Device, size: int) -> Handle:
+    """Makes memory that can be exported as file descriptors."""
+    h = c_uint64()
+    dev.driver.call("cuMemCreate", byref(h), size, byref(dev.properties()), 0, what=f"{size} bytes on device {dev.ordinal}")
+    return Handle(dev, int(h.value), size)
+
+
+def home_of(dev: Device, d: Descriptor) -> Device:
+    """The device of this process that the described memory lies on, which the importing one must reach."""
+    for other in _driver.devices():
+        if other.uuid == d.device:
+            if not dev.can_access(other):
+                raise NotSupported(f"memory on device {other.ordinal} for device {dev.ordinal}, which cannot reach it",
+                                   "use it on the device that it lies on, and copy")
+            return other
+    raise NotSupported(f"memory on the device of UUID {d.device.hex()}, which this process does not see",
+                       "make that device visible (CUDA_VISIBLE_DEVICES, the container's devices)")
+
+
+class Importer:
+    """What chunks of a descriptor must be, here, and how they are imported."""
+
+    def __init__(self, dev: Device, d: Descriptor) -> None:
+        self.device = dev
+        if d.location_type == _driver.DEVICE_LOCATION:
+            home = home_of(dev, d)
+            self._location = (_driver.DEVICE_LOCATION, home.handle)
+            self.most = home.memory
+            p = home.properties(d.handle, 1 if d.compressible else 0)
+        else:
+            self._location = (d.location_type, d.location_id)
+            self.most = 1 << 40
+            p = Properties(type=1, handles=d.handle, location=_driver.Location(d.location_type, d.location_id))
+        self.granularity = dev.granularity(p)
+
+    def descriptor(self, fd: int, size: int) -> Handle:
+        return self._import(c_void_p(fd), _driver.POSIX_FD, size, "a file descriptor")
+
+    def fabric(self, handle: bytes, size: int) -> Handle:
+        raw = (c_char * len(handle)).from_buffer_copy(handle)
+        return self._import(ctypes.cast(raw, c_void_p), _driver.FABRIC, size, "a fabric handle")
+
+    def _import(self, os_handle: c_void_p, kind: int, size: int, what: str) -> Handle:
+        d = self.device.driver
+        h = c_uint64()
+        code = d.raw("cuMemImportFromShareableHandle", byref(h), os_handle, kind)
+        if code in (_UNKNOWN, _INVALID_HANDLE, _INVALID_VALUE):
+            raise MismatchError(f"{what} that is not GPU memory of this driver ({code})", "the exporter sent something else")
+        if code != 0:
+            raise d.error("cuMemImportFromShareableHandle", code, "memory of another process")
+        handle = Handle(self.device, int(h.value), size)
+        p = Properties()
+        try:
+            d.call("cuMemGetAllocationPropertiesFromHandle", byref(p), handle.number)
+            if (p.location.type, p.location.id) != self._location:
+                raise MismatchError(f"memory at location {p.location.type}, {p.location.id}, and {self._location} was declared", "the exporter describes other memory than it sends")
+        except BaseException:
+            handle.release()
+            raise
+        return handle
+
+
+class Range:
+    """Reserved addresses of one device, fixed for its life, with chunks mapped one behind the other from its start on."""
+
+    def __init__(self, dev: Device, size: int, granularity: int, flags: int, hint: int = 0) -> None:
+        self.device, self.size, self._flags = dev, size, flags
+        at = c_uint64()
+        dev.driver.call("cuMemAddressReserve", byref(at), size, granularity, hint, 0, what=f"{size} bytes of addresses")
+        self.address = int(at.value)
+        self.chunks: List[int] = []  # sizes
+        self.mapped = 0
+
+    def attach(self, handles: List[Handle]) -> None:
+        """Maps memory behind what is mapped, and grants this device access. After an error nothing has changed."""
+        d = self.device.driver
+        at, done = self.address + self.mapped, []
+        need = sum(h.size for h in handles)
+        if need > self.size - self.mapped:
+            raise CapacityError(f"{need} bytes more in a range of {self.size}, of which {self.mapped} are in use", "reserve a larger range")
+        try:
+            for h in handles:
+                code = d.raw("cuMemMap", at, h.size, 0, h.number, 0)
+                if code in (_driver.NOT_SUPPORTED, _INVALID_VALUE):
+                    raise MismatchError(f"memory of another size than the {h.size} bytes that were declared", "the exporter declared it wrong")
+                if code != 0:
+                    raise d.error("cuMemMap", code, f"{h.size} bytes")
+                done.append((at, h.size))
+                access = _driver.Access(_driver.Location(_driver.DEVICE_LOCATION, self.device.handle), self._flags)
+                d.call("cuMemSetAccess", at, h.size, byref(access), 1, what=f"device {self.device.ordinal}")
+                at += h.size
+        except BaseException:
+            for start, size in done:
+                d.raw("cuMemUnmap", start, size)
+            raise
+        self.chunks += [h.size for h in handles]
+        self.mapped += need
+
+    def detach(self, keep: int) -> None:
+        """Unmaps the chunks behind the first ``keep``. No work may use them any more."""
+        while len(self.chunks) > keep:
+            size = self.chunks[-1]
+            self.device.driver.call("cuMemUnmap", self.address + self.mapped - size, size)
+            self.chunks.pop()
+            self.mapped -= size
+
+    def close(self) -> None:
+        """Gives everything back. No work may use it any more. Idempotent."""
+        self.detach(0)
+        if self.address:
+            self.device.driver.call("cuMemAddressFree", self.address, self.size)
+            self.address = 0
+
+

@@ -1,0 +1,85 @@
+"""The page of words by which the GPUs of two processes order their work."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import stat
+from typing import Optional
+
+from ._driver import Device
+from .errors import ProtocolError
+
+#: What a word reads once its waits must end: later than every generation.
+RELEASE = 1 << 62
+LAST_GENERATION = RELEASE - 1
+
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW if hasattr(fcntl, "F_SEAL_SEAL") else 7
+_GET_SEALS = getattr(fcntl, "F_GET_SEALS", 1034)
+_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
+_NOEXEC_SEAL = 8
+
+
+class Page:
+    """A page of words, mapped here and, on devices whose streams can write and wait for words, pinned."""
+
+    def __init__(self, memory: mmap.mmap, dev: Optional[Device]) -> None:
+        self._memory = memory
+        self._device = dev
+        self._words = (ctypes.c_uint64 * (len(memory) // 8)).from_buffer(memory)
+        self.words = len(self._words)
+        self._address = ctypes.addressof(self._words)
+        self.base = dev.register(self._address, len(memory)) if dev is not None else 0
+
+    def load(self, slot: int) -> int:
+        return int(self._words[slot])  # aligned, 8 bytes: one load
+
+    def store(self, slot: int, value: int) -> None:
+        self._words[slot] = value
+
+    def at(self, slot: int) -> int:
+        """The word's address for streams."""
+        return self.base + 8 * slot
+
+    def close(self) -> None:
+        """Takes the page out of this process. No stream may use it any more. Idempotent."""
+        if self._device is not None:
+            self._device.unregister(self._address)
+            self._device = None
+        if self._address:
+            self._address = 0
+            del self._words
+            self._memory.close()
+
+
+def open_page(fd: int, dev: Optional[Device]) -> Page:
+    """Maps the page that another process sent. The descriptor stays the caller's."""
+    try:
+        seals = fcntl.fcntl(fd, _GET_SEALS)
+    except OSError:
+        raise ProtocolError("something other than a page to order work by: it takes no seals") from None
+    s = os.fstat(fd)
+    if seals & _SEALS != _SEALS or s.st_size != mmap.PAGESIZE or not stat.S_ISREG(s.st_mode):
+        raise ProtocolError(f"something other than a page to order work by: {s.st_size} bytes, seals {seals:#x}")
+    try:
+        memory = mmap.mmap(fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    except OSError as e:
+        raise ProtocolError(f"something other than a page to order work by: {e.strerror}") from None
+    return Page(memory, dev)
+
+
+def make_page(dev: Optional[Device]) -> "tuple[Page, int]":
+    """Makes a page that reads zero, and a descriptor of it for the other process, which the caller closes."""
+    try:
+        fd = os.memfd_create("cuvmm words", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | _NOEXEC_SEAL)
+    except OSError:  # kernels before 6.3
+        fd = os.memfd_create("cuvmm words", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, mmap.PAGESIZE)
+        fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+        return open_page(fd, dev), fd
+    except BaseException:
+        os.close(fd)
+        raise

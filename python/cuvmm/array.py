@@ -1,0 +1,289 @@
+"""Arrays: views of mapped GPU memory for other libraries."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import warnings
+import weakref
+from ctypes import byref, c_uint64, c_void_p
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+
+from . import _dlpack, _streams
+from ._descriptor import ELEMENTS, RECORD, Element
+from ._driver import Device, Event, Stream
+from .errors import ArgumentError, Error, InUseError
+
+
+class ElementType(NamedTuple):
+    """What an array holds. ``name`` is that of NumPy, or "record" for structures of ``size`` bytes."""
+
+    name: str
+    size: int
+    number: int
+
+    @property
+    def element(self) -> Element:
+        """Records are shown as bytes."""
+        return ELEMENTS[self.number] if self.number != RECORD else ELEMENTS[6]
+
+
+def _caller() -> str:
+    """The nearest line of code outside of this package, for messages."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "cuvmm":
+        back = frame.f_back
+        if back is None:
+            break
+        frame = back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+class Users:
+    """Counts the arrays that show an owner's memory, and knows how far each reaches."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # reentrant: an array may end wherever the collector runs
+        self._all: Dict[int, Tuple["weakref.ref[Array]", int, str]] = {}
+
+    def add(self, a: "Array", to: int) -> None:
+        key = id(a)
+
+        def gone(_: "weakref.ref[Array]") -> None:
+            with self._changed:
+                self._all.pop(key, None)
+                self._changed.notify_all()
+
+        with self._changed:
+            self._all[key] = (weakref.ref(a, gone), to, _caller())
+
+    def behind(self, byte: int) -> List[str]:
+        """Where the arrays were made that reach beyond a byte."""
+        return [where for _, to, where in list(self._all.values()) if to > byte]
+
+    def wait(self, byte: int, timeout: float) -> None:
+        """Waits until no array reaches beyond a byte, or for so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.behind(byte), timeout)
+
+    def refuse(self, what: str, byte: int = 0) -> None:
+        where = self.behind(byte)
+        if where:
+            shown = ", ".join(sorted(set(where))[:4])
+            raise InUseError(f"{what}: {len(where)} array{'s' if len(where) > 1 else ''} of it, or tensors made of them, still in use (made at {shown})",
+                             "delete them first: del the tensors and arrays, or let them go out of scope")
+
+
+class _Bytes:
+    """Device memory of this process's own, for copies. It is freed with its last user."""
+
+    def __init__(self, dev: Device, size: int) -> None:
+        p = c_uint64()
+        with dev.current() as d:
+            d.call("cuMemAlloc_v2", byref(p), max(size, 1), what=f"a copy of {size} bytes")
+        self.pointer = int(p.value)
+        self._free = weakref.finalize(self, _free, dev, self.pointer)
+        self._free.atexit = False
+
+
+def close_at_exit(close: Callable[[], None], error: Any) -> None:
+    """Closes at the end of a with statement. An exception that ends the block often holds arrays in its traceback: it must not be hidden by that."""
+    try:
+        close()
+    except InUseError as e:
+        if error is None:
+            raise
+        warnings.warn(f"{e}; it stays open", ResourceWarning, stacklevel=3)
+
+
+def _free(dev: Device, pointer: int) -> None:
+    try:
+        with dev.current() as d:
+            d.raw("cuMemFree_v2", pointer)
+    except Error:
+        pass  # a fork's child, whose parent has the memory
+
+
+class Array:
+    """Elements in GPU memory, in one row (records: rows of bytes). It keeps the memory mapped as long as it lives.
+
+    PyTorch, CuPy and others take it as ``__dlpack__`` or ``__cuda_array_interface__``. Most ignore that memory may be
+    read-only, and a write to it destroys the CUDA context of the process: ``__dlpack__`` of read-only memory raises
+    BufferError unless :meth:`allow_readonly` was called. A copy always works.
+
+    An array has the length that it was made with. It is safe for use by any thread.
+    """
+
+    def __init__(self, dev: Device, pointer: int, length: int, kind: ElementType, readonly: bool, users: Users, base: int,
+                 order: Callable[[List[c_void_p]], None], owner: Any, trusted: bool = False) -> None:
+        self._device, self._pointer, self._length, self._kind = dev, pointer, length, kind
+        self._readonly, self._users, self._base, self._order, self._owner = readonly, users, base, order, owner
+        self._trusted = trusted
+        users.add(self, pointer - base + length * kind.size)
+
+    def __repr__(self) -> str:
+        return f"<cuvmm.Array of {self._length} {self._kind.name} on device {self._device.ordinal}{', read-only' if self._readonly else ''}>"
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def dtype(self) -> str:
+        """The type of the elements, as NumPy names it; "record" for structures."""
+        return self._kind.name
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self._kind.size
+
+    @property
+    def nbytes(self) -> int:
+        return self._length * self._kind.size
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """(length,), and for records (length, bytes of a record)."""
+        return (self._length,) if self._kind.number != RECORD else (self._length, self._kind.size)
+
+    @property
+    def device(self) -> int:
+        """The device's number, as this process counts."""
+        return self._device.ordinal
+
+    @property
+    def readonly(self) -> bool:
+        return self._readonly
+
+    @property
+    def ptr(self) -> int:
+        """The address of the first element."""
+        return self._pointer
+
+    def __getitem__(self, part: Union[slice, Any]) -> "Array":
+        if not isinstance(part, slice) or part.step not in (None, 1):
+            raise ArgumentError(f"an array is cut with from:to, not with {part!r}", "make a tensor of it for anything else")
+        start, stop, _ = part.indices(self._length)
+        return self._like(start, max(start, stop), self._trusted)
+
+    def _like(self, start: int, stop: int, trusted: bool) -> "Array":
+        return Array(self._device, self._pointer + start * self._kind.size, stop - start, self._kind, self._readonly, self._users, self._base, self._order,
+                     self._owner, trusted)
+
+    def allow_readonly(self) -> "Array":
+        """The same array, which ``__dlpack__`` exports although it is read-only: the caller promises not to write through the tensor."""
+        return self._like(0, self._length, True)
+
+    @property
+    def __cuda_array_interface__(self) -> Dict[str, Any]:
+        self._order([c_void_p(_streams.LEGACY_DEFAULT)])
+        return {"shape": self.shape, "typestr": self._kind.element.typestr, "data": (self._pointer if self._length else 0, self._readonly),
+                "version": 3, "strides": None, "stream": _streams.LEGACY_DEFAULT}
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return _dlpack.CUDA, self._device.ordinal
+
+    def __dlpack__(self, *, stream: Optional[Any] = None, max_version: Optional[Tuple[int, int]] = None,
+                   dl_device: Optional[Tuple[int, int]] = None, copy: Optional[bool] = None, allow_readonly: bool = False) -> Any:
+        """A capsule for a consumer, whose stream is ordered behind the publisher's work (-1: not ordered; None: the legacy default stream)."""
+        versioned = max_version is not None and max_version[0] >= 1
+        own = self.__dlpack_device__()
+        target = own if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
+        if target not in (own, (_dlpack.CPU, 0)):
+            raise BufferError(f"this array lies on device {own[1]} and can be copied to the CPU, not to {target}: copy the tensor")
+        if target != own and copy is False:
+            raise BufferError("the CPU needs a copy, which copy=False forbids")
+        if target != own or copy:
+            return self._copied(stream, target, versioned)
+        if self._readonly and not (allow_readonly or self._trusted):
+            raise BufferError("this memory is read-only, and a write through a tensor of it would destroy this process's CUDA context: "
+                              "pass array.allow_readonly() if nothing writes, follow with write=True if the publisher grants it, or ask for a copy (copy=True)")
+        self._order(self._consumer(stream))
+        return self._capsule(self, self._pointer, own, versioned, self._readonly, False)
+
+    def _consumer(self, stream: Optional[Any]) -> List[c_void_p]:
+        if stream is None:
+            return [c_void_p(_streams.LEGACY_DEFAULT)]
+        if isinstance(stream, int) and stream == -1:
+            return []
+        if isinstance(stream, int) and stream == 0:
+            raise BufferError("stream 0 is ambiguous: name 1 (legacy default), 2 (per-thread default), or a handle")
+        return [c_void_p(_streams.handle_of(stream))]
+
+    def _capsule(self, owner: Any, pointer: int, device: Tuple[int, int], versioned: bool, readonly: bool, copied: bool) -> Any:
+        e = self._kind.element
+        return _dlpack.capsule(owner, pointer if self._length else 0, self.shape, e.dlpack, 8 * e.size, device, versioned=versioned, readonly=readonly, copied=copied)
+
+    def _copied(self, stream: Optional[Any], target: Tuple[int, int], versioned: bool) -> Any:
+        if target[0] == _dlpack.CPU:
+            host = (ctypes.c_char * max(self.nbytes, 1))()
+            self._read(ctypes.addressof(host))
+            return self._capsule(host, ctypes.addressof(host), target, versioned, False, True)
+        mine = _Bytes(self._device, self.nbytes)
+        with _Work(self, self._consumer(stream)) as (d, s):
+            d.call("cuMemcpyDtoDAsync_v2", mine.pointer, self._pointer, self.nbytes, s)
+        return self._capsule(mine, mine.pointer, target, versioned, False, True)
+
+    def tobytes(self) -> bytes:
+        """The elements' bytes, copied to the host behind the publisher's work."""
+        host = (ctypes.c_char * max(self.nbytes, 1))()
+        self._read(ctypes.addressof(host))
+        return bytes(host.raw[:self.nbytes])
+
+    def tolist(self) -> List[Any]:
+        """The elements as Python numbers, for small arrays and tests."""
+        code = {"bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q",
+                "float32": "f", "float64": "d"}.get(self._kind.name)
+        if code is None:
+            raise ArgumentError(f"elements of type {self._kind.name} as a list", "use tobytes, or make a tensor")
+        return memoryview(self.tobytes()).cast(code).tolist()
+
+    def write(self, data: Any, at: int = 0) -> None:
+        """Copies a bytes-like object over the elements from index ``at`` on, and waits for that."""
+        raw = memoryview(data).cast("B")
+        if self._readonly:
+            raise BufferError("this memory is read-only: follow it with write=True, if the publisher grants that")
+        if at < 0 or raw.nbytes % self._kind.size or at * self._kind.size + raw.nbytes > self.nbytes:
+            raise ArgumentError(f"{raw.nbytes} bytes at element {at} of {self._length} elements of {self._kind.size} bytes")
+        if not raw.nbytes:
+            return
+        host = (ctypes.c_char * raw.nbytes).from_buffer_copy(raw)
+        with _Work(self, []) as (d, s):
+            d.call("cuMemcpyHtoDAsync_v2", self._pointer + at * self._kind.size, ctypes.addressof(host), raw.nbytes, s)
+
+    def _read(self, to: int) -> None:
+        if self.nbytes:
+            with _Work(self, []) as (d, s):
+                d.call("cuMemcpyDtoHAsync_v2", to, self._pointer, self.nbytes, s)
+
+
+class _Work:
+    """A stream of its own behind the array's work; at the end of the block the given streams come behind it, and it is waited for."""
+
+    def __init__(self, a: Array, then: List[c_void_p]) -> None:
+        self._array, self._then = a, then
+        self._stream = Stream(a._device)
+
+    def __enter__(self) -> Any:
+        try:
+            self._array._order([self._stream.handle])
+            self._current = self._array._device.current()
+            return self._current.__enter__(), self._stream.handle
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            self._current.__exit__(kind, error, trace)
+            if error is None and self._then:
+                with Event(self._array._device, self._stream.handle) as e:
+                    for s in self._then:
+                        e.hold(s)
+            self._stream.synchronize()
+        finally:
+            self._stream.close()
+
+
+__all__ = ["Array", "ElementType", "Users", "close_at_exit"]

@@ -1,0 +1,362 @@
+"""Clients: what another process publishes, and how it is followed."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from . import _conn, _driver, _wire
+from ._descriptor import ARRAY, BUFFER, ELEMENTS, decode
+from ._tracker import View
+from .errors import (AccessError, ArgumentError, ClosedError, Error, FilesError, GoneError, ProtocolError, RefusedError, TooLargeError, UnknownError,
+                     WaitTimeout)
+from .follower import Accepted, Follower, Has, Options
+
+_MAY_LOSE = (_wire.KINDS["accepted"], _wire.KINDS["view"])
+_UNKNOWN, _LIMIT, _FORBIDDEN = 1, 2, 5
+
+
+class Listing(NamedTuple):
+    """A publication, as its publisher lists it.
+
+    ``length`` counts elements (bytes of a buffer), in ``nbytes`` of memory; ``generation`` is 0 before the first
+    announcement; ``writable`` says whether this process may write it.
+    """
+
+    name: str
+    dtype: str
+    itemsize: int
+    length: int
+    nbytes: int
+    generation: int
+    writable: bool
+
+
+class Inlet:
+    """Where what a follower is told arrives, on one connection: one view at a time, and the end."""
+
+    def __init__(self) -> None:
+        self.views: "queue.Queue[Optional[Tuple[View, List[int], bool]]]" = queue.Queue()  # None is the end
+        self.why: Optional[Error] = None
+        self.over = threading.Event()  # nothing more comes; why says the reason
+        self.cut = threading.Event()  # the connection ended
+
+    def end(self, why: Error) -> None:
+        if not self.over.is_set():
+            self.why = why
+            self.over.set()
+        self.views.put(None)
+
+
+class _Answer(NamedTuple):
+    name: str
+    fields: Dict[str, Any]
+    page: Optional[int]
+    inlet: Optional[Inlet]
+
+
+class Client:
+    """A connection to a server of publications. All methods are safe for use by any thread; close it, and its followers by themselves.
+
+    One made with ``reconnect`` dials again, with growing pauses, whenever the connection ends, until it is closed; its
+    followers then go on where they were.
+    """
+
+    def __init__(self, conn: _conn.Conn, redial: Optional[Callable[[], _conn.Conn]] = None) -> None:
+        self._conn = conn
+        self._redial = redial
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._asked: Dict[int, Optional["queue.Queue[Optional[_Answer]]"]] = {}
+        self._followers: Dict[bytes, Optional[Inlet]] = {}
+        self._inlets: List[Inlet] = []  # of this connection
+        self._closing = threading.Event()
+        self._why: Optional[Error] = None  # nothing is read
+        self._reader = threading.Thread(target=self._run, name="cuvmm client", daemon=True)
+        self._reader.start()
+
+    @property
+    def reconnects(self) -> bool:
+        """Whether it dials again when the connection ends."""
+        return self._redial is not None and not self._closing.is_set()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def peer(self) -> Optional[_conn.Peer]:
+        """The server's process, when it began to listen; None for an inherited connection."""
+        return self._conn.peer
+
+    def close(self) -> None:
+        """Ends the connection. Followers keep what they have mapped, as if the publisher had gone, until each is closed. Idempotent."""
+        with self._lock:
+            self._closing.set()
+        self._conn.close()
+        if threading.current_thread() is not self._reader:
+            self._reader.join()
+
+    def list(self, timeout: Optional[float] = None) -> List[Listing]:
+        """What is published, by name."""
+        a = self._ask("list", {}, timeout)
+        if a.name != "listing":
+            raise self._surprise(a)
+        out = []
+        for e in a.fields["entries"]:
+            buffer = e["kind"] == BUFFER
+            dtype = "uint8" if buffer else ELEMENTS[e["element"]].name if e["element"] in ELEMENTS else "record"
+            out.append(Listing(e["name"], dtype, 1 if buffer else e["element size"], e["length"], e["bytes"], e["generation"], e["access"] == 2))
+        return sorted(out)
+
+    def follow(self, name: str, device: int = 0, *, write: bool = False, reserve: int = 0, max_chunks: int = _wire.MAX_CHUNKS,
+               max_wait: Optional[float] = None, on_shrink: Optional[Callable[[int], Any]] = None, shrink_wait: float = _conn.TIMEOUT,
+               timeout: Optional[float] = None) -> Follower:
+        """Follows a publication on a device, at a fixed address: see :class:`Follower`.
+
+        ``reserve`` is the address space in bytes (0: as much as the publisher has), ``max_wait`` bounds how long work
+        waits for a publisher that lives and does not finish, ``on_shrink(length)`` is called before memory behind the
+        first ``length`` elements is unmapped and may return the streams whose work to wait for, and ``shrink_wait`` is
+        how long arrays that still show such memory are waited for before the publisher is refused.
+        """
+        if not isinstance(name, str) or not 1 <= len(name.encode()) <= 255:
+            raise ArgumentError(f"publication {name!r}", "a name has 1 to 255 bytes")
+        dev = _driver.device(device)
+        if reserve < 0 or max_chunks < 1 or (max_wait is not None and max_wait <= 0):
+            raise ArgumentError(f"a range of {reserve} bytes, {max_chunks} chunks and a wait of {max_wait}", "limits are positive")
+        if reserve:
+            granularity = dev.granularity(dev.properties())
+            reserve = -(-reserve // granularity) * granularity
+        return Follower(self, dev, reserve, Options(name, write, max_chunks, max_wait, on_shrink, shrink_wait), timeout)
+
+    # What follows is for Follower.
+
+    def request(self, o: Options, room: int, has: Has, timeout: Optional[float]) -> Accepted:
+        """Asks for a publication, for a follower that has something of it already, or nothing. The page's descriptor is the caller's."""
+        a = self._ask("follow", {"access": 2 if o.write else 1, "room": room, "publication": has.publication, "generation": has.generation, "length": has.length,
+                                 "chunks": [{"identity": i} for i in has.identities], "name": o.name}, timeout)
+        if a.name != "accepted":
+            raise self._surprise(a)
+        assert a.inlet is not None
+        try:
+            if a.page is None:
+                raise FilesError("the page to order work by was dropped", "raise this process's limit of open files (ulimit -n)")
+            try:
+                d = decode(a.fields["descriptor"])
+                if d.kind not in (BUFFER, ARRAY) or d.chunks or d.length:
+                    raise ProtocolError("a publication of something other than an empty buffer or array")
+                if room and a.fields["reserved"] > room:
+                    raise ProtocolError(f"a range of {a.fields['reserved']} bytes, and {room} were requested")
+            except Error as e:
+                raise self._conn.fail(e) from None
+            return Accepted(a.inlet, a.fields["token"], a.fields["publication"], a.fields["reserved"], a.fields["slot"], d, a.page)
+        except BaseException:
+            _conn.close_all([] if a.page is None else [a.page])
+            self.leave(a.fields["token"], a.inlet)
+            raise
+
+    def wait(self, seconds: float) -> bool:
+        """Sleeps; False if the client was closed."""
+        return not self._closing.wait(seconds)
+
+    def broken(self, why: Error) -> Error:
+        """Closes the connection for a violation of the protocol."""
+        return self._conn.fail(why)
+
+    def say(self, name: str, fields: Dict[str, Any]) -> None:
+        """Sends what needs no answer. A connection that is over needs it no more."""
+        try:
+            self._conn.send(*_wire.encode(name, fields))
+        except (GoneError, ClosedError, RefusedError):
+            pass
+        except Error as e:
+            self._conn.fail(e)  # it may be open still, with a publisher that waits
+
+    def leave(self, token: bytes, inlet: Inlet) -> None:
+        """Tells the server that a follower wants no more, and drops what is on its way to it. Idempotent."""
+        with self._lock:
+            there = self._followers.get(token) is not None
+            if there:
+                self._followers[token] = None
+        if there:
+            self.say("leave", {"token": token})
+        while True:
+            try:
+                left = inlet.views.get_nowait()
+            except queue.Empty:
+                return
+            if left is not None:
+                _conn.close_all(left[1])
+
+    # Requests.
+
+    def _ask(self, name: str, fields: Dict[str, Any], timeout: Optional[float]) -> _Answer:
+        mine: "queue.Queue[Optional[_Answer]]" = queue.Queue()
+        with self._lock:
+            if self._closing.is_set() or self._why is not None:
+                raise self._gone()
+            number = next(self._numbers)
+            self._asked[number] = mine
+        try:
+            self._conn.send(*_wire.encode(name, dict(fields, number=number)))
+        except Error:
+            with self._lock:
+                self._asked.pop(number, None)
+            raise
+        limit = self._conn.timeout if timeout is None else timeout
+        try:
+            a = mine.get(timeout=limit)
+        except queue.Empty:
+            with self._lock:
+                if number in self._asked:
+                    self._asked[number] = None
+                    raise WaitTimeout(f"the server has not replied to {name} for {limit:g} s", "see what it waits for, or pass a longer timeout") from None
+            a = mine.get()  # it came at the last moment
+        if a is None:
+            raise self._gone()
+        if a.name == "denied":
+            raise _denied(a.fields)
+        return a
+
+    def _gone(self) -> Error:
+        return ClosedError("the client is closed") if self._closing.is_set() or self._why is None else self._why
+
+    def _surprise(self, a: _Answer) -> Error:
+        self._give_up(a)
+        return self._conn.fail(ProtocolError(f"a reply ({a.name}) to another request"))
+
+    def _give_up(self, a: _Answer) -> None:
+        if a.inlet is not None:
+            _conn.close_all([] if a.page is None else [a.page])
+            self.leave(a.fields["token"], a.inlet)
+
+    # The thread that reads.
+
+    def _run(self) -> None:
+        while True:
+            self._read()
+            pause = 0.05
+            while True:
+                if not self.reconnects:
+                    return
+                try:
+                    assert self._redial is not None
+                    conn = self._redial()
+                    break
+                except (Error, OSError) as e:
+                    if not isinstance(e, (GoneError, WaitTimeout)):
+                        self._why = e if isinstance(e, Error) else GoneError(str(e))
+                if not self.wait(pause):
+                    return
+                pause = min(2 * pause, 2.0)
+            with self._lock:
+                if self._closing.is_set():
+                    conn.close()
+                    return
+                self._conn.close()
+                self._conn, self._why = conn, None
+
+    def _read(self) -> None:
+        """Reads until the connection ends, and tells all that wait."""
+        why: Error
+        try:
+            while True:
+                m = self._conn.receive()
+                try:
+                    self._sort(m)
+                except Error as e:
+                    _conn.close_all(m.files)
+                    raise self._conn.fail(e) from None
+        except Error as e:
+            why = e
+        except Exception as e:  # noqa: BLE001: a fault of this package must not leave callers waiting
+            why = self._conn.fail(Error(f"the client failed: {e!r}", "report this"))
+        with self._lock:
+            self._why = why
+            asked, inlets = list(self._asked.values()), self._inlets
+            self._asked.clear()
+            self._followers.clear()
+            self._inlets = []
+        for a in asked:
+            if a is not None:
+                a.put(None)
+        for i in inlets:
+            i.cut.set()
+            i.end(ClosedError("the client is closed") if self._closing.is_set() else why)
+
+    def _sort(self, m: Any) -> None:
+        name, fields = _wire.decode(m.kind, m.body, "client")
+        want = {"accepted": 1, "view": len(fields.get("chunks", ()))}.get(name, 0)
+        if len(m.files) != want and not (m.lost and want):
+            raise ProtocolError(f"{name} with {len(m.files)} file descriptors, and {want} belong to it")
+        if name in ("listing", "denied"):
+            self._reply(fields["number"], _Answer(name, fields, None, None))
+        elif name == "accepted":
+            self._accepted(m, fields)
+        elif name == "view":
+            self._view(m, fields["token"], View.of(fields))
+        else:
+            raise ProtocolError(f"{name}, which no server of publications sends")
+
+    def _reply(self, number: int, a: _Answer) -> bool:
+        """Gives a reply to the thread that waits for it; False if none does any more."""
+        with self._lock:
+            if number not in self._asked:
+                raise ProtocolError(f"a reply to request {number}, which was not made")
+            waiting = self._asked.pop(number)
+            if waiting is None:
+                return False
+            waiting.put(a)
+            return True
+
+    def _accepted(self, m: Any, fields: Dict[str, Any]) -> None:
+        inlet, token = Inlet(), fields["token"]
+        with self._lock:
+            if token in self._followers:
+                raise ProtocolError("two followers of one token")
+            self._followers[token] = inlet
+            self._inlets.append(inlet)
+        if not self._reply(fields["number"], _Answer("accepted", fields, m.files[0] if m.files else None, inlet)):
+            _conn.close_all(m.files)
+            with self._lock:
+                self._followers[token] = None
+            # This thread reads, and must not wait until something is sent.
+            threading.Thread(target=self.say, args=("leave", {"token": token}), name="cuvmm leave", daemon=True).start()
+
+    def _view(self, m: Any, token: bytes, v: View) -> None:
+        with self._lock:
+            if token not in self._followers:
+                if v.final:
+                    return  # the reply to a done that crossed a leave
+                raise ProtocolError("a view for an unknown token")
+            inlet = self._followers[token]
+            if v.final:
+                del self._followers[token]
+            if inlet is not None:
+                if not inlet.views.empty():
+                    raise ProtocolError("a view before the one before was acknowledged")
+                inlet.views.put((v, m.files, m.lost))
+                return
+        _conn.close_all(m.files)  # it has left, and the server did not know yet
+
+
+def _denied(fields: Dict[str, Any]) -> Error:
+    kind = {_UNKNOWN: UnknownError, _LIMIT: TooLargeError, _FORBIDDEN: AccessError}.get(fields["status"], RefusedError)
+    hint = "follow without write, or have the publisher grant more" if kind is AccessError else "list tells what is published; the reason is the publisher's"
+    return kind(f"the server refused: {fields['reason']!r}", hint)
+
+
+def connect(path: str, timeout: float = _conn.TIMEOUT, *, uid: Optional[int] = None, reconnect: bool = False) -> Client:
+    """Connects to the socket of a server of publications, which must be of this process's user, or of ``uid``.
+
+    With ``reconnect`` the client and its followers outlive the publisher: their state is "stale" until one serves the
+    socket again. The first connection is made before this returns, in any case.
+    """
+    def dial() -> _conn.Conn:
+        return _conn.dial(path, timeout, uid, _MAY_LOSE, _wire.MAX_BATCH)
+
+    return Client(dial(), dial if reconnect else None)

@@ -1,0 +1,113 @@
+"""The errors of this package.
+
+Every error derives from :class:`Error`. Its text says what failed, and ends with the remedy in parentheses where
+there is one, which ``hint`` has by itself. Errors that have a standard counterpart derive from it, too:
+``except TimeoutError`` and ``except MemoryError`` catch them.
+"""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """An error of this package. ``hint`` is the remedy, or empty."""
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(f"{what} ({hint})" if hint else what)
+        self.hint = hint
+
+
+class ArgumentError(Error, ValueError):
+    """An argument that no call could take."""
+
+
+class ClosedError(Error):
+    """The object was closed in this process."""
+
+
+class GoneError(Error, ConnectionError):
+    """The other process ended, or closed its end of the connection."""
+
+
+class RefusedError(Error):
+    """The other process refused; the reason is quoted."""
+
+
+class ProtocolError(Error):
+    """The other side broke the protocol, and the connection is closed."""
+
+
+class PeerError(Error, PermissionError):
+    """The socket, its folder or its server does not belong to the expected user."""
+
+
+class UnknownError(Error, LookupError):
+    """No publication, lease or follower of that name."""
+
+
+class AccessError(Error, PermissionError):
+    """More access was requested than the publisher grants."""
+
+
+class WithdrawnError(Error):
+    """The publisher withdrew the publication."""
+
+
+class MovedError(Error):
+    """Another process publishes it from now on, at the same socket."""
+
+
+class EndedError(Error):
+    """The publisher ended this follower for a reason of its own, which is quoted."""
+
+
+class UnfinishedError(GoneError):
+    """The publisher ended before work that it had announced was done: elements that were shown do not count."""
+
+
+class StalledError(Error, TimeoutError):
+    """The publisher did not finish announced work within ``max_wait``."""
+
+
+class WaitTimeout(Error, TimeoutError):
+    """The time that the caller, or the protocol, allows was over."""
+
+
+class CapacityError(Error):
+    """The reserved range of addresses is too small."""
+
+
+class TooLargeError(Error):
+    """Something is larger than a limit of this process, of the other one, or of the protocol."""
+
+
+class MismatchError(Error, TypeError):
+    """The memory is something else than was declared or expected."""
+
+
+class InUseError(Error):
+    """Arrays, or another process, still use it."""
+
+
+class OutOfMemory(Error, MemoryError):
+    """The device has no memory of that size left."""
+
+
+class FilesError(Error, OSError):
+    """This process may open no further file descriptors."""
+
+
+class NotSupported(Error):
+    """The driver or the device cannot do it."""
+
+
+class ForkedError(Error):
+    """The object belongs to the parent of this process: neither CUDA nor a connection survives ``fork``."""
+
+
+class DriverError(Error):
+    """A call of the CUDA driver failed: ``call`` is its name, ``code`` its result."""
+
+    def __init__(self, call: str, code: int, name: str, what: str = "", hint: str = "") -> None:
+        super().__init__(f"{what + ': ' if what else ''}{call} returned {name} ({code})", hint)
+        self.call = call
+        self.code = code

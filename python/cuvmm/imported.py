@@ -1,0 +1,272 @@
+"""Memory that another process sent once, or leased."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from ctypes import c_void_p
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence
+
+from . import _conn, _descriptor, _driver, _memory, _packet, _wire
+from ._descriptor import ALLOCATION, ARRAY, ELEMENTS, RECORD, Descriptor
+from .array import Array, ElementType, Users, close_at_exit
+from .errors import ClosedError, Error, FilesError, GoneError, MismatchError, ProtocolError, TooLargeError, WaitTimeout
+
+
+class Imported:
+    """Memory of another process, mapped here as one range. It stays while it is open, whatever becomes of its maker.
+
+    All methods are safe for use by any thread. Close it; arrays and tensors of it come first.
+    """
+
+    def __init__(self, d: Descriptor, dev: _driver.Device, write: bool, importer: _memory.Importer, handles: List[_memory.Handle]) -> None:
+        number = d.element if d.kind == ARRAY else 6
+        self._kind = ElementType(ELEMENTS[number].name if number != RECORD else "record", d.unit, number)
+        self._device, self._write, self._length = dev, write, d.length
+        self._users, self._lock = Users(), threading.Lock()
+        self._range: Optional[_memory.Range] = _memory.Range(dev, max(d.size, importer.granularity), importer.granularity, _driver.READ_WRITE if write else _driver.READ)
+        try:
+            self._range.attach(handles)
+        except BaseException:
+            self._range.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<cuvmm.Imported of {self._length} {self._kind.name} on device {self._device.ordinal}>"
+
+    def __enter__(self) -> "Imported":
+        return self
+
+    def __exit__(self, _: object, error: object, __: object) -> None:
+        close_at_exit(self.close, error)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def array(self) -> Array:
+        """The elements. The sender orders its work before it sends: nothing else has to be waited for."""
+        with self._lock:
+            if self._range is None:
+                raise ClosedError("the memory is closed")
+            at = self._range.address
+            return Array(self._device, at, self._length, self._kind, not self._write, self._users, at, _no_order, self)
+
+    def close(self) -> None:
+        """Waits for all work of the device and unmaps. InUseError while arrays or tensors of it are in use. Idempotent."""
+        with self._lock:
+            if self._range is not None:
+                self._users.refuse("closing the memory")
+                self._device.synchronize()
+                self._range.close()
+                self._range = None
+
+
+def _no_order(_: List[c_void_p]) -> None:
+    """What was sent is complete."""
+
+
+class Message(NamedTuple):
+    """A message of the program's own. The descriptors in ``files`` are the receiver's, to close."""
+
+    kind: int
+    body: bytes
+    files: List[int]
+
+
+class Channel:
+    """A connection to another process that sends memory, and messages of the programs' own.
+
+    All methods are safe for use by any thread; one at a time receives.
+    """
+
+    def __init__(self, conn: _conn.Conn) -> None:
+        self._conn = conn
+        self._lock = threading.Lock()
+        self._messages: Deque[Message] = collections.deque()
+        self._offers: Deque[Dict[str, object]] = collections.deque()
+        self._last = 0  # transfer
+        self._current: Optional[int] = None
+
+    def __enter__(self) -> "Channel":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def peer(self) -> Optional[_conn.Peer]:
+        return self._conn.peer
+
+    def close(self) -> None:
+        """Ends the connection; what was received stays. Idempotent."""
+        self._conn.close()
+
+    def send(self, kind: int, body: bytes, files: Sequence[int] = ()) -> None:
+        """Sends a message of the program's own, of a kind from 1 to 0xff00. The descriptors stay the caller's."""
+        if not 1 <= kind <= 0xFF00:
+            raise TooLargeError(f"a message of kind {kind}", "use 1 to 0xff00")
+        self._conn.send(kind, body, list(files))
+
+    def message(self, timeout: Optional[float] = None) -> Message:
+        """Waits for the next message of the program's own."""
+        with self._lock:
+            until = None if timeout is None else time.monotonic() + timeout
+            while not self._messages:
+                self._step(until)
+            return self._messages.popleft()
+
+    def receive(self, device: int = 0, *, write: bool = False, max_bytes: int = 0, timeout: Optional[float] = None) -> Imported:
+        """Waits for memory that the peer sends, and maps it. What the peer declares is checked before, and against the memory; what does not fit is an error, which the peer is told."""
+        dev = _driver.device(device)
+        with self._lock:
+            until = None if timeout is None else time.monotonic() + timeout
+            while not self._offers:
+                self._step(until)
+            offer = self._offers.popleft()
+            number = offer["transfer"]
+            assert isinstance(number, int)
+            self._current = number
+            got: Optional[Imported] = None
+            try:
+                got = self._import(offer, dev, write, max_bytes)
+                self._say("mapped", transfer=number)
+                self._await("confirmed", number)
+                return got
+            except _Withdrawn as e:
+                _close(got)
+                raise GoneError(f"the peer withdrew its offer: {e.reason!r}") from None
+            except BaseException as e:
+                _close(got)
+                try:
+                    self._say("declined", transfer=number, reason=str(e))
+                except Error:
+                    pass  # a connection that is over
+                raise
+            finally:
+                self._current = None
+
+    def _import(self, offer: Dict[str, object], dev: _driver.Device, write: bool, max_bytes: int) -> Imported:
+        raw, number = offer["descriptor"], offer["transfer"]
+        assert isinstance(raw, bytes) and isinstance(number, int)
+        d = _descriptor.decode(raw)
+        importer = _memory.Importer(dev, d)
+        d.check_sizes(importer.granularity, max_bytes or importer.most)
+        handles: List[_memory.Handle] = []
+        try:
+            while len(handles) < len(d.chunks):
+                if handles:
+                    self._say("taken", transfer=number, chunks=len(handles))
+                m, fields = self._await("chunks", number)
+                try:
+                    if m.lost:
+                        raise FilesError("file descriptors of chunks were dropped", "raise this process's limit of open files (ulimit -n)")
+                    if fields["first"] != len(handles) or not m.files or len(m.files) > len(d.chunks) - len(handles):
+                        raise self._conn.fail(ProtocolError(f"{len(m.files)} chunks from {fields['first']} on, and {len(handles)} of {len(d.chunks)} are here"))
+                    for fd in m.files:
+                        handles.append(importer.descriptor(fd, d.chunks[len(handles)]))
+                finally:
+                    _conn.close_all(m.files)
+            return Imported(d, dev, write, importer, handles)
+        finally:
+            for h in handles:
+                h.release()
+
+    def _say(self, name: str, **fields: object) -> None:
+        self._conn.send(*_wire.encode(name, fields))
+
+    def _await(self, name: str, number: int) -> "tuple[_packet.Message, Dict[str, object]]":
+        """The next message of the transfer, which the peer owes."""
+        until = time.monotonic() + self._conn.timeout
+        while True:
+            got = self._step(until)
+            if got is None:
+                continue
+            said, m, fields = got
+            if said == "withdrawn":
+                raise _Withdrawn(str(fields["reason"]))
+            if said == name:
+                return m, fields
+            _conn.close_all(m.files)
+            if said == "fabric":
+                self._say("by descriptor", transfer=number, reason="this side maps descriptors")
+            elif said not in ("chunks",):
+                raise self._conn.fail(ProtocolError(f"{said}, where {name} belongs"))
+
+    def _step(self, until: Optional[float]) -> "Optional[tuple[str, _packet.Message, Dict[str, object]]]":
+        """Reads a message and puts it where it belongs; returns one of the current transfer."""
+        left = None if until is None else until - time.monotonic()
+        if left is not None and left <= 0:
+            raise WaitTimeout("nothing came", "try again: nothing was lost")
+        m = self._conn.receive(left)
+        if m.kind <= 0xFF00:
+            self._messages.append(Message(m.kind, m.body, m.files))
+            return None
+        try:
+            said, fields = _wire.decode(m.kind, m.body, "receiver")
+            if said == "offer":
+                self._last += 1
+                if fields["transfer"] != self._last:
+                    raise ProtocolError(f"transfer {fields['transfer']}, and {self._last} is the next")
+                self._offers.append(fields)
+                return None
+        except Error as e:
+            _conn.close_all(m.files)
+            raise self._conn.fail(e) from None
+        if said == "soon":
+            return None
+        if fields["transfer"] == self._current:
+            return said, m, fields
+        _conn.close_all(m.files)  # of a transfer that has ended
+        if said == "withdrawn":
+            self._offers = collections.deque(o for o in self._offers if o["transfer"] != fields["transfer"])
+        return None
+
+
+class _Withdrawn(Exception):
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def _close(m: Optional[Imported]) -> None:
+    if m is not None:
+        m.close()
+
+
+def dial(path: str, timeout: float = _conn.TIMEOUT, *, uid: Optional[int] = None) -> Channel:
+    """Connects to a process of this user, or of ``uid``, that listens for connections to send memory."""
+    return Channel(_conn.dial(path, timeout, uid, (_wire.KINDS["chunks"],)))
+
+
+def inherit(fd: int, timeout: float = _conn.TIMEOUT) -> Channel:
+    """A channel of the end of a socketpair that this process's parent left open in it. The descriptor is taken over."""
+    return Channel(_conn.inherit(fd, timeout))
+
+
+def open_lease(text: str, device: int = 0, *, files: Sequence[int] = (), write: bool = False, max_bytes: int = 0) -> "tuple[Imported, str]":
+    """Maps leased memory, and returns it with the receipt for its exporter, as text.
+
+    The lease must last until then. An offer by fabric handles is in the text; for one by descriptors pass the ``files``,
+    which stay the caller's.
+    """
+    dev = _driver.device(device)
+    o = _descriptor.offer(text)
+    d = o.descriptor
+    if d.kind == ALLOCATION:
+        d = d._replace(length=d.size)
+    importer = _memory.Importer(dev, d)
+    d.check_sizes(importer.granularity, max_bytes or importer.most)
+    if d.handle == _driver.POSIX_FD and len(files) != len(d.chunks):
+        raise MismatchError(f"{len(files)} files for {len(d.chunks)} chunks", "pass the files of the lease, in order")
+    handles: List[_memory.Handle] = []
+    take: Callable[[int], _memory.Handle] = (lambda i: importer.fabric(o.handles[i], d.chunks[i])) if d.handle == _driver.FABRIC else (
+        lambda i: importer.descriptor(files[i], d.chunks[i]))
+    try:
+        for i in range(len(d.chunks)):
+            handles.append(take(i))
+        return Imported(d, dev, write, importer, handles), o.receipt()
+    finally:
+        for h in handles:
+            h.release()

@@ -1,0 +1,462 @@
+"""Servers: what this process publishes to others, in Go or in Python."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from ctypes import c_void_p
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+
+from . import _conn, _driver, _page, _streams, _wire
+from ._descriptor import ARRAY, Descriptor, this_process
+from ._driver import Event, Stream
+from ._feed import Feed, Shown, common
+from ._tracker import ENDED, Chunk, View, size_of
+from .errors import ArgumentError, ClosedError, Error, FilesError, GoneError, InUseError, ProtocolError, RefusedError, TooLargeError, WaitTimeout
+from .shared import Shared
+
+_DONE, _UNKNOWN, _LIMIT, _WITHDRAWN, _LEFT, _FORBIDDEN, _FAILED = range(7)
+_MAX_FOLLOWERS = 256
+_MOST_AHEAD = 1 << 20
+_SETTLE_POLL = 0.05
+
+
+class FollowerStats(NamedTuple):
+    """A follower of a publication: its process, the generation that it has, and the bytes that it still has mapped and that are no longer shown."""
+
+    pid: int
+    generation: int
+    pinned: int
+    reason: str
+
+
+class _Subscriber:
+    """One follower, as its publisher has it. Guarded by its publication's lock."""
+
+    def __init__(self, session: "_Session", token: bytes, page: _page.Page, slot: int, feed: Feed) -> None:
+        self.session, self.token, self.page, self.slot, self.feed = session, token, page, slot, feed
+        self.ending: Optional[Tuple[int, str]] = None
+
+
+class Publication:
+    """Shared memory under a name. Followers see what ``announce`` shows them. All methods are safe for use by any thread."""
+
+    def __init__(self, server: "Server", name: str, memory: Shared, writable: bool) -> None:
+        self.name, self._server, self._memory, self.writable = name, server, memory, writable
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._view = Shown(0, 0, 0, ())
+        self._identity = os.urandom(16)
+        self._exports: Dict[int, Any] = {}  # handles by the chunk's identity
+        self._followers: List[_Subscriber] = []
+        self._withdrawn = False
+        self._finishing = threading.Lock()  # for the stream's end
+        self._words = memory.device.stream_words()
+        self._stream: Optional[Stream] = Stream(memory.device) if self._words else None
+
+    @property
+    def generation(self) -> int:
+        return self._view.generation
+
+    def about(self) -> Descriptor:
+        dev, kind = self._memory.device, self._memory.kind
+        return Descriptor(ARRAY, kind.number, kind.size, 0, _driver.DEVICE_LOCATION, dev.handle, dev.uuid, False, False, _driver.POSIX_FD, 0, this_process(), [])
+
+    def announce(self, length: Optional[int] = None, stream: Any = None) -> int:
+        """Shows the first ``length`` elements (all, by default) and returns the generation.
+
+        Followers order their work behind what is on the streams now (one, or a list); without one the elements are
+        there already. Fewer elements than before is :meth:`shrink`'s.
+        """
+        streams = _streams.handles_of(self._memory.device, stream)
+        with self._changed:
+            self._check()
+            length = len(self._memory) if length is None else length
+            if not self._view.length <= length <= len(self._memory):
+                raise ArgumentError(f"{length} elements to announce, after {self._view.length}, of {len(self._memory)}", "resize the memory first; shrink shows fewer")
+            generation = self._view.generation + 1
+            self._write(generation, streams, self._followers)
+            self._show(Shown(generation, generation, length, self._chunks(length)))
+            return generation
+
+    def _check(self) -> None:
+        if self._withdrawn:
+            raise ClosedError(f"publication {self.name!r} was withdrawn")
+
+    def _chunks(self, length: int) -> Any:
+        chunks, handles = self._memory.chunks(length)
+        for c, h in zip(chunks, handles):
+            self._exports[c.identity] = h
+        return chunks
+
+    def _show(self, v: Shown) -> None:
+        self._view = v
+        shown = {c.identity for c in v.chunks}
+        self._exports = {n: h for n, h in self._exports.items() if n in shown}
+        self._changed.notify_all()
+        for s in {f.session for f in self._followers}:
+            s.wake()
+
+    def _write(self, generation: int, streams: List[c_void_p], to: List[_Subscriber]) -> None:
+        """Has the words read the generation when the work that is on the streams now is done."""
+        if self._stream is None:
+            for h in streams:
+                with Event(self._memory.device, h) as e:
+                    while not e.passed():
+                        time.sleep(0.0001)
+            for f in to:
+                f.page.store(f.slot, generation)
+            return
+        for h in streams:
+            with Event(self._memory.device, h) as e:
+                e.hold(self._stream.handle)
+        with self._memory.device.current() as d:
+            for f in to:
+                d.call("cuStreamWriteValue64_v2", self._stream.handle, f.page.at(f.slot), generation, 0)
+
+    def shrink(self, length: int, timeout: Optional[float] = None) -> None:
+        """Shows fewer elements, and waits until every follower has unmapped what is no longer shown.
+
+        Afterwards the memory may be written, or given back with ``Shared.trim``. WaitTimeout names the followers that
+        still have it, or refused; the elements are not shown in any case.
+        """
+        with self._changed:
+            self._check()
+            if not 0 <= length <= self._view.length:
+                raise ArgumentError(f"shrinking from {self._view.length} to {length} elements")
+            for f in self._followers:
+                f.feed.lower(length)
+            self._show(Shown(self._view.generation + 1, self._view.ordered, length, self._chunks(length)))
+        self.settle(timeout)
+
+    def settle(self, timeout: Optional[float] = None) -> None:
+        """Waits until every follower is at the last generation and has nothing mapped that is no longer shown."""
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while True:
+                behind = [f for f in self._followers if f.feed.told != self._view.generation or f.feed.pinned(self._view)]
+                if not behind:
+                    return
+                refused = [f for f in behind if f.feed.told == self._view.generation]
+                if len(refused) == len(behind):
+                    raise InUseError(f"process {refused[0].session.pid} did not give memory back: {refused[0].feed.reason!r}", "the reason is the follower's")
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    raise WaitTimeout(f"followers in processes {sorted({f.session.pid for f in behind})} are not at generation {self._view.generation}", "see what they wait for")
+                self._changed.wait(_SETTLE_POLL if left is None else min(left, _SETTLE_POLL))
+
+    def followers(self) -> List[FollowerStats]:
+        with self._lock:
+            return [FollowerStats(f.session.pid, f.feed.told, f.feed.pinned(self._view), f.feed.reason) for f in self._followers]
+
+    def withdraw(self) -> None:
+        """Ends the publication: followers keep what they have mapped. Waits for the announced work's words. Idempotent."""
+        with self._changed:
+            if self._withdrawn:
+                return
+            self._withdrawn = True
+            for f in self._followers:
+                f.ending = (_WITHDRAWN, "")
+            sessions = {f.session for f in self._followers}
+        self._server.forget(self)
+        for s in sessions:
+            s.wake()
+        with self._finishing:
+            if self._stream is not None:
+                self._stream.synchronize()
+                self._stream.close()
+                self._stream = None
+        self._memory.holder = None
+
+    # For sessions.
+
+    def finish(self) -> None:
+        """Waits until the words of what was announced so far are written."""
+        with self._finishing:
+            if self._stream is not None:
+                self._stream.synchronize()
+
+    def join(self, session: "_Session", m: Dict[str, Any]) -> Tuple[_Subscriber, Dict[str, Any]]:
+        """Takes a follower in. Its word reads the shown generation when that is complete."""
+        room, ahead = m["room"], m["generation"] - self._view.generation
+        if ahead > _MOST_AHEAD:
+            raise TooLargeError(f"a follower that is {ahead} generations ahead, and {_MOST_AHEAD} is the most")
+        with self._changed:
+            if self._withdrawn:
+                raise ClosedError(f"publication {self.name!r} was withdrawn")
+            reserved = min(room, self._memory.reserved) if room else self._memory.reserved
+            page, slot = session.word(self._memory.device if self._words else None)
+            if ahead >= 0 and self._view.generation:  # it comes back from a publisher that was further
+                self._show(self._view._replace(generation=m["generation"] + 1))
+            has = [Chunk(c["identity"], 0) for c in m["chunks"]]
+            same = common(has, self._view.chunks)
+            feed = Feed(self._memory.kind.size, reserved, [*self._view.chunks[:same], *has[same:]], m["length"], m["generation"])
+            f = _Subscriber(session, os.urandom(16), page, slot, feed)
+            self._write(self._view.generation, [], [f])
+            self._followers.append(f)
+            return f, {"token": f.token, "publication": self._identity, "reserved": reserved, "slot": slot, "descriptor": self.about().encode()}
+
+    def step(self, f: _Subscriber) -> Optional[Tuple[View, List[Any]]]:
+        """What the follower is to be told now, and the handles of the memory that it gets."""
+        with self._lock:
+            if f.ending is not None:
+                status, reason = f.ending
+                self.drop(f)
+                return View(0, self._view.generation, 0, 0, 0, state=ENDED, status=status, reason=reason), []
+            v = f.feed.next(self._view, _wire.MAX_BATCH)
+            return None if v is None else (v, [self._exports[c.identity] for c in v.add])
+
+    def took(self, f: _Subscriber, fields: Dict[str, Any]) -> None:
+        with self._changed:
+            if f in self._followers:
+                f.feed.took(fields)
+                self._changed.notify_all()
+
+    def drop(self, f: _Subscriber) -> None:
+        with self._changed:
+            if f in self._followers:
+                self._followers.remove(f)
+                f.page.store(f.slot, _page.RELEASE)
+                self._changed.notify_all()
+
+    def entry(self) -> Dict[str, Any]:
+        with self._lock:
+            kind = self._memory.kind
+            return {"name": self.name, "kind": ARRAY, "access": 2 if self.writable else 1, "element": kind.number, "element size": kind.size,
+                    "length": self._view.length, "bytes": size_of(self._view.chunks), "generation": self._view.generation, "publication": self._identity}
+
+
+class _Session:
+    """One client: a thread reads what it wants, and another tells its followers what is new."""
+
+    def __init__(self, server: "Server", conn: _conn.Conn) -> None:
+        self.server, self._conn = server, conn
+        self.pid = conn.peer.pid if conn.peer is not None else 0
+        self._lock = threading.Lock()
+        self._followers: Dict[bytes, Tuple[Publication, _Subscriber]] = {}
+        self._pages: List[Tuple[_page.Page, int, int]] = []  # with a descriptor and the next word; the last has room
+        self._page_of: Optional[_driver.Device] = None
+        self._joined: Set[Publication] = set()
+        self._awake = threading.Event()
+        self._over = False
+        self._threads = [threading.Thread(target=run, name="cuvmm session", daemon=True) for run in (self._read, self._tell)]
+
+    def start(self) -> None:
+        for t in reversed(self._threads):  # the one that reads joins the other
+            t.start()
+
+    def wake(self) -> None:
+        self._awake.set()
+
+    def close(self) -> None:
+        self._conn.close()
+        for t in self._threads:
+            if t is not threading.current_thread():
+                t.join()
+
+    def word(self, dev: Optional[_driver.Device]) -> Tuple[_page.Page, int]:
+        """A word that no follower had before, which reads 0."""
+        with self._lock:
+            if not self._pages or self._page_of is not dev or self._pages[-1][2] == self._pages[-1][0].words:
+                page, fd = _page.make_page(dev)
+                self._pages.append((page, fd, 0))
+                self._page_of = dev
+            page, fd, slot = self._pages[-1]
+            self._pages[-1] = (page, fd, slot + 1)
+            return page, slot
+
+    def _page_file(self, page: _page.Page) -> int:
+        with self._lock:
+            return next(fd for p, fd, _ in self._pages if p is page)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                m = self._conn.receive()
+                _conn.close_all(m.files)
+                try:
+                    if m.files:
+                        raise ProtocolError(f"a message of kind {m.kind:#x} with {len(m.files)} file descriptors")
+                    self._handle(*_wire.decode(m.kind, m.body, "server"))
+                except (GoneError, ClosedError, RefusedError):
+                    raise
+                except Error as e:
+                    raise self._conn.fail(e) from None
+        except Error:
+            pass
+        self._over = True
+        self.wake()
+        with self._lock:
+            left, self._followers = list(self._followers.values()), {}
+        for p, f in left:
+            p.drop(f)
+        self._threads[1].join()
+        for p in self._joined:
+            p.finish()  # its stream may still write the words
+        for page, fd, _ in self._pages:
+            page.close()
+            _conn.close_all([fd])
+        self._conn.close()
+        self.server.ended(self)
+
+    def _handle(self, name: str, m: Dict[str, Any]) -> None:
+        if name == "list":
+            self._say("listing", {"number": m["number"], "entries": [p.entry() for p in self.server.publications()]})
+        elif name == "follow":
+            self._follow(m)
+        else:
+            with self._lock:
+                found = self._followers.get(m["token"])
+            if found is None:
+                self._say("view", View(0, 0, 0, 0, 0, state=ENDED, status=_UNKNOWN, reason="no follower of that token").fields(m["token"]))
+            elif name == "done":
+                found[0].took(found[1], m)
+                self.wake()
+            else:
+                found[1].ending = (_LEFT, "")
+                self.wake()
+
+    def _follow(self, m: Dict[str, Any]) -> None:
+        p = self.server.find(m["name"])
+        if p is None:
+            self._deny(m, _UNKNOWN, f"no publication of the name {m['name']!r}")
+        elif m["access"] == 2 and not p.writable:
+            self._deny(m, _FORBIDDEN, f"publication {p.name!r} may only be read")
+        elif len(self._followers) >= _MAX_FOLLOWERS:
+            self._deny(m, _LIMIT, f"{_MAX_FOLLOWERS} followers of one client")
+        else:
+            try:
+                self._joined.add(p)
+                f, accepted = p.join(self, m)
+            except ClosedError as e:
+                self._deny(m, _UNKNOWN, str(e))
+                return
+            except (Error, OSError) as e:
+                self._deny(m, _LIMIT if isinstance(e, TooLargeError) else _FAILED, str(e))
+                return
+            self._say("accepted", dict(accepted, number=m["number"]), [self._page_file(f.page)])
+            with self._lock:  # it hears of nothing before this
+                self._followers[f.token] = (p, f)
+            self.wake()
+
+    def _deny(self, m: Dict[str, Any], status: int, reason: str) -> None:
+        self._say("denied", {"number": m["number"], "status": status, "reason": reason})
+
+    def _say(self, name: str, fields: Dict[str, Any], files: Optional[List[int]] = None) -> None:
+        self._conn.send(*_wire.encode(name, fields), files or [])
+
+    def _tell(self) -> None:
+        while not self._over:
+            self._awake.wait()
+            self._awake.clear()
+            with self._lock:
+                all_of_them = list(self._followers.items())
+            for token, (p, f) in all_of_them:
+                try:
+                    self._step(token, p, f)
+                except (GoneError, ClosedError, RefusedError):
+                    return
+                except Error as e:
+                    self._conn.fail(e)
+                    return
+
+    def _step(self, token: bytes, p: Publication, f: _Subscriber) -> None:
+        step = p.step(f)
+        if step is None:
+            return
+        v, handles = step
+        files: List[int] = []
+        try:
+            for h in handles:
+                files.append(h.export())
+            self._say("view", v.fields(token), files)
+        finally:
+            _conn.close_all(files)
+        if v.final:
+            with self._lock:
+                self._followers.pop(token, None)
+
+
+class Server:
+    """Publishes shared memory on a socket, to processes of the same user. All methods are safe for use by any thread.
+
+    The socket lies in a folder of mode 0700, which is made if it does not exist. Close the server; its publications end
+    with it, and memory stays its owner's.
+    """
+
+    def __init__(self, path: str, timeout: float = _conn.TIMEOUT) -> None:
+        self._listener = _conn.Listener(path, timeout)
+        self._lock = threading.Lock()
+        self._publications: Dict[str, Publication] = {}
+        self._sessions: List[_Session] = []
+        self._closed = False
+        self._accepting = threading.Thread(target=self._accept, name="cuvmm server", daemon=True)
+        self._accepting.start()
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def path(self) -> str:
+        return self._listener.path
+
+    def publish(self, name: str, memory: Shared, *, writable: bool = False) -> Publication:
+        """Publishes memory under a name; followers see nothing before the first ``announce``. ``writable`` lets them write it."""
+        if not isinstance(name, str) or not 1 <= len(name.encode()) <= 255:
+            raise ArgumentError(f"publication {name!r}", "a name has 1 to 255 bytes")
+        if not isinstance(memory, Shared):
+            raise ArgumentError(f"{type(memory).__name__} cannot be published", "make the memory with cuvmm.empty, and a tensor of it with torch.from_dlpack(shared.array)")
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the server is closed")
+            if name in self._publications or memory.holder is not None:
+                raise InUseError(f"publication {name!r}", "withdraw the one before, or use another name; memory is published once")
+            p = self._publications[name] = Publication(self, name, memory, writable)
+            memory.holder = f"published as {name!r}"
+            return p
+
+    def publications(self) -> List[Publication]:
+        with self._lock:
+            return list(self._publications.values())
+
+    def find(self, name: str) -> Optional[Publication]:
+        with self._lock:
+            return self._publications.get(name)
+
+    def forget(self, p: Publication) -> None:
+        with self._lock:
+            self._publications.pop(p.name, None)
+
+    def ended(self, s: _Session) -> None:
+        with self._lock:
+            if s in self._sessions:
+                self._sessions.remove(s)
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                s = _Session(self, self._listener.accept())
+            except FilesError:
+                time.sleep(0.1)
+                continue
+            except Error:
+                return
+            with self._lock:
+                self._sessions.append(s)
+            s.start()
+
+    def close(self) -> None:
+        """Withdraws everything, ends all connections and removes the socket. Idempotent."""
+        self._closed = True
+        for p in self.publications():
+            p.withdraw()
+        self._listener.close()
+        self._accepting.join()
+        with self._lock:
+            sessions = list(self._sessions)
+        for s in sessions:
+            s.close()

@@ -1,0 +1,164 @@
+"""GPU memory that this process makes and others can map."""
+
+from __future__ import annotations
+
+import os
+import threading
+from ctypes import c_void_p
+from typing import Any, List, Optional
+
+from . import _driver, _memory
+from ._descriptor import ELEMENTS, NUMBERS
+from ._tracker import Chunk
+from .array import Array, ElementType, Users, close_at_exit
+from .errors import ArgumentError, CapacityError, ClosedError, InUseError
+
+
+class Shared:
+    """A growing array at an address fixed for life, in memory that other processes can map: see :func:`empty`.
+
+    All methods are safe for use by any thread. Close it; arrays and tensors of it come first.
+    """
+
+    def __init__(self, length: int, kind: ElementType, device: int, reserve: int) -> None:
+        dev = _driver.device(device)
+        self._device, self._kind = dev, kind
+        self._granularity = dev.granularity(dev.properties())
+        size = self._rounded(max(reserve, length * kind.size, 1))
+        self._lock = threading.RLock()
+        self._users = Users()
+        self._handles: List[_memory.Handle] = []
+        self._chunks: List[Chunk] = []
+        self._length = 0
+        self.holder: Optional[str] = None  # what publishes it
+        self._range: Optional[_memory.Range] = _memory.Range(dev, size, self._granularity, _driver.READ_WRITE)
+        try:
+            self.resize(length)
+        except BaseException:
+            self._range.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<cuvmm.Shared of {self._length} {self._kind.name} on device {self._device.ordinal}>"
+
+    def __enter__(self) -> "Shared":
+        return self
+
+    def __exit__(self, _: object, error: object, __: object) -> None:
+        close_at_exit(self.close, error)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def dtype(self) -> str:
+        return self._kind.name
+
+    @property
+    def kind(self) -> ElementType:
+        return self._kind
+
+    @property
+    def device(self) -> _driver.Device:
+        return self._device
+
+    @property
+    def reserved(self) -> int:
+        """The bytes of addresses."""
+        return self._open().size
+
+    @property
+    def array(self) -> Array:
+        """The elements in use now, for PyTorch, CuPy and others, to read and write."""
+        with self._lock:
+            at = self._open().address
+            return Array(self._device, at, self._length, self._kind, False, self._users, at, _no_order, self)
+
+    def _open(self) -> _memory.Range:
+        if self._range is None:
+            raise ClosedError("the memory is closed")
+        return self._range
+
+    def _rounded(self, n: int) -> int:
+        return -(-n // self._granularity) * self._granularity
+
+    def resize(self, length: int) -> None:
+        """Makes the array longer, adding memory where it is needed, or shorter, keeping the memory. New elements are undefined."""
+        with self._lock:
+            r = self._open()
+            if length < 0 or length * self._kind.size > r.size:
+                raise CapacityError(f"{length} elements of {self._kind.size} bytes in {r.size} bytes of addresses", "pass a larger reserve to empty")
+            need = self._rounded(length * self._kind.size) - r.mapped
+            if need > 0:
+                h = _memory.create(self._device, need)
+                try:
+                    r.attach([h])
+                except BaseException:
+                    h.release()
+                    raise
+                self._handles.append(h)
+                self._chunks.append(Chunk(int.from_bytes(os.urandom(8), "little") or 1, need))
+            self._length = length
+
+    def chunks(self, length: int) -> "tuple[tuple[Chunk, ...], List[_memory.Handle]]":
+        """The chunks that a length needs, and their handles, which stay this object's."""
+        with self._lock:
+            self._open()
+            at = n = 0
+            while at < length * self._kind.size:
+                at += self._chunks[n].size
+                n += 1
+            return tuple(self._chunks[:n]), self._handles[:n]
+
+    def trim(self) -> int:
+        """Gives memory behind the length back to the device, and returns its bytes. Arrays that reach there come first."""
+        with self._lock:
+            r = self._open()
+            keep = len(self.chunks(self._length)[0])
+            kept = sum(c.size for c in self._chunks[:keep])
+            self._users.refuse("giving memory back", kept)
+            freed = r.mapped - kept
+            if freed:
+                self._device.synchronize()
+                r.detach(keep)
+                for h in self._handles[keep:]:
+                    h.release()
+                del self._handles[keep:], self._chunks[keep:]
+            return freed
+
+    def close(self) -> None:
+        """Waits for all work of the device and gives the memory back; other processes keep what they have mapped. Idempotent.
+
+        While it is published, or arrays or tensors of it are in use, it raises InUseError, and nothing has changed.
+        """
+        with self._lock:
+            if self._range is None:
+                return
+            if self.holder is not None:
+                raise InUseError(f"the memory is {self.holder}", "withdraw the publication first")
+            self._users.refuse("closing the memory")
+            self._device.synchronize()
+            self._range.close()
+            for h in self._handles:
+                h.release()
+            self._range, self._length = None, 0
+            self._handles, self._chunks = [], []
+
+
+def _no_order(_: List[c_void_p]) -> None:
+    """Work of this process's own streams is this process's to order."""
+
+
+def empty(length: int, dtype: Any = "float32", device: int = 0, *, reserve: int = 0) -> Shared:
+    """A growing array of undefined elements, in memory that other processes can map, such as PyTorch's own allocator does not make.
+
+    ``dtype`` is a name of NumPy's ("float32"), or anything whose name ends so (torch.float32, numpy.dtype). ``reserve``
+    is how far it can grow, in bytes. ``torch.from_dlpack(shared.array)`` is a tensor of it.
+    """
+    name = str(getattr(dtype, "name", dtype)).split(".")[-1]
+    if name not in NUMBERS:
+        raise ArgumentError(f"elements of type {dtype!r}", "use one of " + ", ".join(sorted(NUMBERS)))
+    if length < 0 or reserve < 0:
+        raise ArgumentError(f"{length} elements in {reserve} bytes", "sizes are not negative")
+    number = NUMBERS[name]
+    return Shared(length, ElementType(name, ELEMENTS[number].size, number), device, reserve)

@@ -1,0 +1,270 @@
+// Command peer is the Go side of the Python package's tests: it does what it
+// reads, one command a line, and prints what came of it.
+//
+//	serve FOLDER NAME          serves publications on a socket
+//	publish NAME LENGTH        publishes an array of uint32, element i of which is i
+//	grow NAME LENGTH           appends up to a length, and announces
+//	read NAME INDEX            prints an element
+//	shrink NAME LENGTH         takes elements back, and waits for the followers
+//	followers NAME             prints how many follow, and the bytes that they pin
+//	withdraw NAME              ends the publication
+//	follow SOCKET NAME         follows, and prints each generation, length, sum
+//	write SOCKET NAME VALUE    follows for writing, and sets the first element
+//	send SOCKET LENGTH         waits for a process on a socket, and sends it an array
+//	lease LENGTH               leases an array by fabric handles, and prints the offer
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/auto"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// most is the room of every array, in elements.
+const most = 64 << 20
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Println("failed", err)
+		os.Exit(1)
+	}
+}
+
+// program is what the commands work on.
+type program struct {
+	dev      *cuda.Device
+	stream   *cuda.Stream
+	server   *publish.Server
+	listener *peer.Listener
+	arrays   map[string]*vmm.Array[uint32]
+	shown    map[string]*publish.Publication
+	leases   []*handles.Lease
+}
+
+func run() error {
+	sys, err := auto.Open(auto.Options{})
+	if err != nil {
+		return err
+	}
+	dev, err := sys.Device(0)
+	if err != nil {
+		return err
+	}
+	stream, err := dev.NewStream(cuda.StreamOptions{})
+	if err != nil {
+		return err
+	}
+	p := &program{dev: dev, stream: stream, server: publish.NewServer(publish.ServerOptions{}), arrays: map[string]*vmm.Array[uint32]{}, shown: map[string]*publish.Publication{}}
+	fmt.Println("ready")
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() {
+		said, err := p.do(context.Background(), strings.Fields(in.Text()))
+		if err != nil {
+			said = "error " + strings.ReplaceAll(err.Error(), "\n", "; ")
+		}
+		fmt.Println(said)
+	}
+	return errors.Join(in.Err(), p.close(), stream.Close(), sys.Close())
+}
+
+func (p *program) do(ctx context.Context, words []string) (string, error) {
+	arg := func(i int) string {
+		if i < len(words) {
+			return words[i]
+		}
+		return ""
+	}
+	n, _ := strconv.Atoi(words[len(words)-1])
+	name := arg(1)
+	switch arg(0) {
+	case "serve":
+		l, err := peer.Listen(name, arg(2), peer.Options{})
+		if err != nil {
+			return "", err
+		}
+		p.listener = l
+		go func() { _ = p.server.Serve(ctx, l) }() // ends with the listener
+		return "done", nil
+	case "publish":
+		return "done", p.publish(ctx, name, n)
+	case "grow":
+		return p.grow(ctx, name, n)
+	case "read":
+		return p.read(name, n)
+	case "shrink":
+		return "done", p.shown[name].Shrink(n)
+	case "followers":
+		s := p.shown[name].Stats()
+		return fmt.Sprint(len(s.Followers)), nil
+	case "withdraw":
+		return "done", p.shown[name].Withdraw()
+	case "follow":
+		return "done", p.follow(ctx, name, arg(2))
+	case "write":
+		return "done", p.write(ctx, name, arg(2), uint32(n))
+	case "send":
+		return "done", p.send(ctx, name, n)
+	case "lease":
+		return p.lease(n)
+	}
+	return "", fmt.Errorf("the command %q", words)
+}
+
+// array makes an array of uint32 in which element i is i.
+func (p *program) array(length int) (*vmm.Array[uint32], error) {
+	a, err := vmm.NewArray[uint32](p.dev, vmm.BufferOptions{Reserve: 4 * most, Memory: vmm.Properties{Handles: vmm.PosixFD}})
+	if err != nil {
+		return nil, err
+	}
+	return a, p.fill(a, length)
+}
+
+// fill appends elements up to a length.
+func (p *program) fill(a *vmm.Array[uint32], length int) error {
+	values := make([]uint32, length-a.Len())
+	for i := range values {
+		values[i] = uint32(a.Len() + i)
+	}
+	_, err := a.Append(p.stream, values)
+	return err
+}
+
+func (p *program) publish(ctx context.Context, name string, length int) error {
+	a, err := p.array(length)
+	if err != nil {
+		return err
+	}
+	p.arrays[name] = a
+	if p.shown[name], err = publish.Array(p.server, name, a); err != nil {
+		return err
+	}
+	return p.shown[name].Announce(ctx, length, p.stream)
+}
+
+func (p *program) read(name string, at int) (string, error) {
+	part, err := p.arrays[name].Slice(at, at+1)
+	if err != nil {
+		return "", err
+	}
+	var value [1]uint32
+	err = part.CopyTo(p.stream, value[:])
+	return fmt.Sprint(value[0]), err
+}
+
+func (p *program) grow(ctx context.Context, name string, length int) (string, error) {
+	if err := p.fill(p.arrays[name], length); err != nil {
+		return "", err
+	}
+	return "done", p.shown[name].Announce(ctx, length, p.stream)
+}
+
+func (p *program) follow(ctx context.Context, socket, name string) error {
+	return p.following(ctx, socket, name, true, func(f *publish.Follower[uint32]) error {
+		for {
+			if err := f.Next(ctx); errors.Is(err, publish.ErrWithdrawn) || errors.Is(err, peer.ErrGone) {
+				return nil
+			} else if err != nil {
+				return err
+			}
+			values := make([]uint32, f.Len())
+			if err := f.Array().All().CopyTo(p.stream, values); err != nil {
+				return err
+			}
+			sum := 0
+			for _, v := range values {
+				sum += int(v)
+			}
+			fmt.Println(f.Generation(), len(values), sum)
+		}
+	})
+}
+
+func (p *program) write(ctx context.Context, socket, name string, value uint32) error {
+	return p.following(ctx, socket, name, false, func(f *publish.Follower[uint32]) error {
+		if err := f.Next(ctx); err != nil {
+			return err
+		}
+		first, err := f.Array().Slice(0, 1)
+		if err != nil {
+			return err
+		}
+		if err := first.CopyFrom(p.stream, []uint32{value}); err != nil {
+			return err
+		}
+		return p.stream.Synchronize()
+	})
+}
+
+func (p *program) following(ctx context.Context, socket, name string, readOnly bool, do func(*publish.Follower[uint32]) error) error {
+	c, err := peer.Dial(ctx, socket, peer.Options{})
+	if err != nil {
+		return err
+	}
+	k := publish.NewClient(c)
+	f, err := publish.Follow[uint32](ctx, k, p.dev, name, publish.FollowOptions{ReadOnly: readOnly})
+	if err != nil {
+		return errors.Join(err, k.Close())
+	}
+	return errors.Join(do(f), f.Close(), k.Close())
+}
+
+func (p *program) send(ctx context.Context, socket string, length int) error {
+	l, err := peer.Listen(filepath.Dir(socket), filepath.Base(socket), peer.Options{})
+	if err != nil {
+		return err
+	}
+	fmt.Println("listening")
+	c, err := l.Accept(ctx)
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	a, err := p.array(length)
+	if err == nil {
+		err = errors.Join(p.stream.Synchronize(), c.Send(ctx, peer.Message{Kind: 7, Body: []byte("hello")}), handles.SendArray(ctx, c, a), a.Close())
+	}
+	return errors.Join(err, c.Close(), l.Close())
+}
+
+func (p *program) lease(length int) (string, error) {
+	a, err := vmm.NewArray[uint32](p.dev, vmm.BufferOptions{Reserve: 4 * most, Memory: vmm.Properties{Handles: vmm.Fabric}})
+	if err != nil {
+		return "", err
+	}
+	if err := errors.Join(p.fill(a, length), p.stream.Synchronize()); err != nil {
+		return "", err
+	}
+	l, err := handles.LeaseArray(a, handles.LeaseOptions{})
+	if err != nil {
+		return "", err
+	}
+	p.leases = append(p.leases, l)
+	text, err := l.Offer().MarshalText()
+	return string(text), errors.Join(err, a.Close())
+}
+
+// close gives everything back.
+func (p *program) close() (err error) {
+	if p.listener != nil {
+		err = p.listener.Close()
+	}
+	err = errors.Join(err, p.server.Close())
+	for _, l := range p.leases {
+		err = errors.Join(err, l.Close())
+	}
+	for _, a := range p.arrays {
+		err = errors.Join(err, a.Close())
+	}
+	return err
+}

@@ -1,0 +1,52 @@
+"""What the tests share: where things are, and a software driver for every test process."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+import unittest
+from typing import Any, Dict, Optional
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def vectors(name: str) -> Any:
+    """A language-neutral file of the protocol's tests."""
+    return json.loads((ROOT / "internal/vectors/testdata" / name).read_text())
+
+
+def needs_driver() -> None:
+    """Skips unless there is a driver: CUVMM_LIBCUDA names the software driver's library, as scripts/test-python.sh does."""
+    if not os.environ.get("CUVMM_LIBCUDA") and not os.environ.get("CUVMM_TEST_GPU"):
+        raise unittest.SkipTest("set CUVMM_LIBCUDA to the software driver's library (scripts/test-python.sh does), or CUVMM_TEST_GPU to 1")
+
+
+class DriverTest(unittest.TestCase):
+    """A test with a driver, and a private folder for sockets."""
+
+    folder: str
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        needs_driver()
+
+    def setUp(self) -> None:
+        self.folder = tempfile.mkdtemp(prefix="cuvmm-")
+        self.addCleanup(shutil.rmtree, self.folder, True)
+
+    def path(self, name: str = "socket") -> str:
+        return os.path.join(self.folder, name)
+
+
+def environment(**more: Optional[str]) -> Dict[str, str]:
+    """The environment of a child."""
+    env = dict(os.environ, PYTHONPATH=str(ROOT / "python"))
+    for name, value in more.items():
+        if value is None:
+            env.pop(name, None)
+        else:
+            env[name] = value
+    return env

@@ -1,0 +1,182 @@
+"""PyTorch and CuPy over followed memory, on a GPU: set CUVMM_TEST_GPU=1 where both are installed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import unittest
+from typing import Any
+
+import cuvmm
+
+from .support import DriverTest, environment
+
+PUBLISHER = """
+    import sys, torch, cuvmm
+    memory = cuvmm.empty(1 << 20, torch.float32, reserve=1 << 30)
+    tensor = torch.from_dlpack(memory.array)
+    tensor.fill_(1)
+    torch.cuda.synchronize()
+    server = cuvmm.Server(sys.argv[1])
+    table = server.publish("table", memory, writable=True)
+    held = torch.cuda.Stream()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        what, n = line.split()
+        n = int(n)
+        if what == "grow":
+            memory.resize(n)
+            with torch.cuda.stream(held):
+                torch.from_dlpack(memory.array).copy_(torch.arange(n, device="cuda", dtype=torch.float32))
+            table.announce(stream=held)
+        elif what == "hold":  # what is announced takes a while
+            memory.resize(n)
+            with torch.cuda.stream(held):
+                torch.cuda._sleep(2_000_000_000)
+                torch.from_dlpack(memory.array).fill_(7)
+            table.announce(stream=held)
+        elif what == "sum":
+            torch.cuda.synchronize()
+            print(float(torch.from_dlpack(memory.array)[:n].sum()), flush=True)
+            continue
+        print("done", flush=True)
+"""
+
+
+class Frameworks(DriverTest):
+    torch: Any
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        if not os.environ.get("CUVMM_TEST_GPU"):
+            raise unittest.SkipTest("set CUVMM_TEST_GPU=1 on a machine with a GPU, PyTorch and CuPy")
+        import torch
+        cls.torch = torch
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(PUBLISHER), self.path()], env=environment(), stdin=subprocess.PIPE,
+                                      stdout=subprocess.PIPE, text=True)
+        self.addCleanup(self.end)
+        self.assertEqual(self.read(), "ready")
+
+    def end(self) -> None:
+        self.child.kill()
+        self.child.wait()
+        for f in (self.child.stdin, self.child.stdout):
+            assert f is not None
+            f.close()
+
+    def read(self) -> str:
+        assert self.child.stdout is not None
+        return self.child.stdout.readline().strip()
+
+    def tell(self, what: str, n: int) -> str:
+        assert self.child.stdin is not None
+        self.child.stdin.write(f"{what} {n}\n")
+        self.child.stdin.flush()
+        return self.read()
+
+    def test_tensors_grow_in_place(self) -> None:
+        torch = self.torch
+        import cupy
+        with cuvmm.connect(self.path()) as client, client.follow("table") as table:
+            stream = torch.cuda.Stream()
+            at = None
+            for n in (1 << 20, 5 << 20, 40 << 20, 200 << 20):
+                self.assertEqual(self.tell("grow", n), "done")
+                table.next(stream, timeout=60)
+                a = table.array
+                with torch.cuda.stream(stream):
+                    t = torch.from_dlpack(a.allow_readonly())
+                    self.assertEqual(t.numel(), n)
+                    self.assertTrue(bool((t == torch.arange(n, device="cuda", dtype=torch.float32)).all()))
+                c = cupy.asarray(a)
+                self.assertEqual(float(c[n - 1]), float(torch.tensor(n - 1, dtype=torch.float32)))
+                self.assertTrue(at is None or at == t.data_ptr() == c.data.ptr)
+                at = t.data_ptr()
+                with self.assertRaises(BufferError):
+                    torch.from_dlpack(a)
+                copied = torch.from_dlpack(a, copy=True)
+                copied.fill_(0)
+                with self.assertRaises(cuvmm.InUseError):
+                    table.close()
+                del a, t, c, copied
+                gc.collect()
+
+    def test_order_without_a_wait_of_the_host(self) -> None:
+        torch = self.torch
+        with cuvmm.connect(self.path()) as client, client.follow("table") as table:
+            stream = torch.cuda.Stream()
+            float(torch.ones(1 << 20, device="cuda").sum())  # loads its kernels, which would wait for all streams
+            self.assertEqual(self.tell("grow", 1 << 20), "done")
+            table.next(stream, timeout=60)
+            self.assertEqual(self.tell("hold", 2 << 20), "done")
+            table.next(stream, timeout=60)  # returns although the publisher's work takes a second
+            with torch.cuda.stream(stream):
+                total = torch.from_dlpack(table.array.allow_readonly()).sum()
+            self.assertFalse(stream.query(), "the publisher's work was over too soon to prove anything")
+            stream.synchronize()
+            self.assertEqual(float(total), 7.0 * (2 << 20))
+            del total
+            gc.collect()
+
+    def test_a_writer(self) -> None:
+        torch = self.torch
+        with cuvmm.connect(self.path()) as client, client.follow("table", write=True) as table:
+            self.tell("grow", 1 << 20)
+            table.next(timeout=60)
+            t = torch.from_dlpack(table.array)
+            t.fill_(3)
+            torch.cuda.synchronize()
+            self.assertEqual(self.tell("sum", 1 << 20), str(3.0 * (1 << 20)))
+            del t
+            gc.collect()
+
+    def test_a_publisher_that_dies_with_work_under_way(self) -> None:
+        torch = self.torch
+        with cuvmm.connect(self.path()) as client, client.follow("table") as table:
+            stream = torch.cuda.Stream()
+            self.tell("hold", 2 << 20)
+            table.next(stream, timeout=60)
+            self.child.kill()
+            stream.synchronize()  # no stream hangs
+            with self.assertRaises(cuvmm.GoneError):
+                while True:
+                    table.next(timeout=60)
+
+    def test_a_thousand_cycles_leave_nothing(self) -> None:
+        torch = self.torch
+        self.tell("grow", 8 << 20)
+
+        def cycle() -> None:
+            with cuvmm.connect(self.path()) as client, client.follow("table") as table:
+                table.next(timeout=60)
+                t = torch.from_dlpack(table.array.allow_readonly())
+                self.assertEqual(float(t[-1]), float((8 << 20) - 1))
+                del t
+
+        def state() -> Any:
+            gc.collect()
+            torch.cuda.synchronize()
+            with open("/proc/self/maps") as f:
+                return torch.cuda.mem_get_info()[0], len(os.listdir("/proc/self/fd")), len(f.readlines()), len(os.listdir(f"/proc/{self.child.pid}/fd"))
+
+        for _ in range(10):
+            cycle()
+        before = state()
+        for _ in range(1000):
+            cycle()
+        after = state()
+        self.assertGreaterEqual(after[0] + (2 << 20), before[0], "GPU memory in bytes")
+        self.assertLessEqual(after[1], before[1] + 1, "open files")
+        self.assertLessEqual(after[2], before[2] + 8, "mappings")
+        self.assertLessEqual(after[3], before[3] + 1, "the publisher's open files")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,254 @@
+"""Go and Python on one machine: each publishes, follows, sends and leases to the other. scripts/test-python.sh builds the Go side."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import tempfile
+import time
+import unittest
+from array import array as numbers
+from typing import List
+
+import cuvmm
+
+from .support import DriverTest, environment
+
+
+class Peer:
+    """A Go process of tests/peer."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen([os.environ["CUVMM_TEST_PEER"]], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.read() == "ready"
+
+    def read(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def start(self, *words: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+
+    def do(self, *words: object) -> str:
+        self.start(*words)
+        return self.read()
+
+    def done(self, *words: object) -> None:
+        said = self.do(*words)
+        assert said == "done", said
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._close()
+
+    def end(self) -> int:
+        """Ends it in order, and returns its exit status: not 0 if something was left."""
+        if self.process.stdin is not None and not self.process.stdin.closed:
+            self.process.stdin.close()
+        try:
+            status = self.process.wait(60)
+        finally:
+            self.process.kill()
+        self._close()
+        return status
+
+    def _close(self) -> None:
+        for f in (self.process.stdin, self.process.stdout):
+            if f is not None:
+                f.close()
+
+
+class BesideGo(DriverTest):
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        if not os.environ.get("CUVMM_TEST_PEER"):
+            raise unittest.SkipTest("CUVMM_TEST_PEER names the Go side: scripts/test-python.sh builds it")
+
+    def peer(self) -> Peer:
+        p = Peer()
+        self.addCleanup(p.kill)
+        return p
+
+    def serving(self, **arrays: int) -> Peer:
+        p = self.peer()
+        p.done("serve", self.folder, "socket")
+        for name, length in arrays.items():
+            p.done("publish", name, length)
+        return p
+
+    def check(self, a: cuvmm.Array, length: int) -> None:
+        self.assertEqual(len(a), length)
+        for at in sorted({0, length // 3, length - 1} & set(range(length))):
+            self.assertEqual(a[at:at + 1].tolist(), [at])
+
+    def test_python_follows_go(self) -> None:
+        go = self.serving(table=1000)
+        with cuvmm.connect(self.path()) as client:
+            (entry,) = client.list()
+            self.assertEqual((entry.name, entry.dtype, entry.itemsize, entry.length, entry.writable), ("table", "uint32", 4, 1000, True))
+            with client.follow("table") as table:
+                table.next(timeout=60)
+                at = table.array.ptr
+                self.check(table.array, 1000)
+                for length in (100_000, 3_000_000, 9_000_000):
+                    go.done("grow", "table", length)
+                    table.next(timeout=60)
+                    self.check(table.array, length)
+                    self.assertEqual(table.array.ptr, at)
+                self.assertEqual(go.do("followers", "table"), "1")
+                go.done("shrink", "table", 10)
+                table.next(timeout=60)
+                self.check(table.array, 10)
+                go.done("withdraw", "table")
+                with self.assertRaises(cuvmm.WithdrawnError):
+                    table.next(timeout=60)
+        self.assertEqual(go.end(), 0)
+
+    def test_go_follows_python(self) -> None:
+        go = self.peer()
+        with cuvmm.empty(1000, "uint32", reserve=64 << 20) as memory, cuvmm.Server(self.path()) as server:
+            memory.array.write(numbers("I", range(1000)))
+            table = server.publish("table", memory)
+            table.announce()
+            go.start("follow", self.path(), "table")
+            self.assertEqual(go.read(), f"1 1000 {sum(range(1000))}")
+            for length in (2_000_000, 5_000_000):
+                before = len(memory)
+                memory.resize(length)
+                memory.array[before:].write(numbers("I", range(before, length)))
+                generation = table.announce()
+                self.assertEqual(go.read(), f"{generation} {length} {sum(range(length))}")
+            table.shrink(5, 60)
+            self.assertEqual(go.read(), "4 5 10")
+            memory.resize(5)
+            self.assertGreater(memory.trim(), 0)
+            table.withdraw()
+            self.assertEqual(go.read(), "done")
+        self.assertEqual(go.end(), 0)
+
+    def test_writers_both_ways(self) -> None:
+        go = self.serving(table=100)
+        with cuvmm.connect(self.path()) as client, client.follow("table", write=True) as table:
+            table.next(timeout=60)
+            table.array.write(numbers("I", [77]), at=5)
+            self.assertEqual(go.do("read", "table", 5), "77")
+        with cuvmm.empty(10, "uint32") as memory, cuvmm.Server(self.path("python")) as server:
+            memory.array.write(bytes(40))
+            server.publish("back", memory, writable=True).announce()
+            go.done("write", self.path("python"), "back", 88)
+            self.assertEqual(memory.array[:1].tolist(), [88])
+        self.assertEqual(go.end(), 0)
+
+    def test_sent_memory(self) -> None:
+        go = self.peer()
+        go.start("send", self.path(), 3_000_000)
+        self.assertEqual(go.read(), "listening")
+        with cuvmm.dial(self.path()) as channel:
+            memory = channel.receive(timeout=60)
+            self.assertEqual(channel.message(timeout=60)[:2], (7, b"hello"))
+            self.assertEqual(go.read(), "done")
+        self.assertEqual(go.end(), 0)
+        self.check(memory.array, 3_000_000)  # it stays when its maker is gone
+        memory.close()
+
+    def test_memory_that_is_refused(self) -> None:
+        go = self.peer()
+        go.start("send", self.path(), 1000)
+        self.assertEqual(go.read(), "listening")
+        with cuvmm.dial(self.path()) as channel:
+            with self.assertRaises(cuvmm.TooLargeError):
+                channel.receive(timeout=60, max_bytes=1000)
+            self.assertIn("error", go.read())
+
+    def test_a_lease(self) -> None:
+        go = self.peer()
+        text = go.do("lease", 1000)
+        if text.startswith("error"):
+            self.skipTest("this machine has no fabric: " + text)
+        memory, receipt = cuvmm.open_lease(text)
+        self.assertTrue(receipt.startswith("cuvmmreceipt1:"))
+        with memory:
+            self.check(memory.array, 1000)
+        for wrong in (text[:-1], text + "A", "cuvmm1:" + text, text.replace("cuvmmoffer1:", ""), text + "\n"):
+            with self.assertRaises(cuvmm.Error):
+                cuvmm.open_lease(wrong)
+
+    def test_a_publisher_that_returns(self) -> None:
+        go = self.serving(table=1_000_000)
+        with cuvmm.connect(self.path(), reconnect=True) as client, client.follow("table") as table:
+            table.next(timeout=60)
+            for length in (10, 2_000_000):
+                go.kill()
+                with self.assertRaises(cuvmm.WaitTimeout):
+                    table.next(timeout=0.2)
+                self.assertEqual(table.state, "stale")
+                go = self.serving(table=length)
+                table.next(timeout=60)
+                self.check(table.array, length)
+            go.done("withdraw", "table")
+            with self.assertRaises(cuvmm.WithdrawnError):
+                table.next(timeout=60)
+
+    def test_model(self) -> None:
+        """A publisher in Go, and followers in Python that come, go and read in random order, with kills of the publisher."""
+        for seed in range(int(os.environ.get("CUVMM_TEST_SEEDS", "3"))):
+            with self.subTest(seed=seed), tempfile.TemporaryDirectory() as self.folder:
+                self._model(random.Random(seed))
+
+    def _model(self, r: random.Random) -> None:
+        go = self.serving(table=100)
+        length = 100
+        clients: List[cuvmm.Client] = [cuvmm.connect(self.path(), reconnect=True) for _ in range(2)]
+        followers: List[cuvmm.Follower] = []
+        for _ in range(40):
+            what = r.choice(["grow", "grow", "shrink", "follow", "leave", "read", "read", "kill"])
+            if what == "grow":
+                length += r.choice([1, 1000, 600_000])
+                go.done("grow", "table", length)
+            elif what == "shrink":
+                length = r.randrange(length + 1)
+                go.done("shrink", "table", length)
+            elif what == "follow" and len(followers) < 4:
+                followers.append(self._follow(r.choice(clients)))
+            elif what == "leave" and followers:
+                followers.pop(r.randrange(len(followers))).close()
+            elif what == "read" and followers:
+                self._read(r.choice(followers), length)
+            elif what == "kill" and r.random() < 0.3:
+                go.kill()
+                length = r.choice([1, 50_000])
+                go = self.serving(table=length)
+        for f in followers:
+            self._read(f, length)
+            f.close()
+        for c in clients:
+            c.close()
+        self.assertEqual(go.end(), 0)
+
+    def _follow(self, c: cuvmm.Client) -> cuvmm.Follower:
+        for _ in range(600):
+            try:
+                return c.follow("table")
+            except (cuvmm.GoneError, cuvmm.UnknownError):  # while the client dials again, or the publisher is not ready
+                time.sleep(0.1)
+        raise AssertionError("the publisher did not return")
+
+    def _read(self, f: cuvmm.Follower, length: int) -> None:
+        """The follower reaches what is published, and each element is right."""
+        until = time.monotonic() + 60
+        while len(f) != length or f.state != "live":
+            self.assertLess(time.monotonic(), until, f"{f} is {f.state}, and {length} are published")
+            try:
+                f.next(timeout=0.2)
+            except cuvmm.WaitTimeout:
+                pass
+        self.check(f.array, length)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,183 @@
+"""The table of hostile messages that every implementation refuses, and processes that break the protocol on a live connection."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import unittest
+from typing import Any, Callable, Dict, List
+
+import cuvmm
+from cuvmm import _conn, _descriptor, _driver, _packet, _page, _wire
+from cuvmm.errors import Error
+
+from .support import DriverTest, vectors
+
+
+class Table(unittest.TestCase):
+    def test_every_message_is_refused(self) -> None:
+        for m in vectors("hostile.json")["messages"]:
+            with self.subTest(m["name"]), self.assertRaises(Error):
+                name, fields = _wire.decode(m["kind"], bytes.fromhex(m["body"]), m["to"])
+                if name == "accepted":
+                    _descriptor.decode(fields["descriptor"])
+                want = {"accepted": 1, "view": len(fields["chunks"]) if name == "view" else 0}.get(name, 0)
+                if m["files"] != want:
+                    raise Error("another number of files")
+
+
+class _Hostile:
+    """A server that greets, and then does what a test says."""
+
+    def __init__(self, path: str, then: Callable[[_conn.Conn, "_Hostile"], None]) -> None:
+        self._listener = _conn.Listener(path)
+        self._then = then
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        c = self._listener.accept()
+        with contextlib.suppress(Error):
+            self._then(c, self)
+        with contextlib.suppress(Error):
+            while True:
+                _conn.close_all(c.receive(10).files)
+        c.close()
+
+    def close(self) -> None:
+        self._thread.join(60)
+        self._listener.close()
+
+    @staticmethod
+    def accept(c: _conn.Conn, **other: Any) -> Dict[str, Any]:
+        """Reads a follow, and accepts it with a page."""
+        m = c.receive(10)
+        name, fields = _wire.decode(m.kind, m.body, "server")
+        assert name == "follow", name
+        about = _descriptor.Descriptor(_descriptor.ARRAY, 6, 1, 0, 1, 0, _driver.device(0).uuid, False, False, 1, 0, _descriptor.this_process(), [])
+        page, fd = _page.make_page(None)
+        answer = {"number": fields["number"], "token": b"t" * 16, "publication": b"p" * 16, "reserved": 4 << 20, "slot": 0, "descriptor": about.encode()}
+        answer.update(other)
+        c.send(*_wire.encode("accepted", answer), [fd])
+        os.close(fd)
+        page.close()
+        return answer
+
+
+VIEW: Dict[str, Any] = {"token": b"t" * 16, "serial": 1, "generation": 1, "state": 1, "ordered": 0, "length": 0, "keep": 0, "last": True, "over": False, "status": 0,
+                        "reason": "", "chunks": []}
+
+
+class Servers(DriverTest):
+    def setUp(self) -> None:
+        super().setUp()
+        cuvmm.empty(1).close()  # what the driver opens once
+
+    def refused(self, then: Callable[[_conn.Conn, _Hostile], None]) -> None:
+        """The client's connection ends with an error, and so does its follower; nothing hangs, and nothing is left open."""
+        before = len(os.listdir("/proc/self/fd"))
+        path = self.path(str(id(then)))
+        hostile = _Hostile(path, then)
+        try:
+            with cuvmm.connect(path) as client:
+                with self.assertRaises(Error):
+                    with client.follow("x", timeout=30) as f:
+                        f.next(timeout=30)
+        finally:
+            hostile.close()
+        self.assertLessEqual(len(os.listdir("/proc/self/fd")), before)
+
+    def test_views_that_no_publisher_sends(self) -> None:
+        wrong: Dict[str, Dict[str, Any]] = {
+            "another serial": {"serial": 2},
+            "generation 0": {"generation": 0},
+            "a chunk that is not kept": {"keep": 1},
+            "elements without memory": {"length": 1},
+            "an unknown token": {"token": b"u" * 16},
+            "ended with a serial": {"state": 5, "status": 3},
+            "suspended with elements": {"state": 3, "length": 1},
+        }
+        for what, other in wrong.items():
+            with self.subTest(what):
+                def then(c: _conn.Conn, h: _Hostile, other: Dict[str, Any] = other) -> None:
+                    h.accept(c)
+                    c.send(*_wire.encode("view", {**VIEW, **other}))
+
+                self.refused(then)
+
+    def test_files_that_are_no_memory(self) -> None:
+        def then(c: _conn.Conn, h: _Hostile) -> None:
+            h.accept(c)
+            with open(os.devnull, "rb") as f:
+                c.send(*_wire.encode("view", {**VIEW, "length": 1, "chunks": [{"identity": 1, "size": 2 << 20}]}), [f.fileno()])
+            c.receive(10)  # done, with a reason: an error of the follower alone
+            c.send(*_wire.encode("view", {**VIEW, "serial": 1}))  # and now a violation
+
+        self.refused(then)
+
+    def test_accepted_that_no_server_sends(self) -> None:
+        for what, other in {"a slot beyond the page": {"slot": 512}, "a range of no granule": {"reserved": 4097}, "no range": {"reserved": 0},
+                            "another request": {"number": 99}}.items():
+            with self.subTest(what):
+                def then(c: _conn.Conn, h: _Hostile, other: Dict[str, Any] = other) -> None:
+                    h.accept(c, **other)
+
+                self.refused(then)
+
+    def test_a_page_that_is_none(self) -> None:
+        def then(c: _conn.Conn, h: _Hostile) -> None:
+            m = c.receive(10)
+            fields = _wire.decode(m.kind, m.body, "server")[1]
+            about = _descriptor.Descriptor(_descriptor.ARRAY, 6, 1, 0, 1, 0, _driver.device(0).uuid, False, False, 1, 0, _descriptor.this_process(), [])
+            fd = os.memfd_create("not sealed")
+            os.ftruncate(fd, 4096)
+            c.send(*_wire.encode("accepted", {"number": fields["number"], "token": b"t" * 16, "publication": b"p" * 16, "reserved": 4 << 20, "slot": 0,
+                                              "descriptor": about.encode()}), [fd])
+            os.close(fd)
+
+        self.refused(then)
+
+    def test_another_program_on_the_socket(self) -> None:
+        for what in (b"", b"GET / HTTP/1.1\r\n\r\n", _packet.packet(1, 5, bytes(16), 0, b"", 0, 0, 0)):
+            with self.subTest(what):
+                s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self.addCleanup(s.close)
+                path = self.path(str(len(what)))
+                s.bind(path)
+                s.listen()
+                answer: List[socket.socket] = []
+
+                def run(what: bytes = what, s: socket.socket = s, answer: List[socket.socket] = answer) -> None:
+                    c = s.accept()[0]
+                    if what:
+                        c.send(what)
+                    answer.append(c)
+
+                t = threading.Thread(target=run)
+                t.start()
+                with self.assertRaises(Error):
+                    cuvmm.connect(path, timeout=0.5)
+                t.join()
+                answer[0].close()
+
+    def test_clients_that_break_the_protocol(self) -> None:
+        with cuvmm.empty(100, "uint8") as memory, cuvmm.Server(self.path()) as server:
+            server.publish("x", memory).announce()
+            for m in vectors("hostile.json")["messages"]:
+                if m["to"] != "server" or m["kind"] == 0 or m["kind"] > 0xFF00:
+                    continue
+                with self.subTest(m["name"]):
+                    c = _conn.dial(self.path())
+                    with open(os.devnull, "rb") as f:
+                        c.send(m["kind"], bytes.fromhex(m["body"]), [f.fileno()] * m["files"])
+                    with self.assertRaises(Error):
+                        c.receive(30)
+                    c.close()
+            with cuvmm.connect(self.path()) as client, client.follow("x") as follower:  # and the others are served
+                follower.next(timeout=60)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,304 @@
+"""Publishing and following between processes, both in Python."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import unittest
+from typing import Any, List
+
+import cuvmm
+from cuvmm._driver import Stream
+
+from .support import DriverTest, environment
+
+
+def child(code: str, *args: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), *args], env=environment(), stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+
+
+FOLLOWER = """
+    import cuvmm, sys
+    with cuvmm.connect(sys.argv[1]) as client, client.follow("table", write=len(sys.argv) > 2) as table:
+        print("ready", flush=True)
+        while True:
+            try:
+                generation = table.next()
+            except cuvmm.Error as e:
+                print("end", type(e).__name__, len(table), flush=True)
+                break
+            a = table.array
+            print(generation, len(a), sum(a.tolist()), flush=True)
+            if len(sys.argv) > 2:
+                a.write(b"\\x01")
+            del a
+"""
+
+PUBLISHER = """
+    import cuvmm, sys
+    value, length = (int(v) for v in sys.argv[2:4]) if len(sys.argv) > 2 else (1, 100)
+    memory = cuvmm.empty(length, "uint8", reserve=8 << 20)
+    memory.array.write(bytes([value]) * length)
+    server = cuvmm.Server(sys.argv[1])
+    table = server.publish("table", memory)
+    table.announce()
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+class Sharing(DriverTest):
+    def lines(self, p: "subprocess.Popen[str]") -> Any:
+        def end() -> None:
+            p.kill()
+            p.wait()
+            for f in (p.stdout, p.stdin):
+                if f is not None:
+                    f.close()
+
+        self.addCleanup(end)
+        assert p.stdout is not None
+        return p.stdout
+
+    def publish(self, length: int = 100, writable: bool = False) -> None:
+        self.memory = cuvmm.empty(length, "uint8", reserve=16 << 20)
+        self.memory.array.write(bytes([1]) * length)
+        self.server = cuvmm.Server(self.path())
+        self.table = self.server.publish("table", self.memory, writable=writable)
+        self.addCleanup(self.memory.close)
+        self.addCleanup(self.server.close)
+
+    def test_growth_shrinking_and_the_end(self) -> None:
+        self.publish()
+        out = self.lines(child(FOLLOWER, self.path()))
+        self.assertEqual(out.readline(), "ready\n")
+        want = []
+        for length in (100, 1_000_000, 5_000_000):
+            self.memory.resize(length)
+            self.memory.array.write(bytes([1]) * length)
+            generation = self.table.announce()
+            self.table.settle(60)
+            want.append(f"{generation} {length} {length}\n")
+            self.assertEqual(out.readline(), want[-1])
+        self.table.shrink(7, 60)
+        self.assertEqual([f.pinned for f in self.table.followers()], [0])
+        self.assertEqual(out.readline(), "4 7 7\n")
+        self.memory.resize(7)
+        self.assertGreater(self.memory.trim(), 0)
+        self.table.withdraw()
+        self.assertEqual(out.readline(), "end WithdrawnError 7\n")
+
+    def test_a_writer(self) -> None:
+        self.publish(writable=True)
+        out = self.lines(child(FOLLOWER, self.path(), "write"))
+        self.assertEqual(out.readline(), "ready\n")
+        self.memory.array.write(b"\x05")
+        self.table.announce()
+        self.assertEqual(out.readline(), "1 100 104\n")
+        self.table.withdraw()
+        self.assertEqual(out.readline(), "end WithdrawnError 100\n")
+        self.assertEqual(self.memory.array[:1].tolist(), [1])
+
+    def test_access_is_the_publishers(self) -> None:
+        self.publish()
+        with cuvmm.connect(self.path()) as client:
+            self.assertEqual(client.list()[0]._replace(nbytes=0), cuvmm.Listing("table", "uint8", 1, 0, 0, 0, False))
+            with self.assertRaises(cuvmm.AccessError):
+                client.follow("table", write=True)
+            with self.assertRaises(cuvmm.UnknownError):
+                client.follow("other")
+
+    def test_a_publisher_that_dies(self) -> None:
+        p = child(PUBLISHER, self.path())
+        out = self.lines(p)
+        self.assertEqual(out.readline(), "ready\n")
+        with cuvmm.connect(self.path()) as client, client.follow("table") as table:
+            table.next(timeout=60)
+            p.send_signal(signal.SIGKILL)
+            p.wait()
+            with self.assertRaises(cuvmm.GoneError):
+                table.next(timeout=60)
+            self.assertIsInstance(table.error, cuvmm.GoneError)
+            self.assertEqual(sum(table.array.tolist()), 100)  # what is mapped stays
+
+    def test_a_publisher_that_returns(self) -> None:
+        """Followers keep their address, say that they are stale, and show one publication or the other, never both."""
+        p = child(PUBLISHER, self.path(), "1", "3000000")
+        self.assertEqual(self.lines(p).readline(), "ready\n")
+        with cuvmm.connect(self.path(), reconnect=True) as client, client.follow("table") as table:
+            self.assertEqual(table.next(timeout=60), 1)
+            at = table.array.ptr
+            for value, length in ((2, 100), (3, 5_000_000), (4, 5_000_000)):
+                shown = table.array
+                p.kill()
+                p.wait()
+                with self.assertRaises(cuvmm.WaitTimeout):
+                    table.next(timeout=0.3)
+                self.assertEqual((table.state, table.error), ("stale", None))
+                self.assertEqual(set(shown.tobytes()), {value - 1})
+                del shown
+                p = child(PUBLISHER, self.path(), str(value), str(length))
+                self.assertEqual(self.lines(p).readline(), "ready\n")
+                before = table.generation
+                self.assertGreater(table.next(timeout=60), before)
+                self.assertEqual((table.state, table.array.ptr), ("live", at))
+                self.assertEqual(table.array.tobytes(), bytes([value]) * length)
+            client.close()
+            with self.assertRaises(cuvmm.Error):
+                table.next(timeout=60)
+            self.assertEqual(table.state, "ended")
+
+    def test_a_stopped_stream_of_a_dead_publisher(self) -> None:
+        """What was announced behind work that is never done is not shown any more, and no stream hangs."""
+        self.publish()
+        with cuvmm.connect(self.path()) as client, client.follow("table") as table:
+            self.table.announce()
+            table.next(timeout=60)
+            self.memory.resize(200)
+            self.table._view = self.table._view._replace(ordered=99)  # as if its work were never done
+            with self.table._changed:
+                self.table._show(self.table._view._replace(generation=99, ordered=99, length=200))
+            stream = Stream(table._device)
+            self.assertEqual(table.next(stream.handle.value, timeout=60), 99)
+            self.assertEqual(len(table), 200)
+            self.assertFalse(stream.done())
+            self.server.close()
+            stream.synchronize()
+            stream.close()
+            deadline = time.monotonic() + 60
+            while table.error is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            self.assertEqual(len(table), 100 if isinstance(table.error, cuvmm.UnfinishedError) else 200)
+
+    def test_a_shrink_waits_for_tensors(self) -> None:
+        self.publish()
+        self.memory.resize(5_000_000)
+        self.memory.array[4_999_999:].write(b"\x01")
+        self.table.announce()
+        with cuvmm.connect(self.path()) as client, client.follow("table", shrink_wait=0.2) as table:
+            table.next(timeout=60)
+            a = table.array
+            with self.assertRaises(cuvmm.InUseError) as raised:
+                self.table.shrink(10, 60)
+            self.assertIn("test_sharing.py", str(raised.exception))
+            self.assertEqual(a[4_999_999:].tolist(), [1])  # it is still there
+            del a
+            with self.assertRaises(cuvmm.InUseError):
+                table.next(timeout=60)  # the follower is told why it missed that generation
+            self.table.announce(10)
+            self.assertEqual(table.next(timeout=60), 3)
+            self.table.settle(60)
+
+    def test_a_range_that_is_too_small(self) -> None:
+        self.publish()
+        self.table.announce()
+        with cuvmm.connect(self.path()) as client, client.follow("table", reserve=1) as table:
+            table.next(timeout=60)
+            self.memory.resize(5_000_000)
+            self.table.announce()
+            with self.assertRaises(cuvmm.CapacityError):
+                table.next(timeout=60)
+            self.assertIsNone(table.error)
+            self.assertEqual(len(table), 100)
+
+    def test_asyncio(self) -> None:
+        self.publish()
+        self.table.announce()
+
+        async def main() -> List[int]:
+            seen = []
+            async for generation in table.generations():
+                seen.append(generation)
+                if generation < 3:
+                    self.table.announce()
+                else:
+                    self.table.withdraw()
+            return seen
+
+        with cuvmm.connect(self.path()) as client, client.follow("table") as table:
+            self.assertEqual(asyncio.run(main()), [1, 2, 3])
+            self.assertIsInstance(table.error, cuvmm.WithdrawnError)
+
+    def test_a_close_ends_a_wait(self) -> None:
+        self.publish()
+        with cuvmm.connect(self.path()) as client:
+            table = client.follow("table")
+            errors: List[BaseException] = []
+
+            def wait() -> None:
+                try:
+                    table.next()
+                except cuvmm.Error as e:
+                    errors.append(e)
+
+            t = threading.Thread(target=wait)
+            t.start()
+            time.sleep(0.1)
+            table.close()
+            t.join(60)
+            self.assertIsInstance(errors[0], cuvmm.ClosedError)
+            table.close()
+
+    def test_cycles_leave_nothing(self) -> None:
+        self.publish(3_000_000)
+        self.table.announce()
+
+        def open_files() -> int:
+            return len(os.listdir("/proc/self/fd"))
+
+        def mappings() -> int:
+            with open("/proc/self/maps") as f:
+                return len(f.readlines())
+
+        def cycle() -> None:
+            with cuvmm.connect(self.path()) as client, client.follow("table") as table:
+                table.next(timeout=60)
+                self.assertEqual(table.array[2_999_999:].tolist(), [1])
+
+        for _ in range(3):
+            cycle()
+        files, maps = open_files(), mappings()
+        for _ in range(50):
+            cycle()
+        deadline = time.monotonic() + 60
+        while self.table.followers() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        while open_files() > files and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.assertLessEqual(open_files(), files)
+        self.assertLess(mappings(), maps + 60)
+
+    def test_a_socket_that_exists(self) -> None:
+        self.publish()
+        with self.assertRaises(cuvmm.PeerError):
+            cuvmm.Server(self.path())
+        self.server.close()
+        cuvmm.Server(self.path()).close()
+        os.chmod(self.folder, 0o755)
+        with self.assertRaises(cuvmm.PeerError):
+            cuvmm.connect(self.path())
+        os.chmod(self.folder, 0o700)
+        with self.assertRaises(cuvmm.GoneError):
+            cuvmm.connect(self.path())
+
+    def test_what_cannot_be_published(self) -> None:
+        self.publish()
+        for memory in (array.array("f"), None):
+            with self.assertRaises(cuvmm.ArgumentError) as raised:
+                self.server.publish("x", memory)  # type: ignore[arg-type]
+            self.assertIn("cuvmm.empty", str(raised.exception))
+        with self.assertRaises(cuvmm.InUseError):
+            self.server.publish("y", self.memory)
+        with self.assertRaises(cuvmm.InUseError):
+            self.memory.close()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,50 @@
+"""PyTorch on the pool, on a GPU: set CUVMM_TEST_GPU=1 and CUVMM_LIBCUVMM."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import unittest
+from typing import Any, Dict
+
+from .support import ROOT, environment
+
+
+class TorchPool(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        if not os.environ.get("CUVMM_TEST_GPU") or not os.environ.get("CUVMM_LIBCUVMM"):
+            raise unittest.SkipTest("set CUVMM_TEST_GPU=1 on a machine with a GPU and PyTorch, and CUVMM_LIBCUVMM to the built library")
+
+    def run_program(self, name: str, allocator: str) -> Dict[str, Any]:
+        done = subprocess.run([sys.executable, "-m", "tests.torch_programs", name, allocator], env=environment(), cwd=ROOT / "python", capture_output=True,
+                              text=True, timeout=300)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+        self.assertTrue(lines, f"{name} on {allocator} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        self.assertEqual(done.returncode, 0, done.stderr[-4000:])
+        result: Dict[str, Any] = json.loads(lines[0][len("RESULT "):])
+        print(f"{name:14} {allocator:10} " + " ".join(f"{k} {v}" for k, v in result.items() if k not in ("losses",)), file=sys.stderr)
+        return result
+
+    def test_losses_are_those_of_the_native_allocator(self) -> None:
+        for model in ("transformer", "vision", "graph_layers"):
+            with self.subTest(model):
+                native = self.run_program(model, "native")
+                self.run_program(model, "expandable")
+                pool = self.run_program(model, "pool")
+                self.assertEqual(pool["losses"], native["losses"])
+
+    def test_programs(self) -> None:
+        for name in ("graphs", "streams", "forks", "exhausted"):
+            with self.subTest(name):
+                result = self.run_program(name, "pool")
+                self.assertTrue(result["ok"], result)
+
+    def test_a_mempool(self) -> None:
+        self.assertTrue(self.run_program("segments", "native")["ok"])
+
+
+if __name__ == "__main__":
+    unittest.main()

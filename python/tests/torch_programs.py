@@ -1,0 +1,255 @@
+"""Programs that test_torch_pool runs, each in a process of its own: python -m tests.torch_programs NAME native|expandable|pool."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import statistics
+import sys
+import time
+from typing import Any, Callable, Dict, List
+
+
+def _begin(allocator: str) -> Any:
+    if allocator == "expandable":
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch = importlib.import_module("torch")
+    if allocator == "pool":
+        import cuvmm.torch
+        cuvmm.torch.use_pool(patch=True)
+    torch.manual_seed(1)
+    torch.use_deterministic_algorithms(True)
+    return torch
+
+
+def _peak(torch: Any, allocator: str) -> int:
+    return int(torch.cuda.max_memory_reserved())
+
+
+def _used(torch: Any) -> int:
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
+
+
+def _train(torch: Any, model: Any, batch: Callable[[int], Any], steps: int) -> Dict[str, Any]:
+    steps = int(os.environ.get("CUVMM_STEPS", steps))
+    model = model.cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses, times = [], []
+    for i in range(steps):
+        x, y = batch(i)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.cross_entropy(model(x.cuda()).flatten(0, -2), y.cuda().flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        times.append(time.perf_counter() - began)
+    half = times[min(30, steps // 2):]
+    return {"losses": [x.hex() for x in losses], "step": statistics.median(half), "allocs": torch.cuda.memory_stats().get("allocation.all.allocated", 0) / steps}
+
+
+def _transformer(torch: Any, width: int, layers: int) -> Any:
+    nn = torch.nn
+
+    class Model(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(1000, width)
+            layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True)
+            self.body = nn.TransformerEncoder(layer, layers)
+            self.head = nn.Linear(width, 1000)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.body(self.embed(x)))
+
+    return Model()
+
+
+def transformer(torch: Any, allocator: str) -> Dict[str, Any]:
+    """Varying lengths, as of texts."""
+    g = torch.Generator().manual_seed(2)
+    lengths = [int(n) for n in torch.randint(64, 1024, (50,), generator=g)]
+
+    def batch(i: int) -> Any:
+        x = torch.randint(0, 1000, (8, lengths[i % 50]), generator=g)
+        return x, x.roll(-1, 1)
+
+    return _train(torch, _transformer(torch, 512, 6), batch, 50)
+
+
+def vision(torch: Any, allocator: str) -> Dict[str, Any]:
+    """Convolutions, of batches of one size."""
+    nn = torch.nn
+    blocks: List[Any] = []
+    width = 3
+    for out in (64, 128, 256, 256):
+        blocks += [nn.Conv2d(width, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU(), nn.AvgPool2d(2)]
+        width = out
+    model = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(256 * 8 * 8, 100))
+    g = torch.Generator().manual_seed(3)
+
+    def batch(_: int) -> Any:
+        return torch.randn(64, 3, 128, 128, generator=g), torch.randint(0, 100, (64,), generator=g)
+
+    return _train(torch, model, batch, 50)
+
+
+def graph_layers(torch: Any, allocator: str) -> Dict[str, Any]:
+    """Sparse products over a graph whose size varies."""
+    nn = torch.nn
+
+    class Layers(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(256, 512), nn.Linear(512, 512), nn.Linear(512, 50)
+
+        def forward(self, x: Any) -> Any:
+            n = x.shape[0]
+            near = torch.arange(n, device=x.device).roll(1)
+            far = torch.arange(n, device=x.device).roll(7)
+            x = self.a(x).relu()
+            x = self.b(x + x[near] + x[far]).relu()
+            return self.c(x + x[near])
+
+    g = torch.Generator().manual_seed(4)
+    sizes = [int(n) for n in torch.randint(20_000, 400_000, (50,), generator=g)]
+
+    def batch(i: int) -> Any:
+        return torch.randn(sizes[i % 50], 256, generator=g), torch.randint(0, 50, (sizes[i % 50],), generator=g)
+
+    return _train(torch, Layers(), batch, 50)
+
+
+def graphs(torch: Any, allocator: str) -> Dict[str, Any]:
+    """Captures, their replays, and the return of their memory."""
+    torch.use_deterministic_algorithms(False)
+    x = torch.randn(512, 512, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            (x @ x).relu().sum()
+    torch.cuda.current_stream().wait_stream(side)
+    out: List[float] = []
+    made = []
+    for i in range(3):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = (x @ x).relu() * (i + 1)
+            total = y.sum()
+        made.append((graph, y, total))
+    junk = [torch.randn(1 << 20, device="cuda") for _ in range(8)]  # must not lie where the graphs work
+    for graph, y, total in made:
+        graph.replay()
+        out.append(float(total))
+    want = [float(((x @ x).relu() * (i + 1)).sum()) for i in range(3)]
+    del junk, y, total, graph
+    made.clear()
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).cuda()
+    sample = torch.randn(16, 64, device="cuda", requires_grad=True)
+    graphed = torch.cuda.make_graphed_callables(model, (sample,))
+    loss = graphed(torch.randn(16, 64, device="cuda", requires_grad=True)).sum()
+    loss.backward()
+    torch.cuda.synchronize()
+    return {"ok": all(abs(a - b) <= 1e-3 * abs(b) for a, b in zip(out, want)), "out": out, "want": want}
+
+
+def streams(torch: Any, allocator: str) -> Dict[str, Any]:
+    """A tensor that a second stream uses, freed while that still works on it."""
+    torch.use_deterministic_algorithms(False)
+    side = torch.cuda.Stream()
+    bad = 0
+    for i in range(20):
+        x = torch.full((1 << 22,), float(i), device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)
+            y = x + 1
+        x.record_stream(side)
+        del x
+        z = torch.full((1 << 22,), -1.0, device="cuda")  # must not have x's memory yet
+        torch.cuda.synchronize()
+        bad += int((y != i + 1).sum())
+        del y, z
+    return {"ok": bad == 0, "bad": bad}
+
+
+class Numbers:
+    """A data set whose workers fork."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, i: int) -> Any:
+        return importlib.import_module("torch").tensor([float(i)])
+
+
+def forks(torch: Any, allocator: str) -> Dict[str, Any]:
+    """Workers that fork after the library was called."""
+    torch.use_deterministic_algorithms(False)
+    held = torch.ones(10, device="cuda")
+    total = 0.0
+    for _ in range(2):
+        for batch in torch.utils.data.DataLoader(Numbers(), batch_size=8, num_workers=2, multiprocessing_context="fork"):
+            total += float((batch.cuda() * held[0]).sum())
+    pid = os.fork()
+    if pid == 0:
+        del held  # freed silently
+        try:
+            torch.ones(1, device="cuda")
+        except RuntimeError:
+            os._exit(7)
+        os._exit(1)
+    return {"ok": total == 2 * sum(range(64)) and os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7, "total": total}
+
+
+def exhausted(torch: Any, allocator: str) -> Dict[str, Any]:
+    """What cannot be had is an error as PyTorch words it, and nothing is lost by it."""
+    torch.use_deterministic_algorithms(False)
+    keep = torch.ones(1 << 20, device="cuda")
+    text = ""
+    try:
+        torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
+    except RuntimeError as e:
+        text = str(e)
+    torch.cuda.set_per_process_memory_fraction(0.01)
+    limited = ""
+    try:
+        torch.empty(int(torch.cuda.get_device_properties(0).total_memory * 0.02), dtype=torch.uint8, device="cuda")
+    except RuntimeError as e:
+        limited = str(e)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    return {"ok": "CUDA out of memory" in text and "CUDA out of memory" in limited and float(keep.sum()) == 1 << 20, "text": text, "limited": limited}
+
+
+def segments(torch: Any, allocator: str) -> Dict[str, Any]:
+    """A MemPool beside PyTorch's own cache, of shareable segments."""
+    import cuvmm.torch
+    torch.use_deterministic_algorithms(False)
+    pool = cuvmm.torch.pool()
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.ones(1 << 22, device="cuda")
+    y = x * 2
+    ok = float(y.sum()) == 2 * (1 << 22)
+    del x, y, pool
+    torch.cuda.empty_cache()
+    return {"ok": ok}
+
+
+def main() -> None:
+    name, allocator = sys.argv[1:3]
+    torch = _begin(allocator)
+    result = globals()[name](torch, allocator)
+    torch.cuda.synchronize()
+    if allocator != "none":
+        result["peak"] = _peak(torch, allocator)
+        result["used"] = _used(torch)
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# The Python package's tests on the software driver, beside Go processes on the same machine.
+#
+#	scripts/test-python.sh        all tests; also types, where mypy is installed
+#	scripts/test-python.sh try    a publisher in Go and a follower in Python, for a moment
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+chmod 700 "$work"
+go build -buildmode=c-shared -o "$work/libcuda.so.1" ./cmd/libcuda
+export CUVMM_LIBCUDA=$work/libcuda.so.1 CUVMM_SIM="{\"Folder\": \"$work/machine\", \"Fabric\": {\"Channels\": [0]}}" CUVMM_DRIVER=sim PYTHONPATH=$PWD/python PYTHONDONTWRITEBYTECODE=1
+mkdir -m 700 "$work/machine"
+if [ "${1:-}" = try ]; then
+	exec python3 python/samples/embeddings.py
+fi
+go build -o "$work/peer" ./python/tests/peer
+go build -buildmode=c-shared -o "$work/libcuvmm.so" ./cmd/libcuvmm
+export CUVMM_TEST_PEER=$work/peer
+cd python
+if command -v mypy >/dev/null; then
+	mypy --cache-dir "$work/mypy" cuvmm tests backend.py
+fi
+python3 -X dev -W error::ResourceWarning -m unittest "$@"
+# In a process of its own: two libraries with Go's runtime do not go together.
+CUVMM_LIBCUVMM=$work/libcuvmm.so python3 -X dev -m unittest tests.test_libcuvmm
