@@ -25,7 +25,7 @@ var rooms = [][]string{
 	{"fabric"},
 	{"multicast"},
 	{"fabric/rendezvous/etcd", "metrics"}, // modules of their own, which no package imports
-	{"cmd", "samples", "."},
+	{"cmd", "samples", "python", "."},
 }
 
 // chosenByUsers are the rooms through which a program picks its driver. No
@@ -83,7 +83,7 @@ func checkLayers(tr *tree) []string {
 				case g.test && chosen:
 				case targetHeight >= height:
 					complain(imp.at, "%s imports %s%s, but imports run down only: %s. Move what both need into the lower room or into internal/", room, to, via, order())
-				case chosen && room != "cuda/auto" && room != "cmd" && room != "samples" && room != ".":
+				case chosen && room != "cuda/auto" && room != "cmd" && room != "samples" && room != "python" && room != ".":
 					complain(imp.at, "%s imports %s%s: only programs, tests and cuda/auto choose a driver; take a *cuda.System from the caller", room, to, via)
 				}
 			}

@@ -11,7 +11,7 @@ import (
 
 // cgoFolders are where C may be called. Elsewhere a build without a C compiler
 // would lose the package, and each crossing would need its own care.
-var cgoFolders = []string{"csrc", "cmd/libcuda", "internal/cbench"}
+var cgoFolders = []string{"csrc", "cmd/libcuda", "cmd/libcuvmm", "internal/cbench"}
 
 func checkCgo(tr *tree) []string {
 	var complaints []string
@@ -149,7 +149,7 @@ func TestCgo(t *testing.T) {
 		"vmm/a_test.go", c,
 	)),
 		"csrc/b.go:3: import \"C\" without a build constraint",
-		"csrc/pytorch/a.go:5: import \"C\" outside csrc, cmd/libcuda, internal/cbench",
+		"csrc/pytorch/a.go:5: import \"C\" outside csrc, cmd/libcuda, cmd/libcuvmm, internal/cbench",
 		"vmm/a_test.go:3: import \"C\" outside")
 }
 
