@@ -37,7 +37,7 @@ const most = 64 << 20
 
 func main() {
 	if err := run(); err != nil {
-		fmt.Println("failed", err)
+		fmt.Fprintln(os.Stdout, "failed", err)
 		os.Exit(1)
 	}
 }
@@ -67,14 +67,14 @@ func run() error {
 		return err
 	}
 	p := &program{dev: dev, stream: stream, server: publish.NewServer(publish.ServerOptions{}), arrays: map[string]*vmm.Array[uint32]{}, shown: map[string]*publish.Publication{}}
-	fmt.Println("ready")
+	fmt.Fprintln(os.Stdout, "ready")
 	in := bufio.NewScanner(os.Stdin)
 	for in.Scan() {
 		said, err := p.do(context.Background(), strings.Fields(in.Text()))
 		if err != nil {
 			said = "error " + strings.ReplaceAll(err.Error(), "\n", "; ")
 		}
-		fmt.Println(said)
+		fmt.Fprintln(os.Stdout, said)
 	}
 	return errors.Join(in.Err(), p.close(), stream.Close(), sys.Close())
 }
@@ -186,7 +186,7 @@ func (p *program) follow(ctx context.Context, socket, name string) error {
 			for _, v := range values {
 				sum += int(v)
 			}
-			fmt.Println(f.Generation(), len(values), sum)
+			fmt.Fprintln(os.Stdout, f.Generation(), len(values), sum)
 		}
 	})
 }
@@ -225,7 +225,7 @@ func (p *program) send(ctx context.Context, socket string, length int) error {
 	if err != nil {
 		return err
 	}
-	fmt.Println("listening")
+	fmt.Fprintln(os.Stdout, "listening")
 	c, err := l.Accept(ctx)
 	if err != nil {
 		return errors.Join(err, l.Close())
