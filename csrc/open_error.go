@@ -46,7 +46,7 @@ const MinVersion = 11030
 
 var reasons = map[Reason]struct{ text, remedy string }{
 	NotFound: {"no CUDA driver is installed",
-		"install NVIDIA's driver, give the container its libraries (--gpus, or the nvidia runtime), name the file (CUVMM_LIBCUDA, cuda.WithLibrary), or use the software driver (CUVMM_DRIVER=sim, auto.Software)"},
+		"install NVIDIA's driver, give the container its libraries (--gpus, or the nvidia runtime), name the file (CUVMM_LIBCUDA, cuda.Options.Library), or use the software driver (CUVMM_DRIVER=sim, auto.Software)"},
 	NotLoaded: {"the CUDA driver's library cannot be loaded",
 		"mend what the loader names: a wrong path, file mode, a broken link, an empty file left in an image, another machine's architecture"},
 	NotCUDA: {"the library is no CUDA driver",

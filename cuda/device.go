@@ -29,7 +29,7 @@ type Device struct {
 	dev     driver.Device
 	name    string
 	uuid    UUID
-	memory  uint64
+	memory  int
 
 	ctx      atomic.Pointer[core.Context]
 	mu       sync.Mutex // held over the making of the context
@@ -61,9 +61,11 @@ func (s *System) newDevice(ordinal int32) (*Device, driver.Call, driver.Result) 
 		return nil, driver.CallDeviceGetUUID, r
 	}
 	d.uuid = UUID(uuid)
-	if d.memory, r = drv.DeviceTotalMem(dev); r != driver.Success {
+	total, r := drv.DeviceTotalMem(dev)
+	if r != driver.Success {
 		return nil, driver.CallDeviceTotalMem, r
 	}
+	d.memory = int(total)
 	d.contextHolder = core.NewContextHolder(s.core, d.context)
 	return d, driver.CallDeviceGet, driver.Success
 }
@@ -142,7 +144,7 @@ func (d *Device) Name() string { return d.name }
 func (d *Device) UUID() UUID { return d.uuid }
 
 // TotalMemory is the size of the device's memory in bytes.
-func (d *Device) TotalMemory() uint64 { return d.memory }
+func (d *Device) TotalMemory() int { return d.memory }
 
 // Location is the device as a place for memory and access.
 func (d *Device) Location() Location { return OnDevice(d.ordinal) }
@@ -157,18 +159,18 @@ func (d *Device) Context() (uintptr, error) {
 	return uintptr(c.Handle), nil
 }
 
-// MemoryInfo is the free and the total memory in bytes as the driver counts
+// MemoryInfo returns the free and the total memory in bytes as the driver counts
 // them, other processes' use included.
-func (d *Device) MemoryInfo() (free, total uint64, err error) {
+func (d *Device) MemoryInfo() (free, total int, err error) {
 	c, err := d.context()
 	if err != nil {
 		return 0, 0, err
 	}
-	free, total, r := d.sys.core.Drv.MemGetInfo(c.Handle)
+	unused, all, r := d.sys.core.Drv.MemGetInfo(c.Handle)
 	if r != driver.Success {
 		return 0, 0, c.CallError("cuda.Device.MemoryInfo", driver.CallMemGetInfo, r, d.String())
 	}
-	return free, total, nil
+	return int(unused), int(all), nil
 }
 
 // CanAccess reports whether this device can be granted access to memory that

@@ -142,7 +142,7 @@ func TestADeviceWithoutVirtualMemory(t *testing.T) {
 
 func TestOpenSaysWhatWasTried(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "libcuda.so.1")
-	_, err := cuda.Open(cuda.WithLibrary(path))
+	_, err := cuda.Open(cuda.Options{Library: path})
 	require.ErrorIs(t, err, cuda.ErrNoDriver)
 	var open *csrc.OpenError
 	require.ErrorAs(t, err, &open)
@@ -156,7 +156,7 @@ func TestOpenSaysWhatWasTried(t *testing.T) {
 // There is one real System: it ends when it was closed as often as opened.
 func TestTheRealSystemIsCounted(t *testing.T) {
 	d := gputest.Real(t)
-	s, err := cuda.Open()
+	s, err := cuda.Open(cuda.Options{})
 	require.NoError(t, err)
 	require.Same(t, d.System(), s)
 	require.NoError(t, s.Close())

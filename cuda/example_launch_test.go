@@ -13,7 +13,7 @@ import (
 func ExampleKernel_BlocksAtOnce() {
 	machine, err := sim.New(sim.Options{})
 	check(err)
-	sys, err := machine.OpenOwned()
+	sys, err := machine.OpenOwned(cuda.Options{})
 	check(err)
 	defer sys.Close()
 	dev := sys.Devices()[0]
@@ -36,7 +36,7 @@ func ExampleKernel_BlocksAtOnce() {
 func ExampleDevice_StreamPriorities() {
 	machine, err := sim.New(sim.Options{})
 	check(err)
-	sys, err := machine.OpenOwned()
+	sys, err := machine.OpenOwned(cuda.Options{})
 	check(err)
 	defer sys.Close()
 	least, greatest, err := sys.Devices()[0].StreamPriorities()

@@ -15,9 +15,11 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 )
 
-// system opens a machine of two software GPUs. Programs call cuda.Open, or
-// auto.Open, without options.
-func system(options ...cuda.Option) *cuda.System {
+// system opens a machine of two software GPUs. Most programs call cuda.Open or
+// auto.Open with the zero Options.
+func system() *cuda.System { return systemWith(cuda.Options{}) }
+
+func systemWith(options cuda.Options) *cuda.System {
 	sys, err := auto.Open(auto.Options{Driver: auto.Software, CUDA: options, Machine: sim.Options{Devices: make([]sim.DeviceOptions, 2)}})
 	check(err)
 	return sys
@@ -33,7 +35,7 @@ func check(err error) {
 func closing(c interface{ Close() error }) { check(c.Close()) }
 
 func ExampleOpen() {
-	sys, err := cuda.Open(cuda.WithLibrary("/none/libcuda.so.1"))
+	sys, err := cuda.Open(cuda.Options{Library: "/none/libcuda.so.1"})
 	if errors.Is(err, cuda.ErrNoDriver) {
 		fmt.Println("there is no driver")
 		return
@@ -91,17 +93,12 @@ func ExampleStats() {
 	// Output: 1 0
 }
 
-// Options are given to Open; each stands for itself.
-func ExampleOption() {
-	options := []cuda.Option{
-		cuda.WithLogger(slog.New(slog.DiscardHandler)),
-		cuda.WithLeakTracing(),                  // Live names where each object was made
-		cuda.WithAllocationWait(time.Second),    // wait that long for memory that is being freed
-		cuda.WithRealMulticast(),                // multicast objects on a real driver
-		cuda.WithNamedStreamsOnly(),             // Close needs streams, and never waits for all work
-		cuda.WithLibrary("/usr/lib/libcuda.so"), // instead of the search path
-	}
-	sys := system(options[:3]...)
+func ExampleOptions() {
+	sys := systemWith(cuda.Options{
+		Logger:         slog.New(slog.DiscardHandler),
+		TraceLeaks:     true,        // Live names where each object was made
+		AllocationWait: time.Second, // wait that long for memory that is being freed
+	})
 	defer closing(sys)
 	fmt.Println(sys.Live())
 	// Output: []

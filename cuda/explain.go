@@ -101,7 +101,7 @@ var byCall = map[callResult]explanation{
 	{driver.CallStreamAttachMemAsync, driver.InvalidValue}: {errs.InvalidArgument,
 		"memory is attached whole, by its first address, and never to the legacy default stream"},
 	{driver.CallMulticastCreate, driver.Withheld}: {errs.NotPermitted,
-		"creating a multicast object on a real driver must be asked for when it is opened: cuda.WithRealMulticast"},
+		"creating a multicast object on a real driver is opt-in: open it with cuda.Options.RealMulticast"},
 	{driver.CallMulticastCreate, driver.NotSupported}: {errs.NotSupported,
 		"multicast needs devices on an NVSwitch, and neither MIG nor confidential computing: does the attribute read 1?"},
 	{driver.CallMulticastCreate, driver.NotPermitted}: {errs.NotPermitted,

@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
@@ -10,5 +9,5 @@ type Shared = shared
 
 // OpenShared is Open on p's System instead of the process's.
 func OpenShared(p *Shared, d driver.Driver) (*System, error) {
-	return p.open(func() (*System, error) { return newSystem(d, core.Config{}) })
+	return p.open(func() (*System, error) { return newSystem(d, Options{}.config(nil)) })
 }

@@ -221,7 +221,7 @@ func TestCloseOfAGraphGoesOnWhereItFailed(t *testing.T) {
 func TestALostGraphIsReportedAndStays(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.Error(t, m.Close(), "it is leaked") })
 	s := stream(t, sys.Devices()[0])
@@ -247,7 +247,7 @@ func TestALostGraphIsReportedAndStays(t *testing.T) {
 func TestAGraphOnALostDeviceCloses(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
 	d := sys.Devices()[0]
@@ -284,7 +284,7 @@ func TestAPanicInOnCloseIsLogged(t *testing.T) {
 	var log bytes.Buffer
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	sys, err := m.Open(cuda.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	sys, err := m.Open(cuda.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	require.NoError(t, err)
 	s, err := sys.Devices()[0].NewStream(cuda.StreamOptions{})
 	require.NoError(t, err)

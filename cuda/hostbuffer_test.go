@@ -172,12 +172,12 @@ func TestAHostBufferIsNotReusedWhileItsWorkRuns(t *testing.T) {
 // event tells of it: the whole context is waited for, even where the caller
 // promised that its streams are all there are.
 func TestCloseWaitsForWorkBehindWhichACaptureBegan(t *testing.T) {
-	for name, opts := range map[string][]cuda.Option{"": nil, "named streams only": {cuda.WithNamedStreamsOnly()}} {
+	for name, o := range map[string]cuda.Options{"": {}, "named streams only": {NamedStreamsOnly: true}} {
 		t.Run(name, func(t *testing.T) {
 			m, err := sim.New(sim.Options{})
 			require.NoError(t, err)
 			closed(t, m)
-			sys, err := m.Open(opts...)
+			sys, err := m.Open(o)
 			require.NoError(t, err)
 			closed(t, sys)
 			d := sys.Devices()[0]

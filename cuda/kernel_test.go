@@ -9,7 +9,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/stretchr/testify/require"
@@ -300,7 +299,7 @@ func with(args []any, i int, v any) []any {
 func TestLaunchWithoutKnowledgeOfTheKernel(t *testing.T) {
 	m, err := sim.New(sim.OlderDriver(12030))
 	require.NoError(t, err)
-	older, err := m.OpenOwned()
+	older, err := m.OpenOwned(cuda.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, older.Close()) })
 	k, s := kernel(t, older.Devices()[0], countKernel)
@@ -429,9 +428,8 @@ func hearingDevice(t *testing.T, driver deaf) *cuda.Device {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
 	driver.Driver = m.Driver()
-	opened, err := core.OpenDriver(driver, m.Close, []cuda.Option(nil))
+	sys, err := gputest.Wrap(driver, m.Close)
 	require.NoError(t, err)
-	sys := opened.(*cuda.System)
 	t.Cleanup(func() { require.NoError(t, sys.Close()) })
 	return sys.Devices()[0]
 }
@@ -526,9 +524,8 @@ func TestTheCompilersWords(t *testing.T) {
 		{"a binary", string(elfHeader()), says, driver.NoBinaryForGPU, "(209); the image has no code"},
 		{"no memory", testText, says, driver.OutOfMemory, "(2); "},
 	} {
-		opened, err := core.OpenDriver(compiling{m.Driver(), row.says, row.answer}, nil, []cuda.Option(nil))
+		sys, err := gputest.Wrap(compiling{m.Driver(), row.says, row.answer}, nil)
 		require.NoError(t, err)
-		sys := opened.(*cuda.System)
 		_, err = sys.Devices()[0].LoadModule([]byte(row.image))
 		require.ErrorContains(t, err, row.want, row.what)
 		require.NotContains(t, err.Error(), "\n")
@@ -635,7 +632,7 @@ func TestModuleAfterTheDeviceIsLost(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = m.Close() }) // a context that was lost stays for good
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	d := sys.Devices()[0]
 	module, err := d.LoadModule([]byte(testText))

@@ -7,6 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )
@@ -26,9 +27,8 @@ func open(t testing.TB, o ...sim.Options) (*sim.Machine, *cuda.Device) {
 // another makes a second System round the same driver.
 func another(t testing.TB, d *cuda.Device) *cuda.Device {
 	t.Helper()
-	s, err := core.OpenDriver(core.SystemOf(d.System()).Drv, nil, []cuda.Option(nil))
+	sys, err := gputest.Wrap(core.SystemOf(d.System()).Drv, nil)
 	require.NoError(t, err)
-	sys := s.(*cuda.System)
 	closed(t, sys)
 	return sys.Devices()[0]
 }

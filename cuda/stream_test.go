@@ -107,7 +107,7 @@ func TestBorrowedStreamsOfOtherContexts(t *testing.T) {
 	h, r := drv.StreamCreate(c, driver.StreamNonBlocking)
 	require.Equal(t, driver.Success, r)
 	t.Cleanup(func() { require.Equal(t, driver.Success, drv.StreamDestroy(c, h)) })
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	closed(t, sys)
 	d, other := sys.Devices()[0], sys.Devices()[1]
@@ -323,13 +323,9 @@ func TestDoneBesideCaptures(t *testing.T) {
 // Nothing is put on the legacy stream where all work on it is other people's.
 func TestClosingLeavesABorrowedLegacyStreamAlone(t *testing.T) {
 	for _, named := range []bool{false, true} {
-		var opts []cuda.Option
-		if named {
-			opts = append(opts, cuda.WithNamedStreamsOnly())
-		}
 		m, err := sim.New(sim.Options{})
 		require.NoError(t, err)
-		sys, err := m.Open(opts...)
+		sys, err := m.Open(cuda.Options{NamedStreamsOnly: named})
 		require.NoError(t, err)
 		d := sys.Devices()[0]
 		legacy, err := d.BorrowStream(0)
@@ -366,7 +362,7 @@ func TestALostContextNamesTheCulprit(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
 	var log bytes.Buffer
-	sys, err := m.OpenOwned(cuda.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	sys, err := m.OpenOwned(cuda.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	require.NoError(t, err)
 	d := sys.Devices()[0]
 	s, err := d.NewStream(cuda.StreamOptions{})

@@ -4,22 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
-	"time"
 
-	"github.com/cuvmm/cuvmm/csrc"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/environ"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 )
-
-// LibraryEnv names the environment variable that says which driver library to
-// open if no option does. A program that runs with more rights than its caller
-// (set-user-ID, set-group-ID, file capabilities) ignores it.
-const LibraryEnv = "CUVMM_LIBCUDA"
 
 type systemHolder = core.SystemHolder
 
@@ -61,93 +52,6 @@ func (d DriverInfo) String() string {
 	return fmt.Sprintf("CUDA %s (%s)", version, d.Path)
 }
 
-// Option changes how Open opens a System.
-type Option func(*options)
-
-type options struct {
-	library   string
-	multicast bool
-	config    core.Config
-}
-
-// WithLibrary names the driver's library file. Without it the environment
-// variable CUVMM_LIBCUDA does, and without that the usual places are searched.
-func WithLibrary(path string) Option { return func(o *options) { o.library = path } }
-
-// WithRealMulticast lets multicast objects be created on the real driver, which is
-// refused otherwise: an object that goes wrong can disturb the fabric, and with
-// it everybody's work on the machine. The software driver needs no permission.
-func WithRealMulticast() Option { return func(o *options) { o.multicast = true } }
-
-// WithLogger sends what nobody asked for but somebody should know (lost
-// objects, a lost device) to the logger. Without it nothing is printed.
-func WithLogger(l *slog.Logger) Option { return func(o *options) { o.config.Log = l } }
-
-// WithLeakTracing keeps the creation stack of every object, so that reports of
-// leaked and lost ones name where they were made. It costs about a microsecond
-// an object.
-func WithLeakTracing() Option { return func(o *options) { o.config.TraceLeaks = true } }
-
-// WithNamedStreamsOnly promises that all GPU work which touches memory of this
-// System is on streams that the System knows: made by it, or borrowed. Close
-// then waits for those alone, and skips the wait for whole contexts, which
-// stalls other threads' launches.
-func WithNamedStreamsOnly() Option { return func(o *options) { o.config.NamedStreamsOnly = true } }
-
-// WithAllocationWait lets an allocation that finds no memory wait, at most so
-// long, for memory that comes back when the GPU has passed it: what was closed
-// with CloseAfter or clipped with ClipAfter, and what pools have free. Without it
-// such an allocation waits for nothing but teardowns that are under way, a few
-// milliseconds.
-func WithAllocationWait(d time.Duration) Option {
-	return func(o *options) { o.config.AllocationWait = d }
-}
-
-// Open opens the real driver. There is one System in a process: a second Open
-// returns the same one, and it ends when Close was called as often; the
-// options of the first Open count. Where no usable driver is found the error
-// is ErrNoDriver and says what was tried.
-func Open(opts ...Option) (*System, error) {
-	fromEnv := environ.Get(LibraryEnv)
-	o := options{library: fromEnv}
-	if err := o.apply(opts); err != nil {
-		return nil, err
-	}
-	return process.open(func() (*System, error) {
-		d, err := csrc.Open(csrc.Options{Path: o.library, Multicast: o.multicast})
-		if err != nil {
-			f := errs.Failure{Op: "cuda.Open", Kind: errs.NoDriver, Err: err}
-			if o.library != "" && o.library == fromEnv {
-				f.Hint = "the path is from the environment variable " + LibraryEnv
-			}
-			return nil, errs.New(f)
-		}
-		return newSystem(d, o.config)
-	})
-}
-
-// apply has each option set what it sets.
-func (o *options) apply(opts []Option) error {
-	for i, opt := range opts {
-		if opt == nil {
-			return errs.Invalid("cuda.Open", fmt.Sprintf("option %d is nil", i), "pass what the functions named With answer")
-		}
-		opt(o)
-	}
-	return nil
-}
-
-func init() {
-	core.SetOpen(func(d driver.Driver, closed func() error, opts any) (any, error) {
-		var o options
-		if err := o.apply(opts.([]Option)); err != nil {
-			return nil, err
-		}
-		o.config.Close = closed
-		return newSystem(d, o.config)
-	})
-}
-
 func newSystem(d driver.Driver, c core.Config) (*System, error) {
 	const op = "cuda.Open"
 	fail := func(call driver.Call, r driver.Result, asked string) error {
@@ -163,9 +67,6 @@ func newSystem(d driver.Driver, c core.Config) (*System, error) {
 	count, r := d.DeviceGetCount()
 	if r != driver.Success {
 		return nil, fail(driver.CallDeviceGetCount, r, "")
-	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
 	}
 	about := d.Describe()
 	s := &System{info: DriverInfo{about.Software, int(version), about.Path, about.Machine}}

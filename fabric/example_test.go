@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/fabric"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -18,7 +19,7 @@ func ExampleDiagnose() {
 		log.Fatal(err)
 	}
 	defer machine.Close()
-	sys, err := machine.Open()
+	sys, err := machine.Open(cuda.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -47,7 +48,7 @@ func ExampleFindings() {
 		log.Fatal(err)
 	}
 	defer machine.Close()
-	sys, err := machine.Open()
+	sys, err := machine.Open(cuda.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -78,7 +79,7 @@ func ExampleDiagnosis() {
 		log.Fatal(err)
 	}
 	defer machine.Close()
-	sys, err := machine.Open()
+	sys, err := machine.Open(cuda.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
@@ -18,7 +19,7 @@ func ExampleSendArray() {
 	ctx := context.Background()
 	machine, err := sim.New(sim.Options{})
 	check(err)
-	system, err := machine.OpenOwned()
+	system, err := machine.OpenOwned(cuda.Options{})
 	check(err)
 	defer system.Close()
 	device := system.Devices()[0]

@@ -9,6 +9,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -26,7 +27,7 @@ func ExampleLeaseArray() {
 		log.Fatal(err)
 	}
 	defer machine.Close()
-	sys, err := machine.Open()
+	sys, err := machine.Open(cuda.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -307,7 +307,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		s, err := m.Open()
+		s, err := m.Open(cuda.Options{})
 		if err != nil {
 			return err
 		}
@@ -337,7 +337,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		s, err := m.Open()
+		s, err := m.Open(cuda.Options{})
 		if err != nil {
 			return err
 		}

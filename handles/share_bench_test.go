@@ -45,12 +45,12 @@ func BenchmarkShare(b *testing.B) {
 				m, err := sim.New(folderOptions(folder, 1<<30))
 				require.NoError(b, err)
 				peertest.WithCosts(m)
-				s, err := m.OpenOwned()
+				s, err := m.OpenOwned(cuda.Options{})
 				require.NoError(b, err)
 				b.Cleanup(func() { require.NoError(b, s.Close()) })
 				benchShare(b, s.Devices()[0], folder, n, 64<<10)
 			})
-			b.Run("real", func(b *testing.B) { benchShare(b, gputest.RealWith(b), "", n, 2*mib) })
+			b.Run("real", func(b *testing.B) { benchShare(b, gputest.RealWith(b, cuda.Options{}), "", n, 2*mib) })
 		})
 	}
 }

@@ -198,12 +198,12 @@ func (p *party) open(o order) (err error) {
 			return err
 		}
 	}
-	options := []cuda.Option{cuda.WithLeakTracing()}
+	options := cuda.Options{TraceLeaks: true}
 	if o.Fast {
-		options = nil
+		options = cuda.Options{}
 	}
 	if o.Folder == "" {
-		p.s, err = cuda.Open(options...)
+		p.s, err = cuda.Open(options)
 	} else {
 		m, err := sim.New(folderOptions(o.Folder, o.Memory))
 		if err != nil {
@@ -212,7 +212,7 @@ func (p *party) open(o order) (err error) {
 		if o.Costs {
 			peertest.WithCosts(m)
 		}
-		if p.s, err = m.OpenOwned(options...); err != nil {
+		if p.s, err = m.OpenOwned(options); err != nil {
 			return err
 		}
 	}
@@ -592,7 +592,7 @@ func TestSharingWithAChild(t *testing.T) {
 		if s.folder != "" {
 			m, err := sim.New(folderOptions(s.folder, s.memory))
 			require.NoError(t, err)
-			sys, err = m.OpenOwned()
+			sys, err = m.OpenOwned(cuda.Options{})
 			require.NoError(t, err)
 			closeLater(t, sys)
 			d = sys.Devices()[0]
@@ -619,7 +619,7 @@ func TestTheLastDescriptorHoldsTheMemory(t *testing.T) {
 	s := &stage{t: t, folder: t.TempDir(), memory: 1 << 30, chunk: 64 << 10}
 	m, err := sim.New(folderOptions(s.folder, s.memory))
 	require.NoError(t, err)
-	sys, err := m.OpenOwned()
+	sys, err := m.OpenOwned(cuda.Options{})
 	require.NoError(t, err)
 	closeLater(t, sys)
 	b := filled(t, sys.Devices()[0], 2*mib, 1)

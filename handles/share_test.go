@@ -244,7 +244,7 @@ func TestAStrayWriteToAReadOnlyImportIsCaught(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
 	defer m.Close() // what the lost device keeps is no leak
-	s, err := m.Open()
+	s, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	d := s.Devices()[0]
 	near, far := peertest.Pair(t, peer.Options{})

@@ -14,7 +14,7 @@
 // that is not listed, for example. Nothing is recorded or counted while no snapshot
 // is taken.
 //
-// Stacks are known of objects if the System was opened with cuda.WithLeakTracing, of
+// Stacks are known of objects if the System was opened with cuda.Options.TraceLeaks, of
 // a pool's blocks with pool.Options.Track, and a pool's history since
 // pool.Pool.StartHistory.
 //

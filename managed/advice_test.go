@@ -181,7 +181,7 @@ func TestAdviceAgainstAModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m, err := sim.New(devices(count))
 		require.NoError(t, err)
-		sys, err := m.OpenOwned()
+		sys, err := m.OpenOwned(cuda.Options{})
 		require.NoError(t, err)
 		d := sys.Devices()[0]
 		b, err := managed.New(d, pages*page, managed.Options{})

@@ -85,7 +85,7 @@ func TestAllocatorsAreChecked(t *testing.T) {
 func TestWhatAnAllocatorMadeIsNotLost(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	d := sys.Devices()[0]
 	collect := func() {
@@ -186,7 +186,7 @@ func TestAFailedPrefetchIsAWarning(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
 	var log strings.Builder
-	sys, err := m.OpenOwned(cuda.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	sys, err := m.OpenOwned(cuda.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	require.NoError(t, err)
 	d := sys.Devices()[0]
 	remove := m.Inject(sim.Fault{Call: "cuMemPrefetchAsync", Result: 2})

@@ -50,7 +50,7 @@ type benchWorld struct {
 
 func newBench(b *testing.B) *benchWorld {
 	b.Helper()
-	w := &benchWorld{tb: b, d: gputest.RealWith(b, cuda.WithNamedStreamsOnly())}
+	w := &benchWorld{tb: b, d: gputest.RealWith(b, cuda.Options{NamedStreamsOnly: true})}
 	w.s = stream(b, w.d)
 	ctx, err := core.ContextOf(w.d)
 	require.NoError(b, err)

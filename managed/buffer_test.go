@@ -316,7 +316,7 @@ func TestErrorsKeepTheirCodes(t *testing.T) {
 func TestAllocationTakesWhatPasses(t *testing.T) {
 	m, err := sim.New(sim.Options{HostMemory: 64 * mib, Devices: []sim.DeviceOptions{{Memory: 64 * mib}}})
 	require.NoError(t, err)
-	sys, err := m.OpenOwned(cuda.WithAllocationWait(20 * time.Second))
+	sys, err := m.OpenOwned(cuda.Options{AllocationWait: 20 * time.Second})
 	require.NoError(t, err)
 	d := sys.Devices()[0]
 	s, err := d.NewStream(cuda.StreamOptions{})
@@ -355,11 +355,11 @@ func TestALostBufferIsReported(t *testing.T) {
 	require.NoError(t, err)
 	var log strings.Builder
 	var mu sync.Mutex
-	sys, err := m.Open(cuda.WithLeakTracing(), cuda.WithLogger(slog.New(slog.NewTextHandler(writer(func(p []byte) (int, error) {
+	sys, err := m.Open(cuda.Options{TraceLeaks: true, Logger: slog.New(slog.NewTextHandler(writer(func(p []byte) (int, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		return log.Write(p)
-	}), nil))))
+	}), nil))})
 	require.NoError(t, err)
 	func() {
 		b, err := managed.New(sys.Devices()[0], mib, managed.Options{})
@@ -387,7 +387,7 @@ func (w writer) Write(p []byte) (int, error) { return w(p) }
 func TestClosingAfterALoss(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	sys, err := m.OpenOwned()
+	sys, err := m.OpenOwned(cuda.Options{})
 	require.NoError(t, err)
 	d := sys.Devices()[0]
 	b, err := managed.New(d, mib, managed.Options{})

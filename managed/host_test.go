@@ -196,7 +196,7 @@ func TestHostBesideADeviceWithoutConcurrentAccess(t *testing.T) {
 func TestWorkOnMemoryOfTheHost(t *testing.T) {
 	m, err := sim.New(sim.WithoutConcurrentManagedAccess())
 	require.NoError(t, err)
-	sys, err := m.OpenOwned()
+	sys, err := m.OpenOwned(cuda.Options{})
 	require.NoError(t, err)
 	d := sys.Devices()[0]
 	s, err := d.NewStream(cuda.StreamOptions{})

@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/managed"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -40,9 +41,8 @@ func devices(n int) sim.Options { return sim.Options{Devices: make([]sim.DeviceO
 // another is the device in a System of its own, round the same driver.
 func another(t testing.TB, d *cuda.Device) *cuda.Device {
 	t.Helper()
-	s, err := core.OpenDriver(core.SystemOf(d.System()).Drv, nil, []cuda.Option(nil))
+	sys, err := gputest.Wrap(core.SystemOf(d.System()).Drv, nil)
 	require.NoError(t, err)
-	sys := s.(*cuda.System)
 	closed(t, sys)
 	return sys.Devices()[0]
 }

@@ -118,7 +118,7 @@ func launch(t *testing.T, d *cuda.Device, mc cuda.Ptr) {
 func TestALostObjectIsReported(t *testing.T) {
 	m, err := sim.New(sim.WithMulticast(1))
 	require.NoError(t, err)
-	sys, err := m.Open(cuda.WithLeakTracing())
+	sys, err := m.Open(cuda.Options{TraceLeaks: true})
 	require.NoError(t, err)
 	o, err := multicast.Create(sys, unit, multicast.Properties{Devices: 1})
 	require.NoError(t, err)

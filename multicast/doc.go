@@ -65,7 +65,7 @@
 //
 // On a real driver an object that goes wrong can disturb everybody's work on the
 // machine, so creating one must be asked for when the driver is opened
-// (cuda.WithRealMulticast); otherwise it is cuda.ErrNotPermitted. [Supported]
+// (cuda.Options.RealMulticast); otherwise it is cuda.ErrNotPermitted. [Supported]
 // and [Granularity] create nothing.
 //
 // All methods are safe for use by any goroutine.

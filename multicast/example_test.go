@@ -20,7 +20,7 @@ import (
 func machineWith(devices int) (*sim.Machine, *cuda.System) {
 	m, err := sim.New(sim.WithMulticast(devices))
 	check(err)
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	check(err)
 	return m, sys
 }

@@ -115,7 +115,7 @@ func TestEveryFailure(t *testing.T) {
 			for after := 0; ; after++ {
 				m, err := sim.New(sim.WithMulticast(2))
 				require.NoError(t, err)
-				sys, err := m.Open(cuda.WithLeakTracing())
+				sys, err := m.Open(cuda.Options{TraceLeaks: true})
 				require.NoError(t, err)
 				r := &rig{t: t, sys: sys, devices: sys.Devices()}
 				if row.setup != nil {
@@ -163,7 +163,7 @@ func TestEveryFailureOfATeam(t *testing.T) {
 			at := fmt.Sprintf("%+v, call %d", row, after)
 			m, err := sim.New(sim.WithMulticast(2))
 			require.NoError(t, err)
-			sys, err := m.Open(cuda.WithLeakTracing())
+			sys, err := m.Open(cuda.Options{TraceLeaks: true})
 			require.NoError(t, err)
 			probed(t, sys.Devices())
 			groups := groupOf(t, row.ranks)

@@ -61,7 +61,7 @@ func TestOnEitherDriver(t *testing.T) {
 		if !d.System().Driver().Software {
 			_, err = multicast.Create(d.System(), least, multicast.Properties{Devices: 1})
 			require.ErrorIs(t, err, cuda.ErrNotPermitted)
-			require.ErrorContains(t, err, "cuda.WithRealMulticast")
+			require.ErrorContains(t, err, "cuda.Options.RealMulticast")
 		}
 	})
 }
@@ -144,7 +144,7 @@ func TestGranularities(t *testing.T) {
 func TestAClosedSystem(t *testing.T) {
 	m, err := sim.New(sim.WithMulticast(1))
 	require.NoError(t, err)
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	d := sys.Devices()[0]
 	require.NoError(t, sys.Close())

@@ -81,7 +81,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		sys, err := m.Open(cuda.WithLeakTracing())
+		sys, err := m.Open(cuda.Options{TraceLeaks: true})
 		if err != nil {
 			return err
 		}

@@ -370,7 +370,7 @@ func TestAllRanksMatchTheSameSentinels(t *testing.T) {
 	for _, code := range []cuda.Code{1, 2, 3, 34, 46, 100, 101, 201, 208, 400, 401, 700, 719, 800, 801, 802, 900, 901, 906, 907, 999} {
 		m, err := sim.New(sim.WithMulticast(2))
 		require.NoError(t, err)
-		sys, err := m.Open()
+		sys, err := m.Open(cuda.Options{})
 		require.NoError(t, err)
 		probed(t, sys.Devices())
 		m.Inject(sim.Fault{Call: "cuMulticastBindMem_v1", Result: code, After: 1, Times: -1})
@@ -682,7 +682,7 @@ func TestLeavingAgain(t *testing.T) {
 func TestAllAreToldOfALostDevice(t *testing.T) {
 	m, err := sim.New(sim.WithMulticast(2))
 	require.NoError(t, err)
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	devices := sys.Devices()
 	groups := groupOf(t, 2)

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # usage: scripts/gpu-bundle.sh DIR [PACKAGE...]
 #
-# Writes run.sh and one archive into DIR. With them a machine that has a GPU and
+# Leaves in DIR run.sh and one archive, with which a machine that has a GPU and
 # its driver, but neither Go nor the sources, runs every test, benchmark and
 # program of the repository, or those of the named packages (by folder: vmm,
-# cuda/sim, samples/...). `DIR/run.sh -help` says how. Both take at most 48 MiB.
+# cuda/sim, samples/...). `DIR/run.sh -help` says how. Together they take at
+# most 48 MiB.
 set -euo pipefail
 limit=$((48 << 20))
 
@@ -26,7 +27,7 @@ dir=$(cd "$1" && pwd)
 shift
 packages=("$@")
 rm -f "$dir/run.sh" "$dir/bundle.tar.xz"
-[ -z "$(ls -A "$dir")" ] || fail "$dir has files that are not part of a bundle: name an empty folder"
+[ -z "$(ls -A "$dir")" ] || fail "$dir holds files that are no part of a bundle: name an empty folder"
 
 declare -A matched=()
 wanted() {
@@ -48,7 +49,7 @@ flags=(-trimpath -buildvcs=false '-ldflags=-s -w')
 (cd "$root/tools" && CGO_ENABLED=0 go build "${flags[@]}" -o "$stage/gpurun" ./gpurun)
 
 for module in $("$scripts/modules.sh"); do
-	[ "$module" != tools ] || continue # for developing the library, not for a GPU
+	[ "$module" != tools ] || continue # for whoever develops the library, away from any GPU
 	listing=$(cd "$root/$module" && go list -f '{{.Dir}}|{{.Name}}|{{if or .TestGoFiles .XTestGoFiles}}tests{{end}}' ./...)
 	while IFS='|' read -r folder name tests; do
 		package=${folder#"$root"}

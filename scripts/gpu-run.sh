@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The run.sh of a bundle that scripts/gpu-bundle.sh made: unpacks it into a new
-# folder and runs what the arguments say (run.sh -help). It needs bash, tar,
-# coreutils, and xz or python3.
+# The run.sh of a bundle that scripts/gpu-bundle.sh made: unpacks it beside
+# nobody's files and runs what the arguments say (run.sh -help). It needs bash,
+# tar, coreutils, and xz or python3.
 set -euo pipefail
 bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/bundle.tar.xz
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-chmod 755 "$folder" # tests may run a part of themselves as another user
+room=$(mktemp -d)
+trap 'rm -rf "$room"' EXIT
+chmod 755 "$room" # tests may run a part of themselves as another user
 
 unpack() {
 	if command -v xz >/dev/null; then
@@ -15,9 +15,9 @@ unpack() {
 		python3 -c 'import lzma, shutil, sys
 shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer, 1 << 20)' "$bundle"
 	else
-		echo "run.sh: unpacking $bundle needs xz or python3: install one" >&2
+		echo "run.sh: neither xz nor python3 is here to unpack $bundle with: install one" >&2
 		return 1
 	fi
 }
-unpack | tar -C "$folder" -xf -
-"$folder/gpurun" "$folder" "$@"
+unpack | tar -C "$room" -xf -
+"$room/gpurun" "$room" "$@"

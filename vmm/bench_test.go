@@ -75,7 +75,7 @@ func BenchmarkFullCycle(b *testing.B) {
 		{"2MiB by default", 2 * mib, 101, 50, vmm.Properties{}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			d := gputest.RealWith(b, cuda.WithNamedStreamsOnly())
+			d := gputest.RealWith(b, cuda.Options{NamedStreamsOnly: true})
 			lib := baseline(b, d)
 			access := vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite}
 			cycle := func() {
@@ -117,7 +117,7 @@ func BenchmarkFullCycle(b *testing.B) {
 // a C loop with the same chunks.
 func BenchmarkGrowTo4GiB(b *testing.B) {
 	const total, step = 4096 * mib, 64 * mib
-	d := gputest.RealWith(b, cuda.WithNamedStreamsOnly())
+	d := gputest.RealWith(b, cuda.Options{NamedStreamsOnly: true})
 	lib := baseline(b, d)
 	// The chunks that the default plan takes.
 	var steps [][]uint64
@@ -160,7 +160,7 @@ func BenchmarkGrowTo4GiB(b *testing.B) {
 // Promised: at least 95% of the raw copy's bandwidth.
 func BenchmarkAppendPinned(b *testing.B) {
 	const n = 1024 * mib
-	d := gputest.RealWith(b, cuda.WithNamedStreamsOnly())
+	d := gputest.RealWith(b, cuda.Options{NamedStreamsOnly: true})
 	lib := baseline(b, d)
 	host, err := d.NewHostBuffer(n)
 	must(b, err)

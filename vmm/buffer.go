@@ -178,7 +178,7 @@ func reserveFor(op string, d *cuda.Device, asked, need, gran uint64, o ReserveOp
 		return reserve(op, d, int(roundUp(asked, unit)), o)
 	}
 	least := max(roundUp(need, unit), unit)
-	size := max(roundUp(d.TotalMemory(), unit), least)
+	size := max(roundUp(uint64(d.TotalMemory()), unit), least)
 	for {
 		r, err := reserve(op, d, int(size), o)
 		if err == nil || size <= least || !errors.Is(err, cuda.ErrOutOfAddressSpace) {

@@ -35,7 +35,7 @@ func TestBufferGrowsAtOneAddress(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(want, got))
 		st := b.Stats()
-		require.Equal(t, (int(d.TotalMemory())+2*mib-1)/(2*mib)*2*mib, st.Reserved, "the default range is the device's memory")
+		require.Equal(t, (d.TotalMemory()+2*mib-1)/(2*mib)*2*mib, st.Reserved, "the default range is the device's memory")
 		require.GreaterOrEqual(t, st.Committed, st.Used)
 		require.Zero(t, st.Committed%(2*mib))
 	})
@@ -163,7 +163,7 @@ func TestClipLeavesAtMostOneChunkThatIsNotFull(t *testing.T) {
 	require.Equal(t, 10, b.Stats().Chunks)
 	require.NoError(t, b.Resize(nil, 9*mib))
 	require.NoError(t, b.Clip())
-	require.Equal(t, vmm.BufferStats{Reserved: int(d.TotalMemory()), Committed: 12 * mib, Used: 9 * mib, Chunks: 3, Grown: 1}, b.Stats())
+	require.Equal(t, vmm.BufferStats{Reserved: d.TotalMemory(), Committed: 12 * mib, Used: 9 * mib, Chunks: 3, Grown: 1}, b.Stats())
 	require.NoError(t, b.Clip(), "again does nothing")
 	require.NoError(t, gputest.Err(b.AppendUndefined(8*mib)))
 	require.Equal(t, 20*mib, b.Stats().Committed)
@@ -358,7 +358,7 @@ func TestASliceOutlivesItsMemoryAsAnError(t *testing.T) {
 
 func TestAThousandRoundsLeaveNothing(t *testing.T) {
 	rounds := func(t *testing.T, d *cuda.Device) {
-		var free uint64
+		var free int
 		for i := range 1000 {
 			b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * mib})
 			require.NoError(t, err)
@@ -449,7 +449,7 @@ func TestAClosedSystemAnswersSo(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
 	closed(t, m)
-	s, err := m.Open()
+	s, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	d := s.Devices()[0]
 	_, _, err = d.MemoryInfo()

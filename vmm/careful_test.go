@@ -92,7 +92,7 @@ func TestTwoRevocations(t *testing.T) {
 func TestAStreamThatIsBeingClosedIsWaitedFor(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	sys, err := m.Open(cuda.WithNamedStreamsOnly())
+	sys, err := m.Open(cuda.Options{NamedStreamsOnly: true})
 	require.NoError(t, err)
 	d := sys.Devices()[0]
 	s, err := d.NewStream(cuda.StreamOptions{})
@@ -119,7 +119,7 @@ func TestAStreamThatIsBeingClosedIsWaitedFor(t *testing.T) {
 func TestASystemThatIsClosedAnswersErrClosed(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	d := sys.Devices()[0]
 	s, err := d.NewStream(cuda.StreamOptions{})
@@ -133,7 +133,7 @@ func TestASystemThatIsClosedAnswersErrClosed(t *testing.T) {
 func TestASystemThatIsClosedAnswersErrClosed2(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	d := sys.Devices()[0]
 	require.NoError(t, sys.Close())
@@ -170,7 +170,7 @@ func TestTheTransferStreamOfABorrowedContextGoes(t *testing.T) {
 	require.Zero(t, drv.Init())
 	c, r := drv.CtxCreate(0, 0)
 	require.Zero(t, r)
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	d, err := sys.Devices()[0].WithContext(uintptr(c))
 	require.NoError(t, err)
@@ -191,7 +191,7 @@ func TestThePrimaryContextIsReleased(t *testing.T) {
 	require.Zero(t, drv.Init())
 	c, r := drv.DevicePrimaryCtxRetain(0)
 	require.Zero(t, r)
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	d := sys.Devices()[0]
 	_, err = d.WithContext(uintptr(c))
@@ -226,7 +226,7 @@ func TestClosingNeedsNoMemory(t *testing.T) {
 func TestTheOldestDriverOpens(t *testing.T) {
 	m, err := sim.New(sim.OlderDriver(11030))
 	require.NoError(t, err)
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	require.NoError(t, sys.Close())
 }
@@ -246,7 +246,7 @@ func TestSystemCloseThatIsRefusedChangesNothing(t *testing.T) {
 func TestAHookMayCloseABuffer(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	d := sys.Devices()[0]
 	s, err := d.NewStream(cuda.StreamOptions{})

@@ -460,7 +460,7 @@ func TestEveryMethodAnswersErrClosed(t *testing.T) {
 func TestAClosedSystemIsRefused(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	s, err := m.Open()
+	s, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	d := s.Devices()[0]
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{})

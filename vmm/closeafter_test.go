@@ -124,7 +124,7 @@ func TestDrainOfAFailureAfterItsTime(t *testing.T) {
 func TestASystemIsClosedOnce(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	sys, err := m.OpenOwned()
+	sys, err := m.OpenOwned(cuda.Options{})
 	require.NoError(t, err)
 	_, err = sys.Devices()[0].Context()
 	require.NoError(t, err)

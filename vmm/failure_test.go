@@ -54,7 +54,7 @@ func newWorld(t require.TestingT, cold bool) *world {
 	devices := []sim.DeviceOptions{{Granularity: kib64, Memory: 64 * mib}, {Granularity: kib64, Memory: 64 * mib}}
 	m, err := sim.New(sim.Options{Devices: devices})
 	require.NoError(t, err)
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	w := &world{t: t, m: m, sys: sys, d: sys.Devices()[0], peer: sys.Devices()[1]}
 	for _, d := range sys.Devices() {

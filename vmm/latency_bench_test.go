@@ -24,7 +24,7 @@ func percentile(d []time.Duration, p float64) time.Duration {
 // BenchmarkFreeWhileBusy closes and clips buffers while the GPU works.
 // Promised: the caller waits at most 100 µs.
 func BenchmarkFreeWhileBusy(b *testing.B) {
-	d := gputest.RealWith(b)
+	d := gputest.RealWith(b, cuda.Options{})
 	work, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 4096 * mib, Chunks: vmm.FixedChunks(1024 * mib)})
 	must(b, err)
 	b.Cleanup(func() { must(b, work.Close()) })
@@ -76,7 +76,7 @@ func BenchmarkFreeWhileBusy(b *testing.B) {
 // other goroutines wait for downloads from it behind a busy stream. Promised:
 // the caller waits at most 100 µs.
 func BenchmarkClipBesideDownloads(b *testing.B) {
-	d := gputest.RealWith(b)
+	d := gputest.RealWith(b, cuda.Options{})
 	work, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 4096 * mib, Chunks: vmm.FixedChunks(1024 * mib)})
 	must(b, err)
 	b.Cleanup(func() { must(b, work.Close()) })
@@ -135,7 +135,7 @@ func BenchmarkClipBesideDownloads(b *testing.B) {
 // without another that grows and clips, in turn. Promised: the 99th percentile
 // of a launch is at most 1.1 times that without.
 func BenchmarkLaunchBesideGrowth(b *testing.B) {
-	d := gputest.RealWith(b)
+	d := gputest.RealWith(b, cuda.Options{})
 	module, err := d.LoadModule(kernels.Basic)
 	must(b, err)
 	b.Cleanup(func() { must(b, module.Close()) })

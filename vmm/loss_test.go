@@ -35,7 +35,7 @@ func newLosing(t *testing.T, n int) *losing {
 	m, err := sim.New(sim.Options{Devices: devices})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	l := &losing{t: t, m: m, sys: sys, devices: sys.Devices()}
 	for _, d := range l.devices {

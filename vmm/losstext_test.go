@@ -18,7 +18,7 @@ func TestTheCulpritOfALossIsNamedOnce(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = m.Close() }) // what was dropped is still there
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	d := sys.Devices()[0]
 	s := stream(t, d)

@@ -22,7 +22,7 @@ func onMachine(t *testing.T, o sim.Options) (*sim.Machine, *cuda.Device, *bytes.
 	m, err := sim.New(o)
 	require.NoError(t, err)
 	log := new(bytes.Buffer)
-	s, err := m.Open(cuda.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
+	s, err := m.Open(cuda.Options{Logger: slog.New(slog.NewTextHandler(log, nil))})
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		require.NoError(t, s.Close())

@@ -18,7 +18,7 @@ func openSmall(t *testing.T, wait time.Duration) (*sim.Machine, *cuda.Device) {
 	m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{Memory: 66 * mib}}})
 	require.NoError(t, err)
 	closed(t, m)
-	s, err := m.Open(cuda.WithAllocationWait(wait), cuda.WithLeakTracing())
+	s, err := m.Open(cuda.Options{AllocationWait: wait, TraceLeaks: true})
 	require.NoError(t, err)
 	closed(t, s)
 	return m, s.Devices()[0]

@@ -19,7 +19,7 @@ func BenchmarkBesidePending(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			m, err := sim.New(sim.Options{})
 			require.NoError(b, err)
-			sys, err := m.OpenOwned()
+			sys, err := m.OpenOwned(cuda.Options{})
 			require.NoError(b, err)
 			d := sys.Devices()[0]
 			s, err := d.NewStream(cuda.StreamOptions{})
@@ -56,7 +56,7 @@ func BenchmarkCloseBesideStreams(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			m, err := sim.New(sim.Options{})
 			require.NoError(b, err)
-			sys, err := m.OpenOwned()
+			sys, err := m.OpenOwned(cuda.Options{})
 			require.NoError(b, err)
 			d := sys.Devices()[0]
 			all := make([]*cuda.Stream, n)

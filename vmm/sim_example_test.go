@@ -20,7 +20,7 @@ func ExampleBuffer_Append() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	sys, err := machine.OpenOwned(cuda.WithLeakTracing())
+	sys, err := machine.OpenOwned(cuda.Options{TraceLeaks: true})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func ExampleBuffer_Grow() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	sys, err := machine.OpenOwned()
+	sys, err := machine.OpenOwned(cuda.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}

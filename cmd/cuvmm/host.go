@@ -47,7 +47,7 @@ func thisHost() host {
 		command: runProgram,
 		child:   thisProgram,
 		open: func(driver string) (*cuda.System, error) {
-			return auto.Open(auto.Options{Driver: auto.Choice(driver), CUDA: []cuda.Option{cuda.WithNamedStreamsOnly()}})
+			return auto.Open(auto.Options{Driver: auto.Choice(driver), CUDA: cuda.Options{NamedStreamsOnly: true}})
 		},
 	}
 }

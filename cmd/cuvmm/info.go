@@ -25,8 +25,8 @@ type deviceInfo struct {
 	Ordinal      int               `json:"ordinal"`
 	Name         string            `json:"name"`
 	UUID         string            `json:"uuid"`
-	Memory       uint64            `json:"memory"` // bytes
-	Free         uint64            `json:"free"`   // bytes
+	Memory       int               `json:"memory"` // bytes
+	Free         int               `json:"free"`   // bytes
 	Capabilities cuda.Capabilities `json:"capabilities"`
 	Costs        []cost            `json:"costs"`
 }
@@ -104,7 +104,7 @@ func describe(d *cuda.Device) (deviceInfo, error) {
 		return i, err
 	}
 	for _, bytes := range []int{granule, 16 * granule, 128 * granule} {
-		if uint64(bytes) > i.Free/4 {
+		if bytes > i.Free/4 {
 			break
 		}
 		c, err := costOf(d, bytes)

@@ -72,7 +72,7 @@ func show(t *testing.T, f files, o ...sim.Options) host {
 			if err != nil {
 				return nil, err
 			}
-			return m.OpenOwned()
+			return m.OpenOwned(cuda.Options{})
 		},
 	}
 }

@@ -91,7 +91,7 @@ func replay(args []string, out, complaints io.Writer) error {
 	}
 	sys, err := auto.Open(auto.Options{
 		Driver:  auto.Choice(*choice),
-		CUDA:    []cuda.Option{cuda.WithNamedStreamsOnly()},
+		CUDA:    cuda.Options{NamedStreamsOnly: true},
 		Machine: sim.Options{Devices: []sim.DeviceOptions{{Memory: *memory << 30}}},
 	})
 	if err != nil {

@@ -42,7 +42,7 @@ const (
 type Options struct {
 	Driver Choice
 	// CUDA are options for the System, whichever driver it is.
-	CUDA []cuda.Option
+	CUDA cuda.Options
 	// Machine describes the software driver's machine. If it is zero, the
 	// environment does: sim.MachineEnv.
 	Machine sim.Options
@@ -59,11 +59,11 @@ func Open(o Options) (*cuda.System, error) {
 	var err error
 	switch choice {
 	case Real:
-		s, err = cuda.Open(o.CUDA...)
+		s, err = cuda.Open(o.CUDA)
 	case Software:
 		s, err = openSoftware(o)
 	case Auto, "":
-		if s, err = cuda.Open(o.CUDA...); err != nil {
+		if s, err = cuda.Open(o.CUDA); err != nil {
 			if err = refusal(err); err == nil {
 				s, err = openSoftware(o)
 			}
@@ -84,7 +84,7 @@ func openSoftware(o Options) (*cuda.System, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := m.OpenOwned(o.CUDA...)
+	s, err := m.OpenOwned(o.CUDA)
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}

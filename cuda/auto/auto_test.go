@@ -16,7 +16,7 @@ import (
 func TestTheSoftwareDriverIsChosenByOptionAndEnvironment(t *testing.T) {
 	t.Setenv(DriverEnv, "real")
 	var log bytes.Buffer
-	s, err := Open(Options{Driver: Software, CUDA: []cuda.Option{cuda.WithLogger(slog.New(slog.NewTextHandler(&log, nil)))}})
+	s, err := Open(Options{Driver: Software, CUDA: cuda.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}})
 	require.NoError(t, err)
 	require.True(t, s.Driver().Software, "the option beats the environment")
 	require.Contains(t, log.String(), "software driver, CUDA 13.0")

@@ -7,6 +7,7 @@ import (
 	"log"
 	"os"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 )
 
@@ -27,7 +28,7 @@ func ExampleInspect() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		system, err := machine.OpenOwned()
+		system, err := machine.OpenOwned(cuda.Options{})
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -10,8 +10,9 @@ import (
 
 // Open opens the machine's driver, as cuda.Open opens the real one. Each Open
 // makes a System of its own. Closing the System does not close the machine.
-func (m *Machine) Open(opts ...cuda.Option) (*cuda.System, error) {
-	return m.open(nil, opts)
+func (m *Machine) Open(o cuda.Options) (*cuda.System, error) {
+	core.UseDriver(&o, m.Driver(), nil)
+	return cuda.Open(o)
 }
 
 // OpenOwned is Open for a machine that has this System alone: closing the System
@@ -54,7 +55,7 @@ func Open(tb TB, options ...Options) (*Machine, *cuda.System) {
 	if err != nil {
 		tb.Fatalf("%v", err)
 	}
-	s, err := m.Open(cuda.WithLeakTracing())
+	s, err := m.Open(cuda.Options{TraceLeaks: true})
 	if err != nil {
 		tb.Fatalf("%v", err)
 	}

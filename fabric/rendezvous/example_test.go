@@ -7,6 +7,7 @@ import (
 	"log"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -101,7 +102,7 @@ func ExampleShare() {
 		log.Fatal(err)
 	}
 	defer machine.Close()
-	sys, err := machine.Open()
+	sys, err := machine.Open(cuda.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}

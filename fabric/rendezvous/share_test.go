@@ -218,7 +218,7 @@ func sharing(g *Group, folder string, running func() error) (o outcome) {
 	if err != nil {
 		return outcome{Step: "open", Err: err.Error()}
 	}
-	s, err := m.Open()
+	s, err := m.Open(cuda.Options{})
 	if err != nil {
 		return outcome{Step: "open", Err: err.Error()}
 	}

@@ -255,7 +255,7 @@ func play(t *testing.T, script []byte) {
 	}
 	machine, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{Granularity: gran, Memory: 64 << 20}}})
 	check(err)
-	sys, err := machine.OpenOwned()
+	sys, err := machine.OpenOwned(cuda.Options{})
 	check(err)
 	dev := sys.Devices()[0]
 	stream, err := dev.NewStream(cuda.StreamOptions{})

@@ -22,7 +22,7 @@ import (
 func ExampleServer() {
 	machine, err := sim.New(sim.Options{})
 	check(err)
-	sys, err := machine.OpenOwned()
+	sys, err := machine.OpenOwned(cuda.Options{})
 	check(err)
 	defer sys.Close()
 	dev := sys.Devices()[0]
@@ -82,7 +82,7 @@ func ExamplePublication_AnnounceRange() {
 	ctx := context.Background()
 	machine, err := sim.New(sim.Options{})
 	check(err)
-	system, err := machine.OpenOwned()
+	system, err := machine.OpenOwned(cuda.Options{})
 	check(err)
 	defer system.Close()
 	array, err := vmm.NewArray[int32](system.Devices()[0], vmm.BufferOptions{})

@@ -95,10 +95,10 @@ func openFast(which string) (sys *cuda.System, d *cuda.Device, err error) {
 		var m *sim.Machine
 		if m, err = sim.New(sim.Options{}); err == nil {
 			peertest.WithCosts(m)
-			sys, err = m.OpenOwned()
+			sys, err = m.OpenOwned(cuda.Options{})
 		}
 	} else {
-		sys, err = cuda.Open()
+		sys, err = cuda.Open(cuda.Options{})
 	}
 	if err != nil {
 		return nil, nil, err
@@ -152,7 +152,7 @@ func BenchmarkGrowthReachesAFollower(b *testing.B) {
 		peertest.WithCosts(m)
 		benchGrowth(b, s.Devices()[0], "software")
 	})
-	b.Run("real", func(b *testing.B) { benchGrowth(b, gputest.RealWith(b), "real") })
+	b.Run("real", func(b *testing.B) { benchGrowth(b, gputest.RealWith(b, cuda.Options{}), "real") })
 }
 
 func benchGrowth(b *testing.B, d *cuda.Device, which string) {

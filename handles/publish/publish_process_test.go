@@ -116,11 +116,11 @@ func (p place) open() (*cuda.System, *cuda.Device, error) {
 		return nil, nil, err
 	}
 	if p.Folder == "" {
-		sys, err = cuda.Open()
+		sys, err = cuda.Open(cuda.Options{})
 	} else {
 		var m *sim.Machine
 		if m, err = sim.New(sim.Options{Folder: p.Folder}); err == nil {
-			sys, err = m.OpenOwned(cuda.WithLeakTracing())
+			sys, err = m.OpenOwned(cuda.Options{TraceLeaks: true})
 		}
 	}
 	if err != nil {

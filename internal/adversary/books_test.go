@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -20,7 +21,7 @@ func TestDamagedBooks(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "machine")
 	m, err := sim.New(sim.Options{Folder: folder, Devices: []sim.DeviceOptions{{}, {}}})
 	require.NoError(t, err)
-	sys, err := m.OpenOwned()
+	sys, err := m.OpenOwned(cuda.Options{})
 	require.NoError(t, err)
 	b, err := vmm.NewBuffer(sys.Devices()[0], vmm.BufferOptions{Reserve: 4 << 20})
 	require.NoError(t, err)
@@ -58,7 +59,7 @@ func use(folder string) error {
 	if err != nil {
 		return err
 	}
-	sys, err := m.OpenOwned()
+	sys, err := m.OpenOwned(cuda.Options{})
 	if err != nil {
 		return err
 	}

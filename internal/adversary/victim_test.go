@@ -154,7 +154,7 @@ func machine(folder string) (*cuda.System, error) {
 	if err != nil {
 		return nil, err
 	}
-	return m.OpenOwned()
+	return m.OpenOwned(cuda.Options{})
 }
 
 // publisher is the test's side of a victim.

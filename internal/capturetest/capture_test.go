@@ -89,9 +89,8 @@ func TestAForeignCaptureSurvivesEveryOperation(t *testing.T) {
 // as other libraries make them, they do end one.
 func TestTheSameOperationsEndACaptureInTheThreadsOwnMode(t *testing.T) {
 	each(t, func(t *testing.T, d *cuda.Device) {
-		foreign, err := core.OpenDriver(core.SystemOf(d.System()).Drv.Foreign(), nil, []cuda.Option(nil))
+		sys, err := gputest.Wrap(core.SystemOf(d.System()).Drv.Foreign(), nil)
 		require.NoError(t, err)
-		sys := foreign.(*cuda.System)
 		t.Cleanup(func() { require.NoError(t, sys.Close()) })
 		for folder, names := range map[string][]string{
 			"cuda": {"Device.NewHostBuffer", "Device.Context", "Event.Done", "Event.Synchronize", "HostBuffer.Close",

@@ -3,7 +3,6 @@ package capturetest
 import (
 	"context"
 	"errors"
-	"log/slog"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
@@ -24,19 +23,13 @@ var cudaCases = join(
 	plain("Ptr", func(*world) cuda.Ptr { return 1 }, "String"),
 	plain("UUID", func(w *world) cuda.UUID { return w.dev.UUID() }, "String"),
 	table{
-		"Error.Error":          func(w *world) func() error { return failing(w, func(e *cuda.Error) { _ = e.Error() }) },
-		"Error.Unwrap":         func(w *world) func() error { return failing(w, func(e *cuda.Error) { _ = e.Unwrap() }) },
-		"OnDevice":             nothing(func() any { return cuda.OnDevice(0) }),
-		"OnHost":               nothing(func() any { return cuda.OnHost() }),
-		"OnCurrentNUMA":        nothing(func() any { return cuda.OnCurrentNUMA() }),
-		"OnHostNUMA":           nothing(func() any { return cuda.OnHostNUMA(0) }),
-		"Threads":              nothing(func() any { return cuda.Threads(1) }),
-		"WithLibrary":          nothing(func() any { return cuda.WithLibrary("") }),
-		"WithLogger":           nothing(func() any { return cuda.WithLogger(slog.Default()) }),
-		"WithLeakTracing":      nothing(func() any { return cuda.WithLeakTracing() }),
-		"WithAllocationWait":   nothing(func() any { return cuda.WithAllocationWait(0) }),
-		"WithNamedStreamsOnly": nothing(func() any { return cuda.WithNamedStreamsOnly() }),
-		"WithRealMulticast":    nothing(func() any { return cuda.WithRealMulticast() }),
+		"Error.Error":   func(w *world) func() error { return failing(w, func(e *cuda.Error) { _ = e.Error() }) },
+		"Error.Unwrap":  func(w *world) func() error { return failing(w, func(e *cuda.Error) { _ = e.Unwrap() }) },
+		"OnDevice":      nothing(func() any { return cuda.OnDevice(0) }),
+		"OnHost":        nothing(func() any { return cuda.OnHost() }),
+		"OnCurrentNUMA": nothing(func() any { return cuda.OnCurrentNUMA() }),
+		"OnHostNUMA":    nothing(func() any { return cuda.OnHostNUMA(0) }),
+		"Threads":       nothing(func() any { return cuda.Threads(1) }),
 	},
 	systemCases, deviceCases, streamCases, eventCases, graphCases, hostCases, kernelCases, fabricHandleCases,
 )
@@ -59,7 +52,7 @@ var systemCases = join(
 	table{
 		"Open": func(w *world) func() error {
 			return func() error {
-				s, err := cuda.Open()
+				s, err := cuda.Open(cuda.Options{})
 				if errors.Is(err, cuda.ErrNoDriver) {
 					return nil
 				}

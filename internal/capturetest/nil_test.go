@@ -27,7 +27,7 @@ import (
 
 // takers are the functions that take something which can be nil.
 var takers = map[string]any{
-	"cuda.Open": cuda.Open, "cuda.WithLogger": cuda.WithLogger,
+	"cuda.Open":       cuda.Open,
 	"cuda/auto.Open":  auto.Open,
 	"fabric.Diagnose": fabric.Diagnose, "fabric.Findings": fabric.Findings,
 	"fabric/rendezvous.Agree": rendezvous.Agree, "fabric/rendezvous.FactsOf": rendezvous.FactsOf,
@@ -149,7 +149,7 @@ func everyNil(t *testing.T, name string, of func(w *world) reflect.Value) {
 			m, err := sim.New(sim.WithMulticast(1))
 			require.NoError(t, err)
 			w := &world{TB: t}
-			w.dev = made[*cuda.System](w)(m.OpenOwned()).Devices()[0]
+			w.dev = made[*cuda.System](w)(m.OpenOwned(cuda.Options{})).Devices()[0]
 			f := of(w)
 			if n = f.Type().NumIn(); n == 0 {
 				return

@@ -60,8 +60,7 @@ func keep[C closer](w *world) func(c C, err error) error {
 // another is the device in a System of its own, round the same driver, which
 // has done nothing yet.
 func (w *world) another() *cuda.Device {
-	s, err := core.OpenDriver(core.SystemOf(w.dev.System()).Drv, nil, []cuda.Option(nil))
-	sys := made[*cuda.System](w)(s.(*cuda.System), err)
+	sys := made[*cuda.System](w)(gputest.Wrap(core.SystemOf(w.dev.System()).Drv, nil))
 	return sys.Devices()[w.dev.Ordinal()]
 }
 

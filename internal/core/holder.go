@@ -83,15 +83,20 @@ func (h *HostBufferHolder) closeUnused() error { return h.close() }
 // uses it.
 func CloseUnused(h interface{ closeUnused() error }) error { return h.closeUnused() }
 
-// openSystem is set by cuda.
-var openSystem func(d driver.Driver, closed func() error, options any) (any, error)
-
-// SetOpen tells the package how a *cuda.System is made round a driver. cuda
-// calls it once.
-func SetOpen(f func(d driver.Driver, closed func() error, options any) (any, error)) { openSystem = f }
-
-// OpenDriver makes a *cuda.System round a driver that cuda does not know.
-// The options are a []cuda.Option; closed is called when the System closes.
-func OpenDriver(d driver.Driver, closed func() error, options any) (any, error) {
-	return openSystem(d, closed, options)
+// DriverHolder is embedded by cuda.Options: a driver to open in place of the real
+// one.
+type DriverHolder struct {
+	drv    driver.Driver
+	closed func() error
 }
+
+func (h *DriverHolder) held() *DriverHolder { return h }
+
+// UseDriver makes cuda.Open open a driver that cuda does not know. closed is called
+// when the System closes; it may be nil.
+func UseDriver(o interface{ held() *DriverHolder }, d driver.Driver, closed func() error) {
+	*o.held() = DriverHolder{d, closed}
+}
+
+// DriverOf returns what UseDriver set, or nil.
+func DriverOf(h *DriverHolder) (d driver.Driver, closed func() error) { return h.drv, h.closed }

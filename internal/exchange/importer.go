@@ -59,7 +59,7 @@ func NewImporter(op string, d *cuda.Device, declared Memory, o ImportOptions, va
 		if home, err = i.home(); err != nil {
 			return nil, err
 		}
-		want.Location, there = home.Location(), home.TotalMemory()
+		want.Location, there = home.Location(), uint64(home.TotalMemory())
 	}
 	gran, err := vmm.GranularityOf(home, want)
 	if err != nil {

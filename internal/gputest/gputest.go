@@ -10,6 +10,8 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
 // RequireEnv names the environment variable that turns a missing GPU from a
@@ -34,13 +36,13 @@ func Software(tb testing.TB) *cuda.Device {
 // must be closed.
 func Real(tb testing.TB) *cuda.Device {
 	tb.Helper()
-	return RealWith(tb, cuda.WithLeakTracing())
+	return RealWith(tb, cuda.Options{TraceLeaks: true})
 }
 
 // RealWith is Real with options of the caller's own: benchmarks trace nothing.
-func RealWith(tb testing.TB, opts ...cuda.Option) *cuda.Device {
+func RealWith(tb testing.TB, o cuda.Options) *cuda.Device {
 	tb.Helper()
-	s, err := cuda.Open(opts...)
+	s, err := cuda.Open(o)
 	if err != nil && os.Getenv(RequireEnv) != "" {
 		tb.Fatalf("a GPU is required (%s): %v", RequireEnv, err)
 	}
@@ -66,4 +68,12 @@ func RealWith(tb testing.TB, opts ...cuda.Option) *cuda.Device {
 		tb.Fatal("the real driver has no device")
 	}
 	return devices[0]
+}
+
+// Wrap opens a System round a driver of the test's own. closed is called when the
+// System closes; it may be nil.
+func Wrap(d driver.Driver, closed func() error) (*cuda.System, error) {
+	var o cuda.Options
+	core.UseDriver(&o, d, closed)
+	return cuda.Open(o)
 }

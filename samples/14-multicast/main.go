@@ -7,7 +7,7 @@
 //	go run ./samples/14-multicast [-driver auto|real|sim] [-n ELEMENTS]
 //
 // On a real driver it only copies. Creating a multicast object there is opt-in
-// (cuda.WithRealMulticast), because one that goes wrong can disturb other work on
+// (cuda.Options.RealMulticast), because one that goes wrong can disturb other work on
 // the machine. The software driver shows both ways, on four devices.
 package main
 
@@ -99,7 +99,7 @@ func run(e *app.Env) (err error) {
 // unavailable returns why the devices are not used by multicast, or nil.
 func unavailable(e *app.Env) error {
 	if !e.System.Driver().Software {
-		return errors.New("on a real driver multicast is opt-in (cuda.WithRealMulticast), and this sample leaves it off")
+		return errors.New("on a real driver multicast is opt-in (cuda.Options.RealMulticast), and this sample leaves it off")
 	}
 	return multicast.Supported(e.System.Devices()...)
 }

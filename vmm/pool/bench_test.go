@@ -20,7 +20,7 @@ func each(b *testing.B, bench func(b *testing.B, d *cuda.Device)) {
 		_, d := open(b)
 		bench(b, d)
 	})
-	b.Run("real", func(b *testing.B) { bench(b, gputest.RealWith(b, cuda.WithNamedStreamsOnly())) })
+	b.Run("real", func(b *testing.B) { bench(b, gputest.RealWith(b, cuda.Options{NamedStreamsOnly: true})) })
 }
 
 func benchPool(b *testing.B, d *cuda.Device, o pool.Options) *pool.Pool {

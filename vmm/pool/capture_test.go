@@ -367,7 +367,7 @@ func TestRefusedRequestsOfACaptureAreCountedAndLogged(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
 	var log bytes.Buffer
-	sys, err := m.Open(cuda.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	sys, err := m.Open(cuda.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, sys.Close()) })
 	d := sys.Devices()[0]
@@ -453,7 +453,7 @@ func TestACaptureThatOutlivesItsLimitIsReported(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
 	log := make(chan string, 100)
-	sys, err := m.Open(cuda.WithLogger(slog.New(slog.NewTextHandler(lines(log), nil))))
+	sys, err := m.Open(cuda.Options{Logger: slog.New(slog.NewTextHandler(lines(log), nil))})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, sys.Close()) })
 	d := sys.Devices()[0]

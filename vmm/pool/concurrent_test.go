@@ -193,7 +193,7 @@ func TestAStreamThatIsClosedDuringARequest(t *testing.T) {
 func TestALostPeerHoldsUpNobody(t *testing.T) {
 	m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{}, {}}})
 	require.NoError(t, err)
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	d, peer := sys.Devices()[0], sys.Devices()[1]
 	s, err := d.NewStream(cuda.StreamOptions{})

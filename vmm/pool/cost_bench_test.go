@@ -25,7 +25,7 @@ var plain = vmm.Properties{Handles: vmm.NoHandles, RDMA: vmm.RDMAOff}
 func BenchmarkCold(b *testing.B) {
 	for _, size := range []int{2 * mib, 64 * mib, 1024 * mib} {
 		b.Run(fmt.Sprintf("%dMiB", size/mib), func(b *testing.B) {
-			d := gputest.RealWith(b, cuda.WithNamedStreamsOnly())
+			d := gputest.RealWith(b, cuda.Options{NamedStreamsOnly: true})
 			if !cbench.Available {
 				b.Skip("built without cgo: no C to compare with")
 			}
@@ -96,7 +96,7 @@ func compare(b *testing.B, ours, theirs func() time.Duration) {
 func BenchmarkStitch(b *testing.B) {
 	for _, chunk := range []int{2 * mib, 16 * mib} {
 		b.Run(fmt.Sprintf("%dMiB", chunk/mib), func(b *testing.B) {
-			d := gputest.RealWith(b, cuda.WithNamedStreamsOnly())
+			d := gputest.RealWith(b, cuda.Options{NamedStreamsOnly: true})
 			s := stream(b, d)
 			const runs, each = 8, 4
 			ours := func() time.Duration {

@@ -17,7 +17,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer m.Close()
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}

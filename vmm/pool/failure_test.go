@@ -44,7 +44,7 @@ func newWorld(t testing.TB, sc scenario) *world {
 	dev := sim.DeviceOptions{Granularity: kib64, Memory: 80 * kib64}
 	m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{dev, dev}})
 	require.NoError(t, err)
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(t, err)
 	w := &world{t: t, m: m, sys: sys, d: sys.Devices()[0]}
 	w.s, err = w.d.NewStream(cuda.StreamOptions{})

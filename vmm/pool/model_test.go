@@ -70,7 +70,7 @@ type freed struct {
 func newModel(rt *rapid.T) *model {
 	m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{Granularity: kib64, Memory: 64 * kib64}}, Seed: rapid.Uint64().Draw(rt, "seed")})
 	require.NoError(rt, err)
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	require.NoError(rt, err)
 	w := &model{rt: rt, m: m, sys: sys, d: sys.Devices()[0], held: map[*cuda.Stream]bool{}}
 	for range 3 {

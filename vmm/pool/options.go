@@ -130,7 +130,7 @@ func (p *Pool) impossible(w *want) *shortage {
 	if l := p.limit.Load(); l > 0 && n > l {
 		return &shortage{kind: errs.Budget, size: n}
 	}
-	if len(p.on) > 0 && n > p.dev.TotalMemory() {
+	if len(p.on) > 0 && n > uint64(p.dev.TotalMemory()) {
 		return &shortage{kind: errs.OutOfMemory, size: n}
 	}
 	return nil

@@ -9,8 +9,8 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/require"
@@ -107,7 +107,7 @@ func TestChunksWaitForWhatOthersGiveBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{Memory: 66 * mib}}})
 			require.NoError(t, err)
-			sys, err := m.Open(cuda.WithAllocationWait(bound.system))
+			sys, err := m.Open(cuda.Options{AllocationWait: bound.system})
 			require.NoError(t, err)
 			d := sys.Devices()[0]
 			s, err := d.NewStream(cuda.StreamOptions{})
@@ -275,9 +275,8 @@ func TestAMissAsksNoEventThatIsDestroyed(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
 	spy := &gone{Driver: m.Driver(), before: func(driver.Context) {}}
-	opened, err := core.OpenDriver(spy, nil, []cuda.Option(nil))
+	sys, err := gputest.Wrap(spy, nil)
 	require.NoError(t, err)
-	sys := opened.(*cuda.System)
 	t.Cleanup(func() { require.NoError(t, sys.Close()); require.NoError(t, m.Close()) })
 	d, drv := sys.Devices()[0], m.Driver()
 	c, r := drv.Foreign().CtxCreate(0, driver.Device(d.Ordinal()))

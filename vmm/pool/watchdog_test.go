@@ -39,7 +39,7 @@ func TestWatchdog(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
 	var log lines
-	s, err := m.Open(cuda.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	s, err := m.Open(cuda.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	require.NoError(t, err)
 	defer func() {
 		require.NoError(t, s.Close())

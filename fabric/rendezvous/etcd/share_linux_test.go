@@ -104,7 +104,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		s, err := m.Open()
+		s, err := m.Open(cuda.Options{})
 		if err != nil {
 			return err
 		}

@@ -53,20 +53,20 @@ type Sample struct {
 
 // Env is what one run of a sample works with.
 type Env struct {
-	// Context ends on an interrupt, and when output fails.
+	// Context ends on an interrupt.
 	Context context.Context
 	// Flags takes the sample's own flags until Open parses them.
 	Flags *flag.FlagSet
+	// Arg is the argument behind the flags, or empty. Open sets it, and the
+	// fields below.
+	Arg string
 	// Role is empty in the process that the user starts, and otherwise what
 	// Again was given.
 	Role string
-	// Arg is the argument behind the flags, or empty. Parse and Open set it.
-	Arg string
 	// Machine describes the software driver's machine: the sample's, unless it
 	// parses the flags by Parse and changes the machine before Open.
 	Machine sim.Options
-	// System is the driver, and Device its first device. Open sets them, and Run
-	// closes neither.
+	// System is the driver, and Device its first device. Run closes neither.
 	System *cuda.System
 	Device *cuda.Device
 	// In is standard input. Out is standard output; several goroutines may write
@@ -100,14 +100,13 @@ func Main(s Sample) {
 // Test runs the sample with the arguments: on sys, which stays open, or on the
 // driver that the flags choose if sys is nil.
 func (s Sample) Test(ctx context.Context, sys *cuda.System, args []string, in io.Reader, out io.Writer) (err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	written := &writer{out: out, broken: cancel}
-	e := &Env{Context: ctx, Role: os.Getenv(roleVariable), Machine: s.Machine, System: sys, In: in, Out: written, sample: s, args: args}
+	written := &writer{out: out}
+	e := &Env{Context: ctx, Machine: s.Machine, System: sys, In: in, Out: written, sample: s, args: args}
 	e.Flags = flag.NewFlagSet(s.Name, flag.ContinueOnError)
 	e.Flags.SetOutput(io.Discard) // errors are returned, and printed once
 	e.Flags.StringVar(&e.driver, "driver", "", "`auto`, real or sim (default: $CUVMM_DRIVER, or auto)")
-	e.Flags.Usage = func() {} // Parse prints it, for -h alone
+	e.Flags.StringVar(&e.Role, "as", "", "the `role` of a process that the sample itself starts")
+	e.Flags.Usage = e.usage
 	err = s.Run(e)
 	if err == nil && e.Role == "" && s.Next != "" {
 		e.Line("next", "samples/%s", s.Next)
@@ -142,10 +141,7 @@ func (e *Env) Parse() error {
 	if e.Flags.Parsed() {
 		return nil
 	}
-	if err := e.Flags.Parse(e.args); errors.Is(err, flag.ErrHelp) {
-		e.usage()
-		return err
-	} else if err != nil {
+	if err := e.Flags.Parse(e.args); err != nil {
 		return usageError{err}
 	}
 	switch n := e.Flags.NArg(); {

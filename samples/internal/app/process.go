@@ -10,10 +10,6 @@ import (
 	"time"
 )
 
-// roleVariable is the environment variable by which a process that Again starts
-// learns its role.
-const roleVariable = "CUVMM_SAMPLE_ROLE"
-
 // Again returns a command that runs this sample again, as another process in the
 // given role, with the same driver. It writes to e.Out and standard error. When
 // ctx ends the process is interrupted, and killed if that does not end it.
@@ -22,8 +18,7 @@ func (e *Env) Again(ctx context.Context, role string, args ...string) (*exec.Cmd
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, self, append([]string{"-driver", e.driver}, args...)...)
-	cmd.Env = append(os.Environ(), roleVariable+"="+role)
+	cmd := exec.CommandContext(ctx, self, append([]string{"-as", role, "-driver", e.driver}, args...)...)
 	cmd.Stdout, cmd.Stderr = e.Out, os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 20 * time.Second
@@ -32,26 +27,21 @@ func (e *Env) Again(ctx context.Context, role string, args ...string) (*exec.Cmd
 
 // Started reports whether Again started this process. The samples' tests, which
 // are what os.Executable names there, then run the sample in place of tests.
-func Started() bool { return os.Getenv(roleVariable) != "" }
+func Started() bool { return len(os.Args) > 1 && os.Args[1] == "-as" }
 
-// writer writes for several goroutines, remembers the first error, and calls broken
-// then: of a write that failed a child process learns no more than that a pipe is
-// broken.
+// writer writes for several goroutines and remembers the first error: of a write
+// that failed a child process learns no more than that a pipe is broken.
 type writer struct {
-	mu     sync.Mutex
-	out    io.Writer
-	broken func()
-	err    error
+	mu  sync.Mutex
+	out io.Writer
+	err error
 }
 
 func (w *writer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n, err := w.out.Write(p)
-	if err != nil {
-		w.err = cmp.Or(w.err, err)
-		w.broken()
-	}
+	w.err = cmp.Or(w.err, err)
 	return n, err
 }
 
