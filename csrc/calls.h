@@ -6,7 +6,7 @@
 #define CUVMM_CALLS_H
 
 // The place of cuCtxPopCurrent in the table of entry points: behind the calls.
-enum { CUVMM_POP = 111 };
+enum { CUVMM_POP = 112 };
 
 int32_t cuvmm_Init(cuvmm_driver drv);
 cuvmm_value cuvmm_DriverGetVersion(cuvmm_driver drv);

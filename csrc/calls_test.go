@@ -234,6 +234,14 @@ var rows = map[driver.Call]row{
 		},
 		args: le(stream), values: []any{uint64(0x1d00000000000007)}, takes: true, foreign: true,
 	},
+	driver.CallLaunchHostFunc: {
+		do: func(d driver.Driver, c driver.Context) []any {
+			f := d.NewHostFunc(func() {})
+			defer d.ReleaseHostFunc(f, func() {})
+			return []any{d.LaunchHostFunc(c, stream, f)}
+		},
+		args: le(stream), takes: true,
+	},
 	driver.CallStreamWriteValue64: {
 		do: func(d driver.Driver, c driver.Context) []any {
 			return []any{d.StreamWriteValue64(c, stream, ptr, 0xf1f2f3f4f5f6f7f8)}

@@ -111,6 +111,10 @@ cuvmm_value cuvmm_ThreadExchangeStreamCaptureMode(cuvmm_driver d, uint32_t mode)
 // device.c
 cuvmm_name cuvmm_DeviceGetName(cuvmm_driver d, int32_t device);
 
+// hostfunc.c
+void cuvmm_host_funcs_to(int fd);
+int32_t cuvmm_LaunchHostFunc(cuvmm_driver d, uintptr_t ctx, uintptr_t s, uint64_t id);
+
 // share.c
 cuvmm_shareable_result cuvmm_MemExportToShareableHandle(cuvmm_driver d, uint64_t handle, uint32_t type);
 cuvmm_value cuvmm_MemImportFromShareableHandle(cuvmm_driver d, const cuvmm_shareable *s, uint32_t type);

@@ -53,6 +53,8 @@ package csrc
 #cgo nocallback cuvmm_StreamWriteValue64
 #cgo noescape cuvmm_StreamWaitValue64
 #cgo nocallback cuvmm_StreamWaitValue64
+#cgo noescape cuvmm_LaunchHostFunc
+#cgo nocallback cuvmm_LaunchHostFunc
 #cgo noescape cuvmm_StreamIsCapturing
 #cgo nocallback cuvmm_StreamIsCapturing
 #cgo noescape cuvmm_StreamGetCaptureInfo

@@ -35,6 +35,7 @@ typedef struct {
     int32_t (*cuStreamGetCtx)(uintptr_t s, uintptr_t *of);
     int32_t (*cuStreamWriteValue64)(uintptr_t s, uint64_t p, uint64_t v, uint32_t flags);
     int32_t (*cuStreamWaitValue64)(uintptr_t s, uint64_t p, uint64_t v, uint32_t flags);
+    int32_t (*cuLaunchHostFunc)(uintptr_t s, uintptr_t f, void *data);
     int32_t (*cuStreamIsCapturing)(uintptr_t s, uint32_t *status);
     int32_t (*cuStreamGetCaptureInfo)(uintptr_t s, uint32_t *status, uint64_t *id);
     int32_t (*cuStreamBeginCapture)(uintptr_t s, uint32_t m);

@@ -298,21 +298,31 @@ func (c *capture) upload(op string, s *Stream, dst driver.Ptr, src []byte, g cor
 			fmt.Sprintf("%s to %#x on stream %#x", errs.Bytes(len(src)), uint64(dst), uintptr(on.Handle)))
 	}
 	c.staged.used += len(src)
-	if _, id, _ := on.Capture(); id != c.id {
-		c.staged.strayed = true
-		return true, errs.New(errs.Failure{Op: op, Kind: errs.Capturing,
-			Asked: fmt.Sprintf("the capture of stream %#x ended during a copy", uintptr(on.Handle)),
-			Hint:  "leave the end of the capture to WithCapture, and a stream that captures to one goroutine at a time"})
+	return true, c.checkStrayed(op, on, "a copy")
+}
+
+// checkStrayed refuses what was put on the stream while the capture ended, and may be
+// outside of the graph.
+func (c *capture) checkStrayed(op string, on *core.Stream, what string) error {
+	if _, id, _ := on.Capture(); id == c.id {
+		return nil
 	}
-	return true, nil
+	c.staged.strayed = true
+	return errs.New(errs.Failure{Op: op, Kind: errs.Capturing,
+		Asked: fmt.Sprintf("the capture of stream %#x ended during %s", uintptr(on.Handle), what),
+		Hint:  "leave the end of the capture to WithCapture, and a stream that captures to one goroutine at a time"})
 }
 
 // stagedBytes is how much pinned memory a graph takes at a time: small uploads
 // share it.
 const stagedBytes = 64 << 10
 
-// staged is the pinned memory of a graph's uploads.
+// staged is what a graph keeps for its work: the pinned memory of its uploads, and the
+// functions that it calls.
 type staged struct {
+	functions []driver.HostFunc
+	calls     *calls // of the functions
+
 	blocks []pinnedBlock
 	used   int   // of the last one
 	losses int64 // the System's, when the capture began
@@ -342,8 +352,16 @@ func (s *staged) bytes() (n uint64) {
 	return n
 }
 
-// release gives the memory back. The graph does not run any more, or never did.
+// release gives the memory back and releases the functions; Drain waits for the calls
+// that are still to be made. The graph does not run any more, or never did.
 func (s *staged) release(sys *System) {
+	for _, h := range s.functions {
+		if s.strayed {
+			break // the driver may call them at any time
+		}
+		sys.core.Drv.ReleaseHostFunc(h, sys.core.Pending())
+	}
+	s.functions = nil
 	for _, b := range s.blocks {
 		if s.strayed {
 			sys.pinned.keep(b)
@@ -354,9 +372,9 @@ func (s *staged) release(sys *System) {
 	s.blocks = nil
 }
 
-// capture is the capture that the stream takes part in, for uploads. One that
-// WithCapture did not begin cannot keep their memory.
-func (s *Stream) capture(op string) (*capture, error) {
+// capture returns the capture that the stream takes part in. The graph of one that
+// WithCapture did not begin keeps nothing; the hint says what to do instead.
+func (s *Stream) capture(op, hint string) (*capture, error) {
 	status, id, r := s.in.Capture()
 	if r != driver.Success {
 		return nil, s.result(op, driver.CallStreamGetCaptureInfo, r)
@@ -371,7 +389,7 @@ func (s *Stream) capture(op string) (*capture, error) {
 		f.Hint = "end the capture and capture again"
 	default:
 		f.Asked = fmt.Sprintf("stream %#x takes part in a capture that this System did not begin", s.handle())
-		f.Hint = "capture with Stream.WithCapture, whose graph keeps the bytes, or copy from a HostBuffer that lives as long as the graph"
+		f.Hint = hint
 	}
 	return nil, errs.New(f)
 }

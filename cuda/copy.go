@@ -120,7 +120,7 @@ func (s *Stream) upload(dst Ptr, src []byte, g core.Guard) error {
 		if !capturing {
 			return s.ring.upload(op, driver.Ptr(dst), src, g)
 		}
-		c, err := s.capture(op)
+		c, err := s.capture(op, "capture with Stream.WithCapture, whose graph keeps the bytes, or copy from a HostBuffer that lives as long as the graph")
 		if err != nil {
 			return err
 		}

@@ -21,6 +21,7 @@ type Stream struct {
 	release func() // takes back that a borrowed stream's context is known
 	own     bool   // the device's, for copies that name none
 	watched life.Watched
+	calls   calls // of callbacks
 }
 
 // StreamOptions change how NewStream makes a stream.
@@ -134,7 +135,7 @@ func (d *Device) BorrowStream(handle uintptr) (*Stream, error) {
 }
 
 func (d *Device) stream(in *core.Stream, watch bool) *Stream {
-	s := &Stream{in: in, dev: d, ring: &ring{stream: in, home: d.ctx.Load(), pool: &d.sys.pinned}}
+	s := &Stream{in: in, dev: d, ring: &ring{stream: in, home: d.ctx.Load(), pool: &d.sys.pinned}, calls: calls{sys: d.sys.core}}
 	s.streamHolder = core.NewStreamHolder(in, staging{s})
 	if watch {
 		in.Watch(&s.watched)

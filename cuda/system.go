@@ -152,7 +152,7 @@ type Stats struct {
 	// Managed allocations of managed memory, and their bytes.
 	Managed      int
 	ManagedBytes int
-	// Pending closed objects that wait for the GPU.
+	// Pending closed objects and callbacks, which wait for the GPU.
 	Pending int
 	// Lost objects were collected without Close.
 	Lost int

@@ -57,7 +57,7 @@ func TestAllocationGivesUpAtTheBound(t *testing.T) {
 	closed(t, again)
 	_, err = again.AppendUndefined(48 * mib)
 	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
-	require.ErrorContains(t, err, "1 closed object waits for the GPU: call Drain")
+	require.ErrorContains(t, err, "1 closed object or callback waits for the GPU: call Drain")
 	m.Release(s.Handle())
 	require.NoError(t, d.System().Drain(t.Context()))
 	require.NoError(t, gputest.Err(again.AppendUndefined(48*mib)))

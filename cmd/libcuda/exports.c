@@ -126,6 +126,11 @@ int32_t cuStreamWaitValue64_v2(uintptr_t s, uint64_t p, uint64_t v, uint32_t fla
     return r != 0 ? r : cuvmm_sim_StreamWaitValue64(s, p, v, flags);
 }
 
+int32_t cuLaunchHostFunc(uintptr_t s, uintptr_t f, void *data) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_LaunchHostFunc(s, f, data);
+}
+
 int32_t cuStreamIsCapturing(uintptr_t s, uint32_t *status) {
     int32_t r = cuvmm_enter_thread();
     return r != 0 ? r : cuvmm_sim_StreamIsCapturing(s, status);
@@ -592,6 +597,7 @@ const cuvmm_export cuvmm_exports[] = {
     {"cuStreamGetCtx", 9020, (cuvmm_function)cuStreamGetCtx},
     {"cuStreamWriteValue64", 11070, (cuvmm_function)cuStreamWriteValue64_v2},
     {"cuStreamWaitValue64", 11070, (cuvmm_function)cuStreamWaitValue64_v2},
+    {"cuLaunchHostFunc", 10000, (cuvmm_function)cuLaunchHostFunc},
     {"cuStreamIsCapturing", 10000, (cuvmm_function)cuStreamIsCapturing},
     {"cuStreamGetCaptureInfo", 10010, (cuvmm_function)cuStreamGetCaptureInfo},
     {"cuStreamBeginCapture", 10010, (cuvmm_function)cuStreamBeginCapture_v2},

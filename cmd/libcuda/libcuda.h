@@ -24,6 +24,9 @@ extern const size_t cuvmm_exports_n;
 // Begins every entry point. The result is not 0 if the call must end with it.
 int32_t cuvmm_enter_thread(void);
 
+// Calls a function of the program.
+void cuvmm_call_host_func(uintptr_t f, void *data);
+
 int32_t cuGetProcAddress_v2(const char *name, void **function, int32_t version, uint64_t flags, int32_t *status);
 
 #endif

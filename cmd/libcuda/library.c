@@ -27,6 +27,8 @@ static void in_child(void) { forked = 1; }
 
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
 
+void cuvmm_call_host_func(uintptr_t f, void *data) { ((void (*)(void *))f)(data); }
+
 // A child of fork has none of the threads that Go's runtime needs, so a call
 // into Go would hang there: it is refused, as the driver refuses a child whose
 // parent used it. A new thread may have the number of one that ended, whose

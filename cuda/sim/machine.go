@@ -29,6 +29,9 @@ type Machine struct {
 	books   *ledger.Ledger // of a machine that processes share; nil without a folder
 	faults  faults
 
+	// reaching is held over each call of a host function, before mu.
+	reaching sync.Mutex
+
 	// mu guards all that follows and everything reachable from it. Memory is
 	// copied, and kernels run, outside of it.
 	mu      sync.Mutex
@@ -65,6 +68,9 @@ type Machine struct {
 	graphs    map[driver.Graph]*graph
 	execs     map[driver.GraphExec]*graphExec
 	modules   map[driver.Module]*module
+
+	hostFuncs    map[driver.HostFunc]func()
+	lastHostFunc driver.HostFunc
 	functions map[driver.Function]*function
 }
 

@@ -143,6 +143,10 @@ var streamCases = join(
 	plain("Stream", (*world).stream, "Handle", "Device", "Capturing"),
 	plain("Stream", (*world).busy, "Synchronize", "Done", "Close"),
 	table{
+		"Stream.Callback": func(w *world) func() error {
+			s := w.busy()
+			return func() error { return errors.Join(s.Callback(func(error) {}), w.drain()) }
+		},
 		"Stream.Priority": func(w *world) func() error {
 			s := w.stream()
 			return func() error { _, err := s.Priority(); return err }

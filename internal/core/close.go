@@ -41,7 +41,7 @@ func (s *System) InUse() error {
 			asked += " (" + s.Waiting() + ")"
 		}
 		return errs.New(errs.Failure{Op: "cuda.System.Close", Kind: errs.InUse, Asked: asked,
-			Hint: "close them first, and call Drain for those that were closed with CloseAfter"})
+			Hint: "close them first, and call Drain for what waits for the GPU"})
 	}
 	if n := s.PendingReclaims(); n > 0 {
 		return errs.New(errs.Failure{Op: "cuda.System.Close", Kind: errs.InUse, Asked: s.Waiting(),

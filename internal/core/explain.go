@@ -1,14 +1,14 @@
 package core
 
-import "github.com/cuvmm/cuvmm/internal/errs"
+import "fmt"
 
-// Waiting says how many closed objects wait for the GPU.
+// Waiting says how many closed objects and callbacks wait for the GPU.
 func (s *System) Waiting() string {
 	n := s.PendingReclaims()
 	if n == 1 {
-		return "1 closed object waits for the GPU"
+		return "1 closed object or callback waits for the GPU"
 	}
-	return errs.Count(n, "closed object") + " wait for the GPU"
+	return fmt.Sprintf("%d closed objects or callbacks wait for the GPU", n)
 }
 
 // Withheld is what to do if the software driver returns that there is no memory

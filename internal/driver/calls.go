@@ -27,6 +27,7 @@ const (
 	CallStreamGetCtx
 	CallStreamWriteValue64
 	CallStreamWaitValue64
+	CallLaunchHostFunc
 	CallStreamIsCapturing
 	CallStreamGetCaptureInfo
 	CallStreamBeginCapture
@@ -148,6 +149,7 @@ var calls = [CallCount]struct {
 	CallStreamGetCtx:                              {"cuStreamGetCtx", 9020},
 	CallStreamWriteValue64:                        {"cuStreamWriteValue64", 11070},
 	CallStreamWaitValue64:                         {"cuStreamWaitValue64", 11070},
+	CallLaunchHostFunc:                            {"cuLaunchHostFunc", 10000},
 	CallStreamIsCapturing:                         {"cuStreamIsCapturing", 10000},
 	CallStreamGetCaptureInfo:                      {"cuStreamGetCaptureInfo", 10010},
 	CallStreamBeginCapture:                        {"cuStreamBeginCapture", 10010},

@@ -130,6 +130,20 @@ type Driver interface {
 	//cu:entry 11070 cuStreamWaitValue64_v2(uintptr_t s, uint64_t p, uint64_t v, uint32_t flags=0)
 	StreamWaitValue64(c Context, s Stream, p Ptr, v uint64) Result
 
+	// NewHostFunc makes a function that streams call (LaunchHostFunc). reached is
+	// called each time a stream comes to it, one call at a time for all functions, so
+	// it must be quick and wait for nothing.
+	NewHostFunc(reached func()) HostFunc
+	// ReleaseHostFunc ends a function. The caller knows that no stream comes to it any
+	// more: the work behind every launch has passed, or its context is lost. released
+	// is called once, after the last call of reached has returned.
+	ReleaseHostFunc(f HostFunc, released func())
+	// LaunchHostFunc puts a call of the function on the stream. On a stream that
+	// captures, each launch of the graph calls it. In a lost context it is not called.
+	//
+	//cu:hand 10000 cuLaunchHostFunc(uintptr_t s, uintptr_t f, void *data)
+	LaunchHostFunc(c Context, s Stream, f HostFunc) Result
+
 	//cu:entry 10000 cuStreamIsCapturing(uintptr_t s, uint32_t *status)
 	StreamIsCapturing(c Context, s Stream) (status CaptureStatus, r Result)
 	// StreamGetCaptureInfo also returns the capture's id, which is unique in the
@@ -434,6 +448,8 @@ type Hosted interface {
 	// KernelParams returns where each parameter lies in the block of parameters;
 	// none for a handle that is not a kernel's.
 	KernelParams(f Function) []KernelParam
+	// CallInOrder has the stream call f, which later work of the stream waits for.
+	CallInOrder(c Context, s Stream, f func()) Result
 }
 
 // KernelParam is a parameter's place in the block of parameters, in bytes.
@@ -459,6 +475,8 @@ type (
 	Function  uintptr
 	Graph     uintptr
 	GraphExec uintptr
+	// HostFunc is a function of NewHostFunc, and no handle of the vendor's.
+	HostFunc uint64
 	// MemHandle is a CUmemGenericAllocationHandle.
 	MemHandle uint64
 	// Ptr is a CUdeviceptr.

@@ -135,9 +135,12 @@ static void contexts(int device) {
     TRUE(mode == 1);
 }
 
+static void count_call(void *at) { ++*(int *)at; }
+
 static void memory(void *s) {
     uint64_t p, q, dev, word;
     char *host, back[64];
+    int called = 0;
     size_t free, total;
     OK(cuMemGetInfo_v2, (size_t *, size_t *), &free, &total);
     TRUE(free <= total && total > 0);
@@ -156,11 +159,14 @@ static void memory(void *s) {
     OK(cuMemcpyDtoHAsync_v2, (void *, uint64_t, size_t, void *), host, p, 64, s);
     OK(cuMemcpyHtoDAsync_v2, (uint64_t, const void *, size_t, void *), q, host, 64, s);
     OK(cuStreamWriteValue64_v2, (void *, uint64_t, uint64_t, unsigned), s, p, 5, 0);
+    OK(cuLaunchHostFunc, (void *, void (*)(void *), void *), s, count_call, &called);
+    GIVES(INVALID_VALUE, cuLaunchHostFunc, (void *, void (*)(void *), void *), s, NULL, NULL);
     OK(cuStreamWaitValue64_v2, (void *, uint64_t, uint64_t, unsigned), s, p, 5, 0);
     GIVES(INVALID_VALUE, cuStreamWaitValue64_v2, (void *, uint64_t, uint64_t, unsigned), s, p, 5, 8);
     OK(cuMemFreeAsync, (uint64_t, void *), q, s);
     OK(cuStreamSynchronize, (void *), s);
     TRUE(host[0] == 4 && host[8] == 1);
+    TRUE(called == 1);
     OK(cuPointerGetAttribute, (void *, int, uint64_t), &word, 12, p);
     TRUE(word == 64);
     OK(cuMemFree_v2, (uint64_t), p);

@@ -245,6 +245,11 @@ CUresult cuStreamWaitValue64_v2(CUstream s, CUdeviceptr p, uint64_t v, unsigned 
     return call("cuStreamWaitValue64", VAL(s), VAL(p), VAL(v), VAL(flags), END);
 }
 
+// The function is called at once, on the calling thread.
+CUresult cuLaunchHostFunc(CUstream s, void (*f)(void *), void *data) {
+    ANSWER(call("cuLaunchHostFunc", VAL(s), END), f(data));
+}
+
 // Capture and graphs.
 
 CUresult cuStreamIsCapturing(CUstream s, int *status) { ANSWER(call("cuStreamIsCapturing", VAL(s), END), *status = 1); }
@@ -668,6 +673,7 @@ static const struct {
     {"cuStreamGetCtx", 9020, cuStreamGetCtx},
     {"cuStreamGetFlags", 5050, cuStreamGetFlags},
     {"cuStreamGetId", 12000, cuStreamGetId},
+    {"cuLaunchHostFunc", 10000, cuLaunchHostFunc},
     {"cuStreamWriteValue64", 11070, cuStreamWriteValue64_v2},
     {"cuStreamWaitValue64", 11070, cuStreamWaitValue64_v2},
     {"cuStreamIsCapturing", 10000, cuStreamIsCapturing},
