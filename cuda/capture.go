@@ -64,7 +64,8 @@ type CaptureOptions struct {
 // what such calls are.
 //
 // Addresses are baked into the graph: memory that it uses must stay mapped
-// while it is launched. What Upload stages belongs to the graph.
+// while it is launched. What Upload stages belongs to the graph. It needs a driver for
+// CUDA 11.4; with an older one the error is ErrNotSupported.
 func (s *Stream) WithCapture(o CaptureOptions, body func() error) (*Graph, error) {
 	const op = "cuda.Stream.WithCapture"
 	if body == nil {
@@ -85,6 +86,9 @@ func (s *Stream) WithCapture(o CaptureOptions, body func() error) (*Graph, error
 	}
 	if err := s.notCapturing(op); err != nil {
 		return nil, err
+	}
+	if sys := s.sys(); !sys.Drv.Has(driver.CallGraphInstantiate) { // before the body is run in vain
+		return nil, s.result(op, driver.CallGraphInstantiate, driver.MissingEntryPoint)
 	}
 	s.sys().PollReclaim()
 	runtime.LockOSThread()

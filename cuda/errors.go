@@ -127,7 +127,11 @@ func newError(f errs.Failure) error {
 		kind = f.Kind
 	}
 	e.kind = sentinels[kind]
-	if e.Hint == "" {
+	switch {
+	case e.Hint != "":
+	case kind == errs.DeviceLost && f.Err != nil: // the cause says what went wrong
+		e.Hint = "restart the process: it cannot use the device any more"
+	default:
 		e.Hint = hint
 	}
 	return e

@@ -19,6 +19,16 @@ var sentinels = map[errs.Kind]error{
 	errs.Moved: cuda.ErrMoved, errs.InvalidArgument: cuda.ErrInvalidArgument,
 }
 
+func TestTheHintOfALossDoesNotContradictItsCause(t *testing.T) {
+	f := errs.Failure{Op: "cuda.Stream.Synchronize", Call: driver.CallStreamSynchronize, Result: driver.IllegalAddress}
+	require.ErrorContains(t, errs.New(f), "usual cause")
+	f.Err = errors.New("device 0 has read access")
+	err := errs.New(f)
+	require.ErrorIs(t, err, cuda.ErrDeviceLost)
+	require.ErrorContains(t, err, "device 0 has read access; restart the process")
+	require.NotContains(t, err.Error(), "usual cause")
+}
+
 func TestEachKindIsOneSentinel(t *testing.T) {
 	for kind := errs.OutOfMemory; kind <= errs.InvalidArgument; kind++ {
 		require.Error(t, sentinels[kind], "kind %d", kind)

@@ -195,6 +195,10 @@ func (e *Event) Close() error {
 	})
 }
 
+// Released returns the end of the event's closing: of the one in progress, of the next
+// one, or of the one that has ended.
+func (e *Event) Released() Completion { return e.closer.Completion() }
+
 func (e *Event) use(op string, sys *core.System) error {
 	if e == nil {
 		return errs.Invalid(op, "a nil event", "make one with Device.NewEvent")

@@ -164,6 +164,11 @@ func (g *Graph) CloseAfter(streams ...*Stream) error {
 	})
 }
 
+// Released returns the end of the graph's closing: of the one in progress, of the next
+// one, or of the one that has ended. From then on
+// its pinned memory is back; functions of OnClose may still run.
+func (g *Graph) Released() Completion { return g.g.closer.Completion() }
+
 // run calls the functions of OnClose, each whatever the others do.
 func (g *graph) run(hooks []func()) {
 	for _, f := range hooks {

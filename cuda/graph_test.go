@@ -18,6 +18,16 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// Without graphs the body is not run in vain.
+func TestCaptureByADriverWithoutGraphs(t *testing.T) {
+	_, d := open(t, sim.OlderDriver(11030))
+	s := stream(t, d)
+	g, err := s.WithCapture(cuda.CaptureOptions{}, func() error { t.Error("it was run"); return nil })
+	require.Nil(t, g)
+	require.ErrorIs(t, err, cuda.ErrNotSupported)
+	require.ErrorContains(t, err, "CUDA 11.4 or later")
+}
+
 // glance is how long a call is watched that must wait.
 const glance = 20 * time.Millisecond
 

@@ -151,6 +151,10 @@ func (h *HostBuffer) CloseAfter(streams ...*Stream) error {
 	}, h.release)
 }
 
+// Released returns the end of the buffer's closing: of the one in progress, of the next
+// one, or of the one that has ended. From then on its memory is back in the pool.
+func (h *HostBuffer) Released() Completion { return h.closer.Completion() }
+
 // closeNow is Close without the wait, for a caller that knows that no work uses
 // the buffer.
 func (h *HostBuffer) closeNow() error { return h.closer.Close(h.release) }

@@ -183,6 +183,10 @@ func (m *Module) CloseAfter(streams ...*Stream) error {
 		func() error { return m.unload(op) })
 }
 
+// Released returns the end of the module's closing: of the one in progress, of the next
+// one, or of the one that has ended.
+func (m *Module) Released() Completion { return m.closer.Completion() }
+
 func (m *Module) unload(op string) error {
 	unload := func() driver.Result { return m.ctx.System().Drv.ModuleUnload(m.ctx.Handle, m.handle) }
 	if r := m.ctx.Teardown(unload); r != driver.Success {

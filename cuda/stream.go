@@ -268,6 +268,10 @@ func (s *Stream) Close() error {
 	return s.close(op)
 }
 
+// Released returns the end of the stream's closing: of the one in progress, of the next
+// one, or of the one that has ended.
+func (s *Stream) Released() Completion { return s.in.Completion() }
+
 func (s *Stream) close(op string) error {
 	c, drv := s.in.Ctx, s.sys().Drv
 	if c.Lost() == driver.Success && s.in.Peek() {

@@ -97,8 +97,11 @@ func (s *System) Device(ordinal int) (*Device, error) {
 		return nil, errs.ClosedError(op, "System")
 	}
 	if ordinal < 0 || ordinal >= len(s.devices) {
-		return nil, errs.Invalid(op, fmt.Sprintf("device %d of %d", ordinal, len(s.devices)),
-			"devices are numbered from 0; CUDA_VISIBLE_DEVICES may hide some")
+		hint := "devices are numbered from 0; CUDA_VISIBLE_DEVICES may hide some"
+		if s.info.Software {
+			hint = "devices are numbered from 0; sim.Options.Devices, or the machine that CUVMM_SIM describes, says how many the software driver has"
+		}
+		return nil, errs.Invalid(op, fmt.Sprintf("device %d of %d", ordinal, len(s.devices)), hint)
 	}
 	return s.devices[ordinal], nil
 }

@@ -111,6 +111,9 @@ func (s *System) teardown() error {
 	if r := s.pinned.close(s.core); r != driver.Success {
 		return s.core.CallError(op, driver.CallMemFreeHost, r, "idle pinned host memory")
 	}
+	if err := s.core.Close(); err != nil {
+		return err
+	}
 	s.gone = true
-	return s.core.Close()
+	return nil
 }

@@ -2,6 +2,7 @@ package cuda_test
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -68,6 +69,45 @@ func TestASystemThatFailsToCloseIsNotOpenedAgain(t *testing.T) {
 	require.NoError(t, first.Close())
 	require.NoError(t, e.Close())
 	require.NoError(t, second.Close())
+}
+
+// A context that the driver did not release is released by the next Close.
+func TestCloseAgainReleasesTheContextsThatAreLeft(t *testing.T) {
+	m, err := sim.New(sim.Options{Devices: make([]sim.DeviceOptions, 2)})
+	require.NoError(t, err)
+	sys, err := m.OpenOwned(cuda.Options{})
+	require.NoError(t, err)
+	for _, d := range sys.Devices() {
+		_, err := d.Context()
+		require.NoError(t, err)
+	}
+	m.Inject(sim.Fault{Call: "cuDevicePrimaryCtxRelease", Result: cuda.Code(driver.Unknown), Times: 1})
+	require.ErrorContains(t, sys.Close(), "cuDevicePrimaryCtxRelease")
+	require.Equal(t, 1, m.Count("cuDevicePrimaryCtxRelease")-1, "the other context was released")
+	require.NoError(t, sys.Close())
+	require.Equal(t, 3, m.Count("cuDevicePrimaryCtxRelease"))
+	require.NoError(t, sys.Close())
+	require.Equal(t, 3, m.Count("cuDevicePrimaryCtxRelease"))
+}
+
+func TestCloseSaysThatObjectsWereLost(t *testing.T) {
+	m, err := sim.New(sim.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.Error(t, m.Close(), "the event stays") })
+	sys, err := m.Open(cuda.Options{})
+	require.NoError(t, err)
+	func() {
+		_, err := sys.Devices()[0].NewEvent(cuda.EventOptions{})
+		require.NoError(t, err)
+	}()
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		return sys.Stats().Lost == 1
+	}, time.Minute, time.Millisecond)
+	err = sys.Close()
+	require.ErrorIs(t, err, cuda.ErrInUse)
+	require.ErrorContains(t, err, "1 object lost without Close")
+	require.ErrorContains(t, err, "stays until the process ends")
 }
 
 func TestASystemIsClosedByItsLastUser(t *testing.T) {

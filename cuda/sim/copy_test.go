@@ -160,7 +160,7 @@ func TestWorkWithoutAccessDestroysTheContext(t *testing.T) {
 		})
 	}
 	// A device that was not granted, though another one was.
-	faulty(t, driver.IllegalAddress, "device 1 has access 0", func(r *rig, c driver.Context, s driver.Stream) {
+	faulty(t, driver.IllegalAddress, "device 1 has no access", func(r *rig, c driver.Context, s driver.Stream) {
 		p := r.mapped(1)
 		other, res := r.CtxCreate(0, 1)
 		r.ok(res)

@@ -71,7 +71,7 @@ type Machine struct {
 
 	hostFuncs    map[driver.HostFunc]func()
 	lastHostFunc driver.HostFunc
-	functions map[driver.Function]*function
+	functions    map[driver.Function]*function
 }
 
 // api is the driver's interface to a machine: in the library's form, whose

@@ -181,8 +181,8 @@ func (m *Machine) lanes(at site, p, n uint64, unit int, need driver.AccessFlags)
 	case n > r.hi-p:
 		return nil, nil, m.illegal(at, call, r.hi, p, n, "it is behind the end of the multicast object's mapping")
 	case r.v.access[at.device.ordinal]&need != need:
-		return nil, nil, m.illegal(at, call, p, p, n, fmt.Sprintf("device %d has access %d to the multicast object, and this needs %d: grant it with cuMemSetAccess",
-			at.device.ordinal, r.v.access[at.device.ordinal], need))
+		return nil, nil, m.illegal(at, call, p, p, n, fmt.Sprintf("device %d has %s to the multicast object, and this needs %s: grant it with cuMemSetAccess",
+			at.device.ordinal, accessText(r.v.access[at.device.ordinal]), accessText(need)))
 	}
 	t := r.v.mem.team
 	if t.busy == 0 {

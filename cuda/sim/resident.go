@@ -211,6 +211,17 @@ func (p *pins) release() {
 	p.m.changed.Broadcast()
 }
 
+// accessText names an access in words.
+func accessText(f driver.AccessFlags) string {
+	switch f {
+	case driver.AccessNone:
+		return "no access"
+	case driver.AccessRead:
+		return "read access"
+	}
+	return "read and write access"
+}
+
 // refuses says why work must not touch the range, or "".
 func (r *resident) refuses(at site, call driver.Call, need driver.AccessFlags) string {
 	switch {
@@ -220,8 +231,8 @@ func (r *resident) refuses(at site, call driver.Call, need driver.AccessFlags) s
 		return fmt.Sprintf("the memory is allocated on device %d: a kernel of device %d reaches it only with peer access, which the software driver does not have",
 			r.context.device.ordinal, at.device.ordinal)
 	case r.kind == KindMapping && r.access[at.device.ordinal]&need != need:
-		return fmt.Sprintf("device %d has access %d to the mapping [%#x, %#x), and this needs %d: grant it with cuMemSetAccess",
-			at.device.ordinal, r.access[at.device.ordinal], r.lo, r.hi, need)
+		return fmt.Sprintf("device %d has %s to the mapping [%#x, %#x), and this needs %s: grant it with cuMemSetAccess",
+			at.device.ordinal, accessText(r.access[at.device.ordinal]), r.lo, r.hi, accessText(need))
 	case r.async != nil:
 		return r.async.refuses()
 	case r.managed != nil:

@@ -140,7 +140,7 @@ var deviceCases = join(
 )
 
 var streamCases = join(
-	plain("Stream", (*world).stream, "Handle", "Device", "Capturing"),
+	plain("Stream", (*world).stream, "Handle", "Device", "Capturing", "Released"),
 	plain("Stream", (*world).busy, "Synchronize", "Done", "Close"),
 	table{
 		"Stream.Callback": func(w *world) func() error {
@@ -207,7 +207,7 @@ func (w *world) busy() *cuda.Stream {
 }
 
 var eventCases = join(
-	plain("Event", func(w *world) *cuda.Event { return w.recorded(w.stream()) }, "Done", "Synchronize", "Close"),
+	plain("Event", func(w *world) *cuda.Event { return w.recorded(w.stream()) }, "Done", "Synchronize", "Released", "Close"),
 	table{
 		"Event.Record": func(w *world) func() error {
 			s, e := w.stream(), w.event()
@@ -229,6 +229,10 @@ var graphCases = table{
 		s, g := w.stream(), w.graph()
 		return func() error { return g.Launch(s) }
 	},
+	"Graph.Released": func(w *world) func() error {
+		g := w.graph()
+		return func() error { _ = g.Released(); return nil }
+	},
 	"Graph.OnClose": func(w *world) func() error {
 		g := w.graph()
 		return func() error { return g.OnClose(func() {}) }
@@ -247,7 +251,7 @@ var graphCases = table{
 func (w *world) drain() error { return w.dev.System().Drain(context.Background()) }
 
 var hostCases = join(
-	plain("HostBuffer", func(w *world) *cuda.HostBuffer { return w.host(100) }, "Ptr", "Bytes", "Len", "All", "Close"),
+	plain("HostBuffer", func(w *world) *cuda.HostBuffer { return w.host(100) }, "Ptr", "Bytes", "Len", "All", "Released", "Close"),
 	plain("HostSlice", func(w *world) cuda.HostSlice { return w.host(100).All() }, "Bytes", "Len"),
 	table{
 		"HostBuffer.Slice": func(w *world) func() error {
@@ -262,7 +266,7 @@ var hostCases = join(
 )
 
 var kernelCases = join(
-	plain("Module", (*world).module, "Device", "Close"),
+	plain("Module", (*world).module, "Device", "Released", "Close"),
 	plain("Kernel", (*world).kernel, "Name", "Module"),
 	table{
 		"Module.Kernel": func(w *world) func() error {

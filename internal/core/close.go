@@ -40,8 +40,12 @@ func (s *System) InUse() error {
 		if n := s.PendingReclaims(); n > 0 {
 			asked += " (" + s.Waiting() + ")"
 		}
-		return errs.New(errs.Failure{Op: "cuda.System.Close", Kind: errs.InUse, Asked: asked,
-			Hint: "close them first, and call Drain for what waits for the GPU"})
+		hint := "close them first, and call Drain for what waits for the GPU"
+		if lost := s.Live.Lost(); lost > 0 {
+			asked += fmt.Sprintf("; %s lost without Close", errs.Count(lost, "object"))
+			hint += "; what is lost stays until the process ends (Options.TraceLeaks tells where it was made)"
+		}
+		return errs.New(errs.Failure{Op: "cuda.System.Close", Kind: errs.InUse, Asked: asked, Hint: hint})
 	}
 	if n := s.PendingReclaims(); n > 0 {
 		return errs.New(errs.Failure{Op: "cuda.System.Close", Kind: errs.InUse, Asked: s.Waiting(),
@@ -51,21 +55,27 @@ func (s *System) InUse() error {
 }
 
 // Close ends the System, which was retired: contexts are released and the driver
-// is given back.
+// is given back. After an error it can be called again, and does what is left to do.
 func (s *System) Close() error {
 	s.mu.Lock()
 	contexts := s.knownContexts()
-	s.setContexts(nil)
 	s.mu.Unlock()
 	var failed []error
+	var left []*Context
 	for _, c := range contexts {
 		// A driver that is shutting down has released the context itself.
 		if r := c.close(); r != driver.Success && r != driver.Deinitialized {
 			failed = append(failed, c.CallError("cuda.System.Close", driver.CallDevicePrimaryCtxRelease, r, ""))
+			left = append(left, c)
 		}
 	}
-	if s.Config.Close != nil {
-		failed = append(failed, s.Config.Close())
+	s.mu.Lock()
+	s.setContexts(left)
+	s.mu.Unlock()
+	if len(left) > 0 || s.Config.Close == nil {
+		return errors.Join(failed...)
 	}
-	return errors.Join(failed...)
+	closeDriver := s.Config.Close
+	s.Config.Close = nil // what it reports is said once
+	return closeDriver()
 }

@@ -326,8 +326,10 @@ func (c *Context) close() driver.Result {
 	for e := range c.made { // marks that are still held have passed
 		d.EventDestroy(c.Handle, e)
 	}
+	clear(c.made)
 	if c.block != 0 {
 		d.MemFree(c.Handle, c.block)
+		c.block = 0
 	}
 	for ; c.retained > 0; c.retained-- {
 		release := func() driver.Result { return d.DevicePrimaryCtxRelease(c.Device) }

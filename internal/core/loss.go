@@ -68,12 +68,11 @@ func (c *Context) lose(r driver.Result) {
 	}
 	s := c.sys
 	s.losses.mark(c.Device, r)
-	attrs := []any{
-		"device", int32(c.Device), "result", r.String(),
-		"hint", "restart the process; an access to memory that was unmapped is the usual cause",
-	}
+	attrs := []any{"device", int32(c.Device), "result", r.String()}
 	if err := c.culprit(); err != nil {
-		attrs = append(attrs, "culprit", err)
+		attrs = append(attrs, "culprit", err, "hint", "restart the process")
+	} else {
+		attrs = append(attrs, "hint", "restart the process; an access to memory that was unmapped is the usual cause")
 	}
 	s.Config.Log.Error("cuvmm: a context is lost; this process cannot use its device any more", attrs...)
 }
