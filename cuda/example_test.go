@@ -267,6 +267,45 @@ func ExampleLaunch() {
 	// Output: true 1024
 }
 
+// A callback learns when the GPU is done, without a goroutine that waits.
+func ExampleStream_Callback() {
+	sys := system()
+	defer closing(sys)
+	dev := sys.Devices()[0]
+	stream, err := dev.NewStream(cuda.StreamOptions{})
+	check(err)
+	defer closing(stream)
+	memory, err := dev.NewHostBuffer(4)
+	check(err)
+	defer closing(memory)
+
+	check(stream.Memset(memory.Ptr(), '+', 4))
+	check(stream.Callback(func(err error) {
+		fmt.Printf("%s %v\n", memory.Bytes(), err)
+	}))
+	check(sys.Drain(context.Background())) // waits for the function, too
+	// Output: ++++ <nil>
+}
+
+// Released tells when the memory of one object is back, whoever closes it.
+func ExampleCompletion() {
+	sys := system()
+	defer closing(sys)
+	dev := sys.Devices()[0]
+	stream, err := dev.NewStream(cuda.StreamOptions{})
+	check(err)
+	defer closing(stream)
+	memory, err := dev.NewHostBuffer(4)
+	check(err)
+	check(stream.Memset(memory.Ptr(), '+', 4))
+	check(memory.CloseAfter(stream)) // does not wait
+
+	var released cuda.Completion = memory.Released()
+	check(released.Wait(context.Background()))
+	fmt.Println(sys.Stats().HostBuffers)
+	// Output: 0
+}
+
 func ExampleGraph() {
 	sys := system()
 	defer closing(sys)

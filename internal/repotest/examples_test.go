@@ -19,7 +19,6 @@ var exemplary = []string{"cuda", "cuda/auto", "vmm", "managed", "fabric", "fabri
 
 // withoutExample are the names that need none, and why.
 var withoutExample = map[string]string{
-	"cuda.Completion": "objects of vmm have it: ExampleBuffer_Released",
 }
 
 // surface is what examples of a package must cover, and what they do.
