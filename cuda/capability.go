@@ -136,9 +136,9 @@ type Probe struct {
 }
 
 // Probe tries, with one granule of device memory each, what the attributes
-// only claim. A clear answer is kept. Where a trial told nothing, since there was
-// no memory for it or this process may open no more files, that is the error, or
-// the FabricError where a fabric is not ready; then the next call tries again.
+// only claim. A definite result is cached. If a trial is inconclusive, because there is
+// no memory for it or the process may open no more files, that is the error, or the
+// FabricError if a fabric is not ready, and the next call tries again.
 func (d *Device) Probe() (Probe, error) {
 	const op = "cuda.Device.Probe"
 	caps, err := d.Capabilities()

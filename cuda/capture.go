@@ -14,7 +14,7 @@ import (
 // CaptureMode says whose calls can break a capture: the driver refuses calls
 // that might wait for captured work (queries and synchronizations of streams
 // and events, cuMemAlloc and pinned allocations), and such a call ends the
-// capture. This library's own never do, whatever the mode.
+// capture. This library's own calls never do, in any mode.
 type CaptureMode uint8
 
 const (
@@ -48,7 +48,7 @@ var captureModes = map[CaptureMode]driver.CaptureMode{
 
 // CaptureOptions change how WithCapture captures.
 type CaptureOptions struct {
-	// Mode is thread-local unless it says otherwise.
+	// Mode is thread-local by default.
 	Mode CaptureMode
 }
 
@@ -58,10 +58,9 @@ type CaptureOptions struct {
 // before body returns. The caller closes the graph.
 //
 // body runs on the calling goroutine, which is locked to its thread meanwhile.
-// The capture ends with it, also where it fails, panics or ends the goroutine:
-// then there is no graph, and nothing is left of it. An error of body is
-// wrapped. Where a call broke the capture the error is ErrCapturing and says
-// what such calls are.
+// The capture ends with it, even if it fails, panics or ends the goroutine: then there
+// is no graph, and nothing is left of it. An error of body is wrapped. If a call broke
+// the capture the error is ErrCapturing and says which calls do.
 //
 // Addresses are baked into the graph: memory that it uses must stay mapped
 // while it is launched. What Upload stages belongs to the graph. It needs a driver for
@@ -188,12 +187,12 @@ func (c *capture) end(op string) (driver.Graph, error) {
 	defer c.mu.Unlock()
 	c.ended = true
 	c.sys.captures.remove(c.id)
-	// Another capture, which somebody began in the place of this one, is not
+	// Another capture, which another library began in place of this one, is not
 	// ours to end. Without an id there was no time for that.
 	if status, id, r := c.stream.Capture(); c.id != 0 && r == driver.Success &&
 		(status == driver.CaptureNone || status == driver.CaptureActive && id != c.id) {
 		return 0, errs.New(errs.Failure{Op: op, Kind: errs.Capturing,
-			Asked: fmt.Sprintf("the capture of stream %#x was ended by somebody else", uintptr(c.stream.Handle)),
+			Asked: fmt.Sprintf("the capture of stream %#x was ended by another library", uintptr(c.stream.Handle)),
 			Hint:  "leave the end of the capture to WithCapture"})
 	}
 	ctx := c.stream.Ctx
@@ -242,7 +241,7 @@ func (c *capture) discard(op string) error {
 	return c.destroyTemplate(op, template)
 }
 
-// destroyTemplate tries twice, since nobody could later.
+// destroyTemplate tries twice, since there is no later occasion.
 func (c *capture) destroyTemplate(op string, template driver.Graph) error {
 	ctx, drv := c.stream.Ctx, c.sys.core.Drv
 	destroy := func() driver.Result { return drv.GraphDestroy(template) }
@@ -276,8 +275,8 @@ func (c *capture) graph(op string) (*Graph, error) {
 	return newGraph(c.sys, ctx, template, exec, c.staged), nil
 }
 
-// upload stages src in memory of the graph's and copies it as work on a stream
-// that takes part. Where the capture has ended meanwhile nothing was taken.
+// upload stages src in the graph's memory and copies it as work on a stream that
+// takes part. If the capture has ended meanwhile nothing was taken.
 func (c *capture) upload(op string, s *Stream, dst driver.Ptr, src []byte, g core.Guard) (taken bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

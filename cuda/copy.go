@@ -47,9 +47,9 @@ func (s *Stream) withHost(op string, h HostSlice, do func() error) error {
 	return do()
 }
 
-// Copy copies n bytes of device memory, which may lie on two devices where the
-// stream's device was granted access to both. Where the two ranges share memory
-// the result is undefined; the software driver tells of it.
+// Copy copies n bytes of device memory, which may lie on two devices if the stream's
+// device was granted access to both. If the two ranges overlap
+// the result is undefined; the software driver reports it.
 func (s *Stream) Copy(dst, src Ptr, n int) error {
 	const op = "cuda.Stream.Copy"
 	if err := s.useBytes(op, n); err != nil {
@@ -83,13 +83,13 @@ func (s *Stream) Memset(dst Ptr, value byte, n int) error {
 
 // Upload copies Go memory to device memory. It goes through pinned memory of
 // the stream's own, so it returns when the last byte was staged: src may be
-// changed then, while the copy is still work on the stream. It waits where
-// more is staged than the stream has taken.
+// changed then, while the copy is still work on the stream. It waits while more is
+// staged than the stream has taken.
 //
 // In a capture that WithCapture began, on whichever stream takes part, it never
 // waits, and the graph keeps the staged bytes: every launch copies them again.
-// In a capture that somebody else began it is ErrCapturing, since nothing tells
-// how long that graph lives: copy from a HostBuffer that lives as long.
+// In a capture that another library began it returns ErrCapturing, since the life of
+// that graph is unknown: copy from a HostBuffer that lives as long.
 func (s *Stream) Upload(dst Ptr, src []byte) error { return s.upload(dst, src, nil) }
 
 // staging gives the library's other packages the copies piece by piece.

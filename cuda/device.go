@@ -18,10 +18,9 @@ type contextHolder = core.ContextHolder
 // A device works in a context. Unless [Device.WithContext] gave it one, it
 // retains the device's primary context, which the CUDA runtime and the
 // frameworks use too, at the first operation that needs memory. Making the
-// primary context costs some hundred megabytes of device memory and a fraction
-// of a second when nobody else in the process has; without any context the
-// driver's virtual memory calls are forty times slower. System.Close gives it
-// back.
+// primary context costs several hundred megabytes of device memory and a fraction
+// of a second unless the process has it already; without any context the driver's
+// virtual memory calls are forty times slower. System.Close releases it.
 type Device struct {
 	contextHolder
 	sys     *System
@@ -70,10 +69,10 @@ func (s *System) newDevice(ordinal int32) (*Device, driver.Call, driver.Result) 
 	return d, driver.CallDeviceGet, driver.Success
 }
 
-// WithContext answers the same device working in the caller's context, for
-// programs that made one of their own. The caller keeps it alive until the
-// System closes: what waits for the device's work asks it. A context of another
-// device is ErrInvalidArgument.
+// WithContext returns the same device working in the caller's context, for programs
+// that made one of their own. The caller keeps the context alive until the System
+// closes, because waits for the device's work use it. A context of another device
+// returns ErrInvalidArgument.
 func (d *Device) WithContext(handle uintptr) (*Device, error) {
 	const op = "cuda.Device.WithContext"
 	if err := d.open(op); err != nil {
@@ -127,30 +126,30 @@ func (d *Device) context() (*core.Context, error) {
 	return c, nil
 }
 
-// String names the device: "device 0 (NVIDIA H200)".
+// String returns the device's name: "device 0 (NVIDIA H200)".
 func (d *Device) String() string { return fmt.Sprintf("device %d (%s)", d.ordinal, d.name) }
 
-// System is the device's System.
+// System returns the device's System.
 func (d *Device) System() *System { return d.sys }
 
-// Ordinal is the device's number in this process.
+// Ordinal returns the device's number in this process.
 func (d *Device) Ordinal() int { return d.ordinal }
 
-// Name is the product's name.
+// Name returns the product's name.
 func (d *Device) Name() string { return d.name }
 
-// UUID identifies the GPU. It is zero under a driver before CUDA 11.4, which
-// does not tell the instances of a partitioned GPU apart.
+// UUID returns what identifies the GPU. It is zero with a driver before CUDA 11.4,
+// which does not tell the instances of a partitioned GPU apart.
 func (d *Device) UUID() UUID { return d.uuid }
 
-// TotalMemory is the size of the device's memory in bytes.
+// TotalMemory returns the size of the device's memory in bytes.
 func (d *Device) TotalMemory() int { return d.memory }
 
-// Location is the device as a place for memory and access.
+// Location returns the device as a place for memory and access.
 func (d *Device) Location() Location { return OnDevice(d.ordinal) }
 
-// Context is the handle of the CUcontext that the device works in. It is the
-// System's, or the caller's who gave it: do not destroy it.
+// Context returns the handle of the CUcontext that the device works in. It belongs to
+// the System or to the caller of WithContext: do not destroy it.
 func (d *Device) Context() (uintptr, error) {
 	c, err := d.context()
 	if err != nil {

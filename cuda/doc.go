@@ -1,6 +1,6 @@
-// Package cuda is the ground of the library: the driver's System, its devices,
-// streams and events, copies, pinned host memory, and the errors that every
-// other package answers with.
+// Package cuda provides the driver as Go objects: the System, its devices, streams,
+// events, graphs and kernels, copies, pinned host memory, and the errors that every
+// other package returns.
 //
 // [Open] opens the real driver. The software driver is in package sim, and
 // package auto chooses between the two.
@@ -11,13 +11,15 @@
 // documentation says otherwise: contexts and capture modes, which the driver
 // keeps per thread, are switched and restored inside every call.
 //
+// Objects are made by functions and methods; their zero values are not usable. A nil
+// object passed as an argument returns [ErrInvalidArgument]; a method called on a nil
+// object returns that error or panics.
+//
 // # Closing
 //
-// Every object is closed by its owner, once or more often: the second Close
-// does nothing. The one exception is the System of the real driver, which is
-// one for the process and counted: it ends when Close was called as often as
-// [Open]. After it, operations answer [ErrClosed]. The garbage collector
-// gives nothing back: an address is a number in kernels and graphs that Go
-// cannot see, so an object that is lost without Close is reported through the
-// logger and stays.
+// The caller closes every object. Close is idempotent, except for the System of the
+// real driver: the process has one, and it ends when Close was called as often as
+// [Open]. Operations on a closed object return [ErrClosed]. The garbage collector
+// releases nothing: an address is a number in kernels and graphs that Go cannot see,
+// so an object that is lost without Close is logged, and its memory leaks.
 package cuda

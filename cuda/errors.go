@@ -8,9 +8,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// The sentinels that every package of this library answers with; test for them
-// with errors.Is. The error itself is an *[Error] that says what was asked,
-// what the driver answered, and what to do.
+// The sentinels of every package of this library; test for them with errors.Is. The
+// error itself is an *[Error] that says what was requested, what the driver returned,
+// and what to do.
 var (
 	// ErrOutOfMemory: the device (or host node) has not enough free memory.
 	ErrOutOfMemory = errors.New("out of memory")
@@ -71,9 +71,9 @@ type Error struct {
 	// Call is the driver's entry point, such as "cuMemCreate", or empty where
 	// the operation was refused before the driver was asked.
 	Call string
-	// Code is the driver's answer, or zero.
+	// Code is what the driver returned, or zero.
 	Code Code
-	// Asked says what was asked for: sizes, device, location.
+	// Asked says what was requested: sizes, device, location.
 	Asked string
 	// Hint says what to do about it.
 	Hint string
@@ -82,7 +82,7 @@ type Error struct {
 	cause error
 }
 
-// Error says everything that is known, on one line.
+// Error returns everything that is known, on one line.
 func (e *Error) Error() string {
 	asked := e.Asked
 	if e.Code != 0 {
@@ -137,10 +137,10 @@ func newError(f errs.Failure) error {
 	return e
 }
 
-// inconclusive reports whether a trial failed in a way that may pass (no memory,
-// too many open files, a fabric that is not ready), and so told nothing of the
-// feature. What a driver does not have, or does not let this process have, it
-// says in one of a few ways.
+// inconclusive reports whether a trial failed for a temporary reason (no memory, too
+// many open files, a fabric that is not ready), and so says nothing about the feature.
+// A driver that lacks the feature, or denies it to this process, returns one of a few
+// codes.
 func inconclusive(err error) bool {
 	var e *Error
 	if err == nil || !errors.As(err, &e) {

@@ -33,7 +33,7 @@ type record struct {
 
 // EventOptions change how NewEvent makes an event.
 type EventOptions struct {
-	// Timing makes the event measure time, which makes it dearer.
+	// Timing makes the event measure time, which makes it slower.
 	Timing bool
 }
 
@@ -78,8 +78,8 @@ func (e *Event) Record(s *Stream) error {
 	if r := s.sys().Drv.EventRecord(e.ctx.Handle, e.handle, s.in.Handle); r != driver.Success {
 		return s.result(op, driver.CallEventRecord, r)
 	}
-	// Asked afterwards: a capture that began in between is noticed, and to
-	// look at an event of one that has ended in between harms nobody.
+	// Asked afterwards, so that a capture which began in between is noticed. Looking
+	// at an event of a capture that has ended in between is harmless.
 	status, id, _ := s.in.Capture()
 	e.last = record{done: true, captured: status != driver.CaptureNone, capture: id}
 	return nil
@@ -107,7 +107,7 @@ func (e *Event) Done() (bool, error) {
 	return e.query(op)
 }
 
-// query asks the driver, while nobody records the event into a capture.
+// query asks the driver, while no Record puts the event into a capture.
 func (e *Event) query(op string) (bool, error) {
 	sys := e.ctx.System()
 	e.mu.Lock()
@@ -127,7 +127,7 @@ func (e *Event) query(op string) (bool, error) {
 
 // Synchronize waits until the work before the last Record is done. Of an event
 // that was last recorded into a capture it is ErrCapturing. It polls, since a
-// wait inside the driver could not mind a Record that comes meanwhile.
+// wait inside the driver could not take a concurrent Record into account.
 func (e *Event) Synchronize() error {
 	const op = "cuda.Event.Synchronize"
 	if err := e.use(op, e.ctx.System()); err != nil {
@@ -148,7 +148,7 @@ func (e *Event) Synchronize() error {
 // longestPoll bounds how late a wait by polling notices the end.
 const longestPoll = 100 * time.Microsecond
 
-// Since is the GPU's time between two events with Timing that have both
+// Since returns the GPU's time between two events with Timing that have both
 // passed. Its resolution is about half a microsecond.
 func (e *Event) Since(start *Event) (time.Duration, error) {
 	const op = "cuda.Event.Since"

@@ -7,8 +7,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// explain says what a driver's answer to a call means to the caller, and what
-// to do about it. One code means different things from different calls.
+// explain returns what a result of a driver call means to the caller, and what to do
+// about it. One code means different things from different calls.
 func explain(c driver.Call, r driver.Result) (errs.Kind, string) {
 	if r == driver.Success {
 		return errs.Unspecified, ""

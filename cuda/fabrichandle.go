@@ -10,34 +10,32 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// FabricHandle names memory that can be imported anywhere on its NVLink fabric,
-// by whoever has the same IMEX channel open. It holds nothing: once the
-// memory's creator has released it the handle names nothing. It is no secret
-// either, since the channel alone decides who may import; but nobody else has a
-// use for it, so what prints it (String, every verb of fmt, log/slog) gives a
-// short form, "fabric:9f86d081884c", which tells handles apart and leads to
-// none. A field of a struct that is neither exported nor printed by a method is
-// fmt's alone, and is printed whole: give such a struct a String.
+// FabricHandle names memory that any process with the same IMEX channel open can
+// import, anywhere on its NVLink fabric. It keeps nothing alive: once the memory's
+// creator has released it the handle names nothing. It is no secret either, since the
+// channel alone grants access, but only importers need it. So String, every verb of
+// fmt and log/slog print a short form, "fabric:9f86d081884c", which tells handles
+// apart and from which no handle can be made. fmt prints an unexported field of a
+// struct in full: give such a struct a String method.
 //
-// The bytes are the binary form. MarshalText, and with it JSON, writes all of
-// them, as 128 lower-case hex digits: that is for those who import. Handles are
-// comparable: the same handle is of the same memory, but memory may have
-// several.
+// The bytes are the binary form. MarshalText, and with it JSON, writes all of them as
+// 128 lower-case hex digits, for importers. Handles are comparable: equal handles name
+// the same memory, but memory may have several.
 type FabricHandle [64]byte
 
-// String is the short form: 48 bits of the handle's SHA-256.
+// String returns the short form: 48 bits of the handle's SHA-256.
 func (h FabricHandle) String() string {
 	sum := sha256.Sum256(h[:])
 	return "fabric:" + hex.EncodeToString(sum[:6])
 }
 
-// Format writes the short form whatever the verb.
+// Format writes the short form for every verb.
 func (h FabricHandle) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(h.String())) }
 
-// LogValue is the short form.
+// LogValue returns the short form.
 func (h FabricHandle) LogValue() slog.Value { return slog.StringValue(h.String()) }
 
-// MarshalBinary copies the bytes.
+// MarshalBinary returns a copy of the bytes.
 func (h FabricHandle) MarshalBinary() ([]byte, error) { return h[:], nil }
 
 // UnmarshalBinary takes 64 bytes and nothing else. After an error the handle is

@@ -10,8 +10,8 @@ import (
 )
 
 // Graph is GPU work that was captured once, by [Stream.WithCapture], and can be
-// launched as one piece as often as wanted. It owns the pinned memory of the
-// uploads in it; all other memory is the caller's, who keeps it mapped.
+// launched as one piece any number of times. It owns the pinned memory of the uploads
+// in it; the caller keeps all other memory mapped.
 type Graph struct {
 	g       *graph
 	watched life.Watched
@@ -48,8 +48,7 @@ type launch struct {
 // newGraph takes over what was captured.
 func newGraph(sys *System, ctx *core.Context, template driver.Graph, exec driver.GraphExec, s staged) *Graph {
 	in := &graph{sys: sys, ctx: ctx, staged: s, template: template, exec: exec}
-	// It was only needed to make the other. Where it does not go now Close
-	// tries again.
+	// It was only needed to make the other. If this fails, Close tries again.
 	if ctx.Observe(sys.core.Drv.GraphDestroy(template)) == driver.Success {
 		in.template = 0
 	}
@@ -60,8 +59,8 @@ func newGraph(sys *System, ctx *core.Context, template driver.Graph, exec driver
 }
 
 // Launch puts the graph's work on the stream, behind earlier launches of the
-// same graph on whatever stream. It returns at once. A stream that captures is
-// refused with ErrCapturing, since that capture's graph would outlive this one.
+// same graph on any stream. It returns at once. On a stream that captures it returns
+// ErrCapturing, since that capture's graph would outlive this one.
 func (g *Graph) Launch(s *Stream) error {
 	const op = "cuda.Graph.Launch"
 	if err := s.use(op); err != nil {
@@ -97,11 +96,11 @@ func (g *Graph) Launch(s *Stream) error {
 	return nil
 }
 
-// OnClose has f called once, when the graph was closed, its last launch has
-// passed and the driver has destroyed it: to give back what the graph uses. f
-// runs on the goroutine that calls Close, or after CloseAfter on one of its own,
-// which Drain waits for: it must not call Drain. A panic of f is logged. On a
-// closed graph it is ErrClosed and f is not kept.
+// OnClose calls f once the graph was closed, its last launch has passed and the driver
+// has destroyed it, to release what the graph uses. f runs on the goroutine that calls
+// Close, or after CloseAfter on one of its own, which Drain waits for, so f must not
+// call Drain. A panic of f is logged. On a closed graph OnClose returns ErrClosed and
+// f is not called.
 func (g *Graph) OnClose(f func()) error {
 	const op = "cuda.Graph.OnClose"
 	if f == nil {
@@ -169,7 +168,7 @@ func (g *Graph) CloseAfter(streams ...*Stream) error {
 // its pinned memory is back; functions of OnClose may still run.
 func (g *Graph) Released() Completion { return g.g.closer.Completion() }
 
-// run calls the functions of OnClose, each whatever the others do.
+// run calls the functions of OnClose; a panic of one does not keep the others from running.
 func (g *graph) run(hooks []func()) {
 	for _, f := range hooks {
 		g.sys.core.Hook("Graph.OnClose", f)
@@ -198,8 +197,8 @@ func (g *graph) wait(op string) error {
 	return nil
 }
 
-// teardown destroys the graph, which does not run any more, and answers what is
-// to be called then. It remembers where it is.
+// teardown destroys the graph, which does not run any more, and returns what is to be
+// called then. It remembers where it is.
 func (g *Graph) teardown(op string) ([]func(), error) {
 	hooks, err := g.g.destroy(op)
 	if err == nil {

@@ -11,9 +11,9 @@ import (
 
 type hostBufferHolder = core.HostBufferHolder
 
-// HostBuffer is pinned host memory: the GPU copies from and to it without help
-// of the CPU, at full speed and asynchronously. It comes from a pool, and
-// Close gives it back there, so its contents are what the last user left.
+// HostBuffer is pinned host memory: the GPU copies from and to it without help of the
+// CPU, at full speed and asynchronously. It comes from a pool, and Close returns it
+// there, so a new buffer has the contents that the last user left.
 type HostBuffer struct {
 	hostBufferHolder
 	obj     *core.Object
@@ -58,8 +58,8 @@ func (d *Device) NewHostBuffer(n int) (*HostBuffer, error) {
 // rounding.
 const maxHostBytes = 1 << 50
 
-// Bytes is the memory itself, and nil after Close or CloseAfter. What it returned
-// before must not be used after that, and neither read nor written while the GPU's
+// Bytes returns the memory itself, and nil after Close or CloseAfter. A slice that it
+// returned must not be used after that, and neither read nor written while the GPU's
 // work on it runs.
 func (h *HostBuffer) Bytes() []byte {
 	if h.closer.Closed() {
@@ -68,7 +68,7 @@ func (h *HostBuffer) Bytes() []byte {
 	return h.bytes
 }
 
-// Ptr is the address by which kernels of every device reach the memory, and 0
+// Ptr returns the address by which kernels of every device reach the memory, and 0
 // after Close or CloseAfter.
 func (h *HostBuffer) Ptr() Ptr {
 	if h.closer.Closed() {
@@ -77,7 +77,7 @@ func (h *HostBuffer) Ptr() Ptr {
 	return Ptr(uintptr(h.block.mem))
 }
 
-// Len is the size in bytes.
+// Len returns the size in bytes.
 func (h *HostBuffer) Len() int { return len(h.bytes) }
 
 // Slice returns the part from byte from up to, not including, byte to, for a
@@ -94,7 +94,7 @@ func (h *HostBuffer) Slice(from, to int) (HostSlice, error) {
 	return HostSlice{h, from, to - from}, nil
 }
 
-// All is the whole buffer.
+// All returns the whole buffer.
 func (h *HostBuffer) All() HostSlice { return HostSlice{h, 0, len(h.bytes)} }
 
 // HostSlice is a part of a HostBuffer.
@@ -103,10 +103,10 @@ type HostSlice struct {
 	off, len int
 }
 
-// Len is the length in bytes.
+// Len returns the length in bytes.
 func (s HostSlice) Len() int { return s.len }
 
-// Bytes is the memory, under the rules of HostBuffer.Bytes.
+// Bytes returns the memory, under the rules of HostBuffer.Bytes.
 func (s HostSlice) Bytes() []byte {
 	if s.buf == nil || s.buf.closer.Closed() {
 		return nil
@@ -129,9 +129,9 @@ func (s HostSlice) use(op string, sys *core.System) error {
 
 func (s HostSlice) pointer() unsafe.Pointer { return unsafe.Pointer(&s.buf.bytes[s.off]) }
 
-// Close waits for all GPU work that could use the buffer and gives it back to
-// the pool. What it waits for, and what that costs, is as in the vmm package;
-// CloseAfter is the fast way.
+// Close waits for all GPU work that could use the buffer and returns it to the pool.
+// What it waits for, and what that costs, is as in the vmm package; CloseAfter is the
+// fast way.
 func (h *HostBuffer) Close() error {
 	return h.closer.Close(func() error {
 		if err := h.sys.waitAll("cuda.HostBuffer.Close"); err != nil {

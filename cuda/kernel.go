@@ -40,9 +40,8 @@ type Launch struct {
 // memory latency, few enough for every kernel to fit.
 const blockThreads = 256
 
-// Threads is a one-dimensional launch of at least n threads, in blocks of 256.
-// Without any, or with more than a grid has (some 550 thousand million), it is
-// one that Launch refuses.
+// Threads returns a one-dimensional launch of at least n threads, in blocks of 256. If
+// n is not positive, or more than a grid has (some 550 billion), Launch refuses it.
 func Threads(n int) Launch {
 	blocks := n / blockThreads
 	if n%blockThreads > 0 {
@@ -51,10 +50,10 @@ func Threads(n int) Launch {
 	return Launch{Grid: [3]int{blocks, 1, 1}, Block: [3]int{blockThreads, 1, 1}}
 }
 
-// Name is the name of the kernel's entry.
+// Name returns the name of the kernel's entry.
 func (k *Kernel) Name() string { return k.name }
 
-// Module is the module that the kernel belongs to.
+// Module returns the module that the kernel belongs to.
 func (k *Kernel) Module() *Module { return k.module }
 
 // Launch puts a run of the kernel on the stream, which must be of the context
@@ -75,7 +74,7 @@ func (k *Kernel) Module() *Module { return k.module }
 // place, 1, 2, 4 or 8 bytes, if that holds its value, as a signed number or as an
 // unsigned one; otherwise, and where the driver does not tell, it is
 // ErrInvalidArgument. Inside of arrays and structs they are refused, and so are
-// uintptr, which has no counterpart in C, and whatever refers to Go memory. CUDA's vector and complex types are aligned
+// uintptr, which has no counterpart in C, and values that refer to Go memory. CUDA's vector and complex types are aligned
 // more strictly than any Go type. Where the driver tells, an array or a struct of
 // their elements goes where the kernel declares it; before that have the kernel
 // take their elements instead.

@@ -153,7 +153,7 @@ func (m *Module) parameters(f driver.Function) (declared []parameter) {
 	}
 }
 
-// Device is the device that the module was loaded with.
+// Device returns the device that the module was loaded with.
 func (m *Module) Device() *Device { return m.dev }
 
 // Close waits for all GPU work on the device, since some of it could be the
@@ -218,7 +218,7 @@ func checkImage(op string, image []byte) error {
 }
 
 // ptxText returns PTX up to its first NUL, where every driver's text ends, so that
-// whatever follows costs nothing.
+// bytes behind it cost nothing.
 func ptxText(image []byte) []byte {
 	if end := bytes.IndexByte(image, 0); end >= 0 {
 		return image[:end]

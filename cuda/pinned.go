@@ -22,10 +22,10 @@ type pinnedBlock struct {
 	ctx  *core.Context
 }
 
-// pinnedPool keeps pinned memory that was given back, since both pinning and
-// unpinning are slow, and unpinning stalls the launches of all threads until
-// the context's work is done. It gives back to the driver only when the System
-// closes, or when asked to. Blocks are portable: every device can use them.
+// pinnedPool keeps pinned memory that was returned, since both pinning and unpinning
+// are slow, and unpinning stalls the launches of all threads until the context's work
+// is done. It releases memory only in System.Close and System.TrimHost. Blocks are
+// portable: every device can use them.
 type pinnedPool struct {
 	mu   sync.Mutex
 	free map[int][]pinnedBlock
@@ -55,8 +55,8 @@ func (p *pinnedPool) get(op string, c *core.Context, n int) (pinnedBlock, error)
 	return pinnedBlock{mem, class, c}, nil
 }
 
-// idleBlock takes an idle block. What was pinned by a context that is lost now
-// is nobody's to use.
+// idleBlock takes an idle block. A block that was pinned by a context which is lost now
+// must not be used.
 func (p *pinnedPool) idleBlock(class int) (pinnedBlock, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,9 +80,9 @@ func (p *pinnedPool) put(b pinnedBlock) {
 	p.free[b.size] = append(p.free[b.size], b)
 }
 
-// giveBack puts a block that was in use since there had been so many losses. If
-// a context was lost meanwhile nobody has waited for its work, which may still
-// copy from or to the block.
+// giveBack puts a block that was in use since there had been so many losses. If a
+// context was lost meanwhile its work was not waited for, and may still copy from or to
+// the block.
 func (p *pinnedPool) giveBack(b pinnedBlock, losses int64) {
 	if b.ctx.System().Losses() != losses {
 		p.keep(b)
@@ -91,15 +91,15 @@ func (p *pinnedPool) giveBack(b pinnedBlock, losses int64) {
 	p.put(b)
 }
 
-// keep takes a block that must never be used again, since work of which nothing
-// tells the end may still copy from or to it. It goes when the System closes.
+// keep takes a block that must never be used again, since work whose end is unknown may
+// still copy from or to it. It is released when the System closes.
 func (p *pinnedPool) keep(b pinnedBlock) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.kept = append(p.kept, b)
 }
 
-// close gives every block back to the driver. Nobody has one any more.
+// close releases every block. None is in use any more.
 func (p *pinnedPool) close(sys *core.System) driver.Result {
 	p.mu.Lock()
 	kept := p.kept
@@ -112,8 +112,8 @@ func (p *pinnedPool) close(sys *core.System) driver.Result {
 	return r
 }
 
-// trim gives idle blocks back to the driver and answers how many bytes those
-// were. What the driver does not take stays idle.
+// trim releases idle blocks and returns how many bytes those were. A block that the
+// driver does not release stays idle.
 func (p *pinnedPool) trim(sys *core.System) (bytes int, r driver.Result) {
 	p.mu.Lock()
 	free := p.free
@@ -133,10 +133,9 @@ func (p *pinnedPool) trim(sys *core.System) (bytes int, r driver.Result) {
 	return bytes, r
 }
 
-// TrimHost gives pinned host memory that no HostBuffer uses back to the
-// operating system and answers how many bytes that were. The driver waits for
-// all running work meanwhile, and stalls launches: call it when nothing is
-// urgent.
+// TrimHost releases pinned host memory that no HostBuffer uses to the operating system
+// and returns how many bytes that were. The driver waits for all running work
+// meanwhile, and stalls launches: call it when nothing is urgent.
 func (s *System) TrimHost() int {
 	bytes, _ := s.pinned.trim(s.core)
 	return bytes

@@ -10,7 +10,7 @@ import (
 // cannot follow it, and Go's checks must not try to.
 type Ptr uint64
 
-// String writes the address in hexadecimal.
+// String returns the address in hexadecimal.
 func (p Ptr) String() string { return fmt.Sprintf("%#x", uint64(p)) }
 
 // LocationType says what kind of place a Location is.
@@ -50,22 +50,22 @@ type Location struct {
 	ID int
 }
 
-// OnDevice is the device with that ordinal.
+// OnDevice returns the device with that ordinal.
 func OnDevice(ordinal int) Location { return Location{LocationDevice, ordinal} }
 
-// OnHost is the host's memory, wherever.
+// OnHost returns the host's memory, on any node.
 func OnHost() Location { return Location{Type: LocationHost} }
 
-// OnHostNUMA is a NUMA node of the host.
+// OnHostNUMA returns a NUMA node of the host.
 func OnHostNUMA(node int) Location { return Location{LocationHostNUMA, node} }
 
-// OnCurrentNUMA is the NUMA node of the host on which the calling goroutine's
+// OnCurrentNUMA returns the NUMA node of the host on which the calling goroutine's
 // thread runs when the location is used. Goroutines move between threads: lock
 // the goroutine to its thread (runtime.LockOSThread), and the thread to a
 // processor, where it matters.
 func OnCurrentNUMA() Location { return Location{Type: LocationHostNUMACurrent} }
 
-// String writes the location: "device 0".
+// String returns the location: "device 0".
 func (l Location) String() string {
 	if l.Type == LocationDevice || l.Type == LocationHostNUMA {
 		return fmt.Sprintf("%s %d", l.Type, l.ID)

@@ -21,8 +21,8 @@ const (
 
 // ring is a stream's pinned memory for copies from and to Go memory: the
 // driver must never keep a pointer to Go's. Each stream has its own, so that a
-// stream that stands still holds up nobody else. Slots are made as they are
-// needed, and go back to the pool when the stream closes.
+// stream that stands still holds up no other. Slots are made on demand, and return to
+// the pool when the stream closes.
 type ring struct {
 	stream *core.Stream
 	// home is the context of the stream's Device, in which its pinned memory is
@@ -69,7 +69,7 @@ func (r *ring) upload(op string, dst driver.Ptr, src []byte, g core.Guard) error
 	return nil
 }
 
-// asked is a copy for people.
+// asked describes a copy.
 func (r *ring) asked(n int, way string, p driver.Ptr) string {
 	return fmt.Sprintf("%s %s %#x on stream %#x", errs.Bytes(n), way, uint64(p), uintptr(r.stream.Handle))
 }
@@ -100,7 +100,7 @@ func (r *ring) download(op string, dst []byte, src driver.Ptr, g core.Guard) err
 		to   []byte
 	}
 	var pieces []piece
-	defer func() { // where it fails halfway: nobody expects it on the stream afterwards
+	defer func() { // after a failure halfway no copy is left on the stream
 		for _, p := range pieces {
 			_ = r.wait(op, p.slot)
 			p.slot.held = false
@@ -202,9 +202,9 @@ func (r *ring) add(op string) (*slot, error) {
 	return sl, nil
 }
 
-// record marks the end of a slot's copies. Where nothing marks it the slot is
-// lost: the event could not be recorded, or another goroutine began a capture
-// on the stream since it was asked, which may have caught the copy too.
+// record marks the end of a slot's copies. If that fails the slot is lost: the event
+// could not be recorded, or another goroutine began a capture on the stream since it
+// was asked, which may have taken the copy, too.
 func (r *ring) record(op string, sl *slot) error {
 	res := r.sys().Drv.EventRecord(r.stream.Ctx.Handle, sl.event, r.stream.Handle)
 	if res != driver.Success {

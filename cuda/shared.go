@@ -17,7 +17,7 @@ const sharedDefault = 48 << 10
 type sharedMemory struct {
 	mu     sync.Mutex
 	known  bool
-	static int // bytes that every block has, whatever the launch
+	static int // bytes that every block has, in every launch
 	most   int // dynamic bytes that a launch can ask for
 	raised bool
 }

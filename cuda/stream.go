@@ -143,9 +143,9 @@ func (d *Device) stream(in *core.Stream, watch bool) *Stream {
 	return s
 }
 
-// Handle is the stream's handle (a CUstream) for other libraries. It is valid
-// until Close. From then on others may capture the stream, so that operations
-// which must know it ask the driver each time.
+// Handle returns the stream's handle (a CUstream) for other libraries. It is valid
+// until Close. From now on other libraries may capture the stream, so operations that
+// have to know ask the driver each time.
 func (s *Stream) Handle() uintptr {
 	s.in.Expose()
 	return s.handle()
@@ -165,12 +165,12 @@ func (s *Stream) Priority() (int, error) {
 	return int(p), s.result(op, driver.CallStreamGetPriority, r)
 }
 
-// Device is the stream's device.
+// Device returns the stream's device.
 func (s *Stream) Device() *Device { return s.dev }
 
 // Synchronize waits until all work that was submitted before the call is done.
 // It waits by an event, so that a capture which another goroutine begins on the
-// stream meanwhile lives.
+// stream meanwhile survives.
 func (s *Stream) Synchronize() error {
 	const op = "cuda.Stream.Synchronize"
 	at, err := s.look(op)
@@ -226,8 +226,8 @@ func (s *Stream) Capturing() (bool, error) {
 
 // Wait makes later work of the stream wait for the event. The call itself does
 // not wait. A stream that waits for an event of a capture takes part in the
-// capture from then on. Where the wait would end a capture (the event was
-// recorded outside of it, or in another one) it is ErrCapturing.
+// capture from then on. If the wait would end a capture (the event was recorded
+// outside of it, or in another one) it returns ErrCapturing.
 func (s *Stream) Wait(e *Event) error {
 	const op = "cuda.Stream.Wait"
 	if err := s.use(op); err != nil {
@@ -256,9 +256,9 @@ func (s *Stream) Wait(e *Event) error {
 	return s.result(op, driver.CallStreamWaitEvent, wait())
 }
 
-// Close waits for the stream's work and destroys it; a borrowed stream is only
-// given back. While it captures a graph it answers ErrCapturing and stays
-// open.
+// Close waits for the stream's work and destroys it; a borrowed stream is not
+// destroyed. While the stream captures a graph Close returns ErrCapturing and it stays
+// open. It does not wait for functions of Callback.
 func (s *Stream) Close() error {
 	const op = "cuda.Stream.Close"
 	if s.own {

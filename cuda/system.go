@@ -14,8 +14,8 @@ import (
 
 type systemHolder = core.SystemHolder
 
-// System is one opened driver and everything made with it. Objects of two
-// Systems do not mix: they answer ErrForeign.
+// System is one opened driver and everything made with it. Objects of two Systems do
+// not mix: using one with the other returns ErrForeign.
 type System struct {
 	systemHolder
 	core      *core.System
@@ -31,7 +31,7 @@ type System struct {
 	captures captures
 }
 
-// DriverInfo says which driver serves.
+// DriverInfo describes the driver in use.
 type DriverInfo struct {
 	// Software is true for the software driver.
 	Software bool
@@ -43,7 +43,7 @@ type DriverInfo struct {
 	Machine string
 }
 
-// String writes "CUDA 13.0 (libcuda.so.1)" or "software driver, CUDA 13.0".
+// String returns "CUDA 13.0 (libcuda.so.1)" or "software driver, CUDA 13.0".
 func (d DriverInfo) String() string {
 	version := driver.VersionString(int32(d.Version))
 	if d.Software {
@@ -83,13 +83,13 @@ func newSystem(d driver.Driver, c core.Config) (*System, error) {
 	return s, nil
 }
 
-// Driver says which driver serves.
+// Driver reports the driver in use.
 func (s *System) Driver() DriverInfo { return s.info }
 
-// Devices are the devices that this process sees, by ordinal.
+// Devices returns the devices that this process sees, by ordinal.
 func (s *System) Devices() []*Device { return append([]*Device(nil), s.devices...) }
 
-// Device is the device with that ordinal. Without such a device the error is
+// Device returns the device with that ordinal. If there is none the error is
 // ErrInvalidArgument, and once the System is closed ErrClosed.
 func (s *System) Device(ordinal int) (*Device, error) {
 	const op = "cuda.System.Device"
@@ -106,8 +106,9 @@ func (s *System) Device(ordinal int) (*Device, error) {
 	return s.devices[ordinal], nil
 }
 
-// Drain waits until everything that was closed with CloseAfter is torn down,
-// or until ctx ends. Failed teardowns since the last Drain are reported.
+// Drain waits until everything that was closed with CloseAfter is torn down and every
+// function of Stream.Callback has returned, or until ctx ends. It returns the errors
+// of teardowns that failed since the last Drain.
 func (s *System) Drain(ctx context.Context) error {
 	const op = "cuda.System.Drain"
 	err := s.core.Drain(ctx)
@@ -134,8 +135,8 @@ type Stats struct {
 	Allocations    int
 	AllocatedBytes int
 	// SharedReleased counts memory that was shared with other processes and has
-	// been released here since the System was opened, and its bytes: others may
-	// still hold it, so it is not to be taken for free.
+	// been released here since the System was opened, and its bytes: other processes
+	// may still hold it, so do not assume that it is free.
 	SharedReleased      int
 	SharedReleasedBytes int
 	// Mappings and their bytes. Aliases count each time.
@@ -161,7 +162,7 @@ type Stats struct {
 	Lost int
 }
 
-// Stats counts what is live now.
+// Stats counts the live objects.
 func (s *System) Stats() Stats {
 	var st Stats
 	st.Reservations, st.ReservedBytes = s.core.Live.Count(life.KindReservation)
@@ -179,6 +180,6 @@ func (s *System) Stats() Stats {
 	return st
 }
 
-// Live describes every live object, with the stack that made it where leak
-// tracing is on.
+// Live describes every live object, with the stack that made it if Options.TraceLeaks
+// is set.
 func (s *System) Live() []string { return s.core.Live.Describe() }

@@ -9,16 +9,15 @@ import (
 // process is the one real System of the process.
 var process shared
 
-// shared is a System that several users open, and close as often. Its lock is held
-// over no work of a GPU, so that a System which stands still keeps none from being
-// opened.
+// shared is a System that several users open, and close as often. Its lock is never
+// held while the GPU works, so a System that stands still does not block Open.
 type shared struct {
 	mu    sync.Mutex
 	sys   *System
 	users int
 }
 
-// open returns the System that there is, or else makes it.
+// open returns the System, or makes it if there is none.
 func (p *shared) open(newSystem func() (*System, error)) (*System, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -33,7 +32,7 @@ func (p *shared) open(newSystem func() (*System, error)) (*System, error) {
 	return p.sys, nil
 }
 
-// leave takes a user away that is not the last.
+// leave removes a user, unless it is the last.
 func (p *shared) leave(s *System) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -48,7 +47,7 @@ func (p *shared) leaveLocked(s *System) bool {
 	return true
 }
 
-// retire takes the System out of use for its last user, so that the next one opens
+// retire takes the System out of use for its last user, so that the next Open makes
 // another. left says that there is another user by now.
 func (p *shared) retire(s *System) (left, retired bool) {
 	p.mu.Lock()
@@ -63,10 +62,11 @@ func (p *shared) retire(s *System) (left, retired bool) {
 	return false, true
 }
 
-// Close gives the driver back. While objects are live it changes nothing, and
-// the error is ErrInUse and names them. Otherwise the System is out of use, the
-// contexts that it retained are released, and what fails of that is the error:
-// Close may be called again then, and an Open meanwhile opens another System.
+// Close releases the driver. While objects are live, or closed objects and callbacks
+// wait for the GPU, it changes nothing and returns ErrInUse, which names them.
+// Otherwise the System is out of use and the contexts that it retained are released.
+// If that fails Close returns the error and can be called again; an Open meanwhile
+// opens another System.
 func (s *System) Close() error {
 	if s.shared != nil && s.shared.leave(s) {
 		return nil
@@ -94,8 +94,8 @@ func (s *System) Close() error {
 	return s.teardown()
 }
 
-// teardown gives back what a System holds that is out of use. It remembers where
-// it is.
+// teardown releases what a System that is out of use holds. It remembers where it
+// is.
 func (s *System) teardown() error {
 	const op = "cuda.System.Close"
 	if s.gone {

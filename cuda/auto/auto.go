@@ -16,8 +16,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// DriverEnv names the environment variable that chooses the driver where the
-// program does not: "auto", "real" or "sim". A program that runs with more rights
+// DriverEnv names the environment variable that chooses the driver if the program does
+// not: "auto", "real" or "sim". A program that runs with more rights
 // than its caller ignores it.
 const DriverEnv = "CUVMM_DRIVER"
 
@@ -37,19 +37,20 @@ const (
 	Software Choice = "sim"
 )
 
-// Options say how to open. The zero value asks the environment variable
-// CUVMM_DRIVER, and without that is Auto.
+// Options say how to open. The zero value takes the driver from the environment
+// variable CUVMM_DRIVER, and without that is Auto.
 type Options struct {
+	// Driver is the driver to open; if it is empty CUVMM_DRIVER says, or Auto.
 	Driver Choice
-	// CUDA are options for the System, whichever driver it is.
+	// CUDA are options for the System of either driver.
 	CUDA cuda.Options
 	// Machine describes the software driver's machine. If it is zero, the
 	// environment does: sim.MachineEnv.
 	Machine sim.Options
 }
 
-// Open opens a System. System.Driver says which driver was chosen, and so does
-// a line to the System's logger. The caller closes the System.
+// Open opens a System. System.Driver reports which driver was chosen, and so does a
+// line in Options.CUDA.Logger. The caller closes the System.
 func Open(o Options) (*cuda.System, error) {
 	choice, from := o.Driver, "the Driver option"
 	if choice == "" {
@@ -101,7 +102,7 @@ func newMachine(o sim.Options) (*sim.Machine, error) {
 // nodes exist where an NVIDIA kernel driver does.
 var nodes = []string{"/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"}
 
-// refusal is why the software driver is not taken in place of the real one, which
+// refusal returns why the software driver is not taken in place of the real one, which
 // failed to open with err. It is nil if there is no trace of a real one: neither a
 // library nor a device node, or the software driver's library in place of the
 // vendor's.
