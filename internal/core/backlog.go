@@ -36,7 +36,7 @@ func (b *backlog) visit(l *look) {
 	}
 }
 
-// ask takes those from a line whose marks have passed.
+// ask takes the items whose marks have passed from a line.
 func (b *backlog) ask(line *line, l *look) {
 	for len(line.items) > 0 {
 		it := line.items[0]
@@ -59,9 +59,9 @@ func (b *backlog) ask(line *line, l *look) {
 	delete(b.of, line.stream)
 }
 
-// advance tears an item down, or puts it where it waits: among the others until
-// all streams are marked, then in line for each mark, and among the others until
-// nothing runs on the object.
+// advance tears an item down, or puts it where it waits: among the others until all
+// streams are marked, then in line for each mark, then among the others until no
+// operation runs on the object.
 func (b *backlog) advance(it *reclaim, l *look) {
 	for {
 		if it.rest = it.fence.addEach(it.rest); len(it.rest) > 0 {
@@ -109,10 +109,10 @@ func (b *backlog) stand(it *reclaim) {
 	heap.Push(l, it)
 }
 
-// mark is what an item in a line waits for: the fence's last mark.
+// mark returns what an item in a line waits for: the fence's last mark.
 func (it *reclaim) mark() Mark { return it.fence.marks[len(it.fence.marks)-1] }
 
-// dropMark gives the event of a mark back that has passed.
+// dropMark releases the last mark, which has passed.
 func (it *reclaim) dropMark() {
 	it.mark().Release()
 	it.fence.marks = it.fence.marks[:len(it.fence.marks)-1]

@@ -8,10 +8,10 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// captureState is what is known without the driver of whether a stream takes part in
-// a capture. Of a stream that only this library can reach it is known: a
-// capture of it begins in Stream.WithCapture, or by a wait for an event of one.
-// What it takes part in ends unseen, so the driver is asked then.
+// captureState is what is known, without asking the driver, of whether a stream takes
+// part in a capture. For a stream that only this library can reach it is known: a
+// capture of it begins in Stream.WithCapture, or by a wait for an event of one. A
+// capture that it takes part in ends unseen, so the driver is asked then.
 type captureState struct {
 	// mu is held for writing while a capture of the stream begins, and for
 	// reading over what must not meet that: asking the stream whether it is
@@ -23,7 +23,7 @@ type captureState struct {
 
 var beginnings atomic.Uint64
 
-// Expose says that others have the stream's handle.
+// Expose says that other libraries have the stream's handle.
 func (s *Stream) Expose() {
 	if s.capture.exposed.Load() {
 		return
@@ -37,8 +37,7 @@ func (s *Stream) Expose() {
 // TakePart says that the stream takes part in a capture from now on.
 func (s *Stream) TakePart() { s.capture.last.Store(beginnings.Add(1)) }
 
-// Joining runs begin, which has the stream take part in a capture where it
-// succeeds.
+// Joining runs begin, which makes the stream take part in a capture if it succeeds.
 func (s *Stream) Joining(begin func() driver.Result) driver.Result {
 	s.capture.mu.Lock()
 	defer s.capture.mu.Unlock()
@@ -49,10 +48,9 @@ func (s *Stream) Joining(begin func() driver.Result) driver.Result {
 	return r
 }
 
-// Query reports whether the stream's work is done: Success, or NotReady. While
-// it captures it says so instead, before the driver is asked what would end the
-// capture. Only a capture that another library begins between the two is not
-// minded.
+// Query reports whether the stream's work is done: Success, or NotReady. While it
+// captures it reports that instead, and does not ask the driver, which would end the
+// capture. A capture that another library begins in between is not detected.
 func (s *Stream) Query() (capturing bool, call driver.Call, r driver.Result) {
 	s.capture.mu.RLock()
 	defer s.capture.mu.RUnlock()
@@ -78,7 +76,7 @@ func (s *Stream) Uncaptured(op string, submit func() error) error {
 	return submit()
 }
 
-// over says that what began last, or earlier, is over.
+// over says that captures that began up to last are over.
 func (t *captureState) over(last uint64) {
 	if last != 0 {
 		t.last.CompareAndSwap(last, 0)

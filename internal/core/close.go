@@ -19,7 +19,7 @@ func (s *System) Closed() bool { return s.closed.Load() }
 func (s *System) Settle() { s.settle() }
 
 // Retire takes the System out of use, unless anything is live or pending: then it
-// changes nothing, at no moment, and InUse has the reason. It waits for nothing.
+// changes nothing, at no moment, and InUse returns the reason. It waits for nothing.
 func (s *System) Retire() bool {
 	return s.Live.IfEmpty(func() bool {
 		if s.PendingReclaims() > 0 {
@@ -30,7 +30,7 @@ func (s *System) Retire() bool {
 	})
 }
 
-// InUse is why the System cannot be closed, or nil if it could be by now.
+// InUse returns why the System cannot be closed, or nil if it could be by now.
 func (s *System) InUse() error {
 	if live, n := s.Live.DescribeBriefly(shownLive); n > 0 {
 		asked := fmt.Sprintf("live objects: %s", strings.Join(live, ", "))

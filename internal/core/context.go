@@ -13,8 +13,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/life"
 )
 
-// sentinelBytes is the size of the block whose free waits for a context's
-// work. The driver waits whatever the size.
+// sentinelBytes is the size of the block whose free waits for a context's work. The
+// driver waits for any size.
 const sentinelBytes = 256
 
 // idleEvents is how many events a context keeps for reuse.
@@ -30,16 +30,16 @@ type Context struct {
 	// retained is how often it was retained as the device's primary context,
 	// guarded by System.mu.
 	retained int
-	// users is how often the context was made known, guarded by System.mu. One
-	// that nobody uses any more is forgotten, unless it is a primary one.
+	// users is how often the context was made known, guarded by System.mu. A context
+	// without users is forgotten, unless it is a primary one.
 	users int
 	lost  atomic.Int32 // the result that lost it; see Observe
 	// life is held over every driver call that names the context, or an event of
 	// it, for a caller that holds none of its streams. Once it is closed the
 	// streams were waited for, and the owner may have destroyed the context.
 	life life.Life
-	// Granule is what address ranges on the device are multiples of, once
-	// somebody has asked.
+	// Granule is what address ranges on the device are multiples of, once it was
+	// asked.
 	Granule atomic.Uint64
 
 	// blockMu is held over the free of the sentinel, which waits.
@@ -100,7 +100,7 @@ func (c *Context) CallError(op string, call driver.Call, r driver.Result, asked 
 	return errs.New(f)
 }
 
-// System is the context's system.
+// System returns the context's system.
 func (c *Context) System() *System { return c.sys }
 
 // WaitDevices waits for all work that could touch memory which the devices
@@ -133,9 +133,9 @@ func (s *System) WaitAll(op string) error {
 	return nil
 }
 
-// meet makes the primary contexts of devices known that others have made, and that
-// may have work on memory which the devices were granted. It makes none: in a
-// context that is not there nothing runs.
+// meet finds primary contexts of devices that other libraries have made, and that may
+// have work on memory which the devices were granted. It makes none: in a context that
+// does not exist nothing runs.
 func (s *System) meet(op string, devices []driver.Device) error {
 	if s.Config.NamedStreamsOnly {
 		return nil // all work is on streams of known contexts
@@ -191,11 +191,11 @@ func (c *Context) Release() {
 	if !forget {
 		return
 	}
-	c.close() // of a context that is destroyed next nobody needs to know what failed
+	c.close() // an error does not matter: the owner destroys the context next
 }
 
 // waitWork waits for the known streams by their events, and then, for work on
-// streams that nobody named, by freeing the sentinel block: measured, that
+// streams that were not named, by freeing the sentinel block: measured, that
 // free waits for the context's whole work and harms no capture, but it stalls
 // other threads' launches meanwhile, so it comes last, when usually nothing is
 // left to wait for.
@@ -260,8 +260,8 @@ func (c *Context) knownStreams() []*Stream {
 	return slices.Collect(maps.Keys(c.streams))
 }
 
-// busyStreams are those that may have work of this library, and, where the caller
-// promised to name all others, those on which other libraries may work, too.
+// busyStreams returns the streams that may have work of this library and, if the caller
+// promised to name all others, the streams on which other libraries may work, too.
 func (c *Context) busyStreams() []*Stream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -300,7 +300,7 @@ func (c *Context) recycle(e driver.Event) {
 	c.destroy(e)
 }
 
-// destroy ends an event. What the driver does not destroy close tries again.
+// destroy ends an event. If the driver does not destroy it, close tries again.
 func (c *Context) destroy(e driver.Event) {
 	if !c.life.Acquire() {
 		return // close has
@@ -315,7 +315,7 @@ func (c *Context) destroy(e driver.Event) {
 }
 
 // close waits for the calls that use the context, which are short once its
-// streams were waited for, and gives back what it holds.
+// streams were waited for, and releases what it holds.
 func (c *Context) close() driver.Result {
 	c.life.Close()
 	c.life.Wait()

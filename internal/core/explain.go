@@ -11,12 +11,12 @@ func (s *System) Waiting() string {
 	return fmt.Sprintf("%d closed objects or callbacks wait for the GPU", n)
 }
 
-// Withheld is what to do if the software driver returns that there is no memory
-// while it has that much free: then the system has none, or a test had it fail. Of a
-// real driver, and if memory ran out, it is empty.
+// Withheld returns what to do if the software driver returns that there is no memory
+// while it has that much free: then the system has none, or a test injected a fault. For
+// a real driver, and if memory ran out, it is empty.
 func (s *System) Withheld(size uint64, free int) string {
 	if size > uint64(free) || !s.Drv.Describe().Software {
 		return ""
 	}
-	return "the software driver has that much, but the system gave it none: look at ulimit -v and vm.overcommit_memory, or for an injected fault"
+	return "the software driver has that much, but the operating system did not provide it: check ulimit -v and vm.overcommit_memory, or look for an injected fault"
 }

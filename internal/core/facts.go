@@ -7,8 +7,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// facts keeps what a driver says of its devices, which never changes while it
-// runs, so that hot paths need not ask again.
+// facts caches what a driver says of its devices, which never changes while it runs, so
+// that hot paths need not ask again.
 type facts struct {
 	mu            sync.RWMutex
 	attributes    map[attributeKey]int32
@@ -22,8 +22,8 @@ type recalled struct {
 	when time.Time
 }
 
-// Cached returns what was found under a key within the last while, or else finds
-// it. Two that find at the same time both do.
+// Cached returns what was found under a key within that time, or else finds it. Two
+// concurrent calls may both find it.
 func (s *System) Cached(key any, within time.Duration, find func() any) any {
 	s.facts.mu.RLock()
 	r, ok := s.facts.recalled[key]
@@ -41,7 +41,7 @@ func (s *System) Cached(key any, within time.Duration, find func() any) any {
 	return what
 }
 
-// PropertiesKey is what was asked for of memory, before defaults are decided. It is
+// PropertiesKey is what was requested of memory, before defaults are decided: a
 // vmm.Properties on a device, as a key.
 type PropertiesKey struct {
 	Device       int
@@ -59,7 +59,7 @@ type decision struct {
 	gran uint64
 }
 
-// Decided answers what was decided for the same wish before.
+// Decided returns what was decided for the same request before.
 func (s *System) Decided(w PropertiesKey) (prop driver.AllocationProp, gran uint64, ok bool) {
 	s.facts.mu.RLock()
 	d, ok := s.facts.decided[w]
@@ -67,7 +67,7 @@ func (s *System) Decided(w PropertiesKey) (prop driver.AllocationProp, gran uint
 	return d.prop, d.gran, ok
 }
 
-// Decide keeps what a wish comes to.
+// Decide caches what a request comes to.
 func (s *System) Decide(w PropertiesKey, prop driver.AllocationProp, gran uint64) {
 	s.facts.mu.Lock()
 	defer s.facts.mu.Unlock()
@@ -87,8 +87,7 @@ type granularityKey struct {
 	option driver.GranularityOption
 }
 
-// Attribute reads a device attribute. One that the driver does not answer reads
-// as 0.
+// Attribute reads a device attribute. It is 0 if the driver returns an error.
 func (s *System) Attribute(d driver.Device, a driver.DeviceAttribute) int32 {
 	key := attributeKey{d, a}
 	s.facts.mu.RLock()
@@ -111,8 +110,8 @@ func (s *System) Attribute(d driver.Device, a driver.DeviceAttribute) int32 {
 	return v
 }
 
-// Granularity is what sizes of memory with these properties must be multiples
-// of, in bytes.
+// Granularity returns what sizes of memory with these properties must be multiples of,
+// in bytes.
 func (s *System) Granularity(prop driver.AllocationProp, o driver.GranularityOption) (uint64, driver.Result) {
 	key := granularityKey{prop, o}
 	s.facts.mu.RLock()
@@ -134,8 +133,8 @@ func (s *System) Granularity(prop driver.AllocationProp, o driver.GranularityOpt
 	return v, driver.Success
 }
 
-// UUID identifies a device to other processes. It is zero where the driver does
-// not tell.
+// UUID returns what identifies a device to other processes. It is zero if the driver
+// returns an error.
 func (s *System) UUID(d driver.Device) driver.UUID {
 	u, r := s.Drv.DeviceGetUUID(d)
 	if r != driver.Success {

@@ -11,28 +11,27 @@ import (
 // Fence stands for the work that was on some streams at one moment.
 type Fence struct {
 	marks []Mark
-	// later are streams that a Reclaim marks, or everyone that is known.
+	// later are streams that a Reclaim marks; all stands for every known stream.
 	later []*Stream
 	all   bool
 	held  atomic.Bool
 }
 
-// HeldByCapture reports whether a Reclaim keeps the fence from passing only
-// because some of its streams capture: an event cannot mark what such a stream
-// did before its capture began. A caller that may itself be what the capture is
-// waiting for must not wait for the fence then.
+// HeldByCapture reports whether the fence has not passed only because some of its
+// streams capture: an event cannot mark what such a stream did before its capture
+// began. A caller that the capture may be waiting for must not wait for the fence then.
 func (f *Fence) HeldByCapture() bool { return f.held.Load() }
 
-// AddAllStreams lets the fence pass only after the work that is on every known stream
-// too, as far as a Reclaim goes: for work of which it is not known where it is.
+// AddAllStreams makes the fence cover the work on every known stream, too, when it is
+// used in a Reclaim: for work of which it is not known where it runs.
 func (f *Fence) AddAllStreams() { f.all = true }
 
-// AddStreams lets the fence pass only after the work that is on the streams now too, as
-// far as a Reclaim goes: that marks them, so that the caller waits for no driver
-// call that somebody else is in.
+// AddStreams makes the fence cover the work that is on the streams now, too, when it is
+// used in a Reclaim. The reclaimer marks them, so the caller does not wait for driver
+// calls of other goroutines.
 func (f *Fence) AddStreams(streams []*Stream) { f.later = append(f.later, streams...) }
 
-// Add lets the fence pass only after the mark has, and takes the mark over.
+// Add makes the fence cover the mark, which it takes over.
 func (f *Fence) Add(m Mark) { f.marks = append(f.marks, m) }
 
 // FenceOf marks the streams of public stream objects. No streams is an error:
@@ -55,8 +54,8 @@ func FenceOf[S interface {
 	return s.NewFence(op, in)
 }
 
-// NewFence marks the streams. Where one of them captures a graph nothing is
-// changed and the error says so.
+// NewFence marks the streams. If one of them captures a graph nothing is changed and
+// the error says so.
 func (s *System) NewFence(op string, streams []*Stream) (*Fence, error) {
 	f := &Fence{marks: make([]Mark, 0, len(streams))}
 	for _, st := range streams {
@@ -83,7 +82,7 @@ func (s *System) NewFence(op string, streams []*Stream) (*Fence, error) {
 	return f, nil
 }
 
-// everyStream are the streams that can have late work of this library.
+// everyStream returns the streams that can have late work of this library.
 func (s *System) everyStream() (all []*Stream) {
 	for _, c := range s.knownContexts() {
 		all = append(all, c.busyStreams()...)
@@ -91,9 +90,9 @@ func (s *System) everyStream() (all []*Stream) {
 	return all
 }
 
-// addEach marks the streams, and answers those that cannot be marked yet: they
-// capture, or their Close runs and has perhaps not waited. What lies on a stream
-// before a capture of it is marked once that is over.
+// addEach marks the streams, and returns those that cannot be marked yet: they
+// capture, or their Close runs and has perhaps not waited. Work that was on a stream
+// before a capture of it is marked once the capture is over.
 func (f *Fence) addEach(streams []*Stream) (rest []*Stream) {
 	return slices.DeleteFunc(streams, func(st *Stream) bool {
 		if st.Gone() || st.Ctx.Lost() != driver.Success {
@@ -112,8 +111,8 @@ func (f *Fence) addEach(streams []*Stream) (rest []*Stream) {
 	})
 }
 
-// Passed asks whether all of the work is done. Marks that have passed are given
-// back at once, whatever the others do: their context may go.
+// Passed reports whether all of the work is done. A mark that has passed is released
+// at once, even if others have not: its context may go.
 func (f *Fence) Passed() bool {
 	f.marks = slices.DeleteFunc(f.marks, func(m Mark) bool {
 		passed := m.Passed()
@@ -125,7 +124,7 @@ func (f *Fence) Passed() bool {
 	return len(f.marks) == 0
 }
 
-// Release gives the events back without waiting.
+// Release releases the events without waiting.
 func (f *Fence) Release() {
 	for _, m := range f.marks {
 		m.Release()

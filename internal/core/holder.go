@@ -2,9 +2,9 @@ package core
 
 import "github.com/cuvmm/cuvmm/internal/driver"
 
-// SystemHolder, StreamHolder and the like are embedded, unexported, by the
-// public objects. Their only method is unexported too, so nobody outside can
-// reach the inner state or stand in for an object.
+// SystemHolder, StreamHolder and the like are embedded, unexported, by the public
+// objects. Their methods are unexported too, so other modules can neither reach the
+// inner state nor implement an object.
 
 // SystemHolder is embedded by cuda.System.
 type SystemHolder struct{ s *System }
@@ -17,8 +17,7 @@ func (h *SystemHolder) system() *System { return h.s }
 // SystemOf looks inside a cuda.System.
 func SystemOf(h interface{ system() *System }) *System { return h.system() }
 
-// ContextHolder is embedded by cuda.Device. Its context is made when first
-// asked for.
+// ContextHolder is embedded by cuda.Device. Its context is made on first use.
 type ContextHolder struct {
 	get func() (*Context, error)
 	sys *System
@@ -56,10 +55,9 @@ type Staging interface {
 	DownloadPieces(dst []byte, src driver.Ptr, g Guard) error
 }
 
-// Guard lets the pieces of a staged copy onto the stream, one by one: each is
-// submitted between Enter and Leave, and whatever may wait lies outside. An
-// error of Enter ends the copy, and Leave is not called then. A nil Guard lets
-// everything on.
+// Guard admits the pieces of a staged copy to the stream, one by one: each is submitted
+// between Enter and Leave, and everything that may wait happens outside. An error of
+// Enter ends the copy, and Leave is not called then. A nil Guard admits everything.
 type Guard interface {
 	Enter() error
 	Leave()
@@ -79,7 +77,7 @@ func NewHostBufferHolder(closeUnused func() error) HostBufferHolder {
 
 func (h *HostBufferHolder) closeUnused() error { return h.close() }
 
-// CloseUnused closes a cuda.HostBuffer at once: the caller knows that no work
+// CloseUnused closes a cuda.HostBuffer without waiting: the caller knows that no work
 // uses it.
 func CloseUnused(h interface{ closeUnused() error }) error { return h.closeUnused() }
 

@@ -14,16 +14,16 @@ import (
 // with it of its device, since memory belongs to devices. The other devices go
 // on.
 //
-// losses are the devices that lost a context. A context may be forgotten, the
-// loss of its device is not.
+// losses are the devices that lost a context. A context may be forgotten, but not the
+// loss of its device.
 type losses struct {
 	count   atomic.Int64 // of what was noticed so far
 	mu      sync.Mutex
 	devices map[driver.Device]driver.Result
 }
 
-// Observe looks at the answer of a call that named the context: one that means
-// that the context is gone is remembered, so that nothing waits for it.
+// Observe looks at the result of a call that named the context: a result which means
+// that the context is lost is remembered, so that nothing waits for it.
 func (c *Context) Observe(r driver.Result) driver.Result {
 	switch {
 	case r == driver.Deinitialized:
@@ -34,9 +34,9 @@ func (c *Context) Observe(r driver.Result) driver.Result {
 	return r
 }
 
-// Teardown makes a call that gives back what belongs to the context. A lost
-// context gives back what the driver still takes: a refusal is then no error,
-// since no later call could do better. A driver that is gone is not called.
+// Teardown makes a call that releases what belongs to the context. For a lost context it
+// releases what the driver still takes: a refusal is no error then, since no later call
+// could do better. A driver that is gone is not called.
 func (c *Context) Teardown(call func() driver.Result) driver.Result {
 	if c.Lost() == driver.Deinitialized {
 		return driver.Success
@@ -47,8 +47,8 @@ func (c *Context) Teardown(call func() driver.Result) driver.Result {
 	return driver.Success
 }
 
-// Teardown is Context.Teardown for a call that names no context, and gives back
-// memory or addresses of these devices; of none, if that is not known.
+// Teardown is Context.Teardown for a call that names no context, and releases memory or
+// addresses of these devices; none if that is unknown.
 func (s *System) Teardown(call func() driver.Result, devices ...driver.Device) driver.Result {
 	if s.DeviceLost(devices...) == driver.Deinitialized {
 		return driver.Success
@@ -77,7 +77,7 @@ func (c *Context) lose(r driver.Result) {
 	s.Config.Log.Error("cuvmm: a context is lost; this process cannot use its device any more", attrs...)
 }
 
-// culprit is what lost the context, where the driver knows it.
+// culprit returns what lost the context, if the driver knows it.
 func (c *Context) culprit() error {
 	if d, ok := c.sys.Drv.(driver.Culprit); ok && c.Lost() != driver.Success {
 		if text := d.Culprit(c.Handle); text != "" {
@@ -105,11 +105,11 @@ func (l *losses) of(d driver.Device) driver.Result {
 	return l.devices[d]
 }
 
-// Observe looks at the answer of a call that named no context, and concerned
-// memory or access of these devices; of none, where it is not known. If it
-// means that a context is gone, the contexts that could be meant are asked.
-// Where none admits it, all of them count as lost: to wait for nothing and keep
-// everything is safe, and to go on with a lost one is not.
+// Observe looks at the result of a call that named no context, and concerned memory or
+// access of these devices; none if that is unknown. If the result means that a context
+// is lost, the contexts that could be meant are asked. If none of them reports the
+// loss, all of them count as lost: waiting for nothing and keeping everything is safe,
+// and going on with a lost context is not.
 func (s *System) Observe(r driver.Result, devices ...driver.Device) driver.Result {
 	if !r.Lost() {
 		return r
@@ -122,9 +122,9 @@ func (s *System) Observe(r driver.Result, devices ...driver.Device) driver.Resul
 	if r != driver.Deinitialized {
 		for _, c := range meant {
 			if c.Lost() == driver.Success {
-				// It harms no capture, and answers what has befallen the context.
-				_, _, answer := s.Drv.MemGetInfo(c.Handle)
-				c.Observe(answer)
+				// It harms no capture, and returns the loss of the context.
+				_, _, result := s.Drv.MemGetInfo(c.Handle)
+				c.Observe(result)
 			}
 			known = known || c.Lost() != driver.Success
 		}
@@ -140,9 +140,9 @@ func (s *System) Observe(r driver.Result, devices ...driver.Device) driver.Resul
 	return r
 }
 
-// DeviceLost answers the result that lost one of the devices, or Success.
-// Without devices it is about all that have contexts: of what lies on none of
-// them the driver can be asked while one of them lives.
+// DeviceLost returns the result that lost one of the devices, or Success. Without
+// devices it is about all devices with contexts: memory that lies on none of them can
+// be released as long as one device lives.
 func (s *System) DeviceLost(devices ...driver.Device) driver.Result {
 	if s.losses.count.Load() == 0 {
 		return driver.Success
@@ -166,7 +166,7 @@ func (s *System) DeviceLost(devices ...driver.Device) driver.Result {
 // Losses counts the losses: while it stays the same none was noticed.
 func (s *System) Losses() int64 { return s.losses.count.Load() }
 
-// DevicesOf is the device that a location is, if it is one.
+// DevicesOf returns the device that a location is, if it is one.
 func DevicesOf(l driver.Location) []driver.Device {
 	if l.Type == driver.LocationDevice {
 		return []driver.Device{driver.Device(l.ID)}

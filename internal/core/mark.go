@@ -6,10 +6,10 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// A Mark is an event behind the work that was on a stream. Its owner ends it
-// with Wait, or gives it to a Fence. The stream may be closed and its context be
-// gone meanwhile: the mark has passed then, and no call of it reaches the driver
-// any more. All methods are safe for that, since they hold the context.
+// A Mark is an event behind the work that was on a stream. Its owner ends it with Wait
+// or Release, or gives it to a Fence. The stream may be closed and its context be gone
+// meanwhile: the mark has passed then, and makes no driver call any more. All methods
+// are safe for that, since they hold the context.
 type Mark struct {
 	stream *Stream
 	event  driver.Event
@@ -44,9 +44,9 @@ func (s *Stream) Mark(op string) (m Mark, capturing bool, err error) {
 	return Mark{s, e, s.marks.Add(1)}, false, nil
 }
 
-// hold holds the mark's context for a driver call. It is false if the mark has
-// passed as far as that is known without the driver: in a lost context nothing
-// runs any more, and one that is gone was waited for.
+// hold holds the mark's context for a driver call. It returns false if the mark has
+// passed as far as that is known without the driver: in a lost context nothing runs
+// any more, and a context that is gone was waited for.
 func (m Mark) hold() bool {
 	c := m.stream.Ctx
 	return c.Lost() == driver.Success && c.life.Acquire()
@@ -55,9 +55,9 @@ func (m Mark) hold() bool {
 // drop ends a hold.
 func (m Mark) drop() { m.stream.Ctx.life.Release() }
 
-// After makes later work of the stream wait for the mark, which stays its
-// owner's and may be dropped at once. The call itself does not wait. The stream
-// must not capture a graph, and is held by the caller.
+// After makes later work of the stream wait for the mark, which its owner keeps and may
+// release at once. The call itself does not wait. The stream must not capture a graph,
+// and is held by the caller.
 func (s *Stream) After(op string, m Mark) error {
 	if !m.hold() {
 		return nil
@@ -69,7 +69,7 @@ func (s *Stream) After(op string, m Mark) error {
 	return nil
 }
 
-// Passed asks whether the work before the mark is done.
+// Passed reports whether the work before the mark is done.
 func (m Mark) Passed() bool {
 	if !m.hold() {
 		return true
@@ -88,8 +88,8 @@ func (m Mark) Passed() bool {
 	}
 }
 
-// Wait blocks until the mark has passed, and gives the event back. A capture
-// that runs is not harmed. A lost context is no error: nothing of it runs.
+// Wait blocks until the mark has passed, and releases it. It does not harm a capture. A
+// lost context is no error: nothing of it runs.
 func (m Mark) Wait(op string) error {
 	if m.stream.Ctx.Lost() != driver.Success {
 		return nil
@@ -100,7 +100,7 @@ func (m Mark) Wait(op string) error {
 	return nil
 }
 
-// Synchronize is Wait with the driver's answer, a loss too.
+// Synchronize is Wait with the driver's result, even a loss.
 func (m Mark) Synchronize() driver.Result {
 	defer m.Release()
 	c := m.stream.Ctx
@@ -111,6 +111,6 @@ func (m Mark) Synchronize() driver.Result {
 	return c.Observe(c.sys.Drv.EventSynchronize(c.Handle, m.event))
 }
 
-// Release gives the event back without waiting: it may be recorded anew while an
+// Release releases the mark without waiting: its event may be recorded anew while an
 // earlier record is pending.
 func (m Mark) Release() { m.stream.Ctx.recycle(m.event) }

@@ -74,12 +74,12 @@ func (s *System) NewShortage(need uint64) *Shortage {
 	return &Shortage{sys: s, need: need, ended: s.reclaim.ended.Load()}
 }
 
-// Free frees what can be freed at once, after a try was refused: it tears down what
-// was closed and has passed, waiting for a goroutine that is at it, and has those
-// who keep memory give it back. freed says that memory has come free since before
-// that try, so that the next one may succeed. soon says that a teardown could begin
-// but for a lock that another goroutine holds, and later that the GPU has to pass
-// something first, after which there is more.
+// Free frees what can be freed at once, after a try was refused: it tears down what was
+// closed and has passed, waiting for a goroutine that does so already, and calls the
+// functions of OnPressure. freed says that memory has come free since before that try,
+// so that the next one may succeed. soon says that a teardown waits only for a lock
+// that another goroutine holds, and later that there is more once the GPU has passed
+// something.
 func (sh *Shortage) Free() (freed, soon, later bool) {
 	s := sh.sys
 	soon = s.settle()
@@ -99,7 +99,7 @@ const patience = 10
 // Allocate asks the driver for size bytes of device memory by try. Before it gives
 // up for want of memory it does what Shortage.Free does, and goes on doing that,
 // while anything is to come, as long as the System was opened to wait for it
-// (Config.AllocationWait). The caller notes the answer.
+// (Config.AllocationWait). The caller observes the result.
 func (s *System) Allocate(size uint64, try func() driver.Result) driver.Result {
 	s.PollReclaim()
 	sh := s.NewShortage(size)

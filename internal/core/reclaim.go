@@ -16,12 +16,12 @@ import (
 const (
 	shortestPause = 20 * time.Microsecond
 	longestPause  = 2 * time.Millisecond
-	// longestRest is after a look that took long, since there were many streams.
+	// longestRest is the pause after a look that took long because of many streams.
 	longestRest = 200 * time.Millisecond
 )
 
-// soonest is how much an operation that acquires does for the reclaimer, in driver
-// calls and teardowns, so that what is pending does not make the operation slow.
+// soonest is how much an operation that acquires memory does for the reclaimer, in
+// driver calls and teardowns, so that pending items do not make the operation slow.
 const soonest = 16
 
 // everything is no bound on a look.
@@ -80,9 +80,9 @@ func (s *System) PollReclaim() {
 	}
 }
 
-// settle is PollReclaim for somebody who needs the memory: where another
-// goroutine is tearing down, it waits for that. It reports whether a teardown
-// that may begin goes on elsewhere, and wants to be called again.
+// settle is PollReclaim for a caller that needs the memory: if another goroutine is
+// tearing down, it waits for that. It reports whether a teardown that could begin
+// waits for a lock, and should be tried again.
 func (s *System) settle() (again bool) {
 	if s.reclaim.pending.Load() == 0 {
 		return false
@@ -93,9 +93,8 @@ func (s *System) settle() (again bool) {
 	return again
 }
 
-// Go runs what users want to have run after a teardown, on a goroutine of its
-// own, since it may do anything, and nobody's locks must be held. Drain waits
-// for it.
+// Go runs a function of a user after a teardown, on a goroutine of its own without any
+// lock, since it may do anything. Drain waits for it.
 func (s *System) Go(f func()) {
 	done := s.Pending()
 	go func() {
@@ -104,7 +103,7 @@ func (s *System) Go(f func()) {
 	}()
 }
 
-// Hook runs a function of a user. A panic of it is logged and harms nobody else.
+// Hook runs a function of a user. A panic of it is logged.
 func (s *System) Hook(what string, f func()) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -115,20 +114,20 @@ func (s *System) Hook(what string, f func()) {
 	f()
 }
 
-// Pending has Drain wait until done is called, once, for something that is to
-// come to the reclaimer yet.
+// Pending makes Drain wait until done is called, once, for something that has yet to
+// come to the reclaimer.
 func (s *System) Pending() (done func()) {
 	s.reclaim.pending.Add(1)
 	return s.reclaim.end
 }
 
-// end says that something is not pending any more.
+// end says that one item is not pending any more.
 func (r *reclaimer) end() {
 	r.ended.Add(1)
 	r.pending.Add(-1)
 }
 
-// PendingReclaims is how many objects wait to be torn down.
+// PendingReclaims returns how many closed objects and callbacks are pending.
 func (s *System) PendingReclaims() int { return int(s.reclaim.pending.Load()) }
 
 // Drain waits until nothing is pending, or until the context ends; the error
@@ -189,9 +188,8 @@ func (r *reclaimer) poll(most int) (progress bool) {
 	return progress
 }
 
-// look takes in what has arrived, asks the streams that are waited for, each
-// about the earliest mark alone, and tears down what is ready; at most so much.
-// The caller holds polling.
+// look takes in new items, asks the streams that are waited for, each only about its
+// earliest mark, and tears down what is ready, up to a limit. The caller holds polling.
 func (r *reclaimer) look(most int) (progress, again bool) {
 	r.mu.Lock()
 	arrived := r.arrived
@@ -212,17 +210,17 @@ func (r *reclaimer) look(most int) (progress, again bool) {
 // look is one look of the reclaimer.
 type look struct {
 	r               *reclaimer
-	most            int // how much it may do yet
+	most            int // how much it may still do
 	progress, again bool
 }
 
-// passed asks whether a mark has passed.
+// passed reports whether a mark has passed.
 func (l *look) passed(m Mark) bool {
 	l.most--
 	return m.Passed()
 }
 
-// tearDown does what an item is for. It is false if the item wants to be called
+// tearDown does what an item is for. It returns false if the item is to be tried
 // again.
 func (l *look) tearDown(it *reclaim) bool {
 	l.most--

@@ -26,8 +26,8 @@ type Stream struct {
 	touched atomic.Bool
 }
 
-// AddStream makes a stream known to its context. The library's own streams are
-// not objects that a user could close, so they are not tracked.
+// AddStream makes a stream known to its context. The library's own streams are not
+// objects that a user could close, so they are not tracked.
 func (c *Context) AddStream(h driver.Stream, borrowed, track bool) *Stream {
 	s := &Stream{Ctx: c, Handle: h, Borrowed: borrowed}
 	s.Object.sys = c.sys
@@ -48,7 +48,7 @@ func (s *Stream) Gone() bool { return s.gone.Load() }
 
 // Forget takes the stream, whose work has passed, from the known ones.
 func (s *Stream) Forget() {
-	s.Expose() // whoever relies on what is known of it asks, and is refused
+	s.Expose() // callers that rely on what is known of it ask the driver instead, and are refused
 	s.gone.Store(true)
 	s.Ctx.mu.Lock()
 	delete(s.Ctx.streams, s)
@@ -114,14 +114,13 @@ func (s *Stream) Settled(at life.Moment) {
 	delete(s.Ctx.busy, s)
 }
 
-// foreignWork reports whether work that other libraries put on the stream is
-// waited for by events of the stream: where their work on a context is not waited
-// for as a whole.
+// foreignWork reports whether work that other libraries put on the stream is waited for
+// by events of the stream, because work on the whole context is not waited for.
 func (s *Stream) foreignWork() bool {
 	return s.Ctx.sys.Config.NamedStreamsOnly && (s.Borrowed || s.capture.exposed.Load())
 }
 
-// Capturing asks the driver whether the stream captures a graph. The legacy
+// Capturing reports, by asking the driver, whether the stream captures a graph. The legacy
 // stream counts as capturing while a blocking stream does, since work on it
 // would end that capture.
 func (s *Stream) Capturing() (bool, driver.Result) {
@@ -136,7 +135,7 @@ func (s *Stream) Capturing() (bool, driver.Result) {
 	return status != driver.CaptureNone, s.Ctx.Observe(r)
 }
 
-// CapturingStream is a known stream that captures a graph, nil where none does.
+// CapturingStream returns a known stream that captures a graph, or nil.
 func (s *System) CapturingStream() (*Stream, driver.Result) {
 	for _, c := range s.knownContexts() {
 		for _, st := range c.knownStreams() {
@@ -153,10 +152,9 @@ func (s *System) CapturingStream() (*Stream, driver.Result) {
 	return nil, driver.Success
 }
 
-// Capture asks the driver which capture the stream takes part in. The id is
-// unique in the process, and 0 where there is none or the driver does not tell
-// (of a capture that is broken, and of the legacy stream while a blocking
-// stream captures).
+// Capture asks the driver which capture the stream takes part in. The id is unique in
+// the process, and 0 if there is none or the driver does not tell (for a capture that
+// is broken, and for the legacy stream while a blocking stream captures).
 func (s *Stream) Capture() (status driver.CaptureStatus, id uint64, r driver.Result) {
 	last := s.capture.last.Load()
 	status, id, r = s.Ctx.sys.Drv.StreamGetCaptureInfo(s.Ctx.Handle, s.Handle)
@@ -189,9 +187,8 @@ func (s *Stream) IsLegacy() bool {
 	return s.Handle == driver.StreamNull || s.Handle == driver.StreamLegacy
 }
 
-// wait waits for the work that is on the stream now. A stream that captures
-// cannot be asked for the work from before, which may still run: then waited is
-// false.
+// wait waits for the work that is on the stream now. For a stream that captures waited
+// is false: work from before the capture may still run, and the driver does not tell.
 func (s *Stream) wait(op string) (waited bool, err error) {
 	at := s.Now()
 	if !s.Peek() {
@@ -209,7 +206,7 @@ func (s *Stream) wait(op string) (waited bool, err error) {
 	return true, nil
 }
 
-// CapturingError is the refusal of an operation that a capture does not allow.
+// CapturingError returns the error for an operation that a capture does not allow.
 func CapturingError(op string, s *Stream) error {
 	return errs.New(errs.Failure{Op: op, Kind: errs.Capturing, Asked: fmt.Sprintf("stream %#x captures a graph", uintptr(s.Handle)),
 		Hint: "end the capture first, or name a stream that does not capture"})

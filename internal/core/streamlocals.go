@@ -6,14 +6,14 @@ import (
 	"sync/atomic"
 )
 
-// StreamLocals are what other packages keep for a stream, by a number that NewStreamKey
-// gave them. Reading takes no lock.
+// StreamLocals are what other packages keep for a stream, by a key of NewStreamKey.
+// Reading takes no lock.
 type StreamLocals struct {
 	mu  sync.Mutex
 	all atomic.Pointer[[]any]
 }
 
-// Get is what was set for the number, or nil.
+// Get returns what was set for the key, or nil.
 func (l *StreamLocals) Get(n int) any {
 	if all := l.all.Load(); all != nil && n < len(*all) {
 		return (*all)[n]
@@ -21,7 +21,7 @@ func (l *StreamLocals) Get(n int) any {
 	return nil
 }
 
-// Set keeps v for the number; nil keeps nothing.
+// Set keeps v for the key; nil keeps nothing.
 func (l *StreamLocals) Set(n int, v any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -36,13 +36,13 @@ func (l *StreamLocals) Set(n int, v any) {
 	l.all.Store(&all)
 }
 
-// locals are the numbers in use.
+// locals are the keys in use.
 type locals struct {
 	mu   sync.Mutex
 	used []bool
 }
 
-// NewStreamKey returns the lowest number that nobody uses.
+// NewStreamKey returns the lowest key that is not in use.
 func (s *System) NewStreamKey() int {
 	l := &s.locals
 	l.mu.Lock()
@@ -56,7 +56,7 @@ func (s *System) NewStreamKey() int {
 	return n
 }
 
-// FreeStreamKey takes a number back, for which every stream keeps nothing any more.
+// FreeStreamKey releases a key, for which no stream keeps anything any more.
 func (s *System) FreeStreamKey(n int) {
 	s.locals.mu.Lock()
 	defer s.locals.mu.Unlock()

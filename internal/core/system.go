@@ -1,8 +1,8 @@
-// Package core is the inner state of a System, shared by the packages that
-// users see: the driver, the contexts and streams that are known, the list of
-// live objects, and the reclaimer. Users never import it and no public
-// signature needs it; the public objects embed a holder, and the functions
-// SystemOf, ContextOf and StreamOf look inside.
+// Package core implements the inner state of a System, shared by the public packages:
+// the driver, the known contexts and streams, captures, fences, the reclaimer, memory
+// pressure, lost contexts and cached facts. Users never import it and no public
+// signature needs it; the public objects embed a holder, and the functions SystemOf,
+// ContextOf and StreamOf look inside.
 //
 // ARCHITECTURE.md has the order of its locks among all others, and notes.go says how
 // closing waits for the GPU.
@@ -55,7 +55,7 @@ type System struct {
 	// Shared counts what was exported and released.
 	Shared Shared
 
-	mu       sync.Mutex // held by whoever changes contexts
+	mu       sync.Mutex // guards changes of contexts
 	contexts atomic.Pointer[[]*Context]
 
 	reclaim reclaimer
@@ -78,8 +78,8 @@ func (s *System) CallError(op string, c driver.Call, r driver.Result, asked stri
 	return errs.New(errs.Failure{Op: op, Call: c, Result: r, Asked: asked})
 }
 
-// Shared counts memory that was exported and is released here: somebody else
-// may still hold it, so it is not to be taken for free.
+// Shared counts memory that was exported and is released here: other processes may
+// still hold it, so it does not count as free.
 type Shared struct{ count, bytes atomic.Uint64 }
 
 // Release counts one.
@@ -88,5 +88,5 @@ func (s *Shared) Release(bytes uint64) {
 	s.bytes.Add(bytes)
 }
 
-// Released is how many were released, and their bytes.
+// Released returns how many were released, and their bytes.
 func (s *Shared) Released() (count, bytes int) { return int(s.count.Load()), int(s.bytes.Load()) }

@@ -24,8 +24,8 @@ func CheckElement[T any](op string) error {
 	return nil
 }
 
-// pointerIn returns the first part of the type that is no plain data, and the path
-// of fields that leads to it; nil if there is none.
+// pointerIn returns the first part of the type that is not plain data, and the path of
+// fields that leads to it; nil if there is none.
 func pointerIn(t reflect.Type) (path string, of reflect.Type) {
 	switch k := t.Kind(); {
 	case k >= reflect.Bool && k <= reflect.Complex128:
@@ -45,7 +45,7 @@ func pointerIn(t reflect.Type) (path string, of reflect.Type) {
 	return "", t
 }
 
-// dotted is a path as the rest of another.
+// dotted returns a path as the rest of another.
 func dotted(path string) string {
 	if path == "" || path[0] == '[' {
 		return path
@@ -53,8 +53,8 @@ func dotted(path string) string {
 	return "." + path
 }
 
-// CheckSlice refuses the part from element from up to, not including, element to
-// of n, if Go would panic for it.
+// CheckSlice refuses the part from element from up to, not including, element to of n
+// elements, if Go would panic for it.
 func CheckSlice(op string, from, to, n int, hint string) error {
 	if from >= 0 && from <= to && to <= n {
 		return nil

@@ -1,7 +1,7 @@
-// Package errs makes the errors that users see, and the words of their text: sizes,
-// counts, and what cannot be an element in GPU memory. A failure is described once
-// ([Failure]); the package cuda turns it into its error type. The error types of
-// cuda, handles and fabric/rendezvous share how they are written and unwrapped.
+// Package errs makes the errors that users see, and formats their parts: sizes, counts,
+// and types that cannot be elements in GPU memory. A [Failure] describes what failed;
+// the package cuda turns it into its error type. The error types of cuda, handles and
+// fabric/rendezvous share how they are written and unwrapped.
 package errs
 
 import (
@@ -10,11 +10,11 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// Kind is what a failure is to the caller: each has one sentinel in cuda.
+// Kind classifies a failure for the caller: each kind has one sentinel in cuda.
 type Kind uint8
 
 const (
-	// Unspecified leaves it to the driver's result to say.
+	// Unspecified takes the kind from the driver's result.
 	Unspecified Kind = iota
 	OutOfMemory
 	OutOfAddressSpace
@@ -33,23 +33,22 @@ const (
 	InvalidArgument
 )
 
-// Failure is everything that is known of a failed operation. It is how the
-// rooms make errors: cuda owns the error type that users see, and turns one
-// into the other.
+// Failure is everything that is known of a failed operation. All packages make errors
+// from it: cuda owns the error type that users see, and converts.
 type Failure struct {
 	// Op is the operation of this library: "vmm.Reserve".
 	Op string
-	// Kind, where the result alone does not tell.
+	// Kind, if the result alone does not tell.
 	Kind Kind
-	// Call and Result are the driver call that failed and its answer; Result
-	// is Success where the operation was refused before any call.
+	// Call and Result are the driver call that failed and what it returned; Result is
+	// Success if the operation was refused before any call.
 	Call   driver.Call
 	Result driver.Result
-	// Asked says what was asked for, in the caller's terms.
+	// Asked says what was requested, in the caller's terms.
 	Asked string
-	// Hint says what to do about it. Empty: cuda knows one by call and result.
+	// Hint says what to do about it. If it is empty, cuda looks it up by call and result.
 	Hint string
-	// Err is the cause, where there is one.
+	// Err is the cause, if there is one.
 	Err error
 }
 
@@ -62,18 +61,18 @@ func SetErrors(f func(Failure) error) { newError = f }
 // New makes the error that users see.
 func New(f Failure) error { return newError(f) }
 
-// Invalid is the error for an argument that no driver needs to be asked about.
+// Invalid returns the error for an argument that is refused without a driver call.
 func Invalid(op, asked, hint string) error {
 	return New(Failure{Op: op, Kind: InvalidArgument, Asked: asked, Hint: hint})
 }
 
-// ClosedError is the refusal of an operation on a closed object.
+// ClosedError returns the error for an operation on a closed object.
 func ClosedError(op, what string) error {
 	return New(Failure{Op: op, Kind: Closed, Asked: "the " + what + " is closed",
 		Hint: "use it before its Close or CloseAfter"})
 }
 
-// ForeignError is the refusal of an object of another System.
+// ForeignError returns the error for an object of another System.
 func ForeignError(op, what string) error {
 	return New(Failure{Op: op, Kind: Foreign, Asked: "the " + what + " belongs to another System",
 		Hint: "use objects that were made from the same System"})

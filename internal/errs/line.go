@@ -2,9 +2,8 @@ package errs
 
 import "strings"
 
-// Line writes an error on one line: the operation, what kind of failure it is,
-// what was asked for, the cause, and what to do about it. What is empty is left
-// out.
+// Line formats an error on one line: the operation, the kind of failure, what was
+// requested, the cause, and what to do about it. Empty parts are left out.
 func Line(op string, kind error, asked string, cause error, hint string) string {
 	parts := []string{op}
 	if kind != nil {
@@ -23,8 +22,7 @@ func Line(op string, kind error, asked string, cause error, hint string) string 
 	return line
 }
 
-// Unwrap lists the sentinel and the cause of an error, for errors.Is and
-// errors.As.
+// Unwrap returns the sentinel and the cause of an error, for errors.Is and errors.As.
 func Unwrap(kind, cause error) (all []error) {
 	for _, err := range []error{kind, cause} {
 		if err != nil {

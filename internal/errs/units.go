@@ -2,7 +2,7 @@ package errs
 
 import "fmt"
 
-// Count writes how many there are, for a noun that forms its plural with an s:
+// Count formats a number of things, for a noun that forms its plural with an s:
 // "1 mapping", "3 mappings".
 func Count[N ~int | ~int64 | ~uint64](n N, noun string) string {
 	if n == 1 {
@@ -11,8 +11,7 @@ func Count[N ~int | ~int64 | ~uint64](n N, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// Bytes writes a size for people: exact in the largest unit that divides it,
-// otherwise in bytes.
+// Bytes formats a size: exact in the largest unit that divides it, otherwise in bytes.
 func Bytes[N ~int | ~int64 | ~uint64](n N) string {
 	if n == 1 {
 		return "1 byte"
