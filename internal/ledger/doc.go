@@ -1,5 +1,5 @@
 // Package ledger keeps the books of a machine that several processes share: how
-// much of its memory is taken, and who holds it.
+// much of its memory is taken, and which processes hold it.
 //
 // A machine is a folder. Its file "machine" has a record for each holder (an
 // opening of the machine, so usually a process) and for each piece of shared
@@ -18,8 +18,8 @@
 //   - there are no totals, only what they are the sums of, each a word that
 //     changes at once, in an order in which every prefix of a change is a state
 //     like any other;
-//   - who reads the books under the one lock of all transactions sweeps out
-//     what is over. That lock, too, goes with its process; a process that is
+//   - each process that reads the books, under the one lock of all transactions,
+//     sweeps out what is over. That lock, too, goes with its process; a process that is
 //     stopped in the middle of a transaction, which takes microseconds, holds
 //     the others up until it goes on or is killed.
 //

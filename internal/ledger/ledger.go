@@ -24,7 +24,7 @@ type Ledger struct {
 
 // Machine is what the first process says of a machine.
 type Machine struct {
-	// Description is kept for those that come later, as it is.
+	// Description is kept unchanged for later processes.
 	Description []byte
 	// Limits are the sizes of the pools of memory, in bytes.
 	Limits []uint64

@@ -230,9 +230,9 @@ func TestEveryPrefixOfAChangeIsSwept(t *testing.T) {
 	}
 }
 
-// Memory of processes that were all killed takes room in the system until somebody
-// clears it away: nobody has to run into a limit first.
-func TestWhoComesClearsAway(t *testing.T) {
+// Memory of processes that were all killed takes room in the system until the next
+// process clears it away, before any reaches a limit.
+func TestANewProcessClearsAway(t *testing.T) {
 	folder := t.TempDir()
 	a := join(t, folder)
 	a.publish(t, 0, 1)
@@ -255,8 +255,8 @@ func TestWhoComesClearsAway(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
-// The file system may run full of what lies beside the books, and who touches a
-// page of them that has no room dies.
+// Other files may fill the file system beside the books, and a process that touches a
+// page of them without room dies.
 func TestTheBooksHaveTheirRoom(t *testing.T) {
 	folder := t.TempDir()
 	require.NoError(t, join(t, folder).Close())
@@ -277,7 +277,7 @@ func TestRecordsRunOut(t *testing.T) {
 	file, err := l.NewFile(page)
 	require.NoError(t, err)
 	defer file.Close()
-	require.NoError(t, l.Publish(file, l.NewID(), 0, page), "those that nobody holds are swept")
+	require.NoError(t, l.Publish(file, l.NewID(), 0, page), "memories without a holder are swept")
 	for i := range l.books.memories {
 		l.books.memories[i].id.Store(uint64(i) + 1<<60)
 		l.me.take(i)
@@ -295,7 +295,7 @@ func TestRecordsRunOut(t *testing.T) {
 	l.header.holders.Store(maxHolders)
 	other, err := Open(folder, machine)
 	require.NoError(t, err)
-	require.NoError(t, other.Join(), "those that are gone are swept")
+	require.NoError(t, other.Join(), "holders that are gone are swept")
 	require.NoError(t, other.Close())
 }
 
@@ -317,7 +317,7 @@ func TestBooksMatchAModel(t *testing.T) {
 		draw := func(t *rapid.T) *Ledger { return rapid.SampledFrom(ledgers).Draw(t, "holder") }
 		drawMortal := func(t *rapid.T) *Ledger {
 			if len(ledgers) == 1 {
-				t.Skip("nobody to end")
+				t.Skip("no holder to end")
 			}
 			return rapid.SampledFrom(ledgers[1:]).Draw(t, "holder")
 		}
@@ -399,7 +399,7 @@ func TestBooksMatchAModel(t *testing.T) {
 					t.Skip("no memory")
 				}
 				l, p := draw(t), rapid.SampledFrom(pieces).Draw(t, "memory")
-				// What nobody holds may still be there: nobody looked.
+				// Memory without a holder may still be there: no process has looked.
 				if l.Hold(p.id) {
 					p.held[l] = true
 				} else {

@@ -7,8 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
-// entry is where a memory's record was when somebody last looked, and whose it
-// was.
+// entry is where a memory's record was at the last look, and whose it was.
 type entry struct {
 	index int
 	id    uint64
@@ -166,7 +165,7 @@ func (l *Ledger) Accept(id uint64) bool {
 	return false
 }
 
-// Drop ends Hold, Accept or Publish. The memory is gone when nobody holds it.
+// Drop ends Hold, Accept or Publish. The memory is gone with its last holder.
 func (l *Ledger) Drop(id uint64) {
 	l.lock()
 	defer l.unlock()
@@ -181,7 +180,7 @@ func (l *Ledger) Drop(id uint64) {
 	}
 	switch {
 	case l.bury():
-	case l.heldByHolder(i): // who will look after it
+	case l.heldByHolder(i): // that process will remove it
 	case !l.heldByDescriptor(i, l.pinned()):
 		l.remove(i)
 	case !slices.Contains(l.left, entry{i, id}):

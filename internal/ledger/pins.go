@@ -2,9 +2,9 @@ package ledger
 
 import "encoding/binary"
 
-// Pin makes a descriptor that holds memories while it is open anywhere, and
-// gives nobody access to them. It belongs to the caller. write puts more into its
-// file of n bytes, whose beginning has the memories' numbers.
+// Pin makes a descriptor that holds memories while it is open in any process, without
+// giving access to them. It belongs to the caller. write fills in the rest of its file
+// of n bytes, which begins with the memories' numbers.
 func (l *Ledger) Pin(ids []uint64, n uint64, write func(file []byte, id uint64)) (int, error) {
 	id := l.NewID()
 	file, err := l.NewFile(n)

@@ -18,8 +18,8 @@ const (
 	holdersAt      = 1 << 16
 )
 
-// The bytes that are locked: one by whoever reads or changes the books, and one
-// by each holder for as long as it lives.
+// The bytes that are locked: one by each transaction on the books, and one by each
+// holder for as long as it lives.
 const (
 	lockBooks  = 0
 	lockHolder = 1 // and as many more as the holder's index
@@ -63,7 +63,7 @@ func (h *holder) clear() {
 	for i := range h.holds {
 		h.holds[i].Store(0)
 	}
-	h.serial.Store(0) // last, so that who is stopped before begins again
+	h.serial.Store(0) // last, so that a process that is stopped before begins again
 }
 
 // memory is a piece of shared memory.
@@ -105,8 +105,8 @@ func booksIn(b []byte) books {
 	}
 }
 
-// The records that were ever used. What the file says is bounded here once,
-// whoever wrote it.
+// The records that were ever used. The file's numbers are bounded here, once, since any
+// process may have written them.
 
 func (b *books) usedHolders() []holder { return b.holders[:min(b.header.holders.Load(), maxHolders)] }
 

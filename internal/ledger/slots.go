@@ -43,8 +43,8 @@ func (l *Ledger) slots() (n int) {
 	return n
 }
 
-// Do calls f while nobody else reads or changes the books, for what processes
-// keep in memory files that they share. f must not use the ledger.
+// Do calls f while no other process reads or changes the books, for state that
+// processes keep in memory files that they share. f must not use the ledger.
 func (l *Ledger) Do(f func()) {
 	l.lock()
 	defer l.unlock()

@@ -1,7 +1,7 @@
 package ledger
 
-// sweep brings the books up to date: it takes out the holders that are gone and
-// the memories that nobody holds.
+// sweep brings the books up to date: it removes holders that are gone and memories
+// without a holder.
 func (l *Ledger) sweep() {
 	l.sweepHolders()
 	l.sweepMemories()
@@ -43,8 +43,8 @@ func (l *Ledger) sweepMemories() {
 	}
 }
 
-// lookAfterLeft asks about a few of the memories that this holder gave up, so
-// that files which nobody holds do not pile up until memory runs out.
+// lookAfterLeft checks a few of the memories that this holder gave up, so that files
+// without a holder do not pile up until memory runs out.
 func (l *Ledger) lookAfterLeft() {
 	for range min(aFew, len(l.left)) {
 		e := l.left[0]
@@ -59,8 +59,8 @@ func (l *Ledger) lookAfterLeft() {
 	}
 }
 
-// heldByHolder and heldByDescriptor say who holds a memory. The first is exact
-// after sweepHolders.
+// heldByHolder and heldByDescriptor report what holds a memory. The first is exact after
+// sweepHolders.
 
 func (l *Ledger) heldByHolder(memory int) bool {
 	for i := range l.usedHolders() {
@@ -76,8 +76,8 @@ func (l *Ledger) heldByDescriptor(memory int, pinned map[uint64]bool) bool {
 	return pinned[id] || l.folder.Held(fileOf(id))
 }
 
-// remove takes a memory out. Its record goes last: without it nobody would look
-// for the file.
+// remove takes a memory out. Its record goes last: without it no process would look for
+// the file.
 func (l *Ledger) remove(memory int) {
 	m := &l.books.memories[memory]
 	if err := l.folder.Remove(fileOf(m.id.Load())); err == nil {

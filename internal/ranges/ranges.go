@@ -1,8 +1,8 @@
-// Package ranges is how the rooms that manage memory of their own, such as the
-// pool, reach into a vmm.Reservation: runs of chunks are mapped and unmapped in
-// one go, without an object for each and without waiting for the GPU. Users
-// never import it and no public signature needs it: vmm.Reservation embeds a
-// [Holder], and [Of] looks inside.
+// Package ranges gives packages that manage memory of their own, such as the pool,
+// access to the inside of a vmm.Reservation: they map and unmap runs of chunks in one
+// go, without an object for each and without waiting for the GPU. Users never import it
+// and no public signature needs it: vmm.Reservation embeds a [Holder], and [Of] looks
+// inside.
 package ranges
 
 import (
@@ -16,24 +16,23 @@ import (
 // operation's name is the caller's, for errors.
 type Range interface {
 	// MapRun maps chunks one behind the other from an offset on and grants the
-	// run in one call. It takes over one count of each handle; where it fails
-	// everything is as it was, but for what it Left, which has counts of its own,
-	// and the counts are still the caller's. The access list is kept and never
-	// changed.
+	// run in one call. It takes over one count of each handle. If it fails everything
+	// is as it was, except for what Left reports, which has counts of its own, and the
+	// caller keeps its counts. The access list is kept and never changed.
 	MapRun(op string, off uint64, chunks []*phys.Handle, access []driver.AccessDesc) error
 	// UnmapRun unmaps a run of whole chunks in one call, and gives up the counts
-	// that MapRun took over. It waits for nobody: the caller knows that the GPU
-	// has passed. After an error the run is out of use; Close, or UnmapRun of the
+	// that MapRun took over. It does not wait: the caller knows that the GPU has
+	// passed. After an error the run is out of use; Close, or UnmapRun of the
 	// same run, tries again.
 	UnmapRun(op string, off, size uint64) error
-	// Left is how much memory, in bytes, failures left in a part: a MapRun that
-	// could not be undone, or an UnmapRun. Its addresses are out of use until it
-	// is gone.
+	// Left returns how much memory, in bytes, failures left in a part: a MapRun that
+	// could not be undone, or an UnmapRun. Its addresses are out of use until it is
+	// gone.
 	Left(off, size uint64) uint64
 }
 
 // Holder is embedded, unexported, by vmm.Reservation. Its only method is
-// unexported too, so nobody outside can reach the inner state.
+// unexported too, so other modules cannot reach the inner state.
 type Holder struct{ r Range }
 
 // Hold makes the holder.
@@ -45,7 +44,7 @@ func (h *Holder) inner() Range { return h.r }
 func Of(r interface{ inner() Range }) Range { return r.inner() }
 
 // Resolve turns vmm.Properties into the driver's form, with every default
-// decided, and answers the granularity in bytes.
+// decided, and returns the granularity in bytes.
 func Resolve(op string, d *cuda.Device, properties any) (driver.AllocationProp, uint64, error) {
 	return resolve(op, d, properties)
 }
@@ -61,7 +60,7 @@ var (
 	resolve    func(op string, d *cuda.Device, properties any) (driver.AllocationProp, uint64, error)
 )
 
-// Memory answers the memory of a *vmm.Mapping, with a count that the caller
+// Memory returns the memory of a *vmm.Mapping, with a count that the caller
 // releases, and keeps the mapping open until drop.
 func Memory(op string, mapping any) (h *phys.Handle, drop func(), err error) {
 	return memory(op, mapping)

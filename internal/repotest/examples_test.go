@@ -18,8 +18,7 @@ import (
 var exemplary = []string{"cuda", "cuda/auto", "vmm", "managed", "fabric", "fabric/rendezvous", "handles", "handles/peer", "handles/publish"}
 
 // withoutExample are the names that need none, and why.
-var withoutExample = map[string]string{
-}
+var withoutExample = map[string]string{}
 
 // surface is what examples of a package must cover, and what they do.
 type surface struct {

@@ -32,8 +32,8 @@ var rooms = [][]string{
 // other room may: it would link the software driver into everybody's program.
 var chosenByUsers = []string{"cuda/sim", "cuda/auto"}
 
-// roomOf answers the room of a folder and its height. What lies in internal/
-// belongs to whoever imports it, and has none.
+// roomOf returns the room of a folder and its height. Packages in internal/ belong to
+// their importers, and have none.
 func roomOf(dir string) (room string, height int, ok bool) {
 	for h, line := range rooms {
 		for _, r := range line {
@@ -45,7 +45,7 @@ func roomOf(dir string) (room string, height int, ok bool) {
 	return room, height, ok
 }
 
-// checkLayers: imports run down, also those that go through internal/.
+// checkLayers: imports run down, even through internal/.
 func checkLayers(tr *tree) []string {
 	var complaints []string
 	complain := func(at, format string, args ...any) {
@@ -121,7 +121,7 @@ func sharedImports(tr *tree) imports {
 	return graph
 }
 
-// from answers every folder that dir reaches, and the way there.
+// from returns every folder that dir reaches, and the way there.
 func (im imports) from(dir string) map[string][]string {
 	ways := map[string][]string{dir: {dir}}
 	for todo := []string{dir}; len(todo) > 0; todo = todo[1:] {
@@ -218,7 +218,7 @@ func TestLayers(t *testing.T) {
 		{"the driver's interface is at the bottom", []string{"internal/driver/a.go", imp("driver", "cuda")}, []string{"internal/driver imports cuda"}},
 		{"cuda does not know the software driver", []string{"cuda/a.go", imp("cuda", "cuda/sim")}, []string{"cuda imports cuda/sim"}},
 		{"nor does a room above link it", []string{"vmm/a.go", imp("vmm", "cuda/sim")}, []string{"take a *cuda.System from the caller"}},
-		{"who chooses a driver", []string{"cuda/auto/a.go", imp("auto", "cuda/sim"), "samples/01/main.go", imp("main", "cuda/auto"), "cmd/x/main.go", imp("main", "cuda/auto")}, nil},
+		{"programs choose a driver", []string{"cuda/auto/a.go", imp("auto", "cuda/sim"), "samples/01/main.go", imp("main", "cuda/auto"), "cmd/x/main.go", imp("main", "cuda/auto")}, nil},
 		{"tests use the software driver", []string{"cuda/a_test.go", imp("cuda_test", "cuda/sim")}, nil},
 		{"and nothing else from above", []string{"cuda/a_test.go", imp("cuda_test", "vmm")}, []string{"cuda imports vmm"}},
 		{"up through internal", []string{"cuda/a.go", imp("cuda", "internal/x"), "internal/x/a.go", imp("x", "internal/y"), "internal/y/a.go", imp("y", "vmm")},

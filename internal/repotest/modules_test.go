@@ -65,7 +65,7 @@ func checkNestedModules(tr *tree) []string {
 		for _, d := range directives(tr.read(file)) {
 			switch {
 			case d.verb == "module" && d.args[0] != modulePath+"/"+dir:
-				complaints = append(complaints, fmt.Sprintf("%s:%d: module %s: its path must be %s/%s, or nobody can import it", file, d.line, d.args[0], modulePath, dir))
+				complaints = append(complaints, fmt.Sprintf("%s:%d: module %s: its path must be %s/%s, or it cannot be imported", file, d.line, d.args[0], modulePath, dir))
 			case d.verb == "require" && d.args[0] == modulePath:
 				line = d.line
 			case d.verb == "replace" && d.args[0] == modulePath:
@@ -91,7 +91,7 @@ func checkNoWorkspace(tr *tree) []string {
 	return complaints
 }
 
-// nestedModules answers the folders of the modules below the root.
+// nestedModules returns the folders of the modules below the root.
 func nestedModules(tr *tree) []string {
 	var dirs []string
 	for _, name := range tr.files {

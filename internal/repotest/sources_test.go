@@ -88,11 +88,11 @@ var forbiddenText = []struct {
 	},
 	{
 		regexp.MustCompile(`(^|[^A-Za-z0-9_.])/(` + strings.Join([]string{"work", "root", "home", "Users"}, "|") + `)/`),
-		"an absolute path of somebody's machine: make it relative, or take it from the environment",
+		"an absolute path of one machine: make it relative, or take it from the environment",
 	},
 	{
 		regexp.MustCompile(strings.ReplaceAll(`\b(proxy@golang@org|sum@golang@org|deb@debian@org|archive@ubuntu@com|registry@npmjs@org|pypi@org|(index@)?docker@io|ghcr@io)\b`, "@", `\.`)),
-		"the host of a package registry: leave it to the configuration of whoever builds",
+		"the host of a package registry: leave it to the configuration of the build",
 	},
 }
 

@@ -28,7 +28,7 @@ import (
 
 const modulePath = "github.com/cuvmm/cuvmm"
 
-// A rule answers its complaints: where, what is wrong, what to do.
+// A rule returns complaints: where, what is wrong, what to do.
 type rule func(*tree) []string
 
 var rules = map[string]rule{
@@ -76,7 +76,7 @@ type goImport struct {
 	at   string // file:line
 }
 
-// inModule answers the folder of an import of this repository.
+// inModule returns the folder of an import of this repository.
 func (i goImport) inModule() (dir string, ok bool) {
 	if i.path == modulePath {
 		return ".", true
@@ -116,7 +116,7 @@ func newTree(fsys fs.FS, files []string) (*tree, error) {
 	return tr, nil
 }
 
-// read answers a file that the tree lists.
+// read returns a file that the tree lists.
 func (tr *tree) read(name string) string {
 	b, err := fs.ReadFile(tr.fs, name)
 	if err != nil {
@@ -125,7 +125,7 @@ func (tr *tree) read(name string) string {
 	return string(b)
 }
 
-// goFolders answers the folders that hold a Go file.
+// goFolders returns the folders that hold a Go file.
 func (tr *tree) goFolders() map[string]bool {
 	dirs := map[string]bool{}
 	for _, g := range tr.gos {
@@ -134,7 +134,7 @@ func (tr *tree) goFolders() map[string]bool {
 	return dirs
 }
 
-// buildLine answers the //go:build line, which stands before any code.
+// buildLine returns the //go:build line, which stands before any code.
 func buildLine(src string) string {
 	for line := range strings.Lines(src) {
 		line = strings.TrimSpace(line)
@@ -175,11 +175,11 @@ func repositoryRoot(t *testing.T) string {
 	return root
 }
 
-// listFiles answers what git tracks or would add. Without git, and in a copy
-// that is no checkout, it is every file but those that .gitignore names.
+// listFiles returns what git tracks or would add. Without git, and in a copy that is not
+// a checkout, it returns every file that .gitignore does not name.
 //
-// The walk comes first in any case: `go test` reuses an old answer unless a
-// folder or file that the test itself opened has changed.
+// The walk comes first in any case: `go test` reuses an old result unless a folder or
+// file that the test itself opened has changed.
 func listFiles(root string) ([]string, error) {
 	var names []string
 	err := fs.WalkDir(os.DirFS(root), ".", func(name string, d fs.DirEntry, err error) error {

@@ -70,8 +70,8 @@ func main() {
 	}
 }
 
-// run does what the arguments say with the bundle unpacked in dir, and answers
-// whether all went well.
+// run does what the arguments say with the bundle unpacked in dir, and reports whether
+// all went well.
 func run(ctx context.Context, dir string, args []string, out io.Writer) (ok bool, err error) {
 	o, err := parseOptions(args, out)
 	if err != nil {
@@ -179,7 +179,7 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 	return o, nil
 }
 
-// choose answers the jobs of a bundle's index, whose lines are a package and
+// choose returns the jobs of a bundle's index, whose lines are a package and
 // its kinds.
 func choose(index string, o options) ([]job, error) {
 	var first, step int
@@ -279,7 +279,7 @@ func runLimited(ctx context.Context, cmd *exec.Cmd, limit time.Duration) (output
 	case <-ctx.Done():
 	}
 	took = time.Since(start)
-	// Also after a good end: whatever it left running would disturb the next.
+	// Even after a good end: processes that it left running would disturb the next.
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 	if late || ctx.Err() != nil && err == nil {
 		err = <-done

@@ -145,7 +145,7 @@ func (r *report) print(w io.Writer, j job, named bool) {
 	}
 }
 
-// skipReasons answers one line for each reason, with how many tests gave it.
+// skipReasons returns one line for each reason, with how many tests gave it.
 func skipReasons(skips []outcome) []string {
 	byReason := map[string][]string{}
 	var order []string
@@ -180,7 +180,7 @@ func leaves(failures []outcome) []outcome {
 	return out
 }
 
-// cause answers the part of the output that says why a run failed without a
+// cause returns the part of the output that says why a run failed without a
 // failed test: from the crash on, or else the end.
 func (r *report) cause() string {
 	lines := strings.SplitAfter(r.output, "\n")
