@@ -45,7 +45,7 @@ func (s *Stream) Callback(f func(err error)) error {
 			return s.result(op, driver.CallStreamIsCapturing, r)
 		}
 		if !capturing {
-			return s.callOnce(op, f)
+			return s.in.Uncaptured(op, func() error { return s.callOnce(op, f) })
 		}
 		c, err := s.capture(op, "capture with Stream.WithCapture, whose graph keeps the function")
 		if err != nil {
@@ -114,7 +114,7 @@ func (s *Stream) callOnce(op string, f func(error)) error {
 		return s.result(op, driver.CallLaunchHostFunc, r)
 	}
 	m, capturing, err := s.in.Mark(op)
-	if capturing { // since it was asked: the call may be in that graph, for as long as that lives
+	if capturing { // another library's: the call may be in that graph, for as long as that lives
 		called.Store(true)
 		return errs.New(errs.Failure{Op: op, Kind: errs.Capturing,
 			Asked: fmt.Sprintf("a capture began on stream %#x, which may have taken the function", s.handle()),

@@ -31,7 +31,7 @@ var withoutRows = map[driver.Call]string{
 	driver.CallMemGetAllocationGranularity: codeSays, driver.CallMemGetAllocationPropertiesFromHandle: codeSays,
 	driver.CallMulticastGetGranularity: codeSays, driver.CallModuleUnload: codeSays, driver.CallFuncGetAttribute: codeSays,
 	driver.CallStreamCreateWithPriority: codeSays, driver.CallCtxGetStreamPriorityRange: codeSays, driver.CallStreamGetPriority: codeSays,
-	driver.CallOccupancyMaxActiveBlocksPerMultiprocessor: codeSays,
+	driver.CallOccupancyMaxActiveBlocksPerMultiprocessor: codeSays, driver.CallLaunchHostFunc: codeSays,
 	driver.CallMemAlloc: codeSays, driver.CallFuncGetParamInfo: asked, driver.CallModuleLoadDataEx: elsewhere,
 
 	driver.CallMemDiscardBatchAsync: foreign, driver.CallThreadExchangeStreamCaptureMode: foreign, driver.CallDevicePrimaryCtxGetState: foreign,
