@@ -1,6 +1,6 @@
 package cuda
 
-// # How copies and captures work
+// # How copies, captures and callbacks work
 //
 // Notes for readers of the source; the package document is for users.
 //
@@ -30,6 +30,20 @@ package cuda
 // A stream whose handle the library never gave out can only begin a capture
 // through the library, so Stream.MayCapture needs no driver call for it
 // (internal/core/capturestate.go).
+//
+// # Callbacks
+//
+// No Go may run on the driver's thread that calls a host function: Go could stop that
+// thread, and the function may make no CUDA call. So the driver calls a C function,
+// which writes the function's number into a pipe (csrc/hostfunc.c); a goroutine reads
+// it and puts the user's function into the stream's queue (calls in callback.go).
+//
+// A mark behind the call goes to the reclaimer. When it has passed, the host function
+// is released by a message through the same pipe, behind all calls of it. If none came
+// by then the context is lost, and the user's function is called with that error: so it
+// is called exactly once, and Drain, which waits for the reclaimer, waits for it. A
+// graph owns the host functions that were captured, and releases them when it is
+// destroyed.
 //
 // # Errors
 //
