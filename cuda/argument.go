@@ -10,6 +10,38 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
+// pack packs the arguments of a launch, and refuses those that the kernel does not take.
+func (k *Kernel) pack(op string, p *parameters, args []any) error {
+	for i, arg := range args {
+		if i < len(k.declared) {
+			p.pad(k.declared[i].off)
+		}
+		if converted, err := k.addInt(op, p, i, arg); err != nil {
+			return err
+		} else if converted {
+			continue
+		}
+		before := len(p.block)
+		if !p.add(arg) {
+			return k.refuse(op, i, reflect.TypeOf(arg))
+		}
+		if i < len(k.declared) {
+			if err := k.fits(op, i, reflect.TypeOf(arg), before, len(p.block)); err != nil {
+				return err
+			}
+		}
+	}
+	if len(p.block) > maxParameters {
+		return errs.Invalid(op, fmt.Sprintf("%d bytes of arguments for kernel %q", len(p.block), k.name),
+			fmt.Sprintf("a kernel takes at most %d bytes: pass the address of memory that holds them", maxParameters))
+	}
+	if len(k.declared) > 0 && len(args) != len(k.declared) {
+		return errs.Invalid(op, fmt.Sprintf("%s for kernel %q, which declares %d", errs.Count(len(args), "argument"), k.name, len(k.declared)),
+			"pass one for each parameter, in order")
+	}
+	return nil
+}
+
 // add packs an argument behind the others, at its alignment. It reports false
 // for one that no kernel can take.
 func (p *parameters) add(arg any) bool {

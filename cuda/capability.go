@@ -1,13 +1,9 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
 
-	"github.com/cuvmm/cuvmm/internal/diagnose"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
 // Capabilities are what a device's attributes say. They are cheap to read, and
@@ -116,99 +112,4 @@ func (d *Device) granule() driver.AllocationProp {
 		Type:     driver.AllocationPinned,
 		Location: driver.Location{Type: driver.LocationDevice, ID: int32(d.dev)},
 	}
-}
-
-// Probe is what only a trial tells.
-type Probe struct {
-	// Memory: plain memory could be created. Without it the rest says nothing.
-	Memory bool
-	// Compressible memory was asked for and granted.
-	Compressible bool
-	// PosixFD: memory with a descriptor type could be created, exported and
-	// imported.
-	PosixFD bool
-	// Fabric: memory with a fabric handle type could be created, exported and
-	// imported. FabricError is why not; it matches ErrNotPermitted where no
-	// IMEX channel is open to this process, and ErrNotSupported where there is
-	// no fabric.
-	Fabric      bool
-	FabricError error
-}
-
-// Probe tries, with one granule of device memory each, what the attributes
-// only claim. A definite result is cached. If a trial is inconclusive, because there is
-// no memory for it or the process may open no more files, that is the error, or the
-// FabricError if a fabric is not ready, and the next call tries again.
-func (d *Device) Probe() (Probe, error) {
-	const op = "cuda.Device.Probe"
-	caps, err := d.Capabilities()
-	if err != nil {
-		return Probe{}, err
-	}
-	if !caps.VirtualMemory {
-		return Probe{}, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
-			Asked: d.String() + " has no virtual memory management", Hint: "it needs a Pascal GPU or later, and Linux or Windows in TCC/WDDM mode"})
-	}
-	if _, err := d.context(); err != nil {
-		return Probe{}, err
-	}
-	d.probing.Lock()
-	defer d.probing.Unlock()
-	if d.probed != nil {
-		return *d.probed, nil
-	}
-	failed := func(at driver.Call, r driver.Result, prop driver.AllocationProp) error {
-		f := errs.Failure{Op: op, Call: at, Result: r, Asked: fmt.Sprintf("a trial on %v", d), Err: diagnose.Creation(d.sys.core, prop, r)}
-		if r == driver.OutOfMemory {
-			if free, _, err := d.MemoryInfo(); err == nil {
-				f.Hint = d.sys.core.Withheld(uint64(caps.MinimumGranularity), free)
-			}
-		}
-		return errs.New(f)
-	}
-	var p Probe
-	try := func(change func(*driver.AllocationProp)) (driver.AllocationProp, error) {
-		prop := d.granule()
-		change(&prop)
-		h, r := phys.TryCreate(d.sys.core, uint64(caps.MinimumGranularity), prop)
-		if r != driver.Success {
-			return prop, failed(driver.CallMemCreate, r, prop)
-		}
-		granted, err := h.Granted(op)
-		_ = phys.Abandon(op, nil, h) // what fails is tried again, and says nothing of the memory
-		return granted, err
-	}
-	_, err = try(func(*driver.AllocationProp) {})
-	if inconclusive(err) {
-		return p, err
-	}
-	p.Memory = err == nil
-	granted, err := try(func(a *driver.AllocationProp) { a.Flags.CompressionType = driver.CompressionGeneric })
-	if inconclusive(err) {
-		return p, err
-	}
-	p.Compressible = err == nil && granted.Flags.CompressionType == driver.CompressionGeneric
-	share := func(t driver.HandleTypes) error {
-		prop := d.granule()
-		prop.RequestedHandleTypes = t
-		at, r, _ := phys.ProbeHandleType(op, d.sys.core, uint64(caps.MinimumGranularity), prop)
-		if r == driver.Success {
-			return nil
-		}
-		return failed(at, r, prop)
-	}
-	err = share(driver.HandlePosixFD)
-	if inconclusive(err) {
-		return p, err
-	}
-	p.PosixFD = err == nil
-	p.FabricError = share(driver.HandleFabric)
-	p.Fabric = p.FabricError == nil
-	switch {
-	case errors.Is(p.FabricError, ErrOutOfMemory) || errors.Is(p.FabricError, ErrDeviceLost):
-		return p, p.FabricError
-	case !inconclusive(p.FabricError):
-		d.probed = &p
-	}
-	return p, nil
 }

@@ -2,7 +2,6 @@ package cuda
 
 import (
 	"fmt"
-	"reflect"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -90,32 +89,8 @@ func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
 	p := parameterBlocks.Get().(*parameters)
 	defer parameterBlocks.Put(p)
 	p.block = p.block[:0]
-	for i, arg := range args {
-		if i < len(k.declared) {
-			p.pad(k.declared[i].off)
-		}
-		if converted, err := k.addInt(op, p, i, arg); err != nil {
-			return err
-		} else if converted {
-			continue
-		}
-		before := len(p.block)
-		if !p.add(arg) {
-			return k.refuse(op, i, reflect.TypeOf(arg))
-		}
-		if i < len(k.declared) {
-			if err := k.fits(op, i, reflect.TypeOf(arg), before, len(p.block)); err != nil {
-				return err
-			}
-		}
-	}
-	if len(p.block) > maxParameters {
-		return errs.Invalid(op, fmt.Sprintf("%d bytes of arguments for kernel %q", len(p.block), k.name),
-			fmt.Sprintf("a kernel takes at most %d bytes: pass the address of memory that holds them", maxParameters))
-	}
-	if len(k.declared) > 0 && len(args) != len(k.declared) {
-		return errs.Invalid(op, fmt.Sprintf("%s for kernel %q, which declares %d", errs.Count(len(args), "argument"), k.name, len(k.declared)),
-			"pass one for each parameter, in order")
+	if err := k.pack(op, p, args); err != nil {
+		return err
 	}
 	if err := s.use(op); err != nil {
 		return err

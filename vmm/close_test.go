@@ -156,6 +156,18 @@ var dependants = []struct {
 		require.NoError(t, g.Close())
 		require.NoError(t, w.s.Synchronize(), "it stays open")
 	}},
+	{"Stream", "callbacks are to be called", func(t *testing.T, w *world) {
+		s, err := w.d.NewStream(cuda.StreamOptions{})
+		require.NoError(t, err)
+		began, goOn, called := make(chan struct{}), make(chan struct{}), 0
+		require.NoError(t, s.Callback(func(error) { close(began); <-goOn; called++ }))
+		require.NoError(t, s.Callback(func(error) { called++ }))
+		<-began
+		require.NoError(t, s.Close())
+		close(goOn)
+		require.NoError(t, w.drain())
+		require.Equal(t, 2, called)
+	}},
 	{"Event", "a stream waits for it", func(t *testing.T, w *world) {
 		b := w.buffer(1)
 		other, err := w.d.NewStream(cuda.StreamOptions{})
