@@ -339,7 +339,7 @@ const spread = 8
 
 // addRegion reserves another region, wide enough for the request.
 func (p *Pool) addRegion(sh *shard, w *want) error {
-	total := spread * ((p.dev.TotalMemory() + p.chunk - 1) / p.chunk * p.chunk)
+	total := spread * ((uint64(p.dev.TotalMemory()) + p.chunk - 1) / p.chunk * p.chunk)
 	least := (w.size + w.align + 2*p.chunk - 1) / p.chunk * p.chunk
 	p.addresses.Lock()
 	defer p.addresses.Unlock()

@@ -146,7 +146,7 @@ func (p *Pool) untilQuiet() time.Duration {
 
 // crowded reports whether too much leaves. The caller holds mu.
 func (p *Pool) crowded() bool {
-	return len(p.leaving) > mostLeaving || p.leavingBytes > mostLeavingMemory*p.dev.TotalMemory()
+	return len(p.leaving) > mostLeaving || p.leavingBytes > mostLeavingMemory*uint64(p.dev.TotalMemory())
 }
 
 // decayed gives back a piece of what was not needed during the last window, and
