@@ -46,8 +46,8 @@ func TestHostFuncsAreCalledForEachLaunchAndThenReleased(t *testing.T) {
 func TestAHostFuncThatTheDriverRefusesIsReleased(t *testing.T) {
 	f := buildFake(t)
 	d := f.open(t)
-	f.answer("cuLaunchHostFunc", driver.InvalidHandle)
-	defer f.answer("", driver.Success)
+	f.returns("cuLaunchHostFunc", driver.InvalidHandle)
+	defer f.returns("", driver.Success)
 	h := d.NewHostFunc(func() { t.Error("it was called") })
 	require.Equal(t, driver.InvalidHandle, d.LaunchHostFunc(ours, stream, h))
 	released := make(chan struct{})

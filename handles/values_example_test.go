@@ -42,7 +42,7 @@ func ExampleDescriptor() {
 func ExampleLeaseBuffer() {
 	machine, err := sim.New(sim.Options{})
 	check(err)
-	sys, err := machine.OpenOwned()
+	sys, err := machine.OpenOwned(cuda.Options{})
 	check(err)
 	defer sys.Close()
 	dev := sys.Devices()[0]
@@ -78,7 +78,7 @@ func ExampleLeaseBuffer() {
 func ExampleLeaseAllocation() {
 	machine, err := sim.New(sim.Options{})
 	check(err)
-	sys, err := machine.OpenOwned()
+	sys, err := machine.OpenOwned(cuda.Options{})
 	check(err)
 	defer sys.Close()
 	dev := sys.Devices()[0]
@@ -102,7 +102,7 @@ func ExampleTransfersOf() {
 	ctx := context.Background()
 	machine, err := sim.New(sim.Options{})
 	check(err)
-	sys, err := machine.OpenOwned()
+	sys, err := machine.OpenOwned(cuda.Options{})
 	check(err)
 	defer sys.Close()
 	dev := sys.Devices()[0]

@@ -47,27 +47,27 @@ type Machine struct {
 	freed          []span // addresses, latest last, if Options.ReuseAddresses
 	touches        uint64 // of managed memory by devices
 
-	threads   map[int]*thread
-	contexts  map[driver.Context]*gpuContext
-	streams   map[driver.Stream]*stream
-	events    map[driver.Event]*event
-	handles   map[driver.MemHandle]*handle
-	shared    map[osmem.FileID]*memory
-	teams     map[*team]struct{} // multicast objects
-	bound     map[uint64]*memory // that was bound to those of this machine alone
-	bounds    uint64             // how often memory was
-	slots     int                // taken of the switches', without books
-	held      []held             // memory files that others may still hold
-	reserved  intervals[*object] // reservations
-	resident  intervals[*resident]
-	system    *resident         // the operating system's memory, where a device pages it
-	leased    intervals[*lease] // addresses of captured allocations
-	engine    engine
-	captures  map[uint64]*capture
-	joined    map[*stream]struct{} // that take part in a capture
-	graphs    map[driver.Graph]*graph
-	execs     map[driver.GraphExec]*graphExec
-	modules   map[driver.Module]*module
+	threads  map[int]*thread
+	contexts map[driver.Context]*gpuContext
+	streams  map[driver.Stream]*stream
+	events   map[driver.Event]*event
+	handles  map[driver.MemHandle]*handle
+	shared   map[osmem.FileID]*memory
+	teams    map[*team]struct{} // multicast objects
+	bound    map[uint64]*memory // that was bound to those of this machine alone
+	bounds   uint64             // how often memory was
+	slots    int                // taken of the switches', without books
+	held     []held             // memory files that others may still hold
+	reserved intervals[*object] // reservations
+	resident intervals[*resident]
+	system   *resident         // the operating system's memory, where a device pages it
+	leased   intervals[*lease] // addresses of captured allocations
+	engine   engine
+	captures map[uint64]*capture
+	joined   map[*stream]struct{} // that take part in a capture
+	graphs   map[driver.Graph]*graph
+	execs    map[driver.GraphExec]*graphExec
+	modules  map[driver.Module]*module
 
 	hostFuncs    map[driver.HostFunc]func()
 	lastHostFunc driver.HostFunc

@@ -17,16 +17,9 @@ func (m *Machine) Open(o cuda.Options) (*cuda.System, error) {
 
 // OpenOwned is Open for a machine that has this System alone: closing the System
 // closes it, and reports what the machine found leaked.
-func (m *Machine) OpenOwned(opts ...cuda.Option) (*cuda.System, error) {
-	return m.open(m.Close, opts)
-}
-
-func (m *Machine) open(closed func() error, opts []cuda.Option) (*cuda.System, error) {
-	s, err := core.OpenDriver(m.Driver(), closed, opts)
-	if err != nil {
-		return nil, err
-	}
-	return s.(*cuda.System), nil
+func (m *Machine) OpenOwned(o cuda.Options) (*cuda.System, error) {
+	core.UseDriver(&o, m.Driver(), m.Close)
+	return cuda.Open(o)
 }
 
 // TB is what Open needs of a test; *testing.T and *testing.B have it.

@@ -115,7 +115,7 @@ func ExamplePublication_AnnounceRange() {
 func ExamplePublication_AnnounceAppended() {
 	machine, err := sim.New(sim.Options{})
 	check(err)
-	sys, err := machine.OpenOwned()
+	sys, err := machine.OpenOwned(cuda.Options{})
 	check(err)
 	defer sys.Close()
 	array, err := vmm.NewArray[int32](sys.Devices()[0], vmm.BufferOptions{Reserve: 64 << 20})
@@ -147,7 +147,7 @@ func ExampleClient() {
 	ctx := context.Background()
 	machine, err := sim.New(sim.Options{})
 	check(err)
-	sys, err := machine.OpenOwned()
+	sys, err := machine.OpenOwned(cuda.Options{})
 	check(err)
 	defer sys.Close()
 	dev := sys.Devices()[0]

@@ -50,7 +50,7 @@ func odd(what string, errs ...error) error {
 func TestEverythingBesideEverything(t *testing.T) {
 	m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{Granularity: chunk}, {Granularity: chunk}}})
 	require.NoError(t, err)
-	sys, err := m.OpenOwned()
+	sys, err := m.OpenOwned(cuda.Options{})
 	require.NoError(t, err)
 	dir, files, open, lost := filepath.Join(t.TempDir(), "sockets"), openFiles("self"), peer.OpenFDs(), peer.LostFDs()
 	require.NoError(t, within(t, "everything", func() error {
