@@ -25,7 +25,7 @@ func Cases() []Case {
 	return slices.Concat(
 		section("1", creation, reservation, mapping, access, ends),
 		section("2", contexts),
-		section("3", running, captureEnds, edges, launching, loading, waiting(), captureMatrix()),
+		section("3", running, captureEnds, edges, launching, hostFuncs, loading, waiting(), captureMatrix()),
 		section("4", sharing),
 		section("5", managedRules, managedRanges, discards),
 		section("9", multicasts),

@@ -21,7 +21,7 @@ func TestDocumentListsTheCases(t *testing.T) {
 			want[c.Section+" case"] = append(want[c.Section+" case"], []string{c.Name, c.Says})
 		}
 	}
-	for _, c := range slices.Concat(running, captureEnds, edges, launching, loading) {
+	for _, c := range slices.Concat(running, captureEnds, edges, launching, hostFuncs, loading) {
 		want["3 case"] = append(want["3 case"], []string{c.Name, c.Says})
 	}
 	for _, part := range []struct {
