@@ -17,6 +17,9 @@ function readColors() {
 function hue(text) {
   let h = 2166136261;
   for (let i = 0; i < text.length; i++) h = Math.imul(h ^ text.charCodeAt(i), 16777619);
+  h = Math.imul(h ^ (h >>> 15), 2246822519); // or similar names have similar colors
+  h = Math.imul(h ^ (h >>> 13), 3266489917);
+  h ^= h >>> 16;
   const dark = document.documentElement.classList.contains("dark");
   return "hsl(" + ((h >>> 0) % 360) + " 62% " + (dark ? 58 : 46) + "%)";
 }
@@ -323,7 +326,14 @@ function lists() {
   table("most memory", groups(model, groupKey, side || (model.two ? SECOND : FIRST)).map(g => [g.key + (g.count > 1 ? " × " + g.count : ""), sizeText(g.bytes), g.region.ptr + g.first.o]));
 }
 
-const groupKey = (b, r) => b.tag || (b.stack && b.stack[0] ? b.stack[0].replace(/ \(.*\//, " (") : b.kind === "used" ? "buffer " + hex(r.ptr) : "blocks without a tag");
+// creator is the innermost function of a stack outside of the library, without folders.
+function creator(stack) {
+  const own = f => f.startsWith("github.com/cuvmm/cuvmm/") && !f.includes("_test.go:") && !f.includes("/samples/");
+  const f = (stack || []).find(f => !own(f));
+  return f && f.replace(/ \(.*\//, " (").replace(/^[^ ]*\//, "");
+}
+
+const groupKey = (b, r) => b.tag || creator(b.stack) || (b.kind === "used" ? "buffer " + hex(r.ptr) : "blocks without a tag");
 
 // neighbour selects the next (1) or previous (-1) thing.
 function neighbour(step) {
