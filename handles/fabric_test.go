@@ -147,7 +147,7 @@ func TestTheWayIsPickedPerReceiver(t *testing.T) {
 	}
 }
 
-// Where only the fabric would do, or its answer is not one to fall back on, the
+// Where only the fabric would do, or its result is not one to fall back on, the
 // transfer fails on both sides with the receiver's reason and nothing is kept.
 func TestNoWay(t *testing.T) {
 	for _, row := range []struct {

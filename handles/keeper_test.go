@@ -45,7 +45,7 @@ func TestOneDescriptorIsKeptWhileSomebodyShares(t *testing.T) {
 	require.NoError(t, near.Close())
 	require.Equal(t, 2+1, peertest.MemoryFiles())
 	require.NoError(t, far.Close())
-	require.Equal(t, 2, peertest.MemoryFiles(), "nobody shares any more")
+	require.Equal(t, 2, peertest.MemoryFiles(), "nothing is shared any more")
 	require.NoError(t, ib.Close())
 	require.NoError(t, ic.Close())
 }

@@ -36,7 +36,7 @@ type LeaseOptions struct {
 	// Timeout is when it ends at the latest; 0 is DefaultLease.
 	Timeout time.Duration
 	// Log is told of a lease that ends before all receivers have imported. Nil
-	// tells nobody.
+	// logs nothing.
 	Log *slog.Logger
 }
 
@@ -140,7 +140,7 @@ func leaseMemory(op string, b *vmm.Buffer, d Descriptor, element uint64, o Lease
 	return lease(op, d, core.SystemOf(b.Device()), about.Asked, about.Imported, v, o)
 }
 
-// lease takes the view over, whatever it answers.
+// lease takes the view over, whatever it returns.
 func lease(op string, d Descriptor, on *core.System, asked driver.AllocationProp, imported bool, v share.View, o LeaseOptions) (*Lease, error) {
 	l, err := newLease(op, d, on, asked, imported, v, o)
 	if err != nil {
@@ -233,7 +233,7 @@ func (l *Lease) Imported(r Receipt) error {
 	return nil
 }
 
-// Wait waits until the lease has ended. It answers nil where all receivers have
+// Wait waits until the lease has ended. It returns nil if all receivers have
 // imported, [peer.ErrTimeout] after the deadline, cuda.ErrClosed after Close.
 func (l *Lease) Wait(ctx context.Context) error {
 	select {

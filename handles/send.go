@@ -214,7 +214,7 @@ func (c conn) answeredAlready() bool {
 	return len(c.out.answers) > 0
 }
 
-// answered waits for the next answer of the peer, to messages that so many
+// answered waits for the next reply of the peer, to messages that so many
 // chunks have been sent with.
 func (c conn) answered(ctx context.Context, op string, under []int, by *handleNegotiation) (left []int, done bool, err error) {
 	m, err := c.awaitOwed(ctx, op, "answer", &c.out.answers, &c.out.spinner)

@@ -95,7 +95,7 @@ func TestEveryFailureOfSharing(t *testing.T) {
 					for _, f := range faults {
 						struck.m.Inject(f)
 					}
-					// Who fails before anything is offered tells nobody.
+					// A failure before anything is offered sends nothing.
 					ctx, cancel := context.WithTimeout(t.Context(), peertest.Guard)
 					defer cancel()
 					var group errgroup.Group

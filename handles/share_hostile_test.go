@@ -263,7 +263,7 @@ func TestHostileOffers(t *testing.T) {
 			b := inside(t, h.near)
 			off := b.transfers
 			off.mu.Lock()
-			off.out.begun = 1 // it hears the answers
+			off.out.begun = 1 // it hears the replies
 			off.mu.Unlock()
 			before := h.d.System().Stats()
 			var group errgroup.Group
@@ -303,7 +303,7 @@ func TestHostileTransfersEndTheConnection(t *testing.T) {
 			h.offer(h.honest, h.memory(1))
 			h.offer(h.honest, h.memory(1))
 		},
-		"an answer": func(h *hostile) {
+		"a reply": func(h *hostile) {
 			h.send(transferMessage(wire.Mapped, 1))
 		},
 	} {
@@ -320,7 +320,7 @@ func TestHostileTransfersEndTheConnection(t *testing.T) {
 	}
 }
 
-// hears runs a sender against an importer that answers what it likes.
+// hears runs a sender against an importer that replies as it likes.
 func hears(t *testing.T, patience time.Duration, answer func(h *hostile)) error {
 	h := newHostile(t, patience)
 	var group errgroup.Group

@@ -27,7 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// order is what a child of these tests is told, and report what it answers.
+// order is what a child of these tests is told, and report what it sends back.
 type order struct {
 	Do           string
 	Path         string // of a socket
@@ -475,7 +475,7 @@ func TestAnImporterThatIsKilled(t *testing.T) {
 	})
 }
 
-// A peer that dies in the middle costs nobody anything.
+// A peer that dies in the middle affects no one else.
 func TestAnExporterThatIsKilledWhileItSends(t *testing.T) {
 	s := &stage{t: t, folder: t.TempDir(), memory: 1 << 30, chunk: 64 << 10}
 	a, b := s.child(), s.child()
@@ -523,7 +523,7 @@ func TestFiveHundredImportsInOneProcess(t *testing.T) {
 }
 
 // Thousands of chunks under a small limit of open files, between two processes
-// of an ordinary user that nobody may trace.
+// of an ordinary user that no process may trace.
 func TestManyChunksUnderASmallLimitOfOpenFiles(t *testing.T) {
 	onBoth(t, func(t *testing.T, s *stage) {
 		dir := s.public()

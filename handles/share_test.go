@@ -456,7 +456,7 @@ func TestBothWaysAndBesideMessages(t *testing.T) {
 	require.NoError(t, group.Wait())
 }
 
-// A message that comes before the answer waits for Receive.
+// A message that comes before the reply waits for Receive.
 func TestMessagesWaitBesideATransfer(t *testing.T) {
 	d := gputest.Software(t)
 	near, far := peertest.Pair(t, peer.Options{})

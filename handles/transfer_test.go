@@ -120,7 +120,7 @@ func TestTransfersInTurn(t *testing.T) {
 	require.Equal(t, uint32(2), b.offered().number)
 	require.NoError(t, b.put(part(1, 1)), "of a transfer that ended: dropped")
 	require.NoError(t, b.put(reasonMessage(wire.Withdrawn, 2, errors.New("no"))))
-	require.Nil(t, b.offered(), "nobody saw it")
+	require.Nil(t, b.offered(), "no caller saw it")
 	require.Equal(t, before, peer.OpenFDs())
 
 	require.NoError(t, b.put(offer(3)))
@@ -146,7 +146,7 @@ func TestTransfersOutOfTurn(t *testing.T) {
 		{"a part of none", peer.Message{Kind: wire.Chunks, Body: []byte{2, 0, 0, 0, 0, 0, 0, 0}, FDs: someFDs(t, 1)}, "was not offered"},
 		{"a confirmation of none", transferMessage(wire.Confirmed, 2), "was not offered"},
 		{"a confirmation too early", transferMessage(wire.Confirmed, 1), "before it was mapped"},
-		{"an answer to none", transferMessage(wire.Mapped, 1), "an answer to transfer 1"},
+		{"a reply to none", transferMessage(wire.Mapped, 1), "an answer to transfer 1"},
 	} {
 		b := newInbox()
 		defer b.Discard()
@@ -157,7 +157,7 @@ func TestTransfersOutOfTurn(t *testing.T) {
 		require.ErrorContains(t, err, c.want, c.name)
 		require.Equal(t, before, peer.OpenFDs(), c.name)
 	}
-	// So many parts nobody sends, nor answers, nor anything behind the end.
+	// No peer sends so many parts, or replies, or anything behind the end.
 	b := newInbox()
 	require.NoError(t, b.put(someOffer(t, 1)))
 	b.offered().taken = true

@@ -551,7 +551,7 @@ func TestMemoryInASocketIsTaken(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, child.Process.Pid, u.Exported[0].Maker)
 	child.Kill()
-	// Nobody but the socket's queue has it now.
+	// Only the socket's queue has it now.
 	u, err = Inspect(folder)
 	require.NoError(t, err)
 	require.Empty(t, u.Processes)

@@ -233,7 +233,7 @@ func TestArrivalsAndNorms(t *testing.T) {
 	for _, m := range r.members {
 		require.EqualValues(t, 4*rounds, binary.NativeEndian.Uint32(r.bytes(m.own, 4)))
 	}
-	// Nobody passes before all have arrived.
+	// No process passes before all have arrived.
 	const target = uint32(4*rounds + 4)
 	for _, m := range r.members[1:] {
 		r.launch(m, kernels.Barrier, uint64(m.mc), uint64(m.own), target, r.never)

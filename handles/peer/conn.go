@@ -27,7 +27,7 @@ import (
 // Every wait ends with its context. What the peer owes, a greeting or the rest
 // of a message, it owes within Options.Timeout; after that, and after anything
 // else that leaves the two sides at odds, the connection is closed, and every
-// later call answers the same error.
+// later call returns the same error.
 type Conn struct {
 	linked
 	sock   *sock.Conn
@@ -100,7 +100,7 @@ func (c *Conn) fail(err error) error {
 }
 
 // refusalWait is how long a peer that does not read may hold up its refusal, and
-// how long somebody who sends meanwhile may.
+// how long a concurrent sender may.
 const refusalWait = 100 * time.Millisecond
 
 // refuse tells the peer why.
@@ -120,7 +120,7 @@ func (c *Conn) isOver() bool {
 	}
 }
 
-// ended is the answer of a call on a connection that is over.
+// ended is the error of a call on a connection that is over.
 func (c *Conn) ended(op string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

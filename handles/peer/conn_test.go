@@ -301,7 +301,7 @@ func TestHostilePackets(t *testing.T) {
 		{"garbage", func([]byte) []byte { return []byte("GET / HTTP/1.1\r\n\r\n") }, nil, peer.ErrProtocol},
 		{"garbage with descriptors", func([]byte) []byte { return []byte("x") }, rights(253), peer.ErrProtocol},
 		{"more descriptors than said", func(to []byte) []byte { return peertest.Packet(1, to, 1, 1, 0, 1, "") }, rights(3), peer.ErrProtocol},
-		{"descriptors that nobody said", func(to []byte) []byte { return peertest.Packet(1, to, 1, 0, 0, 0, "") }, rights(1), peer.ErrProtocol},
+		{"undeclared descriptors", func(to []byte) []byte { return peertest.Packet(1, to, 1, 0, 0, 0, "") }, rights(1), peer.ErrProtocol},
 		{"fewer descriptors than said", func(to []byte) []byte { return peertest.Packet(1, to, 1, 3, 0, 3, "") }, rights(1), peer.ErrTruncated},
 		{"more descriptors than taken", func(to []byte) []byte { return peertest.Packet(1, to, 1, 3, 0, 4000, "") }, rights(3), peer.ErrTooLarge},
 		{"a replay", func(to []byte) []byte { return peertest.Packet(1, to, 0, 0, 0, 0, "") }, nil, peer.ErrProtocol},

@@ -15,7 +15,7 @@ import (
 )
 
 // Dial connects to the socket of a [Listener] and waits until both sides have
-// greeted. The directory must let in nobody but its owner (mode 0700), who must
+// greeted. The directory must let in only its owner (mode 0700), who must
 // be the peer that Options.Allow lets in. Only the last folder of the path is
 // checked not to be a link. The caller closes the connection.
 func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
@@ -82,7 +82,7 @@ func dial(ctx context.Context, op string, d *sock.Dir, path, name string, timeou
 	}
 }
 
-// unlocked waits until nobody has the directory's lock, or answers false.
+// unlocked waits until the directory's lock is free, or returns false.
 func unlocked(ctx context.Context, d *sock.Dir, limit time.Time) bool {
 	for {
 		ok, err := d.TryLock()

@@ -48,5 +48,5 @@ func TestDialWaitsForAListenerThatIsBeingMade(t *testing.T) {
 
 	require.NoError(t, unix.Shutdown(s, unix.SHUT_RDWR))
 	_, err = dial(t.Context(), "test", dialer, path, "s", guard)
-	require.ErrorIs(t, err, ErrGone, "nobody makes one")
+	require.ErrorIs(t, err, ErrGone, "no process makes one")
 }

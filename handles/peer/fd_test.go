@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// number makes a file with contents and answers its descriptor.
+// number makes a file with contents and returns its descriptor.
 func number(t testing.TB, contents string) int {
 	t.Helper()
 	n, err := unix.MemfdCreate("test", 0)

@@ -35,7 +35,7 @@ type Listener struct {
 const maxName = 80
 
 // Listen makes a socket of that name in a directory that belongs to this
-// process's user and lets nobody else in (mode 0700); the directory is made
+// process's user and lets no other user in (mode 0700); the directory is made
 // where there is none. An empty name is a random one, which [Listener.Path]
 // tells. A socket that a process of this user left behind when it died is
 // replaced; anything else of that name is cuda.ErrInUse.
@@ -72,7 +72,7 @@ func checkName(op, name string) error {
 	return nil
 }
 
-// openDir opens a directory that nobody but its owner may enter, and makes it
+// openDir opens a directory that only its owner may enter, and makes it
 // first where it is to be made.
 func openDir(op, path string, create bool) (*sock.Dir, error) {
 	asked := fmt.Sprintf("directory %q", path)
@@ -138,7 +138,7 @@ func (l *Listener) bind(op, name string) error {
 }
 
 // removeStale makes the name free where it is a socket of this user that
-// nobody listens on. The lock keeps others from making a new one meanwhile.
+// no process listens on. The lock keeps others from making a new one meanwhile.
 func (l *Listener) removeStale(op, name string) error {
 	entry, err := l.dir.Lookup(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -170,7 +170,7 @@ func (l *Listener) Path() string { return l.path }
 
 // Accept waits for the next peer that Options.Allow lets in; those it does not
 // are told and forgotten. It does not wait for the peer to say anything, so a
-// silent one holds up nobody. The caller closes the connection.
+// silent one holds up no other. The caller closes the connection.
 //
 // An error other than that of the context, or cuda.ErrClosed, may pass: that
 // this process may open no more files, above all.

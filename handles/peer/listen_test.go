@@ -32,7 +32,7 @@ func init() {
 				return err
 			}
 		}
-		if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil { // nobody may trace it
+		if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil { // no process may trace it
 			return err
 		}
 		l, err := peer.Listen(c.Args[0], "s", peer.Options{})
@@ -60,7 +60,7 @@ func init() {
 	})
 	// call sends a descriptor to a server and checks that it comes back.
 	reexec.Register("call", func(c *reexec.Child) error {
-		if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil { // nobody may trace it
+		if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil { // no process may trace it
 			return err
 		}
 		conn, err := peer.Dial(context.Background(), c.Args[0], peer.Options{})
@@ -247,12 +247,12 @@ func TestCloseRemovesItsOwnSocketOnly(t *testing.T) {
 	l, err := peer.Listen(folder(t), "s", peer.Options{})
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(l.Path()))
-	require.NoError(t, os.WriteFile(l.Path(), []byte("somebody's"), 0o600))
+	require.NoError(t, os.WriteFile(l.Path(), []byte("another's"), 0o600))
 	require.NoError(t, l.Close())
 	require.NoError(t, l.Close())
 	b, err := os.ReadFile(l.Path())
 	require.NoError(t, err)
-	require.Equal(t, "somebody's", string(b))
+	require.Equal(t, "another's", string(b))
 	_, err = l.Accept(t.Context())
 	require.ErrorIs(t, err, cuda.ErrClosed)
 }

@@ -167,7 +167,7 @@ type inbound struct {
 	lost  bool
 }
 
-// take takes a packet and its descriptors, whatever it answers: a whole
+// take takes a packet and its descriptors, whatever it returns: a whole
 // message, nil where more is to come, or what is wrong, and then nothing of
 // what came is left open. lost says that the kernel had to drop some of it.
 func (in *inbound) take(p []byte, fds []*FD, lost bool) (*Message, error) {

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Nobody sees a warning, it never waits, and one that was not sent is not missed.
+// No caller sees a warning, it never waits, and one that was not sent is not missed.
 func TestWarnings(t *testing.T) {
 	for _, warned := range []bool{false, true} {
 		near, far := linkedPair(t)
