@@ -53,7 +53,7 @@ func (r *result) passes(d *cuda.Device, t *trace.Trace, m mode, o pool.Options) 
 		live.now.Store(0) // what the trace does not free
 		*us = took.Seconds() * 1e6 / float64(max(r.Operations, 1))
 	}
-	r.Requested, r.Reserved = live.peak.Load(), p.Stats().PeakReserved
+	r.Requested, r.Reserved = live.peak.Load(), uint64(p.Stats().PeakReserved)
 	return nil
 }
 

@@ -36,12 +36,12 @@ type CaptureStats struct {
 	ID uint64
 	// Served requests of the capture, and their bytes.
 	Served int
-	Bytes  uint64
+	Bytes  int
 	// Refused requests.
 	Refused int
 	// Grown is the physical memory, in bytes, that was made for the capture while
 	// it ran. It is zero where what it asked for was there.
-	Grown uint64
+	Grown int
 	// Tags are what was served by tag, in the order of their first request.
 	Tags []CaptureTag
 }
@@ -50,7 +50,7 @@ type CaptureStats struct {
 type CaptureTag struct {
 	Tag    Tag
 	Served int
-	Bytes  uint64
+	Bytes  int
 }
 
 // Capture is a capture of a graph that the pool serves: every stream that takes
@@ -332,14 +332,14 @@ func (c *Capture) overError(w *want) error {
 
 func (s *CaptureStats) served(w *want) {
 	s.Served++
-	s.Bytes += w.bytes
+	s.Bytes += int(w.bytes)
 	at := slices.IndexFunc(s.Tags, func(t CaptureTag) bool { return t.Tag == w.tag })
 	if at < 0 {
 		at = len(s.Tags)
 		s.Tags = append(s.Tags, CaptureTag{Tag: w.tag})
 	}
 	s.Tags[at].Served++
-	s.Tags[at].Bytes += w.bytes
+	s.Tags[at].Bytes += int(w.bytes)
 }
 
 // Stats says what the capture took so far, or in all once it has ended.
@@ -364,7 +364,7 @@ func (c *Capture) End() (CaptureStats, error) {
 		c.arena.running = nil
 		c.mu.Lock()
 		for _, sh := range c.arena.shards {
-			c.stats.Grown += sh.made.Load() - c.grown[sh]
+			c.stats.Grown += int(sh.made.Load() - c.grown[sh])
 		}
 		c.mu.Unlock()
 	}

@@ -118,7 +118,7 @@ func BenchmarkStitch(b *testing.B) {
 				start := time.Now()
 				big := alloc(b, p, s, runs*each*chunk)
 				took := time.Since(start)
-				require.LessOrEqual(b, p.Stats().Reserved, uint64((2*runs*each+2)*chunk))
+				require.LessOrEqual(b, p.Stats().Reserved, (2*runs*each+2)*chunk)
 				for _, blk := range append(live, big, rest) {
 					must(b, p.Free(blk))
 				}

@@ -183,20 +183,20 @@ func TestSnapshot(t *testing.T) {
 
 		snap := p.Snapshot()
 		live := map[cuda.Ptr]int{}
-		var mapped, requested uint64
+		var mapped, requested int
 		for i, g := range snap.Segments {
 			if i > 0 {
 				before := snap.Segments[i-1]
-				require.GreaterOrEqual(t, uint64(g.Ptr), uint64(before.Ptr)+before.Bytes, "sorted and apart")
+				require.GreaterOrEqual(t, uint64(g.Ptr), uint64(before.Ptr)+uint64(before.Bytes), "sorted and apart")
 			}
 			at := g.Ptr
-			largest := uint64(0)
+			largest := 0
 			for j, part := range g.Parts {
 				require.Equal(t, at, part.Ptr, "without a gap")
 				at += cuda.Ptr(part.Bytes)
 				switch part.State {
 				case pool.LiveBlock:
-					live[part.Ptr] = int(part.Requested)
+					live[part.Ptr] = part.Requested
 					requested += part.Requested
 					require.Contains(t, part.Stack[0], "_test.go")
 				case pool.Hole:

@@ -387,16 +387,16 @@ func (w *model) failing() {
 func (w *model) check() {
 	require.NoError(w.rt, w.p.Check())
 	st := w.p.Stats()
-	require.Equal(w.rt, w.total, st.Requested)
-	require.EqualValues(w.rt, len(w.live), st.Blocks)
-	require.Equal(w.rt, w.peak, st.PeakRequested)
-	require.Equal(w.rt, w.count, st.Allocs)
-	require.Equal(w.rt, w.count-uint64(len(w.live)), st.Frees)
-	var tagged uint64
+	require.EqualValues(w.rt, w.total, st.Requested)
+	require.Len(w.rt, w.live, st.Blocks)
+	require.EqualValues(w.rt, w.peak, st.PeakRequested)
+	require.EqualValues(w.rt, w.count, st.Allocs)
+	require.EqualValues(w.rt, w.count-uint64(len(w.live)), st.Frees)
+	tagged := 0
 	for _, t := range st.Tags {
 		tagged += t.Requested
 	}
-	require.Equal(w.rt, w.total, tagged)
+	require.EqualValues(w.rt, w.total, tagged)
 }
 
 func (w *model) end() {

@@ -318,7 +318,7 @@ type Exhausted struct {
 	Reason error
 	// Reserved and Requested are of the pool: the physical memory that it has,
 	// and what its live blocks were asked for.
-	Reserved, Requested uint64
+	Reserved, Requested int
 }
 
 func (s *shortage) reason() error {
@@ -353,7 +353,7 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 	case s.kind == errs.Budget:
 		f.Asked += fmt.Sprintf("; the limit is %s", errs.Bytes(st.Limit))
 		f.Hint = "free blocks, or raise the limit with Pool.SetLimit"
-		if w.kind == mid && st.Limit < s.size {
+		if w.kind == mid && uint64(st.Limit) < s.size {
 			f.Hint = fmt.Sprintf("such requests are served in chunks of %s: raise the limit with Pool.SetLimit", errs.Bytes(p.chunk))
 		}
 	case s.kind == errs.OutOfAddressSpace:
@@ -377,10 +377,10 @@ func (p *Pool) largest(st *Stats) string {
 	type holder struct {
 		tag    Tag
 		blocks int
-		bytes  uint64
+		bytes  int
 	}
 	var by []holder
-	add := func(tag Tag, blocks int, bytes uint64) {
+	add := func(tag Tag, blocks, bytes int) {
 		at := slices.IndexFunc(by, func(o holder) bool { return o.tag == tag })
 		if at < 0 {
 			at = len(by)
@@ -393,11 +393,11 @@ func (p *Pool) largest(st *Stats) string {
 	case p.o.Statistics:
 		for _, t := range st.Tags {
 			if t.Blocks > 0 {
-				add(t.Tag, int(t.Blocks), t.Requested)
+				add(t.Tag, t.Blocks, t.Requested)
 			}
 		}
 	case st.Blocks <= fewBlocks:
-		p.each(func(h *header) { add(h.tag, 1, h.asked()) })
+		p.each(func(h *header) { add(h.tag, 1, int(h.asked())) })
 	default:
 		return "not counted without Options.Statistics"
 	}

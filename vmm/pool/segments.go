@@ -79,7 +79,7 @@ func (r *segmentReader) slab(reg *region, i int, c *chunk) {
 			s := sh.segment(SlabSegment, at, reg.chunk, reg.chunk)
 			s.pin(c, r.pool)
 			if sl != nil {
-				s.Slot = sl.slot
+				s.Slot = int(sl.slot)
 			}
 			r.segments = append(r.segments, s)
 		}
@@ -140,7 +140,7 @@ func (r *segmentReader) spans(reg *region) {
 				s.pin(reg.chunks[i].Load(), r.pool)
 			}
 		}
-		s.Bytes += uint64(at - from)
+		s.Bytes += int(at - from)
 		if of = sp; e == sp.tail {
 			of, e = nil, nil
 		}
@@ -201,5 +201,5 @@ func (r *segmentReader) add(s *Segment, h *header, at driver.Ptr, size uint64) {
 			r.sites = append(r.sites, sited{len(s.Parts), site})
 		}
 	}
-	s.Parts = append(s.Parts, Part{Ptr: cuda.Ptr(at), Bytes: size, State: state, Requested: h.asked(), Tag: h.tag})
+	s.Parts = append(s.Parts, Part{Ptr: cuda.Ptr(at), Bytes: int(size), State: state, Requested: int(h.asked()), Tag: h.tag})
 }

@@ -22,7 +22,7 @@ type Snapshot struct {
 	// Segments are the pool's mapped memory, by address.
 	Segments []Segment `json:"segments"`
 	// Idle are the sizes of chunks that are mapped nowhere, in bytes.
-	Idle    []uint64        `json:"idle,omitempty"`
+	Idle    []int           `json:"idle,omitempty"`
 	Streams []StreamSummary `json:"streams"`
 	// History is what was kept since StartHistory.
 	History History `json:"history,omitempty"`
@@ -31,12 +31,12 @@ type Snapshot struct {
 // Segment is a run of chunks that belongs to one stream.
 type Segment struct {
 	Ptr   cuda.Ptr    `json:"ptr"`
-	Bytes uint64      `json:"bytes"`
+	Bytes int         `json:"bytes"`
 	Kind  SegmentKind `json:"kind"`
 	// Chunk is the size of its chunks, in bytes.
-	Chunk uint64 `json:"chunk"`
+	Chunk int `json:"chunk"`
 	// Slot is the size of a block, where all are of one: in a slab. 0 is any.
-	Slot uint64 `json:"slot,omitempty"`
+	Slot int `json:"slot,omitempty"`
 	// Stream is the raw handle of whose it is.
 	Stream uintptr `json:"stream"`
 	// Arena: it is kept for a capture, or for its graph.
@@ -50,8 +50,8 @@ type Segment struct {
 }
 
 // Hole is the most bytes that lie free in one piece.
-func (s Segment) Hole() uint64 {
-	most := uint64(0)
+func (s Segment) Hole() int {
+	most := 0
 	for _, p := range s.Parts {
 		if p.State == Hole {
 			most = max(most, p.Bytes)
@@ -72,11 +72,11 @@ const (
 // Part is a block, or a hole.
 type Part struct {
 	Ptr   cuda.Ptr  `json:"ptr"`
-	Bytes uint64    `json:"bytes"` // that it takes
+	Bytes int       `json:"bytes"` // that it takes
 	State PartState `json:"state"`
 	// Requested is what a live block was asked for, and Tag what it is for.
-	Requested uint64 `json:"requested,omitempty"`
-	Tag       Tag    `json:"tag,omitempty"`
+	Requested int `json:"requested,omitempty"`
+	Tag       Tag `json:"tag,omitempty"`
 	// Stack is who allocated it, with Options.Track.
 	Stack []string `json:"stack,omitempty"`
 }
@@ -94,8 +94,8 @@ const (
 // StreamSummary is what the pool keeps for a stream.
 type StreamSummary struct {
 	Stream    uintptr `json:"stream"`
-	Blocks    uint64  `json:"blocks"`
-	Requested uint64  `json:"requested"`
+	Blocks    int     `json:"blocks"`
+	Requested int     `json:"requested"`
 	Waiting   int     `json:"waiting"`
 	// Unpassed: of what was freed on it, some may be in use by the GPU, as far
 	// as was asked, so it is the stream's own yet.
@@ -114,13 +114,13 @@ func (p *Pool) Snapshot() Snapshot {
 	s := Snapshot{Time: time.Now(), Device: p.dev.String(), Stats: p.Stats(), History: p.History()}
 	p.mu.Lock()
 	for _, h := range p.idle {
-		s.Idle = append(s.Idle, h.Size)
+		s.Idle = append(s.Idle, int(h.Size))
 	}
 	p.mu.Unlock()
 	for _, sh := range p.all() {
 		sh.mu.Lock()
 		s.Streams = append(s.Streams, StreamSummary{
-			Stream: uintptr(sh.stream.Handle), Blocks: sh.live, Requested: sh.requested, Waiting: sh.waiting.n,
+			Stream: uintptr(sh.stream.Handle), Blocks: int(sh.live), Requested: int(sh.requested), Waiting: sh.waiting.n,
 			Unpassed: sh.touched > sh.passed.Load(), Arena: sh.arena != nil,
 		})
 		sh.mu.Unlock()
@@ -138,7 +138,7 @@ func (p *Pool) Snapshot() Snapshot {
 }
 
 func (sh *shard) segment(kind SegmentKind, ptr driver.Ptr, bytes, chunk uint64) Segment {
-	return Segment{Ptr: cuda.Ptr(ptr), Bytes: bytes, Kind: kind, Chunk: chunk, Stream: uintptr(sh.stream.Handle), Arena: sh.arena != nil}
+	return Segment{Ptr: cuda.Ptr(ptr), Bytes: int(bytes), Kind: kind, Chunk: int(chunk), Stream: uintptr(sh.stream.Handle), Arena: sh.arena != nil}
 }
 
 func (s *Segment) pin(c *chunk, p *Pool) {
@@ -153,10 +153,10 @@ func (s *Segment) hole(at driver.Ptr, size uint64) {
 		return
 	}
 	if n := len(s.Parts); n > 0 && s.Parts[n-1].State == Hole {
-		s.Parts[n-1].Bytes += size
+		s.Parts[n-1].Bytes += int(size)
 		return
 	}
-	s.Parts = append(s.Parts, Part{Ptr: cuda.Ptr(at), Bytes: size, State: Hole})
+	s.Parts = append(s.Parts, Part{Ptr: cuda.Ptr(at), Bytes: int(size), State: Hole})
 }
 
 // site is the stack that allocated a block.

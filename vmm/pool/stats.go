@@ -11,14 +11,14 @@ import (
 type Stats struct {
 	// Reserved is the physical memory that the pool has, in bytes, and
 	// PeakReserved the most that it ever had.
-	Reserved     uint64 `json:"reserved"`
-	PeakReserved uint64 `json:"peakReserved"`
+	Reserved     int `json:"reserved"`
+	PeakReserved int `json:"peakReserved"`
 	// Limit is the most that it may have; 0 is no limit.
-	Limit uint64 `json:"limit,omitempty"`
+	Limit int `json:"limit,omitempty"`
 	// Requested are the bytes of the live blocks as they were asked for, and
 	// Blocks how many there are.
-	Requested uint64 `json:"requested"`
-	Blocks    uint64 `json:"blocks"`
+	Requested int `json:"requested"`
+	Blocks    int `json:"blocks"`
 	// Waiting blocks were freed and wait for streams that the free named, or for
 	// the end of a capture.
 	Waiting int `json:"waiting"`
@@ -30,13 +30,13 @@ type Stats struct {
 	// What follows is counted with Options.Statistics alone.
 
 	// PeakRequested and PeakBlocks are the most that were live at once.
-	PeakRequested uint64 `json:"peakRequested"`
-	PeakBlocks    uint64 `json:"peakBlocks"`
+	PeakRequested int `json:"peakRequested"`
+	PeakBlocks    int `json:"peakBlocks"`
 	// Allocs and Frees are counts of calls that succeeded, and AllocatedBytes
 	// what was asked for in all.
-	Allocs         uint64 `json:"allocs"`
-	Frees          uint64 `json:"frees"`
-	AllocatedBytes uint64 `json:"allocatedBytes"`
+	Allocs         int `json:"allocs"`
+	Frees          int `json:"frees"`
+	AllocatedBytes int `json:"allocatedBytes"`
 	// Tags are the same by tag, in the order in which the tags were made; those
 	// without a block so far are left out.
 	Tags []TagStats `json:"tags,omitempty"`
@@ -44,16 +44,16 @@ type Stats struct {
 
 // TagStats are counts of the blocks of one tag.
 type TagStats struct {
-	Tag            Tag    `json:"tag"`
-	Requested      uint64 `json:"requested"`     // live
-	Blocks         uint64 `json:"blocks"`        // live
-	PeakRequested  uint64 `json:"peakRequested"` // summed over streams, each at its own peak
-	Allocs         uint64 `json:"allocs"`
-	AllocatedBytes uint64 `json:"allocatedBytes"`
+	Tag            Tag `json:"tag"`
+	Requested      int `json:"requested"`     // live
+	Blocks         int `json:"blocks"`        // live
+	PeakRequested  int `json:"peakRequested"` // summed over streams, each at its own peak
+	Allocs         int `json:"allocs"`
+	AllocatedBytes int `json:"allocatedBytes"`
 }
 
 // totals only grow.
-type totals struct{ allocs, frees, bytes uint64 }
+type totals struct{ allocs, frees, bytes int }
 
 // statistics are a pool's counts over all streams.
 type statistics struct {
@@ -71,15 +71,15 @@ func (s *statistics) allocated(w *watch, h *header) {
 	raise(&s.mostRequested, s.requested.Add(h.asked()))
 	raise(&s.mostBlocks, s.blocks.Add(1))
 	w.totals.allocs++
-	w.totals.bytes += h.asked()
+	w.totals.bytes += int(h.asked())
 	for len(w.tags) <= int(h.tag) {
 		w.tags = append(w.tags, TagStats{Tag: Tag(len(w.tags))})
 	}
 	t := &w.tags[h.tag]
 	t.Allocs++
-	t.AllocatedBytes += h.asked()
+	t.AllocatedBytes += int(h.asked())
 	t.Blocks++
-	t.Requested += h.asked()
+	t.Requested += int(h.asked())
 	t.PeakRequested = max(t.PeakRequested, t.Requested)
 }
 
@@ -89,7 +89,7 @@ func (s *statistics) freed(w *watch, h *header) {
 	w.totals.frees++
 	t := &w.tags[h.tag]
 	t.Blocks--
-	t.Requested -= h.asked()
+	t.Requested -= int(h.asked())
 }
 
 // Stats counts what there is now. While other goroutines allocate, the parts
@@ -97,16 +97,16 @@ func (s *statistics) freed(w *watch, h *header) {
 func (p *Pool) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := Stats{Reserved: p.reserved.Load(), PeakReserved: p.mostHeld.Load(), Limit: p.limit.Load(), Arenas: p.arenas,
+	s := Stats{Reserved: int(p.reserved.Load()), PeakReserved: int(p.mostHeld.Load()), Limit: int(p.limit.Load()), Arenas: p.arenas,
 		Allocs: p.retired.allocs, Frees: p.retired.frees, AllocatedBytes: p.retired.bytes}
 	if p.stats != nil {
-		s.PeakRequested, s.PeakBlocks = p.stats.mostRequested.Load(), p.stats.mostBlocks.Load()
+		s.PeakRequested, s.PeakBlocks = int(p.stats.mostRequested.Load()), int(p.stats.mostBlocks.Load())
 	}
 	byTag := slices.Clone(p.retiredTags)
 	for _, sh := range p.shards {
 		sh.mu.Lock()
-		s.Requested += sh.requested
-		s.Blocks += sh.live
+		s.Requested += int(sh.requested)
+		s.Blocks += int(sh.live)
 		s.Waiting += sh.waiting.n
 		s.Streams++
 		if w := sh.watch; w != nil {

@@ -32,7 +32,7 @@ func TestDecay(t *testing.T) {
 		needed()
 	}
 	require.Zero(t, m.Count("cuMemCreate"))
-	require.GreaterOrEqual(t, p.Stats().Reserved, uint64(68*mib))
+	require.GreaterOrEqual(t, p.Stats().Reserved, 68*mib)
 	free(t, p, kept)
 }
 
