@@ -10,8 +10,8 @@ import (
 
 // Clean sets the memory to zero and waits until it is, as work on a stream of
 // the device that it lies on, at an address of its own for that time. Memory
-// that Recycle gave to its owner may be exported then. The caller has the memory
-// alone: nobody has written to it what is to be kept.
+// that Recycle marked may be exported then. The caller has the memory alone, and loses
+// its contents.
 //
 // What the temporary address needs to be given back is tried once more by the
 // reclaimer where it fails; the error says so.

@@ -2,11 +2,10 @@
 // imports, multicast objects and mappings each hold a count of it; the handle
 // is released when the last one lets go.
 //
-// Memory that changes its owner may hold what the owner before left in it, so it
-// is marked (Recycle), and Export refuses it until it was set to zero (Clean).
-// Today only the chunks of vmm/pool change owners, with their blocks. They are
-// marked when they are made and nobody cleans them: no public call exports a
-// block's memory.
+// Memory that changes its owner may hold the previous owner's data, so it is marked
+// (Recycle), and Export refuses it until Clean has zeroed it. Only the chunks of vmm/pool
+// change owners, with their blocks. They are marked when they are made and never cleaned:
+// no public call exports a block's memory.
 package phys
 
 import (
@@ -29,7 +28,7 @@ type Handle struct {
 	// Size in bytes. The driver does not tell it of a handle.
 	Size uint64
 	// Asked are the properties that the memory was created with, or, of imported
-	// memory, those that the driver tells.
+	// memory, the properties that the driver reports.
 	Asked driver.AllocationProp
 	// ID is this handle's alone, for the life of the process.
 	ID uint64
@@ -65,8 +64,8 @@ func Create(s *core.System, size uint64, prop driver.AllocationProp) (*Handle, d
 	return New(s, h, size, prop), driver.Success
 }
 
-// TryCreate is Create for somebody who knows what to do where there is no
-// memory: the driver is asked once.
+// TryCreate is Create for a caller that handles want of memory itself: it calls the
+// driver once.
 func TryCreate(s *core.System, size uint64, prop driver.AllocationProp) (*Handle, driver.Result) {
 	on := core.DevicesOf(prop.Location)
 	if r := s.DeviceLost(on...); r != driver.Success {

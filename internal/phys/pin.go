@@ -15,6 +15,6 @@ func (h *Handle) UnpinFD() { h.keep(0) }
 
 func (h *Handle) keep(next int64) {
 	if n := h.kept.Swap(next); n != 0 {
-		_ = fd.Close(int(n - 1)) // the number is given back whatever it answers
+		_ = fd.Close(int(n - 1)) // the number is given back whatever it returns
 	}
 }

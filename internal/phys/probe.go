@@ -12,9 +12,9 @@ import (
 var errProbeDone = errors.New("the trial's memory is to be given back")
 
 // ProbeHandleType makes memory with one handle type, exports it, and imports it into this
-// process: the only proof that the type works. It answers the call that the
-// driver refused, and how; what it made is given back. The error says that this
-// failed, and that the reclaimer tries it again.
+// process: the only proof that the type works. It returns the call that the driver
+// refused, and its result; what it made is given back. The error says that this failed,
+// and that the reclaimer tries it again.
 func ProbeHandleType(op string, s *core.System, size uint64, prop driver.AllocationProp) (at driver.Call, r driver.Result, left error) {
 	on, t := core.DevicesOf(prop.Location), prop.RequestedHandleTypes
 	give := func(h *Handle) {

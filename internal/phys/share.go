@@ -25,8 +25,8 @@ func (h *Handle) Export(op string) (fd int, err error) {
 }
 
 // ExportFabric makes a fabric handle of the memory, otherwise as Export does. It
-// pins nothing: the caller keeps its count until those who are to have the
-// memory have imported it.
+// pins nothing: the caller keeps its count until the receivers have imported the
+// memory.
 func (h *Handle) ExportFabric(op string) (driver.ShareableHandle, error) {
 	return h.export(op, driver.HandleFabric)
 }
@@ -91,12 +91,12 @@ func (h *Handle) share() bool {
 	return h.sharing.CompareAndSwap(private, exported) || h.sharing.Load() == exported
 }
 
-// Exported reports whether the memory was ever exported, or is imported. Somebody
-// else may hold it, so no cache and no pool gives it to another owner.
+// Exported reports whether the memory was ever exported, or is imported. Another
+// process may hold it, so no cache and no pool gives it to another owner.
 func (h *Handle) Exported() bool { return h.Imported || h.sharing.Load() == exported }
 
 // Recycle is what a cache or a pool calls when the memory goes to another owner
-// as it is. False means that somebody else may hold the memory: it must be
+// as it is. False means that another process may hold the memory: it must be
 // released instead. From then on Export refuses it until Clean.
 func (h *Handle) Recycle() bool {
 	return !h.Imported && (h.sharing.CompareAndSwap(private, stale) || h.sharing.Load() == stale)

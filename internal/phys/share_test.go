@@ -46,7 +46,7 @@ func TestExportedMemoryIsMarkedForEver(t *testing.T) {
 	require.False(t, h.Exported())
 	file := exported(t, h)
 	require.True(t, h.Exported())
-	require.False(t, h.Recycle(), "somebody else may hold it")
+	require.False(t, h.Recycle(), "another process may hold it")
 	again, err := phys.Import("test", sys, int(file.Fd()), 2*mib)
 	require.NoError(t, err)
 	require.NotEqual(t, h.ID, again.ID)

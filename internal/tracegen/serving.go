@@ -157,7 +157,7 @@ func (s *server) grow(r *request, tokens uint64) {
 	}
 }
 
-// decode gives every request some tokens; those that have all of theirs leave.
+// decode gives every request some tokens; complete ones leave.
 func (s *server) decode() {
 	if len(s.requests) == 0 {
 		return

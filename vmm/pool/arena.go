@@ -9,10 +9,10 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// Arena is memory that several captures share. By naming it in their options
-// the caller states that their graphs never run together: what one capture freed
-// or left free serves the next. The memory goes back to the pool when the arena
-// is closed and the last of the graphs is gone.
+// Arena is memory that several captures share. By naming it in CaptureOptions the caller
+// asserts that their graphs never run at the same time: memory that one capture freed or
+// left free serves the next. The memory returns to the pool when the arena is closed and
+// the last of the graphs is gone.
 type Arena struct {
 	pool *Pool
 	a    *arena // nil once it is closed; guarded by the pool's lock
@@ -39,8 +39,8 @@ type arena struct {
 	serial  uint32
 }
 
-// NewArena makes an arena for captures whose graphs never run together. The
-// caller closes it; until then it keeps its memory.
+// NewArena returns an arena for captures whose graphs never run at the same time. It keeps
+// its memory until the caller closes it.
 func (p *Pool) NewArena() (*Arena, error) {
 	if err := p.lockOpen("pool.NewArena"); err != nil {
 		return nil, err
@@ -54,8 +54,8 @@ func (p *Pool) newArena() *arena {
 	return &arena{pool: p, holds: 1}
 }
 
-// Close gives the arena's memory back to the pool, once the last graph that was
-// captured in it is gone. Captures can use it no more. Close is idempotent.
+// Close returns the arena's memory to the pool once the last graph that was captured in
+// it is gone. No further capture can use the arena. Close is idempotent.
 func (a *Arena) Close() error {
 	p := a.pool
 	p.mu.Lock()

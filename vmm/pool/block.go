@@ -10,9 +10,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// Block is memory that Alloc gave: a value, which may be copied and compared.
-// Once it was freed, every copy of it is stale, and freeing one is
-// cuda.ErrClosed, even if the memory is another block's by then. The zero Block is no memory.
+// Block is memory that Alloc returned. It is a value, which may be copied and compared.
+// Once it is freed every copy is stale, and freeing one again is cuda.ErrClosed, even if
+// the memory is another block's by then. The zero Block is no memory.
 type Block struct {
 	h     *header
 	gen   uint64
@@ -20,10 +20,10 @@ type Block struct {
 	bytes int
 }
 
-// Ptr is the address of the block. It stays what it is until Free.
+// Ptr returns the address of the block, which does not change until Free.
 func (b Block) Ptr() cuda.Ptr { return b.ptr }
 
-// Bytes is what was asked for.
+// Bytes returns the size that was requested.
 func (b Block) Bytes() int { return b.bytes }
 
 // header is what the pool knows of a block. It belongs to one shard for life,
@@ -100,13 +100,13 @@ func (h *header) size() uint64 {
 	return h.home.slab.slot
 }
 
-// Free gives a block back. It may be used again when the work that is on its
-// stream now is done, and the work that is on the streams named besides: name
-// those that used it, other than its own. Free waits for nothing, and it makes
-// no driver call. A block that was freed before is cuda.ErrClosed.
+// Free returns a block to the pool. Its memory is used again once the work that is now
+// on the block's stream is done, and the work on the streams named besides: name every
+// other stream that used the block. Free waits for nothing and makes no driver call.
+// Freeing a block twice is cuda.ErrClosed. Free is safe for concurrent use.
 //
-// Where a stream that is named takes part in a capture, the block waits for the
-// end of it; see Capture.
+// If a named stream takes part in a capture, the block waits for the capture's end; see
+// Capture.
 func (p *Pool) Free(b Block, streams ...*cuda.Stream) error {
 	h := b.h
 	if h == nil || h.home.shard.pool != p {
@@ -142,12 +142,12 @@ func (p *Pool) notOurs(b Block) error {
 		Hint: "free it where it was allocated"})
 }
 
-// stale is the error of a block that was freed before. Nothing is kept of such blocks:
-// only the history knows who freed them.
+// stale returns the error for a block that was freed before. The pool keeps nothing of
+// such blocks: only the history has the stack of the first free.
 func (p *Pool) stale(b Block) error {
-	hint := "free a block once; Pool.StartHistory with Stacks keeps who freed what"
+	hint := "free a block once; Pool.StartHistory with Stacks records every free"
 	if r := p.history.Load(); r != nil && r.stacks != nil {
-		hint = "free a block once; Pool.History shows who freed it"
+		hint = "free a block once; Pool.History has the stack of the first free"
 	}
 	return errs.New(errs.Failure{Op: freeOp, Kind: errs.Closed, Asked: fmt.Sprintf("%s at %v were freed before", errs.Bytes(b.bytes), b.ptr), Hint: hint})
 }
@@ -197,9 +197,9 @@ func (p *Pool) freeAfter(b Block, streams []*cuda.Stream) error {
 	return nil
 }
 
-// FreePtr is Free for callers that know only the address, which is that of the
-// first byte of a live block; any other is cuda.ErrInvalidArgument. An address
-// that was freed may be another block's by now, which FreePtr cannot tell.
+// FreePtr is Free for callers that know only the address. The address of anything but
+// the first byte of a live block is cuda.ErrInvalidArgument. FreePtr cannot detect that
+// a freed address belongs to another block by now.
 func (p *Pool) FreePtr(ptr cuda.Ptr, streams ...*cuda.Stream) error {
 	b, ok := p.Find(ptr)
 	if !ok {
@@ -209,7 +209,7 @@ func (p *Pool) FreePtr(ptr cuda.Ptr, streams ...*cuda.Stream) error {
 	return p.Free(b, streams...)
 }
 
-// Find is the live block that begins at an address.
+// Find returns the live block that begins at an address, if there is one.
 func (p *Pool) Find(ptr cuda.Ptr) (Block, bool) {
 	at := driver.Ptr(ptr)
 	all := *p.places.Load()

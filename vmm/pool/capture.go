@@ -14,49 +14,50 @@ import (
 	"github.com/cuvmm/cuvmm/internal/life"
 )
 
-// CaptureOptions change how a capture is served. The zero value gives it an
-// arena of its own.
+// CaptureOptions change how a capture is served. With the zero value it has an arena of
+// its own.
 type CaptureOptions struct {
 	// Mode is how Capture captures; see cuda.CaptureMode.
 	Mode cuda.CaptureMode
-	// Arena is shared with captures whose graphs never run together with this
-	// one's; nil is an arena of its own.
+	// Arena is shared with captures whose graphs never run at the same time as this
+	// one's. nil is an arena of its own.
 	Arena *Arena
-	// Nodes has the capture's allocations and frees become nodes of the graph,
-	// which the driver serves with memory of its own each time the graph runs.
-	// What is not freed in the capture is freed at its end.
+	// Nodes makes the capture's allocations and frees nodes of the graph. The driver
+	// serves them with memory of its own each time the graph runs. Blocks that are not
+	// freed in the capture are freed at its end.
 	Nodes bool
-	// Workspaces are kept as long as the graph: they cannot be closed before.
+	// Workspaces cannot be closed before the graph.
 	Workspaces *Workspaces
 }
 
-// CaptureStats say what a capture took from the pool.
+// CaptureStats count what a capture took from the pool. Sizes are in bytes.
 type CaptureStats struct {
-	// ID is the driver's number of the capture.
+	// ID is the driver's id of the capture.
 	ID uint64
-	// Served requests of the capture, and their bytes.
+	// Served is the number of requests that were served, and Bytes their sum.
 	Served int
 	Bytes  int
-	// Refused requests.
+	// Refused is the number of requests that were refused.
 	Refused int
-	// Grown is the physical memory, in bytes, that was made for the capture while
-	// it ran. It is zero where what it asked for was there.
+	// Grown is the physical memory that was made for the capture while it ran. It is
+	// zero if the pool had the memory.
 	Grown int
-	// Tags are what was served by tag, in the order of their first request.
+	// Tags are the served requests by tag, in the order of their first request.
 	Tags []CaptureTag
 }
 
-// CaptureTag is what a capture was served under one tag.
+// CaptureTag counts the requests of a capture under one tag.
 type CaptureTag struct {
 	Tag    Tag
 	Served int
 	Bytes  int
 }
 
-// Capture is a capture of a graph that the pool serves: every stream that takes
-// part in it, as the driver says, has its blocks from the capture's arena. Their
-// addresses are baked into the graph, so they stay mapped, and nothing else uses
-// them, until Close says that the graph and its executables are gone.
+// Capture is a graph capture that the pool serves. Every stream that takes part in it,
+// as the driver reports, gets its blocks from the capture's arena. Their addresses are
+// baked into the graph, so they stay mapped, and nothing else uses them, until Close
+// says that the graph and its executables are gone. All methods are safe for concurrent
+// use.
 type Capture struct {
 	pool   *Pool
 	id     uint64
@@ -78,17 +79,15 @@ type Capture struct {
 
 const captureOp = "pool.Capture"
 
-// Capture makes a graph of the work that body puts on the stream, as
-// Stream.WithCapture does, and serves the streams that take part from an arena.
-// The graph keeps the arena: when it is closed and its last launch has passed,
-// the memory is the pool's again. Blocks that body leaves live stay so, and are
-// freed like others.
+// Capture captures the work that body submits to the stream, as Stream.WithCapture does,
+// and returns the graph. An arena serves the streams that take part. The graph keeps the
+// arena: when the graph is closed and its last launch has passed, the memory is the
+// pool's again. Blocks that body leaves live stay live, and are freed like others.
 //
-// Blocks from before the capture that are freed while it runs on streams that
-// take part in it, wait for its end. Streams that do not take part allocate and
-// free as ever.
+// Blocks from before the capture that are freed during it, on streams that take part,
+// wait for its end. Other streams allocate and free as usual.
 //
-// The statistics are of the capture also where it came to nothing.
+// The statistics are valid even if the capture fails.
 func (p *Pool) Capture(s *cuda.Stream, o CaptureOptions, body func() error) (*cuda.Graph, CaptureStats, error) {
 	if s == nil || body == nil {
 		return nil, CaptureStats{}, errs.Invalid(captureOp, "no stream, or no function", "pass the stream to capture, and the function whose work is captured")
@@ -176,10 +175,9 @@ func (p *Pool) refusalOf(op string, err error) error {
 	return err
 }
 
-// BeginCapture has the pool serve a capture that other code began, and that
-// the stream takes part in now; where it takes part in none it is
-// cuda.ErrInvalidArgument. The caller ends it with End before the capture itself
-// ends, and closes it when the graph is gone.
+// BeginCapture makes the pool serve a capture that other code began and that the stream
+// takes part in. If it takes part in none, the error is cuda.ErrInvalidArgument. The
+// caller calls End before the capture itself ends, and Close when the graph is gone.
 func (p *Pool) BeginCapture(s *cuda.Stream, o CaptureOptions) (*Capture, error) {
 	const op = "pool.BeginCapture"
 	if s == nil {
@@ -201,8 +199,8 @@ func (p *Pool) BeginCapture(s *cuda.Stream, o CaptureOptions) (*Capture, error) 
 	return p.begin(op, id, st, o)
 }
 
-// BeginCaptureID is BeginCapture for a caller that knows the driver's number of
-// the capture and no stream of it. Such a capture has no nodes.
+// BeginCaptureID is BeginCapture for a caller that knows the driver's id of the capture
+// and no stream of it. Such a capture cannot have nodes.
 func (p *Pool) BeginCaptureID(id uint64, o CaptureOptions) (*Capture, error) {
 	const op = "pool.BeginCaptureID"
 	if id == 0 || o.Nodes {
@@ -263,7 +261,7 @@ func (c *Capture) enter(op string) error {
 	return nil
 }
 
-// ID is the driver's number of the capture.
+// ID returns the driver's id of the capture.
 func (c *Capture) ID() uint64 { return c.id }
 
 // capturing is the capture that a stream takes part in, or nil. One that the
@@ -342,7 +340,7 @@ func (s *CaptureStats) served(w *want) {
 	s.Tags[at].Bytes += int(w.bytes)
 }
 
-// Stats says what the capture took so far, or in all once it has ended.
+// Stats returns what the capture took so far, or in all once it has ended.
 func (c *Capture) Stats() CaptureStats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -351,9 +349,9 @@ func (c *Capture) Stats() CaptureStats {
 	return s
 }
 
-// End says that the capture ends: it is served no more, and what waited for its
-// end is freed when its streams have passed. Call it before the driver's capture
-// ends. It is idempotent, and returns the same each time.
+// End ends the serving: blocks that waited for it are free once their streams have
+// passed. Call it before the driver's capture ends. End is idempotent, and returns the
+// same statistics each time.
 func (c *Capture) End() (CaptureStats, error) {
 	p := c.pool
 	var err error
@@ -379,10 +377,10 @@ func (c *Capture) End() (CaptureStats, error) {
 	return c.Stats(), err
 }
 
-// Close says that the graph of the capture and all of its executables are
-// destroyed, and their last launch has passed: the memory is the pool's again.
-// What Capture made is closed with its graph. A capture that goes on is
-// cuda.ErrInUse. Close is idempotent.
+// Close returns the memory to the pool. The caller asserts that the graph and all of its
+// executables are destroyed and that their last launch has passed. A capture that
+// Pool.Capture made is closed with its graph. Before End, Close is cuda.ErrInUse. It is
+// idempotent.
 func (c *Capture) Close() error {
 	if err := c.ended("pool.Capture.Close"); err != nil {
 		return err
@@ -390,11 +388,10 @@ func (c *Capture) Close() error {
 	return c.life.Close(c.gone)
 }
 
-// CloseAfter is Close for executables that were launched on the streams and were
-// destroyed since, or are with their last launch: the memory is the pool's again
-// when the work that is on the streams now is done. It never blocks. Without a
-// stream it is cuda.ErrInvalidArgument; with one that captures a graph it is
-// cuda.ErrCapturing and nothing has changed.
+// CloseAfter is Close for executables whose launches are still on the streams: the
+// memory is the pool's again when the work that is now on the streams is done. It never
+// blocks. Without a stream it is cuda.ErrInvalidArgument; with one that captures a graph
+// it is cuda.ErrCapturing, and nothing has changed.
 func (c *Capture) CloseAfter(streams ...*cuda.Stream) error {
 	const op = "pool.Capture.CloseAfter"
 	if err := c.ended(op); err != nil {

@@ -13,11 +13,11 @@ import (
 
 const closeOp = "pool.Close"
 
-// Close waits for the streams that blocks were freed on, or that frees named,
-// and gives all memory back. While blocks are live, or graphs keep an arena, it
-// changes nothing and the error is cuda.ErrInUse and names the blocks; while one
-// of the streams captures it is cuda.ErrCapturing. After another error it may be
-// called again. Close is idempotent.
+// Close waits for the streams that blocks were freed on, or that frees named, and gives
+// all memory back to the driver. While blocks are live, or graphs keep an arena, it
+// changes nothing and returns cuda.ErrInUse, which names the blocks; while one of the
+// streams captures it returns cuda.ErrCapturing. After another error it may be called
+// again. Close is idempotent.
 func (p *Pool) Close() error { return p.closer.Close(p.close) }
 
 // Released returns the end of the pool's closing: then all of its memory is back.

@@ -190,7 +190,7 @@ func TestAStreamThatIsClosedDuringARequest(t *testing.T) {
 }
 
 // What a peer used is free when its context is lost: nothing runs there any more.
-func TestALostPeerHoldsUpNobody(t *testing.T) {
+func TestALostPeerHoldsUpNothing(t *testing.T) {
 	m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{}, {}}})
 	require.NoError(t, err)
 	sys, err := m.Open(cuda.Options{})
@@ -283,7 +283,7 @@ func TestPoolsThatPressEachOther(t *testing.T) {
 	require.NoError(t, g.Wait())
 }
 
-// A pool waits for the work of a stream also where somebody closes that meanwhile.
+// A pool waits for the work of a stream even if the stream is closed meanwhile.
 func TestAPoolClosesBesideItsStreams(t *testing.T) {
 	m, d := open(t)
 	s, err := d.NewStream(cuda.StreamOptions{})

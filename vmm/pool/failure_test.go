@@ -21,7 +21,7 @@ import (
 // patience bounds what must not hang.
 const patience = 20 * time.Second
 
-// code is what failing calls answer: one that stands for nothing in particular.
+// code is the result of failing calls: one that stands for nothing in particular.
 const code = cuda.Code(driver.Unknown)
 
 // world is a pool on a machine of its own, with what a scenario made of it.
@@ -283,7 +283,7 @@ var scenarios = []scenario{
 	}, op: func(w *world) error { return w.p.Close() }},
 }
 
-// watch runs f and answers the driver calls that were made meanwhile, without
+// watch runs f and returns the driver calls that were made meanwhile, without
 // polls of events, of which there are never equally many.
 func (w *world) watch(f func() error, on func(call string)) (calls []string, err error) {
 	var mu sync.Mutex
@@ -311,7 +311,7 @@ type blow struct {
 }
 
 func (b blow) String() string {
-	text := fmt.Sprintf("%s number %d answers %d", b.Call, b.After, b.Result)
+	text := fmt.Sprintf("%s number %d returns %d", b.Call, b.After, b.Result)
 	if b.Parts > 0 {
 		text += fmt.Sprintf(" after %d parts", b.Parts-1)
 	}
@@ -376,7 +376,7 @@ func (sc scenario) strike(t *testing.T, f sim.Fault) {
 	}
 }
 
-// run is one blow at the operation. It answers how many of its faults struck.
+// run is one blow at the operation. It returns how many of its faults struck.
 func (sc scenario) run(t *testing.T, b blow) (struck int) {
 	w := newWorld(t, sc)
 	n, behind := 0, -1
@@ -420,7 +420,7 @@ func (sc scenario) run(t *testing.T, b blow) (struck int) {
 	return len(w.struck)
 }
 
-// TestEveryLossInEveryOperation has the driver answer from some call on that the
+// TestEveryLossInEveryOperation makes the driver report from some call on that the
 // context is gone: then nothing waits, and closing drops the state.
 func TestEveryLossInEveryOperation(t *testing.T) {
 	if thorough {

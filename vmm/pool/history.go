@@ -13,12 +13,12 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 )
 
-// HistoryOptions say what StartHistory keeps.
+// HistoryOptions change what StartHistory keeps.
 type HistoryOptions struct {
 	// Events is how many of the latest are kept; 0 is 65,536, which take some
 	// 6 MiB.
 	Events int
-	// Stacks keeps who asked, for about a microsecond and 200 bytes each.
+	// Stacks keeps the caller's stack, for about a microsecond and 200 bytes each.
 	Stacks bool
 }
 
@@ -33,7 +33,7 @@ type Event struct {
 	Stream uintptr `json:"stream"`
 	// Used are the raw handles of the other streams that a free named.
 	Used []uintptr `json:"used,omitempty"`
-	// Stack is who asked, the innermost caller first.
+	// Stack is the caller's stack, the innermost function first.
 	Stack []string `json:"stack,omitempty"`
 }
 
@@ -74,7 +74,7 @@ func (p *Pool) setHistory(r *ring) {
 }
 
 // History is what was kept since StartHistory. It holds up allocations only to
-// copy some of the events at a time; of those that newer ones replace meanwhile
+// copy some of the events at a time; of the events that newer ones replace meanwhile
 // the history lacks the oldest.
 func (p *Pool) History() History {
 	r := p.history.Load()

@@ -237,7 +237,7 @@ func TestSnapshot(t *testing.T) {
 	})
 }
 
-// Looking at a pool, and keeping its history, disturbs nobody who allocates.
+// Reading a pool, and keeping its history, holds up no request.
 func TestLookingWhileOthersAllocate(t *testing.T) {
 	_, d := open(t)
 	p := newPool(t, d, pool.Options{Track: true})

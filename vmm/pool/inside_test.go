@@ -34,8 +34,8 @@ func TestGenerationsDoNotComeRoundAgain(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// Whoever waits for workspaces that are being closed does not hold up those who
-// close them.
+// A capture that waits for workspaces that are being closed does not hold up their
+// Close.
 func TestWorkspacesAreLockedBeforeThePool(t *testing.T) {
 	m, sys := sim.Open(t)
 	d := sys.Devices()[0]
@@ -63,7 +63,7 @@ func TestWorkspacesAreLockedBeforeThePool(t *testing.T) {
 				return true
 			}
 			return false
-		}, 10*time.Second, time.Millisecond, "the pool is locked by somebody who waits")
+		}, 10*time.Second, time.Millisecond, "the pool is locked by a capture that waits")
 	}
 	ws.mu.Unlock()
 	g := <-graph

@@ -22,11 +22,11 @@ import (
 //
 //	         ├─live─┼──free──┤░░░░ gap ░░░░├─live─┼──free────┼live┤
 //
-//	gather   chunks for it, from the cheap to the dear: those mapped nowhere; free
+//	gather   chunks for it, the cheapest first: those mapped nowhere; free
 //	         ones of the shard, whatever the GPU does with them; free ones of other
 //	         shards that the GPU has passed. If others have enough that it has not
 //	         passed, the request waits for that, and begins anew. The rest is made
-//	map      all of them are mapped in the gap and granted in one call. Those that
+//	map      all of them are mapped in the gap and granted, in pieces. Chunks that
 //	         move are mapped at two addresses from now on
 //	commit   the gap is the shard's. The old places belong to no one, and are
 //	         unmapped later, when the GPU has passed them (see upkeep.go)

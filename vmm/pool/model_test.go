@@ -30,7 +30,7 @@ type model struct {
 	freed  []freed
 	graphs []graph
 	arena  *pool.Arena // which some of the graphs share
-	// until the capture that runs has ended, nobody gets these
+	// no request gets these until the running capture has ended
 	postponed []span
 	stale     []pool.Block
 	total     uint64 // requested
@@ -210,7 +210,7 @@ func (w *model) capture() {
 		o.Arena = w.arena
 	}
 	var mine, outside []live
-	var gone []live // freed in the capture, for their own stream; for nobody where s is nil
+	var gone []live // freed in the capture, for their own stream; for no stream if s is nil
 	var g graph
 	fork, joined := w.newEvent(), w.newEvent()
 	// What is freed meanwhile was used by work from before the capture.

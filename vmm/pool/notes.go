@@ -11,7 +11,12 @@ package pool
 // driver call; so goroutines on different streams never meet. A request that it cannot
 // serve is a miss (miss.go, pressure.go), which escalates: frees that waited and have
 // passed, then free memory of other streams that has passed, then chunks that are made
-// or moved. docs/life-miss.md follows one.
+// or moved. docs/life-miss.md follows one. Misses go on side by side, because driver calls
+// are made outside of the pool's lock: a miss reserves its gap and takes its chunks under
+// it, all at once or none if it is to wait for more. A miss that finds no memory goes on
+// alone (Pool.misses), so that it is not refused for chunks that another has gathered.
+// Chunks are mapped 16 at a time, since a region, like the driver, maps for one caller at
+// a time: a small request waits for one such piece of a large one, not for all of it.
 //
 // # Two kinds of memory
 //
@@ -44,12 +49,30 @@ package pool
 // use, whichever address the work names (measured: docs/driver-facts.md). So moving
 // waits for nothing, a GPU that is behind costs no memory, and a failure leaves
 // everything as it was, because nothing was unmapped. The pool unmaps by a timer
-// (upkeep.go) once no request has missed for a while, and in pieces: the driver does one
-// call at a time, and a program grows in bursts. Chunks of other streams move once they
+// (upkeep.go) once no chunk has moved for ten seconds, or too many places have been left,
+// and in pieces: the driver does one call at a time, and unmapping competes with the
+// program's own calls. On an H200 a graph network took 5.8 µs an operation in its second
+// pass with places unmapped after 20 ms, and 2.0 µs with places that stayed. A trim first
+// unmaps the earlier places of what it gives back, since only then the memory is gone. Chunks of other streams move once they
 // have passed. Chunks of arenas, chunks that peers were granted, and chunks that may be
 // shared do not move. New memory is made only if these are not enough, and a request
 // gives nothing back to the driver except to stay within a limit or the device: creating
 // soon after a large release takes up to some tens of milliseconds.
+//
+//	address   A          B                 C
+//	          ├─ chunk ─┤
+//	move      ├▒leaving▒┤├─ chunk ─┤                      work at A, then at B, in the
+//	move      ├▒leaving▒┤├▒leaving▒┤       ├─ chunk ─┤    stream's order
+//	unmap                                  ├─ chunk ─┤    10 s later, or by a trim
+//
+// Three other designs were measured, with the same traces. Reusing the places that chunks
+// left, if all or most of their memory is free again, saves a fifth of the mappings of a
+// graph network, and none where blocks grow by reallocation. Chunks of several sizes,
+// larger ones for larger requests, halve the time of large blocks, and hold 1.06 of what
+// the graph network requests in place of 1.02, and 1.12 in place of 1.006 for growing
+// caches, since holes fit less well. Making the GPU wait for memory of another stream, in
+// place of the request, saves the waiting, and can deadlock a program whose other stream
+// waits for the host or for another process.
 //
 // # Epochs
 //
@@ -87,7 +110,7 @@ package pool
 // # Failure
 //
 // Growing rolls back. New chunks that could not be mapped are idle, and serve the next
-// growth or trim; those that were to move are where they were. If the driver does not
+// growth or trim; chunks that were to move are where they were. If the driver does not
 // even undo, or does not unmap, the place is lost: it is never used again, its memory
 // counts as the pool's, and it goes when Close closes the range. Close tries again what a
 // release or the closing of a range left over.

@@ -12,47 +12,43 @@ import (
 
 // Options change how a pool works. The zero value works.
 type Options struct {
-	// Memory is what the pool's memory is like; see vmm.Properties. It is not
-	// RDMA-capable unless RDMA is vmm.RDMARequired, since such memory takes longer
-	// to move.
+	// Memory are the properties of the pool's memory. It is RDMA-capable only with
+	// vmm.RDMARequired, because such memory takes longer to move.
 	Memory vmm.Properties
-	// Access says who may touch all of the pool's memory, beside the device. A
-	// peer costs about a millisecond for every chunk that is made, and chunks
-	// that a peer was granted never move.
+	// Access lists further devices that may access all of the pool's memory. Granting
+	// a peer takes about a millisecond for each new chunk, and chunks that a peer was
+	// granted never move.
 	Access []vmm.Access
 
-	// SmallMax is up to which size, in bytes, requests are served from slabs of
-	// a size class: at most the granularity; 0 is an eighth of it (256 KiB).
+	// SmallMax is the largest request, in bytes, that slabs of a size class serve: at
+	// most the granularity. 0 is an eighth of that (256 KiB).
 	SmallMax int
-	// Chunk is the size in bytes of the chunks that larger requests are served
-	// from, and that move; a multiple of the granularity; 0 is 16 times that
-	// (32 MiB), and 32 times for a pool with Access. See the package documentation
-	// for what it trades.
+	// Chunk is the size, in bytes, of the chunks that serve larger requests, and that
+	// move: a multiple of the granularity. 0 is 16 times that (32 MiB), or 32 times for
+	// a pool with Access. The package documentation says what the size trades.
 	Chunk int
 	// Limit is the most physical memory, in bytes, that the pool may have: at least
 	// the granularity, and a Chunk. 0 is no limit. The default chunk is smaller below
 	// 512 MiB. SetLimit changes it.
 	Limit int
-	// Wait is how long a request that finds no memory waits for blocks that were
-	// freed and that the GPU still uses: 0 is a second. With a negative value it
-	// does not wait for work, and makes new memory where other streams are about to
-	// pass enough.
+	// Wait is how long a request that finds no memory waits for freed blocks that the
+	// GPU still uses. 0 is a second. A negative value means never: then a request makes
+	// new memory even if the GPU is about to pass enough on other streams.
 	Wait time.Duration
-	// Decay is how long the pool keeps memory that is not needed: it gives back, in
-	// small pieces, what it has more than it had use for at any moment of the last
-	// Decay to twice that. 0 is a minute, a negative value never.
+	// Decay is how long the pool keeps memory that it does not need. It gives back, in
+	// small pieces, what exceeds its greatest need of the last Decay to twice that. 0 is
+	// a minute; a negative value means never.
 	Decay time.Duration
-	// OnExhausted is asked before a request is refused; see Exhausted.
+	// OnExhausted is called before a request is refused; see Exhausted.
 	OnExhausted func(Exhausted) (retry bool)
-	// Statistics counts by tag, and the pool's peaks over all streams. It costs
-	// some ten nanoseconds a request, and more where several goroutines allocate
-	// at once.
+	// Statistics counts by tag, and keeps the pool's peaks over all streams. It costs
+	// about ten nanoseconds a request, and more if several goroutines allocate at once.
 	Statistics bool
 	// Track keeps the stack that allocated each live block. It costs about a
 	// microsecond a request.
 	Track bool
-	// CaptureLimit has captures that take longer reported through the System's
-	// logger; 0 is a minute, a negative value never.
+	// CaptureLimit is the duration after which the System's logger reports a capture
+	// that goes on. 0 is a minute; a negative value means never.
 	CaptureLimit time.Duration
 }
 
@@ -123,8 +119,8 @@ func (p *Pool) SetLimit(bytes int) error {
 	return nil
 }
 
-// impossible is why a request is refused that no freeing could make room for,
-// before anything is given up for it; nil of others.
+// impossible returns why a request is refused that no free could make room for, or
+// nil. It spares giving anything up for such a request.
 func (p *Pool) impossible(w *want) *shortage {
 	n := p.lacking(w)
 	if l := p.limit.Load(); l > 0 && n > l {

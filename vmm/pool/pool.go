@@ -17,9 +17,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Pool gives out device memory in blocks of any size and takes them back in the
-// order of streams, without the driver as long as what was freed serves what is
-// asked. All methods may be called from any goroutine. The caller closes it.
+// Pool allocates device memory in blocks of any size, and reuses freed blocks in the
+// order of streams. It makes no driver call as long as freed memory serves the requests.
+// All methods are safe for concurrent use. The caller closes it.
 //
 // Locks, in the order in which they are taken:
 //
@@ -27,11 +27,11 @@ import (
 //	               finds no memory, and for Trim, Close and Check. Let go while a miss
 //	               waits
 //	addresses      over the reservation of address space
-//	pressing       shared by others who have memory given back, and by upkeep, which
-//	               try it; exclusive for Close and Check. A pool that others ask may
-//	               hold misses of its own: only those two wait for pressing
+//	pressing       shared, by TryRLock, by callers outside of the pool that lack memory
+//	               and by upkeep; exclusive for Close and Check. Only those two wait for
+//	               it, because a pool that lacks memory holds its own misses meanwhile
 //	Capture.calls  shared by the calls that make and free nodes, exclusive for End
-//	shard.markMu   over the calls that record and ask the shard's event
+//	shard.markMu   held over the calls that record and query the shard's event
 //	mu             regions, spans, lists of shards
 //	shard.mu       a shard's blocks; two are never held at once
 //	offersMu, holding, upkeep.mu, Capture.mu   leaves
@@ -102,7 +102,8 @@ const (
 	maxBytes = 1 << 46
 )
 
-// New makes a pool of the device's memory. It takes no memory yet.
+// New returns a pool of the device's memory. It takes no memory yet. The caller closes
+// it.
 func New(d *cuda.Device, o Options) (*Pool, error) {
 	const op = "pool.New"
 	if o.Memory.RDMA == vmm.RDMADefault {
@@ -142,33 +143,34 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	return p, nil
 }
 
-// Device is the pool's device.
+// Device returns the pool's device.
 func (p *Pool) Device() *cuda.Device { return p.dev }
 
 func (p *Pool) lost() driver.Result { return p.sys.DeviceLost(p.on...) }
 
-// Request is what Alloc is asked for.
+// Request describes a block.
 type Request struct {
-	// Bytes may be zero: such a block has an address of its own, too.
+	// Bytes is the size. It may be zero: even such a block has an address of its own.
 	Bytes int
-	// Align is a power of two up to 2 MiB; 0 is 512.
+	// Align is the alignment of the address: a power of two up to 2 MiB. 0 is 512.
 	Align int
-	// Stream is whose work uses the block first, and in whose order it is freed.
+	// Stream is the stream whose work uses the block first, and in whose order it is
+	// freed.
 	Stream *cuda.Stream
-	// Tag says what it is for; see NewTag.
+	// Tag says what the block is for, in statistics and errors; see NewTag.
 	Tag Tag
 }
 
-// Alloc gives a block, for the work that is put on the request's stream from
-// now on; other streams are made to wait for that stream first, as for any
-// memory. Its contents are undefined. Where there is no memory it moves and gives
-// back what is free, waits for what is not yet (Options.Wait), and asks
-// Options.OnExhausted, before it refuses with cuda.ErrOutOfMemory,
-// cuda.ErrOutOfAddressSpace or cuda.ErrBudget.
+// Alloc returns a block for work that is submitted to the request's stream from now on.
+// Another stream may use it once it waits for that stream. Its contents are undefined.
 //
-// What was freed on the stream is used again at once, whatever the GPU does.
-// While the stream takes part in a capture, the block is of the capture's
-// arena; see Capture.
+// Memory that was freed on the stream is used again at once, whatever the GPU does. If
+// there is no memory, Alloc moves and gives back free memory, waits for memory that the
+// GPU still uses (Options.Wait), and calls Options.OnExhausted, before it returns
+// cuda.ErrOutOfMemory, cuda.ErrOutOfAddressSpace or cuda.ErrBudget.
+//
+// While the stream takes part in a capture, the block comes from the capture's arena; see
+// Capture. Alloc is safe for concurrent use.
 func (p *Pool) Alloc(r Request) (Block, error) {
 	var w want
 	if err := p.want(&w, r); err != nil {

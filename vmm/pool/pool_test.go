@@ -73,6 +73,6 @@ func TestAnAlignedRequestFindsItsHole(t *testing.T) {
 }
 
 // A tag may be any number.
-func TestATagThatNobodyMade(t *testing.T) {
+func TestATagThatWasNeverMade(t *testing.T) {
 	require.NotPanics(t, func() { _ = pool.Tag(60000).String() })
 }

@@ -42,10 +42,10 @@ func join(err error, more ...error) error {
 	return err
 }
 
-// miss serves what the shard has no memory for. From the cheap to the dear: what
-// waits and has passed; what lies free on other streams and has passed; chunks,
-// new or moved. Misses go on side by side. One that finds no memory goes on alone,
-// so that it does not lack what others hold in their hands; see relief.
+// miss serves a request that the shard has no memory for, by the cheapest means first:
+// waiting blocks that have passed; free memory of other streams that has passed; chunks,
+// moved or new. Misses go on side by side. One that finds no memory goes on alone,
+// so that it does not lack chunks that another miss has gathered; see relief.
 func (p *Pool) miss(sh *shard, request want) (Block, error) {
 	w := &request // only here does it outlive the call
 	r := relief{p: p, sh: sh, w: w, impatient: p.wait < 0}
@@ -125,11 +125,10 @@ func (r *relief) ask(s *shortage) bool {
 	return r.p.o.OnExhausted(Exhausted{Bytes: int(r.w.bytes), Tag: r.w.tag, Reason: s.reason(), Reserved: st.Reserved, Requested: st.Requested})
 }
 
-// relief is what is done where there is no memory, one after the other, and each
-// time the request is tried again: what has passed meanwhile; all that is free and
-// has passed given back to the driver, where it cannot move; the same of
-// others who keep memory, and what the reclaimer has; waiting for the GPU, after
-// which it begins anew; the user's function, after which it does, too.
+// relief escalates where there is no memory, and tries the request again after each
+// step: what has passed meanwhile; free memory that has passed and cannot move, given
+// back to the driver; the same in other pools, and the reclaimer's; waiting for the GPU;
+// the user's function. After the last two it begins anew.
 type relief struct {
 	p       *Pool
 	sh      *shard
@@ -306,18 +305,18 @@ func (p *Pool) waits() bool {
 	return false
 }
 
-// Exhausted is what Options.OnExhausted is told of a request that would be
-// refused: everything else was tried. The function may free blocks, of this
-// pool and of others, and may call anything; true has the request tried again.
-// It runs on the goroutine that allocates, and no lock is held.
+// Exhausted describes a request that is about to be refused, for Options.OnExhausted. The
+// function may free blocks, of this pool and of others, and may call anything. If it
+// returns true the request is tried again. It runs on the goroutine that allocates, and
+// no lock is held.
 type Exhausted struct {
 	Bytes int
 	Tag   Tag
 	// Reason is cuda.ErrOutOfMemory, cuda.ErrOutOfAddressSpace or
 	// cuda.ErrBudget.
 	Reason error
-	// Reserved and Requested are of the pool: the physical memory that it has,
-	// and what its live blocks were asked for.
+	// Reserved is the pool's physical memory, and Requested the size of its live
+	// blocks, in bytes.
 	Reserved, Requested int
 }
 
@@ -343,8 +342,8 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 	if st.Waiting > 0 {
 		f.Asked += ", with " + errs.Count(st.Waiting, "freed block") + " still waiting for other streams"
 	}
-	if who := p.largest(&st); who != "" {
-		f.Asked += "; the largest holders: " + who
+	if tags := p.largest(&st); tags != "" {
+		f.Asked += "; the largest holders: " + tags
 	}
 	lost := p.lost()
 	switch {
@@ -371,8 +370,8 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 // fewBlocks are how many live blocks a refusal goes through at most.
 const fewBlocks = 1000
 
-// largest names those who hold most, by tag: from the statistics, or, of a pool
-// without them, as long as it has few blocks.
+// largest names the tags that hold most: from the statistics, or, in a pool without
+// them, if it has few blocks.
 func (p *Pool) largest(st *Stats) string {
 	type holder struct {
 		tag    Tag

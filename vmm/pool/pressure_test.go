@@ -278,7 +278,7 @@ func TestTheCallbackMayRaiseTheLimit(t *testing.T) {
 	free(t, p, b)
 }
 
-// Others who need memory have the pool's given back while it closes.
+// An allocation outside of the pool gets the pool's memory while it closes.
 func TestAPoolClosesWhileOthersTakeItsMemory(t *testing.T) {
 	patient(t)
 	m, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 66 * mib}}})
@@ -305,7 +305,7 @@ func TestAPoolClosesWhileOthersTakeItsMemory(t *testing.T) {
 	m.OnCall(nil)
 }
 
-// A pool that waits for the GPU to close holds up nobody who needs memory.
+// A pool that waits for the GPU to close holds up no other allocation.
 func TestPressureDoesNotWaitForAClose(t *testing.T) {
 	m, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 66 * mib}}})
 	s := stream(t, d)

@@ -13,7 +13,7 @@ import (
 // freed on it, which it reuses at once, since the stream's order is the order
 // of use. What it cannot serve is a miss, which the pool serves.
 //
-// # Who may have what was freed
+// # Which shard may have freed memory
 //
 // Every free extent and slab carries the epoch of its last free.
 // When another stream wants the memory, or it is to be unmapped, the shard ends

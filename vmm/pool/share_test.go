@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A chunk holds what many owners left: it is exported by nobody.
+// A chunk holds data of many owners: it is never exported.
 func TestChunksAreNotExported(t *testing.T) {
 	_, sys := sim.Open(t)
 	p, err := New(sys.Devices()[0], Options{})
@@ -28,7 +28,7 @@ func TestChunksAreNotExported(t *testing.T) {
 }
 
 // What package handles shares are vmm's owners of memory, and nothing public of
-// this package answers one.
+// this package returns one.
 func TestNothingPublicAnswersAnOwnerOfMemory(t *testing.T) {
 	names, err := filepath.Glob("*.go")
 	require.NoError(t, err)

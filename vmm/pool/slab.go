@@ -24,7 +24,7 @@ type slab struct {
 	slot       uint64
 	slots      []header
 	fresh      int    // slots from here on were never used
-	free       uint32 // the first of those that were: its number, from 1
+	free       uint32 // the first free one that was used before: its number, from 1
 	used       int
 	prev, next *slab // among the shard's slabs of the class that have room
 	listed     bool
@@ -214,7 +214,7 @@ func (c *classes) aligned(bytes, align uint64) int {
 }
 
 // The chunks of slabs stay where they are, in regions of granules, as long as they
-// are mapped. Those that move are in miss.go.
+// are mapped. Chunks that move are in miss.go.
 
 // provideSlab makes an empty slab chunk.
 func (p *Pool) provideSlab(sh *shard) error {

@@ -77,7 +77,7 @@ type Part struct {
 	// Requested is what a live block was asked for, and Tag what it is for.
 	Requested int `json:"requested,omitempty"`
 	Tag       Tag `json:"tag,omitempty"`
-	// Stack is who allocated it, with Options.Track.
+	// Stack is the stack that allocated the block, with Options.Track.
 	Stack []string `json:"stack,omitempty"`
 }
 
@@ -188,7 +188,7 @@ func (s *site) frames() (of []runtime.Frame) {
 type Live struct {
 	Block Block
 	Tag   Tag
-	// Stack is who allocated it, the innermost caller first, with
+	// Stack is the stack that allocated it, the innermost function first, with
 	// Options.Track.
 	Stack []runtime.Frame
 }

@@ -7,38 +7,37 @@ import (
 	"sync/atomic"
 )
 
-// Stats are counts of a pool.
+// Stats are a pool's counts. Sizes are in bytes.
 type Stats struct {
-	// Reserved is the physical memory that the pool has, in bytes, and
-	// PeakReserved the most that it ever had.
+	// Reserved is the physical memory that the pool has, and PeakReserved the most
+	// that it ever had.
 	Reserved     int `json:"reserved"`
 	PeakReserved int `json:"peakReserved"`
 	// Limit is the most that it may have; 0 is no limit.
 	Limit int `json:"limit,omitempty"`
-	// Requested are the bytes of the live blocks as they were asked for, and
-	// Blocks how many there are.
+	// Requested is the size of the live blocks as requested, and Blocks their number.
 	Requested int `json:"requested"`
 	Blocks    int `json:"blocks"`
-	// Waiting blocks were freed and wait for streams that the free named, or for
-	// the end of a capture.
+	// Waiting is the number of freed blocks that wait for a stream that the free named,
+	// or for the end of a capture.
 	Waiting int `json:"waiting"`
-	// Streams that the pool keeps memory for.
+	// Streams is the number of streams that the pool keeps memory for.
 	Streams int `json:"streams"`
-	// Arenas that captures and their graphs keep.
+	// Arenas is the number of arenas that captures and their graphs keep.
 	Arenas int `json:"arenas"`
 
-	// What follows is counted with Options.Statistics alone.
+	// The following fields are counted only with Options.Statistics.
 
 	// PeakRequested and PeakBlocks are the most that were live at once.
 	PeakRequested int `json:"peakRequested"`
 	PeakBlocks    int `json:"peakBlocks"`
-	// Allocs and Frees are counts of calls that succeeded, and AllocatedBytes
-	// what was asked for in all.
+	// Allocs and Frees are the calls that succeeded, and AllocatedBytes the sum of
+	// the requests.
 	Allocs         int `json:"allocs"`
 	Frees          int `json:"frees"`
 	AllocatedBytes int `json:"allocatedBytes"`
-	// Tags are the same by tag, in the order in which the tags were made; those
-	// without a block so far are left out.
+	// Tags are the same by tag, in the order in which the tags were made, without
+	// tags that no block had yet.
 	Tags []TagStats `json:"tags,omitempty"`
 }
 
@@ -92,8 +91,8 @@ func (s *statistics) freed(w *watch, h *header) {
 	t.Requested -= int(h.asked())
 }
 
-// Stats counts what there is now. While other goroutines allocate, the parts
-// are of slightly different moments.
+// Stats returns the pool's counts. While other goroutines allocate, they are of
+// slightly different moments.
 func (p *Pool) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -140,7 +139,7 @@ func addTags(to, from []TagStats) []TagStats {
 	return to
 }
 
-// Tag says what blocks are for, in statistics and errors. The zero Tag is none.
+// Tag says what blocks are for, in statistics and errors. The zero Tag is no tag.
 type Tag uint16
 
 // tags are the names, of all pools.
@@ -149,9 +148,9 @@ var tags = struct {
 	names []string
 }{names: []string{""}}
 
-// NewTag is the tag of a name, the same each time. Tags are for ever: make them
-// of what a program is made of, not of what passes through it. There are 65,535;
-// names beyond share the zero Tag.
+// NewTag returns the tag of a name, the same each time. Tags are never freed: name the
+// parts of a program, not what passes through it. There are 65,535; further names share
+// the zero Tag.
 func NewTag(name string) Tag {
 	tags.mu.Lock()
 	defer tags.mu.Unlock()
@@ -166,8 +165,7 @@ func NewTag(name string) Tag {
 	return Tag(at)
 }
 
-// String is the tag's name; of a number that NewTag never returned it is the
-// number.
+// String returns the tag's name, or the number of a tag that NewTag never returned.
 func (t Tag) String() string {
 	tags.mu.RLock()
 	defer tags.mu.RUnlock()

@@ -28,7 +28,7 @@ func (sh *shard) has() bool {
 }
 
 // eachOffer calls f for shards that may have something for others, with their lock
-// held, until it returns false. Those that have nothing any more are forgotten. The
+// held, until it returns false. Shards that have nothing any more are forgotten. The
 // caller holds mu.
 func (p *Pool) eachOffer(f func(o *shard) bool) {
 	at := func(i int) *shard {
@@ -66,7 +66,7 @@ func (p *Pool) eachOffer(f func(o *shard) bool) {
 	}
 }
 
-// withdraw takes a shard from those that offer something. The caller holds mu and the
+// withdraw takes a shard from the list of offers. The caller holds mu and the
 // shard's lock.
 func (p *Pool) withdraw(sh *shard) {
 	if !sh.offers {

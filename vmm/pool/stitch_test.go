@@ -157,7 +157,7 @@ func TestAFullPoolServesWhatItsHolesHold(t *testing.T) {
 			}
 			if queries++; queries == asked+1 {
 				m.Release(s.Handle())
-				time.Sleep(5 * time.Millisecond) // the answer to this one is that it has passed
+				time.Sleep(5 * time.Millisecond) // this query reports that it has passed
 			}
 		})
 		live = append(live, alloc(t, p, other, runs*each*chunk))

@@ -24,7 +24,7 @@ func (p *Pool) trimFor(w *want, s *shortage) (freed uint64, err error) {
 }
 
 // trim gives free chunks that the GPU has passed back to the driver until need
-// bytes went: those that are mapped nowhere, slabs, and whole chunks of regions.
+// bytes went: unmapped chunks, slabs, and whole chunks of regions.
 func (p *Pool) trim(op string, need uint64) (freed uint64, err error) {
 	return trimBy(op, need, p.trimIdle, p.trimSlabs, p.trimRegions)
 }
@@ -132,8 +132,8 @@ func (p *Pool) trimRegions(op string, need uint64) (freed uint64, found bool, er
 	return freed, len(runs) > 0, err
 }
 
-// underPressure gives memory back to others of the device that find none. While the
-// pool closes, or is checked, more is to come.
+// underPressure gives memory back for an allocation outside of the pool that found none.
+// While the pool closes, or is checked, more is to come.
 func (p *Pool) underPressure(need uint64) (freed uint64, more bool) {
 	if !p.pressing.TryRLock() {
 		return 0, true

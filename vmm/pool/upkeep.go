@@ -340,7 +340,7 @@ func (p *Pool) unmapPassed(op string) (found bool, err error) {
 	return false, nil
 }
 
-// arrive takes a run out of those that leave. The caller holds mu, and unmaps it.
+// arrive takes a run out of the leaving ones. The caller holds mu, and unmaps it.
 func (p *Pool) arrive(i int) {
 	p.leavingBytes -= p.leaving[i].span.bytes()
 	last := len(p.leaving) - 1
@@ -349,9 +349,9 @@ func (p *Pool) arrive(i int) {
 	p.leaving = p.leaving[:last]
 }
 
-// otherPlaces takes the runs at which memory of some others was before it moved, out
-// of those that leave. They are for the caller to unmap, who holds mu: the GPU has
-// passed them, since it has passed what came later.
+// otherPlaces takes out of the leaving runs the earlier places of some runs' memory. The
+// caller, which holds mu, unmaps them: the GPU has passed them, because it has passed
+// their later places.
 func (p *Pool) otherPlaces(of []run) (old []run) {
 	if len(p.leaving) == 0 {
 		return nil

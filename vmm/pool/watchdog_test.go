@@ -27,7 +27,7 @@ func (l *lines) Write(b []byte) (int, error) {
 	return l.text.Write(b)
 }
 
-// since answers what was written since it was asked last.
+// since returns what was written since its last call.
 func (l *lines) since() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,16 +10,17 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// Workspace is a block that is to be ready before a capture.
+// Workspace describes a block that Prepare allocates before a capture.
 type Workspace struct {
-	// Name is how it is found; no two of a plan have the same.
+	// Name is the key of Get, unique in a plan.
 	Name string
 	// Bytes and Align are as in Request.
 	Bytes, Align int
 	Tag          Tag
 }
 
-// Workspaces are blocks by name, made ready by Prepare. The caller closes them.
+// Workspaces are blocks by name, which Prepare allocated. The caller closes them. All
+// methods are safe for concurrent use.
 type Workspaces struct {
 	pool *Pool
 
@@ -31,12 +32,11 @@ type Workspaces struct {
 
 const prepareOp = "pool.Prepare"
 
-// Prepare makes the workspaces of a plan ready on a stream, so that a capture
-// which takes its memory from them alone asks the pool for nothing: its
-// CaptureStats say zero. What cannot be had is left out and named by the error,
-// which joins one for each; the others are there all the same, and are the
-// caller's to close. After an error of the plan itself there are none, and closing
-// the result does nothing.
+// Prepare allocates the workspaces of a plan for a stream. A capture that uses no other
+// memory requests nothing of the pool: its CaptureStats are zero. Workspaces that cannot
+// be allocated are missing in the result and named by the error, which joins one for
+// each; the caller closes the others. After an error in the plan itself there are none,
+// and closing the result does nothing.
 func (p *Pool) Prepare(s *cuda.Stream, plan ...Workspace) (*Workspaces, error) {
 	w := &Workspaces{pool: p, blocks: map[string]Block{}}
 	for _, one := range plan {
@@ -58,7 +58,7 @@ func (p *Pool) Prepare(s *cuda.Stream, plan ...Workspace) (*Workspaces, error) {
 	return w, errors.Join(missing...)
 }
 
-// Get is the workspace of that name; false where there is none.
+// Get returns the workspace of a name, if there is one.
 func (w *Workspaces) Get(name string) (Block, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -66,9 +66,9 @@ func (w *Workspaces) Get(name string) (Block, bool) {
 	return b, ok
 }
 
-// Close frees the workspaces, after the work of their stream, and of the streams
-// named, that was submitted so far. While a graph lives that was captured with
-// them (CaptureOptions.Workspaces) it is cuda.ErrInUse. Close is idempotent.
+// Close frees the workspaces in the order of their stream and of the streams named, as
+// Pool.Free does. While a graph lives that was captured with them
+// (CaptureOptions.Workspaces) it is cuda.ErrInUse. Close is idempotent.
 func (w *Workspaces) Close(streams ...*cuda.Stream) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -137,7 +137,7 @@ type watchdog struct {
 }
 
 // watchOver reports a capture while it lasts. pending are attributes for the
-// log that say what waits for its end; it is asked on a goroutine of its own.
+// log that say what waits for its end; it runs on a goroutine of its own.
 func (p *Pool) watchOver(what string, pending func() []any) *watchdog {
 	w := &watchdog{pool: p, what: what, pending: pending, since: time.Now(), next: p.o.CaptureLimit}
 	switch {

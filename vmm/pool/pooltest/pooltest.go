@@ -30,7 +30,7 @@ type TB interface {
 // New makes a pool for a test, which keeps the stacks of its blocks
 // (Options.Track). When the test ends, the pool is checked as by Check and
 // closed; blocks that are live then are freed first, so that what else the test
-// closes is not blamed for them. Make the streams that the code under test uses
+// closes does not fail because of them. Make the streams that the code under test uses
 // before the pool, or leave them open: the pool is closed before what was made
 // earlier.
 func New(tb TB, d *cuda.Device, o pool.Options) *pool.Pool {
@@ -58,7 +58,7 @@ func New(tb TB, d *cuda.Device, o pool.Options) *pool.Pool {
 
 // Check fails the test for blocks of the pool that are live: one line for each
 // place that allocated some, with its file and line where the pool has
-// Options.Track, those that hold most first. It fails for a pool that is not
+// Options.Track, the largest first. It fails for a pool that is not
 // consistent in itself, too. It reports whether there are live blocks, and
 // changes nothing.
 func Check(tb TB, p *pool.Pool) (leaked bool) {

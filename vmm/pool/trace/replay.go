@@ -11,7 +11,7 @@ import (
 type Allocator[B any] interface {
 	// Alloc allocates a block for a stream of the trace. It may have 0 bytes.
 	Alloc(bytes uint64, stream uint32, tag string) (B, error)
-	// Free frees it, in the order of its own stream and of those that used it.
+	// Free frees it, in the order of its own stream and of the streams that used it.
 	Free(block B, used []uint32) error
 	// Sync waits for all streams.
 	Sync() error

@@ -70,7 +70,7 @@ func (t *Trace) WriteText(w io.Writer) error {
 }
 
 // ReadText reads the text form to the end of r. Fields that it does not know,
-// and those that an operation does not have, are errors.
+// and fields that an operation does not have, are errors.
 func ReadText(r io.Reader) (*Trace, error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, longestLine)
