@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/poolreplay"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 	"golang.org/x/sync/errgroup"
@@ -32,17 +33,17 @@ func (r *result) passes(d *cuda.Device, t *trace.Trace, m mode, o pool.Options) 
 		return err
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
-	replayers := make([]*replayer, m.goroutines)
+	replayers := make([]*counting, m.goroutines)
 	var live gauge
 	for i := range replayers {
-		replayers[i] = &replayer{pool: p, live: &live, work: m.work, software: d.System().Driver().Software}
+		replayers[i] = &counting{poolreplay.Replayer{Pool: p, Work: m.work}, &live}
 		for range t.Streams {
 			s, err := d.NewStream(cuda.StreamOptions{})
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, s.Close()) }()
-			replayers[i].streams = append(replayers[i].streams, s)
+			replayers[i].Streams = append(replayers[i].Streams, s)
 		}
 	}
 	for _, us := range []*float64{&r.FirstUs, &r.SecondUs} {
@@ -58,7 +59,7 @@ func (r *result) passes(d *cuda.Device, t *trace.Trace, m mode, o pool.Options) 
 }
 
 // pass replays the trace once in each goroutine, and waits for the GPU.
-func (r *result) pass(t *trace.Trace, replayers []*replayer) (took time.Duration, err error) {
+func (r *result) pass(t *trace.Trace, replayers []*counting) (took time.Duration, err error) {
 	results := make([]trace.Result, len(replayers))
 	var group errgroup.Group
 	for i, a := range replayers {
@@ -104,54 +105,17 @@ func (g *gauge) add(bytes uint64) {
 	}
 }
 
-// replayer is a pool as a trace's allocator.
-type replayer struct {
-	pool     *pool.Pool
-	live     *gauge
-	streams  []*cuda.Stream
-	used     []*cuda.Stream
-	work     bool
-	software bool
+// counting is a replayer that counts what lives.
+type counting struct {
+	poolreplay.Replayer
+	live *gauge
 }
 
-func (r *replayer) Alloc(bytes uint64, stream uint32, _ string) (pool.Block, error) {
-	return r.pool.Alloc(pool.Request{Bytes: int(bytes), Stream: r.streams[stream]})
-}
-
-func (r *replayer) Free(b pool.Block, used []uint32) error {
-	if len(used) == 0 {
-		return r.pool.Free(b)
-	}
-	r.used = r.used[:0]
-	for _, u := range used {
-		r.used = append(r.used, r.streams[u])
-	}
-	return r.pool.Free(b, r.used...)
-}
-
-func (r *replayer) Sync() error {
-	for _, s := range r.streams {
-		if err := s.Synchronize(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// After works on the block, if the mode wants it. The software driver commits
-// memory that is set, so there it sets the first and the last byte.
-func (r *replayer) After(op trace.Op, b pool.Block) error {
+func (c *counting) After(op trace.Op, b pool.Block) error {
 	if op.Kind == trace.Free {
-		r.live.now.Add(-op.Bytes)
-		return nil
+		c.live.now.Add(-op.Bytes)
+	} else {
+		c.live.add(op.Bytes)
 	}
-	r.live.add(op.Bytes)
-	s := r.streams[op.Stream]
-	switch {
-	case !r.work || op.Bytes == 0:
-		return nil
-	case !r.software:
-		return s.Memset(b.Ptr(), 0, int(op.Bytes))
-	}
-	return errors.Join(s.Memset(b.Ptr(), 0, 1), s.Memset(b.Ptr()+cuda.Ptr(op.Bytes-1), 0, 1))
+	return c.Replayer.After(op, b)
 }

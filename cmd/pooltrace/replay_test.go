@@ -64,6 +64,15 @@ func TestReplayFails(t *testing.T) {
 	require.Contains(t, out.String(), "| small | behind | 1 |")
 }
 
+// A limit may be a fraction of a GiB.
+func TestLimit(t *testing.T) {
+	large := file(t, "large.json", "[[0, 1073741824]]")
+	var out bytes.Buffer
+	require.Error(t, run([]string{"replay", "-driver", "sim", "-modes", "idle", "-limit", "0.5", large}, &out, &out))
+	require.Contains(t, out.String(), "the limit is 512 MiB")
+	require.NoError(t, run([]string{"replay", "-driver", "sim", "-modes", "idle", "-limit", "1.5", large}, &out, &out))
+}
+
 func TestWrongArguments(t *testing.T) {
 	bad := file(t, "bad.json", "[[0, 1],\n[0, 2]]")
 	for _, c := range []struct {

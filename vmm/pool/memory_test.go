@@ -1,14 +1,13 @@
 package pool_test
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/poolreplay"
 	"github.com/cuvmm/cuvmm/internal/tracegen"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
@@ -39,18 +38,6 @@ func TestHoldsLittleWithTheGPUBehind(t *testing.T) {
 	}
 }
 
-// working is a replayer whose blocks are worked on, at both ends: the software
-// driver commits memory that is touched.
-type working struct{ *replayer }
-
-func (w working) After(op trace.Op, b pool.Block) error {
-	if op.Kind != trace.Alloc || op.Bytes == 0 {
-		return nil
-	}
-	s := w.streams[op.Stream]
-	return errors.Join(s.Memset(b.Ptr(), 1, 1), s.Memset(b.Ptr()+cuda.Ptr(op.Bytes-1), 1, 1))
-}
-
 func holdsAtMost(t *testing.T, tr *trace.Trace, times float64) {
 	t.Run(tr.Name, func(t *testing.T) {
 		t.Parallel()
@@ -60,11 +47,11 @@ func holdsAtMost(t *testing.T, tr *trace.Trace, times float64) {
 		p, err := pool.New(d, pool.Options{})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, p.Close()) }()
-		r := &replayer{p: p}
+		r := &poolreplay.Replayer{Pool: p, Work: true}
 		for range tr.Streams {
-			r.streams = append(r.streams, stream(t, d))
+			r.Streams = append(r.Streams, stream(t, d))
 		}
-		_, err = trace.Replay(tr, working{r})
+		_, err = trace.Replay(tr, r)
 		require.NoError(t, err)
 		require.NoError(t, r.Sync())
 		held := float64(p.Stats().PeakReserved) / float64(want.PeakBytes)

@@ -5,44 +5,13 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/poolreplay"
 	"github.com/cuvmm/cuvmm/internal/tracegen"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 	"github.com/stretchr/testify/require"
 )
-
-// replayer is a pool that replays a trace.
-type replayer struct {
-	p       *pool.Pool
-	streams []*cuda.Stream
-	used    []*cuda.Stream
-}
-
-func (r *replayer) Alloc(bytes uint64, stream uint32, _ string) (pool.Block, error) {
-	return r.p.Alloc(pool.Request{Bytes: int(bytes), Stream: r.streams[stream]})
-}
-
-func (r *replayer) Free(b pool.Block, used []uint32) error {
-	if len(used) == 0 {
-		return r.p.Free(b)
-	}
-	r.used = r.used[:0]
-	for _, u := range used {
-		r.used = append(r.used, r.streams[u])
-	}
-	return r.p.Free(b, r.used...)
-}
-
-func (r *replayer) Sync() error {
-	for _, s := range r.streams {
-		if err := s.Synchronize(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 var replaySeeds = flag.Uint64("replay-seeds", 2, "how many seeds of each generator TestReplay replays")
 
@@ -65,14 +34,14 @@ func TestReplay(t *testing.T) {
 					_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 60 << 30}}})
 					want, err := tr.Summary()
 					require.NoError(t, err)
-					r := &replayer{}
+					r := &poolreplay.Replayer{}
 					for range streams {
-						r.streams = append(r.streams, stream(t, d))
+						r.Streams = append(r.Streams, stream(t, d))
 					}
-					r.p = newPool(t, d, pool.Options{Statistics: true})
+					r.Pool = newPool(t, d, pool.Options{Statistics: true})
 					got, err := trace.Replay(tr, r)
 					require.NoError(t, err)
-					s := r.p.Stats()
+					s := r.Pool.Stats()
 					require.Equal(t, want.PeakBytes, s.PeakRequested)
 					require.EqualValues(t, want.PeakBlocks, s.PeakBlocks)
 					require.EqualValues(t, want.Allocs, s.Allocs)
@@ -97,15 +66,15 @@ func TestHistoryIsAReplay(t *testing.T) {
 	if thorough {
 		tr.Ops = tr.Ops[:600]
 	}
-	r := &replayer{p: newPool(t, d, pool.Options{})}
+	r := &poolreplay.Replayer{Pool: newPool(t, d, pool.Options{})}
 	for range tr.Streams {
-		r.streams = append(r.streams, stream(t, d))
+		r.Streams = append(r.Streams, stream(t, d))
 	}
-	r.p.StartHistory(pool.HistoryOptions{Events: len(tr.Ops) + 1000})
+	r.Pool.StartHistory(pool.HistoryOptions{Events: len(tr.Ops) + 1000})
 	_, err := trace.Replay(tr, r)
 	require.NoError(t, err)
-	recorded := r.p.History().Trace("again")
-	r.p.StopHistory()
+	recorded := r.Pool.History().Trace("again")
+	r.Pool.StopHistory()
 
 	// The history does not know when the program waited, nor tags that were not
 	// given, and ends with what the replay gave back; streams are numbered as

@@ -1,0 +1,64 @@
+// Package poolreplay replays traces through a pool, for pooltrace and for the pool's own
+// tests.
+package poolreplay
+
+import (
+	"errors"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/cuvmm/cuvmm/vmm/pool/trace"
+)
+
+// Replayer is a pool as the allocator of a trace: a trace.Follower. One goroutine uses it
+// at a time.
+type Replayer struct {
+	Pool *pool.Pool
+	// Streams stand for those of the trace, by number.
+	Streams []*cuda.Stream
+	// Work sets each block over its whole length on its stream, so that the program
+	// runs ahead of the GPU. The software driver commits memory that is set, so there
+	// only the first and the last byte are.
+	Work bool
+
+	used []*cuda.Stream
+}
+
+// Alloc allocates a block of the pool.
+func (r *Replayer) Alloc(bytes uint64, stream uint32, _ string) (pool.Block, error) {
+	return r.Pool.Alloc(pool.Request{Bytes: int(bytes), Stream: r.Streams[stream]})
+}
+
+// Free frees it in the order of its stream and of the streams that used it.
+func (r *Replayer) Free(b pool.Block, used []uint32) error {
+	if len(used) == 0 {
+		return r.Pool.Free(b)
+	}
+	r.used = r.used[:0]
+	for _, u := range used {
+		r.used = append(r.used, r.Streams[u])
+	}
+	return r.Pool.Free(b, r.used...)
+}
+
+// Sync waits for all streams.
+func (r *Replayer) Sync() error {
+	for _, s := range r.Streams {
+		if err := s.Synchronize(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// After works on the block, if Work is set.
+func (r *Replayer) After(op trace.Op, b pool.Block) error {
+	if !r.Work || op.Kind != trace.Alloc || op.Bytes == 0 {
+		return nil
+	}
+	s := r.Streams[op.Stream]
+	if !s.Device().System().Driver().Software {
+		return s.Memset(b.Ptr(), 0, int(op.Bytes))
+	}
+	return errors.Join(s.Memset(b.Ptr(), 0, 1), s.Memset(b.Ptr()+cuda.Ptr(op.Bytes-1), 0, 1))
+}
