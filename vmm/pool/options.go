@@ -95,7 +95,7 @@ func (p *Pool) sizes(op string) error {
 	if o.Chunk == 0 && o.Limit > 0 {
 		p.chunk = min(p.chunk, max(p.gran, uint64(o.Limit)/chunksInLimit/p.gran*p.gran))
 	}
-	p.classes = newClasses(p.smallMax)
+	p.classes = newClasses(p.smallMax, p.gran)
 	return nil
 }
 

@@ -62,10 +62,10 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 	}
 	for {
 		sh.settle()
-		if b, ok, err := p.again(sh, w); ok || err != nil {
+		if b, ok, err := p.again(sh, w, r.alone); ok || err != nil {
 			return b, err
 		}
-		if p.steal(sh, w) {
+		if p.steal(sh, w) || r.alone && p.stealSlab(sh, w) {
 			continue
 		}
 		r.seen, r.pending = p.passes.Load(), p.sys.PendingReclaims() > 0
@@ -240,17 +240,22 @@ func (w *patience) pause(bound time.Duration, sleep func(time.Duration)) bool {
 	return true
 }
 
-// again tries once more what Alloc tried, and looks at slabs of other classes.
-func (p *Pool) again(sh *shard, w *want) (b Block, ok bool, err error) {
+// again tries once more what Alloc tried, and looks at slabs of other classes. A larger
+// request gets a slot of a slab only if there was no memory for it.
+func (p *Pool) again(sh *shard, w *want, short bool) (b Block, ok bool, err error) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if sh.closed {
 		return Block{}, false, errs.ClosedError(allocOp, "pool")
 	}
 	h := sh.take(w)
-	if h == nil && w.kind == small {
+	switch {
+	case h != nil:
+	case w.kind == small:
 		sh.giveUpAll()
 		h = sh.take(w)
+	case short:
+		h = sh.takeAbove(w)
 	}
 	if h == nil {
 		return Block{}, false, nil

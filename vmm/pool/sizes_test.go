@@ -14,8 +14,9 @@ func TestTheHeaderOfABlockIsHalfACacheLine(t *testing.T) {
 
 func TestClasses(t *testing.T) {
 	for _, limit := range []uint64{512, 8 << 10, 100 << 10, 256 << 10} {
-		c := newClasses(limit)
-		require.Equal(t, limit, c.sizes[len(c.sizes)-1])
+		c := newClasses(limit, 2<<20)
+		require.Equal(t, limit, c.sizes[c.small-1])
+		require.EqualValues(t, 2<<20, c.sizes[len(c.sizes)-1])
 		for bytes := uint64(0); bytes <= limit; bytes++ {
 			class := c.find(bytes)
 			if c.sizes[class] < bytes || class > 0 && c.sizes[class-1] >= bytes {

@@ -169,13 +169,16 @@ func (sh *shard) spareSlab(upTo uint64) (slabChunk, bool) {
 // GPU's memory four times over, and what frameworks expect of an allocator.
 const quantum = 512
 
-// classes are the size classes up to a limit.
+// classes are the size classes: small ones up to a limit, and a few above it up to the
+// granularity. Those serve larger requests only if there is no other memory: slots of
+// empty slab chunks, which would be of no use to them.
 type classes struct {
 	sizes []uint64
+	small int     // how many are up to the limit
 	of    []uint8 // the class, by the size in quanta, rounded up
 }
 
-func newClasses(limit uint64) classes {
+func newClasses(limit, gran uint64) classes {
 	var c classes
 	for size := uint64(quantum); ; {
 		c.sizes = append(c.sizes, size)
@@ -196,6 +199,12 @@ func newClasses(limit uint64) classes {
 		}
 		c.of = append(c.of, uint8(class))
 	}
+	c.small = len(c.sizes)
+	for size := gran >> (bits.Len64(gran/limit) - 1); size <= gran; size *= 2 {
+		if size > limit {
+			c.sizes = append(c.sizes, size)
+		}
+	}
 	return c
 }
 
@@ -205,12 +214,41 @@ func (c *classes) find(bytes uint64) int { return int(c.of[(bytes+quantum-1)/qua
 // aligned is the least class for so many bytes whose slots are multiples of an
 // alignment, or -1.
 func (c *classes) aligned(bytes, align uint64) int {
-	for class := c.find(bytes); class < len(c.sizes); class++ {
+	for class := c.find(bytes); class < c.small; class++ {
 		if c.sizes[class]%align == 0 {
 			return class
 		}
 	}
 	return -1
+}
+
+// above is the least class above the limit for so many bytes and an alignment, or -1.
+func (c *classes) above(bytes, align uint64) int {
+	for class := c.small; class < len(c.sizes); class++ {
+		if c.sizes[class] >= bytes && c.sizes[class]%align == 0 {
+			return class
+		}
+	}
+	return -1
+}
+
+// takeAbove serves a request above the small ones from a slab, or returns nil. The
+// caller holds mu.
+func (sh *shard) takeAbove(w *want) *header {
+	class := sh.pool.classes.above(w.size, w.align)
+	if class < 0 {
+		return nil
+	}
+	sh.giveUpAll()
+	s := sh.partial[class]
+	if s == nil {
+		if s = sh.another(class); s == nil {
+			return nil
+		}
+	}
+	h := s.take()
+	sh.give(h, w)
+	return h
 }
 
 // The chunks of slabs stay where they are, in regions of granules, as long as they

@@ -88,6 +88,17 @@ func (p *Pool) steal(sh *shard, w *want) bool {
 	return p.look(p.offering(sh)) && p.stealAny(sh, w)
 }
 
+// stealSlab is steal for a request that a slot of a slab serves, although it is larger
+// than the small ones.
+func (p *Pool) stealSlab(sh *shard, w *want) bool {
+	if w.kind == small || p.classes.above(w.size, w.align) < 0 {
+		return false
+	}
+	chunk := *w
+	chunk.kind = small
+	return p.steal(sh, &chunk)
+}
+
 // stealAny reports whether a shard had what serves the request.
 func (p *Pool) stealAny(sh *shard, w *want) bool {
 	p.mu.Lock()
