@@ -59,7 +59,7 @@ func TestAGraphKeepsItsMemory(t *testing.T) {
 		require.Equal(t, inside[1].Ptr(), inside[2].Ptr(), "the stream has its memory back within the capture")
 		require.Equal(t, 3, st.Served)
 		require.Zero(t, st.Refused)
-		require.EqualValues(t, 6*mib+1000, st.Bytes)
+		require.Equal(t, 6*mib+1000, st.Bytes)
 		require.Equal(t, []pool.CaptureTag{{Tag: tag, Served: 3, Bytes: 6*mib + 1000}}, st.Tags)
 		require.NotZero(t, st.Grown)
 		require.Equal(t, 1, p.Stats().Arenas)
@@ -409,7 +409,7 @@ func TestAllocationsAsNodesOfTheGraph(t *testing.T) {
 		require.Len(t, segments, 1, "nodes are no memory of the pool")
 		require.Zero(t, st.Grown, "the driver serves them")
 		require.ErrorIs(t, p.Free(left), cuda.ErrClosed, "the end of the capture freed it")
-		require.EqualValues(t, 1, p.Stats().Blocks)
+		require.Equal(t, 1, p.Stats().Blocks)
 		for range 2 {
 			require.NoError(t, g.Launch(s))
 			got := make([]byte, 100)

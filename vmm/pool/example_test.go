@@ -81,16 +81,17 @@ func ExampleNewTag() {
 	p, err := pool.New(dev, pool.Options{Statistics: true})
 	fatal(err)
 	defer p.Close()
-	var weights pool.Tag = pool.NewTag("weights")
+	weights := pool.NewTag("weights")
 	b, err := p.Alloc(pool.Request{Bytes: 3 << 20, Stream: s, Tag: weights})
 	fatal(err)
 
-	var stats pool.Stats = p.Stats()
-	fmt.Println(stats.Reserved>>20, "MiB reserved")
-	for i := range stats.Tags {
-		var of *pool.TagStats = &stats.Tags[i]
-		fmt.Println(of.Tag, of.Blocks, of.Requested>>20, "MiB")
+	show := func(s pool.Stats, of func(t pool.TagStats)) {
+		fmt.Println(s.Reserved>>20, "MiB reserved")
+		for _, t := range s.Tags {
+			of(t)
+		}
 	}
+	show(p.Stats(), func(t pool.TagStats) { fmt.Println(t.Tag, t.Blocks, t.Requested>>20, "MiB") })
 	fatal(p.Free(b))
 	// Output:
 	// 32 MiB reserved
@@ -126,10 +127,12 @@ func ExamplePool_Live() {
 	defer p.Close()
 	b, err := p.Alloc(pool.Request{Bytes: 1000, Stream: s})
 	fatal(err)
-	var live []pool.Live = p.Live()
-	fmt.Println(len(live), live[0].Block == b, live[0].Stack[0].Function)
+	show := func(l pool.Live) { fmt.Println(l.Block == b, l.Stack[0].Function) }
+	for _, l := range p.Live() {
+		show(l)
+	}
 	fatal(p.Free(b))
-	// Output: 1 true github.com/cuvmm/cuvmm/vmm/pool_test.ExamplePool_Live
+	// Output: true github.com/cuvmm/cuvmm/vmm/pool_test.ExamplePool_Live
 }
 
 // Memory that a capture allocates lasts as long as the graph. Graphs that never run
@@ -143,7 +146,6 @@ func ExamplePool_Capture() {
 	var arena *pool.Arena
 	arena, err = p.NewArena()
 	fatal(err)
-	var stats pool.CaptureStats
 	graph, stats, err := p.Capture(s, pool.CaptureOptions{Arena: arena}, func() error {
 		b, err := p.Alloc(pool.Request{Bytes: 1 << 20, Stream: s, Tag: pool.NewTag("scratch")})
 		if err != nil {
@@ -152,10 +154,12 @@ func ExamplePool_Capture() {
 		return errors.Join(s.Memset(b.Ptr(), 1, b.Bytes()), p.Free(b))
 	})
 	fatal(err)
-	for i := range stats.Tags {
-		var of *pool.CaptureTag = &stats.Tags[i]
-		fmt.Println(of.Tag, of.Served, of.Bytes>>20, "MiB")
+	show := func(s pool.CaptureStats, of func(t pool.CaptureTag)) {
+		for _, t := range s.Tags {
+			of(t)
+		}
 	}
+	show(stats, func(t pool.CaptureTag) { fmt.Println(t.Tag, t.Served, t.Bytes>>20, "MiB") })
 	fatal(graph.Launch(s))
 	fatal(s.Synchronize())
 	fatal(graph.Close())
@@ -216,10 +220,10 @@ func ExampleHistory() {
 	b, err := p.Alloc(pool.Request{Bytes: 1000, Stream: s})
 	fatal(err)
 	fatal(p.Free(b))
-	var history pool.History = p.History()
-	for i := range history {
-		var e *pool.Event = &history[i]
-		fmt.Println(e.Op, e.Bytes)
+	history := p.History()
+	show := func(e pool.Event) { fmt.Println(e.Op, e.Bytes) }
+	for _, e := range history {
+		show(e)
 	}
 	fmt.Println(len(history.Trace("mine").Ops), "operations")
 	// Output:
@@ -237,22 +241,27 @@ func ExamplePool_Snapshot() {
 	defer p.Close()
 	b, err := p.Alloc(pool.Request{Bytes: 3 << 20, Stream: s})
 	fatal(err)
-	var snapshot pool.Snapshot = p.Snapshot()
-	for _, segment := range snapshot.Segments {
-		var kind pool.SegmentKind = segment.Kind
-		fmt.Println(kind, segment.Bytes>>20, "MiB, largest hole", pool.Segment.Hole(segment)>>20, "MiB")
-		var parts []pool.Part = segment.Parts
-		for _, part := range parts {
-			var state pool.PartState = part.State
-			fmt.Println(state, part.Bytes>>20, "MiB")
+	part := func(state pool.PartState, p pool.Part) { fmt.Println(state, p.Bytes>>20, "MiB") }
+	segment := func(kind pool.SegmentKind, s pool.Segment) {
+		fmt.Println(kind, s.Bytes>>20, "MiB, largest hole", s.Hole()>>20, "MiB")
+		for _, p := range s.Parts {
+			part(p.State, p)
 		}
 	}
-	var streams []pool.StreamSummary = snapshot.Streams
-	fmt.Println(len(streams), "stream with", streams[0].Blocks, "block")
+	stream := func(s pool.StreamSummary) { fmt.Println("a stream with", s.Blocks, "block") }
+	show := func(s pool.Snapshot) {
+		for _, seg := range s.Segments {
+			segment(seg.Kind, seg)
+		}
+		for _, of := range s.Streams {
+			stream(of)
+		}
+	}
+	show(p.Snapshot())
 	fatal(p.Free(b))
 	// Output:
 	// region 32 MiB, largest hole 29 MiB
 	// live 3 MiB
 	// hole 29 MiB
-	// 1 stream with 1 block
+	// a stream with 1 block
 }

@@ -115,7 +115,7 @@ func TestSnapshotOfManyBlocksThatChange(t *testing.T) {
 		}
 		if quiet {
 			require.Greater(t, parts, 2000, "one segment takes several steps")
-			require.EqualValues(t, snap.Stats.Blocks, live)
+			require.Equal(t, snap.Stats.Blocks, live)
 		}
 	}
 	check(true)
@@ -220,7 +220,7 @@ func TestSnapshot(t *testing.T) {
 		require.Equal(t, want, live)
 		require.Len(t, snap.Streams, 2)
 		require.Equal(t, s.Handle(), snap.Streams[0].Stream)
-		require.EqualValues(t, 4, snap.Streams[0].Blocks)
+		require.Equal(t, 4, snap.Streams[0].Blocks)
 
 		var back map[string]any
 		text, err := json.Marshal(snap)

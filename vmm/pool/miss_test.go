@@ -143,7 +143,7 @@ func TestATrimUnmapsEveryPlaceOfWhatItGivesBack(t *testing.T) {
 	freed, err := p.Trim(20 * mib)
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, freed, 20*mib)
-	require.EqualValues(t, 64*mib-freed, p.Stats().Reserved)
+	require.Equal(t, 64*mib-freed, p.Stats().Reserved)
 	require.Equal(t, 64*mib-freed, d.System().Stats().AllocatedBytes)
 	_, err = p.Trim(0)
 	require.NoError(t, err)
