@@ -30,7 +30,7 @@ func TestBlocksOfAllSizes(t *testing.T) {
 			}
 			require.NoError(t, p.Check())
 		}
-		require.EqualValues(t, len(all), p.Stats().Blocks)
+		require.Equal(t, len(all), p.Stats().Blocks)
 		require.Len(t, p.Live(), len(all))
 		for i, b := range all {
 			if i%2 == 0 {

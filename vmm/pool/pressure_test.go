@@ -179,7 +179,7 @@ func TestTheCallbackMayMakeRoom(t *testing.T) {
 		asked++
 		require.Equal(t, 50*mib, e.Bytes)
 		require.ErrorIs(t, e.Reason, cuda.ErrOutOfMemory)
-		require.EqualValues(t, 40*mib, e.Requested)
+		require.Equal(t, 40*mib, e.Requested)
 		if asked == 1 {
 			free(t, p, first)
 		}
@@ -207,11 +207,11 @@ func TestStatisticsAndTracking(t *testing.T) {
 	require.NoError(t, err)
 	free(t, p, a)
 	st := p.Stats()
-	require.EqualValues(t, 1000+3*mib, st.PeakRequested)
-	require.EqualValues(t, 2, st.PeakBlocks)
-	require.EqualValues(t, 2, st.Allocs)
-	require.EqualValues(t, 1, st.Frees)
-	require.EqualValues(t, 1000+3*mib, st.AllocatedBytes)
+	require.Equal(t, 1000+3*mib, st.PeakRequested)
+	require.Equal(t, 2, st.PeakBlocks)
+	require.Equal(t, 2, st.Allocs)
+	require.Equal(t, 1, st.Frees)
+	require.Equal(t, 1000+3*mib, st.AllocatedBytes)
 	require.Equal(t, 2, st.Streams)
 	require.Len(t, st.Tags, 2)
 	require.Equal(t, "b", st.Tags[1].Tag.String())

@@ -39,7 +39,7 @@ func TestHolesAreStitched(t *testing.T) {
 		p := newPool(t, d, pool.Options{})
 		live := holes(t, p, s, 16, 8*mib)
 		before := p.Stats().Reserved
-		require.EqualValues(t, 16*8*mib, before)
+		require.Equal(t, 16*8*mib, before)
 		b := alloc(t, p, s, 60*mib)
 		require.Equal(t, before, p.Stats().Reserved)
 		require.NoError(t, p.Check())
@@ -163,7 +163,7 @@ func TestAFullPoolServesWhatItsHolesHold(t *testing.T) {
 		live = append(live, alloc(t, p, other, runs*each*chunk))
 		m.OnCall(nil)
 		require.Greater(t, queries, asked)
-		require.EqualValues(t, 2*runs*each*chunk, p.Stats().Reserved)
+		require.Equal(t, 2*runs*each*chunk, p.Stats().Reserved)
 		for _, b := range live {
 			free(t, p, b)
 		}
