@@ -72,3 +72,24 @@ func TestWorkspacesAreLockedBeforeThePool(t *testing.T) {
 	require.NoError(t, p.Close())
 	require.NoError(t, s.Close())
 }
+
+// A request does not wait for ever for memory that other requests have each time.
+func TestARequestThatComesTooLateEachTimeGivesUp(t *testing.T) {
+	_, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	p, err := New(d, Options{})
+	require.NoError(t, err)
+	b, err := p.Alloc(Request{Bytes: 100, Stream: s})
+	require.NoError(t, err)
+	r := relief{p: p, sh: b.h.home.shard, seen: p.passes.Load() + 1} // something passed since
+	r.lock()
+	require.True(t, r.catchUp())
+	r.lagged = r.lagged.Add(-2 * time.Second)
+	require.False(t, r.catchUp())
+	r.unlock()
+	require.NoError(t, p.Free(b))
+	require.NoError(t, p.Close())
+	require.NoError(t, s.Close())
+}

@@ -139,6 +139,7 @@ type relief struct {
 	pending bool   // whether closed objects were to give memory back, likewise
 	// impatient: it waits for other streams only where there is no memory.
 	impatient bool
+	lagged    time.Time // since when it waits for them; zero: it did not yet
 	lagging   patience
 	patience
 }

@@ -254,10 +254,16 @@ func (sh *shard) hasChunk() bool {
 }
 
 // catchUp waits until another stream has moved on whose memory the shard could have;
-// false: none does within mostLag.
+// false: none does within mostLag, or other requests had the memory each time.
 func (r *relief) catchUp() bool {
 	p := r.p
+	if r.lagged.IsZero() {
+		r.lagged = time.Now()
+	}
 	for {
+		if time.Since(r.lagged) >= max(mostLag, p.wait) {
+			return false
+		}
 		if p.passes.Load() != r.seen {
 			r.sleep(firstPause) // another miss saw it, and may have taken what passed
 			return true
