@@ -84,8 +84,10 @@ func TestARequestThatComesTooLateEachTimeGivesUp(t *testing.T) {
 	b, err := p.Alloc(Request{Bytes: 100, Stream: s})
 	require.NoError(t, err)
 	r := relief{p: p, sh: b.h.home.shard, seen: p.passes.Load() + 1} // something passed since
+	r.lagging = patience{looks: 2 * idleLooks, since: time.Now().Add(-time.Hour)}
 	r.lock()
 	require.True(t, r.catchUp())
+	require.Zero(t, r.lagging, "what was waited for in vain begins anew when the GPU has moved on")
 	r.lagged = r.lagged.Add(-2 * time.Second)
 	require.False(t, r.catchUp())
 	r.unlock()

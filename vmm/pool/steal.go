@@ -266,9 +266,11 @@ func (r *relief) catchUp() bool {
 		}
 		if p.passes.Load() != r.seen {
 			r.sleep(firstPause) // another miss saw it, and may have taken what passed
+			r.lagging = patience{}
 			return true
 		}
 		if p.look(p.offering(r.sh)) {
+			r.lagging = patience{}
 			return true
 		}
 		behind := p.lag(r.sh)
