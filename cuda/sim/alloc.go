@@ -3,7 +3,7 @@ package sim
 import "github.com/cuvmm/cuvmm/internal/driver"
 
 // allocate takes n bytes of a context's device and addresses for them.
-func (c *gpuContext) allocate(n uint64) (*resident, driver.Result) {
+func (c *gpuContext) allocate(n uint64) (*backing, driver.Result) {
 	m := c.m
 	if n == 0 {
 		return nil, driver.InvalidValue
@@ -21,15 +21,15 @@ func (c *gpuContext) allocate(n uint64) (*resident, driver.Result) {
 		mem.drop()
 		return nil, driver.OutOfMemory
 	}
-	res := &resident{m: m, kind: KindDeviceMemory, span: span{p, p + n}, context: c, mem: mem}
+	res := &backing{m: m, kind: KindDeviceMemory, span: span{p, p + n}, context: c, mem: mem}
 	res.object = m.track(KindDeviceMemory, p, n)
-	m.resident.insert(p, p+n, res)
+	m.backing.insert(p, p+n, res)
 	return res, driver.Success
 }
 
 // allocated finds the allocation that starts at p.
-func (m *Machine) allocated(p driver.Ptr) *resident {
-	r, ok := m.resident.find(uint64(p))
+func (m *Machine) allocated(p driver.Ptr) *backing {
+	r, ok := m.backing.find(uint64(p))
 	if !ok || r.lo != uint64(p) || r.v.owner != nil || r.v.kind != KindDeviceMemory && r.v.kind != KindManagedMemory {
 		return nil
 	}
@@ -91,7 +91,7 @@ func (a *api) PointerGetAttribute(c driver.Context, attr driver.PointerAttribute
 		return 0, r
 	}
 	defer a.leave()
-	found, ok := a.m.resident.find(uint64(p))
+	found, ok := a.m.backing.find(uint64(p))
 	if !ok {
 		if _, reserved := a.m.reserved.find(uint64(p)); reserved && attr == driver.PointerMapped {
 			return 0, driver.Success

@@ -33,7 +33,7 @@ type lease struct {
 // furnish gets the lease its memory.
 func (l *lease) furnish() driver.Result {
 	if l.mem != nil {
-		if r, ok := l.m.resident.find(l.lo); ok && !r.v.async.freeing {
+		if r, ok := l.m.backing.find(l.lo); ok && !r.v.async.freeing {
 			return driver.InvalidValue // an earlier launch's memory was not freed
 		}
 		return driver.Success
@@ -116,8 +116,8 @@ func (s *stream) captureAlloc(n uint64) (driver.Ptr, driver.Result) {
 	r := s.capture(task{run: func(site) *fault {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		res := &resident{m: m, kind: KindDeviceMemory, span: l.span, context: c, mem: l.mem, lease: l, async: &async{there: true}}
-		if !m.resident.insert(l.lo, l.hi, res) {
+		res := &backing{m: m, kind: KindDeviceMemory, span: l.span, context: c, mem: l.mem, lease: l, async: &async{there: true}}
+		if !m.backing.insert(l.lo, l.hi, res) {
 			return &fault{driver.InvalidValue, fmt.Sprintf("the graph allocates the memory at %#x again before it was freed", l.lo)}
 		}
 		res.object = m.track(KindDeviceMemory, l.lo, n)

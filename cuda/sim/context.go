@@ -131,14 +131,14 @@ func (c *gpuContext) destroy() {
 			m.dropModule(mod)
 		}
 	}
-	var owned []*resident
-	for r := range m.resident.all() {
+	var owned []*backing
+	for r := range m.backing.all() {
 		if r.v.context == c {
 			owned = append(owned, r.v)
 		}
 	}
 	for _, r := range owned {
-		if now, ok := m.resident.find(r.lo); ok && now.v == r {
+		if now, ok := m.backing.find(r.lo); ok && now.v == r {
 			m.orphan(r.object)
 			m.evict(r) // which may let others in
 		}

@@ -93,7 +93,7 @@
 //
 // machine.go holds a machine's state and the gate that every call passes;
 // vmm.go and share.go are the calls of virtual memory, on top of address.go
-// (numbers), physical.go (bytes) and resident.go (what is where), and of
+// (numbers), physical.go (bytes) and backing.go (what is where), and of
 // folder.go for a machine that processes share; multicast.go are the calls of
 // multicast objects, on top of team.go (who takes part with what) and multimem.go
 // (what kernels do there); context.go,

@@ -60,7 +60,7 @@ func TestCloseWhileAnAllocationWaitsForItsStream(t *testing.T) {
 		_, r := d.MemAllocAsync(c, 64, s)
 		allocated <- r
 	}()
-	eventually(t, m, func() bool { return m.resident.len() == 3 })
+	eventually(t, m, func() bool { return m.backing.len() == 3 })
 	require.Error(t, m.Close())
 	require.Equal(t, driver.Deinitialized, <-allocated)
 	require.Equal(t, driver.Deinitialized, <-freed)
@@ -91,7 +91,7 @@ func TestCloseWhileHostMemoryIsBeingLeft(t *testing.T) {
 			m.mu.Unlock()
 			ended := make(chan driver.Result, 1)
 			go func() { ended <- end(d, c, r.host) }()
-			eventually(t, m, func() bool { return m.resident.len() == 0 })
+			eventually(t, m, func() bool { return m.backing.len() == 0 })
 			_ = m.Close()
 			m.mu.Lock()
 			r.busy--

@@ -19,7 +19,7 @@ func (c *gpuContext) place(mod *module, text string) (why string, r driver.Resul
 		c.m.forgetGlobals(mod)
 		return why, r
 	}
-	mod.globals = map[string]*resident{}
+	mod.globals = map[string]*backing{}
 	for _, found := range ptxGlobal.FindAllStringSubmatch(ptxComment.ReplaceAllString(text, " "), -1) {
 		name := found[2]
 		size, err := sizeOf(found[1], found[3])

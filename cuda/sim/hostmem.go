@@ -10,8 +10,8 @@ import (
 // adopt makes host memory known to the device.
 func (c *gpuContext) adopt(kind string, b []byte) bool {
 	lo := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
-	r := &resident{m: c.m, kind: kind, span: span{lo, lo + uint64(len(b))}, context: c, host: b}
-	if !c.m.resident.insert(r.lo, r.hi, r) {
+	r := &backing{m: c.m, kind: kind, span: span{lo, lo + uint64(len(b))}, context: c, host: b}
+	if !c.m.backing.insert(r.lo, r.hi, r) {
 		return false
 	}
 	r.object = c.m.track(kind, lo, uint64(len(b)))
@@ -19,8 +19,8 @@ func (c *gpuContext) adopt(kind string, b []byte) bool {
 }
 
 // hostRange finds the host memory of a kind that starts at p.
-func (m *Machine) hostRange(kind string, p unsafe.Pointer) *resident {
-	r, ok := m.resident.find(uint64(uintptr(p)))
+func (m *Machine) hostRange(kind string, p unsafe.Pointer) *backing {
+	r, ok := m.backing.find(uint64(uintptr(p)))
 	if !ok || r.lo != uint64(uintptr(p)) || r.v.kind != kind {
 		return nil
 	}
@@ -116,7 +116,7 @@ func (a *api) MemHostGetDevicePointer(c driver.Context, p unsafe.Pointer) (drive
 		return 0, r
 	}
 	defer a.leave()
-	r, ok := a.m.resident.find(uint64(uintptr(p)))
+	r, ok := a.m.backing.find(uint64(uintptr(p)))
 	if !ok || r.v.host == nil {
 		return 0, driver.InvalidValue
 	}

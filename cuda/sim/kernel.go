@@ -27,7 +27,7 @@ type Kernel struct {
 	m       *Machine
 	at      site
 	entry   entry
-	globals map[string]*resident
+	globals map[string]*backing
 	params  []byte
 }
 

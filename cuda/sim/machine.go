@@ -59,8 +59,8 @@ type Machine struct {
 	slots    int                // taken of the switches', without books
 	held     []held             // memory files that others may still hold
 	reserved intervals[*object] // reservations
-	resident intervals[*resident]
-	system   *resident         // the operating system's memory, where a device pages it
+	backing  intervals[*backing]
+	system   *backing          // the operating system's memory, where a device pages it
 	leased   intervals[*lease] // addresses of captured allocations
 	engine   engine
 	captures map[uint64]*capture
@@ -165,7 +165,7 @@ func (m *Machine) Close() error {
 
 // dismantle gives everything back to the system.
 func (m *Machine) dismantle() {
-	for r := range m.resident.all() {
+	for r := range m.backing.all() {
 		r.v.dismantle()
 		if r.v.mem != nil {
 			r.v.mem.unmap()

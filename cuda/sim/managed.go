@@ -52,7 +52,7 @@ func (a *api) MemAllocManaged(c driver.Context, n uint64, flags driver.AttachFla
 		}
 		first.at = int32(d.ordinal)
 	}
-	res := &resident{m: m, kind: KindManagedMemory, context: ctx, managed: &managed{pages: newPages(size, first), made: flags, attach: flags}}
+	res := &backing{m: m, kind: KindManagedMemory, context: ctx, managed: &managed{pages: newPages(size, first), made: flags, attach: flags}}
 	if r := res.obtain(n, size, prop); r != driver.Success {
 		res.managed.pages.each(span{0, size}, m.unpage)
 		return 0, r
@@ -62,7 +62,7 @@ func (a *api) MemAllocManaged(c driver.Context, n uint64, flags driver.AttachFla
 }
 
 // obtain gets a managed range its bytes and its address.
-func (r *resident) obtain(n, size uint64, prop driver.AllocationProp) driver.Result {
+func (r *backing) obtain(n, size uint64, prop driver.AllocationProp) driver.Result {
 	mem, result := r.m.newMemory(r.m.managed, size, prop)
 	if result != driver.Success {
 		return result
@@ -86,14 +86,14 @@ func (r *resident) obtain(n, size uint64, prop driver.AllocationProp) driver.Res
 		}
 		r.placed = true
 	}
-	r.m.resident.insert(r.lo, r.hi, r)
+	r.m.backing.insert(r.lo, r.hi, r)
 	return driver.Success
 }
 
 // pagesAt are the pages that hold n bytes of managed memory at p, within one
 // allocation.
-func (m *Machine) pagesAt(p driver.Ptr, n uint64) (*resident, span, bool) {
-	r, ok := m.resident.find(uint64(p))
+func (m *Machine) pagesAt(p driver.Ptr, n uint64) (*backing, span, bool) {
+	r, ok := m.backing.find(uint64(p))
 	unit := osmem.PageSize()
 	switch {
 	case !ok && m.isSystem(uint64(p), n):
@@ -210,8 +210,8 @@ func (a *api) StreamAttachMemAsync(c driver.Context, h driver.Stream, p driver.P
 	}
 	defer a.leave()
 	m := a.m
-	find := func() *resident {
-		if at, ok := m.resident.find(uint64(p)); ok && at.v.managed != nil && at.lo == uint64(p) {
+	find := func() *backing {
+		if at, ok := m.backing.find(uint64(p)); ok && at.v.managed != nil && at.lo == uint64(p) {
 			return at.v
 		}
 		return nil
@@ -247,7 +247,7 @@ func (s *stream) detach() {
 	if s.context.device.concurrent() {
 		return
 	}
-	for r := range s.m.resident.all() {
+	for r := range s.m.backing.all() {
 		if at := r.v.managed; at != nil && at.stream == s {
 			at.attach, at.stream = at.made, nil
 		}
@@ -300,7 +300,7 @@ func (a *api) HostTouch(p driver.Ptr, n uint64, write bool) driver.Result {
 
 // kept is a device without concurrent access that keeps the CPU from the memory,
 // or nil: one that works, on a stream that the memory is attached to.
-func (r *resident) kept() *device {
+func (r *backing) kept() *device {
 	for _, c := range r.m.contexts {
 		if c.device.concurrent() {
 			continue
@@ -315,7 +315,7 @@ func (r *resident) kept() *device {
 }
 
 // attached says why work must not touch the memory, or "".
-func (r *resident) attached(at site) string {
+func (r *backing) attached(at site) string {
 	const remedy = "and device %d has no concurrent managed access: attach it to %s with cuStreamAttachMemAsync"
 	d, now := at.device, r.managed
 	switch {

@@ -74,7 +74,7 @@ func (a *api) StreamWaitValue64(c driver.Context, h driver.Stream, p driver.Ptr,
 // processes, so it is asked again and again, and allocates nothing where the
 // word lies in host memory.
 func (m *Machine) reached(at site, p driver.Ptr, v uint64) bool {
-	if r, ok := m.resident.find(uint64(p)); ok && r.v.host != nil && r.hi-uint64(p) >= wordSize {
+	if r, ok := m.backing.find(uint64(p)); ok && r.v.host != nil && r.hi-uint64(p) >= wordSize {
 		return int64(word(r.v.host[uint64(p)-r.lo:]).Load()-v) >= 0
 	}
 	from, f := m.locate(at, driver.CallStreamWaitValue64, uint64(p), wordSize, driver.AccessRead)

@@ -14,7 +14,7 @@ type module struct {
 	context *gpuContext
 	object  *object
 	entries map[string]entry
-	globals map[string]*resident
+	globals map[string]*backing
 }
 
 type function struct {

@@ -194,7 +194,7 @@ func (a *api) MulticastBindAddrV1(mc driver.MemHandle, mcOffset uint64, p driver
 // stream.
 func (a *api) bindAddr(call driver.Call, mc driver.MemHandle, d *driver.Device, mcOffset uint64, p driver.Ptr, size uint64) driver.Result {
 	return a.bind(call, mc, d, mcOffset, func() (bound, bool) {
-		r, ok := a.m.resident.find(uint64(p))
+		r, ok := a.m.backing.find(uint64(p))
 		if !ok || r.v.mem == nil || r.v.kind != KindMapping && r.v.async == nil || size > r.hi-uint64(p) {
 			return bound{}, false
 		}

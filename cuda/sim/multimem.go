@@ -172,7 +172,7 @@ func (m *Machine) lanes(at site, p, n uint64, unit int, need driver.AccessFlags)
 	if p%uint64(unit) != 0 {
 		return nil, nil, &fault{driver.MisalignedAddress, fmt.Sprintf("the multicast address %#x is not aligned to %d bytes", p, unit)}
 	}
-	r, ok := m.resident.find(p)
+	r, ok := m.backing.find(p)
 	switch {
 	case !ok:
 		return nil, nil, m.illegal(at, call, p, p, n, m.whatIsAt(p))

@@ -85,7 +85,7 @@ func (a *api) batch(call driver.Call, c driver.Context, p []driver.Ptr, sizes []
 // that it takes the contents of what is written meanwhile.
 func (s *stream) discardPlainly(parts []part) driver.Result {
 	m := s.m
-	var of []*resident
+	var of []*backing
 	for _, p := range parts {
 		r, _, ok := m.pagesAt(driver.Ptr(p.addr), p.n)
 		if !ok {
@@ -163,7 +163,7 @@ func (s *stream) move(call driver.Call, parts []part, discard bool) driver.Resul
 }
 
 // discardPages leaves the pages with poison.
-func (r *resident) discardPages(s span) {
+func (r *backing) discardPages(s span) {
 	r.managed.pages.each(s, r.m.unpage)
 	if r.mem == nil { // the system's memory
 		fill(systemBytes(s), PoisonByte)

@@ -41,7 +41,7 @@ func (m *Machine) reachesPage(who, at int32) bool {
 
 // touch brings pages to a device or the host, as its access would: "" or why
 // that cannot be.
-func (r *resident) touch(who int32, s span, write bool) string {
+func (r *backing) touch(who int32, s span, write bool) string {
 	m := r.m
 	if who >= 0 {
 		r.managed.touched = m.nextTouch()
@@ -70,7 +70,7 @@ func (r *resident) touch(who int32, s span, write bool) string {
 }
 
 // bring is touch for a prefetch, which no advice keeps from moving pages.
-func (r *resident) bring(to int32, s span) string {
+func (r *backing) bring(to int32, s span) string {
 	if to >= 0 {
 		r.managed.touched = r.m.nextTouch()
 	}
@@ -81,7 +81,7 @@ func (r *resident) bring(to int32, s span) string {
 	})
 }
 
-func (r *resident) inPieces(s span, do func(span) string) string {
+func (r *backing) inPieces(s span, do func(span) string) string {
 	for large := range s.pieces(largePiece) {
 		if do(large) == "" {
 			continue
@@ -109,7 +109,7 @@ func (s span) pieces(unit uint64) iter.Seq[span] {
 }
 
 // arrange has the pages lie where to says, or have a copy there.
-func (r *resident) arrange(s span, to func(page) (where int32, copied bool), write bool) string {
+func (r *backing) arrange(s span, to func(page) (where int32, copied bool), write bool) string {
 	m := r.m
 	// Room first, since making it moves other pages, perhaps of this range.
 	for {
@@ -209,17 +209,17 @@ func (m *Machine) nextTouch() uint64 {
 // are free there, those first that were not touched for the longest time, but
 // no page in keep of the range that needs the room. It returns how many bytes
 // it freed.
-func (m *Machine) pageOut(where int32, need uint64, needs *resident, keep span) (freed uint64) {
+func (m *Machine) pageOut(where int32, need uint64, needs *backing, keep span) (freed uint64) {
 	if where < 0 || !m.devices[where].concurrent() {
 		return 0
 	}
-	ranges := []*resident{m.system}
-	for r := range m.resident.all() {
+	ranges := []*backing{m.system}
+	for r := range m.backing.all() {
 		if r.v.managed != nil {
 			ranges = append(ranges, r.v)
 		}
 	}
-	slices.SortStableFunc(ranges, func(a, b *resident) int { return cmp.Compare(a.managed.touched, b.managed.touched) })
+	slices.SortStableFunc(ranges, func(a, b *backing) int { return cmp.Compare(a.managed.touched, b.managed.touched) })
 	for _, r := range ranges {
 		var out []span
 		r.managed.pages.look(span{0, ^uint64(0)}, func(s span, pg page) {
@@ -258,7 +258,7 @@ func (m *Machine) makeRoom(p *pool, need uint64) {
 
 // pageOutRange moves pages that lie on a device, or have copies there, to the
 // host, as far as that has room. It returns how many bytes it freed.
-func (m *Machine) pageOutRange(r *resident, where int32, s span) (freed uint64) {
+func (m *Machine) pageOutRange(r *backing, where int32, s span) (freed uint64) {
 	r.managed.pages.each(s, func(s span, pg *page) {
 		switch {
 		case pg.copies.has(where):
@@ -290,10 +290,10 @@ func (m *Machine) Resident(p cuda.Ptr, n, device int) int {
 			sum += s.size()
 		}
 	}
-	if _, ok := m.resident.find(ptr); !ok {
+	if _, ok := m.backing.find(ptr); !ok {
 		m.system.managed.pages.look(span{ptr, ptr + uint64(n)}, count)
 	}
-	for r := range m.resident.over(ptr, ptr+uint64(n)) {
+	for r := range m.backing.over(ptr, ptr+uint64(n)) {
 		if r.v.managed == nil {
 			continue
 		}

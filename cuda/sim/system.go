@@ -12,9 +12,9 @@ import (
 // memory. The system does not tell when such memory goes, so what of it lies on a
 // device is counted there until it is moved away.
 
-func newSystemMemory(m *Machine) *resident {
+func newSystemMemory(m *Machine) *backing {
 	const addresses = 1 << 56 // more than a process has
-	r := &resident{m: m, kind: KindSystemMemory, span: span{0, addresses}}
+	r := &backing{m: m, kind: KindSystemMemory, span: span{0, addresses}}
 	r.managed = &managed{pages: newPages(addresses, page{at: driver.DeviceInvalid}), attach: driver.AttachGlobal}
 	return r
 }
@@ -33,7 +33,7 @@ func (m *Machine) isSystem(p, n uint64) bool {
 }
 
 // whole are the pages that a span lies in.
-func (r *resident) whole(s span) span {
+func (r *backing) whole(s span) span {
 	unit := osmem.PageSize()
 	return span{s.lo / unit * unit, roundUp(s.hi, unit)}
 }

@@ -216,7 +216,7 @@ func (a *api) MemAddressFree(p driver.Ptr, size uint64) driver.Result {
 	if !ok || r.lo != lo || r.hi-r.lo != size {
 		return driver.InvalidValue
 	}
-	for range m.resident.over(r.lo, r.hi) {
+	for range m.backing.over(r.lo, r.hi) {
 		return driver.InvalidValue
 	}
 	m.reserved.remove(r.lo)
@@ -279,9 +279,9 @@ func (a *api) MemMap(p driver.Ptr, size, offset uint64, v driver.MemHandle) driv
 	case !ok || reserved.hi-lo < size:
 		return driver.InvalidValue
 	}
-	r := &resident{m: m, kind: KindMapping, span: span{lo, lo + size}, mem: h.mem, handle: h}
+	r := &backing{m: m, kind: KindMapping, span: span{lo, lo + size}, mem: h.mem, handle: h}
 	r.access = make([]driver.AccessFlags, len(m.devices))
-	if !m.resident.insert(lo, lo+size, r) {
+	if !m.backing.insert(lo, lo+size, r) {
 		return driver.InvalidValue
 	}
 	h.mem.refs++
@@ -291,7 +291,7 @@ func (a *api) MemMap(p driver.Ptr, size, offset uint64, v driver.MemHandle) driv
 
 // wholeMappings are the mappings in [p, p+size), unless the range cuts one, or
 // leaves the reservations, or, if gapless, is not covered.
-func (m *Machine) wholeMappings(p driver.Ptr, size uint64, gapless bool) ([]*resident, bool) {
+func (m *Machine) wholeMappings(p driver.Ptr, size uint64, gapless bool) ([]*backing, bool) {
 	lo, hi := uint64(p), uint64(p)+size
 	unit := m.finest()
 	if size == 0 || hi < lo || lo%unit != 0 || size%unit != 0 {
@@ -307,9 +307,9 @@ func (m *Machine) wholeMappings(p driver.Ptr, size uint64, gapless bool) ([]*res
 	if at < hi {
 		return nil, false
 	}
-	var whole []*resident
+	var whole []*backing
 	at = lo
-	for r := range m.resident.over(lo, hi) {
+	for r := range m.backing.over(lo, hi) {
 		if r.lo < lo || r.hi > hi || gapless && r.lo != at {
 			return nil, false
 		}
@@ -329,7 +329,7 @@ func (a *api) MemUnmap(p driver.Ptr, size uint64) driver.Result {
 	if !ok {
 		return driver.InvalidValue
 	}
-	return run(mappings, cut, func(r *resident) driver.Result {
+	return run(mappings, cut, func(r *backing) driver.Result {
 		a.m.untrack(r.object)
 		a.m.evict(r)
 		return driver.Success
@@ -353,7 +353,7 @@ func (a *api) MemSetAccess(p driver.Ptr, size uint64, desc []driver.AccessDesc) 
 			}
 		}
 	}
-	return run(mappings, cut, func(mapping *resident) driver.Result {
+	return run(mappings, cut, func(mapping *backing) driver.Result {
 		for _, d := range desc {
 			if r := mapping.setAccess(d); r != driver.Success {
 				return r
@@ -365,7 +365,7 @@ func (a *api) MemSetAccess(p driver.Ptr, size uint64, desc []driver.AccessDesc) 
 
 // run does something to each of a run of mappings, unless it fails, or a test cuts
 // it short.
-func run(mappings []*resident, cut *cut, do func(*resident) driver.Result) driver.Result {
+func run(mappings []*backing, cut *cut, do func(*backing) driver.Result) driver.Result {
 	result := driver.Success
 	if cut != nil {
 		mappings, result = mappings[:min(cut.after, len(mappings))], cut.result
@@ -378,7 +378,7 @@ func run(mappings []*resident, cut *cut, do func(*resident) driver.Result) drive
 	return result
 }
 
-func (r *resident) checkAccess(d driver.AccessDesc) driver.Result {
+func (r *backing) checkAccess(d driver.AccessDesc) driver.Result {
 	switch d.Flags {
 	case driver.AccessNone, driver.AccessRead, driver.AccessReadWrite:
 	default:
@@ -412,7 +412,7 @@ func (r *resident) checkAccess(d driver.AccessDesc) driver.Result {
 
 // setAccess fails only where the system does not let the CPU reach the memory, and
 // then has changed nothing.
-func (r *resident) setAccess(d driver.AccessDesc) driver.Result {
+func (r *backing) setAccess(d driver.AccessDesc) driver.Result {
 	host, numa := r.hostAccess, r.numaAccess
 	switch d.Location.Type {
 	case driver.LocationDevice:
@@ -433,7 +433,7 @@ func (r *resident) setAccess(d driver.AccessDesc) driver.Result {
 
 // expose lets the CPU see host memory at its mapped address, as far as access
 // was granted.
-func (r *resident) expose(granted driver.AccessFlags) error {
+func (r *backing) expose(granted driver.AccessFlags) error {
 	access := osmem.AccessNone
 	switch granted {
 	case driver.AccessRead:
@@ -461,7 +461,7 @@ func (a *api) MemGetAccess(l driver.Location, p driver.Ptr) (driver.AccessFlags,
 		return 0, r
 	}
 	defer a.leave()
-	r, ok := a.m.resident.find(uint64(p))
+	r, ok := a.m.backing.find(uint64(p))
 	if !ok || r.v.kind != KindMapping {
 		return 0, driver.InvalidValue
 	}
@@ -485,7 +485,7 @@ func (a *api) MemRetainAllocationHandle(p driver.Ptr) (driver.MemHandle, driver.
 	}
 	defer a.leave()
 	m := a.m
-	r, ok := m.resident.find(uint64(p))
+	r, ok := m.backing.find(uint64(p))
 	if !ok || r.v.kind != KindMapping {
 		return 0, driver.InvalidValue
 	}

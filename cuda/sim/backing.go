@@ -9,9 +9,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
-// resident is a range of addresses behind which there is memory: a mapping,
+// backing is a range of addresses behind which there is memory: a mapping,
 // allocated device memory, or host memory that the driver knows.
-type resident struct {
+type backing struct {
 	m *Machine
 	span
 	kind    string      // as in the leak report
@@ -37,11 +37,11 @@ type resident struct {
 // progress keep device memory alive; host memory they must leave first, since
 // it goes back to the system. Who waited until the machine was closed finds it
 // dismantled.
-func (m *Machine) evict(r *resident) {
+func (m *Machine) evict(r *backing) {
 	if m.dismantled {
 		return
 	}
-	m.resident.remove(r.lo)
+	m.backing.remove(r.lo)
 	for r.host != nil && r.busy > 0 {
 		m.changed.Wait()
 	}
@@ -68,7 +68,7 @@ func (m *Machine) evict(r *resident) {
 
 // addresses are those that the range took, which for managed memory are whole
 // pages.
-func (r *resident) addresses() span {
+func (r *backing) addresses() span {
 	if r.managed != nil {
 		return span{r.lo, r.lo + r.mem.size}
 	}
@@ -76,7 +76,7 @@ func (r *resident) addresses() span {
 }
 
 // dismantle gives the system back what the range itself took of it.
-func (r *resident) dismantle() {
+func (r *backing) dismantle() {
 	var err error
 	if r.placed {
 		err = osmem.Clear(r.lo, r.addresses().size())
@@ -102,7 +102,7 @@ func (m *Machine) backed(p, n uint64) bool {
 		return false
 	}
 	at := p
-	for r := range m.resident.over(p, p+n) {
+	for r := range m.backing.over(p, p+n) {
 		if r.lo > at {
 			break
 		}
@@ -130,7 +130,7 @@ func (m *Machine) hostPlace(p unsafe.Pointer, n uint64) (at place, pageable bool
 // pins keep memory in place while it is copied.
 type pins struct {
 	m    *Machine
-	held []*resident
+	held []*backing
 	runs [][]byte
 }
 
@@ -163,7 +163,7 @@ func (m *Machine) locate(at site, call driver.Call, addr, n uint64, need driver.
 	}
 	p := &pins{m: m}
 	next := addr
-	for r := range m.resident.over(addr, addr+n) {
+	for r := range m.backing.over(addr, addr+n) {
 		if r.lo > next {
 			break
 		}
@@ -223,7 +223,7 @@ func accessText(f driver.AccessFlags) string {
 }
 
 // refuses says why work must not touch the range, or "".
-func (r *resident) refuses(at site, call driver.Call, need driver.AccessFlags) string {
+func (r *backing) refuses(at site, call driver.Call, need driver.AccessFlags) string {
 	switch {
 	case r.mem != nil && r.mem.team != nil:
 		return "it is a multicast address, which only multimem instructions may touch: a load, a store, a copy or a memset there is undefined; use the device's own address of its memory"
@@ -294,7 +294,7 @@ func (m *Machine) look(ptr, n uint64) (runs [][]byte, err error) {
 	case !m.backed(ptr, n):
 		return nil, fmt.Errorf("sim: not all of [%#x, %#x+%#x) is memory of machine %s; map it, or ask for less", ptr, ptr, n, m.name)
 	}
-	for r := range m.resident.over(ptr, ptr+n) {
+	for r := range m.backing.over(ptr, ptr+n) {
 		if r.v.mem != nil && r.v.mem.team != nil {
 			return nil, fmt.Errorf("sim: [%#x, %#x) are multicast addresses, which have no bytes of their own: take those of a device's memory", r.lo, r.hi)
 		}
@@ -305,7 +305,7 @@ func (m *Machine) look(ptr, n uint64) (runs [][]byte, err error) {
 }
 
 // runs are n bytes of the range in as many pieces as they lie in.
-func (r *resident) runs(off, n uint64) [][]byte {
+func (r *backing) runs(off, n uint64) [][]byte {
 	if r.mem == nil {
 		return [][]byte{r.host[off:][:n]}
 	}
