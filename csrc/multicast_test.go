@@ -70,7 +70,7 @@ func init() {
 	}
 }
 
-// Only whoever asks for it when the driver is opened creates multicast objects.
+// Creating multicast objects is opt-in, when the driver is opened.
 func TestMulticastObjectsAreAskedFor(t *testing.T) {
 	f := buildFake(t)
 	d, err := csrc.Open(csrc.Options{Path: f.path})

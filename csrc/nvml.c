@@ -87,7 +87,7 @@ static void ask(cuvmm_fabric *f, void *library, nvml_device device) {
 }
 
 // The library counts its initialisations, so this one is undone without harm
-// to whoever else in the process uses it.
+// to other users of it in the process.
 cuvmm_fabric cuvmm_nvml_fabric(uintptr_t library, const char *uuid) {
     void *l = (void *)library;
     cuvmm_fabric f = {0};

@@ -59,7 +59,7 @@ const soname = "libcuda.so.1"
 
 // searched are the folders tried after the loader's own. The compatibility
 // library of a toolkit (/usr/local/cuda/compat) is not among them: it fits only
-// some GPUs and some kernel drivers, so whoever wants it names it.
+// some GPUs and some kernel drivers, so it is opt-in, by name.
 var searched = []string{
 	"/usr/local/nvidia/lib64", // container platforms
 	"/usr/local/nvidia/lib",

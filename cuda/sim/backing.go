@@ -35,8 +35,8 @@ type backing struct {
 
 // evict ends the range: its memory is out of reach from now on. Copies in
 // progress keep device memory alive; host memory they must leave first, since
-// it goes back to the system. Who waited until the machine was closed finds it
-// dismantled.
+// it goes back to the system. A caller that waited until the machine was closed
+// finds it dismantled.
 func (m *Machine) evict(r *backing) {
 	if m.dismantled {
 		return
@@ -255,7 +255,7 @@ func (m *Machine) illegal(at site, call driver.Call, addr, start, n uint64, why 
 		call, start, start, n, uintptr(at.handle), at.device.ordinal, addr, why)}
 }
 
-// Bytes copies n bytes out of device memory, as they are now, whoever has access
+// Bytes copies n bytes out of device memory, as they are now, whatever has access
 // to it. Where not all of it is memory, and on a machine that was closed, the
 // error says so.
 func (m *Machine) Bytes(ptr cuda.Ptr, n int) ([]byte, error) {
@@ -273,7 +273,7 @@ func (m *Machine) Bytes(ptr cuda.Ptr, n int) ([]byte, error) {
 	return b, nil
 }
 
-// Poke copies b into device memory, whoever has access to it. It fails where
+// Poke copies b into device memory, whatever has access to it. It fails where
 // Bytes does, and then has written nothing.
 func (m *Machine) Poke(ptr cuda.Ptr, b []byte) error {
 	m.mu.Lock()

@@ -21,14 +21,14 @@
 // the last of them is closed. Host-located memory appears to the CPU at its
 // mapped address when access is granted to the host.
 //
-// Managed memory lies in one arena, whoever touches it, at addresses that the CPU
-// reaches too. Which device, or the host, each of its pages would lie on is
-// account: prefetches, copies, kernels and checked accesses of the CPU move the
-// pages there, advice changes it, and what a device has no room for is paged out
-// to the host. A plain discard behind work that is not done yet loses what is
-// written after it, as on the real driver. [Machine.Resident] tells. Accesses of the CPU through a raw pointer
-// are not seen. A device with pageable memory access (attribute 88) works on the
-// operating system's memory too.
+// Managed memory lies in one arena, at addresses that the CPU reaches too. The
+// machine keeps an account of where each page would lie, on a device or the host:
+// prefetches, copies, kernels and checked accesses of the CPU move pages, advice
+// changes where they go, and what a device has no room for is paged out to the
+// host. [Machine.Resident] returns that account. A plain discard behind unfinished
+// work loses what is written after it, as on the real driver. Accesses of the CPU
+// through a raw pointer are not seen. A device with pageable memory access
+// (attribute 88) works on the operating system's memory too.
 //
 // # Processes
 //
@@ -36,12 +36,13 @@
 // all of them together, and memory is taken while any of them holds it. The
 // folder has the machine's books (a record for each process and each piece of
 // exported memory) and a file for each piece of exported memory. These files
-// have names instead of seals, because a third process must be able to ask
-// whether a descriptor of one is still open when all who knew it are dead: a
-// process that truncates one harms the others. So a folder is accepted only if it
-// belongs to this user or to root, and not every user may write to it. Memory has
-// its room in the file system from its export on, so one that runs full fails an
-// export and kills no process. [Inspect] tells what is taken, and by whom. An allocation pages out managed memory of its own process only.
+// have names instead of seals, so that a process can find out whether a descriptor
+// of one is still open after every process that knew it has died. A process that
+// truncates one harms the others, so a folder is accepted only if it belongs to
+// this user or to root and not every user may write to it. Exported memory has
+// its room in the file system from its export on, so a full file system fails an
+// export and kills no process. [Inspect] reports what is taken, and by which
+// process. An allocation pages out managed memory of its own process only.
 // Processes with a place on the same channel of the machine's fabric
 // ([Options.Fabric]) share memory by fabric handles.
 //
@@ -55,12 +56,12 @@
 // captures by its rules, and a graph is replayed on what is mapped then.
 //
 // Kernels are Go functions, which [RegisterKernel] makes stand for PTX entries.
-// Of the PTX itself only the declarations are read: an entry that is broken, or a
-// body that is cut short, is refused as the real driver refuses it.
-// A module's variables begin
-// with the whole numbers that it gives them, and Kernel.Global finds them. A
-// cooperative launch is refused as on a GPU, but its function does the whole
-// grid's work, so nothing waits for blocks; priorities of streams change nothing.
+// Of the PTX only the declarations are read: text that the real driver refuses is
+// refused with the same code, unless the fault is in a statement of a body.
+// Variables of a module begin with the whole numbers that the PTX gives, and
+// [Kernel.Global] finds them. A cooperative launch is refused as on a GPU, but its
+// function does the whole grid's work and waits for no blocks. Priorities of
+// streams change nothing.
 //
 // # Multicast
 //
@@ -95,9 +96,9 @@
 // vmm.go and share.go are the calls of virtual memory, on top of address.go
 // (numbers), physical.go (bytes) and backing.go (what is where), and of
 // folder.go for a machine that processes share; multicast.go are the calls of
-// multicast objects, on top of team.go (who takes part with what) and multimem.go
-// (what kernels do there); context.go,
-// stream.go, event.go and engine.go are the work; capture.go and graph.go write
+// multicast objects, on top of team.go (the devices and what is bound for them)
+// and multimem.go (what kernels do there); context.go, stream.go, event.go and
+// engine.go are the work; module.go and ptx.go are kernels; capture.go and graph.go write
 // it down instead. One lock guards a machine, and is released while bytes move,
 // while kernels run, and while a call waits. The lock of the process's address
 // space is taken inside it; that of the injected faults is never held together

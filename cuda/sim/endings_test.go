@@ -66,7 +66,7 @@ func TestCloseWhileAnAllocationWaitsForItsStream(t *testing.T) {
 	require.Equal(t, driver.Deinitialized, <-freed)
 }
 
-// Who waits for a copy to leave host memory finds the machine gone.
+// A call that waits for a copy to leave host memory finds the machine gone.
 func TestCloseWhileHostMemoryIsBeingLeft(t *testing.T) {
 	for name, end := range map[string]func(d driver.Foreign, c driver.Context, p []byte) driver.Result{
 		"freed":         func(d driver.Foreign, c driver.Context, p []byte) driver.Result { return d.MemFreeHost(c, pointer(p)) },

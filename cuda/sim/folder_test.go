@@ -503,7 +503,7 @@ func receiveFD(socket, flags int) (int, error) {
 	return fds[0], nil
 }
 
-// The folder's owner, group and permissions say who may take part.
+// The folder's owner, group and permissions decide which users may take part.
 func TestAnotherUserMayTakePart(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can start a process of another user")

@@ -57,7 +57,7 @@ type ExportedMemory struct {
 	Open bool
 }
 
-// Inspect tells what is taken of the machine in a folder, and by whom. It takes
+// Inspect reports what is taken of the machine in a folder, and by which process. It takes
 // no part in the machine, so any process may call it that may read and write the
 // folder; its machine goes on meanwhile.
 func Inspect(folder string) (Usage, error) {

@@ -8,7 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
-// Managed memory lies in one arena of the machine, whoever touches it, so that
+// Managed memory lies in one arena of the machine, so that
 // the CPU reaches it at its address. What moves is the account: each page is
 // charged to the device or the host where it would lie on a real machine.
 

@@ -80,7 +80,7 @@ func onDevice(i int) driver.Location {
 
 var onHost = driver.Location{Type: driver.LocationHost}
 
-// Who touches a page gets it, unless advice lets it stay where it is.
+// A processor that touches a page gets it, unless advice lets it stay where it is.
 func TestPagesGoToWhoTouchesThem(t *testing.T) {
 	for name, row := range map[string]struct {
 		advise func(w *managedWorld, p driver.Ptr)

@@ -245,8 +245,7 @@ func (p *pool) takeBack(pieces []span) {
 	}
 }
 
-// unmap gives up a memory file, whoever still refers to it. It can be done
-// twice.
+// unmap gives up a memory file, whatever still refers to it. It is idempotent.
 func (mem *memory) unmap() {
 	if mem.team != nil {
 		mem.team.closeViews(func(uint64) bool { return true })

@@ -260,7 +260,7 @@ func ordinalOrInvalid(l driver.Location) int32 {
 	return ordinalOf(l)
 }
 
-// accessedBy lists who has the advice for all of the pages.
+// accessedBy lists the processors that have the advice for all of the pages.
 func (m *Machine) accessedBy(p *pages, s span) (by []int32) {
 	all := ^places(0)
 	p.look(s, func(_ span, pg page) { all &= pg.accessedBy })

@@ -11,7 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
-// A range is brought to whoever touches it in pieces, so that one larger than a
+// A range is brought in pieces to the processor that touches it, so that one larger than a
 // device's memory passes through it: large ones, and small ones where there is no
 // room for a large one.
 const (
@@ -29,21 +29,21 @@ func (m *Machine) account(where int32) *pool {
 
 // reachesPage reports whether a device, or the host, can touch a page where it
 // lies, without its moving.
-func (m *Machine) reachesPage(who, at int32) bool {
+func (m *Machine) reachesPage(toucher, at int32) bool {
 	switch {
-	case who == driver.DeviceCPU:
+	case toucher == driver.DeviceCPU:
 		return m.devices[at].attributes[driver.AttrDirectManagedFromHost] != 0
 	case at == driver.DeviceCPU:
 		return true
 	}
-	return m.devices[who].reaches(m.devices[at])
+	return m.devices[toucher].reaches(m.devices[at])
 }
 
 // touch brings pages to a device or the host, as its access would: "" or why
 // that cannot be.
-func (r *backing) touch(who int32, s span, write bool) string {
+func (r *backing) touch(toucher int32, s span, write bool) string {
 	m := r.m
-	if who >= 0 {
+	if toucher >= 0 {
 		r.managed.touched = m.nextTouch()
 	}
 	return r.inPieces(s, func(s span) string {
@@ -51,20 +51,20 @@ func (r *backing) touch(who int32, s span, write bool) string {
 			switch {
 			case pg.at == driver.DeviceInvalid:
 				if pg.preferred.Type != driver.LocationNone {
-					if to := ordinalOf(pg.preferred); to == who || m.reachesPage(who, to) {
+					if to := ordinalOf(pg.preferred); to == toucher || m.reachesPage(toucher, to) {
 						return to, false
 					}
 				}
-				return who, false
-			case pg.at == who || !write && pg.copies.has(who):
+				return toucher, false
+			case pg.at == toucher || !write && pg.copies.has(toucher):
 				return pg.at, false
 			case pg.readMostly && !write:
-				return who, true
-			case m.reachesPage(who, pg.at) &&
-				(pg.accessedBy.has(who) || pg.preferred.Type != driver.LocationNone && ordinalOf(pg.preferred) == pg.at):
+				return toucher, true
+			case m.reachesPage(toucher, pg.at) &&
+				(pg.accessedBy.has(toucher) || pg.preferred.Type != driver.LocationNone && ordinalOf(pg.preferred) == pg.at):
 				return pg.at, false
 			}
-			return who, false
+			return toucher, false
 		}, write)
 	})
 }

@@ -61,7 +61,7 @@ func (l label) put(to []byte) {
 }
 
 // readLabel reads the label of a memory file of so many bytes, all told, from
-// the beginning of its last page. Whoever can pass a descriptor can have
+// the beginning of its last page. A process that can pass a descriptor can have
 // written it.
 func readLabel(b []byte, file uint64) (label, error) {
 	var l label

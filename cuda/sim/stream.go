@@ -382,7 +382,7 @@ func (a *api) StreamGetID(c driver.Context, h driver.Stream) (uint64, driver.Res
 
 // Hold keeps a stream's work from being done until Release, or until the
 // function that it returns is called: work that is submitted stays undone, and
-// whoever waits for it waits, Close of the stream and of memory included. So a
+// a call that waits for it waits, Close of the stream and of memory included. So a
 // test defers the release at once, for the case that it fails in between:
 //
 //	defer machine.Hold(stream.Handle())()

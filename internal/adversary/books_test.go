@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The books of a machine are damaged at random. Whoever opens it gets an error, or
+// The books of a machine are damaged at random. A process that opens it gets an error, or
 // a machine that works or says why not, and never crashes or hangs.
 func TestDamagedBooks(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "machine")

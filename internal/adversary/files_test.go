@@ -85,7 +85,7 @@ func oddFiles(t *testing.T) map[string]int {
 	}
 }
 
-// openFiles counts this process's descriptors, whoever owns them.
+// openFiles counts a process's descriptors, whatever opened them.
 func openFiles(pid string) int {
 	all, _ := filepath.Glob(fmt.Sprintf("/proc/%s/fd/*", pid))
 	return len(all)

@@ -10,7 +10,7 @@ import (
 )
 
 // A follower locks the descriptors that it was sent, as the software driver does
-// to know who holds them. Neither the publisher nor another follower waits.
+// to know which process holds them. Neither the publisher nor another follower waits.
 func TestAFollowerThatLocksWhatItGets(t *testing.T) {
 	for name, folder := range map[string]string{"memory files": "", "a machine's folder": t.TempDir()} {
 		t.Run(name, func(t *testing.T) {

@@ -40,7 +40,7 @@ func EmptyLoop(n int) time.Duration {
 // closed.
 type Library struct{ c *C.cbench_library }
 
-// Open opens a library by its path. It calls nothing in it: whoever opens the
+// Open opens a library by its path. It calls nothing in it: the caller that opens the
 // driver beside it has called cuInit.
 func Open(path string) (*Library, error) {
 	name := C.CString(path)

@@ -238,7 +238,7 @@ type Driver interface {
 	//cu:entry 10020 cuMemGetAllocationPropertiesFromHandle(cuvmm_prop *prop, uint64_t h)
 	MemGetAllocationPropertiesFromHandle(h MemHandle) (prop AllocationProp, r Result)
 	// MemExportToShareableHandle makes a new handle of exactly one type. A
-	// descriptor belongs to the caller, who closes it.
+	// descriptor belongs to the caller, which closes it.
 	//
 	//cu:hand 10020 cuMemExportToShareableHandle(void *out, uint64_t h, uint32_t t, uint64_t flags)
 	MemExportToShareableHandle(h MemHandle, t HandleTypes) (s ShareableHandle, r Result)

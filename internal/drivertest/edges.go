@@ -7,7 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// captureEnds are the rules of how a capture ends and who may join it.
+// captureEnds are the rules of how a capture ends and what may join it.
 var captureEnds = []Case{
 	{
 		Name: "end-capture from another thread than the one that began it, in global and thread-local mode",

@@ -442,7 +442,7 @@ func TestBroadcastBarrierAndNorm(t *testing.T) {
 	}
 }
 
-// The word at abort ends a wait for who never arrives, and lets none begin.
+// The word at abort ends a wait for a device that never arrives, and lets none begin.
 func TestWaitsAreAborted(t *testing.T) {
 	const partial, arrived, out = 1 << 17, 1<<17 + 64, 1<<17 + 128
 	r := newTroupe(t, 2)

@@ -25,7 +25,7 @@ type Folder struct {
 }
 
 // OpenFolder opens a directory that is there. Its owner decides what its files
-// say, so that must be this process's user, or root; and not everybody may write
+// say, so that must be this process's user, or root; and not every user may write
 // to it.
 func OpenFolder(path string) (*Folder, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -204,7 +204,7 @@ func (f *Folder) Is(name string, fd int) bool {
 	return err == nil && unix.Fstatat(f.fd, name, &named, unix.AT_SYMLINK_NOFOLLOW) == nil && file == FileID{named.Dev, named.Ino}
 }
 
-// Remove takes a file's name away. Who has mapped it keeps it.
+// Remove takes a file's name away. Processes that have mapped it keep it.
 func (f *Folder) Remove(name string) error {
 	if err := unix.Unlinkat(f.fd, name, 0); err != nil && err != unix.ENOENT {
 		return fmt.Errorf("remove file %q: %w", name, err)
@@ -247,7 +247,7 @@ func (f *Folder) OpenBoard(name string) (*Board, error) {
 	return &Board{s, fd}, nil
 }
 
-// Lock takes the lock of a byte, waiting for whoever has it.
+// Lock takes the lock of a byte, and waits for the process that has it.
 func (b *Board) Lock(off uint64) error { return b.set(unix.F_OFD_SETLKW, unix.F_WRLCK, off) }
 
 // Unlock gives it back.

@@ -51,7 +51,7 @@ func TestFilesOfAFolderAreShared(t *testing.T) {
 	require.NoError(t, other.Remove("a"), "twice")
 	_, err = f.OpenFile("a")
 	require.ErrorIs(t, err, os.ErrNotExist)
-	require.Equal(t, byte(8), o.Bytes()[1], "who has mapped it keeps it")
+	require.Equal(t, byte(8), o.Bytes()[1], "a process that has mapped it keeps it")
 	require.NoError(t, o.Close())
 	_, err = OpenFolder(path + "/none")
 	require.ErrorIs(t, err, os.ErrNotExist)
@@ -73,10 +73,10 @@ func TestExportedDescriptorsHoldAFile(t *testing.T) {
 	require.NoError(t, err)
 	dup, err := unix.Dup(fd)
 	require.NoError(t, err)
-	for _, who := range []*Folder{f, other} {
-		require.True(t, who.Held("a"))
-		require.True(t, who.Is("a", fd))
-		require.False(t, who.Is("b", fd))
+	for _, opened := range []*Folder{f, other} {
+		require.True(t, opened.Held("a"))
+		require.True(t, opened.Is("a", fd))
+		require.False(t, opened.Is("b", fd))
 	}
 	require.NoError(t, unix.Close(fd))
 	require.True(t, other.Held("a"), "a duplicate holds it")

@@ -150,7 +150,7 @@ func TestForeignDescriptorsAreRefused(t *testing.T) {
 	require.Error(t, err)
 }
 
-// Where the system has no huge page left, whoever touches a mapping of one is
+// Where the system has no huge page left, a process that touches a mapping of one is
 // killed.
 func TestFilesOfHugePagesAreRefused(t *testing.T) {
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB)

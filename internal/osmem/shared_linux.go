@@ -69,7 +69,7 @@ func OpenShared(fd int) (*Shared, error) {
 }
 
 // checkShared accepts what NewShared makes, and returns its size: a sealed file
-// in memory. Anything else could block whoever reads it, or kill whoever touches
+// in memory. Anything else could block a process that reads it, or kill one that touches
 // its mapping: a file of another file system, one that shrinks, or one of huge
 // pages, of which the system may have none left.
 func checkShared(fd int) (size uint64, err error) {
@@ -145,7 +145,7 @@ func (s *Shared) ID() FileID { return s.id }
 // open. Only the maker can export.
 func (s *Shared) Export() (int, error) { return reopen(s.fd) }
 
-// Held reports whether anybody but the maker holds the memory. Only the maker
+// Held reports whether a process other than the maker holds the memory. Only the maker
 // can ask.
 func (s *Shared) Held() bool {
 	// Between fork and exec a child has every descriptor.
