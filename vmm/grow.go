@@ -172,7 +172,7 @@ func (b *buffer) commitLocked(op string, n uint64) (before int, err error) {
 // createLocked makes and maps the chunks from offset at to at least n. No lock but
 // changes is held while memory is made, which may take long.
 func (b *buffer) createLocked(op string, at, n uint64) ([]*mapping, error) {
-	if b.imported != nil {
+	if b.imported != nil && !b.imported.own.Load() {
 		return nil, b.imported.full(op, at, n)
 	}
 	sys := b.res.System()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -20,8 +21,10 @@ type imported struct {
 	// granted.
 	access accessList
 	most   driver.AccessFlags
-	// followed: the length is set by the publication that is followed.
-	followed bool
+	// followed: the length is set by the publication that is followed. own: the buffer
+	// grows with memory of this process's own behind what was imported. The buffer's
+	// changes guard the writing of both.
+	followed, own atomic.Bool
 
 	mu sync.Mutex
 	// users are the buffers that share the range.
@@ -36,7 +39,10 @@ func (i *imported) moved() *imported {
 	if i == nil {
 		return nil
 	}
-	return &imported{access: i.access, most: i.most, followed: i.followed, users: 1}
+	m := &imported{access: i.access, most: i.most, users: 1}
+	m.followed.Store(i.followed.Load())
+	m.own.Store(i.own.Load())
+	return m
 }
 
 // full is the refusal to make memory behind what was imported.
@@ -52,7 +58,9 @@ func (i *imported) mayGrow(op string, used, n, committed uint64) error {
 	switch {
 	case i == nil:
 		return nil
-	case i.followed:
+	case i.own.Load():
+		return nil
+	case i.followed.Load():
 		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "another length of a buffer that follows a publication",
 			Hint: "its length is the publisher's to announce"})
 	case n > committed-used:
@@ -192,7 +200,8 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 		return nil, err
 	}
 	b := &buffer{dev: o.Device, res: res, prop: o.Memory, gran: o.Granularity, access: access, onGrow: o.OnGrow,
-		imported: &imported{access: access, most: driver.AccessFlags(mode), followed: o.Followed, users: 1}}
+		imported: &imported{access: access, most: driver.AccessFlags(mode), users: 1}}
+	b.imported.followed.Store(o.Followed)
 	b.track(0)
 	if err := b.attachLocked(op, o.Chunks); err != nil {
 		b.Untrack()
@@ -253,6 +262,31 @@ func (b *buffer) SetLen(op string, n uint64) error {
 	return nil
 }
 
+// Own makes the length the user's again, and lets the buffer grow: see share.Memory.
+func (b *buffer) Own(op string) error {
+	if err := b.enter(op); err != nil {
+		return err
+	}
+	defer b.leave()
+	switch {
+	case b.imported == nil:
+		return nil
+	case b.imported.most != driver.AccessReadWrite:
+		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "memory that was imported for reading alone", Hint: "import it without the read-only option"})
+	}
+	if err := b.imported.sole(op); err != nil {
+		return err
+	}
+	plan, err := ChunkPlan{}.resolve(op, b.gran)
+	if err != nil {
+		return err
+	}
+	b.plan = plan
+	b.imported.followed.Store(false)
+	b.imported.own.Store(true)
+	return nil
+}
+
 // Again makes another buffer of the same import: see share.Memory.
 func (b *buffer) Again(n uint64) (any, bool) {
 	if b.imported == nil || !b.imported.join() {
@@ -285,7 +319,7 @@ func (b *buffer) Released() bool {
 // About says what does not change: see share.Memory.
 func (b *buffer) About() share.About {
 	return share.About{Device: b.dev, Base: b.res.base, Asked: b.prop, Granularity: b.gran, Reserved: b.res.size,
-		Imported: b.imported != nil, Followed: b.imported != nil && b.imported.followed}
+		Imported: b.imported != nil, Followed: b.imported != nil && b.imported.followed.Load()}
 }
 
 // Used and Committed are the bytes in use and of memory.

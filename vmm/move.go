@@ -66,7 +66,7 @@ func (b *buffer) mayMove(op string) error {
 	if err := b.frozen(op); err != nil {
 		return err
 	}
-	if b.imported != nil && b.imported.followed {
+	if b.imported != nil && b.imported.followed.Load() {
 		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "another range for a buffer that follows a publication",
 			Hint: "what the publisher takes back would stay mapped there: follow it anew with a larger FollowOptions.Reserve"})
 	}

@@ -162,7 +162,7 @@ func (p *Publication) announceBehind(ctx context.Context, op string, streams []*
 	defer p.exports.Close(fresh)
 	before := p.mem
 	p.written.drop(length)
-	p.show(view{generation: p.used, ordered: p.used, length: uint64(length), chunks: chunksOf(mem)}, mem)
+	p.show(view{generation: p.used, ordered: p.used, length: uint64(length), chunks: p.chunksOf(mem)}, mem)
 	return before.Release()
 }
 
@@ -257,10 +257,16 @@ func (p *Publication) write(op string, followers []*subscriber) error {
 	return nil
 }
 
-func chunksOf(v share.View) []chunk {
+// chunksOf names the chunks of a view that follows the present one: they begin with the
+// same memory. The caller holds changes.
+func (p *Publication) chunksOf(v share.View) []chunk {
 	all := make([]chunk, len(v.Chunks))
 	for i, c := range v.Chunks {
-		all[i] = chunk{c.Handle.ID, c.Handle.Size}
+		if i < len(p.mem.Chunks) && p.mem.Chunks[i].Handle == c.Handle {
+			all[i] = p.view.chunks[i]
+		} else {
+			all[i] = newChunk(c.Handle.Size)
+		}
 	}
 	return all
 }
@@ -334,7 +340,7 @@ func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut 
 	hoarders = p.hoarders()
 	p.used++
 	p.written.drop(math.MaxInt)
-	p.show(view{generation: p.used, ordered: p.view.ordered, length: uint64(length), chunks: chunksOf(kept)}, kept)
+	p.show(view{generation: p.used, ordered: p.view.ordered, length: uint64(length), chunks: p.chunksOf(kept)}, kept)
 	return gone, lost, hoarders, nil
 }
 

@@ -45,7 +45,7 @@ func TestAFollowerThatDiesDuringAnAnnouncement(t *testing.T) {
 	fresh, err := v.p.announce("test", mem)
 	require.NoError(t, err)
 	old := v.p.mem
-	v.p.show(view{generation: v.p.used, ordered: v.p.used, length: 1_000_000, chunks: chunksOf(mem)}, mem)
+	v.p.show(view{generation: v.p.used, ordered: v.p.used, length: 1_000_000, chunks: v.p.chunksOf(mem)}, mem)
 	require.NoError(t, old.Release())
 	v.p.exports.Close(fresh)
 	v.p.changes.Give()

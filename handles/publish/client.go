@@ -17,12 +17,10 @@ import (
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
-// Client asks a [Server] what it publishes, and follows it. All methods are safe
-// for use by any goroutine. The caller closes it, and its followers by
-// themselves.
-type Client struct {
+// line is one connection of a client: it asks, and sorts what the server says.
+type line struct {
 	conn   conn
-	ctx    context.Context // ends with Close
+	ctx    context.Context // ends with close
 	cancel context.CancelFunc
 	read   chan struct{} // closed when nothing is read any more
 	closer life.Closer
@@ -72,10 +70,9 @@ func (i *inlet) end(why error) {
 	close(i.over)
 }
 
-// NewClient takes a connection over, for nothing else, and reads from it until
-// Close.
-func NewClient(c *peer.Conn) *Client {
-	k := &Client{read: make(chan struct{}), asked: map[uint32]chan answer{}, followers: map[token]*inlet{}}
+// newLine takes a connection over, for nothing else, and reads from it until close.
+func newLine(c *peer.Conn) *line {
+	k := &line{read: make(chan struct{}), asked: map[uint32]chan answer{}, followers: map[token]*inlet{}}
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 	if c == nil {
 		k.err = peererr.Invalid("publish.NewClient", "a nil connection", "make one with Dial or Inherit")
@@ -85,19 +82,14 @@ func NewClient(c *peer.Conn) *Client {
 	k.conn = connOf(c)
 	limits := k.conn.in.Limits()
 	limits.Warned = true
-	limits.MaxFDs = wire.MaxBatch // what an update brings, whatever Options.MaxFDs says
-	limits.MayLose = func(kind uint16) bool { return kind == wire.Accepted || kind == wire.Update }
+	limits.MaxFDs = wire.MaxBatch // what a view brings, whatever Options.MaxFDs says
+	limits.MayLose = func(kind uint16) bool { return kind == wire.Accepted || kind == wire.View }
 	go k.listen()
 	return k
 }
 
-// Released ends when the client's connection is given back, after Close. Followers are
-// released by themselves.
-func (k *Client) Released() cuda.Completion { return k.closer.Completion() }
-
-// Close ends the connection. Followers keep what they have mapped, as if the
-// publisher were gone, until each is closed. The second Close does nothing.
-func (k *Client) Close() error {
+// close ends the connection.
+func (k *line) close() error {
 	return k.closer.Close(func() error {
 		k.cancel()
 		if k.conn.Conn == nil {
@@ -110,7 +102,7 @@ func (k *Client) Close() error {
 }
 
 // listen sorts what the server says.
-func (k *Client) listen() {
+func (k *line) listen() {
 	var err error
 	for err == nil {
 		var m peer.Message
@@ -143,7 +135,7 @@ func (k *Client) listen() {
 }
 
 // take takes a message over, unless it fails.
-func (k *Client) take(m peer.Message) error {
+func (k *line) take(m peer.Message) error {
 	said, err := toClient(m.Kind, m.Body, len(m.FDs))
 	if err != nil {
 		return err
@@ -165,7 +157,7 @@ func (k *Client) take(m peer.Message) error {
 
 // sortLocked gives what the server said to whoever waits for it. unwanted says
 // that nobody does any more. The caller has mu.
-func (k *Client) sortLocked(said message, m peer.Message) (unwanted bool, err error) {
+func (k *line) sortLocked(said message, m peer.Message) (unwanted bool, err error) {
 	switch s := said.(type) {
 	case *listing:
 		return k.answerLocked(s.number, answer{message: s})
@@ -210,7 +202,7 @@ func (k *Client) sortLocked(said message, m peer.Message) (unwanted bool, err er
 
 // answerLocked gives an answer to whoever asked, unless the request was given up.
 // The caller has mu.
-func (k *Client) answerLocked(number uint32, a answer) (unwanted bool, err error) {
+func (k *line) answerLocked(number uint32, a answer) (unwanted bool, err error) {
 	to, asked := k.asked[number]
 	if !asked {
 		return false, peererr.Violation("an answer to request %d, which was not made", number)
@@ -223,20 +215,25 @@ func (k *Client) answerLocked(number uint32, a answer) (unwanted bool, err error
 	return false, nil
 }
 
+// errMoved is the cause of an end that another publisher may go on from.
+var errMoved = errors.New("moved")
+
 const opFollow = "publish.Follow"
 
 func reasonOfEnd(m *ended) error {
-	switch m.status {
-	case statusWithdrawn:
+	switch {
+	case m.state == Moved:
+		return peererr.Wrap(errMoved, opFollow, ErrWithdrawn, fmt.Sprintf("%q", m.reason), "follow it again: it is published anew at the same socket, or will be")
+	case m.status == statusWithdrawn:
 		return peererr.New(opFollow, ErrWithdrawn, "", "close the follower when its work is done")
-	case statusLeft:
+	case m.status == statusLeft:
 		return peererr.Closed(opFollow, "follower")
 	}
 	return peererr.New(opFollow, peer.ErrRefused, fmt.Sprintf("%q", m.reason), "the reason is the publisher's own words")
 }
 
 // ask sends a request and waits for its answer.
-func (k *Client) ask(ctx context.Context, op string, request func(number uint32) message) (answer, error) {
+func (k *line) ask(ctx context.Context, op string, request func(number uint32) message) (answer, error) {
 	if !k.closer.Acquire() {
 		return answer{}, peererr.Closed(op, "client")
 	}
@@ -278,7 +275,7 @@ func (k *Client) ask(ctx context.Context, op string, request func(number uint32)
 }
 
 // gone is the answer where nothing is read any more. The caller has mu.
-func (k *Client) gone(op string) error {
+func (k *line) gone(op string) error {
 	if k.closer.Closed() {
 		return peererr.Closed(op, "client")
 	}
@@ -286,7 +283,7 @@ func (k *Client) gone(op string) error {
 }
 
 // whyGone waits for what the server said before it went, which is read.
-func (k *Client) whyGone(ctx context.Context, op string, err error) error {
+func (k *line) whyGone(ctx context.Context, op string, err error) error {
 	select {
 	case <-k.read:
 		k.mu.Lock()
@@ -299,7 +296,7 @@ func (k *Client) whyGone(ctx context.Context, op string, err error) error {
 
 // abandon gives up a request that was sent. If the answer comes later, and makes
 // a follower, that leaves again.
-func (k *Client) abandon(number uint32, to chan answer) {
+func (k *line) abandon(number uint32, to chan answer) {
 	k.mu.Lock()
 	_, open := k.asked[number]
 	if open {
@@ -315,7 +312,7 @@ func (k *Client) abandon(number uint32, to chan answer) {
 }
 
 // refuse gives up what an answer brought.
-func (k *Client) refuse(a answer) {
+func (k *line) refuse(a answer) {
 	if s, ok := a.message.(*accepted); ok {
 		_ = a.page.Close()
 		k.leave(s.token, a.inlet)
@@ -324,7 +321,7 @@ func (k *Client) refuse(a answer) {
 
 // leave tells the server that a follower wants no more, and drops what is under
 // way to it. Twice is once.
-func (k *Client) leave(t token, i *inlet) {
+func (k *line) leave(t token, i *inlet) {
 	k.mu.Lock()
 	there := k.followers[t] != nil
 	if there {
@@ -355,10 +352,13 @@ type Listing struct {
 	Length, Bytes int
 	// Generation is 0 where nothing was announced yet.
 	Generation uint64
+	// Identity is the publication's own: it stays when another process takes the
+	// publication over, and is another where a publication of that name is made anew.
+	Identity [16]byte
 }
 
-// List asks what is published, by name.
-func (k *Client) List(ctx context.Context) ([]Listing, error) {
+// list is Client.List.
+func (k *line) list(ctx context.Context) ([]Listing, error) {
 	const op = "publish.Client.List"
 	a, err := k.ask(ctx, op, func(n uint32) message { return &list{n} })
 	if err != nil {
@@ -370,14 +370,14 @@ func (k *Client) List(ctx context.Context) ([]Listing, error) {
 	}
 	all := make([]Listing, len(said.entries))
 	for i, e := range said.entries {
-		all[i] = Listing{e.name, e.kind, e.access, e.element, int(e.size), int(e.length), int(e.bytes), e.generation}
+		all[i] = Listing{e.name, e.kind, e.access, e.element, int(e.size), int(e.length), int(e.bytes), e.generation, e.identity}
 	}
 	slices.SortFunc(all, func(a, b Listing) int { return cmp.Compare(a.Name, b.Name) })
 	return all, nil
 }
 
 // surprise is an answer to another question than was asked.
-func (k *Client) surprise(op string, a answer) error {
+func (k *line) surprise(op string, a answer) error {
 	if d, ok := a.message.(*denied); ok {
 		return deniedError(op, d)
 	}
@@ -397,10 +397,7 @@ func deniedError(op string, d *denied) error {
 }
 
 // subscribe asks for a publication.
-func (k *Client) subscribe(ctx context.Context, op, name string, room uint64, readOnly bool) (*accepted, answer, error) {
-	if k == nil {
-		return nil, answer{}, peererr.Invalid(op, "a nil client", "make one with NewClient")
-	}
+func (k *line) subscribe(ctx context.Context, op, name string, room uint64, readOnly bool, has possession) (*accepted, answer, error) {
 	if err := checkPublished(op, name); err != nil {
 		return nil, answer{}, err
 	}
@@ -408,7 +405,7 @@ func (k *Client) subscribe(ctx context.Context, op, name string, room uint64, re
 	if readOnly {
 		wished = ReadAccess
 	}
-	a, err := k.ask(ctx, op, func(n uint32) message { return &follow{n, wished, room, name} })
+	a, err := k.ask(ctx, op, func(n uint32) message { return &follow{number: n, access: wished, room: room, name: name, has: has} })
 	if err != nil {
 		return nil, a, err
 	}

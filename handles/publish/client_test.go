@@ -24,12 +24,12 @@ func TestRequestsThatAreGivenUpLeaveNothing(t *testing.T) {
 	for range 200 {
 		_, err := k.List(over)
 		require.ErrorIs(t, err, context.Canceled)
-		_, _, err = k.subscribe(over, opFollow, "numbers", 0, true)
+		_, _, err = k.now.subscribe(over, opFollow, "numbers", 0, true, possession{})
 		require.ErrorIs(t, err, context.Canceled)
 	}
-	k.mu.Lock()
-	require.Empty(t, k.asked)
-	k.mu.Unlock()
+	k.now.mu.Lock()
+	require.Empty(t, k.now.asked)
+	k.now.mu.Unlock()
 	require.LessOrEqual(t, runtime.NumGoroutine(), before)
 	none, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
@@ -52,9 +52,9 @@ func TestRequestsThatAreGivenUpLeaveNothing(t *testing.T) {
 	require.Eventually(t, func() bool { return runtime.NumGoroutine() <= before+1 }, peertest.Guard, time.Millisecond) // and that of Eventually
 	require.NoError(t, far.Send(peertest.Context(t), pack(&listing{said.(*list).number, nil})))
 	require.Eventually(t, func() bool {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		return len(k.asked) == 0 && k.err == nil
+		k.now.mu.Lock()
+		defer k.now.mu.Unlock()
+		return len(k.now.asked) == 0 && k.now.err == nil
 	}, peertest.Guard, time.Millisecond)
 }
 

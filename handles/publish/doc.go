@@ -13,7 +13,9 @@
 // A follower that is slow, stops or dies costs the publisher and the other followers
 // nothing but the memory that it keeps, which [Publication.Stats] reports by follower.
 // When a publisher dies its followers keep what they have mapped, are told, and none of
-// their streams hangs.
+// their streams hangs. A client made by [Dial] can come back: its followers go on, at
+// their addresses, with the next process that publishes under their names
+// ([DialOptions.ComeBack]). That may be one of the followers: [TakeOver].
 //
 // Goroutines that append at the same time announce what each of them appended
 // ([Publication.AnnounceRange]), without a lock of their own, or one announces for all

@@ -97,12 +97,12 @@ func TestAnUpdateWhoseDescriptorsDoNotFit(t *testing.T) {
 			return answer
 		}
 		null := peertest.NullFD(t)
-		_ = c.Send(context.Background(), pack(&accepted{n, to, 64 << 20, 0, about(d)}, memoryFile(t, 4096, sealed)))
-		_ = answered(&update{token: to, serial: 1, generation: 1, ordered: 1, last: true}) // it is ready
+		_ = c.Send(context.Background(), pack(&accepted{n, to, identity{}, 64 << 20, 0, about(d)}, memoryFile(t, 4096, sealed)))
+		_ = answered(&update{state: Live, token: to, serial: 1, generation: 1, ordered: 1, last: true}) // it is ready
 		peertest.NoRoom(t, func() {
-			refused <- answered(&update{token: to, serial: 2, generation: 2, ordered: 1, length: 10, last: true, sizes: []uint64{2 << 20}}, null)
+			refused <- answered(&update{state: Live, token: to, serial: 2, generation: 2, ordered: 1, length: 10, last: true, chunks: []chunk{{1, 2 << 20}}}, null)
 		})
-		_ = c.Send(context.Background(), pack(&update{token: to, serial: 3, generation: 3, ordered: 1, last: true}))
+		_ = c.Send(context.Background(), pack(&update{state: Live, token: to, serial: 3, generation: 3, ordered: 1, last: true}))
 	})
 	f, err := Follow[uint32](peertest.Context(t), k, d, "numbers", FollowOptions{})
 	require.NoError(t, err)

@@ -1,6 +1,8 @@
 package publish
 
 import (
+	"crypto/rand"
+	"encoding/binary"
 	"math"
 
 	"github.com/cuvmm/cuvmm/internal/peererr"
@@ -17,14 +19,30 @@ type view struct {
 	chunks  []chunk
 }
 
-// chunk is a piece of memory. No two of one process ever have the same id.
+// chunk is a piece of memory. Its identity is random, drawn when it is published
+// first, and stays when another process takes the publication over: no two pieces of
+// memory have the same, whichever process published them.
 type chunk struct{ id, size uint64 }
+
+func newChunk(size uint64) chunk {
+	var id [8]byte
+	_, _ = rand.Read(id[:]) // never fails
+	return chunk{binary.LittleEndian.Uint64(id[:]), size}
+}
 
 func sizeOf(chunks []chunk) (bytes uint64) {
 	for _, c := range chunks {
 		bytes += c.size
 	}
 	return bytes
+}
+
+func sizesOf(chunks []chunk) []uint64 {
+	all := make([]uint64, len(chunks))
+	for i, c := range chunks {
+		all[i] = c.size
+	}
+	return all
 }
 
 // common is how many of the first chunks of two lists are the same.
@@ -72,18 +90,31 @@ type feed struct {
 
 func newFeed(unit, room uint64) *feed { return &feed{unit: unit, room: room, low: math.MaxUint64} }
 
+// returns has the feed begin with what a follower that comes back has. Chunks that are
+// not published are known by their identity alone.
+func (f *feed) returns(p possession, v view) {
+	for i, id := range p.chunks {
+		c := chunk{id: id}
+		if i < len(v.chunks) && v.chunks[i].id == id {
+			c = v.chunks[i]
+		}
+		f.has = append(f.has, c)
+	}
+	f.length, f.told = p.length, p.generation
+}
+
 // lower hears that less is shown.
 func (f *feed) lower(length uint64) { f.low = min(f.low, length) }
 
 // next is the next update, and the chunks that it adds; nil where nothing is to
 // be said. It brings at most batch chunks.
 func (f *feed) next(v view, batch int) (*update, []chunk) {
-	if f.out != nil || f.told == v.generation {
+	if f.out != nil || f.told >= v.generation {
 		return nil, nil
 	}
 	keep := common(f.has, v.chunks)
 	low := min(f.low, v.length)
-	u := &update{serial: f.serial + 1, generation: v.generation, ordered: v.ordered, length: v.length, keep: uint32(keep), last: true}
+	u := &update{serial: f.serial + 1, generation: v.generation, state: Live, ordered: v.ordered, length: v.length, keep: uint32(keep), last: true}
 	var add []chunk
 	switch {
 	case keep < len(f.has) || low < f.length:
@@ -96,9 +127,7 @@ func (f *feed) next(v view, batch int) (*update, []chunk) {
 		if len(add) > batch {
 			add, u.last = add[:batch], false
 		}
-		for _, c := range add {
-			u.sizes = append(u.sizes, c.size)
-		}
+		u.chunks = add
 	}
 	f.serial, f.low, f.out, f.sent = u.serial, math.MaxUint64, u, add
 	return u, add
@@ -111,7 +140,7 @@ func (f *feed) took(d *done) error {
 	if u == nil || d.serial != u.serial {
 		return peererr.Violation("an answer to update %d, where %d is the last one that was sent", d.serial, f.serial)
 	}
-	before, after := len(f.has), int(u.keep)+len(u.sizes)
+	before, after := len(f.has), int(u.keep)+len(u.chunks)
 	if d.status != statusOK && int(d.chunks) != before || d.status == statusOK && int(d.chunks) != after {
 		return peererr.Violation("an answer that names %d chunks, where the follower had %d and was to have %d", d.chunks, before, after)
 	}

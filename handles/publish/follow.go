@@ -42,7 +42,7 @@ type FollowOptions struct {
 	// MaxChunks is the most chunks; 0 is MaxChunks.
 	MaxChunks int
 	// KeepDescriptors keeps the file descriptors of the memory, so that it can be
-	// passed on: see ImportOptions.
+	// passed on and taken over: see handles.ImportOptions.
 	KeepDescriptors bool
 	// MaxWait is how long a stream, or Next without one, may wait for the work that
 	// a publisher announced a generation behind. After that the follower ends with
@@ -81,7 +81,11 @@ type Follower[T any] struct {
 // must be of the publisher's type and size ([ErrMismatch]); a buffer is followed
 // as bytes. At first nothing is shown: call Next.
 func Follow[T any](ctx context.Context, k *Client, d *cuda.Device, name string, o FollowOptions) (*Follower[T], error) {
-	f, err := k.follow(ctx, opFollow, d, name, o, wantedOf[T]())
+	l, err := k.lineOf(opFollow)
+	if err != nil {
+		return nil, err
+	}
+	f, err := l.follow(ctx, opFollow, d, name, o, wantedOf[T]())
 	if err != nil {
 		return nil, err
 	}
@@ -89,6 +93,7 @@ func Follow[T any](ctx context.Context, k *Client, d *cuda.Device, name string, 
 	if err != nil {
 		return nil, errors.Join(err, f.close())
 	}
+	f.client = k
 	f.start()
 	return &Follower[T]{f, a}, nil
 }
@@ -119,17 +124,18 @@ func (e wanted) of(op, name string, d *handles.Descriptor) error {
 
 // follow asks for a publication and makes all that is needed for it. The caller
 // starts it.
-func (k *Client) follow(ctx context.Context, op string, d *cuda.Device, name string, o FollowOptions, want wanted) (*follower, error) {
+func (k *line) follow(ctx context.Context, op string, d *cuda.Device, name string, o FollowOptions, want wanted) (*follower, error) {
 	room, err := roomOf(op, d, o)
 	if err != nil {
 		return nil, err
 	}
-	said, a, err := k.subscribe(ctx, op, name, room, o.ReadOnly)
+	said, a, err := k.subscribe(ctx, op, name, room, o.ReadOnly, possession{})
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = a.page.Close() }()
 	f := newFollower(k, said, a.inlet, d, o)
+	f.name, f.identity = name, said.identity
 	err = nil
 	if room > 0 && said.reserved > room {
 		err = k.conn.in.Fail(peererr.Violation("a range of %d bytes, where %d were asked for", said.reserved, room))
@@ -179,14 +185,9 @@ func (f *follower) build(op, name string, page *peer.FD, want wanted) error {
 	}
 	f.tracker.granularity = in.Granularity()
 	f.tracker.unit = uint64(want.size)
-	shared, err := f.k.openPage(op, page, f.slot)
-	if err != nil {
+	if f.word, err = f.k.openWord(op, f.dev, page, f.slot); err != nil {
 		return err
 	}
-	if f.word, err = newWord(op, f.dev, shared); err != nil {
-		return errors.Join(err, shared.Close())
-	}
-	f.word.slot = int(f.slot)
 	if f.word.ctx != nil {
 		if f.stream, err = f.dev.NewStream(cuda.StreamOptions{}); err != nil {
 			return err
@@ -202,9 +203,23 @@ func (f *follower) build(op, name string, page *peer.FD, want wanted) error {
 	return err
 }
 
+// openWord makes a follower's word of the page that a server sent.
+func (k *line) openWord(op string, d *cuda.Device, page *peer.FD, slot uint32) (*word, error) {
+	shared, err := k.openPage(op, page, slot)
+	if err != nil {
+		return nil, err
+	}
+	w, err := newWord(op, d, shared)
+	if err != nil {
+		return nil, errors.Join(err, shared.Close())
+	}
+	w.slot = int(slot)
+	return w, nil
+}
+
 // openPage maps the page that a server sent, which must have the word. What is no
 // such page ends the connection.
-func (k *Client) openPage(op string, f *peer.FD, slot uint32) (p *sharedpage.Page, err error) {
+func (k *line) openPage(op string, f *peer.FD, slot uint32) (p *sharedpage.Page, err error) {
 	err = f.Use(func(n int) (err error) {
 		p, err = sharedpage.Open(n)
 		return err
@@ -249,11 +264,17 @@ func (f *Follower[T]) Generation() uint64 { return f.f.shownNow().generation }
 // What came meanwhile is taken over in one step: the last generation counts. An
 // error says why that one could not be taken (cuda.ErrCapacity: beyond the
 // reserved range), and the next may be; or that nothing further comes, now and
-// for ever: [ErrGone], [ErrWithdrawn], cuda.ErrClosed. What was announced before
-// comes first.
+// for ever: [peer.ErrGone], [ErrWithdrawn], cuda.ErrClosed. What was announced before
+// comes first. A follower that comes back waits for another publisher instead; if
+// elements that were shown are not any more, that is [ErrUnfinished] once.
 func (f *Follower[T]) Next(ctx context.Context, streams ...*cuda.Stream) error {
 	return f.f.next(ctx, streams)
 }
+
+// State says whether there is more to come. It is Stale while the publisher is gone and
+// its follower's client comes back (DialOptions.ComeBack): what is shown stays until
+// the next announcement of another publisher replaces it.
+func (f *Follower[T]) State() State { return f.f.stateNow() }
 
 // Order lets later work on the streams come behind what is shown, for streams
 // that no Next named. It does not wait.

@@ -28,7 +28,15 @@ const release = 1 << 62
 // follower is the inner state. One goroutine maps and unmaps what arrives, and
 // another watches for the publisher's end, which must not wait for the first.
 type follower struct {
-	k       *Client
+	client   *Client
+	name     string
+	identity identity // of the publication
+	// words is held for reading while the word is used, and for writing when the
+	// follower comes back and gets another. It comes before waiting, lengths and mu.
+	words sync.RWMutex
+	// k, token, slot, inlet and word are of the present connection. The goroutine that
+	// maps changes them, with words and mu.
+	k       *line
 	token   token
 	slot    uint32
 	inlet   *inlet
@@ -71,6 +79,20 @@ type follower struct {
 	completed  uint64
 	settled    bool // nothing further is mapped
 	unfinished bool
+	// told: a Next has said that the elements are unfinished.
+	told bool
+	// floor is the last generation that was complete on connections before this one.
+	floor uint64
+	state State
+	// taking ends when the follower no longer comes back, since it takes the
+	// publication over. over is closed when nothing further arrives.
+	taking context.Context
+	take   context.CancelFunc
+	over   chan struct{}
+	// stuck are words of earlier connections that could not be unregistered.
+	stuck []*word
+	// came are the views that arrived, back to the last that is complete.
+	came []shown
 	// ended is closed when the connection's end was dealt with, which died says
 	// has begun.
 	died  bool
@@ -102,18 +124,43 @@ type shown struct {
 	length              int
 }
 
-func newFollower(k *Client, said *accepted, i *inlet, d *cuda.Device, o FollowOptions) *follower {
+func newFollower(k *line, said *accepted, i *inlet, d *cuda.Device, o FollowOptions) *follower {
 	f := &follower{k: k, token: said.token, slot: said.slot, inlet: i, about: said.about, dev: d, options: o,
 		nexts: wait.NewSlot(), lengths: wait.NewSlot(), changed: make(chan struct{}), ended: make(chan struct{}), shown: []shown{{}},
-		begun: make(chan struct{}, 1), stalled: make(chan struct{})}
+		begun: make(chan struct{}, 1), stalled: make(chan struct{}), state: Live}
 	f.ctx, f.end = context.WithCancel(context.Background())
+	f.taking, f.take = context.WithCancel(f.ctx)
+	f.over = make(chan struct{})
 	f.tracker.room, f.tracker.most = said.reserved, handles.MaxChunks
 	return f
 }
 
 func (f *follower) start() {
-	f.running.Go(f.work)
-	f.running.Go(f.watch)
+	f.running.Go(func() {
+		for {
+			var watching sync.WaitGroup
+			watching.Go(f.watch)
+			f.work()
+			back := f.leads()
+			if !back {
+				f.settleDown()
+			}
+			watching.Wait() // the end of the connection is dealt with
+			if !back || !f.comeBack() {
+				break
+			}
+		}
+		f.settleDown()
+		close(f.over)
+	})
+}
+
+// settleDown says that nothing further is mapped.
+func (f *follower) settleDown() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.settled = true
+	f.changeLocked()
 }
 
 // changeLocked tells those who wait. The caller has mu.
@@ -124,12 +171,6 @@ func (f *follower) changeLocked() {
 
 // work maps and unmaps what arrives.
 func (f *follower) work() {
-	defer func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.settled = true
-		f.changeLocked()
-	}()
 	for {
 		select {
 		case <-f.ctx.Done():
@@ -154,9 +195,9 @@ func (f *follower) work() {
 			default:
 			}
 			f.mu.Lock()
-			if f.gone == nil {
+			if f.gone == nil && !f.returns(f.inlet.why) {
 				// Withdrawn: the publisher lives, and finishes what it announced.
-				f.gone, f.completed = f.inlet.why, lastGeneration
+				f.gone, f.completed, f.state = f.inlet.why, lastGeneration, Ended
 			}
 			f.mu.Unlock()
 			return
@@ -173,6 +214,7 @@ func (f *follower) update(a arrival) {
 	}
 	err := f.carryOut(a)
 	now := shown{a.generation, a.ordered, int(a.length)}
+	f.saw(a.state)
 	switch {
 	case err != nil:
 		f.arrived(&pending{shown: now, err: err})
@@ -181,6 +223,7 @@ func (f *follower) update(a arrival) {
 			fmt.Sprintf("a length of %d, in chunks that do not fit into the reserved %s", a.length, errs.Bytes(f.tracker.room)),
 			"follow it anew with a larger FollowOptions.Reserve")})
 	case a.last:
+		f.remember(now)
 		f.arrived(&pending{shown: now})
 	}
 	runtime.Gosched() // to whoever waits for it: the publisher has time
@@ -194,17 +237,17 @@ func (f *follower) carryOut(a arrival) error {
 	if f.tracker.less(a.update) {
 		return f.giveBack(int(a.length), a.keep)
 	}
-	if len(a.sizes) == 0 {
+	if len(a.chunks) == 0 {
 		return nil
 	}
-	if n, most := int(a.keep)+len(a.sizes), f.options.MaxChunks; most > 0 && n > most {
+	if n, most := int(a.keep)+len(a.chunks), f.options.MaxChunks; most > 0 && n > most {
 		return peererr.New(opFollow, peer.ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", n, most),
 			"publish memory in larger chunks, or raise FollowOptions.MaxChunks")
 	}
 	if a.lost() {
-		return peererr.FilesLost(fmt.Sprintf("the file descriptors of %s were dropped", errs.Count(len(a.sizes), "chunk")))
+		return peererr.FilesLost(fmt.Sprintf("the file descriptors of %s were dropped", errs.Count(len(a.chunks), "chunk")))
 	}
-	in, err := f.importer(opFollow, a.sizes)
+	in, err := f.importer(opFollow, sizesOf(a.chunks))
 	if err != nil {
 		return err
 	}
@@ -232,6 +275,9 @@ func (f *follower) giveBack(length int, keep uint32) error {
 	for i := range f.shown {
 		f.shown[i].length = min(f.shown[i].length, length)
 	}
+	for i := range f.came {
+		f.came[i].length = min(f.came[i].length, length)
+	}
 	if p := f.pending; p != nil && p.err == nil && p.length > length {
 		less := *p
 		less.length = length
@@ -246,10 +292,7 @@ func (f *follower) giveBack(length int, keep uint32) error {
 	if f.options.Quiesce != nil {
 		streams = f.options.Quiesce(length)
 	}
-	var bytes uint64
-	for _, c := range f.tracker.chunks[:keep] {
-		bytes += c
-	}
+	bytes := sizeOf(f.tracker.chunks[:keep])
 	if int(keep) == len(f.tracker.chunks) {
 		// Nothing is unmapped, but what lies behind may be written from now on.
 		return f.waitFor(streams)
@@ -318,6 +361,12 @@ func (f *follower) close() error {
 			}
 			f.buffer = nil
 		}
+		for len(f.stuck) > 0 {
+			if err := f.stuck[0].close(opFollow); err != nil {
+				return err
+			}
+			f.stuck = f.stuck[1:]
+		}
 		if f.word != nil {
 			if err := f.word.close(opFollow); err != nil {
 				return err
@@ -331,12 +380,20 @@ func (f *follower) close() error {
 // calm leaves the publication and waits until the follower's goroutines have
 // ended and its own stream waits for nothing.
 func (f *follower) calm() {
-	f.k.leave(f.token, f.inlet)
+	leave := func() {
+		f.mu.Lock()
+		k, token, inlet := f.k, f.token, f.inlet
+		f.mu.Unlock()
+		k.leave(token, inlet)
+	}
+	leave()
+	f.words.RLock()
 	if f.word != nil {
 		f.letGo() // or the mapping goroutine might wait for ever
 	}
+	f.words.RUnlock()
 	f.running.Wait()
-	f.k.leave(f.token, f.inlet) // what came meanwhile
+	leave() // what came meanwhile
 }
 
 // closeAfter is Follower.CloseAfter.

@@ -27,12 +27,15 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 	for {
 		f.mu.Lock()
 		p, changed := f.pending, f.changed
-		if p != nil && p.err == nil && f.gone != nil && p.ordered > f.completed {
+		if p != nil && p.err == nil && f.cutLocked() && p.ordered > f.completed {
 			// It will never be complete, and nobody has seen it.
 			p, f.pending = nil, nil
 		}
 		var end error
-		if p == nil && f.settled && f.gone != nil {
+		switch {
+		case f.unfinished && f.gone == nil && !f.told:
+			f.told, end = true, f.goneLocked()
+		case p == nil && f.settled && f.gone != nil:
 			end = f.goneLocked()
 		}
 		if p != nil && p.err != nil {
@@ -41,7 +44,8 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 		f.mu.Unlock()
 		switch {
 		case end != nil:
-			return f.failed()
+			f.awaitEnd()
+			return end
 		case p != nil && p.err != nil:
 			return p.err
 		case p != nil:
@@ -81,7 +85,7 @@ func (f *follower) show(ctx context.Context, op string, p *pending, streams []*c
 	}
 	defer f.lengths.Give()
 	f.mu.Lock()
-	if f.pending != p || f.gone != nil && p.ordered > f.completed {
+	if f.pending != p || f.cutLocked() && p.ordered > f.completed {
 		f.mu.Unlock()
 		return false, nil
 	}
@@ -93,26 +97,44 @@ func (f *follower) show(ctx context.Context, op string, p *pending, streams []*c
 		f.shown = f.shown[1:]
 	}
 	f.shown = append(f.shown, p.shown)
+	f.unfinished, f.told = false, false
 	f.mu.Unlock()
 	return true, f.settleLocked()
 }
 
-// goneLocked is why nothing further comes. The caller has mu.
+// cutLocked reports whether the publisher's words count no more. The caller has mu.
+func (f *follower) cutLocked() bool { return f.gone != nil || f.died }
+
+// goneLocked is why nothing further comes, or why less is shown. The caller has mu.
 func (f *follower) goneLocked() error {
-	if f.gone != nil && f.unfinished {
+	if f.unfinished {
 		return peererr.Wrap(f.gone, opFollow, ErrUnfinished, "elements that were shown and are not any more", "what was computed from them does not count")
 	}
 	return f.gone
 }
 
-// failed is Follower.Err. Where the connection ended nothing is shown any more
-// that does not count when it answers.
+// failed is Follower.Err. Once the connection has ended nothing is shown any more
+// that does not count when it returns.
 func (f *follower) failed() error {
 	f.mu.Lock()
-	err, died := f.goneLocked(), f.died
+	err := f.goneLocked()
+	f.mu.Unlock()
+	f.awaitEnd()
+	return err
+}
+
+// awaitEnd waits until the end of the connection was dealt with, if it has ended.
+func (f *follower) awaitEnd() {
+	f.mu.Lock()
+	died, ended := f.died, f.ended
 	f.mu.Unlock()
 	if died {
-		<-f.ended
+		<-ended
 	}
-	return err
+}
+
+func (f *follower) stateNow() State {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.state
 }

@@ -33,7 +33,9 @@ func (f *follower) order(ctx context.Context, op string, generation uint64, stre
 		return err
 	}
 	defer release()
-	if f.word.reached(generation) {
+	f.words.RLock()
+	defer f.words.RUnlock()
+	if f.reached(generation) {
 		return nil
 	}
 	f.noteWait(generation)
@@ -116,7 +118,7 @@ func (f *follower) mark(op string, generation uint64) (core.Mark, error) {
 
 // await waits on the CPU until a generation is complete.
 func (f *follower) await(ctx context.Context, op string, generation uint64) error {
-	over := func() bool { return f.word.reached(generation) || f.hasDied() }
+	over := func() bool { return f.reached(generation) || f.hasDied() }
 	switch {
 	case !wait.Poll(ctx, func() bool { return over() || f.ctx.Err() != nil }):
 		return peererr.Wait(ctx, op, fmt.Sprintf("the work of generation %d is not done", generation), "name streams, which wait instead")
@@ -146,7 +148,7 @@ func (f *follower) noteWait(generation uint64) {
 func (f *follower) limit() (generation uint64, at time.Time, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for len(f.waits) > 0 && f.word.reached(f.waits[0].generation) {
+	for len(f.waits) > 0 && f.reachedLocked(f.waits[0].generation) {
 		f.waits = f.waits[1:]
 	}
 	if len(f.waits) == 0 {
@@ -179,7 +181,7 @@ func (f *follower) watch() {
 			return
 		case <-f.begun:
 		case <-limit:
-			if !f.word.reached(generation) {
+			if !f.reached(generation) {
 				f.die(peererr.New(opFollow, ErrStalled, fmt.Sprintf("the publisher's work of generation %d is not done after %v", generation, f.options.MaxWait),
 					"see what the publisher waits for, or raise FollowOptions.MaxWait"))
 				close(f.stalled)
@@ -197,12 +199,15 @@ func (f *follower) watch() {
 func (f *follower) die(why error) {
 	f.mu.Lock()
 	// Whoever is let go finds the truth here: the lock is held until it stands.
-	f.completed = f.word.value().Swap(release)
-	f.gone, f.died = why, true
+	f.completed = max(f.floor, f.word.value().Swap(release))
+	f.died, f.state = true, Stale
+	if !f.returns(why) {
+		f.gone, f.state = why, Ended
+	}
 	last := len(f.shown) - 1
 	for last > 0 && f.shown[last].ordered > f.completed {
 		last--
-		f.unfinished = true
+		f.unfinished, f.told = true, false
 	}
 	f.shown = f.shown[:last+1]
 	f.changeLocked()
@@ -239,3 +244,15 @@ func (f *follower) letGo() {
 
 // letGoLimit bounds what a driver that answers nothing but errors costs.
 const letGoLimit = time.Second
+
+// reached reports whether a generation is complete. The caller holds words, or is a
+// goroutine of the follower's.
+func (f *follower) reached(generation uint64) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.reachedLocked(generation)
+}
+
+func (f *follower) reachedLocked(generation uint64) bool {
+	return generation <= f.floor || f.word.reached(generation)
+}

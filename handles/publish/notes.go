@@ -58,6 +58,19 @@ package publish
 // land. The outcome is settled under the follower's lock before any stream is let go,
 // so a caller that asks Err after waiting for its work gets the outcome for that work.
 //
+// # Coming back and taking over
+//
+// A client made by Dial with ComeBack has one connection after the other (line). The
+// goroutine that maps a follower's memory deals with the end of a connection, follows
+// again on the next one, and swaps the word, which no stream waits for by then:
+// generations up to the last that was complete count as reached from then on (floor).
+// The follower tells the server what it has, so both sides of the state machine begin
+// with the same chunks. A publication makes its generation later than that of any
+// follower that comes back. TakeOver waits for the publisher's process through its pidfd,
+// binds the socket under its directory's lock, and only then ends the follower: a
+// process that was slower still follows. What is published on is the last view that
+// arrived and whose generation is complete (came), whether or not Next has shown it.
+//
 // # Pages
 //
 // A page belongs to one client's connection, because a process that had it can write it

@@ -25,7 +25,11 @@ import (
 // the array.
 func Open[T any](ctx context.Context, k *Client, d *cuda.Device, name string, o handles.ImportOptions) (*vmm.Array[T], error) {
 	const op = "publish.Open"
-	b, err := k.open(ctx, op, d, name, o, wantedOf[T]())
+	l, err := k.lineOf(op)
+	if err != nil {
+		return nil, err
+	}
+	b, err := l.open(ctx, op, d, name, o, wantedOf[T]())
 	if err != nil {
 		return nil, err
 	}
@@ -36,11 +40,11 @@ func Open[T any](ctx context.Context, k *Client, d *cuda.Device, name string, o 
 	return a, nil
 }
 
-func (k *Client) open(ctx context.Context, op string, d *cuda.Device, name string, o handles.ImportOptions, want wanted) (*vmm.Buffer, error) {
+func (k *line) open(ctx context.Context, op string, d *cuda.Device, name string, o handles.ImportOptions, want wanted) (*vmm.Buffer, error) {
 	if d == nil {
 		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
 	}
-	said, a, err := k.subscribe(ctx, op, name, 0, o.ReadOnly)
+	said, a, err := k.subscribe(ctx, op, name, 0, o.ReadOnly, possession{})
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +81,7 @@ func (k *Client) open(ctx context.Context, op string, d *cuda.Device, name strin
 // collection takes in the chunks of a publication until it is level.
 type collection struct {
 	*exchange.Importer
-	k       *Client
+	k       *line
 	op      string
 	dev     *cuda.Device
 	about   handles.Descriptor
@@ -115,9 +119,9 @@ func (c *collection) carryOut(a arrival) error {
 		return peererr.New(c.op, cuda.ErrCapacity, "chunks beyond the publisher's own range", "the publisher declared it wrong")
 	}
 	if a.lost() {
-		return peererr.FilesLost(fmt.Sprintf("the file descriptors of %s were dropped", errs.Count(len(a.sizes), "chunk")))
+		return peererr.FilesLost(fmt.Sprintf("the file descriptors of %s were dropped", errs.Count(len(a.chunks), "chunk")))
 	}
-	sizes := append(append([]uint64(nil), c.tracker.chunks[:a.keep]...), a.sizes...)
+	sizes := append(sizesOf(c.tracker.chunks[:a.keep]), sizesOf(a.chunks)...)
 	for _, h := range c.KeepFirst(int(a.keep)) {
 		if r := h.Release(); r != driver.Success {
 			return h.ReleaseError(c.op, r)
@@ -135,7 +139,7 @@ func (c *collection) carryOut(a arrival) error {
 
 // awaitWord waits on the CPU until a generation is complete, or the publisher is
 // gone without having completed it.
-func (k *Client) awaitWord(ctx context.Context, op string, w *word, generation uint64) error {
+func (k *line) awaitWord(ctx context.Context, op string, w *word, generation uint64) error {
 	ended := func() bool {
 		select {
 		case <-k.read:

@@ -66,7 +66,7 @@ func TestPagesLeaveRoomForFiles(t *testing.T) {
 			go func() {
 				_ = v.serveAs(near, peer.Credentials{PID: os.Getpid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())})
 			}()
-			require.NoError(t, far.Send(peertest.Context(t), pack(&follow{1, WriteAccess, 0, "numbers"})))
+			require.NoError(t, far.Send(peertest.Context(t), pack(&follow{number: 1, access: WriteAccess, name: "numbers"})))
 			m := v.receive(far)
 			require.NoError(t, m.Close())
 			said, err := toClient(m.Kind, m.Body, len(m.FDs))
@@ -101,7 +101,7 @@ func TestAPageThatIsGivenBackBeforeTheFollowerHearsOfIt(t *testing.T) {
 	defer near.Close()
 	require.NoError(t, file.Close())
 	ss := &session{server: v.server, conn: connOf(near), followers: map[token]*subscriber{}, pages: map[*cuda.Device]*page{}}
-	f, err := v.p.join(peertest.Context(t), ss, 0)
+	f, err := v.p.join(peertest.Context(t), ss, 0, possession{})
 	require.NoError(t, err)
 	v.server.telling.Done() // it is never told
 	slot := f.word.slot

@@ -17,23 +17,24 @@ import (
 //
 //	to the server
 //	  list     number                    asks what is published
-//	  follow   number, access, room, name
+//	  follow   number, access, room, name, and what a follower that comes back has
 //	                                     asks to be told of it from now on
 //	  done     token, serial, status, chunks, reason
-//	                                     answers an update
+//	                                     acknowledges a view
 //	  leave    token                     wants no more of it
 //	to the client
-//	  listing  number, entries           answers list
-//	  accepted number, token, reserved, slot, descriptor, and a file: the page
-//	                                     answers follow
-//	  denied   number, status, reason    answers list or follow
-//	  update   token, serial, generation, ordered, length, keep, flags, sizes,
-//	           and a file for each size  what is new
-//	  ended    token, status, reason     nothing more comes of it
+//	  listing  number, entries           replies to list
+//	  accepted number, token, publication, reserved, slot, descriptor, and a file:
+//	           the page                  replies to follow
+//	  denied   number, status, reason    replies to list or follow
+//	  view     token, serial, generation, state, ordered, length, keep, flags, status,
+//	           reason, chunks, and a file for each chunk
+//	                                     the view of this generation is ...
 //
-// A number is the client's, to tell answers apart. A token names one follower
+// A number is the client's, to tell replies apart. A token names one follower
 // of one publication: 128 random bits, drawn for it alone and worth nothing on
-// another connection.
+// another connection. What a view says of the memory is an update here, and the last
+// view of a follower, without memory, an end. docs/protocol.md is the specification.
 const (
 	// MaxName is the longest name of a publication, in bytes.
 	MaxName = 255
@@ -49,6 +50,15 @@ func newToken() (t token) {
 	return t
 }
 
+// identity names a publication: 128 random bits, which stay when another process
+// takes the publication over.
+type identity [16]byte
+
+func newIdentity() (i identity) {
+	_, _ = rand.Read(i[:]) // never fails
+	return i
+}
+
 // status says how something ended.
 type status uint8
 
@@ -60,7 +70,7 @@ const (
 	statusLimit
 	// statusWithdrawn: the publication is over.
 	statusWithdrawn
-	// statusLeft: as the client wished.
+	// statusLeft: the client left.
 	statusLeft
 	// statusForbidden: more access than the client may have.
 	statusForbidden
@@ -84,9 +94,19 @@ type follow struct {
 	access Access // that it is to be mapped with
 	room   uint64
 	name   string
+	has    possession
 }
 
-// done says that an update was taken, or why it was not. chunks is how many the
+// possession is what a follower that comes back has of a publication; the zero value
+// is nothing.
+type possession struct {
+	publication identity
+	generation  uint64
+	length      uint64
+	chunks      []uint64 // identities
+}
+
+// done says that a view was taken, or why it was not. chunks is how many the
 // follower has mapped now.
 type done struct {
 	token  token
@@ -108,6 +128,7 @@ type entry struct {
 	length     uint64
 	bytes      uint64
 	generation uint64
+	identity   identity
 }
 
 type listing struct {
@@ -121,6 +142,7 @@ type listing struct {
 type accepted struct {
 	number   uint32
 	token    token
+	identity identity // of the publication
 	reserved uint64
 	slot     uint32
 	about    handles.Descriptor
@@ -132,26 +154,61 @@ type denied struct {
 	reason string
 }
 
-// update brings a follower nearer to what is published. Of the chunks that it
-// has it keeps the first keep, and behind those it maps new ones of the sizes.
+// State is what a view is.
+type State uint8
+
+// The values are part of the protocol.
+const (
+	// Live: the publisher may announce more.
+	Live State = iota + 1
+	// Stale: the elements that are shown stay, and the publisher that may announce
+	// more is not there, or not yet.
+	Stale
+	// Suspended: the memory is away. No element is shown until the publisher brings
+	// it back; addresses stay.
+	Suspended
+	// Moved: this publisher is done. The publication goes on at another one, at the
+	// same socket, or will.
+	Moved
+	// Ended: nothing more is announced.
+	Ended
+	states
+)
+
+// String names the state.
+func (s State) String() string {
+	if s >= Live && s < states {
+		return [...]string{"live", "stale", "suspended", "moved", "ended"}[s-Live]
+	}
+	return fmt.Sprintf("State(%d)", uint8(s))
+}
+
+// update is a view of memory: it brings a follower nearer to what is published. Of
+// the chunks that it has it keeps the first keep, and behind those it maps new ones.
 // Chunks are either taken away or added. With last it is then at the generation
 // and the length, whose bytes are there when the word has reached ordered. With
-// over it is not, since its room does not hold the length.
+// over it is not, since its room does not hold the length. The state is Live, Stale,
+// or Suspended, which keeps nothing.
 type update struct {
 	token      token
 	serial     uint64
 	generation uint64
+	state      State
 	ordered    uint64
 	length     uint64
 	keep       uint32
 	last, over bool
-	sizes      []uint64
+	chunks     []chunk
 }
 
+// ended is the last view of a follower, Moved or Ended, which is not acknowledged.
+// The status of one that moved is statusOK.
 type ended struct {
-	token  token
-	status status
-	reason string
+	token      token
+	generation uint64
+	state      State
+	status     status
+	reason     string
 }
 
 func (m *list) kind() uint16     { return wire.List }
@@ -161,8 +218,8 @@ func (m *leave) kind() uint16    { return wire.Leave }
 func (m *listing) kind() uint16  { return wire.Listing }
 func (m *accepted) kind() uint16 { return wire.Accepted }
 func (m *denied) kind() uint16   { return wire.Denied }
-func (m *update) kind() uint16   { return wire.Update }
-func (m *ended) kind() uint16    { return wire.Ended }
+func (m *update) kind() uint16   { return wire.View }
+func (m *ended) kind() uint16    { return wire.View }
 
 func (m *list) encode(e *wire.Encoder) { e.Uint32(m.number) }
 
@@ -170,6 +227,13 @@ func (m *follow) encode(e *wire.Encoder) {
 	e.Uint32(m.number)
 	e.Uint8(uint8(m.access))
 	e.Uint64(m.room)
+	e.Raw(m.has.publication[:])
+	e.Uint64(m.has.generation)
+	e.Uint64(m.has.length)
+	e.Uint32(uint32(len(m.has.chunks)))
+	for _, id := range m.has.chunks {
+		e.Uint64(id)
+	}
 	e.Text(m.name, MaxName)
 }
 
@@ -195,12 +259,14 @@ func (m *listing) encode(e *wire.Encoder) {
 		e.Uint64(i.length)
 		e.Uint64(i.bytes)
 		e.Uint64(i.generation)
+		e.Raw(i.identity[:])
 	}
 }
 
 func (m *accepted) encode(e *wire.Encoder) {
 	e.Uint32(m.number)
 	e.Raw(m.token[:])
+	e.Raw(m.identity[:])
 	e.Uint64(m.reserved)
 	e.Uint32(m.slot)
 	about, err := m.about.MarshalBinary()
@@ -220,25 +286,66 @@ func (m *update) encode(e *wire.Encoder) {
 	e.Raw(m.token[:])
 	e.Uint64(m.serial)
 	e.Uint64(m.generation)
+	e.Uint8(uint8(m.state))
 	e.Uint64(m.ordered)
 	e.Uint64(m.length)
 	e.Uint32(m.keep)
 	e.Bool(m.last)
 	e.Bool(m.over)
-	e.Uint32(uint32(len(m.sizes)))
-	for _, s := range m.sizes {
-		e.Uint64(s)
+	e.Uint8(uint8(statusOK))
+	e.Text("", wire.MaxReason)
+	e.Uint32(uint32(len(m.chunks)))
+	for _, c := range m.chunks {
+		e.Uint64(c.id)
+		e.Uint64(c.size)
 	}
 }
 
 func (m *ended) encode(e *wire.Encoder) {
 	e.Raw(m.token[:])
+	e.Uint64(0)
+	e.Uint64(m.generation)
+	e.Uint8(uint8(m.state))
+	e.Uint64(0)
+	e.Uint64(0)
+	e.Uint32(0)
+	e.Bool(true)
+	e.Bool(false)
 	e.Uint8(uint8(m.status))
 	e.Text(m.reason, wire.MaxReason)
+	e.Uint32(0)
 }
 
+// view reads a view, which is an update or an end.
+func (d *decoder) view() message {
+	u := &update{token: d.token(), serial: d.Uint64(), generation: d.Uint64(), state: State(d.Uint8()), ordered: d.Uint64(), length: d.Uint64(),
+		keep: d.Uint32(), last: d.Bool(), over: d.Bool()}
+	status, reason := d.status(), d.Text(wire.MaxReason)
+	for range d.Count(chunkBytes, wire.MaxBatch) {
+		u.chunks = append(u.chunks, chunk{d.Uint64(), d.Uint64()})
+	}
+	memory := u.length != 0 || u.keep != 0 || len(u.chunks) > 0
+	switch {
+	case u.state < Live || u.state >= states:
+		d.Fail("state %d", u.state)
+	case u.state == Moved || u.state == Ended:
+		if u.serial != 0 || u.ordered != 0 || memory || !u.last || u.over || (u.state == Moved) != (status == statusOK) {
+			d.Fail("a last view with a serial, memory, or status %d", status)
+		}
+		return &ended{u.token, u.generation, u.state, status, reason}
+	case status != statusOK || reason != "":
+		d.Fail("status %d of a view in state %v", status, u.state)
+	case u.state == Suspended && (memory || !u.last || u.over):
+		d.Fail("a suspended view with memory")
+	}
+	return u
+}
+
+// chunkBytes is what a chunk has.
+const chunkBytes = 2 * 8
+
 // entryBytes is the least that an entry has.
-const entryBytes = 2 + 1 + 1 + 1 + 4 + 3*8
+const entryBytes = 2 + 1 + 1 + 1 + 4 + 3*8 + 16
 
 // toServer reads a message to a server, which brings no files.
 func toServer(kind uint16, body []byte, files int) (message, error) {
@@ -248,7 +355,12 @@ func toServer(kind uint16, body []byte, files int) (message, error) {
 	case wire.List:
 		m = &list{number: d.Uint32()}
 	case wire.Follow:
-		f := &follow{number: d.Uint32(), access: d.access(), room: d.Uint64(), name: d.Text(MaxName)}
+		f := &follow{number: d.Uint32(), access: d.access(), room: d.Uint64()}
+		f.has = possession{publication: d.identity(), generation: d.Uint64(), length: d.Uint64()}
+		for range d.Count(8, handles.MaxChunks) {
+			f.has.chunks = append(f.has.chunks, d.Uint64())
+		}
+		f.name = d.Text(MaxName)
 		if d.Err() == nil && f.name == "" {
 			d.Fail("an empty name")
 		}
@@ -278,11 +390,11 @@ func toClient(kind uint16, body []byte, files int) (message, error) {
 	case wire.Listing:
 		l := &listing{number: d.Uint32()}
 		for range d.Count(entryBytes, maxPublications) {
-			l.entries = append(l.entries, entry{d.Text(MaxName), handles.Kind(d.Uint8()), d.access(), handles.ElementType(d.Uint8()), d.Uint32(), d.Uint64(), d.Uint64(), d.Uint64()})
+			l.entries = append(l.entries, entry{d.Text(MaxName), handles.Kind(d.Uint8()), d.access(), handles.ElementType(d.Uint8()), d.Uint32(), d.Uint64(), d.Uint64(), d.Uint64(), d.identity()})
 		}
 		m = l
 	case wire.Accepted:
-		a := &accepted{number: d.Uint32(), token: d.token(), reserved: d.Uint64(), slot: d.Uint32()}
+		a := &accepted{number: d.Uint32(), token: d.token(), identity: d.identity(), reserved: d.Uint64(), slot: d.Uint32()}
 		if about := d.Blob(wire.DescriptorHeader); d.Err() == nil {
 			if err := a.about.UnmarshalBinary(about); err != nil {
 				d.Fail("%w", err)
@@ -291,15 +403,12 @@ func toClient(kind uint16, body []byte, files int) (message, error) {
 		m, want = a, 1
 	case wire.Denied:
 		m = &denied{d.Uint32(), d.status(), d.Text(wire.MaxReason)}
-	case wire.Update:
-		u := &update{token: d.token(), serial: d.Uint64(), generation: d.Uint64(), ordered: d.Uint64(), length: d.Uint64(),
-			keep: d.Uint32(), last: d.Bool(), over: d.Bool()}
-		for range d.Count(8, wire.MaxBatch) {
-			u.sizes = append(u.sizes, d.Uint64())
+	case wire.View:
+		if m = d.view(); d.Err() == nil {
+			if u, ok := m.(*update); ok {
+				want = len(u.chunks)
+			}
 		}
-		m, want = u, len(u.sizes)
-	case wire.Ended:
-		m = &ended{d.token(), d.status(), d.Text(wire.MaxReason)}
 	default:
 		return nil, peererr.Violation("a message of kind %#x, which no server sends", kind)
 	}
@@ -319,6 +428,8 @@ func (d *decoder) token() (t token) {
 	copy(t[:], d.Raw(len(t)))
 	return t
 }
+
+func (d *decoder) identity() identity { return identity(d.token()) }
 
 func (d *decoder) status() status {
 	s := status(d.Uint8())

@@ -29,11 +29,13 @@ import (
 type Publication struct {
 	server *Server
 	name   string
-	memory share.Memory
-	hold   share.Hold
-	about  handles.Descriptor
-	unit   uint64 // bytes of an element
-	seq    *sequence
+	// identity stays when another process takes the publication over.
+	identity identity
+	memory   share.Memory
+	hold     share.Hold
+	about    handles.Descriptor
+	unit     uint64 // bytes of an element
+	seq      *sequence
 	// exports are the descriptors that are being sent.
 	exports exchange.Set
 
@@ -69,7 +71,7 @@ func (s *Server) Publish(name string, b *vmm.Buffer) (*Publication, error) {
 	if b == nil {
 		return nil, peererr.Invalid(op, "a nil buffer", "make one with vmm.NewBuffer")
 	}
-	return s.publish(op, name, share.Of(b), handles.Descriptor{Kind: handles.BufferKind}, 1)
+	return s.publish(op, name, share.Of(b), handles.Descriptor{Kind: handles.BufferKind}, 1, nil)
 }
 
 // Array publishes an array, as [Server.Publish] does a buffer. Followers
@@ -80,10 +82,12 @@ func Array[T any](s *Server, name string, a *vmm.Array[T]) (*Publication, error)
 		return nil, peererr.Invalid(op, "a nil array", "make one with vmm.NewArray")
 	}
 	element, size := handles.ElementOf[T]()
-	return s.publish(op, name, share.Of(a.Buffer()), handles.Descriptor{Kind: handles.ArrayKind, Element: element, ElementSize: uint32(size)}, uint64(size))
+	return s.publish(op, name, share.Of(a.Buffer()), handles.Descriptor{Kind: handles.ArrayKind, Element: element, ElementSize: uint32(size)}, uint64(size), nil)
 }
 
-func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, unit uint64) (*Publication, error) {
+// publish makes a publication, which goes on with what a publisher left, if from is
+// not nil.
+func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, unit uint64, from *heritage) (*Publication, error) {
 	if s == nil {
 		return nil, peererr.Invalid(op, "a nil server", "make one with NewServer")
 	}
@@ -107,7 +111,7 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 		return nil, peererr.Closed(op, "server")
 	}
 	defer s.closer.Release()
-	p := &Publication{server: s, name: name, memory: m, about: d, unit: unit,
+	p := &Publication{server: s, name: name, identity: newIdentity(), memory: m, about: d, unit: unit,
 		followers: map[*subscriber]struct{}{}, changes: wait.NewSlot(), changed: make(chan struct{})}
 	p.ctx, p.end = context.WithCancel(context.Background())
 	if p.hold, err = m.Hold(op, fmt.Sprintf("publication %q", name), 0); err != nil {
@@ -115,12 +119,18 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 	}
 	if p.seq, err = newSequence(about.Device); err == nil {
 		exchange.Warm.Enter() // until Withdraw
-		if err = s.enter(op, p); err == nil {
+		if from != nil {
+			err = p.inherits(op, from)
+		}
+		if err == nil {
+			err = s.enter(op, p)
+		}
+		if err == nil {
 			p.inspect()
 			return p, nil
 		}
 		exchange.Warm.Leave()
-		err = errors.Join(err, p.seq.close())
+		err = errors.Join(err, p.seq.close(), p.mem.Release())
 	}
 	p.hold.Release()
 	return nil, err
@@ -146,7 +156,11 @@ func (p *Publication) subscribers() []*subscriber {
 // with cuda.ErrClosed. What a follower was not sent yet it does not get, so
 // Settle first. The second Withdraw does nothing.
 func (p *Publication) Withdraw() error {
-	const op = "publish.Publication.Withdraw"
+	return p.withdraw("publish.Publication.Withdraw", ended{state: Ended, status: statusWithdrawn})
+}
+
+// withdraw ends the publication with a last view for all followers.
+func (p *Publication) withdraw(op string, last ended) error {
 	p.end() // an announcement that waits for the GPU
 	p.changes <- struct{}{}
 	defer p.changes.Give()
@@ -168,7 +182,9 @@ func (p *Publication) Withdraw() error {
 	pages := make([]*page, 0, len(followers))
 	for f := range followers {
 		pages = append(pages, f.page)
-		f.end(&ended{f.token, statusWithdrawn, ""})
+		to := last
+		to.token, to.generation = f.token, p.view.generation
+		f.end(&to)
 	}
 	err := p.seq.later(op, func() error {
 		defer pool.out.Done()

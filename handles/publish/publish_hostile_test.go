@@ -105,7 +105,7 @@ func (v *victim) served() {
 // joined follows by hand.
 func (v *victim) joined(c *peer.Conn) (token, *update, []*peer.FD) {
 	v.Helper()
-	require.NoError(v, c.Send(peertest.Context(v), pack(&follow{1, WriteAccess, 0, "numbers"})))
+	require.NoError(v, c.Send(peertest.Context(v), pack(&follow{number: 1, access: WriteAccess, name: "numbers"})))
 	m := v.receive(c)
 	require.NoError(v, m.Close())
 	said, err := toClient(m.Kind, m.Body, len(m.FDs))
@@ -130,9 +130,9 @@ func TestHostileClientsEndAlone(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
 	for what, m := range map[string]peer.Message{
 		"an unknown kind":           {Kind: 77, Body: []byte("hello")},
-		"a message of a server":     pack(&ended{}),
+		"a message of a server":     pack(&ended{state: Ended, status: statusLeft}),
 		"garbage":                   {Kind: wire.Follow, Body: []byte("\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff")},
-		"a cut request":             {Kind: wire.Follow, Body: pack(&follow{1, WriteAccess, 0, "numbers"}).Body[:9]},
+		"a cut request":             {Kind: wire.Follow, Body: pack(&follow{number: 1, access: WriteAccess, name: "numbers"}).Body[:9]},
 		"a file with a request":     pack(&list{1}, peertest.NullFD(t)),
 		"many files with a request": {Kind: wire.List, Body: pack(&list{1}).Body, FDs: []*peer.FD{peertest.NullFD(t), peertest.NullFD(t), peertest.NullFD(t)}},
 		"an absurd name":            {Kind: wire.Follow, Body: append(make([]byte, 12), 0xff, 0xff)},
@@ -168,7 +168,7 @@ func TestUnknownNamesAndTokensAreAnswered(t *testing.T) {
 	c, other := v.dial(), v.dial()
 	foreign, _, fds := v.joined(other)
 	require.NoError(t, peer.CloseAll(fds))
-	require.NoError(t, c.Send(peertest.Context(t), pack(&follow{5, WriteAccess, 0, "secrets"})))
+	require.NoError(t, c.Send(peertest.Context(t), pack(&follow{number: 5, access: WriteAccess, name: "secrets"})))
 	m := v.receive(c)
 	said, err := toClient(m.Kind, m.Body, 0)
 	require.NoError(t, err)
@@ -180,7 +180,7 @@ func TestUnknownNamesAndTokensAreAnswered(t *testing.T) {
 			m := v.receive(c)
 			said, err := toClient(m.Kind, m.Body, 0)
 			require.NoError(t, err)
-			require.Equal(t, &ended{to, statusUnknown, "no follower of that token"}, said)
+			require.Equal(t, &ended{to, 0, Ended, statusUnknown, "no follower of that token"}, said)
 		}
 	}
 	// Nothing happened to whom the token belongs.
@@ -198,7 +198,7 @@ func TestSilentClientsAreSentAway(t *testing.T) {
 	require.NoError(t, err)
 	near, follower := peertest.Pair(t, peer.Options{})
 	// It asks before the server begins to count.
-	require.NoError(t, follower.Send(peertest.Context(t), pack(&follow{1, WriteAccess, 0, "numbers"})))
+	require.NoError(t, follower.Send(peertest.Context(t), pack(&follow{number: 1, access: WriteAccess, name: "numbers"})))
 	go func() { _ = server.ServeConn(context.Background(), near) }()
 	accepted := v.receive(follower)
 	require.NoError(t, accepted.Close())
@@ -229,7 +229,7 @@ func TestCrowdsAreBounded(t *testing.T) {
 		_, _, fds := v.joined(first)
 		require.NoError(t, peer.CloseAll(fds))
 	}
-	require.NoError(t, first.Send(peertest.Context(t), pack(&follow{9, WriteAccess, 0, "numbers"})))
+	require.NoError(t, first.Send(peertest.Context(t), pack(&follow{number: 9, access: WriteAccess, name: "numbers"})))
 	m := v.receive(first)
 	said, err := toClient(m.Kind, m.Body, 0)
 	require.NoError(t, err)
@@ -252,7 +252,7 @@ func TestFollowersThatDoNotAnswer(t *testing.T) {
 	lazy := v.dial()
 	to, u, fds := v.joined(lazy)
 	require.NoError(t, peer.CloseAll(fds))
-	require.Len(t, u.sizes, 4)
+	require.Len(t, u.chunks, 4)
 	require.NoError(t, lazy.Send(peertest.Context(t), pack(&done{to, u.serial, statusOK, 4, ""})))
 	require.NoError(t, v.p.Settle(peertest.Context(t)))
 	require.NoError(t, v.p.Shrink(1_000_000))
@@ -348,8 +348,8 @@ const sealed = unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
 func TestHostileServersAreRefused(t *testing.T) {
 	size := int64(os.Getpagesize())
 	to := token{1}
-	welcome := func(d *cuda.Device, n uint32) message { return &accepted{n, to, 64 << 20, 0, about(d)} }
-	chunk := &update{token: to, serial: 1, generation: 1, ordered: 1, length: 10, last: true, sizes: []uint64{2 << 20}}
+	welcome := func(d *cuda.Device, n uint32) message { return &accepted{n, to, identity{}, 64 << 20, 0, about(d)} }
+	first := &update{state: Live, token: to, serial: 1, generation: 1, ordered: 1, length: 10, last: true, chunks: []chunk{{1, 2 << 20}}}
 	for what, row := range map[string]struct {
 		is  error
 		say func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32)
@@ -382,58 +382,58 @@ func TestHostileServersAreRefused(t *testing.T) {
 			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, 0, sealed)))
 		}},
 		"a word beyond the page": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
-			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, 64 << 20, uint32(size / 8), about(d)}, memoryFile(t, size, sealed)))
+			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, identity{}, 64 << 20, uint32(size / 8), about(d)}, memoryFile(t, size, sealed)))
 		}},
 		"an absurd range": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
-			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, 1 << 63, 0, about(d)}, memoryFile(t, size, sealed)))
+			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, identity{}, 1 << 63, 0, about(d)}, memoryFile(t, size, sealed)))
 		}},
 		"an empty range": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
-			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, 0, 0, about(d)}, memoryFile(t, size, sealed)))
+			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, identity{}, 0, 0, about(d)}, memoryFile(t, size, sealed)))
 		}},
 		"an odd range": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
-			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, 3 << 20, 0, about(d)}, memoryFile(t, size, sealed)))
+			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, identity{}, 3 << 20, 0, about(d)}, memoryFile(t, size, sealed)))
 		}},
 		"another device": {cuda.ErrNotSupported, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			other := about(d)
 			other.Device[3]++
-			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, 64 << 20, 0, other}, memoryFile(t, size, sealed)))
+			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, identity{}, 64 << 20, 0, other}, memoryFile(t, size, sealed)))
 		}},
 		"other elements": {handles.ErrMismatch, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			other := about(d)
 			other.Element = handles.Int32
-			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, 64 << 20, 0, other}, memoryFile(t, size, sealed)))
+			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, identity{}, 64 << 20, 0, other}, memoryFile(t, size, sealed)))
 		}},
 		"an update for somebody else": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
-			u := *chunk
+			u := *first
 			u.token = token{9}
 			_ = c.Send(peertest.Context(t), pack(&u, peertest.NullFD(t)))
 		}},
 		"a foreign file for memory": {handles.ErrNotMemory, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
-			_ = c.Send(peertest.Context(t), pack(chunk, peertest.NullFD(t)))
+			_ = c.Send(peertest.Context(t), pack(first, peertest.NullFD(t)))
 		}},
 		"a chunk of an odd size": {handles.ErrSizeMismatch, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
-			u := *chunk
-			u.sizes = []uint64{4096}
+			u := *first
+			u.chunks = []chunk{{1, 4096}}
 			_ = c.Send(peertest.Context(t), pack(&u, peertest.NullFD(t)))
 		}},
 		"chunks beyond the range": {peer.ErrTooLarge, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
-			u := *chunk
-			u.sizes = []uint64{1 << 62, 1 << 62}
+			u := *first
+			u.chunks = []chunk{{1, 1 << 62}, {2, 1 << 62}}
 			_ = c.Send(peertest.Context(t), pack(&u, peertest.NullFD(t), peertest.NullFD(t)))
 		}},
 		"a length beyond the chunks": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
-			u := *chunk
+			u := *first
 			u.length = 1 << 20
 			_ = c.Send(peertest.Context(t), pack(&u, peertest.NullFD(t)))
 		}},
 		"a generation out of turn": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
-			_ = c.Send(peertest.Context(t), pack(&update{token: to, serial: 2, generation: 1, last: true}))
+			_ = c.Send(peertest.Context(t), pack(&update{state: Live, token: to, serial: 2, generation: 1, last: true}))
 		}},
 		"its end": {peer.ErrGone, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
@@ -441,7 +441,7 @@ func TestHostileServersAreRefused(t *testing.T) {
 		}},
 		"an end for an unknown reason": {peer.ErrRefused, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
-			_ = c.Send(peertest.Context(t), pack(&ended{to, statusFailed, "out of descriptors"}))
+			_ = c.Send(peertest.Context(t), pack(&ended{to, 0, Ended, statusFailed, "out of descriptors"}))
 		}},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -467,7 +467,7 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 	k, d := fake(t, func(c *peer.Conn, d *cuda.Device, n uint32) {
 		<-release
 		page := memoryFile(t, int64(os.Getpagesize()), sealed)
-		_ = c.Send(context.Background(), pack(&accepted{n, token{1}, 64 << 20, 0, about(d)}, page))
+		_ = c.Send(context.Background(), pack(&accepted{n, token{1}, identity{}, 64 << 20, 0, about(d)}, page))
 		m, err := c.Receive(context.Background())
 		if err == nil && m.Kind == wire.Leave {
 			close(said)

@@ -16,16 +16,19 @@ import (
 // said is one of each message.
 var said = []message{
 	&list{1},
-	&follow{2, ReadAccess, 1 << 30, "weights"},
+	&follow{number: 2, access: ReadAccess, room: 1 << 30, name: "weights"},
+	&follow{number: 2, access: ReadAccess, room: 1 << 30, name: "weights", has: possession{identity{3}, 4, 5, []uint64{6, 7}}},
 	&done{token{3}, 4, statusFailed, 5, "no room"},
 	&leave{token{6}},
-	&listing{7, []entry{{"weights", handles.ArrayKind, WriteAccess, handles.Float32, 4, 1000, 2 << 20, 8}, {"größe", handles.BufferKind, ReadAccess, handles.NoElement, 0, 0, 0, 0}}},
-	&accepted{9, token{10}, 1 << 40, 11, handles.Descriptor{Kind: handles.ArrayKind, Element: handles.Float32, ElementSize: 4,
+	&listing{7, []entry{{"weights", handles.ArrayKind, WriteAccess, handles.Float32, 4, 1000, 2 << 20, 8, identity{9}}, {"größe", handles.BufferKind, ReadAccess, handles.NoElement, 0, 0, 0, 0, identity{}}}},
+	&accepted{9, token{10}, identity{9}, 1 << 40, 11, handles.Descriptor{Kind: handles.ArrayKind, Element: handles.Float32, ElementSize: 4,
 		Location: cuda.OnDevice(1), Device: cuda.UUID{11}, Handle: vmm.PosixFD, Exporter: handles.Process{PID: 12, Instance: [16]byte{13}}}},
 	&denied{14, statusUnknown, "no such name"},
-	&update{token{15}, 16, 17, 16, 18, 1, true, false, []uint64{2 << 20, 4 << 20}},
-	&update{token{15}, 16, 17, 16, 18, 1, true, true, nil},
-	&ended{token{19}, statusWithdrawn, ""},
+	&update{token{15}, 16, 17, Live, 16, 18, 1, true, false, []chunk{{21, 2 << 20}, {22, 4 << 20}}},
+	&update{token{15}, 16, 17, Stale, 16, 18, 1, true, true, nil},
+	&update{token{15}, 16, 17, Suspended, 16, 0, 0, true, false, nil},
+	&ended{token{19}, 17, Ended, statusWithdrawn, ""},
+	&ended{token{19}, 17, Moved, statusOK, "another process has it"},
 }
 
 func files(m message) int {
@@ -33,7 +36,7 @@ func files(m message) int {
 	case *accepted:
 		return 1
 	case *update:
-		return len(m.sizes)
+		return len(m.chunks)
 	}
 	return 0
 }
@@ -81,16 +84,24 @@ func TestMessagesOfPublishingAreBounded(t *testing.T) {
 		m    message
 	}{
 		{"too many entries", &listing{1, append(entries, entry{name: "x"})}},
-		{"too many chunks", &update{sizes: make([]uint64, wire.MaxBatch+1)}},
-		{"no name", &follow{1, WriteAccess, 0, ""}},
+		{"too many chunks", &update{state: Live, last: true, chunks: make([]chunk, wire.MaxBatch+1)}},
+		{"no name", &follow{number: 1, access: WriteAccess, name: ""}},
 		{"an unknown status", &denied{1, statuses, ""}},
+		{"an unknown state", &update{state: states, last: true}},
+		{"no state", &update{last: true}},
+		{"a suspended view that keeps memory", &update{state: Suspended, keep: 1, last: true}},
+		{"a suspended view that goes on", &update{state: Suspended}},
+		{"an end that shows elements", &update{state: Ended, length: 1, last: true}},
+		{"an end with a serial", &update{state: Ended, serial: 1, last: true}},
+		{"an end without a reason", &ended{state: Ended}},
+		{"a move that failed", &ended{state: Moved, status: statusFailed}},
 	} {
 		p := pack(row.m)
 		_, err := readAny(p.Kind, p.Body, files(row.m))
 		require.ErrorIs(t, err, peer.ErrProtocol, row.what)
 	}
 	for _, body := range [][]byte{nil, {1}, []byte(strings.Repeat("\xff", 200))} {
-		for _, kind := range []uint16{1, wire.List - 1, wire.Leave + 1, wire.Listing, wire.Update, wire.Ended + 1, peer.MaxKind, math.MaxUint16} {
+		for _, kind := range []uint16{1, wire.List - 1, wire.Leave + 1, wire.Listing, wire.View, wire.View + 1, peer.MaxKind, math.MaxUint16} {
 			_, err := toServer(kind, body, 0)
 			require.ErrorIs(t, err, peer.ErrProtocol)
 			_, err = toClient(kind, body, 0)

@@ -393,6 +393,11 @@ func TestWhatIsPublishedIsListedAndOpened(t *testing.T) {
 		k := client(t, path)
 		all, err := k.List(peertest.Context(t))
 		require.NoError(t, err)
+		require.NotEqual(t, all[0].Identity, all[1].Identity)
+		for i := range all {
+			require.NotZero(t, all[i].Identity)
+			all[i].Identity = [16]byte{}
+		}
 		require.Equal(t, []publish.Listing{
 			{Name: "bytes", Kind: handles.BufferKind, Access: publish.WriteAccess, Length: 5, Bytes: b.Stats().Committed, Generation: 1},
 			{Name: "numbers", Kind: handles.ArrayKind, Access: publish.WriteAccess, Element: handles.Uint32, ElementSize: 4, Length: 900_000, Bytes: 4 * mib, Generation: 1},

@@ -56,7 +56,7 @@ func TestAClientThatReadsNothingLeavesDescriptorsOnTheirWayToOthers(t *testing.T
 		for range 3 {
 			far, _ := v.as(pid, uint32(os.Geteuid()))
 			for i := range 10 {
-				require.NoError(t, far.Send(peertest.Context(t), pack(&follow{uint32(i), WriteAccess, 0, "numbers"})))
+				require.NoError(t, far.Send(peertest.Context(t), pack(&follow{number: uint32(i), access: WriteAccess, name: "numbers"})))
 			}
 		}
 		require.Eventually(t, func() bool { return inFlight(pid) >= 20 }, peertest.Guard, time.Millisecond)
@@ -80,7 +80,7 @@ func TestWhoReadsNothingIsCutOffWhereOthersWait(t *testing.T) {
 	var ends []chan error
 	for pid := 70_001; pid <= 70_002; pid++ {
 		deaf, over := v.as(pid, uint32(os.Geteuid()))
-		require.NoError(t, deaf.Send(peertest.Context(t), pack(&follow{1, WriteAccess, 0, "numbers"})))
+		require.NoError(t, deaf.Send(peertest.Context(t), pack(&follow{number: 1, access: WriteAccess, name: "numbers"})))
 		require.Eventually(t, func() bool {
 			v.server.flights.mu.Lock()
 			defer v.server.flights.mu.Unlock()
@@ -160,7 +160,7 @@ func TestFollowingHasARate(t *testing.T) {
 	v := newVictim(t, ServerOptions{MaxFollowRate: 1}, peer.Options{})
 	far, _ := v.as(70_001, uint32(os.Geteuid()))
 	for i := range 3 {
-		require.NoError(t, far.Send(peertest.Context(t), pack(&follow{uint32(i), WriteAccess, 0, "nothing"})))
+		require.NoError(t, far.Send(peertest.Context(t), pack(&follow{number: uint32(i), access: WriteAccess, name: "nothing"})))
 	}
 	for range 3 { // they wait, and are answered
 		m := v.receive(far)

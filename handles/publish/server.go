@@ -32,9 +32,11 @@ type Server struct {
 
 	mu           sync.Mutex
 	publications map[string]*Publication
-	sessions     map[*session]struct{}
-	last         int  // session's number
-	closing      bool // nothing is entered any more
+	// taken are the listeners at sockets that were taken over, by their paths.
+	taken    map[string]*peer.Listener
+	sessions map[*session]struct{}
+	last     int  // session's number
+	closing  bool // nothing is entered any more
 	// telling counts the followers' goroutines.
 	telling sync.WaitGroup
 }
@@ -284,7 +286,8 @@ func (s *Server) Released() cuda.Completion { return s.closer.Completion() }
 // Close withdraws what is published, waits until the streams that were announced
 // have written their last words, so that no follower loses what it was promised,
 // and until the followers are told (each within Options.Timeout), and ends all
-// connections. After an error it may be called again.
+// connections. Followers that come back wait for another publisher at the same socket;
+// for the others the publications are withdrawn. After an error it may be called again.
 func (s *Server) Close() error {
 	const op = "publish.Server.Close"
 	s.closer.Life.Close() // nothing new
@@ -293,11 +296,18 @@ func (s *Server) Close() error {
 	s.mu.Unlock()
 	var errs []error
 	for _, p := range s.all() {
-		errs = append(errs, p.Withdraw())
+		errs = append(errs, p.withdraw(op, ended{state: Moved, reason: "the publisher's server was closed"}))
 	}
 	s.pages.out.Wait()
 	s.telling.Wait()
 	s.cancel() // Serve, and the sessions
+	s.mu.Lock()
+	taken := s.taken
+	s.taken = nil
+	s.mu.Unlock()
+	for _, l := range taken {
+		errs = append(errs, l.Close())
+	}
 	return s.closer.Close(func() error { return errors.Join(append(errs, s.pages.close(op))...) })
 }
 

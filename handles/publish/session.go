@@ -145,15 +145,15 @@ func (ss *session) handle(ctx context.Context, asked message) error {
 	case *done:
 		f := ss.find(m.token)
 		if f == nil {
-			return ss.say(ctx, &ended{m.token, statusUnknown, "no follower of that token"})
+			return ss.say(ctx, &ended{m.token, 0, Ended, statusUnknown, "no follower of that token"})
 		}
 		return f.took(m)
 	case *leave:
 		f := ss.find(m.token)
 		if f == nil {
-			return ss.say(ctx, &ended{m.token, statusUnknown, "no follower of that token"})
+			return ss.say(ctx, &ended{m.token, 0, Ended, statusUnknown, "no follower of that token"})
 		}
-		f.end(&ended{m.token, statusLeft, ""})
+		f.end(&ended{m.token, 0, Ended, statusLeft, ""})
 	}
 	return nil
 }
@@ -167,7 +167,7 @@ func (ss *session) entries() []entry {
 			continue
 		}
 		p.mu.Lock()
-		all = append(all, entry{p.name, p.about.Kind, access, p.about.Element, p.about.ElementSize, p.view.length, sizeOf(p.view.chunks), p.view.generation})
+		all = append(all, entry{p.name, p.about.Kind, access, p.about.Element, p.about.ElementSize, p.view.length, sizeOf(p.view.chunks), p.view.generation, p.identity})
 		p.mu.Unlock()
 	}
 	return all
@@ -220,7 +220,7 @@ func (ss *session) takeIn(ctx context.Context, m *follow) (*subscriber, error) {
 	case m.access > may:
 		return nil, deny(statusForbidden, fmt.Sprintf("publication %q may be read alone", m.name))
 	}
-	f, err := p.join(ctx, ss, m.room)
+	f, err := p.join(ctx, ss, m.room, m.has)
 	switch {
 	case ctx.Err() != nil && f == nil:
 		return nil, err
@@ -234,7 +234,7 @@ func (ss *session) takeIn(ctx context.Context, m *follow) (*subscriber, error) {
 	}
 	defer func() { _ = f.file.Close() }()
 	// The follower hears of nothing before this.
-	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, f.feed.room, uint32(f.word.slot), p.about}, f.file)); err != nil {
+	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, p.identity, f.feed.room, uint32(f.word.slot), p.about}, f.file)); err != nil {
 		ss.server.telling.Done()
 		return nil, err
 	}
@@ -243,7 +243,7 @@ func (ss *session) takeIn(ctx context.Context, m *follow) (*subscriber, error) {
 
 // join makes a follower, which is told nothing yet: its word reads the
 // generation that is shown when that is complete.
-func (p *Publication) join(ctx context.Context, ss *session, room uint64) (*subscriber, error) {
+func (p *Publication) join(ctx context.Context, ss *session, room uint64, has possession) (*subscriber, error) {
 	const op = "publish: take a follower in"
 	if !p.changes.Take(ctx, nil) {
 		return nil, peererr.Wait(ctx, op, "another change is under way", "try again")
@@ -251,6 +251,9 @@ func (p *Publication) join(ctx context.Context, ss *session, room uint64) (*subs
 	defer p.changes.Give()
 	if p.over() {
 		return nil, peererr.Closed(op, "publication")
+	}
+	if err := p.pass(op, has.generation); err != nil {
+		return nil, err
 	}
 	about := p.memory.About()
 	g, w, file, err := p.server.pages.get(op, about.Device, ss)
@@ -271,12 +274,38 @@ func (p *Publication) join(ctx context.Context, ss *session, room uint64) (*subs
 	ss.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	f.feed.returns(has, p.view)
 	p.followers[f] = struct{}{}
 	p.server.telling.Add(1)
 	p.changeLocked()
 	f.poke()
 	return f, nil
 }
+
+// pass makes the publication's generation later than that of a follower that comes
+// back, for which generations never go back. The caller holds changes.
+func (p *Publication) pass(op string, generation uint64) error {
+	if generation == 0 || generation < p.view.generation {
+		return nil
+	}
+	if generation > p.used && generation-p.used > mostAhead {
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("a follower at generation %d, where %d is the last", generation, p.used), "close the follower, and follow anew")
+	}
+	p.used = max(p.used, generation)
+	if p.view.generation == 0 {
+		return nil
+	}
+	p.used++
+	v := p.view
+	v.generation = p.used
+	p.show(v, p.mem)
+	return nil
+}
+
+// mostAhead is how many generations a follower that comes back may be ahead: what it
+// was told by a publisher that died before others heard of it, and no more, so that no
+// client uses the generations up.
+const mostAhead = 1 << 20
 
 // took hears a follower's answer.
 func (f *subscriber) took(m *done) error {

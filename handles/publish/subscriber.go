@@ -160,7 +160,7 @@ func (f *subscriber) send(ctx context.Context, u *update, adds []*phys.Handle, f
 				if !errors.Is(err, peer.ErrOpenFiles) && ctx.Err() == nil {
 					f.on.server.log.Error("cuvmm: memory could not be exported to a follower, which is told so",
 						"publication", f.p.name, "follower", f.on.String(), "error", err)
-					f.end(&ended{f.token, statusFailed, err.Error()})
+					f.end(&ended{f.token, 0, Ended, statusFailed, err.Error()})
 				}
 				return ctx.Err() == nil // to say the last word
 			}

@@ -27,7 +27,7 @@ func TestUpdatesThatCouldNotBeSent(t *testing.T) {
 	const n = 40
 	tokens := map[token]bool{}
 	for i := range n { // each is level before the next comes
-		require.NoError(t, far.Send(peertest.Context(t), pack(&follow{uint32(i), WriteAccess, 0, "numbers"})))
+		require.NoError(t, far.Send(peertest.Context(t), pack(&follow{number: uint32(i), access: WriteAccess, name: "numbers"})))
 		m := v.receive(far)
 		require.NoError(t, m.Close())
 		said, err := toClient(m.Kind, m.Body, 1)

@@ -30,7 +30,8 @@ type tracker struct {
 	room        uint64 // bytes of address space
 	most        int    // chunks
 
-	chunks     []uint64 // sizes
+	chunks     []chunk
+	state      State
 	bytes      uint64
 	length     uint64
 	generation uint64
@@ -40,7 +41,7 @@ type tracker struct {
 
 // less reports whether the update takes something away.
 func (t *tracker) less(u *update) bool {
-	return !u.over && (int(u.keep) < len(t.chunks) || len(u.sizes) == 0 && u.length < t.length)
+	return !u.over && (int(u.keep) < len(t.chunks) || len(u.chunks) == 0 && u.length < t.length)
 }
 
 // take checks an update and begins it.
@@ -56,9 +57,9 @@ func (t *tracker) take(u *update) error {
 		return peererr.Violation("generation %d is ordered behind the later %d", u.generation, u.ordered)
 	case uint64(u.keep) > uint64(len(t.chunks)):
 		return peererr.Violation("an update that keeps %d of %d chunks", u.keep, len(t.chunks))
-	case int(u.keep) < len(t.chunks) && len(u.sizes) > 0:
+	case int(u.keep) < len(t.chunks) && len(u.chunks) > 0:
 		return peererr.Violation("an update that takes chunks away and adds others")
-	case u.over && (int(u.keep) != len(t.chunks) || len(u.sizes) > 0 || !u.last):
+	case u.over && (int(u.keep) != len(t.chunks) || len(u.chunks) > 0 || !u.last):
 		return peererr.Violation("an update that is beyond the room and not alone")
 	}
 	if err := t.fits(u); err != nil {
@@ -70,24 +71,24 @@ func (t *tracker) take(u *update) error {
 
 // fits checks the sizes and the length.
 func (t *tracker) fits(u *update) error {
-	if len(u.sizes) > t.most-int(u.keep) {
-		return peererr.New(peererr.OpReceive, peer.ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", int(u.keep)+len(u.sizes), t.most),
+	if len(u.chunks) > t.most-int(u.keep) {
+		return peererr.New(peererr.OpReceive, peer.ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", int(u.keep)+len(u.chunks), t.most),
 			"publish memory in larger chunks, or raise the follower's limit")
 	}
 	var bytes uint64
 	for _, c := range t.chunks[:u.keep] {
-		bytes += c
+		bytes += c.size
 	}
 	before := bytes
-	for i, c := range u.sizes {
-		switch {
+	for i, c := range u.chunks {
+		switch c := c.size; {
 		case c == 0 || c%t.granularity != 0:
 			return peererr.New(peererr.OpReceive, handles.ErrSizeMismatch, fmt.Sprintf("chunk %d has %s, which is no multiple of %s", int(u.keep)+i, errs.Bytes(c), errs.Bytes(t.granularity)),
 				"no memory of this device has that size: the publisher declared it wrong")
 		case c > t.room-bytes:
 			return peererr.New(peererr.OpReceive, peer.ErrTooLarge, fmt.Sprintf("chunks of more than %s", errs.Bytes(t.room)), "the publisher was told of that room")
 		}
-		bytes += c
+		bytes += c.size
 	}
 	switch less := t.less(u); {
 	case u.over:
@@ -116,15 +117,13 @@ func (t *tracker) took(to token, failed error) *done {
 		if less || u.last {
 			t.length = u.length
 		}
-		t.chunks = append(t.chunks[:u.keep:u.keep], u.sizes...)
+		t.chunks = append(t.chunks[:u.keep:u.keep], u.chunks...)
 	}
 	if failed != nil || u.last {
-		t.generation = u.generation
+		t.generation, t.state = u.generation, u.state
 	}
 	t.bytes = 0
-	for _, c := range t.chunks {
-		t.bytes += c
-	}
+	t.bytes = sizeOf(t.chunks)
 	d.chunks = uint32(len(t.chunks))
 	return d
 }

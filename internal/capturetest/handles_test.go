@@ -3,6 +3,7 @@ package capturetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -192,7 +193,8 @@ func receiveAllocation(w *world, c *peer.Conn) (io.Closer, error) {
 var publishCases = join(
 	plain("Access", func(*world) publish.Access { return publish.ReadAccess }, "String"),
 	plain("Publication", (*world).publication, "Name", "Stats", "Withdraw"),
-	plain("Follower", (*world).follower, "Array", "Len", "Generation", "Err", "Released", "Close"),
+	plain("Follower", (*world).follower, "Array", "Len", "Generation", "State", "Err", "Released", "Close"),
+	plain("State", func(*world) publish.State { return publish.Live }, "String"),
 	table{
 		"NewServer": func(w *world) func() error {
 			return func() error { return keep[*publish.Server](w)(publish.NewServer(publish.ServerOptions{}), nil) }
@@ -254,6 +256,24 @@ var publishCases = join(
 		"Client.Released": func(w *world) func() error {
 			_, k := w.published()
 			return func() error { k.Released(); return nil }
+		},
+		"Dial": func(w *world) func() error {
+			s, l := w.server(), w.listener()
+			ctx, cancel := context.WithCancel(w.Context())
+			go func() { _ = s.Serve(ctx, l) }()
+			w.Cleanup(cancel)
+			return func() error {
+				return keep[*publish.Client](w)(publish.Dial(w.soon(), l.Path(), publish.DialOptions{ComeBack: &publish.ComeBack{}}))
+			}
+		},
+		"TakeOver": func(w *world) func() error { // its calls are those of Array, after another process has ended
+			s, f := w.server(), w.follower()
+			return func() error {
+				if _, err := publish.TakeOver(w.soon(), s, f); !errors.Is(err, cuda.ErrNotSupported) {
+					return fmt.Errorf("a follower of an inherited connection was taken over: %w", err)
+				}
+				return nil
+			}
 		},
 		"Client.Close": func(w *world) func() error { _, k := w.published(); return k.Close },
 		"Client.List": func(w *world) func() error {

@@ -37,6 +37,7 @@ var takers = map[string]any{
 	"handles.ImportBuffer": handles.ImportBuffer, "handles/peer.Inherit": peer.Inherit,
 	"handles.LeaseAllocation": handles.LeaseAllocation, "handles.LeaseArray": handles.LeaseArray[int32],
 	"handles.LeaseBuffer": handles.LeaseBuffer, "handles/peer.Listen": peer.Listen, "handles/peer.Pair": peer.Pair,
+	"handles/publish.Dial": publish.Dial, "handles/publish.TakeOver": publish.TakeOver[int32],
 	"handles/publish.NewClient": publish.NewClient, "handles/publish.NewServer": publish.NewServer,
 	"handles/publish.Open": publish.Open[int32], "handles/publish.Array": publish.Array[int32],
 	"handles.ReceiveAllocation": handles.ReceiveAllocation, "handles.ReceiveArray": handles.ReceiveArray[int32],

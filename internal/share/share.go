@@ -50,6 +50,11 @@ type Memory interface {
 	// Committed (cuda.ErrOutOfRange).
 	SetLen(op string, n uint64) error
 
+	// Own makes a buffer of imported memory that follows a publication one whose
+	// length is its user's again, and that grows with memory of this process's own.
+	// It must have been imported for writing (cuda.ErrNotPermitted), alone.
+	Own(op string) error
+
 	// Again makes another *vmm.Buffer of the same imported memory at the same
 	// address, with a length of n. Each is closed by itself, in any order, and
 	// the last one gives the memory back. ok is false where the memory is on its

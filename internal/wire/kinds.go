@@ -43,8 +43,7 @@ const (
 	Listing uint16 = 0xf181 + iota
 	Accepted
 	Denied
-	Update
-	Ended
+	View
 )
 
 // The processes of a group, on a connection of its own (package fabric/rendezvous).

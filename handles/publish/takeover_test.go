@@ -1,0 +1,360 @@
+//go:build linux
+
+package publish_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/internal/peertest"
+	"github.com/cuvmm/cuvmm/internal/reexec"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+// heir is a process that publishes, follows, and takes over, as it is told: an array of
+// which element i is i.
+type heir struct {
+	place  place
+	sys    *cuda.System
+	d      *cuda.Device
+	l      *peer.Listener
+	server *publish.Server
+	client *publish.Client
+	f      *publish.Follower[uint32]
+	array  *vmm.Array[uint32]
+	p      *publish.Publication
+}
+
+// standing is what an heir says of itself.
+type standing struct {
+	Err        string
+	InUse      bool
+	Len        int
+	Generation uint64
+	Ptr        uint64
+	State      publish.State
+}
+
+func init() {
+	reexec.Register("heir", func(c *reexec.Child) error {
+		h := &heir{}
+		err := c.Recv(&h.place)
+		if err == nil {
+			h.sys, h.d, err = h.place.open()
+		}
+		if err != nil {
+			return err
+		}
+		for {
+			var do task
+			if err := c.Recv(&do); errors.Is(err, io.EOF) {
+				return h.close()
+			} else if err != nil {
+				return err
+			}
+			var is standing
+			if err := h.obey(do); err != nil {
+				is.Err, is.InUse = err.Error(), errors.Is(err, cuda.ErrInUse)
+			}
+			switch {
+			case h.array != nil:
+				is.Len, is.Ptr, is.Generation = h.array.Len(), uint64(h.array.Ptr()), h.p.Stats().Generation
+			case h.f != nil:
+				is.Len, is.Ptr, is.Generation, is.State = h.f.Len(), uint64(h.f.Array().Ptr()), h.f.Generation(), h.f.State()
+			}
+			if err := c.Send(is); err != nil {
+				return err
+			}
+		}
+	})
+}
+
+func (h *heir) obey(do task) (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), peertest.Guard)
+	defer cancel()
+	switch do.Do {
+	case "publish":
+		if h.l, err = peer.Listen(h.place.Dir, "s", peer.Options{}); err != nil {
+			return err
+		}
+		h.server = publish.NewServer(publish.ServerOptions{})
+		go func() { _ = h.server.Serve(context.Background(), h.l) }()
+		if h.array, err = vmm.NewArray[uint32](h.d, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)}); err != nil {
+			return err
+		}
+		h.p, err = publish.Array(h.server, "numbers", h.array)
+	case "append":
+		if _, err := h.array.Append(nil, counting(h.array.Len(), do.N)); err != nil {
+			return err
+		}
+		return h.p.Announce(ctx, h.array.Len())
+	case "unfinished": // work of this process that is never done
+		s, err := h.d.NewStream(cuda.StreamOptions{})
+		if err != nil {
+			return err
+		}
+		word, err := h.d.NewHostBuffer(8)
+		if err != nil {
+			return err
+		}
+		first, err := word.Slice(0, 8)
+		if err != nil {
+			return err
+		}
+		if err := stuck(h.d, s, first); err != nil {
+			return err
+		}
+		if _, err := h.array.AppendUndefined(do.N); err != nil {
+			return err
+		}
+		return h.p.Announce(ctx, h.array.Len(), s)
+	case "flood": // the GPU has work for a while, which no announcement mentions
+		s, err := h.d.NewStream(cuda.StreamOptions{})
+		for i := 0; err == nil && i < do.N; i++ {
+			err = s.Memset(h.array.Ptr(), byte(i), 4*h.array.Len())
+		}
+		return err
+	case "still": // nothing writes the memory any more
+		first, then := make([]uint32, h.array.Len()), make([]uint32, h.array.Len())
+		if err := h.array.All().CopyTo(nil, first); err != nil {
+			return err
+		}
+		time.Sleep(100 * time.Millisecond)
+		if err := h.array.All().CopyTo(nil, then); err != nil {
+			return err
+		}
+		if !slices.Equal(first, then) {
+			return errors.New("the memory changes")
+		}
+	case "settle":
+		if err := h.p.AwaitFollowers(ctx, do.N); err != nil {
+			return err
+		}
+		return h.p.Settle(ctx)
+	case "follow":
+		h.client, err = publish.Dial(ctx, h.place.socket(), publish.DialOptions{ComeBack: &publish.ComeBack{}})
+		if err == nil {
+			h.f, err = publish.Follow[uint32](ctx, h.client, h.d, "numbers", publish.FollowOptions{KeepDescriptors: true})
+		}
+	case "until":
+		for err == nil && h.f.Len() != do.N {
+			err = h.f.Next(ctx)
+		}
+	case "stale":
+		for h.f.State() != publish.Stale {
+			time.Sleep(time.Millisecond)
+		}
+	case "take over":
+		if h.server == nil {
+			h.server = publish.NewServer(publish.ServerOptions{})
+		}
+		if h.p, err = publish.TakeOver(ctx, h.server, h.f); err == nil {
+			h.array, h.f = h.f.Array(), nil
+		}
+	case "check":
+		a := h.array
+		if a == nil {
+			a = h.f.Array()
+		}
+		got := make([]uint32, a.Len())
+		if err := a.All().CopyTo(nil, got); err != nil {
+			return err
+		}
+		for i, v := range got {
+			if v != uint32(i) {
+				return fmt.Errorf("element %d of %d is %d", i, len(got), v)
+			}
+		}
+	}
+	return err
+}
+
+func (h *heir) close() error {
+	var errs []error
+	if h.f != nil {
+		errs = append(errs, h.f.Close())
+	}
+	if h.client != nil {
+		errs = append(errs, h.client.Close())
+	}
+	if h.server != nil {
+		errs = append(errs, h.server.Close())
+	}
+	if h.l != nil {
+		errs = append(errs, h.l.Close())
+	}
+	if h.array != nil {
+		errs = append(errs, h.array.Close())
+	}
+	return errors.Join(append(errs, h.sys.Close())...)
+}
+
+// kin is an heir from the test's side.
+type kin struct {
+	*reexec.Cmd
+	t *testing.T
+}
+
+func newKin(t *testing.T, p place) *kin {
+	t.Helper()
+	k := &kin{reexec.Command(t, "heir"), t}
+	k.Start()
+	k.Send(p)
+	return k
+}
+
+func (k *kin) try(do string, n int) (is standing) {
+	k.t.Helper()
+	k.Send(task{Do: do, N: n})
+	k.Recv(&is)
+	return is
+}
+
+func (k *kin) do(do string, n int) standing {
+	k.t.Helper()
+	is := k.try(do, n)
+	require.Empty(k.t, is.Err, do)
+	return is
+}
+
+// One process after the other is killed and succeeded by another, and a reader goes on
+// at its address all the time.
+func TestAPublicationOutlivesItsPublishers(t *testing.T) {
+	const step = 700_000 // elements: more than a chunk
+	places(t, func(t *testing.T, p place, _ *cuda.Device) {
+		publisher, reader := newKin(t, p), newKin(t, p)
+		publisher.do("publish", 0)
+		publisher.do("append", step)
+		reader.do("follow", 0)
+		was := reader.do("until", step)
+		reader.do("check", 0)
+		for round := 2; round < 5; round++ {
+			heir := newKin(t, p)
+			heir.do("follow", 0)
+			at := heir.do("until", (round-1)*step).Ptr
+			publisher.do("settle", 2)
+			publisher.Kill()
+			reader.do("stale", 0)
+			reader.do("check", 0)
+			is := heir.do("take over", 0)
+			require.Equal(t, at, is.Ptr)
+			require.Equal(t, (round-1)*step, is.Len)
+			require.Greater(t, is.Generation, was.Generation)
+			heir.do("append", step)
+			heir.do("check", 0)
+			now := reader.do("until", round*step)
+			require.Equal(t, was.Ptr, now.Ptr)
+			require.Greater(t, now.Generation, was.Generation)
+			require.Equal(t, publish.Live, now.State)
+			reader.do("check", 0)
+			heir.do("settle", 1)
+			publisher, was = heir, now
+		}
+		reader.Wait()
+		publisher.Wait()
+	})
+}
+
+// A successor has the memory for itself: the publisher's GPU work ends with its process,
+// which is waited for.
+func TestWorkOfADeadPublisherIsOver(t *testing.T) {
+	const n = 15 << 20
+	places(t, func(t *testing.T, p place, _ *cuda.Device) {
+		flood := 50_000 // on a GPU for about a second
+		if p.Folder != "" {
+			flood = 200
+		}
+		publisher, heir := newKin(t, p), newKin(t, p)
+		publisher.do("publish", 0)
+		publisher.do("append", n)
+		heir.do("follow", 0)
+		heir.do("until", n)
+		publisher.do("settle", 1)
+		publisher.Send(task{Do: "flood", N: flood})
+		time.Sleep(100 * time.Millisecond) // well under way
+		publisher.Kill()
+		heir.do("take over", 0)
+		heir.do("still", 0)
+		heir.do("append", 1000)
+		heir.Wait()
+	})
+}
+
+// What was announced and is not complete when its publisher dies is not published on.
+func TestUnfinishedWorkIsNotTakenOver(t *testing.T) {
+	const n = 100_000
+	p := newPlace(t)
+	publisher, heir := newKin(t, p), newKin(t, p)
+	publisher.do("publish", 0)
+	publisher.do("append", n)
+	heir.do("follow", 0)
+	heir.do("until", n)
+	publisher.do("append", n) // which the follower has not looked at
+	publisher.do("unfinished", 20*n)
+	publisher.do("settle", 1)
+	publisher.Kill()
+	is := heir.do("take over", 0)
+	require.Equal(t, 2*n, is.Len)
+	heir.do("check", 0)
+	heir.do("append", 20*n)
+	heir.do("check", 0)
+	heir.Wait()
+}
+
+// Of several that want to take over, one does, and the others follow it.
+func TestOneTakesOver(t *testing.T) {
+	const n = 100_000
+	p := newPlace(t)
+	publisher := newKin(t, p)
+	publisher.do("publish", 0)
+	publisher.do("append", n)
+	heirs := []*kin{newKin(t, p), newKin(t, p), newKin(t, p)}
+	for _, h := range heirs {
+		h.do("follow", 0)
+		h.do("until", n)
+	}
+	publisher.do("settle", len(heirs))
+	for _, h := range heirs {
+		h.Send(task{Do: "take over"}) // and wait for the end of the publisher
+	}
+	publisher.Kill()
+	var winner *kin
+	for _, h := range heirs {
+		var is standing
+		h.Recv(&is)
+		if is.Err == "" {
+			require.Nil(t, winner)
+			winner = h
+		} else {
+			require.True(t, is.InUse, is.Err)
+		}
+	}
+	require.NotNil(t, winner)
+	winner.do("append", n)
+	for _, h := range heirs {
+		if h != winner {
+			h.do("until", 2*n)
+			h.do("check", 0)
+		}
+	}
+	// The publisher that returns finds the socket served.
+	late := newKin(t, p)
+	is := late.try("publish", 0)
+	require.True(t, is.InUse, is.Err)
+	late.Wait()
+	for _, h := range heirs {
+		if h != winner {
+			h.Wait()
+		}
+	}
+	winner.Wait()
+}

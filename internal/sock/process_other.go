@@ -1,0 +1,23 @@
+//go:build !linux
+
+package sock
+
+import (
+	"context"
+	"errors"
+)
+
+// Process is another process.
+type Process struct{}
+
+// Process opens the process at the other end.
+func (c *Conn) Process() (*Process, error) { return nil, errors.ErrUnsupported }
+
+// Wait waits until the process has ended.
+func (p *Process) Wait(context.Context) error { return errors.ErrUnsupported }
+
+// Dup returns another descriptor of the process.
+func (p *Process) Dup() (*Process, error) { return nil, errors.ErrUnsupported }
+
+// Close closes the descriptor.
+func (p *Process) Close() error { return nil }
