@@ -41,7 +41,7 @@ func serve(dev *cuda.Device, dir, text string) (stop func()) {
 func ExampleDial() {
 	machine, err := sim.New(sim.Options{})
 	check(err)
-	sys, err := machine.OpenOwned()
+	sys, err := machine.OpenOwned(cuda.Options{})
 	check(err)
 	defer sys.Close()
 	dev := sys.Devices()[0]

@@ -117,7 +117,13 @@ func repeat(n uint64, do func(n uint64)) {
 	}
 }
 
-func (l *liar) ends(token []byte) { _ = l.send(endedMsg, append(bytes.Clone(token), 3, 0, 0)) }
+func (l *liar) ends(token []byte) {
+	b := append(bytes.Clone(token), make([]byte, 16)...) // no serial, no generation
+	b = append(b, byte(publish.Ended))
+	b = append(b, make([]byte, 8+8+4)...)
+	b = append(b, 1, 0, 3, 0, 0) // last, not over, withdrawn, no reason
+	_ = l.send(update, append(b, 0, 0, 0, 0))
+}
 
 // believes follows the liar like an honest client.
 func believes(t *testing.T, content []byte, serve func(l *liar), honest bool) {

@@ -95,7 +95,7 @@ func TestAPageOfAFormerFollower(t *testing.T) {
 		f.progress()
 		f.cmd.Kill()
 	}
-	own := 8 * le.Uint32(a.body[28:]) // of which the last write may have come late
+	own := 8 * le.Uint32(a.body[44:]) // of which the last write may have come late
 	clear(page[own : own+8])
 	require.Equal(t, make([]byte, 4096), page, "the publisher writes to the page for another follower")
 	require.NoError(t, unix.Munmap(page))

@@ -190,16 +190,17 @@ func (w *wire) until(t *testing.T, kind uint16) packet {
 
 // Kinds of messages: publishing, sending memory once, and the end.
 const (
-	list, follow, done, leave                   = 0xf101, 0xf102, 0xf103, 0xf104
-	listing, accepted, denied, update, endedMsg = 0xf181, 0xf182, 0xf183, 0xf184, 0xf185
-	offer, chunks, confirmed, mapped, soon      = 0xff01, 0xff02, 0xff04, 0xff06, 0xff0a
-	refusal                                     = 0xffff
+	list, follow, done, leave              = 0xf101, 0xf102, 0xf103, 0xf104
+	listing, accepted, denied, update      = 0xf181, 0xf182, 0xf183, 0xf184
+	offer, chunks, confirmed, mapped, soon = 0xff01, 0xff02, 0xff04, 0xff06, 0xff0a
+	refusal                                = 0xffff
 )
 
 func listBody(number uint32) []byte { return le.AppendUint32(nil, number) }
 
 func followBody(number uint32, room uint64, name string) []byte {
 	b := le.AppendUint64(append(listBody(number), byte(publish.WriteAccess)), room)
+	b = append(b, make([]byte, 16+8+8+4)...) // it has nothing of an earlier publisher
 	b = le.AppendUint16(b, uint16(len(name)))
 	return append(b, name...)
 }
@@ -213,10 +214,11 @@ func doneBody(of packet, have uint32) []byte {
 }
 
 // shown returns how many chunks an update leaves mapped.
-func shown(p packet) uint32 { return le.Uint32(p.body[48:]) + le.Uint32(p.body[54:]) }
+func shown(p packet) uint32 { return le.Uint32(p.body[49:]) + le.Uint32(p.body[58:]) }
 
 func acceptedBody(number uint32, token []byte, reserved uint64, slot uint32, about []byte) []byte {
 	b := append(listBody(number), token...)
+	b = append(b, make([]byte, 16)...) // the publication
 	b = le.AppendUint64(b, reserved)
 	b = le.AppendUint32(b, slot)
 	b = le.AppendUint32(b, uint32(len(about)))
@@ -225,14 +227,16 @@ func acceptedBody(number uint32, token []byte, reserved uint64, slot uint32, abo
 
 func updateBody(token []byte, serial, generation, ordered, length uint64, keep uint32, sizes ...uint64) []byte {
 	b := append([]byte{}, token...)
-	for _, v := range []uint64{serial, generation, ordered, length} {
-		b = le.AppendUint64(b, v)
-	}
+	b = le.AppendUint64(b, serial)
+	b = le.AppendUint64(b, generation)
+	b = append(b, byte(publish.Live))
+	b = le.AppendUint64(b, ordered)
+	b = le.AppendUint64(b, length)
 	b = le.AppendUint32(b, keep)
-	b = append(b, 1, 0)
+	b = append(b, 1, 0, 0, 0, 0) // last, not over, no status, no reason
 	b = le.AppendUint32(b, uint32(len(sizes)))
-	for _, s := range sizes {
-		b = le.AppendUint64(b, s)
+	for i, s := range sizes {
+		b = le.AppendUint64(le.AppendUint64(b, uint64(i)), s)
 	}
 	return b
 }
