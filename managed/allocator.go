@@ -68,26 +68,57 @@ func (a *allocator) lost() {
 // nil stands for the stream of the options. The caller closes the buffer, or the
 // allocator.
 func (a *Allocator) New(s *cuda.Stream, n int) (*Buffer, error) {
-	const op = "managed.Allocator.New"
-	if !a.a.closer.Acquire() {
+	return a.make("managed.Allocator.New", s, n)
+}
+
+func (a *Allocator) make(op string, s *cuda.Stream, n int) (*Buffer, error) {
+	in, err := a.inner(op)
+	if err != nil {
+		return nil, err
+	}
+	if !in.closer.Acquire() {
 		return nil, errs.ClosedError(op, "allocator")
 	}
-	defer a.a.closer.Release()
-	o := a.a.options
+	defer in.closer.Release()
+	o := in.options
 	if s != nil {
 		o.Stream = s
 	}
-	return newBuffer(op, a.a.dev, n, o, a)
+	return newBuffer(op, in.dev, n, o, a)
 }
 
-// Device is the device of the memory.
-func (a *Allocator) Device() *cuda.Device { return a.a.dev }
+// inner returns the inner state, or an error for an Allocator that no function made.
+func (a *Allocator) inner(op string) (*allocator, error) {
+	if a == nil || a.a == nil {
+		return nil, errs.Invalid(op, "a nil allocator", "make one with NewAllocator")
+	}
+	return a.a, nil
+}
 
-// Stats are the counts now.
+// made is inner for methods that return no error: they panic with one.
+func (a *Allocator) made(op string) *allocator {
+	in, err := a.inner(op)
+	if err != nil {
+		panic(err)
+	}
+	return in
+}
+
+// Device returns the device of the memory.
+func (a *Allocator) Device() *cuda.Device { return a.made("managed.Allocator.Device").dev }
+
+// Stats returns the counts now.
 func (a *Allocator) Stats() Stats {
-	a.a.mu.Lock()
-	defer a.a.mu.Unlock()
-	return a.a.stats
+	in := a.made("managed.Allocator.Stats")
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.stats
+}
+
+// Released returns the completion of the allocator's closing: from then on all its
+// memory is back.
+func (a *Allocator) Released() cuda.Completion {
+	return a.made("managed.Allocator.Released").closer.Completion()
 }
 
 // Close waits for all work that could use the memory, once, and frees all of it.
@@ -96,13 +127,17 @@ func (a *Allocator) Stats() Stats {
 // take memory back, the rest is freed, and Close may be called again.
 func (a *Allocator) Close() error {
 	const op = "managed.Allocator.Close"
-	for _, m := range a.a.all() {
+	in, err := a.inner(op)
+	if err != nil {
+		return err
+	}
+	for _, m := range in.all() {
 		if err := m.notInside(op); err != nil {
 			return err
 		}
 	}
-	return a.a.closer.Close(func() error {
-		all := a.a.all()
+	return in.closer.Close(func() error {
+		all := in.all()
 		if len(all) == 0 {
 			return nil
 		}

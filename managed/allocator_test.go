@@ -248,17 +248,17 @@ func TestArraysOfAllTypes(t *testing.T) {
 		B [2]float64
 	}{7, [2]float64{1, 2}})
 
-	_, err := managed.NewArray[*int](a, s, 1)
+	_, err := managed.NewArray[*int](s, a, 1)
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
-	_, err = managed.NewArray[struct{}](a, s, 1)
+	_, err = managed.NewArray[struct{}](s, a, 1)
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
-	_, err = managed.NewArray[string](a, s, 1)
+	_, err = managed.NewArray[string](s, a, 1)
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	for _, n := range []int{0, -1, 1 << 62} {
-		_, err = managed.NewArray[uint64](a, s, n)
+		_, err = managed.NewArray[uint64](s, a, n)
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	}
-	_, err = managed.NewArray[int8](nil, s, 1)
+	_, err = managed.NewArray[int8](s, nil, 1)
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	_, err = managed.ArrayOf[int64](nil)
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
@@ -269,7 +269,7 @@ func TestArraysOfAllTypes(t *testing.T) {
 func arrayOf[T comparable](t *testing.T, a *managed.Allocator, s *cuda.Stream, v T) {
 	t.Helper()
 	const n = 1000
-	arr, err := managed.NewArray[T](a, s, n)
+	arr, err := managed.NewArray[T](s, a, n)
 	require.NoError(t, err)
 	require.Equal(t, n, arr.Len())
 	require.Equal(t, n*int(unsafe.Sizeof(v)), arr.Buffer().Len())

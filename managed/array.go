@@ -14,12 +14,9 @@ import (
 // numbers, booleans, and arrays and structs of those, in Go's layout.
 type Array[T any] struct{ buf *Buffer }
 
-// NewArray makes n elements in memory of the allocator's, as Allocator.New does.
-func NewArray[T any](a *Allocator, s *cuda.Stream, n int) (*Array[T], error) {
+// NewArray makes n elements in the allocator's memory, as Allocator.New does.
+func NewArray[T any](s *cuda.Stream, a *Allocator, n int) (*Array[T], error) {
 	const op = "managed.NewArray"
-	if a == nil {
-		return nil, errs.Invalid(op, "a nil allocator", "make one with NewAllocator")
-	}
 	if err := errs.CheckElement[T](op); err != nil {
 		return nil, err
 	}
@@ -27,20 +24,20 @@ func NewArray[T any](a *Allocator, s *cuda.Stream, n int) (*Array[T], error) {
 	if n <= 0 || n > math.MaxInt/size {
 		return nil, errs.Invalid(op, fmt.Sprintf("%d elements of %s", n, errs.Count(size, "byte")), "ask for at least one, and no more than there can be")
 	}
-	b, err := a.New(s, n*size)
+	b, err := a.make(op, s, n*size)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", op, err)
+		return nil, err
 	}
 	return &Array[T]{b}, nil
 }
 
-// ArrayOf is a buffer as an array. Both are the same object: closing either
+// ArrayOf returns a buffer as an array. Both are the same object: closing either
 // closes it. The buffer must hold a whole number of elements, at an address that
 // suits them.
 func ArrayOf[T any](b *Buffer) (*Array[T], error) {
 	const op = "managed.ArrayOf"
-	if b == nil {
-		return nil, errs.Invalid(op, "a nil buffer", "make one with New, an Allocator or View")
+	if b.inner() == nil {
+		return nil, errNilBuffer(op)
 	}
 	if err := errs.CheckElement[T](op); err != nil {
 		return nil, err
@@ -58,37 +55,54 @@ func sizeOf[T any]() uintptr {
 	return unsafe.Sizeof(zero)
 }
 
-// Buffer is the array's memory by the byte.
-func (a *Array[T]) Buffer() *Buffer { return a.buf }
+// Buffer returns the array's memory by the byte.
+func (a *Array[T]) Buffer() *Buffer {
+	if a == nil {
+		return nil
+	}
+	return a.buf
+}
 
-// Ptr is the address of the first element.
-func (a *Array[T]) Ptr() cuda.Ptr { return a.buf.Ptr() }
+// all returns all of the memory, a zero Range for an Array that no function made.
+func (a *Array[T]) all() Range {
+	if b := a.Buffer(); b != nil {
+		return b.Range
+	}
+	return Range{}
+}
 
-// Len is the number of elements.
-func (a *Array[T]) Len() int { return a.buf.Len() / int(sizeOf[T]()) }
+// Ptr returns the address of the first element.
+func (a *Array[T]) Ptr() cuda.Ptr { return a.all().Ptr() }
+
+// Len returns the number of elements.
+func (a *Array[T]) Len() int { return a.all().Len() / int(sizeOf[T]()) }
 
 // Slice returns the part from element from up to, not including, element to: at
 // least one element.
 func (a *Array[T]) Slice(from, to int) (Range, error) {
-	if err := checkSlice("managed.Array.Slice", from, to, a.Len()); err != nil {
-		return Range{}, err
-	}
-	size := int(sizeOf[T]())
-	return a.buf.Slice(from*size, to*size)
+	return a.all().slice("managed.Array.Slice", from, to, int(sizeOf[T]()))
 }
 
 // Host gives f the elements as a Go slice, as Range.Host gives the bytes.
 func (a *Array[T]) Host(on *cuda.Stream, f func(data []T) error) error {
+	const op = "managed.Array.Host"
 	if f == nil {
-		return a.buf.Host(on, nil)
+		return errNoFunction(op)
 	}
-	return a.buf.Host(on, func(data []byte) error {
+	return a.all().host(op, on, func(data []byte) error {
 		return f(unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(data))), a.Len()))
 	})
 }
 
-// Close is Buffer.Close.
-func (a *Array[T]) Close() error { return a.buf.Close() }
+// Close takes the array out of use, as Buffer.Close does.
+func (a *Array[T]) Close() error { return a.Buffer().end("managed.Array.Close") }
 
-// CloseAfter is Buffer.CloseAfter.
-func (a *Array[T]) CloseAfter(streams ...*cuda.Stream) error { return a.buf.CloseAfter(streams...) }
+// CloseAfter takes the array out of use without waiting, as Buffer.CloseAfter does.
+func (a *Array[T]) CloseAfter(streams ...*cuda.Stream) error {
+	return a.Buffer().endAfter("managed.Array.CloseAfter", streams)
+}
+
+// Released returns the completion of the array's closing, as Buffer.Released does.
+func (a *Array[T]) Released() cuda.Completion {
+	return a.Buffer().made("managed.Array.Released").closer.Completion()
+}

@@ -226,6 +226,9 @@ func (b *Buffer) Attach(s *cuda.Stream, a Attachment) error {
 }
 
 func (b *Buffer) attach(op string, s *cuda.Stream, flags driver.AttachFlags) error {
+	if b == nil {
+		return errNilBuffer(op)
+	}
 	if err := b.hold(op); err != nil {
 		return err
 	}
@@ -270,21 +273,49 @@ func (m *memory) whole(op string) (uint64, error) {
 	return 0, nil
 }
 
-// Device is the device that the memory was made on, or is looked at from.
-func (b *Buffer) Device() *cuda.Device { return b.h.m.dev }
+// inner returns what the buffer and its ranges share, nil for a Buffer that no
+// function made.
+func (b *Buffer) inner() *handle {
+	if b == nil {
+		return nil
+	}
+	return b.h
+}
+
+// made is inner for methods that return no error: they panic with one.
+func (b *Buffer) made(op string) *handle {
+	h := b.inner()
+	if h == nil {
+		panic(errNilBuffer(op))
+	}
+	return h
+}
+
+func errNilBuffer(op string) error {
+	return errs.Invalid(op, "a nil buffer", "make one with New, an Allocator or View")
+}
+
+// Device returns the device that the memory was made on, or is viewed from.
+func (b *Buffer) Device() *cuda.Device { return b.made("managed.Buffer.Device").m.dev }
 
 // Valid reports whether the memory can still be used: neither the buffer nor its
 // allocator was closed.
-func (b *Buffer) Valid() bool { return !b.h.closer.Closed() && !b.h.m.life.Closed() }
+func (b *Buffer) Valid() bool {
+	h := b.inner()
+	return h != nil && !h.closer.Closed() && !h.m.life.Closed()
+}
 
 // Managed reports whether the memory is managed. Only a View with Hint may be of
 // memory that is not; operations on that do nothing.
-func (b *Buffer) Managed() bool { return b.h.m.kind != hinted }
+func (b *Buffer) Managed() bool { return b.made("managed.Buffer.Managed").m.kind != hinted }
 
 // Clone is another Buffer of the same memory, which goes with the last of them.
 // The caller closes it.
 func (b *Buffer) Clone() (*Buffer, error) {
 	const op = "managed.Buffer.Clone"
+	if b == nil {
+		return nil, errNilBuffer(op)
+	}
 	if err := b.hold(op); err != nil {
 		return nil, err
 	}
@@ -308,13 +339,18 @@ func (b *Buffer) watch() {
 // Close takes the buffer out of use. The last one of its memory waits for all
 // work that could use it and frees it; see the package for what that costs.
 // While Host runs on the buffer it waits for that too.
-func (b *Buffer) Close() error {
-	const op = "managed.Buffer.Close"
-	if err := b.h.m.notInside(op); err != nil {
+func (b *Buffer) Close() error { return b.end("managed.Buffer.Close") }
+
+func (b *Buffer) end(op string) error {
+	h := b.inner()
+	if h == nil {
+		return errNilBuffer(op)
+	}
+	if err := h.m.notInside(op); err != nil {
 		return err
 	}
-	return b.h.closer.Close(func() error {
-		if err := b.h.m.drop(op); err != nil {
+	return h.closer.Close(func() error {
+		if err := h.m.drop(op); err != nil {
 			return err
 		}
 		b.watched.Stop()
@@ -327,9 +363,23 @@ func (b *Buffer) Close() error {
 // nothing. Without a stream it is ErrInvalidArgument; with one that captures a
 // graph it is ErrCapturing and nothing has changed.
 func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
-	const op = "managed.Buffer.CloseAfter"
-	m := b.h.m
-	return life.CloseAfter(&b.h.closer, m.sys, func() (*core.Fence, error) {
+	return b.endAfter("managed.Buffer.CloseAfter", streams)
+}
+
+// Released returns the completion of this Buffer's closing. The memory is back when
+// the last Buffer of it is closed; an Allocator that is closed first gives it back
+// (Allocator.Released), and that closes no Buffer.
+func (b *Buffer) Released() cuda.Completion {
+	return b.made("managed.Buffer.Released").closer.Completion()
+}
+
+func (b *Buffer) endAfter(op string, streams []*cuda.Stream) error {
+	h := b.inner()
+	if h == nil {
+		return errNilBuffer(op)
+	}
+	m := h.m
+	return life.CloseAfter(&h.closer, m.sys, func() (*core.Fence, error) {
 		return core.FenceOf(m.sys, op, streams)
 	}, func() error {
 		if err := m.dropLater(op); err != nil {

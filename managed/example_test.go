@@ -37,7 +37,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer memory.Close() // and with it all that it made
-	weights, err := managed.NewArray[float32](memory, stream, 1_000_000)
+	weights, err := managed.NewArray[float32](stream, memory, 1_000_000)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -24,8 +24,16 @@ import (
 func (r Range) Host(on *cuda.Stream, f func(data []byte) error) error {
 	const op = "managed.Range.Host"
 	if f == nil {
-		return errs.Invalid(op, "no function", "pass the function that works on the memory")
+		return errNoFunction(op)
 	}
+	return r.host(op, on, f)
+}
+
+func errNoFunction(op string) error {
+	return errs.Invalid(op, "no function", "pass the function that works on the memory")
+}
+
+func (r Range) host(op string, on *cuda.Stream, f func(data []byte) error) error {
 	if err := r.hold(op); err != nil {
 		return err
 	}

@@ -19,15 +19,19 @@ type Range struct {
 // Slice returns the part from byte from up to, not including, byte to: at least
 // one byte.
 func (r Range) Slice(from, to int) (Range, error) {
-	const op = "managed.Range.Slice"
+	return r.slice("managed.Range.Slice", from, to, 1)
+}
+
+// slice counts in elements of a size.
+func (r Range) slice(op string, from, to, size int) (Range, error) {
 	if err := r.hold(op); err != nil {
 		return Range{}, err
 	}
 	defer r.drop()
-	if err := checkSlice(op, from, to, r.Len()); err != nil {
+	if err := checkSlice(op, from, to, r.Len()/size); err != nil {
 		return Range{}, err
 	}
-	return Range{r.h, r.off + uint64(from), uint64(to - from)}, nil
+	return Range{r.h, r.off + uint64(from*size), uint64((to - from) * size)}, nil
 }
 
 // checkSlice refuses what is no part, of at least one, of n.
@@ -53,7 +57,7 @@ func (r Range) Len() int { return int(r.n) }
 // hold keeps the buffer and the memory for an operation; the caller calls drop.
 func (r Range) hold(op string) error {
 	if r.h == nil {
-		return errs.Invalid(op, "a zero Range", "take it from a Buffer")
+		return errNilBuffer(op)
 	}
 	if !r.h.closer.Acquire() {
 		return errs.ClosedError(op, "buffer")

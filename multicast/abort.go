@@ -63,7 +63,7 @@ func (w *abortWord) close() error {
 // AbortWord is the address of a uint32 that is 0 until Abort. Kernels that wait
 // for other ranks poll it, as kernels.Barrier and kernels.L2Norm do.
 func (t *Team) AbortWord() cuda.Ptr {
-	if !t.formed {
+	if t.made("multicast.Team.AbortWord"); !t.formed {
 		return 0
 	}
 	return t.word.buffer.Ptr()
@@ -78,7 +78,7 @@ func (t *Team) AbortWord() cuda.Ptr {
 // Work behind such a kernel on its stream runs then. It must not touch the
 // team's address if a rank has ended: its replica is gone.
 func (t *Team) Abort() {
-	if t.formed {
+	if t.made("multicast.Team.Abort"); t.formed {
 		t.word.set()
 	}
 }

@@ -42,10 +42,14 @@ type binding struct {
 // It blocks in the driver, and cannot be ended, until all devices were added.
 func (o *Object) Bind(d *cuda.Device, off int, memory vmm.Physical, memOff, size int) (*Binding, error) {
 	const op = "multicast.Object.Bind"
+	own, err := o.inner(op)
+	if err != nil {
+		return nil, err
+	}
 	if phys.None(memory) {
 		return nil, errs.Invalid(op, "nil memory", "pass an Allocation")
 	}
-	if phys.Of(memory).System() != o.o.h.System() {
+	if phys.Of(memory).System() != own.h.System() {
 		return nil, errs.ForeignError(op, "memory")
 	}
 	h, open := phys.Use(memory)
@@ -65,6 +69,9 @@ func (o *Object) Bind(d *cuda.Device, off int, memory vmm.Physical, memOff, size
 // may be closed before the binding, which keeps its memory.
 func (o *Object) BindMapping(d *cuda.Device, off int, m *vmm.Mapping, memOff, size int) (*Binding, error) {
 	const op = "multicast.Object.BindMapping"
+	if _, err := o.inner(op); err != nil {
+		return nil, err
+	}
 	if m == nil {
 		return nil, errs.Invalid(op, "a nil mapping", "make one with vmm.Reservation.Map")
 	}
@@ -197,22 +204,49 @@ func (o *object) forget(b *binding) {
 	o.binds = slices.DeleteFunc(o.binds, func(other *binding) bool { return other == b })
 }
 
-// Device is the ordinal of the device whose replica it is.
-func (b *Binding) Device() int { return int(b.b.dev) }
+// Device returns the ordinal of the device whose replica it is.
+func (b *Binding) Device() int { return int(b.made("multicast.Binding.Device").dev) }
 
-// Offset is where in the object the part begins, in bytes.
-func (b *Binding) Offset() int { return int(b.b.off) }
+// Offset returns where in the object the part begins, in bytes.
+func (b *Binding) Offset() int { return int(b.made("multicast.Binding.Offset").off) }
 
 // Size in bytes.
-func (b *Binding) Size() int { return int(b.b.size) }
+func (b *Binding) Size() int { return int(b.made("multicast.Binding.Size").size) }
+
+// inner returns the inner state, or an error for a Binding that no function made.
+func (b *Binding) inner(op string) (*binding, error) {
+	if b == nil || b.b == nil {
+		return nil, errs.Invalid(op, "a nil binding", "make one with Object.Bind")
+	}
+	return b.b, nil
+}
+
+// made is inner for methods that return no error: they panic with one.
+func (b *Binding) made(op string) *binding {
+	in, err := b.inner(op)
+	if err != nil {
+		panic(err)
+	}
+	return in
+}
+
+// Released returns the completion of the binding's closing.
+func (b *Binding) Released() cuda.Completion {
+	b.made("multicast.Binding.Released")
+	return b.closer.Completion()
+}
 
 // Close waits for all work of this System, since any of it could reach the
 // memory through the object, and unbinds exactly what was bound. It knows
 // nothing of other processes: their work on the object must be over.
 func (b *Binding) Close() error {
 	const op = "multicast.Binding.Close"
+	in, err := b.inner(op)
+	if err != nil {
+		return err
+	}
 	return b.closer.Close(func() error {
-		if err := b.b.System().WaitAll(op); err != nil {
+		if err := in.System().WaitAll(op); err != nil {
 			return err
 		}
 		return b.unbind(op)
@@ -230,7 +264,11 @@ func (b *Binding) closeUnused() error {
 // nothing has changed.
 func (b *Binding) CloseAfter(streams ...*cuda.Stream) error {
 	const op = "multicast.Binding.CloseAfter"
-	sys := b.b.System()
+	in, err := b.inner(op)
+	if err != nil {
+		return err
+	}
+	sys := in.System()
 	return life.CloseAfter(&b.closer, sys,
 		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
 		func() error { return b.unbind(op) })

@@ -101,15 +101,45 @@ func (o *object) notYet(op string) error {
 }
 
 // Size in bytes.
-func (o *Object) Size() int { return int(o.o.h.Size) }
+func (o *Object) Size() int { return int(o.made("multicast.Object.Size").h.Size) }
 
-// Properties are those that the object was created with; of an imported one its
+// Properties returns those that the object was created with; of an imported one its
 // number of devices.
-func (o *Object) Properties() Properties { return o.o.prop }
+func (o *Object) Properties() Properties { return o.made("multicast.Object.Properties").prop }
 
 // String writes "multicast object of 2 MiB for 4 devices".
 func (o *Object) String() string {
-	return fmt.Sprintf("multicast object of %s for %s", errs.Bytes(o.o.h.Size), errs.Count(o.o.prop.Devices, "device"))
+	in, err := o.inner("multicast.Object.String")
+	if err != nil {
+		return "no multicast object"
+	}
+	return fmt.Sprintf("multicast object of %s for %s", errs.Bytes(in.h.Size), errs.Count(in.prop.Devices, "device"))
+}
+
+// inner returns the inner state, or an error for an Object that no function made.
+func (o *Object) inner(op string) (*object, error) {
+	if o == nil || o.o == nil {
+		return nil, errs.Invalid(op, "a nil multicast object", "make one with Create or Import")
+	}
+	return o.o, nil
+}
+
+// made is inner for methods that return no error: they panic with one.
+func (o *Object) made(op string) *object {
+	in, err := o.inner(op)
+	if err != nil {
+		panic(err)
+	}
+	return in
+}
+
+// acquire starts an operation on the object; the caller calls closer.Release.
+func (o *Object) acquire(op string) error {
+	_, err := o.inner(op)
+	if err == nil && !o.closer.Acquire() {
+		err = errs.ClosedError(op, "multicast object")
+	}
+	return err
 }
 
 // device is a device of the object's System, with its context: without any the
@@ -131,8 +161,8 @@ func (o *Object) device(op string, d *cuda.Device) (driver.Device, error) {
 // its own.
 func (o *Object) AddDevice(d *cuda.Device) error {
 	const op = "multicast.Object.AddDevice"
-	if !o.closer.Acquire() {
-		return errs.ClosedError(op, "multicast object")
+	if err := o.acquire(op); err != nil {
+		return err
 	}
 	defer o.closer.Release()
 	dev, err := o.device(op, d)
@@ -163,13 +193,24 @@ func (o *Object) AddDevice(d *cuda.Device) error {
 // until its last mapping and its last binding are closed, here and in the
 // processes that imported it.
 func (o *Object) Close() error {
+	const op = "multicast.Object.Close"
+	in, err := o.inner(op)
+	if err != nil {
+		return err
+	}
 	return o.closer.Close(func() error {
-		if r := o.o.h.Release(); r != driver.Success {
-			return o.o.h.ReleaseError("multicast.Object.Close", r)
+		if r := in.h.Release(); r != driver.Success {
+			return in.h.ReleaseError(op, r)
 		}
 		o.watched.Stop()
 		return nil
 	})
+}
+
+// Released returns the completion of the object's closing.
+func (o *Object) Released() cuda.Completion {
+	o.made("multicast.Object.Released")
+	return o.closer.Completion()
 }
 
 // has reports whether the device was added through this Object.

@@ -33,8 +33,8 @@ func (o *Object) ExportFabric() (cuda.FabricHandle, error) {
 }
 
 func (o *Object) export(op string, t driver.HandleTypes) (driver.ShareableHandle, error) {
-	if !o.closer.Acquire() {
-		return driver.ShareableHandle{}, errs.ClosedError(op, "multicast object")
+	if err := o.acquire(op); err != nil {
+		return driver.ShareableHandle{}, err
 	}
 	defer o.closer.Release()
 	return o.o.h.ExportMulticast(op, t)

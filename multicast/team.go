@@ -15,6 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -54,6 +55,8 @@ type Team struct {
 	late *call          // one that has not come back
 	left bool           // all ranks' work has ended
 	gone bool
+	// closer is for Released: mu and gone decide.
+	closer life.Closer
 }
 
 // replica is a device's own memory at its own address.
@@ -110,7 +113,7 @@ func NewTeam(ctx context.Context, g *rendezvous.Group, devices []*cuda.Device, s
 // Ptr is the address at which multimem instructions of this rank's devices reach
 // all replicas. It is fixed for life.
 func (t *Team) Ptr() cuda.Ptr {
-	if !t.formed {
+	if t.made("multicast.Team.Ptr"); !t.formed {
 		return 0
 	}
 	return t.at.Ptr()
@@ -119,27 +122,54 @@ func (t *Team) Ptr() cuda.Ptr {
 // Replica is the address of the replica of this rank's i-th device, where that
 // device alone has access. It is ordinary memory.
 func (t *Team) Replica(i int) cuda.Ptr {
-	if !t.formed {
+	if t.made("multicast.Team.Replica"); !t.formed {
 		return 0
 	}
 	return t.replicas[i].at.Ptr()
 }
 
-// Devices are this rank's, in the order in which they were given.
-func (t *Team) Devices() []*cuda.Device { return append([]*cuda.Device(nil), t.devices...) }
+// Devices returns this rank's, in the order in which they were given.
+func (t *Team) Devices() []*cuda.Device {
+	return append([]*cuda.Device(nil), t.made("multicast.Team.Devices").devices...)
+}
 
 // Size of each replica, in bytes.
-func (t *Team) Size() int { return t.size }
+func (t *Team) Size() int { return t.made("multicast.Team.Size").size }
 
-// Members is how many devices the team has, of all ranks.
-func (t *Team) Members() int { return t.members }
+// Members returns how many devices the team has, of all ranks.
+func (t *Team) Members() int { return t.made("multicast.Team.Members").members }
 
-// First is the number of this rank's first device in the team: devices are
+// First returns the number of this rank's first device in the team: devices are
 // counted from 0, rank by rank.
-func (t *Team) First() int { return t.first }
+func (t *Team) First() int { return t.made("multicast.Team.First").first }
+
+// Released returns the completion of the team's closing on this rank, by Leave or
+// Close.
+func (t *Team) Released() cuda.Completion {
+	return t.made("multicast.Team.Released").closer.Completion()
+}
+
+// check refuses a Team that no function made.
+func (t *Team) check(op string) error {
+	if t == nil || t.group == nil {
+		return errs.Invalid(op, "a nil team", "make one with NewTeam")
+	}
+	return nil
+}
+
+// made is check for methods that return no error: they panic with one.
+func (t *Team) made(op string) *Team {
+	if err := t.check(op); err != nil {
+		panic(err)
+	}
+	return t
+}
 
 // String writes "team of 4 devices, 2 MiB each".
 func (t *Team) String() string {
+	if t.check("") != nil {
+		return "no team"
+	}
 	return fmt.Sprintf("team of %s, %s each", errs.Count(t.members, "device"), errs.Bytes(t.size))
 }
 
@@ -155,6 +185,9 @@ func (t *Team) String() string {
 // Leave again if the group goes on, or each of them Close, which asks nobody.
 func (t *Team) Leave(ctx context.Context) error {
 	const op, step = "multicast.Team.Leave", "leave"
+	if err := t.check(op); err != nil {
+		return err
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.formed || t.left { // there is nobody to ask
@@ -229,6 +262,9 @@ func (t *Team) ordinals() (all []driver.Device) {
 // then on, and leaves everything as it is. It may be called again.
 func (t *Team) Close() error {
 	const op = "multicast.Team.Close"
+	if err := t.check(op); err != nil {
+		return err
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err := t.stuck(op); err != nil {
@@ -268,10 +304,10 @@ func (t *Team) passed(op string) error {
 
 // giveBack tears down within the limit. It goes forward, and may be called again.
 func (t *Team) giveBack(op string) error {
-	err := t.bounded(op, "giving the team back", func() error { return t.undoTo(0) })
-	if err == nil {
-		t.gone = true
-	}
+	err := t.closer.Close(func() error {
+		return t.bounded(op, "giving the team back", func() error { return t.undoTo(0) })
+	})
+	t.gone = err == nil
 	return err
 }
 

@@ -136,17 +136,40 @@ func createError(op string, d *cuda.Device, size int, all uint64, prop driver.Al
 }
 
 // Size in bytes.
-func (a *Allocation) Size() int { return int(a.h.Size) }
+func (a *Allocation) Size() int { return int(a.made("vmm.Allocation.Size").Size) }
+
+// inner returns the handle, or an error for an Allocation that no function made.
+func (a *Allocation) inner(op string) (*phys.Handle, error) {
+	if a == nil || a.h == nil {
+		return nil, errs.Invalid(op, "a nil allocation", "make one with Create")
+	}
+	return a.h, nil
+}
+
+// made is inner for methods that return no error: they panic with one.
+func (a *Allocation) made(op string) *phys.Handle {
+	h, err := a.inner(op)
+	if err != nil {
+		panic(err)
+	}
+	return h
+}
 
 // Requested is what the memory was created with, every default decided.
-func (a *Allocation) Requested() Properties { return properties(a.h.Asked, a.chosen) }
+func (a *Allocation) Requested() Properties {
+	return properties(a.made("vmm.Allocation.Requested").Asked, a.chosen)
+}
 
 // Close gives the memory up. What is mapped stays: the memory lives until its
 // last mapping is closed.
 func (a *Allocation) Close() error {
+	const op = "vmm.Allocation.Close"
+	if _, err := a.inner(op); err != nil {
+		return err
+	}
 	return a.closer.Close(func() error {
 		if r := a.h.Release(); r != driver.Success {
-			return a.h.System().CallError("vmm.Allocation.Close", driver.CallMemRelease, r, errs.Bytes(a.h.Size), a.h.Devices()...)
+			return a.h.System().CallError(op, driver.CallMemRelease, r, errs.Bytes(a.h.Size), a.h.Devices()...)
 		}
 		a.watched.Stop()
 		return nil

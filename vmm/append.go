@@ -23,7 +23,7 @@ import (
 // launch of the graph writes the same bytes at the same place. After an error there
 // nothing of the append is in the graph, and new memory stays until Clip or Close.
 func (b *Buffer) Append(s *cuda.Stream, src []byte) (at int, err error) {
-	return b.b.append("vmm.Buffer.Append", s, len(src), 1, func(s *cuda.Stream, at cuda.Ptr) error {
+	return b.inner().append("vmm.Buffer.Append", s, len(src), 1, func(s *cuda.Stream, at cuda.Ptr) error {
 		return s.Upload(at, src)
 	})
 }
@@ -33,7 +33,7 @@ func (b *Buffer) Append(s *cuda.Stream, src []byte) (at int, err error) {
 // it is until the copy has run; without one (nil) it returns when the bytes have
 // landed. See Append.
 func (b *Buffer) AppendHost(s *cuda.Stream, src cuda.HostSlice) (at int, err error) {
-	return b.b.appendHost("vmm.Buffer.AppendHost", s, src, 1)
+	return b.inner().appendHost("vmm.Buffer.AppendHost", s, src, 1)
 }
 
 func (b *buffer) appendHost(op string, s *cuda.Stream, src cuda.HostSlice, size int) (at int, err error) {
@@ -47,7 +47,7 @@ func (b *buffer) appendHost(op string, s *cuda.Stream, src cuda.HostSlice, size 
 // returns when the bytes have landed. The source may be a part of the buffer
 // itself. See Append.
 func (b *Buffer) AppendSlice(s *cuda.Stream, src Slice[byte]) (at int, err error) {
-	return appendSlice("vmm.Buffer.AppendSlice", b.b, s, src)
+	return appendSlice("vmm.Buffer.AppendSlice", b.inner(), s, src)
 }
 
 // AppendPtr copies n bytes at a device address behind the bytes in use, as work
@@ -55,7 +55,7 @@ func (b *Buffer) AppendSlice(s *cuda.Stream, src Slice[byte]) (at int, err error
 // returns when the bytes have landed. The caller is responsible for the address.
 // See Append.
 func (b *Buffer) AppendPtr(s *cuda.Stream, src cuda.Ptr, n int) (at int, err error) {
-	return b.b.append("vmm.Buffer.AppendPtr", s, n, 1, func(s *cuda.Stream, at cuda.Ptr) error {
+	return b.inner().append("vmm.Buffer.AppendPtr", s, n, 1, func(s *cuda.Stream, at cuda.Ptr) error {
 		return s.Copy(at, src, n)
 	})
 }
@@ -64,12 +64,13 @@ func (b *Buffer) AppendPtr(s *cuda.Stream, src cuda.Ptr, n int) (at int, err err
 // stream; without one (nil) they are when it returns. A shorter buffer keeps
 // its memory until Clip.
 func (b *Buffer) Resize(s *cuda.Stream, n int) error {
-	return b.b.resize("vmm.Buffer.Resize", s, n)
+	return b.inner().resize("vmm.Buffer.Resize", s, n, 1)
 }
 
-func (b *buffer) resize(op string, s *cuda.Stream, n int) error {
+// resize makes the buffer n bytes long, in elements of a size.
+func (b *buffer) resize(op string, s *cuda.Stream, n, size int) error {
 	if n < 0 {
-		return errs.Invalid(op, fmt.Sprintf("%d bytes", n), "lengths are not negative")
+		return errs.Invalid(op, counted(n, size), "lengths are not negative")
 	}
 	if err := b.enterGrowth(op, func() uint64 { return uint64(n) }); err != nil {
 		return err
@@ -77,13 +78,13 @@ func (b *buffer) resize(op string, s *cuda.Stream, n int) error {
 	defer b.leave()
 	if used := b.used.Load(); uint64(n) > used {
 		more := n - int(used)
-		_, err := b.appendLocked(op, s, more, 1, func(s *cuda.Stream, at cuda.Ptr) error { return s.Memset(at, 0, more) })
+		_, err := b.appendLocked(op, s, more, size, func(s *cuda.Stream, at cuda.Ptr) error { return s.Memset(at, 0, more) })
 		return err
 	}
-	if err := b.imported.mayGrow(op, b.used.Load(), 0, b.committed.Load()); err != nil {
+	if err := b.imported.mayGrow(op, b.used.Load(), 0, b.committed.Load(), size); err != nil {
 		return err
 	}
-	if err := b.othersSeeLocked(op, uint64(n)); err != nil {
+	if err := b.othersSeeLocked(op, uint64(n), size); err != nil {
 		return err
 	}
 	b.used.Store(uint64(n))

@@ -78,7 +78,7 @@ func TestAPublicationKnowsWhatCameBeforeAMoveOrFork(t *testing.T) {
 	fork, err := vmm.Fork(second, b, 10, vmm.ForkOptions{})
 	require.NoError(t, err)
 	closed(t, fork)
-	moved, err := vmm.Move(b, 64*mib)
+	moved, err := vmm.Move(b, vmm.MoveOptions{Reserve: 64 * mib})
 	require.NoError(t, err)
 	closed(t, moved)
 	for of, want := range map[*vmm.Buffer][]*core.Stream{

@@ -18,49 +18,62 @@ type Array[T any] struct{ buf *Buffer }
 // NewArray makes an empty array. The options count in bytes. The caller closes
 // it.
 func NewArray[T any](d *cuda.Device, o BufferOptions) (*Array[T], error) {
-	if err := errs.CheckElement[T]("vmm.NewArray"); err != nil {
+	const op = "vmm.NewArray"
+	if err := errs.CheckElement[T](op); err != nil {
 		return nil, err
 	}
-	b, err := NewBuffer(d, o)
+	b, err := makeBuffer(op, d, o)
 	if err != nil {
 		return nil, err
 	}
 	return &Array[T]{b}, nil
 }
 
-// ArrayOf is a buffer as an array. Both are the same object: closing either
+// ArrayOf returns a buffer as an array. Both are the same object: closing either
 // closes it.
 func ArrayOf[T any](b *Buffer) (*Array[T], error) {
 	const op = "vmm.ArrayOf"
-	if b == nil {
+	in := b.inner()
+	if in == nil {
 		return nil, errNilBuffer(op)
 	}
 	if err := errs.CheckElement[T](op); err != nil {
 		return nil, err
 	}
-	if err := checkWhole(op, b.b.used.Load(), int(sizeOf[T]())); err != nil {
+	if err := checkWhole(op, in.used.Load(), int(sizeOf[T]())); err != nil {
 		return nil, err
 	}
 	return &Array[T]{b}, nil
 }
 
-// Buffer is the array's memory by the byte.
-func (a *Array[T]) Buffer() *Buffer { return a.buf }
+// Buffer returns the array's memory by the byte.
+func (a *Array[T]) Buffer() *Buffer {
+	if a == nil {
+		return nil
+	}
+	return a.buf
+}
 
-// Ptr is the address of the first element, fixed for life.
-func (a *Array[T]) Ptr() cuda.Ptr { return a.buf.Ptr() }
+// inner returns the buffer's inner state, nil for an Array that no function made.
+func (a *Array[T]) inner() *buffer { return a.Buffer().inner() }
 
-// Len is the number of elements in use.
-func (a *Array[T]) Len() int { return a.buf.Len() / int(sizeOf[T]()) }
+// made is inner for methods that return no error: they panic with one.
+func (a *Array[T]) made(op string) *buffer { return a.Buffer().made(op) }
 
-// Cap is how many elements the reserved range can hold.
-func (a *Array[T]) Cap() int { return int(a.buf.b.res.size / uint64(sizeOf[T]())) }
+// Ptr returns the address of the first element, fixed for life.
+func (a *Array[T]) Ptr() cuda.Ptr { return cuda.Ptr(a.made("vmm.Array.Ptr").res.base) }
+
+// Len returns the number of elements in use.
+func (a *Array[T]) Len() int { return int(a.made("vmm.Array.Len").used.Load()) / int(sizeOf[T]()) }
+
+// Cap returns how many elements the reserved range can hold.
+func (a *Array[T]) Cap() int { return int(a.made("vmm.Array.Cap").res.size / uint64(sizeOf[T]())) }
 
 // Append copies src behind the last element and returns the index of its first
 // one, as Buffer.Append does. Goroutines may append concurrently.
 func (a *Array[T]) Append(s *cuda.Stream, src []T) (at int, err error) {
 	size := int(sizeOf[T]())
-	at, err = a.buf.b.append("vmm.Array.Append", s, len(src)*size, size, func(s *cuda.Stream, at cuda.Ptr) error {
+	at, err = a.inner().append("vmm.Array.Append", s, len(src)*size, size, func(s *cuda.Stream, at cuda.Ptr) error {
 		return s.Upload(at, asBytes(src))
 	})
 	return at / size, err
@@ -75,14 +88,14 @@ func (a *Array[T]) AppendHost(s *cuda.Stream, src cuda.HostSlice) (at int, err e
 		return 0, errs.Invalid(op, fmt.Sprintf("%s for elements of %d", errs.Count(src.Len(), "byte"), size),
 			"append a whole number of elements")
 	}
-	at, err = a.buf.b.appendHost(op, s, src, size)
+	at, err = a.inner().appendHost(op, s, src, size)
 	return at / size, err
 }
 
 // AppendSlice copies elements in device memory behind the last one and returns
 // the index of the first, as Buffer.AppendSlice does.
 func (a *Array[T]) AppendSlice(s *cuda.Stream, src Slice[T]) (at int, err error) {
-	at, err = appendSlice("vmm.Array.AppendSlice", a.buf.b, s, src)
+	at, err = appendSlice("vmm.Array.AppendSlice", a.inner(), s, src)
 	return at / int(sizeOf[T]()), err
 }
 
@@ -95,7 +108,7 @@ func (a *Array[T]) AppendUndefined(n int) (at int, err error) {
 		return 0, err
 	}
 	size := int(sizeOf[T]())
-	at, err = a.buf.b.appendUndefined(op, bytes, size)
+	at, err = a.inner().appendUndefined(op, bytes, size)
 	return at / size, err
 }
 
@@ -106,7 +119,7 @@ func (a *Array[T]) Grow(n int) error {
 	if err != nil {
 		return err
 	}
-	return a.buf.b.grow(op, bytes)
+	return a.inner().grow(op, bytes, int(sizeOf[T]()))
 }
 
 // Resize makes the array n elements long, new ones zero, as Buffer.Resize does.
@@ -116,10 +129,10 @@ func (a *Array[T]) Resize(s *cuda.Stream, n int) error {
 	if err != nil {
 		return err
 	}
-	return a.buf.b.resize(op, s, bytes)
+	return a.inner().resize(op, s, bytes, int(sizeOf[T]()))
 }
 
-// elementBytes is the size of n elements.
+// elementBytes returns the size of n elements.
 func elementBytes[T any](op string, n int) (int, error) {
 	size := int(sizeOf[T]())
 	if n < 0 {
@@ -132,10 +145,10 @@ func elementBytes[T any](op string, n int) (int, error) {
 	return n * size, nil
 }
 
-// Move makes a second array with a range of reserve bytes over the same memory,
-// as vmm.Move does.
-func (a *Array[T]) Move(reserve int) (*Array[T], error) {
-	b, err := Move(a.buf, reserve)
+// Move makes a second array over the same memory, with a range of its own, as
+// vmm.Move does.
+func (a *Array[T]) Move(o MoveOptions) (*Array[T], error) {
+	b, err := a.inner().move("vmm.Array.Move", o)
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +163,7 @@ func (a *Array[T]) Fork(s *cuda.Stream, n int, o ForkOptions) (*Array[T], error)
 	if err != nil {
 		return nil, err
 	}
-	b, err := a.buf.b.fork(op, s, bytes, o)
+	b, err := a.inner().fork(op, s, bytes, int(sizeOf[T]()), o)
 	if err != nil {
 		return nil, err
 	}
@@ -158,48 +171,59 @@ func (a *Array[T]) Fork(s *cuda.Stream, n int, o ForkOptions) (*Array[T], error)
 }
 
 // Clip gives back the memory behind the last element, as Buffer.Clip does.
-func (a *Array[T]) Clip() error { return a.buf.Clip() }
+func (a *Array[T]) Clip() error { return a.inner().clip("vmm.Array.Clip") }
 
 // ClipAfter gives back the memory behind the last element when the work that is
 // on the streams now is done, as Buffer.ClipAfter does.
-func (a *Array[T]) ClipAfter(streams ...*cuda.Stream) error { return a.buf.ClipAfter(streams...) }
+func (a *Array[T]) ClipAfter(streams ...*cuda.Stream) error {
+	return a.inner().clipAfter("vmm.Array.ClipAfter", streams)
+}
 
-// SetAccess says who may do what with the array's memory, as Buffer.SetAccess
-// does.
-func (a *Array[T]) SetAccess(access ...Access) error { return a.buf.SetAccess(access...) }
+// SetAccess changes which places may read and write the array's memory, as
+// Buffer.SetAccess does.
+func (a *Array[T]) SetAccess(access ...Access) error {
+	return a.inner().setAccess("vmm.Array.SetAccess", access)
+}
 
 // RevokeAfter takes all access from a place when the work that is on the streams
 // now is done, as Buffer.RevokeAfter does.
 func (a *Array[T]) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
-	return a.buf.RevokeAfter(l, streams...)
+	return a.inner().revokeAfter("vmm.Array.RevokeAfter", l, streams)
 }
 
-// Device is the device that the array was made on.
-func (a *Array[T]) Device() *cuda.Device { return a.buf.Device() }
+// Device returns the device that the array was made on.
+func (a *Array[T]) Device() *cuda.Device { return a.made("vmm.Array.Device").dev }
 
-// Granted is what the driver says the array's memory has, as Buffer.Granted
-// says it.
-func (a *Array[T]) Granted() (Properties, error) { return a.buf.Granted() }
+// Granted returns the properties that the driver reports for the array's memory, as
+// Buffer.Granted does.
+func (a *Array[T]) Granted() (Properties, error) { return a.inner().granted("vmm.Array.Granted") }
 
 // Slice returns the part from element from up to, not including, element to,
 // which must be in use (ErrOutOfRange).
 func (a *Array[T]) Slice(from, to int) (Slice[T], error) {
-	return slice[T]("vmm.Array.Slice", a.buf.b, from, to)
+	return slice[T]("vmm.Array.Slice", a.inner(), from, to)
 }
 
-// All is every element in use now.
-func (a *Array[T]) All() Slice[T] { return Slice[T]{a.buf.b, 0, a.Len()} }
+// All returns every element in use now.
+func (a *Array[T]) All() Slice[T] {
+	in := a.made("vmm.Array.All")
+	return Slice[T]{in, 0, int(in.used.Load()) / int(sizeOf[T]())}
+}
 
-// Stats are the numbers of the array's buffer, in bytes.
-func (a *Array[T]) Stats() BufferStats { return a.buf.Stats() }
+// Stats returns the numbers of the array's buffer, in bytes.
+func (a *Array[T]) Stats() BufferStats { return a.made("vmm.Array.Stats").stats() }
 
 // Close waits for all work that could use the array and gives everything back,
 // as Buffer.Close does.
-func (a *Array[T]) Close() error { return a.buf.Close() }
+func (a *Array[T]) Close() error { return a.Buffer().end("vmm.Array.Close") }
 
 // CloseAfter gives everything back when the work that is on the streams now is
 // done, as Buffer.CloseAfter does.
-func (a *Array[T]) CloseAfter(streams ...*cuda.Stream) error { return a.buf.CloseAfter(streams...) }
+func (a *Array[T]) CloseAfter(streams ...*cuda.Stream) error {
+	return a.Buffer().endAfter("vmm.Array.CloseAfter", streams)
+}
 
-// Released returns the end of the array's closing, as Buffer.Released does.
-func (a *Array[T]) Released() cuda.Completion { return a.buf.Released() }
+// Released returns the completion of the array's closing, as Buffer.Released does.
+func (a *Array[T]) Released() cuda.Completion {
+	return a.made("vmm.Array.Released").closer.Completion()
+}

@@ -68,6 +68,7 @@ type buffer struct {
 	res    *reservation
 	prop   driver.AllocationProp
 	gran   uint64
+	align  int // as it was asked for, for Move and Fork
 	chosen Granularity
 	plan   ChunkPlan
 	// imported is nil for the process's own memory.
@@ -109,7 +110,11 @@ type buffer struct {
 // NewBuffer makes an empty buffer: address space, and no memory yet. The caller
 // closes it.
 func NewBuffer(d *cuda.Device, o BufferOptions) (*Buffer, error) {
-	b, err := newBuffer("vmm.NewBuffer", d, o, 0)
+	return makeBuffer("vmm.NewBuffer", d, o)
+}
+
+func makeBuffer(op string, d *cuda.Device, o BufferOptions) (*Buffer, error) {
+	b, err := newBuffer(op, d, o, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +122,28 @@ func NewBuffer(d *cuda.Device, o BufferOptions) (*Buffer, error) {
 }
 
 // Requested is what the buffer's memory is created with, every default decided.
-func (b *Buffer) Requested() Properties { return properties(b.b.prop, b.b.chosen) }
+func (b *Buffer) Requested() Properties {
+	in := b.made("vmm.Buffer.Requested")
+	return properties(in.prop, in.chosen)
+}
+
+// inner returns the inner state, nil for a Buffer that no function made. What
+// returns errors refuses that (acquire).
+func (b *Buffer) inner() *buffer {
+	if b == nil {
+		return nil
+	}
+	return b.b
+}
+
+// made is inner for methods that return no error: they panic with one.
+func (b *Buffer) made(op string) *buffer {
+	in := b.inner()
+	if in == nil {
+		panic(errNilBuffer(op))
+	}
+	return in
+}
 
 func (b *buffer) shell() *Buffer {
 	shell := &Buffer{shared: share.HoldMemory(b), b: b}
@@ -147,7 +173,7 @@ func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer
 	if err != nil {
 		return nil, err
 	}
-	b := &buffer{dev: d, res: res, prop: prop, gran: gran, chosen: o.Memory.Granularity, plan: plan, access: access, onGrow: o.OnGrow}
+	b := &buffer{dev: d, res: res, prop: prop, gran: gran, align: o.Align, chosen: o.Memory.Granularity, plan: plan, access: access, onGrow: o.OnGrow}
 	b.track(0)
 	return b, nil
 }
@@ -205,13 +231,13 @@ func bufferAccess(op string, d *cuda.Device, memory driver.Location, named []Acc
 func roundUp(n, to uint64) uint64 { return (n + to - 1) / to * to }
 
 // Ptr is the address of the first byte, fixed for life.
-func (b *Buffer) Ptr() cuda.Ptr { return cuda.Ptr(b.b.res.base) }
+func (b *Buffer) Ptr() cuda.Ptr { return cuda.Ptr(b.made("vmm.Buffer.Ptr").res.base) }
 
 // Len is how many bytes are in use.
-func (b *Buffer) Len() int { return int(b.b.used.Load()) }
+func (b *Buffer) Len() int { return int(b.made("vmm.Buffer.Len").used.Load()) }
 
 // Device is the device that the buffer was made on.
-func (b *Buffer) Device() *cuda.Device { return b.b.dev }
+func (b *Buffer) Device() *cuda.Device { return b.made("vmm.Buffer.Device").dev }
 
 // BufferStats are a buffer's numbers.
 type BufferStats struct {
@@ -234,24 +260,38 @@ type BufferStats struct {
 
 // Stats are the buffer's numbers now.
 func (b *Buffer) Stats() BufferStats {
-	in := b.b
-	in.mu.RLock()
-	defer in.mu.RUnlock()
+	return b.made("vmm.Buffer.Stats").stats()
+}
+
+func (b *buffer) stats() BufferStats {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
 	return BufferStats{
-		Reserved:  int(in.res.size),
-		Committed: int(in.committed.Load()),
-		Used:      int(in.used.Load()),
-		Chunks:    len(in.chunks),
-		Shared:    int(in.sharedLocked()),
-		Grown:     int(in.grown.Load()),
-		Clipped:   int(in.mappedLocked() - in.committed.Load() + in.res.leftBytes.Load()),
+		Reserved:  int(b.res.size),
+		Committed: int(b.committed.Load()),
+		Used:      int(b.used.Load()),
+		Chunks:    len(b.chunks),
+		Shared:    int(b.sharedLocked()),
+		Grown:     int(b.grown.Load()),
+		Clipped:   int(b.mappedLocked() - b.committed.Load() + b.res.leftBytes.Load()),
 	}
+}
+
+// acquire starts an operation on the buffer; the caller calls closer.Release.
+func (b *buffer) acquire(op string) error {
+	if b == nil {
+		return errNilBuffer(op)
+	}
+	if !b.closer.Acquire() {
+		return errs.ClosedError(op, "buffer")
+	}
+	return nil
 }
 
 // enter starts a change of the buffer; the caller calls leave.
 func (b *buffer) enter(op string) error {
-	if !b.closer.Acquire() {
-		return errs.ClosedError(op, "buffer")
+	if err := b.acquire(op); err != nil {
+		return err
 	}
 	b.changes.Lock()
 	return nil

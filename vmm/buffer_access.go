@@ -7,7 +7,6 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 )
 
@@ -15,23 +14,25 @@ import (
 // call and that of later growth; places that are not named keep what they
 // have. Where it takes access away it first waits for the devices concerned.
 func (b *Buffer) SetAccess(access ...Access) error {
-	const op = "vmm.Buffer.SetAccess"
-	in := b.b
-	before, after, err := in.enterAccess(op, access)
+	return b.inner().setAccess("vmm.Buffer.SetAccess", access)
+}
+
+func (b *buffer) setAccess(op string, access []Access) error {
+	before, after, err := b.enterAccess(op, access)
 	if err != nil {
 		return err
 	}
-	defer in.leave()
-	if end := in.mappedLocked(); end > 0 {
-		err = in.res.setAccess(op, 0, end, access)
+	defer b.leave()
+	if end := b.mappedLocked(); end > 0 {
+		err = b.res.setAccess(op, 0, end, access)
 	}
-	in.mu.Lock()
-	defer in.mu.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	switch {
 	case err == nil:
-		in.access = after
-	case !in.res.unsure():
-		in.access = before
+		b.access = after
+	case !b.res.unsure():
+		b.access = before
 	}
 	return err
 }
@@ -89,43 +90,45 @@ func (b *buffer) mayAccess(op string, access []Access) (accessList, error) {
 // Without a stream it is ErrInvalidArgument; with one that captures a graph it
 // is ErrCapturing and nothing has changed.
 func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
-	const op = "vmm.Buffer.RevokeAfter"
-	in := b.b
-	if !in.closer.Acquire() {
-		return errs.ClosedError(op, "buffer")
+	return b.inner().revokeAfter("vmm.Buffer.RevokeAfter", l, streams)
+}
+
+func (b *buffer) revokeAfter(op string, l cuda.Location, streams []*cuda.Stream) error {
+	if err := b.acquire(op); err != nil {
+		return err
 	}
-	defer in.closer.Release()
-	changes, err := in.mayAccess(op, []Access{{l, NoAccess}})
+	defer b.closer.Release()
+	changes, err := b.mayAccess(op, []Access{{l, NoAccess}})
 	if err != nil {
 		return err
 	}
-	in.copies.watch()
-	alone := in.changes.TryLock()
+	b.copies.watch()
+	alone := b.changes.TryLock()
 	if alone {
-		defer in.changes.Unlock()
+		defer b.changes.Unlock()
 	}
 	// Refused first and then marked: what was let through is before the mark.
 	place := changes[0].Location
-	in.refuse(place, 1)
-	f, err := core.FenceOf(in.res.System(), op, streams)
+	b.refuse(place, 1)
+	f, err := core.FenceOf(b.res.System(), op, streams)
 	if err != nil {
-		in.copies.unwatch()
-		in.refuse(place, -1)
+		b.copies.unwatch()
+		b.refuse(place, -1)
 		return err
 	}
 	revoke := func() {
-		in.copies.mind(f)
-		in.copies.unwatch()
-		in.mu.Lock()
-		in.access = in.access.with(changes)
-		in.mu.Unlock()
-		in.refuse(place, -1)
-		in.revoking.begin(place)
+		b.copies.mind(f)
+		b.copies.unwatch()
+		b.mu.Lock()
+		b.access = b.access.with(changes)
+		b.mu.Unlock()
+		b.refuse(place, -1)
+		b.revoking.begin(place)
 		passed := false
-		in.reclaim(f, nil, func() error { return in.revokedLocked(op, place) }, func() {
+		b.reclaim(f, nil, func() error { return b.revokedLocked(op, place) }, func() {
 			if !passed {
 				passed = true
-				in.revoking.pass(place)
+				b.revoking.pass(place)
 			}
 		})
 	}
@@ -133,7 +136,7 @@ func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		revoke()
 		return nil
 	}
-	in.soon(revoke)
+	b.soon(revoke)
 	return nil
 }
 

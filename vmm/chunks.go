@@ -86,11 +86,13 @@ func (b *buffer) sharedLocked() (bytes uint64) {
 	return bytes
 }
 
-// checkStill refuses a slice of what is no longer in use.
-func (b *buffer) checkStill(op string, off, size uint64) error {
-	if used := b.used.Load(); off+size > used {
+// checkStill refuses n bytes at an offset that are no longer in use. The error counts
+// elements of a size.
+func (b *buffer) checkStill(op string, off, n uint64, size int) error {
+	if used := b.used.Load(); off+n > used {
+		each := uint64(size)
 		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange,
-			Asked: fmt.Sprintf("bytes %d to %d, with %d in use", off, off+size, used),
+			Asked: fmt.Sprintf("%ss %d to %d, with %d in use", noun(size), off/each, (off+n)/each, used/each),
 			Hint:  "append or resize first; if this was in use before, the buffer became shorter since"})
 	}
 	return nil

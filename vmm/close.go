@@ -9,18 +9,23 @@ import (
 // Close waits for all work that could use the buffer (see the package
 // documentation) and gives everything back. After an error it may be called
 // again. While the buffer is published it is ErrInUse and stays open.
-func (b *Buffer) Close() error {
-	const op = "vmm.Buffer.Close"
-	if err := b.b.res.views.notInside(op, 0, rest); err != nil {
+func (b *Buffer) Close() error { return b.end("vmm.Buffer.Close") }
+
+func (b *Buffer) end(op string) error {
+	in := b.inner()
+	if in == nil {
+		return errNilBuffer(op)
+	}
+	if err := in.res.views.notInside(op, 0, rest); err != nil {
 		return err
 	}
-	if err := b.b.close(op); err != nil {
+	if err := in.close(op); err != nil {
 		return err
 	}
-	return b.b.closer.Close(func() error {
+	return in.closer.Close(func() error {
 		// This waits for more than what is pending on the buffer does: a pending
 		// clip or revocation that a capture holds up finds nothing to do later.
-		if err := b.b.wait(op); err != nil {
+		if err := in.wait(op); err != nil {
 			return err
 		}
 		return b.teardown(op)
@@ -32,12 +37,18 @@ func (b *Buffer) Close() error {
 // stream it is ErrInvalidArgument; with one that captures a graph it is
 // ErrCapturing, while the buffer is published ErrInUse, and nothing has changed.
 func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
-	const op = "vmm.Buffer.CloseAfter"
-	sys := b.b.res.System()
-	return life.CloseAfter(&b.b.closer, sys,
-		func() (*core.Fence, error) { return b.b.closeAfter(op, streams) },
+	return b.endAfter("vmm.Buffer.CloseAfter", streams)
+}
+
+func (b *Buffer) endAfter(op string, streams []*cuda.Stream) error {
+	in := b.inner()
+	if in == nil {
+		return errNilBuffer(op)
+	}
+	return life.CloseAfter(&in.closer, in.res.System(),
+		func() (*core.Fence, error) { return in.closeAfter(op, streams) },
 		func() error {
-			if b.b.later.Load() > 0 {
+			if in.later.Load() > 0 {
 				return life.ErrAgain
 			}
 			return b.teardown(op)
@@ -46,7 +57,9 @@ func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
 
 // Released returns the end of the buffer's closing: then all memory is back that
 // no other buffer shares.
-func (b *Buffer) Released() cuda.Completion { return b.b.closer.Completion() }
+func (b *Buffer) Released() cuda.Completion {
+	return b.made("vmm.Buffer.Released").closer.Completion()
+}
 
 func (b *Buffer) teardown(op string) error {
 	in := b.b

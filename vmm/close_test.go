@@ -80,7 +80,7 @@ var dependants = []struct {
 	}},
 	{"Buffer", "a buffer made by `Move` or `Fork` shares its memory", func(t *testing.T, w *world) {
 		for name, share := range map[string]func(old *vmm.Buffer) (*vmm.Buffer, error){
-			"Move": func(old *vmm.Buffer) (*vmm.Buffer, error) { return vmm.Move(old, 32*kib64) },
+			"Move": func(old *vmm.Buffer) (*vmm.Buffer, error) { return vmm.Move(old, vmm.MoveOptions{Reserve: 32 * kib64}) },
 			"Fork": func(old *vmm.Buffer) (*vmm.Buffer, error) { return vmm.Fork(nil, old, old.Len(), vmm.ForkOptions{}) },
 		} {
 			old := w.buffer(3)
@@ -297,7 +297,7 @@ func TestCloseInEveryOrder(t *testing.T) {
 		require.NoError(t, err)
 		w.own(m)
 		old := w.buffer(2)
-		moved, err := vmm.Move(old, 32*kib64)
+		moved, err := vmm.Move(old, vmm.MoveOptions{Reserve: 32 * kib64})
 		require.NoError(t, err)
 		w.own(moved)
 		objects := []closer{w.a, m, w.r, old, moved}
@@ -382,7 +382,7 @@ func valuesFor(t testing.TB, w *world) map[reflect.Type]reflect.Value {
 	values := map[reflect.Type]reflect.Value{}
 	for _, v := range []any{
 		1, src.Ptr(), w.s, w.d, make([]byte, 100), make([]uint32, 25), part, words.All(), w.host.All(),
-		vmm.ForkOptions{}, w.d.Location(), []vmm.Access{{Location: w.d.Location(), Mode: vmm.ReadWrite}}, []*cuda.Stream{w.s},
+		vmm.ForkOptions{}, vmm.MoveOptions{}, w.d.Location(), []vmm.Access{{Location: w.d.Location(), Mode: vmm.ReadWrite}}, []*cuda.Stream{w.s},
 		func([]byte) error { t.Fatal("called"); return nil }, func([]uint32) error { t.Fatal("called"); return nil },
 	} {
 		values[reflect.TypeOf(v)] = reflect.ValueOf(v)
@@ -452,7 +452,7 @@ func TestEveryMethodAnswersErrClosed(t *testing.T) {
 		require.GreaterOrEqual(t, called, 40, "methods were found")
 
 		live := w.buffer(1)
-		_, err = vmm.Move(b, 32*kib64)
+		_, err = vmm.Move(b, vmm.MoveOptions{Reserve: 32 * kib64})
 		require.ErrorIs(t, err, cuda.ErrClosed)
 		require.ErrorIs(t, gputest.Err(live.AppendSlice(nil, part)), cuda.ErrClosed)
 		into, err := live.Slice(0, 100)

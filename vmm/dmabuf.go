@@ -24,18 +24,19 @@ func (r *Reservation) DMABuf(d *cuda.Device, off, size int) (*os.File, error) {
 	if d == nil {
 		return nil, errNilDevice(op)
 	}
+	in, err := r.acquire(op)
+	if err != nil {
+		return nil, err
+	}
+	defer in.closer.Release()
 	c, err := core.ContextOf(d)
 	if err != nil {
 		return nil, err
 	}
-	if c.System() != r.r.System() {
+	if c.System() != in.System() {
 		return nil, errs.ForeignError(op, "device")
 	}
-	if !r.r.closer.Acquire() {
-		return nil, errs.ClosedError(op, "reservation")
-	}
-	defer r.r.closer.Release()
-	return r.r.dmabuf(op, c, uint64(off), uint64(size))
+	return in.dmabuf(op, c, uint64(off), uint64(size))
 }
 
 // DMABuf makes a DMA-BUF descriptor of the bytes in use from byte from up to, not
@@ -44,7 +45,7 @@ func (r *Reservation) DMABuf(d *cuda.Device, off, size int) (*os.File, error) {
 // other memory at the same place.
 func (b *Buffer) DMABuf(from, to int) (*os.File, error) {
 	const op = "vmm.Buffer.DMABuf"
-	in := b.b
+	in := b.inner()
 	if err := in.enter(op); err != nil {
 		return nil, err
 	}

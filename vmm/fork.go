@@ -15,6 +15,11 @@ type ForkOptions struct {
 	// Reserve is how far the new buffer can grow, in bytes, rounded up to the
 	// granularity. 0 is the size of the old buffer's range.
 	Reserve int
+	// Hint and Align are those of BufferOptions. An Align of 0 is the old buffer's.
+	Hint  cuda.Ptr
+	Align int
+	// OnGrow is called when the new buffer grows: see BufferOptions.
+	OnGrow func(from, to int)
 }
 
 // Fork makes a second buffer that begins with the first n bytes of another, which
@@ -36,23 +41,20 @@ type ForkOptions struct {
 // of another process is not forked (ErrNotSupported), nor is a buffer that was
 // moved (ErrMoved).
 func Fork(s *cuda.Stream, old *Buffer, n int, o ForkOptions) (*Buffer, error) {
-	const op = "vmm.Fork"
-	if old == nil {
-		return nil, errNilBuffer(op)
-	}
-	b, err := old.b.fork(op, s, n, o)
+	b, err := old.inner().fork("vmm.Fork", s, n, 1, o)
 	if err != nil {
 		return nil, err
 	}
 	return b.shell(), nil
 }
 
-func (b *buffer) fork(op string, s *cuda.Stream, n int, o ForkOptions) (*buffer, error) {
+// fork forks the first n bytes, in elements of a size.
+func (b *buffer) fork(op string, s *cuda.Stream, n, size int, o ForkOptions) (*buffer, error) {
 	if err := b.enter(op); err != nil {
 		return nil, err
 	}
 	defer b.leave()
-	if err := b.mayFork(op, n, o); err != nil {
+	if err := b.mayFork(op, n, size, o); err != nil {
 		return nil, err
 	}
 	on, err := b.stream(op, s)
@@ -64,10 +66,11 @@ func (b *buffer) fork(op string, s *cuda.Stream, n int, o ForkOptions) (*buffer,
 	if reserve == 0 {
 		reserve = b.res.size
 	}
-	f, err := b.twin(op, reserve)
+	f, err := b.twin(op, reserve, ReserveOptions{Hint: o.Hint, Align: o.Align})
 	if err != nil {
 		return nil, err
 	}
+	f.onGrow = o.OnGrow
 	handles, rest, err := b.prefixLocked(op, uint64(n), f.res.size)
 	if err != nil {
 		return nil, f.res.abandon(op, err)
@@ -93,7 +96,7 @@ func (b *buffer) fork(op string, s *cuda.Stream, n int, o ForkOptions) (*buffer,
 }
 
 // mayFork refuses what has no such prefix to share.
-func (b *buffer) mayFork(op string, n int, o ForkOptions) error {
+func (b *buffer) mayFork(op string, n, size int, o ForkOptions) error {
 	if err := b.frozen(op); err != nil {
 		return err
 	}
@@ -102,13 +105,13 @@ func (b *buffer) mayFork(op string, n int, o ForkOptions) error {
 			Hint: "what its owner does with it shows in every prefix: append a Slice of it to a buffer of your own"})
 	}
 	if n < 0 {
-		return errs.Invalid(op, errs.Count(n, "byte"), "lengths are not negative")
+		return errs.Invalid(op, counted(n, size), "lengths are not negative")
 	}
 	if o.Reserve != 0 && (o.Reserve < n || o.Reserve > maxBytes) {
 		return errs.Invalid(op, fmt.Sprintf("a range of %s for a prefix of %d", errs.Count(o.Reserve, "byte"), n),
 			"reserve 0 for as much as the old buffer has, or at least the prefix")
 	}
-	return b.checkStill(op, 0, uint64(n))
+	return b.checkStill(op, 0, uint64(n), size)
 }
 
 // prefixLocked returns the chunks of the first n bytes, each with a count: those that
@@ -151,10 +154,10 @@ func (b *buffer) copyRest(op string, on *cuda.Stream, f *buffer, off cuda.Ptr, n
 // othersSeeLocked refuses to make the buffer shorter than what another one sees: a fork
 // shares whole chunks, and what a live buffer was moved from has its length. What
 // is appended later would be written there. The caller holds changes.
-func (b *buffer) othersSeeLocked(op string, n uint64) error {
+func (b *buffer) othersSeeLocked(op string, n uint64, size int) error {
 	refuse := func(end uint64, why, hint string) error {
 		return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
-			Asked: fmt.Sprintf("a length of %s, with %d that %s", errs.Count(n, "byte"), end, why), Hint: hint})
+			Asked: fmt.Sprintf("a length of %s, with %d that %s", counted(n, size), end/uint64(size), why), Hint: hint})
 	}
 	for past := b.pastLocked(); past != nil; past = past.pastLocked() {
 		end, hint := past.used.Load(), "close that one first"

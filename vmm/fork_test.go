@@ -34,7 +34,7 @@ func TestWhatWasMovedIsFrozen(t *testing.T) {
 	data := pattern(3*mib, 1)
 	require.NoError(t, gputest.Err(old.Append(nil, data)))
 	require.NoError(t, old.Grow(3*mib))
-	b, err := vmm.Move(old, 64*mib)
+	b, err := vmm.Move(old, vmm.MoveOptions{Reserve: 64 * mib})
 	require.NoError(t, err)
 	closed(t, b)
 
@@ -51,7 +51,7 @@ func TestWhatWasMovedIsFrozen(t *testing.T) {
 		"Resize shorter":  old.Resize(s, 1),
 		"Clip":            old.Clip(),
 		"ClipAfter":       old.ClipAfter(s),
-		"Move":            gputest.Err(vmm.Move(old, 64*mib)),
+		"Move":            gputest.Err(vmm.Move(old, vmm.MoveOptions{Reserve: 64 * mib})),
 		"Fork":            gputest.Err(vmm.Fork(nil, old, 1, vmm.ForkOptions{})),
 		"Array.Append":    gputest.Err(words.Append(s, []uint32{1})),
 		"Hold":            gputest.Err(share.Of(old).Hold(testOp, "a test", 1)),
@@ -88,7 +88,7 @@ func TestWhatWasMovedIsProtectedWhileItCloses(t *testing.T) {
 	require.NoError(t, err)
 	want := pattern(mib, 1)
 	require.NoError(t, gputest.Err(old.Append(nil, want)))
-	b, err := vmm.Move(old, 64*mib)
+	b, err := vmm.Move(old, vmm.MoveOptions{Reserve: 64 * mib})
 	require.NoError(t, err)
 	closed(t, b)
 	h, err := d.NewHostBuffer(mib)
@@ -120,7 +120,7 @@ func TestALineOfMoves(t *testing.T) {
 	for i := range 4 {
 		require.NoError(t, gputest.Err(b.Append(nil, pattern(mib, i))))
 		line, had = append(line, b), append(had, bytesOf(t, b))
-		b, err = vmm.Move(b, (i+2)*4*mib)
+		b, err = vmm.Move(b, vmm.MoveOptions{Reserve: (i + 2) * 4 * mib})
 		require.NoError(t, err)
 	}
 	require.NoError(t, gputest.Err(b.Append(nil, pattern(5*mib, 9))))
@@ -147,7 +147,7 @@ func TestAHeldBufferDoesNotMove(t *testing.T) {
 	require.NoError(t, gputest.Err(b.Append(nil, pattern(100, 1))))
 	h, err := share.Of(b).Hold(testOp, "a test", 100)
 	require.NoError(t, err)
-	_, err = vmm.Move(b, 64*mib)
+	_, err = vmm.Move(b, vmm.MoveOptions{Reserve: 64 * mib})
 	require.ErrorIs(t, err, cuda.ErrInUse)
 	require.ErrorContains(t, err, "a test")
 	h.Release()
@@ -160,7 +160,7 @@ func TestAHeldBufferDoesNotMove(t *testing.T) {
 			check(t, err)
 		}
 	})
-	_, err = vmm.Move(b, 64*mib)
+	_, err = vmm.Move(b, vmm.MoveOptions{Reserve: 64 * mib})
 	require.ErrorIs(t, err, cuda.ErrInUse)
 	require.ErrorContains(t, err, "a late one")
 	require.Equal(t, reservations, d.System().Stats().Reservations)
@@ -187,7 +187,7 @@ func TestACrowdMovesABuffer(t *testing.T) {
 				}
 				return
 			}
-			moved, err := vmm.Move(b, 64*mib)
+			moved, err := vmm.Move(b, vmm.MoveOptions{Reserve: 64 * mib})
 			if err == nil {
 				had.Add(1)
 				check(t, moved.Close())
@@ -372,7 +372,7 @@ func TestNoGrowthShowsInAnotherBuffer(t *testing.T) {
 					rt.Skip()
 				}
 				i := f.any(rt)
-				b, err := vmm.Move(f.buffers[i], 24*kib64)
+				b, err := vmm.Move(f.buffers[i], vmm.MoveOptions{Reserve: 24 * kib64})
 				if f.frozen[i] {
 					require.ErrorIs(rt, err, cuda.ErrMoved)
 					return
@@ -420,7 +420,7 @@ func TestWhatIsBeingRevokedIsNotPassedOn(t *testing.T) {
 	_, d, peer := twoDevices(t)
 	on := stream(t, peer)
 	for name, derive := range map[string]func(b *vmm.Buffer) (*vmm.Buffer, error){
-		"Move": func(b *vmm.Buffer) (*vmm.Buffer, error) { return vmm.Move(b, 8*mib) },
+		"Move": func(b *vmm.Buffer) (*vmm.Buffer, error) { return vmm.Move(b, vmm.MoveOptions{Reserve: 8 * mib}) },
 		"Fork": func(b *vmm.Buffer) (*vmm.Buffer, error) { return vmm.Fork(nil, b, b.Len(), vmm.ForkOptions{}) },
 	} {
 		b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * mib, Access: []vmm.Access{{Location: peer.Location(), Mode: vmm.ReadWrite}}})
@@ -437,4 +437,43 @@ func TestWhatIsBeingRevokedIsNotPassedOn(t *testing.T) {
 		require.ErrorIs(t, part.Zero(on), cuda.ErrNotPermitted, name)
 		require.NoError(t, part.Zero(nil), name)
 	}
+}
+
+// The new range of Move and Fork is where and as it is asked for; the alignment and
+// the callback of a moved buffer go with it.
+func TestOptionsOfANewRange(t *testing.T) {
+	_, d := open(t)
+	const align = 64 * mib
+	var grown []string
+	tell := func(who string) func(from, to int) {
+		return func(from, to int) { grown = append(grown, fmt.Sprintf("%s %d to %d", who, from/mib, to/mib)) }
+	}
+	free, err := vmm.Reserve(d, 32*mib, vmm.ReserveOptions{Align: align})
+	require.NoError(t, err)
+	hint := free.Ptr()
+	require.NoError(t, free.Close())
+	first, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 4 * mib, Align: align, Chunks: vmm.FixedChunks(2 * mib), OnGrow: tell("first")})
+	require.NoError(t, err)
+	closed(t, first)
+	require.NoError(t, gputest.Err(first.Append(nil, pattern(2*mib, 1))))
+	fork, err := vmm.Fork(nil, first, 2*mib, vmm.ForkOptions{OnGrow: tell("fork"), Hint: hint})
+	require.NoError(t, err)
+	closed(t, fork)
+	second, err := vmm.Move(first, vmm.MoveOptions{})
+	require.NoError(t, err)
+	closed(t, second)
+	third, err := vmm.Move(second, vmm.MoveOptions{Reserve: 32 * mib, Align: 2 * mib, OnGrow: tell("third")})
+	require.NoError(t, err)
+	closed(t, third)
+	require.Equal(t, hint, fork.Ptr())
+	require.Equal(t, []int{4 * mib, 4 * mib, 8 * mib, 32 * mib},
+		[]int{first.Stats().Reserved, fork.Stats().Reserved, second.Stats().Reserved, third.Stats().Reserved})
+	for _, b := range []*vmm.Buffer{first, fork, second} {
+		require.Zero(t, b.Ptr()%align)
+	}
+	require.NoError(t, fork.Grow(2*mib))
+	require.NoError(t, third.Grow(2*mib))
+	require.Equal(t, []string{"first 0 to 2", "fork 2 to 4", "third 2 to 4"}, grown)
+	_, err = vmm.Move(third, vmm.MoveOptions{Align: 3})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 }

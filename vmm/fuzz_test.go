@@ -191,7 +191,7 @@ func FuzzBuffer(f *testing.F) {
 		sized(ok, resize*24, was)
 		was = b.Stats()
 		sized(typed(t, b.Resize(nil, resize)), resize, was)
-		moved, err := vmm.Move(b, move)
+		moved, err := vmm.Move(b, vmm.MoveOptions{Reserve: move})
 		if typed(t, err) {
 			w.own(moved)
 			require.GreaterOrEqual(t, moved.Stats().Reserved, move)

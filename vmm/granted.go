@@ -12,6 +12,9 @@ import (
 // Granularity is no property of memory, and is left at its zero value.
 func (a *Allocation) Granted() (Properties, error) {
 	const op = "vmm.Allocation.Granted"
+	if _, err := a.inner(op); err != nil {
+		return Properties{}, err
+	}
 	if !a.closer.Acquire() {
 		return Properties{}, errs.ClosedError(op, "allocation")
 	}
@@ -22,13 +25,14 @@ func (a *Allocation) Granted() (Properties, error) {
 // Granted returns what the driver says that all of the buffer's memory has: it is
 // compressible if every chunk is. Granularity is no property of memory, and is
 // left at its zero value. Without memory yet the error is ErrOutOfRange.
-func (b *Buffer) Granted() (p Properties, err error) {
-	const op = "vmm.Buffer.Granted"
-	if !b.b.closer.Acquire() {
-		return Properties{}, errs.ClosedError(op, "buffer")
+func (b *Buffer) Granted() (Properties, error) { return b.inner().granted("vmm.Buffer.Granted") }
+
+func (b *buffer) granted(op string) (p Properties, err error) {
+	if err := b.acquire(op); err != nil {
+		return Properties{}, err
 	}
-	defer b.b.closer.Release()
-	chunks := b.b.retained()
+	defer b.closer.Release()
+	chunks := b.retained()
 	defer func() { err = errors.Join(err, chunks.Release()) }()
 	if len(chunks.Chunks) == 0 {
 		return Properties{}, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: "a buffer without memory yet",

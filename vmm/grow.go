@@ -11,7 +11,7 @@ import (
 // Grow makes room for n more bytes without changing Len: appending that many
 // takes no memory then. Clip gives room that is not used back. Past the reserved
 // range the error is ErrCapacity. After an error the buffer is as it was.
-func (b *Buffer) Grow(n int) error { return b.b.grow("vmm.Buffer.Grow", n) }
+func (b *Buffer) Grow(n int) error { return b.inner().grow("vmm.Buffer.Grow", n, 1) }
 
 // AppendUndefined makes the buffer n bytes longer, without defining what is in
 // them, and returns the offset of the first. It puts no work on any stream.
@@ -19,16 +19,16 @@ func (b *Buffer) Grow(n int) error { return b.b.grow("vmm.Buffer.Grow", n) }
 // fill. Past the reserved range the error is ErrCapacity. After an error the
 // buffer is as it was.
 func (b *Buffer) AppendUndefined(n int) (at int, err error) {
-	return b.b.appendUndefined("vmm.Buffer.AppendUndefined", n, 1)
+	return b.inner().appendUndefined("vmm.Buffer.AppendUndefined", n, 1)
 }
 
-// grow makes room for n more bytes.
-func (b *buffer) grow(op string, n int) error {
+// grow makes room for n more bytes, in elements of a size.
+func (b *buffer) grow(op string, n, size int) error {
 	if err := b.enterGrowth(op, b.by(n)); err != nil {
 		return err
 	}
 	defer b.leave()
-	to, err := b.longerLocked(op, n, 1)
+	to, err := b.longerLocked(op, n, size)
 	if err == nil {
 		_, err = b.commitLocked(op, to)
 	}
@@ -64,21 +64,24 @@ func (b *buffer) by(n int) func() uint64 {
 func (b *buffer) longerLocked(op string, n, size int) (uint64, error) {
 	used := b.used.Load()
 	if n < 0 {
-		return 0, errs.Invalid(op, errs.Count(n/size, noun(size)), "lengths are not negative; Resize makes a buffer shorter")
+		return 0, errs.Invalid(op, counted(n, size), "lengths are not negative; Resize makes a buffer shorter")
 	}
 	if err := checkWhole(op, used, size); err != nil {
 		return 0, err
 	}
-	if err := b.imported.mayGrow(op, used, uint64(n), b.committed.Load()); err != nil {
+	if err := b.imported.mayGrow(op, used, uint64(n), b.committed.Load(), size); err != nil {
 		return 0, err
 	}
 	if uint64(n) > b.res.size-used {
 		return 0, errs.New(errs.Failure{Op: op, Kind: errs.Capacity,
-			Asked: fmt.Sprintf("%s, with %d used of %d reserved", errs.Count(n, "more byte"), used, b.res.size),
+			Asked: fmt.Sprintf("%s, with %d used of %d reserved", errs.Count(n/size, "more "+noun(size)), used/uint64(size), b.res.size/uint64(size)),
 			Hint:  "reserve more when the buffer is made, or vmm.Move it to a larger range without copying"})
 	}
 	return used + uint64(n), nil
 }
+
+// counted writes bytes as the caller counts them, in elements of a size.
+func counted[N int | uint64](bytes N, size int) string { return errs.Count(bytes/N(size), noun(size)) }
 
 // noun is what a length counts.
 func noun(size int) string {
@@ -173,7 +176,7 @@ func (b *buffer) commitLocked(op string, n uint64) (before int, err error) {
 // changes is held while memory is made, which may take long.
 func (b *buffer) createLocked(op string, at, n uint64) ([]*mapping, error) {
 	if b.imported != nil && !b.imported.own.Load() {
-		return nil, b.imported.full(op, at, n)
+		return nil, b.imported.full(op, at, n, 1)
 	}
 	sys := b.res.System()
 	var handles []*phys.Handle

@@ -42,7 +42,7 @@ func (b *buffer) Hold(op, by string, n uint64) (share.Hold, error) {
 	if err := b.frozen(op); err != nil {
 		return nil, err
 	}
-	if err := b.checkStill(op, 0, n); err != nil {
+	if err := b.checkStill(op, 0, n, 1); err != nil {
 		return nil, err
 	}
 	h.cover = n
@@ -58,7 +58,7 @@ func (h *claim) Cover(op string, n uint64) error {
 	if !slices.Contains(h.b.holds.all, h) {
 		return errs.ClosedError(op, "publication")
 	}
-	if err := h.b.checkStill(op, 0, n); err != nil {
+	if err := h.b.checkStill(op, 0, n, 1); err != nil {
 		return err
 	}
 	h.cover = n
@@ -125,12 +125,12 @@ func (c *cut) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, err err
 	defer b.copies.unwatch()
 	before := b.used.Load()
 	if b.imported == nil || n > b.committed.Load() {
-		if err := b.checkStill(op, 0, n); err != nil {
+		if err := b.checkStill(op, 0, n, 1); err != nil {
 			return gone, err
 		}
 	}
 	if n < before {
-		if err := b.othersSeeLocked(op, n); err != nil {
+		if err := b.othersSeeLocked(op, n, 1); err != nil {
 			return gone, err
 		}
 	}

@@ -22,8 +22,8 @@ func (m *Mapping) Host(f func(data []byte) error) error {
 	if f == nil {
 		return errNoFunction(op)
 	}
-	if !m.closer.Acquire() {
-		return errs.ClosedError(op, "mapping")
+	if err := m.acquire(op); err != nil {
+		return err
 	}
 	defer m.closer.Release()
 	in := m.m
@@ -83,7 +83,7 @@ func (s Slice[T]) Host(f func(data []T) error) error {
 func (s Slice[T]) look(op string) (*view, error) {
 	s.buf.mu.RLock()
 	defer s.buf.mu.RUnlock()
-	if err := s.buf.checkStill(op, s.off, uint64(s.Size())); err != nil {
+	if err := s.buf.checkStill(op, s.off, uint64(s.Size()), int(sizeOf[T]())); err != nil {
 		return nil, err
 	}
 	if err := checkHost(op, s.buf.prop.Location, s.buf.modeLocked(s.buf.prop.Location)); err != nil {

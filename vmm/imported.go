@@ -46,15 +46,15 @@ func (i *imported) moved() *imported {
 }
 
 // full is the refusal to make memory behind what was imported.
-func (i *imported) full(op string, have, need uint64) error {
+func (i *imported) full(op string, have, need uint64, size int) error {
 	return errs.New(errs.Failure{Op: op, Kind: errs.Capacity,
-		Asked: fmt.Sprintf("%s, with %d imported", errs.Count(need, "byte"), have),
+		Asked: fmt.Sprintf("%s, with %d imported", counted(need, size), have/uint64(size)),
 		Hint:  "the memory is another process's: only its owner makes it longer, and shares it anew or announces it"})
 }
 
 // mayGrow refuses n more bytes of length, or, where n is 0, another length,
 // unless that is for the user of the buffer to say.
-func (i *imported) mayGrow(op string, used, n, committed uint64) error {
+func (i *imported) mayGrow(op string, used, n, committed uint64, size int) error {
 	switch {
 	case i == nil:
 		return nil
@@ -64,7 +64,7 @@ func (i *imported) mayGrow(op string, used, n, committed uint64) error {
 		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "another length of a buffer that follows a publication",
 			Hint: "its length is the publisher's to announce"})
 	case n > committed-used:
-		return i.full(op, committed, used+n)
+		return i.full(op, committed, used+n, size)
 	}
 	return nil
 }
@@ -199,7 +199,7 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &buffer{dev: o.Device, res: res, prop: o.Memory, gran: o.Granularity, access: access, onGrow: o.OnGrow,
+	b := &buffer{dev: o.Device, res: res, prop: o.Memory, gran: o.Granularity, align: o.Align, access: access, onGrow: o.OnGrow,
 		imported: &imported{access: access, most: driver.AccessFlags(mode), users: 1}}
 	b.imported.followed.Store(o.Followed)
 	b.track(0)
@@ -296,7 +296,7 @@ func (b *buffer) Again(n uint64) (any, bool) {
 	b.res.mu.Lock()
 	maps := slices.Clone(b.res.maps)
 	b.res.mu.Unlock()
-	o := &buffer{dev: b.dev, res: b.res, prop: b.prop, gran: b.gran, access: b.imported.access, imported: b.imported, chunks: maps}
+	o := &buffer{dev: b.dev, res: b.res, prop: b.prop, gran: b.gran, align: b.align, access: b.imported.access, imported: b.imported, chunks: maps}
 	if len(maps) > 0 {
 		last := maps[len(maps)-1]
 		o.committed.Store(last.off + last.phys.Size)
@@ -335,7 +335,7 @@ func (b *buffer) View(op string, n uint64) (share.View, error) {
 	defer b.closer.Release()
 	b.mu.RLock()
 	defer b.mu.RUnlock()
-	if err := b.checkStill(op, 0, n); err != nil {
+	if err := b.checkStill(op, 0, n, 1); err != nil {
 		return share.View{}, err
 	}
 	var v share.View

@@ -40,7 +40,7 @@ func TestForkAndMoveInTheOrderOfAStream(t *testing.T) {
 		f, err := vmm.Fork(s, b, 5*mib, vmm.ForkOptions{})
 		require.NoError(t, err)
 		closed(t, f)
-		moved, err := vmm.Move(b, 256*mib)
+		moved, err := vmm.Move(b, vmm.MoveOptions{Reserve: 256 * mib})
 		require.NoError(t, err)
 		closed(t, moved)
 		at, err := moved.Append(s, pattern(9*mib, 2))

@@ -27,7 +27,7 @@ func NewWriter(b *Buffer) *Writer { return &Writer{b} }
 
 // Write appends p.
 func (w *Writer) Write(p []byte) (int, error) {
-	if w.b == nil {
+	if w.b.inner() == nil {
 		return 0, errNilBuffer("vmm.Writer.Write")
 	}
 	if _, err := w.b.Append(nil, p); err != nil {
@@ -44,7 +44,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 func (w *Writer) ReadFrom(r io.Reader) (n int64, err error) {
 	const op = "vmm.Writer.ReadFrom"
 	switch {
-	case w.b == nil:
+	case w.b.inner() == nil:
 		return 0, errNilBuffer(op)
 	case r == nil:
 		return 0, errs.Invalid(op, "a nil io.Reader", "pass what is to be read")
@@ -96,7 +96,7 @@ func NewReader(b *Buffer) *Reader { return &Reader{b: b} }
 
 // Read copies the next bytes to p.
 func (r *Reader) Read(p []byte) (int, error) {
-	if r.b == nil {
+	if r.b.inner() == nil {
 		return 0, errNilBuffer("vmm.Reader.Read")
 	}
 	n := min(len(p), r.b.Len()-r.off)
@@ -127,7 +127,7 @@ func (r *Reader) Read(p []byte) (int, error) {
 func (r *Reader) WriteTo(w io.Writer) (n int64, err error) {
 	const op = "vmm.Reader.WriteTo"
 	switch {
-	case r.b == nil:
+	case r.b.inner() == nil:
 		return 0, errNilBuffer(op)
 	case w == nil:
 		return 0, errs.Invalid(op, "a nil io.Writer", "pass what is to be written to")

@@ -43,7 +43,7 @@ func TestReadersAndWritersOfNoBufferAnswer(t *testing.T) {
 	} {
 		err := do()
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
-		require.EqualError(t, err, name+": invalid argument: a nil buffer; make one with NewBuffer")
+		require.EqualError(t, err, name+": invalid argument: a nil buffer; make one with NewBuffer or NewArray")
 	}
 }
 

@@ -21,25 +21,26 @@ func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
 		return nil, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("offset %d", off),
 			Hint: "offsets are not negative"})
 	}
-	if !r.r.closer.Acquire() {
-		return nil, errs.ClosedError(op, "reservation")
+	in, err := r.acquire(op)
+	if err != nil {
+		return nil, err
 	}
-	defer r.r.closer.Release()
-	if gran := int(r.r.gran); off%gran != 0 {
+	defer in.closer.Release()
+	if gran := int(in.gran); off%gran != 0 {
 		return nil, errs.Invalid(op, fmt.Sprintf("offset %d", off), "offsets are multiples of the granularity, "+errs.Bytes(gran))
 	}
-	h, err := hold(op, r.r.System(), p)
+	h, err := hold(op, in.System(), p)
 	if err != nil {
 		return nil, err
 	}
 	if err := mappable(op, h); err != nil {
-		return nil, r.r.release(err, h)
+		return nil, in.release(err, h)
 	}
 	m := &Mapping{}
 	var one [1]*mapping
-	maps, err := r.r.mapRun(op, one[:0], uint64(off), []*phys.Handle{h}, nil)
+	maps, err := in.mapRun(op, one[:0], uint64(off), []*phys.Handle{h}, nil)
 	if err != nil {
-		return nil, r.r.release(err, h)
+		return nil, in.release(err, h)
 	}
 	m.m = maps[0]
 	m.m.Watch(&m.watched)
@@ -60,22 +61,23 @@ func (r *Reservation) MapRun(off int, access []Access, memory ...Physical) (made
 		return nil, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("offset %d", off),
 			Hint: "offsets are not negative"})
 	}
-	if !r.r.closer.Acquire() {
-		return nil, errs.ClosedError(op, "reservation")
+	in, err := r.acquire(op)
+	if err != nil {
+		return nil, err
 	}
-	defer r.r.closer.Release()
-	if gran := int(r.r.gran); off%gran != 0 {
+	defer in.closer.Release()
+	if gran := int(in.gran); off%gran != 0 {
 		return nil, errs.Invalid(op, fmt.Sprintf("offset %d", off), "offsets are multiples of the granularity, "+errs.Bytes(gran))
 	}
 	handles := make([]*phys.Handle, 0, len(memory))
 	defer func() {
 		if err != nil {
-			err = r.r.release(err, handles...)
+			err = in.release(err, handles...)
 		}
 	}()
 	var list accessList
 	for i, p := range memory {
-		h, err := hold(op, r.r.System(), p)
+		h, err := hold(op, in.System(), p)
 		if err != nil {
 			return nil, err
 		}
@@ -84,20 +86,20 @@ func (r *Reservation) MapRun(off int, access []Access, memory ...Physical) (made
 			return nil, err
 		}
 		if len(access) > 0 && (i == 0 || h.Asked.Location != handles[i-1].Asked.Location) {
-			if list, err = checkAccess(op, r.r.system, h.Asked.Location, access); err != nil {
+			if list, err = checkAccess(op, in.system, h.Asked.Location, access); err != nil {
 				return nil, err
 			}
 		}
 	}
 	// No device had access before, so none is to be taken.
-	maps, err := r.r.mapRun(op, nil, uint64(off), handles, accessList(nil).with(list))
+	maps, err := in.mapRun(op, nil, uint64(off), handles, accessList(nil).with(list))
 	if err != nil {
 		return nil, err
 	}
 	made = make([]*Mapping, len(maps))
-	for i, in := range maps {
-		made[i] = &Mapping{m: in}
-		in.Watch(&made[i].watched)
+	for i, m := range maps {
+		made[i] = &Mapping{m: m}
+		m.Watch(&made[i].watched)
 	}
 	return made, nil
 }

@@ -45,18 +45,44 @@ type mapping struct {
 func (m *mapping) ptr() driver.Ptr { return m.res.base + driver.Ptr(m.off) }
 
 // Ptr is the address of the memory.
-func (m *Mapping) Ptr() cuda.Ptr { return cuda.Ptr(m.m.ptr()) }
+func (m *Mapping) Ptr() cuda.Ptr { return cuda.Ptr(m.made("vmm.Mapping.Ptr").ptr()) }
 
 // Size in bytes.
-func (m *Mapping) Size() int { return int(m.m.phys.Size) }
+func (m *Mapping) Size() int { return int(m.made("vmm.Mapping.Size").phys.Size) }
+
+// inner returns the inner state, or an error for a Mapping that no function made.
+func (m *Mapping) inner(op string) (*mapping, error) {
+	if m == nil || m.m == nil {
+		return nil, errs.Invalid(op, "a nil mapping", "make one with Reservation.Map")
+	}
+	return m.m, nil
+}
+
+// made is inner for methods that return no error: they panic with one.
+func (m *Mapping) made(op string) *mapping {
+	in, err := m.inner(op)
+	if err != nil {
+		panic(err)
+	}
+	return in
+}
+
+// acquire starts an operation on the mapping; the caller calls closer.Release.
+func (m *Mapping) acquire(op string) error {
+	_, err := m.inner(op)
+	if err == nil && !m.closer.Acquire() {
+		err = errs.ClosedError(op, "mapping")
+	}
+	return err
+}
 
 // SetAccess says who may do what with the memory at this address; places that
 // are not named keep what they have. Where it takes access away it first waits
 // for the devices concerned, as Close does.
 func (m *Mapping) SetAccess(access ...Access) error {
 	const op = "vmm.Mapping.SetAccess"
-	if !m.closer.Acquire() {
-		return errs.ClosedError(op, "mapping")
+	if err := m.acquire(op); err != nil {
+		return err
 	}
 	defer m.closer.Release()
 	return m.m.res.setAccess(op, m.m.off, m.m.phys.Size, access)
@@ -65,8 +91,8 @@ func (m *Mapping) SetAccess(access ...Access) error {
 // Access asks the driver what a place may do with the memory at this address.
 func (m *Mapping) Access(l cuda.Location) (AccessMode, error) {
 	const op = "vmm.Mapping.Access"
-	if !m.closer.Acquire() {
-		return NoAccess, errs.ClosedError(op, "mapping")
+	if err := m.acquire(op); err != nil {
+		return NoAccess, err
 	}
 	defer m.closer.Release()
 	if err := checkLocation(op, m.m.res.system, l); err != nil {
@@ -87,8 +113,8 @@ func (m *Mapping) Access(l cuda.Location) (AccessMode, error) {
 // is ErrCapturing and nothing has changed.
 func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 	const op = "vmm.Mapping.RevokeAfter"
-	if !m.closer.Acquire() {
-		return errs.ClosedError(op, "mapping")
+	if err := m.acquire(op); err != nil {
+		return err
 	}
 	in := m.m
 	changes, err := checkAccess(op, in.res.system, in.phys.Asked.Location, []Access{{l, NoAccess}})
@@ -127,7 +153,11 @@ func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 // package documentation) and unmaps it.
 func (m *Mapping) Close() error {
 	const op = "vmm.Mapping.Close"
-	if err := m.m.res.views.notInside(op, m.m.off, m.m.off+m.m.phys.Size); err != nil {
+	in, err := m.inner(op)
+	if err == nil {
+		err = in.res.views.notInside(op, in.off, in.off+in.phys.Size)
+	}
+	if err != nil {
 		return err
 	}
 	return m.closer.Close(func() error {
@@ -145,8 +175,12 @@ func (m *Mapping) Close() error {
 // nothing has changed.
 func (m *Mapping) CloseAfter(streams ...*cuda.Stream) error {
 	const op = "vmm.Mapping.CloseAfter"
-	sys := m.m.res.System()
-	err := life.CloseAfter(&m.closer, sys,
+	in, err := m.inner(op)
+	if err != nil {
+		return err
+	}
+	sys := in.res.System()
+	err = life.CloseAfter(&m.closer, sys,
 		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
 		func() error {
 			if m.later.Load() > 0 {
@@ -155,16 +189,19 @@ func (m *Mapping) CloseAfter(streams ...*cuda.Stream) error {
 			return m.unmap(op)
 		})
 	if err == nil {
-		m.m.res.mu.Lock()
-		m.m.closing = &m.closer.Life
-		m.m.res.mu.Unlock()
+		in.res.mu.Lock()
+		in.closing = &m.closer.Life
+		in.res.mu.Unlock()
 	}
 	return err
 }
 
 // Released returns the end of the mapping's closing: then the memory is at this
 // address no more.
-func (m *Mapping) Released() cuda.Completion { return m.closer.Completion() }
+func (m *Mapping) Released() cuda.Completion {
+	m.made("vmm.Mapping.Released")
+	return m.closer.Completion()
+}
 
 func (m *Mapping) unmap(op string) error {
 	if err := m.m.res.unmapRun(op, []*mapping{m.m}); err != nil {

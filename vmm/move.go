@@ -3,14 +3,28 @@ package vmm
 import (
 	"fmt"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// Move makes a second buffer with a range of reserve bytes, rounded up to the
-// granularity, for one whose range has become too small. It maps the same memory
-// at the new address: nothing is copied. The caller closes both.
+// MoveOptions describe what Move makes. The zero value is a range twice as large as
+// the old buffer's.
+type MoveOptions struct {
+	// Reserve is how far the new buffer can grow, in bytes, rounded up to the
+	// granularity. 0 is twice the size of the old buffer's range.
+	Reserve int
+	// Hint and Align are those of BufferOptions. An Align of 0 is the old buffer's.
+	Hint  cuda.Ptr
+	Align int
+	// OnGrow is called when the new buffer grows: see BufferOptions. If it is nil the
+	// old buffer's goes on to be called.
+	OnGrow func(from, to int)
+}
+
+// Move makes a second buffer for one whose range has become too small. It maps the
+// same memory at the new address: nothing is copied. The caller closes both.
 //
 // From then on the old buffer is there for work under way: it is read, copied from
 // and to, and closed as before, with the same bytes at its own address, but its
@@ -21,44 +35,48 @@ import (
 //
 // A buffer that is published is not moved (ErrInUse), nor is one that follows a
 // publication (ErrNotPermitted).
-func Move(old *Buffer, reserve int) (*Buffer, error) {
-	const op = "vmm.Move"
-	if old == nil {
-		return nil, errNilBuffer(op)
-	}
-	in := old.b
-	if err := in.enter(op); err != nil {
+func Move(old *Buffer, o MoveOptions) (*Buffer, error) { return old.inner().move("vmm.Move", o) }
+
+func (b *buffer) move(op string, o MoveOptions) (*Buffer, error) {
+	if err := b.enter(op); err != nil {
 		return nil, err
 	}
-	defer in.leave()
-	if err := in.mayMove(op); err != nil {
+	defer b.leave()
+	if err := b.mayMove(op); err != nil {
 		return nil, err
 	}
-	committed := in.committed.Load()
-	if reserve <= 0 || reserve > maxBytes || uint64(reserve) < committed {
-		return nil, errs.Invalid(op, fmt.Sprintf("a range of %s, with %d committed", errs.Count(reserve, "byte"), committed),
-			fmt.Sprintf("reserve at least %s, and more than the old range to grow further", errs.Bytes(committed)))
+	committed := b.committed.Load()
+	if o.Reserve < 0 || o.Reserve > maxBytes || o.Reserve > 0 && uint64(o.Reserve) < committed {
+		return nil, errs.Invalid(op, fmt.Sprintf("a range of %s, with %d committed", errs.Count(o.Reserve, "byte"), committed),
+			fmt.Sprintf("reserve 0 for twice the old range, or at least %s", errs.Bytes(committed)))
 	}
-	b, err := in.twin(op, uint64(reserve))
+	reserve := uint64(o.Reserve)
+	if reserve == 0 {
+		reserve = min(2*b.res.size, maxBytes)
+	}
+	next, err := b.twin(op, reserve, ReserveOptions{Hint: o.Hint, Align: o.Align})
 	if err != nil {
 		return nil, err
 	}
-	b.imported, b.moved, b.onGrow = in.imported.moved(), in, in.onGrow
-	handles := make([]*phys.Handle, len(in.chunks))
-	for i, c := range in.chunks {
+	next.imported, next.moved, next.onGrow = b.imported.moved(), b, o.OnGrow
+	if next.onGrow == nil {
+		next.onGrow = b.onGrow
+	}
+	handles := make([]*phys.Handle, len(b.chunks))
+	for i, c := range b.chunks {
 		c.phys.Retain()
 		handles[i] = c.phys
 	}
-	if err := b.mapChunks(op, handles); err != nil {
+	if err := next.mapChunks(op, handles); err != nil {
 		return nil, err
 	}
-	if err := in.freeze(op, b); err != nil {
-		return nil, b.discard(op, err)
+	if err := b.freeze(op, next); err != nil {
+		return nil, next.discard(op, err)
 	}
-	b.used.Store(in.used.Load())
-	b.track(committed)
-	in.pastLocked() // forgets those that are gone: a line of moves keeps none of them
-	return b.shell(), nil
+	next.used.Store(b.used.Load())
+	next.track(committed)
+	b.pastLocked() // forgets those that are gone: a line of moves keeps none of them
+	return next.shell(), nil
 }
 
 // mayMove refuses to move a buffer that others know by its address.
@@ -96,8 +114,11 @@ func (b *buffer) frozen(op string) error {
 
 // twin is a buffer of the same kind with a range of its own and nothing in it,
 // not yet in the list of live objects.
-func (b *buffer) twin(op string, reserve uint64) (*buffer, error) {
-	res, err := reserveFor(op, b.dev, reserve, 0, b.gran, ReserveOptions{})
+func (b *buffer) twin(op string, reserve uint64, o ReserveOptions) (*buffer, error) {
+	if o.Align == 0 {
+		o.Align = b.align
+	}
+	res, err := reserveFor(op, b.dev, reserve, 0, b.gran, o)
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +128,7 @@ func (b *buffer) twin(op string, reserve uint64) (*buffer, error) {
 	for place := range b.refused { // its RevokeAfter has perhaps returned, and follows this change
 		access = access.with(accessList{{Location: place, Flags: driver.AccessNone}})
 	}
-	twin := &buffer{dev: b.dev, res: res, prop: b.prop, gran: b.gran, chosen: b.chosen, plan: b.plan, access: access}
+	twin := &buffer{dev: b.dev, res: res, prop: b.prop, gran: b.gran, align: o.Align, chosen: b.chosen, plan: b.plan, access: access}
 	twin.holds.appends = b.holds.appended()
 	return twin, nil
 }

@@ -253,7 +253,7 @@ func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, u
 }
 
 func errNilBuffer(op string) error {
-	return errs.Invalid(op, "a nil buffer", "make one with NewBuffer")
+	return errs.Invalid(op, "a nil buffer", "make one with NewBuffer or NewArray")
 }
 
 func errNilDevice(op string) error {

@@ -123,10 +123,36 @@ func granule(op string, d *cuda.Device) (uint64, error) {
 }
 
 // Ptr is the address of the range, fixed for life.
-func (r *Reservation) Ptr() cuda.Ptr { return cuda.Ptr(r.r.base) }
+func (r *Reservation) Ptr() cuda.Ptr { return cuda.Ptr(r.made("vmm.Reservation.Ptr").base) }
 
 // Size is the size of the range in bytes.
-func (r *Reservation) Size() int { return int(r.r.size) }
+func (r *Reservation) Size() int { return int(r.made("vmm.Reservation.Size").size) }
+
+// inner returns the inner state, or an error for a Reservation that no function made.
+func (r *Reservation) inner(op string) (*reservation, error) {
+	if r == nil || r.r == nil {
+		return nil, errs.Invalid(op, "a nil reservation", "make one with Reserve")
+	}
+	return r.r, nil
+}
+
+// made is inner for methods that return no error: they panic with one.
+func (r *Reservation) made(op string) *reservation {
+	in, err := r.inner(op)
+	if err != nil {
+		panic(err)
+	}
+	return in
+}
+
+// acquire starts an operation on the range; the caller calls closer.Release.
+func (r *Reservation) acquire(op string) (*reservation, error) {
+	in, err := r.inner(op)
+	if err == nil && !in.closer.Acquire() {
+		err = errs.ClosedError(op, "reservation")
+	}
+	return in, err
+}
 
 // Close gives the range back. What is still mapped there and was closed with
 // CloseAfter goes with it, after all work that could use it (see the package
@@ -134,10 +160,14 @@ func (r *Reservation) Size() int { return int(r.r.size) }
 // ErrInUse, and it stays open. After another error it may be called again.
 func (r *Reservation) Close() error {
 	const op = "vmm.Reservation.Close"
-	if err := r.r.views.notInside(op, 0, rest); err != nil {
+	in, err := r.inner(op)
+	if err == nil {
+		err = in.views.notInside(op, 0, rest)
+	}
+	if err != nil {
 		return err
 	}
-	err := r.r.close(op)
+	err = in.close(op)
 	if err == nil {
 		r.watched.Stop()
 	}
@@ -151,7 +181,10 @@ func (r *Reservation) Close() error {
 // one that captures a graph ErrCapturing, and nothing has changed.
 func (r *Reservation) CloseAfter(streams ...*cuda.Stream) error {
 	const op = "vmm.Reservation.CloseAfter"
-	in := r.r
+	in, err := r.inner(op)
+	if err != nil {
+		return err
+	}
 	sys := in.System()
 	return life.CloseAfter(&in.closer, sys, func() (*core.Fence, error) {
 		f, err := core.FenceOf(sys, op, streams)
@@ -180,7 +213,7 @@ func (r *Reservation) CloseAfter(streams ...*cuda.Stream) error {
 
 // Released returns the end of the range's closing.
 func (r *Reservation) Released() cuda.Completion {
-	return r.r.closer.Completion()
+	return r.made("vmm.Reservation.Released").closer.Completion()
 }
 
 // shut lets nothing more be mapped, unless something is that does not go by itself.

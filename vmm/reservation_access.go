@@ -19,11 +19,12 @@ func (r *Reservation) SetAccess(off, size int, access ...Access) error {
 		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("offset %d, %s", off, errs.Count(size, "byte")),
 			Hint: "name a part of the range"})
 	}
-	if !r.r.closer.Acquire() {
-		return errs.ClosedError(op, "reservation")
+	in, err := r.acquire(op)
+	if err != nil {
+		return err
 	}
-	defer r.r.closer.Release()
-	return r.r.setAccess(op, uint64(off), uint64(size), access)
+	defer in.closer.Release()
+	return in.setAccess(op, uint64(off), uint64(size), access)
 }
 
 // setAccess changes the access of the whole mappings in a part of the range.

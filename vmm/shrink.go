@@ -7,35 +7,34 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
-	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Clip gives back the memory behind the bytes in use: whole chunks, so at most
 // one chunk stays that is not full. It first waits for all work that could use
 // the memory (see the package documentation).
-func (b *Buffer) Clip() error {
-	const op = "vmm.Buffer.Clip"
-	in := b.b
-	keep, err := in.enterClip(op)
+func (b *Buffer) Clip() error { return b.inner().clip("vmm.Buffer.Clip") }
+
+func (b *buffer) clip(op string) error {
+	keep, err := b.enterClip(op)
 	if err != nil {
 		return err
 	}
-	defer in.leave()
-	if keep < len(in.chunks) {
-		if err := in.mayClip(op, in.chunks[keep].off); err != nil {
+	defer b.leave()
+	if keep < len(b.chunks) {
+		if err := b.mayClip(op, b.chunks[keep].off); err != nil {
 			return err
 		}
 		// What ClipAfter took lies behind these chunks. It goes with them: it must
 		// not be left between memory that grows again.
-		if err := in.waitAllLocked(op); err != nil {
+		if err := b.waitAllLocked(op); err != nil {
 			return err
 		}
-		if err := in.uncommitLocked(op, keep); err != nil {
+		if err := b.uncommitLocked(op, keep); err != nil {
 			return err
 		}
 	}
-	return in.res.finish(op)
+	return b.res.finish(op)
 }
 
 // enterClip starts a change that takes the chunks from index keep on, at which
@@ -75,25 +74,27 @@ func (b *buffer) enterClip(op string) (keep int, err error) {
 // Without a stream it is ErrInvalidArgument; with one that captures a graph it
 // is ErrCapturing and nothing has changed.
 func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
-	const op = "vmm.Buffer.ClipAfter"
-	in := b.b
-	if !in.closer.Acquire() {
-		return errs.ClosedError(op, "buffer")
-	}
-	defer in.closer.Release()
-	if err := in.frozen(op); err != nil {
+	return b.inner().clipAfter("vmm.Buffer.ClipAfter", streams)
+}
+
+func (b *buffer) clipAfter(op string, streams []*cuda.Stream) error {
+	if err := b.acquire(op); err != nil {
 		return err
 	}
-	in.copies.watch()
-	fence := func() (*core.Fence, error) { return core.FenceOf(in.res.System(), op, streams) }
-	if !in.changes.TryLock() {
-		return in.clipSoon(op, fence)
+	defer b.closer.Release()
+	if err := b.frozen(op); err != nil {
+		return err
 	}
-	defer in.copies.unwatch()
-	defer in.changes.Unlock()
-	keep := in.full()
-	if keep < len(in.chunks) {
-		if err := in.mayClip(op, in.chunks[keep].off); err != nil {
+	b.copies.watch()
+	fence := func() (*core.Fence, error) { return core.FenceOf(b.res.System(), op, streams) }
+	if !b.changes.TryLock() {
+		return b.clipSoon(op, fence)
+	}
+	defer b.copies.unwatch()
+	defer b.changes.Unlock()
+	keep := b.full()
+	if keep < len(b.chunks) {
+		if err := b.mayClip(op, b.chunks[keep].off); err != nil {
 			return err
 		}
 	}
@@ -101,12 +102,12 @@ func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 	if err != nil {
 		return err
 	}
-	if keep == len(in.chunks) {
+	if keep == len(b.chunks) {
 		f.Release()
 		return nil
 	}
-	in.copies.mind(f)
-	in.clipAfterLocked(op, keep, f, false)
+	b.copies.mind(f)
+	b.clipAfterLocked(op, keep, f, false)
 	return nil
 }
 

@@ -26,11 +26,14 @@ type Slice[T any] struct {
 // Slice returns the part from byte from up to, not including, byte to, which must
 // be in use (ErrOutOfRange).
 func (b *Buffer) Slice(from, to int) (Slice[byte], error) {
-	return slice[byte]("vmm.Buffer.Slice", b.b, from, to)
+	return slice[byte]("vmm.Buffer.Slice", b.inner(), from, to)
 }
 
 // slice checks a part of a buffer, by element.
 func slice[T any](op string, b *buffer, from, to int) (Slice[T], error) {
+	if b == nil {
+		return Slice[T]{}, errNilBuffer(op)
+	}
 	if b.closer.Closed() {
 		return Slice[T]{}, errs.ClosedError(op, "buffer")
 	}
@@ -284,7 +287,7 @@ func (g *guard[T]) Leave() { g.s.buf.mu.RUnlock() }
 // check sees that the slice is still in use and that the stream may do with it
 // what it is to. The caller holds the buffer and its mu.
 func (s Slice[T]) check(op string, st *cuda.Stream, need driver.AccessFlags) error {
-	if err := s.buf.checkStill(op, s.off, uint64(s.Size())); err != nil {
+	if err := s.buf.checkStill(op, s.off, uint64(s.Size()), int(sizeOf[T]())); err != nil {
 		return err
 	}
 	return s.buf.allowsLocked(op, st, need)
@@ -294,8 +297,12 @@ func (s Slice[T]) sameSize(op string, n int) error {
 	if n == s.Size() {
 		return nil
 	}
+	size := int(sizeOf[T]())
+	if n%size != 0 {
+		size = 1 // the other side counts bytes
+	}
 	return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange,
-		Asked: fmt.Sprintf("%s for a slice of %d", errs.Count(n, "byte"), s.Size()), Hint: "both sides must be equally long"})
+		Asked: fmt.Sprintf("%s for a slice of %d", counted(n, size), s.Size()/size), Hint: "both sides must be equally long"})
 }
 
 // rlockBoth locks two buffers for reading, in the order in which they were made,
@@ -320,6 +327,9 @@ func runlockBoth(a, b *buffer) {
 
 // appendSlice appends device memory to a buffer, which may be the source's own.
 func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) (at int, err error) {
+	if b == nil {
+		return 0, errNilBuffer(op)
+	}
 	if src.buf == nil {
 		return 0, errZeroSlice(op)
 	}

@@ -105,7 +105,7 @@ func ExampleMove() {
 	_, err = old.Append(nil, []byte("the same bytes"))
 	fatal(err)
 
-	larger, err := vmm.Move(old, 1<<30)
+	larger, err := vmm.Move(old, vmm.MoveOptions{Reserve: 1 << 30})
 	fatal(err)
 	defer larger.Close()
 	stats := larger.Stats()

@@ -84,7 +84,7 @@ var managedMakers = table{
 	},
 	"NewArray": func(w *world) func() error {
 		a := w.allocator()
-		return func() error { return keep[*managed.Array[float32]](w)(managed.NewArray[float32](a, nil, mib)) }
+		return func() error { return keep[*managed.Array[float32]](w)(managed.NewArray[float32](nil, a, mib)) }
 	},
 	"ArrayOf": func(w *world) func() error {
 		b := w.managed()

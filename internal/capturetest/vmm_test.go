@@ -126,7 +126,7 @@ var bufferCases = join(
 		},
 		"Move": func(w *world) func() error {
 			b := w.buffer()
-			return func() error { return keep[*vmm.Buffer](w)(vmm.Move(b, 128*mib)) }
+			return func() error { return keep[*vmm.Buffer](w)(vmm.Move(b, vmm.MoveOptions{Reserve: 128 * mib})) }
 		},
 		"Fork": func(w *world) func() error {
 			b, s := w.buffer(), w.stream()
@@ -232,7 +232,7 @@ var arrayCases = join(
 		},
 		"Array.Move": func(w *world) func() error {
 			a := w.array()
-			return func() error { return keep[*vmm.Array[int32]](w)(a.Move(128 * mib)) }
+			return func() error { return keep[*vmm.Array[int32]](w)(a.Move(vmm.MoveOptions{Reserve: 128 * mib})) }
 		},
 		"Array.Fork": func(w *world) func() error {
 			a, s := w.array(), w.stream()

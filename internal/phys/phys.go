@@ -139,8 +139,15 @@ type Sealed interface {
 	owned() (*Handle, *life.Life)
 }
 
-// None reports whether no owner was named: nil, or a nil pointer to one.
-func None(s Sealed) bool { return s == nil || reflect.ValueOf(s).IsNil() }
+// None reports whether no owner was named: nil, a nil pointer to one, or one that no
+// function made.
+func None(s Sealed) bool {
+	if s == nil || reflect.ValueOf(s).IsNil() {
+		return true
+	}
+	h, _ := s.owned()
+	return h == nil
+}
 
 // Of looks inside an owner.
 func Of(s Sealed) *Handle { h, _ := s.owned(); return h }

@@ -74,7 +74,7 @@ func place(e *app.Env, at managed.Placement, layers, elements int) (err error) {
 	defer app.Close(memory, &err)
 	var weights []*managed.Array[float32]
 	for i := range layers {
-		w, err := managed.NewArray[float32](memory, s, elements)
+		w, err := managed.NewArray[float32](s, memory, elements)
 		if err != nil {
 			return err
 		}
