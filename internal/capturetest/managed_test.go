@@ -10,10 +10,10 @@ import (
 var managedCases = join(
 	plain("Attachment", func(*world) managed.Attachment { return managed.AttachHost }, "String"),
 	plain("Range", func(w *world) managed.Range { return w.managed().Range }, "Ptr", "Len", "ReadMostly", "Preferred", "LastPrefetch", "Bytes"),
-	plain("Buffer", (*world).managed, "Ptr", "Len", "ReadMostly", "Preferred", "LastPrefetch", "Bytes", "Device", "Valid", "Managed", "AccessedBy", "Close"),
+	plain("Buffer", (*world).managed, "Ptr", "Len", "ReadMostly", "Preferred", "LastPrefetch", "Bytes", "Device", "Valid", "Managed", "AccessedBy", "Released", "Close"),
 	plain("AccessedBy", func(w *world) managed.AccessedBy { return w.managed().AccessedBy() }, "All"),
-	plain("Array", (*world).managedArray, "Buffer", "Ptr", "Len", "Close"),
-	plain("Allocator", (*world).allocator, "Device", "Stats"),
+	plain("Array", (*world).managedArray, "Buffer", "Ptr", "Len", "Released", "Close"),
+	plain("Allocator", (*world).allocator, "Device", "Stats", "Released"),
 	onRange("Range"), onRange("Buffer"),
 	table{
 		"Range.AccessedBy": func(w *world) func() error {

@@ -12,9 +12,9 @@ import (
 )
 
 var multicastCases = join(
-	plain("Object", (*world).multicast, "Size", "Properties", "String", "Close"),
-	plain("Binding", (*world).binding, "Device", "Offset", "Size", "Close"),
-	plain("Team", (*world).team, "Ptr", "AbortWord", "Abort", "Devices", "Size", "Members", "First", "String", "Close"),
+	plain("Object", (*world).multicast, "Size", "Properties", "String", "Released", "Close"),
+	plain("Binding", (*world).binding, "Device", "Offset", "Size", "Released", "Close"),
+	plain("Team", (*world).team, "Ptr", "AbortWord", "Abort", "Devices", "Size", "Members", "First", "String", "Released", "Close"),
 	plain("TeamError", func(w *world) *multicast.TeamError { return new(multicast.TeamError) }, "Error", "Unwrap"),
 	table{
 		"NewTeam": func(w *world) func() error {
