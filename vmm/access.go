@@ -8,7 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// AccessMode says what a place may do with mapped memory.
+// AccessMode is what a place may do with mapped memory.
 type AccessMode uint8
 
 // The values are the driver's.
@@ -31,7 +31,7 @@ func (m AccessMode) String() string {
 	return fmt.Sprintf("AccessMode(%d)", uint8(m))
 }
 
-// Access is what one place may do.
+// Access is the access of one place.
 type Access struct {
 	Location cuda.Location
 	Mode     AccessMode
@@ -40,11 +40,11 @@ type Access struct {
 // String writes "device 0: read-only".
 func (a Access) String() string { return fmt.Sprintf("%v: %v", a.Location, a.Mode) }
 
-// accessList is who may do what with a mapping, in the driver's form. The slice
-// is its owner's and is passed to the driver as it is.
+// accessList holds the access that places have to a mapping, in the driver's form.
+// The slice belongs to its owner and is passed to the driver as it is.
 type accessList []driver.AccessDesc
 
-// with is the list after a change; neither list is changed in place.
+// with returns the list after a change; neither list is changed in place.
 func (l accessList) with(changes accessList) accessList {
 	if len(l) == 0 && changes.lacksNone() {
 		return changes
@@ -58,7 +58,8 @@ func (l accessList) with(changes accessList) accessList {
 	return next
 }
 
-// except is the list without the places that a change names, with room for more.
+// except returns the list without the places that a change names, with capacity for
+// room more.
 func (l accessList) except(changes accessList, room int) accessList {
 	rest := make(accessList, 0, len(l)+room)
 	for _, a := range l {
@@ -93,7 +94,7 @@ func (l accessList) same(o accessList) bool {
 	return len(l) == len(o) && (len(l) == 0 || &l[0] == &o[0])
 }
 
-// modeLocked is what the place may do.
+// mode returns what the place may do.
 func (l accessList) mode(loc driver.Location) driver.AccessFlags {
 	for _, a := range l {
 		if a.Location == loc {
@@ -103,7 +104,7 @@ func (l accessList) mode(loc driver.Location) driver.AccessFlags {
 	return driver.AccessNone
 }
 
-// lowered are the devices that a change takes access from.
+// lowered returns the devices that a change takes access from.
 func (l accessList) lowered(changes accessList) (from []driver.Device) {
 	for _, c := range changes {
 		if c.Location.Type == driver.LocationDevice && c.Flags < l.mode(c.Location) {
@@ -113,7 +114,7 @@ func (l accessList) lowered(changes accessList) (from []driver.Device) {
 	return from
 }
 
-// lower is what both lists allow.
+// lower returns what both lists allow.
 func (l accessList) lower(o accessList) accessList {
 	both := make(accessList, 0, len(l))
 	for _, a := range l {
@@ -124,7 +125,7 @@ func (l accessList) lower(o accessList) accessList {
 	return both
 }
 
-// upper is the most that either list allows.
+// upper returns the most that either list allows.
 func (l accessList) upper(o accessList) accessList {
 	most := l.except(o, len(o))
 	for _, a := range o {
@@ -135,7 +136,7 @@ func (l accessList) upper(o accessList) accessList {
 	return most
 }
 
-// of is what the list says of the places that a change names: the change back.
+// of returns the list's access of the places that a change names: the change back.
 func (l accessList) of(changes accessList) accessList {
 	back := append(accessList(nil), changes...)
 	for i, c := range back {
@@ -144,7 +145,7 @@ func (l accessList) of(changes accessList) accessList {
 	return back
 }
 
-// devices are those with any access.
+// devices returns those with any access.
 func (l accessList) devices() (with []driver.Device) {
 	for _, a := range l {
 		if a.Location.Type == driver.LocationDevice && a.Flags != driver.AccessNone {
@@ -154,8 +155,8 @@ func (l accessList) devices() (with []driver.Device) {
 	return with
 }
 
-// checkAccess turns what a caller asks into the driver's form, for memory that
-// lies at a location, and refuses what could never work.
+// checkAccess converts the access that a caller asks for into the driver's form, for
+// memory at a location, and refuses what cannot work.
 func checkAccess(op string, s *cuda.System, memory driver.Location, access []Access) (accessList, error) {
 	if len(access) == 0 {
 		return nil, errs.Invalid(op, "no access", "name at least one location and its mode")

@@ -257,7 +257,7 @@ func TestAHostFunctionUsesItsBuffer(t *testing.T) {
 		}))
 		require.NoError(t, b.Resize(nil, 100))
 		require.ErrorIs(t, b.Clip(), cuda.ErrInUse)
-		require.ErrorContains(t, b.Clip(), "a function looks at 6 MiB of the memory (Host)")
+		require.ErrorContains(t, b.Clip(), "a Host function uses 6 MiB of the memory")
 		require.ErrorIs(t, b.Close(), cuda.ErrInUse)
 		require.ErrorIs(t, b.SetAccess(vmm.Access{Location: home, Mode: vmm.NoAccess}), cuda.ErrInUse)
 		require.NoError(t, b.SetAccess(vmm.Access{Location: w.d.Location(), Mode: vmm.ReadOnly}), "the CPU keeps its access")

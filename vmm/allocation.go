@@ -17,16 +17,16 @@ type (
 	holder = phys.Holder
 )
 
-// Physical is memory that can be mapped: an Allocation, or what the packages
-// on top of this one make of the same kind. Only this library implements it.
+// Physical is memory that can be mapped: an Allocation, or an object of a package on
+// top of this one, such as multicast.Object. Only this library implements it.
 type Physical interface {
 	sealed
 	// Size in bytes.
 	Size() int
 }
 
-// Allocation is physical memory without an address. It is mapped whole, as
-// often as wanted.
+// Allocation is physical memory without an address. It is always mapped as a whole,
+// any number of times. All methods are safe for concurrent use.
 type Allocation struct {
 	holder
 	closer  life.Closer
@@ -35,13 +35,13 @@ type Allocation struct {
 	watched life.Watched
 }
 
-// maxBytes is more than any device has address space for; sizes above it would
-// overflow the rounding.
+// maxBytes exceeds the address space of any device; rounding larger sizes up would
+// overflow.
 const maxBytes = 1 << 60
 
-// Create makes size bytes of physical memory, a multiple of the granularity.
-// The caller closes it. Its contents are undefined: the driver has been seen to
-// give zeros, but promises nothing.
+// Create creates size bytes of physical memory, a multiple of the granularity. The
+// caller closes it. Its contents are undefined: drivers have returned zeros, but do
+// not promise them.
 func Create(d *cuda.Device, size int, p Properties) (*Allocation, error) {
 	const op = "vmm.Create"
 	prop, gran, err := p.resolve(op, d)
@@ -62,7 +62,7 @@ func Create(d *cuda.Device, size int, p Properties) (*Allocation, error) {
 	return newAllocation(h, p.Granularity), nil
 }
 
-// newAllocation takes over a count of the handle.
+// newAllocation takes over one reference to the handle.
 func newAllocation(h *phys.Handle, g Granularity) *Allocation {
 	a := &Allocation{h: h, chosen: g}
 	a.holder = phys.NewHolder(h, &a.closer.Life)
@@ -70,7 +70,7 @@ func newAllocation(h *phys.Handle, g Granularity) *Allocation {
 	return a
 }
 
-// checkSize refuses sizes that are no positive multiple of the granularity.
+// checkSize refuses sizes that are not a positive multiple of the granularity.
 func checkSize(op string, size int, gran uint64) error {
 	g := int(gran)
 	switch {
@@ -85,9 +85,9 @@ func checkSize(op string, size int, gran uint64) error {
 	return nil
 }
 
-// refused asks, after a creation that the driver would not make, whether memory
-// shared in that way can be had at all. Where a trial says no, that is the
-// error; where it says nothing, the answer is nil.
+// refused probes, after the driver refused to create memory, whether the device has
+// memory that can be shared in that way at all. It returns the probe's error, or nil
+// if the probe explains nothing.
 func refused(d *cuda.Device, prop driver.AllocationProp, r driver.Result) error {
 	switch r {
 	case driver.InvalidValue, driver.NotSupported, driver.NotPermitted:
@@ -111,8 +111,8 @@ func refused(d *cuda.Device, prop driver.AllocationProp, r driver.Result) error 
 	return nil
 }
 
-// createError is the refusal to create memory of a size, one of the pieces of all
-// that was asked for.
+// createError returns the error of a creation of size bytes, one of the pieces of all
+// bytes that the caller asked for.
 func createError(op string, d *cuda.Device, size int, all uint64, prop driver.AllocationProp, r driver.Result) error {
 	loc := cuda.Location{Type: cuda.LocationType(prop.Location.Type), ID: int(prop.Location.ID)}
 	asked := fmt.Sprintf("%s on %v", errs.Bytes(size), loc)
@@ -155,13 +155,14 @@ func (a *Allocation) made(op string) *phys.Handle {
 	return h
 }
 
-// Requested is what the memory was created with, every default decided.
+// Requested returns the properties that the memory was created with, every default
+// resolved.
 func (a *Allocation) Requested() Properties {
 	return properties(a.made("vmm.Allocation.Requested").Asked, a.chosen)
 }
 
-// Close gives the memory up. What is mapped stays: the memory lives until its
-// last mapping is closed.
+// Close releases the memory. Mappings of it stay valid: the memory is freed when the
+// last of them is closed. Close is idempotent.
 func (a *Allocation) Close() error {
 	const op = "vmm.Allocation.Close"
 	if _, err := a.inner(op); err != nil {

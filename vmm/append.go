@@ -11,13 +11,12 @@ import (
 )
 
 // Append copies src behind the bytes in use and returns the offset of its first
-// byte. On a stream it returns when src was staged, and the copy is work on that
-// stream; without one (nil) it returns when the bytes have landed. Past the
-// reserved range the error is ErrCapacity. After an error the buffer is as it
-// was.
+// byte. On a stream it returns once src is staged, and the copy is work on that
+// stream; without one (nil) it returns when the bytes have arrived. Growing past the
+// reserved range returns ErrCapacity. After an error the buffer is unchanged.
 //
 // Goroutines may append concurrently: each gets a part of its own, in the order
-// of their calls. Appends on different streams land in no particular order.
+// of their calls. Appends on different streams complete in no particular order.
 //
 // On a stream that captures a graph the buffer becomes longer at once, and every
 // launch of the graph writes the same bytes at the same place. After an error there
@@ -29,9 +28,9 @@ func (b *Buffer) Append(s *cuda.Stream, src []byte) (at int, err error) {
 }
 
 // AppendHost copies pinned host memory behind the bytes in use and returns the
-// offset of its first byte. On a stream it returns at once, and src must stay as
-// it is until the copy has run; without one (nil) it returns when the bytes have
-// landed. See Append.
+// offset of its first byte. On a stream it returns at once, and src must not change
+// until the copy has run; without one (nil) it returns when the bytes have arrived.
+// See Append.
 func (b *Buffer) AppendHost(s *cuda.Stream, src cuda.HostSlice) (at int, err error) {
 	return b.inner().appendHost("vmm.Buffer.AppendHost", s, src, 1)
 }
@@ -44,7 +43,7 @@ func (b *buffer) appendHost(op string, s *cuda.Stream, src cuda.HostSlice, size 
 
 // AppendSlice copies device memory behind the bytes in use, as work on the
 // stream, and returns the offset of its first byte; without a stream (nil) it
-// returns when the bytes have landed. The source may be a part of the buffer
+// returns when the bytes have arrived. The source may be a part of the buffer
 // itself. See Append.
 func (b *Buffer) AppendSlice(s *cuda.Stream, src Slice[byte]) (at int, err error) {
 	return appendSlice("vmm.Buffer.AppendSlice", b.inner(), s, src)
@@ -52,7 +51,7 @@ func (b *Buffer) AppendSlice(s *cuda.Stream, src Slice[byte]) (at int, err error
 
 // AppendPtr copies n bytes at a device address behind the bytes in use, as work
 // on the stream, and returns the offset of the first; without a stream (nil) it
-// returns when the bytes have landed. The caller is responsible for the address.
+// returns when the bytes have arrived. The address is not checked.
 // See Append.
 func (b *Buffer) AppendPtr(s *cuda.Stream, src cuda.Ptr, n int) (at int, err error) {
 	return b.inner().append("vmm.Buffer.AppendPtr", s, n, 1, func(s *cuda.Stream, at cuda.Ptr) error {
@@ -60,9 +59,9 @@ func (b *Buffer) AppendPtr(s *cuda.Stream, src cuda.Ptr, n int) (at int, err err
 	})
 }
 
-// Resize makes the buffer n bytes long. New bytes are zero, set as work on the
-// stream; without one (nil) they are when it returns. A shorter buffer keeps
-// its memory until Clip.
+// Resize makes the buffer n bytes long. New bytes are set to zero, as work on the
+// stream; without one (nil) Resize returns when they are. A shorter buffer keeps its
+// memory until Clip.
 func (b *Buffer) Resize(s *cuda.Stream, n int) error {
 	return b.inner().resize("vmm.Buffer.Resize", s, n, 1)
 }
@@ -99,10 +98,10 @@ func (b *buffer) append(op string, s *cuda.Stream, n, size int, fill func(*cuda.
 	return b.appendLocked(op, s, n, size, fill)
 }
 
-// appendLocked sees to the memory for n more bytes, in elements of a size, and
-// has them filled as work on a stream. It returns how many bytes were in use. If
-// anything fails the new memory goes again, after what came under way: nothing
-// may land later where the next bytes go.
+// appendLocked commits memory for n more bytes, in elements of a size, and calls fill
+// to submit their contents. It returns how many bytes were in use before. If anything
+// fails it waits for what was submitted and then gives the new memory back: no late
+// copy may overwrite the bytes of the next append. The caller holds changes.
 func (b *buffer) appendLocked(op string, s *cuda.Stream, n, size int, fill func(*cuda.Stream, cuda.Ptr) error) (at int, err error) {
 	to, err := b.longerLocked(op, n, size)
 	if err != nil {
@@ -154,8 +153,8 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n, size int, fill func(
 	return 0, err
 }
 
-// stream is the stream that an operation runs on: the caller's, or the device's
-// own where none was named.
+// stream returns the stream that an operation runs on: the caller's, or the device's
+// own if the caller named none.
 func (b *buffer) stream(op string, s *cuda.Stream) (*cuda.Stream, error) {
 	if s == nil {
 		t, err := b.dev.Transfer()

@@ -7,9 +7,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 )
 
-// appends tracks the streams on which a buffer was appended to, so that a
-// publication can be announced behind the appends of goroutines that know nothing
-// of each other. It is guarded by holds.mu.
+// appends tracks the streams that a buffer was appended to on, so that a publication
+// can be announced behind the appends of independent goroutines. It is guarded by
+// holds.mu.
 type appends struct {
 	last uint64 // the number of the last append
 	on   []appendsOn
@@ -21,8 +21,8 @@ type appendsOn struct {
 	last   uint64
 }
 
-// extendLocked makes the buffer longer by an append that is on a stream, or, without one,
-// is done. The caller holds changes.
+// extendLocked makes the buffer longer by an append that runs on a stream, or, without
+// one, has completed. The caller holds changes.
 func (b *buffer) extendLocked(to uint64, on *cuda.Stream) {
 	if on == nil {
 		b.used.Store(to)
@@ -38,14 +38,14 @@ func (b *buffer) extendLocked(to uint64, on *cuda.Stream) {
 	a.on = append(a.on, appendsOn{st, a.last})
 }
 
-// appended are the appends until now, for a buffer that shares what they put there.
+// appended returns the appends until now, for a buffer that shares their bytes.
 func (hs *holds) appended() appends {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
 	return appends{hs.appends.last, slices.Clone(hs.appends.on)}
 }
 
-// Appended is what a publication would announce: see share.Hold.
+// Appended implements share.Hold.
 func (h *claim) Appended() (n uint64, on []*core.Stream, mark uint64) {
 	hs := &h.b.holds
 	hs.mu.Lock()
@@ -58,7 +58,7 @@ func (h *claim) Appended() (n uint64, on []*core.Stream, mark uint64) {
 	return h.b.used.Load(), on, hs.appends.last
 }
 
-// Announced says what was announced: see share.Hold.
+// Announced implements share.Hold.
 func (h *claim) Announced(mark uint64) {
 	h.b.holds.mu.Lock()
 	defer h.b.holds.mu.Unlock()

@@ -167,7 +167,7 @@ func (a *Array[T]) Fork(s *cuda.Stream, n int, o ForkOptions) (*Array[T], error)
 	if err != nil {
 		return nil, err
 	}
-	return &Array[T]{b.shell()}, nil
+	return &Array[T]{b.public()}, nil
 }
 
 // Clip gives back the memory behind the last element, as Buffer.Clip does.

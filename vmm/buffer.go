@@ -20,8 +20,9 @@ import (
 // for life. It is a reservation with a run of chunks at its front.
 //
 // Len bytes are in use, of Committed bytes of memory, of Reserved bytes of
-// address space. All methods are safe for concurrent use; changes of one
-// buffer run one after the other.
+// address space (BufferStats). All methods are safe for concurrent use; changes of
+// one buffer run one after the other. Methods without an error panic if the Buffer is
+// nil or was not made by this package; the others return ErrInvalidArgument.
 type Buffer struct {
 	shared
 	b       *buffer
@@ -32,26 +33,26 @@ type Buffer struct {
 // memory that can grow to all of it.
 type BufferOptions struct {
 	// Reserve is how far the buffer can grow, in bytes, rounded up to the
-	// granularity. 0 is the device's whole memory, or half of that and so on
-	// where the address space is not to be had.
+	// granularity. 0 is the size of the device's memory, halved as often as
+	// necessary if there is not enough address space.
 	Reserve int
-	// Hint is the address that is wanted, so that several processes can have one
-	// for the same thing. It is a hint: check Ptr.
+	// Hint is the preferred address, so that several processes can use the same one
+	// for the same data. The driver may ignore it: check Ptr.
 	Hint cuda.Ptr
 	// Align is a power of two that the address is a multiple of; 0 is the
 	// granularity.
 	Align int
-	// Chunks is how memory is taken.
+	// Chunks determines the sizes of the pieces that memory is created in.
 	Chunks ChunkPlan
-	// Memory is what kind of memory is taken.
+	// Memory describes the memory to create.
 	Memory Properties
-	// Access is for other places than the device itself and, for memory on the
-	// host, the memory's own location: those have read-write access unless
-	// they are named here.
+	// Access is the access of places. The device itself and, for memory on the
+	// host, the memory's own location have read-write access unless they are
+	// named here; all other places have none.
 	Access []Access
 	// OnGrow, if set, is called after memory was added for the bytes from from up
-	// to, not including, to, by the goroutine that made the buffer grow, with no
-	// lock held: it may use the buffer. Calls for concurrent growth may overlap.
+	// to, not including, to. The goroutine that made the buffer grow calls it and
+	// holds no lock: it may use the buffer. Calls for concurrent growth may overlap.
 	OnGrow func(from, to int)
 }
 
@@ -60,46 +61,47 @@ type shared = share.Holder
 // buffer is the inner state.
 type buffer struct {
 	core.Object
-	serial uint64 // see track
-	closer life.Closer
-	copies copies
-	later  later
-	dev    *cuda.Device
-	res    *reservation
-	prop   driver.AllocationProp
-	gran   uint64
-	align  int // as it was asked for, for Move and Fork
-	chosen Granularity
-	plan   ChunkPlan
+	serial  uint64 // see track
+	closer  life.Closer
+	copies  copies
+	pending pendingJobs
+	dev     *cuda.Device
+	res     *reservation
+	prop    driver.AllocationProp
+	gran    uint64
+	align   int // as it was asked for, for Move and Fork
+	chosen  Granularity
+	plan    ChunkPlan
 	// imported is nil for the process's own memory.
 	imported *imported
 	holds    holds
 	revoking revoking
-	// successor is the address of the buffer that this one was moved to, and moved
-	// the buffer that it was moved from, as long as that is not gone.
+	// successor is the address of the buffer that this one was moved to; moved is the
+	// buffer that this one was moved from, until that has been torn down.
 	successor atomic.Uint64
 	moved     *buffer
 	gone      atomic.Bool
 
-	// changes is held by whatever changes the buffer, for as long as it takes:
-	// one change runs after the other.
+	// changes is held by a change of the buffer until the change is complete, which
+	// may wait for the GPU.
 	changes changes
 	// appending is the stream that the running change submits to, guarded by
 	// changes.
 	appending *core.Stream
-	// added is what the running change has added memory for, guarded by changes.
+	// added is the part that the running change has added memory for, guarded by
+	// changes.
 	added  span
 	onGrow func(from, to int)
-	// mu guards what follows, which changes alone write. Copies hold it for
-	// reading, so that no memory and no access goes between their check and
-	// their submission; a change holds it while it edits a list. Nothing waits
-	// for anything under it.
+	// mu guards the fields below, which only changes write. Copies hold it for
+	// reading, so that neither memory nor access is taken between their check and
+	// their submission; a change holds it while it edits a list. No code waits for
+	// anything while it holds mu.
 	mu     sync.RWMutex
 	access accessList
-	// refused are places that RevokeAfter is taking access from.
+	// refused counts the RevokeAfter calls under way, by place.
 	refused map[driver.Location]int
 	chunks  []*mapping
-	// tail are chunks behind the committed ones that were clipped and wait for
+	// tail holds chunks behind the committed ones that were clipped and wait for
 	// the GPU: still mapped, in the order of their addresses.
 	tail []*mapping
 	// used and committed are read without a lock, and changed under changes.
@@ -107,8 +109,8 @@ type buffer struct {
 	grown           atomic.Uint64
 }
 
-// NewBuffer makes an empty buffer: address space, and no memory yet. The caller
-// closes it.
+// NewBuffer makes an empty buffer: it reserves address space and creates no memory
+// yet. The caller closes it.
 func NewBuffer(d *cuda.Device, o BufferOptions) (*Buffer, error) {
 	return makeBuffer("vmm.NewBuffer", d, o)
 }
@@ -118,17 +120,18 @@ func makeBuffer(op string, d *cuda.Device, o BufferOptions) (*Buffer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.shell(), nil
+	return b.public(), nil
 }
 
-// Requested is what the buffer's memory is created with, every default decided.
+// Requested returns the properties that the buffer's memory is created with, every
+// default resolved.
 func (b *Buffer) Requested() Properties {
 	in := b.made("vmm.Buffer.Requested")
 	return properties(in.prop, in.chosen)
 }
 
-// inner returns the inner state, nil for a Buffer that no function made. What
-// returns errors refuses that (acquire).
+// inner returns the inner state, or nil for a Buffer that no function made. Methods
+// that return errors refuse nil (acquire).
 func (b *Buffer) inner() *buffer {
 	if b == nil {
 		return nil
@@ -145,10 +148,11 @@ func (b *Buffer) made(op string) *buffer {
 	return in
 }
 
-func (b *buffer) shell() *Buffer {
-	shell := &Buffer{shared: share.HoldMemory(b), b: b}
-	b.Watch(&shell.watched)
-	return shell
+// public returns a Buffer of the inner state, whose loss is reported.
+func (b *buffer) public() *Buffer {
+	made := &Buffer{shared: share.HoldMemory(b), b: b}
+	b.Watch(&made.watched)
+	return made
 }
 
 // newBuffer makes a buffer that can grow to at least need bytes.
@@ -178,8 +182,8 @@ func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer
 	return b, nil
 }
 
-// serials number the buffers of the process, which gives two of them an order to
-// be locked in.
+// serials numbers the buffers of the process, which defines the order in which two of
+// them are locked.
 var serials atomic.Uint64
 
 // track puts a new buffer into the list of live objects.
@@ -188,8 +192,8 @@ func (b *buffer) track(committed uint64) {
 	b.res.System().Track(b, life.KindBuffer, committed)
 }
 
-// reserveFor reserves what was asked for, or, where nothing was, the device's
-// memory, halved down to the need while there is no address space.
+// reserveFor reserves asked bytes. If that is 0 it reserves the size of the device's
+// memory, halved down to need while there is not enough address space.
 func reserveFor(op string, d *cuda.Device, asked, need, gran uint64, o ReserveOptions) (*reservation, error) {
 	// The memory may lie elsewhere, with another granularity than the device's.
 	unit, err := granule(op, d)
@@ -214,8 +218,8 @@ func reserveFor(op string, d *cuda.Device, asked, need, gran uint64, o ReserveOp
 	}
 }
 
-// bufferAccess is who may touch a buffer: the device itself, the host where the
-// memory lies there, and who was named.
+// bufferAccess returns the access of a new buffer: read-write for the device itself
+// and the memory's own location, and the access that the caller named.
 func bufferAccess(op string, d *cuda.Device, memory driver.Location, named []Access) (accessList, error) {
 	all := append([]Access(nil), named...)
 	home := cuda.Location{Type: cuda.LocationType(memory.Type), ID: int(memory.ID)}
@@ -230,13 +234,13 @@ func bufferAccess(op string, d *cuda.Device, memory driver.Location, named []Acc
 
 func roundUp(n, to uint64) uint64 { return (n + to - 1) / to * to }
 
-// Ptr is the address of the first byte, fixed for life.
+// Ptr returns the address of the first byte, fixed for life.
 func (b *Buffer) Ptr() cuda.Ptr { return cuda.Ptr(b.made("vmm.Buffer.Ptr").res.base) }
 
-// Len is how many bytes are in use.
+// Len returns how many bytes are in use.
 func (b *Buffer) Len() int { return int(b.made("vmm.Buffer.Len").used.Load()) }
 
-// Device is the device that the buffer was made on.
+// Device returns the device that the buffer was made on.
 func (b *Buffer) Device() *cuda.Device { return b.made("vmm.Buffer.Device").dev }
 
 // BufferStats are a buffer's numbers.
@@ -246,19 +250,18 @@ type BufferStats struct {
 	Reserved, Committed, Used int
 	// Chunks of memory.
 	Chunks int
-	// Shared bytes of the committed memory are other buffers' too, after Move or
-	// Fork. System.Stats counts such memory once as allocated, and at each of its
-	// addresses as mapped.
+	// Shared bytes of the committed memory belong to other buffers too, after Move or
+	// Fork. System.Stats counts such memory once as allocated, and once as mapped for
+	// each of its addresses.
 	Shared int
-	// Clipped bytes of memory are out of use and still there: they wait for the
-	// GPU after ClipAfter, or for the next Clip or Close where giving them back
-	// failed.
+	// Clipped bytes of memory are out of use but not yet freed: they wait for the
+	// GPU after ClipAfter, or for the next Clip or Close after freeing them failed.
 	Clipped int
 	// Grown is how often memory was added.
 	Grown int
 }
 
-// Stats are the buffer's numbers now.
+// Stats returns the buffer's numbers now.
 func (b *Buffer) Stats() BufferStats {
 	return b.made("vmm.Buffer.Stats").stats()
 }
@@ -273,7 +276,7 @@ func (b *buffer) stats() BufferStats {
 		Chunks:    len(b.chunks),
 		Shared:    int(b.sharedLocked()),
 		Grown:     int(b.grown.Load()),
-		Clipped:   int(b.mappedLocked() - b.committed.Load() + b.res.leftBytes.Load()),
+		Clipped:   int(b.mappedLocked() - b.committed.Load() + b.res.stuckBytes.Load()),
 	}
 }
 
@@ -302,7 +305,7 @@ func (b *buffer) leave() {
 	b.appending, b.added = nil, span{}
 	b.changes.Unlock()
 	if on != nil {
-		b.copies.end(on) // a ClipAfter that began beside the change has seen it by now
+		b.copies.end(on) // a ClipAfter that began during the change has seen it by now
 	}
 	b.closer.Release()
 	if b.onGrow != nil && added.to > added.from {
@@ -310,5 +313,5 @@ func (b *buffer) leave() {
 	}
 }
 
-// span is the bytes from one offset up to another.
+// span is a range of bytes, from one offset up to, not including, another.
 type span struct{ from, to uint64 }

@@ -10,9 +10,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/life"
 )
 
-// SetAccess says who may do what with the buffer's memory, that of now in one
-// call and that of later growth; places that are not named keep what they
-// have. Where it takes access away it first waits for the devices concerned.
+// SetAccess changes the access of places to the buffer's memory, in one driver call, and
+// to the memory of later growth; places that are not named keep what they have. If it
+// takes access away it first waits for the devices concerned.
 func (b *Buffer) SetAccess(access ...Access) error {
 	return b.inner().setAccess("vmm.Buffer.SetAccess", access)
 }
@@ -37,9 +37,9 @@ func (b *buffer) setAccess(op string, access []Access) error {
 	return err
 }
 
-// enterAccess starts a change of access. What goes down is refused to our own
-// operations first, and what goes up is allowed to them last. While a function
-// looks at memory that the host is to lose it lets other changes go on.
+// enterAccess starts a change of access. Access that is taken is refused to the library's
+// own operations first; access that is granted is allowed to them last. If a Host
+// function uses memory that the host is to lose, it waits without holding changes.
 func (b *buffer) enterAccess(op string, access []Access) (before, after accessList, err error) {
 	for {
 		if err := b.enter(op); err != nil {
@@ -78,17 +78,16 @@ func (b *buffer) mayAccess(op string, access []Access) (accessList, error) {
 	return changes, err
 }
 
-// RevokeAfter takes all access from a place: for the library's own operations
-// at once, and in the driver when the work that is on the streams now is done,
-// that of copies from and to the buffer which run meanwhile, and that of earlier
-// calls for the place. It never blocks. Granting the place access again before
-// that undoes it; if another goroutine is changing the buffer just now the
-// revocation follows that change. A revocation that the
-// driver refuses is reported by System.Drain; the place then has its access until
-// RevokeAfter or SetAccess takes it.
+// RevokeAfter takes all access from a place: at once as far as the library's own
+// operations are concerned, and in the driver when the work that is on the streams now is
+// done, the work of copies from and to the buffer that run meanwhile, and the work that
+// earlier calls for the place named. It never blocks. Granting the place access again
+// before that undoes it. If another goroutine is changing the buffer the revocation
+// follows that change. If the driver refuses the revocation, System.Drain returns the
+// error and the place keeps its access until RevokeAfter or SetAccess takes it.
 //
-// Without a stream it is ErrInvalidArgument; with one that captures a graph it
-// is ErrCapturing and nothing has changed.
+// Without a stream it returns ErrInvalidArgument; with one that captures a graph it
+// returns ErrCapturing and nothing has changed.
 func (b *Buffer) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 	return b.inner().revokeAfter("vmm.Buffer.RevokeAfter", l, streams)
 }
@@ -107,7 +106,7 @@ func (b *buffer) revokeAfter(op string, l cuda.Location, streams []*cuda.Stream)
 	if alone {
 		defer b.changes.Unlock()
 	}
-	// Refused first and then marked: what was let through is before the mark.
+	// Refused first and then fenced: copies that were let through come before the fence.
 	place := changes[0].Location
 	b.refuse(place, 1)
 	f, err := core.FenceOf(b.res.System(), op, streams)
@@ -117,7 +116,7 @@ func (b *buffer) revokeAfter(op string, l cuda.Location, streams []*cuda.Stream)
 		return err
 	}
 	revoke := func() {
-		b.copies.mind(f)
+		b.copies.addTo(f)
 		b.copies.unwatch()
 		b.mu.Lock()
 		b.access = b.access.with(changes)
@@ -136,11 +135,11 @@ func (b *buffer) revokeAfter(op string, l cuda.Location, streams []*cuda.Stream)
 		revoke()
 		return nil
 	}
-	b.soon(revoke)
+	b.runOrQueue(revoke)
 	return nil
 }
 
-// refuse counts the revocations of a place that are under way.
+// refuse counts the revocations under way of a place.
 func (b *buffer) refuse(place driver.Location, by int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -152,8 +151,8 @@ func (b *buffer) refuse(place driver.Location, by int) {
 	}
 }
 
-// modeLocked is what the library's own operations may do at a place. The caller holds
-// mu.
+// modeLocked returns the access that the library's own operations have at a place. The
+// caller holds mu.
 func (b *buffer) modeLocked(place driver.Location) driver.AccessFlags {
 	if b.refused[place] > 0 {
 		return driver.AccessNone
@@ -161,8 +160,8 @@ func (b *buffer) modeLocked(place driver.Location) driver.AccessFlags {
 	return b.access.mode(place)
 }
 
-// revokedLocked makes the driver's access what the list says by now, unless a later
-// call for the place still waits. The caller holds changes.
+// revokedLocked makes the driver's access that of the list, unless a later call for the
+// place still waits. The caller holds changes.
 func (b *buffer) revokedLocked(op string, l driver.Location) error {
 	end := b.mappedLocked()
 	if end == 0 || !b.revoking.due(l) || b.res.System().DeviceLost(core.DevicesOf(b.prop.Location)...) != driver.Success {
@@ -171,7 +170,7 @@ func (b *buffer) revokedLocked(op string, l driver.Location) error {
 	return stillGranted(b.res.applyAccess(op, 0, end, accessList{{Location: l, Flags: b.access.mode(l)}}))
 }
 
-// stillGranted says of a revocation that failed what that means.
+// stillGranted adds to the error of a revocation what it means.
 func stillGranted(err error) error {
 	if err == nil || errors.Is(err, life.ErrAgain) {
 		return err

@@ -5,30 +5,30 @@ import (
 	"sync/atomic"
 )
 
-// changes runs the changes of a buffer one after the other. A change may take
-// as long as the GPU does, so what must not wait for one hands in a job.
+// changes serializes the changes of a buffer. A change may wait for the GPU, so an
+// operation that must not wait for a change queues a job instead.
 type changes struct {
 	running sync.Mutex
-	waiting atomic.Int32 // how many jobs there are
+	waiting atomic.Int32 // the length of jobs
 	mu      sync.Mutex   // guards jobs, a leaf
 	jobs    []func()
 }
 
-// Lock waits for the change that runs, and begins one.
+// Lock begins a change, after the one that runs.
 func (c *changes) Lock() { c.running.Lock() }
 
 // TryLock begins a change if none runs.
 func (c *changes) TryLock() bool { return c.running.TryLock() }
 
-// Unlock ends a change, and does what was handed in meanwhile.
+// Unlock ends a change and runs the jobs that were queued meanwhile.
 func (c *changes) Unlock() {
 	c.running.Unlock()
 	c.catchUp()
 }
 
-// Soon does the job, which is quick and submits nothing, where no change runs:
-// at once, or else when the one that runs has ended. It never blocks.
-func (c *changes) Soon(job func()) {
+// RunOrQueue runs the job at once if no change runs, and otherwise after the one that
+// runs. It never blocks. The job is quick and submits no GPU work.
+func (c *changes) RunOrQueue(job func()) {
 	c.mu.Lock()
 	c.jobs = append(c.jobs, job)
 	c.waiting.Add(1)
@@ -36,7 +36,7 @@ func (c *changes) Soon(job func()) {
 	c.catchUp()
 }
 
-// catchUp does the jobs, unless a change runs, whose end does them.
+// catchUp runs the queued jobs, unless a change runs: its Unlock runs them.
 func (c *changes) catchUp() {
 	for c.waiting.Load() > 0 && c.running.TryLock() {
 		c.mu.Lock()

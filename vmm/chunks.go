@@ -8,17 +8,17 @@ import (
 	"github.com/cuvmm/cuvmm/internal/share"
 )
 
-// A chunk of a buffer is in one of these states. What moves it is a change of the
-// buffer (changes is held), and the lists are edited under mu, so that a copy sees
-// a chunk either in use or not.
+// A chunk of a buffer is in one of these states. Only a change of the buffer (which
+// holds changes) moves a chunk from one to another, and it edits the lists under mu, so
+// that a copy sees a chunk either in use or not.
 //
 //	(none)     no memory at this place
 //	committed  in chunks: mapped and granted; its bytes may be in use
 //	clipped    in tail: out of use, still mapped and granted, and the GPU may still
-//	           use it; clip says which call took it
-//	passed     in tail, and the GPU has passed what its clip named
-//	left       in reservation.left: a teardown or an undo failed, and whether it is
-//	           mapped is not known; its addresses are not used
+//	           use it; clip is the call that took it
+//	passed     in tail, and the GPU has passed the work that its clip fenced
+//	stuck      in reservation.stuck: a teardown or an undo failed, so it is not known
+//	           whether it is mapped; its addresses are not used again
 //
 //	none      -> committed  commitLocked (createLocked), attachLocked, Move, Fork
 //	committed -> clipped    ClipAfter, a publication's Shrink (clipAfterLocked)
@@ -28,14 +28,15 @@ import (
 //	                        unless the clip is final
 //	passed    -> none       trimLocked, from the end of the tail, which has no holes
 //	committed -> none       Clip, Close, rollbackLocked (uncommitLocked)
-//	any       -> left       unmapRun or an undo fails
-//	left      -> none       Clip or Close tries again (finish)
+//	any       -> stuck      unmapRun or an undo fails
+//	stuck     -> none       Clip or Close tries again (finish)
 //
-// The memory itself lives as long as anything counts it (phys.Handle): another
-// buffer after Move or Fork, a view that is being exported.
+// The memory itself lives as long as its reference count (phys.Handle) is above zero:
+// another buffer after Move or Fork may hold a reference, or a view that is being
+// exported.
 
-// mappedLocked is where the mapped part of the range ends: behind what was clipped
-// and waits. The caller holds mu or changes.
+// mappedLocked returns where the mapped part of the range ends: behind the clipped
+// chunks that wait. The caller holds mu or changes.
 func (b *buffer) mappedLocked() uint64 {
 	if n := len(b.tail); n > 0 {
 		last := b.tail[n-1]
@@ -44,8 +45,8 @@ func (b *buffer) mappedLocked() uint64 {
 	return b.committed.Load()
 }
 
-// full is how many chunks hold bytes in use. When it returns, every copy that
-// was let onto the others before is on its stream, to be waited for.
+// full returns how many chunks hold bytes in use. When it returns, every earlier copy
+// to or from the other chunks has been submitted to its stream, so it can be fenced.
 func (b *buffer) full() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -56,7 +57,7 @@ func (b *buffer) full() int {
 	return keep
 }
 
-// firstFree is where the first chunk begins that holds no bytes in use.
+// firstFree returns where the first chunk begins that holds no bytes in use.
 func (b *buffer) firstFree() uint64 {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
@@ -67,16 +68,15 @@ func (b *buffer) firstFree() uint64 {
 	return at
 }
 
-// finalTail reports whether there is anything in the tail that growth must not
-// take back.
+// finalTail reports whether the tail holds a chunk that growth must not take back.
 func (b *buffer) finalTail() bool {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	return slices.ContainsFunc(b.tail, func(m *mapping) bool { return m.clip.final })
 }
 
-// sharedLocked is how many bytes of the chunks other buffers have too. The caller holds
-// mu.
+// sharedLocked returns how many bytes of the chunks other buffers share. The caller
+// holds mu.
 func (b *buffer) sharedLocked() (bytes uint64) {
 	for _, c := range b.chunks {
 		if c.phys.Mappings.Load() > 1 {
@@ -93,12 +93,12 @@ func (b *buffer) checkStill(op string, off, n uint64, size int) error {
 		each := uint64(size)
 		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange,
 			Asked: fmt.Sprintf("%ss %d to %d, with %d in use", noun(size), off/each, (off+n)/each, used/each),
-			Hint:  "append or resize first; if this was in use before, the buffer became shorter since"})
+			Hint:  "append or resize first; if this was in use before, the buffer has become shorter since"})
 	}
 	return nil
 }
 
-// retained are all chunks, with counts.
+// retained returns all chunks, each with a reference.
 func (b *buffer) retained() (v share.View) {
 	b.mu.RLock()
 	defer b.mu.RUnlock()

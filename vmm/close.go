@@ -7,8 +7,9 @@ import (
 )
 
 // Close waits for all work that could use the buffer (see the package
-// documentation) and gives everything back. After an error it may be called
-// again. While the buffer is published it is ErrInUse and stays open.
+// documentation) and frees its memory and address range. It is idempotent, and after
+// an error it may be called again. While the buffer is published it returns ErrInUse
+// and the buffer stays open.
 func (b *Buffer) Close() error { return b.end("vmm.Buffer.Close") }
 
 func (b *Buffer) end(op string) error {
@@ -32,10 +33,10 @@ func (b *Buffer) end(op string) error {
 	})
 }
 
-// CloseAfter takes the buffer out of use at once and gives everything back when
-// the work that is on the streams now is done. It never blocks. Without a
-// stream it is ErrInvalidArgument; with one that captures a graph it is
-// ErrCapturing, while the buffer is published ErrInUse, and nothing has changed.
+// CloseAfter takes the buffer out of use at once and frees its memory and address
+// range when the work that is on the streams now is done. It never blocks. Without a
+// stream it returns ErrInvalidArgument, with one that captures a graph ErrCapturing,
+// and while the buffer is published ErrInUse; then nothing has changed.
 func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
 	return b.endAfter("vmm.Buffer.CloseAfter", streams)
 }
@@ -48,26 +49,26 @@ func (b *Buffer) endAfter(op string, streams []*cuda.Stream) error {
 	return life.CloseAfter(&in.closer, in.res.System(),
 		func() (*core.Fence, error) { return in.closeAfter(op, streams) },
 		func() error {
-			if in.later.Load() > 0 {
+			if in.pending.Load() > 0 {
 				return life.ErrAgain
 			}
 			return b.teardown(op)
 		})
 }
 
-// Released returns the end of the buffer's closing: then all memory is back that
-// no other buffer shares.
+// Released returns the completion of the buffer's closing: from then on all its memory
+// that no other buffer shares is free.
 func (b *Buffer) Released() cuda.Completion {
 	return b.made("vmm.Buffer.Released").closer.Completion()
 }
 
 func (b *Buffer) teardown(op string) error {
 	in := b.b
-	in.changes.Lock() // the reclaimer's last job may be ending just now
+	in.changes.Lock() // the reclaimer's last job may still be running
 	defer in.changes.Unlock()
 	in.used.Store(0)
 	if in.imported.leave() {
-		// What was clipped has passed: it held the buffer until then.
+		// Clipped chunks have passed: their jobs kept the buffer until then.
 		if err := in.uncommitLocked(op, 0); err != nil {
 			return err
 		}
@@ -86,13 +87,13 @@ func (b *Buffer) teardown(op string) error {
 	return nil
 }
 
-// wait waits for the devices that have access to the buffer: in the driver, so
-// also for those whose access was revoked and is still to go.
+// wait waits for the devices that have access to the buffer as far as the driver is
+// concerned, which includes those whose revocation is pending.
 func (b *buffer) wait(op string) error {
 	return b.res.System().WaitDevices(op, b.res.devices())
 }
 
-// close takes the buffer out of use, unless it is held.
+// close takes the buffer out of use, unless a publication holds it.
 func (b *buffer) close(op string) error {
 	b.holds.mu.Lock()
 	defer b.holds.mu.Unlock()
@@ -103,8 +104,8 @@ func (b *buffer) close(op string) error {
 	return nil
 }
 
-// closeAfter makes the fence for taking the buffer out of use, unless it is
-// held. From then on it cannot be.
+// closeAfter makes the fence for taking the buffer out of use, unless a publication
+// holds it. From then on none can.
 func (b *buffer) closeAfter(op string, streams []*cuda.Stream) (*core.Fence, error) {
 	set := func(closing bool) error {
 		b.holds.mu.Lock()

@@ -10,24 +10,24 @@ import (
 
 // copies tracks the running copies from and to a buffer, by stream, so that
 // ClipAfter, RevokeAfter and Shrink also fence streams that their caller did not
-// name: the caller of a copy that waits has no reason to name its stream. Other
-// streams are left alone, since they may stand still for as long as they like.
-// The lock is a leaf.
+// name: they cannot know the streams of copies in other goroutines. Other streams are
+// not fenced, since they may be blocked for any length of time. The lock is a leaf.
 type copies struct {
 	mu sync.Mutex
 	on []copiesOn
-	// watchers are those who take away. While there are any, streams whose copies
-	// have ended stay in the list: it may be the refusal that has ended them.
+	// watchers counts the operations that are taking memory or access away. While
+	// there are any, streams whose copies have ended stay in the list: the operation's
+	// own refusal may have ended them.
 	watchers int
 }
 
 type copiesOn struct {
 	stream *core.Stream
-	n      int // copies that run
+	n      int // running copies
 }
 
-// begin is before the copy is let onto the stream. The caller calls end with the
-// answer.
+// begin is called before the copy is checked and submitted. The caller passes the
+// result to end.
 func (c *copies) begin(on *cuda.Stream) *core.Stream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -53,7 +53,7 @@ func (c *copies) find(st *core.Stream) int {
 	return slices.IndexFunc(c.on, func(o copiesOn) bool { return o.stream == st })
 }
 
-// watch is before anything is refused to copies. The caller calls unwatch.
+// watch is called before copies are refused anything. The caller calls unwatch.
 func (c *copies) watch() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -68,9 +68,9 @@ func (c *copies) unwatch() {
 	}
 }
 
-// mind adds to a fence what the copies that have run since the caller watches
-// have put on their streams. No more may be let onto what is taken away.
-func (c *copies) mind(f *core.Fence) {
+// addTo adds the work of all copies that have run since watch to a fence. By now
+// copies are refused the memory that is taken away.
+func (c *copies) addTo(f *core.Fence) {
 	c.mu.Lock()
 	streams := make([]*core.Stream, len(c.on))
 	for i, o := range c.on {

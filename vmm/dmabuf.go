@@ -13,8 +13,8 @@ import (
 // DMABuf makes a DMA-BUF descriptor of a part of the range, for network cards
 // and other devices. The part must be mapped throughout, with memory of one
 // device and one kind; after mapping something else there, make a new one. The
-// caller closes the file. The memory stays taken while the descriptor is open,
-// here or in a process that it was sent to.
+// caller closes the file. The memory is not freed while the descriptor is open, in
+// this process or in one that it was sent to.
 func (r *Reservation) DMABuf(d *cuda.Device, off, size int) (*os.File, error) {
 	const op = "vmm.Reservation.DMABuf"
 	if off < 0 || size <= 0 {
@@ -41,8 +41,8 @@ func (r *Reservation) DMABuf(d *cuda.Device, off, size int) (*os.File, error) {
 
 // DMABuf makes a DMA-BUF descriptor of the bytes in use from byte from up to, not
 // including, byte to, for network cards and other devices, as Reservation.DMABuf
-// does. It stands for the memory that is there now: after Clip, growth may put
-// other memory at the same place.
+// does. It refers to the memory that is there now: after Clip, growth may map other
+// memory at the same place.
 func (b *Buffer) DMABuf(from, to int) (*os.File, error) {
 	const op = "vmm.Buffer.DMABuf"
 	in := b.inner()

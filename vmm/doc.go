@@ -9,15 +9,15 @@
 //
 // # Sizes
 //
-// Physical memory comes in multiples of the granularity, 2 MiB on the GPUs of
-// today, and is mapped and unmapped whole: a chunk is indivisible. Sizes and
-// offsets are in bytes, except where an Array or a Slice counts elements.
+// Physical memory comes in multiples of the granularity, 2 MiB on today's GPUs, and a
+// chunk is mapped and unmapped as a whole. Sizes and offsets are in bytes, except that
+// an Array and a Slice count elements.
 //
 // # Verbs
 //
-// What each does to a buffer or an array. Waiting is for the GPU; every verb may
-// wait for another goroutine's change of the same buffer, but for those with
-// streams.
+// The table shows what each does to a buffer or an array. Waiting means waiting for the
+// GPU; every verb except those that end in After may also wait for another goroutine's
+// change of the same buffer.
 //
 //	verb              length     memory                     address    waits
 //	NewBuffer         0          none                       reserved   no
@@ -37,29 +37,29 @@
 //	System.Drain      -          what was closed or         -          yes
 //	                             clipped is gone
 //
-// Growth that takes back what ClipAfter has given up waits for the streams that
-// were named there. A failed growth leaves everything as it was.
+// Growth that takes back the memory of a ClipAfter waits for the streams that were named
+// there. A failed growth changes nothing.
 //
-// For the objects beneath, [Reserve] takes address space and no memory, [Create]
-// memory without an address, and [Reservation.Map] and [Reservation.SetAccess] put
-// it at one and let devices use it. None of them waits, except to take access away.
+// Of the objects beneath, [Reserve] takes address space and no memory, [Create] memory
+// without an address, [Reservation.Map] maps memory at an address, and
+// [Reservation.SetAccess] lets devices use it. None of them waits, except SetAccess if it
+// takes access away.
 //
 // # Streams and closing
 //
-// An operation that takes a stream runs on the device's own
-// (cuda.Device.Transfer) if that is nil: it returns when it is done, and is
-// unordered with any other stream.
+// An operation whose stream is nil runs on the device's own stream
+// (cuda.Device.Transfer): it returns when it is done, and is unordered with any other
+// stream.
 //
-// Unmapping does not wait for the GPU. Everything that takes memory or access
-// away therefore has two forms. The plain one (Close, Clip) waits for all work
-// that could touch the memory: first for the streams that the System knows, by
-// events, and then for each context as a whole, by freeing a small block of
-// device memory, which stalls other goroutines' launches into that context
-// while foreign work runs. Work in contexts that the System was never told of
-// is not waited for. The form with streams (CloseAfter, ClipAfter, RevokeAfter)
-// waits for nothing, neither for the GPU nor for other goroutines that wait for
-// it: the memory goes out of use at once, and is given back when the work that
-// is on those streams has passed. Released tells when that is.
+// Unmapping does not wait for the GPU. Operations that take memory or access away
+// therefore have two forms. The plain one (Close, Clip) waits for all work that could use
+// the memory: first for the streams that the System knows, by events, and then for each
+// context as a whole, by freeing a small block of device memory, which stalls other
+// goroutines' launches into that context while foreign work runs. It does not wait for
+// contexts that the System does not know. The form with streams (CloseAfter, ClipAfter,
+// RevokeAfter) waits for nothing, neither for the GPU nor for goroutines that wait for
+// it: the memory goes out of use at once, and is freed when the work that is on those
+// streams has passed. Released returns when that is complete.
 //
 // Neither form waits for a capture that it is called in.
 //

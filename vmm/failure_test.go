@@ -883,7 +883,7 @@ func TestAccessThatIsNotKnownIsRefusedAndWaitedFor(t *testing.T) {
 	grant := vmm.Access{Location: w.peer.Location(), Mode: vmm.ReadWrite}
 	err := b.SetAccess(grant)
 	require.ErrorContains(t, err, "undoing it failed: cuMemSetAccess returned")
-	require.ErrorContains(t, err, "who may touch 192 KiB of it is not known")
+	require.ErrorContains(t, err, "the access to 192 KiB of it is not known")
 	require.ErrorIs(t, gputest.Err(b.Append(w.far, []byte{1})), cuda.ErrNotPermitted, "the library does not count on it")
 
 	// Somebody may have been using it all the same, so closing waits for him.

@@ -23,19 +23,19 @@ type ForkOptions struct {
 }
 
 // Fork makes a second buffer that begins with the first n bytes of another, which
-// must be in use: a common prefix, from which each goes on by itself. The caller
+// must be in use. From this common prefix on the two grow independently. The caller
 // closes both, in any order.
 //
-// Chunks of which all bytes lie in the prefix are shared: no memory is taken and
-// nothing is copied for them. The rest of the prefix, less than a chunk, is copied
-// to memory of the new buffer's own, as work on the stream; without one (nil) Fork
-// returns when the copy has landed. Work that still writes the prefix comes before
-// that, by streams or events.
+// Chunks that lie entirely in the prefix are shared: they take no memory and are not
+// copied. The rest of the prefix, less than a chunk, is copied to memory of the new
+// buffer's own, as work on the stream; without one (nil) Fork returns when the copy
+// has completed. Work that still writes the prefix must be ordered before the copy, by
+// streams or events.
 //
-// Whatever either appends lies in memory of its own, so that the growth of one
-// never shows in the other. To keep it so, neither is made shorter than what it
-// shares until the others are closed (ErrInUse). BufferStats.Shared says how much
-// that is. Explicit copies to the shared bytes show in all.
+// Each buffer appends to memory of its own, so that the growth of one never shows in
+// the other. To preserve that, neither can be made shorter than what it shares until
+// the others are closed (ErrInUse); BufferStats.Shared is the number of bytes shared.
+// Explicit copies to the shared bytes show in all.
 //
 // A fork has the same kind of memory, chunks and access as the old buffer. Memory
 // of another process is not forked (ErrNotSupported), nor is a buffer that was
@@ -45,7 +45,7 @@ func Fork(s *cuda.Stream, old *Buffer, n int, o ForkOptions) (*Buffer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.shell(), nil
+	return b.public(), nil
 }
 
 // fork forks the first n bytes, in elements of a size.
@@ -95,7 +95,7 @@ func (b *buffer) fork(op string, s *cuda.Stream, n, size int, o ForkOptions) (*b
 	return f, nil
 }
 
-// mayFork refuses what has no such prefix to share.
+// mayFork refuses a buffer or a prefix that cannot be forked.
 func (b *buffer) mayFork(op string, n, size int, o ForkOptions) error {
 	if err := b.frozen(op); err != nil {
 		return err
@@ -114,9 +114,8 @@ func (b *buffer) mayFork(op string, n, size int, o ForkOptions) error {
 	return b.checkStill(op, 0, uint64(n), size)
 }
 
-// prefixLocked returns the chunks of the first n bytes, each with a count: those that
-// lie in them as a whole, and one of the fork's own, which ends at most at limit,
-// for the rest.
+// prefixLocked returns the chunks of the first n bytes, each with a reference: those
+// that lie entirely in them, and a new one for the rest, which ends at most at limit.
 func (b *buffer) prefixLocked(op string, n, limit uint64) (handles []*phys.Handle, rest uint64, err error) {
 	for _, c := range b.chunks {
 		if rest = n - c.off; rest < c.phys.Size {
@@ -137,7 +136,7 @@ func (b *buffer) prefixLocked(op string, n, limit uint64) (handles []*phys.Handl
 	return append(handles, h), rest, nil
 }
 
-// copyRest submits the copy of what is not shared.
+// copyRest submits the copy of the bytes that are not shared.
 func (b *buffer) copyRest(op string, on *cuda.Stream, f *buffer, off cuda.Ptr, n int) error {
 	b.mu.RLock()
 	err := b.allowsLocked(op, on, driver.AccessReadWrite)
@@ -151,9 +150,10 @@ func (b *buffer) copyRest(op string, on *cuda.Stream, f *buffer, off cuda.Ptr, n
 	return err
 }
 
-// othersSeeLocked refuses to make the buffer shorter than what another one sees: a fork
-// shares whole chunks, and what a live buffer was moved from has its length. What
-// is appended later would be written there. The caller holds changes.
+// othersSeeLocked refuses to make the buffer shorter than what another one sees: later
+// appends would overwrite those bytes. A fork sees the whole chunks that it shares, and
+// a buffer that was moved sees its own length until it is torn down. The caller holds
+// changes.
 func (b *buffer) othersSeeLocked(op string, n uint64, size int) error {
 	refuse := func(end uint64, why, hint string) error {
 		return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
@@ -161,7 +161,7 @@ func (b *buffer) othersSeeLocked(op string, n uint64, size int) error {
 	}
 	for past := b.pastLocked(); past != nil; past = past.pastLocked() {
 		end, hint := past.used.Load(), "close that one first"
-		if past.closer.Closed() { // work on streams that its CloseAfter named may still read it
+		if past.closer.Closed() { // work that its CloseAfter named may still read it
 			hint = "it is closing: wait for its Released, or call System.Drain"
 		}
 		if end > n {
@@ -174,7 +174,7 @@ func (b *buffer) othersSeeLocked(op string, n uint64, size int) error {
 		if end <= n {
 			return nil
 		}
-		mappings, own := c.phys.Mappings.Load(), int32(1) // in this order: pasts only unmap meanwhile, so own is never too many
+		mappings, own := c.phys.Mappings.Load(), int32(1) // in this order: earlier buffers only unmap meanwhile, so own is never too large
 		for past := b.pastLocked(); past != nil; past = past.pastLocked() {
 			own += past.res.count(c.phys)
 		}
@@ -185,8 +185,8 @@ func (b *buffer) othersSeeLocked(op string, n uint64, size int) error {
 	return nil
 }
 
-// pastLocked is the buffer that b was moved from, as long as that has memory. The caller
-// holds changes of the last successor, which alone follow the chain.
+// pastLocked returns the buffer that b was moved from, nil once that is torn down. Only
+// changes of the last successor follow the chain; the caller holds its changes.
 func (b *buffer) pastLocked() *buffer {
 	for b.moved != nil && b.moved.gone.Load() {
 		b.moved = b.moved.moved
@@ -194,7 +194,7 @@ func (b *buffer) pastLocked() *buffer {
 	return b.moved
 }
 
-// count is how many mappings of some memory the range has.
+// count returns how many mappings of some memory the range has.
 func (r *reservation) count(h *phys.Handle) (n int32) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -8,8 +8,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// Granted returns what the driver says the memory has. A refused wish shows here.
-// Granularity is no property of memory, and is left at its zero value.
+// Granted returns the properties that the driver reports for the memory; they may
+// lack what was requested, such as compression. Granularity is not a property of the
+// memory and keeps its zero value.
 func (a *Allocation) Granted() (Properties, error) {
 	const op = "vmm.Allocation.Granted"
 	if _, err := a.inner(op); err != nil {
@@ -22,9 +23,9 @@ func (a *Allocation) Granted() (Properties, error) {
 	return granted(op, a.h)
 }
 
-// Granted returns what the driver says that all of the buffer's memory has: it is
-// compressible if every chunk is. Granularity is no property of memory, and is
-// left at its zero value. Without memory yet the error is ErrOutOfRange.
+// Granted returns the properties that the driver reports for all of the buffer's
+// memory: it is compressible if every chunk is. Granularity is not a property of the
+// memory and keeps its zero value. A buffer without memory returns ErrOutOfRange.
 func (b *Buffer) Granted() (Properties, error) { return b.inner().granted("vmm.Buffer.Granted") }
 
 func (b *buffer) granted(op string) (p Properties, err error) {

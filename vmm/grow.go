@@ -8,21 +8,20 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// Grow makes room for n more bytes without changing Len: appending that many
-// takes no memory then. Clip gives room that is not used back. Past the reserved
-// range the error is ErrCapacity. After an error the buffer is as it was.
+// Grow commits memory for n more bytes without changing Len, so that appending them
+// creates none. Clip frees memory that is not used. Growing past the reserved range
+// returns ErrCapacity. After an error the buffer is unchanged.
 func (b *Buffer) Grow(n int) error { return b.inner().grow("vmm.Buffer.Grow", n, 1) }
 
-// AppendUndefined makes the buffer n bytes longer, without defining what is in
-// them, and returns the offset of the first. It puts no work on any stream.
-// Goroutines that call it concurrently get parts of their own, for kernels to
-// fill. Past the reserved range the error is ErrCapacity. After an error the
-// buffer is as it was.
+// AppendUndefined makes the buffer n bytes longer and returns the offset of the first.
+// The contents of the new bytes are undefined: kernels can write them. It submits no
+// GPU work. Goroutines that call it concurrently get separate parts. Growing past the
+// reserved range returns ErrCapacity. After an error the buffer is unchanged.
 func (b *Buffer) AppendUndefined(n int) (at int, err error) {
 	return b.inner().appendUndefined("vmm.Buffer.AppendUndefined", n, 1)
 }
 
-// grow makes room for n more bytes, in elements of a size.
+// grow commits memory for n more bytes, in elements of a size.
 func (b *buffer) grow(op string, n, size int) error {
 	if err := b.enterGrowth(op, b.by(n)); err != nil {
 		return err
@@ -54,7 +53,7 @@ func (b *buffer) appendUndefined(op string, n, size int) (at int, err error) {
 	return at, nil
 }
 
-// by is for enterGrowth: n more bytes, if that many can be.
+// by returns the length after n more bytes, for enterGrowth.
 func (b *buffer) by(n int) func() uint64 {
 	return func() uint64 { return b.used.Load() + uint64(max(n, 0)) }
 }
@@ -83,7 +82,7 @@ func (b *buffer) longerLocked(op string, n, size int) (uint64, error) {
 // counted writes bytes as the caller counts them, in elements of a size.
 func counted[N int | uint64](bytes N, size int) string { return errs.Count(bytes/N(size), noun(size)) }
 
-// noun is what a length counts.
+// noun returns what a length counts.
 func noun(size int) string {
 	if size == 1 {
 		return "byte"
@@ -91,8 +90,8 @@ func noun(size int) string {
 	return "element"
 }
 
-// checkWhole refuses bytes in use that are no whole number of elements: what
-// came behind them would lie between two elements.
+// checkWhole refuses bytes in use that are not a whole number of elements: the next
+// element would not be aligned.
 func checkWhole(op string, used uint64, size int) error {
 	if used%uint64(size) != 0 {
 		return errs.Invalid(op, fmt.Sprintf("%s in use for elements of %d", errs.Count(used, "byte"), size),
@@ -101,9 +100,8 @@ func checkWhole(op string, used uint64, size int) error {
 	return nil
 }
 
-// enterGrowth starts a change that sees to memory for the first bytes, as many
-// as to says. While a function looks at what must be given back first it lets
-// other changes go on.
+// enterGrowth starts a change that commits memory for the first to() bytes. If a Host
+// function uses memory that must be freed first, it waits without holding changes.
 func (b *buffer) enterGrowth(op string, to func() uint64) error {
 	for {
 		if err := b.enter(op); err != nil {
@@ -127,12 +125,12 @@ func (b *buffer) enterGrowth(op string, to func() uint64) error {
 	}
 }
 
-// commitLocked sees to it that there is memory for the first n bytes, and returns
-// how many chunks there were before, for rollback. Where it fails everything is
-// as it was. The caller holds changes.
+// commitLocked commits memory for the first n bytes, and returns how many chunks there
+// were before, for rollbackLocked. After an error nothing has changed. The caller holds
+// changes.
 //
-// Clipped chunks that are still mapped are taken back first, which costs no
-// driver call; where the GPU has not passed them yet, commit waits for it.
+// Clipped chunks that are still mapped are taken back first, which costs no driver
+// call; if the GPU has not passed them yet, commitLocked waits until it has.
 func (b *buffer) commitLocked(op string, n uint64) (before int, err error) {
 	before = len(b.chunks)
 	committed := b.committed.Load()
@@ -172,8 +170,8 @@ func (b *buffer) commitLocked(op string, n uint64) (before int, err error) {
 	return before, nil
 }
 
-// createLocked makes and maps the chunks from offset at to at least n. No lock but
-// changes is held while memory is made, which may take long.
+// createLocked creates and maps the chunks from offset at to at least n. It holds no
+// lock but changes while it creates memory, which may take long.
 func (b *buffer) createLocked(op string, at, n uint64) ([]*mapping, error) {
 	if b.imported != nil && !b.imported.own.Load() {
 		return nil, b.imported.full(op, at, n, 1)
@@ -186,7 +184,7 @@ func (b *buffer) createLocked(op string, at, n uint64) ([]*mapping, error) {
 		h, r := phys.Create(sys, size, b.prop)
 		if least := b.plan.least(n-end, b.gran); r == driver.OutOfMemory && least < size {
 			size = least
-			h, r = phys.TryCreate(sys, size, b.prop) // what could be had was asked for
+			h, r = phys.TryCreate(sys, size, b.prop) // Create has asked for all memory that can be freed
 		}
 		if r != driver.Success {
 			err = createError(op, b.dev, int(size), roundUp(n-at, b.gran), b.prop, r)
@@ -204,8 +202,8 @@ func (b *buffer) createLocked(op string, at, n uint64) ([]*mapping, error) {
 	return nil, b.res.release(err, handles...)
 }
 
-// rollbackLocked undoes a commit: the chunks from index keep on go back, to the driver
-// or to the tail that they were taken from. They are not used.
+// rollbackLocked undoes a commit: it returns the chunks from index keep on to the driver,
+// or to the tail that they were taken from. No GPU work uses them.
 func (b *buffer) rollbackLocked(op string, keep int) error {
 	b.grown.Add(^uint64(0))
 	b.added = span{}
@@ -218,10 +216,9 @@ func (b *buffer) rollbackLocked(op string, keep int) error {
 	return b.trimLocked(op)
 }
 
-// settleTailLocked sees to it that nothing of the tail is in the way that growth must
-// not take back: where there is such a chunk, it waits for the GPU to pass the
-// whole tail and gives that back. No function looks at it: enterGrowth has waited for
-// that. The caller holds changes.
+// settleTailLocked removes a tail that growth must not take back: it waits until the GPU
+// has passed the whole tail and frees it. No Host function uses it: enterGrowth has
+// waited for those. The caller holds changes.
 func (b *buffer) settleTailLocked(op string) error {
 	if !b.finalTail() {
 		return nil

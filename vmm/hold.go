@@ -11,17 +11,17 @@ import (
 	"github.com/cuvmm/cuvmm/internal/share"
 )
 
-// holds are the publications of a buffer. Its lock is a leaf: it is taken by
-// operations that never wait, and nothing is called under it.
+// holds are the publications of a buffer. Its lock is a leaf: operations that never
+// wait take it, and no function is called under it.
 type holds struct {
 	mu      sync.Mutex
 	all     []*claim
 	appends appends
-	// closing: CloseAfter is taking the buffer out of use.
+	// closing is set while CloseAfter takes the buffer out of use.
 	closing bool
 }
 
-// claim keeps the chunks of the first bytes.
+// claim is one publication's hold on the chunks of the first bytes.
 type claim struct {
 	b     *buffer
 	by    string
@@ -31,7 +31,7 @@ type claim struct {
 	announced uint64
 }
 
-// Hold keeps chunks in the buffer: see share.Memory.
+// Hold implements share.Memory.
 func (b *buffer) Hold(op, by string, n uint64) (share.Hold, error) {
 	h := &claim{b: b, by: by}
 	b.holds.mu.Lock()
@@ -50,8 +50,8 @@ func (b *buffer) Hold(op, by string, n uint64) (share.Hold, error) {
 	return h, nil
 }
 
-// Cover changes how much is held. What clips meanwhile clips behind the bytes
-// that are in use, and so behind all that can be covered.
+// Cover changes how much is held. A clip meanwhile takes only chunks behind the bytes
+// in use, and so behind all that can be covered.
 func (h *claim) Cover(op string, n uint64) error {
 	h.b.holds.mu.Lock()
 	defer h.b.holds.mu.Unlock()
@@ -65,14 +65,15 @@ func (h *claim) Cover(op string, n uint64) error {
 	return nil
 }
 
-// Release lets go.
+// Release ends the hold. It is idempotent.
 func (h *claim) Release() {
 	h.b.holds.mu.Lock()
 	defer h.b.holds.mu.Unlock()
 	h.b.holds.all = slices.DeleteFunc(h.b.holds.all, func(o *claim) bool { return o == h })
 }
 
-// check refuses to take away what begins at an offset while anybody holds it.
+// check refuses to take the memory from an offset on away while a publication holds
+// any of it.
 func (hs *holds) check(op string, from uint64) error {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
@@ -84,7 +85,7 @@ func (hs *holds) check(op string, from uint64) error {
 	return nil
 }
 
-// any refuses what no held buffer may have done to it.
+// any refuses an operation while any publication holds the buffer.
 func (hs *holds) any(op string) error {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
@@ -100,26 +101,26 @@ func (h *claim) inUse(op string) error {
 		Hint:  "withdraw it first, or shrink it there"})
 }
 
-// cut is a change that takes chunks out of a buffer that is held.
-type cut struct {
+// shrinking is a change that takes chunks out of a buffer that is held.
+type shrinking struct {
 	h  *claim
 	op string
-	// keep is how many chunks stay; those behind wait for the GPU, unless they
-	// are in the tail already.
+	// keep is how many chunks stay. With waits set End waits for the GPU and unmaps
+	// the others; otherwise they are in the tail already.
 	keep  int
 	waits bool
 }
 
-// Begin begins a change: see share.Hold.
+// Begin implements share.Hold.
 func (h *claim) Begin(op string) (share.Cut, error) {
 	if err := h.b.enter(op); err != nil {
 		return nil, err
 	}
-	return &cut{h: h, op: op}, nil
+	return &shrinking{h: h, op: op}, nil
 }
 
-// Shrink takes chunks out of use: see share.Cut.
-func (c *cut) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, err error) {
+// Shrink implements share.Cut.
+func (c *shrinking) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, err error) {
 	b, op := c.h.b, c.op
 	b.copies.watch()
 	defer b.copies.unwatch()
@@ -138,17 +139,17 @@ func (c *cut) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, err err
 	for keep < len(b.chunks) && b.chunks[keep].off < n {
 		keep++
 	}
-	// What is refused has changed nothing, not even for a moment.
+	// A refusal changes nothing, not even for a moment.
 	if keep < len(b.chunks) {
 		if err := b.mayLeave(op, b.chunks[keep].off, streams); err != nil {
 			return gone, err
 		}
 	}
-	// Refused to copies first: those that were let through are on their streams.
+	// Copies are refused first: those that were let through are on their streams.
 	if err := c.h.less(op, n); err != nil {
 		return gone, err
 	}
-	b.full() // waits for those
+	b.full() // waits until they are submitted
 	var f *core.Fence
 	if keep < len(b.chunks) {
 		if f, err = b.leaving(op, b.chunks[keep].off, streams); err != nil {
@@ -165,14 +166,14 @@ func (c *cut) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, err err
 		gone.Chunks = append(gone.Chunks, share.Chunk{Handle: m.phys, Offset: m.off})
 	}
 	if c.keep, c.waits = keep, len(streams) == 0; !c.waits {
-		b.copies.mind(f)
+		b.copies.addTo(f)
 		b.clipAfterLocked(op, keep, f, true)
 	}
 	return gone, nil
 }
 
-// End unmaps them: see share.Cut.
-func (c *cut) End() error {
+// End implements share.Cut.
+func (c *shrinking) End() error {
 	b := c.h.b
 	defer b.leave()
 	if !c.waits {
@@ -184,7 +185,7 @@ func (c *cut) End() error {
 	return b.uncommitLocked(c.op, c.keep)
 }
 
-// mayLeave asks whether the chunks from an offset on may go.
+// mayLeave refuses to take the chunks from an offset on if they are in use.
 func (b *buffer) mayLeave(op string, from uint64, streams []*cuda.Stream) error {
 	if err := b.imported.sole(op); err != nil {
 		return err
@@ -197,8 +198,8 @@ func (b *buffer) mayLeave(op string, from uint64, streams []*cuda.Stream) error 
 	return nil
 }
 
-// leaving marks the streams, if there are any, unless a function came to the chunks
-// from an offset on meanwhile.
+// leaving fences the streams, if there are any, unless a Host function has begun to use
+// the chunks from an offset on meanwhile.
 func (b *buffer) leaving(op string, from uint64, streams []*cuda.Stream) (*core.Fence, error) {
 	if err := b.mayLeave(op, from, streams); err != nil {
 		return nil, err
@@ -209,8 +210,8 @@ func (b *buffer) leaving(op string, from uint64, streams []*cuda.Stream) (*core.
 	return core.FenceOf(b.res.System(), op, streams)
 }
 
-// less makes the buffer shorter, unless another hold covers more: it shows that
-// to others, whether or not whole chunks go.
+// less makes the buffer shorter, unless another publication covers more: its followers
+// see those bytes, whether or not whole chunks go.
 func (h *claim) less(op string, n uint64) error {
 	b := h.b
 	b.holds.mu.Lock()

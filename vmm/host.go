@@ -9,14 +9,15 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// Host gives f the mapping's memory as a Go slice, for memory that lies on the
-// host and that the host was granted read-write access to (SetAccess with the
-// memory's own location). The slice is the memory itself: it must not be kept
-// after f returns, and the GPU's work on it must have been waited for.
+// Host calls f with the mapping's memory as a Go slice. The memory must be on the
+// host, and the host must have read-write access (SetAccess with the memory's own
+// location). The slice is the memory itself: f must not keep it, and the caller must
+// have waited for the GPU's work on it.
 //
-// What takes the memory or the host's access away waits for f; called by f
-// itself it is ErrInUse, but for the forms with streams, which never block
-// and take it when f has returned. All else goes on, in f and beside it.
+// Operations that take the memory or the host's access away wait until f returns; if f
+// itself calls them they return ErrInUse, except the forms with streams, which never
+// block and take effect after f has returned. All other operations are allowed, in f
+// and concurrently.
 func (m *Mapping) Host(f func(data []byte) error) error {
 	const op = "vmm.Mapping.Host"
 	if f == nil {
@@ -34,11 +35,11 @@ func (m *Mapping) Host(f func(data []byte) error) error {
 	return in.res.views.run(v, func() error { return f(hostBytes(in.ptr(), in.phys.Size)) })
 }
 
-// look lets a function look at the mapping's memory.
+// look registers a Host function that uses the mapping's memory.
 func (m *mapping) look(op string) (*view, error) {
 	m.res.mu.Lock()
 	defer m.res.mu.Unlock()
-	if m.res.closer.Closed() { // its Close waits for the functions that it finds, and unmaps
+	if m.res.closer.Closed() { // its Close waits only for functions that were registered before
 		return nil, errs.ClosedError(op, "reservation")
 	}
 	mode := m.access.mode(m.phys.Asked.Location)
@@ -51,9 +52,9 @@ func (m *mapping) look(op string) (*view, error) {
 	return m.res.views.open(m.off, m.phys.Size), nil
 }
 
-// Host gives f the slice's elements as a Go slice, for a buffer whose memory
-// lies on the host: the rules are those of Mapping.Host. The buffer can be used
-// meanwhile, by f too: it grows and is copied from and to.
+// Host calls f with the slice's elements as a Go slice, for a buffer whose memory is on
+// the host. The rules are those of Mapping.Host. Meanwhile the buffer can grow and be
+// copied from and to, also by f.
 func (s Slice[T]) Host(f func(data []T) error) error {
 	const op = "vmm.Slice.Host"
 	if s.buf == nil {
@@ -79,7 +80,7 @@ func (s Slice[T]) Host(f func(data []T) error) error {
 	})
 }
 
-// look lets a function look at the slice's memory.
+// look registers a Host function that uses the slice's memory.
 func (s Slice[T]) look(op string) (*view, error) {
 	s.buf.mu.RLock()
 	defer s.buf.mu.RUnlock()
@@ -92,7 +93,7 @@ func (s Slice[T]) look(op string) (*view, error) {
 	return s.buf.res.views.open(s.off, uint64(s.Size())), nil
 }
 
-// checkHost refuses memory that the host cannot touch: doing so would kill the
+// checkHost refuses memory that the host cannot access: the access would crash the
 // process.
 func checkHost(op string, memory driver.Location, mode driver.AccessFlags) error {
 	if memory.Type != driver.LocationHost && memory.Type != driver.LocationHostNUMA {
@@ -113,7 +114,7 @@ func errNoFunction(op string) error {
 	return errs.Invalid(op, "no function", "pass the function that works on the memory")
 }
 
-// hostBytes is memory at an address that is the driver's, not Go's.
+// hostBytes returns n bytes at an address as a slice. The driver owns the memory, not Go.
 func hostBytes(p driver.Ptr, n uint64) []byte {
 	address := uintptr(p)
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&address)), n)

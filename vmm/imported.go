@@ -13,28 +13,28 @@ import (
 	"github.com/cuvmm/cuvmm/internal/share"
 )
 
-// imported is what a buffer of imported memory has besides. Buffers of one
-// import have one range, its mappings, and this. For a buffer of the process's
-// own memory it is nil, and then its methods allow everything.
+// imported is the additional state of a buffer of imported memory. Buffers of one
+// import share one range, its mappings, and this state. It is nil for a buffer of the
+// process's own memory, and its methods then allow everything.
 type imported struct {
-	// access is what it was imported with, and most the most that is ever
-	// granted.
+	// access is the access that the memory was imported with, and most the most that
+	// is ever granted.
 	access accessList
 	most   driver.AccessFlags
-	// followed: the length is set by the publication that is followed. own: the buffer
-	// grows with memory of this process's own behind what was imported. The buffer's
-	// changes guard the writing of both.
+	// followed is set if the length is that of a publication that is followed, and own if
+	// the buffer grows with this process's own memory behind the imported chunks. Only
+	// changes of the buffer write them.
 	followed, own atomic.Bool
 
 	mu sync.Mutex
-	// users are the buffers that share the range.
+	// users counts the buffers that share the range.
 	users int
-	// over: the memory is on its way out, or was changed, so no further buffer
+	// sealed is set once the memory is being freed or was changed: no further buffer
 	// shares it.
-	over bool
+	sealed bool
 }
 
-// moved is for a second buffer of the same memory at a range of its own.
+// moved returns the state of a second buffer of the same memory, with its own range.
 func (i *imported) moved() *imported {
 	if i == nil {
 		return nil
@@ -45,15 +45,15 @@ func (i *imported) moved() *imported {
 	return m
 }
 
-// full is the refusal to make memory behind what was imported.
+// full returns the error of a growth past the imported memory.
 func (i *imported) full(op string, have, need uint64, size int) error {
 	return errs.New(errs.Failure{Op: op, Kind: errs.Capacity,
 		Asked: fmt.Sprintf("%s, with %d imported", counted(need, size), have/uint64(size)),
 		Hint:  "the memory is another process's: only its owner makes it longer, and shares it anew or announces it"})
 }
 
-// mayGrow refuses n more bytes of length, or, where n is 0, another length,
-// unless that is for the user of the buffer to say.
+// mayGrow refuses n more bytes of length, or, if n is 0, a shorter length, unless the
+// user of the buffer decides that.
 func (i *imported) mayGrow(op string, used, n, committed uint64, size int) error {
 	switch {
 	case i == nil:
@@ -70,7 +70,7 @@ func (i *imported) mayGrow(op string, used, n, committed uint64, size int) error
 }
 
 // mayAccess refuses access beyond what the memory was imported for, and any
-// change while others share the mapping.
+// change while other buffers share the mapping.
 func (i *imported) mayAccess(op string, changes accessList) error {
 	if i == nil {
 		return nil
@@ -85,8 +85,8 @@ func (i *imported) mayAccess(op string, changes accessList) error {
 	return i.sole(op)
 }
 
-// sole refuses what would change the memory of other buffers too. From then on
-// no other buffer shares it.
+// sole refuses a change that would affect other buffers of the import. After it no
+// further buffer shares the import.
 func (i *imported) sole(op string) error {
 	if i == nil {
 		return nil
@@ -98,12 +98,12 @@ func (i *imported) sole(op string) error {
 			Asked: fmt.Sprintf("%d buffers share the mapping, since the same memory was received so often", i.users),
 			Hint:  "close the others first"})
 	}
-	i.over = true
+	i.sealed = true
 	return nil
 }
 
-// leave takes a buffer from those that share the range. It reports whether it
-// was the last, which gives the memory back.
+// leave removes a buffer from those that share the range. It reports whether it was
+// the last, which then frees the memory.
 func (i *imported) leave() (last bool) {
 	if i == nil {
 		return true
@@ -114,15 +114,15 @@ func (i *imported) leave() (last bool) {
 		i.users--
 		return false
 	}
-	i.over = true
+	i.sealed = true
 	return true
 }
 
-// join adds a buffer to those that share the range, if that is still to be had.
+// join adds a buffer to those that share the range, unless that is sealed.
 func (i *imported) join() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.over {
+	if i.sealed {
 		return false
 	}
 	i.users++
@@ -136,7 +136,7 @@ func init() {
 			if err != nil {
 				return nil, err
 			}
-			return b.shell(), nil
+			return b.public(), nil
 		},
 		func(op string, d *cuda.Device, h *phys.Handle) (any, error) {
 			if err := prove(op, d, h); err != nil {
@@ -146,7 +146,8 @@ func init() {
 		})
 }
 
-// prove maps memory for a moment: the driver maps it at its own size alone.
+// prove maps memory for a moment to verify its size: the driver maps memory only at its
+// exact size.
 func prove(op string, d *cuda.Device, h *phys.Handle) error {
 	res, err := reserve(op, d, int(h.Size), ReserveOptions{})
 	if err != nil {
@@ -154,7 +155,7 @@ func prove(op string, d *cuda.Device, h *phys.Handle) error {
 	}
 	maps, err := res.mapRun(op, nil, 0, []*phys.Handle{h}, nil)
 	if err == nil {
-		h.Retain() // the mapping's
+		h.Retain() // for the mapping
 		err = res.unmapRun(op, maps)
 	}
 	if err == nil {
@@ -207,13 +208,13 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 		b.Untrack()
 		return nil, res.abandon(op, err)
 	}
-	b.added = span{} // what it begins with is no growth
+	b.added = span{} // the initial chunks are not growth
 	b.used.Store(o.Length)
 	return b, nil
 }
 
-// attachLocked maps chunks behind those that are there. The caller holds changes, or
-// is alone with the buffer.
+// attachLocked maps chunks behind the committed ones. The caller holds changes, or the
+// buffer is not shared yet.
 func (b *buffer) attachLocked(op string, chunks []*phys.Handle) error {
 	if err := b.settleTailLocked(op); err != nil || len(chunks) == 0 {
 		return err
@@ -233,14 +234,14 @@ func (b *buffer) attachLocked(op string, chunks []*phys.Handle) error {
 	return nil
 }
 
-// Attach adds imported chunks: see share.Memory.
+// Attach implements share.Memory.
 func (b *buffer) Attach(op string, chunks []*phys.Handle) error {
 	if err := b.enterGrowth(op, func() uint64 { return rest }); err != nil {
 		return err
 	}
 	defer b.leave()
 	if b.imported == nil {
-		return errs.Invalid(op, "imported memory for a buffer of this process's own", "attach to a buffer of imported memory")
+		return errs.Invalid(op, "imported chunks for a buffer of this process's own memory", "attach them to a buffer of imported memory")
 	}
 	if err := b.imported.sole(op); err != nil {
 		return err
@@ -248,7 +249,7 @@ func (b *buffer) Attach(op string, chunks []*phys.Handle) error {
 	return b.attachLocked(op, chunks)
 }
 
-// SetLen sets the length of imported memory: see share.Memory.
+// SetLen implements share.Memory.
 func (b *buffer) SetLen(op string, n uint64) error {
 	if err := b.enter(op); err != nil {
 		return err
@@ -262,7 +263,7 @@ func (b *buffer) SetLen(op string, n uint64) error {
 	return nil
 }
 
-// Own makes the length the user's again, and lets the buffer grow: see share.Memory.
+// Own implements share.Memory.
 func (b *buffer) Own(op string) error {
 	if err := b.enter(op); err != nil {
 		return err
@@ -287,12 +288,12 @@ func (b *buffer) Own(op string) error {
 	return nil
 }
 
-// Again makes another buffer of the same import: see share.Memory.
+// Again implements share.Memory.
 func (b *buffer) Again(n uint64) (any, bool) {
 	if b.imported == nil || !b.imported.join() {
 		return nil, false
 	}
-	// The range stays as it is: a buffer that changes it has it alone, for good.
+	// The range does not change any more: a change needs the sole buffer, and seals.
 	b.res.mu.Lock()
 	maps := slices.Clone(b.res.maps)
 	b.res.mu.Unlock()
@@ -303,31 +304,32 @@ func (b *buffer) Again(n uint64) (any, bool) {
 	}
 	o.used.Store(n)
 	o.track(o.committed.Load())
-	return o.shell(), true
+	return o.public(), true
 }
 
-// Over reports whether no further buffer shares the import: see share.Memory.
+// Released implements share.Memory.
 func (b *buffer) Released() bool {
 	if b.imported == nil {
 		return true
 	}
 	b.imported.mu.Lock()
 	defer b.imported.mu.Unlock()
-	return b.imported.over
+	return b.imported.sealed
 }
 
-// About says what does not change: see share.Memory.
+// About implements share.Memory.
 func (b *buffer) About() share.About {
 	return share.About{Device: b.dev, Base: b.res.base, Asked: b.prop, Granularity: b.gran, Reserved: b.res.size,
 		Imported: b.imported != nil, Followed: b.imported != nil && b.imported.followed.Load()}
 }
 
-// Used and Committed are the bytes in use and of memory.
+// Used implements share.Memory.
 func (b *buffer) Used() uint64 { return b.used.Load() }
 
+// Committed implements share.Memory.
 func (b *buffer) Committed() uint64 { return b.committed.Load() }
 
-// View returns the chunks of the first bytes: see share.Memory.
+// View implements share.Memory.
 func (b *buffer) View(op string, n uint64) (share.View, error) {
 	if !b.closer.Acquire() {
 		return share.View{}, errs.ClosedError(op, "buffer")

@@ -24,4 +24,4 @@ func (r *reservation) Mappings(off uint64, to []ranges.Mapping) []ranges.Mapping
 }
 
 // Stuck implements ranges.Inspected.
-func (r *reservation) Stuck() uint64 { return r.leftBytes.Load() }
+func (r *reservation) Stuck() uint64 { return r.stuckBytes.Load() }

@@ -8,21 +8,20 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// ioBytes is how much a Writer or Reader moves at a time: enough that the
-// driver's cost per copy does not count.
+// ioBytes is how much a Writer or Reader copies at a time, enough to make the driver's
+// cost per copy negligible.
 const ioBytes = 4 << 20
 
 // maxIdleReads is how often in a row a reader may return neither bytes nor an
 // error, as bufio has it.
 const maxIdleReads = 100
 
-// Writer appends to a buffer what is written to it. It is not safe for
-// concurrent use, though others may use the buffer meanwhile.
+// Writer is an io.Writer that appends to a buffer. It is not safe for concurrent use,
+// but other goroutines may use the buffer meanwhile.
 type Writer struct{ b *Buffer }
 
-// NewWriter makes a Writer, which does not own the buffer. Each Write returns
-// when its bytes are in the buffer; io.Copy to it moves large pieces and waits
-// once, at the end.
+// NewWriter returns a Writer, which does not own the buffer. Each Write returns when
+// its bytes are in the buffer; io.Copy copies large pieces and waits once, at the end.
 func NewWriter(b *Buffer) *Writer { return &Writer{b} }
 
 // Write appends p.
@@ -83,15 +82,15 @@ func (w *Writer) ReadFrom(r io.Reader) (n int64, err error) {
 	}
 }
 
-// Reader reads a buffer from its start to its end, as long as that is when it
-// gets there, on the device's own stream: streams that still write to the buffer
-// are to be waited for first. It is not safe for concurrent use.
+// Reader is an io.Reader of a buffer, from its start to the end that it has when the
+// Reader gets there. It reads on the device's own stream: the caller first waits for
+// streams that still write to the buffer. It is not safe for concurrent use.
 type Reader struct {
 	b   *Buffer
 	off int
 }
 
-// NewReader makes a Reader, which does not own the buffer.
+// NewReader returns a Reader, which does not own the buffer.
 func NewReader(b *Buffer) *Reader { return &Reader{b: b} }
 
 // Read copies the next bytes to p.
@@ -104,7 +103,7 @@ func (r *Reader) Read(p []byte) (int, error) {
 		return 0, nil
 	}
 	if n <= 0 {
-		// The end of a buffer that was closed is not its end.
+		// A closed buffer has no end: it returns ErrClosed.
 		if _, err := r.b.Slice(0, 0); err != nil {
 			return 0, err
 		}
@@ -157,7 +156,7 @@ func (r *Reader) WriteTo(w io.Writer) (n int64, err error) {
 	}
 }
 
-// errCount is the refusal of a reader or writer that breaks its contract.
+// errCount returns the error of a reader or writer that breaks its contract.
 func errCount(op, method string, n, of int) error {
 	return errs.Invalid(op, fmt.Sprintf("a %s that returned %s for %d", method, errs.Count(n, "byte"), of),
 		"mend the reader or writer: the count lies between 0 and the length of its argument")

@@ -12,9 +12,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// Map puts all of p at an offset of the range, which must be free there. No device
-// may touch the memory until SetAccess says so. The mapping keeps both its
-// memory and the range alive; the caller closes it.
+// Map maps all of p at an offset of the range, which must be free there. No device can
+// access the memory until SetAccess grants it. The mapping keeps its memory alive, and
+// the range cannot be closed before it; the caller closes the mapping.
 func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
 	const op = "vmm.Reservation.Map"
 	if off < 0 {
@@ -47,11 +47,11 @@ func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
 	return m, nil
 }
 
-// MapRun puts several memories one behind the other, from an offset of the range
-// on, and grants the whole run in one call of the driver, which is far cheaper
-// than one by one, above all for peers. They may lie on several devices. Without
-// access no device may touch the memory until SetAccess says so. Each mapping is
-// closed by itself, as one of Map is. Where it fails nothing is mapped.
+// MapRun maps several pieces of memory one behind the other, from an offset of the
+// range on, and grants access to the whole run in one driver call, which is far cheaper
+// than one call each, especially for peers. The memory may be on several devices.
+// Without access no device can access it until SetAccess grants it. Each mapping is
+// closed separately, as one of Map is. After an error nothing is mapped.
 func (r *Reservation) MapRun(off int, access []Access, memory ...Physical) (made []*Mapping, err error) {
 	const op = "vmm.Reservation.MapRun"
 	if len(memory) == 0 {
@@ -104,10 +104,10 @@ func (r *Reservation) MapRun(off int, access []Access, memory ...Physical) (made
 	return made, nil
 }
 
-// mapRun maps handles one behind the other, grants the run in one call where
-// access is given, and takes over one count of each handle. Where any step
-// fails everything is as it was, and the counts are still the caller's. The
-// mappings are appended to maps, which is empty and only gives the room.
+// mapRun maps handles one behind the other, grants access in one call if there is any,
+// and takes over one reference to each handle. After an error nothing has changed, and
+// the references are still the caller's. maps is empty; the mappings are appended to it
+// to use its capacity.
 func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*phys.Handle, access accessList) ([]*mapping, error) {
 	var size uint64
 	for _, h := range handles {
@@ -149,8 +149,8 @@ func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*
 	return maps, nil
 }
 
-// checkFreeLocked refuses a range that leaves the reservation, is taken, or has
-// something left in it.
+// checkFreeLocked refuses a part that exceeds the reservation, has a mapping, or has a
+// stuck one.
 func (r *reservation) checkFreeLocked(op string, off, size uint64, at int) error {
 	if off > r.size || size > r.size-off {
 		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange,
@@ -164,7 +164,7 @@ func (r *reservation) checkFreeLocked(op string, off, size uint64, at int) error
 				errs.Bytes(size), errs.Bytes(off), errs.Bytes(m.phys.Size), errs.Bytes(m.off)),
 			Hint: "map elsewhere, or close that mapping first"})
 	}
-	for _, m := range r.left {
+	for _, m := range r.stuck {
 		if !m.unmapped && m.off < off+size && off < m.off+m.phys.Size {
 			return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
 				Asked: fmt.Sprintf("%s at offset %s, where %s at offset %s could not be unmapped after an earlier failure",
@@ -175,8 +175,8 @@ func (r *reservation) checkFreeLocked(op string, off, size uint64, at int) error
 	return nil
 }
 
-// checkLossLocked refuses to map what lies on a lost device, or into a range from
-// which something was dropped.
+// checkLossLocked refuses memory on a lost device, and a range in which mappings were
+// dropped with their device.
 func (r *reservation) checkLossLocked(op string, handles []*phys.Handle) error {
 	if r.dropped != driver.Success {
 		return errs.New(errs.Failure{Op: op, Kind: errs.DeviceLost, Result: r.dropped,
@@ -191,13 +191,13 @@ func (r *reservation) checkLossLocked(op string, handles []*phys.Handle) error {
 	return nil
 }
 
-// findLocked is the index of the first mapping that ends behind off.
+// findLocked returns the index of the first mapping that ends behind off.
 func (r *reservation) findLocked(off uint64) int {
 	return sort.Search(len(r.maps), func(i int) bool { return r.maps[i].off+r.maps[i].phys.Size > off })
 }
 
-// concerned are the devices that a call on mappings can have to do with: those
-// that the memory lies on, and those that have or get access.
+// concerned returns the devices that a call on mappings can involve: those that hold
+// the memory, and those that have or get access.
 func concerned(maps []*mapping, access accessList) []driver.Device {
 	devices := access.devices()
 	for _, m := range maps {
@@ -206,7 +206,7 @@ func concerned(maps []*mapping, access accessList) []driver.Device {
 	return devices
 }
 
-// mappable refuses what the driver would wait for, with nothing to end that.
+// mappable refuses a mapping that the driver would wait for without end.
 func mappable(op string, h *phys.Handle) error {
 	if h.NotYet == nil {
 		return nil
@@ -214,8 +214,8 @@ func mappable(op string, h *phys.Handle) error {
 	return h.NotYet(op)
 }
 
-// hold keeps a physical object open for an operation of sys, and returns its
-// handle with a count that the caller must release or keep.
+// hold returns the handle of a physical object for an operation of sys, with a
+// reference that the caller must release or keep.
 func hold(op string, sys *core.System, p Physical) (*phys.Handle, error) {
 	if phys.None(p) {
 		return nil, errs.Invalid(op, "nil memory", "pass an Allocation")

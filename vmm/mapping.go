@@ -12,16 +12,17 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// Mapping is physical memory at an address. It keeps both alive.
+// Mapping is physical memory at an address. It keeps the memory alive, and the range
+// cannot be closed before it. All methods are safe for concurrent use.
 type Mapping struct {
 	m       *mapping
 	closer  life.Closer
-	later   later
+	pending pendingJobs
 	watched life.Watched
 }
 
-// mapping is the inner state. access is guarded by the reservation's lock; the
-// slice may be shared by many mappings and is never changed in place.
+// mapping is the inner state. The reservation's lock guards access; the slice may be
+// shared by many mappings and is never changed in place.
 type mapping struct {
 	core.Object
 	res      *reservation
@@ -29,25 +30,25 @@ type mapping struct {
 	off      uint64
 	access   accessList
 	revoking revoking
-	clip     *clip // the last ClipAfter that took it, where it is a buffer's chunk
-	// unsure are places whose access is not known, since changing it failed and
-	// could not be undone. access is then the most that they may have, which is
-	// what must be waited for.
+	clip     *clip // the last ClipAfter that took it, if it is a buffer's chunk
+	// unsure holds places whose access is unknown, since changing it failed and could
+	// not be undone. access is then the most that they may have, so that enough is
+	// waited for.
 	unsure accessList
 	// closing is set once CloseAfter was called: the range may then be closed first,
 	// when no operation runs on the mapping any more.
 	closing *life.Life
-	// How far tearing down has come. Once an unmapping was tried and failed
-	// it is not known whether it was done.
+	// The progress of tearing down. After an unmapping that failed it is unknown
+	// whether the mapping is still there.
 	tried, unmapped, released bool
 }
 
 func (m *mapping) ptr() driver.Ptr { return m.res.base + driver.Ptr(m.off) }
 
-// Ptr is the address of the memory.
+// Ptr returns the address of the memory.
 func (m *Mapping) Ptr() cuda.Ptr { return cuda.Ptr(m.made("vmm.Mapping.Ptr").ptr()) }
 
-// Size in bytes.
+// Size returns the size in bytes.
 func (m *Mapping) Size() int { return int(m.made("vmm.Mapping.Size").phys.Size) }
 
 // inner returns the inner state, or an error for a Mapping that no function made.
@@ -76,9 +77,9 @@ func (m *Mapping) acquire(op string) error {
 	return err
 }
 
-// SetAccess says who may do what with the memory at this address; places that
-// are not named keep what they have. Where it takes access away it first waits
-// for the devices concerned, as Close does.
+// SetAccess changes the access of places to the memory at this address; places that
+// are not named keep what they have. If it takes access away it first waits for the
+// devices concerned, as Close does.
 func (m *Mapping) SetAccess(access ...Access) error {
 	const op = "vmm.Mapping.SetAccess"
 	if err := m.acquire(op); err != nil {
@@ -88,7 +89,7 @@ func (m *Mapping) SetAccess(access ...Access) error {
 	return m.m.res.setAccess(op, m.m.off, m.m.phys.Size, access)
 }
 
-// Access asks the driver what a place may do with the memory at this address.
+// Access returns the access that the driver reports for a place.
 func (m *Mapping) Access(l cuda.Location) (AccessMode, error) {
 	const op = "vmm.Mapping.Access"
 	if err := m.acquire(op); err != nil {
@@ -106,11 +107,11 @@ func (m *Mapping) Access(l cuda.Location) (AccessMode, error) {
 	return AccessMode(flags), nil
 }
 
-// RevokeAfter takes all access from a place when the work that is on the
-// streams now is done, and that of earlier calls for the place. It never blocks.
-// SetAccess before that undoes it.
-// Without a stream it is ErrInvalidArgument; with one that captures a graph it
-// is ErrCapturing and nothing has changed.
+// RevokeAfter takes all access from a place when the work that is on the streams now is
+// done, and the work that earlier calls for the place named. It never blocks. A
+// SetAccess for the place before that undoes it. Without a stream it returns
+// ErrInvalidArgument; with one that captures a graph it returns ErrCapturing and nothing
+// has changed.
 func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 	const op = "vmm.Mapping.RevokeAfter"
 	if err := m.acquire(op); err != nil {
@@ -128,7 +129,7 @@ func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 	}
 	place, passed := changes[0].Location, false
 	in.revoking.begin(place)
-	m.later.Add(1)
+	m.pending.Add(1)
 	m.closer.Release()
 	in.res.System().Reclaim(f, nil, func() (err error) {
 		if !passed {
@@ -138,11 +139,11 @@ func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 		if in.revoking.due(place) && in.phys.Lost() == driver.Success {
 			err = stillGranted(in.res.applyAccess(op, in.off, in.phys.Size, changes))
 			if err != nil && in.res.lacks(in) {
-				err = nil // the range was closed, and the mapping with it
+				err = nil // closing the range has unmapped it
 			}
 		}
 		if !errors.Is(err, life.ErrAgain) {
-			m.later.Add(-1)
+			m.pending.Add(-1)
 		}
 		return err
 	})
@@ -150,7 +151,8 @@ func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
 }
 
 // Close waits for all work that could use the memory at this address (see the
-// package documentation) and unmaps it.
+// package documentation) and unmaps it. It is idempotent, and after an error it may be
+// called again.
 func (m *Mapping) Close() error {
 	const op = "vmm.Mapping.Close"
 	in, err := m.inner(op)
@@ -161,7 +163,7 @@ func (m *Mapping) Close() error {
 		return err
 	}
 	return m.closer.Close(func() error {
-		m.later.wait(m.m.res.System())
+		m.pending.wait(m.m.res.System())
 		if err := m.m.wait(op); err != nil {
 			return err
 		}
@@ -169,10 +171,10 @@ func (m *Mapping) Close() error {
 	})
 }
 
-// CloseAfter takes the mapping out of use at once and unmaps it when the work
-// that is on the streams now is done. It never blocks. Without a stream it is
-// ErrInvalidArgument; with one that captures a graph it is ErrCapturing and
-// nothing has changed.
+// CloseAfter takes the mapping out of use at once and unmaps it when the work that is on
+// the streams now is done. It never blocks. Without a stream it returns
+// ErrInvalidArgument; with one that captures a graph it returns ErrCapturing and nothing
+// has changed.
 func (m *Mapping) CloseAfter(streams ...*cuda.Stream) error {
 	const op = "vmm.Mapping.CloseAfter"
 	in, err := m.inner(op)
@@ -183,7 +185,7 @@ func (m *Mapping) CloseAfter(streams ...*cuda.Stream) error {
 	err = life.CloseAfter(&m.closer, sys,
 		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
 		func() error {
-			if m.later.Load() > 0 {
+			if m.pending.Load() > 0 {
 				return life.ErrAgain
 			}
 			return m.unmap(op)
@@ -196,8 +198,8 @@ func (m *Mapping) CloseAfter(streams ...*cuda.Stream) error {
 	return err
 }
 
-// Released returns the end of the mapping's closing: then the memory is at this
-// address no more.
+// Released returns the completion of the mapping's closing: from then on the memory is
+// not mapped at this address.
 func (m *Mapping) Released() cuda.Completion {
 	m.made("vmm.Mapping.Released")
 	return m.closer.Completion()
@@ -211,7 +213,7 @@ func (m *Mapping) unmap(op string) error {
 	return nil
 }
 
-// wait waits for the devices that were granted access.
+// wait waits for the devices that have access.
 func (m *mapping) wait(op string) error {
 	m.res.mu.Lock()
 	devices := m.access.devices()

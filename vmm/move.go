@@ -19,19 +19,18 @@ type MoveOptions struct {
 	Hint  cuda.Ptr
 	Align int
 	// OnGrow is called when the new buffer grows: see BufferOptions. If it is nil the
-	// old buffer's goes on to be called.
+	// new buffer calls the old one's.
 	OnGrow func(from, to int)
 }
 
 // Move makes a second buffer for one whose range has become too small. It maps the
 // same memory at the new address: nothing is copied. The caller closes both.
 //
-// From then on the old buffer is there for work under way: it is read, copied from
-// and to, and closed as before, with the same bytes at its own address, but its
-// length and its memory stay as they are (ErrMoved, which names its successor).
-// While it is open its successor is not made shorter than it (ErrInUse). Work
-// through the two addresses must be ordered by streams or events (see the package
-// documentation).
+// From then on the old buffer serves only work in flight: it can be read, copied from
+// and to, and closed, with the same bytes at its own address, but its length and its
+// memory cannot change (ErrMoved, which names its successor). Until it is closed, its
+// successor cannot be made shorter than it is (ErrInUse). Work through the two addresses
+// must be ordered by streams or events (see the package documentation).
 //
 // A buffer that is published is not moved (ErrInUse), nor is one that follows a
 // publication (ErrNotPermitted).
@@ -75,11 +74,11 @@ func (b *buffer) move(op string, o MoveOptions) (*Buffer, error) {
 	}
 	next.used.Store(b.used.Load())
 	next.track(committed)
-	b.pastLocked() // forgets those that are gone: a line of moves keeps none of them
-	return next.shell(), nil
+	b.pastLocked() // drops those that are torn down, so that a chain of moves does not retain them
+	return next.public(), nil
 }
 
-// mayMove refuses to move a buffer that others know by its address.
+// mayMove refuses to move a buffer whose address or memory another process relies on.
 func (b *buffer) mayMove(op string) error {
 	if err := b.frozen(op); err != nil {
 		return err
@@ -91,7 +90,7 @@ func (b *buffer) mayMove(op string) error {
 	return b.holds.any(op)
 }
 
-// freeze makes b the past of a buffer, unless it was published meanwhile.
+// freeze makes the successor b's, unless b was published meanwhile.
 func (b *buffer) freeze(op string, successor *buffer) error {
 	b.holds.mu.Lock()
 	defer b.holds.mu.Unlock()
@@ -102,18 +101,18 @@ func (b *buffer) freeze(op string, successor *buffer) error {
 	return nil
 }
 
-// frozen refuses what would change a buffer that was moved.
+// frozen refuses to change a buffer that was moved.
 func (b *buffer) frozen(op string) error {
 	to := b.successor.Load()
 	if to == 0 {
 		return nil
 	}
 	return errs.New(errs.Failure{Op: op, Kind: errs.Moved, Asked: fmt.Sprintf("the buffer at %#x has its successor at %#x", uint64(b.res.base), to),
-		Hint: "use the buffer that vmm.Move returned; this one is read, copied from and to, and closed"})
+		Hint: "use the buffer that Move returned; this one can only be read, copied from and to, and closed"})
 }
 
-// twin is a buffer of the same kind with a range of its own and nothing in it,
-// not yet in the list of live objects.
+// twin returns an empty buffer of the same kind with a range of its own, not yet in the
+// list of live objects.
 func (b *buffer) twin(op string, reserve uint64, o ReserveOptions) (*buffer, error) {
 	if o.Align == 0 {
 		o.Align = b.align
@@ -125,7 +124,7 @@ func (b *buffer) twin(op string, reserve uint64, o ReserveOptions) (*buffer, err
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	access := b.access
-	for place := range b.refused { // its RevokeAfter has perhaps returned, and follows this change
+	for place := range b.refused { // RevokeAfter may have returned; its revocation follows this change
 		access = access.with(accessList{{Location: place, Flags: driver.AccessNone}})
 	}
 	twin := &buffer{dev: b.dev, res: res, prop: b.prop, gran: b.gran, align: o.Align, chosen: b.chosen, plan: b.plan, access: access}
@@ -133,8 +132,8 @@ func (b *buffer) twin(op string, reserve uint64, o ReserveOptions) (*buffer, err
 	return twin, nil
 }
 
-// mapChunks maps the first chunks of a new buffer and takes over one count of
-// each. If that fails the buffer is gone, and so are the counts.
+// mapChunks maps the first chunks of a new buffer and takes over one reference to each.
+// If that fails it gives the buffer and the references back.
 func (b *buffer) mapChunks(op string, handles []*phys.Handle) error {
 	if len(handles) == 0 {
 		return nil
@@ -149,8 +148,8 @@ func (b *buffer) mapChunks(op string, handles []*phys.Handle) error {
 	return nil
 }
 
-// discard gives a new buffer back that no user has seen, after what failed with
-// cause. Work on it may be under way.
+// discard gives a new buffer back that no user has, after an operation that failed with
+// cause. GPU work on it may be in flight.
 func (b *buffer) discard(op string, cause error) error {
 	return b.res.undone(cause, func() error {
 		if err := b.wait(op); err != nil {

@@ -9,47 +9,47 @@ import (
 	"github.com/cuvmm/cuvmm/internal/life"
 )
 
-// later counts what ClipAfter and RevokeAfter have still to do on an object,
-// which is not torn down before. It is no operation that runs: nothing of it
-// puts work on a stream.
-type later struct{ atomic.Int32 }
+// pendingJobs counts the clips and revocations that are still to be done on an object;
+// its teardown waits for them. They are not operations of the object's life, since
+// they submit no GPU work.
+type pendingJobs struct{ atomic.Int32 }
 
-// wait returns when nothing is left. Nothing new comes: the object is closed.
-func (l *later) wait(s *core.System) {
-	for l.Load() > 0 {
+// wait returns when none is pending. The object is closed, so none is added.
+func (p *pendingJobs) wait(s *core.System) {
+	for p.Load() > 0 {
 		s.PollReclaim()
 		time.Sleep(50 * time.Microsecond)
 	}
 }
 
-// soon has a job done that the buffer is not torn down before, and that Drain
-// waits for.
-func (b *buffer) soon(job func()) {
-	b.later.Add(1)
+// runOrQueue runs the job now or after the change that runs. Teardown and Drain wait
+// for it.
+func (b *buffer) runOrQueue(job func()) {
+	b.pending.Add(1)
 	done := b.res.System().Pending()
-	b.changes.Soon(func() {
+	b.changes.RunOrQueue(func() {
 		job()
 		done()
-		b.later.Add(-1)
+		b.pending.Add(-1)
 	})
 }
 
-// reclaim has passed called when the fence has passed, and do as a job of the
-// buffer's. The reclaimer, which waits for no change, asks until it is done.
+// reclaim calls passed when the fence has passed, and then runs do as a job of the
+// buffer. The reclaimer, which never waits for a change, polls until do has run.
 func (b *buffer) reclaim(f *core.Fence, alive *life.Life, do func() error, passed func()) {
-	b.later.Add(1) // the buffer is not torn down before
+	b.pending.Add(1) // the teardown waits for it
 	const idle, handedIn, done = 0, 1, 2
 	var state atomic.Int32
 	var err error
 	b.res.System().Reclaim(f, alive, func() error {
 		passed()
 		if state.CompareAndSwap(idle, handedIn) {
-			b.changes.Soon(func() {
+			b.changes.RunOrQueue(func() {
 				if err = do(); errors.Is(err, life.ErrAgain) {
 					state.Store(idle)
 					return
 				}
-				b.later.Add(-1)
+				b.pending.Add(-1)
 				state.Store(done)
 			})
 		}

@@ -6,29 +6,29 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// ChunkPlan says in what pieces a buffer takes its memory. The driver's cost is
-// per chunk, and a chunk is given back whole: large chunks grow cheaply, small
-// ones waste less. The zero value is GeometricChunks(0, 64 MiB).
+// ChunkPlan determines the sizes of a buffer's chunks. The driver's cost is per chunk,
+// and a chunk is freed as a whole: large chunks make growth cheap, small ones waste
+// less. The zero value is GeometricChunks(0, 64 MiB).
 type ChunkPlan struct {
 	floor, cap int
 	given      bool // false in the zero value
 }
 
-// defaultCap bounds the chunks of the default plan: from there on creating and
-// mapping a gibibyte costs about a millisecond, a small part of what it takes
-// to fill it.
+// defaultCap bounds the chunks of the default plan. With chunks of this size creating
+// and mapping a gibibyte takes about a millisecond, far less than filling it.
 const defaultCap = 64 << 20
 
-// FixedChunks takes chunks of one size in bytes, a multiple of the granularity.
+// FixedChunks returns a plan of chunks of one size in bytes, a multiple of the
+// granularity.
 func FixedChunks(size int) ChunkPlan { return ChunkPlan{size, size, true} }
 
-// GeometricChunks takes chunks as large as what the buffer has already, so that
-// a small buffer stays small and a large one has few, but at least floor and at
-// most cap bytes. Where there is no memory for so large a chunk it takes the
-// smallest that is enough, not below floor. A floor of 0 is the granularity.
+// GeometricChunks returns a plan of chunks as large as the buffer's memory so far, at
+// least floor and at most cap bytes, so that a small buffer stays small and a large one
+// has few chunks. If there is not enough memory for so large a chunk the buffer takes the
+// smallest that suffices, at least floor. A floor of 0 is the granularity.
 func GeometricChunks(floor, cap int) ChunkPlan { return ChunkPlan{floor, cap, true} }
 
-// String writes the plan: "chunks of 2 MiB to 64 MiB".
+// String returns the plan as text: "chunks of 2 MiB to 64 MiB".
 func (p ChunkPlan) String() string {
 	if !p.given {
 		return "chunks of the granularity to " + errs.Bytes(defaultCap)
@@ -39,7 +39,7 @@ func (p ChunkPlan) String() string {
 	return fmt.Sprintf("chunks of %s to %s", errs.Bytes(p.floor), errs.Bytes(p.cap))
 }
 
-// resolve decides the defaults and refuses sizes that are no multiples of the
+// resolve fills in the defaults and refuses sizes that are not multiples of the
 // granularity.
 func (p ChunkPlan) resolve(op string, gran uint64) (ChunkPlan, error) {
 	g := int(gran)
@@ -56,11 +56,11 @@ func (p ChunkPlan) resolve(op string, gran uint64) (ChunkPlan, error) {
 	return p, nil
 }
 
-// least is the size of the smallest chunk that has room for n bytes more.
+// least returns the size of the smallest chunk that holds n bytes.
 func (p ChunkPlan) least(n, gran uint64) uint64 { return max(roundUp(n, gran), uint64(p.floor)) }
 
-// next is the size of the chunk behind committed bytes, of which at most room
-// are left in the reservation.
+// next returns the size of the chunk behind the committed bytes, at most room, the rest
+// of the reservation.
 func (p ChunkPlan) next(committed, room uint64) uint64 {
 	return min(max(committed, uint64(p.floor)), uint64(p.cap), room)
 }

@@ -14,13 +14,12 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// fabricTrialAge is how long the outcome of a trial is believed. What stands in
-// the way of fabric handles can pass (the fabric's services start, a channel
-// appears), and what worked can cease to. Tests shorten it.
+// fabricTrialAge is how long the result of a trial is used. Fabric handles can start to
+// work (the fabric's services start, a channel appears) and cease to. Tests shorten it.
 var fabricTrialAge = 10 * time.Second
 
-// preferFabric returns the handle types that PreferFabric comes to for memory at
-// a location.
+// preferFabric returns the handle types that PreferFabric resolves to for memory at a
+// location.
 func preferFabric(op string, d *cuda.Device, at cuda.Location) (HandleTypes, error) {
 	sys := core.SystemOf(d)
 	var types HandleTypes

@@ -28,18 +28,18 @@ func init() {
 	})
 }
 
-// MapRun maps chunks for another room: see ranges.Range.
+// MapRun implements ranges.Range.
 func (r *reservation) MapRun(op string, off uint64, chunks []*phys.Handle, access []driver.AccessDesc) error {
 	_, err := r.mapRun(op, make([]*mapping, 0, len(chunks)), off, chunks, access)
 	return err
 }
 
-// UnmapRun unmaps chunks for another room: see ranges.Range.
+// UnmapRun implements ranges.Range.
 func (r *reservation) UnmapRun(op string, off, size uint64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if left := r.leftInLocked(off, size); len(left) > 0 {
-		return r.giveBackLocked(op, left)
+	if stuck := r.stuckInLocked(off, size); len(stuck) > 0 {
+		return r.giveBackLocked(op, stuck)
 	}
 	found, err := r.runLocked(op, off, size)
 	if err != nil {
@@ -51,11 +51,11 @@ func (r *reservation) UnmapRun(op string, off, size uint64) error {
 	return r.giveBackLocked(op, maps)
 }
 
-// Left says what failures left for another room: see ranges.Range.
+// Left implements ranges.Range.
 func (r *reservation) Left(off, size uint64) (bytes uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, m := range r.leftInLocked(off, size) {
+	for _, m := range r.stuckInLocked(off, size) {
 		bytes += m.phys.Size
 	}
 	return bytes

@@ -15,40 +15,40 @@ import (
 	"github.com/cuvmm/cuvmm/internal/ranges"
 )
 
-// Reservation is a range of address space. Nothing is behind it until memory
-// is mapped into it. Address space is nearly free: a range of terabytes costs
-// microseconds and no memory.
+// Reservation is a range of address space, without memory until some is mapped into it.
+// Address space is nearly free: reserving terabytes takes microseconds and no memory.
+// All methods are safe for concurrent use.
 type Reservation struct {
 	ranged
 	r       *reservation
 	watched life.Watched
 }
 
-// ReserveOptions change where Reserve reserves. The zero value lets the driver
+// ReserveOptions determine where Reserve reserves. The zero value lets the driver
 // choose.
 type ReserveOptions struct {
 	// Align is a power of two that the address is a multiple of; 0 is the
 	// granularity.
 	Align int
-	// Hint is the preferred address, rounded down to the alignment. A hint that
-	// the driver refuses is dropped, never an error: check Ptr.
+	// Hint is the preferred address, rounded down to the alignment. If the driver
+	// refuses it another address is reserved: check Ptr.
 	Hint cuda.Ptr
 }
 
-// Reserve reserves size bytes of address space, a multiple of the device's
-// granularity. Memory of any location can be mapped into it; the device only
-// says how. The caller closes it.
+// Reserve reserves size bytes of address space, a multiple of the device's granularity.
+// Memory of any location can be mapped into it; the device only determines the
+// granularity. The caller closes it.
 func Reserve(d *cuda.Device, size int, o ReserveOptions) (*Reservation, error) {
 	r, err := reserve("vmm.Reserve", d, size, o)
 	if err != nil {
 		return nil, err
 	}
-	shell := &Reservation{ranged: ranges.Hold(r), r: r}
-	r.Watch(&shell.watched)
-	return shell, nil
+	made := &Reservation{ranged: ranges.Hold(r), r: r}
+	r.Watch(&made.watched)
+	return made, nil
 }
 
-// reservation is the inner state: what mappings keep alive.
+// reservation is the inner state, which mappings retain.
 type reservation struct {
 	core.Object
 	closer life.Closer
@@ -58,20 +58,19 @@ type reservation struct {
 	gran   uint64 // of the device that it was reserved by
 
 	// mu guards maps, which are sorted by offset and never overlap, and their
-	// access. Driver calls on the range are made under it, so that two changes
-	// of one range never mix.
+	// access. It is held during driver calls on the range, so that two changes of one
+	// range do not interleave.
 	mu   sync.Mutex
 	maps []*mapping
-	one  [1]*mapping // where maps lies while there is one
-	// left are mappings that are out of use and could not be given back: a
-	// teardown failed, or the undo of something that failed. Their addresses
-	// are not used again before they went, and only what tears down (Close,
-	// UnmapRun, and Clip of a buffer) tries that.
-	left []*mapping
-	// leftBytes is the memory in left.
-	leftBytes atomic.Uint64
-	// dropped is what lost the device of mappings that the driver refused to
-	// unmap. They may still be there, so nothing else is mapped into the range.
+	one  [1]*mapping // the array of maps while there is at most one
+	// stuck holds mappings that are out of use but could not be unmapped or released:
+	// a teardown failed, or an undo. Their addresses are not used again until that
+	// succeeds; only teardowns (Close, UnmapRun, and Clip of a buffer) try it again.
+	stuck []*mapping
+	// stuckBytes is the memory in stuck.
+	stuckBytes atomic.Uint64
+	// dropped is the result that lost the device of mappings that the driver refused to
+	// unmap. They may still be mapped, so nothing else is mapped into the range.
 	dropped driver.Result
 	views   views
 }
@@ -91,7 +90,7 @@ func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservatio
 	sys.PollReclaim()
 	hint := driver.Ptr(o.Hint) &^ (max(driver.Ptr(o.Align), driver.Ptr(gran)) - 1)
 	base, res := sys.Drv.MemAddressReserve(uint64(size), uint64(o.Align), hint)
-	if hint != 0 && (res == driver.InvalidValue || res == driver.OutOfMemory) { // it may be the hint that is refused
+	if hint != 0 && (res == driver.InvalidValue || res == driver.OutOfMemory) { // perhaps because of the hint
 		base, res = sys.Drv.MemAddressReserve(uint64(size), uint64(o.Align), 0)
 	}
 	if res != driver.Success {
@@ -103,7 +102,7 @@ func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservatio
 	return r, nil
 }
 
-// granule is what address ranges are multiples of.
+// granule returns what address ranges are multiples of.
 func granule(op string, d *cuda.Device) (uint64, error) {
 	if d == nil {
 		return 0, errNilDevice(op)
@@ -122,10 +121,10 @@ func granule(op string, d *cuda.Device) (uint64, error) {
 	return g, err
 }
 
-// Ptr is the address of the range, fixed for life.
+// Ptr returns the address of the range, fixed for life.
 func (r *Reservation) Ptr() cuda.Ptr { return cuda.Ptr(r.made("vmm.Reservation.Ptr").base) }
 
-// Size is the size of the range in bytes.
+// Size returns the size of the range in bytes.
 func (r *Reservation) Size() int { return int(r.made("vmm.Reservation.Size").size) }
 
 // inner returns the inner state, or an error for a Reservation that no function made.
@@ -154,10 +153,10 @@ func (r *Reservation) acquire(op string) (*reservation, error) {
 	return in, err
 }
 
-// Close gives the range back. What is still mapped there and was closed with
-// CloseAfter goes with it, after all work that could use it (see the package
-// documentation). While anything else is mapped into the range the error is
-// ErrInUse, and it stays open. After another error it may be called again.
+// Close gives the range back. It unmaps mappings that were closed with CloseAfter and
+// still wait, after all work that could use them (see the package documentation). If
+// other mappings are open it returns ErrInUse and the range stays open. It is idempotent,
+// and after another error it may be called again.
 func (r *Reservation) Close() error {
 	const op = "vmm.Reservation.Close"
 	in, err := r.inner(op)
@@ -174,11 +173,11 @@ func (r *Reservation) Close() error {
 	return err
 }
 
-// CloseAfter takes the range out of use at once and gives it back when the work
-// that is on the streams now is done and everything that was mapped there is gone.
-// It never blocks. While anything is mapped into the range that was not closed with
-// CloseAfter the error is ErrInUse, without a stream it is ErrInvalidArgument, with
-// one that captures a graph ErrCapturing, and nothing has changed.
+// CloseAfter takes the range out of use at once and gives it back when the work that is
+// on the streams now is done and no mapping is left. It never blocks. If a mapping is
+// open that was not closed with CloseAfter it returns ErrInUse, without a stream
+// ErrInvalidArgument, and with one that captures a graph ErrCapturing; then nothing has
+// changed.
 func (r *Reservation) CloseAfter(streams ...*cuda.Stream) error {
 	const op = "vmm.Reservation.CloseAfter"
 	in, err := r.inner(op)
@@ -211,12 +210,12 @@ func (r *Reservation) CloseAfter(streams ...*cuda.Stream) error {
 	})
 }
 
-// Released returns the end of the range's closing.
+// Released returns the completion of the range's closing.
 func (r *Reservation) Released() cuda.Completion {
 	return r.made("vmm.Reservation.Released").closer.Completion()
 }
 
-// shut lets nothing more be mapped, unless something is that does not go by itself.
+// shut prevents further mappings, unless a mapping is open that is not closing.
 func (r *reservation) shut(op string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -227,7 +226,7 @@ func (r *reservation) shut(op string) error {
 				Hint:  "close the mappings first"})
 		}
 	}
-	// No mapping can come any more: mapRun asks under the lock.
+	// No mapping can be added from now on: mapRun checks under the lock.
 	r.closer.Life.Close()
 	return nil
 }
@@ -244,8 +243,8 @@ func (r *reservation) close(op string) error {
 	})
 }
 
-// unmapClosing unmaps what was closed with CloseAfter and still waits, after all
-// work of the devices that reach it. The reclaimer then finds nothing to do.
+// unmapClosing unmaps mappings whose CloseAfter is pending, after all work of the
+// devices that can access them. The reclaimer then finds them unmapped.
 func (r *reservation) unmapClosing(op string) error {
 	r.mu.Lock()
 	maps := slices.Clone(r.maps)
@@ -270,14 +269,14 @@ func (r *reservation) unmapClosing(op string) error {
 	return nil
 }
 
-// lacks reports whether a mapping is not in the range any more.
+// lacks reports whether a mapping is no longer in the range.
 func (r *reservation) lacks(m *mapping) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return !slices.Contains(r.maps, m)
 }
 
-// free gives the range back to the driver, and before that what was left in it.
+// free gives the range back to the driver, and before that its stuck mappings.
 func (r *reservation) free(op string) error {
 	if err := r.finish(op); err != nil {
 		return err
@@ -291,14 +290,14 @@ func (r *reservation) free(op string) error {
 	return nil
 }
 
-// abandon gives back a range that no other object has, after what failed with
-// cause.
+// abandon gives back a range that no other object uses, after an operation that failed
+// with cause.
 func (r *reservation) abandon(op string, cause error) error {
 	return r.undone(cause, func() error { return r.close(op) })
 }
 
-// undone undoes what failed with cause. If that fails too the reclaimer tries it
-// once more.
+// undone undoes an operation that failed with cause. If that fails too the reclaimer
+// tries it once more.
 func (r *reservation) undone(cause error, undo func() error) error {
 	err := undo()
 	if err == nil {

@@ -10,9 +10,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/life"
 )
 
-// SetAccess changes who may touch a part of the range that consists of whole
-// mappings, in one call of the driver. Where it takes access away it first
-// waits for the devices concerned, as Close does.
+// SetAccess changes the access of places to a part of the range that consists of whole
+// mappings, in one driver call. If it takes access away it first waits for the devices
+// concerned, as Close does.
 func (r *Reservation) SetAccess(off, size int, access ...Access) error {
 	const op = "vmm.Reservation.SetAccess"
 	if off < 0 || size <= 0 {
@@ -34,7 +34,7 @@ func (r *reservation) setAccess(op string, off, size uint64, access []Access) er
 		if err != nil {
 			return err
 		}
-		// What loses access must not be using it.
+		// Devices that lose access must not be using the memory.
 		if err := r.System().WaitDevices(op, from); err != nil {
 			return err
 		}
@@ -47,7 +47,7 @@ func (r *reservation) setAccess(op string, off, size uint64, access []Access) er
 	}
 }
 
-// planAccess checks a change, and returns which devices lose by it.
+// planAccess checks a change, and returns the devices that it takes access from.
 func (r *reservation) planAccess(op string, off, size uint64, access []Access) (changes accessList, from []driver.Device, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -68,9 +68,9 @@ func (r *reservation) planAccess(op string, off, size uint64, access []Access) (
 	return changes, from, nil
 }
 
-// applyAccess makes a change that was checked, and waited for. Where it fails
-// the access is as it was. While a function looks at memory that the host would
-// lose it changes nothing and returns life.ErrAgain.
+// applyAccess makes a change that was checked and waited for. After an error the access
+// is unchanged. While a Host function uses memory that the host would lose, it changes
+// nothing and returns life.ErrAgain.
 func (r *reservation) applyAccess(op string, off, size uint64, changes accessList) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -93,7 +93,7 @@ func (r *reservation) applyAccess(op string, off, size uint64, changes accessLis
 		err := sys.CallError(op, driver.CallMemSetAccess, res,
 			fmt.Sprintf("%s at %#x", errs.Bytes(size), uint64(r.base)+off), concerned(run, changes)...)
 		if res.Lost() {
-			return err // closing drops what lies there
+			return err // closing drops the mappings
 		}
 		return r.undoAccessLocked(run, changes, err)
 	}
@@ -111,8 +111,8 @@ func (r *reservation) applyAccess(op string, off, size uint64, changes accessLis
 	return nil
 }
 
-// undoAccessLocked puts the access of a run back after a change that may have reached
-// a part of it. A mapping where that fails too is unsure until a change succeeds.
+// undoAccessLocked restores the access of a run after a change that may have applied to
+// a part of it. A mapping for which that fails too is unsure until a change succeeds.
 func (r *reservation) undoAccessLocked(run []*mapping, changes accessList, cause error) error {
 	sys := r.System()
 	var unsure uint64
@@ -130,19 +130,19 @@ func (r *reservation) undoAccessLocked(run []*mapping, changes accessList, cause
 	if unsure == 0 || last.Lost() {
 		return cause
 	}
-	return fmt.Errorf("%w (and undoing it failed: %v returned %v, so who may touch %s of it is not known until a change of access succeeds)",
+	return fmt.Errorf("%w (and undoing it failed: %v returned %v, so the access to %s of it is not known until a change of access succeeds)",
 		cause, driver.CallMemSetAccess, last, errs.Bytes(unsure))
 }
 
-// unsure reports whether the access of anything in the range is not known.
+// unsure reports whether the access of any mapping is unknown.
 func (r *reservation) unsure() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.ContainsFunc(r.maps, func(m *mapping) bool { return len(m.unsure) > 0 })
 }
 
-// devices are those that have access to anything in the range, as the driver
-// knows it.
+// devices returns those that have access to any mapping, as far as the driver is
+// concerned.
 func (r *reservation) devices() (with []driver.Device) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -159,7 +159,7 @@ func (r *reservation) devices() (with []driver.Device) {
 	return with
 }
 
-// runLocked are the mappings that make up exactly a part of the range.
+// runLocked returns the mappings that make up exactly a part of the range.
 func (r *reservation) runLocked(op string, off, size uint64) ([]*mapping, error) {
 	from := r.findLocked(off)
 	to := from

@@ -7,11 +7,11 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// revoking are an object's calls of RevokeAfter, by place: access goes when the
-// last of them has passed, unless it was changed since. Its lock is a leaf, so
-// that RevokeAfter waits for no driver call.
+// revoking tracks an object's RevokeAfter calls, by place: access is taken when the last
+// of them has passed, unless it was changed since. Its lock is a leaf, so that
+// RevokeAfter waits for no driver call.
 type revoking struct {
-	used atomic.Bool // so that others need not lock
+	used atomic.Bool // saves others the lock
 	mu   sync.Mutex
 	all  map[driver.Location]revocation
 }
@@ -21,7 +21,7 @@ type revocation struct {
 	undone  bool
 }
 
-// begin is a call.
+// begin counts a call.
 func (r *revoking) begin(place driver.Location) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -32,7 +32,7 @@ func (r *revoking) begin(place driver.Location) {
 	r.all[place] = revocation{waiting: r.all[place].waiting + 1}
 }
 
-// pass says that what one of the calls named has passed.
+// pass records that the work which one of the calls named has passed.
 func (r *revoking) pass(place driver.Location) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -41,7 +41,7 @@ func (r *revoking) pass(place driver.Location) {
 	r.all[place] = v
 }
 
-// due reports whether all calls have passed and the access is still to go.
+// due reports whether all calls have passed and the access is still to be taken.
 func (r *revoking) due(place driver.Location) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -49,7 +49,7 @@ func (r *revoking) due(place driver.Location) bool {
 	return v.waiting == 0 && !v.undone
 }
 
-// end says that the access of some places was changed.
+// end records that the access of some places was changed.
 func (r *revoking) end(changes accessList) {
 	if !r.used.Load() {
 		return

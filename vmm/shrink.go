@@ -10,9 +10,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/life"
 )
 
-// Clip gives back the memory behind the bytes in use: whole chunks, so at most
-// one chunk stays that is not full. It first waits for all work that could use
-// the memory (see the package documentation).
+// Clip frees the whole chunks behind the bytes in use, so that at most one chunk is
+// left that is not full. It first waits for all work that could use the memory (see
+// the package documentation).
 func (b *Buffer) Clip() error { return b.inner().clip("vmm.Buffer.Clip") }
 
 func (b *buffer) clip(op string) error {
@@ -25,8 +25,8 @@ func (b *buffer) clip(op string) error {
 		if err := b.mayClip(op, b.chunks[keep].off); err != nil {
 			return err
 		}
-		// What ClipAfter took lies behind these chunks. It goes with them: it must
-		// not be left between memory that grows again.
+		// The chunks that ClipAfter took lie behind these and are freed with them: the
+		// tail must not have a hole before it.
 		if err := b.waitAllLocked(op); err != nil {
 			return err
 		}
@@ -37,8 +37,8 @@ func (b *buffer) clip(op string) error {
 	return b.res.finish(op)
 }
 
-// enterClip starts a change that takes the chunks from index keep on, at which
-// no function looks any more. While one does it lets other changes go on.
+// enterClip starts a change that takes the chunks from index keep on. If a Host function
+// uses them, it waits without holding changes.
 func (b *buffer) enterClip(op string) (keep int, err error) {
 	for {
 		if err := b.enter(op); err != nil {
@@ -63,16 +63,15 @@ func (b *buffer) enterClip(op string) (keep int, err error) {
 	}
 }
 
-// ClipAfter is Clip without waiting: the memory goes out of use at once and is
-// given back when the work that is on the streams now is done, and that of
-// copies from and to the buffer which run meanwhile. Growing again before that
-// takes the same memory back, after waiting for those streams.
-// If another goroutine is changing the buffer just now (an Append that waits for
-// the GPU, say), the clip follows that change, by the length that the buffer then
-// has.
+// ClipAfter is Clip without waiting: the memory goes out of use at once and is freed when
+// the work that is on the streams now is done, and the work of copies from and to the
+// buffer that run meanwhile. Growth before that takes the same memory back, after waiting
+// for those streams. If another goroutine is changing the buffer (an Append that waits for
+// the GPU, for example), the clip follows that change, with the length that the buffer
+// then has.
 //
-// Without a stream it is ErrInvalidArgument; with one that captures a graph it
-// is ErrCapturing and nothing has changed.
+// Without a stream it returns ErrInvalidArgument; with one that captures a graph it
+// returns ErrCapturing and nothing has changed.
 func (b *Buffer) ClipAfter(streams ...*cuda.Stream) error {
 	return b.inner().clipAfter("vmm.Buffer.ClipAfter", streams)
 }
@@ -88,7 +87,7 @@ func (b *buffer) clipAfter(op string, streams []*cuda.Stream) error {
 	b.copies.watch()
 	fence := func() (*core.Fence, error) { return core.FenceOf(b.res.System(), op, streams) }
 	if !b.changes.TryLock() {
-		return b.clipSoon(op, fence)
+		return b.clipQueued(op, fence)
 	}
 	defer b.copies.unwatch()
 	defer b.changes.Unlock()
@@ -106,14 +105,13 @@ func (b *buffer) clipAfter(op string, streams []*cuda.Stream) error {
 		f.Release()
 		return nil
 	}
-	b.copies.mind(f)
+	b.copies.addTo(f)
 	b.clipAfterLocked(op, keep, f, false)
 	return nil
 }
 
-// clipSoon is ClipAfter while a change runs. It ends the watch that ClipAfter
-// began.
-func (b *buffer) clipSoon(op string, fence func() (*core.Fence, error)) error {
+// clipQueued is ClipAfter while a change runs. It ends the watch that ClipAfter began.
+func (b *buffer) clipQueued(op string, fence func() (*core.Fence, error)) error {
 	if from := b.firstFree(); from < b.committed.Load() {
 		if err := b.mayClip(op, from); err != nil {
 			b.copies.unwatch()
@@ -125,21 +123,21 @@ func (b *buffer) clipSoon(op string, fence func() (*core.Fence, error)) error {
 		b.copies.unwatch()
 		return err
 	}
-	b.soon(func() {
+	b.runOrQueue(func() {
 		defer b.copies.unwatch()
 		keep := b.full()
 		if keep == len(b.chunks) || b.mayClip(op, b.chunks[keep].off) != nil {
-			f.Release() // nothing to clip any more, or it is held by now
+			f.Release() // nothing is left to clip, or a publication holds it by now
 			return
 		}
-		b.copies.mind(f)
+		b.copies.addTo(f)
 		b.clipAfterLocked(op, keep, f, false)
 	})
 	return nil
 }
 
-// mayClip refuses to take the chunks from an offset on while they are held, or
-// are another buffer's too.
+// mayClip refuses to take the chunks from an offset on while a publication holds them or
+// another buffer of an import shares them.
 func (b *buffer) mayClip(op string, from uint64) error {
 	if err := b.frozen(op); err != nil {
 		return err
@@ -150,9 +148,9 @@ func (b *buffer) mayClip(op string, from uint64) error {
 	return b.imported.sole(op)
 }
 
-// clipAfterLocked takes the chunks from index keep on, at least one, out of use, to
-// be given back when the fence has passed. Final ones are never taken back by
-// growth, nor is imported memory.
+// clipAfterLocked takes the chunks from index keep on, at least one, out of use. They are
+// freed when the fence has passed. Growth never takes back final ones, nor imported
+// memory.
 func (b *buffer) clipAfterLocked(op string, keep int, f *core.Fence, final bool) {
 	c := &clip{fence: f, passed: make(chan struct{}), final: final || b.imported != nil}
 	c.life.Close()
@@ -165,8 +163,7 @@ func (b *buffer) clipAfterLocked(op string, keep int, f *core.Fence, final bool)
 	b.reclaim(f, &c.life, func() error { return b.clippedLocked(op) }, c.pass)
 }
 
-// clip is one call of ClipAfter, or of a publication's Shrink. Its chunks know
-// it.
+// clip is one call of ClipAfter, or of a publication's Shrink. Its chunks refer to it.
 type clip struct {
 	life   life.Life
 	fence  *core.Fence
@@ -175,12 +172,11 @@ type clip struct {
 	final  bool
 }
 
-// pass says that the GPU has passed. Idempotent.
+// pass records that the GPU has passed. It is idempotent.
 func (c *clip) pass() { c.once.Do(func() { close(c.passed) }) }
 
-// await waits until the GPU has passed, or until nothing but a capture keeps
-// that from being known: then it returns false, since the capture may be waiting
-// for the caller.
+// await waits until the GPU has passed. It returns false if only a capture keeps that
+// from being known, since the capture may be waiting for the caller.
 func (c *clip) await() bool {
 	look := time.NewTicker(time.Millisecond)
 	defer look.Stop()
@@ -205,18 +201,18 @@ func (c *clip) done() bool {
 	}
 }
 
-// clippedLocked gives back the chunks of a clip that the GPU has passed, unless they
-// were taken back meanwhile. The caller holds changes.
+// clippedLocked frees the chunks of a clip that the GPU has passed, unless growth has
+// taken them back. The caller holds changes.
 func (b *buffer) clippedLocked(op string) error {
 	if b.res.views.over(b.committed.Load(), rest) != nil {
-		return life.ErrAgain // a function still looks at it
+		return life.ErrAgain // a Host function still uses it
 	}
 	return b.trimLocked(op)
 }
 
 // awaitTailLocked waits until the GPU has passed the clipped chunks that begin before
-// offset n. If a capture keeps that from being known, it waits for the devices
-// as a whole instead. The caller holds changes, so no further chunks appear.
+// offset n. If a capture keeps that from being known, it waits for the devices as a whole
+// instead. The caller holds changes, so no chunks are added to the tail.
 func (b *buffer) awaitTailLocked(op string, n uint64) error {
 	for {
 		b.mu.RLock()
@@ -236,8 +232,8 @@ func (b *buffer) awaitTailLocked(op string, n uint64) error {
 	}
 }
 
-// waitAllLocked waits for all work that could use the buffer, and so for all that was
-// clipped. The caller holds changes.
+// waitAllLocked waits for all work that could use the buffer, including its clipped
+// chunks. The caller holds changes.
 func (b *buffer) waitAllLocked(op string) error {
 	if err := b.wait(op); err != nil {
 		return err
@@ -250,8 +246,8 @@ func (b *buffer) waitAllLocked(op string) error {
 	return nil
 }
 
-// uncommitLocked takes the chunks from index keep on, and the tail, out of use and
-// gives them back. They are not used. The caller holds changes.
+// uncommitLocked takes the chunks from index keep on, and the tail, out of use and frees
+// them. No GPU work uses them. The caller holds changes.
 func (b *buffer) uncommitLocked(op string, keep int) error {
 	b.mu.Lock()
 	b.chunks, b.tail = append(b.chunks, b.tail...), nil
@@ -267,7 +263,7 @@ func (b *buffer) uncommitLocked(op string, keep int) error {
 	return err
 }
 
-// moveToTailLocked takes the chunks from index keep on, at least one, out of use. The
+// moveToTailLocked moves the chunks from index keep on, at least one, to the tail. The
 // caller holds mu for writing.
 func (b *buffer) moveToTailLocked(keep int) {
 	b.tail = append(slices.Clone(b.chunks[keep:]), b.tail...)
@@ -277,8 +273,8 @@ func (b *buffer) moveToTailLocked(keep int) {
 	b.Resize(b.tail[0].off)
 }
 
-// trimLocked gives back the end of the tail that the GPU has passed. A chunk goes only
-// when those behind it do: the tail has no holes. The caller holds changes.
+// trimLocked frees the end of the tail that the GPU has passed. It frees a chunk only
+// with those behind it, so that the tail has no holes. The caller holds changes.
 func (b *buffer) trimLocked(op string) error {
 	b.mu.Lock()
 	first := len(b.tail)

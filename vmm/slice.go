@@ -11,12 +11,11 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// Slice is a part of a buffer or an array, as elements of type T. It is a
-// value and owns nothing: when its memory is gone its operations answer
-// ErrClosed or ErrOutOfRange. Copies are work on the stream that is named.
-// Without one (nil) they run on the device's own stream and return when they are
-// done. That waits for no other stream: wait first for those that still work on
-// the same memory.
+// Slice is a part of a buffer or an array, as elements of type T. It is a value and owns
+// nothing: once its memory is out of use its operations return ErrClosed or
+// ErrOutOfRange. Copies are work on the stream that the caller names. Without one (nil)
+// they run on the device's own stream, which is unordered with any other, and return when
+// they are done: wait first for streams that still work on the same memory.
 type Slice[T any] struct {
 	buf *buffer
 	off uint64 // bytes
@@ -29,7 +28,7 @@ func (b *Buffer) Slice(from, to int) (Slice[byte], error) {
 	return slice[byte]("vmm.Buffer.Slice", b.inner(), from, to)
 }
 
-// slice checks a part of a buffer, by element.
+// slice returns a part of a buffer, in elements.
 func slice[T any](op string, b *buffer, from, to int) (Slice[T], error) {
 	if b == nil {
 		return Slice[T]{}, errNilBuffer(op)
@@ -50,7 +49,7 @@ func sizeOf[T any]() uintptr {
 	return unsafe.Sizeof(zero)
 }
 
-// asBytes is the memory of Go elements.
+// asBytes returns the memory of Go elements.
 func asBytes[T any](s []T) []byte {
 	if len(s) == 0 {
 		return nil
@@ -58,14 +57,13 @@ func asBytes[T any](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&s[0])), len(s)*int(sizeOf[T]()))
 }
 
-// Len is the number of elements.
+// Len returns the number of elements.
 func (s Slice[T]) Len() int { return s.len }
 
-// Size is the length in bytes.
+// Size returns the length in bytes.
 func (s Slice[T]) Size() int { return s.len * int(sizeOf[T]()) }
 
-// Ptr is the address of the first element, for kernels. It is 0 for a zero
-// Slice.
+// Ptr returns the address of the first element, for kernels. It is 0 for a zero Slice.
 func (s Slice[T]) Ptr() cuda.Ptr {
 	if s.buf == nil {
 		return 0
@@ -81,13 +79,13 @@ func (s Slice[T]) Slice(from, to int) (Slice[T], error) {
 	return Slice[T]{s.buf, s.off + uint64(from)*uint64(sizeOf[T]()), to - from}, nil
 }
 
-// CopyFrom copies Go elements into the slice, which must be as long. On a
-// stream it returns when they were staged.
+// CopyFrom copies Go elements into the slice, which must have the same length. On a
+// stream it returns once they are staged.
 func (s Slice[T]) CopyFrom(on *cuda.Stream, src []T) error {
 	const op = "vmm.Slice.CopyFrom"
 	return s.staged(op, on, driver.AccessReadWrite, len(src), func(st *cuda.Stream, pieces core.Guard) error {
 		err := core.StagingOf(st).UploadPieces(driver.Ptr(s.Ptr()), asBytes(src), pieces)
-		if on == nil { // also for what was let through before the rest was refused
+		if on == nil { // also after an error, for pieces that were submitted before
 			if waited := st.Synchronize(); err == nil {
 				err = waited
 			}
@@ -96,8 +94,8 @@ func (s Slice[T]) CopyFrom(on *cuda.Stream, src []T) error {
 	})
 }
 
-// CopyTo copies the slice into Go elements, as many, after the work that is on
-// the stream. It returns when the last one has landed.
+// CopyTo copies the slice into as many Go elements, after the work that is on the stream.
+// It returns when the last one has arrived.
 func (s Slice[T]) CopyTo(on *cuda.Stream, dst []T) error {
 	const op = "vmm.Slice.CopyTo"
 	return s.staged(op, on, driver.AccessRead, len(dst), func(st *cuda.Stream, pieces core.Guard) error {
@@ -105,7 +103,7 @@ func (s Slice[T]) CopyTo(on *cuda.Stream, dst []T) error {
 	})
 }
 
-// CopyFromHost copies pinned host memory, of as many bytes, into the slice.
+// CopyFromHost copies pinned host memory of as many bytes into the slice.
 func (s Slice[T]) CopyFromHost(on *cuda.Stream, src cuda.HostSlice) error {
 	const op = "vmm.Slice.CopyFromHost"
 	return s.with(op, on, driver.AccessReadWrite, src.Len(), func(on *cuda.Stream) error {
@@ -121,8 +119,8 @@ func (s Slice[T]) CopyToHost(on *cuda.Stream, dst cuda.HostSlice) error {
 	})
 }
 
-// CopyFromSlice copies another slice, as long, into this one. Where the two share
-// memory the result is undefined; the software driver tells of it.
+// CopyFromSlice copies another slice of the same length into this one. If the two overlap
+// the result is undefined; the software driver reports it.
 func (s Slice[T]) CopyFromSlice(on *cuda.Stream, src Slice[T]) error {
 	const op = "vmm.Slice.CopyFromSlice"
 	if s.buf == nil || src.buf == nil {
@@ -134,7 +132,7 @@ func (s Slice[T]) CopyFromSlice(on *cuda.Stream, src Slice[T]) error {
 	if !s.buf.closer.Acquire() {
 		return errs.ClosedError(op, "buffer")
 	}
-	defer s.buf.closer.Release() // no loop over the two: its defers would be allocated
+	defer s.buf.closer.Release() // not in a loop: its defers would be allocated
 	if !src.buf.closer.Acquire() {
 		return errs.ClosedError(op, "buffer")
 	}
@@ -151,7 +149,7 @@ func (s Slice[T]) CopyFromSlice(on *cuda.Stream, src Slice[T]) error {
 	return done(op, on, st)
 }
 
-// copyFrom submits the copy while nothing can take either memory away.
+// copyFrom submits the copy while neither memory can be taken away.
 func (s Slice[T]) copyFrom(op string, st *cuda.Stream, src Slice[T]) error {
 	rlockBoth(s.buf, src.buf)
 	defer runlockBoth(s.buf, src.buf)
@@ -175,7 +173,7 @@ func (s Slice[T]) Zero(on *cuda.Stream) error {
 	})
 }
 
-// within names the operation in an error of one beneath it.
+// within adds the operation to an error of one that it calls.
 func within(op string, err error) error {
 	if strings.HasPrefix(err.Error(), op+":") {
 		return err
@@ -187,7 +185,7 @@ func errZeroSlice(op string) error {
 	return errs.Invalid(op, "a zero Slice", "take it from Buffer.Slice or Array.Slice")
 }
 
-// wrap is within for what may have gone well.
+// wrap is within for an error that may be nil.
 func wrap(op string, err error) error {
 	if err == nil {
 		return nil
@@ -195,7 +193,7 @@ func wrap(op string, err error) error {
 	return within(op, err)
 }
 
-// done waits for an operation that was to name a stream and named none.
+// done waits for an operation if its caller named no stream.
 func done(op string, named, st *cuda.Stream) error {
 	if named != nil {
 		return nil
@@ -203,9 +201,9 @@ func done(op string, named, st *cuda.Stream) error {
 	return wrap(op, st.Synchronize())
 }
 
-// with submits an operation on the slice's memory while nothing can take it
-// away, and, where no stream was named, waits for it when anything can again:
-// Close and what else waits for the work still finds it.
+// with submits an operation on the slice's memory while that cannot be taken away. If the
+// caller named no stream it then waits, without holding mu: Close and other operations
+// that take the memory away wait for the same work.
 func (s Slice[T]) with(op string, on *cuda.Stream, need driver.AccessFlags, n int, submit func(*cuda.Stream) error) error {
 	if s.buf == nil {
 		return errZeroSlice(op)
@@ -237,10 +235,9 @@ func (s Slice[T]) locked(op string, st *cuda.Stream, need driver.AccessFlags, n 
 	return wrap(op, submit(st))
 }
 
-// staged moves n Go elements, in pieces. Each piece is checked and submitted
-// under the buffer's lock, and what waits for the GPU lies between them. So
-// where the buffer becomes shorter, or loses access, while the copy runs, the
-// rest of it is refused.
+// staged copies n Go elements, in pieces. Each piece is checked and submitted with mu held,
+// and waits for the GPU happen between pieces. So if the buffer becomes shorter or loses
+// access during the copy, the rest of the copy is refused.
 func (s Slice[T]) staged(op string, on *cuda.Stream, need driver.AccessFlags, n int, move func(*cuda.Stream, core.Guard) error) error {
 	if s.buf == nil {
 		return errZeroSlice(op)
@@ -265,7 +262,7 @@ func (s Slice[T]) staged(op string, on *cuda.Stream, need driver.AccessFlags, n 
 	return wrap(op, move(st, pieces))
 }
 
-// guard lets the pieces of a copy onto the stream one by one.
+// guard checks each piece of a copy and holds mu during its submission.
 type guard[T any] struct {
 	s    Slice[T]
 	op   string
@@ -284,8 +281,8 @@ func (g *guard[T]) Enter() error {
 
 func (g *guard[T]) Leave() { g.s.buf.mu.RUnlock() }
 
-// check sees that the slice is still in use and that the stream may do with it
-// what it is to. The caller holds the buffer and its mu.
+// check refuses a slice that is not in use any more, and a stream whose device lacks the
+// access. The caller holds the buffer and its mu.
 func (s Slice[T]) check(op string, st *cuda.Stream, need driver.AccessFlags) error {
 	if err := s.buf.checkStill(op, s.off, uint64(s.Size()), int(sizeOf[T]())); err != nil {
 		return err
@@ -305,9 +302,9 @@ func (s Slice[T]) sameSize(op string, n int) error {
 		Asked: fmt.Sprintf("%s for a slice of %d", counted(n, size), s.Size()/size), Hint: "both sides must be equally long"})
 }
 
-// rlockBoth locks two buffers for reading, in the order in which they were made,
-// so that copies in opposite directions never wait for each other with a writer
-// between them. Addresses give no order: buffers of one import share theirs.
+// rlockBoth locks two buffers for reading, in the order in which they were made, so that
+// copies in opposite directions do not deadlock when a writer waits for each. Addresses
+// define no order: buffers of one import share theirs.
 func rlockBoth(a, b *buffer) {
 	if a.serial > b.serial {
 		a, b = b, a
@@ -325,7 +322,7 @@ func runlockBoth(a, b *buffer) {
 	}
 }
 
-// appendSlice appends device memory to a buffer, which may be the source's own.
+// appendSlice appends device memory to a buffer, which may be the source's buffer.
 func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) (at int, err error) {
 	if b == nil {
 		return 0, errNilBuffer(op)
@@ -336,7 +333,7 @@ func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) (at
 	if src.buf.dev.System() != b.dev.System() {
 		return 0, errs.ForeignError(op, "slice")
 	}
-	// Held until the copy has been waited for, if it is to be.
+	// Held until the copy was submitted and, without a stream, waited for.
 	if !src.buf.closer.Acquire() {
 		return 0, errs.ClosedError(op, "buffer")
 	}
@@ -354,7 +351,7 @@ func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) (at
 		return 0, err
 	}
 	defer src.buf.copies.end(src.buf.copies.begin(st))
-	if err := may(st, func() error { return nil }); err != nil { // before memory is made
+	if err := may(st, func() error { return nil }); err != nil { // before memory is created
 		return 0, err
 	}
 	return b.append(op, on, src.Size(), int(sizeOf[T]()), func(on *cuda.Stream, at cuda.Ptr) error {

@@ -10,9 +10,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// unmapRun takes adjacent mappings out of use, unmaps them in one call and gives
-// up their handles. It goes forward: what it does not manage is left, and it may
-// be called again with the same mappings.
+// unmapRun takes adjacent mappings out of use, unmaps them in one call and releases their
+// handles. It goes forward: mappings for which that fails are stuck, and it may be called
+// again with the same mappings.
 func (r *reservation) unmapRun(op string, maps []*mapping) error {
 	if len(maps) == 0 {
 		return nil
@@ -25,19 +25,19 @@ func (r *reservation) unmapRun(op string, maps []*mapping) error {
 	return r.giveBackLocked(op, maps)
 }
 
-// finish gives back what was left, as far as the driver lets it.
+// finish tries the stuck mappings again.
 func (r *reservation) finish(op string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.left) == 0 {
+	if len(r.stuck) == 0 {
 		return nil
 	}
-	return r.giveBackLocked(op, slices.Clone(r.left))
+	return r.giveBackLocked(op, slices.Clone(r.stuck))
 }
 
-// giveBackLocked is unmapRun for mappings that are out of use, with the lock held. A
-// run that failed once may be half unmapped, so it is tried again piece by
-// piece: unmapping what is not mapped is no error (measured).
+// giveBackLocked is unmapRun for mappings that are out of use. A run that failed once may
+// be half unmapped, so it is tried again one by one: unmapping a part that is not mapped
+// is not an error (measured). The caller holds mu.
 func (r *reservation) giveBackLocked(op string, maps []*mapping) (err error) {
 	sys := r.System()
 	unmap := func(maps []*mapping) error {
@@ -81,17 +81,17 @@ func (r *reservation) giveBackLocked(op string, maps []*mapping) (err error) {
 	if err != nil {
 		r.keepLocked(maps)
 	}
-	r.left = slices.DeleteFunc(r.left, func(m *mapping) bool {
+	r.stuck = slices.DeleteFunc(r.stuck, func(m *mapping) bool {
 		if m.released {
-			r.leftBytes.Add(-m.phys.Size)
+			r.stuckBytes.Add(-m.phys.Size)
 		}
 		return m.released
 	})
 	return err
 }
 
-// undoRunLocked unmaps a run that has not been used yet. Where that fails too the run
-// is left, with a count of its memory: the error names it.
+// undoRunLocked unmaps a run that has not been used yet. If that fails too the run is
+// stuck, with a reference to its memory, and the error names it.
 func (r *reservation) undoRunLocked(maps []*mapping, cause error) error {
 	if len(maps) == 0 {
 		return cause
@@ -114,40 +114,41 @@ func (r *reservation) undoRunLocked(maps []*mapping, cause error) error {
 		sys.Track(m, life.KindMapping, m.phys.Size)
 	}
 	r.keepLocked(maps)
-	return fmt.Errorf("%w (and undoing it failed: %v returned %v, so %s at %#x are out of use)",
+	return fmt.Errorf("%w (and undoing it failed: %v returned %v, so %s at %#x stay mapped and out of use)",
 		cause, driver.CallMemUnmap, res, errs.Bytes(size), uint64(first.ptr()))
 }
 
-// keepLocked remembers mappings as left.
+// keepLocked adds mappings to the stuck ones.
 func (r *reservation) keepLocked(maps []*mapping) {
 	for _, m := range maps {
-		if !m.released && !slices.Contains(r.left, m) {
-			r.left = append(r.left, m)
-			r.leftBytes.Add(m.phys.Size)
+		if !m.released && !slices.Contains(r.stuck, m) {
+			r.stuck = append(r.stuck, m)
+			r.stuckBytes.Add(m.phys.Size)
 		}
 	}
 }
 
-// release lets go of memory whose mapping failed with cause. Where that fails
-// too the memory is left, and the error says so.
+// release releases memory whose mapping failed with cause. If that fails too the memory
+// is stuck, and the error says so.
 func (r *reservation) release(cause error, handles ...*phys.Handle) error {
 	for _, h := range handles {
 		if res := h.Release(); res != driver.Success {
 			r.mu.Lock()
 			r.keepLocked([]*mapping{{res: r, phys: h, tried: true, unmapped: true}})
 			r.mu.Unlock()
-			cause = fmt.Errorf("%w (and undoing it failed: %v returned %v, so %s stay taken)",
+			cause = fmt.Errorf("%w (and undoing it failed: %v returned %v, so %s stay allocated)",
 				cause, driver.CallMemRelease, res, errs.Bytes(h.Size))
 		}
 	}
 	return cause
 }
 
-func (r *reservation) leftInLocked(off, size uint64) (left []*mapping) {
-	for _, m := range r.left {
+// stuckInLocked returns the stuck mappings in a part of the range.
+func (r *reservation) stuckInLocked(off, size uint64) (stuck []*mapping) {
+	for _, m := range r.stuck {
 		if m.off < off+size && off < m.off+m.phys.Size {
-			left = append(left, m)
+			stuck = append(stuck, m)
 		}
 	}
-	return left
+	return stuck
 }

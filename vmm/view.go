@@ -11,23 +11,23 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// views are the functions of users that look at memory of a range (Host). Its
-// lock is a leaf, and nothing is called under it.
+// views are the running Host functions that use memory of a range. Its lock is a leaf,
+// and no function is called under it.
 type views struct {
-	n   atomic.Int32 // how many there are, so that others need not lock
+	n   atomic.Int32 // the length of all, which saves others the lock
 	mu  sync.Mutex
 	all []*view
 }
 
-// view is one such function, of the bytes from off to end, until done.
+// view is one such function, which uses the bytes from off to end until done is closed.
 type view struct {
 	off, end  uint64
 	goroutine uint64
 	done      chan struct{}
 }
 
-// run calls f, which was let in under a lock that what takes the memory away
-// takes too: open was called there.
+// run calls f. The caller has called open with a lock held that every operation takes
+// which takes the memory away.
 func (vs *views) run(v *view, f func() error) error {
 	defer vs.close(v)
 	return f()
@@ -50,10 +50,10 @@ func (vs *views) close(v *view) {
 	close(v.done)
 }
 
-// rest is the end of a part that goes on to the end of the range.
+// rest is the end of a part that extends to the end of the range.
 const rest = math.MaxUint64
 
-// over is a view of a part of the range, or nil.
+// over returns a view of a part of the range, or nil.
 func (vs *views) over(off, end uint64) *view {
 	if vs.n.Load() == 0 {
 		return nil
@@ -68,8 +68,8 @@ func (vs *views) over(off, end uint64) *view {
 	return nil
 }
 
-// wait returns when the function has, or with an error where it is the caller
-// itself that would wait for its own end.
+// wait waits until the function has returned. It returns an error if the function itself
+// is the caller.
 func (v *view) wait(op string) error {
 	if v.goroutine == core.Goroutine() {
 		return v.inUse(op)
@@ -78,7 +78,7 @@ func (v *view) wait(op string) error {
 	return nil
 }
 
-// await waits until no function looks at a part of the range.
+// await waits until no function uses a part of the range.
 func (vs *views) await(op string, off, end uint64) error {
 	for v := vs.over(off, end); v != nil; v = vs.over(off, end) {
 		if err := v.wait(op); err != nil {
@@ -88,8 +88,8 @@ func (vs *views) await(op string, off, end uint64) error {
 	return nil
 }
 
-// notInside refuses what waits for all functions, when it is one of them that
-// calls.
+// notInside refuses an operation that waits for all functions if one of them is the
+// caller.
 func (vs *views) notInside(op string, off, end uint64) error {
 	if vs.n.Load() == 0 {
 		return nil
@@ -106,6 +106,6 @@ func (vs *views) notInside(op string, off, end uint64) error {
 
 func (v *view) inUse(op string) error {
 	return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
-		Asked: fmt.Sprintf("a function looks at %s of the memory (Host)", errs.Bytes(v.end-v.off)),
+		Asked: fmt.Sprintf("a Host function uses %s of the memory", errs.Bytes(v.end-v.off)),
 		Hint:  "let the function return first, or use the form with streams, which never blocks"})
 }
