@@ -41,10 +41,10 @@ func (a AccessedBy) change(op string, advice driver.Advice, l cuda.Location) err
 // Contains reports whether all of the range has the location in its set.
 func (a AccessedBy) Contains(l cuda.Location) (bool, error) {
 	const op = "managed.AccessedBy.Contains"
-	if err := a.r.hold(op); err != nil {
+	if err := a.r.acquire(op); err != nil {
 		return false, err
 	}
-	defer a.r.drop()
+	defer a.r.release()
 	if _, err := a.r.h.m.accessors(op, l); err != nil {
 		return false, err
 	}
@@ -56,10 +56,10 @@ func (a AccessedBy) Contains(l cuda.Location) (bool, error) {
 // devices in order.
 func (a AccessedBy) All() ([]cuda.Location, error) {
 	const op = "managed.AccessedBy.All"
-	if err := a.r.hold(op); err != nil {
+	if err := a.r.acquire(op); err != nil {
 		return nil, err
 	}
-	defer a.r.drop()
+	defer a.r.release()
 	return a.r.accessedBy(op)
 }
 

@@ -64,10 +64,10 @@ func (r Range) LastPrefetch() (cuda.Location, error) {
 
 // location reads a location. Only drivers from 12.2 on know nodes.
 func (r Range) location(op string, old, kind, id driver.RangeAttribute) (cuda.Location, error) {
-	if err := r.hold(op); err != nil {
+	if err := r.acquire(op); err != nil {
 		return cuda.Location{}, err
 	}
-	defer r.drop()
+	defer r.release()
 	m := r.h.m
 	if !m.sys.Drv.Has(driver.CallMemAdvise) {
 		var v [1]int32
@@ -94,10 +94,10 @@ func (r Range) location(op string, old, kind, id driver.RangeAttribute) (cuda.Lo
 
 // attribute is read with the range held.
 func (r Range) attribute(op string, a driver.RangeAttribute, out []int32) error {
-	if err := r.hold(op); err != nil {
+	if err := r.acquire(op); err != nil {
 		return err
 	}
-	defer r.drop()
+	defer r.release()
 	return r.read(op, a, out)
 }
 
@@ -117,10 +117,10 @@ func (r Range) read(op string, a driver.RangeAttribute, out []int32) error {
 
 // advised holds the range, and keeps others from changing advice meanwhile.
 func (r Range) advised(op string, do func(m *memory) error) error {
-	if err := r.hold(op); err != nil {
+	if err := r.acquire(op); err != nil {
 		return err
 	}
-	defer r.drop()
+	defer r.release()
 	m := r.h.m
 	m.advice.Lock()
 	defer m.advice.Unlock()

@@ -9,9 +9,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// Array is a Buffer of elements of type T. It holds no state of its own: Buffer
-// is the same memory by the byte. Elements have a fixed size and no pointers:
-// numbers, booleans, and arrays and structs of those, in Go's layout.
+// Array is a Buffer of elements of type T. It has no state of its own: Buffer returns the
+// same memory in bytes. Elements have a fixed size and no pointers: numbers, booleans, and
+// arrays and structs of those, in Go's layout.
 type Array[T any] struct{ buf *Buffer }
 
 // NewArray makes n elements in the allocator's memory, as Allocator.New does.
@@ -32,8 +32,7 @@ func NewArray[T any](s *cuda.Stream, a *Allocator, n int) (*Array[T], error) {
 }
 
 // ArrayOf returns a buffer as an array. Both are the same object: closing either
-// closes it. The buffer must hold a whole number of elements, at an address that
-// suits them.
+// closes it. The buffer must hold a whole number of elements, aligned for them.
 func ArrayOf[T any](b *Buffer) (*Array[T], error) {
 	const op = "managed.ArrayOf"
 	if b.inner() == nil {
@@ -55,7 +54,7 @@ func sizeOf[T any]() uintptr {
 	return unsafe.Sizeof(zero)
 }
 
-// Buffer returns the array's memory by the byte.
+// Buffer returns the array's memory in bytes.
 func (a *Array[T]) Buffer() *Buffer {
 	if a == nil {
 		return nil
@@ -83,7 +82,7 @@ func (a *Array[T]) Slice(from, to int) (Range, error) {
 	return a.all().slice("managed.Array.Slice", from, to, int(sizeOf[T]()))
 }
 
-// Host gives f the elements as a Go slice, as Range.Host gives the bytes.
+// Host calls f with the elements as a Go slice, as Range.Host does with the bytes.
 func (a *Array[T]) Host(on *cuda.Stream, f func(data []T) error) error {
 	const op = "managed.Array.Host"
 	if f == nil {

@@ -229,10 +229,10 @@ func (b *Buffer) attach(op string, s *cuda.Stream, flags driver.AttachFlags) err
 	if b == nil {
 		return errNilBuffer(op)
 	}
-	if err := b.hold(op); err != nil {
+	if err := b.acquire(op); err != nil {
 		return err
 	}
-	defer b.drop()
+	defer b.release()
 	m := b.h.m
 	return m.on(op, s, func(st *core.Stream) error {
 		if flags == driver.AttachSingle {
@@ -316,10 +316,10 @@ func (b *Buffer) Clone() (*Buffer, error) {
 	if b == nil {
 		return nil, errNilBuffer(op)
 	}
-	if err := b.hold(op); err != nil {
+	if err := b.acquire(op); err != nil {
 		return nil, err
 	}
-	defer b.drop()
+	defer b.release()
 	m := b.h.m
 	if err := m.retain(op); err != nil {
 		return nil, err

@@ -34,10 +34,10 @@ func errNoFunction(op string) error {
 }
 
 func (r Range) host(op string, on *cuda.Stream, f func(data []byte) error) error {
-	if err := r.hold(op); err != nil {
+	if err := r.acquire(op); err != nil {
 		return err
 	}
-	defer r.drop()
+	defer r.release()
 	m := r.h.m
 	if m.kind == hinted {
 		return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: r.asked("the CPU at memory that is not managed,"),
@@ -81,10 +81,10 @@ func (m *memory) notInside(op string) error {
 // slice, so its pages stay where they are accounted.
 func (r Range) Bytes() ([]byte, error) {
 	const op = "managed.Range.Bytes"
-	if err := r.hold(op); err != nil {
+	if err := r.acquire(op); err != nil {
 		return nil, err
 	}
-	defer r.drop()
+	defer r.release()
 	if r.h.m.kind == hinted {
 		return nil, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: r.asked("the CPU at memory that is not managed,"),
 			Hint: "copy it"})

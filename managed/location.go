@@ -10,18 +10,18 @@ import (
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
-// place is a location in the driver's form. It is made in two steps, so that
-// what could never work is said before what this driver or device cannot do.
+// place is a location in the driver's form. It is checked in two steps, so that a location
+// that no driver accepts is reported before one that this driver or device does not.
 type place struct {
 	driver.Location
 	asked cuda.Location
 }
 
-// theHost is what calls get that ignore their location.
+// theHost is passed to calls that ignore their location.
 var theHost = driver.Location{Type: driver.LocationHost}
 
-// checkPlace refuses locations that no driver takes. access is for accessed-by,
-// which knows no nodes.
+// checkPlace refuses locations that no driver accepts. access is set for accessed-by, which
+// does not accept nodes.
 func (m *memory) checkPlace(op string, l cuda.Location, access bool) (place, error) {
 	refuse := func(hint string) (place, error) {
 		return place{}, errs.Invalid(op, fmt.Sprintf("location %v", l), hint)
@@ -35,21 +35,21 @@ func (m *memory) checkPlace(op string, l cuda.Location, access bool) (place, err
 		return p, nil
 	case cuda.LocationHost:
 		if l.ID != 0 {
-			return refuse("the host has no number: use cuda.OnHost, or cuda.OnHostNUMA for a node")
+			return refuse("the host has no ID: use cuda.OnHost, or cuda.OnHostNUMA for a node")
 		}
 		return p, nil
 	case cuda.LocationHostNUMA, cuda.LocationHostNUMACurrent:
 		if access {
-			return refuse("accessed-by takes devices and the host as a whole: use cuda.OnHost")
+			return refuse("accessed-by accepts devices and the host as a whole: use cuda.OnHost")
 		}
 		return m.checkNode(op, p)
 	}
 	return refuse("use cuda.OnDevice, cuda.OnHost, cuda.OnHostNUMA or cuda.OnCurrentNUMA")
 }
 
-// checkNode resolves the calling thread's node, and refuses absent ones.
+// checkNode resolves the calling thread's node, and refuses nodes that do not exist.
 func (m *memory) checkNode(op string, p place) (place, error) {
-	nodes, current := []int{0}, 0 // the software driver's
+	nodes, current := []int{0}, 0 // of the software driver
 	if !m.dev.System().Driver().Software {
 		var err error
 		if nodes, err = osmem.Nodes(); err == nil && p.Type == driver.LocationHostNUMACurrent {
@@ -62,7 +62,7 @@ func (m *memory) checkNode(op string, p place) (place, error) {
 	}
 	if p.Type == driver.LocationHostNUMACurrent {
 		if !slices.Contains(nodes, current) {
-			current = nodes[0] // a node of processors alone
+			current = nodes[0] // the thread's node has no memory
 		}
 		p.Location = driver.Location{Type: driver.LocationHostNUMA, ID: int32(current)}
 		return p, nil
@@ -73,8 +73,8 @@ func (m *memory) checkNode(op string, p place) (place, error) {
 	return p, nil
 }
 
-// supported refuses places that this driver or device cannot take. On memory that
-// is not managed nothing is done there.
+// supported refuses locations that this driver or device does not accept, unless the
+// memory is not managed and operations do nothing.
 func (p place) supported(op string, m *memory) error {
 	if m.kind == hinted {
 		return nil
@@ -96,7 +96,7 @@ func (m *memory) concurrent(d driver.Device) bool {
 	return m.sys.Attribute(d, driver.AttrConcurrentManagedAccess) != 0
 }
 
-// allConcurrent refuses what needs concurrent managed access on every device.
+// allConcurrent returns an error unless every device has concurrent managed access.
 func (m *memory) allConcurrent(op string) error {
 	for i := range m.dev.System().Devices() {
 		if !m.concurrent(driver.Device(i)) {
@@ -108,7 +108,7 @@ func (m *memory) allConcurrent(op string) error {
 	return nil
 }
 
-// ordinal is a device or the host in the driver's older form.
+// ordinal returns a device or the host in the driver's older form.
 func ordinal(l driver.Location) int32 {
 	if l.Type == driver.LocationDevice {
 		return l.ID
@@ -116,7 +116,7 @@ func ordinal(l driver.Location) int32 {
 	return driver.DeviceCPU
 }
 
-// ofOrdinal is a location from the driver's older form.
+// ofOrdinal returns a location from the driver's older form.
 func ofOrdinal(n int32) cuda.Location {
 	switch n {
 	case driver.DeviceCPU:

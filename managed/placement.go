@@ -6,25 +6,25 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 )
 
-// Placement says where new memory is to lie. It is called with the memory and
-// the stream of the allocation, which may be nil; its error fails the allocation,
-// and the memory is freed. [GPUFirst] and [ReadMostly] are ready
-// made; nil leaves the memory to who touches it.
+// Placement places new memory. It is called with the memory and the stream of the
+// allocation, which may be nil; if it returns an error the allocation fails and the memory
+// is freed. [GPUFirst] and [ReadMostly] are predefined; without a placement pages are
+// placed when they are first accessed.
 type Placement func(s *cuda.Stream, r Range) error
 
-// GPUFirst is for memory that the GPU works on and the CPU fills or looks at: it
-// prefers the device, maps it for the CPU, and prefetches it to the device at
-// once. That keeps a machine on which GPU memory is memory of the system too
-// (Grace Hopper) from running out of the system's while a model is loaded. A
-// prefetch that fails is a warning in the log, not an error: the memory comes to
-// the device when that touches it. A device without concurrent managed access has
-// its memory anyway, and takes no advice: there it does nothing.
+// GPUFirst is a Placement for memory that the GPU works on and the CPU fills or reads: it
+// sets the device as the preferred location, maps the memory for the CPU, and prefetches
+// it to the device. On a machine whose GPU memory is also system memory (Grace Hopper) that
+// keeps a program from exhausting the CPU's memory while it loads a model. A prefetch that
+// fails is logged as a warning and is not an error: the memory moves when the device
+// accesses it. For a device without concurrent managed access it does nothing: managed
+// memory is always on that device, and it takes no advice.
 func GPUFirst(s *cuda.Stream, r Range) error {
 	const op = "managed.GPUFirst"
-	if err := r.hold(op); err != nil {
+	if err := r.acquire(op); err != nil {
 		return err
 	}
-	defer r.drop()
+	defer r.release()
 	m := r.h.m
 	if !m.concurrent(m.ctx.Device) {
 		return nil
@@ -44,11 +44,12 @@ func GPUFirst(s *cuda.Stream, r Range) error {
 		return err
 	}
 	if err := r.Prefetch(s, to); err != nil {
-		m.sys.Config.Log.Warn("cuvmm: managed memory could not be prefetched; it moves when it is touched",
+		m.sys.Config.Log.Warn("cuvmm: managed memory could not be prefetched; it moves when it is accessed",
 			"memory", fmt.Sprintf("%d bytes at %v", r.n, r.Ptr()), "device", m.dev.String(), "error", err)
 	}
 	return nil
 }
 
-// ReadMostly is for memory that is written once and then read by everybody.
+// ReadMostly is a Placement for memory that is written once and then read on several
+// processors.
 func ReadMostly(_ *cuda.Stream, r Range) error { return r.SetReadMostly(true) }

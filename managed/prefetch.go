@@ -17,10 +17,10 @@ import (
 // prefetch.
 func (r Range) Prefetch(s *cuda.Stream, to cuda.Location) error {
 	const op = "managed.Range.Prefetch"
-	if err := r.hold(op); err != nil {
+	if err := r.acquire(op); err != nil {
 		return err
 	}
-	defer r.drop()
+	defer r.release()
 	m := r.h.m
 	p, err := m.checkPlace(op, to, false)
 	if err == nil {
@@ -133,10 +133,10 @@ func batch(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k batc
 
 func submit(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k batchKind, hints bool) error {
 	for i, r := range ranges {
-		if err := r.hold(op); err != nil {
+		if err := r.acquire(op); err != nil {
 			return member(i, len(ranges), err)
 		}
-		defer r.drop()
+		defer r.release()
 	}
 	m := ranges[0].h.m
 	for i, r := range ranges {

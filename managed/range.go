@@ -9,8 +9,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// Range is a part of a Buffer. It is a value and owns nothing: when the buffer or
-// its allocator was closed, its operations answer ErrClosed.
+// Range is a part of a Buffer. It is a value and owns nothing: once the buffer or its
+// allocator is closed, its operations return ErrClosed. All methods are safe for
+// concurrent use.
 type Range struct {
 	h      *handle
 	off, n uint64
@@ -24,26 +25,26 @@ func (r Range) Slice(from, to int) (Range, error) {
 
 // slice counts in elements of a size.
 func (r Range) slice(op string, from, to, size int) (Range, error) {
-	if err := r.hold(op); err != nil {
+	if err := r.acquire(op); err != nil {
 		return Range{}, err
 	}
-	defer r.drop()
+	defer r.release()
 	if err := checkSlice(op, from, to, r.Len()/size); err != nil {
 		return Range{}, err
 	}
 	return Range{r.h, r.off + uint64(from*size), uint64((to - from) * size)}, nil
 }
 
-// checkSlice refuses what is no part, of at least one, of n.
+// checkSlice refuses a part that is empty or not inside n.
 func checkSlice(op string, from, to, n int) error {
 	if from == to {
 		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("%d to %d of %d", from, to, n),
-			Hint: "the driver knows no empty range: name at least one byte or element"})
+			Hint: "the driver has no empty ranges: name at least one byte or element"})
 	}
 	return errs.CheckSlice(op, from, to, n, "stay inside the memory")
 }
 
-// Ptr is the address, for kernels and copies. It is 0 for a zero Range.
+// Ptr returns the address, for kernels and copies. It is 0 for a zero Range.
 func (r Range) Ptr() cuda.Ptr {
 	if r.h == nil {
 		return 0
@@ -51,11 +52,11 @@ func (r Range) Ptr() cuda.Ptr {
 	return cuda.Ptr(r.h.m.ptr) + cuda.Ptr(r.off)
 }
 
-// Len is the length in bytes.
+// Len returns the length in bytes.
 func (r Range) Len() int { return int(r.n) }
 
-// hold keeps the buffer and the memory for an operation; the caller calls drop.
-func (r Range) hold(op string) error {
+// acquire starts an operation on the buffer and its memory; the caller calls release.
+func (r Range) acquire(op string) error {
 	if r.h == nil {
 		return errNilBuffer(op)
 	}
@@ -69,18 +70,18 @@ func (r Range) hold(op string) error {
 	return nil
 }
 
-func (r Range) drop() {
+func (r Range) release() {
 	r.h.m.life.Release()
 	r.h.closer.Release()
 }
 
-// asked is the range in an error.
+// asked describes the range in an error.
 func (r Range) asked(what string) string {
 	return fmt.Sprintf("%s of %s at %v on %v", what, errs.Bytes(r.n), r.Ptr(), r.h.m.dev)
 }
 
-// on holds a stream for work on the memory. Without one it is the device's own,
-// and the work is waited for.
+// on calls do with a stream for work on the memory. Without one it takes the device's own
+// and waits for the work.
 func (m *memory) on(op string, s *cuda.Stream, do func(st *core.Stream) error) error {
 	wait := s == nil
 	if wait {
@@ -103,7 +104,7 @@ func (m *memory) on(op string, s *cuda.Stream, do func(st *core.Stream) error) e
 	return s.Synchronize()
 }
 
-// notCapturing refuses what no graph can hold: the driver would end the capture.
+// notCapturing refuses work that no graph can contain: the driver would end the capture.
 func notCapturing(op string, st *core.Stream) error {
 	capturing, r := st.Capturing()
 	switch {

@@ -12,19 +12,18 @@ import (
 
 // ViewOptions change what View takes.
 type ViewOptions struct {
-	// Hint takes memory that is not managed too: operations on it then do nothing
-	// and answer no error, and whatever is read of it reads as if it had never
-	// been set. For programs whose memory is managed only sometimes.
+	// Hint also accepts memory that is not managed: operations on it then do nothing and
+	// succeed, and advice reads as if it had never been set. It is for programs whose
+	// memory is only sometimes managed.
 	Hint bool
 }
 
-// View is a Buffer of n bytes of managed memory that was made elsewhere, looked
-// at from the device: another library's, a pool's, or memory of the operating
-// system where the device pages that. The driver is asked whether it is. The
-// memory stays its maker's, who keeps it while the Buffer is used; Close gives
-// nothing back. Host excludes what is done through this Buffer and its clones,
-// and nothing else. It must not be memory of Go's. Bytes past the end of the
-// managed memory are ErrOutOfRange, with ViewOptions.Hint too.
+// View returns a Buffer of n bytes of managed memory that was made elsewhere, used from the
+// device: memory of another library or a pool, or of the operating system if the device
+// pages that. The driver verifies it. The memory is not owned: its owner keeps it while the
+// Buffer is used, and Close frees nothing. Host excludes only operations through this
+// Buffer and its clones. It must not be Go memory. Bytes past the end of the managed memory
+// are ErrOutOfRange, even with ViewOptions.Hint.
 func View(d *cuda.Device, p cuda.Ptr, n int, o ViewOptions) (*Buffer, error) {
 	const op = "managed.View"
 	switch {
@@ -53,9 +52,9 @@ func View(d *cuda.Device, p cuda.Ptr, n int, o ViewOptions) (*Buffer, error) {
 	return &Buffer{Range: Range{h: &handle{m: m}, n: m.size}}, nil
 }
 
-// isManaged asks for an attribute that only managed memory has, of all of the
-// range: that finds a pool's memory too. The system's memory is what the driver
-// does not know and the process has, where the device pages it.
+// isManaged queries an attribute that only managed memory has, for all of the range, which
+// also recognizes a pool's memory. Memory that the driver does not know and the process has
+// mapped is the system's, which counts if the device pages it.
 func (m *memory) isManaged(op string) (bool, error) {
 	var v [1]int32
 	r := m.ctx.Observe(m.sys.Drv.MemRangeGetAttribute(m.ctx.Handle, driver.RangeReadMostly, m.ptr, m.size, v[:]))
@@ -68,7 +67,7 @@ func (m *memory) isManaged(op string) (bool, error) {
 	}
 	is, r := m.sys.Drv.PointerGetAttribute(m.ctx.Handle, driver.PointerIsManaged, m.ptr)
 	switch {
-	case r == driver.InvalidValue: // the driver knows nothing of it, and may page it all the same
+	case r == driver.InvalidValue: // unknown to the driver, which may still page it
 		return m.sys.Attribute(m.ctx.Device, driver.AttrPageableMemoryAccess) != 0 && osmem.Mapped(uint64(m.ptr), m.size), nil
 	case r != driver.Success:
 		return false, m.fail(op, driver.CallPointerGetAttribute, r)
@@ -82,12 +81,12 @@ func (m *memory) isManaged(op string) (bool, error) {
 	return false, errs.New(f)
 }
 
-// asked is the memory in an error.
+// asked describes the memory in an error.
 func (m *memory) asked() string {
 	return fmt.Sprintf("%s at %#x", errs.Bytes(m.size), uint64(m.ptr))
 }
 
-// extent is the allocation that holds the memory's first byte.
+// extent returns the allocation that holds the memory's first byte.
 func (m *memory) extent() (start, size uint64, ok bool) {
 	start, r := m.sys.Drv.PointerGetAttribute(m.ctx.Handle, driver.PointerRangeStart, m.ptr)
 	if r != driver.Success {
