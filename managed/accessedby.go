@@ -8,22 +8,21 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// AccessedBy is who accesses a range besides where it lies: the devices, and the
-// host, that the driver keeps a mapping for, so that they touch the range without
-// a fault where they can reach it. The set lives in the driver; every method asks
-// it anew. Of nodes of the host it knows nothing: name the host.
+// AccessedBy is the set of processors that access a range remotely: the devices, and the
+// host, for which the driver keeps a mapping, so that they access the range without a fault
+// if they can reach it. The set is stored in the driver; every method queries it anew. It
+// has no nodes of the host, only the host as a whole.
 type AccessedBy struct{ r Range }
 
-// AccessedBy is the range's set.
+// AccessedBy returns the range's set.
 func (r Range) AccessedBy() AccessedBy { return AccessedBy{r} }
 
-// Add puts a device or the host in. One that is there stays.
+// Add adds a device or the host. Adding a member again has no effect.
 func (a AccessedBy) Add(l cuda.Location) error {
 	return a.change("managed.AccessedBy.Add", driver.AdviseSetAccessedBy, l)
 }
 
-// Remove takes a device or the host out, also where only part of the range had
-// it.
+// Remove removes a device or the host, even if only a part of the range had it.
 func (a AccessedBy) Remove(l cuda.Location) error {
 	return a.change("managed.AccessedBy.Remove", driver.AdviseUnsetAccessedBy, l)
 }
@@ -52,7 +51,7 @@ func (a AccessedBy) Contains(l cuda.Location) (bool, error) {
 	return slices.Contains(all, l), err
 }
 
-// All are the members of the set, for all of the range: the host first, then the
+// All returns the members of the set, for all of the range: the host first, then the
 // devices in order.
 func (a AccessedBy) All() ([]cuda.Location, error) {
 	const op = "managed.AccessedBy.All"
@@ -63,11 +62,10 @@ func (a AccessedBy) All() ([]cuda.Location, error) {
 	return a.r.accessedBy(op)
 }
 
-// Assign makes the set what is named. All of it is checked first, and only what
-// differs is sent to the driver. Where that fails in the middle, what was
-// changed is changed back, for all of the range. What only part of the range has
-// reads as absent: Assign leaves it, unless it is named and changed back. Use
-// Remove to take it out, or assign part by part.
+// Assign sets the members. It checks all of them first, and sends only differences to the
+// driver. If a call fails it reverts the earlier ones, for all of the range. A member of
+// only a part of the range reads as absent: Assign keeps it, unless it is named and
+// reverted. Use Remove to remove it, or assign part by part.
 func (a AccessedBy) Assign(to ...cuda.Location) error {
 	const op = "managed.AccessedBy.Assign"
 	return a.r.advised(op, func(m *memory) error {
@@ -108,7 +106,7 @@ func (s step) undo() step {
 	return step{driver.AdviseSetAccessedBy, s.at}
 }
 
-// take takes the steps, all or none.
+// take performs all steps or none.
 func (r Range) take(op string, steps []step) error {
 	for i, s := range steps {
 		err := r.advise(op, s.advice, s.at)
@@ -119,7 +117,7 @@ func (r Range) take(op string, steps []step) error {
 			u := done.undo()
 			undo := r.advise(op, u.advice, u.at)
 			if undo != nil {
-				undo = r.advise(op, u.advice, u.at) // once more, since nobody could later
+				undo = r.advise(op, u.advice, u.at) // once more: there is no later attempt
 			}
 			if undo != nil {
 				err = fmt.Errorf("%w (and the set keeps a change, since undoing it failed: %w)", err, undo)
@@ -130,7 +128,7 @@ func (r Range) take(op string, steps []step) error {
 	return nil
 }
 
-// accessors are locations that the set can have.
+// accessors checks locations for the set.
 func (m *memory) accessors(op string, all ...cuda.Location) ([]place, error) {
 	places := make([]place, len(all))
 	for i, l := range all {

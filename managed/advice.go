@@ -5,8 +5,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// SetReadMostly says that the range is read much and written seldom: every
-// reader then gets a copy of its own, which a write takes away.
+// SetReadMostly advises that the range is mostly read: every processor that reads it then
+// gets a copy, and a write discards the copies.
 func (r Range) SetReadMostly(mostly bool) error {
 	const op = "managed.Range.SetReadMostly"
 	advice := driver.AdviseUnsetReadMostly
@@ -23,10 +23,9 @@ func (r Range) ReadMostly() (bool, error) {
 	return v[0] != 0, err
 }
 
-// SetPreferred sets where the range should lie: a device or the CPU that touches
-// it then reaches it there, if it can, instead of moving it. The zero Location
-// takes the advice back. If the driver refuses a node of the host, the range is
-// left without a preferred location.
+// SetPreferred sets the preferred location of the range: a processor that accesses it then
+// does so remotely, if it can, instead of moving the pages. The zero Location removes the
+// advice. If the driver refuses a node of the host, the range has no preferred location.
 func (r Range) SetPreferred(l cuda.Location) error {
 	const op = "managed.Range.SetPreferred"
 	return r.advised(op, func(m *memory) error {
@@ -38,7 +37,7 @@ func (r Range) SetPreferred(l cuda.Location) error {
 			err = p.supported(op, m)
 		}
 		if err == nil && p.Type == driver.LocationHostNUMA {
-			// The driver would go on to report the location before it.
+			// Otherwise the driver would still report the previous location.
 			err = r.advise(op, driver.AdviseUnsetPreferredLocation, theHost)
 		}
 		if err != nil {
@@ -48,21 +47,21 @@ func (r Range) SetPreferred(l cuda.Location) error {
 	})
 }
 
-// Preferred returns where all of the range should lie: the zero Location if that
+// Preferred returns the preferred location of all of the range: the zero Location if it
 // was never set, or differs within the range. The driver (CUDA 13.0) does not
 // report a preferred node of the host: it reads as the zero Location too.
 func (r Range) Preferred() (cuda.Location, error) {
 	return r.location("managed.Range.Preferred", driver.RangePreferredLocation, driver.RangePreferredType, driver.RangePreferredID)
 }
 
-// LastPrefetch is where all of the range was last asked to be prefetched to,
-// whether or not that is done, and whoever has touched it since. It is the zero
-// Location where that never happened, or not the same for all.
+// LastPrefetch returns the location of the last prefetch of all of the range, whether or
+// not that is complete, and regardless of accesses since. It is the zero Location if there
+// was none, or if it differs within the range.
 func (r Range) LastPrefetch() (cuda.Location, error) {
 	return r.location("managed.Range.LastPrefetch", driver.RangeLastPrefetch, driver.RangeLastPrefetchType, driver.RangeLastPrefetchID)
 }
 
-// location reads a location. Only drivers from 12.2 on know nodes.
+// location reads a location. Only drivers for CUDA 12.2 or later return nodes.
 func (r Range) location(op string, old, kind, id driver.RangeAttribute) (cuda.Location, error) {
 	if err := r.acquire(op); err != nil {
 		return cuda.Location{}, err
@@ -92,7 +91,7 @@ func (r Range) location(op string, old, kind, id driver.RangeAttribute) (cuda.Lo
 	return l, nil
 }
 
-// attribute is read with the range held.
+// attribute is read for a range that is not acquired yet.
 func (r Range) attribute(op string, a driver.RangeAttribute, out []int32) error {
 	if err := r.acquire(op); err != nil {
 		return err
@@ -101,8 +100,8 @@ func (r Range) attribute(op string, a driver.RangeAttribute, out []int32) error 
 	return r.read(op, a, out)
 }
 
-// read fills out with an attribute. Of memory that is not managed it stays as it
-// is.
+// read fills out with an attribute. For memory that is not managed it leaves out
+// unchanged.
 func (r Range) read(op string, a driver.RangeAttribute, out []int32) error {
 	m := r.h.m
 	if m.kind == hinted {
@@ -115,7 +114,7 @@ func (r Range) read(op string, a driver.RangeAttribute, out []int32) error {
 	return nil
 }
 
-// advised holds the range, and keeps others from changing advice meanwhile.
+// advised acquires the range and excludes other changes of advice during do.
 func (r Range) advised(op string, do func(m *memory) error) error {
 	if err := r.acquire(op); err != nil {
 		return err
@@ -127,7 +126,7 @@ func (r Range) advised(op string, do func(m *memory) error) error {
 	return do(m)
 }
 
-// advise gives one advice, in the form that the driver has.
+// advise gives one piece of advice, by the entry point that the driver has.
 func (r Range) advise(op string, a driver.Advice, l driver.Location) error {
 	m := r.h.m
 	if m.kind == hinted {

@@ -13,13 +13,12 @@ import (
 	"github.com/cuvmm/cuvmm/internal/life"
 )
 
-// Allocator makes managed memory on a device that lives no longer than itself:
-// closing it frees the memory, and every Buffer of it, clones too, answers
-// ErrClosed from then on. So a Buffer of it need not be closed, nor kept. Its
-// methods are safe for concurrent use.
+// Allocator makes managed memory on a device and owns it: closing the Allocator frees the
+// memory, and every Buffer of it, including clones, returns ErrClosed from then on. So its
+// Buffers need not be closed or retained. All methods are safe for concurrent use.
 type Allocator struct{ a *allocator }
 
-// allocator is what its memory knows of it.
+// allocator is the inner state, which its memory refers to.
 type allocator struct {
 	closer  life.Closer
 	dev     *cuda.Device
@@ -41,8 +40,8 @@ type Stats struct {
 	Made, Freed int
 }
 
-// NewAllocator makes an allocator, whose memory gets the options. The stream in
-// them serves allocations that name none. The caller closes it.
+// NewAllocator makes an allocator of memory with these options. Their stream is used for
+// allocations that name none. The caller closes it.
 func NewAllocator(d *cuda.Device, o Options) (*Allocator, error) {
 	const op = "managed.NewAllocator"
 	if d == nil {
@@ -56,17 +55,16 @@ func NewAllocator(d *cuda.Device, o Options) (*Allocator, error) {
 	return a, nil
 }
 
-// lost reports what nobody can close any more: the user has lost the Allocator,
-// and with it all its Buffers, which keep it.
+// lost reports memory that can no longer be closed: the Allocator was collected, and with
+// it all its Buffers, which retain it.
 func (a *allocator) lost() {
 	for _, m := range a.all() {
 		m.Lost()
 	}
 }
 
-// New makes n bytes, and prefetches on the stream what the placement prefetches;
-// nil stands for the stream of the options. The caller closes the buffer, or the
-// allocator.
+// New makes n bytes, with the placement's prefetches on the stream; nil is the stream of
+// the options. The caller closes the buffer, or the allocator.
 func (a *Allocator) New(s *cuda.Stream, n int) (*Buffer, error) {
 	return a.make("managed.Allocator.New", s, n)
 }
@@ -121,10 +119,9 @@ func (a *Allocator) Released() cuda.Completion {
 	return a.made("managed.Allocator.Released").closer.Completion()
 }
 
-// Close waits for all work that could use the memory, once, and frees all of it.
-// Buffers that are still open need no Close any more, though it does no harm.
-// While Host runs on one of them it waits for that. Where the driver does not
-// take memory back, the rest is freed, and Close may be called again.
+// Close waits once for all work that could use the memory, and frees all of it. Buffers
+// need not be closed before or after. It also waits for Host functions. If the driver does
+// not free some of the memory, the rest is freed, and Close may be called again.
 func (a *Allocator) Close() error {
 	const op = "managed.Allocator.Close"
 	in, err := a.inner(op)
@@ -142,7 +139,7 @@ func (a *Allocator) Close() error {
 			return nil
 		}
 		for _, m := range all {
-			m.life.Close() // nothing new begins on any
+			m.life.Close() // no operation begins on any
 		}
 		for _, m := range all {
 			m.life.Wait()
@@ -160,7 +157,7 @@ func (a *Allocator) Close() error {
 	})
 }
 
-// all is what lives now.
+// all returns the memory that is not freed.
 func (a *allocator) all() []*memory {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -11,22 +11,22 @@ import (
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
-// Attachment says who may touch managed memory of a device without concurrent
-// managed access. On other devices it changes nothing.
+// Attachment determines which processors may access managed memory of a device without
+// concurrent managed access. On other devices it has no effect.
 type Attachment uint8
 
 const (
-	// AttachGlobal, the default: every stream of every device.
+	// AttachGlobal, the default, allows every stream of every device.
 	AttachGlobal Attachment = iota
-	// AttachHost: the CPU alone, which may then touch the memory while devices
+	// AttachHost allows only the CPU, which may then access the memory while devices
 	// work on other memory.
 	AttachHost
-	// AttachStream: one stream and, while that has no work, the CPU. When the
-	// stream is closed the memory is attached as it was allocated: to the CPU.
+	// AttachStream allows one stream and, while that has no work, the CPU. When the
+	// stream is closed the memory is attached to the CPU, as it was allocated.
 	AttachStream
 )
 
-// String names the attachment.
+// String returns the name of the attachment.
 func (a Attachment) String() string {
 	switch a {
 	case AttachGlobal:
@@ -39,41 +39,41 @@ func (a Attachment) String() string {
 	return fmt.Sprintf("Attachment(%d)", uint8(a))
 }
 
-// Options describe managed memory. The zero value is memory that is attached to
-// everybody and lies nowhere until it is touched.
+// Options describe managed memory. The zero value is memory that is attached globally and
+// has no pages until it is first accessed.
 type Options struct {
-	// Attach says who may touch the memory.
+	// Attach determines which processors may access the memory.
 	Attach Attachment
-	// Stream is the one that AttachStream names, and on which the placement's
-	// prefetches run. Without one they run on the device's own stream, and the
-	// allocation waits for them.
+	// Stream is the stream of AttachStream and of the placement's prefetches. Without one
+	// prefetches run on the device's own stream, and the allocation waits for them.
 	Stream *cuda.Stream
-	// Placement says where the memory is to lie; nil leaves it to who touches it.
+	// Placement places the memory. Without one its pages are placed when they are first
+	// accessed.
 	Placement Placement
 }
 
-// Buffer is managed memory. It is the Range of all of it, and so has a Range's
-// methods. Methods are safe for concurrent use.
+// Buffer is managed memory. It embeds the Range of all of it, and so has a Range's methods.
+// All methods are safe for concurrent use. Methods without an error panic if no function
+// made the Buffer; the others return ErrInvalidArgument.
 type Buffer struct {
 	Range
 	watched life.Watched
-	from    *Allocator // which is lost with the last of its buffers, nil where New made it
+	from    *Allocator // retained by its buffers, nil if New made the memory
 }
 
-// handle is what a Buffer and its Ranges have in common: a count of the memory.
+// handle is shared by a Buffer and its Ranges: one reference to the memory.
 type handle struct {
 	closer life.Closer
 	m      *memory
 }
 
-// maxBytes is more than any machine has; sizes above it would overflow the
-// rounding.
+// maxBytes exceeds the memory of any machine; rounding larger sizes up would overflow.
 const maxBytes = 1 << 50
 
-// New makes n bytes of managed memory on the device, in whole pages of the host.
-// The caller closes it. Its contents are undefined. Managed memory may be larger
-// than the device's where that has concurrent managed access: what was not
-// touched for long is moved to the host.
+// New makes n bytes of managed memory on the device, in whole pages of the host. The caller
+// closes it. Its contents are undefined. On a device with concurrent managed access it may
+// exceed the device's memory: the driver moves pages that were not accessed for long to the
+// host.
 func New(d *cuda.Device, n int, o Options) (*Buffer, error) {
 	return newBuffer("managed.New", d, n, o, nil)
 }
@@ -102,7 +102,7 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 	if err := o.mayAttach(op, sys); err != nil {
 		return nil, err
 	}
-	// Whole pages, so that advice for one buffer never reaches another's.
+	// Whole pages, so that advice for one buffer does not affect another.
 	page := osmem.PageSize()
 	size := (uint64(n) + page - 1) / page * page
 	flags := driver.AttachGlobal
@@ -130,9 +130,9 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 		if placed {
 			return
 		}
-		if undo := m.drop(op); undo != nil {
-			err = fmt.Errorf("%w (and freeing the memory failed: %w; it is tried once more, and Drain tells of it)", err, undo)
-			sys.Reclaim(new(core.Fence), &m.life, func() error { return m.dropLater(op) }) // since nobody has it
+		if undo := m.release(op); undo != nil {
+			err = fmt.Errorf("%w (and freeing the memory failed: %w; it is tried once more, and Drain returns the result)", err, undo)
+			sys.Reclaim(new(core.Fence), &m.life, func() error { return m.releaseLater(op) }) // no caller has it
 		}
 	}()
 	b = &Buffer{Range: Range{h: &handle{m: m}, n: m.size}, from: from}
@@ -144,7 +144,7 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 	return b, nil
 }
 
-// check refuses options that could never work.
+// check refuses options that cannot work.
 func (o Options) check(op string, sys *core.System) error {
 	switch {
 	case o.Attach > AttachStream:
@@ -158,7 +158,7 @@ func (o Options) check(op string, sys *core.System) error {
 	return attachable(op, core.StreamOf(o.Stream))
 }
 
-// attachable refuses the stream that memory cannot be attached to alone.
+// attachable refuses the one stream that memory cannot be attached to.
 func attachable(op string, st *core.Stream) error {
 	if st.IsLegacy() {
 		return errs.Invalid(op, "the legacy default stream", "memory is attached to streams that were created")
@@ -166,7 +166,7 @@ func attachable(op string, st *core.Stream) error {
 	return nil
 }
 
-// mayAttach refuses to attach to a stream that captures a graph.
+// mayAttach refuses to attach memory to a stream that captures a graph.
 func (o Options) mayAttach(op string, sys *core.System) error {
 	if o.Attach != AttachStream {
 		return nil
@@ -179,8 +179,7 @@ func (o Options) mayAttach(op string, sys *core.System) error {
 	return notCapturing(op, st)
 }
 
-// checkStream refuses streams of another System, and closed ones. None is the
-// device's own.
+// checkStream refuses streams of another System, and closed ones. It accepts nil.
 func checkStream(op string, sys *core.System, s *cuda.Stream) error {
 	if s == nil {
 		return nil
@@ -209,10 +208,9 @@ func (b *Buffer) prepare(op string, o Options) error {
 	return nil
 }
 
-// Attach says from now on who may touch the memory, in the order of the stream:
-// it takes effect when the stream comes to it. The stream is also the one that
-// AttachStream names; the legacy default stream cannot be. Memory that is viewed
-// must be named whole. While the stream captures a graph it is ErrCapturing.
+// Attach changes which processors may access the memory, as work on the stream, which is
+// also the stream of AttachStream; that cannot be the legacy default stream. A View must
+// be of a whole allocation. While the stream captures a graph it returns ErrCapturing.
 func (b *Buffer) Attach(s *cuda.Stream, a Attachment) error {
 	const op = "managed.Buffer.Attach"
 	flags, ok := map[Attachment]driver.AttachFlags{AttachGlobal: driver.AttachGlobal, AttachHost: driver.AttachHost, AttachStream: driver.AttachSingle}[a]
@@ -254,9 +252,8 @@ func (b *Buffer) attach(op string, s *cuda.Stream, flags driver.AttachFlags) err
 	})
 }
 
-// whole is the size by which the driver attaches the memory, which it does to
-// whole allocations alone: 0 stands for the one that begins there. The system's
-// memory has no other size than the one that is named.
+// whole returns the size to attach. The driver attaches only whole allocations, named by 0
+// and their address; the operating system's memory is named by its size.
 func (m *memory) whole(op string) (uint64, error) {
 	if m.kind == owned {
 		return 0, nil
@@ -265,7 +262,7 @@ func (m *memory) whole(op string) (uint64, error) {
 	if !ok {
 		return m.size, nil
 	}
-	// Ours are rounded to pages.
+	// This library's allocations are rounded up to pages.
 	if page := osmem.PageSize(); start != uint64(m.ptr) || (size+page-1)/page != (m.size+page-1)/page {
 		return 0, errs.Invalid(op, fmt.Sprintf("a view of %s, part of the %s of managed memory from %#x on", m.asked(), errs.Bytes(size), start),
 			"memory is attached whole: view all of it")
@@ -309,7 +306,7 @@ func (b *Buffer) Valid() bool {
 // memory that is not; operations on that do nothing.
 func (b *Buffer) Managed() bool { return b.made("managed.Buffer.Managed").m.kind != hinted }
 
-// Clone is another Buffer of the same memory, which goes with the last of them.
+// Clone returns another Buffer of the same memory, which is freed with the last of them.
 // The caller closes it.
 func (b *Buffer) Clone() (*Buffer, error) {
 	const op = "managed.Buffer.Clone"
@@ -329,16 +326,16 @@ func (b *Buffer) Clone() (*Buffer, error) {
 	return c, nil
 }
 
-// watch has the loss of a buffer reported whose memory nobody else frees.
+// watch has the loss of the buffer reported, unless an allocator frees its memory.
 func (b *Buffer) watch() {
 	if b.h.m.kind == owned && b.from == nil {
 		b.h.m.Watch(&b.watched)
 	}
 }
 
-// Close takes the buffer out of use. The last one of its memory waits for all
-// work that could use it and frees it; see the package for what that costs.
-// While Host runs on the buffer it waits for that too.
+// Close takes the buffer out of use. The last one of its memory waits for all work that
+// could use it, and for Host functions, and frees it; the package documentation describes
+// the cost. It is idempotent, and after an error it may be called again.
 func (b *Buffer) Close() error { return b.end("managed.Buffer.Close") }
 
 func (b *Buffer) end(op string) error {
@@ -350,7 +347,7 @@ func (b *Buffer) end(op string) error {
 		return err
 	}
 	return h.closer.Close(func() error {
-		if err := h.m.drop(op); err != nil {
+		if err := h.m.release(op); err != nil {
 			return err
 		}
 		b.watched.Stop()
@@ -358,10 +355,10 @@ func (b *Buffer) end(op string) error {
 	})
 }
 
-// CloseAfter takes the buffer out of use at once. The last one of its memory
-// frees it when the work that is on the streams now is done. It waits for
-// nothing. Without a stream it is ErrInvalidArgument; with one that captures a
-// graph it is ErrCapturing and nothing has changed.
+// CloseAfter takes the buffer out of use at once. The memory of the last one is freed when
+// the work that is on the streams now is done. It never blocks. Without a stream it
+// returns ErrInvalidArgument; with one that captures a graph it returns ErrCapturing and
+// nothing has changed.
 func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
 	return b.endAfter("managed.Buffer.CloseAfter", streams)
 }
@@ -382,7 +379,7 @@ func (b *Buffer) endAfter(op string, streams []*cuda.Stream) error {
 	return life.CloseAfter(&h.closer, m.sys, func() (*core.Fence, error) {
 		return core.FenceOf(m.sys, op, streams)
 	}, func() error {
-		if err := m.dropLater(op); err != nil {
+		if err := m.releaseLater(op); err != nil {
 			return err
 		}
 		b.watched.Stop()

@@ -10,17 +10,15 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// Host waits for the stream's work and gives f the range as a Go slice, which is
-// the memory itself. Without a stream it waits for all work that it knows of, on
-// every device, as Close does. Where a device has no concurrent managed access it
-// waits for all work in either case.
+// Host waits for the stream's work and calls f with the range as a Go slice, which is the
+// memory itself. Without a stream it waits for all known work, on every device, as Close
+// does. If any device has no concurrent managed access it always waits for all work.
 //
-// The buffer stays open while f runs, and no other Host works on the memory: it
-// waits, as Close does; called by f itself both are ErrInUse, as Discard is from
-// anywhere. f must not keep the slice. Nothing keeps other goroutines from
-// launching work on the memory. While the stream captures a
-// graph, or without a stream any that is known, it is ErrCapturing, since work
-// that is captured cannot be waited for.
+// While f runs the buffer stays open: Close, and another Host on the memory, wait until f
+// returns, or return ErrInUse if f itself calls them; Discard returns ErrInUse. f must not
+// keep the slice. Other goroutines are not prevented from launching work on the memory.
+// While the stream, or without a stream any known one, captures a graph, Host returns
+// ErrCapturing, since captured work cannot be waited for.
 func (r Range) Host(on *cuda.Stream, f func(data []byte) error) error {
 	const op = "managed.Range.Host"
 	if f == nil {
@@ -62,23 +60,22 @@ func (r Range) host(op string, on *cuda.Stream, f func(data []byte) error) error
 	return f(r.bytes())
 }
 
-// notInside refuses what would wait for a function of Host when it is that
-// function which calls.
+// notInside refuses an operation that waits for a Host function if that function is the
+// caller.
 func (m *memory) notInside(op string) error {
 	if by := m.hostBy.Load(); by == 0 || by != core.Goroutine() {
 		return nil
 	}
-	return errs.New(errs.Failure{Op: op, Kind: errs.InUse, Asked: "a function works on the memory (Host), and calls this",
+	return errs.New(errs.Failure{Op: op, Kind: errs.InUse, Asked: "a Host function on the memory that calls this",
 		Hint: "let the function return first"})
 }
 
-// Bytes is the range as a Go slice, without waiting for anything: the GPU's work
-// on it is the caller's concern, as is that of a device without concurrent
-// managed access. The slice is the memory itself. Whoever touches it after the
-// memory was freed (by Close of the last Buffer, or of the allocator) crashes the
-// process with a fault that cannot be recovered from, or writes into whatever
-// lies there then. The software driver does not see what is done through the
-// slice, so its pages stay where they are accounted.
+// Bytes returns the range as a Go slice, which is the memory itself. It waits for nothing:
+// the caller synchronizes with the GPU's work, including all work of a device without
+// concurrent managed access. Accessing the slice after the memory was freed (by Close of
+// the last Buffer, or of the allocator) crashes the process with a fault that cannot be
+// recovered, or corrupts other memory. The software driver does not see accesses through
+// the slice: in its accounting the pages do not move.
 func (r Range) Bytes() ([]byte, error) {
 	const op = "managed.Range.Bytes"
 	if err := r.acquire(op); err != nil {
@@ -95,7 +92,7 @@ func (r Range) Bytes() ([]byte, error) {
 	return r.bytes(), nil
 }
 
-// mayWait refuses to wait for what a capture keeps from ending.
+// mayWait refuses to wait for work that is being captured.
 func (m *memory) mayWait(op string, on *cuda.Stream) error {
 	if on != nil {
 		st := core.StreamOf(on)
@@ -115,7 +112,7 @@ func (m *memory) mayWait(op string, on *cuda.Stream) error {
 	return nil
 }
 
-// wait waits for the stream, or for everything.
+// wait waits for the stream, or for all work.
 func (m *memory) wait(op string, on *cuda.Stream) error {
 	if on != nil {
 		if err := on.Synchronize(); err != nil {
@@ -128,7 +125,7 @@ func (m *memory) wait(op string, on *cuda.Stream) error {
 	return m.sys.WaitAll(op)
 }
 
-// touch tells a driver that cannot see it that the CPU touches the memory.
+// touch reports the CPU's access to a driver that cannot observe it.
 func (r Range) touch(op string, write bool) error {
 	m := r.h.m
 	d, ok := m.sys.Drv.(driver.HostTouched)
@@ -151,7 +148,7 @@ func (r Range) touch(op string, write bool) error {
 	return errs.New(f)
 }
 
-// bytes is memory at an address that is the driver's, not Go's.
+// bytes returns the range's memory, which the driver owns, not Go.
 func (r Range) bytes() []byte {
 	address := uintptr(r.Ptr())
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&address)), r.n)

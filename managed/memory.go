@@ -12,12 +12,11 @@ import (
 	"github.com/cuvmm/cuvmm/internal/life"
 )
 
-// memory is a managed allocation, or somebody else's that is looked at. Several
-// Buffers may have it; it goes with the last of them, or with its Allocator.
+// memory is a managed allocation, or a view of foreign memory. Several Buffers may share
+// it; it is freed with the last of them, or with its Allocator.
 type memory struct {
 	core.Object
-	// life is held by every operation on the memory, whichever Buffer it comes
-	// from.
+	// life is acquired by every operation on the memory, of any Buffer.
 	life life.Life
 	sys  *core.System
 	dev  *cuda.Device
@@ -25,38 +24,38 @@ type memory struct {
 	ptr  driver.Ptr
 	size uint64
 	kind kind
-	from *allocator // nil where New made it
+	from *allocator // nil if New made it
 
-	// host is held while the CPU works on the memory, and for reading while
-	// something is submitted that leaves its contents undefined.
+	// host is held while a Host function runs, and for reading while work is submitted
+	// that makes the contents undefined.
 	host sync.RWMutex
-	// hostBy is the goroutine on which a function of Host runs, 0 for none.
+	// hostBy is the goroutine of the running Host function, 0 for none.
 	hostBy atomic.Uint64
-	// advice is held over changes of advice, so that they can be undone.
+	// advice is held during changes of advice, so that they can be undone.
 	advice sync.Mutex
 
-	// mu guards what follows. It is held while the memory is freed, which waits.
+	// mu guards the fields below. It is held while the memory is freed, which waits.
 	mu   sync.Mutex
 	refs int
 	gone bool
-	// unfenced: a Buffer was closed without streams while others had the memory,
-	// so its work is waited for when the memory goes.
+	// unfenced is set if a Buffer was closed without streams while others shared the
+	// memory: its work is waited for when the memory is freed.
 	unfenced bool
-	// freeing answers what a free on a goroutine of its own came to.
+	// freeing receives the result of a free on a separate goroutine.
 	freeing chan error
 }
 
-// kind says whose memory it is.
+// kind is the ownership of memory.
 type kind uint8
 
 const (
 	owned kind = iota
 	viewed
-	// hinted memory is not managed: operations on it do nothing.
+	// hinted memory is not managed (ViewOptions.Hint): operations on it do nothing.
 	hinted
 )
 
-// retain is for one Buffer more.
+// retain adds a Buffer.
 func (m *memory) retain(op string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -70,14 +69,14 @@ func (m *memory) retain(op string) error {
 func (m *memory) closedError(op string) error {
 	if m.from != nil && m.from.closer.Closed() {
 		return errs.New(errs.Failure{Op: op, Kind: errs.Closed, Asked: "the buffer's allocator is closed",
-			Hint: "an allocator's buffers end with it: keep it open while they are used"})
+			Hint: "an allocator's buffers are closed with it: keep it open while they are used"})
 	}
 	return errs.ClosedError(op, "buffer")
 }
 
-// drop ends one Buffer. The last one waits for all work that could use the
-// memory, and frees it.
-func (m *memory) drop(op string) error {
+// release removes one Buffer. The last one waits for all work that could use the memory,
+// and frees it.
+func (m *memory) release(op string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.gone && m.refs == 1 {
@@ -90,9 +89,9 @@ func (m *memory) drop(op string) error {
 	return nil
 }
 
-// dropLater is drop for the reclaimer, which must not be held up: the free runs
-// on a goroutine of its own.
-func (m *memory) dropLater(op string) error {
+// releaseLater is release for the reclaimer, which must not be blocked: the free runs on a
+// separate goroutine.
+func (m *memory) releaseLater(op string) error {
 	if !m.mu.TryLock() {
 		return life.ErrAgain // it is being freed
 	}
@@ -121,7 +120,7 @@ func (m *memory) dropLater(op string) error {
 	return nil
 }
 
-// free gives the memory back. The caller holds mu.
+// free frees the memory. The caller holds mu.
 func (m *memory) free(op string, wait bool) error {
 	if m.gone {
 		return nil
@@ -147,7 +146,7 @@ func (m *memory) free(op string, wait bool) error {
 	return nil
 }
 
-// fail is the error of a driver call on the whole of the memory.
+// fail returns the error of a driver call on all of the memory.
 func (m *memory) fail(op string, c driver.Call, r driver.Result) error {
 	return m.ctx.CallError(op, c, r, fmt.Sprintf("%s of managed memory at %#x on %v", errs.Bytes(m.size), uint64(m.ptr), m.dev))
 }

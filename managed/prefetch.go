@@ -10,11 +10,10 @@ import (
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
-// Prefetch moves the range to a place, as work on the stream; without one it
-// returns when that is done. A range that is read mostly gets a copy there. What
-// the place has no room for stays where it is, and the driver does not say so.
-// While the stream captures a graph it is ErrCapturing: no graph can hold a
-// prefetch.
+// Prefetch moves the range to a location, as work on the stream; without one it returns
+// when that is done. A range that is read mostly gets a copy there. Pages for which the
+// location has no memory stay where they are, and the driver does not report it. While
+// the stream captures a graph it returns ErrCapturing: no graph can contain a prefetch.
 func (r Range) Prefetch(s *cuda.Stream, to cuda.Location) error {
 	const op = "managed.Range.Prefetch"
 	if err := r.acquire(op); err != nil {
@@ -35,7 +34,7 @@ func (r Range) Prefetch(s *cuda.Stream, to cuda.Location) error {
 	return m.on(op, s, func(st *core.Stream) error { return r.prefetch(op, st, p) })
 }
 
-// prefetch asks the driver, in the form that it has.
+// prefetch calls the entry point that the driver has.
 func (r Range) prefetch(op string, st *core.Stream, to place) error {
 	m := r.h.m
 	if m.kind == hinted {
@@ -55,12 +54,12 @@ func (r Range) prefetch(op string, st *core.Stream, to place) error {
 	return nil
 }
 
-// Discard drops the contents of the range, as work on the stream. What is read
-// before the next write is undefined; every write that is ordered behind the
-// discard is kept. The pages lie on the stream's device afterwards: Discard is a
-// [Range.DiscardPrefetch] there, which the package explains, and LastPrefetch
-// reports it. A page that the range shares with bytes outside of it keeps its
-// contents and its place, so a range smaller than a page may lose nothing.
+// Discard drops the contents of the range, as work on the stream. Reads before the next
+// write return undefined data; every write that is ordered behind the discard is kept.
+// Afterwards the pages are on the stream's device: Discard is a [Range.DiscardPrefetch]
+// there (see the package documentation), and LastPrefetch reports it. A page that the
+// range shares with bytes outside it keeps its contents and location, so discarding a
+// range smaller than a page may have no effect.
 //
 // Without a stream Discard returns when that is done. It returns
 // ErrInvalidArgument for the legacy default stream, ErrCapturing while the stream
@@ -71,18 +70,17 @@ func (r Range) Discard(s *cuda.Stream) error {
 	return submit("managed.Range.Discard", s, []Range{r}, nil, kindDiscard, true)
 }
 
-// DiscardPrefetch is Discard with another place for the pages, in one call of the
-// driver. Pages that Discard leaves alone move there with their contents.
+// DiscardPrefetch is Discard with another location for the pages, in one driver call.
+// Pages that Discard does not drop move there with their contents.
 func (r Range) DiscardPrefetch(s *cuda.Stream, to cuda.Location) error {
 	return submit("managed.Range.DiscardPrefetch", s, []Range{r}, []cuda.Location{to}, kindDiscardPrefetch, true)
 }
 
-// PrefetchBatch prefetches several ranges in one call, to one location for all or
-// to one for each. Its rules are those of Range.Prefetch, but that the legacy
-// default stream is refused. All ranges are of one System, none is a hint's, and
-// at least one is there: that is checked before anything is done. With a driver
-// before CUDA 13.0, or where a device has no concurrent managed access, it is one
-// call for each.
+// PrefetchBatch prefetches several ranges in one call, to one location for all or one for
+// each. Its rules are those of Range.Prefetch, except that it refuses the legacy default
+// stream. It first checks that there is at least one range, that all are of one System,
+// and that none is of memory that is not managed. With a driver before CUDA 13.0, or if a
+// device has no concurrent managed access, it makes one call for each.
 func PrefetchBatch(s *cuda.Stream, ranges []Range, to ...cuda.Location) error {
 	return batch("managed.PrefetchBatch", s, ranges, to, kindPrefetch)
 }
@@ -99,21 +97,21 @@ func DiscardPrefetchBatch(s *cuda.Stream, ranges []Range, to ...cuda.Location) e
 	return batch("managed.DiscardPrefetchBatch", s, ranges, to, kindDiscardPrefetch)
 }
 
-// batchKind is what a batch does.
+// batchKind is the operation of a batch.
 type batchKind int
 
 const (
 	kindPrefetch batchKind = iota
-	// kindDiscard takes no locations: pages go to the stream's device.
+	// kindDiscard has no locations: pages move to the stream's device.
 	kindDiscard
 	kindDiscardPrefetch
 )
 
 func (k batchKind) discards() bool { return k != kindPrefetch }
 
-// call is the driver's entry point. Its plain discard, cuMemDiscardBatchAsync, is
-// not used: on a busy stream it is not ordered with what is submitted behind it,
-// and loses what that writes.
+// call returns the driver's entry point. The driver's plain discard,
+// cuMemDiscardBatchAsync, is not used: on a busy stream it is not ordered with later work
+// and loses its writes.
 func (k batchKind) call() driver.Call {
 	if k.discards() {
 		return driver.CallMemDiscardAndPrefetchBatchAsync
@@ -131,6 +129,8 @@ func batch(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k batc
 	return submit(op, s, ranges, to, k, false)
 }
 
+// submit checks the ranges and locations, and submits the operation. hints allows memory
+// that is not managed, on which nothing is done.
 func submit(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k batchKind, hints bool) error {
 	for i, r := range ranges {
 		if err := r.acquire(op); err != nil {
@@ -139,23 +139,9 @@ func submit(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k bat
 		defer r.release()
 	}
 	m := ranges[0].h.m
-	for i, r := range ranges {
-		switch o := r.h.m; {
-		case o.sys != m.sys:
-			return member(i, len(ranges), errs.ForeignError(op, "range"))
-		case o.kind == hinted && !hints:
-			return member(i, len(ranges), errs.Invalid(op, r.asked("a hint"), "only managed memory can be in a batch"))
-		}
-	}
-	places, err := m.places(op, to)
-	if err == nil {
-		err = checkStream(op, m.sys, s)
-	}
+	places, err := m.checkBatch(op, s, ranges, to, hints)
 	if err != nil {
 		return err
-	}
-	if s != nil && core.StreamOf(s).IsLegacy() {
-		return errs.Invalid(op, "the legacy default stream", "the driver takes batches and discards on streams that were created")
 	}
 	if m.kind == hinted {
 		return m.on(op, s, func(*core.Stream) error { return nil })
@@ -186,8 +172,8 @@ func submit(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k bat
 		if k == kindDiscard {
 			to = []place{{Location: driver.Location{Type: driver.LocationDevice, ID: int32(st.Ctx.Device)}}}
 		}
-		// First what loses nothing, in case the second call fails.
-		inner, edges := cut(ranges, to)
+		// First the call that drops nothing, in case the second fails.
+		inner, edges := splitPages(ranges, to)
 		if k != kindDiscard && len(edges.ranges) > 0 {
 			if err := m.prefetchAll(op, st, edges.ranges, edges.to); err != nil {
 				return err
@@ -200,7 +186,27 @@ func submit(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k bat
 	})
 }
 
-// prefetchAll is one call where the driver has it.
+// checkBatch refuses ranges, locations and streams that no driver accepts.
+func (m *memory) checkBatch(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, hints bool) ([]place, error) {
+	for i, r := range ranges {
+		switch o := r.h.m; {
+		case o.sys != m.sys:
+			return nil, member(i, len(ranges), errs.ForeignError(op, "range"))
+		case o.kind == hinted && !hints:
+			return nil, member(i, len(ranges), errs.Invalid(op, r.asked("memory that is not managed"), "only managed memory can be in a batch"))
+		}
+	}
+	places, err := m.places(op, to)
+	if err == nil {
+		err = checkStream(op, m.sys, s)
+	}
+	if err == nil && s != nil && core.StreamOf(s).IsLegacy() {
+		err = errs.Invalid(op, "the legacy default stream", "the driver accepts batches and discards on streams that were created")
+	}
+	return places, err
+}
+
+// prefetchAll makes one call if the driver has it, and otherwise one for each range.
 func (m *memory) prefetchAll(op string, st *core.Stream, ranges []Range, to []place) error {
 	if !m.sys.Drv.Has(driver.CallMemPrefetchBatchAsync) || m.allConcurrent(op) != nil {
 		return each(op, st, ranges, to)
@@ -208,13 +214,13 @@ func (m *memory) prefetchAll(op string, st *core.Stream, ranges []Range, to []pl
 	return send(op, st, ranges, to, kindPrefetch)
 }
 
-// parts are of ranges, each with its range's place.
+// parts are parts of ranges, each with its range's location.
 type parts struct {
 	ranges []Range
 	to     []place
 }
 
-// add adds what lies between two addresses of a range.
+// add adds the part between two addresses of a range.
 func (p *parts) add(r Range, from, until uint64, to place) {
 	if from < until {
 		p.ranges = append(p.ranges, Range{r.h, r.off + from - uint64(r.Ptr()), until - from})
@@ -222,17 +228,17 @@ func (p *parts) add(r Range, from, until uint64, to place) {
 	}
 }
 
-// cut parts ranges into the whole pages inside of them, which may be discarded,
-// and the edges that share a page with other bytes, which must not: the driver
-// works on pages.
-func cut(ranges []Range, places []place) (inner, edges parts) {
+// splitPages splits ranges into the whole pages inside them, which may be discarded, and
+// the edges that share a page with other bytes, which must not be: the driver works on
+// pages.
+func splitPages(ranges []Range, places []place) (inner, edges parts) {
 	page := osmem.PageSize()
 	for i, r := range ranges {
 		to := places[min(i, len(places)-1)]
 		start, end := uint64(r.Ptr()), uint64(r.Ptr())+r.n
 		lo, hi := (start+page-1)/page*page, end/page*page
 		if m := r.h.m; m.kind == owned && r.off+r.n == m.size {
-			hi = (end + page - 1) / page * page // the rest of the page is nobody's
+			hi = (end + page - 1) / page * page // no other memory shares the last page
 		}
 		hi = max(lo, hi)
 		inner.add(r, lo, hi, to)
@@ -242,7 +248,7 @@ func cut(ranges []Range, places []place) (inner, edges parts) {
 	return inner, edges
 }
 
-// member names the range of a batch that an error is about.
+// member adds to an error the range of a batch that it concerns.
 func member(i, n int, err error) error {
 	if n == 1 {
 		return err
@@ -250,7 +256,7 @@ func member(i, n int, err error) error {
 	return fmt.Errorf("range %d of %d: %w", i, n, err)
 }
 
-// places are the locations, none of which could never work.
+// places converts the locations, and refuses those that no driver accepts.
 func (m *memory) places(op string, to []cuda.Location) ([]place, error) {
 	places := make([]place, len(to))
 	for i, l := range to {
@@ -262,8 +268,8 @@ func (m *memory) places(op string, to []cuda.Location) ([]place, error) {
 	return places, nil
 }
 
-// exclude keeps the CPU off the ranges while something is submitted that leaves
-// their contents undefined. The lock of a memory is taken once for each range.
+// exclude excludes Host functions on the ranges while work is submitted that makes their
+// contents undefined. It locks a memory once for each of its ranges.
 func exclude(op string, ranges []Range) (unlock func(), err error) {
 	locked := 0
 	unlock = func() {
@@ -282,7 +288,7 @@ func exclude(op string, ranges []Range) (unlock func(), err error) {
 	return unlock, nil
 }
 
-// each prefetches one range after the other.
+// each makes one call for each range.
 func each(op string, st *core.Stream, ranges []Range, to []place) error {
 	for i, r := range ranges {
 		if err := r.prefetch(op, st, to[min(i, len(to)-1)]); err != nil {
@@ -292,7 +298,7 @@ func each(op string, st *core.Stream, ranges []Range, to []place) error {
 	return nil
 }
 
-// send makes the one call. Equal locations of neighbours are sent once.
+// send makes one call for all ranges. Equal locations of adjacent ranges are sent once.
 func send(op string, st *core.Stream, ranges []Range, to []place, k batchKind) error {
 	ptrs, sizes := make([]driver.Ptr, len(ranges)), make([]uint64, len(ranges))
 	for i, r := range ranges {
