@@ -112,14 +112,14 @@ type shrinking struct {
 }
 
 // Begin implements share.Hold.
-func (h *claim) Begin(op string) (share.Cut, error) {
+func (h *claim) Begin(op string) (share.Shrinking, error) {
 	if err := h.b.enter(op); err != nil {
 		return nil, err
 	}
 	return &shrinking{h: h, op: op}, nil
 }
 
-// Shrink implements share.Cut.
+// Shrink implements share.Shrinking.
 func (c *shrinking) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, err error) {
 	b, op := c.h.b, c.op
 	b.copies.watch()
@@ -172,7 +172,7 @@ func (c *shrinking) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, e
 	return gone, nil
 }
 
-// End implements share.Cut.
+// End implements share.Shrinking.
 func (c *shrinking) End() error {
 	b := c.h.b
 	defer b.leave()

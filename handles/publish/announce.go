@@ -318,7 +318,7 @@ func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 
 // shrink shows less: gone has left the buffer, lost is no longer shown, and the
 // hoarders kept too much before.
-func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut share.Cut) (gone, lost share.View, hoarders []*subscriber, err error) {
+func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut share.Shrinking) (gone, lost share.View, hoarders []*subscriber, err error) {
 	p.changes <- struct{}{}
 	defer p.changes.Give()
 	bytes, err := p.may(op, length)

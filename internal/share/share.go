@@ -80,14 +80,14 @@ type Hold interface {
 	Announced(mark uint64)
 	// Begin begins a change of the buffer, after waiting for one that runs, which
 	// may wait for the GPU.
-	Begin(op string) (Cut, error)
+	Begin(op string) (Shrinking, error)
 	// Release lets go. Twice is once.
 	Release()
 }
 
-// Cut is a change that makes a buffer shorter. Its End must be called, by the
+// Shrinking is a change that makes a buffer shorter. Its End must be called, by the
 // goroutine that began it.
-type Cut interface {
+type Shrinking interface {
 	// Shrink, once, makes the buffer n bytes long and takes the whole chunks
 	// behind them out of use. It does not wait. Growing never takes them back: it
 	// makes others, after waiting for those to be unmapped.
@@ -104,7 +104,7 @@ type Cut interface {
 	End() error
 }
 
-// Shrink is a change in one: see Cut. An error with an empty view has changed
+// Shrink is a change in one: see Shrinking. An error with an empty view has changed
 // nothing.
 func Shrink(op string, h Hold, n uint64, streams []*cuda.Stream) (View, error) {
 	c, err := h.Begin(op)
