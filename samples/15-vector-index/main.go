@@ -29,7 +29,6 @@ const (
 	each       = 1024 // vectors of each writer
 	dimensions = 32
 	batch      = 64 // of them at a time
-	limit      = 2 * time.Minute
 )
 
 // vector is an element of the array.
@@ -62,7 +61,7 @@ func run(e *app.Env) (err error) {
 	if err := e.Open(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(e.Context, limit)
+	ctx, cancel := context.WithTimeout(e.Context, 2*time.Minute)
 	defer cancel()
 	if e.Role == "reader" {
 		return read(ctx, e, *socket)
@@ -89,7 +88,6 @@ func run(e *app.Env) (err error) {
 		return err
 	}
 	defer app.Close(listener, &err)
-
 	all, alive := errgroup.WithContext(ctx) // the first that fails ends the others
 	go server.Serve(alive, listener)
 	for range readers {
@@ -105,7 +103,7 @@ func run(e *app.Env) (err error) {
 	}
 	all.Go(func() error {
 		// In this order: the publication ends when every reader has everything.
-		return errors.Join(appending.Wait(), published.AwaitFollowers(alive, readers), published.Settle(alive), published.Withdraw())
+		return errors.Join(appending.Wait(), published.Settle(alive), published.Withdraw())
 	})
 	if err := all.Wait(); err != nil {
 		return err
@@ -123,6 +121,11 @@ func extend(ctx context.Context, dev *cuda.Device, index *vmm.Array[vector], pub
 	}
 	defer app.Close(stream, &err)
 	for done := 0; done < each; done += batch {
+		if done == each/2 { // the rest comes while readers follow
+			if err := published.AwaitFollowers(ctx, readers); err != nil {
+				return err
+			}
+		}
 		var vectors [batch]vector
 		for i := range vectors {
 			vectors[i] = vectorOf(uint32(first + done + i))
@@ -157,7 +160,6 @@ func read(ctx context.Context, e *app.Env, socket string) (err error) {
 		return err
 	}
 	defer app.Close(stream, &err)
-
 	const total, wanted = writers * each, writers * each / 2
 	query, nearest, distance := vectorOf(wanted).At, uint32(0), float32(dimensions)
 	seen, searches := map[uint32]bool{}, 0
