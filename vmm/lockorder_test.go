@@ -30,7 +30,7 @@ func twice(t *testing.T) (d *cuda.Device, a, b *Buffer) {
 	require.NoError(t, err)
 	again, ok := in.Again(2 * gran)
 	require.True(t, ok)
-	a, b = in.shell(), again.(*Buffer)
+	a, b = in.public(), again.(*Buffer)
 	t.Cleanup(func() {
 		require.NoError(t, a.Close())
 		require.NoError(t, b.Close())
