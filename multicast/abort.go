@@ -12,12 +12,12 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 )
 
-// ErrAborted: kernels that waited for other ranks were told to stop, so that
-// what they and the work behind them made is not whole.
+// ErrAborted is returned after kernels that waited for other ranks were told to stop: their
+// results, and those of the work behind them, are incomplete.
 var ErrAborted = errors.New("kernels that waited for other ranks were told to stop")
 
-// abortWord is a uint32 in pinned host memory, which kernels poll while they
-// wait: the CPU reaches it when no stream moves any more. Its lock is a leaf.
+// abortWord is a uint32 in pinned host memory, which kernels poll while they wait: the CPU
+// can write it when no stream makes progress. Its lock is a leaf.
 type abortWord struct {
 	buffer *cuda.HostBuffer
 	mu     sync.Mutex
@@ -52,7 +52,7 @@ func (w *abortWord) isSet() bool {
 	return !w.gone && w.value().Load() != 0
 }
 
-// close gives the word back. No kernel uses it any more.
+// close frees the word. No kernel uses it any more.
 func (w *abortWord) close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -60,8 +60,8 @@ func (w *abortWord) close() error {
 	return core.CloseUnused(w.buffer)
 }
 
-// AbortWord is the address of a uint32 that is 0 until Abort. Kernels that wait
-// for other ranks poll it, as kernels.Barrier and kernels.L2Norm do.
+// AbortWord returns the address of a uint32 that is 0 until Abort. Kernels that wait for
+// other ranks poll it, as kernels.Barrier and kernels.L2Norm do.
 func (t *Team) AbortWord() cuda.Ptr {
 	if t.made("multicast.Team.AbortWord"); !t.formed {
 		return 0
@@ -69,14 +69,13 @@ func (t *Team) AbortWord() cuda.Ptr {
 	return t.word.buffer.Ptr()
 }
 
-// Abort ends the waits of this rank's kernels that poll AbortWord, now and from
-// then on, so that their streams go on. It waits for nothing, harms no capture,
-// and may be called at any time, also while Leave and Close wait; what the
-// kernels made is not whole, and the team can only be closed. The other ranks are
-// not told: Leave tells them.
+// Abort ends the waits of this rank's kernels that poll AbortWord, now and from then on, so
+// that their streams make progress. It waits for nothing, breaks no capture, and may be
+// called at any time, even while Leave or Close waits. The kernels' results are incomplete,
+// and the team can only be closed. Abort does not tell the other ranks; Leave does.
 //
-// Work behind such a kernel on its stream runs then. It must not touch the
-// team's address if a rank has ended: its replica is gone.
+// Work behind such a kernel on its stream then runs. It must not access the team's address
+// if a rank has died: that rank's replica is gone.
 func (t *Team) Abort() {
 	if t.made("multicast.Team.Abort"); t.formed {
 		t.word.set()

@@ -14,8 +14,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Binding is memory that is a device's replica of a part of an object. It keeps
-// both alive.
+// Binding is memory that is a device's replica of a part of an object. It keeps both alive.
+// All methods are safe for concurrent use.
 type Binding struct {
 	b       *binding
 	closer  life.Closer
@@ -29,17 +29,17 @@ type binding struct {
 	mem       *phys.Handle
 	dev       driver.Device
 	off, size uint64
-	// How far tearing down has come.
+	// The progress of tearing down.
 	unbound, releasedMemory bool
 }
 
-// Bind makes size bytes of memory, from memOff on, the device's replica of the
-// object from off on. Offsets and size are multiples of the least granularity.
-// The memory lies on the device; with drivers from 13.1 on also on the NUMA node
-// closest to it. The device must have been added through this Object. The caller
-// closes the binding; the memory may be closed before.
+// Bind makes size bytes of memory, from memOff on, the device's replica of the object from
+// off on. Offsets and size are multiples of the minimum granularity. The memory is on the
+// device or, with a driver for CUDA 13.1 or later, on the NUMA node closest to it. The
+// device must have been added through this Object. The caller closes the binding; the memory
+// may be closed before.
 //
-// It blocks in the driver, and cannot be ended, until all devices were added.
+// Bind blocks in the driver until all devices were added, and cannot be canceled.
 func (o *Object) Bind(d *cuda.Device, off int, memory vmm.Physical, memOff, size int) (*Binding, error) {
 	const op = "multicast.Object.Bind"
 	own, err := o.inner(op)
@@ -65,8 +65,8 @@ func (o *Object) Bind(d *cuda.Device, off int, memory vmm.Physical, memOff, size
 	})
 }
 
-// BindMapping is Bind of memory by an address that it is mapped at. The mapping
-// may be closed before the binding, which keeps its memory.
+// BindMapping is Bind with memory that is named by a mapping of it. The mapping may be
+// closed before the binding, which keeps the memory alive.
 func (o *Object) BindMapping(d *cuda.Device, off int, m *vmm.Mapping, memOff, size int) (*Binding, error) {
 	const op = "multicast.Object.BindMapping"
 	if _, err := o.inner(op); err != nil {
@@ -90,11 +90,11 @@ func (o *Object) BindMapping(d *cuda.Device, off int, m *vmm.Mapping, memOff, si
 	})
 }
 
-// bind takes over a count of the memory.
+// bind takes over one reference to the memory.
 func (o *Object) bind(op string, d *cuda.Device, off int, mem *phys.Handle, memOff, size int,
 	call func(*object, *binding) (driver.Call, driver.Result)) (*Binding, error) {
-	// The handle is held and not the Object, whose Close then does not wait for a
-	// bind that waits for others.
+	// It retains the handle and not the Object, so that Close does not wait for a bind
+	// that waits for other processes.
 	h, open := phys.Use(o)
 	if !open {
 		return nil, phys.Abandon(op, errs.ClosedError(op, "multicast object"), mem)
@@ -119,7 +119,7 @@ func (o *Object) bind(op string, d *cuda.Device, off int, mem *phys.Handle, memO
 	return shell, nil
 }
 
-// check refuses what could never work, before the driver is asked.
+// check refuses what cannot work, before the driver is called.
 func (o *Object) check(op string, d *cuda.Device, b *binding, off, memOff, size int) (err error) {
 	in, mem := o.o, b.mem
 	if mem.System() != in.h.System() {
@@ -138,7 +138,7 @@ func (o *Object) check(op string, d *cuda.Device, b *binding, off, memOff, size 
 			Hint: "offsets are not negative, and sizes positive"})
 	case off%gran != 0 || memOff%gran != 0 || size%gran != 0:
 		return errs.Invalid(op, fmt.Sprintf("%s at offset %s, from offset %s of the memory", errs.Bytes(size), errs.Bytes(off), errs.Bytes(memOff)),
-			"offsets and sizes are multiples of the least granularity, "+errs.Bytes(gran))
+			"offsets and sizes are multiples of the minimum granularity, "+errs.Bytes(gran))
 	case !within(off, in.h.Size):
 		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("%s at offset %s of a %v", errs.Bytes(size), errs.Bytes(off), o),
 			Hint: "bind inside the object"})
@@ -146,12 +146,12 @@ func (o *Object) check(op string, d *cuda.Device, b *binding, off, memOff, size 
 		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("%s from offset %s of %s of memory", errs.Bytes(size), errs.Bytes(memOff), errs.Bytes(mem.Size)),
 			Hint: "name a part of the memory"})
 	case in.shared && !mem.Imported && mem.Asked.RequestedHandleTypes == driver.HandleNone:
-		return errs.Invalid(op, "memory that cannot be shared", "an object that can be shared takes shareable memory only: create it with vmm.Properties.Handles")
+		return errs.Invalid(op, "memory that cannot be shared", "an object that can be shared accepts only shareable memory: create it with vmm.Properties.Handles")
 	}
 	return o.checkPlace(op, d, b)
 }
 
-// checkPlace refuses memory of another place than the device's.
+// checkPlace refuses memory that is not on the device.
 func (o *Object) checkPlace(op string, d *cuda.Device, b *binding) error {
 	in, sys := o.o, o.o.h.System()
 	if r := sys.DeviceLost(b.dev); r != driver.Success {
@@ -161,7 +161,7 @@ func (o *Object) checkPlace(op string, d *cuda.Device, b *binding) error {
 	added := slices.Contains(in.added, b.dev)
 	in.mu.Unlock()
 	if !added {
-		return errs.Invalid(op, fmt.Sprintf("%v, which was not added through this object", d), "call AddDevice first, or the driver waits for it for ever")
+		return errs.Invalid(op, fmt.Sprintf("%v, which was not added through this object", d), "call AddDevice first, or the driver waits for it without end")
 	}
 	place := cuda.Location{Type: cuda.LocationType(b.mem.Asked.Location.Type), ID: int(b.mem.Asked.Location.ID)}
 	switch place.Type {
@@ -172,7 +172,7 @@ func (o *Object) checkPlace(op string, d *cuda.Device, b *binding) error {
 	case cuda.LocationHostNUMA:
 		if !sys.Drv.Has(driver.CallMulticastBindMem) {
 			return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: fmt.Sprintf("memory of %v", place),
-				Hint: "host memory is bound by drivers from 13.1 on: update the driver, or bind device memory"})
+				Hint: "binding host memory needs a driver for CUDA 13.1 or later: update the driver, or bind device memory"})
 		}
 		if near := sys.Attribute(b.dev, driver.AttrHostNUMAID); place.ID != int(near) {
 			return errs.Invalid(op, fmt.Sprintf("memory of %v for %v", place, d), fmt.Sprintf("the node closest to the device is %d", near))
@@ -183,7 +183,7 @@ func (o *Object) checkPlace(op string, d *cuda.Device, b *binding) error {
 	return in.notYet(op)
 }
 
-// claim keeps a part of the device's replica for a binding.
+// claim reserves a part of the device's replica for a binding.
 func (o *object) claim(op string, b *binding) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -236,9 +236,9 @@ func (b *Binding) Released() cuda.Completion {
 	return b.closer.Completion()
 }
 
-// Close waits for all work of this System, since any of it could reach the
-// memory through the object, and unbinds exactly what was bound. It knows
-// nothing of other processes: their work on the object must be over.
+// Close waits for all work of this System, since any of it could access the memory through
+// the object, and unbinds the memory. It does not wait for other processes: their work on
+// the object must be done. It is idempotent, and after an error it may be called again.
 func (b *Binding) Close() error {
 	const op = "multicast.Binding.Close"
 	in, err := b.inner(op)
@@ -253,15 +253,14 @@ func (b *Binding) Close() error {
 	})
 }
 
-// closeUnused is Close by somebody who knows that no work uses the object.
+// closeUnused is Close for a caller that knows that no work uses the object.
 func (b *Binding) closeUnused() error {
 	return b.closer.Close(func() error { return b.unbind("multicast.Binding.Close") })
 }
 
-// CloseAfter takes the binding out of use at once and unbinds when the work that
-// is on the streams now is done. It never blocks. Without a stream it is
-// ErrInvalidArgument; with one that captures a graph it is ErrCapturing and
-// nothing has changed.
+// CloseAfter takes the binding out of use at once and unbinds when the work that is on the
+// streams now is done. It never blocks. Without a stream it returns ErrInvalidArgument;
+// with one that captures a graph it returns ErrCapturing and nothing has changed.
 func (b *Binding) CloseAfter(streams ...*cuda.Stream) error {
 	const op = "multicast.Binding.CloseAfter"
 	in, err := b.inner(op)
@@ -274,7 +273,7 @@ func (b *Binding) CloseAfter(streams ...*cuda.Stream) error {
 		func() error { return b.unbind(op) })
 }
 
-// unbind goes forward, and may be called again where it failed.
+// unbind goes forward, and may be called again after an error.
 func (b *Binding) unbind(op string) error {
 	in := b.b
 	sys, object := in.System(), in.in.h

@@ -2,12 +2,12 @@ package multicast
 
 import "time"
 
-// call is a call that may never come back.
+// call is a driver call that may never return.
 type call struct {
 	what  string
 	began time.Time
 	done  chan struct{}
-	err   error // when done is closed
+	err   error // valid once done is closed
 }
 
 func begin(what string, do func() error) *call {
@@ -19,7 +19,7 @@ func begin(what string, do func() error) *call {
 	return c
 }
 
-// within reports whether the call came back within the limit.
+// within waits and reports whether the call returned within the limit.
 func (c *call) within(limit time.Duration) bool {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -31,9 +31,9 @@ func (c *call) within(limit time.Duration) bool {
 	}
 }
 
-// bounded runs what cannot be cancelled, and waits for it until the limit. What
-// is late goes on, and the team is stuck until it has come back. The caller
-// holds the lock, or has the team alone.
+// bounded runs a function that cannot be canceled, and waits for it up to the limit. After
+// that the function goes on, and the team is stuck until it has returned. The caller holds
+// mu, or is the only user of the team.
 func (t *Team) bounded(op, what string, do func() error) error {
 	c := begin(what, do)
 	if c.within(t.timeout) {
@@ -43,7 +43,7 @@ func (t *Team) bounded(op, what string, do func() error) error {
 	return stuckError(op, c)
 }
 
-// stuck is the error of a team whose late call has not come back.
+// stuck returns an error while a late call has not returned.
 func (t *Team) stuck(op string) error {
 	if t.late == nil {
 		return nil

@@ -14,33 +14,33 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// ErrStuck: the driver has not come back from a call in time. Nothing can end
-// the call, so what it works on is left as it is.
-var ErrStuck = errors.New("the driver does not come back from a call")
+// ErrStuck is returned after a driver call has not returned in time. The call cannot be
+// canceled, so the objects that it works on are kept.
+var ErrStuck = errors.New("a driver call does not return")
 
-// TeamError is why there is no team, or why leaving one failed. It matches
-// (errors.Is) what the ranks' own errors match of cuda's sentinels, ErrStuck and
-// those of fabric/rendezvous, the same on every rank that was told.
+// TeamError is the error of forming or leaving a team. It matches (errors.Is) the sentinels
+// of cuda, of fabric/rendezvous and of this package that the ranks' own errors match, the
+// same on every rank that was told.
 type TeamError struct {
-	// Step is what the ranks were at: "bind".
+	// Step is the step that failed: "bind".
 	Step string
-	// Ranks are the reason.
+	// Ranks are the ranks that failed.
 	Ranks []int
-	// Reason says what they said.
+	// Reason has their errors.
 	Reason string
 
 	causes []error
 }
 
-// Error says everything that is known, on one line.
+// Error returns everything that is known, on one line.
 func (e *TeamError) Error() string {
 	return fmt.Sprintf("multicast: team step %q: %s", e.Step, e.Reason)
 }
 
-// Unwrap gives the sentinels, and this rank's own error.
+// Unwrap returns the sentinels, and this rank's own error.
 func (e *TeamError) Unwrap() []error { return e.causes }
 
-// sentinels are those that ranks tell each other, by their name on the wire.
+// sentinels are those that ranks send each other, by their name on the wire.
 var sentinels = map[string]error{
 	"aborted":        ErrAborted,
 	"address space":  cuda.ErrOutOfAddressSpace,
@@ -62,7 +62,7 @@ var sentinels = map[string]error{
 	"stuck":          ErrStuck,
 }
 
-// kindsOf are the names of the sentinels that an error matches.
+// kindsOf returns the names of the sentinels that an error matches.
 func kindsOf(err error) (kinds []string) {
 	for name, s := range sentinels {
 		if errors.Is(err, s) {
@@ -73,8 +73,7 @@ func kindsOf(err error) (kinds []string) {
 	return kinds
 }
 
-// failed is what the reports of a step come to for one rank, of which own is its
-// own error.
+// failed returns the error of a step for one rank, from all reports and its own error.
 func failed(step string, reports []report, own error) *TeamError {
 	e := &TeamError{Step: step, causes: []error{rendezvous.ErrFailed}}
 	if own != nil {
@@ -97,8 +96,8 @@ func failed(step string, reports []report, own error) *TeamError {
 	return e
 }
 
-// broken is a step that the group could not do. own is what this rank had to
-// say there.
+// broken returns the error of a step in which the group itself failed. own is this rank's
+// error in that step.
 func broken(step string, err, own error) *TeamError {
 	e := &TeamError{Step: step, Reason: err.Error(), causes: []error{err}}
 	var why *rendezvous.Error
@@ -112,20 +111,20 @@ func broken(step string, err, own error) *TeamError {
 	return e
 }
 
-// disagree is what all ranks find out alike.
+// disagree returns an error that all ranks derive alike.
 func disagree(step string, kind error, ranks []int, format string, args ...any) *TeamError {
 	return &TeamError{Step: step, Ranks: ranks, Reason: fmt.Sprintf(format, args...), causes: []error{kind}}
 }
 
-// notReady reports whether the error is the driver's 'system not ready', which
-// alone is worth another try.
+// notReady reports whether the error is the driver's 'system not ready', the only one
+// after which a step is tried again.
 func notReady(err error) bool {
 	var d *cuda.Error
 	return errors.As(err, &d) && d.Code == cuda.Code(driver.SystemNotReady)
 }
 
 func stuckError(op string, c *call) error {
-	return fmt.Errorf("%s: %w: %s has taken %v; its memory stays as it is, until the call comes back (then Close works) or the process ends",
+	return fmt.Errorf("%s: %w: %s has taken %v; its memory is kept until the call returns (then Close works) or the process ends",
 		op, ErrStuck, c.what, time.Since(c.began).Round(time.Millisecond))
 }
 

@@ -15,9 +15,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// The steps, in order. Each ends when all ranks have done their part, so that
-// no rank binds or maps before all have added their devices, and the creator has
-// the object until all have imported it.
+// The steps, in order. Each ends when all ranks have done their part, so that no rank binds
+// or maps before all have added their devices, and the creator keeps the object until all
+// have imported it.
 const (
 	stepPlan   = "plan"
 	stepAgree  = "agree on the handle type"
@@ -29,20 +29,20 @@ const (
 	stepMap    = "map"
 )
 
-// plan is what a rank brings.
+// plan is what a rank contributes.
 type plan struct {
 	Size        int
 	Granularity uint64
 	Devices     []cuda.UUID
 }
 
-// form does all steps. No other goroutine has the team yet.
+// form performs all steps. No other goroutine has the team yet.
 func (t *Team) form(ctx context.Context, size int) error {
 	facts, err := t.plan(ctx, size)
 	if err != nil {
 		return err
 	}
-	by := vmm.NoHandles // a lone rank shares with no other
+	by := vmm.NoHandles // a single rank does not share
 	if t.group.Size() > 1 {
 		a, err := rendezvous.Agree(ctx, t.group, facts)
 		if err != nil {
@@ -67,7 +67,7 @@ func (t *Team) form(ctx context.Context, size int) error {
 	return nil
 }
 
-// do is a step in which nothing is brought.
+// do performs a step without contributions.
 func (t *Team) do(ctx context.Context, name string, do func() error) error {
 	a, err := t.step(ctx, name, t.part(name, func() (offering, error) { return offering{}, do() }))
 	if err == nil {
@@ -76,7 +76,7 @@ func (t *Team) do(ctx context.Context, name string, do func() error) error {
 	return err
 }
 
-// plan finds out what all bring, and whether that is a team.
+// plan exchanges the plans of all ranks and checks them.
 func (t *Team) plan(ctx context.Context, size int) (rendezvous.Facts, error) {
 	var facts rendezvous.Facts
 	a, err := t.step(ctx, stepPlan, t.part(stepPlan, func() (offering, error) {
@@ -105,7 +105,7 @@ func (t *Team) plan(ctx context.Context, size int) (rendezvous.Facts, error) {
 			if err != nil {
 				return offering{}, err
 			}
-			facts = rendezvous.FactsOf(t.devices[0], types) // which asks NVML
+			facts = rendezvous.FactsOf(t.devices[0], types) // which queries NVML
 		}
 		return offering{body: p}, nil
 	}))
@@ -116,20 +116,20 @@ func (t *Team) plan(ctx context.Context, size int) (rendezvous.Facts, error) {
 	return facts, t.settle(a.reports)
 }
 
-// settle works out the team from all plans. All ranks find the same.
+// settle computes the team from all plans. All ranks compute the same.
 func (t *Team) settle(reports []report) error {
 	plans := make([]plan, len(reports))
 	var others []int
 	for rank, r := range reports {
 		if err := json.Unmarshal(r.Body, &plans[rank]); err != nil || len(plans[rank].Devices) == 0 || plans[rank].Granularity == 0 {
-			return disagree(stepPlan, peer.ErrProtocol, []int{rank}, "rank %d sent what no rank sends", rank)
+			return disagree(stepPlan, peer.ErrProtocol, []int{rank}, "rank %d sent an invalid message", rank)
 		}
 		if plans[rank].Size != plans[0].Size {
 			others = append(others, rank)
 		}
 	}
 	if len(others) > 0 {
-		return disagree(stepPlan, rendezvous.ErrDisagree, others, "ranks %v ask for another size than the %d bytes of rank 0: all ask for the same", others, plans[0].Size)
+		return disagree(stepPlan, rendezvous.ErrDisagree, others, "ranks %v pass another size than the %d bytes of rank 0: pass the same on all ranks", others, plans[0].Size)
 	}
 	var gran uint64
 	owner := map[cuda.UUID]int{}
@@ -139,7 +139,7 @@ func (t *Team) settle(reports []report) error {
 		}
 		for _, d := range p.Devices {
 			if before, twice := owner[d]; twice && d != (cuda.UUID{}) {
-				return disagree(stepPlan, cuda.ErrInvalidArgument, []int{before, rank}, "ranks %d and %d both bring device %v: each device takes part once", before, rank, d)
+				return disagree(stepPlan, cuda.ErrInvalidArgument, []int{before, rank}, "ranks %d and %d both pass device %v: each device takes part once", before, rank, d)
 			}
 			owner[d] = rank
 		}
@@ -150,7 +150,7 @@ func (t *Team) settle(reports []report) error {
 	return nil
 }
 
-// shareable are the handle types that all devices were found to have.
+// shareable returns the handle types that work on all devices.
 func shareable(devices []*cuda.Device) (vmm.HandleTypes, error) {
 	types := vmm.PosixFD | vmm.Fabric
 	for _, d := range devices {
@@ -168,7 +168,7 @@ func shareable(devices []*cuda.Device) (vmm.HandleTypes, error) {
 	return types, nil
 }
 
-// makeMemory makes the replicas, at addresses of their own, and the abort word.
+// makeMemory creates the replicas, each mapped at its own address, and the abort word.
 func (t *Team) makeMemory(by vmm.HandleTypes) (err error) {
 	if t.word == nil {
 		if t.word, err = newAbortWord(t.devices[0]); err != nil {
@@ -193,8 +193,8 @@ func (t *Team) makeMemory(by vmm.HandleTypes) (err error) {
 	return nil
 }
 
-// mapped maps memory at a range of its own, for devices. It is not a
-// vmm.Mapping, whose Close waits for work: the team has waited.
+// mapped maps memory at a range of its own, for devices. It does not use a vmm.Mapping,
+// whose Close would wait for work: the team has waited.
 func (t *Team) mapped(d *cuda.Device, p vmm.Physical, devices []*cuda.Device) (*vmm.Reservation, error) {
 	const op = "multicast.NewTeam"
 	var access []vmm.Access
@@ -216,7 +216,7 @@ func (t *Team) mapped(d *cuda.Device, p vmm.Physical, devices []*cuda.Device) (*
 	mapped := false
 	t.own(func() error {
 		if mapped {
-			mapped = false // where it fails, Close of the range goes on with it
+			mapped = false // after an error, Close of the range tries it again
 			if err := ranges.Of(r).UnmapRun(op, 0, uint64(t.size)); err != nil {
 				return err
 			}
@@ -230,7 +230,7 @@ func (t *Team) mapped(d *cuda.Device, p vmm.Physical, devices []*cuda.Device) (*
 	return r, nil
 }
 
-// share makes the object on rank 0 and has the others import it.
+// share creates the object on rank 0 and imports it on the others.
 func (t *Team) share(ctx context.Context, by vmm.HandleTypes) error {
 	sys := t.devices[0].System()
 	var make func() (offering, error)
@@ -241,7 +241,7 @@ func (t *Team) share(ctx context.Context, by vmm.HandleTypes) error {
 	if err != nil {
 		return err
 	}
-	// An import that does not come back still has the descriptor.
+	// An import that has not returned still uses the descriptor.
 	t.own(func() error { a.close(); return nil })
 	defer func() {
 		if t.late == nil {
@@ -288,7 +288,7 @@ func (t *Team) create(by vmm.HandleTypes) (o offering, err error) {
 		o.body, err = t.object.ExportFabric()
 	case by == vmm.PosixFD:
 		if o.file, err = t.object.Export(); err == nil {
-			t.own(o.file.Close) // where the step came back too late to close it
+			t.own(o.file.Close) // in case the step returned too late to close it
 		}
 	}
 	return o, err

@@ -16,8 +16,8 @@ import (
 
 type holder = phys.Holder
 
-// Object is a multicast object. It is a vmm.Physical: vmm.Reservation.Map maps it
-// whole, and blocks until all devices were added.
+// Object is a multicast object. It is a vmm.Physical: vmm.Reservation.Map maps it as a
+// whole, and blocks until all devices were added. All methods are safe for concurrent use.
 type Object struct {
 	holder
 	closer  life.Closer
@@ -25,23 +25,23 @@ type Object struct {
 	watched life.Watched
 }
 
-// object is the inner state, which bindings keep too.
+// object is the inner state, which bindings also retain.
 type object struct {
 	h    *phys.Handle
 	prop Properties
-	// gran is what offsets and sizes of binds are multiples of: the least, also of
-	// an object whose size was rounded up to more.
+	// gran is what offsets and sizes of binds are multiples of: the minimum, even if the
+	// object's size was rounded up to the recommended one.
 	gran uint64
-	// shared: other processes, or other imports of this one, may add devices.
+	// shared is set if other processes, or other imports in this one, may add devices.
 	shared bool
 
-	// mu guards the rest. No driver call that can block is made under it.
+	// mu guards the fields below. It is not held during driver calls that can block.
 	mu    sync.Mutex
 	added []driver.Device // through this Object
 	binds []*binding
 }
 
-// maxBytes is more than any device has; sizes above would overflow the rounding.
+// maxBytes exceeds the memory of any device; rounding larger sizes up would overflow.
 const maxBytes = 1 << 60
 
 // Create makes a multicast object of size bytes, rounded up to the granularity.
@@ -77,7 +77,7 @@ func Create(s *cuda.System, size int, p Properties) (*Object, error) {
 	return newObject(h, p, gran), nil
 }
 
-// newObject takes over the count of the handle.
+// newObject takes over the reference to the handle.
 func newObject(h *phys.Handle, p Properties, gran uint64) *Object {
 	in := &object{h: h, prop: p, gran: gran, shared: h.Imported || h.Asked.RequestedHandleTypes != driver.HandleNone}
 	h.NotYet = in.notYet
@@ -87,8 +87,8 @@ func newObject(h *phys.Handle, p Properties, gran uint64) *Object {
 	return o
 }
 
-// notYet is why binding and mapping would block for ever: nobody else can add
-// the devices that are missing.
+// notYet returns an error if binding and mapping would block without end: devices are
+// missing, and only this Object can add them.
 func (o *object) notYet(op string) error {
 	o.mu.Lock()
 	n := len(o.added)
@@ -97,7 +97,7 @@ func (o *object) notYet(op string) error {
 		return nil
 	}
 	return errs.Invalid(op, fmt.Sprintf("a multicast object with %d of its %s added", n, errs.Count(o.prop.Devices, "device")),
-		"add all of them first: the driver waits for that, and nothing could end it")
+		"add all of them first: the driver waits for them, and the wait cannot be canceled")
 }
 
 // Size in bytes.
@@ -142,8 +142,8 @@ func (o *Object) acquire(op string) error {
 	return err
 }
 
-// device is a device of the object's System, with its context: without any the
-// driver is slow.
+// device checks a device of the object's System and retains its context: without any
+// context the driver is slow.
 func (o *Object) device(op string, d *cuda.Device) (driver.Device, error) {
 	if d == nil {
 		return 0, errNilDevice(op)
@@ -157,8 +157,7 @@ func (o *Object) device(op string, d *cuda.Device) (driver.Device, error) {
 	return driver.Device(d.Ordinal()), nil
 }
 
-// AddDevice makes a device take part, for the object's life. Each process adds
-// its own.
+// AddDevice adds a device, for the object's life. Each process adds its own devices.
 func (o *Object) AddDevice(d *cuda.Device) error {
 	const op = "multicast.Object.AddDevice"
 	if err := o.acquire(op); err != nil {
@@ -189,9 +188,9 @@ func (o *Object) AddDevice(d *cuda.Device) error {
 	return nil
 }
 
-// Close gives the object up. What is mapped and bound stays: the object lives
-// until its last mapping and its last binding are closed, here and in the
-// processes that imported it.
+// Close releases the object. Mappings and bindings stay valid: the object lives until the
+// last of them is closed, in this process and in those that imported it. Close is
+// idempotent.
 func (o *Object) Close() error {
 	const op = "multicast.Object.Close"
 	in, err := o.inner(op)

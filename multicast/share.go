@@ -13,9 +13,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// Export makes a descriptor of the object, for another process of this host. The
-// caller closes it; while it is open the object lives. Size and number of devices
-// must travel beside it.
+// Export returns a file descriptor of the object, for another process of this host. The
+// caller closes it; while it is open the object lives. The other process also needs the
+// size and the number of devices.
 func (o *Object) Export() (*peer.FD, error) {
 	s, err := o.export("multicast.Object.Export", driver.HandlePosixFD)
 	if err != nil {
@@ -24,9 +24,8 @@ func (o *Object) Export() (*peer.FD, error) {
 	return peer.NewFD(int(int32(binary.NativeEndian.Uint32(s[:]))))
 }
 
-// ExportFabric makes a fabric handle of the object, for a process anywhere on the
-// fabric. It keeps nothing alive: close the object only when all have imported
-// it.
+// ExportFabric returns a fabric handle of the object, for a process anywhere on the fabric.
+// The handle keeps nothing alive: close the object only after all have imported it.
 func (o *Object) ExportFabric() (cuda.FabricHandle, error) {
 	s, err := o.export("multicast.Object.ExportFabric", driver.HandleFabric)
 	return cuda.FabricHandle(s), err
@@ -40,11 +39,10 @@ func (o *Object) export(op string, t driver.HandleTypes) (driver.ShareableHandle
 	return o.o.h.ExportMulticast(op, t)
 }
 
-// Import takes the object behind a descriptor, which stays the caller's. Size
-// and number of devices are the exporter's: the driver does not tell them. A
-// descriptor of ordinary memory is handles.ErrMismatch. The caller closes the
-// object. The same object may be imported several times, each with devices of its
-// own.
+// Import imports the object of a descriptor, which the caller still owns. Size and number of
+// devices are the exporter's: the driver does not report them. For a descriptor of ordinary
+// memory it returns handles.ErrMismatch. The caller closes the object. The same object may
+// be imported several times, each with devices of its own.
 func Import(s *cuda.System, f *peer.FD, size, devices int) (o *Object, err error) {
 	const op = "multicast.Import"
 	if f == nil {
@@ -59,8 +57,8 @@ func Import(s *cuda.System, f *peer.FD, size, devices int) (o *Object, err error
 	return o, err
 }
 
-// ImportFabric is Import by a fabric handle. Its exporter must still have the
-// object.
+// ImportFabric is Import with a fabric handle. Its exporter must not have closed the
+// object yet.
 func ImportFabric(s *cuda.System, f cuda.FabricHandle, size, devices int) (*Object, error) {
 	return importAs("multicast.ImportFabric", s, driver.ShareableHandle(f), driver.HandleFabric, size, devices)
 }

@@ -10,23 +10,23 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 )
 
-// The driver's 'system not ready' is tried again by all ranks together, so many
-// times, after pauses that double.
+// After the driver's 'system not ready' all ranks together try a step again, up to
+// notReadyTries times, after pauses that double.
 const notReadyTries = 8
 
 var notReadyPause = 10 * time.Millisecond
 
-// report is what a rank tells the others of its part of a step.
+// report is what a rank tells the others about its part of a step.
 type report struct {
 	Error string   `json:",omitempty"`
 	Kinds []string `json:",omitempty"`
-	// NotReady: another try is worth it.
+	// NotReady asks for another try.
 	NotReady bool `json:",omitempty"`
-	// Body is what the step is about.
+	// Body is the content of the step.
 	Body json.RawMessage `json:",omitempty"`
 }
 
-// reportOf is empty where there is no error.
+// reportOf returns the report of an error, which is empty without one.
 func reportOf(err error) (r report) {
 	if err != nil {
 		r.Error, r.Kinds, r.NotReady = err.Error(), kindsOf(err), notReady(err)
@@ -34,14 +34,14 @@ func reportOf(err error) (r report) {
 	return r
 }
 
-// offering is what a rank brings to a step beside its report.
+// offering is what a rank contributes to a step besides its report.
 type offering struct {
 	body any
 	file *peer.FD // closed after the step
 }
 
-// outcome is what all brought to a step that all did well. The files are the
-// caller's.
+// outcome has the contributions of all ranks to a step that all completed. The files are
+// the caller's.
 type outcome struct {
 	reports       []report
 	contributions []rendezvous.Contribution
@@ -53,11 +53,11 @@ func (a *outcome) close() {
 	}
 }
 
-// step has this rank do its part, unless it has none (nil), and waits until all
-// have. Where one of them failed it is an error for all; where one was not ready
-// those that were not try again, and the others wait with them.
+// step performs this rank's part, unless that is nil, and waits until all ranks have
+// performed theirs. If one failed all ranks return an error; if some were not ready those
+// try again, and the others wait with them.
 //
-// A part is done again after it was not ready, so it goes on where it was.
+// A part is repeated after it was not ready, so it must resume where it stopped.
 func (t *Team) step(ctx context.Context, name string, do func() (offering, error)) (*outcome, error) {
 	var mine offering
 	var own error
@@ -105,8 +105,8 @@ func (t *Team) step(ctx context.Context, name string, do func() (offering, error
 	}
 }
 
-// part has this rank's part run within the limit. What a late one would have
-// returned is lost; what it made is the team's.
+// part returns this rank's part, bounded by the limit. The result of a late one is lost; the
+// team owns what it made.
 func (t *Team) part(name string, do func() (offering, error)) func() (offering, error) {
 	return func() (offering, error) {
 		var mine offering
@@ -121,7 +121,7 @@ func (t *Team) part(name string, do func() (offering, error)) func() (offering, 
 	}
 }
 
-// exchange tells the others how this rank's part went, and waits for theirs.
+// exchange sends this rank's report to the others, and waits for theirs.
 func (t *Team) exchange(ctx context.Context, name string, try int, mine offering, own error) (*outcome, error) {
 	r := reportOf(own)
 	if own == nil && mine.body != nil {
@@ -151,7 +151,7 @@ func (t *Team) exchange(ctx context.Context, name string, try int, mine offering
 	for rank := range all {
 		if err := json.Unmarshal(all[rank].Body, &a.reports[rank]); err != nil {
 			a.close()
-			err = fmt.Errorf("%w: rank %d sent what no rank sends: %w", peer.ErrProtocol, rank, err)
+			err = fmt.Errorf("%w: rank %d sent an invalid message: %w", peer.ErrProtocol, rank, err)
 			t.group.Fail(err)
 			return nil, err
 		}

@@ -12,18 +12,18 @@ import (
 
 // Properties describe a multicast object. Devices must be set.
 type Properties struct {
-	// Devices is how many devices take part, those of other processes too.
+	// Devices is how many devices take part, including those of other processes.
 	Devices int
-	// Handles are the ways in which the object can be shared: vmm.PosixFD,
-	// vmm.Fabric or both. Such an object takes shareable memory only. Zero, like
-	// vmm.NoHandles, is an object of this process alone.
+	// Handles are the ways to share the object: vmm.PosixFD, vmm.Fabric or both. Such an
+	// object accepts only shareable memory. Zero, like vmm.NoHandles, is an object of this
+	// process alone.
 	Handles vmm.HandleTypes
-	// Granularity chooses which of the driver's two granularities the size is
-	// rounded up to: the minimum, or what it recommends for speed.
+	// Granularity chooses which of the driver's two granularities the size is rounded up
+	// to: the minimum, or the one that it recommends for speed.
 	Granularity vmm.Granularity
 }
 
-// prop is the driver's form.
+// prop returns the properties in the driver's form.
 func (p Properties) prop(op string) (driver.MulticastProp, error) {
 	var none driver.MulticastProp
 	const most = 1 << 16
@@ -42,11 +42,10 @@ func (p Properties) prop(op string) (driver.MulticastProp, error) {
 	return prop, nil
 }
 
-// Supported says why these devices cannot take part in one multicast object; nil
-// if they can, as far as their attributes and the driver tell. All must be of
-// one System. Nothing is created. Whether a real driver was opened for creating
-// objects, and whether devices of other processes are on the same switches, only
-// shows when that is done.
+// Supported returns nil if these devices can take part in one multicast object, as far as
+// their attributes and the driver report, and otherwise an error with the reason. All must
+// be of one System. It creates nothing: it does not verify that the driver was opened for
+// creating objects, or that devices of other processes are on the same switches.
 func Supported(devices ...*cuda.Device) error {
 	const op = "multicast.Supported"
 	if err := checkDevices(op, devices); err != nil {
@@ -66,7 +65,7 @@ func Supported(devices ...*cuda.Device) error {
 	return err
 }
 
-// checkDevices refuses none, nil, those of two Systems, and one twice.
+// checkDevices refuses an empty list, nil, devices of two Systems, and duplicates.
 func checkDevices(op string, devices []*cuda.Device) error {
 	if len(devices) == 0 {
 		return errs.Invalid(op, "no devices", "name at least one")
@@ -90,9 +89,9 @@ func errNilDevice(op string) error {
 	return errs.Invalid(op, "a nil device", "take one from System.Devices")
 }
 
-// Granularity is what the sizes of objects with these properties are rounded up
-// to, in bytes. Offsets and sizes of what is bound are multiples of the minimum,
-// whichever the object was made with. Nothing is created.
+// Granularity returns what the sizes of objects with these properties are rounded up to, in
+// bytes. Offsets and sizes of bound memory are multiples of the minimum, whichever the
+// object was made with. It creates nothing.
 func Granularity(s *cuda.System, p Properties) (int, error) {
 	const op = "multicast.Granularity"
 	if s == nil {

@@ -19,23 +19,23 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// DefaultCallTimeout is how long a rank's part of a step may take where nothing
-// else is said.
+// DefaultCallTimeout is how long a rank's part of a step may take by default.
 const DefaultCallTimeout = 10 * time.Second
 
 // TeamOptions describe a team. The zero value works.
 type TeamOptions struct {
-	// CallTimeout is how long a rank's own driver calls of one step may take, and
-	// its GPU work when the team ends; 0 is DefaultCallTimeout. It is best less
-	// than half of the group's timeout, since Leave may take twice as long, so that
-	// a rank whose driver does not come back can still say so.
+	// CallTimeout is how long a rank's own driver calls of one step may take, and its GPU
+	// work when the team ends; 0 is DefaultCallTimeout. Leave may take twice as long, so
+	// choose less than half of the group's timeout: then a rank whose driver call does not
+	// return can still report it.
 	CallTimeout time.Duration
-	// Granularity is the multicast object's: see Properties.
+	// Granularity is that of the multicast object: see Properties.
 	Granularity vmm.Granularity
 }
 
-// Team is one rank's side of a multicast object that all devices of a group's
-// ranks take part in, each with a replica of its own. The caller closes it.
+// Team is one rank's side of a multicast object that all devices of a group's ranks take
+// part in, each with a replica of its own. The caller closes it. All methods are safe for
+// concurrent use; those without an error panic if no function made the Team.
 type Team struct {
 	group   *rendezvous.Group
 	devices []*cuda.Device
@@ -48,14 +48,14 @@ type Team struct {
 	object               *Object
 	bindings             []*Binding
 	at                   *vmm.Reservation
-	formed               bool // never changes once somebody else has the team
+	formed               bool // constant once NewTeam has returned
 
 	mu   sync.Mutex
 	undo []func() error // the last first
-	late *call          // one that has not come back
-	left bool           // all ranks' work has ended
+	late *call          // one that has not returned
+	left bool           // all ranks' work is done
 	gone bool
-	// closer is for Released: mu and gone decide.
+	// closer provides Released; mu and gone are what operations check.
 	closer life.Closer
 }
 
@@ -65,25 +65,24 @@ type replica struct {
 	at     *vmm.Reservation
 }
 
-// NewTeam makes a team of the devices of all ranks of a group, with a replica of
-// size bytes on each, rounded up to what all of them need; all ranks ask for the
-// same size. Every rank calls it, with one device of its own or several of one
-// System. The contents of the replicas are undefined.
+// NewTeam makes a team of the devices of all ranks of a group, with a replica of size bytes
+// on each, rounded up to the granularity of all of them; all ranks pass the same size. Every
+// rank calls it, with one or more devices of its own, all of one System. The contents of
+// the replicas are undefined.
 //
-// Teams of one group are made and left one at a time, in the same order by all
-// ranks. Any number of them may be there at once.
+// All ranks make and leave the teams of one group one at a time and in the same order. Any
+// number of teams can exist at once.
 //
-// Where it fails it fails for every rank that is still there, with a *TeamError
-// that names those that are the reason, and what was made is given back. The
-// group goes on, unless a rank is gone or missed a step, and so the same ranks
-// may try again or go on without multicast. They are in step in that: no rank
-// falls back alone. Only where a rank ends in the very moment in which all are
-// told of the last step, some may have a team that others have not; Leave tells
-// them. When the caller's context ends the group ends with it.
+// If it fails it fails on every live rank, with a *TeamError that names the ranks that
+// caused it, and all resources are released. The group remains usable, unless a rank died or
+// missed a step, so the same ranks may try again or go on without multicast. All ranks
+// decide alike: none falls back alone. There is one exception: if a rank dies at the very
+// moment in which the result of the last step is announced, some ranks may have a team and
+// others not; Leave reports that. If the caller's context ends the group ends too.
 //
-// After an error the team is nil, unless something is left: where the driver does
-// not come back in time (ErrStuck), or does not take back what was made. Such a
-// team can only be closed; its addresses are 0.
+// After an error the team is nil, unless resources could not be released: a driver call did
+// not return in time (ErrStuck), or failed. Such a team can only be closed; its addresses
+// are 0.
 func NewTeam(ctx context.Context, g *rendezvous.Group, devices []*cuda.Device, size int, o TeamOptions) (*Team, error) {
 	const op = "multicast.NewTeam"
 	if g == nil {
@@ -101,7 +100,7 @@ func NewTeam(ctx context.Context, g *rendezvous.Group, devices []*cuda.Device, s
 		return t, nil
 	}
 	if t.late == nil {
-		undo := t.giveBack(op) // nobody has used it, so nothing is waited for
+		undo := t.giveBack(op) // without waiting, since no work has used it
 		if undo == nil {
 			return nil, err
 		}
@@ -110,8 +109,8 @@ func NewTeam(ctx context.Context, g *rendezvous.Group, devices []*cuda.Device, s
 	return t, err
 }
 
-// Ptr is the address at which multimem instructions of this rank's devices reach
-// all replicas. It is fixed for life.
+// Ptr returns the address at which multimem instructions of this rank's devices access all
+// replicas. It is fixed for life.
 func (t *Team) Ptr() cuda.Ptr {
 	if t.made("multicast.Team.Ptr"); !t.formed {
 		return 0
@@ -119,8 +118,8 @@ func (t *Team) Ptr() cuda.Ptr {
 	return t.at.Ptr()
 }
 
-// Replica is the address of the replica of this rank's i-th device, where that
-// device alone has access. It is ordinary memory.
+// Replica returns the address of the replica of this rank's i-th device, to which only that
+// device has access. It is ordinary memory.
 func (t *Team) Replica(i int) cuda.Ptr {
 	if t.made("multicast.Team.Replica"); !t.formed {
 		return 0
@@ -128,7 +127,7 @@ func (t *Team) Replica(i int) cuda.Ptr {
 	return t.replicas[i].at.Ptr()
 }
 
-// Devices returns this rank's, in the order in which they were given.
+// Devices returns this rank's devices, in the order in which NewTeam got them.
 func (t *Team) Devices() []*cuda.Device {
 	return append([]*cuda.Device(nil), t.made("multicast.Team.Devices").devices...)
 }
@@ -136,7 +135,7 @@ func (t *Team) Devices() []*cuda.Device {
 // Size of each replica, in bytes.
 func (t *Team) Size() int { return t.made("multicast.Team.Size").size }
 
-// Members returns how many devices the team has, of all ranks.
+// Members returns the number of devices of all ranks.
 func (t *Team) Members() int { return t.made("multicast.Team.Members").members }
 
 // First returns the number of this rank's first device in the team: devices are
@@ -173,16 +172,15 @@ func (t *Team) String() string {
 	return fmt.Sprintf("team of %s, %s each", errs.Count(t.members, "device"), errs.Bytes(t.size))
 }
 
-// Leave waits for the work on this rank's devices, tells the other ranks, waits
-// until all of them leave too, and closes the team. So no rank's kernels find a
-// replica gone.
+// Leave waits for the work on this rank's devices, tells the other ranks, waits until all of
+// them leave too, and closes the team. So no replica is freed while a rank's kernels use it.
 //
-// Work that has not ended within TeamOptions.CallTimeout is told to (Abort), and
-// gets as much time again. Where it ended then, or the program has called Abort,
-// the error is ErrAborted on every rank, and the team is closed all the same; so
-// it is with ErrDeviceLost where a rank has lost a context. Where it did not
-// (ErrStuck), or a rank is gone, nothing is given back on any rank: all may call
-// Leave again if the group goes on, or each of them Close, which asks nobody.
+// Work that takes longer than TeamOptions.CallTimeout is told to stop (Abort), and gets as
+// much time again. If it stops then, or the program has called Abort, the error is
+// ErrAborted on every rank, and the team is closed nevertheless; likewise with ErrDeviceLost
+// if a rank has lost a context. If it does not stop (ErrStuck), or a rank has died, no rank
+// releases anything: all may call Leave again if the group is still usable, or each may call
+// Close, which does not consult the other ranks.
 func (t *Team) Leave(ctx context.Context) error {
 	const op, step = "multicast.Team.Leave", "leave"
 	if err := t.check(op); err != nil {
@@ -190,7 +188,7 @@ func (t *Team) Leave(ctx context.Context) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.formed || t.left { // there is nobody to ask
+	if !t.formed || t.left { // without asking the other ranks
 		if err := t.stuck(op); err != nil {
 			return err
 		}
@@ -198,12 +196,12 @@ func (t *Team) Leave(ctx context.Context) error {
 	switch {
 	case !t.formed || t.gone:
 		return closedTeam(op)
-	case t.left: // and giving back failed, or was late
+	case t.left: // and releasing failed, or was late
 		return t.giveBack(op)
 	}
 	var unwhole error
 	a, err := t.step(ctx, step, func() (offering, error) {
-		err := t.stuck(op) // which the others are told, too
+		err := t.stuck(op) // which the other ranks learn too
 		if err == nil {
 			err = t.passed(op)
 		}
@@ -221,7 +219,7 @@ func (t *Team) Leave(ctx context.Context) error {
 	whole := true
 	for rank, r := range a.reports {
 		if err := json.Unmarshal(r.Body, &said[rank]); err != nil {
-			said[rank] = reportOf(fmt.Errorf("%w: it sent what no rank sends: %w", peer.ErrProtocol, err))
+			said[rank] = reportOf(fmt.Errorf("%w: it sent an invalid message: %w", peer.ErrProtocol, err))
 		}
 		whole = whole && said[rank].Error == ""
 	}
@@ -232,7 +230,7 @@ func (t *Team) Leave(ctx context.Context) error {
 	return err
 }
 
-// doubt is why what this rank's work made is not whole, although it has ended.
+// doubt returns why the results of this rank's work are incomplete, although it is done.
 func (t *Team) doubt(op string) error {
 	if t.word.isSet() {
 		return fmt.Errorf("%s: %w, by Abort or as the team was left before; see which rank they waited for", op, ErrAborted)
@@ -251,15 +249,15 @@ func (t *Team) ordinals() (all []driver.Device) {
 	return all
 }
 
-// Close gives this rank's side back: unmaps, unbinds, and releases. It waits for
-// the work on this rank's devices, and knows nothing of the other ranks': their
-// work on the team must be over (see Leave).
+// Close releases this rank's side: it unmaps, unbinds, and releases. It waits for the work on
+// this rank's devices, but not for the other ranks: their work on the team must be done (see
+// Leave).
 //
-// Work that has not ended within TeamOptions.CallTimeout, since it waits for a
-// rank that has ended, say, is told to (Abort). Where it then ends the team is
-// closed, and the error is ErrAborted. Otherwise, or while another call that was
-// late has not come back, the team is stuck: Close answers ErrStuck, at once from
-// then on, and leaves everything as it is. It may be called again.
+// Work that takes longer than TeamOptions.CallTimeout, for example because it waits for a
+// rank that has died, is told to stop (Abort). If it stops then the team is closed and the
+// error is ErrAborted. Otherwise, or while an earlier call has not returned, the team is
+// stuck: Close returns ErrStuck, at once from then on, and releases nothing. It may be called
+// again, and is idempotent.
 func (t *Team) Close() error {
 	const op = "multicast.Team.Close"
 	if err := t.check(op); err != nil {
@@ -282,8 +280,8 @@ func (t *Team) Close() error {
 	return errors.Join(aborted, t.giveBack(op))
 }
 
-// passed waits for the work on this rank's devices. What outlasts the limit is
-// told to stop waiting for other ranks, and gets as much time again.
+// passed waits for the work on this rank's devices. Work that exceeds the limit is told to
+// stop waiting for other ranks, and gets as much time again.
 func (t *Team) passed(op string) error {
 	c := begin("waiting for the GPU's work", func() error {
 		return core.SystemOf(t.devices[0]).WaitDevices(op, t.ordinals())
@@ -302,7 +300,8 @@ func (t *Team) passed(op string) error {
 	return abortedError(op, t.timeout)
 }
 
-// giveBack tears down within the limit. It goes forward, and may be called again.
+// giveBack tears down within the limit. It goes forward, and may be called again after an
+// error.
 func (t *Team) giveBack(op string) error {
 	err := t.closer.Close(func() error {
 		return t.bounded(op, "giving the team back", func() error { return t.undoTo(0) })
@@ -311,10 +310,10 @@ func (t *Team) giveBack(op string) error {
 	return err
 }
 
-// own has Close give something back. It waits for no work.
+// own registers a teardown for Close. The teardown waits for no work.
 func (t *Team) own(closing func() error) { t.undo = append(t.undo, closing) }
 
-// undoTo gives back all but the first n things.
+// undoTo runs all teardowns but the first n, the last first.
 func (t *Team) undoTo(n int) error {
 	for len(t.undo) > n {
 		if err := t.undo[len(t.undo)-1](); err != nil {
@@ -325,8 +324,8 @@ func (t *Team) undoTo(n int) error {
 	return nil
 }
 
-// whole gives back what was made where not all of it could be, so that another
-// try finds nothing of it.
+// whole runs build and, if it fails, undoes the part that was built, so that another try
+// starts from the beginning.
 func (t *Team) whole(build func() error) error {
 	before := len(t.undo)
 	err := build()

@@ -407,7 +407,7 @@ func TestARankThatSendsWhatNoRankSends(t *testing.T) {
 		})
 		require.NoError(t, file.Close())
 		require.ErrorIs(t, all[0].err, peer.ErrProtocol, body)
-		require.ErrorContains(t, all[0].err, "rank 1 sent what no rank sends")
+		require.ErrorContains(t, all[0].err, "rank 1 sent an invalid message")
 		require.Zero(t, peer.OpenFDs(), body)
 	}
 }
@@ -766,7 +766,7 @@ func TestPlansThatAreNoTeam(t *testing.T) {
 		team, err := multicast.NewTeam(t.Context(), groups[r], pair[r], (r+1)*unit, multicast.TeamOptions{})
 		return formed{team, err}
 	}))
-	check(cuda.ErrInvalidArgument, "both bring device", []int{0, 1}, form(t, groups, [][]*cuda.Device{devices[:1], devices[:1]}, unit, multicast.TeamOptions{}))
+	check(cuda.ErrInvalidArgument, "both pass device", []int{0, 1}, form(t, groups, [][]*cuda.Device{devices[:1], devices[:1]}, unit, multicast.TeamOptions{}))
 	check(cuda.ErrNotSupported, "device 2 (Software GPU) has no multicast", []int{1}, form(t, groups, [][]*cuda.Device{devices[:1], devices[2:]}, unit, multicast.TeamOptions{}))
 	check(cuda.ErrInvalidArgument, "a nil device", []int{0}, form(t, groups, [][]*cuda.Device{{nil}, devices[:1]}, unit, multicast.TeamOptions{}))
 	check(cuda.ErrInvalidArgument, "no devices", []int{1}, form(t, groups, [][]*cuda.Device{devices[:1], nil}, unit, multicast.TeamOptions{}))
