@@ -89,7 +89,7 @@ func run(e *app.Env) (err error) {
 	}
 	defer app.Close(listener, &err)
 	all, alive := errgroup.WithContext(ctx) // the first that fails ends the others
-	go server.Serve(alive, listener)
+	go func() { _ = server.Serve(alive, listener) }() // until the listener closes
 	for range readers {
 		reader, err := e.Again(alive, "reader", "-socket", filepath.Join(dir, name))
 		if err != nil {
