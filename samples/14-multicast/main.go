@@ -27,6 +27,7 @@ import (
 var sample = app.Sample{
 	Name:    "14-multicast",
 	Shows:   "a norm over several devices, through one multicast address and by copies",
+	Next:    "15-vector-index: an index that goroutines extend while other processes search it",
 	Machine: sim.WithMulticast(4),
 	Run:     run,
 }

@@ -19,7 +19,6 @@ import (
 var sample = app.Sample{
 	Name:  "16-kv-cache",
 	Shows: "sequences that share the memory of their prompt, and grow apart",
-	Next:  "17-sidecar: memory that outlives the process that made it",
 	Run:   run,
 }
 
