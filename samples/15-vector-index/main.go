@@ -88,7 +88,7 @@ func run(e *app.Env) (err error) {
 		return err
 	}
 	defer app.Close(listener, &err)
-	all, alive := errgroup.WithContext(ctx) // the first that fails ends the others
+	all, alive := errgroup.WithContext(ctx)           // the first that fails ends the others
 	go func() { _ = server.Serve(alive, listener) }() // until the listener closes
 	for range readers {
 		reader, err := e.Again(alive, "reader", "-socket", filepath.Join(dir, name))
