@@ -48,7 +48,7 @@ func TestAnAllocatorBoundsItsBuffers(t *testing.T) {
 		require.Equal(t, managed.Stats{Live: 2, Bytes: 5 * mib, PeakBytes: 7 * mib, Made: 3, Freed: 1}, a.Stats())
 		require.NoError(t, later.CloseAfter(s))
 		require.NoError(t, a.Close())
-		require.NoError(t, a.Close(), "twice is once")
+		require.NoError(t, a.Close(), "idempotent")
 		require.NoError(t, d.System().Drain(t.Context()))
 		require.Equal(t, managed.Stats{PeakBytes: 7 * mib, Made: 3, Freed: 3}, a.Stats())
 		for _, each := range []*managed.Buffer{b, c, gone, later} {

@@ -135,7 +135,7 @@ func TestClosedBuffersSaySo(t *testing.T) {
 		require.True(t, b.Valid())
 		require.NoError(t, closing(b))
 		requireClosed(t, b, s)
-		require.NoError(t, closing(b), "twice is once")
+		require.NoError(t, closing(b), "idempotent")
 		require.NoError(t, b.Close())
 		require.NoError(t, d.System().Drain(t.Context()))
 		require.Zero(t, m.Live()[sim.KindManagedMemory], name)
@@ -198,8 +198,8 @@ func TestCloseAfterWaitsForItsStreams(t *testing.T) {
 }
 
 // The free of managed memory waits for its whole context, but holds up neither
-// the reclaimer nor anybody's CloseAfter.
-func TestAFreeThatWaitsHoldsUpNobodyElse(t *testing.T) {
+// the reclaimer nor another CloseAfter.
+func TestAFreeThatWaitsBlocksNoOther(t *testing.T) {
 	m, d := open(t)
 	s, busy := stream(t, d), stream(t, d)
 	b, err := managed.New(d, mib, managed.Options{})
@@ -335,7 +335,7 @@ func TestAllocationTakesWhatPasses(t *testing.T) {
 	require.NoError(t, sys.Close())
 }
 
-// The streams that were named have passed: then the memory is free for whoever
+// The streams that were named have passed: then the memory is free for any code that
 // asks, though it is freed on a goroutine of its own.
 func TestAllocationTakesWhatHasPassed(t *testing.T) {
 	_, d := open(t, sim.Options{HostMemory: 4 * mib, Devices: []sim.DeviceOptions{{Memory: 4 * mib}}})

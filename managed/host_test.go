@@ -61,7 +61,7 @@ func TestHostIsChecked(t *testing.T) {
 	require.NoError(t, g.Close())
 }
 
-// While Host runs nobody else works on the memory from the CPU, nothing discards
+// While Host runs no other function works on the memory from the CPU, nothing discards
 // it, and it stays.
 func TestHostExcludes(t *testing.T) {
 	m, d := open(t)

@@ -84,11 +84,11 @@ func member(b *managed.Buffer, l cuda.Location) (cuda.Location, error) {
 	return l, err
 }
 
-// answer is what an operation is to say to a location.
-type answer int
+// verdict is what an operation returns for a location.
+type verdict int
 
 const (
-	yes answer = iota
+	yes verdict = iota
 	never
 	notHere
 )
@@ -97,8 +97,8 @@ const (
 type place struct {
 	name    string
 	at, now cuda.Location
-	// takes says what each kind of operation answers.
-	plain, accessors answer
+	// The verdict of each kind of operation.
+	plain, accessors verdict
 	// node: it needs the second form of the calls.
 	node bool
 }

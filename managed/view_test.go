@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// elsewhere is managed memory that somebody else made, or, if not managed, plain
+// elsewhere is managed memory that other code made, or, if not managed, plain
 // device memory.
 func elsewhere(t testing.TB, d *cuda.Device, n uint64, isManaged bool) cuda.Ptr {
 	t.Helper()
@@ -125,7 +125,7 @@ func TestAHintIsOneEverywhere(t *testing.T) {
 	}
 }
 
-// What the driver did not answer is not taken for an answer.
+// A value that the driver did not write is not used.
 func TestAHintIsNotMadeOfAnError(t *testing.T) {
 	m, d := open(t)
 	p := elsewhere(t, d, mib, false)

@@ -63,9 +63,9 @@ func (w *world) large(n int, access ...vmm.Access) *vmm.Buffer {
 	return b
 }
 
-// Whoever does not want to wait for the GPU waits for nobody who does: the
+// A caller that does not want to wait for the GPU waits for no goroutine that does: the
 // calls return while every stream stands still.
-func TestNobodyHoldsUpTheFormsWithStreams(t *testing.T) {
+func TestFormsWithStreamsWaitForNoGoroutine(t *testing.T) {
 	for _, op := range stuck {
 		t.Run(op.name, func(t *testing.T) {
 			w := newWorld(t, false)
@@ -383,7 +383,7 @@ func TestRevocationsOfOnePlaceWaitForOneAnother(t *testing.T) {
 			require.NoError(t, w.far.Memset(c.at, 2, 100), "by the place itself")
 			require.NoError(t, c.revoke(w.far))
 			first, last := w.s, w.far
-			if !undone { // both are to be minded, whichever passes first
+			if !undone { // both count, whichever passes first
 				first, last = last, first
 			}
 			w.m.Release(first.Handle())
@@ -420,7 +420,7 @@ var taking = map[string]func(w *world) error{
 }
 
 // midway starts a copy of more than can be staged, on a stream that stands still.
-// When it answers, all that can be staged is on the stream, and the copy waits for
+// When it returns, all that can be staged is on the stream, and the copy waits for
 // room.
 func (w *world) midway(run func() error) <-chan error {
 	copied := make(chan error, 1)
@@ -452,7 +452,7 @@ func (w *world) stillWaits() {
 }
 
 // A copy that runs when memory or access goes by the forms with streams is
-// minded on its own stream too, which nobody may have named: the caller of a
+// fenced on its own stream too, which no call may have named: the caller of a
 // copy that waits has no reason to.
 func TestTheFormsWithStreamsMindCopiesThatRun(t *testing.T) {
 	for name, take := range taking {
@@ -481,8 +481,8 @@ func TestTheFormsWithStreamsMindCopiesThatRun(t *testing.T) {
 	}
 }
 
-// So is one that is refused what goes, and has returned before anybody looks for
-// its stream; but not by who comes afterwards.
+// So is one that is refused what goes, and has returned before its stream is
+// looked for; but not by later calls.
 func TestTheFormsWithStreamsMindCopiesThatTheyEnd(t *testing.T) {
 	for name, take := range taking {
 		if name == "CloseAfter" { // refuses no piece of a copy that runs

@@ -18,7 +18,7 @@ import (
 // The promises are ratios, or differences, to the same driver calls in C, taken
 // in turn in the same run: what else the machine does falls on both.
 
-// pair runs two ways in turn and answers the median time of each, and the
+// pair runs two ways in turn and returns the median time of each, and the
 // median of what ours took above theirs, round by round.
 func pair(rounds int, ours, theirs func() time.Duration) (a, b, above time.Duration) {
 	var as, bs, more []time.Duration

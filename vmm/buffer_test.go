@@ -303,7 +303,7 @@ func TestBadInputIsATypedErrorAndChangesNothing(t *testing.T) {
 		{"map foreign memory", mapAt(0, foreignMemory), cuda.ErrForeign, ""},
 		{"grant a gap", r.SetAccess(0, 4*mib, vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite}), cuda.ErrOutOfRange, "whole mappings"},
 		{"grant half a mapping", r.SetAccess(2*mib, mib, vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite}), cuda.ErrOutOfRange, "whole mappings"},
-		{"grant nobody", mapping.SetAccess(), cuda.ErrInvalidArgument, "at least one"},
+		{"grant nothing", mapping.SetAccess(), cuda.ErrInvalidArgument, "at least one"},
 		{"close a range in use", r.Close(), cuda.ErrInUse, "1 mapping,"},
 		{"grow by less than nothing", gputest.Err(b.AppendUndefined(-1)), cuda.ErrInvalidArgument, "-1"},
 		{"grow absurdly", gputest.Err(b.AppendUndefined(math.MaxInt)), cuda.ErrCapacity, "1000 used of 67108864"},

@@ -189,7 +189,7 @@ func TestMappingAccess(t *testing.T) {
 	require.Equal(t, vmm.ReadOnly, mode(peer))
 	require.NoError(t, mp.SetAccess(vmm.Access{Location: peer.Location(), Mode: vmm.NoAccess}))
 	require.Equal(t, vmm.NoAccess, mode(peer))
-	require.Equal(t, vmm.ReadWrite, mode(d), "who is not named keeps what he has")
+	require.Equal(t, vmm.ReadWrite, mode(d), "a place that is not named keeps its access")
 
 	s := stream(t, d)
 	m.Hold(s.Handle())

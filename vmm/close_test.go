@@ -203,7 +203,7 @@ var dependants = []struct {
 	}},
 }
 
-// waits checks that Close waits for work on a stream that nobody named.
+// waits checks that Close waits for work on a stream that was not named.
 func waits(t *testing.T, w *world, s *cuda.Stream, p cuda.Ptr, c closer) {
 	t.Helper()
 	w.m.Hold(s.Handle())
@@ -392,9 +392,9 @@ func valuesFor(t testing.TB, w *world) map[reflect.Type]reflect.Value {
 	return values
 }
 
-// TestEveryMethodAnswersErrClosed finds the methods itself, so that a new one is
+// TestEveryMethodReturnsErrClosed finds the methods itself, so that a new one is
 // not forgotten.
-func TestEveryMethodAnswersErrClosed(t *testing.T) {
+func TestEveryMethodReturnsErrClosed(t *testing.T) {
 	// open are the methods that go on working, and why.
 	open := map[string]string{
 		"Close": "closing again does nothing", "CloseAfter": "closing again does nothing",

@@ -70,7 +70,7 @@ func TestAFailedAttributeIsAskedAgain(t *testing.T) {
 }
 
 // An operation that begins and ends while CloseAfter runs, behind its mark and
-// before the object goes out of use, is minded too.
+// before the object goes out of use, counts too.
 func TestCloseAfterMindsAnOperationBehindItsMark(t *testing.T) {
 	w := newWorld(t, false)
 	b := w.buffer(1)

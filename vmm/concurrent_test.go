@@ -286,7 +286,7 @@ func TestACrowdRoundAReservation(t *testing.T) {
 
 // TestTheReclaimerComesInTheMiddleOfGrowth has growth take clipped chunks back,
 // which the GPU has passed, while the reclaimer is about to unmap them. It could
-// not before, since somebody was reading.
+// not before, since a reader had it.
 func TestTheReclaimerComesInTheMiddleOfGrowth(t *testing.T) {
 	w := newWorld(t, false)
 	b, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: 16 * mib, Chunks: vmm.FixedChunks(2 * mib),

@@ -490,7 +490,7 @@ func (sc scenario) begin(t testing.TB) *world {
 	return w
 }
 
-// watch runs f and answers the driver calls that were made meanwhile.
+// watch runs f and returns the driver calls that were made meanwhile.
 func (w *world) watch(f func() error) (calls []string, err error) {
 	var mu sync.Mutex
 	var made []string
@@ -506,7 +506,7 @@ func (w *world) watch(f func() error) (calls []string, err error) {
 	return slices.Clone(made), err
 }
 
-// code is what failing calls answer: one that stands for nothing in particular.
+// code is the result of failing calls: one without a special meaning.
 const code = cuda.Code(driver.Unknown)
 
 // blow is a fault: the k-th call fails, a run call possibly after a few of its
@@ -581,7 +581,7 @@ func TestEveryFailureOfEveryOperation(t *testing.T) {
 }
 
 // walk has the k-th call fail alone, and then with each call behind it. It
-// answers whether there is such a call.
+// reports whether there is such a call.
 func (sc scenario) walk(t *testing.T, k, parts int, clean []string, before, after view) (reached bool) {
 	if sc.run(t, blow{k, parts, -1}, clean, before, after) == 0 {
 		return false
@@ -591,7 +591,7 @@ func (sc scenario) walk(t *testing.T, k, parts int, clean []string, before, afte
 	return true
 }
 
-// runLocked is one blow at the operation; it answers how many of its faults struck.
+// runLocked is one blow at the operation; it returns how many of its faults struck.
 func (sc scenario) run(t *testing.T, b blow, clean []string, before, after view) int {
 	w := sc.begin(t)
 	struckOf := b.aim(w.m, clean)
@@ -692,7 +692,7 @@ func (w *world) goOn(at string) {
 	}
 }
 
-// TestEveryLossInEveryOperation has each driver call in turn answer that the
+// TestEveryLossInEveryOperation has each driver call in turn return that the
 // context is gone: then nothing waits, and closing drops the state.
 func TestEveryLossInEveryOperation(t *testing.T) {
 	for _, sc := range scenarios {
@@ -730,7 +730,7 @@ func TestEveryLossInEveryOperation(t *testing.T) {
 }
 
 // lose destroys the context of the first device: a mapping goes while work that
-// nobody named still needs it.
+// was not named still needs it.
 func (w *world) lose() {
 	w.mappings(1, both(w, vmm.NoAccess)...)
 	other, err := w.d.NewStream(cuda.StreamOptions{})
@@ -760,7 +760,7 @@ func TestALostDeviceWaitsForNothingAndCloses(t *testing.T) {
 	require.NoError(t, err)
 	w.own(a)
 
-	// Somebody waits for a stream that stands still when the device goes.
+	// A goroutine waits for a stream that stands still when the device is lost.
 	still, err := w.d.NewStream(cuda.StreamOptions{})
 	require.NoError(t, err)
 	w.own(still)
@@ -773,7 +773,7 @@ func TestALostDeviceWaitsForNothingAndCloses(t *testing.T) {
 	w.lose()
 	select {
 	case err := <-waits:
-		if err != nil { // who notices the loss reports it, once
+		if err != nil { // the call that notices the loss reports it, once
 			require.ErrorIs(t, err, cuda.ErrDeviceLost)
 			require.NoError(t, b.Close(), "closing drops the state")
 		}
@@ -864,7 +864,7 @@ func TestAFailedClipTakesChunksOutOfUse(t *testing.T) {
 	require.ErrorContains(t, b.Clip(), "cuMemUnmap returned")
 	st := b.Stats()
 	require.Equal(t, []int{kib64, 1, 5 * kib64}, []int{st.Committed, st.Chunks, st.Clipped})
-	// Two of them are unmapped by now: whoever used them would lose the device.
+	// Two of them are unmapped by now: using them would lose the device.
 	require.ErrorIs(t, gputest.Err(b.Append(nil, pattern(2*kib64, 1))), cuda.ErrInUse)
 	require.NoError(t, b.SetAccess(both(w, vmm.ReadWrite)...), "what is in use can be granted")
 	w.m.Inject(sim.Fault{Call: "cuMemRelease", Result: code, After: 2})
@@ -886,7 +886,7 @@ func TestAccessThatIsNotKnownIsRefusedAndWaitedFor(t *testing.T) {
 	require.ErrorContains(t, err, "the access to 192 KiB of it is not known")
 	require.ErrorIs(t, gputest.Err(b.Append(w.far, []byte{1})), cuda.ErrNotPermitted, "the library does not count on it")
 
-	// Somebody may have been using it all the same, so closing waits for him.
+	// GPU work may have been using it nevertheless, so closing waits for that.
 	w.m.Hold(w.far.Handle())
 	require.NoError(t, w.far.Memset(b.Ptr(), 1, 1))
 	closing := make(chan error)

@@ -124,7 +124,7 @@ func TestConcurrentAppendersKnowWhereTheirsLie(t *testing.T) {
 }
 
 // Bytes that were appended beside an array's elements make it refuse to append,
-// whoever was first.
+// whichever was first.
 func TestAnArrayDoesNotAppendBetweenElements(t *testing.T) {
 	_, d := open(t)
 	a, err := vmm.NewArray[uint32](d, vmm.BufferOptions{Reserve: 64 * mib})

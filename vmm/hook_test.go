@@ -11,7 +11,7 @@ import (
 )
 
 // A hook that a Grow comes to run may change the buffer that the Grow holds.
-func TestAHookRunsUnderSomebodyElsesGrow(t *testing.T) {
+func TestAHookRunsUnderAnotherGrow(t *testing.T) {
 	_, d := open(t)
 	s := stream(t, d)
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)})

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What breaks off is no end: a download that is cut short answers
+// What breaks off is no end: a download that is cut short returns
 // io.ErrUnexpectedEOF.
 func TestWhatIsCutShortIsNotTakenForWhole(t *testing.T) {
 	for name, cut := range map[string]error{"unexpected end": io.ErrUnexpectedEOF, "another": errors.New("another")} {
@@ -34,7 +34,7 @@ func TestWhatIsCutShortIsNotTakenForWhole(t *testing.T) {
 }
 
 // Neither constructor can refuse a nil buffer, so what is made of it does.
-func TestReadersAndWritersOfNoBufferAnswer(t *testing.T) {
+func TestReadersAndWritersOfNoBufferReturnErrors(t *testing.T) {
 	for name, do := range map[string]func() error{
 		"vmm.Reader.Read":     func() error { _, err := vmm.NewReader(nil).Read(make([]byte, 1)); return err },
 		"vmm.Reader.WriteTo":  func() error { _, err := vmm.NewReader(nil).WriteTo(io.Discard); return err },

@@ -16,7 +16,7 @@ import (
 
 const fabricAttribute, fdAttribute = 128, 103
 
-// onMachine opens a machine of these options, and answers what its System logs.
+// onMachine opens a machine of these options, and returns what its System logs.
 func onMachine(t *testing.T, o sim.Options) (*sim.Machine, *cuda.Device, *bytes.Buffer) {
 	t.Helper()
 	m, err := sim.New(o)
@@ -151,7 +151,7 @@ func TestPreferFabricOnEveryDriver(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, a.Requested().Handles)
 		require.NoError(t, a.Close())
-		// The default asks nobody.
+		// The default makes no trial.
 		a, err = vmm.Create(d, 2<<20, vmm.Properties{})
 		require.NoError(t, err)
 		require.Equal(t, vmm.PosixFD, a.Requested().Handles)

@@ -63,7 +63,7 @@ func TestAllocationGivesUpAtTheBound(t *testing.T) {
 	require.NoError(t, gputest.Err(again.AppendUndefined(48*mib)))
 }
 
-// Where the software driver has memory left and answers that there is none, the
+// Where the software driver has memory left and returns that there is none, the
 // advice is not to free some.
 func TestARefusalOfTheSystemIsNoWantOfDeviceMemory(t *testing.T) {
 	m, d := openSmall(t, 0)
@@ -100,7 +100,7 @@ func TestAllocationAsksThoseWhoKeepMemory(t *testing.T) {
 	require.NoError(t, gputest.Err(b.AppendUndefined(32*mib)))
 	require.EqualValues(t, 32*mib, asked)
 	keeper.Remove()
-	require.ErrorIs(t, gputest.Err(kept.AppendUndefined(48*mib)), cuda.ErrOutOfMemory, "nobody is asked any more")
+	require.ErrorIs(t, gputest.Err(kept.AppendUndefined(48*mib)), cuda.ErrOutOfMemory, "no trimmer is called any more")
 }
 
 // One of those that keep memory panics: the others are asked all the same.
