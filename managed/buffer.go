@@ -91,36 +91,10 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 	if err := o.check(op, sys); err != nil {
 		return nil, err
 	}
-	ctx, err := core.ContextOf(d)
+	m, err := allocate(op, d, uint64(n), o)
 	if err != nil {
 		return nil, err
 	}
-	if sys.Attribute(ctx.Device, driver.AttrManagedMemory) == 0 {
-		return nil, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: d.String() + " has no managed memory",
-			Hint: "use the package vmm"})
-	}
-	if err := o.mayAttach(op, sys); err != nil {
-		return nil, err
-	}
-	// Whole pages, so that advice for one buffer does not affect another.
-	page := osmem.PageSize()
-	size := (uint64(n) + page - 1) / page * page
-	flags := driver.AttachGlobal
-	if o.Attach != AttachGlobal {
-		flags = driver.AttachHost
-	}
-	m := &memory{sys: sys, dev: d, ctx: ctx, size: uint64(n), refs: 1}
-	var r driver.Result
-	if r = ctx.Lost(); r == driver.Success {
-		r = sys.Allocate(size, func() (r driver.Result) {
-			m.ptr, r = sys.Drv.MemAllocManaged(ctx.Handle, size, flags)
-			return r
-		})
-	}
-	if r != driver.Success {
-		return nil, ctx.CallError(op, driver.CallMemAllocManaged, r, fmt.Sprintf("%s of managed memory on %v", errs.Bytes(n), d))
-	}
-	sys.Track(m, life.KindManaged, m.size)
 	if from != nil {
 		m.from = from.a
 		m.from.made(m)
@@ -142,6 +116,42 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 	placed = true
 	b.watch()
 	return b, nil
+}
+
+// allocate has the driver allocate n bytes.
+func allocate(op string, d *cuda.Device, n uint64, o Options) (*memory, error) {
+	sys := core.SystemOf(d)
+	ctx, err := core.ContextOf(d)
+	if err != nil {
+		return nil, err
+	}
+	if sys.Attribute(ctx.Device, driver.AttrManagedMemory) == 0 {
+		return nil, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: d.String() + " has no managed memory",
+			Hint: "use the package vmm"})
+	}
+	if err := o.mayAttach(op, sys); err != nil {
+		return nil, err
+	}
+	// Whole pages, so that advice for one buffer does not affect another.
+	page := osmem.PageSize()
+	size := (n + page - 1) / page * page
+	flags := driver.AttachGlobal
+	if o.Attach != AttachGlobal {
+		flags = driver.AttachHost
+	}
+	m := &memory{sys: sys, dev: d, ctx: ctx, size: n, refs: 1}
+	var r driver.Result
+	if r = ctx.Lost(); r == driver.Success {
+		r = sys.Allocate(size, func() (r driver.Result) {
+			m.ptr, r = sys.Drv.MemAllocManaged(ctx.Handle, size, flags)
+			return r
+		})
+	}
+	if r != driver.Success {
+		return nil, ctx.CallError(op, driver.CallMemAllocManaged, r, fmt.Sprintf("%s of managed memory on %v", errs.Bytes(n), d))
+	}
+	sys.Track(m, life.KindManaged, m.size)
+	return m, nil
 }
 
 // check refuses options that cannot work.
