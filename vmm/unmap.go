@@ -114,7 +114,7 @@ func (r *reservation) undoRunLocked(maps []*mapping, cause error) error {
 		sys.Track(m, life.KindMapping, m.phys.Size)
 	}
 	r.keepLocked(maps)
-	return fmt.Errorf("%w (and undoing it failed: %v returned %v, so %s at %#x stay mapped and out of use)",
+	return fmt.Errorf("%w (and undoing it failed: %v returned %v, so %s at %#x are out of use)",
 		cause, driver.CallMemUnmap, res, errs.Bytes(size), uint64(first.ptr()))
 }
 
