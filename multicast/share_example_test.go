@@ -47,7 +47,7 @@ func ExampleImportFabric() {
 	m, err := sim.New(o)
 	check(err)
 	defer m.Close()
-	sys, err := m.Open()
+	sys, err := m.Open(cuda.Options{})
 	check(err)
 	defer sys.Close()
 	object, err := multicast.Create(sys, 2<<20, multicast.Properties{Devices: 1, Handles: vmm.Fabric})
@@ -101,7 +101,7 @@ func ExampleTeamError() {
 	machine, err := sim.New(sim.Options{}) // its devices have no multicast
 	check(err)
 	defer machine.Close()
-	sys, err := machine.Open()
+	sys, err := machine.Open(cuda.Options{})
 	check(err)
 	defer sys.Close()
 	groups, err := rendezvous.InProcess(1, rendezvous.Options{})
