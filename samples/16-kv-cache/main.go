@@ -19,6 +19,7 @@ import (
 var sample = app.Sample{
 	Name:  "16-kv-cache",
 	Shows: "sequences that share the memory of their prompt, and grow apart",
+	Next:  "17-sidecar: a publication that outlives its publisher",
 	Run:   run,
 }
 

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"errors"
+	"path/filepath"
+	"time"
+
+	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/samples/internal/app"
+)
+
+// follow waits for the socket, and follows what is published there.
+func follow(e *app.Env, dir string) (client *publish.Client, f *publish.Follower[uint32], err error) {
+	for {
+		client, err = publish.Dial(e.Context, filepath.Join(dir, "server"), publish.DialOptions{ComeBack: &publish.ComeBack{}})
+		if err == nil {
+			f, err = publish.Follow[uint32](e.Context, client, e.Device, "rounds", publish.FollowOptions{Reserve: 1 << 30, KeepDescriptors: true})
+			return client, f, err
+		}
+		if e.Context.Err() != nil {
+			return nil, nil, err
+		}
+		time.Sleep(10 * time.Millisecond) // it is about to start
+	}
+}
+
+// sidecar takes over when the publisher has ended, and goes on with its rounds.
+func sidecar(e *app.Env, dir string) (err error) {
+	client, f, err := follow(e, dir)
+	if err != nil {
+		return err
+	}
+	defer app.Close(client, &err)
+	server := publish.NewServer(publish.ServerOptions{})
+	defer app.Close(server, &err)
+	published, err := publish.TakeOver(e.Context, server, f)
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	array := f.Array() // which is this process's now
+	defer app.Close(array, &err)
+	defer func() { err = errors.Join(err, published.Withdraw()) }()
+	e.Line("sidecar", "goes on after %d elements", array.Len())
+	return rounds(e, array, published)
+}
