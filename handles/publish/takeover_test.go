@@ -14,6 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/peertest"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -96,7 +97,11 @@ func (h *heir) obey(do task) (err error) {
 		if _, err := h.array.Append(nil, counting(h.array.Len(), do.N)); err != nil {
 			return err
 		}
-		return h.p.Announce(ctx, h.array.Len())
+		if err := h.p.Announce(ctx, h.array.Len()); err != nil {
+			return err
+		}
+		// What is complete is so by a write of the GPU, which a kill would overtake.
+		return core.SystemOf(h.d).WaitAll("append")
 	case "unfinished": // work of this process that is never done
 		s, err := h.d.NewStream(cuda.StreamOptions{})
 		if err != nil {
@@ -298,7 +303,8 @@ func TestUnfinishedWorkIsNotTakenOver(t *testing.T) {
 	publisher.do("append", n)
 	heir.do("follow", 0)
 	heir.do("until", n)
-	publisher.do("append", n) // which the follower has not looked at
+	publisher.do("append", n) // which the follower has, and has not looked at
+	publisher.do("settle", 1)
 	publisher.do("unfinished", 20*n)
 	publisher.do("settle", 1)
 	publisher.Kill()

@@ -82,8 +82,7 @@ func TestSampleRefusesBadInput(t *testing.T) {
 }
 
 func TestImporterRefusesWhatIsNoOffer(t *testing.T) {
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-driver", "sim", "-offer", "what")
-	cmd.Env = append(os.Environ(), "CUVMM_SAMPLE_ROLE=importer")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-as", "importer", "-driver", "sim", "-offer", "what")
 	said, err := cmd.CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(said), "pass the text of MarshalText")
