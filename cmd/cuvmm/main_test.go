@@ -374,7 +374,7 @@ func TestInfo(t *testing.T) {
 	}
 	require.NoError(t, json.Unmarshal(out.Bytes(), &got))
 	require.Len(t, got.Devices, 2)
-	require.EqualValues(t, 16<<30, got.Devices[0].Memory)
+	require.Equal(t, 16<<30, got.Devices[0].Memory)
 	require.Len(t, got.Devices[0].Costs, 3)
 	require.Positive(t, got.Devices[0].Costs[0].Create)
 	require.Empty(t, complaints.String())

@@ -163,7 +163,7 @@ func fetch(ctx context.Context, url string) (inspect.Snapshot, error) {
 	if err != nil {
 		return inspect.Snapshot{}, err
 	}
-	defer response.Body.Close()
+	defer func() { _ = response.Body.Close() }()
 	if response.StatusCode != http.StatusOK {
 		return inspect.Snapshot{}, fmt.Errorf("%s: %s", request.URL, response.Status)
 	}

@@ -19,7 +19,7 @@ type picture struct {
 }
 
 // cell is a part of a row: what of it is mapped, in use, and waits for the GPU.
-type cell struct{ bytes, mapped, used, waiting float64 }
+type cell struct{ mapped, used, waiting float64 }
 
 // glyph shows how much of a cell is mapped and in use.
 func (c cell) glyph() rune {
