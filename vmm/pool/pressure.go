@@ -136,6 +136,7 @@ type relief struct {
 	alone   bool // it holds Pool.misses exclusively
 	step    int
 	seen    uint64 // passes, before the latest try
+	trimmed uint64 // passes, before the latest trim
 	pending bool   // whether closed objects were to give memory back, likewise
 	// impatient: it waits for other streams only where there is no memory.
 	impatient bool
@@ -162,6 +163,7 @@ func (r *relief) find(s *shortage) error {
 				return nil
 			}
 		case relieveTrim:
+			r.trimmed = p.passes.Load()
 			if freed, err := p.trimFor(r.w, s); freed > 0 || err != nil {
 				return err
 			}
@@ -199,7 +201,9 @@ func (r *relief) await(s *shortage) bool {
 	}
 	for {
 		inFlight := p.advanceAll()
-		if p.passes.Load() != r.seen {
+		// What passed before the latest try, but after the trim, may be memory that only
+		// a trim can turn into what is requested.
+		if passes := p.passes.Load(); passes != r.seen || passes != r.trimmed {
 			return r.pause(bound, func(time.Duration) {})
 		}
 		if !r.pending && !inFlight && (bound <= 0 || !p.waits()) {

@@ -1,6 +1,7 @@
 package pool_test
 
 import (
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -129,8 +130,10 @@ func TestARequestWaitsForTheGPU(t *testing.T) {
 	free(t, p, alloc(t, p, other, 50*mib))
 }
 
-// Every kind of memory turns into every other one.
+// Every kind of memory turns into every other one, whenever the streams pass: on many
+// threads that is between any two steps of a request.
 func TestMemoryOfOneKindServesTheOthers(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(16))
 	_, d := openSmall(t)
 	s, other := stream(t, d), stream(t, d)
 	p := newPool(t, d, pool.Options{})
@@ -145,7 +148,7 @@ func TestMemoryOfOneKindServesTheOthers(t *testing.T) {
 			free(t, p, b)
 		}
 	}
-	for range 2 {
+	for range 60 {
 		for _, bytes := range []int{50 * kib, mib, 40 * mib, 256 * kib, 3 * mib, 50 * mib} {
 			fill(s, bytes)
 			fill(other, bytes)
