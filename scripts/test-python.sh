@@ -12,7 +12,15 @@ go build -buildmode=c-shared -o "$work/libcuda.so.1" ./cmd/libcuda
 export CUVMM_LIBCUDA=$work/libcuda.so.1 CUVMM_SIM="{\"Folder\": \"$work/machine\", \"Fabric\": {\"Channels\": [0]}}" CUVMM_DRIVER=sim PYTHONPATH=$PWD/python PYTHONDONTWRITEBYTECODE=1
 mkdir -m 700 "$work/machine"
 if [ "${1:-}" = try ]; then
-	exec python3 python/samples/embeddings.py
+	go build -o "$work/publisher" ./samples/11-ipc-server
+	mkdir -m 700 "$work/meet"
+	"$work/publisher" -dir "$work/meet" publish >"$work/publisher.log" &
+	publisher=$!
+	trap 'kill $publisher 2>/dev/null || true; rm -rf "$work"' EXIT
+	while [ ! -S "$work/meet/server" ]; do sleep 0.1; done
+	sleep 1
+	python3 python/samples/follow.py "$work/meet/server" numbers --generations 4
+	exit
 fi
 go build -o "$work/peer" ./python/tests/peer
 go build -buildmode=c-shared -o "$work/libcuvmm.so" ./cmd/libcuvmm
