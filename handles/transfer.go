@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"unicode/utf8"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
@@ -57,11 +58,14 @@ func transferOf(m peer.Message) (uint32, error) {
 	if m.Kind == wire.Chunks {
 		carries = wire.MaxBatch
 	}
+	reason := m.Kind == wire.Withdrawn || m.Kind == wire.Declined || m.Kind == wire.ByFD
 	switch {
 	case len(m.Body) < least || len(m.Body) > most:
 		return 0, peererr.Violation("a message of kind %d with %s instead of %d to %d", m.Kind, errs.Count(len(m.Body), "byte"), least, most)
 	case len(m.FDs) > carries || m.Kind == wire.Chunks && len(m.FDs) == 0:
 		return 0, peererr.Violation("a message of kind %d with %s", m.Kind, errs.Count(len(m.FDs), "file descriptor"))
+	case reason && !utf8.Valid(m.Body[transferHeader:]):
+		return 0, peererr.Violation("a message of kind %d with a reason that is not UTF-8", m.Kind)
 	}
 	return binary.LittleEndian.Uint32(m.Body), nil
 }

@@ -40,6 +40,20 @@ func TestTransfersAreThoseOfTheVectors(t *testing.T) {
 	}
 }
 
+func TestTransfersOfTheHostileTableAreRefused(t *testing.T) {
+	for _, v := range vectors.ReadRefused(t, "receiver", "sender") {
+		if v.Kind == wire.Warning {
+			continue // package peer takes those
+		}
+		m := peer.Message{Kind: v.Kind, Body: v.Body, FDs: make([]*peer.FD, v.Files)}
+		_, err := transferOf(m)
+		if err == nil && v.Kind == wire.Offer {
+			_, _, err = parseOffer(m)
+		}
+		require.Error(t, err, v.Name)
+	}
+}
+
 // rewritten reads a message of a transfer and writes it again.
 func rewritten(t *testing.T, m peer.Message) peer.Message {
 	t.Helper()

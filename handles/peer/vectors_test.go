@@ -8,6 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/link"
 	"github.com/cuvmm/cuvmm/internal/vectors"
+	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/stretchr/testify/require"
 )
 
@@ -38,4 +39,16 @@ func TestPacketsAreThoseOfTheVectors(t *testing.T) {
 	require.Len(t, p, packetHeader+4)
 	require.Equal(t, []int{4, 1}, []int{body, with})
 	require.Equal(t, packets[1][:28], p[:28], "all but what the whole message has")
+}
+
+func TestWarningsOfTheHostileTableAreRefused(t *testing.T) {
+	n := 0
+	for _, m := range vectors.ReadRefused(t, "receiver") {
+		if m.Kind == wire.Warning {
+			n++
+			_, err := (&mailbox{}).sort(Message{Kind: m.Kind, Body: m.Body, FDs: someFDs(t, m.Files)})
+			require.ErrorIs(t, err, ErrProtocol, m.Name)
+		}
+	}
+	require.Positive(t, n)
 }

@@ -1,5 +1,7 @@
-// Package vectors reads the test vectors of the protocol (testdata/protocol.json),
-// which any language can read, and encodes them from docs/protocol.md alone.
+// Package vectors reads the test vectors of the protocol, which any language can read:
+// one example of every message and packet (testdata/protocol.json), which it encodes
+// from docs/protocol.md alone, and messages that every implementation refuses
+// (testdata/hostile.json).
 package vectors
 
 import (
@@ -9,6 +11,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,6 +20,9 @@ import (
 
 //go:embed testdata/protocol.json
 var file []byte
+
+//go:embed testdata/hostile.json
+var hostile []byte
 
 // Vectors are all of them.
 type Vectors struct {
@@ -131,6 +137,38 @@ func (l Layout) Encode(t testing.TB, values Fields) (b []byte) {
 		}
 	}
 	return b
+}
+
+// Refused is a message that no implementation takes: to a server or client of
+// publications, or to a receiver or sender of memory.
+type Refused struct {
+	Name, To string
+	Kind     uint16
+	Files    int
+	Body     []byte
+}
+
+// ReadRefused returns the messages to some sides, and requires that there are any.
+func ReadRefused(t testing.TB, to ...string) (all []Refused) {
+	t.Helper()
+	var table struct {
+		Messages []struct {
+			Name, To string
+			Kind     uint16
+			Files    int
+			Body     string
+		}
+	}
+	require.NoError(t, json.Unmarshal(hostile, &table))
+	for _, m := range table.Messages {
+		body, err := hex.DecodeString(m.Body)
+		require.NoError(t, err)
+		if slices.Contains(to, m.To) {
+			all = append(all, Refused{m.Name, m.To, m.Kind, m.Files, body})
+		}
+	}
+	require.NotEmpty(t, all)
+	return all
 }
 
 // Read returns the vectors.

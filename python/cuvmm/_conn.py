@@ -311,15 +311,19 @@ def _connect(s: socket.socket, folder: int, name: str, path: str, until: float) 
         pause = min(2 * pause, 0.05)
 
 
-def inherit(fd: int, timeout: float = TIMEOUT) -> Conn:
+def inherit(fd: int, timeout: float = TIMEOUT, may_lose: Tuple[int, ...] = ()) -> Conn:
     """A connection of the end of a socketpair that a parent left in this process. The descriptor is taken over."""
     s = socket.socket(fileno=fd)
     if s.family != socket.AF_UNIX or s.type != socket.SOCK_SEQPACKET:
         s.detach()
         raise ArgumentError(f"descriptor {fd} is not the end of a socketpair of packets", "pass the file that the parent made for it")
     os.set_inheritable(fd, False)
-    c = Conn(s, None, timeout)
-    c.greet()
+    c = Conn(s, None, timeout, may_lose)
+    try:
+        c.greet()
+    except BaseException:
+        c.close()
+        raise
     return c
 
 

@@ -10,7 +10,7 @@ import struct
 from typing import List, NamedTuple, Optional, Tuple
 
 from . import _driver
-from ._wire import DESCRIPTOR_HEADER, MAX_CHUNKS
+from ._wire import DESCRIPTOR_HEADER, FABRIC_HANDLE, MAX_CHUNKS
 from .errors import MismatchError, ProtocolError, TooLargeError
 
 ALLOCATION, BUFFER, ARRAY = 1, 2, 3
@@ -162,7 +162,6 @@ def _check(d: Descriptor) -> None:
 
 
 _OFFER, _RECEIPT = "cuvmmoffer1:", "cuvmmreceipt1:"
-_FABRIC_HANDLE = 64
 
 
 def _text(prefix: str, raw: bytes) -> str:
@@ -201,7 +200,7 @@ class Offer(NamedTuple):
 
 def offer(text: str) -> Offer:
     """Reads the one text form of an offer."""
-    raw = _bytes(_OFFER, text, DESCRIPTOR_HEADER + 16 + (8 + _FABRIC_HANDLE) * MAX_CHUNKS)
+    raw = _bytes(_OFFER, text, DESCRIPTOR_HEADER + 16 + (8 + FABRIC_HANDLE) * MAX_CHUNKS)
     if len(raw) < DESCRIPTOR_HEADER + 16:
         raise _bad(f"an offer of {len(raw)} bytes")
     (count,) = struct.unpack_from("<I", raw, DESCRIPTOR_HEADER - 4)
@@ -211,7 +210,7 @@ def offer(text: str) -> Offer:
     d = decode(raw[:end])
     rest = raw[end + 16:]
     want = count if d.handle == _driver.FABRIC else 0
-    if d.handle == _driver.POSIX_FD | _driver.FABRIC or len(rest) != want * _FABRIC_HANDLE:
+    if d.handle == _driver.POSIX_FD | _driver.FABRIC or len(rest) != want * FABRIC_HANDLE:
         raise _bad(f"an offer by {d.handle} with {len(rest)} bytes of fabric handles")
-    handles = [rest[i:i + _FABRIC_HANDLE] for i in range(0, len(rest), _FABRIC_HANDLE)]
+    handles = [rest[i:i + FABRIC_HANDLE] for i in range(0, len(rest), FABRIC_HANDLE)]
     return Offer(d, raw[end:end + 16], handles)

@@ -37,8 +37,16 @@ class View(NamedTuple):
 
     @staticmethod
     def of(f: Dict[str, Any]) -> "View":
-        return View(f["serial"], f["generation"], f["ordered"], f["length"], f["keep"], f["last"], f["over"],
-                    tuple(Chunk(c["identity"], c["size"]) for c in f["chunks"]), f["state"], f["status"], f["reason"])
+        """The view of a message's fields, which must fit its state."""
+        v = View(f["serial"], f["generation"], f["ordered"], f["length"], f["keep"], f["last"], f["over"],
+                 tuple(Chunk(c["identity"], c["size"]) for c in f["chunks"]), f["state"], f["status"], f["reason"])
+        nothing = v.length == v.keep == 0 and not v.add and v.last and not v.over
+        if v.final:
+            if v.serial or v.ordered or not nothing or (v.status == 0) != (v.state == MOVED):
+                raise _broken(f"a last view in state {STATES[v.state]} that shows something, or with status {v.status}")
+        elif v.status or v.reason or (v.state == SUSPENDED and not nothing):
+            raise _broken(f"a view in state {STATES[v.state]} with status {v.status}, or that shows what is away")
+        return v
 
     def fields(self, token: bytes) -> Dict[str, Any]:
         """The message's fields."""
@@ -83,7 +91,6 @@ class Tracker:
         return not v.over and (v.keep < len(self.chunks) or (not v.add and v.length < self.length))
 
     def take(self, v: View) -> None:
-        self._check_state(v)
         if v.final:
             return
         if self._busy is not None:
@@ -102,14 +109,6 @@ class Tracker:
             raise _broken("a view that is beyond the room and not alone")
         self._fits(v)
         self._serial, self._busy = v.serial, v
-
-    def _check_state(self, v: View) -> None:
-        nothing = v.length == v.keep == 0 and not v.add and v.last and not v.over
-        if v.final:
-            if v.serial or v.ordered or not nothing or (v.status == 0) != (v.state == MOVED):
-                raise _broken(f"a last view in state {STATES[v.state]} that shows something, or with status {v.status}")
-        elif v.status or v.reason or (v.state == SUSPENDED and not nothing):
-            raise _broken(f"a view in state {STATES[v.state]} with status {v.status}, or that shows what is away")
 
     def _fits(self, v: View) -> None:
         if v.keep + len(v.add) > self.most:

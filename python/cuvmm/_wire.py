@@ -7,9 +7,12 @@ integers are little-endian, and each message has exactly one form.
 from __future__ import annotations
 
 import struct
-from typing import Any, Dict, List, Mapping, NamedTuple, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Tuple, Union
 
 from .errors import ProtocolError
+
+if TYPE_CHECKING:
+    from ._packet import Message
 
 Layout = Tuple[Tuple[str, Union[str, "Layout"]], ...]
 Fields = Dict[str, Any]
@@ -32,6 +35,7 @@ MAX_BATCH = 64
 MAX_PUBLICATIONS = 2048
 _COUNTS = {("listing", "entries"): MAX_PUBLICATIONS, ("view", "chunks"): MAX_BATCH, ("follow", "chunks"): MAX_CHUNKS}
 DESCRIPTOR_HEADER = 76
+FABRIC_HANDLE = 64
 
 
 def _shapes(*rows: Tuple[str, int, str, Layout]) -> Dict[int, Shape]:
@@ -205,4 +209,18 @@ def decode(kind: int, body: bytes, to: str) -> Tuple[str, Fields]:
                 raise r.fail(f"{name} {entry[name]}")
     if shape.name == "follow" and not fields["name"]:
         raise r.fail("an empty name")
+    if shape.name == "fabric":
+        n, rest = divmod(len(fields["handles"]), FABRIC_HANDLE)
+        if rest or not 1 <= n <= MAX_BATCH:
+            raise r.fail(f"{len(fields['handles'])} bytes of fabric handles, of {FABRIC_HANDLE} each")
     return shape.name, fields
+
+
+def read(m: "Message", to: str) -> Tuple[str, Fields]:
+    """Decodes a message to this side, and checks that it came with as many file descriptors as belong to it."""
+    name, fields = decode(m.kind, m.body, to)
+    least = len(fields["chunks"]) if name == "view" else 1 if name in ("accepted", "chunks") else 0
+    most = MAX_BATCH if name == "chunks" else least
+    if not least <= len(m.files) <= most and not (m.lost and most):
+        raise ProtocolError(f"message {name}: {len(m.files)} file descriptors, and {least} to {most} belong to it", "use versions of both libraries that fit")
+    return name, fields

@@ -289,10 +289,7 @@ class Client:
             i.end(ClosedError("the client is closed") if self._closing.is_set() else why)
 
     def _sort(self, m: Any) -> None:
-        name, fields = _wire.decode(m.kind, m.body, "client")
-        want = {"accepted": 1, "view": len(fields.get("chunks", ()))}.get(name, 0)
-        if len(m.files) != want and not (m.lost and want):
-            raise ProtocolError(f"{name} with {len(m.files)} file descriptors, and {want} belong to it")
+        name, fields = _wire.read(m, "client")
         if name in ("listing", "denied"):
             self._reply(fields["number"], _Answer(name, fields, None, None))
         elif name == "accepted":

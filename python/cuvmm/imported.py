@@ -14,6 +14,11 @@ from .array import Array, ElementType, Users, close_at_exit
 from .errors import ClosedError, Error, FilesError, GoneError, MismatchError, ProtocolError, TooLargeError, WaitTimeout
 
 
+_MAY_LOSE = (_wire.KINDS["chunks"],)
+#: How much of the program may wait while the library waits for memory.
+_WAITING_MESSAGES, _WAITING_BYTES, _WAITING_FILES = 64, 4 << 20, 256
+
+
 class Imported:
     """Memory of another process, mapped here as one range. It stays while it is open, whatever becomes of its maker.
 
@@ -100,8 +105,12 @@ class Channel:
         return self._conn.peer
 
     def close(self) -> None:
-        """Ends the connection; what was received stays. Idempotent."""
+        """Ends the connection; memory that was received stays, and messages that no call took are dropped. Idempotent."""
         self._conn.close()
+        with self._lock:
+            for m in self._messages:
+                _conn.close_all(m.files)
+            self._messages.clear()
 
     def send(self, kind: int, body: bytes, files: Sequence[int] = ()) -> None:
         """Sends a message of the program's own, of a kind from 1 to 0xff00. The descriptors stay the caller's."""
@@ -199,16 +208,19 @@ class Channel:
         left = None if until is None else until - time.monotonic()
         if left is not None and left <= 0:
             raise WaitTimeout("nothing came", "try again: nothing was lost")
+        waiting = self._messages
+        if len(waiting) >= _WAITING_MESSAGES or sum(len(m.body) for m in waiting) >= _WAITING_BYTES or sum(len(m.files) for m in waiting) >= _WAITING_FILES:
+            raise TooLargeError(f"{len(waiting)} messages of the peer's program arrived before what this call waits for", "take them with message first")
         m = self._conn.receive(left)
         if m.kind <= 0xFF00:
             self._messages.append(Message(m.kind, m.body, m.files))
             return None
         try:
-            said, fields = _wire.decode(m.kind, m.body, "receiver")
+            said, fields = _wire.read(m, "receiver")
             if said == "offer":
                 self._last += 1
-                if fields["transfer"] != self._last:
-                    raise ProtocolError(f"transfer {fields['transfer']}, and {self._last} is the next")
+                if fields["transfer"] != self._last or self._offers or self._current is not None:
+                    raise ProtocolError(f"an offer of transfer {fields['transfer']}, and {self._last} is the next once the one before has ended")
                 self._offers.append(fields)
                 return None
         except Error as e:
@@ -237,12 +249,12 @@ def _close(m: Optional[Imported]) -> None:
 
 def dial(path: str, timeout: float = _conn.TIMEOUT, *, uid: Optional[int] = None) -> Channel:
     """Connects to a process of this user, or of ``uid``, that listens for connections to send memory."""
-    return Channel(_conn.dial(path, timeout, uid, (_wire.KINDS["chunks"],)))
+    return Channel(_conn.dial(path, timeout, uid, _MAY_LOSE))
 
 
 def inherit(fd: int, timeout: float = _conn.TIMEOUT) -> Channel:
     """A channel of the end of a socketpair that this process's parent left open in it. The descriptor is taken over."""
-    return Channel(_conn.inherit(fd, timeout))
+    return Channel(_conn.inherit(fd, timeout, _MAY_LOSE))
 
 
 def open_lease(text: str, device: int = 0, *, files: Sequence[int] = (), write: bool = False, max_bytes: int = 0) -> "tuple[Imported, str]":

@@ -276,15 +276,15 @@ class _Session:
                 m = self._conn.receive()
                 _conn.close_all(m.files)
                 try:
-                    if m.files:
-                        raise ProtocolError(f"a message of kind {m.kind:#x} with {len(m.files)} file descriptors")
-                    self._handle(*_wire.decode(m.kind, m.body, "server"))
+                    self._handle(*_wire.read(m, "server"))
                 except (GoneError, ClosedError, RefusedError):
                     raise
                 except Error as e:
                     raise self._conn.fail(e) from None
         except Error:
             pass
+        except Exception as e:  # noqa: BLE001: a fault of this package must not leave the client waiting
+            self._conn.fail(Error(f"the server failed: {e!r}", "report this"))
         self._over = True
         self.wake()
         with self._lock:
@@ -359,6 +359,9 @@ class _Session:
                     return
                 except Error as e:
                     self._conn.fail(e)
+                    return
+                except Exception as e:  # noqa: BLE001: as in _read
+                    self._conn.fail(Error(f"the server failed: {e!r}", "report this"))
                     return
 
     def _step(self, token: bytes, p: Publication, f: _Subscriber) -> None:

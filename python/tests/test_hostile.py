@@ -7,25 +7,46 @@ import os
 import socket
 import threading
 import unittest
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import cuvmm
 from cuvmm import _conn, _descriptor, _driver, _packet, _page, _wire
-from cuvmm.errors import Error
+from cuvmm._tracker import View
+from cuvmm.errors import Error, ProtocolError, RefusedError
 
 from .support import DriverTest, vectors
+
+
+def messages(to: str) -> List[Tuple[str, int, bytes, int]]:
+    """The messages of the table to one side that a connection carries: name, kind, body, number of file descriptors."""
+    return [(m["name"], m["kind"], bytes.fromhex(m["body"]), m["files"]) for m in vectors("hostile.json")["messages"] if m["to"] == to and 0 < m["kind"] <= 0xFF0A]
+
+
+def take(kind: int, body: bytes, files: int, to: str) -> None:
+    """Reads a message as this package does."""
+    name, fields = _wire.read(_packet.Message(kind, body, list(range(files))), to)
+    if name in ("accepted", "offer"):
+        _descriptor.decode(fields["descriptor"])
+    if name == "view":
+        View.of(fields)
 
 
 class Table(unittest.TestCase):
     def test_every_message_is_refused(self) -> None:
         for m in vectors("hostile.json")["messages"]:
             with self.subTest(m["name"]), self.assertRaises(Error):
-                name, fields = _wire.decode(m["kind"], bytes.fromhex(m["body"]), m["to"])
-                if name == "accepted":
-                    _descriptor.decode(fields["descriptor"])
-                want = {"accepted": 1, "view": len(fields["chunks"]) if name == "view" else 0}.get(name, 0)
-                if m["files"] != want:
-                    raise Error("another number of files")
+                take(m["kind"], bytes.fromhex(m["body"]), m["files"], m["to"])
+
+    def test_every_vector_is_taken(self) -> None:
+        for m in vectors("protocol.json")["messages"]:
+            with self.subTest(m["message"]):
+                take(m["kind"], bytes.fromhex(m["body"]), m["files"], m["to"] if m["to"] != "either" else "sender")
+
+
+def send_raw(c: _conn.Conn, kind: int, body: bytes, files: int) -> None:
+    """Sends a message with descriptors that are nothing."""
+    with open(os.devnull, "rb") as f:
+        c.send(kind, body, [f.fileno()] * files)
 
 
 class _Hostile:
@@ -107,6 +128,73 @@ class Servers(DriverTest):
 
                 self.refused(then)
 
+    def test_messages_that_no_server_sends(self) -> None:
+        for name, kind, body, files in messages("client"):
+            with self.subTest(name):
+                heard: List[str] = []
+
+                def then(c: _conn.Conn, h: _Hostile, kind: int = kind, body: bytes = body, files: int = files, heard: List[str] = heard) -> None:
+                    c.receive(10)  # follow
+                    send_raw(c, kind, body, files)
+                    try:
+                        c.receive(30)
+                    except RefusedError as e:
+                        heard.append(str(e))
+
+                self.refused(then)
+                self.assertEqual(len(heard), 1, "the server is told why")
+
+    def test_transfers_that_no_sender_makes(self) -> None:
+        for name, kind, body, files in messages("receiver"):
+            with self.subTest(name):
+                path = self.path(name.replace(" ", ""))
+                heard: List[Any] = []
+
+                def then(c: _conn.Conn, h: _Hostile, kind: int = kind, body: bytes = body, files: int = files, heard: List[Any] = heard) -> None:
+                    send_raw(c, kind, body, files)
+                    try:
+                        heard.append(_wire.read(c.receive(30), "sender")[0])
+                    except RefusedError as e:
+                        heard.append(str(e))
+
+                before = len(os.listdir("/proc/self/fd"))
+                hostile = _Hostile(path, then)
+                with cuvmm.dial(path) as channel:
+                    with self.assertRaises(Error):
+                        channel.receive(timeout=30)
+                hostile.close()
+                self.assertEqual(len(heard), 1, "the sender is told why")
+                self.assertLessEqual(len(os.listdir("/proc/self/fd")), before)
+
+    def test_a_second_offer_before_the_end_of_the_first(self) -> None:
+        (offer,) = (bytes.fromhex(m["body"]) for m in vectors("protocol.json")["messages"] if m["message"] == "offer")
+
+        def then(c: _conn.Conn, _: _Hostile) -> None:
+            c.send(0xFF01, offer)
+            c.send(0xFF01, b"\2" + offer[1:])
+
+        hostile = _Hostile(self.path(), then)
+        with cuvmm.dial(self.path()) as channel:
+            with self.assertRaises(ProtocolError):
+                channel.message(timeout=30)
+        hostile.close()
+
+    def test_a_program_that_talks_while_memory_is_awaited(self) -> None:
+        def then(c: _conn.Conn, _: _Hostile) -> None:
+            with open(os.devnull, "rb") as f:
+                for _i in range(100):
+                    c.send(7, b"x", [f.fileno()])
+
+        before = len(os.listdir("/proc/self/fd"))
+        hostile = _Hostile(self.path(), then)
+        with cuvmm.dial(self.path()) as channel:
+            with self.assertRaises(cuvmm.TooLargeError):
+                channel.receive(timeout=30)
+            for _ in range(10):
+                _conn.close_all(channel.message(timeout=30).files)
+        hostile.close()
+        self.assertLessEqual(len(os.listdir("/proc/self/fd")), before)
+
     def test_files_that_are_no_memory(self) -> None:
         def then(c: _conn.Conn, h: _Hostile) -> None:
             h.accept(c)
@@ -165,14 +253,11 @@ class Servers(DriverTest):
     def test_clients_that_break_the_protocol(self) -> None:
         with cuvmm.empty(100, "uint8") as memory, cuvmm.Server(self.path()) as server:
             server.publish("x", memory).announce()
-            for m in vectors("hostile.json")["messages"]:
-                if m["to"] != "server" or m["kind"] == 0 or m["kind"] > 0xFF00:
-                    continue
-                with self.subTest(m["name"]):
+            for name, kind, body, files in messages("server"):
+                with self.subTest(name):
                     c = _conn.dial(self.path())
-                    with open(os.devnull, "rb") as f:
-                        c.send(m["kind"], bytes.fromhex(m["body"]), [f.fileno()] * m["files"])
-                    with self.assertRaises(Error):
+                    send_raw(c, kind, body, files)
+                    with self.assertRaises(RefusedError):
                         c.receive(30)
                     c.close()
             with cuvmm.connect(self.path()) as client, client.follow("x") as follower:  # and the others are served

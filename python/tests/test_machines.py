@@ -87,7 +87,7 @@ class Model(unittest.TestCase):
             "moved with a status": View(0, 1, 0, 0, 0, state=MOVED, status=3),
         }.items():
             with self.subTest(what), self.assertRaises(Error):
-                Tracker(UNIT, GRANULARITY, 4 * GRANULARITY, 100).take(u)
+                Tracker(UNIT, GRANULARITY, 4 * GRANULARITY, 100).take(View.of(u.fields(b"")))
         t = Tracker(UNIT, GRANULARITY, 4 * GRANULARITY, 100)
         t.take(good)
         with self.assertRaises(ProtocolError):
