@@ -27,7 +27,7 @@ go build -buildmode=c-shared -o "$work/libcuvmm.so" ./cmd/libcuvmm
 export CUVMM_TEST_PEER=$work/peer
 cd python
 if command -v mypy >/dev/null; then
-	mypy --cache-dir "$work/mypy" cuvmm tests backend.py
+	mypy --cache-dir "$work/mypy" cuvmm tests samples/*.py backend.py
 fi
 python3 -X dev -W error::ResourceWarning -m unittest "$@"
 # In a process of its own: two libraries with Go's runtime do not go together.

@@ -13,6 +13,7 @@ pass its arrays to PyTorch or CuPy. Only the standard library and the CUDA drive
             del rows
 """
 
+from ._driver import MemoryInfo, memory_info
 from .array import Array
 from .client import Client, Listing, connect
 from .errors import (AccessError, ArgumentError, CapacityError, ClosedError, DriverError, EndedError, Error, FilesError, ForkedError, GoneError, InUseError,
@@ -24,6 +25,6 @@ from .server import FollowerStats, Publication, Server
 from .shared import Shared, empty
 
 __all__ = ["AccessError", "ArgumentError", "Array", "CapacityError", "Channel", "Client", "ClosedError", "DriverError", "EndedError", "Error", "FilesError", "Follower", "FollowerStats",
-           "ForkedError", "GoneError", "Imported", "InUseError", "Listing", "Message", "MismatchError", "MovedError", "NotSupported", "OutOfMemory", "PeerError", "ProtocolError", "Publication",
+           "ForkedError", "GoneError", "Imported", "InUseError", "Listing", "MemoryInfo", "Message", "MismatchError", "MovedError", "NotSupported", "OutOfMemory", "PeerError", "ProtocolError", "Publication",
            "RefusedError", "Server", "Shared", "StalledError", "TooLargeError", "UnfinishedError", "UnknownError", "WaitTimeout", "WithdrawnError", "connect", "dial", "empty",
-           "inherit", "open_lease"]
+           "inherit", "memory_info", "open_lease"]

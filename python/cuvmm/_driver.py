@@ -7,7 +7,7 @@ import ctypes
 import os
 import threading
 from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 from .errors import ArgumentError, DriverError, ForkedError, NotSupported, OutOfMemory
 
@@ -72,6 +72,7 @@ _CALLS: Dict[str, List[Any]] = {
     "cuEventDestroy_v2": [c_void_p],
     "cuMemAlloc_v2": [POINTER(c_uint64), c_size_t],
     "cuMemFree_v2": [c_uint64],
+    "cuMemGetInfo_v2": [POINTER(c_size_t), POINTER(c_size_t)],
     "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
     "cuMemcpyDtoHAsync_v2": [c_void_p, c_uint64, c_size_t, c_void_p],
     "cuMemcpyDtoDAsync_v2": [c_uint64, c_uint64, c_size_t, c_void_p],
@@ -167,6 +168,21 @@ def device(ordinal: int) -> "Device":
         if known is None:
             known = _devices[ordinal] = Device(d, ordinal)
         return known
+
+
+class MemoryInfo(NamedTuple):
+    """Bytes of a device's memory: what is free, for all processes together, and what there is."""
+
+    free: int
+    total: int
+
+
+def memory_info(ordinal: int = 0) -> MemoryInfo:
+    """The memory of a device, as the driver counts it at this moment."""
+    free, total = c_size_t(), c_size_t()
+    with device(ordinal).current() as d:
+        d.call("cuMemGetInfo_v2", byref(free), byref(total))
+    return MemoryInfo(int(free.value), int(total.value))
 
 
 def devices() -> List["Device"]:

@@ -1,11 +1,11 @@
-"""A trainer hands new weights to two workers after every step, and nothing of it stays behind.
+"""A trainer hands new weights to two workers after every step, without a copy, and gets all of its memory back.
 
     python3 python/samples/weights.py [--bytes 2147483648] [--steps 5]
 
-The trainer writes the weights where they are, and announces them; each worker's next batch uses the newest that is
-complete, in the order of its stream, without a copy or a wait of the host. The weights are two arrays that take turns,
-so no worker reads what the trainer writes. At the end the trainer withdraws them, and its memory is its own again:
-followers that have gone pin nothing.
+The trainer writes the weights in place and announces them. Each worker's next batch uses the newest weights, behind
+the trainer's work in the order of the streams: no host waits for a GPU. Two arrays take turns, so no worker reads what
+the trainer writes. At the end the trainer takes the weights back while both workers go on running: when ``shrink``
+returns, no worker has any of them mapped, and as much memory of the device is free as before.
 """
 
 from __future__ import annotations
@@ -15,83 +15,88 @@ import importlib.util
 import subprocess
 import sys
 import tempfile
-from typing import Any, Callable, List, Tuple
+from typing import Any, List
 
 import cuvmm
 
 HALVES = ("even", "odd")
-
-
-def tensor_of(array: cuvmm.Array) -> Tuple[Any, Callable[[], float]]:
-    """What a program computes with, and its first element: a tensor if PyTorch is there, else the array itself."""
-    if importlib.util.find_spec("torch") is None:
-        return array, lambda: float(array[:1].tolist()[0])
-    torch: Any = importlib.import_module("torch")
-    t = torch.from_dlpack(array.allow_readonly())
-    return t, lambda: float(t[0])
+torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") is not None else None
 
 
 def worker(path: str, name: str) -> None:
-    with cuvmm.connect(path) as client:
-        weights = {half: client.follow(half) for half in HALVES}
+    with cuvmm.connect(path) as client, client.follow(HALVES[0]) as even, client.follow(HALVES[1]) as odd:
         print(f"{name}: ready", flush=True)
         step = 0
         try:
             while True:
-                half = weights[HALVES[step % 2]]
-                half.next()
-                tensor, first = tensor_of(half.array)
-                print(f"{name}: works with the weights of step {first():g}, {len(half)} of them", flush=True)
-                del tensor, first
-                step += 1
+                weights = (even, odd)[step % 2]
+                weights.next(torch.cuda.current_stream() if torch else None)
+                if len(weights) > 0:  # otherwise the trainer has taken them back
+                    print(f"{name}: computes with the weights of step {first(weights.array):g}, {len(weights)} of them", flush=True)
+                    step += 1
         except cuvmm.WithdrawnError:
             pass
-        for half in weights.values():
-            half.close()
 
 
-def trainer(bytes_of_weights: int, steps: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/weights"
-        memory = [cuvmm.empty(bytes_of_weights // 4, "float32") for _ in HALVES]
-        with cuvmm.Server(path) as server:
-            published = [server.publish(half, m) for half, m in zip(HALVES, memory)]
-            workers: List["subprocess.Popen[str]"] = [
-                subprocess.Popen([sys.executable, __file__, "--worker", path, f"worker {i}"], stdout=subprocess.PIPE, text=True) for i in (1, 2)]
-            for w in workers:
-                assert w.stdout is not None
-                print(w.stdout.readline(), end="")
-            for step in range(steps):
-                which = step % 2
-                # Every worker's line of the step before is read: none works with this half any more.
-                write(memory[which], float(step))
-                published[which].announce()
-                for w in workers:
-                    assert w.stdout is not None
-                    print(w.stdout.readline(), end="")
-            for p in published:
-                p.settle(60)
-                p.withdraw()
-            for w in workers:
-                w.wait()
-                assert w.stdout is not None
-                w.stdout.close()
-            pinned = sum(f.pinned for p in published for f in p.followers())
-        for m in memory:
-            m.resize(0)
-            print(f"trainer: {m.trim()} bytes given back, {pinned} pinned by others")
-            m.close()
+def first(weights: cuvmm.Array) -> float:
+    """A batch: here it reads the first weight."""
+    if torch:
+        return float(torch.from_dlpack(weights.allow_readonly())[0])
+    return float(weights[:1].tolist()[0])
+
+
+def train(memory: List[cuvmm.Shared], published: List[cuvmm.Publication], workers: List["subprocess.Popen[str]"], length: int, steps: range) -> None:
+    for step in steps:
+        which = step % 2
+        memory[which].resize(length)
+        write(memory[which], float(step))
+        published[which].announce(stream=torch.cuda.current_stream() if torch else None)
+        for w in workers:  # each has read this half before the trainer writes it again
+            print(line(w))
+    for p, m in zip(published, memory):
+        p.shrink(0, timeout=60)
+        m.resize(0)
+        m.trim()
 
 
 def write(m: cuvmm.Shared, value: float) -> None:
-    """A step of training: here every weight is the step's number."""
-    if importlib.util.find_spec("torch") is None:
+    """A step of training: here every weight becomes the step's number."""
+    if torch:
+        torch.from_dlpack(m.array).fill_(value)
+    else:
         import array
         m.array.write(array.array("f", [value]) * len(m))
-        return
-    torch: Any = importlib.import_module("torch")
-    torch.from_dlpack(m.array).fill_(value)
-    torch.cuda.synchronize()
+
+
+def line(w: "subprocess.Popen[str]") -> str:
+    assert w.stdout is not None
+    said = w.stdout.readline()
+    if not said:
+        raise SystemExit(f"a worker ended with status {w.wait()}")
+    return said.rstrip()
+
+
+def trainer(bytes_of_weights: int, steps: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, cuvmm.Server(f"{folder}/weights") as server:
+        memory = [cuvmm.empty(0, "float32", reserve=bytes_of_weights) for _ in HALVES]
+        published = [server.publish(half, m) for half, m in zip(HALVES, memory)]
+        workers: List["subprocess.Popen[str]"] = [
+            subprocess.Popen([sys.executable, __file__, "--worker", server.path, f"worker {i}"], stdout=subprocess.PIPE, text=True) for i in (1, 2)]
+        for w in workers:
+            print(line(w))
+        train(memory, published, workers, 1, range(2))  # loads what the libraries load once
+        before = cuvmm.memory_info().free
+        train(memory, published, workers, bytes_of_weights // 4, range(2, 2 + steps))
+        after = cuvmm.memory_info().free
+        print(f"trainer: {before} bytes were free before the weights, and {after} are afterwards, with both workers still following")
+        for p in published:
+            p.withdraw()
+        for w in workers:
+            w.communicate()
+        for m in memory:
+            m.close()
+        if after < before:
+            raise SystemExit(f"{before - after} bytes stayed behind")
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import cuvmm
 
+from .go import GoTest
 from .support import DriverTest, environment
 
 PUBLISHER = """
@@ -176,6 +178,36 @@ class Frameworks(DriverTest):
         self.assertLessEqual(after[1], before[1] + 1, "open files")
         self.assertLessEqual(after[2], before[2] + 8, "mappings")
         self.assertLessEqual(after[3], before[3] + 1, "the publisher's open files")
+
+
+class WritersBesideGo(GoTest):
+    """Tensors over memory that a Go process publishes and reads."""
+
+    def test_tensors_write_what_go_reads(self) -> None:
+        if not os.environ.get("CUVMM_TEST_GPU"):
+            raise unittest.SkipTest("set CUVMM_TEST_GPU=1 on a machine with a GPU, PyTorch and CuPy")
+        cupy, torch = (importlib.import_module(name) for name in ("cupy", "torch"))
+        go = self.serving(table=1000)
+        with cuvmm.connect(self.path()) as client, client.follow("table", write=True) as table:
+            table.next(timeout=60)
+            at = table.array.ptr
+            go.done("grow", "table", 50_000_000)
+            stream = torch.cuda.Stream()
+            table.next(stream, timeout=60)
+            with torch.cuda.stream(stream):
+                t = torch.from_dlpack(table.array).view(torch.int32)
+                self.assertTrue(bool((t == torch.arange(50_000_000, device="cuda", dtype=torch.int32)).all()))
+                t[7::1000] = 123
+            stream.synchronize()
+            c = cupy.asarray(table.array)
+            self.assertEqual((int(c[49_999_007]), c.data.ptr, t.data_ptr()), (123, at, at))
+            c[49_999_999] = 456
+            cupy.cuda.runtime.deviceSynchronize()
+            for index, value in ((6, 6), (7, 123), (49_999_007, 123), (49_999_999, 456)):
+                self.assertEqual(go.do("read", "table", index), str(value))
+            del t, c
+            gc.collect()
+        self.assertEqual(go.end(), 0)
 
 
 if __name__ == "__main__":
