@@ -191,8 +191,8 @@ func fabricHandlesOf(m peer.Message) []cuda.FabricHandle {
 	return all
 }
 
-// canDowngrade: the driver's result for a fabric handle is one that means that
-// this process has no use of the fabric. Every other one is an error.
+// canDowngrade: the driver's result for a fabric handle means that this process has no
+// use of the fabric. Every other one is an error.
 func canDowngrade(err error) bool {
 	var d *cuda.Error
 	return errors.As(err, &d) && d.Call == driver.CallMemImportFromShareableHandle.String() &&

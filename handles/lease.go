@@ -93,7 +93,7 @@ func Leases() LeaseStats {
 	return leases.LeaseStats
 }
 
-// LeaseBuffer offers a buffer's bytes in use, as they are now, to those who call
+// LeaseBuffer offers a buffer's bytes in use, as they are now, to callers of
 // [ImportBuffer].
 func LeaseBuffer(b *vmm.Buffer, o LeaseOptions) (*Lease, error) {
 	const op = "handles.LeaseBuffer"
@@ -103,8 +103,8 @@ func LeaseBuffer(b *vmm.Buffer, o LeaseOptions) (*Lease, error) {
 	return leaseMemory(op, b, Descriptor{Kind: BufferKind}, 1, o)
 }
 
-// LeaseArray offers an array's elements in use to those who call [ImportArray]
-// with the same type.
+// LeaseArray offers an array's elements in use to callers of [ImportArray] with the
+// same type.
 func LeaseArray[T any](a *vmm.Array[T], o LeaseOptions) (*Lease, error) {
 	const op = "handles.LeaseArray"
 	if a == nil {
@@ -114,7 +114,7 @@ func LeaseArray[T any](a *vmm.Array[T], o LeaseOptions) (*Lease, error) {
 	return leaseMemory(op, a.Buffer(), Descriptor{Kind: ArrayKind, Element: e, ElementSize: uint32(size)}, uint64(size), o)
 }
 
-// LeaseAllocation offers physical memory to those who call [ImportAllocation].
+// LeaseAllocation offers physical memory to callers of [ImportAllocation].
 func LeaseAllocation(a *vmm.Allocation, o LeaseOptions) (*Lease, error) {
 	const op = "handles.LeaseAllocation"
 	if a == nil {
@@ -140,7 +140,7 @@ func leaseMemory(op string, b *vmm.Buffer, d Descriptor, element uint64, o Lease
 	return lease(op, d, core.SystemOf(b.Device()), about.Asked, about.Imported, v, o)
 }
 
-// lease takes the view over, whatever it returns.
+// lease takes the view over, even if it fails.
 func lease(op string, d Descriptor, on *core.System, asked driver.AllocationProp, imported bool, v share.View, o LeaseOptions) (*Lease, error) {
 	l, err := newLease(op, d, on, asked, imported, v, o)
 	if err != nil {

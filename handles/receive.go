@@ -51,8 +51,8 @@ func ReceiveArray[T any](ctx context.Context, c *peer.Conn, d *cuda.Device, o Im
 
 // ReceiveAllocation waits for memory that the peer shares with
 // [SendAllocation], and checks it as ReceiveBuffer does. The caller maps it
-// where it likes, and closes it. ReadOnly is ErrInvalidArgument: whoever maps it
-// says who may touch it.
+// where it likes, and closes it. ReadOnly is ErrInvalidArgument: access is granted
+// where the memory is mapped.
 func ReceiveAllocation(ctx context.Context, c *peer.Conn, d *cuda.Device, o ImportOptions) (*vmm.Allocation, error) {
 	const op = "handles.ReceiveAllocation"
 	if o.ReadOnly {

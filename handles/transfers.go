@@ -34,7 +34,7 @@ import (
 // begins anew with descriptors, if the offer says that there are any.
 //
 // Either side ends it at any time before: the sender by withdrawn, the receiver
-// by declined, both with the reason. So no side keeps what the other believes to
+// by declined, both with the reason. So neither side keeps what the other believes to
 // have failed, unless the connection ends in between. What of an ended transfer
 // is still under way is dropped on arrival, and the connection goes on.
 
@@ -192,7 +192,7 @@ func (b *transfers) part(tr *transfer, m peer.Message) (keep bool, err error) {
 	case m.Kind == wire.Confirmed && !tr.mapped:
 		return false, peererr.Violation("transfer %d confirmed before it was mapped", tr.number)
 	case m.Kind == wire.Withdrawn && !tr.taken:
-		b.end(tr) // no caller has seen it
+		b.end(tr) // nothing has seen it
 		return false, nil
 	case len(tr.parts) > chunkWindow:
 		return false, peererr.Violation("more than %d parts of a transfer under way", chunkWindow)

@@ -94,7 +94,7 @@ func (c *Conn) fail(err error) error {
 		refuse(c.sock, c.out.peer, c.out.sequence, err.Error())
 		c.sending.Give()
 	}
-	close(c.over) // first, for those that the socket's end wakes
+	close(c.over) // first, for the goroutines that the socket's end wakes
 	c.sock.Shutdown()
 	return err
 }
@@ -317,7 +317,7 @@ func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, p
 		p, body, with = c.out.packet(p, m, bytes, fds, batch)
 		err = wait.Until(ctx, limit, c.sock.SetWriteDeadline, func() error { return c.sock.Send(p, numbers[fds:fds+with]) })
 		if sock.TooManyInFlight(err) {
-			// Those that are on their way count for all processes of this user,
+			// Descriptors in flight count for all processes of this user,
 			// until their receivers take them.
 			batch = max(1, with/2)
 			if wait.SleepUntil(ctx, moment, limit) {

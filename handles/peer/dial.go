@@ -43,7 +43,7 @@ func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 	}
 	if err != nil {
 		_ = s.Close()
-		return nil, peererr.Wrap(err, op, ErrPeer, fmt.Sprintf("who serves %q", path), "let it in with Options.Allow if that is whom you mean")
+		return nil, peererr.Wrap(err, op, ErrPeer, fmt.Sprintf("the process that serves %q", path), "admit it with Options.Allow if it is the one you mean")
 	}
 	c := newConn(s, o)
 	c.peer, c.known = who, true
@@ -68,11 +68,11 @@ func dial(ctx context.Context, op string, d *sock.Dir, path, name string, timeou
 			return s, nil
 		case ctx.Err() != nil:
 			return nil, peererr.Wait(ctx, op, asked, "see whether the process that serves it accepts connections")
-		case sock.NobodyListens(err) && !settled && unlocked(ctx, d, limit):
+		case sock.NotListening(err) && !settled && unlocked(ctx, d, limit):
 			settled = true
 			continue
-		case sock.NobodyListens(err):
-			return nil, peererr.Wrap(err, op, ErrGone, "nobody serves "+asked, "start the process that serves it")
+		case sock.NotListening(err):
+			return nil, peererr.Wrap(err, op, ErrGone, "no process serves "+asked, "start the process that serves it")
 		case !sock.Busy(err):
 			return nil, peererr.System(op, asked, err)
 		case !wait.SleepUntil(ctx, moment, limit):

@@ -23,7 +23,7 @@ import (
 // An open descriptor of GPU memory keeps that memory taken, so its owner closes
 // it. One that the collector finds without Close is counted and reported
 // ([TraceFDs]) and closed: unlike an address, its number is lent for the time
-// of a call only, so no other owner can have it.
+// of a call only, so nothing else can have it.
 type FD struct {
 	owned
 	s       *descriptor

@@ -35,7 +35,7 @@ type Listener struct {
 const maxName = 80
 
 // Listen makes a socket of that name in a directory that belongs to this
-// process's user and lets no other user in (mode 0700); the directory is made
+// process's user alone (mode 0700); the directory is made
 // where there is none. An empty name is a random one, which [Listener.Path]
 // tells. A socket that a process of this user left behind when it died is
 // replaced; anything else of that name is cuda.ErrInUse.
@@ -138,7 +138,7 @@ func (l *Listener) bind(op, name string) error {
 }
 
 // removeStale makes the name free where it is a socket of this user that
-// no process listens on. The lock keeps others from making a new one meanwhile.
+// no process listens on. The lock keeps other processes from making a new one.
 func (l *Listener) removeStale(op, name string) error {
 	entry, err := l.dir.Lookup(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -156,7 +156,7 @@ func (l *Listener) removeStale(op, name string) error {
 	if err == nil {
 		_ = c.Close()
 	}
-	if !sock.NobodyListens(err) {
+	if !sock.NotListening(err) {
 		return peererr.Wrap(err, op, cuda.ErrInUse, fmt.Sprintf("a process serves %q", l.path), "use another name, or end that process")
 	}
 	if err := l.dir.Remove(name); err != nil {
@@ -170,7 +170,7 @@ func (l *Listener) Path() string { return l.path }
 
 // Accept waits for the next peer that Options.Allow lets in; those it does not
 // are told and forgotten. It does not wait for the peer to say anything, so a
-// silent one holds up no other. The caller closes the connection.
+// silent one delays no other. The caller closes the connection.
 //
 // An error other than that of the context, or cuda.ErrClosed, may pass: that
 // this process may open no more files, above all.
@@ -219,7 +219,7 @@ func (l *Listener) notAccepted(ctx context.Context, op string) error {
 	return peererr.Wait(ctx, op, l.path, "no peer came: start one")
 }
 
-// admit asks the system who the peer is, and the policy whether it may.
+// admit returns the peer's credentials, and the policy's error if it is refused.
 func admit(s *sock.Conn, allow func(Credentials) error) (Credentials, error) {
 	cred, err := s.Peer()
 	if err != nil {
@@ -237,7 +237,7 @@ func (l *Listener) Released() cuda.Completion { return l.closer.Completion() }
 // Close does nothing.
 func (l *Listener) Close() error {
 	const op = "peer.Listener.Close"
-	// Those who wait end. The socket itself stays until its name is removed, or
+	// Waiting calls end. The socket itself stays until its name is removed, or
 	// another process would take it for a stale one.
 	l.closer.Life.Close()
 	l.end()

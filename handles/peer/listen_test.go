@@ -184,7 +184,7 @@ func TestAServerThatIsKilledIsNoticedAndReplaced(t *testing.T) {
 	require.NoError(t, err, "the dead server's socket is there")
 	_, err = peer.Dial(t.Context(), path, peer.Options{})
 	require.ErrorIs(t, err, peer.ErrGone)
-	require.ErrorContains(t, err, "nobody serves")
+	require.ErrorContains(t, err, "no process serves")
 	l, err := peer.Listen(dir, "s", peer.Options{})
 	require.NoError(t, err)
 	require.NoError(t, l.Close())

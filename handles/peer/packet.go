@@ -63,7 +63,7 @@ type Message struct {
 	// Kind is the program's own, from 1 to MaxKind.
 	Kind uint16
 	Body []byte
-	// FDs belong to the receiver, who closes them, and stay the sender's.
+	// FDs stay the sender's; those that arrive belong to the receiver, which closes them.
 	FDs []*FD
 }
 

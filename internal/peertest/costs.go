@@ -17,7 +17,7 @@ func WithCosts(m *sim.Machine) {
 	const (
 		export, take, mapping, access = 38 * time.Microsecond, 28 * time.Microsecond, 4 * time.Microsecond, 30 * time.Microsecond
 	)
-	var mapped atomic.Int64 // since the last grant, which is dear by the chunk
+	var mapped atomic.Int64 // since the last grant, which costs by the chunk
 	m.OnCall(func(call string) {
 		switch call {
 		case "cuMemExportToShareableHandle":

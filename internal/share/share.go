@@ -28,7 +28,7 @@ type Memory interface {
 	Used() uint64
 	Committed() uint64
 
-	// View answers the chunks that hold the first n bytes, of which all must be
+	// View returns the chunks that hold the first n bytes, of which all must be
 	// in use (cuda.ErrOutOfRange). Each comes with a count of its own, so they
 	// stay valid whatever becomes of the buffer; the caller releases the view.
 	View(op string, n uint64) (View, error)
@@ -81,7 +81,7 @@ type Hold interface {
 	// Begin begins a change of the buffer, after waiting for one that runs, which
 	// may wait for the GPU.
 	Begin(op string) (Shrinking, error)
-	// Release lets go. Twice is once.
+	// Release lets go. Idempotent.
 	Release()
 }
 
@@ -143,7 +143,7 @@ type Chunk struct {
 // a count of its own.
 type View struct{ Chunks []Chunk }
 
-// Release gives the counts back. Twice is once. After an error the chunks that
+// Release gives the counts back. Idempotent. After an error the chunks that
 // could not be released are still in the view.
 func (v *View) Release() error {
 	for len(v.Chunks) > 0 {
@@ -208,7 +208,7 @@ func SetMake(buffer func(op string, o ImportOptions) (any, error), allocation fu
 }
 
 // Holder is embedded, unexported, by vmm.Buffer. Its only method is unexported
-// too, so nobody outside can reach the inner state.
+// too, so users cannot reach the inner state.
 type Holder struct{ m Memory }
 
 // HoldMemory makes the holder.

@@ -174,9 +174,9 @@ func TooManyInFlight(err error) bool { return errors.Is(err, unix.ETOOMANYREFS) 
 // Busy reports whether a Dial failed since the queue of the listener is full.
 func Busy(err error) bool { return errors.Is(err, unix.EAGAIN) }
 
-// NobodyListens reports whether a Dial failed since the file is not, or no
+// NotListening reports whether a Dial failed since the file is not, or no
 // longer, a socket with a listener.
-func NobodyListens(err error) bool { return errors.Is(err, unix.ECONNREFUSED) }
+func NotListening(err error) bool { return errors.Is(err, unix.ECONNREFUSED) }
 
 // Peer is who is at the other end of a connection that Dial or Accept made. A
 // socketpair's credentials are those of whoever made it, at both ends.

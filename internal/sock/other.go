@@ -36,7 +36,7 @@ func TooManyInFlight(error) bool { return false }
 
 func Busy(error) bool { return false }
 
-func NobodyListens(error) bool { return false }
+func NotListening(error) bool { return false }
 
 func NoDir(error) bool { return false }
 

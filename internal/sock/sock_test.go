@@ -139,7 +139,7 @@ func TestADirectoryIsUsedAsItWasOpened(t *testing.T) {
 	_, err = d.Lookup("s")
 	require.NoError(t, err, "the listener removes nothing")
 	_, err = sock.Dial(t.Context(), d, "s")
-	require.True(t, sock.NobodyListens(err), err)
+	require.True(t, sock.NotListening(err), err)
 	require.NoError(t, d.Remove("s"))
 	_, err = d.Lookup("s")
 	require.ErrorIs(t, err, os.ErrNotExist)
