@@ -1,7 +1,6 @@
 package handles
 
 import (
-	"encoding/binary"
 	"fmt"
 	"slices"
 	"unicode/utf8"
@@ -67,11 +66,13 @@ func transferOf(m peer.Message) (uint32, error) {
 	case reason && !utf8.Valid(m.Body[transferHeader:]):
 		return 0, peererr.Violation("a message of kind %d with a reason that is not UTF-8", m.Kind)
 	}
-	return binary.LittleEndian.Uint32(m.Body), nil
+	return numberAt(m.Body, 0), nil
 }
 
 func transferMessage(kind uint16, t uint32) peer.Message {
-	return peer.Message{Kind: kind, Body: binary.LittleEndian.AppendUint32(nil, t)}
+	var e wire.Encoder
+	e.Uint32(t)
+	return peer.Message{Kind: kind, Body: e.B}
 }
 
 func offerMessage(t uint32, who identity, d *Descriptor) (peer.Message, error) {
@@ -90,12 +91,19 @@ func parseOffer(m peer.Message) (who identity, d Descriptor, err error) {
 
 // countMessage is one of chunks or of taken.
 func countMessage(kind uint16, t uint32, count int) peer.Message {
-	m := transferMessage(kind, t)
-	m.Body = binary.LittleEndian.AppendUint32(m.Body, uint32(count))
-	return m
+	var e wire.Encoder
+	e.Uint32(t)
+	e.Uint32(uint32(count))
+	return peer.Message{Kind: kind, Body: e.B}
 }
 
-func countOf(m peer.Message) uint32 { return binary.LittleEndian.Uint32(m.Body[transferHeader:]) }
+func countOf(m peer.Message) uint32 { return numberAt(m.Body, transferHeader) }
+
+// numberAt reads a number of a body whose length was checked.
+func numberAt(body []byte, at int) uint32 {
+	d := wire.Decoder{B: body[at:]}
+	return d.Uint32()
+}
 
 // reasonMessage is one of withdrawn or of declined.
 func reasonMessage(kind uint16, t uint32, reason error) peer.Message {

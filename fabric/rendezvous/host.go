@@ -11,6 +11,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
 // Host makes a group of processes of one host, of which this one is rank 0, and
@@ -116,7 +117,7 @@ func (t *hostTransport) serve(conn *peer.Conn) {
 		case err != nil:
 			t.tell(Event{Kind: Lost, Rank: m.rank, Reason: "its process is gone: " + err.Error()})
 			return
-		case msg.Kind == kindDone:
+		case msg.Kind == wire.Left:
 			_ = msg.Close()
 			t.tell(Event{Kind: Left, Rank: m.rank})
 			return
@@ -164,21 +165,21 @@ func (t *hostTransport) admit(conn *peer.Conn) *member {
 		return nil
 	}
 	challenge := newNonce()
-	if conn.Send(ctx, peer.Message{Kind: kindChallenge, Body: challenge[:]}) != nil {
+	if conn.Send(ctx, peer.Message{Kind: wire.Challenge, Body: challenge[:]}) != nil {
 		return nil
 	}
 	if msg, ok = receive(); !ok {
 		return nil
 	}
-	proof, err := fixed(msg, kindProof, len(nonce{}))
+	proof, err := fixed(msg, wire.Proof, len(nonce{}))
 	switch {
 	case err != nil:
 		return nil
 	case !t.secret.proves(memberProves, h, challenge, proof):
-		_ = conn.Send(ctx, peer.Message{Kind: kindUnproved})
+		_ = conn.Send(ctx, peer.Message{Kind: wire.Unproved})
 		return nil
 	case int(h.Size) != t.Size():
-		_ = conn.Send(ctx, peer.Message{Kind: kindOtherSize, Body: binary.LittleEndian.AppendUint32(nil, uint32(t.Size()))})
+		_ = conn.Send(ctx, peer.Message{Kind: wire.OtherSize, Body: binary.LittleEndian.AppendUint32(nil, uint32(t.Size()))})
 		return nil
 	}
 	m := &member{rank: int(h.Rank), conn: conn, out: newQueue(), sent: make(chan struct{})}
@@ -197,10 +198,10 @@ func (t *hostTransport) admit(conn *peer.Conn) *member {
 		return nil // the end of the connection says so
 	}
 	if !free {
-		_ = conn.Send(ctx, peer.Message{Kind: kindTaken})
+		_ = conn.Send(ctx, peer.Message{Kind: wire.RankTaken})
 		return nil
 	}
-	if err := conn.Send(ctx, peer.Message{Kind: kindWelcome, Body: t.secret.proof(hostProves, h, challenge)}); err != nil {
+	if err := conn.Send(ctx, peer.Message{Kind: wire.Welcome, Body: t.secret.proof(hostProves, h, challenge)}); err != nil {
 		m.out.close()
 		close(m.sent)
 		t.tell(Event{Kind: Lost, Rank: m.rank, Reason: "its process went as it joined: " + err.Error()})

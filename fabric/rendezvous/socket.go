@@ -10,6 +10,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
 // Join enters the group of a host process ([Host]) as one of its ranks, from 1 on,
@@ -68,12 +69,12 @@ func (t *memberTransport) CarriesFiles() bool { return true }
 // enter introduces this rank and exchanges proofs of the secret with the host.
 func (t *memberTransport) enter(ctx context.Context, secret Secret) error {
 	me := hello{uint32(t.rank), uint32(t.size), newNonce()}
-	b, err := t.ask(ctx, me.message(), kindChallenge, len(nonce{}))
+	b, err := t.ask(ctx, me.message(), wire.Challenge, len(nonce{}))
 	if err != nil {
 		return err
 	}
 	challenge := nonce(b)
-	b, err = t.ask(ctx, peer.Message{Kind: kindProof, Body: secret.proof(memberProves, me, challenge)}, kindWelcome, len(nonce{}))
+	b, err = t.ask(ctx, peer.Message{Kind: wire.Proof, Body: secret.proof(memberProves, me, challenge)}, wire.Welcome, len(nonce{}))
 	if err != nil {
 		return err
 	}
@@ -96,12 +97,12 @@ func (t *memberTransport) ask(ctx context.Context, m peer.Message, kind uint16, 
 	}
 	defer func() { _ = reply.Close() }()
 	switch reply.Kind {
-	case kindTaken:
+	case wire.RankTaken:
 		return nil, fmt.Errorf("%w: another process has joined as rank %d; give each a rank of its own, and make a new group after one has ended", cuda.ErrInUse, t.rank)
-	case kindUnproved:
+	case wire.Unproved:
 		return nil, fmt.Errorf("%w: the host has another secret than this rank; %s", peer.ErrPeer, sameSecret)
-	case kindOtherSize:
-		b, err := fixed(reply, kindOtherSize, 4)
+	case wire.OtherSize:
+		b, err := fixed(reply, wire.OtherSize, 4)
 		if err != nil {
 			return nil, err
 		}
@@ -172,7 +173,7 @@ func (t *memberTransport) Close(*Event) (err error) {
 		defer cancel()
 		// Otherwise this rank counts as lost. The host ends the connection when it
 		// has read that; ending it here first could make its sending fail before.
-		if t.conn.Send(ctx, peer.Message{Kind: kindDone}) == nil {
+		if t.conn.Send(ctx, peer.Message{Kind: wire.Left}) == nil {
 			select {
 			case <-t.ended:
 			case <-ctx.Done():

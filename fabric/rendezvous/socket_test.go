@@ -12,6 +12,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/stretchr/testify/require"
 )
 
@@ -48,13 +49,13 @@ func TestJoiningAHostThatCloses(t *testing.T) {
 	defer func() { require.NoError(t, c.Close()) }()
 	m := &memberTransport{rank: 1, size: 2, conn: c}
 	me := hello{1, 2, newNonce()}
-	b, err := m.ask(t.Context(), me.message(), kindChallenge, len(nonce{}))
+	b, err := m.ask(t.Context(), me.message(), wire.Challenge, len(nonce{}))
 	require.NoError(t, err)
 	inside := host.transport.(*hostTransport)
 	inside.mu.Lock()
 	inside.closed = true
 	inside.mu.Unlock()
-	_, err = m.ask(t.Context(), peer.Message{Kind: kindProof, Body: Secret(nil).proof(memberProves, me, nonce(b))}, kindWelcome, len(nonce{}))
+	_, err = m.ask(t.Context(), peer.Message{Kind: wire.Proof, Body: Secret(nil).proof(memberProves, me, nonce(b))}, wire.Welcome, len(nonce{}))
 	require.ErrorIs(t, err, peer.ErrGone)
 	inside.mu.Lock()
 	inside.closed = false // so that Close says it leaves
@@ -77,9 +78,9 @@ func aHost(t *testing.T, admits bool) (path string) {
 		if m, err := c.Receive(context.Background()); err == nil && admits {
 			h, _ := readHello(m)
 			challenge := newNonce()
-			_ = c.Send(context.Background(), peer.Message{Kind: kindChallenge, Body: challenge[:]})
+			_ = c.Send(context.Background(), peer.Message{Kind: wire.Challenge, Body: challenge[:]})
 			_, _ = c.Receive(context.Background())
-			_ = c.Send(context.Background(), peer.Message{Kind: kindWelcome, Body: Secret(nil).proof(hostProves, h, challenge)})
+			_ = c.Send(context.Background(), peer.Message{Kind: wire.Welcome, Body: Secret(nil).proof(hostProves, h, challenge)})
 		}
 		<-over
 		_ = c.Close()
@@ -142,10 +143,10 @@ func TestAHostileMember(t *testing.T) {
 		"a second greeting":              {[]peer.Message{hello{Rank: 1, Size: 3}.message()}, "what no rank sends"},
 		"that another rank is lost":      {[]peer.Message{Event{Kind: Lost, Rank: 2}.message()}, "what no rank sends"},
 		"that the group has ended":       {[]peer.Message{Event{Kind: Ended}.message()}, "what no rank sends"},
-		"files with a failure":           {[]peer.Message{{Kind: kindEvent, Body: Event{Kind: Failed}.message().Body, FDs: []*peer.FD{file()}}}, "what no rank sends"},
+		"files with a failure":           {[]peer.Message{{Kind: wire.Event, Body: Event{Kind: Failed}.message().Body, FDs: []*peer.FD{file()}}}, "what no rank sends"},
 		"a step twice":                   {[]peer.Message{posted(0, "go"), posted(0, "go")}, "arrived at step 0"},
 		"steps that no rank has reached": {[]peer.Message{posted(2, "go")}, "arrived at step 2"},
-		"files, and then another's step": {[]peer.Message{{Kind: kindEvent, Body: posted(0, "stop").Body, FDs: []*peer.FD{file()}}}, `at "stop"`},
+		"files, and then another's step": {[]peer.Message{{Kind: wire.Event, Body: posted(0, "stop").Body, FDs: []*peer.FD{file()}}}, `at "stop"`},
 		"nothing, and goes":              {nil, "its process is gone"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,24 +1,11 @@
 package rendezvous
 
 import (
-	"encoding/binary"
 	"fmt"
 	"unicode/utf8"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
-)
-
-// Kinds of messages between the processes of a group.
-const (
-	kindHello     = 0x52_01 // rank, size and nonce, to the host
-	kindWelcome   = 0x52_02 // the host's proof: the rank is a member
-	kindEvent     = 0x52_03
-	kindDone      = 0x52_04 // the member leaves
-	kindTaken     = 0x52_05 // the host refuses: another process has the rank
-	kindOtherSize = 0x52_06 // the host refuses: the size of its group is another
-	kindChallenge = 0x52_07 // the host's nonce
-	kindProof     = 0x52_08 // the member's proof
-	kindUnproved  = 0x52_09 // the host refuses: the proof is not of its secret
+	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
 // hello is a member's first message.
@@ -28,18 +15,21 @@ type hello struct {
 }
 
 func (h hello) message() peer.Message {
-	b := binary.LittleEndian.AppendUint32(nil, h.Rank)
-	b = binary.LittleEndian.AppendUint32(b, h.Size)
-	return peer.Message{Kind: kindHello, Body: append(b, h.Nonce[:]...)}
+	var e wire.Encoder
+	e.Uint32(h.Rank)
+	e.Uint32(h.Size)
+	e.Raw(h.Nonce[:])
+	return peer.Message{Kind: wire.Hello, Body: e.B}
 }
 
 func readHello(m peer.Message) (h hello, err error) {
-	b, err := fixed(m, kindHello, 8+len(h.Nonce))
+	b, err := fixed(m, wire.Hello, 8+len(h.Nonce))
 	if err != nil {
 		return h, err
 	}
-	h = hello{Rank: binary.LittleEndian.Uint32(b), Size: binary.LittleEndian.Uint32(b[4:])}
-	copy(h.Nonce[:], b[8:])
+	d := wire.Decoder{B: b}
+	h.Rank, h.Size = d.Uint32(), d.Uint32()
+	copy(h.Nonce[:], d.B)
 	return h, nil
 }
 
@@ -62,13 +52,13 @@ const MaxReason = 4096
 // that is too long.
 func (e Event) MarshalBinary() ([]byte, error) {
 	name, reason := cut(e.Step.Name, MaxName), cut(e.Reason, MaxReason)
-	b := make([]byte, 0, eventHeader+len(name)+len(reason)+len(e.Contribution.Body))
-	b = append(b, byte(e.Kind))
-	b = binary.LittleEndian.AppendUint32(b, uint32(e.Rank))
-	b = binary.LittleEndian.AppendUint64(b, e.Step.Number)
-	b = binary.LittleEndian.AppendUint16(b, uint16(len(name)))
-	b = binary.LittleEndian.AppendUint16(b, uint16(len(reason)))
-	return append(append(append(b, name...), reason...), e.Contribution.Body...), nil
+	out := wire.Encoder{B: make([]byte, 0, eventHeader+len(name)+len(reason)+len(e.Contribution.Body))}
+	out.Uint8(uint8(e.Kind))
+	out.Uint32(uint32(e.Rank))
+	out.Uint64(e.Step.Number)
+	out.Uint16(uint16(len(name)))
+	out.Uint16(uint16(len(reason)))
+	return append(append(append(out.B, name...), reason...), e.Contribution.Body...), nil
 }
 
 // cut shortens a text to a number of bytes, between characters.
@@ -89,10 +79,11 @@ func (e *Event) UnmarshalBinary(b []byte) error {
 	if len(b) < eventHeader {
 		return bad(fmt.Sprintf("%d bytes", len(b)))
 	}
-	n := Event{Kind: EventKind(b[0]), Rank: int(binary.LittleEndian.Uint32(b[1:]))}
-	n.Step.Number = binary.LittleEndian.Uint64(b[5:])
-	name, reason := int(binary.LittleEndian.Uint16(b[13:])), int(binary.LittleEndian.Uint16(b[15:]))
-	b = b[eventHeader:]
+	d := wire.Decoder{B: b}
+	n := Event{Kind: EventKind(d.Uint8()), Rank: int(d.Uint32())}
+	n.Step.Number = d.Uint64()
+	name, reason := int(d.Uint16()), int(d.Uint16())
+	b = d.B
 	switch {
 	case n.Kind < Posted || n.Kind > Ended:
 		return bad(fmt.Sprintf("kind %d", n.Kind))
@@ -116,14 +107,14 @@ func (e *Event) UnmarshalBinary(b []byte) error {
 // message lends the event's files to the message.
 func (e Event) message() peer.Message {
 	body, _ := e.MarshalBinary() // never fails
-	return peer.Message{Kind: kindEvent, Body: body, FDs: e.Contribution.Files}
+	return peer.Message{Kind: wire.Event, Body: body, FDs: e.Contribution.Files}
 }
 
 // readEvent takes ownership of the message's files if it succeeds.
 func readEvent(m peer.Message) (e Event, err error) {
 	switch err = e.UnmarshalBinary(m.Body); {
 	case err != nil:
-	case m.Kind != kindEvent:
+	case m.Kind != wire.Event:
 		err = fmt.Errorf("%w: a message of kind %#x", peer.ErrProtocol, m.Kind)
 	case e.Kind != Posted && len(m.FDs) > 0 || len(m.FDs) > MaxFiles:
 		err = fmt.Errorf("%w: an event with %d files", peer.ErrProtocol, len(m.FDs))

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/stretchr/testify/require"
 )
 
@@ -19,7 +20,7 @@ func FuzzEvent(f *testing.F) {
 	}
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		e, err := readEvent(peer.Message{Kind: kindEvent, Body: b})
+		e, err := readEvent(peer.Message{Kind: wire.Event, Body: b})
 		if err != nil {
 			require.ErrorIs(t, err, peer.ErrProtocol)
 			return
@@ -39,7 +40,7 @@ func TestHello(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, want, h)
 	for _, b := range [][]byte{nil, make([]byte, 8), make([]byte, 39), make([]byte, 41)} {
-		_, err := readHello(peer.Message{Kind: kindHello, Body: b})
+		_, err := readHello(peer.Message{Kind: wire.Hello, Body: b})
 		require.ErrorIs(t, err, peer.ErrProtocol)
 	}
 }
