@@ -126,7 +126,7 @@ func TestOtherBytesAreRefused(t *testing.T) {
 		{"half a header", func(b []byte) []byte { return b[:40] }, handles.ErrDescriptor, "40 bytes, of which a descriptor has at least 76"},
 		{"a chunk missing", func(b []byte) []byte { return b[:len(b)-8] }, handles.ErrDescriptor, "16 bytes for the sizes of 3 chunks, which take 24"},
 		{"a byte missing", func(b []byte) []byte { return b[:len(b)-1] }, handles.ErrDescriptor, "23 bytes"},
-		{"a byte too many", func(b []byte) []byte { return append(b, 0) }, handles.ErrDescriptor, "25 bytes"},
+		{"a byte too many", func(b []byte) []byte { return append(b, 0) }, handles.ErrDescriptor, "1 byte behind the sizes of 3 chunks"},
 		{"a count of 4 thousand millions", func(b []byte) []byte { copy(b[72:], "\xff\xff\xff\xff"); return b }, handles.ErrDescriptor, "4294967295 chunks"},
 		{"far too long", func([]byte) []byte { return make([]byte, handles.MaxDescriptorBytes+1) }, peer.ErrTooLarge, "524365 bytes"},
 		{"other magic", func(b []byte) []byte { b[3] = 'E'; return b }, handles.ErrDescriptor, `"cuvE"`},

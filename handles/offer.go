@@ -1,7 +1,6 @@
 package handles
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,6 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -101,34 +101,28 @@ func (o *Offer) UnmarshalText(text []byte) error {
 	if err != nil {
 		return err
 	}
-	if len(b) < descriptorHeader+len(o.Lease) {
-		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes, of which an offer has at least %d", len(b), descriptorHeader+len(o.Lease)), "pass the text of MarshalText")
-	}
+	r := wire.Decoder{B: b}
 	var n Offer
-	chunks := int(binary.LittleEndian.Uint32(b[descriptorHeader-4:]))
-	end := descriptorHeader + 8*chunks
-	if chunks > MaxChunks || end+len(n.Lease) > len(b) {
-		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes for %s", len(b), errs.Count(chunks, "chunk")), "pass the text of MarshalText")
-	}
-	if err := n.Descriptor.UnmarshalBinary(b[:end]); err != nil {
+	if n.Descriptor, err = decodeDescriptor(op, &r); err != nil {
 		return err
 	}
-	b = b[end+copy(n.Lease[:], b[end:]):]
-	want := 0
+	copy(n.Lease[:], r.Raw(len(n.Lease)))
+	malformed := func(format string, args ...any) error {
+		return peererr.New(op, ErrDescriptor, fmt.Sprintf(format, args...), "pass the text of MarshalText")
+	}
+	chunks := len(n.Descriptor.Chunks)
 	switch n.Descriptor.Handle {
 	case vmm.Fabric:
-		want = chunks
+		n.Handles = make([]cuda.FabricHandle, chunks)
 	case vmm.PosixFD:
 	default:
-		return peererr.New(op, ErrDescriptor, fmt.Sprintf("an offer by %v", n.Descriptor.Handle), "pass the text of MarshalText")
+		return malformed("an offer by %v", n.Descriptor.Handle)
 	}
-	if len(b) != want*len(cuda.FabricHandle{}) {
-		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes of fabric handles for %s", len(b), errs.Count(want, "chunk")), "pass the text of MarshalText")
+	for i := range n.Handles {
+		copy(n.Handles[i][:], r.Raw(len(n.Handles[i])))
 	}
-	for range want {
-		var h cuda.FabricHandle
-		b = b[copy(h[:], b):]
-		n.Handles = append(n.Handles, h)
+	if err := r.End(); err != nil {
+		return malformed("%v, in the lease and the handles of %s", err, errs.Count(chunks, "chunk"))
 	}
 	*o = n
 	return nil
@@ -168,10 +162,11 @@ func (o Offer) Receipt() Receipt { return Receipt{Lease: o.Lease, Importer: Self
 
 // MarshalText writes the one text form.
 func (r Receipt) MarshalText() ([]byte, error) {
-	b := append([]byte(nil), r.Lease[:]...)
-	b = binary.LittleEndian.AppendUint32(b, r.Importer.PID)
-	b = append(b, r.Importer.Instance[:]...)
-	return textEncoding.AppendEncode([]byte(receiptPrefix), b), nil
+	var e wire.Encoder
+	e.Raw(r.Lease[:])
+	e.Uint32(r.Importer.PID)
+	e.Raw(r.Importer.Instance[:])
+	return textEncoding.AppendEncode([]byte(receiptPrefix), e.B), nil
 }
 
 // UnmarshalText reads the text form and takes nothing else: after an error the
@@ -186,9 +181,10 @@ func (r *Receipt) UnmarshalText(text []byte) error {
 	if len(b) != size {
 		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes, where a receipt has %d", len(b), size), "pass the text of MarshalText")
 	}
-	copy(r.Lease[:], b)
-	r.Importer.PID = binary.LittleEndian.Uint32(b[16:])
-	copy(r.Importer.Instance[:], b[20:])
+	d := wire.Decoder{B: b}
+	copy(r.Lease[:], d.Raw(len(r.Lease)))
+	r.Importer.PID = d.Uint32()
+	copy(r.Importer.Instance[:], d.B)
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -91,26 +92,38 @@ func (d *Descriptor) UnmarshalBinary(b []byte) error {
 		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d bytes, of which a descriptor has at most %d", len(b), MaxDescriptorBytes),
 			"pass the bytes of one descriptor")
 	}
-	if len(b) < descriptorHeader {
-		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes, of which a descriptor has at least %d", len(b), descriptorHeader),
+	r := wire.Decoder{B: b}
+	n, err := decodeDescriptor(op, &r)
+	if err != nil {
+		return err
+	}
+	if left := len(r.B); left > 0 {
+		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%s behind the sizes of %s", errs.Count(left, "byte"), errs.Count(len(n.Chunks), "chunk")), "pass the bytes of MarshalBinary and no more")
+	}
+	*d = n
+	return nil
+}
+
+// decodeDescriptor takes a descriptor from the front of a message.
+func decodeDescriptor(op string, r *wire.Decoder) (n Descriptor, err error) {
+	if have := len(r.B); have < descriptorHeader {
+		return n, peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes, of which a descriptor has at least %d", have, descriptorHeader),
 			"pass all bytes of MarshalBinary")
 	}
-	r := wire.Decoder{B: b}
 	if magic := r.Raw(len(descriptorMagic)); string(magic) != descriptorMagic {
-		return peererr.New(op, ErrDescriptor, fmt.Sprintf("it begins with %q instead of %q", magic, descriptorMagic),
+		return n, peererr.New(op, ErrDescriptor, fmt.Sprintf("it begins with %q instead of %q", magic, descriptorMagic),
 			"pass the bytes of MarshalBinary")
 	}
 	if v := r.Uint16(); v != descriptorVersion {
-		return peererr.New(op, ErrDescriptor, fmt.Sprintf("version %d, where this library knows %d", v, descriptorVersion),
+		return n, peererr.New(op, ErrDescriptor, fmt.Sprintf("version %d, where this library knows %d", v, descriptorVersion),
 			"use the same version of this library in both processes")
 	}
-	var n Descriptor
 	n.Kind, n.Element = Kind(r.Uint8()), ElementType(r.Uint8())
 	n.ElementSize, n.Length = r.Uint32(), r.Uint64()
 	n.Location.Type = cuda.LocationType(r.Uint8())
 	flags := r.Uint8()
 	if flags&^(flagCompressible|flagRDMA) != 0 {
-		return peererr.New(op, ErrDescriptor, fmt.Sprintf("flags %#x", flags), "use the same version of this library in both processes")
+		return n, peererr.New(op, ErrDescriptor, fmt.Sprintf("flags %#x", flags), "use the same version of this library in both processes")
 	}
 	n.Compressible, n.RDMA = flags&flagCompressible != 0, flags&flagRDMA != 0
 	n.Handle = vmm.HandleTypes(r.Uint16())
@@ -119,9 +132,9 @@ func (d *Descriptor) UnmarshalBinary(b []byte) error {
 	n.Generation, n.Exporter.PID = r.Uint64(), r.Uint32()
 	copy(n.Exporter.Instance[:], r.Raw(len(n.Exporter.Instance)))
 	count := uint64(r.Uint32())
-	if have := uint64(len(r.B)); have != 8*count {
-		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes for the sizes of %d chunks, which take %d", have, count, 8*count),
-			"pass all bytes of MarshalBinary and no more")
+	if have := uint64(len(r.B)); have < 8*count {
+		return n, peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes for the sizes of %d chunks, which take %d", have, count, 8*count),
+			"pass all bytes of MarshalBinary")
 	}
 	if count > 0 {
 		n.Chunks = make([]uint64, count)
@@ -129,11 +142,7 @@ func (d *Descriptor) UnmarshalBinary(b []byte) error {
 	for i := range n.Chunks {
 		n.Chunks[i] = r.Uint64()
 	}
-	if err := n.check(op); err != nil {
-		return err
-	}
-	*d = n
-	return nil
+	return n, n.check(op)
 }
 
 // MarshalText writes the one text form of a valid descriptor, which is safe in

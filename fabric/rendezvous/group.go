@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
@@ -246,6 +247,8 @@ func (g *Group) copyOf(s Step, c Contribution) (Contribution, error) {
 	switch {
 	case len(s.Name) > MaxName:
 		return invalid("a name of %d bytes, of %d at most", len(s.Name), MaxName)
+	case !utf8.ValidString(s.Name):
+		return invalid("a name that is not UTF-8: %q", s.Name)
 	case len(c.Body) > MaxBody:
 		return invalid("%d bytes, of %d at most: share the memory itself instead, in fewer and larger chunks", len(c.Body), MaxBody)
 	case len(c.Files) > MaxFiles:

@@ -268,6 +268,7 @@ func TestWhatCannotTravel(t *testing.T) {
 		"too many files":  {"big", Contribution{Files: make([]*peer.FD, MaxFiles+1)}, "larger chunks"},
 		"a nil file":      {"big", Contribution{Files: make([]*peer.FD, 1)}, "file 0 is nil"},
 		"too long a name": {strings.Repeat("n", MaxName+1), Contribution{}, "a name of 257 bytes"},
+		"a name of bytes": {"n\xff", Contribution{}, "a name that is not UTF-8"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			each(t, 2, Options{}, func(t *testing.T, groups []*Group) {

@@ -2,7 +2,6 @@ package rendezvous
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -179,7 +178,7 @@ func (t *hostTransport) admit(conn *peer.Conn) *member {
 		_ = conn.Send(ctx, peer.Message{Kind: wire.Unproved})
 		return nil
 	case int(h.Size) != t.Size():
-		_ = conn.Send(ctx, peer.Message{Kind: wire.OtherSize, Body: binary.LittleEndian.AppendUint32(nil, uint32(t.Size()))})
+		_ = conn.Send(ctx, otherSize(t.Size()))
 		return nil
 	}
 	m := &member{rank: int(h.Rank), conn: conn, out: newQueue(), sent: make(chan struct{})}

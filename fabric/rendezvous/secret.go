@@ -4,7 +4,6 @@ import (
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 	"log/slog"
 
@@ -60,8 +59,7 @@ func (s Secret) proof(label string, h hello, challenge nonce) []byte {
 	key := sha256.Sum256(s) // HMAC pads short keys: a secret and one with a zero behind it would be the same
 	mac := hmac.New(sha256.New, key[:])
 	mac.Write([]byte(label))
-	mac.Write(binary.LittleEndian.AppendUint64(nil, uint64(h.Rank)<<32|uint64(h.Size)))
-	mac.Write(h.Nonce[:])
+	mac.Write(h.message().Body)
 	mac.Write(challenge[:])
 	return mac.Sum(nil)
 }

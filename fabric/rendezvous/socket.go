@@ -2,7 +2,6 @@ package rendezvous
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -102,11 +101,11 @@ func (t *memberTransport) ask(ctx context.Context, m peer.Message, kind uint16, 
 	case wire.Unproved:
 		return nil, fmt.Errorf("%w: the host has another secret than this rank; %s", peer.ErrPeer, sameSecret)
 	case wire.OtherSize:
-		b, err := fixed(reply, wire.OtherSize, 4)
+		size, err := readOtherSize(reply)
 		if err != nil {
 			return nil, err
 		}
-		return nil, fmt.Errorf("%w: a group of size %d, but the host's has %d; name the same size in all processes", ErrDisagree, t.size, binary.LittleEndian.Uint32(b))
+		return nil, fmt.Errorf("%w: a group of size %d, but the host's has %d; name the same size in all processes", ErrDisagree, t.size, size)
 	}
 	return fixed(reply, kind, length)
 }

@@ -2,7 +2,6 @@ package rendezvous
 
 import (
 	"fmt"
-	"unicode/utf8"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/wire"
@@ -33,6 +32,22 @@ func readHello(m peer.Message) (h hello, err error) {
 	return h, nil
 }
 
+// otherSize refuses a member that names another size than the group's.
+func otherSize(size int) peer.Message {
+	var e wire.Encoder
+	e.Uint32(uint32(size))
+	return peer.Message{Kind: wire.OtherSize, Body: e.B}
+}
+
+func readOtherSize(m peer.Message) (size uint32, err error) {
+	b, err := fixed(m, wire.OtherSize, 4)
+	if err != nil {
+		return 0, err
+	}
+	d := wire.Decoder{B: b}
+	return d.Uint32(), nil
+}
+
 // fixed returns the body of a message of one kind and length, without files.
 func fixed(m peer.Message, kind uint16, length int) ([]byte, error) {
 	if m.Kind != kind || len(m.Body) != length || len(m.FDs) != 0 {
@@ -41,61 +56,40 @@ func fixed(m peer.Message, kind uint16, length int) ([]byte, error) {
 	return m.Body, nil
 }
 
-// eventHeader is kind (1), rank (4), step (8), length of the name (2) and of the
-// reason (2); name, reason and body follow.
-const eventHeader = 1 + 4 + 8 + 2 + 2
-
 // MaxReason is how much of a reason travels, in bytes.
 const MaxReason = 4096
 
-// MarshalBinary encodes the event without its files. It cuts a name or a reason
+// MarshalBinary encodes the event without its files. It clips a name or a reason
 // that is too long.
 func (e Event) MarshalBinary() ([]byte, error) {
-	name, reason := cut(e.Step.Name, MaxName), cut(e.Reason, MaxReason)
-	out := wire.Encoder{B: make([]byte, 0, eventHeader+len(name)+len(reason)+len(e.Contribution.Body))}
+	var out wire.Encoder
 	out.Uint8(uint8(e.Kind))
 	out.Uint32(uint32(e.Rank))
 	out.Uint64(e.Step.Number)
-	out.Uint16(uint16(len(name)))
-	out.Uint16(uint16(len(reason)))
-	return append(append(append(out.B, name...), reason...), e.Contribution.Body...), nil
-}
-
-// cut shortens a text to a number of bytes, between characters.
-func cut(text string, most int) string {
-	if len(text) <= most {
-		return text
-	}
-	for most > 0 && !utf8.RuneStart(text[most]) {
-		most--
-	}
-	return text[:most]
+	out.Text(e.Step.Name, MaxName)
+	out.Text(e.Reason, MaxReason)
+	out.Raw(e.Contribution.Body)
+	return out.B, nil
 }
 
 // UnmarshalBinary decodes an event, or returns peer.ErrProtocol for bytes that
 // no rank sends. The contribution refers to b.
 func (e *Event) UnmarshalBinary(b []byte) error {
-	bad := func(what string) error { return fmt.Errorf("%w: an event with %s", peer.ErrProtocol, what) }
-	if len(b) < eventHeader {
-		return bad(fmt.Sprintf("%d bytes", len(b)))
-	}
 	d := wire.Decoder{B: b}
 	n := Event{Kind: EventKind(d.Uint8()), Rank: int(d.Uint32())}
 	n.Step.Number = d.Uint64()
-	name, reason := int(d.Uint16()), int(d.Uint16())
-	b = d.B
+	n.Step.Name, n.Reason = d.Text(MaxName), d.Text(MaxReason)
+	body := d.B
 	switch {
 	case n.Kind < Posted || n.Kind > Ended:
-		return bad(fmt.Sprintf("kind %d", n.Kind))
+		d.Fail("kind %d", n.Kind)
 	case n.Rank >= MaxSize:
-		return bad(fmt.Sprintf("rank %d", n.Rank))
-	case name > MaxName || reason > MaxReason || name+reason > len(b):
-		return bad(fmt.Sprintf("a name of %d bytes and a reason of %d, in %d", name, reason, len(b)))
+		d.Fail("rank %d of at most %d", n.Rank, MaxSize)
+	case n.Kind != Posted && len(body) > 0 || len(body) > MaxBody:
+		d.Fail("a body of %d bytes", len(body))
 	}
-	n.Step.Name, n.Reason = string(b[:name]), string(b[name:name+reason])
-	body := b[name+reason:]
-	if n.Kind != Posted && len(body) > 0 || len(body) > MaxBody {
-		return bad(fmt.Sprintf("%d bytes", len(body)))
+	if err := d.Err(); err != nil {
+		return fmt.Errorf("%w: an event with %w", peer.ErrProtocol, err)
 	}
 	if len(body) > 0 {
 		n.Contribution.Body = body

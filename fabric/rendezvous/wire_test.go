@@ -44,10 +44,3 @@ func TestHello(t *testing.T) {
 		require.ErrorIs(t, err, peer.ErrProtocol)
 	}
 }
-
-// A text is cut between characters.
-func TestCut(t *testing.T) {
-	require.Equal(t, "häus", cut("häus", 5))
-	require.Equal(t, "h", cut("häus", 2))
-	require.Equal(t, "hä", cut("häus", 3))
-}
