@@ -26,14 +26,11 @@ var hostile []byte
 
 // Vectors are all of them.
 type Vectors struct {
-	Messages []struct {
-		Message, To string
-		Kind        uint16
-		Files       int
-		Layout      Layout
-		Fields      Fields
-		Body        string
-	}
+	Messages []Message
+	// Groups are the messages between the processes of a group, whose proofs are of
+	// Secret.
+	Groups  []Message
+	Secret  string
 	Packets []struct {
 		Packet string
 		Layout Layout
@@ -45,6 +42,16 @@ type Vectors struct {
 		Fields Fields
 		Packed string
 	}
+}
+
+// Message is an example of a message, with its body in hexadecimal.
+type Message struct {
+	Message, To string
+	Kind        uint16
+	Files       int
+	Layout      Layout
+	Fields      Fields
+	Body        string
 }
 
 type (
@@ -118,7 +125,7 @@ func (l Layout) Encode(t testing.TB, values Fields) (b []byte) {
 			b = le.AppendUint32(b, uint32(number(v)))
 		case "u64":
 			b = le.AppendUint64(b, number(v))
-		case "16 bytes", "bytes":
+		case "16 bytes", "32 bytes", "bytes":
 			b = append(b, raw(v)...)
 		case "text":
 			b = append(le.AppendUint16(b, uint16(len(v.(string)))), v.(string)...)

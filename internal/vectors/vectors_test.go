@@ -17,7 +17,8 @@ func TestTheDocumentHasTheVectors(t *testing.T) {
 	if _, here := os.Stat("vectors_test.go"); here == nil { // a test binary elsewhere has no documents
 		require.NoError(t, err)
 	}
-	for _, v := range Read(t).Messages {
+	all := Read(t)
+	for _, v := range append(all.Messages, all.Groups...) {
 		t.Run(v.Message, func(t *testing.T) {
 			form := v.Layout.String()
 			if form == "" {

@@ -1,0 +1,53 @@
+package rendezvous
+
+import (
+	"encoding/hex"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/vectors"
+	"github.com/cuvmm/cuvmm/internal/wire"
+	"github.com/stretchr/testify/require"
+)
+
+// This package writes and reads what the vectors say of groups.
+func TestGroupsAreThoseOfTheVectors(t *testing.T) {
+	all := vectors.Read(t)
+	secret, kinds := Secret(all.Secret), map[uint16]bool{}
+	var me hello
+	var challenge nonce
+	for _, v := range all.Groups {
+		kinds[v.Kind] = true
+		body, err := hex.DecodeString(v.Body)
+		require.NoError(t, err)
+		m := peer.Message{Kind: v.Kind, Body: body}
+		again := m
+		switch v.Kind {
+		case wire.Hello:
+			me, err = readHello(m)
+			again = me.message()
+		case wire.Challenge:
+			body, err = fixed(m, v.Kind, len(challenge))
+			challenge = nonce(body)
+		case wire.Proof:
+			require.True(t, secret.proves(memberProves, me, challenge, body))
+		case wire.Welcome:
+			require.True(t, secret.proves(hostProves, me, challenge, body))
+		case wire.OtherSize:
+			var size uint32
+			size, err = readOtherSize(m)
+			again = otherSize(int(size))
+		case wire.Event:
+			var e Event
+			e, err = readEvent(m)
+			again = e.message()
+		default:
+			require.Empty(t, body)
+		}
+		require.NoError(t, err, v.Message)
+		require.Equal(t, v.Body, hex.EncodeToString(again.Body), v.Message)
+	}
+	for k := wire.Hello; k <= wire.Unproved; k++ {
+		require.True(t, kinds[k], "kind %#x has no vector", k)
+	}
+}
