@@ -198,3 +198,36 @@ func (p *party) importRaw(ctx context.Context, n, chunk int) (took time.Duration
 	ok(drv.MemAddressFree(at, uint64(n)*size))
 	return took, err
 }
+
+// BenchmarkShareInOneProcess has both sides of a share in this process, so that its
+// allocations are counted.
+func BenchmarkShareInOneProcess(b *testing.B) {
+	for _, n := range []int{1, 128} {
+		b.Run(fmt.Sprintf("%d allocations", n), func(b *testing.B) {
+			_, s := sim.Open(b)
+			d, chunk := s.Devices()[0], 2*mib
+			near, far := peertest.Pair(b, peer.Options{})
+			buf, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: n * chunk, Chunks: vmm.FixedChunks(chunk)})
+			require.NoError(b, err)
+			defer func() { require.NoError(b, buf.Close()) }()
+			require.NoError(b, gputest.Err(buf.AppendUndefined(n*chunk)))
+			due, done := make(chan struct{}), make(chan error)
+			defer close(due)
+			go func() {
+				for range due {
+					got, err := handles.ReceiveBuffer(context.Background(), far, d, handles.ImportOptions{})
+					if err == nil {
+						err = got.Close()
+					}
+					done <- err
+				}
+			}()
+			b.ReportAllocs()
+			for b.Loop() {
+				due <- struct{}{}
+				require.NoError(b, handles.SendBuffer(context.Background(), near, buf))
+				require.NoError(b, <-done)
+			}
+		})
+	}
+}

@@ -309,12 +309,10 @@ func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, p
 	if patience > 0 {
 		limit = time.Now().Add(patience)
 	}
-	var p []byte
 	bytes, fds, batch := 0, 0, sock.MaxFDs
 	moment := time.Millisecond
 	for !begun || bytes < len(m.Body) || fds < len(numbers) {
-		var body, with int
-		p, body, with = c.out.packet(p, m, bytes, fds, batch)
+		p, body, with := c.out.packet(m, bytes, fds, batch)
 		err = wait.Until(ctx, limit, c.sock.SetWriteDeadline, func() error { return c.sock.Send(p, numbers[fds:fds+with]) })
 		if sock.TooManyInFlight(err) {
 			// Descriptors in flight count for all processes of this user,
@@ -362,7 +360,7 @@ func (c *Conn) warn() {
 		return // then it wakes by what is being sent
 	}
 	defer c.sending.Give()
-	if p, _, _ := c.out.packet(nil, &Message{Kind: wire.Warning}, 0, 0, 0); c.sock.SendNow(p) {
+	if p, _, _ := c.out.packet(&Message{Kind: wire.Warning}, 0, 0, 0); c.sock.SendNow(p) {
 		c.out.sequence++
 	}
 }

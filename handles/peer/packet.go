@@ -288,14 +288,22 @@ type outbound struct {
 	version  uint16
 	peer     nonce
 	sequence uint64
+	buf      []byte // of the last packet
 }
 
-// packet is the next packet of a message of which some bytes and descriptors
-// have been sent, with at most batch descriptors. The sequence goes on when it
-// was sent.
-func (out *outbound) packet(b []byte, m *Message, bytes, fds, batch int) (packet []byte, body, with int) {
+// packet returns the next packet of a message of which some bytes and descriptors
+// have been sent, with at most batch descriptors. It is good until the next call. The
+// caller counts the sequence on when it was sent.
+func (out *outbound) packet(m *Message, bytes, fds, batch int) (packet []byte, body, with int) {
 	body, with = min(len(m.Body)-bytes, packetBody), min(len(m.FDs)-fds, batch)
 	h := header{version: out.version, kind: m.Kind, to: out.peer, sequence: out.sequence, bytes: uint32(body), fds: uint32(with),
 		allBytes: uint32(len(m.Body)), allFDs: uint32(len(m.FDs))}
-	return append(h.append(b[:0]), m.Body[bytes:bytes+body]...), body, with
+	if size := packetHeader + body; cap(out.buf) < size {
+		out.buf = make([]byte, 0, max(size, leastPacket))
+	}
+	out.buf = append(h.append(out.buf[:0]), m.Body[bytes:bytes+body]...)
+	return out.buf, body, with
 }
+
+// leastPacket is how much is allocated for packets at least: most messages are short.
+const leastPacket = 512

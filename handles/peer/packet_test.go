@@ -63,7 +63,7 @@ func TestMessagesAreCutAndPutTogether(t *testing.T) {
 			var got *Message
 			for b, f, first := 0, 0, true; first || b < size || f < fds; first = false {
 				require.Nil(t, got)
-				p, body, with := out.packet(nil, m, b, f, 3)
+				p, body, with := out.packet(m, b, f, 3)
 				var err error
 				got, err = in.take(p, m.FDs[f:f+with], false)
 				require.NoError(t, err)
@@ -321,4 +321,9 @@ func TestVersionsAreNegotiated(t *testing.T) {
 	require.ErrorContains(t, err, "the peer speaks versions 7 to 8, and this process 1 to 1")
 	_, err = near.Receive(moment(t))
 	require.ErrorContains(t, err, "speaks versions 1 to 1")
+}
+
+func TestPacketsReuseTheirBuffer(t *testing.T) {
+	out, m := &outbound{version: latestVersion, peer: receiver}, &Message{Kind: 9, Body: make([]byte, 700)}
+	require.Zero(t, testing.AllocsPerRun(100, func() { _, _, _ = out.packet(m, 0, 0, 0) }))
 }

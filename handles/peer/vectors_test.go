@@ -35,7 +35,7 @@ func TestPacketsAreThoseOfTheVectors(t *testing.T) {
 	_, err := in.take(packets[3], nil, false)
 	require.ErrorIs(t, err, ErrRefused)
 	out := &outbound{version: latestVersion, peer: receiver, sequence: 1}
-	p, body, with := out.packet(nil, &Message{Kind: 5, Body: []byte("abcd"), FDs: make([]*FD, 1)}, 0, 0, 1)
+	p, body, with := out.packet(&Message{Kind: 5, Body: []byte("abcd"), FDs: make([]*FD, 1)}, 0, 0, 1)
 	require.Len(t, p, packetHeader+4)
 	require.Equal(t, []int{4, 1}, []int{body, with})
 	require.Equal(t, packets[1][:28], p[:28], "all but what the whole message has")

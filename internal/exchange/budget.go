@@ -79,6 +79,16 @@ func (b *budget) giveKept() {
 	b.Give(1)
 }
 
+// takeWithin is Take of at least one, which waits at most for a limit.
+func (b *budget) takeWithin(ctx context.Context, op string, n int, limit time.Duration) (int, error) {
+	if ok, err := b.try(op, n); ok || err != nil {
+		return n, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return b.Take(ctx, op, 1, n)
+}
+
 // Take takes at most n, and no fewer than least, of what is left, and waits for
 // that until the context ends.
 func (b *budget) Take(ctx context.Context, op string, least, n int) (int, error) {
@@ -140,9 +150,7 @@ func Some(ctx context.Context, op string, chunks []*phys.Handle, limit time.Dura
 	if len(chunks) == 0 {
 		return &Exported{}, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	n, err := Exports.Take(ctx, op, 1, min(len(chunks), wire.MaxBatch))
+	n, err := Exports.takeWithin(ctx, op, min(len(chunks), wire.MaxBatch), limit)
 	if err != nil {
 		return nil, err
 	}

@@ -14,10 +14,12 @@ import (
 )
 
 // Conn is one end of a connection that keeps the bounds of packets. Deadlines
-// are those of package net.
+// are those of package net. One goroutine at a time calls Send, and one Receive.
 type Conn struct {
 	*net.UnixConn
 	raw syscall.RawConn
+	out outgoing
+	in  incoming
 }
 
 func wrap(u *net.UnixConn) (*Conn, error) {
@@ -26,7 +28,9 @@ func wrap(u *net.UnixConn) (*Conn, error) {
 		_ = u.Close()
 		return nil, err
 	}
-	return &Conn{u, raw}, nil
+	c := &Conn{UnixConn: u, raw: raw}
+	c.out.try, c.in.try = c.out.send, c.in.receive
+	return c, nil
 }
 
 // Shutdown ends the connection for both sides and all calls that wait on it.
@@ -55,21 +59,34 @@ func (c *Conn) Send(p []byte, fds []int) error {
 	if len(fds) > 0 {
 		oob = unix.UnixRights(fds...)
 	}
-	var err error
-	waited := c.raw.Write(func(s uintptr) bool {
-		for {
-			if err = unix.Sendmsg(int(s), p, oob, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT); err != unix.EINTR {
-				return err != unix.EAGAIN
-			}
-		}
-	})
+	o := &c.out
+	o.packet, o.oob, o.err = p, oob, nil
+	waited := c.raw.Write(o.try)
+	o.packet, o.oob = nil, nil
 	if waited != nil {
 		return waited
 	}
-	if err == unix.EPIPE || err == unix.ECONNRESET {
+	if o.err == unix.EPIPE || o.err == unix.ECONNRESET {
 		return io.EOF
 	}
-	return os.NewSyscallError("sendmsg", err)
+	return os.NewSyscallError("sendmsg", o.err)
+}
+
+// outgoing is a Send that runs. It belongs to the connection, so that a packet costs no
+// allocation.
+type outgoing struct {
+	packet, oob []byte
+	err         error
+	try         func(s uintptr) bool // send
+}
+
+// send returns false if the socket's buffer is full.
+func (o *outgoing) send(s uintptr) bool {
+	for {
+		if o.err = unix.Sendmsg(int(s), o.packet, o.oob, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT); o.err != unix.EINTR {
+			return o.err != unix.EAGAIN
+		}
+	}
 }
 
 // SendNow sends one packet without descriptors, if that needs no waiting.
@@ -84,43 +101,58 @@ func (c *Conn) SendNow(p []byte) (sent bool) {
 // kernel may add.
 var oobSize = unix.CmsgSpace(4*MaxFDs) + 512
 
-// Receive receives one packet into p. The descriptors, closed on exec, are the
-// caller's, also where an error comes with them. lost says that the packet or
-// its descriptors did not fit: into p, or into this process's limit of open
-// files. The error is io.EOF where the peer has closed or is gone.
-func (c *Conn) Receive(p []byte) (n int, fds []int, lost bool, err error) {
-	oob := make([]byte, oobSize)
-	var oobn, flags int
-	waited := c.raw.Read(func(s uintptr) bool {
-		reset := false
-		for {
-			n, oobn, flags, _, err = unix.Recvmsg(int(s), p, oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
-			switch {
-			case err == unix.EINTR:
-			case err == unix.ECONNRESET && !reset:
-				// The peer closed with packets of ours unread, which is said
-				// first, and once. What it sent before is there still.
-				reset = true
-			case err == unix.EAGAIN && !reset:
-				return false
-			default:
-				return true
-			}
+// incoming is a Receive that runs, as outgoing is a Send.
+type incoming struct {
+	into, oob      []byte
+	n, oobn, flags int
+	err            error
+	try            func(s uintptr) bool // receive
+}
+
+// receive returns false if there is nothing yet.
+func (i *incoming) receive(s uintptr) bool {
+	reset := false
+	for {
+		i.n, i.oobn, i.flags, _, i.err = unix.Recvmsg(int(s), i.into, i.oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+		switch {
+		case i.err == unix.EINTR:
+		case i.err == unix.ECONNRESET && !reset:
+			// The peer closed with packets of ours unread, which is said
+			// first, and once. What it sent before is there still.
+			reset = true
+		case i.err == unix.EAGAIN && !reset:
+			return false
+		default:
+			return true
 		}
-	})
+	}
+}
+
+// Receive receives one packet into p. The descriptors, closed on exec, are the
+// caller's, even if an error comes with them. lost says that the packet or
+// its descriptors did not fit: into p, or into this process's limit of open
+// files. The error is io.EOF if the peer has closed or is gone.
+func (c *Conn) Receive(p []byte) (n int, fds []int, lost bool, err error) {
+	i := &c.in
+	if i.oob == nil {
+		i.oob = make([]byte, oobSize)
+	}
+	i.into, i.n, i.oobn, i.flags, i.err = p, 0, 0, 0, nil
+	waited := c.raw.Read(i.try)
+	i.into = nil
 	if waited != nil {
 		return 0, nil, false, waited
 	}
-	fds, bad := rights(oob[:max(oobn, 0)])
+	fds, bad := rights(i.oob[:max(i.oobn, 0)])
 	switch {
-	case err == unix.ECONNRESET || err == unix.EAGAIN:
+	case i.err == unix.ECONNRESET || i.err == unix.EAGAIN:
 		return 0, fds, false, io.EOF
-	case err != nil:
-		return 0, fds, false, os.NewSyscallError("recvmsg", err)
-	case n == 0:
+	case i.err != nil:
+		return 0, fds, false, os.NewSyscallError("recvmsg", i.err)
+	case i.n == 0:
 		return 0, fds, false, io.EOF
 	}
-	return n, fds, bad || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0, nil
+	return i.n, fds, bad || i.flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0, nil
 }
 
 // Ready reports whether Receive would not wait.

@@ -173,3 +173,17 @@ func TestOneHoldsTheLock(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, ok)
 }
+
+// A packet without descriptors costs the sender no allocation.
+func TestSendDoesNotAllocate(t *testing.T) {
+	near, far := pair(t)
+	p, buf := []byte("packet"), make([]byte, 10)
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		if err := near.Send(p, nil); err != nil {
+			t.Error(err)
+		}
+		if n, err := far.Read(buf); n != len(p) || err != nil {
+			t.Error(n, err)
+		}
+	}))
+}
