@@ -182,21 +182,11 @@ func (t *hostTransport) admit(conn *peer.Conn) *member {
 		return nil
 	}
 	m := &member{rank: int(h.Rank), conn: conn, out: newQueue(), sent: make(chan struct{})}
-	t.mu.Lock()
-	closed := t.closed
-	free := !closed && t.members[h.Rank] == nil
-	if free {
-		t.identified(conn) // Close ends those at once, but lets members read the rest
-		t.members[h.Rank] = m
-		for _, e := range t.before {
-			m.out.put(e.use())
-		}
-	}
-	t.mu.Unlock()
-	if closed {
+	taken, closed := t.enter(m)
+	switch {
+	case closed:
 		return nil // the end of the connection says so
-	}
-	if !free {
+	case taken:
 		_ = conn.Send(ctx, peer.Message{Kind: wire.RankTaken})
 		return nil
 	}
@@ -207,6 +197,22 @@ func (t *hostTransport) admit(conn *peer.Conn) *member {
 		return nil
 	}
 	return m
+}
+
+// enter gives a process its rank, and has it hear of what came before, unless another
+// process has or had the rank, or the group is closed.
+func (t *hostTransport) enter(m *member) (taken, closed bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed || t.members[m.rank] != nil {
+		return !t.closed, t.closed
+	}
+	t.identified(m.conn) // Close ends those at once, but lets members read the rest
+	t.members[m.rank] = m
+	for _, e := range t.before {
+		m.out.put(e.use())
+	}
+	return false, false
 }
 
 // tell takes ownership of an event, sequences it, and reports whether its rank is

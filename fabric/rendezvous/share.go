@@ -59,34 +59,39 @@ func Share(ctx context.Context, g *Group, a Agreement, d *cuda.Device, mine *vmm
 		}
 	}()
 	all = make([]*vmm.Buffer, g.Size())
-	give := func(err error) ([]*vmm.Buffer, error) {
-		errs := []error{err}
-		for _, b := range all {
-			if b != nil {
-				errs = append(errs, b.Close())
-			}
-		}
-		return nil, errors.Join(errs...)
-	}
 	for r, p := range contributions {
 		if r == g.Rank() || len(p.Body) == 0 {
 			continue
 		}
-		var offer handles.Offer
-		err := offer.UnmarshalText(p.Body)
-		if err == nil && offer.Descriptor.Handle != a.Handle {
-			err = fmt.Errorf("%w: memory by %v, where %v was agreed on", peer.ErrProtocol, offer.Descriptor.Handle, a.Handle)
-		}
-		if err == nil {
-			offer.Files = p.Files
-			all[r], err = handles.ImportBuffer(d, offer, o.Import)
-		}
-		if err != nil {
-			return give(g.failAt(importedStep, fmt.Errorf("memory of rank %d: %w", r, err)))
+		if all[r], err = importFrom(p, a, d, o.Import); err != nil {
+			return nil, closeAll(all, g.failAt(importedStep, fmt.Errorf("memory of rank %d: %w", r, err)))
 		}
 	}
 	if err := g.Barrier(ctx, importedStep); err != nil {
-		return give(err)
+		return nil, closeAll(all, err)
 	}
 	return all, nil
+}
+
+// importFrom maps what a rank contributed.
+func importFrom(p Contribution, a Agreement, d *cuda.Device, o handles.ImportOptions) (*vmm.Buffer, error) {
+	var offer handles.Offer
+	if err := offer.UnmarshalText(p.Body); err != nil {
+		return nil, err
+	}
+	if offer.Descriptor.Handle != a.Handle {
+		return nil, fmt.Errorf("%w: memory by %v, where %v was agreed on", peer.ErrProtocol, offer.Descriptor.Handle, a.Handle)
+	}
+	offer.Files = p.Files
+	return handles.ImportBuffer(d, offer, o)
+}
+
+// closeAll closes the buffers that there are, and returns err with what else failed.
+func closeAll(all []*vmm.Buffer, err error) error {
+	for _, b := range all {
+		if b != nil {
+			err = errors.Join(err, b.Close())
+		}
+	}
+	return err
 }

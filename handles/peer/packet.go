@@ -188,69 +188,104 @@ func (in *inbound) discard() {
 func (in *inbound) forget() { in.begun, in.part, in.fds, in.lost = false, Message{}, 0, false }
 
 func (in *inbound) parse(p []byte, fds []*FD, lost bool) (*Message, error) {
+	h, err := in.header(p, len(fds), lost)
+	if err != nil {
+		return nil, err
+	}
+	body := p[packetHeader:]
+	switch {
+	case h.kind == wire.Refusal:
+		return nil, in.refusal(h, body)
+	case !in.greeted:
+		return nil, in.greeting(h, body)
+	case h.to != in.own:
+		return nil, peererr.Violation("a packet of another connection")
+	}
+	if err := in.begin(h); err != nil {
+		return nil, err
+	}
+	return in.join(h, body, fds, lost)
+}
+
+// header reads a packet's header, and checks all that no message changes.
+func (in *inbound) header(p []byte, fds int, lost bool) (header, error) {
 	if lost && len(p) > packetHeader+packetBody {
-		return nil, peererr.Violation("a packet of more than %d bytes", packetHeader+packetBody)
+		return header{}, peererr.Violation("a packet of more than %d bytes", packetHeader+packetBody)
 	}
 	version := in.version
 	if !in.greeted {
 		version = firstVersion
 	}
-	h, err := parseHeader(p, len(fds), lost, version)
-	if err != nil {
-		return nil, err
-	}
-	if lost && (in.limits.MayLose == nil || !in.limits.MayLose(h.kind)) {
-		return nil, peererr.FilesLost("file descriptors of a packet were dropped")
-	}
-	if h.sequence != in.sequence {
-		return nil, peererr.Violation("packet %d, where %d is the next", h.sequence, in.sequence)
+	h, err := parseHeader(p, fds, lost, version)
+	switch {
+	case err != nil:
+		return h, err
+	case lost && (in.limits.MayLose == nil || !in.limits.MayLose(h.kind)):
+		return h, peererr.FilesLost("file descriptors of a packet were dropped")
+	case h.sequence != in.sequence:
+		return h, peererr.Violation("packet %d, where %d is the next", h.sequence, in.sequence)
 	}
 	in.sequence++
-	body := p[packetHeader:]
-	if h.kind == wire.Refusal {
-		// The peer may have refused before it knew our nonce.
-		if h.to != in.own && h.to != (nonce{}) {
-			return nil, peererr.Violation("a refusal of another connection")
-		}
-		return nil, peererr.New(peererr.OpReceive, ErrRefused, fmt.Sprintf("%q", body[:min(len(body), wire.MaxReason)]), "the reason is the peer's own words")
+	return h, nil
+}
+
+// refusal returns why the peer ends the connection. It may have refused before it knew
+// this side's nonce.
+func (in *inbound) refusal(h header, body []byte) error {
+	if h.to != in.own && h.to != (nonce{}) {
+		return peererr.Violation("a refusal of another connection")
 	}
-	if !in.greeted {
-		if h.kind != wire.Greeting || h.to != (nonce{}) || len(body) < greetingBytes || len(body) > mostGreeting || h.allBytes != h.bytes || h.allFDs != 0 {
-			return nil, peererr.Violation("something other than a greeting (kind %d, %d bytes, %d file descriptors)", h.kind, h.allBytes, h.allFDs)
-		}
-		r := wire.Decoder{B: body}
-		copy(in.peer[:], r.Raw(len(in.peer)))
-		peer := versions{r.Uint16(), r.Uint16()}
-		if in.version = in.versions.with(peer); in.version == 0 {
-			return nil, peererr.New(peererr.OpReceive, ErrProtocol, fmt.Sprintf("the peer speaks versions %d to %d, and this process %d to %d", peer.least, peer.most, in.versions.least, in.versions.most),
-				"use versions of this library in both processes that have one in common")
-		}
-		in.greeted = true
-		return nil, nil
+	return peererr.New(peererr.OpReceive, ErrRefused, fmt.Sprintf("%q", body[:min(len(body), wire.MaxReason)]), "the reason is the peer's own words")
+}
+
+// greeting reads the peer's first packet, and settles the version.
+func (in *inbound) greeting(h header, body []byte) error {
+	if h.kind != wire.Greeting || h.to != (nonce{}) || len(body) < greetingBytes || len(body) > mostGreeting || h.allBytes != h.bytes || h.allFDs != 0 {
+		return peererr.Violation("something other than a greeting (kind %d, %d bytes, %d file descriptors)", h.kind, h.allBytes, h.allFDs)
 	}
-	if h.to != in.own {
-		return nil, peererr.Violation("a packet of another connection")
+	r := wire.Decoder{B: body}
+	copy(in.peer[:], r.Raw(len(in.peer)))
+	peer := versions{r.Uint16(), r.Uint16()}
+	if in.version = in.versions.with(peer); in.version == 0 {
+		return peererr.New(peererr.OpReceive, ErrProtocol, fmt.Sprintf("the peer speaks versions %d to %d, and this process %d to %d", peer.least, peer.most, in.versions.least, in.versions.most),
+			"use versions of this library in both processes that have one in common")
 	}
-	if !in.begun {
-		switch {
-		case h.kind < 1 || h.kind > wire.LastKind:
-			return nil, peererr.Violation("a message of kind %d, where 1 to %d are", h.kind, wire.LastKind)
-		case h.allBytes > MaxBody:
-			return nil, peererr.New(peererr.OpReceive, ErrTooLarge, fmt.Sprintf("a message of %d bytes, where %d is the most", h.allBytes, MaxBody), "send less in a message")
-		case in.limits.NoFDs && h.allFDs > 0:
-			return nil, peererr.Violation("a message with %s, where none has any", errs.Count(int(h.allFDs), "file descriptor"))
-		case uint64(h.allFDs) > uint64(in.limits.MaxFDs) && (h.kind <= MaxKind || h.allFDs > wire.MaxBatch || in.limits.MaxFDs == 0):
-			return nil, peererr.New(peererr.OpReceive, ErrTooLarge, fmt.Sprintf("a message with %s, where %d is the most", errs.Count(int(h.allFDs), "file descriptor"), in.limits.MaxFDs),
-				"send fewer in a message, or raise the receiver's Options.MaxFDs")
+	in.greeted = true
+	return nil
+}
+
+// begin begins a message with its first packet, and otherwise checks that the packet
+// is part of the message that has begun.
+func (in *inbound) begin(h header) error {
+	if in.begun {
+		if f := in.first; h.kind != f.kind || h.allBytes != f.allBytes || h.allFDs != f.allFDs {
+			return peererr.Violation("the parts of a message differ: kinds %d and %d, %d and %d bytes, %d and %d file descriptors",
+				f.kind, h.kind, f.allBytes, h.allBytes, f.allFDs, h.allFDs)
 		}
-		in.begun, in.first, in.part = true, h, Message{Kind: h.kind}
-	} else if f := in.first; h.kind != f.kind || h.allBytes != f.allBytes || h.allFDs != f.allFDs {
-		return nil, peererr.Violation("the parts of a message differ: kinds %d and %d, %d and %d bytes, %d and %d file descriptors",
-			f.kind, h.kind, f.allBytes, h.allBytes, f.allFDs, h.allFDs)
+		return nil
 	}
+	switch {
+	case h.kind < 1 || h.kind > wire.LastKind:
+		return peererr.Violation("a message of kind %d, where 1 to %d are", h.kind, wire.LastKind)
+	case h.allBytes > MaxBody:
+		return peererr.New(peererr.OpReceive, ErrTooLarge, fmt.Sprintf("a message of %d bytes, where %d is the most", h.allBytes, MaxBody), "send less in a message")
+	case in.limits.NoFDs && h.allFDs > 0:
+		return peererr.Violation("a message with %s, where none has any", errs.Count(int(h.allFDs), "file descriptor"))
+	case uint64(h.allFDs) > uint64(in.limits.MaxFDs) && (h.kind <= MaxKind || h.allFDs > wire.MaxBatch || in.limits.MaxFDs == 0):
+		return peererr.New(peererr.OpReceive, ErrTooLarge, fmt.Sprintf("a message with %s, where %d is the most", errs.Count(int(h.allFDs), "file descriptor"), in.limits.MaxFDs),
+			"send fewer in a message, or raise the receiver's Options.MaxFDs")
+	}
+	in.begun, in.first, in.part = true, h, Message{Kind: h.kind}
+	return nil
+}
+
+// join adds a packet to the message that has begun, and returns the message once it is
+// whole.
+func (in *inbound) join(h header, body []byte, fds []*FD, lost bool) (*Message, error) {
 	in.fds += int(h.fds)
 	haveBytes, haveFDs := len(in.part.Body)+len(body), in.fds
-	switch whole := haveBytes == int(h.allBytes) && haveFDs == int(h.allFDs); {
+	whole := haveBytes == int(h.allBytes) && haveFDs == int(h.allFDs)
+	switch {
 	case haveBytes > int(h.allBytes) || haveFDs > int(h.allFDs):
 		return nil, peererr.Violation("the parts of a message have %d of %d bytes, %d of %d file descriptors", haveBytes, h.allBytes, haveFDs, h.allFDs)
 	case !whole && len(body) == 0 && h.fds == 0:
@@ -262,7 +297,7 @@ func (in *inbound) parse(p []byte, fds []*FD, lost bool) (*Message, error) {
 		_ = m.Close()
 		m.FDs = nil
 	}
-	if haveBytes < int(h.allBytes) || haveFDs < int(h.allFDs) {
+	if !whole {
 		return nil, nil
 	}
 	got := *m
