@@ -66,7 +66,7 @@ func (c *Conn) Send(p []byte, fds []int) error {
 	if waited != nil {
 		return waited
 	}
-	if o.err == unix.EPIPE || o.err == unix.ECONNRESET {
+	if errors.Is(o.err, unix.EPIPE) || errors.Is(o.err, unix.ECONNRESET) {
 		return io.EOF
 	}
 	return os.NewSyscallError("sendmsg", o.err)
@@ -83,8 +83,9 @@ type outgoing struct {
 // send returns false if the socket's buffer is full.
 func (o *outgoing) send(s uintptr) bool {
 	for {
-		if o.err = unix.Sendmsg(int(s), o.packet, o.oob, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT); o.err != unix.EINTR {
-			return o.err != unix.EAGAIN
+		if err := unix.Sendmsg(int(s), o.packet, o.oob, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT); err != unix.EINTR {
+			o.err = err
+			return err != unix.EAGAIN
 		}
 	}
 }
@@ -113,16 +114,17 @@ type incoming struct {
 func (i *incoming) receive(s uintptr) bool {
 	reset := false
 	for {
-		i.n, i.oobn, i.flags, _, i.err = unix.Recvmsg(int(s), i.into, i.oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+		n, oobn, flags, _, err := unix.Recvmsg(int(s), i.into, i.oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
 		switch {
-		case i.err == unix.EINTR:
-		case i.err == unix.ECONNRESET && !reset:
+		case err == unix.EINTR:
+		case err == unix.ECONNRESET && !reset:
 			// The peer closed with packets of ours unread, which is said
 			// first, and once. What it sent before is there still.
 			reset = true
-		case i.err == unix.EAGAIN && !reset:
+		case err == unix.EAGAIN && !reset:
 			return false
 		default:
+			i.n, i.oobn, i.flags, i.err = n, oobn, flags, err
 			return true
 		}
 	}
@@ -145,7 +147,7 @@ func (c *Conn) Receive(p []byte) (n int, fds []int, lost bool, err error) {
 	}
 	fds, bad := rights(i.oob[:max(i.oobn, 0)])
 	switch {
-	case i.err == unix.ECONNRESET || i.err == unix.EAGAIN:
+	case errors.Is(i.err, unix.ECONNRESET) || errors.Is(i.err, unix.EAGAIN):
 		return 0, fds, false, io.EOF
 	case i.err != nil:
 		return 0, fds, false, os.NewSyscallError("recvmsg", i.err)
