@@ -35,7 +35,9 @@ func doctor(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, er
 		if err := checkChoice(*driver); err != nil {
 			return exitUsage, err
 		}
+		h.progress.step("looking at the machine")
 		all := append(machineFindings(h), driverFindings(h, *driver)...)
+		h.progress.end()
 		var err error
 		switch {
 		case *bundle != "":
@@ -68,6 +70,7 @@ func writeJSON(out io.Writer, v any) error {
 
 // driverFindings opens the driver and tries each device.
 func driverFindings(h host, choice string) []finding {
+	h.progress.step("opening the driver")
 	sys, err := h.open(choice)
 	if err != nil {
 		return append(library(h), cannotOpen(h, err))
@@ -115,13 +118,16 @@ func trials(devices []*cuda.Device, h host, driver string, shared bool) (all []f
 			Means: "nothing can run", Remedy: "check CUDA_VISIBLE_DEVICES and what nvidia-smi lists"}}
 	}
 	for _, dev := range devices {
+		h.progress.step("trying device %d of %d", dev.Ordinal()+1, len(devices))
 		for _, f := range deviceFindings(dev) {
 			all = append(all, f.on(dev.Ordinal()))
 		}
 		if p, err := dev.Probe(); shared && err == nil && p.PosixFD {
+			h.progress.step("sharing memory of device %d with a child process", dev.Ordinal())
 			all = append(all, shareWithChild(dev, h, driver).on(dev.Ordinal()))
 		}
 	}
+	h.progress.step("trying what the devices share")
 	all = append(all, peerFindings(devices, h)...)
 	return append(all, fabricFindings(devices)...)
 }

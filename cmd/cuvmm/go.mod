@@ -7,6 +7,7 @@ go 1.25.0
 require (
 	github.com/cuvmm/cuvmm v0.0.0
 	github.com/stretchr/testify v1.12.1
+	golang.org/x/term v0.42.0
 )
 
 require (

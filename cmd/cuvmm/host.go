@@ -3,11 +3,9 @@ package main
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -27,6 +25,10 @@ type host struct {
 	environ func() []string
 	command func(name string, args ...string) (string, error)
 	child   func(driver string, args ...string) (*exec.Cmd, error) // this program again
+	// screen is the standard output if it is a terminal, or else nil, and progress shows
+	// what takes long, on a terminal alone.
+	screen   *os.File
+	progress *progress
 }
 
 // A resource is one whose use the operating system may limit.
@@ -103,28 +105,4 @@ func (h host) field(file, name string) string {
 		}
 	}
 	return ""
-}
-
-// columns returns the width of the terminal if COLUMNS is set, or a usual width.
-func (h host) columns() int {
-	const usual = 100
-	if text, set := h.env("COLUMNS"); set {
-		if n, err := strconv.Atoi(text); err == nil && n > 20 {
-			return n
-		}
-	}
-	return usual
-}
-
-// colors reports whether to write in color: to a terminal, unless NO_COLOR is set.
-func (h host) colors(out io.Writer) bool {
-	if value, _ := h.env("NO_COLOR"); value != "" {
-		return false
-	}
-	f, ok := out.(*os.File)
-	if !ok {
-		return false
-	}
-	about, err := f.Stat()
-	return err == nil && about.Mode()&os.ModeCharDevice != 0
 }

@@ -74,6 +74,8 @@ type driverInfo struct {
 }
 
 func describeAll(h host, driver string) (about driverInfo, err error) {
+	h.progress.step("opening the driver")
+	defer h.progress.end()
 	sys, err := h.open(driver)
 	if err != nil {
 		return about, err
@@ -81,6 +83,7 @@ func describeAll(h host, driver string) (about driverInfo, err error) {
 	defer func() { err = errors.Join(err, sys.Close()) }()
 	about.Driver = sys.Driver().String()
 	for _, d := range sys.Devices() {
+		h.progress.step("measuring device %d of %d", d.Ordinal()+1, len(sys.Devices()))
 		i, err := describe(d)
 		if err != nil {
 			return about, err

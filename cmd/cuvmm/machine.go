@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -153,16 +154,41 @@ func addressSpace(h host) []finding {
 		Remedy: "lift the limit; limit memory by control groups instead", Commands: []string{"ulimit -v unlimited"}}}
 }
 
+// memoryLimit returns the lowest limit on host memory of the control groups that the
+// process is in, as far as they are visible: a container sees its own as the root.
 func memoryLimit(h host) []finding {
-	for _, file := range []string{"sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"} {
-		n, err := strconv.ParseUint(h.text(file), 10, 64)
-		if err != nil || n >= 1<<60 {
-			continue
+	lowest, of := uint64(1<<60), "" // more is no limit
+	look := func(hierarchy, group, file string) {
+		for group = path.Clean("/" + group); ; group = path.Dir(group) {
+			n, err := strconv.ParseUint(h.text(path.Join(hierarchy, group, file)), 10, 64)
+			if err == nil && n < lowest {
+				lowest, of = n, group
+			}
+			if group == "/" {
+				return
+			}
 		}
-		return []finding{{Check: "host memory", Severity: note, Device: machine, Seen: fmt.Sprintf("the control group allows %d MiB", n>>20),
-			Means: "pinned memory and managed memory on the host count towards it, and reaching it ends the process"}}
 	}
-	return []finding{ok("host memory", "no limit of a control group is seen")}
+	v1, v2 := "/", "/"
+	for _, line := range strings.Split(h.text("proc/self/cgroup"), "\n") {
+		// hierarchy:controllers:path, where version 2 has no controllers
+		if fields := strings.SplitN(line, ":", 3); len(fields) == 3 {
+			switch {
+			case fields[1] == "":
+				v2 = fields[2]
+			case slices.Contains(strings.Split(fields[1], ","), "memory"):
+				v1 = fields[2]
+			}
+		}
+	}
+	look("sys/fs/cgroup", v2, "memory.max")
+	look("sys/fs/cgroup/memory", v1, "memory.limit_in_bytes")
+	if of == "" {
+		return []finding{ok("host memory", "no limit of a control group is seen")}
+	}
+	return []finding{{Check: "host memory", Severity: note, Device: machine, Seen: fmt.Sprintf("the control group %s allows %d MiB", of, lowest>>20),
+		Means:  "pinned memory and managed memory on the host count towards it, and reaching it ends the process",
+		Remedy: "raise the limit if the program pins more (memory.max; --memory of a container; MemoryMax of a service)"}}
 }
 
 func sandbox(h host) (all []finding) {

@@ -77,7 +77,15 @@ func run(args []string, out, complaints io.Writer, h host) int {
 		fmt.Fprintf(complaints, "cuvmm: there is no command %q: use one of %s\n", args[0], strings.Join(names, ", "))
 		return exitUsage
 	}
-	code, err := all[at].run(args[1:], out, h)
+	if h.screen = h.onTerminal(out); h.onTerminal(complaints) != nil {
+		h.progress = &progress{to: complaints}
+	}
+	to := &output{to: out}
+	code, err := all[at].run(args[1:], to, h)
+	h.progress.end()
+	if err == nil && to.err != nil {
+		code, err = exitFailed, fmt.Errorf("the output is incomplete: %w", to.err)
+	}
 	if err != nil {
 		fmt.Fprintln(complaints, "cuvmm:", err)
 	}

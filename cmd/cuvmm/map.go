@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -56,42 +55,43 @@ func drawMap(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, e
 	f.StringVar(&o.http, "http", "", "serve a page that follows the process at this address until interrupted")
 	f.BoolVar(&o.asJSON, "json", false, "print the snapshot, or what has changed, as JSON")
 	f.DurationVar(&o.every, "every", 0, "draw again after this time, until interrupted")
-	f.IntVar(&o.width, "width", 0, "cells in a row (default: the terminal's width)")
+	f.IntVar(&o.width, "width", 0, "cells in a row (default: what the terminal has room for)")
 	f.IntVar(&o.rows, "rows", 30, "about how many rows of cells to draw")
 	return o.run
 }
 
 // run shows snapshots as the flags say.
 func (o *mapFlags) run(args []string, out io.Writer, h host) (int, error) {
-	if o.width <= 0 {
-		o.width = h.columns() - 4
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := untilEnded()
 	defer stop()
+	h.progress.step("taking a snapshot")
 	sources, err := sourcesOf(ctx, args)
 	if err != nil {
 		return exitFailed, err
 	}
 	if o.http != "" {
+		h.progress.end()
 		return o.serve(ctx, sources, out)
 	}
-	for {
-		snapshots, err := take(ctx, sources)
-		if err == nil {
-			err = o.show(snapshots, out, h)
-		}
-		if err != nil {
-			return exitFailed, err
-		}
-		if o.every <= 0 || o.save != "" || o.html != "" {
-			return exitOK, nil
-		}
-		select {
-		case <-time.After(o.every):
-		case <-ctx.Done():
-			return exitOK, nil
-		}
+	if o.asJSON {
+		h.screen = nil // which is for people to read
 	}
+	every := o.every
+	if o.save != "" || o.html != "" {
+		every = 0
+	}
+	err = h.repeat(ctx, out, every, func(w io.Writer) error {
+		snapshots, err := take(ctx, sources)
+		h.progress.end()
+		if err != nil {
+			return err
+		}
+		return o.show(snapshots, w, h)
+	})
+	if err != nil {
+		return exitFailed, err
+	}
+	return exitOK, nil
 }
 
 // source fetches a snapshot.
@@ -195,9 +195,10 @@ func (o *mapFlags) show(all []inspect.Snapshot, out io.Writer, h host) error {
 		return json.NewEncoder(out).Encode(inspect.Compare(all[0], last))
 	}
 	var text bytes.Buffer
-	p := picture{out: &text, width: o.width, rows: o.rows, color: h.colors(out)}
-	if o.every > 0 && p.color {
-		text.WriteString("\x1b[H\x1b[2J") // from the top of an empty screen
+	p := picture{out: &text, width: o.width, rows: o.rows, color: h.colors()}
+	if p.width <= 0 {
+		columns, _ := h.size()
+		p.width = columns - 4
 	}
 	if len(all) == 1 {
 		p.write(last)

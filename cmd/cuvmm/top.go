@@ -7,8 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -46,30 +44,28 @@ func top(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error
 	asJSON := f.Bool("json", false, "print JSON")
 	every := f.Duration("every", 0, "list again after this time, until interrupted")
 	return func(_ []string, out io.Writer, h host) (int, error) {
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+		ctx, stop := untilEnded()
 		defer stop()
-		for {
-			all, note, err := processes(ctx, h)
-			if err == nil && *asJSON {
-				err = writeJSON(out, all)
-			} else if err == nil {
-				if *every > 0 && h.colors(out) {
-					fmt.Fprint(out, "\x1b[H\x1b[2J") // from the top of an empty screen
-				}
-				writeProcesses(out, all, note)
-			}
-			if err != nil && ctx.Err() == nil {
-				return exitFailed, err
-			}
-			if *every <= 0 {
-				return exitOK, nil
-			}
-			select {
-			case <-time.After(*every):
-			case <-ctx.Done():
-				return exitOK, nil
-			}
+		if *asJSON {
+			h.screen = nil // which is for people to read
 		}
+		h.progress.step("asking the processes for their memory")
+		err := h.repeat(ctx, out, *every, func(w io.Writer) error {
+			all, note, err := processes(ctx, h)
+			h.progress.end()
+			if err != nil {
+				return err
+			}
+			if *asJSON {
+				return writeJSON(w, all)
+			}
+			writeProcesses(w, all, note)
+			return nil
+		})
+		if err != nil {
+			return exitFailed, err
+		}
+		return exitOK, nil
 	}
 }
 

@@ -1,38 +1,57 @@
 package pool
 
 import (
-	"runtime"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
 // partsAtOnce is how many parts a snapshot reads under one hold of a shard's lock,
-// which takes some tens of microseconds, with stacks about a hundred.
-const partsAtOnce = 256
+// which takes tens of microseconds, and a few hundred with stacks.
+const partsAtOnce = 1024
+
+// pause follows each hold. A request that waits for the lock needs microseconds to wake
+// up; a snapshot that took the lock again at once would shut it out until the end.
+const pause = 50 * time.Microsecond
 
 // segmentReader reads the segments of a pool in steps that hold locks briefly.
 type segmentReader struct {
 	pool     *Pool
 	segments []Segment
-	sites    []sited // of the parts of the last step
 	stacks   stackNames
+	// parts are those that the running step has read, and sites the stacks of some of
+	// them. Their memory is there before a lock is taken.
+	parts []Part
+	sites []sited
 }
 
-// sited is a part of the last segment whose stack has yet to be named.
+// sited is a part of the running step whose stack has yet to be named.
 type sited struct {
 	part int
 	site site
 }
 
-// step ends a step, with no lock held: it names the stacks of its parts, which takes
-// microseconds each, and lets a request that waits for the lock have it.
+func newSegmentReader(p *Pool) *segmentReader {
+	return &segmentReader{pool: p, stacks: stackNames{}, parts: make([]Part, 0, partsAtOnce)}
+}
+
+// step ends a step, with no lock held: it names the stacks of its parts and moves the
+// parts to the last segment, which takes longer than reading them.
 func (r *segmentReader) step() {
 	for _, s := range r.sites {
-		r.segments[len(r.segments)-1].Parts[s.part].Stack = r.stacks.of(s.site)
+		r.parts[s.part].Stack = r.stacks.of(s.site)
 	}
-	r.sites = r.sites[:0]
-	runtime.Gosched()
+	if len(r.parts) > 0 {
+		to, parts := &r.segments[len(r.segments)-1], r.parts
+		if parts[0].State == Hole { // which may go on from the last step
+			to.hole(driver.Ptr(parts[0].Ptr), uint64(parts[0].Bytes))
+			parts = parts[1:]
+		}
+		to.Parts = append(to.Parts, parts...)
+	}
+	r.parts, r.sites = r.parts[:0], r.sites[:0]
+	time.Sleep(pause)
 }
 
 // stackNames has the text of each stack once.
@@ -87,7 +106,7 @@ func (r *segmentReader) slab(reg *region, i int, c *chunk) {
 		if sl != nil {
 			to := min(next+partsAtOnce, sl.fresh)
 			for ; next < to; next++ {
-				r.add(&r.segments[len(r.segments)-1], &sl.slots[next], at, sl.slot)
+				r.add(&sl.slots[next], at, sl.slot)
 				at += driver.Ptr(sl.slot)
 			}
 			more = next < sl.fresh
@@ -131,7 +150,7 @@ func (r *segmentReader) spans(reg *region) {
 		from := at
 		s := &r.segments[len(r.segments)-1]
 		for n := 0; e != sp.tail && n < partsAtOnce; n++ {
-			r.add(s, &e.header, at, uint64(e.end()-at)) // an extent that grew meanwhile counts from here
+			r.add(&e.header, at, uint64(e.end()-at)) // an extent that grew meanwhile counts from here
 			at = e.end()
 			e = e.next
 		}
@@ -185,21 +204,21 @@ func (reg *region) namedBefore(sp *span, at driver.Ptr) *extent {
 	return sp.head.next
 }
 
-// add adds what lies at an address: a block, or a hole. The caller holds the lock
-// of the block's shard.
-func (r *segmentReader) add(s *Segment, h *header, at driver.Ptr, size uint64) {
+// add adds what lies at an address to the running step: a block, or a hole. The caller
+// holds the lock of the block's shard.
+func (r *segmentReader) add(h *header, at driver.Ptr, size uint64) {
 	state := LiveBlock
 	switch {
 	case h.waiting:
 		state = WaitingBlock
 	case !h.live():
-		s.hole(at, size)
+		r.parts = addHole(r.parts, at, size)
 		return
 	}
 	if w := h.home.shard.watch; w != nil {
 		if site, known := w.sites[h]; known {
-			r.sites = append(r.sites, sited{len(s.Parts), site})
+			r.sites = append(r.sites, sited{len(r.parts), site})
 		}
 	}
-	s.Parts = append(s.Parts, Part{Ptr: cuda.Ptr(at), Bytes: int(size), State: state, Requested: int(h.asked()), Tag: h.tag})
+	r.parts = append(r.parts, Part{Ptr: cuda.Ptr(at), Bytes: int(size), State: state, Requested: int(h.asked()), Tag: h.tag})
 }

@@ -125,7 +125,7 @@ func (p *Pool) Snapshot() Snapshot {
 		})
 		sh.mu.Unlock()
 	}
-	r := segmentReader{pool: p, stacks: stackNames{}}
+	r := newSegmentReader(p)
 	for _, pl := range *p.places.Load() {
 		if pl.reg.kind == mid {
 			r.spans(pl.reg)
@@ -147,16 +147,18 @@ func (s *Segment) pin(c *chunk, p *Pool) {
 	}
 }
 
-// hole adds free memory, to the hole before it where there is one.
-func (s *Segment) hole(at driver.Ptr, size uint64) {
+func (s *Segment) hole(at driver.Ptr, size uint64) { s.Parts = addHole(s.Parts, at, size) }
+
+// addHole adds free memory, to the hole before it if there is one.
+func addHole(parts []Part, at driver.Ptr, size uint64) []Part {
 	if size == 0 {
-		return
+		return parts
 	}
-	if n := len(s.Parts); n > 0 && s.Parts[n-1].State == Hole {
-		s.Parts[n-1].Bytes += int(size)
-		return
+	if n := len(parts); n > 0 && parts[n-1].State == Hole {
+		parts[n-1].Bytes += int(size)
+		return parts
 	}
-	s.Parts = append(s.Parts, Part{Ptr: cuda.Ptr(at), Bytes: int(size), State: Hole})
+	return append(parts, Part{Ptr: cuda.Ptr(at), Bytes: int(size), State: Hole})
 }
 
 // site is the stack that allocated a block.

@@ -1,0 +1,16 @@
+//go:build unix
+
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// resizes returns a channel that receives when the terminal's size changes, until stop.
+func resizes() (changed <-chan os.Signal, stop func()) {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGWINCH)
+	return c, func() { signal.Stop(c) }
+}
