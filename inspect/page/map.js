@@ -1,173 +1,4 @@
-// The map: draws the rows of the model that are in sight, and follows the keys and
-// the mouse.
-
-const byId = id => document.getElementById(id);
-const canvas = byId("map"), context = canvas.getContext("2d");
-const rowHeight = 15, headHeight = 20, margin = 10;
-let model = null, bytesPerRow = 1, top_ = 0, total = 0, width = 0, height = 0;
-let selected = null, event_ = null, side = 0, pending = false;
-let colors = {};
-
-function readColors() {
-  const style = getComputedStyle(document.documentElement);
-  for (const name of ["bg", "text", "dim", "line", "hole", "mapped", "live", "unused", "waiting", "alias", "shared", "imported", "gone", "new", "select"])
-    colors[name] = style.getPropertyValue("--" + name).trim();
-}
-
-function hue(text) {
-  let h = 2166136261;
-  for (let i = 0; i < text.length; i++) h = Math.imul(h ^ text.charCodeAt(i), 16777619);
-  h = Math.imul(h ^ (h >>> 15), 2246822519); // or similar names have similar colors
-  h = Math.imul(h ^ (h >>> 13), 3266489917);
-  h ^= h >>> 16;
-  const dark = document.documentElement.classList.contains("dark");
-  return "hsl(" + ((h >>> 0) % 360) + " 62% " + (dark ? 58 : 46) + "%)";
-}
-
-const hues = new Map();
-function colorOf(b) {
-  if (b.kind === "unused") return colors.unused;
-  if (b.kind === "waiting") return colors.waiting;
-  const mode = byId("color").value;
-  if (mode === "state") return colors.live;
-  const key = mode === "tag" ? b.tag : mode === "stream" ? (b.stream ? hex(b.stream) : "") : (b.stack || []).join("\n");
-  if (!key) return colors.live;
-  if (!hues.has(key)) hues.set(key, hue(key));
-  return hues.get(key);
-}
-
-// shows reports whether the chosen side has an item.
-const shows = b => !side || (b.side & side) !== 0;
-const sideColor = b => model.two && !side ? (b.side === FIRST ? colors.gone : b.side === SECOND ? colors.new : null) : null;
-
-function draw() {
-  pending = false;
-  if (!model) return;
-  const scale = window.devicePixelRatio || 1;
-  context.setTransform(scale, 0, 0, scale, 0, 0);
-  context.fillStyle = colors.bg;
-  context.fillRect(0, 0, width, height);
-  context.textBaseline = "middle";
-  const first = firstRegion(top_);
-  for (let i = first; i < model.regions.length && model.regions[i].y - top_ < height; i++) drawRegion(model.regions[i]);
-  if (total > height) { // where in the whole this is
-    const bar = Math.max(24, height * height / total);
-    context.fillStyle = colors.line;
-    context.fillRect(width - 5, top_ / (total - height) * (height - bar), 4, bar);
-  }
-}
-
-function firstRegion(y) {
-  let low = 0, high = model.regions.length;
-  while (low < high) {
-    const mid = (low + high) >> 1;
-    if (model.regions[mid].y <= y) low = mid + 1; else high = mid;
-  }
-  return Math.max(0, low - 1);
-}
-
-function drawRegion(r) {
-  const y = r.y - top_;
-  if (y > -headHeight) {
-    context.font = "12px system-ui, sans-serif";
-    context.fillStyle = sideColor({ side: r.sides }) || colors.text;
-    const what = [...new Set(r.what)].join("; ");
-    context.fillText(hex(r.ptr) + "  " + (what || "reservation") + "  ", margin, y + headHeight / 2 + 2);
-    const end = context.measureText(hex(r.ptr) + "  " + (what || "reservation") + "  ").width;
-    context.fillStyle = colors.dim;
-    context.fillText(sizeText(r.mapped) + " mapped of " + sizeText(r.bytes) + " reserved", margin + end, y + headHeight / 2 + 2);
-  }
-  const from = Math.max(0, Math.floor((-y - headHeight) / rowHeight));
-  const to = Math.min(r.rows, Math.ceil((height - y - headHeight) / rowHeight));
-  for (let row = from; row < to; row++) drawRow(r, row, y + headHeight + row * rowHeight);
-}
-
-function drawRow(r, row, y) {
-  const d0 = row * bytesPerRow, d1 = Math.min(d0 + bytesPerRow, r.display), h = rowHeight - 3;
-  const scale = (width - 2 * margin) / bytesPerRow, x = d => margin + (d - d0) * scale;
-  let at = 0;
-  for (let low = 0, high = r.pieces.length; low < high;) {
-    const mid = (low + high) >> 1;
-    if (r.pieces[mid].d <= d0) { low = mid + 1; at = mid; } else high = mid;
-  }
-  for (; at < r.pieces.length && r.pieces[at].d < d1; at++) {
-    const p = r.pieces[at];
-    const from = Math.max(p.d, d0), to = Math.min(p.d + p.dn, d1);
-    if (to <= from) continue;
-    const x0 = x(from), x1 = x(to);
-    if (p.hole) {
-      context.fillStyle = colors.hole;
-      context.fillRect(x0, y, x1 - x0, h);
-      if (p.dn < p.n && from === p.d && x1 - x0 > 70) {
-        context.fillStyle = colors.dim;
-        context.font = "10px system-ui, sans-serif";
-        context.fillText("… " + sizeText(p.n) + " not mapped", x0 + 6, y + h / 2 + 1, x1 - x0 - 8);
-      }
-      continue;
-    }
-    const o0 = p.o + (from - p.d), o1 = p.o + (to - p.d), px = o => x(p.d + (o - p.o));
-    context.fillStyle = colors.hole;
-    context.fillRect(x0, y, x1 - x0, h);
-    drawMappings(r, o0, o1, px, y, h);
-    drawBlocks(r, o0, o1, px, y, h);
-  }
-}
-
-// visible calls f for the items that meet [o0, o1), and leaves out those that lie
-// within a pixel that has one already.
-function visible(items, o0, o1, px, f) {
-  let last = -1;
-  for (let i = atOrBefore(items, o0); i < items.length && items[i].o < o1; i++) {
-    const b = items[i];
-    if (b.o + b.n <= o0 || !shows(b)) continue;
-    const x0 = px(Math.max(b.o, o0)), x1 = px(Math.min(b.o + b.n, o1));
-    const pixel = Math.floor(x1);
-    if (pixel === last && x1 - x0 < 1 && b !== selected) continue;
-    last = pixel;
-    f(b, x0, x1);
-  }
-}
-
-function drawMappings(r, o0, o1, px, y, h) {
-  visible(r.mappings, o0, o1, px, (m, x0, x1) => {
-    const w = Math.max(x1 - x0, 0.7), gap = w > 4 ? 0.5 : 0;
-    context.fillStyle = sideColor(m) || (r.plain ? colors.live : colors.mapped);
-    context.fillRect(x0, y, w - gap, h);
-    let strip = y + h;
-    for (const [flag, color] of [[IMPORTED, colors.imported], [SHARED, colors.shared], [ALIAS, colors.alias], [CLOSING, colors.waiting]]) {
-      if (!(m.flags & flag)) continue;
-      context.fillStyle = color;
-      context.fillRect(x0, strip -= 2, w - gap, 2);
-    }
-    if (m === selected) outline(x0, y, w, h);
-    else if (selected && selected.kind === "mapping" && m.memory === selected.memory) {
-      context.fillStyle = colors.select;
-      context.fillRect(x0, y, Math.max(w, 2), 2);
-    }
-  });
-}
-
-function drawBlocks(r, o0, o1, px, y, h) {
-  const items = event_ === null ? r.blocks : r.past;
-  visible(items, o0, o1, px, (b, x0, x1) => {
-    if (event_ !== null && !(b.from <= event_ && event_ < b.to)) return;
-    const w = Math.max(x1 - x0, 0.7), gap = w > 3 ? 0.6 : 0;
-    context.fillStyle = sideColor(b) || colorOf(b);
-    context.fillRect(x0, y + 1, w - gap, h - 5);
-    if (b.tag && w > 60) {
-      context.fillStyle = colors.bg;
-      context.font = "10px system-ui, sans-serif";
-      context.fillText(b.tag, x0 + 4, y + (h - 4) / 2 + 1, w - 8);
-    }
-    if (b === selected) outline(x0, y, w, h);
-  });
-}
-
-function outline(x, y, w, h) {
-  context.strokeStyle = colors.select;
-  context.lineWidth = 1.5;
-  context.strokeRect(x - 1, y - 0.5, Math.max(w, 3) + 1, h + 1);
-}
+// The page: follows the keys and the mouse, and fills the panels.
 
 function redraw() {
   if (!pending) { pending = true; requestAnimationFrame(draw); }
@@ -192,8 +23,7 @@ function scrollTo_(y) {
 
 // fit shows everything, if the headings alone leave room.
 function fit() {
-  const heads = model.regions.length * headHeight;
-  const room = Math.max(height - heads - 8, 12 * rowHeight);
+  const room = Math.max(height - model.regions.length * headHeight - 8, 12 * rowHeight);
   let low = 10, high = 52;
   while (low + 0.05 < high) {
     const mid = (low + high) / 2;
@@ -279,14 +109,35 @@ function legend() {
     to.append(k);
   };
   if (model.two && !side) { key(colors.gone, "gone"); key(colors.new, "new"); }
-  key(colors.live, "in use"); key(colors.unused, "not in use"); key(colors.waiting, "waits for the GPU"); key(colors.mapped, "mapped, free"); key(colors.hole, "not mapped");
-  key(colors.alias, "alias"); key(colors.shared, "exported"); key(colors.imported, "imported");
+  const most = 12, named = assignColors();
+  for (const g of named.slice(0, most)) key(groupColor(g.key), g.key);
+  if (named.length > most) key("transparent", "and " + (named.length - most) + " more");
+  key(colors.live, named.length ? "others in use" : "in use");
+  key(colors.unused, "not in use");
+  key(colors.waiting, "waits for the GPU");
+  key(colors.mapped, "mapped, free");
+  key(colors.hole, "not mapped");
+  key(colors.alias, "alias");
+  key(colors.shared, "exported");
+  key(colors.imported, "imported");
+}
+
+// meter is a bar of parts: what each is of, and its color.
+function meter(whole, parts) {
+  const bar = element("div", undefined, { className: "meter" });
+  for (const [part, color] of parts) {
+    const i = element("i");
+    i.style.width = 100 * Math.max(0, part) / Math.max(whole, 1) + "%";
+    i.style.background = color;
+    bar.append(i);
+  }
+  return bar;
 }
 
 function go(ptr) {
   const r = regionAt(model, ptr);
   if (!r) return false;
-  const item = itemAt(r, ptr - r.ptr, event_) || { kind: "region", o: ptr - r.ptr, n: r.bytes - (ptr - r.ptr), stack: r.stack, side: r.sides };
+  const item = itemAt(r, ptr - r.ptr, event_, shows) || { kind: "region", o: ptr - r.ptr, n: r.bytes - (ptr - r.ptr), stack: r.stack, side: r.sides };
   select(item, r, true);
   return true;
 }
@@ -298,15 +149,26 @@ function lists() {
   const table = (title, rows) => {
     if (!rows.length) return;
     const t = element("table");
-    for (const [text, number, ptr] of rows.slice(0, 25)) {
+    for (const [text, number, ptr, bar] of rows.slice(0, 25)) {
       const tr = element("tr"), td = element("td");
       td.append(ptr === undefined ? text : element("a", text, { onclick: () => go(ptr) }));
       tr.append(td, element("td", number, { className: "n" }));
       t.append(tr);
+      if (!bar) continue;
+      const wide = element("td", undefined, { colSpan: 2 }), below = element("tr");
+      wide.append(bar);
+      below.append(wide);
+      t.append(below);
     }
     to.append(element("h2", title + (rows.length > 25 ? " (25 of " + rows.length + ")" : "")), t);
   };
-  table("devices", (s.devices || []).map(d => [d.ordinal + ": " + d.name, (d.free < 0 ? "?" : sizeText(d.free)) + " free of " + sizeText(d.memory)]));
+  const own = new Map(); // physical memory by where it is
+  for (const m of s.memory || []) own.set(m.location, (own.get(m.location) || 0) + m.bytes);
+  table("devices", (s.devices || []).map(d => {
+    const mine = own.get("device " + d.ordinal) || 0, others = d.free < 0 ? 0 : d.memory - d.free - mine;
+    return [d.ordinal + ": " + d.name, (d.free < 0 ? "?" : sizeText(d.free)) + " free of " + sizeText(d.memory), undefined,
+      meter(d.memory, [[mine, colors.live], [others, colors.dim]])];
+  }));
   if (model.two) {
     const changes = new Map();
     for (const [sign, which] of [[-1, FIRST], [1, SECOND]])
@@ -318,7 +180,8 @@ function lists() {
     table("changes", [...changes].filter(([, c]) => c.bytes).sort((a, b) => Math.abs(b[1].bytes) - Math.abs(a[1].bytes))
       .map(([k, c]) => [k, (c.bytes > 0 ? "+" : "") + sizeText(c.bytes), c.region.ptr + c.first.o]));
   }
-  table("pools", (s.pools || []).map((p, i) => [i + " on device " + p.device + ": " + p.blocks + " blocks", sizeText(p.requested) + " of " + sizeText(p.reserved)]));
+  table("pools", (s.pools || []).map((p, i) => [i + " on device " + p.device + ": " + p.blocks + " blocks", sizeText(p.requested) + " of " + sizeText(p.reserved), undefined,
+    meter(p.reserved, [[p.requested, colors.live]])]));
   table("publications", (s.publications || []).flatMap(p => [["“" + p.name + "”, " + (p.followers || []).length + " followers", sizeText(p.bytes) + (p.pinned ? " + " + sizeText(p.pinned) + " pinned" : ""), Number(p.ptr)],
     ...(p.followers || []).map(f => ["· process " + f.pid + (f.refused ? ": " + f.refused : ""), f.pinned ? sizeText(f.pinned) + " pinned" : ""])]));
   table("follows", (s.followers || []).map(f => ["“" + f.name + "” of process " + f.pid + (f.stuck ? ": " + f.stuck : ""), sizeText(f.bytes), Number(f.ptr)]));
@@ -326,18 +189,9 @@ function lists() {
   table("most memory", groups(model, groupKey, side || (model.two ? SECOND : FIRST)).map(g => [g.key + (g.count > 1 ? " × " + g.count : ""), sizeText(g.bytes), g.region.ptr + g.first.o]));
 }
 
-// creator is the innermost function of a stack outside of the library, without folders.
-function creator(stack) {
-  const own = f => f.startsWith("github.com/cuvmm/cuvmm/") && !f.includes("_test.go:") && !f.includes("/samples/");
-  const f = (stack || []).find(f => !own(f));
-  return f && f.replace(/ \(.*\//, " (").replace(/^[^ ]*\//, "");
-}
-
-const groupKey = (b, r) => b.tag || creator(b.stack) || (b.kind === "used" ? "buffer " + hex(r.ptr) : "blocks without a tag");
-
 // neighbour selects the next (1) or previous (-1) thing.
 function neighbour(step) {
-  const list = r => event_ === null && r.blocks.length ? r.blocks : r.mappings;
+  const list = r => itemsAt(r, event_).length ? itemsAt(r, event_) : r.mappings;
   let at = model.regions.indexOf(selected ? selected.region_ : model.regions[firstRegion(top_)]);
   if (at < 0) return;
   let items = list(model.regions[at]);
@@ -371,14 +225,19 @@ function find(text) {
   if (!text) return;
   if (text !== hits.text) {
     hits = { text, all: [], at: -1 };
-    const needle = text.toLowerCase();
+    const needle = text.toLowerCase(), known = new Map();
+    const inStack = stack => {
+      if (!stack) return false;
+      if (!known.has(stack)) known.set(stack, stack.some(f => f.toLowerCase().includes(needle)));
+      return known.get(stack);
+    };
     if (/^0x[0-9a-f]+$/.test(needle)) {
       hits.all.push(() => go(Number(needle)));
     } else {
       for (const r of model.regions) {
         if (r.what.some(w => w.toLowerCase().includes(needle))) hits.all.push(() => go(r.ptr));
         for (const b of r.blocks)
-          if ((b.tag || "").toLowerCase().includes(needle) || (b.stack || []).some(f => f.toLowerCase().includes(needle))) hits.all.push(() => select(b, r, true));
+          if ((b.tag || "").toLowerCase().includes(needle) || inStack(b.stack)) hits.all.push(() => select(b, r, true));
       }
     }
   }
@@ -432,9 +291,8 @@ function resize() {
 
 function theme(dark) {
   document.documentElement.classList.toggle("dark", dark);
-  hues.clear();
   readColors();
-  if (model) { legend(); if (model.events.length) chart(); redraw(); }
+  if (model) { legend(); lists(); if (model.events.length) chart(); redraw(); }
 }
 
 // show shows another model, at the same place if there was one before.
@@ -449,14 +307,19 @@ function show(snapshots) {
   byId("sides").hidden = !model.two;
   byId("player").hidden = !model.events.length;
   resize();
-  legend();
+  if (before) legend();
   lists();
   if (model.events.length) {
     byId("time").max = model.events.length;
     showEvent(model.events.length);
     chart();
   }
-  if (!before) { fit(); detail(null); }
+  if (!before) {
+    if (model.regions.some(r => r.blocks.some(b => b.tag))) byId("color").value = "tag";
+    legend();
+    fit();
+    detail(null);
+  }
   else {
     const r = regionAt(model, before.region.ptr + before.offset);
     place(bytesPerRow, r ? { region: r, offset: before.region.ptr + before.offset - r.ptr, y: before.y } : null);
@@ -485,7 +348,7 @@ canvas.addEventListener("pointerup", e => {
   const at = !moved && point(e.offsetX, e.offsetY);
   if (!at) return;
   const r = at.region;
-  select(at.head ? { kind: "region", o: 0, n: r.bytes, stack: r.stack, side: r.sides } : itemAt(r, at.offset, event_), r);
+  select(at.head ? { kind: "region", o: 0, n: r.bytes, stack: r.stack, side: r.sides } : itemAt(r, at.offset, event_, shows), r);
 });
 canvas.addEventListener("dblclick", () => focusSelected());
 
@@ -513,7 +376,7 @@ document.addEventListener("keydown", e => {
   if (keys[e.key]) { e.preventDefault(); keys[e.key](); }
 });
 
-byId("color").addEventListener("change", () => { hues.clear(); redraw(); });
+byId("color").addEventListener("change", () => { legend(); redraw(); });
 byId("side").addEventListener("change", e => { side = e.target.value === "diff" ? 0 : 1 << Number(e.target.value); legend(); lists(); redraw(); });
 byId("in").addEventListener("click", () => zoom(0.5));
 byId("out").addEventListener("click", () => zoom(2));

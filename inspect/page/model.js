@@ -24,6 +24,25 @@ function atOrBefore(items, x) {
   return Math.max(0, low - 1);
 }
 
+// firstReaching returns the index of the first item before which none ends behind x.
+// Items of two snapshots, or of different times, may overlap.
+function firstReaching(items, x) {
+  let low = 0, high = items.length;
+  while (low < high) {
+    const mid = (low + high) >> 1;
+    if (items[mid].reach > x) high = mid; else low = mid + 1;
+  }
+  return low;
+}
+
+// order sorts items by offset, and notes how far they and those before them reach.
+function order(items) {
+  items.sort((a, b) => a.o - b.o);
+  let reach = 0;
+  for (const b of items) b.reach = reach = Math.max(reach, b.o + b.n);
+  return items;
+}
+
 function buildModel(snapshots) {
   const model = { snapshots, regions: [], byPtr: new Map(), memory: new Map(), events: [], two: snapshots.length === 2 };
   snapshots.forEach((s, at) => addSnapshot(model, s, model.two ? 1 << at : FIRST));
@@ -65,7 +84,7 @@ function addSnapshot(model, s, side) {
     for (const m of r.mappings || []) {
       const memory = model.memory.get(m.memory) || {};
       const flags = (seen.get(m.memory) > 1 ? ALIAS : 0) | (memory.exported ? SHARED : 0) | (memory.imported ? IMPORTED : 0) | (m.closing ? CLOSING : 0);
-      merge(to, to.mappings, "m" + m.offset + ":" + m.bytes + ":" + m.memory,
+      merge(model, to, to.mappings, () => "m" + m.offset + ":" + m.bytes + ":" + m.memory,
         { o: m.offset, n: m.bytes, memory: m.memory, flags, access: m.access, kind: "mapping" }, side);
     }
   }
@@ -75,8 +94,8 @@ function addSnapshot(model, s, side) {
     if (!r) continue;
     r.buffer = b;
     r.what.push("buffer" + (b.imported ? ", imported" : "") + ": " + sizeText(b.used) + " used of " + sizeText(b.committed));
-    if (b.used) merge(r, r.blocks, "used", { o: 0, n: b.used, kind: "used", stack: stackText(b.stack) }, side);
-    if (b.committed > b.used) merge(r, r.blocks, "unused", { o: b.used, n: b.committed - b.used, kind: "unused", stack: stackText(b.stack) }, side);
+    if (b.used) merge(model, r, r.blocks, () => "used", { o: 0, n: b.used, kind: "used", stack: stackText(b.stack) }, side);
+    if (b.committed > b.used) merge(model, r, r.blocks, () => "unused", { o: b.used, n: b.committed - b.used, kind: "unused", stack: stackText(b.stack) }, side);
   }
   (s.pools || []).forEach((p, number) => {
     const mark = new Set();
@@ -88,7 +107,7 @@ function addSnapshot(model, s, side) {
       r.pool = p;
       const base = Number(g.ptr) - r.ptr;
       for (const b of g.blocks || []) {
-        merge(r, r.blocks, "b" + (base + b.offset) + ":" + b.bytes + ":" + (b.tag || ""),
+        merge(model, r, r.blocks, () => "b" + (base + b.offset) + ":" + b.bytes + ":" + (b.tag || ""),
           { o: base + b.offset, n: b.bytes, requested: b.requested, kind: b.waiting ? "waiting" : "block", tag: b.tag, stream: g.stream, segment: g,
             stack: stackText(b.stack) }, side);
       }
@@ -106,11 +125,13 @@ function addSnapshot(model, s, side) {
 }
 
 // merge adds an item, or notes that the other snapshot has it too.
-function merge(region, list, key, item, side) {
-  const known = region.index.get(key);
-  if (known) { known.side |= side; return; }
+function merge(model, region, list, key, item, side) {
   item.side = side;
-  region.index.set(key, item);
+  if (model.two) {
+    const name = key(), known = region.index.get(name);
+    if (known) { known.side |= side; return; }
+    region.index.set(name, item);
+  }
   list.push(item);
 }
 
@@ -153,9 +174,8 @@ function addHistory(model, s) {
 }
 
 function finishRegion(r) {
-  const byOffset = (a, b) => a.o - b.o;
   r.index = null;
-  for (const list of [r.mappings, r.blocks, r.past]) list.sort(byOffset);
+  for (const list of [r.mappings, r.blocks, r.past]) order(list);
   r.plain = !r.buffer && !r.pool; // the program maps it itself, and uses what it maps
   r.mapped = r.mappings.reduce((sum, m) => sum + m.n, 0);
   // pieces: runs where something is, and the holes between them.
@@ -171,20 +191,24 @@ function finishRegion(r) {
     r.pieces.push({ o, n, hole: false });
     end = o + n;
   };
-  const all = r.past.length ? r.mappings.concat(r.past).sort(byOffset) : r.mappings;
+  const all = r.past.length ? r.mappings.concat(r.past).sort((a, b) => a.o - b.o) : r.mappings;
   for (const m of all) visit(m.o, m.n);
   if (end < r.bytes) r.pieces.push({ o: end, n: r.bytes - end, hole: true });
 }
 
 // layout gives each region its place for so many bytes a row: a hole that is longer
-// than a quarter of a row is shortened to that.
+// than a quarter of a row is shortened to that, and to what is left of the row.
 function layout(model, bytesPerRow, rowHeight, headHeight) {
   let y = 0;
   for (const r of model.regions) {
     let d = 0;
     for (const p of r.pieces) {
       p.d = d;
-      p.dn = p.hole ? Math.min(p.n, bytesPerRow / 4) : p.n;
+      p.dn = p.n;
+      if (p.hole && p.n > bytesPerRow / 4) {
+        const left = bytesPerRow - d % bytesPerRow;
+        p.dn = Math.min(left, bytesPerRow / 4);
+      }
       d += p.dn;
     }
     r.y = y;
@@ -217,18 +241,24 @@ function offsetAt(r, d) {
   return p ? p.o + (p.dn ? (d - p.d) / p.dn * p.n : 0) : 0;
 }
 
+// itemsAt returns the blocks of a region now, if at is null, or at an event of the
+// history.
+function itemsAt(r, at) {
+  if (at === null) return r.blocks;
+  if (r.shownAt !== at) {
+    r.shownAt = at;
+    r.shown = order(r.past.filter(b => b.from <= at && at < b.to).map(b => b.shown ||= { ...b }));
+  }
+  return r.shown;
+}
+
 // itemAt returns the block or else the mapping at an offset. at is the event up to
 // which the history is shown, or null.
-function itemAt(r, offset, at) {
-  const within = b => b && offset >= b.o && offset < b.o + b.n;
-  if (at !== null) {
-    for (const b of r.past) if (within(b) && b.from <= at && at < b.to) return b;
-  } else {
-    const b = r.blocks[atOrBefore(r.blocks, offset)];
-    if (within(b)) return b;
-  }
-  const m = r.mappings[atOrBefore(r.mappings, offset)];
-  return within(m) ? m : null;
+function itemAt(r, offset, at, shows = () => true) {
+  for (const items of [itemsAt(r, at), r.mappings])
+    for (let i = firstReaching(items, offset); i < items.length && items[i].o <= offset; i++)
+      if (offset < items[i].o + items[i].n && shows(items[i])) return items[i];
+  return null;
 }
 
 // groups adds up the live blocks by a key: the largest first.
@@ -244,3 +274,19 @@ function groups(model, key, side) {
   }
   return [...sums.values()].sort((a, b) => b.bytes - a.bytes);
 }
+
+// creators has for each stack its innermost function outside of the library, without
+// folders.
+const creators = new Map();
+function creator(stack) {
+  if (!stack) return "";
+  let name = creators.get(stack);
+  if (name === undefined) {
+    const own = f => f.startsWith("github.com/cuvmm/cuvmm/") && !f.includes("_test.go:") && !f.includes("/samples/");
+    name = (stack.find(f => !own(f)) || "").replace(/ \(.*\//, " (").replace(/^[^ ]*\//, "");
+    creators.set(stack, name);
+  }
+  return name;
+}
+
+const groupKey = (b, r) => b.tag || creator(b.stack) || (b.kind === "used" ? "buffer " + hex(r.ptr) : "blocks without a tag");

@@ -23,6 +23,9 @@ var style string
 //go:embed model.js
 var model string
 
+//go:embed draw.js
+var drawing string
+
 //go:embed map.js
 var script string
 
@@ -52,7 +55,7 @@ func write(w io.Writer, data any) error {
 	if err != nil {
 		return fmt.Errorf("page: %w", err)
 	}
-	page := strings.NewReplacer("/*STYLE*/", style, "/*SCRIPT*/", model+script).Replace(html)
+	page := strings.NewReplacer("/*STYLE*/", style, "/*SCRIPT*/", model+drawing+script).Replace(html)
 	before, after, _ := strings.Cut(page, "/*DATA*/")
 	for _, part := range []string{before, string(text), after} {
 		if _, err := io.WriteString(w, part); err != nil {
