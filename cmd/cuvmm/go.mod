@@ -7,12 +7,10 @@ go 1.25.0
 require (
 	github.com/cuvmm/cuvmm v0.0.0
 	github.com/stretchr/testify v1.12.1
+	golang.org/x/sys v0.43.0
 	golang.org/x/term v0.42.0
 )
 
-require (
-	go.yaml.in/yaml/v3 v3.0.5 // indirect
-	golang.org/x/sys v0.43.0 // indirect
-)
+require go.yaml.in/yaml/v3 v3.0.5 // indirect
 
 replace github.com/cuvmm/cuvmm => ../..

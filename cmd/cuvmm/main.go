@@ -56,32 +56,13 @@ func usage() string {
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr, thisHost())) }
 
+// run runs a command, and returns the exit code.
 func run(args []string, out, complaints io.Writer, h host) int {
-	if len(args) == 0 || slices.Contains([]string{"-h", "-help", "--help", "help"}, args[0]) {
-		fmt.Fprint(out, usage())
-		if len(args) == 0 {
-			return exitUsage
-		}
-		return exitOK
-	}
-	if args[0] == importTrial {
-		return importInChild(args[1:], complaints, h)
-	}
-	all := commands()
-	at := slices.IndexFunc(all, func(c command) bool { return c.name == args[0] })
-	if at < 0 {
-		var names []string
-		for _, c := range all {
-			names = append(names, c.name)
-		}
-		fmt.Fprintf(complaints, "cuvmm: there is no command %q: use one of %s\n", args[0], strings.Join(names, ", "))
-		return exitUsage
-	}
 	if h.screen = h.onTerminal(out); h.onTerminal(complaints) != nil {
 		h.progress = &progress{to: complaints}
 	}
 	to := &output{to: out}
-	code, err := all[at].run(args[1:], to, h)
+	code, err := runCommand(args, to, complaints, h)
 	h.progress.end()
 	if err == nil && to.err != nil {
 		code, err = exitFailed, fmt.Errorf("the output is incomplete: %w", to.err)
@@ -90,6 +71,29 @@ func run(args []string, out, complaints io.Writer, h host) int {
 		fmt.Fprintln(complaints, "cuvmm:", err)
 	}
 	return code
+}
+
+func runCommand(args []string, out, complaints io.Writer, h host) (int, error) {
+	if len(args) == 0 || slices.Contains([]string{"-h", "-help", "--help", "help"}, args[0]) {
+		fmt.Fprint(out, usage())
+		if len(args) == 0 {
+			return exitUsage, nil
+		}
+		return exitOK, nil
+	}
+	if args[0] == importTrial {
+		return importInChild(args[1:], complaints, h), nil
+	}
+	all := commands()
+	at := slices.IndexFunc(all, func(c command) bool { return c.name == args[0] })
+	if at < 0 {
+		var names []string
+		for _, c := range all {
+			names = append(names, c.name)
+		}
+		return exitUsage, fmt.Errorf("there is no command %q: use one of %s", args[0], strings.Join(names, ", "))
+	}
+	return all[at].run(args[1:], out, h)
 }
 
 func (c command) run(args []string, out io.Writer, h host) (int, error) {
