@@ -17,14 +17,14 @@ from ._driver import MemoryInfo, memory_info
 from .array import Array
 from .client import Client, Listing, connect
 from .errors import (AccessError, ArgumentError, CapacityError, ClosedError, DriverError, EndedError, Error, FilesError, ForkedError, GoneError, InUseError,
-                     MismatchError, MovedError, NotSupported, OutOfMemory, PeerError, ProtocolError, RefusedError, StalledError, TooLargeError, UnfinishedError,
+                     MismatchError, MovedError, NotSupported, OutOfMemory, PeerError, ProtocolError, RefusedError, StalledError, SupersededError, TooLargeError, UnfinishedError,
                      UnknownError, WaitTimeout, WithdrawnError)
 from .follower import Follower
 from .imported import Channel, Imported, Message, dial, inherit, open_lease
-from .server import FollowerStats, Publication, Server
+from .server import FollowerStats, Publication, Server, take_over
 from .shared import Shared, empty
 
 __all__ = ["AccessError", "ArgumentError", "Array", "CapacityError", "Channel", "Client", "ClosedError", "DriverError", "EndedError", "Error", "FilesError", "Follower", "FollowerStats",
            "ForkedError", "GoneError", "Imported", "InUseError", "Listing", "MemoryInfo", "Message", "MismatchError", "MovedError", "NotSupported", "OutOfMemory", "PeerError", "ProtocolError", "Publication",
-           "RefusedError", "Server", "Shared", "StalledError", "TooLargeError", "UnfinishedError", "UnknownError", "WaitTimeout", "WithdrawnError", "connect", "dial", "empty",
-           "inherit", "memory_info", "open_lease"]
+           "RefusedError", "Server", "Shared", "StalledError", "SupersededError", "TooLargeError", "UnfinishedError", "UnknownError", "WaitTimeout", "WithdrawnError", "connect", "dial", "empty",
+           "inherit", "memory_info", "open_lease", "take_over"]

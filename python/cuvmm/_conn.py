@@ -64,10 +64,11 @@ class Conn:
     """
 
     def __init__(self, s: socket.socket, peer: Optional[Peer], timeout: float = TIMEOUT, may_lose: Tuple[int, ...] = (),
-                 max_files: int = _packet.MAX_FILES) -> None:
+                 max_files: int = _packet.MAX_FILES, process: Optional[int] = None) -> None:
         s.setblocking(False)
         self._socket = s
         self.peer = peer
+        self._process = process
         self.timeout = timeout
         self._pid = os.getpid()
         self._sending, self._receiving = threading.Lock(), threading.Lock()
@@ -214,6 +215,27 @@ class Conn:
         with self._receiving, self._sending:
             close_all(self._in.discard())
             self._socket.close()
+        with self._state:
+            if self._process is not None:
+                os.close(self._process)
+                self._process = None
+
+    def process(self) -> Optional[int]:
+        """A new descriptor of the server's process, which polls as readable once that has ended; the caller closes it. None if there is none."""
+        with self._state:
+            return None if self._process is None else os.dup(self._process)
+
+
+def _open_process(pid: int) -> Optional[int]:
+    try:
+        return os.pidfd_open(pid) if pid > 0 else None
+    except (AttributeError, OSError):  # an old kernel, or another pid namespace
+        return None
+
+
+def await_end(process: int, timeout: Optional[float]) -> bool:
+    """Waits until a process has ended; False at the deadline."""
+    return _await(process, select.POLLIN, _deadline(timeout))
 
 
 def _peer(s: socket.socket) -> Peer:
@@ -282,7 +304,8 @@ def dial(path: str, timeout: float = TIMEOUT, allow_uid: Optional[int] = None, m
         except BaseException:
             s.close()
             raise
-    c = Conn(s, peer, timeout, may_lose, max_files)
+    # Before the greeting: a process that has greeted since was alive when its descriptor was opened.
+    c = Conn(s, peer, timeout, may_lose, max_files, _open_process(peer.pid))
     try:
         c.greet()
     except BaseException:
@@ -339,7 +362,7 @@ class Listener:
     def __init__(self, path: str, timeout: float = TIMEOUT) -> None:
         folder, name = _split(path)
         self.path = path
-        self._name, self._timeout = name, timeout
+        self._name, self.timeout = name, timeout
         self._pid = os.getpid()
         self._closed = False
         self._stop, self._wake = os.pipe()
@@ -364,7 +387,7 @@ class Listener:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        until = time.monotonic() + self._timeout
+        until = time.monotonic() + self.timeout
         while True:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -391,7 +414,7 @@ class Listener:
         if self._look() is None:
             return
         probe = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        probe.settimeout(self._timeout)
+        probe.settimeout(self.timeout)
         try:
             probe.connect(f"/proc/self/fd/{self._fd}/{self._name}")
         except ConnectionRefusedError:
@@ -428,7 +451,7 @@ class Listener:
                 raise FilesError(f"socket {self.path!r}: {e.strerror}", "raise this process's limit of open files (ulimit -n)") from None
             peer = _peer(s)
             if peer.uid == os.geteuid():
-                return Conn(s, peer, self._timeout)
+                return Conn(s, peer, self.timeout)
             with contextlib.suppress(OSError):
                 s.setblocking(False)
                 s.send(_packet.refusal(_packet.NO_NONCE, 0, f"user {peer.uid} is not allowed".encode()))

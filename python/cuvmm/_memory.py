@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 from ctypes import byref, c_char, c_int, c_uint64, c_void_p
-from typing import List
+from typing import List, Union
 
 from . import _driver
 from ._descriptor import Descriptor
 from ._driver import Device, Properties
-from .errors import CapacityError, MismatchError, NotSupported
+from .errors import CapacityError, FilesError, MismatchError, NotSupported
 
 _INVALID_VALUE, _INVALID_HANDLE, _UNKNOWN = 1, 400, 999
 
@@ -32,6 +32,27 @@ class Handle:
         if self.number:
             self.device.driver.call("cuMemRelease", self.number)
             self.number = 0
+
+
+class Kept:
+    """A descriptor of another process's memory that is kept, so that this process can pass the memory on."""
+
+    def __init__(self, fd: int) -> None:
+        try:
+            self._fd = os.dup(fd)
+        except OSError as e:
+            raise FilesError(f"a descriptor of a chunk could not be kept: {e.strerror}", "raise this process's limit of open files (ulimit -n)") from None
+
+    def export(self) -> int:
+        """A new file descriptor of the memory, for the caller to close."""
+        return os.dup(self._fd)
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+#: What memory is passed on by.
+Exportable = Union[Handle, Kept]
 
 
 def create(dev: Device, size: int) -> Handle:

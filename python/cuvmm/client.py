@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from . import _conn, _driver, _wire
 from ._descriptor import ARRAY, BUFFER, ELEMENTS, decode
 from ._tracker import View
-from .errors import (AccessError, ArgumentError, ClosedError, Error, FilesError, GoneError, ProtocolError, RefusedError, TooLargeError, UnknownError,
+from .errors import (AccessError, ArgumentError, ClosedError, Error, FilesError, GoneError, NotSupported, ProtocolError, RefusedError, TooLargeError, UnknownError,
                      WaitTimeout)
 from .follower import Accepted, Follower, Has, Options
 
@@ -64,8 +64,9 @@ class Client:
     followers then go on where they were.
     """
 
-    def __init__(self, conn: _conn.Conn, redial: Optional[Callable[[], _conn.Conn]] = None) -> None:
+    def __init__(self, conn: _conn.Conn, redial: Optional[Callable[[], _conn.Conn]] = None, path: str = "") -> None:
         self._conn = conn
+        self.path = path
         self._redial = redial
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -101,6 +102,20 @@ class Client:
         if threading.current_thread() is not self._reader:
             self._reader.join()
 
+    def await_end(self, timeout: Optional[float] = None) -> None:
+        """Waits until the server's process has ended, not its connection alone. With ``reconnect`` that is the server at the other end now."""
+        with self._lock:
+            if self._closing.is_set():
+                raise ClosedError("the client is closed")
+            process = self._conn.process()
+        if process is None:
+            raise NotSupported("the end of the server's process cannot be watched", "run both in one pid namespace, on Linux 5.3 or later")
+        try:
+            if not _conn.await_end(process, timeout):
+                raise WaitTimeout("the server's process has not ended", "end it, or wait longer")
+        finally:
+            _conn.close_all([process])
+
     def list(self, timeout: Optional[float] = None) -> List[Listing]:
         """What is published, by name."""
         a = self._ask("list", {}, timeout)
@@ -115,13 +130,14 @@ class Client:
 
     def follow(self, name: str, device: int = 0, *, write: bool = False, reserve: int = 0, max_chunks: int = _wire.MAX_CHUNKS,
                max_wait: Optional[float] = None, on_shrink: Optional[Callable[[int], Any]] = None, shrink_wait: float = _conn.TIMEOUT,
-               timeout: Optional[float] = None) -> Follower:
+               keep_descriptors: bool = False, timeout: Optional[float] = None) -> Follower:
         """Follows a publication on a device, at a fixed address: see :class:`Follower`.
 
         ``reserve`` is the address space in bytes (0: as much as the publisher has), ``max_wait`` bounds how long work
         waits for a publisher that lives and does not finish, ``on_shrink(length)`` is called before memory behind the
         first ``length`` elements is unmapped and may return the streams whose work to wait for, and ``shrink_wait`` is
-        how long arrays that still show such memory are waited for before the publisher is refused.
+        how long arrays that still show such memory are waited for before the publisher is refused. With
+        ``keep_descriptors`` it keeps an open file for each chunk, by which :func:`take_over` passes the memory on.
         """
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= 255:
             raise ArgumentError(f"publication {name!r}", "a name has 1 to 255 bytes")
@@ -131,7 +147,7 @@ class Client:
         if reserve:
             granularity = dev.granularity(dev.properties())
             reserve = -(-reserve // granularity) * granularity
-        return Follower(self, dev, reserve, Options(name, write, max_chunks, max_wait, on_shrink, shrink_wait), timeout)
+        return Follower(self, dev, reserve, Options(name, write, max_chunks, max_wait, on_shrink, shrink_wait, keep_descriptors), timeout)
 
     # What follows is for Follower.
 
@@ -356,4 +372,4 @@ def connect(path: str, timeout: float = _conn.TIMEOUT, *, uid: Optional[int] = N
     def dial() -> _conn.Conn:
         return _conn.dial(path, timeout, uid, _MAY_LOSE, _wire.MAX_BATCH)
 
-    return Client(dial(), dial if reconnect else None)
+    return Client(dial(), dial if reconnect else None, path)

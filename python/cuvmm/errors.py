@@ -60,6 +60,10 @@ class EndedError(Error):
     """The publisher ended this follower for a reason of its own, which is quoted."""
 
 
+class SupersededError(Error):
+    """Another process took the publication over first."""
+
+
 class UnfinishedError(GoneError):
     """The publisher ended before work that it had announced was done: elements that were shown do not count."""
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, List, NamedTuple
 from . import _conn, _driver, _memory, _page, _streams
 from ._descriptor import ARRAY, ELEMENTS, RECORD, Descriptor
 from ._driver import Device, Event, Stream
-from ._tracker import LIVE, MOVED, STATES, Tracker, View, size_of
+from ._tracker import LIVE, MOVED, STATES, Chunk, Tracker, View, size_of
 from .array import Array, ElementType, Users, close_at_exit
-from .errors import (CapacityError, ClosedError, EndedError, Error, FilesError, GoneError, MismatchError, MovedError, ProtocolError, RefusedError, StalledError,
-                     TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError)
+from .errors import (AccessError, CapacityError, ClosedError, EndedError, Error, FilesError, GoneError, MismatchError, MovedError, NotSupported, ProtocolError,
+                     RefusedError, StalledError, TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError)
 
 if TYPE_CHECKING:
     from .client import Client, Inlet
@@ -31,6 +31,7 @@ class Options(NamedTuple):
     max_wait: Optional[float]
     on_shrink: Optional[Callable[[int], Any]]
     shrink_wait: float
+    keep_descriptors: bool
 
 
 class Has(NamedTuple):
@@ -52,6 +53,22 @@ class Accepted(NamedTuple):
     slot: int
     about: Descriptor
     page: int
+
+
+class Heritage(NamedTuple):
+    """What a publication goes on with when its publisher has ended."""
+
+    name: str
+    publication: bytes
+    generation: int
+    length: int
+    chunks: Tuple[Chunk, ...]
+    about: Descriptor
+    kind: ElementType
+    device: Device
+    range: _memory.Range
+    users: Users
+    kept: List[_memory.Kept]
 
 
 class _Shown(NamedTuple):
@@ -133,6 +150,8 @@ class Follower:
         self._since: List[Tuple[int, float]] = []  # waits for generations, where they have a limit
         self._users = Users()
         self._closed = threading.Lock()
+        self._kept: List[_memory.Kept] = []  # with keep_descriptors: of each chunk that is mapped
+        self._adopted = False
         a = client.request(o, room, Has(), timeout)
         try:
             self._publication, self._room, about = a.publication, a.reserved, a.about
@@ -281,6 +300,8 @@ class Follower:
         self._order(_streams.handles_of(self._device, stream))
 
     def _order(self, streams: List[c_void_p]) -> None:
+        if self._adopted:
+            return  # what was shown is complete, and this process is the publisher now
         if self._closing:
             raise ClosedError("the follower is closed")
         if streams:
@@ -481,13 +502,21 @@ class Follower:
         if lost:
             raise FilesError(f"the file descriptors of {len(v.add)} chunks were dropped", "raise this process's limit of open files (ulimit -n)")
         handles: List[_memory.Handle] = []
+        kept: List[_memory.Kept] = []
         try:
             for fd, c in zip(files, v.add):
                 handles.append(self._importer.descriptor(fd, c.size))
+                if self._options.keep_descriptors:
+                    kept.append(_memory.Kept(fd))
             self._range.attach(handles)
+        except BaseException:
+            for k in kept:
+                k.release()
+            raise
         finally:
             for h in handles:
                 h.release()
+        self._kept += kept
 
     def _give_back(self, length: int, keep: int) -> None:
         """Shows no more than a length, and unmaps the chunks behind the first ``keep`` when their work is done."""
@@ -505,6 +534,9 @@ class Follower:
         self._finish(streams)
         assert self._range is not None
         self._range.detach(keep)
+        for k in self._kept[keep:]:
+            k.release()
+        del self._kept[keep:]
 
     def _finish(self, streams: Any) -> None:
         """Waits for the work on the streams, or, without any, for all of the device's."""
@@ -545,6 +577,45 @@ class Follower:
             self._device.synchronize()
             self._range.close()
             self._range = None
+            for k in self._kept:
+                k.release()
+            self._kept = []
+            self._link.close()
+
+    # For Server.adopt.
+
+    def of(self, client: "Client") -> bool:
+        return self._client is client
+
+    def heritage(self, timeout: float) -> "Heritage":
+        """What this follower has of a publication whose publisher has ended, and whose client is closed. It stays the follower's until ``hand_over``."""
+        what = f"publication {self._options.name!r}"
+        if not self._options.keep_descriptors:
+            raise NotSupported(f"{what}, whose descriptors were not kept", "follow it with keep_descriptors=True")
+        if not self._options.write:
+            raise AccessError(f"{what}, which is mapped for reading", "follow it with write=True")
+        if self._about.location_type != _driver.DEVICE_LOCATION or self._about.device != self._device.uuid:
+            raise NotSupported(f"{what}, which is not memory of device {self._device.ordinal}", "follow it on the device that it lies on")
+        until = time.monotonic() + timeout
+        for t in self._threads:
+            t.join(max(0.0, until - time.monotonic()))
+            if t.is_alive():
+                raise WaitTimeout(f"{what} is still being mapped or unmapped after {timeout:g} s", "try again")
+        with self._changed:
+            if self._range is None:
+                raise ClosedError("the follower is closed")
+            came = self._shown + ([self._pending] if isinstance(self._pending, _Shown) else [])
+            length = max([(s.generation, s.length) for s in came if s.ordered <= self._completed], default=(0, 0))[1]
+            return Heritage(self._options.name, self._publication, self._tracker.generation, length, tuple(self._tracker.chunks), self._about, self._kind, self._device,
+                            self._range, self._users, self._kept)
+
+    def hand_over(self) -> None:
+        """Closes this follower, whose memory has another owner now. Arrays of it go on."""
+        with self._closed:
+            with self._changed:
+                self._adopted = self._closing = True
+                self._range, self._kept = None, []
+                self._changed.notify_all()
             self._link.close()
 
 

@@ -9,11 +9,15 @@ from ctypes import c_void_p
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from . import _conn, _driver, _page, _streams, _wire
+from ._memory import Exportable
 from ._descriptor import ARRAY, Descriptor, this_process
 from ._driver import Event, Stream
 from ._feed import Feed, Shown, common
 from ._tracker import ENDED, Chunk, View, size_of
-from .errors import ArgumentError, ClosedError, Error, FilesError, GoneError, InUseError, ProtocolError, RefusedError, TooLargeError, WaitTimeout
+from .client import Client
+from .errors import (ArgumentError, ClosedError, Error, FilesError, GoneError, InUseError, NotSupported, PeerError, ProtocolError, RefusedError, SupersededError, TooLargeError,
+                     WaitTimeout)
+from .follower import Follower, Heritage
 from .shared import Shared
 
 _DONE, _UNKNOWN, _LIMIT, _WITHDRAWN, _LEFT, _FORBIDDEN, _FAILED = range(7)
@@ -42,13 +46,18 @@ class _Subscriber:
 class Publication:
     """Shared memory under a name. Followers see what ``announce`` shows them. All methods are safe for use by any thread."""
 
-    def __init__(self, server: "Server", name: str, memory: Shared, writable: bool) -> None:
+    def __init__(self, server: "Server", name: str, memory: Shared, writable: bool, before: Optional[Heritage] = None) -> None:
         self.name, self._server, self._memory, self.writable = name, server, memory, writable
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._view = Shown(0, 0, 0, ())
-        self._identity = os.urandom(16)
-        self._exports: Dict[int, Any] = {}  # handles by the chunk's identity
+        self._exports: Dict[int, Exportable] = {}  # by the chunk's identity
+        if before is None:
+            self._view, self._identity = Shown(0, 0, 0, ()), os.urandom(16)
+            self._kind, self._element, self._element_size = ARRAY, memory.kind.number, memory.kind.size
+        else:
+            generation = before.generation + 1
+            self._view, self._identity = Shown(generation, generation, before.length, self._chunks(before.length)), before.publication
+            self._kind, self._element, self._element_size = before.about.kind, before.about.element, before.about.element_size
         self._followers: List[_Subscriber] = []
         self._withdrawn = False
         self._finishing = threading.Lock()  # for the stream's end
@@ -59,9 +68,15 @@ class Publication:
     def generation(self) -> int:
         return self._view.generation
 
+    @property
+    def memory(self) -> Shared:
+        """What is published."""
+        return self._memory
+
     def about(self) -> Descriptor:
-        dev, kind = self._memory.device, self._memory.kind
-        return Descriptor(ARRAY, kind.number, kind.size, 0, _driver.DEVICE_LOCATION, dev.handle, dev.uuid, False, False, _driver.POSIX_FD, 0, this_process(), [])
+        dev = self._memory.device
+        return Descriptor(self._kind, self._element, self._element_size, 0, _driver.DEVICE_LOCATION, dev.handle, dev.uuid, False, False, _driver.POSIX_FD, 0,
+                          this_process(), [])
 
     def announce(self, length: Optional[int] = None, stream: Any = None) -> int:
         """Shows the first ``length`` elements (all, by default) and returns the generation.
@@ -222,8 +237,7 @@ class Publication:
 
     def entry(self) -> Dict[str, Any]:
         with self._lock:
-            kind = self._memory.kind
-            return {"name": self.name, "kind": ARRAY, "access": 2 if self.writable else 1, "element": kind.number, "element size": kind.size,
+            return {"name": self.name, "kind": self._kind, "access": 2 if self.writable else 1, "element": self._element, "element size": self._element_size,
                     "length": self._view.length, "bytes": size_of(self._view.chunks), "generation": self._view.generation, "publication": self._identity}
 
 
@@ -390,6 +404,7 @@ class Server:
 
     def __init__(self, path: str, timeout: float = _conn.TIMEOUT) -> None:
         self._listener = _conn.Listener(path, timeout)
+        self._before: Optional[Client] = None  # of the server that this one has taken over from
         self._lock = threading.Lock()
         self._publications: Dict[str, Publication] = {}
         self._sessions: List[_Session] = []
@@ -414,13 +429,38 @@ class Server:
         if not isinstance(memory, Shared):
             raise ArgumentError(f"{type(memory).__name__} cannot be published", "make the memory with cuvmm.empty, and a tensor of it with torch.from_dlpack(shared.array)")
         with self._lock:
-            if self._closed:
-                raise ClosedError("the server is closed")
-            if name in self._publications or memory.holder is not None:
-                raise InUseError(f"publication {name!r}", "withdraw the one before, or use another name; memory is published once")
-            p = self._publications[name] = Publication(self, name, memory, writable)
-            memory.holder = f"published as {name!r}"
-            return p
+            self._check_name(name)
+            if memory.holder is not None:
+                raise InUseError(f"the memory is {memory.holder}", "withdraw that publication first: memory is published once")
+            return self._add(Publication(self, name, memory, writable))
+
+    def _check_name(self, name: str) -> None:
+        if self._closed:
+            raise ClosedError("the server is closed")
+        if name in self._publications:
+            raise InUseError(f"a publication of the name {name!r}", "withdraw it first, or use another name")
+
+    def _add(self, p: Publication) -> Publication:
+        self._publications[p.name] = p
+        p.memory.holder = f"published as {p.name!r}"
+        return p
+
+    def adopt(self, follower: Follower, *, writable: bool = False) -> Publication:
+        """Goes on with what a follower has of a publication, under the same name: see :func:`take_over`.
+
+        The elements of the last generation that is complete are published as the next one. ``memory`` of the publication
+        is the caller's: the same array at the same address, which grows with memory of this process. The follower is
+        closed; its arrays and tensors stay. It must be of the client that was taken over, and be followed with
+        ``write=True`` and ``keep_descriptors=True``.
+        """
+        if self._before is None or not follower.of(self._before):
+            raise ArgumentError(f"{follower} is not of the server that this one has taken over from", "pass followers of the client that take_over had")
+        h = follower.heritage(self._listener.timeout)
+        with self._lock:
+            self._check_name(h.name)
+            p = Publication(self, h.name, Shared(h.kind, h.range, h.users, h.length, h.chunks, h.kept), writable, h)
+            follower.hand_over()
+            return self._add(p)
 
     def publications(self) -> List[Publication]:
         with self._lock:
@@ -463,3 +503,23 @@ class Server:
             sessions = list(self._sessions)
         for s in sessions:
             s.close()
+
+
+def take_over(client: Client, timeout: Optional[float] = None) -> Server:
+    """Takes the place of a server that has ended, for a process that followed it with ``keep_descriptors``.
+
+    It waits for the end of the server's process, not only of its connection, since GPU work can outlive that. Then it
+    serves the socket, and closes the client, whose followers keep what they have; pass each that goes on to
+    :meth:`Server.adopt`. Followers in other processes that reconnect then keep their memory, too. SupersededError says
+    that another process has the socket: the client goes on, and reconnects to that one if it was made so.
+    """
+    if not client.path:
+        raise NotSupported("a client whose socket is not known", "make it with connect")
+    client.await_end(timeout)
+    try:
+        server = Server(client.path)
+    except PeerError as e:
+        raise SupersededError(f"another process serves {client.path!r} already: {e}", "follow that one") from None
+    server._before = client
+    client.close()
+    return server

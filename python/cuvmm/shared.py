@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from ctypes import c_void_p
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Sequence
 
 from . import _driver, _memory
 from ._descriptor import ELEMENTS, NUMBERS
@@ -20,23 +20,16 @@ class Shared:
     All methods are safe for use by any thread. Close it; arrays and tensors of it come first.
     """
 
-    def __init__(self, length: int, kind: ElementType, device: int, reserve: int) -> None:
-        dev = _driver.device(device)
-        self._device, self._kind = dev, kind
-        self._granularity = dev.granularity(dev.properties())
-        size = self._rounded(max(reserve, length * kind.size, 1))
+    def __init__(self, kind: ElementType, r: _memory.Range, users: Users, length: int = 0, chunks: Sequence[Chunk] = (),
+                 handles: Sequence[_memory.Exportable] = ()) -> None:
+        self._device, self._kind = r.device, kind
+        self._granularity = r.device.granularity(r.device.properties())
         self._lock = threading.RLock()
-        self._users = Users()
-        self._handles: List[_memory.Handle] = []
-        self._chunks: List[Chunk] = []
-        self._length = 0
+        self._users = users
+        self._handles, self._chunks = list(handles), list(chunks)
+        self._length = length
         self.holder: Optional[str] = None  # what publishes it
-        self._range: Optional[_memory.Range] = _memory.Range(dev, size, self._granularity, _driver.READ_WRITE)
-        try:
-            self.resize(length)
-        except BaseException:
-            self._range.close()
-            raise
+        self._range: Optional[_memory.Range] = r
 
     def __repr__(self) -> str:
         return f"<cuvmm.Shared of {self._length} {self._kind.name} on device {self._device.ordinal}>"
@@ -100,7 +93,7 @@ class Shared:
                 self._chunks.append(Chunk(int.from_bytes(os.urandom(8), "little") or 1, need))
             self._length = length
 
-    def chunks(self, length: int) -> "tuple[tuple[Chunk, ...], List[_memory.Handle]]":
+    def chunks(self, length: int) -> "tuple[tuple[Chunk, ...], List[_memory.Exportable]]":
         """The chunks that a length needs, and their handles, which stay this object's."""
         with self._lock:
             self._open()
@@ -161,4 +154,14 @@ def empty(length: int, dtype: Any = "float32", device: int = 0, *, reserve: int 
     if length < 0 or reserve < 0:
         raise ArgumentError(f"{length} elements in {reserve} bytes", "sizes are not negative")
     number = NUMBERS[name]
-    return Shared(length, ElementType(name, ELEMENTS[number].size, number), device, reserve)
+    kind = ElementType(name, ELEMENTS[number].size, number)
+    dev = _driver.device(device)
+    granularity = dev.granularity(dev.properties())
+    size = -(-max(reserve, length * kind.size, 1) // granularity) * granularity
+    shared = Shared(kind, _memory.Range(dev, size, granularity, _driver.READ_WRITE), Users())
+    try:
+        shared.resize(length)
+    except BaseException:
+        shared.close()
+        raise
+    return shared

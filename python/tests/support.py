@@ -50,3 +50,8 @@ def environment(**more: Optional[str]) -> Dict[str, str]:
         else:
             env[name] = value
     return env
+
+
+def root_text(path: str) -> str:
+    """A file of the repository."""
+    return (ROOT / path).read_text()

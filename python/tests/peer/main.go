@@ -9,6 +9,8 @@
 //	followers NAME             prints how many follow, and the bytes that they pin
 //	withdraw NAME              ends the publication
 //	follow SOCKET NAME         follows, and prints each generation, length, sum
+//	track SOCKET NAME          the same across publishers, until one withdraws
+//	inherit SOCKET NAME        follows, prints "following", and takes over when the publisher dies
 //	write SOCKET NAME VALUE    follows for writing, and sets the first element
 //	send SOCKET LENGTH         waits for a process on a socket, and sends it an array
 //	lease LENGTH               leases an array by fabric handles, and prints the offer
@@ -112,6 +114,10 @@ func (p *program) do(ctx context.Context, words []string) (string, error) {
 		return "done", p.shown[name].Withdraw()
 	case "follow":
 		return "done", p.follow(ctx, name, arg(2))
+	case "track":
+		return "done", p.track(ctx, name, arg(2))
+	case "inherit":
+		return p.inherit(ctx, name, arg(2))
 	case "write":
 		return "done", p.write(ctx, name, arg(2), uint32(n))
 	case "send":
@@ -178,17 +184,71 @@ func (p *program) follow(ctx context.Context, socket, name string) error {
 			} else if err != nil {
 				return err
 			}
-			values := make([]uint32, f.Len())
-			if err := f.Array().All().CopyTo(p.stream, values); err != nil {
+			if err := p.show(f); err != nil {
 				return err
 			}
-			sum := 0
-			for _, v := range values {
-				sum += int(v)
-			}
-			fmt.Fprintln(os.Stdout, f.Generation(), len(values), sum)
 		}
 	})
+}
+
+// show prints what a follower has.
+func (p *program) show(f *publish.Follower[uint32]) error {
+	values := make([]uint32, f.Len())
+	if err := f.Array().All().CopyTo(p.stream, values); err != nil {
+		return err
+	}
+	sum := 0
+	for _, v := range values {
+		sum += int(v)
+	}
+	fmt.Fprintln(os.Stdout, f.Generation(), len(values), sum)
+	return nil
+}
+
+// lasting follows across the deaths of publishers.
+func (p *program) lasting(ctx context.Context, socket, name string, o publish.FollowOptions) (*publish.Client, *publish.Follower[uint32], error) {
+	k, err := publish.Dial(ctx, socket, publish.DialOptions{ComeBack: &publish.ComeBack{}})
+	if err != nil {
+		return nil, nil, err
+	}
+	f, err := publish.Follow[uint32](ctx, k, p.dev, name, o)
+	if err != nil {
+		return nil, nil, errors.Join(err, k.Close())
+	}
+	return k, f, nil
+}
+
+func (p *program) track(ctx context.Context, socket, name string) error {
+	k, f, err := p.lasting(ctx, socket, name, publish.FollowOptions{ReadOnly: true})
+	if err != nil {
+		return err
+	}
+	for err == nil {
+		if err = f.Next(ctx); err == nil {
+			err = p.show(f)
+		}
+	}
+	if errors.Is(err, publish.ErrWithdrawn) {
+		err = nil
+	}
+	return errors.Join(err, f.Close(), k.Close())
+}
+
+func (p *program) inherit(ctx context.Context, socket, name string) (string, error) {
+	k, f, err := p.lasting(ctx, socket, name, publish.FollowOptions{KeepDescriptors: true, Reserve: 4 * most})
+	if err != nil {
+		return "", err
+	}
+	if err := f.Next(ctx); err != nil {
+		return "", errors.Join(err, f.Close(), k.Close())
+	}
+	fmt.Fprintln(os.Stdout, "following")
+	shown, err := publish.TakeOver(ctx, p.server, f)
+	if err != nil {
+		return "", errors.Join(err, f.Close(), k.Close())
+	}
+	p.shown[name], p.arrays[name] = shown, f.Array()
+	return fmt.Sprint(f.Array().Len()), k.Close()
 }
 
 func (p *program) write(ctx context.Context, socket, name string, value uint32) error {

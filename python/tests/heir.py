@@ -1,0 +1,43 @@
+"""A process that publishes, follows and takes over, as its standard input says. Element i is i.
+
+    publish SOCKET    publishes "table" at once
+    inherit SOCKET NAME, grow NAME LENGTH, unfinished NAME LENGTH
+"""
+
+import sys
+from array import array as numbers
+
+import cuvmm
+
+
+def grow(p: cuvmm.Publication, length: int) -> None:
+    before = len(p.memory)
+    p.memory.resize(length)
+    p.memory.array[before:].write(numbers("I", range(before, length)))
+
+
+published = None
+if sys.argv[1] == "publish":
+    memory = cuvmm.empty(0, "uint32", reserve=64 << 20)
+    published = cuvmm.Server(sys.argv[2]).publish("table", memory, writable=True)
+    grow(published, 1000)
+    published.announce()
+print("ready", flush=True)
+for line in sys.stdin:
+    what, *words = line.split()
+    if what == "inherit":
+        client = cuvmm.connect(words[0])
+        table = client.follow(words[1], write=True, keep_descriptors=True, reserve=64 << 20)
+        table.next()
+        print("following", flush=True)
+        published = cuvmm.take_over(client).adopt(table, writable=True)
+        print(len(published.memory), flush=True)
+        continue
+    assert published is not None
+    grow(published, int(words[1]))
+    if what == "grow":
+        published.announce()
+    else:  # a generation whose word is never written
+        with published._changed:
+            published._show(published._view._replace(generation=2, ordered=2, length=int(words[1]), chunks=published._chunks(int(words[1]))))
+    print("done", flush=True)

@@ -1,0 +1,233 @@
+"""Publications that outlive their publishers: followers in Python take over from Go, and the other way round."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+import unittest
+from array import array as numbers
+from typing import List, Union
+
+import cuvmm
+
+from .go import GoTest, Peer
+from .support import DriverTest, environment, root_text
+
+CHILD = root_text("python/tests/heir.py")
+
+
+class Heir:
+    """A process of tests/heir.py, with the commands of the Go side that it shares."""
+
+    def __init__(self, *args: str) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", CHILD, *args], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.read() == "ready"
+
+    def read(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def start(self, *words: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+
+    def done(self, *words: object) -> None:
+        self.start(*words)
+        said = self.read()
+        assert said == "done", said
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for f in (self.process.stdin, self.process.stdout):
+            assert f is not None
+            f.close()
+
+
+def reach(table: cuvmm.Follower, length: int) -> None:
+    """Follows until a length is shown by a live publisher."""
+    until = time.monotonic() + 60
+    while len(table) != length or table.state != "live":
+        assert time.monotonic() < until, f"{table} is {table.state}, and {length} are published"
+        try:
+            table.next(timeout=0.2)
+        except cuvmm.WaitTimeout:
+            pass
+
+
+class TakingOver(GoTest):
+    def heir(self, *args: str) -> Heir:
+        h = Heir(*args)
+        self.addCleanup(h.kill)
+        return h
+
+    def test_from_go(self) -> None:
+        go, reader = self.serving(table=1_000_000), self.peer()
+        reader.start("track", self.path(), "table")
+        self.assertTrue(reader.read().startswith("1 1000000 "))
+        with cuvmm.connect(self.path(), reconnect=True) as other, other.follow("table") as seen:
+            seen.next(timeout=60)
+            client = cuvmm.connect(self.path())
+            table = client.follow("table", write=True, keep_descriptors=True, reserve=64 << 20)
+            table.next(timeout=60)
+            at, before = table.array, len(os.listdir("/proc/self/fd"))
+            with self.assertRaises(cuvmm.WaitTimeout):
+                cuvmm.take_over(client, timeout=0.1)
+            go.kill()
+            with cuvmm.take_over(client, timeout=60) as server:
+                published = server.adopt(table)
+                with self.assertRaises(cuvmm.ClosedError):
+                    table.next()
+                table.close()
+                memory = published.memory
+                self.assertEqual((memory.array.ptr, len(memory), published.generation), (at.ptr, 1_000_000, 2))
+                self.check(at, 1_000_000)  # arrays of the follower stay
+                del at
+                self.assertEqual(reader.read(), f"2 1000000 {sum(range(1_000_000))}")
+                memory.resize(3_000_000)
+                memory.array[1_000_000:].write(numbers("I", range(1_000_000, 3_000_000)))
+                published.announce()
+                self.assertEqual(reader.read(), f"3 3000000 {sum(range(3_000_000))}")
+                where = seen.array.ptr
+                reach(seen, 3_000_000)
+                self.check(seen.array, 3_000_000)
+                self.assertEqual(seen.array.ptr, where)
+                published.shrink(10, 60)
+                self.assertEqual(reader.read(), "4 10 45")
+                memory.resize(10)
+                self.assertGreater(memory.trim(), 0)
+                published.withdraw()
+                self.assertEqual(reader.read(), "done")
+                with self.assertRaises(cuvmm.WithdrawnError):
+                    while True:
+                        seen.next(timeout=60)
+                memory.close()
+            self.assertLess(len(os.listdir("/proc/self/fd")), before)
+        self.assertEqual(reader.end(), 0)
+
+    def test_from_python(self) -> None:
+        publisher, go = self.heir("publish", self.path()), self.peer()
+        with cuvmm.connect(self.path(), reconnect=True) as client, client.follow("table", reserve=64 << 20) as table:
+            table.next(timeout=60)
+            identities = [c.identity for c in table._tracker.chunks]
+            at = table.array.ptr
+            go.start("inherit", self.path(), "table")
+            self.assertEqual(go.read(), "following")
+            publisher.kill()
+            self.assertEqual(go.read(), "1000")
+            reach(table, 1000)
+            self.check(table.array, 1000)
+            self.assertEqual((table.array.ptr, [c.identity for c in table._tracker.chunks]), (at, identities))
+            go.done("grow", "table", 2_000_000)
+            reach(table, 2_000_000)
+            self.check(table.array, 2_000_000)
+            go.done("shrink", "table", 5)
+            reach(table, 5)
+            go.done("withdraw", "table")
+            with self.assertRaises(cuvmm.WithdrawnError):
+                while True:
+                    table.next(timeout=60)
+        self.assertEqual(go.end(), 0)
+
+    def test_a_line_of_heirs(self) -> None:
+        """Publishers in either language are killed one after the other; a reader keeps its address, and shows what each heir took over."""
+        for seed in range(int(os.environ.get("CUVMM_TEST_SEEDS", "2"))):
+            with self.subTest(seed=seed):
+                self._line(random.Random(seed))
+                os.unlink(self.path())
+
+    def _line(self, r: random.Random) -> None:
+        publisher: Union[Heir, Peer] = self.heir("publish", self.path())
+        length = 1000
+        with cuvmm.connect(self.path(), reconnect=True) as client, client.follow("table", reserve=64 << 20) as table:
+            reach(table, length)
+            at = table.array.ptr
+            for _ in range(4):
+                heir: Union[Heir, Peer]
+                heir = self.peer() if r.random() < 0.5 else self.heir("follow")
+                heir.start("inherit", self.path(), "table")
+                self.assertEqual(heir.read(), "following")
+                before = length
+                if r.random() < 0.5:
+                    length += r.choice([1, 700_000])
+                    publisher.done("grow", "table", length)
+                    reach(table, length)
+                publisher.kill()
+                took = int(heir.read())
+                self.assertIn(took, (before, length))  # the kill may come before the GPU's word that the last elements are there
+                length, publisher = took, heir
+                length += r.choice([1, 700_000])
+                publisher.done("grow", "table", length)
+                reach(table, length)
+                self.check(table.array, length)
+                self.assertEqual(table.array.ptr, at)
+            publisher.kill()
+
+
+class Rules(DriverTest):
+    def heir(self, *args: str) -> Heir:
+        h = Heir(*args)
+        self.addCleanup(h.kill)
+        return h
+
+    def test_what_cannot_be_adopted(self) -> None:
+        publisher = self.heir("publish", self.path())
+        client, foreign = cuvmm.connect(self.path()), cuvmm.connect(self.path())
+        kept, unkept, unwritten = (client.follow("table", write=w, keep_descriptors=k) for w, k in ((True, True), (True, False), (False, True)))
+        other = foreign.follow("table", write=True, keep_descriptors=True)
+        publisher.kill()
+        with cuvmm.take_over(client, timeout=60) as server:
+            for follower, kind in ((unkept, cuvmm.NotSupported), (unwritten, cuvmm.AccessError), (other, cuvmm.ArgumentError)):
+                with self.assertRaises(kind):
+                    server.adopt(follower)
+                follower.close()
+            published = server.adopt(kept)
+            with self.assertRaises(cuvmm.ArgumentError), cuvmm.Server(self.path("plain")) as plain:
+                plain.adopt(kept)
+            with self.assertRaises(cuvmm.InUseError):
+                published.memory.close()
+        published.memory.close()
+        foreign.close()
+
+    def test_one_takes_over(self) -> None:
+        publisher = self.heir("publish", self.path())
+        first, second = cuvmm.connect(self.path()), cuvmm.connect(self.path())
+        table, late = (c.follow("table", write=True, keep_descriptors=True) for c in (first, second))
+        late.next(timeout=60)
+        publisher.kill()
+        with cuvmm.take_over(first, timeout=60) as server:
+            published = server.adopt(table)
+            with self.assertRaises(cuvmm.SupersededError):
+                cuvmm.take_over(second, timeout=60)
+            self.assertEqual(len(late), 1000)  # it keeps what it has
+        late.close()
+        second.close()
+        published.memory.close()
+        with self.assertRaises(cuvmm.ClosedError):
+            cuvmm.take_over(first)
+
+    def test_elements_that_were_never_complete_are_not_taken_over(self) -> None:
+        publisher = self.heir("publish", self.path())
+        client = cuvmm.connect(self.path())
+        table = client.follow("table", write=True, keep_descriptors=True)
+        table.next(timeout=60)
+        publisher.done("unfinished", "table", 2_000_000)
+        until = time.monotonic() + 60
+        while table._tracker.generation < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        publisher.kill()
+        with cuvmm.take_over(client, timeout=60) as server:
+            published = server.adopt(table)
+            self.assertEqual((len(published.memory), published.generation), (1000, 3))
+            with cuvmm.connect(self.path()) as c, c.follow("table") as seen:
+                self.assertEqual(seen.next(timeout=60), 3)
+                self.assertEqual(seen.array[998:].tolist(), [998, 999])
+        published.memory.close()
+
+
+if __name__ == "__main__":
+    unittest.main()
