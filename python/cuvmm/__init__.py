@@ -22,9 +22,9 @@ from .errors import (AccessError, ArgumentError, CapacityError, ClosedError, Dri
 from .follower import Follower
 from .imported import Channel, Imported, Message, dial, inherit, open_lease
 from .server import FollowerStats, Publication, Server, take_over
-from .shared import Shared, empty
+from .shared import Shared, empty, export
 
 __all__ = ["AccessError", "ArgumentError", "Array", "CapacityError", "Channel", "Client", "ClosedError", "DriverError", "EndedError", "Error", "FilesError", "Follower", "FollowerStats",
            "ForkedError", "GoneError", "Imported", "InUseError", "Listing", "MemoryInfo", "Message", "MismatchError", "MovedError", "NotSupported", "OutOfMemory", "PeerError", "ProtocolError", "Publication",
-           "RefusedError", "Server", "Shared", "StalledError", "SupersededError", "TooLargeError", "UnfinishedError", "UnknownError", "WaitTimeout", "WithdrawnError", "connect", "dial", "empty",
+           "RefusedError", "Server", "Shared", "StalledError", "SupersededError", "TooLargeError", "UnfinishedError", "UnknownError", "WaitTimeout", "WithdrawnError", "connect", "dial", "empty", "export",
            "inherit", "memory_info", "open_lease", "take_over"]

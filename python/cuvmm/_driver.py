@@ -92,7 +92,6 @@ _CALLS: Dict[str, List[Any]] = {
     "cuMemExportToShareableHandle": [c_void_p, c_uint64, c_uint, c_uint64],
     "cuMemImportFromShareableHandle": [POINTER(c_uint64), c_void_p, c_uint],
     "cuMemRetainAllocationHandle": [POINTER(c_uint64), c_void_p],
-    "cuPointerGetAttribute": [c_void_p, c_int, c_uint64],
 }
 
 _HINTS = {

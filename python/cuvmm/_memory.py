@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from ctypes import byref, c_char, c_int, c_uint64, c_void_p
-from typing import List, Union
+from typing import Any, List, Union
 
 from . import _driver
 from ._descriptor import Descriptor
@@ -161,6 +161,11 @@ class Range:
             self.chunks.pop()
             self.mapped -= size
 
+    @property
+    def owned(self) -> bool:
+        """Whether this package mapped the memory, and may unmap it."""
+        return True
+
     def close(self) -> None:
         """Gives everything back. No work may use it any more. Idempotent."""
         self.detach(0)
@@ -169,3 +174,76 @@ class Range:
             self.address = 0
 
 
+class Foreign(Range):
+    """Memory that another allocator of this process has mapped, and whose owner object is kept alive."""
+
+    def __init__(self, dev: Device, address: int, chunks: List[int], owner: Any) -> None:
+        self.device, self.address, self.chunks, self._owner = dev, address, chunks, owner
+        self.size = self.mapped = sum(chunks)
+
+    @property
+    def owned(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.address, self._owner = 0, None
+
+
+_ALLOCATE = "allocate it with cuvmm.empty, or in PyTorch under torch.cuda.use_mem_pool(cuvmm.torch.pool())"
+
+
+def chunks_at(address: int, size: int) -> "tuple[Device, List[Handle]]":
+    """Handles of the allocations behind a range of addresses, which begins at the start of the first one.
+
+    The driver tells which allocation lies at an address, but not how far it reaches: neighbouring granules of one
+    allocation have the same handle.
+    """
+    d = _driver.driver()
+    code, first = _retain(address)
+    if code == _INVALID_VALUE:
+        raise NotSupported(f"memory at {address:#x}, which the driver cannot export: it is of cudaMalloc or of a pool of the driver", _ALLOCATE)
+    if code != 0:
+        raise d.error("cuMemRetainAllocationHandle", code, f"memory at {address:#x}")
+    handles: List[Handle] = []
+    try:
+        p = Properties()
+        d.call("cuMemGetAllocationPropertiesFromHandle", byref(p), first)
+        if p.location.type != _driver.DEVICE_LOCATION or not p.handles & _driver.POSIX_FD:
+            raise NotSupported(f"memory at {address:#x}, which was made without shareable handles on a device", _ALLOCATE)
+        dev = next(other for other in _driver.devices() if other.handle == p.location.id)
+        granularity = dev.granularity(p)
+        if address % granularity or _number(address - granularity) == first:
+            raise NotSupported(f"memory at {address:#x}, which is not the start of an allocation: other processes map whole allocations",
+                               "export the tensor that begins the allocation; " + _ALLOCATE)
+        number, at = first, address
+        while at < address + size:
+            start = at
+            while _number(at) == number:
+                at += granularity
+            if at == start:
+                raise NotSupported(f"memory at {at:#x}, inside of a range that other memory interrupts", _ALLOCATE)
+            h = c_uint64()
+            d.call("cuMemRetainAllocationHandle", byref(h), start)
+            handles.append(Handle(dev, int(h.value), at - start))
+            number = _number(at) if at < address + size else 0
+        return dev, handles
+    except BaseException:
+        for handle in handles:
+            handle.release()
+        raise
+    finally:
+        d.call("cuMemRelease", first)
+
+
+def _retain(address: int) -> "tuple[int, int]":
+    h = c_uint64()
+    return _driver.driver().raw("cuMemRetainAllocationHandle", byref(h), address), int(h.value)
+
+
+def _number(address: int) -> int:
+    """The handle of the allocation at an address; 0 if there is none."""
+    code, number = _retain(address)
+    if code != 0:
+        return 0
+    _driver.driver().call("cuMemRelease", number)
+    return number

@@ -427,7 +427,7 @@ class Server:
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= 255:
             raise ArgumentError(f"publication {name!r}", "a name has 1 to 255 bytes")
         if not isinstance(memory, Shared):
-            raise ArgumentError(f"{type(memory).__name__} cannot be published", "make the memory with cuvmm.empty, and a tensor of it with torch.from_dlpack(shared.array)")
+            raise ArgumentError(f"{type(memory).__name__} cannot be published", "make the memory with cuvmm.empty, and a tensor of it with torch.from_dlpack(shared.array); cuvmm.export takes tensors whose allocator can share them")
         with self._lock:
             self._check_name(name)
             if memory.holder is not None:

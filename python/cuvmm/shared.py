@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from ctypes import c_void_p
@@ -90,7 +91,7 @@ class Shared:
                     h.release()
                     raise
                 self._handles.append(h)
-                self._chunks.append(Chunk(int.from_bytes(os.urandom(8), "little") or 1, need))
+                self._chunks.append(_chunk(need))
             self._length = length
 
     def chunks(self, length: int) -> "tuple[tuple[Chunk, ...], List[_memory.Exportable]]":
@@ -111,13 +112,13 @@ class Shared:
             kept = sum(c.size for c in self._chunks[:keep])
             self._users.refuse("giving memory back", kept)
             freed = r.mapped - kept
-            if freed:
+            if freed and r.owned:
                 self._device.synchronize()
                 r.detach(keep)
                 for h in self._handles[keep:]:
                     h.release()
                 del self._handles[keep:], self._chunks[keep:]
-            return freed
+            return freed if r.owned else 0
 
     def close(self) -> None:
         """Waits for all work of the device and gives the memory back; other processes keep what they have mapped. Idempotent.
@@ -165,3 +166,39 @@ def empty(length: int, dtype: Any = "float32", device: int = 0, *, reserve: int 
         shared.close()
         raise
     return shared
+
+
+def export(tensor: Any) -> Shared:
+    """Memory of another allocator, such as a tensor of PyTorch or an array of CuPy, for :meth:`Server.publish`, without a copy.
+
+    The driver must be able to export it: the allocator must have made it with shareable handles, as ``cuvmm.torch.pool()``
+    does, and cudaMalloc does not (NotSupported). Other processes map whole allocations, so the tensor must begin one, be
+    contiguous, and share it with nothing that they must not see. The result has the tensor's length, in one row, and
+    cannot grow. It keeps the tensor alive until it is closed.
+    """
+    interface = getattr(tensor, "__cuda_array_interface__", None)
+    if not isinstance(interface, dict):
+        raise ArgumentError(f"{type(tensor).__name__} is not an array on a GPU", "pass a tensor of PyTorch on a GPU, an array of CuPy, or what has __cuda_array_interface__")
+    number = next((n for n, e in ELEMENTS.items() if e.typestr == interface["typestr"]), None)
+    if number is None:
+        raise ArgumentError(f"elements of type {interface['typestr']}, which publications do not have", "view it as integers of the same size: tensor.view(torch.int16)")
+    kind = ElementType(ELEMENTS[number].name, ELEMENTS[number].size, number)
+    length = math.prod(interface["shape"])
+    address = int(interface["data"][0])
+    if length == 0 or not _contiguous(interface["shape"], interface.get("strides"), kind.size):
+        raise ArgumentError(f"an array of shape {tuple(interface['shape'])} and strides {interface.get('strides')}", "pass one that is not empty, and contiguous")
+    dev, handles = _memory.chunks_at(address, length * kind.size)
+    sizes = [h.size for h in handles]
+    return Shared(kind, _memory.Foreign(dev, address, sizes, tensor), Users(), length, [_chunk(size) for size in sizes], handles)
+
+
+def _contiguous(shape: Sequence[int], strides: Optional[Sequence[int]], size: int) -> bool:
+    for n, stride in zip(reversed(shape), reversed(strides or ())):
+        if n != 1 and stride != size:
+            return False
+        size *= n
+    return True
+
+
+def _chunk(size: int) -> Chunk:
+    return Chunk(int.from_bytes(os.urandom(8), "little") or 1, size)

@@ -179,6 +179,15 @@ class Frameworks(DriverTest):
         self.assertLessEqual(after[2], before[2] + 8, "mappings")
         self.assertLessEqual(after[3], before[3] + 1, "the publisher's open files")
 
+    def test_tensors_of_their_own_allocators_are_refused(self) -> None:
+        import cupy
+        for tensor in (self.torch.ones(1 << 20, device="cuda"), cupy.ones(1 << 20)):
+            with self.assertRaises(cuvmm.NotSupported) as raised:
+                cuvmm.export(tensor)
+            self.assertIn("cuvmm.torch.pool()", raised.exception.hint)
+        with self.assertRaises(cuvmm.ArgumentError):
+            cuvmm.export(self.torch.ones(3))
+
 
 class WritersBesideGo(GoTest):
     """Tensors over memory that a Go process publishes and reads."""
