@@ -2,6 +2,7 @@ package peer
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/peererr"
@@ -52,6 +53,20 @@ func (e *Error) Error() string { return errs.Line(e.Op, e.kind, e.Asked, e.cause
 
 // Unwrap returns the sentinel and the cause.
 func (e *Error) Unwrap() []error { return errs.Unwrap(e.kind, e.cause) }
+
+// ServedError says that another process listens at a socket, and which: the cause of
+// the [cuda.ErrInUse] of [Listen]. A process that was restarted, and whose memory another
+// process has taken over meanwhile, learns from it that it was superseded, and by which
+// process.
+type ServedError struct {
+	// Path is where the socket is.
+	Path string
+	// By is the process that listens. PID is 0 if it is of another pid namespace.
+	By Credentials
+}
+
+// Error names the process and the socket.
+func (e *ServedError) Error() string { return fmt.Sprintf("%v serves %q", e.By, e.Path) }
 
 func init() {
 	peererr.Set(peererr.Type{

@@ -4,6 +4,7 @@ package peer_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -54,6 +55,24 @@ func Example() {
 	// Output:
 	// asked for: a file
 	// got 1
+}
+
+// A process that was restarted finds its socket served by the process that took over
+// meanwhile, and learns which one that is.
+func ExampleServedError() {
+	dir, err := os.MkdirTemp("", "example")
+	check(err)
+	defer os.RemoveAll(dir)
+	successor, err := peer.Listen(dir, "server", peer.Options{})
+	check(err)
+	defer successor.Close()
+
+	_, err = peer.Listen(dir, "server", peer.Options{})
+	var served *peer.ServedError
+	if errors.As(err, &served) {
+		fmt.Println("superseded:", served.By.PID == os.Getpid(), filepath.Base(served.Path))
+	}
+	// Output: superseded: true server
 }
 
 func check(err error) {

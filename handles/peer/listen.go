@@ -38,7 +38,8 @@ const maxName = 80
 // process's user alone (mode 0700); the directory is made
 // where there is none. An empty name is a random one, which [Listener.Path]
 // tells. A socket that a process of this user left behind when it died is
-// replaced; anything else of that name is cuda.ErrInUse.
+// replaced. If another process listens there Listen returns cuda.ErrInUse, whose cause is
+// a [ServedError]; so it does for anything else of that name.
 func Listen(dir, name string, o Options) (*Listener, error) {
 	const op = "peer.Listen"
 	if name == "" {
@@ -154,7 +155,10 @@ func (l *Listener) removeStale(op, name string) error {
 	defer cancel()
 	c, err := sock.Dial(ctx, l.dir, name)
 	if err == nil {
+		by, _ := c.Peer() // zero if the system does not tell
 		_ = c.Close()
+		return peererr.Wrap(&ServedError{Path: l.path, By: Credentials(by)}, op, cuda.ErrInUse, "",
+			"connect to it if it took over what this process served before it ended; otherwise use another name, or end that process")
 	}
 	if !sock.NotListening(err) {
 		return peererr.Wrap(err, op, cuda.ErrInUse, fmt.Sprintf("a process serves %q", l.path), "use another name, or end that process")

@@ -175,7 +175,12 @@ func TestAServerThatIsKilledIsNoticedAndReplaced(t *testing.T) {
 	require.NoError(t, err)
 	_, err = peer.Listen(dir, "s", peer.Options{})
 	require.ErrorIs(t, err, cuda.ErrInUse)
-	require.ErrorContains(t, err, "a process serves")
+	var served *peer.ServedError
+	require.ErrorAs(t, err, &served)
+	require.Equal(t, path, served.Path)
+	require.Equal(t, c.Process.Pid, served.By.PID)
+	require.Equal(t, uint32(os.Geteuid()), served.By.UID)
+	require.ErrorContains(t, err, fmt.Sprintf("process %d ", c.Process.Pid))
 	c.Kill()
 	_, err = conn.Receive(t.Context())
 	require.ErrorIs(t, err, peer.ErrGone)

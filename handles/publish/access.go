@@ -9,15 +9,15 @@ type Access uint8
 
 // The values are part of the protocol.
 const (
-	// NoAccess: the publication is not listed, and following it is ErrUnknown.
+	// NoAccess: the publication is not listed, and following it returns ErrUnknown.
 	NoAccess Access = iota
-	// ReadAccess: it is followed with ReadOnly alone.
+	// ReadAccess: it can be followed with ReadOnly.
 	ReadAccess
-	// WriteAccess: everything.
+	// WriteAccess: it can be followed for reading and writing.
 	WriteAccess
 )
 
-// String is "none", "read" or "write".
+// String returns "none", "read" or "write".
 func (a Access) String() string {
 	switch a {
 	case NoAccess:

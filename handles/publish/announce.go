@@ -19,17 +19,17 @@ import (
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
 
-// Announce shows the first length elements to all followers: growth, or new
-// contents of what they have. They may not be fewer than were shown before,
-// which is for Shrink. The memory of what is new is exported and sent with a new
-// generation, and what is on the streams now comes before it: no follower's
-// stream sees the elements earlier. What other streams wrote of them is not waited
-// for. Without a stream (or with nil) the elements are there already.
+// Announce shows the first length elements to all followers: after growth, or because
+// the contents of elements that they have are new. The length must not be less than the
+// one shown before; Shrink takes elements back. New memory is exported and sent with a
+// new generation, ordered behind the work that is on the streams now: no follower's
+// stream sees the elements earlier. Work of other streams is not waited for. Without a
+// stream (or with nil) the elements must be complete already.
 //
-// It waits for no follower, and each fails by itself. The context bounds the
-// wait for another change and, on devices whose streams write no 64-bit words,
-// that for the streams. With a stream that captures a graph it is
-// cuda.ErrCapturing and nothing has changed.
+// Announce waits for no follower, and a follower's failure affects no other. The
+// context bounds the wait for another change of the publication and, on devices whose
+// streams cannot write 64-bit words, for the streams. If a stream captures a graph it
+// returns cuda.ErrCapturing, without effect.
 func (p *Publication) Announce(ctx context.Context, length int, streams ...*cuda.Stream) error {
 	const op = "publish.Publication.Announce"
 	return p.announceNext(ctx, op, streams, func() (int, error) {
@@ -43,13 +43,13 @@ func (p *Publication) Announce(ctx context.Context, length int, streams ...*cuda
 	})
 }
 
-// AnnounceRange says that elements from to to are there, or will be when the work
-// that is on the streams now is done, and shows all elements before the first that
-// nothing was said of. So goroutines that append to a buffer or an array at the
-// same time announce what each of them appended, in any order and without a lock
-// of their own: what lies behind a gap is shown when the gap is closed, after the
-// work of all. In every other way it is Announce. A Shrink forgets what was
-// announced and is not shown.
+// AnnounceRange declares the elements from from up to, not including, to complete when
+// the work that is on the streams now is done, and shows all elements before the first
+// that was not declared. So goroutines that append to a buffer or an array concurrently
+// announce what each of them appended, in any order and without a lock of their own:
+// elements behind a gap are shown when the gap is closed, ordered behind the work of
+// all. A Shrink forgets the ranges that are not shown yet. Otherwise AnnounceRange is
+// like Announce.
 func (p *Publication) AnnounceRange(ctx context.Context, from, to int, streams ...*cuda.Stream) error {
 	const op = "publish.Publication.AnnounceRange"
 	return p.announceNext(ctx, op, streams, func() (int, error) {
@@ -58,7 +58,7 @@ func (p *Publication) AnnounceRange(ctx context.Context, from, to int, streams .
 		case err != nil:
 			return 0, err
 		case from < 0 || from > to:
-			return 0, peererr.Invalid(op, fmt.Sprintf("elements %d to %d", from, to), "a range has its end behind its beginning")
+			return 0, peererr.Invalid(op, fmt.Sprintf("elements %d to %d", from, to), "give a range from 0 or more that does not end before it begins")
 		case bytes > p.memory.Used():
 			return 0, peererr.New(op, cuda.ErrOutOfRange, fmt.Sprintf("elements %d to %d, where %d are in use", from, to, p.memory.Used()/p.unit), "append them first")
 		}
@@ -75,12 +75,12 @@ func (p *Publication) AnnounceRange(ctx context.Context, from, to int, streams .
 // behindGap is the length of an announcement that shows nothing yet.
 const behindGap = -1
 
-// AnnounceAppended shows everything that was appended to the buffer or array until
-// now, by any goroutine, ordered behind the streams of those appends: a program that
-// appends in several places announces in one without naming a stream. What other work
-// wrote, such as a kernel after AppendUndefined, is not waited for. With an append on a
-// stream that captures a graph it is cuda.ErrCapturing. In every other way it is
-// Announce.
+// AnnounceAppended shows everything that was appended to the buffer or array so far, by
+// any goroutine, ordered behind the streams of those appends: a program that appends in
+// several places announces in one, without naming a stream. Other work that wrote the
+// elements, such as a kernel after AppendUndefined, is not waited for. If a stream of an
+// append captures a graph it returns cuda.ErrCapturing. Otherwise AnnounceAppended is
+// like Announce.
 func (p *Publication) AnnounceAppended(ctx context.Context) error {
 	const op = "publish.Publication.AnnounceAppended"
 	if err := p.turn(ctx, op); err != nil {
@@ -88,7 +88,7 @@ func (p *Publication) AnnounceAppended(ctx context.Context) error {
 	}
 	defer p.changes.Give()
 	bytes, on, mark := p.hold.Appended()
-	on = slices.DeleteFunc(on, (*core.Stream).Gone) // and nothing of them is under way
+	on = slices.DeleteFunc(on, (*core.Stream).Gone) // a closed stream has no work
 	err := p.announceBehind(ctx, op, on, func() (int, error) { return int(bytes / p.unit), nil })
 	if err == nil {
 		p.hold.Announced(mark)
@@ -96,7 +96,7 @@ func (p *Publication) AnnounceAppended(ctx context.Context) error {
 	return err
 }
 
-// turn waits for the changes before, if the publication is still there then.
+// turn waits for the changes before this one. It fails if the publication is withdrawn.
 func (p *Publication) turn(ctx context.Context, op string) error {
 	if !p.changes.Take(ctx, p.ctx.Done()) {
 		if p.ctx.Err() != nil {
@@ -111,8 +111,8 @@ func (p *Publication) turn(ctx context.Context, op string) error {
 	return nil
 }
 
-// announceNext orders what is announced behind the streams, and shows as much as
-// next says, unless that is behindGap.
+// announceNext orders the announcement behind the streams, and shows the length that
+// next returns, unless that is behindGap.
 func (p *Publication) announceNext(ctx context.Context, op string, streams []*cuda.Stream, next func() (length int, err error)) error {
 	if err := p.turn(ctx, op); err != nil {
 		return err
@@ -129,11 +129,11 @@ func (p *Publication) announceNext(ctx context.Context, op string, streams []*cu
 
 // announceBehind is announceNext for a caller that holds changes.
 func (p *Publication) announceBehind(ctx context.Context, op string, streams []*core.Stream, next func() (length int, err error)) error {
-	// Last of all, to the goroutines that send it: they would wait for another processor
-	// to wake, where this one goes on with something else.
+	// Yield to the goroutines that send the announcement: otherwise they would wait until
+	// another processor wakes, while this one continues with something else.
 	defer runtime.Gosched()
-	// Before anything else: a capture is refused without a trace.
-	free, err := useAll(core.SystemOf(p.seq.dev), op, streams)
+	// First, because a capture is refused without effect.
+	free, err := useAll(core.SystemOf(p.timeline.dev), op, streams)
 	if err != nil {
 		return err
 	}
@@ -145,7 +145,7 @@ func (p *Publication) announceBehind(ctx context.Context, op string, streams []*
 	if err != nil || length == behindGap {
 		return err
 	}
-	// Held first: the chunks that are looked at stay the buffer's.
+	// Held first, so that the viewed chunks stay in the buffer.
 	bytes := uint64(length) * p.unit
 	if err := p.hold.Cover(op, bytes); err != nil {
 		return err
@@ -166,18 +166,18 @@ func (p *Publication) announceBehind(ctx context.Context, op string, streams []*
 	return before.Release()
 }
 
-// behind has the words that are written from now on come after the work that is on
-// the streams.
+// behind orders the words that are written from now on after the work that is on the
+// streams.
 func (p *Publication) behind(ctx context.Context, op string, streams []*core.Stream) error {
 	both := ctx
-	if p.seq.stream == nil { // it waits
+	if p.timeline.stream == nil { // the CPU waits
 		var cancel context.CancelFunc
 		both, cancel = context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(p.ctx, cancel)()
 	}
 	for _, s := range streams {
-		if err := p.seq.behind(both, op, s); err != nil {
+		if err := p.timeline.behind(both, op, s); err != nil {
 			if p.ctx.Err() != nil {
 				return p.closed(op)
 			}
@@ -194,8 +194,8 @@ func (p *Publication) closed(op string) error {
 	return peererr.Closed(op, fmt.Sprintf("publication %q", p.name))
 }
 
-// announce exports what is new, and has the words read the next generation in
-// their turn. The new memory's exports are the caller's.
+// announce exports new memory, and writes the next generation to the words in their
+// turn. The caller owns the exports of the memory that is returned.
 func (p *Publication) announce(op string, next share.View) ([]*phys.Handle, error) {
 	if len(next.Chunks) > handles.MaxChunks {
 		return nil, peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d chunks, of which %d can be shared", len(next.Chunks), handles.MaxChunks), "use larger chunks")
@@ -203,10 +203,10 @@ func (p *Publication) announce(op string, next share.View) ([]*phys.Handle, erro
 	if p.used >= lastGeneration {
 		return nil, peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d generations", p.used), "publish it anew")
 	}
-	// More than one update holds is exported when it is sent, and so is all where
-	// the budget has too little left: announcing waits for no follower.
+	// Chunks beyond one update are exported when they are sent, and so are all if the
+	// budget of descriptors has too little left: announcing waits for no follower.
 	var fresh []*phys.Handle
-	followers := p.subscribers()
+	followers := p.replicators()
 	if added := next.Chunks[len(p.mem.Chunks):]; len(followers) > 0 {
 		fresh = handlesOf(added[:min(len(added), batchNow())])
 	}
@@ -226,13 +226,13 @@ func (p *Publication) announce(op string, next share.View) ([]*phys.Handle, erro
 	return fresh, nil
 }
 
-// warn wakes followers that have nothing to do, for the update that comes when
-// the memory is exported.
+// warn wakes idle followers, so that they are awake when the update comes after the
+// export.
 func (p *Publication) warn() {
 	var idle []conn
 	p.mu.Lock()
 	for f := range p.followers {
-		if f.running && f.feed.out == nil && len(idle) < mostWarned {
+		if f.running && f.progress.out == nil && len(idle) < mostWarned {
 			idle = append(idle, f.on.conn)
 		}
 	}
@@ -242,23 +242,23 @@ func (p *Publication) warn() {
 	}
 }
 
-// mostWarned is how many are warned: with more of them the announcement would be
-// held up for longer than they gain.
+// mostWarned bounds the followers that are warned: warning more delays the announcement
+// by more than they gain.
 const mostWarned = 4
 
-// write has the followers' words read the next generation.
-func (p *Publication) write(op string, followers []*subscriber) error {
+// write makes the followers' words read the next generation, in their turn.
+func (p *Publication) write(op string, followers []*replicator) error {
 	p.used++
 	for _, f := range followers {
-		if err := p.seq.write(op, f.word, p.used); err != nil {
+		if err := p.timeline.write(op, f.word, p.used); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// chunksOf names the chunks of a view that follows the present one: they begin with the
-// same memory. The caller holds changes.
+// chunksOf returns the chunks of the next view. Memory that the current view shows
+// keeps its identity. The caller holds changes.
 func (p *Publication) chunksOf(v share.View) []chunk {
 	all := make([]chunk, len(v.Chunks))
 	for i, c := range v.Chunks {
@@ -279,27 +279,24 @@ func handlesOf(chunks []share.Chunk) []*phys.Handle {
 	return all
 }
 
-// Shrink shows the first length elements and no more, makes the buffer as long,
-// and takes the whole chunks behind out of it: at once for this process, as a
-// new generation. Without streams it waits for all work that could use them, as
-// vmm.Buffer.Clip does; with some it does not wait for the GPU, and they are
-// unmapped here when the work that is on the streams now is done. With a stream
-// that captures a graph it is cuda.ErrCapturing and nothing has changed.
+// Shrink shows only the first length elements, sets the buffer's length to that, and
+// takes the whole chunks behind it out of the buffer, as a new generation. Without
+// streams it waits for all work that could use those chunks, as vmm.Buffer.Clip does.
+// With streams it does not wait for the GPU: the chunks are unmapped in this process
+// when the work that is on the streams now is done. If a stream captures a graph it
+// returns cuda.ErrCapturing, without effect. If another publication of the buffer shows
+// more than length it returns cuda.ErrInUse, without effect.
 //
-// What another publication of the buffer shows stays: a shorter length is
-// cuda.ErrInUse and nothing has changed.
+// Followers are told, and acknowledge when they have unmapped the chunks. Until then the
+// memory stays allocated, and Stats names the followers that keep it.
 //
-// Followers are told, and acknowledge when they have unmapped it: until then
-// the memory stays taken, and Stats tells by whom.
-//
-// It is a change of the buffer like Clip: those go one at a time, so with streams,
-// too, it waits for a change that is under way, which may be one that waits for
-// the GPU. It never waits for a follower. Nothing else of the publication waits
-// meanwhile, and an error of that time, which says that memory could not be
-// unmapped, takes nothing back.
+// Shrink is a change of the buffer, like Clip. Changes are serialized, so even with
+// streams it waits for one in progress, which may wait for the GPU. It never waits for a
+// follower, and delays nothing else of the publication. An error that memory could not
+// be unmapped undoes nothing: the elements are no longer shown.
 func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 	const op = "publish.Publication.Shrink"
-	free, err := useStreams(core.SystemOf(p.seq.dev), op, streams)
+	free, err := useStreams(core.SystemOf(p.timeline.dev), op, streams)
 	if err != nil {
 		return err
 	}
@@ -308,8 +305,8 @@ func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 	if err != nil {
 		return err
 	}
-	gone, lost, hoarders, err := p.shrink(op, length, streams, cut)
-	for _, f := range hoarders {
+	gone, lost, over, err := p.shrink(op, length, streams, cut)
+	for _, f := range over {
 		f.on.cutLater(peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("more than %s of publication %q are still mapped that are no longer published",
 			errs.Bytes(p.server.o.MaxPinned), p.name), "acknowledge what a publisher takes back"))
 	}
@@ -317,8 +314,8 @@ func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 }
 
 // shrink shows less: gone has left the buffer, lost is no longer shown, and the
-// hoarders kept too much before.
-func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut share.Shrinking) (gone, lost share.View, hoarders []*subscriber, err error) {
+// followers over their limit kept too much of what was taken back before.
+func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut share.Shrinking) (gone, lost share.View, over []*replicator, err error) {
 	p.changes <- struct{}{}
 	defer p.changes.Give()
 	bytes, err := p.may(op, length)
@@ -337,34 +334,38 @@ func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut 
 	}
 	kept := share.View{Chunks: p.mem.Chunks[:keep:keep]}
 	lost = share.View{Chunks: append([]share.Chunk(nil), p.mem.Chunks[keep:]...)}
-	hoarders = p.hoarders()
+	over = p.overPinned()
 	p.used++
 	p.written.drop(math.MaxInt)
 	p.show(view{generation: p.used, ordered: p.view.ordered, length: uint64(length), chunks: p.chunksOf(kept)}, kept)
-	return gone, lost, hoarders, nil
+	return gone, lost, over, nil
 }
 
-// hoarders are the followers that keep more than they may of what was taken
-// back before.
-func (p *Publication) hoarders() (all []*subscriber) {
+// overPinned returns the followers that keep more than MaxPinned of what was taken back
+// before.
+func (p *Publication) overPinned() (all []*replicator) {
+	most := p.server.o.MaxPinned
+	if most <= 0 {
+		return nil
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for f := range p.followers {
-		if most := p.server.o.MaxPinned; most > 0 && f.feed.pinned(p.view) > uint64(most) {
+		if f.progress.pinned(p.view) > uint64(most) {
 			all = append(all, f)
 		}
 	}
 	return all
 }
 
-// may asks whether the publication can change to a length, and answers that in
-// bytes. The caller holds changes, and so may read the view.
+// may checks that the publication can change to a length, and returns that in bytes.
+// The caller holds changes, and so may read the view.
 func (p *Publication) may(op string, length int) (bytes uint64, err error) {
 	switch {
 	case p.over():
 		return 0, p.closed(op)
 	case length < 0:
-		return 0, peererr.Invalid(op, fmt.Sprintf("a length of %d", length), "lengths are not negative")
+		return 0, peererr.Invalid(op, fmt.Sprintf("a length of %d", length), "give a length of 0 or more")
 	case uint64(length) > math.MaxInt64/p.unit:
 		return 0, peererr.New(op, cuda.ErrOutOfRange, fmt.Sprintf("%d elements of %s", length, errs.Count(p.unit, "byte")), "announce what the buffer has")
 	}
@@ -377,8 +378,7 @@ func (p *Publication) over() bool {
 	return p.withdrawn
 }
 
-// show makes a view the one that followers are told of. The caller holds
-// changes.
+// show makes a view the current one. The caller holds changes.
 func (p *Publication) show(v view, mem share.View) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -386,7 +386,7 @@ func (p *Publication) show(v view, mem share.View) {
 	p.view, p.mem = v, mem
 	for f := range p.followers {
 		if less {
-			f.feed.lower(v.length)
+			f.progress.lower(v.length)
 		}
 		p.prepareLocked(f, true)
 		f.poke()
@@ -394,7 +394,7 @@ func (p *Publication) show(v view, mem share.View) {
 	p.changeLocked()
 }
 
-// changeLocked tells those who wait for the publication. The caller has mu.
+// changeLocked wakes the goroutines that wait for the publication. The caller holds mu.
 func (p *Publication) changeLocked() {
 	close(p.changed)
 	p.changed = make(chan struct{})

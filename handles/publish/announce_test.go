@@ -39,7 +39,7 @@ func TestAFollowerThatDiesDuringAnAnnouncement(t *testing.T) {
 		defer ss.mu.Unlock()
 		return len(ss.followers) == 0
 	}, peertest.Guard, time.Millisecond)
-	ss.feeding.Wait()
+	ss.replicating.Wait()
 	mem, err := v.p.memory.View("test", 4_000_000)
 	require.NoError(t, err)
 	fresh, err := v.p.announce("test", mem)

@@ -28,7 +28,7 @@ func TestRequestsThatAreGivenUpLeaveNothing(t *testing.T) {
 		require.ErrorIs(t, err, context.Canceled)
 	}
 	k.now.mu.Lock()
-	require.Empty(t, k.now.asked)
+	require.Empty(t, k.now.requests)
 	k.now.mu.Unlock()
 	require.LessOrEqual(t, runtime.NumGoroutine(), before)
 	none, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -54,7 +54,7 @@ func TestRequestsThatAreGivenUpLeaveNothing(t *testing.T) {
 	require.Eventually(t, func() bool {
 		k.now.mu.Lock()
 		defer k.now.mu.Unlock()
-		return len(k.now.asked) == 0 && k.now.err == nil
+		return len(k.now.requests) == 0 && k.now.err == nil
 	}, peertest.Guard, time.Millisecond)
 }
 

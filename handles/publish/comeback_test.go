@@ -138,3 +138,49 @@ func TestOneOfTwoPublicationsIsWithdrawn(t *testing.T) {
 	require.NoError(t, b.Close())
 	first.close()
 }
+
+// A connection that ends before the follower is accepted, or is refused for lack of room,
+// is followed by another one.
+func TestAFollowerComesBackThroughConnectionsThatEnd(t *testing.T) {
+	d := gputest.Software(t)
+	ctx := peertest.Context(t)
+	path := filepath.Join(t.TempDir(), "private", "server")
+	first := publisherAt(t, d, path)
+	first.announce(1000, 1)
+	k, err := publish.Dial(ctx, path, publish.DialOptions{ComeBack: &publish.ComeBack{First: time.Millisecond, Most: time.Millisecond}})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, k.Close()) }()
+	f, err := publish.Follow[uint32](ctx, k, d, "numbers", publish.FollowOptions{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	require.NoError(t, f.Next(ctx))
+	first.close()
+
+	l, err := peer.Listen(filepath.Dir(path), filepath.Base(path), peer.Options{})
+	require.NoError(t, err)
+	for range 20 {
+		c, err := l.Accept(ctx)
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+	}
+	full := publish.NewServer(publish.ServerOptions{MaxSessions: 1})
+	near, far := peertest.Pair(t, peer.Options{})
+	go func() { _ = full.ServeConn(ctx, near) }()
+	occupant := publish.NewClient(far)
+	_, err = occupant.List(ctx)
+	require.NoError(t, err)
+	for range 5 {
+		c, err := l.Accept(ctx)
+		require.NoError(t, err)
+		require.ErrorIs(t, full.ServeConn(ctx, c), peer.ErrTooLarge)
+	}
+	require.NoError(t, occupant.Close())
+	require.NoError(t, l.Close())
+	require.NoError(t, full.Close())
+
+	second := publisherAt(t, d, path)
+	second.announce(2000, 2)
+	require.NoError(t, f.Next(ctx))
+	shows(t, f, 2000, 2)
+	second.close()
+}

@@ -9,7 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
 
-// conn is a connection that carries nothing else.
+// conn is a connection that carries the messages of publications.
 type conn struct {
 	*peer.Conn
 	in link.Conn[peer.Message]
@@ -17,8 +17,8 @@ type conn struct {
 
 func connOf(c *peer.Conn) conn { return conn{c, link.Of(c)} }
 
-// writable waits until the peer has read, and returns false if the limit was reached
-// before, or the connection ended.
+// writable waits until the peer has read. It returns false if the limit is reached
+// first, or the connection ends.
 func (c conn) writable(ctx context.Context, limit time.Time) bool {
 	for moment := 5 * time.Millisecond; wait.SleepUntil(ctx, moment, limit); moment = min(2*moment, 50*time.Millisecond) {
 		select {

@@ -3,21 +3,21 @@
 //
 // A [Server] publishes buffers and arrays under names ([Server.Publish], [Array]) to
 // the processes that connect. A [Client] lists them, opens them once as they are
-// ([Open]), or follows them ([Follow]): what the publisher announces
-// ([Publication.Announce]) extends a mapping in each follower, at an address of its own
-// that never changes, and what it takes back ([Publication.Shrink]) is unmapped there
-// when its work is done. Sizes and data keep their order: a [Follower]'s stream sees the
-// elements of a generation when the publisher's work before its announcement is done,
-// and never before.
+// ([Open]), or follows them ([Follow]): memory that the publisher announces
+// ([Publication.Announce]) is mapped in each follower, behind an address of its own
+// that never changes, and memory that it takes back ([Publication.Shrink]) is unmapped
+// there when its work is done. Sizes and data keep their order: a [Follower]'s stream
+// sees the elements of a generation when the publisher's work before its announcement is
+// done, and never before.
 //
-// A follower that is slow, stops or dies costs the publisher and the other followers
-// nothing but the memory that it keeps, which [Publication.Stats] reports by follower.
+// A slow or crashed follower affects neither the publisher nor the other followers,
+// except for the memory that it keeps, which [Publication.Stats] reports by follower.
 // When a publisher dies its followers keep what they have mapped, are told, and none of
-// their streams hangs. A client made by [Dial] can come back: its followers go on, at
+// their streams hangs. A client made by [Dial] can come back: its followers continue, at
 // their addresses, with the next process that publishes under their names
 // ([DialOptions.ComeBack]). That may be one of the followers: [TakeOver].
 //
-// Goroutines that append at the same time announce what each of them appended
+// Goroutines that append concurrently announce what each of them appended
 // ([Publication.AnnounceRange]), without a lock of their own, or one announces for all
 // without naming their streams ([Publication.AnnounceAppended]).
 //
@@ -25,8 +25,8 @@
 //
 // [ServerOptions.Authorize] decides for each client which publications it sees, and
 // which it may write. A client that does not see a publication gets no descriptor of
-// it. A client that may only read is one whose library maps the memory for reading: a
-// process that is not trusted can map it for writing, so what such a process must not
+// it. Read access means that the client's library maps the memory for reading. An
+// untrusted process can map it for writing, so memory that such a process must not
 // write is published as a copy. What clients can take of the server's files, places and
 // time is bounded for each process.
 //

@@ -86,8 +86,71 @@ func TestAFollowerClosesWithinAContext(t *testing.T) {
 	require.ErrorIs(t, f.CloseContext(ctx), peer.ErrTimeout)
 	goOn()
 	require.NoError(t, f.CloseContext(peertest.Context(t)))
+	for range 1000 { // a scheduler that runs the context's end first must not matter
+		require.NoError(t, f.CloseContext(ctx), "it is closed, whatever the context says")
+	}
 	require.NoError(t, f.Close())
 	v.served()
+}
+
+// A publication is released when it was withdrawn, the work behind its announcements is
+// done, and nothing is being sent.
+func TestAPublicationIsReleased(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	released := v.p.Released()
+	pending := func(why string) {
+		t.Helper()
+		select {
+		case <-released.Done():
+			require.FailNow(t, "released: "+why)
+		default:
+		}
+	}
+	s := newStream(t, v.dev)
+	goOn := v.stand(s)
+	require.NoError(t, v.p.Announce(peertest.Context(t), 1000, s))
+	pending("it is published")
+	require.NoError(t, v.p.Withdraw())
+	require.Error(t, v.dev.System().Drain(canceled(t)), "its stream waits")
+	pending("its last generation is not written")
+	goOn()
+	require.NoError(t, released.Wait(peertest.Context(t)))
+	require.NoError(t, v.p.Withdraw())
+	require.NoError(t, v.p.Released().Wait(peertest.Context(t)), "it stays released")
+	require.Zero(t, v.p.users.Load())
+}
+
+// A follower's goroutine holds memory that it is sending: it is waited for.
+func TestAPublicationThatIsBeingSentIsNotReleased(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	require.EqualValues(t, 3, v.p.users.Load(), "the publication, its timeline and the follower")
+	v.p.users.Add(1) // another follower, whose goroutine is sending
+	require.NoError(t, v.p.Withdraw())
+	require.NoError(t, v.dev.System().Drain(peertest.Context(t)))
+	require.Eventually(t, func() bool { return v.p.users.Load() == 1 }, peertest.Guard, time.Millisecond)
+	select {
+	case <-v.p.Released().Done():
+		require.FailNow(t, "memory is still being sent")
+	default:
+	}
+	v.p.drop()
+	require.NoError(t, v.p.Released().Wait(peertest.Context(t)))
+}
+
+// What could not be closed is reported by Released, and does not hang.
+func TestAPublicationWhoseStreamCannotBeClosed(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	v.machine.Inject(sim.Fault{Call: "cuStreamDestroy", Result: 1, Times: 1})
+	require.NoError(t, v.p.Withdraw())
+	require.Error(t, v.p.Released().Wait(peertest.Context(t)))
+	require.Error(t, v.p.Released().Wait(peertest.Context(t)), "and goes on reporting it")
+	require.Error(t, v.dev.System().Drain(peertest.Context(t)))
+}
+
+func canceled(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
 }
 
 // The teardown that CloseAfter leaves may fail, and is taken up by Close.

@@ -4,21 +4,19 @@ import (
 	"errors"
 )
 
-// What can become of a publication; test for them with errors.Is. The error itself is
-// a [peer.Error], or a [cuda.Error] for what the driver refused. What can go wrong on a
-// connection are the sentinels of package peer, and with memory those of package
-// handles.
+// Kinds of errors, for errors.Is. The error itself is a [peer.Error], or a [cuda.Error]
+// for what the driver refused. Failures of connections are the sentinels of package
+// peer, and of memory those of package handles.
 var (
 	// ErrUnknown: nothing is published under that name.
 	ErrUnknown = errors.New("not published")
-	// ErrWithdrawn: the publisher withdrew what is followed. What is mapped stays until
+	// ErrWithdrawn: the publisher withdrew the publication. Its memory stays mapped until
 	// the follower is closed.
 	ErrWithdrawn = errors.New("withdrawn")
-	// ErrUnfinished: the publisher ended before the work was done that a generation was
-	// announced behind. Its elements are not shown any more, and what was computed from
-	// them does not count.
+	// ErrUnfinished: the publisher ended before the work behind an announcement was done.
+	// The elements are no longer shown, and what was computed from them is invalid.
 	ErrUnfinished = errors.New("unfinished generation")
-	// ErrStalled: a publisher that lives did not finish the work that a generation was
-	// announced behind within FollowOptions.MaxWait.
+	// ErrStalled: the publisher lives, and did not finish the work behind an announcement
+	// within FollowOptions.MaxWait.
 	ErrStalled = errors.New("publisher stalled")
 )

@@ -12,34 +12,34 @@ import (
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
-// flights are the descriptors that a server has sent and that a client may not
-// have read yet. The kernel counts those for the sender's user, within its limit
-// of open files, and lets nobody send any where that is reached: a client that
-// reads nothing would starve all others.
+// flights counts the descriptors in flight: sent by the server, and possibly not read
+// by the client yet. The kernel charges them to the sender's user, up to its limit of
+// open files, and then refuses that user any more: a client that reads nothing would
+// starve all others.
 //
-// So at most half of that limit is on its way. A client that has some unread gets
-// more only while its process has less than a quarter of those, one that has none
-// while a quarter is left, and a process that has none as long as there are any.
+// So at most half of that limit is in flight. A client with unread descriptors gets
+// more only while its process has less than a quarter of that half; a client without,
+// while a quarter is left; a process without, as long as any are left.
 type flights struct {
 	mu      sync.Mutex
 	all     map[*flight]struct{}
-	changed chan struct{} // closed, and made anew, when some have arrived
+	changed chan struct{} // closed and replaced when a message arrives
 }
 
-// flight is one message's.
+// flight are the descriptors of one message.
 type flight struct {
 	ss    *session
 	n     int
 	since time.Time
 }
 
-// flightShare is the part of all that is one process's, and the part that is for
-// those that have none: one in so many.
+// flightShare divides the descriptors in flight: one process gets at most one part in
+// so many, and one part is reserved for clients that have none.
 const flightShare = 4
 
-// take counts n descriptors as sent as soon as they may be. It waits for that
-// until the context ends; then it returns nil. Clients that have read nothing for
-// Options.Timeout are cut off where others wait for what they hold.
+// take counts n descriptors as in flight, and waits until they may be. It returns nil
+// if the context ends first. It cuts off clients that have read nothing for
+// Options.Timeout while another client waits.
 func (l *flights) take(ctx context.Context, ss *session, n int) *flight {
 	for moment := time.Millisecond; ; moment = min(2*moment, 50*time.Millisecond) {
 		if f := l.try(ss, n); f != nil {
@@ -65,7 +65,7 @@ func (l *flights) take(ctx context.Context, ss *session, n int) *flight {
 	}
 }
 
-// try is take that waits for nothing, and returns nil instead.
+// try is take without waiting: it returns nil instead.
 func (l *flights) try(ss *session, n int) *flight {
 	most := wire.MaxBatch
 	if limit, err := fd.Limit(); err == nil {
@@ -87,12 +87,12 @@ func (l *flights) try(ss *session, n int) *flight {
 	return f
 }
 
-// fits reports whether n more may be on their way. The caller has the lock.
+// fits reports whether n more may be in flight. The caller holds the lock.
 func (l *flights) fits(ss *session, n, most int) bool {
-	total, ofProcess, ofSession, who := 0, 0, 0, ss.process()
+	total, ofProcess, ofSession, process := 0, 0, 0, ss.process()
 	for f := range l.all {
 		total += f.n
-		if f.ss.process() == who {
+		if f.ss.process() == process {
 			ofProcess += f.n
 		}
 		if f.ss == ss {
@@ -109,7 +109,7 @@ func (l *flights) fits(ss *session, n, most int) bool {
 	return left >= most/flightShare && ofProcess+n <= most/flightShare
 }
 
-// sweep forgets what was read. The caller has the lock.
+// sweep forgets messages that were read. The caller holds the lock.
 func (l *flights) sweep() {
 	for f := range l.all {
 		if f.ss.conn.in.Socket().Unread() == 0 {
@@ -118,8 +118,8 @@ func (l *flights) sweep() {
 	}
 }
 
-// cutOverdue ends the sessions of those that do not read, while another waits. The
-// caller has the lock.
+// cutOverdue ends the sessions of clients that do not read while another waits. The
+// caller holds the lock.
 func (l *flights) cutOverdue(waiting *session) {
 	for f := range l.all {
 		if limit := f.ss.conn.in.Limits().Timeout; f.ss != waiting && time.Since(f.since) > limit {
@@ -130,7 +130,7 @@ func (l *flights) cutOverdue(waiting *session) {
 	}
 }
 
-// arrived says that a message was read, or was not sent after all.
+// arrived notes that a message was read, or was not sent after all.
 func (l *flights) arrived(f *flight) {
 	if f == nil {
 		return
@@ -144,7 +144,7 @@ func (l *flights) arrived(f *flight) {
 	}
 }
 
-// ended forgets what a session had, which is over.
+// ended forgets the messages of a session that has ended.
 func (l *flights) ended(ss *session) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

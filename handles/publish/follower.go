@@ -21,12 +21,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// release is what a word reads after its waits must end: later than every
-// generation.
+// release is the final value of a word: above every generation, it satisfies all waits.
 const release = 1 << 62
 
-// follower is the inner state. One goroutine maps and unmaps what arrives, and
-// another watches for the publisher's end, which must not wait for the first.
+// follower is the inner state. One goroutine maps and unmaps what arrives. Another
+// watches for the publisher's end, which must not wait for the first.
 type follower struct {
 	client   *Client
 	name     string
@@ -34,12 +33,12 @@ type follower struct {
 	// words is held for reading while the word is used, and for writing when the
 	// follower comes back and gets another. It comes before waiting, lengths and mu.
 	words sync.RWMutex
-	// k, token, slot, inlet and word are of the present connection. The goroutine that
-	// maps changes them, with words and mu.
+	// k, token, slot, mailbox and word belong to the current connection. The mapping
+	// goroutine changes them, with words and mu held.
 	k       *line
 	token   token
 	slot    uint32
-	inlet   *inlet
+	mailbox *mailbox
 	about   handles.Descriptor
 	dev     *cuda.Device
 	options FollowOptions
@@ -47,72 +46,71 @@ type follower struct {
 	ctx     context.Context // ends with the first close
 	end     context.CancelFunc
 	running sync.WaitGroup
-	// quiet is closed when CloseAfter's goroutine is done, and gone is what
-	// unregistering the word came to.
+	// quiet is closed when CloseAfter's goroutine has ended. unregistered receives the
+	// outcome of unregistering the word.
 	quiet        chan struct{}
 	unregistered chan error
 
-	word   *word
-	stream *cuda.Stream // waits for the word; nil where the CPU does
+	word   *fenceWord
+	stream *cuda.Stream // waits for the word; nil if the CPU does
 	buffer *vmm.Buffer
 	memory share.Memory
 	hold   share.Hold
 
-	tracker tracker   // the mapping goroutine's
-	nexts   wait.Slot // one Next at a time
-	// waiting is held while the stream is told to wait, and marked; waited is the
-	// last generation that it waits for.
+	replica replica   // the mapping goroutine's
+	nexts   wait.Slot // serializes Next
+	// waiting is held while a wait is submitted to the stream and marked; waited is the
+	// last generation that the stream waits for.
 	waiting sync.Mutex
 	waited  uint64
-	lengths wait.Slot // for whoever makes the buffer's length the one shown
+	lengths wait.Slot // serializes changes of the buffer's length
 
 	mu      sync.Mutex
-	changed chan struct{} // closed, and made anew, at every change
+	changed chan struct{} // closed and replaced at every change
 	// pending is mapped and not yet shown.
 	pending *pending
-	// shown is what Next showed: the last, and those before it back to one that
-	// is complete.
+	// shown are the states that Next showed: the last, and those before it back to one
+	// that is complete.
 	shown []shown
-	// gone is why nothing further comes. completed is then the last generation
+	// gone is why nothing further arrives. completed is then the last generation
 	// that the publisher finished.
 	gone       error
 	completed  uint64
 	settled    bool // nothing further is mapped
 	unfinished bool
-	// told: a Next has said that the elements are unfinished.
-	told bool
-	// floor is the last generation that was complete on connections before this one.
+	told       bool // a Next has returned that elements are unfinished
+	// floor is the last generation that was complete on earlier connections.
 	floor uint64
 	state State
-	// taking ends when the follower no longer comes back, since it takes the
-	// publication over. over is closed when nothing further arrives.
+	// taking ends when the follower takes the publication over, after which it no longer
+	// comes back. over is closed when nothing further arrives.
 	taking context.Context
 	take   context.CancelFunc
 	over   chan struct{}
 	// stuck are words of earlier connections that could not be unregistered.
-	stuck []*word
-	// came are the views that arrived, back to the last that is complete.
-	came []shown
-	// ended is closed when the connection's end was dealt with, which died says
-	// has begun.
+	stuck []*fenceWord
+	// received are the views that arrived, back to the last that is complete.
+	received []shown
+	// died is set when handling the connection's end has begun, and ended is closed when
+	// it is done.
 	died  bool
 	ended chan struct{}
 
-	// waits are those of this side for generations, the oldest first, where they
-	// have a limit; begun holds one when there is a new one. stalled is closed when
-	// the limit was reached.
+	// waits are the streams' waits for generations, oldest first, if they have a limit.
+	// begun holds one when there is a new wait. stalled is closed when the limit was
+	// reached.
 	waits   []limitedWait
 	begun   chan struct{}
 	stalled chan struct{}
 }
 
-// limitedWait is one for the publisher's work.
+// limitedWait is a wait for the publisher's work.
 type limitedWait struct {
 	generation uint64
 	since      time.Time
 }
 
-// pending is the latest that came: what to show, or why that cannot be.
+// pending is the latest arrival: what to show, or why it cannot be shown.
 type pending struct {
 	shown
 	err error
@@ -124,14 +122,14 @@ type shown struct {
 	length              int
 }
 
-func newFollower(k *line, said *accepted, i *inlet, d *cuda.Device, o FollowOptions) *follower {
-	f := &follower{k: k, token: said.token, slot: said.slot, inlet: i, about: said.about, dev: d, options: o,
+func newFollower(k *line, said *accepted, i *mailbox, d *cuda.Device, o FollowOptions) *follower {
+	f := &follower{k: k, token: said.token, slot: said.slot, mailbox: i, about: said.about, dev: d, options: o,
 		nexts: wait.NewSlot(), lengths: wait.NewSlot(), changed: make(chan struct{}), ended: make(chan struct{}), shown: []shown{{}},
 		begun: make(chan struct{}, 1), stalled: make(chan struct{}), state: Live}
 	f.ctx, f.end = context.WithCancel(context.Background())
 	f.taking, f.take = context.WithCancel(f.ctx)
 	f.over = make(chan struct{})
-	f.tracker.room, f.tracker.most = said.reserved, handles.MaxChunks
+	f.replica.room, f.replica.most = said.reserved, handles.MaxChunks
 	return f
 }
 
@@ -141,11 +139,11 @@ func (f *follower) start() {
 			var watching sync.WaitGroup
 			watching.Go(f.watch)
 			f.work()
-			back := f.leads()
+			back := f.returning()
 			if !back {
 				f.settleDown()
 			}
-			watching.Wait() // the end of the connection is dealt with
+			watching.Wait() // until the end of the connection is handled
 			if !back || !f.comeBack() {
 				break
 			}
@@ -155,7 +153,7 @@ func (f *follower) start() {
 	})
 }
 
-// settleDown says that nothing further is mapped.
+// settleDown marks that nothing further is mapped.
 func (f *follower) settleDown() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -163,7 +161,7 @@ func (f *follower) settleDown() {
 	f.changeLocked()
 }
 
-// changeLocked tells those who wait. The caller has mu.
+// changeLocked wakes the goroutines that wait. The caller holds mu.
 func (f *follower) changeLocked() {
 	close(f.changed)
 	f.changed = make(chan struct{})
@@ -175,7 +173,7 @@ func (f *follower) work() {
 		select {
 		case <-f.ctx.Done():
 			return
-		case a := <-f.inlet.updates:
+		case a := <-f.mailbox.updates:
 			f.update(a)
 			continue
 		default:
@@ -185,19 +183,19 @@ func (f *follower) work() {
 			return
 		case <-f.stalled:
 			return
-		case a := <-f.inlet.updates:
+		case a := <-f.mailbox.updates:
 			f.update(a)
-		case <-f.inlet.over:
-			// What came before the end counts.
+		case <-f.mailbox.over:
+			// An update that arrived before the end counts.
 			select {
-			case a := <-f.inlet.updates:
+			case a := <-f.mailbox.updates:
 				f.update(a)
 			default:
 			}
 			f.mu.Lock()
-			if f.gone == nil && !f.returns(f.inlet.why) {
+			if f.gone == nil && !f.mayReturn(f.mailbox.why) {
 				// Withdrawn: the publisher lives, and finishes what it announced.
-				f.gone, f.completed, f.state = f.inlet.why, lastGeneration, Ended
+				f.gone, f.completed, f.state = f.mailbox.why, lastGeneration, Ended
 			}
 			f.mu.Unlock()
 			return
@@ -205,10 +203,10 @@ func (f *follower) work() {
 	}
 }
 
-// update does what the publisher says, and tells it what came of that.
+// update carries out an update and acknowledges it.
 func (f *follower) update(a arrival) {
 	defer func() { _ = peer.CloseAll(a.fds) }()
-	if err := f.tracker.take(a.update); err != nil {
+	if err := f.replica.take(a.update); err != nil {
 		_ = f.k.conn.in.Fail(err)
 		return
 	}
@@ -220,21 +218,20 @@ func (f *follower) update(a arrival) {
 		f.arrived(&pending{shown: now, err: err})
 	case a.over:
 		f.arrived(&pending{shown: now, err: peererr.New(opFollow, cuda.ErrCapacity,
-			fmt.Sprintf("a length of %d, in chunks that do not fit into the reserved %s", a.length, errs.Bytes(f.tracker.room)),
-			"follow it anew with a larger FollowOptions.Reserve")})
+			fmt.Sprintf("a length of %d, in chunks that do not fit into the reserved %s", a.length, errs.Bytes(f.replica.room)),
+			"follow the publication anew with a larger FollowOptions.Reserve")})
 	case a.last:
 		f.remember(now)
 		f.arrived(&pending{shown: now})
 	}
-	runtime.Gosched() // to whoever waits for it: the publisher has time
-	answer := f.tracker.took(f.token, err)
-	if err := f.k.conn.Send(f.k.ctx, pack(answer)); err != nil && !errors.Is(err, peer.ErrGone) {
-		_ = f.k.conn.in.Fail(err) // it may be open still, with a publisher that waits for the answer
+	runtime.Gosched() // to the caller of Next: the publisher is in no hurry
+	if err := f.k.conn.Send(f.k.ctx, pack(f.replica.finish(f.token, err))); err != nil && !errors.Is(err, peer.ErrGone) {
+		_ = f.k.conn.in.Fail(err) // or the publisher would wait on a connection that is still open
 	}
 }
 
 func (f *follower) carryOut(a arrival) error {
-	if f.tracker.less(a.update) {
+	if f.replica.less(a.update) {
 		return f.giveBack(int(a.length), a.keep)
 	}
 	if len(a.chunks) == 0 {
@@ -260,7 +257,7 @@ func (f *follower) carryOut(a arrival) error {
 	return nil
 }
 
-// arrived has Next look.
+// arrived makes an update pending, and wakes Next.
 func (f *follower) arrived(p *pending) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -268,15 +265,15 @@ func (f *follower) arrived(p *pending) {
 	f.changeLocked()
 }
 
-// giveBack shows no more than a length, and unmaps the chunks behind the first
+// giveBack shows no more than length elements, and unmaps the chunks behind the first
 // keep when their work is done.
 func (f *follower) giveBack(length int, keep uint32) error {
 	f.mu.Lock()
 	for i := range f.shown {
 		f.shown[i].length = min(f.shown[i].length, length)
 	}
-	for i := range f.came {
-		f.came[i].length = min(f.came[i].length, length)
+	for i := range f.received {
+		f.received[i].length = min(f.received[i].length, length)
 	}
 	if p := f.pending; p != nil && p.err == nil && p.length > length {
 		less := *p
@@ -292,9 +289,9 @@ func (f *follower) giveBack(length int, keep uint32) error {
 	if f.options.Quiesce != nil {
 		streams = f.options.Quiesce(length)
 	}
-	bytes := sizeOf(f.tracker.chunks[:keep])
-	if int(keep) == len(f.tracker.chunks) {
-		// Nothing is unmapped, but what lies behind may be written from now on.
+	bytes := sizeOf(f.replica.chunks[:keep])
+	if int(keep) == len(f.replica.chunks) {
+		// Nothing is unmapped, but the publisher may write the elements behind from now on.
 		return f.waitFor(streams)
 	}
 	f.mu.Lock()
@@ -302,13 +299,12 @@ func (f *follower) giveBack(length int, keep uint32) error {
 	f.mu.Unlock()
 	gone, err := share.Shrink(opFollow, hold, bytes, streams)
 	if err == nil {
-		// Until it is unmapped.
-		err = f.memory.Attach(opFollow, nil)
+		err = f.memory.Attach(opFollow, nil) // waits until the chunks are unmapped
 	}
 	return errors.Join(err, gone.Release())
 }
 
-// waitFor waits for the work on the streams, or, without any, for all that
+// waitFor waits for the work on the streams, or, without streams, for all work that
 // could use the memory.
 func (f *follower) waitFor(streams []*cuda.Stream) error {
 	sys := core.SystemOf(f.dev)
@@ -322,16 +318,16 @@ func (f *follower) waitFor(streams []*cuda.Stream) error {
 	return passed(f.ctx, opFollow, fence)
 }
 
-// settle makes the buffer's length the one that is shown.
+// settle sets the buffer's length to the one that is shown.
 func (f *follower) settle() error {
 	f.lengths <- struct{}{}
 	defer f.lengths.Give()
 	return f.settleLocked()
 }
 
-// settleLocked is settle for whoever has the slot.
+// settleLocked is settle for a caller that holds lengths.
 func (f *follower) settleLocked() error {
-	return f.memory.SetLen(opFollow, uint64(f.shownNow().length)*f.tracker.unit)
+	return f.memory.SetLen(opFollow, uint64(f.shownNow().length)*f.replica.unit)
 }
 
 func (f *follower) shownNow() shown {
@@ -340,12 +336,11 @@ func (f *follower) shownNow() shown {
 	return f.shown[len(f.shown)-1]
 }
 
-// close is Follower.Close. It also gives back what a follower has that was only
-// made in part.
+// close is Follower.Close. It also releases a follower that was made only in part.
 func (f *follower) close() error {
-	f.end() // those who wait end
+	f.end() // and with it all waits
 	return f.closer.Close(func() error {
-		f.calm()
+		f.quiesce()
 		if f.stream != nil {
 			if err := f.stream.Close(); err != nil {
 				return err
@@ -377,23 +372,23 @@ func (f *follower) close() error {
 	})
 }
 
-// calm leaves the publication and waits until the follower's goroutines have
-// ended and its own stream waits for nothing.
-func (f *follower) calm() {
+// quiesce leaves the publication, and waits until the follower's goroutines have ended
+// and its own stream waits for nothing.
+func (f *follower) quiesce() {
 	leave := func() {
 		f.mu.Lock()
-		k, token, inlet := f.k, f.token, f.inlet
+		k, token, mailbox := f.k, f.token, f.mailbox
 		f.mu.Unlock()
-		k.leave(token, inlet)
+		k.leave(token, mailbox)
 	}
 	leave()
 	f.words.RLock()
 	if f.word != nil {
-		f.letGo() // or the mapping goroutine might wait for ever
+		f.letGo() // or the mapping goroutine might wait forever
 	}
 	f.words.RUnlock()
 	f.running.Wait()
-	leave() // what came meanwhile
+	leave() // if it came back meanwhile
 }
 
 // closeAfter is Follower.CloseAfter.
@@ -401,7 +396,7 @@ func (f *follower) closeAfter(streams []*cuda.Stream) error {
 	const op = "publish.Follower.CloseAfter"
 	sys := core.SystemOf(f.dev)
 	return life.CloseAfter(&f.closer, sys, func() (*core.Fence, error) {
-		if f.quiet != nil { // after a teardown that failed
+		if f.quiet != nil { // a teardown failed before
 			return new(core.Fence), nil
 		}
 		fence, err := core.FenceOf(sys, op, streams)
@@ -422,14 +417,13 @@ func (f *follower) closeAfter(streams []*cuda.Stream) error {
 		f.quiet = make(chan struct{})
 		go func() {
 			defer close(f.quiet)
-			f.calm()
+			f.quiesce()
 		}()
 		return fence, nil
 	}, f.teardown)
 }
 
-// teardown gives back what closeAfter left, for the reclaimer, which it never
-// holds up.
+// teardown releases what closeAfter left. It runs on the reclaimer, and never waits.
 func (f *follower) teardown() error {
 	select {
 	case <-f.quiet:
@@ -437,7 +431,7 @@ func (f *follower) teardown() error {
 		return life.ErrAgain
 	}
 	if f.stream != nil {
-		if err := f.stream.Close(); err != nil { // it waits for nothing
+		if err := f.stream.Close(); err != nil { // without waiting: it has no work left
 			return err
 		}
 		f.stream = nil
@@ -450,14 +444,14 @@ func (f *follower) teardown() error {
 			return life.ErrAgain
 		}
 		if err := released.Wait(context.Background()); err != nil {
-			return err // Close takes it up
+			return err // Close continues it
 		}
 		f.buffer = nil
 	}
 	if f.word == nil {
 		return nil
 	}
-	if f.unregistered == nil { // the driver waits for its context's work meanwhile
+	if f.unregistered == nil { // on a goroutine, because the driver waits for all work of the context
 		over := make(chan error, 1)
 		f.unregistered = over
 		go func() { over <- f.word.close(opFollow) }()

@@ -19,7 +19,7 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 	if err != nil {
 		return err
 	}
-	release() // and asked again when there is something
+	release() // and checked again when there is something to show
 	if !f.nexts.Take(ctx, f.ctx.Done()) {
 		return f.notNext(ctx, op)
 	}
@@ -28,7 +28,7 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 		f.mu.Lock()
 		p, changed := f.pending, f.changed
 		if p != nil && p.err == nil && f.cutLocked() && p.ordered > f.completed {
-			// It will never be complete, and nobody has seen it.
+			// It will never be complete, and was never shown.
 			p, f.pending = nil, nil
 		}
 		var end error
@@ -74,7 +74,7 @@ func (f *follower) notNext(ctx context.Context, op string) error {
 	}
 }
 
-// show orders the streams and then shows what is pending, unless that has
+// show orders the streams and then shows what is pending. It returns false if that has
 // changed meanwhile.
 func (f *follower) show(ctx context.Context, op string, p *pending, streams []*cuda.Stream) (done bool, err error) {
 	if err := f.order(ctx, op, p.ordered, streams); err != nil {
@@ -90,8 +90,7 @@ func (f *follower) show(ctx context.Context, op string, p *pending, streams []*c
 		return false, nil
 	}
 	f.pending = nil
-	// Of what was shown before the last that is complete counts, if the
-	// publisher ends now.
+	// If the publisher ends now, the last complete state remains.
 	complete := f.word.value().Load()
 	for len(f.shown) > 1 && f.shown[1].ordered <= complete {
 		f.shown = f.shown[1:]
@@ -102,19 +101,20 @@ func (f *follower) show(ctx context.Context, op string, p *pending, streams []*c
 	return true, f.settleLocked()
 }
 
-// cutLocked reports whether the publisher's words count no more. The caller has mu.
+// cutLocked reports whether the publisher's word no longer counts. The caller holds mu.
 func (f *follower) cutLocked() bool { return f.gone != nil || f.died }
 
-// goneLocked is why nothing further comes, or why less is shown. The caller has mu.
+// goneLocked returns why nothing further arrives, or why less is shown. The caller holds
+// mu.
 func (f *follower) goneLocked() error {
 	if f.unfinished {
-		return peererr.Wrap(f.gone, opFollow, ErrUnfinished, "elements that were shown and are not any more", "what was computed from them does not count")
+		return peererr.Wrap(f.gone, opFollow, ErrUnfinished, "elements that were shown and no longer are", "discard what was computed from them")
 	}
 	return f.gone
 }
 
-// failed is Follower.Err. Once the connection has ended nothing is shown any more
-// that does not count when it returns.
+// failed is Follower.Err. If the connection has ended, only elements that are complete
+// are shown when it returns.
 func (f *follower) failed() error {
 	f.mu.Lock()
 	err := f.goneLocked()
@@ -123,7 +123,7 @@ func (f *follower) failed() error {
 	return err
 }
 
-// awaitEnd waits until the end of the connection was dealt with, if it has ended.
+// awaitEnd waits until the end of the connection is handled, if it has ended.
 func (f *follower) awaitEnd() {
 	f.mu.Lock()
 	died, ended := f.died, f.ended

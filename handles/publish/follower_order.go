@@ -20,13 +20,13 @@ func (f *follower) orderShown(streams []*cuda.Stream) error {
 	}
 	defer f.closer.Release()
 	if len(streams) == 0 {
-		return peererr.Invalid(op, "no streams", "name those that are to come behind")
+		return peererr.Invalid(op, "no streams", "name the streams to order")
 	}
 	return f.order(context.Background(), op, f.shownNow().ordered, streams)
 }
 
-// order has later work on the streams come behind a generation, or, without
-// streams, waits until that is complete.
+// order orders later work on the streams behind a generation, or, without streams,
+// waits until that is complete.
 func (f *follower) order(ctx context.Context, op string, generation uint64, streams []*cuda.Stream) error {
 	release, err := useStreams(core.SystemOf(f.dev), op, streams)
 	if err != nil {
@@ -38,7 +38,7 @@ func (f *follower) order(ctx context.Context, op string, generation uint64, stre
 	if f.reached(generation) {
 		return nil
 	}
-	f.noteWait(generation)
+	f.limitWait(generation)
 	if len(streams) == 0 || f.stream == nil {
 		return f.await(ctx, op, generation)
 	}
@@ -55,8 +55,7 @@ func (f *follower) order(ctx context.Context, op string, generation uint64, stre
 	return nil
 }
 
-// useStreams holds streams of the user's, none of which may capture, until they are
-// released.
+// useStreams acquires streams of the user, none of which may capture a graph.
 func useStreams(sys *core.System, op string, streams []*cuda.Stream) (release func(), err error) {
 	all := make([]*core.Stream, len(streams))
 	for i, s := range streams {
@@ -97,7 +96,7 @@ func useAll(sys *core.System, op string, streams []*core.Stream) (release func()
 	return drop, nil
 }
 
-// mark is behind the wait of the follower's own stream for a generation.
+// mark returns a mark behind the wait of the follower's own stream for a generation.
 func (f *follower) mark(op string, generation uint64) (core.Mark, error) {
 	own := core.StreamOf(f.stream)
 	f.waiting.Lock()
@@ -109,10 +108,10 @@ func (f *follower) mark(op string, generation uint64) (core.Mark, error) {
 		}
 		f.waited = generation
 		if f.hasDied() {
-			f.letGo() // the end was perhaps dealt with before this wait was there
+			f.letGo() // the end may have been handled before this wait was submitted
 		}
 	}
-	m, _, err := own.Mark(op) // nobody captures it
+	m, _, err := own.Mark(op) // the stream never captures
 	return m, err
 }
 
@@ -128,8 +127,8 @@ func (f *follower) await(ctx context.Context, op string, generation uint64) erro
 	return nil
 }
 
-// noteWait has the watcher see to a wait's limit.
-func (f *follower) noteWait(generation uint64) {
+// limitWait lets the watcher enforce MaxWait on a wait that begins.
+func (f *follower) limitWait(generation uint64) {
 	if f.options.MaxWait == 0 {
 		return
 	}
@@ -144,7 +143,7 @@ func (f *follower) noteWait(generation uint64) {
 	}
 }
 
-// limit is when the oldest wait reaches its limit; ok is false if there is none.
+// limit returns when the oldest wait reaches its limit; ok is false if there is none.
 func (f *follower) limit() (generation uint64, at time.Time, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -157,8 +156,8 @@ func (f *follower) limit() (generation uint64, at time.Time, ok bool) {
 	return f.waits[0].generation, f.waits[0].since.Add(f.options.MaxWait), true
 }
 
-// watch waits for the end of the connection, or of a wait's limit, and releases
-// what then waits for the publisher for ever.
+// watch waits for the end of the connection, or for a wait to reach its limit, and then
+// ends the waits for the publisher, which would last forever.
 func (f *follower) watch() {
 	defer close(f.ended)
 	for {
@@ -174,8 +173,8 @@ func (f *follower) watch() {
 			return
 		case <-f.k.read:
 			select {
-			case <-f.inlet.over: // before the connection's end, or with it
-				f.die(f.inlet.why)
+			case <-f.mailbox.over: // before the connection's end, or with it
+				f.die(f.mailbox.why)
 			default: // it has left
 			}
 			return
@@ -183,9 +182,9 @@ func (f *follower) watch() {
 		case <-limit:
 			if !f.reached(generation) {
 				f.die(peererr.New(opFollow, ErrStalled, fmt.Sprintf("the publisher's work of generation %d is not done after %v", generation, f.options.MaxWait),
-					"see what the publisher waits for, or raise FollowOptions.MaxWait"))
+					"find out what the publisher waits for, or raise FollowOptions.MaxWait"))
 				close(f.stalled)
-				f.k.leave(f.token, f.inlet)
+				f.k.leave(f.token, f.mailbox)
 				return
 			}
 		}
@@ -195,13 +194,14 @@ func (f *follower) watch() {
 	}
 }
 
-// die shows nothing any more that is not complete, and releases the streams.
+// die keeps only complete elements shown, and releases the streams.
 func (f *follower) die(why error) {
 	f.mu.Lock()
-	// Whoever is let go finds the truth here: the lock is held until it stands.
+	// The lock is held until the outcome is settled, so that callers whose streams are
+	// released see it.
 	f.completed = max(f.floor, f.word.value().Swap(release))
 	f.died, f.state = true, Stale
-	if !f.returns(why) {
+	if !f.mayReturn(why) {
 		f.gone, f.state = why, Ended
 	}
 	last := len(f.shown) - 1
@@ -213,7 +213,7 @@ func (f *follower) die(why error) {
 	f.changeLocked()
 	f.mu.Unlock()
 	f.letGo()
-	_ = f.settle() // fails only where the follower closes
+	_ = f.settle() // fails only if the follower closes
 }
 
 func (f *follower) hasDied() bool {
@@ -222,9 +222,9 @@ func (f *follower) hasDied() bool {
 	return f.died
 }
 
-// letGo has the word read that everything is done until the stream has seen it:
-// a last write of the publisher's may come after the first of these. A call that
-// fails says nothing of the stream; only on a lost device nothing waits.
+// letGo writes the final value to the word until the stream is idle, because a last
+// write of the publisher may land after the first of these. A failed query says nothing
+// about the stream; only on a lost device nothing waits.
 func (f *follower) letGo() {
 	for failed := time.Duration(0); failed < letGoLimit; {
 		f.word.value().Store(release)
@@ -242,11 +242,11 @@ func (f *follower) letGo() {
 	}
 }
 
-// letGoLimit bounds what a driver that answers nothing but errors costs.
+// letGoLimit bounds letGo if the driver returns only errors.
 const letGoLimit = time.Second
 
 // reached reports whether a generation is complete. The caller holds words, or is a
-// goroutine of the follower's.
+// goroutine of the follower.
 func (f *follower) reached(generation uint64) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 // inspected shows a publication to snapshots.
 type inspected struct{ p *Publication }
 
-// inspect lets snapshots of the System show the publication until Withdraw.
+// inspect adds the publication to snapshots of the System, until Withdraw.
 func (p *Publication) inspect() {
 	context.AfterFunc(p.ctx, core.SystemOf(p.memory.About().Device).Show(inspected{p}))
 }
@@ -39,7 +39,7 @@ type inspectedFollower struct {
 	memory share.Memory
 }
 
-// inspect lets snapshots of the System show the follower until it is closed.
+// inspect adds the follower to snapshots of the System, until it is closed.
 func (f *follower) inspect(name string) {
 	context.AfterFunc(f.ctx, core.SystemOf(f.dev).Show(inspectedFollower{f, name, f.memory.About().Base, f.memory}))
 }

@@ -17,12 +17,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Open maps what is published under a name as it was announced last, once: an
-// ordinary array, in a range of exactly that memory, which no later change of
-// the publication reaches. Elements must be of the publisher's type and size
-// ([ErrMismatch]); a buffer is opened as bytes. It returns when the elements are
-// there; where nothing was announced yet it waits for that. The caller closes
-// the array.
+// Open maps the publication of a name once, as it was announced last: as an ordinary
+// array, in a range of exactly that memory, which later changes of the publication do
+// not affect. T must have the publisher's element type and size
+// ([handles.ErrMismatch]); a buffer is opened as bytes. Open waits for the first
+// announcement, and until the elements are complete. The caller closes the array.
 func Open[T any](ctx context.Context, k *Client, d *cuda.Device, name string, o handles.ImportOptions) (*vmm.Array[T], error) {
 	const op = "publish.Open"
 	l, err := k.lineOf(op)
@@ -44,12 +43,12 @@ func (k *line) open(ctx context.Context, op string, d *cuda.Device, name string,
 	if d == nil {
 		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
 	}
-	said, a, err := k.subscribe(ctx, op, name, 0, o.ReadOnly, possession{})
+	said, r, err := k.subscribe(ctx, op, name, 0, o.ReadOnly, possession{})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = a.page.Close() }()
-	defer k.leave(said.token, a.inlet)
+	defer func() { _ = r.page.Close() }()
+	defer k.leave(said.token, r.mailbox)
 	if err := want.of(op, name, &said.about); err != nil {
 		return nil, err
 	}
@@ -57,16 +56,16 @@ func (k *line) open(ctx context.Context, op string, d *cuda.Device, name string,
 	if err != nil {
 		return nil, err
 	}
-	page, err := k.openPage(op, a.page, said.slot)
+	page, err := k.openPage(op, r.page, said.slot)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = page.Close() }()
-	t := &tracker{unit: uint64(want.size), granularity: in.Granularity(), room: min(said.reserved, maxRoom), most: handles.MaxChunks}
-	got := &collection{k: k, op: op, dev: d, about: said.about, options: o, token: said.token, tracker: t, Importer: in}
-	last, err := got.collect(ctx, a.inlet)
+	t := &replica{unit: uint64(want.size), granularity: in.Granularity(), room: min(said.reserved, maxRoom), most: handles.MaxChunks}
+	got := &snapshotReader{k: k, op: op, dev: d, about: said.about, options: o, token: said.token, replica: t, Importer: in}
+	last, err := got.read(ctx, r.mailbox)
 	if err == nil {
-		err = k.awaitWord(ctx, op, &word{page: page, slot: int(said.slot)}, last.ordered)
+		err = k.awaitWord(ctx, op, &fenceWord{page: page, slot: int(said.slot)}, last.ordered)
 	}
 	if err != nil {
 		return nil, got.Discard(err)
@@ -78,8 +77,8 @@ func (k *line) open(ctx context.Context, op string, d *cuda.Device, name string,
 	return b, nil
 }
 
-// collection takes in the chunks of a publication until it is level.
-type collection struct {
+// snapshotReader imports the chunks of a publication until it is level.
+type snapshotReader struct {
 	*exchange.Importer
 	k       *line
 	op      string
@@ -87,25 +86,25 @@ type collection struct {
 	about   handles.Descriptor
 	options handles.ImportOptions
 	token   token
-	tracker *tracker
+	replica *replica
 }
 
-func (c *collection) collect(ctx context.Context, i *inlet) (*update, error) {
+func (c *snapshotReader) read(ctx context.Context, b *mailbox) (*update, error) {
 	for {
 		var a arrival
 		select {
-		case a = <-i.updates:
-		case <-i.over:
-			return nil, i.why
+		case a = <-b.updates:
+		case <-b.over:
+			return nil, b.why
 		case <-ctx.Done():
 			return nil, peererr.Wait(ctx, c.op, "nothing was announced yet", "try again")
 		}
-		err := c.tracker.take(a.update)
+		err := c.replica.take(a.update)
 		if err != nil {
 			err = c.k.conn.in.Fail(err)
 		} else {
 			err = c.carryOut(a)
-			_ = c.k.conn.Send(ctx, pack(c.tracker.took(c.token, err)))
+			_ = c.k.conn.Send(ctx, pack(c.replica.finish(c.token, err)))
 		}
 		_ = peer.CloseAll(a.fds)
 		if err != nil || a.last {
@@ -114,20 +113,20 @@ func (c *collection) collect(ctx context.Context, i *inlet) (*update, error) {
 	}
 }
 
-func (c *collection) carryOut(a arrival) error {
+func (c *snapshotReader) carryOut(a arrival) error {
 	if a.over {
 		return peererr.New(c.op, cuda.ErrCapacity, "chunks beyond the publisher's own range", "the publisher declared it wrong")
 	}
 	if a.lost() {
 		return peererr.FilesLost(fmt.Sprintf("the file descriptors of %s were dropped", errs.Count(len(a.chunks), "chunk")))
 	}
-	sizes := append(sizesOf(c.tracker.chunks[:a.keep]), sizesOf(a.chunks)...)
+	sizes := append(sizesOf(c.replica.chunks[:a.keep]), sizesOf(a.chunks)...)
 	for _, h := range c.KeepFirst(int(a.keep)) {
 		if r := h.Release(); r != driver.Success {
 			return h.ReleaseError(c.op, r)
 		}
 	}
-	// What there is by now is checked as a whole.
+	// The limits apply to all chunks together.
 	next, err := newImporter(c.op, c.dev, c.about, sizes, c.options)
 	if err != nil {
 		return err
@@ -137,29 +136,21 @@ func (c *collection) carryOut(a arrival) error {
 	return next.Take(a.fds)
 }
 
-// awaitWord waits on the CPU until a generation is complete, or the publisher is
-// gone without having completed it.
-func (k *line) awaitWord(ctx context.Context, op string, w *word, generation uint64) error {
-	ended := func() bool {
-		select {
-		case <-k.read:
-			return true
-		default:
-			return false
-		}
-	}
+// awaitWord waits on the CPU until a generation is complete, or the publisher ends
+// before it is.
+func (k *line) awaitWord(ctx context.Context, op string, w *fenceWord, generation uint64) error {
 	switch {
-	case !wait.Poll(ctx, func() bool { return ended() || w.reached(generation) }):
+	case !wait.Poll(ctx, func() bool { return k.ended() || w.reached(generation) }):
 		return peererr.Wait(ctx, op, fmt.Sprintf("the publisher's work of generation %d is not done", generation), "try again with a longer limit")
-	case w.reached(generation): // also where the publisher ended afterwards
+	case w.reached(generation): // even if the publisher ended afterwards
 		return nil
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return peererr.Wrap(k.gone(op), op, ErrUnfinished, fmt.Sprintf("generation %d", generation), "open it again when the publisher is back")
+	return peererr.Wrap(k.goneLocked(op), op, ErrUnfinished, fmt.Sprintf("generation %d", generation), "open it again when the publisher is back")
 }
 
-// newImporter prepares the import of chunks of what is published.
+// newImporter prepares the import of a publication's chunks.
 func newImporter(op string, on *cuda.Device, about handles.Descriptor, chunks []uint64, o handles.ImportOptions) (*exchange.Importer, error) {
 	about.Chunks = chunks
 	m := exchange.Memory{Location: about.Location, Device: about.Device, Handle: about.Handle, Compressible: about.Compressible, RDMA: about.RDMA, Chunks: chunks}

@@ -14,21 +14,21 @@ import (
 	"github.com/cuvmm/cuvmm/internal/sharedpage"
 )
 
-// pages are those that a server shares with its clients. Each belongs to one
+// pages are the pages that a server shares with its clients. Each belongs to one
 // session, for the streams of one device: a process that had a page can write it
-// for ever, and what it writes must never be read for another's. Each follower
-// of the session has a word that none had before, since one that left may still
-// write its own to release its streams.
+// forever, and its writes must never be read for another client. Each follower of the
+// session has a word that no other had, because a follower that left may still write
+// its own to release its streams.
 //
-// To unregister a page waits for all work of its context and stalls the launches
-// of all threads meanwhile. So pages that serve nobody any more are collected, and
-// many go at once. All go when the server closes.
+// Unregistering a page waits for all work of its context and stalls the launches of
+// all threads meanwhile. So unused pages are collected and unregistered many at a time,
+// and all of them when the server closes.
 type pages struct {
 	mu     sync.Mutex
 	open   map[peer.Credentials]int // pages with an open descriptor, by process
 	opened int                      // in all
-	spent  []*page                  // serve nobody any more
-	kept   []*page                  // could not be given back, or streams may write them still
+	spent  []*page                  // without users
+	stuck  []*page                  // could not be released, or streams may still write them
 	// out counts the words that followers have, or that wait for their streams.
 	out sync.WaitGroup
 	// life is the server's.
@@ -36,17 +36,17 @@ type pages struct {
 }
 
 type page struct {
-	word *word    // its slot is the next one
-	fd   *peer.FD // for the session's next follower, nil when there is none
+	word *fenceWord // its slot is the next one
+	fd   *peer.FD   // for the session's next follower
 	of   peer.Credentials
-	// users are the followers that have a word, and the session while it may hand
+	// users counts the followers that have a word, and the session while it may hand
 	// out further ones. Guarded by the pages' mu.
 	users int
 }
 
-// get returns a word of the session that reads 0, with its page's descriptor for
-// the client, which the caller closes.
-func (p *pages) get(op string, d *cuda.Device, ss *session) (g *page, w *word, file *peer.FD, err error) {
+// get returns an unused word of the session's page, which reads 0, with the page's
+// descriptor for the client. The caller closes the descriptor.
+func (p *pages) get(op string, d *cuda.Device, ss *session) (g *page, w *fenceWord, file *peer.FD, err error) {
 	ss.paging.Lock()
 	defer ss.paging.Unlock()
 	g = ss.pages[d]
@@ -72,16 +72,16 @@ func (p *pages) get(op string, d *cuda.Device, ss *session) (g *page, w *word, f
 	return g, &at, file, nil
 }
 
-// pageShare is the part of the limit of open files that pages may take, one in so
-// many, and pageProcessShare that of a single process's.
+// pageShare divides the limit of open files: pages take at most one part in so many,
+// and those of one process one in pageProcessShare.
 const (
 	pageShare        = 4
 	pageProcessShare = 16
-	// leastPages are had in any case.
+	// leastPages are allowed under any limit.
 	leastPages = 8
 )
 
-// make makes a page for a session, which uses it.
+// make makes a page for a session, which becomes its first user.
 func (p *pages) make(op string, d *cuda.Device, ss *session) (*page, error) {
 	limit, err := fd.Limit()
 	if err != nil {
@@ -100,7 +100,7 @@ func (p *pages) make(op string, d *cuda.Device, ss *session) (*page, error) {
 		p.leave(g)
 		return nil, errors.Join(err, fd.Close(n), shared.Close())
 	}
-	if g.word, err = newWord(op, d, shared); err != nil {
+	if g.word, err = newFenceWord(op, d, shared); err != nil {
 		p.leave(g)
 		return nil, errors.Join(err, g.fd.Close(), shared.Close())
 	}
@@ -135,14 +135,14 @@ func (p *pages) leave(g *page) {
 	}
 }
 
-// finish says that a page's session hands out no further words.
+// finish ends the session's use of a page: it hands out no further words.
 func (p *pages) finish(g *page) {
 	_ = g.fd.Close()
 	p.leave(g)
 	p.drop(g)
 }
 
-// put takes a word back, of which all streams have passed.
+// put takes a word back that all streams have passed.
 func (p *pages) put(g *page) {
 	defer p.out.Done()
 	p.drop(g)
@@ -159,47 +159,47 @@ func (p *pages) drop(g *page) {
 	}
 	spent := p.spent
 	p.spent = nil
-	go func() { // the caller may be the reclaimer, which does not wait for the GPU
+	go func() { // because the caller may be the reclaimer, which must not wait for the GPU
 		defer p.life.Release()
 		_ = p.discard("publish: followers left", spent)
 	}()
 }
 
-// mostSpent is how many pages are kept that serve nobody.
+// mostSpent is how many unused pages are collected before they are unregistered.
 const mostSpent = 64
 
-// discard gives pages back, and keeps those where that fails.
+// discard unregisters pages, and keeps those for which that fails.
 func (p *pages) discard(op string, all []*page) error {
 	var errs []error
 	for _, g := range all {
 		if err := g.word.close(op); err != nil {
 			errs = append(errs, err)
 			p.mu.Lock()
-			p.kept = append(p.kept, g)
+			p.stuck = append(p.stuck, g)
 			p.mu.Unlock()
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// retire takes a word back that streams may write still: its page goes with the
-// server.
+// retire takes a word back that streams may still write: its page stays until the
+// server closes.
 func (p *pages) retire(g *page) {
 	defer p.out.Done()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !slices.Contains(p.kept, g) {
-		p.kept = append(p.kept, g)
+	if !slices.Contains(p.stuck, g) {
+		p.stuck = append(p.stuck, g)
 	}
 }
 
-// close waits for the words that are out, and gives all pages back. What fails
-// may be tried again.
+// close waits for the words that are out, and unregisters all pages. After an error it
+// may be called again.
 func (p *pages) close(op string) error {
 	p.out.Wait()
 	p.mu.Lock()
-	all := slices.Concat(p.spent, p.kept)
-	p.spent, p.kept = nil, nil
+	all := slices.Concat(p.spent, p.stuck)
+	p.spent, p.stuck = nil, nil
 	p.mu.Unlock()
 	return p.discard(op, all)
 }

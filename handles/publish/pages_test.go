@@ -100,10 +100,10 @@ func TestAPageThatIsGivenBackBeforeTheFollowerHearsOfIt(t *testing.T) {
 	require.NoError(t, err)
 	defer near.Close()
 	require.NoError(t, file.Close())
-	ss := &session{server: v.server, conn: connOf(near), followers: map[token]*subscriber{}, pages: map[*cuda.Device]*page{}}
+	ss := &session{server: v.server, conn: connOf(near), followers: map[token]*replicator{}, pages: map[*cuda.Device]*page{}}
 	f, err := v.p.join(peertest.Context(t), ss, 0, possession{})
 	require.NoError(t, err)
-	v.server.telling.Done() // it is never told
+	v.server.replicating.Done() // it is never told
 	slot := f.word.slot
 	require.NoError(t, v.p.Withdraw())
 	v.server.pages.finish(f.page)

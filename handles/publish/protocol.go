@@ -11,17 +11,17 @@ import (
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
-// What a server and a client say to each other, over a [Conn] that carries
-// nothing else. All values are little-endian, texts are UTF-8 with their length
-// in 16 bits before them, and every message has exactly one form.
+// The messages between a server and a client, on a connection that carries nothing
+// else. All values are little-endian, texts are UTF-8 behind their length in 16 bits,
+// and every message has exactly one form.
 //
 //	to the server
-//	  list     number                    asks what is published
+//	  list     number                    requests the listing
 //	  follow   number, access, room, name, and what a follower that comes back has
-//	                                     asks to be told of it from now on
+//	                                     requests views of it from now on
 //	  done     token, serial, status, chunks, reason
 //	                                     acknowledges a view
-//	  leave    token                     wants no more of it
+//	  leave    token                     ends a follower
 //	to the client
 //	  listing  number, entries           replies to list
 //	  accepted number, token, publication, reserved, slot, descriptor, and a file:
@@ -31,10 +31,10 @@ import (
 //	           reason, chunks, and a file for each chunk
 //	                                     the view of this generation is ...
 //
-// A number is the client's, to tell replies apart. A token names one follower
-// of one publication: 128 random bits, drawn for it alone and worth nothing on
-// another connection. What a view says of the memory is an update here, and the last
-// view of a follower, without memory, an end. docs/protocol.md is the specification.
+// A number is the client's, and matches replies to requests. A token names one follower
+// of one publication: 128 random bits, which are worth nothing on another connection. A
+// view that describes memory is an update here, and a follower's last view, which has
+// none, an end. docs/protocol.md is the specification.
 const (
 	// MaxName is the longest name of a publication, in bytes.
 	MaxName = 255
@@ -87,11 +87,11 @@ type message interface {
 
 type list struct{ number uint32 }
 
-// follow asks for a publication by its name. room is how many bytes of address
-// space the follower has for it, 0 for as many as the publisher has.
+// follow requests a publication by its name. room is the follower's address space in
+// bytes, 0 for as much as the publisher has.
 type follow struct {
 	number uint32
-	access Access // that it is to be mapped with
+	access Access // to map it with
 	room   uint64
 	name   string
 	has    possession
@@ -106,8 +106,8 @@ type possession struct {
 	chunks      []uint64 // identities
 }
 
-// done says that a view was taken, or why it was not. chunks is how many the
-// follower has mapped now.
+// done acknowledges a view: it was carried out, or refused for a reason. chunks counts
+// what the follower has mapped then.
 type done struct {
 	token  token
 	serial uint64
@@ -136,9 +136,8 @@ type listing struct {
 	entries []entry
 }
 
-// accepted is the answer to follow. reserved is how far the publication can
-// grow, in bytes; slot is the follower's word of the page; the descriptor has no
-// chunks and no length.
+// accepted replies to follow. reserved is how far the publication can grow, in bytes;
+// slot is the follower's word of the page; the descriptor has no chunks and no length.
 type accepted struct {
 	number   uint32
 	token    token
@@ -154,20 +153,20 @@ type denied struct {
 	reason string
 }
 
-// State is what a view is.
+// State is the state of a publication, as a follower sees it.
 type State uint8
 
 // The values are part of the protocol.
 const (
 	// Live: the publisher may announce more.
 	Live State = iota + 1
-	// Stale: the elements that are shown stay, and the publisher that may announce
-	// more is not there, or not yet.
+	// Stale: the elements that are shown stay. At present there is no publisher that
+	// could announce more.
 	Stale
 	// Suspended: the memory is away. No element is shown until the publisher brings
 	// it back; addresses stay.
 	Suspended
-	// Moved: this publisher is done. The publication goes on at another one, at the
+	// Moved: this publisher has ended. Another one continues the publication at the
 	// same socket, or will.
 	Moved
 	// Ended: nothing more is announced.
@@ -175,7 +174,7 @@ const (
 	states
 )
 
-// String names the state.
+// String returns the state's name, such as "live".
 func (s State) String() string {
 	if s >= Live && s < states {
 		return [...]string{"live", "stale", "suspended", "moved", "ended"}[s-Live]
@@ -183,12 +182,12 @@ func (s State) String() string {
 	return fmt.Sprintf("State(%d)", uint8(s))
 }
 
-// update is a view of memory: it brings a follower nearer to what is published. Of
-// the chunks that it has it keeps the first keep, and behind those it maps new ones.
-// Chunks are either taken away or added. With last it is then at the generation
-// and the length, whose bytes are there when the word has reached ordered. With
-// over it is not, since its room does not hold the length. The state is Live, Stale,
-// or Suspended, which keeps nothing.
+// update is a view of memory: a step of a follower towards what is published. The
+// follower keeps the first keep of its chunks, and maps new ones behind them. An update
+// either takes chunks away or adds some. After one with last set, the follower is at the
+// generation and the length, whose bytes are complete when the word has reached ordered.
+// With over set it is not, because its room does not hold the length. The state is Live,
+// Stale, or Suspended, which keeps nothing.
 type update struct {
 	token      token
 	serial     uint64
@@ -341,10 +340,10 @@ func (d *decoder) view() message {
 	return u
 }
 
-// chunkBytes is what a chunk has.
+// chunkBytes is the size of a chunk in a message.
 const chunkBytes = 2 * 8
 
-// entryBytes is the least that an entry has.
+// entryBytes is the least size of an entry.
 const entryBytes = 2 + 1 + 1 + 1 + 4 + 3*8 + 16
 
 // toServer reads a message to a server, which brings no files.
@@ -439,7 +438,7 @@ func (d *decoder) status() status {
 	return s
 }
 
-// access reads what is wished or granted, which is never nothing.
+// access reads an access that is requested or granted, which is never NoAccess.
 func (d *decoder) access() Access {
 	a := Access(d.Uint8())
 	if d.Err() == nil && (a < ReadAccess || a > WriteAccess) {
@@ -448,7 +447,7 @@ func (d *decoder) access() Access {
 	return a
 }
 
-// pack makes a message of what is to be said.
+// pack encodes a message.
 func pack(m message, files ...*peer.FD) peer.Message {
 	var e wire.Encoder
 	m.encode(&e)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
@@ -12,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
@@ -20,11 +22,11 @@ import (
 )
 
 // Publication is a buffer or an array that a [Server] publishes under a name.
-// Followers see what was announced last: so many elements, and the memory under
-// them. All methods are safe for use by any goroutine.
+// Followers see the elements that were announced last, and the memory behind them. All
+// methods are safe for concurrent use.
 //
-// While it is published its memory is held: closing the buffer, or clipping
-// what was announced, is cuda.ErrInUse; the buffer grows as before. Lengths
+// A publication holds its memory: until Withdraw, closing the buffer, or clipping
+// what was announced, returns cuda.ErrInUse. The buffer can still grow. Lengths
 // count elements of an array, and bytes of a buffer.
 type Publication struct {
 	server *Server
@@ -35,36 +37,43 @@ type Publication struct {
 	hold     share.Hold
 	about    handles.Descriptor
 	unit     uint64 // bytes of an element
-	seq      *sequence
+	timeline *timeline
 	// exports are the descriptors that are being sent.
 	exports exchange.Set
 
-	// changes is held by what changes the publication or its followers, one at a
-	// time, driver calls included. Lock order: a change of the buffer (Shrink),
-	// changes, the buffer's other locks, mu, exports.
+	// changes serializes the changes of the publication and of its followers, driver
+	// calls included. Lock order: a change of the buffer (Shrink), changes, the buffer's
+	// other locks, mu, exports.
 	changes wait.Slot
 	// ctx ends with Withdraw.
 	ctx context.Context
 	end context.CancelFunc
-	// used is the last generation that words were written for, which is beyond
-	// the view's where an announcement failed.
+	// used is the last generation that words were written for. It is beyond the view's
+	// if an announcement failed.
 	used uint64
-	// written are the ranges that were announced behind a gap. changes guards them.
+	// written are the ranges that were announced behind a gap. Guarded by changes.
 	written spans
 
-	// mu guards what follows. The view and its memory are written with changes
-	// too, so that either lock will do to read them.
+	// users counts the publication until Withdraw has ended, its timeline, and the
+	// followers' goroutines. The last completes released.
+	users    atomic.Int64
+	released *life.Completion
+	complete func(error)
+
+	// mu guards the fields below. The view and its memory are written with changes
+	// held too, so either lock suffices to read them.
 	mu        sync.Mutex
 	view      view
 	mem       share.View // a chunk for each of the view's
-	followers map[*subscriber]struct{}
+	followers map[*replicator]struct{}
 	withdrawn bool
-	changed   chan struct{} // closed, and made anew, at every change
+	changed   chan struct{} // closed and replaced at every change
+	closing   error         // of the timeline
 }
 
 // Publish publishes a buffer under a name of 1 to MaxName bytes, which must be
-// free (cuda.ErrInUse). Its memory must have been created with a descriptor as
-// handle type, which is the default where location and device take it. Followers
+// unused (cuda.ErrInUse). The buffer's memory must have been created with a descriptor
+// as handle type, which is the default if location and device support it. Followers
 // see nothing until the first Announce.
 func (s *Server) Publish(name string, b *vmm.Buffer) (*Publication, error) {
 	const op = "publish.Server.Publish"
@@ -85,9 +94,9 @@ func Array[T any](s *Server, name string, a *vmm.Array[T]) (*Publication, error)
 	return s.publish(op, name, share.Of(a.Buffer()), handles.Descriptor{Kind: handles.ArrayKind, Element: element, ElementSize: uint32(size)}, uint64(size), nil)
 }
 
-// publish makes a publication, which goes on with what a publisher left, if from is
+// publish makes a publication, which continues that of a publisher that ended if from is
 // not nil.
-func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, unit uint64, from *heritage) (*Publication, error) {
+func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, unit uint64, from *legacy) (*Publication, error) {
 	if s == nil {
 		return nil, peererr.Invalid(op, "a nil server", "make one with NewServer")
 	}
@@ -96,7 +105,7 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 	}
 	about := m.About()
 	if about.Followed {
-		return nil, peererr.New(op, cuda.ErrNotPermitted, "the memory of a follower, whose length is another publisher's to announce", "close the follower first, or publish a copy")
+		return nil, peererr.New(op, cuda.ErrNotPermitted, "the memory of a follower, whose length another publisher announces", "close the follower first, publish a copy, or use TakeOver")
 	}
 	if err := phys.Exportable(op, driver.HandlePosixFD, about.Asked, about.Imported, about.Granularity); err != nil {
 		return nil, err
@@ -106,18 +115,20 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 		return nil, err
 	}
 	d.Location, d.Device, d.Exporter = said.Location, said.Device, handles.Self()
-	d.Handle = vmm.PosixFD // each follower has a page of ours, so it is on this host
+	d.Handle = vmm.PosixFD // each follower maps a page of this process, so it is on this host
 	if !s.closer.Acquire() {
 		return nil, peererr.Closed(op, "server")
 	}
 	defer s.closer.Release()
 	p := &Publication{server: s, name: name, identity: newIdentity(), memory: m, about: d, unit: unit,
-		followers: map[*subscriber]struct{}{}, changes: wait.NewSlot(), changed: make(chan struct{})}
+		followers: map[*replicator]struct{}{}, changes: wait.NewSlot(), changed: make(chan struct{})}
 	p.ctx, p.end = context.WithCancel(context.Background())
+	p.users.Store(2)
+	p.released, p.complete = life.NewCompletion()
 	if p.hold, err = m.Hold(op, fmt.Sprintf("publication %q", name), 0); err != nil {
 		return nil, err
 	}
-	if p.seq, err = newSequence(about.Device); err == nil {
+	if p.timeline, err = newTimeline(about.Device); err == nil {
 		exchange.Warm.Enter() // until Withdraw
 		if from != nil {
 			err = p.inherits(op, from)
@@ -130,31 +141,31 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 			return p, nil
 		}
 		exchange.Warm.Leave()
-		err = errors.Join(err, p.seq.close(), p.mem.Release())
+		err = errors.Join(err, p.timeline.close(), p.mem.Release())
 	}
 	p.hold.Release()
 	return nil, err
 }
 
-// Name is what it is published under.
+// Name returns the name that it is published under.
 func (p *Publication) Name() string { return p.name }
 
-// subscribers are the followers. The caller holds changes, so they stay.
-func (p *Publication) subscribers() []*subscriber {
+// replicators returns the followers. The caller holds changes, so they stay.
+func (p *Publication) replicators() []*replicator {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	all := make([]*subscriber, 0, len(p.followers))
+	all := make([]*replicator, 0, len(p.followers))
 	for f := range p.followers {
 		all = append(all, f)
 	}
 	return all
 }
 
-// Withdraw ends the publication: its name is free, its memory is no longer held,
+// Withdraw ends the publication: its name becomes free, its memory is no longer held,
 // and followers are told. They keep what they have mapped until they release it.
-// It waits neither for followers nor for the GPU, and an Announce that does ends
-// with cuda.ErrClosed. What a follower was not sent yet it does not get, so
-// Settle first. The second Withdraw does nothing.
+// It waits neither for followers nor for the GPU; an Announce that waits returns
+// cuda.ErrClosed. A follower does not get what was not sent yet, so call Settle first.
+// Idempotent.
 func (p *Publication) Withdraw() error {
 	return p.withdraw("publish.Publication.Withdraw", ended{state: Ended, status: statusWithdrawn})
 }
@@ -170,12 +181,13 @@ func (p *Publication) withdraw(op string, last ended) error {
 		return nil
 	}
 	p.withdrawn = true
+	defer p.drop()
 	followers, mem := p.followers, p.mem
-	p.followers, p.mem = map[*subscriber]struct{}{}, share.View{}
+	p.followers, p.mem = map[*replicator]struct{}{}, share.View{}
 	p.changeLocked()
 	p.mu.Unlock()
 	pool := &p.server.pages
-	pool.out.Add(1) // the sequence itself; Server.Close waits for it
+	pool.out.Add(1) // the timeline, for which Server.Close waits
 	p.server.leave(p)
 	exchange.Warm.Leave()
 	p.hold.Release()
@@ -186,17 +198,15 @@ func (p *Publication) withdraw(op string, last ended) error {
 		to.token, to.generation = f.token, p.view.generation
 		f.end(&to)
 	}
-	err := p.seq.later(op, func() error {
-		defer pool.out.Done()
+	err := p.timeline.later(op, func() error {
 		for _, g := range pages {
 			pool.put(g)
 		}
-		return p.seq.close()
+		return p.timelineClosed(p.timeline.close())
 	})
 	if err != nil {
-		go func() { // closing the stream waits for what is on it
-			defer pool.out.Done()
-			closing := p.seq.close()
+		go func() { // because closing the stream waits for its work
+			closing := p.timeline.close()
 			for _, g := range pages {
 				if closing == nil {
 					pool.put(g)
@@ -207,25 +217,53 @@ func (p *Publication) withdraw(op string, last ended) error {
 			if closing != nil {
 				p.server.log.Error("cuvmm: the stream of a publication that was withdrawn could not be closed", "publication", p.name, "error", closing)
 			}
+			_ = p.timelineClosed(closing)
 		}()
 	}
 	return errors.Join(err, mem.Release())
 }
 
-// Settle waits until every follower has what was announced last, or has said why
-// not, and nobody keeps memory that is no longer shown.
+// timelineClosed is called when the stream of a withdrawn publication was closed, or
+// could not be.
+func (p *Publication) timelineClosed(err error) error {
+	p.mu.Lock()
+	p.closing = err
+	p.mu.Unlock()
+	if err != nil {
+		p.server.keep(p.timeline)
+	}
+	p.drop()
+	p.server.pages.out.Done()
+	return err
+}
+
+// drop removes a user of the publication. The last user ends its closing.
+func (p *Publication) drop() {
+	if p.users.Add(-1) == 0 {
+		p.complete(p.closing)
+	}
+}
+
+// Released returns the end of the publication's closing: after Withdraw, when the work
+// behind the announcements is done and nothing is being sent to followers any more, the
+// publication holds no memory. It can be obtained at any time. Followers' mappings are
+// theirs, and are not waited for.
+func (p *Publication) Released() cuda.Completion { return p.released }
+
+// Settle waits until every follower has what was announced last, or has refused it,
+// and no follower maps memory that is no longer shown.
 func (p *Publication) Settle(ctx context.Context) error {
 	return p.await(ctx, "publish.Publication.Settle", func() string {
 		waiting := 0
 		for f := range p.followers {
-			if f.feed.told != p.view.generation || f.feed.out != nil || f.feed.pinned(p.view) > 0 {
+			if f.progress.told != p.view.generation || f.progress.out != nil || f.progress.pinned(p.view) > 0 {
 				waiting++
 			}
 		}
 		if waiting == 0 {
 			return ""
 		}
-		return fmt.Sprintf("%s of %q to acknowledge still", errs.Count(waiting, "follower"), p.name)
+		return fmt.Sprintf("%s of %q that did not acknowledge yet", errs.Count(waiting, "follower"), p.name)
 	})
 }
 
@@ -239,7 +277,7 @@ func (p *Publication) AwaitFollowers(ctx context.Context, n int) error {
 	})
 }
 
-// await waits until nothing is missing.
+// await waits until missing, which runs under mu, returns "".
 func (p *Publication) await(ctx context.Context, op string, missing func() string) error {
 	for {
 		p.mu.Lock()
@@ -255,7 +293,7 @@ func (p *Publication) await(ctx context.Context, op string, missing func() strin
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return peererr.Wait(ctx, op, what, "Stats tells who the followers are")
+			return peererr.Wait(ctx, op, what, "Stats names the followers")
 		}
 	}
 }

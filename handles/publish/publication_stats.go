@@ -1,31 +1,32 @@
 package publish
 
 import (
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
 )
 
-// Stats are a publication's numbers.
+// Stats describes a publication at one moment, and its followers.
 type Stats struct {
 	Name string
-	// Generation counts the changes; Length elements and Bytes of memory, in
-	// Chunks, are shown.
+	// Generation counts the changes of what is shown: Length elements, in Bytes of
+	// memory, in Chunks.
 	Generation uint64
 	Length     int
 	Bytes      int
 	Chunks     int
-	// Pinned bytes are no longer shown, and still mapped by followers: the sum
-	// over them, each of which may keep the same memory.
+	// Pinned is the memory in bytes that is no longer shown and still mapped by
+	// followers: the sum over the followers, several of which may keep the same memory.
 	Pinned int
-	// Followers, in no order.
+	// Followers are in no order.
 	Followers []FollowerStats
 }
 
-// FollowerStats are what a publisher knows of one follower.
+// FollowerStats describes one follower, as its publisher knows it.
 type FollowerStats struct {
-	// Peer is the follower's process; it is not Known over an inherited
-	// connection.
+	// Peer is the follower's process. Known is false over an inherited connection.
 	Peer  peer.Credentials
 	Known bool
 	Since time.Time
@@ -33,27 +34,69 @@ type FollowerStats struct {
 	// Length the elements that it has.
 	Generation uint64
 	Length     int
-	// Bytes of memory, in Chunks, that the follower has mapped, or is about to.
+	// Bytes of memory, in Chunks, are mapped by the follower, or about to be.
 	Bytes, Chunks int
 	// Pinned bytes of those are no longer shown.
 	Pinned int
-	// Refused is why the follower did not take the last generation, in its own
-	// words, or empty.
+	// Refused is the follower's reason for refusing the last generation, or empty.
 	Refused string
 }
 
-// Stats are the publication's numbers now.
+// Stats returns the publication's numbers. With many followers they are not all of
+// one moment: the publication is locked for a part of its followers at a time, so
+// that Stats does not hold up announcements.
 func (p *Publication) Stats() Stats {
+	v := p.viewNow()
+	st := Stats{Name: p.name, Generation: v.generation, Length: int(v.length), Bytes: int(sizeOf(v.chunks)), Chunks: len(v.chunks)}
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	st := Stats{Name: p.name, Generation: p.view.generation, Length: int(p.view.length),
-		Bytes: int(sizeOf(p.view.chunks)), Chunks: len(p.view.chunks)}
-	for f := range p.followers {
-		fs := FollowerStats{Peer: f.on.who.Credentials, Known: f.on.who.known, Since: f.since, Generation: f.feed.told, Length: int(f.feed.length),
-			Bytes: int(sizeOf(f.feed.has) + sizeOf(f.feed.sent)), Chunks: len(f.feed.has) + len(f.feed.sent),
-			Pinned: int(f.feed.pinned(p.view)), Refused: f.feed.reason}
-		st.Pinned += fs.Pinned
-		st.Followers = append(st.Followers, fs)
+	followers := slices.Collect(maps.Keys(p.followers))
+	p.mu.Unlock()
+	for some := range slices.Chunk(followers, statsStep) {
+		for _, s := range p.samples(some) {
+			fs := s.stats()
+			st.Pinned += fs.Pinned
+			st.Followers = append(st.Followers, fs)
+		}
 	}
 	return st
+}
+
+// statsStep is how many followers are looked at under one lock.
+const statsStep = 256
+
+// sample is the state of a follower at one moment. Its slices are never changed in
+// place, so that they are summed without the lock.
+type sample struct {
+	f                *replicator
+	has, sent, shown []chunk
+	told, length     uint64
+	reason           string
+}
+
+// samples looks at some followers. Those that have left are missing.
+func (p *Publication) samples(of []*replicator) []sample {
+	all := make([]sample, 0, len(of))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, f := range of {
+		if _, there := p.followers[f]; there {
+			g := f.progress
+			all = append(all, sample{f, g.has, g.sent, p.view.chunks, g.told, g.length, g.reason})
+		}
+	}
+	return all
+}
+
+func (s *sample) stats() FollowerStats {
+	of := s.f.on.client
+	return FollowerStats{Peer: of.Credentials, Known: of.known, Since: s.f.since, Generation: s.told, Length: int(s.length),
+		Bytes: int(sizeOf(s.has) + sizeOf(s.sent)), Chunks: len(s.has) + len(s.sent),
+		Pinned: int(pinned(s.has, s.sent, s.shown)), Refused: s.reason}
+}
+
+// viewNow returns what is shown. Its chunks are never changed in place.
+func (p *Publication) viewNow() view {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.view
 }

@@ -16,11 +16,11 @@ const modelChunk = 1 << 10
 // both are the two sides of one follower, with the chunks that it has mapped and
 // the length that it may show.
 type both struct {
-	view    view
-	feed    *feed
-	tracker tracker
-	ids     []chunk
-	nextID  uint64
+	view     view
+	progress *progress
+	replica  replica
+	ids      []chunk
+	nextID   uint64
 	// withheld is an update on its way, with its chunks.
 	withheld *update
 	adds     []chunk
@@ -34,7 +34,7 @@ func (b *both) grow(t *rapid.T) {
 		b.nextID++
 		b.view.chunks = append(b.view.chunks[:len(b.view.chunks):len(b.view.chunks)], chunk{b.nextID, modelChunk * uint64(rapid.IntRange(1, 3).Draw(t, "size"))})
 	}
-	most := sizeOf(b.view.chunks) / b.feed.unit
+	most := sizeOf(b.view.chunks) / b.progress.unit
 	least := b.view.length
 	b.view.length = rapid.Uint64Range(least, most).Draw(t, "length")
 	b.trim() // what is announced is what the length needs
@@ -46,19 +46,19 @@ func (b *both) shrink(t *rapid.T) {
 	b.view.length = rapid.Uint64Range(0, b.view.length).Draw(t, "length")
 	b.trim()
 	b.view.generation = max(b.view.generation, b.least) + 1
-	b.feed.lower(b.view.length)
+	b.progress.lower(b.view.length)
 }
 
 func (b *both) trim() {
 	keep := len(b.view.chunks)
-	for keep > 0 && sizeOf(b.view.chunks[:keep-1]) >= b.view.length*b.feed.unit {
+	for keep > 0 && sizeOf(b.view.chunks[:keep-1]) >= b.view.length*b.progress.unit {
 		keep--
 	}
 	b.view.chunks = b.view.chunks[:keep:keep]
 }
 
 func (b *both) say(t *rapid.T) {
-	u, add := b.feed.next(b.view, wire.MaxBatch)
+	u, add := b.progress.next(b.view, wire.MaxBatch)
 	if u == nil {
 		return
 	}
@@ -73,9 +73,9 @@ func (b *both) hear(t *rapid.T) {
 		return
 	}
 	b.withheld = nil
-	require.NoError(t, b.tracker.take(u))
-	require.Error(t, b.tracker.take(u), "one at a time")
-	less := b.tracker.less(u)
+	require.NoError(t, b.replica.take(u))
+	require.Error(t, b.replica.take(u), "one at a time")
+	less := b.replica.less(u)
 	var failed error
 	if !u.over && rapid.IntRange(0, 9).Draw(t, "refuse") == 0 {
 		failed = errors.New("refused")
@@ -88,33 +88,33 @@ func (b *both) hear(t *rapid.T) {
 	default:
 		b.ids = append(b.ids, b.adds...)
 	}
-	answer := b.tracker.took(token{}, failed)
-	require.NoError(t, b.feed.took(answer))
-	require.Error(t, b.feed.took(answer), "one answer to one update")
+	answer := b.replica.finish(token{}, failed)
+	require.NoError(t, b.progress.acknowledged(answer))
+	require.Error(t, b.progress.acknowledged(answer), "one answer to one update")
 }
 
 // comeBack is the end of the connection: what was under way is lost, and the follower
 // comes back to the same publication, or to another one of the name.
 func (b *both) comeBack(t *rapid.T) {
 	b.withheld, b.adds = nil, nil
-	b.tracker.serial, b.tracker.busy = 0, nil
+	b.replica.serial, b.replica.busy = 0, nil
 	if rapid.Bool().Draw(t, "another") {
 		b.view = view{}
 		if rapid.Bool().Draw(t, "announced") {
 			b.grow(t)
 		}
 	}
-	has := possession{generation: b.tracker.generation, length: b.tracker.length}
-	for _, c := range b.tracker.chunks {
+	has := possession{generation: b.replica.generation, length: b.replica.length}
+	for _, c := range b.replica.chunks {
 		has.chunks = append(has.chunks, c.id)
 	}
 	p := &Publication{view: b.view, used: b.view.generation, changed: make(chan struct{})}
-	require.NoError(t, p.pass("test", has.generation))
+	require.NoError(t, p.overtake("test", has.generation))
 	b.view = p.view
 	require.True(t, b.view.generation == 0 || b.view.generation > has.generation || has.generation == 0, "generations never go back")
 	b.least = p.used
-	b.feed = newFeed(b.feed.unit, b.feed.room)
-	b.feed.returns(has, b.view)
+	b.progress = newProgress(b.progress.unit, b.progress.room)
+	b.progress.resume(has, b.view)
 }
 
 func identities(all []chunk) (ids []uint64) {
@@ -131,24 +131,24 @@ func TestFollowersAgreeWithTheirPublisher(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		unit := rapid.SampledFrom([]uint64{1, 3, 4, 24}).Draw(t, "unit")
 		room := rapid.SampledFrom([]uint64{1 << 40, 100 * modelChunk, modelChunk}).Draw(t, "room")
-		b := &both{feed: newFeed(unit, room),
-			tracker: tracker{unit: unit, granularity: modelChunk, room: room, most: handles.MaxChunks}}
+		b := &both{progress: newProgress(unit, room),
+			replica: replica{unit: unit, granularity: modelChunk, room: room, most: handles.MaxChunks}}
 		t.Repeat(map[string]func(*rapid.T){
 			"grow": b.grow, "shrink": b.shrink, "say": b.say, "hear": b.hear, "come back": b.comeBack,
 			"": func(t *rapid.T) {
-				require.Equal(t, append([]chunk{}, b.ids...), append([]chunk{}, b.tracker.chunks...))
-				require.Equal(t, sizeOf(b.ids), b.tracker.bytes)
-				require.LessOrEqual(t, b.tracker.bytes, room)
-				require.LessOrEqual(t, b.tracker.length*unit, b.tracker.bytes)
+				require.Equal(t, append([]chunk{}, b.ids...), append([]chunk{}, b.replica.chunks...))
+				require.Equal(t, sizeOf(b.ids), b.replica.bytes)
+				require.LessOrEqual(t, b.replica.bytes, room)
+				require.LessOrEqual(t, b.replica.length*unit, b.replica.bytes)
 				if b.withheld == nil {
-					require.Equal(t, identities(b.ids), identities(b.feed.has))
-					require.Equal(t, b.tracker.length, b.feed.length)
-					require.Equal(t, b.tracker.generation, b.feed.told)
-					require.LessOrEqual(t, b.feed.pinned(b.view), sizeOf(b.ids[common(b.ids, b.view.chunks):]))
+					require.Equal(t, identities(b.ids), identities(b.progress.has))
+					require.Equal(t, b.replica.length, b.progress.length)
+					require.Equal(t, b.replica.generation, b.progress.told)
+					require.LessOrEqual(t, b.progress.pinned(b.view), sizeOf(b.ids[common(b.ids, b.view.chunks):]))
 				}
 			},
 		})
-		for b.feed.told < b.view.generation || b.feed.out != nil {
+		for b.progress.told < b.view.generation || b.progress.out != nil {
 			b.say(t)
 			b.hear(t)
 		}
@@ -159,8 +159,8 @@ func TestFollowersAgreeWithTheirPublisher(t *testing.T) {
 			require.Equal(t, len(b.ids), common(b.ids, b.view.chunks), "nothing is kept that is not shown")
 		default:
 			require.Equal(t, append([]chunk{}, b.view.chunks...), append([]chunk{}, b.ids...))
-			require.Equal(t, b.view.length, b.tracker.length)
-			require.Zero(t, b.feed.pinned(b.view))
+			require.Equal(t, b.view.length, b.replica.length)
+			require.Zero(t, b.progress.pinned(b.view))
 		}
 	})
 }
@@ -172,9 +172,9 @@ func FuzzAnswers(f *testing.F) {
 	f.Add(uint64(1), uint8(5), uint32(0))
 	f.Fuzz(func(t *testing.T, serial uint64, s uint8, chunks uint32) {
 		v := view{generation: 1, ordered: 1, length: 2, chunks: []chunk{{1, modelChunk}, {2, modelChunk}}}
-		fd := newFeed(1, 1<<30)
+		fd := newProgress(1, 1<<30)
 		u, _ := fd.next(v, wire.MaxBatch)
-		err := fd.took(&done{serial: serial, status: status(s), chunks: chunks})
+		err := fd.acknowledged(&done{serial: serial, status: status(s), chunks: chunks})
 		switch {
 		case serial == u.serial && s == uint8(statusOK) && chunks == 2:
 			require.NoError(t, err)
@@ -200,7 +200,7 @@ func FuzzUpdates(f *testing.F) {
 	f.Add(pack(&update{state: Live, serial: 1, generation: 1, ordered: 1, length: 5, last: true, chunks: []chunk{{1, modelChunk}}}).Body,
 		pack(&update{state: Live, serial: 2, generation: 2, ordered: 1, length: 0, last: true}).Body)
 	f.Fuzz(func(t *testing.T, first, second []byte) {
-		tr := tracker{unit: 3, granularity: modelChunk, room: 10 * modelChunk, most: 5}
+		tr := replica{unit: 3, granularity: modelChunk, room: 10 * modelChunk, most: 5}
 		for _, body := range [][]byte{first, second} {
 			for n := range wire.MaxBatch + 1 {
 				m, err := toClient(wire.View, body, n)
@@ -208,7 +208,7 @@ func FuzzUpdates(f *testing.F) {
 					continue
 				}
 				if tr.take(m.(*update)) == nil {
-					tr.took(token{}, nil)
+					tr.finish(token{}, nil)
 				}
 				require.LessOrEqual(t, tr.bytes, tr.room)
 				require.LessOrEqual(t, len(tr.chunks), tr.most)

@@ -7,8 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 )
 
-// rates bound how often the clients of a process ask for something: a bucket of
-// tokens for each, which fills with time.
+// rates bounds the rate of requests of each process, with a token bucket for each.
 type rates struct {
 	perSecond, burst int
 
@@ -21,7 +20,7 @@ type bucket struct {
 	at     time.Time
 }
 
-// take takes a token, and returns how long the process is to wait until it has it.
+// take takes a token, and returns how long the process must wait for it.
 func (r *rates) take(of peer.Credentials, now time.Time) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -47,8 +46,7 @@ func (r *rates) fill(b *bucket, now time.Time) {
 	b.at = now
 }
 
-// prune forgets those whose bucket is full, which is as if they had none. The
-// caller has the lock.
+// prune removes full buckets, which are as good as none. The caller holds the lock.
 func (r *rates) prune(now time.Time) {
 	if len(r.all) < mostBuckets {
 		return
@@ -60,6 +58,5 @@ func (r *rates) prune(now time.Time) {
 	}
 }
 
-// mostBuckets is how many processes are remembered before those go that have
-// asked for nothing in a while.
+// mostBuckets is how many buckets there are before full ones are removed.
 const mostBuckets = 256

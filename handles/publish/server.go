@@ -19,7 +19,7 @@ import (
 )
 
 // Server publishes buffers and arrays by name to the processes that connect to
-// it. Its methods are safe for use by any goroutine. The caller closes it.
+// it. All methods are safe for concurrent use. The caller closes it.
 type Server struct {
 	o       ServerOptions
 	log     *slog.Logger
@@ -30,61 +30,65 @@ type Server struct {
 	flights flights
 	rates   rates
 
+	// takingOver serializes what TakeOver does after its wait.
+	takingOver wait.Slot
+
 	mu           sync.Mutex
 	publications map[string]*Publication
-	// taken are the listeners at sockets that were taken over, by their paths.
+	// taken are the listeners at sockets that were taken over, by path.
 	taken    map[string]*peer.Listener
 	sessions map[*session]struct{}
 	last     int  // session's number
-	closing  bool // nothing is entered any more
-	// telling counts the followers' goroutines.
-	telling sync.WaitGroup
+	closing  bool // no publication is added any more
+	// stuck are timelines whose stream could not be closed: Close tries again.
+	stuck []*timeline
+	// replicating counts the followers' goroutines.
+	replicating sync.WaitGroup
 }
 
-// ServerOptions limit what a server does for its clients. The zero value works.
+// ServerOptions bound what clients can take of a server. The zero value works.
 type ServerOptions struct {
-	// Authorize says what a client may do with a publication, when it lists and
-	// when it follows. known is false, and the peer zero, for an inherited
-	// connection. It is called on several goroutines, and must not wait for the
-	// server. Nil is WriteAccess for everybody that the listener lets in.
+	// Authorize returns what a client may do with a publication. It is called when the
+	// client lists and when it follows, on several goroutines, and must not wait for the
+	// server. known is false, and the credentials are zero, for an inherited connection.
+	// Nil grants WriteAccess to every client that the listener accepts.
 	//
-	// NoAccess is enforced: the client gets no descriptor. ReadAccess is enforced
-	// against clients of this library alone. The driver has no descriptor that can
-	// only be read, and a process that has one can map it for writing: what must
-	// not be written by a client that is not trusted is to be published as a copy,
-	// in a buffer of its own.
+	// NoAccess is enforced: the client gets no descriptor. ReadAccess is enforced only
+	// against clients of this library. The driver has no read-only descriptors, and a
+	// process that has one can map it for writing: memory that an untrusted client must
+	// not write has to be published as a copy, in a buffer of its own.
 	Authorize func(p peer.Credentials, known bool, name string) Access
 	// MaxSessions is the most clients at a time; 0 is 256. They never take more
-	// than a quarter of the process's limit of open files. Of 16 and more the last
-	// quarter is for processes that have none yet, and another user than this
-	// process's has at most half of them.
+	// than a quarter of the process's limit of open files. Of 16 or more, the last
+	// quarter is reserved for processes that have none yet, and any other user than this
+	// process's gets at most half.
 	MaxSessions int
-	// MaxPerProcess is the most clients of one process at a time, so that one that
-	// goes on connecting leaves room; 0 is an eighth of MaxSessions, and at least
+	// MaxPerProcess is the most clients of one process at a time, so that a process that
+	// keeps connecting leaves room for others; 0 is an eighth of MaxSessions, and at least
 	// 16. Processes of other pid namespaces cannot be told apart: those of one user
 	// count as one. Inherited connections are not counted.
 	MaxPerProcess int
-	// MaxFollowRate is how many followers the clients of one process may ask for in
-	// a second, after as many at once; what is more waits. 0 is 1,000.
+	// MaxFollowRate is how many followers the clients of one process may add per second,
+	// after as many at once; further requests wait. 0 is 1,000.
 	MaxFollowRate int
 	// MaxFollowers is the most followers of one client; 0 is 64.
 	MaxFollowers int
-	// MaxPinned is how many bytes a follower may keep of what a Shrink took
-	// back: one that still keeps more at the next Shrink is cut off. 0 is no
+	// MaxPinned is how many bytes a follower may keep mapped after a Shrink took them
+	// back: a follower that still keeps more at the next Shrink is cut off. 0 is no
 	// limit.
 	MaxPinned int
-	// Idle is how long a client may stay that follows nothing and asks nothing;
-	// 0 is a minute.
+	// Idle is how long a client may stay without a follower or a request; 0 is a
+	// minute.
 	Idle time.Duration
-	// Log is told which clients failed, and why: at Info what a client alone can
-	// cause, above it what the server lacks. Nil tells nobody.
+	// Log receives the failures of clients: at level Info what a client alone can
+	// cause, above it what the server lacks. Nil discards them.
 	Log *slog.Logger
 }
 
-// leastPerProcess is what a process may have of a server with few places.
+// leastPerProcess is the default of MaxPerProcess for a server with few places.
 const leastPerProcess = 16
 
-// NewServer makes a server that publishes nothing and serves nobody yet.
+// NewServer makes a server without publications and clients.
 func NewServer(o ServerOptions) *Server {
 	if o.MaxSessions <= 0 {
 		o.MaxSessions = 256
@@ -107,7 +111,7 @@ func NewServer(o ServerOptions) *Server {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{o: o, log: o.Log, publications: map[string]*Publication{}, sessions: map[*session]struct{}{}}
+	s := &Server{o: o, log: o.Log, publications: map[string]*Publication{}, sessions: map[*session]struct{}{}, takingOver: wait.NewSlot()}
 	s.pages.life = &s.closer
 	s.rates.perSecond, s.rates.burst = o.MaxFollowRate, o.MaxFollowRate
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -115,7 +119,7 @@ func NewServer(o ServerOptions) *Server {
 }
 
 // Serve serves the clients of a listener until the context ends, or the listener
-// or the server is closed; then it is nil. It does not close the listener, and
+// or the server is closed; then it returns nil. It does not close the listener, and
 // clients that are connected stay.
 func (s *Server) Serve(ctx context.Context, l *peer.Listener) error {
 	const op = "publish.Server.Serve"
@@ -123,7 +127,7 @@ func (s *Server) Serve(ctx context.Context, l *peer.Listener) error {
 		return peererr.Invalid(op, "a nil listener", "make one with Listen")
 	}
 	if !s.closer.Acquire() {
-		return nil // closed before it began
+		return nil
 	}
 	defer s.closer.Release()
 	ctx, cancel := context.WithCancel(ctx)
@@ -137,14 +141,14 @@ func (s *Server) Serve(ctx context.Context, l *peer.Listener) error {
 		case ctx.Err() != nil || errors.Is(err, cuda.ErrClosed):
 			return nil
 		default:
-			// It may pass: above all, this process may open no more files.
+			// Often temporary, such as a lack of file descriptors.
 			s.log.Warn("cuvmm: a client could not be accepted", "error", err)
 			wait.Sleep(ctx, acceptPause)
 		}
 	}
 }
 
-// acceptPause is how long a server waits after an Accept that failed.
+// acceptPause is the pause after an Accept that failed.
 const acceptPause = 50 * time.Millisecond
 
 // start serves a connection on a goroutine of its own, unless the server is
@@ -157,15 +161,15 @@ func (s *Server) start(c *peer.Conn) {
 	go func() {
 		defer s.closer.Release()
 		if err := s.serve(connOf(c), clientOf(c)); err != nil {
-			who, _ := c.Peer()
-			s.log.Info("cuvmm: a client failed", "client", who.String(), "error", err)
+			of, _ := c.Peer()
+			s.log.Info("cuvmm: a client failed", "client", of.String(), "error", err)
 		}
 	}()
 }
 
-// ServeConn serves one client, such as a child over an inherited connection, and
-// returns when that is gone: nil where it left in peace. It takes the connection
-// over, for nothing else, and closes it. The context ends it.
+// ServeConn serves one client, such as a child over an inherited connection, until it
+// disconnects or the context ends. It returns nil if the client disconnected cleanly.
+// It owns the connection and closes it.
 func (s *Server) ServeConn(ctx context.Context, c *peer.Conn) error {
 	const op = "publish.Server.ServeConn"
 	if c == nil {
@@ -180,13 +184,13 @@ func (s *Server) ServeConn(ctx context.Context, c *peer.Conn) error {
 	return s.serve(connOf(c), clientOf(c))
 }
 
-func (s *Server) serve(c conn, who client) error {
+func (s *Server) serve(c conn, of client) error {
 	c.in.Limits().NoFDs = true // or those of a message that never ends would fill this process's table
-	ss := &session{server: s, conn: c, who: who, followers: map[token]*subscriber{}, pages: map[*cuda.Device]*page{}}
+	ss := &session{server: s, conn: c, client: of, followers: map[token]*replicator{}, pages: map[*cuda.Device]*page{}}
 	s.mu.Lock()
 	s.last++
 	ss.number = s.last
-	err := s.crowdedLocked(who)
+	err := s.crowdedLocked(of)
 	if err == nil {
 		s.sessions[ss] = struct{}{}
 	}
@@ -201,15 +205,15 @@ func (s *Server) serve(c conn, who client) error {
 	return err
 }
 
-// crowdedLocked says why there is no room for a client: there are too many, or too
-// many of its process, or of its user where that is not this process's. The caller
-// has mu.
-func (s *Server) crowdedLocked(who client) error {
+// crowdedLocked returns the error of a client for which there is no room: there are too
+// many clients, or too many of its process, or of its user if that is not this
+// process's. The caller holds mu.
+func (s *Server) crowdedLocked(of client) error {
 	ofUser, ofProcess := 0, 0
 	for ss := range s.sessions {
-		if other := ss.who; who.known && other.known && other.UID == who.UID {
+		if other := ss.client; of.known && other.known && other.UID == of.UID {
 			ofUser++
-			if other.PID == who.PID {
+			if other.PID == of.PID {
 				ofProcess++
 			}
 		}
@@ -229,20 +233,20 @@ func (s *Server) crowdedLocked(who client) error {
 	case free <= 0:
 		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients, where %d is the most", places+1, places), later+"MaxSessions and the limit of open files (ulimit -n)")
 	case ofProcess >= s.o.MaxPerProcess:
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of process %d, where %d is the most", ofProcess+1, who.PID, s.o.MaxPerProcess), later+"MaxPerProcess")
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of process %d, where %d is the most", ofProcess+1, of.PID, s.o.MaxPerProcess), later+"MaxPerProcess")
 	case ofProcess > 0 && free <= reserve:
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of process %d, where the last %d places are for processes that have none", ofProcess+1, who.PID, reserve), later+"MaxSessions")
-	case who.known && who.UID != uint32(os.Geteuid()) && ofUser >= most:
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of user %d, where %d is the most", ofUser+1, who.UID, most), later+"MaxSessions")
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of process %d, where the last %d places are for processes that have none", ofProcess+1, of.PID, reserve), later+"MaxSessions")
+	case of.known && of.UID != uint32(os.Geteuid()) && ofUser >= most:
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of user %d, where %d is the most", ofUser+1, of.UID, most), later+"MaxSessions")
 	}
 	return nil
 }
 
-// sessionShare is the part of the limit of open files that clients' connections
-// may take: one in so many.
+// sessionShare divides the limit of open files: the clients' connections take at most
+// one part in so many.
 const sessionShare = 4
 
-// enter makes a publication's name known.
+// enter adds a publication.
 func (s *Server) enter(op string, p *Publication) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -280,26 +284,26 @@ func (s *Server) all() []*Publication {
 	return all
 }
 
-// Released ends when the server has given everything back, after Close.
+// Released returns the end of the server's closing. It can be obtained at any time.
 func (s *Server) Released() cuda.Completion { return s.closer.Completion() }
 
-// Close withdraws what is published, waits until the streams that were announced
-// have written their last words, so that no follower loses what it was promised,
-// and until the followers are told (each within Options.Timeout), and ends all
-// connections. Followers that come back wait for another publisher at the same socket;
-// for the others the publications are withdrawn. After an error it may be called again.
+// Close withdraws all publications and ends all connections. Before that it waits until
+// the work behind the announcements is done, so that no follower loses what was
+// announced to it, and until the followers are told, each within Options.Timeout.
+// Followers that come back wait for another publisher at the same socket; for the
+// others the publications are withdrawn. After an error it may be called again.
 func (s *Server) Close() error {
 	const op = "publish.Server.Close"
-	s.closer.Life.Close() // nothing new
+	s.closer.Life.Close() // no operation begins any more
 	s.mu.Lock()
-	s.closing = true // nor from one that was let in before
+	s.closing = true // for one that began before
 	s.mu.Unlock()
 	var errs []error
 	for _, p := range s.all() {
 		errs = append(errs, p.withdraw(op, ended{state: Moved, reason: "the publisher's server was closed"}))
 	}
 	s.pages.out.Wait()
-	s.telling.Wait()
+	s.replicating.Wait()
 	s.cancel() // Serve, and the sessions
 	s.mu.Lock()
 	taken := s.taken
@@ -308,7 +312,28 @@ func (s *Server) Close() error {
 	for _, l := range taken {
 		errs = append(errs, l.Close())
 	}
-	return s.closer.Close(func() error { return errors.Join(append(errs, s.pages.close(op))...) })
+	return s.closer.Close(func() error { return errors.Join(append(errs, s.closeStuck(), s.pages.close(op))...) })
+}
+
+func (s *Server) keep(t *timeline) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stuck = append(s.stuck, t)
+}
+
+func (s *Server) closeStuck() error {
+	s.mu.Lock()
+	stuck := s.stuck
+	s.stuck = nil
+	s.mu.Unlock()
+	var errs []error
+	for _, t := range stuck {
+		if err := t.close(); err != nil {
+			errs = append(errs, err)
+			s.keep(t)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func checkPublished(op, name string) error {

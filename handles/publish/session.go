@@ -13,66 +13,65 @@ import (
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
 
-// session is one client of a server. Its goroutine takes one request after the
-// other, and waits for no publication: followers have goroutines of their own,
-// which join, tell what is published, and leave.
+// session is one client of a server. Its goroutine handles one request after the
+// other, and waits for no publication: each follower has a goroutine of its own, which
+// joins, sends updates, and leaves.
 type session struct {
 	server *Server
 	conn   conn
-	who    client
+	client client
 
-	number int // of the server's sessions
+	number int // unique among the server's sessions
 
-	mu        sync.Mutex
-	followers map[token]*subscriber
-	joining   int // that are not among them yet
-	feeding   sync.WaitGroup
+	mu          sync.Mutex
+	followers   map[token]*replicator
+	joining     int // not among the followers yet
+	replicating sync.WaitGroup
 
 	paging sync.Mutex
-	pages  map[*cuda.Device]*page // those with further words
+	pages  map[*cuda.Device]*page // with unused words
 }
 
-// client is the process that a session serves, as far as that is known.
+// client is the process that a session serves, if it is known.
 type client struct {
 	peer.Credentials
 	known bool
 }
 
-func clientOf(c *peer.Conn) (who client) {
-	who.Credentials, who.known = c.Peer()
-	return who
+func clientOf(c *peer.Conn) (of client) {
+	of.Credentials, of.known = c.Peer()
+	return of
 }
 
 // String names the client.
 func (ss *session) String() string {
-	if ss.who.known {
-		return ss.who.String()
+	if ss.client.known {
+		return ss.client.String()
 	}
 	return "an inherited connection"
 }
 
-// process is the client's. Inherited connections count as one process each.
+// process returns the client's process. Each inherited connection counts as a process.
 func (ss *session) process() peer.Credentials {
-	if !ss.who.known {
+	if !ss.client.known {
 		return peer.Credentials{PID: -ss.number}
 	}
-	return ss.who.Credentials
+	return ss.client.Credentials
 }
 
-// run serves the client until it is gone.
+// run serves the client until the connection ends.
 func (ss *session) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
-	err := ss.answer(ctx)
+	err := ss.serve(ctx)
 	cancel()
 	closing := ss.conn.Close()
-	ss.feeding.Wait() // nobody joins any more
+	ss.replicating.Wait() // no follower joins any more
 	ss.mu.Lock()
 	followers := ss.followers
-	ss.followers = map[token]*subscriber{}
+	ss.followers = map[token]*replicator{}
 	ss.mu.Unlock()
 	for _, f := range followers {
 		f.drop()
-		f.discard() // an announcement may have prepared more before the drop
 	}
 	ss.server.flights.ended(ss)
 	for _, g := range ss.pages {
@@ -84,16 +83,16 @@ func (ss *session) run(ctx context.Context) error {
 	return errors.Join(err, closing)
 }
 
-func (ss *session) answer(ctx context.Context) error {
+func (ss *session) serve(ctx context.Context) error {
 	for {
 		m, err := ss.receive(ctx)
 		if err != nil {
 			return err
 		}
-		asked, err := toServer(m.Kind, m.Body, len(m.FDs))
+		request, err := toServer(m.Kind, m.Body, len(m.FDs))
 		_ = m.Close()
 		if err == nil {
-			err = ss.handle(ctx, asked)
+			err = ss.handle(ctx, request)
 		}
 		if err != nil {
 			return ss.conn.in.Fail(err)
@@ -101,7 +100,7 @@ func (ss *session) answer(ctx context.Context) error {
 	}
 }
 
-// receive waits for the next request: without followers not for ever.
+// receive waits for the next request. A client without followers has a limit.
 func (ss *session) receive(ctx context.Context) (peer.Message, error) {
 	for {
 		limited, cancel := context.WithTimeout(ctx, ss.server.o.Idle)
@@ -115,16 +114,15 @@ func (ss *session) receive(ctx context.Context) (peer.Message, error) {
 		idle := len(ss.followers)+ss.joining == 0
 		ss.mu.Unlock()
 		if idle {
-			return m, ss.conn.in.Fail(peererr.New(peererr.OpReceive, peer.ErrTimeout, fmt.Sprintf("the client followed nothing and asked nothing for %v", ss.server.o.Idle),
-				"connect again when there is something to ask, or raise ServerOptions.Idle"))
+			return m, ss.conn.in.Fail(peererr.New(peererr.OpReceive, peer.ErrTimeout, fmt.Sprintf("the client followed nothing and sent no request for %v", ss.server.o.Idle),
+				"connect again for the next request, or raise ServerOptions.Idle"))
 		}
 	}
 }
 
-// handle answers one request. What it must not be is an error reply; an error
-// ends the session.
-func (ss *session) handle(ctx context.Context, asked message) error {
-	switch m := asked.(type) {
+// handle carries out one request. A refusal is a reply; an error ends the session.
+func (ss *session) handle(ctx context.Context, request message) error {
+	switch m := request.(type) {
 	case *list:
 		return ss.conn.Send(ctx, pack(&listing{m.number, ss.entries()}))
 	case *follow:
@@ -139,26 +137,26 @@ func (ss *session) handle(ctx context.Context, asked message) error {
 		}
 		ss.mu.Unlock()
 		if full {
-			return ss.say(ctx, &denied{m.number, statusLimit, fmt.Sprintf("%d followers of one client, where %d is the most", n+1, n)})
+			return ss.send(ctx, &denied{m.number, statusLimit, fmt.Sprintf("%d followers of one client, where %d is the most", n+1, n)})
 		}
-		ss.feeding.Go(func() { ss.follow(ctx, m) })
+		ss.replicating.Go(func() { ss.follow(ctx, m) })
 	case *done:
 		f := ss.find(m.token)
 		if f == nil {
-			return ss.say(ctx, &ended{m.token, 0, Ended, statusUnknown, "no follower of that token"})
+			return ss.send(ctx, &ended{m.token, 0, Ended, statusUnknown, "no follower of that token"})
 		}
-		return f.took(m)
+		return f.acknowledged(m)
 	case *leave:
 		f := ss.find(m.token)
 		if f == nil {
-			return ss.say(ctx, &ended{m.token, 0, Ended, statusUnknown, "no follower of that token"})
+			return ss.send(ctx, &ended{m.token, 0, Ended, statusUnknown, "no follower of that token"})
 		}
 		f.end(&ended{m.token, 0, Ended, statusLeft, ""})
 	}
 	return nil
 }
 
-// entries are what is published that the client may follow.
+// entries lists the publications that the client may follow.
 func (ss *session) entries() []entry {
 	var all []entry
 	for _, p := range ss.server.all() {
@@ -166,39 +164,37 @@ func (ss *session) entries() []entry {
 		if access == NoAccess {
 			continue
 		}
-		p.mu.Lock()
-		all = append(all, entry{p.name, p.about.Kind, access, p.about.Element, p.about.ElementSize, p.view.length, sizeOf(p.view.chunks), p.view.generation, p.identity})
-		p.mu.Unlock()
+		v := p.viewNow()
+		all = append(all, entry{p.name, p.about.Kind, access, p.about.Element, p.about.ElementSize, v.length, sizeOf(v.chunks), v.generation, p.identity})
 	}
 	return all
 }
 
-// access asks the policy.
+// access applies the server's policy.
 func (ss *session) access(name string) Access {
-	return ss.server.o.Authorize(ss.who.Credentials, ss.who.known, name)
+	return ss.server.o.Authorize(ss.client.Credentials, ss.client.known, name)
 }
 
-func (ss *session) find(t token) *subscriber {
+func (ss *session) find(t token) *replicator {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	return ss.followers[t]
 }
 
-func (ss *session) forget(f *subscriber) {
+func (ss *session) forget(f *replicator) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	delete(ss.followers, f.token)
 }
 
-// say sends what the client need not have asked for.
-func (ss *session) say(ctx context.Context, m message) error { return ss.conn.Send(ctx, pack(m)) }
+func (ss *session) send(ctx context.Context, m message) error { return ss.conn.Send(ctx, pack(m)) }
 
-// cut ends the session for a reason that the client is told.
+// cut ends the session, and tells the client the reason.
 func (ss *session) cut(reason error) { _ = ss.conn.in.Fail(reason) }
 
-// follow takes a follower in and tells it what is new.
+// follow accepts a follower and serves it until it ends.
 func (ss *session) follow(ctx context.Context, m *follow) {
-	f, err := ss.takeIn(ctx, m)
+	f, err := ss.accept(ctx, m)
 	ss.mu.Lock()
 	ss.joining--
 	ss.mu.Unlock()
@@ -210,15 +206,15 @@ func (ss *session) follow(ctx context.Context, m *follow) {
 	}
 }
 
-// takeIn takes a follower in, or says why not: then it answers nil.
-func (ss *session) takeIn(ctx context.Context, m *follow) (*subscriber, error) {
-	deny := func(s status, reason string) error { return ss.say(ctx, &denied{m.number, s, reason}) }
+// accept accepts a follower, or sends the client the reason and returns nil.
+func (ss *session) accept(ctx context.Context, m *follow) (*replicator, error) {
+	deny := func(s status, reason string) error { return ss.send(ctx, &denied{m.number, s, reason}) }
 	p, may := ss.server.find(m.name), ss.access(m.name)
 	switch {
-	case p == nil || may == NoAccess: // which look alike to the client
+	case p == nil || may == NoAccess: // the client must not tell them apart
 		return nil, deny(statusUnknown, fmt.Sprintf("no publication of the name %q", m.name))
 	case m.access > may:
-		return nil, deny(statusForbidden, fmt.Sprintf("publication %q may be read alone", m.name))
+		return nil, deny(statusForbidden, fmt.Sprintf("publication %q may only be read", m.name))
 	}
 	f, err := p.join(ctx, ss, m.room, m.has)
 	switch {
@@ -229,22 +225,22 @@ func (ss *session) takeIn(ctx context.Context, m *follow) (*subscriber, error) {
 	case errors.Is(err, peer.ErrTooLarge):
 		return nil, deny(statusLimit, err.Error())
 	case err != nil:
-		ss.server.log.Error("cuvmm: a follower could not be taken in, and is told so", "publication", m.name, "client", ss.String(), "error", err)
+		ss.server.log.Error("cuvmm: a follower could not be accepted, and is told so", "publication", m.name, "client", ss.String(), "error", err)
 		return nil, deny(statusFailed, err.Error())
 	}
 	defer func() { _ = f.file.Close() }()
-	// The follower hears of nothing before this.
-	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, p.identity, f.feed.room, uint32(f.word.slot), p.about}, f.file)); err != nil {
-		ss.server.telling.Done()
+	// The follower receives nothing before this.
+	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, p.identity, f.progress.room, uint32(f.word.slot), p.about}, f.file)); err != nil {
+		f.finished()
 		return nil, err
 	}
 	return f, nil
 }
 
-// join makes a follower, which is told nothing yet: its word reads the
-// generation that is shown when that is complete.
-func (p *Publication) join(ctx context.Context, ss *session, room uint64, has possession) (*subscriber, error) {
-	const op = "publish: take a follower in"
+// join adds a follower, to which nothing is sent yet. Its word will read the generation
+// that is shown when that is complete.
+func (p *Publication) join(ctx context.Context, ss *session, room uint64, has possession) (*replicator, error) {
+	const op = "publish: accept a follower"
 	if !p.changes.Take(ctx, nil) {
 		return nil, peererr.Wait(ctx, op, "another change is under way", "try again")
 	}
@@ -252,7 +248,7 @@ func (p *Publication) join(ctx context.Context, ss *session, room uint64, has po
 	if p.over() {
 		return nil, peererr.Closed(op, "publication")
 	}
-	if err := p.pass(op, has.generation); err != nil {
+	if err := p.overtake(op, has.generation); err != nil {
 		return nil, err
 	}
 	about := p.memory.About()
@@ -260,31 +256,32 @@ func (p *Publication) join(ctx context.Context, ss *session, room uint64, has po
 	if err != nil {
 		return nil, err
 	}
-	if err := p.seq.write(op, w, p.view.generation); err != nil {
-		p.server.pages.retire(g) // something may write it still
+	if err := p.timeline.write(op, w, p.view.generation); err != nil {
+		p.server.pages.retire(g) // the stream may still write it
 		return nil, errors.Join(err, file.Close())
 	}
 	if room == 0 || room > about.Reserved {
 		room = about.Reserved
 	}
-	f := &subscriber{p: p, on: ss, token: newToken(), page: g, word: w, file: file, since: time.Now(),
-		wake: make(chan struct{}, 1), feed: newFeed(p.unit, room)}
+	f := &replicator{p: p, on: ss, token: newToken(), page: g, word: w, file: file, since: time.Now(),
+		wake: make(chan struct{}, 1), progress: newProgress(p.unit, room)}
 	ss.mu.Lock()
 	ss.followers[f.token] = f
 	ss.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	f.feed.returns(has, p.view)
+	f.progress.resume(has, p.view)
 	p.followers[f] = struct{}{}
-	p.server.telling.Add(1)
+	p.server.replicating.Add(1)
+	p.users.Add(1)
 	p.changeLocked()
 	f.poke()
 	return f, nil
 }
 
-// pass makes the publication's generation later than that of a follower that comes
-// back, for which generations never go back. The caller holds changes.
-func (p *Publication) pass(op string, generation uint64) error {
+// overtake makes the publication's generation later than that of a follower that comes
+// back, because a follower's generations never decrease. The caller holds changes.
+func (p *Publication) overtake(op string, generation uint64) error {
 	if generation == 0 || generation < p.view.generation {
 		return nil
 	}
@@ -302,20 +299,20 @@ func (p *Publication) pass(op string, generation uint64) error {
 	return nil
 }
 
-// mostAhead is how many generations a follower that comes back may be ahead: what it
-// was told by a publisher that died before others heard of it, and no more, so that no
-// client uses the generations up.
+// mostAhead bounds how many generations ahead a follower that comes back may be. A
+// publisher that died may have sent it some that no other follower received; the bound
+// keeps a client from using the generations up.
 const mostAhead = 1 << 20
 
-// took hears a follower's answer.
-func (f *subscriber) took(m *done) error {
+// acknowledged takes a follower's acknowledgement.
+func (f *replicator) acknowledged(m *done) error {
 	p := f.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, there := p.followers[f]; !there {
-		return nil // it is on its way out
+		return nil // it is leaving
 	}
-	if err := f.feed.took(m); err != nil {
+	if err := f.progress.acknowledged(m); err != nil {
 		return err
 	}
 	f.on.server.flights.arrived(f.flight)

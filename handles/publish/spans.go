@@ -7,10 +7,10 @@ import (
 // span is a range of elements.
 type span struct{ from, to int }
 
-// spans are ranges in their order, which neither overlap nor touch.
+// spans are sorted ranges that neither overlap nor touch.
 type spans []span
 
-// add joins a range with those that it overlaps or touches.
+// add merges a range with the ranges that it overlaps or touches.
 func (all *spans) add(s span) {
 	if s.from >= s.to {
 		return
@@ -24,7 +24,7 @@ func (all *spans) add(s span) {
 	*all = slices.Replace(*all, first, last, s)
 }
 
-// prefix is how far the first n elements go on without a gap.
+// prefix returns how many elements there are without a gap, from the first n on.
 func (all spans) prefix(n int) int {
 	for _, s := range all {
 		if s.from > n {
@@ -35,7 +35,7 @@ func (all spans) prefix(n int) int {
 	return n
 }
 
-// drop forgets the first n elements.
+// drop removes the first n elements.
 func (all *spans) drop(n int) {
 	for len(*all) > 0 && (*all)[0].from < n {
 		if (*all)[0].to > n {

@@ -11,22 +11,27 @@ import (
 	"github.com/cuvmm/cuvmm/internal/peererr"
 )
 
-// TakeOver goes on with a publication whose publisher has ended. It waits for the end
-// of the publisher's process, not only of its connection, since GPU work can outlive
-// that. Then it takes the socket, which the server serves until its Close, and
-// publishes what the follower has, under the same name. A process that was faster has
-// the socket: that is cuda.ErrInUse, and the follower goes on as before.
+// TakeOver continues a publication whose publisher has ended. It waits for the end of
+// the publisher's process, not only of its connection, because GPU work can outlive the
+// connection. Then it binds the socket, which the server serves until its Close, and
+// publishes what the follower has under the same name.
 //
-// The elements of the last generation that is complete are published, as the next
-// generation. Followers of the dead publisher that come back (DialOptions.ComeBack)
-// keep their memory and their addresses. The follower's array is the caller's from then
-// on: it has the same address, grows with memory of this process, and is closed after
-// the publication is withdrawn. The follower itself is closed. The server's other
-// publications are offered at the socket, too; it can take over any number that one
-// publisher had.
+// The last complete generation is published, as the next generation. Followers of the
+// dead publisher that come back (DialOptions.ComeBack) keep their memory and their
+// addresses. The server's other publications are offered at the socket, too, and it can
+// take over any number that one publisher had.
 //
-// The follower needs FollowOptions.KeepDescriptors, and neither ReadOnly nor an access
-// of the publisher's policy below WriteAccess, and its client must be made by Dial.
+// The follower is closed, and its array then belongs to the caller: it has the same
+// address, grows with memory of this process, and is closed after the publication is
+// withdrawn. If closing the follower fails that is logged, and its Close may be called
+// again.
+//
+// The follower needs FollowOptions.KeepDescriptors and WriteAccess, and its client must
+// be made by Dial. TakeOver returns cuda.ErrInUse if another process has bound the
+// socket: the cause is a [peer.ServedError], which names that process, and the follower
+// is unchanged. If its client has come back to that process, the next TakeOver waits for
+// that process's end. After any other error the follower may no longer come back, and
+// TakeOver may be called again.
 func TakeOver[T any](ctx context.Context, s *Server, f *Follower[T]) (*Publication, error) {
 	const op = "publish.TakeOver"
 	if s == nil || f == nil {
@@ -48,10 +53,28 @@ func (s *Server) takeOver(ctx context.Context, op string, f *follower) (*Publica
 		return nil, peererr.Closed(op, "server")
 	}
 	defer s.closer.Release()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.ctx, cancel)() // Close waits for this call
+	p, err := s.takeOverSocket(ctx, op, f)
+	if err != nil && s.ctx.Err() != nil {
+		return nil, peererr.Closed(op, "server")
+	}
+	return p, err
+}
+
+// takeOverSocket waits for the publisher's end, binds its socket, and publishes. Calls
+// for one server are serialized from then on: one that finds the socket bound relies on
+// it to be served.
+func (s *Server) takeOverSocket(ctx context.Context, op string, f *follower) (*Publication, error) {
 	if err := f.client.awaitProcess(ctx, op); err != nil {
 		return nil, err
 	}
-	l, mine, err := s.takeSocket(op, f.client)
+	if !s.takingOver.Take(ctx, nil) {
+		return nil, peererr.Wait(ctx, op, "another publication is being taken over", "try again")
+	}
+	defer s.takingOver.Give()
+	l, mine, err := s.bindTaken(op, f.client)
 	if err != nil {
 		return nil, err
 	}
@@ -60,13 +83,16 @@ func (s *Server) takeOver(ctx context.Context, op string, f *follower) (*Publica
 	case err == nil && mine:
 		s.serveTaken(l)
 	case err != nil && mine:
-		err = errors.Join(err, s.giveSocket(f.client.path))
+		err = errors.Join(err, s.unbindTaken(f.client.path))
 	}
 	return p, err
 }
 
 // awaitProcess waits until the process that served the client has ended.
 func (k *Client) awaitProcess(ctx context.Context, op string) error {
+	if k.closer.Closed() {
+		return peererr.Closed(op, "follower's client")
+	}
 	k.mu.Lock()
 	process := k.process
 	if process != nil {
@@ -86,16 +112,14 @@ func (k *Client) awaitProcess(ctx context.Context, op string) error {
 	return nil
 }
 
-// takeSocket listens in the place of a publisher that has ended, unless the server does
-// so already.
-func (s *Server) takeSocket(op string, k *Client) (l *peer.Listener, mine bool, err error) {
+// bindTaken listens at the socket of a publisher that has ended, unless the server does
+// so already. mine reports that this call bound it. The caller holds takingOver.
+func (s *Server) bindTaken(op string, k *Client) (l *peer.Listener, mine bool, err error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if l = s.taken[k.path]; l != nil {
+	l = s.taken[k.path]
+	s.mu.Unlock()
+	if l != nil {
 		return l, false, nil
-	}
-	if s.closing {
-		return nil, false, peererr.Closed(op, "server")
 	}
 	dir, name := filepath.Split(k.path)
 	if dir == "" {
@@ -104,6 +128,11 @@ func (s *Server) takeSocket(op string, k *Client) (l *peer.Listener, mine bool, 
 	if l, err = peer.Listen(dir, name, k.options.Options); err != nil {
 		return nil, false, fmt.Errorf("%s: %w", op, err)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return nil, false, errors.Join(peererr.Closed(op, "server"), l.Close())
+	}
 	if s.taken == nil {
 		s.taken = map[string]*peer.Listener{}
 	}
@@ -111,11 +140,14 @@ func (s *Server) takeSocket(op string, k *Client) (l *peer.Listener, mine bool, 
 	return l, true, nil
 }
 
-func (s *Server) giveSocket(path string) error {
+func (s *Server) unbindTaken(path string) error {
 	s.mu.Lock()
 	l := s.taken[path]
 	delete(s.taken, path)
 	s.mu.Unlock()
+	if l == nil {
+		return nil // Close closed it
+	}
 	return l.Close()
 }
 
@@ -125,11 +157,12 @@ func (s *Server) serveTaken(l *peer.Listener) {
 	}
 	go func() {
 		defer s.closer.Release()
-		_ = s.Serve(s.ctx, l) // ends with the server
+		_ = s.Serve(s.ctx, l) // until the server is closed
 	}()
 }
 
-// succeed publishes what a follower has, whose publisher has ended.
+// succeed publishes what a follower has whose publisher has ended, and closes the
+// follower.
 func (s *Server) succeed(ctx context.Context, op string, f *follower) (*Publication, error) {
 	if !f.closer.Acquire() {
 		return nil, peererr.Closed(op, "follower")
@@ -139,39 +172,44 @@ func (s *Server) succeed(ctx context.Context, op string, f *follower) (*Publicat
 	if err != nil {
 		return nil, err
 	}
-	return p, f.close()
+	if err := f.close(); err != nil {
+		s.log.Error("cuvmm: a follower that took its publication over could not be closed", "publication", f.name, "error", err)
+	}
+	return p, nil
 }
 
 func (s *Server) inherit(ctx context.Context, op string, f *follower) (*Publication, error) {
-	if s.find(f.name) != nil { // asked before anything changes
+	if s.find(f.name) != nil { // before anything changes
 		return nil, peererr.New(op, cuda.ErrInUse, fmt.Sprintf("a publication of the name %q", f.name), "take over with another server, or withdraw that one")
 	}
-	f.take() // it does not come back any more
-	_ = f.k.close()
+	f.take() // it no longer comes back
+	_ = f.current().close()
 	select {
 	case <-f.over:
 	case <-ctx.Done():
 		return nil, peererr.Wait(ctx, op, "memory is still being mapped", "try again")
 	}
 	f.awaitEnd()
+	if !f.lengths.Take(ctx, nil) {
+		return nil, peererr.Wait(ctx, op, "the follower's length is being changed", "try again")
+	}
+	defer f.lengths.Give()
 	f.mu.Lock()
 	last := shown{}
-	for _, c := range f.came {
+	for _, c := range f.received {
 		if c.ordered <= max(f.floor, f.completed) {
 			last = c
 		}
 	}
 	hold := f.hold
 	f.mu.Unlock()
-	f.lengths <- struct{}{}
-	defer f.lengths.Give()
-	if err := f.memory.SetLen(op, uint64(last.length)*f.tracker.unit); err != nil {
+	if err := f.memory.SetLen(op, uint64(last.length)*f.replica.unit); err != nil {
 		return nil, err
 	}
 	if err := f.memory.Own(op); err != nil {
 		return nil, err
 	}
-	p, err := s.publish(op, f.name, f.memory, f.about, f.tracker.unit, &heritage{f.identity, f.tracker.generation, last, f.tracker.chunks})
+	p, err := s.publish(op, f.name, f.memory, f.about, f.replica.unit, &legacy{f.identity, f.replica.generation, last, f.replica.chunks})
 	if err != nil {
 		return nil, err
 	}
@@ -183,18 +221,25 @@ func (s *Server) inherit(ctx context.Context, op string, f *follower) (*Publicat
 	return p, nil
 }
 
-// heritage is what a publication goes on with.
-type heritage struct {
+// current returns the follower's connection.
+func (f *follower) current() *line {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.k
+}
+
+// legacy is what a publication continues.
+type legacy struct {
 	identity   identity
 	generation uint64
 	last       shown
 	chunks     []chunk
 }
 
-// inherits shows what was shown last, as the next generation. Nothing else knows the
+// inherits shows what was shown last, as the next generation. Nothing else refers to the
 // publication yet.
-func (p *Publication) inherits(op string, h *heritage) error {
-	bytes := uint64(h.last.length) * p.unit
+func (p *Publication) inherits(op string, from *legacy) error {
+	bytes := uint64(from.last.length) * p.unit
 	if err := p.hold.Cover(op, bytes); err != nil {
 		return err
 	}
@@ -202,8 +247,8 @@ func (p *Publication) inherits(op string, h *heritage) error {
 	if err != nil {
 		return err
 	}
-	p.identity, p.used = h.identity, h.generation+1
+	p.identity, p.used = from.identity, from.generation+1
 	p.mem = mem
-	p.view = view{generation: p.used, ordered: p.used, length: uint64(h.last.length), chunks: h.chunks[:len(mem.Chunks):len(mem.Chunks)]}
+	p.view = view{generation: p.used, ordered: p.used, length: uint64(from.last.length), chunks: from.chunks[:len(mem.Chunks):len(mem.Chunks)]}
 	return nil
 }

@@ -3,10 +3,12 @@
 package publish_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -33,12 +35,14 @@ type heir struct {
 	f      *publish.Follower[uint32]
 	array  *vmm.Array[uint32]
 	p      *publish.Publication
+	taking chan error // the outcome of a TakeOver that waits for the publisher's end
 }
 
-// standing is what an heir says of itself.
+// standing is the state of an heir after a task.
 type standing struct {
 	Err        string
 	InUse      bool
+	By         int // the process that has the socket
 	Len        int
 	Generation uint64
 	Ptr        uint64
@@ -65,6 +69,10 @@ func init() {
 			var is standing
 			if err := h.obey(do); err != nil {
 				is.Err, is.InUse = err.Error(), errors.Is(err, cuda.ErrInUse)
+				var served *peer.ServedError
+				if errors.As(err, &served) {
+					is.By = served.By.PID
+				}
 			}
 			switch {
 			case h.array != nil:
@@ -158,13 +166,38 @@ func (h *heir) obey(do task) (err error) {
 		for h.f.State() != publish.Stale {
 			time.Sleep(time.Millisecond)
 		}
+	case "publish more":
+		a, err := vmm.NewArray[uint32](h.d, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)})
+		if err != nil {
+			return err
+		}
+		if _, err := a.Append(nil, counting(0, do.N)); err != nil {
+			return err
+		}
+		p, err := publish.Array(h.server, "more", a)
+		if err != nil {
+			return err
+		}
+		return p.Announce(ctx, do.N)
 	case "take over":
-		if h.server == nil {
-			h.server = publish.NewServer(publish.ServerOptions{})
+		return h.takeOver(ctx)
+	case "wait to take over": // until this process waits for the publisher's end
+		h.taking = make(chan error, 1)
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), peertest.Guard)
+			defer cancel()
+			h.taking <- h.takeOver(ctx)
+		}()
+		stacks := make([]byte, 1<<20)
+		for !bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("awaitProcess")) {
+			select {
+			case err := <-h.taking:
+				return fmt.Errorf("it waits for no process: %w", err)
+			case <-time.After(time.Millisecond):
+			}
 		}
-		if h.p, err = publish.TakeOver(ctx, h.server, h.f); err == nil {
-			h.array, h.f = h.f.Array(), nil
-		}
+	case "taken over":
+		return <-h.taking
 	case "check":
 		a := h.array
 		if a == nil {
@@ -179,6 +212,16 @@ func (h *heir) obey(do task) (err error) {
 				return fmt.Errorf("element %d of %d is %d", i, len(got), v)
 			}
 		}
+	}
+	return err
+}
+
+func (h *heir) takeOver(ctx context.Context) (err error) {
+	if h.server == nil {
+		h.server = publish.NewServer(publish.ServerOptions{})
+	}
+	if h.p, err = publish.TakeOver(ctx, h.server, h.f); err == nil {
+		h.array, h.f = h.f.Array(), nil
 	}
 	return err
 }
@@ -330,21 +373,22 @@ func TestOneTakesOver(t *testing.T) {
 	}
 	publisher.do("settle", len(heirs))
 	for _, h := range heirs {
-		h.Send(task{Do: "take over"}) // and wait for the end of the publisher
+		h.do("wait to take over", 0)
 	}
 	publisher.Kill()
 	var winner *kin
+	by := 0
 	for _, h := range heirs {
-		var is standing
-		h.Recv(&is)
-		if is.Err == "" {
+		if is := h.try("taken over", 0); is.Err == "" {
 			require.Nil(t, winner)
 			winner = h
 		} else {
 			require.True(t, is.InUse, is.Err)
+			by = is.By
 		}
 	}
 	require.NotNil(t, winner)
+	require.Equal(t, winner.Process.Pid, by, "the others are told by which process")
 	winner.do("append", n)
 	for _, h := range heirs {
 		if h != winner {
@@ -352,10 +396,12 @@ func TestOneTakesOver(t *testing.T) {
 			h.do("check", 0)
 		}
 	}
-	// The publisher that returns finds the socket served.
+	// A publisher that returns is told which process superseded it.
 	late := newKin(t, p)
 	is := late.try("publish", 0)
 	require.True(t, is.InUse, is.Err)
+	require.Equal(t, winner.Process.Pid, is.By)
+	require.Contains(t, is.Err, fmt.Sprintf("process %d ", winner.Process.Pid))
 	late.Wait()
 	for _, h := range heirs {
 		if h != winner {

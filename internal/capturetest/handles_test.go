@@ -51,6 +51,7 @@ func (w *world) descriptor() *handles.Descriptor {
 var peerCases = join(
 	plain("Credentials", func(*world) peer.Credentials { return peer.Credentials{} }, "String"),
 	plain("Error", func(*world) *peer.Error { return &peer.Error{Op: "op"} }, "Error", "Unwrap"),
+	plain("ServedError", func(*world) *peer.ServedError { return &peer.ServedError{} }, "Error"),
 	table{
 		"OpenFDs":  nothing(func() any { return peer.OpenFDs() }),
 		"LostFDs":  nothing(func() any { return peer.LostFDs() }),
@@ -192,7 +193,7 @@ func receiveAllocation(w *world, c *peer.Conn) (io.Closer, error) {
 
 var publishCases = join(
 	plain("Access", func(*world) publish.Access { return publish.ReadAccess }, "String"),
-	plain("Publication", (*world).publication, "Name", "Stats", "Withdraw"),
+	plain("Publication", (*world).publication, "Name", "Stats", "Released", "Withdraw"),
 	plain("Follower", (*world).follower, "Array", "Len", "Generation", "State", "Err", "Released", "Close"),
 	plain("State", func(*world) publish.State { return publish.Live }, "String"),
 	table{
@@ -257,13 +258,36 @@ var publishCases = join(
 			_, k := w.published()
 			return func() error { k.Released(); return nil }
 		},
-		"Dial": func(w *world) func() error {
-			s, l := w.server(), w.listener()
-			ctx, cancel := context.WithCancel(w.Context())
-			go func() { _ = s.Serve(ctx, l) }()
-			w.Cleanup(cancel)
+		"Dial": func(w *world) func() error { // and a follower that comes back to the next server
+			b, first, second, l := w.buffer(), w.server(), w.server(), w.listener()
+			go func() { _ = first.Serve(w.Context(), l) }()
 			return func() error {
-				return keep[*publish.Client](w)(publish.Dial(w.soon(), l.Path(), publish.DialOptions{ComeBack: &publish.ComeBack{}}))
+				k, err := publish.Dial(w.soon(), l.Path(), publish.DialOptions{ComeBack: &publish.ComeBack{First: time.Millisecond}})
+				if err := keep[*publish.Client](w)(k, err); err != nil {
+					return err
+				}
+				p, err := first.Publish("name", b)
+				if err == nil {
+					err = p.Announce(w.soon(), mib)
+				}
+				if err != nil {
+					return err
+				}
+				f, err := publish.Follow[byte](w.soon(), k, w.dev, "name", publish.FollowOptions{})
+				if err := keep[*publish.Follower[byte]](w)(f, err); err != nil {
+					return err
+				}
+				if err := errors.Join(f.Next(w.soon()), first.Close()); err != nil {
+					return err
+				}
+				go func() { _ = second.Serve(w.Context(), l) }()
+				if p, err = second.Publish("name", b); err == nil {
+					err = errors.Join(p.Announce(w.soon(), 2*mib), f.Next(w.soon()))
+				}
+				if err == nil && f.Len() != 2*mib {
+					return fmt.Errorf("the follower has %d bytes", f.Len())
+				}
+				return err
 			}
 		},
 		"TakeOver": func(w *world) func() error { // its calls are those of Array, after another process has ended

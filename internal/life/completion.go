@@ -11,6 +11,16 @@ type Completion struct {
 	err  error // written before done is closed
 }
 
+// NewCompletion returns the Completion of an object that closes once, and what ends it.
+// Objects that a Closer closes have theirs.
+func NewCompletion() (c *Completion, end func(error)) {
+	c = &Completion{done: make(chan struct{})}
+	return c, func(err error) {
+		c.err = err
+		close(c.done)
+	}
+}
+
 // Done is closed when the closing has ended.
 func (c *Completion) Done() <-chan struct{} { return c.done }
 

@@ -12,8 +12,8 @@ import (
 type view struct {
 	// generation counts its changes from 1 on; 0 shows nothing yet.
 	generation uint64
-	// ordered is the generation of the last announcement: what the words must
-	// have reached before the bytes are there.
+	// ordered is the generation of the last announcement: the bytes are complete
+	// when the words have reached it.
 	ordered uint64
 	length  uint64 // elements
 	chunks  []chunk
@@ -45,7 +45,7 @@ func sizesOf(chunks []chunk) []uint64 {
 	return all
 }
 
-// common is how many of the first chunks of two lists are the same.
+// common counts the leading chunks that two lists share.
 func common(a, b []chunk) int {
 	n := 0
 	for n < len(a) && n < len(b) && a[n] == b[n] {
@@ -54,45 +54,47 @@ func common(a, b []chunk) int {
 	return n
 }
 
-// feed is what a publisher knows of one follower. It holds no memory and says
-// nothing itself: next is what is to be said, and took hears the answer. It is
-// always in one of three states:
+// progress tracks one follower on the publisher's side. It holds no memory and sends
+// nothing: next returns the update to send, and acknowledged takes the follower's
+// acknowledgement. It is always in one of three states:
 //
-//	state   means                                     leaves it by
-//	level   told is the publication's generation      a change of the publication: behind
-//	behind  the publication has a later generation    next: asked
-//	asked   an update is out (out is not nil)         took: level or behind
+//	state    means                                    leaves it by
+//	level    told is the publication's generation     a change of the publication: behind
+//	behind   the publication has a later generation   next: waiting
+//	waiting  an update is in flight (out is not nil)  acknowledged: level or behind
 //
-// What next says, in this order:
+// What next returns, in this order:
 //
 //	the follower has chunks that are no longer shown,  keep what is still shown, and no more than
 //	or more than was shown at some time since          the least length that was shown since
 //	its room does not hold all chunks                  over, and nothing else
 //	otherwise                                          the next chunks; with the last of them the length
 //
-// So a follower always gives back before it gets, chunks never change places,
-// and one that is slow misses what was between. After an answer that refuses it
-// is level without having what the others have, and only the next generation
-// tries again: its failure is its own.
-type feed struct {
+// So a follower always gives memory back before it gets more, chunks never change
+// places, and a slow follower skips generations. A follower that refuses an update is
+// level without having what the others have, and only the next generation retries: its
+// failure affects no other follower.
+type progress struct {
 	unit uint64 // bytes of an element
 	room uint64 // bytes that the follower can map
 
-	has    []chunk // what the follower has mapped, and may have while asked
-	length uint64  // that the follower is at
-	told   uint64  // generation that the follower is at, or has refused
+	has    []chunk // mapped by the follower, or about to be while waiting; never changed in place
+	length uint64  // the follower's
+	told   uint64  // the generation that the follower has, or has refused
 	serial uint64  // of the last update
 	low    uint64  // the least length shown since the last update was made
-	out    *update
-	sent   []chunk // what out adds
+	out    *update // in flight
+	sent   []chunk // what out adds; never changed in place
 	reason string  // why the follower refused the last update, or was over
 }
 
-func newFeed(unit, room uint64) *feed { return &feed{unit: unit, room: room, low: math.MaxUint64} }
+func newProgress(unit, room uint64) *progress {
+	return &progress{unit: unit, room: room, low: math.MaxUint64}
+}
 
-// returns has the feed begin with what a follower that comes back has. Chunks that are
-// not published are known by their identity alone.
-func (f *feed) returns(p possession, v view) {
+// resume begins with the chunks of a follower that comes back. Of chunks that are not
+// published only the identity is known.
+func (f *progress) resume(p possession, v view) {
 	for i, id := range p.chunks {
 		c := chunk{id: id}
 		if i < len(v.chunks) && v.chunks[i].id == id {
@@ -103,12 +105,12 @@ func (f *feed) returns(p possession, v view) {
 	f.length, f.told = p.length, p.generation
 }
 
-// lower hears that less is shown.
-func (f *feed) lower(length uint64) { f.low = min(f.low, length) }
+// lower notes that less is shown.
+func (f *progress) lower(length uint64) { f.low = min(f.low, length) }
 
-// next is the next update, and the chunks that it adds; nil where nothing is to
-// be said. It brings at most batch chunks.
-func (f *feed) next(v view, batch int) (*update, []chunk) {
+// next returns the next update, with at most batch chunks, and the chunks that it adds;
+// nil if there is nothing to send.
+func (f *progress) next(v view, batch int) (*update, []chunk) {
 	if f.out != nil || f.told >= v.generation {
 		return nil, nil
 	}
@@ -133,16 +135,16 @@ func (f *feed) next(v view, batch int) (*update, []chunk) {
 	return u, add
 }
 
-// took hears the answer to an update. An answer that fits no update is a
-// violation of the protocol.
-func (f *feed) took(d *done) error {
+// acknowledged takes the acknowledgement of the update in flight. One that fits no
+// update violates the protocol.
+func (f *progress) acknowledged(d *done) error {
 	u := f.out
 	if u == nil || d.serial != u.serial {
-		return peererr.Violation("an answer to update %d, where %d is the last one that was sent", d.serial, f.serial)
+		return peererr.Violation("an acknowledgement of update %d, where %d is the last that was sent", d.serial, f.serial)
 	}
 	before, after := len(f.has), int(u.keep)+len(u.chunks)
 	if d.status != statusOK && int(d.chunks) != before || d.status == statusOK && int(d.chunks) != after {
-		return peererr.Violation("an answer that names %d chunks, where the follower had %d and was to have %d", d.chunks, before, after)
+		return peererr.Violation("an acknowledgement of %d chunks, where the follower had %d and was to have %d", d.chunks, before, after)
 	}
 	sent := f.sent
 	f.out, f.sent, f.reason = nil, nil, ""
@@ -163,12 +165,15 @@ func (f *feed) took(d *done) error {
 	return nil
 }
 
-// pinned is how many bytes the follower may still have mapped that are no
+// pinned returns the bytes that the follower may still have mapped and that are no
 // longer shown.
-func (f *feed) pinned(v view) uint64 {
-	all := f.has
-	if len(f.sent) > 0 {
-		all = append(append([]chunk(nil), f.has...), f.sent...)
+func (f *progress) pinned(v view) uint64 { return pinned(f.has, f.sent, v.chunks) }
+
+// pinned returns the bytes of has, and of sent behind it, that are not in shown.
+func pinned(has, sent, shown []chunk) uint64 {
+	same := common(has, shown)
+	if same < len(has) {
+		return sizeOf(has[same:]) + sizeOf(sent)
 	}
-	return sizeOf(all[common(all, v.chunks):])
+	return sizeOf(sent[common(sent, shown[same:]):])
 }

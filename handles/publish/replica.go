@@ -9,22 +9,22 @@ import (
 	"github.com/cuvmm/cuvmm/internal/peererr"
 )
 
-// lastGeneration is the last that a publication can have. What ends a wait for
-// any of them is larger.
+// lastGeneration is the last that a publication can have. The value that ends all
+// waits for generations is larger.
 const lastGeneration = 1<<62 - 1
 
-// tracker is what a follower knows of its publication. It holds no memory: take
-// checks an update before anything is done with it, and took hears what became
-// of it. It is always in one of two states:
+// replica tracks the publication on the follower's side. It holds no memory: take
+// checks an update before any of it is carried out, and finish notes the outcome. It is
+// always in one of two states:
 //
-//	state  means                     leaves it by
-//	idle   every update is answered  take: busy
-//	busy   one is being worked on    took: idle; take again: a violation
+//	state  means                          leaves it by
+//	idle   every update is acknowledged   take: busy
+//	busy   an update is being carried out finish: idle; take again: a violation
 //
-// An update is a violation of the protocol unless it is the next one by its
-// serial, of a later generation, and either takes chunks or length away, or
-// adds chunks that this device can have and that fit, or says that they do not.
-type tracker struct {
+// An update violates the protocol unless its serial is the next, its generation is
+// later, and it either takes chunks or length away, or adds chunks that the device can
+// have and that fit, or declares that they do not fit.
+type replica struct {
 	unit        uint64 // bytes of an element
 	granularity uint64
 	room        uint64 // bytes of address space
@@ -40,15 +40,15 @@ type tracker struct {
 }
 
 // less reports whether the update takes something away.
-func (t *tracker) less(u *update) bool {
+func (t *replica) less(u *update) bool {
 	return !u.over && (int(u.keep) < len(t.chunks) || len(u.chunks) == 0 && u.length < t.length)
 }
 
 // take checks an update and begins it.
-func (t *tracker) take(u *update) error {
+func (t *replica) take(u *update) error {
 	switch {
 	case t.busy != nil:
-		return peererr.Violation("update %d before update %d was answered", u.serial, t.serial)
+		return peererr.Violation("update %d before update %d was acknowledged", u.serial, t.serial)
 	case u.serial != t.serial+1:
 		return peererr.Violation("update %d, where %d is the next", u.serial, t.serial+1)
 	case u.generation <= t.generation || u.generation > lastGeneration:
@@ -70,7 +70,7 @@ func (t *tracker) take(u *update) error {
 }
 
 // fits checks the sizes and the length.
-func (t *tracker) fits(u *update) error {
+func (t *replica) fits(u *update) error {
 	if len(u.chunks) > t.most-int(u.keep) {
 		return peererr.New(peererr.OpReceive, peer.ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", int(u.keep)+len(u.chunks), t.most),
 			"publish memory in larger chunks, or raise the follower's limit")
@@ -103,9 +103,9 @@ func (t *tracker) fits(u *update) error {
 	return nil
 }
 
-// took hears what became of the update, and answers what the publisher is to be
-// told. failed is why nothing of it was done, or empty.
-func (t *tracker) took(to token, failed error) *done {
+// finish ends the update and returns its acknowledgement. failed is why nothing of it
+// was carried out, or nil.
+func (t *replica) finish(to token, failed error) *done {
 	u := t.busy
 	t.busy = nil
 	d := &done{token: to, serial: u.serial, status: statusOK}
@@ -122,7 +122,6 @@ func (t *tracker) took(to token, failed error) *done {
 	if failed != nil || u.last {
 		t.generation, t.state = u.generation, u.state
 	}
-	t.bytes = 0
 	t.bytes = sizeOf(t.chunks)
 	d.chunks = uint32(len(t.chunks))
 	return d

@@ -1,0 +1,109 @@
+package publish
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/wait"
+)
+
+// timeline orders the generations of one publication: the words read a generation when
+// the work before its announcement is done, and never a later one first. All writes are
+// on one stream of the publication's own, which waits for events of the streams that
+// the caller names. So no stream of the user carries a write that a capture could
+// record, and the order of generations is that of the one stream.
+//
+// Its owner serializes the calls.
+type timeline struct {
+	dev    *cuda.Device
+	stream *cuda.Stream // nil: the CPU waits and writes
+}
+
+func newTimeline(d *cuda.Device) (*timeline, error) {
+	t := &timeline{dev: d}
+	if !streamWords(d) {
+		return t, nil
+	}
+	s, err := d.NewStream(cuda.StreamOptions{})
+	if err != nil {
+		return nil, err
+	}
+	t.stream = s
+	return t, nil
+}
+
+// behind orders later writes after the work that is on the stream now. A stream that
+// captures a graph is refused, without effect. Without a stream of its own it waits for
+// that work.
+func (t *timeline) behind(ctx context.Context, op string, in *core.Stream) error {
+	sys := core.SystemOf(t.dev)
+	if t.stream == nil {
+		f, err := sys.NewFence(op, []*core.Stream{in})
+		if err != nil {
+			return err
+		}
+		return passed(ctx, op, f)
+	}
+	if err := in.Use(op, sys); err != nil {
+		return err
+	}
+	defer in.Release()
+	m, capturing, err := in.Mark(op)
+	if err != nil {
+		return err
+	}
+	if capturing {
+		return core.CapturingError(op, in)
+	}
+	defer m.Release()
+	return core.StreamOf(t.stream).After(op, m)
+}
+
+// passed waits for a fence.
+func passed(ctx context.Context, op string, f *core.Fence) error {
+	if !wait.Poll(ctx, f.Passed) {
+		f.Release()
+		return peererr.Wait(ctx, op, "the stream's work is not done", "announce again with a longer limit")
+	}
+	return nil
+}
+
+// write makes the word read the generation, in its turn.
+func (t *timeline) write(op string, w *fenceWord, generation uint64) error {
+	if t.stream == nil {
+		w.value().Store(generation)
+		return nil
+	}
+	in := core.StreamOf(t.stream)
+	drv := in.Ctx.System().Drv
+	if r := drv.StreamWriteValue64(in.Ctx.Handle, in.Handle, w.at(), generation); r != driver.Success {
+		return in.Ctx.CallError(op, driver.CallStreamWriteValue64, r, fmt.Sprintf("generation %d", generation))
+	}
+	return nil
+}
+
+// later runs do on the reclaimer when all writes so far are done.
+func (t *timeline) later(op string, do func() error) error {
+	sys := core.SystemOf(t.dev)
+	f := new(core.Fence)
+	if t.stream != nil {
+		var err error
+		if f, err = core.FenceOf(sys, op, []*cuda.Stream{t.stream}); err != nil {
+			return err
+		}
+	}
+	sys.Reclaim(f, nil, do)
+	return nil
+}
+
+// close closes the stream, and waits for its writes.
+func (t *timeline) close() error {
+	if t.stream == nil {
+		return nil
+	}
+	return t.stream.Close()
+}
