@@ -206,7 +206,7 @@ func TestSilentClientsAreSentAway(t *testing.T) {
 	go func() { _ = server.ServeConn(context.Background(), near) }()
 	_, err = silent.Receive(peertest.Context(t))
 	require.ErrorIs(t, err, peer.ErrRefused)
-	require.ErrorContains(t, err, "asked nothing")
+	require.ErrorContains(t, err, "sent no request")
 	require.Len(t, p.Stats().Followers, 1, "it follows, and may be silent")
 	v.served()
 }
