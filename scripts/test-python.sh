@@ -23,8 +23,9 @@ if [ "${1:-}" = try ]; then
 	exit
 fi
 go build -o "$work/peer" ./python/tests/peer
+go build -o "$work" ./python/samples/embeddings ./python/samples/serve
 go build -buildmode=c-shared -o "$work/libcuvmm.so" ./cmd/libcuvmm
-export CUVMM_TEST_PEER=$work/peer
+export CUVMM_TEST_PEER=$work/peer CUVMM_TEST_SAMPLES=$work
 cd python
 if command -v mypy >/dev/null; then
 	mypy --cache-dir "$work/mypy" cuvmm tests samples/*.py backend.py

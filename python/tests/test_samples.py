@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 import unittest
+from typing import List
 
 from .support import ROOT, DriverTest, environment
 
@@ -22,6 +25,47 @@ class Samples(DriverTest):
         for worker in (1, 2):
             self.assertIn(f"worker {worker}: computes with the weights of step 4, {size // 4} of them", out)
         self.assertIn("with both workers still following", out)
+
+    def test_a_model_from_go_to_python_and_back(self) -> None:
+        """Go publishes a growing table, Python trains on it and publishes the model, and Go serves that."""
+        programs = os.environ.get("CUVMM_TEST_SAMPLES")
+        if not programs:
+            self.skipTest("CUVMM_TEST_SAMPLES names the folder of the Go samples: scripts/test-python.sh builds them")
+        table = self.start([f"{programs}/embeddings", "-dir", self.path("t"), "-rounds", "0", "-every", "50ms"])
+        self.assertIn("waiting", self.line(table))
+        trainer = self.start([sys.executable, str(ROOT / "python/samples/train.py"), self.path("t/table"), self.path("m/model")])
+        self.assertIn("generation", self.line(trainer))
+        server = self.start([f"{programs}/serve", "-socket", self.path("m/model")])
+        predicted, until = 0.0, time.monotonic() + 60
+        while abs(predicted - 10) > 0.1:
+            self.assertLess(time.monotonic(), until, f"the last prediction was {predicted}, and 10 is right")
+            assert server.stdin is not None
+            server.stdin.write("1 1 0 0 0 0 1 0\n")
+            server.stdin.flush()
+            said = self.line(server)
+            self.assertIn(" predicts ", said)
+            predicted = float(said.split()[-1])
+        table.send_signal(signal.SIGINT)
+        for process in (table, trainer, server):
+            out, _ = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 0, out)
+
+    def start(self, args: List[str]) -> "subprocess.Popen[str]":
+        p = subprocess.Popen(args, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+        def end() -> None:
+            p.kill()
+            p.wait()
+            for f in (p.stdin, p.stdout):
+                if f is not None:
+                    f.close()
+
+        self.addCleanup(end)
+        return p
+
+    def line(self, p: "subprocess.Popen[str]") -> str:
+        assert p.stdout is not None
+        return p.stdout.readline()
 
 
 if __name__ == "__main__":
