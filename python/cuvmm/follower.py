@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, List, NamedTuple
 from . import _conn, _driver, _memory, _page, _streams
 from ._descriptor import ARRAY, ELEMENTS, RECORD, Descriptor
 from ._driver import Device, Event, Stream
-from ._tracker import LIVE, MOVED, STATES, Chunk, Tracker, View, size_of
+from ._tracker import LIVE, MOVED, STALE, STATES, Chunk, Tracker, View, size_of
 from .array import Array, ElementType, Users, close_at_exit
 from .errors import (AccessError, CapacityError, ClosedError, EndedError, Error, FilesError, GoneError, MismatchError, MovedError, NotSupported, ProtocolError,
                      RefusedError, StalledError, TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError)
@@ -75,7 +75,6 @@ class _Shown(NamedTuple):
     generation: int
     ordered: int
     length: int
-    state: int
 
 
 class _Link:
@@ -143,7 +142,8 @@ class Follower:
         self._client, self._device, self._options = client, dev, o
         self._changed = threading.Condition()
         self._pending: Optional[Any] = None  # a _Shown, or the Error why it could not be
-        self._shown: List[_Shown] = [_Shown(0, 0, 0, LIVE)]
+        self._shown: List[_Shown] = [_Shown(0, 0, 0)]
+        self._state = LIVE  # as the publisher said last
         self._gone: Optional[Error] = None
         self._completed = _page.LAST_GENERATION
         self._settled = self._died = self._unfinished = self._closing = False
@@ -202,7 +202,7 @@ class Follower:
         with self._changed:
             if self._gone is not None:
                 return "ended" if self._settled else "stale"
-            return STATES[self._shown[-1].state]
+            return STATES[self._state]
 
     @property
     def error(self) -> Optional[Error]:
@@ -453,6 +453,7 @@ class Follower:
             with self._changed:
                 old, self._link, self._publication = self._link, link, a.publication
                 self._tracker.again()
+                self._state = STALE  # until its first view
                 self._shown = [self._shown[-1]._replace(ordered=0)]
                 p = self._pending
                 if isinstance(p, _Shown):
@@ -482,12 +483,13 @@ class Follower:
         elif v.over:
             self._arrived(CapacityError(f"{v.length} elements, in chunks that do not fit into the {self._tracker.room} bytes of this range", "follow it anew with a larger reserve"))
         elif v.last:
-            self._arrived(_Shown(v.generation, v.ordered, v.length, v.state))
+            self._arrived(_Shown(v.generation, v.ordered, v.length), v.state)
         self._client.say("done", dict(self._tracker.took(failed), token=link.token))
 
-    def _arrived(self, what: Any) -> None:
+    def _arrived(self, what: Any, state: Optional[int] = None) -> None:
         with self._changed:
             self._pending = what
+            self._state = self._state if state is None else state
             self._changed.notify_all()
 
     def _carry_out(self, v: View, files: List[int], lost: bool) -> None:
