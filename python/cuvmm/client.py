@@ -312,7 +312,7 @@ class Client:
             self._accepted(m, fields)
         elif name == "view":
             self._view(m, fields["token"], View.of(fields))
-        else:
+        elif name != "soon":
             raise ProtocolError(f"{name}, which no server of publications sends")
 
     def _reply(self, number: int, a: _Answer) -> bool:

@@ -319,7 +319,7 @@ class _Session:
             self._say("listing", {"number": m["number"], "entries": [p.entry() for p in self.server.publications()]})
         elif name == "follow":
             self._follow(m)
-        else:
+        elif name in ("done", "leave"):
             with self._lock:
                 found = self._followers.get(m["token"])
             if found is None:

@@ -128,6 +128,14 @@ class Servers(DriverTest):
 
                 self.refused(then)
 
+    def test_a_client_that_warns(self) -> None:
+        with cuvmm.Server(self.path()):
+            c = _conn.dial(self.path())
+            c.send(*_wire.encode("soon", {}))
+            c.send(*_wire.encode("list", {"number": 5}))
+            self.assertEqual(_wire.read(c.receive(30), "client"), ("listing", {"number": 5, "entries": []}))
+            c.close()
+
     def test_messages_that_no_server_sends(self) -> None:
         for name, kind, body, files in messages("client"):
             with self.subTest(name):
