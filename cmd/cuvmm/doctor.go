@@ -106,8 +106,21 @@ func cannotOpen(h host, err error) finding {
 				Remedy: "correct " + name + " or unset it", Commands: []string{"unset " + name}}
 		}
 	}
-	return finding{Check: "driver", Severity: problem, Device: machine, Seen: "it cannot be opened: " + err.Error(),
+	f := finding{Check: "driver", Severity: problem, Device: machine, Seen: "it cannot be opened: " + err.Error(),
 		Means: "no program can use a GPU from here", Remedy: "follow the error; the findings above may name the cause"}
+	var failed *cuda.Error
+	if errors.As(err, &failed) {
+		switch failed.Code {
+		case 802:
+			f.Remedy = "start the fabric manager, which GPUs behind an NVSwitch need, of the driver's release"
+			f.Commands = []string{"systemctl start nvidia-fabricmanager"}
+		case 999:
+			f.Means += "; most often nvidia-uvm is not loaded, its device file is missing or forbidden, or the kernel module is in a bad state"
+			f.Remedy = "load nvidia-uvm and make its file; if that changes nothing, the kernel's log has the module's complaints (NVRM, Xid)"
+			f.Commands = []string{"modprobe nvidia-uvm", "nvidia-modprobe -c 0 -u", "dmesg | grep -E 'NVRM|Xid'"}
+		}
+	}
+	return f
 }
 
 // trials returns the findings about the devices. shared is set if a child process

@@ -16,12 +16,25 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// asChild names the environment variable that makes the test binary the program.
+// asChild names the environment variable that makes the test binary the program. It is
+// "1", [filtered], or the folder that the program takes for the root of the machine.
 const asChild = "CUVMM_TEST_AS_CHILD"
 
+// filtered: the program filters its own system calls before it runs.
+const filtered = "filtered"
+
 func TestMain(m *testing.M) {
-	if os.Getenv(asChild) != "" {
+	switch root := os.Getenv(asChild); root {
+	case "":
+	case filtered:
+		filterSystemCalls()
 		main()
+	case "1":
+		main()
+	default:
+		h := thisHost()
+		h.root = root
+		os.Exit(run(os.Args[1:], os.Stdout, os.Stderr, h))
 	}
 	os.Exit(m.Run())
 }
