@@ -282,11 +282,11 @@ func (p picture) tables(s inspect.Snapshot) {
 	for _, q := range s.Publications {
 		fmt.Fprintf(p.out, "publishes %q: %s to %d followers, %s pinned by them\n", q.Name, size(q.Bytes), len(q.Followers), size(q.Pinned))
 		for _, f := range q.Followers {
-			fmt.Fprintf(p.out, "  process %d has %s, %s pinned %s\n", f.PID, size(f.Bytes), size(f.Pinned), f.Refused)
+			fmt.Fprintf(p.out, "  process %d has %s, %s pinned%s\n", f.PID, size(f.Bytes), size(f.Pinned), reason("refused the last generation", f.Refused))
 		}
 	}
 	for _, f := range s.Followers {
-		fmt.Fprintf(p.out, "follows %q of process %d: %s %s\n", f.Name, f.PID, size(f.Bytes), f.Stuck)
+		fmt.Fprintf(p.out, "follows %q of process %d: %s%s\n", f.Name, f.PID, size(f.Bytes), reason("stuck", f.Stuck))
 	}
 	for _, l := range s.Leases {
 		fmt.Fprintf(p.out, "leases %s until %s\n", size(l.Bytes), l.Until.Format("15:04:05"))
@@ -296,11 +296,19 @@ func (p picture) tables(s inspect.Snapshot) {
 			fmt.Fprintln(p.out, "most memory:")
 		}
 		if i == most {
-			fmt.Fprintln(p.out, "         ... (-json has all)")
+			fmt.Fprintf(p.out, "%10s and %d more uses (-html shows all)\n", "", len(s.Uses())-most)
 			break
 		}
 		fmt.Fprintf(p.out, "%10s %6d  %s\n", size(u.Bytes), u.Count, u.Name)
 	}
+}
+
+// reason is what is wrong with something, after it, or "" without a why.
+func reason(what, why string) string {
+	if why == "" {
+		return ""
+	}
+	return "; " + what + ": " + why
 }
 
 // size writes bytes in the largest unit that leaves a number of at least 1.

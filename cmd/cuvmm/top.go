@@ -79,7 +79,7 @@ func processes(ctx context.Context, h host) (all []process, note string, err err
 	all = make([]process, len(found))
 	var asking sync.WaitGroup
 	for i, s := range found {
-		asking.Go(func() { all[i] = summary(ctx, s) })
+		asking.Go(func() { all[i] = summary(ctx, h, s) })
 	}
 	asking.Wait()
 	others, err := seen(h)
@@ -87,23 +87,33 @@ func processes(ctx context.Context, h host) (all []process, note string, err err
 		note = "processes that offer no map are not listed: " + err.Error()
 	}
 	for _, o := range others {
-		if !slices.ContainsFunc(all, func(p process) bool { return p.PID == o.PID }) {
+		at := slices.IndexFunc(all, func(p process) bool { return p.PID == o.PID })
+		if at < 0 {
 			all = append(all, o)
+		} else if all[at].Bytes < 0 {
+			all[at].Bytes = o.Bytes
 		}
 	}
 	slices.SortStableFunc(all, func(a, b process) int { return b.Bytes - a.Bytes })
 	return all, note, nil
 }
 
-// summary asks a process, but waits no longer than a program that stands still is worth.
-func summary(ctx context.Context, s serve.Socket) process {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+// patience is how long a process has to reply: one that stands still holds up the others.
+const patience = 3 * time.Second
+
+// summary asks a process for a summary of its map.
+func summary(ctx context.Context, h host, s serve.Socket) process {
+	asked, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	m, err := s.Summary(ctx)
-	if err != nil {
-		return process{PID: s.PID, Offers: true, Bytes: -1, Error: err.Error()}
+	m, err := s.Summary(asked)
+	if err == nil {
+		return process{PID: s.PID, Name: m.Process.Name, Bytes: m.Totals.AllocatedBytes + m.Totals.ManagedBytes, Offers: true, Map: &m}
 	}
-	return process{PID: s.PID, Name: m.Process.Name, Bytes: m.Totals.AllocatedBytes + m.Totals.ManagedBytes, Offers: true, Map: &m}
+	why := err.Error()
+	if errors.Is(err, context.DeadlineExceeded) {
+		why = fmt.Sprintf("it did not reply within %v; a stopped process (state T in ps) does not", patience)
+	}
+	return process{PID: s.PID, Name: h.text(fmt.Sprintf("proc/%d/comm", s.PID)), Bytes: -1, Offers: true, Error: why}
 }
 
 // seen are the processes that NVML sees. One that uses several GPUs is one.
@@ -156,7 +166,8 @@ func writeProcesses(out io.Writer, all []process, note string) {
 			}
 			pools, requested = size(r), size(q)
 		}
-		fmt.Fprintf(out, "%8d  %-24s %10s %10s %10s\n", p.PID, p.Name, known(p.Bytes), pools, requested)
+		line := fmt.Sprintf("%8d  %-24s %10s %10s %10s", p.PID, shortTo(p.Name, 24), known(p.Bytes), pools, requested)
+		fmt.Fprintln(out, strings.TrimRight(line, " "))
 		switch {
 		case p.Error != "":
 			fmt.Fprintf(out, "%8s  does not show its map: %s\n", "", p.Error)
@@ -172,6 +183,14 @@ func writeProcesses(out io.Writer, all []process, note string) {
 	}
 }
 
+// shortTo cuts a text to so many characters.
+func shortTo(text string, most int) string {
+	if all := []rune(text); len(all) > most {
+		return string(all[:most-1]) + "…"
+	}
+	return text
+}
+
 // writeShared writes what a process shares, and with which.
 func writeShared(out io.Writer, s inspect.Snapshot) {
 	for _, p := range s.Publications {
@@ -181,18 +200,11 @@ func writeShared(out io.Writer, s inspect.Snapshot) {
 			if f.Pinned > 0 {
 				line += ", and keeps " + size(f.Pinned) + " pinned"
 			}
-			if f.Refused != "" {
-				line += "; refused the last generation: " + f.Refused
-			}
-			fmt.Fprintf(out, "%10s  %s\n", "", line)
+			fmt.Fprintf(out, "%10s  %s%s\n", "", line, reason("refused the last generation", f.Refused))
 		}
 	}
 	for _, f := range s.Followers {
-		line := fmt.Sprintf("follows %q of process %d: %s", f.Name, f.PID, size(f.Bytes))
-		if f.Stuck != "" {
-			line += "; stuck: " + f.Stuck
-		}
-		fmt.Fprintf(out, "%8s  %s\n", "", line)
+		fmt.Fprintf(out, "%8s  follows %q of process %d: %s%s\n", "", f.Name, f.PID, size(f.Bytes), reason("stuck", f.Stuck))
 	}
 	if n := len(s.Leases); n > 0 {
 		fmt.Fprintf(out, "%8s  %d leases are open\n", "", n)
