@@ -88,77 +88,57 @@ func growth(b *testing.B, d *cuda.Device) func() error {
 	}
 }
 
-// cost measures windows of the operation with and without snapshots, in turn.
+// cost measures the operation alone, and beside snapshots one after the other, in turn.
 func cost(b *testing.B, sys *cuda.System, do func() error) {
 	b.Helper()
-	var taken atomic.Int64
-	var snapshots atomic.Bool
-	took := make(chan time.Duration, 1<<12)
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		for {
-			select {
-			case <-stop:
-				return
-			case <-time.After(5 * time.Millisecond):
-			}
-			if !snapshots.Load() {
-				continue
-			}
-			s, err := inspect.Take(sys)
-			if err != nil {
-				panic(err)
-			}
-			select {
-			case took <- s.Took:
-			default:
-			}
-			taken.Add(1)
-		}
-	}()
-	window := func(with bool) (mean time.Duration, longest time.Duration, n int, lasted time.Duration) {
+	var took []time.Duration
+	// window runs the operation until done, and returns how often and its longest time.
+	window := func(done func(lasted time.Duration) bool) (n int, longest, lasted time.Duration) {
 		runtime.GC()
-		snapshots.Store(with)
-		defer snapshots.Store(false)
 		start := time.Now()
-		for last := start; lasted < 300*time.Millisecond; {
+		for last := start; !done(lasted); n++ {
 			if err := do(); err != nil {
 				b.Fatal(err)
 			}
 			now := time.Now()
 			longest, last = max(longest, now.Sub(last)), now
 			lasted = now.Sub(start)
-			n++
 		}
-		return lasted / time.Duration(n), longest, n, lasted
+		return n, longest, lasted
 	}
+	const least = 100 * time.Millisecond
 	var lost []float64
 	var alone, beside time.Duration
 	for b.Loop() {
-		mean, longest, _, _ := window(false)
+		n, longest, lasted := window(func(lasted time.Duration) bool { return lasted > least })
 		alone = max(alone, longest)
-		before := taken.Load()
-		_, longest, n, lasted := window(true)
+		mean := float64(lasted) / float64(n)
+
+		var stop, stopped atomic.Bool
+		snapshots := make(chan []time.Duration)
+		go func() {
+			var all []time.Duration
+			for !stop.Load() {
+				if s, err := inspect.Take(sys); err == nil {
+					all = append(all, s.Took)
+				}
+			}
+			stopped.Store(true)
+			snapshots <- all
+		}()
+		n, longest, lasted = window(func(lasted time.Duration) bool {
+			stop.Store(lasted > least)
+			return stopped.Load() // after a whole snapshot
+		})
+		all := <-snapshots
 		beside = max(beside, longest)
-		if k := taken.Load() - before; k > 0 {
-			lost = append(lost, float64(lasted-time.Duration(n)*mean)/1e6/float64(k))
-		}
-	}
-	close(stop)
-	<-stopped
-	close(took)
-	var times []time.Duration
-	for t := range took {
-		times = append(times, t)
-	}
-	if len(lost) == 0 {
-		b.Fatal("no snapshot was taken")
+		took = append(took, all...)
+		lost = append(lost, (float64(lasted)-float64(n)*mean)/1e6/float64(len(all)))
 	}
 	slices.Sort(lost)
-	slices.Sort(times)
+	slices.Sort(took)
 	b.ReportMetric(lost[len(lost)/2], "ms-lost/snapshot")
-	b.ReportMetric(float64(times[len(times)/2])/1e6, "ms-taken")
+	b.ReportMetric(float64(took[len(took)/2])/1e6, "ms-taken")
 	b.ReportMetric(float64(beside)/1e3, "longest-µs")
 	b.ReportMetric(float64(alone)/1e3, "longest-alone-µs")
 	b.ReportMetric(0, "ns/op")
