@@ -15,7 +15,7 @@ import (
 
 // exemplary are the packages whose types and constructors all have examples. The
 // other packages that programs use join the list when theirs have.
-var exemplary = []string{"cuda", "cuda/auto", "vmm", "managed", "fabric", "fabric/rendezvous", "handles", "handles/peer", "handles/publish", "vmm/pool", "multicast"}
+var exemplary = []string{"cuda", "cuda/auto", "vmm", "managed", "fabric", "fabric/rendezvous", "handles", "handles/peer", "handles/publish", "vmm/pool", "multicast", "inspect", "inspect/serve"}
 
 // withoutExample are the names that need none, and why.
 var withoutExample = map[string]string{
