@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 )
@@ -14,15 +15,70 @@ func (s Snapshot) Write(w io.Writer) error {
 	return nil
 }
 
-// Read reads a snapshot that Write wrote. Snapshots of another Version are refused.
+// Read reads a snapshot that Write wrote. It returns an error for a snapshot of another
+// Version, for one that is cut short, and for one whose ranges cannot be: of a negative
+// size, outside of what they are part of, or not in the order of their addresses.
 func Read(r io.Reader) (Snapshot, error) {
 	var s Snapshot
 	if err := json.NewDecoder(r).Decode(&s); err != nil {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return Snapshot{}, fmt.Errorf("inspect: read a snapshot: it is cut short: %w", err)
+		}
 		return Snapshot{}, fmt.Errorf("inspect: read a snapshot: %w", err)
 	}
 	if s.Format != Format || s.Version != Version {
 		return Snapshot{}, fmt.Errorf("inspect: format %q, version %d: this program reads %q, version %d; use the program that wrote it",
 			s.Format, s.Version, Format, Version)
 	}
+	if err := s.check(); err != nil {
+		return Snapshot{}, fmt.Errorf("inspect: read a snapshot: %w; no snapshot was written like that", err)
+	}
 	return s, nil
+}
+
+// most is the largest size of a range of addresses.
+const most = 1 << 57
+
+// check returns an error if ranges cannot be as they are.
+func (s Snapshot) check() error {
+	end := Address(0)
+	for _, r := range s.Reservations {
+		if r.Ptr < end || r.Bytes < 0 || r.Bytes > most || uint64(r.Ptr) > most {
+			return fmt.Errorf("the reservation of %d bytes at %v overlaps the one before it or is too large", r.Bytes, r.Ptr)
+		}
+		end = r.Ptr + Address(r.Bytes)
+		in := run{whole: r.Bytes}
+		for _, m := range r.Mappings {
+			if !in.next(m.Offset, m.Bytes) {
+				return fmt.Errorf("the mapping of %d bytes at offset %d does not fit into the reservation at %v", m.Bytes, m.Offset, r.Ptr)
+			}
+		}
+	}
+	for _, b := range s.Buffers {
+		if min(b.Used, b.Committed, b.Reserved) < 0 { // which were read one after the other
+			return fmt.Errorf("the buffer at %v uses %d of %d bytes, of %d reserved", b.Ptr, b.Used, b.Committed, b.Reserved)
+		}
+	}
+	for _, p := range s.Pools {
+		for _, g := range p.Segments {
+			in := run{whole: g.Bytes}
+			for _, b := range g.Blocks {
+				if !in.next(b.Offset, b.Bytes) {
+					return fmt.Errorf("the block of %d bytes at offset %d does not fit into the segment at %v", b.Bytes, b.Offset, g.Ptr)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// run checks parts of a range, by offset.
+type run struct{ whole, end int }
+
+func (r *run) next(offset, bytes int) bool {
+	if offset < r.end || bytes < 0 || bytes > r.whole || offset > r.whole-bytes {
+		return false
+	}
+	r.end = offset + bytes
+	return true
 }

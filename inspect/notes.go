@@ -10,7 +10,7 @@ package inspect
 //
 // Each is read under its own lock, in steps if it may be large: 256 objects of the live
 // list, whose cursor is an object without an owner (life.List.Each), 1,024 mappings of a
-// range, 256 blocks or events of a pool. Anything may move between two steps of a
-// pool's span; the walk then finds its place again by the chunks' tables
+// range, 1,024 blocks of a pool, after each of which the walk pauses, so that requests
+// that wait for the lock get it. Anything may move between two steps of a pool's span; the walk then finds its place again by the chunks' tables
 // (vmm/pool/segments.go). Stacks are turned into text with no lock held. So the parts of
 // a snapshot differ in time, and a mapping may name memory that is not listed.

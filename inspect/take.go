@@ -44,7 +44,7 @@ func take(op string, sys *cuda.System, whole bool) (Snapshot, error) {
 	t.devices(sys)
 	if whole {
 		t.sys.Live.Each(t.object)
-		slices.SortFunc(t.s.Reservations, func(a, b Reservation) int { return cmp.Compare(a.Ptr, b.Ptr) })
+		t.s.Reservations = apart(t.s.Reservations)
 		slices.SortFunc(t.s.Buffers, func(a, b Buffer) int { return cmp.Compare(a.Ptr, b.Ptr) })
 	}
 	for _, x := range t.sys.Shown() {
@@ -52,6 +52,27 @@ func take(op string, sys *cuda.System, whole bool) (Snapshot, error) {
 	}
 	t.s.Took = time.Since(t.s.Time)
 	return t.s, nil
+}
+
+// apart sorts reservations, and drops those that overlap one that was read later: they
+// were closed during the walk, and the later one took their addresses.
+func apart(all []Reservation) []Reservation {
+	read := map[Address]int{}
+	for i, r := range all {
+		read[r.Ptr] = i
+	}
+	slices.SortStableFunc(all, func(a, b Reservation) int { return cmp.Compare(a.Ptr, b.Ptr) })
+	kept := all[:0]
+	for _, r := range all {
+		n := len(kept)
+		switch {
+		case n == 0 || kept[n-1].Ptr+Address(kept[n-1].Bytes) <= r.Ptr:
+			kept = append(kept, r)
+		case read[kept[n-1].Ptr] <= read[r.Ptr]:
+			kept[n-1] = r
+		}
+	}
+	return kept
 }
 
 // taker is a snapshot that is being taken.

@@ -164,8 +164,18 @@ func TestTakeShowsPools(t *testing.T) {
 }
 
 func TestReadRefusesWhatItDoesNotKnow(t *testing.T) {
+	const begin = `{"format": "cuvmm snapshot", "version": 1, `
 	for _, c := range []struct{ text, want string }{
-		{`{`, "unexpected EOF"},
+		{``, "it is cut short"},
+		{`{`, "it is cut short: unexpected EOF"},
+		{begin + `"reservations": [{"ptr": "0x2000", "bytes": 4096}, {"ptr": "0x1000", "bytes": 1}]}`, "overlaps the one before it"},
+		{begin + `"reservations": [{"ptr": "0x1000", "bytes": 4096}, {"ptr": "0x1fff", "bytes": 1}]}`, "overlaps the one before it"},
+		{begin + `"reservations": [{"ptr": "0x1000", "bytes": -1}]}`, "the reservation of -1 bytes"},
+		{begin + `"reservations": [{"ptr": "0x1000", "bytes": 9223372036854775807}]}`, "too large"},
+		{begin + `"reservations": [{"ptr": "0x1000", "bytes": 10, "mappings": [{"offset": 9, "bytes": 2}]}]}`, "the mapping of 2 bytes at offset 9 does not fit"},
+		{begin + `"reservations": [{"ptr": "0x1000", "bytes": 10, "mappings": [{"offset": -9, "bytes": 2}]}]}`, "does not fit"},
+		{begin + `"buffers": [{"ptr": "0x1000", "used": -5}]}`, "the buffer at 0x1000 uses -5"},
+		{begin + `"pools": [{"segments": [{"ptr": "0x1000", "bytes": 10, "blocks": [{"offset": 2, "bytes": 2}, {"offset": 3, "bytes": 2}]}]}]}`, "the block of 2 bytes at offset 3 does not fit"},
 		{`{}`, `this program reads "cuvmm snapshot", version 1`},
 		{`{"format": "cuvmm snapshot", "version": 2}`, "version 2"},
 		{`{"format": "cuvmm snapshot", "version": 1, "reservations": [{"ptr": "zero"}]}`, "an address is hexadecimal"},

@@ -60,8 +60,31 @@ func drawMap(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, e
 	return o.run
 }
 
+// check returns an error if the flags contradict each other.
+func (o *mapFlags) check() error {
+	var ways []string
+	for _, way := range []struct {
+		name string
+		set  bool
+	}{{"-save", o.save != ""}, {"-html", o.html != ""}, {"-http", o.http != ""}, {"-json", o.asJSON}} {
+		if way.set {
+			ways = append(ways, way.name)
+		}
+	}
+	switch {
+	case len(ways) > 1:
+		return fmt.Errorf("%s exclude each other: use one at a time, -save first, and the others on the saved file", strings.Join(ways, " and "))
+	case o.every < 0 || o.width < 0 || o.rows < 1:
+		return fmt.Errorf("-every %v, -width %d, -rows %d: they are not negative, and there is at least one row", o.every, o.width, o.rows)
+	}
+	return nil
+}
+
 // run shows snapshots as the flags say.
 func (o *mapFlags) run(args []string, out io.Writer, h host) (int, error) {
+	if err := o.check(); err != nil {
+		return exitUsage, err
+	}
 	ctx, stop := untilEnded()
 	defer stop()
 	h.progress.step("taking a snapshot")
@@ -138,7 +161,10 @@ func sourceOf(ctx context.Context, name string) (source, error) {
 				return s.Snapshot, nil
 			}
 		}
-		return nil, fmt.Errorf("process %d offers no map to this user: those that do are %v", pid, pids(found))
+		if len(found) == 0 {
+			return nil, fmt.Errorf("process %d offers no map to this user, and no other does: have the program call serve.Offer, and run cuvmm as its user", pid)
+		}
+		return nil, fmt.Errorf("process %d offers no map to this user: the processes that do are %v", pid, pids(found))
 	}
 	if strings.HasPrefix(name, "http://") || strings.HasPrefix(name, "https://") {
 		return func(ctx context.Context) (inspect.Snapshot, error) { return fetch(ctx, name) }, nil
@@ -149,7 +175,11 @@ func sourceOf(ctx context.Context, name string) (source, error) {
 			return inspect.Snapshot{}, err
 		}
 		defer f.Close()
-		return inspect.Read(f)
+		s, err := inspect.Read(f)
+		if err != nil {
+			return s, fmt.Errorf("%s: %w", name, err)
+		}
+		return s, nil
 	}, nil
 }
 
@@ -211,8 +241,15 @@ func (o *mapFlags) show(all []inspect.Snapshot, out io.Writer, h host) error {
 
 // compare writes how the memory's uses differ.
 func (p picture) compare(before, after inspect.Snapshot) {
-	fmt.Fprintf(p.out, "%s (%d) at %s and %s (%d) at %s\n", before.Process.Name, before.Process.PID, before.Time.Format(time.TimeOnly),
-		after.Process.Name, after.Process.PID, after.Time.Format(time.TimeOnly))
+	title := func(s inspect.Snapshot) string {
+		return fmt.Sprintf("%s (%d) on %s at %s", s.Process.Name, s.Process.PID, s.Process.Host, s.Time.Format(time.DateTime))
+	}
+	fmt.Fprintf(p.out, "%s, then\n%s\n", title(before), title(after))
+	if before.Process != after.Process {
+		fmt.Fprintln(p.out, "these are different processes: what differs is no change of one of them")
+	} else if before.Time.After(after.Time) {
+		fmt.Fprintln(p.out, "the first snapshot is the later one: name the earlier one first")
+	}
 	fmt.Fprintf(p.out, "physical memory: %s, then %s\nmapped: %s, then %s\nreserved: %s, then %s\n",
 		size(before.Totals.AllocatedBytes), size(after.Totals.AllocatedBytes), size(before.Totals.MappedBytes), size(after.Totals.MappedBytes),
 		size(before.Totals.ReservedBytes), size(after.Totals.ReservedBytes))
@@ -236,7 +273,11 @@ func (p picture) compare(before, after inspect.Snapshot) {
 func toFile(name string, write func(w io.Writer) error) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(name), ".cuvmm-*")
 	if err != nil {
-		return err
+		var of *os.PathError
+		if errors.As(err, &of) {
+			err = of.Err
+		}
+		return fmt.Errorf("%s cannot be written, nor any file beside it: %w", name, err)
 	}
 	defer func() {
 		if err != nil {

@@ -114,10 +114,24 @@ func TestMapsThatAreSavedAndCompared(t *testing.T) {
 	require.Equal(t, 4<<20, changes[0].Bytes)
 	out, _ = cuvmm(t, exitOK, "map", before, before)
 	require.Contains(t, out, "nothing is used otherwise")
+	out, _ = cuvmm(t, exitOK, "map", server.URL, before)
+	require.Contains(t, out, "the first snapshot is the later one")
+	text, err := os.ReadFile(before)
+	require.NoError(t, err)
+	elsewhere := filepath.Join(t.TempDir(), "elsewhere.json")
+	require.NoError(t, os.WriteFile(elsewhere, bytes.Replace(text, []byte(`"host":"`), []byte(`"host":"other-`), 1), 0o600))
+	out, _ = cuvmm(t, exitOK, "map", elsewhere, before)
+	require.Contains(t, out, "on other-")
+	require.Contains(t, out, "these are different processes")
+	require.NoError(t, os.WriteFile(elsewhere, text[:len(text)/2], 0o600))
+	_, complaints := cuvmm(t, exitFailed, "map", elsewhere)
+	require.Contains(t, complaints, elsewhere+": inspect: read a snapshot: it is cut short")
+	_, complaints = cuvmm(t, exitFailed, "map", "-save", filepath.Join(elsewhere, "x"), before)
+	require.Contains(t, complaints, "cannot be written, nor any file beside it: not a directory")
 
 	page := filepath.Join(t.TempDir(), "map.html")
 	_, _ = cuvmm(t, exitOK, "map", "-html", page, before, server.URL)
-	text, err := os.ReadFile(page)
+	text, err = os.ReadFile(page)
 	require.NoError(t, err)
 	require.Contains(t, string(text), "activations")
 }
@@ -144,6 +158,10 @@ func TestMapsThatCannotBeHad(t *testing.T) {
 	}
 	_, complaints := cuvmm(t, exitUsage, "map", "-http", "localhost:0", bad, bad)
 	require.Contains(t, complaints, "-http follows one process")
+	for _, c := range [][]string{{"-html", "a", "-save", "b"}, {"-json", "-http", ":0"}, {"-every", "-1s"}, {"-width", "-1"}, {"-rows", "0"}} {
+		_, complaints := cuvmm(t, exitUsage, append([]string{"map"}, c...)...)
+		require.Contains(t, complaints, c[0])
+	}
 }
 
 func TestSizes(t *testing.T) {

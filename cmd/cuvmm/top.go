@@ -44,6 +44,9 @@ func top(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error
 	asJSON := f.Bool("json", false, "print JSON")
 	every := f.Duration("every", 0, "list again after this time, until interrupted")
 	return func(_ []string, out io.Writer, h host) (int, error) {
+		if *every < 0 {
+			return exitUsage, fmt.Errorf("-every %v: a time is not negative", *every)
+		}
 		ctx, stop := untilEnded()
 		defer stop()
 		if *asJSON {

@@ -12,7 +12,7 @@ import (
 
 func owned(folder string, about fs.FileInfo) error {
 	if s, ok := about.Sys().(*syscall.Stat_t); !ok || int(s.Uid) != os.Geteuid() {
-		return fmt.Errorf("%s belongs to another user: set XDG_RUNTIME_DIR to a folder of this user", folder)
+		return fmt.Errorf("%s belongs to another user: "+remedy, folder)
 	}
 	return nil
 }

@@ -73,10 +73,11 @@ func (o *Offered) Close() error {
 }
 
 // Folder returns the folder of the sockets: cuvmm in XDG_RUNTIME_DIR, or if that is
-// not set in /run/user/UID, or if there is none cuvmm-UID in the folder for temporary
-// files. A folder that is not the user's, or that others may enter, is not used.
+// no absolute path in /run/user/UID, or if there is none cuvmm-UID in the folder for
+// temporary files. [Offer] and [Find] refuse a folder that belongs to another user, or
+// that other users may enter.
 func Folder() string {
-	if dir := environ.Get("XDG_RUNTIME_DIR"); dir != "" {
+	if dir := environ.Get("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "cuvmm")
 	}
 	user := strconv.Itoa(os.Getuid())
@@ -86,11 +87,13 @@ func Folder() string {
 	return filepath.Join(os.TempDir(), "cuvmm-"+user)
 }
 
+const remedy = "set XDG_RUNTIME_DIR to a folder of this user that can be written to"
+
 // private returns an error unless the folder is this user's alone.
 func private(folder string, create bool) error {
 	if create {
 		if err := os.Mkdir(folder, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return err
+			return fmt.Errorf("%w: "+remedy, err)
 		}
 	}
 	about, err := os.Lstat(folder)
@@ -98,9 +101,9 @@ func private(folder string, create bool) error {
 	case err != nil:
 		return err
 	case !about.IsDir():
-		return fmt.Errorf("%s is no folder: set XDG_RUNTIME_DIR to a folder of this user", folder)
+		return fmt.Errorf("%s is no folder: "+remedy, folder)
 	case about.Mode().Perm()&0o077 != 0:
-		return fmt.Errorf("%s has mode %#o, so other users may enter it: make it 0700, or set XDG_RUNTIME_DIR to a folder of this user", folder, about.Mode().Perm())
+		return fmt.Errorf("%s has mode %#o, so other users may enter it: make it 0700, or "+remedy, folder, about.Mode().Perm())
 	}
 	return owned(folder, about)
 }
@@ -119,10 +122,10 @@ func Find(ctx context.Context) ([]Socket, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	if err == nil {
-		err = private(folder, false)
-	}
 	if err != nil {
+		return nil, fmt.Errorf("serve.Find: %w: "+remedy, err)
+	}
+	if err := private(folder, false); err != nil {
 		return nil, fmt.Errorf("serve.Find: %w", err)
 	}
 	var all []Socket
