@@ -16,8 +16,9 @@ import time
 from typing import Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from . import _packet
+from ._process import OfProcess
 from ._wire import clip
-from .errors import ArgumentError, ClosedError, Error, FilesError, ForkedError, GoneError, PeerError, ProtocolError, RefusedError, WaitTimeout
+from .errors import ArgumentError, ClosedError, Error, FilesError, GoneError, PeerError, ProtocolError, RefusedError, WaitTimeout
 
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0x40000000)
 _CREDENTIALS = struct.Struct("iII")
@@ -57,7 +58,7 @@ def _await(fd: int, event: int, until: Optional[float]) -> bool:
     return bool(p.poll(None if left is None else int(left * 1000) + 1))
 
 
-class Conn:
+class Conn(OfProcess):
     """A connection. One thread at a time sends and one receives; the others wait for it.
 
     A violation of the protocol, by either side, closes it, and every later call raises the same error.
@@ -70,7 +71,6 @@ class Conn:
         self.peer = peer
         self._process = process
         self.timeout = timeout
-        self._pid = os.getpid()
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._state = threading.Lock()
         self._failed: Optional[Error] = None
@@ -82,21 +82,20 @@ class Conn:
             s.send(_packet.greeting(nonce))
 
     def _check(self) -> None:
+        self._check_process()
         if self._failed is not None:
-            raise self._failed
+            raise self._failed.again()
         if self._closed:
             raise ClosedError("the connection is closed")
-        if os.getpid() != self._pid:
-            raise ForkedError("the connection was made before this process forked", "connect in the process that uses it")
 
     def fail(self, why: Error) -> Error:
         """Closes the connection for good, and tells the peer why. Returns the error that counts."""
         with self._state:
             if self._failed is not None:
-                return self._failed
+                return self._failed.again()
             if self._closed:
                 return why
-            self._failed = why
+            self._failed = why.again()
         if not isinstance(why, (GoneError, RefusedError)) and self._sending.acquire(timeout=_REFUSAL_WAIT):
             with contextlib.suppress(OSError):
                 self._socket.send(_packet.refusal(self._out.peer, self._out.sequence, clip(str(why), 512)))
@@ -151,12 +150,13 @@ class Conn:
 
     def _fail_unlocked(self, why: Error) -> Error:
         with self._state:
-            self._failed = self._failed or why
+            self._failed = self._failed or why.again()
         self._shutdown()
         return why
 
     def receive(self, timeout: Optional[float] = None) -> _packet.Message:
         """Waits for the next message. Its descriptors are the caller's. After a timeout nothing is lost."""
+        self._check_process()
         until = _deadline(timeout)
         if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
             raise WaitTimeout("another thread was receiving", "try again")
@@ -205,13 +205,15 @@ class Conn:
         return m
 
     def close(self) -> None:
-        """Ends the connection, and every call that waits on it. Idempotent."""
+        """Ends the connection, and every call that waits on it. Idempotent. A child of fork drops its own descriptors alone."""
+        if self._forked:
+            self._socket.close()
+            return
         with self._state:
             if self._closed:
                 return
             self._closed = True
-        if os.getpid() == self._pid:  # the parent's end of the connection stays as it is
-            self._shutdown()
+        self._shutdown()
         with self._receiving, self._sending:
             close_all(self._in.discard())
             self._socket.close()
@@ -356,14 +358,13 @@ def pair(timeout: float = TIMEOUT) -> Tuple[Conn, int]:
     return Conn(own, None, timeout), other.detach()
 
 
-class Listener:
+class Listener(OfProcess):
     """A socket in a private folder. ``accept`` waits for the next process of the same user."""
 
     def __init__(self, path: str, timeout: float = TIMEOUT) -> None:
         folder, name = _split(path)
         self.path = path
         self._name, self.timeout = name, timeout
-        self._pid = os.getpid()
         self._closed = False
         self._stop, self._wake = os.pipe()
         self._accepting = threading.Lock()
@@ -462,11 +463,14 @@ class Listener:
         if self._closed:
             return
         self._closed = True
-        if os.getpid() == self._pid:
-            os.write(self._wake, b"x")
-            with contextlib.suppress(Error, OSError), self._locked():
-                if self._look() == self._entry:
-                    os.unlink(self._name, dir_fd=self._fd)
+        if self._forked:  # the parent serves the socket
+            self._socket.close()
+            close_all((self._stop, self._wake, self._fd))
+            return
+        os.write(self._wake, b"x")
+        with contextlib.suppress(Error, OSError), self._locked():
+            if self._look() == self._entry:
+                os.unlink(self._name, dir_fd=self._fd)
         with self._accepting:
             self._socket.close()
             close_all((self._stop, self._wake, self._fd))

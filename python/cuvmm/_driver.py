@@ -24,6 +24,7 @@ _NON_BLOCKING = 1
 _DISABLE_TIMING = 2
 _RELAXED = 2
 _STREAM_MEM_OPS_64 = 122
+_FENCE = 256
 
 
 class Location(Structure):
@@ -56,7 +57,6 @@ _CALLS: Dict[str, List[Any]] = {
     "cuDevicePrimaryCtxRetain": [POINTER(c_void_p), c_int],
     "cuCtxGetCurrent": [POINTER(c_void_p)],
     "cuCtxSetCurrent": [c_void_p],
-    "cuCtxSynchronize": [],
     "cuThreadExchangeStreamCaptureMode": [POINTER(c_int)],
     "cuStreamCreate": [POINTER(c_void_p), c_uint],
     "cuStreamDestroy_v2": [c_void_p],
@@ -212,6 +212,9 @@ class Device:
         context = c_void_p()
         d.call("cuDevicePrimaryCtxRetain", byref(context), self.handle, what=f"device {ordinal}")
         self.context = context
+        self._fencing, self._fence = threading.Lock(), c_uint64()
+        with self.current():
+            d.call("cuMemAlloc_v2", byref(self._fence), _FENCE, what=f"device {ordinal}")
 
     def attribute(self, number: int) -> int:
         v = c_int()
@@ -251,8 +254,16 @@ class Device:
         return can.value != 0
 
     def synchronize(self) -> None:
-        with self.current() as d:
-            d.call("cuCtxSynchronize")
+        """Waits for all work of the context, of every stream.
+
+        Freeing a small allocation does that, and lets captures live, which cuCtxSynchronize kills, whatever mode this thread has.
+        """
+        with self._fencing, self.current() as d:
+            if not self._fence.value:
+                d.call("cuMemAlloc_v2", byref(self._fence), _FENCE, what="what a wait for all work needs")
+            d.call("cuMemFree_v2", self._fence)
+            self._fence.value = 0
+            d.raw("cuMemAlloc_v2", byref(self._fence), _FENCE)  # for the next one, which may find no memory
 
     def register(self, address: int, size: int) -> int:
         """Pins host memory for the device's streams and returns its device address."""

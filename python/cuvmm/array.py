@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
+import time
 import warnings
 import weakref
 from ctypes import byref, c_uint64, c_void_p
@@ -14,6 +14,9 @@ from . import _dlpack, _streams
 from ._descriptor import ELEMENTS, RECORD, Element
 from ._driver import Device, Event, Stream
 from .errors import ArgumentError, Error, InUseError
+
+
+_POLL = 0.005
 
 
 class ElementType(NamedTuple):
@@ -44,19 +47,15 @@ class Users:
     """Counts the arrays that show an owner's memory, and knows how far each reaches."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # reentrant: an array may end wherever the collector runs
         self._all: Dict[int, Tuple["weakref.ref[Array]", int, str]] = {}
 
     def add(self, a: "Array", to: int) -> None:
         key = id(a)
 
         def gone(_: "weakref.ref[Array]") -> None:
-            with self._changed:
-                self._all.pop(key, None)
-                self._changed.notify_all()
+            self._all.pop(key, None)  # without a lock: an array may end wherever the collector runs
 
-        with self._changed:
-            self._all[key] = (weakref.ref(a, gone), to, _caller())
+        self._all[key] = (weakref.ref(a, gone), to, _caller())
 
     def behind(self, byte: int) -> List[str]:
         """Where the arrays were made that reach beyond a byte."""
@@ -64,8 +63,9 @@ class Users:
 
     def wait(self, byte: int, timeout: float) -> None:
         """Waits until no array reaches beyond a byte, or for so many seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self.behind(byte), timeout)
+        until = time.monotonic() + timeout
+        while self.behind(byte) and time.monotonic() < until:
+            time.sleep(_POLL)
 
     def refuse(self, what: str, byte: int = 0) -> None:
         where = self.behind(byte)

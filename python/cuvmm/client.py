@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from . import _conn, _driver, _wire
 from ._descriptor import ARRAY, BUFFER, ELEMENTS, decode
+from ._process import OfProcess
 from ._tracker import View
 from .errors import (AccessError, ArgumentError, ClosedError, Error, FilesError, GoneError, NotSupported, ProtocolError, RefusedError, TooLargeError, UnknownError,
                      WaitTimeout)
@@ -57,7 +58,7 @@ class _Answer(NamedTuple):
     inlet: Optional[Inlet]
 
 
-class Client:
+class Client(OfProcess):
     """A connection to a server of publications. All methods are safe for use by any thread; close it, and its followers by themselves.
 
     One made with ``reconnect`` dials again, with growing pauses, whenever the connection ends, until it is closed; its
@@ -96,6 +97,9 @@ class Client:
 
     def close(self) -> None:
         """Ends the connection. Followers keep what they have mapped, as if the publisher had gone, until each is closed. Idempotent."""
+        if self._forked:
+            self._conn.close()
+            return
         with self._lock:
             self._closing.set()
         self._conn.close()
@@ -104,6 +108,7 @@ class Client:
 
     def await_end(self, timeout: Optional[float] = None) -> None:
         """Waits until the server's process has ended, not its connection alone. With ``reconnect`` that is the server at the other end now."""
+        self._check_process()
         with self._lock:
             if self._closing.is_set():
                 raise ClosedError("the client is closed")
@@ -211,6 +216,7 @@ class Client:
     # Requests.
 
     def _ask(self, name: str, fields: Dict[str, Any], timeout: Optional[float]) -> _Answer:
+        self._check_process()
         mine: "queue.Queue[Optional[_Answer]]" = queue.Queue()
         with self._lock:
             if self._closing.is_set() or self._why is not None:
@@ -239,7 +245,7 @@ class Client:
         return a
 
     def _gone(self) -> Error:
-        return ClosedError("the client is closed") if self._closing.is_set() or self._why is None else self._why
+        return ClosedError("the client is closed") if self._closing.is_set() or self._why is None else self._why.again()
 
     def _surprise(self, a: _Answer) -> Error:
         self._give_up(a)

@@ -7,6 +7,8 @@ there is one, which ``hint`` has by itself. Errors that have a standard counterp
 
 from __future__ import annotations
 
+from typing import Any, Tuple
+
 
 class Error(Exception):
     """An error of this package. ``hint`` is the remedy, or empty."""
@@ -14,6 +16,15 @@ class Error(Exception):
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(f"{what} ({hint})" if hint else what)
         self.hint = hint
+        self._given: Tuple[Any, ...] = (what, hint)
+
+    def again(self) -> "Error":
+        """A new error with the same content, to raise one that is stored.
+
+        A raised error has the frames of its callers in its traceback. If it were stored it would keep them alive, and
+        the arrays and tensors in them.
+        """
+        return type(self)(*self._given)
 
 
 class ArgumentError(Error, ValueError):
@@ -115,3 +126,4 @@ class DriverError(Error):
         super().__init__(f"{what + ': ' if what else ''}{call} returned {name} ({code})", hint)
         self.call = call
         self.code = code
+        self._given = (call, code, name, what, hint)

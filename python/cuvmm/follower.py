@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from ctypes import c_void_p
-from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, List, NamedTuple, Optional, Set, Tuple
 
 from . import _conn, _driver, _memory, _page, _streams
 from ._descriptor import ARRAY, ELEMENTS, RECORD, Descriptor
 from ._driver import Device, Event, Stream
+from ._process import OfProcess
 from ._tracker import LIVE, MOVED, STALE, STATES, Chunk, Tracker, View, size_of
 from .array import Array, ElementType, Users, close_at_exit
 from .errors import (AccessError, CapacityError, ClosedError, EndedError, Error, FilesError, GoneError, MismatchError, MovedError, NotSupported, ProtocolError,
@@ -128,7 +130,7 @@ class _Link:
             self.page.close()
 
 
-class Follower:
+class Follower(OfProcess):
     """A publication of another process: an array that grows and shrinks as its publisher announces, at an address fixed for life.
 
     What is new is mapped as it arrives, and shown by :meth:`next`; before the first one the array is empty. When the
@@ -141,6 +143,7 @@ class Follower:
     def __init__(self, client: "Client", dev: Device, room: int, o: Options, timeout: Optional[float]) -> None:
         self._client, self._device, self._options = client, dev, o
         self._changed = threading.Condition()
+        self._wakers: Set[Callable[[], None]] = set()  # of coroutines that wait for a change
         self._pending: Optional[Any] = None  # a _Shown, or the Error why it could not be
         self._shown: List[_Shown] = [_Shown(0, 0, 0)]
         self._state = LIVE  # as the publisher said last
@@ -213,6 +216,7 @@ class Follower:
     @property
     def array(self) -> Array:
         """The elements that are shown now. It keeps that length; the address of the first element never changes."""
+        self._check_process()
         with self._changed:
             if self._closing or self._range is None:
                 raise ClosedError("the follower is closed")
@@ -228,22 +232,24 @@ class Follower:
         A CapacityError or the like says that a generation could not be mapped, and the next may be;
         :attr:`error` says whether anything further comes.
         """
+        self._check_process()
         until = None if timeout is None else time.monotonic() + timeout
         streams = _streams.handles_of(self._device, stream)
         while True:
             with self._changed:
                 while True:
-                    p = self._take_locked()
+                    p = self._news_locked()
                     if p is not None:
                         break
                     left = None if until is None else until - time.monotonic()
                     if left is not None and left <= 0:
-                        raise WaitTimeout("nothing new was announced", "try again: nothing was lost")
+                        raise _nothing_new()
                     self._changed.wait(left)
-            if self._show(p, streams, until):
+            self._order_behind(p.ordered, streams, until)
+            if self._show(p):
                 return p.generation
 
-    def _take_locked(self) -> Optional[_Shown]:
+    def _news_locked(self) -> Optional[_Shown]:
         """What to show next, or None; raises what ended the wait."""
         if self._closing:
             raise ClosedError("the follower is closed")
@@ -256,13 +262,12 @@ class Follower:
         if p is None and self._settled:
             end = self._end_locked()
             assert end is not None
-            raise end
+            raise end.again()
         shown: Optional[_Shown] = p
         return shown
 
-    def _show(self, p: _Shown, streams: List[c_void_p], until: Optional[float]) -> bool:
-        """Orders the streams and shows what was pending, unless that changed meanwhile."""
-        self._order_behind(p.ordered, streams, until)
+    def _show(self, p: _Shown) -> bool:
+        """Shows what was pending, unless that changed meanwhile."""
         with self._changed:
             if self._pending is not p or (self._gone is not None and p.ordered > self._completed):
                 return False
@@ -274,16 +279,46 @@ class Follower:
             return True
 
     async def next_async(self, stream: Any = None, timeout: Optional[float] = None) -> int:
-        """``next`` for asyncio: a thread waits, in short steps, so that cancelling ends it soon and loses nothing."""
-        until = None if timeout is None else time.monotonic() + timeout
-        loop = asyncio.get_running_loop()
-        while True:
-            left = 0.25 if until is None else min(0.25, until - time.monotonic())
-            try:
-                return await loop.run_in_executor(None, self.next, stream, max(left, 0.0))
-            except WaitTimeout:
-                if until is not None and time.monotonic() >= until:
-                    raise
+        """``next`` for asyncio, without a thread. Cancelling it loses nothing: the next call returns that generation."""
+        self._check_process()
+        streams = _streams.handles_of(self._device, stream)
+        try:
+            return await asyncio.wait_for(self._next(streams), timeout)
+        except asyncio.TimeoutError:
+            raise _nothing_new() from None
+
+    async def _next(self, streams: List[c_void_p]) -> int:
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(changed.set)
+
+        try:
+            while True:
+                changed.clear()
+                with self._changed:
+                    p = self._news_locked()
+                    self._wakers.add(wake)
+                if p is None:
+                    await changed.wait()
+                elif streams:
+                    self._order_behind(p.ordered, streams, None)
+                    if self._show(p):
+                        return p.generation
+                elif self._complete(p.ordered):
+                    if self._show(p):
+                        return p.generation
+                else:
+                    await asyncio.sleep(_LONGEST_POLL)
+        finally:
+            with self._changed:
+                self._wakers.discard(wake)
+
+    def _complete(self, generation: int) -> bool:
+        """Whether the work of a generation is done, and nothing has to be waited for."""
+        self._count_wait(generation)
+        return self._died or self._link.reached(generation)
 
     async def generations(self, stream: Any = None) -> AsyncIterator[int]:
         """Every generation that is announced, as ``async for``, until the publisher ends or withdraws."""
@@ -313,10 +348,7 @@ class Follower:
         link = self._link
         if self._died or link.reached(generation):
             return
-        if self._options.max_wait is not None:
-            with self._changed:
-                if not self._since or self._since[-1][0] < generation:
-                    self._since.append((generation, time.monotonic()))
+        self._count_wait(generation)
         if not streams or link.stream is None:
             self._await(link, generation, until)
             return
@@ -334,6 +366,12 @@ class Follower:
             with Event(self._device, link.stream.handle) as e:
                 for s in streams:
                     e.hold(s)
+
+    def _count_wait(self, generation: int) -> None:
+        if self._options.max_wait is not None:
+            with self._changed:
+                if not self._since or self._since[-1][0] < generation:
+                    self._since.append((generation, time.monotonic()))
 
     def _await(self, link: _Link, generation: int, until: Optional[float]) -> None:
         pause = _SHORTEST_POLL
@@ -383,7 +421,7 @@ class Follower:
             while len(self._shown) > 1 and self._shown[-1].ordered > self._completed:
                 self._shown.pop()
                 self._unfinished = True
-            self._changed.notify_all()
+            self._wake_locked()
         link.let_go()
         link.dead.set()
 
@@ -413,7 +451,7 @@ class Follower:
         with self._changed:
             self._gone = why or self._gone or link.inlet.why  # withdrawn: the publisher lives, and finishes what it announced
             self._settled = True
-            self._changed.notify_all()
+            self._wake_locked()
 
     def _take_views(self, link: _Link) -> None:
         while True:
@@ -459,7 +497,7 @@ class Follower:
                 if isinstance(p, _Shown):
                     self._pending = None if p.ordered > self._completed else p._replace(ordered=0)
                 self._gone, self._died, self._unfinished, self._completed, self._since = None, False, False, _page.LAST_GENERATION, []
-                self._changed.notify_all()
+                self._wake_locked()
             old.close()
             return None
         return ClosedError("the client is closed")
@@ -486,11 +524,16 @@ class Follower:
             self._arrived(_Shown(v.generation, v.ordered, v.length), v.state)
         self._client.say("done", dict(self._tracker.took(failed), token=link.token))
 
+    def _wake_locked(self) -> None:
+        self._changed.notify_all()
+        for wake in self._wakers:
+            wake()
+
     def _arrived(self, what: Any, state: Optional[int] = None) -> None:
         with self._changed:
             self._pending = what
             self._state = self._state if state is None else state
-            self._changed.notify_all()
+            self._wake_locked()
 
     def _carry_out(self, v: View, files: List[int], lost: bool) -> None:
         assert self._range is not None
@@ -527,7 +570,7 @@ class Follower:
             p = self._pending
             if isinstance(p, _Shown) and p.length > length:
                 self._pending = p._replace(length=length)
-            self._changed.notify_all()
+            self._wake_locked()
         streams = self._options.on_shrink(length) if self._options.on_shrink is not None else None
         if keep < len(self._tracker.chunks):
             kept = size_of(self._tracker.chunks[:keep])
@@ -561,13 +604,15 @@ class Follower:
         While arrays or tensors of it are in use it raises InUseError, which says where they were made, and the
         follower goes on. Streams that wait for the publisher go on. Idempotent; after another error call it again.
         """
+        if self._forked:
+            return
         with self._closed:
             if self._range is None:
                 return
             self._users.refuse("closing the follower")
             with self._changed:
                 self._closing = True
-                self._changed.notify_all()
+                self._wake_locked()
             while any(t.is_alive() for t in self._threads):
                 link = self._link
                 self._client.leave(link.token, link.inlet)
@@ -617,8 +662,12 @@ class Follower:
             with self._changed:
                 self._adopted = self._closing = True
                 self._range, self._kept = None, []
-                self._changed.notify_all()
+                self._wake_locked()
             self._link.close()
+
+
+def _nothing_new() -> WaitTimeout:
+    return WaitTimeout("nothing new was announced", "try again: nothing was lost")
 
 
 def _may_return(why: Optional[Error]) -> bool:

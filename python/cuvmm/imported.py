@@ -10,6 +10,7 @@ from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence
 
 from . import _conn, _descriptor, _driver, _memory, _packet, _wire
 from ._descriptor import ALLOCATION, ARRAY, ELEMENTS, RECORD, Descriptor
+from ._process import OfProcess
 from .array import Array, ElementType, Users, close_at_exit
 from .errors import ClosedError, Error, FilesError, GoneError, MismatchError, ProtocolError, TooLargeError, WaitTimeout
 
@@ -19,7 +20,7 @@ _MAY_LOSE = (_wire.KINDS["chunks"],)
 _WAITING_MESSAGES, _WAITING_BYTES, _WAITING_FILES = 64, 4 << 20, 256
 
 
-class Imported:
+class Imported(OfProcess):
     """Memory of another process, mapped here as one range. It stays while it is open, whatever becomes of its maker.
 
     All methods are safe for use by any thread. Close it; arrays and tensors of it come first.
@@ -60,6 +61,8 @@ class Imported:
 
     def close(self) -> None:
         """Waits for all work of the device and unmaps. InUseError while arrays or tensors of it are in use. Idempotent."""
+        if self._forked:
+            return
         with self._lock:
             if self._range is not None:
                 self._users.refuse("closing the memory")
@@ -80,7 +83,7 @@ class Message(NamedTuple):
     files: List[int]
 
 
-class Channel:
+class Channel(OfProcess):
     """A connection to another process that sends memory, and messages of the programs' own.
 
     All methods are safe for use by any thread; one at a time receives.
@@ -107,6 +110,8 @@ class Channel:
     def close(self) -> None:
         """Ends the connection; memory that was received stays, and messages that no call took are dropped. Idempotent."""
         self._conn.close()
+        if self._forked:
+            return
         with self._lock:
             for m in self._messages:
                 _conn.close_all(m.files)
@@ -120,6 +125,7 @@ class Channel:
 
     def message(self, timeout: Optional[float] = None) -> Message:
         """Waits for the next message of the program's own."""
+        self._check_process()
         with self._lock:
             until = None if timeout is None else time.monotonic() + timeout
             while not self._messages:
@@ -128,6 +134,7 @@ class Channel:
 
     def receive(self, device: int = 0, *, write: bool = False, max_bytes: int = 0, timeout: Optional[float] = None) -> Imported:
         """Waits for memory that the peer sends, and maps it. What the peer declares is checked before, and against the memory; what does not fit is an error, which the peer is told."""
+        self._check_process()
         dev = _driver.device(device)
         with self._lock:
             until = None if timeout is None else time.monotonic() + timeout

@@ -13,6 +13,7 @@ from ._memory import Exportable
 from ._descriptor import ARRAY, Descriptor, this_process
 from ._driver import Event, Stream
 from ._feed import Feed, Shown, common
+from ._process import OfProcess
 from ._tracker import ENDED, Chunk, View, size_of
 from .client import Client
 from .errors import (ArgumentError, ClosedError, Error, FilesError, GoneError, InUseError, NotSupported, PeerError, ProtocolError, RefusedError, SupersededError, TooLargeError,
@@ -43,7 +44,7 @@ class _Subscriber:
         self.ending: Optional[Tuple[int, str]] = None
 
 
-class Publication:
+class Publication(OfProcess):
     """Shared memory under a name. Followers see what ``announce`` shows them. All methods are safe for use by any thread."""
 
     def __init__(self, server: "Server", name: str, memory: Shared, writable: bool, before: Optional[Heritage] = None) -> None:
@@ -84,6 +85,7 @@ class Publication:
         Followers order their work behind what is on the streams now (one, or a list); without one the elements are
         there already. Fewer elements than before is :meth:`shrink`'s.
         """
+        self._check_process()
         streams = _streams.handles_of(self._memory.device, stream)
         with self._changed:
             self._check()
@@ -167,6 +169,8 @@ class Publication:
 
     def withdraw(self) -> None:
         """Ends the publication: followers keep what they have mapped. Waits for the announced work's words. Idempotent."""
+        if self._forked:
+            return
         with self._changed:
             if self._withdrawn:
                 return
@@ -395,7 +399,7 @@ class _Session:
                 self._followers.pop(token, None)
 
 
-class Server:
+class Server(OfProcess):
     """Publishes shared memory on a socket, to processes of the same user. All methods are safe for use by any thread.
 
     The socket lies in a folder of mode 0700, which is made if it does not exist. Close the server; its publications end
@@ -428,6 +432,7 @@ class Server:
             raise ArgumentError(f"publication {name!r}", "a name has 1 to 255 bytes")
         if not isinstance(memory, Shared):
             raise ArgumentError(f"{type(memory).__name__} cannot be published", "make the memory with cuvmm.empty, and a tensor of it with torch.from_dlpack(shared.array); cuvmm.export takes tensors whose allocator can share them")
+        self._check_process()
         with self._lock:
             self._check_name(name)
             if memory.holder is not None:
@@ -453,6 +458,7 @@ class Server:
         closed; its arrays and tensors stay. It must be of the client that was taken over, and be followed with
         ``write=True`` and ``keep_descriptors=True``.
         """
+        self._check_process()
         if self._before is None or not follower.of(self._before):
             raise ArgumentError(f"{follower} is not of the server that this one has taken over from", "pass followers of the client that take_over had")
         h = follower.heritage(self._listener.timeout)
@@ -495,6 +501,9 @@ class Server:
     def close(self) -> None:
         """Withdraws everything, ends all connections and removes the socket. Idempotent."""
         self._closed = True
+        if self._forked:
+            self._listener.close()
+            return
         for p in self.publications():
             p.withdraw()
         self._listener.close()

@@ -10,12 +10,13 @@ from typing import Any, List, Optional, Sequence
 
 from . import _driver, _memory
 from ._descriptor import ELEMENTS, NUMBERS
+from ._process import OfProcess
 from ._tracker import Chunk
 from .array import Array, ElementType, Users, close_at_exit
 from .errors import ArgumentError, CapacityError, ClosedError, InUseError
 
 
-class Shared:
+class Shared(OfProcess):
     """A growing array at an address fixed for life, in memory that other processes can map: see :func:`empty`.
 
     All methods are safe for use by any thread. Close it; arrays and tensors of it come first.
@@ -78,6 +79,7 @@ class Shared:
 
     def resize(self, length: int) -> None:
         """Makes the array longer, adding memory where it is needed, or shorter, keeping the memory. New elements are undefined."""
+        self._check_process()
         with self._lock:
             r = self._open()
             if length < 0 or length * self._kind.size > r.size:
@@ -125,6 +127,8 @@ class Shared:
 
         While it is published, or arrays or tensors of it are in use, it raises InUseError, and nothing has changed.
         """
+        if self._forked:
+            return
         with self._lock:
             if self._range is None:
                 return

@@ -43,7 +43,7 @@ class Exports(DriverTest):
         host = (ctypes.c_char * (4 * len(values))).from_buffer_copy(values)
         with self.device.current() as d:
             d.call("cuMemcpyHtoDAsync_v2", at, ctypes.addressof(host), 4 * len(values), None)
-            d.call("cuCtxSynchronize")
+        self.device.synchronize()
 
     def test_shareable_memory_is_published(self) -> None:
         at = self.allocate([self.granule, 3 * self.granule])

@@ -1,0 +1,31 @@
+"""Objects of one process: neither CUDA nor a connection survives ``fork``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from .errors import ForkedError
+
+
+class OfProcess:
+    """Belongs to the process that made it.
+
+    In a child of ``fork`` its locks may be held by threads that do not exist there, so a call asks for the process before
+    it takes any.
+    """
+
+    _made_in: int
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        self = super().__new__(cls)
+        self._made_in = os.getpid()
+        return self
+
+    @property
+    def _forked(self) -> bool:
+        return os.getpid() != self._made_in
+
+    def _check_process(self) -> None:
+        if self._forked:
+            raise ForkedError(f"this {type(self).__name__} was made before the process forked", "make it in the process that uses it; start workers with the spawn method")
