@@ -205,7 +205,7 @@ func (t *Team) mapped(d *cuda.Device, p vmm.Physical, devices []*cuda.Device) (*
 	if !open {
 		return nil, errs.ClosedError(op, "memory")
 	}
-	grants, err := ranges.Access(op, d, h.Asked.Location, access)
+	grants, err := ranges.Grants(op, d, h.Asked.Location, access)
 	if err != nil {
 		return nil, phys.Abandon(op, err, h)
 	}

@@ -13,13 +13,11 @@ import (
 type ranged = ranges.Holder
 
 func init() {
-	ranges.SetForms(func(op string, d *cuda.Device, p any) (driver.AllocationProp, uint64, error) {
-		return p.(Properties).resolve(op, d)
-	}, func(op string, d *cuda.Device, memory driver.Location, a any) ([]driver.AccessDesc, error) {
-		return checkAccess(op, d.System(), memory, a.([]Access))
-	})
-	ranges.SetMemory(func(op string, of any) (*phys.Handle, func(), error) {
-		m := of.(*Mapping)
+	ranges.SetHooks(func(op string, d *cuda.Device, p Properties) (driver.AllocationProp, uint64, error) {
+		return p.resolve(op, d)
+	}, func(op string, d *cuda.Device, memory driver.Location, access []Access) ([]driver.AccessDesc, error) {
+		return checkAccess(op, d.System(), memory, access)
+	}, func(op string, m *Mapping) (*phys.Handle, func(), error) {
 		if !m.closer.Acquire() {
 			return nil, nil, errs.ClosedError(op, "mapping")
 		}

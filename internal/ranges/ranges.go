@@ -45,34 +45,32 @@ func Of(r interface{ inner() Range }) Range { return r.inner() }
 
 // Resolve turns vmm.Properties into the driver's form, with every default
 // decided, and returns the granularity in bytes.
-func Resolve(op string, d *cuda.Device, properties any) (driver.AllocationProp, uint64, error) {
-	return resolve(op, d, properties)
+func Resolve[Properties any](op string, d *cuda.Device, p Properties) (driver.AllocationProp, uint64, error) {
+	return hooks.resolve.(resolver[Properties])(op, d, p)
 }
 
-// Access turns a []vmm.Access into the driver's form, for memory that lies at a
+// Grants turns a []vmm.Access into the driver's form, for memory that lies at a
 // location, and refuses what could never work.
-func Access(op string, d *cuda.Device, memory driver.Location, access any) ([]driver.AccessDesc, error) {
-	return accessList(op, d, memory, access)
+func Grants[Access any](op string, d *cuda.Device, memory driver.Location, access []Access) ([]driver.AccessDesc, error) {
+	return hooks.grants.(granter[Access])(op, d, memory, access)
 }
-
-var (
-	accessList func(op string, d *cuda.Device, memory driver.Location, access any) ([]driver.AccessDesc, error)
-	resolve    func(op string, d *cuda.Device, properties any) (driver.AllocationProp, uint64, error)
-)
 
 // Memory returns the memory of a *vmm.Mapping, with a count that the caller
 // releases, and keeps the mapping open until drop.
-func Memory(op string, mapping any) (h *phys.Handle, drop func(), err error) {
-	return memory(op, mapping)
+func Memory[Mapping any](op string, m Mapping) (h *phys.Handle, drop func(), err error) {
+	return hooks.memory.(memoryOf[Mapping])(op, m)
 }
 
-var memory func(op string, mapping any) (h *phys.Handle, drop func(), err error)
+type (
+	resolver[Properties any] = func(op string, d *cuda.Device, p Properties) (driver.AllocationProp, uint64, error)
+	granter[Access any]      = func(op string, d *cuda.Device, memory driver.Location, access []Access) ([]driver.AccessDesc, error)
+	memoryOf[Mapping any]    = func(op string, m Mapping) (h *phys.Handle, drop func(), err error)
+)
 
-// SetMemory tells the package how. vmm calls it once.
-func SetMemory(f func(op string, mapping any) (h *phys.Handle, drop func(), err error)) { memory = f }
+// hooks have the types of vmm, which stands above this package.
+var hooks struct{ resolve, grants, memory any }
 
-// SetForms tells the package how. vmm calls it once.
-func SetForms(properties func(op string, d *cuda.Device, properties any) (driver.AllocationProp, uint64, error),
-	access func(op string, d *cuda.Device, memory driver.Location, access any) ([]driver.AccessDesc, error)) {
-	resolve, accessList = properties, access
+// SetHooks tells the package how to do this with the types of vmm, which calls it once.
+func SetHooks[Properties, Access, Mapping any](resolve resolver[Properties], grants granter[Access], memory memoryOf[Mapping]) {
+	hooks.resolve, hooks.grants, hooks.memory = resolve, grants, memory
 }

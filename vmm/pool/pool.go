@@ -121,7 +121,7 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	if err := p.sizes(op); err != nil {
 		return nil, err
 	}
-	if p.access, err = ranges.Access(op, d, prop.Location, withDevice(d, o.Access)); err != nil {
+	if p.access, err = ranges.Grants(op, d, prop.Location, withDevice(d, o.Access)); err != nil {
 		return nil, err
 	}
 	p.wait = o.Wait
