@@ -91,14 +91,26 @@ func (r *ring) submit(op string, sl *slot, g core.Guard, copied func() error) er
 	})
 }
 
+// piece is a part of a download that is on its way into a slot.
+type piece struct {
+	slot *slot
+	to   []byte
+}
+
+// empty waits for a piece and copies it to where it belongs.
+func (r *ring) empty(op string, p piece) error {
+	if err := r.wait(op, p.slot); err != nil {
+		return err
+	}
+	copy(p.to, unsafe.Slice((*byte)(p.slot.block.mem), len(p.to)))
+	p.slot.held = false
+	return nil
+}
+
 // download submits copies into several slots and empties them in order.
 func (r *ring) download(op string, dst []byte, src driver.Ptr, g core.Guard) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	type piece struct {
-		slot *slot
-		to   []byte
-	}
 	var pieces []piece
 	defer func() { // after a failure halfway no copy is left on the stream
 		for _, p := range pieces {
@@ -109,12 +121,7 @@ func (r *ring) download(op string, dst []byte, src driver.Ptr, g core.Guard) err
 	take := func() error {
 		p := pieces[0]
 		pieces = pieces[1:]
-		if err := r.wait(op, p.slot); err != nil {
-			return err
-		}
-		copy(p.to, unsafe.Slice((*byte)(p.slot.block.mem), len(p.to)))
-		p.slot.held = false
-		return nil
+		return r.empty(op, p)
 	}
 	for len(dst) > 0 {
 		if len(pieces) == slotCount {

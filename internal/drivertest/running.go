@@ -302,75 +302,84 @@ func (c *child) mappedChunk(dev driver.Device) (p driver.Ptr, size uint64) {
 }
 
 func init() {
-	roles["write words"] = func(c *child) {
-		page, err := mapFile(c.Files[0], pageSize)
-		c.check(err)
-		for {
-			var v uint64
-			if err := c.Recv(&v); errors.Is(err, io.EOF) {
-				return
-			} else {
-				c.check(err)
-			}
-			(*atomic.Uint64)(unsafe.Pointer(&page[0])).Store(v)
+	roles["write words"] = writeWords
+	roles["write words from a stream"] = writeWordsFromAStream
+	roles["unmap under running work"] = unmapUnderRunningWork
+	roles["replay over nothing"] = replayOverNothing
+}
+
+// eachWord calls write with every value that the parent sends.
+func (c *child) eachWord(write func(v uint64)) {
+	for {
+		var v uint64
+		err := c.Recv(&v)
+		if errors.Is(err, io.EOF) {
+			return
 		}
-	}
-	roles["write words from a stream"] = func(c *child) {
-		page, err := mapFile(c.Files[0], pageSize)
 		c.check(err)
-		_, ctx := c.device(0)
-		host := unsafe.Pointer(&page[0])
-		c.ok(c.d.MemHostRegister(ctx, host, pageSize, driver.HostRegisterPortable|driver.HostRegisterDeviceMap), "register")
-		c.later("unregister", func() driver.Result { return c.d.MemHostUnregister(ctx, host) })
-		p, r := c.d.MemHostGetDevicePointer(ctx, host)
-		c.ok(r, "device pointer")
-		s := c.stream(ctx)
-		for {
-			var v uint64
-			if err := c.Recv(&v); errors.Is(err, io.EOF) {
-				return
-			} else {
-				c.check(err)
-			}
-			c.ok(c.d.StreamWriteValue64(ctx, s, p, v), "write a value")
-			c.ok(c.d.StreamSynchronize(ctx, s), "write a value")
-		}
+		write(v)
 	}
-	roles["unmap under running work"] = func(c *child) {
-		dev, r := c.d.DeviceGet(0)
-		c.ok(r, "cuDeviceGet")
-		ctx, r := c.d.DevicePrimaryCtxRetain(dev)
-		c.ok(r, "cuDevicePrimaryCtxRetain")
-		s, r := c.d.StreamCreate(ctx, driver.StreamNonBlocking)
-		c.ok(r, "create a stream")
-		words, r := c.d.MemHostAlloc(ctx, pageSize, driver.HostAllocDeviceMap)
-		c.ok(r, "host alloc")
-		word, r := c.d.MemHostGetDevicePointer(ctx, words)
-		c.ok(r, "device pointer")
-		p, size := c.mappedChunk(dev)
-		c.ok(c.d.StreamWaitValue64(ctx, s, word, 1), "wait for a value")
-		submit := c.d.MemsetD8Async(ctx, p, 1, size, s)
-		c.ok(c.d.MemUnmap(p, size), "unmap")
-		(*atomic.Uint64)(words).Store(1)
-		c.send(c.watchLoss(ctx, s, submit))
-	}
-	roles["replay over nothing"] = func(c *child) {
-		dev, r := c.d.DeviceGet(0)
-		c.ok(r, "cuDeviceGet")
-		ctx, r := c.d.DevicePrimaryCtxRetain(dev)
-		c.ok(r, "cuDevicePrimaryCtxRetain")
-		s, r := c.d.StreamCreate(ctx, driver.StreamNonBlocking)
-		c.ok(r, "create a stream")
-		p, size := c.mappedChunk(dev)
-		c.ok(c.d.StreamBeginCapture(ctx, s, driver.CaptureRelaxed), "begin capture")
-		c.ok(c.d.MemsetD8Async(ctx, p, 1, size, s), "memset")
-		g, r := c.d.StreamEndCapture(ctx, s)
-		c.ok(r, "end capture")
-		exec, r := c.d.GraphInstantiate(ctx, g)
-		c.ok(r, "instantiate")
-		c.ok(c.d.MemUnmap(p, size), "unmap")
-		c.send(c.watchLoss(ctx, s, c.d.GraphLaunch(ctx, exec, s)))
-	}
+}
+
+func writeWords(c *child) {
+	page, err := mapFile(c.Files[0], pageSize)
+	c.check(err)
+	c.eachWord((*atomic.Uint64)(unsafe.Pointer(&page[0])).Store)
+}
+
+func writeWordsFromAStream(c *child) {
+	page, err := mapFile(c.Files[0], pageSize)
+	c.check(err)
+	_, ctx := c.device(0)
+	host := unsafe.Pointer(&page[0])
+	c.ok(c.d.MemHostRegister(ctx, host, pageSize, driver.HostRegisterPortable|driver.HostRegisterDeviceMap), "register")
+	c.later("unregister", func() driver.Result { return c.d.MemHostUnregister(ctx, host) })
+	p, r := c.d.MemHostGetDevicePointer(ctx, host)
+	c.ok(r, "device pointer")
+	s := c.stream(ctx)
+	c.eachWord(func(v uint64) {
+		c.ok(c.d.StreamWriteValue64(ctx, s, p, v), "write a value")
+		c.ok(c.d.StreamSynchronize(ctx, s), "write a value")
+	})
+}
+
+// doomed returns a device, its primary context and a stream. The role loses the context,
+// so nothing of it is given back.
+func (c *child) doomed() (driver.Device, driver.Context, driver.Stream) {
+	dev, r := c.d.DeviceGet(0)
+	c.ok(r, "cuDeviceGet")
+	ctx, r := c.d.DevicePrimaryCtxRetain(dev)
+	c.ok(r, "cuDevicePrimaryCtxRetain")
+	s, r := c.d.StreamCreate(ctx, driver.StreamNonBlocking)
+	c.ok(r, "create a stream")
+	return dev, ctx, s
+}
+
+func unmapUnderRunningWork(c *child) {
+	dev, ctx, s := c.doomed()
+	words, r := c.d.MemHostAlloc(ctx, pageSize, driver.HostAllocDeviceMap)
+	c.ok(r, "host alloc")
+	word, r := c.d.MemHostGetDevicePointer(ctx, words)
+	c.ok(r, "device pointer")
+	p, size := c.mappedChunk(dev)
+	c.ok(c.d.StreamWaitValue64(ctx, s, word, 1), "wait for a value")
+	submit := c.d.MemsetD8Async(ctx, p, 1, size, s)
+	c.ok(c.d.MemUnmap(p, size), "unmap")
+	(*atomic.Uint64)(words).Store(1)
+	c.send(c.watchLoss(ctx, s, submit))
+}
+
+func replayOverNothing(c *child) {
+	dev, ctx, s := c.doomed()
+	p, size := c.mappedChunk(dev)
+	c.ok(c.d.StreamBeginCapture(ctx, s, driver.CaptureRelaxed), "begin capture")
+	c.ok(c.d.MemsetD8Async(ctx, p, 1, size, s), "memset")
+	g, r := c.d.StreamEndCapture(ctx, s)
+	c.ok(r, "end capture")
+	exec, r := c.d.GraphInstantiate(ctx, g)
+	c.ok(r, "instantiate")
+	c.ok(c.d.MemUnmap(p, size), "unmap")
+	c.send(c.watchLoss(ctx, s, c.d.GraphLaunch(ctx, exec, s)))
 }
 
 // captured is a graph of what submit submits to a stream.

@@ -8,10 +8,6 @@
 package main
 
 import (
-	"errors"
-
-	"github.com/cuvmm/cuvmm/csrc/kernels"
-	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/samples/internal/app"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -34,90 +30,73 @@ func run(e *app.Env) (err error) {
 	if err := e.Open(); err != nil {
 		return err
 	}
-	devices := e.System.Devices()
-	together, chunk, err := survey(devices)
-	if err != nil {
+	v := vectors{devices: e.System.Devices()}
+	defer app.Close(&v, &err)
+	if v.together, v.chunk, err = survey(v.devices); err != nil {
 		return err
 	}
-	perVector := rounds * len(devices)
-	r, err := vmm.Reserve(devices[0], 3*perVector*chunk, vmm.ReserveOptions{Align: chunk})
-	if err != nil {
+	v.chunks = rounds * len(v.devices)
+	if v.space, err = vmm.Reserve(v.devices[0], 3*v.chunks*v.chunk, vmm.ReserveOptions{Align: v.chunk}); err != nil {
 		return err
 	}
-	defer app.Close(r, &err)
-	e.Line("range", "%v, %d MiB: the vectors a, b and c, %d chunks each", r.Ptr(), r.Size()>>20, perVector)
-
-	// A vector has the same number of chunks on each device, so chunk i of a, of
-	// b and of c are on one device.
-	var grants []vmm.Access
-	for _, d := range devices {
-		grants = append(grants, vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite})
+	v.owns(v.space)
+	e.Line("range", "%v, %d MiB: the vectors a, b and c, %d chunks each", v.space.Ptr(), v.space.Size()>>20, v.chunks)
+	if err := v.back(); err != nil {
+		return err
 	}
-	mappings := make([]*vmm.Mapping, 3*perVector)
-	for i := range mappings {
-		if mappings[i], err = place(r, i*chunk, devices[i%len(devices)], chunk); err != nil {
-			return err
-		}
-		defer app.Close(mappings[i], &err)
-		if !together {
-			if err := mappings[i].SetAccess(grants[i%len(devices)]); err != nil {
-				return err
-			}
-		}
-	}
-	if together {
-		// One call for the whole range: one for each chunk costs far more.
-		if err := r.SetAccess(0, r.Size(), grants...); err != nil {
-			return err
-		}
+	if v.together {
 		e.Line("access", "every device to everything, granted in one call")
 	} else {
 		e.Line("access", "each device to what it owns, since they cannot reach one another")
 	}
-
-	at := func(vector, i int) cuda.Ptr { return r.Ptr() + cuda.Ptr((vector*perVector+i)*chunk) }
-	words := chunk / 4
-	streams, modules := make([]*cuda.Stream, len(devices)), make([]*cuda.Module, len(devices))
-	for i, d := range devices {
-		if streams[i], err = d.NewStream(cuda.StreamOptions{}); err != nil {
-			return err
-		}
-		defer app.Close(streams[i], &err)
-		if modules[i], err = d.LoadModule(kernels.Basic); err != nil {
-			return err
-		}
-		defer app.Close(modules[i], &err)
-		add, err := modules[i].Kernel(kernels.VectorAdd)
+	for i, d := range v.devices {
+		owned, err := v.add(i)
 		if err != nil {
 			return err
 		}
-		var owned []int
-		for c := i; c < perVector; c += len(devices) {
-			owned = append(owned, c)
-			a, b := values(c*words, words)
-			if err := errors.Join(upload(streams[i], at(0, c), a), upload(streams[i], at(1, c), b)); err != nil {
-				return err
-			}
-			if err := add.Launch(streams[i], cuda.Threads(words), at(0, c), at(1, c), at(2, c), uint64(words)); err != nil {
-				return err
-			}
-		}
 		e.Line("owner", "%v: chunks %d of each vector", d, owned)
 	}
-	for _, s := range streams {
+	for _, s := range v.streams {
 		if err := s.Synchronize(); err != nil {
 			return err
 		}
 	}
-	reader := streams[0]
-	for i := range perVector {
-		if !together {
-			reader = streams[i%len(devices)]
+	for i := range v.chunks {
+		reader := v.streams[0]
+		if !v.together {
+			reader = v.streams[i%len(v.devices)]
 		}
-		if err := verify(reader, at(2, i), i*words, words); err != nil {
+		if err := verify(reader, v.at(2, i), i*v.words(), v.words()); err != nil {
 			return err
 		}
 	}
-	e.Line("verified", "c = a + b in %d elements", perVector*words)
+	e.Line("verified", "c = a + b in %d elements", v.chunks*v.words())
 	return nil
+}
+
+// back maps memory behind the vectors and grants access to it. A vector has the same
+// number of chunks on each device, so chunk i of a, of b and of c are on one device.
+func (v *vectors) back() error {
+	var grants []vmm.Access
+	for _, d := range v.devices {
+		grants = append(grants, vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite})
+	}
+	for i := range 3 * v.chunks {
+		owner := i % len(v.devices)
+		m, err := place(v.space, i*v.chunk, v.devices[owner], v.chunk)
+		if err != nil {
+			return err
+		}
+		v.owns(m)
+		if !v.together {
+			if err := m.SetAccess(grants[owner]); err != nil {
+				return err
+			}
+		}
+	}
+	if !v.together {
+		return nil
+	}
+	// One call for the whole range: one for each chunk costs far more.
+	return v.space.SetAccess(0, v.space.Size(), grants...)
 }

@@ -102,21 +102,37 @@ func run(ctx context.Context, dir string, args []string, out io.Writer) (ok bool
 	}
 	defer log.Close()
 
-	host, _ := os.Hostname()
 	both := io.MultiWriter(out, log)
-	fmt.Fprintf(both, "== %s, %s: %d to run\n", host, time.Now().UTC().Format(time.RFC3339), len(jobs))
-	if gpus, err := exec.CommandContext(ctx, "nvidia-smi", "-L").CombinedOutput(); err == nil {
-		fmt.Fprintf(log, "%s", gpus)
-	} else {
-		fmt.Fprintf(log, "nvidia-smi -L: %v\n", err)
-	}
-
-	var sum report
-	var broken []string
+	introduce(ctx, both, log, len(jobs))
 	start := time.Now()
+	sum, broken, err := runAll(ctx, dir, jobs, o, both, log)
+	if err != nil {
+		return false, err
+	}
+	fmt.Fprintf(both, "== %d run, %d failed; tests with their subtests: %d passed, %d failed, %d skipped; %s; log: %s\n",
+		len(jobs), len(broken), sum.passed, sum.failed, sum.skipped, time.Since(start).Round(100*time.Millisecond), name)
+	if len(broken) > 0 {
+		fmt.Fprintf(both, "FAILED: %s\n", strings.Join(broken, ", "))
+	}
+	return len(broken) == 0, nil
+}
+
+// introduce prints where and when this runs, and logs the GPUs.
+func introduce(ctx context.Context, both, log io.Writer, jobs int) {
+	host, _ := os.Hostname()
+	fmt.Fprintf(both, "== %s, %s: %d to run\n", host, time.Now().UTC().Format(time.RFC3339), jobs)
+	gpus, err := exec.CommandContext(ctx, "nvidia-smi", "-L").CombinedOutput()
+	if err != nil {
+		gpus = fmt.Appendf(nil, "nvidia-smi -L: %v\n", err)
+	}
+	_, _ = log.Write(gpus)
+}
+
+// runAll runs the jobs, and returns the sum of their reports and those that failed.
+func runAll(ctx context.Context, dir string, jobs []job, o options, both, log io.Writer) (sum report, broken []string, err error) {
 	for _, j := range jobs {
 		if ctx.Err() != nil {
-			return false, errors.New("interrupted")
+			return sum, broken, errors.New("interrupted")
 		}
 		r := j.execute(ctx, dir, o)
 		fmt.Fprintf(log, "\n-- %s (%s)\n%s\n", j.pkg, j.kind, r.output)
@@ -128,12 +144,7 @@ func run(ctx context.Context, dir string, args []string, out io.Writer) (ok bool
 			broken = append(broken, fmt.Sprintf("%s (%s)", j.pkg, j.kind))
 		}
 	}
-	fmt.Fprintf(both, "== %d run, %d failed; tests with their subtests: %d passed, %d failed, %d skipped; %s; log: %s\n",
-		len(jobs), len(broken), sum.passed, sum.failed, sum.skipped, time.Since(start).Round(100*time.Millisecond), name)
-	if len(broken) > 0 {
-		fmt.Fprintf(both, "FAILED: %s\n", strings.Join(broken, ", "))
-	}
-	return len(broken) == 0, nil
+	return sum, broken, nil
 }
 
 func parseOptions(args []string, out io.Writer) (options, error) {
