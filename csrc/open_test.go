@@ -22,8 +22,8 @@ const (
 	// openFirst opens the first of the places named, in a process whose loader
 	// searches where its test says.
 	openFirst = "open the first"
-	// openAsNobody opens a path as a user without rights.
-	openAsNobody = "open as nobody"
+	// openUnprivileged opens a path as a user without rights.
+	openUnprivileged = "open unprivileged"
 )
 
 // opened is what they report.
@@ -37,7 +37,7 @@ func init() {
 	reexec.Register(openFirst, func(c *reexec.Child) error {
 		return c.Send(answerOf(csrc.OpenFirst(c.Args)))
 	})
-	reexec.Register(openAsNobody, func(c *reexec.Child) error {
+	reexec.Register(openUnprivileged, func(c *reexec.Child) error {
 		if os.Geteuid() == 0 {
 			if err := syscall.Setuid(65534); err != nil {
 				return err
@@ -153,11 +153,11 @@ func TestOpenOfALibraryThatIsCutShort(t *testing.T) {
 	}
 }
 
-// The file mode does not bind root, so the child becomes nobody first.
+// The file mode does not bind root, so the child gives up its rights first.
 func TestOpenUnreadable(t *testing.T) {
 	f := buildFake(t)
 	require.NoError(t, os.Chmod(f.path, 0))
-	child := reexec.Command(t, openAsNobody, f.path)
+	child := reexec.Command(t, openUnprivileged, f.path)
 	child.Start()
 	var o opened
 	child.Recv(&o)

@@ -35,8 +35,8 @@ func TestExportedDescriptorIsClosedOnExec(t *testing.T) {
 	require.Equal(t, le(handle, uint32(1), uint64(0)), calls[1].Args)
 }
 
-// A failed export made no descriptor, so none may be touched: number 0 is
-// somebody's.
+// A failed export made no descriptor, so none may be touched: number 0 is in
+// use.
 func TestFailedExportTouchesNoDescriptor(t *testing.T) {
 	f := buildFake(t)
 	d := f.open(t)

@@ -67,8 +67,8 @@ func TestStagingOutlivesABorrowedStreamsContext(t *testing.T) {
 	})
 }
 
-// What a borrowed stream's context did has passed when the stream was closed,
-// and nobody asks that context any more.
+// What a borrowed stream's context did has passed once the stream is closed, and
+// that context is not queried again.
 func TestAGraphsLaunchInAContextThatIsGone(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		own := stream(t, d)

@@ -27,7 +27,7 @@ func captured(t testing.TB, s *cuda.Stream, body func() error) *cuda.Graph {
 }
 
 // foreign begins a capture as another library does, on the calling goroutine's
-// thread, and answers how that library ends it.
+// thread, and returns how that library ends it.
 func foreign(t testing.TB, s *cuda.Stream, mode driver.CaptureMode) (end func() driver.Result) {
 	t.Helper()
 	in := core.StreamOf(s)
@@ -212,7 +212,7 @@ func TestABrokenCaptureSaysWhatToDo(t *testing.T) {
 
 // A foreign library that ends our capture and begins its own on the same stream
 // keeps its own.
-func TestWithCaptureEndsNobodyElsesCapture(t *testing.T) {
+func TestWithCaptureEndsNoOtherCapture(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		s := stream(t, d)
 		in, f := core.StreamOf(s), core.SystemOf(d.System()).Drv.Foreign()

@@ -42,8 +42,8 @@ func TestEachKindIsOneSentinel(t *testing.T) {
 	require.NotErrorIs(t, errs.New(errs.Failure{Kind: errs.NotPermitted}), errors.ErrUnsupported)
 }
 
-// One answer of the driver means different things from different calls.
-func TestWhatTheDriversAnswersMean(t *testing.T) {
+// One code of the driver means different things from different calls.
+func TestWhatTheDriversCodesMean(t *testing.T) {
 	for _, c := range []struct {
 		call   driver.Call
 		result driver.Result

@@ -289,7 +289,7 @@ func TestALaunchAllocatesNothing(t *testing.T) {
 	require.NoError(t, s.Synchronize())
 }
 
-// A function of a user that panics harms nobody else.
+// A user's function that panics harms no other.
 func TestAPanicInOnCloseIsLogged(t *testing.T) {
 	var log bytes.Buffer
 	m, err := sim.New(sim.Options{})

@@ -90,7 +90,7 @@ func TestADownloadKeepsWhatHasLanded(t *testing.T) {
 	require.NoError(t, up.Synchronize())
 	in, drv := core.StreamOf(s), core.SystemOf(d.System()).Drv
 	m.OnCall(func(call string) {
-		if call == "cuEventQuery" { // every copy so far lands before the answer
+		if call == "cuEventQuery" { // every copy so far lands before the driver returns
 			drv.StreamSynchronize(in.Ctx.Handle, in.Handle)
 		}
 	})
@@ -126,8 +126,8 @@ func TestStagedCopiesOfOneStream(t *testing.T) {
 }
 
 // A stream that stands still takes what fits into its own pinned memory, then
-// waits, and holds up nobody else meanwhile.
-func TestAHeldStreamHoldsUpNobodyElse(t *testing.T) {
+// waits, and delays no other stream.
+func TestAHeldStreamDelaysNoOther(t *testing.T) {
 	m, d := open(t)
 	held, free, p := stream(t, d), stream(t, d), memory(t, d, 40<<20)
 	m.Hold(held.Handle())

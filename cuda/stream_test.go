@@ -208,8 +208,8 @@ func TestClosingAStreamFromManyGoroutines(t *testing.T) {
 	}
 }
 
-// One Close has asked for the stream's state but not been answered when another
-// comes: it must not destroy what the first still asks about.
+// A Close that runs while another queries the stream must not destroy the stream
+// beneath that query.
 func TestCloseDuringClose(t *testing.T) {
 	m, d := open(t)
 	s, err := d.NewStream(cuda.StreamOptions{})

@@ -41,8 +41,8 @@ func TestARefusedSystemCloseDisturbsNothing(t *testing.T) {
 	wg.Wait()
 }
 
-// A System whose Close failed halfway is out of use, and is nobody else's: the
-// next Open makes another one, and Close may be called again.
+// A System whose Close failed halfway is out of use and is not shared: the next Open
+// makes another one, and Close may be called again.
 func TestASystemThatFailsToCloseIsNotOpenedAgain(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
@@ -128,8 +128,8 @@ func TestASystemIsClosedByItsLastUser(t *testing.T) {
 	require.ErrorIs(t, err, cuda.ErrClosed)
 }
 
-// A Close that waits for the GPU keeps nobody from opening: not while it may still
-// be refused, which then finds another user, and not once the System is out of use.
+// A Close that waits for the GPU does not block Open: not while it may still be
+// refused, which then finds another user, and not once the System is out of use.
 func TestOpenBesideACloseThatStandsStill(t *testing.T) {
 	for _, call := range []string{"cuEventQuery", "cuDevicePrimaryCtxRelease"} {
 		t.Run(call, func(t *testing.T) {

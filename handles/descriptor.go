@@ -11,7 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Kind says what object a Descriptor describes.
+// Kind is the type of object that a Descriptor describes.
 type Kind uint8
 
 // The values are part of the binary form.
@@ -37,31 +37,31 @@ func (k Kind) String() string {
 	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
 
-// Descriptor says what memory one process offers to another. It is a plain
-// value, and no secret: what gives access is the handle of each chunk that
-// travels beside it. The driver tells no size of a handle, so the sizes are
-// the exporter's word, to be checked ([Descriptor.Validate]) and then proved by
+// Descriptor describes memory that one process offers to another. It is a plain
+// value, and no secret: access comes with the handle of each chunk, which
+// travels beside it. The driver does not report the size behind a handle, so an
+// importer checks the declared sizes ([Descriptor.Validate]) and then proves them by
 // mapping.
 type Descriptor struct {
 	Kind Kind
 	// Element and ElementSize, in bytes, are set for arrays alone.
 	Element     ElementType
 	ElementSize uint32
-	// Length is what is in use: elements of an array, otherwise bytes. It fits
+	// Length is the part in use: elements of an array, otherwise bytes. It fits
 	// into the chunks.
 	Length uint64
 	// Chunks are the sizes in bytes, in the order of their addresses. An
-	// allocation has one; a buffer that is empty has none.
+	// allocation has one, an empty buffer none.
 	Chunks []uint64
-	// Location is where the memory lies as the exporter counts its devices.
-	// Device is what the importer goes by: it is set for device memory alone.
+	// Location is where the memory lies, in the exporter's numbering of devices.
+	// Device, set for device memory alone, identifies the device to the importer.
 	Location cuda.Location
 	Device   cuda.UUID
-	// Compressible and RDMA are as the driver granted them.
+	// Compressible and RDMA are the properties that the driver granted.
 	Compressible bool
 	RDMA         bool
-	// Handle are the types of handle by which the memory can be taken:
-	// vmm.PosixFD, vmm.Fabric, or both.
+	// Handle is the set of handle types that the memory has: vmm.PosixFD,
+	// vmm.Fabric, or both.
 	Handle vmm.HandleTypes
 	// Generation counts the changes of the exporter's object.
 	Generation uint64
@@ -69,25 +69,24 @@ type Descriptor struct {
 	Exporter Process
 }
 
-// MaxChunks is how many chunks a descriptor can have.
+// MaxChunks is the maximum number of chunks in a descriptor.
 const MaxChunks = 1 << 16
 
-// maxBytes is more than any device has address space for.
+// maxBytes exceeds any device's address space.
 const maxBytes = 1 << 60
 
-// Limits are what an importer takes.
+// Limits bound what an importer accepts.
 type Limits struct {
 	// Granularity that every chunk is a multiple of, in bytes: that of memory
 	// with the declared properties on the importer's device.
 	Granularity uint64
-	// MaxBytes is the most that all chunks have together.
+	// MaxBytes bounds the sum of all chunks.
 	MaxBytes uint64
-	// MaxChunks is the most chunks; 0 is MaxChunks.
+	// MaxChunks bounds the number of chunks; 0 is the constant MaxChunks.
 	MaxChunks int
 }
 
-// Size is what the chunks have together, in bytes. It never wraps: what is
-// more than the largest number is that number.
+// Size returns the sum of the chunks in bytes. It saturates.
 func (d *Descriptor) Size() uint64 {
 	var sum uint64
 	for _, c := range d.Chunks {
@@ -99,11 +98,11 @@ func (d *Descriptor) Size() uint64 {
 	return sum
 }
 
-// bytes is what is in use.
+// bytes returns the length in bytes.
 func (d *Descriptor) bytes() uint64 { return d.Length * uint64(max(d.ElementSize, 1)) }
 
-// Validate checks the descriptor by itself and against the importer's limits.
-// It belongs before anything is reserved.
+// Validate checks the descriptor by itself and against the importer's limits. Call it
+// before reserving anything.
 func (d *Descriptor) Validate(l Limits) error {
 	const op = "handles.Descriptor.Validate"
 	if l.Granularity == 0 || l.MaxBytes == 0 || l.MaxChunks < 0 {
@@ -133,7 +132,7 @@ func (d *Descriptor) Validate(l Limits) error {
 	return nil
 }
 
-// check refuses what no exporter of this library describes. What passes has
+// check refuses descriptors that no exporter of this library makes. One that passes has
 // exactly one binary form.
 func (d *Descriptor) check(op string) error {
 	bad := func(hint, format string, args ...any) error {

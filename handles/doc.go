@@ -1,23 +1,23 @@
 // Package handles shares GPU memory with other processes.
 //
-// A [Descriptor] says what memory a process offers: its chunks, where it lies, what it
-// holds. Memory is sent once over a connection of package handles/peer, or leased as a
-// text. Memory that grows, and that others follow, is for package handles/publish.
+// A [Descriptor] describes the memory that a process offers: its chunks, its location, its
+// contents. Memory is sent once over a connection of package handles/peer, or leased as a
+// text. Package handles/publish shares memory that grows.
 //
 // # Sharing memory once
 //
-// [SendBuffer], [SendArray] and [SendAllocation] share memory as it is, and
-// [ReceiveBuffer], [ReceiveArray] and [ReceiveAllocation] take it, each on one end
-// of a connection. The two sides agree on the outcome: what one could not take
-// the other is told, with the reason, and the connection goes on. They go beside
+// [SendBuffer], [SendArray] and [SendAllocation] share memory as it is at the call, and
+// [ReceiveBuffer], [ReceiveArray] and [ReceiveAllocation] receive it at the other end
+// of the connection. The two sides agree on the outcome: if one cannot take the memory
+// the other receives the reason, and the connection goes on. Transfers run beside
 // the program's own messages, and in both directions at once.
 //
-// What was received is an ordinary [vmm.Buffer]: in one contiguous range, on any
-// device that reaches the memory, read-only if asked. It lives until the last
-// process has closed it or has ended. Bytes are no signal: order the work of the two
-// sides by messages or otherwise.
+// Received memory is an ordinary [vmm.Buffer]: one contiguous range, on any
+// device that reaches the memory, optionally read-only. It lives until the last
+// process has closed it or has ended. Written bytes signal nothing: order the work of
+// the two sides yourself, by messages for example.
 //
-// Descriptors of memory are open only while they are on their way, in batches, and
+// Descriptors of memory are open only while they are in flight, in batches, and
 // in a receiver until shortly after it has mapped the memory. They take at most a
 // quarter of the process's limit of open files ([peer.ErrOpenFiles]). Memory that was
 // shared and is released is not free until every process has released it:
@@ -26,31 +26,31 @@
 // # Fabric handles
 //
 // Memory that was created with a fabric handle (vmm.Fabric, or vmm.PreferFabric)
-// goes by that, also to another host of its NVLink fabric; see the package fabric
-// for what this needs. Over a connection the receiver's driver decides: if it does not
-// take the handle the memory goes by descriptor, if it has that too, and both ends
+// travels by that, even to another host of its NVLink fabric; package fabric
+// describes the requirements. Over a connection the receiver's driver decides: if it
+// refuses the handle, the memory travels by descriptor if it has one, and both ends
 // record it ([TransfersOf], peer.Options.Log).
 //
 // Without a connection a [Lease] offers memory as a text ([Offer]), for a file, an
-// argument or a store, and [ImportBuffer] and its kin take it. A fabric handle
-// holds nothing, so the lease holds the memory until its receivers have said that
-// they imported ([Receipt], [Lease.Imported]), until it is closed, or until its
-// deadline: an import after that finds the memory gone.
+// argument or a store, and [ImportBuffer], [ImportArray] and [ImportAllocation] import
+// it. A fabric handle pins no memory, so the lease does, until its receivers have
+// confirmed their imports ([Receipt], [Lease.Imported]), until it is closed, or until its
+// deadline: a later import finds the memory gone.
 //
 // # Trust
 //
-// Whatever a peer sends is checked before it is used, and what does not fit is an error
-// that names the limit. A file descriptor of memory is full access, to read and to
-// write, for as long as any process holds it, and cannot be taken back.
+// Everything that a peer sends is checked before use, and the error names the limit that
+// it breaks. A file descriptor of memory is full access, to read and to
+// write, for as long as any process holds it, and cannot be revoked.
 //
 // # Open files
 //
-// Descriptors of memory are open in the process that sends it until they are sent,
-// within a quarter of its limit of open files; those that were sent and not read
-// yet are at most half of that limit. Besides, one for each
+// A sender has descriptors of memory open until they are sent, within a quarter of its
+// limit of open files; descriptors that are sent and not read yet are at most half of
+// that limit. One more for each
 // device that memory was sent from stays open while the process has connections
 // or publications, since that makes the driver's next export twenty times as
-// quick. It is closed before its memory is given back, and so keeps none.
+// fast. It is closed before its memory is released, and so pins none.
 //
 // # Other systems
 //

@@ -5,12 +5,12 @@ import (
 	"reflect"
 )
 
-// ElementType says what an array holds, in terms that every language has.
+// ElementType is the type of an array's elements, in terms that every language has.
 type ElementType uint8
 
 // The values are part of the binary form.
 const (
-	// NoElement: bytes, or unknown.
+	// NoElement is that of bytes, and of unknown elements.
 	NoElement ElementType = iota
 	Bool
 	Int8
@@ -25,7 +25,7 @@ const (
 	Float64
 	Complex64
 	Complex128
-	// Record is anything else of a fixed size: both sides know what.
+	// Record is any other type of a fixed size, which both sides know.
 	Record
 	elementTypes
 )
@@ -60,9 +60,9 @@ func (e ElementType) String() string {
 	return fmt.Sprintf("ElementType(%d)", uint8(e))
 }
 
-// ElementOf is the element type of T and its size in bytes. Go's int and uint
-// are those of 64 or 32 bits that they are here; structs and arrays are
-// Records.
+// ElementOf returns the element type of T and its size in bytes. Go's int and uint
+// count as the types of 64 or 32 bits that they are on this system; structs and arrays
+// are Records.
 func ElementOf[T any]() (ElementType, int) {
 	t := reflect.TypeFor[T]()
 	kind := t.Kind()

@@ -6,17 +6,16 @@ import (
 	"github.com/cuvmm/cuvmm/internal/exchange"
 )
 
-// What can be wrong with memory that another process offers; test for them with
-// errors.Is. The error itself is a [peer.Error], or a [cuda.Error] for what the driver
-// refused. What can go wrong on a connection are the sentinels of package peer.
+// Errors of memory that another process offers; test for them with errors.Is. The error
+// itself is a [peer.Error], or a [cuda.Error] if the driver refused. The errors of
+// connections are the sentinels of package peer.
 var (
-	// ErrDescriptor: the bytes are no descriptor, or not the one form that a descriptor
-	// has.
+	// ErrDescriptor: the bytes are not a descriptor in its one valid form.
 	ErrDescriptor = errors.New("invalid descriptor")
 	// ErrSizeMismatch: a declared size that this memory cannot have.
 	ErrSizeMismatch = exchange.ErrSizeMismatch
-	// ErrMismatch: the memory, or a receipt, is not of what was declared or asked for.
+	// ErrMismatch: the memory, or a receipt, is other than declared or requested.
 	ErrMismatch = exchange.ErrMismatch
-	// ErrNotMemory: a file descriptor that is not of GPU memory.
+	// ErrNotMemory: a file descriptor of something other than GPU memory.
 	ErrNotMemory = exchange.ErrNotMemory
 )

@@ -17,22 +17,22 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Transfers are what a connection carried with [SendBuffer] and the like. Both
-// ends count the same.
+// Transfers counts the objects that a connection carried with [SendBuffer] and the like.
+// Both ends have the same counts.
 type Transfers struct{ Sent, Received Carried }
 
-// Carried counts what went one way.
+// Carried counts objects of one direction.
 type Carried struct {
 	// Descriptor and Fabric count objects by the type of handle that they were
-	// imported by. What the receiver has already counts like the first time.
+	// imported by. Memory already imported is counted again.
 	Descriptor, Fabric int
 	// Downgraded counts those of Descriptor that have a fabric handle too, and
-	// Reason says why the receiver did not take it.
+	// Reason is the receiver's reason to refuse it.
 	Downgraded int
 	Reason     string
 }
 
-// TransfersOf returns what a connection has carried so far.
+// TransfersOf returns the counts of a connection.
 func TransfersOf(c *peer.Conn) Transfers {
 	if c == nil {
 		return Transfers{}
@@ -40,7 +40,7 @@ func TransfersOf(c *peer.Conn) Transfers {
 	return link.Of(c).Inbox().(*transfers).carried.now()
 }
 
-// carried is what a connection remembers of its transfers.
+// carried is the record of a connection's transfers.
 type carried struct {
 	mu             sync.Mutex // a leaf
 	sent, received Carried
@@ -52,23 +52,23 @@ func (c *carried) now() Transfers {
 	return Transfers{Sent: c.sent, Received: c.received}
 }
 
-// handleNegotiation is the way that memory takes. It is by fabric where the memory has
-// that, until the receiver's driver refuses the first chunk in a way that
-// allows another type. Then the receiver says so, the sender begins anew with
-// descriptors, and both remember it for the connection.
+// handleNegotiation is the choice of the handle type that memory travels by. It is the
+// fabric handle if the memory has one, until the receiver's driver refuses the first
+// chunk in a way that allows another type. Then the receiver says so, the sender begins
+// again with descriptors, and both keep to that for the connection.
 type handleNegotiation struct {
-	// way is vmm.Fabric or vmm.PosixFD, and types what the memory has.
+	// way is vmm.Fabric or vmm.PosixFD, and types the handle types of the memory.
 	way, types vmm.HandleTypes
-	// reason why it is not the fabric.
+	// reason is why way is not vmm.Fabric.
 	reason string
 	// settled: the receiver took the first chunks.
 	settled bool
-	// restart: the sender begins anew.
+	// restart: the sender begins again.
 	restart bool
 }
 
-// startOf is the way of memory with these types on a connection that has
-// carried so much.
+// startOf returns the first choice for memory of these types on a connection with this
+// record.
 func startOf(types vmm.HandleTypes, before Carried) handleNegotiation {
 	by := handleNegotiation{way: vmm.PosixFD, types: types}
 	switch {
@@ -88,13 +88,13 @@ func (c *transfers) expect(types vmm.HandleTypes) handleNegotiation {
 	return startOf(types, c.carried.now().Received)
 }
 
-// choice: the way can still change.
+// choice reports whether the way can still change.
 func (by *handleNegotiation) choice() bool {
 	return by.way == vmm.Fabric && by.types&vmm.PosixFD != 0 && !by.settled
 }
 
-// window is how many messages with chunks may be on their way: one while the
-// others could be for nothing.
+// window is how many messages with chunks may be in flight: one while the way can still
+// change, which would waste the others.
 func (by *handleNegotiation) window() int {
 	if by.choice() {
 		return 1
@@ -102,7 +102,7 @@ func (by *handleNegotiation) window() int {
 	return chunkWindow
 }
 
-// downgrade goes on by descriptor, if it can still.
+// downgrade changes to descriptors, if that is still possible.
 func (by *handleNegotiation) downgrade(reason string) bool {
 	if !by.choice() {
 		return false
@@ -114,7 +114,7 @@ func (by *handleNegotiation) downgrade(reason string) bool {
 	return true
 }
 
-// note counts an object that has arrived. A downgrade is logged when it is new.
+// note counts an object that has arrived, and logs a new reason to downgrade.
 func (c *carried) note(on *Carried, by handleNegotiation, log *slog.Logger, what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -129,18 +129,19 @@ func (c *carried) note(on *Carried, by handleNegotiation, log *slog.Logger, what
 	on.Downgraded++
 	if on.Reason != by.reason {
 		on.Reason = by.reason
-		log.Warn("cuvmm: memory that has a fabric handle goes by descriptor on this connection", "direction", what, "reason", by.reason)
+		log.Warn("cuvmm: memory that has a fabric handle travels by descriptor on this connection", "direction", what, "reason", by.reason)
 	}
 }
 
-// takePart imports what a message with chunks brought.
+// takePart imports the chunks of a message.
 func (c conn) takePart(ctx context.Context, op string, t *transfer, i *importing, part peer.Message) error {
 	way := vmm.PosixFD
 	if part.Kind == wire.Fabric {
 		way = vmm.Fabric
 	}
 	if way == vmm.PosixFD && t.by.choice() {
-		// The sender remembers a downgrade whose end this side did not hear of.
+		// The sender keeps to a downgrade of a transfer that ended before this side had
+		// counted it.
 		t.by.downgrade("the sender went on by descriptor, as before")
 	}
 	if way != t.by.way {
@@ -161,17 +162,17 @@ func (c conn) takePart(ctx context.Context, op string, t *transfer, i *importing
 	if !errors.Is(err, errKeepsDescriptors) && !canDowngrade(err) || !t.by.choice() {
 		return err
 	}
-	// Both sides remember the same words.
+	// Both sides record the same reason.
 	m := reasonMessage(wire.ByFD, t.number, briefly(err))
 	t.by.downgrade(textOf(m))
 	return c.Send(ctx, op, m)
 }
 
-// errKeepsDescriptors is the reason to refuse fabric handles of memory that has
-// descriptors too.
+// errKeepsDescriptors is the reason of an importer that keeps descriptors to refuse fabric
+// handles.
 var errKeepsDescriptors = errors.New("the receiver keeps descriptors")
 
-// briefly leaves out of a refused import what only its caller can use.
+// briefly drops the parts of a refused import that only its caller can use.
 func briefly(err error) error {
 	var d *cuda.Error
 	var why *diagnose.Error
@@ -181,7 +182,7 @@ func briefly(err error) error {
 	return err
 }
 
-// fabricHandlesOf reads what transferOf let through.
+// fabricHandlesOf reads the handles of a message that transferOf has checked.
 func fabricHandlesOf(m peer.Message) []cuda.FabricHandle {
 	b := m.Body[transferHeader+4:]
 	all := make([]cuda.FabricHandle, len(b)/len(cuda.FabricHandle{}))
@@ -191,13 +192,13 @@ func fabricHandlesOf(m peer.Message) []cuda.FabricHandle {
 	return all
 }
 
-// canDowngrade: the driver's result for a fabric handle means that this process has no
-// use of the fabric. Every other one is an error.
+// canDowngrade reports whether the driver refused a fabric handle because this process
+// cannot use the fabric. Any other result is an error.
 func canDowngrade(err error) bool {
 	var d *cuda.Error
 	return errors.As(err, &d) && d.Call == driver.CallMemImportFromShareableHandle.String() &&
 		(d.Code == cuda.Code(driver.NotPermitted) || d.Code == cuda.Code(driver.NotSupported))
 }
 
-// textOf is the reason that a message gives.
+// textOf returns the reason in a message.
 func textOf(m peer.Message) string { return string(m.Body[transferHeader:]) }

@@ -129,7 +129,7 @@ func TestTheWayIsPickedPerReceiver(t *testing.T) {
 				sent.Reason = ""
 				require.Equal(t, row.want, sent)
 				for _, log := range []string{fromLog.String(), toLog.String()} {
-					require.Equal(t, row.want.Downgraded, strings.Count(log, "goes by descriptor"), log)
+					require.Equal(t, row.want.Downgraded, strings.Count(log, "travels by descriptor"), log)
 				}
 				// What was learnt is remembered: the next goes the same way at once.
 				other := shareable(t, devices[0], row.types, 2, 6)
@@ -140,7 +140,7 @@ func TestTheWayIsPickedPerReceiver(t *testing.T) {
 				require.Equal(t, sent, received)
 				require.Equal(t, 2*row.want.Downgraded, sent.Downgraded)
 				require.Equal(t, 2, sent.Descriptor+sent.Fabric)
-				require.Equal(t, row.want.Downgraded, strings.Count(toLog.String(), "goes by descriptor"), "logged once")
+				require.Equal(t, row.want.Downgraded, strings.Count(toLog.String(), "travels by descriptor"), "logged once")
 				require.Zero(t, handles.TransfersOf(to).Sent)
 			}
 		})

@@ -11,40 +11,40 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// imports are what came over one connection and may be open still, so that the
-// same memory is mapped once. They belong to the connection: what one peer calls
-// its memory is never compared with another's. They hold no count of anything.
+// imports are the objects that came over one connection and may still be open, so that
+// the same memory is mapped once. They belong to the connection, since identities are
+// each peer's own. They retain nothing.
 type imports struct {
 	mu          sync.Mutex
 	buffers     map[importKey]share.Memory
 	allocations map[importKey]*phys.Handle
-	// sweep is how many entries there are before those that are over go.
+	// sweep is the number of entries at which released ones are removed.
 	sweep int
 }
 
-// importKey is the same for the same memory, as the peer names it, imported in
-// the same way.
+// importKey identifies memory, as its peer names it, and the options of its import.
 type importKey struct {
 	from     Process
-	who      identity
+	id       identity
 	layout   [sha256.Size]byte
 	device   *cuda.Device
 	readOnly bool
 	kept     bool
 }
 
-// keyOf makes the key of a descriptor that was checked.
-func keyOf(who identity, d *Descriptor, on *cuda.Device, o ImportOptions) importKey {
+// keyOf returns the key of a checked descriptor.
+func keyOf(id identity, d *Descriptor, on *cuda.Device, o ImportOptions) importKey {
 	same := *d
 	same.Length, same.Generation = 0, 0 // these change while the memory stays
 	b, _ := same.MarshalBinary()        // what was read can be written
-	return importKey{from: d.Exporter, who: who, layout: sha256.Sum256(b), device: on, readOnly: o.ReadOnly, kept: o.KeepDescriptors}
+	return importKey{from: d.Exporter, id: id, layout: sha256.Sum256(b), device: on, readOnly: o.ReadOnly, kept: o.KeepDescriptors}
 }
 
-// leastSweep keeps small connections from sweeping at every import.
+// leastSweep keeps a connection with few imports from sweeping at each.
 const leastSweep = 64
 
-func (i *imports) add() {
+// makeRoomLocked removes released entries once there are many.
+func (i *imports) makeRoomLocked() {
 	if i.buffers == nil {
 		i.buffers, i.allocations, i.sweep = map[importKey]share.Memory{}, map[importKey]*phys.Handle{}, leastSweep
 	}
@@ -67,11 +67,11 @@ func (i *imports) add() {
 func (i *imports) addBuffer(k importKey, b *vmm.Buffer) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.add()
+	i.makeRoomLocked()
 	i.buffers[k] = share.Of(b)
 }
 
-// buffer returns another buffer of memory that came before, or nil.
+// buffer returns another buffer of memory that is imported already, or nil.
 func (i *imports) buffer(k importKey, length uint64) *vmm.Buffer {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -90,11 +90,11 @@ func (i *imports) buffer(k importKey, length uint64) *vmm.Buffer {
 func (i *imports) addAllocation(k importKey, h *phys.Handle) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.add()
+	i.makeRoomLocked()
 	i.allocations[k] = h
 }
 
-// allocation returns a count of memory that came before, or nil.
+// allocation returns memory that is imported already, retained for the caller, or nil.
 func (i *imports) allocation(k importKey) *phys.Handle {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -109,26 +109,26 @@ func (i *imports) allocation(k importKey) *phys.Handle {
 	return h
 }
 
-// ImportOptions say what an importer takes and how. The zero value takes as much as
+// ImportOptions bound and configure an import. The zero value accepts as much memory as
 // the device has, for reading and writing.
 type ImportOptions struct {
 	// ReadOnly imports for reading: no access beyond that can be granted to the
-	// memory here. It protects from this process's own mistakes, not from a peer.
+	// memory here. It guards against this process's own mistakes, not against a peer.
 	ReadOnly bool
-	// Hint is the address that is wanted, so that several processes can have the memory
-	// at one; 0 leaves it to the driver. It is a hint: check the buffer's Ptr.
+	// Hint is the preferred address, so that several processes can map the memory at
+	// the same one; 0 leaves it to the driver. It is a hint: check the buffer's Ptr.
 	Hint cuda.Ptr
-	// Align is a power of two that the address is a multiple of; 0 is the granularity.
+	// Align is the alignment of the address, a power of two; 0 is the granularity.
 	Align int
-	// MaxBytes is the most memory that is taken in one object; 0 is what the
-	// memory's device has, and a TiB of memory of the host.
+	// MaxBytes bounds the size of one object; 0 is the memory of the device that it
+	// lies on, and 1 TiB for memory of the host.
 	MaxBytes int
-	// MaxChunks is the most chunks; 0 is MaxChunks.
+	// MaxChunks bounds the number of chunks; 0 is the constant MaxChunks.
 	MaxChunks int
 	// KeepDescriptors keeps the file descriptor of each chunk open for as long as
-	// the memory is open here, so that it can be passed on: SendBuffer, publish.Array,
-	// LeaseBuffer and the like then take it, even after the process that made it is
-	// dead. The driver exports memory only from its creator. Each descriptor counts
+	// the memory is open here, so that SendBuffer, publish.Array, LeaseBuffer and the
+	// like can pass it on, even after the process that created it has ended. The
+	// driver itself exports memory only from its creator. Each descriptor counts
 	// against this process's limit of open files: all kept ones may take a quarter of
 	// it, less 64 (peer.ErrOpenFiles). Memory that travels by fabric handle alone has
 	// none (cuda.ErrNotSupported).

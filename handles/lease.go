@@ -21,34 +21,34 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// DefaultLease is how long a lease lasts where nothing else is said.
+// DefaultLease is the default of LeaseOptions.Timeout.
 const DefaultLease = time.Minute
 
-// LeaseOptions describe a lease. The zero value is one by fabric handles, which
+// LeaseOptions configure a lease. The zero value offers fabric handles and
 // ends with Close or after DefaultLease.
 type LeaseOptions struct {
-	// Handle is the type of the handles that are offered: vmm.Fabric, or
+	// Handle is the type of the offered handles: vmm.Fabric or
 	// vmm.PosixFD; 0 is vmm.Fabric. The memory must have it.
 	Handle vmm.HandleTypes
-	// Receivers is how many processes are to import the memory: when as many
-	// have said that they did, the lease ends. 0 is any number.
+	// Receivers is the number of processes that are to import the memory: the lease
+	// ends with the last one's receipt. 0 is any number.
 	Receivers int
-	// Timeout is when it ends at the latest; 0 is DefaultLease.
+	// Timeout bounds the lease; 0 is DefaultLease.
 	Timeout time.Duration
-	// Log is told of a lease that ends before all receivers have imported. Nil
-	// logs nothing.
+	// Log receives a record of a lease that ends before all receivers have imported;
+	// nil logs nothing.
 	Log *slog.Logger
 }
 
-// Lease keeps memory that was offered until its receivers have imported it. A
-// fabric handle pins nothing: were the memory released before, the handle would
-// name nothing. The lease holds the memory itself, not the buffer, which may be
-// clipped or closed meanwhile. An importer that has the memory keeps it by
-// itself, so a lease that has ended takes nothing from it.
+// Lease retains offered memory until its receivers have imported it. A
+// fabric handle pins nothing: once the memory is released it names nothing. The lease
+// retains the memory itself and not the buffer, which may be
+// clipped or closed meanwhile. An importer retains what it has imported, so the end of
+// the lease takes nothing from it.
 //
-// It ends when all receivers have said that they imported, when it is closed, or
-// at its deadline, so none that is forgotten keeps memory for ever. All methods
-// are safe for use by any goroutine. The caller closes it.
+// A lease ends when all receivers have confirmed their imports, when it is closed, or
+// at its deadline, so one that is forgotten does not retain memory for ever. All methods
+// are safe for concurrent use. The caller closes it.
 type Lease struct {
 	offer   Offer
 	options LeaseOptions
@@ -56,17 +56,17 @@ type Lease struct {
 	exports exchange.Set
 	handles []*phys.Handle
 	timer   *time.Timer
-	done    chan struct{} // closed when it has ended
+	done    chan struct{} // closed at the end
 	hide    func()        // from snapshots
 
 	mu        sync.Mutex
 	importers map[Process]bool
 	ended     bool
-	why       error // of the end, nil where all have imported
-	left      error // what could not be given back at once
+	why       error // of the end; nil if all have imported
+	left      error // of memory that could not be released at once
 }
 
-// String says what is offered, without the handles.
+// String describes the offer, without its handles.
 func (l *Lease) String() string { return "lease of " + l.offer.String() }
 
 // Format writes String whatever the verb.
@@ -77,7 +77,7 @@ type LeaseStats struct {
 	// Open leases hold Bytes of memory.
 	Open  int
 	Bytes uint64
-	// Expired counts those that ended at their deadline.
+	// Expired counts leases that ended at their deadline.
 	Expired int
 }
 
@@ -86,7 +86,7 @@ var leases struct {
 	LeaseStats
 }
 
-// Leases are those of this process.
+// Leases returns the counts of this process.
 func Leases() LeaseStats {
 	leases.mu.Lock()
 	defer leases.mu.Unlock()
@@ -140,7 +140,7 @@ func leaseMemory(op string, b *vmm.Buffer, d Descriptor, element uint64, o Lease
 	return lease(op, d, core.SystemOf(b.Device()), about.Asked, about.Imported, v, o)
 }
 
-// lease takes the view over, even if it fails.
+// lease takes ownership of the view, even if it fails.
 func lease(op string, d Descriptor, on *core.System, asked driver.AllocationProp, imported bool, v share.View, o LeaseOptions) (*Lease, error) {
 	l, err := newLease(op, d, on, asked, imported, v, o)
 	if err != nil {
@@ -179,7 +179,7 @@ func newLease(op string, d Descriptor, on *core.System, asked driver.AllocationP
 	_, _ = rand.Read(l.offer.Lease[:]) // never fails
 	if o.Handle == vmm.PosixFD {
 		if err := exchange.Exports.Ever(op, len(l.handles)); err != nil {
-			return nil, err // all are open as long as the lease
+			return nil, err // all stay open as long as the lease
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), min(o.Timeout, DefaultLease))
 		defer cancel()
@@ -201,19 +201,19 @@ func newLease(op string, d Descriptor, on *core.System, asked driver.AllocationP
 	leases.Bytes += l.bytes
 	leases.mu.Unlock()
 	l.hide = on.Show(inspected{l, time.Now().Add(o.Timeout)})
-	l.mu.Lock() // it may be over at once
+	l.mu.Lock() // the timer may fire at once
 	defer l.mu.Unlock()
 	l.timer = time.AfterFunc(o.Timeout, l.expire)
 	return l, nil
 }
 
-// Offer is what the receivers import. Its files are the lease's, and closed with
-// it: send or duplicate them before.
+// Offer returns the offer to hand to the receivers. Its files belong to the lease, which
+// closes them at its end: send or duplicate them before.
 func (l *Lease) Offer() Offer { return l.offer }
 
 // Imported takes a receipt. The same process counts once. A receipt of another
-// lease is [ErrMismatch]; one that comes when the lease has ended is the reason
-// of that, and nil where all had imported.
+// lease is [ErrMismatch]. After the end of the lease Imported returns the reason of the
+// end, which is nil if all had imported.
 func (l *Lease) Imported(r Receipt) error {
 	const op = "handles.Lease.Imported"
 	if r.Lease != l.offer.Lease {
@@ -233,7 +233,7 @@ func (l *Lease) Imported(r Receipt) error {
 	return nil
 }
 
-// Wait waits until the lease has ended. It returns nil if all receivers have
+// Wait waits for the end of the lease. It returns nil if all receivers have
 // imported, [peer.ErrTimeout] after the deadline, cuda.ErrClosed after Close.
 func (l *Lease) Wait(ctx context.Context) error {
 	select {
@@ -244,12 +244,12 @@ func (l *Lease) Wait(ctx context.Context) error {
 	case <-ctx.Done():
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return peererr.Wait(ctx, "handles.Lease.Wait", l.progress(), "see what the receivers wait for")
+		return peererr.Wait(ctx, "handles.Lease.Wait", l.progressLocked(), "see what the receivers wait for")
 	}
 }
 
-// progress says how many have imported. The caller has the lock.
-func (l *Lease) progress() string {
+// progressLocked describes how many have imported.
+func (l *Lease) progressLocked() string {
 	if l.options.Receivers == 0 {
 		return fmt.Sprintf("imports: %d", len(l.importers))
 	}
@@ -258,13 +258,13 @@ func (l *Lease) progress() string {
 
 func (l *Lease) expire() {
 	l.mu.Lock()
-	err := peererr.New("handles.Lease", peer.ErrTimeout, fmt.Sprintf("%s within %v", l.progress(), l.options.Timeout),
-		"see what the receivers wait for, or raise LeaseOptions.Timeout; those that import later find the memory gone")
+	err := peererr.New("handles.Lease", peer.ErrTimeout, fmt.Sprintf("%s within %v", l.progressLocked(), l.options.Timeout),
+		"see what the receivers wait for, or raise LeaseOptions.Timeout; later imports find the memory gone")
 	l.mu.Unlock()
 	l.end(err)
 }
 
-// end gives the memory up, once.
+// end releases the memory, once.
 func (l *Lease) end(why error) {
 	l.mu.Lock()
 	if l.ended {
@@ -277,7 +277,7 @@ func (l *Lease) end(why error) {
 	if l.options.Handle == vmm.PosixFD {
 		l.exports.Close(l.handles)
 	}
-	// What cannot be released now the reclaimer tries again.
+	// The reclaimer retries what cannot be released now.
 	over := errors.New("handles.Lease: the memory could not be released at once")
 	if err := phys.Abandon("handles.Lease", over, l.handles...); !errors.Is(over, err) {
 		l.mu.Lock()
@@ -300,8 +300,8 @@ func (l *Lease) end(why error) {
 	close(l.done)
 }
 
-// Close ends the lease, if it has not ended. The error says what could not be
-// given back at once, which System.Drain tries again.
+// Close ends the lease. Idempotent. The error names memory that could not be
+// released at once, which System.Drain retries.
 func (l *Lease) Close() error {
 	l.end(peererr.Closed("handles.Lease", "lease"))
 	<-l.done

@@ -3,8 +3,8 @@ package handles
 // # How memory reaches another process
 //
 // Notes for readers of the source; the package document is for users, and
-// docs/protocol.md specifies the messages. testdata/protocol.json has an example of
-// each message, which another implementation can be checked against.
+// docs/protocol.md specifies the messages. internal/vectors/testdata/protocol.json has an
+// example of each, to check another implementation against.
 //
 // # Connections
 //
@@ -15,12 +15,12 @@ package handles
 // protect against an end that several processes hold by mistake: a second speaker or
 // reader is noticed at once. Surplus and truncated descriptors are closed. Closing a
 // connection or a listener ends the calls that wait on it with ErrClosed. Every wait
-// has a context and a limit. Errors are *Error, because they are the protocol's and
-// not the driver's.
+// has a context and a limit. Errors are *peer.Error, because they are the
+// protocol's and not the driver's.
 //
-// Whatever reads from the connection sorts for all: the program's messages, the
-// peer's transfer, and the replies to this side's. A bounded number of messages waits
-// for the program; beyond it nothing is read until the program takes one.
+// Any goroutine that reads from the connection sorts what it reads for all: the program's
+// messages, the peer's transfer, and the replies to this side's. A bounded number of
+// messages waits for the program; beyond it nothing is read until the program takes one.
 //
 // # Memory that leaves the process
 //
@@ -48,7 +48,7 @@ package handles
 //
 // # Sending memory once
 //
-// A transfer (the diagram is in inbox.go) has an offer, chunks in messages of at most
+// A transfer (the diagram is in transfers.go) has an offer, chunks in messages of at most
 // 64 descriptors of which four are in flight, and an end that both sides know: mapped,
 // then confirmed; or declined, or withdrawn, with the reason. The sender exports while
 // the receiver wakes and checks. The receiver imports as chunks come, maps them in one

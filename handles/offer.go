@@ -16,38 +16,37 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Offer is memory that can be imported without a connection: its descriptor and
-// its handles, of one type. It is a plain value, which a [Lease] makes. By
-// fabric handles it travels as text (MarshalText, and with it JSON), in a file,
-// an argument or a store, to any host of the fabric. By descriptors Files travel
-// beside it, within a host.
+// Offer is memory that can be imported without a connection: a descriptor and
+// handles of one type. It is a plain value, which a [Lease] makes. An offer of
+// fabric handles travels as text (MarshalText, and with it JSON), in a file,
+// an argument or a store, to any host of the fabric. An offer of descriptors needs its
+// Files passed beside it, within a host.
 //
-// It is good for as long as its lease. What prints it (String, log/slog) leaves
-// the handles out.
+// It is valid as long as its lease. String and log/slog leave the handles out.
 type Offer struct {
 	Descriptor Descriptor
-	// Lease names the lease, for the receipt.
+	// Lease identifies the lease, for the receipt.
 	Lease [16]byte
-	// Handles has one for each chunk where Descriptor.Handle is vmm.Fabric.
+	// Handles has one for each chunk if Descriptor.Handle is vmm.Fabric.
 	Handles []cuda.FabricHandle
-	// Files has one for each chunk where it is vmm.PosixFD. They are not part of
-	// the text, and belong to whoever made or received them.
+	// Files has one for each chunk if Descriptor.Handle is vmm.PosixFD. They are not
+	// part of the text, and belong to the process that made or received them.
 	Files []*peer.FD
 }
 
-// offerPrefix says in text what it is, and of which version.
+// offerPrefix names the text form and its version.
 const offerPrefix = "cuvmmoffer1:"
 
 // The binary form is the descriptor's, the lease 16, and the fabric handles 64
 // each, as many as there are chunks.
 const maxOfferBytes = MaxDescriptorBytes + 16 + 64*MaxChunks
 
-// String says what is offered, and by whom.
+// String describes the memory and its exporter.
 func (o Offer) String() string {
 	return fmt.Sprintf("%s of %s in %s by %v, from %v", o.Descriptor.what(), errs.Bytes(o.Descriptor.Size()), errs.Count(len(o.Descriptor.Chunks), "chunk"), o.Descriptor.Handle, o.Descriptor.Exporter)
 }
 
-// LogValue is String.
+// LogValue returns String.
 func (o Offer) LogValue() slog.Value { return slog.StringValue(o.String()) }
 
 func errZeroOffer(op string) error {
@@ -63,13 +62,13 @@ func (o *Offer) check(op string) error {
 		return peererr.New(op, ErrDescriptor, fmt.Sprintf("an offer by %v with %s", d.Handle, errs.Count(len(o.Handles), "fabric handle")), "offer by one type of handle")
 	}
 	if chunks := len(o.Descriptor.Chunks); have != chunks {
-		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%s for %s", errs.Count(have, "handle"), errs.Count(chunks, "chunk")), "take the offer as the lease gave it, with its files")
+		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%s for %s", errs.Count(have, "handle"), errs.Count(chunks, "chunk")), "pass the offer as the lease returned it, with its files")
 	}
 	return nil
 }
 
-// MarshalText writes the one text form of an offer by fabric handles. Of an
-// offer by descriptors it leaves the files out.
+// MarshalText returns the one text form of an offer of fabric handles. For an
+// offer of descriptors it leaves the files out.
 func (o Offer) MarshalText() ([]byte, error) {
 	const op = "handles.Offer.MarshalText"
 	if o.Descriptor.Kind == 0 {
@@ -93,8 +92,8 @@ func (o Offer) MarshalText() ([]byte, error) {
 	return textEncoding.AppendEncode([]byte(offerPrefix), b), nil
 }
 
-// UnmarshalText reads the text form and takes nothing else: after an error the
-// offer is as it was.
+// UnmarshalText reads the text form, and refuses anything else. After an error the
+// offer is unchanged.
 func (o *Offer) UnmarshalText(text []byte) error {
 	const op = "handles.Offer.UnmarshalText"
 	b, err := decodeText(op, text, offerPrefix, maxOfferBytes)
@@ -128,7 +127,7 @@ func (o *Offer) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// decodeText takes a text of a prefix and strict base64 without line ends.
+// decodeText decodes a prefix and strict base64 without line ends.
 func decodeText(op string, text []byte, prefix string, most int) ([]byte, error) {
 	if limit := len(prefix) + textEncoding.EncodedLen(most); len(text) > limit {
 		return nil, peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d bytes, of which there are at most %d", len(text), limit), "pass the text of MarshalText")
@@ -148,8 +147,8 @@ func decodeText(op string, text []byte, prefix string, most int) ([]byte, error)
 	return b, nil
 }
 
-// Receipt says that a process has imported what was offered. It goes back to
-// the exporter by whatever way, as text, for [Lease.Imported].
+// Receipt confirms that a process has imported an offer. It travels back to
+// the exporter by any means, as text, for [Lease.Imported].
 type Receipt struct {
 	Lease    [16]byte
 	Importer Process
@@ -157,10 +156,10 @@ type Receipt struct {
 
 const receiptPrefix = "cuvmmreceipt1:"
 
-// Receipt is this process's for the offer, to be given when the import is done.
+// Receipt returns this process's receipt for the offer, to be sent after the import.
 func (o Offer) Receipt() Receipt { return Receipt{Lease: o.Lease, Importer: Self()} }
 
-// MarshalText writes the one text form.
+// MarshalText returns the one text form.
 func (r Receipt) MarshalText() ([]byte, error) {
 	var e wire.Encoder
 	e.Raw(r.Lease[:])
@@ -169,8 +168,8 @@ func (r Receipt) MarshalText() ([]byte, error) {
 	return textEncoding.AppendEncode([]byte(receiptPrefix), e.B), nil
 }
 
-// UnmarshalText reads the text form and takes nothing else: after an error the
-// receipt is as it was.
+// UnmarshalText reads the text form, and refuses anything else. After an error the
+// receipt is unchanged.
 func (r *Receipt) UnmarshalText(text []byte) error {
 	const op = "handles.Receipt.UnmarshalText"
 	const size = 16 + 4 + 16
@@ -189,16 +188,16 @@ func (r *Receipt) UnmarshalText(text []byte) error {
 }
 
 // ImportBuffer maps offered memory for a device, as [ReceiveBuffer] does. The
-// exporter's lease must last until it returns; then its receipt is due
-// ([Offer.Receipt]). Unlike with a connection there is no other type to fall
-// back on: what the driver refuses is the error, with what this process knows of
-// the reason. The files stay the caller's. The caller closes the buffer.
+// exporter's lease must last until ImportBuffer returns; then send its receipt
+// ([Offer.Receipt]). Unlike a transfer over a connection, an offer has no other handle
+// type to fall back on: if the driver refuses, that is the error, with the reason as far
+// as this process knows it. The files stay the caller's. The caller closes the buffer.
 func ImportBuffer(d *cuda.Device, offer Offer, o ImportOptions) (*vmm.Buffer, error) {
 	return importBuffer("handles.ImportBuffer", d, offer, o, Descriptor{Kind: BufferKind})
 }
 
 // ImportArray maps an offered array of elements of the same type and size
-// (otherwise [ErrMismatch]); for the rest it is ImportBuffer.
+// (otherwise [ErrMismatch]). In all else it is like ImportBuffer.
 func ImportArray[T any](d *cuda.Device, offer Offer, o ImportOptions) (*vmm.Array[T], error) {
 	e, size := ElementOf[T]()
 	b, err := importBuffer("handles.ImportArray", d, offer, o, Descriptor{Kind: ArrayKind, Element: e, ElementSize: uint32(size)})
@@ -212,11 +211,11 @@ func ImportArray[T any](d *cuda.Device, offer Offer, o ImportOptions) (*vmm.Arra
 	return a, nil
 }
 
-// ImportAllocation takes offered physical memory, as [ReceiveAllocation] does.
+// ImportAllocation imports offered physical memory, as [ReceiveAllocation] does.
 func ImportAllocation(d *cuda.Device, offer Offer, o ImportOptions) (*vmm.Allocation, error) {
 	const op = "handles.ImportAllocation"
 	if o.ReadOnly {
-		return nil, peererr.Invalid(op, "ReadOnly for an allocation", "grant read-only access where it is mapped")
+		return nil, peererr.Invalid(op, "ReadOnly for an allocation", "grant read-only access when it is mapped")
 	}
 	i, err := importOffer(op, d, offer, o, Descriptor{Kind: AllocationKind})
 	if err != nil {
@@ -252,7 +251,7 @@ func importOffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want D
 	case o.MaxBytes < 0 || o.MaxChunks < 0:
 		return nil, peererr.Invalid(op, fmt.Sprintf("limits of %d bytes and %d chunks", o.MaxBytes, o.MaxChunks), "limits are not negative")
 	case declared.Kind != want.Kind || declared.Element != want.Element || declared.ElementSize != want.ElementSize:
-		return nil, peererr.New(op, ErrMismatch, fmt.Sprintf("the offer is of %s, where %s is taken", declared.what(), want.what()),
+		return nil, peererr.New(op, ErrMismatch, fmt.Sprintf("the offer is of %s, where %s is imported", declared.what(), want.what()),
 			"import what is offered: a buffer, an array of the same elements, or an allocation")
 	}
 	if err := offer.check(op); err != nil {

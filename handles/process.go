@@ -7,11 +7,9 @@ import (
 	"sync"
 )
 
-// Process names the process that made something. The pid alone would not: the
-// system gives it to another process later.
+// Process identifies a process. The pid alone does not, since the system reuses it.
 type Process struct {
-	// PID is the process's number as it sees itself, which other pid
-	// namespaces number otherwise.
+	// PID is the process's number in its own pid namespace.
 	PID uint32
 	// Instance is 128 random bits, drawn once in the life of a process.
 	Instance [16]byte
@@ -23,7 +21,7 @@ var self = sync.OnceValue(func() Process {
 	return p
 })
 
-// Self is this process.
+// Self returns this process.
 func Self() Process { return self() }
 
 // String writes "process 4711 (0f1e...)".

@@ -18,24 +18,24 @@ import (
 )
 
 // ReceiveBuffer waits for memory that the peer shares with [SendBuffer], and
-// maps it for the device, as one contiguous range whatever chunks it has. The
-// memory may lie on another device that this one can reach (cuda.ErrNotSupported
-// where it cannot, or does not see it). What the peer declares is checked
-// before, and against the memory itself; what does not fit is an error, which
-// the peer is told, and nothing is kept. The caller closes the buffer.
+// maps it for the device as one contiguous range, whatever its chunks. The
+// memory may lie on another device, if d can reach that (otherwise
+// cuda.ErrNotSupported). ReceiveBuffer checks what the peer declares, first by itself
+// and then against the memory. If it does not fit, ReceiveBuffer returns an error,
+// which the peer receives too, and keeps nothing. The caller closes the buffer.
 //
-// It is an ordinary buffer of exactly the memory that was shared: it can be
-// clipped and moved, but grow only within what there is. Memory that came before
-// on the same connection, and is still open here with the same options, is
-// mapped once: the buffers have the same address, each is closed by itself, and
-// while there are several none is clipped nor changes access.
+// The buffer has exactly the memory that was shared: it can be clipped and moved, and
+// grows only within that memory. Memory that came before on the same connection, and is
+// still open here with the same options, is mapped once: the buffers have the same
+// address, each is closed by itself, and while there are several none can be clipped
+// or change its access.
 func ReceiveBuffer(ctx context.Context, c *peer.Conn, d *cuda.Device, o ImportOptions) (*vmm.Buffer, error) {
 	return receiveBuffer(ctx, "handles.ReceiveBuffer", c, d, o, Descriptor{Kind: BufferKind}, func(*vmm.Buffer) error { return nil })
 }
 
 // ReceiveArray waits for memory that the peer shares with [SendArray], of
-// elements of the same type and size (otherwise [ErrMismatch]); for the rest it
-// is ReceiveBuffer.
+// elements of the same type and size (otherwise [ErrMismatch]). In all else it is
+// like ReceiveBuffer.
 func ReceiveArray[T any](ctx context.Context, c *peer.Conn, d *cuda.Device, o ImportOptions) (a *vmm.Array[T], err error) {
 	e, size := ElementOf[T]()
 	want := Descriptor{Kind: ArrayKind, Element: e, ElementSize: uint32(size)}
@@ -50,13 +50,13 @@ func ReceiveArray[T any](ctx context.Context, c *peer.Conn, d *cuda.Device, o Im
 }
 
 // ReceiveAllocation waits for memory that the peer shares with
-// [SendAllocation], and checks it as ReceiveBuffer does. The caller maps it
-// where it likes, and closes it. ReadOnly is ErrInvalidArgument: access is granted
-// where the memory is mapped.
+// [SendAllocation], and checks it as ReceiveBuffer does. The caller maps and
+// closes it. ReadOnly is cuda.ErrInvalidArgument: access is granted when the memory is
+// mapped.
 func ReceiveAllocation(ctx context.Context, c *peer.Conn, d *cuda.Device, o ImportOptions) (*vmm.Allocation, error) {
 	const op = "handles.ReceiveAllocation"
 	if o.ReadOnly {
-		return nil, peererr.Invalid(op, "ReadOnly for an allocation", "grant read-only access where it is mapped")
+		return nil, peererr.Invalid(op, "ReadOnly for an allocation", "grant read-only access when it is mapped")
 	}
 	got, err := receive(ctx, op, c, d, o, Descriptor{Kind: AllocationKind}, func(c conn, i *importing) (io.Closer, error) {
 		if h := c.imports.allocation(i.key); h != nil {
@@ -82,8 +82,8 @@ func ReceiveAllocation(ctx context.Context, c *peer.Conn, d *cuda.Device, o Impo
 	return got.(*vmm.Allocation), nil
 }
 
-// receiveBuffer receives a run of chunks. use sees the buffer before the peer is
-// told that it is mapped.
+// receiveBuffer receives a run of chunks. It calls use with the buffer before it tells
+// the peer that the memory is mapped.
 func receiveBuffer(ctx context.Context, op string, c *peer.Conn, d *cuda.Device, o ImportOptions, want Descriptor, use func(*vmm.Buffer) error) (*vmm.Buffer, error) {
 	used := func(b *vmm.Buffer) (io.Closer, error) {
 		if err := use(b); err != nil {
@@ -110,15 +110,15 @@ func receiveBuffer(ctx context.Context, op string, c *peer.Conn, d *cuda.Device,
 	return got.(*vmm.Buffer), nil
 }
 
-// importing is memory that a peer offers, while it is imported.
+// importing is offered memory while it is being imported.
 type importing struct {
 	*exchange.Importer
 	key    importKey
 	length uint64 // in use, in bytes
 }
 
-// receive takes one transfer. old finds the memory among what came before, or
-// returns nothing; fresh makes the object of chunks that were imported.
+// receive receives one transfer. old returns an object of the memory if that came before,
+// and otherwise nil; fresh makes the object of the imported chunks.
 func receive(ctx context.Context, op string, c *peer.Conn, d *cuda.Device, o ImportOptions, want Descriptor,
 	old, fresh func(conn, *importing) (io.Closer, error)) (io.Closer, error) {
 	switch {
@@ -150,9 +150,9 @@ func (c conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportOp
 		err = c.confirm(ctx, op, t)
 	}
 	t.close()
-	// What comes of the transfer from now on is dropped.
+	// Later messages of the transfer are dropped.
 	c.mu.Lock()
-	c.end(t)
+	c.endLocked(t)
 	ended := t.last
 	c.unlock()
 	if err == nil {
@@ -168,7 +168,7 @@ func (c conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportOp
 	return nil, err
 }
 
-// nextOffer waits for an offer that was not withdrawn meanwhile, and takes it.
+// nextOffer waits for an offer that is not withdrawn, and takes it.
 func (c conn) nextOffer(ctx context.Context, op string) (t *transfer, err error) {
 	b := c.transfers
 	for {
@@ -179,7 +179,7 @@ func (c conn) nextOffer(ctx context.Context, op string) (t *transfer, err error)
 			return nil, err
 		}
 		b.mu.Lock()
-		if t = b.offered(); t != nil {
+		if t = b.offeredLocked(); t != nil {
 			t.taken = true
 		}
 		b.mu.Unlock()
@@ -189,15 +189,15 @@ func (c conn) nextOffer(ctx context.Context, op string) (t *transfer, err error)
 	}
 }
 
-// accept checks, imports and maps what was offered.
+// accept checks, imports and maps the offered memory.
 func (c conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Device, o ImportOptions, want Descriptor,
 	old, fresh func(conn, *importing) (io.Closer, error)) (io.Closer, error) {
-	who, declared, err := parseOffer(t.offer)
+	id, declared, err := parseOffer(t.offer)
 	if err != nil {
 		return nil, err
 	}
 	if declared.Kind != want.Kind || declared.Element != want.Element || declared.ElementSize != want.ElementSize {
-		return nil, peererr.New(op, ErrMismatch, fmt.Sprintf("the peer offers %s, where %s is taken", declared.what(), want.what()),
+		return nil, peererr.New(op, ErrMismatch, fmt.Sprintf("the peer offers %s, where %s is received", declared.what(), want.what()),
 			"receive what the peer sends: a buffer, an array of the same elements, or an allocation")
 	}
 	in, err := newImporter(op, d, &declared, o)
@@ -205,7 +205,7 @@ func (c conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Device
 		return nil, err
 	}
 	t.by = c.expect(declared.Handle)
-	i := &importing{in, keyOf(who, &declared, d, o), declared.bytes()}
+	i := &importing{in, keyOf(id, &declared, d, o), declared.bytes()}
 	got, err := old(c, i)
 	if err != nil || got != nil {
 		return got, err
@@ -219,7 +219,7 @@ func (c conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Device
 	return got, nil
 }
 
-// takeAll imports the chunks as they come.
+// takeAll imports the chunks as they arrive.
 func (c conn) takeAll(ctx context.Context, op string, t *transfer, i *importing) error {
 	for i.Chunks() < i.Declared() {
 		if i.Chunks() > 0 {
@@ -241,7 +241,7 @@ func (c conn) takeAll(ctx context.Context, op string, t *transfer, i *importing)
 		default:
 			err = c.takePart(ctx, op, t, i, part)
 		}
-		// The driver has the memory, or never will.
+		// Imported or refused, the driver needs the descriptors no longer.
 		if c.spend(t, part.FDs); err != nil {
 			return err
 		}
@@ -249,9 +249,9 @@ func (c conn) takeAll(ctx context.Context, op string, t *transfer, i *importing)
 	return nil
 }
 
-// spend closes descriptors that were imported, mostly later, when the sender
-// knows that its memory is mapped: to close a chunk's last descriptor takes the
-// kernel as long as to import it.
+// spend keeps imported descriptors for closeSpent, or closes them if this process has many
+// open. Closing a chunk's last descriptor takes the kernel as long as an import, so it
+// happens after the sender knows that its memory is mapped.
 func (c conn) spend(t *transfer, fds []*peer.FD) {
 	t.spent = append(t.spent, fds...)
 	if limit, err := fd.Limit(); err != nil || uint64(peer.OpenFDs()) > limit/exchange.Share {
@@ -259,11 +259,10 @@ func (c conn) spend(t *transfer, fds []*peer.FD) {
 	}
 }
 
-// fewSpent is how many descriptors are closed by the time that the confirmation
-// is there.
+// fewSpent is how many descriptors are closed in the time that the confirmation takes.
 const fewSpent = 4
 
-// closeSpent closes what was spent: many on a goroutine of their own, which the
+// closeSpent closes the spent descriptors: many on another goroutine, which the
 // connection's Close waits for.
 func (c conn) closeSpent(t *transfer) {
 	spent := t.spent
@@ -278,13 +277,13 @@ func (c conn) closeSpent(t *transfer) {
 	}()
 }
 
-// close closes what was spent.
+// close closes the spent descriptors.
 func (t *transfer) close() {
 	_ = peer.CloseAll(t.spent)
 	t.spent = nil
 }
 
-// confirm tells the sender that its memory is mapped, and waits until it knows.
+// confirm tells the sender that its memory is mapped, and waits for the confirmation.
 func (c conn) confirm(ctx context.Context, op string, t *transfer) error {
 	c.mu.Lock()
 	t.mapped = true
@@ -305,7 +304,7 @@ func (c conn) confirm(ctx context.Context, op string, t *transfer) error {
 		case wire.Withdrawn:
 			return reasonOf(op, part)
 		}
-		// Chunks of memory that was here already, which the sender did not know.
+		// Otherwise chunks of memory that is imported already, sent before the sender knew.
 	}
 }
 

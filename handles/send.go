@@ -19,25 +19,26 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// SendBuffer shares a buffer's bytes in use with the peer, which takes them with
-// [ReceiveBuffer]. It returns when the peer has mapped them, or has said why not
-// ([peer.ErrRefused]); the peer must take the offer, and then go on, within
-// Options.Timeout. The connection can be used after an error, unless that says
-// that the connection is over.
+// SendBuffer shares a buffer's bytes in use with the peer, which receives them with
+// [ReceiveBuffer]. It returns when the peer has mapped them or refused them
+// ([peer.ErrRefused], with the reason). The peer must reply to each message within
+// Options.Timeout. After an error the connection can be used on, unless the error says
+// that the connection has ended.
 //
-// Both processes use the same physical memory from then on. It lives until both
-// have closed it, so the buffer may be closed at once, and what is sent does not
-// change with the buffer: memory that it takes later is not the peer's, and what
-// it clips the peer still has. Any holder may read and write the memory for ever, and
-// pass it on if it took it with ImportOptions.KeepDescriptors. Work on the two sides is to be ordered by messages, or
-// otherwise.
+// From then on both processes use the same physical memory. It lives until both
+// have closed it, so the buffer may be closed at once. What was sent does not
+// change with the buffer: the peer does not get memory that the buffer takes later, and
+// keeps memory that the buffer clips. Any holder may read and write the memory
+// indefinitely, and can pass it on if it was received with
+// ImportOptions.KeepDescriptors. The two sides order their work themselves, by messages
+// for example.
 //
 // After an error the peer does not keep the memory, unless the connection ended
-// just then. Memory that was created with no handle type cannot be shared
+// just then. Memory that was created without a handle type cannot be shared
 // (cuda.ErrNotSupported): see vmm.Properties.Handles. Memory that has a fabric
-// handle goes by that. Where the peer's driver does not take it, and the memory
-// has a descriptor too, it goes by descriptor, of which both sides' logs and
-// [TransfersOf] tell; without a descriptor it is refused.
+// handle travels by that. If the peer's driver refuses the handle, it travels by
+// descriptor, which both sides log and [TransfersOf] counts; memory without a
+// descriptor is refused.
 func SendBuffer(ctx context.Context, c *peer.Conn, b *vmm.Buffer) error {
 	const op = "handles.SendBuffer"
 	if b == nil {
@@ -46,8 +47,8 @@ func SendBuffer(ctx context.Context, c *peer.Conn, b *vmm.Buffer) error {
 	return sendMemory(ctx, op, c, b, Descriptor{Kind: BufferKind}, 1)
 }
 
-// SendArray shares an array's elements in use with the peer, which takes them
-// with [ReceiveArray] of the same type; otherwise it is SendBuffer.
+// SendArray shares an array's elements in use with the peer, which receives them
+// with [ReceiveArray] of the same type. In all else it is like SendBuffer.
 func SendArray[T any](ctx context.Context, c *peer.Conn, a *vmm.Array[T]) error {
 	const op = "handles.SendArray"
 	if a == nil {
@@ -57,8 +58,8 @@ func SendArray[T any](ctx context.Context, c *peer.Conn, a *vmm.Array[T]) error 
 	return sendMemory(ctx, op, c, a.Buffer(), Descriptor{Kind: ArrayKind, Element: e, ElementSize: uint32(size)}, uint64(size))
 }
 
-// SendAllocation shares physical memory with the peer, which takes it with
-// [ReceiveAllocation]; otherwise it is SendBuffer.
+// SendAllocation shares physical memory with the peer, which receives it with
+// [ReceiveAllocation]. In all else it is like SendBuffer.
 func SendAllocation(ctx context.Context, c *peer.Conn, a *vmm.Allocation) error {
 	const op = "handles.SendAllocation"
 	if a == nil {
@@ -74,7 +75,7 @@ func SendAllocation(ctx context.Context, c *peer.Conn, a *vmm.Allocation) error 
 	return errors.Join(err, v.Release())
 }
 
-// sendMemory sends what a buffer has in use, in elements of so many bytes.
+// sendMemory sends a buffer's memory in use. element is the size of an element in bytes.
 func sendMemory(ctx context.Context, op string, c *peer.Conn, b *vmm.Buffer, d Descriptor, element uint64) error {
 	in := share.Of(b)
 	used := in.Used()
@@ -115,19 +116,19 @@ func sendView(ctx context.Context, op string, c *peer.Conn, d Descriptor, on *co
 	return in.offer(ctx, op, identify(handles), &d, handles)
 }
 
-// identify names memory in this process's terms. Handles are numbered once in
-// the life of a process, so other memory never has the same name.
-func identify(handles []*phys.Handle) (who identity) {
+// identify names memory within this process. No two handles of a process ever have the
+// same ID, so no other memory has the same name.
+func identify(handles []*phys.Handle) (id identity) {
 	sum := sha256.New()
 	for _, h := range handles {
 		_, _ = sum.Write(binary.LittleEndian.AppendUint64(nil, h.ID))
 	}
-	copy(who[:], sum.Sum(nil))
-	return who
+	copy(id[:], sum.Sum(nil))
+	return id
 }
 
-// offer runs a transfer as its sender. The caller has the slot for offering.
-func (c conn) offer(ctx context.Context, op string, who identity, d *Descriptor, chunks []*phys.Handle) error {
+// offer runs a transfer as its sender. The caller has the slot offering.
+func (c conn) offer(ctx context.Context, op string, id identity, d *Descriptor, chunks []*phys.Handle) error {
 	b := c.transfers
 	b.mu.Lock()
 	b.out.begun++
@@ -135,10 +136,10 @@ func (c conn) offer(ctx context.Context, op string, who identity, d *Descriptor,
 	b.mu.Unlock()
 	defer func() {
 		b.mu.Lock()
-		b.out.ended, b.out.answers = t, nil
+		b.out.ended, b.out.replies = t, nil
 		b.mu.Unlock()
 	}()
-	m, err := offerMessage(t, who, d)
+	m, err := offerMessage(t, id, d)
 	if err == nil {
 		err = c.Send(ctx, op, m)
 	}
@@ -149,16 +150,16 @@ func (c conn) offer(ctx context.Context, op string, who identity, d *Descriptor,
 		b.mu.Unlock()
 		return err
 	}
-	// under are the counts of chunks that the peer has still to acknowledge.
+	// under are the counts of chunks that the peer has yet to acknowledge.
 	sent, under, done := 0, []int(nil), false
 	by := c.begin(d.Handle)
 	for err == nil && !done {
 		if err = c.Drain(ctx, op); err != nil {
 			break
 		}
-		if sent == len(chunks) || len(under) == by.window() || c.answeredAlready() {
+		if sent == len(chunks) || len(under) == by.window() || c.replied() {
 			before := len(under)
-			if under, done, err = c.answered(ctx, op, under, &by); by.restart {
+			if under, done, err = c.nextReply(ctx, op, under, &by); by.restart {
 				sent, by.restart = 0, false
 			} else if len(under) < before {
 				by.settled = true
@@ -181,8 +182,7 @@ func (c conn) offer(ctx context.Context, op string, who identity, d *Descriptor,
 	return err
 }
 
-// sendChunks exports and sends the first of the chunks that are left, and
-// returns how many.
+// sendChunks exports and sends the first of the remaining chunks, and returns how many.
 func (c conn) sendChunks(ctx context.Context, op string, t uint32, way vmm.HandleTypes, sent int, left []*phys.Handle) (int, error) {
 	if way == vmm.Fabric {
 		left = left[:min(len(left), wire.MaxBatch)]
@@ -206,47 +206,46 @@ func (c conn) sendChunks(ctx context.Context, op string, t uint32, way vmm.Handl
 	return len(e.FDs), c.Send(ctx, op, m)
 }
 
-// answeredAlready reports whether the peer has said something: it refuses, or
-// has the memory already, so that no more need be exported.
-func (c conn) answeredAlready() bool {
+// replied reports whether a reply has come: the peer may have declined, or have the
+// memory already, so that nothing more needs to be exported.
+func (c conn) replied() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.out.answers) > 0
+	return len(c.out.replies) > 0
 }
 
-// answered waits for the next reply of the peer, to messages that so many
-// chunks have been sent with.
-func (c conn) answered(ctx context.Context, op string, under []int, by *handleNegotiation) (left []int, done bool, err error) {
-	m, err := c.awaitOwed(ctx, op, "answer", &c.out.answers, &c.out.spinner)
+// nextReply waits for the peer's next reply, and returns the counts of under that are
+// left.
+func (c conn) nextReply(ctx context.Context, op string, under []int, by *handleNegotiation) (left []int, done bool, err error) {
+	m, err := c.awaitOwed(ctx, op, "reply", &c.out.replies, &c.out.spinner)
 	switch {
 	case err != nil:
 		return under, false, err
 	case m.Kind == wire.Declined:
 		return under, false, reasonOf(op, m)
 	case m.Kind == wire.Mapped:
-		// Perhaps before it was sent all: it has that memory already.
+		// Possibly before all was sent: it has that memory already.
 		return nil, true, nil
 	case m.Kind == wire.Taken && len(under) > 0 && countOf(m) == uint32(under[0]):
 		return under[1:], false, nil
 	case m.Kind == wire.ByFD && by.downgrade(textOf(m)):
 		return nil, false, nil
 	}
-	return under, false, c.Fail(peererr.Violation("answer %d out of turn", m.Kind))
+	return under, false, c.Fail(peererr.Violation("reply %#x out of turn", m.Kind))
 }
 
-// tellWait bounds how long the end of a transfer is told to a peer that does not
-// read.
+// tellWait bounds how long tell waits for a peer that does not read.
 const tellWait = time.Second
 
-// tell sends what the peer should know even though the caller's context may
-// have ended. A peer that cannot be told runs into its own limit.
+// tell sends the last message of a transfer even if the caller's context has ended. A
+// peer that it does not reach runs into its own limit.
 func (c conn) tell(ctx context.Context, op string, m peer.Message) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(tellWait, c.Limits().Timeout))
 	defer cancel()
 	return c.Send(ctx, op, m)
 }
 
-// describe fills in what a descriptor says of memory.
+// describe fills in a descriptor's fields about memory.
 func describe(op string, d *Descriptor, on *core.System, asked driver.AllocationProp, chunks []*phys.Handle) error {
 	m, err := exchange.Describe(op, on, asked, chunks)
 	d.Location, d.Device, d.Handle, d.Compressible, d.RDMA, d.Chunks = m.Location, m.Device, m.Handle, m.Compressible, m.RDMA, m.Chunks

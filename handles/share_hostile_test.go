@@ -229,7 +229,7 @@ func TestHostileOffers(t *testing.T) {
 			h.offer(h.honest, h.memory(1))
 			// Not before it is taken, or nothing sees it.
 			near := inside(h.t, h.near)
-			_, err := near.awaitOwed(h.t.Context(), "test", "answer", &near.out.answers, &near.out.spinner)
+			_, err := near.awaitOwed(h.t.Context(), "test", "reply", &near.out.replies, &near.out.spinner)
 			require.NoError(h.t, err)
 			h.send(reasonMessage(wire.Withdrawn, h.offers, errors.New("changed my mind")))
 		}, peer.ErrRefused, "changed my mind"},
@@ -280,7 +280,7 @@ func TestHostileOffers(t *testing.T) {
 			peertest.SetTimeout(h.near, peertest.Guard)
 			peertest.SetTimeout(h.far, peertest.Guard)
 			off.mu.Lock()
-			off.out.begun, off.out.ended, off.out.answers = h.offers, h.offers, nil
+			off.out.begun, off.out.ended, off.out.replies = h.offers, h.offers, nil
 			off.mu.Unlock()
 			group.Go(func() error { return b.offer(t.Context(), "test", identity{1}, &h.honest, h.chunks) })
 			got, err := ReceiveBuffer(t.Context(), h.far, h.d, ImportOptions{})
@@ -321,13 +321,13 @@ func TestHostileTransfersEndTheConnection(t *testing.T) {
 }
 
 // hears runs a sender against an importer that replies as it likes.
-func hears(t *testing.T, patience time.Duration, answer func(h *hostile)) error {
+func hears(t *testing.T, patience time.Duration, reply func(h *hostile)) error {
 	h := newHostile(t, patience)
 	var group errgroup.Group
 	group.Go(func() error { return inside(t, h.near).offer(t.Context(), "test", identity{1}, &h.honest, h.chunks) })
 	require.NoError(t, link.Of(h.far).Await(t.Context(), "test", inside(t, h.far).waiting))
 	h.near, h.far = h.far, h.near
-	answer(h)
+	reply(h)
 	err := group.Wait()
 	require.Zero(t, exchange.Exports.Used())
 	return err
@@ -351,7 +351,7 @@ func TestAWarningOfAnOfferThatNeverEnds(t *testing.T) {
 	h.send(peer.Message{Kind: wire.Warning})
 	_, err := ReceiveBuffer(peertest.Context(t), h.far, h.d, ImportOptions{})
 	require.ErrorIs(t, err, peer.ErrTimeout)
-	require.ErrorContains(t, err, "no further chunk of the peer in 200ms")
+	require.ErrorContains(t, err, "no further chunk from the peer within 200ms")
 }
 
 // The same of one that is sent memory, and keeps what was exported for it.
@@ -360,7 +360,7 @@ func TestAWarningOfAnAnswerThatNeverComes(t *testing.T) {
 	require.NoError(t, link.Of(h.far).Send(peertest.Context(t), "test", peer.Message{Kind: wire.Warning}))
 	err := inside(t, h.near).offer(peertest.Context(t), "test", identity{1}, &h.honest, h.chunks)
 	require.ErrorIs(t, err, peer.ErrTimeout)
-	require.ErrorContains(t, err, "no answer of the peer in 200ms")
+	require.ErrorContains(t, err, "no reply from the peer within 200ms")
 	require.Zero(t, exchange.Exports.Used())
 }
 

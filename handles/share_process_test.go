@@ -185,7 +185,7 @@ func spots(b *vmm.Buffer, f func(vmm.Slice[byte]) error) error {
 func (p *party) open(o order) (err error) {
 	if o.Quiet {
 		if os.Geteuid() == 0 {
-			if err := peertest.Become(peertest.Nobody); err != nil {
+			if err := peertest.Become(peertest.Unprivileged); err != nil {
 				return err
 			}
 		}
@@ -534,7 +534,7 @@ func TestManyChunksUnderASmallLimitOfOpenFiles(t *testing.T) {
 			require.NoError(t, os.Mkdir(s.folder, 0o700))
 			require.NoError(t, os.Chmod(s.folder, 0o770))
 			if os.Geteuid() == 0 {
-				require.NoError(t, os.Chown(s.folder, 0, peertest.Nobody))
+				require.NoError(t, os.Chown(s.folder, 0, peertest.Unprivileged))
 			}
 		}
 		start := func() *child {

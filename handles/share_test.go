@@ -377,7 +377,7 @@ func TestLimitsOfTheImporter(t *testing.T) {
 	require.NoError(t, i.Close())
 }
 
-func TestNobodyTakesTheOffer(t *testing.T) {
+func TestNoReceiverTakesTheOffer(t *testing.T) {
 	peertest.NoLeak(t)
 	d := gputest.Software(t)
 	near, far := peertest.Pair(t, peer.Options{Timeout: 100 * time.Millisecond})

@@ -31,12 +31,12 @@ const (
 	identityBytes  = 16
 )
 
-// identity says which memory an offer is of, in the sender's own terms: the
-// same memory has the same, other memory another.
+// identity names the memory of an offer within its sender: the same memory has the
+// same identity, and no other has it.
 type identity [identityBytes]byte
 
-// transferOf is the transfer that a message of the library belongs to. What it
-// lets through has the right length for its kind.
+// transferOf returns the number of the transfer that a message belongs to. It refuses
+// messages whose length or descriptors do not fit their kind.
 func transferOf(m peer.Message) (uint32, error) {
 	least, most := transferHeader, transferHeader
 	switch m.Kind {
@@ -75,21 +75,21 @@ func transferMessage(kind uint16, t uint32) peer.Message {
 	return peer.Message{Kind: kind, Body: e.B}
 }
 
-func offerMessage(t uint32, who identity, d *Descriptor) (peer.Message, error) {
+func offerMessage(t uint32, id identity, d *Descriptor) (peer.Message, error) {
 	m := transferMessage(wire.Offer, t)
 	b, err := d.MarshalBinary()
-	m.Body = append(append(m.Body, who[:]...), b...)
+	m.Body = append(append(m.Body, id[:]...), b...)
 	return m, err
 }
 
-// parseOffer reads an offer that transferOf let through.
-func parseOffer(m peer.Message) (who identity, d Descriptor, err error) {
-	copy(who[:], m.Body[transferHeader:])
+// parseOffer reads an offer that transferOf has checked.
+func parseOffer(m peer.Message) (id identity, d Descriptor, err error) {
+	copy(id[:], m.Body[transferHeader:])
 	err = d.UnmarshalBinary(m.Body[transferHeader+identityBytes:])
-	return who, d, err
+	return id, d, err
 }
 
-// countMessage is one of chunks or of taken.
+// countMessage makes a message of kind chunks, fabric or taken.
 func countMessage(kind uint16, t uint32, count int) peer.Message {
 	var e wire.Encoder
 	e.Uint32(t)
@@ -99,23 +99,23 @@ func countMessage(kind uint16, t uint32, count int) peer.Message {
 
 func countOf(m peer.Message) uint32 { return numberAt(m.Body, transferHeader) }
 
-// numberAt reads a number of a body whose length was checked.
+// numberAt reads a number from a body whose length transferOf has checked.
 func numberAt(body []byte, at int) uint32 {
 	d := wire.Decoder{B: body[at:]}
 	return d.Uint32()
 }
 
-// reasonMessage is one of withdrawn or of declined.
+// reasonMessage makes a message of kind withdrawn or declined.
 func reasonMessage(kind uint16, t uint32, reason error) peer.Message {
 	m := transferMessage(kind, t)
 	m.Body = append(m.Body, wire.Clip(reason.Error(), wire.MaxReason)...)
 	return m
 }
 
-// reasonOf is the error of what the peer ended.
+// reasonOf returns the error of a transfer that the peer ended.
 func reasonOf(op string, m peer.Message) error {
 	return peererr.New(op, peer.ErrRefused, fmt.Sprintf("%q", m.Body[transferHeader:]), "the reason is the peer's own words")
 }
 
-// lost reports whether the descriptors of a message did not fit into this process.
+// lost reports whether the descriptors of a message exceeded this process's limit.
 func lost(m peer.Message) bool { return slices.Contains(m.FDs, nil) }

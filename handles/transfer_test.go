@@ -28,9 +28,9 @@ func someOffer(t testing.TB, number uint32) peer.Message {
 }
 
 func TestTransferMessagesAreReadAsWritten(t *testing.T) {
-	who, d, err := parseOffer(someOffer(t, 5))
+	id, d, err := parseOffer(someOffer(t, 5))
 	require.NoError(t, err)
-	require.Equal(t, identity{7}, who)
+	require.Equal(t, identity{7}, id)
 	require.Equal(t, offered, d)
 	for _, m := range []peer.Message{someOffer(t, 5), countMessage(wire.Taken, 5, 9), transferMessage(wire.Mapped, 5), transferMessage(wire.Confirmed, 5),
 		reasonMessage(wire.Declined, 5, errors.New("no")), reasonMessage(wire.ByFD, 5, errors.New("no")), fabricMessage(5, 9, cuda.FabricHandle{}), reasonMessage(wire.Withdrawn, 5, errors.New(""))} {
@@ -106,30 +106,30 @@ func TestTransfersInTurn(t *testing.T) {
 	}
 	require.NoError(t, b.put(offer(1)))
 	require.NoError(t, b.put(part(1, 2)))
-	one := b.offered()
+	one := b.offeredLocked()
 	require.NotNil(t, one)
 	one.taken = true
-	require.Nil(t, b.offered())
+	require.Nil(t, b.offeredLocked())
 	require.Len(t, one.parts, 1)
 	one.mapped = true
 	require.NoError(t, b.put(transferMessage(wire.Confirmed, 1)))
 	// The next may come while the one before is not looked at yet.
 	require.NoError(t, b.put(offer(2)))
-	require.Equal(t, uint32(2), b.offered().number)
-	b.end(one)
-	require.Equal(t, uint32(2), b.offered().number)
+	require.Equal(t, uint32(2), b.offeredLocked().number)
+	b.endLocked(one)
+	require.Equal(t, uint32(2), b.offeredLocked().number)
 	require.NoError(t, b.put(part(1, 1)), "of a transfer that ended: dropped")
 	require.NoError(t, b.put(reasonMessage(wire.Withdrawn, 2, errors.New("no"))))
-	require.Nil(t, b.offered(), "no caller saw it")
+	require.Nil(t, b.offeredLocked(), "no caller saw it")
 	require.Equal(t, before, peer.OpenFDs())
 
 	require.NoError(t, b.put(offer(3)))
 	b.out.begun = 1
 	require.NoError(t, b.put(transferMessage(wire.Mapped, 1)))
-	require.Len(t, b.out.answers, 1)
-	b.out.ended, b.out.answers = 1, nil
+	require.Len(t, b.out.replies, 1)
+	b.out.ended, b.out.replies = 1, nil
 	require.NoError(t, b.put(transferMessage(wire.Mapped, 1)), "late: dropped")
-	require.Empty(t, b.out.answers)
+	require.Empty(t, b.out.replies)
 	b.Discard()
 	require.Equal(t, before, peer.OpenFDs())
 }
@@ -146,7 +146,7 @@ func TestTransfersOutOfTurn(t *testing.T) {
 		{"a part of none", peer.Message{Kind: wire.Chunks, Body: []byte{2, 0, 0, 0, 0, 0, 0, 0}, FDs: someFDs(t, 1)}, "was not offered"},
 		{"a confirmation of none", transferMessage(wire.Confirmed, 2), "was not offered"},
 		{"a confirmation too early", transferMessage(wire.Confirmed, 1), "before it was mapped"},
-		{"a reply to none", transferMessage(wire.Mapped, 1), "an answer to transfer 1"},
+		{"a reply to none", transferMessage(wire.Mapped, 1), "a reply to transfer 1"},
 	} {
 		b := newInbox()
 		defer b.Discard()
@@ -160,7 +160,7 @@ func TestTransfersOutOfTurn(t *testing.T) {
 	// No peer sends so many parts, or replies, or anything behind the end.
 	b := newInbox()
 	require.NoError(t, b.put(someOffer(t, 1)))
-	b.offered().taken = true
+	b.offeredLocked().taken = true
 	var err error
 	for n := 0; err == nil; n++ {
 		require.LessOrEqual(t, n, chunkWindow+1)
@@ -181,7 +181,7 @@ func TestTransfersOutOfTurn(t *testing.T) {
 	b = newInbox()
 	defer b.Discard()
 	require.NoError(t, b.put(someOffer(t, 1)))
-	b.offered().taken = true
+	b.offeredLocked().taken = true
 	require.NoError(t, b.put(reasonMessage(wire.Withdrawn, 1, errors.New("no"))))
 	require.ErrorIs(t, b.put(reasonMessage(wire.Withdrawn, 1, errors.New("no"))), peer.ErrProtocol)
 }
@@ -213,11 +213,11 @@ func FuzzTransferMessages(f *testing.F) {
 		case wire.Fabric:
 			require.Equal(t, body, fabricMessage(number, int(countOf(m)), fabricHandlesOf(m)...).Body)
 		case wire.Offer:
-			who, d, err := parseOffer(m)
+			id, d, err := parseOffer(m)
 			if err != nil {
 				return
 			}
-			again, err := offerMessage(number, who, &d)
+			again, err := offerMessage(number, id, &d)
 			require.NoError(t, err)
 			require.Equal(t, body, again.Body)
 		}
@@ -257,7 +257,7 @@ func FuzzInbox(f *testing.F) {
 			case 6:
 				m = reasonMessage(wire.Declined, number, errors.New("no"))
 			case 8:
-				if tr := b.offered(); tr != nil && taken == nil {
+				if tr := b.offeredLocked(); tr != nil && taken == nil {
 					taken, tr.taken = tr, true
 				}
 			case 9:
@@ -266,7 +266,7 @@ func FuzzInbox(f *testing.F) {
 				}
 			case 10:
 				if taken != nil {
-					b.end(taken)
+					b.endLocked(taken)
 					taken = nil
 				}
 			case 11:
@@ -274,7 +274,7 @@ func FuzzInbox(f *testing.F) {
 					b.out.begun++
 				}
 			case 12:
-				b.out.ended, b.out.answers = b.out.begun, nil
+				b.out.ended, b.out.replies = b.out.begun, nil
 			}
 			if m.Kind != 0 {
 				if err := b.put(m); err != nil {
@@ -286,10 +286,10 @@ func FuzzInbox(f *testing.F) {
 			for _, tr := range b.in.open {
 				require.LessOrEqual(t, len(tr.parts), chunkWindow+1)
 			}
-			require.LessOrEqual(t, len(b.out.answers), 2*chunkWindow+1)
+			require.LessOrEqual(t, len(b.out.replies), 2*chunkWindow+1)
 		}
 		if taken != nil {
-			b.end(taken)
+			b.endLocked(taken)
 		}
 		b.Discard()
 		require.Equal(t, before, peer.OpenFDs())

@@ -15,9 +15,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
-// Messages of these kinds are the library's own: they carry memory, beside
-// those of the program. A transfer has a number, which each side counts from 1
-// for what it sends.
+// Messages of reserved kinds carry memory, beside the messages of the program. Each side
+// numbers the transfers that it sends from 1.
 //
 //	sender                                 receiver
 //	offer -------------------------------> checks
@@ -26,24 +25,24 @@ import (
 //	              <--- mapped
 //	confirmed ---------------------------> keeps it
 //
-// The sender exports while the receiver checks, and goes on without being asked
-// to. A receiver that has the memory already says mapped at once.
+// The sender exports while the receiver checks, and sends up to chunkWindow messages
+// ahead. A receiver that has the memory already replies mapped at once.
 //
-// Chunks travel as descriptors, or in fabric as fabric handles. A receiver whose
-// driver refuses the first of those says by fd instead of taken, and the sender
-// begins anew with descriptors, if the offer says that there are any.
+// Chunks travel as descriptors, or in fabric as fabric handles. If the receiver's driver
+// refuses the first fabric handle, the receiver replies by fd in place of taken, and the
+// sender begins again with descriptors, provided that the offer has them.
 //
-// Either side ends it at any time before: the sender by withdrawn, the receiver
-// by declined, both with the reason. So neither side keeps what the other believes to
-// have failed, unless the connection ends in between. What of an ended transfer
-// is still under way is dropped on arrival, and the connection goes on.
+// Until then either side can end the transfer with a reason: the sender by withdrawn, the
+// receiver by declined. So neither side keeps memory whose transfer failed for the
+// other, unless the connection ends in between. Messages of an ended transfer that are
+// still in flight are dropped on arrival, and the connection goes on.
 
-// chunkWindow is how many messages with chunks may be on their way: the exports of
-// one overlap with the imports of the one before.
+// chunkWindow is how many messages with chunks may be unacknowledged, so that the exports
+// of one overlap with the imports of the one before.
 const chunkWindow = 4
 
-// transfers is what this package keeps for a connection: the transfers that are under
-// way, and what came before. It sorts the messages of reserved kinds.
+// transfers is this package's state of a connection: the transfers in flight, and the
+// memory imported before. It takes the messages of reserved kinds.
 type transfers struct {
 	// offering and taking let one transfer of each direction run at a time.
 	offering, taking wait.Slot
@@ -54,8 +53,8 @@ type transfers struct {
 	// in is the transfer that the peer sends, out the one that this side sends.
 	in  incoming
 	out outgoing
-	// dropped are messages that nothing takes, to be closed without the lock: to
-	// close a file that the peer chose may take long.
+	// dropped are messages to be closed without the lock: closing a file that the peer
+	// chose may take long.
 	dropped []peer.Message
 }
 
@@ -102,7 +101,7 @@ func (c conn) turn(ctx context.Context, op string, s wait.Slot) error {
 	}
 }
 
-// unlock gives the lock back and closes what was dropped under it.
+// unlock releases mu, and then closes the messages dropped under it.
 func (b *transfers) unlock() {
 	dropped := b.dropped
 	b.dropped = nil
@@ -114,37 +113,37 @@ func (b *transfers) unlock() {
 
 // incoming is the receiver's side of transfers.
 type incoming struct {
-	// offered is the number of the last.
+	// offered is the number of the last offer.
 	offered uint32
-	// open are those that have not ended: at most one that waits to be taken,
-	// and at most one that was.
+	// open are the transfers that have not ended: at most one that waits for a caller,
+	// and at most one that a caller receives.
 	open    []*transfer
-	spinner wait.Spinner // of the goroutine that takes
+	spinner wait.Spinner // belongs to the goroutine that has the slot taking
 }
 
-// transfer is one that the peer sends.
+// transfer is a transfer that the peer sends.
 type transfer struct {
 	number uint32
 	offer  peer.Message
-	// parts came behind the offer and were not looked at yet.
+	// parts are the messages after the offer that are not processed yet.
 	parts []peer.Message
 	// taken: a caller receives it. mapped: the sender may confirm it. last: the
 	// peer has ended it.
 	taken, mapped, last bool
-	// by is how the memory came, once it did.
+	// by is the type of handle that brought the memory.
 	by handleNegotiation
-	// spent are descriptors that were imported, to be closed.
+	// spent are imported descriptors that are not closed yet.
 	spent []*peer.FD
 }
 
 // outgoing is the sender's side of transfers.
 type outgoing struct {
 	begun, ended uint32
-	answers      []peer.Message
-	spinner      wait.Spinner // of the goroutine that offers
+	replies      []peer.Message
+	spinner      wait.Spinner // belongs to the goroutine that has the slot offering
 }
 
-// Sort sorts a message in: see link.Inbox.
+// Sort takes a message: see link.Inbox.
 func (b *transfers) Sort(m peer.Message) (keep bool, err error) {
 	t, err := transferOf(m)
 	if err != nil {
@@ -169,22 +168,22 @@ func (b *transfers) Sort(m peer.Message) (keep bool, err error) {
 				return b.part(tr, m)
 			}
 		}
-		return false, nil // ended, and the peer did not know yet
+		return false, nil // the transfer has ended, which the peer did not know yet
 	default: // a reply
 		switch {
 		case t > b.out.begun:
-			return false, peererr.Violation("an answer to transfer %d, of %d", t, b.out.begun)
+			return false, peererr.Violation("a reply to transfer %d, of %d", t, b.out.begun)
 		case t != b.out.begun || b.out.begun == b.out.ended:
 			return false, nil
-		case len(b.out.answers) > 2*chunkWindow:
-			return false, peererr.Violation("more than %d answers to the same transfer under way", 2*chunkWindow)
+		case len(b.out.replies) > 2*chunkWindow:
+			return false, peererr.Violation("more than %d replies to one transfer in flight", 2*chunkWindow)
 		}
-		b.out.answers = append(b.out.answers, m)
+		b.out.replies = append(b.out.replies, m)
 		return true, nil
 	}
 }
 
-// part sorts in a part of an open transfer.
+// part takes a part of an open transfer.
 func (b *transfers) part(tr *transfer, m peer.Message) (keep bool, err error) {
 	switch {
 	case tr.last:
@@ -192,51 +191,51 @@ func (b *transfers) part(tr *transfer, m peer.Message) (keep bool, err error) {
 	case m.Kind == wire.Confirmed && !tr.mapped:
 		return false, peererr.Violation("transfer %d confirmed before it was mapped", tr.number)
 	case m.Kind == wire.Withdrawn && !tr.taken:
-		b.end(tr) // nothing has seen it
+		b.endLocked(tr) // no caller has received it yet
 		return false, nil
 	case len(tr.parts) > chunkWindow:
-		return false, peererr.Violation("more than %d parts of a transfer under way", chunkWindow)
+		return false, peererr.Violation("more than %d parts of a transfer in flight", chunkWindow)
 	}
 	tr.last = m.Kind != wire.Chunks && m.Kind != wire.Fabric
 	tr.parts = append(tr.parts, m)
 	return true, nil
 }
 
-// end ends a transfer that the peer sends, and drops what came of it. The caller
-// has the lock, and gives it back by unlock.
-func (b *transfers) end(tr *transfer) {
+// endLocked ends a transfer that the peer sends, and drops its messages. The caller
+// releases mu by unlock.
+func (b *transfers) endLocked(tr *transfer) {
 	b.dropped = append(append(b.dropped, tr.offer), tr.parts...)
 	tr.parts = nil
 	b.in.open = slices.DeleteFunc(b.in.open, func(o *transfer) bool { return o == tr })
 }
 
-// waiting reports whether a transfer waits to be taken.
+// waiting reports whether a transfer waits for a caller.
 func (b *transfers) waiting() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.offered() != nil
+	return b.offeredLocked() != nil
 }
 
-// offered is the transfer that waits to be taken, or nil. The caller has the lock.
-func (b *transfers) offered() *transfer {
+// offeredLocked returns the transfer that waits for a caller, or nil.
+func (b *transfers) offeredLocked() *transfer {
 	if n := len(b.in.open); n > 0 && !b.in.open[n-1].taken {
 		return b.in.open[n-1]
 	}
 	return nil
 }
 
-// Discard closes what nothing has taken.
+// Discard closes the messages that no caller has taken.
 func (b *transfers) Discard() {
 	b.mu.Lock()
 	for len(b.in.open) > 0 {
-		b.end(b.in.open[0])
+		b.endLocked(b.in.open[0])
 	}
 	b.unlock()
 	exchange.Warm.Leave()
 }
 
-// awaitOwed waits for the next of what the peer owes within the connection's
-// limit.
+// awaitOwed waits for the next message that the peer owes, at most for the connection's
+// timeout.
 func (c conn) awaitOwed(ctx context.Context, op, what string, from *[]peer.Message, s *wait.Spinner) (m peer.Message, err error) {
 	timeout := c.Limits().Timeout
 	limited, cancel := context.WithTimeout(ctx, timeout)
@@ -258,8 +257,8 @@ func (c conn) awaitOwed(ctx context.Context, op, what string, from *[]peer.Messa
 		return ok
 	})
 	if errors.Is(err, peer.ErrTimeout) && ctx.Err() == nil {
-		err = peererr.Wrap(context.DeadlineExceeded, op, peer.ErrTimeout, fmt.Sprintf("no %s of the peer in %v", what, timeout),
-			"see what it waits for, or raise Options.Timeout")
+		err = peererr.Wrap(context.DeadlineExceeded, op, peer.ErrTimeout, fmt.Sprintf("no %s from the peer within %v", what, timeout),
+			"see what the peer waits for, or raise Options.Timeout")
 	}
 	return m, err
 }

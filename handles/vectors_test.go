@@ -61,9 +61,9 @@ func rewritten(t *testing.T, m peer.Message) peer.Message {
 	require.NoError(t, err)
 	switch m.Kind {
 	case wire.Offer:
-		who, d, err := parseOffer(m)
+		id, d, err := parseOffer(m)
 		require.NoError(t, err)
-		back, err := offerMessage(n, who, &d)
+		back, err := offerMessage(n, id, &d)
 		require.NoError(t, err)
 		return back
 	case wire.Chunks, wire.Taken:

@@ -31,8 +31,8 @@ import (
 //	number of chunks 4
 //	chunk sizes      8 each
 //
-// Every value that passes Descriptor.check has one form, and no other bytes are
-// taken.
+// Every value that passes Descriptor.check has one form, and any other bytes are
+// refused.
 const (
 	descriptorMagic   = "cuvD"
 	descriptorVersion = 1
@@ -41,16 +41,16 @@ const (
 	flagCompressible = 1
 	flagRDMA         = 2
 
-	// textPrefix says in text what the magic and the version say in binary.
+	// textPrefix is the magic and the version of the text form.
 	textPrefix = "cuvmm1:"
 )
 
-// MaxDescriptorBytes is the most that the binary form of a descriptor has.
+// MaxDescriptorBytes is the maximum length of the binary form of a descriptor.
 const MaxDescriptorBytes = descriptorHeader + 8*MaxChunks
 
 var textEncoding = base64.RawURLEncoding.Strict()
 
-// MarshalBinary writes the one binary form of a valid descriptor.
+// MarshalBinary returns the one binary form of a valid descriptor.
 func (d *Descriptor) MarshalBinary() ([]byte, error) {
 	if err := d.check("handles.Descriptor.MarshalBinary"); err != nil {
 		return nil, err
@@ -84,8 +84,8 @@ func (d *Descriptor) MarshalBinary() ([]byte, error) {
 	return e.B, nil
 }
 
-// UnmarshalBinary reads the binary form and takes nothing else: after an error
-// the descriptor is as it was. It keeps no reference to b.
+// UnmarshalBinary reads the binary form, and refuses anything else. After an error
+// the descriptor is unchanged. It keeps no reference to b.
 func (d *Descriptor) UnmarshalBinary(b []byte) error {
 	const op = "handles.Descriptor.UnmarshalBinary"
 	if len(b) > MaxDescriptorBytes {
@@ -145,7 +145,7 @@ func decodeDescriptor(op string, r *wire.Decoder) (n Descriptor, err error) {
 	return n, n.check(op)
 }
 
-// MarshalText writes the one text form of a valid descriptor, which is safe in
+// MarshalText returns the one text form of a valid descriptor, which is safe in
 // files, arguments and URLs.
 func (d *Descriptor) MarshalText() ([]byte, error) {
 	b, err := d.MarshalBinary()
@@ -155,8 +155,8 @@ func (d *Descriptor) MarshalText() ([]byte, error) {
 	return textEncoding.AppendEncode([]byte(textPrefix), b), nil
 }
 
-// UnmarshalText reads the text form and takes nothing else: after an error the
-// descriptor is as it was.
+// UnmarshalText reads the text form, and refuses anything else. After an error the
+// descriptor is unchanged.
 func (d *Descriptor) UnmarshalText(text []byte) error {
 	const op = "handles.Descriptor.UnmarshalText"
 	b, err := decodeText(op, text, textPrefix, MaxDescriptorBytes)

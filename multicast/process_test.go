@@ -298,18 +298,18 @@ func (c *company) tell(change func(rank int, o *order)) {
 // has anything left.
 func (c *company) hear(victim int) []result {
 	c.t.Helper()
-	answers := make([]result, len(c.members))
+	results := make([]result, len(c.members))
 	for rank, m := range c.members {
 		if rank == victim {
 			_ = m.Exit() // it has ended, or does so now
 			continue
 		}
-		m.Recv(&answers[rank])
-		a := answers[rank]
+		m.Recv(&results[rank])
+		a := results[rank]
 		require.Empty(c.t, a.Live, "%s, rank %d", c.at, rank)
 		require.Zero(c.t, a.FDs, "%s, rank %d", c.at, rank)
 	}
-	return answers
+	return results
 }
 
 // without lets a member go.
@@ -319,14 +319,14 @@ func (c *company) without(rank int) { c.members = slices.Delete(slices.Clone(c.m
 func (c *company) form(change func(rank int, o *order), victim int) []result {
 	c.t.Helper()
 	c.tell(change)
-	answers := c.hear(victim)
-	for rank, a := range answers {
+	results := c.hear(victim)
+	for rank, a := range results {
 		require.Empty(c.t, a.Faults+a.Used, "%s, rank %d", c.at, rank)
 	}
 	if victim >= 0 {
 		c.without(victim)
 	}
-	return answers
+	return results
 }
 
 // works requires that all form a team that works.
@@ -423,9 +423,9 @@ func TestAKillWhileATeamIsUsed(t *testing.T) {
 				o.Using = when
 			}
 		})
-		answers := c.hear(victim)
+		results := c.hear(victim)
 		for rank := processes - 1; rank >= 0; rank-- {
-			if rank == victim || answers[rank].Faults != "" {
+			if rank == victim || results[rank].Faults != "" {
 				_ = c.members[rank].Exit() // of a lost context something stays
 				c.without(rank)
 			}
@@ -481,7 +481,7 @@ func TestTeamsOfProcesses(t *testing.T) {
 		if strings.HasPrefix(what, "a kill") && processes > 1 {
 			victim = who
 		}
-		answers := c.form(func(rank int, o *order) {
+		results := c.form(func(rank int, o *order) {
 			switch {
 			case rank != who || what == "nothing":
 			case what == "a failure":
@@ -495,7 +495,7 @@ func TestTeamsOfProcesses(t *testing.T) {
 				o.Leaving = 1 + when%12
 			}
 		}, victim)
-		for rank, a := range answers {
+		for rank, a := range results {
 			switch {
 			case rank == victim:
 			case what == "a kill while forming" && victim >= 0 && when <= 20:
@@ -509,8 +509,8 @@ func TestTeamsOfProcesses(t *testing.T) {
 					require.Contains(t, a.Left, fmt.Sprintf("rank %d", who), "%s, rank %d", at, rank)
 				}
 			case what == "a failure" || what == "a late call":
-				require.Equal(t, answers[0].Error == "", a.Error == "", "%s: all or none, %+v", at, answers)
-				require.Equal(t, answers[0].Ranks, a.Ranks, "%s: all name the same", at)
+				require.Equal(t, results[0].Error == "", a.Error == "", "%s: all or none, %+v", at, results)
+				require.Equal(t, results[0].Ranks, a.Ranks, "%s: all name the same", at)
 			}
 			if a.Error != "" {
 				failed++

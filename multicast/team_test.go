@@ -589,7 +589,7 @@ func TestARankThatIsLateToLeave(t *testing.T) {
 
 // A kernel that waits for a rank that never comes is let go by Leave and Close,
 // in time, or at once by Abort. Nothing stays, and no rank's context is lost.
-func TestKernelsThatWaitForNobody(t *testing.T) {
+func TestKernelsThatWaitForALostRank(t *testing.T) {
 	for name, row := range map[string]struct {
 		limit time.Duration // of the rank that waits
 		end   func(team *multicast.Team) error

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The run.sh of a bundle that scripts/gpu-bundle.sh made: unpacks it beside
-# nobody's files and runs what the arguments say (run.sh -help). It needs bash,
+# The run.sh of a bundle that scripts/gpu-bundle.sh made: unpacks it in a folder of
+# its own and runs what the arguments say (run.sh -help). It needs bash,
 # tar, coreutils, and xz or python3.
 set -euo pipefail
 bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/bundle.tar.xz

@@ -440,7 +440,7 @@ func (w *world) before(ended <-chan error, come <-chan struct{}) {
 	select {
 	case <-come:
 	case err := <-ended:
-		require.Fail(w.t, "it was to wait", "it answered: %v", err)
+		require.Fail(w.t, "it was to wait", "it returned: %v", err)
 	}
 }
 

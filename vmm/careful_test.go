@@ -321,5 +321,5 @@ func TestCloseAfterSaysNilOnlyWhereItCloses(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, g.Close())
 	require.NoError(t, <-second)
-	require.ErrorIs(t, gputest.Err(b.AppendUndefined(1)), cuda.ErrClosed, "CloseAfter answered nil")
+	require.ErrorIs(t, gputest.Err(b.AppendUndefined(1)), cuda.ErrClosed, "CloseAfter returned nil")
 }

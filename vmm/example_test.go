@@ -179,18 +179,18 @@ func ExampleFork() {
 		log.Fatal(err)
 	}
 
-	answer, err := vmm.Fork(nil, prompt, prompt.Len(), vmm.ForkOptions{})
+	reply, err := vmm.Fork(nil, prompt, prompt.Len(), vmm.ForkOptions{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer answer.Close()
-	at, err := answer.Append(nil, []byte("an answer"))
+	defer reply.Close()
+	at, err := reply.Append(nil, []byte("a reply"))
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println("the answer begins at", at, "and the prompt still ends at", prompt.Len())
-	fmt.Printf("%d MiB shared, %d MiB allocated in all\n", answer.Stats().Shared>>20, sys.Stats().AllocatedBytes>>20)
+	fmt.Println("the reply begins at", at, "and the prompt still ends at", prompt.Len())
+	fmt.Printf("%d MiB shared, %d MiB allocated in all\n", reply.Stats().Shared>>20, sys.Stats().AllocatedBytes>>20)
 	// Output:
-	// the answer begins at 5242880 and the prompt still ends at 5242880
+	// the reply begins at 5242880 and the prompt still ends at 5242880
 	// 4 MiB shared, 8 MiB allocated in all
 }

@@ -28,7 +28,7 @@ func TestHeldStreamsCopyLandsOnRelease(t *testing.T) {
 	r.ok(r.StreamQuery(r.ctx, s))
 }
 
-func TestWorkIsDoneAtLastThoughNobodyAsks(t *testing.T) {
+func TestWorkIsDoneWithoutAQuery(t *testing.T) {
 	r := start(t, Options{})
 	p, s := r.mapped(1), r.stream(driver.StreamNonBlocking)
 	r.ok(r.MemsetD8Async(r.ctx, p, 7, 8, s))

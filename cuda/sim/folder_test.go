@@ -515,7 +515,7 @@ func TestAnotherUserMayTakePart(t *testing.T) {
 	r := start(t, small(folder, crowdChunks))
 	before := r.free()
 	ours, theirs := socketpair(t)
-	child := reexec.Command(t, "sim: exporter in a folder", folder, "as nobody")
+	child := reexec.Command(t, "sim: exporter in a folder", folder, "unprivileged")
 	child.ExtraFiles = []*os.File{theirs}
 	child.Start()
 	var sent bool
@@ -531,7 +531,7 @@ func TestAnotherUserMayTakePart(t *testing.T) {
 	r.ok(r.MemRelease(h))
 
 	require.NoError(t, os.Chmod(folder, 0o700))
-	stranger := reexec.Command(t, "sim: exporter in a folder", folder, "as nobody")
+	stranger := reexec.Command(t, "sim: exporter in a folder", folder, "unprivileged")
 	stranger.ExtraFiles = []*os.File{theirs}
 	stranger.Start()
 	require.Error(t, stranger.Exit())

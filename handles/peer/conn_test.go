@@ -62,7 +62,7 @@ func init() {
 	// crowd sends more descriptors than its user may have on their way.
 	reexec.Register("crowd", func(c *reexec.Child) error {
 		if os.Geteuid() == 0 { // for whom there is no limit
-			if err := peertest.Become(peertest.Nobody); err != nil {
+			if err := peertest.Become(peertest.Unprivileged); err != nil {
 				return err
 			}
 		}

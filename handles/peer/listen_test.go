@@ -28,7 +28,7 @@ func init() {
 	// named: serve DIR [UID].
 	reexec.Register("serve", func(c *reexec.Child) error {
 		if len(c.Args) > 1 {
-			if err := peertest.Become(peertest.Nobody); err != nil {
+			if err := peertest.Become(peertest.Unprivileged); err != nil {
 				return err
 			}
 		}
@@ -350,14 +350,14 @@ func othersFolder(t *testing.T) string {
 	dir, err := os.MkdirTemp("", "cuvmm")
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	require.NoError(t, os.Chown(dir, peertest.Nobody, peertest.Nobody))
+	require.NoError(t, os.Chown(dir, peertest.Unprivileged, peertest.Unprivileged))
 	return dir
 }
 
 func TestAServerOfAnotherUserIsRefused(t *testing.T) {
 	peertest.NoLeak(t)
 	dir := othersFolder(t)
-	c := serve(t, dir, "nobody")
+	c := serve(t, dir, "unprivileged")
 	_, err := peer.Dial(t.Context(), filepath.Join(dir, "s"), peer.Options{})
 	require.ErrorIs(t, err, peer.ErrPeer)
 	require.ErrorContains(t, err, "of user 65534")
@@ -370,12 +370,12 @@ func TestAServerOfAnotherUserIsRefused(t *testing.T) {
 func TestAClientOfAnotherUserIsRefused(t *testing.T) {
 	peertest.NoLeak(t)
 	dir := othersFolder(t)
-	c := serve(t, dir, "nobody")
+	c := serve(t, dir, "unprivileged")
 	var seen peer.Credentials
 	_, err := peer.Dial(t.Context(), filepath.Join(dir, "s"), peer.Options{Allow: func(p peer.Credentials) error { seen = p; return nil }})
 	require.ErrorIs(t, err, peer.ErrRefused)
 	require.ErrorContains(t, err, "user 0 is not allowed")
-	require.Equal(t, peer.Credentials{PID: c.Process.Pid, UID: peertest.Nobody, GID: peertest.Nobody}, seen)
+	require.Equal(t, peer.Credentials{PID: c.Process.Pid, UID: peertest.Unprivileged, GID: peertest.Unprivileged}, seen)
 	c.Wait()
 }
 
@@ -419,7 +419,7 @@ func TestAPolicyRefusesAndTheOthersAreServed(t *testing.T) {
 	require.Contains(t, log.String(), "not today")
 }
 
-func TestSilentPeersHoldUpNobody(t *testing.T) {
+func TestSilentPeersDelayNoOther(t *testing.T) {
 	peertest.NoLeak(t)
 	l := listen(t, peer.Options{})
 	var sockets []int

@@ -107,7 +107,7 @@ func (p place) open() (*cuda.System, *cuda.Device, error) {
 		err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1024, Max: 1024})
 	}
 	if p.Stranger && err == nil {
-		err = peertest.Become(peertest.Nobody)
+		err = peertest.Become(peertest.Unprivileged)
 	}
 	if p.Quiet && err == nil {
 		err = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -697,7 +697,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		if err := peertest.Become(peertest.Nobody); err != nil {
+		if err := peertest.Become(peertest.Unprivileged); err != nil {
 			return err
 		}
 		if _, err := peer.Dial(context.Background(), p.socket(), peer.Options{}); !errors.Is(err, cuda.ErrNotPermitted) {

@@ -25,7 +25,7 @@ type news struct {
 
 func init() {
 	reexec.Register("adversary: follower", func(c *reexec.Child) error {
-		if err := confine(0, c.Args[1] == "nobody"); err != nil {
+		if err := confine(0, c.Args[1] == "unprivileged"); err != nil {
 			return err
 		}
 		sys, err := machine(c.Args[2])

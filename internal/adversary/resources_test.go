@@ -111,12 +111,12 @@ func TestAClientThatReadsNothing(t *testing.T) {
 	for at := dir; at != "/" && at != os.TempDir(); at = filepath.Dir(at) {
 		require.NoError(t, os.Chmod(at, 0o777))
 	}
-	p := victim{Dir: dir + "/private", Files: 512, Nobody: true}.starts(t)
+	p := victim{Dir: dir + "/private", Files: 512, Unprivileged: true}.starts(t)
 	p.does("announce", 64)
 	hold := startAttack(t, "reads nothing", p.path)
 	hold.wait()
 	p.does("announce", 64)
-	f := startFollower(t, p.path, "nobody")
+	f := startFollower(t, p.path, "unprivileged")
 	f.progress()
 	p.does("announce", 64)
 	hold.cmd.Kill()

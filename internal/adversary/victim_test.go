@@ -26,12 +26,12 @@ import (
 // victim describes an honest publisher in a process of its own, which publishes
 // an array under the name "p".
 type victim struct {
-	Dir       string // of its socket, "s"
-	Folder    string // of its machine
-	Timeout   time.Duration
-	MaxPinned int
-	Files     uint64 // limit of open files; 0 leaves it
-	Nobody    bool   // gives up root
+	Dir          string // of its socket, "s"
+	Folder       string // of its machine
+	Timeout      time.Duration
+	MaxPinned    int
+	Files        uint64 // limit of open files; 0 leaves it
+	Unprivileged bool   // gives up root
 }
 
 // request is what the test asks the publisher to do.
@@ -63,7 +63,7 @@ func published(c *reexec.Child) (err error) {
 	if err := c.Recv(&v); err != nil {
 		return err
 	}
-	if err := confine(v.Files, v.Nobody); err != nil {
+	if err := confine(v.Files, v.Unprivileged); err != nil {
 		return err
 	}
 	sys, err := machine(v.Folder)

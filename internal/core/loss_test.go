@@ -54,20 +54,20 @@ func TestADriverThatGoesTakesAllContextsAlong(t *testing.T) {
 	require.Equal(t, driver.Deinitialized, s.DeviceLost(1))
 }
 
-// A call without a context that answers a loss: those who could be meant are
-// asked.
+// A call without a context that returns a loss: the contexts that it could concern are
+// queried.
 func TestALossWithoutAContextIsLookedFor(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		devices  []driver.Device
-		admits   int // which context answers the loss when it is asked, in order
+		admits   int // which context returns the loss when it is queried, in order
 		already  int // which is known to be lost
 		wantLost []bool
 	}{
-		{"one admits it", []driver.Device{0, 2}, 1, -1, []bool{false, false, true}},
-		{"nobody knows whom it concerns", nil, 1, -1, []bool{false, true, false}},
-		{"nobody admits it", []driver.Device{0, 2}, -1, -1, []bool{true, false, true}},
-		{"nobody admits it, of all", nil, -1, -1, []bool{true, true, true}},
+		{"one returns it", []driver.Device{0, 2}, 1, -1, []bool{false, false, true}},
+		{"any device may be lost", nil, 1, -1, []bool{false, true, false}},
+		{"no context returns it", []driver.Device{0, 2}, -1, -1, []bool{true, false, true}},
+		{"none of all contexts returns it", nil, -1, -1, []bool{true, true, true}},
 		{"it is an old one", []driver.Device{0, 1}, -1, 1, []bool{false, true, false}},
 		{"a device without a context", []driver.Device{7}, -1, -1, []bool{false, false, false}},
 	} {

@@ -135,7 +135,7 @@ func TestWaitDevicesWaitsForAllWork(t *testing.T) {
 					require.False(t, mustWait, "it did not wait")
 					m.Release(uintptr(h))
 				case <-time.After(10 * time.Millisecond):
-					require.True(t, mustWait, "it waits for a stream that nobody named")
+					require.True(t, mustWait, "it waits for a stream that was not named")
 					m.Release(uintptr(h))
 					require.NoError(t, <-done)
 				}

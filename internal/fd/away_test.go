@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestWhatClosesForEverHoldsUpNobody(t *testing.T) {
+func TestACloseThatNeverReturnsDelaysNoOther(t *testing.T) {
 	release := make(chan struct{})
 	var open atomic.Int64
 	var all []<-chan struct{}

@@ -14,11 +14,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// readAsNobody reports what a user without rights finds.
-const readAsNobody = "read as an unprivileged user"
+// readUnprivileged reports what a user without rights finds.
+const readUnprivileged = "read as an unprivileged user"
 
 func init() {
-	reexec.Register(readAsNobody, func(c *reexec.Child) error {
+	reexec.Register(readUnprivileged, func(c *reexec.Child) error {
 		if os.Geteuid() == 0 {
 			if err := dropRights(); err != nil {
 				return err
@@ -67,7 +67,7 @@ func TestAccessIsThisUsers(t *testing.T) {
 		}
 	}
 
-	child := reexec.Command(t, readAsNobody, f.paths.Devices, f.paths.Params, f.paths.Nodes)
+	child := reexec.Command(t, readUnprivileged, f.paths.Devices, f.paths.Params, f.paths.Nodes)
 	child.Start()
 	var got answer
 	child.Recv(&got)
@@ -85,7 +85,7 @@ func TestAccessIsThisUsers(t *testing.T) {
 	// A folder that may not be listed, and a list that may not be read.
 	require.NoError(t, os.Chmod(f.paths.Nodes, 0o700))
 	require.NoError(t, os.Chmod(f.paths.Devices, 0o600))
-	child = reexec.Command(t, readAsNobody, f.paths.Devices, f.paths.Params, f.paths.Nodes)
+	child = reexec.Command(t, readUnprivileged, f.paths.Devices, f.paths.Params, f.paths.Nodes)
 	child.Start()
 	child.Recv(&got)
 	child.Wait()

@@ -168,7 +168,7 @@ func TestFilesOfHugePagesAreRefused(t *testing.T) {
 }
 
 // A peer may lock what it was sent in every way there is: nothing waits for that.
-func TestAPeersLocksHoldNobodyUp(t *testing.T) {
+func TestAPeersLocksDelayNoOther(t *testing.T) {
 	s, err := NewShared("test", PageSize())
 	require.NoError(t, err)
 	defer s.Close()

@@ -78,8 +78,8 @@ func Greet(t testing.TB, s int) (nonce []byte) {
 	return b[48:64]
 }
 
-// Nobody is a user without rights.
-const Nobody = 65534
+// Unprivileged is a user without rights.
+const Unprivileged = 65534
 
 // Become gives up being root, for this process alone.
 func Become(id int) error {

@@ -2,7 +2,7 @@ package tracegen
 
 import "github.com/cuvmm/cuvmm/vmm/pool/trace"
 
-// Serving is inference for requests that come and go: prompts and answers of
+// Serving is inference for requests that come and go: prompts and responses of
 // random length, a key-value cache for each request that grows while it lives,
 // and the passing values of prompts of every size. By seed, a cache is pages of a
 // fixed number of tokens, or two blocks a layer, or one block, which move to larger
