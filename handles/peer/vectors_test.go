@@ -42,12 +42,13 @@ func TestPacketsAreThoseOfTheVectors(t *testing.T) {
 }
 
 func TestWarningsOfTheHostileTableAreRefused(t *testing.T) {
-	n := 0
+	n, open := 0, OpenFDs()
 	for _, m := range vectors.ReadRefused(t, "receiver") {
 		if m.Kind == wire.Warning {
 			n++
-			_, err := (&mailbox{}).sort(Message{Kind: m.Kind, Body: m.Body, FDs: someFDs(t, m.Files)})
-			require.ErrorIs(t, err, ErrProtocol, m.Name)
+			b := mailbox{changed: make(chan struct{})}
+			require.ErrorIs(t, b.put(Message{Kind: m.Kind, Body: m.Body, FDs: someFDs(t, m.Files)}), ErrProtocol, m.Name)
+			require.Equal(t, open, OpenFDs(), "%s: its files are closed", m.Name)
 		}
 	}
 	require.Positive(t, n)
