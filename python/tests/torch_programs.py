@@ -8,10 +8,10 @@ import os
 import statistics
 import sys
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 
-def _begin(allocator: str) -> Any:
+def begin(allocator: str) -> Any:
     if allocator == "expandable":
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -33,56 +33,53 @@ def _used(torch: Any) -> int:
     return int(total - free)
 
 
-def _train(torch: Any, model: Any, batch: Callable[[int], Any], steps: int) -> Dict[str, Any]:
-    steps = int(os.environ.get("CUVMM_STEPS", steps))
-    model = model.cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses, times = [], []
-    for i in range(steps):
-        x, y = batch(i)
-        torch.cuda.synchronize()
+class Training:
+    """A model on the GPU, trained on batches that are made there: no copy from the host is in a step's time."""
+
+    def __init__(self, torch: Any, model: Any, batch: Callable[[int], Any]) -> None:
+        self.torch, self.model, self.batch = torch, model.cuda(), batch
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+
+    def step(self, i: int) -> Tuple[float, float]:
+        """The loss of step i, and the seconds it took."""
+        x, y = self.batch(i)
+        self.torch.cuda.synchronize()
         began = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
-        loss = torch.nn.functional.cross_entropy(model(x.cuda()).flatten(0, -2), y.cuda().flatten())
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.torch.nn.functional.cross_entropy(self.model(x).flatten(0, -2), y.flatten())
         loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        times.append(time.perf_counter() - began)
-    half = times[min(30, steps // 2):]
-    return {"losses": [x.hex() for x in losses], "step": statistics.median(half), "allocs": torch.cuda.memory_stats().get("allocation.all.allocated", 0) / steps}
+        self.optimizer.step()
+        value = loss.item()
+        return value, time.perf_counter() - began
 
 
-def _transformer(torch: Any, width: int, layers: int) -> Any:
-    nn = torch.nn
+def transformer_training(torch: Any) -> Training:
+    """A language model; the lengths of its texts vary."""
+    nn, width = torch.nn, 512
 
     class Model(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.embed = nn.Embedding(1000, width)
             layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True)
-            self.body = nn.TransformerEncoder(layer, layers)
+            self.body = nn.TransformerEncoder(layer, 6)
             self.head = nn.Linear(width, 1000)
 
         def forward(self, x: Any) -> Any:
             return self.head(self.body(self.embed(x)))
 
-    return Model()
-
-
-def transformer(torch: Any, allocator: str) -> Dict[str, Any]:
-    """Varying lengths, as of texts."""
-    g = torch.Generator().manual_seed(2)
-    lengths = [int(n) for n in torch.randint(64, 1024, (50,), generator=g)]
+    lengths = _sizes(torch, 2, 64, 1024)
+    g = torch.Generator("cuda").manual_seed(2)
 
     def batch(i: int) -> Any:
-        x = torch.randint(0, 1000, (8, lengths[i % 50]), generator=g)
+        x = torch.randint(0, 1000, (8, lengths[i % 50]), generator=g, device="cuda")
         return x, x.roll(-1, 1)
 
-    return _train(torch, _transformer(torch, 512, 6), batch, 50)
+    return Training(torch, Model(), batch)
 
 
-def vision(torch: Any, allocator: str) -> Dict[str, Any]:
-    """Convolutions, of batches of one size."""
+def vision_training(torch: Any) -> Training:
+    """Convolutions over batches of one size."""
     nn = torch.nn
     blocks: List[Any] = []
     width = 3
@@ -90,15 +87,15 @@ def vision(torch: Any, allocator: str) -> Dict[str, Any]:
         blocks += [nn.Conv2d(width, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU(), nn.AvgPool2d(2)]
         width = out
     model = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(256 * 8 * 8, 100))
-    g = torch.Generator().manual_seed(3)
+    g = torch.Generator("cuda").manual_seed(3)
 
     def batch(_: int) -> Any:
-        return torch.randn(64, 3, 128, 128, generator=g), torch.randint(0, 100, (64,), generator=g)
+        return torch.randn(64, 3, 128, 128, generator=g, device="cuda"), torch.randint(0, 100, (64,), generator=g, device="cuda")
 
-    return _train(torch, model, batch, 50)
+    return Training(torch, model, batch)
 
 
-def graph_layers(torch: Any, allocator: str) -> Dict[str, Any]:
+def graph_layers_training(torch: Any) -> Training:
     """Sparse products over a graph whose size varies."""
     nn = torch.nn
 
@@ -115,13 +112,38 @@ def graph_layers(torch: Any, allocator: str) -> Dict[str, Any]:
             x = self.b(x + x[near] + x[far]).relu()
             return self.c(x + x[near])
 
-    g = torch.Generator().manual_seed(4)
-    sizes = [int(n) for n in torch.randint(20_000, 400_000, (50,), generator=g)]
+    sizes = _sizes(torch, 4, 20_000, 400_000)
+    g = torch.Generator("cuda").manual_seed(4)
 
     def batch(i: int) -> Any:
-        return torch.randn(sizes[i % 50], 256, generator=g), torch.randint(0, 50, (sizes[i % 50],), generator=g)
+        return torch.randn(sizes[i % 50], 256, generator=g, device="cuda"), torch.randint(0, 50, (sizes[i % 50],), generator=g, device="cuda")
 
-    return _train(torch, Layers(), batch, 50)
+    return Training(torch, Layers(), batch)
+
+
+def _sizes(torch: Any, seed: int, least: int, most: int) -> List[int]:
+    return [int(n) for n in torch.randint(least, most, (50,), generator=torch.Generator().manual_seed(seed))]
+
+
+TRAININGS = {"transformer": transformer_training, "vision": vision_training, "graph_layers": graph_layers_training}
+
+
+def _train(torch: Any, name: str) -> Dict[str, Any]:
+    training = TRAININGS[name](torch)
+    steps = [training.step(i) for i in range(50)]
+    return {"losses": [loss.hex() for loss, _ in steps], "step": statistics.median(seconds for _, seconds in steps[30:])}
+
+
+def transformer(torch: Any, allocator: str) -> Dict[str, Any]:
+    return _train(torch, "transformer")
+
+
+def vision(torch: Any, allocator: str) -> Dict[str, Any]:
+    return _train(torch, "vision")
+
+
+def graph_layers(torch: Any, allocator: str) -> Dict[str, Any]:
+    return _train(torch, "graph_layers")
 
 
 def graphs(torch: Any, allocator: str) -> Dict[str, Any]:
@@ -242,7 +264,7 @@ def segments(torch: Any, allocator: str) -> Dict[str, Any]:
 
 def main() -> None:
     name, allocator = sys.argv[1:3]
-    torch = _begin(allocator)
+    torch = begin(allocator)
     result = globals()[name](torch, allocator)
     torch.cuda.synchronize()
     if allocator != "none":

@@ -1,0 +1,104 @@
+"""Step times of the models of torch_programs on several allocators, each in a process of its own, whose rounds take turns.
+
+::
+
+    CUVMM_LIBCUVMM=$PWD/libcuvmm.so python3 -m tests.torch_steps        # in python/, on a machine with a GPU and PyTorch
+
+A round is the same steps on each allocator, in an order that rotates, so what the machine does meanwhile hits all alike.
+Ratios are of rounds, to those of the first allocator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from typing import Any, Dict, List
+
+from .support import ROOT, environment
+from .torch_programs import TRAININGS, begin
+
+
+def work(name: str, allocator: str) -> None:
+    """A worker: each line of its input is a range of steps to run, and each line of its output their times."""
+    torch = begin(allocator)
+    training = TRAININGS[name](torch)
+    for line in sys.stdin:
+        first, end = map(int, line.split())
+        seconds = [training.step(i)[1] for i in range(first, end)]
+        print("TIMES " + json.dumps({"seconds": seconds, "reserved": torch.cuda.max_memory_reserved()}), flush=True)
+
+
+class Worker:
+    def __init__(self, name: str, allocator: str) -> None:
+        self.process = subprocess.Popen([sys.executable, "-m", "tests.torch_steps", "--worker", name, allocator], env=environment(), cwd=ROOT / "python",
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, first: int, end: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{first} {end}\n")
+        self.process.stdin.flush()
+
+    def times(self) -> Any:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("TIMES "):
+                return json.loads(line[len("TIMES "):])
+        raise RuntimeError(f"a worker ended with {self.process.wait()}")
+
+    def close(self) -> None:
+        self.process.communicate("")
+
+
+def measure(name: str, allocators: List[str], warm: int, rounds: int, steps: int) -> None:
+    workers = {a: Worker(name, a) for a in allocators}
+    try:
+        for w in workers.values():
+            w.ask(0, 1)  # all start side by side
+        for w in workers.values():
+            w.times()
+        for w in workers.values():
+            w.ask(1, warm)
+            w.times()
+        medians: Dict[str, List[float]] = {a: [] for a in allocators}
+        means: Dict[str, List[float]] = {a: [] for a in allocators}
+        reserved: Dict[str, int] = {}
+        for n in range(rounds):
+            turn = n % len(allocators)
+            for a in allocators[turn:] + allocators[:turn]:
+                workers[a].ask(warm + n * steps, warm + (n + 1) * steps)
+                result = workers[a].times()
+                medians[a].append(statistics.median(result["seconds"]))
+                means[a].append(statistics.fmean(result["seconds"]))
+                reserved[a] = result["reserved"]
+    finally:
+        for w in workers.values():
+            w.close()
+    for a in allocators:
+        line = f"{name:13} {a:11} {statistics.median(medians[a]) * 1e3:8.3f} ms  reserved {reserved[a] / (1 << 30):7.3f} GiB"
+        for what, values in (("median", medians), ("mean", means)):
+            ratios = sorted(x / y for x, y in zip(values[a], values[allocators[0]]))
+            line += f"  {what} {statistics.median(ratios):.4f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+        print(line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--worker", nargs=2, metavar=("MODEL", "ALLOCATOR"), help=argparse.SUPPRESS)
+    parser.add_argument("--models", nargs="+", default=list(TRAININGS))
+    parser.add_argument("--allocators", nargs="+", default=["expandable", "pool", "native"])
+    parser.add_argument("--warm", type=int, default=30, help="steps before the first round")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=20, help="in a round")
+    o = parser.parse_args()
+    if o.worker:
+        work(*o.worker)
+        return
+    for name in o.models:
+        measure(name, o.allocators, o.warm, o.rounds, o.steps)
+
+
+if __name__ == "__main__":
+    main()
