@@ -24,7 +24,7 @@ if [ "${1:-}" = try ]; then
 fi
 go build -o "$work/peer" ./python/tests/peer
 go build -o "$work" ./python/samples/embeddings ./python/samples/serve
-go build -buildmode=c-shared -o "$work/libcuvmm.so" ./cmd/libcuvmm
+go build -tags cuvmm_fault_hook -buildmode=c-shared -o "$work/libcuvmm.so" ./cmd/libcuvmm
 export CUVMM_TEST_PEER=$work/peer CUVMM_TEST_SAMPLES=$work
 cd python
 if command -v mypy >/dev/null; then
@@ -32,4 +32,4 @@ if command -v mypy >/dev/null; then
 fi
 python3 -X dev -W error::ResourceWarning -m unittest "$@"
 # In a process of its own: two libraries with Go's runtime do not go together.
-CUVMM_LIBCUVMM=$work/libcuvmm.so python3 -X dev -m unittest tests.test_libcuvmm
+CUVMM_LIBCUVMM=$work/libcuvmm.so python3 -X dev -m unittest tests.test_libcuvmm tests.test_torch_memory

@@ -12,12 +12,12 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
-// arena is the memory of graphs that one owner captured. Its fields are guarded by
-// the entry's mu.
+// arena is the memory of graphs that one owner captured. The entry's mu guards its
+// fields.
 type arena struct {
 	arena *pool.Arena
 	going map[uint64]*pool.Capture // by the driver's number
-	kept  []*pool.Capture          // ended, with graphs that may be launched
+	kept  []*pool.Capture          // ended; their graphs may be launched
 }
 
 func (e *entry) openArena() (uint64, error) {
@@ -32,12 +32,11 @@ func (e *entry) openArena() (uint64, error) {
 	return e.last, nil
 }
 
-// joinCapture has the capture that the stream takes part in, if any, take its
-// memory from the arena.
+// joinCapture makes the arena serve the capture in which the stream takes part, if any.
 func (e *entry) joinCapture(s *cuda.Stream, number uint64) error {
 	status, id, r := core.StreamOf(s).Capture()
 	if r != driver.Success || status != driver.CaptureActive {
-		return nil // Alloc says what is wrong, if anything is
+		return nil // Alloc reports a failure or a broken capture
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -63,6 +62,11 @@ func (e *entry) endArena(number uint64) (err error) {
 	if a == nil {
 		return errs.ClosedError("cuvmm_arena_end", fmt.Sprintf("arena %d", number))
 	}
+	return a.end()
+}
+
+// end ends the captures that go on. The caller holds the entry's mu.
+func (a *arena) end() (err error) {
 	for id, c := range a.going {
 		_, failed := c.End()
 		err = errors.Join(err, failed)
@@ -72,22 +76,24 @@ func (e *entry) endArena(number uint64) (err error) {
 	return err
 }
 
-// settling is how long the owner of a graph has to destroy it after it was
-// released. Nothing launches it any more; that is only for the driver's own end of
-// it.
+// settling is how long the owner has to destroy its graphs after the release: PyTorch
+// releases first. Nothing launches them any more, so a graph that is destroyed later does
+// no harm.
 const settling = 100 * time.Millisecond
 
-// releaseArena gives the memory back when the work that is in flight is done,
-// without a wait of the caller's.
+// releaseArena returns the memory to the pool when the work that is in flight is done.
+// The caller does not wait for that.
 func (e *entry) releaseArena(number uint64) error {
 	e.mu.Lock()
 	a := e.arenas[number]
-	delete(e.arenas, number)
-	e.mu.Unlock()
 	if a == nil {
+		e.mu.Unlock()
 		return errs.ClosedError("cuvmm_arena_release", fmt.Sprintf("arena %d", number))
 	}
-	go func() {
+	err := a.end()
+	delete(e.arenas, number)
+	e.mu.Unlock()
+	background(func() {
 		time.Sleep(settling)
 		const op = "cuvmm_arena_release"
 		in := core.SystemOf(e.dev)
@@ -102,11 +108,11 @@ func (e *entry) releaseArena(number uint64) error {
 		if err = errors.Join(err, a.arena.Close()); err != nil {
 			in.Config.Log.Error("cuvmm: the memory of released graphs could not be given back", "error", err)
 		}
-	}()
-	return nil
+	})
+	return err
 }
 
-// captures is how many keep memory.
+// captures returns how many captures keep memory.
 func (e *entry) captures() (n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

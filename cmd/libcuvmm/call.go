@@ -8,28 +8,19 @@ import "C"
 
 import (
 	"errors"
-	"fmt"
-	"runtime/debug"
-	"sync/atomic"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/cuda"
 )
 
-// fault is what a call died of. From then on every call is refused with it: what
-// the fault left is unknown.
-var fault atomic.Pointer[string]
-
-// call runs what a C call stands for, and turns its error into a status.
+// call runs do, and turns its error or its panic into a status.
 func call(e *C.cuvmm_error, do func() error) (status C.int32_t) {
 	if f := fault.Load(); f != nil {
 		return say(e, C.CUVMM_FAULT, *f)
 	}
 	defer func() {
 		if p := recover(); p != nil {
-			f := fmt.Sprintf("cuvmm failed, and refuses all further calls: %v\n%s", p, debug.Stack())
-			fault.CompareAndSwap(nil, &f)
-			status = say(e, C.CUVMM_FAULT, f)
+			status = say(e, C.CUVMM_FAULT, failed(p))
 		}
 	}()
 	err := do()
@@ -45,7 +36,7 @@ func say(e *C.cuvmm_error, status C.int32_t, message string) C.int32_t {
 	return C.cuvmm_say(e, status, text)
 }
 
-// statusOf is the first that matches: an error may match several.
+// statusOf returns the first status that matches: an error may match several.
 func statusOf(err error) C.int32_t {
 	for _, s := range []struct {
 		is     error

@@ -8,11 +8,15 @@ import "C"
 
 import (
 	"encoding/json"
+	"fmt"
 	"unsafe"
+
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
-// These are what the C front calls. Each returns a status, and says why in the
-// error.
+// The C front calls these, with pointers that it has checked. Each returns a status, and
+// fills in the error if that is not CUVMM_OK.
 
 //export goPoolOpen
 func goPoolOpen(device C.int32_t, limit C.int64_t, out *C.uint64_t, e *C.cuvmm_error) C.int32_t {
@@ -120,14 +124,46 @@ func goStats(pool C.uint64_t, out *C.cuvmm_stats, e *C.cuvmm_error) C.int32_t {
 		}
 		s := p.pool.Stats()
 		out.requested, out.peak_requested = C.uint64_t(s.Requested), C.uint64_t(s.PeakRequested)
-		out.allocated = C.uint64_t(s.AllocatedBytes)
+		out.requested_total = C.uint64_t(s.AllocatedBytes)
 		out.reserved, out.peak_reserved = C.uint64_t(s.Reserved), C.uint64_t(s.PeakReserved)
 		out.blocks, out.peak_blocks = C.uint64_t(s.Blocks), C.uint64_t(s.PeakBlocks)
 		out.allocs, out.frees = C.uint64_t(s.Allocs), C.uint64_t(s.Frees)
 		out.limit, out.captures = C.uint64_t(s.Limit), C.uint64_t(p.captures())
+		out.waiting, out.refused = C.uint64_t(s.Waiting), C.uint64_t(p.refused.Load())
 		return nil
 	})
 }
+
+//export goResetPeaks
+func goResetPeaks(pool C.uint64_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(pool))
+		if err == nil {
+			p.pool.ResetPeaks()
+		}
+		return err
+	})
+}
+
+//export goRecordHistory
+func goRecordHistory(handle, events C.uint64_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(handle))
+		switch {
+		case err != nil:
+		case events == 0:
+			p.pool.StopHistory()
+		case events > maxEvents:
+			err = errs.Invalid("cuvmm_record_history", fmt.Sprintf("%d events", events), fmt.Sprintf("keep at most %d", maxEvents))
+		default:
+			p.pool.StartHistory(pool.HistoryOptions{Events: int(events)})
+		}
+		return err
+	})
+}
+
+// maxEvents is the most that a history keeps: some 6 GiB of the host's memory.
+const maxEvents = 1 << 26
 
 //export goSnapshot
 func goSnapshot(pool C.uint64_t, to *C.char, n *C.size_t, e *C.cuvmm_error) C.int32_t {
@@ -140,12 +176,38 @@ func goSnapshot(pool C.uint64_t, to *C.char, n *C.size_t, e *C.cuvmm_error) C.in
 		if err != nil {
 			return err
 		}
-		text = append(text, 0)
-		if int(*n) >= len(text) {
-			copy(unsafe.Slice((*byte)(unsafe.Pointer(to)), len(text)), text)
-		}
-		*n = C.size_t(len(text))
+		fill(to, n, append(text, 0))
 		return nil
+	})
+}
+
+//export goTorchSnapshot
+func goTorchSnapshot(to *C.char, n *C.size_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		text, err := torchSnapshot()
+		if err == nil {
+			fill(to, n, text)
+		}
+		return err
+	})
+}
+
+// fill copies text to the caller's buffer if it fits, and says how long it is.
+func fill(to *C.char, n *C.size_t, text []byte) {
+	if int(*n) >= len(text) {
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(to)), len(text)), text)
+	}
+	*n = C.size_t(len(text))
+}
+
+//export goStreamClose
+func goStreamClose(pool C.uint64_t, stream C.uintptr_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(pool))
+		if err != nil {
+			return err
+		}
+		return p.closeStream(uintptr(stream))
 	})
 }
 

@@ -1,6 +1,6 @@
 //go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
 
-// What the C front, the C++ front and the Go side of the library share.
+// What the C front, the front for PyTorch and the Go side of the library share.
 #ifndef CUVMM_FRONT_H
 #define CUVMM_FRONT_H
 
@@ -10,8 +10,12 @@
 extern "C" {
 #endif
 
-// cuvmm_forked is not 0 in a child of fork, where no call may cross into Go.
+// cuvmm_forked reports whether this process is a child of fork, where no call may cross
+// into Go.
 int cuvmm_forked(void);
+
+// cuvmm_refuse_child fills in the error for a call in a child of fork.
+int32_t cuvmm_refuse_child(cuvmm_error *e);
 
 // cuvmm_say fills in an error, and returns its status.
 int32_t cuvmm_say(cuvmm_error *e, int32_t status, const char *message);

@@ -3,14 +3,20 @@
 // The pool of package vmm/pool for programs in any language, and as PyTorch's
 // allocator.
 //
-// Handles are integers, and 0 is none. Every call returns a status and, where it
-// is not CUVMM_OK, fills in the error, whose pointer may be NULL. Structs begin
-// with their size in bytes, which the caller sets: a later version of the library
-// fills in no more than that. No call calls back into the caller. All calls may be
-// made from any thread.
+// Handles are integers, and 0 is no handle; a closed handle is never given out again.
+// Every call returns a status. If it is not CUVMM_OK the call fills in the error, which
+// may be NULL. Every struct begins with its size in bytes, which the caller sets, so
+// that a later version of the library can add fields. Out-parameters must not be NULL.
+// No call calls back into the caller. All calls may be made from any thread, and leave
+// errno as it was.
 //
-// The library holds Go's runtime. A child of fork can use nothing of it: requests
-// fail with CUVMM_FORKED, and freeing does nothing.
+// A stream is a CUstream. The library refers to it from the first call that names it
+// until cuvmm_stream_close or cuvmm_pool_close, so it must live as long. The per-thread
+// default stream names another stream on every thread and is refused.
+//
+// The library holds Go's runtime, which does not survive fork: in a child, requests fail
+// with CUVMM_FORKED, and freeing does nothing. A signal handler must have SA_ONSTACK, as
+// those of Python 3.10 and later do. A process can hold one library with Go's runtime.
 #ifndef LIBCUVMM_H
 #define LIBCUVMM_H
 
@@ -21,18 +27,18 @@
 extern "C" {
 #endif
 
-#define CUVMM_VERSION 1
+#define CUVMM_VERSION 2
 
 enum {
 	CUVMM_OK = 0,
-	CUVMM_INVALID = 1,        // an argument that no call could take
-	CUVMM_OUT_OF_MEMORY = 2,  // no memory, after everything free was given back
+	CUVMM_INVALID = 1,        // an invalid argument
+	CUVMM_OUT_OF_MEMORY = 2,  // no memory, even after all free memory was given back
 	CUVMM_NOT_SUPPORTED = 3,  // by the driver or the device
-	CUVMM_CAPTURING = 4,      // a stream that captures a graph
+	CUVMM_CAPTURING = 4,      // a stream captures a graph
 	CUVMM_CLOSED = 5,         // an unknown or closed handle
-	CUVMM_IN_USE = 6,         // something still uses it
+	CUVMM_IN_USE = 6,         // the object is in use
 	CUVMM_LOST = 7,           // the device's context is lost
-	CUVMM_FAILED = 8,         // anything else: the message says what
+	CUVMM_FAILED = 8,         // any other error: the message says which
 	CUVMM_FORKED = 9,         // this process is a child of the one that loaded the library
 	CUVMM_FAULT = 10,         // the library failed, and refuses all further calls
 };
@@ -40,70 +46,86 @@ enum {
 typedef struct cuvmm_error {
 	size_t size;
 	int32_t status;
-	char message[2036]; // UTF-8 with a NUL at its end: what failed, and the remedy
+	char message[2036]; // NUL-terminated UTF-8: what failed, and the remedy
 } cuvmm_error;
 
 typedef struct cuvmm_pool_options {
 	size_t size;
-	int32_t device; // as the process counts its devices
-	int64_t limit;  // bytes of physical memory; 0 is none
+	int32_t device; // its ordinal in this process
+	int64_t limit;  // bytes of physical memory; 0 is no limit
 } cuvmm_pool_options;
 
 typedef struct cuvmm_stats {
 	size_t size;
 	uint64_t requested, peak_requested; // bytes of live blocks, as requested
-	uint64_t allocated;                 // bytes of live blocks, as they were rounded
 	uint64_t reserved, peak_reserved;   // bytes of physical memory
 	uint64_t blocks, peak_blocks;       // live blocks
-	uint64_t allocs, frees;             // since the pool was made
+	uint64_t allocs, frees;             // since the pool was opened
+	uint64_t requested_total;           // bytes of all requests since the pool was opened
+	uint64_t waiting;                   // freed blocks that other streams or a capture may still use
+	uint64_t refused;                   // requests that failed for lack of memory
 	uint64_t limit;
-	uint64_t captures;                  // that keep memory
+	uint64_t captures;                  // captures that keep memory
 } cuvmm_stats;
 
+// cuvmm_version returns the CUVMM_VERSION that the library was built with.
 int32_t cuvmm_version(void);
 
+// cuvmm_pool_open opens a pool of a device's memory, which takes no memory yet.
+// cuvmm_pool_close closes it; a pool with live blocks, arenas or segments is
+// CUVMM_IN_USE.
 int32_t cuvmm_pool_open(const cuvmm_pool_options *o, uint64_t *pool, cuvmm_error *e);
 int32_t cuvmm_pool_close(uint64_t pool, cuvmm_error *e);
 
-// cuvmm_alloc gives a block for the work of a stream, a CUstream. The arena is 0,
-// or that of the capture which the stream takes part in.
+// cuvmm_alloc allocates a block for work that is submitted to the stream from now on.
+// The arena is that of the capture in which the stream takes part, or 0.
 int32_t cuvmm_alloc(uint64_t pool, size_t bytes, void *stream, uint64_t arena, void **block, cuvmm_error *e);
 
-// cuvmm_free gives a block back, in the order of the stream that it was allocated
-// for, and of those that cuvmm_use named.
+// cuvmm_free frees a block. Its memory is used again once the work that is now on its
+// stream, and on the streams that cuvmm_use named, is done. It does not wait.
 int32_t cuvmm_free(uint64_t pool, void *block, cuvmm_error *e);
 
-// cuvmm_use says that a further stream uses a block: it is not used again before
-// that stream's work at the time of its free is done. A pointer that is no block
-// of the pool is ignored.
+// cuvmm_use says that a further stream uses a block, so that cuvmm_free takes that
+// stream's work into account. A pointer that is no block of the pool is ignored.
 int32_t cuvmm_use(uint64_t pool, void *block, void *stream, cuvmm_error *e);
 
-// cuvmm_find tells the size of the block that begins at an address: CUVMM_INVALID
-// if none does.
+// cuvmm_find returns the size of the block that begins at an address, or CUVMM_INVALID
+// if there is none.
 int32_t cuvmm_find(uint64_t pool, void *block, size_t *bytes, cuvmm_error *e);
 
-// cuvmm_trim gives free memory that the GPU has passed back to the driver.
+// cuvmm_stream_close ends the library's use of a stream, before the caller destroys it:
+// the next stream may get the same handle. It waits for the stream's work.
+int32_t cuvmm_stream_close(uint64_t pool, void *stream, cuvmm_error *e);
+
+// cuvmm_trim gives free memory that the GPU has passed back to the driver, and returns
+// how many bytes that were.
 int32_t cuvmm_trim(uint64_t pool, uint64_t *freed, cuvmm_error *e);
 int32_t cuvmm_set_limit(uint64_t pool, int64_t bytes, cuvmm_error *e);
 int32_t cuvmm_total_memory(uint64_t pool, size_t *bytes, cuvmm_error *e); // of the pool's device
 int32_t cuvmm_pool_stats(uint64_t pool, cuvmm_stats *s, cuvmm_error *e);
 
-// cuvmm_snapshot writes what the pool holds as JSON, with a NUL at its end. *n is
-// the buffer's size, and becomes what was needed: call again if that is more.
+// cuvmm_reset_peaks makes the pool's peaks what is there now.
+int32_t cuvmm_reset_peaks(uint64_t pool, cuvmm_error *e);
+
+// cuvmm_record_history makes the pool keep its latest allocations and frees, which
+// snapshots contain, and forget earlier ones. 0 events stops it.
+int32_t cuvmm_record_history(uint64_t pool, uint64_t events, cuvmm_error *e);
+
+// cuvmm_snapshot writes the pool's state as JSON, the form of pool.Snapshot, with a NUL at
+// its end. n is the buffer's size, and becomes the size that is needed: if it exceeds the
+// buffer's, nothing was written.
 int32_t cuvmm_snapshot(uint64_t pool, char *json, size_t *n, cuvmm_error *e);
 
-// An arena holds the memory of captured graphs, which replays use at fixed
-// addresses. cuvmm_arena_end says that no further capture takes from it for now,
-// before the driver's capture ends; cuvmm_arena_release, that its graphs are gone
-// or about to be: the memory returns to the pool when the work that is in flight
-// then is done.
+// An arena is memory for graph captures. Open one when captures begin, and pass it to
+// cuvmm_alloc. cuvmm_arena_end ends the captures that used it, before the driver's own
+// capture ends. cuvmm_arena_release says that its graphs are destroyed or about to be:
+// once the work that is then in flight is done, the memory returns to the pool.
 int32_t cuvmm_arena_open(uint64_t pool, uint64_t *arena, cuvmm_error *e);
 int32_t cuvmm_arena_end(uint64_t pool, uint64_t arena, cuvmm_error *e);
 int32_t cuvmm_arena_release(uint64_t pool, uint64_t arena, cuvmm_error *e);
 
-// A segment is an allocation of one handle, which other processes can map, for a
-// cache of the caller's own. cuvmm_segment_free gives it back when the stream's
-// work is done.
+// A segment is an allocation of one handle, which other processes can map, for a cache
+// of the caller's own. cuvmm_segment_free frees it when the stream's work is done.
 int32_t cuvmm_segment_alloc(uint64_t pool, size_t bytes, void **segment, cuvmm_error *e);
 int32_t cuvmm_segment_free(uint64_t pool, void *segment, void *stream, cuvmm_error *e);
 

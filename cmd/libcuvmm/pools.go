@@ -10,24 +10,28 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
-// entry is a pool with what the C side leaves to it: streams by their handles, and
-// which further streams use a block.
+// entry is a pool with what C callers name by numbers: streams, blocks that further
+// streams use, arenas and segments.
 type entry struct {
 	dev  *cuda.Device
 	pool *pool.Pool
 
-	// streams are borrowed when they are first named, and given back with the pool.
-	// The map is replaced, so that no call needs a lock to read it.
+	// streams are borrowed when they are first named, until closeStream or the pool's
+	// end. The map is replaced, so that no call needs a lock to read it.
 	streams atomic.Pointer[map[uintptr]*cuda.Stream]
+	refused atomic.Int64 // requests that found no memory
 
-	mu     sync.Mutex
-	used   map[uintptr][]*cuda.Stream // blocks that further streams use
-	marked atomic.Int64               // len(used)
-	arenas map[uint64]*arena
-	last   uint64
+	mu       sync.Mutex
+	used     map[uintptr][]*cuda.Stream // blocks that further streams use
+	marked   atomic.Int64               // len(used)
+	arenas   map[uint64]*arena
+	last     uint64 // the number of the latest arena
+	segments map[uintptr]*vmm.Buffer
+	closed   bool // to new segments
 }
 
 var (
@@ -74,7 +78,7 @@ func openPool(device, limit int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	e := &entry{dev: dev, pool: p, used: map[uintptr][]*cuda.Stream{}, arenas: map[uint64]*arena{}}
+	e := &entry{dev: dev, pool: p, used: map[uintptr][]*cuda.Stream{}, arenas: map[uint64]*arena{}, segments: map[uintptr]*vmm.Buffer{}}
 	e.streams.Store(&map[uintptr]*cuda.Stream{})
 	serial++
 	changeLocked(func(all map[uint64]*entry) { all[serial] = e })
@@ -88,7 +92,13 @@ func closePool(handle uint64) error {
 	if err != nil {
 		return err
 	}
+	if err := e.endSegments(); err != nil {
+		return err
+	}
 	if err := e.pool.Close(); err != nil {
+		e.mu.Lock()
+		e.closed = false
+		e.mu.Unlock()
 		return err
 	}
 	for _, s := range *e.streams.Load() {
@@ -119,6 +129,23 @@ func (e *entry) stream(handle uintptr) (*cuda.Stream, error) {
 	return s, nil
 }
 
+// closeStream gives back a stream that its owner is about to destroy. A stream that is
+// made later may have the same handle, and must not count as this one.
+func (e *entry) closeStream(handle uintptr) error {
+	e.mu.Lock()
+	s := (*e.streams.Load())[handle]
+	if s != nil {
+		next := maps.Clone(*e.streams.Load())
+		delete(next, handle)
+		e.streams.Store(&next)
+	}
+	e.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	return s.Close()
+}
+
 func (e *entry) alloc(bytes int, stream uintptr, arena uint64) (uintptr, error) {
 	s, err := e.stream(stream)
 	if err != nil {
@@ -130,13 +157,14 @@ func (e *entry) alloc(bytes int, stream uintptr, arena uint64) (uintptr, error) 
 		}
 	}
 	b, err := e.pool.Alloc(pool.Request{Bytes: bytes, Stream: s})
-	if errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, cuda.ErrBudget) {
+	if errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, cuda.ErrBudget) || errors.Is(err, cuda.ErrOutOfAddressSpace) {
+		e.refused.Add(1)
 		return 0, e.exhausted(bytes, err)
 	}
 	return uintptr(b.Ptr()), err
 }
 
-// exhausted says it as PyTorch does, by which programs tell it from other errors.
+// exhausted words the error as PyTorch does, since programs look for that text.
 func (e *entry) exhausted(bytes int, err error) error {
 	s := e.pool.Stats()
 	total := e.dev.TotalMemory()

@@ -3,16 +3,14 @@ package main
 import (
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// segments are allocations of one handle each, which other processes can map, for
-// a cache of the caller's own on top: PyTorch's MemPool.
-var segments sync.Map // the address to a *vmm.Buffer
+// A segment is an allocation of one handle, which other processes can map. PyTorch's
+// MemPool keeps its cache on top of segments.
 
 func (e *entry) newSegment(bytes int) (ptr uintptr, err error) {
 	b, err := vmm.NewBuffer(e.dev, vmm.BufferOptions{Reserve: bytes, Memory: vmm.Properties{Handles: vmm.PosixFD}})
@@ -22,22 +20,53 @@ func (e *entry) newSegment(bytes int) (ptr uintptr, err error) {
 	if err := b.Grow(bytes); err != nil {
 		return 0, errors.Join(err, b.Close())
 	}
-	segments.Store(uintptr(b.Ptr()), b)
-	return uintptr(b.Ptr()), nil
+	ptr = uintptr(b.Ptr())
+	e.mu.Lock()
+	closed := e.closed
+	if !closed {
+		e.segments[ptr] = b
+	}
+	e.mu.Unlock()
+	if closed {
+		return 0, errors.Join(errs.ClosedError("cuvmm_segment_alloc", "pool"), b.Close())
+	}
+	return ptr, nil
 }
 
-// freeSegment gives a segment back when the stream's work is done.
+// endSegments refuses new segments, as the pool is about to be closed, or fails if there
+// are any.
+func (e *entry) endSegments() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if n := len(e.segments); n > 0 {
+		return errs.New(errs.Failure{Op: "cuvmm_pool_close", Kind: errs.InUse, Asked: fmt.Sprintf("a pool with %d segments", n), Hint: "free them first"})
+	}
+	e.closed = true
+	return nil
+}
+
+// freeSegment closes a segment when the stream's work is done. A segment whose closing
+// fails stays, so that the caller can try again.
 func (e *entry) freeSegment(ptr, stream uintptr) error {
-	b, there := segments.LoadAndDelete(ptr)
-	if !there {
-		return errs.Invalid("cuvmm_segment_free", fmt.Sprintf("no segment begins at %#x", ptr), "pass the address that cuvmm_segment_alloc gave, once")
-	}
 	s, err := e.stream(stream)
-	if err == nil {
-		err = b.(*vmm.Buffer).CloseAfter(s)
+	if err != nil {
+		return err
 	}
-	if errors.Is(err, cuda.ErrCapturing) {
-		err = b.(*vmm.Buffer).Close()
+	e.mu.Lock()
+	b := e.segments[ptr]
+	delete(e.segments, ptr)
+	e.mu.Unlock()
+	if b == nil {
+		return errs.Invalid("cuvmm_segment_free", fmt.Sprintf("no segment of this pool begins at %#x", ptr), "pass the address that cuvmm_segment_alloc gave, once")
+	}
+	err = b.CloseAfter(s)
+	if errors.Is(err, cuda.ErrCapturing) { // the stream cannot be marked: wait for the device instead
+		err = b.Close()
+	}
+	if err != nil {
+		e.mu.Lock()
+		e.segments[ptr] = b
+		e.mu.Unlock()
 	}
 	return err
 }

@@ -1,11 +1,12 @@
 //go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
 
-// The functions that PyTorch's pluggable allocator takes. PyTorch's headers are not
-// needed: its types here are a pair of integers, and a std::function that is passed
-// by value.
+// The functions that PyTorch's pluggable allocator takes. They need none of PyTorch's
+// headers: the types of its setters are a pair of integers, and a std::function that is
+// passed by value.
 //
-// PyTorch does not look at what an allocation returns, so one that fails throws;
-// PyTorch makes a RuntimeError of it, whose text begins as its own does.
+// PyTorch does not check what an allocation returns, so one that fails throws. PyTorch
+// turns the exception into a RuntimeError. A shim that is compiled against PyTorch's
+// headers can throw PyTorch's own error instead: see cuvmm_torch_throw_with.
 #include "front.h"
 
 #include <sys/types.h>
@@ -16,7 +17,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -26,7 +26,9 @@ namespace {
 
 using Mempool = std::pair<unsigned long long, unsigned long long>;
 using Filter = std::function<bool(void *)>;
+using Throw = void (*)(const char *message);
 
+// Begun is a capture, or several, whose streams a filter of PyTorch's recognises.
 struct Begun {
 	int device;
 	Mempool id;
@@ -34,52 +36,90 @@ struct Begun {
 	std::shared_ptr<Filter> filter;
 };
 
-std::mutex mu;
-std::vector<uint64_t> pools;                          // by device; under mu until it is filled
-std::atomic<const uint64_t *> by_device{nullptr};     // the same, for all calls
-std::atomic<int> devices{0};
-std::map<std::pair<int, Mempool>, uint64_t> arenas;   // under mu
-std::vector<Begun> begun;                             // under mu
-std::atomic<int> begun_count{0};
-std::atomic<bool> ending{false};
+constexpr int max_devices = 128;
+
+// State is never destroyed: threads allocate and free until the very end of the process.
+struct State {
+	std::atomic<uint64_t> pools[max_devices]{}; // 0 until the device's pool is opened
+	std::atomic<int> end{0};                    // one more than the last device with a pool
+	std::atomic<bool> ending{false};
+	std::atomic<Throw> throw_with{nullptr};
+
+	std::mutex opening;
+	uint64_t history = 0; // events that a new pool keeps; under opening
+
+	std::mutex capturing; // over the fields that follow
+	std::map<std::pair<int, Mempool>, uint64_t> arenas;
+	std::vector<Begun> begun;
+	std::atomic<int> begun_count{0}; // read without the lock
+};
+
+State &state = *new State;
 
 struct Error : cuvmm_error {
 	Error() { size = sizeof(cuvmm_error), status = CUVMM_OK, message[0] = 0; }
 };
 
 [[noreturn]] void fail(const Error &e) {
+	Throw t = state.throw_with.load(std::memory_order_acquire);
+	if (t != nullptr && e.status == CUVMM_OUT_OF_MEMORY) t(e.message);
 	throw std::runtime_error(e.message);
 }
 
-// pool_of is the device's pool, made when it is first needed.
-uint64_t pool_of(int device) {
-	const uint64_t *all = by_device.load(std::memory_order_acquire);
-	if (device >= 0 && device < devices.load(std::memory_order_acquire) && all[device] != 0) return all[device];
-	std::lock_guard<std::mutex> lock(mu);
-	if (device < 0 || device >= 1024) throw std::invalid_argument("cuvmm: device " + std::to_string(device));
-	if (pools.empty()) pools.assign(1024, 0);
-	if (pools[device] == 0) {
-		cuvmm_pool_options o{sizeof o, device, 0};
-		Error e;
-		if (cuvmm_pool_open(&o, &pools[device], &e) != CUVMM_OK) fail(e);
-	}
-	by_device.store(pools.data(), std::memory_order_release);
-	devices.store(1024, std::memory_order_release);
-	return pools[device];
+// report prints the error of a call that cannot throw: PyTorch frees in destructors.
+void report(const Error &e) {
+	if (e.status != CUVMM_LOST) fprintf(stderr, "cuvmm: %s\n", e.message);
 }
 
-// arena_of is the arena of the capture that the stream takes part in, or 0. The
-// filters are PyTorch's, and are called without a lock.
+// opened returns the device's pool, or 0.
+uint64_t opened(int device) {
+	return device < 0 || device >= max_devices ? 0 : state.pools[device].load(std::memory_order_acquire);
+}
+
+// pool_of returns the device's pool, and opens it if it is needed for the first time.
+uint64_t pool_of(int device) {
+	if (uint64_t pool = opened(device)) return pool;
+	if (device < 0 || device >= max_devices) throw std::invalid_argument("cuvmm: device " + std::to_string(device) + " is not one of 0 to " + std::to_string(max_devices - 1));
+	std::lock_guard<std::mutex> lock(state.opening);
+	if (uint64_t pool = opened(device)) return pool;
+	cuvmm_pool_options o{sizeof o, device, 0};
+	uint64_t pool = 0;
+	Error e;
+	if (cuvmm_pool_open(&o, &pool, &e) != CUVMM_OK) fail(e);
+	if (state.history != 0 && cuvmm_record_history(pool, state.history, &e) != CUVMM_OK) fail(e);
+	state.pools[device].store(pool, std::memory_order_release);
+	if (state.end.load() <= device) state.end.store(device + 1);
+	return pool;
+}
+
+// each calls f with every pool, until f returns true.
+template <class F> void each(F f) {
+	for (int i = 0, end = state.end.load(); i < end; i++)
+		if (uint64_t pool = opened(i))
+			if (f(pool)) return;
+}
+
+// arena_of returns the arena of the capture in which the stream takes part, or 0. The
+// filters are PyTorch's code, so no lock is held over them.
 uint64_t arena_of(int device, void *stream) {
-	if (begun_count.load(std::memory_order_acquire) == 0) return 0;
+	if (state.begun_count.load(std::memory_order_acquire) == 0) return 0;
 	std::vector<Begun> all;
 	{
-		std::lock_guard<std::mutex> lock(mu);
-		all = begun;
+		std::lock_guard<std::mutex> lock(state.capturing);
+		all = state.begun;
 	}
 	for (const Begun &b : all)
 		if (b.device == device && (*b.filter)(stream)) return b.arena;
 	return 0;
+}
+
+int32_t caught(cuvmm_error *e, const std::exception &x) { return cuvmm_say(e, CUVMM_FAILED, x.what()); }
+
+void refuse_child() {
+	if (!cuvmm_forked()) return;
+	Error e;
+	cuvmm_refuse_child(&e);
+	fail(e);
 }
 
 }  // namespace
@@ -88,12 +128,8 @@ extern "C" {
 
 void *cuvmm_torch_alloc(ssize_t size, int device, void *stream) {
 	if (size == 0) return nullptr;
-	if (size < 0) throw std::invalid_argument("cuvmm: a negative size");
-	if (cuvmm_forked()) {
-		Error e;
-		cuvmm_alloc(0, 1, nullptr, 0, nullptr, &e);
-		fail(e);
-	}
+	if (size < 0) throw std::invalid_argument("cuvmm: a request of " + std::to_string(size) + " bytes");
+	refuse_child();
 	void *block = nullptr;
 	Error e;
 	if (cuvmm_alloc(pool_of(device), size, stream, arena_of(device, stream), &block, &e) != CUVMM_OK) fail(e);
@@ -101,47 +137,50 @@ void *cuvmm_torch_alloc(ssize_t size, int device, void *stream) {
 }
 
 void cuvmm_torch_free(void *block, ssize_t, int device, void *) {
-	if (block == nullptr || ending || cuvmm_forked()) return;
+	if (block == nullptr || state.ending || cuvmm_forked()) return;
 	Error e;
-	if (cuvmm_free(pool_of(device), block, &e) != CUVMM_OK && e.status != CUVMM_LOST) fprintf(stderr, "cuvmm: %s\n", e.message);
+	if (cuvmm_free(opened(device), block, &e) != CUVMM_OK) report(e);
 }
 
 void cuvmm_torch_record_stream(void *block, void *stream) {
 	if (block == nullptr || cuvmm_forked()) return;
-	const uint64_t *all = by_device.load(std::memory_order_acquire);
-	if (all == nullptr) return;
-	for (int i = 0; i < 1024; i++) {  // the pool that has the block takes it, and the others ignore it
-		if (all[i] == 0) continue;
-		size_t n;
-		if (cuvmm_find(all[i], block, &n, nullptr) != CUVMM_OK) continue;
+	each([&](uint64_t pool) { // the pools that do not have the block ignore it
 		Error e;
-		if (cuvmm_use(all[i], block, stream, &e) != CUVMM_OK) fail(e);
-		return;
-	}
+		if (cuvmm_use(pool, block, stream, &e) != CUVMM_OK) fail(e);
+		return false;
+	});
 }
 
 void *cuvmm_torch_base_alloc(void *block, size_t *size) {
-	const uint64_t *all = by_device.load(std::memory_order_acquire);
-	for (int i = 0; all != nullptr && i < 1024; i++)
-		if (all[i] != 0 && cuvmm_find(all[i], block, size, nullptr) == CUVMM_OK) return block;
-	throw std::runtime_error("cuvmm: no block begins at that address");
+	bool found = false;
+	each([&](uint64_t pool) {
+		size_t bytes;
+		found = cuvmm_find(pool, block, &bytes, nullptr) == CUVMM_OK;
+		if (found && size != nullptr) *size = bytes;
+		return found;
+	});
+	if (!found) throw std::runtime_error("cuvmm: no block begins at that address");
+	return block;
 }
 
 void cuvmm_torch_init(int) {}
 
+// cuvmm_torch_reset is empty_cache.
 void cuvmm_torch_reset(void) {
-	const uint64_t *all = by_device.load(std::memory_order_acquire);
-	for (int i = 0; all != nullptr && i < 1024; i++) {
+	if (cuvmm_forked()) return;
+	each([](uint64_t pool) {
 		uint64_t freed;
-		if (all[i] != 0) cuvmm_trim(all[i], &freed, nullptr);
-	}
+		cuvmm_trim(pool, &freed, nullptr);
+		return false;
+	});
 }
 
-// The two functions of a MemPool: null is out of memory there, and PyTorch raises
-// its own error.
+// The two functions of a MemPool. There null is out of memory, and PyTorch raises its own
+// error.
 void *cuvmm_torch_segment_alloc(ssize_t size, int device, void *) {
+	if (size <= 0) return nullptr;
+	refuse_child();
 	void *segment = nullptr;
-	if (size <= 0 || cuvmm_forked()) return nullptr;
 	Error e;
 	int32_t status = cuvmm_segment_alloc(pool_of(device), size, &segment, &e);
 	if (status != CUVMM_OK && status != CUVMM_OUT_OF_MEMORY) fail(e);
@@ -149,81 +188,97 @@ void *cuvmm_torch_segment_alloc(ssize_t size, int device, void *) {
 }
 
 void cuvmm_torch_segment_free(void *segment, ssize_t, int device, void *stream) {
-	if (segment == nullptr || ending || cuvmm_forked()) return;
+	if (segment == nullptr || state.ending || cuvmm_forked()) return;
 	Error e;
-	if (cuvmm_segment_free(pool_of(device), segment, stream, &e) != CUVMM_OK) fprintf(stderr, "cuvmm: %s\n", e.message);
+	if (cuvmm_segment_free(opened(device), segment, stream, &e) != CUVMM_OK) report(e);
 }
 
 void cuvmm_torch_memory_fraction(double fraction, int device) {
+	if (!(fraction > 0 && fraction <= 1)) throw std::invalid_argument("cuvmm: a memory fraction of " + std::to_string(fraction) + ": use more than 0 and at most 1");
+	uint64_t pool = pool_of(device);
 	size_t total = 0;
 	Error e;
-	if (cuvmm_total_memory(pool_of(device), &total, &e) != CUVMM_OK) fail(e);
-	if (cuvmm_set_limit(pool_of(device), fraction >= 1 ? 0 : int64_t(double(total) * fraction), &e) != CUVMM_OK) fail(e);
+	if (cuvmm_total_memory(pool, &total, &e) != CUVMM_OK) fail(e);
+	if (cuvmm_set_limit(pool, fraction == 1 ? 0 : int64_t(double(total) * fraction), &e) != CUVMM_OK) fail(e);
 }
 
-// cuvmm_torch_limit is the device's limit in bytes; 0 is none.
+// cuvmm_torch_limit limits the device's pool to a number of bytes; 0 is no limit.
 int32_t cuvmm_torch_limit(int device, int64_t bytes, cuvmm_error *e) {
 	try {
 		return cuvmm_set_limit(pool_of(device), bytes, e);
 	} catch (const std::exception &x) {
-		return cuvmm_say(e, CUVMM_FAILED, x.what());
+		return caught(e, x);
 	}
 }
 
-// cuvmm_torch_pool is the device's pool, for the calls of libcuvmm.h.
-int32_t cuvmm_torch_pool(int device, uint64_t *pool, cuvmm_error *e) {
-	try {
-		*pool = pool_of(device);
-		return CUVMM_OK;
-	} catch (const std::exception &x) {
-		return cuvmm_say(e, CUVMM_FAILED, x.what());
-	}
+// cuvmm_torch_history is cuvmm_record_history for every pool, also those that are opened
+// later.
+int32_t cuvmm_torch_history(uint64_t events, cuvmm_error *e) {
+	if (cuvmm_forked()) return cuvmm_refuse_child(e);
+	std::lock_guard<std::mutex> lock(state.opening);
+	int32_t status = CUVMM_OK;
+	each([&](uint64_t pool) { return (status = cuvmm_record_history(pool, events, e)) != CUVMM_OK; });
+	if (status == CUVMM_OK) state.history = events;
+	return status;
 }
+
+// cuvmm_torch_pool returns the device's pool for the calls of libcuvmm.h, or 0 if the
+// device has none yet.
+uint64_t cuvmm_torch_pool(int device) { return opened(device); }
+
+// cuvmm_torch_throw_with sets the function that throws PyTorch's out-of-memory error, and
+// does not return. Without one the error is a std::runtime_error.
+void cuvmm_torch_throw_with(Throw t) { state.throw_with.store(t, std::memory_order_release); }
 
 void cuvmm_torch_begin(int device, Mempool id, Filter filter) {
+	refuse_child();
 	uint64_t pool = pool_of(device);
-	std::lock_guard<std::mutex> lock(mu);
-	uint64_t &arena = arenas[{device, id}];
+	std::lock_guard<std::mutex> lock(state.capturing);
+	uint64_t &arena = state.arenas[{device, id}];
 	if (arena == 0) {
 		Error e;
 		if (cuvmm_arena_open(pool, &arena, &e) != CUVMM_OK) fail(e);
 	}
-	begun.push_back({device, id, arena, std::make_shared<Filter>(std::move(filter))});
-	begun_count.store(int(begun.size()), std::memory_order_release);
+	state.begun.push_back({device, id, arena, std::make_shared<Filter>(std::move(filter))});
+	state.begun_count.store(int(state.begun.size()), std::memory_order_release);
 }
 
 void cuvmm_torch_end(int device, Mempool id) {
+	refuse_child();
 	uint64_t arena = 0;
+	std::shared_ptr<Filter> last; // destroyed without the lock
 	{
-		std::lock_guard<std::mutex> lock(mu);
+		std::lock_guard<std::mutex> lock(state.capturing);
+		std::vector<Begun> &begun = state.begun;
 		for (size_t i = begun.size(); i-- > 0;)
 			if (begun[i].device == device && begun[i].id == id) {
 				arena = begun[i].arena;
+				last = begun[i].filter;
 				begun.erase(begun.begin() + i);
 				break;
 			}
-		begun_count.store(int(begun.size()), std::memory_order_release);
+		state.begun_count.store(int(begun.size()), std::memory_order_release);
 	}
 	Error e;
-	if (arena != 0 && cuvmm_arena_end(pool_of(device), arena, &e) != CUVMM_OK) fail(e);
+	if (arena != 0 && cuvmm_arena_end(opened(device), arena, &e) != CUVMM_OK) fail(e);
 }
 
 void cuvmm_torch_release(int device, Mempool id) {
+	if (state.ending || cuvmm_forked()) return;
 	uint64_t arena = 0;
 	{
-		std::lock_guard<std::mutex> lock(mu);
-		auto at = arenas.find({device, id});
-		if (at == arenas.end()) return;
+		std::lock_guard<std::mutex> lock(state.capturing);
+		auto at = state.arenas.find({device, id});
+		if (at == state.arenas.end()) return;
 		arena = at->second;
-		arenas.erase(at);
+		state.arenas.erase(at);
 	}
-	if (ending || cuvmm_forked()) return;
 	Error e;
-	if (cuvmm_arena_release(pool_of(device), arena, &e) != CUVMM_OK) fprintf(stderr, "cuvmm: %s\n", e.message);
+	if (cuvmm_arena_release(opened(device), arena, &e) != CUVMM_OK) report(e);
 }
 
-// cuvmm_torch_ending says that the process ends: what is freed from now on goes
-// with it.
-void cuvmm_torch_ending(void) { ending = true; }
+// cuvmm_torch_ending says that the process is about to end: what would be freed from now
+// on goes with it.
+void cuvmm_torch_ending(void) { state.ending = true; }
 
 }  // extern "C"

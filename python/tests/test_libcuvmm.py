@@ -1,23 +1,26 @@
-"""The C library of the pool, called as C programs call it, on the software driver: CUVMM_LIBCUVMM names it."""
+"""The C library of the pool, called as C programs call it, on the software driver: CUVMM_LIBCUVMM names it, built with the tag
+cuvmm_fault_hook."""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 import unittest
 from ctypes import byref, c_size_t, c_uint64, c_void_p
 from typing import Any, List
 
-import cuvmm.torch as front
+from cuvmm import _torch_library as front
 
 from .support import environment
 
-INVALID, OUT_OF_MEMORY, CLOSED, IN_USE, FORKED = 1, 2, 5, 6, 9
+INVALID, OUT_OF_MEMORY, CLOSED, IN_USE, FORKED, FAULT = 1, 2, 5, 6, 9, 10
 
 
 class Options(ctypes.Structure):
@@ -35,7 +38,7 @@ class Library(unittest.TestCase):
         cls.lib = ctypes.CDLL(path)
 
     def setUp(self) -> None:
-        self.error = front._Error(size=ctypes.sizeof(front._Error))
+        self.error = front.CError(size=ctypes.sizeof(front.CError))
         self.pool = c_uint64()
         self.ok("pool_open", byref(Options(ctypes.sizeof(Options), 0, 0)), byref(self.pool))
 
@@ -54,7 +57,7 @@ class Library(unittest.TestCase):
         return p
 
     def stats(self) -> Any:
-        s = front._Stats(size=ctypes.sizeof(front._Stats))
+        s = front.Stats(size=ctypes.sizeof(front.Stats))
         self.ok("pool_stats", self.pool, byref(s))
         return s
 
@@ -109,8 +112,135 @@ class Library(unittest.TestCase):
     def test_segments(self) -> None:
         p = c_void_p()
         self.ok("segment_alloc", self.pool, c_size_t(20 << 20), byref(p))
+        self.assertEqual(self.call("pool_close", self.pool), IN_USE)
+        self.assertIn(b"1 segments", self.error.message)
+        other = c_uint64()
+        self.ok("pool_open", byref(Options(ctypes.sizeof(Options), 0, 0)), byref(other))
+        self.assertEqual(self.call("segment_free", other, p, c_void_p(0)), INVALID)  # another pool's
+        self.ok("pool_close", other)
+        self.assertEqual(self.call("segment_free", self.pool, p, c_void_p(2)), INVALID)  # the per-thread stream: the segment stays
         self.ok("segment_free", self.pool, p, c_void_p(0))
         self.assertEqual(self.call("segment_free", self.pool, p, c_void_p(0)), INVALID)
+
+    def test_out_parameters_must_not_be_null(self) -> None:
+        for name, args in {
+            "pool_open": (byref(Options(ctypes.sizeof(Options), 0, 0)), None), "alloc": (self.pool, c_size_t(1), None, c_uint64(0), None),
+            "find": (self.pool, None, None), "trim": (self.pool, None), "total_memory": (self.pool, None), "pool_stats": (self.pool, None),
+            "snapshot": (self.pool, None, None), "torch_snapshot": (None, None), "arena_open": (self.pool, None),
+            "segment_alloc": (self.pool, c_size_t(1), None),
+        }.items():
+            self.assertEqual(self.call(name, *args), INVALID, name)
+            self.assertIn(b"NULL", self.error.message, name)
+        self.assertEqual(self.call("pool_open", None, byref(c_uint64())), INVALID)
+        self.ok("free", self.pool, self.alloc(1))  # nothing has panicked
+
+    def test_sizes_of_structs(self) -> None:
+        larger = (ctypes.c_char * 256)()
+        ctypes.memmove(larger, (c_size_t * 1)(256), 8)
+        self.assertEqual(self.call("pool_open", larger, byref(c_uint64())), INVALID)  # of a later version, which may mean more
+        p = self.alloc(1000)
+        stats = (c_uint64 * 4)(24, 7, 7, 7)  # room for two counts
+        self.ok("pool_stats", self.pool, stats)
+        self.assertEqual(list(stats), [24, 1000, 1000, 7])
+        self.ok("free", self.pool, p)
+
+    def test_numbers_that_are_no_handles(self) -> None:
+        for handle in (0, 1 << 63, (1 << 64) - 1, self.pool.value + 1):
+            n, h = c_size_t(), c_uint64(handle)
+            self.assertEqual(self.call("trim", h, byref(c_uint64())), CLOSED)
+            self.assertEqual(self.call("arena_end", self.pool, h), CLOSED)
+            self.assertEqual(self.call("arena_release", self.pool, h), CLOSED)
+            self.assertEqual(self.call("find", self.pool, c_void_p(handle), byref(n)), INVALID)
+            self.assertEqual(self.call("free", self.pool, c_void_p(handle)), INVALID)
+            self.ok("use", self.pool, c_void_p(handle), c_void_p(0))
+        closed = c_uint64()
+        self.ok("pool_open", byref(Options(ctypes.sizeof(Options), 0, 0)), byref(closed))
+        self.ok("pool_close", closed)
+        self.assertEqual(self.call("pool_close", closed), CLOSED)
+        again = c_uint64()
+        self.ok("pool_open", byref(Options(ctypes.sizeof(Options), 0, 0)), byref(again))
+        self.assertNotEqual(again.value, closed.value)
+        self.ok("pool_close", again)
+
+    def test_arenas(self) -> None:
+        arena = c_uint64()
+        self.ok("arena_open", self.pool, byref(arena))
+        self.assertEqual(self.call("pool_close", self.pool), IN_USE)
+        self.ok("arena_end", self.pool, arena)
+        self.ok("arena_release", self.pool, arena)
+        self.assertEqual(self.call("arena_release", self.pool, arena), CLOSED)
+        end = time.monotonic() + 60  # it is given back in the background
+        while self.call("pool_close", self.pool) == IN_USE and time.monotonic() < end:
+            time.sleep(0.01)
+        self.ok("pool_open", byref(Options(ctypes.sizeof(Options), 0, 0)), byref(self.pool))
+
+    def test_peaks_begin_anew(self) -> None:
+        p = self.alloc(10 << 20)
+        self.ok("free", self.pool, p)
+        self.ok("trim", self.pool, byref(c_uint64()))
+        self.assertGreaterEqual(self.stats().peak_reserved, 10 << 20)
+        q = self.alloc(1000)
+        self.ok("reset_peaks", self.pool)
+        s = self.stats()
+        self.assertEqual((s.peak_requested, s.peak_blocks, s.peak_reserved), (1000, 1, s.reserved))
+        self.assertEqual((s.requested_total, s.allocs, s.frees), ((10 << 20) + 1000, 2, 1))
+        self.ok("free", self.pool, q)
+
+    def test_a_history(self) -> None:
+        self.ok("record_history", self.pool, c_uint64(10))
+        self.ok("free", self.pool, self.alloc(777))
+        self.assertEqual([(e["op"], e["bytes"]) for e in self.snapshot()["history"]], [("alloc", 777), ("free", 777)])
+        self.ok("record_history", self.pool, c_uint64(0))
+        self.assertNotIn("history", self.snapshot())
+        self.assertEqual(self.call("record_history", self.pool, c_uint64(1 << 40)), INVALID)
+
+    def snapshot(self) -> Any:
+        text, n = ctypes.create_string_buffer(1 << 16), c_size_t(1 << 16)
+        self.ok("snapshot", self.pool, text, byref(n))
+        return json.loads(text.value)
+
+    def test_the_per_thread_stream_is_refused(self) -> None:
+        self.assertEqual(self.call("alloc", self.pool, c_size_t(1), c_void_p(2), c_uint64(0), byref(c_void_p())), INVALID)
+        self.assertIn(b"per-thread default stream", self.error.message)
+
+    def test_a_stream_is_given_back(self) -> None:
+        p = self.alloc(100)
+        self.ok("free", self.pool, p)
+        self.ok("stream_close", self.pool, c_void_p(0))
+        self.ok("stream_close", self.pool, c_void_p(0))  # unknown by now
+        self.ok("free", self.pool, self.alloc(100))
+
+    def test_errno_stays(self) -> None:
+        lib = ctypes.CDLL(os.environ["CUVMM_LIBCUVMM"], use_errno=True)
+        ctypes.set_errno(123)
+        for _ in range(100):
+            p = c_void_p()
+            lib.cuvmm_alloc(self.pool, c_size_t(5 << 20), c_void_p(0), c_uint64(0), byref(p), None)
+            lib.cuvmm_free(self.pool, p, None)
+            lib.cuvmm_trim(self.pool, byref(c_uint64()), None)
+        self.assertEqual(ctypes.get_errno(), 123)
+
+    def test_threads_that_end(self) -> None:
+        """Go gives back what it keeps for a thread."""
+        def threads() -> int:
+            return len(os.listdir("/proc/self/task"))
+
+        def work() -> None:
+            p = c_void_p()
+            self.lib.cuvmm_alloc(self.pool, c_size_t(1000), c_void_p(0), c_uint64(0), byref(p), None)
+            self.lib.cuvmm_free(self.pool, p, None)
+
+        def run(n: int) -> None:
+            for _ in range(n):
+                t = threading.Thread(target=work)
+                t.start()
+                t.join()
+
+        run(20)
+        before = threads()
+        run(200)
+        self.assertLess(threads(), before + 20)
+        self.assertEqual(self.stats().blocks, 0)
 
     def test_threads(self) -> None:
         errors: List[BaseException] = []
@@ -142,22 +272,105 @@ class Library(unittest.TestCase):
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 7)
         self.ok("free", self.pool, p)
 
+    def run_python(self, code: str) -> "subprocess.CompletedProcess[str]":
+        """Runs code in a process of its own, with the library as lib and an error, and a pool whose number is pool."""
+        begin = """
+            import ctypes, faulthandler, os, signal, sys, threading, time
+            from ctypes import byref, c_size_t, c_uint64, c_void_p
+            from cuvmm import _torch_library as front
+            from tests.test_libcuvmm import Options
+            lib, error, pool = ctypes.CDLL(os.environ["CUVMM_LIBCUVMM"]), front.CError(size=ctypes.sizeof(front.CError)), c_uint64()
+            assert lib.cuvmm_pool_open(byref(Options(ctypes.sizeof(Options), 0, 0)), byref(pool), byref(error)) == 0
+            def alloc():
+                return lib.cuvmm_alloc(pool, c_size_t(1000), c_void_p(0), c_uint64(0), byref(c_void_p()), byref(error))
+            assert alloc() == 0
+        """
+        return subprocess.run([sys.executable, "-c", textwrap.dedent(begin) + textwrap.dedent(code)], env=environment(), capture_output=True, text=True, timeout=120)
+
     def test_a_second_go_runtime(self) -> None:
-        """The Python side refuses to load the library beside another one of Go's, and the other way round says why."""
+        """The package refuses to load the library beside another one with Go's runtime."""
         libcuda = os.environ.get("CUVMM_LIBCUDA")
         if not libcuda:
             self.skipTest("needs CUVMM_LIBCUDA")
         code = """
             import ctypes, os, cuvmm
-            import cuvmm.torch as front
+            from cuvmm import _torch_library as front
             ctypes.CDLL(os.environ["CUVMM_LIBCUDA"])
             try:
-                front._load(os.environ["CUVMM_LIBCUVMM"])
+                front.load(os.environ["CUVMM_LIBCUVMM"])
             except cuvmm.NotSupported as e:
                 print("Go's runtime" in str(e))
         """
         done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment(), capture_output=True, text=True, timeout=60)
         self.assertEqual((done.stdout, done.stderr), ("True\n", ""))
+
+    def test_a_fault_of_the_library(self) -> None:
+        """A panic ends the library and not the process: every later call is refused with it, and its stacks are on standard error."""
+        for behind in (0, 1):
+            done = self.run_python(f"""
+                status = lib.cuvmm_fault_hook({behind}, byref(error))
+                end = time.monotonic() + 60
+                while status == 0 and time.monotonic() < end:
+                    status = alloc()
+                assert status == {FAULT} == alloc(), status
+                assert error.message.startswith(b"cuvmm failed, and refuses all further calls: a fault for a test\\ngoroutine "), error.message
+                print("alive")
+            """)
+            self.assertEqual((done.returncode, done.stdout), (0, "alive\n"), done.stderr)
+            self.assertIn("fault_hook.go", done.stderr)
+            self.assertEqual(done.stderr.count("a fault for a test"), 1)
+
+    def test_signals_stay_with_python(self) -> None:
+        """Go's runtime handles the signals of its own faults only."""
+        done = self.run_python("""
+            threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            try:
+                while True:
+                    assert alloc() == 0
+            except KeyboardInterrupt:
+                print("interrupted")
+            r, w = os.pipe()
+            os.close(r)
+            try:
+                os.write(w, b"x")
+            except BrokenPipeError:
+                print("broken pipe")
+            rang = []
+            signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
+            signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+            while len(rang) < 100:
+                assert alloc() == 0
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            print("rang")
+        """)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "interrupted\nbroken pipe\nrang\n", ""))
+
+    def test_a_crash_of_other_code_is_reported_as_ever(self) -> None:
+        for before in ("faulthandler.enable(); alloc()", "alloc(); faulthandler.enable()"):
+            done = self.run_python(f"""
+                {before}
+                ctypes.string_at(0)
+            """)
+            self.assertEqual(done.returncode, -signal.SIGSEGV, done.stderr)
+            self.assertIn("Fatal Python error: Segmentation fault", done.stderr)
+
+    def test_a_child_of_fork_that_crashes_ends(self) -> None:
+        done = self.run_python("""
+            pid = os.fork()
+            if pid == 0:
+                ctypes.string_at(0)
+            end = time.monotonic() + 60
+            while time.monotonic() < end:
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    print("ended", status != 0)
+                    break
+                time.sleep(0.01)
+            else:
+                os.kill(pid, signal.SIGKILL)
+                print("hangs")
+        """)
+        self.assertEqual(done.stdout, "ended True\n", done.stderr)
 
 
 if __name__ == "__main__":

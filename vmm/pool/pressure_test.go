@@ -225,6 +225,12 @@ func TestStatisticsAndTracking(t *testing.T) {
 	require.Regexp(t, `^3 MiB at 0x[0-9a-f]+ \(b\), allocated at pressure_test.go:\d+$`, live[0].String())
 	require.ErrorContains(t, p.Close(), "allocated at pressure_test.go")
 	free(t, p, b)
+	_, err = p.Trim(0)
+	require.NoError(t, err)
+	p.ResetPeaks()
+	st = p.Stats()
+	require.Equal(t, []int{0, 0, st.Reserved}, []int{st.PeakRequested, st.PeakBlocks, st.PeakReserved})
+	require.Equal(t, 2, st.Allocs)
 }
 
 // A stream that is busy all the time passes something all the time: that does not

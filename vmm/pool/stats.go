@@ -10,7 +10,7 @@ import (
 // Stats are a pool's counts. Sizes are in bytes.
 type Stats struct {
 	// Reserved is the physical memory that the pool has, and PeakReserved the most
-	// that it ever had.
+	// that it had since New or ResetPeaks.
 	Reserved     int `json:"reserved"`
 	PeakReserved int `json:"peakReserved"`
 	// Limit is the most that it may have; 0 is no limit.
@@ -28,7 +28,8 @@ type Stats struct {
 
 	// The following fields are counted only with Options.Statistics.
 
-	// PeakRequested and PeakBlocks are the most that were live at once.
+	// PeakRequested and PeakBlocks are the most that were live at once, since New or
+	// ResetPeaks.
 	PeakRequested int `json:"peakRequested"`
 	PeakBlocks    int `json:"peakBlocks"`
 	// Allocs and Frees are the calls that succeeded, and AllocatedBytes the sum of
@@ -89,6 +90,16 @@ func (s *statistics) freed(w *watch, h *header) {
 	t := &w.tags[h.tag]
 	t.Blocks--
 	t.Requested -= int(h.asked())
+}
+
+// ResetPeaks makes the pool's peaks what is there now. Those of tags stay. It is safe for
+// concurrent use; a peak that other goroutines reach meanwhile may be lost.
+func (p *Pool) ResetPeaks() {
+	p.mostHeld.Store(p.reserved.Load())
+	if s := p.stats; s != nil {
+		s.mostRequested.Store(s.requested.Load())
+		s.mostBlocks.Store(s.blocks.Load())
+	}
 }
 
 // Stats returns the pool's counts. While other goroutines allocate, they are of
