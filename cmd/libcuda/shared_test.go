@@ -128,6 +128,18 @@ func TestACProgramCallsEveryExport(t *testing.T) {
 	require.Equal(t, exported, called)
 }
 
+// The allocator for PyTorch runs on the library as on the vendor's.
+func TestTheAllocatorForPyTorch(t *testing.T) {
+	library, cxx, dir := shared(t), compiler(t, "c++"), t.TempDir()
+	allocator, program := filepath.Join(dir, "allocator.so"), filepath.Join(dir, "test")
+	const sources = "../../csrc/pytorch/"
+	output(t, exec.CommandContext(t.Context(), cxx, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread", "-shared", "-o", allocator, sources+"managed_alloc.cc", "-ldl"))
+	output(t, exec.CommandContext(t.Context(), cxx, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", program, sources+"software_test.cc", "-ldl"))
+	cmd := exec.CommandContext(t.Context(), program, allocator, library)
+	cmd.Env = environment(t, sim.Options{DriverVersion: 13010, Devices: []sim.DeviceOptions{{Memory: 1 << 30}}})
+	require.Equal(t, "ok\n", output(t, cmd))
+}
+
 // A machine that cannot be made is named, and every call fails.
 func TestAWrongEnvironmentIsSaid(t *testing.T) {
 	tool := shared(t)
