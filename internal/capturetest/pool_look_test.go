@@ -7,7 +7,7 @@ import (
 
 // What looks at a pool.
 var poolLookCases = join(
-	plain("Pool", (*world).watchedPool, "History", "Snapshot", "StopHistory"),
+	plain("Pool", (*world).watchedPool, "History", "ResetPeaks", "Snapshot", "StopHistory"),
 	plain("Segment", func(w *world) pool.Segment { return w.watchedPool().Snapshot().Segments[0] }, "Hole"),
 	plain("Tag", func(*world) pool.Tag { return pool.NewTag("tag") }, "MarshalText"),
 	table{
