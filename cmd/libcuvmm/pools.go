@@ -167,9 +167,25 @@ func (e *entry) alloc(bytes int, stream uintptr, arena uint64) (uintptr, error) 
 // exhausted words the error as PyTorch does, since programs look for that text.
 func (e *entry) exhausted(bytes int, err error) error {
 	s := e.pool.Stats()
-	total := e.dev.TotalMemory()
-	return fmt.Errorf("CUDA out of memory. Tried to allocate %s. GPU %d has a total capacity of %s; the pool holds %s, of which %s are in use: %w",
-		errs.Bytes(uint64(bytes)), e.dev.Ordinal(), errs.Bytes(uint64(total)), errs.Bytes(s.Reserved), errs.Bytes(s.Requested), err)
+	free := "an unknown amount"
+	if n, _, failed := e.dev.MemoryInfo(); failed == nil {
+		free = rounded(uint64(n))
+	}
+	return fmt.Errorf("CUDA out of memory. Tried to allocate %s. GPU %d has a total capacity of %s of which %s is free. The pool has %s, of which %s are in use: %w",
+		rounded(uint64(bytes)), e.dev.Ordinal(), rounded(uint64(e.dev.TotalMemory())), free, rounded(uint64(s.Reserved)), rounded(uint64(s.Requested)), err)
+}
+
+// rounded formats a size as PyTorch does.
+func rounded(n uint64) string {
+	switch {
+	case n < 1<<10:
+		return fmt.Sprintf("%d bytes", n)
+	case n < 1<<20:
+		return fmt.Sprintf("%.2f KiB", float64(n)/(1<<10))
+	case n < 1<<30:
+		return fmt.Sprintf("%.2f MiB", float64(n)/(1<<20))
+	}
+	return fmt.Sprintf("%.2f GiB", float64(n)/(1<<30))
 }
 
 func (e *entry) free(block uintptr) error {

@@ -142,7 +142,11 @@ def _total(device: int) -> int:
 def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> Dict[str, Any]:
     """The memory of the pool and of :func:`cuvmm.torch.pool` in the form of PyTorch's snapshots, for all devices. Stacks are missing:
     the pool does not see Python's."""
-    return dict(pickle.loads(library.read("cuvmm_torch_snapshot") or pickle.dumps({"segments": [], "device_traces": []})))
+    whole: Dict[str, Any] = {"segments": [], "device_traces": [], "allocator_settings": {}, "external_annotations": []}
+    text = library.read("cuvmm_torch_snapshot")
+    if text:  # there is a pool
+        whole.update(pickle.loads(text))
+    return whole
 
 
 def memory_snapshot(mempool_id: Any = None, include_traces: bool = True) -> List[Dict[str, Any]]:
@@ -170,9 +174,11 @@ PATCHED = (memory_allocated, max_memory_allocated, memory_reserved, max_memory_r
 
 
 def patch() -> None:
-    """Puts these functions in place of PyTorch's. The others of ``torch.cuda.memory`` call them, or work under any allocator."""
+    """Puts these functions in place of PyTorch's, those of ``torch.accelerator`` among them, which are zeros under a custom allocator. The
+    others of ``torch.cuda.memory`` call them, or work under any allocator."""
     torch = torch_module()
+    accelerator = getattr(torch, "accelerator", None)
     for function in PATCHED:
-        for module in (torch.cuda, torch.cuda.memory):
+        for module in (torch.cuda, torch.cuda.memory, accelerator, getattr(accelerator, "memory", None)):
             if hasattr(module, function.__name__):
                 setattr(module, function.__name__, function)

@@ -57,6 +57,7 @@ def stand_in() -> Any:
         setattr(torch.cuda.memory, function.__name__, raising)
         if not function.__name__.startswith("_"):
             setattr(torch.cuda, function.__name__, raising)
+    torch.accelerator = types.SimpleNamespace(memory_allocated=raising, memory=types.SimpleNamespace(memory_allocated=raising))
     torch.cuda.initialized = False
     torch.cuda.is_initialized = lambda: torch.cuda.initialized
     torch.cuda.current_device = lambda: 0
@@ -109,6 +110,7 @@ class TorchMemory(unittest.TestCase):
         p = self.allocator.alloc(3 * MIB + 1, 0, None)
         self.assertEqual(cuda.memory_allocated("cuda:0") - before, 3 * MIB + 1)
         self.assertGreaterEqual(cuda.memory_reserved(), 3 * MIB)
+        self.assertEqual(self.torch.accelerator.memory_allocated(), cuda.memory_allocated())
         self.allocator.free(p, 3 * MIB + 1, 0, None)
         self.assertEqual(cuda.memory_allocated(), before)
         self.assertEqual(cuda.max_memory_allocated(), before + 3 * MIB + 1)

@@ -29,7 +29,7 @@ class TorchPool(unittest.TestCase):
         return result
 
     def test_losses_are_those_of_the_native_allocator(self) -> None:
-        for model in ("transformer", "vision", "graph_layers"):
+        for model in ("transformer", "vision", "graph_layers", "small"):
             with self.subTest(model):
                 native = self.run_program(model, "native")
                 self.run_program(model, "expandable")
@@ -37,13 +37,20 @@ class TorchPool(unittest.TestCase):
                 self.assertEqual(pool["losses"], native["losses"])
 
     def test_programs(self) -> None:
-        for name in ("graphs", "streams", "forks", "exhausted"):
+        for name in ("graphs", "streams", "forks", "ends", "interrupted", "compiled", "workspaces", "exhausted", "memory_functions"):
             with self.subTest(name):
                 result = self.run_program(name, "pool")
                 self.assertTrue(result["ok"], result)
 
+    def test_pytorchs_own_error(self) -> None:
+        result = self.run_program("own_error", "own_error")
+        self.assertTrue(result["ok"], result)
+
     def test_a_mempool(self) -> None:
-        self.assertTrue(self.run_program("segments", "native")["ok"])
+        for name in ("segments", "gradients"):
+            with self.subTest(name):
+                result = self.run_program(name, "native")
+                self.assertTrue(result["ok"], result)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ int main(int, char **argv) {
 	free(block, 5000, 0, nullptr);
 
 	std::string text = text_of([&] { alloc(ssize_t(1) << 45, 0, nullptr); });
-	check(begins(text, "CUDA out of memory. Tried to allocate 32 TiB. GPU 0"), text.c_str());
+	check(begins(text, "CUDA out of memory. Tried to allocate 32768.00 GiB. GPU 0"), text.c_str());
 	throw_with([](const char *message) { throw OwnError{message}; });
 	text = text_of([&] { alloc(ssize_t(1) << 45, 0, nullptr); });
 	check(begins(text, "own: CUDA out of memory."), text.c_str());

@@ -5,9 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pickle
+import signal
 import statistics
 import sys
+import tempfile
+import threading
 import time
+import warnings
 from typing import Any, Callable, Dict, List, Tuple
 
 
@@ -16,9 +21,9 @@ def begin(allocator: str) -> Any:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch = importlib.import_module("torch")
-    if allocator == "pool":
+    if allocator in ("pool", "own_error"):
         import cuvmm.torch
-        cuvmm.torch.use_pool(patch=True)
+        cuvmm.torch.use_pool(patch=True, own_error=allocator == "own_error")
     torch.manual_seed(1)
     torch.use_deterministic_algorithms(True)
     return torch
@@ -125,7 +130,19 @@ def _sizes(torch: Any, seed: int, least: int, most: int) -> List[int]:
     return [int(n) for n in torch.randint(least, most, (50,), generator=torch.Generator().manual_seed(seed))]
 
 
-TRAININGS = {"transformer": transformer_training, "vision": vision_training, "graph_layers": graph_layers_training}
+def small_training(torch: Any) -> Training:
+    """Many small layers, so that the CPU is what a step waits for: the allocator's own time shows most."""
+    nn = torch.nn
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(128, 128), nn.LayerNorm(128), nn.GELU()) for _ in range(24)], nn.Linear(128, 10))
+    g = torch.Generator("cuda").manual_seed(5)
+
+    def batch(_: int) -> Any:
+        return torch.randn(32, 128, generator=g, device="cuda"), torch.randint(0, 10, (32,), generator=g, device="cuda")
+
+    return Training(torch, model, batch)
+
+
+TRAININGS = {"transformer": transformer_training, "vision": vision_training, "graph_layers": graph_layers_training, "small": small_training}
 
 
 def _train(torch: Any, name: str) -> Dict[str, Any]:
@@ -144,6 +161,10 @@ def vision(torch: Any, allocator: str) -> Dict[str, Any]:
 
 def graph_layers(torch: Any, allocator: str) -> Dict[str, Any]:
     return _train(torch, "graph_layers")
+
+
+def small(torch: Any, allocator: str) -> Dict[str, Any]:
+    return _train(torch, "small")
 
 
 def graphs(torch: Any, allocator: str) -> Dict[str, Any]:
@@ -210,14 +231,16 @@ class Numbers:
         return importlib.import_module("torch").tensor([float(i)])
 
 
+def _load(torch: Any, **options: Any) -> float:
+    loader = torch.utils.data.DataLoader(Numbers(), batch_size=8, num_workers=2, multiprocessing_context="fork", **options)
+    return sum(float(batch.cuda(non_blocking=True).sum()) for batch in loader)
+
+
 def forks(torch: Any, allocator: str) -> Dict[str, Any]:
-    """Workers that fork after the library was called."""
+    """Workers that fork before the library was called, and after."""
     torch.use_deterministic_algorithms(False)
+    totals = [_load(torch), _load(torch), _load(torch, pin_memory=True)]
     held = torch.ones(10, device="cuda")
-    total = 0.0
-    for _ in range(2):
-        for batch in torch.utils.data.DataLoader(Numbers(), batch_size=8, num_workers=2, multiprocessing_context="fork"):
-            total += float((batch.cuda() * held[0]).sum())
     pid = os.fork()
     if pid == 0:
         del held  # freed silently
@@ -226,7 +249,148 @@ def forks(torch: Any, allocator: str) -> Dict[str, Any]:
         except RuntimeError:
             os._exit(7)
         os._exit(1)
-    return {"ok": total == 2 * sum(range(64)) and os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7, "total": total}
+    return {"ok": totals == [sum(range(64))] * 3 and os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7, "totals": totals}
+
+
+def ends(torch: Any, allocator: str) -> Dict[str, Any]:
+    """The process ends with live tensors, and work under way."""
+    torch.use_deterministic_algorithms(False)
+    _held.extend(torch.randn(2048, 2048, device="cuda") for _ in range(4))
+    for _ in range(50):
+        _held[0] = _held[1] @ _held[2]
+    return {"ok": True}
+
+
+_held: List[Any] = []
+
+
+def interrupted(torch: Any, allocator: str) -> Dict[str, Any]:
+    """Ctrl-C, and a timer's signals."""
+    torch.use_deterministic_algorithms(False)
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    caught = False
+    try:
+        while True:
+            torch.ones(1000, device="cuda")
+    except KeyboardInterrupt:
+        caught = True
+    rang: List[int] = []
+    signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    while len(rang) < 100:
+        torch.ones(1000, device="cuda")
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return {"ok": caught and float(torch.ones(10, device="cuda").sum()) == 10}
+
+
+def compiled(torch: Any, allocator: str) -> Dict[str, Any]:
+    """torch.compile in its default mode works, and graph trees do not."""
+    torch.use_deterministic_algorithms(False)
+    x = torch.randn(1 << 16, device="cuda")
+    f = torch.compile(lambda x: (x.sin() * x.cos()).relu().sum())
+    trees = torch.compile(lambda x: (x.sin() + x.cos()).relu().sum(), mode="reduce-overhead")
+    text = ""
+    try:
+        trees(x)
+    except RuntimeError as e:
+        text = str(e)
+    same = abs(float(f(x)) - float((x.sin() * x.cos()).relu().sum())) < 1
+    return {"ok": same and "does not yet support checkPoolLiveAllocations" in text, "text": text[:200]}
+
+
+def workspaces(torch: Any, allocator: str) -> Dict[str, Any]:
+    """The workspaces of cuBLAS are live blocks, one for each stream, until they are cleared."""
+    torch.use_deterministic_algorithms(False)
+    x = torch.randn(64, 64, device="cuda")
+    sizes = [torch.cuda.memory_allocated()]
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            x @ x
+        torch.cuda.synchronize()
+        sizes.append(torch.cuda.memory_allocated())
+    torch._C._cuda_clearCublasWorkspaces()
+    sizes.append(torch.cuda.memory_allocated())
+    return {"ok": sizes[0] + (1 << 20) < sizes[1] < sizes[2] and sizes[3] == sizes[0], "sizes": sizes}
+
+
+def own_error(torch: Any, allocator: str) -> Dict[str, Any]:
+    """With the shim, being out of memory is PyTorch's own error."""
+    torch.use_deterministic_algorithms(False)
+    try:
+        torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as e:
+        return {"ok": str(e).startswith("CUDA out of memory. Tried to allocate 32768.00 GiB") and torch.cuda.memory_stats()["num_ooms"] == 1, "text": str(e)}
+    return {"ok": False}
+
+
+# What every function of torch.cuda.memory does on the pool: it returns, with these arguments, or says why not.
+MEMORY_FUNCTIONS: Dict[str, Any] = {
+    "caching_allocator_alloc": (4096,), "caching_allocator_delete": None, "caching_allocator_enable": (True,), "empty_cache": (), "get_allocator_backend": (),
+    "get_per_process_memory_fraction": (), "host_memory_stats": (), "host_memory_stats_as_nested_dict": (), "list_gpu_processes": (),
+    "max_memory_allocated": (), "max_memory_cached": (), "max_memory_reserved": (), "mem_get_info": (), "memory_allocated": (), "memory_cached": (),
+    "memory_reserved": (), "memory_snapshot": (), "memory_stats": (), "memory_stats_as_nested_dict": (), "memory_summary": (),
+    "reset_accumulated_host_memory_stats": (), "reset_accumulated_memory_stats": (), "reset_max_memory_allocated": (), "reset_max_memory_cached": (),
+    "reset_peak_host_memory_stats": (), "reset_peak_memory_stats": (), "set_per_process_memory_fraction": (1.0,), "_record_memory_history": ("all",), "_snapshot": (),
+    "MemPool": "does not yet support createOrIncrefPool", "change_current_allocator": None, "CUDAPluggableAllocator": None, "use_mem_pool": None,
+}
+# The keys of memory_stats that programs use, as PyTorch's own cache has them.
+GROUPS = ("active", "active_bytes", "allocated_bytes", "allocation", "inactive_split", "inactive_split_bytes", "requested_bytes", "reserved_bytes", "segment")
+
+
+def memory_functions(torch: Any, allocator: str) -> Dict[str, Any]:
+    """The list is walked; a function that it lacks is a failure, since nothing says what that does."""
+    torch.use_deterministic_algorithms(False)
+    warnings.simplefilter("ignore")
+    memory, wrong = torch.cuda.memory, []
+    x = torch.ones(1000, device="cuda")
+    public = set(memory.__all__)
+    if public - set(MEMORY_FUNCTIONS):
+        wrong.append(f"not in the list: {sorted(public - set(MEMORY_FUNCTIONS))}")
+    for name, arguments in MEMORY_FUNCTIONS.items():
+        if arguments is None or not hasattr(memory, name):
+            continue
+        try:
+            result = getattr(memory, name)(*(arguments if isinstance(arguments, tuple) else ()))
+            if name == "caching_allocator_alloc":
+                memory.caching_allocator_delete(result)
+            if isinstance(arguments, str):
+                wrong.append(f"{name} returned {result!r}")
+        except Exception as e:  # noqa: BLE001
+            if not isinstance(arguments, str) or arguments not in str(e):
+                wrong.append(f"{name}: {type(e).__name__}: {e}")
+    y = torch.ones(100_000, device="cuda")
+    address = y.data_ptr()
+    del y
+    with tempfile.NamedTemporaryFile() as f:
+        memory._dump_snapshot(f.name)
+        snapshot = pickle.load(f)
+    events = [e["action"] for e in snapshot["device_traces"][0] if e["addr"] == address]
+    if events[-3:] != ["alloc", "free_requested", "free_completed"]:
+        wrong.append(f"events {events}")
+    if not any(b["address"] == x.data_ptr() and b["state"] == "active_allocated" for s in snapshot["segments"] for b in s["blocks"]):
+        wrong.append("the snapshot lacks a live block")
+    memory._record_memory_history(enabled=None)
+    missing = [f"{g}.{p}.{c}" for g in GROUPS for p in ("all", "large_pool", "small_pool") for c in ("current", "peak", "allocated", "freed")
+               if f"{g}.{p}.{c}" not in memory.memory_stats()]
+    if missing:
+        wrong.append(f"keys {missing}")
+    same = getattr(getattr(torch, "accelerator", None), "memory_allocated", memory.memory_allocated)
+    if same() != memory.memory_allocated():
+        wrong.append("torch.accelerator has other statistics")
+    return {"ok": not wrong, "wrong": wrong}
+
+
+def gradients(torch: Any, allocator: str) -> Dict[str, Any]:
+    """use_mem_pool belongs to a thread: what the backward pass allocates in its own is elsewhere."""
+    import cuvmm.torch
+    torch.use_deterministic_algorithms(False)
+    pool = cuvmm.torch.pool()
+    with torch.cuda.use_mem_pool(pool):
+        weight = torch.ones(1 << 20, device="cuda", requires_grad=True)
+        (weight * 2).sum().backward()
+    segments = [(s["address"], s["address"] + s["total_size"]) for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == tuple(pool.id)]
+    inside = [any(a <= t.data_ptr() < b for a, b in segments) for t in (weight, weight.grad)]
+    return {"ok": inside == [True, False], "inside": inside}
 
 
 def exhausted(torch: Any, allocator: str) -> Dict[str, Any]:
