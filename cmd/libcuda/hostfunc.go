@@ -6,13 +6,16 @@ package main
 import "C"
 
 import (
+	"runtime"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
 // The stream calls the caller's function on a thread of Go's, and later work of the
-// stream waits for it.
+// stream waits for it. As with the vendor's driver, the function may make few calls:
+// library.c lists them. They find the context by the stream or the event that they name;
+// here it is the thread's, and the calls that would show that are refused.
 //
 //export cuvmm_sim_LaunchHostFunc
 func cuvmm_sim_LaunchHostFunc(s, f C.uintptr_t, data unsafe.Pointer) C.int32_t {
@@ -23,5 +26,17 @@ func cuvmm_sim_LaunchHostFunc(s, f C.uintptr_t, data unsafe.Pointer) C.int32_t {
 	if r != driver.Success {
 		return code(r)
 	}
-	return code(d.(driver.Hosted).CallInOrder(0, driver.Stream(s), func() { C.cuvmm_call_host_func(f, data) }))
+	c, r := d.StreamGetCtx(0, driver.Stream(s))
+	if r != driver.Success {
+		return code(r)
+	}
+	return code(d.(driver.Hosted).CallInOrder(0, driver.Stream(s), func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		cuvmm_new_thread()
+		if d.CtxSetCurrent(c) == driver.Success { // or it is destroyed, and every call fails
+			defer cuvmm_new_thread()
+		}
+		C.cuvmm_call_host_func(f, data)
+	}))
 }

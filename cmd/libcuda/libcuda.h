@@ -22,7 +22,8 @@ extern const cuvmm_export cuvmm_exports[];
 extern const size_t cuvmm_exports_n;
 
 // Begins every entry point. The result is not 0 if the call must end with it.
-int32_t cuvmm_enter_thread(void);
+int32_t cuvmm_enter(const char *call);
+#define cuvmm_enter_thread() cuvmm_enter(__func__)
 
 // Calls a function of the program.
 void cuvmm_call_host_func(uintptr_t f, void *data);

@@ -22,7 +22,7 @@ typedef struct { location at; uint32_t flags; } access_desc;
 typedef struct { uint32_t devices; size_t size; uint64_t handles, flags; } multicast;
 typedef struct { char bytes[16]; } uuid;
 
-enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, NO_BINARY = 209, INVALID_PTX = 218, NOT_FOUND = 500, NOT_READY = 600, TOO_LARGE = 720, INVALIDATED = 901, NOT_SUPPORTED = 801 };
+enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, NO_BINARY = 209, INVALID_PTX = 218, NOT_FOUND = 500, NOT_READY = 600, TOO_LARGE = 720, NOT_PERMITTED = 800, NOT_SUPPORTED = 801, INVALIDATED = 901 };
 
 static void *library;
 
@@ -136,6 +136,45 @@ static void contexts(int device) {
 }
 
 static void count_call(void *at) { ++*(int *)at; }
+
+// A host function may make the calls that name a stream or an event, and no others.
+struct inside { void *stream, *event; int done; };
+
+static void call_inside(void *at) {
+    struct inside *in = at;
+    size_t free, total;
+    uint64_t p;
+    void *context;
+    unsigned mode = 2;
+    int capturing;
+    GIVES(NOT_PERMITTED, cuMemGetInfo_v2, (size_t *, size_t *), &free, &total);
+    GIVES(NOT_PERMITTED, cuMemAlloc_v2, (uint64_t *, size_t), &p, 64);
+    GIVES(NOT_PERMITTED, cuCtxGetCurrent, (void **), &context);
+    GIVES(NOT_PERMITTED, cuCtxPopCurrent_v2, (void **), &context);
+    OK(cuThreadExchangeStreamCaptureMode, (unsigned *), &mode);
+    OK(cuStreamIsCapturing, (void *, int *), in->stream, &capturing);
+    OK(cuEventRecord, (void *, void *), in->event, in->stream);
+    OK(cuLaunchHostFunc, (void *, void (*)(void *), void *), in->stream, count_call, &in->done);
+    OK(cuStreamSynchronize, (void *), in->stream);
+    OK(cuEventQuery, (void *), in->event);
+    OK(cuStreamQuery, (void *), in->stream);
+    TRUE(in->done == 1);
+    in->done = 2;
+}
+
+static void host_functions(void *s) {
+    struct inside in = {0};
+    OK(cuStreamCreate, (void **, unsigned), &in.stream, 1);
+    OK(cuEventCreate, (void **, unsigned), &in.event, 2);
+    for (int i = 0; i < 2; i++) {
+        in.done = 0;
+        OK(cuLaunchHostFunc, (void *, void (*)(void *), void *), i == 0 ? s : NULL, call_inside, &in);
+        OK(cuCtxSynchronize, (void));
+        TRUE(in.done == 2);
+    }
+    OK(cuEventDestroy_v2, (void *), in.event);
+    OK(cuStreamDestroy_v2, (void *), in.stream);
+}
 
 static void memory(void *s) {
     uint64_t p, q, dev, word;
@@ -490,6 +529,7 @@ int main(int argc, char **argv) {
     virtual_memory(argv[0], argv[1]);
     multicasts();
     managed(s);
+    host_functions(s);
     graphs(s);
     kernels(s, read_text(argv[2]));
     OK(cuStreamDestroy_v2, (void *), s);
