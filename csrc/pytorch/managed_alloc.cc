@@ -2,8 +2,8 @@
 // torch.cuda.memory.CUDAPluggableAllocator takes, which places memory on the
 // GPU first and maps it for the CPU. README.md says how to use it.
 //
-// The library stands on the driver alone, which it opens at run time. What
-// every call does to its thread (the context, the capture mode) it undoes.
+// The library needs only the driver, which it opens at run time. Every call leaves its
+// thread's context and capture mode unchanged.
 
 #include <dlfcn.h>
 #include <sys/stat.h>
@@ -28,8 +28,8 @@ typedef struct CUstream_st *cudaStream_t;
 
 namespace {
 
-// The driver API, as far as it is used. Handles are integers: the same
-// registers, and no casts.
+// The part of the driver API that is used. Handles are integers, which are passed in the
+// same registers and need no casts.
 using Context = uintptr_t;
 using Pointer = uint64_t;
 
@@ -88,14 +88,14 @@ __attribute__((format(printf, 1, 2))) std::string text(const char *format, ...) 
 
 [[noreturn]] void fail(const std::string &why) { throw std::runtime_error("managed_malloc: " + why); }
 
-// PyTorch turns it into a RuntimeError with this text. The beginning is that
-// of PyTorch's own, by which programs tell that a smaller batch may help.
+// PyTorch turns it into a RuntimeError with this text, which begins as PyTorch's own
+// does: programs look for that, and retry with a smaller batch.
 struct OutOfMemoryError : std::bad_alloc {
     char message[512];
     const char *what() const noexcept override { return message; }
 };
 
-// A warning is given once in the life of the process, at its first cause.
+// Each warning is printed once in a process.
 void warn(std::atomic_flag &given, const std::string &what) {
     if (!given.test_and_set()) fprintf(stderr, "cuvmm: warning: %s\n", what.c_str());
 }
@@ -103,13 +103,13 @@ void warn(std::atomic_flag &given, const std::string &what) {
 Driver::Driver() {
     const char *path = secure_getenv("CUVMM_LIBCUDA");
     if (!path || !*path) path = "libcuda.so.1";
-    struct stat file; // the loader would wait for ever at a named pipe
-    if (strchr(path, '/') && stat(path, &file) == 0 && !S_ISREG(file.st_mode)) fail(text("the CUDA driver cannot be opened: %s is no regular file. Name NVIDIA's libcuda.so.1 in CUVMM_LIBCUDA", path));
+    struct stat file; // the loader would wait forever at a named pipe
+    if (strchr(path, '/') && stat(path, &file) == 0 && !S_ISREG(file.st_mode)) fail(text("the CUDA driver cannot be opened: %s is not a regular file. Name NVIDIA's libcuda.so.1 in CUVMM_LIBCUDA", path));
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) fail(text("the CUDA driver cannot be opened: %s. Install NVIDIA's driver, or name its libcuda.so.1 in CUVMM_LIBCUDA", dlerror()));
-    // The second form, from CUDA 12.0 on, also says why it found nothing.
+    // The second form, from CUDA 12.0 on, also reports why it found nothing.
     void *second = dlsym(library, "cuGetProcAddress_v2"), *first = dlsym(library, "cuGetProcAddress");
-    if (!second && !first) fail(text("%s is no CUDA driver, or one before 11.3: it has no cuGetProcAddress. Update NVIDIA's driver to release 465 or later", path));
+    if (!second && !first) fail(text("%s is not a CUDA driver, or older than 11.3: it has no cuGetProcAddress. Update NVIDIA's driver to release 465 or later", path));
     auto find = [&](const char *name, int version) -> void * {
         void *entry = nullptr;
         int status = 0;
@@ -141,8 +141,8 @@ struct Device {
     bool integrated = false; // its memory is the host's
 };
 
-// All that lives as long as the process. It is never destroyed: PyTorch may
-// free memory after this library's destructors would have run.
+// The state of the process. It is never destroyed: PyTorch may free memory after this
+// library's destructors would have run.
 struct Allocator {
     Driver driver;
     std::mutex mutex; // guards what follows; the driver is called under it at a device's first use alone
@@ -159,12 +159,12 @@ Allocator &allocator() {
     return *one;
 }
 
-// In its life the thread is in the relaxed capture mode, in which no call below
-// can end a capture on another stream, and in the context.
+// While a Here exists, its thread is in the context, and in the relaxed capture mode, in
+// which no call below can end a capture on another stream.
 struct Here {
     const Driver &driver;
-    unsigned mode = CaptureRelaxed; // then the thread's own, to be put back
-    int result;                     // why the thread could not be readied
+    unsigned mode = CaptureRelaxed; // then the thread's own, which the destructor restores
+    int result;                     // why the thread could not be prepared
     bool exchanged, pushed = false;
 
     explicit Here(const Driver &d) : driver(d), result(d.cuThreadExchangeStreamCaptureMode(&mode)), exchanged(result == Success) {}
@@ -181,7 +181,7 @@ struct Here {
     Here(const Here &) = delete;
 };
 
-// The device of an ordinal, readied at its first use.
+// The device of an ordinal, prepared at its first use.
 Device device_of(Allocator &a, int ordinal) {
     const Driver &d = a.driver;
     std::lock_guard<std::mutex> lock(a.mutex);
@@ -203,19 +203,19 @@ Device device_of(Allocator &a, int ordinal) {
     return a.devices[ordinal] = device;
 }
 
-// Where the system's files are: elsewhere in tests.
+// The root of the system's files, which tests replace.
 #ifndef CUVMM_ROOT
 #define CUVMM_ROOT ""
 #endif
 
-// The number that a file holds; none is no limit, nor is "max".
+// The number in a file; a missing file and "max" are no limit.
 size_t number(const std::string &file) {
     size_t n;
     return std::ifstream(CUVMM_ROOT + file) >> n ? n : SIZE_MAX;
 }
 
-// What a control group may still take: its limit, less what it has, but for
-// pages of files, which the kernel drops when it needs room.
+// What a control group may still take: its limit, less its use. Pages of files do not
+// count as used, because the kernel drops them when it needs room.
 size_t left(const std::string &group, const char *limit_file, const char *used_file, const std::string &sum) {
     size_t limit = number(group + limit_file), used = number(group + used_file), files = 0, n;
     if (limit == SIZE_MAX || used == SIZE_MAX) return limit;
@@ -226,9 +226,9 @@ size_t left(const std::string &group, const char *limit_file, const char *used_f
     return limit - std::min(limit, used);
 }
 
-// What of the host's memory can be had at most: what the kernel says is
-// available, within what the limits of the process's control groups leave, of
-// its own and of all above it: a container's, or a job's.
+// The most host memory that an allocation can get: what the kernel reports as available,
+// within the limits of the process's control group and of those above it (a container's,
+// or a job's).
 size_t host_available() {
     size_t available = SIZE_MAX, kib;
     std::ifstream info(CUVMM_ROOT "/proc/meminfo"), groups(CUVMM_ROOT "/proc/self/cgroup");
@@ -252,10 +252,9 @@ size_t host_available() {
 
 double gib(size_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
-// Managed memory is promised before it exists: the driver grants far more than
-// the machine has, and the kernel then kills the process that touches it. So
-// what GPU and host together do not have is refused here. Where the GPU's memory
-// is the host's, that is not twice as much.
+// The driver grants far more managed memory than the machine has, and the kernel then
+// kills the process that touches it. So a request for more than GPU and host together
+// have is refused here. An integrated GPU's memory is the host's and counts once.
 void check_room(const Driver &d, size_t size, int ordinal, bool integrated, bool refused) {
     size_t free = 0, total = 0;
     bool known = d.cuMemGetInfo(&free, &total) == Success;
@@ -269,11 +268,11 @@ void check_room(const Driver &d, size_t size, int ordinal, bool integrated, bool
     throw e;
 }
 
-// GPU first, CPU mapped. What fails here leaves memory that works and is only
-// slower, so it is a warning.
+// Prefers the GPU, and maps for the CPU. Memory for which this fails works, but may be
+// slower, so a failure is a warning.
 void place(const Driver &d, Pointer p, size_t size, const Device &device, cudaStream_t stream) {
     static std::atomic_flag warned = ATOMIC_FLAG_INIT;
-    if (!device.concurrent) return; // it takes neither, and the memory is on the GPU while the GPU works
+    if (!device.concurrent) return; // it accepts neither, and the memory is on the GPU while the GPU works
     auto check = [&](const char *what, int r) {
         if (r != Success) warn(warned, text("%s managed memory (%.3f GiB): %d (%s); it stays usable, but may lie in the host's memory. Later failures are not reported", what, gib(size), r, d.name_of(r)));
     };
@@ -282,9 +281,9 @@ void place(const Driver &d, Pointer p, size_t size, const Device &device, cudaSt
     check("prefetching", d.cuMemPrefetchAsync(p, size, device.device, stream));
 }
 
-// The stream is asked, which harms no capture. The legacy stream never
-// captures itself, but nothing may be put on it while a stream that waits for
-// it does: the result is then CaptureImplicit, and that capture lives on.
+// Asking the stream harms no capture. The legacy stream itself never captures, but no
+// work may be put on it while a blocking stream captures: the result is then
+// CaptureImplicit, and that capture goes on.
 void refuse_capture(const Driver &d, cudaStream_t stream) {
     int status = 0;
     int r = d.cuStreamIsCapturing(stream, &status);
@@ -322,9 +321,8 @@ void *allocate(ssize_t size, int ordinal, cudaStream_t stream) {
     return reinterpret_cast<void *>(p);
 }
 
-// PyTorch frees in destructors, where an exception ends the process: what goes
-// wrong is a warning. Once the driver has shut down there is nothing to free,
-// and nothing to say.
+// PyTorch frees in destructors, where an exception would end the process, so failures
+// are warnings. After the driver has shut down there is nothing to free.
 void release(void *ptr, cudaStream_t stream) {
     static std::atomic_flag warned_unknown = ATOMIC_FLAG_INIT, warned_failed = ATOMIC_FLAG_INIT;
     if (!ptr || in_forked_child()) return;
@@ -337,19 +335,19 @@ void release(void *ptr, cudaStream_t stream) {
         auto found = a->live.find(p);
         if ((known = found != a->live.end())) {
             device = a->devices[found->second];
-            a->live.erase(found); // before it is freed: its address may then be given out again
+            a->live.erase(found); // before the free, after which the address may be another allocation's
         }
     }
-    if (!known) return warn(warned_unknown, text("managed_free of %p, which managed_malloc did not give or which is free already: nothing was done", ptr));
+    if (!known) return warn(warned_unknown, text("managed_free of %p, which is not a live allocation of managed_malloc: nothing was done", ptr));
 
     const Driver &d = a->driver;
     Here here(d);
     int r = here.enter(device.context);
-    // cuMemFree waits for the context's work, in this driver. The stream is
-    // waited for first: that wait is not promised for managed memory, the
-    // stream may be another device's, and while cuMemFree waits other threads
-    // cannot launch. A stream that is captured, or the legacy stream while one
-    // that waits for it is, has no work to wait for and must not be touched.
+    // cuMemFree waits for the context's work in this driver, but does not promise that
+    // for managed memory, the stream may be another device's, and while cuMemFree waits
+    // other threads cannot launch. So the stream is waited for first. A stream that
+    // captures, or the legacy stream while a blocking one does, has no work to wait for
+    // and must not be touched.
     int status = 0;
     if (r == Success && d.cuStreamIsCapturing(stream, &status) == Success && status == 0) d.cuStreamSynchronize(stream);
     if (r == Success) r = d.cuMemFree(p);
@@ -361,10 +359,10 @@ void release(void *ptr, cudaStream_t stream) {
 
 extern "C" {
 
-// Allocates size bytes of managed memory, placed on the device by work on the
-// stream. 0 bytes are null. It throws: out of memory a std::bad_alloc, anything
-// else a std::exception, which PyTorch turns into a RuntimeError with its text.
-// Any thread may call it.
+// Allocates size bytes of managed memory, placed on the device by work on the stream. 0
+// bytes are null. If memory is lacking it throws a std::bad_alloc, after other failures a
+// std::exception; PyTorch turns either into a RuntimeError with its text. Any thread may
+// call it.
 __attribute__((visibility("default"))) void *managed_malloc(ssize_t size, int device, cudaStream_t stream) { return allocate(size, device, stream); }
 
 // Waits for the stream's work (null is the legacy stream) and frees the memory.

@@ -1,8 +1,8 @@
 // usage: managed_test LIBRARY FAKE FAKE_FIRST_FORM [CASE]
 //
-// Tests managed_alloc.cc on the stand-in driver. Each case runs in a process of
-// its own, since what the library remembers lasts as long as the process, and
-// what a case writes to standard error must be exactly what it says.
+// Tests managed_alloc.cc on the stand-in driver. Each case runs in a process of its own,
+// because the library's state lasts as long as the process. A case lists exactly what it
+// writes to standard error.
 
 #include "fake_driver.h"
 
@@ -56,7 +56,7 @@ struct TestStream : CUstream_st {
     void capture(int capture_mode) { status = 1, this->mode = capture_mode, capturer = std::this_thread::get_id(); }
 };
 
-// The text of what a call throws, "" if it throws nothing.
+// The text of the exception that a call throws, "" if it throws none.
 template <class E> std::string thrown(const std::function<void()> &call) {
     try {
         call();
@@ -410,7 +410,7 @@ void first_form() { placement(); }
 
 // The loader would wait at it for a writer.
 void named_pipe() {
-    CHECK(has(error(KiB, 0, nullptr), "no regular file"));
+    CHECK(has(error(KiB, 0, nullptr), "not a regular file"));
     unlink(getenv("CUVMM_LIBCUDA"));
 }
 
@@ -420,7 +420,7 @@ void no_library() {
     CHECK(has(error(KiB, 0, nullptr), "cannot be opened")); // asked again, it says it again
 }
 
-void no_driver() { CHECK(has(error(KiB, 0, nullptr), "is no CUDA driver")); }
+void no_driver() { CHECK(has(error(KiB, 0, nullptr), "is not a CUDA driver")); }
 
 void init_fails() {
     driver()->results["cuInit"] = 3;
@@ -450,7 +450,7 @@ const struct Case {
     {"no concurrent access", no_concurrent_access, ""},
     {"no managed memory", no_managed_memory, ""},
     {"unknown pointers", unknown_pointers,
-     "cuvmm: warning: managed_free of 0x1000, which managed_malloc did not give or which is free already: nothing was done\n"},
+     "cuvmm: warning: managed_free of 0x1000, which is not a live allocation of managed_malloc: nothing was done\n"},
     {"free fails", free_fails, "cuvmm: warning: managed memory was not freed: 700 (CUDA_ERROR_FAKE). Later failures are not reported\n"},
     {"driver ended", driver_ended, ""},
     {"forked", forked, ""},
