@@ -15,10 +15,12 @@
 // of the vendor's does not open it, but joins the machine with its own software
 // driver.
 //
-// A kernel runs if a Go function stands for it, as for the library's own;
-// loading a module that has others fails and says so, in the log that the caller
-// gives or else on standard error. A child of fork gets
-// CUDA_ERROR_NOT_INITIALIZED from every call.
+// A kernel runs if a Go function implements it, as for the library's own; loading a
+// module that has others fails with an explanation, in the log that the caller gives or
+// else on standard error. A child of fork gets CUDA_ERROR_NOT_INITIALIZED from every
+// call, and a host function CUDA_ERROR_NOT_PERMITTED from most, as from the vendor's
+// driver. Entry points for the per-thread default stream (flag 2 of cuGetProcAddress, and
+// names that end in _ptsz) are missing; the handle CU_STREAM_PER_THREAD works.
 package main
 
 import (
