@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// Use is memory that has one purpose: the live blocks of a tag, or those and the
-// buffers that one place of the program created.
+// Use is memory with one purpose: the live blocks of a tag, or the blocks and buffers
+// that one function of the program created.
 type Use struct {
-	// Name is the tag, or else the function that created it, or what it is.
+	// Name is the tag, or else the function, or else the kind of memory.
 	Name string `json:"name"`
-	// Bytes that were requested, in so many blocks and buffers.
+	// Bytes is the sum of the requests, and Count the number of blocks and buffers.
 	Bytes int `json:"bytes"`
 	Count int `json:"count"`
 }
 
-// Uses returns what the memory of buffers and pools is used for, the most first.
+// Uses returns the uses of the memory of buffers and pools, the largest first.
 func (s Snapshot) Uses() []Use {
 	sums := map[string]*Use{}
 	add := func(name string, bytes int) {
@@ -45,7 +45,7 @@ func (s Snapshot) Uses() []Use {
 }
 
 // Compare returns how the uses of memory differ between two snapshots, the largest
-// difference first. Bytes and Count are negative where the second has less.
+// difference first. Bytes and Count are negative if the second snapshot has less.
 func Compare(before, after Snapshot) []Use {
 	sums := map[string]*Use{}
 	for _, u := range after.Uses() {
@@ -89,14 +89,14 @@ func (s Snapshot) creator(stack int, unknown string) string {
 	return unknown
 }
 
-// shortened leaves the folders out of "a/b.F (/c/d.go:7)".
+// shortened returns "b.F (d.go:7)" for "a/b.F (/c/d.go:7)".
 func shortened(frame string) string {
 	function, place, _ := strings.Cut(frame, " (")
 	return fmt.Sprintf("%s (%s", function[strings.LastIndex(function, "/")+1:], place[strings.LastIndex(place, "/")+1:])
 }
 
-// Holder returns what a reservation belongs to: "buffer", "pool 0 on device 0", or
-// "" if the program mapped it piece by piece.
+// Holder describes the owner of a reservation, such as "buffer" or "pool 0 on device 0".
+// It is "" for a reservation that the program maps itself.
 func (s Snapshot) Holder(r Reservation) string {
 	within := func(p Address) bool { return p >= r.Ptr && p < r.Ptr+Address(r.Bytes) }
 	for _, b := range s.Buffers {

@@ -7,16 +7,14 @@
 //	err = s.Write(file)
 //
 // A snapshot is plain data with a documented form in JSON (see [Snapshot]). Taking
-// one waits for no GPU work, makes no driver call but that for a device's free
+// one does not wait for the GPU, makes no driver call except for a device's free
 // memory, and holds each lock for well below a millisecond: large objects are read
-// in steps. So the parts of a snapshot are of slightly different moments, and may
-// disagree on what changed between Time and Time + Took: a mapping can name memory
-// that is not listed, for example. Nothing is recorded or counted while no snapshot
-// is taken.
+// in steps. So the parts of a snapshot differ slightly in time, and may disagree on
+// what changed between Time and Time + Took. For example, a mapping can name memory
+// that is not listed. Snapshots cost nothing while none is taken.
 //
-// Stacks are known of objects if the System was opened with cuda.Options.TraceLeaks, of
-// a pool's blocks with pool.Options.Track, and a pool's history since
-// pool.Pool.StartHistory.
+// Objects have stacks if the System was opened with cuda.Options.TraceLeaks, and a pool's
+// blocks with pool.Options.Track. A pool's history begins with pool.Pool.StartHistory.
 //
 // The packages below this one show snapshots: inspect/page as a picture in a
 // browser, inspect/profile as a profile for go tool pprof, inspect/torch in the form

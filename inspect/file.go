@@ -16,8 +16,8 @@ func (s Snapshot) Write(w io.Writer) error {
 }
 
 // Read reads a snapshot that Write wrote. It returns an error for a snapshot of another
-// Version, for one that is cut short, and for one whose ranges cannot be: of a negative
-// size, outside of what they are part of, or not in the order of their addresses.
+// Version, for one that is cut short, and for one with impossible ranges: of a negative
+// size, outside of the range they are part of, or out of order.
 func Read(r io.Reader) (Snapshot, error) {
 	var s Snapshot
 	if err := json.NewDecoder(r).Decode(&s); err != nil {
@@ -36,14 +36,14 @@ func Read(r io.Reader) (Snapshot, error) {
 	return s, nil
 }
 
-// most is the largest size of a range of addresses.
-const most = 1 << 57
+// maxSpace is more address space than any device has.
+const maxSpace = 1 << 57
 
-// check returns an error if ranges cannot be as they are.
+// check returns an error for impossible ranges.
 func (s Snapshot) check() error {
 	end := Address(0)
 	for _, r := range s.Reservations {
-		if r.Ptr < end || r.Bytes < 0 || r.Bytes > most || uint64(r.Ptr) > most {
+		if r.Ptr < end || r.Bytes < 0 || r.Bytes > maxSpace || uint64(r.Ptr) > maxSpace {
 			return fmt.Errorf("the reservation of %d bytes at %v overlaps the one before it or is too large", r.Bytes, r.Ptr)
 		}
 		end = r.Ptr + Address(r.Bytes)
@@ -55,7 +55,7 @@ func (s Snapshot) check() error {
 		}
 	}
 	for _, b := range s.Buffers {
-		if min(b.Used, b.Committed, b.Reserved) < 0 { // which were read one after the other
+		if min(b.Used, b.Committed, b.Reserved) < 0 { // they differ in time, so no more is certain
 			return fmt.Errorf("the buffer at %v uses %d of %d bytes, of %d reserved", b.Ptr, b.Used, b.Committed, b.Reserved)
 		}
 	}

@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// Frame takes a function of a Stack apart: "function (file:line)".
+// Frame splits a frame of a Stack, which reads "function (file:line)". Without a line, or
+// without a file, line is 0 and file may be empty.
 func Frame(text string) (function, file string, line int) {
 	function, place, _ := strings.Cut(text, " (")
 	place = strings.TrimSuffix(place, ")")

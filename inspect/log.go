@@ -5,9 +5,8 @@ import (
 	"strconv"
 )
 
-// LogValue implements slog.LogValuer: a log has the totals, without what takes a line
-// for each object. Attributes are named as the metrics of package metrics are, without
-// their prefix, and devices and pools as its labels:
+// LogValue implements slog.LogValuer. It logs the totals, the pools and the publications
+// and no single objects. Attributes have the names of package metrics, without the prefix:
 //
 //	slog.Info("out of memory", "memory", snapshot)
 func (s Snapshot) LogValue() slog.Value {

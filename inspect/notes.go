@@ -4,13 +4,14 @@ package inspect
 //
 // Notes for readers of the source; the package document is for users.
 //
-// Take reads what the owners have anyway; nothing is counted or recorded for it. The
+// Take reads what the owners keep anyway; nothing is counted or recorded for it. The
 // list of live objects names the owner of each (life.Owner). Pools, publications,
 // followers and leases are no objects of the driver, and register by core.System.Show.
 //
 // Each is read under its own lock, in steps if it may be large: 256 objects of the live
 // list, whose cursor is an object without an owner (life.List.Each), 1,024 mappings of a
-// range, 1,024 blocks of a pool, after each of which the walk pauses, so that requests
-// that wait for the lock get it. Anything may move between two steps of a pool's span; the walk then finds its place again by the chunks' tables
-// (vmm/pool/segments.go). Stacks are turned into text with no lock held. So the parts of
-// a snapshot differ in time, and a mapping may name memory that is not listed.
+// range, 1,024 blocks of a pool. After each step in a pool the walk pauses, so that
+// requests that wait for the lock get it. Anything may move between two steps; the walk
+// then finds its place again by the chunks' tables (vmm/pool/segments.go). Stacks are
+// turned into text with no lock held. So the parts of a snapshot differ in time, and a
+// mapping may name memory that is not listed.

@@ -2,7 +2,7 @@ package inspect
 
 import "github.com/cuvmm/cuvmm/vmm/pool"
 
-func (t *taker) pool(device int, p pool.Snapshot) {
+func (t *snapshotReader) pool(device int, p pool.Snapshot) {
 	to := counts(device, p.Stats)
 	for _, bytes := range p.Idle {
 		to.Idle += int(bytes)
@@ -20,7 +20,7 @@ func (t *taker) pool(device int, p pool.Snapshot) {
 	t.s.Pools = append(t.s.Pools, to)
 }
 
-func (t *taker) segment(s pool.Segment) Segment {
+func (t *snapshotReader) segment(s pool.Segment) Segment {
 	to := Segment{Ptr: Address(s.Ptr), Bytes: int(s.Bytes), Kind: string(s.Kind), Chunk: int(s.Chunk), Slot: int(s.Slot),
 		Stream: uint64(s.Stream), Arena: s.Arena, Pinned: s.Pinned}
 	for _, p := range s.Parts {

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What a process publishes, follows and leases is shown until it ends.
+// Publications, followers and leases are shown until they end.
 func TestTakeShowsWhatIsShared(t *testing.T) {
 	_, sys := open(t)
 	d := sys.Devices()[0]

@@ -24,14 +24,14 @@ const (
 type Snapshot struct {
 	Format  string `json:"format"`
 	Version int    `json:"version"`
-	// Time is when taking it began, Took for how long it went on.
+	// Time is when the walk began, and Took its duration.
 	Time time.Time     `json:"time"`
 	Took time.Duration `json:"took_ns"`
 
 	Process Process  `json:"process"`
 	Driver  string   `json:"driver"`
 	Devices []Device `json:"devices"`
-	// Totals are what the System counts.
+	// Totals are the System's counts.
 	Totals cuda.Stats `json:"totals"`
 
 	// Reservations are by address and do not overlap.
@@ -40,15 +40,15 @@ type Snapshot struct {
 	Memory  []Memory `json:"memory,omitempty"`
 	Buffers []Buffer `json:"buffers,omitempty"`
 	Pools   []Pool   `json:"pools,omitempty"`
-	// Others are live objects of further kinds, managed memory among them.
+	// Others are live objects of other kinds, such as managed memory.
 	Others []Other `json:"others,omitempty"`
 
 	Publications []Publication `json:"publications,omitempty"`
 	Followers    []Follower    `json:"followers,omitempty"`
 	Leases       []Lease       `json:"leases,omitempty"`
 
-	// Stacks are the stacks that created what names them by its Stack, counted from
-	// 1: 0 is none. A stack's innermost function comes first.
+	// Stacks are the stacks of creation. A Stack field is an index into them that counts
+	// from 1; 0 is no stack.
 	Stacks []Stack `json:"stacks,omitempty"`
 }
 
@@ -65,8 +65,8 @@ type Device struct {
 	Name    string `json:"name"`
 	UUID    string `json:"uuid"`
 	Memory  int    `json:"memory"`
-	// Free is how much memory no process has; -1 if the System has not used the
-	// device so far, since asking would make a context on it.
+	// Free is the memory that no process has. It is -1 if the System has not used the
+	// device so far: the driver's call would make a context on it.
 	Free int `json:"free"`
 }
 
@@ -79,7 +79,7 @@ func (a Address) String() string { return cuda.Ptr(a).String() }
 // MarshalText writes the address in hexadecimal.
 func (a Address) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
 
-// UnmarshalText reads a number as Go writes it.
+// UnmarshalText reads a number in Go's notation.
 func (a *Address) UnmarshalText(text []byte) error {
 	n, err := strconv.ParseUint(string(text), 0, 64)
 	if err != nil {
@@ -94,7 +94,7 @@ type Reservation struct {
 	Ptr         Address `json:"ptr"`
 	Bytes       int     `json:"bytes"`
 	Granularity int     `json:"granularity"`
-	// Mappings are by offset; what lies between them are holes.
+	// Mappings are in order of their offsets. Between them are holes.
 	Mappings []Mapping `json:"mappings,omitempty"`
 	// Stuck bytes could not be unmapped or released after a failure.
 	Stuck int `json:"stuck,omitempty"`
@@ -107,7 +107,8 @@ type Mapping struct {
 	Bytes  int `json:"bytes"`
 	// Memory is the ID of the memory. Mappings of one memory are aliases.
 	Memory uint64 `json:"memory"`
-	// Access is what each place may do: "device 0: read-write, device 1: read-only".
+	// Access is the access that each location has: "device 0: read-write, device 1:
+	// read-only".
 	Access string `json:"access,omitempty"`
 	// Closing mappings were closed and wait for the GPU.
 	Closing bool `json:"closing,omitempty"`
@@ -117,23 +118,23 @@ type Mapping struct {
 type Memory struct {
 	ID    uint64 `json:"id"`
 	Bytes int    `json:"bytes"`
-	// Location is where it lies: "device 0".
+	// Location is where the memory is: "device 0".
 	Location string `json:"location"`
-	// Mappings is how often it is mapped in this process.
+	// Mappings is the number of its mappings in this process.
 	Mappings int `json:"mappings"`
-	// Imported memory was created by another process. Exported memory was shared,
-	// so another process may hold it.
+	// Imported memory comes from another process. Exported memory was shared, so other
+	// processes may hold it.
 	Imported bool `json:"imported,omitempty"`
 	Exported bool `json:"exported,omitempty"`
 	Stack    int  `json:"stack,omitempty"`
 }
 
-// Buffer is a vmm.Buffer or vmm.Array, whose address is that of its reservation.
+// Buffer is a vmm.Buffer or vmm.Array. It begins where its reservation does.
 type Buffer struct {
 	Ptr Address `json:"ptr"`
-	// Used bytes are in use, of Committed bytes of memory, of Reserved bytes of
-	// address space. Mappings behind the committed bytes were clipped and wait for
-	// the GPU.
+	// Used is the length, Committed the memory, and Reserved the address space of the
+	// buffer, in bytes. Mappings behind the committed bytes were clipped and wait for the
+	// GPU.
 	Used      int  `json:"used"`
 	Committed int  `json:"committed"`
 	Reserved  int  `json:"reserved"`
@@ -152,29 +153,29 @@ type Other struct {
 // Pool is a pool with its blocks.
 type Pool struct {
 	Device int `json:"device"`
-	// Reserved bytes of physical memory, of which Requested are in Blocks live
-	// blocks, and Idle are mapped nowhere. Limit is the most it may have; 0 is none.
+	// Reserved is the pool's physical memory, and Limit the most it may be; 0 is no limit.
+	// Requested is the sum over Blocks live blocks, and Idle memory that is not mapped.
 	Reserved  int `json:"reserved"`
 	Requested int `json:"requested"`
 	Blocks    int `json:"blocks"`
 	Idle      int `json:"idle,omitempty"`
 	Limit     int `json:"limit,omitempty"`
-	// Peak is the most that it ever had reserved.
+	// Peak is the highest that Reserved ever was.
 	Peak int `json:"peak"`
 	// Waiting blocks were freed, and wait for other streams or a capture.
 	Waiting int `json:"waiting,omitempty"`
-	// Arenas are kept for captures and their graphs.
+	// Arenas is the number of arenas that captures and their graphs keep.
 	Arenas int `json:"arenas,omitempty"`
-	// Allocs, Frees and AllocatedBytes count all that was ever allocated, and Tags
-	// the live blocks by tag, with pool.Options.Statistics alone.
+	// Allocs, Frees and AllocatedBytes count from the pool's beginning, and Tags sums up
+	// the live blocks by tag. All of them need pool.Options.Statistics.
 	Allocs         int   `json:"allocs,omitempty"`
 	Frees          int   `json:"frees,omitempty"`
 	AllocatedBytes int   `json:"allocated_bytes,omitempty"`
 	Tags           []Use `json:"tags,omitempty"`
-	// Segments are the pool's mapped memory by address.
+	// Segments are the pool's mapped memory, in order of their addresses.
 	Segments []Segment `json:"segments,omitempty"`
 	Streams  []Stream  `json:"streams,omitempty"`
-	// History is what the pool recorded, the oldest first.
+	// History has the recorded events, the oldest first.
 	History []Event `json:"history,omitempty"`
 }
 
@@ -182,7 +183,7 @@ type Pool struct {
 type Segment struct {
 	Ptr   Address `json:"ptr"`
 	Bytes int     `json:"bytes"`
-	// Kind is "slab" for blocks of one size, Slot, and "region" for others.
+	// Kind is "slab" if all blocks have one size, Slot, and "region" otherwise.
 	Kind  string `json:"kind"`
 	Chunk int    `json:"chunk"`
 	Slot  int    `json:"slot,omitempty"`
@@ -195,11 +196,11 @@ type Segment struct {
 	Blocks []Block `json:"blocks,omitempty"`
 }
 
-// Block is a live or waiting block of a segment; what lies between blocks is free.
+// Block is a live or waiting block of a segment. Memory between blocks is free.
 type Block struct {
 	Offset int `json:"offset"`
 	Bytes  int `json:"bytes"`
-	// Requested is what the block was asked for.
+	// Requested is the size of the request.
 	Requested int `json:"requested,omitempty"`
 	// Waiting blocks were freed, and wait for other streams or a capture.
 	Waiting bool   `json:"waiting,omitempty"`
@@ -207,7 +208,7 @@ type Block struct {
 	Stack   int    `json:"stack,omitempty"`
 }
 
-// Stream is what a pool keeps for a stream.
+// Stream sums up a pool's blocks of a stream.
 type Stream struct {
 	Stream    uint64 `json:"stream"`
 	Blocks    int    `json:"blocks"`
@@ -234,8 +235,8 @@ type Publication struct {
 	Ptr        Address `json:"ptr"`
 	Generation uint64  `json:"generation"`
 	Bytes      int     `json:"bytes"`
-	// Pinned bytes are no longer published, but still mapped by followers: the sum
-	// over them.
+	// Pinned is memory that is no longer published but still mapped, summed over the
+	// followers.
 	Pinned    int      `json:"pinned,omitempty"`
 	Followers []Reader `json:"followers,omitempty"`
 }
@@ -249,7 +250,7 @@ type Reader struct {
 	Generation uint64    `json:"generation"`
 	Bytes      int       `json:"bytes"`
 	Pinned     int       `json:"pinned,omitempty"`
-	// Refused is why it did not take the last generation.
+	// Refused is why the follower did not take the last generation, or empty.
 	Refused string `json:"refused,omitempty"`
 }
 
@@ -261,11 +262,11 @@ type Follower struct {
 	PID        int    `json:"pid"`
 	Generation uint64 `json:"generation"`
 	Bytes      int    `json:"bytes"`
-	// Stuck is why it makes no progress, if it makes none.
+	// Stuck is why the follower makes no progress, or empty.
 	Stuck string `json:"stuck,omitempty"`
 }
 
-// Lease keeps memory that was offered to other processes.
+// Lease is memory that is kept for other processes to import.
 type Lease struct {
 	Bytes int       `json:"bytes"`
 	Until time.Time `json:"until"`
@@ -277,5 +278,5 @@ type Lease struct {
 // (file:line)".
 type Stack []string
 
-// String writes a function a line.
+// String returns the stack with a function on each line.
 func (s Stack) String() string { return strings.Join(s, "\n") }

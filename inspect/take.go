@@ -21,22 +21,22 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
-// Take describes the System's memory as it is. It is safe for concurrent use with
-// everything else; of a System that is closed it shows what is left. Without a System
-// the error is cuda.ErrInvalidArgument.
+// Take returns a snapshot of the System's memory. It is safe for concurrent use with
+// everything else. A closed System shows what is left of it. For a nil System the error is
+// cuda.ErrInvalidArgument.
 func Take(sys *cuda.System) (Snapshot, error) { return take("inspect.Take", sys, true) }
 
-// Summarize is Take without what takes a walk: the reservations, memory, buffers and
-// other objects, and the segments, streams and histories of pools are missing. It
-// takes as long for much memory as for little.
+// Summarize is Take without the lists of objects: it leaves out reservations, memory,
+// buffers and other objects, and the segments, streams and histories of pools. Its time
+// does not depend on how much memory there is.
 func Summarize(sys *cuda.System) (Snapshot, error) { return take("inspect.Summarize", sys, false) }
 
 func take(op string, sys *cuda.System, whole bool) (Snapshot, error) {
 	if sys == nil {
 		return Snapshot{}, errs.Invalid(op, "a nil System", "pass the one that cuda.Open or auto.Open returned")
 	}
-	t := taker{sys: core.SystemOf(sys), whole: whole, stacks: map[string]int{}, texts: map[*string]int{}, access: map[*driver.AccessDesc]string{}}
-	host, _ := os.Hostname() // an unknown name stays empty
+	t := snapshotReader{sys: core.SystemOf(sys), whole: whole, stacks: map[string]int{}, texts: map[*string]int{}, access: map[*driver.AccessDesc]string{}}
+	host, _ := os.Hostname() // empty if unknown
 	t.s = Snapshot{
 		Format: Format, Version: Version, Time: time.Now(), Totals: sys.Stats(), Driver: sys.Driver().String(),
 		Process: Process{PID: os.Getpid(), Name: filepath.Base(os.Args[0]), Host: host},
@@ -75,17 +75,17 @@ func apart(all []Reservation) []Reservation {
 	return kept
 }
 
-// taker is a snapshot that is being taken.
-type taker struct {
+// snapshotReader reads a snapshot.
+type snapshotReader struct {
 	sys    *core.System
-	whole  bool // with what takes a walk
+	whole  bool // with the lists of objects
 	s      Snapshot
-	stacks map[string]int  // numbers of stacks by their program counters
-	texts  map[*string]int // and by the first line of a text that many share
+	stacks map[string]int  // number of a stack by its program counters
+	texts  map[*string]int // and by the address of its text, which equal stacks share
 	access map[*driver.AccessDesc]string
 }
 
-func (t *taker) devices(sys *cuda.System) {
+func (t *snapshotReader) devices(sys *cuda.System) {
 	for _, d := range sys.Devices() {
 		about := Device{Ordinal: d.Ordinal(), Name: d.Name(), UUID: d.UUID().String(), Memory: int(d.TotalMemory()), Free: -1}
 		if t.sys.HasContext(driver.Device(d.Ordinal())) {
@@ -98,7 +98,7 @@ func (t *taker) devices(sys *cuda.System) {
 }
 
 // object adds a live object.
-func (t *taker) object(o *life.Object, owner life.Owner) {
+func (t *snapshotReader) object(o *life.Object, owner life.Owner) {
 	switch x := owner.(type) {
 	case ranges.Inspected:
 		t.reservation(x, t.callers(o))
@@ -116,10 +116,10 @@ func (t *taker) object(o *life.Object, owner life.Owner) {
 	}
 }
 
-// mappingsAtOnce is how many mappings are read under one hold of a range's lock.
+// mappingsAtOnce is the number of mappings read under one hold of a range's lock.
 const mappingsAtOnce = 1024
 
-func (t *taker) reservation(r ranges.Inspected, stack int) {
+func (t *snapshotReader) reservation(r ranges.Inspected, stack int) {
 	base, size, granularity := r.Span()
 	to := Reservation{Ptr: Address(base), Bytes: int(size), Granularity: int(granularity), Stuck: int(r.Stuck()), Stack: stack}
 	next := uint64(0)
@@ -137,8 +137,8 @@ func (t *taker) reservation(r ranges.Inspected, stack int) {
 	t.s.Reservations = append(t.s.Reservations, to)
 }
 
-// grants writes an access list. Many mappings share one, which is never changed.
-func (t *taker) grants(all []driver.AccessDesc) string {
+// grants describes an access list. Mappings share the lists, which never change.
+func (t *snapshotReader) grants(all []driver.AccessDesc) string {
 	if len(all) == 0 {
 		return ""
 	}
@@ -170,8 +170,8 @@ func mode(f driver.AccessFlags) string {
 	return "read-write"
 }
 
-// callers numbers the stack that created an object.
-func (t *taker) callers(o *life.Object) int {
+// callers returns the number of the stack that created an object.
+func (t *snapshotReader) callers(o *life.Object) int {
 	pcs := o.Creation()
 	if len(pcs) == 0 {
 		return 0
@@ -193,8 +193,8 @@ func (t *taker) callers(o *life.Object) int {
 	return len(t.s.Stacks)
 }
 
-// text numbers a stack that has names already. Equal ones share their memory.
-func (t *taker) text(stack []string) int {
+// text returns the number of a stack that is text already. Equal stacks share it.
+func (t *snapshotReader) text(stack []string) int {
 	if len(stack) == 0 {
 		return 0
 	}
@@ -207,8 +207,8 @@ func (t *taker) text(stack []string) int {
 	return n
 }
 
-// shown adds what is not an object of the System.
-func (t *taker) shown(x any) {
+// shown adds a pool, a publication, a follower or a lease.
+func (t *snapshotReader) shown(x any) {
 	switch x := x.(type) {
 	case *pool.Pool:
 		if device := x.Device().Ordinal(); t.whole {
@@ -227,7 +227,7 @@ func (t *taker) shown(x any) {
 	}
 }
 
-func (t *taker) publication(p share.Publication) {
+func (t *snapshotReader) publication(p share.Publication) {
 	to := Publication{Name: p.Name, Ptr: Address(p.Base), Generation: p.Generation, Bytes: int(p.Bytes), Pinned: int(p.Pinned)}
 	for _, f := range p.Followers {
 		to.Followers = append(to.Followers, Reader{PID: f.PID, UID: f.UID, Since: f.Since, Generation: f.Generation,

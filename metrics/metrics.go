@@ -1,4 +1,4 @@
-// Package metrics has a Prometheus collector of a System's memory.
+// Package metrics provides a Prometheus collector of a System's memory.
 //
 //	prometheus.MustRegister(metrics.New(sys))
 //
@@ -7,9 +7,9 @@
 //
 //	cuvmm_pool_reserved_bytes / on(UUID) group_left (DCGM_FI_DEV_FB_TOTAL * 1024 * 1024)
 //
-// A scrape reads what the objects count anyway and walks none of them, so it takes as
-// long for much memory as for little. There is no label by allocation or by stream:
-// what a single allocation is for, package inspect shows. README.md describes each
+// A scrape reads counts that exist anyway, so its time does not depend on how much memory
+// there is. No label identifies an allocation or a stream: see package inspect for
+// single allocations. README.md describes each
 // metric, and dashboard.json is a dashboard for Grafana.
 package metrics
 
@@ -21,9 +21,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// New returns a collector of the System's metrics. It is safe for concurrent use and
-// may outlive the System, of which it then shows what is left. A scrape makes one
-// driver call for each device that the System uses.
+// New returns a collector of the System's metrics. It is safe for concurrent use. It may
+// outlive the System, and then exports what is left of it. A scrape makes one driver call
+// for each device that the System uses.
 func New(sys *cuda.System) prometheus.Collector { return collector{sys} }
 
 type collector struct{ sys *cuda.System }
@@ -34,7 +34,7 @@ type metric struct {
 	kind prometheus.ValueType
 }
 
-// all are the metrics by name, for Describe.
+// all has the metrics by name.
 var all = map[string]metric{}
 
 func gauge(name, help string, labels ...string) metric {
@@ -120,7 +120,7 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 		}
 	}
 	totals(s.Totals, put)
-	numbers := map[int]int{} // of the pools of each device
+	numbers := map[int]int{} // pools so far, by device
 	for _, p := range s.Pools {
 		pools(p, put, strconv.Itoa(p.Device), uuids[p.Device], strconv.Itoa(numbers[p.Device]))
 		numbers[p.Device]++
@@ -157,7 +157,7 @@ func pools(p inspect.Pool, put func(m metric, value int, labels ...string), labe
 	if p.Limit > 0 {
 		put(poolLimit, p.Limit, labels...)
 	}
-	if p.Allocs == 0 { // it does not count, or there is nothing to count
+	if p.Allocs == 0 { // no statistics, or none so far
 		return
 	}
 	put(poolAllocs, p.Allocs, labels...)
@@ -170,7 +170,7 @@ func pools(p inspect.Pool, put func(m metric, value int, labels ...string), labe
 
 func shared(s inspect.Snapshot, put func(m metric, value int, labels ...string)) {
 	type sum struct{ bytes, pinned, followers, refusing, generation int }
-	sums := map[string]*sum{} // publications of several servers may have one name
+	sums := map[string]*sum{} // several servers may publish the same name
 	for _, p := range s.Publications {
 		t := sums[p.Name]
 		if t == nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// scrape returns what a scrape reads.
+// scrape returns the text of a scrape.
 func scrape(t *testing.T, c prometheus.Collector) string {
 	t.Helper()
 	r := prometheus.NewPedanticRegistry()
@@ -61,7 +61,7 @@ func TestAScrape(t *testing.T) {
 	require.NotContains(t, scrape(t, New(sys)), "cuvmm_pool")
 }
 
-// Metrics are named as Prometheus wants them.
+// Names and units follow Prometheus's conventions.
 func TestNamesAndUnits(t *testing.T) {
 	_, sys := sim.Open(t)
 	problems, err := testutil.CollectAndLint(New(sys))
@@ -73,7 +73,7 @@ func TestWithoutASystem(t *testing.T) {
 	require.Contains(t, scrape(t, New(nil)), "cuvmm_up 0\n")
 }
 
-// What has the same name is added up: a scrape with the same series twice fails.
+// Publications of the same name are added up: a scrape with a series twice fails.
 func TestPublicationsOfOneName(t *testing.T) {
 	var got []string
 	shared(inspect.Snapshot{
@@ -89,7 +89,7 @@ func TestPublicationsOfOneName(t *testing.T) {
 		"cuvmm_follower_stuck x 1", "cuvmm_leases 1", "cuvmm_leased_bytes 7"}, got)
 }
 
-// The page and the dashboard speak of the metrics that there are.
+// The page describes every metric, and the dashboard uses no other.
 func TestThePageAndTheDashboard(t *testing.T) {
 	names := regexp.MustCompile(`cuvmm_[a-z_]+`)
 	page, err := os.ReadFile("README.md")

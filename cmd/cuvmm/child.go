@@ -19,14 +19,14 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// importTrial is the command of the child process in which doctor imports memory. Its
-// argument is the device's ordinal.
+// importTrial is the hidden command with which doctor starts the child that imports
+// memory. Its argument is the device's ordinal.
 const importTrial = "import-trial"
 
-// childPatience is how long a child may take, most of which opening the driver does.
-const childPatience = time.Minute
+// childTimeout limits the child, which spends most of its time opening the driver.
+const childTimeout = time.Minute
 
-// thisProgram returns the command that starts this program as a child.
+// thisProgram returns a command that runs this program again.
 func thisProgram(driver string, args ...string) (*exec.Cmd, error) {
 	path, err := os.Executable()
 	if err != nil {
@@ -39,8 +39,9 @@ func thisProgram(driver string, args ...string) (*exec.Cmd, error) {
 	return c, nil
 }
 
-// shareWithChild sends a granule of memory to a child process, which maps it. Processes
-// on the software driver share a machine only if it has a folder.
+// shareWithChild sends a granule of memory to a child process, which imports it.
+// Processes on the software driver see each other's memory only if the machine has a
+// folder.
 func shareWithChild(d *cuda.Device, h host, driver string) finding {
 	const check = "sharing with a process"
 	granule, err := vmm.GranularityOf(d, vmm.Properties{})
@@ -73,7 +74,7 @@ func sendToChild(d *cuda.Device, h host, driver string, granule int) (err error)
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- child.Wait() }()
-	ctx, cancel := context.WithTimeout(context.Background(), childPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), childTimeout)
 	defer cancel()
 	memory, err := vmm.Create(d, granule, vmm.Properties{})
 	if err == nil {
@@ -88,7 +89,7 @@ func sendToChild(d *cuda.Device, h host, driver string, granule int) (err error)
 	return err
 }
 
-// importInChild receives memory from the parent and maps it for a moment.
+// importInChild is the child: it imports memory from the parent, and releases it.
 func importInChild(args []string, complaints io.Writer, h host) int {
 	if err := receive(args, h); err != nil {
 		fmt.Fprintln(complaints, err)
@@ -119,7 +120,7 @@ func receive(args []string, h host) (err error) {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), childPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), childTimeout)
 	defer cancel()
 	memory, err := handles.ReceiveAllocation(ctx, conn, d, handles.ImportOptions{})
 	if err != nil {

@@ -27,7 +27,7 @@ func completion(*flag.FlagSet) func(args []string, out io.Writer, h host) (int, 
 	}
 }
 
-// flagsOf returns the flags of a command with what each is for.
+// flagsOf returns the names and usage texts of a command's flags.
 func flagsOf(c command) (all [][2]string) {
 	f := flag.NewFlagSet(c.name, flag.ContinueOnError)
 	c.flags(f)
@@ -52,7 +52,7 @@ func completeBash(out io.Writer) {
 		"\telse\n\t\tCOMPREPLY=($(compgen -f -- \"$word\"))\n\tfi\n}\ncomplete -o filenames -F _cuvmm cuvmm\n", strings.Join(names, " "))
 }
 
-// quoted is text in single quotes of a shell.
+// quoted returns text in a shell's single quotes.
 func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }
 
 func completeZsh(out io.Writer) {

@@ -123,8 +123,8 @@ func cannotOpen(h host, err error) finding {
 	return f
 }
 
-// trials returns the findings about the devices. shared is set if a child process
-// would see the same devices.
+// trials returns the findings about the devices. shared reports whether a child process
+// sees the same devices.
 func trials(devices []*cuda.Device, h host, driver string, shared bool) (all []finding) {
 	if len(devices) == 0 {
 		return []finding{{Check: "devices", Severity: problem, Device: machine, Seen: "the driver has no device",
@@ -171,7 +171,7 @@ func deviceFindings(d *cuda.Device) []finding {
 		all = append(all, finding{Check: check, Severity: note, Seen: missing, Means: means})
 	}
 	has("sharing by descriptor", p.PosixFD, "memory was created, exported and imported", "memory could not be exported and imported", "processes cannot share memory by descriptor: they need fabric handles instead")
-	has("compression", p.Compressible, "granted", "not granted", "memory that is asked to be compressible is plain memory")
+	has("compression", p.Compressible, "granted", "not granted", "requests for compressible memory get plain memory")
 	has("RDMA", c.RDMA, "memory can be made reachable for network cards", "the device has no RDMA-capable virtual memory", "network cards cannot reach the library's memory; transports stage copies")
 	has("DMA-BUF", c.DMABuf, "descriptors can be made", "there are none", "network cards need the nvidia-peermem module to reach memory")
 	has("multicast", c.Multicast, "the device has multicast objects (not tried)", "the device has none", "package multicast does not work with it")
@@ -237,8 +237,8 @@ func roundTrip(d *cuda.Device, granule int) (err error) {
 	return nil
 }
 
-// peerFindings returns the pairs of devices without access to each other, with the
-// reasons that the machine shows.
+// peerFindings reports pairs of devices without access to each other, and the likely
+// reasons.
 func peerFindings(devices []*cuda.Device, h host) (all []finding) {
 	for _, a := range devices {
 		for _, b := range devices {
@@ -261,7 +261,8 @@ func peerFindings(devices []*cuda.Device, h host) (all []finding) {
 	return all
 }
 
-// whyNoPeers returns what may keep one device from accessing another, and the remedy.
+// whyNoPeers returns the likely reason why one device cannot access another, and the
+// remedy.
 func whyNoPeers(h host, a, b *cuda.Device) string {
 	reasons := "see nvidia-smi topo -p2p r; devices on different sockets without NVLink, and some consumer GPUs, have no access"
 	switch {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// severity is how much a finding matters.
+// severity ranks findings.
 type severity string
 
 const (
@@ -23,10 +23,10 @@ type finding struct {
 	Severity severity `json:"severity"`
 	// Device is the device's ordinal, or -1 if the finding is about the machine.
 	Device int `json:"device"`
-	// Simulated: the finding describes the software driver's machine, not this one.
+	// Simulated findings describe the software driver's machine, not this one.
 	Simulated bool `json:"simulated,omitempty"`
-	// Seen is what was found, Means the consequence and the features it concerns,
-	// Remedy what to do about it.
+	// Seen is the observation, Means its consequence for a feature, and Remedy what to
+	// do about it.
 	Seen   string `json:"seen"`
 	Means  string `json:"means,omitempty"`
 	Remedy string `json:"remedy,omitempty"`
@@ -55,7 +55,7 @@ func worst(all []finding) severity {
 	return fine
 }
 
-// title is the check with the device it concerns.
+// title returns the check and its device.
 func (f finding) title() string {
 	title := f.Check
 	if f.Device != machine {
@@ -67,7 +67,7 @@ func (f finding) title() string {
 	return title
 }
 
-// writeFindings writes a line for each finding, followed by what it means.
+// writeFindings writes each finding with its meaning and remedy, and a summary.
 func writeFindings(out io.Writer, all []finding) {
 	for _, f := range all {
 		fmt.Fprintf(out, "%-8s %s: %s\n", f.Severity, f.title(), f.Seen)
@@ -85,7 +85,7 @@ func writeFindings(out io.Writer, all []finding) {
 	fmt.Fprintf(out, "\n%d checks: %d ok, %d notes, %d warnings, %d problems\n", len(all), counts[fine], counts[note], counts[warning], counts[problem])
 }
 
-// writeCommands writes the commands of all findings, each with the reason for it.
+// writeCommands writes the commands of all findings, each after its reason.
 func writeCommands(out io.Writer, all []finding) {
 	n := 0
 	for _, f := range all {

@@ -13,25 +13,25 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/auto"
 )
 
-// host is the machine as the checks see it, which tests replace.
+// host is how the commands reach the machine. Tests replace it.
 type host struct {
-	root   string // before every path
+	root   string // prefix of every path
 	env    func(name string) (string, bool)
-	limit  func(of resource) (uint64, error)         // that holds now
+	limit  func(of resource) (uint64, error)         // the limit in force
 	access func(path string) error                   // whether the process may read and write a file
 	open   func(driver string) (*cuda.System, error) // driver is as auto.Options.Driver
-	// environ lists the environment, and command runs a program that is looked up in
-	// PATH and returns what it printed.
+	// environ lists the environment, and command runs a program from PATH and returns
+	// its output.
 	environ func() []string
 	command func(name string, args ...string) (string, error)
-	child   func(driver string, args ...string) (*exec.Cmd, error) // this program again
-	// screen is the standard output if it is a terminal, or else nil, and progress shows
-	// what takes long, on a terminal alone.
+	child   func(driver string, args ...string) (*exec.Cmd, error) // runs this program
+	// screen is the standard output if that is a terminal, and progress reports the step
+	// under way on a terminal. Both are nil otherwise.
 	screen   *os.File
 	progress *progress
 }
 
-// A resource is one whose use the operating system may limit.
+// A resource has a limit that the operating system sets.
 type resource int
 
 const (
@@ -54,7 +54,7 @@ func thisHost() host {
 	}
 }
 
-// runProgram runs a program with a limit: nvidia-smi hangs on a faulty GPU.
+// runProgram runs a program with a timeout, because nvidia-smi hangs on a faulty GPU.
 func runProgram(name string, args ...string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {

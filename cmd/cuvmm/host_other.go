@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// limitOf returns what stands for no limit: there are none of this kind here.
+// limitOf returns no limit: these systems have none of this kind.
 func limitOf(resource) (uint64, error) { return math.MaxUint64, nil }
 
 func readAndWrite(path string) error {

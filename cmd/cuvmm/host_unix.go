@@ -10,8 +10,8 @@ func limitOf(r resource) (uint64, error) {
 	return l.Cur, err
 }
 
-// readAndWrite returns why this process may not read and write the file.
+// readAndWrite returns an error if this process may not read and write the file.
 func readAndWrite(path string) error {
-	const both = 4 | 2 // as access(2) has them
+	const both = 4 | 2 // R_OK and W_OK of access(2)
 	return syscall.Access(path, both)
 }

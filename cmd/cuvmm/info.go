@@ -31,14 +31,14 @@ type deviceInfo struct {
 	Costs        []cost            `json:"costs"`
 }
 
-// cost is what the calls on memory of one size take: medians in microseconds.
+// cost has the median times of the calls on memory of one size, in microseconds.
 type cost struct {
 	Bytes   int     `json:"bytes"`
 	Create  float64 `json:"create_us"`
 	Reserve float64 `json:"reserve_us"`
 	Map     float64 `json:"map_us"`
 	Access  float64 `json:"access_us"`
-	Unmap   float64 `json:"unmap_us"` // with the wait for the GPU
+	Unmap   float64 `json:"unmap_us"` // includes the wait for the GPU
 	Release float64 `json:"release_us"`
 }
 
@@ -119,7 +119,7 @@ func describe(d *cuda.Device) (deviceInfo, error) {
 	return i, nil
 }
 
-// costOf measures the calls on memory of a size, for a quarter of a second at most.
+// costOf measures the calls on memory of a size, for at most a quarter of a second.
 func costOf(d *cuda.Device, bytes int) (cost, error) {
 	const rounds = 31
 	var create, reserve, mapped, access, unmap, release []float64

@@ -109,7 +109,7 @@ func deviceFiles(h host) []finding {
 	return all
 }
 
-// confidentialMode looks for GPUs, or a virtual machine, that protect their memory.
+// confidentialMode reports GPUs and virtual machines with encrypted memory.
 func confidentialMode(h host) []finding {
 	if confidential(h) {
 		return []finding{{Check: "confidential computing", Severity: note, Device: machine, Seen: "nvidia-smi conf-compute says that it is on",
@@ -124,8 +124,8 @@ func confidentialMode(h host) []finding {
 	return nil
 }
 
-// openFiles checks the limit of open files as programs in Go have it: the runtime
-// raises the soft limit to the hard one.
+// openFiles checks the limit of open files after Go's runtime has raised the soft limit
+// to the hard one.
 func openFiles(h host) []finding {
 	const enough = 4096
 	n, err := h.limit(openedFiles)
@@ -223,7 +223,7 @@ func surroundings(h host) (all []finding) {
 	return all
 }
 
-// settings checks environment variables that have surprising effects.
+// settings reports environment variables with surprising effects.
 func settings(h host) (all []finding) {
 	add := func(name string, s severity, means, remedy string, when func(value string) bool) {
 		value, set := h.env(name)

@@ -24,12 +24,13 @@ const (
 	exitFailed
 )
 
-// command is one of cuvmm's.
+// command is a command of cuvmm.
 type command struct {
 	name, short, usage string
-	// arguments is how many there may be at most.
+	// arguments is the largest number of arguments.
 	arguments int
-	// flags defines the command's flags, and returns what runs once they are set.
+	// flags defines the command's flags, and returns the function to run after they are
+	// parsed.
 	flags func(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error)
 }
 
@@ -114,7 +115,7 @@ func (c command) run(args []string, out io.Writer, h host) (int, error) {
 	return do(f.Args(), out, h)
 }
 
-// choices are the drivers that the flag -driver selects.
+// choices are the values of the flag -driver.
 var choices = []string{string(auto.Auto), string(auto.Real), string(auto.Software)}
 
 // driverFlag defines the flag -driver.
@@ -122,7 +123,7 @@ func driverFlag(f *flag.FlagSet) *string {
 	return f.String("driver", "", "the driver to open: "+strings.Join(choices, ", ")+" (default: what "+auto.DriverEnv+" says, or auto)")
 }
 
-// checkChoice returns an error if the value of the flag -driver selects none.
+// checkChoice returns an error if the flag -driver has another value.
 func checkChoice(driver string) error {
 	if driver != "" && !slices.Contains(choices, driver) {
 		return fmt.Errorf("-driver %q: use %s", driver, strings.Join(choices, ", "))

@@ -39,10 +39,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// files are the files of a machine, by path.
+// files has the contents of a machine's files by path.
 type files map[string]string
 
-// healthy is a machine on which everything is as it should be.
+// healthy returns a machine without findings.
 func healthy() files {
 	return files{
 		"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: 13",
@@ -65,7 +65,7 @@ func (f files) without(paths ...string) files {
 	return f
 }
 
-// show is a host that has these files, and a software machine as its driver.
+// show returns a host with these files and a software machine.
 func show(t *testing.T, f files, o ...sim.Options) host {
 	t.Helper()
 	root := t.TempDir()
@@ -97,7 +97,7 @@ func named(value string) func(string) (string, bool) {
 	return func(asked string) (string, bool) { return value, asked == name }
 }
 
-// Each finding is produced on purpose.
+// TestMachineFindings produces each finding from files of a machine.
 func TestMachineFindings(t *testing.T) {
 	limited := func(of resource, n uint64) func(*host) {
 		return func(h *host) {
@@ -226,7 +226,7 @@ func TestDeviceFindings(t *testing.T) {
 	}
 }
 
-// What keeps GPUs apart is named as far as the machine shows it.
+// The remedy names the likely reason.
 func TestWhyNoPeers(t *testing.T) {
 	apart := func(name string) sim.Options {
 		return sim.Options{Devices: []sim.DeviceOptions{{Name: name, Unreachable: []int{1}}, {Name: name}}}
@@ -329,7 +329,7 @@ func TestDoctor(t *testing.T) {
 	require.Contains(t, out.String(), "problem  driver: it cannot be opened: no such library\n         means: no program can use a GPU from here\n")
 }
 
-// The setting that the driver fails on is named, and not the machine.
+// The finding names the setting that the driver fails on.
 func TestSettingsThatKeepTheDriverFromOpening(t *testing.T) {
 	for _, setting := range []string{"CUVMM_DRIVER=bogus", "CUVMM_SIM={", "CUVMM_SIM_FAULTS=[", "CUVMM_LIBCUDA=/nowhere/libcuda.so"} {
 		t.Run(setting, func(t *testing.T) {
@@ -355,7 +355,7 @@ func TestSettingsThatKeepTheDriverFromOpening(t *testing.T) {
 	}
 }
 
-// What the software driver's machine has is never said of this machine.
+// Findings about the software driver's machine are not mistaken for this machine's.
 func TestFindingsOfTheSoftwareDriverAreMarked(t *testing.T) {
 	bare := healthy().without("proc/driver/nvidia/version", "dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia0")
 	var out, complaints bytes.Buffer

@@ -97,7 +97,7 @@ func (o *mapFlags) run(args []string, out io.Writer, h host) (int, error) {
 		return o.serve(ctx, sources, out)
 	}
 	if o.asJSON {
-		h.screen = nil // which is for people to read
+		h.screen = nil // JSON is for programs
 	}
 	every := o.every
 	if o.save != "" || o.html != "" {
@@ -255,11 +255,11 @@ func (p picture) compare(before, after inspect.Snapshot) {
 		size(before.Totals.ReservedBytes), size(after.Totals.ReservedBytes))
 	changes := inspect.Compare(before, after)
 	if len(changes) == 0 {
-		fmt.Fprintln(p.out, "nothing is used otherwise")
+		fmt.Fprintln(p.out, "the uses of memory are the same")
 	}
 	for i, u := range changes {
 		if i == 0 {
-			fmt.Fprintln(p.out, "used otherwise:")
+			fmt.Fprintln(p.out, "changes by use:")
 		}
 		sign := ""
 		if u.Bytes > 0 {
@@ -269,7 +269,7 @@ func (p picture) compare(before, after inspect.Snapshot) {
 	}
 }
 
-// toFile writes a file, and leaves what was there if that fails.
+// toFile replaces a file, or leaves it as it was if that fails.
 func toFile(name string, write func(w io.Writer) error) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(name), ".cuvmm-*")
 	if err != nil {
@@ -281,7 +281,7 @@ func toFile(name string, write func(w io.Writer) error) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			_ = os.Remove(f.Name()) // the first error is the one to tell
+			_ = os.Remove(f.Name()) // the first error counts
 		}
 	}()
 	if err := errors.Join(write(f), f.Close()); err != nil {
@@ -290,8 +290,7 @@ func toFile(name string, write func(w io.Writer) error) (err error) {
 	return os.Rename(f.Name(), name)
 }
 
-// serve shows a page that follows the process, to programs on this host alone unless
-// the address says otherwise.
+// serve serves a page that follows the process.
 func (o *mapFlags) serve(ctx context.Context, sources []source, out io.Writer) (int, error) {
 	if len(sources) != 1 {
 		return exitUsage, errors.New("-http follows one process: compare two snapshots with -html")

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// program is a process with a buffer, a pool and an alias, which offers its map.
+// program makes this process one with a buffer, a pool and an alias that offers its map.
 func program(t *testing.T) (sys *cuda.System, buffer *vmm.Buffer) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "map") //nolint:usetesting // which makes longer paths than a socket's may be
@@ -61,7 +61,7 @@ func program(t *testing.T) (sys *cuda.System, buffer *vmm.Buffer) {
 	return sys, buffer
 }
 
-// cuvmm runs a command and returns what it printed.
+// cuvmm runs a command and returns its output.
 func cuvmm(t *testing.T, code int, args ...string) (out, complaints string) {
 	t.Helper()
 	var o, c bytes.Buffer
@@ -77,7 +77,7 @@ func TestMapOfAProcess(t *testing.T) {
 	for _, want := range []string{
 		buffer.Ptr().String() + "  buffer: 6 MiB mapped of 1 GiB\n",
 		"pool 0 on device 0: 32 MiB mapped of",
-		"reservation: 4 MiB mapped of 8 MiB, 4 MiB mapped elsewhere too\n",
+		"reservation: 4 MiB mapped of 8 MiB, 4 MiB aliased\n",
 		"20 MiB in 1 blocks, 32 MiB reserved",
 		"    20 MiB      1  activations\n",
 		"█░", "░·", "█·", "·█",
@@ -113,7 +113,7 @@ func TestMapsThatAreSavedAndCompared(t *testing.T) {
 	require.Len(t, changes, 1)
 	require.Equal(t, 4<<20, changes[0].Bytes)
 	out, _ = cuvmm(t, exitOK, "map", before, before)
-	require.Contains(t, out, "nothing is used otherwise")
+	require.Contains(t, out, "the uses of memory are the same")
 	out, _ = cuvmm(t, exitOK, "map", server.URL, before)
 	require.Contains(t, out, "the first snapshot is the later one")
 	text, err := os.ReadFile(before)
@@ -136,7 +136,7 @@ func TestMapsThatAreSavedAndCompared(t *testing.T) {
 	require.Contains(t, string(text), "activations")
 }
 
-func TestMapsThatCannotBeHad(t *testing.T) {
+func TestMapErrors(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	bad := filepath.Join(t.TempDir(), "bad.json")
 	require.NoError(t, os.WriteFile(bad, []byte("{}"), 0o600))

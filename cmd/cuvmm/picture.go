@@ -13,12 +13,13 @@ import (
 // picture writes snapshots to a terminal.
 type picture struct {
 	out   io.Writer
-	width int // in cells
-	rows  int // about as many rows of cells, over all reservations
+	width int // of a row, in cells
+	rows  int // of all reservations, roughly
 	color bool
 }
 
-// cell is a part of a row: what of it is mapped, in use, and waits for the GPU.
+// cell is a character of a row: the bytes of it that are mapped, in use, and waiting for
+// the GPU.
 type cell struct{ mapped, used, waiting float64 }
 
 // glyph shows how much of a cell is mapped and in use.
@@ -34,7 +35,7 @@ func (c cell) glyph() rune {
 	return []rune(steps)[1+int(math.Round(share*2))]
 }
 
-// paint is the color of a cell as terminals number them.
+// paint returns the terminal's number of the cell's color.
 func (c cell) paint() string {
 	switch {
 	case c.mapped == 0:
@@ -49,15 +50,15 @@ func (c cell) paint() string {
 
 const legend = "█ in use  ▓▒ partly  ░ mapped, not in use  · not mapped"
 
-// piece is a run of addresses of a reservation at its place in the picture: a long
-// hole is shortened.
+// piece is a run of addresses and its place in the picture, where a long hole is
+// shortened.
 type piece struct {
 	from, bytes  int
 	at, shown    float64
 	hole, cutOff bool
 }
 
-// pieces cuts a reservation into what is mapped and the holes between.
+// pieces splits a reservation into mapped runs and holes.
 func pieces(r inspect.Reservation, longest float64) (all []piece, shown float64) {
 	add := func(from, to int, hole bool) {
 		if from == to {
@@ -86,13 +87,13 @@ func pieces(r inspect.Reservation, longest float64) (all []piece, shown float64)
 	return all, shown
 }
 
-// stretch is a run of a reservation that is in use, or waits.
+// stretch is a run of a reservation that is in use, or waits for the GPU.
 type stretch struct {
 	from, bytes int
 	waiting     bool
 }
 
-// stretches returns what of each reservation is in use, by its address.
+// stretches returns the runs in use by the address of their reservation.
 func stretches(s inspect.Snapshot) map[inspect.Address][]stretch {
 	in := map[inspect.Address][]stretch{}
 	of := func(p inspect.Address) (inspect.Address, bool) {
@@ -116,7 +117,7 @@ func stretches(s inspect.Snapshot) map[inspect.Address][]stretch {
 	for _, p := range s.Pools {
 		for _, g := range p.Segments {
 			if r, known := of(g.Ptr); known {
-				in[r] = slices.Grow(in[r], 1) // a pool's range is one also while no block is in it
+				in[r] = slices.Grow(in[r], 1) // a pool's range is known as one even without blocks
 				for _, b := range g.Blocks {
 					in[r] = append(in[r], stretch{int(g.Ptr-r) + b.Offset, b.Bytes, b.Waiting})
 				}
@@ -124,7 +125,7 @@ func stretches(s inspect.Snapshot) map[inspect.Address][]stretch {
 		}
 	}
 	for _, r := range s.Reservations {
-		if in[r.Ptr] == nil { // what a program maps itself it uses
+		if in[r.Ptr] == nil { // memory that the program maps itself counts as in use
 			for _, m := range r.Mappings {
 				in[r.Ptr] = append(in[r.Ptr], stretch{m.Offset, m.Bytes, m.Closing})
 			}
@@ -161,7 +162,7 @@ func (p picture) write(s inspect.Snapshot) {
 	p.tables(s)
 }
 
-// scale is how many bytes a cell shows so that the picture has about the wanted rows.
+// scale returns the bytes of a cell with which the picture has about p.rows rows.
 func (p picture) scale(s inspect.Snapshot) float64 {
 	for perCell := 4096.0; ; perCell *= 2 {
 		rows := 0.0
@@ -175,7 +176,7 @@ func (p picture) scale(s inspect.Snapshot) float64 {
 	}
 }
 
-// cells adds up what each cell of a reservation shows.
+// cells returns the cells of a reservation.
 func cells(r inspect.Reservation, in []stretch, perCell float64, width int) []cell {
 	all, shown := pieces(r, perCell*float64(width)/4)
 	out := make([]cell, int(math.Ceil(shown/perCell)))
@@ -187,7 +188,7 @@ func cells(r inspect.Reservation, in []stretch, perCell float64, width int) []ce
 			return 1
 		})
 		if at == len(all) || all[at].hole {
-			return // it was unmapped while the snapshot was taken
+			return // unmapped while the snapshot was taken
 		}
 		d := all[at].at + float64(from-all[at].from)
 		for left := float64(bytes); left > 0; {
@@ -239,7 +240,7 @@ func (p picture) draw(all []cell) {
 	}
 }
 
-// sharing says how a reservation's memory is shared.
+// sharing describes how a reservation's memory is shared.
 func sharing(s inspect.Snapshot, r inspect.Reservation) string {
 	shared := map[uint64]inspect.Memory{}
 	for _, m := range s.Memory {
@@ -264,7 +265,7 @@ func sharing(s inspect.Snapshot, r inspect.Reservation) string {
 	for _, part := range []struct {
 		bytes int
 		what  string
-	}{{aliases, "mapped elsewhere too"}, {exported, "exported"}, {imported, "imported"}} {
+	}{{aliases, "aliased"}, {exported, "exported"}, {imported, "imported"}} {
 		if part.bytes > 0 {
 			fmt.Fprintf(&b, ", %s %s", size(part.bytes), part.what)
 		}
@@ -272,7 +273,7 @@ func sharing(s inspect.Snapshot, r inspect.Reservation) string {
 	return b.String()
 }
 
-// tables writes who holds what.
+// tables writes what holds the memory, and what is shared.
 func (p picture) tables(s inspect.Snapshot) {
 	const most = 12
 	fmt.Fprintln(p.out)
@@ -303,7 +304,7 @@ func (p picture) tables(s inspect.Snapshot) {
 	}
 }
 
-// reason is what is wrong with something, after it, or "" without a why.
+// reason returns "; what: why", or "" if why is empty.
 func reason(what, why string) string {
 	if why == "" {
 		return ""

@@ -14,11 +14,12 @@ import (
 	"strings"
 )
 
-// reported are the environment variables that a report may show, by how they begin.
-// No others are read: they may hold secrets.
+// reported are the prefixes of the environment variables that a report shows. Others may
+// hold secrets.
 var reported = []string{"CUDA_", "CUVMM_", "NCCL_", "NVIDIA_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "GOMEMLIMIT", "GODEBUG"}
 
-// report writes all that is known of the machine, without what identifies its user.
+// report writes all that is known of the machine, and leaves out what identifies its
+// user.
 func report(w io.Writer, findings []finding, h host, driver string) error {
 	about := struct {
 		Report   string            `json:"report"`
@@ -62,7 +63,7 @@ func report(w io.Writer, findings []finding, h host, driver string) error {
 	return err
 }
 
-// version is that of this program.
+// version returns the version of this program.
 func version() string {
 	about, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -103,7 +104,7 @@ func anonymous(text string) string {
 
 var errNoCommand = errors.New("it is not installed")
 
-// probe runs a vendor's program that only tells something, and returns what it printed.
+// probe runs a vendor's program that changes nothing, and returns its output.
 func (h host) probe(name string, args ...string) (string, error) {
 	if h.command == nil {
 		return "", errNoCommand

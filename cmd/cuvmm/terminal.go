@@ -51,20 +51,20 @@ func (h host) size() (columns, rows int) {
 	return max(columns, 20), rows
 }
 
-// untilEnded returns a context that ends when the user or the system ends the program.
+// untilEnded returns a context that ends with an interrupt or a request to terminate.
 func untilEnded() (context.Context, context.CancelFunc) {
 	return signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 }
 
-// What switches a terminal to a screen of its own without a cursor or wrapped lines, and
-// back to what it showed before.
+// Control sequences that switch to the terminal's alternate screen, without a cursor and
+// without wrapping, and back.
 const (
 	enterScreen = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 	leaveScreen = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 )
 
-// repeat writes what draw writes, once or again and again: on a terminal in place, and at
-// once if its size changes. It ends without an error when ctx does.
+// repeat calls draw once, or every so often until ctx ends, which is no error. On a
+// terminal it draws in place, and at once after a change of size.
 func (h host) repeat(ctx context.Context, out io.Writer, every time.Duration, draw func(w io.Writer) error) (err error) {
 	if every <= 0 {
 		if err := draw(out); ctx.Err() == nil {
@@ -111,8 +111,8 @@ func (h host) repeat(ctx context.Context, out io.Writer, every time.Duration, dr
 	}
 }
 
-// inPlace returns a text that replaces what a screen of so many rows shows, without
-// clearing it first, which would flicker.
+// inPlace returns a text that overwrites a screen of so many rows. Clearing it first
+// would flicker.
 func inPlace(text []byte, rows int) []byte {
 	lines := bytes.Split(bytes.TrimSuffix(text, []byte("\n")), []byte("\n"))
 	if rows > 0 && len(lines) > rows {
@@ -121,8 +121,8 @@ func inPlace(text []byte, rows int) []byte {
 	return append([]byte("\x1b[H"), append(bytes.Join(lines, []byte("\x1b[K\r\n")), "\x1b[K\x1b[J"...)...)
 }
 
-// progress shows on a terminal what a long command is at, once that has taken a while.
-// A nil progress shows nothing.
+// progress shows the step under way on a terminal, after a delay. A nil progress shows
+// nothing.
 type progress struct {
 	to    io.Writer
 	mu    sync.Mutex
@@ -131,7 +131,7 @@ type progress struct {
 	shown bool
 }
 
-// step says what begins.
+// step names the step that begins.
 func (p *progress) step(format string, args ...any) {
 	if p == nil {
 		return
@@ -156,10 +156,10 @@ func (p *progress) step(format string, args ...any) {
 // show writes the text. The caller holds the lock.
 func (p *progress) show() {
 	p.shown = true
-	_, _ = fmt.Fprintf(p.to, "\r\x1b[K%s ...", p.text) // it is a help alone
+	_, _ = fmt.Fprintf(p.to, "\r\x1b[K%s ...", p.text) // the result does not depend on it
 }
 
-// end takes away what is shown.
+// end erases the step.
 func (p *progress) end() {
 	if p == nil {
 		return
@@ -175,8 +175,7 @@ func (p *progress) end() {
 	p.timer, p.shown = nil, false
 }
 
-// output remembers the first error, so that what was not written is not taken for
-// success.
+// output remembers the first error of a write, which most callers ignore.
 type output struct {
 	to  io.Writer
 	err error

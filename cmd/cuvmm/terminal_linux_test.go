@@ -173,7 +173,7 @@ func TestALiveMapGivesTheTerminalBack(t *testing.T) {
 	}
 }
 
-// What takes long says so on a terminal, and takes it back.
+// A long step is shown on a terminal, and erased at its end.
 func TestProgress(t *testing.T) {
 	dir := t.TempDir()
 	program(t)
@@ -196,7 +196,7 @@ func TestProgress(t *testing.T) {
 	quiet.end()
 }
 
-// What cannot be written is no success.
+// Output that cannot be written is an error.
 func TestOutputThatCannotBeWritten(t *testing.T) {
 	program(t)
 	self, err := os.Executable()

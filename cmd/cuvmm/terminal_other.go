@@ -4,5 +4,6 @@ package main
 
 import "os"
 
-// resizes returns no channel: no signal tells of a new size, which the next drawing has.
+// resizes returns no channel: these systems have no signal. The next drawing has the new
+// size.
 func resizes() (changed <-chan os.Signal, stop func()) { return nil, func() {} }

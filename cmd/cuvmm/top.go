@@ -30,13 +30,13 @@ Flags:
 type process struct {
 	PID  int    `json:"pid"`
 	Name string `json:"name"`
-	// Bytes of GPU memory, as the process counts them or else as NVML does; -1 if NVML
-	// does not tell.
+	// Bytes of GPU memory, as the process counts them or else as NVML does; -1 if neither
+	// is known.
 	Bytes int `json:"bytes"`
-	// Offers: the process offers its map, and Map is a summary of it.
+	// Offers reports whether the process offers its map, of which Map is a summary.
 	Offers bool              `json:"offers"`
 	Map    *inspect.Snapshot `json:"map,omitempty"`
-	// Error is why the process does not show its map, although it offers it.
+	// Error is why the map could not be read.
 	Error string `json:"error,omitempty"`
 }
 
@@ -50,7 +50,7 @@ func top(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error
 		ctx, stop := untilEnded()
 		defer stop()
 		if *asJSON {
-			h.screen = nil // which is for people to read
+			h.screen = nil // JSON is for programs
 		}
 		h.progress.step("asking the processes for their memory")
 		err := h.repeat(ctx, out, *every, func(w io.Writer) error {
@@ -72,8 +72,8 @@ func top(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error
 	}
 }
 
-// processes returns those that offer their maps and those that NVML sees, the largest
-// first. note says what is missing.
+// processes returns the processes that offer their maps and the ones that NVML lists, the
+// largest first. note says what is missing.
 func processes(ctx context.Context, h host) (all []process, note string, err error) {
 	found, err := serve.Find(ctx)
 	if err != nil {
@@ -101,12 +101,13 @@ func processes(ctx context.Context, h host) (all []process, note string, err err
 	return all, note, nil
 }
 
-// patience is how long a process has to reply: one that stands still holds up the others.
-const patience = 3 * time.Second
+// replyTimeout limits the wait for a process, so that one that stands still does not
+// hold up the list.
+const replyTimeout = 3 * time.Second
 
 // summary asks a process for a summary of its map.
 func summary(ctx context.Context, h host, s serve.Socket) process {
-	asked, cancel := context.WithTimeout(ctx, patience)
+	asked, cancel := context.WithTimeout(ctx, replyTimeout)
 	defer cancel()
 	m, err := s.Summary(asked)
 	if err == nil {
@@ -114,12 +115,12 @@ func summary(ctx context.Context, h host, s serve.Socket) process {
 	}
 	why := err.Error()
 	if errors.Is(err, context.DeadlineExceeded) {
-		why = fmt.Sprintf("it did not reply within %v; a stopped process (state T in ps) does not", patience)
+		why = fmt.Sprintf("it did not reply within %v; a stopped process (state T in ps) does not", replyTimeout)
 	}
 	return process{PID: s.PID, Name: h.text(fmt.Sprintf("proc/%d/comm", s.PID)), Bytes: -1, Offers: true, Error: why}
 }
 
-// seen are the processes that NVML sees. One that uses several GPUs is one.
+// seen returns the processes that NVML lists, each once however many GPUs it uses.
 func seen(h host) (all []process, err error) {
 	text, err := h.probe("nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits")
 	if err != nil {
@@ -179,14 +180,14 @@ func writeProcesses(out io.Writer, all []process, note string) {
 		}
 	}
 	if len(all) == 0 {
-		fmt.Fprintln(out, "no process is seen on a GPU")
+		fmt.Fprintln(out, "no process uses a GPU, as far as is seen")
 	}
 	if note != "" {
 		fmt.Fprintln(out, note)
 	}
 }
 
-// shortTo cuts a text to so many characters.
+// shortTo cuts a text to at most so many characters.
 func shortTo(text string, most int) string {
 	if all := []rune(text); len(all) > most {
 		return string(all[:most-1]) + "…"
@@ -194,7 +195,7 @@ func shortTo(text string, most int) string {
 	return text
 }
 
-// writeShared writes what a process shares, and with which.
+// writeShared writes the publications, followers and leases of a process.
 func writeShared(out io.Writer, s inspect.Snapshot) {
 	for _, p := range s.Publications {
 		fmt.Fprintf(out, "%8s  publishes %q: %s, %d followers, %s pinned\n", "", p.Name, size(p.Bytes), len(p.Followers), size(p.Pinned))

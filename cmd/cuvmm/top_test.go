@@ -61,10 +61,10 @@ func TestTopWithNothing(t *testing.T) {
 	h := thisHost()
 	h.command = smi("No running processes found\n", nil)
 	require.Equal(t, exitOK, run([]string{"top"}, &out, &complaints, h))
-	require.Contains(t, out.String(), "no process is seen on a GPU\n")
+	require.Contains(t, out.String(), "no process uses a GPU, as far as is seen\n")
 }
 
-// A process that stands still holds up nothing but its own line.
+// A process that stands still does not hold up the others.
 func TestTopOfAProcessThatStandsStill(t *testing.T) {
 	dir, err := os.MkdirTemp("", "top") //nolint:usetesting // which makes longer paths than a socket's may be
 	require.NoError(t, err)

@@ -19,8 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// browse opens a page in a browser without a window, runs a script on it, and returns
-// what the script left in the document's data-result.
+// browse opens a page in a headless browser, runs a script on it, and returns the
+// document's data-result.
 func browse(t *testing.T, script string, snapshots ...inspect.Snapshot) string {
 	t.Helper()
 	browser, err := exec.LookPath("chromium")
@@ -42,7 +42,7 @@ func browse(t *testing.T, script string, snapshots ...inspect.Snapshot) string {
 	return string(found[1])
 }
 
-// many is a process with so many blocks in its pool, a buffer and an alias.
+// many returns a snapshot with so many blocks in a pool, a buffer and an alias.
 func many(blocks int) inspect.Snapshot {
 	const mib = 1 << 20
 	s := snapshot()
@@ -97,8 +97,8 @@ func TestTheModelInABrowser(t *testing.T) {
 		many(1000)))
 }
 
-// What a frame draws and looks at depends on the pixels of the window and not on the
-// number of blocks, at every zoom.
+// The shapes of a frame, and the blocks that it looks at, are bounded by the pixels of the
+// window and not by the number of blocks, at every zoom.
 func TestTheWorkOfAFrameInABrowser(t *testing.T) {
 	for _, blocks := range []int{1_000, 10_000, 100_000} {
 		t.Run(strconv.Itoa(blocks), func(t *testing.T) {
@@ -124,8 +124,7 @@ func TestTheWorkOfAFrameInABrowser(t *testing.T) {
 	}
 }
 
-// The time to open a page and the longest frame of a walk with the keys, for a person to
-// compare: what a machine does beside counts.
+// TestTheTimeOfAFrameInABrowser prints times and checks none.
 func TestTheTimeOfAFrameInABrowser(t *testing.T) {
 	if os.Getenv("CUVMM_PAGES") == "" {
 		t.Skip("CUVMM_PAGES is not set: nothing to measure for")
@@ -145,8 +144,8 @@ func TestTheTimeOfAFrameInABrowser(t *testing.T) {
 	}
 }
 
-// Blocks of two snapshots, and of different times, lie over each other: a long one is
-// drawn in each row that it fills, and found wherever it is pointed at.
+// Blocks of two snapshots, and of different times, overlap: a long one is drawn in each
+// row that it covers, and found at each of its addresses.
 func TestBlocksThatOverlapInABrowser(t *testing.T) {
 	const mib = 1 << 20
 	one := func(blocks ...inspect.Block) inspect.Snapshot {

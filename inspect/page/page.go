@@ -1,6 +1,6 @@
-// Package page writes a snapshot as one page for a browser: a map of the address
-// space to zoom into, in a file that needs nothing else and no network. Two
-// snapshots are compared, and the history of a pool is played back.
+// Package page writes a snapshot as an HTML page: a map of the address space to zoom
+// into, in one file that needs no network. A page can compare two snapshots, and plays
+// the history of a pool back.
 package page
 
 import (
@@ -39,8 +39,8 @@ func Write(w io.Writer, snapshots ...inspect.Snapshot) error {
 	}{snapshots})
 }
 
-// WriteLive writes a page that fetches its snapshot, as inspect.Snapshot.Write writes
-// one, from an address relative to its own, again and again.
+// WriteLive writes a page that fetches snapshots again and again, in the form of
+// inspect.Snapshot.Write, from a URL relative to its own.
 func WriteLive(w io.Writer, source string) error {
 	if source == "" {
 		return errors.New("page: no address to fetch snapshots from")
@@ -51,7 +51,7 @@ func WriteLive(w io.Writer, source string) error {
 }
 
 func write(w io.Writer, data any) error {
-	text, err := json.Marshal(data) // which writes < as an escape, so no text ends the element
+	text, err := json.Marshal(data) // escapes <, so that no text ends the element
 	if err != nil {
 		return fmt.Errorf("page: %w", err)
 	}

@@ -5,15 +5,14 @@
 //	go tool pprof -tags gpu.pb.gz
 //
 // The kinds of samples are those of Go's heap profile. inuse_objects and inuse_space
-// count what is live: the memory of buffers, the blocks of pools as they were
-// requested, physical memory that the program mapped itself or not at all, and what
-// else takes memory; also what a pool holds beyond its blocks, as the function
-// "(free in pool)". alloc_objects and alloc_space count the allocations in the pools'
+// count live memory: buffers, the requested bytes of a pool's blocks, physical memory
+// that the program mapped itself or not at all, and other objects with memory. Memory
+// that a pool holds beyond its blocks has the function "(free in pool)". alloc_objects and alloc_space count the allocations in the pools'
 // histories, whether they were freed or not. Without a stack (see package inspect) a
 // sample's only function is its kind in parentheses, such as "(buffer)".
 //
-// Samples have the labels device ("device 0", or where else the memory lies), kind ("buffer", "block", "memory",
-// "managed memory" and other kinds of objects) and, of blocks that have one, tag.
+// Samples have the labels device ("device 0", or another location), kind ("buffer",
+// "block", "memory", "managed memory" and others) and, for blocks with a tag, tag.
 package profile
 
 import (
@@ -26,7 +25,7 @@ import (
 	"github.com/cuvmm/cuvmm/inspect"
 )
 
-// Write writes the profile, compressed as pprof expects it.
+// Write writes the profile, compressed with gzip.
 func Write(w io.Writer, s inspect.Snapshot) error {
 	b := builder{strings: map[string]uint64{"": 0}, texts: []string{""}, functions: map[string]uint64{}, samples: map[key]*values{}, s: s}
 	b.collect()
@@ -40,7 +39,7 @@ func Write(w io.Writer, s inspect.Snapshot) error {
 	return nil
 }
 
-// key is what samples are added up by.
+// key identifies a sample.
 type key struct {
 	stack     int // 0 is none
 	of        string
@@ -60,7 +59,7 @@ const (
 
 var sampleTypes = [4][2]string{{"alloc_objects", "count"}, {"alloc_space", "bytes"}, {"inuse_objects", "count"}, {"inuse_space", "bytes"}}
 
-// builder makes a profile of a snapshot.
+// builder builds the profile of a snapshot.
 type builder struct {
 	s       inspect.Snapshot
 	order   []key
@@ -68,7 +67,7 @@ type builder struct {
 
 	strings   map[string]uint64
 	texts     []string
-	functions map[string]uint64 // and locations, which have the same numbers
+	functions map[string]uint64 // also the locations' numbers
 	out       message
 }
 
@@ -213,7 +212,7 @@ func (b *builder) sample(k key, v *values) {
 	b.out.bytes(profileSample, m)
 }
 
-// location returns the number of a function's place, which is written at its first use.
+// location returns the number of a frame's location, and writes it at its first use.
 func (b *builder) location(frame string) uint64 {
 	if id, known := b.functions[frame]; known {
 		return id

@@ -35,7 +35,7 @@ func snapshot() inspect.Snapshot {
 	}
 }
 
-// pprof is what the tool prints of the profile.
+// pprof returns the output of the tool for the profile.
 func pprof(t *testing.T, s inspect.Snapshot, args ...string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "gpu.pb.gz")

@@ -2,10 +2,10 @@ package profile
 
 import "encoding/binary"
 
-// message is a protobuf message that is being written.
+// message is an encoded protobuf message.
 type message []byte
 
-// The types of fields as they are on the wire.
+// The wire types of fields.
 const (
 	varint    = 0
 	delimited = 2

@@ -1,12 +1,12 @@
-// Package serve shows a process's GPU address space to people and programs outside
-// of it: over HTTP where the program mounts [Handler], or over a socket that only the
-// same user can open, where it calls [Offer]. Importing the package does neither.
+// Package serve serves snapshots of a process's GPU address space: over HTTP if the
+// program mounts [Handler], or over a socket that only the same user can open if it calls
+// [Offer]. Importing the package does neither.
 //
 //	http.Handle("/debug/cuvmm/", serve.Handler(sys))
 //
-// Both show what package inspect does: sizes, addresses, the names of tags and
-// publications, and the program's stacks. Mount the handler where only operators
-// reach it, as with net/http/pprof.
+// Snapshots disclose sizes, addresses, the names of tags and publications, and the
+// program's stacks. Mount the handler on a server that only operators reach, like
+// net/http/pprof.
 package serve
 
 import (
@@ -28,12 +28,12 @@ import (
 //
 //	(nothing)  a page with the map of the address space, which follows the process
 //	snapshot   a snapshot as JSON: see inspect.Snapshot
-//	summary    the same without what takes a walk: see inspect.Summarize
+//	summary    the same without lists of objects: see inspect.Summarize
 //	profile    the snapshot for go tool pprof: see inspect/profile
 //	torch      the same for PyTorch's memory viewer: see inspect/torch
 //
-// It is safe for concurrent use. It may outlive the System, and then shows what is
-// left of it.
+// The handler is safe for concurrent use. It may outlive the System, and then shows what
+// is left of it.
 func Handler(sys *cuda.System) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name := ""
@@ -50,7 +50,7 @@ func Handler(sys *cuda.System) http.Handler {
 			http.Error(w, "only GET", http.StatusMethodNotAllowed)
 			return
 		}
-		var body bytes.Buffer // so that an error is one, and not half a body
+		var body bytes.Buffer // so that an error replaces the body
 		if err := f.write(sys, &body); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
@@ -59,11 +59,11 @@ func Handler(sys *cuda.System) http.Handler {
 		h.Set("Content-Type", f.content)
 		h.Set("Cache-Control", "no-store")
 		h.Set("X-Content-Type-Options", "nosniff")
-		_, _ = body.WriteTo(w) // the client is gone: there is no one to tell
+		_, _ = body.WriteTo(w) // an error means that the client is gone
 	})
 }
 
-// form is a form in which a System is shown.
+// form is a representation of a System.
 type form struct {
 	content string
 	write   func(sys *cuda.System, w io.Writer) error
@@ -77,7 +77,7 @@ var forms = map[string]form{
 	"torch":    {"application/octet-stream", of(inspect.Take, func(s inspect.Snapshot, w io.Writer) error { return torch.Write(w, s) })},
 }
 
-// of writes a form of a snapshot that is taken in one of two ways.
+// of returns a function that takes a snapshot and writes it.
 func of(take func(*cuda.System) (inspect.Snapshot, error), write func(s inspect.Snapshot, w io.Writer) error) func(*cuda.System, io.Writer) error {
 	return func(sys *cuda.System, w io.Writer) error {
 		s, err := take(sys)

@@ -17,5 +17,5 @@ func owned(folder string, about fs.FileInfo) error {
 	return nil
 }
 
-// refused reports whether nothing listens on a socket any more.
+// refused reports whether the error means that no process listens on the socket.
 func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }

@@ -103,7 +103,7 @@ func TestOfferAndFind(t *testing.T) {
 	require.Error(t, err)
 }
 
-// What a dead process left goes; a file that is no socket stays.
+// Find removes sockets of dead processes, and no other files.
 func TestFindRemovesWhatDeadProcessesLeft(t *testing.T) {
 	dir := runtime(t)
 	_, sys := sim.Open(t)

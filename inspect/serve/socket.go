@@ -21,7 +21,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/environ"
 )
 
-// Offered is a socket over which a process shows a System. The caller closes it.
+// Offered is a socket that serves snapshots of a System. The caller closes it.
 type Offered struct {
 	path   string
 	server *http.Server
@@ -33,9 +33,8 @@ type Offered struct {
 // serials number the sockets of this process.
 var serials atomic.Int64
 
-// Offer makes a socket in the user's folder for such sockets (see [Folder]), over
-// which programs of the same user, such as cuvmm map and cuvmm top, fetch what
-// Handler shows. Operating systems other than Unix have none.
+// Offer serves [Handler] on a new socket in [Folder], for programs of the same user such
+// as cuvmm map and cuvmm top.
 func Offer(sys *cuda.System) (*Offered, error) {
 	const op = "serve.Offer"
 	folder := Folder()
@@ -63,7 +62,7 @@ func Offer(sys *cuda.System) (*Offered, error) {
 // Path returns the path of the socket.
 func (o *Offered) Path() string { return o.path }
 
-// Close ends requests that are under way and removes the socket. Idempotent.
+// Close ends requests in flight and removes the socket. Idempotent.
 func (o *Offered) Close() error {
 	o.once.Do(func() {
 		o.err = o.server.Close()
@@ -114,8 +113,8 @@ type Socket struct {
 	Path string
 }
 
-// Find returns the sockets of this user's processes, by name. Those that dead
-// processes left are removed.
+// Find returns the sockets of this user's processes, in order of their names. It removes
+// the sockets of dead processes.
 func Find(ctx context.Context) ([]Socket, error) {
 	folder := Folder()
 	entries, err := os.ReadDir(folder)
@@ -139,10 +138,10 @@ func Find(ctx context.Context) ([]Socket, error) {
 		conn, err := s.dial(ctx)
 		switch {
 		case err == nil:
-			_ = conn.Close() // it was only to see whether the process lives
+			_ = conn.Close() // the process lives
 			all = append(all, s)
 		case refused(err):
-			_ = os.Remove(s.Path) // another one may have removed it
+			_ = os.Remove(s.Path) // another process may have removed it
 		}
 	}
 	return all, ctx.Err()
@@ -167,11 +166,11 @@ func (s Socket) snapshot(ctx context.Context, name string) (inspect.Snapshot, er
 	if err != nil {
 		return inspect.Snapshot{}, err
 	}
-	defer func() { _ = body.Close() }() // all that was to be read has been
+	defer func() { _ = body.Close() }() // all of it has been read
 	return inspect.Read(body)
 }
 
-// Get fetches what Handler has under a name. The caller closes the body.
+// Get fetches a path of Handler. The caller closes the body.
 func (s Socket) Get(ctx context.Context, name string) (body io.ReadCloser, err error) {
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return s.dial(ctx) }}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://process/"+name, http.NoBody)
@@ -183,7 +182,7 @@ func (s Socket) Get(ctx context.Context, name string) (body io.ReadCloser, err e
 		return nil, fmt.Errorf("serve.Socket.Get: process %d: %w", s.PID, err)
 	}
 	if response.StatusCode != http.StatusOK {
-		why, _ := io.ReadAll(io.LimitReader(response.Body, 1000)) // what came of it
+		why, _ := io.ReadAll(io.LimitReader(response.Body, 1000)) // as far as it goes
 		_ = response.Body.Close()
 		return nil, fmt.Errorf("serve.Socket.Get: process %d: %s: %s", s.PID, response.Status, strings.TrimSpace(string(why)))
 	}

@@ -5,12 +5,12 @@ import (
 	"encoding/binary"
 )
 
-// pickler writes the few opcodes of Python's pickle format that snapshots are made
-// of. Its errors are the writer's, which Flush returns.
+// pickler writes the few opcodes of Python's pickle format that snapshots need. Errors of
+// its writer are returned by Flush.
 type pickler struct {
 	w       *bufio.Writer
-	memo    int            // how many values are memoized
-	strings map[string]int // the memo's numbers of texts
+	memo    int            // number of memoized values
+	strings map[string]int // memo index by text
 }
 
 func (p *pickler) raw(s string) { _, _ = p.w.WriteString(s) }
@@ -31,7 +31,7 @@ func (p *pickler) number(n uint64) {
 		p.raw("\x8a\x08")
 		p.little(n, 8)
 	default:
-		p.raw("\x8a\x09") // a byte more, or it would be negative
+		p.raw("\x8a\x09") // a ninth byte, or it would be negative
 		p.little(n, 8)
 		p.raw("\x00")
 	}
@@ -51,7 +51,7 @@ func (p *pickler) boolean(v bool) {
 	}
 }
 
-// text writes a string: once in full, and then by the memo.
+// text writes a string, in full at its first use.
 func (p *pickler) text(s string) {
 	if at, known := p.strings[s]; known {
 		p.get(at)
@@ -66,7 +66,7 @@ func (p *pickler) text(s string) {
 
 func (p *pickler) key(s string) { p.text(s) }
 
-// get writes what is in the memo.
+// get writes a memoized value.
 func (p *pickler) get(at int) {
 	if at < 1<<8 {
 		p.raw("h")
@@ -90,7 +90,7 @@ func (p *pickler) list(items []func()) {
 	p.appended(items)
 }
 
-// appended appends to the list before, in batches: readers take one at a time.
+// appended appends items to the list on the stack, in batches as Python's pickler does.
 func (p *pickler) appended(items []func()) {
 	const batch = 1000
 	for len(items) > 0 {

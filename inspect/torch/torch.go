@@ -1,6 +1,6 @@
-// Package torch writes a snapshot in the form of PyTorch's memory snapshots, which
-// its viewer (torch.cuda.memory, memory_viz) opens: segments with their blocks, and
-// the history of pools as a trace.
+// Package torch writes snapshots as PyTorch's memory snapshots, for its viewer
+// (torch.cuda._memory_viz, memory_viz): segments with their blocks, and the history of
+// pools as a trace.
 package torch
 
 import (
@@ -12,9 +12,9 @@ import (
 	"github.com/cuvmm/cuvmm/inspect"
 )
 
-// Write writes the pickle. A pool's segments are segments; a buffer is one, with its
-// bytes in use as its only block. Events of a pool's history count as far as they
-// concern memory that is mapped now: the viewer knows no other.
+// Write writes the pickle. A pool's segments become segments, and a buffer becomes one
+// with its bytes in use as its only block. Events of a pool's history are left out if
+// their memory is no longer mapped, because the viewer shows mapped memory only.
 func Write(w io.Writer, s inspect.Snapshot) error {
 	b := bufio.NewWriter(w)
 	p := &pickler{w: b, strings: map[string]int{}}
@@ -28,13 +28,13 @@ func Write(w io.Writer, s inspect.Snapshot) error {
 	return nil
 }
 
-// document is a snapshot as it is written.
+// document writes a snapshot.
 type document struct {
 	p *pickler
 	s inspect.Snapshot
-	// frames are the memo's numbers of stacks that were written, from 1.
+	// frames are the memo indexes of written stacks plus 1; 0 is not written.
 	frames []int
-	// segments are those that were written, by device and address.
+	// segments are the written ranges of each device.
 	segments [][]span
 }
 
@@ -73,7 +73,7 @@ func (d *document) write() {
 	})
 }
 
-// devices is how many devices the snapshot speaks of.
+// devices returns the number of devices that the snapshot mentions.
 func (d *document) devices() int {
 	n := len(d.s.Devices)
 	for _, p := range d.s.Pools {
@@ -234,8 +234,7 @@ func (d *document) event(action string, e inspect.Event) {
 	})
 }
 
-// stack writes the frames of a stack, the innermost first: once in full, and then by
-// the memo.
+// stack writes the frames of a stack, the innermost first, in full at its first use.
 func (d *document) stack(n int) {
 	if n < 1 || n > len(d.frames) {
 		d.p.list(nil)

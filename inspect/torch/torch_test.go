@@ -35,7 +35,7 @@ func snapshot() inspect.Snapshot {
 	return s
 }
 
-// python reads a pickle with Python's own reader, which is given no class to make.
+// python reads a pickle with Python's own reader, without any classes.
 func python(t *testing.T, pickle []byte) (read map[string]any) {
 	t.Helper()
 	path, err := exec.LookPath("python3")
