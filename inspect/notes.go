@@ -10,8 +10,8 @@ package inspect
 //
 // Each is read under its own lock, in steps if it may be large: 256 objects of the live
 // list, whose cursor is an object without an owner (life.List.Each), 1,024 mappings of a
-// range, 1,024 blocks of a pool. After each step in a pool the walk pauses, so that
-// requests that wait for the lock get it. Anything may move between two steps; the walk
+// range, 1,024 blocks of a pool. After each step in a pool the walk yields, so that
+// a request that waits for the lock gets it. Anything may move between two steps; the walk
 // then finds its place again by the chunks' tables (vmm/pool/segments.go). Stacks are
 // turned into text with no lock held. So the parts of a snapshot differ in time, and a
 // mapping may name memory that is not listed.

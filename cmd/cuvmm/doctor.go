@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -36,7 +37,9 @@ func doctor(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, er
 			return exitUsage, err
 		}
 		h.progress.step("looking at the machine")
-		all := append(machineFindings(h), driverFindings(h, *driver)...)
+		before := machineFindings(h)
+		tried := driverFindings(h, *driver)
+		all := append(afterDriver(h, before, tried), tried...)
 		h.progress.end()
 		var err error
 		switch {
@@ -66,6 +69,23 @@ func writeJSON(out io.Writer, v any) error {
 	e := json.NewEncoder(out)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
+}
+
+// afterDriver corrects the findings about device files if the driver works: as root it
+// makes those that are missing.
+func afterDriver(h host, before, tried []finding) (all []finding) {
+	works := func(f finding) bool { return f.Check == "driver" && f.Severity == fine }
+	if !slices.ContainsFunc(tried, works) || worst(deviceFiles(h)) != fine {
+		return before
+	}
+	for _, f := range before {
+		if f.Check == "device files" && f.Severity != fine {
+			f.Severity, f.Seen = note, f.Seen+", until the driver made it"
+			f.Means = "processes that may not make device files see no GPU until another has made them"
+		}
+		all = append(all, f)
+	}
+	return all
 }
 
 // driverFindings opens the driver and tries each device.
@@ -111,6 +131,11 @@ func cannotOpen(h host, err error) finding {
 	var failed *cuda.Error
 	if errors.As(err, &failed) {
 		switch failed.Code {
+		case 100:
+			if list, set := h.env("CUDA_VISIBLE_DEVICES"); set {
+				f.Remedy = fmt.Sprintf("CUDA_VISIBLE_DEVICES is %q: unset it, or name GPUs that nvidia-smi -L lists", list)
+				f.Commands = []string{"unset CUDA_VISIBLE_DEVICES"}
+			}
 		case 802:
 			f.Remedy = "start the fabric manager, which GPUs behind an NVSwitch need, of the driver's release"
 			f.Commands = []string{"systemctl start nvidia-fabricmanager"}
@@ -158,7 +183,7 @@ func deviceFindings(d *cuda.Device) []finding {
 		return append(all, finding{Check: "virtual memory", Severity: problem, Seen: "the device has no virtual memory management",
 			Means: "this library cannot use it (error 801)", Remedy: "use a GPU and a driver that have it"})
 	}
-	all = append(all, try(d))
+	all = append(all, try(d), tryReserve(d))
 	p, err := d.Probe()
 	if err != nil {
 		return append(all, finding{Check: "trial", Severity: problem, Seen: err.Error(), Means: "memory cannot be created", Remedy: "see nvidia-smi for what uses the device's memory"})
@@ -196,6 +221,26 @@ func try(d *cuda.Device) finding {
 		return failed(err)
 	}
 	return ok("virtual memory", "memory was created, mapped, written and read; granularity %d KiB", granule>>10)
+}
+
+// tryReserve reserves as much address space as a growable array does.
+func tryReserve(d *cuda.Device) finding {
+	const check = "address space"
+	granule, err := vmm.GranularityOf(d, vmm.Properties{})
+	bytes := int(d.TotalMemory())
+	if err == nil {
+		bytes -= bytes % granule
+		var r *vmm.Reservation
+		if r, err = vmm.Reserve(d, bytes, vmm.ReserveOptions{}); err == nil {
+			err = r.Close()
+		}
+	}
+	if err != nil {
+		return finding{Check: check, Severity: problem, Seen: fmt.Sprintf("%s, as much as the device has, cannot be reserved: %v", size(bytes), err),
+			Means:  "arrays and pools with default options cannot be made",
+			Remedy: "lift the limit on address space (ulimit -v), or reserve less (vmm.BufferOptions.Reserve)"}
+	}
+	return ok(check, "%s, as much as the device has, can be reserved", size(bytes))
 }
 
 // roundTrip writes to mapped memory and reads it back.

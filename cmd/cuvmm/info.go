@@ -192,6 +192,7 @@ func (i deviceInfo) write(out io.Writer) {
 		}
 		line(has.name, "%s", word)
 	}
+	fmt.Fprintln(out, "  (what the device has; cuvmm doctor tries what works here)")
 	fmt.Fprintf(out, "\n  %10s %10s %10s %10s %10s %10s %10s   (medians, µs)\n", "MiB", "create", "reserve", "map", "access", "unmap", "release")
 	for _, k := range i.Costs {
 		fmt.Fprintf(out, "  %10.2f %10.1f %10.1f %10.1f %10.1f %10.1f %10.1f\n", float64(k.Bytes)/(1<<20), k.Create, k.Reserve, k.Map, k.Access, k.Unmap, k.Release)

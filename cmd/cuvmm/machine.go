@@ -149,8 +149,8 @@ func addressSpace(h host) []finding {
 	if err != nil || n >= math.MaxInt64 {
 		return []finding{ok("address space", "not limited")}
 	}
-	return []finding{{Check: "address space", Severity: problem, Device: machine, Seen: fmt.Sprintf("limited to %d MiB (ulimit -v)", n>>20),
-		Means:  "CUDA reserves hundreds of gigabytes of addresses, and so does every growable array: opening the driver or reserving fails (error 2)",
+	return []finding{{Check: "address space", Severity: warning, Device: machine, Seen: fmt.Sprintf("limited to %d MiB (ulimit -v)", n>>20),
+		Means:  "the driver and every growable array reserve many more addresses than they have memory: either may fail (error 2), as the trials below show",
 		Remedy: "lift the limit; limit memory by control groups instead", Commands: []string{"ulimit -v unlimited"}}}
 }
 

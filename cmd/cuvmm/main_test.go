@@ -97,6 +97,19 @@ func named(value string) func(string) (string, bool) {
 	return func(asked string) (string, bool) { return value, asked == name }
 }
 
+// A driver that runs as root makes the device files that are missing.
+func TestDeviceFilesThatTheDriverMakes(t *testing.T) {
+	works := []finding{ok("driver", "CUDA 13.0")}
+	before := deviceFiles(show(t, healthy().without("dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia0")))
+	after := afterDriver(show(t, healthy()), before, works)
+	require.Len(t, after, 1)
+	require.Equal(t, note, after[0].Severity)
+	require.Contains(t, after[0].Seen, "/dev has no NVIDIA device, until the driver made it")
+	require.Equal(t, before, afterDriver(show(t, healthy()), before, []finding{{Check: "driver", Severity: note}}), "the software driver makes none")
+	broken := show(t, healthy().without("dev/nvidia-uvm"))
+	require.Equal(t, deviceFiles(broken), afterDriver(broken, deviceFiles(broken), works))
+}
+
 // TestMachineFindings produces each finding from files of a machine.
 func TestMachineFindings(t *testing.T) {
 	limited := func(of resource, n uint64) func(*host) {
@@ -136,7 +149,7 @@ func TestMachineFindings(t *testing.T) {
 		{"a control file without permission", healthy(), refused("nvidiactl"), problem, "/dev/nvidiactl cannot be read and written: permission denied"},
 		{"a GPU without permission", healthy(), refused("nvidia0"), warning, "this process does not see that GPU"},
 		{"few open files", healthy(), limited(openedFiles, 1024), warning, "at most 1024"},
-		{"little address space", healthy(), limited(addresses, 8<<30), problem, "limited to 8192 MiB (ulimit -v)"},
+		{"little address space", healthy(), limited(addresses, 8<<30), warning, "limited to 8192 MiB (ulimit -v)"},
 		{"control group", healthy().with("sys/fs/cgroup/memory.max", "2147483648\n"), nil, note, "the control group / allows 2048 MiB"},
 		{"control group, version 1", healthy().with("sys/fs/cgroup/memory/memory.limit_in_bytes", "1073741824"), nil, note, "the control group / allows 1024 MiB"},
 		{"a group above", healthy().with("proc/self/cgroup", "0::/user.slice/app").with("sys/fs/cgroup/user.slice/memory.max", "1073741824").with("sys/fs/cgroup/user.slice/app/memory.max", "max"), nil, note, "the control group /user.slice allows 1024 MiB"},
@@ -199,6 +212,7 @@ func TestDeviceFindings(t *testing.T) {
 		want     string
 	}{
 		{"all is well", sim.Options{}, "virtual memory", fine, "memory was created, mapped, written and read; granularity 2048 KiB"},
+		{"addresses", sim.Options{}, "address space", fine, "16 GiB, as much as the device has, can be reserved"},
 		{"descriptors", sim.Options{}, "sharing by descriptor", fine, "exported and imported"},
 		{"no descriptors", sim.WithoutDescriptors(), "sharing by descriptor", note, "could not be exported"},
 		{"no virtual memory", device(virtualMemory, 0), "virtual memory", problem, "no virtual memory management"},

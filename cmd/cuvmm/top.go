@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/csv"
 	"errors"
@@ -23,6 +24,12 @@ Lists the processes of this user that offer their maps (serve.Offer), with their
 publications and followers, and what followers keep pinned. Other processes on the GPUs
 are listed as NVML sees them, through nvidia-smi if it is installed.
 
+  ON GPUS    memory on GPUs as NVML counts it, contexts included
+  ALLOCATED  memory of the library, as the process counts it; imported memory is
+             counted here too, by each process that has it
+  POOLS      what of it pools have reserved
+  REQUESTED  what of that is in blocks
+
 Flags:
 `
 
@@ -30,9 +37,11 @@ Flags:
 type process struct {
 	PID  int    `json:"pid"`
 	Name string `json:"name"`
-	// Bytes of GPU memory, as the process counts them or else as NVML does; -1 if neither
-	// is known.
-	Bytes int `json:"bytes"`
+	// Bytes is the memory that the process has on GPUs as NVML counts it, contexts and
+	// other libraries' memory included, and Allocated what the process counts itself. Both
+	// are -1 if they are not known.
+	Bytes     int `json:"bytes"`
+	Allocated int `json:"allocated"`
 	// Offers reports whether the process offers its map, of which Map is a summary.
 	Offers bool              `json:"offers"`
 	Map    *inspect.Snapshot `json:"map,omitempty"`
@@ -93,11 +102,11 @@ func processes(ctx context.Context, h host) (all []process, note string, err err
 		at := slices.IndexFunc(all, func(p process) bool { return p.PID == o.PID })
 		if at < 0 {
 			all = append(all, o)
-		} else if all[at].Bytes < 0 {
+		} else {
 			all[at].Bytes = o.Bytes
 		}
 	}
-	slices.SortStableFunc(all, func(a, b process) int { return b.Bytes - a.Bytes })
+	slices.SortStableFunc(all, func(a, b process) int { return cmp.Compare(max(b.Bytes, b.Allocated), max(a.Bytes, a.Allocated)) })
 	return all, note, nil
 }
 
@@ -111,13 +120,13 @@ func summary(ctx context.Context, h host, s serve.Socket) process {
 	defer cancel()
 	m, err := s.Summary(asked)
 	if err == nil {
-		return process{PID: s.PID, Name: m.Process.Name, Bytes: m.Totals.AllocatedBytes + m.Totals.ManagedBytes, Offers: true, Map: &m}
+		return process{PID: s.PID, Name: m.Process.Name, Bytes: -1, Allocated: m.Totals.AllocatedBytes + m.Totals.ManagedBytes, Offers: true, Map: &m}
 	}
 	why := err.Error()
 	if errors.Is(err, context.DeadlineExceeded) {
 		why = fmt.Sprintf("it did not reply within %v; a stopped process (state T in ps) does not", replyTimeout)
 	}
-	return process{PID: s.PID, Name: h.text(fmt.Sprintf("proc/%d/comm", s.PID)), Bytes: -1, Offers: true, Error: why}
+	return process{PID: s.PID, Name: h.text(fmt.Sprintf("proc/%d/comm", s.PID)), Bytes: -1, Allocated: -1, Offers: true, Error: why}
 }
 
 // seen returns the processes that NVML lists, each once however many GPUs it uses.
@@ -149,7 +158,7 @@ func seen(h host) (all []process, err error) {
 			all[at].Bytes = max(all[at].Bytes, 0) + max(bytes, 0)
 			continue
 		}
-		all = append(all, process{PID: pid, Name: name[strings.LastIndex(name, "/")+1:], Bytes: bytes})
+		all = append(all, process{PID: pid, Name: name[strings.LastIndex(name, "/")+1:], Bytes: bytes, Allocated: -1})
 	}
 }
 
@@ -160,17 +169,17 @@ func writeProcesses(out io.Writer, all []process, note string) {
 		}
 		return size(bytes)
 	}
-	fmt.Fprintf(out, "%8s  %-24s %10s %10s %10s\n", "PID", "PROCESS", "MEMORY", "POOLS", "REQUESTED")
+	fmt.Fprintf(out, "%8s  %-24s %10s %10s %10s %10s\n", "PID", "PROCESS", "ON GPUS", "ALLOCATED", "POOLS", "REQUESTED")
 	for _, p := range all {
-		pools, requested := "", ""
+		allocated, pools, requested := "", "", ""
 		if p.Map != nil {
 			r, q := 0, 0
 			for _, one := range p.Map.Pools {
 				r, q = r+one.Reserved, q+one.Requested
 			}
-			pools, requested = size(r), size(q)
+			allocated, pools, requested = size(p.Allocated), size(r), size(q)
 		}
-		line := fmt.Sprintf("%8d  %-24s %10s %10s %10s", p.PID, shortTo(p.Name, 24), known(p.Bytes), pools, requested)
+		line := fmt.Sprintf("%8d  %-24s %10s %10s %10s %10s", p.PID, shortTo(p.Name, 24), known(p.Bytes), allocated, pools, requested)
 		fmt.Fprintln(out, strings.TrimRight(line, " "))
 		switch {
 		case p.Error != "":

@@ -38,14 +38,14 @@ func TestTop(t *testing.T) {
 	for _, line := range strings.Split(strings.TrimSpace(out.String()), "\n")[1:] {
 		lines = append(lines, strings.Join(strings.Fields(line), " "))
 	}
-	require.Equal(t, []string{"17 python3 1.0 GiB", pid + " cuvmm.test 40 MiB 32 MiB 20 MiB", "18 [Not Found] ?"}, lines)
+	require.Equal(t, []string{"17 python3 1.0 GiB", pid + " cuvmm.test 500 MiB 40 MiB 32 MiB 20 MiB", "18 [Not Found] ?"}, lines)
 
 	out.Reset()
 	require.Equal(t, exitOK, run([]string{"top", "-json"}, &out, &complaints, h))
 	var all []process
 	require.NoError(t, json.Unmarshal(out.Bytes(), &all))
 	require.Len(t, all, 3)
-	require.Equal(t, process{PID: 17, Name: "python3", Bytes: 1025 << 20}, all[0])
+	require.Equal(t, process{PID: 17, Name: "python3", Bytes: 1025 << 20, Allocated: -1}, all[0])
 	require.True(t, all[1].Offers)
 	require.Len(t, all[1].Map.Pools, 1)
 

@@ -1,7 +1,7 @@
 package pool
 
 import (
-	"time"
+	"runtime"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -10,10 +10,6 @@ import (
 // partsAtOnce is how many parts a snapshot reads under one hold of a shard's lock,
 // which takes tens of microseconds, and a few hundred with stacks.
 const partsAtOnce = 1024
-
-// pause follows each hold. A request that waits for the lock needs microseconds to wake
-// up; a snapshot that took the lock again at once would shut it out until the end.
-const pause = 50 * time.Microsecond
 
 // segmentReader reads the segments of a pool in steps that hold locks briefly.
 type segmentReader struct {
@@ -36,9 +32,11 @@ func newSegmentReader(p *Pool) *segmentReader {
 	return &segmentReader{pool: p, stacks: stackNames{}, parts: make([]Part, 0, partsAtOnce)}
 }
 
-// step ends a step, with no lock held: it names the stacks of its parts and moves the
-// parts to the last segment, which takes longer than reading them.
+// step ends a step, with no lock held. It first lets a request that waits for the lock
+// have the processor, and then names the stacks of the parts and moves the parts to the
+// last segment: that takes longer than reading them, so most of the time the lock is free.
 func (r *segmentReader) step() {
+	runtime.Gosched()
 	for _, s := range r.sites {
 		r.parts[s.part].Stack = r.stacks.of(s.site)
 	}
@@ -51,7 +49,6 @@ func (r *segmentReader) step() {
 		to.Parts = append(to.Parts, parts...)
 	}
 	r.parts, r.sites = r.parts[:0], r.sites[:0]
-	time.Sleep(pause)
 }
 
 // stackNames has the text of each stack once.
