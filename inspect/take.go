@@ -110,7 +110,7 @@ func (t *snapshotReader) object(o *life.Object, owner life.Owner) {
 		t.s.Memory = append(t.s.Memory, Memory{ID: x.ID, Bytes: int(x.Size), Location: place(x.Asked.Location),
 			Mappings: int(x.Mappings.Load()), Imported: x.Imported, Exported: !x.Imported && x.Exported(), Stack: t.callers(o)})
 	default:
-		if o.Kind() != life.KindMapping { // its reservation shows it
+		if k := o.Kind(); k != life.KindMapping && k != life.KindPool { // which are shown elsewhere
 			t.s.Others = append(t.s.Others, Other{Kind: o.Kind().String(), Bytes: int(o.Bytes()), Stack: t.callers(o)})
 		}
 	}

@@ -19,6 +19,9 @@ import (
 	"compress/gzip"
 	"fmt"
 	"io"
+	"regexp"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -111,11 +114,15 @@ func (b *builder) collect() {
 		b.pool(p)
 	}
 	for _, o := range b.s.Others {
-		if o.Bytes > 0 {
+		if o.Bytes > 0 && !slices.Contains(ofOtherMemory, o.Kind) {
 			b.inUse(key{stack: o.Stack, kind: o.Kind}, o.Bytes)
 		}
 	}
 }
+
+// ofOtherMemory are kinds of objects whose bytes are those of memory that is counted
+// already.
+var ofOtherMemory = []string{"multicast object", "multicast binding"}
 
 // idle reports whether memory that is mapped nowhere belongs to a pool, which counts
 // it as free.
@@ -193,7 +200,7 @@ func (b *builder) sample(k key, v *values) {
 	var m message
 	var locations []uint64
 	if k.stack > 0 {
-		for _, f := range b.s.Stacks[k.stack-1] {
+		for _, f := range public(b.s.Stacks[k.stack-1]) {
 			locations = append(locations, b.location(f))
 		}
 	} else {
@@ -210,6 +217,19 @@ func (b *builder) sample(k key, v *values) {
 		}
 	}
 	b.out.bytes(profileSample, m)
+}
+
+// inner matches functions of the library that programs cannot call: of internal
+// packages, of unexported types, and unexported ones.
+var inner = regexp.MustCompile(`^github\.com/cuvmm/cuvmm/(internal/|\S*\.\(\*?[a-z]|\S*\.[a-z]\w*(\[\.\.\.\])?( |$))`)
+
+// public returns a stack without the innermost functions that programs cannot call, so
+// that memory is the function's that the program has called.
+func public(stack inspect.Stack) inspect.Stack {
+	for len(stack) > 1 && inner.MatchString(stack[0]) && !strings.Contains(stack[0], "_test.") {
+		stack = stack[1:]
+	}
+	return stack
 }
 
 // location returns the number of a frame's location, and writes it at its first use.

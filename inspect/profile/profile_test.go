@@ -2,15 +2,22 @@ package profile_test
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/inspect/profile"
+	"github.com/cuvmm/cuvmm/managed"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/require"
 )
 
@@ -75,4 +82,45 @@ func TestThePprofToolReadsIt(t *testing.T) {
 
 func TestAnEmptyProfile(t *testing.T) {
 	require.Contains(t, pprof(t, inspect.Snapshot{Time: time.Unix(1, 0)}, "-top"), "Total")
+}
+
+// All memory that the System counts is in the profile, and none of it twice.
+func TestTheProfileAddsUp(t *testing.T) {
+	_, sys := sim.Open(t, sim.WithMulticast(1))
+	d := sys.Devices()[0]
+	closing := func(c interface{ Close() error }) { t.Cleanup(func() { require.NoError(t, c.Close()) }) }
+	stream, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	closing(stream)
+	p, err := pool.New(d, pool.Options{Statistics: true})
+	require.NoError(t, err)
+	closing(p)
+	b, err := p.Alloc(pool.Request{Bytes: 3 * mib, Stream: stream})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Free(b)) })
+	buffer, err := vmm.NewBuffer(d, vmm.BufferOptions{})
+	require.NoError(t, err)
+	closing(buffer)
+	_, err = buffer.Append(nil, make([]byte, mib))
+	require.NoError(t, err)
+	own, err := vmm.Create(d, 4*mib, vmm.Properties{})
+	require.NoError(t, err)
+	closing(own)
+	m, err := managed.NewAllocator(d, managed.Options{})
+	require.NoError(t, err)
+	closing(m)
+	unified, err := m.New(stream, mib)
+	require.NoError(t, err)
+	closing(unified)
+
+	s, err := inspect.Take(sys)
+	require.NoError(t, err)
+	out := pprof(t, s, "-top", "-unit=B")
+	for _, called := range []string{"vmm.NewBuffer", "vmm.Create", "managed.(*Allocator).New"} {
+		require.Regexp(t, `\d%  github.com/cuvmm/cuvmm/`+regexp.QuoteMeta(called)+"\n", out)
+	}
+	for _, hidden := range []string{"internal/", "(*buffer)", "newBuffer"} {
+		require.NotContains(t, out, hidden)
+	}
+	require.Contains(t, out, fmt.Sprintf(" %dB total", s.Totals.AllocatedBytes+s.Totals.ManagedBytes), out)
 }
