@@ -1,7 +1,7 @@
-"""GPU memory of other processes in Python, without a copy.
+"""Package cuvmm maps GPU memory of other processes, without a copy.
 
-A Go program that uses cuvmm publishes a growing GPU array; :func:`connect` to its socket, :meth:`Client.follow` it, and
-pass its arrays to PyTorch or CuPy. Only the standard library and the CUDA driver are needed::
+A process, in Go or in Python, publishes a growing GPU array. Others :func:`connect` to its socket, :meth:`Client.follow`
+the array, and pass it to PyTorch or CuPy. The package needs the standard library and the CUDA driver alone::
 
     import cuvmm, torch
 

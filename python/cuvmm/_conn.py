@@ -29,7 +29,7 @@ TIMEOUT = 10.0
 
 
 class Peer(NamedTuple):
-    """The process at the other end, when it connected. Its pid may belong to another process by now."""
+    """The process at the other end at the time of the connection. The pid may have been reused since."""
 
     pid: int
     uid: int
@@ -59,9 +59,9 @@ def _await(fd: int, event: int, until: Optional[float]) -> bool:
 
 
 class Conn(OfProcess):
-    """A connection. One thread at a time sends and one receives; the others wait for it.
+    """A connection. One thread at a time sends, and one receives; other threads wait for their turn.
 
-    A violation of the protocol, by either side, closes it, and every later call raises the same error.
+    A violation of the protocol by either side closes the connection, and every later call raises the same error.
     """
 
     def __init__(self, s: socket.socket, peer: Optional[Peer], timeout: float = TIMEOUT, may_lose: Tuple[int, ...] = (),
@@ -78,7 +78,7 @@ class Conn(OfProcess):
         self._out = _packet.Outbound()
         nonce = os.urandom(16)
         self._in = _packet.Inbound(nonce, may_lose, max_files)
-        with contextlib.suppress(OSError):  # why the peer went is for the first receive
+        with contextlib.suppress(OSError):  # the first receive reports why the peer closed it
             s.send(_packet.greeting(nonce))
 
     def _check(self) -> None:
@@ -89,7 +89,7 @@ class Conn(OfProcess):
             raise ClosedError("the connection is closed")
 
     def fail(self, why: Error) -> Error:
-        """Closes the connection for good, and tells the peer why. Returns the error that counts."""
+        """Closes the connection and sends the peer the reason. Returns the error of the connection, which is the first one."""
         with self._state:
             if self._failed is not None:
                 return self._failed.again()
@@ -138,15 +138,15 @@ class Conn(OfProcess):
             except (BlockingIOError, InterruptedError):
                 ready = _await(self._socket.fileno(), select.POLLOUT, until)
             except OSError as e:
-                if e.errno == errno.ETOOMANYREFS:  # descriptors of this user that are on their way count together
+                if e.errno == errno.ETOOMANYREFS:  # the kernel limits the descriptors in flight of a user
                     ready = until is None or time.monotonic() < until
                     time.sleep(pause)
                     pause = min(2 * pause, 0.05)
                 else:
                     self._check()
-                    raise GoneError(f"the connection ended: {e.strerror}", "receive says why, if the other process did") from None
+                    raise GoneError(f"the connection ended: {e.strerror}", "receive returns the other process's reason, if it gave one") from None
             if not ready:
-                raise self._fail_unlocked(WaitTimeout(f"the other process read nothing for {self.timeout:g} s", "see what it waits for"))
+                raise self._fail_unlocked(WaitTimeout(f"the other process read nothing for {self.timeout:g} s", "check what blocks it"))
 
     def _fail_unlocked(self, why: Error) -> Error:
         with self._state:
@@ -155,11 +155,11 @@ class Conn(OfProcess):
         return why
 
     def receive(self, timeout: Optional[float] = None) -> _packet.Message:
-        """Waits for the next message. Its descriptors are the caller's. After a timeout nothing is lost."""
+        """Waits for the next message. The caller owns its descriptors. A timeout loses nothing."""
         self._check_process()
         until = _deadline(timeout)
         if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
-            raise WaitTimeout("another thread was receiving", "try again")
+            raise WaitTimeout("another thread is receiving", "try again")
         try:
             while True:
                 self._check()
@@ -174,13 +174,13 @@ class Conn(OfProcess):
         while True:
             if not _await(self._socket.fileno(), select.POLLIN, until):
                 if owed:
-                    raise self.fail(WaitTimeout(f"the other process did not finish what it owes within {self.timeout:g} s", "see what it waits for"))
-                raise WaitTimeout("no message came", "try again: nothing was lost")
+                    raise self.fail(WaitTimeout(f"the other process did not finish a greeting or a message within {self.timeout:g} s", "check what blocks it"))
+                raise WaitTimeout("no message arrived", "try again: nothing was lost")
             try:
                 data, ancillary, flags, _ = self._socket.recvmsg(_packet.HEADER + _packet.BODY + 1, _ANCILLARY, _CLOEXEC)
                 break
-            except (BlockingIOError, InterruptedError):
-                continue
+            except (BlockingIOError, InterruptedError, ConnectionResetError):
+                continue  # a peer that closed with unread packets resets the connection once: what it sent is still here
             except OSError as e:
                 self._check()
                 raise self.fail(GoneError(f"the connection ended: {e.strerror}")) from None
@@ -192,7 +192,7 @@ class Conn(OfProcess):
                 files += numbers
         if not data and not files:
             self._check()
-            raise self.fail(GoneError("the other process closed the connection", "connect again when it is back"))
+            raise self.fail(GoneError("the other process closed the connection", "connect again after it has restarted"))
         try:
             m = self._in.take(data, files, bool(flags & socket.MSG_CTRUNC))
         except Error as e:
@@ -205,7 +205,7 @@ class Conn(OfProcess):
         return m
 
     def close(self) -> None:
-        """Ends the connection, and every call that waits on it. Idempotent. A child of fork drops its own descriptors alone."""
+        """Ends the connection and every call that waits on it. Idempotent. In a child of fork it closes only the child's descriptors."""
         if self._forked:
             self._socket.close()
             return
@@ -223,7 +223,7 @@ class Conn(OfProcess):
                 self._process = None
 
     def process(self) -> Optional[int]:
-        """A new descriptor of the server's process, which polls as readable once that has ended; the caller closes it. None if there is none."""
+        """Returns a new pidfd of the server, for the caller to close: it is readable once that process has ended. None if the kernel has none."""
         with self._state:
             return None if self._process is None else os.dup(self._process)
 
@@ -277,7 +277,7 @@ def _split(path: str) -> Tuple[str, str]:
 
 
 def _settled(folder: int, until: float) -> bool:
-    """Waits until no process changes the folder's sockets; False at the deadline."""
+    """Waits until no process is replacing a socket in the folder; False at the deadline."""
     while True:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -291,7 +291,7 @@ def _settled(folder: int, until: float) -> bool:
 
 def dial(path: str, timeout: float = TIMEOUT, allow_uid: Optional[int] = None, may_lose: Tuple[int, ...] = (),
          max_files: int = _packet.MAX_FILES) -> Conn:
-    """Connects to a socket, checks that its server is of the expected user (this process's, unless told otherwise), and greets."""
+    """Connects to a socket, checks that the server belongs to the expected user (this process's by default), and greets it."""
     folder, name = _split(path)
     until = time.monotonic() + timeout
     with _folder(folder) as (fd, owner):
@@ -302,11 +302,11 @@ def dial(path: str, timeout: float = TIMEOUT, allow_uid: Optional[int] = None, m
             peer = _peer(s)
             want = os.geteuid() if allow_uid is None else allow_uid
             if peer.uid != want or peer.uid != owner:
-                raise PeerError(f"{path!r} is served by user {peer.uid}, and its folder belongs to user {owner}", f"only user {want} is let in: name the server's with allow_uid")
+                raise PeerError(f"{path!r} is served by user {peer.uid}, and its folder belongs to user {owner}", f"only user {want} is accepted: pass the server's as uid")
         except BaseException:
             s.close()
             raise
-    # Before the greeting: a process that has greeted since was alive when its descriptor was opened.
+    # Opened before the greeting: a process that greets afterwards was alive, so its pid was not reused.
     c = Conn(s, peer, timeout, may_lose, max_files, _open_process(peer.pid))
     try:
         c.greet()
@@ -324,7 +324,7 @@ def _connect(s: socket.socket, folder: int, name: str, path: str, until: float) 
             return
         except (BlockingIOError, InterruptedError):  # the listener's queue is full
             if time.monotonic() >= until:
-                raise WaitTimeout(f"socket {path!r} has a full queue", "see whether the process that serves it accepts connections") from None
+                raise WaitTimeout(f"socket {path!r} has a full queue", "check whether the process that serves it still accepts connections") from None
         except (FileNotFoundError, ConnectionRefusedError):
             if not settled and _settled(folder, until):
                 settled = True
@@ -337,7 +337,7 @@ def _connect(s: socket.socket, folder: int, name: str, path: str, until: float) 
 
 
 def inherit(fd: int, timeout: float = TIMEOUT, may_lose: Tuple[int, ...] = ()) -> Conn:
-    """A connection of the end of a socketpair that a parent left in this process. The descriptor is taken over."""
+    """Makes a connection of the end of a socketpair that this process inherited. It owns the descriptor from then on."""
     s = socket.socket(fileno=fd)
     if s.family != socket.AF_UNIX or s.type != socket.SOCK_SEQPACKET:
         s.detach()
@@ -353,7 +353,7 @@ def inherit(fd: int, timeout: float = TIMEOUT, may_lose: Tuple[int, ...] = ()) -
 
 
 def pair(timeout: float = TIMEOUT) -> Tuple[Conn, int]:
-    """A connection to a child that is not started yet, and the descriptor to pass to it (``pass_fds``), which the caller closes."""
+    """Makes a connection to a child that is yet to be started, and the descriptor for its ``pass_fds``, which the caller closes."""
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     return Conn(own, None, timeout), other.detach()
 
@@ -395,7 +395,7 @@ class Listener(OfProcess):
                 break
             except OSError:
                 if time.monotonic() >= until:
-                    raise WaitTimeout(f"another process holds the lock of the folder of {self.path!r}", "end the process of this user that stands still there") from None
+                    raise WaitTimeout(f"another process holds the lock of the folder of {self.path!r}", "end the process that holds it") from None
                 time.sleep(0.001)
         try:
             yield
@@ -428,7 +428,7 @@ class Listener(OfProcess):
         raise PeerError(f"a process serves {self.path!r}", "use another name, or end that process")
 
     def accept(self) -> Conn:
-        """Waits for the next process. ClosedError ends the wait; FilesError may pass."""
+        """Waits for the next process. Closing ends the wait with ClosedError; a FilesError may be temporary."""
         with self._accepting:
             return self._accept()
 

@@ -1,4 +1,4 @@
-"""What one process tells another of memory: the descriptor, and offers and receipts of leases as text."""
+"""The descriptor of memory, in its binary form, and the text forms of offers and receipts of leases."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def this_process() -> Process:
 
 
 class Descriptor(NamedTuple):
-    """What memory is offered. ``chunks`` are sizes in bytes; ``length`` counts elements of an array, otherwise bytes."""
+    """Describes memory. ``chunks`` are sizes in bytes; ``length`` counts the elements of an array, and bytes otherwise."""
 
     kind: int
     element: int
@@ -105,7 +105,7 @@ class Descriptor(NamedTuple):
                             len(self.chunks)) + struct.pack(f"<{len(self.chunks)}Q", *self.chunks)
 
     def check_sizes(self, granularity: int, most: int) -> None:
-        """Checks the chunks against this process's limits, before anything is reserved."""
+        """Checks the chunks against the limits of this process, before it reserves addresses."""
         if self.size > most:
             raise TooLargeError(f"{self.size} bytes, of which {most} are allowed", "share less, or raise max_bytes")
         for i, c in enumerate(self.chunks):
@@ -114,7 +114,7 @@ class Descriptor(NamedTuple):
 
 
 def _bad(why: str) -> ProtocolError:
-    return ProtocolError(f"a descriptor of memory: {why}", "use versions of both libraries that fit")
+    return ProtocolError(f"a descriptor of memory: {why}", "use compatible versions of both libraries")
 
 
 def decode(raw: bytes) -> Descriptor:
@@ -175,25 +175,25 @@ def _bytes(prefix: str, text: str, most: int) -> bytes:
     if len(code) > most * 4 // 3 + 4:
         raise TooLargeError(f"a text of {len(text)} characters")
     if not re.fullmatch("[A-Za-z0-9_-]*", code):
-        raise ProtocolError("a text with other characters than base64 has", "pass it without white space")
+        raise ProtocolError("a text with other characters than base64 has", "remove white space from it")
     try:
         raw = base64.urlsafe_b64decode(code + "=" * (-len(code) % 4))
     except binascii.Error as e:
         raise ProtocolError(f"a text that is not base64: {e}", "pass all of it") from None
     if _text(prefix, raw) != text:
-        raise ProtocolError("a text with bits behind its end", "pass the text as the exporter made it")
+        raise ProtocolError("a text with trailing bits", "pass the text as the exporter made it")
     return raw
 
 
 class Offer(NamedTuple):
-    """Leased memory, as text that any channel carries. Fabric handles are in it; descriptors of files travel beside it."""
+    """An offer of leased memory. Its text has the fabric handles; file descriptors travel separately."""
 
     descriptor: Descriptor
     lease: bytes
     handles: List[bytes]
 
     def receipt(self) -> str:
-        """This process's receipt, as text, for the exporter, when the import is done."""
+        """Returns the receipt of this process, as text, which the exporter gets once the import is done."""
         me = this_process()
         return _text(_RECEIPT, self.lease + struct.pack("<I", me.pid) + me.instance)
 

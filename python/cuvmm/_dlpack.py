@@ -1,8 +1,8 @@
 """DLPack capsules of version 1.1, and of the form before versions, made with ctypes.
 
-A consumer calls the tensor's deleter when it has no more use for the memory, from any thread, and perhaps after the
-interpreter has gone. The deleter here is Python, so at the end of the process every tensor that is still out loses its
-deleter: what is left then goes with the process.
+A consumer calls a tensor's deleter when it is done with the memory, from any thread, possibly after the interpreter was
+finalized. The deleters are Python functions, so an atexit function removes those of all remaining tensors; their memory
+ends with the process.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class _ManagedVersioned(Structure):
     _fields_ = [("version", _Version), ("manager", c_void_p), ("deleter", c_void_p), ("flags", c_uint64), ("tensor", _Tensor)]
 
 
-_lock = threading.RLock()  # a capsule may end wherever the collector runs
-#: What is out: by the address of the managed tensor, everything that must live as long.
+_lock = threading.RLock()  # reentrant: the collector may destroy a capsule in any call
+#: Everything that must outlive a consumer, by the address of its managed tensor.
 _out: Dict[int, Tuple[Any, ...]] = {}
 
 
 def _delete(address: int) -> None:
     with _lock:
         keep = _out.pop(address, None)
-    del keep  # which may end the array, outside of the lock
+    del keep  # outside of the lock, since it may be the last reference to the array
 
 
 _deleter = _Deleter(_delete)
@@ -72,7 +72,7 @@ _pointer.argtypes, _pointer.restype = [c_void_p, c_char_p], c_void_p
 
 
 def _destroy(capsule: int) -> None:
-    """A capsule that no consumer took is given up."""
+    """Releases the tensor of a capsule that no consumer took."""
     for name in _names.values():
         if _is_valid(capsule, name):
             _delete(_pointer(capsule, name))
@@ -80,7 +80,7 @@ def _destroy(capsule: int) -> None:
 
 _destructor = _CapsuleDestructor(_destroy)
 
-# A consumer may call these when the modules are torn down: they live as long as the process.
+# Never freed: a consumer may call them while the modules are torn down.
 for _callback in (_deleter, _destructor):
     _api.Py_IncRef(ctypes.py_object(_callback))
 
@@ -94,7 +94,7 @@ def _at_exit() -> None:
 
 def capsule(owner: Any, pointer: int, shape: Sequence[int], code: int, bits: int, device: Tuple[int, int], *, versioned: bool,
             readonly: bool, copied: bool) -> Any:
-    """A capsule of contiguous elements. ``owner`` lives as long as a consumer uses them."""
+    """Makes a capsule of contiguous elements. It keeps ``owner`` alive until the consumer is done."""
     dims = (c_int64 * len(shape))(*shape)
     strides = (c_int64 * len(shape))()
     step = 1

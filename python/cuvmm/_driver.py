@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 from .errors import ArgumentError, DriverError, ForkedError, NotSupported, OutOfMemory
 
-#: Results of driver calls that this package tells apart.
+#: The results of driver calls that this package distinguishes.
 OUT_OF_MEMORY, DEINITIALIZED, NO_DEVICE, NOT_READY, NOT_SUPPORTED = 2, 4, 100, 600, 801
 
 POSIX_FD = 1
@@ -95,21 +95,21 @@ _CALLS: Dict[str, List[Any]] = {
 }
 
 _HINTS = {
-    NO_DEVICE: "see that a GPU is visible to this process (CUDA_VISIBLE_DEVICES, the container's devices)",
+    NO_DEVICE: "make a GPU visible to this process (CUDA_VISIBLE_DEVICES, the container's devices)",
     NOT_SUPPORTED: "the driver or the device cannot do it",
     DEINITIALIZED: "the process is ending",
 }
 
 
 class Driver:
-    """The driver's calls. One is loaded in a process, by :func:`driver`."""
+    """The driver's calls. A process loads one, by :func:`driver`."""
 
     def __init__(self, path: str) -> None:
         try:
             self._lib = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
         except OSError as e:
             raise NotSupported(f"the CUDA driver could not be loaded: {e}",
-                               "install NVIDIA's driver, give the container access to it, or set CUVMM_LIBCUDA to a software driver") from None
+                               "install NVIDIA's driver, give the container access to it, or set CUVMM_LIBCUDA to the software driver: go build -buildmode=c-shared -o libcuda.so.1 ./cmd/libcuda") from None
         self.path = path
         self._pid = os.getpid()
         for name, types in _CALLS.items():
@@ -130,7 +130,7 @@ class Driver:
         return int(call(*args))
 
     def call(self, name: str, *args: Any, what: str = "") -> None:
-        """Makes a call and raises its failure."""
+        """Makes a call, and raises an error if it fails."""
         code = self.raw(name, *args)
         if code != 0:
             raise self.error(name, code, what)
@@ -191,14 +191,14 @@ def devices() -> List["Device"]:
 
 
 class Device:
-    """A device with its primary context, which PyTorch and CuPy use, too. It is retained for the process's life."""
+    """A device and its primary context, which PyTorch and CuPy use too. The context is retained until the process ends."""
 
     def __init__(self, d: Driver, ordinal: int) -> None:
         self.driver = d
         n = c_int()
         d.call("cuDeviceGetCount", byref(n))
         if not 0 <= ordinal < n.value:
-            raise ArgumentError(f"device {ordinal}, and this process sees {n.value}", "see CUDA_VISIBLE_DEVICES")
+            raise ArgumentError(f"device {ordinal}, where this process sees {n.value}", "check CUDA_VISIBLE_DEVICES")
         self.ordinal = ordinal
         handle = c_int()
         d.call("cuDeviceGet", byref(handle), ordinal)
@@ -221,12 +221,12 @@ class Device:
         return v.value if self.driver.raw("cuDeviceGetAttribute", byref(v), number, self.handle) == 0 else 0
 
     def stream_words(self) -> bool:
-        """Whether its streams can write and wait for 64-bit words."""
+        """Whether streams of the device can write 64-bit words, and wait for them."""
         return self.attribute(_STREAM_MEM_OPS_64) > 0
 
     @contextlib.contextmanager
     def current(self) -> Iterator[Driver]:
-        """The driver, with this device's context current and the capture mode relaxed, as long as the block runs."""
+        """Within the block, this device's context is current and the thread's capture mode is relaxed."""
         d = self.driver
         before, mode = c_void_p(), c_int(_RELAXED)
         d.call("cuCtxGetCurrent", byref(before))
@@ -254,16 +254,17 @@ class Device:
         return can.value != 0
 
     def synchronize(self) -> None:
-        """Waits for all work of the context, of every stream.
+        """Waits for all work of the context, on every stream.
 
-        Freeing a small allocation does that, and lets captures live, which cuCtxSynchronize kills, whatever mode this thread has.
+        cuCtxSynchronize would end captures of any stream, in every capture mode. Freeing an allocation waits as well, and
+        leaves captures alone.
         """
         with self._fencing, self.current() as d:
             if not self._fence.value:
-                d.call("cuMemAlloc_v2", byref(self._fence), _FENCE, what="what a wait for all work needs")
+                d.call("cuMemAlloc_v2", byref(self._fence), _FENCE, what="memory to wait for all work with")
             d.call("cuMemFree_v2", self._fence)
             self._fence.value = 0
-            d.raw("cuMemAlloc_v2", byref(self._fence), _FENCE)  # for the next one, which may find no memory
+            d.raw("cuMemAlloc_v2", byref(self._fence), _FENCE)  # for the next call, when the device may be full
 
     def register(self, address: int, size: int) -> int:
         """Pins host memory for the device's streams and returns its device address."""
@@ -282,7 +283,7 @@ class Device:
 
 
 class Stream:
-    """A stream of this package's own, unordered with any other."""
+    """An internal stream, unordered with any other."""
 
     def __init__(self, dev: Device) -> None:
         self.device = dev
@@ -323,7 +324,7 @@ class Event:
                 raise d.error("cuEventRecord", code)
 
     def hold(self, stream: Any) -> None:
-        """Has later work on the stream wait for this point."""
+        """Makes later work on the stream wait for this point."""
         with self.device.current() as d:
             d.call("cuStreamWaitEvent", stream, self._handle, 0)
 

@@ -1,4 +1,4 @@
-"""Ranges of addresses with memory of this or another process mapped from their start on."""
+"""Address ranges, with memory of this or another process mapped from their start."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _INVALID_VALUE, _INVALID_HANDLE, _UNKNOWN = 1, 400, 999
 
 
 class Handle:
-    """A reference to physical memory, which lasts until ``release``. A mapping keeps the memory by itself."""
+    """A reference to physical memory, until ``release``. Mappings hold references of their own."""
 
     def __init__(self, dev: Device, number: int, size: int) -> None:
         self.device, self.number, self.size = dev, number, size
 
     def export(self) -> int:
-        """A new file descriptor of the memory, for the caller to close."""
+        """Returns a new file descriptor of the memory, for the caller to close."""
         fd = c_int(-1)
         self.device.driver.call("cuMemExportToShareableHandle", byref(fd), self.number, _driver.POSIX_FD, 0)
         os.set_inheritable(fd.value, False)
@@ -34,48 +34,47 @@ class Handle:
             self.number = 0
 
 
-class Kept:
-    """A descriptor of another process's memory that is kept, so that this process can pass the memory on."""
+class PinnedFile:
+    """Pins a file descriptor of another process's memory, so that this process can export the memory again."""
 
     def __init__(self, fd: int) -> None:
         try:
             self._fd = os.dup(fd)
         except OSError as e:
-            raise FilesError(f"a descriptor of a chunk could not be kept: {e.strerror}", "raise this process's limit of open files (ulimit -n)") from None
+            raise FilesError(f"the descriptor of a chunk could not be duplicated: {e.strerror}", "raise this process's limit of open files (ulimit -n)") from None
 
     def export(self) -> int:
-        """A new file descriptor of the memory, for the caller to close."""
+        """Returns a new file descriptor of the memory, for the caller to close."""
         return os.dup(self._fd)
 
     def release(self) -> None:
         os.close(self._fd)
 
 
-#: What memory is passed on by.
-Exportable = Union[Handle, Kept]
+Exportable = Union[Handle, PinnedFile]
 
 
 def create(dev: Device, size: int) -> Handle:
-    """Makes memory that can be exported as file descriptors."""
+    """Creates memory that can be exported as file descriptors."""
     h = c_uint64()
     dev.driver.call("cuMemCreate", byref(h), size, byref(dev.properties()), 0, what=f"{size} bytes on device {dev.ordinal}")
     return Handle(dev, int(h.value), size)
 
 
 def home_of(dev: Device, d: Descriptor) -> Device:
-    """The device of this process that the described memory lies on, which the importing one must reach."""
+    """Returns the device that the described memory lies on, which the importing device must be able to access."""
     for other in _driver.devices():
         if other.uuid == d.device:
             if not dev.can_access(other):
                 raise NotSupported(f"memory on device {other.ordinal} for device {dev.ordinal}, which cannot reach it",
-                                   "use it on the device that it lies on, and copy")
+                                   "map it on the device that it lies on, and copy")
             return other
     raise NotSupported(f"memory on the device of UUID {d.device.hex()}, which this process does not see",
                        "make that device visible (CUDA_VISIBLE_DEVICES, the container's devices)")
 
 
 class Importer:
-    """What chunks of a descriptor must be, here, and how they are imported."""
+    """Imports the chunks of a descriptor, and checks that they are what it declares."""
 
     def __init__(self, dev: Device, d: Descriptor) -> None:
         self.device = dev
@@ -102,7 +101,7 @@ class Importer:
         h = c_uint64()
         code = d.raw("cuMemImportFromShareableHandle", byref(h), os_handle, kind)
         if code in (_UNKNOWN, _INVALID_HANDLE, _INVALID_VALUE):
-            raise MismatchError(f"{what} that is not GPU memory of this driver ({code})", "the exporter sent something else")
+            raise MismatchError(f"{what} that is not GPU memory of this driver ({code})", "the exporter is at fault")
         if code != 0:
             raise d.error("cuMemImportFromShareableHandle", code, "memory of another process")
         handle = Handle(self.device, int(h.value), size)
@@ -110,7 +109,7 @@ class Importer:
         try:
             d.call("cuMemGetAllocationPropertiesFromHandle", byref(p), handle.number)
             if (p.location.type, p.location.id) != self._location:
-                raise MismatchError(f"memory at location {p.location.type}, {p.location.id}, and {self._location} was declared", "the exporter describes other memory than it sends")
+                raise MismatchError(f"memory at location {p.location.type}, {p.location.id}, where {self._location} was declared", "the exporter is at fault")
         except BaseException:
             handle.release()
             raise
@@ -118,7 +117,7 @@ class Importer:
 
 
 class Range:
-    """Reserved addresses of one device, fixed for its life, with chunks mapped one behind the other from its start on."""
+    """A reserved address range of one device, fixed for life, with consecutive chunks mapped from its start."""
 
     def __init__(self, dev: Device, size: int, granularity: int, flags: int, hint: int = 0) -> None:
         self.device, self.size, self._flags = dev, size, flags
@@ -129,7 +128,7 @@ class Range:
         self.mapped = 0
 
     def attach(self, handles: List[Handle]) -> None:
-        """Maps memory behind what is mapped, and grants this device access. After an error nothing has changed."""
+        """Maps chunks behind those that are mapped, and grants the device access. On an error nothing changes."""
         d = self.device.driver
         at, done = self.address + self.mapped, []
         need = sum(h.size for h in handles)
@@ -139,7 +138,7 @@ class Range:
             for h in handles:
                 code = d.raw("cuMemMap", at, h.size, 0, h.number, 0)
                 if code in (_driver.NOT_SUPPORTED, _INVALID_VALUE):
-                    raise MismatchError(f"memory of another size than the {h.size} bytes that were declared", "the exporter declared it wrong")
+                    raise MismatchError(f"memory of another size than the declared {h.size} bytes", "the exporter is at fault")
                 if code != 0:
                     raise d.error("cuMemMap", code, f"{h.size} bytes")
                 done.append((at, h.size))
@@ -167,7 +166,7 @@ class Range:
         return True
 
     def close(self) -> None:
-        """Gives everything back. No work may use it any more. Idempotent."""
+        """Unmaps everything and frees the addresses. The caller has waited for all work on them. Idempotent."""
         self.detach(0)
         if self.address:
             self.device.driver.call("cuMemAddressFree", self.address, self.size)
@@ -175,7 +174,7 @@ class Range:
 
 
 class Foreign(Range):
-    """Memory that another allocator of this process has mapped, and whose owner object is kept alive."""
+    """Memory that another allocator of this process mapped. It keeps the owner object alive."""
 
     def __init__(self, dev: Device, address: int, chunks: List[int], owner: Any) -> None:
         self.device, self.address, self.chunks, self._owner = dev, address, chunks, owner
@@ -193,15 +192,15 @@ _ALLOCATE = "allocate it with cuvmm.empty, or in PyTorch under torch.cuda.use_me
 
 
 def chunks_at(address: int, size: int) -> "tuple[Device, List[Handle]]":
-    """Handles of the allocations behind a range of addresses, which begins at the start of the first one.
+    """Returns handles of the allocations behind an address range, which must begin at the start of the first one.
 
-    The driver tells which allocation lies at an address, but not how far it reaches: neighbouring granules of one
-    allocation have the same handle.
+    The driver returns the allocation at an address, but not its extent. Adjacent granules of one allocation have the same
+    handle, which gives its size.
     """
     d = _driver.driver()
     code, first = _retain(address)
     if code == _INVALID_VALUE:
-        raise NotSupported(f"memory at {address:#x}, which the driver cannot export: it is of cudaMalloc or of a pool of the driver", _ALLOCATE)
+        raise NotSupported(f"memory at {address:#x}, which the driver cannot export, since it comes from cudaMalloc or a pool of the driver", _ALLOCATE)
     if code != 0:
         raise d.error("cuMemRetainAllocationHandle", code, f"memory at {address:#x}")
     handles: List[Handle] = []
@@ -209,7 +208,7 @@ def chunks_at(address: int, size: int) -> "tuple[Device, List[Handle]]":
         p = Properties()
         d.call("cuMemGetAllocationPropertiesFromHandle", byref(p), first)
         if p.location.type != _driver.DEVICE_LOCATION or not p.handles & _driver.POSIX_FD:
-            raise NotSupported(f"memory at {address:#x}, which was made without shareable handles on a device", _ALLOCATE)
+            raise NotSupported(f"memory at {address:#x}, which was created without shareable handles, or not on a device", _ALLOCATE)
         dev = next(other for other in _driver.devices() if other.handle == p.location.id)
         granularity = dev.granularity(p)
         if address % granularity or _number(address - granularity) == first:
@@ -221,7 +220,7 @@ def chunks_at(address: int, size: int) -> "tuple[Device, List[Handle]]":
             while _number(at) == number:
                 at += granularity
             if at == start:
-                raise NotSupported(f"memory at {at:#x}, inside of a range that other memory interrupts", _ALLOCATE)
+                raise NotSupported(f"a gap at {at:#x}, within the memory to export", _ALLOCATE)
             h = c_uint64()
             d.call("cuMemRetainAllocationHandle", byref(h), start)
             handles.append(Handle(dev, int(h.value), at - start))
@@ -241,7 +240,7 @@ def _retain(address: int) -> "tuple[int, int]":
 
 
 def _number(address: int) -> int:
-    """The handle of the allocation at an address; 0 if there is none."""
+    """Returns the handle of the allocation at an address, or 0 if there is none."""
     code, number = _retain(address)
     if code != 0:
         return 0

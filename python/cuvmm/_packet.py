@@ -1,4 +1,4 @@
-"""Packets: how a message is cut, and put together again. Nothing here reads a socket."""
+"""Packets: splits messages, and reassembles them. Nothing here reads a socket."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_NONCE = bytes(16)
 
 
 class Message(NamedTuple):
-    """A whole message. The descriptors belong to whoever takes it; ``lost`` ones did not fit into this process."""
+    """A whole message. The receiver owns the descriptors. ``lost``: some did not fit into this process."""
 
     kind: int
     body: bytes
@@ -50,7 +50,7 @@ def refusal(nonce: bytes, sequence: int, reason: bytes) -> bytes:
 
 
 class Outbound:
-    """Cuts messages into packets, once the peer has greeted."""
+    """Splits messages into packets, once the peer has greeted."""
 
     def __init__(self) -> None:
         self.version = FIRST_VERSION
@@ -68,11 +68,11 @@ class Outbound:
 
 
 def _broken(why: str) -> ProtocolError:
-    return ProtocolError(why, "connect to nothing but a process that speaks this protocol")
+    return ProtocolError(why, "connect only to a process that speaks this protocol")
 
 
 class Inbound:
-    """Puts packets together to messages, and trusts nothing in them. After an error it takes no more."""
+    """Reassembles messages of packets, and trusts nothing in them. It is unusable after an error."""
 
     def __init__(self, nonce: bytes, may_lose: Tuple[int, ...] = (), max_files: int = MAX_FILES) -> None:
         self._own = nonce
@@ -89,26 +89,26 @@ class Inbound:
         self._lost = False
 
     def pending(self) -> bool:
-        """Whether part of a message is here."""
+        """Whether part of a message has arrived."""
         return self._first is not None
 
     def discard(self) -> List[int]:
-        """The descriptors of a message that never ended, for the caller to close."""
+        """Returns the descriptors of an incomplete message, for the caller to close."""
         files, self._files = self._files, []
         return files
 
     def take(self, p: bytes, files: List[int], lost: bool) -> Optional[Message]:
-        """Takes a packet; returns a whole message, or None while more is to come.
+        """Takes a packet, and returns a message if this completes it.
 
-        After an error the descriptors in ``files`` are still the caller's.
+        On an error the caller keeps the descriptors in ``files``.
         """
         if len(p) < HEADER:
-            raise _broken(f"a packet of {len(p)} bytes, and the header alone has {HEADER}")
+            raise _broken(f"a packet of {len(p)} bytes, where the header has {HEADER}")
         magic, version, kind, to, sequence, n, fds, all_n, all_fds = _HEADER.unpack_from(p)
         body = p[HEADER:]
         self._check(magic, version, kind, n, fds, all_n, all_fds, len(body), len(files), lost)
         if sequence != self._sequence:
-            raise _broken(f"packet {sequence}, and {self._sequence} is the next")
+            raise _broken(f"packet {sequence}, where {self._sequence} is the next")
         self._sequence += 1
         if kind == REFUSAL:
             if to not in (self._own, NO_NONCE):
@@ -126,7 +126,7 @@ class Inbound:
             raise _broken(f"a packet that begins with {magic!r} instead of {MAGIC!r}")
         want = FIRST_VERSION if kind == REFUSAL or not self.greeted else self.version
         if version != want:
-            raise _broken(f"a packet of version {version}, and {want} was agreed on")
+            raise _broken(f"a packet of version {version}, where {want} was negotiated")
         if n != have or have > BODY:
             raise _broken(f"a packet that declares {n} bytes and has {have}")
         if fds > FILES or (not lost and fds < came):
@@ -136,7 +136,7 @@ class Inbound:
         if lost and kind not in self._may_lose:
             raise FilesError("file descriptors of a packet were dropped", "raise this process's limit of open files (ulimit -n)")
         if n > all_n or fds > all_fds:
-            raise _broken("a packet with more than its message")
+            raise _broken("a packet that exceeds its message")
 
     def _greet(self, kind: int, to: bytes, body: bytes, all_n: int, n: int, all_fds: int) -> None:
         if kind != GREETING or to != NO_NONCE or not _GREETING_LEAST <= len(body) <= _GREETING_MOST or all_n != n or all_fds:
@@ -153,13 +153,13 @@ class Inbound:
             if not 1 <= kind <= _LAST_KIND:
                 raise _broken(f"a message of kind {kind}")
             if all_n > MAX_BODY or all_fds > self._max_files:
-                raise TooLargeError(f"a message of {all_n} bytes and {all_fds} file descriptors, and {MAX_BODY} and {self._max_files} are the most")
+                raise TooLargeError(f"a message of {all_n} bytes and {all_fds} file descriptors, where the limits are {MAX_BODY} and {self._max_files}")
             self._first, self._body, self._files, self._count, self._lost = (kind, all_n, all_fds), bytearray(), [], 0, False
         elif self._first != (kind, all_n, all_fds):
             raise _broken("the parts of a message differ")
         have_n, have_fds = len(self._body) + len(body), self._count + fds
         if have_n > all_n or have_fds > all_fds:
-            raise _broken("the parts of a message have more than they declare")
+            raise _broken("the parts of a message exceed what they declare")
         whole = have_n == all_n and have_fds == all_fds
         if not whole and not body and not fds:
             raise _broken("an empty part of a message")

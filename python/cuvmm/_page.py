@@ -1,4 +1,4 @@
-"""The page of words by which the GPUs of two processes order their work."""
+"""The page of fence words by which the GPUs of two processes order their work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Optional
 from ._driver import Device
 from .errors import ProtocolError
 
-#: What a word reads once its waits must end: later than every generation.
+#: The final value of a word, above every generation, which satisfies all waits.
 RELEASE = 1 << 62
 LAST_GENERATION = RELEASE - 1
 
@@ -23,7 +23,7 @@ _NOEXEC_SEAL = 8
 
 
 class Page:
-    """A page of words, mapped here and, on devices whose streams can write and wait for words, pinned."""
+    """A page of fence words, mapped into this process, and pinned if the device's streams can use words."""
 
     def __init__(self, memory: mmap.mmap, dev: Optional[Device]) -> None:
         self._memory = memory
@@ -40,11 +40,11 @@ class Page:
         self._words[slot] = value
 
     def at(self, slot: int) -> int:
-        """The word's address for streams."""
+        """Returns the device address of a word."""
         return self.base + 8 * slot
 
     def close(self) -> None:
-        """Takes the page out of this process. No stream may use it any more. Idempotent."""
+        """Unpins and unmaps the page. The caller has waited for the streams that use it. Idempotent."""
         if self._device is not None:
             self._device.unregister(self._address)
             self._device = None
@@ -55,23 +55,23 @@ class Page:
 
 
 def open_page(fd: int, dev: Optional[Device]) -> Page:
-    """Maps the page that another process sent. The descriptor stays the caller's."""
+    """Maps a page that another process sent. The caller keeps the descriptor."""
     try:
         seals = fcntl.fcntl(fd, _GET_SEALS)
     except OSError:
-        raise ProtocolError("something other than a page to order work by: it takes no seals") from None
+        raise ProtocolError("not a page of fence words: it takes no seals") from None
     s = os.fstat(fd)
     if seals & _SEALS != _SEALS or s.st_size != mmap.PAGESIZE or not stat.S_ISREG(s.st_mode):
-        raise ProtocolError(f"something other than a page to order work by: {s.st_size} bytes, seals {seals:#x}")
+        raise ProtocolError(f"not a page of fence words: {s.st_size} bytes, seals {seals:#x}")
     try:
         memory = mmap.mmap(fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     except OSError as e:
-        raise ProtocolError(f"something other than a page to order work by: {e.strerror}") from None
+        raise ProtocolError(f"not a page of fence words: {e.strerror}") from None
     return Page(memory, dev)
 
 
 def make_page(dev: Optional[Device]) -> "tuple[Page, int]":
-    """Makes a page that reads zero, and a descriptor of it for the other process, which the caller closes."""
+    """Makes a page of zeros, and a descriptor of it for the other process, which the caller closes."""
     try:
         fd = os.memfd_create("cuvmm words", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | _NOEXEC_SEAL)
     except OSError:  # kernels before 6.3

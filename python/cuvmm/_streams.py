@@ -12,7 +12,7 @@ LEGACY_DEFAULT, PER_THREAD_DEFAULT = 1, 2
 
 
 def handle_of(stream: Any) -> int:
-    """The driver's handle of a stream: an int, or an object of PyTorch, CuPy, or cuda.core."""
+    """Returns the driver's handle of a stream: an int, or an object of PyTorch, CuPy, or cuda.core."""
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         version_and_handle = protocol() if callable(protocol) else protocol
@@ -27,7 +27,7 @@ def handle_of(stream: Any) -> int:
 
 
 def handles_of(dev: Device, streams: Union[None, Any, Iterable[Any]]) -> List[c_void_p]:
-    """The handles of one stream or several, none of which may be capturing a graph."""
+    """Returns the handles of one stream or several. A stream that captures a graph is refused."""
     if streams is None:
         return []
     many = streams if isinstance(streams, (list, tuple, set, frozenset)) else [streams]
@@ -37,5 +37,5 @@ def handles_of(dev: Device, streams: Union[None, Any, Iterable[Any]]) -> List[c_
             status = c_int()
             d.call("cuStreamIsCapturing", h, byref(status))
             if status.value:
-                raise NotSupported("the stream is capturing a graph", "order the stream before or after the capture")
+                raise NotSupported("the stream is capturing a graph", "name the stream before or after the capture")
     return out

@@ -10,10 +10,10 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from . import _conn, _driver, _wire
 from ._descriptor import ARRAY, BUFFER, ELEMENTS, decode
 from ._process import OfProcess
-from ._tracker import View
+from ._replica import View
 from .errors import (AccessError, ArgumentError, ClosedError, Error, FilesError, GoneError, NotSupported, ProtocolError, RefusedError, TooLargeError, UnknownError,
                      WaitTimeout)
-from .follower import Accepted, Follower, Has, Options
+from .follower import Accepted, Follower, Options, Possession, end_of
 
 _MAY_LOSE = (_wire.KINDS["accepted"], _wire.KINDS["view"])
 _UNKNOWN, _LIMIT, _FORBIDDEN = 1, 2, 5
@@ -35,27 +35,27 @@ class Listing(NamedTuple):
     writable: bool
 
 
-class Inlet:
+class Mailbox:
     """Where what a follower is told arrives, on one connection: one view at a time, and the end."""
 
     def __init__(self) -> None:
         self.views: "queue.Queue[Optional[Tuple[View, List[int], bool]]]" = queue.Queue()  # None is the end
         self.why: Optional[Error] = None
-        self.over = threading.Event()  # nothing more comes; why says the reason
-        self.cut = threading.Event()  # the connection ended
+        self.ended = threading.Event()  # nothing more comes; why says the reason
+        self.disconnected = threading.Event()  # the connection ended
 
     def end(self, why: Error) -> None:
-        if not self.over.is_set():
+        if not self.ended.is_set():
             self.why = why
-            self.over.set()
+            self.ended.set()
         self.views.put(None)
 
 
-class _Answer(NamedTuple):
+class _Reply(NamedTuple):
     name: str
     fields: Dict[str, Any]
     page: Optional[int]
-    inlet: Optional[Inlet]
+    mailbox: Optional[Mailbox]
 
 
 class Client(OfProcess):
@@ -71,9 +71,9 @@ class Client(OfProcess):
         self._redial = redial
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._asked: Dict[int, Optional["queue.Queue[Optional[_Answer]]"]] = {}
-        self._followers: Dict[bytes, Optional[Inlet]] = {}
-        self._inlets: List[Inlet] = []  # of this connection
+        self._asked: Dict[int, Optional["queue.Queue[Optional[_Reply]]"]] = {}
+        self._followers: Dict[bytes, Optional[Mailbox]] = {}
+        self._mailboxes: List[Mailbox] = []  # of this connection
         self._closing = threading.Event()
         self._why: Optional[Error] = None  # nothing is read
         self._reader = threading.Thread(target=self._run, name="cuvmm client", daemon=True)
@@ -156,13 +156,13 @@ class Client(OfProcess):
 
     # What follows is for Follower.
 
-    def request(self, o: Options, room: int, has: Has, timeout: Optional[float]) -> Accepted:
+    def request(self, o: Options, room: int, has: Possession, timeout: Optional[float]) -> Accepted:
         """Asks for a publication, for a follower that has something of it already, or nothing. The page's descriptor is the caller's."""
         a = self._ask("follow", {"access": 2 if o.write else 1, "room": room, "publication": has.publication, "generation": has.generation, "length": has.length,
                                  "chunks": [{"identity": i} for i in has.identities], "name": o.name}, timeout)
         if a.name != "accepted":
             raise self._surprise(a)
-        assert a.inlet is not None
+        assert a.mailbox is not None
         try:
             if a.page is None:
                 raise FilesError("the page to order work by was dropped", "raise this process's limit of open files (ulimit -n)")
@@ -174,10 +174,10 @@ class Client(OfProcess):
                     raise ProtocolError(f"a range of {a.fields['reserved']} bytes, and {room} were requested")
             except Error as e:
                 raise self._conn.fail(e) from None
-            return Accepted(a.inlet, a.fields["token"], a.fields["publication"], a.fields["reserved"], a.fields["slot"], d, a.page)
+            return Accepted(a.mailbox, a.fields["token"], a.fields["publication"], a.fields["reserved"], a.fields["slot"], d, a.page)
         except BaseException:
             _conn.close_all([] if a.page is None else [a.page])
-            self.leave(a.fields["token"], a.inlet)
+            self.leave(a.fields["token"], a.mailbox)
             raise
 
     def wait(self, seconds: float) -> bool:
@@ -188,7 +188,7 @@ class Client(OfProcess):
         """Closes the connection for a violation of the protocol."""
         return self._conn.fail(why)
 
-    def say(self, name: str, fields: Dict[str, Any]) -> None:
+    def notify(self, name: str, fields: Dict[str, Any]) -> None:
         """Sends what needs no answer. A connection that is over needs it no more."""
         try:
             self._conn.send(*_wire.encode(name, fields))
@@ -197,17 +197,17 @@ class Client(OfProcess):
         except Error as e:
             self._conn.fail(e)  # it may be open still, with a publisher that waits
 
-    def leave(self, token: bytes, inlet: Inlet) -> None:
+    def leave(self, token: bytes, mailbox: Mailbox) -> None:
         """Tells the server that a follower wants no more, and drops what is on its way to it. Idempotent."""
         with self._lock:
             there = self._followers.get(token) is not None
             if there:
                 self._followers[token] = None
         if there:
-            self.say("leave", {"token": token})
+            self.notify("leave", {"token": token})
         while True:
             try:
-                left = inlet.views.get_nowait()
+                left = mailbox.views.get_nowait()
             except queue.Empty:
                 return
             if left is not None:
@@ -215,9 +215,9 @@ class Client(OfProcess):
 
     # Requests.
 
-    def _ask(self, name: str, fields: Dict[str, Any], timeout: Optional[float]) -> _Answer:
+    def _ask(self, name: str, fields: Dict[str, Any], timeout: Optional[float]) -> _Reply:
         self._check_process()
-        mine: "queue.Queue[Optional[_Answer]]" = queue.Queue()
+        mine: "queue.Queue[Optional[_Reply]]" = queue.Queue()
         with self._lock:
             if self._closing.is_set() or self._why is not None:
                 raise self._gone()
@@ -247,14 +247,14 @@ class Client(OfProcess):
     def _gone(self) -> Error:
         return ClosedError("the client is closed") if self._closing.is_set() or self._why is None else self._why.again()
 
-    def _surprise(self, a: _Answer) -> Error:
+    def _surprise(self, a: _Reply) -> Error:
         self._give_up(a)
         return self._conn.fail(ProtocolError(f"a reply ({a.name}) to another request"))
 
-    def _give_up(self, a: _Answer) -> None:
-        if a.inlet is not None:
+    def _give_up(self, a: _Reply) -> None:
+        if a.mailbox is not None:
             _conn.close_all([] if a.page is None else [a.page])
-            self.leave(a.fields["token"], a.inlet)
+            self.leave(a.fields["token"], a.mailbox)
 
     # The thread that reads.
 
@@ -299,21 +299,21 @@ class Client(OfProcess):
             why = self._conn.fail(Error(f"the client failed: {e!r}", "report this"))
         with self._lock:
             self._why = why
-            asked, inlets = list(self._asked.values()), self._inlets
+            asked, mailboxes = list(self._asked.values()), self._mailboxes
             self._asked.clear()
             self._followers.clear()
-            self._inlets = []
+            self._mailboxes = []
         for a in asked:
             if a is not None:
                 a.put(None)
-        for i in inlets:
-            i.cut.set()
+        for i in mailboxes:
+            i.disconnected.set()
             i.end(ClosedError("the client is closed") if self._closing.is_set() else why)
 
     def _sort(self, m: Any) -> None:
         name, fields = _wire.read(m, "client")
         if name in ("listing", "denied"):
-            self._reply(fields["number"], _Answer(name, fields, None, None))
+            self._reply(fields["number"], _Reply(name, fields, None, None))
         elif name == "accepted":
             self._accepted(m, fields)
         elif name == "view":
@@ -321,7 +321,7 @@ class Client(OfProcess):
         elif name != "soon":
             raise ProtocolError(f"{name}, which no server of publications sends")
 
-    def _reply(self, number: int, a: _Answer) -> bool:
+    def _reply(self, number: int, a: _Reply) -> bool:
         """Gives a reply to the thread that waits for it; False if none does any more."""
         with self._lock:
             if number not in self._asked:
@@ -333,18 +333,18 @@ class Client(OfProcess):
             return True
 
     def _accepted(self, m: Any, fields: Dict[str, Any]) -> None:
-        inlet, token = Inlet(), fields["token"]
+        mailbox, token = Mailbox(), fields["token"]
         with self._lock:
             if token in self._followers:
                 raise ProtocolError("two followers of one token")
-            self._followers[token] = inlet
-            self._inlets.append(inlet)
-        if not self._reply(fields["number"], _Answer("accepted", fields, m.files[0] if m.files else None, inlet)):
+            self._followers[token] = mailbox
+            self._mailboxes.append(mailbox)
+        if not self._reply(fields["number"], _Reply("accepted", fields, m.files[0] if m.files else None, mailbox)):
             _conn.close_all(m.files)
             with self._lock:
                 self._followers[token] = None
             # This thread reads, and must not wait until something is sent.
-            threading.Thread(target=self.say, args=("leave", {"token": token}), name="cuvmm leave", daemon=True).start()
+            threading.Thread(target=self.notify, args=("leave", {"token": token}), name="cuvmm leave", daemon=True).start()
 
     def _view(self, m: Any, token: bytes, v: View) -> None:
         with self._lock:
@@ -352,13 +352,16 @@ class Client(OfProcess):
                 if v.final:
                     return  # the reply to a done that crossed a leave
                 raise ProtocolError("a view for an unknown token")
-            inlet = self._followers[token]
-            if v.final:
+            mailbox = self._followers[token]
+            if v.final:  # may come while another view is in progress, and the end of the connection right behind it
                 del self._followers[token]
-            if inlet is not None:
-                if not inlet.views.empty():
+                if mailbox is not None:
+                    mailbox.end(end_of(v))
+                return
+            if mailbox is not None:
+                if not mailbox.views.empty():
                     raise ProtocolError("a view before the one before was acknowledged")
-                inlet.views.put((v, m.files, m.lost))
+                mailbox.views.put((v, m.files, m.lost))
                 return
         _conn.close_all(m.files)  # it has left, and the server did not know yet
 

@@ -13,13 +13,13 @@ from . import _conn, _driver, _memory, _page, _streams
 from ._descriptor import ARRAY, ELEMENTS, RECORD, Descriptor
 from ._driver import Device, Event, Stream
 from ._process import OfProcess
-from ._tracker import LIVE, MOVED, STALE, STATES, Chunk, Tracker, View, size_of
+from ._replica import LIVE, MOVED, STALE, STATES, Chunk, Replica, View, size_of
 from .array import Array, ElementType, Users, close_at_exit
 from .errors import (AccessError, CapacityError, ClosedError, EndedError, Error, FilesError, GoneError, MismatchError, MovedError, NotSupported, ProtocolError,
                      RefusedError, StalledError, TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError)
 
 if TYPE_CHECKING:
-    from .client import Client, Inlet
+    from .client import Client, Mailbox
 
 _SHORTEST_POLL, _LONGEST_POLL = 20e-6, 1e-3
 
@@ -36,7 +36,7 @@ class Options(NamedTuple):
     keep_descriptors: bool
 
 
-class Has(NamedTuple):
+class Possession(NamedTuple):
     """What a follower has of a publication that it asks for: nothing, unless it comes back."""
 
     publication: bytes = bytes(16)
@@ -48,7 +48,7 @@ class Has(NamedTuple):
 class Accepted(NamedTuple):
     """What a server grants a follower. The page's descriptor is the receiver's, to close."""
 
-    inlet: "Inlet"
+    mailbox: "Mailbox"
     token: bytes
     publication: bytes
     reserved: int
@@ -70,7 +70,7 @@ class Heritage(NamedTuple):
     device: Device
     range: _memory.Range
     users: Users
-    kept: List[_memory.Kept]
+    kept: List[_memory.PinnedFile]
 
 
 class _Shown(NamedTuple):
@@ -83,7 +83,7 @@ class _Link:
     """A follower's side of one connection: its word, and the stream that waits for it."""
 
     def __init__(self, client: "Client", a: Accepted, dev: Device) -> None:
-        self.inlet, self.token, self.slot = a.inlet, a.token, a.slot
+        self.mailbox, self.token, self.slot = a.mailbox, a.token, a.slot
         self.waiting = threading.Lock()  # for the stream's wait and its mark
         self.waited = 0
         self.dead = threading.Event()  # nothing waits for the word any more
@@ -109,8 +109,8 @@ class _Link:
         self.page.store(self.slot, _page.RELEASE)
         return complete
 
-    def let_go(self) -> None:
-        """Has the word read that everything is done until the stream has seen it: the publisher's last write may come after the first of these."""
+    def release_waits(self) -> None:
+        """Possession the word read that everything is done until the stream has seen it: the publisher's last write may come after the first of these."""
         failed = 0.0
         while failed < 1.0:
             self.page.store(self.slot, _page.RELEASE)
@@ -153,9 +153,9 @@ class Follower(OfProcess):
         self._since: List[Tuple[int, float]] = []  # waits for generations, where they have a limit
         self._users = Users()
         self._closed = threading.Lock()
-        self._kept: List[_memory.Kept] = []  # with keep_descriptors: of each chunk that is mapped
+        self._kept: List[_memory.PinnedFile] = []  # with keep_descriptors: of each chunk that is mapped
         self._adopted = False
-        a = client.request(o, room, Has(), timeout)
+        a = client.request(o, room, Possession(), timeout)
         try:
             self._publication, self._room, about = a.publication, a.reserved, a.about
             self._about = about
@@ -165,7 +165,7 @@ class Follower(OfProcess):
             granularity = self._importer.granularity
             if not 0 < a.reserved <= 1 << 60 or a.reserved % granularity:
                 raise client.broken(ProtocolError(f"a publication with room for {a.reserved} bytes, in memory with a granularity of {granularity}"))
-            self._tracker = Tracker(about.unit, granularity, a.reserved, 1 << 16)
+            self._replica = Replica(about.unit, granularity, a.reserved, 1 << 16)
             self._link = _Link(client, a, dev)
             try:
                 self._range: Optional[_memory.Range] = _memory.Range(dev, a.reserved, granularity, _driver.READ_WRITE if o.write else _driver.READ)
@@ -173,7 +173,7 @@ class Follower(OfProcess):
                 self._link.close()
                 raise
         except BaseException:
-            client.leave(a.token, a.inlet)
+            client.leave(a.token, a.mailbox)
             raise
         finally:
             _conn.close_all([a.page])
@@ -331,7 +331,7 @@ class Follower(OfProcess):
                 return
 
     def order(self, stream: Any) -> None:
-        """Has later work on the streams come behind what is shown, for streams that no ``next`` named. It does not wait."""
+        """Possession later work on the streams come behind what is shown, for streams that no ``next`` named. It does not wait."""
         self._order(_streams.handles_of(self._device, stream))
 
     def _order(self, streams: List[c_void_p]) -> None:
@@ -362,7 +362,7 @@ class Follower(OfProcess):
                     d.call("cuStreamWaitValue64_v2", link.stream.handle, link.page.at(link.slot), generation, 0, what=f"generation {generation}")
                 link.waited = generation
                 if self._died:
-                    link.let_go()  # the end was perhaps dealt with before this wait was there
+                    link.release_waits()  # the end was perhaps dealt with before this wait was there
             with Event(self._device, link.stream.handle) as e:
                 for s in streams:
                     e.hold(s)
@@ -389,15 +389,15 @@ class Follower(OfProcess):
         link = self._link
         step = 0.05 if self._options.max_wait is None else min(0.05, self._options.max_wait / 4)
         while not self._closing:
-            if link.inlet.over.is_set() and not isinstance(link.inlet.why, WithdrawnError) or link.inlet.cut.is_set():
-                self._die(link, link.inlet.why or ClosedError("the client is closed"))
+            if link.mailbox.ended.is_set() and not isinstance(link.mailbox.why, WithdrawnError) or link.mailbox.disconnected.is_set():
+                self._die(link, link.mailbox.why or ClosedError("the client is closed"))
             elif self._stalled(link):
                 why = StalledError(f"the publisher's announced work is not done after {self._options.max_wait:g} s", "see what it waits for, or raise max_wait")
                 self._die(link, why)
-                self._client.leave(link.token, link.inlet)
-                link.inlet.end(why)
+                self._client.leave(link.token, link.mailbox)
+                link.mailbox.end(why)
             else:
-                (link.inlet.cut if link.inlet.over.is_set() else link.inlet.over).wait(step)
+                (link.mailbox.disconnected if link.mailbox.ended.is_set() else link.mailbox.ended).wait(step)
                 continue
             with self._changed:  # the other thread follows again, or settles
                 self._changed.wait_for(lambda: self._settled or self._closing or self._link is not link)
@@ -422,7 +422,7 @@ class Follower(OfProcess):
                 self._shown.pop()
                 self._unfinished = True
             self._wake_locked()
-        link.let_go()
+        link.release_waits()
         link.dead.set()
 
     def _end_locked(self) -> Optional[Error]:
@@ -442,20 +442,20 @@ class Follower(OfProcess):
         while True:
             link = self._link
             self._take_views(link)
-            if self._closing or not self._client.reconnects or not _may_return(link.inlet.why):
+            if self._closing or not self._client.reconnects or not _may_return(link.mailbox.why):
                 break
             link.dead.wait()
             why = self._return()
             if why is not None:
                 break
         with self._changed:
-            self._gone = why or self._gone or link.inlet.why  # withdrawn: the publisher lives, and finishes what it announced
+            self._gone = why or self._gone or link.mailbox.why  # withdrawn: the publisher lives, and finishes what it announced
             self._settled = True
             self._wake_locked()
 
     def _take_views(self, link: _Link) -> None:
         while True:
-            arrival = link.inlet.views.get()
+            arrival = link.mailbox.views.get()
             if arrival is None or self._closing:
                 _conn.close_all(arrival[1] if arrival is not None else ())
                 return
@@ -468,8 +468,8 @@ class Follower(OfProcess):
         """Follows again what this follower follows, with what it has; returns why that cannot be."""
         pause = 0.05
         with self._changed:
-            self._tracker.length = min(self._tracker.length, self._shown[-1].length)
-            has = Has(self._publication, self._tracker.generation, self._tracker.length, tuple(c.identity for c in self._tracker.chunks))
+            self._replica.length = min(self._replica.length, self._shown[-1].length)
+            has = Possession(self._publication, self._replica.generation, self._replica.length, tuple(c.identity for c in self._replica.chunks))
         while self._client.wait(pause) and not self._closing:
             pause = min(2 * pause, 2.0)
             try:
@@ -479,18 +479,18 @@ class Follower(OfProcess):
             except Error as e:
                 return e
             try:
-                if a.reserved < min(self._room, size_of(self._tracker.chunks)) or (a.about.kind, a.about.element, a.about.element_size, a.about.device) != (
+                if a.reserved < min(self._room, size_of(self._replica.chunks)) or (a.about.kind, a.about.element, a.about.element_size, a.about.device) != (
                         self._about.kind, self._about.element, self._about.element_size, self._about.device):
                     return MismatchError(f"publication {self._options.name!r} is {a.about.what()} now, and was {self._about.what()}", "follow it anew")
                 link = _Link(self._client, a, self._device)
             except Error as e:
-                self._client.leave(a.token, a.inlet)
+                self._client.leave(a.token, a.mailbox)
                 return e
             finally:
                 _conn.close_all([a.page])
             with self._changed:
                 old, self._link, self._publication = self._link, link, a.publication
-                self._tracker.again()
+                self._replica.restart()
                 self._state = STALE  # until its first view
                 self._shown = [self._shown[-1]._replace(ordered=0)]
                 p = self._pending
@@ -504,12 +504,9 @@ class Follower(OfProcess):
 
     def _view(self, link: _Link, v: View, files: List[int], lost: bool) -> None:
         try:
-            self._tracker.take(v)
+            self._replica.begin(v)
         except Error as e:
             self._client.broken(e)
-            return
-        if v.final:
-            link.inlet.end(_end_of(v))
             return
         failed: Optional[Exception] = None
         try:
@@ -519,10 +516,10 @@ class Follower(OfProcess):
         if failed is not None:
             self._arrived(failed if isinstance(failed, Error) else Error(f"a view could not be taken: {failed!r}"))
         elif v.over:
-            self._arrived(CapacityError(f"{v.length} elements, in chunks that do not fit into the {self._tracker.room} bytes of this range", "follow it anew with a larger reserve"))
+            self._arrived(CapacityError(f"{v.length} elements, in chunks that do not fit into the {self._replica.room} bytes of this range", "follow it anew with a larger reserve"))
         elif v.last:
             self._arrived(_Shown(v.generation, v.ordered, v.length), v.state)
-        self._client.say("done", dict(self._tracker.took(failed), token=link.token))
+        self._client.notify("done", dict(self._replica.finish(failed), token=link.token))
 
     def _wake_locked(self) -> None:
         self._changed.notify_all()
@@ -537,7 +534,7 @@ class Follower(OfProcess):
 
     def _carry_out(self, v: View, files: List[int], lost: bool) -> None:
         assert self._range is not None
-        if self._tracker.less(v):
+        if self._replica.shrinks(v):
             self._give_back(v.length, v.keep)
             return
         if not v.add:
@@ -547,12 +544,12 @@ class Follower(OfProcess):
         if lost:
             raise FilesError(f"the file descriptors of {len(v.add)} chunks were dropped", "raise this process's limit of open files (ulimit -n)")
         handles: List[_memory.Handle] = []
-        kept: List[_memory.Kept] = []
+        kept: List[_memory.PinnedFile] = []
         try:
             for fd, c in zip(files, v.add):
                 handles.append(self._importer.descriptor(fd, c.size))
                 if self._options.keep_descriptors:
-                    kept.append(_memory.Kept(fd))
+                    kept.append(_memory.PinnedFile(fd))
             self._range.attach(handles)
         except BaseException:
             for k in kept:
@@ -572,8 +569,8 @@ class Follower(OfProcess):
                 self._pending = p._replace(length=length)
             self._wake_locked()
         streams = self._options.on_shrink(length) if self._options.on_shrink is not None else None
-        if keep < len(self._tracker.chunks):
-            kept = size_of(self._tracker.chunks[:keep])
+        if keep < len(self._replica.chunks):
+            kept = size_of(self._replica.chunks[:keep])
             self._users.wait(kept, self._options.shrink_wait)
             self._users.refuse("the publisher takes memory back", kept)
         self._finish(streams)
@@ -615,12 +612,12 @@ class Follower(OfProcess):
                 self._wake_locked()
             while any(t.is_alive() for t in self._threads):
                 link = self._link
-                self._client.leave(link.token, link.inlet)
-                link.let_go()
-                link.inlet.end(ClosedError("the follower is closed"))
+                self._client.leave(link.token, link.mailbox)
+                link.release_waits()
+                link.mailbox.end(ClosedError("the follower is closed"))
                 for t in self._threads:
                     t.join(0.1)
-            self._client.leave(self._link.token, self._link.inlet)  # what came meanwhile
+            self._client.leave(self._link.token, self._link.mailbox)  # what came meanwhile
             self._device.synchronize()
             self._range.close()
             self._range = None
@@ -653,7 +650,7 @@ class Follower(OfProcess):
                 raise ClosedError("the follower is closed")
             came = self._shown + ([self._pending] if isinstance(self._pending, _Shown) else [])
             length = max([(s.generation, s.length) for s in came if s.ordered <= self._completed], default=(0, 0))[1]
-            return Heritage(self._options.name, self._publication, self._tracker.generation, length, tuple(self._tracker.chunks), self._about, self._kind, self._device,
+            return Heritage(self._options.name, self._publication, self._replica.generation, length, tuple(self._replica.chunks), self._about, self._kind, self._device,
                             self._range, self._users, self._kept)
 
     def hand_over(self) -> None:
@@ -675,7 +672,7 @@ def _may_return(why: Optional[Error]) -> bool:
     return isinstance(why, (GoneError, RefusedError, MovedError)) and not isinstance(why, UnfinishedError)
 
 
-def _end_of(v: View) -> Error:
+def end_of(v: View) -> Error:
     if v.state == MOVED:
         return MovedError(f"another process publishes it from now on{': ' + repr(v.reason) if v.reason else ''}", "connect again, or with reconnect=True at first")
     if v.status == _WITHDRAWN:

@@ -147,7 +147,7 @@ class Channel(OfProcess):
             got: Optional[Imported] = None
             try:
                 got = self._import(offer, dev, write, max_bytes)
-                self._say("mapped", transfer=number)
+                self._send("mapped", transfer=number)
                 self._await("confirmed", number)
                 return got
             except _Withdrawn as e:
@@ -156,7 +156,7 @@ class Channel(OfProcess):
             except BaseException as e:
                 _close(got)
                 try:
-                    self._say("declined", transfer=number, reason=str(e))
+                    self._send("declined", transfer=number, reason=str(e))
                 except Error:
                     pass  # a connection that is over
                 raise
@@ -173,7 +173,7 @@ class Channel(OfProcess):
         try:
             while len(handles) < len(d.chunks):
                 if handles:
-                    self._say("taken", transfer=number, chunks=len(handles))
+                    self._send("taken", transfer=number, chunks=len(handles))
                 m, fields = self._await("chunks", number)
                 try:
                     if m.lost:
@@ -189,7 +189,7 @@ class Channel(OfProcess):
             for h in handles:
                 h.release()
 
-    def _say(self, name: str, **fields: object) -> None:
+    def _send(self, name: str, **fields: object) -> None:
         self._conn.send(*_wire.encode(name, fields))
 
     def _await(self, name: str, number: int) -> "tuple[_packet.Message, Dict[str, object]]":
@@ -206,7 +206,7 @@ class Channel(OfProcess):
                 return m, fields
             _conn.close_all(m.files)
             if said == "fabric":
-                self._say("by descriptor", transfer=number, reason="this side maps descriptors")
+                self._send("by descriptor", transfer=number, reason="this side maps descriptors")
             elif said not in ("chunks",):
                 raise self._conn.fail(ProtocolError(f"{said}, where {name} belongs"))
 

@@ -12,9 +12,9 @@ from . import _conn, _driver, _page, _streams, _wire
 from ._memory import Exportable
 from ._descriptor import ARRAY, Descriptor, this_process
 from ._driver import Event, Stream
-from ._feed import Feed, Shown, common
+from ._progress import Progress, Shown, common
 from ._process import OfProcess
-from ._tracker import ENDED, Chunk, View, size_of
+from ._replica import ENDED, Chunk, View, size_of
 from .client import Client
 from .errors import (ArgumentError, ClosedError, Error, FilesError, GoneError, InUseError, NotSupported, PeerError, ProtocolError, RefusedError, SupersededError, TooLargeError,
                      WaitTimeout)
@@ -36,11 +36,11 @@ class FollowerStats(NamedTuple):
     reason: str
 
 
-class _Subscriber:
+class _Replicator:
     """One follower, as its publisher has it. Guarded by its publication's lock."""
 
-    def __init__(self, session: "_Session", token: bytes, page: _page.Page, slot: int, feed: Feed) -> None:
-        self.session, self.token, self.page, self.slot, self.feed = session, token, page, slot, feed
+    def __init__(self, session: "_Session", token: bytes, page: _page.Page, slot: int, progress: Progress) -> None:
+        self.session, self.token, self.page, self.slot, self.progress = session, token, page, slot, progress
         self.ending: Optional[Tuple[int, str]] = None
 
 
@@ -59,7 +59,7 @@ class Publication(OfProcess):
             generation = before.generation + 1
             self._view, self._identity = Shown(generation, generation, before.length, self._chunks(before.length)), before.publication
             self._kind, self._element, self._element_size = before.about.kind, before.about.element, before.about.element_size
-        self._followers: List[_Subscriber] = []
+        self._followers: List[_Replicator] = []
         self._withdrawn = False
         self._finishing = threading.Lock()  # for the stream's end
         self._words = memory.device.stream_words()
@@ -115,8 +115,8 @@ class Publication(OfProcess):
         for s in {f.session for f in self._followers}:
             s.wake()
 
-    def _write(self, generation: int, streams: List[c_void_p], to: List[_Subscriber]) -> None:
-        """Has the words read the generation when the work that is on the streams now is done."""
+    def _write(self, generation: int, streams: List[c_void_p], to: List[_Replicator]) -> None:
+        """Possession the words read the generation when the work that is on the streams now is done."""
         if self._stream is None:
             for h in streams:
                 with Event(self._memory.device, h) as e:
@@ -143,7 +143,7 @@ class Publication(OfProcess):
             if not 0 <= length <= self._view.length:
                 raise ArgumentError(f"shrinking from {self._view.length} to {length} elements")
             for f in self._followers:
-                f.feed.lower(length)
+                f.progress.lower(length)
             self._show(Shown(self._view.generation + 1, self._view.ordered, length, self._chunks(length)))
         self.settle(timeout)
 
@@ -152,12 +152,12 @@ class Publication(OfProcess):
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while True:
-                behind = [f for f in self._followers if f.feed.told != self._view.generation or f.feed.pinned(self._view)]
+                behind = [f for f in self._followers if f.progress.reached != self._view.generation or f.progress.pinned(self._view)]
                 if not behind:
                     return
-                refused = [f for f in behind if f.feed.told == self._view.generation]
+                refused = [f for f in behind if f.progress.reached == self._view.generation]
                 if len(refused) == len(behind):
-                    raise InUseError(f"process {refused[0].session.pid} did not give memory back: {refused[0].feed.reason!r}", "the reason is the follower's")
+                    raise InUseError(f"process {refused[0].session.pid} did not give memory back: {refused[0].progress.reason!r}", "the reason is the follower's")
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     raise WaitTimeout(f"followers in processes {sorted({f.session.pid for f in behind})} are not at generation {self._view.generation}", "see what they wait for")
@@ -165,7 +165,7 @@ class Publication(OfProcess):
 
     def followers(self) -> List[FollowerStats]:
         with self._lock:
-            return [FollowerStats(f.session.pid, f.feed.told, f.feed.pinned(self._view), f.feed.reason) for f in self._followers]
+            return [FollowerStats(f.session.pid, f.progress.reached, f.progress.pinned(self._view), f.progress.reason) for f in self._followers]
 
     def withdraw(self) -> None:
         """Ends the publication: followers keep what they have mapped. Waits for the announced work's words. Idempotent."""
@@ -196,7 +196,7 @@ class Publication(OfProcess):
             if self._stream is not None:
                 self._stream.synchronize()
 
-    def join(self, session: "_Session", m: Dict[str, Any]) -> Tuple[_Subscriber, Dict[str, Any]]:
+    def join(self, session: "_Session", m: Dict[str, Any]) -> Tuple[_Replicator, Dict[str, Any]]:
         """Takes a follower in. Its word reads the shown generation when that is complete."""
         room, ahead = m["room"], m["generation"] - self._view.generation
         if ahead > _MOST_AHEAD:
@@ -210,29 +210,29 @@ class Publication(OfProcess):
                 self._show(self._view._replace(generation=m["generation"] + 1))
             has = [Chunk(c["identity"], 0) for c in m["chunks"]]
             same = common(has, self._view.chunks)
-            feed = Feed(self._memory.kind.size, reserved, [*self._view.chunks[:same], *has[same:]], m["length"], m["generation"])
-            f = _Subscriber(session, os.urandom(16), page, slot, feed)
+            progress = Progress(self._memory.kind.size, reserved, [*self._view.chunks[:same], *has[same:]], m["length"], m["generation"])
+            f = _Replicator(session, os.urandom(16), page, slot, progress)
             self._write(self._view.generation, [], [f])
             self._followers.append(f)
             return f, {"token": f.token, "publication": self._identity, "reserved": reserved, "slot": slot, "descriptor": self.about().encode()}
 
-    def step(self, f: _Subscriber) -> Optional[Tuple[View, List[Any]]]:
+    def step(self, f: _Replicator) -> Optional[Tuple[View, List[Any]]]:
         """What the follower is to be told now, and the handles of the memory that it gets."""
         with self._lock:
             if f.ending is not None:
                 status, reason = f.ending
                 self.drop(f)
                 return View(0, self._view.generation, 0, 0, 0, state=ENDED, status=status, reason=reason), []
-            v = f.feed.next(self._view, _wire.MAX_BATCH)
+            v = f.progress.next(self._view, _wire.MAX_BATCH)
             return None if v is None else (v, [self._exports[c.identity] for c in v.add])
 
-    def took(self, f: _Subscriber, fields: Dict[str, Any]) -> None:
+    def acknowledge(self, f: _Replicator, fields: Dict[str, Any]) -> None:
         with self._changed:
             if f in self._followers:
-                f.feed.took(fields)
+                f.progress.acknowledge(fields)
                 self._changed.notify_all()
 
-    def drop(self, f: _Subscriber) -> None:
+    def drop(self, f: _Replicator) -> None:
         with self._changed:
             if f in self._followers:
                 self._followers.remove(f)
@@ -252,7 +252,7 @@ class _Session:
         self.server, self._conn = server, conn
         self.pid = conn.peer.pid if conn.peer is not None else 0
         self._lock = threading.Lock()
-        self._followers: Dict[bytes, Tuple[Publication, _Subscriber]] = {}
+        self._followers: Dict[bytes, Tuple[Publication, _Replicator]] = {}
         self._pages: List[Tuple[_page.Page, int, int]] = []  # with a descriptor and the next word; the last has room
         self._page_of: Optional[_driver.Device] = None
         self._joined: Set[Publication] = set()
@@ -320,16 +320,16 @@ class _Session:
 
     def _handle(self, name: str, m: Dict[str, Any]) -> None:
         if name == "list":
-            self._say("listing", {"number": m["number"], "entries": [p.entry() for p in self.server.publications()]})
+            self._send("listing", {"number": m["number"], "entries": [p.entry() for p in self.server.publications()]})
         elif name == "follow":
             self._follow(m)
         elif name in ("done", "leave"):
             with self._lock:
                 found = self._followers.get(m["token"])
             if found is None:
-                self._say("view", View(0, 0, 0, 0, 0, state=ENDED, status=_UNKNOWN, reason="no follower of that token").fields(m["token"]))
+                self._send("view", View(0, 0, 0, 0, 0, state=ENDED, status=_UNKNOWN, reason="no follower of that token").fields(m["token"]))
             elif name == "done":
-                found[0].took(found[1], m)
+                found[0].acknowledge(found[1], m)
                 self.wake()
             else:
                 found[1].ending = (_LEFT, "")
@@ -353,15 +353,15 @@ class _Session:
             except (Error, OSError) as e:
                 self._deny(m, _LIMIT if isinstance(e, TooLargeError) else _FAILED, str(e))
                 return
-            self._say("accepted", dict(accepted, number=m["number"]), [self._page_file(f.page)])
+            self._send("accepted", dict(accepted, number=m["number"]), [self._page_file(f.page)])
             with self._lock:  # it hears of nothing before this
                 self._followers[f.token] = (p, f)
             self.wake()
 
     def _deny(self, m: Dict[str, Any], status: int, reason: str) -> None:
-        self._say("denied", {"number": m["number"], "status": status, "reason": reason})
+        self._send("denied", {"number": m["number"], "status": status, "reason": reason})
 
-    def _say(self, name: str, fields: Dict[str, Any], files: Optional[List[int]] = None) -> None:
+    def _send(self, name: str, fields: Dict[str, Any], files: Optional[List[int]] = None) -> None:
         self._conn.send(*_wire.encode(name, fields), files or [])
 
     def _tell(self) -> None:
@@ -382,7 +382,7 @@ class _Session:
                     self._conn.fail(Error(f"the server failed: {e!r}", "report this"))
                     return
 
-    def _step(self, token: bytes, p: Publication, f: _Subscriber) -> None:
+    def _step(self, token: bytes, p: Publication, f: _Replicator) -> None:
         step = p.step(f)
         if step is None:
             return
@@ -391,7 +391,7 @@ class _Session:
         try:
             for h in handles:
                 files.append(h.export())
-            self._say("view", v.fields(token), files)
+            self._send("view", v.fields(token), files)
         finally:
             _conn.close_all(files)
         if v.final:

@@ -11,7 +11,7 @@ from typing import Any, List, Optional, Sequence
 from . import _driver, _memory
 from ._descriptor import ELEMENTS, NUMBERS
 from ._process import OfProcess
-from ._tracker import Chunk
+from ._replica import Chunk
 from .array import Array, ElementType, Users, close_at_exit
 from .errors import ArgumentError, CapacityError, ClosedError, InUseError
 

@@ -56,7 +56,7 @@ class Exports(DriverTest):
             with cuvmm.connect(self.path()) as client, client.follow("tensor") as follower:
                 follower.next(timeout=60)
                 self.assertEqual(follower.array[length - 3:].tolist(), [length - 3, length - 2, length - 1])
-                self.assertEqual([c.size for c in follower._tracker.chunks], [self.granule, 3 * self.granule])
+                self.assertEqual([c.size for c in follower._replica.chunks], [self.granule, 3 * self.granule])
             with self.assertRaises(cuvmm.CapacityError):
                 memory.resize(2 * self.granule)
             with self.assertRaises(cuvmm.InUseError):

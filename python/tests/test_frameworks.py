@@ -40,6 +40,10 @@ PUBLISHER = """
                 torch.cuda._sleep(2_000_000_000)
                 torch.from_dlpack(memory.array).fill_(7)
             table.announce(stream=held)
+        elif what == "shrink":
+            table.shrink(n, 60)
+            memory.resize(n)
+            memory.trim()
         elif what == "sum":
             torch.cuda.synchronize()
             print(float(torch.from_dlpack(memory.array)[:n].sum()), flush=True)
@@ -127,6 +131,29 @@ class Frameworks(DriverTest):
             del total
             gc.collect()
 
+    def test_a_capture_of_a_graph_lives_on(self) -> None:
+        """While PyTorch captures in the mode that forbids most, a follower grows, shrinks and is closed."""
+        torch = self.torch
+        with cuvmm.connect(self.path()) as client:
+            table = client.follow("table")
+            self.tell("grow", 1 << 20)
+            table.next(timeout=60)
+            x = torch.ones(1000, device="cuda")
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="global"):
+                y = x * 2
+                self.tell("grow", 20 << 20)
+                table.next(timeout=60)
+                self.assertEqual(len(table), 20 << 20)
+                self.assertEqual(self.tell("shrink", 1000), "done")
+                table.next(timeout=60)
+                self.assertEqual(len(table.array), 1000)
+                table.close()
+                y = y + 1
+            x.fill_(5)
+            graph.replay()
+            self.assertEqual(float(y.sum()), 11000.0)
+
     def test_a_writer(self) -> None:
         torch = self.torch
         with cuvmm.connect(self.path()) as client, client.follow("table", write=True) as table:
@@ -171,7 +198,7 @@ class Frameworks(DriverTest):
         for _ in range(10):
             cycle()
         before = state()
-        for _ in range(1000):
+        for _ in range(int(os.environ.get("CUVMM_TEST_CYCLES", "1000"))):
             cycle()
         after = state()
         self.assertGreaterEqual(after[0] + (2 << 20), before[0], "GPU memory in bytes")
@@ -187,6 +214,50 @@ class Frameworks(DriverTest):
             self.assertIn("cuvmm.torch.pool()", raised.exception.hint)
         with self.assertRaises(cuvmm.ArgumentError):
             cuvmm.export(self.torch.ones(3))
+
+
+    def test_tensors_that_can_be_exported(self) -> None:
+        """Expandable segments of PyTorch, and cuvmm's own pool where its library is named."""
+        code = """
+            import sys, torch, cuvmm
+            if sys.argv[2] == "pool":
+                import cuvmm.torch
+                with torch.cuda.use_mem_pool(cuvmm.torch.pool()):
+                    t = torch.full((60 << 20,), 7.0, device="cuda")
+            else:
+                t = torch.full((60 << 20,), 7.0, device="cuda")
+            with cuvmm.export(t) as memory, cuvmm.Server(sys.argv[1]) as server:
+                table = server.publish("tensor", memory)
+                table.announce(stream=torch.cuda.current_stream())
+                print("ready", flush=True)
+                sys.stdin.readline()
+                t.fill_(8)
+                table.announce(stream=torch.cuda.current_stream())
+                sys.stdin.readline()
+            del t
+        """
+        kinds = {"segments": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
+        if os.environ.get("CUVMM_LIBCUVMM"):
+            kinds["pool"] = {}
+        for kind, more in kinds.items():
+            with self.subTest(kind):
+                path = self.path(kind)
+                child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), path, kind], env=environment(**more), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                assert child.stdin is not None and child.stdout is not None
+                try:
+                    self.assertEqual(child.stdout.readline(), "ready\n")
+                    with cuvmm.connect(path) as client, client.follow("tensor") as table:
+                        for value in (7.0, 8.0):
+                            table.next(timeout=60)
+                            t = self.torch.from_dlpack(table.array.allow_readonly())
+                            self.assertEqual((t.numel(), bool((t == value).all())), (60 << 20, True))
+                            del t
+                            child.stdin.write("\n")
+                            child.stdin.flush()
+                        self.assertEqual(child.wait(60), 0)
+                finally:
+                    child.kill()
+                    child.communicate()
 
 
 class WritersBesideGo(GoTest):

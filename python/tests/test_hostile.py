@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import cuvmm
 from cuvmm import _conn, _descriptor, _driver, _packet, _page, _wire
-from cuvmm._tracker import View
+from cuvmm._replica import View
 from cuvmm.errors import Error, ProtocolError, RefusedError
 
 from .support import DriverTest, vectors

@@ -6,8 +6,8 @@ import random
 import unittest
 from typing import List, Optional
 
-from cuvmm._feed import Feed, Shown
-from cuvmm._tracker import ENDED, MOVED, SUSPENDED, Chunk, Tracker, View, size_of
+from cuvmm._progress import Progress, Shown
+from cuvmm._replica import ENDED, MOVED, SUSPENDED, Chunk, Replica, View, size_of
 from cuvmm.errors import Error, ProtocolError
 
 UNIT, GRANULARITY = 8, 64
@@ -21,7 +21,7 @@ class Model(unittest.TestCase):
 
     def _run(self, r: random.Random) -> None:
         room = GRANULARITY * r.randint(1, 30)
-        feed, tracker = Feed(UNIT, room), Tracker(UNIT, GRANULARITY, room, 1 << 16)
+        progress, replica = Progress(UNIT, room), Replica(UNIT, GRANULARITY, room, 1 << 16)
         chunks: List[Chunk] = []
         shown, number = Shown(0, 0, 0, ()), 0
         out: Optional[View] = None
@@ -35,36 +35,36 @@ class Model(unittest.TestCase):
                     chunks.append(Chunk(number, GRANULARITY * r.randint(1, 3)))
                 length = r.randint(0, size_of(chunks) // UNIT)
                 if length < shown.length:
-                    feed.lower(length)
+                    progress.lower(length)
                 shown = Shown(shown.generation + 1, shown.generation + 1, length, tuple(chunks))
             elif what == 1 and out is None:
-                out = feed.next(shown, 2)
+                out = progress.next(shown, 2)
                 if out is not None:
-                    tracker.take(out)
+                    replica.begin(out)
             elif what == 2 and out is not None:
                 failed = Error("no room") if r.random() < 0.1 else None
-                feed.took(tracker.took(failed))
+                progress.acknowledge(replica.finish(failed))
                 out = None
             elif what == 3 and r.random() < 0.2:  # the connection ends, and the follower comes back, to this publisher or another
                 out = None
-                tracker.again()
+                replica.restart()
                 if r.random() < 0.3:
                     chunks = [Chunk(c.identity + 1_000_000, c.size) for c in chunks]
                 if shown.generation:
-                    shown = Shown(max(shown.generation, tracker.generation + 1), 0, min(shown.length, size_of(chunks) // UNIT), tuple(chunks))
-                feed = Feed(UNIT, room, list(tracker.chunks), tracker.length, tracker.generation)
+                    shown = Shown(max(shown.generation, replica.generation + 1), 0, min(shown.length, size_of(chunks) // UNIT), tuple(chunks))
+                progress = Progress(UNIT, room, list(replica.chunks), replica.length, replica.generation)
         for _ in range(1000):  # at rest the follower has what is shown, or refused it, or has no room
             if out is not None:
-                feed.took(tracker.took(None))
+                progress.acknowledge(replica.finish(None))
                 out = None
-            out = feed.next(shown, 2)
+            out = progress.next(shown, 2)
             if out is None:
                 break
-            tracker.take(out)
-        self.assertEqual(feed.told, shown.generation)
-        if not feed.reason:
-            self.assertEqual((tracker.length, tracker.chunks), (shown.length, list(shown.chunks)))
-            self.assertEqual(feed.pinned(shown), 0)
+            replica.begin(out)
+        self.assertEqual(progress.reached, shown.generation)
+        if not progress.reason:
+            self.assertEqual((replica.length, replica.chunks), (shown.length, list(shown.chunks)))
+            self.assertEqual(progress.pinned(shown), 0)
 
     def test_what_a_follower_refuses(self) -> None:
         good = View(1, 1, 1, 8, 0, add=(Chunk(1, 64),))
@@ -87,20 +87,20 @@ class Model(unittest.TestCase):
             "moved with a status": View(0, 1, 0, 0, 0, state=MOVED, status=3),
         }.items():
             with self.subTest(what), self.assertRaises(Error):
-                Tracker(UNIT, GRANULARITY, 4 * GRANULARITY, 100).take(View.of(u.fields(b"")))
-        t = Tracker(UNIT, GRANULARITY, 4 * GRANULARITY, 100)
-        t.take(good)
+                Replica(UNIT, GRANULARITY, 4 * GRANULARITY, 100).begin(View.of(u.fields(b"")))
+        t = Replica(UNIT, GRANULARITY, 4 * GRANULARITY, 100)
+        t.begin(good)
         with self.assertRaises(ProtocolError):
-            t.take(good._replace(serial=2, generation=2))
+            t.begin(good._replace(serial=2, generation=2))
 
     def test_what_a_publisher_refuses(self) -> None:
         for answer in ({"serial": 2, "status": 0, "chunks": 1, "reason": ""}, {"serial": 1, "status": 0, "chunks": 0, "reason": ""}, {"serial": 1, "status": 6, "chunks": 1, "reason": ""}):
-            f = Feed(UNIT, 1 << 20)
+            f = Progress(UNIT, 1 << 20)
             f.next(Shown(1, 1, 8, (Chunk(1, 64),)), 64)
             with self.assertRaises(ProtocolError):
-                f.took(answer)
+                f.acknowledge(answer)
         with self.assertRaises(ProtocolError):
-            Feed(UNIT, 64).took({"serial": 0, "status": 0, "chunks": 0, "reason": ""})
+            Progress(UNIT, 64).acknowledge({"serial": 0, "status": 0, "chunks": 0, "reason": ""})
 
 
 

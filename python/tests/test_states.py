@@ -37,7 +37,7 @@ class Publisher:
     def read(self) -> Any:
         return _wire.read(self._conn.receive(60), "server")
 
-    def view(self, memory: Any = None, **fields: Any) -> Dict[str, Any]:
+    def view(self, memory: Any = None, reply: bool = True, **fields: Any) -> Dict[str, Any]:
         """Sends a view; returns its done."""
         self._serial += 1
         chunks, handles = memory.chunks(len(memory)) if memory is not None else ((), [])
@@ -48,7 +48,7 @@ class Publisher:
         self._conn.send(*_wire.encode("soon", {}))  # which a publisher may say before anything, and which means nothing
         self._conn.send(*_wire.encode("view", said), files)
         _conn.close_all(files)
-        if said["state"] in (4, 5):
+        if said["state"] in (4, 5) or not reply:
             return {}
         name, done = self.read()
         assert name == "done", name
@@ -94,6 +94,24 @@ class States(DriverTest):
             self.assertEqual((f.state, f.array.tolist(), f.array.ptr), ("live", [7] * 100, at))
 
         self.following(do)
+
+    def test_the_end_right_behind_a_view_and_before_the_connections(self) -> None:
+        """The last view may come while another is worked on, and the connection may end right behind it."""
+        for i in range(30):
+            with self.subTest(i):
+                self.folder = os.path.join(self.folder, str(i))
+
+                def do(p: Publisher, f: cuvmm.Follower) -> None:
+                    with contextlib.suppress(Error):
+                        p.view(self.memory, length=100, reply=False)
+                        p.view(serial=0, state=5, ordered=0, status=3)
+                    p._conn.close()
+                    with self.assertRaises(cuvmm.WithdrawnError):
+                        while True:
+                            f.next(timeout=60)
+                    self.assertEqual(f.array.tolist(), [7] * 100)
+
+                self.following(do)
 
     def test_a_suspension_waits_for_arrays(self) -> None:
         def do(p: Publisher, f: cuvmm.Follower) -> None:

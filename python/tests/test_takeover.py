@@ -113,7 +113,7 @@ class TakingOver(GoTest):
         publisher, go = self.heir("publish", self.path()), self.peer()
         with cuvmm.connect(self.path(), reconnect=True) as client, client.follow("table", reserve=64 << 20) as table:
             table.next(timeout=60)
-            identities = [c.identity for c in table._tracker.chunks]
+            identities = [c.identity for c in table._replica.chunks]
             at = table.array.ptr
             go.start("inherit", self.path(), "table")
             self.assertEqual(go.read(), "following")
@@ -121,7 +121,7 @@ class TakingOver(GoTest):
             self.assertEqual(go.read(), "1000")
             reach(table, 1000)
             self.check(table.array, 1000)
-            self.assertEqual((table.array.ptr, [c.identity for c in table._tracker.chunks]), (at, identities))
+            self.assertEqual((table.array.ptr, [c.identity for c in table._replica.chunks]), (at, identities))
             go.done("grow", "table", 2_000_000)
             reach(table, 2_000_000)
             self.check(table.array, 2_000_000)
@@ -217,7 +217,7 @@ class Rules(DriverTest):
         table.next(timeout=60)
         publisher.done("unfinished", "table", 2_000_000)
         until = time.monotonic() + 60
-        while table._tracker.generation < 2 and time.monotonic() < until:
+        while table._replica.generation < 2 and time.monotonic() < until:
             time.sleep(0.01)
         publisher.kill()
         with cuvmm.take_over(client, timeout=60) as server:
