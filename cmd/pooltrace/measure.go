@@ -52,7 +52,7 @@ func (r *result) passes(d *cuda.Device, t *trace.Trace, m mode, o pool.Options) 
 			return err
 		}
 		live.now.Store(0) // what the trace does not free
-		*us = took.Seconds() * 1e6 / float64(max(r.Operations, 1))
+		*us = micros(took) / float64(max(r.Operations, 1))
 	}
 	r.Requested, r.Reserved = live.peak.Load(), uint64(p.Stats().PeakReserved)
 	return nil
@@ -71,23 +71,27 @@ func (r *result) pass(t *trace.Trace, replayers []*counting) (took time.Duration
 	err = group.Wait()
 	for _, got := range results {
 		took += got.Took
-		r.slowest(got.Slowest)
+		r.slowest(got)
 	}
 	return took, err
 }
 
-func (r *result) slowest(slow []trace.Slow) {
-	for _, s := range slow {
-		if us := s.Took.Seconds() * 1e6; us > r.LongestUs {
-			r.LongestUs, r.LongestOf = us, s.Bytes
+func (r *result) slowest(got trace.Result) {
+	r.LongestUs = max(r.LongestUs, micros(got.Longest.Took))
+	for _, s := range got.Slowest {
+		if us := micros(s.Worked()); us > r.WorkedUs {
+			r.WorkedUs, r.LongestOf = us, s.Bytes
 		}
-		if s.Took > bound(s.Bytes) {
+		if s.Worked() > bound(s.Bytes) {
 			r.Over++
 		}
 	}
 }
 
-// bound is the longest that an operation on a block of so many bytes may take.
+func micros(d time.Duration) float64 { return d.Seconds() * 1e6 }
+
+// bound is the longest that an operation on a block of so many bytes may take, without
+// waiting for memory that is in use.
 func bound(bytes uint64) time.Duration {
 	const gib = 1 << 30
 	if bytes <= 3*gib/2 {

@@ -120,11 +120,18 @@ func TestBound(t *testing.T) {
 	require.Equal(t, 2*time.Millisecond, bound(3<<29))
 	require.Equal(t, 6*time.Millisecond, bound(4<<30))
 	var r result
-	r.slowest([]trace.Slow{{Bytes: 4 << 30, Took: 5 * time.Millisecond}, {Bytes: 1, Took: 3 * time.Millisecond}, {Took: time.Millisecond}})
-	require.Equal(t, 1, r.Over)
-	require.InDelta(t, 5000, r.LongestUs, 1e-6)
+	r.slowest(trace.Result{
+		Longest: trace.Slow{Bytes: 7, Took: 9 * time.Millisecond, Waited: 8 * time.Millisecond},
+		Slowest: []trace.Slow{
+			{Bytes: 4 << 30, Took: 5 * time.Millisecond}, {Bytes: 1, Took: 3 * time.Millisecond},
+			{Bytes: 7, Took: 9 * time.Millisecond, Waited: 8 * time.Millisecond},
+		},
+	})
+	require.Equal(t, 1, r.Over, "what an operation waits does not count")
+	require.InDelta(t, 9000, r.LongestUs, 1e-6)
+	require.InDelta(t, 5000, r.WorkedUs, 1e-6)
 	require.EqualValues(t, 4<<30, r.LongestOf)
-	require.Contains(t, r.row(), "5.00 * |")
+	require.Contains(t, r.row(), "| 5.00 * | 4096.0 | 9.00 |")
 }
 
 // The recorded traces are read, and the pool replays them on the software driver.

@@ -4,6 +4,7 @@ package poolreplay
 
 import (
 	"errors"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/vmm/pool"
@@ -49,6 +50,15 @@ func (r *Replayer) Sync() error {
 		}
 	}
 	return nil
+}
+
+// Waited returns how long requests for the streams have waited for memory that the GPU
+// still used.
+func (r *Replayer) Waited() (sum time.Duration) {
+	for _, s := range r.Streams {
+		sum += r.Pool.Waited(s)
+	}
+	return sum
 }
 
 // After works on the block, if Work is set.

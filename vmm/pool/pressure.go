@@ -71,7 +71,7 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 		r.seen, r.pending = p.passes.Load(), p.sys.PendingReclaims() > 0
 		err := p.provide(sh, w, !r.impatient)
 		if errors.Is(err, errLag) {
-			r.impatient = !r.catchUp()
+			r.impatient = !r.waiting(r.catchUp)
 			continue
 		}
 		if err == nil || errors.Is(err, errAgain) {
@@ -175,7 +175,7 @@ func (r *relief) find(s *shortage) error {
 				return nil
 			}
 		case relieveWait:
-			if r.await(s) {
+			if r.waiting(func() bool { return r.await(s) }) {
 				r.step = 0
 				return nil
 			}
@@ -189,6 +189,13 @@ func (r *relief) find(s *shortage) error {
 			return join(err, undo)
 		}
 	}
+}
+
+// waiting counts the time of a wait.
+func (r *relief) waiting(wait func() bool) bool {
+	start := time.Now()
+	defer func() { r.sh.waited.Add(int64(time.Since(start))) }()
+	return wait()
 }
 
 // await waits until there may be more memory than at the latest try; false: there

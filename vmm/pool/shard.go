@@ -56,6 +56,7 @@ type shard struct {
 	sealed uint64
 	serial uint32
 	made   atomic.Uint64 // bytes of new memory
+	waited atomic.Int64  // nanoseconds that its requests waited for the GPU
 
 	live      uint64 // blocks
 	requested uint64 // their bytes

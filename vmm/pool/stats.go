@@ -5,6 +5,10 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
 )
 
 // Stats are a pool's counts. Sizes are in bytes.
@@ -133,6 +137,19 @@ func (p *Pool) Stats() Stats {
 		}
 	}
 	return s
+}
+
+// Waited returns how long the requests for a stream have waited for memory that the GPU
+// still used, in all. A request counts when its wait ends.
+func (p *Pool) Waited(s *cuda.Stream) time.Duration {
+	if s == nil {
+		return 0
+	}
+	sh, ok := core.StreamOf(s).Locals.Get(p.local).(*shard)
+	if !ok || sh.pool != p {
+		return 0
+	}
+	return time.Duration(sh.waited.Load())
 }
 
 // addTags adds counts, by tag.

@@ -94,7 +94,11 @@ func TestARequestWaitsForTheMemoryOfGraphs(t *testing.T) {
 	require.NoError(t, g.Launch(s))
 	require.NoError(t, g.CloseAfter(s))
 	time.AfterFunc(50*time.Millisecond, func() { m.Release(s.Handle()) })
+	require.Zero(t, p.Waited(other))
 	free(t, p, alloc(t, p, other, 16*mib))
+	require.Positive(t, p.Waited(other))
+	require.Zero(t, p.Waited(s))
+	require.Zero(t, p.Waited(nil))
 	require.NoError(t, d.System().Drain(t.Context()))
 }
 

@@ -27,6 +27,13 @@ type Follower[B any] interface {
 	After(op Op, block B) error
 }
 
+// Waiter is an Allocator that knows how long its calls wait for memory that is in use.
+// Replay reads it after each operation, outside of the time that it measures.
+type Waiter interface {
+	// Waited returns how long all calls so far have waited.
+	Waited() time.Duration
+}
+
 // Result is what a replay took.
 type Result struct {
 	// Operations is the number of blocks allocated plus those freed.
@@ -34,16 +41,23 @@ type Result struct {
 	// Took is the time in Alloc and Free, without that of reading the clock.
 	// Waited is the time in Sync.
 	Took, Waited time.Duration
-	// Slowest are the slowest operations, the slowest first; at most 8.
+	// Slowest are the operations that worked longest, without what a Waiter waited,
+	// the slowest first; at most 8.
 	Slowest []Slow
+	// Longest is the operation that took longest, waiting included.
+	Longest Slow
 }
 
 // Slow is an operation of a replay and its time.
 type Slow struct {
-	Op    int    // index into Trace.Ops
-	Bytes uint64 // of its block
-	Took  time.Duration
+	Op     int    // index into Trace.Ops
+	Bytes  uint64 // of its block
+	Took   time.Duration
+	Waited time.Duration // the part of Took that a Waiter waited
 }
+
+// Worked returns the time that the operation took without its waiting.
+func (s Slow) Worked() time.Duration { return s.Took - s.Waited }
 
 // PerOperation is the mean time of an Alloc or a Free.
 func (r Result) PerOperation() time.Duration {
@@ -66,6 +80,9 @@ func Replay[B any](t *Trace, a Allocator[B]) (Result, error) {
 		allocs: make([]*Op, s.Allocs), used: map[uint32][]uint32{},
 	}
 	p.follower, _ = a.(Follower[B])
+	if p.waiter, _ = a.(Waiter); p.waiter != nil {
+		p.waited = p.waiter.Waited()
+	}
 	p.r.Operations = s.Allocs + s.Frees
 	for at := range t.Ops {
 		if err := p.do(at); err != nil {
@@ -79,6 +96,8 @@ func Replay[B any](t *Trace, a Allocator[B]) (Result, error) {
 type player[B any] struct {
 	a        Allocator[B]
 	follower Follower[B] // a, if it is one
+	waiter   Waiter      // likewise
+	waited   time.Duration
 	t        *Trace
 	r        Result
 	clock    stopwatch
@@ -125,7 +144,12 @@ func (p *player[B]) do(at int) error {
 
 // done counts an operation, and tells the follower.
 func (p *player[B]) done(at int, op Op, b B, took time.Duration) error {
-	p.count(at, op.Bytes, took)
+	slow := Slow{Op: at, Bytes: op.Bytes, Took: took}
+	if p.waiter != nil {
+		now := p.waiter.Waited()
+		slow.Waited, p.waited = min(now-p.waited, took), now
+	}
+	p.count(slow)
 	if p.follower == nil {
 		return nil
 	}
@@ -133,22 +157,25 @@ func (p *player[B]) done(at int, op Op, b B, took time.Duration) error {
 }
 
 // count adds an operation's time.
-func (p *player[B]) count(at int, bytes uint64, took time.Duration) {
+func (p *player[B]) count(one Slow) {
 	const most = 8
-	p.r.Took += took
+	p.r.Took += one.Took
+	if one.Took > p.r.Longest.Took {
+		p.r.Longest = one
+	}
 	slow := p.r.Slowest
 	if len(slow) == most {
-		if took <= slow[most-1].Took {
+		if one.Worked() <= slow[most-1].Worked() {
 			return
 		}
 		slow = slow[:most-1]
 	}
 	i := len(slow)
 	slow = append(slow, Slow{})
-	for ; i > 0 && slow[i-1].Took < took; i-- {
+	for ; i > 0 && slow[i-1].Worked() < one.Worked(); i-- {
 		slow[i] = slow[i-1]
 	}
-	slow[i] = Slow{Op: at, Bytes: bytes, Took: took}
+	slow[i] = one
 	p.r.Slowest = slow
 }
 

@@ -105,13 +105,42 @@ func TestReplayTimes(t *testing.T) {
 	require.Len(t, a.worked, 12)
 	require.GreaterOrEqual(t, r.Took, 129*time.Millisecond)
 	require.Len(t, r.Slowest, 8)
-	require.True(t, slices.IsSortedFunc(r.Slowest, func(a, b trace.Slow) int { return cmp.Compare(b.Took, a.Took) }))
+	require.True(t, slices.IsSortedFunc(r.Slowest, func(a, b trace.Slow) int { return cmp.Compare(b.Worked(), a.Worked()) }))
+	require.EqualValues(t, 100, r.Longest.Bytes)
 	for _, want := range []trace.Slow{{Op: 10, Bytes: 100}, {Op: 3, Bytes: 30}} {
 		i := slices.IndexFunc(r.Slowest, func(s trace.Slow) bool { return s.Op == want.Op })
 		require.GreaterOrEqual(t, i, 0)
 		require.Equal(t, want.Bytes, r.Slowest[i].Bytes)
 		require.GreaterOrEqual(t, r.Slowest[i].Took, time.Duration(want.Bytes-1)*time.Millisecond)
 	}
+}
+
+// waiter is an allocator whose allocations wait for all but a millisecond of their time.
+type waiter struct {
+	slow
+	waited time.Duration
+}
+
+func (w *waiter) Alloc(bytes uint64, stream uint32, tag string) (int, error) {
+	w.waited += time.Duration(bytes-1) * time.Millisecond
+	return w.slow.Alloc(bytes, stream, tag)
+}
+
+func (w *waiter) Waited() time.Duration { return w.waited }
+
+// What an allocator waited is told apart from what it worked.
+func TestReplayTellsWaitingApart(t *testing.T) {
+	tr := &trace.Trace{Streams: 1, Tags: []string{""}, Ops: []trace.Op{{Bytes: 30}, {ID: 1, Bytes: 10}}}
+	r, err := trace.Replay(tr, &waiter{waited: time.Hour})
+	require.NoError(t, err)
+	require.EqualValues(t, 30, r.Longest.Bytes)
+	require.GreaterOrEqual(t, r.Took, 39*time.Millisecond)
+	require.Len(t, r.Slowest, 2)
+	for _, s := range r.Slowest {
+		require.Equal(t, time.Duration(s.Bytes-1)*time.Millisecond, s.Waited)
+		require.Equal(t, s.Took-s.Waited, s.Worked())
+	}
+	require.GreaterOrEqual(t, r.Slowest[0].Worked(), r.Slowest[1].Worked())
 }
 
 // follower is an allocator that says what it follows.
