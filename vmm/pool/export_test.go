@@ -27,6 +27,9 @@ func (p *Pool) Tend(excess uint64) {
 	p.tend()
 }
 
+// Ask asks all streams how far they are, and reports whether any is behind.
+func (p *Pool) Ask() (inFlight bool) { return p.advanceAll() }
+
 // SetMostLeaving changes how many runs may leave before they are unmapped at once, and
 // returns a function that changes it back.
 func SetMostLeaving(n int) (undo func()) {

@@ -187,6 +187,11 @@ var scenarios = []scenario{
 		w.fill(w.other, 20, 2*kib64)
 		require.NoError(w.t, w.p.SetLimit(int(w.p.Stats().Reserved)))
 	}, op: func(w *world) error { return w.alloc(w.s, 14*kib64) }},
+	{name: "Alloc over places that chunks left", setup: func(w *world) {
+		w.live = append(w.live, leftBehind(w.t, w.p, w.s, kib64)...)
+		for w.p.Ask() {
+		}
+	}, op: func(w *world) error { return w.alloc(w.s, 16*kib64) }},
 	{name: "Alloc of what was another stream's", setup: func(w *world) { w.some() },
 		op: func(w *world) error {
 			for _, bytes := range []int{100, 3 * kib64, 16 * kib64} {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/bits"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -18,7 +17,7 @@ import (
 // phases:
 //
 //	plan     a gap is chosen that takes the fewest chunks, counting free extents of
-//	         the shard that touch it, and its place is kept
+//	         the shard that touch it, and its place is kept (gap.go)
 //
 //	         ├─live─┼──free──┤░░░░ gap ░░░░├─live─┼──free────┼live┤
 //
@@ -26,8 +25,9 @@ import (
 //	         ones of the shard, whatever the GPU does with them; free ones of other
 //	         shards that the GPU has passed. If others have enough that it has not
 //	         passed, the request waits for that, and begins anew. The rest is made
-//	map      all of them are mapped in the gap and granted, in pieces. Chunks that
-//	         move are mapped at two addresses from now on
+//	map      places in the gap that other chunks left before are unmapped. Then all of
+//	         them are mapped in the gap and granted, in pieces. Chunks that move are
+//	         mapped at two addresses from now on
 //	commit   the gap is the shard's. The old places belong to no one, and are
 //	         unmapped later, when the GPU has passed them (see upkeep.go)
 //
@@ -44,6 +44,9 @@ func (p *Pool) provide(sh *shard, w *want, patient bool) error {
 	if w.kind == small {
 		return p.provideSlab(sh)
 	}
+	if p.isLarge(w) {
+		p.askLeavers() // so that the places which chunks left serve it
+	}
 	g, err := p.plan(sh, w)
 	if err != nil {
 		return err
@@ -58,6 +61,9 @@ func (p *Pool) provide(sh *shard, w *want, patient bool) error {
 		p.gather(sh, g, true)
 	}
 	if err = p.create(g); err == nil {
+		err = p.clear(g)
+	}
+	if err == nil {
 		err = p.mapGap(g)
 	}
 	p.commit(sh, g, err)
@@ -78,6 +84,7 @@ type growth struct {
 	// chunks are mapped nowhere: idle ones, and new ones. runs move.
 	chunks []*phys.Handle
 	runs   []run
+	old    []run  // places in the gap that chunks left before, and that are to be unmapped
 	have   int    // chunks so far
 	made   uint64 // bytes of new ones
 }
@@ -94,14 +101,17 @@ func (p *Pool) plan(sh *shard, w *want) (*growth, error) {
 		return nil, p.addRegion(sh, w)
 	}
 	defer p.mu.Unlock()
-	defer sh.mu.Unlock()
 	for _, e := range []*extent{g.left, g.right} {
 		if e != nil {
 			sh.unfree(e)
 			e.state = held
 		}
 	}
+	sh.mu.Unlock()
 	g.span = &span{from: g.from, to: g.from + driver.Ptr(uint64(g.n)*g.reg.chunk)}
+	if g.cleared {
+		g.old = p.takeLeft(g.reg, g.span.from, g.span.to)
+	}
 	g.reg.add(g.span)
 	return g, nil
 }
@@ -163,6 +173,21 @@ func (p *Pool) create(g *growth) error {
 		g.made += g.reg.chunk
 	}
 	return nil
+}
+
+// clear unmaps what chunks left in the gap. Where it fails the place is lost.
+func (p *Pool) clear(g *growth) (err error) {
+	for _, r := range g.old {
+		first, last := g.reg.index(r.span.from), g.reg.index(r.span.to)
+		for i := first; i < last; i += piece {
+			gone, failed := g.reg.vacate(allocOp, i, min(i+piece, last))
+			p.gave(gone)
+			err = join(failed, err)
+		}
+		r.shard.keep(-1)
+	}
+	g.old = nil
+	return err
 }
 
 // mapPiece is how many chunks are mapped in one go at most: other misses wait
@@ -241,6 +266,15 @@ func (p *Pool) commit(sh *shard, g *growth, err error) {
 // memory there: such a place is lost, and its memory goes with the region. The caller
 // holds mu.
 func (p *Pool) giveUp(g *growth) {
+	if len(g.old) > 0 { // nothing was unmapped or mapped yet
+		p.release(g)
+		g.reg.remove(g.span)
+		for _, r := range g.old {
+			g.reg.add(r.span)
+			p.addLeaving(r)
+		}
+		return
+	}
 	lost := map[*phys.Handle]bool{}
 	for i := range g.n {
 		if c := g.reg.chunks[g.reg.index(g.span.from)+i].Load(); c != nil {
@@ -331,160 +365,4 @@ func (p *Pool) takeIdle(n int, size uint64) (chunks []*phys.Handle) {
 	}
 	p.idle = kept
 	return chunks
-}
-
-// spread is how many times the device's memory a region is long: streams grow
-// at their own places in it, far from each other.
-const spread = 8
-
-// addRegion reserves another region, wide enough for the request.
-func (p *Pool) addRegion(sh *shard, w *want) error {
-	total := spread * ((uint64(p.dev.TotalMemory()) + p.chunk - 1) / p.chunk * p.chunk)
-	least := (w.size + w.align + 2*p.chunk - 1) / p.chunk * p.chunk
-	p.addresses.Lock()
-	defer p.addresses.Unlock()
-	if p.hasGap(sh, w) {
-		return errAgain // of a region that another miss reserved
-	}
-	if _, err := p.reserve(mid, total, least, p.chunk, uint64(1)<<(bits.Len64(p.smallMax)-1)); err != nil {
-		return err
-	}
-	return errAgain
-}
-
-// hasGap reports whether there is a gap for the request.
-func (p *Pool) hasGap(sh *shard, w *want) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	sh.rest()
-	return p.target(sh, w).reg != nil
-}
-
-// A gap is address space between two spans of a region, or at its end. A request is
-// served by what fills it together with the free extents of its shard that touch it:
-//
-//	behind the one before it          ├─live─┼──free──┼── chunks ──┤░░░░░░├─live─┤
-//	in front of the one behind it     ├─live─┤░░░░░░├── chunks ──┼──free──┼─live─┤
-//	between the two                   ├─live─┼──free──┼── chunks ──┼─free─┼─live─┤
-//	in the middle of it, so that
-//	both sides have room to grow      ├─live─┤░░░░░░├── chunks ──┤░░░░░░░░├─live─┤
-//
-// Of all gaps the one is taken that needs the fewest chunks, and of those the widest.
-
-// target is where a request is to be served: a gap of a region that is filled
-// with n chunks, between free extents of the shard that belong to it.
-type target struct {
-	reg         *region
-	from        driver.Ptr
-	n           int
-	left, right *extent
-	gap         uint64
-}
-
-// target finds the gap that takes the fewest chunks. The caller holds mu and
-// the shard's lock, and the shard rests.
-func (p *Pool) target(sh *shard, w *want) (best target) {
-	for _, r := range p.regions[mid] {
-		for i := 0; i <= len(r.spans); i++ {
-			from, to := r.base, r.end()
-			var before, after *span
-			if i > 0 {
-				before = r.spans[i-1]
-				from = before.to
-			}
-			if i < len(r.spans) {
-				after = r.spans[i]
-				to = after.from
-			}
-			mine := before != nil && before.shard == sh || after != nil && after.shard == sh
-			if !mine && best.reg != nil && best.gap >= uint64(to-from) {
-				continue // the shard has nothing beside it, and it is no wider
-			}
-			if from < to {
-				if t, ok := r.fill(sh, w, from, to, before, after); ok && t.better(best) {
-					best = t
-				}
-			}
-		}
-	}
-	return best
-}
-
-// better prefers fewer chunks, and among equals the wider gap, in which the
-// next growth finds room too.
-func (t target) better(than target) bool {
-	if than.reg == nil || t.n != than.n {
-		return than.reg == nil || t.n < than.n
-	}
-	return t.gap > than.gap
-}
-
-// fill is how a gap would serve a request: behind the free extent before it, in front
-// of the one behind it, or between the two.
-func (r *region) fill(sh *shard, w *want, from, to driver.Ptr, before, after *span) (best target, ok bool) {
-	gap := uint64(to - from)
-	try := func(at driver.Ptr, n uint64, left, right *extent) {
-		t := target{reg: r, from: at, n: int(n), left: left, right: right, gap: gap}
-		if n > 0 && n*r.chunk <= gap && t.better(best) {
-			best, ok = t, true
-		}
-	}
-	chunks := func(bytes uint64) uint64 { return (bytes + r.chunk - 1) / r.chunk }
-	var left, right *extent
-	if before != nil && before.shard == sh && before.tail.prev.state == free {
-		left = before.tail.prev
-	}
-	if after != nil && after.shard == sh && after.head.next.state == free {
-		right = after.head.next
-	}
-	if left != nil || before != nil && before.shard == sh {
-		begin := from
-		if left != nil {
-			begin = left.ptr
-		}
-		end := driver.Ptr((uint64(begin)+w.align-1)&^(w.align-1)) + driver.Ptr(w.size)
-		switch {
-		case end <= from: // it is aligned badly, or the free extent would have served
-		case end <= to:
-			n := chunks(uint64(end - from))
-			if from+driver.Ptr(n*r.chunk) == to {
-				try(from, n, left, right)
-			} else {
-				try(from, n, left, nil)
-			}
-		case right != nil && end <= right.end():
-			try(from, gap/r.chunk, left, right)
-		}
-	}
-	if right != nil && w.align <= lowBit(uint64(right.ptr)|r.chunk) {
-		n := chunks(w.size - min(w.size, right.size))
-		if n*r.chunk < gap {
-			try(to-driver.Ptr(n*r.chunk), n, nil, right)
-		} else if left == nil {
-			try(from, n, nil, right)
-		}
-	}
-	if !ok && left == nil && (before == nil || before.shard != sh) {
-		// In the middle of the gap, so that both sides have room to grow.
-		n := chunks(w.size + alignRoom(r, w))
-		at := from
-		if n*r.chunk <= gap && (before != nil || after != nil) {
-			at = r.down(from + driver.Ptr((gap-n*r.chunk)/2))
-		}
-		try(at, n, nil, nil)
-	}
-	return best, ok
-}
-
-func lowBit(n uint64) uint64 { return n & -n }
-
-// alignRoom is what must be added to a request so that it fits anywhere at the
-// beginning of a chunk.
-func alignRoom(r *region, w *want) uint64 {
-	if w.align <= lowBit(r.chunk) {
-		return 0
-	}
-	return w.align
 }

@@ -113,9 +113,7 @@ func (p *Pool) tend() (after time.Duration) {
 	}
 	defer p.pressing.RUnlock()
 	if p.untilQuiet() == 0 {
-		for _, sh := range p.leavers() {
-			sh.advance()
-		}
+		p.askLeavers()
 		found := true
 		for i := 0; found && i < pieces; i++ {
 			var err error
@@ -187,19 +185,19 @@ func (p *Pool) decayed() (after time.Duration) {
 	return min(after, decayPause)
 }
 
-// leavers are the shards that something leaves.
-func (p *Pool) leavers() []*shard {
+// askLeavers asks the streams that the leaving chunks were freed on how far they are.
+func (p *Pool) askLeavers() {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	seen := map[*shard]bool{}
-	var all []*shard
+	ask := map[*shard]bool{}
 	for _, r := range p.leaving {
-		if r.epoch > r.shard.passed.Load() && !seen[r.shard] {
-			seen[r.shard] = true
-			all = append(all, r.shard)
+		if r.epoch > r.shard.passed.Load() {
+			ask[r.shard] = true
 		}
 	}
-	return all
+	p.mu.Unlock()
+	for sh := range ask {
+		sh.advance()
+	}
 }
 
 // run are free chunks that were cut out of a shard. Their place, and the shard,
@@ -300,14 +298,55 @@ func (p *Pool) putBack(r run) {
 
 // leave has the place of chunks that moved unmapped later. The caller holds mu.
 func (p *Pool) leave(r run) {
-	p.leaving = append(p.leaving, r)
-	p.leavingBytes += r.span.bytes()
+	p.addLeaving(r)
 	p.missed = time.Now()
 	after := firstUpkeep
 	if p.crowded() {
 		after = min(after, busyUpkeep)
 	}
 	p.upkeep.wake(p, after)
+}
+
+// addLeaving lists a run as leaving. The caller holds mu.
+func (p *Pool) addLeaving(r run) {
+	r.span.leaver, r.span.epoch = r.shard, r.epoch
+	p.leaving = append(p.leaving, r)
+	p.leavingBytes += r.span.bytes()
+}
+
+// takeLeft takes what lies in a range of addresses out of the leaving runs, and out of
+// the region's spans. All of them there are clearable. The caller holds mu.
+func (p *Pool) takeLeft(reg *region, from, to driver.Ptr) (old []run) {
+	for i := 0; i < len(p.leaving); {
+		r := p.leaving[i]
+		if r.reg != reg || r.span.to <= from || r.span.from >= to {
+			i++
+			continue
+		}
+		p.arrive(i)
+		if r.span.from < from {
+			outside := p.frontOf(r, reg.index(from)-reg.index(r.span.from))
+			p.addLeaving(outside)
+		}
+		if r.span.to > to {
+			inside := p.frontOf(r, reg.index(to)-reg.index(r.span.from))
+			p.addLeaving(r)
+			r = inside
+		}
+		reg.remove(r.span)
+		old = append(old, r)
+	}
+	return old
+}
+
+// frontOf splits a run, and returns its first n chunks. The caller holds mu.
+func (p *Pool) frontOf(r run, n int) run {
+	front := r
+	front.span = r.reg.front(r.span, n)
+	r.shard.mu.Lock()
+	r.shard.kept++
+	r.shard.mu.Unlock()
+	return front
 }
 
 // piece is how many chunks are unmapped in one call at most, since a miss that
@@ -325,10 +364,7 @@ func (p *Pool) unmapPassed(op string) (found bool, err error) {
 		}
 		if r.reg.index(r.span.to)-r.reg.index(r.span.from) > piece {
 			p.leavingBytes -= piece * r.reg.chunk
-			r.span = r.reg.front(r.span, piece)
-			r.shard.mu.Lock()
-			r.shard.kept++
-			r.shard.mu.Unlock()
+			r = p.frontOf(r, piece)
 		} else {
 			p.arrive(i)
 		}
@@ -342,6 +378,7 @@ func (p *Pool) unmapPassed(op string) (found bool, err error) {
 
 // arrive takes a run out of the leaving ones. The caller holds mu, and unmaps it.
 func (p *Pool) arrive(i int) {
+	p.leaving[i].span.leaver = nil
 	p.leavingBytes -= p.leaving[i].span.bytes()
 	last := len(p.leaving) - 1
 	p.leaving[i] = p.leaving[last]
