@@ -770,12 +770,12 @@ def stall(r):
     """Whether the longest operation is over the pool's bound: 2 ms, above 1.5 GiB 1.5 ms for each GiB.
     Waiting for memory in use does not count."""
     gib = r["longest_bytes"] / 2**30
-    return r.get("over", 0) > 0 or worked(r) > (2000 if gib <= 1.5 else 1500 * gib)
+    return r.get("over", 0) > 0 or worked(r, "longest_us") > (2000 if gib <= 1.5 else 1500 * gib)
 
 
-def worked(r):
-    """The longest operation without waiting for memory in use, which the peers do not do."""
-    return r.get("worked_us", r["longest_us"])
+def worked(r, key):
+    """A time without waiting for memory in use, which the peers do not do."""
+    return r.get({"longest_us": "worked_us"}.get(key, key.replace("_us", "_worked_us")), r[key])
 
 
 def judge(by, name):
@@ -805,13 +805,13 @@ def cell(results):
         return "failed" if failed else "–"
     memory = [r["reserved"] / max(r["requested"], 1) for r in good]
     parts = []
-    for values, form in ((memory, "{:.3f}"), ([r["first_us"] for r in good], "{:.2f}"), ([r["second_us"] for r in good], "{:.2f}"),
-                         ([worked(r) / 1000 for r in good], "{:.1f}")):  # fmt: skip
-        mean = "" if len(good) == 1 else " (" + form.format(sum(values) / len(values)) + ")"
-        parts.append(form.format(max(values)) + mean)
-    waited = [max(r["longest_us"] for r in good) / 1000, max(worked(r) for r in good) / 1000]
-    if waited[0] > 1.1 * waited[1]:
-        parts[-1] += f" [{waited[0]:.1f}]"
+    for key, unit, form in (("", 1, "{:.3f}"), ("first_us", 1, "{:.2f}"), ("second_us", 1, "{:.2f}"), ("longest_us", 1000, "{:.1f}")):
+        values = [r[key] / unit for r in good] if key else memory
+        working = [worked(r, key) / unit for r in good] if key else memory
+        part = form.format(max(values)) + ("" if len(good) == 1 else " (" + form.format(sum(values) / len(values)) + ")")
+        if sum(values) > 1.1 * sum(working):
+            part += " [" + form.format(max(working)) + "]"
+        parts.append(part)
     return ", ".join(parts) + (f", {failed} failed" if failed else "")
 
 
@@ -826,7 +826,7 @@ def print_table(lines, name):
             allocators.append(r["allocator"])
     if not groups:
         raise SystemExit("no result in these files: make some with compare -results FILE")
-    print("Peak reserved over peak requested, µs of an operation in the first and the second pass, the longest in ms [with waits for memory in use]; of several traces the worst (and the mean).\n")
+    print("Peak reserved over peak requested, µs of an operation in the first and the second pass, the longest in ms [without waiting for memory in use]; of several traces the worst (and the mean).\n")
     print("| traces | mode | " + " | ".join(allocators) + f" | least memory of peers | {name} misses |")
     print("| --- | --- |" + " --- |" * len(allocators) + " --- | --- |")
     for (family, mode), traces in groups.items():

@@ -46,20 +46,21 @@ func (r *result) passes(d *cuda.Device, t *trace.Trace, m mode, o pool.Options) 
 			replayers[i].Streams = append(replayers[i].Streams, s)
 		}
 	}
-	for _, us := range []*float64{&r.FirstUs, &r.SecondUs} {
-		took, err := r.pass(t, replayers)
+	for _, us := range [][2]*float64{{&r.FirstUs, &r.FirstWorkedUs}, {&r.SecondUs, &r.SecondWorkedUs}} {
+		took, worked, err := r.pass(t, replayers)
 		if err != nil {
 			return err
 		}
 		live.now.Store(0) // what the trace does not free
-		*us = micros(took) / float64(max(r.Operations, 1))
+		*us[0] = micros(took) / float64(max(r.Operations, 1))
+		*us[1] = micros(worked) / float64(max(r.Operations, 1))
 	}
 	r.Requested, r.Reserved = live.peak.Load(), uint64(p.Stats().PeakReserved)
 	return nil
 }
 
 // pass replays the trace once in each goroutine, and waits for the GPU.
-func (r *result) pass(t *trace.Trace, replayers []*counting) (took time.Duration, err error) {
+func (r *result) pass(t *trace.Trace, replayers []*counting) (took, worked time.Duration, err error) {
 	results := make([]trace.Result, len(replayers))
 	var group errgroup.Group
 	for i, a := range replayers {
@@ -71,9 +72,10 @@ func (r *result) pass(t *trace.Trace, replayers []*counting) (took time.Duration
 	err = group.Wait()
 	for _, got := range results {
 		took += got.Took
+		worked += got.Worked
 		r.slowest(got)
 	}
-	return took, err
+	return took, worked, err
 }
 
 func (r *result) slowest(got trace.Result) {

@@ -21,9 +21,9 @@ const replayUsage = `usage: pooltrace replay [flags] FILE...
 
 Replays each trace twice through a new pool, and prints a line per trace and
 mode: the most memory reserved over the most requested, the mean time of an
-allocation or a free in both passes, the slowest one without what it waited for
-memory that the GPU still used, and the slowest one with that. A * marks an
-operation over the bound of 2 ms (above 1.5 GiB: 1.5 ms for each GiB).
+allocation or a free in both passes, and the slowest one. In brackets: without
+waiting for memory that the GPU still used. A * marks an operation that is over
+the bound without that: 2 ms (above 1.5 GiB: 1.5 ms for each GiB).
 
 A FILE is a list of [block, bytes] in JSON (0 bytes free the block), a trace in
 the library's binary or text form, or either of these compressed with gzip.
@@ -41,21 +41,24 @@ Modes:
 Flags:
 `
 
-// result is a line of the table, and of the output in JSON.
+// result is a line of the table, and of the output in JSON. Times are in microseconds;
+// those that worked are without waiting for memory that the GPU still used.
 type result struct {
-	Trace      string  `json:"trace"`
-	Allocator  string  `json:"allocator"`
-	Mode       string  `json:"mode"`
-	Operations int     `json:"operations"`
-	Requested  uint64  `json:"requested"` // bytes, at the peak
-	Reserved   uint64  `json:"reserved"`  // bytes, at the peak
-	FirstUs    float64 `json:"first_us"`  // of an operation, in the first pass
-	SecondUs   float64 `json:"second_us"`
-	LongestUs  float64 `json:"longest_us"`    // of one operation
-	WorkedUs   float64 `json:"worked_us"`     // likewise, without waiting for memory in use
-	LongestOf  uint64  `json:"longest_bytes"` // the block of that
-	Over       int     `json:"over"`          // operations over the bound; at most 8 a pass are counted
-	Error      string  `json:"error,omitempty"`
+	Trace          string  `json:"trace"`
+	Allocator      string  `json:"allocator"`
+	Mode           string  `json:"mode"`
+	Operations     int     `json:"operations"`
+	Requested      uint64  `json:"requested"` // bytes, at the peak
+	Reserved       uint64  `json:"reserved"`  // bytes, at the peak
+	FirstUs        float64 `json:"first_us"`  // of an operation, in the first pass
+	SecondUs       float64 `json:"second_us"`
+	FirstWorkedUs  float64 `json:"first_worked_us"`
+	SecondWorkedUs float64 `json:"second_worked_us"`
+	LongestUs      float64 `json:"longest_us"` // of one operation
+	WorkedUs       float64 `json:"worked_us"`
+	LongestOf      uint64  `json:"longest_bytes"` // the block of the one that worked longest
+	Over           int     `json:"over"`          // operations over the bound; at most 8 a pass are counted
+	Error          string  `json:"error,omitempty"`
 }
 
 func replay(args []string, out, complaints io.Writer) error {
@@ -111,8 +114,8 @@ func replayAll(out io.Writer, d *cuda.Device, traces []*trace.Trace, chosen []mo
 	lines := json.NewEncoder(out)
 	if !asJSON {
 		fmt.Fprintf(out, "%s, %s\n\n", d.Name(), d.System().Driver())
-		fmt.Fprintln(out, "| trace | mode | operations | requested, GiB | reserved/requested | first pass, µs | second, µs | longest, ms | of MiB | with waits, ms |")
-		fmt.Fprintln(out, "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+		fmt.Fprintln(out, "| trace | mode | operations | requested, GiB | reserved/requested | first pass, µs | second, µs | longest, ms | of MiB |")
+		fmt.Fprintln(out, "| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
 	}
 	for _, t := range traces {
 		for _, m := range chosen {
@@ -137,15 +140,15 @@ func replayAll(out io.Writer, d *cuda.Device, traces []*trace.Trace, chosen []mo
 
 func (r result) row() string {
 	if r.Error != "" {
-		return fmt.Sprintf("| %s | %s | failed: %s | | | | | | | |", r.Trace, r.Mode, strings.ReplaceAll(r.Error, "\n", "; "))
+		return fmt.Sprintf("| %s | %s | failed: %s | | | | | | |", r.Trace, r.Mode, strings.ReplaceAll(r.Error, "\n", "; "))
 	}
 	mark := ""
 	if r.Over > 0 {
 		mark = " *"
 	}
-	return fmt.Sprintf("| %s | %s | %d | %.2f | %.4f | %.2f | %.2f | %.2f%s | %.1f | %.2f |", r.Trace, r.Mode, r.Operations,
-		float64(r.Requested)/(1<<30), float64(r.Reserved)/float64(max(r.Requested, 1)), r.FirstUs, r.SecondUs,
-		r.WorkedUs/1000, mark, float64(r.LongestOf)/(1<<20), r.LongestUs/1000)
+	return fmt.Sprintf("| %s | %s | %d | %.2f | %.4f | %.2f [%.2f] | %.2f [%.2f] | %.2f [%.2f%s] | %.1f |", r.Trace, r.Mode, r.Operations,
+		float64(r.Requested)/(1<<30), float64(r.Reserved)/float64(max(r.Requested, 1)), r.FirstUs, r.FirstWorkedUs,
+		r.SecondUs, r.SecondWorkedUs, r.LongestUs/1000, r.WorkedUs/1000, mark, float64(r.LongestOf)/(1<<20))
 }
 
 // load reads a trace. One without a name has that of its file.

@@ -131,7 +131,7 @@ func TestBound(t *testing.T) {
 	require.InDelta(t, 9000, r.LongestUs, 1e-6)
 	require.InDelta(t, 5000, r.WorkedUs, 1e-6)
 	require.EqualValues(t, 4<<30, r.LongestOf)
-	require.Contains(t, r.row(), "| 5.00 * | 4096.0 | 9.00 |")
+	require.Contains(t, r.row(), "| 9.00 [5.00 *] | 4096.0 |")
 }
 
 // The recorded traces are read, and the pool replays them on the software driver.

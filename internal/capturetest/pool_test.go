@@ -165,6 +165,10 @@ var poolCases = join(
 			p := w.pool()
 			return func() error { _, err := p.Trim(0); return err }
 		},
+		"Pool.Waited": func(w *world) func() error {
+			p, s := w.pool(), w.stream()
+			return func() error { p.Waited(s); return nil }
+		},
 		"Pool.Close": func(w *world) func() error {
 			p := must[*pool.Pool](w)(pool.New(w.dev, pool.Options{}))
 			s := must[*cuda.Stream](w)(w.dev.NewStream(cuda.StreamOptions{}))

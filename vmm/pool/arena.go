@@ -29,7 +29,7 @@ type Arena struct {
 //
 //	none ──capture──► running ⇄ idle ──last graph gone, and the Arena closed──► retired
 //
-// Retired, its shards are the pool's like those of closed streams: others have
+// Once it is retired, its shards are the pool's like those of closed streams: others have
 // what is free in them, and blocks that still live are freed as any.
 type arena struct {
 	pool    *Pool
@@ -129,8 +129,8 @@ func (a *arena) begin(op string, c *Capture) error {
 	return nil
 }
 
-// prune forgets shards whose stream is gone, or whose arena is retired, and that
-// have nothing any more, unless it did so when there were half as many. The caller
+// prune forgets shards that have nothing left and whose stream is gone or whose arena is
+// retired, unless it did so when there were half as many. The caller
 // holds mu.
 func (p *Pool) prune() {
 	const few = 16
@@ -247,8 +247,8 @@ func (c *Capture) allocNode(st *core.Stream, sh *shard, w *want) (Block, error) 
 // nodeAlign is what the driver aligns nodes to, at least.
 const nodeAlign = 512
 
-// free makes a free node behind the captured work of the block's stream. Where
-// others use it too, in captured work that is not ordered with that, the end of
+// free makes a free node behind the captured work of the block's stream. If other
+// streams use it too, in captured work that is not ordered with that, the end of
 // the capture frees it.
 func (n *node) free(h *header, others bool) error {
 	c := n.capture

@@ -26,10 +26,10 @@ func (b Block) Ptr() cuda.Ptr { return b.ptr }
 // Bytes returns the size that was requested.
 func (b Block) Bytes() int { return b.bytes }
 
-// header is what the pool knows of a block. It belongs to one shard for life,
-// and is guarded by that shard's lock, except for its home, which never changes.
+// header describes a block. It belongs to one shard for life, and that shard's lock
+// guards it, except for its home, which never changes.
 //
-// Its states, and what leads from one to the other:
+// Its states and transitions:
 //
 //	free ──Alloc──► live ──Free──► free                 at once: the stream is the block's own
 //	                  └───Free──► waiting ──► free       once the streams that were named have passed,

@@ -127,7 +127,7 @@ func (p *Pool) Capture(s *cuda.Stream, o CaptureOptions, body func() error) (*cu
 	return g, stats, nil
 }
 
-// prime makes what would be made lazily, before a capture begins, and looks how
+// prime makes what would be made lazily, before a capture begins, and asks how
 // far the streams are while their events can still be recorded.
 func (p *Pool) prime(st *core.Stream) error {
 	if err := st.Use(captureOp, p.sys); err != nil {
@@ -146,7 +146,7 @@ func (p *Pool) prime(st *core.Stream) error {
 	return nil
 }
 
-// firstRegion reserves one where there is none.
+// firstRegion reserves a region if there is none.
 func (p *Pool) firstRegion(sh *shard) error {
 	p.misses.Lock()
 	defer p.misses.Unlock()
@@ -349,8 +349,8 @@ func (c *Capture) Stats() CaptureStats {
 	return s
 }
 
-// End ends the serving: blocks that waited for it are free once their streams have
-// passed. Call it before the driver's capture ends. End is idempotent, and returns the
+// End ends the capture for the pool: blocks that waited for it are free once their
+// streams have passed. Call it before the driver's capture ends. End is idempotent, and returns the
 // same statistics each time.
 func (c *Capture) End() (CaptureStats, error) {
 	p := c.pool

@@ -9,10 +9,10 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// Check goes through everything that the pool knows, lists, trees, counters, and
-// what the driver says of the mappings, and returns all that does not agree. It
-// is for tests: it takes long, and holds up all requests. With the build
-// tag invariants every operation ends with it, and panics.
+// Check compares the pool's lists, trees and counters with each other and with the
+// driver's mappings, and returns every disagreement. It is for tests: it takes long and
+// blocks all requests. With the build tag invariants every operation ends with it, and
+// panics on an error.
 func (p *Pool) Check() error {
 	p.misses.Lock()
 	defer p.misses.Unlock()

@@ -40,7 +40,7 @@ func (p *Pool) close() error {
 	return p.giveBack()
 }
 
-// shut lets nothing new be allocated, where nothing is live.
+// shut ends allocation, if nothing is live.
 func (p *Pool) shut() error {
 	p.mu.Lock()
 	arenas := p.arenas

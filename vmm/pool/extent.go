@@ -5,11 +5,10 @@ import (
 )
 
 // extent is a piece of mapped address space of one shard: a block, or free. It
-// is guarded by the shard's lock. Neighbours by address are linked as long as
-// nothing lies between them: what is unmapped, or another shard's, is behind a
-// wall.
+// is guarded by the shard's lock. Neighbors by address are linked if nothing lies
+// between them: what is unmapped, or another shard's, is behind a wall.
 //
-//	free ──Alloc──► taken ──► free          merged with its free neighbours
+//	free ──Alloc──► taken ──► free          coalesced with its free neighbors
 //	                  └─────► resting ──► taken   the last one that was freed, unmerged,
 //	                             └──────► free    for the next request of its size
 //	free ──growth──► held ──► free          while its gap is being filled
@@ -76,7 +75,7 @@ func (sh *shard) drop(e *extent) {
 
 func link(a, b *extent) { a.next, b.prev = b, a }
 
-// insert makes an extent free, and merges it with its neighbours.
+// insert makes an extent free, and coalesces it with its free neighbors.
 func (sh *shard) insert(e *extent) {
 	if p := e.prev; p.state == free {
 		sh.unfree(p)
@@ -99,8 +98,8 @@ func (sh *shard) insert(e *extent) {
 	}
 }
 
-// unfree takes an extent out of the tree. What is too small for any request is
-// not in it, and waits for a neighbour.
+// unfree removes an extent from the tree. An extent that is too small for any request
+// is not in it until it is coalesced.
 func (sh *shard) unfree(e *extent) {
 	if e.size >= sh.pool.smallMax {
 		sh.free.remove(e)

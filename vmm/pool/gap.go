@@ -36,9 +36,9 @@ const (
 	spread = 8
 )
 
-// target is where a request is to be served: a gap of a region that is filled
+// growthPlan is where a request is to be served: a gap of a region that is filled
 // with n chunks, between free extents of the shard that belong to it.
-type target struct {
+type growthPlan struct {
 	reg         *region
 	from        driver.Ptr
 	n           int
@@ -50,7 +50,7 @@ type target struct {
 
 // better prefers what costs less, and among equals the wider gap, in which the
 // next growth finds room too.
-func (t target) better(than target) bool {
+func (t growthPlan) better(than growthPlan) bool {
 	if than.reg == nil || t.cost != than.cost {
 		return than.reg == nil || t.cost < than.cost
 	}
@@ -60,9 +60,9 @@ func (t target) better(than target) bool {
 // isLarge reports whether a request is large.
 func (p *Pool) isLarge(w *want) bool { return w.size >= largeChunks*p.chunk }
 
-// target finds the place that costs the least. The caller holds mu and the shard's
+// bestPlan finds the place that costs the least. The caller holds mu and the shard's
 // lock, and the shard rests.
-func (p *Pool) target(sh *shard, w *want) (best target) {
+func (p *Pool) bestPlan(sh *shard, w *want) (best growthPlan) {
 	f := filler{sh: sh, w: w, large: p.isLarge(w)}
 	for _, r := range p.regions[mid] {
 		f.gap = gap{reg: r, from: r.base}
@@ -130,7 +130,7 @@ type filler struct {
 	sh    *shard
 	w     *want
 	large bool
-	best  target
+	best  growthPlan
 }
 
 func (f *filler) mine(s *span) bool { return s != nil && s.shard == f.sh }
@@ -144,7 +144,7 @@ func (f *filler) try(at driver.Ptr, n uint64, left, right *extent) {
 	if n == 0 || n > uint64(f.reach-f.back)/f.reg.chunk || at < f.back || end > f.reach {
 		return
 	}
-	t := target{reg: f.reg, from: at, n: int(n), left: left, right: right, gap: uint64(f.to - f.from), cost: int(n)}
+	t := growthPlan{reg: f.reg, from: at, n: int(n), left: left, right: right, gap: uint64(f.to - f.from), cost: int(n)}
 	if all := f.chunks(f.w.size); f.large && (left != nil || right != nil || at == f.from && f.mine(f.before)) && (all-min(all, n))*joinPart < all {
 		t.cost = int(all) + 1 // rather in the middle
 	}
@@ -166,8 +166,8 @@ func (r *region) cleared(from, to driver.Ptr) (n uint64) {
 }
 
 // fill is how the gap serves the request best; without a region: not at all.
-func (f *filler) fill() target {
-	f.best = target{}
+func (f *filler) fill() growthPlan {
+	f.best = growthPlan{}
 	var left, right *extent
 	if f.mine(f.before) && f.before.tail.prev.state == free {
 		left = f.before.tail.prev
@@ -255,5 +255,5 @@ func (p *Pool) hasGap(sh *shard, w *want) bool {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	sh.rest()
-	return p.target(sh, w).reg != nil
+	return p.bestPlan(sh, w).reg != nil
 }

@@ -41,8 +41,8 @@ type Event struct {
 type History []Event
 
 // StartHistory keeps the pool's latest allocations and frees from now on, and
-// forgets what was kept before. Each costs some hundred nanoseconds, and
-// goroutines wait for each other meanwhile.
+// discards the history so far. Each event costs several hundred nanoseconds, under a
+// lock that all goroutines share.
 func (p *Pool) StartHistory(o HistoryOptions) {
 	if o.Events <= 0 {
 		o.Events = 1 << 16
@@ -54,7 +54,7 @@ func (p *Pool) StartHistory(o HistoryOptions) {
 	p.setHistory(r)
 }
 
-// StopHistory keeps no more, and forgets what was kept.
+// StopHistory stops recording, and discards the history.
 func (p *Pool) StopHistory() { p.setHistory(nil) }
 
 func (p *Pool) setHistory(r *ring) {

@@ -83,7 +83,7 @@ func TestARequestThatComesTooLateEachTimeGivesUp(t *testing.T) {
 	require.NoError(t, err)
 	b, err := p.Alloc(Request{Bytes: 100, Stream: s})
 	require.NoError(t, err)
-	r := relief{p: p, sh: b.h.home.shard, seen: p.passes.Load() + 1} // something passed since
+	r := escalation{p: p, sh: b.h.home.shard, seen: p.passes.Load() + 1} // something passed since
 	r.lagging = patience{looks: 2 * idleLooks, since: time.Now().Add(-time.Hour)}
 	r.lock()
 	require.True(t, r.catchUp())

@@ -79,7 +79,7 @@ var (
 
 // growth is a gap that is being filled.
 type growth struct {
-	target
+	growthPlan
 	span *span
 	// chunks are mapped nowhere: idle ones, and new ones. runs move.
 	chunks []*phys.Handle
@@ -94,7 +94,7 @@ func (p *Pool) plan(sh *shard, w *want) (*growth, error) {
 	p.mu.Lock()
 	sh.mu.Lock()
 	sh.rest()
-	g := &growth{target: p.target(sh, w)}
+	g := &growth{growthPlan: p.bestPlan(sh, w)}
 	if g.reg == nil {
 		sh.mu.Unlock()
 		p.mu.Unlock()
@@ -116,9 +116,8 @@ func (p *Pool) plan(sh *shard, w *want) (*growth, error) {
 	return g, nil
 }
 
-// gather takes what there is of the chunks that the gap needs, and reports whether it
-// is enough. Otherwise it takes some only if part is set, since other misses lack
-// what this one has.
+// gather takes chunks for the gap, and reports whether there are enough. If not, it keeps
+// them only if part is set, because other misses lack what this one holds.
 func (p *Pool) gather(sh *shard, g *growth, part bool) (enough bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -335,8 +334,8 @@ func (p *Pool) gave(bytes uint64) {
 	p.object.Resize(p.reserved.Add(-bytes))
 }
 
-// drop gives up a chunk that is mapped nowhere. Where that fails it is idle,
-// and the next trim tries again.
+// drop releases a chunk that is mapped nowhere. If that fails the chunk is idle, and the
+// next trim tries again.
 func (p *Pool) drop(op string, h *phys.Handle) error {
 	if r := h.Release(); r != driver.Success {
 		p.setAside(h)

@@ -45,10 +45,10 @@ func join(err error, more ...error) error {
 // miss serves a request that the shard has no memory for, by the cheapest means first:
 // waiting blocks that have passed; free memory of other streams that has passed; chunks,
 // moved or new. Misses go on side by side. One that finds no memory goes on alone,
-// so that it does not lack chunks that another miss has gathered; see relief.
+// so that it does not lack chunks that another miss has gathered; see escalation.
 func (p *Pool) miss(sh *shard, request want) (Block, error) {
 	w := &request // only here does it outlive the call
-	r := relief{p: p, sh: sh, w: w, impatient: p.wait < 0}
+	r := escalation{p: p, sh: sh, w: w, impatient: p.wait < 0}
 	r.lock()
 	defer r.unlock()
 	if !sh.keep(1) {
@@ -94,7 +94,7 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 }
 
 // lock takes part in Pool.misses.
-func (r *relief) lock() {
+func (r *escalation) lock() {
 	if r.alone {
 		r.p.misses.Lock()
 	} else {
@@ -102,7 +102,7 @@ func (r *relief) lock() {
 	}
 }
 
-func (r *relief) unlock() {
+func (r *escalation) unlock() {
 	if r.alone {
 		r.p.misses.Unlock()
 	} else {
@@ -111,25 +111,25 @@ func (r *relief) unlock() {
 }
 
 // sleep sleeps without the lock.
-func (r *relief) sleep(d time.Duration) {
+func (r *escalation) sleep(d time.Duration) {
 	r.unlock()
 	defer r.lock()
 	time.Sleep(d)
 }
 
 // ask calls the user's function without the lock.
-func (r *relief) ask(s *shortage) bool {
+func (r *escalation) ask(s *shortage) bool {
 	r.unlock()
 	defer r.lock()
 	st := r.p.Stats()
 	return r.p.o.OnExhausted(Exhausted{Bytes: int(r.w.bytes), Tag: r.w.tag, Reason: s.reason(), Reserved: st.Reserved, Requested: st.Requested})
 }
 
-// relief escalates where there is no memory, and tries the request again after each
-// step: what has passed meanwhile; free memory that has passed and cannot move, given
-// back to the driver; the same in other pools, and the reclaimer's; waiting for the GPU;
-// the user's function. After the last two it begins anew.
-type relief struct {
+// escalation is what a request does that finds no memory. It tries again after each step:
+// look what has passed meanwhile; trim free memory that cannot move; free memory of other
+// pools and of closed objects; wait for the GPU; call the user's function. After the last
+// two it begins anew.
+type escalation struct {
 	p       *Pool
 	sh      *shard
 	w       *want
@@ -138,43 +138,43 @@ type relief struct {
 	seen    uint64 // passes, before the latest try
 	trimmed uint64 // passes, before the latest trim
 	pending bool   // whether closed objects were to give memory back, likewise
-	// impatient: it waits for other streams only where there is no memory.
+	// impatient: it waits for other streams only if there is no memory.
 	impatient bool
-	lagged    time.Time // since when it waits for them; zero: it did not yet
+	lagged    time.Time // when it began to wait for them; zero: not yet
 	lagging   patience
 	patience
 }
 
 const (
-	relieveLook = iota + 1
-	relieveTrim
-	relieveOthers
-	relieveWait
+	lookAgain = iota + 1
+	trimOwn
+	askOthers
+	waitForGPU
 )
 
-// find does the next thing, or returns why the request is refused.
-func (r *relief) find(s *shortage) error {
+// find takes the next step, or returns why the request is refused.
+func (r *escalation) find(s *shortage) error {
 	p := r.p
 	for r.step++; ; r.step++ {
 		switch r.step {
-		case relieveLook:
+		case lookAgain:
 			p.advanceAll()
 			if p.passes.Load() != r.seen {
 				return nil
 			}
-		case relieveTrim:
+		case trimOwn:
 			r.trimmed = p.passes.Load()
 			if freed, err := p.trimFor(r.w, s); freed > 0 || err != nil {
 				return err
 			}
-		case relieveOthers:
+		case askOthers:
 			if s.kind != errs.OutOfMemory {
 				continue
 			}
 			if p.sys.FreeMemory(p.lacking(r.w), p.keeper) > 0 {
 				return nil
 			}
-		case relieveWait:
+		case waitForGPU:
 			if r.waiting(func() bool { return r.await(s) }) {
 				r.step = 0
 				return nil
@@ -192,15 +192,15 @@ func (r *relief) find(s *shortage) error {
 }
 
 // waiting counts the time of a wait.
-func (r *relief) waiting(wait func() bool) bool {
+func (r *escalation) waiting(wait func() bool) bool {
 	start := time.Now()
 	defer func() { r.sh.waited.Add(int64(time.Since(start))) }()
 	return wait()
 }
 
-// await waits until there may be more memory than at the latest try; false: there
-// will not be, or not in time.
-func (r *relief) await(s *shortage) bool {
+// await waits until there may be more memory than at the latest try. It returns false if
+// there will be none, or none in time.
+func (r *escalation) await(s *shortage) bool {
 	p := r.p
 	bound := p.wait
 	if s.kind == errs.OutOfMemory {
@@ -239,7 +239,7 @@ const (
 	longPause  = time.Millisecond
 )
 
-// pause sleeps before the next look; false: there were enough of them, and the
+// pause sleeps before the next look. It returns false if there were enough of them and the
 // bound is over.
 func (w *patience) pause(bound time.Duration, sleep func(time.Duration)) bool {
 	if w.looks == 0 {
@@ -283,7 +283,7 @@ func (p *Pool) lacking(w *want) uint64 {
 	return (w.size + p.chunk - 1) / p.chunk * p.chunk
 }
 
-// all are the shards now.
+// all returns the shards as they are now.
 func (p *Pool) all() []*shard {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -13,9 +13,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// region is a long range of address space that is cut into places for chunks,
-// most of which nothing is mapped into. The regions' spans, what is vacant, and
-// which chunks there are, are guarded by the pool's lock.
+// region is a long range of address space that is divided into places for chunks, most
+// of them empty. The pool's lock guards its spans, what is vacant, and which chunks there
+// are.
 type region struct {
 	res    *vmm.Reservation
 	rng    ranges.Range
@@ -72,7 +72,7 @@ func (r *region) filled(f func(at int, c *chunk)) {
 	}
 }
 
-// empty: nothing is there, nor on its way.
+// empty reports whether nothing is mapped there, nor being mapped.
 func (r *region) empty() bool {
 	if r.kind == mid {
 		return len(r.spans) == 0
@@ -216,7 +216,7 @@ func (sh *shard) remain(e *extent) {
 	}
 }
 
-// reserve makes a region of the size, or as large as address space allows. The
+// reserve makes a region of the size, or a shorter one if address space is short. The
 // caller holds addresses.
 func (p *Pool) reserve(k kind, size, least, chunk, pages uint64) (*region, error) {
 	for {
@@ -241,9 +241,8 @@ func (p *Pool) reserve(k kind, size, least, chunk, pages uint64) (*region, error
 	}
 }
 
-// closeEmpty gives back the ranges of regions in which nothing is, and reports
-// whether there were any. What could not be given back is left to Close. The
-// caller holds addresses.
+// closeEmpty gives back the ranges of empty regions, and reports whether there were any.
+// Close tries again if that fails. The caller holds addresses.
 func (p *Pool) closeEmpty() (closed bool) {
 	p.mu.Lock()
 	empty := slices.DeleteFunc(slices.Concat(p.regions[:]...), func(r *region) bool { return !r.empty() })
@@ -319,8 +318,8 @@ func (pl place) find(at driver.Ptr) (Block, bool) {
 	}
 }
 
-// header is what can be told without a lock: whose the address is, and, of slabs,
-// its header.
+// header returns what is known without a lock: the shard of the address and, in a slab,
+// the header.
 func (pl place) header(at driver.Ptr) (*header, *shard) {
 	c := pl.reg.chunks[pl.reg.index(at)].Load()
 	if c == nil {

@@ -16,8 +16,7 @@ type segmentReader struct {
 	pool     *Pool
 	segments []Segment
 	stacks   stackNames
-	// parts are those that the running step has read, and sites the stacks of some of
-	// them. Their memory is there before a lock is taken.
+	// parts has what the running step has read, and sites the stacks of some of it. Their memory is there before a lock is taken.
 	parts []Part
 	sites []sited
 }
@@ -73,7 +72,7 @@ func (r *segmentReader) slabs(reg *region) {
 }
 
 // slab reads a chunk, which belongs to a shard for as long as the shard's lock is
-// held. Where it goes to another shard or to another size of blocks between two steps,
+// held. If it goes to another shard or to another size of blocks between two steps,
 // the rest of it is shown as free.
 func (r *segmentReader) slab(reg *region, i int, c *chunk) {
 	var of *slab
@@ -191,7 +190,7 @@ func (reg *region) namedBefore(sp *span, at driver.Ptr) *extent {
 	for i := reg.index(at); i >= reg.index(sp.from); i-- {
 		starts := reg.chunks[i].Load().starts
 		for page := len(starts) - 1; page >= 0; page-- {
-			// What is live no more may still be named, wherever it is now.
+			// The table may still name an extent that is not live any more.
 			e := starts[page]
 			if e != nil && e.reg == reg && e.prev != nil && e.ptr <= at && e.ptr >= sp.from && e.ptr >= reg.at(i) {
 				return e

@@ -61,7 +61,7 @@ type shard struct {
 	live      uint64 // blocks
 	requested uint64 // their bytes
 	peak      uint64 // the most of requested
-	watch     *watch // what is told of every block, where anything is
+	watch     *watch // statistics, history and stacks; nil without them
 
 	markMu sync.Mutex
 	fence  *core.Fence // of the epoch that ended last, until it passes
@@ -137,8 +137,8 @@ func (sh *shard) give(h *header, w *want) {
 	}
 }
 
-// keep has the shard stay while a request makes memory for it, also where its
-// stream is closed meanwhile; false: it is closed.
+// keep pins the shard while a request makes memory for it, even if its stream is
+// closed meanwhile. It returns false if the shard is closed.
 func (sh *shard) keep(n int) bool {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -149,7 +149,7 @@ func (sh *shard) keep(n int) bool {
 	return true
 }
 
-// another makes a slab of an empty chunk, where there is one.
+// another makes a slab of an empty chunk, or returns nil.
 func (sh *shard) another(class int) *slab {
 	n := len(sh.empty)
 	if n == 0 {
@@ -188,7 +188,7 @@ func (sh *shard) put(h *header, epoch uint64) {
 }
 
 // advance asks whether what was freed so far has passed, and records an event
-// where none is in flight. It reports whether one is. It never waits, and never
+// if none is in flight. It reports whether one is. It never waits, and never
 // touches a stream that captures: then nothing is known yet.
 func (sh *shard) advance() (inFlight bool) {
 	sh.markMu.Lock()
@@ -238,14 +238,14 @@ func (sh *shard) pass(epoch uint64) {
 	sh.pool.passes.Add(1)
 }
 
-// lost: nothing runs on the stream any more, or there is no memory that it could
-// use.
+// lost reports whether the context of the stream or of the memory is lost, so that
+// nothing uses the memory any more.
 func (sh *shard) lost() bool {
 	return sh.stream.Ctx.Lost() != driver.Success || sh.pool.lost() != driver.Success
 }
 
-// waiting is a block that was freed, and that other streams may still use: it
-// is free when each has passed the epoch that it was in.
+// waiting is a freed block that other streams may still use. It is free when each of
+// them has passed the epoch that it was in.
 type waiting struct {
 	h     *header
 	epoch uint64 // of its own shard, when it was freed
@@ -261,8 +261,8 @@ type point struct {
 
 func (p point) passed() bool { return p.shard.passed.Load() >= p.epoch }
 
-// waitlist is a shard's waiting blocks, by what each waits for next. So to look
-// what has passed takes no longer with more of them.
+// waitlist is a shard's waiting blocks, by what each waits for next, so that looking
+// for those that have passed takes no longer with more of them.
 type waitlist struct {
 	n        int
 	bytes    uint64
@@ -312,8 +312,7 @@ func (sh *shard) waitNext(w waiting) {
 	}
 }
 
-// settle makes free what waited and has passed. The caller holds no lock of
-// shards.
+// settle frees waiting blocks that have passed. The caller holds no shard's lock.
 func (sh *shard) settle() {
 	for sh.settleOnce() { // a block that waited for one stream may wait for another
 	}

@@ -117,7 +117,7 @@ func (sh *shard) unlist(s *slab) {
 	s.prev, s.next, s.listed = nil, nil, false
 }
 
-// giveUp makes a slab without blocks an empty chunk.
+// giveUp turns a slab without blocks into an empty chunk.
 func (sh *shard) giveUp(s *slab) {
 	sh.unlist(s)
 	s.chunk.reg.chunks[s.chunk.index].Load().slab.Store(nil)
@@ -287,7 +287,7 @@ func (p *Pool) provideSlab(sh *shard) error {
 	return nil
 }
 
-// takeRoom takes the place for a chunk, in another region where there is none.
+// takeRoom takes the place for a chunk, and reserves another region if there is none.
 func (p *Pool) takeRoom() (reg *region, at int, err error) {
 	take := func() bool {
 		p.mu.Lock()
@@ -324,7 +324,7 @@ func (p *Pool) discard(op string, reg *region, at int) (gone uint64, err error) 
 	return gone, err
 }
 
-// giveRoom gives the place of a chunk back, where nothing is mapped.
+// giveRoom gives back the place of a chunk. Nothing is mapped there.
 func (p *Pool) giveRoom(reg *region, at int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -35,14 +35,14 @@ type Segment struct {
 	Kind  SegmentKind `json:"kind"`
 	// Chunk is the size of its chunks, in bytes.
 	Chunk int `json:"chunk"`
-	// Slot is the size of a block, where all are of one: in a slab. 0 is any.
+	// Slot is the size of each block of a slab; 0 in other segments.
 	Slot int `json:"slot,omitempty"`
-	// Stream is the raw handle of whose it is.
+	// Stream is the raw handle of the stream that the segment belongs to.
 	Stream uintptr `json:"stream"`
-	// Arena: it is kept for a capture, or for its graph.
+	// Arena reports whether it is kept for a capture, or for its graph.
 	Arena bool `json:"arena,omitempty"`
-	// Pinned chunks never move, since others were granted access to them, or
-	// may hold them.
+	// Pinned chunks never move, because peers were granted access to them, or other
+	// processes may hold them.
 	Pinned int `json:"pinned,omitempty"`
 	// Parts are the blocks and the holes between them, by address, without a
 	// gap.
@@ -97,8 +97,8 @@ type StreamSummary struct {
 	Blocks    int     `json:"blocks"`
 	Requested int     `json:"requested"`
 	Waiting   int     `json:"waiting"`
-	// Unpassed: of what was freed on it, some may be in use by the GPU, as far
-	// as was asked, so it is the stream's own yet.
+	// Unpassed reports whether the GPU may still use memory that was freed on the
+	// stream, as far as the pool knows, so that only this stream can have it.
 	Unpassed bool `json:"unpassed,omitempty"`
 	Arena    bool `json:"arena,omitempty"`
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// offer says that the shard may have something for others: free chunks, slabs
-// without blocks, or waiting blocks that may come to that. Those of arenas offer
-// nothing until their graphs are gone. The caller holds the shard's lock.
+// offer lists the shard among those that may have memory for others: free chunks, slabs
+// without blocks, or waiting blocks. Shards of arenas offer nothing until their graphs
+// are gone. The caller holds the shard's lock.
 func (sh *shard) offer() {
 	if sh.offers || sh.arena != nil {
 		return
@@ -22,13 +22,13 @@ func (sh *shard) offer() {
 	p.offersMu.Unlock()
 }
 
-// has reports whether the shard has something for others. The caller holds its lock.
+// has reports whether the shard has memory for others. The caller holds its lock.
 func (sh *shard) has() bool {
 	return sh.hot != nil || sh.waiting.n > 0 || len(sh.empty) > 0 || sh.idleSlab() || sh.free.atLeast(sh.pool.chunk) != nil
 }
 
-// eachOffer calls f for shards that may have something for others, with their lock
-// held, until it returns false. Shards that have nothing any more are forgotten. The
+// eachOffer calls f for shards that may have memory for others, with their lock
+// held, until it returns false. Shards that have nothing left are delisted. The
 // caller holds mu.
 func (p *Pool) eachOffer(f func(o *shard) bool) {
 	at := func(i int) *shard {
@@ -78,9 +78,8 @@ func (p *Pool) withdraw(sh *shard) {
 	p.offers = slices.DeleteFunc(p.offers, func(o *shard) bool { return o == sh })
 }
 
-// steal gives the shard memory that lies free in another one, and that has
-// passed there, as it is mapped. It reports whether it found what serves the
-// request.
+// steal gives the shard free memory of another one that the GPU has passed, as it is
+// mapped. It reports whether it found any that serves the request.
 func (p *Pool) steal(sh *shard, w *want) bool {
 	if p.stealAny(sh, w) {
 		return true
@@ -106,7 +105,7 @@ func (p *Pool) stealAny(sh *shard, w *want) bool {
 	var give func()
 	p.eachOffer(func(o *shard) bool {
 		if o != sh {
-			give = p.loot(o, sh, w)
+			give = p.takeFrom(o, sh, w)
 		}
 		return give == nil
 	})
@@ -115,7 +114,7 @@ func (p *Pool) stealAny(sh *shard, w *want) bool {
 			if o != sh && give == nil {
 				o.mu.Lock()
 				o.rest()
-				give = p.loot(o, sh, w)
+				give = p.takeFrom(o, sh, w)
 				o.mu.Unlock()
 			}
 		}
@@ -129,9 +128,9 @@ func (p *Pool) stealAny(sh *shard, w *want) bool {
 	return true
 }
 
-// loot takes what serves a request, and has passed, out of a shard, whose lock is
-// held, and returns how another one gets it.
-func (p *Pool) loot(o, sh *shard, w *want) (give func()) {
+// takeFrom takes free memory that serves a request, and that the GPU has passed, out of a
+// shard, whose lock is held. It returns a function that gives it to another shard, or nil.
+func (p *Pool) takeFrom(o, sh *shard, w *want) (give func()) {
 	passed := o.safe()
 	if w.kind == small {
 		c, ok := o.spareSlab(passed)
@@ -158,7 +157,7 @@ func (p *Pool) loot(o, sh *shard, w *want) (give func()) {
 	return nil
 }
 
-// safe is the epoch up to which what lies free in the shard may be another's.
+// safe is the epoch up to which free memory of the shard may go to another one.
 // Between the streams of one arena it is what was free when the capture began:
 // the graph orders nothing else.
 func (sh *shard) safe() uint64 {
@@ -182,8 +181,8 @@ var mostLag = 100 * time.Millisecond
 // mostAsked are how many streams a request asks at a time.
 const mostAsked = 32
 
-// offering returns shards that have something free, or waiting, that the GPU has not
-// passed as far as is known: at most mostAsked, and the next ones each time.
+// offering returns shards with free memory or waiting blocks that the GPU has not passed
+// as far as is known: at most mostAsked, and the next ones each time.
 func (p *Pool) offering(sh *shard) (behind []*shard) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -253,9 +252,10 @@ func (sh *shard) hasChunk() bool {
 	return false
 }
 
-// catchUp waits until another stream has moved on whose memory the shard could have;
-// false: none does within mostLag, or other requests had the memory each time.
-func (r *relief) catchUp() bool {
+// catchUp waits until another stream has moved on whose memory the shard could have. It
+// returns false if none does within mostLag, or if other requests took the memory each
+// time.
+func (r *escalation) catchUp() bool {
 	p := r.p
 	if r.lagged.IsZero() {
 		r.lagged = time.Now()

@@ -7,8 +7,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// trimFor makes room for what a request lacks. Where chunks move, those of
-// regions have done so.
+// trimFor makes room for what a request lacks. If chunks move, those of regions have
+// been tried already.
 func (p *Pool) trimFor(w *want, s *shortage) (freed uint64, err error) {
 	switch {
 	case s.kind == errs.OutOfAddressSpace:
@@ -29,7 +29,7 @@ func (p *Pool) trim(op string, need uint64) (freed uint64, err error) {
 	return trimBy(op, need, p.trimIdle, p.trimSlabs, p.trimRegions)
 }
 
-// trimBy goes from way to way. Each reports whether it found anything to give back,
+// trimBy tries one way after another. Each reports whether it found anything to give back,
 // which may be chunks whose memory a failure holds elsewhere.
 func trimBy(op string, need uint64, ways ...func(op string, need uint64) (uint64, bool, error)) (freed uint64, err error) {
 	for _, way := range ways {

@@ -10,8 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// upkeep is what the pool does on its own time: it unmaps places that chunks left, and
-// gives back what was not needed for long. It runs on a timer, which is stopped by Close.
+// upkeep works in the background: it unmaps places that chunks left, and gives back memory
+// that was not needed for long. It runs on a timer, which Close stops.
 type upkeep struct {
 	mu      sync.Mutex // a leaf
 	timer   *time.Timer
@@ -64,7 +64,7 @@ func (u *upkeep) wakeLocked(p *Pool, after time.Duration) {
 	}
 	u.due = when
 	switch {
-	case u.running: // it sees to that when it ends
+	case u.running: // run sets the timer when it ends
 	case u.timer == nil:
 		u.timer = time.AfterFunc(after, func() { u.run(p) })
 	default:
@@ -103,7 +103,7 @@ func (u *upkeep) run(p *Pool) {
 	}
 }
 
-// never is when upkeep looks again that has nothing to look for.
+// never is when upkeep looks again if there is nothing to do.
 const never = time.Duration(math.MaxInt64)
 
 // tend does some of what there is to do, and returns when to look again.

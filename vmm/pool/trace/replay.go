@@ -38,9 +38,9 @@ type Waiter interface {
 type Result struct {
 	// Operations is the number of blocks allocated plus those freed.
 	Operations int
-	// Took is the time in Alloc and Free, without that of reading the clock.
-	// Waited is the time in Sync.
-	Took, Waited time.Duration
+	// Took is the time in Alloc and Free, without that of reading the clock, and Worked
+	// the same without what a Waiter waited. Waited is the time in Sync.
+	Took, Worked, Waited time.Duration
 	// Slowest are the operations that worked longest, without what a Waiter waited,
 	// the slowest first; at most 8.
 	Slowest []Slow
@@ -160,6 +160,7 @@ func (p *player[B]) done(at int, op Op, b B, took time.Duration) error {
 func (p *player[B]) count(one Slow) {
 	const most = 8
 	p.r.Took += one.Took
+	p.r.Worked += one.Worked()
 	if one.Took > p.r.Longest.Took {
 		p.r.Longest = one
 	}
