@@ -276,7 +276,7 @@ func TestBlocksThatOutliveTheirCapture(t *testing.T) {
 	require.NoError(t, a.Close())
 }
 
-// captureElsewhere has another library capture the stream, in relaxed mode.
+// captureElsewhere captures the stream as another library would, in relaxed mode.
 func captureElsewhere(t *testing.T, s *cuda.Stream) (id uint64, end func()) {
 	t.Helper()
 	in := core.StreamOf(s)
@@ -338,7 +338,7 @@ func TestCapturesOfOthers(t *testing.T) {
 	})
 }
 
-// A capture that comes to nothing leaves nothing.
+// A capture that fails leaves nothing behind.
 func TestACaptureThatFails(t *testing.T) {
 	_, d := open(t)
 	s := stream(t, d)
@@ -383,7 +383,7 @@ func TestRefusedRequestsOfACaptureAreCountedAndLogged(t *testing.T) {
 	require.NoError(t, g.Close())
 }
 
-// A capture that finds its memory ready asks for nothing.
+// A capture whose workspaces were prepared requests nothing of the pool.
 func TestWorkspacesBeforeACapture(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		s := stream(t, d)

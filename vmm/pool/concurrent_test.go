@@ -108,15 +108,15 @@ func TestFreeNeverBlocks(t *testing.T) {
 	free(t, p, elsewhere)
 }
 
-// alloc2 is the address of a block that came and went.
+// alloc2 allocates a block, frees it, and returns its address.
 func alloc2(t *testing.T, p *pool.Pool, s *cuda.Stream, bytes int) cuda.Ptr {
 	b := alloc(t, p, s, bytes)
 	free(t, p, b)
 	return b.Ptr()
 }
 
-// What one stream freed and has passed is another's, without a driver call but
-// the event's.
+// Memory that one stream freed and the GPU has passed goes to another stream, with no
+// driver call except the event's.
 func TestMemoryGoesToAnotherStreamOnceItHasPassed(t *testing.T) {
 	m, d := open(t)
 	s, other := stream(t, d), stream(t, d)
@@ -141,7 +141,7 @@ func TestMemoryGoesToAnotherStreamOnceItHasPassed(t *testing.T) {
 	}
 }
 
-// A stream that is closed is refused, whatever lies free for it.
+// A closed stream is refused, even if the pool has memory for it.
 func TestAClosedStreamIsRefused(t *testing.T) {
 	_, d := open(t)
 	s, err := d.NewStream(cuda.StreamOptions{})

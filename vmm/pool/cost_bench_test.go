@@ -131,7 +131,7 @@ func BenchmarkStitch(b *testing.B) {
 	}
 }
 
-// stitchByHand is the least that a driver must be asked to stitch runs of chunks.
+// stitchByHand makes the fewest driver calls that stitch runs of chunks.
 func stitchByHand(b *testing.B, d *cuda.Device, chunk, runs, each int) time.Duration {
 	drv := core.SystemOf(d).Drv
 	size := uint64(chunk)

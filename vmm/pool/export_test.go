@@ -18,7 +18,7 @@ func SetUpkeep(d time.Duration) (undo func()) {
 	return func() { firstUpkeep = before }
 }
 
-// Tend does what upkeep does when it is quiet and excess bytes were not needed.
+// Tend runs upkeep as if no chunk had moved for long and excess bytes were not needed.
 func (p *Pool) Tend(excess uint64) {
 	p.mu.Lock()
 	p.missed = time.Time{}

@@ -16,7 +16,7 @@ import (
 )
 
 // watch runs f and returns the driver calls that were made meanwhile, without
-// polls of events, of which there are never equally many.
+// polls of events, whose number varies.
 func (w *world) watch(f func() error, on func(call string)) (calls []string, err error) {
 	var mu sync.Mutex
 	var made []string
@@ -224,7 +224,7 @@ func (w *world) sane(at string) {
 	require.Equal(w.t, live[sim.KindAllocation], w.sys.Stats().Allocations, at)
 }
 
-// goOn has the pool serve requests of every kind.
+// goOn requests blocks of every kind.
 func (w *world) goOn(at string) {
 	require.NoError(w.t, w.p.SetLimit(0), at)
 	for _, b := range w.live {
@@ -244,7 +244,7 @@ func (w *world) goOn(at string) {
 	w.sane("going on after " + at)
 }
 
-// end closes everything; nothing may be left anywhere.
+// end closes everything, and fails if anything is left.
 func (w *world) end(at string) {
 	t := w.t
 	for _, ws := range w.ready {
@@ -276,7 +276,7 @@ func (w *world) end(at string) {
 	_ = w.m.Close() // what it could report was looked at
 }
 
-// What gives memory back says in whose name.
+// Errors of what gives memory back name the operation that the caller called.
 func TestTrimAndCloseFailUnderTheirOwnNames(t *testing.T) {
 	for name, do := range map[string]func(p *pool.Pool) error{
 		"pool.Trim":  func(p *pool.Pool) error { _, err := p.Trim(0); return err },

@@ -1,11 +1,13 @@
 package pool_test
 
 import (
+	"bytes"
 	"testing"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/require"
 )
@@ -93,6 +95,39 @@ func TestAFreeBlockGrowsOverPlacesThatWereLeft(t *testing.T) {
 			require.NoError(t, s.Synchronize())
 		})
 	}
+}
+
+// Memory that moves, and what is mapped where it was, keep apart: what is written at one
+// address is read there, and nowhere else.
+func TestWhatIsMappedOverPlacesThatWereLeftIsApart(t *testing.T) {
+	t.Cleanup(pool.SetUpkeep(time.Hour))
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		for range 5 {
+			s := stream(t, d)
+			p := newPool(t, d, pool.Options{})
+			live := leftBehind(t, p, s, 2*mib)
+			set := func(b pool.Block, value byte) {
+				require.NoError(t, s.Memset(b.Ptr(), value, b.Bytes()))
+			}
+			for i, b := range live {
+				set(b, byte(i+1))
+			}
+			require.NoError(t, s.Synchronize())
+			for p.Ask() {
+			}
+			live = append(live, alloc(t, p, s, 32*mib))
+			set(live[2], 3)
+			set(live[1], 4)
+			for i, want := range []byte{1, 4, 3} {
+				got := make([]byte, live[i].Bytes())
+				require.NoError(t, s.Download(got, live[i].Ptr()))
+				require.Equal(t, len(got), bytes.Count(got, []byte{want}))
+			}
+			for _, b := range live {
+				free(t, p, b)
+			}
+		}
+	})
 }
 
 // A request that fails leaves the places that it would have used as they were.

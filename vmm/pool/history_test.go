@@ -237,7 +237,7 @@ func TestSnapshot(t *testing.T) {
 	})
 }
 
-// Reading a pool, and keeping its history, holds up no request.
+// Snapshots and the history delay no request.
 func TestLookingWhileOthersAllocate(t *testing.T) {
 	_, d := open(t)
 	p := newPool(t, d, pool.Options{Track: true})

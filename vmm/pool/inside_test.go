@@ -73,7 +73,7 @@ func TestWorkspacesAreLockedBeforeThePool(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// A request does not wait for ever for memory that other requests have each time.
+// A request gives up when other requests take the memory each time.
 func TestARequestThatComesTooLateEachTimeGivesUp(t *testing.T) {
 	_, sys := sim.Open(t)
 	d := sys.Devices()[0]

@@ -80,7 +80,7 @@ func patient(t testing.TB) {
 	t.Cleanup(pool.SetMostLag(10 * time.Second))
 }
 
-// hold keeps the stream's work from being done until Release, or the test's end.
+// hold stops the stream's work until Release, or until the test ends.
 func hold(t testing.TB, m *sim.Machine, s *cuda.Stream) {
 	t.Helper()
 	m.Hold(s.Handle())

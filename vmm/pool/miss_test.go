@@ -52,8 +52,7 @@ func TestMissesGoOnSideBySide(t *testing.T) {
 	free(t, p, large)
 }
 
-// A request is not refused since another miss, which will be refused, has all chunks in
-// its hands.
+// A request is not refused because another miss, which will be refused, holds all chunks.
 func TestAMissTakesNothingFromOthers(t *testing.T) {
 	m, d := openSmall(t)
 	p := newPool(t, d, pool.Options{Wait: -1})

@@ -58,8 +58,8 @@ type graph struct {
 	shared bool // the arena with others: they never run together
 }
 
-// freed is a range of addresses with what must have passed before anybody but
-// the stream has it: anybody at all, for the events of other streams.
+// freed is a range of addresses with what must have passed before another stream has it,
+// or, for the events of other streams, before any stream has it.
 type freed struct {
 	from, to uint64
 	s        *cuda.Stream
@@ -130,8 +130,7 @@ func (w *model) allocOn(s *cuda.Stream) {
 	w.born(live{b, s}, false)
 }
 
-// born takes down a block that was served, in a capture of the shared arena or
-// not.
+// born records a block that was served, in a capture of the shared arena or not.
 func (w *model) born(l live, shared bool) {
 	from, to := uint64(l.b.Ptr()), uint64(l.b.Ptr())+uint64(max(1, l.b.Bytes()))
 	for _, o := range w.postponed {

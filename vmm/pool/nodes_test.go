@@ -70,7 +70,7 @@ func TestANodeThatAnotherStreamUses(t *testing.T) {
 	}
 }
 
-// Where the stream of a node was closed the driver is not asked.
+// If the stream of a node is closed, the pool makes no driver call for it.
 func TestANodeWhoseStreamIsGone(t *testing.T) {
 	m, d := open(t)
 	s, err := d.NewStream(cuda.StreamOptions{})

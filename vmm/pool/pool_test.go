@@ -45,7 +45,7 @@ func TestBlocksOfAllSizes(t *testing.T) {
 	})
 }
 
-// Where many holes are large enough but lie badly, the one that fits is found.
+// Of many holes that are large enough, the one with the right alignment is found.
 func TestAnAlignedRequestFindsItsHole(t *testing.T) {
 	m, d := open(t)
 	s := stream(t, d)

@@ -114,7 +114,7 @@ func TestWrongRequests(t *testing.T) {
 	}
 }
 
-// A request waits for what was freed, and finds it.
+// A request waits for freed memory until the GPU has passed it.
 func TestARequestWaitsForTheGPU(t *testing.T) {
 	m, d := openSmall(t)
 	s, other := stream(t, d), stream(t, d)
@@ -156,7 +156,7 @@ func TestMemoryOfOneKindServesTheOthers(t *testing.T) {
 	}
 }
 
-// The pool's free memory is there for others of the System, and theirs for it.
+// Other users of the System get the pool's free memory, and the pool gets theirs.
 func TestOthersUnderPressure(t *testing.T) {
 	patient(t)
 	_, d := openSmall(t)
@@ -233,8 +233,8 @@ func TestStatisticsAndTracking(t *testing.T) {
 	require.Equal(t, 2, st.Allocs)
 }
 
-// A stream that is busy all the time passes something all the time: that does not
-// keep a request that nothing can serve from its refusal.
+// A stream that is busy all the time passes something all the time. A request that
+// nothing can serve is refused nevertheless.
 func TestARefusalComesWhateverOthersDo(t *testing.T) {
 	_, d := openSmall(t)
 	s, other := stream(t, d), stream(t, d)
@@ -260,7 +260,7 @@ func TestARefusalComesWhateverOthersDo(t *testing.T) {
 	free(t, p, kept)
 }
 
-// Memory that the driver refused was never there.
+// The peak does not count memory that the driver refused.
 func TestThePeakIsWhatThereWas(t *testing.T) {
 	_, d := openSmall(t)
 	s := stream(t, d)
@@ -273,7 +273,7 @@ func TestThePeakIsWhatThereWas(t *testing.T) {
 	require.Equal(t, had, p.Stats().PeakReserved)
 }
 
-// A request that is larger than the limit is shown to the callback, too.
+// The callback is also called for a request that is larger than the limit.
 func TestTheCallbackMayRaiseTheLimit(t *testing.T) {
 	_, d := open(t)
 	s := stream(t, d)
@@ -314,7 +314,7 @@ func TestAPoolClosesWhileOthersTakeItsMemory(t *testing.T) {
 	m.OnCall(nil)
 }
 
-// A pool that waits for the GPU to close holds up no other allocation.
+// A Close that waits for the GPU delays no allocation outside of the pool.
 func TestPressureDoesNotWaitForAClose(t *testing.T) {
 	m, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 66 * mib}}})
 	s := stream(t, d)
@@ -343,7 +343,7 @@ func TestPressureDoesNotWaitForAClose(t *testing.T) {
 	require.NoError(t, <-closed)
 }
 
-// A pool works below its default chunk, too. A chunk that was named and does not
+// A pool works with a limit below its default chunk. A chunk that is set and does not
 // fit the limit is refused, by New or with the first request.
 func TestALimitBelowAChunk(t *testing.T) {
 	_, d := open(t)
@@ -382,7 +382,7 @@ func TestSizesThatMakeNoSense(t *testing.T) {
 	require.Zero(t, p.Stats().Limit)
 }
 
-// A pool that finds no memory has others give some back. If one of those allocates
+// A pool that finds no memory makes other pools give some back. If one of those allocates
 // itself meanwhile, this pool gives it what the GPU has passed.
 func TestAPoolUnderPressureServesOthers(t *testing.T) {
 	if thorough {
@@ -419,7 +419,7 @@ func TestAPoolUnderPressureServesOthers(t *testing.T) {
 	free(t, p, kept)
 }
 
-// A pool is in the list of what is live, with its size, until it is closed.
+// System.Live lists a pool, with its size, until it is closed.
 func TestAPoolIsListed(t *testing.T) {
 	_, d := open(t)
 	s := stream(t, d)

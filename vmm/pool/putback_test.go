@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// comesMeanwhile has another stream come to the pool, which makes it forget the
-// streams that are gone, once: at the n-th call of a name. The result waits for it.
+// comesMeanwhile makes another stream's first request at the n-th call of a name, so that
+// the pool forgets streams that are gone. The result waits for it.
 func comesMeanwhile(t *testing.T, m *sim.Machine, p *pool.Pool, late *cuda.Stream, name string, n int) (wait func()) {
 	type result struct {
 		b   pool.Block
@@ -47,7 +47,7 @@ func comesMeanwhile(t *testing.T, m *sim.Machine, p *pool.Pool, late *cuda.Strea
 }
 
 // Chunks that are cut out of a closed stream's memory, to be moved or given back,
-// and are put back since the driver refused, serve others as before.
+// and are put back because the driver refused, serve other streams as before.
 func TestChunksOfAClosedStreamArePutBack(t *testing.T) {
 	for name, failing := range map[string]struct {
 		call string

@@ -18,7 +18,7 @@ var replaySeeds = flag.Uint64("replay-seeds", 2, "how many seeds of each generat
 // On the software driver the traces are replayed at full size, since memory that
 // is not touched costs nothing there: how much the pool holds can be seen without
 // a GPU. The bound is far from what it holds, which is 1.05 times what was requested
-// at most, and differs by 0.03 from run to run where streams are several.
+// at most, and differs by 0.03 from run to run with several streams.
 func TestReplay(t *testing.T) {
 	patient(t) // so that a slow machine costs time and no memory
 	const most = 1.12
@@ -57,8 +57,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// What a pool recorded is the program that it served: its trace can be stored,
-// and replayed.
+// The history of a pool is a trace of the program that it served, and can be replayed.
 func TestHistoryIsAReplay(t *testing.T) {
 	_, d := open(t)
 	tr := tracegen.Serving(tracegen.Config{Seed: 2, Streams: 3, Divisor: 100})

@@ -94,8 +94,7 @@ func (c *curve) holes(s *cuda.Stream, n int, bytes func(i int) int) {
 	must(c.b, s.Synchronize())
 }
 
-// median is that of several measurements: on a loaded machine single ones say
-// nothing.
+// median measures several times, because single times mean nothing on a loaded machine.
 func median(measure func() time.Duration) time.Duration {
 	var all []time.Duration
 	for range 15 {
@@ -123,7 +122,7 @@ func (c *curve) requests(s *cuda.Stream, bytes func(i int) int) time.Duration {
 	})
 }
 
-// misses is the time of those requests for which memory is mapped.
+// misses is the time of a request for which memory is mapped.
 func (c *curve) misses(s *cuda.Stream) time.Duration {
 	return median(func() (took time.Duration) {
 		for before := c.m.Count("cuMemMap"); c.m.Count("cuMemMap") == before; {

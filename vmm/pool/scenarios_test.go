@@ -17,10 +17,10 @@ import (
 // patience bounds what must not hang.
 const patience = 20 * time.Second
 
-// code is the result of failing calls: one that stands for nothing in particular.
+// code is the result of failing calls, one without a meaning of its own.
 const code = cuda.Code(driver.Unknown)
 
-// world is a pool on a machine of its own, with what a scenario made of it.
+// world is a pool on a machine of its own, and what a scenario did with it.
 type world struct {
 	t        testing.TB
 	m        *sim.Machine
@@ -141,8 +141,7 @@ func (w *world) drain() error {
 	return w.sys.Drain(ctx)
 }
 
-// scenario is an operation with a small world round it. It does all that it has
-// to do when it is called again after it failed.
+// scenario is an operation in a small world. Called again after a failure, it completes.
 type scenario struct {
 	name  string
 	peer  bool

@@ -27,8 +27,8 @@ func TestChunksAreNotExported(t *testing.T) {
 	require.NoError(t, p.Close())
 }
 
-// What package handles shares are vmm's owners of memory, and nothing public of
-// this package returns one.
+// Package handles shares vmm's owners of memory, and nothing public of this package
+// returns one.
 func TestNothingPublicAnswersAnOwnerOfMemory(t *testing.T) {
 	names, err := filepath.Glob("*.go")
 	require.NoError(t, err)

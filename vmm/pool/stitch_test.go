@@ -82,8 +82,8 @@ func TestMovingMakesOnlyTheCallsThatItNeeds(t *testing.T) {
 	}
 }
 
-// What the GPU may still use moves too, for the stream that freed it: it is mapped
-// at both addresses until the GPU has passed the first.
+// Chunks that the GPU may still use also move, for the stream that freed them: they are
+// mapped at both addresses until the GPU has passed the first.
 func TestAGPUThatIsBehindCostsNoMemory(t *testing.T) {
 	m, d := open(t)
 	s := stream(t, d)
@@ -106,7 +106,7 @@ func TestAGPUThatIsBehindCostsNoMemory(t *testing.T) {
 	require.NoError(t, s.Synchronize(), "no work met memory that had moved away")
 }
 
-// A peer's access is granted to what is made, and such chunks do not move.
+// Peers are granted access to new chunks, and such chunks do not move.
 func TestChunksOfAPoolForPeersStay(t *testing.T) {
 	m, sys := twoDevices(t)
 	d, peer := sys.Devices()[0], sys.Devices()[1]
@@ -196,8 +196,8 @@ func TestThePoolDoesNotGrowWhileTheGPUCatchesUp(t *testing.T) {
 	}
 }
 
-// A stream that does not move on is waited for once, whether it freed the memory or
-// was named.
+// A request waits only once for a stream that does not move on, whether the stream freed
+// the memory or a free named it.
 func TestAStreamThatIsStuckIsWaitedForOnce(t *testing.T) {
 	m, d := open(t)
 	s, other, named := stream(t, d), stream(t, d), stream(t, d)

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Memory that is mapped at two places is counted once as gone, also where both are
-// unmapped at the same time: by upkeep, which unmaps what moved, and by a trim.
+// Memory that is mapped at two places is counted as gone once, even if both are unmapped
+// at the same time: by upkeep, which unmaps what moved, and by a trim.
 func TestMemoryOfTwoPlacesGoesOnce(t *testing.T) {
 	m, sys := sim.Open(t)
 	p, err := New(sys.Devices()[0], Options{Chunk: 2 << 20})
@@ -120,7 +120,7 @@ func TestUpkeepSeesWhatLeavesWhileItRuns(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// Check sees a place that nothing will unmap, and what waits being counted wrongly.
+// Check finds a place that nothing will unmap, and a wrong count of waiting blocks.
 func TestCheckSeesWhatIsForgotten(t *testing.T) {
 	_, sys := sim.Open(t)
 	d := sys.Devices()[0]

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What a pool does not need any more goes back by itself, and what it needs again and
-// again stays.
+// Decay gives back memory that is not needed any more, and keeps what is needed again and
+// again.
 func TestDecay(t *testing.T) {
 	m, d := open(t)
 	s, busy := stream(t, d), stream(t, d)
@@ -47,8 +47,8 @@ func TestNoDecay(t *testing.T) {
 	require.Zero(t, m.Count("cuMemRelease"))
 }
 
-// What moved is unmapped without another request, once the GPU has passed it, and
-// not before.
+// Upkeep unmaps the places that chunks left without another request, once the GPU has
+// passed them and not before.
 func TestWhatMovedIsUnmappedByItself(t *testing.T) {
 	t.Cleanup(pool.SetUpkeep(20 * time.Millisecond))
 	m, d := open(t)
@@ -72,8 +72,8 @@ func TestWhatMovedIsUnmappedByItself(t *testing.T) {
 	}
 }
 
-// No driver call of a trim unmaps much, and requests of others can be served between
-// two of them: when that is, the scheduler says.
+// No driver call of a trim unmaps much, and other requests can be served between two of
+// them.
 func TestATrimGoesInPieces(t *testing.T) {
 	m, d := open(t)
 	s, other := stream(t, d), stream(t, d)

@@ -7,8 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The places that are free are known whatever was taken and given back, and the
-// first run that is long enough serves.
+// vacant keeps track of the free places, and the first run that is long enough serves.
 func TestVacant(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		const size = 40

@@ -48,7 +48,7 @@ func TestTrimOnAnIdleGPUGivesAllBack(t *testing.T) {
 	}
 }
 
-// Memory that an idle pool holds serves whoever needs it, at the first try.
+// Memory that an idle pool holds serves any allocation, at the first try.
 func TestABufferHasWhatAnIdlePoolHolds(t *testing.T) {
 	for range 20 {
 		_, d := openSmall(t)
@@ -65,8 +65,8 @@ func TestABufferHasWhatAnIdlePoolHolds(t *testing.T) {
 	}
 }
 
-// A request that does not wait for work has what was done before, whichever stream
-// it was done on.
+// A request that does not wait for work gets memory whose work is done, whatever stream
+// it was on.
 func TestARequestThatDoesNotWaitHasWhatIsDone(t *testing.T) {
 	for range 20 {
 		_, d := openSmall(t)
@@ -102,7 +102,7 @@ func TestARequestWaitsForTheMemoryOfGraphs(t *testing.T) {
 	require.NoError(t, d.System().Drain(t.Context()))
 }
 
-// A pool's chunks have the memory that others closed while the GPU used it, within
+// A request waits for memory of objects that were closed while the GPU used them, within
 // the bound of either the pool or the System.
 func TestChunksWaitForWhatOthersGiveBack(t *testing.T) {
 	for name, bound := range map[string]struct {
@@ -136,7 +136,7 @@ func TestChunksWaitForWhatOthersGiveBack(t *testing.T) {
 	}
 }
 
-// A Close that is refused disturbs no request that runs beside it.
+// A Close that is refused disturbs no concurrent request.
 func TestARefusedCloseDisturbsNoRequest(t *testing.T) {
 	_, d := open(t)
 	s := stream(t, d)
