@@ -14,8 +14,8 @@ import (
 )
 
 // The conformance suite calls the exports through csrc, linked into the test:
-// Go to C to Go. It runs with the build tag cuvmm_libcuda alone, as csrc then
-// leaves out its promise that no call comes back.
+// Go to C to Go. It needs the build tag cuvmm_libcuda, with which csrc does not promise
+// that C calls never call back.
 
 const conformanceChild = "conformance on the exports"
 
@@ -44,8 +44,7 @@ func init() {
 	})
 }
 
-// exported is the exports as csrc calls them, which say that they are the
-// software driver's.
+// exported is the exports as csrc calls them, with the description of the software driver.
 type exported struct {
 	driver.Driver
 	software driver.Driver
@@ -68,7 +67,7 @@ func (e exported) HostTouch(p driver.Ptr, n uint64, write bool) driver.Result {
 
 func (e exported) Culprit(c driver.Context) string { return e.software.(driver.Culprit).Culprit(c) }
 
-// The machines are those of cuda/sim's own test.
+// The machines are those of cuda/sim's conformance test.
 func TestConformance(t *testing.T) {
 	multicast := sim.DeviceOptions{ContextMemory: 527 << 20, Attributes: map[int]int{int(driver.AttrMulticast): 1}}
 	usual := drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20}

@@ -23,8 +23,8 @@ func cuvmm_sim_ModuleLoadData(m *C.uintptr_t, image unsafe.Pointer) C.int32_t {
 	return load(m, image, nil)
 }
 
-// The options of the vendor's driver that this one knows: where the log of
-// errors goes, and its size in bytes. The others are about machine code.
+// The options that the software driver implements: the buffer for the log of errors, and
+// its size in bytes. The others concern machine code.
 const (
 	optionErrorLog     = 5
 	optionErrorLogSize = 6
@@ -52,8 +52,8 @@ func cuvmm_sim_ModuleLoadDataEx(m *C.uintptr_t, image unsafe.Pointer, n C.uint32
 	return load(m, image, unsafe.Slice((*byte)(log), room))
 }
 
-// load loads PTX all of whose kernels have Go functions. It says in the log, or
-// on standard error, why it does not.
+// load loads PTX if every kernel in it has a Go function. Otherwise it explains that in
+// the log, or on standard error.
 func load(m *C.uintptr_t, image unsafe.Pointer, log []byte) C.int32_t {
 	d, r := opened()
 	if r != driver.Success {
@@ -83,8 +83,8 @@ func load(m *C.uintptr_t, image unsafe.Pointer, log []byte) C.int32_t {
 	return code(r)
 }
 
-// bytesOf is PTX text up to its NUL, and of a binary image, which no software
-// runs, what shows that it is one.
+// bytesOf returns PTX text up to its NUL. Of a binary image, which the software driver
+// cannot run, it returns the bytes that identify one.
 func bytesOf(image unsafe.Pointer) []byte {
 	first := *(*[4]byte)(image) // text is longer, and shorter text is no PTX
 	switch string(first[:]) {
@@ -150,8 +150,8 @@ type (
 	}
 )
 
-// launchCooperative is the one attribute that the software driver obeys: the
-// others are about speed.
+// launchCooperative is the only attribute that the software driver implements: the
+// others concern speed.
 const launchCooperative = 2
 
 //export cuvmm_sim_LaunchKernelEx
@@ -172,7 +172,7 @@ func cuvmm_sim_LaunchKernelEx(config unsafe.Pointer, f C.uintptr_t, params, extr
 	}, C.uintptr_t(l.stream), params, extra)
 }
 
-// The marks of the list that gives the parameters as one block.
+// The markers of a list that passes the parameters as one block.
 const (
 	extraEnd  = 0
 	extraData = 1
@@ -213,8 +213,8 @@ func launch(cooperative bool, f C.uintptr_t, l driver.LaunchConfig, s C.uintptr_
 	return code(d.LaunchKernel(0, driver.Function(f), l, block, driver.Stream(s)))
 }
 
-// captures reports whether the stream captures, and invalidates the capture, as
-// the real driver does when it refuses a launch: a query of the stream does that.
+// captures reports whether the stream captures. It also invalidates the capture, by a
+// query of the stream, because the real driver does so when it refuses a launch.
 func captures(d driver.Driver, s driver.Stream) bool {
 	status, r := d.StreamIsCapturing(0, s)
 	if r != driver.Success || status == driver.CaptureNone {
@@ -235,7 +235,7 @@ func gather(layout []driver.KernelParam, params *unsafe.Pointer) []byte {
 	return block
 }
 
-// given reads the block from a list of marks.
+// given reads the block from a list with markers.
 func given(extra *unsafe.Pointer) (block []byte, ok bool) {
 	var data unsafe.Pointer
 	var size C.size_t

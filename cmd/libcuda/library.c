@@ -10,7 +10,7 @@
 #include <pthread.h>
 #include <string.h>
 
-// A note in the file, by which csrc recognises this library before it opens it.
+// A note in the file, by which csrc recognises this library without opening it.
 __asm__(".pushsection .note.cuvmm,\"a\",%note\n"
         ".balign 4\n"
         ".long 6, 0, 1\n"
@@ -52,10 +52,9 @@ void cuvmm_call_host_func(uintptr_t f, void *data) {
     known = in_host_func = 0;
 }
 
-// A child of fork has none of the threads that Go's runtime needs, so a call
-// into Go would hang there: it is refused, as the driver refuses a child whose
-// parent used it. A new thread may have the number of one that ended, whose
-// state must not become its own.
+// A child of fork lacks the threads that Go's runtime needs, so a call into Go would hang:
+// it is refused, as the driver refuses a child whose parent used it. A new thread may have
+// the number of one that ended, and must not get its state.
 int32_t cuvmm_enter(const char *call) {
     if (forked) return NOT_INITIALIZED;
     if (in_host_func && !permitted(call)) return NOT_PERMITTED;
@@ -76,7 +75,7 @@ int32_t cuCtxPopCurrent_v2(uintptr_t *ctx) {
     return r != 0 ? r : cuvmm_pop_context(ctx);
 }
 
-// Both hand out text that lasts, and say nothing of numbers that are no result.
+// Both return text that is never freed, and fail for numbers that are no result.
 static int32_t describe(const char *text, const char **to) {
     if (!to) return INVALID_VALUE;
     *to = text;
@@ -113,8 +112,7 @@ static const struct {
 
 enum { FOUND, NO_SUCH_NAME, VERSION_TOO_OLD };
 
-// Of the forms in a list that the version asked for knows, and the driver has,
-// takes the latest.
+// Takes the latest form in a list that both the requested version and the driver have.
 static void look(const cuvmm_export *list, size_t n, const char *name, int32_t version, int32_t driver, int32_t *best,
                  cuvmm_function *found, int32_t *status) {
     for (size_t i = 0; i < n; i++) {

@@ -15,14 +15,14 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// machine is what the library's calls reach: made at the first of them, unless a
-// test set it.
+// machine is the machine that the library's calls use. The first call makes it, unless a
+// test has set it.
 var machine struct {
 	once sync.Once
 	d    driver.Foreign
 }
 
-// use makes the calls reach a machine of a test's.
+// use makes the calls use a test's machine.
 func use(m *sim.Machine) {
 	machine.once.Do(func() {})
 	machine.d = m.Driver().Foreign()
@@ -45,13 +45,13 @@ func opened() (driver.Foreign, driver.Result) {
 	return machine.d, driver.Success
 }
 
-// complain writes what the caller has no other way to learn.
+// complain writes to standard error what no result code can express.
 func complain(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "libcuda (software driver): %s\n", fmt.Sprintf(format, args...))
 }
 
-// code is a result as the driver returns it: the library's own mean that the
-// machine lacks the call.
+// code converts a result to the vendor's number. The library's own results, which are
+// negative, mean that the machine lacks the call.
 func code(r driver.Result) C.int32_t {
 	if r < 0 {
 		r = driver.NotSupported
@@ -76,14 +76,14 @@ func cuvmm_driver_version() C.int32_t {
 	return C.int32_t(version)
 }
 
-// texts are the C strings that were handed out, which last.
+// texts are the C strings that callers have, which are never freed.
 var texts struct {
 	sync.Mutex
 	of map[string]*C.char
 }
 
-// cuvmm_result_text returns a result's name, or what it says; nil if there is no
-// such result.
+// cuvmm_result_text returns a result's name or its description, or nil if there is no such
+// result.
 //
 //export cuvmm_result_text
 func cuvmm_result_text(result C.int32_t, says C.int) *C.char {

@@ -12,7 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// dmaBuf is the one kind of handle for a range of addresses.
+// dmaBuf is the only kind of handle for a range of addresses.
 const dmaBuf = 1
 
 // The caller gives four bytes for a descriptor, and 64 for a fabric handle.
@@ -37,7 +37,7 @@ func cuvmm_sim_MemExportToShareableHandle(out unsafe.Pointer, h C.uint64_t, t C.
 	return code(r)
 }
 
-// A descriptor is the pointer's value.
+// A descriptor is passed as the pointer's value.
 //
 //export cuvmm_sim_MemImportFromShareableHandle
 func cuvmm_sim_MemImportFromShareableHandle(h *C.uint64_t, os unsafe.Pointer, t C.uint32_t) C.int32_t {

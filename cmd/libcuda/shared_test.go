@@ -26,7 +26,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// compiler returns a program that the tests need, which they have in CI.
+// compiler returns the path of a program that the test needs. Without it the test is
+// skipped, and fails in CI.
 func compiler(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -48,7 +49,7 @@ func output(t *testing.T, cmd *exec.Cmd) string {
 	return string(out)
 }
 
-// built is the library in its folder, which outlives the test that builds it.
+// built is the library's folder, which outlives the test that builds it.
 var built struct {
 	sync.Once
 	dir string
@@ -211,8 +212,7 @@ func init() {
 	})
 }
 
-// A Go program never loads the library, by whatever name it finds it, and is on
-// its machine all the same.
+// A Go program never loads the library, whatever its name, and still joins its machine.
 func TestAGoProgramJoinsTheMachine(t *testing.T) {
 	library := shared(t)
 	o := twoDevices(t)

@@ -28,7 +28,7 @@ func cuvmm_sim_DeviceGetName(name *C.char, room C.int32_t, dev C.int32_t) C.int3
 	return code(r)
 }
 
-// The outputs lie in as many arrays as there are attributes.
+// Each attribute has an array of its own for the output.
 //
 //export cuvmm_sim_MemRangeGetAttributes
 func cuvmm_sim_MemRangeGetAttributes(out *unsafe.Pointer, sizes *C.size_t, a *C.uint32_t, count C.size_t, p C.uint64_t, n C.size_t) C.int32_t {

@@ -13,8 +13,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
-// stacks holds each thread's stack of contexts, but for empty ones. The software
-// driver knows the top alone, as the thread's current context.
+// stacks holds each thread's stack of contexts, if it is not empty. The software driver
+// knows only the top, as the thread's current context.
 var stacks struct {
 	sync.Mutex
 	of map[int][]driver.Context
@@ -126,7 +126,7 @@ func cuvmm_sim_CtxDestroy(c C.uintptr_t) C.int32_t {
 	if r != driver.Success {
 		return code(r)
 	}
-	// It waits for the context's work, during which other threads go on.
+	// It waits for the context's work, without the lock, so that other threads go on.
 	if r := d.CtxDestroy(driver.Context(c)); r != driver.Success {
 		return code(r)
 	}

@@ -7,9 +7,8 @@
 // cuvmm_torch_, and python/cuvmm/torch.py passes them to it. It opens the driver
 // that cuda/auto chooses, the software driver included.
 //
-// Go's runtime enters the process for the allocator alone. The C front keeps what
-// Go does not survive away from it: a child of fork. A fault of the library is
-// caught at the call, and all later calls are refused with its stacks.
+// Go's runtime does not survive fork, so the C front refuses calls in a child. A panic is
+// recovered at the call, and all later calls are refused with its text.
 package main
 
 import (

@@ -36,7 +36,7 @@ type entry struct {
 
 var (
 	open   sync.Mutex                        // while a pool is opened or closed
-	sys    *cuda.System                      // opened with the first pool
+	sys    *cuda.System                      // opened with the first pool, and never closed
 	pools  atomic.Pointer[map[uint64]*entry] // replaced at each change
 	serial uint64
 )

@@ -156,10 +156,11 @@ def memory_snapshot(mempool_id: Any = None, include_traces: bool = True) -> List
 
 
 def _record_memory_history(enabled: Optional[str] = "all", *args: Any, max_entries: int = 1 << 16, **options: Any) -> None:
-    """Keeps the latest ``max_entries`` allocations and frees for :func:`_snapshot`; with None it stops. Options about stacks are ignored."""
+    """Keeps the latest ``max_entries`` allocations and frees, at most 2^20, for :func:`_snapshot`; with None it stops. Options about stacks
+    are ignored."""
     if isinstance(enabled, bool):  # the older form: whether to record
         enabled = "all" if enabled else None
-    library.call("cuvmm_torch_history", 0 if enabled is None or enabled == "state" else min(max_entries, 1 << 26))
+    library.call("cuvmm_torch_history", 0 if enabled is None or enabled == "state" else min(max_entries, 1 << 20))
 
 
 def caching_allocator_enable(value: bool = True) -> None:

@@ -50,7 +50,7 @@ def use_pool(library: Optional[str] = None, *, patch: bool = False, own_error: b
     ``library`` is the path of libcuvmm.so; by default it is CUVMM_LIBCUVMM, or lies beside this package. ``patch`` puts this
     module's functions in place of those of ``torch.cuda``. With ``own_error``, a request that finds no memory raises
     ``torch.OutOfMemoryError``, by a shim that is compiled once for the installed PyTorch and needs a C++ compiler; without
-    it the error is a ``RuntimeError`` that begins with "CUDA out of memory". Idempotent.
+    it the error is a ``RuntimeError`` that begins with "CUDA out of memory". A second call does nothing.
     """
     global _allocator
     torch = torch_module()

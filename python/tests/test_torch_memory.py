@@ -144,7 +144,7 @@ class TorchMemory(unittest.TestCase):
         self.assertEqual(_torch_library.loaded().cuvmm_torch_pool(1), 0)
 
     def test_history_and_snapshots(self) -> None:
-        self.torch.cuda.memory._record_memory_history(max_entries=100)
+        self.torch.cuda.memory._record_memory_history(max_entries=sys.maxsize)  # PyTorch's default
         p = self.allocator.alloc(2 * MIB, 0, None)
         q = self.allocator.alloc(777, 0, None)
         self.allocator.free(q, 777, 0, None)
