@@ -11,6 +11,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
 // DefaultTimeout is how long a step may take by default.
@@ -204,6 +205,7 @@ func (g *Group) interrupted(ctx context.Context, s Step, began time.Time, err er
 func (g *Group) withdraw(e Event, mine error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), farewell)
 	defer cancel()
+	e.Reason = wire.Clip(e.Reason, MaxReason) // as it travels: all ranks return the same
 	if g.transport.Fail(ctx, e) != nil {
 		ctx = over // what came before is still there, and may explain it
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/link"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
@@ -26,7 +27,7 @@ func Host(dir, name string, size int, o Options) (g *Group, path string, err err
 		return nil, "", err
 	}
 	o = o.withDefaults()
-	l, err := peer.Listen(dir, name, peer.Options{Timeout: o.Timeout})
+	l, err := peer.Listen(dir, name, peer.Options{Timeout: o.Timeout, MaxFDs: MaxFiles})
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: %w", op, err)
 	}
@@ -54,6 +55,9 @@ type hostTransport struct {
 	before []Event
 	// unidentified are connections that have not proved which rank they are.
 	unidentified []*peer.Conn
+	// dropped are events to be released without the lock: to close a file that a rank
+	// chose may take long.
+	dropped []Event
 }
 
 // member is a rank that joined.
@@ -89,7 +93,8 @@ func (t *hostTransport) accept() {
 			return
 		}
 		if len(t.unidentified) == t.mostUnidentified() {
-			_ = t.unidentified[0].Close()
+			oldest := t.unidentified[0]
+			t.work.Go(func() { _ = oldest.Close() }) // which may wait for files that lie unread
 			t.unidentified = t.unidentified[1:]
 		}
 		t.unidentified = append(t.unidentified, conn)
@@ -148,12 +153,14 @@ func (t *hostTransport) identified(conn *peer.Conn) {
 func (t *hostTransport) admit(conn *peer.Conn) *member {
 	ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 	defer cancel()
+	limits := link.Of(conn).Limits()
+	limits.NoFDs = true // or those of a message that never ends would fill this process's table
 	receive := func() (peer.Message, bool) {
 		m, err := conn.Receive(ctx)
 		if err != nil {
 			return m, false
 		}
-		return m, m.Close() == nil // no message of the handshake has files
+		return m, true
 	}
 	msg, ok := receive()
 	if !ok {
@@ -190,6 +197,7 @@ func (t *hostTransport) admit(conn *peer.Conn) *member {
 		_ = conn.Send(ctx, peer.Message{Kind: wire.RankTaken})
 		return nil
 	}
+	limits.NoFDs = false
 	if err := conn.Send(ctx, peer.Message{Kind: wire.Welcome, Body: t.secret.proof(hostProves, h, challenge)}); err != nil {
 		m.out.close()
 		close(m.sent)
@@ -231,23 +239,35 @@ func (t *hostTransport) tell(e Event) bool {
 		own.Contribution = c
 	}
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer t.unlock()
 	t.sequence(e, own)
 	_, gone := t.state.gone[e.Rank]
 	return !gone
 }
 
+// unlock releases mu, and then the events that were dropped under it.
+func (t *hostTransport) unlock() {
+	dropped := t.dropped
+	t.dropped = nil
+	t.mu.Unlock()
+	for i := range dropped {
+		dropped[i].release()
+	}
+}
+
 // sequence enters an event into the order and relays it, to rank 0 as own. The
-// caller holds mu.
+// caller holds mu, and releases it by unlock.
 func (t *hostTransport) sequence(e, own Event) {
-	was := e.Kind
+	came := e
+	e.Contribution = Contribution{} // apply would close that of a rank that it expels
 	if t.closed || !t.state.apply(&e) {
-		e.release()
-		own.release()
+		t.dropped = append(t.dropped, came, own)
 		return
 	}
-	if e.Kind != was { // the rank was expelled
-		own.release()
+	if e.Kind == came.Kind {
+		e.Contribution = came.Contribution
+	} else { // the rank was expelled
+		t.dropped = append(t.dropped, came, own)
 		own = e
 	}
 	e.share()
@@ -279,20 +299,21 @@ func (t *hostTransport) sequence(e, own Event) {
 	} else {
 		t.forget()
 	}
-	e.release()
+	t.dropped = append(t.dropped, e)
 	for _, m := range deaf {
-		m.out.close()
-		_ = m.conn.Close()
+		t.work.Go(func() {
+			m.out.close()
+			_ = m.conn.Close()
+		})
 		lost := Event{Kind: Lost, Rank: m.rank, Reason: "it arrives at steps without reading what the others bring"}
 		t.sequence(lost, lost)
 	}
 }
 
-// forget releases the events for ranks that have yet to join. The caller holds mu.
+// forget drops the events for ranks that have yet to join. The caller holds mu, and
+// releases it by unlock.
 func (t *hostTransport) forget() {
-	for i := range t.before {
-		t.before[i].release()
-	}
+	t.dropped = append(t.dropped, t.before...)
 	t.before = nil
 }
 
@@ -338,10 +359,10 @@ func (t *hostTransport) Close(*Event) (err error) {
 		t.forget()
 		members := slices.DeleteFunc(slices.Clone(t.members), func(m *member) bool { return m == nil })
 		unidentified := slices.Clone(t.unidentified)
-		t.mu.Unlock()
+		t.unlock()
 		t.queue.close()
 		for _, c := range unidentified {
-			_ = c.Close()
+			t.work.Go(func() { _ = c.Close() })
 		}
 		// What was said before still reaches the members that read.
 		patience := time.NewTimer(farewell)
@@ -355,7 +376,7 @@ func (t *hostTransport) Close(*Event) (err error) {
 			case <-patience.C:
 				patience.Reset(0)
 			}
-			_ = m.conn.Close()
+			t.work.Go(func() { _ = m.conn.Close() })
 		}
 		t.work.Wait()
 	})

@@ -28,7 +28,7 @@ func Join(ctx context.Context, path string, rank, size int, o Options) (*Group, 
 	o = o.withDefaults()
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
-	conn, err := peer.Dial(ctx, path, peer.Options{Timeout: o.Timeout})
+	conn, err := peer.Dial(ctx, path, peer.Options{Timeout: o.Timeout, MaxFDs: MaxFiles})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}

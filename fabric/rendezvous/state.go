@@ -38,7 +38,9 @@ func (s *state) apply(e *Event) bool {
 		return false
 	}
 	if e.Rank < 0 || e.Rank >= s.size {
-		s.decide(*e, &Error{kind: peer.ErrProtocol, Reason: fmt.Sprintf("an event of rank %d in a group of %d", e.Rank, s.size)})
+		e.Contribution.Close()
+		*e = Event{Kind: Lost, Rank: e.Rank, Reason: fmt.Sprintf("an event of rank %d in a group of %d", e.Rank, s.size)}
+		s.decide(*e, &Error{kind: peer.ErrProtocol, Reason: e.Reason})
 		return true
 	}
 	if _, gone := s.gone[e.Rank]; gone && e.Kind != Ended {

@@ -25,11 +25,10 @@ type Contribution struct {
 	Files []*peer.FD
 }
 
-// Close closes the contribution's files.
+// Close closes the contribution's files, concurrently: another process may have
+// chosen files that are long in closing.
 func (c *Contribution) Close() {
-	for _, f := range c.Files {
-		_ = f.Close()
-	}
+	_ = peer.CloseAll(c.Files) // the numbers are released whatever it returns
 	c.Files = nil
 }
 

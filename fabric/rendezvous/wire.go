@@ -110,6 +110,8 @@ func readEvent(m peer.Message) (e Event, err error) {
 	case err != nil:
 	case m.Kind != wire.Event:
 		err = fmt.Errorf("%w: a message of kind %#x", peer.ErrProtocol, m.Kind)
+	case e.Kind == Ended:
+		err = fmt.Errorf("%w: an event %q, which a rank notes for itself", peer.ErrProtocol, e.Kind)
 	case e.Kind != Posted && len(m.FDs) > 0 || len(m.FDs) > MaxFiles:
 		err = fmt.Errorf("%w: an event with %d files", peer.ErrProtocol, len(m.FDs))
 	default:
