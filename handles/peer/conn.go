@@ -91,7 +91,13 @@ func (c *Conn) fail(err error) error {
 	}
 	c.failed = err
 	if !errors.Is(err, ErrGone) && !errors.Is(err, ErrRefused) && c.sending.Within(refusalWait) {
-		refuse(c.sock, c.out.peer, c.out.sequence, err.Error())
+		var to nonce
+		select {
+		case <-c.greeted:
+			to = c.out.peer
+		default:
+		}
+		refuse(c.sock, to, c.out.sequence, err.Error())
 		c.sending.Give()
 	}
 	close(c.over) // first, for the goroutines that the socket's end wakes

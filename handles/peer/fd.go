@@ -187,7 +187,9 @@ func (f *FD) Dup() (*FD, error) {
 	if err != nil {
 		return nil, peererr.System(op, f.String(), err)
 	}
-	return own(n), nil
+	d := own(n)
+	d.s.foreign.Store(f.s.foreign.Load()) // the last descriptor that is closed closes the file
+	return d, nil
 }
 
 // File hands the descriptor over: the file owns it now, and the FD is closed.

@@ -4,6 +4,8 @@ package peer
 
 import (
 	"context"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -33,4 +35,24 @@ func linkedPair(t *testing.T) (near, far *Conn) {
 	})
 	require.NoError(t, near.greet(moment(t), "test"))
 	return near, far
+}
+
+// A connection may fail while another goroutine reads the greeting: for the race
+// detector.
+func TestFailingWhileThePeerGreets(t *testing.T) {
+	for range 200 {
+		near, file, err := Pair(Options{})
+		require.NoError(t, err)
+		far, err := Inherit(file, Options{})
+		require.NoError(t, err)
+		var reader sync.WaitGroup
+		reader.Go(func() { _, _ = near.Receive(moment(t)) })
+		runtime.Gosched()
+		require.ErrorIs(t, near.fail(ErrTimeout), ErrTimeout)
+		reader.Wait()
+		_, err = far.Receive(moment(t))
+		require.ErrorIs(t, err, ErrRefused)
+		require.NoError(t, near.Close())
+		require.NoError(t, far.Close())
+	}
 }

@@ -26,4 +26,14 @@ func TestFilesThatAreLongInClosing(t *testing.T) {
 		require.Len(t, m.FDs, 1)
 		peertest.InTime(t, "Message.Close", m.Close)
 	})
+	t.Run("duplicated", func(t *testing.T) {
+		near, far := peertest.Pair(t, peer.Options{})
+		peertest.SendLingering(t, far, peer.Message{Kind: 1})
+		m, err := near.Receive(peertest.Context(t))
+		require.NoError(t, err)
+		d, err := m.FDs[0].Dup()
+		require.NoError(t, err)
+		require.NoError(t, m.Close())
+		peertest.InTime(t, "FD.Close", d.Close) // the last one of the file
+	})
 }

@@ -237,8 +237,9 @@ func admit(s *sock.Conn, allow func(Credentials) error) (Credentials, error) {
 func (l *Listener) Released() cuda.Completion { return l.closer.Completion() }
 
 // Close ends the listener and the calls of Accept that wait. The socket is
-// removed if it is still this listener's. Connections stay open. The second
-// Close does nothing.
+// removed if it is still this listener's. Connections stay open. After an error the
+// socket's name is still there, and Close may be called again to remove it;
+// otherwise Close is idempotent.
 func (l *Listener) Close() error {
 	const op = "peer.Listener.Close"
 	// Waiting calls end. The socket itself stays until its name is removed, or
@@ -246,16 +247,28 @@ func (l *Listener) Close() error {
 	l.closer.Life.Close()
 	l.end()
 	return l.closer.Close(func() error {
-		err := l.lock(op)
-		if err == nil {
-			name := filepath.Base(l.path)
-			if entry, lookup := l.dir.Lookup(name); lookup == nil && entry == l.entry {
-				err = l.dir.Remove(name)
-			}
-			l.dir.Unlock()
+		err := l.removeOwn(op)
+		_ = l.l.Close() // which a second call finds done
+		if err != nil {
+			return err
 		}
-		l.l.Close()
 		_ = l.dir.Close()
-		return err
+		return nil
 	})
+}
+
+// removeOwn removes the name if it is still this listener's.
+func (l *Listener) removeOwn(op string) error {
+	if err := l.lock(op); err != nil {
+		return err
+	}
+	defer l.dir.Unlock()
+	name := filepath.Base(l.path)
+	if entry, err := l.dir.Lookup(name); err != nil || entry != l.entry {
+		return nil
+	}
+	if err := l.dir.Remove(name); err != nil {
+		return peererr.System(op, l.path, err)
+	}
+	return nil
 }

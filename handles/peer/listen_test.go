@@ -226,6 +226,27 @@ func TestOneOfManyListenersGetsTheName(t *testing.T) {
 	require.NoError(t, got[0].Close())
 }
 
+// A listener that could not remove its name, since another process has the directory's
+// lock, removes it when it is closed again.
+func TestClosingAListenerAgain(t *testing.T) {
+	peertest.NoLeak(t)
+	dir := folder(t)
+	l, err := peer.Listen(dir, "s", peer.Options{Timeout: 20 * time.Millisecond})
+	require.NoError(t, err)
+	d, err := os.Open(dir)
+	require.NoError(t, err)
+	require.NoError(t, unix.Flock(int(d.Fd()), unix.LOCK_EX))
+	require.ErrorIs(t, l.Close(), peer.ErrTimeout)
+	require.FileExists(t, l.Path())
+	_, err = l.Accept(t.Context())
+	require.ErrorIs(t, err, cuda.ErrClosed)
+	require.NoError(t, d.Close())
+	require.NoError(t, l.Close())
+	require.NoFileExists(t, l.Path())
+	require.NoError(t, l.Released().Wait(peertest.Context(t)))
+	require.NoError(t, l.Close())
+}
+
 func TestASquatterStays(t *testing.T) {
 	peertest.NoLeak(t)
 	dir := folder(t)
