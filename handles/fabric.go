@@ -37,7 +37,11 @@ func TransfersOf(c *peer.Conn) Transfers {
 	if c == nil {
 		return Transfers{}
 	}
-	return link.Of(c).Inbox().(*transfers).carried.now()
+	in := link.Of(c)
+	if in == nil {
+		return Transfers{}
+	}
+	return in.Inbox().(*transfers).carried.now()
 }
 
 // carried is the record of a connection's transfers.
@@ -116,21 +120,28 @@ func (by *handleNegotiation) downgrade(reason string) bool {
 
 // note counts an object that has arrived, and logs a new reason to downgrade.
 func (c *carried) note(on *Carried, by handleNegotiation, log *slog.Logger, what string) {
+	// Without the lock: the program's handler may call TransfersOf.
+	if c.count(on, by) {
+		log.Warn("cuvmm: memory that has a fabric handle travels by descriptor on this connection", "direction", what, "reason", by.reason)
+	}
+}
+
+// count counts an object, and reports whether it is the first of a downgrade.
+func (c *carried) count(on *Carried, by handleNegotiation) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if by.way == vmm.Fabric {
 		on.Fabric++
-		return
+		return false
 	}
 	on.Descriptor++
 	if by.types&vmm.Fabric == 0 {
-		return
+		return false
 	}
 	on.Downgraded++
-	if on.Reason != by.reason {
-		on.Reason = by.reason
-		log.Warn("cuvmm: memory that has a fabric handle travels by descriptor on this connection", "direction", what, "reason", by.reason)
-	}
+	first = on.Reason != by.reason
+	on.Reason = by.reason
+	return first
 }
 
 // takePart imports the chunks of a message.

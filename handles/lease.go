@@ -238,12 +238,14 @@ func (l *Lease) Imported(r Receipt) error {
 func (l *Lease) Wait(ctx context.Context) error {
 	select {
 	case <-l.done:
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.why
 	case <-ctx.Done():
-		l.mu.Lock()
-		defer l.mu.Unlock()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-l.done: // whatever the context says
+		return l.why
+	default:
 		return peererr.Wait(ctx, "handles.Lease.Wait", l.progressLocked(), "see what the receivers wait for")
 	}
 }

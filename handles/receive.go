@@ -292,7 +292,7 @@ func (c conn) confirm(ctx context.Context, op string, t *transfer) error {
 		return err
 	}
 	c.closeSpent(t)
-	for {
+	for late := 0; ; late++ {
 		part, err := c.awaitOwed(ctx, op, "confirmation", &t.parts, &c.in.spinner)
 		if err != nil {
 			return err
@@ -305,6 +305,9 @@ func (c conn) confirm(ctx context.Context, op string, t *transfer) error {
 			return reasonOf(op, part)
 		}
 		// Otherwise chunks of memory that is imported already, sent before the sender knew.
+		if late == chunkWindow {
+			return c.Fail(peererr.Violation("more than %d parts of transfer %d, which is mapped", chunkWindow, t.number))
+		}
 	}
 }
 

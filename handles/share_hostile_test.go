@@ -303,6 +303,12 @@ func TestHostileTransfersEndTheConnection(t *testing.T) {
 			h.offer(h.honest, h.memory(1))
 			h.offer(h.honest, h.memory(1))
 		},
+		"a reason that is not UTF-8": func(h *hostile) {
+			h.offer(h.honest, h.memory(1))
+			m := transferMessage(wire.Withdrawn, 1)
+			m.Body = append(m.Body, "\xff"...)
+			h.send(m)
+		},
 		"a reply": func(h *hostile) {
 			h.send(transferMessage(wire.Mapped, 1))
 		},
@@ -318,6 +324,44 @@ func TestHostileTransfersEndTheConnection(t *testing.T) {
 			require.True(t, errors.Is(err, peer.ErrRefused) || errors.Is(err, peer.ErrGone), "%v", err)
 		})
 	}
+}
+
+// A sender that sends chunks again and again of memory that is mapped holds up its
+// receiver no longer than those that were in flight.
+func TestChunksWithoutEnd(t *testing.T) {
+	h := newHostile(t, peertest.Guard)
+	h.offer(h.honest, h.memory(2))
+	var group errgroup.Group
+	group.Go(func() error {
+		_, err := ReceiveBuffer(peertest.Context(t), h.far, h.d, ImportOptions{})
+		return err
+	})
+	defer func() { _ = h.near.Close() }()
+	far := inside(t, h.far)
+	idle := func() bool { // it waits for the confirmation, with all parts taken
+		far.mu.Lock()
+		defer far.mu.Unlock()
+		return len(far.in.open) == 1 && far.in.open[0].mapped && len(far.in.open[0].parts) == 0
+	}
+	over := func() bool {
+		select {
+		case <-far.Over():
+			return true
+		default:
+			return false
+		}
+	}
+	again := countMessage(wire.Chunks, h.offers, 0)
+	again.FDs = h.memory(1)
+	for sent := 0; ; sent++ {
+		require.Eventually(t, func() bool { return over() || idle() && link.Of(h.near).Socket().Unread() == 0 }, peertest.Guard, time.Millisecond)
+		if over() {
+			break
+		}
+		require.Less(t, sent, 10*chunkWindow)
+		_ = link.Of(h.near).Send(t.Context(), "test", again) // it may end just now
+	}
+	require.ErrorIs(t, group.Wait(), peer.ErrProtocol)
 }
 
 // hears runs a sender against an importer that replies as it likes.
