@@ -313,6 +313,33 @@ func TestWhatTakesMemoryAwayWaitsForHostFunctions(t *testing.T) {
 	}
 }
 
+// An append that fails gives back what it took from a clip that waits for a function,
+// but not under the function.
+func TestAFailedAppendLeavesClippedMemoryToItsHostFunction(t *testing.T) {
+	for name, n := range map[string]int{"all of it taken back": 5 * mib, "a part taken back": mib, "more made behind it": 7 * mib} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, false)
+			all := hostBuffer(w, 6*mib)
+			before := w.m.Live()[sim.KindAllocation]
+			require.NoError(t, all.Host(func(data []byte) error {
+				require.NoError(t, w.b.Resize(nil, 2*mib))
+				require.NoError(t, w.b.ClipAfter(w.s))
+				w.m.Inject(sim.Fault{Call: "cuMemcpyHtoDAsync", Times: 1, Result: cuda.Code(driver.Unknown)})
+				unmapped := w.m.Count("cuMemUnmap")
+				require.Error(t, gputest.Err(w.b.Append(nil, make([]byte, n))))
+				require.Equal(t, unmapped, w.m.Count("cuMemUnmap"), "the function uses it")
+				data[6*mib-1] = 1
+				return nil
+			}))
+			require.NoError(t, w.drain())
+			require.Equal(t, before-2, w.m.Live()[sim.KindAllocation])
+			require.Equal(t, 2*mib, w.b.Stats().Committed)
+			require.Zero(t, w.b.Stats().Clipped)
+			w.end()
+		})
+	}
+}
+
 // closing waits for something that was started.
 type closing struct{ done chan error }
 

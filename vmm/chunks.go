@@ -27,7 +27,8 @@ import (
 //	passed    -> committed  commitLocked takes it back after its clip has passed,
 //	                        unless the clip is final
 //	passed    -> none       trimLocked, from the end of the tail, which has no holes
-//	committed -> none       Clip, Close, rollbackLocked (uncommitLocked)
+//	committed -> passed     rollbackLocked
+//	committed -> none       Clip, Close (uncommitLocked)
 //	any       -> stuck      unmapRun or an undo fails
 //	stuck     -> none       Clip or Close tries again (finish)
 //

@@ -202,17 +202,24 @@ func (b *buffer) createLocked(op string, at, n uint64) ([]*mapping, error) {
 	return nil, b.res.release(err, handles...)
 }
 
-// rollbackLocked undoes a commit: it returns the chunks from index keep on to the driver,
-// or to the tail that they were taken from. No GPU work uses them.
+// rollbackLocked undoes a commit: the chunks from index keep on, at least one, go to the
+// tail, which most of them were taken from, and from there to the driver. No GPU work uses
+// them. If a Host function still uses clipped memory, they stay in the tail until the clip
+// that waits for the function frees it.
 func (b *buffer) rollbackLocked(op string, keep int) error {
 	b.grown.Add(^uint64(0))
 	b.added = span{}
-	if len(b.tail) == 0 {
-		return b.uncommitLocked(op, keep)
-	}
 	b.mu.Lock()
+	for _, m := range b.chunks[keep:] {
+		if m.clip == nil {
+			m.clip = unused
+		}
+	}
 	b.moveToTailLocked(keep)
 	b.mu.Unlock()
+	if b.res.views.over(b.committed.Load(), rest) != nil {
+		return nil
+	}
 	return b.trimLocked(op)
 }
 

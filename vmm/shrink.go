@@ -172,6 +172,13 @@ type clip struct {
 	final  bool
 }
 
+// unused is the clip of chunks that no GPU work has used.
+var unused = func() *clip {
+	c := &clip{passed: make(chan struct{})}
+	c.pass()
+	return c
+}()
+
 // pass records that the GPU has passed. It is idempotent.
 func (c *clip) pass() { c.once.Do(func() { close(c.passed) }) }
 
