@@ -83,10 +83,16 @@ func (c *calls) add(f func()) {
 }
 
 func (c *calls) run() {
+	over := false
+	defer func() {
+		if !over { // a function ended the goroutine
+			go c.run()
+		}
+	}()
 	for {
 		c.mu.Lock()
 		if len(c.waiting) == 0 {
-			c.waiting, c.running = nil, false
+			c.waiting, c.running, over = nil, false, true
 			c.mu.Unlock()
 			return
 		}
@@ -114,8 +120,11 @@ func (s *Stream) callOnce(op string, f func(error)) error {
 		return s.result(op, driver.CallLaunchHostFunc, r)
 	}
 	m, capturing, err := s.in.Mark(op)
+	if capturing && !called.CompareAndSwap(false, true) { // the call came before the capture
+		sys.Drv.ReleaseHostFunc(h, sys.Pending())
+		return nil
+	}
 	if capturing { // another library's: the call may be in that graph, for as long as that lives
-		called.Store(true)
 		return errs.New(errs.Failure{Op: op, Kind: errs.Capturing,
 			Asked: fmt.Sprintf("a capture began on stream %#x, which may have taken the function", s.handle()),
 			Hint:  "throw the graph away, and let one goroutine at a time use a stream that is to capture"})
@@ -155,11 +164,22 @@ func (c *capture) callback(op string, s *Stream, f func(error)) (taken bool, err
 		c.staged.calls = &calls{sys: c.sys.core}
 	}
 	on, drv, queue := s.in, c.sys.core.Drv, c.staged.calls
-	h := drv.NewHostFunc(func() { queue.add(func() { f(nil) }) })
+	var state atomic.Int32
+	const undecided, accepted, refused = 0, 1, 2
+	h := drv.NewHostFunc(func() {
+		if state.CompareAndSwap(undecided, accepted) || state.Load() == accepted {
+			queue.add(func() { f(nil) })
+		}
+	})
 	if r := drv.LaunchHostFunc(on.Ctx.Handle, on.Handle, h); r != driver.Success {
 		drv.ReleaseHostFunc(h, func() {})
 		return false, s.result(op, driver.CallLaunchHostFunc, r)
 	}
 	c.staged.functions = append(c.staged.functions, h)
-	return true, c.checkStrayed(op, on, "a callback")
+	err = c.checkStrayed(op, on, "a callback")
+	if err != nil && state.CompareAndSwap(undecided, refused) {
+		return true, err
+	}
+	state.CompareAndSwap(undecided, accepted)
+	return true, nil // even if it strayed: then it was called
 }

@@ -1,8 +1,11 @@
 package cuda_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -198,6 +201,98 @@ func TestAPanicOfACallbackIsLogged(t *testing.T) {
 	<-next
 	require.NoError(t, sys.Drain(t.Context()))
 	require.Contains(t, log.String(), "ouch")
+}
+
+func TestACallbackThatEndsItsGoroutine(t *testing.T) {
+	_, d := open(t)
+	s := stream(t, d)
+	require.NoError(t, s.Callback(func(error) { runtime.Goexit() }))
+	called := make(chan error, 1)
+	require.NoError(t, s.Callback(func(err error) { called <- err }))
+	drained(t, d)
+	require.NoError(t, <-called)
+}
+
+// A launch of a graph is a launch of the functions in it.
+func TestTheSystemWaitsForTheCallbacksOfALaunch(t *testing.T) {
+	m, d := open(t)
+	s := stream(t, d)
+	var called atomic.Int64
+	g := captured(t, s, func() error { return s.Callback(func(error) { called.Add(1) }) })
+	m.Hold(s.Handle())
+	require.NoError(t, g.Launch(s))
+	over, cancel := context.WithTimeout(t.Context(), glance)
+	defer cancel()
+	err := d.System().Drain(over)
+	require.ErrorIs(t, err, cuda.ErrInUse)
+	require.ErrorContains(t, err, "callback")
+	require.ErrorIs(t, d.System().Close(), cuda.ErrInUse)
+	m.Release(s.Handle())
+	drained(t, d)
+	require.EqualValues(t, 1, called.Load())
+}
+
+// Callback returns an error if and only if the function is not called, even if another
+// library begins or ends a capture during the call.
+func TestCallbacksBesideAForeignCapture(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		for _, reached := range []bool{false, true} {
+			t.Run(fmt.Sprintf("the capture ends: %v, the stream comes to the function: %v", ends, reached), func(t *testing.T) {
+				m, d := open(t)
+				s := stream(t, d)
+				in, drv := core.StreamOf(s), core.SystemOf(d.System()).Drv
+				release := func() {}
+				if !reached {
+					release = m.Hold(s.Handle())
+				}
+				end := func() {
+					g, r := drv.StreamEndCapture(in.Ctx.Handle, in.Handle)
+					require.Equal(t, driver.Success, r)
+					require.Equal(t, driver.Success, drv.GraphDestroy(g))
+				}
+				var calls atomic.Int64
+				called, launched := make(chan struct{}), false
+				callback := func() error {
+					m.OnCall(func(call string) {
+						switch {
+						case call == "cuLaunchHostFunc":
+							if launched = true; ends {
+								end()
+							}
+						case launched && (call == "cuStreamIsCapturing" || call == "cuStreamGetCaptureInfo"):
+							launched = false
+							if reached {
+								<-called
+							}
+							if !ends {
+								require.Equal(t, driver.Success, drv.StreamBeginCapture(in.Ctx.Handle, in.Handle, driver.CaptureRelaxed))
+							}
+						}
+					})
+					defer m.OnCall(nil)
+					return s.Callback(func(error) { calls.Add(1); close(called) })
+				}
+				var err error
+				if ends {
+					_, failed := s.WithCapture(cuda.CaptureOptions{Mode: cuda.CaptureRelaxed}, func() error { err = callback(); return nil })
+					require.ErrorIs(t, failed, cuda.ErrCapturing)
+				} else {
+					err = callback()
+					end()
+				}
+				release()
+				require.NoError(t, s.Synchronize())
+				drained(t, d)
+				if reached {
+					require.NoError(t, err)
+					require.EqualValues(t, 1, calls.Load())
+				} else {
+					require.ErrorIs(t, err, cuda.ErrCapturing)
+					require.Zero(t, calls.Load())
+				}
+			})
+		}
+	}
 }
 
 type lockedText struct {

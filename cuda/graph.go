@@ -80,6 +80,7 @@ func (g *Graph) Launch(s *Stream) error {
 	if r := s.sys().Drv.GraphLaunch(s.in.Ctx.Handle, in.exec, s.in.Handle); r != driver.Success {
 		return s.result(op, driver.CallGraphLaunch, r)
 	}
+	in.await(s)
 	m, capturing, err := s.in.Mark(op)
 	switch {
 	case capturing: // since it was asked: the launch may be in that capture
@@ -94,6 +95,24 @@ func (g *Graph) Launch(s *Stream) error {
 	}
 	in.last.mark, in.last.marked = m, true
 	return nil
+}
+
+// await makes Drain wait for the calls of a launch that was made on the stream.
+func (g *graph) await(s *Stream) {
+	if len(g.staged.functions) == 0 {
+		return
+	}
+	sys, fence := g.sys.core, new(core.Fence)
+	if m, capturing, err := s.in.Mark("cuda.Graph.Launch"); err == nil && !capturing {
+		fence.Add(m)
+	} else {
+		fence.AddAllStreams()
+	}
+	sys.Reclaim(fence, nil, func() error {
+		// A release comes behind the calls that the driver has made.
+		sys.Drv.ReleaseHostFunc(sys.Drv.NewHostFunc(func() {}), sys.Pending())
+		return nil
+	})
 }
 
 // OnClose calls f once the graph was closed, its last launch has passed and the driver

@@ -43,7 +43,8 @@ package cuda
 // by then the context is lost, and the user's function is called with that error: so it
 // is called exactly once, and Drain, which waits for the reclaimer, waits for it. A
 // graph owns the host functions that were captured, and releases them when it is
-// destroyed.
+// destroyed. A mark behind each of its launches goes to the reclaimer, too, and then a
+// message through the pipe, so that Drain waits for the calls of the launch.
 //
 // # Errors
 //
