@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CUVMM_OUT_OF_MEMORY = 2 };
+enum { CUVMM_INVALID_VALUE = 1, CUVMM_OUT_OF_MEMORY = 2 };
 
 // The driver finds the end of PTX text by its NUL, and the end of a binary
 // image (an ELF file, or a fat binary) by its header.
@@ -95,7 +95,8 @@ static int list_parameters(const cuvmm_table *table, uintptr_t function, const u
     size_t offset = 0, size = 0;
     if (!table->api.cuFuncGetParamInfo) return 0;
     for (size_t i = 0; i < room; i++) {
-        if (table->api.cuFuncGetParamInfo(function, i, &offset, &size) != 0) return i > 0;
+        int32_t told = table->api.cuFuncGetParamInfo(function, i, &offset, &size);
+        if (told != 0) return told == CUVMM_INVALID_VALUE && i > 0; // behind the last one
         if (offset > n || size > n - offset) return 0;
         list[i] = (void *)(params + offset);
     }

@@ -61,6 +61,7 @@ func TestParametersOfACooperativeLaunch(t *testing.T) {
 		{"a list", nil, "packed parameters", true},
 		{"more than the kernel declares", nil, "packed parameters, and more", true},
 		{"less than the kernel declares", nil, "packed parameter", false},
+		{"a driver that does not tell of all", []string{"FAKECUDA_HIDES_PARAMS"}, "packed parameters", false},
 		{"an older driver", []string{`FAKECUDA_MISSING="cuFuncGetParamInfo"`}, "packed parameters", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -15,6 +15,7 @@
 //   FAKECUDA_MISSING='"a,b"'     a driver that lacks these
 //   FAKECUDA_PROC_V1             only the first form of cuGetProcAddress
 //   FAKECUDA_NO_PROC             none: a driver before 11.3
+//   FAKECUDA_HIDES_PARAMS        cuFuncGetParamInfo fails for a kernel's second parameter
 //   FAKECUDA_STUB                the toolkit's stub: every call answers STUB_LIBRARY
 //   FAKECUDA_NOT_CUDA            a library that is no driver
 
@@ -579,6 +580,9 @@ CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) {
 
 CUresult cuFuncGetParamInfo(CUfunction f, size_t index, size_t *offset, size_t *size) {
     // A launch reads the kernels' two parameters, which is not recorded.
+#ifdef FAKECUDA_HIDES_PARAMS
+    if (index == 1) return NOT_FOUND;
+#endif
     if (index == 2) return INVALID_VALUE;
     *offset = 8 * index, *size = 8 + index;
     if (index < 2) return SUCCESS;
