@@ -80,8 +80,8 @@ func (r Range) asked(what string) string {
 	return fmt.Sprintf("%s of %s at %v on %v", what, errs.Bytes(r.n), r.Ptr(), r.h.m.dev)
 }
 
-// on calls do with a stream for work on the memory. Without one it takes the device's own
-// and waits for the work.
+// on calls do with a stream for work on the memory, which no graph can contain. Without one
+// it takes the device's own and waits for the work.
 func (m *memory) on(op string, s *cuda.Stream, do func(st *core.Stream) error) error {
 	wait := s == nil
 	if wait {
@@ -95,10 +95,7 @@ func (m *memory) on(op string, s *cuda.Stream, do func(st *core.Stream) error) e
 		return err
 	}
 	defer st.Release()
-	if err := notCapturing(op, st); err != nil {
-		return err
-	}
-	if err := do(st); err != nil || !wait {
+	if err := st.Uncaptured(op, func() error { return do(st) }); err != nil || !wait {
 		return err
 	}
 	return s.Synchronize()

@@ -289,6 +289,7 @@ func TestBindIsChecked(t *testing.T) {
 			"nil device":             {func() (*multicast.Binding, error) { return o.Bind(nil, 0, a, 0, unit) }, cuda.ErrInvalidArgument},
 			"nil memory":             {func() (*multicast.Binding, error) { return o.Bind(d, 0, nil, 0, unit) }, cuda.ErrInvalidArgument},
 			"nil allocation":         {func() (*multicast.Binding, error) { return o.Bind(d, 0, (*vmm.Allocation)(nil), 0, unit) }, cuda.ErrInvalidArgument},
+			"zero mapping":           {func() (*multicast.Binding, error) { return o.BindMapping(d, 0, &vmm.Mapping{}, 0, unit) }, cuda.ErrInvalidArgument},
 			"nil mapping":            {func() (*multicast.Binding, error) { return o.BindMapping(d, 0, nil, 0, unit) }, cuda.ErrInvalidArgument},
 			"foreign device":         {func() (*multicast.Binding, error) { return o.Bind(others[0], 0, a, 0, unit) }, cuda.ErrForeign},
 			"foreign memory":         {func() (*multicast.Binding, error) { return o.Bind(d, 0, foreign, 0, unit) }, cuda.ErrForeign},

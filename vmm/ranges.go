@@ -5,7 +5,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/ranges"
 )
@@ -18,8 +17,8 @@ func init() {
 	}, func(op string, d *cuda.Device, memory driver.Location, access []Access) ([]driver.AccessDesc, error) {
 		return checkAccess(op, d.System(), memory, access)
 	}, func(op string, m *Mapping) (*phys.Handle, func(), error) {
-		if !m.closer.Acquire() {
-			return nil, nil, errs.ClosedError(op, "mapping")
+		if err := m.acquire(op); err != nil {
+			return nil, nil, err
 		}
 		m.m.phys.Retain()
 		return m.m.phys, m.closer.Release, nil
