@@ -74,26 +74,30 @@ func (g *Graph) Launch(s *Stream) error {
 	if err := s.notCapturing(op); err != nil {
 		return err
 	}
-	in := g.g
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	if r := s.sys().Drv.GraphLaunch(s.in.Ctx.Handle, in.exec, s.in.Handle); r != driver.Success {
+	return s.in.Uncaptured(op, func() error { return g.g.launch(op, s) })
+}
+
+// launch launches the graph on a stream that does not capture.
+func (g *graph) launch(op string, s *Stream) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if r := s.sys().Drv.GraphLaunch(s.in.Ctx.Handle, g.exec, s.in.Handle); r != driver.Success {
 		return s.result(op, driver.CallGraphLaunch, r)
 	}
-	in.await(s)
+	g.await(s)
 	m, capturing, err := s.in.Mark(op)
 	switch {
-	case capturing: // since it was asked: the launch may be in that capture
-		in.last.unmarked = true
+	case capturing: // another library's: the launch may be in that capture
+		g.last.unmarked = true
 		return core.CapturingError(op, s.in)
 	case err != nil: // the launch was made all the same
-		in.last.unmarked = true
+		g.last.unmarked = true
 		return nil
 	}
-	if in.last.marked {
-		in.last.mark.Release()
+	if g.last.marked {
+		g.last.mark.Release()
 	}
-	in.last.mark, in.last.marked = m, true
+	g.last.mark, g.last.marked = m, true
 	return nil
 }
 

@@ -253,7 +253,7 @@ func (s *Stream) Wait(e *Event) error {
 	if last.captured {
 		return s.result(op, driver.CallStreamWaitEvent, s.in.Joining(wait))
 	}
-	return s.result(op, driver.CallStreamWaitEvent, wait())
+	return s.in.Uncaptured(op, func() error { return s.result(op, driver.CallStreamWaitEvent, wait()) })
 }
 
 // Close waits for the stream's work and destroys it; a borrowed stream is not

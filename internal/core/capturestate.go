@@ -14,8 +14,8 @@ import (
 // capture that it takes part in ends unseen, so the driver is asked then.
 type captureState struct {
 	// mu is held for writing while a capture of the stream begins, and for
-	// reading over what must not meet that: asking the stream whether it is
-	// done would end the capture.
+	// reading over what must not meet that: the query whether the stream is done,
+	// which would end the capture, and submissions that no graph may contain.
 	mu      sync.RWMutex
 	exposed atomic.Bool
 	last    atomic.Uint64 // the last beginning, 0 once it is known to be over

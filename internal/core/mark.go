@@ -57,16 +57,18 @@ func (m Mark) drop() { m.stream.Ctx.life.Release() }
 
 // After makes later work of the stream wait for the mark, which its owner keeps and may
 // release at once. The call itself does not wait. The stream must not capture a graph,
-// and is held by the caller.
+// and is held by the caller; no capture of this library begins on it meanwhile.
 func (s *Stream) After(op string, m Mark) error {
 	if !m.hold() {
 		return nil
 	}
 	defer m.drop()
-	if r := s.Ctx.sys.Drv.StreamWaitEvent(s.Ctx.Handle, s.Handle, m.event); r != driver.Success {
-		return s.Ctx.CallError(op, driver.CallStreamWaitEvent, r, fmt.Sprintf("stream %#x", uintptr(s.Handle)))
-	}
-	return nil
+	return s.Uncaptured(op, func() error {
+		if r := s.Ctx.sys.Drv.StreamWaitEvent(s.Ctx.Handle, s.Handle, m.event); r != driver.Success {
+			return s.Ctx.CallError(op, driver.CallStreamWaitEvent, r, fmt.Sprintf("stream %#x", uintptr(s.Handle)))
+		}
+		return nil
+	})
 }
 
 // Passed reports whether the work before the mark is done.
