@@ -5,6 +5,7 @@ import (
 	"math"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
@@ -244,4 +245,38 @@ func TestAGrowthThatFailsSaysWhatWasAskedFor(t *testing.T) {
 	require.ErrorContains(t, err, "16 MiB more on device 0, of which 2 MiB were being created, with ")
 	require.ErrorContains(t, err, " free of 9 MiB")
 	require.NoError(t, b.Grow(2*mib), "what was created went back")
+}
+
+// The function holds nothing that Close would wait for, not even the source of a copy.
+func TestOnGrowMayCloseTheBuffer(t *testing.T) {
+	for name, grow := range map[string]func(b *vmm.Buffer, part vmm.Slice[byte]) error{
+		"Append":      func(b *vmm.Buffer, _ vmm.Slice[byte]) error { return gputest.Err(b.Append(nil, make([]byte, mib))) },
+		"AppendSlice": func(b *vmm.Buffer, part vmm.Slice[byte]) error { return gputest.Err(b.AppendSlice(nil, part)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, d := open(t)
+			var b *vmm.Buffer
+			closing := false
+			b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 16 * mib, Chunks: vmm.FixedChunks(2 * mib), OnGrow: func(int, int) {
+				if closing {
+					require.NoError(t, b.Close())
+				}
+			}})
+			require.NoError(t, err)
+			closed(t, b)
+			require.NoError(t, gputest.Err(b.Append(nil, make([]byte, 2*mib))))
+			part, err := b.Slice(0, mib)
+			require.NoError(t, err)
+			closing = true
+			done := make(chan error, 1)
+			go func() { done <- grow(b, part) }()
+			select {
+			case err := <-done:
+				require.NoError(t, err)
+			case <-time.After(patience):
+				t.Fatal("deadlock: the function waits for the growth that calls it")
+			}
+			require.ErrorIs(t, b.Grow(1), cuda.ErrClosed)
+		})
+	}
 }

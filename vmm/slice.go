@@ -333,6 +333,10 @@ func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) (at
 	if src.buf.dev.System() != b.dev.System() {
 		return 0, errs.ForeignError(op, "slice")
 	}
+	if err := b.enterGrowth(op, b.by(src.Size())); err != nil {
+		return 0, err
+	}
+	defer b.leave() // after the source was released: OnGrow may close it
 	// Held until the copy was submitted and, without a stream, waited for.
 	if !src.buf.closer.Acquire() {
 		return 0, errs.ClosedError(op, "buffer")
@@ -354,7 +358,7 @@ func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) (at
 	if err := may(st, func() error { return nil }); err != nil { // before memory is created
 		return 0, err
 	}
-	return b.append(op, on, src.Size(), int(sizeOf[T]()), func(on *cuda.Stream, at cuda.Ptr) error {
+	return b.appendLocked(op, on, src.Size(), int(sizeOf[T]()), func(on *cuda.Stream, at cuda.Ptr) error {
 		return may(on, func() error { return on.Copy(at, src.Ptr(), src.Size()) })
 	})
 }
