@@ -2,8 +2,10 @@ package cuda
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Capabilities are what a device's attributes say. They are cheap to read, and
@@ -46,6 +48,9 @@ func (d *Device) Attribute(number int) (int, error) {
 	const op = "cuda.Device.Attribute"
 	if err := d.open(op); err != nil {
 		return 0, err
+	}
+	if number < 0 || number > math.MaxInt32 {
+		return 0, errs.Invalid(op, fmt.Sprintf("attribute %d of %v", number, d), attributeHint)
 	}
 	v, r := d.sys.core.Drv.DeviceGetAttribute(driver.DeviceAttribute(number), d.dev)
 	if r != driver.Success {

@@ -1,6 +1,7 @@
 package cuda_test
 
 import (
+	"fmt"
 	"path/filepath"
 	"testing"
 
@@ -50,9 +51,12 @@ func TestCapabilitiesAreTheAttributes(t *testing.T) {
 		major, err := d.Attribute(75)
 		require.NoError(t, err)
 		require.Equal(t, major, c.ComputeMajor)
-		_, err = d.Attribute(-1)
-		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
-		require.ErrorContains(t, err, "attribute -1")
+		for _, number := range []int{-1, 1<<32 + 75} {
+			_, err = d.Attribute(number)
+			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+			require.ErrorContains(t, err, fmt.Sprint("attribute ", number))
+			require.ErrorContains(t, err, "; the driver's cuda.h lists the numbers")
+		}
 	})
 }
 

@@ -40,12 +40,16 @@ type explanation struct {
 }
 
 const (
+	attributeHint     = "the driver's cuda.h lists the numbers that it knows (CUdevice_attribute)"
 	notManagedHint    = "the range must be managed memory, within one allocation"
 	notMemoryHint     = "all of the range must be memory that is mapped, or was allocated"
 	notConcurrentHint = "a device without concurrent managed access pages nothing: do without advice and prefetches, or hide it with CUDA_VISIBLE_DEVICES"
 )
 
 var byCall = map[callResult]explanation{
+	{driver.CallDeviceGetAttribute, driver.InvalidValue}: {errs.InvalidArgument, attributeHint},
+	{driver.CallMemGetAllocationGranularity, driver.InvalidValue}: {errs.InvalidArgument,
+		"the place must exist (numactl -H lists the host's NUMA nodes), and the driver must know all of the properties"},
 	{driver.CallMemAddressReserve, driver.OutOfMemory}: {errs.OutOfAddressSpace,
 		"reserve a smaller range; physical memory is not what ran out"},
 	{driver.CallMemMap, driver.NotSupported}: {errs.InvalidArgument,
@@ -102,8 +106,8 @@ var byCall = map[callResult]explanation{
 		"memory is attached whole, by its first address, and never to the legacy default stream"},
 	{driver.CallMulticastCreate, driver.Withheld}: {errs.NotPermitted,
 		"creating a multicast object on a real driver is opt-in: open it with cuda.Options.RealMulticast"},
-	{driver.CallMulticastCreate, driver.NotSupported}: {errs.NotSupported,
-		"multicast needs devices on an NVSwitch, and neither MIG nor confidential computing: does the attribute read 1?"},
+	{driver.CallMulticastCreate, driver.NotSupported}:         noMulticast,
+	{driver.CallMulticastGetGranularity, driver.NotSupported}: noMulticast,
 	{driver.CallMulticastCreate, driver.NotPermitted}: {errs.NotPermitted,
 		"fabric handles need an IMEX channel that this process may open; ask for descriptors instead"},
 	{driver.CallMulticastAddDevice, driver.InvalidDevice}: {errs.InvalidArgument,
@@ -159,6 +163,8 @@ var byCall = map[callResult]explanation{
 }
 
 var (
+	noMulticast = explanation{errs.NotSupported,
+		"multicast needs devices on an NVSwitch, and neither MIG nor confidential computing: does the attribute read 1?"}
 	multicastSlots = explanation{errs.OutOfMemory,
 		"memory is not what ran out: the switches have slots for 128 multicast objects; release one"}
 	notInTeam = explanation{errs.InvalidArgument,

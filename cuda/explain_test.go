@@ -18,7 +18,7 @@ const (
 // withoutRows are the calls without rows of their own.
 var withoutRows = map[driver.Call]string{
 	driver.CallDriverGetVersion: codeSays, driver.CallDeviceGetCount: codeSays, driver.CallDeviceGet: codeSays, driver.CallDeviceGetName: codeSays,
-	driver.CallDeviceGetUUID: codeSays, driver.CallDeviceTotalMem: codeSays, driver.CallDeviceGetAttribute: codeSays, driver.CallDeviceCanAccessPeer: codeSays,
+	driver.CallDeviceGetUUID: codeSays, driver.CallDeviceTotalMem: codeSays, driver.CallDeviceCanAccessPeer: codeSays,
 	driver.CallDevicePrimaryCtxRetain: codeSays, driver.CallDevicePrimaryCtxRelease: codeSays, driver.CallCtxGetDevice: codeSays,
 	driver.CallStreamCreate: codeSays, driver.CallStreamDestroy: codeSays, driver.CallStreamQuery: codeSays, driver.CallStreamSynchronize: codeSays,
 	driver.CallStreamWaitEvent: codeSays, driver.CallStreamGetCtx: codeSays, driver.CallStreamWriteValue64: codeSays, driver.CallStreamWaitValue64: codeSays,
@@ -28,8 +28,8 @@ var withoutRows = map[driver.Call]string{
 	driver.CallMemFree: codeSays, driver.CallMemAllocAsync: codeSays, driver.CallMemFreeAsync: codeSays, driver.CallMemGetInfo: codeSays, driver.CallMemFreeHost: codeSays,
 	driver.CallMemHostRegister: codeSays, driver.CallMemHostUnregister: codeSays, driver.CallMemHostGetDevicePointer: codeSays,
 	driver.CallMemAddressFree: codeSays, driver.CallMemRelease: codeSays, driver.CallMemUnmap: codeSays, driver.CallMemGetAccess: codeSays,
-	driver.CallMemGetAllocationGranularity: codeSays, driver.CallMemGetAllocationPropertiesFromHandle: codeSays,
-	driver.CallMulticastGetGranularity: codeSays, driver.CallModuleUnload: codeSays, driver.CallFuncGetAttribute: codeSays,
+	driver.CallMemGetAllocationPropertiesFromHandle: codeSays,
+	driver.CallModuleUnload:                         codeSays, driver.CallFuncGetAttribute: codeSays,
 	driver.CallStreamCreateWithPriority: codeSays, driver.CallCtxGetStreamPriorityRange: codeSays, driver.CallStreamGetPriority: codeSays,
 	driver.CallOccupancyMaxActiveBlocksPerMultiprocessor: codeSays, driver.CallLaunchHostFunc: codeSays,
 	driver.CallMemAlloc: codeSays, driver.CallFuncGetParamInfo: asked, driver.CallModuleLoadDataEx: elsewhere,

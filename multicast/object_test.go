@@ -34,6 +34,11 @@ func TestSupported(t *testing.T) {
 	require.ErrorIs(t, err, cuda.ErrNotSupported)
 	require.ErrorContains(t, err, "12.1", "the version that it needs")
 
+	_, plain := sim.Open(t)
+	_, err = multicast.Create(plain, 1, multicast.Properties{Devices: 1})
+	require.ErrorIs(t, err, cuda.ErrNotSupported)
+	require.ErrorContains(t, err, "; multicast needs devices on an NVSwitch")
+
 	require.ErrorIs(t, multicast.Supported(), cuda.ErrInvalidArgument)
 	require.ErrorIs(t, multicast.Supported(devices[0], nil), cuda.ErrInvalidArgument)
 	require.ErrorIs(t, multicast.Supported(devices[0], devices[0]), cuda.ErrInvalidArgument)

@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -304,9 +305,12 @@ func checkLocation(op string, s *cuda.System, l cuda.Location) error {
 		}
 		return nil
 	case cuda.LocationHost:
+		if l.ID != 0 {
+			return errs.Invalid(op, fmt.Sprintf("%v with ID %d", l, l.ID), "the host has no ID: use cuda.OnHost, or cuda.OnHostNUMA for a node")
+		}
 		return nil
 	case cuda.LocationHostNUMA:
-		if l.ID < 0 {
+		if l.ID < 0 || l.ID > math.MaxInt32 {
 			return errs.Invalid(op, l.String(), "NUMA nodes are numbered from 0")
 		}
 		return nil
