@@ -23,6 +23,13 @@ func (t *snapshotReader) pool(device int, p pool.Snapshot) {
 func (t *snapshotReader) segment(s pool.Segment) Segment {
 	to := Segment{Ptr: Address(s.Ptr), Bytes: int(s.Bytes), Kind: string(s.Kind), Chunk: int(s.Chunk), Slot: int(s.Slot),
 		Stream: uint64(s.Stream), Arena: s.Arena, Pinned: s.Pinned}
+	blocks := 0
+	for _, p := range s.Parts {
+		if p.State != pool.Hole {
+			blocks++
+		}
+	}
+	to.Blocks = make([]Block, 0, blocks)
 	for _, p := range s.Parts {
 		if p.State != pool.Hole {
 			to.Blocks = append(to.Blocks, Block{Offset: int(p.Ptr - s.Ptr), Bytes: int(p.Bytes), Requested: int(p.Requested),

@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -83,18 +82,6 @@ func (x *terminal) wait(t *testing.T) (code int, text string) {
 	_ = x.program.Wait() // the code tells
 	<-x.ended
 	return x.program.ProcessState.ExitCode(), x.text()
-}
-
-var controls = regexp.MustCompile("\x1b\\[[0-9;?]*[a-zA-Z]")
-
-// widest returns the cells of the longest row of a map.
-func widest(text string) (cells int) {
-	for _, line := range strings.Split(controls.ReplaceAllString(text, ""), "\n") {
-		if line = strings.TrimSpace(line); strings.Trim(line, "█▓▒░·") == "" {
-			cells = max(cells, len([]rune(line)))
-		}
-	}
-	return cells
 }
 
 func TestAMapIsAsWideAsTheTerminal(t *testing.T) {

@@ -1,12 +1,18 @@
-// Drawing: the rows of the model that are in sight. What a frame takes depends on the
-// size of the window and not on how many blocks there are.
+// Drawing: the visible rows of the model. The work of a frame is bounded by the pixels of
+// the window and not by the number of blocks.
 
 const byId = id => document.getElementById(id);
 const canvas = byId("map"), context = canvas.getContext("2d");
 const headHeight = 26, rowHeight = 22, margin = 12;
 let model = null, bytesPerRow = 1, top_ = 0, total = 0, width = 0, height = 0;
 let selected = null, event_ = null, side = 0, pending = false;
-let colors = {}, hatch = null;
+let colors = {}, hatch = null, groupOf = null; // the key of groups with colors of their own
+
+// paint sets the color of what is drawn next, if it changes: setting it is expensive.
+let painted = null;
+function paint(color) {
+  if (color !== painted) context.fillStyle = painted = color;
+}
 
 function readColors() {
   const style = getComputedStyle(document.documentElement);
@@ -22,8 +28,8 @@ function readColors() {
   hatch = context.createPattern(tile, "repeat");
 }
 
-// places has for each group of blocks its place among the colors. A group keeps it for as
-// long as the page is open, so that a live page does not change its colors.
+// places has the index of each group among the colors. A group keeps its color while the
+// page is open, so that a live page does not flicker.
 const places = new Map();
 const colorKeys = {
   tag: b => b.tag || "",
@@ -31,11 +37,11 @@ const colorKeys = {
   stack: b => creator(b.stack),
 };
 
-// assignColors gives the largest groups colors of their own, and returns them.
+// assignColors gives groups their colors, the largest first, and returns the groups.
 function assignColors() {
-  const key = colorKeys[byId("color").value];
-  if (!key) return [];
-  const all = groups(model, key, side || FIRST | SECOND).filter(g => g.key && g.first.kind !== "used");
+  groupOf = colorKeys[byId("color").value] || null;
+  if (!groupOf) return [];
+  const all = groups(model, groupOf, side || FIRST | SECOND).filter(g => g.key && g.first.kind !== "used");
   for (const g of all) if (!places.has(g.key)) places.set(g.key, places.size);
   return all;
 }
@@ -45,11 +51,11 @@ const groupColor = name => colors.groups[places.get(name) % colors.groups.length
 function colorOf(b) {
   if (b.kind === "unused") return colors.unused;
   if (b.kind === "waiting") return colors.waiting;
-  const key = b.kind !== "used" && colorKeys[byId("color").value], name = key && key(b);
+  const name = b.kind !== "used" && groupOf && groupOf(b);
   return name ? groupColor(name) : colors.live;
 }
 
-// shows reports whether the chosen side has an item.
+// shows reports whether the selected snapshot has an item.
 function shows(b) { return !side || (b.side & side) !== 0; }
 const sideColor = b => model.two && !side ? (b.side === FIRST ? colors.gone : b.side === SECOND ? colors.new : null) : null;
 
@@ -58,13 +64,14 @@ function draw() {
   if (!model) return;
   const scale = window.devicePixelRatio || 1;
   context.setTransform(scale, 0, 0, scale, 0, 0);
-  context.fillStyle = colors.bg;
+  painted = null; // a canvas of another size has lost it
+  paint(colors.bg);
   context.fillRect(0, 0, width, height);
   context.textBaseline = "middle";
   for (let i = firstRegion(top_); i < model.regions.length && model.regions[i].y - top_ < height; i++) drawRegion(model.regions[i]);
-  if (total > height) { // where in the whole this is
+  if (total > height) { // the scroll bar
     const bar = Math.max(24, height * height / total);
-    context.fillStyle = colors.line;
+    paint(colors.line);
     context.fillRect(width - 6, top_ / (total - height) * (height - bar), 4, bar);
   }
 }
@@ -86,7 +93,7 @@ function drawRegion(r) {
     let x = margin;
     const write = (text, font, color) => {
       context.font = font;
-      context.fillStyle = color;
+      paint(color);
       context.fillText(text, x, y + headHeight / 2 + 4);
       x += context.measureText(text).width + 12;
     };
@@ -107,13 +114,13 @@ function drawRow(r, row, y) {
     const mid = (low + high) >> 1;
     if (r.pieces[mid].d <= d0) low = mid + 1; else high = mid;
   }
-  let last = -1; // the pixel up to which pieces are drawn
+  let last = -1; // the last pixel with a piece
   for (let at = Math.max(0, low - 1); at < r.pieces.length && r.pieces[at].d < d1; at++) {
     const p = r.pieces[at], from = Math.max(p.d, d0), to = Math.min(p.d + p.dn, d1);
     const x0 = x(from), x1 = x(to);
     if (to <= from || Math.floor(x1) === last && x1 - x0 < 1) continue;
     last = Math.floor(x1);
-    context.fillStyle = colors.hole;
+    paint(colors.hole);
     context.fillRect(x0, y, x1 - x0, h);
     if (p.hole) drawHole(p, from, x0, x1, y, h);
     else drawPiece(r, p.o + (from - p.d), p.o + (to - p.d), x0, scale, y, h);
@@ -122,20 +129,20 @@ function drawRow(r, row, y) {
 
 function drawHole(p, from, x0, x1, y, h) {
   if (p.dn === p.n) return;
-  context.fillStyle = hatch; // not to scale
+  paint(hatch); // not to scale
   context.fillRect(x0, y, x1 - x0, h);
   const text = sizeText(p.n) + " not mapped";
   context.font = smallFont;
   const w = context.measureText(text).width;
   if (from !== p.d || x1 - x0 < w + 20) return;
-  context.fillStyle = colors.hole;
+  paint(colors.hole);
   context.fillRect(x0 + 6, y + h / 2 - 7, w + 8, 14);
-  context.fillStyle = colors.dim;
+  paint(colors.dim);
   context.fillText(text, x0 + 10, y + h / 2 + 0.5);
 }
 
-// visible calls f for the items that meet [o0, o1), which begins at x, and passes over
-// those that lie within a pixel that has one already.
+// visible calls f for the items that overlap [o0, o1), which begins at pixel x. It skips
+// items within a pixel that has one already.
 function visible(items, o0, o1, x, scale, f) {
   let last = -1;
   for (let i = firstReaching(items, o0); i < items.length && items[i].o < o1;) {
@@ -151,16 +158,16 @@ function visible(items, o0, o1, x, scale, f) {
   }
 }
 
-// drawPiece draws the mappings of a run of addresses, what is in use of them, and at
-// their bottom how they are shared.
+// drawPiece draws the mappings of a run of addresses, the blocks in them, and a strip at
+// their bottom that shows how they are shared.
 function drawPiece(r, o0, o1, x, scale, y, h) {
   const strip = Math.max(2, Math.round(h / 7));
   visible(r.mappings, o0, o1, x, scale, (m, x0, x1) => {
     const w = Math.max(x1 - x0, 0.7), gap = w > 4 ? 0.5 : 0;
-    context.fillStyle = sideColor(m) || (r.plain ? colors.live : colors.mapped);
+    paint(sideColor(m) || (r.plain ? colors.live : colors.mapped));
     context.fillRect(x0, y, w - gap, h);
     if (selected && selected.kind === "mapping" && m.memory === selected.memory && m !== selected) {
-      context.fillStyle = colors.select;
+      paint(colors.select);
       context.fillRect(x0, y, Math.max(w, 2), 2);
     }
   });
@@ -168,7 +175,7 @@ function drawPiece(r, o0, o1, x, scale, y, h) {
   visible(r.mappings, o0, o1, x, scale, (m, x0, x1) => {
     const flags = [[IMPORTED, colors.imported], [SHARED, colors.shared], [ALIAS, colors.alias], [CLOSING, colors.waiting]].filter(([flag]) => m.flags & flag);
     flags.forEach(([, color], i) => {
-      context.fillStyle = color;
+      paint(color);
       context.fillRect(x0, y + h - strip + i * strip / flags.length, Math.max(x1 - x0, 0.7), strip / flags.length);
     });
   });
@@ -182,11 +189,11 @@ function drawPiece(r, o0, o1, x, scale, y, h) {
 
 function drawBlock(b, x0, x1, y, h) {
   const w = Math.max(x1 - x0, 0.7), gap = w > 3 ? 0.6 : 0;
-  context.fillStyle = sideColor(b) || colorOf(b);
+  paint(sideColor(b) || colorOf(b));
   context.fillRect(x0, y, w - gap, h);
   if (!b.tag || w < 40 || h < 10) return;
   context.font = smallFont;
   if (context.measureText(b.tag).width > w - 8) return;
-  context.fillStyle = colors.label;
+  paint(colors.label);
   context.fillText(b.tag, x0 + 4, y + h / 2 + 0.5);
 }

@@ -122,7 +122,7 @@ function legend() {
   key(colors.imported, "imported");
 }
 
-// meter is a bar of parts: what each is of, and its color.
+// meter returns a bar of parts, each with its color.
 function meter(whole, parts) {
   const bar = element("div", undefined, { className: "meter" });
   for (const [part, color] of parts) {
@@ -162,7 +162,7 @@ function lists() {
     }
     to.append(element("h2", title + (rows.length > 25 ? " (25 of " + rows.length + ")" : "")), t);
   };
-  const own = new Map(); // physical memory by where it is
+  const own = new Map(); // physical memory by location
   for (const m of s.memory || []) own.set(m.location, (own.get(m.location) || 0) + m.bytes);
   table("devices", (s.devices || []).map(d => {
     const mine = own.get("device " + d.ordinal) || 0, others = d.free < 0 ? 0 : d.memory - d.free - mine;

@@ -1,8 +1,8 @@
 "use strict";
 // The model: regions of the address space with their mappings and blocks, sorted by
-// offset, of one snapshot or of two that are compared. No drawing happens here.
+// offset, of one snapshot or of two to compare. This part draws nothing.
 
-const FIRST = 1, SECOND = 2; // sides: in which of two snapshots a thing is
+const FIRST = 1, SECOND = 2; // sides: the snapshots that have an item
 const ALIAS = 1, SHARED = 2, IMPORTED = 4, CLOSING = 8;
 
 function sizeText(n) {
@@ -24,8 +24,8 @@ function atOrBefore(items, x) {
   return Math.max(0, low - 1);
 }
 
-// firstReaching returns the index of the first item before which none ends behind x.
-// Items of two snapshots, or of different times, may overlap.
+// firstReaching returns the index of the first item that may reach beyond x: all items
+// before it end at x or earlier. Items of two snapshots, or of different times, overlap.
 function firstReaching(items, x) {
   let low = 0, high = items.length;
   while (low < high) {
@@ -35,7 +35,7 @@ function firstReaching(items, x) {
   return low;
 }
 
-// order sorts items by offset, and notes how far they and those before them reach.
+// order sorts items by offset, and sets in each how far it or any before it reaches.
 function order(items) {
   items.sort((a, b) => a.o - b.o);
   let reach = 0;
@@ -124,7 +124,7 @@ function addSnapshot(model, s, side) {
   model.sorted = null;
 }
 
-// merge adds an item, or notes that the other snapshot has it too.
+// merge adds an item, or marks it as one of both snapshots.
 function merge(model, region, list, key, item, side) {
   item.side = side;
   if (model.two) {
@@ -178,7 +178,7 @@ function finishRegion(r) {
   for (const list of [r.mappings, r.blocks, r.past]) order(list);
   r.plain = !r.buffer && !r.pool; // the program maps it itself, and uses what it maps
   r.mapped = r.mappings.reduce((sum, m) => sum + m.n, 0);
-  // pieces: runs where something is, and the holes between them.
+  // pieces are the runs with items, and the holes between them.
   r.pieces = [];
   let end = 0;
   const visit = (o, n) => {
