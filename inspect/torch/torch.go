@@ -1,6 +1,6 @@
 // Package torch writes snapshots as PyTorch's memory snapshots, for its viewer
 // (torch.cuda._memory_viz, memory_viz): segments with their blocks, and the history of
-// pools as a trace. Viewers of PyTorch 2.11 were checked.
+// pools as a trace. The code of PyTorch 2.11's viewer reads them.
 package torch
 
 import (
