@@ -47,7 +47,8 @@ const nvidiaModprobe = `#!/bin/sh
 touch /dev/nvidiactl /dev/nvidia-uvm /dev/nvidia0
 `
 
-// findingsIn runs doctor in a computer of its own after a script. $SELF is doctor.
+// findingsIn runs doctor in a computer of its own after a script. $SELF is doctor, which
+// leaves the real driver alone if there is one: it would make the device files.
 func findingsIn(t *testing.T, script string, env ...string) []finding {
 	t.Helper()
 	self, err := os.Executable()
@@ -56,7 +57,7 @@ func findingsIn(t *testing.T, script string, env ...string) []finding {
 	require.NoError(t, os.WriteFile(filepath.Join(bin, "modprobe"), []byte(modprobe), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(bin, "nvidia-modprobe"), []byte(nvidiaModprobe), 0o700))
 	// The test binary and these folders lie in what the namespace covers.
-	script = "PATH=$PATH:/proc/self/fd/9\nexec 8<" + self + " 9<" + bin + "\n" + computer + script + "\n$SELF doctor -json\n"
+	script = "PATH=$PATH:/proc/self/fd/9\nexec 8<" + self + " 9<" + bin + "\n" + computer + script + "\n$SELF doctor -json -driver sim\n"
 	c := exec.CommandContext(t.Context(), "unshare", "-m", "sh", "-c", script)
 	c.Env = append([]string{"PATH=" + os.Getenv("PATH"), "SELF=/proc/self/fd/8", asChild + "=1"}, env...)
 	out, err := c.Output()
@@ -97,7 +98,7 @@ func TestRemediesRemoveTheirFindings(t *testing.T) {
 		{name: "visible devices", cause: "export CUDA_VISIBLE_DEVICES=-1", check: "settings", seen: "see no GPU", remedy: follow},
 		{name: "blocking launches", cause: "export CUDA_LAUNCH_BLOCKING=1", check: "settings", seen: "every launch waits", remedy: follow},
 		{name: "the software driver", cause: "export CUVMM_DRIVER=sim", check: "settings", seen: "run on the software driver", remedy: follow},
-		{name: "a broken setting", cause: "export CUVMM_DRIVER=bogus", check: "settings", seen: "keeps the driver from opening", remedy: follow},
+		{name: "a broken setting", cause: "export CUVMM_SIM={", check: "settings", seen: "keeps the driver from opening", remedy: follow},
 		{name: "open files", cause: "ulimit -n 256", check: "open files", seen: "at most 256", says: "raise the hard limit", instead: "ulimit -n 4096"},
 		{name: "host memory", cause: "echo 1048576 >/sys/fs/cgroup/memory.max", check: "host memory", seen: "allows 1 MiB", says: "memory.max", remedy: "echo max >/sys/fs/cgroup/memory.max"},
 		{name: "WSL", cause: "echo Linux 5.15 microsoft-standard >/tmp/v; mount --bind /tmp/v /proc/version", check: "WSL", seen: "this is WSL"},
@@ -121,7 +122,7 @@ func TestRemediesRemoveTheirFindings(t *testing.T) {
 				return
 			case c.remedy == follow:
 				require.NotEmpty(t, before[0].Commands)
-				c.remedy = "$SELF doctor -fix >/tmp/fix || true; . /tmp/fix"
+				c.remedy = "$SELF doctor -fix -driver sim >/tmp/fix || true; . /tmp/fix"
 			default:
 				require.Contains(t, before[0].Remedy, c.says)
 			}
