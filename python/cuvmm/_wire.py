@@ -1,4 +1,4 @@
-"""The messages of the protocol: their layouts, and the one codec of all of them.
+"""The messages of the protocol: their layouts, and their codec.
 
 The layouts are those of docs/protocol.md, and the tests compare them, and the bytes, with the golden vectors. All
 integers are little-endian, and each message has exactly one form.
@@ -19,7 +19,7 @@ Fields = Dict[str, Any]
 
 
 class Shape(NamedTuple):
-    """What a message looks like: its name, its kind on the wire, and its fields in order."""
+    """The shape of a message: its name, its kind on the wire, its receiver, and its fields in order."""
 
     name: str
     kind: int
@@ -82,7 +82,7 @@ _INTEGERS = {"u8": struct.Struct("<B"), "u16": struct.Struct("<H"), "u32": struc
 
 
 def clip(text: str, most: int) -> bytes:
-    """UTF-8 of at most so many bytes, cut behind a whole character."""
+    """Encodes at most ``most`` bytes of UTF-8, cut between characters."""
     raw = text.encode("utf-8", "replace")
     return raw if len(raw) <= most else raw[:most].decode("utf-8", "ignore").encode()
 
@@ -109,7 +109,7 @@ def _put(out: bytearray, name: str, kind: Union[str, Layout], value: Any) -> Non
 
 
 def encode(name: str, fields: Mapping[str, Any]) -> Tuple[int, bytes]:
-    """The kind and the body of a message."""
+    """Returns the kind and the body of a message."""
     shape = SHAPES[KINDS[name]]
     out = bytearray()
     for field, of in shape.layout:
@@ -118,7 +118,7 @@ def encode(name: str, fields: Mapping[str, Any]) -> Tuple[int, bytes]:
 
 
 class _Reader:
-    """Takes values from bytes that nothing has checked yet."""
+    """Reads values from untrusted bytes."""
 
     def __init__(self, body: bytes, message: str) -> None:
         self._body = memoryview(body)
@@ -126,7 +126,7 @@ class _Reader:
         self._message = message
 
     def fail(self, why: str) -> ProtocolError:
-        return ProtocolError(f"message {self._message}: {why}", "use versions of both libraries that fit")
+        return ProtocolError(f"message {self._message}: {why}", "use compatible versions of both libraries")
 
     def left(self) -> int:
         return len(self._body) - self._at
@@ -189,12 +189,12 @@ def _least(layout: Layout) -> int:
     return n
 
 
-#: What the values of a message may be, beyond their types. The rest is checked against the state of the connection.
+#: Ranges of values that are narrower than their types.
 _ENUMERATIONS = {"access": (1, 2), "status": (0, 6), "state": (1, 5)}
 
 
 def decode(kind: int, body: bytes, to: str) -> Tuple[str, Fields]:
-    """The name and the fields of a message to this side."""
+    """Returns the name and the fields of a message to this side."""
     shape = SHAPES.get(kind)
     if shape is None or shape.to not in (to, "either"):
         raise ProtocolError(f"a message of kind {kind:#x}, which is not sent in this direction")
@@ -217,10 +217,10 @@ def decode(kind: int, body: bytes, to: str) -> Tuple[str, Fields]:
 
 
 def read(m: "Message", to: str) -> Tuple[str, Fields]:
-    """Decodes a message to this side, and checks that it came with as many file descriptors as belong to it."""
+    """Decodes a message to this side, and checks the number of its file descriptors."""
     name, fields = decode(m.kind, m.body, to)
     least = len(fields["chunks"]) if name == "view" else 1 if name in ("accepted", "chunks") else 0
     most = MAX_BATCH if name == "chunks" else least
     if not least <= len(m.files) <= most and not (m.lost and most):
-        raise ProtocolError(f"message {name}: {len(m.files)} file descriptors, and {least} to {most} belong to it", "use versions of both libraries that fit")
+        raise ProtocolError(f"message {name}: {len(m.files)} file descriptors, where {least} to {most} belong to it", "use compatible versions of both libraries")
     return name, fields

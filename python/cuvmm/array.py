@@ -20,7 +20,7 @@ _POLL = 0.005
 
 
 class ElementType(NamedTuple):
-    """What an array holds. ``name`` is that of NumPy, or "record" for structures of ``size`` bytes."""
+    """The type of an array's elements. ``name`` is NumPy's, or "record" for structures of ``size`` bytes."""
 
     name: str
     size: int
@@ -33,7 +33,7 @@ class ElementType(NamedTuple):
 
 
 def _caller() -> str:
-    """The nearest line of code outside of this package, for messages."""
+    """Returns the innermost line of code outside of this package, for messages."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "cuvmm":
         back = frame.f_back
@@ -44,7 +44,7 @@ def _caller() -> str:
 
 
 class Users:
-    """Counts the arrays that show an owner's memory, and knows how far each reaches."""
+    """Tracks the arrays over an owner's memory, and how far each one reaches."""
 
     def __init__(self) -> None:
         self._all: Dict[int, Tuple["weakref.ref[Array]", int, str]] = {}
@@ -53,16 +53,16 @@ class Users:
         key = id(a)
 
         def gone(_: "weakref.ref[Array]") -> None:
-            self._all.pop(key, None)  # without a lock: an array may end wherever the collector runs
+            self._all.pop(key, None)  # takes no lock, since the collector may run it in any call
 
         self._all[key] = (weakref.ref(a, gone), to, _caller())
 
     def behind(self, byte: int) -> List[str]:
-        """Where the arrays were made that reach beyond a byte."""
+        """Returns the lines that made the arrays that reach beyond a byte."""
         return [where for _, to, where in list(self._all.values()) if to > byte]
 
     def wait(self, byte: int, timeout: float) -> None:
-        """Waits until no array reaches beyond a byte, or for so many seconds."""
+        """Waits until no array reaches beyond a byte, for at most ``timeout`` seconds."""
         until = time.monotonic() + timeout
         while self.behind(byte) and time.monotonic() < until:
             time.sleep(_POLL)
@@ -76,7 +76,7 @@ class Users:
 
 
 class _Bytes:
-    """Device memory of this process's own, for copies. It is freed with its last user."""
+    """Device memory for copies. It is freed with its last reference."""
 
     def __init__(self, dev: Device, size: int) -> None:
         p = c_uint64()
@@ -88,7 +88,7 @@ class _Bytes:
 
 
 def close_at_exit(close: Callable[[], None], error: Any) -> None:
-    """Closes at the end of a with statement. An exception that ends the block often holds arrays in its traceback: it must not be hidden by that."""
+    """Closes at the end of a with statement. An InUseError does not replace an exception that ends the block, whose traceback often holds arrays."""
     try:
         close()
     except InUseError as e:
@@ -102,17 +102,17 @@ def _free(dev: Device, pointer: int) -> None:
         with dev.current() as d:
             d.raw("cuMemFree_v2", pointer)
     except Error:
-        pass  # a fork's child, whose parent has the memory
+        pass  # in a child of fork: the memory is the parent's
 
 
 class Array:
-    """Elements in GPU memory, in one row (records: rows of bytes). It keeps the memory mapped as long as it lives.
+    """A row of elements in GPU memory (records: rows of bytes). It keeps the memory mapped.
 
     PyTorch, CuPy and others take it as ``__dlpack__`` or ``__cuda_array_interface__``. Most ignore that memory may be
     read-only, and a write to it destroys the CUDA context of the process: ``__dlpack__`` of read-only memory raises
     BufferError unless :meth:`allow_readonly` was called. A copy always works.
 
-    An array has the length that it was made with. It is safe for use by any thread.
+    Its length never changes. It is safe for use by any thread.
     """
 
     def __init__(self, dev: Device, pointer: int, length: int, kind: ElementType, readonly: bool, users: Users, base: int,
@@ -130,12 +130,12 @@ class Array:
 
     @property
     def dtype(self) -> str:
-        """The type of the elements, as NumPy names it; "record" for structures."""
+        """NumPy's name of the element type; "record" for structures."""
         return self._kind.name
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """The size of an element, in bytes."""
         return self._kind.size
 
     @property
@@ -149,7 +149,7 @@ class Array:
 
     @property
     def device(self) -> int:
-        """The device's number, as this process counts."""
+        """The ordinal of the device in this process."""
         return self._device.ordinal
 
     @property
@@ -163,7 +163,7 @@ class Array:
 
     def __getitem__(self, part: Union[slice, Any]) -> "Array":
         if not isinstance(part, slice) or part.step not in (None, 1):
-            raise ArgumentError(f"an array is cut with from:to, not with {part!r}", "make a tensor of it for anything else")
+            raise ArgumentError(f"an array cannot be indexed with {part!r}", "use a slice without a step, or make a tensor of the array")
         start, stop, _ = part.indices(self._length)
         return self._like(start, max(start, stop), self._trusted)
 
@@ -172,7 +172,7 @@ class Array:
                      self._owner, trusted)
 
     def allow_readonly(self) -> "Array":
-        """The same array, which ``__dlpack__`` exports although it is read-only: the caller promises not to write through the tensor."""
+        """Returns the same array, which ``__dlpack__`` exports even if it is read-only. The caller promises not to write through the tensor."""
         return self._like(0, self._length, True)
 
     @property
@@ -186,7 +186,7 @@ class Array:
 
     def __dlpack__(self, *, stream: Optional[Any] = None, max_version: Optional[Tuple[int, int]] = None,
                    dl_device: Optional[Tuple[int, int]] = None, copy: Optional[bool] = None, allow_readonly: bool = False) -> Any:
-        """A capsule for a consumer, whose stream is ordered behind the publisher's work (-1: not ordered; None: the legacy default stream)."""
+        """Returns a capsule. The consumer's stream is ordered behind the publisher's work (-1: not ordered; None: the legacy default stream)."""
         versioned = max_version is not None and max_version[0] >= 1
         own = self.__dlpack_device__()
         target = own if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
@@ -226,13 +226,13 @@ class Array:
         return self._capsule(mine, mine.pointer, target, versioned, False, True)
 
     def tobytes(self) -> bytes:
-        """The elements' bytes, copied to the host behind the publisher's work."""
+        """Copies the elements to the host, behind the publisher's work, and returns their bytes."""
         host = (ctypes.c_char * max(self.nbytes, 1))()
         self._read(ctypes.addressof(host))
         return bytes(host.raw[:self.nbytes])
 
     def tolist(self) -> List[Any]:
-        """The elements as Python numbers, for small arrays and tests."""
+        """Returns the elements as Python numbers, for small arrays and tests."""
         code = {"bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q",
                 "float32": "f", "float64": "d"}.get(self._kind.name)
         if code is None:
@@ -240,7 +240,7 @@ class Array:
         return memoryview(self.tobytes()).cast(code).tolist()
 
     def write(self, data: Any, at: int = 0) -> None:
-        """Copies a bytes-like object over the elements from index ``at`` on, and waits for that."""
+        """Copies a bytes-like object to the elements from index ``at`` on, and waits for the copy."""
         raw = memoryview(data).cast("B")
         if self._readonly:
             raise BufferError("this memory is read-only: follow it with write=True, if the publisher grants that")
@@ -259,7 +259,7 @@ class Array:
 
 
 class _Work:
-    """A stream of its own behind the array's work; at the end of the block the given streams come behind it, and it is waited for."""
+    """An internal stream, ordered behind the array's work. The end of the block orders the given streams behind it, and waits for it."""
 
     def __init__(self, a: Array, then: List[c_void_p]) -> None:
         self._array, self._then = a, then

@@ -1,4 +1,4 @@
-"""Clients: what another process publishes, and how it is followed."""
+"""Clients of servers of publications."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Listing(NamedTuple):
     """A publication, as its publisher lists it.
 
     ``length`` counts elements (bytes of a buffer), in ``nbytes`` of memory; ``generation`` is 0 before the first
-    announcement; ``writable`` says whether this process may write it.
+    announcement; ``writable`` is whether this process may write it.
     """
 
     name: str
@@ -36,13 +36,13 @@ class Listing(NamedTuple):
 
 
 class Mailbox:
-    """Where what a follower is told arrives, on one connection: one view at a time, and the end."""
+    """The mailbox of a follower on one connection: at most one view, and the end."""
 
     def __init__(self) -> None:
-        self.views: "queue.Queue[Optional[Tuple[View, List[int], bool]]]" = queue.Queue()  # None is the end
+        self.views: "queue.Queue[Optional[Tuple[View, List[int], bool]]]" = queue.Queue()  # None: no more views
         self.why: Optional[Error] = None
-        self.ended = threading.Event()  # nothing more comes; why says the reason
-        self.disconnected = threading.Event()  # the connection ended
+        self.ended = threading.Event()  # nothing more arrives; why is the reason
+        self.disconnected = threading.Event()  # the connection has ended
 
     def end(self, why: Error) -> None:
         if not self.ended.is_set():
@@ -59,7 +59,7 @@ class _Reply(NamedTuple):
 
 
 class Client(OfProcess):
-    """A connection to a server of publications. All methods are safe for use by any thread; close it, and its followers by themselves.
+    """A connection to a server of publications. All methods are safe for use by any thread. The caller closes it and each follower.
 
     One made with ``reconnect`` dials again, with growing pauses, whenever the connection ends, until it is closed; its
     followers then go on where they were.
@@ -73,15 +73,15 @@ class Client(OfProcess):
         self._numbers = itertools.count(1)
         self._asked: Dict[int, Optional["queue.Queue[Optional[_Reply]]"]] = {}
         self._followers: Dict[bytes, Optional[Mailbox]] = {}
-        self._mailboxes: List[Mailbox] = []  # of this connection
+        self._mailboxes: List[Mailbox] = []  # of the current connection
         self._closing = threading.Event()
-        self._why: Optional[Error] = None  # nothing is read
+        self._why: Optional[Error] = None  # the reason why nothing is read
         self._reader = threading.Thread(target=self._run, name="cuvmm client", daemon=True)
         self._reader.start()
 
     @property
     def reconnects(self) -> bool:
-        """Whether it dials again when the connection ends."""
+        """Whether the client reconnects if the connection ends."""
         return self._redial is not None and not self._closing.is_set()
 
     def __enter__(self) -> "Client":
@@ -96,7 +96,7 @@ class Client(OfProcess):
         return self._conn.peer
 
     def close(self) -> None:
-        """Ends the connection. Followers keep what they have mapped, as if the publisher had gone, until each is closed. Idempotent."""
+        """Ends the connection. Followers keep what they have mapped until they are closed, as if the publisher had ended. Idempotent."""
         if self._forked:
             self._conn.close()
             return
@@ -107,7 +107,7 @@ class Client(OfProcess):
             self._reader.join()
 
     def await_end(self, timeout: Optional[float] = None) -> None:
-        """Waits until the server's process has ended, not its connection alone. With ``reconnect`` that is the server at the other end now."""
+        """Waits until the process of the server has ended, not only its connection. After a reconnect it is the current server's."""
         self._check_process()
         with self._lock:
             if self._closing.is_set():
@@ -122,7 +122,7 @@ class Client(OfProcess):
             _conn.close_all([process])
 
     def list(self, timeout: Optional[float] = None) -> List[Listing]:
-        """What is published, by name."""
+        """Lists the publications, by name."""
         a = self._ask("list", {}, timeout)
         if a.name != "listing":
             raise self._surprise(a)
@@ -138,11 +138,12 @@ class Client(OfProcess):
                keep_descriptors: bool = False, timeout: Optional[float] = None) -> Follower:
         """Follows a publication on a device, at a fixed address: see :class:`Follower`.
 
-        ``reserve`` is the address space in bytes (0: as much as the publisher has), ``max_wait`` bounds how long work
-        waits for a publisher that lives and does not finish, ``on_shrink(length)`` is called before memory behind the
-        first ``length`` elements is unmapped and may return the streams whose work to wait for, and ``shrink_wait`` is
-        how long arrays that still show such memory are waited for before the publisher is refused. With
-        ``keep_descriptors`` it keeps an open file for each chunk, by which :func:`take_over` passes the memory on.
+        ``write`` maps the memory for writing, if the publisher permits that. ``reserve`` is the address space in bytes
+        (0: as much as the publisher has). ``max_wait`` limits the seconds that work waits for a publisher that is alive
+        and does not finish. ``on_shrink(length)`` is called before the memory behind the first ``length`` elements is
+        unmapped, and may return the streams to wait for; otherwise all work of the device is awaited. Arrays that reach
+        into that memory get ``shrink_wait`` seconds to disappear before the publisher is refused. ``keep_descriptors``
+        keeps a file open for each chunk, which :func:`take_over` needs. ``timeout`` limits the wait for the server.
         """
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= 255:
             raise ArgumentError(f"publication {name!r}", "a name has 1 to 255 bytes")
@@ -154,10 +155,10 @@ class Client(OfProcess):
             reserve = -(-reserve // granularity) * granularity
         return Follower(self, dev, reserve, Options(name, write, max_chunks, max_wait, on_shrink, shrink_wait, keep_descriptors), timeout)
 
-    # What follows is for Follower.
+    # For Follower.
 
     def request(self, o: Options, room: int, has: Possession, timeout: Optional[float]) -> Accepted:
-        """Asks for a publication, for a follower that has something of it already, or nothing. The page's descriptor is the caller's."""
+        """Requests a publication, for a follower that may already have part of it. The caller owns the descriptor of the page."""
         a = self._ask("follow", {"access": 2 if o.write else 1, "room": room, "publication": has.publication, "generation": has.generation, "length": has.length,
                                  "chunks": [{"identity": i} for i in has.identities], "name": o.name}, timeout)
         if a.name != "accepted":
@@ -165,13 +166,13 @@ class Client(OfProcess):
         assert a.mailbox is not None
         try:
             if a.page is None:
-                raise FilesError("the page to order work by was dropped", "raise this process's limit of open files (ulimit -n)")
+                raise FilesError("the page of fence words was dropped", "raise this process's limit of open files (ulimit -n)")
             try:
                 d = decode(a.fields["descriptor"])
                 if d.kind not in (BUFFER, ARRAY) or d.chunks or d.length:
                     raise ProtocolError("a publication of something other than an empty buffer or array")
                 if room and a.fields["reserved"] > room:
-                    raise ProtocolError(f"a range of {a.fields['reserved']} bytes, and {room} were requested")
+                    raise ProtocolError(f"a range of {a.fields['reserved']} bytes, where {room} were requested")
             except Error as e:
                 raise self._conn.fail(e) from None
             return Accepted(a.mailbox, a.fields["token"], a.fields["publication"], a.fields["reserved"], a.fields["slot"], d, a.page)
@@ -189,16 +190,16 @@ class Client(OfProcess):
         return self._conn.fail(why)
 
     def notify(self, name: str, fields: Dict[str, Any]) -> None:
-        """Sends what needs no answer. A connection that is over needs it no more."""
+        """Sends a message without a reply, unless the connection has ended."""
         try:
             self._conn.send(*_wire.encode(name, fields))
         except (GoneError, ClosedError, RefusedError):
             pass
         except Error as e:
-            self._conn.fail(e)  # it may be open still, with a publisher that waits
+            self._conn.fail(e)  # it may still be open, and the publisher waits
 
     def leave(self, token: bytes, mailbox: Mailbox) -> None:
-        """Tells the server that a follower wants no more, and drops what is on its way to it. Idempotent."""
+        """Leaves a publication, and drops what is in flight to the follower. Idempotent."""
         with self._lock:
             there = self._followers.get(token) is not None
             if there:
@@ -236,8 +237,8 @@ class Client(OfProcess):
             with self._lock:
                 if number in self._asked:
                     self._asked[number] = None
-                    raise WaitTimeout(f"the server has not replied to {name} for {limit:g} s", "see what it waits for, or pass a longer timeout") from None
-            a = mine.get()  # it came at the last moment
+                    raise WaitTimeout(f"the server has not replied to {name} for {limit:g} s", "check what blocks it, or pass a longer timeout") from None
+            a = mine.get()  # it arrived at the last moment
         if a is None:
             raise self._gone()
         if a.name == "denied":
@@ -283,7 +284,7 @@ class Client(OfProcess):
                 self._conn, self._why = conn, None
 
     def _read(self) -> None:
-        """Reads until the connection ends, and tells all that wait."""
+        """Reads until the connection ends, then wakes all that wait."""
         why: Error
         try:
             while True:
@@ -322,7 +323,7 @@ class Client(OfProcess):
             raise ProtocolError(f"{name}, which no server of publications sends")
 
     def _reply(self, number: int, a: _Reply) -> bool:
-        """Gives a reply to the thread that waits for it; False if none does any more."""
+        """Passes a reply to the thread that waits for it. False if that thread has given up."""
         with self._lock:
             if number not in self._asked:
                 raise ProtocolError(f"a reply to request {number}, which was not made")
@@ -343,7 +344,7 @@ class Client(OfProcess):
             _conn.close_all(m.files)
             with self._lock:
                 self._followers[token] = None
-            # This thread reads, and must not wait until something is sent.
+            # This thread reads, so it must not block on a send.
             threading.Thread(target=self.notify, args=("leave", {"token": token}), name="cuvmm leave", daemon=True).start()
 
     def _view(self, m: Any, token: bytes, v: View) -> None:
@@ -363,20 +364,21 @@ class Client(OfProcess):
                     raise ProtocolError("a view before the one before was acknowledged")
                 mailbox.views.put((v, m.files, m.lost))
                 return
-        _conn.close_all(m.files)  # it has left, and the server did not know yet
+        _conn.close_all(m.files)  # the follower has left, and the server did not know yet
 
 
 def _denied(fields: Dict[str, Any]) -> Error:
     kind = {_UNKNOWN: UnknownError, _LIMIT: TooLargeError, _FORBIDDEN: AccessError}.get(fields["status"], RefusedError)
-    hint = "follow without write, or have the publisher grant more" if kind is AccessError else "list tells what is published; the reason is the publisher's"
+    hint = "follow without write, or let the publisher permit it" if kind is AccessError else "list returns what is published; the reason is the publisher's"
     return kind(f"the server refused: {fields['reason']!r}", hint)
 
 
 def connect(path: str, timeout: float = _conn.TIMEOUT, *, uid: Optional[int] = None, reconnect: bool = False) -> Client:
     """Connects to the socket of a server of publications, which must be of this process's user, or of ``uid``.
 
-    With ``reconnect`` the client and its followers outlive the publisher: their state is "stale" until one serves the
-    socket again. The first connection is made before this returns, in any case.
+    With ``reconnect`` the client and its followers outlive the publisher: their state is "stale" until another one serves
+    the socket. The first connection is always made before this function returns. ``timeout``, in seconds, limits every
+    exchange with the server.
     """
     def dial() -> _conn.Conn:
         return _conn.dial(path, timeout, uid, _MAY_LOSE, _wire.MAX_BATCH)

@@ -1,7 +1,7 @@
 """The errors of this package.
 
-Every error derives from :class:`Error`. Its text says what failed, and ends with the remedy in parentheses where
-there is one, which ``hint`` has by itself. Errors that have a standard counterpart derive from it, too:
+Every error derives from :class:`Error`. Its text describes the failure, followed by the remedy in parentheses, which is
+also in ``hint``. Errors that have a standard counterpart derive from it, too:
 ``except TimeoutError`` and ``except MemoryError`` catch them.
 """
 

@@ -1,4 +1,4 @@
-"""Followers: publications of other processes, as this one sees them."""
+"""Followers of publications of other processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Options(NamedTuple):
 
 
 class Possession(NamedTuple):
-    """What a follower has of a publication that it asks for: nothing, unless it comes back."""
+    """What a follower already has of the publication that it requests: nothing, unless it reconnects."""
 
     publication: bytes = bytes(16)
     generation: int = 0
@@ -46,7 +46,7 @@ class Possession(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """What a server grants a follower. The page's descriptor is the receiver's, to close."""
+    """What a server grants a follower. The receiver owns the descriptor of the page."""
 
     mailbox: "Mailbox"
     token: bytes
@@ -58,7 +58,7 @@ class Accepted(NamedTuple):
 
 
 class Heritage(NamedTuple):
-    """What a publication goes on with when its publisher has ended."""
+    """What a publication continues with after its publisher has ended."""
 
     name: str
     publication: bytes
@@ -80,13 +80,13 @@ class _Shown(NamedTuple):
 
 
 class _Link:
-    """A follower's side of one connection: its word, and the stream that waits for it."""
+    """A follower's side of one connection: its fence word, and the stream that waits for it."""
 
     def __init__(self, client: "Client", a: Accepted, dev: Device) -> None:
         self.mailbox, self.token, self.slot = a.mailbox, a.token, a.slot
-        self.waiting = threading.Lock()  # for the stream's wait and its mark
+        self.waiting = threading.Lock()  # guards the stream
         self.waited = 0
-        self.dead = threading.Event()  # nothing waits for the word any more
+        self.dead = threading.Event()  # all waits for the word have ended
         words = dev.stream_words()
         try:
             self.page = _page.open_page(a.page, dev if words else None)
@@ -110,7 +110,7 @@ class _Link:
         return complete
 
     def release_waits(self) -> None:
-        """Possession the word read that everything is done until the stream has seen it: the publisher's last write may come after the first of these."""
+        """Writes the final value until the stream has seen it, since a late write of the publisher's GPU may replace it."""
         failed = 0.0
         while failed < 1.0:
             self.page.store(self.slot, _page.RELEASE)
@@ -118,11 +118,11 @@ class _Link:
                 if self.stream is None or self.stream.done():
                     return
             except Error:
-                failed += _LONGEST_POLL  # on a lost device nothing waits
+                failed += _LONGEST_POLL  # nothing waits on a lost device
             time.sleep(_LONGEST_POLL)
 
     def close(self) -> None:
-        """Gives everything back. Nothing waits for the word any more."""
+        """Closes the stream and the page. All waits for the word have ended."""
         with self.waiting:
             if self.stream is not None:
                 self.stream.close()
@@ -133,27 +133,27 @@ class _Link:
 class Follower(OfProcess):
     """A publication of another process: an array that grows and shrinks as its publisher announces, at an address fixed for life.
 
-    What is new is mapped as it arrives, and shown by :meth:`next`; before the first one the array is empty. When the
-    publisher ends, or withdraws, a follower keeps what it has mapped, and ``next`` and :attr:`error` say so; no stream
-    hangs then. With a client that reconnects, ``next`` waits for the publisher's return instead: the next announcement
-    replaces what is shown, and no reader sees a mixture. All methods are safe for use by any thread. Close it; arrays
-    and tensors of it come first.
+    Memory is mapped as it arrives. :meth:`next` shows it; before the first call the array is empty. If the publisher ends
+    or withdraws, the follower keeps what it has mapped, ``next`` raises and :attr:`error` is the reason; no stream hangs.
+    If the client reconnects, ``next`` waits for the next publisher instead, whose first announcement replaces what is
+    shown as a whole. All methods are safe for use by any thread. The caller closes the follower, after it has deleted
+    all arrays and tensors of it.
     """
 
     def __init__(self, client: "Client", dev: Device, room: int, o: Options, timeout: Optional[float]) -> None:
         self._client, self._device, self._options = client, dev, o
         self._changed = threading.Condition()
         self._wakers: Set[Callable[[], None]] = set()  # of coroutines that wait for a change
-        self._pending: Optional[Any] = None  # a _Shown, or the Error why it could not be
+        self._pending: Optional[Any] = None  # a _Shown, or the Error that prevents it
         self._shown: List[_Shown] = [_Shown(0, 0, 0)]
-        self._state = LIVE  # as the publisher said last
+        self._state = LIVE  # as the publisher sent it last
         self._gone: Optional[Error] = None
         self._completed = _page.LAST_GENERATION
         self._settled = self._died = self._unfinished = self._closing = False
-        self._since: List[Tuple[int, float]] = []  # waits for generations, where they have a limit
+        self._since: List[Tuple[int, float]] = []  # with max_wait: the generations that are awaited, and since when
         self._users = Users()
         self._closed = threading.Lock()
-        self._kept: List[_memory.PinnedFile] = []  # with keep_descriptors: of each chunk that is mapped
+        self._kept: List[_memory.PinnedFile] = []  # with keep_descriptors: one for each mapped chunk
         self._adopted = False
         a = client.request(o, room, Possession(), timeout)
         try:
@@ -191,12 +191,12 @@ class Follower(OfProcess):
         close_at_exit(self.close, error)
 
     def __len__(self) -> int:
-        """The elements that are shown."""
+        """Returns the number of elements that are shown."""
         return self._shown[-1].length
 
     @property
     def generation(self) -> int:
-        """The publisher's count of changes at the last ``next``; 0 before."""
+        """The generation that the last ``next`` has shown; 0 before the first."""
         return self._shown[-1].generation
 
     @property
@@ -209,13 +209,13 @@ class Follower(OfProcess):
 
     @property
     def error(self) -> Optional[Error]:
-        """None while the publisher may announce more, and then why not."""
+        """None while the publisher may announce more; afterwards the reason why it does not."""
         with self._changed:
             return self._end_locked()
 
     @property
     def array(self) -> Array:
-        """The elements that are shown now. It keeps that length; the address of the first element never changes."""
+        """The elements that are shown now. The array keeps this length; its address never changes."""
         self._check_process()
         with self._changed:
             if self._closing or self._range is None:
@@ -224,13 +224,13 @@ class Follower(OfProcess):
             return Array(self._device, at, shown.length, self._kind, not self._options.write, self._users, at, self._order, self)
 
     def next(self, stream: Any = None, timeout: Optional[float] = None) -> int:
-        """Waits until something new was announced, shows it, and returns its generation.
+        """Waits for a new generation, shows it, and returns it.
 
-        With a stream, or a list of them (PyTorch's, CuPy's, or handles), their later work comes behind the work that
-        the publisher announced it behind, and this call does not wait for that; without one it does, and then any
-        stream may use the elements. What came meanwhile is taken over in one step: the last generation counts.
-        A CapacityError or the like says that a generation could not be mapped, and the next may be;
-        :attr:`error` says whether anything further comes.
+        If streams are passed (one, or a list, of PyTorch, CuPy, or handles), their later work runs after the work that the
+        publisher ordered the announcement behind, and the host does not wait for that work. Without a stream the host
+        waits, and then any stream may use the elements. Several generations that arrived meanwhile are shown as one.
+        After a CapacityError, or another error of a single generation, the next one may succeed; :attr:`error` is None
+        as long as more may be announced. ``timeout`` is in seconds.
         """
         self._check_process()
         until = None if timeout is None else time.monotonic() + timeout
@@ -250,7 +250,7 @@ class Follower(OfProcess):
                 return p.generation
 
     def _news_locked(self) -> Optional[_Shown]:
-        """What to show next, or None; raises what ended the wait."""
+        """Returns what to show next, or None. Raises the error that ends the wait."""
         if self._closing:
             raise ClosedError("the follower is closed")
         p = self._pending
@@ -258,7 +258,7 @@ class Follower(OfProcess):
             self._pending = None
             raise p
         if p is not None and self._gone is not None and p.ordered > self._completed:
-            p = self._pending = None  # it will never be complete, and was never shown
+            p = self._pending = None  # it was never shown, and will never be complete
         if p is None and self._settled:
             end = self._end_locked()
             assert end is not None
@@ -267,7 +267,7 @@ class Follower(OfProcess):
         return shown
 
     def _show(self, p: _Shown) -> bool:
-        """Shows what was pending, unless that changed meanwhile."""
+        """Shows what was pending, unless it has changed meanwhile."""
         with self._changed:
             if self._pending is not p or (self._gone is not None and p.ordered > self._completed):
                 return False
@@ -316,12 +316,12 @@ class Follower(OfProcess):
                 self._wakers.discard(wake)
 
     def _complete(self, generation: int) -> bool:
-        """Whether the work of a generation is done, and nothing has to be waited for."""
+        """Whether the work of a generation is done, or its publisher gone."""
         self._count_wait(generation)
         return self._died or self._link.reached(generation)
 
     async def generations(self, stream: Any = None) -> AsyncIterator[int]:
-        """Every generation that is announced, as ``async for``, until the publisher ends or withdraws."""
+        """Yields each new generation, until the publisher ends or withdraws."""
         while True:
             try:
                 yield await self.next_async(stream)
@@ -331,18 +331,18 @@ class Follower(OfProcess):
                 return
 
     def order(self, stream: Any) -> None:
-        """Possession later work on the streams come behind what is shown, for streams that no ``next`` named. It does not wait."""
+        """Makes later work on the streams run after what is shown. For streams that were not passed to ``next``; does not wait."""
         self._order(_streams.handles_of(self._device, stream))
 
     def _order(self, streams: List[c_void_p]) -> None:
         if self._adopted:
-            return  # what was shown is complete, and this process is the publisher now
+            return  # this process is the publisher now, and what is shown is complete
         if self._closing:
             raise ClosedError("the follower is closed")
         if streams:
             self._order_behind(self._shown[-1].ordered, streams, None)
 
-    # Order between two processes' GPUs.
+    # Ordering between the GPUs of two processes.
 
     def _order_behind(self, generation: int, streams: List[c_void_p], until: Optional[float]) -> None:
         link = self._link
@@ -356,13 +356,13 @@ class Follower(OfProcess):
             if self._closing:
                 raise ClosedError("the follower is closed")
             if link.stream is None:
-                return  # it died meanwhile
+                return  # the publisher ended meanwhile
             if link.waited < generation:
                 with self._device.current() as d:
                     d.call("cuStreamWaitValue64_v2", link.stream.handle, link.page.at(link.slot), generation, 0, what=f"generation {generation}")
                 link.waited = generation
                 if self._died:
-                    link.release_waits()  # the end was perhaps dealt with before this wait was there
+                    link.release_waits()  # _die may have released the stream before this wait was issued
             with Event(self._device, link.stream.handle) as e:
                 for s in streams:
                     e.hold(s)
@@ -379,11 +379,11 @@ class Follower(OfProcess):
             if self._closing:
                 raise ClosedError("the follower is closed")
             if until is not None and time.monotonic() >= until:
-                raise WaitTimeout(f"the work of generation {generation} is not done", "name streams, which wait instead")
+                raise WaitTimeout(f"the work of generation {generation} is not done", "pass streams, which wait instead of the host")
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_POLL)
 
-    # The thread that watches for the publisher's end, which must not wait for the one that maps.
+    # The thread that watches for the publisher's end. The other thread may be busy mapping.
 
     def _watch(self) -> None:
         link = self._link
@@ -392,14 +392,14 @@ class Follower(OfProcess):
             if link.mailbox.ended.is_set() and not isinstance(link.mailbox.why, WithdrawnError) or link.mailbox.disconnected.is_set():
                 self._die(link, link.mailbox.why or ClosedError("the client is closed"))
             elif self._stalled(link):
-                why = StalledError(f"the publisher's announced work is not done after {self._options.max_wait:g} s", "see what it waits for, or raise max_wait")
+                why = StalledError(f"the publisher's announced work is not done after {self._options.max_wait:g} s", "check what blocks the publisher, or raise max_wait")
                 self._die(link, why)
                 self._client.leave(link.token, link.mailbox)
                 link.mailbox.end(why)
             else:
                 (link.mailbox.disconnected if link.mailbox.ended.is_set() else link.mailbox.ended).wait(step)
                 continue
-            with self._changed:  # the other thread follows again, or settles
+            with self._changed:  # the other thread reconnects, or ends
                 self._changed.wait_for(lambda: self._settled or self._closing or self._link is not link)
                 if self._settled or self._closing:
                     return
@@ -414,7 +414,7 @@ class Follower(OfProcess):
             return bool(self._since) and time.monotonic() - self._since[0][1] > self._options.max_wait
 
     def _die(self, link: _Link, why: Error) -> None:
-        """Shows nothing any more that is not complete, and releases the streams."""
+        """Drops what is shown and incomplete, and releases the streams."""
         with self._changed:
             self._completed = link.swap()
             self._gone, self._died = why, True
@@ -431,11 +431,11 @@ class Follower(OfProcess):
         if self._gone is not None and not self._settled and self._client.reconnects:
             return None
         if self._gone is not None and self._unfinished:
-            return UnfinishedError(f"elements that were shown do not count, since the publisher ended before they were written: {self._gone}",
+            return UnfinishedError(f"the publisher ended before it had written elements that were shown: {self._gone}",
                                    "discard what was computed from them")
         return self._gone
 
-    # The thread that maps and unmaps what arrives, and follows again.
+    # The thread that maps and unmaps what arrives, and reconnects.
 
     def _work(self) -> None:
         why: Optional[Error] = None
@@ -449,7 +449,7 @@ class Follower(OfProcess):
             if why is not None:
                 break
         with self._changed:
-            self._gone = why or self._gone or link.mailbox.why  # withdrawn: the publisher lives, and finishes what it announced
+            self._gone = why or self._gone or link.mailbox.why  # after a withdrawal the publisher still finishes its work
             self._settled = True
             self._wake_locked()
 
@@ -465,7 +465,7 @@ class Follower(OfProcess):
                 _conn.close_all(arrival[1])
 
     def _return(self) -> Optional[Error]:
-        """Follows again what this follower follows, with what it has; returns why that cannot be."""
+        """Requests the publication again, with what this follower has. Returns the error that makes this impossible."""
         pause = 0.05
         with self._changed:
             self._replica.length = min(self._replica.length, self._shown[-1].length)
@@ -511,10 +511,10 @@ class Follower(OfProcess):
         failed: Optional[Exception] = None
         try:
             self._carry_out(v, files, lost)
-        except Exception as e:  # noqa: BLE001: on_shrink is the caller's, and the publisher must hear of any failure
+        except Exception as e:  # noqa: BLE001: on_shrink is the caller's function, and the publisher waits for a reply
             failed = e
         if failed is not None:
-            self._arrived(failed if isinstance(failed, Error) else Error(f"a view could not be taken: {failed!r}"))
+            self._arrived(failed if isinstance(failed, Error) else Error(f"a generation could not be mapped: {failed!r}"))
         elif v.over:
             self._arrived(CapacityError(f"{v.length} elements, in chunks that do not fit into the {self._replica.room} bytes of this range", "follow it anew with a larger reserve"))
         elif v.last:
@@ -540,7 +540,7 @@ class Follower(OfProcess):
         if not v.add:
             return
         if v.keep + len(v.add) > self._options.max_chunks:
-            raise TooLargeError(f"{v.keep + len(v.add)} chunks, and {self._options.max_chunks} is the most", "publish memory in larger chunks, or raise max_chunks")
+            raise TooLargeError(f"{v.keep + len(v.add)} chunks, where the limit is {self._options.max_chunks}", "publish memory in larger chunks, or raise max_chunks")
         if lost:
             raise FilesError(f"the file descriptors of {len(v.add)} chunks were dropped", "raise this process's limit of open files (ulimit -n)")
         handles: List[_memory.Handle] = []
@@ -561,7 +561,7 @@ class Follower(OfProcess):
         self._kept += kept
 
     def _give_back(self, length: int, keep: int) -> None:
-        """Shows no more than a length, and unmaps the chunks behind the first ``keep`` when their work is done."""
+        """Shows at most ``length`` elements, and unmaps the chunks behind the first ``keep`` once the work on them is done."""
         with self._changed:
             self._shown = [s._replace(length=min(s.length, length)) for s in self._shown]
             p = self._pending
@@ -581,7 +581,7 @@ class Follower(OfProcess):
         del self._kept[keep:]
 
     def _finish(self, streams: Any) -> None:
-        """Waits for the work on the streams, or, without any, for all of the device's."""
+        """Waits for the work on the streams, or for all work of the device if there are none."""
         handles = _streams.handles_of(self._device, streams)
         if not handles:
             self._device.synchronize()
@@ -596,10 +596,10 @@ class Follower(OfProcess):
     # The end.
 
     def close(self) -> None:
-        """Leaves the publication, waits for all work of the device, and gives everything back.
+        """Leaves the publication, waits for all work of the device, and unmaps the memory.
 
-        While arrays or tensors of it are in use it raises InUseError, which says where they were made, and the
-        follower goes on. Streams that wait for the publisher go on. Idempotent; after another error call it again.
+        While arrays or tensors of it are in use it raises InUseError, which names the lines that made them, and changes
+        nothing. Streams that wait for the publisher are released. Idempotent; after another error it can be retried.
         """
         if self._forked:
             return
@@ -617,7 +617,7 @@ class Follower(OfProcess):
                 link.mailbox.end(ClosedError("the follower is closed"))
                 for t in self._threads:
                     t.join(0.1)
-            self._client.leave(self._link.token, self._link.mailbox)  # what came meanwhile
+            self._client.leave(self._link.token, self._link.mailbox)  # drops what arrived meanwhile
             self._device.synchronize()
             self._range.close()
             self._range = None
@@ -632,7 +632,7 @@ class Follower(OfProcess):
         return self._client is client
 
     def heritage(self, timeout: float) -> "Heritage":
-        """What this follower has of a publication whose publisher has ended, and whose client is closed. It stays the follower's until ``hand_over``."""
+        """Returns what a publication can continue with, once its client is closed. The follower owns it until ``hand_over``."""
         what = f"publication {self._options.name!r}"
         if not self._options.keep_descriptors:
             raise NotSupported(f"{what}, whose descriptors were not kept", "follow it with keep_descriptors=True")
@@ -654,7 +654,7 @@ class Follower(OfProcess):
                             self._range, self._users, self._kept)
 
     def hand_over(self) -> None:
-        """Closes this follower, whose memory has another owner now. Arrays of it go on."""
+        """Closes this follower, whose memory has a new owner. Its arrays stay valid."""
         with self._closed:
             with self._changed:
                 self._adopted = self._closing = True
@@ -668,13 +668,13 @@ def _nothing_new() -> WaitTimeout:
 
 
 def _may_return(why: Optional[Error]) -> bool:
-    """Whether what ended a connection may pass: the publisher went, or was replaced."""
+    """Whether another publisher may follow after this error."""
     return isinstance(why, (GoneError, RefusedError, MovedError)) and not isinstance(why, UnfinishedError)
 
 
 def end_of(v: View) -> Error:
     if v.state == MOVED:
-        return MovedError(f"another process publishes it from now on{': ' + repr(v.reason) if v.reason else ''}", "connect again, or with reconnect=True at first")
+        return MovedError(f"the publication has moved to another process{': ' + repr(v.reason) if v.reason else ''}", "connect again, or connect with reconnect=True")
     if v.status == _WITHDRAWN:
         return WithdrawnError("the publisher withdrew the publication", "close the follower when its work is done")
     if v.status == _LEFT:

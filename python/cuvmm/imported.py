@@ -1,4 +1,4 @@
-"""Memory that another process sent once, or leased."""
+"""Memory that another process has sent or leased."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .errors import ClosedError, Error, FilesError, GoneError, MismatchError, Pr
 
 
 _MAY_LOSE = (_wire.KINDS["chunks"],)
-#: How much of the program may wait while the library waits for memory.
+#: Limits of the program's messages that arrive while a call waits for memory.
 _WAITING_MESSAGES, _WAITING_BYTES, _WAITING_FILES = 64, 4 << 20, 256
 
 
 class Imported(OfProcess):
-    """Memory of another process, mapped here as one range. It stays while it is open, whatever becomes of its maker.
+    """Memory of another process, mapped as one range. It lasts until it is closed, even if its exporter ends.
 
-    All methods are safe for use by any thread. Close it; arrays and tensors of it come first.
+    All methods are safe for use by any thread. The caller closes it, after it has deleted all arrays and tensors of it.
     """
 
     def __init__(self, d: Descriptor, dev: _driver.Device, write: bool, importer: _memory.Importer, handles: List[_memory.Handle]) -> None:
@@ -52,7 +52,7 @@ class Imported(OfProcess):
 
     @property
     def array(self) -> Array:
-        """The elements. The sender orders its work before it sends: nothing else has to be waited for."""
+        """The elements. They are complete: a sender waits for its work before it sends."""
         with self._lock:
             if self._range is None:
                 raise ClosedError("the memory is closed")
@@ -60,7 +60,7 @@ class Imported(OfProcess):
             return Array(self._device, at, self._length, self._kind, not self._write, self._users, at, _no_order, self)
 
     def close(self) -> None:
-        """Waits for all work of the device and unmaps. InUseError while arrays or tensors of it are in use. Idempotent."""
+        """Waits for all work of the device and unmaps the memory. InUseError while arrays or tensors of it are in use. Idempotent."""
         if self._forked:
             return
         with self._lock:
@@ -72,11 +72,11 @@ class Imported(OfProcess):
 
 
 def _no_order(_: List[c_void_p]) -> None:
-    """What was sent is complete."""
+    """Orders nothing: what was sent is complete."""
 
 
 class Message(NamedTuple):
-    """A message of the program's own. The descriptors in ``files`` are the receiver's, to close."""
+    """A message of the programs. The receiver closes the descriptors in ``files``."""
 
     kind: int
     body: bytes
@@ -84,7 +84,7 @@ class Message(NamedTuple):
 
 
 class Channel(OfProcess):
-    """A connection to another process that sends memory, and messages of the programs' own.
+    """A connection to another process, for memory that it sends, and for messages of the programs.
 
     All methods are safe for use by any thread; one at a time receives.
     """
@@ -108,7 +108,7 @@ class Channel(OfProcess):
         return self._conn.peer
 
     def close(self) -> None:
-        """Ends the connection; memory that was received stays, and messages that no call took are dropped. Idempotent."""
+        """Ends the connection. Memory that was received stays mapped; messages that no call has taken are dropped. Idempotent."""
         self._conn.close()
         if self._forked:
             return
@@ -118,13 +118,13 @@ class Channel(OfProcess):
             self._messages.clear()
 
     def send(self, kind: int, body: bytes, files: Sequence[int] = ()) -> None:
-        """Sends a message of the program's own, of a kind from 1 to 0xff00. The descriptors stay the caller's."""
+        """Sends a message of the program, of a kind from 1 to 0xff00. The caller keeps the descriptors."""
         if not 1 <= kind <= 0xFF00:
             raise TooLargeError(f"a message of kind {kind}", "use 1 to 0xff00")
         self._conn.send(kind, body, list(files))
 
     def message(self, timeout: Optional[float] = None) -> Message:
-        """Waits for the next message of the program's own."""
+        """Waits for the next message of the peer's program. ``timeout`` is in seconds."""
         self._check_process()
         with self._lock:
             until = None if timeout is None else time.monotonic() + timeout
@@ -133,7 +133,11 @@ class Channel(OfProcess):
             return self._messages.popleft()
 
     def receive(self, device: int = 0, *, write: bool = False, max_bytes: int = 0, timeout: Optional[float] = None) -> Imported:
-        """Waits for memory that the peer sends, and maps it. What the peer declares is checked before, and against the memory; what does not fit is an error, which the peer is told."""
+        """Waits for memory that the peer sends, and maps it.
+
+        It checks what the peer declares, first by itself and then against the memory. An error is sent to the peer, too.
+        ``max_bytes`` limits the size (0: the device's memory); ``timeout``, in seconds, the wait for an offer.
+        """
         self._check_process()
         dev = _driver.device(device)
         with self._lock:
@@ -158,7 +162,7 @@ class Channel(OfProcess):
                 try:
                     self._send("declined", transfer=number, reason=str(e))
                 except Error:
-                    pass  # a connection that is over
+                    pass  # the connection has ended
                 raise
             finally:
                 self._current = None
@@ -179,7 +183,7 @@ class Channel(OfProcess):
                     if m.lost:
                         raise FilesError("file descriptors of chunks were dropped", "raise this process's limit of open files (ulimit -n)")
                     if fields["first"] != len(handles) or not m.files or len(m.files) > len(d.chunks) - len(handles):
-                        raise self._conn.fail(ProtocolError(f"{len(m.files)} chunks from {fields['first']} on, and {len(handles)} of {len(d.chunks)} are here"))
+                        raise self._conn.fail(ProtocolError(f"{len(m.files)} chunks from {fields['first']} on, where {len(handles)} of {len(d.chunks)} have arrived"))
                     for fd in m.files:
                         handles.append(importer.descriptor(fd, d.chunks[len(handles)]))
                 finally:
@@ -193,7 +197,7 @@ class Channel(OfProcess):
         self._conn.send(*_wire.encode(name, fields))
 
     def _await(self, name: str, number: int) -> "tuple[_packet.Message, Dict[str, object]]":
-        """The next message of the transfer, which the peer owes."""
+        """Waits for the next message of the transfer, which is due."""
         until = time.monotonic() + self._conn.timeout
         while True:
             got = self._step(until)
@@ -208,13 +212,13 @@ class Channel(OfProcess):
             if said == "fabric":
                 self._send("by descriptor", transfer=number, reason="this side maps descriptors")
             elif said not in ("chunks",):
-                raise self._conn.fail(ProtocolError(f"{said}, where {name} belongs"))
+                raise self._conn.fail(ProtocolError(f"{said} instead of {name}"))
 
     def _step(self, until: Optional[float]) -> "Optional[tuple[str, _packet.Message, Dict[str, object]]]":
-        """Reads a message and puts it where it belongs; returns one of the current transfer."""
+        """Reads a message and files it. Returns it if it belongs to the current transfer."""
         left = None if until is None else until - time.monotonic()
         if left is not None and left <= 0:
-            raise WaitTimeout("nothing came", "try again: nothing was lost")
+            raise WaitTimeout("nothing arrived", "try again: nothing was lost")
         waiting = self._messages
         if len(waiting) >= _WAITING_MESSAGES or sum(len(m.body) for m in waiting) >= _WAITING_BYTES or sum(len(m.files) for m in waiting) >= _WAITING_FILES:
             raise TooLargeError(f"{len(waiting)} messages of the peer's program arrived before what this call waits for", "take them with message first")
@@ -255,20 +259,20 @@ def _close(m: Optional[Imported]) -> None:
 
 
 def dial(path: str, timeout: float = _conn.TIMEOUT, *, uid: Optional[int] = None) -> Channel:
-    """Connects to a process of this user, or of ``uid``, that listens for connections to send memory."""
+    """Connects to a process of this user, or of ``uid``, that listens for connections. ``timeout``, in seconds, limits every exchange."""
     return Channel(_conn.dial(path, timeout, uid, _MAY_LOSE))
 
 
 def inherit(fd: int, timeout: float = _conn.TIMEOUT) -> Channel:
-    """A channel of the end of a socketpair that this process's parent left open in it. The descriptor is taken over."""
+    """Makes a channel of the end of a socketpair that this process inherited. It owns the descriptor from then on."""
     return Channel(_conn.inherit(fd, timeout, _MAY_LOSE))
 
 
 def open_lease(text: str, device: int = 0, *, files: Sequence[int] = (), write: bool = False, max_bytes: int = 0) -> "tuple[Imported, str]":
-    """Maps leased memory, and returns it with the receipt for its exporter, as text.
+    """Maps leased memory. Returns it, and the receipt for its exporter as text.
 
-    The lease must last until then. An offer by fabric handles is in the text; for one by descriptors pass the ``files``,
-    which stay the caller's.
+    The lease must not end before. The text of an offer contains its fabric handles; an offer of file descriptors needs
+    ``files``, which the caller keeps.
     """
     dev = _driver.device(device)
     o = _descriptor.offer(text)

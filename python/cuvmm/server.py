@@ -1,4 +1,4 @@
-"""Servers: what this process publishes to others, in Go or in Python."""
+"""Servers of publications, for followers in Go and in Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._descriptor import ARRAY, Descriptor, this_process
 from ._driver import Event, Stream
 from ._progress import Progress, Shown, common
 from ._process import OfProcess
-from ._replica import ENDED, Chunk, View, size_of
+from ._replica import ENDED, MOVED, Chunk, View, size_of
 from .client import Client
 from .errors import (ArgumentError, ClosedError, Error, FilesError, GoneError, InUseError, NotSupported, PeerError, ProtocolError, RefusedError, SupersededError, TooLargeError,
                      WaitTimeout)
@@ -25,10 +25,11 @@ _DONE, _UNKNOWN, _LIMIT, _WITHDRAWN, _LEFT, _FORBIDDEN, _FAILED = range(7)
 _MAX_FOLLOWERS = 256
 _MOST_AHEAD = 1 << 20
 _SETTLE_POLL = 0.05
+_FLUSH = 1.0
 
 
 class FollowerStats(NamedTuple):
-    """A follower of a publication: its process, the generation that it has, and the bytes that it still has mapped and that are no longer shown."""
+    """A follower: its process, the generation that it has, the bytes that it still maps although they are no longer shown, and why it refused the last generation."""
 
     pid: int
     generation: int
@@ -37,15 +38,15 @@ class FollowerStats(NamedTuple):
 
 
 class _Replicator:
-    """One follower, as its publisher has it. Guarded by its publication's lock."""
+    """The publisher's side of one follower. The publication's lock guards it."""
 
     def __init__(self, session: "_Session", token: bytes, page: _page.Page, slot: int, progress: Progress) -> None:
         self.session, self.token, self.page, self.slot, self.progress = session, token, page, slot, progress
-        self.ending: Optional[Tuple[int, str]] = None
+        self.ending: Optional[Tuple[int, int, str]] = None  # state, status and reason of the last view
 
 
 class Publication(OfProcess):
-    """Shared memory under a name. Followers see what ``announce`` shows them. All methods are safe for use by any thread."""
+    """Shared memory under a name. Followers see what ``announce`` has shown. All methods are safe for use by any thread."""
 
     def __init__(self, server: "Server", name: str, memory: Shared, writable: bool, before: Optional[Heritage] = None) -> None:
         self.name, self._server, self._memory, self.writable = name, server, memory, writable
@@ -61,7 +62,7 @@ class Publication(OfProcess):
             self._kind, self._element, self._element_size = before.about.kind, before.about.element, before.about.element_size
         self._followers: List[_Replicator] = []
         self._withdrawn = False
-        self._finishing = threading.Lock()  # for the stream's end
+        self._finishing = threading.Lock()  # guards the stream
         self._words = memory.device.stream_words()
         self._stream: Optional[Stream] = Stream(memory.device) if self._words else None
 
@@ -71,7 +72,7 @@ class Publication(OfProcess):
 
     @property
     def memory(self) -> Shared:
-        """What is published."""
+        """The memory that is published."""
         return self._memory
 
     def about(self) -> Descriptor:
@@ -80,10 +81,10 @@ class Publication(OfProcess):
                           this_process(), [])
 
     def announce(self, length: Optional[int] = None, stream: Any = None) -> int:
-        """Shows the first ``length`` elements (all, by default) and returns the generation.
+        """Shows the first ``length`` elements (by default all) and returns the generation.
 
-        Followers order their work behind what is on the streams now (one, or a list); without one the elements are
-        there already. Fewer elements than before is :meth:`shrink`'s.
+        If streams are passed (one, or a list), followers order their work behind the work that is on them now. Otherwise
+        the elements must be complete. It cannot show fewer elements: see :meth:`shrink`.
         """
         self._check_process()
         streams = _streams.handles_of(self._memory.device, stream)
@@ -116,7 +117,7 @@ class Publication(OfProcess):
             s.wake()
 
     def _write(self, generation: int, streams: List[c_void_p], to: List[_Replicator]) -> None:
-        """Possession the words read the generation when the work that is on the streams now is done."""
+        """Writes the generation to the fence words once the work that is on the streams now is done."""
         if self._stream is None:
             for h in streams:
                 with Event(self._memory.device, h) as e:
@@ -135,8 +136,8 @@ class Publication(OfProcess):
     def shrink(self, length: int, timeout: Optional[float] = None) -> None:
         """Shows fewer elements, and waits until every follower has unmapped what is no longer shown.
 
-        Afterwards the memory may be written, or given back with ``Shared.trim``. WaitTimeout names the followers that
-        still have it, or refused; the elements are not shown in any case.
+        Afterwards the memory may be overwritten, or freed with ``Shared.trim``. WaitTimeout names the followers that still
+        map it, and InUseError one that refused; the elements are no longer shown in either case.
         """
         with self._changed:
             self._check()
@@ -148,7 +149,7 @@ class Publication(OfProcess):
         self.settle(timeout)
 
     def settle(self, timeout: Optional[float] = None) -> None:
-        """Waits until every follower is at the last generation and has nothing mapped that is no longer shown."""
+        """Waits until every follower has the last generation, and maps nothing that is no longer shown."""
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while True:
@@ -157,10 +158,10 @@ class Publication(OfProcess):
                     return
                 refused = [f for f in behind if f.progress.reached == self._view.generation]
                 if len(refused) == len(behind):
-                    raise InUseError(f"process {refused[0].session.pid} did not give memory back: {refused[0].progress.reason!r}", "the reason is the follower's")
+                    raise InUseError(f"process {refused[0].session.pid} still maps memory that was taken back: {refused[0].progress.reason!r}", "the reason is the follower's")
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
-                    raise WaitTimeout(f"followers in processes {sorted({f.session.pid for f in behind})} are not at generation {self._view.generation}", "see what they wait for")
+                    raise WaitTimeout(f"followers in processes {sorted({f.session.pid for f in behind})} are not at generation {self._view.generation}", "check what blocks them")
                 self._changed.wait(_SETTLE_POLL if left is None else min(left, _SETTLE_POLL))
 
     def followers(self) -> List[FollowerStats]:
@@ -168,7 +169,11 @@ class Publication(OfProcess):
             return [FollowerStats(f.session.pid, f.progress.reached, f.progress.pinned(self._view), f.progress.reason) for f in self._followers]
 
     def withdraw(self) -> None:
-        """Ends the publication: followers keep what they have mapped. Waits for the announced work's words. Idempotent."""
+        """Ends the publication. Followers keep what they have mapped. It waits for the work that was announced. Idempotent."""
+        self.end(ENDED, _WITHDRAWN, "")
+
+    def end(self, state: int, status: int, reason: str) -> None:
+        """Ends the publication with a last view for all followers."""
         if self._forked:
             return
         with self._changed:
@@ -176,7 +181,7 @@ class Publication(OfProcess):
                 return
             self._withdrawn = True
             for f in self._followers:
-                f.ending = (_WITHDRAWN, "")
+                f.ending = (state, status, reason)
             sessions = {f.session for f in self._followers}
         self._server.forget(self)
         for s in sessions:
@@ -191,22 +196,22 @@ class Publication(OfProcess):
     # For sessions.
 
     def finish(self) -> None:
-        """Waits until the words of what was announced so far are written."""
+        """Waits until the fence words of all announcements so far are written."""
         with self._finishing:
             if self._stream is not None:
                 self._stream.synchronize()
 
     def join(self, session: "_Session", m: Dict[str, Any]) -> Tuple[_Replicator, Dict[str, Any]]:
-        """Takes a follower in. Its word reads the shown generation when that is complete."""
+        """Adds a follower. Its fence word gets the shown generation once that is complete."""
         room, ahead = m["room"], m["generation"] - self._view.generation
         if ahead > _MOST_AHEAD:
-            raise TooLargeError(f"a follower that is {ahead} generations ahead, and {_MOST_AHEAD} is the most")
+            raise TooLargeError(f"a follower that is {ahead} generations ahead, where the limit is {_MOST_AHEAD}")
         with self._changed:
             if self._withdrawn:
                 raise ClosedError(f"publication {self.name!r} was withdrawn")
             reserved = min(room, self._memory.reserved) if room else self._memory.reserved
             page, slot = session.word(self._memory.device if self._words else None)
-            if ahead >= 0 and self._view.generation:  # it comes back from a publisher that was further
+            if ahead >= 0 and self._view.generation:  # the publisher that it had was ahead
                 self._show(self._view._replace(generation=m["generation"] + 1))
             has = [Chunk(c["identity"], 0) for c in m["chunks"]]
             same = common(has, self._view.chunks)
@@ -217,12 +222,12 @@ class Publication(OfProcess):
             return f, {"token": f.token, "publication": self._identity, "reserved": reserved, "slot": slot, "descriptor": self.about().encode()}
 
     def step(self, f: _Replicator) -> Optional[Tuple[View, List[Any]]]:
-        """What the follower is to be told now, and the handles of the memory that it gets."""
+        """Returns the next view for a follower, and the handles of the chunks that it adds; None if there is none now."""
         with self._lock:
             if f.ending is not None:
-                status, reason = f.ending
+                state, status, reason = f.ending
                 self.drop(f)
-                return View(0, self._view.generation, 0, 0, 0, state=ENDED, status=status, reason=reason), []
+                return View(0, self._view.generation, 0, 0, 0, state=state, status=status, reason=reason), []
             v = f.progress.next(self._view, _wire.MAX_BATCH)
             return None if v is None else (v, [self._exports[c.identity] for c in v.add])
 
@@ -235,8 +240,7 @@ class Publication(OfProcess):
     def drop(self, f: _Replicator) -> None:
         with self._changed:
             if f in self._followers:
-                self._followers.remove(f)
-                f.page.store(f.slot, _page.RELEASE)
+                self._followers.remove(f)  # its word still gets what is announced; a follower that leaves ends its own waits
                 self._changed.notify_all()
 
     def entry(self) -> Dict[str, Any]:
@@ -246,35 +250,39 @@ class Publication(OfProcess):
 
 
 class _Session:
-    """One client: a thread reads what it wants, and another tells its followers what is new."""
+    """The session of one client: one thread reads its requests, another one sends its followers views."""
 
     def __init__(self, server: "Server", conn: _conn.Conn) -> None:
         self.server, self._conn = server, conn
         self.pid = conn.peer.pid if conn.peer is not None else 0
         self._lock = threading.Lock()
         self._followers: Dict[bytes, Tuple[Publication, _Replicator]] = {}
-        self._pages: List[Tuple[_page.Page, int, int]] = []  # with a descriptor and the next word; the last has room
+        self._pages: List[Tuple[_page.Page, int, int]] = []  # each with its descriptor and next unused word
         self._page_of: Optional[_driver.Device] = None
         self._joined: Set[Publication] = set()
         self._awake = threading.Event()
-        self._over = False
+        self._over = self._finishing = False
         self._threads = [threading.Thread(target=run, name="cuvmm session", daemon=True) for run in (self._read, self._tell)]
 
     def start(self) -> None:
-        for t in reversed(self._threads):  # the one that reads joins the other
+        for t in reversed(self._threads):  # the reading thread joins the other one
             t.start()
 
     def wake(self) -> None:
         self._awake.set()
 
     def close(self) -> None:
+        """Sends the last views, if the client reads them soon, and ends the connection."""
+        self._finishing = True
+        self.wake()
+        self._threads[1].join(_FLUSH)
         self._conn.close()
         for t in self._threads:
             if t is not threading.current_thread():
                 t.join()
 
     def word(self, dev: Optional[_driver.Device]) -> Tuple[_page.Page, int]:
-        """A word that no follower had before, which reads 0."""
+        """Returns a fence word that no follower has used, which is 0."""
         with self._lock:
             if not self._pages or self._page_of is not dev or self._pages[-1][2] == self._pages[-1][0].words:
                 page, fd = _page.make_page(dev)
@@ -311,7 +319,7 @@ class _Session:
             p.drop(f)
         self._threads[1].join()
         for p in self._joined:
-            p.finish()  # its stream may still write the words
+            p.finish()  # its stream may still write to the pages
         for page, fd, _ in self._pages:
             page.close()
             _conn.close_all([fd])
@@ -332,7 +340,7 @@ class _Session:
                 found[0].acknowledge(found[1], m)
                 self.wake()
             else:
-                found[1].ending = (_LEFT, "")
+                found[1].ending = (ENDED, _LEFT, "")
                 self.wake()
 
     def _follow(self, m: Dict[str, Any]) -> None:
@@ -354,7 +362,7 @@ class _Session:
                 self._deny(m, _LIMIT if isinstance(e, TooLargeError) else _FAILED, str(e))
                 return
             self._send("accepted", dict(accepted, number=m["number"]), [self._page_file(f.page)])
-            with self._lock:  # it hears of nothing before this
+            with self._lock:  # the follower receives no view before this message
                 self._followers[f.token] = (p, f)
             self.wake()
 
@@ -368,6 +376,7 @@ class _Session:
         while not self._over:
             self._awake.wait()
             self._awake.clear()
+            finishing = self._finishing  # before the views are sent, or one could be missed
             with self._lock:
                 all_of_them = list(self._followers.items())
             for token, (p, f) in all_of_them:
@@ -381,6 +390,8 @@ class _Session:
                 except Exception as e:  # noqa: BLE001: as in _read
                     self._conn.fail(Error(f"the server failed: {e!r}", "report this"))
                     return
+            if finishing:
+                return
 
     def _step(self, token: bytes, p: Publication, f: _Replicator) -> None:
         step = p.step(f)
@@ -402,13 +413,13 @@ class _Session:
 class Server(OfProcess):
     """Publishes shared memory on a socket, to processes of the same user. All methods are safe for use by any thread.
 
-    The socket lies in a folder of mode 0700, which is made if it does not exist. Close the server; its publications end
-    with it, and memory stays its owner's.
+    The socket lies in a folder of mode 0700, which is created if it does not exist. The caller closes the server, which
+    ends its publications; it still owns their memory.
     """
 
     def __init__(self, path: str, timeout: float = _conn.TIMEOUT) -> None:
         self._listener = _conn.Listener(path, timeout)
-        self._before: Optional[Client] = None  # of the server that this one has taken over from
+        self._before: Optional[Client] = None  # a client of the server that this one has replaced
         self._lock = threading.Lock()
         self._publications: Dict[str, Publication] = {}
         self._sessions: List[_Session] = []
@@ -427,7 +438,7 @@ class Server(OfProcess):
         return self._listener.path
 
     def publish(self, name: str, memory: Shared, *, writable: bool = False) -> Publication:
-        """Publishes memory under a name; followers see nothing before the first ``announce``. ``writable`` lets them write it."""
+        """Publishes memory under a name. Followers see nothing before the first ``announce``. ``writable`` permits them to write."""
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= 255:
             raise ArgumentError(f"publication {name!r}", "a name has 1 to 255 bytes")
         if not isinstance(memory, Shared):
@@ -451,16 +462,16 @@ class Server(OfProcess):
         return p
 
     def adopt(self, follower: Follower, *, writable: bool = False) -> Publication:
-        """Goes on with what a follower has of a publication, under the same name: see :func:`take_over`.
+        """Continues a publication with the memory of a follower, under the same name: see :func:`take_over`.
 
-        The elements of the last generation that is complete are published as the next one. ``memory`` of the publication
-        is the caller's: the same array at the same address, which grows with memory of this process. The follower is
-        closed; its arrays and tensors stay. It must be of the client that was taken over, and be followed with
-        ``write=True`` and ``keep_descriptors=True``.
+        The elements of the last complete generation become the next generation. The publication's ``memory`` has the
+        follower's address, grows with memory of this process, and belongs to the caller. The follower is closed; its
+        arrays and tensors stay valid. It must belong to the client that ``take_over`` got, and be made with ``write=True``
+        and ``keep_descriptors=True``.
         """
         self._check_process()
         if self._before is None or not follower.of(self._before):
-            raise ArgumentError(f"{follower} is not of the server that this one has taken over from", "pass followers of the client that take_over had")
+            raise ArgumentError(f"{follower} does not belong to the server that this one has replaced", "pass a follower of the client that take_over got")
         h = follower.heritage(self._listener.timeout)
         with self._lock:
             self._check_name(h.name)
@@ -499,13 +510,18 @@ class Server(OfProcess):
             s.start()
 
     def close(self) -> None:
-        """Withdraws everything, ends all connections and removes the socket. Idempotent."""
+        """Ends all publications and connections, and removes the socket. Idempotent.
+
+        Followers that reconnect wait for the next server at the socket; for the others it is a MovedError. To end followers
+        for good, withdraw the publications first.
+        """
         self._closed = True
         if self._forked:
             self._listener.close()
             return
         for p in self.publications():
-            p.withdraw()
+            p.finish()  # a publisher that has moved completes nothing more
+            p.end(MOVED, _DONE, "the publisher's server was closed")
         self._listener.close()
         self._accepting.join()
         with self._lock:
@@ -515,12 +531,12 @@ class Server(OfProcess):
 
 
 def take_over(client: Client, timeout: Optional[float] = None) -> Server:
-    """Takes the place of a server that has ended, for a process that followed it with ``keep_descriptors``.
+    """Replaces a server whose process has ended. Its followers made with ``keep_descriptors`` can become publications.
 
-    It waits for the end of the server's process, not only of its connection, since GPU work can outlive that. Then it
-    serves the socket, and closes the client, whose followers keep what they have; pass each that goes on to
-    :meth:`Server.adopt`. Followers in other processes that reconnect then keep their memory, too. SupersededError says
-    that another process has the socket: the client goes on, and reconnects to that one if it was made so.
+    It waits until the process has ended, not only its connection, since GPU work can outlive the connection. Then it
+    serves the socket and closes the client, whose followers keep what they have; pass each of them that continues to
+    :meth:`Server.adopt`. Followers in other processes that reconnect keep their memory. It raises SupersededError if
+    another process serves the socket already; the client then stays open. ``timeout`` limits the wait, in seconds.
     """
     if not client.path:
         raise NotSupported("a client whose socket is not known", "make it with connect")

@@ -1,4 +1,4 @@
-"""GPU memory that this process makes and others can map."""
+"""GPU memory that other processes can map."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .errors import ArgumentError, CapacityError, ClosedError, InUseError
 class Shared(OfProcess):
     """A growing array at an address fixed for life, in memory that other processes can map: see :func:`empty`.
 
-    All methods are safe for use by any thread. Close it; arrays and tensors of it come first.
+    All methods are safe for use by any thread. The caller closes it, after it has deleted all arrays and tensors of it.
     """
 
     def __init__(self, kind: ElementType, r: _memory.Range, users: Users, length: int = 0, chunks: Sequence[Chunk] = (),
@@ -30,7 +30,7 @@ class Shared(OfProcess):
         self._users = users
         self._handles, self._chunks = list(handles), list(chunks)
         self._length = length
-        self.holder: Optional[str] = None  # what publishes it
+        self.holder: Optional[str] = None  # which publication uses it
         self._range: Optional[_memory.Range] = r
 
     def __repr__(self) -> str:
@@ -59,12 +59,12 @@ class Shared(OfProcess):
 
     @property
     def reserved(self) -> int:
-        """The bytes of addresses."""
+        """The size of the address range, in bytes."""
         return self._open().size
 
     @property
     def array(self) -> Array:
-        """The elements in use now, for PyTorch, CuPy and others, to read and write."""
+        """The current elements, for PyTorch, CuPy and others, to read and write."""
         with self._lock:
             at = self._open().address
             return Array(self._device, at, self._length, self._kind, False, self._users, at, _no_order, self)
@@ -78,7 +78,7 @@ class Shared(OfProcess):
         return -(-n // self._granularity) * self._granularity
 
     def resize(self, length: int) -> None:
-        """Makes the array longer, adding memory where it is needed, or shorter, keeping the memory. New elements are undefined."""
+        """Sets the length. It adds memory as needed, and keeps it if the array gets shorter. New elements are undefined."""
         self._check_process()
         with self._lock:
             r = self._open()
@@ -97,7 +97,7 @@ class Shared(OfProcess):
             self._length = length
 
     def chunks(self, length: int) -> "tuple[tuple[Chunk, ...], List[_memory.Exportable]]":
-        """The chunks that a length needs, and their handles, which stay this object's."""
+        """Returns the chunks that a length needs, and their handles, which this object owns."""
         with self._lock:
             self._open()
             at = n = 0
@@ -107,7 +107,7 @@ class Shared(OfProcess):
             return tuple(self._chunks[:n]), self._handles[:n]
 
     def trim(self) -> int:
-        """Gives memory behind the length back to the device, and returns its bytes. Arrays that reach there come first."""
+        """Frees the chunks behind the length, and returns their bytes. InUseError while arrays reach into them."""
         with self._lock:
             r = self._open()
             keep = len(self.chunks(self._length)[0])
@@ -123,9 +123,9 @@ class Shared(OfProcess):
             return freed if r.owned else 0
 
     def close(self) -> None:
-        """Waits for all work of the device and gives the memory back; other processes keep what they have mapped. Idempotent.
+        """Waits for all work of the device and frees the memory. Other processes keep what they have mapped. Idempotent.
 
-        While it is published, or arrays or tensors of it are in use, it raises InUseError, and nothing has changed.
+        While it is published, or arrays or tensors of it are in use, it raises InUseError and changes nothing.
         """
         if self._forked:
             return
@@ -144,14 +144,14 @@ class Shared(OfProcess):
 
 
 def _no_order(_: List[c_void_p]) -> None:
-    """Work of this process's own streams is this process's to order."""
+    """Orders nothing: the streams are this process's own."""
 
 
 def empty(length: int, dtype: Any = "float32", device: int = 0, *, reserve: int = 0) -> Shared:
-    """A growing array of undefined elements, in memory that other processes can map, such as PyTorch's own allocator does not make.
+    """Makes a growing array of undefined elements, in memory that other processes can map, unlike that of PyTorch's allocator.
 
-    ``dtype`` is a name of NumPy's ("float32"), or anything whose name ends so (torch.float32, numpy.dtype). ``reserve``
-    is how far it can grow, in bytes. ``torch.from_dlpack(shared.array)`` is a tensor of it.
+    ``dtype`` is a name of NumPy's ("float32"), or an object with such a name (torch.float32, numpy.dtype). ``reserve`` is the
+    size to which it can grow, in bytes. ``torch.from_dlpack(shared.array)`` is a tensor of it.
     """
     name = str(getattr(dtype, "name", dtype)).split(".")[-1]
     if name not in NUMBERS:
@@ -173,12 +173,12 @@ def empty(length: int, dtype: Any = "float32", device: int = 0, *, reserve: int 
 
 
 def export(tensor: Any) -> Shared:
-    """Memory of another allocator, such as a tensor of PyTorch or an array of CuPy, for :meth:`Server.publish`, without a copy.
+    """Makes memory of another allocator (a tensor of PyTorch, an array of CuPy) available to :meth:`Server.publish`, without a copy.
 
-    The driver must be able to export it: the allocator must have made it with shareable handles, as ``cuvmm.torch.pool()``
-    does, and cudaMalloc does not (NotSupported). Other processes map whole allocations, so the tensor must begin one, be
-    contiguous, and share it with nothing that they must not see. The result has the tensor's length, in one row, and
-    cannot grow. It keeps the tensor alive until it is closed.
+    The driver must be able to export the memory. That needs an allocator that creates shareable handles, such as
+    ``cuvmm.torch.pool()`` or PyTorch's expandable segments, and not cudaMalloc (NotSupported). Followers map whole
+    allocations, so the tensor must be contiguous and begin one, and they can see everything else in it. The result has
+    the tensor's elements in one row, and a fixed size. It keeps the tensor alive until it is closed.
     """
     interface = getattr(tensor, "__cuda_array_interface__", None)
     if not isinstance(interface, dict):

@@ -1,9 +1,9 @@
-"""Follows what another process publishes, and shows each generation of it.
+"""Follows a publication of another process, and prints each generation.
 
     go run ./samples/11-ipc-server -dir FOLDER publish      # one terminal
     python3 python/samples/follow.py FOLDER/server numbers  # another
 
-Kill the publisher and start it again: this process says that what it has is stale, and goes on at the same address.
+Kill the publisher and start it again: this process prints that its memory is stale, and continues at the same address.
 """
 
 from __future__ import annotations

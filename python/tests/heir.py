@@ -1,4 +1,4 @@
-"""A process that publishes, follows and takes over, as its standard input says. Element i is i.
+"""A process that publishes, follows and takes over by commands on its standard input. Element i is i.
 
     publish SOCKET    publishes "table" at once
     inherit SOCKET NAME, grow NAME LENGTH, unfinished NAME LENGTH

@@ -1,4 +1,4 @@
-"""The table of hostile messages that every implementation refuses, and processes that break the protocol on a live connection."""
+"""The hostile messages that every implementation refuses, and processes that break the protocol on a live connection."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def send_raw(c: _conn.Conn, kind: int, body: bytes, files: int) -> None:
 
 
 class _Hostile:
-    """A server that greets, and then does what a test says."""
+    """A server that greets, and then runs a function of the test."""
 
     def __init__(self, path: str, then: Callable[[_conn.Conn, "_Hostile"], None]) -> None:
         self._listener = _conn.Listener(path)
@@ -79,12 +79,12 @@ class _Hostile:
         assert name == "follow", name
         about = _descriptor.Descriptor(_descriptor.ARRAY, 6, 1, 0, 1, 0, _driver.device(0).uuid, False, False, 1, 0, _descriptor.this_process(), [])
         page, fd = _page.make_page(None)
-        answer = {"number": fields["number"], "token": b"t" * 16, "publication": b"p" * 16, "reserved": 4 << 20, "slot": 0, "descriptor": about.encode()}
-        answer.update(other)
-        c.send(*_wire.encode("accepted", answer), [fd])
+        reply = {"number": fields["number"], "token": b"t" * 16, "publication": b"p" * 16, "reserved": 4 << 20, "slot": 0, "descriptor": about.encode()}
+        reply.update(other)
+        c.send(*_wire.encode("accepted", reply), [fd])
         os.close(fd)
         page.close()
-        return answer
+        return reply
 
 
 VIEW: Dict[str, Any] = {"token": b"t" * 16, "serial": 1, "generation": 1, "state": 1, "ordered": 0, "length": 0, "keep": 0, "last": True, "over": False, "status": 0,
@@ -243,20 +243,20 @@ class Servers(DriverTest):
                 path = self.path(str(len(what)))
                 s.bind(path)
                 s.listen()
-                answer: List[socket.socket] = []
+                reply: List[socket.socket] = []
 
-                def run(what: bytes = what, s: socket.socket = s, answer: List[socket.socket] = answer) -> None:
+                def run(what: bytes = what, s: socket.socket = s, reply: List[socket.socket] = reply) -> None:
                     c = s.accept()[0]
                     if what:
                         c.send(what)
-                    answer.append(c)
+                    reply.append(c)
 
                 t = threading.Thread(target=run)
                 t.start()
                 with self.assertRaises(Error):
                     cuvmm.connect(path, timeout=0.5)
                 t.join()
-                answer[0].close()
+                reply[0].close()
 
     def test_clients_that_break_the_protocol(self) -> None:
         with cuvmm.empty(100, "uint8") as memory, cuvmm.Server(self.path()) as server:

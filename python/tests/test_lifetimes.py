@@ -70,7 +70,7 @@ class Lifetimes(DriverTest):
         other.close()
 
     def test_closing_waits_for_all_work(self) -> None:
-        """What a stream that nobody named still does with the memory is done before it is unmapped."""
+        """Work of a stream that was never passed to the package is done before the memory is unmapped."""
         memory = cuvmm.empty(1 << 20, "uint8")
         stream = Stream(_driver.device(0))
         with _driver.device(0).current() as d:

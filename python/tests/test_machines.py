@@ -94,11 +94,11 @@ class Model(unittest.TestCase):
             t.begin(good._replace(serial=2, generation=2))
 
     def test_what_a_publisher_refuses(self) -> None:
-        for answer in ({"serial": 2, "status": 0, "chunks": 1, "reason": ""}, {"serial": 1, "status": 0, "chunks": 0, "reason": ""}, {"serial": 1, "status": 6, "chunks": 1, "reason": ""}):
+        for reply in ({"serial": 2, "status": 0, "chunks": 1, "reason": ""}, {"serial": 1, "status": 0, "chunks": 0, "reason": ""}, {"serial": 1, "status": 6, "chunks": 1, "reason": ""}):
             f = Progress(UNIT, 1 << 20)
             f.next(Shown(1, 1, 8, (Chunk(1, 64),)), 64)
             with self.assertRaises(ProtocolError):
-                f.acknowledge(answer)
+                f.acknowledge(reply)
         with self.assertRaises(ProtocolError):
             Progress(UNIT, 64).acknowledge({"serial": 0, "status": 0, "chunks": 0, "reason": ""})
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -15,6 +16,7 @@ import unittest
 from typing import Any, List
 
 import cuvmm
+from cuvmm import _driver, _page
 from cuvmm._driver import Stream
 
 from .support import DriverTest, environment
@@ -176,6 +178,49 @@ class Sharing(DriverTest):
             while table.error is None and time.monotonic() < deadline:
                 time.sleep(0.01)
             self.assertEqual(len(table), 100 if isinstance(table.error, cuvmm.UnfinishedError) else 200)
+
+    def test_announced_work_is_awaited_after_a_withdrawal(self) -> None:
+        """A withdrawal, or the end of the server, does not release followers from work that is still under way."""
+        dev = _driver.device(0)
+        for name, end in (("withdraw", lambda: self.table.withdraw()), ("close", lambda: self.server.close())):
+            with self.subTest(name), tempfile.TemporaryDirectory() as self.folder:
+                self.publish()
+                page, fd = _page.make_page(dev)
+                writer, reader = Stream(dev), Stream(dev)
+                with dev.current() as d:
+                    d.call("cuStreamWaitValue64_v2", writer.handle, page.at(0), 1, 0)
+                    d.call("cuMemsetD8Async", self.memory.array.ptr, 9, 100, writer.handle)
+                with cuvmm.connect(self.path()) as client, client.follow("table") as table:
+                    self.table.announce(stream=writer.handle.value)
+                    table.next(reader.handle.value, timeout=60)
+                    ending = threading.Thread(target=end)
+                    ending.start()
+                    time.sleep(0.2)
+                    released = reader.done()
+                    page.store(0, 1)
+                    ending.join()
+                    self.assertFalse(released, "the follower's stream went on before the publisher's")
+                    with self.assertRaises(cuvmm.WithdrawnError if name == "withdraw" else cuvmm.MovedError):
+                        table.next(timeout=60)
+                    reader.synchronize()
+                    self.assertEqual(set(table.array.tolist()), {9})
+                writer.close()
+                reader.close()
+                page.close()
+                os.close(fd)
+
+    def test_a_server_that_restarts_is_followed_again(self) -> None:
+        self.publish()
+        self.table.announce()
+        with cuvmm.connect(self.path(), reconnect=True) as client, client.follow("table") as table:
+            table.next(timeout=60)
+            self.server.close()
+            self.memory.array.write(bytes([2]) * 100)
+            self.server = cuvmm.Server(self.path())
+            self.server.publish("table", self.memory).announce()
+            table.next(timeout=60)
+            self.assertEqual((table.state, set(table.array.tolist())), ("live", {2}))
+            self.server.close()
 
     def test_a_shrink_waits_for_tensors(self) -> None:
         self.publish()

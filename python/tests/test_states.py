@@ -1,4 +1,4 @@
-"""The states that a publisher can put a follower in, said by a publisher that the test plays."""
+"""The states of a follower, with a publisher that the test plays."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Publisher:
         said = dict(token=TOKEN, serial=self._serial, generation=self._serial, state=1, ordered=1, length=0, keep=0, last=True, over=False, status=0, reason="",
                     chunks=[c._asdict() for c in chunks])
         said.update(fields)
-        self._conn.send(*_wire.encode("soon", {}))  # which a publisher may say before anything, and which means nothing
+        self._conn.send(*_wire.encode("soon", {}))  # it may precede any message
         self._conn.send(*_wire.encode("view", said), files)
         _conn.close_all(files)
         if said["state"] in (4, 5) or not reply:

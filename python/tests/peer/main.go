@@ -1,11 +1,11 @@
-// Command peer is the Go side of the Python package's tests: it does what it
-// reads, one command a line, and prints what came of it.
+// Command peer is the Go side of the Python package's tests. It reads commands from
+// standard input, one a line, and prints the result of each.
 //
 //	serve FOLDER NAME          serves publications on a socket
 //	publish NAME LENGTH        publishes an array of uint32, element i of which is i
 //	grow NAME LENGTH           appends up to a length, and announces
 //	read NAME INDEX            prints an element
-//	shrink NAME LENGTH         takes elements back, and waits for the followers
+//	shrink NAME LENGTH         shows fewer elements
 //	followers NAME             prints how many follow, and the bytes that they pin
 //	withdraw NAME              ends the publication
 //	follow SOCKET NAME         follows, and prints each generation, length, sum
