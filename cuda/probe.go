@@ -93,7 +93,7 @@ func (t trial) create(compression driver.CompressionType) (driver.AllocationProp
 		return prop, t.failed(driver.CallMemCreate, r, prop)
 	}
 	granted, err := h.Granted(t.op)
-	_ = phys.Abandon(t.op, nil, h) // what fails is tried again, and says nothing of the memory
+	_ = phys.ReleaseAll(t.op, h) // what fails is tried again, and says nothing of the memory
 	return granted, err
 }
 

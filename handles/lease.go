@@ -279,9 +279,7 @@ func (l *Lease) end(why error) {
 	if l.options.Handle == vmm.PosixFD {
 		l.exports.Close(l.handles)
 	}
-	// The reclaimer retries what cannot be released now.
-	over := errors.New("handles.Lease: the memory could not be released at once")
-	if err := phys.Abandon("handles.Lease", over, l.handles...); !errors.Is(over, err) {
+	if err := phys.ReleaseAll("handles.Lease", l.handles...); err != nil {
 		l.mu.Lock()
 		l.left = err
 		l.mu.Unlock()

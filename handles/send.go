@@ -72,7 +72,7 @@ func SendAllocation(ctx context.Context, c *peer.Conn, a *vmm.Allocation) error 
 	v := share.View{Chunks: []share.Chunk{{Handle: h}}}
 	d := Descriptor{Kind: AllocationKind, Length: h.Size}
 	err := sendView(ctx, op, c, d, h.System(), h.Asked, h.Imported, v)
-	return errors.Join(err, v.Release())
+	return released(err, v)
 }
 
 // sendMemory sends a buffer's memory in use. element is the size of an element in bytes.
@@ -86,7 +86,17 @@ func sendMemory(ctx context.Context, op string, c *peer.Conn, b *vmm.Buffer, d D
 	d.Length = used / element
 	about := in.About()
 	err = sendView(ctx, op, c, d, core.SystemOf(b.Device()), about.Asked, about.Imported, v)
-	return errors.Join(err, v.Release())
+	return released(err, v)
+}
+
+// released gives up what was sent, and returns the error of sending it. The peer has
+// memory that was sent, so what cannot be released then is no error: the reclaimer
+// retries it, and System.Drain returns what fails again.
+func released(err error, v share.View) error {
+	if left := v.Release(); err != nil {
+		return errors.Join(err, left)
+	}
+	return nil
 }
 
 func sendView(ctx context.Context, op string, c *peer.Conn, d Descriptor, on *core.System, asked driver.AllocationProp, imported bool, v share.View) error {

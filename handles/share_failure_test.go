@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -40,6 +41,32 @@ func newSide(t *testing.T, conn *peer.Conn) *side {
 		require.NoError(t, err)
 	}
 	return x
+}
+
+// Memory whose buffer was closed while it was sent is released by the sender's last
+// step. If the driver refuses that, the transfer is no failure, and the reclaimer
+// releases the memory.
+func TestSentMemoryThatCannotBeReleased(t *testing.T) {
+	near, far := peertest.Pair(t, peer.Options{})
+	from, to := newSide(t, near), newSide(t, far)
+	b, err := vmm.NewBuffer(from.d, vmm.BufferOptions{Reserve: 1 << 20, Chunks: vmm.FixedChunks(64 << 10)})
+	require.NoError(t, err)
+	require.NoError(t, gputest.Err(b.AppendUndefined(3*64<<10)))
+	from.m.Inject(sim.Fault{Call: "cuMemRelease", Result: cuda.Code(driver.Unknown)})
+	var once sync.Once
+	to.m.OnCall(func(call string) {
+		if call == "cuMemMap" { // before the sender hears of it
+			once.Do(func() { require.NoError(t, b.Close()) })
+		}
+	})
+	var group errgroup.Group
+	group.Go(func() error { return handles.SendBuffer(peertest.Context(t), near, b) })
+	got, err := handles.ReceiveBuffer(peertest.Context(t), far, to.d, handles.ImportOptions{})
+	require.NoError(t, err)
+	require.NoError(t, group.Wait())
+	require.NoError(t, from.s.Drain(t.Context()))
+	require.Zero(t, from.s.Stats().Allocations)
+	require.NoError(t, got.Close())
 }
 
 // sharings are what the walk shares, in chunks of 64 KiB.

@@ -2,6 +2,7 @@ package phys
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -168,9 +169,17 @@ func (h *Handle) ReleaseError(op string, r driver.Result) error {
 	return h.System().CallError(op, driver.CallMemRelease, r, errs.Bytes(h.Size), h.Devices()...)
 }
 
-// Abandon gives up the caller's counts after what failed with cause. Where that
-// fails too the reclaimer tries once more, and the error says so.
-func Abandon(op string, cause error, handles ...*Handle) error {
+// ReleaseAll gives up the caller's counts. The reclaimer retries a release that fails;
+// the error says which did.
+func ReleaseAll(op string, handles ...*Handle) error {
+	if err := releaseAll(op, handles); err != nil {
+		return fmt.Errorf("memory could not be released at once, which System.Drain tries again: %w", err)
+	}
+	return nil
+}
+
+func releaseAll(op string, handles []*Handle) error {
+	var failed []error
 	for _, h := range handles {
 		r := h.Release()
 		if r == driver.Success {
@@ -182,7 +191,15 @@ func Abandon(op string, cause error, handles ...*Handle) error {
 			}
 			return nil
 		})
-		cause = fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", cause, h.ReleaseError(op, r))
+		failed = append(failed, h.ReleaseError(op, r))
+	}
+	return errors.Join(failed...)
+}
+
+// Abandon is ReleaseAll after an operation that failed with cause.
+func Abandon(op string, cause error, handles ...*Handle) error {
+	if err := releaseAll(op, handles); err != nil {
+		return fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", cause, err)
 	}
 	return cause
 }

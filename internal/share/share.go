@@ -143,17 +143,15 @@ type Chunk struct {
 // a count of its own.
 type View struct{ Chunks []Chunk }
 
-// Release gives the counts back. Idempotent. After an error the chunks that
-// could not be released are still in the view.
+// Release gives the counts back. It is idempotent. The reclaimer retries what could not
+// be released, of which the error tells.
 func (v *View) Release() error {
-	for len(v.Chunks) > 0 {
-		h := v.Chunks[0].Handle
-		if r := h.Release(); r != driver.Success {
-			return h.ReleaseError("share.View.Release", r)
-		}
-		v.Chunks = v.Chunks[1:]
+	handles := make([]*phys.Handle, len(v.Chunks))
+	for i, c := range v.Chunks {
+		handles[i] = c.Handle
 	}
-	return nil
+	v.Chunks = nil
+	return phys.ReleaseAll("share.View.Release", handles...)
 }
 
 // ImportOptions describe a buffer of imported memory.
