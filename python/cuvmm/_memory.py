@@ -128,7 +128,7 @@ class Range:
         self.mapped = 0
 
     def attach(self, handles: List[Handle]) -> None:
-        """Maps chunks behind those that are mapped, and grants the device access. On an error nothing changes."""
+        """Maps chunks behind the mapped ones, and grants the device access. On an error nothing changes."""
         d = self.device.driver
         at, done = self.address + self.mapped, []
         need = sum(h.size for h in handles)

@@ -271,11 +271,14 @@ class _Session:
     def wake(self) -> None:
         self._awake.set()
 
-    def close(self) -> None:
-        """Sends the last views, if the client reads them soon, and ends the connection."""
+    def flush(self) -> None:
+        """Makes the sending thread end after the views that are due now."""
         self._finishing = True
         self.wake()
-        self._threads[1].join(_FLUSH)
+
+    def close(self, until: float) -> None:
+        """Ends the connection, once the last views are sent or at a deadline."""
+        self._threads[1].join(max(0.0, until - time.monotonic()))
         self._conn.close()
         for t in self._threads:
             if t is not threading.current_thread():
@@ -527,7 +530,10 @@ class Server(OfProcess):
         with self._lock:
             sessions = list(self._sessions)
         for s in sessions:
-            s.close()
+            s.flush()
+        until = time.monotonic() + _FLUSH
+        for s in sessions:
+            s.close(until)
 
 
 def take_over(client: Client, timeout: Optional[float] = None) -> Server:
