@@ -46,13 +46,13 @@ type Descriptor struct {
 	Kind Kind
 	// Element and ElementSize, in bytes, are set for arrays alone.
 	Element     ElementType
-	ElementSize uint32
+	ElementSize int
 	// Length is the part in use: elements of an array, otherwise bytes. It fits
 	// into the chunks.
-	Length uint64
+	Length int
 	// Chunks are the sizes in bytes, in the order of their addresses. An
 	// allocation has one, an empty buffer none.
-	Chunks []uint64
+	Chunks []int
 	// Location is where the memory lies, in the exporter's numbering of devices.
 	// Device, set for device memory alone, identifies the device to the importer.
 	Location cuda.Location
@@ -79,33 +79,34 @@ const maxBytes = 1 << 60
 type Limits struct {
 	// Granularity that every chunk is a multiple of, in bytes: that of memory
 	// with the declared properties on the importer's device.
-	Granularity uint64
+	Granularity int
 	// MaxBytes bounds the sum of all chunks.
-	MaxBytes uint64
+	MaxBytes int
 	// MaxChunks bounds the number of chunks; 0 is the constant MaxChunks.
 	MaxChunks int
 }
 
-// Size returns the sum of the chunks in bytes. It saturates.
-func (d *Descriptor) Size() uint64 {
-	var sum uint64
+// Size returns the sum of the chunks in bytes. It saturates, and counts no negative
+// size, which Validate refuses.
+func (d *Descriptor) Size() int {
+	sum := 0
 	for _, c := range d.Chunks {
-		if sum > math.MaxUint64-c {
-			return math.MaxUint64
+		if c = max(c, 0); sum > math.MaxInt-c {
+			return math.MaxInt
 		}
 		sum += c
 	}
 	return sum
 }
 
-// bytes returns the length in bytes.
-func (d *Descriptor) bytes() uint64 { return d.Length * uint64(max(d.ElementSize, 1)) }
+// bytes returns the length in bytes of a descriptor that was checked.
+func (d *Descriptor) bytes() uint64 { return uint64(d.Length) * uint64(max(d.ElementSize, 1)) }
 
 // Validate checks the descriptor by itself and against the importer's limits. Call it
 // before reserving anything.
 func (d *Descriptor) Validate(l Limits) error {
 	const op = "handles.Descriptor.Validate"
-	if l.Granularity == 0 || l.MaxBytes == 0 || l.MaxChunks < 0 {
+	if l.Granularity <= 0 || l.MaxBytes <= 0 || l.MaxChunks < 0 {
 		return peererr.Invalid(op, fmt.Sprintf("limits %+v", l), "set Granularity and MaxBytes")
 	}
 	if err := d.check(op); err != nil {
@@ -143,8 +144,8 @@ func (d *Descriptor) check(op string) error {
 			"share memory in larger chunks")
 	}
 	for i, c := range d.Chunks {
-		if c == 0 {
-			return bad("leave empty chunks out", "chunk %d has no bytes", i)
+		if c <= 0 {
+			return bad("leave empty chunks out", "chunk %d has %d bytes", i, c)
 		}
 	}
 	size := d.Size()
@@ -152,7 +153,7 @@ func (d *Descriptor) check(op string) error {
 		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d chunks of together more than %s", len(d.Chunks), errs.Bytes(uint64(maxBytes))),
 			"no device has that much: the exporter declared it wrong")
 	}
-	unit := uint64(1)
+	unit := 1
 	switch {
 	case d.Kind < AllocationKind || d.Kind > ArrayKind:
 		return bad("use a version of this library that knows it", "%v", d.Kind)
@@ -164,12 +165,12 @@ func (d *Descriptor) check(op string) error {
 		switch {
 		case d.Element == NoElement || d.Element >= elementTypes:
 			return bad("take Element and ElementSize from ElementOf", "an array of %v", d.Element)
-		case d.ElementSize == 0 || d.Element != Record && d.ElementSize != elements[d.Element].size:
+		case d.ElementSize <= 0 || d.ElementSize > math.MaxUint32 || d.Element != Record && d.ElementSize != elements[d.Element].size:
 			return bad("take Element and ElementSize from ElementOf", "elements of type %v and size %d", d.Element, d.ElementSize)
 		}
-		unit = uint64(d.ElementSize)
+		unit = d.ElementSize
 	}
-	if d.Length > size/unit {
+	if d.Length < 0 || d.Length > size/unit {
 		return bad("declare no more than there is", "a length of %d times %d bytes in chunks of %s", d.Length, unit, errs.Bytes(size))
 	}
 	var none cuda.UUID

@@ -37,17 +37,17 @@ func drawn(t *rapid.T) handles.Descriptor {
 		least, most = 1, 1
 	}
 	if n := rapid.IntRange(least, most).Draw(t, "chunks"); n > 0 {
-		d.Chunks = rapid.SliceOfN(rapid.Uint64Range(1, 1<<54), n, n).Draw(t, "sizes")
+		d.Chunks = rapid.SliceOfN(rapid.IntRange(1, 1<<54), n, n).Draw(t, "sizes")
 	}
-	unit := uint64(1)
+	unit := 1
 	if d.Kind == handles.ArrayKind {
-		d.Element, d.ElementSize = handles.Record, rapid.Uint32Range(1, math.MaxUint32).Draw(t, "element size")
+		d.Element, d.ElementSize = handles.Record, rapid.IntRange(1, math.MaxUint32).Draw(t, "element size")
 		if rapid.Bool().Draw(t, "float") {
 			d.Element, d.ElementSize = handles.Float32, 4
 		}
-		unit = uint64(d.ElementSize)
+		unit = d.ElementSize
 	}
-	d.Length = rapid.Uint64Range(0, d.Size()/unit).Draw(t, "length")
+	d.Length = rapid.IntRange(0, d.Size()/unit).Draw(t, "length")
 	return d
 }
 
@@ -83,7 +83,7 @@ func FuzzDescriptor(f *testing.F) {
 			d.Kind, d.Element, d.ElementSize, d.Length, d.Chunks = handles.BufferKind, 0, 0, 0, nil
 		},
 		func(d *handles.Descriptor) {
-			d.Kind, d.Element, d.ElementSize, d.Chunks = handles.AllocationKind, 0, 0, []uint64{1 << 60}
+			d.Kind, d.Element, d.ElementSize, d.Chunks = handles.AllocationKind, 0, 0, []int{1 << 60}
 		},
 		func(d *handles.Descriptor) { d.Location, d.Device = cuda.OnHostNUMA(1), cuda.UUID{} },
 	} {
@@ -104,7 +104,7 @@ func FuzzDescriptor(f *testing.F) {
 			again, err := d.MarshalBinary()
 			require.NoError(t, err)
 			require.Equal(t, b, again)
-			require.LessOrEqual(t, d.Size(), uint64(1<<60))
+			require.LessOrEqual(t, d.Size(), 1<<60)
 		} else {
 			var e *peer.Error
 			require.ErrorAs(t, err, &e)

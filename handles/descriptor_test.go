@@ -26,7 +26,7 @@ func aUUID() (u cuda.UUID) {
 func anArray() handles.Descriptor {
 	return handles.Descriptor{
 		Kind: handles.ArrayKind, Element: handles.Float32, ElementSize: 4, Length: 5 * mib / 4,
-		Chunks:   []uint64{2 * mib, 2 * mib, 4 * mib},
+		Chunks:   []int{2 * mib, 2 * mib, 4 * mib},
 		Location: cuda.OnDevice(3), Device: aUUID(), RDMA: true, Handle: vmm.PosixFD,
 		Generation: 7, Exporter: handles.Process{PID: 4711, Instance: [16]byte{1, 2, 15: 16}},
 	}
@@ -42,7 +42,7 @@ func TestValidate(t *testing.T) {
 	}{
 		{"valid", func(*handles.Descriptor) {}, nil, ""},
 		{"an allocation", func(d *handles.Descriptor) {
-			*d = handles.Descriptor{Kind: handles.AllocationKind, Chunks: []uint64{2 * mib}, Location: cuda.OnHostNUMA(0), Handle: vmm.Fabric}
+			*d = handles.Descriptor{Kind: handles.AllocationKind, Chunks: []int{2 * mib}, Location: cuda.OnHostNUMA(0), Handle: vmm.Fabric}
 		}, nil, ""},
 		{"a buffer without chunks", func(d *handles.Descriptor) {
 			d.Kind, d.Element, d.ElementSize, d.Length, d.Chunks = handles.BufferKind, 0, 0, 0, nil
@@ -57,11 +57,15 @@ func TestValidate(t *testing.T) {
 		{"a record of no size", func(d *handles.Descriptor) { d.Element, d.ElementSize = handles.Record, 0 }, handles.ErrDescriptor, "record and size 0"},
 		{"one element too many", func(d *handles.Descriptor) { d.Length = 2*mib + 1 }, handles.ErrDescriptor, "a length of 2097153 times 4 bytes in chunks of 8 MiB"},
 		{"a length that wraps", func(d *handles.Descriptor) { d.Length = 1 << 62 }, handles.ErrDescriptor, "declare no more"},
-		{"an empty chunk", func(d *handles.Descriptor) { d.Chunks[1] = 0 }, handles.ErrDescriptor, "chunk 1 has no bytes"},
-		{"sizes that wrap", func(d *handles.Descriptor) { d.Chunks = []uint64{math.MaxUint64 - 2*mib + 1, 2 * mib, 2 * mib} }, peer.ErrTooLarge, "more than 1024 PiB"},
+		{"an empty chunk", func(d *handles.Descriptor) { d.Chunks[1] = 0 }, handles.ErrDescriptor, "chunk 1 has 0 bytes"},
+		{"a negative chunk", func(d *handles.Descriptor) { d.Chunks[1] = -2 * mib }, handles.ErrDescriptor, "chunk 1 has -2097152 bytes"},
+		{"a negative length", func(d *handles.Descriptor) { d.Length = -1 }, handles.ErrDescriptor, "a length of -1"},
+		{"elements of a negative size", func(d *handles.Descriptor) { d.Element, d.ElementSize = handles.Record, -4 }, handles.ErrDescriptor, "size -4"},
+		{"elements beyond 32 bits", func(d *handles.Descriptor) { d.Element, d.ElementSize = handles.Record, 1<<32 }, handles.ErrDescriptor, "size 4294967296"},
+		{"sizes that wrap", func(d *handles.Descriptor) { d.Chunks = []int{math.MaxInt - 2*mib + 1, 2 * mib, 2 * mib} }, peer.ErrTooLarge, "more than 1024 PiB"},
 		{"an odd size", func(d *handles.Descriptor) { d.Chunks[2] = 3 * mib }, handles.ErrSizeMismatch, "chunk 2 has 3 MiB, which is no multiple of 2 MiB"},
 		{"more than allowed", func(d *handles.Descriptor) { d.Chunks[2] = 6 * mib }, peer.ErrTooLarge, "10 MiB, of which 8 MiB are allowed"},
-		{"more chunks than any", func(d *handles.Descriptor) { d.Chunks = make([]uint64, handles.MaxChunks+1) }, peer.ErrTooLarge, "65537 chunks"},
+		{"more chunks than any", func(d *handles.Descriptor) { d.Chunks = make([]int, handles.MaxChunks+1) }, peer.ErrTooLarge, "65537 chunks"},
 		{"host memory", func(d *handles.Descriptor) { d.Location, d.Device = cuda.OnHost(), cuda.UUID{} }, handles.ErrDescriptor, "location host"},
 		{"nowhere", func(d *handles.Descriptor) { d.Location = cuda.Location{} }, handles.ErrDescriptor, "location none"},
 		{"a negative device", func(d *handles.Descriptor) { d.Location.ID = -1 }, handles.ErrDescriptor, "numbered from 0"},
@@ -91,6 +95,8 @@ func TestValidate(t *testing.T) {
 	}
 	d := anArray()
 	require.ErrorIs(t, d.Validate(handles.Limits{}), cuda.ErrInvalidArgument)
+	require.ErrorIs(t, d.Validate(handles.Limits{Granularity: -1, MaxBytes: mib}), cuda.ErrInvalidArgument)
+	require.ErrorIs(t, d.Validate(handles.Limits{Granularity: mib, MaxBytes: -1}), cuda.ErrInvalidArgument)
 	limits.MaxChunks = 2
 	require.ErrorIs(t, d.Validate(limits), peer.ErrTooLarge)
 }
@@ -133,6 +139,9 @@ func TestOtherBytesAreRefused(t *testing.T) {
 		{"a later version", func(b []byte) []byte { b[4] = 2; return b }, handles.ErrDescriptor, "version 2"},
 		{"an unknown flag", func(b []byte) []byte { b[21] |= 4; return b }, handles.ErrDescriptor, "flags 0x6"},
 		{"a negative device", func(b []byte) []byte { b[27] = 0x80; return b }, handles.ErrDescriptor, "numbered from 0"},
+		{"a chunk beyond an int", func(b []byte) []byte { copy(b[76:], "\xff\xff\xff\xff\xff\xff\xff\xff"); return b }, peer.ErrTooLarge, "chunk 0 has"},
+		{"a chunk that is a negative int", func(b []byte) []byte { copy(b[84:], "\x00\x00\x00\x00\x00\x00\x00\x80"); return b }, peer.ErrTooLarge, "chunk 1 has"},
+		{"a length beyond an int", func(b []byte) []byte { copy(b[12:], "\xff\xff\xff\xff\xff\xff\xff\xff"); return b }, handles.ErrDescriptor, "a length of 18446744073709551615"},
 		{"an invalid value", func(b []byte) []byte { b[6] = 9; return b }, handles.ErrDescriptor, "Kind(9)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -32,7 +32,7 @@ const (
 
 var elements = [elementTypes]struct {
 	name string
-	size uint32
+	size int
 	kind reflect.Kind
 }{
 	NoElement:  {name: "none"},

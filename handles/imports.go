@@ -142,6 +142,6 @@ func newImporter(op string, on *cuda.Device, d *Descriptor, o ImportOptions) (*e
 		if o.MaxBytes > 0 {
 			there = uint64(o.MaxBytes)
 		}
-		return d.Validate(Limits{Granularity: granularity, MaxBytes: there, MaxChunks: o.MaxChunks})
+		return d.Validate(Limits{Granularity: int(granularity), MaxBytes: int(min(there, maxBytes)), MaxChunks: o.MaxChunks})
 	})
 }

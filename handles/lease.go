@@ -76,7 +76,7 @@ func (l *Lease) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(l.String()))
 type LeaseStats struct {
 	// Open leases hold Bytes of memory.
 	Open  int
-	Bytes uint64
+	Bytes int
 	// Expired counts leases that ended at their deadline.
 	Expired int
 }
@@ -111,7 +111,7 @@ func LeaseArray[T any](a *vmm.Array[T], o LeaseOptions) (*Lease, error) {
 		return nil, peererr.Invalid(op, "a nil array", "make one with vmm.NewArray")
 	}
 	e, size := ElementOf[T]()
-	return leaseMemory(op, a.Buffer(), Descriptor{Kind: ArrayKind, Element: e, ElementSize: uint32(size)}, uint64(size), o)
+	return leaseMemory(op, a.Buffer(), Descriptor{Kind: ArrayKind, Element: e, ElementSize: size}, uint64(size), o)
 }
 
 // LeaseAllocation offers physical memory to callers of [ImportAllocation].
@@ -125,7 +125,7 @@ func LeaseAllocation(a *vmm.Allocation, o LeaseOptions) (*Lease, error) {
 		return nil, errs.ClosedError(op, "allocation")
 	}
 	v := share.View{Chunks: []share.Chunk{{Handle: h}}}
-	return lease(op, Descriptor{Kind: AllocationKind, Length: h.Size}, h.System(), h.Asked, h.Imported, v, o)
+	return lease(op, Descriptor{Kind: AllocationKind, Length: int(h.Size)}, h.System(), h.Asked, h.Imported, v, o)
 }
 
 func leaseMemory(op string, b *vmm.Buffer, d Descriptor, element uint64, o LeaseOptions) (*Lease, error) {
@@ -135,7 +135,7 @@ func leaseMemory(op string, b *vmm.Buffer, d Descriptor, element uint64, o Lease
 	if err != nil {
 		return nil, err
 	}
-	d.Length = used / element
+	d.Length = int(used / element)
 	about := in.About()
 	return lease(op, d, core.SystemOf(b.Device()), about.Asked, about.Imported, v, o)
 }
@@ -198,7 +198,7 @@ func newLease(op string, d Descriptor, on *core.System, asked driver.AllocationP
 	}
 	leases.mu.Lock()
 	leases.Open++
-	leases.Bytes += l.bytes
+	leases.Bytes += int(l.bytes)
 	leases.mu.Unlock()
 	l.hide = on.Show(inspected{l, time.Now().Add(o.Timeout)})
 	l.mu.Lock() // the timer may fire at once
@@ -291,7 +291,7 @@ func (l *Lease) end(why error) {
 	}
 	leases.mu.Lock()
 	leases.Open--
-	leases.Bytes -= l.bytes
+	leases.Bytes -= int(l.bytes)
 	if expired {
 		leases.Expired++
 	}

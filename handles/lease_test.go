@@ -224,7 +224,7 @@ func TestLeasesEndOnce(t *testing.T) {
 }
 
 var someOffer = handles.Offer{
-	Descriptor: handles.Descriptor{Kind: handles.BufferKind, Length: 5, Chunks: []uint64{2 * mib, 4 * mib},
+	Descriptor: handles.Descriptor{Kind: handles.BufferKind, Length: 5, Chunks: []int{2 * mib, 4 * mib},
 		Location: cuda.OnDevice(0), Device: cuda.UUID{1}, Handle: vmm.Fabric},
 	Lease: [16]byte{9}, Handles: []cuda.FabricHandle{{1}, {2}},
 }

@@ -200,7 +200,7 @@ func ImportBuffer(d *cuda.Device, offer Offer, o ImportOptions) (*vmm.Buffer, er
 // (otherwise [ErrMismatch]). In all else it is like ImportBuffer.
 func ImportArray[T any](d *cuda.Device, offer Offer, o ImportOptions) (*vmm.Array[T], error) {
 	e, size := ElementOf[T]()
-	b, err := importBuffer("handles.ImportArray", d, offer, o, Descriptor{Kind: ArrayKind, Element: e, ElementSize: uint32(size)})
+	b, err := importBuffer("handles.ImportArray", d, offer, o, Descriptor{Kind: ArrayKind, Element: e, ElementSize: size})
 	if err != nil {
 		return nil, err
 	}

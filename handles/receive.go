@@ -38,7 +38,7 @@ func ReceiveBuffer(ctx context.Context, c *peer.Conn, d *cuda.Device, o ImportOp
 // like ReceiveBuffer.
 func ReceiveArray[T any](ctx context.Context, c *peer.Conn, d *cuda.Device, o ImportOptions) (a *vmm.Array[T], err error) {
 	e, size := ElementOf[T]()
-	want := Descriptor{Kind: ArrayKind, Element: e, ElementSize: uint32(size)}
+	want := Descriptor{Kind: ArrayKind, Element: e, ElementSize: size}
 	_, err = receiveBuffer(ctx, "handles.ReceiveArray", c, d, o, want, func(b *vmm.Buffer) (err error) {
 		a, err = vmm.ArrayOf[T](b)
 		return err

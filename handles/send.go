@@ -55,7 +55,7 @@ func SendArray[T any](ctx context.Context, c *peer.Conn, a *vmm.Array[T]) error 
 		return peererr.Invalid(op, "a nil array", "make one with vmm.NewArray")
 	}
 	e, size := ElementOf[T]()
-	return sendMemory(ctx, op, c, a.Buffer(), Descriptor{Kind: ArrayKind, Element: e, ElementSize: uint32(size)}, uint64(size))
+	return sendMemory(ctx, op, c, a.Buffer(), Descriptor{Kind: ArrayKind, Element: e, ElementSize: size}, uint64(size))
 }
 
 // SendAllocation shares physical memory with the peer, which receives it with
@@ -70,7 +70,7 @@ func SendAllocation(ctx context.Context, c *peer.Conn, a *vmm.Allocation) error 
 		return errs.ClosedError(op, "allocation")
 	}
 	v := share.View{Chunks: []share.Chunk{{Handle: h}}}
-	d := Descriptor{Kind: AllocationKind, Length: h.Size}
+	d := Descriptor{Kind: AllocationKind, Length: int(h.Size)}
 	err := sendView(ctx, op, c, d, h.System(), h.Asked, h.Imported, v)
 	return released(err, v)
 }
@@ -83,7 +83,7 @@ func sendMemory(ctx context.Context, op string, c *peer.Conn, b *vmm.Buffer, d D
 	if err != nil {
 		return err
 	}
-	d.Length = used / element
+	d.Length = int(used / element)
 	about := in.About()
 	err = sendView(ctx, op, c, d, core.SystemOf(b.Device()), about.Asked, about.Imported, v)
 	return released(err, v)

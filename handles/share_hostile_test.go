@@ -5,7 +5,6 @@ package handles
 import (
 	"encoding/binary"
 	"errors"
-	"math"
 	"os"
 	"syscall"
 	"testing"
@@ -114,7 +113,7 @@ func (h *hostile) offer(d Descriptor, fds []*peer.FD) {
 	b, err := d.MarshalBinary()
 	if err != nil { // what no encoder writes
 		honest := h.honest
-		honest.Chunks = make([]uint64, len(d.Chunks))
+		honest.Chunks = make([]int, len(d.Chunks))
 		for i := range honest.Chunks {
 			honest.Chunks[i] = 64 << 10
 		}
@@ -122,7 +121,7 @@ func (h *hostile) offer(d Descriptor, fds []*peer.FD) {
 		b, err = honest.MarshalBinary()
 		require.NoError(h.t, err)
 		for i, c := range d.Chunks {
-			binary.LittleEndian.PutUint64(b[descriptorHeader+8*i:], c)
+			binary.LittleEndian.PutUint64(b[descriptorHeader+8*i:], uint64(c))
 		}
 	}
 	m.Body = append(m.Body, b...)
@@ -160,32 +159,32 @@ func TestHostileOffers(t *testing.T) {
 		}, ErrMismatch, "chunk 0 is memory of type 1 on device 0, where type 1 on device 1 was declared"},
 		{"a location that the memory is not at", func(h *hostile) {
 			d := one(h.honest)
-			d.Location, d.Device, d.Chunks = cuda.OnHostNUMA(0), cuda.UUID{}, []uint64{2 << 20}
+			d.Location, d.Device, d.Chunks = cuda.OnHostNUMA(0), cuda.UUID{}, []int{2 << 20}
 			h.offer(d, h.memory(1))
 		}, ErrMismatch, "where type 1 on host NUMA node 0 was declared"},
 		{"no multiple of the granularity", func(h *hostile) {
 			d := one(h.honest)
-			d.Chunks = []uint64{65<<10 + 1}
+			d.Chunks = []int{65<<10 + 1}
 			h.offer(d, h.memory(1))
 		}, ErrSizeMismatch, "no multiple of 64 KiB"},
 		{"twice the size", func(h *hostile) {
 			d := one(h.honest)
-			d.Chunks = []uint64{128 << 10}
+			d.Chunks = []int{128 << 10}
 			h.offer(d, h.memory(1))
 		}, ErrSizeMismatch, "another size than the exporter declared"},
 		{"sizes that overflow", func(h *hostile) {
 			d := h.honest
-			d.Chunks = []uint64{math.MaxUint64 - 65535, 64 << 10}
+			d.Chunks = []int{-64 << 10, 64 << 10} // 2^64 - 65536 and 65536
 			h.offer(d, h.memory(2))
 		}, peer.ErrTooLarge, "no device has that much"},
 		{"an empty chunk", func(h *hostile) {
 			d := h.honest
-			d.Chunks = []uint64{0, 64 << 10}
+			d.Chunks = []int{0, 64 << 10}
 			h.offer(d, h.memory(2))
-		}, ErrDescriptor, "chunk 0 has no bytes"},
+		}, ErrDescriptor, "chunk 0 has 0 bytes"},
 		{"more than the device has", func(h *hostile) {
 			d := one(h.honest)
-			d.Chunks = []uint64{1 << 40}
+			d.Chunks = []int{1 << 40}
 			h.offer(d, h.memory(1))
 		}, peer.ErrTooLarge, "64 MiB are allowed"},
 		{"garbage", func(h *hostile) {

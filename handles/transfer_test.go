@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var offered = Descriptor{Kind: BufferKind, Length: 1, Chunks: []uint64{2 << 20}, Location: cuda.OnDevice(0), Device: cuda.UUID{1}, Handle: vmm.PosixFD}
+var offered = Descriptor{Kind: BufferKind, Length: 1, Chunks: []int{2 << 20}, Location: cuda.OnDevice(0), Device: cuda.UUID{1}, Handle: vmm.PosixFD}
 
 func someOffer(t testing.TB, number uint32) peer.Message {
 	t.Helper()

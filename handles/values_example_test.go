@@ -18,8 +18,8 @@ import (
 func ExampleDescriptor() {
 	element, size := handles.ElementOf[float32]()
 	d := handles.Descriptor{
-		Kind: handles.ArrayKind, Element: element, ElementSize: uint32(size), Length: 1000,
-		Chunks: []uint64{2 << 20, 2 << 20}, Location: cuda.OnDevice(0), Device: cuda.UUID{1},
+		Kind: handles.ArrayKind, Element: element, ElementSize: size, Length: 1000,
+		Chunks: []int{2 << 20, 2 << 20}, Location: cuda.OnDevice(0), Device: cuda.UUID{1},
 		Handle: vmm.PosixFD, Exporter: handles.Self(),
 	}
 	form, err := d.MarshalBinary()

@@ -88,5 +88,5 @@ func TestDescriptorsAreThoseOfTheVectors(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, b, back)
 	require.EqualValues(t, 1000, d.Length)
-	require.Equal(t, []uint64{2 << 20, 4 << 20}, d.Chunks)
+	require.Equal(t, []int{2 << 20, 4 << 20}, d.Chunks)
 }

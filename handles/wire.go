@@ -67,8 +67,8 @@ func (d *Descriptor) MarshalBinary() ([]byte, error) {
 	e.Uint16(descriptorVersion)
 	e.Uint8(uint8(d.Kind))
 	e.Uint8(uint8(d.Element))
-	e.Uint32(d.ElementSize)
-	e.Uint64(d.Length)
+	e.Uint32(uint32(d.ElementSize))
+	e.Uint64(uint64(d.Length))
 	e.Uint8(uint8(d.Location.Type))
 	e.Uint8(flags)
 	e.Uint16(uint16(d.Handle))
@@ -79,7 +79,7 @@ func (d *Descriptor) MarshalBinary() ([]byte, error) {
 	e.Raw(d.Exporter.Instance[:])
 	e.Uint32(uint32(len(d.Chunks)))
 	for _, c := range d.Chunks {
-		e.Uint64(c)
+		e.Uint64(uint64(c))
 	}
 	return e.B, nil
 }
@@ -119,7 +119,8 @@ func decodeDescriptor(op string, r *wire.Decoder) (n Descriptor, err error) {
 			"use the same version of this library in both processes")
 	}
 	n.Kind, n.Element = Kind(r.Uint8()), ElementType(r.Uint8())
-	n.ElementSize, n.Length = r.Uint32(), r.Uint64()
+	n.ElementSize = int(r.Uint32())
+	length := r.Uint64()
 	n.Location.Type = cuda.LocationType(r.Uint8())
 	flags := r.Uint8()
 	if flags&^(flagCompressible|flagRDMA) != 0 {
@@ -137,11 +138,20 @@ func decodeDescriptor(op string, r *wire.Decoder) (n Descriptor, err error) {
 			"pass all bytes of MarshalBinary")
 	}
 	if count > 0 {
-		n.Chunks = make([]uint64, count)
+		n.Chunks = make([]int, count)
 	}
 	for i := range n.Chunks {
-		n.Chunks[i] = r.Uint64()
+		c := r.Uint64()
+		if c > maxBytes { // and so within an int
+			return n, peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("chunk %d has %s, where %s are the most", i, errs.Bytes(c), errs.Bytes(uint64(maxBytes))),
+				"no device has that much: the exporter declared it wrong")
+		}
+		n.Chunks[i] = int(c)
 	}
+	if length > maxBytes { // as many elements have more bytes than that
+		return n, peererr.New(op, ErrDescriptor, fmt.Sprintf("a length of %d", length), "declare no more than there is")
+	}
+	n.Length = int(length)
 	return n, n.check(op)
 }
 

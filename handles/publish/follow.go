@@ -101,12 +101,12 @@ func Follow[T any](ctx context.Context, k *Client, d *cuda.Device, name string, 
 // wanted are the elements that the caller names.
 type wanted struct {
 	element handles.ElementType
-	size    uint32
+	size    int
 }
 
 func wantedOf[T any]() wanted {
 	e, size := handles.ElementOf[T]()
-	return wanted{e, uint32(size)}
+	return wanted{e, size}
 }
 
 // of compares the elements with those of the publication.
@@ -235,7 +235,7 @@ func (k *line) openPage(op string, f *peer.FD, slot uint32) (p *sharedpage.Page,
 }
 
 // importer prepares the import of chunks of these sizes.
-func (f *follower) importer(op string, sizes []uint64) (*exchange.Importer, error) {
+func (f *follower) importer(op string, sizes []int) (*exchange.Importer, error) {
 	return newImporter(op, f.dev, f.about, sizes, handles.ImportOptions{ReadOnly: f.options.ReadOnly, MaxChunks: f.replica.most, KeepDescriptors: f.options.KeepDescriptors})
 }
 

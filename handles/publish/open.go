@@ -151,13 +151,13 @@ func (k *line) awaitWord(ctx context.Context, op string, w *fenceWord, generatio
 }
 
 // newImporter prepares the import of a publication's chunks.
-func newImporter(op string, on *cuda.Device, about handles.Descriptor, chunks []uint64, o handles.ImportOptions) (*exchange.Importer, error) {
+func newImporter(op string, on *cuda.Device, about handles.Descriptor, chunks []int, o handles.ImportOptions) (*exchange.Importer, error) {
 	about.Chunks = chunks
 	m := exchange.Memory{Location: about.Location, Device: about.Device, Handle: about.Handle, Compressible: about.Compressible, RDMA: about.RDMA, Chunks: chunks}
 	return exchange.NewImporter(op, on, m, exchange.ImportOptions{ReadOnly: o.ReadOnly, KeepDescriptors: o.KeepDescriptors}, func(granularity, there uint64) error {
 		if o.MaxBytes > 0 {
 			there = uint64(o.MaxBytes)
 		}
-		return about.Validate(handles.Limits{Granularity: granularity, MaxBytes: there, MaxChunks: o.MaxChunks})
+		return about.Validate(handles.Limits{Granularity: int(granularity), MaxBytes: int(min(there, maxRoom)), MaxChunks: o.MaxChunks})
 	})
 }

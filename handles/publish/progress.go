@@ -37,10 +37,10 @@ func sizeOf(chunks []chunk) (bytes uint64) {
 	return bytes
 }
 
-func sizesOf(chunks []chunk) []uint64 {
-	all := make([]uint64, len(chunks))
+func sizesOf(chunks []chunk) []int {
+	all := make([]int, len(chunks))
 	for i, c := range chunks {
-		all[i] = c.size
+		all[i] = int(c.size)
 	}
 	return all
 }

@@ -3,6 +3,7 @@ package publish
 import (
 	"crypto/rand"
 	"fmt"
+	"math"
 
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
@@ -317,11 +318,11 @@ func (m *ended) encode(e *wire.Encoder) {
 
 // view reads a view, which is an update or an end.
 func (d *decoder) view() message {
-	u := &update{token: d.token(), serial: d.Uint64(), generation: d.Uint64(), state: State(d.Uint8()), ordered: d.Uint64(), length: d.Uint64(),
+	u := &update{token: d.token(), serial: d.Uint64(), generation: d.Uint64(), state: State(d.Uint8()), ordered: d.Uint64(), length: d.size(),
 		keep: d.Uint32(), last: d.Bool(), over: d.Bool()}
 	status, reason := d.status(), d.Text(wire.MaxReason)
 	for range d.Count(chunkBytes, wire.MaxBatch) {
-		u.chunks = append(u.chunks, chunk{d.Uint64(), d.Uint64()})
+		u.chunks = append(u.chunks, chunk{d.Uint64(), d.size()})
 	}
 	memory := u.length != 0 || u.keep != 0 || len(u.chunks) > 0
 	switch {
@@ -354,8 +355,8 @@ func toServer(kind uint16, body []byte, files int) (message, error) {
 	case wire.List:
 		m = &list{number: d.Uint32()}
 	case wire.Follow:
-		f := &follow{number: d.Uint32(), access: d.access(), room: d.Uint64()}
-		f.has = possession{publication: d.identity(), generation: d.Uint64(), length: d.Uint64()}
+		f := &follow{number: d.Uint32(), access: d.access(), room: d.size()}
+		f.has = possession{publication: d.identity(), generation: d.Uint64(), length: d.size()}
 		for range d.Count(8, handles.MaxChunks) {
 			f.has.chunks = append(f.has.chunks, d.Uint64())
 		}
@@ -389,11 +390,11 @@ func toClient(kind uint16, body []byte, files int) (message, error) {
 	case wire.Listing:
 		l := &listing{number: d.Uint32()}
 		for range d.Count(entryBytes, maxPublications) {
-			l.entries = append(l.entries, entry{d.Text(MaxName), handles.Kind(d.Uint8()), d.access(), handles.ElementType(d.Uint8()), d.Uint32(), d.Uint64(), d.Uint64(), d.Uint64(), d.identity()})
+			l.entries = append(l.entries, entry{d.Text(MaxName), handles.Kind(d.Uint8()), d.access(), handles.ElementType(d.Uint8()), d.Uint32(), d.size(), d.size(), d.Uint64(), d.identity()})
 		}
 		m = l
 	case wire.Accepted:
-		a := &accepted{number: d.Uint32(), token: d.token(), identity: d.identity(), reserved: d.Uint64(), slot: d.Uint32()}
+		a := &accepted{number: d.Uint32(), token: d.token(), identity: d.identity(), reserved: d.size(), slot: d.Uint32()}
 		if about := d.Blob(wire.DescriptorHeader); d.Err() == nil {
 			if err := a.about.UnmarshalBinary(about); err != nil {
 				d.Fail("%w", err)
@@ -426,6 +427,15 @@ type decoder struct{ wire.Decoder }
 func (d *decoder) token() (t token) {
 	copy(t[:], d.Raw(len(t)))
 	return t
+}
+
+// size reads bytes or elements, which fit into an int.
+func (d *decoder) size() uint64 {
+	v := d.Uint64()
+	if v > math.MaxInt64 {
+		d.Fail("a size of %d", v)
+	}
+	return v
 }
 
 func (d *decoder) identity() identity { return identity(d.token()) }

@@ -91,7 +91,7 @@ func Array[T any](s *Server, name string, a *vmm.Array[T]) (*Publication, error)
 		return nil, peererr.Invalid(op, "a nil array", "make one with vmm.NewArray")
 	}
 	element, size := handles.ElementOf[T]()
-	return s.publish(op, name, share.Of(a.Buffer()), handles.Descriptor{Kind: handles.ArrayKind, Element: element, ElementSize: uint32(size)}, uint64(size), nil)
+	return s.publish(op, name, share.Of(a.Buffer()), handles.Descriptor{Kind: handles.ArrayKind, Element: element, ElementSize: size}, uint64(size), nil)
 }
 
 // publish makes a publication, which continues that of a publisher that ended if from is

@@ -129,3 +129,33 @@ func FuzzMessagesOfPublishing(f *testing.F) {
 		}
 	})
 }
+
+// A size or a length that is no int is a violation, whichever message has it.
+func TestSizesBeyondAnInt(t *testing.T) {
+	const far = 1 << 63
+	about := handles.Descriptor{Kind: handles.BufferKind, Location: cuda.OnHostNUMA(0), Handle: vmm.PosixFD}
+	for name, m := range map[string]message{
+		"room":        &follow{access: ReadAccess, room: far, name: "x"},
+		"a length":    &follow{access: ReadAccess, name: "x", has: possession{length: far}},
+		"an entry":    &listing{entries: []entry{{name: "x", access: ReadAccess, length: far}}},
+		"its bytes":   &listing{entries: []entry{{name: "x", access: ReadAccess, bytes: far}}},
+		"reserved":    &accepted{reserved: far, about: about},
+		"a view":      &update{state: Live, length: far, last: true},
+		"its chunk":   &update{state: Live, chunks: []chunk{{1, far}}, last: true},
+		"a last view": &update{state: Suspended, length: far, last: true},
+	} {
+		p := pack(m)
+		read, files := toClient, 0
+		if m.kind() == wire.Follow {
+			read = toServer
+		}
+		if u, ok := m.(*update); ok {
+			files = len(u.chunks)
+		} else if m.kind() == wire.Accepted {
+			files = 1
+		}
+		_, err := read(p.Kind, p.Body, files)
+		require.ErrorIs(t, err, peer.ErrProtocol, name)
+		require.ErrorContains(t, err, "a size of 9223372036854775808", name)
+	}
+}

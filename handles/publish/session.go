@@ -165,7 +165,7 @@ func (ss *session) entries() []entry {
 			continue
 		}
 		v := p.viewNow()
-		all = append(all, entry{p.name, p.about.Kind, access, p.about.Element, p.about.ElementSize, v.length, sizeOf(v.chunks), v.generation, p.identity})
+		all = append(all, entry{p.name, p.about.Kind, access, p.about.Element, uint32(p.about.ElementSize), v.length, sizeOf(v.chunks), v.generation, p.identity})
 	}
 	return all
 }

@@ -160,7 +160,7 @@ func receives(t *testing.T, f int, device cuda.UUID, takes bool) {
 	c.Start()
 	require.NoError(t, far.Close())
 	require.NoError(t, w.greet())
-	d := handles.Descriptor{Kind: handles.BufferKind, Length: chunk, Chunks: []uint64{chunk}, Location: cuda.Location{Type: cuda.LocationDevice},
+	d := handles.Descriptor{Kind: handles.BufferKind, Length: chunk, Chunks: []int{chunk}, Location: cuda.Location{Type: cuda.LocationDevice},
 		Device: device, Handle: vmm.PosixFD, Exporter: handles.Self()}
 	text, err := d.MarshalBinary()
 	require.NoError(t, err)

@@ -44,7 +44,7 @@ var handlesCases = join(
 )
 
 func (w *world) descriptor() *handles.Descriptor {
-	return &handles.Descriptor{Kind: handles.BufferKind, Length: 5, Chunks: []uint64{2 * mib},
+	return &handles.Descriptor{Kind: handles.BufferKind, Length: 5, Chunks: []int{2 * mib},
 		Location: cuda.OnDevice(0), Device: cuda.UUID{1}, Handle: vmm.PosixFD}
 }
 

@@ -21,7 +21,7 @@ func (i *Importer) TakeFabric(all []cuda.FabricHandle) error {
 		if at >= len(i.declared.Chunks) {
 			return peererr.New(i.op, ErrMismatch, fmt.Sprintf("more fabric handles than %s", errs.Count(at, "chunk")), peererr.SameHint)
 		}
-		h, err := phys.ImportFabric(i.op, sys, driver.ShareableHandle(f), i.declared.Chunks[at])
+		h, err := phys.ImportFabric(i.op, sys, driver.ShareableHandle(f), uint64(i.declared.Chunks[at]))
 		if err != nil {
 			return i.fabricError(err)
 		}

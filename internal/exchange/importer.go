@@ -144,7 +144,7 @@ func (i *Importer) Take(fds []*peer.FD) error {
 		}
 		var h *phys.Handle
 		err := f.Use(func(n int) (err error) {
-			h, err = phys.Import(i.op, sys, n, i.declared.Chunks[at])
+			h, err = phys.Import(i.op, sys, n, uint64(i.declared.Chunks[at]))
 			return err
 		})
 		if err != nil {

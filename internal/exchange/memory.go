@@ -28,7 +28,7 @@ type Memory struct {
 	Device             cuda.UUID
 	Handle             vmm.HandleTypes
 	Compressible, RDMA bool
-	Chunks             []uint64
+	Chunks             []int
 }
 
 // Describe declares memory of this process: where it lies, what was granted, its
@@ -43,13 +43,13 @@ func Describe(op string, on *core.System, asked driver.AllocationProp, chunks []
 		}
 	}
 	m.Compressible, m.RDMA = len(chunks) > 0, len(chunks) > 0
-	m.Chunks = make([]uint64, len(chunks))
+	m.Chunks = make([]int, len(chunks))
 	for i, h := range chunks {
 		granted, err := h.Granted(op)
 		if err != nil {
 			return m, err
 		}
-		m.Chunks[i] = h.Size
+		m.Chunks[i] = int(h.Size)
 		m.Compressible = m.Compressible && granted.Flags.CompressionType == driver.CompressionGeneric
 		m.RDMA = m.RDMA && granted.Flags.GPUDirectRDMACapable != 0
 	}
