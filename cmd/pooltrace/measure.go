@@ -55,7 +55,7 @@ func (r *result) passes(d *cuda.Device, t *trace.Trace, m mode, o pool.Options) 
 		*us[0] = micros(took) / float64(max(r.Operations, 1))
 		*us[1] = micros(worked) / float64(max(r.Operations, 1))
 	}
-	r.Requested, r.Reserved = live.peak.Load(), uint64(p.Stats().PeakReserved)
+	r.Requested, r.Reserved = int(live.peak.Load()), p.Stats().PeakReserved
 	return nil
 }
 
@@ -94,7 +94,7 @@ func micros(d time.Duration) float64 { return d.Seconds() * 1e6 }
 
 // bound is the longest that an operation on a block of so many bytes may take, without
 // waiting for memory that is in use.
-func bound(bytes uint64) time.Duration {
+func bound(bytes int) time.Duration {
 	const gib = 1 << 30
 	if bytes <= 3*gib/2 {
 		return 2 * time.Millisecond
@@ -103,10 +103,10 @@ func bound(bytes uint64) time.Duration {
 }
 
 // gauge is how many bytes live, of all replays together, and their peak.
-type gauge struct{ now, peak atomic.Uint64 }
+type gauge struct{ now, peak atomic.Int64 }
 
-func (g *gauge) add(bytes uint64) {
-	now := g.now.Add(bytes)
+func (g *gauge) add(bytes int) {
+	now := g.now.Add(int64(bytes))
 	for peak := g.peak.Load(); now > peak && !g.peak.CompareAndSwap(peak, now); peak = g.peak.Load() {
 	}
 }
@@ -119,7 +119,7 @@ type counting struct {
 
 func (c *counting) After(op trace.Op, b pool.Block) error {
 	if op.Kind == trace.Free {
-		c.live.now.Add(-op.Bytes)
+		c.live.now.Add(-int64(op.Bytes))
 	} else {
 		c.live.add(op.Bytes)
 	}

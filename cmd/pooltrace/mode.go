@@ -61,7 +61,7 @@ func (m mode) of(t *trace.Trace) *trace.Trace {
 		if op.Kind != trace.Alloc {
 			continue
 		}
-		op.Bytes = (op.Bytes + uint64(m.goroutines) - 1) / uint64(m.goroutines)
+		op.Bytes = (op.Bytes + m.goroutines - 1) / m.goroutines
 		if spread {
 			op.Stream = uint32(i / runLength % m.streams)
 		}

@@ -83,7 +83,7 @@ func TestPeersReadTraces(t *testing.T) {
 		for _, m := range modes(3) {
 			s, err := m.of(tr).Summary()
 			require.NoError(t, err)
-			want = append(want, result{Trace: tr.Name, Mode: m.name, Operations: m.goroutines * (s.Allocs + s.Frees), Requested: uint64(m.goroutines) * s.PeakBytes})
+			want = append(want, result{Trace: tr.Name, Mode: m.name, Operations: m.goroutines * (s.Allocs + s.Frees), Requested: m.goroutines * s.PeakBytes})
 		}
 	}
 	for _, g := range tracegen.Generators() {
@@ -135,7 +135,7 @@ pickle.dump({"segments": [], "device_traces": [[], [
 	}}, got)
 	_, err = load(snapshot)
 	require.ErrorContains(t, err, "scripts/pool-peers.py convert")
-	require.Equal(t, uint64(805), measured(t, "-peers", "dry", "-modes", "idle", snapshot)[0].Requested)
+	require.Equal(t, 805, measured(t, "-peers", "dry", "-modes", "idle", snapshot)[0].Requested)
 }
 
 func TestPeersRefuse(t *testing.T) {

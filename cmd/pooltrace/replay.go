@@ -48,15 +48,15 @@ type result struct {
 	Allocator      string  `json:"allocator"`
 	Mode           string  `json:"mode"`
 	Operations     int     `json:"operations"`
-	Requested      uint64  `json:"requested"` // bytes, at the peak
-	Reserved       uint64  `json:"reserved"`  // bytes, at the peak
+	Requested      int     `json:"requested"` // bytes, at the peak
+	Reserved       int     `json:"reserved"`  // bytes, at the peak
 	FirstUs        float64 `json:"first_us"`  // of an operation, in the first pass
 	SecondUs       float64 `json:"second_us"`
 	FirstWorkedUs  float64 `json:"first_worked_us"`
 	SecondWorkedUs float64 `json:"second_worked_us"`
 	LongestUs      float64 `json:"longest_us"` // of one operation
 	WorkedUs       float64 `json:"worked_us"`
-	LongestOf      uint64  `json:"longest_bytes"` // the block of the one that worked longest
+	LongestOf      int     `json:"longest_bytes"` // the block of the one that worked longest
 	Over           int     `json:"over"`          // operations over the bound; at most 8 a pass are counted
 	Error          string  `json:"error,omitempty"`
 }

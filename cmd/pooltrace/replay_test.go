@@ -36,8 +36,8 @@ func TestReplay(t *testing.T) {
 		require.Equal(t, name, r.Mode)
 		if name == "goroutines" {
 			require.Equal(t, 12, r.Operations)
-			require.GreaterOrEqual(t, r.Requested, uint64(1000000+2796203), "of one")
-			require.LessOrEqual(t, r.Requested, uint64(3*(1000000+2796203)), "of all at once")
+			require.GreaterOrEqual(t, r.Requested, 1000000+2796203, "of one")
+			require.LessOrEqual(t, r.Requested, 3*(1000000+2796203), "of all at once")
 		} else {
 			require.Equal(t, 4, r.Operations)
 			require.EqualValues(t, 3000000+8388608, r.Requested)

@@ -26,8 +26,8 @@ type Replayer struct {
 }
 
 // Alloc allocates a block of the pool.
-func (r *Replayer) Alloc(bytes uint64, stream uint32, _ string) (pool.Block, error) {
-	return r.Pool.Alloc(pool.Request{Bytes: int(bytes), Stream: r.Streams[stream]})
+func (r *Replayer) Alloc(bytes int, stream uint32, _ string) (pool.Block, error) {
+	return r.Pool.Alloc(pool.Request{Bytes: bytes, Stream: r.Streams[stream]})
 }
 
 // Free frees it in the order of its stream and of the streams that used it.

@@ -80,7 +80,7 @@ func (b *builder) allocOn(stream, tag uint32, bytes uint64) block {
 	id := b.next
 	b.next++
 	b.live = append(b.live, true)
-	b.t.Ops = append(b.t.Ops, trace.Op{Kind: trace.Alloc, Tag: tag, Stream: stream, ID: id, Bytes: (bytes + b.divisor - 1) / b.divisor})
+	b.t.Ops = append(b.t.Ops, trace.Op{Kind: trace.Alloc, Tag: tag, Stream: stream, ID: id, Bytes: int((bytes + b.divisor - 1) / b.divisor)})
 	return block(id)
 }
 

@@ -97,7 +97,7 @@ func TestStreams(t *testing.T) {
 			require.NoError(t, two.Check())
 			require.Equal(t, 2, two.Streams)
 			used := map[uint32]int{}
-			sizes := func(tr *trace.Trace) (all []uint64) {
+			sizes := func(tr *trace.Trace) (all []int) {
 				for _, op := range tr.Ops {
 					if op.Kind == trace.Alloc {
 						all = append(all, op.Bytes)
@@ -121,8 +121,8 @@ func TestStepsDiffer(t *testing.T) {
 	for _, g := range []tracegen.Generator{{Name: "training", Make: tracegen.Training}, {Name: "lora", Make: tracegen.LoRA}} {
 		differ := 0
 		for seed := range uint64(seeds) {
-			var steps [][]uint64
-			var sizes []uint64
+			var steps [][]int
+			var sizes []int
 			for _, op := range g.Make(tracegen.Config{Seed: seed}).Ops {
 				switch op.Kind {
 				case trace.Alloc:

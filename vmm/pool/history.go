@@ -198,7 +198,7 @@ func (h History) Trace(name string) *trace.Trace {
 		if e.Op == trace.Alloc {
 			live[e.Ptr] = next
 			t.Ops = append(t.Ops, trace.Op{
-				Kind: trace.Alloc, ID: next, Bytes: uint64(e.Bytes), Stream: stream(e.Stream), Tag: tagOf(t, fitting(e.Tag.String())),
+				Kind: trace.Alloc, ID: next, Bytes: e.Bytes, Stream: stream(e.Stream), Tag: tagOf(t, fitting(e.Tag.String())),
 			})
 			next++
 			continue

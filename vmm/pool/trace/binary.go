@@ -39,7 +39,7 @@ func (t *Trace) AppendBinary(b []byte) ([]byte, error) {
 		distance := next - uint64(op.ID)
 		switch op.Kind {
 		case Alloc:
-			b = binary.AppendUvarint(b, op.Bytes<<2|uint64(Alloc))
+			b = binary.AppendUvarint(b, uint64(op.Bytes)<<2|uint64(Alloc))
 			b = binary.AppendUvarint(b, uint64(op.Stream))
 			b = binary.AppendUvarint(b, uint64(op.Tag))
 			next++
@@ -137,7 +137,7 @@ func (d *decoder) op(next uint64) (Op, error) {
 		if next > math.MaxUint32 {
 			return op, errors.New("more blocks than can be numbered")
 		}
-		op.ID, op.Bytes = uint32(next), value
+		op.ID, op.Bytes = uint32(next), int(value) // of 62 bits
 	} else {
 		if value == 0 || value > next {
 			return op, fmt.Errorf("%v of the block %d before %d", op.Kind, value, next)

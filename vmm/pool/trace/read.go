@@ -122,12 +122,12 @@ func (l *list) trace(name string) (*Trace, error) {
 		case lives:
 			return t, fmt.Errorf("block %d is allocated, but lives since operation %d: free it first with [%d, 0], or give this one another number", block, u.since, block)
 		case size > MaxBytes:
-			return t, fmt.Errorf("block %d has %d bytes, at most %d are allowed: give bytes, not bits or addresses", block, size, uint64(MaxBytes))
+			return t, fmt.Errorf("block %d has %d bytes, at most %d are allowed: give bytes, not bits or addresses", block, size, MaxBytes)
 		case next == math.MaxUint32:
 			return t, errors.New("there are more blocks than can be numbered: cut the trace into parts")
 		default:
 			live[block] = use{next, len(t.Ops)}
-			t.Ops = append(t.Ops, Op{Kind: Alloc, ID: next, Bytes: size})
+			t.Ops = append(t.Ops, Op{Kind: Alloc, ID: next, Bytes: int(size)})
 			next++
 		}
 	}

@@ -10,7 +10,7 @@ import (
 // its methods from one goroutine.
 type Allocator[B any] interface {
 	// Alloc allocates a block for a stream of the trace. It may have 0 bytes.
-	Alloc(bytes uint64, stream uint32, tag string) (B, error)
+	Alloc(bytes int, stream uint32, tag string) (B, error)
 	// Free frees it, in the order of its own stream and of the streams that used it.
 	Free(block B, used []uint32) error
 	// Sync waits for all streams.
@@ -50,8 +50,8 @@ type Result struct {
 
 // Slow is an operation of a replay and its time.
 type Slow struct {
-	Op     int    // index into Trace.Ops
-	Bytes  uint64 // of its block
+	Op     int // index into Trace.Ops
+	Bytes  int // of its block
 	Took   time.Duration
 	Waited time.Duration // the part of Took that a Waiter waited
 }

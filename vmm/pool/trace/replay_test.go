@@ -30,7 +30,7 @@ func (s *script) say(format string, args ...any) error {
 	return nil
 }
 
-func (s *script) Alloc(bytes uint64, stream uint32, tag string) (int, error) {
+func (s *script) Alloc(bytes int, stream uint32, tag string) (int, error) {
 	err := s.say("alloc %d on %d for %s", bytes, stream, tag)
 	if err == nil {
 		s.next++
@@ -74,9 +74,9 @@ func TestReplay(t *testing.T) {
 }
 
 // slow is an allocator whose allocations take as many milliseconds as they have bytes.
-type slow struct{ worked []uint64 }
+type slow struct{ worked []int }
 
-func (s *slow) Alloc(bytes uint64, _ uint32, _ string) (int, error) {
+func (s *slow) Alloc(bytes int, _ uint32, _ string) (int, error) {
 	time.Sleep(time.Duration(bytes) * time.Millisecond)
 	return 0, nil
 }
@@ -93,9 +93,9 @@ func (s *slow) After(op trace.Op, _ int) error {
 func TestReplayTimes(t *testing.T) {
 	tr := &trace.Trace{Streams: 1, Tags: []string{""}}
 	for i := range 12 {
-		bytes := uint64(0)
+		bytes := 0
 		if i == 3 || i == 10 {
-			bytes = uint64(10 * i)
+			bytes = 10 * i
 		}
 		tr.Ops = append(tr.Ops, trace.Op{Kind: trace.Alloc, ID: uint32(i), Bytes: bytes})
 	}
@@ -121,7 +121,7 @@ type waiter struct {
 	waited time.Duration
 }
 
-func (w *waiter) Alloc(bytes uint64, stream uint32, tag string) (int, error) {
+func (w *waiter) Alloc(bytes int, stream uint32, tag string) (int, error) {
 	w.waited += time.Duration(bytes-1) * time.Millisecond
 	return w.slow.Alloc(bytes, stream, tag)
 }

@@ -27,7 +27,7 @@ type textHeader struct {
 type textOp struct {
 	Op     string  `json:"op"`
 	ID     *uint32 `json:"id,omitempty"`
-	Bytes  *uint64 `json:"bytes,omitempty"`
+	Bytes  *int    `json:"bytes,omitempty"`
 	Stream *uint32 `json:"stream,omitempty"`
 	Tag    *string `json:"tag,omitempty"`
 }

@@ -53,7 +53,7 @@ type Op struct {
 	Tag    uint32 // Alloc: index into Trace.Tags
 	Stream uint32 // Alloc, Use
 	ID     uint32 // Alloc, Free, Use: the block
-	Bytes  uint64 // Alloc: may be zero
+	Bytes  int    // Alloc: may be zero, at most MaxBytes
 }
 
 // Trace is a list of operations. It is plain data: share it between goroutines
@@ -74,12 +74,15 @@ type Summary struct {
 	Allocs, Frees, Uses, Syncs int
 	// PeakBytes is the most that was ever requested at once: no allocator can
 	// reserve less. PeakBlocks is the most blocks that lived at once.
-	PeakBytes  uint64
+	PeakBytes  int
 	PeakBlocks int
 	// LiveBytes and LiveBlocks are what is never given back.
-	LiveBytes  uint64
+	LiveBytes  int
 	LiveBlocks int
 }
+
+// maxLive bounds the bytes that live at once, so that sums of them fit into an int.
+const maxLive = 1 << 60
 
 // Check returns an error that names the first operation which makes no sense:
 // a block out of turn, given back twice, or used after that, a stream or a tag
@@ -99,8 +102,8 @@ func (t *Trace) walk() (Summary, error) {
 	if err := t.checkHeader(); err != nil {
 		return s, err
 	}
-	const gone = ^uint64(0)
-	var blocks []uint64 // the bytes of each, or gone
+	const gone = -1
+	var blocks []int // the bytes of each, or gone
 	for i, op := range t.Ops {
 		if err := t.checkOp(op, len(blocks)); err != nil {
 			return s, fmt.Errorf("operation %d: %w", i, err)
@@ -109,7 +112,9 @@ func (t *Trace) walk() (Summary, error) {
 			blocks = append(blocks, op.Bytes)
 			s.Allocs++
 			s.LiveBlocks++
-			s.LiveBytes += op.Bytes
+			if s.LiveBytes += op.Bytes; s.LiveBytes > maxLive {
+				return s, fmt.Errorf("operation %d: blocks of more than %d bytes at once", i, maxLive)
+			}
 			s.PeakBytes = max(s.PeakBytes, s.LiveBytes)
 			s.PeakBlocks = max(s.PeakBlocks, s.LiveBlocks)
 			continue
@@ -173,8 +178,8 @@ func (t *Trace) checkOp(op Op, taken int) error {
 		switch {
 		case uint64(op.ID) != uint64(taken):
 			return fmt.Errorf("alloc of block %d: the next one is %d", op.ID, taken)
-		case op.Bytes > MaxBytes:
-			return fmt.Errorf("alloc of %d bytes: at most %d", op.Bytes, uint64(MaxBytes))
+		case op.Bytes < 0 || op.Bytes > MaxBytes:
+			return fmt.Errorf("alloc of %d bytes: at least 0, at most %d", op.Bytes, MaxBytes)
 		case int(op.Tag) >= len(t.Tags):
 			return fmt.Errorf("alloc with tag %d of %d", op.Tag, len(t.Tags))
 		}

@@ -58,7 +58,14 @@ func TestCheck(t *testing.T) {
 		{"a long name", func(t *trace.Trace) { t.Name = strings.Repeat("x", 256) }, "at most 255 bytes"},
 		{"a tag that is no text", func(t *trace.Trace) { t.Tags[0] = "\xff" }, "UTF-8"},
 		{"a block out of turn", func(t *trace.Trace) { t.Ops[1].ID = 2 }, "operation 1: alloc of block 2: the next one is 1"},
-		{"too large", func(t *trace.Trace) { t.Ops[0].Bytes = trace.MaxBytes + 1 }, "operation 0: alloc of 140737488355329 bytes: at most 140737488355328"},
+		{"too large", func(t *trace.Trace) { t.Ops[0].Bytes = trace.MaxBytes + 1 }, "operation 0: alloc of 140737488355329 bytes: at least 0, at most 140737488355328"},
+		{"negative", func(t *trace.Trace) { t.Ops[0].Bytes = -1 }, "operation 0: alloc of -1 bytes: at least 0"},
+		{"more than can be counted", func(t *trace.Trace) {
+			t.Ops = nil
+			for i := range uint32(1<<13 + 1) {
+				t.Ops = append(t.Ops, trace.Op{Kind: trace.Alloc, ID: i, Bytes: trace.MaxBytes})
+			}
+		}, "operation 8192: blocks of more than 1152921504606846976 bytes at once"},
 		{"unknown tag", func(t *trace.Trace) { t.Ops[0].Tag = 2 }, "tag 2 of 2"},
 		{"unknown stream", func(t *trace.Trace) { t.Ops[2].Stream = 2 }, "operation 2: use on stream 2 of 2"},
 		{"unknown block", func(t *trace.Trace) { t.Ops[3].ID = 2 }, "free of block 2, of which 2 were taken"},
@@ -163,7 +170,7 @@ func TestForms(t *testing.T) {
 			case kind == trace.Alloc || len(live) == 0:
 				op = trace.Op{
 					ID: next, Stream: stream,
-					Bytes: rapid.Uint64Range(0, trace.MaxBytes).Draw(t, "bytes"),
+					Bytes: rapid.IntRange(0, trace.MaxBytes).Draw(t, "bytes"),
 					Tag:   uint32(rapid.IntRange(0, len(tr.Tags)-1).Draw(t, "tag")),
 				}
 				live = append(live, next)
