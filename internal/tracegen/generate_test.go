@@ -63,8 +63,8 @@ func TestGenerators(t *testing.T) {
 				require.Equal(t, 1, full.Streams)
 				require.Zero(t, s.Uses)
 				require.Zero(t, s.LiveBlocks, "everything goes back at the end")
-				require.GreaterOrEqual(t, s.PeakBytes, uint64(4*gib))
-				require.LessOrEqual(t, s.PeakBytes, uint64(16*gib))
+				require.GreaterOrEqual(t, s.PeakBytes, 4*gib)
+				require.LessOrEqual(t, s.PeakBytes, 16*gib)
 				require.GreaterOrEqual(t, s.Allocs, 5_000)
 				require.LessOrEqual(t, s.Allocs, 65_000)
 				require.GreaterOrEqual(t, s.Syncs, 5)
@@ -84,7 +84,7 @@ func TestDivisor(t *testing.T) {
 		}
 		s, err := small.Summary()
 		require.NoError(t, err)
-		require.LessOrEqual(t, s.PeakBytes, uint64(260*mib))
+		require.LessOrEqual(t, s.PeakBytes, 260*mib)
 	}
 }
 
