@@ -15,6 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
@@ -58,6 +59,9 @@ type Lease struct {
 	timer   *time.Timer
 	done    chan struct{} // closed at the end
 	hide    func()        // from snapshots
+	ending  life.Ending
+	// released keeps the outcome, as the lease ends once.
+	released *life.Completion
 
 	mu        sync.Mutex
 	importers map[Process]bool
@@ -164,6 +168,7 @@ func newLease(op string, d Descriptor, on *core.System, asked driver.AllocationP
 			"use vmm.Fabric or vmm.PosixFD, and nothing negative")
 	}
 	l := &Lease{options: o, done: make(chan struct{}), importers: map[Process]bool{}}
+	l.released = l.ending.Completion()
 	for _, c := range v.Chunks {
 		l.handles = append(l.handles, c.Handle)
 		l.bytes += c.Handle.Size
@@ -298,7 +303,13 @@ func (l *Lease) end(why error) {
 	leases.mu.Unlock()
 	l.hide()
 	close(l.done)
+	l.ending.End(l.left) // written above alone
 }
+
+// Released returns the end of the lease, by Close, by its receivers or at its deadline:
+// then it holds no memory. Its error names memory that could not be released at once,
+// which System.Drain retries. It can be obtained at any time.
+func (l *Lease) Released() cuda.Completion { return l.released }
 
 // Close ends the lease. Idempotent. The error names memory that could not be
 // released at once, which System.Drain retries.

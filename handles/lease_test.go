@@ -85,7 +85,14 @@ func TestALeaseEndsAtItsDeadline(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, b.Close())
 	require.NoError(t, l.Imported(l.Offer().Receipt()))
+	released := l.Released()
+	select {
+	case <-released.Done():
+		require.FailNow(t, "released before its end")
+	default:
+	}
 	handles.Expire(l)
+	require.NoError(t, released.Wait(peertest.Context(t)))
 	err = l.Wait(peertest.Context(t))
 	require.ErrorIs(t, err, peer.ErrTimeout)
 	require.ErrorContains(t, err, "1 of 3 receivers")

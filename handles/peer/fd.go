@@ -37,6 +37,7 @@ type owned = link.Holder[*descriptor]
 type descriptor struct {
 	n      int
 	closer life.Closer
+	ending life.Ending // of the file, which may be closed later than the number is given up
 	stack  []uintptr
 	// foreign: another process chose the file, so that closing it may take as
 	// long as that likes.
@@ -101,9 +102,13 @@ func (s *descriptor) close() (done <-chan struct{}, err error) {
 	// The number is given back even if close fails, so there is no second try.
 	_ = s.closer.Close(func() error {
 		if s.foreign.Load() {
-			done = fd.Away(func() { _ = fd.Close(s.n) })
+			done = fd.Away(func() {
+				_ = fd.Close(s.n)
+				s.ending.End(nil)
+			})
 		} else {
 			err = fd.Close(s.n)
+			s.ending.End(nil)
 		}
 		fds.open.Add(-1)
 		return nil
@@ -202,12 +207,25 @@ func (f *FD) File(name string) (*os.File, error) {
 		file = os.NewFile(uintptr(f.s.n), name)
 		fds.open.Add(-1)
 		f.cleanup.Stop()
+		f.s.ending.End(nil)
 		return nil
 	})
 	if file == nil {
 		return nil, peererr.Closed("peer.FD.File", "file descriptor")
 	}
 	return file, nil
+}
+
+// Released returns the end of the FD's closing: the file is closed, even one that
+// another process sent and whose close takes long, or File has handed it over. It can be
+// obtained at any time.
+func (f *FD) Released() cuda.Completion {
+	if f == nil || f.s == nil { // as Close, which has nothing to close either
+		var none life.Ending
+		none.End(nil)
+		return none.Completion()
+	}
+	return f.s.ending.Completion()
 }
 
 // Close closes the descriptor, after waiting for the calls of Use that run. A

@@ -49,6 +49,43 @@ func contents(t testing.TB, f *peer.FD) string {
 	return string(b)
 }
 
+// An FD is released when its file is closed, or handed over.
+func TestFDIsReleased(t *testing.T) {
+	peertest.NoLeak(t)
+	open := func(f *peer.FD) bool {
+		select {
+		case <-f.Released().Done():
+			return false
+		default:
+			return true
+		}
+	}
+	closed, handed := file(t, "x"), file(t, "y")
+	require.True(t, open(closed))
+	released := closed.Released()
+	require.NoError(t, closed.Close())
+	require.NoError(t, released.Wait(t.Context()))
+	require.False(t, open(closed))
+	require.True(t, open(handed))
+	f, err := handed.File("name")
+	require.NoError(t, err)
+	require.False(t, open(handed))
+	require.NoError(t, f.Close())
+	require.False(t, open(nil), "there is nothing to close")
+
+	// A file that another process sent is closed elsewhere.
+	near, far := peertest.Pair(t, peer.Options{})
+	sent := file(t, "z")
+	require.NoError(t, near.Send(t.Context(), peer.Message{Kind: 1, FDs: []*peer.FD{sent}}))
+	require.NoError(t, sent.Close())
+	m, err := far.Receive(t.Context())
+	require.NoError(t, err)
+	require.True(t, open(m.FDs[0]))
+	released = m.FDs[0].Released()
+	require.NoError(t, m.Close())
+	require.NoError(t, released.Wait(peertest.Context(t)))
+}
+
 func TestFDIsClosedOnce(t *testing.T) {
 	peertest.NoLeak(t)
 	f := file(t, "x")

@@ -137,14 +137,18 @@ func TestAPublicationThatIsBeingSentIsNotReleased(t *testing.T) {
 	require.NoError(t, v.p.Released().Wait(peertest.Context(t)))
 }
 
-// What could not be closed is reported by Released, and does not hang.
+// A stream that could not be closed is reported by Released, and closed by Server.Close.
 func TestAPublicationWhoseStreamCannotBeClosed(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
 	v.machine.Inject(sim.Fault{Call: "cuStreamDestroy", Result: 1, Times: 1})
+	released := v.p.Released()
 	require.NoError(t, v.p.Withdraw())
-	require.Error(t, v.p.Released().Wait(peertest.Context(t)))
-	require.Error(t, v.p.Released().Wait(peertest.Context(t)), "and goes on reporting it")
+	require.Error(t, released.Wait(peertest.Context(t)))
 	require.Error(t, v.dev.System().Drain(peertest.Context(t)))
+	again := v.p.Released()
+	require.NoError(t, v.server.Close())
+	require.NoError(t, again.Wait(peertest.Context(t)), "the server has closed it")
+	require.NoError(t, v.p.Released().Wait(peertest.Context(t)))
 }
 
 func canceled(t *testing.T) context.Context {

@@ -55,10 +55,9 @@ type Publication struct {
 	written spans
 
 	// users counts the publication until Withdraw has ended, its timeline, and the
-	// followers' goroutines. The last completes released.
-	users    atomic.Int64
-	released *life.Completion
-	complete func(error)
+	// followers' goroutines. The last ends the closing.
+	users  atomic.Int64
+	ending life.Ending
 
 	// mu guards the fields below. The view and its memory are written with changes
 	// held too, so either lock suffices to read them.
@@ -124,7 +123,6 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 		followers: map[*replicator]struct{}{}, changes: wait.NewSlot(), changed: make(chan struct{})}
 	p.ctx, p.end = context.WithCancel(context.Background())
 	p.users.Store(2)
-	p.released, p.complete = life.NewCompletion()
 	if p.hold, err = m.Hold(op, fmt.Sprintf("publication %q", name), 0); err != nil {
 		return nil, err
 	}
@@ -230,7 +228,7 @@ func (p *Publication) timelineClosed(err error) error {
 	p.closing = err
 	p.mu.Unlock()
 	if err != nil {
-		p.server.keep(p.timeline)
+		p.server.keep(p)
 	}
 	p.drop()
 	p.server.pages.out.Done()
@@ -240,15 +238,16 @@ func (p *Publication) timelineClosed(err error) error {
 // drop removes a user of the publication. The last user ends its closing.
 func (p *Publication) drop() {
 	if p.users.Add(-1) == 0 {
-		p.complete(p.closing)
+		p.ending.End(p.closing)
 	}
 }
 
 // Released returns the end of the publication's closing: after Withdraw, when the work
 // behind the announcements is done and nothing is being sent to followers any more, the
 // publication holds no memory. It can be obtained at any time. Followers' mappings are
-// theirs, and are not waited for.
-func (p *Publication) Released() cuda.Completion { return p.released }
+// theirs, and are not waited for. An error is that of closing the publication's stream,
+// which Server.Close tries again.
+func (p *Publication) Released() cuda.Completion { return p.ending.Completion() }
 
 // Settle waits until every follower has what was announced last, or has refused it,
 // and no follower maps memory that is no longer shown.

@@ -40,8 +40,9 @@ type Server struct {
 	sessions map[*session]struct{}
 	last     int  // session's number
 	closing  bool // no publication is added any more
-	// stuck are timelines whose stream could not be closed: Close tries again.
-	stuck []*timeline
+	// stuck are withdrawn publications whose stream could not be closed: Close tries
+	// again.
+	stuck []*Publication
 	// replicating counts the followers' goroutines.
 	replicating sync.WaitGroup
 }
@@ -315,10 +316,10 @@ func (s *Server) Close() error {
 	return s.closer.Close(func() error { return errors.Join(append(errs, s.closeStuck(), s.pages.close(op))...) })
 }
 
-func (s *Server) keep(t *timeline) {
+func (s *Server) keep(p *Publication) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.stuck = append(s.stuck, t)
+	s.stuck = append(s.stuck, p)
 }
 
 func (s *Server) closeStuck() error {
@@ -327,11 +328,13 @@ func (s *Server) closeStuck() error {
 	s.stuck = nil
 	s.mu.Unlock()
 	var errs []error
-	for _, t := range stuck {
-		if err := t.close(); err != nil {
+	for _, p := range stuck {
+		err := p.timeline.close()
+		if err != nil {
 			errs = append(errs, err)
-			s.keep(t)
+			s.keep(p)
 		}
+		p.ending.End(err)
 	}
 	return errors.Join(errs...)
 }

@@ -61,7 +61,7 @@ var peerCases = join(
 			return func() error { return peer.CloseAll(all) }
 		},
 	},
-	plain("FD", (*world).fd, "String", "Close"),
+	plain("FD", (*world).fd, "String", "Released", "Close"),
 	plain("Listener", (*world).listener, "Path", "Released", "Close"),
 	plain("Message", func(w *world) *peer.Message { return &peer.Message{FDs: []*peer.FD{w.fd()}} }, "Close"),
 	table{

@@ -13,7 +13,7 @@ import (
 var byFD = handles.LeaseOptions{Handle: vmm.PosixFD}
 
 var leaseCases = join(
-	plain("Lease", (*world).lease, "Offer", "String", "Close"),
+	plain("Lease", (*world).lease, "Offer", "String", "Released", "Close"),
 	plain("Offer", func(w *world) handles.Offer { return w.lease().Offer() }, "String", "LogValue", "MarshalText", "Receipt"),
 	plain("Receipt", func(*world) handles.Receipt { return handles.Receipt{} }, "MarshalText"),
 	table{

@@ -123,6 +123,14 @@ var poolCases = join(
 			p := w.pool()
 			return func() error { return keep[*pool.Arena](w)(p.NewArena()) }
 		},
+		"Arena.Released": func(w *world) func() error {
+			a := made[*pool.Arena](w)(w.pool().NewArena())
+			return func() error { a.Released(); return nil }
+		},
+		"Workspaces.Released": func(w *world) func() error {
+			ws := w.workspaces()
+			return func() error { ws.Released(); return nil }
+		},
 		"Arena.Close": func(w *world) func() error {
 			return made[*pool.Arena](w)(w.pool().NewArena()).Close
 		},

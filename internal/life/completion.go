@@ -11,16 +11,6 @@ type Completion struct {
 	err  error // written before done is closed
 }
 
-// NewCompletion returns the Completion of an object that closes once, and what ends it.
-// Objects that a Closer closes have theirs.
-func NewCompletion() (c *Completion, end func(error)) {
-	c = &Completion{done: make(chan struct{})}
-	return c, func(err error) {
-		c.err = err
-		close(c.done)
-	}
-}
-
 // Done is closed when the closing has ended.
 func (c *Completion) Done() <-chan struct{} { return c.done }
 
@@ -38,6 +28,14 @@ func (c *Completion) Wait(ctx context.Context) error {
 		return ctx.Err()
 	}
 }
+
+// Ending makes the Completion of an object that no Closer closes. Its zero value is that
+// of an object in use.
+type Ending struct{ completion }
+
+// End ends the closing in progress. After an error the next closing has a Completion of
+// its own.
+func (e *Ending) End(err error) { e.end(err) }
 
 // closed is the Completion of every object that is closed.
 var closed = func() *Completion {

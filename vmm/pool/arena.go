@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Arena is memory that several captures share. By naming it in CaptureOptions the caller
@@ -14,8 +16,9 @@ import (
 // left free serves the next. The memory returns to the pool when the arena is closed and
 // the last of the graphs is gone.
 type Arena struct {
-	pool *Pool
-	a    *arena // nil once it is closed; guarded by the pool's lock
+	pool   *Pool
+	a      *arena // nil once it is closed; guarded by the pool's lock
+	ending *life.Ending
 }
 
 // arena is the memory of captures. All fields are guarded by the pool's lock.
@@ -37,6 +40,7 @@ type arena struct {
 	holds   int // captures and graphs, and the user's Arena
 	running *Capture
 	serial  uint32
+	ending  life.Ending
 }
 
 // NewArena returns an arena for captures whose graphs never run at the same time. It keeps
@@ -46,7 +50,8 @@ func (p *Pool) NewArena() (*Arena, error) {
 		return nil, err
 	}
 	defer p.mu.Unlock()
-	return &Arena{p, p.newArena()}, nil
+	a := p.newArena()
+	return &Arena{p, a, &a.ending}, nil
 }
 
 func (p *Pool) newArena() *arena {
@@ -68,6 +73,11 @@ func (a *Arena) Close() error {
 	}
 	return nil
 }
+
+// Released returns the end of the arena's closing: it is closed, the last graph that was
+// captured in it is gone, and its memory is the pool's again. It can be obtained at any
+// time.
+func (a *Arena) Released() cuda.Completion { return a.ending.Completion() }
 
 // release lets go of the arena; the last one retires it.
 func (a *arena) release() {
@@ -92,6 +102,7 @@ func (a *arena) release() {
 	}
 	p.prune()
 	p.mu.Unlock()
+	a.ending.End(nil)
 }
 
 // shard is the arena's shard of a stream. The caller holds the pool's lock.

@@ -234,12 +234,21 @@ func TestCapturesShareAnArena(t *testing.T) {
 			require.NoError(t, g.Launch(s))
 			require.NoError(t, g.Close())
 		}
+		released := a.Released()
 		require.NoError(t, a.Close())
 		require.NoError(t, a.Close())
 		require.Equal(t, 1, p.Stats().Arenas, "the third graph keeps it")
+		select {
+		case <-released.Done():
+			require.FailNow(t, "released while a graph keeps it")
+		default:
+		}
 		_, _, err = p.Capture(s, pool.CaptureOptions{Arena: a}, func() error { return nil })
 		require.ErrorIs(t, err, cuda.ErrClosed)
 		require.NoError(t, third.Close())
+		require.NoError(t, released.Wait(t.Context()))
+		require.NoError(t, a.Released().Wait(t.Context()))
+		require.Zero(t, p.Stats().Arenas)
 	})
 }
 
@@ -397,11 +406,16 @@ func TestWorkspacesBeforeACapture(t *testing.T) {
 		require.True(t, ok)
 		g, st := captured(t, p, s, pool.CaptureOptions{Workspaces: ws}, func() error { return s.Memset(gemm.Ptr(), 1, 30*mib) })
 		require.Equal(t, pool.CaptureStats{ID: st.ID}, st, "nothing was asked for")
+		released := ws.Released()
 		require.ErrorIs(t, ws.Close(), cuda.ErrInUse)
+		require.ErrorIs(t, released.Wait(t.Context()), cuda.ErrInUse)
+		released = ws.Released()
 		require.NoError(t, g.Launch(s))
 		require.NoError(t, g.Close())
 		require.NoError(t, ws.Close(s))
+		require.NoError(t, released.Wait(t.Context()))
 		require.NoError(t, ws.Close())
+		require.NoError(t, ws.Released().Wait(t.Context()))
 		require.Zero(t, p.Stats().Blocks)
 		_, err = p.Prepare(s, pool.Workspace{Name: "a"}, pool.Workspace{Name: "a"})
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)

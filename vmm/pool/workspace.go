@@ -8,6 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Workspace describes a block that Prepare allocates before a capture.
@@ -28,6 +29,7 @@ type Workspaces struct {
 	blocks map[string]Block
 	graphs int // that were captured with them, and live
 	closed bool
+	ending life.Ending
 }
 
 const prepareOp = "pool.Prepare"
@@ -72,6 +74,17 @@ func (w *Workspaces) Get(name string) (Block, bool) {
 func (w *Workspaces) Close(streams ...*cuda.Stream) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	err := w.closeLocked(streams)
+	w.ending.End(err)
+	return err
+}
+
+// Released returns the end of the workspaces' closing: their memory is the pool's again,
+// for later work of their stream and, when the work before is done, for other streams. It
+// can be obtained at any time.
+func (w *Workspaces) Released() cuda.Completion { return w.ending.Completion() }
+
+func (w *Workspaces) closeLocked(streams []*cuda.Stream) error {
 	if w.graphs > 0 {
 		return errs.New(errs.Failure{Op: "pool.Workspaces.Close", Kind: errs.InUse, Asked: "the workspaces, by " + errs.Count(w.graphs, "graph"),
 			Hint: "close the graphs first"})
