@@ -245,9 +245,9 @@ func TestPeersLoop(t *testing.T) {
 		}
 		require.Empty(t, r.Error)
 		require.Equal(t, 4, r.Operations)
-		require.EqualValues(t, 6300, r.Requested)
+		require.Equal(t, 6300, r.Requested)
 		worked := map[string]int{"behind": 6, "streams": 6}[r.Mode] // in both passes
-		require.EqualValues(t, 2*6300+worked, r.Reserved)
+		require.Equal(t, 2*6300+worked, r.Reserved)
 		require.Positive(t, r.LongestUs)
 	}
 }

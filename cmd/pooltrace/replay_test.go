@@ -40,7 +40,7 @@ func TestReplay(t *testing.T) {
 			require.LessOrEqual(t, r.Requested, 3*(1000000+2796203), "of all at once")
 		} else {
 			require.Equal(t, 4, r.Operations)
-			require.EqualValues(t, 3000000+8388608, r.Requested)
+			require.Equal(t, 3000000+8388608, r.Requested)
 		}
 		require.GreaterOrEqual(t, r.Reserved, r.Requested)
 		require.Positive(t, r.FirstUs)
