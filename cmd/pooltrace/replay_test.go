@@ -109,8 +109,8 @@ func TestSpread(t *testing.T) {
 	for i, want := range map[int]uint32{0: 0, runLength - 1: 0, runLength: 1, 2*runLength - 1: 1, 2 * runLength: 0} {
 		require.Equal(t, want, spread.Ops[i].Stream)
 	}
-	require.EqualValues(t, 9, spread.Ops[0].Bytes)
-	require.EqualValues(t, 5, m[3].of(tr).Ops[0].Bytes)
+	require.Equal(t, 9, spread.Ops[0].Bytes)
+	require.Equal(t, 5, m[3].of(tr).Ops[0].Bytes)
 	require.Zero(t, tr.Ops[runLength].Stream, "the trace itself stays as it is")
 	own := &trace.Trace{Streams: 2, Tags: []string{""}, Ops: []trace.Op{{Kind: trace.Alloc, Bytes: 9, Stream: 1}}}
 	require.Same(t, own, m[2].of(own), "a trace with streams keeps them")
