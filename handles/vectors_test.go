@@ -87,6 +87,6 @@ func TestDescriptorsAreThoseOfTheVectors(t *testing.T) {
 	back, err := d.MarshalBinary()
 	require.NoError(t, err)
 	require.Equal(t, b, back)
-	require.EqualValues(t, 1000, d.Length)
+	require.Equal(t, 1000, d.Length)
 	require.Equal(t, []int{2 << 20, 4 << 20}, d.Chunks)
 }

@@ -42,7 +42,7 @@ func TestReplay(t *testing.T) {
 					got, err := trace.Replay(tr, r)
 					require.NoError(t, err)
 					s := r.Pool.Stats()
-					require.EqualValues(t, want.PeakBytes, s.PeakRequested)
+					require.Equal(t, want.PeakBytes, s.PeakRequested)
 					require.Equal(t, want.PeakBlocks, s.PeakBlocks)
 					require.Equal(t, want.Allocs, s.Allocs)
 					require.Zero(t, s.Blocks)
