@@ -78,6 +78,9 @@ func (f *follower) attach(k *line) error {
 	w, err := f.fits(k, said, r.page)
 	if err != nil {
 		k.leave(said.token, r.mailbox)
+		if w != nil {
+			f.keepStuck(w)
+		}
 		return err
 	}
 	// Nothing uses the word that is replaced, and no stream waits for it.
@@ -95,11 +98,16 @@ func (f *follower) attach(k *line) error {
 	f.words.Unlock()
 	t.serial, t.busy = 0, nil
 	if err := old.close(opFollow); err != nil {
-		f.mu.Lock()
-		f.stuck = append(f.stuck, old) // Close tries again
-		f.mu.Unlock()
+		f.keepStuck(old)
 	}
 	return nil
+}
+
+// keepStuck keeps a word that could not be closed, for Close to try again.
+func (f *follower) keepStuck(w *fenceWord) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stuck = append(f.stuck, w)
 }
 
 // fits checks that the publication is of the kind that was followed, and opens the new

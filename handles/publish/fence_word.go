@@ -26,7 +26,9 @@ func streamWords(d *cuda.Device) bool {
 	return core.SystemOf(d).Attribute(driver.Device(d.Ordinal()), driver.AttrStreamMemOps64) > 0
 }
 
-// newFenceWord takes ownership of the page unless it fails.
+// newFenceWord takes ownership of the page unless it returns nil. After an error it may
+// return a word whose page is still registered: only its close may unmap that, because
+// the driver would go on with whatever is mapped there next.
 func newFenceWord(op string, d *cuda.Device, p *sharedpage.Page) (*fenceWord, error) {
 	w := &fenceWord{page: p}
 	if !streamWords(d) {
@@ -45,7 +47,8 @@ func newFenceWord(op string, d *cuda.Device, p *sharedpage.Page) (*fenceWord, er
 	if r != driver.Success {
 		err := c.CallError(op, driver.CallMemHostGetDevicePointer, r, asked())
 		if undo := sys.Drv.MemHostUnregister(c.Handle, p.Pointer()); undo != driver.Success {
-			err = fmt.Errorf("%w (and undoing it failed: %w)", err, c.CallError(op, driver.CallMemHostUnregister, undo, asked()))
+			w.ctx = c
+			return w, fmt.Errorf("%w (and undoing it failed: %w)", err, c.CallError(op, driver.CallMemHostUnregister, undo, asked()))
 		}
 		return nil, err
 	}

@@ -201,18 +201,19 @@ func (f *follower) build(op, name string, page *peer.FD, want wanted) error {
 	return err
 }
 
-// openWord makes the follower's word of the page that the server sent.
+// openWord makes the follower's word of the page that the server sent. After an error it
+// may return a word to close: see newFenceWord.
 func (k *line) openWord(op string, d *cuda.Device, page *peer.FD, slot uint32) (*fenceWord, error) {
 	shared, err := k.openPage(op, page, slot)
 	if err != nil {
 		return nil, err
 	}
 	w, err := newFenceWord(op, d, shared)
-	if err != nil {
+	if w == nil {
 		return nil, errors.Join(err, shared.Close())
 	}
 	w.slot = int(slot)
-	return w, nil
+	return w, err
 }
 
 // openPage maps the page that the server sent, which must have the word. Anything else

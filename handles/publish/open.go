@@ -8,7 +8,6 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
-	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/peererr"
@@ -121,10 +120,12 @@ func (c *snapshotReader) carryOut(a arrival) error {
 		return peererr.FilesLost(fmt.Sprintf("the file descriptors of %s were dropped", errs.Count(len(a.chunks), "chunk")))
 	}
 	sizes := append(sizesOf(c.replica.chunks[:a.keep]), sizesOf(a.chunks)...)
+	gone := share.View{}
 	for _, h := range c.KeepFirst(int(a.keep)) {
-		if r := h.Release(); r != driver.Success {
-			return h.ReleaseError(c.op, r)
-		}
+		gone.Chunks = append(gone.Chunks, share.Chunk{Handle: h})
+	}
+	if err := gone.Release(); err != nil {
+		return err
 	}
 	// The limits apply to all chunks together.
 	next, err := newImporter(c.op, c.dev, c.about, sizes, c.options)

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
-	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/wait"
@@ -255,10 +254,8 @@ func (f *replicator) release(adds []*phys.Handle, fds []*peer.FD) {
 	if fds != nil {
 		f.p.exports.Close(adds)
 	}
-	for _, h := range adds {
-		if r := h.Release(); r != driver.Success {
-			f.on.server.log.Error("cuvmm: memory that was sent to a follower could not be released", "error", h.ReleaseError("publish", r))
-		}
+	if err := phys.ReleaseAll("publish: release memory that was sent", adds...); err != nil {
+		f.on.server.log.Error("cuvmm: memory that was sent to a follower could not be released", "error", err)
 	}
 }
 

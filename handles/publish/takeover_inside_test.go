@@ -19,6 +19,7 @@ import (
 // orphans are two followers of a publisher in another process.
 type orphans struct {
 	path         string
+	machine      *sim.Machine
 	client       *Client
 	numbers      *Follower[uint32]
 	more         *Follower[uint32]
@@ -28,7 +29,7 @@ type orphans struct {
 func newOrphans(t *testing.T) *orphans {
 	t.Helper()
 	folder, dir := filepath.Join(t.TempDir(), "machine"), filepath.Join(t.TempDir(), "d")
-	_, sys := sim.Open(t, sim.Options{Folder: folder})
+	m, sys := sim.Open(t, sim.Options{Folder: folder})
 	c := reexec.Command(t, "heir")
 	c.Start()
 	c.Send(map[string]any{"Folder": folder, "Dir": dir})
@@ -39,7 +40,7 @@ func newOrphans(t *testing.T) *orphans {
 		require.Empty(t, is.Err, do)
 	}
 	ctx := peertest.Context(t)
-	o := &orphans{path: filepath.Join(dir, "s"), endPublisher: c.Kill}
+	o := &orphans{path: filepath.Join(dir, "s"), machine: m, endPublisher: c.Kill}
 	var err error
 	o.client, err = Dial(ctx, o.path, DialOptions{})
 	require.NoError(t, err)

@@ -1,0 +1,157 @@
+//go:build linux
+
+package publish
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/peertest"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+// walkFailures lets each driver call of an operation fail, one after the other. run makes
+// the machine, and calls begin before the operation and end after it. Every machine is
+// checked for leaks when its test ends.
+func walkFailures(t *testing.T, run func(t *testing.T, begin func(*sim.Machine), end func())) {
+	for k := 0; ; k++ {
+		var calls atomic.Int64
+		t.Run(fmt.Sprintf("call %d", k), func(t *testing.T) {
+			var struck *sim.Machine
+			run(t, func(m *sim.Machine) {
+				struck = m
+				m.OnCall(func(string) { calls.Add(1) })
+				m.Inject(sim.Fault{After: k, Result: cuda.Code(driver.Unknown)})
+			}, func() {
+				struck.ClearFaults()
+				struck.OnCall(nil)
+			})
+		})
+		if t.Failed() {
+			return
+		}
+		if calls.Load() <= int64(k) {
+			require.Greater(t, k, 3, "the walk struck nothing")
+			return
+		}
+	}
+}
+
+// restarting is a publisher that restarts, on a machine of its own.
+type restarting struct {
+	t      *testing.T
+	dev    *cuda.Device
+	path   string
+	l      *peer.Listener
+	server *Server
+	array  *vmm.Array[uint32]
+	p      *Publication
+}
+
+// start serves 1,000 elements times n, in chunks of 64 KiB.
+func (r *restarting) start(n int) {
+	var err error
+	r.l, err = peer.Listen(filepath.Dir(r.path), filepath.Base(r.path), peer.Options{})
+	require.NoError(r.t, err)
+	r.server = NewServer(ServerOptions{})
+	go func(s *Server, l *peer.Listener) { _ = s.Serve(context.Background(), l) }(r.server, r.l)
+	r.array, err = vmm.NewArray[uint32](r.dev, vmm.BufferOptions{Reserve: 16 << 20, Chunks: vmm.FixedChunks(64 << 10)})
+	require.NoError(r.t, err)
+	require.NoError(r.t, r.array.Resize(nil, 50_000*n))
+	r.p, err = Array(r.server, "numbers", r.array)
+	require.NoError(r.t, err)
+	require.NoError(r.t, r.p.Announce(peertest.Context(r.t), r.array.Len()))
+}
+
+func (r *restarting) stop() {
+	require.NoError(r.t, r.l.Close())
+	require.NoError(r.t, r.server.Close())
+	require.NoError(r.t, r.array.Close())
+}
+
+var smallChunks = sim.Options{Devices: []sim.DeviceOptions{{Granularity: 64 << 10}}}
+
+// Whatever fails in a follower's process while it follows, or comes back to a publisher
+// that restarts: the follower shows what is published or says why not, its publisher goes
+// on, and nothing is left.
+func TestEveryFailureOfFollowing(t *testing.T) {
+	for _, comesBack := range []bool{false, true} {
+		t.Run(fmt.Sprintf("it comes back: %v", comesBack), func(t *testing.T) {
+			walkFailures(t, func(t *testing.T, begin func(*sim.Machine), end func()) {
+				ctx := peertest.Context(t)
+				_, publishers := sim.Open(t, smallChunks)
+				m, sys := sim.Open(t, smallChunks)
+				r := &restarting{t: t, dev: publishers.Devices()[0], path: filepath.Join(t.TempDir(), "d", "s")}
+				r.start(2)
+				k, err := Dial(ctx, r.path, DialOptions{ComeBack: &ComeBack{First: time.Millisecond, Most: time.Millisecond}})
+				require.NoError(t, err)
+				defer func() { require.NoError(t, k.Close()) }()
+				if !comesBack {
+					begin(m)
+				}
+				f, err := Follow[uint32](ctx, k, sys.Devices()[0], "numbers", FollowOptions{})
+				if err == nil {
+					err = f.Next(ctx)
+				}
+				if comesBack {
+					require.NoError(t, err)
+					r.stop()
+					begin(m)
+					r.start(3)
+					for err == nil && f.Len() != r.array.Len() {
+						err = f.Next(ctx)
+					}
+				}
+				end()
+				if err == nil {
+					require.Equal(t, r.array.Len(), f.Len())
+				}
+				if f != nil {
+					require.NoError(t, f.Close())
+				}
+				honest, err := Follow[uint32](ctx, k, sys.Devices()[0], "numbers", FollowOptions{})
+				require.NoError(t, err)
+				require.NoError(t, honest.Next(ctx))
+				require.Equal(t, r.array.Len(), honest.Len())
+				require.NoError(t, honest.Close())
+				r.stop()
+			})
+		})
+	}
+}
+
+// Whatever fails while a publication is taken over: the next attempt succeeds, and what
+// it publishes can be followed.
+func TestEveryFailureOfTakingOver(t *testing.T) {
+	walkFailures(t, func(t *testing.T, begin func(*sim.Machine), end func()) {
+		ctx := peertest.Context(t)
+		o := newOrphans(t)
+		o.endPublisher()
+		server := NewServer(ServerOptions{})
+		begin(o.machine)
+		p, err := TakeOver(ctx, server, o.numbers)
+		end()
+		if err != nil {
+			require.Nil(t, p)
+			require.Nil(t, server.taken[o.path], "the socket is free again")
+			p, err = TakeOver(ctx, server, o.numbers)
+		}
+		require.NoError(t, err)
+		require.Equal(t, 1000, o.numbers.Array().Len())
+		require.Equal(t, []string{"numbers"}, o.names(t))
+		require.NoError(t, o.numbers.Array().Resize(nil, 2000))
+		require.NoError(t, p.Announce(ctx, 2000))
+		require.NoError(t, server.Close())
+		require.NoError(t, o.numbers.Close())
+		require.NoError(t, o.numbers.Array().Close())
+	})
+}
