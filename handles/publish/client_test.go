@@ -36,7 +36,7 @@ func TestRequestsThatAreGivenUpLeaveNothing(t *testing.T) {
 	_, err := far.Receive(none)
 	require.ErrorIs(t, err, peer.ErrTimeout, "something was sent")
 
-	// One that was sent, and whose answer comes later.
+	// A request that was sent, and whose reply comes later.
 	ctx, cancel := context.WithCancel(t.Context())
 	asked := make(chan peer.Message)
 	go func() {

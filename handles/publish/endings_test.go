@@ -225,7 +225,7 @@ func TestAWaitWithinItsLimit(t *testing.T) {
 
 // Withdraw waits neither for an announcement that waits for the GPU nor, where the
 // end cannot be marked, for the stream.
-func TestWithdrawWaitsForNobody(t *testing.T) {
+func TestWithdrawWaitsForNothing(t *testing.T) {
 	t.Run("an announcement", func(t *testing.T) {
 		m, sys := sim.Open(t, sim.Options{Devices: []sim.DeviceOptions{{Attributes: map[int]int{int(driver.AttrStreamMemOps64): 0}}}})
 		d := sys.Devices()[0]

@@ -28,7 +28,7 @@ func TestALowLimitOfOpenFiles(t *testing.T) {
 }
 
 // One that does not read holds descriptors that others wait for.
-func TestADeafClientStarvesNobody(t *testing.T) {
+func TestADeafClientStarvesNoOther(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
 	var old unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
@@ -55,9 +55,9 @@ func TestADeafClientStarvesNobody(t *testing.T) {
 	require.Contains(t, []uint64{st.Followers[0].Generation, st.Followers[1].Generation}, uint64(1), "it reads")
 }
 
-// Whoever cannot be sent memory at once for want of descriptors gets it later,
-// and is not given up.
-func TestWhoeverWaitsForDescriptorsIsNotDropped(t *testing.T) {
+// A follower that cannot be sent memory at once for lack of descriptors gets it later,
+// and is not dropped.
+func TestAFollowerThatWaitsForDescriptorsIsNotDropped(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
 	near, far := peertest.Pair(t, peer.Options{})
 	peertest.SetTimeout(near, time.Second)
@@ -86,21 +86,21 @@ func TestAnUpdateWhoseDescriptorsDoNotFit(t *testing.T) {
 	refused := make(chan *done, 1)
 	k, d := fake(t, func(c *peer.Conn, d *cuda.Device, n uint32) {
 		to := token{1}
-		answered := func(u *update, files ...*peer.FD) *done {
+		exchanged := func(u *update, files ...*peer.FD) *done {
 			_ = c.Send(context.Background(), pack(u, files...))
 			m, err := c.Receive(context.Background())
 			if err != nil {
 				return nil
 			}
 			said, _ := toServer(m.Kind, m.Body, 0)
-			answer, _ := said.(*done)
-			return answer
+			ack, _ := said.(*done)
+			return ack
 		}
 		null := peertest.NullFD(t)
 		_ = c.Send(context.Background(), pack(&accepted{n, to, identity{}, 64 << 20, 0, about(d)}, memoryFile(t, 4096, sealed)))
-		_ = answered(&update{state: Live, token: to, serial: 1, generation: 1, ordered: 1, last: true}) // it is ready
+		_ = exchanged(&update{state: Live, token: to, serial: 1, generation: 1, ordered: 1, last: true}) // it is ready
 		peertest.NoRoom(t, func() {
-			refused <- answered(&update{state: Live, token: to, serial: 2, generation: 2, ordered: 1, length: 10, last: true, chunks: []chunk{{1, 2 << 20}}}, null)
+			refused <- exchanged(&update{state: Live, token: to, serial: 2, generation: 2, ordered: 1, length: 10, last: true, chunks: []chunk{{1, 2 << 20}}}, null)
 		})
 		_ = c.Send(context.Background(), pack(&update{state: Live, token: to, serial: 3, generation: 3, ordered: 1, last: true}))
 	})
@@ -108,10 +108,10 @@ func TestAnUpdateWhoseDescriptorsDoNotFit(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	f.f.word.value().Store(1)
-	answer := <-refused
-	require.NotNil(t, answer)
-	require.Equal(t, statusFailed, answer.status)
-	require.Contains(t, answer.reason, "ulimit -n")
+	ack := <-refused
+	require.NotNil(t, ack)
+	require.Equal(t, statusFailed, ack.status)
+	require.Contains(t, ack.reason, "ulimit -n")
 	for f.Generation() < 3 {
 		if err := f.Next(peertest.Context(t)); err != nil {
 			require.ErrorIs(t, err, peer.ErrTruncated)

@@ -33,7 +33,7 @@ func TestALimitOfChunksIsTheFollowersErrorAlone(t *testing.T) {
 	require.NoError(t, b.Err())
 }
 
-// A follower's own cap holds, whatever the server answers.
+// A follower's own limit holds, whatever the server sends.
 func TestARangeBeyondTheCap(t *testing.T) {
 	k, d := fake(t, func(c *peer.Conn, d *cuda.Device, n uint32) {
 		_ = c.Send(peertest.Context(t), pack(&accepted{n, token{1}, identity{}, 1 << 40, 0, about(d)}, memoryFile(t, 4096, sealed)))
@@ -45,7 +45,7 @@ func TestARangeBeyondTheCap(t *testing.T) {
 	require.ErrorIs(t, err, peer.ErrProtocol)
 }
 
-// Whoever acknowledges that memory is given back has it nowhere else.
+// A follower that acknowledges that memory is given back maps it nowhere.
 func TestFollowedMemoryIsNotMoved(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
 	v.announce(1_000_000)
@@ -55,7 +55,7 @@ func TestFollowedMemoryIsNotMoved(t *testing.T) {
 		defer b.Close()
 		require.NoError(t, v.p.Shrink(1000))
 		require.NoError(t, v.p.Settle(peertest.Context(t)))
-		require.Equal(t, 2<<20, b.Stats().Committed, "the publisher was told that nobody has it")
+		require.Equal(t, 2<<20, b.Stats().Committed, "the publisher was told that no follower has it")
 	}
 	require.ErrorIs(t, err, cuda.ErrNotPermitted)
 }

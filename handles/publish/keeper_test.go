@@ -29,7 +29,7 @@ func TestAPublicationKeepsADescriptor(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, gputest.Err(a.AppendUndefined(4*mib)))
 	require.NoError(t, p.Announce(peertest.Context(t), a.Len(), nil))
-	require.Zero(t, peertest.MemoryFiles(), "nobody was sent anything")
+	require.Zero(t, peertest.MemoryFiles(), "no follower was sent anything")
 
 	near, far := peertest.Pair(t, peer.Options{})
 	served := make(chan error, 1)
@@ -41,7 +41,7 @@ func TestAPublicationKeepsADescriptor(t *testing.T) {
 	require.NoError(t, k.Close())
 	require.NoError(t, near.Close())
 	<-served
-	// Whoever sent it closes its own in its own time.
+	// The sender closes its own descriptor in its own time.
 	require.Eventually(t, func() bool { return peertest.MemoryFiles() == 2+1 }, peertest.Guard, time.Millisecond)
 	require.Never(t, func() bool { return peertest.MemoryFiles() != 2+1 }, 20*time.Millisecond, time.Millisecond)
 	require.NoError(t, p.Withdraw())

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whoever had a page may write it for ever, so no client gets one that another had.
+// A client that had a page may write it forever, so no client gets one that another had.
 func TestClientsDoNotSharePages(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
 	seen := map[*page]bool{}
@@ -60,7 +60,7 @@ func TestPagesLeaveRoomForFiles(t *testing.T) {
 	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) }()
 	const most = 256 / pageProcessShare // one of which the honest one has
 	var all []*peer.Conn
-	for range 3 { // who comes again finds as much
+	for range 3 { // a client that comes again finds as much
 		for i := range most + 3 {
 			near, far := peertest.Pair(t, peer.Options{})
 			go func() {
@@ -114,7 +114,7 @@ func TestAPageThatIsGivenBackBeforeTheFollowerHearsOfIt(t *testing.T) {
 
 // To unregister a page waits for all work of its context and holds up what is
 // submitted meanwhile. So children that leave cause that for many pages at once.
-func TestChildrenThatLeaveHoldNobodyUp(t *testing.T) {
+func TestChildrenThatLeaveDelayNoOther(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
 	s, err := v.dev.NewStream(cuda.StreamOptions{})
 	require.NoError(t, err)

@@ -71,15 +71,15 @@ func init() {
 			if c.Recv(&what) != nil {
 				return nil
 			}
-			var answer int64
+			var arrived int64
 			switch what {
 			case "next":
-				err, answer = f.Next(ctx, s), peertest.Monotonic()
+				err, arrived = f.Next(ctx, s), peertest.Monotonic()
 			case "raw":
-				answer, err = importOne(ctx, drv, raw, base, d)
+				arrived, err = importOne(ctx, drv, raw, base, d)
 			}
 			if err == nil {
-				err = c.Send(answer)
+				err = c.Send(arrived)
 			}
 			if err != nil {
 				return err

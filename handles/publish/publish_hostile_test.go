@@ -143,19 +143,19 @@ func TestHostileClientsEndAlone(t *testing.T) {
 		require.ErrorIs(t, err, peer.ErrRefused, what)
 		require.ErrorContains(t, err, "protocol violation", what)
 	}
-	for what, answer := range map[string]func(to token, u *update) message{
-		"an answer to no update":         func(to token, u *update) message { return &done{to, u.serial + 1, statusOK, 1, ""} },
-		"an answer with absurd chunks":   func(to token, u *update) message { return &done{to, u.serial, statusOK, 1 << 31, ""} },
-		"a refusal with absurd chunks":   func(to token, u *update) message { return &done{to, u.serial, statusFailed, 7, "no"} },
-		"the same answer, a second time": func(to token, u *update) message { return &done{to, u.serial, statusOK, 1, ""} },
+	for what, ack := range map[string]func(to token, u *update) message{
+		"an acknowledgement of no update":         func(to token, u *update) message { return &done{to, u.serial + 1, statusOK, 1, ""} },
+		"an acknowledgement of absurd chunks":     func(to token, u *update) message { return &done{to, u.serial, statusOK, 1 << 31, ""} },
+		"a refusal with absurd chunks":            func(to token, u *update) message { return &done{to, u.serial, statusFailed, 7, "no"} },
+		"the same acknowledgement, a second time": func(to token, u *update) message { return &done{to, u.serial, statusOK, 1, ""} },
 	} {
 		c := v.dial()
 		to, u, fds := v.joined(c)
 		require.NoError(t, peer.CloseAll(fds))
-		if what == "the same answer, a second time" {
-			require.NoError(t, c.Send(peertest.Context(t), pack(answer(to, u))))
+		if what == "the same acknowledgement, a second time" {
+			require.NoError(t, c.Send(peertest.Context(t), pack(ack(to, u))))
 		}
-		require.NoError(t, c.Send(peertest.Context(t), pack(answer(to, u))))
+		require.NoError(t, c.Send(peertest.Context(t), pack(ack(to, u))))
 		_, err := c.Receive(peertest.Context(t))
 		require.ErrorIs(t, err, peer.ErrRefused, what)
 	}
@@ -275,7 +275,7 @@ func TestFollowersThatDoNotAnswer(t *testing.T) {
 	v.served()
 }
 
-// A client that does not read is given up after a limit, and holds up nobody.
+// A client that does not read is cut off after a limit, and delays no other.
 func TestClientsThatDoNotRead(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
 	near, deaf := peertest.Pair(t, peer.Options{})
@@ -354,7 +354,7 @@ func TestHostileServersAreRefused(t *testing.T) {
 		is  error
 		say func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32)
 	}{
-		"no answer that was asked for": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+		"a reply that was not requested": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			_ = c.Send(peertest.Context(t), pack(&denied{n + 1, statusUnknown, ""}))
 		}},
 		"a listing": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
@@ -403,7 +403,7 @@ func TestHostileServersAreRefused(t *testing.T) {
 			other.Element = handles.Int32
 			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, identity{}, 64 << 20, 0, other}, memoryFile(t, size, sealed)))
 		}},
-		"an update for somebody else": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+		"an update for another follower": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
 			u := *first
 			u.token = token{9}
@@ -459,8 +459,8 @@ func TestHostileServersAreRefused(t *testing.T) {
 	}
 }
 
-// A server that answers nothing is given up after the connection's limit, and
-// what it answers later makes no follower.
+// A request to a server that does not reply ends after the connection's limit, and a
+// later reply makes no follower.
 func TestServersThatDoNotAnswer(t *testing.T) {
 	release := make(chan struct{})
 	said := make(chan struct{})
@@ -489,7 +489,7 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 	require.NotErrorIs(t, err, peer.ErrGone)
 }
 
-// Whoever follows gets a word that nobody had before, of pages that are kept.
+// Each follower gets a word that no other had before, of pages that are kept.
 func TestWordsAreNeverUsedTwice(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
 	k := NewClient(v.dial())

@@ -88,9 +88,9 @@ func (b *both) hear(t *rapid.T) {
 	default:
 		b.ids = append(b.ids, b.adds...)
 	}
-	answer := b.replica.finish(token{}, failed)
-	require.NoError(t, b.progress.acknowledged(answer))
-	require.Error(t, b.progress.acknowledged(answer), "one answer to one update")
+	ack := b.replica.finish(token{}, failed)
+	require.NoError(t, b.progress.acknowledged(ack))
+	require.Error(t, b.progress.acknowledged(ack), "one acknowledgement of one update")
 }
 
 // comeBack is the end of the connection: what was under way is lost, and the follower
@@ -165,7 +165,7 @@ func TestFollowersAgreeWithTheirPublisher(t *testing.T) {
 	})
 }
 
-// No answer makes a publisher believe what it has not sent.
+// No acknowledgement makes a publisher believe what it has not sent.
 func FuzzAnswers(f *testing.F) {
 	f.Add(uint64(1), uint8(0), uint32(2))
 	f.Add(uint64(2), uint8(0), uint32(2))

@@ -30,7 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// task is what a test tells a child, and outcome what it answers.
+// task is what a test tells a child to do, and outcome the result.
 type task struct {
 	Do      string
 	N, From int
@@ -492,7 +492,7 @@ func TestAnArrayIsFollowedByOtherProcesses(t *testing.T) {
 
 // A follower keeps what it has when the publisher is killed, is told, and what
 // was announced behind work that was never done is not shown.
-func TestAPublisherThatIsKilledLeavesNobodyHanging(t *testing.T) {
+func TestAPublisherThatIsKilledLeavesNoFollowerHanging(t *testing.T) {
 	places(t, func(t *testing.T, p place, _ *cuda.Device) {
 		publisher := startPublisher(t, p)
 		f := startFollower(t, p, 0)
@@ -607,7 +607,7 @@ func TestTwoHundredFollowersCrash(t *testing.T) {
 	require.Equal(t, publisher.ask(task{Do: "sum"}).Sum, steady.ask(task{Do: "sum"}).Sum)
 	publisher.ask(task{Do: "shrink", N: 500_000})
 	publisher.ask(task{Do: "settle"})
-	// Whoever tells the followers lets go of what it told in its own time.
+	// The goroutines that send to the followers release what they sent in their own time.
 	require.Eventually(t, func() bool { return p.taken(t)/mib == 2 }, peertest.Guard, time.Millisecond, "the memory of one chunk, which two processes have")
 	steady.Kill()
 	publisher.Wait()

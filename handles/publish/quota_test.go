@@ -96,7 +96,7 @@ func TestWhoReadsNothingIsCutOffWhereOthersWait(t *testing.T) {
 	}
 	select {
 	case err := <-ends[0]:
-		t.Fatal("nobody waits: ", err)
+		t.Fatal("no client waits: ", err)
 	case <-time.After(20 * time.Millisecond):
 	}
 	v.served() // which needs 20 of the 48
@@ -155,14 +155,14 @@ func TestFollowingHasARate(t *testing.T) {
 	}
 	require.LessOrEqual(t, len(r.all), 2*mostBuckets+2)
 	r.take(peer.Credentials{PID: 3}, now.Add(time.Minute))
-	require.Len(t, r.all, 1, "who asks for nothing is forgotten")
+	require.Len(t, r.all, 1, "a process without requests is forgotten")
 
 	v := newVictim(t, ServerOptions{MaxFollowRate: 1}, peer.Options{})
 	far, _ := v.as(70_001, uint32(os.Geteuid()))
 	for i := range 3 {
 		require.NoError(t, far.Send(peertest.Context(t), pack(&follow{number: uint32(i), access: WriteAccess, name: "nothing"})))
 	}
-	for range 3 { // they wait, and are answered
+	for range 3 { // they wait, and are served
 		m := v.receive(far)
 		require.NoError(t, m.Close())
 	}

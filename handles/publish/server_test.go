@@ -167,7 +167,7 @@ func (l loud) Write(p []byte) (int, error) {
 }
 
 // A client that is not let in learns why from its first request, whichever side
-// is quicker, and fills nobody's log with warnings.
+// is quicker, and fills no log with warnings.
 func TestARefusedClientLearnsWhy(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(loud{t}, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	v := newVictim(t, ServerOptions{MaxSessions: 2, Log: log}, peer.Options{}) // of which the victim has one follower

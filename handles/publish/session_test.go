@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// While a change of one publication waits, a request for it holds up no answers to
+// While a change of one publication waits, a request for it delays no replies to
 // the same client about another.
 func TestOnePublicationHoldsUpAnother(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})

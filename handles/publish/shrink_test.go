@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A Shrink that waits for the GPU holds up nobody but those who change the
+// A Shrink that waits for the GPU delays only other changes of the
 // buffer: followers are told, others come and go, and new contents are announced.
 func TestAShrinkThatWaitsForTheGPU(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
@@ -37,7 +37,7 @@ func TestAShrinkThatWaitsForTheGPU(t *testing.T) {
 	require.NoError(t, f.Next(peertest.Context(t)))
 	require.Equal(t, 1000, f.Len())
 	require.Len(t, v.p.Stats().Followers, 2)
-	again := make(chan error, 1) // waits for the first, and holds up nobody either
+	again := make(chan error, 1) // waits for the first, and delays nothing either
 	go func() { again <- v.p.Shrink(500) }()
 	require.Never(t, func() bool { return len(over)+len(again) > 0 }, 20*time.Millisecond, time.Millisecond, "the GPU is busy")
 	require.NoError(t, v.p.Announce(peertest.Context(t), 1000, nil))
@@ -50,8 +50,8 @@ func TestAShrinkThatWaitsForTheGPU(t *testing.T) {
 	v.served()
 }
 
-// Whoever is cut off for what it keeps holds up nobody else either.
-func TestCuttingOffAFollowerHoldsUpNobody(t *testing.T) {
+// A follower that is cut off for the memory that it keeps delays no other.
+func TestCuttingOffAFollowerDelaysNoOther(t *testing.T) {
 	v := newVictim(t, ServerOptions{MaxPinned: 1 << 20}, peer.Options{})
 	v.announce(1 << 20)
 	near, raw := peertest.Pair(t, peer.Options{})
