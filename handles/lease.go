@@ -111,8 +111,8 @@ func LeaseBuffer(b *vmm.Buffer, o LeaseOptions) (*Lease, error) {
 // same type.
 func LeaseArray[T any](a *vmm.Array[T], o LeaseOptions) (*Lease, error) {
 	const op = "handles.LeaseArray"
-	if a == nil {
-		return nil, peererr.Invalid(op, "a nil array", "make one with vmm.NewArray")
+	if a.Buffer() == nil {
+		return nil, peererr.Invalid(op, "a nil or zero array", "make one with vmm.NewArray")
 	}
 	e, size := ElementOf[T]()
 	return leaseMemory(op, a.Buffer(), Descriptor{Kind: ArrayKind, Element: e, ElementSize: size}, uint64(size), o)
@@ -134,6 +134,9 @@ func LeaseAllocation(a *vmm.Allocation, o LeaseOptions) (*Lease, error) {
 
 func leaseMemory(op string, b *vmm.Buffer, d Descriptor, element uint64, o LeaseOptions) (*Lease, error) {
 	in := share.Of(b)
+	if in == nil {
+		return nil, peererr.Invalid(op, "a zero buffer", "make one with vmm.NewBuffer")
+	}
 	used := in.Used()
 	v, err := in.View(op, used)
 	if err != nil {

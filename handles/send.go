@@ -51,8 +51,8 @@ func SendBuffer(ctx context.Context, c *peer.Conn, b *vmm.Buffer) error {
 // with [ReceiveArray] of the same type. In all else it is like SendBuffer.
 func SendArray[T any](ctx context.Context, c *peer.Conn, a *vmm.Array[T]) error {
 	const op = "handles.SendArray"
-	if a == nil {
-		return peererr.Invalid(op, "a nil array", "make one with vmm.NewArray")
+	if a.Buffer() == nil {
+		return peererr.Invalid(op, "a nil or zero array", "make one with vmm.NewArray")
 	}
 	e, size := ElementOf[T]()
 	return sendMemory(ctx, op, c, a.Buffer(), Descriptor{Kind: ArrayKind, Element: e, ElementSize: size}, uint64(size))
@@ -78,6 +78,9 @@ func SendAllocation(ctx context.Context, c *peer.Conn, a *vmm.Allocation) error 
 // sendMemory sends a buffer's memory in use. element is the size of an element in bytes.
 func sendMemory(ctx context.Context, op string, c *peer.Conn, b *vmm.Buffer, d Descriptor, element uint64) error {
 	in := share.Of(b)
+	if in == nil {
+		return peererr.Invalid(op, "a zero buffer", "make one with vmm.NewBuffer")
+	}
 	used := in.Used()
 	v, err := in.View(op, used)
 	if err != nil {

@@ -86,8 +86,8 @@ func (s *Server) Publish(name string, b *vmm.Buffer) (*Publication, error) {
 // must name the same element type.
 func Array[T any](s *Server, name string, a *vmm.Array[T]) (*Publication, error) {
 	const op = "publish.Array"
-	if a == nil {
-		return nil, peererr.Invalid(op, "a nil array", "make one with vmm.NewArray")
+	if a.Buffer() == nil {
+		return nil, peererr.Invalid(op, "a nil or zero array", "make one with vmm.NewArray")
 	}
 	element, size := handles.ElementOf[T]()
 	return s.publish(op, name, share.Of(a.Buffer()), handles.Descriptor{Kind: handles.ArrayKind, Element: element, ElementSize: size}, uint64(size), nil)
@@ -101,6 +101,9 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 	}
 	if err := checkPublished(op, name); err != nil {
 		return nil, err
+	}
+	if m == nil {
+		return nil, peererr.Invalid(op, "a zero buffer", "make one with vmm.NewBuffer")
 	}
 	about := m.About()
 	if about.Followed {

@@ -156,7 +156,7 @@ func Of(s Sealed) *Handle { h, _ := s.owned(); return h }
 // caller keeps the count or releases it.
 func Use(s Sealed) (*Handle, bool) {
 	h, alive := s.owned()
-	if !alive.Acquire() {
+	if h == nil || !alive.Acquire() { // h is nil in a zero value
 		return nil, false
 	}
 	defer alive.Release()
