@@ -130,7 +130,7 @@ func TestBound(t *testing.T) {
 	require.Equal(t, 1, r.Over, "what an operation waits does not count")
 	require.InDelta(t, 9000, r.LongestUs, 1e-6)
 	require.InDelta(t, 5000, r.WorkedUs, 1e-6)
-	require.EqualValues(t, 4<<30, r.LongestOf)
+	require.Equal(t, 4<<30, r.LongestOf)
 	require.Contains(t, r.row(), "| 9.00 [5.00 *] | 4096.0 |")
 }
 
