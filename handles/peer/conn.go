@@ -21,13 +21,12 @@ import (
 )
 
 // Conn is a connection to another process, which carries messages with file
-// descriptors. One message is sent and one received at a time; all methods are
-// safe for use by any goroutine. The caller closes it.
+// descriptors. It sends one message and receives one at a time; all methods are
+// safe for concurrent use. The caller closes it.
 //
-// Every wait ends with its context. What the peer owes, a greeting or the rest
-// of a message, it owes within Options.Timeout; after that, and after anything
-// else that leaves the two sides at odds, the connection is closed, and every
-// later call returns the same error.
+// Every wait ends with its context. The peer must greet, and finish a message that it
+// has begun, within Options.Timeout. After that, and after any other violation of the
+// protocol, the connection is closed, and every later call returns the same error.
 type Conn struct {
 	linked
 	sock   *sock.Conn
@@ -40,8 +39,8 @@ type Conn struct {
 	mailbox            mailbox
 	out                outbound // of the goroutine that sends
 	in                 inbound  // of the goroutine that receives
-	// owes is how long the peer may still make a receiver wait for what it
-	// has begun.
+	// owes is the time that the peer has left for the greeting or the message that it has
+	// begun.
 	owes    time.Duration
 	warning wait.Spinner // of the goroutine that receives
 	buf     []byte
@@ -55,7 +54,7 @@ type Conn struct {
 // linked lets the packages above reach the inner state.
 type linked = link.Holder[link.Conn[Message]]
 
-// newConn greets the peer. That does not wait, since the buffer of a new connection
+// newConn greets the peer. That does not block, since the buffer of a new connection
 // is empty, unless another process filled that of an inherited one.
 func newConn(s *sock.Conn, o Options) *Conn {
 	c := &Conn{sock: s, sending: wait.NewSlot(), receiving: wait.NewSlot(), greeted: make(chan struct{}), over: make(chan struct{}),
@@ -66,7 +65,7 @@ func newConn(s *sock.Conn, o Options) *Conn {
 	_, _ = rand.Read(c.in.own[:]) // never fails
 	c.owes = o.Timeout
 	_ = s.SetWriteDeadline(time.Now().Add(o.Timeout))
-	// A peer that is gone has perhaps said why: that is for the first Receive.
+	// An error is left to the first Receive: a peer that is gone may have given a reason.
 	_ = s.Send(greeting(c.in.own, c.in.versions), nil)
 	c.out.sequence = 1
 	return c
@@ -76,8 +75,8 @@ func newConn(s *sock.Conn, o Options) *Conn {
 // socketpair, whose credentials prove nothing.
 func (c *Conn) Peer() (p Credentials, known bool) { return c.peer, c.known }
 
-// fail closes the connection for good. The peer is told why where that is of
-// use to it.
+// fail ends the connection for good, and tells the peer why unless it is gone or refused
+// itself. It returns the first reason.
 func (c *Conn) fail(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -105,11 +104,11 @@ func (c *Conn) fail(err error) error {
 	return err
 }
 
-// refusalWait is how long a peer that does not read may hold up its refusal, and
-// how long a concurrent sender may.
+// refusalWait bounds how long a refusal waits for a peer that does not read, and for a
+// concurrent sender.
 const refusalWait = 100 * time.Millisecond
 
-// refuse tells the peer why.
+// refuse sends a refusal with its reason.
 func refuse(s *sock.Conn, to nonce, sequence uint64, reason string) {
 	reason = wire.Clip(reason, wire.MaxReason)
 	h := header{version: firstVersion, kind: wire.Refusal, to: to, sequence: sequence, bytes: uint32(len(reason)), allBytes: uint32(len(reason))}
@@ -126,7 +125,7 @@ func (c *Conn) isOver() bool {
 	}
 }
 
-// ended is the error of a call on a connection that is over.
+// ended returns the error of a call on a connection that has ended.
 func (c *Conn) ended(op string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -136,7 +135,7 @@ func (c *Conn) ended(op string) error {
 	return peererr.Closed(op, "connection")
 }
 
-// sockError is what becomes of a connection whose socket failed a receiver.
+// sockError ends a connection whose socket failed a receiver.
 func (c *Conn) sockError(op string, err error) error {
 	switch {
 	case c.isOver() || wait.WasClosed(err):
@@ -160,7 +159,7 @@ func (c *Conn) greet(ctx context.Context, op string) error {
 	case <-c.greeted:
 		return nil
 	case <-ctx.Done():
-		return peererr.Wait(ctx, op, "no greeting of the peer yet", "try again")
+		return peererr.Wait(ctx, op, "no greeting from the peer yet", "try again")
 	case <-c.over:
 		return c.ended(op)
 	}
@@ -179,11 +178,11 @@ func (c *Conn) greetLocked(ctx context.Context, op string) error {
 	return nil
 }
 
-// packet receives one packet, within a limit where the peer owes it. The caller
+// packet receives one packet, within a limit if the peer owes it. The caller
 // has the slot.
 func (c *Conn) packet(ctx context.Context, op string, owed bool) (*Message, error) {
 	if c.buf == nil {
-		// One byte more than a packet has, so that one too long shows.
+		// One byte longer than any packet, to notice one that is too long.
 		c.buf = make([]byte, packetHeader+packetBody+1)
 	}
 	var n int
@@ -213,10 +212,10 @@ func (c *Conn) packet(ctx context.Context, op string, owed bool) (*Message, erro
 		if ctx.Err() != nil {
 			return nil, peererr.Wait(ctx, op, "", "try again: nothing was lost")
 		}
-		return nil, c.fail(peererr.Wrap(err, op, ErrTimeout, fmt.Sprintf("the peer did not finish what it owes in %v", c.limits.Timeout),
+		return nil, c.fail(peererr.Wrap(err, op, ErrTimeout, fmt.Sprintf("the peer did not finish what it owes within %v", c.limits.Timeout),
 			"see what it waits for, or raise Options.Timeout"))
 	}
-	if c.isOver() { // it lay there when the connection ended
+	if c.isOver() { // the packet was in the queue when the connection ended
 		_ = CloseAll(fds)
 		return nil, c.ended(op)
 	}
@@ -227,10 +226,10 @@ func (c *Conn) packet(ctx context.Context, op string, owed bool) (*Message, erro
 	return m, nil
 }
 
-// Receive waits for the next message of the program. The file descriptors in
-// it are the caller's. After the end of the context nothing is lost: the next
-// Receive goes on where this one stopped. Memory that the
-// peer sends (handles.SendBuffer) is not for Receive.
+// Receive waits for the next message of the program. Its file descriptors belong to
+// the caller. If the context ends nothing is lost: the next
+// Receive goes on where this one stopped. Receive does not return memory that the peer
+// sends (handles.SendBuffer).
 func (c *Conn) Receive(ctx context.Context) (m Message, err error) {
 	if !c.closer.Acquire() {
 		return Message{}, peererr.Closed(peererr.OpReceive, "connection")
@@ -252,10 +251,10 @@ func (c *Conn) notTaken(ctx context.Context, op string) error {
 	}
 }
 
-// Send sends a message and returns when the system has all of it, which does
-// not mean that the peer has read it. The body and the file descriptors stay
-// the caller's. After the end of the context the connection is closed where
-// part of the message is on its way.
+// Send sends a message and returns once the system has all of it; the peer may not have
+// read it yet. The body and the file descriptors stay
+// the caller's. If the context ends after part of the message was sent, the connection is
+// closed.
 func (c *Conn) Send(ctx context.Context, m Message) error {
 	const op = "peer.Conn.Send"
 	switch {
@@ -265,8 +264,8 @@ func (c *Conn) Send(ctx context.Context, m Message) error {
 	return c.transmit(ctx, op, m, 0)
 }
 
-// transmit sends a message of any kind. With patience it gives up after so long if
-// nothing could be sent: that is ErrTimeout, and the connection goes on.
+// transmit sends a message of any kind. With patience it returns ErrTimeout if it could
+// send nothing in that time, and the connection goes on.
 func (c *Conn) transmit(ctx context.Context, op string, m Message, patience time.Duration) error {
 	switch {
 	case len(m.Body) > MaxBody:
@@ -304,12 +303,12 @@ func (c *Conn) transmit(ctx context.Context, op string, m Message, patience time
 	if err != nil && begun && !errors.Is(err, ErrGone) {
 		return c.fail(err)
 	}
-	// What a peer that is gone sent before can still be received.
+	// If the peer is gone, its earlier messages can still be received.
 	return err
 }
 
-// send cuts the message into packets. begun says that the peer has part of it
-// at least. The caller has the slot.
+// send cuts the message into packets. begun reports whether at least part of it was sent.
+// The caller has the slot.
 func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, patience time.Duration) (begun bool, err error) {
 	limit := time.Now().Add(c.limits.Timeout)
 	if patience > 0 {
@@ -321,15 +320,15 @@ func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, p
 		p, body, with := c.out.packet(m, bytes, fds, batch)
 		err = wait.Until(ctx, limit, c.sock.SetWriteDeadline, func() error { return c.sock.Send(p, numbers[fds:fds+with]) })
 		if sock.TooManyInFlight(err) {
-			// Descriptors in flight count for all processes of this user,
-			// until their receivers take them.
+			// The limit of descriptors in flight is that of the user, over all
+			// processes, until the receivers take them.
 			batch = max(1, with/2)
 			if wait.SleepUntil(ctx, moment, limit) {
 				moment = min(2*moment, 50*time.Millisecond)
 				continue
 			}
 			if !begun && ctx.Err() == nil {
-				return false, peererr.Wrap(err, op, ErrOpenFiles, "file descriptors of this user are on their way, and not read by other processes",
+				return false, peererr.Wrap(err, op, ErrOpenFiles, "too many file descriptors of this user are in flight, not yet read by their receivers",
 					"end the processes that do not read, or raise the limit of open files (ulimit -n)")
 			}
 			err = os.ErrDeadlineExceeded
@@ -342,12 +341,12 @@ func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, p
 		case c.isOver() || wait.WasClosed(err):
 			return begun, c.ended(op)
 		case errors.Is(err, io.EOF):
-			return begun, peererr.New(op, ErrGone, "", "Receive says why, where the peer did")
+			return begun, peererr.New(op, ErrGone, "", "Receive returns the peer's reason, if it gave one")
 		default:
 			return begun, peererr.System(op, fmt.Sprintf("a packet of %d bytes and %s", len(p), errs.Count(with, "file descriptor")), err)
 		}
 		if patience > 0 && !begun {
-			limit = time.Now().Add(c.limits.Timeout) // what is begun must be finished
+			limit = time.Now().Add(c.limits.Timeout) // a message that has begun must be finished
 		}
 		c.out.sequence++
 		bytes, fds, begun = bytes+body, fds+with, true
@@ -355,7 +354,7 @@ func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, p
 	return begun, nil
 }
 
-// warn is link.Conn's Warn.
+// warn implements link.Conn.
 func (c *Conn) warn() {
 	select {
 	case <-c.greeted:
@@ -363,7 +362,7 @@ func (c *Conn) warn() {
 		return
 	}
 	if !c.sending.Try() {
-		return // then it wakes by what is being sent
+		return // the message that is being sent wakes the peer
 	}
 	defer c.sending.Give()
 	if p, _, _ := c.out.packet(&Message{Kind: wire.Warning}, 0, 0, 0); c.sock.SendNow(p) {
@@ -371,11 +370,11 @@ func (c *Conn) warn() {
 	}
 }
 
-// Released ends when the connection has given everything back, after Close.
+// Released ends once Close has released everything.
 func (c *Conn) Released() cuda.Completion { return c.closer.Completion() }
 
-// Close ends the connection and every call that waits on it. What was sent and
-// not yet received still arrives. The second Close does nothing.
+// Close ends the connection and every call that waits on it. Messages that were sent and
+// not yet received still arrive. Idempotent.
 func (c *Conn) Close() error {
 	c.closer.Life.Close()
 	c.mu.Lock()

@@ -14,10 +14,10 @@ import (
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
 
-// Dial connects to the socket of a [Listener] and waits until both sides have
-// greeted. The directory must let in only its owner (mode 0700), who must
-// be the peer that Options.Allow lets in. Only the last folder of the path is
-// checked not to be a link. The caller closes the connection.
+// Dial connects to the socket of a [Listener] and waits for the greetings of both
+// sides. Only its owner may enter the socket's directory (mode 0700), and the peer must
+// be a process of that user that Options.Allow admits. Only the last folder of the path
+// must not be a symbolic link. The caller closes the connection.
 func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 	const op = "peer.Dial"
 	dir, name := filepath.Split(path)
@@ -37,16 +37,16 @@ func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	who, err := admit(s, o.Allow)
-	if err == nil && who.UID != d.Owner {
-		err = fmt.Errorf("%v, where the directory belongs to user %d", who, d.Owner)
+	cred, err := admit(s, o.Allow)
+	if err == nil && cred.UID != d.Owner {
+		err = fmt.Errorf("%v, but the directory belongs to user %d", cred, d.Owner)
 	}
 	if err != nil {
 		_ = s.Close()
-		return nil, peererr.Wrap(err, op, ErrPeer, fmt.Sprintf("the process that serves %q", path), "admit it with Options.Allow if it is the one you mean")
+		return nil, peererr.Wrap(err, op, ErrPeer, fmt.Sprintf("the process that serves %q", path), "admit it with Options.Allow if it is the intended one")
 	}
 	c := newConn(s, o)
-	c.peer, c.known = who, true
+	c.peer, c.known = cred, true
 	if err := c.greet(ctx, op); err != nil {
 		_ = c.Close()
 		return nil, err
@@ -54,9 +54,9 @@ func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 	return c, nil
 }
 
-// dial tries again while the listener's queue is full, which Unix sockets say
-// at once, and while a listener is being made: under the directory's lock it is
-// there for a moment before it listens.
+// dial retries while the listener's queue is full, which a Unix socket reports at once,
+// and while a listener is being made: it has the directory's lock between binding and
+// listening.
 func dial(ctx context.Context, op string, d *sock.Dir, path, name string, timeout time.Duration) (*sock.Conn, error) {
 	asked := fmt.Sprintf("socket %q", path)
 	limit := time.Now().Add(timeout)
@@ -82,7 +82,7 @@ func dial(ctx context.Context, op string, d *sock.Dir, path, name string, timeou
 	}
 }
 
-// unlocked waits until the directory's lock is free, or returns false.
+// unlocked waits for the directory's lock to be free. It returns false if that fails.
 func unlocked(ctx context.Context, d *sock.Dir, limit time.Time) bool {
 	for {
 		ok, err := d.TryLock()
@@ -96,9 +96,9 @@ func unlocked(ctx context.Context, d *sock.Dir, limit time.Time) bool {
 	}
 }
 
-// Pair makes a connection to a child that is not yet started. The file goes
-// into its exec.Cmd.ExtraFiles and is closed after Start, or the end of the
-// child would go unnoticed. The caller closes both.
+// Pair makes a connection to a child that is yet to be started. The caller puts the file
+// into the child's exec.Cmd.ExtraFiles and closes it after Start, since otherwise the end
+// of the child would go unnoticed. The caller closes both.
 func Pair(o Options) (*Conn, *os.File, error) {
 	s, f, err := sock.Pair()
 	if err != nil {
@@ -107,9 +107,9 @@ func Pair(o Options) (*Conn, *os.File, error) {
 	return newConn(s, o.withDefaults()), f, nil
 }
 
-// Inherit makes a connection of the file that a parent made with [Pair]: the
-// first of exec.Cmd.ExtraFiles is os.NewFile(3, "parent"). It takes the file
-// over; after an error it is still the caller's.
+// Inherit makes a connection from the file that a parent made with [Pair]: the
+// first of exec.Cmd.ExtraFiles is os.NewFile(3, "parent"). It takes ownership of the
+// file, unless it fails.
 func Inherit(f *os.File, o Options) (*Conn, error) {
 	const op = "peer.Inherit"
 	if f == nil {

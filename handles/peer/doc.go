@@ -1,6 +1,5 @@
-// Package peer provides connections between processes of one host, over which file
-// descriptors travel: what the packages handles and handles/publish share GPU memory
-// over.
+// Package peer provides connections between processes of one host that carry messages
+// with file descriptors. Packages handles and handles/publish share GPU memory over them.
 //
 // A [Conn] carries messages with file descriptors, over a socket in a private
 // directory ([Listen], [Dial]) or to a child process ([Pair], [Inherit]). Messages keep
@@ -10,11 +9,11 @@
 // # Trust
 //
 // The system tells each side the user and the process at the other end, and
-// [Options.Allow] decides who is admitted: by default processes of the same user. A
+// [Options.Allow] decides which are admitted: by default processes of the same user. A
 // socket lies in a directory that only its owner may enter, which both sides check.
-// Beyond that a peer is not trusted: whatever it sends is checked before it is used,
-// every wait for it has a limit, and what breaks the protocol ends the connection with
-// an error that both sides see. docs/protocol.md specifies what travels, with test
+// Beyond that a peer is not trusted: everything that it sends is checked before use,
+// every wait for it has a limit, and a violation of the protocol ends the connection with
+// an error that both sides see. docs/protocol.md specifies the protocol, with test
 // vectors; both sides negotiate a version.
 //
 // # Other systems

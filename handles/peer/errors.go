@@ -8,30 +8,30 @@ import (
 	"github.com/cuvmm/cuvmm/internal/peererr"
 )
 
-// What can go wrong between processes; test for them with errors.Is. The error
+// Errors between processes; test for them with errors.Is. The error
 // itself is an *[Error]. A use after Close is [cuda.ErrClosed], an argument that
-// could never work [cuda.ErrInvalidArgument].
+// can never work [cuda.ErrInvalidArgument].
 var (
-	// ErrProtocol: the peer sent what no peer of this version sends. The connection is
-	// closed.
+	// ErrProtocol: the peer violated the protocol, or has no version in common. The
+	// connection is closed.
 	ErrProtocol = errors.New("protocol violation")
 	// ErrPeer: the policy does not admit the process at the other end, or the owner of
 	// the socket's directory.
 	ErrPeer = errors.New("peer not allowed")
-	// ErrRefused: the peer said why it ended the connection, or why it did not take,
-	// or give, memory.
+	// ErrRefused: the peer ended the connection, or refused to share or receive memory,
+	// and gave its reason.
 	ErrRefused = errors.New("refused by the peer")
 	// ErrGone: the peer closed the connection or ended.
 	ErrGone = errors.New("the peer is gone")
 	// ErrTooLarge: more bytes, chunks or file descriptors than the limit.
 	ErrTooLarge = errors.New("too large")
-	// ErrTruncated: part of a message or of its file descriptors was lost on the way,
-	// mostly because this process may open no more files.
+	// ErrTruncated: part of a message or of its file descriptors was lost in transit,
+	// mostly because this process has too many open files.
 	ErrTruncated = errors.New("truncated")
 	// ErrTimeout: the peer did not reply in time.
 	ErrTimeout = errors.New("timed out")
-	// ErrOpenFiles: the share of the limit of open files that is for descriptors of
-	// shared memory is used up.
+	// ErrOpenFiles: descriptors of shared memory have used up their share of the limit
+	// of open files.
 	ErrOpenFiles = errors.New("too many open files")
 )
 
@@ -39,16 +39,16 @@ var (
 type Error struct {
 	// Op is the operation, such as "peer.Dial".
 	Op string
-	// Asked says what was asked for, or what came.
+	// Asked is the request, or what was received.
 	Asked string
-	// Hint says what to do about it.
+	// Hint is the remedy.
 	Hint string
 
 	kind  error
 	cause error
 }
 
-// Error returns everything that is known, on one line.
+// Error returns all of it on one line.
 func (e *Error) Error() string { return errs.Line(e.Op, e.kind, e.Asked, e.cause, e.Hint) }
 
 // Unwrap returns the sentinel and the cause.

@@ -17,13 +17,12 @@ import (
 	"github.com/cuvmm/cuvmm/internal/peererr"
 )
 
-// FD owns a file descriptor, always one that is closed on exec. Its methods
-// are safe for use by any goroutine at any time.
+// FD owns a file descriptor, which is closed on exec. Its methods are safe for
+// concurrent use. The owner closes it.
 //
-// An open descriptor of GPU memory keeps that memory taken, so its owner closes
-// it. One that the collector finds without Close is counted and reported
-// ([TraceFDs]) and closed: unlike an address, its number is lent for the time
-// of a call only, so nothing else can have it.
+// An open descriptor of GPU memory pins that memory. An FD that the garbage collector
+// finds without Close is counted, reported ([TraceFDs]) and closed: unlike an address,
+// its number is lent for the duration of a call only, so nothing else can have it.
 type FD struct {
 	owned
 	s       *descriptor
@@ -33,35 +32,34 @@ type FD struct {
 // owned lets the packages above reach the inner state.
 type owned = link.Holder[*descriptor]
 
-// descriptor is the inner state: what the collector's cleanup holds.
+// descriptor is the inner state, which the collector's cleanup holds.
 type descriptor struct {
 	n      int
 	closer life.Closer
 	ending life.Ending // of the file, which may be closed later than the number is given up
 	stack  []uintptr
-	// foreign: another process chose the file, so that closing it may take as
-	// long as that likes.
+	// foreign: another process chose the file, and so how long its close takes.
 	foreign atomic.Bool
 }
 
-// fds counts for the process, as its limit of open files does.
+// fds has the counts of this process, whose limit of open files they share.
 var fds struct {
 	open, lost atomic.Int64
 	log        atomic.Pointer[slog.Logger]
 }
 
-// TraceFDs has the creation stack of every FD kept from now on, and each lost
-// one reported to the logger. A nil logger ends it.
+// TraceFDs records the creation stack of every FD from now on, and logs each FD that is
+// lost without Close. A nil logger ends it.
 func TraceFDs(log *slog.Logger) { fds.log.Store(log) }
 
-// OpenFDs is how many file descriptors the FDs of this process hold open.
+// OpenFDs returns how many FDs of this process are open.
 func OpenFDs() int { return int(fds.open.Load()) }
 
-// LostFDs is how many FDs the collector found without Close.
+// LostFDs returns how many FDs the collector found without Close.
 func LostFDs() int { return int(fds.lost.Load()) }
 
-// NewFD takes over the file descriptor n, and has it closed on exec. After an
-// error it is still the caller's.
+// NewFD takes ownership of the file descriptor n, and has it closed on exec. After an
+// error n is still the caller's.
 func NewFD(n int) (*FD, error) {
 	if err := fd.Take(n); err != nil {
 		if errors.Is(err, syscall.EBADF) {
@@ -72,7 +70,7 @@ func NewFD(n int) (*FD, error) {
 	return own(n), nil
 }
 
-// own takes over a descriptor that is known to be open and closed on exec.
+// own takes ownership of a descriptor that is known to be open and closed on exec.
 func own(n int) *FD {
 	s := &descriptor{n: n}
 	if fds.log.Load() != nil {
@@ -85,21 +83,21 @@ func own(n int) *FD {
 	return f
 }
 
-// received takes over a descriptor that another process sent.
+// received takes ownership of a descriptor that another process sent.
 func received(n int) *FD {
 	f := own(n)
 	f.s.foreign.Store(true)
 	return f
 }
 
-// SetForeign says whether another process chose the file. One that the driver, or the
-// library, has taken for one of its own is not foreign any more.
+// SetForeign sets whether another process chose the file. A file that the driver, or the
+// library, has recognised as its own kind is no longer foreign.
 func (s *descriptor) SetForeign(foreign bool) { s.foreign.Store(foreign) }
 
-// close gives the number back, a foreign file's on a goroutine of its own: then
-// done is closed when it is closed.
+// close closes the descriptor, that of a foreign file on another goroutine, which closes
+// done at its end.
 func (s *descriptor) close() (done <-chan struct{}, err error) {
-	// The number is given back even if close fails, so there is no second try.
+	// The system releases the number even if close fails, so there is no retry.
 	_ = s.closer.Close(func() error {
 		if s.foreign.Load() {
 			done = fd.Away(func() {
@@ -125,8 +123,7 @@ func (s *descriptor) lose() {
 	_, _ = s.close()
 }
 
-// String names the descriptor, with the stack that made it where FDs were
-// traced.
+// String names the descriptor, with its creation stack if FDs were traced.
 func (s *descriptor) String() string {
 	text := fmt.Sprintf("file descriptor %d", s.n)
 	if len(s.stack) == 0 {
@@ -165,8 +162,9 @@ func (f *FD) hold(op, what string) error {
 	return nil
 }
 
-// Use lends the number to the function, which must neither keep it nor close
-// the FD: it stays open until the function returns, and Close waits for that.
+// Use calls the function with the number, which it must neither keep nor close. The FD
+// stays open until the function returns; Close waits for that, so the function must not
+// call it.
 func (f *FD) Use(do func(n int) error) error {
 	const op = "peer.FD.Use"
 	if do == nil {
@@ -180,7 +178,7 @@ func (f *FD) Use(do func(n int) error) error {
 	return do(f.s.n)
 }
 
-// Dup is another descriptor of the same file. The caller closes it.
+// Dup returns another descriptor of the same file. The caller closes it.
 func (f *FD) Dup() (*FD, error) {
 	const op = "peer.FD.Dup"
 	if err := f.hold(op, "file descriptor"); err != nil {
@@ -197,7 +195,7 @@ func (f *FD) Dup() (*FD, error) {
 	return d, nil
 }
 
-// File hands the descriptor over: the file owns it now, and the FD is closed.
+// File closes the FD and returns a file that owns the descriptor.
 func (f *FD) File(name string) (*os.File, error) {
 	if f == nil || f.s == nil {
 		return nil, peererr.Invalid("peer.FD.File", "file descriptor is nil", "pass an open one, as NewFD and Receive return")
@@ -228,10 +226,9 @@ func (f *FD) Released() cuda.Completion {
 	return f.s.ending.Completion()
 }
 
-// Close closes the descriptor, after waiting for the calls of Use that run. A
-// file that another process sent may be one whose close takes for ever: then
-// Close returns after a second, and the kernel goes on with it. The second Close
-// does nothing.
+// Close waits for running calls of Use and closes the descriptor. The close of a file
+// that another process sent may take for ever: Close returns after a second then, and the
+// kernel goes on closing. Idempotent.
 func (f *FD) Close() error {
 	if f == nil || f.s == nil {
 		return nil
@@ -247,14 +244,14 @@ func (f *FD) Close() error {
 	return nil
 }
 
-// CloseAll closes descriptors, those of other processes concurrently, so that it waits
-// no longer than Close does for one. Nil ones are left out.
+// CloseAll closes descriptors, foreign files concurrently, so that it waits no longer
+// than Close does for one. It skips nil ones.
 func CloseAll(all []*FD) error {
 	var errs []error
 	var away []<-chan struct{}
 	for _, f := range all {
 		if f == nil || f.s == nil {
-			continue // a message that was never sent may have such
+			continue // a message that was never sent may have nil ones
 		}
 		f.cleanup.Stop()
 		done, err := f.s.close()

@@ -18,7 +18,7 @@ import (
 )
 
 // Listener waits for connections on a socket in a private directory. Its
-// methods are safe for use by any goroutine. The caller closes it.
+// methods are safe for concurrent use. The caller closes it.
 type Listener struct {
 	l         sock.Listener
 	dir       *sock.Dir
@@ -31,15 +31,15 @@ type Listener struct {
 	closer    life.Closer
 }
 
-// maxName keeps the socket's address within what the system takes, 107 bytes.
+// maxName keeps the socket's address within the system's limit, 107 bytes.
 const maxName = 80
 
-// Listen makes a socket of that name in a directory that belongs to this
-// process's user alone (mode 0700); the directory is made
-// where there is none. An empty name is a random one, which [Listener.Path]
-// tells. A socket that a process of this user left behind when it died is
-// replaced. If another process listens there Listen returns cuda.ErrInUse, whose cause is
-// a [ServedError]; so it does for anything else of that name.
+// Listen makes a socket of that name in a directory that belongs to this process's user
+// and that only this user may enter (mode 0700). It makes the directory if there is none.
+// An empty name is replaced by a random one, which [Listener.Path] returns. Listen
+// replaces a socket that a process of this user left behind when it died. Anything else of
+// that name is cuda.ErrInUse; if another process listens there, its cause is a
+// [ServedError].
 func Listen(dir, name string, o Options) (*Listener, error) {
 	const op = "peer.Listen"
 	if name == "" {
@@ -73,8 +73,8 @@ func checkName(op, name string) error {
 	return nil
 }
 
-// openDir opens a directory that only its owner may enter, and makes it
-// first where it is to be made.
+// openDir opens a directory that only its owner may enter. With create it makes the
+// directory first, if there is none.
 func openDir(op, path string, create bool) (*sock.Dir, error) {
 	asked := fmt.Sprintf("directory %q", path)
 	d, err := sock.OpenDir(path, create)
@@ -89,7 +89,7 @@ func openDir(op, path string, create bool) (*sock.Dir, error) {
 	}
 	switch {
 	case d.Mode != 0o700:
-		err = peererr.New(op, ErrPeer, fmt.Sprintf("%s has mode %#o", asked, uint32(d.Mode)), "others could put a socket there: use a directory of mode 0700")
+		err = peererr.New(op, ErrPeer, fmt.Sprintf("%s has mode %#o", asked, uint32(d.Mode)), "other users could put a socket there: use a directory of mode 0700")
 	case create && sameUser(Credentials{UID: d.Owner}) != nil:
 		err = peererr.New(op, ErrPeer, fmt.Sprintf("%s belongs to user %d", asked, d.Owner), "use a directory of this process's user")
 	}
@@ -100,7 +100,7 @@ func openDir(op, path string, create bool) (*sock.Dir, error) {
 	return d, nil
 }
 
-// lock takes the lock of the directory, under which names are made and removed.
+// lock acquires the directory's lock, under which names are made and removed.
 func (l *Listener) lock(op string) error {
 	limit := time.Now().Add(l.options.Timeout)
 	for {
@@ -112,7 +112,7 @@ func (l *Listener) lock(op string) error {
 			return nil
 		case !wait.SleepUntil(context.Background(), time.Millisecond, limit):
 			return peererr.New(op, ErrTimeout, fmt.Sprintf("another process has held the lock of the directory of %q for %v", l.path, l.options.Timeout),
-				"end the process of this user that stands still there")
+				"end the process of this user that hangs there")
 		}
 	}
 }
@@ -138,8 +138,8 @@ func (l *Listener) bind(op, name string) error {
 	return nil
 }
 
-// removeStale makes the name free where it is a socket of this user that
-// no process listens on. The lock keeps other processes from making a new one.
+// removeStale removes a socket of this user that no process listens on. The directory's
+// lock keeps other processes from making a new one.
 func (l *Listener) removeStale(op, name string) error {
 	entry, err := l.dir.Lookup(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -149,7 +149,7 @@ func (l *Listener) removeStale(op, name string) error {
 		return peererr.System(op, l.path, err)
 	}
 	if !entry.Socket || entry.Owner != l.dir.Owner {
-		return peererr.New(op, cuda.ErrInUse, fmt.Sprintf("%q is something else than a socket of this user", l.path), "use another name, or remove it")
+		return peererr.New(op, cuda.ErrInUse, fmt.Sprintf("%q is not a socket of this user", l.path), "use another name, or remove it")
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), l.options.Timeout)
 	defer cancel()
@@ -169,15 +169,15 @@ func (l *Listener) removeStale(op, name string) error {
 	return nil
 }
 
-// Path is where the socket is, for [Dial].
+// Path returns the path of the socket, for [Dial].
 func (l *Listener) Path() string { return l.path }
 
-// Accept waits for the next peer that Options.Allow lets in; those it does not
-// are told and forgotten. It does not wait for the peer to say anything, so a
+// Accept waits for the next peer that Options.Allow admits. A peer that it refuses
+// receives the reason. Accept does not wait for the peer's greeting, so a
 // silent one delays no other. The caller closes the connection.
 //
-// An error other than that of the context, or cuda.ErrClosed, may pass: that
-// this process may open no more files, above all.
+// An error other than that of the context, or cuda.ErrClosed, may be temporary: mostly
+// that this process has too many open files.
 func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 	const op = "peer.Listener.Accept"
 	if !l.closer.Acquire() {
@@ -204,15 +204,15 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 		default:
 			return nil, peererr.System(op, l.path, err)
 		}
-		who, err := admit(s, l.options.Allow)
+		cred, err := admit(s, l.options.Allow)
 		if err == nil {
 			c := newConn(s, l.options)
-			c.peer, c.known = who, true
+			c.peer, c.known = cred, true
 			return c, nil
 		}
-		l.options.Log.Info("cuvmm: a peer was refused", "socket", l.path, "peer", who.String(), "reason", err.Error())
-		refuse(s, nonce{}, 0, fmt.Sprintf("user %d is not allowed", who.UID))
-		s.Abandon() // in its queue may lie what takes long to close
+		l.options.Log.Info("cuvmm: a peer was refused", "socket", l.path, "peer", cred.String(), "reason", err.Error())
+		refuse(s, nonce{}, 0, fmt.Sprintf("user %d is not allowed", cred.UID))
+		s.Abandon() // files in its queue may take long to close
 	}
 }
 
@@ -220,7 +220,7 @@ func (l *Listener) notAccepted(ctx context.Context, op string) error {
 	if l.ctx.Err() != nil {
 		return peererr.Closed(op, "listener")
 	}
-	return peererr.Wait(ctx, op, l.path, "no peer came: start one")
+	return peererr.Wait(ctx, op, l.path, "no peer connected: start one")
 }
 
 // admit returns the peer's credentials, and the policy's error if it is refused.
@@ -233,16 +233,15 @@ func admit(s *sock.Conn, allow func(Credentials) error) (Credentials, error) {
 	return p, allow(p)
 }
 
-// Released ends when the listener has given everything back, after Close.
+// Released ends once Close has released everything.
 func (l *Listener) Released() cuda.Completion { return l.closer.Completion() }
 
-// Close ends the listener and the calls of Accept that wait. The socket is
-// removed if it is still this listener's. Connections stay open. After an error the
-// socket's name is still there, and Close may be called again to remove it;
-// otherwise Close is idempotent.
+// Close ends the listener and waiting calls of Accept. It removes the socket if that is
+// still this listener's. Connections stay open. After an error the socket's name is still
+// there, and Close may be called again to remove it; otherwise Close is idempotent.
 func (l *Listener) Close() error {
 	const op = "peer.Listener.Close"
-	// Waiting calls end. The socket itself stays until its name is removed, or
+	// Waiting calls end first. The socket is open until its name is removed: otherwise
 	// another process would take it for a stale one.
 	l.closer.Life.Close()
 	l.end()

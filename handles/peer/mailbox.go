@@ -11,46 +11,46 @@ import (
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
-// What waits for the program while the library waits for something behind it.
+// Limits of the messages that wait for the program.
 const (
 	waitingMessages = 64
 	waitingBytes    = 4 << 20
 	waitingFDs      = 256
 )
 
-// mailbox sorts what came: messages of the program, and those of reserved kinds for
-// the inbox. The goroutine that has the slot for receiving fills it for all.
+// mailbox sorts received messages: those of the program, and those of reserved kinds for
+// the inbox. The goroutine that has the slot receiving fills it for all.
 type mailbox struct {
 	inbox link.Inbox[Message] // nil in a program without the package handles
 
 	mu sync.Mutex
-	// changed is closed, and made anew, when something came or was taken.
+	// changed is closed and replaced at every change.
 	changed chan struct{}
-	// program are messages that Receive takes, of so many bytes and descriptors.
+	// program are messages for Receive, of so many bytes and descriptors.
 	program    []Message
 	bytes, fds int
 }
 
-// wakeLocked has those that wait look again. The caller has mu.
+// wakeLocked wakes all goroutines that wait for a change.
 func (b *mailbox) wakeLocked() {
 	close(b.changed)
 	b.changed = make(chan struct{})
 }
 
-// state returns what is closed at the next change, and whether so much waits for the
-// program that nothing further is read.
+// state returns a channel that the next change closes, and whether the mailbox is full, so
+// that nothing further is read until the program takes a message.
 func (b *mailbox) state() (changed chan struct{}, full bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.changed, len(b.program) >= waitingMessages || b.bytes >= waitingBytes || b.fds >= waitingFDs
 }
 
-// put sorts a message in. An error says that no peer sends that now; then nothing of
-// the message is left open.
+// put takes a message. An error is a violation of the protocol, and the message is closed
+// then.
 func (b *mailbox) put(m Message) error {
 	keep, err := b.sort(m)
 	if !keep {
-		_ = m.Close() // without the lock: to close a file that the peer chose may take long
+		_ = m.Close() // without the lock: closing a file that the peer chose may take long
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -72,12 +72,12 @@ func (b *mailbox) sort(m Message) (keep bool, err error) {
 		}
 		return false, err
 	case b.inbox == nil:
-		return false, peererr.Violation("memory (a message of kind %#x), which this program does not receive", m.Kind)
+		return false, peererr.Violation("memory (a message of kind %#x), but this program does not import package handles", m.Kind)
 	}
 	return b.inbox.Sort(m)
 }
 
-// takeProgram takes the next message of the program.
+// takeProgram takes the next message for the program.
 func (b *mailbox) takeProgram() (m Message, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -91,7 +91,7 @@ func (b *mailbox) takeProgram() (m Message, ok bool) {
 	return m, true
 }
 
-// discard closes what nothing has taken.
+// discard closes the messages that were not taken.
 func (b *mailbox) discard() {
 	b.mu.Lock()
 	left := b.program
@@ -105,10 +105,10 @@ func (b *mailbox) discard() {
 	}
 }
 
-// await waits until take returns true, and reads what comes meanwhile.
+// await waits until take returns true, and reads messages meanwhile.
 func (c *Conn) await(ctx context.Context, op string, take func() bool) error {
 	for {
-		changed, full := c.mailbox.state() // before take, or a change between the two would be missed
+		changed, full := c.mailbox.state() // before take, to miss no change between the two
 		switch {
 		case take():
 			return nil
@@ -117,7 +117,7 @@ func (c *Conn) await(ctx context.Context, op string, take func() bool) error {
 		}
 		receiving := c.receiving
 		if full {
-			receiving = nil // the program must take what there is first
+			receiving = nil // until the program takes a message
 		}
 		select {
 		case receiving <- struct{}{}:
@@ -128,7 +128,7 @@ func (c *Conn) await(ctx context.Context, op string, take func() bool) error {
 		case <-c.over:
 			return c.ended(op)
 		}
-		// The goroutine that had the slot before may have brought it.
+		// The goroutine that had the slot before may have read it.
 		if take() {
 			c.receiving.Give()
 			return nil
@@ -141,9 +141,9 @@ func (c *Conn) await(ctx context.Context, op string, take func() bool) error {
 	}
 }
 
-// read reads one message and sorts it in. A warning is one: a peer may send that and
-// nothing more, so a caller that waits for more waits within its own limit. The caller
-// has the slot.
+// read reads one message into the mailbox. A warning counts as one: a peer may send
+// nothing after it, so a caller that waits for more does so within its own limit. The
+// caller has the slot.
 func (c *Conn) read(ctx context.Context, op string) error {
 	if err := c.greetLocked(ctx, op); err != nil {
 		return err
@@ -169,7 +169,7 @@ func (c *Conn) read(ctx context.Context, op string) error {
 	}
 }
 
-// drain reads what has come already, as far as there is room for it.
+// drain reads the messages that have arrived, while the mailbox has room.
 func (c *Conn) drain(ctx context.Context, op string) error {
 	for range waitingMessages {
 		if _, full := c.mailbox.state(); full || !c.receiving.Try() {

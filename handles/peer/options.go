@@ -9,10 +9,10 @@ import (
 	"github.com/cuvmm/cuvmm/internal/link"
 )
 
-// Credentials are those of the process at the other end of a connection, as they were
-// when it connected or began to listen. Its pid may be another process's by now, and 0
+// Credentials identify the process at the other end of a connection, as of the time when it
+// connected or began to listen. The system may have reused its pid since. PID 0
 // is a process in another pid namespace; users of another user namespace appear as
-// they are mapped here.
+// they are mapped into this one.
 type Credentials struct {
 	PID      int
 	UID, GID uint32
@@ -23,21 +23,21 @@ func (c Credentials) String() string {
 	return fmt.Sprintf("process %d of user %d, group %d", c.PID, c.UID, c.GID)
 }
 
-// Options describe a connection, or those of a listener. The zero value admits
+// Options configure a connection, or all connections of a listener. The zero value admits
 // processes of the same user.
 type Options struct {
 	// Allow is called for each peer before anything is read from it; an error refuses
-	// the peer. Nil admits this process's effective user. It is not called for the
-	// peer of a socketpair, which got its end from this process.
+	// the peer. Nil admits this process's effective user. It is not called for
+	// a socketpair, whose other end this process handed out itself.
 	Allow func(Credentials) error
-	// Timeout is how long the peer may take to greet, to finish a message that it has
-	// begun, and to take one that is sent. 0 is 10 seconds.
+	// Timeout bounds how long the peer takes to greet, to finish a message that it has
+	// begun, and to read one that is sent. 0 is 10 seconds.
 	Timeout time.Duration
-	// MaxFDs is the most file descriptors that a message may bring; 0 is [MaxFDs], and
+	// MaxFDs bounds the file descriptors of a received message; 0 is [MaxFDs], and
 	// a negative number allows none.
 	MaxFDs int
-	// Log records which peers a listener refused, at Info: any process that can
-	// connect can cause such a record at any rate. Nil records nothing.
+	// Log records the peers that a listener refused, at Info, since any process that can
+	// connect can cause such records at any rate. Nil logs nothing.
 	Log *slog.Logger
 }
 
@@ -62,7 +62,7 @@ func (o Options) withDefaults() Options {
 
 func sameUser(c Credentials) error {
 	if own := os.Geteuid(); own < 0 || c.UID != uint32(own) {
-		return fmt.Errorf("%v, where this process is of user %d", c, own)
+		return fmt.Errorf("%v, but this process is of user %d", c, own)
 	}
 	return nil
 }

@@ -23,47 +23,47 @@ import (
 //	descriptors in all   4  of the message
 //
 // The first packet of each direction is a greeting: the sender's nonce, and the
-// least and the greatest version that it speaks, 2 bytes each. What a later version
-// may add behind those is ignored. Both sides go on with the greatest version that
+// lowest and the highest version that it speaks, 2 bytes each. Fields that a later version
+// may add behind those are ignored. Both sides go on with the highest version that
 // both speak, which every later packet names; greetings and refusals are always of
-// version 1. A process that ends a connection says why in a refusal, if it can.
+// version 1. A process that ends a connection gives its reason in a refusal, if it can.
 //
 // The socket is ordered, and its peer's user is known. The nonce and the sequence
-// protect against what that leaves: an end that several processes hold, as a child
+// guard against an end that several processes hold, such as a child
 // that inherits one by mistake, or a descriptor of one that was passed on. Packets
-// of a second speaker lack the nonce, which only the first has heard, or break the
-// sequence, and a reader that takes packets away from another is noticed at the
+// of a second speaker lack the nonce, which only the first has received, or break the
+// sequence; a second reader takes packets away, which the first notices at the
 // next one. docs/protocol.md has all of it.
 const (
 	packetMagic  = "cuvP"
 	packetHeader = 48
 	// firstVersion is that of greetings and refusals.
 	firstVersion = 1
-	// leastVersion and latestVersion are what this package speaks.
+	// leastVersion and latestVersion bound the versions that this package speaks.
 	leastVersion, latestVersion = 1, 1
-	// greetingBytes is the least that a greeting has, and mostGreeting the most.
+	// greetingBytes and mostGreeting bound the length of a greeting.
 	greetingBytes = 16 + 2 + 2
 	mostGreeting  = 512
-	// packetBody is the most that follows a header. Packets must fit into the
-	// socket's buffer, whose usual size is 208 KiB.
+	// packetBody bounds a packet's body. Packets must fit into the socket's buffer,
+	// usually of 208 KiB.
 	packetBody = 32 << 10
 )
 
 const (
-	// MaxKind is the largest kind of a message, 0xff00; the least is 1.
+	// MaxKind is the highest kind of a message, 0xff00; the lowest is 1.
 	MaxKind = wire.MaxKind
-	// MaxBody is the most bytes in a message, 1 MiB.
+	// MaxBody is the maximum length of a body, 1 MiB.
 	MaxBody = wire.MaxBody
-	// MaxFDs is the most file descriptors in a message, 4,096.
+	// MaxFDs is the maximum number of file descriptors in a message, 4,096.
 	MaxFDs = wire.MaxFDs
 )
 
-// Message is what travels over a [Conn].
+// Message is a message of a [Conn].
 type Message struct {
-	// Kind is the program's own, from 1 to MaxKind.
+	// Kind is the program's choice, from 1 to MaxKind.
 	Kind uint16
 	Body []byte
-	// FDs stay the sender's; those that arrive belong to the receiver, which closes them.
+	// FDs stay the sender's. Received ones belong to the receiver, which closes them.
 	FDs []*FD
 }
 
@@ -72,12 +72,12 @@ func (m *Message) Close() error { return CloseAll(m.FDs) }
 
 type nonce [16]byte
 
-// versions are those from least to most.
+// versions is the range from least to most.
 type versions struct{ least, most uint16 }
 
 var ownVersions = versions{leastVersion, latestVersion}
 
-// with is the greatest that both have, or 0.
+// with returns the highest version of both ranges, or 0.
 func (v versions) with(o versions) uint16 {
 	if both := min(v.most, o.most); both >= max(v.least, o.least) {
 		return both
@@ -85,7 +85,7 @@ func (v versions) with(o versions) uint16 {
 	return 0
 }
 
-// header is a packet's front.
+// header is the header of a packet.
 type header struct {
 	version  uint16
 	kind     uint16
@@ -110,8 +110,8 @@ func (h *header) append(b []byte) []byte {
 	return e.B
 }
 
-// parseHeader reads the front of a packet. fds is how many descriptors came
-// with it, unless some were lost, and version what both sides agreed on.
+// parseHeader reads a packet's header. fds is how many descriptors came
+// with it, unless some were lost, and version the agreed version.
 func parseHeader(p []byte, fds int, lost bool, version uint16) (h header, err error) {
 	if len(p) < packetHeader {
 		return h, peererr.Violation("a packet of %d bytes, where the header alone has %d", len(p), packetHeader)
@@ -147,8 +147,8 @@ func parseHeader(p []byte, fds int, lost bool, version uint16) (h header, err er
 	return h, nil
 }
 
-// inbound puts packets together to messages. It trusts nothing in them. After
-// an error it takes no more.
+// inbound assembles messages from packets. It trusts nothing in them. After
+// an error it is unusable.
 type inbound struct {
 	own    nonce
 	limits *link.Limits
@@ -158,18 +158,17 @@ type inbound struct {
 	version  uint16   // that both speak
 	peer     nonce
 	sequence uint64
-	// begun says that part of a message is here, with what its first packet
-	// declared.
+	// begun: part of a message is here. first is the header of its first packet.
 	begun bool
 	first header
 	part  Message
-	fds   int // that came of it, lost ones included
+	fds   int // received so far, lost ones included
 	lost  bool
 }
 
-// take takes a packet and its descriptors, whatever it returns: a whole
-// message, nil where more is to come, or what is wrong, and then nothing of
-// what came is left open. lost says that the kernel had to drop some of it.
+// take takes ownership of a packet and its descriptors. It returns a message once that is
+// whole, and otherwise nil. After an error everything that came is closed. lost reports
+// that the kernel dropped some of the descriptors, or of the packet.
 func (in *inbound) take(p []byte, fds []*FD, lost bool) (*Message, error) {
 	m, err := in.parse(p, fds, lost)
 	if err != nil {
@@ -179,7 +178,7 @@ func (in *inbound) take(p []byte, fds []*FD, lost bool) (*Message, error) {
 	return m, err
 }
 
-// discard closes what came of a message that never ended.
+// discard closes the parts of a message that never ended.
 func (in *inbound) discard() {
 	_ = in.part.Close()
 	in.forget()
@@ -207,7 +206,7 @@ func (in *inbound) parse(p []byte, fds []*FD, lost bool) (*Message, error) {
 	return in.join(h, body, fds, lost)
 }
 
-// header reads a packet's header, and checks all that no message changes.
+// header reads a packet's header, and checks what does not depend on the message.
 func (in *inbound) header(p []byte, fds int, lost bool) (header, error) {
 	if lost && len(p) > packetHeader+packetBody {
 		return header{}, peererr.Violation("a packet of more than %d bytes", packetHeader+packetBody)
@@ -302,13 +301,13 @@ func (in *inbound) join(h header, body []byte, fds []*FD, lost bool) (*Message, 
 	}
 	got := *m
 	if in.lost {
-		got.FDs = make([]*FD, in.fds) // nil: what did not fit
+		got.FDs = make([]*FD, in.fds) // all nil: some did not fit, and which is unknown
 	}
 	in.forget()
 	return &got, nil
 }
 
-// greeting is the first packet of a direction.
+// greeting returns the first packet of a direction.
 func greeting(own nonce, speaks versions) []byte {
 	var body wire.Encoder
 	body.Raw(own[:])
