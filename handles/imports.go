@@ -79,7 +79,7 @@ func (i *imports) buffer(k importKey, length uint64) *vmm.Buffer {
 	if !ok {
 		return nil
 	}
-	b, ok := m.Again(length)
+	b, ok := m.Dup(length)
 	if !ok {
 		delete(i.buffers, k)
 		return nil

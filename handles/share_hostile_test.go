@@ -156,12 +156,12 @@ func TestHostileOffers(t *testing.T) {
 			d := h.honest
 			d.Device = h.d.System().Devices()[1].UUID()
 			h.offer(d, h.memory(2))
-		}, ErrMismatch, "chunk 0 is memory of type 1 on device 0, where type 1 on device 1 was declared"},
+		}, ErrMismatch, "chunk 0 is memory of type 1 on device 0, but type 1 on device 1 was declared"},
 		{"a location that the memory is not at", func(h *hostile) {
 			d := one(h.honest)
 			d.Location, d.Device, d.Chunks = cuda.OnHostNUMA(0), cuda.UUID{}, []int{2 << 20}
 			h.offer(d, h.memory(1))
-		}, ErrMismatch, "where type 1 on host NUMA node 0 was declared"},
+		}, ErrMismatch, "but type 1 on host NUMA node 0 was declared"},
 		{"no multiple of the granularity", func(h *hostile) {
 			d := one(h.honest)
 			d.Chunks = []int{65<<10 + 1}
@@ -171,7 +171,7 @@ func TestHostileOffers(t *testing.T) {
 			d := one(h.honest)
 			d.Chunks = []int{128 << 10}
 			h.offer(d, h.memory(1))
-		}, ErrSizeMismatch, "another size than the exporter declared"},
+		}, ErrSizeMismatch, "a size other than the exporter declared"},
 		{"sizes that overflow", func(h *hostile) {
 			d := h.honest
 			d.Chunks = []int{-64 << 10, 64 << 10} // 2^64 - 65536 and 65536

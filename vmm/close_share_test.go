@@ -35,7 +35,7 @@ func init() {
 		b := w.buffer(2)
 		want := contents(t, b)
 		first := imported(t, importing(b, len(want), imports(t, b, len(want))))
-		again, ok := share.Of(first).Again(uint64(len(want)))
+		again, ok := share.Of(first).Dup(uint64(len(want)))
 		require.True(t, ok)
 		second := again.(interface {
 			Close() error

@@ -288,8 +288,8 @@ func (b *buffer) Own(op string) error {
 	return nil
 }
 
-// Again implements share.Memory.
-func (b *buffer) Again(n uint64) (any, bool) {
+// Dup implements share.Memory.
+func (b *buffer) Dup(n uint64) (any, bool) {
 	if b.imported == nil || !b.imported.join() {
 		return nil, false
 	}

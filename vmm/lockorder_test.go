@@ -28,7 +28,7 @@ func twice(t *testing.T) (d *cuda.Device, a, b *Buffer) {
 	}
 	in, err := importBuffer("test", share.ImportOptions{Device: d, Memory: prop, Granularity: gran, Chunks: chunks, Length: 2 * gran})
 	require.NoError(t, err)
-	again, ok := in.Again(2 * gran)
+	again, ok := in.Dup(2 * gran)
 	require.True(t, ok)
 	a, b = in.public(), again.(*Buffer)
 	t.Cleanup(func() {

@@ -14,22 +14,22 @@ import (
 )
 
 // Share is the part of the limit of open files that descriptors of
-// exported memory may take: one in so many.
+// exported memory may take: 1/Share.
 const Share = 4
 
-// budget bounds how many descriptors of exported memory this process has
-// open: they count against the same limit as its files and sockets.
+// budget bounds the open descriptors of exported memory, which count against the same
+// limit as this process's files and sockets.
 type budget struct {
 	mu   sync.Mutex
 	used int
-	// kept are those of used that imported memory keeps.
+	// kept is the part of used that imported memory keeps.
 	kept  int
-	freed chan struct{} // closed, and made anew, when some are given back
+	freed chan struct{} // closed and replaced when some are given back
 }
 
 var Exports = budget{freed: make(chan struct{})}
 
-// Limit returns how many may be open, and this process's limit of open files.
+// Limit returns how many descriptors may be open, and this process's limit of open files.
 func (b *budget) Limit(op string) (most int, limit uint64, err error) {
 	limit, err = fd.Limit()
 	if err != nil {
@@ -38,7 +38,7 @@ func (b *budget) Limit(op string) (most int, limit uint64, err error) {
 	return int(max(1, min(limit/Share, 1<<20))), limit, nil
 }
 
-// try takes n if they are left.
+// try takes n if so many are left.
 func (b *budget) try(op string, n int) (bool, error) {
 	most, _, err := b.Limit(op)
 	if err != nil {
@@ -53,8 +53,8 @@ func (b *budget) try(op string, n int) (bool, error) {
 	return true, nil
 }
 
-// keep takes one for as long as imported memory lives. It does not wait. What all of
-// those leave is enough for a full message, so that sharing always goes on.
+// keep takes one for the lifetime of imported memory. It does not wait. Kept ones leave
+// enough for a full message, so that sharing always goes on.
 func (b *budget) keep(op string) error {
 	most, limit, err := b.Limit(op)
 	if err != nil {
@@ -64,14 +64,14 @@ func (b *budget) keep(op string) error {
 	defer b.mu.Unlock()
 	if room := max(0, most-wire.MaxBatch); b.kept >= room || b.used >= most {
 		return peererr.New(op, peer.ErrOpenFiles, fmt.Sprintf("%d descriptors of imported memory are kept, of at most %d with this process's limit of %d open files, and %d are open of memory that is being shared",
-			b.kept, room, limit, b.used-b.kept), "take memory in larger chunks or without KeepDescriptors, or raise the limit (ulimit -n)")
+			b.kept, room, limit, b.used-b.kept), "import memory in larger chunks or without KeepDescriptors, or raise the limit (ulimit -n)")
 	}
 	b.used++
 	b.kept++
 	return nil
 }
 
-// giveKept gives back what keep took.
+// giveKept gives back one that keep took.
 func (b *budget) giveKept() {
 	b.mu.Lock()
 	b.kept--
@@ -89,8 +89,8 @@ func (b *budget) takeWithin(ctx context.Context, op string, n int, limit time.Du
 	return b.Take(ctx, op, 1, n)
 }
 
-// Take takes at most n, and no fewer than least, of what is left, and waits for
-// that until the context ends.
+// Take takes from least to n, as many as are left, and waits for least until the context
+// ends.
 func (b *budget) Take(ctx context.Context, op string, least, n int) (int, error) {
 	most, limit, err := b.Limit(op)
 	if err != nil {
@@ -115,7 +115,7 @@ func (b *budget) Take(ctx context.Context, op string, least, n int) (int, error)
 	}
 }
 
-// Ever refuses a number that can never be open at a time.
+// Ever returns an error if n can never be open at a time.
 func (b *budget) Ever(op string, n int) error {
 	most, limit, err := b.Limit(op)
 	if err == nil && n > most {
@@ -130,7 +130,7 @@ func tooMany(cause error, op, asked string, most int, limit uint64) error {
 		"share less at a time, or in larger chunks, or raise the limit (ulimit -n)")
 }
 
-// Give gives back n of what Take took.
+// Give gives back n.
 func (b *budget) Give(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -139,13 +139,12 @@ func (b *budget) Give(n int) {
 	b.freed = make(chan struct{})
 }
 
-// Exported are descriptors of chunks, which count against the budget until Close. They
-// are closed before the chunks are released.
+// Exported are descriptors of chunks, which count against the budget until Close. Close
+// comes before the chunks are released.
 type Exported struct{ FDs []*peer.FD }
 
-// Some makes descriptors of the first of the chunks, at most wire.MaxBatch,
-// and fewer where the budget has no more. It waits for the budget, at most for a
-// limit.
+// Some makes descriptors of the first of the chunks: at most wire.MaxBatch, or
+// fewer if the budget has no more. It waits for the budget at most for a limit.
 func Some(ctx context.Context, op string, chunks []*phys.Handle, limit time.Duration) (*Exported, error) {
 	if len(chunks) == 0 {
 		return &Exported{}, nil
@@ -168,14 +167,14 @@ func Some(ctx context.Context, op string, chunks []*phys.Handle, limit time.Dura
 }
 
 func (e *Exported) Close() {
-	_ = peer.CloseAll(e.FDs) // the numbers are released whatever it returns
+	_ = peer.CloseAll(e.FDs) // even after an error the numbers are released
 	if len(e.FDs) > 0 {
 		Exports.Give(len(e.FDs))
 	}
 	e.FDs = nil
 }
 
-// Used is how many are open now.
+// Used returns how many are open.
 func (b *budget) Used() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -32,8 +32,8 @@ func (i *Importer) TakeFabric(all []cuda.FabricHandle) error {
 	return nil
 }
 
-// fabricError adds to a refused import where this process stands, for comparing
-// it with the exporter, and what stands in the way.
+// fabricError adds this process's place in the fabric to a refused import, for comparison
+// with the exporter's, and the obstacle if it is known.
 func (i *Importer) fabricError(err error) error {
 	var d *cuda.Error
 	if !errors.As(err, &d) || d.Call != driver.CallMemImportFromShareableHandle.String() {

@@ -18,17 +18,17 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Importer is memory that is being imported for a device: what was declared is
-// checked first, then each chunk is, and then all are mapped.
+// Importer imports memory for a device: it checks the declaration, then each chunk, and
+// then maps all of them.
 type Importer struct {
 	op       string
 	dev      *cuda.Device
 	options  ImportOptions
 	declared Memory
-	// memory is what the chunks must be, as this process counts devices.
+	// memory is what the chunks must be, in this process's numbering of devices.
 	memory driver.AllocationProp
-	// remote memory lies on a device that this process does not see, such as
-	// another host's. memory then names the importing one.
+	// remote: the memory lies on a device that this process does not see, such as
+	// another host's. memory then names the importing device.
 	remote bool
 	gran   uint64
 	chunks []*phys.Handle
@@ -37,19 +37,19 @@ type Importer struct {
 // ImportOptions are those of handles.ImportOptions that concern each chunk.
 type ImportOptions struct{ ReadOnly, KeepDescriptors bool }
 
-// maxHostBytes is what is taken of memory on the host by default.
+// maxHostBytes bounds imports of host memory by default.
 const maxHostBytes = 1 << 40
 
 // NewImporter prepares the import of declared memory for a device. validate checks the
-// declaration, with the granularity of such memory and the bytes that there are of it:
-// so everything that can be told before any of the memory is touched is told here.
+// declaration, given the granularity of such memory and the bytes that exist of it. All
+// checks that need no handle of the memory happen here.
 func NewImporter(op string, d *cuda.Device, declared Memory, o ImportOptions, validate func(granularity, there uint64) error) (*Importer, error) {
 	if d == nil {
 		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
 	}
 	if o.KeepDescriptors && declared.Handle&vmm.PosixFD == 0 {
 		return nil, peererr.New(op, cuda.ErrNotSupported, fmt.Sprintf("KeepDescriptors for memory by %v", declared.Handle),
-			"take it without, or have it shared by descriptor (vmm.PosixFD)")
+			"import it without, or have it shared by descriptor (vmm.PosixFD)")
 	}
 	i := &Importer{op: op, dev: d, options: o, declared: declared}
 	home, there := d, uint64(maxHostBytes)
@@ -86,20 +86,20 @@ func NewImporter(op string, d *cuda.Device, declared Memory, o ImportOptions, va
 // KeepsDescriptors reports whether the memory can be passed on.
 func (i *Importer) KeepsDescriptors() bool { return i.options.KeepDescriptors }
 
-// Granularity is what chunks of the memory are multiples of, in bytes.
+// Granularity returns the granularity of the memory in bytes.
 func (i *Importer) Granularity() uint64 { return i.gran }
 
-// Chunks is how many were imported so far.
+// Chunks returns how many chunks are imported so far.
 func (i *Importer) Chunks() int { return len(i.chunks) }
 
-// First is the first chunk that was imported.
+// First returns the first imported chunk.
 func (i *Importer) First() *phys.Handle { return i.chunks[0] }
 
-// Add takes over a count of the next chunk, which was imported before.
+// Add takes over a count of the next chunk, which is imported already.
 func (i *Importer) Add(h *phys.Handle) { i.chunks = append(i.chunks, h) }
 
-// KeepFirst drops all but the first n chunks, and returns those that went, to be
-// released.
+// KeepFirst removes all but the first n chunks, and returns the others for the caller to
+// release.
 func (i *Importer) KeepFirst(n int) []*phys.Handle {
 	gone := i.chunks[n:]
 	i.chunks = i.chunks[:n:n]
@@ -110,7 +110,7 @@ func (i *Importer) KeepFirst(n int) []*phys.Handle {
 // declaration.
 func (i *Importer) Continue(from *Importer) { i.chunks, from.chunks = from.chunks, nil }
 
-// home finds the device that the memory lies on among this process's, which the
+// home returns the device of this process that the memory lies on, which the
 // importing device must reach.
 func (i *Importer) home() (*cuda.Device, error) {
 	var seen []string
@@ -126,15 +126,15 @@ func (i *Importer) home() (*cuda.Device, error) {
 		seen = append(seen, fmt.Sprintf("%v (%v)", d, d.UUID()))
 	}
 	if i.declared.Handle&vmm.Fabric != 0 {
-		i.remote = true // the driver tells whether it can be reached
+		i.remote = true // the driver decides whether it can be reached
 		return i.dev, nil
 	}
 	return nil, peererr.New(i.op, cuda.ErrNotSupported,
-		fmt.Sprintf("memory on %v, where this process sees %s", i.declared.Device, strings.Join(seen, ", ")),
+		fmt.Sprintf("memory on %v, but this process sees %s", i.declared.Device, strings.Join(seen, ", ")),
 		"make that device visible to this process (CUDA_VISIBLE_DEVICES, or the container's devices)")
 }
 
-// Take imports the next chunks. The descriptors stay the caller's, to close.
+// Take imports the next chunks. The descriptors stay the caller's.
 func (i *Importer) Take(fds []*peer.FD) error {
 	sys := core.SystemOf(i.dev)
 	for _, f := range fds {
@@ -163,7 +163,7 @@ func (i *Importer) Take(fds []*peer.FD) error {
 	return nil
 }
 
-// keepDescriptor has a chunk keep another descriptor of its own.
+// keepDescriptor gives a chunk a descriptor of its own to keep.
 func (i *Importer) keepDescriptor(h *phys.Handle, f *peer.FD) error {
 	if err := Exports.keep(i.op); err != nil {
 		return err
@@ -182,12 +182,12 @@ func (i *Importer) keepDescriptor(h *phys.Handle, f *peer.FD) error {
 	return nil
 }
 
-// keep takes an imported chunk over, and compares it with what was declared.
+// keep takes over an imported chunk, and compares it with the declaration.
 func (i *Importer) keep(h *phys.Handle) error {
 	at := len(i.chunks)
 	i.chunks = append(i.chunks, h)
 	if i.remote {
-		// The driver counts that device differently, or not at all.
+		// The driver numbers that device differently, or not at all.
 		h.Asked.Location = i.memory.Location
 	}
 	return i.compare(at, h.Asked)
@@ -205,10 +205,9 @@ func (i *Importer) importError(at int, err error) error {
 	return err
 }
 
-// compare checks what the driver says of a chunk against what was declared:
-// that it is memory of the right kind, at the right place. What it says of an
-// import's compression and of network cards is less than what was granted, or
-// nothing, so there the exporter's word stands.
+// compare checks the driver's report of a chunk against the declaration: memory of the
+// right type, at the right location. Of an import's compression and RDMA capability the
+// driver reports less than was granted, or nothing, so the declaration stands.
 func (i *Importer) compare(at int, have driver.AllocationProp) error {
 	if have.Type == i.memory.Type && have.Location == i.memory.Location {
 		return nil
@@ -216,11 +215,11 @@ func (i *Importer) compare(at int, have driver.AllocationProp) error {
 	place := func(p driver.AllocationProp) string {
 		return fmt.Sprintf("type %d on %v", p.Type, cuda.Location{Type: cuda.LocationType(p.Location.Type), ID: int(p.Location.ID)})
 	}
-	return peererr.New(i.op, ErrMismatch, fmt.Sprintf("chunk %d is memory of %s, where %s was declared", at, place(have), place(i.memory)),
-		"the exporter describes other memory than it sends")
+	return peererr.New(i.op, ErrMismatch, fmt.Sprintf("chunk %d is memory of %s, but %s was declared", at, place(have), place(i.memory)),
+		"the exporter describes memory other than it sends")
 }
 
-// whole refuses to go on while chunks are missing.
+// whole returns an error if chunks are missing.
 func (i *Importer) whole() error {
 	if have, want := len(i.chunks), len(i.declared.Chunks); have != want {
 		return peererr.New(i.op, ErrMismatch, fmt.Sprintf("%s for %s", errs.Count(have, "handle"), errs.Count(want, "chunk")), peererr.SameHint)
@@ -228,8 +227,7 @@ func (i *Importer) whole() error {
 	return nil
 }
 
-// Buffer maps the chunks. The Importer is empty then, or, after an error, as it
-// was.
+// Buffer maps the chunks, which leaves the Importer empty. After an error it is unchanged.
 func (i *Importer) Buffer(o share.ImportOptions) (*vmm.Buffer, error) {
 	if err := i.whole(); err != nil {
 		return nil, err
@@ -243,8 +241,8 @@ func (i *Importer) Buffer(o share.ImportOptions) (*vmm.Buffer, error) {
 	return b.(*vmm.Buffer), nil
 }
 
-// Attach maps the chunks behind those of a buffer of imported memory. The Importer
-// is empty then, or, after an error, as it was.
+// Attach maps the chunks behind those of a buffer of imported memory, which leaves the
+// Importer empty. After an error it is unchanged.
 func (i *Importer) Attach(to share.Memory) error {
 	if err := i.whole(); err != nil {
 		return err
@@ -256,8 +254,8 @@ func (i *Importer) Attach(to share.Memory) error {
 	return nil
 }
 
-// Allocation makes the one chunk an allocation. The Importer is empty then, or,
-// after an error, as it was.
+// Allocation makes an allocation of the one chunk, which leaves the Importer empty. After
+// an error it is unchanged.
 func (i *Importer) Allocation() (*vmm.Allocation, error) {
 	if err := i.whole(); err != nil {
 		return nil, err
@@ -270,22 +268,22 @@ func (i *Importer) Allocation() (*vmm.Allocation, error) {
 	return a.(*vmm.Allocation), nil
 }
 
-// Discard gives up what was imported, after what failed with cause.
+// Discard releases the imported chunks after a failure, whose error is cause.
 func (i *Importer) Discard(cause error) error {
 	chunks := i.chunks
 	i.chunks = nil
 	return phys.Abandon(i.op, cause, chunks...)
 }
 
-// sizeError tells a wrong size from what else can fail in mapping: the driver
-// maps memory at its own size alone.
+// sizeError recognises a wrong size among the failures of mapping: the driver maps memory
+// only at its true size.
 func sizeError(op string, err error) error {
 	var d *cuda.Error
 	if errors.As(err, &d) && d.Call == driver.CallMemMap.String() && d.Code == cuda.Code(driver.NotSupported) {
-		return peererr.Wrap(err, op, ErrSizeMismatch, d.Asked, "the memory has another size than the exporter declared")
+		return peererr.Wrap(err, op, ErrSizeMismatch, d.Asked, "the memory has a size other than the exporter declared")
 	}
 	return err
 }
 
-// Declared is how many chunks were declared.
+// Declared returns how many chunks the declaration has.
 func (i *Importer) Declared() int { return len(i.declared.Chunks) }

@@ -1,6 +1,6 @@
-// Package exchange implements how memory itself passes between processes, below the
-// messages of handles and handles/publish: descriptors of exported memory within this
-// process's budget of open files, and imports of what another process declares.
+// Package exchange implements exports and imports of memory below the messages of handles
+// and handles/publish: descriptors of exported memory within this process's budget of
+// open files, and imports of memory that another process declares.
 package exchange
 
 import (
@@ -22,7 +22,7 @@ var (
 	ErrNotMemory    = errors.New("not GPU memory")
 )
 
-// Memory is what an exporter declares of memory: see handles.Descriptor.
+// Memory is an exporter's declaration of memory: see handles.Descriptor.
 type Memory struct {
 	Location           cuda.Location
 	Device             cuda.UUID
@@ -31,15 +31,15 @@ type Memory struct {
 	Chunks             []int
 }
 
-// Describe declares memory of this process: where it lies, what was granted, its
-// chunks. What the driver granted to only some of the chunks counts as not granted.
+// Describe declares memory of this process: its location, granted properties and
+// chunks. A property that only some of the chunks have counts as not granted.
 func Describe(op string, on *core.System, asked driver.AllocationProp, chunks []*phys.Handle) (m Memory, err error) {
 	m.Handle = vmm.HandleTypes(asked.RequestedHandleTypes) & (vmm.PosixFD | vmm.Fabric)
 	m.Location = cuda.Location{Type: cuda.LocationType(asked.Location.Type), ID: int(asked.Location.ID)}
 	if m.Location.Type == cuda.LocationDevice {
 		if m.Device = cuda.UUID(on.UUID(driver.Device(m.Location.ID))); m.Device == (cuda.UUID{}) {
 			return m, peererr.New(op, cuda.ErrNotSupported, fmt.Sprintf("memory of %v", m.Location),
-				"the driver does not tell the device's UUID, by which the other process finds it: install a later one")
+				"the driver does not report the device's UUID, by which the other process finds it: install a later one")
 		}
 	}
 	m.Compressible, m.RDMA = len(chunks) > 0, len(chunks) > 0

@@ -8,9 +8,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// Set is the descriptors of a publication's memory that are open now:
-// each only while it is being sent, and one for all followers that are sent it
-// at the same time, since making one is dear and keeping one pins the memory.
+// Set has the open descriptors of a publication's memory. Each is open only while it is
+// being sent, since it pins the memory, and one serves all followers that it is sent to at
+// the same time, since exporting is expensive.
 type Set struct {
 	mu  sync.Mutex         // a leaf
 	all map[uint64]*opened // by the handle's id
@@ -21,9 +21,9 @@ type opened struct {
 	users int
 }
 
-// Open makes a descriptor of each handle, or shares that which is there, and
-// waits for the budget. It holds none meanwhile, or two that wait could wait for
-// each other. The caller closes them.
+// Open returns a descriptor of each handle, open ones or new ones, and waits for the
+// budget. It holds no part of the budget while it waits, so that two callers cannot wait
+// for each other. The caller closes the descriptors by Close.
 func (e *Set) Open(ctx context.Context, op string, handles []*phys.Handle) ([]*peer.FD, error) {
 	if len(handles) == 0 {
 		return nil, nil
@@ -37,7 +37,7 @@ func (e *Set) Open(ctx context.Context, op string, handles []*phys.Handle) ([]*p
 	return e.make(op, handles)
 }
 
-// OpenNow is Open where the budget has so much left, and otherwise nil.
+// OpenNow is Open without waiting: it returns nil if the budget is too small.
 func (e *Set) OpenNow(op string, handles []*phys.Handle) ([]*peer.FD, error) {
 	if len(handles) == 0 {
 		return nil, nil
@@ -48,7 +48,7 @@ func (e *Set) OpenNow(op string, handles []*phys.Handle) ([]*peer.FD, error) {
 	return e.make(op, handles)
 }
 
-// make is Open for a caller that has the budget for all.
+// make is Open for a caller that has taken the budget for all.
 func (e *Set) make(op string, handles []*phys.Handle) (fds []*peer.FD, err error) {
 	budget := len(handles)
 	defer func() {
@@ -70,7 +70,7 @@ func (e *Set) make(op string, handles []*phys.Handle) (fds []*peer.FD, err error
 			if f = e.use(h, made); f == made {
 				budget--
 			} else {
-				_ = made.Close() // another was quicker
+				_ = made.Close() // another goroutine was faster
 			}
 		}
 		fds = append(fds, f)
@@ -78,7 +78,7 @@ func (e *Set) make(op string, handles []*phys.Handle) (fds []*peer.FD, err error
 	return fds, nil
 }
 
-// use counts a user of a handle's descriptor, or else of one that was made.
+// use counts a user of a handle's open descriptor, or else of made.
 func (e *Set) use(h *phys.Handle, made *peer.FD) *peer.FD {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -97,8 +97,8 @@ func (e *Set) use(h *phys.Handle, made *peer.FD) *peer.FD {
 	return made
 }
 
-// Share returns the descriptors of all handles if all are open now, for the
-// caller to close, and otherwise nil.
+// Share returns the descriptors of all handles, which the caller closes, if all are open,
+// and otherwise nil.
 func (e *Set) Share(handles []*phys.Handle) (fds []*peer.FD) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -115,14 +115,14 @@ func (e *Set) Share(handles []*phys.Handle) (fds []*peer.FD) {
 	return fds
 }
 
-// Close gives back what Open and Share returned.
+// Close closes the descriptors that Open, OpenNow or Share returned for these handles.
 func (e *Set) Close(handles []*phys.Handle) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, h := range handles {
 		x := e.all[h.ID]
 		if x.users--; x.users == 0 {
-			_ = x.fd.Close() // the number is released whatever it returns
+			_ = x.fd.Close() // even after an error the number is released
 			delete(e.all, h.ID)
 			Exports.Give(1)
 		}

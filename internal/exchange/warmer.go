@@ -13,13 +13,13 @@ import (
 )
 
 // exportWarmer keeps one descriptor of memory open in each place that memory is shared
-// from, while a connection or publication is open: the driver sets its exports up with the first
-// descriptor that is open, and takes that down with the last, which takes twenty
-// times as long as a descriptor does in between (docs/driver-facts.md).
+// from, while a connection or publication is open. The driver sets its exports up with
+// the first open descriptor and tears that down with the last, which takes twenty
+// times as long as a descriptor in between (docs/driver-facts.md).
 //
-// It is another descriptor of memory that was exported anyway, and is closed
-// before that memory is given back, so it pins nothing. It does not count
-// against the budget of exports, which is for what comes and goes.
+// The descriptor duplicates one of memory that was exported anyway, and is closed
+// before that memory is released, so it pins nothing. It does not count
+// against the budget of exports, which is for short-lived descriptors.
 type exportWarmer struct {
 	mu sync.Mutex // a leaf
 	// users are the connections and publications there are.
@@ -33,7 +33,7 @@ type place struct {
 	at  driver.Location
 }
 
-// Warm is that of this process.
+// Warm is the warmer of this process.
 var Warm exportWarmer
 
 // Enter counts a user: a connection or a publication.
@@ -43,39 +43,39 @@ func (w *exportWarmer) Enter() {
 	w.users++
 }
 
-// Leave closes what is kept, with the last user.
+// Leave discounts a user. The last one closes the descriptors.
 func (w *exportWarmer) Leave() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.users--; w.users == 0 {
-		w.drop()
+		w.dropLocked()
 	}
 }
 
-// Drop closes what is kept, so that a benchmark finds the driver as a program does
-// that shares nothing yet.
+// Drop closes the descriptors, so that a benchmark finds the driver as in a program that
+// has shared nothing yet.
 func (w *exportWarmer) Drop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.drop()
+	w.dropLocked()
 }
 
-// drop is Drop for a caller that has the lock.
-func (w *exportWarmer) drop() {
+// dropLocked is Drop for a caller that has the lock.
+func (w *exportWarmer) dropLocked() {
 	for _, h := range w.pinned {
 		h.UnpinFD()
 	}
 	w.pinned = nil
 }
 
-// export makes a descriptor of memory, and keeps another where none is. The
-// caller closes its own.
+// export makes a descriptor of memory, which the caller closes, and keeps a duplicate if
+// its place has none.
 func (w *exportWarmer) export(op string, h *phys.Handle) (*peer.FD, error) {
 	n, err := h.Export(op)
 	if err != nil {
 		return nil, err
 	}
-	if !h.Imported { // what is passed on costs the driver nothing
+	if !h.Imported { // passing on imported memory makes no driver call
 		w.keep(h, n)
 	}
 	f, err := peer.NewFD(n)
@@ -92,13 +92,13 @@ func (w *exportWarmer) keep(h *phys.Handle, n int) {
 	if old := w.pinned[at]; w.users == 0 || old != nil && old.HasPinnedFD() {
 		return
 	}
-	// Without one more number to spare it goes on as if this were not here.
+	// At the limit of open files sharing goes on without a kept descriptor.
 	if another, err := fd.Dup(n); err == nil {
 		h.PinFD(another)
 		if w.pinned == nil {
 			w.pinned = map[place]*phys.Handle{}
 		}
-		maps.DeleteFunc(w.pinned, func(_ place, h *phys.Handle) bool { return !h.HasPinnedFD() }) // nor their Systems
+		maps.DeleteFunc(w.pinned, func(_ place, h *phys.Handle) bool { return !h.HasPinnedFD() }) // and with them their Systems
 		w.pinned[at] = h
 	}
 }

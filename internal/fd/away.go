@@ -6,9 +6,9 @@ import (
 )
 
 const (
-	// patience is far longer than the close of any honest file takes.
+	// patience far exceeds the time that the close of an ordinary file takes.
 	patience = time.Second
-	// mostAway bounds the threads that stand still in the kernel.
+	// mostAway bounds the threads that block in the kernel.
 	mostAway = 64
 )
 
@@ -18,12 +18,12 @@ var away struct {
 	waiting []func()
 }
 
-// Away runs a close of something that another process chose: the file behind a
-// descriptor that it sent, or a socket in whose queue such descriptors lie. The
-// kernel may take as long over that as the other process likes, for instance an
-// hour where the file is a socket that lingers. So it runs on a goroutine of its
-// own, on which nothing may wait for longer than Await does. At most 64 run at a
-// time; the others queue, and their descriptors stay open meanwhile.
+// Away runs the close of something that another process chose: the file behind a
+// descriptor that it sent, or a socket with such descriptors in its queue. The other
+// process decides how long that takes in the kernel: an hour, for example, if the file is
+// a socket that lingers. So the close runs on a goroutine of its own, and no caller waits
+// for it longer than Await does. At most 64 run at a time; the others queue, and their
+// descriptors stay open meanwhile.
 func Away(do func()) (done <-chan struct{}) {
 	over := make(chan struct{})
 	job := func() {
@@ -55,7 +55,7 @@ func work(job func()) {
 	}
 }
 
-// Await waits until all are done, or for a second in all.
+// Await waits until all are done, for at most a second in total.
 func Await(all ...<-chan struct{}) {
 	var limit <-chan time.Time
 	for _, done := range all {

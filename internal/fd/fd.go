@@ -1,6 +1,5 @@
-// Package fd has the system calls for file descriptors as numbers. Who owns
-// which is not decided here.
+// Package fd provides the system calls for file descriptors as numbers, without owners.
 //
-// Elsewhere than on Linux the package compiles, and everything returns an
+// On other systems than Linux the package compiles, and everything returns an
 // error that matches errors.ErrUnsupported.
 package fd

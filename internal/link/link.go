@@ -1,7 +1,7 @@
-// Package link is how the packages that share memory reach into a peer.Conn and a
-// peer.FD: messages of reserved kinds, limits, and the ends of connections. Users
-// never import it, and no public signature needs it: the public types embed a
-// [Holder], and [Of] looks inside.
+// Package link gives the packages that share memory access to the inner state of a
+// peer.Conn and a peer.FD: messages of reserved kinds, limits, and the ends of
+// connections. Users never import it, and no public signature needs it: the public types
+// embed a [Holder], and [Of] looks inside.
 //
 // It stands below peer, so its types take those of peer as parameters: M is
 // peer.Message.
@@ -16,52 +16,52 @@ import (
 )
 
 // Conn is the inner state of a peer.Conn. All methods are safe for concurrent use.
-// The operation's name is the caller's, for errors.
+// op names the caller's operation in errors.
 type Conn[M any] interface {
 	// Send sends a message of any kind.
 	Send(ctx context.Context, op string, m M) error
-	// SendWithin is Send that gives up after so long if nothing could be sent: that
-	// is peer.ErrTimeout, and the connection goes on.
+	// SendWithin is Send that returns peer.ErrTimeout if it could send nothing within
+	// the patience; the connection goes on.
 	SendWithin(ctx context.Context, op string, m M, patience time.Duration) error
-	// Warn tells the peer that a message is about to come, so that it wakes
-	// meanwhile. It never waits, and nothing depends on what becomes of it.
+	// Warn tells the peer that a message follows soon, so that it wakes meanwhile. It
+	// never blocks, and nothing depends on its arrival.
 	Warn()
-	// Await waits until take returns true, and reads what comes meanwhile. take is
-	// called again whenever a message has come.
+	// Await waits until take returns true, and reads messages meanwhile. It calls take
+	// again after every message.
 	Await(ctx context.Context, op string, take func() bool) error
-	// Drain reads what has come already, as far as there is room for it.
+	// Drain reads the messages that have arrived, while there is room for them.
 	Drain(ctx context.Context, op string) error
 	// Fail ends the connection for good and tells the peer why. It returns the first
-	// reason that there was.
+	// reason of its end.
 	Fail(err error) error
-	// Over is closed when the connection has ended, and Ended is the error of an
-	// operation then.
+	// Over is closed when the connection has ended, and Ended returns the error of an
+	// operation after that.
 	Over() <-chan struct{}
 	Ended(op string) error
-	// Acquire keeps the connection open until Release, unless it is closed.
+	// Acquire keeps the connection open until Release. It returns false if it is closed.
 	Acquire() bool
 	Release()
-	// Inbox is what takes the messages of reserved kinds.
+	// Inbox returns the receiver of reserved kinds.
 	Inbox() Inbox[M]
 	// Limits may be changed before anything is received.
 	Limits() *Limits
-	// Socket is what the packets travel over.
+	// Socket returns the socket beneath.
 	Socket() *sock.Conn
 }
 
-// Limits bound what a connection takes, and how long it waits.
+// Limits bound the messages that a connection receives, and its waits.
 type Limits struct {
 	// Timeout is peer.Options.Timeout.
 	Timeout time.Duration
-	// MaxFDs is the most descriptors in a message; with NoFDs any is a violation.
+	// MaxFDs bounds the descriptors of a message; with NoFDs any is a violation.
 	MaxFDs int
 	NoFDs  bool
-	// MayLose says of which kinds a message is taken even if its descriptors do not
-	// fit into this process, which then are nil: its receiver refuses the object
-	// alone.
+	// MayLose reports whether messages of a kind are received even if their
+	// descriptors exceed this process's limit. The descriptors are nil then, and the
+	// receiver refuses the object instead of the connection.
 	MayLose func(kind uint16) bool
-	// Warned: the peer's warnings are true often enough to spin for what they
-	// announce.
+	// Warned: the peer's warnings are accurate enough to spin for the messages that
+	// they announce.
 	Warned bool
 	// Log is never nil.
 	Log *slog.Logger
@@ -71,18 +71,18 @@ type Limits struct {
 // alone.
 var DefaultTimeout = 10 * time.Second
 
-// Inbox takes what a connection receives of reserved kinds.
+// Inbox takes the messages of reserved kinds that a connection receives.
 type Inbox[M any] interface {
-	// Sort takes a message, unless keep is false. An error says that no peer sends
-	// that now.
+	// Sort takes a message, unless it returns false. An error is a violation of the
+	// protocol.
 	Sort(m M) (keep bool, err error)
-	// Discard closes what nothing has taken, after the last Sort.
+	// Discard closes the messages that were not taken. No Sort follows it.
 	Discard()
 }
 
 var newInbox any
 
-// SetInbox tells the package how each connection gets its inbox. handles calls it
+// SetInbox sets how each connection makes its inbox. handles calls it
 // once; in a program without handles messages of reserved kinds are violations.
 func SetInbox[M any](make func() Inbox[M]) { newInbox = make }
 

@@ -1,5 +1,5 @@
-// Package peererr makes the errors of what happens between processes, for
-// handles/peer and the packages above it. peer owns their type and their sentinels.
+// Package peererr makes the errors between processes, for handles/peer and the packages
+// above it. peer defines their type and their sentinels.
 package peererr
 
 import (
@@ -36,31 +36,31 @@ func Wrap(cause error, op string, kind error, asked, hint string) error {
 	return made.New(op, kind, asked, cause, hint)
 }
 
-// Invalid is the error for an argument that could never work.
+// Invalid returns the error of an argument that can never work.
 func Invalid(op, asked, hint string) error { return New(op, cuda.ErrInvalidArgument, asked, hint) }
 
-// Closed is the refusal of an operation on a closed object.
+// Closed returns the error of an operation on a closed object.
 func Closed(op, what string) error {
 	return New(op, cuda.ErrClosed, "the "+what+" is closed", "use it before its Close")
 }
 
-// OpReceive is the operation of violations, which a receiver finds.
+// OpReceive is the operation in the error of a violation, which a receiver finds.
 const OpReceive = "peer.Conn.Receive"
 
 // SameHint is the hint of violations.
 const SameHint = "use the same version of this library in both processes, and nothing else on this socket"
 
-// Violation is the error for what no peer of the agreed version sends.
+// Violation returns the error of a message or packet that the protocol does not allow.
 func Violation(format string, args ...any) error {
 	return New(OpReceive, made.Protocol, fmt.Sprintf(format, args...), SameHint)
 }
 
-// FilesLost is the error for descriptors that did not fit into this process.
+// FilesLost returns the error of descriptors that exceeded this process's limit.
 func FilesLost(what string) error {
 	return New(OpReceive, made.Truncated, what, "close files that are not needed, or raise this process's limit of open files (ulimit -n)")
 }
 
-// System is a failure of the operating system that no rule of the library explains.
+// System returns the error of a failed system call.
 func System(op, asked string, err error) error {
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
@@ -77,7 +77,7 @@ func System(op, asked string, err error) error {
 	return Wrap(err, op, nil, asked, "the operating system refused it")
 }
 
-// Wait is the end of a wait that was cut short: by the context if that has ended,
+// Wait returns the error of a wait that was cut short: by the context if that has ended,
 // otherwise by the limit.
 func Wait(ctx context.Context, op, asked, hint string) error {
 	if cause := context.Cause(ctx); cause != nil {

@@ -6,9 +6,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// What shares memory with other processes shows itself to snapshots by
+// Objects that share memory with other processes register for snapshots by
 // core.System.Show, as one of the three interfaces below. Their methods hold the
-// locks of one publication, follower or lease briefly, and no driver call is made.
+// locks of one publication, follower or lease briefly, and make no driver call.
 
 // Published is a publication.
 type Published interface{ InspectPublication() Publication }
@@ -18,17 +18,17 @@ type Publication struct {
 	Name          string
 	Base          driver.Ptr // of the published buffer
 	Generation    uint64
-	Bytes, Pinned uint64 // shown; no longer shown but mapped by followers
+	Bytes, Pinned uint64 // published; no longer published but mapped by followers
 	Followers     []Reader
 }
 
 // Reader is a follower as its publisher sees it.
 type Reader struct {
-	PID, UID      int // 0 and -1 where the process is not known
+	PID, UID      int // 0 and -1 if the process is unknown
 	Since         time.Time
 	Generation    uint64
 	Bytes, Pinned uint64
-	Refused       string // why it did not take the last generation
+	Refused       string // its reason to refuse the last generation
 }
 
 // Following is a follower in this process.
@@ -38,10 +38,10 @@ type Following interface{ InspectFollower() Follower }
 type Follower struct {
 	Name       string
 	Base       driver.Ptr
-	PID        int // of the publisher; 0 where it is not known
+	PID        int // of the publisher; 0 if unknown
 	Generation uint64
 	Bytes      uint64 // mapped
-	Stuck      string // why it goes on no further, if it does not
+	Stuck      string // why it does not go on, if so
 }
 
 // Leased is a lease.
@@ -51,5 +51,5 @@ type Leased interface{ InspectLease() Lease }
 type Lease struct {
 	Bytes     uint64
 	Until     time.Time
-	Importers []int // pids of those that have the memory
+	Importers []int // pids of the processes that have imported
 }

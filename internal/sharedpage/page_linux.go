@@ -10,8 +10,8 @@ import (
 
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// New makes a page that reads zero, and a descriptor of it, closed on exec, for
-// the other process. Both are the caller's.
+// New makes a page of zeros, and a descriptor of it, closed on exec, for
+// the other process. The caller closes both.
 func New() (p *Page, fd int, err error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err = unix.MemfdCreate("cuvmm words", flags|unix.MFD_NOEXEC_SEAL)
@@ -36,14 +36,13 @@ func New() (p *Page, fd int, err error) {
 	return p, fd, nil
 }
 
-// Open maps the page of a descriptor that another process sent, which stays the
-// caller's and may be closed at once. One that is anything else than a memory
-// file of one page, sealed against resizing, is ErrNoPage: touching it might
-// end this process.
+// Open maps the page of a descriptor that another process sent. The descriptor stays the
+// caller's and may be closed at once. Anything other than a memory file of one page,
+// sealed against resizing, is ErrNoPage: touching it might kill this process.
 func Open(fd int) (*Page, error) {
 	got, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {
-		return nil, fmt.Errorf("%w: it takes no seals", ErrNoPage)
+		return nil, fmt.Errorf("%w: it cannot be sealed", ErrNoPage)
 	}
 	if got&seals != seals {
 		return nil, fmt.Errorf("%w: seals %#x, where %#x are needed", ErrNoPage, got, seals)
@@ -70,8 +69,8 @@ func mapPage(fd int) (*Page, error) {
 	return &Page{mem}, nil
 }
 
-// Close takes the page out of this process. Nothing may use it any more, the
-// GPU included. It is idempotent.
+// Close unmaps the page, which neither this process nor the GPU may use any more.
+// Idempotent.
 func (p *Page) Close() error {
 	mem := p.mem
 	p.mem = nil

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn is one end of a connection that keeps the bounds of packets. Deadlines
+// Conn is one end of a connection that preserves packet boundaries. Deadlines
 // are those of package net. One goroutine at a time calls Send, and one Receive.
 type Conn struct {
 	*net.UnixConn
@@ -39,14 +39,14 @@ func (c *Conn) Shutdown() {
 	_ = c.raw.Control(func(s uintptr) { _ = unix.Shutdown(int(s), unix.SHUT_RDWR) })
 }
 
-// Close ends the connection and gives the descriptor back. Where packets lie
-// unread, whose descriptors take long to close, it does not wait for that.
+// Close ends the connection and closes its descriptor. If descriptors in unread packets
+// take long to close it does not wait for them.
 func (c *Conn) Close() error {
 	fd.Await(c.Abandon())
 	return nil
 }
 
-// Abandon is Close that does not wait at all. done is closed when it is closed.
+// Abandon is Close that does not wait at all. done is closed at its end.
 func (c *Conn) Abandon() (done <-chan struct{}) {
 	c.Shutdown()
 	return fd.Away(func() { _ = c.UnixConn.Close() })
@@ -90,7 +90,7 @@ func (o *outgoing) send(s uintptr) bool {
 	}
 }
 
-// SendNow sends one packet without descriptors, if that needs no waiting.
+// SendNow sends one packet without descriptors if it does not block.
 func (c *Conn) SendNow(p []byte) (sent bool) {
 	_ = c.raw.Control(func(s uintptr) {
 		sent = unix.Sendmsg(int(s), p, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT) == nil
@@ -98,8 +98,8 @@ func (c *Conn) SendNow(p []byte) (sent bool) {
 	return sent
 }
 
-// oobSize has room for all descriptors of a packet, and for what else the
-// kernel may add.
+// oobSize has space for all descriptors of a packet, and for other control messages that
+// the kernel may add.
 var oobSize = unix.CmsgSpace(4*MaxFDs) + 512
 
 // incoming is a Receive that runs, as outgoing is a Send.
@@ -118,8 +118,8 @@ func (i *incoming) receive(s uintptr) bool {
 		switch {
 		case err == unix.EINTR:
 		case err == unix.ECONNRESET && !reset:
-			// The peer closed with packets of ours unread, which is said
-			// first, and once. What it sent before is there still.
+			// The peer closed with unread packets of ours, which the kernel reports
+			// first, and once. Its earlier packets can still be received.
 			reset = true
 		case err == unix.EAGAIN && !reset:
 			return false
@@ -157,7 +157,7 @@ func (c *Conn) Receive(p []byte) (n int, fds []int, lost bool, err error) {
 	return i.n, fds, bad || i.flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0, nil
 }
 
-// Ready reports whether Receive would not wait.
+// Ready reports whether Receive would return at once.
 func (c *Conn) Ready() (ready bool) {
 	_ = c.raw.Control(func(s uintptr) {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(s), Events: unix.POLLIN}}, 0)
@@ -166,8 +166,7 @@ func (c *Conn) Ready() (ready bool) {
 	return ready
 }
 
-// Writable reports whether the peer has read enough for a Send that does not
-// wait.
+// Writable reports whether the peer has read enough for a Send that returns at once.
 func (c *Conn) Writable() (writable bool) {
 	_ = c.raw.Control(func(s uintptr) {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(s), Events: unix.POLLOUT}}, 0)
@@ -176,15 +175,15 @@ func (c *Conn) Writable() (writable bool) {
 	return writable
 }
 
-// Unread is how much of what was sent the peer has not received yet, in bytes of
-// the kernel's books: 0 is nothing. A connection that is closed has none.
+// Unread returns how much of the sent data the peer has not received yet, in bytes as the
+// kernel accounts them. It is 0 for a closed connection.
 func (c *Conn) Unread() (bytes int) {
 	_ = c.raw.Control(func(s uintptr) { bytes, _ = unix.IoctlGetInt(int(s), unix.SIOCOUTQ) })
 	return bytes
 }
 
-// rights are the descriptors among control messages, and whether one of them
-// cannot be read.
+// rights returns the descriptors among control messages, and whether one of the messages
+// is malformed.
 func rights(oob []byte) (fds []int, bad bool) {
 	if len(oob) == 0 {
 		return nil, false
@@ -201,19 +200,19 @@ func rights(oob []byte) (fds []int, bad bool) {
 	return fds, bad
 }
 
-// TooManyInFlight reports whether a Send failed since too many descriptors of
-// this user are on their way.
+// TooManyInFlight reports whether a Send failed because too many descriptors of
+// this user are in flight.
 func TooManyInFlight(err error) bool { return errors.Is(err, unix.ETOOMANYREFS) }
 
-// Busy reports whether a Dial failed since the queue of the listener is full.
+// Busy reports whether a Dial failed because the queue of the listener is full.
 func Busy(err error) bool { return errors.Is(err, unix.EAGAIN) }
 
-// NotListening reports whether a Dial failed since the file is not, or no
+// NotListening reports whether a Dial failed because the file is not, or no
 // longer, a socket with a listener.
 func NotListening(err error) bool { return errors.Is(err, unix.ECONNREFUSED) }
 
-// Peer is who is at the other end of a connection that Dial or Accept made. A
-// socketpair's credentials are those of whoever made it, at both ends.
+// Peer returns the credentials of the other end of a connection that Dial or Accept made.
+// Both ends of a socketpair have the credentials of the process that made it.
 func (c *Conn) Peer() (Credentials, error) {
 	var cred *unix.Ucred
 	var err error
@@ -226,7 +225,7 @@ func (c *Conn) Peer() (Credentials, error) {
 	return Credentials{int(cred.Pid), cred.Uid, cred.Gid}, nil
 }
 
-// Pair is two ends: one for this process, the other for a child to inherit.
+// Pair returns two ends: one for this process, the other for a child to inherit.
 func Pair() (*Conn, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -242,7 +241,7 @@ func Pair() (*Conn, *os.File, error) {
 	return c, far, nil
 }
 
-// FromFile makes a connection of an inherited end. The file stays the
+// FromFile makes a connection from an inherited end. The file stays the
 // caller's.
 func FromFile(f *os.File) (*Conn, error) {
 	raw, err := f.SyscallConn()
@@ -274,8 +273,8 @@ func check(s int) error {
 	if _, err := unix.Getpeername(s); err != nil {
 		return fmt.Errorf("%w: %w", ErrNoSocket, err)
 	}
-	// Whoever made the socket may have asked for more than packets; the second
-	// would open a descriptor for each. Kernels that lack one never send it.
+	// The socket's maker may have enabled further control messages, of which the second
+	// would open a descriptor with each packet. Kernels that lack one never send it.
 	_ = unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_PASSCRED, 0)
 	_ = unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_PASSPIDFD, 0)
 	return nil

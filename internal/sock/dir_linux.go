@@ -16,8 +16,8 @@ type Dir struct {
 	Mode  os.FileMode
 }
 
-// OpenDir opens a directory that is no symbolic link. With create it is made
-// first, for its owner alone, where nothing is there.
+// OpenDir opens a directory that is not a symbolic link. With create it makes the
+// directory first, for its owner alone, if there is none.
 func OpenDir(path string, create bool) (*Dir, error) {
 	if create {
 		if err := unix.Mkdir(path, 0o700); err != nil && err != unix.EEXIST {
@@ -43,14 +43,14 @@ func OpenDir(path string, create bool) (*Dir, error) {
 	return &Dir{f: os.NewFile(uintptr(n), path), Owner: st.Uid, Mode: os.FileMode(st.Mode & 0o7777)}, nil
 }
 
-// NoDir reports whether OpenDir failed since the path is something else: a
+// NoDir reports whether OpenDir failed because the path is something else: a
 // file, or a symbolic link.
 func NoDir(err error) bool { return errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) }
 
-// through is the path of a name by way of the open directory.
+// through returns the path of a name by way of the open directory.
 func (d *Dir) through(name string) string { return fmt.Sprintf("/proc/self/fd/%d/%s", d.f.Fd(), name) }
 
-// Lookup says what a name is; links are not followed.
+// Lookup identifies the file of a name. It does not follow links.
 func (d *Dir) Lookup(name string) (Entry, error) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(int(d.f.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -67,7 +67,7 @@ func (d *Dir) Remove(name string) error {
 	return nil
 }
 
-// TryLock takes the lock of the directory, which cooperating processes hold
+// TryLock acquires the directory's lock, which cooperating processes hold
 // while they make and remove names, unless another process has it.
 func (d *Dir) TryLock() (bool, error) {
 	switch err := unix.Flock(int(d.f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err {
@@ -80,7 +80,7 @@ func (d *Dir) TryLock() (bool, error) {
 	}
 }
 
-// Unlock gives the lock back.
+// Unlock releases the lock.
 func (d *Dir) Unlock() { _ = unix.Flock(int(d.f.Fd()), unix.LOCK_UN) }
 
 // Close closes the directory.

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is another process, by a descriptor that stays its own whatever process has
-// its number later.
+// Process is another process, by a descriptor that never names another process, unlike
+// its pid.
 type Process struct{ f *os.File }
 
 // Process opens the process at the other end of a connection that Dial made: the one
@@ -39,7 +39,7 @@ func (c *Conn) Process() (*Process, error) {
 	return &Process{os.NewFile(uintptr(n), "process")}, nil
 }
 
-// Wait waits until the process has ended, and with it whatever the kernel did for it.
+// Wait waits for the end of the process, including the kernel's work for it.
 func (p *Process) Wait(ctx context.Context) error {
 	raw, err := p.f.SyscallConn()
 	if err != nil {

@@ -1,23 +1,23 @@
-// Package sock has packets with file descriptors between two processes of one
-// machine, and the private directories that their sockets lie in: the system
-// calls, without any policy.
+// Package sock provides packets with file descriptors between two processes of one
+// machine, and the private directories of their sockets: the system calls, without any
+// policy.
 //
 // A socket is reached through its open directory (/proc/self/fd), not through
-// the path that led there: so what was checked is what is used, whoever
-// changes the path meanwhile, and no path is too long for a socket's address.
+// the path that led there. So the directory that was checked is the one that is used,
+// even if the path changes meanwhile, and no path is too long for a socket's address.
 //
-// Elsewhere than on Linux the package compiles, and everything returns an
+// On other systems than Linux the package compiles, and everything returns an
 // error that matches errors.ErrUnsupported.
 package sock
 
 import "errors"
 
-// MaxFDs is how many descriptors the kernel takes with one packet.
+// MaxFDs is the kernel's limit of descriptors in one packet.
 const MaxFDs = 253
 
-// ErrNoSocket reports a descriptor that is no connected socket of
+// ErrNoSocket reports a descriptor that is not a connected socket of
 // packets.
-var ErrNoSocket = errors.New("no connected Unix socket of packets (SOCK_SEQPACKET)")
+var ErrNoSocket = errors.New("not a connected Unix socket of packets (SOCK_SEQPACKET)")
 
 // Credentials are those of a process when it connected, or began to listen.
 type Credentials struct {
@@ -25,8 +25,8 @@ type Credentials struct {
 	UID, GID uint32
 }
 
-// Entry is what a name in a directory is. It tells a file from one that took
-// its name later.
+// Entry identifies the file of a name in a directory, as opposed to a later file of the
+// same name.
 type Entry struct {
 	Device, Inode uint64
 	Owner         uint32

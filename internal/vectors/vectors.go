@@ -24,10 +24,10 @@ var file []byte
 //go:embed testdata/hostile.json
 var hostile []byte
 
-// Vectors are all of them.
+// Vectors are all test vectors.
 type Vectors struct {
 	Messages []Message
-	// Groups are the messages between the processes of a group, whose proofs are of
+	// Groups are the messages between the processes of a group. Their proofs prove
 	// Secret.
 	Groups  []Message
 	Secret  string
@@ -55,13 +55,13 @@ type Message struct {
 }
 
 type (
-	// Layout is the fields of a message in their order, and Fields their values.
+	// Layout lists the fields of a message in their order, and Fields has their values.
 	Layout []fieldForm
 	Fields map[string]any
 )
 
-// fieldForm is a field's name, and the name of its type or the layout of what a
-// list has.
+// fieldForm is a field's name, and the name of its type or the layout of its list's
+// entries.
 type fieldForm struct {
 	name, kind string
 	list       Layout

@@ -5,26 +5,26 @@ import (
 	"time"
 )
 
-// Spinner polls for what is about to come from another process before its caller
-// waits: waking a process costs more than importing and mapping a chunk. After a poll
-// in vain it skips the next occasions, twice as many each time: the other side takes
-// longer than that, or has no processor, and then this one is in its way. The zero
-// value is ready. Its owner admits one goroutine at a time.
+// Spinner polls briefly for a message of another process before its caller blocks: waking
+// a process costs more than importing and mapping a chunk. After a poll in vain it skips
+// the next occasions, twice as many each time: the other process takes longer, or lacks a
+// processor, which this one then must not occupy. The zero value is ready. One goroutine
+// at a time may use it.
 type Spinner struct{ vain, rest int }
 
 const (
 	spinTime = time.Millisecond
-	// spinProcessors is how many there must be: with fewer the other side needs them
-	// more.
+	// spinProcessors is how many processors spinning needs: with fewer the other
+	// process needs them more.
 	spinProcessors = 4
-	// mostRest is how many occasions it skips at most, as a power of two.
+	// mostRest bounds the skipped occasions, as a power of two.
 	mostRest = 6
 )
 
-// CanSpin reports whether there are processors for it, which callers ask first.
+// CanSpin reports whether there are enough processors to spin, which callers check first.
 func CanSpin() bool { return min(runtime.NumCPU(), runtime.GOMAXPROCS(0)) >= spinProcessors }
 
-// Spin waits a moment for something to come.
+// Spin polls for up to spinTime until came returns true.
 func (s *Spinner) Spin(came func() bool) {
 	if s.rest > 0 {
 		s.rest--

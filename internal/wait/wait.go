@@ -1,5 +1,5 @@
-// Package wait implements the waits of what processes say to each other: for a turn,
-// for a moment, within a deadline of package net, and by polling.
+// Package wait implements waits between goroutines and processes: for a turn, for a
+// time, within a deadline of package net, and by polling.
 package wait
 
 import (
@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// Slot admits one goroutine at a time. Those that wait give up when their context
+// Slot admits one goroutine at a time. A waiting goroutine gives up when its context
 // ends.
 type Slot chan struct{}
 
 // NewSlot returns a free slot.
 func NewSlot() Slot { return make(Slot, 1) }
 
-// Take returns false if the context ended first, or over was closed.
+// Take takes the slot. It returns false if the context ends, or over is closed, first.
 func (s Slot) Take(ctx context.Context, over <-chan struct{}) bool {
 	if ctx.Err() != nil {
 		return false
@@ -41,7 +41,7 @@ func (s Slot) Try() bool {
 	}
 }
 
-// Within takes the slot if it becomes free in so long.
+// Within takes the slot if it becomes free within d.
 func (s Slot) Within(d time.Duration) bool {
 	if s.Try() {
 		return true
@@ -59,8 +59,8 @@ func (s Slot) Within(d time.Duration) bool {
 // Give frees the slot.
 func (s Slot) Give() { <-s }
 
-// Until runs a call of package net that waits, until the limit (zero: none) or until
-// the context ends; both are os.ErrDeadlineExceeded. The caller holds the slot of
+// Until runs a blocking call of package net until the limit (zero: none) or the end of
+// the context, which are both os.ErrDeadlineExceeded. The caller holds the slot of
 // that direction.
 func Until(ctx context.Context, limit time.Time, deadline func(time.Time) error, call func() error) error {
 	if err := deadline(limit); err != nil {
@@ -76,7 +76,7 @@ func Until(ctx context.Context, limit time.Time, deadline func(time.Time) error,
 	})
 	err := call()
 	if !stop() {
-		<-set // or it would cut the next wait short
+		<-set // otherwise it could cut the next wait short
 	}
 	return err
 }
@@ -87,7 +87,7 @@ func TimedOut(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 // WasClosed reports whether a call failed because its file was closed.
 func WasClosed(err error) bool { return errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed) }
 
-// Sleep returns false if the context ended first.
+// Sleep sleeps for d. It returns false if the context ends first.
 func Sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -99,7 +99,7 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// SleepUntil is Sleep that also ends at a limit, after which it returns false.
+// SleepUntil is Sleep that ends at a limit at the latest. It returns false after the limit.
 func SleepUntil(ctx context.Context, d time.Duration, limit time.Time) bool {
 	left := time.Until(limit)
 	return left > 0 && Sleep(ctx, min(d, left))
@@ -108,8 +108,8 @@ func SleepUntil(ctx context.Context, d time.Duration, limit time.Time) bool {
 // Longest is the longest pause of Poll.
 const Longest = time.Millisecond
 
-// Poll waits until done returns true, and returns false if the context ended first.
-// It asks after ever longer pauses, from 20 microseconds to Longest.
+// Poll calls done until it returns true. It returns false if the context ends first. The
+// pauses between the calls grow from 20 microseconds to Longest.
 func Poll(ctx context.Context, done func() bool) bool {
 	for pause := 20 * time.Microsecond; !done(); pause = min(2*pause, Longest) {
 		if !Sleep(ctx, pause) {

@@ -1,12 +1,12 @@
 package wire
 
-// Kinds of messages. Those from 1 to MaxKind are the programs' own, among which the
-// library uses some on connections that carry nothing else; those above are reserved
-// to it on every connection.
+// Kinds of messages. Kinds from 1 to MaxKind belong to programs; the library uses some of
+// them on connections that carry nothing else. Higher kinds are reserved on every
+// connection.
 const (
 	// Greeting is the first packet of each direction.
 	Greeting uint16 = 0
-	// MaxKind is the largest kind of a program's message.
+	// MaxKind is the highest kind of a program's message.
 	MaxKind uint16 = 0xff00
 	// Refusal is the last packet of a connection, with the reason.
 	Refusal uint16 = 0xffff
@@ -23,10 +23,10 @@ const (
 	Declined
 	Fabric
 	ByFD
-	// Warning says that a message is about to come. It is empty, and part of no
+	// Warning announces that a message follows soon. It is empty, and not part of a
 	// transfer.
 	Warning
-	// LastKind is the largest kind of a message.
+	// LastKind is the highest kind of a message.
 	LastKind = Warning
 )
 
@@ -50,25 +50,24 @@ const (
 const (
 	Hello     uint16 = 0x5201 + iota // rank, size and nonce, to the host
 	Welcome                          // the host's proof: the rank is a member
-	Event                            // something that happened, to all ranks
+	Event                            // an event of a rank, in the order of all
 	Left                             // the member leaves
 	RankTaken                        // the host refuses: another process has the rank
-	OtherSize                        // the host refuses: the size of its group is another
+	OtherSize                        // the host refuses: its group has another size
 	Challenge                        // the host's nonce
 	Proof                            // the member's proof
-	Unproved                         // the host refuses: the proof is not of its secret
+	Unproved                         // the host refuses: the proof is of another secret
 )
 
 const (
-	// MaxBody is the most bytes in a message, and MaxFDs the most descriptors.
+	// MaxBody bounds the bytes of a message, and MaxFDs its descriptors.
 	MaxBody = 1 << 20
 	MaxFDs  = 4096
-	// MaxReason is the longest reason that a process gives for ending or refusing
-	// something, in bytes.
+	// MaxReason bounds the reason of a refusal or of an end, in bytes.
 	MaxReason = 512
-	// MaxBatch is the most chunks, and so descriptors, that one message of a transfer
-	// or of a publication brings: few beside any limit of open files, and enough that
-	// a message costs little beside its exports.
+	// MaxBatch bounds the chunks, and so the descriptors, of one message of a transfer
+	// or publication: few compared with any limit of open files, and enough that
+	// a message costs little compared with its exports.
 	MaxBatch = 64
 )
 

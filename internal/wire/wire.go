@@ -1,6 +1,6 @@
-// Package wire implements the one binary form of everything that processes of this
-// library say to each other: little-endian values, texts with their length before
-// them, and the kinds and limits of all messages. docs/protocol.md specifies it.
+// Package wire implements the binary form of all messages between processes of this
+// library: little-endian values, texts preceded by their length, and the kinds and limits
+// of messages. docs/protocol.md specifies it.
 package wire
 
 import (
@@ -18,7 +18,7 @@ func (e *Encoder) Uint16(v uint16) { e.B = binary.LittleEndian.AppendUint16(e.B,
 func (e *Encoder) Uint32(v uint32) { e.B = binary.LittleEndian.AppendUint32(e.B, v) }
 func (e *Encoder) Uint64(v uint64) { e.B = binary.LittleEndian.AppendUint64(e.B, v) }
 
-// Raw appends bytes whose number both sides know.
+// Raw appends bytes of a length that both sides know.
 func (e *Encoder) Raw(b []byte) { e.B = append(e.B, b...) }
 
 func (e *Encoder) Bool(v bool) {
@@ -29,14 +29,14 @@ func (e *Encoder) Bool(v bool) {
 	}
 }
 
-// Text appends a text, clipped to a number of bytes.
+// Text appends a text preceded by its length, clipped to a number of bytes.
 func (e *Encoder) Text(s string, most int) {
 	s = Clip(s, most)
 	e.Uint16(uint16(len(s)))
 	e.B = append(e.B, s...)
 }
 
-// Blob appends bytes with their number before them.
+// Blob appends bytes preceded by their length.
 func (e *Encoder) Blob(b []byte) {
 	e.Uint32(uint32(len(b)))
 	e.B = append(e.B, b...)
@@ -51,8 +51,8 @@ func Clip(s string, most int) string {
 	return s
 }
 
-// Decoder takes values from the front of B, which it does not trust: the first that
-// is missing or wrong becomes the error, and everything after it reads as zero.
+// Decoder takes values from the front of B, which it does not trust: the first missing or
+// invalid value becomes the error, and all later ones read as zero.
 type Decoder struct {
 	B   []byte
 	err error
@@ -65,10 +65,10 @@ func (d *Decoder) Fail(format string, args ...any) {
 	}
 }
 
-// Err returns what was missing or wrong so far.
+// Err returns the error so far.
 func (d *Decoder) Err() error { return d.err }
 
-// Raw takes n bytes, which stay part of the message. After an error it returns nil.
+// Raw takes n bytes, which still refer to the message. After an error it returns nil.
 func (d *Decoder) Raw(n int) []byte {
 	if d.err == nil && len(d.B) < n {
 		d.Fail("%d bytes where %d more are needed", len(d.B), n)
@@ -139,8 +139,8 @@ func (d *Decoder) Blob(most int) []byte {
 	return append([]byte(nil), d.Raw(int(n))...)
 }
 
-// Count takes the number of things of at least size bytes that follow, all of which
-// must be there.
+// Count takes the number of entries that follow, of at least size bytes each, all of
+// which must be present.
 func (d *Decoder) Count(size, most int) int {
 	n := d.Uint32()
 	if uint64(n) > uint64(most) {
@@ -155,7 +155,7 @@ func (d *Decoder) Count(size, most int) int {
 	return int(n)
 }
 
-// End returns what was wrong, which includes bytes that are left over.
+// End returns the error, which surplus bytes are too.
 func (d *Decoder) End() error {
 	if len(d.B) > 0 {
 		d.Fail("%d bytes too many", len(d.B))
