@@ -14,29 +14,29 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Facts are what a rank tells the others of itself before memory is shared.
+// Facts describe a rank to the others before memory is shared.
 type Facts struct {
-	// Host is the same for processes of one host alone: its boot id.
+	// Host identifies the host: its boot id.
 	Host string
-	// Process is the rank's.
+	// Process is the rank's process.
 	Process handles.Process
-	// Device is the one that it shares memory of.
+	// Device is the device whose memory it shares.
 	Device cuda.UUID
-	// Handles are the ways in which it can share and take memory.
+	// Handles are the handle types by which it can share and import memory.
 	Handles vmm.HandleTypes
 	// Clique names the NVLink domain and the part of it that the device is in;
-	// empty where it is not known or there is none.
+	// empty if there is none or it is unknown.
 	Clique string
 }
 
-// FactsOf are the facts of this process and a device, with the handle types that
-// were found to work. Where the fabric's is among them NVML is asked for the
-// clique. Without a device (nil) none works.
+// FactsOf returns the facts of this process and a device, with the handle types that
+// were found to work. If vmm.Fabric is among them, the clique comes from NVML. Without a
+// device (nil) there are no handle types.
 func FactsOf(d *cuda.Device, types vmm.HandleTypes) Facts {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	host := strings.TrimSpace(string(boot))
 	if err != nil {
-		host, _ = os.Hostname() // elsewhere than on Linux, where memory is not shared anyway
+		host, _ = os.Hostname() // not on Linux, so memory is not shared anyway
 	}
 	f := Facts{Host: host, Process: handles.Self()}
 	if d == nil {
@@ -52,8 +52,8 @@ func FactsOf(d *cuda.Device, types vmm.HandleTypes) Facts {
 // noCluster begins the clique of a device whose links end in its own host.
 const noCluster = "00000000-0000-0000-0000-000000000000."
 
-// cliqueOf is the set of devices of several hosts that this one reaches, empty
-// if it reaches none or that is not known.
+// cliqueOf names the set of devices of several hosts that this one reaches. It is empty
+// if there is none, or it is unknown.
 func cliqueOf(d *cuda.Device) string {
 	found, err := fabric.Diagnose(fabric.Options{}, d)
 	if err != nil || len(found.Devices) != 1 || strings.HasPrefix(found.Devices[0].Clique, noCluster) {
@@ -62,22 +62,21 @@ func cliqueOf(d *cuda.Device) string {
 	return found.Devices[0].Clique
 }
 
-// Agreement is what a group shares memory by.
+// Agreement is the way in which a group shares memory.
 type Agreement struct {
 	// Handle is vmm.Fabric or vmm.PosixFD, the same for all ranks.
 	Handle vmm.HandleTypes
-	// Downgrade says why it is not the fabric; empty where it is.
+	// Downgrade is the reason if Handle is not vmm.Fabric.
 	Downgrade string
-	// Ranks are the facts of all, by rank.
+	// Ranks are the facts of all ranks, by rank.
 	Ranks []Facts
 }
 
-// Agree is a step in which the ranks settle on one type of handle for all: the
-// fabric's where every rank has it and all are in one clique, or on one host
-// where their cliques are not known to differ; else descriptors, where every rank
-// has them and all are on one host. Otherwise
-// it is ErrDisagree, for every rank, with those that stand in the way. No rank
-// falls back alone.
+// Agree is a step in which the ranks settle on one handle type for all. It is
+// vmm.Fabric if every rank has it and all are in one clique, or on one host and not
+// known to be in different cliques. Otherwise it is vmm.PosixFD if every rank
+// has it and all are on one host. Otherwise every rank gets ErrDisagree, which names the
+// ranks in the way. No rank falls back alone.
 func Agree(ctx context.Context, g *Group, mine Facts) (Agreement, error) {
 	const name = "agree on the handle type"
 	if g == nil {
@@ -95,12 +94,12 @@ func Agree(ctx context.Context, g *Group, mine Facts) (Agreement, error) {
 	step := g.last()
 	for r, b := range all {
 		if err := json.Unmarshal(b, &a.Ranks[r]); err != nil {
-			err := &Error{Step: step, Ranks: []int{r}, kind: peer.ErrProtocol, Reason: "its facts are not readable: " + err.Error(), cause: err}
+			err := &Error{Step: step, Ranks: []int{r}, kind: peer.ErrProtocol, Reason: "its facts are malformed: " + err.Error(), cause: err}
 			g.Fail(err)
 			return Agreement{}, err
 		}
 	}
-	// All compute the same from the same facts.
+	// All ranks compute the same from the same facts.
 	noFabric := a.against(vmm.Fabric, func(q int, one, other Facts) string {
 		known := one.Clique != "" && other.Clique != ""
 		switch {
@@ -141,8 +140,7 @@ func (g *Group) last() Step {
 	return Step{Number: g.state.step - min(g.state.step, 1), Name: g.asked}
 }
 
-// objection says which ranks stand against a handle type, and why the first
-// does.
+// objection names the ranks that rule out a handle type, and the reason of the first.
 type objection struct {
 	ranks  []int
 	reason string
@@ -155,8 +153,7 @@ func (o objection) String() string {
 	return ranks(o.ranks) + ": " + o.reason
 }
 
-// against are the ranks that do not have the type, or that are apart from one
-// before them.
+// against returns the ranks that lack the type, or that are apart from a lower rank.
 func (a *Agreement) against(t vmm.HandleTypes, apart func(q int, one, other Facts) string) (o objection) {
 	for r, f := range a.Ranks {
 		why := ""

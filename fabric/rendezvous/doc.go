@@ -16,9 +16,9 @@
 // arrived at a step fails the next one. After an error the group is over; the
 // same processes can make a new one.
 //
-// The exception is the process that decides the outcomes, the host's: if it dies,
-// some ranks may have a step complete and others not, and these get
-// peer.ErrGone with rank 0. If it stands still, a rank gives up on it a second
+// The exception is the host's process, which decides the outcomes: if it dies,
+// a step may be complete for some ranks and not for others, which get
+// peer.ErrGone with rank 0. If it hangs, a rank gives up on it a second
 // after the limit.
 //
 // Agree settles on one type of handle for all, and Share has every rank map every
@@ -33,7 +33,7 @@
 // The host's socket admits processes of the host's user alone. With
 // Options.Secret a process must also prove that it has the group's secret, and so
 // must the host; the secret itself never travels. A member of a group can end it,
-// by failing or by sending what no rank sends, which expels it. It cannot speak
+// by failing or by violating the protocol, which expels it. It cannot speak
 // for another rank, nor make the host keep more than two steps' contributions:
 // one for each rank and step, of at most MaxBody bytes and MaxFiles files.
 package rendezvous

@@ -12,8 +12,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// What can go wrong in a group; test for them with errors.Is. Besides: a rank
-// that is gone, or was expelled for what it sent, is peer.ErrGone; one that
+// Errors of a group; test for them with errors.Is. Furthermore, a rank
+// that is gone or was expelled is peer.ErrGone; one that
 // does not arrive in time is peer.ErrTimeout; a process without the group's
 // secret is peer.ErrPeer; use after Close is cuda.ErrClosed.
 var (
@@ -23,29 +23,29 @@ var (
 	ErrDisagree = errors.New("the ranks disagree")
 )
 
-// Error is a step that failed. All ranks of a group return the same.
+// Error is the error of a failed step, the same on all ranks of a group.
 type Error struct {
-	// Step is the one that failed.
+	// Step is the failed step.
 	Step Step
-	// Ranks are the reason: those that died, gave up or did not arrive.
+	// Ranks are the ranks at fault: they died, gave up or did not arrive.
 	Ranks []int
 	// Reason says what they did or did not do.
 	Reason string
-	// Hint says what to do about it.
+	// Hint is the remedy.
 	Hint string
 
 	kind error
-	// cause is what this rank knows beyond the text, for errors.Is alone.
+	// cause is this rank's own error, for errors.Is alone.
 	cause error
 }
 
-// Error returns everything that is known, on one line.
+// Error returns all of it on one line.
 func (e *Error) Error() string {
 	step := fmt.Sprintf("rendezvous: step %d", e.Step.Number)
 	if e.Step.Name != "" {
 		step += fmt.Sprintf(" %q", e.Step.Name)
 	}
-	asked := e.Reason // which has what the cause says
+	asked := e.Reason // includes the cause's text
 	if len(e.Ranks) > 0 {
 		asked = ranks(e.Ranks)
 		if e.Reason != "" {
@@ -83,7 +83,7 @@ func ranks(all []int) string {
 	return b.String()
 }
 
-// late is the end of a wait for ranks that did not arrive.
+// late returns the error of a wait for ranks that did not arrive.
 func late(ctx context.Context, s Step, missing []int, waited time.Duration) *Error {
 	e := &Error{Step: s, Ranks: missing, kind: peer.ErrTimeout, cause: context.Cause(ctx),
 		Reason: fmt.Sprintf("did not arrive within %v", waited.Round(time.Millisecond)),
@@ -95,7 +95,7 @@ func late(ctx context.Context, s Step, missing []int, waited time.Duration) *Err
 	return e
 }
 
-// reasonOf returns what an error tells the other ranks: they know the rest.
+// reasonOf returns the part of an error that the other ranks do not know.
 func reasonOf(err error) string {
 	var e *Error
 	if errors.As(err, &e) {
@@ -104,7 +104,7 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// causeOf returns what this rank's own error adds to the outcome of all.
+// causeOf returns the part of this rank's error that is not in the common outcome.
 func causeOf(err error) error {
 	var e *Error
 	if !errors.As(err, &e) {

@@ -14,22 +14,21 @@ import (
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
-// DefaultTimeout is how long a step may take by default.
+// DefaultTimeout is the default of Options.Timeout.
 const DefaultTimeout = 30 * time.Second
 
-// farewell is how long a rank that gives up waits to hear how the step ended for
-// the others.
+// farewell bounds how long a rank that gives up waits for the outcome of the step.
 const farewell = time.Second
 
-// moment is how long the news of another rank's end may lag behind its effects.
+// moment bounds how long the event of another rank's end may lag behind its effects.
 const moment = time.Second
 
-// Options describe a group. The zero value works.
+// Options configure a group. The zero value works.
 type Options struct {
-	// Timeout is how long each step may take, all ranks together; 0 is
+	// Timeout bounds each step, for all ranks together; 0 is
 	// DefaultTimeout. A context may end a step earlier.
 	Timeout time.Duration
-	// Secret admits to the group only processes that have it too. Empty admits
+	// Secret restricts the group to processes that have it. Empty admits
 	// every process of the host's user. InProcess ignores it.
 	Secret Secret
 }
@@ -47,7 +46,7 @@ type Group struct {
 	transport Transport
 	timeout   time.Duration
 
-	// mu is held for the whole of a step.
+	// mu is held throughout a step.
 	mu      sync.Mutex
 	state   *state
 	asked   string         // the step that this rank called last
@@ -70,7 +69,7 @@ func (g *Group) Rank() int { return g.transport.Rank() }
 // Size returns how many ranks the group has.
 func (g *Group) Size() int { return g.transport.Size() }
 
-// CarriesFiles reports whether Exchange takes files: not between hosts.
+// CarriesFiles reports whether Exchange takes files, which do not travel between hosts.
 func (g *Group) CarriesFiles() bool { return g.transport.CarriesFiles() }
 
 // Barrier waits until all ranks have arrived.
@@ -79,7 +78,7 @@ func (g *Group) Barrier(ctx context.Context, name string) error {
 	return err
 }
 
-// AllGather waits until all ranks have arrived and returns what they brought, by
+// AllGather waits until all ranks have arrived and returns their contributions, by
 // rank: at most MaxBody bytes each.
 func (g *Group) AllGather(ctx context.Context, name string, mine []byte) ([][]byte, error) {
 	all, err := g.Exchange(ctx, name, Contribution{Body: mine})
@@ -100,8 +99,8 @@ func (g *Group) AllGather(ctx context.Context, name string, mine []byte) ([][]by
 //
 // The name must be the same for all ranks. A step has one outcome: either all
 // ranks get all contributions, or all get an [Error] of the same kind, ranks and
-// reason. A rank that has heard nothing of the outcome a second after its limit,
-// since the host stands still, returns an error alone. After any error the group
+// reason. A rank that has not received the outcome a second after its limit, because the
+// host hangs, returns an error alone. After any error the group
 // is over, and every later step returns the same error.
 func (g *Group) Exchange(ctx context.Context, name string, mine Contribution) ([]Contribution, error) {
 	g.mu.Lock()
@@ -135,8 +134,8 @@ func (g *Group) Exchange(ctx context.Context, name string, mine Contribution) ([
 	return all, nil
 }
 
-// follow takes events until the step is complete, which is nil, or the group is
-// over, which is its error; any other error is the transport's.
+// follow takes events until the step is complete, and then returns nil, or until the group
+// has ended, and then returns its error. Any other error is the transport's.
 func (g *Group) follow(ctx context.Context, step uint64) error {
 	for g.state.step == step && g.state.end == nil {
 		if err := g.take(ctx); err != nil {
@@ -199,15 +198,15 @@ func (g *Group) interrupted(ctx context.Context, s Step, began time.Time, err er
 	return g.withdraw(e, mine)
 }
 
-// withdraw has this rank give up a step, and returns the outcome that all ranks
-// agree on: nil if the step was complete before the others heard. If the outcome
+// withdraw gives up a step for this rank, and returns the outcome that all ranks
+// agree on: nil if the step was complete before that. If the outcome
 // stays unknown, it returns this rank's own error.
 func (g *Group) withdraw(e Event, mine error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), farewell)
 	defer cancel()
 	e.Reason = wire.Clip(e.Reason, MaxReason) // as it travels: all ranks return the same
 	if g.transport.Fail(ctx, e) != nil {
-		ctx = over // what came before is still there, and may explain it
+		ctx = over // earlier events are still queued, and may explain the failure
 	}
 	switch err := g.follow(ctx, e.Step.Number); {
 	case err == nil:
@@ -217,12 +216,12 @@ func (g *Group) withdraw(e Event, mine error) error {
 	}
 	var known *Error
 	if g.state.cause.Kind == Ended && errors.As(mine, &known) && slices.Equal(known.Ranks, g.state.end.Ranks) {
-		return g.finish(mine) // how the transport failed, and not just that it did
+		return g.finish(mine) // mine says how the transport failed
 	}
 	return g.finish(g.verdict(causeOf(mine)))
 }
 
-// unposted says why this rank could not arrive.
+// unposted returns the error of a rank that could not arrive.
 func (g *Group) unposted(ctx context.Context, s Step, began time.Time, err error) error {
 	var known *Error
 	switch {
@@ -231,17 +230,17 @@ func (g *Group) unposted(ctx context.Context, s Step, began time.Time, err error
 	case errors.As(err, &known):
 		return err
 	case ctx.Err() == nil:
-		return &Error{Step: s, Ranks: []int{g.Rank()}, kind: ErrFailed, Reason: "it could not tell the others of its arrival: " + err.Error(), cause: err}
+		return &Error{Step: s, Ranks: []int{g.Rank()}, kind: ErrFailed, Reason: "it could not announce its arrival: " + err.Error(), cause: err}
 	}
 	e := late(ctx, s, []int{g.Rank()}, time.Since(began))
 	if errors.Is(e, peer.ErrTimeout) {
-		e.Reason = fmt.Sprintf("could not tell the others of its arrival within %v", time.Since(began).Round(time.Millisecond))
-		e.Hint = "check whether what carries the group responds to this rank"
+		e.Reason = fmt.Sprintf("could not announce its arrival within %v", time.Since(began).Round(time.Millisecond))
+		e.Hint = "check whether the group's transport responds to this rank"
 	}
 	return e
 }
 
-// copyOf checks and copies what this rank brings.
+// copyOf checks and copies this rank's contribution.
 func (g *Group) copyOf(s Step, c Contribution) (Contribution, error) {
 	invalid := func(format string, args ...any) (Contribution, error) {
 		return Contribution{}, &Error{Step: s, Ranks: []int{g.Rank()}, kind: cuda.ErrInvalidArgument, Reason: fmt.Sprintf(format, args...)}
@@ -252,7 +251,7 @@ func (g *Group) copyOf(s Step, c Contribution) (Contribution, error) {
 	case !utf8.ValidString(s.Name):
 		return invalid("a name that is not UTF-8: %q", s.Name)
 	case len(c.Body) > MaxBody:
-		return invalid("%d bytes, of %d at most: share the memory itself instead, in fewer and larger chunks", len(c.Body), MaxBody)
+		return invalid("%d bytes, of %d at most: share the memory itself, in fewer and larger chunks", len(c.Body), MaxBody)
 	case len(c.Files) > MaxFiles:
 		return invalid("%d files, of %d at most: share memory in fewer, larger chunks", len(c.Files), MaxFiles)
 	case len(c.Files) > 0 && !g.CarriesFiles():
@@ -268,9 +267,9 @@ func (g *Group) copyOf(s Step, c Contribution) (Contribution, error) {
 	return own, nil
 }
 
-// Fail ends the group for all ranks, since this one cannot go on: their steps
+// Fail ends the group for all ranks because this one cannot go on: their steps
 // return ErrFailed with its rank and the reason, unless the group ended before.
-// Fail waits for a step of this rank that runs.
+// Fail waits for a running step of this rank.
 func (g *Group) Fail(reason error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -278,7 +277,7 @@ func (g *Group) Fail(reason error) {
 		reason = errors.New("it gave no reason")
 	}
 	if g.broken == nil {
-		_ = g.giveUp("", reason) // it may not know of what the others call the step
+		_ = g.giveUp("", reason) // the step's name at the other ranks is unknown here
 	}
 }
 
@@ -290,9 +289,9 @@ func (g *Group) giveUp(name string, reason error) error {
 	return g.withdraw(Event{Kind: Failed, Rank: g.Rank(), Step: s, Reason: mine.Reason}, mine)
 }
 
-// failAt is Fail at a named step, with the outcome. What this rank met may be the
-// effect of another rank's end, of which the news comes a moment later: then that
-// is the outcome.
+// failAt is Fail at a named step, and returns the outcome. This rank's error may be the
+// effect of another rank's end, whose event comes a moment later: then that end is the
+// outcome.
 func (g *Group) failAt(name string, met error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -312,8 +311,8 @@ func (g *Group) failAt(name string, met error) error {
 	return err
 }
 
-// Close leaves the group. Ranks that still need this one get ErrGone. It ends a
-// step that runs, and is idempotent.
+// Close leaves the group. Ranks that still need this one get peer.ErrGone. It ends a
+// running step. Idempotent.
 func (g *Group) Close() (err error) {
 	g.closing.Do(func() {
 		close(g.closed)
@@ -353,7 +352,7 @@ func (g *Group) isClosed() bool {
 	}
 }
 
-// drop closes what arrived to a step that will not be complete.
+// drop closes the contributions to a step that will never be complete.
 func (g *Group) drop() {
 	for r := range g.arrived {
 		g.arrived[r].Close()

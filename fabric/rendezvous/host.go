@@ -15,12 +15,12 @@ import (
 )
 
 // Host makes a group of processes of one host, of which this one is rank 0, and
-// returns the path at which the others [Join]: a socket in a directory that is
-// this user's alone (see peer.Listen; an empty name is a random one). It does
+// returns the path at which the others [Join]: a socket in a directory that only
+// this user may enter (see peer.Listen; an empty name is replaced by a random one). It does
 // not wait for them: the first step does. The caller closes the group.
 //
 // All messages go through this process, which decides the outcome of each step,
-// so its end is the group's end.
+// so the group ends with it.
 func Host(dir, name string, size int, o Options) (g *Group, path string, err error) {
 	const op = "rendezvous.Host"
 	if err := check(op, 0, size, o); err != nil {
@@ -53,7 +53,7 @@ type hostTransport struct {
 	// before are the events so far, for ranks that have yet to join. No rank
 	// passes the first step without them, so they are few.
 	before []Event
-	// unidentified are connections that have not proved which rank they are.
+	// unidentified are connections that have not proved their rank.
 	unidentified []*peer.Conn
 	// dropped are events to be released without the lock: to close a file that a rank
 	// chose may take long.
@@ -72,8 +72,8 @@ func (t *hostTransport) Rank() int          { return 0 }
 func (t *hostTransport) Size() int          { return len(t.members) }
 func (t *hostTransport) CarriesFiles() bool { return true }
 
-// mostUnidentified is how many processes may be joining at once; one more costs
-// the oldest its place.
+// mostUnidentified bounds the processes that join at once; one more displaces
+// the oldest.
 func (t *hostTransport) mostUnidentified() int { return t.Size() + 64 }
 
 func (t *hostTransport) accept() {
@@ -82,7 +82,7 @@ func (t *hostTransport) accept() {
 		if errors.Is(err, cuda.ErrClosed) {
 			return
 		}
-		if err != nil { // too many open files, for example: it may pass
+		if err != nil { // too many open files, for example, which may be temporary
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
@@ -135,7 +135,7 @@ func (t *hostTransport) serve(conn *peer.Conn) {
 			t.tell(Event{Kind: Lost, Rank: m.rank, Reason: "it sent what no rank sends: " + err.Error()})
 			return
 		}
-		e.Rank = m.rank // whatever it says
+		e.Rank = m.rank // a rank speaks for itself alone
 		if !t.tell(e) {
 			return
 		}
@@ -148,8 +148,8 @@ func (t *hostTransport) identified(conn *peer.Conn) {
 	t.unidentified = slices.DeleteFunc(t.unidentified, func(c *peer.Conn) bool { return c == conn })
 }
 
-// admit does the handshake. It returns nil for a process that is none of the
-// group's ranks, which is told why.
+// admit does the handshake. It refuses a process that is not one of the group's ranks
+// with the reason, and returns nil.
 func (t *hostTransport) admit(conn *peer.Conn) *member {
 	ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 	defer cancel()
@@ -201,13 +201,13 @@ func (t *hostTransport) admit(conn *peer.Conn) *member {
 	if err := conn.Send(ctx, peer.Message{Kind: wire.Welcome, Body: t.secret.proof(hostProves, h, challenge)}); err != nil {
 		m.out.close()
 		close(m.sent)
-		t.tell(Event{Kind: Lost, Rank: m.rank, Reason: "its process went as it joined: " + err.Error()})
+		t.tell(Event{Kind: Lost, Rank: m.rank, Reason: "its process ended while it joined: " + err.Error()})
 		return nil
 	}
 	return m
 }
 
-// enter gives a process its rank, and has it hear of what came before, unless another
+// enter gives a process its rank and the earlier events, unless another
 // process has or had the rank, or the group is closed.
 func (t *hostTransport) enter(m *member) (taken, closed bool) {
 	t.mu.Lock()
@@ -305,7 +305,7 @@ func (t *hostTransport) sequence(e, own Event) {
 			m.out.close()
 			_ = m.conn.Close()
 		})
-		lost := Event{Kind: Lost, Rank: m.rank, Reason: "it arrives at steps without reading what the others bring"}
+		lost := Event{Kind: Lost, Rank: m.rank, Reason: "it arrives at steps without reading the other ranks' contributions"}
 		t.sequence(lost, lost)
 	}
 }
@@ -364,7 +364,7 @@ func (t *hostTransport) Close(*Event) (err error) {
 		for _, c := range unidentified {
 			t.work.Go(func() { _ = c.Close() })
 		}
-		// What was said before still reaches the members that read.
+		// Earlier events still reach the members that read.
 		patience := time.NewTimer(farewell)
 		defer patience.Stop()
 		for _, m := range members {

@@ -7,13 +7,13 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 )
 
-// queue holds events until they are taken. Whoever fills it bounds it: an honest
+// queue holds events until they are taken. Its writers bound it: an honest
 // group has at most two steps in flight.
 type queue struct {
 	mu     sync.Mutex
 	events []Event
 	closed bool          // takes no more
-	more   chan struct{} // has one element if there is something to see
+	more   chan struct{} // has one element if there is an event
 }
 
 func newQueue() *queue { return &queue{more: make(chan struct{}, 1)} }

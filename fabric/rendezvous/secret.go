@@ -13,8 +13,8 @@ import (
 // MinSecret is the least length of a secret, in bytes.
 const MinSecret = 16
 
-// Secret is what the processes of a group share to prove that they belong to it:
-// random bytes, from a file or a variable of the job that starts them. It never
+// Secret proves that a process belongs to a group: random bytes that all its processes
+// have, from a file or a variable of the job that starts them. It never
 // travels; package fmt, log/slog and encoding/json write its length alone.
 type Secret []byte
 
@@ -38,7 +38,7 @@ func (s Secret) Check() error {
 	return nil
 }
 
-// nonce makes every proof good for one connection.
+// nonce makes every proof valid for one connection only.
 type nonce [32]byte
 
 func newNonce() (n nonce) {

@@ -12,23 +12,23 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// ShareOptions say how memory is shared in a group.
+// ShareOptions configure Share.
 type ShareOptions struct {
-	// Import says what this rank takes of each other one.
+	// Import bounds the memory that this rank imports of each other rank.
 	Import handles.ImportOptions
-	// Log gets a record of a lease that ended too early; nil logs nothing.
+	// Log receives a record of a lease that ends too early; nil logs nothing.
 	Log *slog.Logger
 }
 
-// Share has every rank map every other one's memory, by the type of handle that
+// Share maps every rank's memory on every other rank, by the handle type that
 // the group agreed on ([Agree]), in two steps: the handles travel, and then
-// no rank goes on before all have imported. It returns the others' buffers by
-// rank, for the device, which the caller closes; at this rank's own place, and
-// at that of a rank that brings none (mine is nil), is nil.
+// no rank goes on before all have imported. It returns the other ranks' buffers by
+// rank, mapped for the device, which the caller closes. The element of this rank is nil,
+// and that of a rank without memory (mine is nil) too.
 //
-// What a rank brings are its buffer's bytes in use, as they are then. It is kept
-// by a lease until the others have it. Where any rank fails, all do: what was
-// mapped here is closed, and the error names the rank and the step.
+// A rank shares its buffer's bytes in use as of the call. A lease retains them until the
+// others have imported. If any rank fails, all do: Share closes the buffers that it
+// mapped, and the error names the rank and the step.
 func Share(ctx context.Context, g *Group, a Agreement, d *cuda.Device, mine *vmm.Buffer, o ShareOptions) (all []*vmm.Buffer, err error) {
 	const handlesStep, importedStep = "share handles", "import memory"
 	if g == nil {

@@ -144,7 +144,7 @@ func (t *memberTransport) Post(ctx context.Context, s Step, c Contribution) erro
 func (t *memberTransport) Fail(ctx context.Context, e Event) error { return t.send(ctx, e) }
 
 func (t *memberTransport) send(ctx context.Context, e Event) error {
-	const deaf = "the host's process does not take messages"
+	const deaf = "the host's process does not read messages"
 	began := time.Now()
 	err := t.conn.Send(ctx, e.message())
 	switch {
@@ -155,7 +155,7 @@ func (t *memberTransport) send(ctx context.Context, e Event) error {
 		e.Reason = deaf
 		return e
 	}
-	// What the host said before it went is still read, and explains it.
+	// The host's last messages are still read, and explain its end.
 	select {
 	case <-t.ended:
 	case <-ctx.Done():
@@ -170,8 +170,8 @@ func (t *memberTransport) Close(*Event) (err error) {
 		t.queue.close()
 		ctx, cancel := context.WithTimeout(context.Background(), farewell)
 		defer cancel()
-		// Otherwise this rank counts as lost. The host ends the connection when it
-		// has read that; ending it here first could make its sending fail before.
+		// Without it this rank would count as lost. The host ends the connection when it
+		// has read it; if this side ended it first, the host could fail to send before.
 		if t.conn.Send(ctx, peer.Message{Kind: wire.Left}) == nil {
 			select {
 			case <-t.ended:

@@ -11,7 +11,7 @@ import (
 // state is the group's replicated state machine. It depends on the events and on
 // their order alone, and every transport delivers one order, so all ranks reach
 // the same verdict for a step: complete, or the same error. A sequencer, such as
-// the host, runs it as well, to relay only what counts.
+// the host, runs it as well, to relay only events that count.
 type state struct {
 	size int
 	// step is the open step, and name what its first arrival calls it.
@@ -32,7 +32,7 @@ func newState(size int) *state {
 }
 
 // apply enters an event and reports whether it counts. An event that no honest
-// rank sends becomes the loss of its rank.
+// rank sends turns into the loss of its rank.
 func (s *state) apply(e *Event) bool {
 	if s.end != nil {
 		return false
@@ -66,7 +66,7 @@ func (s *state) apply(e *Event) bool {
 		case e.Kind == Late:
 			s.decide(*e, &Error{kind: peer.ErrTimeout, Ranks: s.absent(e.Rank), Reason: e.Reason, Hint: "check whether they run, and what they wait for"})
 		case len(lost) > 0:
-			// They had arrived, and what they left behind made this one give up.
+			// They had arrived, and this rank gave up because of their end.
 			s.decide(*e, &Error{kind: peer.ErrGone, Ranks: lost,
 				Reason: fmt.Sprintf("%s; so rank %d gave up: %s", s.gone[lost[0]].Reason, e.Rank, e.Reason)})
 		default:

@@ -6,19 +6,19 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 )
 
-// Limits of what one rank contributes to a step.
+// Limits of a contribution.
 const (
-	// MaxBody is the most bytes. An etcd server takes requests of 1.5 MiB.
+	// MaxBody bounds its bytes. An etcd server takes requests of 1.5 MiB.
 	MaxBody = 512 << 10
-	// MaxFiles is the most file descriptors.
+	// MaxFiles bounds its file descriptors.
 	MaxFiles = 1024
-	// MaxName is the longest name of a step, in bytes.
+	// MaxName bounds the name of a step, in bytes of UTF-8.
 	MaxName = 256
-	// MaxSize is the most ranks of a group.
+	// MaxSize bounds the ranks of a group.
 	MaxSize = 4096
 )
 
-// Contribution is what a rank brings to a step.
+// Contribution is the part of a step that one rank contributes.
 type Contribution struct {
 	Body []byte
 	// Files travel between processes of one host only.
@@ -52,10 +52,10 @@ type Step struct {
 	Name   string
 }
 
-// EventKind says what a rank did.
+// EventKind is the kind of an event.
 type EventKind uint8
 
-// What a rank can do.
+// Kinds of events.
 const (
 	// Posted: it arrived at a step, with this contribution.
 	Posted EventKind = iota + 1
@@ -90,15 +90,15 @@ func (k EventKind) String() string {
 	return "unknown"
 }
 
-// Event is something that a rank did.
+// Event is an act of a rank, or its end.
 type Event struct {
 	Kind EventKind
 	Rank int
-	// Step is the one that it arrived at, or gave up in.
+	// Step is the step that the rank arrived at, or gave up.
 	Step Step
 	// Contribution belongs to the receiver. Only Posted has one.
 	Contribution Contribution
-	// Reason is why it failed or is thought lost.
+	// Reason is why the rank failed or counts as lost.
 	Reason string
 
 	// shared, if not nil, owns the contribution's files in place of the receiver.
@@ -106,7 +106,7 @@ type Event struct {
 }
 
 // Transport carries one rank's side of a group. It delivers the events of all
-// ranks, the rank's own included, to all ranks in one order, also to those that
+// ranks, the rank's own included, to all ranks in one order, even to ranks that
 // join later; the group's guarantees rest on that order. Events of one rank keep
 // the order in which it sent them, and its loss follows them. A Group calls a
 // transport from one goroutine at a time, except for Close.
@@ -120,9 +120,9 @@ type Transport interface {
 	Post(ctx context.Context, s Step, c Contribution) error
 	// Fail announces that this rank gives up a step: e is Failed or Late.
 	Fail(ctx context.Context, e Event) error
-	// Next waits for the next event. It returns an event that has come even if
-	// the context has ended, and otherwise the context's error, which loses
-	// nothing.
+	// Next waits for the next event. It returns an event that has arrived even if
+	// the context has ended, and otherwise the context's error, with which nothing is
+	// lost.
 	Next(ctx context.Context) (Event, error)
 	// Close announces that this rank leaves, ends a Next that waits, and releases
 	// events that were not taken. If the group has failed, verdict is the event

@@ -56,7 +56,7 @@ func fixed(m peer.Message, kind uint16, length int) ([]byte, error) {
 	return m.Body, nil
 }
 
-// MaxReason is how much of a reason travels, in bytes.
+// MaxReason bounds the part of a reason that travels, in bytes.
 const MaxReason = 4096
 
 // MarshalBinary encodes the event without its files. It clips a name or a reason
@@ -72,8 +72,8 @@ func (e Event) MarshalBinary() ([]byte, error) {
 	return out.B, nil
 }
 
-// UnmarshalBinary decodes an event, or returns peer.ErrProtocol for bytes that
-// no rank sends. The contribution refers to b.
+// UnmarshalBinary decodes an event, or returns peer.ErrProtocol for malformed
+// bytes. The contribution refers to b.
 func (e *Event) UnmarshalBinary(b []byte) error {
 	d := wire.Decoder{B: b}
 	n := Event{Kind: EventKind(d.Uint8()), Rank: int(d.Uint32())}

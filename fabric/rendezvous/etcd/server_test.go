@@ -31,7 +31,7 @@ func TestAServerThatStandsStill(t *testing.T) {
 
 	err = short[1].Barrier(context.Background(), "go")
 	require.ErrorContains(t, err, "rank 1")
-	require.ErrorContains(t, err, "could not tell the others")
+	require.ErrorContains(t, err, "could not announce its arrival")
 
 	began := time.Now()
 	done := make(chan error, 1)
