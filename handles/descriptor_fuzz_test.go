@@ -72,8 +72,8 @@ func TestDescriptorsComeBackAsTheyWere(t *testing.T) {
 	})
 }
 
-// FuzzDescriptor: what is taken is valid and has that one form; what is not
-// is an error of this package. Nothing panics.
+// FuzzDescriptor decodes any bytes: they are the one form of a valid descriptor, or an
+// error of this package. Nothing panics.
 func FuzzDescriptor(f *testing.F) {
 	for _, change := range []func(d *handles.Descriptor){
 		func(*handles.Descriptor) {},

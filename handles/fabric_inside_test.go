@@ -47,7 +47,7 @@ func TestTheSenderAloneRemembers(t *testing.T) {
 	require.NoError(t, far.Close())
 }
 
-// remoteDriver says of imported memory that it lies somewhere else.
+// remoteDriver reports another location of imported memory.
 type remoteDriver struct {
 	driver.Driver
 	at driver.Location
@@ -59,8 +59,8 @@ func (d remoteDriver) MemGetAllocationPropertiesFromHandle(h driver.MemHandle) (
 	return p, r
 }
 
-// Memory of another host is used as the importing device's, whatever the driver
-// says of its place: its devices are counted by others, or not at all.
+// Memory of another host counts as the importing device's, whatever location the driver
+// reports: that is in the other host's numbering of devices, or in none.
 func TestMemoryOfAnotherHost(t *testing.T) {
 	for _, at := range []driver.Location{
 		{Type: driver.LocationDevice, ID: 0}, {Type: driver.LocationDevice, ID: 7}, {Type: driver.LocationDevice, ID: -2},

@@ -91,8 +91,8 @@ func loggedPair(t testing.TB) (near, far *peer.Conn, nearLog, farLog *bytes.Buff
 	return near, far, nearLog, farLog
 }
 
-// The way that memory takes comes from what it has and what the receiver's
-// driver takes, and both ends tell the same of it.
+// The handle type depends on those of the memory and on the receiver's driver, and both
+// ends record the same.
 func TestTheWayIsPickedPerReceiver(t *testing.T) {
 	for _, row := range []struct {
 		what     string
@@ -131,7 +131,7 @@ func TestTheWayIsPickedPerReceiver(t *testing.T) {
 				for _, log := range []string{fromLog.String(), toLog.String()} {
 					require.Equal(t, row.want.Downgraded, strings.Count(log, "travels by descriptor"), log)
 				}
-				// What was learnt is remembered: the next goes the same way at once.
+				// Both ends remember the downgrade: the next object starts with it.
 				other := shareable(t, devices[0], row.types, 2, 6)
 				j := passBuffer(t, from, to, other, devices[1], handles.ImportOptions{})
 				closeLater(t, j)
@@ -232,8 +232,7 @@ func TestObjectsByFabric(t *testing.T) {
 	require.Equal(t, 3, handles.TransfersOf(from).Sent.Fabric)
 }
 
-// Whatever driver call fails on either side, both know of it, and nothing is
-// left.
+// If any driver call fails on either side, both get an error and nothing is left.
 func TestFabricFailures(t *testing.T) {
 	devices, machines := onFabric(t, t.TempDir(), inClique, inClique)
 	for _, row := range []struct {

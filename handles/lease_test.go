@@ -67,7 +67,7 @@ func TestALeaseKeepsWhatItOffers(t *testing.T) {
 		require.NotContains(t, printed, fmt.Sprint(offer.Handles[0][:8])[1:10], "a handle is not printed")
 		require.Contains(t, printed, "lease of a buffer of")
 	}
-	// The importer has it by itself; for others the handle names nothing.
+	// The importer retains it; for other processes the handle names nothing.
 	holds(t, i, 5)
 	_, err = handles.ImportBuffer(devices[1], offer, handles.ImportOptions{})
 	require.Error(t, err)
@@ -208,7 +208,7 @@ func TestLeasesThatCannotBe(t *testing.T) {
 	require.ErrorIs(t, err, cuda.ErrClosed)
 }
 
-// A lease ends once, whoever ends it.
+// A lease ends once, even if several goroutines end it.
 func TestLeasesEndOnce(t *testing.T) {
 	devices, _ := onFabric(t, t.TempDir(), inClique)
 	before := handles.Leases()
@@ -293,7 +293,7 @@ func FuzzOfferText(f *testing.F) {
 	})
 }
 
-// importer is told where it stands, and an offer.
+// importer is what a child is sent: its place in the fabric, and an offer.
 type importer struct {
 	Folder  string
 	Place   sim.Fabric
@@ -388,8 +388,8 @@ func onTwo(folder string, f sim.Fabric, visible ...int) sim.Options {
 	return sim.Options{Folder: folder, Fabric: f, Visible: visible, Devices: []sim.DeviceOptions{{Memory: 64 * mib}, {Memory: 64 * mib}}}
 }
 
-// What stands in the way of an import is told with what to do about it, by the
-// state that the processes are in.
+// The error of a refused import names the obstacle and the remedy, depending on the state
+// of the processes.
 func TestWhatAnImportByTextSays(t *testing.T) {
 	for _, row := range []struct {
 		state    string
@@ -429,7 +429,7 @@ func TestWhatAnImportByTextSays(t *testing.T) {
 				got = imported{}
 				child.Recv(&got)
 				child.Wait()
-				// A system may take a moment to clear away who was killed.
+				// A system may take a moment to clean up after a killed process.
 				if row.between == nil || got.Code == row.code || time.Now().After(end) {
 					break
 				}
@@ -448,7 +448,7 @@ func TestWhatAnImportByTextSays(t *testing.T) {
 	}
 }
 
-// A zero Offer is no offer, whatever it is imported as.
+// A zero Offer is refused by every import.
 func TestAZeroOfferIsRefused(t *testing.T) {
 	_, sys := sim.Open(t)
 	d := sys.Devices()[0]
@@ -470,7 +470,7 @@ func TestAZeroOfferIsRefused(t *testing.T) {
 	}
 }
 
-// What there is one of is named so.
+// Messages count in the singular too.
 func TestMessagesCountOne(t *testing.T) {
 	devices, _ := onFabric(t, t.TempDir(), inClique)
 	l, err := handles.LeaseBuffer(shareable(t, devices[0], vmm.Fabric, 1, 5), handles.LeaseOptions{Receivers: 1})

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// descriptors is how many this process has open, of whatever kind.
+// descriptors returns how many descriptors of any kind this process has open.
 func descriptors(t testing.TB) int {
 	t.Helper()
 	all, err := os.ReadDir("/proc/self/fd")
@@ -141,7 +141,7 @@ func TestKeptDescriptorsHaveALimit(t *testing.T) {
 	require.ErrorIs(t, <-done, peer.ErrRefused)
 	require.Eventually(t, func() bool { return descriptors(t) <= before }, peertest.Guard, time.Millisecond, "a refused import keeps none")
 
-	for range 3 { // what is closed counts no more
+	for range 3 { // closed ones no longer count
 		b := passBuffer(t, from, to, small, devices[1], keep)
 		require.NoError(t, b.Close())
 	}

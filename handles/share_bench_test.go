@@ -35,7 +35,7 @@ import (
 //
 // The library keeps a descriptor open, beside which the driver is quicker. So
 // there are two of each: first-ratio is of the first memory that a process
-// shares, when none is kept yet, and beside-ratio is what the library takes over
+// shares, when none is kept yet, and beside-ratio is the library's time over that of
 // the driver's calls beside a descriptor that is open.
 func BenchmarkShare(b *testing.B) {
 	for _, n := range []int{1, 128, 3435} {

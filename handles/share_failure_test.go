@@ -69,7 +69,7 @@ func TestSentMemoryThatCannotBeReleased(t *testing.T) {
 	require.NoError(t, got.Close())
 }
 
-// sharings are what the walk shares, in chunks of 64 KiB.
+// sharings are the objects that the walk shares, in chunks of 64 KiB.
 var sharings = []struct {
 	name    string
 	send    func(ctx context.Context, x *side, b *vmm.Buffer, a *vmm.Allocation) error
@@ -144,7 +144,7 @@ func TestEveryFailureOfSharing(t *testing.T) {
 						require.NoError(t, got.Close(), at)
 					}
 					for i, x := range []*side{from, to} {
-						_ = x.s.Drain(t.Context()) // reports what the undo could not do at once
+						_ = x.s.Drain(t.Context()) // reports what the undo could not release at once
 						now := x.s.Stats()
 						now.SharedReleased, now.SharedReleasedBytes = before[i].SharedReleased, before[i].SharedReleasedBytes
 						require.Equal(t, before[i], now, at)

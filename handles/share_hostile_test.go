@@ -26,7 +26,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// hostile is a peer that sends what it likes to an importer.
+// hostile is a peer that sends an importer anything.
 type hostile struct {
 	t         *testing.T
 	near, far *peer.Conn
@@ -104,14 +104,14 @@ func (h *hostile) foreign(open func() (int, error)) []*peer.FD {
 	return []*peer.FD{f}
 }
 
-// offer sends a descriptor, whatever it says, with descriptors of files.
+// offer sends any descriptor, with descriptors of files.
 func (h *hostile) offer(d Descriptor, fds []*peer.FD) {
 	h.offers++
 	m := transferMessage(wire.Offer, h.offers)
 	m.Body = append(m.Body, make([]byte, identityBytes)...)
 	m.Body[transferHeader] = byte(h.offers) // other memory each time
 	b, err := d.MarshalBinary()
-	if err != nil { // what no encoder writes
+	if err != nil { // a form that no encoder writes
 		honest := h.honest
 		honest.Chunks = make([]int, len(d.Chunks))
 		for i := range honest.Chunks {
@@ -137,7 +137,7 @@ func (h *hostile) send(m peer.Message) {
 	require.NoError(h.t, link.Of(h.near).Send(h.t.Context(), "test", m))
 }
 
-// Whatever a peer offers is a typed error in time, nothing of it is kept, and
+// Any invalid offer is a typed error within the timeout, nothing of it is kept, and
 // the connection goes on.
 func TestHostileOffers(t *testing.T) {
 	one := func(d Descriptor) Descriptor { d.Chunks, d.Length = d.Chunks[:1], 1; return d }
@@ -262,7 +262,7 @@ func TestHostileOffers(t *testing.T) {
 			b := inside(t, h.near)
 			off := b.transfers
 			off.mu.Lock()
-			off.out.begun = 1 // it hears the replies
+			off.out.begun = 1 // it accepts the replies
 			off.mu.Unlock()
 			before := h.d.System().Stats()
 			var group errgroup.Group
@@ -275,7 +275,7 @@ func TestHostileOffers(t *testing.T) {
 			before.SharedReleased, before.SharedReleasedBytes = after.SharedReleased, after.SharedReleasedBytes
 			require.Equal(t, before, after)
 
-			// The next offer is an honest one.
+			// The next offer is valid.
 			peertest.SetTimeout(h.near, peertest.Guard)
 			peertest.SetTimeout(h.far, peertest.Guard)
 			off.mu.Lock()
@@ -290,8 +290,8 @@ func TestHostileOffers(t *testing.T) {
 	}
 }
 
-// A confirmation of what is not mapped, and what else breaks the rules of the
-// connection, ends it for both.
+// A confirmation of memory that is not mapped, like any other violation of the protocol,
+// ends the connection for both sides.
 func TestHostileTransfersEndTheConnection(t *testing.T) {
 	for name, do := range map[string]func(h *hostile){
 		"confirmed too early": func(h *hostile) {
@@ -363,7 +363,7 @@ func TestChunksWithoutEnd(t *testing.T) {
 	require.ErrorIs(t, group.Wait(), peer.ErrProtocol)
 }
 
-// hears runs a sender against an importer that replies as it likes.
+// hears runs a sender against an importer whose replies the test chooses.
 func hears(t *testing.T, patience time.Duration, reply func(h *hostile)) error {
 	h := newHostile(t, patience)
 	var group errgroup.Group
@@ -387,7 +387,7 @@ func TestHostileAnswers(t *testing.T) {
 	require.NoError(t, hears(t, peertest.Guard, func(h *hostile) { h.send(transferMessage(wire.Mapped, 1)) }))
 }
 
-// A peer that warns of what never comes is waited for no longer than another.
+// A warning of a message that never comes does not lengthen the wait.
 func TestAWarningOfAnOfferThatNeverEnds(t *testing.T) {
 	h := newHostile(t, 200*time.Millisecond)
 	h.offer(h.honest, nil)
@@ -397,8 +397,8 @@ func TestAWarningOfAnOfferThatNeverEnds(t *testing.T) {
 	require.ErrorContains(t, err, "no further chunk from the peer within 200ms")
 }
 
-// The same of one that is sent memory, and keeps what was exported for it.
-func TestAWarningOfAnAnswerThatNeverComes(t *testing.T) {
+// The same for a receiver, whose sender closes the descriptors that it exported.
+func TestAWarningOfAReplyThatNeverComes(t *testing.T) {
 	h := newHostile(t, 200*time.Millisecond)
 	require.NoError(t, link.Of(h.far).Send(peertest.Context(t), "test", peer.Message{Kind: wire.Warning}))
 	err := inside(t, h.near).offer(peertest.Context(t), "test", identity{1}, &h.honest, h.chunks)
@@ -407,7 +407,7 @@ func TestAWarningOfAnAnswerThatNeverComes(t *testing.T) {
 	require.Zero(t, exchange.Exports.Used())
 }
 
-// The share of the limit of open files is kept to, and said.
+// Exports stay within their share of the limit of open files, which the error names.
 func TestExportsStayWithinTheirShare(t *testing.T) {
 	h := newHostile(t, 50*time.Millisecond)
 	limit, err := exchange.Exports.Take(t.Context(), "test", 1, 1<<30)
@@ -417,7 +417,7 @@ func TestExportsStayWithinTheirShare(t *testing.T) {
 	require.ErrorIs(t, err, peer.ErrOpenFiles)
 	require.ErrorContains(t, err, "1/4 of this process's limit")
 	require.ErrorContains(t, err, "ulimit -n")
-	// What is left is used, and what comes free is waited for.
+	// A sender uses what is left of the budget, and waits for more.
 	exchange.Exports.Give(1)
 	e, err := exchange.Some(t.Context(), "test", h.chunks, peertest.Guard)
 	require.NoError(t, err)

@@ -27,7 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// order is what a child of these tests is told, and report what it sends back.
+// order is a command to a child of these tests, and report its reply.
 type order struct {
 	Do           string
 	Path         string // of a socket
@@ -41,7 +41,7 @@ type order struct {
 	Memory       uint64 // of its device
 	Fast         bool   // without leak tracing
 	Costs        bool   // the calls take as long as on a GPU
-	Quiet, Small bool   // be an ordinary user who cannot be traced; have few open files
+	Quiet, Small bool   // run as an ordinary user that cannot be traced; have few open files
 }
 
 type report struct {
@@ -335,8 +335,8 @@ func (s *stage) connect(server, client *child) {
 	require.Empty(s.t, r.Err)
 }
 
-// taken is what a third process, this one, counts of the machine's memory, in
-// whole chunks: the contexts take a little, too.
+// taken returns how much of the machine's memory is used, in whole chunks, since contexts
+// take a little too.
 func (s *stage) taken() uint64 {
 	u, err := sim.Inspect(s.folder)
 	require.NoError(s.t, err)
@@ -377,7 +377,7 @@ func TestSharingBetweenProcesses(t *testing.T) {
 	})
 }
 
-// What was received can be passed on, even after its maker is dead: one process after
+// Received memory can be passed on even after its maker has died: one process after
 // another is killed, and the last one still has the memory.
 func TestMemoryIsPassedOnAlongAChainOfProcessesThatDie(t *testing.T) {
 	onBoth(t, func(t *testing.T, s *stage) {

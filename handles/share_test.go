@@ -211,7 +211,7 @@ func TestTheSameImportTwiceIsOneMapping(t *testing.T) {
 	}
 }
 
-// What one peer calls its memory is never matched with another's.
+// One peer's identity of memory never matches another peer's.
 func TestTwoConnectionsShareNoMapping(t *testing.T) {
 	d := gputest.Software(t)
 	b := filled(t, d, mib, 1)
@@ -238,8 +238,8 @@ func TestReadOnlyImports(t *testing.T) {
 	})
 }
 
-// A stray write to what was imported for reading is the GPU's fault, not a
-// write.
+// A stray write to memory that was imported for reading is a fault of the GPU and changes
+// nothing.
 func TestAStrayWriteToAReadOnlyImportIsCaught(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
@@ -387,7 +387,7 @@ func TestNoReceiverTakesTheOffer(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(10*time.Millisecond, cancel)
 	require.ErrorIs(t, handles.SendBuffer(ctx, near, b), context.Canceled)
-	// What was withdrawn is not taken, and the connection goes on.
+	// A withdrawn offer is not received, and the connection goes on.
 	peertest.SetTimeout(near, peertest.Guard)
 	peertest.SetTimeout(far, peertest.Guard)
 	other := filled(t, d, mib, 2)

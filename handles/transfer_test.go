@@ -67,7 +67,7 @@ func TestTransferMessagesThatNoPeerSends(t *testing.T) {
 	}
 }
 
-// testInbox closes what is not kept, as a connection does.
+// testInbox closes messages that are not kept, as a connection does.
 type testInbox struct{ *transfers }
 
 func newInbox() testInbox { return testInbox{newTransfers()} }
@@ -224,7 +224,7 @@ func FuzzTransferMessages(f *testing.F) {
 	})
 }
 
-// FuzzInbox has a peer send what it likes while this side takes, ends and
+// FuzzInbox has a peer send anything while this side takes, ends and
 // offers transfers: nothing grows without bound, and nothing is left open.
 func FuzzInbox(f *testing.F) {
 	f.Add([]byte{0, 1, 8, 1, 1, 9, 3, 1, 10})

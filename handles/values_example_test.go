@@ -97,7 +97,7 @@ func ExampleLeaseAllocation() {
 	// 2097152 bytes
 }
 
-// Both ends of a connection count what it carried, and how.
+// Both ends of a connection count the objects that it carried, by handle type.
 func ExampleTransfersOf() {
 	ctx := context.Background()
 	machine, err := sim.New(sim.Options{})

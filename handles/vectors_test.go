@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// This package writes and reads what the vectors say of transfers.
+// This package writes and reads the vectors of transfers.
 func TestTransfersAreThoseOfTheVectors(t *testing.T) {
 	kinds := map[uint16]bool{}
 	for _, v := range vectors.Read(t).Messages {

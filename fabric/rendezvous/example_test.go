@@ -29,7 +29,7 @@ func all(size int, rank func(ctx context.Context, g *rendezvous.Group)) {
 	running.Wait()
 }
 
-// Every rank gets what all bring.
+// Every rank gets the contributions of all.
 func ExampleInProcess() {
 	all(3, func(ctx context.Context, g *rendezvous.Group) {
 		bodies, err := g.AllGather(ctx, "names", fmt.Appendf(nil, "rank %d", g.Rank()))
@@ -63,7 +63,7 @@ func ExampleContribution() {
 	// table 1 with 0 files
 }
 
-// What carries a group to other processes or hosts carries its events as bytes.
+// A transport to other processes or hosts carries events as bytes.
 func ExampleEvent() {
 	e := rendezvous.Event{Kind: rendezvous.Failed, Rank: 3, Step: rendezvous.Step{Number: 7, Name: "import memory"}, Reason: "no memory"}
 	b, err := e.MarshalBinary()

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A rank that was just taken in hears why the host gave up, although that closes
-// its group at once.
+// A rank that has just joined receives the reason why the host gives up, even if the host
+// closes its group at once.
 func TestARankThatJustJoinedHearsWhy(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "private")
 	for range 300 {

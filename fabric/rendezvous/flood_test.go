@@ -59,7 +59,7 @@ func TestARankThatPostsWithoutEnd(t *testing.T) {
 }
 
 // A rank that arrives at every step and reads nothing is lost before the host
-// keeps more for it than an honest group has in flight.
+// keeps more for it than a correct group has in flight.
 func TestARankThatReadsNothing(t *testing.T) {
 	const size = 3
 	host, path, err := Host(filepath.Join(t.TempDir(), "private"), "", size, Options{})
@@ -115,7 +115,7 @@ func TestProcessesThatSayNothing(t *testing.T) {
 	require.NoError(t, host.Close())
 }
 
-// A host that sends without end is left, with what it sent bounded.
+// A rank leaves a host that sends without end, and has kept a bounded part.
 func TestAHostThatSendsWithoutEnd(t *testing.T) {
 	m := &memberTransport{rank: 1, size: 2, queue: newQueue(), ended: make(chan struct{})}
 	here, there, err := peer.Pair(peer.Options{})

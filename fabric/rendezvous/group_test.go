@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// backings are the ways to make a group, for tests of what all must do.
+// backings are the ways to make a group, for tests that hold for all.
 var backings = []struct {
 	name string
 	open func(t *testing.T, size int, o Options) []*Group
@@ -178,7 +178,7 @@ func TestAMissingRankIsNamed(t *testing.T) {
 				continue
 			}
 			require.ErrorIs(t, err, peer.ErrTimeout, "rank %d", r)
-			require.Regexp(t, `\branks? (\d, )*2\b`, err.Error()) // others may have been late too
+			require.Regexp(t, `\branks? (\d, )*2\b`, err.Error()) // other ranks may have been late too
 			require.ErrorContains(t, err, `"create"`)
 			require.Equal(t, err, groups[r].Barrier(t.Context(), "later"), "a group that failed stays so")
 		}
@@ -226,7 +226,7 @@ func TestARankThatLeaves(t *testing.T) {
 			if err := g.Barrier(t.Context(), "first"); err != nil {
 				return err
 			}
-			if g.Rank() == 2 { // what it said before still counts
+			if g.Rank() == 2 { // its earlier arrival still counts
 				return g.Close()
 			}
 			return nil
@@ -257,7 +257,7 @@ func TestRanksAtDifferentSteps(t *testing.T) {
 	})
 }
 
-// What one rank may not bring ends the group, and the others hear what it was.
+// An invalid contribution ends the group, and the other ranks receive the reason.
 func TestWhatCannotTravel(t *testing.T) {
 	for name, c := range map[string]struct {
 		step string

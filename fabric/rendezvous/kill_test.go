@@ -20,7 +20,7 @@ import (
 // patience guards against ranks that wait for each other for ever.
 const patience = 2 * time.Minute
 
-// outcome is what a rank's process saw of its last step.
+// outcome is the result of a rank's last step, as its process reports it.
 type outcome struct {
 	Step  string
 	Err   string
@@ -88,7 +88,7 @@ func members(t *testing.T, path string, size int, limit time.Duration) []*reexec
 	return children
 }
 
-// Any process may be killed at any step: the others fail the same step with the
+// Any process may be killed at any step: the other ranks fail the same step with the
 // same error, which names it, and leave nothing open.
 func TestKilledRanks(t *testing.T) {
 	if runtime.GOOS != "linux" {
@@ -151,7 +151,7 @@ func TestRanksThatAreKilledAsTheyJoin(t *testing.T) {
 	}
 }
 
-// The host's process is the group's middle: without it all others end.
+// The group ends with the host's process.
 func TestAKilledHost(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("file descriptors travel on Linux only")

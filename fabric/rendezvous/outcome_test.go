@@ -93,7 +93,7 @@ func TestACompleteStepIsNeverLate(t *testing.T) {
 	})
 }
 
-// Whatever ends a group, and whenever: all ranks that live complete the same
+// However a group ends, all ranks that live complete the same
 // steps and then return the same error.
 func TestOneOutcomeForAll(t *testing.T) {
 	for round := range killRounds(40) {
@@ -145,8 +145,8 @@ func TestOneOutcomeForAll(t *testing.T) {
 	}
 }
 
-// A rank that had arrived, died, and took with it what another needs for the same
-// step, is named, and not the one that noticed.
+// If a rank dies after it has arrived, and another rank needs its memory for the same step,
+// the error names the rank that died, not the one that noticed.
 func TestARankThatDiesAfterItArrived(t *testing.T) {
 	each(t, 3, Options{}, func(t *testing.T, groups []*Group) {
 		errs := make(chan error, 1)

@@ -84,7 +84,7 @@ func TestSecretsThatAreTooShort(t *testing.T) {
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 }
 
-// Whatever writes a secret, or options that have one, leaves the bytes out.
+// No way to print a secret, or options that have one, writes its bytes.
 func TestSecretsAreNotWritten(t *testing.T) {
 	o := Options{Secret: Secret("password password")}
 	var texts []string

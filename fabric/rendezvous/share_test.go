@@ -41,7 +41,7 @@ func typesOf(d *cuda.Device) (vmm.HandleTypes, error) {
 }
 
 // shareAll agrees, shares a buffer that holds this rank's number, and checks
-// what came of the others.
+// the other ranks' buffers.
 func shareAll(ctx context.Context, g *Group, d *cuda.Device, chunks int) (how vmm.HandleTypes, err error) {
 	types, err := typesOf(d)
 	if err != nil {
@@ -132,7 +132,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// A rank that brings nothing takes the others' all the same; one that cannot
+// A rank without memory still imports that of the others; one that cannot
 // import ends the group for all, with its number, and nothing is kept.
 func TestShareThatFails(t *testing.T) {
 	each(t, 3, Options{Timeout: patience}, func(t *testing.T, groups []*Group) {
@@ -246,7 +246,7 @@ func sharing(g *Group, folder string, running func() error) (o outcome) {
 const sharers = 3
 
 func init() {
-	// Rank 0 makes the group in a directory, and says at which path.
+	// Rank 0 makes the group in a directory, and reports its path.
 	reexec.Register("sharer", func(c *reexec.Child) (err error) {
 		var g *Group
 		if rank, _ := strconv.Atoi(c.Args[1]); rank > 0 {
@@ -264,8 +264,8 @@ func init() {
 	})
 }
 
-// A process that is killed while memory is shared, at whatever step, the host's
-// too, is named by the others in time. They keep nothing, and nothing of its
+// If a process is killed while memory is shared, at any step, the host's
+// included, the others name it in time. They keep nothing, and nothing of its
 // memory is left.
 func TestKilledSharers(t *testing.T) {
 	for round := range killRounds(9) {

@@ -22,7 +22,7 @@ func TestWhoMayNotJoin(t *testing.T) {
 	defer func() { require.NoError(t, host.Close()) }()
 	member, err := Join(t.Context(), path, 1, 3, Options{})
 	require.NoError(t, err)
-	for range 2 { // nor when it has gone: the others count on that one
+	for range 2 { // nor after its end: the other ranks count on it
 		_, err = Join(t.Context(), path, 1, 3, Options{})
 		require.ErrorIs(t, err, cuda.ErrInUse)
 		require.ErrorContains(t, err, "rank 1")
@@ -63,7 +63,7 @@ func TestJoiningAHostThatCloses(t *testing.T) {
 	require.NoError(t, host.Close())
 }
 
-// aHost does the handshake like a host, as far as it is told, and nothing else.
+// aHost does a host's handshake, with admits to its end, and nothing else.
 func aHost(t *testing.T, admits bool) (path string) {
 	l, err := peer.Listen(filepath.Join(t.TempDir(), "private"), "", peer.Options{})
 	require.NoError(t, err)
@@ -120,8 +120,8 @@ func TestAHostThatStandsStill(t *testing.T) {
 	_ = g.Close()
 }
 
-// What a process sends that no rank does ends the group with its rank's name, and
-// nothing that came with it stays open.
+// A rank that violates the protocol ends the group, the error names the rank, and its files
+// are closed.
 func TestAHostileMember(t *testing.T) {
 	files := peer.OpenFDs()
 	file := func() *peer.FD {
@@ -133,7 +133,7 @@ func TestAHostileMember(t *testing.T) {
 		return fd
 	}
 	posted := func(step uint64, name string) peer.Message {
-		return Event{Kind: Posted, Rank: 2, Step: Step{step, name}}.message() // whatever it says of its rank
+		return Event{Kind: Posted, Rank: 2, Step: Step{step, name}}.message() // the rank that it claims does not count
 	}
 	for name, row := range map[string]struct {
 		sends []peer.Message
@@ -163,7 +163,7 @@ func TestAHostileMember(t *testing.T) {
 				require.NoError(t, c.Close())
 			}
 			errs := together([]*Group{host, honest}, func(g *Group) error {
-				// What it said before still counts, for one step.
+				// Its earlier arrival still counts, for one step.
 				return errors.Join(g.Barrier(t.Context(), "go"), g.Barrier(t.Context(), "on"))
 			})
 			oneOutcome(t, errs)

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// This package writes and reads what the vectors say of groups.
+// This package writes and reads the vectors of groups.
 func TestGroupsAreThoseOfTheVectors(t *testing.T) {
 	all := vectors.Read(t)
 	secret, kinds := Secret(all.Secret), map[uint16]bool{}

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Whatever is read is written back the same, and nothing makes the reader panic
-// or take what no rank sends.
+// An event that is read is written back the same, and no bytes make the reader panic
+// or accept an invalid event.
 func FuzzEvent(f *testing.F) {
 	for _, e := range []Event{
 		{Kind: Posted, Rank: 3, Step: Step{7, "bind"}, Contribution: Contribution{Body: []byte("body")}},

@@ -416,7 +416,7 @@ func TestTooManyDescriptorsOnTheirWay(t *testing.T) {
 	c.ExtraFiles = []*os.File{f}
 	c.Start()
 	require.NoError(t, f.Close())
-	time.Sleep(100 * time.Millisecond) // it fills what it may
+	time.Sleep(100 * time.Millisecond) // it fills the mailbox
 	m, err := conn.Receive(t.Context())
 	require.NoError(t, err)
 	require.Len(t, m.FDs, 700)

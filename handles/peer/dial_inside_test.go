@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Between its bind and its listen a socket refuses whoever comes. A listener is
+// Between its bind and its listen a socket refuses every connection. A listener is
 // made under the directory's lock, so that Dial can tell.
 func TestDialWaitsForAListenerThatIsBeingMade(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "d")

@@ -95,7 +95,7 @@ func TestFDIsClosedOnce(t *testing.T) {
 	var n int
 	require.NoError(t, f.Use(func(i int) error { n = i; return nil }))
 	require.NoError(t, f.Close())
-	// Whoever gets the number next keeps it.
+	// The next owner of the number keeps it.
 	require.NoError(t, unix.Dup3(other, n, unix.O_CLOEXEC))
 	require.NoError(t, f.Close())
 	_, err = unix.FcntlInt(uintptr(n), unix.F_GETFD, 0)

@@ -41,7 +41,7 @@ func rawPacket(h header, body string) []byte {
 
 func hello() []byte { return greeting(sender, ownVersions) }
 
-// helloBody is what the greeting has behind its header.
+// helloBody is the body of the greeting.
 var helloBody = string(hello()[packetHeader:])
 
 // greeted is a receiver that knows its peer.
@@ -176,8 +176,8 @@ func TestTheFirstPacketIsAGreeting(t *testing.T) {
 	}
 }
 
-// FuzzPacket: whatever one packet is, it is a message, a part, or an error of
-// this package, and what came with an error is closed.
+// FuzzPacket takes any packet: it is a message, a part, or an error of
+// this package, and the descriptors that came with an error are closed.
 func FuzzPacket(f *testing.F) {
 	h := header{kind: 5, to: receiver, sequence: 1, fds: 1, allBytes: 4, allFDs: 1}
 	f.Add(rawPacket(h, "abcd"), 1, false)
@@ -213,7 +213,7 @@ func FuzzPacket(f *testing.F) {
 }
 
 // FuzzSession drives a receiver with a run of packets, most of them almost
-// right: each four bytes say what is wrong with the next one.
+// right: each four bytes choose what is wrong with the next one.
 func FuzzSession(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 0, 1, 16, 0, 0, 1, 16, 2, 1})
 	f.Add([]byte{0, 0, 0, 0, 2, 8, 1, 0, 3, 8, 1, 0, 3, 8, 1, 0})

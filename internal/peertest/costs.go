@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WithCosts has a software machine take as long for the calls that share memory
-// as the real driver was measured to (docs/gpu-results.md), so that what the
-// library adds shows as it would there.
+// WithCosts makes a software machine take as long for the calls that share memory
+// as was measured of the real driver (docs/gpu-results.md), so that the library's own cost
+// shows in proportion.
 func WithCosts(m *sim.Machine) {
 	const (
 		export, take, mapping, access = 38 * time.Microsecond, 28 * time.Microsecond, 4 * time.Microsecond, 30 * time.Microsecond

@@ -23,7 +23,7 @@ func Lingering(t *testing.T) int {
 	far, err := l.AcceptTCP()
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		require.NoError(t, far.SetLinger(0)) // resets it, and what waits goes on
+		require.NoError(t, far.SetLinger(0)) // resets it, and waiting calls go on
 		require.NoError(t, far.Close())
 		require.NoError(t, l.Close())
 	})

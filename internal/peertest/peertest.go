@@ -1,7 +1,6 @@
 //go:build linux
 
-// Package peertest has what tests of several packages need for connections between
-// processes.
+// Package peertest provides helpers for tests of connections between processes.
 package peertest
 
 import (
@@ -24,7 +23,7 @@ import (
 // long something takes.
 const Guard = 2 * time.Minute
 
-// What a busy machine takes for an honest peer is no error of it.
+// A peer on a busy machine may be slow without being at fault.
 func init() { link.DefaultTimeout = Guard }
 
 // SetTimeout changes the limit of a connection that is at rest.
@@ -37,7 +36,7 @@ func Context(t testing.TB) context.Context {
 	return ctx
 }
 
-// Pair is two ends in this process.
+// Pair returns two ends in this process.
 func Pair(t testing.TB, o peer.Options) (near, far *peer.Conn) {
 	t.Helper()
 	near, f, err := peer.Pair(o)
@@ -116,7 +115,7 @@ func NoLeak(t testing.TB) {
 
 // OwnFiles is where this process's descriptors lead, those left out that the Go
 // runtime makes when it first needs them and those that the real driver keeps
-// for itself. What the library holds of the driver's is counted by OpenFDs.
+// for itself. OpenFDs counts the driver's descriptors that the library holds.
 func OwnFiles() (links []string) {
 	all, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

@@ -18,13 +18,12 @@
 //	child.Recv(&result)
 //	child.Wait()
 //
-// In the child, Register does not return for the name that was asked for: it
-// runs the function and exits. So no TestMain takes part, and no test runs in
-// a child. The init functions of the same package that come later in file order
-// have not run then.
+// In the child, Register does not return for the requested name: it
+// runs the function and exits. So no TestMain and no test runs in
+// a child, and neither do init functions of the package that come later in file order.
 //
-// A child never outlives its test: it is killed when the test ends or its time
-// is up, and ends itself should the test's process be gone.
+// A child never outlives its test: it is killed at the end of the test or of its
+// time, and exits by itself if the test's process is gone.
 package reexec
 
 import (
@@ -48,11 +47,11 @@ import (
 // running the tests.
 const childFlag = "-reexec.child="
 
-// DefaultTimeout is how long a child may live unless its Cmd says otherwise.
+// DefaultTimeout is the default of Cmd.Timeout.
 const DefaultTimeout = 5 * time.Minute
 
-// grace is how much longer than its time a child waits for being killed before
-// it ends itself.
+// grace is how much longer than its time a child waits to be killed before
+// it exits by itself.
 const grace = 5 * time.Second
 
 var registered []string
@@ -114,7 +113,7 @@ func newChild(timeout string, args []string) (*Child, error) {
 		os.Exit(1)
 	})
 	c := &Child{Args: args, messages: newMessages(os.Stdin, os.Stdout)}
-	// What the function prints goes to the test's log, not between messages.
+	// The function's output goes to the test's log, not between messages.
 	os.Stdout = os.Stderr
 	var s setup
 	if err := c.Recv(&s); err != nil {
@@ -129,12 +128,11 @@ func newChild(timeout string, args []string) (*Child, error) {
 // Cmd is a child from the test's side. ExtraFiles, Env, Dir and SysProcAttr may
 // be set before Start; Stdin, Stdout and Stderr are taken.
 //
-// Its methods end the test with what the child wrote to standard error where
-// they fail, so they belong on the test's goroutine. Only Kill may be called
-// from others.
+// If a method fails it ends the test with the child's standard error, so it belongs on
+// the test's goroutine. Only Kill may be called on another.
 type Cmd struct {
 	*exec.Cmd
-	// Timeout is how long the child may live; 0 means DefaultTimeout.
+	// Timeout bounds the child's life; 0 is DefaultTimeout.
 	Timeout time.Duration
 
 	t      testing.TB
@@ -146,7 +144,7 @@ type Cmd struct {
 }
 
 // Command prepares a child that runs the function registered under name. It
-// ends the test where there is none.
+// ends the test if there is none.
 func Command(t testing.TB, name string, args ...string) *Cmd {
 	t.Helper()
 	if !slices.Contains(registered, name) {
@@ -172,8 +170,8 @@ func (c *Cmd) Start() {
 		c.Timeout = DefaultTimeout
 	}
 	c.Args[2] = c.Timeout.String()
-	// The race detector lets a process that ends sleep for a second, for the sake
-	// of reports that others are just writing: a hundred children cost minutes.
+	// The race detector delays the end of every process by a second, for reports in
+	// progress: over a hundred children that is minutes.
 	c.Env = append(c.Environ(), strings.TrimSpace("GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=20"))
 	in, err := c.StdinPipe()
 	if err != nil {
@@ -229,8 +227,8 @@ func (c *Cmd) Wait() {
 	}
 }
 
-// Exit closes the child's input and waits for its end, whatever it is:
-// *exec.ExitError where it failed or crashed.
+// Exit closes the child's input, waits for its end and returns it: an
+// *exec.ExitError if the child failed or crashed.
 func (c *Cmd) Exit() error {
 	_ = c.messages.out.Close()
 	return c.wait()
@@ -242,8 +240,8 @@ func (c *Cmd) Kill() {
 	_ = c.wait()
 }
 
-// Log is what the child has written to standard error and standard output. It
-// is complete after the child's end.
+// Log returns the child's standard error and standard output, complete after the
+// child's end.
 func (c *Cmd) Log() string { return c.log.String() }
 
 func (c *Cmd) fail(what string, err error) {
@@ -279,7 +277,7 @@ func (m messages) Recv(v any) error {
 	return err
 }
 
-// logBuffer collects what a child prints, safe for reading meanwhile.
+// logBuffer collects a child's output, and can be read meanwhile.
 type logBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

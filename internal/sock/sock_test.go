@@ -91,7 +91,7 @@ func TestTheEnd(t *testing.T) {
 	_, _, _, err := far.Receive(make([]byte, 4))
 	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
 	require.NoError(t, far.SetReadDeadline(time.Time{}))
-	// near closes with a packet unread: what it sent is there still.
+	// near closes with an unread packet: its own packets can still be received.
 	require.NoError(t, far.Send([]byte("unread"), nil))
 	require.NoError(t, near.Send([]byte("last"), nil))
 	require.NoError(t, near.Close())

@@ -15,7 +15,7 @@ import (
 
 // One descriptor stays open while there is a connection, so that the driver
 // does not set up and take down its exports each time.
-func TestOneDescriptorIsKeptWhileSomebodyShares(t *testing.T) {
+func TestOneDescriptorIsKeptWhileMemoryIsShared(t *testing.T) {
 	peertest.NoLeak(t)
 	m, sys := sim.Open(t)
 	d := sys.Devices()[0]
