@@ -315,7 +315,7 @@ func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, p
 		limit = time.Now().Add(patience)
 	}
 	bytes, fds, batch := 0, 0, sock.MaxFDs
-	moment := time.Millisecond
+	var backoff wait.Backoff
 	for !begun || bytes < len(m.Body) || fds < len(numbers) {
 		p, body, with := c.out.packet(m, bytes, fds, batch)
 		err = wait.Until(ctx, limit, c.sock.SetWriteDeadline, func() error { return c.sock.Send(p, numbers[fds:fds+with]) })
@@ -323,8 +323,7 @@ func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, p
 			// The limit of descriptors in flight is that of the user, over all
 			// processes, until the receivers take them.
 			batch = max(1, with/2)
-			if wait.SleepUntil(ctx, moment, limit) {
-				moment = min(2*moment, 50*time.Millisecond)
+			if backoff.Sleep(ctx, limit) {
 				continue
 			}
 			if !begun && ctx.Err() == nil {

@@ -60,7 +60,7 @@ func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 func dial(ctx context.Context, op string, d *sock.Dir, path, name string, timeout time.Duration) (*sock.Conn, error) {
 	asked := fmt.Sprintf("socket %q", path)
 	limit := time.Now().Add(timeout)
-	moment := time.Millisecond
+	var backoff wait.Backoff
 	for settled := false; ; {
 		s, err := sock.Dial(ctx, d, name)
 		switch {
@@ -75,10 +75,9 @@ func dial(ctx context.Context, op string, d *sock.Dir, path, name string, timeou
 			return nil, peererr.Wrap(err, op, ErrGone, "no process serves "+asked, "start the process that serves it")
 		case !sock.Busy(err):
 			return nil, peererr.System(op, asked, err)
-		case !wait.SleepUntil(ctx, moment, limit):
+		case !backoff.Sleep(ctx, limit):
 			return nil, peererr.Wait(ctx, op, asked+" has a full queue", "see whether the process that serves it accepts connections")
 		}
-		moment = min(2*moment, 50*time.Millisecond)
 	}
 }
 

@@ -20,7 +20,7 @@ func connOf(c *peer.Conn) conn { return conn{c, link.Of(c)} }
 // writable waits until the peer has read. It returns false if the limit is reached
 // first, or the connection ends.
 func (c conn) writable(ctx context.Context, limit time.Time) bool {
-	for moment := 5 * time.Millisecond; wait.SleepUntil(ctx, moment, limit); moment = min(2*moment, 50*time.Millisecond) {
+	for backoff := (wait.Backoff{}); backoff.Sleep(ctx, limit); {
 		select {
 		case <-c.in.Over():
 			return false

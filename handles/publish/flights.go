@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/wait"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
@@ -41,7 +42,8 @@ const flightShare = 4
 // if the context ends first. It cuts off clients that have read nothing for
 // Options.Timeout while another client waits.
 func (l *flights) take(ctx context.Context, ss *session, n int) *flight {
-	for moment := time.Millisecond; ; moment = min(2*moment, 50*time.Millisecond) {
+	var backoff wait.Backoff
+	for {
 		if f := l.try(ss, n); f != nil {
 			return f
 		}
@@ -52,7 +54,7 @@ func (l *flights) take(ctx context.Context, ss *session, n int) *flight {
 		changed := l.changed
 		l.cutOverdue(ss)
 		l.mu.Unlock()
-		t := time.NewTimer(moment)
+		t := time.NewTimer(backoff.Next())
 		select {
 		case <-changed:
 		case <-t.C:

@@ -105,6 +105,21 @@ func SleepUntil(ctx context.Context, d time.Duration, limit time.Time) bool {
 	return left > 0 && Sleep(ctx, min(d, left))
 }
 
+// Backoff is a pause between retries that doubles from 1 to 50 milliseconds. The zero
+// value is ready.
+type Backoff struct{ last time.Duration }
+
+// Next returns the next pause.
+func (b *Backoff) Next() time.Duration {
+	b.last = min(max(2*b.last, time.Millisecond), 50*time.Millisecond)
+	return b.last
+}
+
+// Sleep pauses. It returns false if the context ends first, or after the limit.
+func (b *Backoff) Sleep(ctx context.Context, limit time.Time) bool {
+	return SleepUntil(ctx, b.Next(), limit)
+}
+
 // Longest is the longest pause of Poll.
 const Longest = time.Millisecond
 
