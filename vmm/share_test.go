@@ -313,7 +313,7 @@ func shrinking(after bool) scenario {
 		if w.b.Len() > kib64 {
 			return sc.op(w)
 		}
-		return errors.Join(w.b.Clip(), gone.Release())
+		return errors.Join(w.b.Clip(), gone.Release(), w.drain()) // the reclaimer has what Release could not
 	}
 	if after {
 		sc.name, sc.async = "Hold.Shrink after a stream", true
