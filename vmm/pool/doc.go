@@ -3,9 +3,9 @@
 //
 // [Pool.Alloc] returns a [Block] for the work of a stream. [Pool.Free] waits for nothing
 // and makes no driver call: the same stream can have the memory again at once, another
-// stream when the GPU has passed. The pool asks the GPU about that only when another
-// stream wants the memory. All memory is mapped by the owners of package vmm, and stays
-// mapped until it is trimmed or moved, or the pool is closed.
+// stream when the GPU has done the work that may use it. The pool asks the GPU about that
+// only when another stream wants the memory. Free memory stays mapped until it is needed
+// elsewhere, trimmed, or unused for long (Options.Decay).
 //
 // # Where blocks lie
 //
@@ -20,8 +20,9 @@
 //     eight chunks or more lie apart from each other, with room to grow in place.
 //
 // So the memory that the pool holds follows what is requested, even if the GPU is far
-// behind: it makes a chunk only if there are not enough free ones, and never gives one
-// back to the driver to make another.
+// behind: it makes a chunk only if there are not enough free ones, and gives one back to
+// the driver to make another only if it would otherwise pass a limit or the device's
+// memory.
 //
 // Address ranges are as long as the device's memory, or several times as long, so a pool
 // needs few of them. They are kept until the pool is closed, or until address space is
@@ -33,8 +34,9 @@
 // H200, mapping and granting a free chunk of 32 MiB takes 20 to 28 µs, one of 64 MiB 25 to
 // 37, and unmapping it 12 to 22, mostly in the background. A new chunk takes about 10 µs
 // more.
-// Peak reserved over peak requested on traces of programs that train with PyTorch, the
-// worse of an idle GPU and one that is behind:
+// The table shows peak reserved divided by peak requested memory, on traces of programs
+// that train with PyTorch. Each number is the worse of two runs, with an idle GPU and with
+// one that is behind:
 //
 //	Chunk     8.3 GiB        8.7 GiB   12 GiB        19 GiB   19 GiB
 //	          checkpointed   vision    graph layers  t5       llama
@@ -42,16 +44,16 @@
 //	32 MiB    1.081          1.015     1.017         1.022    1.048
 //	64 MiB    1.085          1.022     1.027         1.031    1.043
 //
-// With chunks of 64 MiB half as many are mapped, and blocks of 1 to 1,500 MiB at random
-// hold 1.09 instead of 1.07.
+// With chunks of 64 MiB instead of 32 half as many are mapped, and for random blocks of 1 to
+// 1,500 MiB the ratio is 1.09 instead of 1.07.
 //
 // # Streams
 //
 // A block belongs to the stream that it was allocated for. Other streams may use it once
 // they wait for that stream, and [Pool.Free] must name them. A request makes no driver
 // call for a stream that only this library can reach; for a borrowed one, or one whose
-// Handle was taken, it asks the driver whether the stream captures. A closed stream has
-// passed: close a borrowed one after the blocks that it used were freed.
+// Handle was taken, it asks the driver whether the stream captures. The pool takes a
+// closed stream's work for done, so close a borrowed stream only after that work.
 //
 // # Captures
 //

@@ -36,7 +36,7 @@ import (
 //	shard.mu       a shard's blocks; two are never held at once
 //	offersMu, holding, upkeep.mu, Capture.mu   leaves
 //
-// The driver is called under those before mu alone.
+// Only the locks listed before mu are held over driver calls.
 type Pool struct {
 	object  core.Object // what the System's list of live objects shows
 	closer  life.Closer

@@ -323,7 +323,7 @@ func (p *Pool) takeLeft(reg *region, from, to driver.Ptr) (old []run) {
 			i++
 			continue
 		}
-		p.arrive(i)
+		p.stopLeaving(i)
 		if r.span.from < from {
 			outside := p.frontOf(r, reg.index(from)-reg.index(r.span.from))
 			p.addLeaving(outside)
@@ -366,7 +366,7 @@ func (p *Pool) unmapPassed(op string) (found bool, err error) {
 			p.leavingBytes -= piece * r.reg.chunk
 			r = p.frontOf(r, piece)
 		} else {
-			p.arrive(i)
+			p.stopLeaving(i)
 		}
 		p.mu.Unlock()
 		_, err := p.unmap(op, r)
@@ -376,8 +376,8 @@ func (p *Pool) unmapPassed(op string) (found bool, err error) {
 	return false, nil
 }
 
-// arrive takes a run out of the leaving ones. The caller holds mu, and unmaps it.
-func (p *Pool) arrive(i int) {
+// stopLeaving takes a run out of the leaving ones. The caller holds mu, and unmaps it.
+func (p *Pool) stopLeaving(i int) {
 	p.leaving[i].span.leaver = nil
 	p.leavingBytes -= p.leaving[i].span.bytes()
 	last := len(p.leaving) - 1
@@ -405,7 +405,7 @@ func (p *Pool) otherPlaces(of []run) (old []run) {
 			i++
 			continue
 		}
-		p.arrive(i)
+		p.stopLeaving(i)
 		old = append(old, r)
 	}
 	return old
