@@ -8,8 +8,8 @@
 // # Goroutines
 //
 // Everything is safe for use by any goroutine at any time, unless its
-// documentation says otherwise: contexts and capture modes, which the driver
-// keeps per thread, are switched and restored inside every call.
+// documentation says otherwise. The driver keeps contexts and capture modes for each
+// thread; every call switches and restores them.
 //
 // Objects are made by functions and methods; their zero values are not usable. A nil
 // object passed as an argument returns [ErrInvalidArgument]; a method called on a nil

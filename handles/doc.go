@@ -17,9 +17,9 @@
 // process has closed it or has ended. Written bytes signal nothing: order the work of
 // the two sides yourself, by messages for example.
 //
-// Descriptors of memory are open only while they are in flight, in batches, and
-// in a receiver until shortly after it has mapped the memory. They take at most a
-// quarter of the process's limit of open files ([peer.ErrOpenFiles]). Memory that was
+// The file descriptors of memory are sent in batches. A sender closes each when it is
+// sent, and a receiver when it has mapped the memory (see "Open files" for their number).
+// Memory that was
 // shared and is released is not free until every process has released it:
 // cuda.Stats counts it apart (SharedReleased).
 //
@@ -33,9 +33,10 @@
 //
 // Without a connection a [Lease] offers memory as a text ([Offer]), for a file, an
 // argument or a store, and [ImportBuffer], [ImportArray] and [ImportAllocation] import
-// it. A fabric handle pins no memory, so the lease does, until its receivers have
-// confirmed their imports ([Receipt], [Lease.Imported]), until it is closed, or until its
-// deadline: a later import finds the memory gone.
+// it. A fabric handle does not keep memory alive, so the lease does, until the first of
+// these: its receivers have confirmed their imports ([Receipt], [Lease.Imported]), it is
+// closed, or its deadline has passed. If the owner has released the memory too, a later
+// import finds it gone.
 //
 // # Trust
 //
@@ -47,13 +48,14 @@
 //
 // A sender has descriptors of memory open until they are sent, within a quarter of its
 // limit of open files; descriptors that are sent and not read yet are at most half of
-// that limit. One more for each
+// that limit. Above a limit the error is [peer.ErrOpenFiles]. One extra descriptor for each
 // device that memory was sent from stays open while the process has connections
-// or publications, since that makes the driver's next export twenty times as
-// fast. It is closed before its memory is released, and so pins none.
+// or publications, which makes the driver's next export twenty times as
+// fast. It keeps no memory alive, because it is closed before its memory is released.
 //
 // # Other systems
 //
 // Memory is shared by file descriptor on Linux; elsewhere that returns
-// [cuda.ErrNotSupported]. Descriptors work everywhere.
+// [cuda.ErrNotSupported]. A [Descriptor], which is only data, can be encoded and decoded
+// on every system.
 package handles

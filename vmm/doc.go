@@ -2,10 +2,10 @@
 // them.
 //
 // Three objects own everything. An [Allocation] is physical memory, a
-// [Reservation] is address space, and a [Mapping] ties the two together; each
-// is the only owner of its driver handle. A [Buffer] is an ordered run of
-// mappings at the front of a reservation, so it grows and shrinks while its
-// address stays the same for life; an [Array] is its typed face.
+// [Reservation] is address space, and a [Mapping] ties the two together. A
+// [Buffer] is an ordered run of mappings at the front of a reservation, so it
+// grows and shrinks while its address stays the same for life; an [Array] is
+// its typed face. The memory of one mapping is a chunk of the buffer.
 //
 // # Sizes
 //
@@ -53,13 +53,14 @@
 //
 // Unmapping does not wait for the GPU. Operations that take memory or access away
 // therefore have two forms. The plain one (Close, Clip) waits for all work that could use
-// the memory: first for the streams that the System knows, by events, and then for each
-// context as a whole, by freeing a small block of device memory, which stalls other
-// goroutines' launches into that context while foreign work runs. It does not wait for
-// contexts that the System does not know. The form with streams (CloseAfter, ClipAfter,
-// RevokeAfter) waits for nothing, neither for the GPU nor for goroutines that wait for
-// it: the memory goes out of use at once, and is freed when the work that is on those
-// streams has passed. Released returns when that is complete.
+// the memory. It waits by events for the streams that the [cuda.System] knows. Then it
+// waits for each context as a whole, by freeing a small block of device memory; while
+// work of other libraries runs there, that stalls launches into the context by other
+// goroutines. It does not wait for contexts that the System does not know. The form with
+// streams (CloseAfter, ClipAfter, RevokeAfter) never blocks, neither on the GPU nor on a
+// goroutine that waits for the GPU: the memory goes out of use at once, and is freed when
+// the work that is on those streams is done. An object's Released says when its memory is
+// back.
 //
 // Neither form waits for a capture that it is called in.
 //

@@ -12,7 +12,7 @@ import (
 )
 
 // holds are the publications of a buffer. Its lock is a leaf: operations that never
-// wait take it, and no function is called under it.
+// wait take it, and no driver call is made under it.
 type holds struct {
 	mu      sync.Mutex
 	all     []*claim

@@ -35,7 +35,7 @@ func (r *reservation) finish(op string) error {
 	return r.giveBackLocked(op, slices.Clone(r.stuck))
 }
 
-// giveBackLocked is unmapRun for mappings that are out of use. A run that failed once may
+// giveBackLocked unmaps chunks that are out of use, and releases their memory. A run that failed once may
 // be half unmapped, so it is tried again one by one: unmapping a part that is not mapped
 // is not an error (measured). The caller holds mu.
 func (r *reservation) giveBackLocked(op string, maps []*mapping) (err error) {

@@ -6,14 +6,14 @@
 // ([Open]), or follows them ([Follow]): memory that the publisher announces
 // ([Publication.Announce]) is mapped in each follower, behind an address of its own
 // that never changes, and memory that it takes back ([Publication.Shrink]) is unmapped
-// there when its work is done. Sizes and data keep their order: a [Follower]'s stream
-// sees the elements of a generation when the publisher's work before its announcement is
-// done, and never before.
+// there when its work is done. Each announcement is a
+// generation. Work on a [Follower]'s stream sees the elements of a generation only after
+// the publisher's work before that announcement is done.
 //
 // A slow or crashed follower affects neither the publisher nor the other followers,
 // except for the memory that it keeps, which [Publication.Stats] reports by follower.
-// When a publisher dies its followers keep what they have mapped, are told, and none of
-// their streams hangs. A client made by [Dial] can come back: its followers continue, at
+// When a publisher dies its followers keep their mappings and are notified, and their
+// streams do not hang. A client made by [Dial] can come back: its followers continue, at
 // their addresses, with the next process that publishes under their names
 // ([DialOptions.ComeBack]). That may be one of the followers: [TakeOver].
 //
@@ -27,8 +27,8 @@
 // which it may write. A client that does not see a publication gets no descriptor of
 // it. Read access means that the client's library maps the memory for reading. An
 // untrusted process can map it for writing, so memory that such a process must not
-// write is published as a copy. What clients can take of the server's files, places and
-// time is bounded for each process.
+// write is published as a copy. The file descriptors, sessions and
+// time of the server that one client process can take are bounded.
 //
 // A live publisher that never finishes the work behind an announcement holds up the
 // streams that follow it, unless [FollowOptions.MaxWait] bounds that.

@@ -257,7 +257,8 @@ func (f *follower) carryOut(a arrival) error {
 	return nil
 }
 
-// arrived makes an update pending, and wakes Next.
+// arrived makes an update pending, with the length that the publisher announced, longer
+// or shorter, and wakes Next.
 func (f *follower) arrived(p *pending) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
