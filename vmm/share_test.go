@@ -257,6 +257,21 @@ func TestShrinkingTakesTheTailOutAtOnce(t *testing.T) {
 	}
 }
 
+// A driver that refuses a release several times gets it again, and nothing is lost.
+func TestAReleaseIsTriedAgain(t *testing.T) {
+	m, d := small(t)
+	b := chunked(t, d, 2)
+	h, err := share.Of(b).Hold(testOp, "ours", 2*kib64)
+	require.NoError(t, err)
+	gone, err := share.Shrink(testOp, h, kib64, nil)
+	require.NoError(t, err)
+	m.Inject(sim.Fault{Call: "cuMemRelease", Times: 4, Result: code})
+	require.ErrorContains(t, gone.Release(), "System.Drain tries again")
+	require.NoError(t, d.System().Drain(t.Context()))
+	require.Equal(t, 1, d.System().Stats().Allocations)
+	h.Release()
+}
+
 func TestShrinkingBehindACaptureChangesNothing(t *testing.T) {
 	_, d := small(t)
 	s := stream(t, d)

@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Export makes a descriptor of the memory, which the caller closes, before it
@@ -204,7 +205,18 @@ func Abandon(op string, cause error, handles ...*Handle) error {
 	return cause
 }
 
-// retry has the reclaimer try a teardown once more, when the fence has passed.
+// mostTries is how often the reclaimer tries what failed before. A driver that refuses
+// a release so often refuses it for good.
+const mostTries = 5
+
+// retry has the reclaimer try a teardown again, when the fence has passed.
 func retry(s *core.System, f *core.Fence, teardown func() error) {
-	s.Reclaim(f, nil, teardown)
+	tries := 0
+	s.Reclaim(f, nil, func() error {
+		err := teardown()
+		if tries++; err != nil && tries < mostTries {
+			return fmt.Errorf("%w: %w", life.ErrAgain, err)
+		}
+		return err
+	})
 }
