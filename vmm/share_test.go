@@ -116,7 +116,7 @@ func TestBuffersOfOneImport(t *testing.T) {
 		s := stream(t, d)
 		b := chunked(t, d, 2)
 		first := imported(t, importing(b, 100, imports(t, b, 2*kib64)))
-		other, ok := share.Of(first).Again(kib64)
+		other, ok := share.Of(first).Dup(kib64)
 		require.True(t, ok)
 		both := []*vmm.Buffer{first, other.(*vmm.Buffer)}
 		require.Equal(t, both[0].Ptr(), both[1].Ptr())
@@ -135,12 +135,12 @@ func TestBuffersOfOneImport(t *testing.T) {
 		if last == both[1] {
 			require.Equal(t, pattern(kib64, 1), contents(t, last))
 		}
-		third, ok := share.Of(both[order[0]]).Again(1)
+		third, ok := share.Of(both[order[0]]).Dup(1)
 		require.True(t, ok, "one of them is there")
 		require.NoError(t, third.(*vmm.Buffer).CloseAfter(s))
 		require.NoError(t, last.Close())
 		require.NoError(t, d.System().Drain(t.Context()))
-		_, ok = share.Of(first).Again(1)
+		_, ok = share.Of(first).Dup(1)
 		require.False(t, ok)
 		require.Equal(t, 2, m.Live()[sim.KindMapping])
 	}
@@ -330,7 +330,7 @@ func shrinking(after bool) scenario {
 				return err
 			}
 		}
-		return errors.Join(w.b.Clip(), gone.Release(), w.drain())
+		return errors.Join(w.b.Clip(), gone.Release(), w.drain()) // the reclaimer has what Release could not
 	}
 	if after {
 		sc.name, sc.async = "Hold.Shrink after a stream", true
