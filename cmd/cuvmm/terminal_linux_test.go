@@ -152,7 +152,9 @@ func TestALiveMapGivesTheTerminalBack(t *testing.T) {
 			}
 			if end == nil {
 				require.Equal(t, exitFailed, code)
-				require.Contains(t, text[strings.Index(text, leaveScreen):], "no such file", "the error is on the screen that stays")
+				_, after, left := strings.Cut(text, leaveScreen)
+				require.True(t, left)
+				require.Contains(t, after, "no such file", "the error is on the screen that stays")
 				return
 			}
 			require.Equal(t, exitOK, code, "%q", text)

@@ -29,7 +29,7 @@ func TestChunksAreNotExported(t *testing.T) {
 
 // Package handles shares vmm's owners of memory, and nothing public of this package
 // returns one.
-func TestNothingPublicAnswersAnOwnerOfMemory(t *testing.T) {
+func TestNothingPublicReturnsAnOwnerOfMemory(t *testing.T) {
 	names, err := filepath.Glob("*.go")
 	require.NoError(t, err)
 	if len(names) == 0 {
