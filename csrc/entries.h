@@ -35,7 +35,7 @@ typedef struct {
     int32_t (*cuStreamGetCtx)(uintptr_t s, uintptr_t *of);
     int32_t (*cuStreamWriteValue64)(uintptr_t s, uint64_t p, uint64_t v, uint32_t flags);
     int32_t (*cuStreamWaitValue64)(uintptr_t s, uint64_t p, uint64_t v, uint32_t flags);
-    int32_t (*cuLaunchHostFunc)(uintptr_t s, uintptr_t f, void *data);
+    int32_t (*cuLaunchHostFunc)(uintptr_t s, uintptr_t f, uintptr_t data);
     int32_t (*cuStreamIsCapturing)(uintptr_t s, uint32_t *status);
     int32_t (*cuStreamGetCaptureInfo)(uintptr_t s, uint32_t *status, uint64_t *id);
     int32_t (*cuStreamBeginCapture)(uintptr_t s, uint32_t m);
@@ -76,7 +76,7 @@ typedef struct {
     int32_t (*cuMemGetAllocationGranularity)(size_t *n, const cuvmm_prop *prop, uint32_t g);
     int32_t (*cuMemGetAllocationPropertiesFromHandle)(cuvmm_prop *prop, uint64_t h);
     int32_t (*cuMemExportToShareableHandle)(void *out, uint64_t h, uint32_t t, uint64_t flags);
-    int32_t (*cuMemImportFromShareableHandle)(uint64_t *h, void *os, uint32_t t);
+    int32_t (*cuMemImportFromShareableHandle)(uint64_t *h, uintptr_t os, uint32_t t);
     int32_t (*cuMemGetHandleForAddressRange)(void *out, uint64_t p, size_t size, uint32_t t, uint64_t flags);
     int32_t (*cuMulticastCreate)(uint64_t *h, const cuvmm_multicast *p);
     int32_t (*cuMulticastAddDevice)(uint64_t mc, int32_t d);

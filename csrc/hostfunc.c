@@ -22,6 +22,6 @@ static void host_func(void *data) {
 }
 
 int32_t cuvmm_LaunchHostFunc(cuvmm_driver d, uintptr_t ctx, uintptr_t s, uint64_t id) {
-    CUVMM_CALL(d, ctx, cuLaunchHostFunc, (s, (uintptr_t)host_func, (void *)(uintptr_t)id));
+    CUVMM_CALL(d, ctx, cuLaunchHostFunc, (s, (uintptr_t)host_func, (uintptr_t)id));
     return result;
 }

@@ -18,11 +18,11 @@ cuvmm_shareable_result cuvmm_MemExportToShareableHandle(cuvmm_driver d, uint64_t
 // behind the pointer.
 cuvmm_value cuvmm_MemImportFromShareableHandle(cuvmm_driver d, const cuvmm_shareable *s, uint32_t type) {
     uint64_t handle = 0;
-    void *os = (void *)s->bytes;
+    uintptr_t os = (uintptr_t)s->bytes;
     if (type == CUVMM_HANDLE_POSIX_FD) {
         int fd;
         memcpy(&fd, s->bytes, sizeof fd);
-        os = (void *)(intptr_t)fd;
+        os = (uintptr_t)fd;
     }
     CUVMM_CALL(d, 0, cuMemImportFromShareableHandle, (&handle, os, type));
     return (cuvmm_value){handle, result};

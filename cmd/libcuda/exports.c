@@ -126,7 +126,7 @@ int32_t cuStreamWaitValue64_v2(uintptr_t s, uint64_t p, uint64_t v, uint32_t fla
     return r != 0 ? r : cuvmm_sim_StreamWaitValue64(s, p, v, flags);
 }
 
-int32_t cuLaunchHostFunc(uintptr_t s, uintptr_t f, void *data) {
+int32_t cuLaunchHostFunc(uintptr_t s, uintptr_t f, uintptr_t data) {
     int32_t r = cuvmm_enter_thread();
     return r != 0 ? r : cuvmm_sim_LaunchHostFunc(s, f, data);
 }
@@ -331,7 +331,7 @@ int32_t cuMemExportToShareableHandle(void *out, uint64_t h, uint32_t t, uint64_t
     return r != 0 ? r : cuvmm_sim_MemExportToShareableHandle(out, h, t, flags);
 }
 
-int32_t cuMemImportFromShareableHandle(uint64_t *h, void *os, uint32_t t) {
+int32_t cuMemImportFromShareableHandle(uint64_t *h, uintptr_t os, uint32_t t) {
     int32_t r = cuvmm_enter_thread();
     return r != 0 ? r : cuvmm_sim_MemImportFromShareableHandle(h, os, t);
 }

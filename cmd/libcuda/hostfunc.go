@@ -7,7 +7,6 @@ import "C"
 
 import (
 	"runtime"
-	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
@@ -15,10 +14,11 @@ import (
 // The stream calls the caller's function on a thread of Go's, and later work of the
 // stream waits for it. As with the vendor's driver, the function may make few calls:
 // library.c lists them. They find the context by the stream or the event that they name;
-// here it is the thread's, and the calls that would show that are refused.
+// here it is the thread's, and the calls that would show that are refused. data is any
+// number that fits a pointer, and Go must not take it for one.
 //
 //export cuvmm_sim_LaunchHostFunc
-func cuvmm_sim_LaunchHostFunc(s, f C.uintptr_t, data unsafe.Pointer) C.int32_t {
+func cuvmm_sim_LaunchHostFunc(s, f, data C.uintptr_t) C.int32_t {
 	if f == 0 {
 		return C.int32_t(driver.InvalidValue)
 	}

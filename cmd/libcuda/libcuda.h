@@ -26,7 +26,7 @@ int32_t cuvmm_enter(const char *call);
 #define cuvmm_enter_thread() cuvmm_enter(__func__)
 
 // Calls a function of the program.
-void cuvmm_call_host_func(uintptr_t f, void *data);
+void cuvmm_call_host_func(uintptr_t f, uintptr_t data);
 
 int32_t cuGetProcAddress_v2(const char *name, void **function, int32_t version, uint64_t flags, int32_t *status);
 

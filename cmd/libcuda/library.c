@@ -46,9 +46,9 @@ static int permitted(const char *call) {
     return 0;
 }
 
-void cuvmm_call_host_func(uintptr_t f, void *data) {
+void cuvmm_call_host_func(uintptr_t f, uintptr_t data) {
     known = in_host_func = 1;
-    ((void (*)(void *))f)(data);
+    ((void (*)(uintptr_t))f)(data);
     known = in_host_func = 0;
 }
 

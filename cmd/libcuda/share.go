@@ -37,12 +37,12 @@ func cuvmm_sim_MemExportToShareableHandle(out unsafe.Pointer, h C.uint64_t, t C.
 	return code(r)
 }
 
-// A descriptor is passed as the pointer's value.
+// A descriptor is passed as the pointer's value, which Go must not take for a pointer.
 //
 //export cuvmm_sim_MemImportFromShareableHandle
-func cuvmm_sim_MemImportFromShareableHandle(h *C.uint64_t, os unsafe.Pointer, t C.uint32_t) C.int32_t {
+func cuvmm_sim_MemImportFromShareableHandle(h *C.uint64_t, os C.uintptr_t, t C.uint32_t) C.int32_t {
 	fd := driver.HandleTypes(t) == driver.HandlePosixFD
-	if h == nil || os == nil && !fd {
+	if h == nil || os == 0 && !fd {
 		return C.int32_t(driver.InvalidValue)
 	}
 	d, r := opened()
@@ -51,9 +51,9 @@ func cuvmm_sim_MemImportFromShareableHandle(h *C.uint64_t, os unsafe.Pointer, t 
 	}
 	var s driver.ShareableHandle
 	if fd {
-		binary.NativeEndian.PutUint32(s[:], uint32(uintptr(os)))
+		binary.NativeEndian.PutUint32(s[:], uint32(os))
 	} else {
-		s = *(*driver.ShareableHandle)(os)
+		s = **(**driver.ShareableHandle)(unsafe.Pointer(&os))
 	}
 	imported, r := d.MemImportFromShareableHandle(s, driver.HandleTypes(t))
 	if r == driver.Success {

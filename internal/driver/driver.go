@@ -141,7 +141,7 @@ type Driver interface {
 	// LaunchHostFunc puts a call of the function on the stream. On a stream that
 	// captures, each launch of the graph calls it. In a lost context it is not called.
 	//
-	//cu:hand 10000 cuLaunchHostFunc(uintptr_t s, uintptr_t f, void *data)
+	//cu:hand 10000 cuLaunchHostFunc(uintptr_t s, uintptr_t f, uintptr_t data)
 	LaunchHostFunc(c Context, s Stream, f HostFunc) Result
 
 	//cu:entry 10000 cuStreamIsCapturing(uintptr_t s, uint32_t *status)
@@ -244,7 +244,7 @@ type Driver interface {
 	MemExportToShareableHandle(h MemHandle, t HandleTypes) (s ShareableHandle, r Result)
 	// MemImportFromShareableHandle does not consume a descriptor.
 	//
-	//cu:hand 10020 cuMemImportFromShareableHandle(uint64_t *h, void *os, uint32_t t)
+	//cu:hand 10020 cuMemImportFromShareableHandle(uint64_t *h, uintptr_t os, uint32_t t)
 	MemImportFromShareableHandle(s ShareableHandle, t HandleTypes) (h MemHandle, r Result)
 	// MemGetHandleForAddressRange makes a DMA-BUF descriptor of a mapped
 	// range. It belongs to the caller.
