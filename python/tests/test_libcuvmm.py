@@ -283,6 +283,10 @@ class Library(unittest.TestCase):
             assert lib.cuvmm_pool_open(byref(Options(ctypes.sizeof(Options), 0, 0)), byref(pool), byref(error)) == 0
             def alloc():
                 return lib.cuvmm_alloc(pool, c_size_t(1000), c_void_p(0), c_uint64(0), byref(c_void_p()), byref(error))
+            def use():
+                block = c_void_p()
+                status = lib.cuvmm_alloc(pool, c_size_t(1000), c_void_p(0), c_uint64(0), byref(block), byref(error))
+                return status or lib.cuvmm_free(pool, block, byref(error))
             assert alloc() == 0
         """
         return subprocess.run([sys.executable, "-c", textwrap.dedent(begin) + textwrap.dedent(code)], env=environment(), capture_output=True, text=True, timeout=120)
@@ -311,7 +315,7 @@ class Library(unittest.TestCase):
                 status = lib.cuvmm_fault_hook({behind}, byref(error))
                 end = time.monotonic() + 60
                 while status == 0 and time.monotonic() < end:
-                    status = alloc()
+                    status = use()
                 assert status == {FAULT} == alloc(), status
                 assert error.message.startswith(b"cuvmm failed, and refuses all further calls: a fault for a test\\ngoroutine "), error.message
                 print("alive")
@@ -326,7 +330,7 @@ class Library(unittest.TestCase):
             threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
             try:
                 while True:
-                    assert alloc() == 0
+                    assert use() == 0
             except KeyboardInterrupt:
                 print("interrupted")
             r, w = os.pipe()
@@ -339,7 +343,7 @@ class Library(unittest.TestCase):
             signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
             signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
             while len(rang) < 100:
-                assert alloc() == 0
+                assert use() == 0
             signal.setitimer(signal.ITIMER_REAL, 0)
             print("rang")
         """)
