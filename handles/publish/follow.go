@@ -246,7 +246,8 @@ func (f *follower) importer(op string, sizes []int) (*exchange.Importer, error) 
 func (f *Follower[T]) Array() *vmm.Array[T] { return f.array }
 
 // Len returns the number of elements that are shown: those of the last Next, or fewer
-// if the publisher has taken some back since, or ended before they were complete.
+// if the publisher has taken some back since, or ended before they were complete. While
+// nothing is taken back, the array has at least as many, also beside a Next in progress.
 func (f *Follower[T]) Len() int { return f.f.shownNow().length }
 
 // Generation returns the publisher's count of changes at the last Next.

@@ -328,7 +328,11 @@ func (f *follower) settle() error {
 
 // settleLocked is settle for a caller that holds lengths.
 func (f *follower) settleLocked() error {
-	return f.memory.SetLen(opFollow, uint64(f.shownNow().length)*f.replica.unit)
+	return f.setLen(f.shownNow().length)
+}
+
+func (f *follower) setLen(elements int) error {
+	return f.memory.SetLen(opFollow, uint64(elements)*f.replica.unit)
 }
 
 func (f *follower) shownNow() shown {

@@ -84,10 +84,23 @@ func (f *follower) show(ctx context.Context, op string, p *pending, streams []*c
 		return false, f.notNext(ctx, op)
 	}
 	defer f.lengths.Give()
+	if p.length > f.shownNow().length {
+		// The array before Len, so that a goroutine that reads beside Next finds elements
+		// wherever Len says.
+		if err := f.setLen(p.length); err != nil {
+			return false, err
+		}
+	}
+	done = f.showLocked(p)
+	return done, f.settleLocked()
+}
+
+// showLocked shows what is pending unless that has changed. The caller holds lengths.
+func (f *follower) showLocked(p *pending) bool {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.pending != p || f.cutLocked() && p.ordered > f.completed {
-		f.mu.Unlock()
-		return false, nil
+		return false
 	}
 	f.pending = nil
 	// If the publisher ends now, the last complete state remains.
@@ -97,8 +110,7 @@ func (f *follower) show(ctx context.Context, op string, p *pending, streams []*c
 	}
 	f.shown = append(f.shown, p.shown)
 	f.unfinished, f.told = false, false
-	f.mu.Unlock()
-	return true, f.settleLocked()
+	return true
 }
 
 // cutLocked reports whether the publisher's word no longer counts. The caller holds mu.

@@ -327,6 +327,7 @@ class Library(unittest.TestCase):
     def test_signals_stay_with_python(self) -> None:
         """Go's runtime handles the signals of its own faults only."""
         done = self.run_python("""
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
             threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
             try:
                 while True:

@@ -267,6 +267,7 @@ _held: List[Any] = []
 def interrupted(torch: Any, allocator: str) -> Dict[str, Any]:
     """Ctrl-C, and a timer's signals."""
     torch.use_deterministic_algorithms(False)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
     threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     caught = False
     try:
