@@ -4,6 +4,7 @@ package publish
 
 import (
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/peertest"
@@ -37,4 +38,26 @@ func TestTheArrayHasWhatLenSaysBesideNext(t *testing.T) {
 	}
 	close(done)
 	require.NoError(t, <-read)
+}
+
+// An update that was replaced while Next ordered the streams is not shown, although its
+// memory is given back by then.
+func TestAnUpdateThatWasReplacedIsNotShown(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	f := v.honest.f
+	v.announce(1_000_000)
+	var p *pending
+	require.Eventually(t, func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		p = f.pending
+		return p != nil
+	}, time.Minute, time.Millisecond)
+	require.NoError(t, v.p.Shrink(1000))
+	require.NoError(t, v.p.Settle(peertest.Context(t)))
+	done, err := f.show(peertest.Context(t), "publish.Follower.Next", p, nil)
+	require.NoError(t, err)
+	require.False(t, done)
+	require.NoError(t, v.honest.Next(peertest.Context(t)))
+	require.Equal(t, v.honest.Len(), v.honest.Array().Len())
 }

@@ -84,24 +84,35 @@ func (f *follower) show(ctx context.Context, op string, p *pending, streams []*c
 		return false, f.notNext(ctx, op)
 	}
 	defer f.lengths.Give()
-	if p.length > f.shownNow().length {
+	f.mu.Lock()
+	stands, grows := f.standsLocked(p), p.length > f.shown[len(f.shown)-1].length
+	f.mu.Unlock()
+	if !stands {
+		return false, nil
+	}
+	if grows {
 		// The array before Len, so that a goroutine that reads beside Next finds elements
-		// wherever Len says.
+		// wherever Len says. Nothing is unmapped while lengths is held.
 		if err := f.setLen(p.length); err != nil {
 			return false, err
 		}
 	}
-	done = f.showLocked(p)
-	return done, f.settleLocked()
+	f.mu.Lock()
+	stands = f.standsLocked(p)
+	if stands {
+		f.showLocked(p)
+	}
+	f.mu.Unlock()
+	return stands, f.settleLocked()
 }
 
-// showLocked shows what is pending unless that has changed. The caller holds lengths.
-func (f *follower) showLocked(p *pending) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.pending != p || f.cutLocked() && p.ordered > f.completed {
-		return false
-	}
+// standsLocked reports whether an update is still the one to show. The caller holds mu.
+func (f *follower) standsLocked(p *pending) bool {
+	return f.pending == p && (p.ordered <= f.completed || !f.cutLocked())
+}
+
+// showLocked shows an update. The caller holds mu.
+func (f *follower) showLocked(p *pending) {
 	f.pending = nil
 	// If the publisher ends now, the last complete state remains.
 	complete := f.word.value().Load()
@@ -110,7 +121,6 @@ func (f *follower) showLocked(p *pending) bool {
 	}
 	f.shown = append(f.shown, p.shown)
 	f.unfinished, f.told = false, false
-	return true
 }
 
 // cutLocked reports whether the publisher's word no longer counts. The caller holds mu.
