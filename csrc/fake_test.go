@@ -16,6 +16,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/csrc"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/stretchr/testify/require"
 )
 
@@ -68,13 +69,7 @@ var built struct {
 // compileFake returns a variant of the library, compiled once.
 func compileFake(tb testing.TB, defines []string) []byte {
 	tb.Helper()
-	cc, err := exec.LookPath("cc")
-	if err != nil {
-		if os.Getenv("CUVMM_REQUIRE_CC") == "" {
-			tb.Skip("no C compiler (cc) in PATH, so there is no library to stand in for the driver; set CUVMM_REQUIRE_CC=1 to fail instead")
-		}
-		require.NoError(tb, err)
-	}
+	cc := needs.Program(tb, "cc")
 	built.Lock()
 	defer built.Unlock()
 	key := strings.Join(defines, "\x00")

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/csrc"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/cuvmm/cuvmm/internal/nvml"
 	"github.com/stretchr/testify/require"
 )
@@ -23,13 +24,7 @@ const fakeGPU = "GPU-00112233-4455-6677-8899-aabbccddeeff"
 // buildNVML makes a variant of the stand-in in a folder of its own.
 func buildNVML(t *testing.T, defines ...string) string {
 	t.Helper()
-	cc, err := exec.LookPath("cc")
-	if err != nil {
-		if os.Getenv("CUVMM_REQUIRE_CC") == "" {
-			t.Skip("no C compiler (cc) in PATH, so there is no library to stand in for NVML; set CUVMM_REQUIRE_CC=1 to fail instead")
-		}
-		require.NoError(t, err)
-	}
+	cc := needs.Program(t, "cc")
 	path := filepath.Join(t.TempDir(), "libnvidia-ml.so.1")
 	args := []string{"-shared", "-fPIC", "-o", path, "testdata/fakenvml/fakenvml.c", "-ldl"}
 	for _, d := range defines {

@@ -7,14 +7,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/stretchr/testify/require"
 )
 
 func TestCompletionInBash(t *testing.T) {
-	bash, err := exec.LookPath("bash")
-	if err != nil {
-		t.Skip("no bash")
-	}
+	bash := needs.Program(t, "bash")
 	script, _ := cuvmm(t, exitOK, "completion", "bash")
 	file := filepath.Join(t.TempDir(), "completion")
 	require.NoError(t, os.WriteFile(file, []byte(script), 0o600))

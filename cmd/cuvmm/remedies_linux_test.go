@@ -9,6 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -80,7 +81,7 @@ func about(all []finding, check, text string) (some []finding) {
 // remedy: the commands that -fix prints, or what its words say.
 func TestRemediesRemoveTheirFindings(t *testing.T) {
 	if err := exec.CommandContext(t.Context(), "unshare", "-m", "mount", "-t", "tmpfs", "none", "/dev").Run(); err != nil {
-		t.Skipf("no mount namespaces here, which take root: %v", err)
+		needs.Lacks(t, "permission to make mount namespaces, which root has: %v", err)
 	}
 	const follow = "fix" // by the commands
 	for _, c := range []struct {

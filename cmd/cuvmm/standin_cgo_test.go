@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/stretchr/testify/require"
 )
 
@@ -19,13 +20,10 @@ import (
 // Its cuInit returns a result.
 func standIn(t *testing.T, name string, result int32) (path string) {
 	t.Helper()
-	cc, err := exec.LookPath("cc")
-	if err != nil {
-		t.Skip("no C compiler for a library that stands in for the driver's")
-	}
+	cc := needs.Program(t, "cc")
 	const source = "../../csrc/testdata/fakecuda/fakecuda.c"
 	if _, err := os.Stat(source); err != nil {
-		t.Skip("the test runs outside of the repository")
+		needs.Lacks(t, "the repository's sources")
 	}
 	path = filepath.Join(t.TempDir(), name)
 	out, err := exec.CommandContext(t.Context(), cc, "-shared", "-fPIC", "-o", path, source, "-ldl").CombinedOutput()

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -32,7 +33,7 @@ func inTerminal(t *testing.T, columns, rows uint16, env []string, args ...string
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
-		t.Skipf("no pseudo-terminals here: %v", err)
+		needs.Lacks(t, "pseudo-terminals: %v", err)
 	}
 	require.NoError(t, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
 	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
@@ -192,7 +193,7 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 	require.NoError(t, err)
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
-		t.Skipf("no /dev/full here: %v", err)
+		needs.Lacks(t, "/dev/full: %v", err)
 	}
 	defer full.Close()
 	for _, args := range [][]string{{"map"}, {"map", "-json"}, {"top"}, {"completion", "bash"}, {"doctor", "-driver", "sim"}, {"info", "-driver", "sim"}, {"help"}} {

@@ -22,23 +22,10 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/auto"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/stretchr/testify/require"
 )
-
-// compiler returns the path of a program that the test needs. Without it the test is
-// skipped, and fails in CI.
-func compiler(t *testing.T, name string) string {
-	t.Helper()
-	path, err := exec.LookPath(name)
-	if err != nil {
-		if os.Getenv("CUVMM_REQUIRE_CC") == "" {
-			t.Skipf("no %s in PATH to build the library and its caller with; set CUVMM_REQUIRE_CC=1 to fail instead", name)
-		}
-		require.NoError(t, err)
-	}
-	return path
-}
 
 func output(t *testing.T, cmd *exec.Cmd) string {
 	t.Helper()
@@ -69,8 +56,8 @@ func TestMain(m *testing.M) {
 // shared builds the library, once.
 func shared(t *testing.T) string {
 	t.Helper()
-	tool := compiler(t, "go")
-	compiler(t, "cc")
+	tool := needs.Program(t, "go")
+	needs.Program(t, "cc")
 	path := filepath.Join(built.dir, "libcuda.so.1")
 	built.Do(func() {
 		output(t, exec.CommandContext(t.Context(), tool, "build", "-buildmode=c-shared", "-o", path, "."))
@@ -117,7 +104,7 @@ func TestACProgramCallsEveryExport(t *testing.T) {
 	dir := t.TempDir()
 	program, ptx := filepath.Join(dir, "every"), filepath.Join(dir, "kernels.ptx")
 	require.NoError(t, os.WriteFile(ptx, kernels.Basic, 0o600))
-	output(t, exec.CommandContext(t.Context(), compiler(t, "cc"), "-Wall", "-Wextra", "-Werror", "-o", program, "testdata/every.c", "-ldl", "-lpthread"))
+	output(t, exec.CommandContext(t.Context(), needs.Program(t, "cc"), "-Wall", "-Wextra", "-Werror", "-o", program, "testdata/every.c", "-ldl", "-lpthread"))
 
 	cmd := exec.CommandContext(t.Context(), program, library, ptx)
 	cmd.Env = environment(t, twoDevices(t))
@@ -131,7 +118,7 @@ func TestACProgramCallsEveryExport(t *testing.T) {
 
 // The allocator for PyTorch runs on the library as on the vendor's.
 func TestTheAllocatorForPyTorch(t *testing.T) {
-	library, cxx, dir := shared(t), compiler(t, "c++"), t.TempDir()
+	library, cxx, dir := shared(t), needs.Program(t, "c++"), t.TempDir()
 	allocator, program := filepath.Join(dir, "allocator.so"), filepath.Join(dir, "test")
 	const sources = "../../csrc/pytorch/"
 	output(t, exec.CommandContext(t.Context(), cxx, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread", "-shared", "-o", allocator, sources+"managed_alloc.cc", "-ldl"))
@@ -145,7 +132,7 @@ func TestTheAllocatorForPyTorch(t *testing.T) {
 func TestAWrongEnvironmentIsSaid(t *testing.T) {
 	tool := shared(t)
 	program := filepath.Join(t.TempDir(), "every")
-	output(t, exec.CommandContext(t.Context(), compiler(t, "cc"), "-o", program, "testdata/every.c", "-ldl", "-lpthread"))
+	output(t, exec.CommandContext(t.Context(), needs.Program(t, "cc"), "-o", program, "testdata/every.c", "-ldl", "-lpthread"))
 	cmd := exec.CommandContext(t.Context(), program, tool, os.DevNull)
 	cmd.Env = append(os.Environ(), sim.MachineEnv+`={"Device": []}`)
 	out, err := cmd.CombinedOutput()

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/cuvmm/cuvmm/internal/tracegen"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 	"github.com/stretchr/testify/require"
@@ -18,13 +19,7 @@ import (
 // another program, and returns its output and its complaints.
 func python(t *testing.T, args ...string) (out, complaints string, err error) {
 	t.Helper()
-	path, err := exec.LookPath("python3")
-	if err != nil {
-		if os.Getenv("CUVMM_REQUIRE_PYTHON") != "" {
-			t.Fatal("CUVMM_REQUIRE_PYTHON is set, and there is no python3 in PATH")
-		}
-		t.Skip("no python3 in PATH; set CUVMM_REQUIRE_PYTHON=1 to fail instead")
-	}
+	path := needs.Program(t, "python3")
 	var o, c bytes.Buffer
 	run := exec.CommandContext(t.Context(), path, append([]string{"-B"}, args...)...)
 	run.Stdout, run.Stderr = &o, &c
@@ -224,11 +219,7 @@ int cuMemFreeAsync(uint64_t p, void *s) {
 // The compiled loop allocates, works on and frees what the trace says, and frees
 // the rest.
 func TestPeersLoop(t *testing.T) {
-	cc, err := exec.LookPath("cc")
-	cxx, errXX := exec.LookPath("c++")
-	if err != nil || errXX != nil {
-		t.Skip("no C and C++ compiler in PATH")
-	}
+	cc, cxx := needs.Program(t, "cc"), needs.Program(t, "c++")
 	script(t)
 	stub := filepath.Join(t.TempDir(), "stub.so")
 	built, err := exec.CommandContext(t.Context(), cc, "-shared", "-fPIC", "-w", "-o", stub, file(t, "stub.c", stubDriver)).CombinedOutput()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/inspect/page"
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/stretchr/testify/require"
 )
 
@@ -23,10 +24,7 @@ import (
 // document's data-result.
 func browse(t *testing.T, script string, snapshots ...inspect.Snapshot) string {
 	t.Helper()
-	browser, err := exec.LookPath("chromium")
-	if err != nil {
-		t.Skip("no chromium to open the page with")
-	}
+	browser := needs.Program(t, "chromium")
 	var w bytes.Buffer
 	require.NoError(t, page.Write(&w, snapshots...))
 	text := strings.Replace(w.String(), "</body>", "<script>"+script+"</script></body>", 1)

@@ -15,6 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/inspect/profile"
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/cuvmm/cuvmm/managed"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
@@ -45,16 +46,14 @@ func snapshot() inspect.Snapshot {
 // pprof returns the output of the tool for the profile.
 func pprof(t *testing.T, s inspect.Snapshot, args ...string) string {
 	t.Helper()
-	if _, err := exec.LookPath("go"); err != nil {
-		t.Skip("no go to read the profile with")
-	}
+	tool := needs.Program(t, "go")
 	file := filepath.Join(t.TempDir(), "gpu.pb.gz")
 	var w bytes.Buffer
 	require.NoError(t, profile.Write(&w, s))
 	require.NoError(t, os.WriteFile(file, w.Bytes(), 0o600))
-	out, err := exec.CommandContext(t.Context(), "go", append(append([]string{"tool", "pprof"}, args...), file)...).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), tool, append(append([]string{"tool", "pprof"}, args...), file)...).CombinedOutput()
 	if err != nil && strings.Contains(string(out), "no such tool") {
-		t.Skip("go has no pprof here")
+		needs.Lacks(t, "a Go toolchain with pprof")
 	}
 	require.NoError(t, err, "%s", out)
 	return string(out)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/inspect/torch"
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/stretchr/testify/require"
 )
 
@@ -38,10 +39,7 @@ func snapshot() inspect.Snapshot {
 // python reads a pickle with Python's own reader, without any classes.
 func python(t *testing.T, pickle []byte) (read map[string]any) {
 	t.Helper()
-	path, err := exec.LookPath("python3")
-	if err != nil {
-		t.Skip("no python3 to read the pickle with")
-	}
+	path := needs.Program(t, "python3")
 	c := exec.CommandContext(t.Context(), path, "-c", `
 import json, pickle, sys
 class Plain(pickle.Unpickler):
@@ -99,10 +97,7 @@ func TestPythonReadsWhatIsWritten(t *testing.T) {
 
 // The viewer's reader knows these opcodes of the format, and no others.
 func TestTheViewerKnowsEveryOpcode(t *testing.T) {
-	path, err := exec.LookPath("python3")
-	if err != nil {
-		t.Skip("no python3 to take the pickle apart with")
-	}
+	path := needs.Program(t, "python3")
 	var w bytes.Buffer
 	require.NoError(t, torch.Write(&w, snapshot()))
 	c := exec.CommandContext(t.Context(), path, "-c", `

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import unittest
 
 import cuvmm
 
-from .support import DriverTest, environment
+from .support import DriverTest, environment, lacks
 
 
 class Peer:
@@ -64,7 +63,7 @@ class GoTest(DriverTest):
     def setUpClass(cls) -> None:
         super().setUpClass()
         if not os.environ.get("CUVMM_TEST_PEER"):
-            raise unittest.SkipTest("CUVMM_TEST_PEER names the Go side: scripts/test-python.sh builds it")
+            lacks("CUVMM_TEST_PEER, the Go side (scripts/test-python.sh builds it)")
 
     def peer(self) -> Peer:
         p = Peer()

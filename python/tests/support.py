@@ -8,7 +8,7 @@ import pathlib
 import shutil
 import tempfile
 import unittest
-from typing import Any, Dict, Optional
+from typing import Any, Dict, NoReturn, Optional
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -18,10 +18,17 @@ def vectors(name: str) -> Any:
     return json.loads((ROOT / "internal/vectors/testdata" / name).read_text())
 
 
+def lacks(what: str) -> NoReturn:
+    """Skips the test because ``what`` is missing, or fails it if CUVMM_REQUIRE_TOOLS is set, as in CI."""
+    if os.environ.get("CUVMM_REQUIRE_TOOLS"):
+        raise AssertionError(f"CUVMM_REQUIRE_TOOLS is set, and this machine lacks {what}")
+    raise unittest.SkipTest(f"needs {what}; set CUVMM_REQUIRE_TOOLS=1 to fail instead")
+
+
 def needs_driver() -> None:
     """Skips unless there is a driver: CUVMM_LIBCUDA names the software driver's library, as scripts/test-python.sh does."""
     if not os.environ.get("CUVMM_LIBCUDA") and not os.environ.get("CUVMM_TEST_GPU"):
-        raise unittest.SkipTest("set CUVMM_LIBCUDA to the software driver's library (scripts/test-python.sh does), or CUVMM_TEST_GPU to 1")
+        lacks("CUVMM_LIBCUDA, the software driver's library (scripts/test-python.sh sets it), or CUVMM_TEST_GPU=1")
 
 
 class DriverTest(unittest.TestCase):

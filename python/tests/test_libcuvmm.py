@@ -18,7 +18,7 @@ from typing import Any, List
 
 from cuvmm import _torch_library as front
 
-from .support import environment
+from .support import environment, lacks
 
 INVALID, OUT_OF_MEMORY, CLOSED, IN_USE, FORKED, FAULT = 1, 2, 5, 6, 9, 10
 
@@ -295,7 +295,7 @@ class Library(unittest.TestCase):
         """The package refuses to load the library beside another one with Go's runtime."""
         libcuda = os.environ.get("CUVMM_LIBCUDA")
         if not libcuda:
-            self.skipTest("needs CUVMM_LIBCUDA")
+            lacks("CUVMM_LIBCUDA, the software driver's library (scripts/test-python.sh sets it)")
         code = """
             import ctypes, os, cuvmm
             from cuvmm import _torch_library as front

@@ -10,7 +10,7 @@ import time
 import unittest
 from typing import List
 
-from .support import ROOT, DriverTest, environment
+from .support import ROOT, DriverTest, environment, lacks
 
 
 class Samples(DriverTest):
@@ -30,7 +30,7 @@ class Samples(DriverTest):
         """Go publishes a growing table, Python trains on it and publishes the model, and Go serves that."""
         programs = os.environ.get("CUVMM_TEST_SAMPLES")
         if not programs:
-            self.skipTest("CUVMM_TEST_SAMPLES names the folder of the Go samples: scripts/test-python.sh builds them")
+            lacks("CUVMM_TEST_SAMPLES, the folder of the Go samples (scripts/test-python.sh builds them)")
         table = self.start([f"{programs}/embeddings", "-dir", self.path("t"), "-rounds", "0", "-every", "50ms"])
         self.assertIn("waiting", self.line(table))
         trainer = self.start([sys.executable, str(ROOT / "python/samples/train.py"), self.path("t/table"), self.path("m/model")])

@@ -9,14 +9,16 @@ import sys
 import unittest
 from typing import Any, Dict
 
-from .support import ROOT, environment
+from .support import ROOT, environment, lacks
 
 
 class TorchPool(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
-        if not os.environ.get("CUVMM_TEST_GPU") or not os.environ.get("CUVMM_LIBCUVMM"):
-            raise unittest.SkipTest("set CUVMM_TEST_GPU=1 on a machine with a GPU and PyTorch, and CUVMM_LIBCUVMM to the built library")
+        if not os.environ.get("CUVMM_TEST_GPU"):
+            raise unittest.SkipTest("set CUVMM_TEST_GPU=1 on a machine with a GPU and PyTorch")
+        if not os.environ.get("CUVMM_LIBCUVMM"):
+            lacks("CUVMM_LIBCUVMM, the library of the pool (go build -buildmode=c-shared -o libcuvmm.so ./cmd/libcuvmm)")
 
     def run_program(self, name: str, allocator: str) -> Dict[str, Any]:
         done = subprocess.run([sys.executable, "-m", "tests.torch_programs", name, allocator], env=environment(), cwd=ROOT / "python", capture_output=True,

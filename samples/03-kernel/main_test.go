@@ -42,7 +42,7 @@ func TestSampleRefusesBadInput(t *testing.T) {
 // On the driver that this machine has, the PTX gives the same sums.
 func TestSampleOnThisMachine(t *testing.T) {
 	if os.Getenv("CUVMM_REQUIRE_GPU") == "" {
-		t.Skip("no GPU is required here")
+		t.Skip("set CUVMM_REQUIRE_GPU=1 to run on this machine's GPU")
 	}
 	require.NoError(t, sample.Test(t.Context(), nil, []string{"-driver", "real"}, nil, io.Discard))
 }

@@ -48,7 +48,7 @@ func TestSampleGivesEverythingBack(t *testing.T) {
 // On the driver that this machine has, the other process gets the memory too.
 func TestSampleOnThisMachine(t *testing.T) {
 	if os.Getenv("CUVMM_REQUIRE_GPU") == "" {
-		t.Skip("no GPU is required here")
+		t.Skip("set CUVMM_REQUIRE_GPU=1 to run on this machine's GPU")
 	}
 	require.NoError(t, sample.Test(t.Context(), nil, []string{"-driver", "real"}, nil, io.Discard))
 }

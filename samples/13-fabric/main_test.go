@@ -60,7 +60,7 @@ func TestSampleDiagnoses(t *testing.T) {
 // On the driver that this machine has, it shares one way or the other.
 func TestSampleOnThisMachine(t *testing.T) {
 	if os.Getenv("CUVMM_REQUIRE_GPU") == "" {
-		t.Skip("no GPU is required here")
+		t.Skip("set CUVMM_REQUIRE_GPU=1 to run on this machine's GPU")
 	}
 	var out bytes.Buffer
 	require.NoError(t, sample.Test(t.Context(), nil, []string{"-driver", "real"}, nil, &out))

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/stretchr/testify/require"
 )
@@ -74,12 +75,12 @@ func init() {
 func TestHosts(t *testing.T) {
 	ip, err := exec.LookPath("ip")
 	if err != nil || os.Geteuid() != 0 {
-		lacks(t, "root and the ip program (Debian: iproute2), for network namespaces")
+		needs.Lacks(t, "root and the ip program (Debian: iproute2), for network namespaces")
 	}
 	probe := exec.Command("true")
 	probe.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	if err := probe.Run(); err != nil {
-		lacks(t, "permission to make network namespaces: %v", err)
+		needs.Lacks(t, "permission to make network namespaces: %v", err)
 	}
 	endpoint := server(t, "0.0.0.0")
 	_, port, err := net.SplitHostPort(strings.TrimPrefix(endpoint, "http://"))
@@ -131,7 +132,7 @@ func link(t *testing.T, ip string, pid, n int) string {
 	} {
 		out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
 		if err != nil && strings.Contains(string(out), "not supported") {
-			lacks(t, "virtual links: %s", out)
+			needs.Lacks(t, "virtual links: %s", out)
 		}
 		require.NoError(t, err, "%v: %s", args, out)
 	}

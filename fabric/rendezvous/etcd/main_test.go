@@ -12,23 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// lacks skips a test for what the machine does not have, or fails it where
-// CUVMM_REQUIRE_ETCD says that it should.
-func lacks(t *testing.T, what string, args ...any) {
-	t.Helper()
-	what = fmt.Sprintf(what, args...)
-	if os.Getenv("CUVMM_REQUIRE_ETCD") != "" {
-		t.Fatalf("CUVMM_REQUIRE_ETCD is set, and this machine lacks %s", what)
-	}
-	t.Skip("needs " + what)
-}
 
 // aServer is an etcd server of the test's own.
 type aServer struct {
@@ -40,14 +30,13 @@ type aServer struct {
 }
 
 // server starts one at an address of this host, and returns its endpoint.
-// Without an etcd program the test lacks one.
 func server(t *testing.T, host string) string { return newServer(t, host).endpoint }
 
 func newServer(t *testing.T, host string) *aServer {
 	t.Helper()
 	program, err := exec.LookPath("etcd")
 	if err != nil {
-		lacks(t, "an etcd program (Debian: etcd-server)")
+		needs.Lacks(t, "an etcd program (Debian: etcd-server)")
 	}
 	url := func() string {
 		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
