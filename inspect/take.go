@@ -39,7 +39,7 @@ func take(op string, sys *cuda.System, whole bool) (Snapshot, error) {
 	host, _ := os.Hostname() // empty if unknown
 	t.s = Snapshot{
 		Format: Format, Version: Version, Time: time.Now(), Totals: sys.Stats(), Driver: sys.Driver().String(),
-		Process: Process{PID: os.Getpid(), Name: filepath.Base(os.Args[0]), Host: host},
+		Process: Process{PID: os.Getpid(), Name: program(), Host: host},
 	}
 	t.devices(sys)
 	if whole {
@@ -52,6 +52,19 @@ func take(op string, sys *cuda.System, whole bool) (Snapshot, error) {
 	}
 	t.s.Took = time.Since(t.s.Time)
 	return t.s, nil
+}
+
+// program returns the name of this process's program. A shared library that Go makes has
+// no arguments if the C library passes none to initializers, as musl does.
+func program() string {
+	if len(os.Args) > 0 {
+		return filepath.Base(os.Args[0])
+	}
+	path, err := os.Executable()
+	if err != nil {
+		return ""
+	}
+	return filepath.Base(path)
 }
 
 // apart sorts reservations, and drops those that overlap one that was read later: they

@@ -2,6 +2,8 @@ package inspect_test
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -100,6 +102,19 @@ func TestTakeShowsWhatIsThere(t *testing.T) {
 	require.Equal(t, s.Reservations, back.Reservations)
 	require.Equal(t, s.Stacks, back.Stacks)
 	require.Contains(t, text.String(), `"ptr":"`+space.Ptr().String()+`"`)
+}
+
+// A library in a process whose C library passes no arguments takes snapshots, too.
+func TestTakeWithoutArguments(t *testing.T) {
+	args := os.Args
+	defer func() { os.Args = args }()
+	os.Args = nil
+	_, sys := open(t)
+	s, err := inspect.Take(sys)
+	require.NoError(t, err)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	require.Equal(t, filepath.Base(self), s.Process.Name)
 }
 
 func TestTakeShowsPools(t *testing.T) {
