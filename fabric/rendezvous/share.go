@@ -16,7 +16,8 @@ import (
 type ShareOptions struct {
 	// Import bounds the memory that this rank imports of each other rank.
 	Import handles.ImportOptions
-	// Log receives a record of a lease that ends too early; nil logs nothing.
+	// Log receives a record of a lease that ends too early, or whose memory the driver
+	// does not release; nil logs nothing.
 	Log *slog.Logger
 }
 
@@ -28,7 +29,10 @@ type ShareOptions struct {
 //
 // A rank shares its buffer's bytes in use as of the call. A lease retains them until the
 // others have imported. If any rank fails, all do: Share closes the buffers that it
-// mapped, and the error names the rank and the step.
+// mapped, and the error names the rank and the step. Share returns buffers or an error,
+// never both. Memory that this rank has closed meanwhile, and that the driver does not
+// release with the lease, is no error of the group: it is logged, and System.Drain
+// retries it.
 func Share(ctx context.Context, g *Group, a Agreement, d *cuda.Device, mine *vmm.Buffer, o ShareOptions) (all []*vmm.Buffer, err error) {
 	const handlesStep, importedStep = "share handles", "import memory"
 	if g == nil {
@@ -42,7 +46,12 @@ func Share(ctx context.Context, g *Group, a Agreement, d *cuda.Device, mine *vmm
 			g.Fail(err)
 			return nil, err
 		}
-		defer func() { err = errors.Join(err, l.Close()) }()
+		// All ranks share one outcome, which this rank's driver cannot change any more.
+		defer func() {
+			if left := l.Close(); err != nil {
+				err = errors.Join(err, left)
+			}
+		}()
 		if p.Body, err = l.Offer().MarshalText(); err != nil {
 			g.Fail(err)
 			return nil, err

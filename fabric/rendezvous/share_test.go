@@ -3,9 +3,11 @@
 package rendezvous
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"path/filepath"
 	"strconv"
@@ -204,6 +206,45 @@ func TestShareByAnotherType(t *testing.T) {
 		require.True(t, errors.Is(err, cuda.ErrNotSupported) || errors.Is(err, ErrFailed), "%v", err)
 	}
 	require.NoError(t, b.Close())
+	for _, g := range groups {
+		require.NoError(t, g.Close())
+	}
+}
+
+// A driver that does not release what a rank shared and has closed meanwhile is that
+// rank's affair: the group has shared, and Drain retries the release.
+func TestShareOfMemoryThatIsNotReleased(t *testing.T) {
+	groups, err := InProcess(2, Options{Timeout: patience})
+	require.NoError(t, err)
+	folder := t.TempDir()
+	m, d := seat(t, folder, place)
+	_, other := seat(t, folder, place)
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 1 << 20, Memory: vmm.Properties{Handles: vmm.Fabric}})
+	require.NoError(t, err)
+	require.NoError(t, gputest.Err(b.AppendUndefined(1<<16)))
+	before := handles.Leases().Open
+	var log bytes.Buffer
+	var remove func()
+	for r, err := range together(groups, func(g *Group) error {
+		d, o, mine := d, ShareOptions{Log: slog.New(slog.NewTextHandler(&log, nil))}, b
+		if g.Rank() == 1 {
+			for handles.Leases().Open == before { // rank 0 has yet to lease its buffer
+				time.Sleep(time.Millisecond)
+			}
+			if err := b.Close(); err != nil {
+				return err
+			}
+			remove = m.Inject(sim.Fault{Call: "cuMemRelease", Result: 999})
+			d, o, mine = other, ShareOptions{}, nil
+		}
+		all, err := Share(t.Context(), g, Agreement{Handle: vmm.Fabric}, d, mine, o)
+		return errors.Join(err, closeAll(all, nil))
+	}) {
+		require.NoError(t, err, "rank %d", r)
+	}
+	require.Contains(t, log.String(), "could not be released at once")
+	remove()
+	require.NoError(t, d.System().Drain(t.Context()))
 	for _, g := range groups {
 		require.NoError(t, g.Close())
 	}
