@@ -173,7 +173,7 @@ func (c *Conn) greetLocked(ctx context.Context, op string) error {
 	if _, err := c.packet(ctx, op, true); err != nil {
 		return err
 	}
-	c.out.peer, c.out.version = c.in.peer, c.in.version // senders read them after greeted
+	c.out.peer, c.out.version, c.out.optional = c.in.peer, c.in.version, c.in.optional // senders read them after greeted
 	close(c.greeted)
 	return nil
 }
@@ -359,6 +359,9 @@ func (c *Conn) warn() {
 	case <-c.greeted:
 	default:
 		return
+	}
+	if c.out.optional&takesWarnings == 0 {
+		return // an older peer would take it for a violation
 	}
 	if !c.sending.Try() {
 		return // the message that is being sent wakes the peer

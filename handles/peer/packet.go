@@ -22,9 +22,9 @@ import (
 //	bytes in all         4  of the message
 //	descriptors in all   4  of the message
 //
-// The first packet of each direction is a greeting: the sender's nonce, and the
-// lowest and the highest version that it speaks, 2 bytes each. Fields that a later version
-// may add behind those are ignored. Both sides go on with the highest version that
+// The first packet of each direction is a greeting: the sender's nonce, the lowest and the
+// highest version that it speaks, 2 bytes each, and the optional messages that it takes, 4
+// bytes. Fields that a later version may add behind those are ignored. Both sides go on with the highest version that
 // both speak, which every later packet names; greetings and refusals are always of
 // version 1. A process that ends a connection gives its reason in a refusal, if it can.
 //
@@ -41,9 +41,12 @@ const (
 	firstVersion = 1
 	// leastVersion and latestVersion bound the versions that this package speaks.
 	leastVersion, latestVersion = 1, 1
-	// greetingBytes and mostGreeting bound the length of a greeting.
+	// greetingBytes is the length of a greeting without optional messages, and mostGreeting
+	// the limit.
 	greetingBytes = 16 + 2 + 2
 	mostGreeting  = 512
+	// takesWarnings is the bit of warnings among the optional messages.
+	takesWarnings = 1
 	// packetBody bounds a packet's body. Packets must fit into the socket's buffer,
 	// usually of 208 KiB.
 	packetBody = 32 << 10
@@ -157,6 +160,7 @@ type inbound struct {
 	versions versions // that this side speaks
 	version  uint16   // that both speak
 	peer     nonce
+	optional uint32 // messages that the peer takes
 	sequence uint64
 	// begun: part of a message is here. first is the header of its first packet.
 	begun bool
@@ -249,6 +253,9 @@ func (in *inbound) greeting(h header, body []byte) error {
 		return peererr.New(peererr.OpReceive, ErrProtocol, fmt.Sprintf("the peer speaks versions %d to %d, and this process %d to %d", peer.least, peer.most, in.versions.least, in.versions.most),
 			"use versions of this library in both processes that have one in common")
 	}
+	if len(r.B) >= 4 {
+		in.optional = r.Uint32()
+	}
 	in.greeted = true
 	return nil
 }
@@ -313,6 +320,7 @@ func greeting(own nonce, speaks versions) []byte {
 	body.Raw(own[:])
 	body.Uint16(speaks.least)
 	body.Uint16(speaks.most)
+	body.Uint32(takesWarnings)
 	h := header{version: firstVersion, kind: wire.Greeting, bytes: uint32(len(body.B)), allBytes: uint32(len(body.B))}
 	return append(h.append(nil), body.B...)
 }
@@ -321,6 +329,7 @@ func greeting(own nonce, speaks versions) []byte {
 type outbound struct {
 	version  uint16
 	peer     nonce
+	optional uint32 // messages that the peer takes
 	sequence uint64
 	buf      []byte // of the last packet
 }

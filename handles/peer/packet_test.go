@@ -113,7 +113,7 @@ func TestPacketsThatNoPeerSends(t *testing.T) {
 		{"a second copy", rawPacket(with(func(h *header) { h.sequence = 0 }), "abcd"), 1, false, ErrProtocol, "packet 0, where 1 is the next"},
 		{"a later one first", rawPacket(with(func(h *header) { h.sequence = 2 }), "abcd"), 1, false, ErrProtocol, "packet 2, where 1 is the next"},
 		{"one of another connection", rawPacket(with(func(h *header) { h.to[0]++ }), "abcd"), 1, false, ErrProtocol, "another connection"},
-		{"a second greeting", rawPacket(header{sequence: 1, to: receiver, allBytes: 20}, helloBody), 0, false, ErrProtocol, "kind 0"},
+		{"a second greeting", rawPacket(header{sequence: 1, to: receiver, allBytes: uint32(len(helloBody))}, helloBody), 0, false, ErrProtocol, "kind 0"},
 		{"a kind that is reserved", rawPacket(with(func(h *header) { h.kind = wire.LastKind + 1 }), "abcd"), 1, false, ErrProtocol, "kind 65291"},
 		{"a message too long", rawPacket(with(func(h *header) { h.allBytes = MaxBody + 1 }), "abcd"), 1, false, ErrTooLarge, "1048577 bytes"},
 		{"too many descriptors", rawPacket(with(func(h *header) { h.allFDs = 9 }), "abcd"), 1, false, ErrTooLarge, "9 file descriptors, where 8"},
@@ -161,11 +161,11 @@ func TestPartsThatDoNotFit(t *testing.T) {
 
 func TestTheFirstPacketIsAGreeting(t *testing.T) {
 	for name, p := range map[string][]byte{
-		"a message":             rawPacket(header{kind: 5, allBytes: 20}, helloBody),
+		"a message":             rawPacket(header{kind: 5, allBytes: uint32(len(helloBody))}, helloBody),
 		"a short one":           rawPacket(header{allBytes: 19}, helloBody[:19]),
 		"a part of one":         rawPacket(header{allBytes: 40}, helloBody),
-		"with a nonce to":       rawPacket(header{to: receiver, allBytes: 20}, helloBody),
-		"with file descriptors": rawPacket(header{allBytes: 20, allFDs: 1}, helloBody),
+		"with a nonce to":       rawPacket(header{to: receiver, allBytes: uint32(len(helloBody))}, helloBody),
+		"with file descriptors": rawPacket(header{allBytes: uint32(len(helloBody)), allFDs: 1}, helloBody),
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := &inbound{own: receiver, versions: ownVersions, limits: &link.Limits{}}
@@ -290,9 +290,8 @@ func TestVersionsAreNegotiated(t *testing.T) {
 		require.Equal(t, c.want, c.a.with(c.b))
 		require.Equal(t, c.want, c.b.with(c.a))
 		in := &inbound{own: receiver, versions: c.a, limits: &link.Limits{}}
-		p := rawPacket(header{allBytes: 30}, string(greeting(sender, c.b)[packetHeader:])+"what is new")
-		binary.LittleEndian.PutUint32(p[32:], 31)
-		binary.LittleEndian.PutUint32(p[40:], 31)
+		body := string(greeting(sender, c.b)[packetHeader:]) + "what is new"
+		p := rawPacket(header{allBytes: uint32(len(body))}, body)
 		_, err := in.take(p, nil, false)
 		if c.want == 0 {
 			require.ErrorIs(t, err, ErrProtocol)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // No caller sees a warning, it never waits, and one that was not sent is not missed.
@@ -29,6 +30,29 @@ func TestWarnings(t *testing.T) {
 		require.NoError(t, near.Send(moment(t), Message{Kind: 7}))
 		_, err = far.Receive(moment(t))
 		require.NoError(t, err)
+	}
+}
+
+// A peer whose greeting does not take warnings, such as one that is older than they are,
+// is sent none: it would refuse them.
+func TestWarningsAreNegotiated(t *testing.T) {
+	near, file, err := Pair(Options{})
+	require.NoError(t, err)
+	defer near.Close()
+	defer file.Close()
+	far := int(file.Fd())
+	old := greeting(sender, ownVersions)[packetHeader:][:greetingBytes]
+	require.NoError(t, unix.Send(far, rawPacket(header{allBytes: greetingBytes}, string(old)), 0))
+	require.NoError(t, near.greet(moment(t), "test"))
+	near.warn()
+	require.NoError(t, near.Send(moment(t), Message{Kind: 7, Body: []byte("text")}))
+	buf := make([]byte, packetHeader+packetBody)
+	for _, want := range []uint16{wire.Greeting, 7} {
+		n, err := unix.Read(far, buf)
+		require.NoError(t, err)
+		h, err := parseHeader(buf[:n], 0, false, firstVersion)
+		require.NoError(t, err)
+		require.Equal(t, want, h.kind)
 	}
 }
 

@@ -64,15 +64,17 @@ func Packet(kind uint16, to []byte, sequence uint64, fds, allBytes, allFDs uint3
 	return append(b, body...)
 }
 
-// Greet greets as a bare socket does, and returns the other's nonce.
+// Greet greets as a bare socket does that takes no optional messages, and returns the
+// other side's nonce.
 func Greet(t testing.TB, s int) (nonce []byte) {
 	t.Helper()
 	b := make([]byte, 100)
 	n, err := unix.Read(s, b)
 	require.NoError(t, err)
-	require.Equal(t, 68, n)
+	require.Equal(t, 72, n)
 	require.Equal(t, "cuvP\x01\x00\x00\x00", string(b[:8]))
 	require.Equal(t, "\x01\x00\x01\x00", string(b[64:68]), "versions 1 to 1")
+	require.Equal(t, "\x01\x00\x00\x00", string(b[68:72]), "takes soon")
 	require.NoError(t, unix.Sendmsg(s, Packet(0, make([]byte, 16), 0, 0, 20, 0, strings.Repeat("n", 16)+"\x01\x00\x01\x00"), nil, nil, 0))
 	return b[48:64]
 }

@@ -24,6 +24,8 @@ _GREETING_LEAST, _GREETING_MOST = 20, 512
 _HEADER = struct.Struct("<4sHH16sQIIII")
 HEADER = _HEADER.size
 _GREETING = struct.Struct("<16sHH")
+#: The optional messages that this package takes, a bit for each: 1 is ``soon``.
+_OPTIONAL = struct.pack("<I", 1)
 NO_NONCE = bytes(16)
 
 
@@ -41,7 +43,7 @@ def packet(version: int, kind: int, nonce: bytes, sequence: int, body: bytes, fi
 
 
 def greeting(nonce: bytes) -> bytes:
-    body = _GREETING.pack(nonce, LEAST_VERSION, LATEST_VERSION)
+    body = _GREETING.pack(nonce, LEAST_VERSION, LATEST_VERSION) + _OPTIONAL
     return packet(FIRST_VERSION, GREETING, NO_NONCE, 0, body, 0, len(body), 0)
 
 
