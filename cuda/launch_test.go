@@ -239,6 +239,19 @@ func TestStreamPriorities(t *testing.T) {
 	})
 }
 
+// A device that does not say once how much shared memory it has says it the next time.
+func TestSharedMemoryThatIsNotReadAtOnce(t *testing.T) {
+	m, sys := sim.Open(t)
+	l := newLaunching(t, sys.Devices()[0])
+	undo := m.Inject(sim.Fault{Call: "cuDeviceGetAttribute", Result: 999})
+	_, err := l.kernel.MaxShared()
+	require.ErrorContains(t, err, "cuDeviceGetAttribute")
+	undo()
+	most, err := l.kernel.MaxShared()
+	require.NoError(t, err)
+	require.Greater(t, most, 100<<10)
+}
+
 // Whatever call of a launch fails: it is named, and the next launch works.
 func TestLaunchesThatFail(t *testing.T) {
 	m, sys := sim.Open(t)

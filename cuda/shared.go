@@ -49,7 +49,11 @@ func (k *Kernel) measure(op string) error {
 	if r != driver.Success {
 		return ctx.CallError(op, driver.CallFuncGetAttribute, r, fmt.Sprintf("kernel %q", k.name))
 	}
-	limit := max(sys.Attribute(k.module.dev.dev, driver.AttrSharedPerBlockOptIn), sharedDefault)
+	limit, r := sys.ReadAttribute(k.module.dev.dev, driver.AttrSharedPerBlockOptIn)
+	if r != driver.Success {
+		return ctx.CallError(op, driver.CallDeviceGetAttribute, r, fmt.Sprintf("the shared memory of %v", k.module.dev))
+	}
+	limit = max(limit, sharedDefault)
 	k.shared.static, k.shared.most, k.shared.known = int(static), max(0, int(limit)-int(static)), true
 	return nil
 }

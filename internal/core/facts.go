@@ -87,19 +87,26 @@ type granularityKey struct {
 	option driver.GranularityOption
 }
 
-// Attribute reads a device attribute. It is 0 if the driver returns an error.
+// Attribute returns a device attribute, or 0 if the driver returns an error.
 func (s *System) Attribute(d driver.Device, a driver.DeviceAttribute) int32 {
+	v, _ := s.ReadAttribute(d, a)
+	return v
+}
+
+// ReadAttribute returns a device attribute and the driver's result. After an error the
+// value is 0, and the next call reads it again.
+func (s *System) ReadAttribute(d driver.Device, a driver.DeviceAttribute) (int32, driver.Result) {
 	key := attributeKey{d, a}
 	s.facts.mu.RLock()
 	v, ok := s.facts.attributes[key]
 	s.facts.mu.RUnlock()
 	if ok {
-		return v
+		return v, driver.Success
 	}
 	v, r := s.Drv.DeviceGetAttribute(a, d)
 	if r != driver.Success {
 		s.Observe(r, d)
-		return 0 // and asked again the next time
+		return 0, r
 	}
 	s.facts.mu.Lock()
 	defer s.facts.mu.Unlock()
@@ -107,7 +114,7 @@ func (s *System) Attribute(d driver.Device, a driver.DeviceAttribute) int32 {
 		s.facts.attributes = map[attributeKey]int32{}
 	}
 	s.facts.attributes[key] = v
-	return v
+	return v, driver.Success
 }
 
 // Granularity returns what sizes of memory with these properties must be multiples of,
