@@ -22,8 +22,8 @@ var away struct {
 // descriptor that it sent, or a socket with such descriptors in its queue. The other
 // process decides how long that takes in the kernel: an hour, for example, if the file is
 // a socket that lingers. So the close runs on a goroutine of its own, and no caller waits
-// for it longer than Await does. At most 64 run at a time; the others queue, and their
-// descriptors stay open meanwhile.
+// for it longer than Await does. At most 64 run at a time. The others queue with their
+// descriptors open, so this process's limit of open files bounds the queue.
 func Away(do func()) (done <-chan struct{}) {
 	over := make(chan struct{})
 	job := func() {

@@ -17,6 +17,36 @@ func closedOnExec(t *testing.T, n int) bool {
 	return flags&unix.FD_CLOEXEC != 0
 }
 
+// A close that waits for its turn keeps its descriptor open, so no more can wait than the
+// process may have open.
+func TestWaitingClosesAreBoundedByTheLimitOfOpenFiles(t *testing.T) {
+	var limit unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 200, Max: limit.Max}))
+	defer func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
+	release := make(chan struct{})
+	var all []<-chan struct{}
+	for {
+		n, err := fd.Dup(0)
+		if err != nil {
+			require.ErrorIs(t, err, unix.EMFILE)
+			break
+		}
+		require.Less(t, len(all), 200)
+		all = append(all, fd.Away(func() {
+			<-release
+			_ = fd.Close(n)
+		}))
+	}
+	close(release)
+	for _, done := range all {
+		<-done
+	}
+	n, err := fd.Dup(0)
+	require.NoError(t, err)
+	require.NoError(t, fd.Close(n))
+}
+
 func TestTakenAndDuplicatedDescriptorsAreClosedOnExec(t *testing.T) {
 	n, err := unix.Open(os.DevNull, unix.O_RDONLY, 0)
 	require.NoError(t, err)
