@@ -25,7 +25,7 @@ import (
 func init() {
 	// echo sends every message back.
 	reexec.Register("echo", func(c *reexec.Child) error {
-		conn, err := peer.Inherit(c.Files[0], peer.Options{})
+		conn, err := peer.Inherit(c.Files[0], peer.Options{MaxFDs: peer.MaxFDs})
 		if err != nil {
 			return err
 		}
@@ -126,7 +126,7 @@ func rawPair(t *testing.T, o peer.Options) (*peer.Conn, int) {
 
 func TestMessagesToAChild(t *testing.T) {
 	peertest.NoLeak(t)
-	conn, f, err := peer.Pair(peer.Options{})
+	conn, f, err := peer.Pair(peer.Options{MaxFDs: peer.MaxFDs})
 	require.NoError(t, err)
 	c := reexec.Command(t, "echo")
 	c.ExtraFiles = []*os.File{f}
@@ -405,6 +405,29 @@ func TestNoRoomForDescriptors(t *testing.T) {
 	c.Wait()
 	require.NoError(t, fd.Close())
 	require.NoError(t, conn.Close())
+}
+
+// Without Options.MaxFDs one message takes at most a quarter of the files that the
+// receiver may open, so a peer cannot fill its table with one.
+func TestTheDefaultLimitOfDescriptorsInAMessage(t *testing.T) {
+	peertest.NoLeak(t)
+	var limit unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 200, Max: limit.Max}))
+	near, far := peertest.Pair(t, peer.Options{})
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	fd := file(t, "x")
+	defer func() { require.NoError(t, fd.Close()) }()
+	require.NoError(t, near.Send(t.Context(), peer.Message{Kind: 1, FDs: repeat(fd, 50)}))
+	m, err := far.Receive(t.Context())
+	require.NoError(t, err)
+	require.Len(t, m.FDs, 50)
+	require.NoError(t, m.Close())
+	require.NoError(t, near.Send(t.Context(), peer.Message{Kind: 1, FDs: repeat(fd, 51)}))
+	_, err = far.Receive(t.Context())
+	require.ErrorIs(t, err, peer.ErrTooLarge)
+	require.ErrorContains(t, err, "where 50 is the most")
+	require.ErrorContains(t, err, "Options.MaxFDs")
 }
 
 func TestTooManyDescriptorsOnTheirWay(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/link"
 )
 
@@ -33,8 +34,8 @@ type Options struct {
 	// Timeout bounds how long the peer takes to greet, to finish a message that it has
 	// begun, and to read one that is sent. 0 is 10 seconds.
 	Timeout time.Duration
-	// MaxFDs bounds the file descriptors of a received message; 0 is [MaxFDs], and
-	// a negative number allows none.
+	// MaxFDs bounds the file descriptors of a received message. 0 is a quarter of this
+	// process's limit of open files, but at most [MaxFDs]; a negative number allows none.
 	MaxFDs int
 	// Log records the peers that a listener refused, at Info, since any process that can
 	// connect can cause such records at any rate. Nil logs nothing.
@@ -51,13 +52,25 @@ func (o Options) withDefaults() Options {
 	switch {
 	case o.MaxFDs < 0:
 		o.MaxFDs = 0
-	case o.MaxFDs == 0 || o.MaxFDs > MaxFDs:
-		o.MaxFDs = MaxFDs
+	case o.MaxFDs == 0:
+		o.MaxFDs = defaultFDs()
+	default:
+		o.MaxFDs = min(o.MaxFDs, MaxFDs)
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	return o
+}
+
+// defaultFDs is the default of Options.MaxFDs: one message leaves room for the program's
+// own files and for other connections.
+func defaultFDs() int {
+	limit, err := fd.Limit()
+	if err != nil {
+		return MaxFDs // not on Linux, so there are no connections anyway
+	}
+	return int(max(1, min(limit/4, MaxFDs)))
 }
 
 func sameUser(c Credentials) error {

@@ -57,7 +57,8 @@ const (
 	MaxKind = wire.MaxKind
 	// MaxBody is the maximum length of a body, 1 MiB.
 	MaxBody = wire.MaxBody
-	// MaxFDs is the maximum number of file descriptors in a message, 4,096.
+	// MaxFDs is the maximum number of file descriptors in a message, 4,096. A receiver's
+	// Options.MaxFDs may allow fewer.
 	MaxFDs = wire.MaxFDs
 )
 

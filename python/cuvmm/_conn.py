@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import select
 import socket
 import stat
@@ -17,7 +18,7 @@ from typing import Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from . import _packet
 from ._process import OfProcess
-from ._wire import clip
+from ._wire import MAX_BATCH, clip
 from .errors import ArgumentError, ClosedError, Error, FilesError, GoneError, PeerError, ProtocolError, RefusedError, WaitTimeout
 
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0x40000000)
@@ -65,7 +66,7 @@ class Conn(OfProcess):
     """
 
     def __init__(self, s: socket.socket, peer: Optional[Peer], timeout: float = TIMEOUT, may_lose: Tuple[int, ...] = (),
-                 max_files: int = _packet.MAX_FILES, process: Optional[int] = None) -> None:
+                 max_files: Optional[int] = None, process: Optional[int] = None) -> None:
         s.setblocking(False)
         self._socket = s
         self.peer = peer
@@ -77,7 +78,7 @@ class Conn(OfProcess):
         self._closed = False
         self._out = _packet.Outbound()
         nonce = os.urandom(16)
-        self._in = _packet.Inbound(nonce, may_lose, max_files)
+        self._in = _packet.Inbound(nonce, may_lose, _most_files() if max_files is None else max_files)
         with contextlib.suppress(OSError):  # the first receive reports why the peer closed it
             s.send(_packet.greeting(nonce))
 
@@ -228,6 +229,12 @@ class Conn(OfProcess):
             return None if self._process is None else os.dup(self._process)
 
 
+def _most_files() -> int:
+    """Returns how many descriptors a message may have by default: a quarter of this process's limit, but at least a batch of chunks."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(MAX_BATCH, min(limit // 4, _packet.MAX_FILES)) if limit != resource.RLIM_INFINITY else _packet.MAX_FILES
+
+
 def _open_process(pid: int) -> Optional[int]:
     try:
         return os.pidfd_open(pid) if pid > 0 else None
@@ -290,7 +297,7 @@ def _settled(folder: int, until: float) -> bool:
 
 
 def dial(path: str, timeout: float = TIMEOUT, allow_uid: Optional[int] = None, may_lose: Tuple[int, ...] = (),
-         max_files: int = _packet.MAX_FILES) -> Conn:
+         max_files: Optional[int] = None) -> Conn:
     """Connects to a socket, checks that the server belongs to the expected user (this process's by default), and greets it."""
     folder, name = _split(path)
     until = time.monotonic() + timeout

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import resource
+import socket
 import unittest
 from typing import Any, List, Tuple
 
-from cuvmm import _descriptor, _packet, _wire
-from cuvmm.errors import Error
+from cuvmm import _conn, _descriptor, _packet, _wire
+from cuvmm.errors import Error, TooLargeError
 
 from .support import vectors
 
@@ -108,6 +110,22 @@ class Packets(unittest.TestCase):
                 self.setUp()
                 with self.assertRaises(Error):
                     self.inbound.take(p, files, False)
+
+    def test_files_of_a_message(self) -> None:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        for soft, most in [(200, 64), (400, 100)]:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            c = _conn.Conn(near, None)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            far.send(_packet.greeting(self.peer))
+            nonce = far.recv(1 << 16)[48:64]
+            with self.subTest(soft=soft):
+                far.send(self.packet(to=nonce, all_bytes=2, files=0, all_files=most + 1))
+                with self.assertRaises(TooLargeError):
+                    c.receive(30)
+            c.close()
+            far.close()
 
     def test_a_greeting_must_come_first(self) -> None:
         with self.assertRaises(Error):
