@@ -15,23 +15,25 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/internal/vectors"
+	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"golang.org/x/sys/unix"
 )
 
-// wireField is a number in a message's body.
-type wireField struct{ at, size int }
-
-// fieldsOf are those of each kind; tokens are two numbers of 8 bytes.
-var fieldsOf = map[uint16][]wireField{
-	0xf101: {{0, 4}},
-	0xf102: {{0, 4}, {4, 1}, {5, 8}, {13, 8}, {21, 8}, {29, 8}, {37, 8}, {45, 4}, {49, 2}, {51, 1}},
-	0xf103: {{0, 8}, {8, 8}, {16, 8}, {24, 1}, {25, 4}, {29, 2}},
-	0xf104: {{0, 8}, {8, 8}},
-	0xf181: {{0, 4}, {4, 4}, {8, 2}},
-	0xf182: {{0, 4}, {4, 8}, {12, 8}, {20, 8}, {28, 8}, {36, 8}, {44, 4}, {48, 4}, {52, 4}, {56, 2}, {58, 1}, {59, 1}, {60, 4}, {64, 8}, {72, 1}, {73, 1}, {74, 2}, {76, 4}, {80, 8}, {88, 8}, {96, 8}},
-	0xf183: {{0, 4}, {4, 1}, {5, 2}},
-	0xf184: {{0, 8}, {8, 8}, {16, 8}, {24, 8}, {32, 1}, {33, 8}, {41, 8}, {49, 4}, {53, 1}, {54, 1}, {55, 1}, {56, 2}, {58, 4}, {62, 8}, {70, 8}},
+// numbersOf are the numbers in the messages of each kind.
+func numbersOf(t testing.TB) map[uint16][]vectors.Number {
+	v, all := vectors.Read(t), map[uint16][]vectors.Number{}
+	for _, m := range v.Messages {
+		all[m.Kind] = m.Layout.Numbers()
+	}
+	accepted := all[wire.Accepted]
+	end := accepted[len(accepted)-1] // the length of the descriptor that follows
+	for _, n := range v.Descriptor.Layout.Numbers() {
+		accepted = append(accepted, vectors.Number{At: end.At + end.Size + len("cuvD") + n.At, Size: n.Size})
+	}
+	all[wire.Accepted] = accepted
+	return all
 }
 
 type piece struct {
@@ -46,9 +48,10 @@ func (p piece) close() {
 }
 
 type between struct {
-	mu     sync.Mutex
-	script []byte
-	old    [][]byte // earlier packets of both sides
+	mu      sync.Mutex
+	script  []byte
+	numbers map[uint16][]vectors.Number
+	old     [][]byte // earlier packets of both sides
 }
 
 func (m *between) next() byte {
@@ -147,19 +150,19 @@ func (m *between) change(p piece, fresh func() int) []piece {
 		return []piece{p}
 	default: // other numbers
 		for range 1 + m.next()%2 {
-			all := fieldsOf[kind]
+			all := m.numbers[kind]
 			if len(all) == 0 {
 				break
 			}
 			f := all[int(m.next())%len(all)]
-			if 48+f.at+f.size > len(p.b) {
+			if 48+f.At+f.Size > len(p.b) {
 				continue
 			}
-			at := p.b[48+f.at:]
+			at := p.b[48+f.At:]
 			var v [8]byte
-			copy(v[:f.size], at)
+			copy(v[:f.Size], at)
 			binary.LittleEndian.PutUint64(v[:], m.number(binary.LittleEndian.Uint64(v[:])))
-			copy(at[:f.size], v[:])
+			copy(at[:f.Size], v[:])
 		}
 		return []piece{p}
 	}
@@ -284,7 +287,7 @@ func play(t *testing.T, script []byte) {
 	check(err)
 	cconn, cfile, err := peer.Pair(o)
 	check(err)
-	m := &between{script: script}
+	m := &between{script: script, numbers: numbersOf(t)}
 	which := 0
 	fresh := func() int {
 		which++

@@ -146,6 +146,43 @@ func (l Layout) Encode(t testing.TB, values Fields) (b []byte) {
 	return b
 }
 
+// Number is a number in a message's body: its offset and its size, in bytes.
+type Number struct{ At, Size int }
+
+// Numbers returns the numbers of a message whose texts, blobs and lists are empty, their
+// lengths included. A list at the end has one entry.
+func (l Layout) Numbers() (all []Number) {
+	at := 0
+	add := func(sizes ...int) {
+		for _, size := range sizes {
+			all = append(all, Number{at, size})
+			at += size
+		}
+	}
+	for i, f := range l {
+		switch f.kind {
+		case "u8", "bool":
+			add(1)
+		case "u16", "text":
+			add(2)
+		case "u32", "blob":
+			add(4)
+		case "u64":
+			add(8)
+		case "16 bytes":
+			add(8, 8)
+		case "":
+			add(4)
+			if i == len(l)-1 {
+				for _, n := range f.list.Numbers() {
+					all = append(all, Number{at + n.At, n.Size})
+				}
+			}
+		}
+	}
+	return all
+}
+
 // Refused is a message that no implementation takes: to a server or client of
 // publications, or to a receiver or sender of memory.
 type Refused struct {
