@@ -55,6 +55,8 @@ type Finding struct {
 	// Remedy says what an administrator does about it, "" where there is
 	// nothing to do.
 	Remedy string `json:"remedy,omitempty"`
+	// Commands carry out the remedy as root, as far as commands can.
+	Commands []string `json:"commands,omitempty"`
 }
 
 // String writes the finding on one line: severity, check, device, text, remedy.
@@ -176,7 +178,7 @@ func Findings(err error) []Finding {
 func findings(from []diagnose.Finding) []Finding {
 	to := make([]Finding, 0, len(from))
 	for _, f := range from {
-		to = append(to, Finding{Check: string(f.Check), Severity: Severity(f.Severity), Device: f.Device, Text: f.Text, Remedy: f.Remedy})
+		to = append(to, Finding{Check: string(f.Check), Severity: Severity(f.Severity), Device: f.Device, Text: f.Text, Remedy: f.Remedy, Commands: f.Commands})
 	}
 	return to
 }

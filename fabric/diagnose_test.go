@@ -185,6 +185,7 @@ func TestForms(t *testing.T) {
 	text, err = json.Marshal(none)
 	require.NoError(t, err)
 	require.Contains(t, string(text), `"channels":[]`)
+	require.Regexp(t, `^mknod -m 0660 \S+/channel0 c 1 0$`, finding(t, none, "nodes").Commands[1])
 }
 
 func TestDiagnoseRefuses(t *testing.T) {

@@ -20,7 +20,7 @@ func completion(*flag.FlagSet) func(args []string, out io.Writer, h host) (int, 
 	return func(args []string, out io.Writer, _ host) (int, error) {
 		shells := map[string]func(io.Writer){"bash": completeBash, "zsh": completeZsh, "fish": completeFish}
 		if len(args) != 1 || shells[args[0]] == nil {
-			return exitUsage, fmt.Errorf("completion is for bash, zsh or fish: name one of them")
+			return exitUsage, fmt.Errorf("%s: name bash, zsh or fish", strings.Join(append([]string{"completion"}, args...), " "))
 		}
 		shells[args[0]](out)
 		return exitOK, nil

@@ -48,5 +48,5 @@ func TestCompletionInOtherShells(t *testing.T) {
 		}
 	}
 	_, complaints := cuvmm(t, exitUsage, "completion", "csh")
-	require.Contains(t, complaints, "completion is for bash, zsh or fish")
+	require.Contains(t, complaints, "name bash, zsh or fish")
 }

@@ -327,24 +327,28 @@ func confidential(h host) bool {
 	return err == nil && strings.Contains(strings.ToUpper(text), "CC STATUS: ON")
 }
 
-// fabricFindings returns the findings of package fabric. Fabric handles that do not work
-// are a note and no problem: most machines have no fabric.
+// fabricFindings returns the findings of package fabric.
 func fabricFindings(devices []*cuda.Device) (all []finding) {
 	d, err := fabric.Diagnose(fabric.Options{Trial: true}, devices...)
 	if err != nil {
 		return []finding{{Check: "fabric", Severity: warning, Device: machine, Seen: err.Error(), Means: "whether fabric handles work is not known"}}
 	}
 	for _, f := range d.Findings {
-		to := finding{Check: "fabric, " + f.Check, Severity: fine, Device: f.Device, Seen: f.Text, Remedy: f.Remedy}
-		switch f.Severity {
-		case fabric.Problem:
-			to.Severity, to.Means = note, "fabric handles do not work; sharing on one host by descriptor is not affected"
-		case fabric.Warning:
-			to.Severity = warning
-		case fabric.Note:
-			to.Severity = note
-		}
-		all = append(all, to)
+		all = append(all, ofFabric(f))
 	}
 	return all
+}
+
+// ofFabric makes a problem of the fabric a note, because most machines have no fabric.
+func ofFabric(f fabric.Finding) finding {
+	to := finding{Check: "fabric, " + f.Check, Severity: fine, Device: f.Device, Seen: f.Text, Remedy: f.Remedy, Commands: f.Commands}
+	switch f.Severity {
+	case fabric.Problem:
+		to.Severity, to.Means = note, "fabric handles do not work; sharing on one host by descriptor is not affected"
+	case fabric.Warning:
+		to.Severity = warning
+	case fabric.Note:
+		to.Severity = note
+	}
+	return to
 }

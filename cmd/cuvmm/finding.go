@@ -85,13 +85,18 @@ func writeFindings(out io.Writer, all []finding) {
 	fmt.Fprintf(out, "\n%d checks: %d ok, %d notes, %d warnings, %d problems\n", len(all), counts[fine], counts[note], counts[warning], counts[problem])
 }
 
-// writeCommands writes the commands of all findings, each after its reason.
+// writeCommands writes the commands of all findings as a script, each after its reason
+// as a comment.
 func writeCommands(out io.Writer, all []finding) {
 	n := 0
 	for _, f := range all {
 		if len(f.Commands) > 0 {
 			n++
-			fmt.Fprintf(out, "# %s: %s\n%s\n", f.Check, f.Seen, strings.Join(f.Commands, "\n"))
+			reason := f.title() + ": " + f.Seen
+			if f.Means != "" {
+				reason += "; " + f.Means
+			}
+			fmt.Fprintf(out, "# %s\n%s\n", strings.ReplaceAll(reason, "\n", "\n# "), strings.Join(f.Commands, "\n"))
 		}
 	}
 	if n == 0 {

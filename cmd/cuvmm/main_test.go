@@ -13,6 +13,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/fabric"
 	"github.com/stretchr/testify/require"
 )
 
@@ -332,10 +333,16 @@ func TestDoctor(t *testing.T) {
 	require.NotEmpty(t, got.Findings)
 	out.Reset()
 	require.Equal(t, exitProblem, run([]string{"doctor", "-fix"}, &out, &complaints, h))
-	require.Equal(t, "# settings: CUDA_VISIBLE_DEVICES=-1\nunset CUDA_VISIBLE_DEVICES\n", out.String())
+	require.Equal(t, "# settings: CUDA_VISIBLE_DEVICES=-1; programs see no GPU (error 100)\nunset CUDA_VISIBLE_DEVICES\n", out.String())
 	out.Reset()
 	require.Equal(t, exitOK, run([]string{"doctor", "-fix"}, &out, &complaints, show(t, healthy())))
 	require.Equal(t, "# nothing to fix by a command\n", out.String())
+
+	out.Reset()
+	writeCommands(&out, []finding{{Check: "driver", Seen: "one error\nand another", Device: machine, Commands: []string{"dmesg"}},
+		ofFabric(fabric.Finding{Check: "nodes", Severity: fabric.Problem, Device: machine, Text: "none", Commands: []string{"mkdir x", "mknod x/0"}})})
+	require.Equal(t, "# driver: one error\n# and another\ndmesg\n"+
+		"# fabric, nodes: none; fabric handles do not work; sharing on one host by descriptor is not affected\nmkdir x\nmknod x/0\n", out.String(), "only commands run")
 
 	h.env, h.open = none, func(string) (*cuda.System, error) { return nil, errors.New("no such library") }
 	out.Reset()

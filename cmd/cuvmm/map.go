@@ -74,8 +74,12 @@ func (o *mapFlags) check() error {
 	switch {
 	case len(ways) > 1:
 		return fmt.Errorf("%s exclude each other: use one at a time, -save first, and the others on the saved file", strings.Join(ways, " and "))
-	case o.every < 0 || o.width < 0 || o.rows < 1:
-		return fmt.Errorf("-every %v, -width %d, -rows %d: they are not negative, and there is at least one row", o.every, o.width, o.rows)
+	case o.every < 0:
+		return fmt.Errorf("-every %v: a time is not negative", o.every)
+	case o.width < 0:
+		return fmt.Errorf("-width %d: use 1 or more, or 0 for what the terminal has room for", o.width)
+	case o.rows < 1:
+		return fmt.Errorf("-rows %d: use 1 or more", o.rows)
 	}
 	return nil
 }
@@ -140,7 +144,7 @@ func sourcesOf(ctx context.Context, names []string) (all []source, err error) {
 	case len(found) > 1:
 		return nil, fmt.Errorf("several processes offer their maps: name one of %v", pids(found))
 	}
-	return []source{found[0].Snapshot}, nil
+	return []source{ofProcess(found[0])}, nil
 }
 
 func pids(all []serve.Socket) (numbers []int) {
@@ -158,7 +162,7 @@ func sourceOf(ctx context.Context, name string) (source, error) {
 		}
 		for _, s := range found {
 			if s.PID == pid {
-				return s.Snapshot, nil
+				return ofProcess(s), nil
 			}
 		}
 		if len(found) == 0 {
@@ -172,15 +176,42 @@ func sourceOf(ctx context.Context, name string) (source, error) {
 	return func(context.Context) (inspect.Snapshot, error) {
 		f, err := os.Open(name)
 		if err != nil {
-			return inspect.Snapshot{}, err
+			return inspect.Snapshot{}, fmt.Errorf("%w: name the number of a process, a URL, or a file that -save wrote", err)
 		}
 		defer f.Close()
 		s, err := inspect.Read(f)
 		if err != nil {
-			return s, fmt.Errorf("%s: %w", name, err)
+			return s, fmt.Errorf("%s cannot be read as a snapshot that -save wrote: %w", name, err)
 		}
 		return s, nil
 	}, nil
+}
+
+// snapshotTimeout limits the wait for a process, whose snapshot may have many blocks.
+const snapshotTimeout = 30 * time.Second
+
+// within returns a source that fails if a process has not replied in time.
+func within(timeout time.Duration, ask source) source {
+	return func(ctx context.Context) (inspect.Snapshot, error) {
+		limited, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		s, err := ask(limited)
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			err = fmt.Errorf("it did not reply within %v; a stopped process (state T in ps) does not", timeout)
+		}
+		return s, err
+	}
+}
+
+// ofProcess returns the source of a process that offers its map.
+func ofProcess(s serve.Socket) source {
+	return func(ctx context.Context) (inspect.Snapshot, error) {
+		got, err := within(snapshotTimeout, s.Snapshot)(ctx)
+		if err != nil {
+			err = fmt.Errorf("process %d: %w", s.PID, err)
+		}
+		return got, err
+	}
 }
 
 // fetch gets a snapshot from a handler that is mounted at a URL.
@@ -191,11 +222,11 @@ func fetch(ctx context.Context, url string) (inspect.Snapshot, error) {
 	}
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return inspect.Snapshot{}, err
+		return inspect.Snapshot{}, fmt.Errorf("%w: name the URL at which a process has mounted serve.Handler", err)
 	}
 	defer func() { _ = response.Body.Close() }()
 	if response.StatusCode != http.StatusOK {
-		return inspect.Snapshot{}, fmt.Errorf("%s: %s", request.URL, response.Status)
+		return inspect.Snapshot{}, fmt.Errorf("%s: %s: name the URL at which a process has mounted serve.Handler", request.URL, response.Status)
 	}
 	return inspect.Read(response.Body)
 }
@@ -287,7 +318,14 @@ func toFile(name string, write func(w io.Writer) error) (err error) {
 	if err := errors.Join(write(f), f.Close()); err != nil {
 		return err
 	}
-	return os.Rename(f.Name(), name)
+	if err = os.Rename(f.Name(), name); err != nil {
+		var of *os.LinkError
+		if errors.As(err, &of) {
+			err = of.Err
+		}
+		return fmt.Errorf("%s cannot be replaced: %w", name, err)
+	}
+	return nil
 }
 
 // serve serves a page that follows the process.
@@ -297,7 +335,7 @@ func (o *mapFlags) serve(ctx context.Context, sources []source, out io.Writer) (
 	}
 	l, err := net.Listen("tcp", o.http)
 	if err != nil {
-		return exitFailed, err
+		return exitFailed, fmt.Errorf("-http %s: %w: use a host and a free port, as in localhost:0", o.http, err)
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {

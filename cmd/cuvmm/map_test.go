@@ -2,12 +2,16 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"fmt"
+	"io"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
@@ -125,7 +129,7 @@ func TestMapsThatAreSavedAndCompared(t *testing.T) {
 	require.Contains(t, out, "these are different processes")
 	require.NoError(t, os.WriteFile(elsewhere, text[:len(text)/2], 0o600))
 	_, complaints := cuvmm(t, exitFailed, "map", elsewhere)
-	require.Contains(t, complaints, elsewhere+": inspect: read a snapshot: it is cut short")
+	require.Contains(t, complaints, elsewhere+" cannot be read as a snapshot that -save wrote: inspect: read a snapshot: it is cut short")
 	_, complaints = cuvmm(t, exitFailed, "map", "-save", filepath.Join(elsewhere, "x"), before)
 	require.Contains(t, complaints, "cannot be written, nor any file beside it: not a directory")
 
@@ -145,9 +149,10 @@ func TestMapErrors(t *testing.T) {
 	for _, c := range []struct{ name, want string }{
 		{"", "no process of this user offers its map: name a file or a URL, or have the program call serve.Offer"},
 		{"1", "process 1 offers no map to this user"},
-		{"/nowhere.json", "no such file"},
+		{"/nowhere.json", "no such file or directory: name the number of a process, a URL"},
+		{"http://localhost:1/", "refused: name the URL at which a process has mounted serve.Handler"},
 		{bad, "this program reads"},
-		{server.URL, "404"},
+		{server.URL, "404 Not Found: name the URL"},
 	} {
 		args := []string{"map"}
 		if c.name != "" {
@@ -158,10 +163,35 @@ func TestMapErrors(t *testing.T) {
 	}
 	_, complaints := cuvmm(t, exitUsage, "map", "-http", "localhost:0", bad, bad)
 	require.Contains(t, complaints, "-http follows one process")
+	_, complaints = cuvmm(t, exitFailed, "map", "-http", "nonsense", bad)
+	require.Contains(t, complaints, "-http nonsense: listen tcp: address nonsense: missing port in address: use a host and a free port")
 	for _, c := range [][]string{{"-html", "a", "-save", "b"}, {"-json", "-http", ":0"}, {"-every", "-1s"}, {"-width", "-1"}, {"-rows", "0"}} {
 		_, complaints := cuvmm(t, exitUsage, append([]string{"map"}, c...)...)
 		require.Contains(t, complaints, c[0])
 	}
+}
+
+func TestAFileThatCannotBeReplaced(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "full"), 0o700))
+	err := toFile(filepath.Join(dir, "full"), func(io.Writer) error { return nil })
+	require.ErrorContains(t, err, "full cannot be replaced: file exists")
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 1)
+}
+
+func TestAProcessThatDoesNotReply(t *testing.T) {
+	asked := func(ctx context.Context) (inspect.Snapshot, error) {
+		<-ctx.Done()
+		return inspect.Snapshot{}, fmt.Errorf("read: %w", ctx.Err())
+	}
+	_, err := within(time.Millisecond, asked)(t.Context())
+	require.EqualError(t, err, "it did not reply within 1ms; a stopped process (state T in ps) does not")
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = within(time.Hour, asked)(ended)
+	require.ErrorIs(t, err, context.Canceled)
 }
 
 func TestSizes(t *testing.T) {

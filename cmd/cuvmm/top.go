@@ -116,17 +116,11 @@ const replyTimeout = 3 * time.Second
 
 // summary asks a process for a summary of its map.
 func summary(ctx context.Context, h host, s serve.Socket) process {
-	asked, cancel := context.WithTimeout(ctx, replyTimeout)
-	defer cancel()
-	m, err := s.Summary(asked)
+	m, err := within(replyTimeout, s.Summary)(ctx)
 	if err == nil {
 		return process{PID: s.PID, Name: m.Process.Name, Bytes: -1, Allocated: m.Totals.AllocatedBytes + m.Totals.ManagedBytes, Offers: true, Map: &m}
 	}
-	why := err.Error()
-	if errors.Is(err, context.DeadlineExceeded) {
-		why = fmt.Sprintf("it did not reply within %v; a stopped process (state T in ps) does not", replyTimeout)
-	}
-	return process{PID: s.PID, Name: h.text(fmt.Sprintf("proc/%d/comm", s.PID)), Bytes: -1, Allocated: -1, Offers: true, Error: why}
+	return process{PID: s.PID, Name: h.text(fmt.Sprintf("proc/%d/comm", s.PID)), Bytes: -1, Allocated: -1, Offers: true, Error: err.Error()}
 }
 
 // seen returns the processes that NVML lists, each once however many GPUs it uses.

@@ -83,6 +83,12 @@ func TestMachine(t *testing.T) {
 	}
 	elsewhere := of(t, machine(facts(func(f *imex.Facts) { f.Channels, f.Remedy = nil, "another way" })), CheckNodes)
 	require.Equal(t, "another way", elsewhere.Remedy)
+	require.Empty(t, elsewhere.Commands)
+	none := func(f *imex.Facts) { f.Channels = nil }
+	require.Equal(t, []string{"mkdir -p /dev/channels", "mknod -m 0660 /dev/channels/channel0 c 510 0"}, of(t, machine(facts(none)), CheckNodes).Commands)
+	require.Empty(t, of(t, machine(facts(func(f *imex.Facts) { f.Channels, f.Major = nil, 0 })), CheckNodes).Commands, "the number is not known")
+	require.Equal(t, []string{"chmod 0660 /dev/channels/channel0"},
+		of(t, machine(facts(func(f *imex.Facts) { f.Channels = []imex.Channel{channel(0, 0o666, true)} })), CheckChannel0).Commands)
 	for _, f := range machine(facts(nil)) {
 		require.Equal(t, OK, f.Severity, "%v", f)
 	}
@@ -202,6 +208,6 @@ func TestErrorSaysWhatMatters(t *testing.T) {
 	}}
 	require.EqualError(t, e, "none (make one); open")
 	require.ErrorContains(t, &Error{}, "nothing that this process can see")
-	require.Equal(t, "problem: nodes: device 1: none; make one", Finding{CheckNodes, Problem, 1, "none", "make one"}.String())
-	require.Equal(t, "ok: major: fine", Finding{CheckMajor, OK, Machine, "fine", ""}.String())
+	require.Equal(t, "problem: nodes: device 1: none; make one", Finding{CheckNodes, Problem, 1, "none", "make one", nil}.String())
+	require.Equal(t, "ok: major: fine", Finding{CheckMajor, OK, Machine, "fine", "", nil}.String())
 }

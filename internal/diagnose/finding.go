@@ -58,6 +58,8 @@ type Finding struct {
 	// to do.
 	Text   string
 	Remedy string
+	// Commands carry out the remedy as root, as far as commands can.
+	Commands []string
 }
 
 // String writes "problem: major: what was found; what to do".

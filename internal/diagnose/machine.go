@@ -45,18 +45,21 @@ func count(f imex.Facts) Finding {
 	return found(CheckCount, OK, "", "the kernel module has %d channels", f.Count)
 }
 
-// makeNode returns the remedy that creates a channel's file.
-func makeNode(f imex.Facts) string {
+// makeNode returns the remedy that creates a channel's file, and its commands.
+func makeNode(f imex.Facts) (remedy string, commands []string) {
 	if f.Remedy != "" {
-		return f.Remedy
+		return f.Remedy, nil
 	}
-	major := "MAJOR"
+	folder, major := f.Paths.Nodes, "MAJOR"
 	if f.Major != 0 {
 		major = fmt.Sprint(f.Major)
 	}
-	folder := f.Paths.Nodes
-	return fmt.Sprintf("as root: mkdir -p %s && mknod -m 0660 %s/channel0 c %s 0, and give it to the group that may share memory; "+
-		"in a container pass the file in, in Kubernetes claim a channel of the DRA driver", folder, folder, major)
+	steps := []string{"mkdir -p " + folder, fmt.Sprintf("mknod -m 0660 %s/channel0 c %s 0", folder, major)}
+	if f.Major != 0 {
+		commands = steps
+	}
+	return fmt.Sprintf("as root: %s, and give it to the group that may share memory; "+
+		"in a container pass the file in, in Kubernetes claim a channel of the DRA driver", strings.Join(steps, " && ")), commands
 }
 
 func nodes(f imex.Facts) (all []Finding) {
@@ -65,7 +68,10 @@ func nodes(f imex.Facts) (all []Finding) {
 	}
 	if len(f.Channels) == 0 {
 		if f.ChannelsErr == nil {
-			all = append(all, found(CheckNodes, Problem, makeNode(f), "there is no channel in %s", f.Paths.Nodes))
+			remedy, commands := makeNode(f)
+			none := found(CheckNodes, Problem, remedy, "there is no channel in %s", f.Paths.Nodes)
+			none.Commands = commands
+			all = append(all, none)
 		}
 		return all
 	}
@@ -76,12 +82,15 @@ func nodes(f imex.Facts) (all []Finding) {
 			stale = append(stale, c)
 		}
 		if c.Minor == 0 && c.Mode&0o006 != 0 {
-			remedy := fmt.Sprintf("chmod 0660 %s, and chgrp it to the group whose users may share memory with each other", c.Path)
+			command := "chmod 0660 " + c.Path
+			remedy := command + ", and chgrp it to the group whose users may share memory with each other"
 			if f.CreateChannel0 {
 				remedy += "; load the kernel module without NVreg_CreateImexChannel0, which makes it so"
 			}
-			all = append(all, found(CheckChannel0, Warning, remedy,
-				"channel 0 is open to every user of the machine (mode %04o): each can import what the others share", c.Mode))
+			open := found(CheckChannel0, Warning, remedy,
+				"channel 0 is open to every user of the machine (mode %04o): each can import what the others share", c.Mode)
+			open.Commands = []string{command}
+			all = append(all, open)
 		}
 	}
 	if len(stale) > 0 {
@@ -90,8 +99,9 @@ func nodes(f imex.Facts) (all []Finding) {
 	}
 	switch open := f.Accessible(); len(open) {
 	case 0:
+		remedy, _ := makeNode(f)
 		return append(all, found(CheckAccessible, Problem,
-			"give one of them to this user or one of its groups (chown, chgrp, chmod), and let the container's device rules pass it, or "+makeNode(f),
+			"give one of them to this user or one of its groups (chown, chgrp, chmod), and let the container's device rules pass it, or "+remedy,
 			"none of the channels (%d) is open to this process (user %d, group %d)", len(f.Channels), f.UID, f.GID))
 	case 1:
 		return append(all, found(CheckAccessible, OK, "", "channel %d is open to this process", open[0].Minor))
