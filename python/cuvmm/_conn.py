@@ -255,8 +255,12 @@ def _peer(s: socket.socket) -> Peer:
 def _folder(path: str, create: bool = False) -> Iterator[Tuple[int, int]]:
     """A folder of mode 0700: its descriptor and owner."""
     if create:
-        with contextlib.suppress(FileExistsError):
+        try:
             os.mkdir(path, 0o700)
+        except FileExistsError:
+            pass
+        except OSError as e:
+            raise PeerError(f"folder {path!r} cannot be made: {e.strerror}", "name one in an existing folder that this user can write to") from None
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -345,7 +349,10 @@ def _connect(s: socket.socket, folder: int, name: str, path: str, until: float) 
 
 def inherit(fd: int, timeout: float = TIMEOUT, may_lose: Tuple[int, ...] = ()) -> Conn:
     """Makes a connection of the end of a socketpair that this process inherited. It owns the descriptor from then on."""
-    s = socket.socket(fileno=fd)
+    try:
+        s = socket.socket(fileno=fd)
+    except OSError as e:
+        raise ArgumentError(f"descriptor {fd}: {e.strerror}", "pass the file that the parent made for it") from None
     if s.family != socket.AF_UNIX or s.type != socket.SOCK_SEQPACKET:
         s.detach()
         raise ArgumentError(f"descriptor {fd} is not the end of a socketpair of packets", "pass the file that the parent made for it")

@@ -122,7 +122,11 @@ class Range:
     def __init__(self, dev: Device, size: int, granularity: int, flags: int, hint: int = 0) -> None:
         self.device, self.size, self._flags = dev, size, flags
         at = c_uint64()
-        dev.driver.call("cuMemAddressReserve", byref(at), size, granularity, hint, 0, what=f"{size} bytes of addresses")
+        code = dev.driver.raw("cuMemAddressReserve", byref(at), size, granularity, hint, 0)
+        if code == _driver.OUT_OF_MEMORY:
+            raise CapacityError(f"{size} bytes of addresses, which this process does not have left", "reserve fewer; ulimit -v may limit them")
+        if code != 0:
+            raise dev.driver.error("cuMemAddressReserve", code, f"{size} bytes of addresses")
         self.address = int(at.value)
         self.chunks: List[int] = []  # sizes
         self.mapped = 0

@@ -146,6 +146,7 @@ class Follower(OfProcess):
         self._wakers: Set[Callable[[], None]] = set()  # of coroutines that wait for a change
         self._pending: Optional[Any] = None  # a _Shown, or the Error that prevents it
         self._shown: List[_Shown] = [_Shown(0, 0, 0)]
+        self._cuts = 0  # how often what had arrived was taken back
         self._state = LIVE  # as the publisher sent it last
         self._gone: Optional[Error] = None
         self._completed = _page.LAST_GENERATION
@@ -196,7 +197,7 @@ class Follower(OfProcess):
 
     @property
     def generation(self) -> int:
-        """The generation that the last ``next`` has shown; 0 before the first."""
+        """The generation that the last ``next`` has shown; 0 before the first. Beside a ``next`` in another thread, a later ``len`` may belong to a later one."""
         return self._shown[-1].generation
 
     @property
@@ -215,7 +216,11 @@ class Follower(OfProcess):
 
     @property
     def array(self) -> Array:
-        """The elements that are shown now. The array keeps this length; its address never changes."""
+        """The elements that are shown now. The array keeps this length; its address never changes.
+
+        While nothing is taken back it has at least as many elements as an earlier ``len``, even beside a ``next`` in another
+        thread.
+        """
         self._check_process()
         with self._changed:
             if self._closing or self._range is None:
@@ -238,7 +243,7 @@ class Follower(OfProcess):
         while True:
             with self._changed:
                 while True:
-                    p = self._news_locked()
+                    p, cuts = self._news_locked(), self._cuts
                     if p is not None:
                         break
                     left = None if until is None else until - time.monotonic()
@@ -246,7 +251,7 @@ class Follower(OfProcess):
                         raise _nothing_new()
                     self._changed.wait(left)
             self._order_behind(p.ordered, streams, until)
-            if self._show(p):
+            if self._show(p, cuts):
                 return p.generation
 
     def _news_locked(self) -> Optional[_Shown]:
@@ -266,12 +271,19 @@ class Follower(OfProcess):
         shown: Optional[_Shown] = p
         return shown
 
-    def _show(self, p: _Shown) -> bool:
-        """Shows what was pending, unless it has changed meanwhile."""
+    def _show(self, p: _Shown, cuts: int) -> bool:
+        """Shows what was pending after so many cuts, unless it was taken back meanwhile, or a later one is shown.
+
+        A later one that is pending changes nothing: a publisher whose work is always one announcement behind would
+        otherwise keep the host waiting for ever.
+        """
         with self._changed:
-            if self._pending is not p or (self._gone is not None and p.ordered > self._completed):
+            if self._gone is not None and p.ordered > self._completed:
                 return False
-            self._pending = None
+            if self._pending is p:
+                self._pending = None
+            elif self._cuts != cuts or p.generation <= self._shown[-1].generation:
+                return False
             complete = self._link.page.load(self._link.slot) if not self._died else 0
             while len(self._shown) > 1 and self._shown[1].ordered <= complete:
                 self._shown.pop(0)
@@ -289,6 +301,7 @@ class Follower(OfProcess):
 
     async def _next(self, streams: List[c_void_p]) -> int:
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        p, cuts = None, 0
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -298,17 +311,17 @@ class Follower(OfProcess):
             while True:
                 changed.clear()
                 with self._changed:
-                    p = self._news_locked()
+                    if p is None or self._closing or self._cuts != cuts:
+                        p, cuts = self._news_locked(), self._cuts
                     self._wakers.add(wake)
                 if p is None:
                     await changed.wait()
-                elif streams:
-                    self._order_behind(p.ordered, streams, None)
-                    if self._show(p):
+                elif streams or self._complete(p.ordered):
+                    if streams:
+                        self._order_behind(p.ordered, streams, None)
+                    if self._show(p, cuts):
                         return p.generation
-                elif self._complete(p.ordered):
-                    if self._show(p):
-                        return p.generation
+                    p = None
                 else:
                     await asyncio.sleep(_LONGEST_POLL)
         finally:
@@ -490,6 +503,7 @@ class Follower(OfProcess):
                 _conn.close_all([a.page])
             with self._changed:
                 old, self._link, self._publication = self._link, link, a.publication
+                self._cuts += 1
                 self._replica.restart()
                 self._state = STALE  # until its first view
                 self._shown = [self._shown[-1]._replace(ordered=0)]
@@ -564,6 +578,7 @@ class Follower(OfProcess):
         """Shows at most ``length`` elements, and unmaps the chunks behind the first ``keep`` once the work on them is done."""
         with self._changed:
             self._shown = [s._replace(length=min(s.length, length)) for s in self._shown]
+            self._cuts += 1
             p = self._pending
             if isinstance(p, _Shown) and p.length > length:
                 self._pending = p._replace(length=length)

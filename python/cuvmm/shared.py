@@ -82,7 +82,9 @@ class Shared(OfProcess):
         self._check_process()
         with self._lock:
             r = self._open()
-            if length < 0 or length * self._kind.size > r.size:
+            if length < 0:
+                raise ArgumentError(f"{length} elements", "sizes are not negative")
+            if length * self._kind.size > r.size:
                 raise CapacityError(f"{length} elements of {self._kind.size} bytes in {r.size} bytes of addresses", "pass a larger reserve to empty")
             need = self._rounded(length * self._kind.size) - r.mapped
             if need > 0:

@@ -333,6 +333,17 @@ class Sharing(DriverTest):
         with self.assertRaises(cuvmm.GoneError):
             cuvmm.connect(self.path())
 
+    def test_arguments_that_no_call_takes(self) -> None:
+        with self.assertRaisesRegex(cuvmm.PeerError, "/nowhere/folder' cannot be made: No such file or directory .name one in an existing folder"):
+            cuvmm.Server("/nowhere/folder/socket")
+        with self.assertRaisesRegex(cuvmm.ArgumentError, "descriptor 999: Bad file descriptor .pass the file"):
+            cuvmm.inherit(999)
+        with cuvmm.empty(10) as memory:
+            with self.assertRaisesRegex(cuvmm.ArgumentError, "-1 elements .sizes are not negative"):
+                memory.resize(-1)
+        with self.assertRaisesRegex(cuvmm.CapacityError, "of addresses, which this process does not have left .reserve fewer"):
+            cuvmm.empty(1, reserve=1 << 60)
+
     def test_what_cannot_be_published(self) -> None:
         self.publish()
         for memory in (array.array("f"), None):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import os
 import threading
 import unittest
 from typing import Any, Callable, Dict, List
+from unittest import mock
 
 import cuvmm
 from cuvmm import _conn, _descriptor, _driver, _page, _wire
@@ -61,6 +64,15 @@ class Publisher:
         os.close(self._fd)
 
 
+def watched(f: cuvmm.Follower, waiting: threading.Event) -> Any:
+    """Sets the event when the follower looks at its fence word."""
+    def reached(generation: int) -> bool:
+        waiting.set()
+        return f._link.page.load(0) >= generation
+
+    return mock.patch.object(f._link, "reached", reached)
+
+
 class States(DriverTest):
     def setUp(self) -> None:
         super().setUp()
@@ -92,6 +104,72 @@ class States(DriverTest):
             self.assertEqual(p.view(self.memory, length=100)["chunks"], 1)
             self.assertEqual(f.next(timeout=60), 3)
             self.assertEqual((f.state, f.array.tolist(), f.array.ptr), ("live", [7] * 100, at))
+
+        self.following(do)
+
+    def test_work_that_is_always_one_announcement_behind(self) -> None:
+        """A generation that is complete is shown, even if a later one has arrived meanwhile."""
+        def waits(f: cuvmm.Follower) -> int:
+            return f.next(timeout=60)
+
+        def waits_async(f: cuvmm.Follower) -> int:
+            return asyncio.run(f.next_async(timeout=60))
+
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p._page.store(0, 0)
+            p.view(self.memory, length=10)
+            for generation, way in ((1, waits), (2, waits_async), (3, waits)):
+                waiting = threading.Event()
+                with watched(f, waiting):
+                    with concurrent.futures.ThreadPoolExecutor(1) as other:
+                        shown = other.submit(way, f)
+                        self.assertTrue(waiting.wait(60))
+                        p.view(generation=generation + 1, ordered=generation + 1, keep=1, length=10 * (generation + 1))
+                        p._page.store(0, generation)
+                        self.assertEqual(shown.result(60), generation)
+                self.assertEqual((f.generation, len(f.array)), (generation, 10 * generation))
+
+        self.following(do)
+
+    def test_what_is_taken_back_while_next_waits_is_not_shown(self) -> None:
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p._page.store(0, 0)
+            p.view(self.memory, length=100)
+            waiting = threading.Event()
+            with watched(f, waiting):
+                with concurrent.futures.ThreadPoolExecutor(1) as other:
+                    shown = other.submit(f.next, timeout=60)
+                    self.assertTrue(waiting.wait(60))
+                    p.view(generation=2, ordered=1, keep=1, length=30)
+                    p.view(generation=3, ordered=3, keep=1, length=40)
+                    p._page.store(0, 3)
+                    self.assertEqual(shown.result(60), 3)
+            self.assertEqual((f.generation, len(f.array)), (3, 40))
+
+        self.following(do)
+
+    def test_the_array_has_what_len_says_beside_next(self) -> None:
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p.view(self.memory, length=1, ordered=0)
+            ended = threading.Event()
+
+            def read() -> int:
+                looks = 0
+                while not ended.is_set():
+                    generation, length = f.generation, len(f)
+                    assert generation <= length <= len(f.array), (generation, length)
+                    looks += 1
+                return looks
+
+            with concurrent.futures.ThreadPoolExecutor(1) as other:
+                reading = other.submit(read)
+                try:
+                    for generation in range(2, 300):
+                        p.view(generation=generation, ordered=0, keep=1, length=generation)
+                        f.next(timeout=60)
+                finally:
+                    ended.set()
+                self.assertGreater(reading.result(60), 0)
 
         self.following(do)
 
