@@ -10,6 +10,8 @@
 
 // The layouts, as measured with the vendor's header.
 _Static_assert(sizeof(void *) == 8 && sizeof(size_t) == 8 && sizeof(unsigned long long) == 8, "64-bit only");
+// Handles, callbacks and descriptors are declared as uintptr_t where the vendor has pointers.
+_Static_assert(sizeof(uintptr_t) == sizeof(void *) && sizeof(uintptr_t) == sizeof(void (*)(void)), "pointers and numbers are passed alike");
 // An output of fewer bytes lands at the front of a cleared word.
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "little-endian only");
 _Static_assert(sizeof(int) == 4 && sizeof(float) == 4, "int and float are 32 bits");

@@ -796,7 +796,7 @@ func cuvmm_sim_MemUnmap(p C.uint64_t, size C.size_t) C.int32_t {
 
 //export cuvmm_sim_MemSetAccess
 func cuvmm_sim_MemSetAccess(p C.uint64_t, size C.size_t, desc *C.cuvmm_access, count C.size_t) C.int32_t {
-	if desc == nil && count != 0 {
+	if count > longest || desc == nil && count != 0 {
 		return C.int32_t(driver.InvalidValue)
 	}
 	lib, res := opened()
@@ -998,7 +998,7 @@ func cuvmm_sim_MemPrefetchAsyncV1(p C.uint64_t, n C.size_t, device C.int32_t, s 
 
 //export cuvmm_sim_MemPrefetchBatchAsync
 func cuvmm_sim_MemPrefetchBatchAsync(p *C.uint64_t, sizes *C.size_t, count C.size_t, to *C.cuvmm_location, first *C.size_t, n C.size_t, flags C.uint64_t, s C.uintptr_t) C.int32_t {
-	if p == nil && count != 0 || sizes == nil && count != 0 || to == nil && n != 0 || first == nil && n != 0 || flags != 0 {
+	if count > longest || p == nil && count != 0 || sizes == nil && count != 0 || n > longest || to == nil && n != 0 || first == nil && n != 0 || flags != 0 {
 		return C.int32_t(driver.InvalidValue)
 	}
 	lib, res := opened()
@@ -1010,7 +1010,7 @@ func cuvmm_sim_MemPrefetchBatchAsync(p *C.uint64_t, sizes *C.size_t, count C.siz
 
 //export cuvmm_sim_MemDiscardAndPrefetchBatchAsync
 func cuvmm_sim_MemDiscardAndPrefetchBatchAsync(p *C.uint64_t, sizes *C.size_t, count C.size_t, to *C.cuvmm_location, first *C.size_t, n C.size_t, flags C.uint64_t, s C.uintptr_t) C.int32_t {
-	if p == nil && count != 0 || sizes == nil && count != 0 || to == nil && n != 0 || first == nil && n != 0 || flags != 0 {
+	if count > longest || p == nil && count != 0 || sizes == nil && count != 0 || n > longest || to == nil && n != 0 || first == nil && n != 0 || flags != 0 {
 		return C.int32_t(driver.InvalidValue)
 	}
 	lib, res := opened()
@@ -1022,7 +1022,7 @@ func cuvmm_sim_MemDiscardAndPrefetchBatchAsync(p *C.uint64_t, sizes *C.size_t, c
 
 //export cuvmm_sim_MemRangeGetAttribute
 func cuvmm_sim_MemRangeGetAttribute(out *C.int32_t, size C.size_t, a C.uint32_t, p C.uint64_t, n C.size_t) C.int32_t {
-	if out == nil && size != 0 || size%C.size_t(unsafe.Sizeof(*out)) != 0 {
+	if size > longest || out == nil && size != 0 || size%C.size_t(unsafe.Sizeof(*out)) != 0 {
 		return C.int32_t(driver.InvalidValue)
 	}
 	lib, res := opened()
@@ -1237,7 +1237,7 @@ func cuvmm_sim_MemsetD32Async(dst C.uint64_t, v C.uint32_t, words C.size_t, s C.
 
 //export cuvmm_sim_MemDiscardBatchAsync
 func cuvmm_sim_MemDiscardBatchAsync(p *C.uint64_t, sizes *C.size_t, count C.size_t, flags C.uint64_t, s C.uintptr_t) C.int32_t {
-	if p == nil && count != 0 || sizes == nil && count != 0 || flags != 0 {
+	if count > longest || p == nil && count != 0 || sizes == nil && count != 0 || flags != 0 {
 		return C.int32_t(driver.InvalidValue)
 	}
 	lib, res := opened()

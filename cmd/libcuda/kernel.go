@@ -32,7 +32,7 @@ const (
 
 //export cuvmm_sim_ModuleLoadDataEx
 func cuvmm_sim_ModuleLoadDataEx(m *C.uintptr_t, image unsafe.Pointer, n C.uint32_t, options *C.uint32_t, values *unsafe.Pointer) C.int32_t {
-	if m == nil || image == nil || n > 0 && (options == nil || values == nil) {
+	if m == nil || image == nil || n > longest || n > 0 && (options == nil || values == nil) {
 		return C.int32_t(driver.InvalidValue)
 	}
 	var log unsafe.Pointer
@@ -160,7 +160,7 @@ func cuvmm_sim_LaunchKernelEx(config unsafe.Pointer, f C.uintptr_t, params, extr
 		return C.int32_t(driver.InvalidValue)
 	}
 	l := (*launchConfig)(config)
-	if l.count > 0 && l.attributes == nil {
+	if l.count > longest || l.count > 0 && l.attributes == nil {
 		return C.int32_t(driver.InvalidValue)
 	}
 	cooperative := false
@@ -193,16 +193,17 @@ func launch(cooperative bool, f C.uintptr_t, l driver.LaunchConfig, s C.uintptr_
 		return code(r)
 	}
 	var block []byte
+	ok := true
 	switch {
 	case params != nil && extra != nil:
-		return C.int32_t(driver.InvalidValue)
+		ok = false
 	case params != nil:
-		block = gather(d.(driver.Hosted).KernelParams(driver.Function(f)), params)
+		block, ok = gather(d.(driver.Hosted).KernelParams(driver.Function(f)), params)
 	case extra != nil:
-		var ok bool
-		if block, ok = given(extra); !ok {
-			return C.int32_t(driver.InvalidValue)
-		}
+		block, ok = given(extra)
+	}
+	if !ok {
+		return C.int32_t(driver.InvalidValue)
 	}
 	if cooperative && extra != nil && captures(d, driver.Stream(s)) {
 		return C.int32_t(driver.InvalidValue)
@@ -225,14 +226,16 @@ func captures(d driver.Driver, s driver.Stream) bool {
 }
 
 // gather copies parameters into one block.
-func gather(layout []driver.KernelParam, params *unsafe.Pointer) []byte {
-	var block []byte
+func gather(layout []driver.KernelParam, params *unsafe.Pointer) (block []byte, ok bool) {
 	for i, p := range unsafe.Slice(params, len(layout)) {
+		if p == nil {
+			return nil, false
+		}
 		l := layout[i]
 		block = append(block, make([]byte, l.Offset+l.Size-uint64(len(block)))...)
 		copy(block[l.Offset:], unsafe.Slice((*byte)(p), l.Size))
 	}
-	return block
+	return block, true
 }
 
 // given reads the block from a list with markers.
@@ -245,14 +248,18 @@ func given(extra *unsafe.Pointer) (block []byte, ok bool) {
 		}
 		switch uintptr(at(i)) {
 		case extraEnd:
-			if data == nil && size != 0 {
+			if size > longest || data == nil && size != 0 {
 				return nil, false
 			}
 			return unsafe.Slice((*byte)(data), size), true
 		case extraData:
 			data = at(i + 1)
 		case extraSize:
-			size = *(*C.size_t)(at(i + 1))
+			n := (*C.size_t)(at(i + 1))
+			if n == nil {
+				return nil, false
+			}
+			size = *n
 		default:
 			return nil, false
 		}

@@ -8,6 +8,9 @@
 
 #include "../../csrc/abi.h"
 
+// Some exports take a uintptr_t in place of the vendor's pointer.
+_Static_assert(sizeof(uintptr_t) == sizeof(void *) && sizeof(uintptr_t) == sizeof(void (*)(void)), "pointers and numbers are passed alike");
+
 typedef void (*cuvmm_function)(void);
 
 // An entry point: its name for cuGetProcAddress, and the CUDA version that
@@ -20,6 +23,15 @@ typedef struct {
 
 extern const cuvmm_export cuvmm_exports[];
 extern const size_t cuvmm_exports_n;
+
+// A result: its number, the vendor's name, and the name as words.
+typedef struct {
+    int32_t code;
+    const char *name, *words;
+} cuvmm_result;
+
+extern const cuvmm_result cuvmm_results[];
+extern const size_t cuvmm_results_n;
 
 // Begins every entry point. The result is not 0 if the call must end with it.
 int32_t cuvmm_enter(const char *call);

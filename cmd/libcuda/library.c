@@ -75,19 +75,26 @@ int32_t cuCtxPopCurrent_v2(uintptr_t *ctx) {
     return r != 0 ? r : cuvmm_pop_context(ctx);
 }
 
-// Both return text that is never freed, and fail for numbers that are no result.
-static int32_t describe(const char *text, const char **to) {
-    if (!to) return INVALID_VALUE;
-    *to = text;
-    return text ? 0 : INVALID_VALUE;
+static const cuvmm_result *result_of(int32_t code) {
+    for (size_t i = 0; i < cuvmm_results_n; i++)
+        if (cuvmm_results[i].code == code) return &cuvmm_results[i];
+    return NULL;
 }
 
+// These two make no call into Go, so they work everywhere: in a child of fork, too. They
+// fail for numbers that are no result.
 int32_t cuGetErrorName(int32_t result, const char **name) {
-    return describe(forked ? NULL : cuvmm_result_text(result, 0), name);
+    const cuvmm_result *r = result_of(result);
+    if (!name) return INVALID_VALUE;
+    *name = r ? r->name : NULL;
+    return r ? 0 : INVALID_VALUE;
 }
 
 int32_t cuGetErrorString(int32_t result, const char **text) {
-    return describe(forked ? NULL : cuvmm_result_text(result, 1), text);
+    const cuvmm_result *r = result_of(result);
+    if (!text) return INVALID_VALUE;
+    *text = r ? r->words : NULL;
+    return r ? 0 : INVALID_VALUE;
 }
 
 int32_t cuGetProcAddress(const char *name, void **function, int32_t version, uint64_t flags) {

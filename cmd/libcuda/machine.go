@@ -8,7 +8,6 @@ import "C"
 import (
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/cuda/sim"
@@ -74,33 +73,4 @@ func cuvmm_driver_version() C.int32_t {
 	}
 	version, _ := d.DriverGetVersion()
 	return C.int32_t(version)
-}
-
-// texts are the C strings that callers have, which are never freed.
-var texts struct {
-	sync.Mutex
-	of map[string]*C.char
-}
-
-// cuvmm_result_text returns a result's name or its description, or nil if there is no such
-// result.
-//
-//export cuvmm_result_text
-func cuvmm_result_text(result C.int32_t, says C.int) *C.char {
-	text, ok := driver.Result(result).Name()
-	if !ok {
-		return nil
-	}
-	if says != 0 {
-		text = strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(strings.TrimPrefix(text, "CUDA_"), "ERROR_")), "_", " ")
-	}
-	texts.Lock()
-	defer texts.Unlock()
-	if texts.of == nil {
-		texts.of = map[string]*C.char{}
-	}
-	if texts.of[text] == nil {
-		texts.of[text] = C.CString(text)
-	}
-	return texts.of[text]
 }

@@ -4,6 +4,11 @@
 //	go build -buildmode=c-shared -o libcuda.so.1 ./cmd/libcuda
 //	LD_LIBRARY_PATH=$PWD ./program
 //
+// With LD_PRELOAD in place of LD_LIBRARY_PATH, a program that opens the vendor's library by
+// its name finds this one only if it has that name inside, too:
+//
+//	go build -buildmode=c-shared -ldflags='-extldflags=-Wl,-soname,libcuda.so.1' -o libcuda.so.1 ./cmd/libcuda
+//
 // It exports the entry points that internal/driver's table lists, those for the
 // thread's stack of contexts, cuGetProcAddress, cuGetErrorName and
 // cuGetErrorString, and keeps the real driver's rules as cuda/sim does. What

@@ -60,7 +60,7 @@ func shared(t *testing.T) string {
 	needs.Program(t, "cc")
 	path := filepath.Join(built.dir, "libcuda.so.1")
 	built.Do(func() {
-		output(t, exec.CommandContext(t.Context(), tool, "build", "-buildmode=c-shared", "-o", path, "."))
+		output(t, exec.CommandContext(t.Context(), tool, "build", "-buildmode=c-shared", "-ldflags=-extldflags=-Wl,-soname,libcuda.so.1", "-o", path, "."))
 	})
 	require.FileExists(t, path)
 	return path
@@ -114,6 +114,17 @@ func TestACProgramCallsEveryExport(t *testing.T) {
 	exported := exports(t, library)
 	require.Greater(t, len(exported), driver.CallCount)
 	require.Equal(t, exported, called)
+}
+
+// A preloaded library is what a program gets that opens the vendor's by its name.
+func TestThePreloadedLibraryIsTheOneThatIsOpened(t *testing.T) {
+	library, program := shared(t), filepath.Join(t.TempDir(), "every")
+	ptx := program + ".ptx"
+	require.NoError(t, os.WriteFile(ptx, kernels.Basic, 0o600))
+	output(t, exec.CommandContext(t.Context(), compiler(t, "cc"), "-o", program, "testdata/every.c", "-ldl", "-lpthread"))
+	cmd := exec.CommandContext(t.Context(), program, "libcuda.so.1", ptx)
+	cmd.Env = append(environment(t, twoDevices(t)), "LD_PRELOAD="+library)
+	require.Contains(t, output(t, cmd), "cuLaunchKernel")
 }
 
 // The allocator for PyTorch runs on the library as on the vendor's.

@@ -28,11 +28,15 @@ func cuvmm_sim_DeviceGetName(name *C.char, room C.int32_t, dev C.int32_t) C.int3
 	return code(r)
 }
 
+// longest bounds the lists that callers give, in elements or bytes: a longer one is a
+// number that went wrong, and no memory of the caller's.
+const longest = 1 << 30
+
 // Each attribute has an array of its own for the output.
 //
 //export cuvmm_sim_MemRangeGetAttributes
 func cuvmm_sim_MemRangeGetAttributes(out *unsafe.Pointer, sizes *C.size_t, a *C.uint32_t, count C.size_t, p C.uint64_t, n C.size_t) C.int32_t {
-	if count == 0 || out == nil || sizes == nil || a == nil {
+	if count == 0 || count > longest || out == nil || sizes == nil || a == nil {
 		return C.int32_t(driver.InvalidValue)
 	}
 	d, r := opened()
@@ -40,21 +44,22 @@ func cuvmm_sim_MemRangeGetAttributes(out *unsafe.Pointer, sizes *C.size_t, a *C.
 		return code(r)
 	}
 	const element = 4
+	arrays := unsafe.Slice(out, count)
 	counts := make([]uint64, count)
 	total := uint64(0)
 	for i, size := range unsafe.Slice(sizes, count) {
-		if size%element != 0 {
+		if arrays[i] == nil || size%element != 0 || uint64(size) > longest-total {
 			return C.int32_t(driver.InvalidValue)
 		}
 		counts[i] = uint64(size) / element
-		total += counts[i]
+		total += uint64(size)
 	}
-	values := make([]int32, total)
+	values := make([]int32, total/element)
 	attributes := unsafe.Slice((*driver.RangeAttribute)(unsafe.Pointer(a)), count)
 	if r := d.MemRangeGetAttributes(0, attributes, counts, driver.Ptr(p), uint64(n), values); r != driver.Success {
 		return code(r)
 	}
-	for i, to := range unsafe.Slice(out, count) {
+	for i, to := range arrays {
 		copy(unsafe.Slice((*int32)(to), counts[i]), values[:counts[i]])
 		values = values[counts[i]:]
 	}

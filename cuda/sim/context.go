@@ -265,6 +265,10 @@ func (a *api) CtxCreate(flags uint32, d driver.Device) (driver.Context, driver.R
 		return 0, r
 	}
 	defer a.leave()
+	const known = 0xff // how the CPU waits, and what of the host is mapped or dumped
+	if flags&^known != 0 {
+		return 0, driver.InvalidValue
+	}
 	c, r := a.m.newContext(dev)
 	if r != driver.Success {
 		return 0, r

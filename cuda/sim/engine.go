@@ -239,11 +239,16 @@ func (m *Machine) do(o *op) {
 			m.startEngine()
 		}()
 	default:
-		m.mu.Unlock()
-		f := run(at)
-		m.mu.Lock()
-		m.conclude(o, f)
+		m.conclude(o, m.unlocked(func() *fault { return run(at) }))
 	}
+}
+
+// unlocked calls f without the lock, and has it again whatever f does: host memory that
+// is not there panics, and the message must say that alone.
+func (m *Machine) unlocked(f func() *fault) *fault {
+	m.mu.Unlock()
+	defer m.mu.Lock()
+	return f()
 }
 
 func (m *Machine) conclude(o *op, f *fault) {

@@ -204,3 +204,16 @@ func BenchmarkThousandOperations(b *testing.B) {
 		r.ok(r.StreamSynchronize(r.ctx, s))
 	}
 }
+
+// Work that panics, as a copy to host memory that is not there, does so with the lock held
+// again: its caller's deferred unlock must not hide the panic behind an error of its own.
+func TestAPanicOfWorkFindsTheMachineLocked(t *testing.T) {
+	m, err := New(Options{})
+	require.NoError(t, err)
+	require.PanicsWithValue(t, "no memory", func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.unlocked(func() *fault { panic("no memory") })
+	})
+	require.NoError(t, m.Close())
+}

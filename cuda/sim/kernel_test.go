@@ -232,3 +232,31 @@ func TestRegisteringAKernelTwicePanics(t *testing.T) {
 	require.Panics(t, func() { RegisterKernel("sim_test_scale", func(*Kernel) {}) })
 	require.Panics(t, func() { RegisterKernel("sim_test_nil", nil) })
 }
+
+// A launch at each limit that the attributes tell is accepted, and one above it is not.
+func TestTheAttributesTellTheLimitsOfLaunches(t *testing.T) {
+	d := start(t, Options{})
+	for attribute, set := range map[driver.DeviceAttribute]func(*driver.LaunchConfig, uint32){
+		2: func(l *driver.LaunchConfig, n uint32) { l.BlockX = n },
+		3: func(l *driver.LaunchConfig, n uint32) { l.BlockY = n },
+		4: func(l *driver.LaunchConfig, n uint32) { l.BlockZ = n },
+		5: func(l *driver.LaunchConfig, n uint32) { l.GridX = n },
+		6: func(l *driver.LaunchConfig, n uint32) { l.GridY = n },
+		7: func(l *driver.LaunchConfig, n uint32) { l.GridZ = n },
+	} {
+		limit, r := d.DeviceGetAttribute(attribute, 0)
+		require.Equal(t, driver.Success, r)
+		l := one
+		set(&l, uint32(limit))
+		require.True(t, launchable(l), "attribute %d", attribute)
+		set(&l, uint32(limit)+1)
+		require.False(t, launchable(l), "attribute %d", attribute)
+	}
+	threads, r := d.DeviceGetAttribute(1, 0)
+	require.Equal(t, driver.Success, r)
+	l := one
+	l.BlockX, l.BlockY = uint32(threads)/2, 2
+	require.True(t, launchable(l))
+	l.BlockX++
+	require.False(t, launchable(l))
+}

@@ -273,7 +273,7 @@ static void virtual_memory(const char *self, const char *path) {
         int (*init)(unsigned) = (int (*)(unsigned))dlsym(library, "cuInit");
         int (*ask)(int *) = (int (*)(int *))dlsym(library, "cuDriverGetVersion");
         int (*name)(int, const char **) = (int (*)(int, const char **))dlsym(library, "cuGetErrorName");
-        _exit(init(0) == NOT_INITIALIZED && ask(&version) == NOT_INITIALIZED && name(0, &text) == INVALID_VALUE ? 0 : 1);
+        _exit(init(0) == NOT_INITIALIZED && ask(&version) == NOT_INITIALIZED && name(NOT_INITIALIZED, &text) == 0 && strcmp(text, "CUDA_ERROR_NOT_INITIALIZED") == 0 ? 0 : 1);
     }
     TRUE(status_of(child) == 0);
     child = fork();
@@ -405,6 +405,33 @@ static void launches(void *s, void *m, void *f, void **params) {
     OK(cuStreamSynchronize, (void *), s);
 }
 
+// Numbers that went wrong, and pointers that are missing, are refused.
+static void wrong_arguments(void *f) {
+    uint64_t p = 0;
+    const size_t endless = (size_t)-1;
+    int32_t value;
+    void *out[] = {&value, NULL}, *params[] = {NULL, NULL, NULL, NULL}, *made;
+    int attributes[] = {1, 2}, device;
+    size_t sizes[] = {4, 4};
+    OK(cuMemAllocManaged, (uint64_t *, size_t, unsigned), &p, size, 1);
+    GIVES(INVALID_VALUE, cuMemSetAccess, (uint64_t, size_t, const access_desc *, size_t), p, size, &grant, endless);
+    GIVES(INVALID_VALUE, cuMemDiscardBatchAsync, (uint64_t *, size_t *, size_t, uint64_t, void *), &p, sizes, endless, 0, NULL);
+    GIVES(INVALID_VALUE, cuMemRangeGetAttribute, (void *, size_t, int, uint64_t, size_t), &value, endless - 3, 1, p, size);
+    GIVES(INVALID_VALUE, cuMemRangeGetAttributes, (void **, size_t *, int *, size_t, uint64_t, size_t), out, sizes, attributes, 2, p, size);
+    GIVES(INVALID_VALUE, cuMemRangeGetAttributes, (void **, size_t *, int *, size_t, uint64_t, size_t), out, sizes, attributes, endless, p, size);
+    out[1] = &value;
+    sizes[1] = endless - 3;
+    GIVES(INVALID_VALUE, cuMemRangeGetAttributes, (void **, size_t *, int *, size_t, uint64_t, size_t), out, sizes, attributes, 2, p, size);
+    OK(cuMemFree_v2, (uint64_t), p);
+    typedef int launch(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+    launch *go = (launch *)find(__LINE__, "cuLaunchKernel");
+    TRUE(go(f, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL) == INVALID_VALUE);
+    void *sizeless[] = {(void *)1, &p, (void *)2, NULL, NULL};
+    TRUE(go(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, sizeless) == INVALID_VALUE);
+    OK(cuDeviceGet, (int *, int), &device, 0);
+    GIVES(INVALID_VALUE, cuCtxCreate_v2, (void **, unsigned, int), &made, 0x100, device);
+}
+
 static void kernels(void *s, char *ptx) {
     void *m, *f;
     uint64_t p, n = 4;
@@ -439,6 +466,7 @@ static void kernels(void *s, char *ptx) {
     OK(cuStreamSynchronize, (void *), s);
     OK(cuMemcpyDtoH_v2, (void *, uint64_t, size_t), got, p, sizeof got);
     TRUE(got[0] == 1 && got[3] == 4);
+    wrong_arguments(f);
     OK(cuMemFree_v2, (uint64_t), p);
     OK(cuModuleUnload, (void *), m);
 
@@ -459,6 +487,8 @@ static void entry_points(void) {
     TRUE(strcmp(text, "CUDA_ERROR_OUT_OF_MEMORY") == 0);
     OK(cuGetErrorString, (int, const char **), 2, &text);
     TRUE(strcmp(text, "out of memory") == 0);
+    OK(cuGetErrorName, (int, const char **), 911, &text); // which the software driver never returns
+    TRUE(strcmp(text, "CUDA_ERROR_EXTERNAL_DEVICE") == 0);
     GIVES(INVALID_VALUE, cuGetErrorName, (int, const char **), 123456, &text);
     TRUE(text == NULL);
 #define GET(want, name, version, flags) GIVES(want, cuGetProcAddress_v2, (const char *, void **, int, uint64_t, int *), name, &p, version, flags, &status)

@@ -66,7 +66,7 @@ Ask() (flags Flags, r Result)`)
 		"    int32_t r = cuvmm_enter_thread();\n    return r != 0 ? r : cuvmm_sim_Thing(n, (cuvmm_prop *)prop, (uint64_t *)list, count, (size_t *)more, flags);\n")
 	require.Contains(t, string(files["../../cmd/libcuda/exports.c"]), "    {\"cuThing\", 12010, (cuvmm_function)cuThing_v3},\n")
 	require.Contains(t, string(files["../../cmd/libcuda/exports.go"]),
-		"\tif prop == nil || list == nil && count != 0 || more == nil && count != 0 || flags != 0 {\n")
+		"\tif prop == nil || count > longest || list == nil && count != 0 || more == nil && count != 0 || flags != 0 {\n")
 	require.Contains(t, string(files["../../cmd/libcuda/exports.go"]),
 		"lib.Thing(0, uint64(n), *(*driver.AllocationProp)(unsafe.Pointer(prop)), unsafe.Slice((*driver.Ptr)(unsafe.Pointer(list)), count), unsafe.Slice((*uint64)(unsafe.Pointer(more)), count))")
 }

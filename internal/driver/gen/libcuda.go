@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
 // The exports of cmd/libcuda are made in two layers. exports.c has the entry
@@ -70,7 +72,21 @@ func (t *table) exportsC() []byte {
 		fmt.Fprintf(&b, "    {%q, %s, (cuvmm_function)%s},\n", strings.TrimSuffix(e.name, "_v1"), e.version, e.symbol)
 	}
 	b.WriteString("};\n\nconst size_t cuvmm_exports_n = sizeof cuvmm_exports / sizeof *cuvmm_exports;\n")
+	resultsC(&b)
 	return b.Bytes()
+}
+
+// resultsC lists the results in words, in C, because a child of fork cannot call Go.
+func resultsC(b *bytes.Buffer) {
+	b.WriteString("\nconst cuvmm_result cuvmm_results[] = {\n")
+	const end = 1000 // behind the vendor's last
+	for r := range driver.Result(end) {
+		if name, ok := r.Name(); ok {
+			words := strings.TrimPrefix(strings.TrimPrefix(name, "CUDA_"), "ERROR_")
+			fmt.Fprintf(b, "    {%d, %q, %q},\n", r, name, strings.ToLower(strings.ReplaceAll(words, "_", " ")))
+		}
+	}
+	b.WriteString("};\n\nconst size_t cuvmm_results_n = sizeof cuvmm_results / sizeof *cuvmm_results;\n")
 }
 
 // exportsGo are the Go functions behind the entry points.
@@ -134,6 +150,7 @@ func (e *entry) refused() []string {
 		_, in := find(e.params, c.name)
 		switch {
 		case len(lens) > 0:
+			bad = append(bad, c.name+" > longest")
 			for _, s := range lens {
 				bad = append(bad, fmt.Sprintf("%s == nil && %s != 0", s, c.name))
 			}
