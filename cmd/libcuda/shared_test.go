@@ -99,14 +99,20 @@ func exports(t *testing.T, path string) (names []string) {
 	return names
 }
 
-func TestACProgramCallsEveryExport(t *testing.T) {
-	library := shared(t)
+// every compiles the program that calls each export, and returns a run of it with a
+// library and the library's own kernels.
+func every(t *testing.T, library string) *exec.Cmd {
+	t.Helper()
 	dir := t.TempDir()
 	program, ptx := filepath.Join(dir, "every"), filepath.Join(dir, "kernels.ptx")
 	require.NoError(t, os.WriteFile(ptx, kernels.Basic, 0o600))
 	output(t, exec.CommandContext(t.Context(), needs.Program(t, "cc"), "-Wall", "-Wextra", "-Werror", "-o", program, "testdata/every.c", "-ldl", "-lpthread"))
+	return exec.CommandContext(t.Context(), program, library, ptx)
+}
 
-	cmd := exec.CommandContext(t.Context(), program, library, ptx)
+func TestACProgramCallsEveryExport(t *testing.T) {
+	library := shared(t)
+	cmd := every(t, library)
 	cmd.Env = environment(t, twoDevices(t))
 	called := strings.Fields(output(t, cmd))
 	slices.Sort(called)
@@ -118,11 +124,7 @@ func TestACProgramCallsEveryExport(t *testing.T) {
 
 // A preloaded library is what a program gets that opens the vendor's by its name.
 func TestThePreloadedLibraryIsTheOneThatIsOpened(t *testing.T) {
-	library, program := shared(t), filepath.Join(t.TempDir(), "every")
-	ptx := program + ".ptx"
-	require.NoError(t, os.WriteFile(ptx, kernels.Basic, 0o600))
-	output(t, exec.CommandContext(t.Context(), compiler(t, "cc"), "-o", program, "testdata/every.c", "-ldl", "-lpthread"))
-	cmd := exec.CommandContext(t.Context(), program, "libcuda.so.1", ptx)
+	library, cmd := shared(t), every(t, "libcuda.so.1")
 	cmd.Env = append(environment(t, twoDevices(t)), "LD_PRELOAD="+library)
 	require.Contains(t, output(t, cmd), "cuLaunchKernel")
 }
@@ -141,10 +143,7 @@ func TestTheAllocatorForPyTorch(t *testing.T) {
 
 // A machine that cannot be made is named, and every call fails.
 func TestAWrongEnvironmentIsSaid(t *testing.T) {
-	tool := shared(t)
-	program := filepath.Join(t.TempDir(), "every")
-	output(t, exec.CommandContext(t.Context(), needs.Program(t, "cc"), "-o", program, "testdata/every.c", "-ldl", "-lpthread"))
-	cmd := exec.CommandContext(t.Context(), program, tool, os.DevNull)
+	cmd := every(t, shared(t))
 	cmd.Env = append(os.Environ(), sim.MachineEnv+`={"Device": []}`)
 	out, err := cmd.CombinedOutput()
 	require.Error(t, err)
