@@ -64,8 +64,8 @@ done:
 func init() {
 	sim.RegisterKernel(meetKernel, func(k *sim.Kernel) {
 		scale := sim.Load[uint32](k, k.Global(launchGlobal), 1)[0]
-		if k.SharedBytes == sim.Param[uint32](k, 2) {
-			sim.Store(k, sim.Param[uint64](k, 0), []uint32{k.Grid[0], scale * k.Grid[0]})
+		if k.SharedBytes == int(sim.Param[uint32](k, 2)) {
+			sim.Store(k, sim.Param[uint64](k, 0), []uint32{uint32(k.Grid[0]), scale * uint32(k.Grid[0])})
 		}
 	})
 }

@@ -38,7 +38,7 @@ type order struct {
 	Keep         bool   // descriptors
 	Spots        bool   // a few bytes here and there alone
 	Folder       string // of the software machine; empty for the real driver
-	Memory       uint64 // of its device
+	Memory       int    // of its device
 	Fast         bool   // without leak tracing
 	Costs        bool   // the calls take as long as on a GPU
 	Quiet, Small bool   // run as an ordinary user that cannot be traced; have few open files
@@ -239,7 +239,7 @@ func (p *party) close() error {
 	return errors.Join(errs...)
 }
 
-func folderOptions(folder string, memory uint64) sim.Options {
+func folderOptions(folder string, memory int) sim.Options {
 	return sim.Options{Folder: folder, Devices: []sim.DeviceOptions{{Granularity: 64 << 10, Memory: memory}}}
 }
 
@@ -247,7 +247,7 @@ func folderOptions(folder string, memory uint64) sim.Options {
 type stage struct {
 	t      *testing.T
 	folder string
-	memory uint64
+	memory int
 	chunk  int
 }
 
@@ -337,14 +337,14 @@ func (s *stage) connect(server, client *child) {
 
 // taken returns how much of the machine's memory is used, in whole chunks, since contexts
 // take a little too.
-func (s *stage) taken() uint64 {
+func (s *stage) taken() int {
 	u, err := sim.Inspect(s.folder)
 	require.NoError(s.t, err)
-	return u.Devices[0].Taken / uint64(s.chunk) * uint64(s.chunk)
+	return u.Devices[0].Taken / s.chunk * s.chunk
 }
 
 // returns waits until the machine's memory has come down to so much.
-func (s *stage) returns(want uint64) {
+func (s *stage) returns(want int) {
 	s.t.Helper()
 	if s.folder != "" {
 		require.Eventually(s.t, func() bool { return s.taken() == want }, peertest.Guard, 2*time.Millisecond)
@@ -397,7 +397,7 @@ func TestMemoryIsPassedOnAlongAChainOfProcessesThatDie(t *testing.T) {
 		}
 		a.Kill()
 		b.reads(0, n, 4)
-		s.returns(uint64(71 * s.chunk))
+		s.returns(71 * s.chunk)
 		b.do(order{Do: "close"})
 		s.returns(0)
 		b.Wait()
@@ -417,7 +417,7 @@ func TestClosingInEveryOrderAcrossProcesses(t *testing.T) {
 				pass(all[0], importer, 0, order{})
 			}
 			for i, k := range closing {
-				s.returns(uint64(n))
+				s.returns(n)
 				for _, other := range closing[i:] {
 					all[other].reads(0, n, 1)
 				}
@@ -443,7 +443,7 @@ func TestAnExporterThatIsKilled(t *testing.T) {
 		b.do(order{Do: "write", Seed: 2})
 		b.reads(0, n, 2)
 		require.Contains(t, b.try(order{Do: "receive"}).Err, "gone")
-		s.returns(uint64(n))
+		s.returns(n)
 		b.do(order{Do: "close"})
 		s.returns(0)
 		b.Wait()
@@ -468,7 +468,7 @@ func TestAnImporterThatIsKilled(t *testing.T) {
 		after := a.do(order{Do: "count"})
 		require.Equal(t, before.Live, after.Live)
 		require.LessOrEqual(t, after.FDs, before.FDs+10, "three sockets, their listeners and directories, what the runtime opens, and of the memory the one descriptor that is kept")
-		s.returns(uint64(n))
+		s.returns(n)
 		a.do(order{Do: "close"})
 		s.returns(0)
 		a.Wait()

@@ -27,8 +27,8 @@ func TestPrefetchMovesPages(t *testing.T) {
 	m, d := open(t, devices(2))
 	b, s := buffer(t, d, 4*mib), stream(t, d)
 	require.Equal(t, []int{0, 0, 0}, resident(m, b.Range, 2), "untouched memory lies nowhere")
-	free := func(i int) uint64 { f, _ := m.Memory(i); return f }
-	before := [2]uint64{free(0), free(1)}
+	free := func(i int) int { f, _ := m.Memory(i); return f }
+	before := [2]int{free(0), free(1)}
 
 	require.NoError(t, s.Upload(b.Ptr(), pattern(4*mib, 1)))
 	require.NoError(t, s.Synchronize())
@@ -38,7 +38,7 @@ func TestPrefetchMovesPages(t *testing.T) {
 	require.NoError(t, half.Prefetch(s, cuda.OnDevice(1)))
 	require.NoError(t, s.Synchronize())
 	require.Equal(t, []int{2 * mib, 2 * mib, 0}, resident(m, b.Range, 2))
-	require.Equal(t, [2]uint64{before[0] - 2*mib, before[1] - 2*mib}, [2]uint64{free(0), free(1)})
+	require.Equal(t, [2]int{before[0] - 2*mib, before[1] - 2*mib}, [2]int{free(0), free(1)})
 
 	require.NoError(t, b.SetReadMostly(true))
 	require.NoError(t, b.Prefetch(s, cuda.OnHost()))
@@ -58,7 +58,7 @@ func TestPrefetchMovesPages(t *testing.T) {
 	require.NoError(t, b.Discard(s))
 	require.NoError(t, s.Synchronize())
 	require.Equal(t, []int{4 * mib, 0, 0}, resident(m, b.Range, 2), "to the stream's device")
-	require.Equal(t, [2]uint64{before[0] - 4*mib, before[1]}, [2]uint64{free(0), free(1)})
+	require.Equal(t, [2]int{before[0] - 4*mib, before[1]}, [2]int{free(0), free(1)})
 }
 
 // Kernels bring the pages that they touch, and no more.

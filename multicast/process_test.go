@@ -353,7 +353,7 @@ func (c *company) requireNothingTaken(folder string) {
 	require.Len(c.t, u.Processes, len(c.members), "%s: %v", c.at, u)
 	require.Empty(c.t, u.Exported, "%s: %v", c.at, u)
 	for _, d := range u.Devices {
-		require.Less(c.t, d.Taken, uint64(unit), "%s: %v", c.at, u) // contexts have a little
+		require.Less(c.t, d.Taken, unit, "%s: %v", c.at, u) // contexts have a little
 	}
 }
 

@@ -123,9 +123,9 @@ func TestCloseAfterReturnsAtOnceAndKeepsTheMemoryUntilTheStreamHasPassed(t *test
 
 // contextBlock is what the device's context keeps to wait by: it is the only
 // memory that may be left.
-func contextBlock(t *testing.T, m *sim.Machine, free, now uint64) uint64 {
+func contextBlock(t *testing.T, m *sim.Machine, free, now int) int {
 	t.Helper()
-	require.LessOrEqual(t, free-now, uint64(2*mib))
+	require.LessOrEqual(t, free-now, 2*mib)
 	return free - now
 }
 

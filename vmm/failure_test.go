@@ -117,7 +117,7 @@ func (w *world) drain() error {
 
 // view is all that an operation can change, without addresses.
 type view struct {
-	free    [2]uint64
+	free    [2]int
 	stats   cuda.Stats
 	live    [3]int
 	buffers []vmm.BufferStats
@@ -640,7 +640,7 @@ func (sc scenario) run(t *testing.T, b blow, clean []string, before, after view)
 // normal leaves out what is no matter of the scenario.
 func (v view) normal(sc scenario) view {
 	if sc.cold { // the context takes memory for itself
-		v.free = [2]uint64{}
+		v.free = [2]int{}
 	}
 	if sc.writes {
 		v.content = nil

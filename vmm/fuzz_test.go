@@ -226,7 +226,7 @@ func FuzzGranularity(f *testing.F) {
 		f.Add(shift, 100, 1)
 	}
 	f.Fuzz(func(t *testing.T, shift uint8, reserve, n int) {
-		gran := uint64(kib64) << (shift % 15)
+		gran := kib64 << (shift % 15)
 		m, s := sim.Open(t, sim.Options{Devices: []sim.DeviceOptions{{Granularity: gran, Memory: 4 << 30}}})
 		d := s.Devices()[0]
 		for _, place := range []cuda.Location{{}, cuda.OnHost()} {

@@ -100,7 +100,7 @@ func (l *losing) end() {
 	}
 }
 
-func (l *losing) free(device int) uint64 {
+func (l *losing) free(device int) int {
 	free, _ := l.m.Memory(device)
 	return free
 }
@@ -324,6 +324,6 @@ func TestALossBesideACrowd(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.NoError(t, l.sys.Drain(t.Context()))
-	require.LessOrEqual(t, free-l.free(0), uint64(mib), "the streams' events and blocks")
+	require.LessOrEqual(t, free-l.free(0), mib, "the streams' events and blocks")
 	l.end()
 }

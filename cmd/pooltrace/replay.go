@@ -69,7 +69,7 @@ func replay(args []string, out, complaints io.Writer) error {
 		f.PrintDefaults()
 	}
 	choice := f.String("driver", "", "the driver: auto, real or sim (default: what "+auto.DriverEnv+" says, or auto)")
-	memory := f.Uint64("memory", 256, "`GiB` of memory that the software driver's device has")
+	memory := f.Int("memory", 256, "`GiB` of memory that the software driver's device has")
 	limit := f.Float64("limit", 0, "the pool's limit in `GiB`; 0 is none")
 	names := f.String("modes", "idle,behind", "the modes, with commas between them, or all")
 	many := f.Int("many", 4, "how many streams or goroutines the modes streams and goroutines use")

@@ -84,7 +84,7 @@ func (a *api) enterContext(call driver.Call, c driver.Context) (*gpuContext, dri
 }
 
 func (m *Machine) newContext(d *device) (*gpuContext, driver.Result) {
-	if !m.charge(d.pool, d.options.ContextMemory) {
+	if !m.charge(d.pool, uint64(d.options.ContextMemory)) {
 		return nil, driver.OutOfMemory
 	}
 	c := &gpuContext{m: m, handle: driver.Context(newHandle()), device: d}
@@ -148,7 +148,7 @@ func (c *gpuContext) destroy() {
 	}
 	delete(m.contexts, c.handle)
 	m.untrack(c.object)
-	c.device.pool.give(c.device.options.ContextMemory)
+	c.device.pool.give(uint64(c.device.options.ContextMemory))
 }
 
 // leaveCaptures takes the context's streams out of the captures that they are part of.

@@ -39,7 +39,7 @@ var defaultAttributes = map[driver.DeviceAttribute]int32{
 }
 
 func newDevice(ordinal int, o DeviceOptions) *device {
-	d := &device{ordinal: ordinal, options: o, uuid: o.UUID, pool: newPool(o.Memory, false)}
+	d := &device{ordinal: ordinal, options: o, uuid: o.UUID, pool: newPool(uint64(o.Memory), false)}
 	d.attributes = maps.Clone(defaultAttributes)
 	d.attributes[driver.AttrPCIBusID] = int32(ordinal + 1)
 	if !osmem.Linux {

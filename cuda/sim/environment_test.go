@@ -38,7 +38,7 @@ func TestAnEmptyEnvironmentIsTheUsualMachine(t *testing.T) {
 	m, err := sim.NewFromEnvironment()
 	require.NoError(t, err)
 	_, total := m.Memory(0)
-	require.Equal(t, uint64(16<<30), total)
+	require.Equal(t, 16<<30, total)
 	require.NoError(t, m.Close())
 }
 

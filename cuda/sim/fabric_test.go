@@ -146,7 +146,7 @@ func TestFabricHandles(t *testing.T) {
 			}
 			got := ask(importer, fabricErrand{Do: "import", Handle: made.Handle})
 			require.Equal(t, row.want.String(), got.Result.String())
-			used := func() uint64 {
+			used := func() int {
 				u, err := Inspect(folder)
 				require.NoError(t, err)
 				return u.Devices[1].Taken

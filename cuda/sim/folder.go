@@ -15,7 +15,7 @@ import (
 // memory are those of the devices, by ordinal, and then the host's.
 type hardware struct {
 	Devices    []DeviceOptions
-	HostMemory uint64
+	HostMemory int
 }
 
 // join makes m one of those that share the machine of a folder. The options are
@@ -28,9 +28,9 @@ func (m *Machine) join(o Options) error {
 	}
 	first := ledger.Machine{Description: text}
 	for _, d := range o.Devices {
-		first.Limits = append(first.Limits, wholePages(d.Memory))
+		first.Limits = append(first.Limits, wholePages(uint64(d.Memory)))
 	}
-	first.Limits = append(first.Limits, wholePages(o.HostMemory))
+	first.Limits = append(first.Limits, wholePages(uint64(o.HostMemory)))
 	books, err := ledger.Open(o.Folder, first)
 	if err != nil {
 		return fmt.Errorf("sim: the machine in folder %s: %w", o.Folder, err)

@@ -24,12 +24,12 @@ import (
 )
 
 // small is a machine in a folder with one device of so many chunks.
-func small(folder string, chunks uint64) Options {
+func small(folder string, chunks int) Options {
 	return Options{Folder: folder, Devices: []DeviceOptions{{Memory: chunks * chunk}}}
 }
 
 // taken is what a third process sees to be taken of device 0.
-func taken(t testing.TB, folder string) uint64 {
+func taken(t testing.TB, folder string) int {
 	t.Helper()
 	u, err := Inspect(folder)
 	require.NoError(t, err)
@@ -104,7 +104,7 @@ func TestExportedMemoryIsCountedOnceInAFolder(t *testing.T) {
 	self := os.Getpid()
 	require.Equal(t, []ExportedMemory{{Device: 0, Size: 2 * chunk, Maker: self, Holders: []int{self, self}}}, u.Exported)
 	require.Equal(t, []ProcessUsage{
-		{PID: self, Own: []uint64{0}, Exports: 1}, {PID: self, Own: []uint64{0}, Imports: 1},
+		{PID: self, Own: []int{0}, Exports: 1}, {PID: self, Own: []int{0}, Imports: 1},
 	}, u.Processes)
 	require.Contains(t, u.String(), fmt.Sprintf("%d bytes on device 0, made by process %d", 2*chunk, self))
 

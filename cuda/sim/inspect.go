@@ -14,7 +14,7 @@ type Usage struct {
 	Devices []DeviceUsage
 	// HostMemory is the machine's host memory, and HostTaken what is taken of
 	// it, in bytes.
-	HostMemory, HostTaken uint64
+	HostMemory, HostTaken int
 	// Processes are those on the machine. One that opened it several times
 	// stands here as often.
 	Processes []ProcessUsage
@@ -26,7 +26,7 @@ type Usage struct {
 type DeviceUsage struct {
 	Name          string
 	UUID          [16]byte
-	Memory, Taken uint64
+	Memory, Taken int
 }
 
 // ProcessUsage is what a process on the machine holds.
@@ -34,8 +34,8 @@ type ProcessUsage struct {
 	PID int
 	// Own is the memory that it never exported, by device, in bytes, and
 	// OwnHost that on the host: it goes with the process.
-	Own     []uint64
-	OwnHost uint64
+	Own     []int
+	OwnHost int
 	// Exports and Imports count the exported memory that it holds: of its own
 	// making, and of others'.
 	Exports, Imports int
@@ -47,7 +47,7 @@ type ExportedMemory struct {
 	// Device is the ordinal of its device, -1 for host memory.
 	Device int
 	// Size is in bytes; 0 for a multicast object.
-	Size uint64
+	Size int
 	// Maker is the process that made it, 0 if that is no longer on the machine.
 	Maker int
 	// Holders are the processes that hold it, by a handle or a mapping.

@@ -20,9 +20,9 @@ type Kernel struct {
 	// Name is the entry's name.
 	Name string
 	// Grid and Block are the launch's dimensions: x, y, z.
-	Grid, Block [3]uint32
+	Grid, Block [3]int
 	// SharedBytes is the dynamic shared memory of each block.
-	SharedBytes uint32
+	SharedBytes int
 
 	m       *Machine
 	at      site
@@ -253,8 +253,8 @@ func (a *api) launch(call driver.Call, c driver.Context, h driver.Function, l dr
 		return driver.CooperativeTooLarge
 	}
 	k := Kernel{
-		Name: f.entry.name, Grid: [3]uint32{l.GridX, l.GridY, l.GridZ},
-		Block: [3]uint32{l.BlockX, l.BlockY, l.BlockZ}, SharedBytes: l.SharedBytes,
+		Name: f.entry.name, Grid: [3]int{int(l.GridX), int(l.GridY), int(l.GridZ)},
+		Block: [3]int{int(l.BlockX), int(l.BlockY), int(l.BlockZ)}, SharedBytes: int(l.SharedBytes),
 		m: a.m, entry: f.entry, globals: f.module.globals, params: append([]byte(nil), params...),
 	}
 	twin := kernelTwin(f.entry.name)

@@ -35,7 +35,7 @@ type Leak struct {
 	// Address is the object's address, or its handle.
 	Address uint64
 	// Size is its size in bytes, where it has one.
-	Size uint64
+	Size int
 	// Note says what else is to be known about it.
 	Note string
 	// Stack is where it was created, as many lines of function, file and line.
@@ -114,7 +114,7 @@ func (m *Machine) leaks() []Leak {
 	slices.SortFunc(left, func(a, b *object) int { return cmp.Compare(a.order, b.order) })
 	var leaks []Leak
 	for _, o := range left {
-		leaks = append(leaks, Leak{o.kind, o.address, o.size, o.note, o.where()})
+		leaks = append(leaks, Leak{o.kind, o.address, int(o.size), o.note, o.where()})
 	}
 	return leaks
 }

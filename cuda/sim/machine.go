@@ -96,7 +96,7 @@ func New(options Options) (*Machine, error) {
 		name:      fmt.Sprintf("sim-%d", machines.Add(1)),
 		options:   options.visible(),
 		rng:       rand.New(rand.NewPCG(options.Seed, 0x63757666)),
-		host:      newPool(options.HostMemory, true),
+		host:      newPool(uint64(options.HostMemory), true),
 		objects:   map[*object]struct{}{},
 		threads:   map[int]*thread{},
 		contexts:  map[driver.Context]*gpuContext{},
@@ -122,7 +122,7 @@ func New(options Options) (*Machine, error) {
 		m.devices = append(m.devices, newDevice(i, d))
 		room += d.Memory
 	}
-	m.managed = newPool(room, true)
+	m.managed = newPool(uint64(room), true)
 	m.system = newSystemMemory(m)
 	if options.Folder != "" {
 		if err := m.join(options); err != nil {
@@ -203,7 +203,7 @@ func (m *Machine) dismantle() {
 // Memory tells how many bytes of a device's memory are free, and how many
 // there are. It panics on a device that is not there, and on a machine that was
 // closed.
-func (m *Machine) Memory(device int) (free, total uint64) {
+func (m *Machine) Memory(device int) (free, total int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
@@ -213,7 +213,7 @@ func (m *Machine) Memory(device int) (free, total uint64) {
 		panic(fmt.Sprintf("sim: Memory of device %d: machine %s was closed; ask before", device, m.name))
 	}
 	p := m.devices[device].pool
-	return m.available(p), p.limit
+	return int(m.available(p)), int(p.limit)
 }
 
 // Fault tells in words what destroyed a context, the first of them if several

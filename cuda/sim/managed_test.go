@@ -164,7 +164,7 @@ func TestTheAccountOfPages(t *testing.T) {
 			}
 			for i := range count {
 				free, _ := w.m.Memory(i)
-				require.Equal(t, uint64(room), free)
+				require.Equal(t, room, free)
 			}
 		}()
 		some := func(t *rapid.T) (driver.Ptr, uint64) {

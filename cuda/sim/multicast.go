@@ -36,7 +36,7 @@ func (m *Machine) checkMulticast(p driver.MulticastProp) driver.Result {
 func (m *Machine) multicastGranularity() uint64 {
 	unit := uint64(multicastUnit)
 	for _, d := range m.devices {
-		unit = max(unit, d.options.Granularity)
+		unit = max(unit, uint64(d.options.Granularity))
 	}
 	return unit
 }
@@ -55,7 +55,7 @@ func (a *api) MulticastGetGranularity(p driver.MulticastProp, g driver.Granulari
 	}
 	unit := a.m.multicastGranularity()
 	if g == driver.GranularityRecommended {
-		unit = max(unit, a.m.options.MulticastRecommended)
+		unit = max(unit, uint64(a.m.options.MulticastRecommended))
 	}
 	return unit, driver.Success
 }

@@ -39,11 +39,11 @@ type Options struct {
 	Fabric Fabric
 	// HostMemory limits, in bytes, what host-located and pinned memory can take
 	// together. 0 means 64 GiB. Memory is only committed when it is touched.
-	HostMemory uint64
+	HostMemory int
 	// MulticastRecommended is the granularity in bytes that the driver recommends
 	// for multicast objects, a power of two. 0 means the least, which the devices'
 	// Granularity decides.
-	MulticastRecommended uint64
+	MulticastRecommended int
 	// DriverVersion is what the driver says it is, as CUDA counts: 12020 is
 	// 12.2. Entry points of later versions are missing. 0 means 13000.
 	DriverVersion int
@@ -69,13 +69,13 @@ type DeviceOptions struct {
 	UUID [16]byte
 	// Memory is the size of its memory in bytes; 0 means 16 GiB. It is a
 	// limit: the system's memory is only committed when it is touched.
-	Memory uint64
+	Memory int
 	// ContextMemory is what each context takes of it. A real device takes
 	// half a GiB; here the default is 0.
-	ContextMemory uint64
+	ContextMemory int
 	// Granularity is the unit in bytes of memory and of mappings, a power of
 	// two; 0 means 2 MiB.
-	Granularity uint64
+	Granularity int
 	// Unreachable lists the ordinals of the devices whose memory this one
 	// cannot reach. It reaches all others.
 	Unreachable []int
@@ -102,7 +102,7 @@ func WithoutConcurrentManagedAccess() Options {
 
 // WithGranularity describes a machine with one device whose memory comes in
 // units of the given size.
-func WithGranularity(bytes uint64) Options {
+func WithGranularity(bytes int) Options {
 	return Options{Devices: []DeviceOptions{{Granularity: bytes}}}
 }
 
@@ -147,10 +147,10 @@ func (o Options) withDefaults() Options {
 
 func (o Options) check() error {
 	if o.HostMemory < leastMemory || o.HostMemory > mostMemory {
-		return fmt.Errorf("sim: Options.HostMemory is %d bytes; it must be from %d to %d", o.HostMemory, uint64(leastMemory), uint64(mostMemory))
+		return fmt.Errorf("sim: Options.HostMemory is %d bytes; it must be from %d to %d", o.HostMemory, leastMemory, mostMemory)
 	}
-	if r := o.MulticastRecommended; r&(r-1) != 0 || r > maxGranularity {
-		return fmt.Errorf("sim: Options.MulticastRecommended is %d; it must be a power of two up to %d", r, uint64(maxGranularity))
+	if r := o.MulticastRecommended; r < 0 || r&(r-1) != 0 || r > maxGranularity {
+		return fmt.Errorf("sim: Options.MulticastRecommended is %d; it must be a power of two up to %d", r, maxGranularity)
 	}
 	if o.DriverVersion < 1000 || o.DriverVersion >= 100_000 {
 		return fmt.Errorf("sim: Options.DriverVersion is %d; count as CUDA does: 13.0 is 13000", o.DriverVersion)
@@ -168,12 +168,12 @@ func (o Options) check() error {
 		switch {
 		case d.Granularity&(d.Granularity-1) != 0 || d.Granularity < minGranularity || d.Granularity > maxGranularity:
 			return fmt.Errorf("sim: device %d has Granularity %d; it must be a power of two from %d to %d",
-				i, d.Granularity, uint64(minGranularity), uint64(maxGranularity))
+				i, d.Granularity, minGranularity, maxGranularity)
 		case d.Memory < leastMemory || d.Memory > mostMemory:
 			return fmt.Errorf("sim: device %d has %d bytes of Memory; it must be from %d to %d",
-				i, d.Memory, uint64(leastMemory), uint64(mostMemory))
-		case d.ContextMemory >= d.Memory:
-			return fmt.Errorf("sim: device %d has %d bytes of ContextMemory; it must be less than its Memory, %d", i, d.ContextMemory, d.Memory)
+				i, d.Memory, leastMemory, mostMemory)
+		case d.ContextMemory < 0 || d.ContextMemory >= d.Memory:
+			return fmt.Errorf("sim: device %d has %d bytes of ContextMemory; it must be from 0 to less than its Memory, %d", i, d.ContextMemory, d.Memory)
 		}
 		if j, ok := seen[d.UUID]; ok {
 			return fmt.Errorf("sim: devices %d and %d have the same UUID %x; leave it out, or give each its own", j, i, d.UUID)

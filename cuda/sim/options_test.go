@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"math"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -14,6 +15,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		"1125899906842624 bytes of Memory; it must be from 65536 to 1099511627776": {Devices: []DeviceOptions{{Memory: 1 << 50}}},
 		"device 1 has 1 bytes of Memory":                                           {Devices: []DeviceOptions{{}, {Memory: 1}}},
 		"4194304 bytes of ContextMemory":                                           {Devices: []DeviceOptions{{Memory: 4 << 20, ContextMemory: 4 << 20}}},
+		"-1 bytes of ContextMemory":                                                {Devices: []DeviceOptions{{ContextMemory: -1}}},
 		"Options.HostMemory is 1125899906842624":                                   {HostMemory: 1 << 50},
 		"Options.HostMemory is 1 bytes":                                            {HostMemory: 1},
 		"13.0 is 13000":                                                            OlderDriver(13),
@@ -21,6 +23,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		"the same UUID":                                                            {Devices: []DeviceOptions{{UUID: [16]byte{1}}, {UUID: [16]byte{1}}}},
 		"as Unreachable":                                                           {Devices: []DeviceOptions{{Unreachable: []int{0}}}},
 		"MulticastRecommended is 3145728":                                          {MulticastRecommended: 3 << 20},
+		"MulticastRecommended is -9223372036854775808":                             {MulticastRecommended: math.MinInt64},
 	} {
 		_, err := New(o)
 		require.ErrorContains(t, err, what)

@@ -147,7 +147,7 @@ func (r *rig) bytes(p driver.Ptr, n int) []byte {
 	return b
 }
 
-func (r *rig) free() uint64 {
+func (r *rig) free() int {
 	free, _ := r.m.Memory(0)
 	return free
 }

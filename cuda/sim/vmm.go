@@ -40,7 +40,7 @@ func (mem *memory) kind() string {
 // granularity is the unit of memory with the given properties.
 func (m *Machine) granularity(prop driver.AllocationProp) uint64 {
 	if prop.Location.Type == driver.LocationDevice {
-		return m.devices[prop.Location.ID].options.Granularity
+		return uint64(m.devices[prop.Location.ID].options.Granularity)
 	}
 	return 2 << 20
 }
@@ -49,7 +49,7 @@ func (m *Machine) granularity(prop driver.AllocationProp) uint64 {
 func (m *Machine) finest() uint64 {
 	unit := uint64(addressAlign)
 	for _, d := range m.devices {
-		unit = min(unit, d.options.Granularity)
+		unit = min(unit, uint64(d.options.Granularity))
 	}
 	return unit
 }

@@ -531,7 +531,7 @@ func TestAPublisherThatIsKilledLeavesNoFollowerHanging(t *testing.T) {
 }
 
 // taken is what is taken of the machine, as a third process sees it.
-func (p place) taken(t testing.TB) (bytes uint64) {
+func (p place) taken(t testing.TB) (bytes int) {
 	u, err := sim.Inspect(p.Folder)
 	require.NoError(t, err)
 	for _, d := range u.Devices {

@@ -139,7 +139,7 @@ func TestALostContextLeavesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o := sim.WithMulticast(2)
 			m, sys := sim.Open(t, o)
-			free := func() (all uint64) {
+			free := func() (all int) {
 				for i := range o.Devices {
 					n, _ := m.Memory(i)
 					all += n

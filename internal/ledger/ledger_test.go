@@ -131,8 +131,8 @@ func TestDescriptorsHoldMemory(t *testing.T) {
 	a.crash()
 	u := b.Usage()
 	require.Len(t, u.Holders, 1)
-	require.Equal(t, []Memory{{Pool: 0, Size: 3 * page, Maker: 1, Open: true}}, u.Memories)
-	require.Equal(t, []uint64{3 * page, 0}, u.Taken)
+	require.Equal(t, []Memory{{Pool: 0, Size: 3 * int(page), Maker: 1, Open: true}}, u.Memories)
+	require.Equal(t, []int{3 * int(page), 0}, u.Taken)
 	require.NoError(t, unix.Close(fd))
 	require.Equal(t, 97*page, b.Free(0))
 

@@ -2,7 +2,7 @@ package ledger
 
 // Usage is what is taken of a machine, and by whom.
 type Usage struct {
-	Limits, Taken []uint64 // by pool, in bytes
+	Limits, Taken []int // by pool, in bytes
 	Holders       []Holder
 	Memories      []Memory
 }
@@ -11,13 +11,13 @@ type Usage struct {
 type Holder struct {
 	Serial uint64
 	PID    int
-	Own    []uint64 // by pool, in bytes
+	Own    []int // by pool, in bytes
 }
 
 // Memory is a piece of shared memory.
 type Memory struct {
 	Pool  int
-	Size  uint64
+	Size  int
 	Maker uint64   // the serial of the holder that made it, which may be gone
 	Held  []uint64 // the serials of the holders
 	Open  bool     // an exported descriptor of it is open somewhere
@@ -31,8 +31,8 @@ func (l *Ledger) Usage() Usage {
 	var u Usage
 	pools := int(min(l.pools.Load(), maxPools))
 	for p := range pools {
-		u.Limits = append(u.Limits, l.limits[p].Load())
-		u.Taken = append(u.Taken, l.taken(p))
+		u.Limits = append(u.Limits, int(l.limits[p].Load()))
+		u.Taken = append(u.Taken, int(l.taken(p)))
 	}
 	for i := range l.usedHolders() {
 		h := &l.books.holders[i]
@@ -41,7 +41,7 @@ func (l *Ledger) Usage() Usage {
 		}
 		holder := Holder{Serial: h.serial.Load(), PID: int(h.pid.Load())}
 		for p := range pools {
-			holder.Own = append(holder.Own, h.own[p].Load())
+			holder.Own = append(holder.Own, int(h.own[p].Load()))
 		}
 		u.Holders = append(u.Holders, holder)
 	}
@@ -51,7 +51,7 @@ func (l *Ledger) Usage() Usage {
 		if m.id.Load() == 0 {
 			continue
 		}
-		piece := Memory{Pool: int(m.pool.Load()), Size: m.size.Load(), Maker: m.maker.Load(), Open: l.heldByDescriptor(i, pinned)}
+		piece := Memory{Pool: int(m.pool.Load()), Size: int(m.size.Load()), Maker: m.maker.Load(), Open: l.heldByDescriptor(i, pinned)}
 		for j := range l.usedHolders() {
 			if h := &l.books.holders[j]; h.serial.Load() != 0 && h.has(i) {
 				piece.Held = append(piece.Held, h.serial.Load())

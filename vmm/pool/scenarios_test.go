@@ -28,7 +28,7 @@ type world struct {
 	d        *cuda.Device
 	s, other *cuda.Stream
 	p        *pool.Pool
-	base     uint64 // of the device's memory, free beside the pool's
+	base     int // of the device's memory, free beside the pool's
 	live     []pool.Block
 	graphs   []*cuda.Graph
 	ready    []*pool.Workspaces
@@ -63,7 +63,7 @@ func newWorld(t testing.TB, sc scenario) *world {
 	return w
 }
 
-func (w *world) free() uint64 {
+func (w *world) free() int {
 	free, _ := w.m.Memory(0) // a context's own block is less than a granule
 	return (free + kib64 - 1) / kib64 * kib64
 }
