@@ -636,7 +636,7 @@ func TestTheLastDescriptorHoldsTheMemory(t *testing.T) {
 	require.Equal(t, 1, sys.Stats().SharedReleased)
 	s.returns(2 * mib)
 	require.NoError(t, f.Close())
-	require.EqualValues(t, 2*mib, s.taken())
+	require.Equal(t, 2*mib, s.taken())
 	require.NoError(t, other.Close())
 	s.returns(0)
 }

@@ -77,7 +77,7 @@ func TestPrimaryContextIsCounted(t *testing.T) {
 	r.ok(res)
 	require.Equal(t, a, b)
 	during, _ := r.m.Memory(1)
-	require.EqualValues(t, 100<<20, before-during)
+	require.Equal(t, 100<<20, before-during)
 	r.ok(r.DevicePrimaryCtxRelease(1))
 	_, active, _ = r.DevicePrimaryCtxGetState(1)
 	require.True(t, active)

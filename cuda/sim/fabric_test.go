@@ -159,7 +159,7 @@ func TestFabricHandles(t *testing.T) {
 			// From now on the importer holds the memory by itself.
 			require.EqualValues(t, 0x5e, got.First)
 			exporter.Kill()
-			require.EqualValues(t, chunk, used())
+			require.Equal(t, chunk, used())
 			third := fabricProcess(t, onFabric(folder, here))
 			require.Equal(t, driver.InvalidHandle, ask(third, fabricErrand{Do: "import", Handle: made.Handle}).Result, "but gives it to no other process")
 			importer.Kill()

@@ -58,9 +58,9 @@ func TestMemoryLimitsAreSharedInAFolder(t *testing.T) {
 	o.HostMemory = 4 * chunk
 	o.Devices[0].ContextMemory = chunk
 	a, b := start(t, o), start(t, o) // a context each
-	require.EqualValues(t, 6*chunk, a.free())
+	require.Equal(t, 6*chunk, a.free())
 	h := a.create(5*chunk, on(0, 0))
-	require.EqualValues(t, chunk, b.free())
+	require.Equal(t, chunk, b.free())
 	_, res := b.MemCreate(2*chunk, on(0, 0))
 	b.is(driver.OutOfMemory, res)
 	_, res = b.MemAlloc(b.ctx, 2*chunk)
@@ -89,7 +89,7 @@ func TestExportedMemoryIsCountedOnceInAFolder(t *testing.T) {
 	a.allow(p, 2*chunk, 0)
 	require.NoError(t, a.m.Poke(cuda.Ptr(p), pattern(2*chunk)))
 	f := a.export(h)
-	require.EqualValues(t, 6*chunk, b.free())
+	require.Equal(t, 6*chunk, b.free())
 	first, res := b.importFD(f)
 	b.ok(res)
 	second, res := b.importFD(f)
@@ -98,7 +98,7 @@ func TestExportedMemoryIsCountedOnceInAFolder(t *testing.T) {
 	a.ok(res)
 	require.NoError(t, f.Close())
 	require.Equal(t, files, openDescriptors(t), "neither end keeps a descriptor")
-	require.EqualValues(t, 6*chunk, a.free())
+	require.Equal(t, 6*chunk, a.free())
 	u, err := Inspect(folder)
 	require.NoError(t, err)
 	self := os.Getpid()
@@ -119,7 +119,7 @@ func TestExportedMemoryIsCountedOnceInAFolder(t *testing.T) {
 	a.ok(a.MemUnmap(p, 2*chunk))
 	a.ok(a.MemAddressFree(p, 2*chunk))
 	a.ok(a.MemRelease(h))
-	require.EqualValues(t, 2*chunk, taken(t, folder), "the importer's mapping holds it")
+	require.Equal(t, 2*chunk, taken(t, folder), "the importer's mapping holds it")
 	require.Equal(t, pattern(2*chunk), b.bytes(q, 2*chunk))
 	b.ok(b.MemUnmap(q, 2*chunk))
 	b.ok(b.MemAddressFree(q, 2*chunk))
@@ -148,7 +148,7 @@ func TestHostMemoryIsSharedInAFolder(t *testing.T) {
 	require.EqualValues(t, 77, views[1][chunk-1])
 	u, err := Inspect(folder)
 	require.NoError(t, err)
-	require.EqualValues(t, chunk, u.HostTaken)
+	require.Equal(t, chunk, u.HostTaken)
 	require.Equal(t, -1, u.Exported[0].Device)
 	require.Contains(t, u.String(), "on the host")
 	a.ok(a.MemRelease(h))
@@ -190,7 +190,7 @@ func TestHiddenDevicesAreCountedToo(t *testing.T) {
 	second.Visible = []int{1}
 	a, b := start(t, two), start(t, second)
 	f := a.export(a.create(chunk, on(1, driver.HandlePosixFD)))
-	require.EqualValues(t, 3*chunk, b.free(), "its device 0 is the machine's device 1")
+	require.Equal(t, 3*chunk, b.free(), "its device 0 is the machine's device 1")
 	h, res := b.importFD(f)
 	b.ok(res)
 	prop, res := b.MemGetAllocationPropertiesFromHandle(h)
@@ -278,7 +278,7 @@ func TestManyImportsCostNoDescriptors(t *testing.T) {
 	for i := range ours {
 		a.ok(a.MemRelease(ours[i]))
 	}
-	require.EqualValues(t, many*chunk, taken(t, folder))
+	require.Equal(t, many*chunk, taken(t, folder))
 	for i := range theirs {
 		b.ok(b.MemRelease(theirs[i]))
 	}
@@ -306,18 +306,18 @@ func TestADMABufPinsMemoryOfAMakerThatIsGone(t *testing.T) {
 	got, err := m.Bytes(cuda.Ptr(p), 2*chunk)
 	require.NoError(t, err)
 	require.Equal(t, pattern(2*chunk), got)
-	require.EqualValues(t, 2*chunk, taken(t, folder))
+	require.Equal(t, 2*chunk, taken(t, folder))
 	require.Zero(t, d.MemUnmap(p, 2*chunk))
-	require.EqualValues(t, 2*chunk, taken(t, folder))
+	require.Equal(t, 2*chunk, taken(t, folder))
 	require.Zero(t, d.MemAddressFree(p, 2*chunk))
 	require.Zero(t, d.DevicePrimaryCtxRelease(0))
 	require.NoError(t, m.Close())
 	other := start(t, small(folder, 8))
-	require.EqualValues(t, 6*chunk, other.free(), "it outlives its maker")
+	require.Equal(t, 6*chunk, other.free(), "it outlives its maker")
 	_, res := other.MemImportFromShareableHandle(fdHandle(int(fd)), driver.HandlePosixFD)
 	other.is(driver.Unknown, res)
 	require.NoError(t, unix.Close(int(fd)))
-	require.EqualValues(t, 8*chunk, other.free())
+	require.Equal(t, 8*chunk, other.free())
 	noFiles(t, folder)
 }
 
@@ -333,7 +333,7 @@ func TestExportFailsCleanlyWithoutTheFolder(t *testing.T) {
 	r.is(driver.OperatingSystem, res)
 	require.Equal(t, before, openDescriptors(t))
 	require.Equal(t, pattern(chunk), r.bytes(p, chunk))
-	require.EqualValues(t, 7*chunk, r.free())
+	require.Equal(t, 7*chunk, r.free())
 	r.ok(r.MemRelease(h))
 }
 
@@ -556,12 +556,12 @@ func TestMemoryInASocketIsTaken(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, u.Processes)
 	require.Equal(t, []ExportedMemory{{Size: chunk, Open: true}}, u.Exported)
-	require.EqualValues(t, chunk, u.Devices[0].Taken)
+	require.Equal(t, chunk, u.Devices[0].Taken)
 
 	fd, err := receiveFD(int(ours.Fd()), 0)
 	require.NoError(t, err)
 	r := start(t, small(folder, crowdChunks))
-	require.EqualValues(t, (crowdChunks-1)*chunk, r.free())
+	require.Equal(t, (crowdChunks-1)*chunk, r.free())
 	h, res := r.MemImportFromShareableHandle(fdHandle(fd), driver.HandlePosixFD)
 	r.ok(res)
 	require.NoError(t, unix.Close(fd))
@@ -579,7 +579,7 @@ func TestASocketThatIsClosedFreesItsMemory(t *testing.T) {
 	var sent bool
 	child.Recv(&sent)
 	child.Kill()
-	require.EqualValues(t, chunk, taken(t, folder))
+	require.Equal(t, chunk, taken(t, folder))
 	require.NoError(t, ours.Close())
 	// The system takes what lies in sockets apart in its own time.
 	require.Eventually(t, func() bool { return taken(t, folder) == 0 }, 10*time.Second, time.Millisecond)
@@ -604,7 +604,7 @@ func TestARaceForMemoryIsExact(t *testing.T) {
 	}
 	require.Equal(t, crowdChunks, sum)
 	for i, c := range children {
-		require.EqualValues(t, sum*chunk, taken(t, folder))
+		require.Equal(t, sum*chunk, taken(t, folder))
 		c.Kill()
 		sum -= got[i]
 	}
@@ -656,7 +656,7 @@ func TestProcessesAreKilledAtAnyMoment(t *testing.T) {
 		require.NoError(t, unix.Close(fd))
 	}
 	require.Zero(t, taken(t, folder))
-	require.EqualValues(t, crowdChunks*chunk, watcher.free())
+	require.Equal(t, crowdChunks*chunk, watcher.free())
 	noFiles(t, folder)
 }
 

@@ -28,7 +28,7 @@ func TestCloseNamesWhatWasLeakedAndWhere(t *testing.T) {
 	leaks := m.Leaks()
 	require.Len(t, leaks, 2)
 	require.Equal(t, KindReservation, leaks[0].Kind)
-	require.EqualValues(t, chunk, leaks[0].Size)
+	require.Equal(t, chunk, leaks[0].Size)
 	require.Contains(t, leaks[0].Stack, "leakSomething")
 	err = m.Close()
 	require.ErrorContains(t, err, "2 leaked objects")

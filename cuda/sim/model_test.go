@@ -173,7 +173,7 @@ func TestVirtualMemoryMatchesAModel(t *testing.T) {
 			},
 			"": func(t *rapid.T) {
 				free, _ := m.Memory(0)
-				require.EqualValues(t, (limit-taken())*chunk, free)
+				require.Equal(t, (limit-taken())*chunk, free)
 				for i, s := range model {
 					got, res := d.MemGetAccess(driver.Location{Type: driver.LocationDevice}, at(i))
 					require.Equal(t, result(s.mem != nil), res)

@@ -95,7 +95,7 @@ func TestMemoryLimitIsExact(t *testing.T) {
 	for _, h := range []driver.MemHandle{all[1], all[3], all[4], big} {
 		r.ok(r.MemRelease(h))
 	}
-	require.EqualValues(t, 10*MiB, r.free())
+	require.Equal(t, 10*MiB, r.free())
 }
 
 func TestFreshMemoryReadsZeroOrPoison(t *testing.T) {
