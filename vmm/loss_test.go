@@ -96,7 +96,7 @@ func (l *losing) end() {
 	require.Empty(l.t, l.sys.Live())
 	require.NoError(l.t, l.sys.Close())
 	for i := range l.devices {
-		require.Equal(l.t, uint64(64*mib), l.free(i))
+		require.Equal(l.t, 64*mib, l.free(i))
 	}
 }
 

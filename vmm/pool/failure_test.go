@@ -218,7 +218,7 @@ func (w *world) sane(at string) {
 	require.Equal(w.t, blocks, st.Blocks, at)
 	require.EqualValues(w.t, bytes, st.Requested, at)
 	require.Equal(w.t, w.base-w.free(), st.Reserved, "the pool counts what it has: %s", at)
-	require.LessOrEqual(w.t, uint64(st.PeakReserved), w.base, "the pool never had more than there is: %s", at)
+	require.LessOrEqual(w.t, st.PeakReserved, w.base, "the pool never had more than there is: %s", at)
 	live := w.m.Live()
 	require.Equal(w.t, live[sim.KindReservation], w.sys.Stats().Reservations, at)
 	require.Equal(w.t, live[sim.KindAllocation], w.sys.Stats().Allocations, at)
