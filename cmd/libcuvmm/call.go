@@ -30,6 +30,17 @@ func call(e *C.cuvmm_error, do func() error) (status C.int32_t) {
 	return say(e, statusOf(err), err.Error())
 }
 
+// onPool is call with the pool of a handle.
+func onPool(handle C.uint64_t, e *C.cuvmm_error, do func(p *entry) error) C.int32_t {
+	return call(e, func() error {
+		p, err := poolOf(uint64(handle))
+		if err != nil {
+			return err
+		}
+		return do(p)
+	})
+}
+
 func say(e *C.cuvmm_error, status C.int32_t, message string) C.int32_t {
 	text := C.CString(message)
 	defer C.free(unsafe.Pointer(text))

@@ -34,11 +34,7 @@ func goPoolClose(pool C.uint64_t, e *C.cuvmm_error) C.int32_t {
 
 //export goAlloc
 func goAlloc(pool C.uint64_t, bytes C.size_t, stream C.uintptr_t, arena C.uint64_t, out *C.uintptr_t, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(pool))
-		if err != nil {
-			return err
-		}
+	return onPool(pool, e, func(p *entry) error {
 		ptr, err := p.alloc(int(bytes), uintptr(stream), uint64(arena))
 		*out = C.uintptr_t(ptr)
 		return err
@@ -47,33 +43,21 @@ func goAlloc(pool C.uint64_t, bytes C.size_t, stream C.uintptr_t, arena C.uint64
 
 //export goFree
 func goFree(pool C.uint64_t, block C.uintptr_t, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(pool))
-		if err != nil {
-			return err
-		}
+	return onPool(pool, e, func(p *entry) error {
 		return p.free(uintptr(block))
 	})
 }
 
 //export goUse
 func goUse(pool C.uint64_t, block, stream C.uintptr_t, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(pool))
-		if err != nil {
-			return err
-		}
+	return onPool(pool, e, func(p *entry) error {
 		return p.use(uintptr(block), uintptr(stream))
 	})
 }
 
 //export goFind
 func goFind(pool C.uint64_t, block C.uintptr_t, out *C.size_t, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(pool))
-		if err != nil {
-			return err
-		}
+	return onPool(pool, e, func(p *entry) error {
 		n, err := p.find(uintptr(block))
 		*out = C.size_t(n)
 		return err
@@ -82,11 +66,7 @@ func goFind(pool C.uint64_t, block C.uintptr_t, out *C.size_t, e *C.cuvmm_error)
 
 //export goTrim
 func goTrim(pool C.uint64_t, freed *C.uint64_t, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(pool))
-		if err != nil {
-			return err
-		}
+	return onPool(pool, e, func(p *entry) error {
 		n, err := p.pool.Trim(0)
 		*freed = C.uint64_t(n)
 		return err
@@ -95,33 +75,22 @@ func goTrim(pool C.uint64_t, freed *C.uint64_t, e *C.cuvmm_error) C.int32_t {
 
 //export goSetLimit
 func goSetLimit(pool C.uint64_t, bytes C.int64_t, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(pool))
-		if err != nil {
-			return err
-		}
+	return onPool(pool, e, func(p *entry) error {
 		return p.pool.SetLimit(int(bytes))
 	})
 }
 
 //export goTotalMemory
 func goTotalMemory(pool C.uint64_t, out *C.size_t, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(pool))
-		if err == nil {
-			*out = C.size_t(p.dev.TotalMemory())
-		}
-		return err
+	return onPool(pool, e, func(p *entry) error {
+		*out = C.size_t(p.dev.TotalMemory())
+		return nil
 	})
 }
 
 //export goStats
 func goStats(pool C.uint64_t, out *C.cuvmm_stats, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(pool))
-		if err != nil {
-			return err
-		}
+	return onPool(pool, e, func(p *entry) error {
 		s := p.pool.Stats()
 		out.requested, out.peak_requested = C.uint64_t(s.Requested), C.uint64_t(s.PeakRequested)
 		out.requested_total = C.uint64_t(s.AllocatedBytes)
@@ -136,29 +105,24 @@ func goStats(pool C.uint64_t, out *C.cuvmm_stats, e *C.cuvmm_error) C.int32_t {
 
 //export goResetPeaks
 func goResetPeaks(pool C.uint64_t, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(pool))
-		if err == nil {
-			p.pool.ResetPeaks()
-		}
-		return err
+	return onPool(pool, e, func(p *entry) error {
+		p.pool.ResetPeaks()
+		return nil
 	})
 }
 
 //export goRecordHistory
 func goRecordHistory(handle, events C.uint64_t, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(handle))
+	return onPool(handle, e, func(p *entry) error {
 		switch {
-		case err != nil:
 		case events == 0:
 			p.pool.StopHistory()
 		case events > maxEvents:
-			err = errs.Invalid("cuvmm_record_history", fmt.Sprintf("%d events", events), fmt.Sprintf("keep at most %d", maxEvents))
+			return errs.Invalid("cuvmm_record_history", fmt.Sprintf("%d events", events), fmt.Sprintf("keep at most %d", maxEvents))
 		default:
 			p.pool.StartHistory(pool.HistoryOptions{Events: int(events)})
 		}
-		return err
+		return nil
 	})
 }
 
@@ -167,11 +131,7 @@ const maxEvents = 1 << 24
 
 //export goSnapshot
 func goSnapshot(pool C.uint64_t, to *C.char, n *C.size_t, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(pool))
-		if err != nil {
-			return err
-		}
+	return onPool(pool, e, func(p *entry) error {
 		text, err := json.Marshal(p.pool.Snapshot())
 		if err != nil {
 			return err
@@ -202,22 +162,14 @@ func fill(to *C.char, n *C.size_t, text []byte) {
 
 //export goStreamClose
 func goStreamClose(pool C.uint64_t, stream C.uintptr_t, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(pool))
-		if err != nil {
-			return err
-		}
+	return onPool(pool, e, func(p *entry) error {
 		return p.closeStream(uintptr(stream))
 	})
 }
 
 //export goArenaOpen
 func goArenaOpen(pool C.uint64_t, out *C.uint64_t, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(pool))
-		if err != nil {
-			return err
-		}
+	return onPool(pool, e, func(p *entry) error {
 		n, err := p.openArena()
 		*out = C.uint64_t(n)
 		return err
@@ -226,33 +178,21 @@ func goArenaOpen(pool C.uint64_t, out *C.uint64_t, e *C.cuvmm_error) C.int32_t {
 
 //export goArenaEnd
 func goArenaEnd(pool, arena C.uint64_t, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(pool))
-		if err != nil {
-			return err
-		}
+	return onPool(pool, e, func(p *entry) error {
 		return p.endArena(uint64(arena))
 	})
 }
 
 //export goArenaRelease
 func goArenaRelease(pool, arena C.uint64_t, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(pool))
-		if err != nil {
-			return err
-		}
+	return onPool(pool, e, func(p *entry) error {
 		return p.releaseArena(uint64(arena))
 	})
 }
 
 //export goSegmentAlloc
 func goSegmentAlloc(pool C.uint64_t, bytes C.size_t, out *C.uintptr_t, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(pool))
-		if err != nil {
-			return err
-		}
+	return onPool(pool, e, func(p *entry) error {
 		ptr, err := p.newSegment(int(bytes))
 		*out = C.uintptr_t(ptr)
 		return err
@@ -261,11 +201,7 @@ func goSegmentAlloc(pool C.uint64_t, bytes C.size_t, out *C.uintptr_t, e *C.cuvm
 
 //export goSegmentFree
 func goSegmentFree(pool C.uint64_t, segment, stream C.uintptr_t, e *C.cuvmm_error) C.int32_t {
-	return call(e, func() error {
-		p, err := poolOf(uint64(pool))
-		if err != nil {
-			return err
-		}
+	return onPool(pool, e, func(p *entry) error {
 		return p.freeSegment(uintptr(segment), uintptr(stream))
 	})
 }
