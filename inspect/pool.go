@@ -1,6 +1,10 @@
 package inspect
 
-import "github.com/cuvmm/cuvmm/vmm/pool"
+import (
+	"strings"
+
+	"github.com/cuvmm/cuvmm/vmm/pool"
+)
 
 func (t *snapshotReader) pool(device int, p pool.Snapshot) {
 	to := counts(device, p.Stats)
@@ -15,7 +19,7 @@ func (t *snapshotReader) pool(device int, p pool.Snapshot) {
 	}
 	for _, e := range p.History {
 		to.History = append(to.History, Event{Op: e.Op.String(), Time: e.Time, Ptr: Address(e.Ptr), Bytes: e.Bytes,
-			Stream: uint64(e.Stream), Tag: e.Tag.String(), Stack: t.text(e.Stack)})
+			Stream: uint64(e.Stream), Tag: label(e.Tag), Stack: t.text(e.Stack)})
 	}
 	t.s.Pools = append(t.s.Pools, to)
 }
@@ -33,11 +37,14 @@ func (t *snapshotReader) segment(s pool.Segment) Segment {
 	for _, p := range s.Parts {
 		if p.State != pool.Hole {
 			to.Blocks = append(to.Blocks, Block{Offset: int(p.Ptr - s.Ptr), Bytes: int(p.Bytes), Requested: int(p.Requested),
-				Waiting: p.State == pool.WaitingBlock, Tag: p.Tag.String(), Stack: t.text(p.Stack)})
+				Waiting: p.State == pool.WaitingBlock, Tag: label(p.Tag), Stack: t.text(p.Stack)})
 		}
 	}
 	return to
 }
+
+// label returns a tag's name as text: what reads snapshots takes UTF-8 alone.
+func label(t pool.Tag) string { return strings.ToValidUTF8(t.String(), "\uFFFD") }
 
 // counts are the numbers of a pool, which take no walk.
 func counts(device int, s pool.Stats) Pool {
@@ -45,7 +52,7 @@ func counts(device int, s pool.Stats) Pool {
 		Peak: int(s.PeakReserved), Waiting: s.Waiting, Arenas: s.Arenas,
 		Allocs: int(s.Allocs), Frees: int(s.Frees), AllocatedBytes: int(s.AllocatedBytes)}
 	for _, tag := range s.Tags {
-		to.Tags = append(to.Tags, Use{Name: tag.Tag.String(), Bytes: int(tag.Requested), Count: int(tag.Blocks)})
+		to.Tags = append(to.Tags, Use{Name: label(tag.Tag), Bytes: int(tag.Requested), Count: int(tag.Blocks)})
 	}
 	return to
 }

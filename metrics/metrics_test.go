@@ -39,7 +39,7 @@ func TestAScrape(t *testing.T) {
 	require.NoError(t, err)
 	p, err := pool.New(d, pool.Options{Statistics: true, Limit: 1 << 30})
 	require.NoError(t, err)
-	b, err := p.Alloc(pool.Request{Bytes: 3000, Stream: s, Tag: pool.NewTag("weights")})
+	b, err := p.Alloc(pool.Request{Bytes: 3000, Stream: s, Tag: pool.NewTag("weights\xff")}) // which is not UTF-8
 	require.NoError(t, err)
 	text := scrape(t, New(sys))
 	labels := `{UUID="` + d.UUID().String() + `",gpu="1",pool="0"`
@@ -50,7 +50,7 @@ func TestAScrape(t *testing.T) {
 		"cuvmm_pool_reserved_bytes" + labels + "} 2.097152e+06\n",
 		"cuvmm_pool_limit_bytes" + labels + "} 1.073741824e+09\n",
 		"cuvmm_pool_allocations_total" + labels + "} 1\n",
-		"cuvmm_pool_tag_requested_bytes" + labels + `,tag="weights"} 3000`,
+		"cuvmm_pool_tag_requested_bytes" + labels + `,tag="weights�"} 3000`,
 		`cuvmm_objects{kind="allocation"} 1`,
 		"# TYPE cuvmm_lost_objects_total counter\n",
 	} {

@@ -3,6 +3,7 @@ package torch
 import (
 	"bufio"
 	"encoding/binary"
+	"strings"
 )
 
 // pickler writes the few opcodes of Python's pickle format that snapshots need. Errors of
@@ -53,6 +54,7 @@ func (p *pickler) boolean(v bool) {
 
 // text writes a string, in full at its first use.
 func (p *pickler) text(s string) {
+	s = strings.ToValidUTF8(s, "\uFFFD") // Python reads nothing else
 	if at, known := p.strings[s]; known {
 		p.get(at)
 		return

@@ -110,6 +110,15 @@ print(*sorted({op.name for op, _, _ in pickletools.genops(sys.stdin.buffer.read(
 		strings.Fields(string(out)))
 }
 
+func TestTextThatIsNotUTF8(t *testing.T) {
+	var w bytes.Buffer
+	s := snapshot()
+	s.Stacks[0] = inspect.Stack{"main.load (/src/l\xffad.go:10)"}
+	require.NoError(t, torch.Write(&w, s))
+	blocks := python(t, w.Bytes())["segments"].([]any)[0].(map[string]any)["blocks"].([]any)
+	require.Equal(t, []any{map[string]any{"filename": "/src/l�ad.go", "line": 10.0, "name": "main.load"}}, blocks[1].(map[string]any)["frames"])
+}
+
 func TestAnEmptySnapshot(t *testing.T) {
 	var w bytes.Buffer
 	require.NoError(t, torch.Write(&w, inspect.Snapshot{}))
