@@ -17,7 +17,7 @@
 //     unmapped at their old places later. Nothing is copied, no live block is touched,
 //     and the request does not wait for the GPU, because the stream that freed a chunk
 //     uses it at the new address after all that it does at the old one. Requests of
-//     eight chunks or more lie apart from each other, with room to grow in place.
+//     four chunks or more lie apart from each other, with room to grow in place.
 //
 // So the memory that the pool holds follows what is requested, even if the GPU is far
 // behind: it makes a chunk only if there are not enough free ones, and gives one back to

@@ -148,11 +148,25 @@ func (e *extent) padded(size, align uint64) uint64 {
 	return (uint64(e.ptr)+align-1)&^(align-1) - uint64(e.ptr) + size
 }
 
+// apart is how many times a free extent is as long as a request that lies at its back.
+const apart = 4
+
+// position is the address of a request in a free extent: its front. A request of about a
+// chunk or more lies at the back of a much longer extent, which can then still grow
+// downward: what is cut out of large extents, and what needs a whole one, come from
+// different ends.
+func (sh *shard) position(e *extent, size, align uint64) driver.Ptr {
+	if size >= sh.pool.chunk/4*3 && size*apart <= e.size {
+		return (e.end() - driver.Ptr(size)) &^ driver.Ptr(align-1)
+	}
+	return (e.ptr + driver.Ptr(align-1)) &^ driver.Ptr(align-1)
+}
+
 // carve takes a request out of a free extent.
 func (sh *shard) carve(e *extent, size, align uint64) *extent {
 	sh.unfree(e)
-	if pad := e.padded(size, align) - size; pad > 0 {
-		front := sh.split(e, pad)
+	if before := uint64(sh.position(e, size, align) - e.ptr); before > 0 {
+		front := sh.split(e, before)
 		sh.remain(front)
 	}
 	if e.size > size {

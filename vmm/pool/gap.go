@@ -27,7 +27,7 @@ import (
 
 const (
 	// largeChunks is how many chunks a large request takes at least.
-	largeChunks = 8
+	largeChunks = 4
 	// joinPart is the part of a large request that a free extent must save for the
 	// request to be placed beside it.
 	joinPart = 8

@@ -46,6 +46,41 @@ func TestALargeRequestJoinsNoRest(t *testing.T) {
 	}
 }
 
+// What is cut out of a much larger free block comes from its back, so that the rest grows
+// downward: only what the next large block lacks is mapped.
+func TestAFreeBlockGrowsDownward(t *testing.T) {
+	const large = 64 * mib
+	for name, c := range map[string]struct{ bytes, align, from int }{
+		"a chunk":               {2 * mib, 0, large - 2*mib},
+		"aligned":               {3 * mib, 2 * mib, large - 4*mib},
+		"less than most of one": {mib, 0, 0},
+		"a large part of it":    {large / 2, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, d := open(t)
+			s := stream(t, d)
+			p := newPool(t, d, pool.Options{})
+			live := []pool.Block{alloc(t, p, s, 4*mib)} // so that the next one lies in the middle of the addresses
+			first := alloc(t, p, s, large)
+			free(t, p, first)
+			b, err := p.Alloc(pool.Request{Bytes: c.bytes, Align: c.align, Stream: s})
+			require.NoError(t, err)
+			require.Equal(t, first.Ptr()+cuda.Ptr(c.from), b.Ptr())
+			live = append(live, b)
+			if c.from > 0 {
+				m.ResetCounts()
+				next := alloc(t, p, s, large)
+				require.Equal(t, first.Ptr()+cuda.Ptr(c.from-large), next.Ptr())
+				require.Equal(t, (large-c.from)/(2*mib), calls(m)["cuMemMap"])
+				live = append(live, next)
+			}
+			for _, b := range live {
+				free(t, p, b)
+			}
+		})
+	}
+}
+
 // leftBehind makes a free block of 16 chunks, the last 4 of which move away. Live blocks
 // are before it and where they move to.
 func leftBehind(t testing.TB, p *pool.Pool, s *cuda.Stream, chunk int) (live []pool.Block) {
@@ -53,7 +88,7 @@ func leftBehind(t testing.TB, p *pool.Pool, s *cuda.Stream, chunk int) (live []p
 	longer, shorter := alloc(t, p, s, 30*chunk), alloc(t, p, s, 17*chunk)
 	free(t, p, longer)
 	free(t, p, shorter)
-	live = append(live, alloc(t, p, s, chunk))
+	live = append(live, alloc(t, p, s, chunk/2))
 	require.Equal(t, shorter.Ptr(), live[0].Ptr())
 	return append(live, alloc(t, p, s, 34*chunk))
 }

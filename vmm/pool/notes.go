@@ -35,9 +35,12 @@ package pool
 // next request of its size. Growing and moving are one operation: the pool finds the
 // gap that takes the fewest chunks, counting free extents that touch it, and fills it
 // with free chunks out of holes and with new ones (gap.go). Large requests take the
-// middle of a gap, because what is packed close cannot grow: a graph network whose blocks
-// of several GiB vary by a tenth mapped 2,824 chunks in its first pass with packed blocks,
-// and maps 1,300 with room between them. Handing memory to another stream as
+// middle of a gap, because what is packed close cannot grow. A request of about a chunk
+// or more that is cut out of a much larger free extent comes from its back, so that the
+// extent can grow downward when a large request wants it again (shard.position). A graph
+// network whose blocks of several GiB vary by a tenth mapped 2,824 chunks in its first
+// pass with packed blocks, 1,290 with room between them, and maps 900 from two ends; in
+// its second pass 60 in place of 310. Handing memory to another stream as
 // it is mapped changes the owner of a span, and calls no driver.
 //
 // # Address space
