@@ -184,6 +184,9 @@ func (t *hostTransport) admit(conn *peer.Conn) *member {
 	case !t.secret.proves(memberProves, h, challenge, proof):
 		_ = conn.Send(ctx, peer.Message{Kind: wire.Unproved})
 		return nil
+	case len(t.secret) > 0 && relayed(h, conn):
+		_ = conn.Send(ctx, peer.Message{Kind: wire.Relayed})
+		return nil
 	case int(h.Size) != t.Size():
 		_ = conn.Send(ctx, otherSize(t.Size()))
 		return nil
@@ -205,6 +208,14 @@ func (t *hostTransport) admit(conn *peer.Conn) *member {
 		return nil
 	}
 	return m
+}
+
+// relayed reports whether another process than the member, which proved the secret, has
+// the other end of the connection. It cannot tell if the member is in another PID
+// namespace.
+func relayed(h hello, conn *peer.Conn) bool {
+	p, known := conn.Peer()
+	return known && h.Namespace != 0 && h.Namespace == pidNamespace() && h.PID != uint32(p.PID)
 }
 
 // enter gives a process its rank and the earlier events, unless another

@@ -77,7 +77,7 @@ func TestFilesBeforeTheProof(t *testing.T) {
 	defer func() { require.NoError(t, host.Close()) }()
 	c, err := peer.Dial(t.Context(), path, peer.Options{})
 	require.NoError(t, err)
-	m := hello{1, 2, newNonce()}.message()
+	m := newHello(1, 2).message()
 	m.FDs = []*peer.FD{peertest.NullFD(t)}
 	require.NoError(t, c.Send(t.Context(), m))
 	_, err = c.Receive(peertest.Context(t))

@@ -38,7 +38,7 @@ func (s Secret) Check() error {
 	return nil
 }
 
-// nonce makes every proof valid for one connection only.
+// nonce makes every proof valid for one handshake only.
 type nonce [32]byte
 
 func newNonce() (n nonce) {

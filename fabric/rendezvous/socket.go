@@ -67,7 +67,7 @@ func (t *memberTransport) CarriesFiles() bool { return true }
 
 // enter introduces this rank and exchanges proofs of the secret with the host.
 func (t *memberTransport) enter(ctx context.Context, secret Secret) error {
-	me := hello{uint32(t.rank), uint32(t.size), newNonce()}
+	me := newHello(t.rank, t.size)
 	b, err := t.ask(ctx, me.message(), wire.Challenge, len(nonce{}))
 	if err != nil {
 		return err
@@ -100,6 +100,8 @@ func (t *memberTransport) ask(ctx context.Context, m peer.Message, kind uint16, 
 		return nil, fmt.Errorf("%w: another process has joined as rank %d; give each a rank of its own, and make a new group after one has ended", cuda.ErrInUse, t.rank)
 	case wire.Unproved:
 		return nil, fmt.Errorf("%w: the host has another secret than this rank; %s", peer.ErrPeer, sameSecret)
+	case wire.Relayed:
+		return nil, fmt.Errorf("%w: the host is connected to another process than this one, which relays the messages; join at the host's own path", peer.ErrPeer)
 	case wire.OtherSize:
 		size, err := readOtherSize(reply)
 		if err != nil {

@@ -48,7 +48,7 @@ func TestJoiningAHostThatCloses(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Close()) }()
 	m := &memberTransport{rank: 1, size: 2, conn: c}
-	me := hello{1, 2, newNonce()}
+	me := newHello(1, 2)
 	b, err := m.ask(t.Context(), me.message(), wire.Challenge, len(nonce{}))
 	require.NoError(t, err)
 	inside := host.transport.(*hostTransport)

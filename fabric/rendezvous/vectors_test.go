@@ -47,7 +47,7 @@ func TestGroupsAreThoseOfTheVectors(t *testing.T) {
 		require.NoError(t, err, v.Message)
 		require.Equal(t, v.Body, hex.EncodeToString(again.Body), v.Message)
 	}
-	for k := wire.Hello; k <= wire.Unproved; k++ {
+	for k := wire.Hello; k <= wire.Relayed; k++ {
 		require.True(t, kinds[k], "kind %#x has no vector", k)
 	}
 }

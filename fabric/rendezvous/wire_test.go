@@ -35,11 +35,11 @@ func FuzzEvent(f *testing.F) {
 }
 
 func TestHello(t *testing.T) {
-	want := hello{3, 8, newNonce()}
+	want := newHello(3, 4)
 	h, err := readHello(want.message())
 	require.NoError(t, err)
 	require.Equal(t, want, h)
-	for _, b := range [][]byte{nil, make([]byte, 8), make([]byte, 39), make([]byte, 41)} {
+	for _, b := range [][]byte{nil, make([]byte, 8), make([]byte, 51), make([]byte, 53)} {
 		_, err := readHello(peer.Message{Kind: wire.Hello, Body: b})
 		require.ErrorIs(t, err, peer.ErrProtocol)
 	}

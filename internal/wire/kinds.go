@@ -57,6 +57,7 @@ const (
 	Challenge                        // the host's nonce
 	Proof                            // the member's proof
 	Unproved                         // the host refuses: the proof is of another secret
+	Relayed                          // the host refuses: another process relays the connection
 )
 
 const (
