@@ -1,7 +1,9 @@
 package etcd
 
 import (
+	"bytes"
 	"context"
+	"crypto/ed25519"
 	"errors"
 	"fmt"
 	"strconv"
@@ -64,9 +66,10 @@ func Join(ctx context.Context, client *clientv3.Client, session string, rank, si
 	if o.Timeout <= 0 {
 		o.Timeout = rendezvous.DefaultTimeout
 	}
-	t := &transport{client: client, prefix: strings.TrimSuffix(o.Prefix, "/") + "/" + session + "/",
-		rank: rank, size: size, ttl: o.TTL, timeout: o.Timeout, secret: o.Secret, events: make(chan rendezvous.Event, 4*size), joined: map[int]bool{}}
-	t.life, t.end = context.WithCancel(context.Background())
+	t, err := newTransport(client, session, rank, size, o)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
 	if err := t.enter(ctx); err != nil {
@@ -77,10 +80,23 @@ func Join(ctx context.Context, client *clientv3.Client, session string, rank, si
 	return rendezvous.New(t, o.Options), nil
 }
 
-// transport keeps, under its prefix, "rank/R" for every rank that is there, with the
-// group's size, and of what rank R did "event/R/0" and "event/R/1", its latest
-// arrivals at steps of an even and an odd number, and "event/R/end". Who arrives
-// at a step knows that all others have done with the one before the last.
+func newTransport(client *clientv3.Client, session string, rank, size int, o Options) (*transport, error) {
+	public, private, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		return nil, err
+	}
+	t := &transport{client: client, prefix: strings.TrimSuffix(o.Prefix, "/") + "/" + session + "/",
+		rank: rank, size: size, ttl: o.TTL, timeout: o.Timeout, secret: o.Secret, public: public, private: private,
+		events: make(chan rendezvous.Event, 4*size), joined: map[int]ed25519.PublicKey{}}
+	t.life, t.end = context.WithCancel(context.Background())
+	return t, nil
+}
+
+// transport keeps, under its prefix, "rank/R" for every rank that is present, with the
+// public key of its process and the group's size, and of what rank R did "event/R/0" and
+// "event/R/1", its latest arrivals at steps of an even and an odd number, and
+// "event/R/end". Rank R signs its events. A rank that arrives at a step shows that no rank
+// needs the step before the last.
 type transport struct {
 	client       *clientv3.Client
 	prefix       string
@@ -89,13 +105,17 @@ type transport struct {
 	lease        clientv3.LeaseID
 
 	events chan rendezvous.Event
-	joined map[int]bool // the ranks that have ever been there; the work's alone
+	// joined are the public keys of all ranks that have ever joined; nil of one that had
+	// left before this rank joined. It is the work's alone.
+	joined map[int]ed25519.PublicKey
 	life   context.Context
 	end    context.CancelFunc
 	work   sync.WaitGroup
 	once   sync.Once
 
-	secret rendezvous.Secret
+	secret  rendezvous.Secret
+	public  ed25519.PublicKey
+	private ed25519.PrivateKey
 }
 
 func (t *transport) Rank() int          { return t.rank }
@@ -123,10 +143,10 @@ func (t *transport) enter(ctx context.Context) (err error) {
 		return err
 	}
 	key := t.rankKey(t.rank)
-	size := seal(t.secret, key, []byte(strconv.Itoa(t.size)))
+	me := seal(t.secret, key, strconv.AppendInt(bytes.Clone(t.public), int64(t.size), 10))
 	answer, err := t.client.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
-		Then(clientv3.OpPut(key, size, clientv3.WithLease(t.lease)), clientv3.OpGet(t.prefix, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortAscend))).
+		Then(clientv3.OpPut(key, me, clientv3.WithLease(t.lease)), clientv3.OpGet(t.prefix, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortAscend))).
 		Commit()
 	if err != nil {
 		err = fmt.Errorf("rank %d could not be written to the etcd server: %w; see whether it responds, and lets this client write under %q", t.rank, err, t.prefix)
@@ -172,15 +192,24 @@ func (t *transport) fits(before []*mvccpb.KeyValue) error {
 			return fmt.Errorf("%w: key %q was written without this rank's secret; %s", peer.ErrPeer, kv.Key, sameSecret)
 		}
 		key := strings.TrimPrefix(string(kv.Key), t.prefix)
-		if r, ok := strings.CutPrefix(key, "rank/"); ok && string(value) != strconv.Itoa(t.size) {
-			return fmt.Errorf("%w: rank %s has joined a group of %s, this one would a group of %d; name the same size in all processes", rendezvous.ErrDisagree, r, value, t.size)
+		if r, ok := strings.CutPrefix(key, "rank/"); ok {
+			if _, size := readRank(value); size != strconv.Itoa(t.size) {
+				return fmt.Errorf("%w: rank %s has joined a group of %s, this one would a group of %d; name the same size in all processes", rendezvous.ErrDisagree, r, size, t.size)
+			}
 		}
 		var e rendezvous.Event
+		value, _ = signed(nil, "", value) // see checks the signature
 		if strings.HasPrefix(key, "event/") && e.UnmarshalBinary(value) == nil && e.Kind == rendezvous.Posted && e.Step.Number > 0 {
 			return fmt.Errorf("%w: rank %d is at step %d already, of a group that had another as rank %d; %s", cuda.ErrInUse, e.Rank, e.Step.Number, t.rank, anotherSession)
 		}
 	}
 	return nil
+}
+
+// readRank returns the public key of a rank, and the size of its group.
+func readRank(value []byte) (public ed25519.PublicKey, size string) {
+	n := min(len(value), ed25519.PublicKeySize)
+	return ed25519.PublicKey(value[:n]), string(value[n:])
 }
 
 const sameSecret = "give all ranks the same Options.Secret"
@@ -243,17 +272,12 @@ func (t *transport) see(kv *mvccpb.KeyValue) bool {
 	if !ok || err != nil || rank < 0 || rank >= t.size {
 		return true // not of this group
 	}
-	t.joined[rank] = true
-	var e rendezvous.Event
-	if err = e.UnmarshalBinary(value); err == nil && !proved {
+	e, err := t.readEvent(string(kv.Key), rank, as == "end", value)
+	if err == nil && !proved {
 		err = errors.New("it does not prove the group's secret; " + sameSecret)
 	}
-	// A rank that leaves a group that has failed writes what decided that.
-	if inside := e.Rank >= 0 && e.Rank < t.size; err == nil && e.Rank != rank && (as != "end" || !inside) {
-		err = fmt.Errorf("an event of rank %d", e.Rank)
-	}
 	if err != nil {
-		e = rendezvous.Event{Kind: rendezvous.Lost, Rank: rank, Reason: "it wrote what no rank writes: " + err.Error()}
+		e = rendezvous.Event{Kind: rendezvous.Lost, Rank: rank, Reason: "its keys have what no rank writes: " + err.Error()}
 	}
 	if e.Rank == t.rank {
 		e.Contribution = rendezvous.Contribution{}
@@ -261,20 +285,49 @@ func (t *transport) see(kv *mvccpb.KeyValue) bool {
 	return t.put(e)
 }
 
+// readEvent reads an event under a rank's key, which the rank's process must have signed.
+// Only the end of a rank that had left before this one joined cannot be checked.
+func (t *transport) readEvent(key string, rank int, end bool, value []byte) (e rendezvous.Event, err error) {
+	public, known := t.joined[rank]
+	if !known {
+		t.joined[rank] = nil
+	}
+	value, ok := signed(public, key, value)
+	if err := e.UnmarshalBinary(value); err != nil {
+		return e, err
+	}
+	inside := e.Rank >= 0 && e.Rank < t.size
+	switch {
+	case !ok && (public != nil || !end):
+		return e, fmt.Errorf("an event that another process than rank %d signed", rank)
+	case e.Rank == rank:
+		return e, nil
+	case !end || !inside || e.Kind == rendezvous.Posted || e.Kind == rendezvous.Ended:
+		return e, fmt.Errorf("an event %q of rank %d", e.Kind, e.Rank)
+	}
+	return e, nil // a rank that leaves a group that has failed writes what decided that
+}
+
 // seeRank takes in a rank that joined.
 func (t *transport) seeRank(r string, value []byte, proved bool) bool {
 	rank, err := strconv.Atoi(r)
 	inside := rank >= 0 && rank < t.size
-	same := proved && string(value) == strconv.Itoa(t.size)
+	public, size := readRank(value)
+	same := proved && size == strconv.Itoa(t.size)
+	before, known := t.joined[rank]
 	switch {
 	case err != nil || !inside && (same || !proved):
 		return true // not of this group
-	case same:
-		t.joined[rank] = true
+	case same && !known:
+		t.joined[rank] = public
 		return true
+	case same && before.Equal(public):
+		return true
+	case same:
+		return t.put(rendezvous.Event{Kind: rendezvous.Lost, Rank: rank, Reason: "another process took its rank"})
 	}
 	e := rendezvous.Event{Kind: rendezvous.Failed, Rank: rank,
-		Reason: fmt.Sprintf("rank %d joined a group of %s, this one a group of %d: name the same size in all processes", rank, value, t.size)}
+		Reason: fmt.Sprintf("rank %d joined a group of %s, this one a group of %d: name the same size in all processes", rank, size, t.size)}
 	if !proved {
 		e.Reason = fmt.Sprintf("rank %d does not prove the group's secret; %s", rank, sameSecret)
 	}
@@ -317,7 +370,7 @@ func (t *transport) write(ctx context.Context, as string, e rendezvous.Event, le
 		return err
 	}
 	key := fmt.Sprintf("%sevent/%d/%s", t.prefix, t.rank, as)
-	_, err = t.client.Put(ctx, key, seal(t.secret, key, value), clientv3.WithLease(lease))
+	_, err = t.client.Put(ctx, key, seal(t.secret, key, sign(t.private, key, value)), clientv3.WithLease(lease))
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return fmt.Errorf("%s: %w", ranOut, err)
 	}

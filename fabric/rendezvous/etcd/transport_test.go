@@ -235,10 +235,58 @@ func TestGroup(t *testing.T) {
 		require.NoError(t, err)
 		for _, err := range together(groups, func(g *rendezvous.Group) error { return g.Barrier(t.Context(), "on") }) {
 			require.ErrorIs(t, err, peer.ErrGone)
-			require.ErrorContains(t, err, "rank 0: it wrote what no rank writes")
+			require.ErrorContains(t, err, "rank 0: its keys have what no rank writes")
 		}
 		_, err = Join(t.Context(), client(t, endpoint), "short", 0, 1, Options{Options: rendezvous.Options{Secret: rendezvous.Secret("short")}})
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	})
+	t.Run("a member that speaks for another rank", func(t *testing.T) {
+		o := Options{Prefix: DefaultPrefix, TTL: DefaultTTL, Options: rendezvous.Options{Timeout: time.Minute, Secret: rendezvous.Secret("0123456789abcdef")}}
+		posted := rendezvous.Event{Kind: rendezvous.Posted, Rank: 0, Step: rendezvous.Step{Name: "go"}, Contribution: rendezvous.Contribution{Body: []byte("forged")}}
+		put := func(liar *transport, key, value string) error {
+			_, err := liar.client.Put(t.Context(), key, value, clientv3.WithLease(liar.lease))
+			return err
+		}
+		for name, row := range map[string]struct {
+			lie  func(liar *transport) error
+			says string
+		}{
+			"as its own end": {func(liar *transport) error {
+				return liar.write(t.Context(), "end", posted, liar.lease)
+			}, `rank 2: its keys have what no rank writes: an event "posted" of rank 0`},
+			"that the other's transport ended": {func(liar *transport) error {
+				return liar.write(t.Context(), "end", rendezvous.Event{Kind: rendezvous.Ended, Rank: 0}, liar.lease)
+			}, `rank 2: its keys have what no rank writes: an event "ended" of rank 0`},
+			"under the other's key": {func(liar *transport) error {
+				key := liar.prefix + "event/0/0"
+				value, err := posted.MarshalBinary()
+				return errors.Join(err, put(liar, key, seal(liar.secret, key, sign(liar.private, key, value))))
+			}, "rank 0: its keys have what no rank writes: an event that another process than rank 0 signed"},
+			"after it took the other's rank": {func(liar *transport) error {
+				key := liar.rankKey(0)
+				return put(liar, key, seal(liar.secret, key, append(liar.public[:len(liar.public):len(liar.public)], '3')))
+			}, "rank 0: another process took its rank"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				session := "liar " + strings.ReplaceAll(name, " ", "-")
+				groups := make([]*rendezvous.Group, 2)
+				for r := range groups {
+					g, err := Join(t.Context(), client(t, endpoint), session, r, 3, o)
+					require.NoError(t, err)
+					t.Cleanup(func() { _ = g.Close() })
+					groups[r] = g
+				}
+				liar, err := newTransport(client(t, endpoint), session, 2, 3, o)
+				require.NoError(t, err)
+				require.NoError(t, liar.enter(t.Context()))
+				t.Cleanup(func() { _ = liar.Close(nil) })
+				require.NoError(t, row.lie(liar))
+				require.NoError(t, liar.Post(t.Context(), rendezvous.Step{Name: "go"}, rendezvous.Contribution{}))
+				all, err := groups[1].AllGather(t.Context(), "go", nil)
+				require.ErrorIs(t, err, peer.ErrGone, "%q", all)
+				require.ErrorContains(t, err, row.says)
+			})
+		}
 	})
 	t.Run("a session whose group has begun", func(t *testing.T) {
 		groups := group(t, endpoint, "begun", 2, Options{})
@@ -276,7 +324,7 @@ func TestGroup(t *testing.T) {
 		}
 		err := groups[0].Barrier(t.Context(), "go")
 		require.ErrorIs(t, err, peer.ErrGone)
-		require.ErrorContains(t, err, "rank 1: it wrote what no rank writes")
+		require.ErrorContains(t, err, "rank 1: its keys have what no rank writes")
 		_, err = c.Delete(t.Context(), DefaultPrefix+"junk/", clientv3.WithPrefix())
 		require.NoError(t, err)
 	})
