@@ -19,32 +19,32 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// DefaultPrefix is under which key groups are kept where nothing else is said.
+// DefaultPrefix is the default of Options.Prefix.
 const DefaultPrefix = "/cuvmm/rendezvous/"
 
-// DefaultTTL is how long after its end a rank counts as lost.
+// DefaultTTL is the default of Options.TTL.
 const DefaultTTL = 5 * time.Second
 
-// farewell is how long a rank that leaves tries to say so.
+// farewell bounds how long a rank that leaves tries to say so.
 const farewell = time.Second
 
-// Options describe a group over etcd. The zero value works.
+// Options configure a group over etcd. The zero value works.
 type Options struct {
 	rendezvous.Options
-	// Prefix of all keys; empty is DefaultPrefix.
+	// Prefix is the prefix of all keys; empty is DefaultPrefix.
 	Prefix string
-	// TTL is how long a rank's lease lasts without a sign of life, in whole
-	// seconds: a rank that dies counts as lost after that. A server may make it
-	// longer, by some election timeouts. 0 is DefaultTTL.
+	// TTL is how long a rank's lease lasts without a sign of life, rounded up to whole
+	// seconds: a rank that dies counts as lost after that. A server may prolong it by some
+	// election timeouts. 0 is DefaultTTL.
 	TTL time.Duration
 }
 
 // Join enters a group as one of its ranks, within Options.Timeout. All ranks name
 // the same session, which no other group uses; a new group takes a new name. A
 // rank that another process has, or a session whose group has begun, is
-// cuda.ErrInUse; another size than a rank before named is
-// rendezvous.ErrDisagree, and another secret peer.ErrPeer. The client stays the caller's, who closes the group
-// before it.
+// cuda.ErrInUse; another size than that of an earlier rank is rendezvous.ErrDisagree, and
+// another secret peer.ErrPeer. The client stays the caller's. The caller closes the group
+// before the client.
 func Join(ctx context.Context, client *clientv3.Client, session string, rank, size int, o Options) (*rendezvous.Group, error) {
 	const op = "etcd.Join"
 	switch {
@@ -124,7 +124,7 @@ func (t *transport) CarriesFiles() bool { return false }
 
 func (t *transport) rankKey(r int) string { return t.prefix + "rank/" + strconv.Itoa(r) }
 
-// grant is a lease of a time.
+// grant returns a new lease.
 func (t *transport) grant(ctx context.Context, ttl time.Duration) (clientv3.LeaseID, error) {
 	lease, err := t.client.Grant(ctx, int64((ttl+time.Second-1)/time.Second))
 	if err != nil {
@@ -133,7 +133,7 @@ func (t *transport) grant(ctx context.Context, ttl time.Duration) (clientv3.Leas
 	return lease.ID, nil
 }
 
-// enter takes the rank, and begins to listen at what was there at that moment.
+// enter takes the rank, and watches the keys from that moment on.
 func (t *transport) enter(ctx context.Context) (err error) {
 	if t.lease, err = t.grant(ctx, t.ttl); err != nil {
 		return err
@@ -144,27 +144,27 @@ func (t *transport) enter(ctx context.Context) (err error) {
 	}
 	key := t.rankKey(t.rank)
 	me := seal(t.secret, key, strconv.AppendInt(bytes.Clone(t.public), int64(t.size), 10))
-	answer, err := t.client.Txn(ctx).
+	reply, err := t.client.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
 		Then(clientv3.OpPut(key, me, clientv3.WithLease(t.lease)), clientv3.OpGet(t.prefix, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortAscend))).
 		Commit()
 	if err != nil {
 		err = fmt.Errorf("rank %d could not be written to the etcd server: %w; see whether it responds, and lets this client write under %q", t.rank, err, t.prefix)
-	} else if !answer.Succeeded {
+	} else if !reply.Succeeded {
 		err = fmt.Errorf("%w: rank %d is taken; %s", cuda.ErrInUse, t.rank, anotherSession)
 	}
 	var before []*mvccpb.KeyValue
 	if err == nil {
-		before = answer.Responses[1].GetResponseRange().Kvs
+		before = reply.Responses[1].GetResponseRange().Kvs
 		err = t.fits(before)
 	}
 	if err != nil {
 		_ = t.revoke()
 		return err
 	}
-	// The call waits for the server.
+	// Watch has no context of its own for how long it waits for the server.
 	stop := context.AfterFunc(ctx, t.end)
-	watch := t.client.Watch(clientv3.WithRequireLeader(t.life), t.prefix, clientv3.WithPrefix(), clientv3.WithRev(answer.Header.Revision+1))
+	watch := t.client.Watch(clientv3.WithRequireLeader(t.life), t.prefix, clientv3.WithPrefix(), clientv3.WithRev(reply.Header.Revision+1))
 	if !stop() {
 		_ = t.revoke()
 		return fmt.Errorf("the etcd server does not respond: %w; see whether it runs and is reachable", ctx.Err())
@@ -182,9 +182,8 @@ func (t *transport) enter(ctx context.Context) (err error) {
 
 const anotherSession = "name a session that no group has used"
 
-// fits refuses to enter what this rank cannot have been part of: a group of
-// another size, and one that has passed its first step, which no rank does without
-// this rank.
+// fits returns an error for a group that this rank cannot be part of: one of another
+// size, or one that has passed its first step, which takes every rank.
 func (t *transport) fits(before []*mvccpb.KeyValue) error {
 	for _, kv := range before {
 		value, ok := open(t.secret, string(kv.Key), kv.Value)
@@ -214,7 +213,7 @@ func readRank(value []byte) (public ed25519.PublicKey, size string) {
 
 const sameSecret = "give all ranks the same Options.Secret"
 
-// listen hands on what the others do, until the group ends.
+// listen delivers the other ranks' events, until the group ends.
 func (t *transport) listen(watch clientv3.WatchChan, alive <-chan *clientv3.LeaseKeepAliveResponse) {
 	ended := func(why string) {
 		t.put(rendezvous.Event{Kind: rendezvous.Ended, Rank: t.rank, Reason: why})
@@ -234,7 +233,7 @@ func (t *transport) listen(watch clientv3.WatchChan, alive <-chan *clientv3.Leas
 					err = errors.New("the client was closed: close the group before it")
 				}
 				if t.life.Err() == nil {
-					ended(fmt.Sprintf("the etcd server is not to be heard any more: %v", err))
+					ended(fmt.Sprintf("the etcd server no longer responds: %v", err))
 				}
 				return
 			}
@@ -259,7 +258,7 @@ func (t *transport) put(e rendezvous.Event) bool {
 	}
 }
 
-// see takes in a key that was written. It reports whether the group goes on.
+// see handles a key that was written. It reports whether the group goes on.
 func (t *transport) see(kv *mvccpb.KeyValue) bool {
 	key := strings.TrimPrefix(string(kv.Key), t.prefix)
 	value, proved := open(t.secret, string(kv.Key), kv.Value)
@@ -308,7 +307,7 @@ func (t *transport) readEvent(key string, rank int, end bool, value []byte) (e r
 	return e, nil // a rank that leaves a group that has failed writes what decided that
 }
 
-// seeRank takes in a rank that joined.
+// seeRank handles a rank that joined.
 func (t *transport) seeRank(r string, value []byte, proved bool) bool {
 	rank, err := strconv.Atoi(r)
 	inside := rank >= 0 && rank < t.size
@@ -337,7 +336,7 @@ func (t *transport) seeRank(r string, value []byte, proved bool) bool {
 	return t.put(e)
 }
 
-// gone takes in a key that ended: a rank's, with its lease.
+// gone handles a key that ended: a rank's, with its lease.
 func (t *transport) gone(key string) bool {
 	r, ok := strings.CutPrefix(key, t.prefix+"rank/")
 	rank, err := strconv.Atoi(r)
@@ -356,7 +355,8 @@ func (t *transport) Post(ctx context.Context, s rendezvous.Step, c rendezvous.Co
 
 func (t *transport) Fail(ctx context.Context, e rendezvous.Event) error { return t.say(ctx, "end", e) }
 
-// say writes until the group is closed, though the server may not respond.
+// say writes an event. It gives up when the group is closed, for a server that does not
+// respond.
 func (t *transport) say(ctx context.Context, as string, e rendezvous.Event) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -393,8 +393,8 @@ func (t *transport) Next(ctx context.Context) (rendezvous.Event, error) {
 	}
 }
 
-// Close says that this rank leaves, and removes its keys. If ranks have yet to
-// join, how the group ended stays for them for as long as they may wait.
+// Close writes that this rank leaves, and removes its keys. If ranks have yet to join,
+// the end of the group stays on the server for as long as they may wait.
 func (t *transport) Close(verdict *rendezvous.Event) (err error) {
 	t.once.Do(func() {
 		t.end()
@@ -419,7 +419,7 @@ func (t *transport) Close(verdict *rendezvous.Event) (err error) {
 	return err
 }
 
-// revoke ends the lease, and with it all that this rank wrote.
+// revoke ends the lease, and removes with it all that this rank wrote.
 func (t *transport) revoke() error {
 	ctx, cancel := context.WithTimeout(context.Background(), farewell)
 	defer cancel()

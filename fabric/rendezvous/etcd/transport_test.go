@@ -15,8 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// joining is the least limit of a group that is to come about, also where this
-// machine is very busy.
+// joining is a limit within which a group assembles even on a busy machine.
 const joining = 3 * time.Second
 
 // group joins all ranks of a group, each with a client of its own.
@@ -75,7 +74,7 @@ func TestGroup(t *testing.T) {
 			require.NoError(t, err)
 		}
 	})
-	t.Run("one that leaves is named, and what it said before counts", func(t *testing.T) {
+	t.Run("a rank that leaves is named, and what it said before counts", func(t *testing.T) {
 		groups := group(t, endpoint, "leaves", 3, Options{})
 		for _, err := range together(groups, func(g *rendezvous.Group) error {
 			if err := g.Barrier(t.Context(), "first"); err != nil || g.Rank() != 2 {
@@ -90,7 +89,7 @@ func TestGroup(t *testing.T) {
 			require.ErrorContains(t, err, "rank 2: left")
 		}
 	})
-	t.Run("one that gives up ends all", func(t *testing.T) {
+	t.Run("a rank that gives up ends the group", func(t *testing.T) {
 		groups := group(t, endpoint, "gives up", 3, Options{})
 		for _, err := range together(groups, func(g *rendezvous.Group) error {
 			if g.Rank() == 1 {
@@ -103,7 +102,7 @@ func TestGroup(t *testing.T) {
 			require.ErrorContains(t, err, "no memory")
 		}
 	})
-	t.Run("one that does not come is named", func(t *testing.T) {
+	t.Run("a rank that does not come is named", func(t *testing.T) {
 		groups := group(t, endpoint, "does not come", 3, Options{Options: rendezvous.Options{Timeout: joining}})
 		for _, err := range together(groups[:2], func(g *rendezvous.Group) error { return g.Barrier(t.Context(), "create") }) {
 			require.ErrorIs(t, err, peer.ErrTimeout)
@@ -117,7 +116,7 @@ func TestGroup(t *testing.T) {
 		_, err := groups[0].Exchange(t.Context(), "files", rendezvous.Contribution{Files: make([]*peer.FD, 1)})
 		require.ErrorIs(t, err, cuda.ErrNotSupported)
 	})
-	t.Run("large parcels", func(t *testing.T) {
+	t.Run("large contributions", func(t *testing.T) {
 		groups := group(t, endpoint, "large", 2, Options{})
 		for _, err := range together(groups, func(g *rendezvous.Group) error {
 			all, err := g.AllGather(t.Context(), strings.Repeat("n", rendezvous.MaxName), make([]byte, rendezvous.MaxBody))
@@ -135,7 +134,7 @@ func TestGroup(t *testing.T) {
 		require.ErrorIs(t, err, cuda.ErrInUse)
 	})
 	t.Run("groups of different sizes", func(t *testing.T) {
-		for i, rank := range []int{1, 2} { // one of those that this group has, and another
+		for i, rank := range []int{1, 2} { // a rank that this group has, and another
 			session := fmt.Sprint("sizes ", i)
 			a, err := Join(t.Context(), client(t, endpoint), session, 0, 2, Options{})
 			require.NoError(t, err)
@@ -160,11 +159,11 @@ func TestGroup(t *testing.T) {
 		}) {
 			require.NoError(t, err)
 		}
-		answer, err := client(t, endpoint).Get(t.Context(), DefaultPrefix+"many/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
+		reply, err := client(t, endpoint).Get(t.Context(), DefaultPrefix+"many/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
 		require.NoError(t, err)
-		require.LessOrEqual(t, answer.Count, int64(2*3), "%v", answer.Kvs)
+		require.LessOrEqual(t, reply.Count, int64(2*3), "%v", reply.Kvs)
 	})
-	t.Run("who comes late hears why the others have gone", func(t *testing.T) {
+	t.Run("a late rank learns why the others have gone", func(t *testing.T) {
 		o := Options{Options: rendezvous.Options{Timeout: time.Minute}}
 		a, err := Join(t.Context(), client(t, endpoint), "late", 0, 2, o)
 		require.NoError(t, err)
@@ -188,7 +187,7 @@ func TestGroup(t *testing.T) {
 		require.ErrorIs(t, err, peer.ErrGone)
 		require.ErrorContains(t, err, "rank 0: left the group")
 	})
-	t.Run("who comes late hears which rank died, and not who told", func(t *testing.T) {
+	t.Run("a late rank learns which rank died, and not which one told", func(t *testing.T) {
 		o := Options{Options: rendezvous.Options{Timeout: time.Minute}}
 		groups := make([]*rendezvous.Group, 2)
 		for r := range groups {
@@ -217,7 +216,7 @@ func TestGroup(t *testing.T) {
 			_, err = Join(t.Context(), client(t, endpoint), "secret", 1, 2, wrong)
 			require.ErrorIs(t, err, peer.ErrPeer)
 		}
-		// Those that had joined hear of it.
+		// The ranks that had joined learn of it.
 		err = a.Barrier(t.Context(), "go")
 		require.ErrorIs(t, err, rendezvous.ErrFailed)
 		require.ErrorContains(t, err, "rank 1 does not prove the group's secret")
@@ -317,7 +316,7 @@ func TestGroup(t *testing.T) {
 	t.Run("what no rank writes", func(t *testing.T) {
 		groups := group(t, endpoint, "junk", 2, Options{})
 		c := client(t, endpoint)
-		// What is of no rank is not looked at.
+		// Keys of no rank are ignored.
 		for _, kv := range [][2]string{{"event/7/0", "junk"}, {"event/x/0", ""}, {"rank/x/y", "2"}, {"rank/9", "2"}, {"other", ""}, {"event/1/0", "junk"}} {
 			_, err := c.Put(t.Context(), DefaultPrefix+"junk/"+kv[0], kv[1])
 			require.NoError(t, err)
@@ -337,11 +336,11 @@ func TestGroup(t *testing.T) {
 			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 		}
 	})
-	t.Run("nothing is left on the server but for those who come late, for a time", func(t *testing.T) {
+	t.Run("nothing is left on the server but for late ranks, for a time", func(t *testing.T) {
 		c := client(t, endpoint)
-		answer, err := c.Get(t.Context(), DefaultPrefix, clientv3.WithPrefix())
+		reply, err := c.Get(t.Context(), DefaultPrefix, clientv3.WithPrefix())
 		require.NoError(t, err)
-		for _, kv := range answer.Kvs {
+		for _, kv := range reply.Kvs {
 			require.Regexp(t, DefaultPrefix+"(late|late too|died|secret|sizes [01])/event/[02]/end", string(kv.Key))
 			lease, err := c.TimeToLive(t.Context(), clientv3.LeaseID(kv.Lease))
 			require.NoError(t, err)
