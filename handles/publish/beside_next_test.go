@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/peertest"
 	"github.com/stretchr/testify/require"
@@ -47,17 +48,50 @@ func TestAnUpdateThatWasReplacedIsNotShown(t *testing.T) {
 	f := v.honest.f
 	v.announce(1_000_000)
 	var p *pending
+	var cuts int
 	require.Eventually(t, func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		p = f.pending
+		p, cuts = f.pending, f.cuts
 		return p != nil
 	}, time.Minute, time.Millisecond)
 	require.NoError(t, v.p.Shrink(1000))
 	require.NoError(t, v.p.Settle(peertest.Context(t)))
-	done, err := f.show(peertest.Context(t), "publish.Follower.Next", p, nil)
+	done, err := f.show(peertest.Context(t), "publish.Follower.Next", p, cuts, nil)
 	require.NoError(t, err)
 	require.False(t, done)
 	require.NoError(t, v.honest.Next(peertest.Context(t)))
 	require.Equal(t, v.honest.Len(), v.honest.Array().Len())
+}
+
+// Next on the host shows what is complete, though the publisher's work is always one
+// announcement behind.
+func TestNextDoesNotStarveBehindNewerAnnouncements(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	f := v.honest.f
+	first, second := newStream(t, v.dev), newStream(t, v.dev)
+	goOn, goOnAgain := v.stand(first), v.stand(second)
+	arrives := func(n int, s *cuda.Stream) {
+		require.NoError(t, v.array.Resize(nil, n))
+		require.NoError(t, v.p.Announce(peertest.Context(t), n, s))
+		require.Eventually(t, func() bool {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return f.pending != nil && f.pending.length == n
+		}, peertest.Guard, time.Millisecond)
+	}
+	arrives(2000, first)
+	f.mu.Lock()
+	p, cuts := f.pending, f.cuts
+	f.mu.Unlock()
+	arrives(3000, second) // while Next waits for the first
+	goOn()
+	done, err := f.show(peertest.Context(t), "publish.Follower.Next", p, cuts, nil)
+	require.NoError(t, err)
+	require.True(t, done)
+	require.Equal(t, 2000, v.honest.Len())
+	goOnAgain()
+	require.NoError(t, v.honest.Next(peertest.Context(t)))
+	require.Equal(t, 3000, v.honest.Len())
+	require.Equal(t, 3000, v.honest.Array().Len())
 }

@@ -93,6 +93,7 @@ func (f *follower) attach(k *line) error {
 	if p := f.pending; p != nil && p.ordered > f.floor {
 		f.pending = nil
 	}
+	f.cuts++
 	f.waits = nil
 	f.mu.Unlock()
 	f.words.Unlock()

@@ -247,10 +247,12 @@ func (f *Follower[T]) Array() *vmm.Array[T] { return f.array }
 
 // Len returns the number of elements that are shown: those of the last Next, or fewer
 // if the publisher has taken some back since, or ended before they were complete. While
-// nothing is taken back, the array has at least as many, also beside a Next in progress.
+// nothing is taken back, the array has at least as many, even during a Next.
 func (f *Follower[T]) Len() int { return f.f.shownNow().length }
 
-// Generation returns the publisher's count of changes at the last Next.
+// Generation returns the publisher's count of changes at the last Next. Len is of the same
+// Next unless another goroutine calls Next between the two: serialize the three calls to
+// combine them.
 func (f *Follower[T]) Generation() uint64 { return f.f.shownNow().generation }
 
 // Next waits for the next announcement and shows it: later work on the streams is
@@ -258,8 +260,8 @@ func (f *Follower[T]) Generation() uint64 { return f.f.shownNow().generation }
 // that work; without streams it does, and then any stream may use the elements. If a
 // stream captures a graph it returns cuda.ErrCapturing, without effect.
 //
-// Announcements that arrived meanwhile are shown in one step: the last generation
-// counts. An error is either the reason why that generation could not be shown, and the
+// Announcements that arrived before the call are shown in one step: the last generation
+// counts. One that arrives while Next waits is left to the next call. An error is either the reason why that generation could not be shown, and the
 // next may be (cuda.ErrCapacity: it does not fit into the reserved range); or no further
 // one comes ([peer.ErrGone], [ErrWithdrawn], cuda.ErrClosed). Earlier announcements are
 // shown first. A follower that comes back waits for another publisher instead; if

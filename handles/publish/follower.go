@@ -67,8 +67,10 @@ type follower struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at every change
-	// pending is mapped and not yet shown.
+	// pending is mapped and not yet shown. cuts counts how often elements that had arrived
+	// were taken back, or the publisher changed.
 	pending *pending
+	cuts    int
 	// shown are the states that Next showed: the last, and those before it back to one
 	// that is complete.
 	shown []shown
@@ -270,6 +272,7 @@ func (f *follower) arrived(p *pending) {
 // keep when their work is done.
 func (f *follower) giveBack(length int, keep uint32) error {
 	f.mu.Lock()
+	f.cuts++
 	for i := range f.shown {
 		f.shown[i].length = min(f.shown[i].length, length)
 	}

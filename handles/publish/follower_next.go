@@ -26,7 +26,7 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 	defer f.nexts.Give()
 	for {
 		f.mu.Lock()
-		p, changed := f.pending, f.changed
+		p, cuts, changed := f.pending, f.cuts, f.changed
 		if p != nil && p.err == nil && f.cutLocked() && p.ordered > f.completed {
 			// It will never be complete, and was never shown.
 			p, f.pending = nil, nil
@@ -49,7 +49,7 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 		case p != nil && p.err != nil:
 			return p.err
 		case p != nil:
-			done, err := f.show(ctx, op, p, streams)
+			done, err := f.show(ctx, op, p, cuts, streams)
 			if done || err != nil {
 				return err
 			}
@@ -74,9 +74,9 @@ func (f *follower) notNext(ctx context.Context, op string) error {
 	}
 }
 
-// show orders the streams and then shows what is pending. It returns false if that has
-// changed meanwhile.
-func (f *follower) show(ctx context.Context, op string, p *pending, streams []*cuda.Stream) (done bool, err error) {
+// show orders the streams, and then shows what was pending after so many cuts. It returns
+// false if that is not to be shown any more.
+func (f *follower) show(ctx context.Context, op string, p *pending, cuts int, streams []*cuda.Stream) (done bool, err error) {
 	if err := f.order(ctx, op, p.ordered, streams); err != nil {
 		return false, err
 	}
@@ -85,7 +85,7 @@ func (f *follower) show(ctx context.Context, op string, p *pending, streams []*c
 	}
 	defer f.lengths.Give()
 	f.mu.Lock()
-	stands, grows := f.standsLocked(p), p.length > f.shown[len(f.shown)-1].length
+	stands, grows := f.standsLocked(p, cuts), p.length > f.shown[len(f.shown)-1].length
 	f.mu.Unlock()
 	if !stands {
 		return false, nil
@@ -98,7 +98,7 @@ func (f *follower) show(ctx context.Context, op string, p *pending, streams []*c
 		}
 	}
 	f.mu.Lock()
-	stands = f.standsLocked(p)
+	stands = f.standsLocked(p, cuts)
 	if stands {
 		f.showLocked(p)
 	}
@@ -106,14 +106,21 @@ func (f *follower) show(ctx context.Context, op string, p *pending, streams []*c
 	return stands, f.settleLocked()
 }
 
-// standsLocked reports whether an update is still the one to show. The caller holds mu.
-func (f *follower) standsLocked(p *pending) bool {
-	return f.pending == p && (p.ordered <= f.completed || !f.cutLocked())
+// standsLocked reports whether what was pending after so many cuts may be shown. A newer
+// update does not matter: otherwise Next without streams would never return if the
+// publisher's work is always one announcement behind. The caller holds mu.
+func (f *follower) standsLocked(p *pending, cuts int) bool {
+	if f.cutLocked() && p.ordered > f.completed {
+		return false
+	}
+	return f.pending == p || f.cuts == cuts && p.generation > f.shown[len(f.shown)-1].generation
 }
 
 // showLocked shows an update. The caller holds mu.
 func (f *follower) showLocked(p *pending) {
-	f.pending = nil
+	if f.pending == p {
+		f.pending = nil
+	}
 	// If the publisher ends now, the last complete state remains.
 	complete := f.word.value().Load()
 	for len(f.shown) > 1 && f.shown[1].ordered <= complete {
