@@ -9,13 +9,13 @@ import (
 func (t *snapshotReader) pool(device int, p pool.Snapshot) {
 	to := counts(device, p.Stats)
 	for _, bytes := range p.Idle {
-		to.Idle += int(bytes)
+		to.Idle += bytes
 	}
 	for _, s := range p.Segments {
 		to.Segments = append(to.Segments, t.segment(s))
 	}
 	for _, s := range p.Streams {
-		to.Streams = append(to.Streams, Stream{Stream: uint64(s.Stream), Blocks: int(s.Blocks), Requested: int(s.Requested), Waiting: s.Waiting, Arena: s.Arena})
+		to.Streams = append(to.Streams, Stream{Stream: uint64(s.Stream), Blocks: s.Blocks, Requested: s.Requested, Waiting: s.Waiting, Arena: s.Arena})
 	}
 	for _, e := range p.History {
 		to.History = append(to.History, Event{Op: e.Op.String(), Time: e.Time, Ptr: Address(e.Ptr), Bytes: e.Bytes,
@@ -25,7 +25,7 @@ func (t *snapshotReader) pool(device int, p pool.Snapshot) {
 }
 
 func (t *snapshotReader) segment(s pool.Segment) Segment {
-	to := Segment{Ptr: Address(s.Ptr), Bytes: int(s.Bytes), Kind: string(s.Kind), Chunk: int(s.Chunk), Slot: int(s.Slot),
+	to := Segment{Ptr: Address(s.Ptr), Bytes: s.Bytes, Kind: string(s.Kind), Chunk: s.Chunk, Slot: s.Slot,
 		Stream: uint64(s.Stream), Arena: s.Arena, Pinned: s.Pinned}
 	blocks := 0
 	for _, p := range s.Parts {
@@ -36,7 +36,7 @@ func (t *snapshotReader) segment(s pool.Segment) Segment {
 	to.Blocks = make([]Block, 0, blocks)
 	for _, p := range s.Parts {
 		if p.State != pool.Hole {
-			to.Blocks = append(to.Blocks, Block{Offset: int(p.Ptr - s.Ptr), Bytes: int(p.Bytes), Requested: int(p.Requested),
+			to.Blocks = append(to.Blocks, Block{Offset: int(p.Ptr - s.Ptr), Bytes: p.Bytes, Requested: p.Requested,
 				Waiting: p.State == pool.WaitingBlock, Tag: label(p.Tag), Stack: t.text(p.Stack)})
 		}
 	}
@@ -48,11 +48,11 @@ func label(t pool.Tag) string { return strings.ToValidUTF8(t.String(), "\uFFFD")
 
 // counts are the numbers of a pool, which take no walk.
 func counts(device int, s pool.Stats) Pool {
-	to := Pool{Device: device, Reserved: int(s.Reserved), Requested: int(s.Requested), Blocks: int(s.Blocks), Limit: int(s.Limit),
-		Peak: int(s.PeakReserved), Waiting: s.Waiting, Arenas: s.Arenas,
-		Allocs: int(s.Allocs), Frees: int(s.Frees), AllocatedBytes: int(s.AllocatedBytes)}
+	to := Pool{Device: device, Reserved: s.Reserved, Requested: s.Requested, Blocks: s.Blocks, Limit: s.Limit,
+		Peak: s.PeakReserved, Waiting: s.Waiting, Arenas: s.Arenas,
+		Allocs: s.Allocs, Frees: s.Frees, AllocatedBytes: s.AllocatedBytes}
 	for _, tag := range s.Tags {
-		to.Tags = append(to.Tags, Use{Name: label(tag.Tag), Bytes: int(tag.Requested), Count: int(tag.Blocks)})
+		to.Tags = append(to.Tags, Use{Name: label(tag.Tag), Bytes: tag.Requested, Count: tag.Blocks})
 	}
 	return to
 }

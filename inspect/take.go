@@ -100,10 +100,10 @@ type snapshotReader struct {
 
 func (t *snapshotReader) devices(sys *cuda.System) {
 	for _, d := range sys.Devices() {
-		about := Device{Ordinal: d.Ordinal(), Name: d.Name(), UUID: d.UUID().String(), Memory: int(d.TotalMemory()), Free: -1}
+		about := Device{Ordinal: d.Ordinal(), Name: d.Name(), UUID: d.UUID().String(), Memory: d.TotalMemory(), Free: -1}
 		if t.sys.HasContext(driver.Device(d.Ordinal())) {
 			if free, _, err := d.MemoryInfo(); err == nil {
-				about.Free = int(free)
+				about.Free = free
 			}
 		}
 		t.s.Devices = append(t.s.Devices, about)

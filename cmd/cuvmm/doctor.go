@@ -227,7 +227,7 @@ func try(d *cuda.Device) finding {
 func tryReserve(d *cuda.Device) finding {
 	const check = "address space"
 	granule, err := vmm.GranularityOf(d, vmm.Properties{})
-	bytes := int(d.TotalMemory())
+	bytes := d.TotalMemory()
 	if err == nil {
 		bytes -= bytes % granule
 		var r *vmm.Reservation

@@ -101,7 +101,7 @@ func run(e *app.Env) (err error) {
 // memory that the pool keeps.
 func trimmed(p *pool.Pool) (int, error) {
 	_, err := p.Trim(0)
-	return int(p.Stats().Reserved), err
+	return p.Stats().Reserved, err
 }
 
 // replay launches the graph while another stream takes memory, writes to it, and
