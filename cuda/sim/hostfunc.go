@@ -15,11 +15,14 @@ func (a *api) NewHostFunc(reached func()) driver.HostFunc {
 	return m.lastHostFunc
 }
 
-// ReleaseHostFunc finds no call under way: work is done only after its call returned.
+// ReleaseHostFunc waits for a call that is in progress, as one may be whose context was
+// lost meanwhile.
 func (a *api) ReleaseHostFunc(f driver.HostFunc, released func()) {
+	a.m.reaching.Lock()
 	a.m.mu.Lock()
 	delete(a.m.hostFuncs, f)
 	a.m.mu.Unlock()
+	a.m.reaching.Unlock()
 	released()
 }
 
