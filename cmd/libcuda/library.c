@@ -28,8 +28,8 @@ static void in_child(void) { forked = 1; }
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
 
 // The calls that a host function may make, as measured with release 580 of the vendor's
-// driver: those that find their context by the stream, event or graph that they are given,
-// but for copies and ordered allocations. Launches of kernels and the end of a capture were
+// driver: calls that find their context by the stream, event or graph that they are given,
+// except copies and ordered allocations. Launches of kernels and the end of a capture were
 // not measured, and are refused.
 static const char *const in_host_funcs[] = {
     "cuInit", "cuDriverGetVersion", "cuThreadExchangeStreamCaptureMode",

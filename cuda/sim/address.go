@@ -40,9 +40,9 @@ func (a *addressSpace) init() {
 	})
 }
 
-// take returns size addresses in a row. It prefers those that were never used,
-// and leaves as much free room behind them, so that a reservation can be
-// continued at its end and a stray access past an end hits nothing.
+// take returns size contiguous addresses. It prefers addresses that were never used, and
+// leaves a gap of the same size behind them, at most 1 GiB, so that a reservation can be
+// continued at its end and a stray access past the end hits nothing.
 func (a *addressSpace) take(size, align uint64) (uint64, bool) {
 	a.init()
 	if size >= addressLimit || align >= addressLimit {

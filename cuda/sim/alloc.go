@@ -49,29 +49,37 @@ func (a *api) MemAlloc(c driver.Context, n uint64) (driver.Ptr, driver.Result) {
 	return driver.Ptr(res.lo), driver.Success
 }
 
-// MemFree waits for all work of the context that owns the memory, and lets
-// no call submit more to it meanwhile.
 func (a *api) MemFree(c driver.Context, p driver.Ptr) driver.Result {
-	if _, r := a.enterNamed(driver.CallMemFree, c); r != driver.Success {
+	return a.freeAlone(driver.CallMemFree, c, driver.InvalidValue, func() *backing {
+		r := a.m.allocated(p)
+		if r != nil && r.async != nil && r.async.freeing {
+			return nil
+		}
+		return r
+	})
+}
+
+// freeAlone frees what find returns, or returns absent if that is nil. It waits for all
+// work of the context that owns the memory, and lets no call submit more to it meanwhile.
+func (a *api) freeAlone(call driver.Call, c driver.Context, absent driver.Result, find func() *backing) driver.Result {
+	if _, r := a.enterNamed(call, c); r != driver.Success {
 		return r
 	}
 	defer a.leave()
-	m := a.m
-	res := m.allocated(p)
-	if res == nil || res.async != nil && res.async.freeing {
-		return driver.InvalidValue
+	m, r := a.m, find()
+	if r == nil {
+		return absent
 	}
-	ctx := res.context
-	ctx.drainAlone()
+	r.context.drainAlone()
 	if m.closed {
 		return driver.Deinitialized
 	}
-	if m.allocated(p) != res {
-		return driver.InvalidValue // another call freed it meanwhile
+	if find() != r {
+		return absent // another call freed it meanwhile
 	}
-	m.untrack(res.object)
-	m.evict(res)
-	return ctx.lost
+	m.untrack(r.object)
+	m.evict(r)
+	return m.outcome(r.context)
 }
 
 func (a *api) MemGetInfo(c driver.Context) (free, total uint64, r driver.Result) {

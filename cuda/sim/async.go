@@ -30,7 +30,7 @@ type lease struct {
 	refs int
 }
 
-// furnish gets the lease its memory.
+// furnish gives the lease its memory.
 func (l *lease) furnish() driver.Result {
 	if l.mem != nil {
 		if r, ok := l.m.backing.find(l.lo); ok && !r.v.async.freeing {

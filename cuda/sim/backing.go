@@ -66,8 +66,7 @@ func (m *Machine) evict(r *backing) {
 	}
 }
 
-// addresses are those that the range took, which for managed memory are whole
-// pages.
+// addresses returns the addresses that the range took: whole pages, for managed memory.
 func (r *backing) addresses() span {
 	if r.managed != nil {
 		return span{r.lo, r.lo + r.mem.size}
@@ -75,7 +74,7 @@ func (r *backing) addresses() span {
 	return r.span
 }
 
-// dismantle gives the system back what the range itself took of it.
+// dismantle returns to the system what the range itself took.
 func (r *backing) dismantle() {
 	var err error
 	if r.placed {
@@ -211,7 +210,7 @@ func (p *pins) release() {
 	p.m.changed.Broadcast()
 }
 
-// accessText names an access in words.
+// accessText describes an access.
 func accessText(f driver.AccessFlags) string {
 	switch f {
 	case driver.AccessNone:
@@ -249,7 +248,7 @@ func (m *Machine) whatIsAt(p uint64) string {
 	return "no memory of this machine is there: was it freed before the work was done, or is the end of an allocation overrun?"
 }
 
-// illegal is the fault of work that touches an address it must not touch.
+// illegal returns the fault of work that touches an address that it must not touch.
 func (m *Machine) illegal(at site, call driver.Call, addr, start, n uint64, why string) *fault {
 	return &fault{driver.IllegalAddress, fmt.Sprintf("%v on [%#x, %#x+%#x) in context %#x of device %d: illegal address %#x: %s",
 		call, start, start, n, uintptr(at.handle), at.device.ordinal, addr, why)}

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"maps"
 	"slices"
 	"sync/atomic"
 
@@ -38,26 +37,10 @@ type joined struct {
 
 var lastCapture atomic.Uint64
 
-// invalidate makes a capture useless: its end will say so.
+// invalidate makes a capture useless; ending it reports that.
 func (c *capture) invalidate() { c.invalidated = true }
 
-// takingPart are the streams of the capture.
-func (c *capture) takingPart() []*stream {
-	var all []*stream
-	for _, s := range c.m.capturing() {
-		if s.joined.capture == c {
-			all = append(all, s)
-		}
-	}
-	return all
-}
-
-// capturing are the streams that take part in a capture.
-func (m *Machine) capturing() []*stream {
-	return slices.Collect(maps.Keys(m.joined))
-}
-
-// join has the stream take part in a capture, or in none.
+// join adds the stream to a capture, or takes it out of its capture if j is nil.
 func (s *stream) join(j *joined) {
 	s.joined = j
 	if j == nil {
@@ -69,8 +52,10 @@ func (s *stream) join(j *joined) {
 
 // end takes all streams out of the capture.
 func (c *capture) end() {
-	for _, s := range c.takingPart() {
-		s.join(nil)
+	for s := range c.m.joined {
+		if s.joined.capture == c {
+			s.join(nil)
+		}
 	}
 	delete(c.m.captures, c.id)
 }
@@ -156,8 +141,7 @@ func (c *capture) drop() {
 	dropAll(c.leases)
 }
 
-// unsafeCalls must not be made under a capture that the calling thread's mode
-// tells it to respect.
+// unsafeCalls are not permitted during a capture that the calling thread's mode protects.
 var unsafeCalls = [driver.CallCount]bool{
 	driver.CallEventQuery: true, driver.CallEventSynchronize: true,
 	driver.CallStreamQuery: true, driver.CallStreamSynchronize: true,
@@ -168,7 +152,7 @@ var unsafeCalls = [driver.CallCount]bool{
 }
 
 // guardCaptures invalidates the captures that a call of the calling thread
-// harms, and refuses the call.
+// breaks, and refuses the call.
 func (a *api) guardCaptures(call driver.Call) driver.Result {
 	if !unsafeCalls[call] {
 		return driver.Success
@@ -178,9 +162,9 @@ func (a *api) guardCaptures(call driver.Call) driver.Result {
 
 // guardUnsafe is guardCaptures for a call that is known to be unsafe.
 //
-// A capture in global mode is harmed by every thread that is in global mode,
-// one in thread-local mode only by the thread that began it; and a thread that
-// is in thread-local mode harms only captures of its own.
+// Any thread in global mode breaks a capture in global mode. Only the thread that began it
+// breaks one in thread-local mode, and a thread in thread-local mode breaks only its own
+// captures.
 func (a *api) guardUnsafe() driver.Result {
 	if !a.foreign || len(a.m.captures) == 0 {
 		return driver.Success // the library's calls are made in relaxed mode
@@ -203,11 +187,17 @@ func (a *api) guardUnsafe() driver.Result {
 // guardLegacy refuses use of the legacy stream while a stream captures that it
 // would wait for, and invalidates the capture.
 func (c *gpuContext) guardLegacy() driver.Result {
+	return c.invalidateCaptures((*stream).blocks, driver.CaptureImplicit)
+}
+
+// invalidateCaptures invalidates the captures that the given streams of the context take
+// part in, and returns the result if there is one.
+func (c *gpuContext) invalidateCaptures(of func(*stream) bool, result driver.Result) driver.Result {
 	r := driver.Success
-	for _, s := range c.m.capturing() {
-		if s.context == c && s.blocks() {
+	for s := range c.m.joined {
+		if s.context == c && of(s) {
 			s.joined.invalidate()
-			r = driver.CaptureImplicit
+			r = result
 		}
 	}
 	return r
@@ -216,14 +206,7 @@ func (c *gpuContext) guardLegacy() driver.Result {
 // guardSynchronize refuses to wait for the whole context while any of its
 // streams captures, and invalidates the capture.
 func (c *gpuContext) guardSynchronize() driver.Result {
-	r := driver.Success
-	for _, s := range c.m.capturing() {
-		if s.context == c {
-			s.joined.invalidate()
-			r = driver.CaptureUnsupported
-		}
-	}
-	return r
+	return c.invalidateCaptures(func(*stream) bool { return true }, driver.CaptureUnsupported)
 }
 
 // guardWait refuses to wait for a stream that captures, or that could not be
@@ -347,8 +330,8 @@ func (a *api) StreamGetCaptureInfo(c driver.Context, h driver.Stream) (driver.Ca
 	return s.captureInfo()
 }
 
-// enterAsked is enterStream for a question that needs no current context, but for
-// the streams that every context has.
+// enterAsked is enterStream for a query that needs no current context, except of the
+// streams that every context has.
 func (a *api) enterAsked(call driver.Call, c driver.Context, h driver.Stream) (*stream, driver.Result) {
 	if c != 0 {
 		return a.enterStream(call, c, h)
@@ -372,11 +355,11 @@ func (a *api) enterAsked(call driver.Call, c driver.Context, h driver.Stream) (*
 	return s, driver.Success
 }
 
-// captureInfo harms no capture, but fails for the legacy stream while
+// captureInfo breaks no capture, but fails for the legacy stream while
 // a stream captures that it would wait for.
 func (s *stream) captureInfo() (driver.CaptureStatus, uint64, driver.Result) {
 	if s.isLegacy() {
-		for _, other := range s.m.capturing() {
+		for other := range s.m.joined {
 			if other.context == s.context && other.blocks() {
 				return 0, 0, driver.CaptureImplicit
 			}

@@ -17,9 +17,9 @@ type gpuContext struct {
 	legacy *stream
 	// threads are the streams that belong to a thread each, by the thread.
 	threads map[int]*stream
-	// working are the streams that have work: no call looks at those that are idle.
+	// working are the streams that have work. Calls that wait look at no others.
 	working map[*stream]struct{}
-	// late has what the driver leaves to a thread of its own: nothing waits for it.
+	// late is the work that the driver does on a thread of its own, which nothing waits for.
 	late *stream
 	// lost is what destroyed the context, and what every later call returns;
 	// culprit says it in words.
@@ -89,20 +89,20 @@ func (m *Machine) newContext(d *device) (*gpuContext, driver.Result) {
 	}
 	c := &gpuContext{m: m, handle: driver.Context(newHandle()), device: d}
 	c.object = m.track(KindContext, uint64(c.handle), 0)
-	c.legacy = &stream{m: m, context: c, id: m.nextStreamID()}
+	c.legacy = &stream{m: m, context: c, id: lastStreamID.Add(1)}
 	c.threads, c.working = map[int]*stream{}, map[*stream]struct{}{}
 	c.late = &stream{m: m, context: c}
 	m.contexts[c.handle] = c
 	return c, driver.Success
 }
 
-// destroy waits for the context's work and takes all that belongs to it along.
+// destroy waits for the context's work, and destroys what belongs to it.
 func (c *gpuContext) destroy() {
 	m := c.m
 	c.gone = true
 	c.drain()
 	if m.closed {
-		return // it took everything along
+		return // which destroyed everything
 	}
 	c.late.discard()
 	c.leaveCaptures()
@@ -153,20 +153,16 @@ func (c *gpuContext) destroy() {
 
 // leaveCaptures takes the context's streams out of the captures that they are part of.
 func (c *gpuContext) leaveCaptures() {
-	for _, s := range c.m.capturing() {
+	for s := range c.m.joined {
 		if s.context == c {
 			s.leaveCapture()
 		}
 	}
 }
 
-// drain waits until no stream of the context has work. Unless the context is
-// lost: then there is none.
+// drain waits until no stream of the context has work. A lost context has none.
 func (c *gpuContext) drain() {
-	for c.m.alive() {
-		if len(c.working) == 0 {
-			return
-		}
+	for !c.m.closed && len(c.working) > 0 {
 		var tails []*op
 		for s := range c.working {
 			tails = append(tails, s.tail)

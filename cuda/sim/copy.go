@@ -91,158 +91,125 @@ func (m *Machine) fillTask(call driver.Call, dst place, pattern []byte, n uint64
 }
 
 func (a *api) MemcpyHtoDAsync(c driver.Context, dst driver.Ptr, src unsafe.Pointer, n uint64, h driver.Stream) driver.Result {
-	s, r := a.enterStream(driver.CallMemcpyHtoDAsync, c, h)
-	if r != driver.Success {
-		return r
-	}
-	defer a.leave()
-	_, _, r = s.copyFromHost(driver.CallMemcpyHtoDAsync, dst, src, n)
-	return r
+	return a.copyFromHost(driver.CallMemcpyHtoDAsync, c, dst, src, n, h, false)
 }
 
 func (a *api) MemcpyDtoHAsync(c driver.Context, dst unsafe.Pointer, src driver.Ptr, n uint64, h driver.Stream) driver.Result {
-	s, r := a.enterStream(driver.CallMemcpyDtoHAsync, c, h)
-	if r != driver.Success {
-		return r
-	}
-	defer a.leave()
-	o, pageable, r := s.copyToHost(driver.CallMemcpyDtoHAsync, dst, src, n)
-	if o == nil || !pageable {
-		return r
-	}
-	a.m.await(o)
-	return a.m.outcome(s.context)
+	return a.copyToHost(driver.CallMemcpyDtoHAsync, c, dst, src, n, h, false)
 }
 
 func (a *api) MemcpyDtoDAsync(c driver.Context, dst, src driver.Ptr, n uint64, h driver.Stream) driver.Result {
-	s, r := a.enterStream(driver.CallMemcpyDtoDAsync, c, h)
-	if r != driver.Success {
-		return r
-	}
-	defer a.leave()
-	return s.copyDevice(driver.CallMemcpyDtoDAsync, dst, src, n)
+	return a.copyDevice(driver.CallMemcpyDtoDAsync, c, dst, src, n, h)
 }
 
 func (a *api) MemsetD8Async(c driver.Context, dst driver.Ptr, v uint8, n uint64, h driver.Stream) driver.Result {
-	s, r := a.enterStream(driver.CallMemsetD8Async, c, h)
-	if r != driver.Success {
-		return r
-	}
-	defer a.leave()
-	return s.fill(driver.CallMemsetD8Async, dst, []byte{v}, n)
+	return a.fill(driver.CallMemsetD8Async, c, dst, []byte{v}, n, h)
 }
 
 func (a *api) MemsetD32Async(c driver.Context, dst driver.Ptr, v uint32, words uint64, h driver.Stream) driver.Result {
-	s, r := a.enterStream(driver.CallMemsetD32Async, c, h)
-	if r != driver.Success {
-		return r
-	}
-	defer a.leave()
-	if dst%4 != 0 || words > ^uint64(0)/4 {
-		return driver.InvalidValue
-	}
-	return s.fill(driver.CallMemsetD32Async, dst, binary.NativeEndian.AppendUint32(nil, v), 4*words)
+	return a.fill(driver.CallMemsetD32Async, c, dst, binary.NativeEndian.AppendUint32(nil, v), words, h)
 }
 
-// The synchronous calls work on the legacy stream. Copies to pageable host
-// memory and pinned copies wait until they have landed; the others need not,
-// and do not.
+// The synchronous calls work on the legacy stream. Copies from pinned memory, and all
+// copies to the host, return when they are done. The other calls need not wait for their
+// work, and do not.
 
 func (a *api) MemcpyHtoD(c driver.Context, dst driver.Ptr, src unsafe.Pointer, n uint64) driver.Result {
-	s, r := a.enterStream(driver.CallMemcpyHtoD, c, driver.StreamLegacy)
-	if r != driver.Success {
-		return r
-	}
-	defer a.leave()
-	o, pageable, r := s.copyFromHost(driver.CallMemcpyHtoD, dst, src, n)
-	if o == nil || pageable {
-		return r
-	}
-	a.m.await(o)
-	return a.m.outcome(s.context)
+	return a.copyFromHost(driver.CallMemcpyHtoD, c, dst, src, n, driver.StreamLegacy, true)
 }
 
 func (a *api) MemcpyDtoH(c driver.Context, dst unsafe.Pointer, src driver.Ptr, n uint64) driver.Result {
-	s, r := a.enterStream(driver.CallMemcpyDtoH, c, driver.StreamLegacy)
-	if r != driver.Success {
-		return r
-	}
-	defer a.leave()
-	o, _, r := s.copyToHost(driver.CallMemcpyDtoH, dst, src, n)
-	if o == nil {
-		return r
-	}
-	a.m.await(o)
-	return a.m.outcome(s.context)
+	return a.copyToHost(driver.CallMemcpyDtoH, c, dst, src, n, driver.StreamLegacy, true)
 }
 
 func (a *api) MemcpyDtoD(c driver.Context, dst, src driver.Ptr, n uint64) driver.Result {
-	s, r := a.enterStream(driver.CallMemcpyDtoD, c, driver.StreamLegacy)
-	if r != driver.Success {
-		return r
-	}
-	defer a.leave()
-	return s.copyDevice(driver.CallMemcpyDtoD, dst, src, n)
+	return a.copyDevice(driver.CallMemcpyDtoD, c, dst, src, n, driver.StreamLegacy)
 }
 
 func (a *api) MemsetD8(c driver.Context, dst driver.Ptr, v uint8, n uint64) driver.Result {
-	s, r := a.enterStream(driver.CallMemsetD8, c, driver.StreamLegacy)
+	return a.fill(driver.CallMemsetD8, c, dst, []byte{v}, n, driver.StreamLegacy)
+}
+
+// copyFromHost reads pageable memory before it returns, and memory that the driver knows
+// when the work is done, for which a synchronous copy waits.
+func (a *api) copyFromHost(call driver.Call, c driver.Context, dst driver.Ptr, src unsafe.Pointer, n uint64, h driver.Stream, synchronous bool) driver.Result {
+	s, r := a.enterStream(call, c, h)
 	if r != driver.Success {
 		return r
 	}
 	defer a.leave()
-	return s.fill(driver.CallMemsetD8, dst, []byte{v}, n)
-}
-
-// copyFromHost reads pageable memory before it returns, and memory that the
-// driver knows when the work is done. There is no op if nothing is to be done
-// now.
-func (s *stream) copyFromHost(call driver.Call, dst driver.Ptr, src unsafe.Pointer, n uint64) (o *op, pageable bool, r driver.Result) {
 	switch {
 	case n == 0:
-		return nil, false, driver.Success
-	case src == nil || !s.m.covered(uint64(dst), n):
-		return nil, false, driver.InvalidValue
+		return driver.Success
+	case src == nil || !a.m.covered(uint64(dst), n):
+		return driver.InvalidValue
 	}
-	from, pageable := s.m.hostPlace(src, n)
+	from, pageable := a.m.hostPlace(src, n)
 	if pageable && s.joined == nil {
 		from.bytes = bytes.Clone(from.bytes)
 	}
-	o, r = s.submit(s.m.copyTask(call, place{addr: uint64(dst)}, from, n))
-	return o, pageable, r
+	return s.submitAndWait(a.m.copyTask(call, place{addr: uint64(dst)}, from, n), synchronous && !pageable)
 }
 
-// copyToHost only submits: a copy to pageable memory must be waited for.
-func (s *stream) copyToHost(call driver.Call, dst unsafe.Pointer, src driver.Ptr, n uint64) (o *op, pageable bool, r driver.Result) {
-	switch {
-	case n == 0:
-		return nil, false, driver.Success
-	case dst == nil || !s.m.covered(uint64(src), n):
-		return nil, false, driver.InvalidValue
+// copyToHost waits for the copy if it is synchronous or the memory is pageable.
+func (a *api) copyToHost(call driver.Call, c driver.Context, dst unsafe.Pointer, src driver.Ptr, n uint64, h driver.Stream, synchronous bool) driver.Result {
+	s, r := a.enterStream(call, c, h)
+	if r != driver.Success {
+		return r
 	}
-	to, pageable := s.m.hostPlace(dst, n)
-	o, r = s.submit(s.m.copyTask(call, to, place{addr: uint64(src)}, n))
-	return o, pageable, r
-}
-
-func (s *stream) copyDevice(call driver.Call, dst, src driver.Ptr, n uint64) driver.Result {
+	defer a.leave()
 	switch {
 	case n == 0:
 		return driver.Success
-	case !s.m.covered(uint64(dst), n) || !s.m.covered(uint64(src), n):
+	case dst == nil || !a.m.covered(uint64(src), n):
 		return driver.InvalidValue
 	}
-	_, r := s.submit(s.m.copyTask(call, place{addr: uint64(dst)}, place{addr: uint64(src)}, n))
+	to, pageable := a.m.hostPlace(dst, n)
+	return s.submitAndWait(a.m.copyTask(call, to, place{addr: uint64(src)}, n), synchronous || pageable)
+}
+
+// submitAndWait waits only if it is told to, and for nothing if the stream captures.
+func (s *stream) submitAndWait(t task, wait bool) driver.Result {
+	o, r := s.submit(t)
+	if o == nil || !wait {
+		return r
+	}
+	s.m.await(o)
+	return s.m.outcome(s.context)
+}
+
+func (a *api) copyDevice(call driver.Call, c driver.Context, dst, src driver.Ptr, n uint64, h driver.Stream) driver.Result {
+	s, r := a.enterStream(call, c, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	switch {
+	case n == 0:
+		return driver.Success
+	case !a.m.covered(uint64(dst), n) || !a.m.covered(uint64(src), n):
+		return driver.InvalidValue
+	}
+	_, r = s.submit(a.m.copyTask(call, place{addr: uint64(dst)}, place{addr: uint64(src)}, n))
 	return r
 }
 
-func (s *stream) fill(call driver.Call, dst driver.Ptr, pattern []byte, n uint64) driver.Result {
+// fill writes a pattern so many times, to an address that is aligned to it.
+func (a *api) fill(call driver.Call, c driver.Context, dst driver.Ptr, pattern []byte, times uint64, h driver.Stream) driver.Result {
+	s, r := a.enterStream(call, c, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	size := uint64(len(pattern))
 	switch {
-	case n == 0:
+	case uint64(dst)%size != 0 || times > ^uint64(0)/size:
+		return driver.InvalidValue
+	case times == 0:
 		return driver.Success
-	case !s.m.covered(uint64(dst), n):
+	case !a.m.covered(uint64(dst), times*size):
 		return driver.InvalidValue
 	}
-	_, r := s.submit(s.m.fillTask(call, place{addr: uint64(dst)}, pattern, n))
+	_, r = s.submit(a.m.fillTask(call, place{addr: uint64(dst)}, pattern, times*size))
 	return r
 }

@@ -12,7 +12,7 @@ import (
 // the rules allow, so that a program which relies on luck fails:
 //
 //   - work that a call waits for, and what it depends on, is done at once;
-//   - a query lets one piece of the work that it asks for be done;
+//   - a query lets one piece of the work that it is about be done;
 //   - all other work is left lying for a while, and then done;
 //   - whenever several streams can go on, the machine's seed decides.
 //
@@ -22,13 +22,13 @@ type engine struct {
 	long    int           // work that has a goroutine of its own
 	wake    chan struct{} // capacity 1: there is news
 	active  []*stream     // with work, in the order in which they got it
-	wanted  map[*op]int   // a call waits for it
-	nudged  map[*op]bool  // a call asked about it
+	wanted  map[*op]int   // calls that wait for it
+	nudged  map[*op]bool  // a call has queried it
 	last    time.Time     // when there was something new to do
 	polls   int           // how often in a row words of memory were looked at
 }
 
-// laziness is how long work lies that no call asks about.
+// laziness is how long work lies that no call waits for or queries.
 const laziness = time.Millisecond
 
 // pollAfter is how long to wait before looking at a word of memory once more,
@@ -50,9 +50,6 @@ func (e *engine) activate(s *stream) {
 // stir lets work lie for a while again.
 func (e *engine) stir() { e.last = time.Now() }
 
-// alive reports whether the machine still works. Every wait asks it.
-func (m *Machine) alive() bool { return !m.closed }
-
 // outcome is what a call returns after it waited for work of a context.
 func (m *Machine) outcome(c *gpuContext) driver.Result {
 	if m.closed {
@@ -68,7 +65,7 @@ func (m *Machine) await(work ...*op) {
 	}
 	m.startEngine()
 	for _, o := range work {
-		for !o.done && m.alive() {
+		for !o.done && !m.closed {
 			m.changed.Wait()
 		}
 		if m.engine.wanted[o]--; m.engine.wanted[o] == 0 {
@@ -113,7 +110,7 @@ func (m *Machine) stopEngine() {
 func (m *Machine) runEngine() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for m.alive() {
+	for !m.closed {
 		o, wait := m.pick()
 		if o != nil {
 			m.do(o)
@@ -243,8 +240,8 @@ func (m *Machine) do(o *op) {
 	}
 }
 
-// unlocked calls f without the lock, and has it again whatever f does: host memory that
-// is not there panics, and the message must say that alone.
+// unlocked calls f without the lock, and locks again even if f panics, as work on host
+// memory that does not exist does: the caller's deferred unlock must not fail then.
 func (m *Machine) unlocked(f func() *fault) *fault {
 	m.mu.Unlock()
 	defer m.mu.Lock()

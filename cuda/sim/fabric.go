@@ -22,13 +22,13 @@ type Fabric struct {
 
 func (f Fabric) open() bool { return len(f.Channels) > 0 }
 
-// offer writes down from where memory is offered.
+// offer records the place on the fabric that memory is exported from.
 func (l *label) offer(f Fabric) {
 	l.Channel, l.Cluster, l.Clique = int32(f.Channels[0]), f.Cluster, f.Clique
 }
 
-// A fabric handle names the machine and the memory. It is only a name: it holds
-// nothing, and means nothing once the memory's maker has let go of it.
+// A fabric handle names the machine and the memory. It pins nothing, and is invalid once
+// the process that created the memory has released it.
 
 func (m *Machine) fabricHandle(id uint64) (s driver.ShareableHandle) {
 	machine := m.books.Identity()

@@ -86,8 +86,8 @@ func (f *faults) count(c driver.Call) (fault Fault, stop *cut) {
 	return fault, stop
 }
 
-// wrong says what a fault would not do that it says, or would do nothing: a test
-// that injects it would pass for that reason alone.
+// wrong describes why a fault cannot do what it says, or does nothing, or returns "". A
+// test that injects such a fault would pass for that reason alone.
 func (f Fault) wrong() string {
 	_, known := driver.CallByName(f.Call)
 	switch {
@@ -107,7 +107,7 @@ func (f Fault) wrong() string {
 
 // Inject adds a fault. Of several that apply to a call the first that was
 // added does; each skips calls on its own account. One that names no driver call,
-// or could do nothing, panics. The returned function takes the fault away again.
+// or could do nothing, panics. The returned function removes the fault.
 func (m *Machine) Inject(f Fault) (remove func()) {
 	if wrong := f.wrong(); wrong != "" {
 		panic("sim: Inject: " + wrong)
@@ -129,7 +129,7 @@ func (m *Machine) Inject(f Fault) (remove func()) {
 	}
 }
 
-// ClearFaults takes all faults away.
+// ClearFaults removes all faults.
 func (m *Machine) ClearFaults() {
 	m.faults.mu.Lock()
 	defer m.faults.mu.Unlock()

@@ -18,8 +18,8 @@ type hardware struct {
 	HostMemory int
 }
 
-// join makes m one of those that share the machine of a folder. The options are
-// those of all devices, the visible and the others.
+// join makes m a part of the machine that processes share in a folder. The options
+// describe all devices, visible or not.
 func (m *Machine) join(o Options) error {
 	here := hardware{o.Devices, o.HostMemory}
 	text, err := json.Marshal(here)
@@ -57,8 +57,7 @@ func (m *Machine) join(o Options) error {
 	return nil
 }
 
-// differ says in what the machine that is there is not the one that is asked
-// for.
+// differ describes how the machine in the folder differs from the one in the options.
 func differ(here, there hardware) error {
 	const remedy = "give all processes the same options, or take another folder"
 	switch {
@@ -130,7 +129,7 @@ func (m *Machine) importBooked(l label) (*memory, driver.Result) {
 	return mem, driver.Success
 }
 
-// adopt gives imported memory its file.
+// adopt attaches imported memory to its file.
 func (m *Machine) adopt(mem *memory, s *osmem.Shared, l label) {
 	mem.shared, mem.id = s, l.ID
 	m.shared[s.ID()] = mem

@@ -6,10 +6,10 @@ import (
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
-// held is a memory file that the machine would give up, but that others may
-// still hold, by a descriptor or a mapping, here or in another process. The
-// system tells when they have let go only when asked, so the machine asks about
-// a few at every call, and about all when it matters how much memory is free.
+// held is a memory file that the machine has released, but that descriptors or mappings
+// may still hold, in this process or another. The system does not report the end of the
+// last one, so the machine queries a few files at every call, and all files when the
+// amount of free memory matters.
 type held struct {
 	file *osmem.Shared
 	mem  *memory   // the memory in the file; nil for a DMA-BUF
@@ -21,7 +21,7 @@ const (
 	all  = int(^uint(0) >> 1)
 )
 
-// settle asks about at most limit files, and takes back what no process holds.
+// settle queries at most limit files, and reclaims the memory that no process holds.
 func (m *Machine) settle(limit int) {
 	asked := m.held[:min(limit, len(m.held))]
 	var kept, over []held
@@ -47,7 +47,7 @@ func (m *Machine) settle(limit int) {
 	}
 }
 
-// revive takes memory off the list, because it is used again.
+// revive removes memory from the list, because it is in use again.
 func (m *Machine) revive(mem *memory) {
 	m.held = slices.DeleteFunc(m.held, func(h held) bool { return h.mem == mem })
 }

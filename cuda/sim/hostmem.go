@@ -57,35 +57,11 @@ func (a *api) MemHostAlloc(c driver.Context, n uint64, flags driver.HostAllocFla
 }
 
 func (a *api) MemFreeHost(c driver.Context, p unsafe.Pointer) driver.Result {
-	return a.dropHost(driver.CallMemFreeHost, c, KindHostMemory, p, driver.InvalidValue)
+	return a.freeAlone(driver.CallMemFreeHost, c, driver.InvalidValue, func() *backing { return a.m.hostRange(KindHostMemory, p) })
 }
 
 func (a *api) MemHostUnregister(c driver.Context, p unsafe.Pointer) driver.Result {
-	return a.dropHost(driver.CallMemHostUnregister, c, KindRegistration, p, driver.HostNotRegistered)
-}
-
-// dropHost waits for all work of the context that owns the memory, and lets
-// no call submit more to it meanwhile.
-func (a *api) dropHost(call driver.Call, c driver.Context, kind string, p unsafe.Pointer, absent driver.Result) driver.Result {
-	if _, r := a.enterNamed(call, c); r != driver.Success {
-		return r
-	}
-	defer a.leave()
-	m := a.m
-	r := m.hostRange(kind, p)
-	if r == nil {
-		return absent
-	}
-	r.context.drainAlone()
-	if m.closed {
-		return driver.Deinitialized
-	}
-	if m.hostRange(kind, p) != r {
-		return absent // another call did it meanwhile
-	}
-	m.untrack(r.object)
-	m.evict(r)
-	return m.outcome(r.context)
+	return a.freeAlone(driver.CallMemHostUnregister, c, driver.HostNotRegistered, func() *backing { return a.m.hostRange(KindRegistration, p) })
 }
 
 func (a *api) MemHostRegister(c driver.Context, p unsafe.Pointer, n uint64, flags driver.HostRegisterFlags) driver.Result {

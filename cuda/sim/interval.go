@@ -14,7 +14,6 @@ type interval[V any] struct {
 // ready.
 type intervals[V any] struct {
 	root  *treap[V]
-	n     int
 	state uint64
 }
 
@@ -38,7 +37,6 @@ func (s *intervals[V]) insert(lo, hi uint64, v V) bool {
 	left, right := split(s.root, lo)
 	node := &treap[V]{interval: interval[V]{lo, hi, v}, prio: prio}
 	s.root = join(join(left, node), right)
-	s.n++
 	return true
 }
 
@@ -58,7 +56,6 @@ func (s *intervals[V]) remove(lo uint64) (V, bool) {
 	}
 	v := (*at).v
 	*at = join((*at).left, (*at).right)
-	s.n--
 	return v, true
 }
 
@@ -89,8 +86,6 @@ func (s *intervals[V]) over(lo, hi uint64) iter.Seq[interval[V]] {
 
 // all walks every interval, in order.
 func (s *intervals[V]) all() iter.Seq[interval[V]] { return s.over(0, ^uint64(0)) }
-
-func (s *intervals[V]) len() int { return s.n }
 
 func walk[V any](t *treap[V], lo, hi uint64, yield func(interval[V]) bool) bool {
 	if t == nil {

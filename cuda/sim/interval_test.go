@@ -74,3 +74,11 @@ func BenchmarkIntervalsFind(b *testing.B) {
 		x += 104729
 	}
 }
+
+// len counts the intervals.
+func (s *intervals[V]) len() (n int) {
+	for range s.all() {
+		n++
+	}
+	return n
+}

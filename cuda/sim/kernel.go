@@ -120,8 +120,8 @@ func (k *Kernel) copy(p uint64, b []byte, align uintptr, write bool) {
 // or that the context was lost to another fault.
 type stop struct{ fault *fault }
 
-// pin also ends the kernel when the machine is closed or the context was lost, so
-// that one which polls memory cannot outlive them.
+// pin ends the kernel if the machine was closed or the context was lost, so that a kernel
+// that polls memory does not outlive them.
 func (k *Kernel) pin(p, n uint64, need driver.AccessFlags) *pins {
 	k.check()
 	at, f := k.m.pin(k.at, driver.CallLaunchKernel, place{addr: p}, n, need)
@@ -186,8 +186,8 @@ func (k *Kernel) Sleep(d time.Duration) {
 	}
 }
 
-// run calls the twin and turns the end that it took into a fault. The twin has a
-// goroutine of its own, which it may end: a test's FailNow does.
+// run calls the twin and turns the way it ended into a fault. The twin has a goroutine of
+// its own, which it may end, as a test's FailNow does.
 func (k *Kernel) run(twin func(*Kernel)) *fault {
 	ended := make(chan *fault)
 	go func() {

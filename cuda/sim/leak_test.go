@@ -37,7 +37,7 @@ func TestCloseNamesWhatWasLeakedAndWhere(t *testing.T) {
 	require.NoError(t, m.Close(), "it is reported once")
 }
 
-// A lost context's objects can be closed, and those that were not are leaks like
+// A lost context's objects can be closed, and any that is not is a leak like
 // any other.
 func TestALostContextGivesBackWhatItHas(t *testing.T) {
 	m, err := New(Options{})

@@ -132,7 +132,7 @@ func New(options Options) (*Machine, error) {
 	return m, nil
 }
 
-// Driver is the machine as this library's rooms and their tests call it.
+// Driver returns the machine's driver as this library's packages and their tests call it.
 func (m *Machine) Driver() driver.Driver { return &m.library }
 
 // Close stops the machine and frees its memory. Pending work is dropped; a
@@ -163,7 +163,7 @@ func (m *Machine) Close() error {
 	return fmt.Errorf("%s", b.String())
 }
 
-// dismantle gives everything back to the system.
+// dismantle returns everything to the system.
 func (m *Machine) dismantle() {
 	for r := range m.backing.all() {
 		r.v.dismantle()
@@ -200,9 +200,8 @@ func (m *Machine) dismantle() {
 	m.dismantled = true
 }
 
-// Memory tells how many bytes of a device's memory are free, and how many
-// there are. It panics on a device that is not there, and on a machine that was
-// closed.
+// Memory returns how many bytes of a device's memory are free, and how many there are.
+// It panics for a device that does not exist, and on a closed machine.
 func (m *Machine) Memory(device int) (free, total int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -216,17 +215,17 @@ func (m *Machine) Memory(device int) (free, total int) {
 	return int(m.available(p)), int(p.limit)
 }
 
-// Fault tells in words what destroyed a context, the first of them if several
-// were, or "" while nothing did: which operation touched which address, and why
-// it could not.
+// Fault describes what destroyed a context, the first if there were several: which
+// operation touched which address, and why that was wrong. It returns "" if no context
+// was destroyed.
 func (m *Machine) Fault() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.culprit
 }
 
-// Log lists what the machine had to say beside result codes: why a descriptor
-// was not accepted, what destroyed a context.
+// Log returns what result codes cannot express: why a descriptor was refused, what
+// destroyed a context.
 func (m *Machine) Log() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -61,7 +61,7 @@ func (a *api) MemAllocManaged(c driver.Context, n uint64, flags driver.AttachFla
 	return driver.Ptr(res.lo), driver.Success
 }
 
-// obtain gets a managed range its bytes and its address.
+// obtain gives a managed range its bytes and its address.
 func (r *backing) obtain(n, size uint64, prop driver.AllocationProp) driver.Result {
 	mem, result := r.m.newMemory(r.m.managed, size, prop)
 	if result != driver.Success {
@@ -90,7 +90,7 @@ func (r *backing) obtain(n, size uint64, prop driver.AllocationProp) driver.Resu
 	return driver.Success
 }
 
-// pagesAt are the pages that hold n bytes of managed memory at p, within one
+// pagesAt returns the pages that hold n bytes of managed memory at p, within one
 // allocation.
 func (m *Machine) pagesAt(p driver.Ptr, n uint64) (*backing, span, bool) {
 	r, ok := m.backing.find(uint64(p))
@@ -105,8 +105,8 @@ func (m *Machine) pagesAt(p driver.Ptr, n uint64) (*backing, span, bool) {
 	return r.v, span{off / unit * unit, roundUp(off+n, unit)}, true
 }
 
-// checkPlace says whether a location names a place that managed pages can lie
-// in, and resolves the calling thread's node.
+// checkPlace checks that managed pages can lie at a location, and resolves the calling
+// thread's node.
 func (m *Machine) checkPlace(l driver.Location) (driver.Location, driver.Result) {
 	switch l.Type {
 	case driver.LocationDevice:
@@ -130,7 +130,7 @@ func (m *Machine) checkPlace(l driver.Location) (driver.Location, driver.Result)
 	return l, driver.InvalidValue
 }
 
-// ordinalOf is a location as the account knows it.
+// ordinalOf returns a location as the account names it.
 func ordinalOf(l driver.Location) int32 {
 	if l.Type == driver.LocationDevice {
 		return l.ID
@@ -138,7 +138,7 @@ func ordinalOf(l driver.Location) int32 {
 	return driver.DeviceCPU
 }
 
-// ofOrdinal is what a device's ordinal means to the older forms.
+// ofOrdinal returns the location that a device's ordinal means in the older forms.
 func ofOrdinal(device int32) driver.Location {
 	if device == driver.DeviceCPU {
 		return driver.Location{Type: driver.LocationHost}
@@ -264,9 +264,8 @@ func (s *stream) refuseCapture() driver.Result {
 	return driver.CaptureUnsupported
 }
 
-// HostTouch lets the pages go where the CPU's access would have them, which it
-// does only while no device without concurrent access works that could touch them
-// too.
+// HostTouch moves the pages to where an access of the CPU moves them. It refuses the access
+// while a device without concurrent access has work that could touch the pages.
 func (a *api) HostTouch(p driver.Ptr, n uint64, write bool) driver.Result {
 	m := a.m
 	m.mu.Lock()
@@ -298,8 +297,8 @@ func (a *api) HostTouch(p driver.Ptr, n uint64, write bool) driver.Result {
 	return driver.Success
 }
 
-// kept is a device without concurrent access that keeps the CPU from the memory,
-// or nil: one that works, on a stream that the memory is attached to.
+// kept returns a device without concurrent access that has work on a stream that the
+// memory is attached to, so that the CPU must not touch the memory, or nil.
 func (r *backing) kept() *device {
 	for _, c := range r.m.contexts {
 		if c.device.concurrent() {
@@ -314,7 +313,7 @@ func (r *backing) kept() *device {
 	return nil
 }
 
-// attached says why work must not touch the memory, or "".
+// attached returns why work must not touch the memory, or "".
 func (r *backing) attached(at site) string {
 	const remedy = "and device %d has no concurrent managed access: attach it to %s with cuStreamAttachMemAsync"
 	d, now := at.device, r.managed

@@ -7,7 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// atomicWord is a 64-bit word of memory that others touch too.
+// atomicWord is a 64-bit word of memory that the CPU and other devices access too.
 type atomicWord = atomic.Uint64
 
 // word is the word at the start of b, which must be aligned.
@@ -69,10 +69,9 @@ func (a *api) StreamWaitValue64(c driver.Context, h driver.Stream, p driver.Ptr,
 	return r
 }
 
-// reached reports whether a wait for a value is over, also because the word
-// cannot be read. Others change words unseen, this process's CPU and other
-// processes, so it is asked again and again, and allocates nothing where the
-// word lies in host memory.
+// reached reports whether a wait for a value is over, or cannot succeed because the word
+// cannot be read. The CPU and other processes change words unseen, so the engine polls it,
+// and it allocates nothing if the word lies in host memory.
 func (m *Machine) reached(at site, p driver.Ptr, v uint64) bool {
 	if r, ok := m.backing.find(uint64(p)); ok && r.v.host != nil && r.hi-uint64(p) >= wordSize {
 		return int64(word(r.v.host[uint64(p)-r.lo:]).Load()-v) >= 0

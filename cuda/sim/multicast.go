@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -15,18 +16,8 @@ func (m *Machine) checkMulticast(p driver.MulticastProp) driver.Result {
 	if p.NumDevices == 0 || p.NumDevices > maxTeam || p.Flags != 0 || p.HandleTypes&^known != 0 {
 		return driver.InvalidValue
 	}
-	var on *device
-	for _, d := range m.devices {
-		if d.attributes[driver.AttrMulticast] != 0 {
-			on = d
-			break
-		}
-	}
-	types := driver.HandleTypes(p.HandleTypes)
-	switch {
-	case on == nil, types&(driver.HandleWin32|driver.HandleKMT) != 0,
-		types&driver.HandlePosixFD != 0 && on.attributes[driver.AttrHandlePosixFD] == 0,
-		types&driver.HandleFabric != 0 && on.attributes[driver.AttrHandleFabric] == 0:
+	first := slices.IndexFunc(m.devices, func(d *device) bool { return d.attributes[driver.AttrMulticast] != 0 })
+	if first < 0 || !m.devices[first].exports(driver.HandleTypes(p.HandleTypes)) {
 		return driver.NotSupported
 	}
 	return driver.Success
@@ -80,7 +71,7 @@ func (a *api) MulticastCreate(p driver.MulticastProp) (driver.MemHandle, driver.
 	mem.prop.RequestedHandleTypes = types
 	state := new(teamState)
 	if types != driver.HandleNone {
-		// Its state lies where those that it is exported to find it.
+		// Its state lies where processes that import it find it.
 		s, id, err := m.newShared(mem)
 		if err == nil && id != 0 {
 			err = m.books.Publish(s, id, m.host.index, 0)
@@ -158,7 +149,7 @@ func (a *api) MulticastAddDevice(v driver.MemHandle, d driver.Device) driver.Res
 	return r
 }
 
-// bound is what a bind call is asked to bind.
+// bound is the argument of a bind call: memory, and the part of it to bind.
 type bound struct {
 	mem      *memory
 	at, size uint64
@@ -283,7 +274,7 @@ func (t *team) deviceOf(mem *memory, named *driver.Device) (*device, driver.Resu
 	return d, driver.Success
 }
 
-// MulticastUnbind must be told what was bound: anything else is undefined on the
+// MulticastUnbind takes the offset and size of a bind. Anything else is undefined on the
 // real driver, and refused here.
 func (a *api) MulticastUnbind(v driver.MemHandle, d driver.Device, mcOffset, size uint64) driver.Result {
 	dev, r := a.enterDevice(driver.CallMulticastUnbind, d)

@@ -57,7 +57,7 @@ func (p *pool) take(n uint64) bool {
 	return true
 }
 
-// give ends take.
+// give undoes take.
 func (p *pool) give(n uint64) {
 	if p.books != nil {
 		p.books.Give(p.index, n)
@@ -66,8 +66,8 @@ func (p *pool) give(n uint64) {
 	p.used -= n
 }
 
-// left is how many bytes are free. On a machine that processes share it may be
-// less at once.
+// left returns how many bytes are free. On a machine that processes share, others may
+// take some at any time.
 func (p *pool) left() uint64 {
 	if p.books != nil {
 		return p.books.Free(p.index)
@@ -75,7 +75,7 @@ func (p *pool) left() uint64 {
 	return p.limit - p.used
 }
 
-// available is left after asking about memory that others held.
+// available is left, after reclaiming memory that no process holds any more.
 func (m *Machine) available(p *pool) uint64 {
 	m.settle(all)
 	return p.left()
@@ -207,7 +207,7 @@ func (mem *memory) onHost() bool {
 	return mem.team == nil && mem.prop.Location.Type != driver.LocationDevice
 }
 
-// drop gives up one reference.
+// drop releases one reference.
 func (mem *memory) drop() {
 	mem.refs--
 	if mem.refs > 0 || mem.machine.dismantled {
@@ -245,7 +245,7 @@ func (p *pool) takeBack(pieces []span) {
 	}
 }
 
-// unmap gives up a memory file, whatever still refers to it. It is idempotent.
+// unmap closes the memory's file, whatever still refers to it. It is idempotent.
 func (mem *memory) unmap() {
 	if mem.team != nil {
 		mem.team.closeViews(func(uint64) bool { return true })

@@ -116,8 +116,7 @@ func (s *stream) discardPlainly(parts []part) driver.Result {
 	return driver.Success
 }
 
-// move submits that pages go to another place, without their contents where those
-// are discarded.
+// move submits a move of pages to another place, without their contents if discard is set.
 func (s *stream) move(call driver.Call, parts []part, discard bool) driver.Result {
 	m := s.m
 	for i, p := range parts {
@@ -200,8 +199,8 @@ func (a *api) rangeAttributes(call driver.Call, c driver.Context, attrs []driver
 	return driver.Success
 }
 
-// rangeAttribute reads one attribute of pages, or returns false where it does
-// not exist or not in so many elements.
+// rangeAttribute reads one attribute of pages. It returns false if there is no such
+// attribute, or it does not have that many elements.
 func (m *Machine) rangeAttribute(attr driver.RangeAttribute, p *pages, s span, out []int32) bool {
 	if attr == driver.RangeAccessedBy {
 		by := m.accessedBy(p, s)

@@ -33,7 +33,7 @@ var (
 // lastPTX is the last minor version of each major version of PTX that is complete.
 var lastPTX = map[int]int{1: 5, 2: 3, 3: 2, 4: 3, 5: 0, 6: 5, 7: 8, 8: 8}
 
-// firstPTX is the version of PTX that brought a target. Those that are not here
+// firstPTX is the version of PTX that brought a target. Targets that are not here
 // are older than any text is today.
 var firstPTX = map[int]ptxNumber{
 	70: {6, 0}, 72: {6, 1}, 75: {6, 3}, 80: {7, 0}, 86: {7, 1}, 87: {7, 4}, 89: {7, 8}, 90: {7, 8},

@@ -39,8 +39,8 @@ func (m *Machine) reachesPage(toucher, at int32) bool {
 	return m.devices[toucher].reaches(m.devices[at])
 }
 
-// touch brings pages to a device or the host, as its access would: "" or why
-// that cannot be.
+// touch moves pages to a device or the host as its access would. It returns why it
+// cannot, or "".
 func (r *backing) touch(toucher int32, s span, write bool) string {
 	m := r.m
 	if toucher >= 0 {
@@ -69,7 +69,7 @@ func (r *backing) touch(toucher int32, s span, write bool) string {
 	})
 }
 
-// bring is touch for a prefetch, which no advice keeps from moving pages.
+// bring is touch for a prefetch, which moves pages whatever the advice.
 func (r *backing) bring(to int32, s span) string {
 	if to >= 0 {
 		r.managed.touched = r.m.nextTouch()
@@ -108,7 +108,7 @@ func (s span) pieces(unit uint64) iter.Seq[span] {
 	}
 }
 
-// arrange has the pages lie where to says, or have a copy there.
+// arrange moves the pages to where to says, or copies them there.
 func (r *backing) arrange(s span, to func(page) (where int32, copied bool), write bool) string {
 	m := r.m
 	// Room first, since making it moves other pages, perhaps of this range.
@@ -172,7 +172,7 @@ func placeName(where int32) string {
 	return fmt.Sprintf("device %d", where)
 }
 
-// dropCopies gives up the duplicates of pages.
+// dropCopies releases the duplicates of pages.
 func (m *Machine) dropCopies(s span, pg *page) {
 	for where := range pg.copies.all(len(m.devices)) {
 		m.account(where).give(s.size())
@@ -180,7 +180,7 @@ func (m *Machine) dropCopies(s span, pg *page) {
 	pg.copies = 0
 }
 
-// unpage gives up whatever the pages take.
+// unpage releases the memory that the pages take.
 func (m *Machine) unpage(s span, pg *page) {
 	m.dropCopies(s, pg)
 	if pg.at != driver.DeviceInvalid {
@@ -277,9 +277,9 @@ func (m *Machine) pageOutRange(r *backing, where int32, s span) (freed uint64) {
 	return freed
 }
 
-// Resident tells how many of n bytes of managed memory lie on a device, copies
-// of read-mostly pages included; device -1 is the host. Pages that no processor has
-// touched lie nowhere.
+// Resident returns how many of n bytes of managed memory lie on a device, copies of
+// read-mostly pages included; device -1 is the host. Pages that no processor has touched
+// lie nowhere.
 func (m *Machine) Resident(p cuda.Ptr, n, device int) int {
 	ptr := uint64(p)
 	m.mu.Lock()

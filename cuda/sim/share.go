@@ -87,7 +87,7 @@ func labelOf(s *osmem.Shared) (label, error) {
 	return readLabel(file[max(0, len(file)-int(osmem.PageSize())):], uint64(len(file)))
 }
 
-// label says what mem is.
+// label describes mem.
 func (mem *memory) label() label {
 	p := mem.prop
 	l := label{
@@ -123,7 +123,7 @@ func (m *Machine) newShared(mem *memory) (s *osmem.Shared, id uint64, err error)
 	return s, l.ID, err
 }
 
-// moveTo makes a memory file the place of the memory's bytes.
+// moveTo makes a memory file the storage of the memory's bytes.
 func (mem *memory) moveTo(s *osmem.Shared, id uint64) error {
 	if id != 0 {
 		if err := mem.machine.books.Publish(s, id, mem.pool.index, mem.size); err != nil {
@@ -139,7 +139,7 @@ func (m *Machine) share(mem *memory) error {
 	if mem.team != nil {
 		return nil // it lies in a file from the beginning
 	}
-	for mem.busy > 0 && m.alive() {
+	for mem.busy > 0 && !m.closed {
 		m.changed.Wait()
 	}
 	if m.closed {

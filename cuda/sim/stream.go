@@ -46,12 +46,12 @@ type site struct {
 type task struct {
 	// run does the work, without the machine's lock. nil does nothing.
 	run func(site) *fault
-	// ready, asked with the lock held, tells whether the work can begin; nil
-	// if always.
+	// ready reports, with the lock held, whether the work can begin. nil means that
+	// it always can.
 	ready func(site) bool
 	// after is called when the work was done or dropped, with the lock held.
 	after func()
-	// long work may wait for whatever it likes: it gets a goroutine of its own.
+	// long work may block, so it gets a goroutine of its own.
 	long bool
 }
 
@@ -62,8 +62,6 @@ type fault struct {
 }
 
 var lastStreamID atomic.Uint64
-
-func (m *Machine) nextStreamID() uint64 { return lastStreamID.Add(1) }
 
 // blocks reports whether the stream and the legacy stream wait for each other.
 func (s *stream) blocks() bool { return s.flags&driver.StreamNonBlocking == 0 }
@@ -90,7 +88,7 @@ func (m *Machine) perThread(c *gpuContext) *stream {
 	t := osmem.ThreadID()
 	s := c.threads[t]
 	if s == nil {
-		s = &stream{m: m, id: m.nextStreamID(), context: c, threads: true}
+		s = &stream{m: m, id: lastStreamID.Add(1), context: c, threads: true}
 		c.threads[t] = s
 	}
 	return s
@@ -118,7 +116,7 @@ func (a *api) enterStream(call driver.Call, c driver.Context, h driver.Stream) (
 // there before. It returns nil if there is no op, as in a capture.
 func (s *stream) submit(t task, deps ...*op) (*op, driver.Result) {
 	m, c := s.m, s.context
-	for c.stalls > 0 && s.joined == nil && m.alive() && c.lost == driver.Success {
+	for c.stalls > 0 && s.joined == nil && !m.closed && c.lost == driver.Success {
 		m.changed.Wait()
 	}
 	switch {
@@ -196,14 +194,14 @@ func (s *stream) discard() {
 	s.settle()
 }
 
-// complete lets those go on that wait for the work.
+// complete marks the work as done, so that whatever waits for it goes on.
 func (o *op) complete() {
 	if !o.done {
 		o.done, o.at = true, time.Now()
 	}
 }
 
-// retire forgets what is not needed once the work neither runs nor will run.
+// retire drops what is no longer needed once the work neither runs nor will run.
 func (o *op) retire() {
 	if o.after != nil {
 		o.after()
@@ -278,7 +276,7 @@ func (a *api) newStream(call driver.Call, c driver.Context, flags driver.StreamF
 	if flags&^driver.StreamNonBlocking != 0 {
 		return 0, driver.InvalidValue
 	}
-	s := &stream{m: m, handle: driver.Stream(newHandle()), id: m.nextStreamID(), context: ctx, flags: flags, priority: priority}
+	s := &stream{m: m, handle: driver.Stream(newHandle()), id: lastStreamID.Add(1), context: ctx, flags: flags, priority: priority}
 	s.object = m.track(KindStream, uint64(s.handle), 0)
 	m.streams[s.handle] = s
 	return s.handle, driver.Success

@@ -9,8 +9,8 @@ import (
 
 // A device with pageable memory access works on the operating system's memory at
 // its own addresses, and takes advice and prefetches for it as for managed
-// memory. The system does not tell when such memory goes, so what of it lies on a
-// device is counted there until it is moved away.
+// memory. The system does not report when such memory is freed, so pages of it on a
+// device are counted there until they are moved away.
 
 func newSystemMemory(m *Machine) *backing {
 	const addresses = 1 << 56 // more than a process has
@@ -32,7 +32,7 @@ func (m *Machine) isSystem(p, n uint64) bool {
 	return false
 }
 
-// whole are the pages that a span lies in.
+// whole returns the pages that a span lies in.
 func (r *backing) whole(s span) span {
 	unit := osmem.PageSize()
 	return span{s.lo / unit * unit, roundUp(s.hi, unit)}

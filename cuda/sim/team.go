@@ -94,13 +94,13 @@ func (t *team) members() []uint64 {
 
 func (t *team) has(device uint64) bool { return slices.Contains(t.members(), device) }
 
-// await blocks until all devices were added. Nothing ends that but the machine's
-// end.
+// await blocks until all devices were added. Only closing the machine ends the wait
+// earlier.
 func (t *team) await() driver.Result {
 	m := t.m
 	t.mem.refs++
 	defer t.mem.drop()
-	for polls := 0; !t.complete() && m.alive(); polls++ {
+	for polls := 0; !t.complete() && !m.closed; polls++ {
 		m.mu.Unlock()
 		time.Sleep(pollAfter(polls)) // another process adds them unseen
 		m.mu.Lock()
@@ -128,7 +128,7 @@ func (t *team) takeSlot() bool {
 	return t.slot
 }
 
-// end gives up what this process has of an object.
+// end releases what this process holds of an object.
 func (t *team) end() {
 	m := t.m
 	switch {
@@ -173,7 +173,7 @@ func (t *team) numberOf(mem *memory) (uint64, error) {
 	return mem.bound, nil
 }
 
-// freedWhileBound says so of memory that goes.
+// freedWhileBound logs that memory is freed while it is bound.
 func (m *Machine) freedWhileBound(mem *memory) {
 	if mem.bound != 0 {
 		delete(m.bound, mem.bound)
@@ -193,7 +193,7 @@ func (m *Machine) freedWhileBound(mem *memory) {
 	}
 }
 
-// bind writes a bind down.
+// bind records a bind.
 func (t *team) bind(d *device, offset, memory, at, size uint64) (r driver.Result) {
 	t.do(func() {
 		var free *bind
@@ -223,7 +223,7 @@ func (t *team) bind(d *device, offset, memory, at, size uint64) (r driver.Result
 	return r
 }
 
-// forget frees the binds of processes that are gone, so that others can bind
+// forget frees the binds of processes that have ended, so that other processes can bind
 // there.
 func (t *team) forget() {
 	if !t.across() {

@@ -54,7 +54,7 @@ func (m *Machine) finest() uint64 {
 	return unit
 }
 
-// checkProp says whether memory with these properties can be made.
+// checkProp checks that memory with these properties can be created.
 func (m *Machine) checkProp(p driver.AllocationProp) driver.Result {
 	const known = driver.HandlePosixFD | driver.HandleWin32 | driver.HandleKMT | driver.HandleFabric
 	types := p.RequestedHandleTypes
@@ -88,14 +88,17 @@ func (m *Machine) checkProp(p driver.AllocationProp) driver.Result {
 	default:
 		return driver.InvalidValue
 	}
-	switch {
-	case types&(driver.HandleWin32|driver.HandleKMT) != 0:
-		return driver.NotSupported
-	case types&driver.HandlePosixFD != 0 && d.attributes[driver.AttrHandlePosixFD] == 0,
-		types&driver.HandleFabric != 0 && d.attributes[driver.AttrHandleFabric] == 0:
+	if !d.exports(types) {
 		return driver.NotSupported
 	}
 	return driver.Success
+}
+
+// exports reports whether memory of the device can have handles of all these types.
+func (d *device) exports(types driver.HandleTypes) bool {
+	return types&(driver.HandleWin32|driver.HandleKMT) == 0 &&
+		(types&driver.HandlePosixFD == 0 || d.attributes[driver.AttrHandlePosixFD] != 0) &&
+		(types&driver.HandleFabric == 0 || d.attributes[driver.AttrHandleFabric] != 0)
 }
 
 func (m *Machine) hostSupport(attr driver.DeviceAttribute) driver.Result {
@@ -363,8 +366,7 @@ func (a *api) MemSetAccess(p driver.Ptr, size uint64, desc []driver.AccessDesc) 
 	})
 }
 
-// run does something to each of a run of mappings, unless it fails, or a test cuts
-// it short.
+// run calls do for each mapping until one fails or an injected fault cuts the run short.
 func run(mappings []*backing, cut *cut, do func(*backing) driver.Result) driver.Result {
 	result := driver.Success
 	if cut != nil {
@@ -410,8 +412,8 @@ func (r *backing) checkAccess(d driver.AccessDesc) driver.Result {
 	return driver.InvalidValue
 }
 
-// setAccess fails only where the system does not let the CPU reach the memory, and
-// then has changed nothing.
+// setAccess fails only if the system cannot give the CPU access, and has then changed
+// nothing.
 func (r *backing) setAccess(d driver.AccessDesc) driver.Result {
 	host, numa := r.hostAccess, r.numaAccess
 	switch d.Location.Type {
@@ -431,8 +433,7 @@ func (r *backing) setAccess(d driver.AccessDesc) driver.Result {
 	return driver.Success
 }
 
-// expose lets the CPU see host memory at its mapped address, as far as access
-// was granted.
+// expose gives the CPU the granted access to host memory at its mapped address.
 func (r *backing) expose(granted driver.AccessFlags) error {
 	access := osmem.AccessNone
 	switch granted {

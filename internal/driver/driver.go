@@ -369,7 +369,7 @@ type Driver interface {
 
 // Foreign is a driver as another library in the process would call it: in the
 // capture mode of the calling thread. It has, besides, the calls that this
-// library never makes: those that harm other libraries' work, and those that
+// library never makes: calls that harm other libraries' work, and calls that
 // only tests need.
 type Foreign interface {
 	Driver

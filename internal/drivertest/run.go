@@ -65,7 +65,7 @@ func RequiredGPUs(t testing.TB) int {
 
 // Run runs all cases, one after the other: they compare the devices' free
 // memory, so nothing else may use the devices meanwhile. It returns the names of
-// those that were skipped for what the machine lacks.
+// the cases that it skipped because the machine lacks something.
 func Run(t *testing.T, env Env) (skipped []string) {
 	s := newSuite(t, env)
 	if !s.software {

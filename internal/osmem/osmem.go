@@ -1,6 +1,6 @@
 // Package osmem is the operating-system memory under the software driver:
 // address windows, arenas whose pages come and go, sealed memory files that other
-// processes map, and files with names and locks for those that share a folder.
+// processes map, and files with names and locks for machines that share a folder.
 //
 // On Linux (amd64 and arm64) everything works. Elsewhere the package compiles
 // and arenas live on the Go heap; what needs the Linux kernel (address

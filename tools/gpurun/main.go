@@ -128,7 +128,7 @@ func introduce(ctx context.Context, both, log io.Writer, jobs int) {
 	_, _ = log.Write(gpus)
 }
 
-// runAll runs the jobs, and returns the sum of their reports and those that failed.
+// runAll runs the jobs, and returns the sum of their reports and the names of the jobs that failed.
 func runAll(ctx context.Context, dir string, jobs []job, o options, both, log io.Writer) (sum report, broken []string, err error) {
 	for _, j := range jobs {
 		if ctx.Err() != nil {

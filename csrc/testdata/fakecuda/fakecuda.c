@@ -1,5 +1,5 @@
 // A stand-in for libcuda.so.1, for tests: it keeps what belongs to the thread
-// (the stack of contexts, the capture mode) as the driver does, answers fixed
+// (the stack of contexts, the capture mode) as the driver does, returns fixed
 // values, and records every call with the bytes of its arguments. It is written
 // against the vendor's documented declarations, not against the library's own.
 // It has no memory, no streams and no devices: nothing here runs.
@@ -7,7 +7,7 @@
 //   cc -shared -fPIC -O2 -o libcuda.so.1 fakecuda.c -ldl
 //
 // It is built without a soname: once loaded, the loader would give it to
-// whoever in the process asks for libcuda.so.1 and means the real one.
+// any code in the process that opens libcuda.so.1 and means the real one.
 //
 // Variants:
 //
@@ -16,7 +16,7 @@
 //   FAKECUDA_PROC_V1             only the first form of cuGetProcAddress
 //   FAKECUDA_NO_PROC             none: a driver before 11.3
 //   FAKECUDA_HIDES_PARAMS        cuFuncGetParamInfo fails for a kernel's second parameter
-//   FAKECUDA_STUB                the toolkit's stub: every call answers STUB_LIBRARY
+//   FAKECUDA_STUB                the toolkit's stub: every call returns STUB_LIBRARY
 //   FAKECUDA_NOT_CUDA            a library that is no driver
 
 #ifdef FAKECUDA_NOT_CUDA
@@ -98,7 +98,7 @@ __attribute__((constructor)) static void open_state(void) {
 #define MEM(p, n) (const void *)(p), (size_t)(n)
 #define END (const void *)NULL, (size_t)0
 
-// Records a call and says what it is to answer.
+// Records a call and returns its result.
 static CUresult call(const char *entry, ...) {
     if (__atomic_load_n(&state->quiet, __ATOMIC_RELAXED)) return USUAL;
     CUresult result = USUAL;
@@ -132,66 +132,66 @@ static CUresult call(const char *entry, ...) {
     return result;
 }
 
-// Ends an entry point: writes the answers where the call succeeded.
-#define ANSWER(result, ...)     \
+// Ends an entry point: writes its outputs if the call succeeded.
+#define RETURN(result, ...)     \
     do {                        \
-        CUresult answer = (result); \
-        if (answer == SUCCESS) { __VA_ARGS__; } \
-        return answer;          \
+        CUresult code = (result); \
+        if (code == SUCCESS) { __VA_ARGS__; } \
+        return code;            \
     } while (0)
 
 // Devices.
 
 CUresult cuInit(unsigned int flags) { return call("cuInit", VAL(flags), END); }
 
-CUresult cuDriverGetVersion(int *version) { ANSWER(call("cuDriverGetVersion", END), *version = FAKECUDA_VERSION); }
+CUresult cuDriverGetVersion(int *version) { RETURN(call("cuDriverGetVersion", END), *version = FAKECUDA_VERSION); }
 
-CUresult cuDeviceGetCount(int *count) { ANSWER(call("cuDeviceGetCount", END), *count = 3); }
+CUresult cuDeviceGetCount(int *count) { RETURN(call("cuDeviceGetCount", END), *count = 3); }
 
-CUresult cuDeviceGet(CUdevice *dev, int ordinal) { ANSWER(call("cuDeviceGet", VAL(ordinal), END), *dev = 40 + ordinal); }
+CUresult cuDeviceGet(CUdevice *dev, int ordinal) { RETURN(call("cuDeviceGet", VAL(ordinal), END), *dev = 40 + ordinal); }
 
 CUresult cuDeviceGetName(char *name, int len, CUdevice dev) {
-    ANSWER(call("cuDeviceGetName", VAL(len), VAL(dev), END), snprintf(name, (size_t)len, "Fake GPU %d", dev));
+    RETURN(call("cuDeviceGetName", VAL(len), VAL(dev), END), snprintf(name, (size_t)len, "Fake GPU %d", dev));
 }
 
 CUresult cuDeviceGetUuid_v2(unsigned char *uuid, CUdevice dev) {
-    ANSWER(call("cuDeviceGetUuid", VAL(dev), END), for (int i = 0; i < 16; i++) uuid[i] = (unsigned char)(0xe0 + i));
+    RETURN(call("cuDeviceGetUuid", VAL(dev), END), for (int i = 0; i < 16; i++) uuid[i] = (unsigned char)(0xe0 + i));
 }
 
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev) {
-    ANSWER(call("cuDeviceTotalMem", VAL(dev), END), *bytes = 0x2300000000);
+    RETURN(call("cuDeviceTotalMem", VAL(dev), END), *bytes = 0x2300000000);
 }
 
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice dev) {
-    ANSWER(call("cuDeviceGetAttribute", VAL(attribute), VAL(dev), END), *value = -1000 - attribute);
+    RETURN(call("cuDeviceGetAttribute", VAL(attribute), VAL(dev), END), *value = -1000 - attribute);
 }
 
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice dev, CUdevice peer) {
-    ANSWER(call("cuDeviceCanAccessPeer", VAL(dev), VAL(peer), END), *can = 1);
+    RETURN(call("cuDeviceCanAccessPeer", VAL(dev), VAL(peer), END), *can = 1);
 }
 
 // Contexts.
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice dev) {
-    ANSWER(call("cuDevicePrimaryCtxRetain", VAL(dev), END), *ctx = (CUcontext)0xc0de0001);
+    RETURN(call("cuDevicePrimaryCtxRetain", VAL(dev), END), *ctx = (CUcontext)0xc0de0001);
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev) { return call("cuDevicePrimaryCtxRelease", VAL(dev), END); }
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active) {
-    ANSWER(call("cuDevicePrimaryCtxGetState", VAL(dev), END), *flags = 0x18; *active = 1);
+    RETURN(call("cuDevicePrimaryCtxGetState", VAL(dev), END), *flags = 0x18; *active = 1);
 }
 
 // Makes the new context current, on top of the thread's stack.
 CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned int flags, CUdevice dev) {
-    ANSWER(call("cuCtxCreate", VAL(flags), VAL(dev), END), *ctx = stack[depth++] = (CUcontext)0xc0de0002);
+    RETURN(call("cuCtxCreate", VAL(flags), VAL(dev), END), *ctx = stack[depth++] = (CUcontext)0xc0de0002);
 }
 
 CUresult cuCtxDestroy_v2(CUcontext ctx) {
-    ANSWER(call("cuCtxDestroy", VAL(ctx), END), if (current() == ctx) depth--);
+    RETURN(call("cuCtxDestroy", VAL(ctx), END), if (current() == ctx) depth--);
 }
 
-CUresult cuCtxGetCurrent(CUcontext *ctx) { ANSWER(call("cuCtxGetCurrent", END), *ctx = current()); }
+CUresult cuCtxGetCurrent(CUcontext *ctx) { RETURN(call("cuCtxGetCurrent", END), *ctx = current()); }
 
 // Replaces the top of the stack; a null context pops it.
 CUresult cuCtxSetCurrent(CUcontext ctx) {
@@ -205,17 +205,17 @@ CUresult cuCtxSetCurrent(CUcontext ctx) {
 CUresult cuCtxPopCurrent_v2(CUcontext *ctx) {
     CUresult result = call("cuCtxPopCurrent", END);
     if (result == SUCCESS && depth == 0) result = INVALID_CONTEXT;
-    ANSWER(result, *ctx = stack[--depth]);
+    RETURN(result, *ctx = stack[--depth]);
 }
 
-CUresult cuCtxGetDevice(CUdevice *dev) { ANSWER(call("cuCtxGetDevice", END), *dev = 41); }
+CUresult cuCtxGetDevice(CUdevice *dev) { RETURN(call("cuCtxGetDevice", END), *dev = 41); }
 
 CUresult cuCtxSynchronize(void) { return call("cuCtxSynchronize", END); }
 
 // Streams.
 
 CUresult cuStreamCreate(CUstream *s, unsigned int flags) {
-    ANSWER(call("cuStreamCreate", VAL(flags), END), *s = (CUstream)0x5000000001);
+    RETURN(call("cuStreamCreate", VAL(flags), END), *s = (CUstream)0x5000000001);
 }
 
 CUresult cuStreamDestroy_v2(CUstream s) { return call("cuStreamDestroy", VAL(s), END); }
@@ -229,13 +229,13 @@ CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned int flags) {
 }
 
 CUresult cuStreamGetCtx(CUstream s, CUcontext *ctx) {
-    ANSWER(call("cuStreamGetCtx", VAL(s), END), *ctx = (CUcontext)0xc0de0003);
+    RETURN(call("cuStreamGetCtx", VAL(s), END), *ctx = (CUcontext)0xc0de0003);
 }
 
-CUresult cuStreamGetFlags(CUstream s, unsigned int *flags) { ANSWER(call("cuStreamGetFlags", VAL(s), END), *flags = 1); }
+CUresult cuStreamGetFlags(CUstream s, unsigned int *flags) { RETURN(call("cuStreamGetFlags", VAL(s), END), *flags = 1); }
 
 CUresult cuStreamGetId(CUstream s, unsigned long long *id) {
-    ANSWER(call("cuStreamGetId", VAL(s), END), *id = 0x1d00000000000007);
+    RETURN(call("cuStreamGetId", VAL(s), END), *id = 0x1d00000000000007);
 }
 
 CUresult cuStreamWriteValue64_v2(CUstream s, CUdeviceptr p, uint64_t v, unsigned int flags) {
@@ -248,21 +248,21 @@ CUresult cuStreamWaitValue64_v2(CUstream s, CUdeviceptr p, uint64_t v, unsigned 
 
 // The function is called at once, on the calling thread.
 CUresult cuLaunchHostFunc(CUstream s, void (*f)(void *), void *data) {
-    ANSWER(call("cuLaunchHostFunc", VAL(s), END), f(data));
+    RETURN(call("cuLaunchHostFunc", VAL(s), END), f(data));
 }
 
 // Capture and graphs.
 
-CUresult cuStreamIsCapturing(CUstream s, int *status) { ANSWER(call("cuStreamIsCapturing", VAL(s), END), *status = 1); }
+CUresult cuStreamIsCapturing(CUstream s, int *status) { RETURN(call("cuStreamIsCapturing", VAL(s), END), *status = 1); }
 
 CUresult cuStreamGetCaptureInfo(CUstream s, int *status, uint64_t *id) {
-    ANSWER(call("cuStreamGetCaptureInfo", VAL(s), END), *status = 2; *id = 0xca00000000000009);
+    RETURN(call("cuStreamGetCaptureInfo", VAL(s), END), *status = 2; *id = 0xca00000000000009);
 }
 
 CUresult cuStreamBeginCapture_v2(CUstream s, int m) { return call("cuStreamBeginCapture", VAL(s), VAL(m), END); }
 
 CUresult cuStreamEndCapture(CUstream s, CUgraph *g) {
-    ANSWER(call("cuStreamEndCapture", VAL(s), END), *g = (CUgraph)0x6000000001);
+    RETURN(call("cuStreamEndCapture", VAL(s), END), *g = (CUgraph)0x6000000001);
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(int *m) {
@@ -276,7 +276,7 @@ CUresult cuThreadExchangeStreamCaptureMode(int *m) {
 }
 
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph g, unsigned long long flags) {
-    ANSWER(call("cuGraphInstantiateWithFlags", VAL(g), VAL(flags), END), *exec = (CUgraphExec)0x6000000002);
+    RETURN(call("cuGraphInstantiateWithFlags", VAL(g), VAL(flags), END), *exec = (CUgraphExec)0x6000000002);
 }
 
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream s) { return call("cuGraphLaunch", VAL(exec), VAL(s), END); }
@@ -286,13 +286,13 @@ CUresult cuGraphDestroy(CUgraph g) { return call("cuGraphDestroy", VAL(g), END);
 CUresult cuGraphExecDestroy(CUgraphExec exec) { return call("cuGraphExecDestroy", VAL(exec), END); }
 
 CUresult cuGraphGetNodes(CUgraph g, CUgraphNode *nodes, size_t *count) {
-    ANSWER(call("cuGraphGetNodes", VAL(g), VAL(nodes), END), *count = 0x100000005);
+    RETURN(call("cuGraphGetNodes", VAL(g), VAL(nodes), END), *count = 0x100000005);
 }
 
 // Events.
 
 CUresult cuEventCreate(CUevent *e, unsigned int flags) {
-    ANSWER(call("cuEventCreate", VAL(flags), END), *e = (CUevent)0xe000000001);
+    RETURN(call("cuEventCreate", VAL(flags), END), *e = (CUevent)0xe000000001);
 }
 
 CUresult cuEventRecord(CUevent e, CUstream s) { return call("cuEventRecord", VAL(e), VAL(s), END); }
@@ -302,7 +302,7 @@ CUresult cuEventQuery(CUevent e) { return call("cuEventQuery", VAL(e), END); }
 CUresult cuEventSynchronize(CUevent e) { return call("cuEventSynchronize", VAL(e), END); }
 
 CUresult cuEventElapsedTime(float *ms, CUevent start, CUevent end) {
-    ANSWER(call("cuEventElapsedTime", VAL(start), VAL(end), END), *ms = 1.5f);
+    RETURN(call("cuEventElapsedTime", VAL(start), VAL(end), END), *ms = 1.5f);
 }
 
 CUresult cuEventDestroy_v2(CUevent e) { return call("cuEventDestroy", VAL(e), END); }
@@ -347,22 +347,22 @@ CUresult cuMemsetD8_v2(CUdeviceptr dst, unsigned char v, size_t n) {
 
 // Memory.
 
-CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n) { ANSWER(call("cuMemAlloc", VAL(n), END), *p = 0x7f00000000a0); }
+CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n) { RETURN(call("cuMemAlloc", VAL(n), END), *p = 0x7f00000000a0); }
 
 CUresult cuMemFree_v2(CUdeviceptr p) { return call("cuMemFree", VAL(p), END); }
 
 CUresult cuMemAllocAsync(CUdeviceptr *p, size_t n, CUstream s) {
-    ANSWER(call("cuMemAllocAsync", VAL(n), VAL(s), END), *p = 0x7f00000000b0);
+    RETURN(call("cuMemAllocAsync", VAL(n), VAL(s), END), *p = 0x7f00000000b0);
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr p, CUstream s) { return call("cuMemFreeAsync", VAL(p), VAL(s), END); }
 
 CUresult cuMemGetInfo_v2(size_t *free_, size_t *total) {
-    ANSWER(call("cuMemGetInfo", END), *free_ = 0x1100000000; *total = 0x2300000000);
+    RETURN(call("cuMemGetInfo", END), *free_ = 0x1100000000; *total = 0x2300000000);
 }
 
 CUresult cuMemHostAlloc(void **p, size_t n, unsigned int flags) {
-    ANSWER(call("cuMemHostAlloc", VAL(n), VAL(flags), END), *p = (void *)0x7e0000000000);
+    RETURN(call("cuMemHostAlloc", VAL(n), VAL(flags), END), *p = (void *)0x7e0000000000);
 }
 
 CUresult cuMemFreeHost(void *p) { return call("cuMemFreeHost", VAL(p), END); }
@@ -374,26 +374,26 @@ CUresult cuMemHostRegister_v2(void *p, size_t n, unsigned int flags) {
 CUresult cuMemHostUnregister(void *p) { return call("cuMemHostUnregister", VAL(p), END); }
 
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *dev, void *p, unsigned int flags) {
-    ANSWER(call("cuMemHostGetDevicePointer", VAL(p), VAL(flags), END), *dev = 0x7f00000000c0);
+    RETURN(call("cuMemHostGetDevicePointer", VAL(p), VAL(flags), END), *dev = 0x7f00000000c0);
 }
 
 // The context and the range's start and size have eight bytes, the others four.
 CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr p) {
     uint64_t wide = 0x7f00000000d0 + (uint64_t)attribute;
     size_t n = attribute == 1 || attribute == 11 || attribute == 12 ? 8 : 4;
-    ANSWER(call("cuPointerGetAttribute", VAL(attribute), VAL(p), END), memcpy(value, &wide, n));
+    RETURN(call("cuPointerGetAttribute", VAL(attribute), VAL(p), END), memcpy(value, &wide, n));
 }
 
 // Virtual memory.
 
 CUresult cuMemAddressReserve(CUdeviceptr *p, size_t size, size_t align, CUdeviceptr hint, unsigned long long flags) {
-    ANSWER(call("cuMemAddressReserve", VAL(size), VAL(align), VAL(hint), VAL(flags), END), *p = 0x7f0000000000);
+    RETURN(call("cuMemAddressReserve", VAL(size), VAL(align), VAL(hint), VAL(flags), END), *p = 0x7f0000000000);
 }
 
 CUresult cuMemAddressFree(CUdeviceptr p, size_t size) { return call("cuMemAddressFree", VAL(p), VAL(size), END); }
 
 CUresult cuMemCreate(CUmemHandle *h, size_t size, const void *prop, unsigned long long flags) {
-    ANSWER(call("cuMemCreate", VAL(size), MEM(prop, 32), VAL(flags), END), *h = 0x4000000000000001);
+    RETURN(call("cuMemCreate", VAL(size), MEM(prop, 32), VAL(flags), END), *h = 0x4000000000000001);
 }
 
 CUresult cuMemRelease(CUmemHandle h) { return call("cuMemRelease", VAL(h), END); }
@@ -410,20 +410,20 @@ CUresult cuMemSetAccess(CUdeviceptr p, size_t size, const void *desc, size_t cou
 }
 
 CUresult cuMemGetAccess(unsigned long long *flags, const void *location, CUdeviceptr p) {
-    ANSWER(call("cuMemGetAccess", MEM(location, 8), VAL(p), END), *flags = 3);
+    RETURN(call("cuMemGetAccess", MEM(location, 8), VAL(p), END), *flags = 3);
 }
 
 CUresult cuMemGetAllocationGranularity(size_t *bytes, const void *prop, int option) {
-    ANSWER(call("cuMemGetAllocationGranularity", MEM(prop, 32), VAL(option), END), *bytes = 0x200000);
+    RETURN(call("cuMemGetAllocationGranularity", MEM(prop, 32), VAL(option), END), *bytes = 0x200000);
 }
 
 CUresult cuMemGetAllocationPropertiesFromHandle(void *prop, CUmemHandle h) {
     static const unsigned char bytes[32] = {1, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, [24] = 1, [25] = 1, [26] = 2};
-    ANSWER(call("cuMemGetAllocationPropertiesFromHandle", VAL(h), END), memcpy(prop, bytes, sizeof bytes));
+    RETURN(call("cuMemGetAllocationPropertiesFromHandle", VAL(h), END), memcpy(prop, bytes, sizeof bytes));
 }
 
 CUresult cuMemRetainAllocationHandle(CUmemHandle *h, void *p) {
-    ANSWER(call("cuMemRetainAllocationHandle", VAL(p), END), *h = 0x4000000000000002);
+    RETURN(call("cuMemRetainAllocationHandle", VAL(p), END), *h = 0x4000000000000002);
 }
 
 // Descriptors are real, and left without close-on-exec.
@@ -443,11 +443,11 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemHandle h, int type, unsign
 CUresult cuMemImportFromShareableHandle(CUmemHandle *h, void *os, int type) {
     CUresult result = type == 1 ? call("cuMemImportFromShareableHandle", VAL(os), VAL(type), END)
                                 : call("cuMemImportFromShareableHandle", MEM(os, 64), VAL(type), END);
-    ANSWER(result, *h = 0x4000000000000003);
+    RETURN(result, *h = 0x4000000000000003);
 }
 
 CUresult cuMemGetHandleForAddressRange(void *out, CUdeviceptr p, size_t size, int type, unsigned long long flags) {
-    ANSWER(call("cuMemGetHandleForAddressRange", VAL(p), VAL(size), VAL(type), VAL(flags), END), *(int *)out = descriptor());
+    RETURN(call("cuMemGetHandleForAddressRange", VAL(p), VAL(size), VAL(type), VAL(flags), END), *(int *)out = descriptor());
 }
 
 // Multicast objects. The first forms of two entry points are recorded with _v1
@@ -460,7 +460,7 @@ typedef struct {
 } CUmulticastObjectProp;
 
 CUresult cuMulticastCreate(CUmemHandle *h, const CUmulticastObjectProp *p) {
-    ANSWER(call("cuMulticastCreate", VAL(p->devices), VAL(p->size), VAL(p->handle_types), VAL(p->flags), END),
+    RETURN(call("cuMulticastCreate", VAL(p->devices), VAL(p->size), VAL(p->handle_types), VAL(p->flags), END),
            *h = 0x4000000000000005);
 }
 
@@ -490,7 +490,7 @@ CUresult cuMulticastUnbind(CUmemHandle mc, CUdevice dev, size_t mc_offset, size_
 }
 
 CUresult cuMulticastGetGranularity(size_t *bytes, const CUmulticastObjectProp *p, int option) {
-    ANSWER(call("cuMulticastGetGranularity", VAL(p->devices), VAL(p->size), VAL(p->handle_types), VAL(p->flags), VAL(option), END),
+    RETURN(call("cuMulticastGetGranularity", VAL(p->devices), VAL(p->size), VAL(p->handle_types), VAL(p->flags), VAL(option), END),
            *bytes = 1 << 25);
 }
 
@@ -502,7 +502,7 @@ typedef struct {
 } CUmemLocation;
 
 CUresult cuMemAllocManaged(CUdeviceptr *p, size_t n, unsigned int flags) {
-    ANSWER(call("cuMemAllocManaged", VAL(n), VAL(flags), END), *p = 0x7f00000000e0);
+    RETURN(call("cuMemAllocManaged", VAL(n), VAL(flags), END), *p = 0x7f00000000e0);
 }
 
 CUresult cuMemAdvise(CUdeviceptr p, size_t n, int advice, CUdevice dev) {
@@ -537,17 +537,17 @@ CUresult cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr *p, size_t *sizes, size_t
                 MEM(to, n * sizeof *to), MEM(first, n * 8), VAL(n), VAL(flags), VAL(s), END);
 }
 
-// Every element answers its attribute and its place.
+// Every element has its attribute and its place as its value.
 static void fill_range(int *out, size_t size, int attribute) {
     for (size_t i = 0; i < size / 4; i++) out[i] = 100 * attribute + (int)i;
 }
 
 CUresult cuMemRangeGetAttribute(void *data, size_t size, int attribute, CUdeviceptr p, size_t n) {
-    ANSWER(call("cuMemRangeGetAttribute", VAL(size), VAL(attribute), VAL(p), VAL(n), END), fill_range(data, size, attribute));
+    RETURN(call("cuMemRangeGetAttribute", VAL(size), VAL(attribute), VAL(p), VAL(n), END), fill_range(data, size, attribute));
 }
 
 CUresult cuMemRangeGetAttributes(void **data, size_t *sizes, int *attributes, size_t count, CUdeviceptr p, size_t n) {
-    ANSWER(call("cuMemRangeGetAttributes", MEM(sizes, count * 8), MEM(attributes, count * 4), VAL(count), VAL(p), VAL(n), END),
+    RETURN(call("cuMemRangeGetAttributes", MEM(sizes, count * 8), MEM(attributes, count * 4), VAL(count), VAL(p), VAL(n), END),
            for (size_t i = 0; i < count; i++) fill_range(data[i], sizes[i], attributes[i]));
 }
 
@@ -559,7 +559,7 @@ CUresult cuStreamAttachMemAsync(CUstream s, CUdeviceptr p, size_t n, unsigned in
 
 CUresult cuModuleLoadData(CUmodule *m, const char *image) {
     int binary = memcmp(image, "\x7f" "ELF", 4) == 0 || memcmp(image, "\x50\xed\x55\xba", 4) == 0;
-    ANSWER(call("cuModuleLoadData", MEM(image, binary ? 4 : strlen(image) + 1), END), *m = (CUmodule)0x3000000001);
+    RETURN(call("cuModuleLoadData", MEM(image, binary ? 4 : strlen(image) + 1), END), *m = (CUmodule)0x3000000001);
 }
 
 // The options are recorded with the size; the log gets what it has room for.
@@ -575,7 +575,7 @@ CUresult cuModuleLoadDataEx(CUmodule *m, const char *image, unsigned int n, unsi
 CUresult cuModuleUnload(CUmodule m) { return call("cuModuleUnload", VAL(m), END); }
 
 CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) {
-    ANSWER(call("cuModuleGetFunction", VAL(m), MEM(name, strlen(name) + 1), END), *f = (CUfunction)0x3000000002);
+    RETURN(call("cuModuleGetFunction", VAL(m), MEM(name, strlen(name) + 1), END), *f = (CUfunction)0x3000000002);
 }
 
 CUresult cuFuncGetParamInfo(CUfunction f, size_t index, size_t *offset, size_t *size) {
@@ -586,7 +586,7 @@ CUresult cuFuncGetParamInfo(CUfunction f, size_t index, size_t *offset, size_t *
     if (index == 2) return INVALID_VALUE;
     *offset = 8 * index, *size = 8 + index;
     if (index < 2) return SUCCESS;
-    ANSWER(call("cuFuncGetParamInfo", VAL(f), VAL(index), END), *offset = 16; *size = 8);
+    RETURN(call("cuFuncGetParamInfo", VAL(f), VAL(index), END), *offset = 16; *size = 8);
 }
 
 // The extra list is recorded as it is read: mark, block, mark, size, mark.
@@ -616,7 +616,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *l, CUfunction f, void **params, 
 }
 
 CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction f) {
-    ANSWER(call("cuFuncGetAttribute", VAL(attribute), VAL(f), END), *value = 4711);
+    RETURN(call("cuFuncGetAttribute", VAL(attribute), VAL(f), END), *value = 4711);
 }
 
 CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value) {
@@ -624,23 +624,23 @@ CUresult cuFuncSetAttribute(CUfunction f, int attribute, int value) {
 }
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int threads, size_t shared) {
-    ANSWER(call("cuOccupancyMaxActiveBlocksPerMultiprocessor", VAL(f), VAL(threads), VAL(shared), END), *blocks = 7);
+    RETURN(call("cuOccupancyMaxActiveBlocksPerMultiprocessor", VAL(f), VAL(threads), VAL(shared), END), *blocks = 7);
 }
 
 CUresult cuModuleGetGlobal_v2(unsigned long long *p, size_t *bytes, CUmodule m, const char *name) {
-    ANSWER(call("cuModuleGetGlobal", VAL(m), MEM(name, strlen(name) + 1), END), *p = 0x7f1200000000, *bytes = 24);
+    RETURN(call("cuModuleGetGlobal", VAL(m), MEM(name, strlen(name) + 1), END), *p = 0x7f1200000000, *bytes = 24);
 }
 
 CUresult cuStreamCreateWithPriority(CUstream *s, unsigned int flags, int priority) {
-    ANSWER(call("cuStreamCreateWithPriority", VAL(flags), VAL(priority), END), *s = (CUstream)0x5000000002);
+    RETURN(call("cuStreamCreateWithPriority", VAL(flags), VAL(priority), END), *s = (CUstream)0x5000000002);
 }
 
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
-    ANSWER(call("cuCtxGetStreamPriorityRange", END), *least = 0; *greatest = -5);
+    RETURN(call("cuCtxGetStreamPriorityRange", END), *least = 0; *greatest = -5);
 }
 
 CUresult cuStreamGetPriority(CUstream s, int *priority) {
-    ANSWER(call("cuStreamGetPriority", VAL(s), END), *priority = -3);
+    RETURN(call("cuStreamGetPriority", VAL(s), END), *priority = -3);
 }
 
 // The entry points by name, each since the version that first had this form.

@@ -6,10 +6,10 @@
 //
 // Variants:
 //
-//   FAKENVML_NEWEST=3      the newest form of the answer: 3, 2, or 1, which has
+//   FAKENVML_NEWEST=3      the newest form of the fabric info: 3, 2, or 1, which has
 //                          a call of its own; 0 for a library that has neither
 //   FAKENVML_REFUSES=25    what an unknown form is refused with
-//   FAKENVML_INIT=0        what nvmlInit_v2 answers
+//   FAKENVML_INIT=0        what nvmlInit_v2 returns
 //   FAKENVML_INFO=0        what the question itself is answered with
 
 #define _GNU_SOURCE

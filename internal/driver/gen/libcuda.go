@@ -13,8 +13,8 @@ import (
 
 // The exports of cmd/libcuda are made in two layers. exports.c has the entry
 // points as programs see them: each readies its thread and calls a Go function.
-// exports.go has the Go functions of the rows; those that need a rule of their
-// own stand in other files of the folder.
+// exports.go has the Go functions of the rows; functions with a rule of
+// their own stand in other files of the folder.
 
 var exportLine = regexp.MustCompile(`(?m)^//export cuvmm_sim_(\w+)$`)
 
