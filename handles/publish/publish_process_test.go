@@ -668,9 +668,7 @@ func TestGrowthAndShrinkageUnderLoad(t *testing.T) {
 
 // A process of another user gets nothing, and the others all that there is.
 func TestAFollowerOfAnotherUser(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root becomes another user")
-	}
+	peertest.NeedRoot(t)
 	p := newPlace(t)
 	publisher := startPublisher(t, p)
 	stranger := p

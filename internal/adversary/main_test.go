@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )
@@ -28,11 +29,11 @@ func times(usually int) int {
 	return usually
 }
 
-// needsRoot skips a test for the one reason that it gives.
-func needsRoot(t *testing.T, why string) {
+// needsRoot ends a test that only root can run, as needs.Lacks does.
+func needsRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("only root " + why)
+		needs.Lacks(t, "root")
 	}
 }
 

@@ -106,7 +106,7 @@ func TestAPageOfAFormerFollower(t *testing.T) {
 // flight. Others are served nevertheless. The limit is the publisher's user's,
 // and no limit for root.
 func TestAClientThatReadsNothing(t *testing.T) {
-	needsRoot(t, "becomes another user")
+	needsRoot(t)
 	dir := t.TempDir()
 	for at := dir; at != "/" && at != os.TempDir(); at = filepath.Dir(at) {
 		require.NoError(t, os.Chmod(at, 0o777))

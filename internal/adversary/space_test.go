@@ -13,7 +13,7 @@ import (
 // A machine's folder is on a file system that runs full. The publisher is refused
 // memory, and neither it nor a follower dies of what was promised and is not there.
 func TestAFullFileSystem(t *testing.T) {
-	needsRoot(t, "mounts a file system")
+	needsRoot(t)
 	folder := t.TempDir()
 	require.NoError(t, unix.Mount("adversary", folder, "tmpfs", 0, "size=64m"))
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(folder, unix.MNT_DETACH)) })

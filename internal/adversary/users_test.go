@@ -91,7 +91,7 @@ func (o otherUser) does(d deed) error {
 // Another user neither reaches what this user serves, nor gets this user to serve or
 // to trust what is the other's.
 func TestAnotherUser(t *testing.T) {
-	needsRoot(t, "becomes another user")
+	needsRoot(t)
 	top := t.TempDir()
 	for at := top; at != "/" && at != os.TempDir(); at = filepath.Dir(at) {
 		require.NoError(t, os.Chmod(at, 0o777))

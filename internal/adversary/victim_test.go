@@ -136,14 +136,14 @@ func ones(n int) []uint32 {
 	return all
 }
 
-// confine limits this process's open files, and gives up root.
-func confine(files uint64, nobody bool) error {
+// confine limits this process's open files, and gives up root if it has it.
+func confine(files uint64, unprivileged bool) error {
 	if files > 0 {
 		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: files, Max: files}); err != nil {
 			return err
 		}
 	}
-	if nobody && os.Geteuid() == 0 {
+	if unprivileged && os.Geteuid() == 0 {
 		return errors.Join(syscall.Setgroups(nil), syscall.Setgid(65534), syscall.Setuid(65534))
 	}
 	return nil

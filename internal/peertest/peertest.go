@@ -15,6 +15,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/link"
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -93,10 +94,11 @@ func Become(id int) error {
 	return syscall.Setresuid(id, id, id)
 }
 
-// NeedRoot skips a test that becomes another user if it cannot.
+// NeedRoot ends a test that only root can run, as needs.Lacks does.
 func NeedRoot(t *testing.T) {
+	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("another user is taken on by root alone")
+		needs.Lacks(t, "root")
 	}
 }
 
@@ -115,9 +117,9 @@ func NoLeak(t testing.TB) {
 	})
 }
 
-// OwnFiles is where this process's descriptors lead, those left out that the Go
-// runtime makes when it first needs them and those that the real driver keeps
-// for itself. OpenFDs counts the driver's descriptors that the library holds.
+// OwnFiles returns the files of this process's descriptors, but for those of the Go
+// runtime and of the real driver. OpenFDs counts the driver's descriptors that the library
+// holds.
 func OwnFiles() (links []string) {
 	all, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

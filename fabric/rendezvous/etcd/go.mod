@@ -1,4 +1,4 @@
-// The board over etcd, in a module of its own so that users of the library who
+// Groups over etcd, in a module of its own so that users of the library who
 // stay on one host never see etcd's requirements.
 module github.com/cuvmm/cuvmm/fabric/rendezvous/etcd
 

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// aServer is an etcd server of the test's own.
+// aServer is an etcd server of one test.
 type aServer struct {
 	t        *testing.T
 	endpoint string
@@ -69,7 +69,7 @@ func (s *aServer) kill() {
 	_ = s.cmd.Wait()
 }
 
-// start starts it, again where it was killed, and waits until it serves.
+// start starts the server, or starts it again, and waits until it serves.
 func (s *aServer) start() {
 	s.t.Helper()
 	s.cmd = exec.Command(s.args[0], s.args[1:]...)

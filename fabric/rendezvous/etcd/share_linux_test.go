@@ -109,7 +109,7 @@ func init() {
 			return err
 		}
 		ctx := context.Background()
-		g, err := Join(ctx, client, c.Args[1], rank, 3, Options{TTL: 3 * time.Second, Options: rendezvous.Options{Timeout: 50 * time.Second}})
+		g, err := Join(ctx, client, c.Args[1], rank, 3, Options{TTL: 3 * time.Second, Options: rendezvous.Options{Timeout: hostsLimit}})
 		if err != nil {
 			return err
 		}
@@ -120,9 +120,7 @@ func init() {
 					return err
 				}
 			}
-			began := time.Now()
 			err = share(ctx, g, s.Devices()[0], vmm.Fabric)
-			o.Took = time.Since(began)
 		}
 		o.Err, o.Gone = err.Error(), errors.Is(err, peer.ErrGone) || errors.Is(err, rendezvous.ErrFailed)
 		_ = g.Close()
@@ -164,7 +162,6 @@ func TestKilledSharers(t *testing.T) {
 			c.Wait()
 			require.True(t, o.Gone, "%+v", o)
 			require.Contains(t, o.Err, fmt.Sprintf("rank %d", victim))
-			require.Less(t, o.Took, 50*time.Second)
 		}
 		require.Eventually(t, func() bool {
 			used, err := sim.Inspect(folder)
