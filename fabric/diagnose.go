@@ -14,46 +14,45 @@ import (
 	"github.com/cuvmm/cuvmm/internal/nvml"
 )
 
-// Options say where to look and how hard. The zero value looks in the usual
-// places and makes nothing.
+// Options configure Diagnose. The zero value looks in the usual places and creates
+// nothing.
 type Options struct {
-	// Trial also creates one granule of memory with a fabric handle on each
-	// device, exports it and imports it again. It is the only proof.
+	// Trial also creates one granule of memory, the smallest size, with a fabric handle on
+	// each device, exports it and imports it again. It is the only proof.
 	Trial bool
 	// ProcDevices, DriverParams and ChannelFolder are other places for
 	// /proc/devices, /proc/driver/nvidia/params and the folder of the channels'
-	// device files, as where a container mounts the host's.
+	// device files, for a container that mounts the host's.
 	ProcDevices, DriverParams, ChannelFolder string
 }
 
-// Severity is how much a finding matters.
+// Severity is the weight of a finding.
 type Severity string
 
 // The severities.
 const (
 	// OK: as it should be.
 	OK = Severity(diagnose.OK)
-	// Note: worth knowing, and nothing to do about.
+	// Note: worth knowing, without a remedy.
 	Note = Severity(diagnose.Note)
-	// Warning: fabric handles may work, and not as expected.
+	// Warning: fabric handles may work, but not as expected.
 	Warning = Severity(diagnose.Warning)
 	// Problem: fabric handles cannot work.
 	Problem = Severity(diagnose.Problem)
 )
 
-// Finding is one thing that was looked at.
+// Finding is the result of one check.
 type Finding struct {
-	// Check names it: "major", "channel count", "nodes", "accessible channels",
+	// Check names the check: "major", "channel count", "nodes", "accessible channels",
 	// "channel 0", "attribute", "nvml", "fabric state", "fabric status",
 	// "fabric health", "cluster", "clique", "create", "export", "import".
 	Check    string   `json:"check"`
 	Severity Severity `json:"severity"`
-	// Device is the device's ordinal, or -1 where the finding is the machine's.
+	// Device is the device's ordinal, or -1 if the finding is the machine's.
 	Device int `json:"device"`
 	// Text says what was found.
 	Text string `json:"text"`
-	// Remedy says what an administrator does about it, "" where there is
-	// nothing to do.
+	// Remedy says what an administrator does about it; empty if there is nothing to do.
 	Remedy string `json:"remedy,omitempty"`
 	// Commands carry out the remedy as root, as far as commands can.
 	Commands []string `json:"commands,omitempty"`
@@ -68,50 +67,49 @@ func (f Finding) String() string {
 type Channel struct {
 	Number int    `json:"number"`
 	Path   string `json:"path"`
-	// Mode are the permission bits, as in "0660".
+	// Mode has the permission bits, such as "0660".
 	Mode string `json:"mode"`
 	UID  int    `json:"uid"`
 	GID  int    `json:"gid"`
-	// Accessible: this process may open it, and it is the device that its name
-	// says.
+	// Accessible: this process may open it, and it is the device of that name.
 	Accessible bool `json:"accessible"`
 }
 
-// DeviceState is how a device stands with its fabric.
+// DeviceState is the state of a device in its fabric.
 type DeviceState struct {
 	Ordinal int    `json:"ordinal"`
 	UUID    string `json:"uuid"`
-	// Attribute: the driver says that the device has fabric handles. It is no
-	// promise.
+	// Attribute: the driver reports that the device has fabric handles, which does not mean
+	// that they work.
 	Attribute bool `json:"attribute"`
 	// State is the registration with the fabric, in NVML's words: "not
-	// supported", "not started", "in progress", "completed"; "unknown" where
-	// NVML could not be asked.
+	// supported", "not started", "in progress", "completed"; "unknown" if NVML did not
+	// tell.
 	State string `json:"state"`
-	// Registered: the registration was completed and successful.
+	// Registered: the registration was completed successfully.
 	Registered bool `json:"registered"`
-	// Clique names the set of GPUs that this one reaches, "" where it is not
-	// registered: the cluster's UUID, a point, a number. Devices of different
+	// Clique names the set of GPUs that this one reaches: the cluster's UUID, a point, a
+	// number. It is empty if the device is not registered. Devices of different
 	// cliques cannot import each other's memory.
 	Clique string `json:"clique,omitempty"`
 }
 
-// Diagnosis is what was found. It is a plain value, with a JSON form.
+// Diagnosis is the result of Diagnose. It is a plain value, with a JSON form.
 type Diagnosis struct {
-	// Major is the character device major of the channels, 0 where there is
-	// none. ChannelCount is how many channels the kernel module has, -1 where it
+	// Major is the character device major of the channels, or 0 if there is
+	// none. ChannelCount is the number of channels that the kernel module has, or -1 if it
 	// does not tell.
 	Major        int `json:"major"`
 	ChannelCount int `json:"channel_count"`
-	// Channels are those that have a device file.
+	// Channels are the channels that have a device file.
 	Channels []Channel     `json:"channels"`
 	Devices  []DeviceState `json:"devices"`
-	// Findings are the machine's, then each device's.
+	// Findings are the machine's findings, then those of each device.
 	Findings []Finding `json:"findings"`
 }
 
-// Works reports whether no finding is a problem. With Options.Trial it is the
-// driver's word; without, only nothing was found that stands in the way.
+// Works reports whether no finding is a problem. With Options.Trial the driver has shown
+// that fabric handles work; without it nothing was found that prevents them.
 func (d Diagnosis) Works() bool {
 	for _, f := range d.Findings {
 		if f.Severity == Problem {
@@ -121,7 +119,7 @@ func (d Diagnosis) Works() bool {
 	return true
 }
 
-// String writes the findings, a line each.
+// String writes the findings, one on each line.
 func (d Diagnosis) String() string {
 	var lines []string
 	for _, f := range d.Findings {
@@ -130,12 +128,11 @@ func (d Diagnosis) String() string {
 	return strings.Join(lines, "\n")
 }
 
-// Diagnose says what stands between this process and fabric handles on the
-// devices, which are of one System. What is wrong is a finding; an error is a
-// mistake of the caller's: no device, devices of several Systems, or one that
-// is closed. It opens no channel unless Options.Trial asks for memory. It may
-// take a second, in which NVML is opened, and ten for each device for which it does
-// not respond.
+// Diagnose reports what prevents this process from using fabric handles on the
+// devices, which are of one System. Obstacles are findings; an error is a mistake of the
+// caller: no device, devices of several Systems, or a closed one. Diagnose opens no channel
+// without Options.Trial. It may take a second, while NVML is opened, and ten seconds for
+// each device for which NVML does not respond. It is safe for concurrent use.
 func Diagnose(o Options, devices ...*cuda.Device) (Diagnosis, error) {
 	const op = "fabric.Diagnose"
 	if len(devices) == 0 || devices[0] == nil {
@@ -165,8 +162,8 @@ func Diagnose(o Options, devices ...*cuda.Device) (Diagnosis, error) {
 	})), nil
 }
 
-// Findings are those that an error carries: that of memory with a fabric handle
-// which could not be created. Another error has none.
+// Findings returns the findings in an error of memory with a fabric handle that could not
+// be created. Any other error has none.
 func Findings(err error) []Finding {
 	var e *diagnose.Error
 	if !errors.As(err, &e) {

@@ -109,7 +109,7 @@ func TestOtherErrorsHaveNoFindings(t *testing.T) {
 func place(t *testing.T, devices, params string, channels map[string]string) fabric.Options {
 	t.Helper()
 	if runtime.GOOS != "linux" && len(channels) > 0 {
-		t.Skip("device files are looked at on Linux alone")
+		t.Skip("device files of channels need Linux")
 	}
 	dir := t.TempDir()
 	o := fabric.Options{ProcDevices: filepath.Join(dir, "devices"), DriverParams: filepath.Join(dir, "params"), ChannelFolder: filepath.Join(dir, "channels")}
@@ -209,7 +209,7 @@ func TestDiagnoseRefuses(t *testing.T) {
 func onFabric(t *testing.T, places ...sim.Fabric) []*cuda.Device {
 	t.Helper()
 	if runtime.GOOS != "linux" {
-		t.Skip("processes share machines on Linux alone")
+		t.Skip("processes share machines on Linux only")
 	}
 	folder := t.TempDir()
 	var devices []*cuda.Device

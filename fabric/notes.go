@@ -6,19 +6,19 @@ package fabric
 //
 // Whether memory can be shared over a fabric is decided outside of the process: by
 // device files, a kernel module's parameters, and services. internal/imex reads the
-// files and opens none, because a process that opens a channel belongs to it.
-// internal/nvml has the types, and csrc opens NVML when it is first asked. A driver
+// files and opens none, because a process that opens a channel joins it.
+// internal/nvml has the types, and csrc opens NVML at the first call. A driver
 // reports by two small interfaces (imex.Source, nvml.Source) that it has a machine of
-// its own. The software driver does, so a program on it is told about that machine
-// and not about the computer it runs on.
+// its own. The software driver does, so a program on it gets the facts of that machine
+// and not of the computer that it runs on.
 //
 // internal/diagnose turns the facts into findings, each with a remedy. It lies below
-// package cuda, so that a creation which fails for want of a channel carries findings
+// package cuda, so that a creation that fails for lack of a channel carries findings
 // in its error, in vmm and in Device.Probe, which know nothing of fabrics. Diagnose
 // shows them, and Findings takes them out of an error. Attributes prove nothing here:
 // the driver reports fabric handles even if no channel is open. The proof is to
 // create, export and import one granule (internal/phys/probe: ProbeHandleType), on
-// demand. What NVML said is valid for ten seconds if it is only the cause of an error
+// demand. NVML's results are valid for ten seconds if they only explain an error
 // (core.System.Cached); the files are read each time.
 //
 // # Handle types at creation

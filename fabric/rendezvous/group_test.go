@@ -31,7 +31,7 @@ var backings = []struct {
 	}},
 	{"socket", func(t *testing.T, size int, o Options) []*Group {
 		if runtime.GOOS != "linux" {
-			t.Skip("file descriptors travel on Linux only")
+			t.Skip("sockets with file descriptors need Linux")
 		}
 		dir := filepath.Join(t.TempDir(), "private")
 		host, path, err := Host(dir, "", size, o)
@@ -111,7 +111,7 @@ func TestOneRankAlone(t *testing.T) {
 
 func TestFilesTravel(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("file descriptors travel on Linux only")
+		t.Skip("sockets with file descriptors need Linux")
 	}
 	each(t, 3, Options{}, func(t *testing.T, groups []*Group) {
 		dir := t.TempDir()
@@ -331,12 +331,12 @@ func TestAgree(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			each(t, len(c.facts), Options{}, func(t *testing.T, groups []*Group) {
 				var mu sync.Mutex
-				var answers []Agreement
+				var agreements []Agreement
 				errs := together(groups, func(g *Group) error {
 					a, err := Agree(t.Context(), g, c.facts[g.Rank()])
 					mu.Lock()
 					defer mu.Unlock()
-					answers = append(answers, a)
+					agreements = append(agreements, a)
 					return err
 				})
 				for _, err := range errs {
@@ -347,9 +347,9 @@ func TestAgree(t *testing.T) {
 						require.NoError(t, err)
 					}
 				}
-				for _, a := range answers {
+				for _, a := range agreements {
 					require.Equal(t, c.want, a.Handle)
-					require.Equal(t, answers[0], a, "all agree on all of it")
+					require.Equal(t, agreements[0], a, "all agree on all of it")
 					if c.want == vmm.PosixFD {
 						require.Contains(t, a.Downgrade, c.why)
 					}

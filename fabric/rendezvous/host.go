@@ -37,7 +37,7 @@ func Host(dir, name string, size int, o Options) (g *Group, path string, err err
 }
 
 // hostTransport is the side of rank 0, and the group's sequencer: it decides the
-// order of events and relays those that count.
+// order of the events, and relays the ones that count.
 type hostTransport struct {
 	listener *peer.Listener
 	timeout  time.Duration
@@ -142,7 +142,7 @@ func (t *hostTransport) serve(conn *peer.Conn) {
 	}
 }
 
-// identified removes a connection from those that have yet to prove their rank.
+// identified removes a connection from the unidentified.
 // The caller holds mu.
 func (t *hostTransport) identified(conn *peer.Conn) {
 	t.unidentified = slices.DeleteFunc(t.unidentified, func(c *peer.Conn) bool { return c == conn })

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A publication without followers keeps one for those that come.
+// A publication without followers keeps one for later followers.
 func TestAPublicationKeepsADescriptor(t *testing.T) {
 	peertest.NoLeak(t)
 	_, sys := sim.Open(t)

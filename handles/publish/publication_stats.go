@@ -61,7 +61,7 @@ func (p *Publication) Stats() Stats {
 	return st
 }
 
-// statsStep is how many followers are looked at under one lock.
+// statsStep is the number of followers that are read under one lock.
 const statsStep = 256
 
 // sample is the state of a follower at one moment. Its slices are never changed in
@@ -73,7 +73,7 @@ type sample struct {
 	reason           string
 }
 
-// samples looks at some followers. Those that have left are missing.
+// samples reads some followers. Followers that have left are missing.
 func (p *Publication) samples(of []*replicator) []sample {
 	all := make([]sample, 0, len(of))
 	p.mu.Lock()

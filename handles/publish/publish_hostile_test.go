@@ -73,12 +73,12 @@ func (v *victim) dial() *peer.Conn {
 }
 
 // serveAs serves a client that counts as a process.
-func (v *victim) serveAs(c *peer.Conn, who peer.Credentials) error {
+func (v *victim) serveAs(c *peer.Conn, as peer.Credentials) error {
 	if !v.server.closer.Acquire() {
 		return c.Close()
 	}
 	defer v.server.closer.Release()
-	return v.server.serve(connOf(c), client{who, true})
+	return v.server.serve(connOf(c), client{as, true})
 }
 
 func (v *victim) announce(n int) {

@@ -68,7 +68,7 @@ func TestAClientThatReadsNothingLeavesDescriptorsOnTheirWayToOthers(t *testing.T
 	}
 }
 
-// Those that read nothing are cut off where others wait for what they hold, and
+// Clients that read nothing are cut off if others wait for what they hold, and
 // not before.
 func TestWhoReadsNothingIsCutOffWhereOthersWait(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})

@@ -29,11 +29,11 @@ func init() {
 		for _, c := range f.Accessible() {
 			open = append(open, c.Minor)
 		}
-		return c.Send(answer{open, f.UID, fmt.Sprint(f.MajorErr), fmt.Sprint(f.ChannelsErr)})
+		return c.Send(found{open, f.UID, fmt.Sprint(f.MajorErr), fmt.Sprint(f.ChannelsErr)})
 	})
 }
 
-type answer struct {
+type found struct {
 	Open                  []int
 	UID                   int
 	MajorErr, ChannelsErr string
@@ -69,7 +69,7 @@ func TestAccessIsThisUsers(t *testing.T) {
 
 	child := reexec.Command(t, readUnprivileged, f.paths.Devices, f.paths.Params, f.paths.Nodes)
 	child.Start()
-	var got answer
+	var got found
 	child.Recv(&got)
 	child.Wait()
 	require.Equal(t, []int{3}, got.Open, "closed to others: %s", closed)

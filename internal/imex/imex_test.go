@@ -35,7 +35,7 @@ func newFixture(t *testing.T, devices, params string) fixture {
 func (f fixture) channel(name, device string) {
 	f.t.Helper()
 	if runtime.GOOS != "linux" {
-		f.t.Skip("device files are looked at on Linux alone")
+		f.t.Skip("device files of channels need Linux")
 	}
 	require.NoError(f.t, os.Symlink(device, filepath.Join(f.paths.Nodes, name)))
 }

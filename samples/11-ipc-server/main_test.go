@@ -83,7 +83,7 @@ func TestSampleListsAndEndsWhenItIsInterrupted(t *testing.T) {
 	require.NoError(t, <-over)
 }
 
-// A publisher that cannot begin ends the whole, and says why.
+// A publisher that cannot begin ends the program, and says why.
 func TestSampleEndsWhenThePublisherFails(t *testing.T) {
 	var out text
 	err := sample.Test(t.Context(), nil, []string{"-driver", "sim", "-name", "\xff"}, nil, &out)
