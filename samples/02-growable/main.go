@@ -8,6 +8,7 @@
 package main
 
 import (
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -54,7 +55,7 @@ func run(e *app.Env) (err error) {
 	defer app.Close(s, &err)
 
 	address, start := array.Ptr(), time.Now()
-	want, err := stream(in, *step, array, s)
+	want, err := stream(e.Context, in, *step, array, s)
 	if err != nil {
 		return err
 	}
@@ -89,10 +90,10 @@ func run(e *app.Env) (err error) {
 
 // stream appends the input to the array as work on the stream, and returns the
 // input's SHA-256.
-func stream(in io.Reader, step int, array *vmm.Array[byte], s *cuda.Stream) ([]byte, error) {
+func stream(ctx context.Context, in io.Reader, step int, array *vmm.Array[byte], s *cuda.Stream) ([]byte, error) {
 	hash := sha256.New()
 	piece := make([]byte, step)
-	for {
+	for ctx.Err() == nil {
 		n, err := io.ReadFull(in, piece)
 		hash.Write(piece[:n])
 		// Append grows the array when its memory is full. It returns before the
@@ -107,6 +108,7 @@ func stream(in io.Reader, step int, array *vmm.Array[byte], s *cuda.Stream) ([]b
 			return nil, err
 		}
 	}
+	return nil, fmt.Errorf("interrupted after %d bytes: %w", array.Len(), ctx.Err())
 }
 
 // input returns what to read, and its name.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"io"
@@ -57,6 +58,15 @@ func TestSampleGivesEverythingBack(t *testing.T) {
 			require.Empty(t, sys.Live())
 		})
 	}
+}
+
+func TestSampleEndsWithAnInterrupt(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	interrupt()
+	_, sys := sim.Open(t)
+	err := sample.Test(ctx, sys, nil, nil, io.Discard)
+	require.ErrorContains(t, err, "interrupted after 0 bytes")
+	require.ErrorIs(t, err, context.Canceled)
 }
 
 func TestSampleRefusesBadInput(t *testing.T) {

@@ -7,6 +7,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 
@@ -73,7 +74,7 @@ func run(e *app.Env) (err error) {
 	}
 	defer app.Close(g, &err) // closing twice is fine
 	e.Line("captured", "%d request of %d MiB at %v", stats.Served, stats.Bytes/mib, inside)
-	if err := replay(p, g, s, *replays, inside, result); err != nil {
+	if err := replay(e.Context, p, g, s, *replays, inside, result); err != nil {
 		return err
 	}
 	e.Line("replays", "%d, beside another stream, verified", *replays)
@@ -106,14 +107,17 @@ func trimmed(p *pool.Pool) (int, error) {
 
 // replay launches the graph while another stream takes memory, writes to it, and
 // frees it, and checks the graph's result each time.
-func replay(p *pool.Pool, g *cuda.Graph, s *cuda.Stream, replays int, inside cuda.Ptr, result pool.Block) (err error) {
+func replay(ctx context.Context, p *pool.Pool, g *cuda.Graph, s *cuda.Stream, replays int, inside cuda.Ptr, result pool.Block) (err error) {
 	other, err := s.Device().NewStream(cuda.StreamOptions{})
 	if err != nil {
 		return err
 	}
 	defer app.Close(other, &err)
 	got := make([]byte, result.Bytes())
-	for range replays {
+	for i := range replays {
+		if ctx.Err() != nil {
+			return fmt.Errorf("interrupted after %d of %d replays: %w", i, replays, ctx.Err())
+		}
 		err := g.Launch(s)
 		for range 4 {
 			b, refused := p.Alloc(pool.Request{Bytes: 8 * mib, Stream: other})

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"io"
 	"strings"
 	"testing"
@@ -33,6 +34,15 @@ func TestSampleGivesEverythingBack(t *testing.T) {
 			require.Empty(t, sys.Live())
 		})
 	}
+}
+
+func TestSampleEndsWithAnInterrupt(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	interrupt()
+	_, sys := sim.Open(t)
+	err := sample.Test(ctx, sys, nil, nil, io.Discard)
+	require.ErrorContains(t, err, "interrupted after 0 of 3 replays")
+	require.ErrorIs(t, err, context.Canceled)
 }
 
 func TestSampleRefusesBadInput(t *testing.T) {

@@ -53,7 +53,7 @@ type Sample struct {
 
 // Env is what one run of a sample works with.
 type Env struct {
-	// Context ends on an interrupt.
+	// Context ends on an interrupt. A second interrupt ends the process.
 	Context context.Context
 	// Flags takes the sample's own flags until Open parses them.
 	Flags *flag.FlagSet
@@ -84,6 +84,7 @@ type Env struct {
 // error: with status 2 if the arguments are wrong.
 func Main(s Sample) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	context.AfterFunc(ctx, stop) // from then on an interrupt has its usual effect
 	err := s.Test(ctx, nil, os.Args[1:], os.Stdin, os.Stdout)
 	stop()
 	switch usage := (usageError{}); {
@@ -106,7 +107,7 @@ func (s Sample) Test(ctx context.Context, sys *cuda.System, args []string, in io
 	e.Flags.SetOutput(io.Discard) // errors are returned, and printed once
 	e.Flags.StringVar(&e.driver, "driver", "", "`auto`, real or sim (default: $CUVMM_DRIVER, or auto)")
 	e.Flags.StringVar(&e.Role, "as", "", "the `role` of a process that the sample itself starts")
-	e.Flags.Usage = e.usage
+	e.Flags.Usage = func() {} // Parse prints it for -h, and not for each wrong flag
 	err = s.Run(e)
 	if err == nil && e.Role == "" && s.Next != "" {
 		e.Line("next", "samples/%s", s.Next)
@@ -142,6 +143,9 @@ func (e *Env) Parse() error {
 		return nil
 	}
 	if err := e.Flags.Parse(e.args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			e.usage()
+		}
 		return usageError{err}
 	}
 	switch n := e.Flags.NArg(); {
