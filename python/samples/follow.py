@@ -34,4 +34,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except cuvmm.Error as e:
+        raise SystemExit(f"follow.py: {e}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -78,4 +78,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except cuvmm.Error as e:
+        raise SystemExit(f"train.py: {e}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

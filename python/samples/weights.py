@@ -105,6 +105,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--worker", nargs=2, metavar=("SOCKET", "NAME"), help=argparse.SUPPRESS)
     o = parser.parse_args()
+    if o.bytes < 4 or o.steps < 1:
+        parser.error(f"--bytes {o.bytes} --steps {o.steps}: use at least 4 bytes and 1 step")
     if o.worker:
         worker(*o.worker)
     else:
@@ -112,4 +114,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except cuvmm.Error as e:
+        raise SystemExit(f"weights.py: {e}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

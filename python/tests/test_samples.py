@@ -26,6 +26,15 @@ class Samples(DriverTest):
             self.assertIn(f"worker {worker}: computes with the weights of step 4, {size // 4} of them", out)
         self.assertIn("with both workers still following", out)
 
+    def test_arguments_that_cannot_be(self) -> None:
+        """A sample ends with a line, not with a traceback."""
+        for name, arguments, status, says in (("weights.py", ["--bytes", "0"], 2, "use at least 4 bytes"), ("follow.py", [self.path("none"), "x"], 1, "no process serves"),
+                                              ("train.py", ["/nowhere/a", "b"], 1, "folder '/nowhere' does not exist")):
+            done = subprocess.run([sys.executable, str(ROOT / "python/samples" / name), *arguments], env=environment(), capture_output=True, text=True, timeout=120)
+            self.assertEqual(done.returncode, status, done.stderr)
+            self.assertIn(says, done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+
     def test_a_model_from_go_to_python_and_back(self) -> None:
         """Go publishes a growing table, Python trains on it and publishes the model, and Go serves that."""
         programs = os.environ.get("CUVMM_TEST_SAMPLES")

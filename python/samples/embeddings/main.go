@@ -34,6 +34,10 @@ var (
 
 func main() {
 	flag.Parse()
+	if *dir == "" || *rows < 1 || *rounds < 0 || flag.NArg() > 0 {
+		fmt.Fprintln(os.Stderr, "embeddings: name a folder with -dir, at least one row with -rows, no negative -rounds, and nothing else")
+		os.Exit(2)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := run(ctx)
 	stop()

@@ -25,6 +25,10 @@ var socket = flag.String("socket", "", "the `path` of the trainer's socket")
 
 func main() {
 	flag.Parse()
+	if *socket == "" || flag.NArg() > 0 {
+		fmt.Fprintln(os.Stderr, "serve: name the trainer's socket with -socket, and nothing else")
+		os.Exit(2)
+	}
 	if err := run(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "serve:", err)
 		os.Exit(1)
