@@ -51,7 +51,7 @@ var byCall = map[callResult]explanation{
 	{driver.CallMemGetAllocationGranularity, driver.InvalidValue}: {errs.InvalidArgument,
 		"the place must exist (numactl -H lists the host's NUMA nodes), and the driver must know all of the properties"},
 	{driver.CallMemAddressReserve, driver.OutOfMemory}: {errs.OutOfAddressSpace,
-		"reserve a smaller range; physical memory is not what ran out"},
+		"reserve a smaller range, or with a smaller alignment; physical memory is not what ran out"},
 	{driver.CallMemMap, driver.NotSupported}: {errs.InvalidArgument,
 		"a physical allocation is mapped whole, from offset 0, at its full size"},
 	{driver.CallMemSetAccess, driver.InvalidDevice}: {errs.NotSupported,

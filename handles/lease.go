@@ -28,8 +28,9 @@ const DefaultLease = time.Minute
 // LeaseOptions configure a lease. The zero value offers fabric handles and
 // ends with Close or after DefaultLease.
 type LeaseOptions struct {
-	// Handle is the type of the offered handles: vmm.Fabric or
-	// vmm.PosixFD; 0 is vmm.Fabric. The memory must have it.
+	// Handle is the type of the offered handles: vmm.Fabric, whose offer is a text, or
+	// vmm.PosixFD, whose offer also has files; 0 is vmm.Fabric. The memory must have it,
+	// and has vmm.PosixFD by default.
 	Handle vmm.HandleTypes
 	// Receivers is the number of processes that are to import the memory: the lease
 	// ends with the last one's receipt. 0 is any number.

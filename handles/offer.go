@@ -265,6 +265,10 @@ func importOffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want D
 		err = i.TakeFabric(offer.Handles)
 	} else {
 		err = i.Take(offer.Files)
+		if errors.Is(err, cuda.ErrClosed) {
+			err = peererr.New(op, cuda.ErrClosed, "a file of the offer, which its lease closes at its end",
+				"import before the lease is closed, confirmed by all receivers, or past its deadline (LeaseOptions.Timeout)")
+		}
 	}
 	if err != nil {
 		return nil, i.Discard(err)

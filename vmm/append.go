@@ -180,9 +180,12 @@ func (b *buffer) stream(op string, s *cuda.Stream) (*cuda.Stream, error) {
 func (b *buffer) allowsLocked(op string, s *cuda.Stream, need driver.AccessFlags) error {
 	have := b.modeLocked(driver.Location{Type: driver.LocationDevice, ID: int32(s.Device().Ordinal())})
 	if have < need {
+		hint := "grant the access with SetAccess, or use a stream of another device"
+		if b.imported != nil && need > b.imported.most {
+			hint = readOnlyHint
+		}
 		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted,
-			Asked: fmt.Sprintf("a stream of %v, which has %v to the buffer", s.Device(), AccessMode(have)),
-			Hint:  "grant the access with SetAccess, or use a stream of another device"})
+			Asked: fmt.Sprintf("a stream of %v, which has %v to the buffer", s.Device(), AccessMode(have)), Hint: hint})
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package vmm
 import (
 	"errors"
 	"fmt"
-	"math/bits"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -201,9 +200,7 @@ func reserveFor(op string, d *cuda.Device, asked, need, gran uint64, o ReserveOp
 		return nil, err
 	}
 	unit = max(unit, gran)
-	if o.Align >= 0 && bits.OnesCount(uint(o.Align)) <= 1 { // reserve refuses the others
-		o.Align = max(o.Align, int(gran))
-	}
+	o.Align = alignFor(o.Align, gran)
 	if asked > 0 {
 		return reserve(op, d, int(roundUp(asked, unit)), o)
 	}

@@ -96,6 +96,9 @@ func (hs *holds) any(op string) error {
 }
 
 func (h *claim) inUse(op string) error {
+	if i := h.b.imported; i != nil && i.followed.Load() {
+		return errs.New(errs.Failure{Op: op, Kind: errs.InUse, Asked: "memory of " + h.by, Hint: "close the follower, which closes its array"})
+	}
 	return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
 		Asked: fmt.Sprintf("%s of the buffer are held by %s", errs.Bytes(h.cover), h.by),
 		Hint:  "withdraw it first, or shrink it there"})

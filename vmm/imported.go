@@ -69,6 +69,9 @@ func (i *imported) mayGrow(op string, used, n, committed uint64, size int) error
 	return nil
 }
 
+// readOnlyHint is the remedy for memory that was imported read-only.
+const readOnlyHint = "import or follow the memory without the option ReadOnly"
+
 // mayAccess refuses access beyond what the memory was imported for, and any
 // change while other buffers share the mapping.
 func (i *imported) mayAccess(op string, changes accessList) error {
@@ -79,7 +82,7 @@ func (i *imported) mayAccess(op string, changes accessList) error {
 		if c.Flags > i.most {
 			return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted,
 				Asked: fmt.Sprintf("%v access to memory that was imported %v", AccessMode(c.Flags), AccessMode(i.most)),
-				Hint:  "import it without the read-only option"})
+				Hint:  readOnlyHint})
 		}
 	}
 	return i.sole(op)
@@ -196,7 +199,7 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 		return nil, err
 	}
 	unit = max(unit, o.Granularity)
-	res, err := reserve(op, o.Device, int(roundUp(max(size, o.Reserve, 1), unit)), ReserveOptions{Align: max(o.Align, int(o.Granularity)), Hint: o.Hint})
+	res, err := reserve(op, o.Device, int(roundUp(max(size, o.Reserve, 1), unit)), ReserveOptions{Align: alignFor(o.Align, o.Granularity), Hint: o.Hint})
 	if err != nil {
 		return nil, err
 	}
@@ -273,7 +276,7 @@ func (b *buffer) Own(op string) error {
 	case b.imported == nil:
 		return nil
 	case b.imported.most != driver.AccessReadWrite:
-		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "memory that was imported for reading alone", Hint: "import it without the read-only option"})
+		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "memory that was imported for reading alone", Hint: readOnlyHint})
 	}
 	if err := b.imported.sole(op); err != nil {
 		return err

@@ -102,6 +102,15 @@ func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservatio
 	return r, nil
 }
 
+// alignFor returns an alignment of at least the granularity. One that is invalid stays as
+// it is, for reserve to refuse.
+func alignFor(align int, gran uint64) int {
+	if align < 0 || bits.OnesCount(uint(align)) > 1 {
+		return align
+	}
+	return max(align, int(gran))
+}
+
 // granule returns what address ranges are multiples of.
 func granule(op string, d *cuda.Device) (uint64, error) {
 	if d == nil {

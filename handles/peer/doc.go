@@ -16,6 +16,8 @@
 // an error that both sides see. docs/protocol.md specifies the protocol, with test
 // vectors; both sides negotiate a version.
 //
+// Contexts must not be nil, here and in the packages above.
+//
 // # Other systems
 //
 // File descriptors and connections need Linux; elsewhere they return

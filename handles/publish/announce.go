@@ -33,11 +33,14 @@ import (
 func (p *Publication) Announce(ctx context.Context, length int, streams ...*cuda.Stream) error {
 	const op = "publish.Publication.Announce"
 	return p.announceNext(ctx, op, streams, func() (int, error) {
-		if _, err := p.may(op, length); err != nil {
+		bytes, err := p.may(op, length)
+		switch shown := p.view.length; {
+		case err != nil:
 			return 0, err
-		}
-		if shown := p.view.length; uint64(length) < shown {
+		case uint64(length) < shown:
 			return 0, peererr.Invalid(op, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Shrink")
+		case bytes > p.memory.Used():
+			return 0, peererr.New(op, cuda.ErrOutOfRange, fmt.Sprintf("a length of %d, where %d are in use", length, p.memory.Used()/p.unit), "append or resize first")
 		}
 		return length, nil
 	})
@@ -286,6 +289,9 @@ func handlesOf(chunks []share.Chunk) []*phys.Handle {
 // when the work that is on the streams now is done. If a stream captures a graph it
 // returns cuda.ErrCapturing, without effect. If another publication of the buffer shows
 // more than length it returns cuda.ErrInUse, without effect.
+//
+// Work that other goroutines have put on streams that are not named, appends included, is
+// not waited for: name every stream that may still use the elements.
 //
 // Followers are told, and acknowledge when they have unmapped the chunks. Until then the
 // memory stays allocated, and Stats names the followers that keep it.

@@ -2,6 +2,7 @@ package publish
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -181,11 +182,16 @@ func (k *Client) after(ctx context.Context, old *line) (*line, error) {
 // List returns the server's publications, sorted by name. Those that the client has no
 // access to are not listed.
 func (k *Client) List(ctx context.Context) ([]Listing, error) {
-	l, err := k.lineOf("publish.Client.List")
+	const op = "publish.Client.List"
+	l, err := k.lineOf(op)
 	if err != nil {
 		return nil, err
 	}
-	return l.list(ctx)
+	all, err := l.list(ctx)
+	if errors.Is(err, peer.ErrGone) && k.options.ComeBack != nil {
+		err = peererr.New(op, peer.ErrGone, "", "try again later: the client connects again by itself")
+	}
+	return all, err
 }
 
 // Released returns the end of the client's closing. It can be obtained at any time.

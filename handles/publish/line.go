@@ -393,10 +393,16 @@ func deniedError(op string, d *denied) error {
 	if kind == nil {
 		kind = peer.ErrRefused
 	}
-	if d.status == statusForbidden {
-		return peererr.New(op, kind, fmt.Sprintf("%q", d.reason), "set ReadOnly, or ask the publisher for more")
+	hint := "the reason is the publisher's own words"
+	switch d.status {
+	case statusForbidden:
+		hint = "set ReadOnly, or ask the publisher for more"
+	case statusLimit:
+		hint = "close followers that are not needed, or raise the limit in the publisher's ServerOptions (MaxFollowers, for example)"
+	case statusUnknown:
+		hint = "List returns what is published"
 	}
-	return peererr.New(op, kind, fmt.Sprintf("%q", d.reason), "List tells what is published; the reason is the publisher's own words")
+	return peererr.New(op, kind, fmt.Sprintf("%q", d.reason), hint)
 }
 
 // subscribe asks the server to take a follower in.

@@ -72,6 +72,9 @@ func Exportable(op string, by driver.HandleTypes, asked driver.AllocationProp, i
 	case by == driver.HandleFabric:
 		f.Asked = errs.Bytes(size) + " that were created without the fabric as handle type"
 		f.Hint = "create the memory with vmm.Properties.Handles set to vmm.Fabric, alone or with vmm.PosixFD, or to vmm.PreferFabric"
+		if asked.RequestedHandleTypes&driver.HandlePosixFD != 0 {
+			f.Hint = "within one host share it by descriptor (vmm.PosixFD); otherwise " + f.Hint
+		}
 	default:
 		f.Asked = errs.Bytes(size) + " that were created without the descriptor as handle type"
 		f.Hint = "create the memory with vmm.Properties.Handles set to vmm.PosixFD, which is the default where location and device take it"

@@ -1,0 +1,51 @@
+//go:build linux
+
+package publish
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/peertest"
+	"github.com/stretchr/testify/require"
+)
+
+// Errors of publications name the remedy that helps, and count elements.
+func TestRemediesOfPublishing(t *testing.T) {
+	v := newVictim(t, ServerOptions{MaxFollowers: 1}, peer.Options{})
+	t.Run("more than the array has", func(t *testing.T) {
+		err := v.p.Announce(t.Context(), 2000)
+		require.ErrorIs(t, err, cuda.ErrOutOfRange)
+		require.ErrorContains(t, err, "a length of 2000, where 1000 are in use")
+	})
+	t.Run("a follower's array", func(t *testing.T) {
+		err := v.honest.Array().Close()
+		require.ErrorIs(t, err, cuda.ErrInUse)
+		require.ErrorContains(t, err, `memory of the follower of publication "numbers"`)
+		require.ErrorContains(t, err, "close the follower")
+	})
+	t.Run("too many followers", func(t *testing.T) {
+		k := NewClient(v.dial())
+		_, err := Follow[uint32](peertest.Context(t), k, v.dev, "letters", FollowOptions{})
+		require.ErrorIs(t, err, ErrUnknown)
+		require.ErrorContains(t, err, "List returns what is published")
+		f, err := Follow[uint32](peertest.Context(t), k, v.dev, "numbers", FollowOptions{})
+		require.NoError(t, err)
+		_, err = Follow[uint32](peertest.Context(t), k, v.dev, "numbers", FollowOptions{})
+		require.ErrorIs(t, err, peer.ErrTooLarge)
+		require.ErrorContains(t, err, "ServerOptions")
+		require.NoError(t, f.Close())
+		require.NoError(t, k.Close())
+	})
+	t.Run("a list of a publisher that is gone", func(t *testing.T) {
+		k, err := Dial(peertest.Context(t), v.path, DialOptions{ComeBack: &ComeBack{}})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, k.Close()) }()
+		require.NoError(t, v.server.Close())
+		require.Eventually(t, func() bool { _, err = k.List(t.Context()); return err != nil }, peertest.Guard, time.Millisecond)
+		require.ErrorIs(t, err, peer.ErrGone)
+		require.ErrorContains(t, err, "connects again by itself")
+	})
+}
