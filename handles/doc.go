@@ -44,6 +44,10 @@
 // it breaks. A file descriptor of memory is full access, to read and to
 // write, for as long as any process holds it, and cannot be revoked.
 //
+// # Contexts
+//
+// Contexts must not be nil.
+//
 // # Open files
 //
 // A sender has descriptors of memory open until they are sent, within a quarter of its

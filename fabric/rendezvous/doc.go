@@ -24,6 +24,8 @@
 // Agree settles on one type of handle for all, and Share has every rank map every
 // other rank's memory by it.
 //
+// Contexts must not be nil.
+//
 // # Trust
 //
 // A Transport carries a group. This package has one for goroutines (InProcess)

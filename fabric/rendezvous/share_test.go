@@ -211,8 +211,8 @@ func TestShareByAnotherType(t *testing.T) {
 	}
 }
 
-// A driver that does not release what a rank shared and has closed meanwhile is that
-// rank's affair: the group has shared, and Drain retries the release.
+// If the driver does not release memory that a rank shared and has closed meanwhile, the
+// group has shared all the same, and Drain retries the release.
 func TestShareOfMemoryThatIsNotReleased(t *testing.T) {
 	groups, err := InProcess(2, Options{Timeout: patience})
 	require.NoError(t, err)

@@ -16,7 +16,9 @@
 // an error that both sides see. docs/protocol.md specifies the protocol, with test
 // vectors; both sides negotiate a version.
 //
-// Contexts must not be nil, here and in the packages above.
+// # Contexts
+//
+// Contexts must not be nil, here and in the packages that use connections.
 //
 // # Other systems
 //

@@ -33,6 +33,10 @@
 // A live publisher that never finishes the work behind an announcement holds up the
 // streams that follow it, unless [FollowOptions.MaxWait] bounds that.
 //
+// # Contexts
+//
+// Contexts must not be nil.
+//
 // # Protocol
 //
 // Connections are those of package handles/peer, and carry nothing else. docs/protocol.md

@@ -261,10 +261,11 @@ func (f *Follower[T]) Generation() uint64 { return f.f.shownNow().generation }
 // stream captures a graph it returns cuda.ErrCapturing, without effect.
 //
 // Announcements that arrived before the call are shown in one step: the last generation
-// counts. One that arrives while Next waits is left to the next call. An error is either the reason why that generation could not be shown, and the
-// next may be (cuda.ErrCapacity: it does not fit into the reserved range); or no further
-// one comes ([peer.ErrGone], [ErrWithdrawn], cuda.ErrClosed). Earlier announcements are
-// shown first. A follower that comes back waits for another publisher instead; if
+// counts. One that arrives while Next waits is left to the next call. An error is either
+// the reason why that generation could not be shown, and the next may be
+// (cuda.ErrCapacity: it does not fit into the reserved range); or no further one comes
+// ([peer.ErrGone], [ErrWithdrawn], cuda.ErrClosed). Earlier announcements are shown
+// first. A follower that comes back waits for another publisher instead; if
 // elements that were shown no longer are, Next returns [ErrUnfinished] once.
 func (f *Follower[T]) Next(ctx context.Context, streams ...*cuda.Stream) error {
 	return f.f.next(ctx, streams)

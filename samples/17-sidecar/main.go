@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/samples/internal/app"
@@ -32,7 +31,6 @@ func run(e *app.Env) (err error) {
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(*dir)) }()
 	}
-	e.Machine.Folder = filepath.Join(*dir, "machine") // the software driver's processes share one
 	if err := e.Open(); err != nil {
 		return err
 	}
