@@ -5,8 +5,9 @@
 // here; and a program that is wrong, but that a GPU lets pass, is caught: work
 // is done as late and in as odd an order as the rules allow, freed addresses
 // are not reused, and work on memory that was unmapped, freed or never granted,
-// a copy between ranges that overlap, and a kernel's access to an address that is
-// not aligned destroy their context. Errors then name the culprit, and so does
+// a copy between ranges that overlap, a kernel's access to an address that is not
+// aligned, and the launch of a graph whose kernel's module was unloaded destroy their
+// context. Errors then name the culprit, and so does
 // [Machine.Fault].
 //
 // # Memory and addresses

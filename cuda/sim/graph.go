@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -81,11 +82,17 @@ func (a *api) GraphLaunch(c driver.Context, h driver.GraphExec, sh driver.Stream
 }
 
 // graphTask does the work of all nodes, in an order that their dependencies
-// allow. Whatever fails, the result is that the launch failed.
+// allow. Whatever fails, the result is that the launch failed: so does a launch after
+// the module of a kernel was unloaded.
 func (m *Machine) graphTask(nodes []*node) task {
 	t := task{}
 	for _, n := range nodes {
 		t.long = t.long || n.long || n.ready != nil
+		if f := n.kernel; f != nil && m.modules[f.module.handle] != f.module {
+			lost := &fault{driver.LaunchFailed, fmt.Sprintf(
+				"a graph was launched after the module of its kernel %s was unloaded: destroy the graph first, or unload the module later", f.entry.name)}
+			return task{run: func(site) *fault { return lost }}
+		}
 	}
 	t.run = func(at site) *fault {
 		for _, n := range m.shuffled(nodes) {
