@@ -14,6 +14,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/csrc"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/drivertest"
 	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/cuvmm/cuvmm/internal/nvml"
 	"github.com/stretchr/testify/require"
@@ -173,6 +174,7 @@ func TestNVMLOnRealDriver(t *testing.T) {
 	require.Equal(t, driver.Success, r)
 	f, err := d.NVML().Fabric(fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16]))
 	if errors.Is(err, nvml.ErrMissing) {
+		require.Zero(t, drivertest.RequiredGPUs(t), "NVML comes with the driver: %v", err)
 		t.Skipf("the machine has no NVML: %v", err)
 	}
 	var refused *nvml.Error

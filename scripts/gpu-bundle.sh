@@ -3,9 +3,9 @@
 #
 # Leaves in DIR run.sh and one archive, with which a machine that has a GPU and
 # its driver, but neither Go nor the sources, runs every test, benchmark and
-# program of the repository, or those of the named packages (by folder: vmm,
-# cuda/sim, samples/...). `DIR/run.sh -help` says how. Together they take at
-# most 48 MiB.
+# program of the repository that can use a GPU, or those of the named packages
+# (by folder: vmm, cuda/sim, samples/...). `DIR/run.sh -help` says how. Together
+# they take at most 48 MiB.
 set -euo pipefail
 limit=$((48 << 20))
 
@@ -29,10 +29,21 @@ packages=("$@")
 rm -f "$dir/run.sh" "$dir/bundle.tar.xz"
 [ -z "$(ls -A "$dir")" ] || fail "$dir holds files that are no part of a bundle: name an empty folder"
 
+# with_driver lists the packages of the module here whose test or program contains the
+# real driver.
+driver=github.com/cuvmm/cuvmm/csrc
+with_driver() {
+	go list -test -f "{{\$p := .ImportPath}}{{range .Deps}}{{if eq . \"$driver\"}}{{\$p}}{{end}}{{end}}" ./... | sed 's/\.test$//'
+	echo "$driver"
+}
+
 declare -A matched=()
 wanted() {
 	local pattern hit=
-	[ ${#packages[@]} -gt 0 ] || return 0
+	if [ ${#packages[@]} -eq 0 ]; then
+		grep -qxF "$2" <<<"$on_gpu"
+		return
+	fi
 	for pattern in "${packages[@]}"; do
 		if [ "$1" = "$pattern" ] || [[ $pattern == */... && $1/ == "${pattern%...}"* ]]; then
 			matched[$pattern]=1 hit=1
@@ -50,12 +61,13 @@ flags=(-trimpath -buildvcs=false '-ldflags=-s -w')
 
 for module in $("$scripts/modules.sh"); do
 	[ "$module" != tools ] || continue # for whoever develops the library, away from any GPU
-	listing=$(cd "$root/$module" && go list -f '{{.Dir}}|{{.Name}}|{{if or .TestGoFiles .XTestGoFiles}}tests{{end}}' ./...)
-	while IFS='|' read -r folder name tests; do
+	on_gpu=$(cd "$root/$module" && with_driver)
+	listing=$(cd "$root/$module" && go list -f '{{.Dir}}|{{.ImportPath}}|{{.Name}}|{{if or .TestGoFiles .XTestGoFiles}}tests{{end}}' ./...)
+	while IFS='|' read -r folder import name tests; do
 		package=${folder#"$root"}
 		package=${package#/}
 		package=${package:-.}
-		if [ -z "$folder" ] || ! wanted "$package"; then
+		if [ -z "$folder" ] || ! wanted "$package" "$import"; then
 			continue
 		fi
 		kinds=
