@@ -1,9 +1,6 @@
 package pool_test
 
 import (
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda/sim"
@@ -22,15 +19,9 @@ func TestHoldsLittleWithTheGPUBehind(t *testing.T) {
 		t.Skip("checking everything after each operation, full traces take too long")
 	}
 	patient(t) // so that a slow machine costs time and no memory
-	files, err := filepath.Glob("testdata/traces/*.gz")
-	require.NoError(t, err)
-	require.Len(t, files, 5)
-	for _, name := range files {
-		file, err := os.Open(name)
-		require.NoError(t, err)
-		tr, err := trace.Read(file, strings.TrimSuffix(filepath.Base(name), ".json.gz"))
-		require.NoError(t, err)
-		require.NoError(t, file.Close())
+	programs := recorded(t, "testdata/traces/*.gz")
+	require.Len(t, programs, 5)
+	for _, tr := range programs {
 		holdsAtMost(t, tr, 1.15)
 	}
 	for _, g := range tracegen.Generators() {

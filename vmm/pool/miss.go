@@ -177,12 +177,9 @@ func (p *Pool) create(g *growth) error {
 // clear unmaps what chunks left in the gap. Where it fails the place is lost.
 func (p *Pool) clear(g *growth) (err error) {
 	for _, r := range g.old {
-		first, last := g.reg.index(r.span.from), g.reg.index(r.span.to)
-		for i := first; i < last; i += piece {
-			gone, failed := g.reg.vacate(allocOp, i, min(i+piece, last))
-			p.gave(gone)
-			err = join(failed, err)
-		}
+		gone, failed := g.reg.vacate(allocOp, g.reg.index(r.span.from), g.reg.index(r.span.to))
+		p.gave(gone)
+		err = join(failed, err)
 		r.shard.keep(-1)
 	}
 	g.old = nil

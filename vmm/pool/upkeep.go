@@ -436,8 +436,16 @@ func (p *Pool) unmap(op string, r run) (gone uint64, err error) {
 
 // vacate unmaps chunks that nothing uses, and returns the bytes of memory that
 // went: that of chunks which are mapped nowhere else. What is left after a failure
-// is lost.
+// is lost. It unmaps a piece at a time, so that a miss can map in between.
 func (r *region) vacate(op string, from, to int) (gone uint64, err error) {
+	for ; from < to; from += piece {
+		n, failed := r.vacatePiece(op, from, min(from+piece, to))
+		gone, err = gone+n, join(err, failed)
+	}
+	return gone, err
+}
+
+func (r *region) vacatePiece(op string, from, to int) (gone uint64, err error) {
 	err = r.rng.UnmapRun(op, r.off(r.at(from)), uint64(to-from)*r.chunk)
 	for i := from; i < to; i++ {
 		h := r.chunks[i].Load().handle
