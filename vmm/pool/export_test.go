@@ -30,10 +30,10 @@ func (p *Pool) Tend(excess uint64) {
 // Ask asks all streams how far they are, and reports whether any is behind.
 func (p *Pool) Ask() (inFlight bool) { return p.advanceAll() }
 
-// SetMostLeaving changes how many runs may leave before they are unmapped at once, and
+// SetMostDeferred changes how many unmaps may be deferred before upkeep does them, and
 // returns a function that changes it back.
-func SetMostLeaving(n int) (undo func()) {
-	before := mostLeaving
-	mostLeaving = n
-	return func() { mostLeaving = before }
+func SetMostDeferred(n int) (undo func()) {
+	before := mostDeferred
+	mostDeferred = n
+	return func() { mostDeferred = before }
 }

@@ -22,8 +22,8 @@ import (
 //     of it. When its block is freed, the next one of about that size grows in place.
 //     Blocks that are packed close in each other, and all chunks of a slightly larger one
 //     have to move.
-//   - A free extent also grows over places beside it that chunks have left, once the GPU
-//     has passed them. They are unmapped first, which costs half as much as mapping.
+//   - A free extent also grows over old places beside it, at which chunks are still mapped
+//     that have moved, once the GPU has passed them. They are unmapped first, which costs half as much as mapping.
 
 const (
 	// largeChunks is how many chunks a large request takes at least.
@@ -45,7 +45,7 @@ type growthPlan struct {
 	left, right *extent
 	gap         uint64 // bytes
 	cost        int    // in chunks that are mapped
-	cleared     bool   // places that chunks left are unmapped for it
+	cleared     bool   // old places are unmapped for it
 }
 
 // better prefers what costs less, and among equals the wider gap, in which the
@@ -113,14 +113,14 @@ func (r *region) back(i int) driver.Ptr {
 	return r.base
 }
 
-// clearable reports whether the span is a place that chunks left and the GPU has passed.
-func (s *span) clearable() bool { return s.leaver != nil && s.epoch <= s.leaver.passed.Load() }
+// clearable reports whether the span is an old place that the GPU has passed.
+func (s *span) clearable() bool { return s.freedBy != nil && s.epoch <= s.freedBy.passed.Load() }
 
 // gap is address space between two spans.
 type gap struct {
 	reg           *region
 	from, to      driver.Ptr
-	back, reach   driver.Ptr // how far places that chunks left can be unmapped
+	back, reach   driver.Ptr // how far old places can be unmapped
 	before, after *span
 }
 
@@ -157,7 +157,7 @@ func (f *filler) try(at driver.Ptr, n uint64, left, right *extent) {
 	}
 }
 
-// cleared is how many chunks have left places in a range, which are mapped yet.
+// cleared is how many chunks are still mapped at old places in a range.
 func (r *region) cleared(from, to driver.Ptr) (n uint64) {
 	for i := r.find(from); i < len(r.spans) && r.spans[i].from < to; i++ {
 		n += uint64(min(to, r.spans[i].to)-max(from, r.spans[i].from)) / r.chunk

@@ -81,9 +81,9 @@ func TestAFreeBlockGrowsDownward(t *testing.T) {
 	}
 }
 
-// leftBehind makes a free block of 16 chunks, the last 4 of which move away. Live blocks
+// oldPlaces makes a free block of 16 chunks, the last 4 of which move away. Live blocks
 // are before it and where they move to.
-func leftBehind(t testing.TB, p *pool.Pool, s *cuda.Stream, chunk int) (live []pool.Block) {
+func oldPlaces(t testing.TB, p *pool.Pool, s *cuda.Stream, chunk int) (live []pool.Block) {
 	t.Helper()
 	longer, shorter := alloc(t, p, s, 30*chunk), alloc(t, p, s, 17*chunk)
 	free(t, p, longer)
@@ -93,8 +93,8 @@ func leftBehind(t testing.TB, p *pool.Pool, s *cuda.Stream, chunk int) (live []p
 	return append(live, alloc(t, p, s, 34*chunk))
 }
 
-// A free block grows over places that its chunks left, if the GPU has passed them.
-func TestAFreeBlockGrowsOverPlacesThatWereLeft(t *testing.T) {
+// A free block grows over old places of its chunks, if the GPU has passed them.
+func TestAFreeBlockGrowsOverOldPlaces(t *testing.T) {
 	t.Cleanup(pool.SetUpkeep(time.Hour))
 	for name, behind := range map[string]bool{"the GPU has passed them": false, "the GPU is behind": true} {
 		t.Run(name, func(t *testing.T) {
@@ -107,7 +107,7 @@ func TestAFreeBlockGrowsOverPlacesThatWereLeft(t *testing.T) {
 				require.NoError(t, s.Memset(work.Ptr(), 1, 100))
 				free(t, p, work)
 			}
-			live := leftBehind(t, p, s, 2*mib)
+			live := oldPlaces(t, p, s, 2*mib)
 			if !behind {
 				for p.Ask() {
 				}
@@ -134,13 +134,13 @@ func TestAFreeBlockGrowsOverPlacesThatWereLeft(t *testing.T) {
 
 // Memory that moves, and what is mapped where it was, keep apart: what is written at one
 // address is read there, and nowhere else.
-func TestWhatIsMappedOverPlacesThatWereLeftIsApart(t *testing.T) {
+func TestWhatIsMappedOverOldPlacesIsApart(t *testing.T) {
 	t.Cleanup(pool.SetUpkeep(time.Hour))
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		for range 5 {
 			s := stream(t, d)
 			p := newPool(t, d, pool.Options{})
-			live := leftBehind(t, p, s, 2*mib)
+			live := oldPlaces(t, p, s, 2*mib)
 			set := func(b pool.Block, value byte) {
 				require.NoError(t, s.Memset(b.Ptr(), value, b.Bytes()))
 			}
@@ -166,12 +166,12 @@ func TestWhatIsMappedOverPlacesThatWereLeftIsApart(t *testing.T) {
 }
 
 // A request that fails leaves the places that it would have used as they were.
-func TestPlacesThatWereLeftOutliveARequestThatFails(t *testing.T) {
+func TestOldPlacesOutliveARequestThatFails(t *testing.T) {
 	t.Cleanup(pool.SetUpkeep(time.Hour))
 	m, d := open(t)
 	s := stream(t, d)
 	p := newPool(t, d, pool.Options{})
-	live := leftBehind(t, p, s, 2*mib)
+	live := oldPlaces(t, p, s, 2*mib)
 	for p.Ask() {
 	}
 	m.Inject(sim.Fault{Call: "cuMemCreate", Result: code})

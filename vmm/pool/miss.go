@@ -25,13 +25,13 @@ import (
 //	         ones of the shard, whatever the GPU does with them; free ones of other
 //	         shards that the GPU has passed. If others have enough that it has not
 //	         passed, the request waits for that, and begins anew. The rest is made
-//	map      places in the gap that other chunks left before are unmapped. Then all of
+//	map      old places in the gap, of chunks that moved earlier, are unmapped. Then all of
 //	         them are mapped in the gap and granted, in pieces. Chunks that move are
 //	         mapped at two addresses from now on
 //	commit   the gap is the shard's. The old places belong to no one, and are
 //	         unmapped later, when the GPU has passed them (see upkeep.go)
 //
-//	         ├─live─┼──free──┼── chunks ───┼─live─┤▒▒leaving▒▒┼live┤
+//	         ├─live─┼──free──┼── chunks ───┼─live─┤▒▒▒ old ▒▒▒┼live┤
 //
 // Work that was submitted for the old address runs before work that is submitted
 // for the new one, since both are in the order of the shard's stream. So the GPU
@@ -45,7 +45,7 @@ func (p *Pool) provide(sh *shard, w *want, patient bool) error {
 		return p.provideSlab(sh)
 	}
 	if p.isLarge(w) {
-		p.askLeavers() // so that the places which chunks left serve it
+		p.askDeferred() // so that old places serve it
 	}
 	g, err := p.plan(sh, w)
 	if err != nil {
@@ -84,7 +84,7 @@ type growth struct {
 	// chunks are mapped nowhere: idle ones, and new ones. runs move.
 	chunks []*phys.Handle
 	runs   []run
-	old    []run  // places in the gap that chunks left before, and that are to be unmapped
+	old    []run  // old places in the gap, which are to be unmapped
 	have   int    // chunks so far
 	made   uint64 // bytes of new ones
 }
@@ -110,7 +110,7 @@ func (p *Pool) plan(sh *shard, w *want) (*growth, error) {
 	sh.mu.Unlock()
 	g.span = &span{from: g.from, to: g.from + driver.Ptr(uint64(g.n)*g.reg.chunk)}
 	if g.cleared {
-		g.old = p.takeLeft(g.reg, g.span.from, g.span.to)
+		g.old = p.takeDeferred(g.reg, g.span.from, g.span.to)
 	}
 	g.reg.add(g.span)
 	return g, nil
@@ -174,7 +174,7 @@ func (p *Pool) create(g *growth) error {
 	return nil
 }
 
-// clear unmaps what chunks left in the gap. Where it fails the place is lost.
+// clear unmaps the old places in the gap. Where it fails the place is lost.
 func (p *Pool) clear(g *growth) (err error) {
 	for _, r := range g.old {
 		gone, failed := g.reg.vacate(allocOp, g.reg.index(r.span.from), g.reg.index(r.span.to))
@@ -242,7 +242,7 @@ func (p *Pool) commit(sh *shard, g *growth, err error) {
 			if r.shard == sh { // another shard's has passed
 				epoch = max(epoch, r.epoch)
 			}
-			p.leave(r)
+			p.deferUnmap(r)
 		}
 	}
 	sh.mu.Lock()
@@ -267,7 +267,7 @@ func (p *Pool) giveUp(g *growth) {
 		g.reg.remove(g.span)
 		for _, r := range g.old {
 			g.reg.add(r.span)
-			p.addLeaving(r)
+			p.addDeferred(r)
 		}
 		return
 	}

@@ -153,10 +153,10 @@ func TestATrimUnmapsEveryPlaceOfWhatItGivesBack(t *testing.T) {
 	require.Zero(t, d.System().Stats().AllocatedBytes)
 }
 
-// Places that chunks left are unmapped while chunks move, if there are too many.
+// Old places are unmapped while chunks move, if there are too many.
 func TestTooManyPlacesAreUnmapped(t *testing.T) {
 	t.Cleanup(pool.SetUpkeep(time.Hour))
-	t.Cleanup(pool.SetMostLeaving(2))
+	t.Cleanup(pool.SetMostDeferred(2))
 	m, d := open(t)
 	s := stream(t, d)
 	p := newPool(t, d, pool.Options{})

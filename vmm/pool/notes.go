@@ -30,18 +30,18 @@ package pool
 // All other memory moves. It lies in regions several times as long, filled chunk by
 // chunk. A span there is a run of chunks that one shard owns. Its extents (extent.go),
 // taken and free, are linked by address between two walls, and the free ones are in a
-// tree by size. Of the best fits the one with the lowest address serves a request.
-// Free neighbors are coalesced, except that the extent freed last stays apart for the
-// next request of its size. Growing and moving are one operation: the pool finds the
-// gap that takes the fewest chunks, counting free extents that touch it, and fills it
-// with free chunks out of holes and with new ones (gap.go). Large requests take the
-// middle of a gap, because what is packed close cannot grow. A request of about a chunk
-// or more that is cut out of a much larger free extent comes from its back, so that the
-// extent can grow downward when a large request wants it again (shard.position). A graph
-// network whose blocks of several GiB vary by a tenth mapped 2,824 chunks in its first
-// pass with packed blocks, 1,290 with room between them, and maps 900 from two ends; in
-// its second pass 60 in place of 310. Handing memory to another stream as
-// it is mapped changes the owner of a span, and calls no driver.
+// tree by size. Of the best fits the one with the lowest address serves a request. Free
+// neighbors are coalesced, except that the extent freed last stays apart for the next
+// request of its size. Growing and moving are one operation: the pool finds the gap that
+// takes the fewest chunks, counting free extents that touch it, and fills it with free
+// chunks out of holes and with new ones (gap.go). Large requests take the middle of a
+// gap, because what is packed close cannot grow. A request of about a chunk or more that
+// is cut out of a much larger free extent comes from its back, so that the extent can
+// grow downward when a large request wants it again (shard.position). A graph network
+// whose blocks of several GiB vary by a tenth mapped 2,824 chunks in its first pass with
+// packed blocks, 1,290 with room between them, and maps 870 from two ends; in its second
+// pass 50 in place of 310. Handing memory to another stream as it is mapped changes the
+// owner of a span, and calls no driver.
 //
 // # Address space
 //
@@ -53,39 +53,43 @@ package pool
 //
 // # Map first, unmap later
 //
-// A chunk that moves is mapped at its new address at once, and stays mapped at the old
-// one until the GPU has passed. The order of the stream that freed it is the order of
+// A chunk that moves is mapped at its new address at once, and stays mapped at its old
+// place until the GPU has passed. The order of the stream that freed it is the order of
 // use, whichever address the work names (measured: docs/driver-facts.md). So moving
 // waits for nothing, a GPU that is behind costs no memory, and a failure leaves
-// everything as it was, because nothing was unmapped. The pool unmaps by a timer
-// (upkeep.go) once no chunk has moved for ten seconds, or too many places have been left,
-// and in pieces: the driver does one call at a time, and unmapping competes with the
-// program's own calls. On an H200 a graph network took 5.8 µs an operation in its second
-// pass with places unmapped after 20 ms, and 2.0 µs with places that stayed. A trim first
-// unmaps the earlier places of what it gives back, since only then the memory is gone. A
-// large request unmaps places itself if a free extent can then grow over them and the GPU
-// has passed them. Chunks of other streams move once they have passed. Chunks of arenas, chunks that peers were granted, and chunks that may be
-// shared do not move. New memory is made only if these are not enough, and a request
-// gives nothing back to the driver except to stay within a limit or the device: creating
-// soon after a large release takes up to some tens of milliseconds.
+// everything as it was, because nothing was unmapped. The unmap of an old place is
+// deferred: a timer does it (upkeep.go) once no chunk has moved for ten seconds, or too
+// many are deferred, and in pieces, because the driver does one call at a time, and
+// unmapping competes with the program's own calls. On an H200 a graph network took 5.8
+// µs an operation in its second pass with places unmapped after 20 ms, and 2.0 µs with
+// places that stayed. A trim first unmaps the old places of what it gives back, since
+// only then the memory is gone. A large request unmaps old places itself if a free
+// extent can then grow over them and the GPU has passed them. Chunks of other streams
+// move once they have passed. Chunks of arenas, chunks that peers were granted, and
+// chunks that may be shared do not move. New memory is made only if these are not
+// enough, and a request gives nothing back to the driver except to stay within a limit
+// or the device: creating soon after a large release takes up to some tens of
+// milliseconds.
 //
 //	address   A          B                 C
 //	          ├─ chunk ─┤
-//	move      ├▒leaving▒┤├─ chunk ─┤                      work at A, then at B, in the
-//	move      ├▒leaving▒┤├▒leaving▒┤       ├─ chunk ─┤    stream's order
+//	move      ├▒▒ old ▒▒┤├─ chunk ─┤                      work at A, then at B, in the
+//	move      ├▒▒ old ▒▒┤├▒▒ old ▒▒┤       ├─ chunk ─┤    stream's order
 //	unmap                                  ├─ chunk ─┤    10 s later, by a trim, or by a
 //	                                                      request that needs the place
 //
-// Four other designs were measured, with the same traces. Reusing the places that chunks
-// left, if all or most of their memory is free again, saves a fifth of the mappings of a
-// graph network, and none where blocks grow by reallocation. Sparing a free extent that is
-// several times as long as the request, in favor of shorter ones that are put together,
-// doubles what a graph network maps, and triples it where blocks grow by reallocation. Chunks of several sizes,
-// larger ones for larger requests, halve the time of large blocks, and hold 1.06 of what
-// the graph network requests in place of 1.02, and 1.12 in place of 1.006 for growing
-// caches, since holes fit less well. Making the GPU wait for memory of another stream, in
-// place of the request, saves the waiting, and can deadlock a program whose other stream
-// waits for the host or for another process.
+// Five other designs were measured, with the same traces. Reusing old places, if all or
+// most of their memory is free again, saves a fifth of the mappings of a graph network,
+// and none where blocks grow by reallocation. Sparing a free extent that is several
+// times as long as the request, in favor of shorter ones that are put together, doubles
+// what a graph network maps, and triples it where blocks grow by reallocation. Chunks of
+// several sizes, larger ones for larger requests, halve the time of large blocks, and
+// hold 1.06 of what the graph network requests in place of 1.02, and 1.12 in place of
+// 1.006 for growing caches, since holes fit less well. Making new memory in place of
+// moving, up to 1.03 of what was requested at once, saves a tenth of the graph network's
+// mappings in its second pass, and none in its first. Making the GPU wait for memory of
+// another stream, in place of the request, saves the waiting, and can deadlock a program
+// whose other stream waits for the host or for another process.
 //
 // # Epochs
 //

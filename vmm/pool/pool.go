@@ -71,26 +71,26 @@ type Pool struct {
 	// for writing by what must not meet that.
 	pressing sync.RWMutex
 
-	mu           sync.Mutex
-	closed       bool
-	offersMu     sync.Mutex             // a leaf
-	offers       []*shard               // that may have something for others
-	pruneAt      int                    // how many shards there are when prune looks at them again
-	nodes        map[driver.Ptr]*extent // what graphs allocate
-	shards       []*shard               // appended to, or replaced, so that all need not copy it
-	regions      [kinds][]*region       // by what they serve
-	stuck        []*vmm.Reservation     // ranges that could not be given back
-	idle         []*phys.Handle         // chunks that are mapped nowhere
-	leaving      []run                  // places of chunks that moved, which are mapped yet
-	leavingBytes uint64
-	missed       time.Time // when the latest of them moved
-	upkeep       upkeep
-	retired      totals // of shards that are gone
-	retiredTags  []TagStats
-	captures     map[uint64]*Capture
-	arenas       int
-	keeper       *core.Keeper
-	hide         func() // from snapshots of the System
+	mu            sync.Mutex
+	closed        bool
+	offersMu      sync.Mutex             // a leaf
+	offers        []*shard               // that may have something for others
+	pruneAt       int                    // how many shards there are when prune looks at them again
+	nodes         map[driver.Ptr]*extent // what graphs allocate
+	shards        []*shard               // appended to, or replaced, so that all need not copy it
+	regions       [kinds][]*region       // by what they serve
+	stuck         []*vmm.Reservation     // ranges that could not be given back
+	idle          []*phys.Handle         // chunks that are mapped nowhere
+	deferred      []run                  // old places of chunks that moved, whose unmap is deferred
+	deferredBytes uint64
+	missed        time.Time // when a chunk moved last
+	upkeep        upkeep
+	retired       totals // of shards that are gone
+	retiredTags   []TagStats
+	captures      map[uint64]*Capture
+	arenas        int
+	keeper        *core.Keeper
+	hide          func() // from snapshots of the System
 
 	places atomic.Pointer[[]place] // regions, and what graphs allocate, by address
 }

@@ -89,10 +89,10 @@ type span struct {
 	from, to   driver.Ptr
 	shard      *shard
 	head, tail *extent
-	// leaver is the shard that freed the chunks which have left this place, while they are
-	// mapped here, and epoch is when.
-	leaver *shard
-	epoch  uint64
+	// At an old place, freedBy is the shard that freed the chunks before they moved, and
+	// epoch is when.
+	freedBy *shard
+	epoch   uint64
 }
 
 func (s *span) bytes() uint64 { return uint64(s.to - s.from) }

@@ -182,8 +182,8 @@ var scenarios = []scenario{
 		w.fill(w.other, 20, 2*kib64)
 		require.NoError(w.t, w.p.SetLimit(int(w.p.Stats().Reserved)))
 	}, op: func(w *world) error { return w.alloc(w.s, 14*kib64) }},
-	{name: "Alloc over places that chunks left", setup: func(w *world) {
-		w.live = append(w.live, leftBehind(w.t, w.p, w.s, kib64)...)
+	{name: "Alloc over old places", setup: func(w *world) {
+		w.live = append(w.live, oldPlaces(w.t, w.p, w.s, kib64)...)
 		for w.p.Ask() {
 		}
 	}, op: func(w *world) error { return w.alloc(w.s, 16*kib64) }},

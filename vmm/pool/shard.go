@@ -66,8 +66,9 @@ type shard struct {
 	markMu sync.Mutex
 	fence  *core.Fence // of the epoch that ended last, until it passes
 	fenced uint64
-	vain   uint64        // the fenced epoch that a request has waited for in vain
-	passed atomic.Uint64 // every epoch up to this one has passed
+	// stalledAt is the fenced epoch that a request has waited for in vain.
+	stalledAt uint64
+	passed    atomic.Uint64 // every epoch up to this one has passed
 }
 
 func (p *Pool) newShard(st *core.Stream, a *arena) *shard {

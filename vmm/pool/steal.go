@@ -229,7 +229,7 @@ func (p *Pool) lag(sh *shard) (promise []*shard) {
 		return true
 	})
 	p.mu.Unlock()
-	behind = slices.DeleteFunc(behind, (*shard).isStuck)
+	behind = slices.DeleteFunc(behind, (*shard).stalled)
 	for len(promise) == 0 && len(behind) > 0 {
 		n := min(len(behind), mostAsked)
 		for _, o := range behind[:n] {
@@ -279,28 +279,28 @@ func (r *escalation) catchUp() bool {
 		}
 		if !r.lagging.pause(mostLag, r.sleep) {
 			for _, o := range behind {
-				o.inVain()
+				o.stall()
 			}
 			return false
 		}
 	}
 }
 
-// promises asks whether an event is in flight that has not been waited for in vain.
-func (sh *shard) promises() bool { return sh.advance() && !sh.isStuck() }
+// promises asks whether an event is in flight whose stream has not stalled.
+func (sh *shard) promises() bool { return sh.advance() && !sh.stalled() }
 
-// isStuck reports whether the event in flight was waited for in vain.
-func (sh *shard) isStuck() bool {
+// stalled reports whether a request has waited for the event in flight in vain.
+func (sh *shard) stalled() bool {
 	sh.markMu.Lock()
 	defer sh.markMu.Unlock()
-	return sh.fence != nil && sh.vain == sh.fenced
+	return sh.fence != nil && sh.stalledAt == sh.fenced
 }
 
-// inVain notes that the event in flight was waited for in vain.
-func (sh *shard) inVain() {
+// stall notes that a request has waited for the event in flight in vain.
+func (sh *shard) stall() {
 	sh.markMu.Lock()
 	defer sh.markMu.Unlock()
 	if sh.fence != nil {
-		sh.vain = sh.fenced
+		sh.stalledAt = sh.fenced
 	}
 }

@@ -238,7 +238,7 @@ func TestWhatHasRunMapsLittle(t *testing.T) {
 		t.Skip("checking everything after each operation, full traces take too long")
 	}
 	defer pool.SetUpkeep(time.Hour)()
-	defer pool.SetMostLeaving(1 << 20)()
+	defer pool.SetMostDeferred(1 << 20)()
 	for _, tr := range recorded(t, "testdata/traces/speech.json.gz") {
 		for _, behind := range []bool{false, true} {
 			r := times(t, tr, behind)

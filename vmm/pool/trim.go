@@ -101,8 +101,8 @@ func (p *Pool) trimSlabs(op string, need uint64) (freed uint64, found bool, err 
 	return freed, len(all) > 0, err
 }
 
-// trimRegions gives some whole free chunks of regions back, and unmaps the places that
-// they left before: only then their memory is gone.
+// trimRegions gives some whole free chunks of regions back, and unmaps their old places:
+// only then their memory is gone.
 func (p *Pool) trimRegions(op string, need uint64) (freed uint64, found bool, err error) {
 	n := int(min((need+p.chunk-1)/p.chunk, piece))
 	p.mu.Lock()

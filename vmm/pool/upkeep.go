@@ -10,8 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// upkeep works in the background: it unmaps places that chunks left, and gives back memory
-// that was not needed for long. It runs on a timer, which Close stops.
+// upkeep works in the background: it unmaps the old places of chunks that moved, and gives
+// back memory that was not needed for long. It runs on a timer, which Close stops.
 type upkeep struct {
 	mu      sync.Mutex // a leaf
 	timer   *time.Timer
@@ -24,19 +24,20 @@ type upkeep struct {
 	excess uint64    // bytes to give back, since they were not needed in the last window
 }
 
-// firstUpkeep is how long no chunk may have moved before upkeep unmaps the places
-// that chunks left. Such a place costs no memory, and unmapping it holds up the
+// firstUpkeep is how long no chunk may have moved before upkeep unmaps old places. Such a
+// place costs no memory, and unmapping it holds up the
 // program's own driver calls: on an H200 a graph network whose chunks were unmapped
 // after 20 ms took three times as long in its second pass. It is a variable for tests.
 var firstUpkeep = 10 * time.Second
 
-// mostLeaving is how many runs may leave before upkeep unmaps whether chunks move or
-// not. It is a variable for tests.
-var mostLeaving = 512
+// mostDeferred is how many unmaps may be deferred before upkeep does them whether chunks
+// move or not. It is a variable for tests.
+var mostDeferred = 512
 
 const (
-	// mostLeavingMemory is how many times the device's memory may leave before that.
-	mostLeavingMemory = 2
+	// mostDeferredMemory is how many times the device's memory old places may cover before
+	// that.
+	mostDeferredMemory = 2
 	// busyUpkeep is how long upkeep sleeps before it begins with that.
 	busyUpkeep = 20 * time.Millisecond
 	// nextUpkeep is how long upkeep sleeps between two pieces.
@@ -113,7 +114,7 @@ func (p *Pool) tend() (after time.Duration) {
 	}
 	defer p.pressing.RUnlock()
 	if p.untilQuiet() == 0 {
-		p.askLeavers()
+		p.askDeferred()
 		found := true
 		for i := 0; found && i < pieces; i++ {
 			var err error
@@ -134,7 +135,7 @@ func (p *Pool) untilQuiet() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case len(p.leaving) == 0:
+	case len(p.deferred) == 0:
 		return never
 	case p.crowded():
 		return 0
@@ -142,9 +143,9 @@ func (p *Pool) untilQuiet() time.Duration {
 	return max(0, firstUpkeep-time.Since(p.missed))
 }
 
-// crowded reports whether too much leaves. The caller holds mu.
+// crowded reports whether too many unmaps are deferred. The caller holds mu.
 func (p *Pool) crowded() bool {
-	return len(p.leaving) > mostLeaving || p.leavingBytes > mostLeavingMemory*uint64(p.dev.TotalMemory())
+	return len(p.deferred) > mostDeferred || p.deferredBytes > mostDeferredMemory*uint64(p.dev.TotalMemory())
 }
 
 // decayed gives back a piece of what was not needed during the last window, and
@@ -185,11 +186,11 @@ func (p *Pool) decayed() (after time.Duration) {
 	return min(after, decayPause)
 }
 
-// askLeavers asks the streams that the leaving chunks were freed on how far they are.
-func (p *Pool) askLeavers() {
+// askDeferred asks how far the streams are that deferred unmaps wait for.
+func (p *Pool) askDeferred() {
 	p.mu.Lock()
 	ask := map[*shard]bool{}
-	for _, r := range p.leaving {
+	for _, r := range p.deferred {
 		if r.epoch > r.shard.passed.Load() {
 			ask[r.shard] = true
 		}
@@ -204,7 +205,7 @@ func (p *Pool) askLeavers() {
 // are kept until the chunks are put back or unmapped there.
 //
 //	a shard's ──cut──► run ──put back──► the shard's
-//	                    ├──mapped elsewhere──► leaving ──GPU has passed──► unmapped
+//	                    ├──mapped elsewhere──► deferred ──GPU has passed──► unmapped
 //	                    └──trimmed──► unmapped
 type run struct {
 	shard *shard
@@ -296,9 +297,9 @@ func (p *Pool) putBack(r run) {
 	r.shard.kept--
 }
 
-// leave has the place of chunks that moved unmapped later. The caller holds mu.
-func (p *Pool) leave(r run) {
-	p.addLeaving(r)
+// deferUnmap has the old place of chunks that moved unmapped later. The caller holds mu.
+func (p *Pool) deferUnmap(r run) {
+	p.addDeferred(r)
 	p.missed = time.Now()
 	after := firstUpkeep
 	if p.crowded() {
@@ -307,30 +308,30 @@ func (p *Pool) leave(r run) {
 	p.upkeep.wake(p, after)
 }
 
-// addLeaving lists a run as leaving. The caller holds mu.
-func (p *Pool) addLeaving(r run) {
-	r.span.leaver, r.span.epoch = r.shard, r.epoch
-	p.leaving = append(p.leaving, r)
-	p.leavingBytes += r.span.bytes()
+// addDeferred lists a run among those whose unmap is deferred. The caller holds mu.
+func (p *Pool) addDeferred(r run) {
+	r.span.freedBy, r.span.epoch = r.shard, r.epoch
+	p.deferred = append(p.deferred, r)
+	p.deferredBytes += r.span.bytes()
 }
 
-// takeLeft takes what lies in a range of addresses out of the leaving runs, and out of
-// the region's spans. All of them there are clearable. The caller holds mu.
-func (p *Pool) takeLeft(reg *region, from, to driver.Ptr) (old []run) {
-	for i := 0; i < len(p.leaving); {
-		r := p.leaving[i]
+// takeDeferred takes what lies in a range of addresses out of the deferred runs, and out
+// of the region's spans. All of them there are clearable. The caller holds mu.
+func (p *Pool) takeDeferred(reg *region, from, to driver.Ptr) (old []run) {
+	for i := 0; i < len(p.deferred); {
+		r := p.deferred[i]
 		if r.reg != reg || r.span.to <= from || r.span.from >= to {
 			i++
 			continue
 		}
-		p.stopLeaving(i)
+		p.removeDeferred(i)
 		if r.span.from < from {
 			outside := p.frontOf(r, reg.index(from)-reg.index(r.span.from))
-			p.addLeaving(outside)
+			p.addDeferred(outside)
 		}
 		if r.span.to > to {
 			inside := p.frontOf(r, reg.index(to)-reg.index(r.span.from))
-			p.addLeaving(r)
+			p.addDeferred(r)
 			r = inside
 		}
 		reg.remove(r.span)
@@ -353,20 +354,20 @@ func (p *Pool) frontOf(r run, n int) run {
 // maps meanwhile waits for it: a chunk takes some 14 µs.
 const piece = 8
 
-// unmapPassed unmaps a piece of what is leaving and has passed, and reports whether
+// unmapPassed unmaps a piece of a deferred run that has passed, and reports whether
 // there was any. Where it fails it is unknown what is mapped there: the place is
 // lost, and what is left of its memory goes with the region.
 func (p *Pool) unmapPassed(op string) (found bool, err error) {
 	p.mu.Lock()
-	for i, r := range p.leaving {
+	for i, r := range p.deferred {
 		if r.epoch > r.shard.passed.Load() {
 			continue
 		}
 		if r.reg.index(r.span.to)-r.reg.index(r.span.from) > piece {
-			p.leavingBytes -= piece * r.reg.chunk
+			p.deferredBytes -= piece * r.reg.chunk
 			r = p.frontOf(r, piece)
 		} else {
-			p.stopLeaving(i)
+			p.removeDeferred(i)
 		}
 		p.mu.Unlock()
 		_, err := p.unmap(op, r)
@@ -376,21 +377,21 @@ func (p *Pool) unmapPassed(op string) (found bool, err error) {
 	return false, nil
 }
 
-// stopLeaving takes a run out of the leaving ones. The caller holds mu, and unmaps it.
-func (p *Pool) stopLeaving(i int) {
-	p.leaving[i].span.leaver = nil
-	p.leavingBytes -= p.leaving[i].span.bytes()
-	last := len(p.leaving) - 1
-	p.leaving[i] = p.leaving[last]
-	p.leaving[last] = run{}
-	p.leaving = p.leaving[:last]
+// removeDeferred takes a run out of the deferred ones. The caller holds mu, and unmaps it.
+func (p *Pool) removeDeferred(i int) {
+	p.deferred[i].span.freedBy = nil
+	p.deferredBytes -= p.deferred[i].span.bytes()
+	last := len(p.deferred) - 1
+	p.deferred[i] = p.deferred[last]
+	p.deferred[last] = run{}
+	p.deferred = p.deferred[:last]
 }
 
-// otherPlaces takes out of the leaving runs the earlier places of some runs' memory. The
-// caller, which holds mu, unmaps them: the GPU has passed them, because it has passed
-// their later places.
+// otherPlaces takes the old places of some runs' memory out of the deferred runs. The
+// caller, which holds mu, unmaps them: the GPU has passed them, because it has passed the
+// later places.
 func (p *Pool) otherPlaces(of []run) (old []run) {
-	if len(p.leaving) == 0 {
+	if len(p.deferred) == 0 {
 		return nil
 	}
 	have := map[*phys.Handle]bool{}
@@ -399,19 +400,19 @@ func (p *Pool) otherPlaces(of []run) (old []run) {
 			have[h] = true
 		}
 	}
-	for i := 0; i < len(p.leaving); {
-		r := p.leaving[i]
+	for i := 0; i < len(p.deferred); {
+		r := p.deferred[i]
 		if !slices.ContainsFunc(r.handles(), func(h *phys.Handle) bool { return have[h] }) {
 			i++
 			continue
 		}
-		p.stopLeaving(i)
+		p.removeDeferred(i)
 		old = append(old, r)
 	}
 	return old
 }
 
-// unmapAll unmaps all that is leaving and has passed.
+// unmapAll unmaps all deferred runs that have passed.
 func (p *Pool) unmapAll(op string) error {
 	for {
 		if found, err := p.unmapPassed(op); !found || err != nil {

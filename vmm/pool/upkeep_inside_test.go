@@ -81,7 +81,7 @@ func TestAFailedCloseCountsMemoryOnce(t *testing.T) {
 	require.Zero(t, p.reserved.Load())
 }
 
-// Upkeep runs once at a time, and what begins to leave while it runs is not forgotten
+// Upkeep runs once at a time, and an unmap that is deferred while it runs is not forgotten
 // until the next window of the decay.
 func TestUpkeepSeesWhatLeavesWhileItRuns(t *testing.T) {
 	m, sys := sim.Open(t)
@@ -114,7 +114,7 @@ func TestUpkeepSeesWhatLeavesWhileItRuns(t *testing.T) {
 	u.mu.Lock()
 	due := u.due
 	u.mu.Unlock()
-	require.False(t, due.IsZero(), "what began to leave is forgotten")
+	require.False(t, due.IsZero(), "the deferred unmap is forgotten")
 	require.Less(t, time.Until(due), 2*time.Minute)
 	require.NoError(t, p.Close())
 	require.NoError(t, s.Close())
@@ -136,13 +136,13 @@ func TestCheckSeesWhatIsForgotten(t *testing.T) {
 	}
 	first, between, last := alloc(4<<20), alloc(4<<20), alloc(4<<20)
 	require.NoError(t, p.Free(first))
-	large := alloc(6 << 20) // what was free moves, and leaves
-	require.NotEmpty(t, p.leaving)
+	large := alloc(6 << 20) // what was free moves
+	require.NotEmpty(t, p.deferred)
 	require.NoError(t, p.Check())
-	leaving := p.leaving
-	p.leaving = nil
+	deferred := p.deferred
+	p.deferred = nil
 	require.ErrorContains(t, p.Check(), "nothing unmaps it")
-	p.leaving = leaving
+	p.deferred = deferred
 	sh := p.all()[0]
 	sh.waiting.bytes++
 	require.ErrorContains(t, p.Check(), "bytes of waiting blocks")

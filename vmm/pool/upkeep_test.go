@@ -47,7 +47,7 @@ func TestNoDecay(t *testing.T) {
 	require.Zero(t, m.Count("cuMemRelease"))
 }
 
-// Upkeep unmaps the places that chunks left without another request, once the GPU has
+// Upkeep unmaps old places without another request, once the GPU has
 // passed them and not before.
 func TestWhatMovedIsUnmappedByItself(t *testing.T) {
 	t.Cleanup(pool.SetUpkeep(20 * time.Millisecond))
