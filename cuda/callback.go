@@ -31,13 +31,13 @@ import (
 // all functions have returned System.Close returns ErrInUse.
 func (s *Stream) Callback(f func(err error)) error {
 	const op = "cuda.Stream.Callback"
-	if f == nil {
-		return errs.Invalid(op, "no function", "pass the function to call")
-	}
 	if err := s.use(op); err != nil {
 		return err
 	}
 	defer s.in.Release()
+	if f == nil {
+		return errs.Invalid(op, "no function", "pass the function to call")
+	}
 	s.sys().PollReclaim()
 	for {
 		capturing, r := s.in.Capturing()

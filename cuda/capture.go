@@ -67,16 +67,16 @@ type CaptureOptions struct {
 // CUDA 11.4; with an older one the error is ErrNotSupported.
 func (s *Stream) WithCapture(o CaptureOptions, body func() error) (*Graph, error) {
 	const op = "cuda.Stream.WithCapture"
+	if err := s.use(op); err != nil {
+		return nil, err
+	}
+	defer s.in.Release()
 	if body == nil {
 		return nil, errs.Invalid(op, "no function", "pass the function whose work is to be captured")
 	}
 	if _, ok := captureModes[o.Mode]; !ok {
 		return nil, errs.Invalid(op, o.Mode.String(), "use CaptureThreadLocal, CaptureGlobal or CaptureRelaxed")
 	}
-	if err := s.use(op); err != nil {
-		return nil, err
-	}
-	defer s.in.Release()
 	if s.in.IsLegacy() {
 		return nil, errs.Invalid(op, "the legacy default stream", "the driver captures no work of it: capture on a stream of your own")
 	}

@@ -168,20 +168,24 @@ func (s *Stream) copied(op string, c driver.Call, n int, way string, p Ptr, r dr
 // exists from the first use until the System closes, and can be neither closed nor
 // captured. Work on it is ordered with no other stream.
 func (d *Device) Transfer() (*Stream, error) {
+	const op = "cuda.Device.Transfer"
+	if err := d.open(op); err != nil {
+		return nil, err
+	}
 	d.mu.Lock()
 	s := d.transfer
 	d.mu.Unlock()
 	if s != nil {
 		return s, nil
 	}
-	s, err := d.newStream(StreamOptions{}, false)
+	s, err := d.newStream(op, StreamOptions{}, false)
 	if err != nil {
 		return nil, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.transfer != nil {
-		defer func() { _ = s.close("cuda.Device.Transfer") }()
+		defer func() { _ = s.close(op) }()
 		return d.transfer, nil
 	}
 	s.own = true

@@ -95,8 +95,19 @@ func (d *Device) WithContext(handle uintptr) (*Device, error) {
 	return with, nil
 }
 
+// inner returns the device, or an error for one that no function made.
+func (d *Device) inner(op string) (*Device, error) {
+	if d == nil || d.sys == nil {
+		return nil, errs.NilDevice(op)
+	}
+	return d, nil
+}
+
 // open refuses what would ask the driver after the System's Close.
 func (d *Device) open(op string) error {
+	if _, err := d.inner(op); err != nil {
+		return err
+	}
 	if d.sys.core.Closed() {
 		return errs.ClosedError(op, "System")
 	}
@@ -104,9 +115,9 @@ func (d *Device) open(op string) error {
 }
 
 // context is the context that the device works in, retained at the first call.
-func (d *Device) context() (*core.Context, error) {
-	if d.sys.core.Closed() {
-		return nil, errs.ClosedError("cuda: use "+d.String(), "System")
+func (d *Device) context(op string) (*core.Context, error) {
+	if err := d.open(op); err != nil {
+		return nil, err
 	}
 	if c := d.ctx.Load(); c != nil {
 		return c, nil
@@ -118,8 +129,8 @@ func (d *Device) context() (*core.Context, error) {
 	}
 	h, r := d.sys.core.Drv.DevicePrimaryCtxRetain(d.dev)
 	if r != driver.Success {
-		return nil, d.sys.core.CallError("cuda: use "+d.String(), driver.CallDevicePrimaryCtxRetain, r,
-			"retain the primary context", d.dev)
+		return nil, d.sys.core.CallError(op, driver.CallDevicePrimaryCtxRetain, r,
+			fmt.Sprintf("retain the primary context of %v", d), d.dev)
 	}
 	c := d.sys.core.AddContext(h, d.dev, true)
 	d.ctx.Store(c)
@@ -127,31 +138,38 @@ func (d *Device) context() (*core.Context, error) {
 }
 
 // String returns the device's name: "device 0 (NVIDIA H200)".
-func (d *Device) String() string { return fmt.Sprintf("device %d (%s)", d.ordinal, d.name) }
+func (d *Device) String() string {
+	if d == nil || d.sys == nil {
+		return "nil device"
+	}
+	return fmt.Sprintf("device %d (%s)", d.ordinal, d.name)
+}
 
 // System returns the device's System.
-func (d *Device) System() *System { return d.sys }
+func (d *Device) System() *System { return errs.Must(d.inner("cuda.Device.System")).sys }
 
 // Ordinal returns the device's number in this process.
-func (d *Device) Ordinal() int { return d.ordinal }
+func (d *Device) Ordinal() int { return errs.Must(d.inner("cuda.Device.Ordinal")).ordinal }
 
 // Name returns the product's name.
-func (d *Device) Name() string { return d.name }
+func (d *Device) Name() string { return errs.Must(d.inner("cuda.Device.Name")).name }
 
 // UUID returns what identifies the GPU. It is zero with a driver before CUDA 11.4,
 // which does not tell the instances of a partitioned GPU apart.
-func (d *Device) UUID() UUID { return d.uuid }
+func (d *Device) UUID() UUID { return errs.Must(d.inner("cuda.Device.UUID")).uuid }
 
 // TotalMemory returns the size of the device's memory in bytes.
-func (d *Device) TotalMemory() int { return d.memory }
+func (d *Device) TotalMemory() int { return errs.Must(d.inner("cuda.Device.TotalMemory")).memory }
 
 // Location returns the device as a place for memory and access.
-func (d *Device) Location() Location { return OnDevice(d.ordinal) }
+func (d *Device) Location() Location {
+	return OnDevice(errs.Must(d.inner("cuda.Device.Location")).ordinal)
+}
 
 // Context returns the handle of the CUcontext that the device works in. It belongs to
 // the System or to the caller of WithContext: do not destroy it.
 func (d *Device) Context() (uintptr, error) {
-	c, err := d.context()
+	c, err := d.context("cuda.Device.Context")
 	if err != nil {
 		return 0, err
 	}
@@ -161,13 +179,14 @@ func (d *Device) Context() (uintptr, error) {
 // MemoryInfo returns the free and the total memory in bytes as the driver counts
 // them, other processes' use included.
 func (d *Device) MemoryInfo() (free, total int, err error) {
-	c, err := d.context()
+	const op = "cuda.Device.MemoryInfo"
+	c, err := d.context(op)
 	if err != nil {
 		return 0, 0, err
 	}
 	unused, all, r := d.sys.core.Drv.MemGetInfo(c.Handle)
 	if r != driver.Success {
-		return 0, 0, c.CallError("cuda.Device.MemoryInfo", driver.CallMemGetInfo, r, d.String())
+		return 0, 0, c.CallError(op, driver.CallMemGetInfo, r, d.String())
 	}
 	return int(unused), int(all), nil
 }
@@ -176,14 +195,14 @@ func (d *Device) MemoryInfo() (free, total int, err error) {
 // lies on the other one.
 func (d *Device) CanAccess(other *Device) (bool, error) {
 	const op = "cuda.Device.CanAccess"
-	if other == nil {
-		return false, errs.Invalid(op, "a nil device", "take one from System.Devices")
+	if err := d.open(op); err != nil {
+		return false, err
+	}
+	if _, err := other.inner(op); err != nil {
+		return false, err
 	}
 	if d.sys != other.sys {
 		return false, errs.ForeignError(op, "device")
-	}
-	if err := d.open(op); err != nil {
-		return false, err
 	}
 	if d.dev == other.dev {
 		return true, nil

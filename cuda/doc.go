@@ -11,9 +11,9 @@
 // documentation says otherwise. The driver keeps contexts and capture modes for each
 // thread; every call switches and restores them.
 //
-// Objects are made by functions and methods; their zero values are not usable. A nil
-// object passed as an argument returns [ErrInvalidArgument]; a method called on a nil
-// object returns that error or panics.
+// Objects are made by functions and methods. A nil object and a zero value return
+// [ErrInvalidArgument], as an argument and as the receiver of a method; a method that
+// returns no error panics with that error.
 //
 // # Closing
 //

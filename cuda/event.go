@@ -40,7 +40,8 @@ type EventOptions struct {
 // NewEvent makes an event on the device: it can be recorded on streams of the
 // device's context. The caller closes it.
 func (d *Device) NewEvent(o EventOptions) (*Event, error) {
-	c, err := d.context()
+	const op = "cuda.Device.NewEvent"
+	c, err := d.context(op)
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +51,7 @@ func (d *Device) NewEvent(o EventOptions) (*Event, error) {
 	}
 	h, r := d.sys.core.Drv.EventCreate(c.Handle, flags)
 	if r != driver.Success {
-		return nil, c.CallError("cuda.Device.NewEvent", driver.CallEventCreate, r, d.String())
+		return nil, c.CallError(op, driver.CallEventCreate, r, d.String())
 	}
 	e := &Event{obj: new(core.Object), ctx: c, handle: h}
 	d.sys.core.Track(e.obj, life.KindEvent, 0)
@@ -99,8 +100,7 @@ func (e *Event) notCaptured(op string) error {
 // wait. Of an event that was last recorded into a capture it is ErrCapturing.
 func (e *Event) Done() (bool, error) {
 	const op = "cuda.Event.Done"
-	sys := e.ctx.System()
-	if err := e.use(op, sys); err != nil {
+	if err := e.acquire(op); err != nil {
 		return false, err
 	}
 	defer e.closer.Release()
@@ -130,7 +130,7 @@ func (e *Event) query(op string) (bool, error) {
 // wait inside the driver could not take a concurrent Record into account.
 func (e *Event) Synchronize() error {
 	const op = "cuda.Event.Synchronize"
-	if err := e.use(op, e.ctx.System()); err != nil {
+	if err := e.acquire(op); err != nil {
 		return err
 	}
 	defer e.closer.Release()
@@ -152,11 +152,11 @@ const longestPoll = 100 * time.Microsecond
 // passed. Its resolution is about half a microsecond.
 func (e *Event) Since(start *Event) (time.Duration, error) {
 	const op = "cuda.Event.Since"
-	sys := e.ctx.System()
-	if err := e.use(op, sys); err != nil {
+	if err := e.acquire(op); err != nil {
 		return 0, err
 	}
 	defer e.closer.Release()
+	sys := e.ctx.System()
 	if err := start.use(op, sys); err != nil {
 		return 0, err
 	}
@@ -184,10 +184,14 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 
 // Close destroys the event. Work that waits for it still does.
 func (e *Event) Close() error {
+	const op = "cuda.Event.Close"
+	if _, err := e.inner(op); err != nil {
+		return err
+	}
 	return e.closer.Close(func() error {
 		destroy := func() driver.Result { return e.ctx.System().Drv.EventDestroy(e.ctx.Handle, e.handle) }
 		if r := e.ctx.Teardown(destroy); r != driver.Success {
-			return e.ctx.CallError("cuda.Event.Close", driver.CallEventDestroy, r, "")
+			return e.ctx.CallError(op, driver.CallEventDestroy, r, "")
 		}
 		e.obj.Untrack()
 		e.watched.Stop()
@@ -197,17 +201,36 @@ func (e *Event) Close() error {
 
 // Released returns the end of the event's closing: of the one in progress, of the next
 // one, or of the one that has ended.
-func (e *Event) Released() Completion { return e.closer.Completion() }
+func (e *Event) Released() Completion {
+	return errs.Must(e.inner("cuda.Event.Released")).closer.Completion()
+}
 
-func (e *Event) use(op string, sys *core.System) error {
-	if e == nil {
-		return errs.Invalid(op, "a nil event", "make one with Device.NewEvent")
+// inner returns the event, or an error for one that no function made.
+func (e *Event) inner(op string) (*Event, error) {
+	if e == nil || e.ctx == nil {
+		return nil, errs.Invalid(op, "a nil event", "make one with Device.NewEvent")
 	}
-	if e.ctx.System() != sys {
-		return errs.ForeignError(op, "event")
+	return e, nil
+}
+
+// acquire starts an operation on the event; the caller calls closer.Release.
+func (e *Event) acquire(op string) error {
+	if _, err := e.inner(op); err != nil {
+		return err
 	}
 	if !e.closer.Acquire() {
 		return errs.ClosedError(op, "event")
 	}
 	return nil
+}
+
+// use is acquire for an operation of sys.
+func (e *Event) use(op string, sys *core.System) error {
+	if _, err := e.inner(op); err != nil {
+		return err
+	}
+	if e.ctx.System() != sys {
+		return errs.ForeignError(op, "event")
+	}
+	return e.acquire(op)
 }

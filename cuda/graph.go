@@ -126,6 +126,9 @@ func (g *graph) await(s *Stream) {
 // f is not called.
 func (g *Graph) OnClose(f func()) error {
 	const op = "cuda.Graph.OnClose"
+	if _, err := g.inner(op); err != nil {
+		return err
+	}
 	if f == nil {
 		return errs.Invalid(op, "no function", "pass the function to call")
 	}
@@ -144,6 +147,9 @@ func (g *Graph) OnClose(f func()) error {
 // again. It harms no capture that runs.
 func (g *Graph) Close() error {
 	const op = "cuda.Graph.Close"
+	if _, err := g.inner(op); err != nil {
+		return err
+	}
 	var hooks []func()
 	err := g.g.closer.Close(func() (err error) {
 		if err = g.g.wait(op); err == nil {
@@ -161,7 +167,10 @@ func (g *Graph) Close() error {
 // graph it is ErrCapturing and nothing has changed.
 func (g *Graph) CloseAfter(streams ...*Stream) error {
 	const op = "cuda.Graph.CloseAfter"
-	in := g.g
+	in, err := g.inner(op)
+	if err != nil {
+		return err
+	}
 	return life.CloseAfter(&in.closer, in.sys.core, func() (*core.Fence, error) {
 		f, err := core.FenceOf(in.sys.core, op, streams)
 		if err != nil {
@@ -189,7 +198,9 @@ func (g *Graph) CloseAfter(streams ...*Stream) error {
 // Released returns the end of the graph's closing: of the one in progress, of the next
 // one, or of the one that has ended. From then on
 // its pinned memory is back; functions of OnClose may still run.
-func (g *Graph) Released() Completion { return g.g.closer.Completion() }
+func (g *Graph) Released() Completion {
+	return errs.Must(g.inner("cuda.Graph.Released")).closer.Completion()
+}
 
 // run calls the functions of OnClose; a panic of one does not keep the others from running.
 func (g *graph) run(hooks []func()) {
@@ -262,14 +273,23 @@ func (g *graph) destroy(op string) (hooks []func(), err error) {
 	return hooks, nil
 }
 
+// inner returns the inner state, or an error for a Graph that no function made.
+func (g *Graph) inner(op string) (*graph, error) {
+	if g == nil || g.g == nil {
+		return nil, errs.Invalid(op, "a nil graph", "make one with Stream.WithCapture")
+	}
+	return g.g, nil
+}
+
 // use holds the graph for an operation of sys; the caller calls closer.Release.
 func (g *Graph) use(op string, sys *System) error {
+	in, err := g.inner(op)
 	switch {
-	case g == nil:
-		return errs.Invalid(op, "a nil graph", "make one with Stream.WithCapture")
-	case g.g.sys != sys:
+	case err != nil:
+		return err
+	case in.sys != sys:
 		return errs.ForeignError(op, "graph")
-	case !g.g.closer.Acquire():
+	case !in.closer.Acquire():
 		return errs.ClosedError(op, "graph")
 	}
 	return nil

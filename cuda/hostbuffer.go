@@ -29,6 +29,9 @@ type HostBuffer struct {
 // the System. The caller closes it.
 func (d *Device) NewHostBuffer(n int) (*HostBuffer, error) {
 	const op = "cuda.Device.NewHostBuffer"
+	if err := d.open(op); err != nil {
+		return nil, err
+	}
 	if n <= 0 {
 		return nil, errs.Invalid(op, fmt.Sprintf("%d bytes", n), "ask for at least one byte")
 	}
@@ -37,7 +40,7 @@ func (d *Device) NewHostBuffer(n int) (*HostBuffer, error) {
 			Asked: fmt.Sprintf("%s of pinned host memory", errs.Bytes(n)),
 			Hint:  "ask for less than " + errs.Bytes(uint64(maxHostBytes))})
 	}
-	c, err := d.context()
+	c, err := d.context(op)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +65,7 @@ const maxHostBytes = 1 << 50
 // returned must not be used after that, and neither read nor written while the GPU's
 // work on it runs.
 func (h *HostBuffer) Bytes() []byte {
-	if h.closer.Closed() {
+	if errs.Must(h.inner("cuda.HostBuffer.Bytes")).closer.Closed() {
 		return nil // the memory is the pool's by now, or another buffer's
 	}
 	return h.bytes
@@ -71,20 +74,31 @@ func (h *HostBuffer) Bytes() []byte {
 // Ptr returns the address by which kernels of every device reach the memory, and 0
 // after Close or CloseAfter.
 func (h *HostBuffer) Ptr() Ptr {
-	if h.closer.Closed() {
+	if errs.Must(h.inner("cuda.HostBuffer.Ptr")).closer.Closed() {
 		return 0
 	}
 	return Ptr(uintptr(h.block.mem))
 }
 
 // Len returns the size in bytes.
-func (h *HostBuffer) Len() int { return len(h.bytes) }
+func (h *HostBuffer) Len() int { return len(errs.Must(h.inner("cuda.HostBuffer.Len")).bytes) }
+
+// inner returns the buffer, or an error for one that no function made.
+func (h *HostBuffer) inner(op string) (*HostBuffer, error) {
+	if h == nil || h.sys == nil {
+		return nil, errs.Invalid(op, "a nil host buffer", "make one with Device.NewHostBuffer")
+	}
+	return h, nil
+}
 
 // Slice returns the part from byte from up to, not including, byte to, for a
 // copy. It owns nothing: after Close operations on it return ErrClosed. Of a closed
 // buffer it is ErrClosed.
 func (h *HostBuffer) Slice(from, to int) (HostSlice, error) {
 	const op = "cuda.HostBuffer.Slice"
+	if _, err := h.inner(op); err != nil {
+		return HostSlice{}, err
+	}
 	if h.closer.Closed() {
 		return HostSlice{}, errs.ClosedError(op, "host buffer")
 	}
@@ -95,7 +109,9 @@ func (h *HostBuffer) Slice(from, to int) (HostSlice, error) {
 }
 
 // All returns the whole buffer.
-func (h *HostBuffer) All() HostSlice { return HostSlice{h, 0, len(h.bytes)} }
+func (h *HostBuffer) All() HostSlice {
+	return HostSlice{h, 0, len(errs.Must(h.inner("cuda.HostBuffer.All")).bytes)}
+}
 
 // HostSlice is a part of a HostBuffer.
 type HostSlice struct {
@@ -133,8 +149,12 @@ func (s HostSlice) pointer() unsafe.Pointer { return unsafe.Pointer(&s.buf.bytes
 // What it waits for, and what that costs, is as in the vmm package; CloseAfter is the
 // fast way.
 func (h *HostBuffer) Close() error {
+	const op = "cuda.HostBuffer.Close"
+	if _, err := h.inner(op); err != nil {
+		return err
+	}
 	return h.closer.Close(func() error {
-		if err := h.sys.waitAll("cuda.HostBuffer.Close"); err != nil {
+		if err := h.sys.waitAll(op); err != nil {
 			return err
 		}
 		return h.release()
@@ -146,14 +166,20 @@ func (h *HostBuffer) Close() error {
 // stream it is ErrInvalidArgument; with one that captures a graph it is
 // ErrCapturing and nothing has changed.
 func (h *HostBuffer) CloseAfter(streams ...*Stream) error {
+	const op = "cuda.HostBuffer.CloseAfter"
+	if _, err := h.inner(op); err != nil {
+		return err
+	}
 	return life.CloseAfter(&h.closer, h.sys.core, func() (*core.Fence, error) {
-		return core.FenceOf(h.sys.core, "cuda.HostBuffer.CloseAfter", streams)
+		return core.FenceOf(h.sys.core, op, streams)
 	}, h.release)
 }
 
 // Released returns the end of the buffer's closing: of the one in progress, of the next
 // one, or of the one that has ended. From then on its memory is back in the pool.
-func (h *HostBuffer) Released() Completion { return h.closer.Completion() }
+func (h *HostBuffer) Released() Completion {
+	return errs.Must(h.inner("cuda.HostBuffer.Released")).closer.Completion()
+}
 
 // closeNow is Close without the wait, for a caller that knows that no work uses
 // the buffer.

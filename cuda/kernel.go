@@ -50,10 +50,27 @@ func Threads(n int) Launch {
 }
 
 // Name returns the name of the kernel's entry.
-func (k *Kernel) Name() string { return k.name }
+func (k *Kernel) Name() string { return errs.Must(k.inner("cuda.Kernel.Name")).name }
 
 // Module returns the module that the kernel belongs to.
-func (k *Kernel) Module() *Module { return k.module }
+func (k *Kernel) Module() *Module { return errs.Must(k.inner("cuda.Kernel.Module")).module }
+
+// inner returns the kernel, or an error for one that no function made.
+func (k *Kernel) inner(op string) (*Kernel, error) {
+	if k == nil || k.module == nil {
+		return nil, errs.Invalid(op, "a nil kernel", "take one from Module.Kernel")
+	}
+	return k, nil
+}
+
+// acquire starts an operation on the kernel's module; the caller calls its
+// closer.Release.
+func (k *Kernel) acquire(op string) (*Module, error) {
+	if _, err := k.inner(op); err != nil {
+		return nil, err
+	}
+	return k.module, k.module.acquire(op)
+}
 
 // Launch puts a run of the kernel on the stream, which must be of the context
 // that the module was loaded into. It returns at once; what goes wrong while
@@ -82,6 +99,9 @@ func (k *Kernel) Module() *Module { return k.module }
 // it with CloseAfter and this stream, or with Close.
 func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
 	const op = "cuda.Kernel.Launch"
+	if _, err := k.inner(op); err != nil {
+		return err
+	}
 	config, err := l.config(op)
 	if err != nil {
 		return err
@@ -137,10 +157,7 @@ func (m *Module) use(op string, s *Stream) error {
 			s.dev, uintptr(s.in.Ctx.Handle), uintptr(m.ctx.Handle), m.dev),
 			"load the module with the Device that the stream was made with")
 	}
-	if !m.closer.Acquire() {
-		return errs.ClosedError(op, "module")
-	}
-	return nil
+	return m.acquire(op)
 }
 
 // The limits of a launch are the same on every GPU that CUDA has supported

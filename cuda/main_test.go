@@ -59,7 +59,7 @@ func closed(t testing.TB, c closer) {
 // memory is n bytes of device memory that do not go before the test ends.
 func memory(t testing.TB, d *cuda.Device, n int) cuda.Ptr {
 	t.Helper()
-	c, err := core.ContextOf(d)
+	c, err := core.ContextOf("test", d)
 	require.NoError(t, err)
 	drv := c.System().Drv
 	p, r := drv.MemAlloc(c.Handle, uint64(n))

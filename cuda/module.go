@@ -35,10 +35,13 @@ type Module struct {
 // under its name with sim.RegisterKernel.
 func (d *Device) LoadModule(image []byte) (*Module, error) {
 	const op = "cuda.Device.LoadModule"
+	if err := d.open(op); err != nil {
+		return nil, err
+	}
 	if err := checkImage(op, image); err != nil {
 		return nil, err
 	}
-	c, err := d.context()
+	c, err := d.context(op)
 	if err != nil {
 		return nil, err
 	}
@@ -97,13 +100,13 @@ func compilerSays(c *core.Context, image []byte, r driver.Result) error {
 // module, and needs no Close.
 func (m *Module) Kernel(name string) (*Kernel, error) {
 	const op = "cuda.Module.Kernel"
+	if err := m.acquire(op); err != nil {
+		return nil, err
+	}
+	defer m.closer.Release()
 	if name == "" || strings.ContainsRune(name, 0) {
 		return nil, errs.Invalid(op, fmt.Sprintf("the name %q", name), "pass the name of a PTX entry")
 	}
-	if !m.closer.Acquire() {
-		return nil, errs.ClosedError(op, "module")
-	}
-	defer m.closer.Release()
 	sys := m.ctx.System()
 	f, r := sys.Drv.ModuleGetFunction(m.ctx.Handle, m.handle, name)
 	if r != driver.Success {
@@ -117,13 +120,13 @@ func (m *Module) Kernel(name string) (*Kernel, error) {
 // use it like any memory, until the module is closed.
 func (m *Module) Global(name string) (Ptr, int, error) {
 	const op = "cuda.Module.Global"
+	if err := m.acquire(op); err != nil {
+		return 0, 0, err
+	}
+	defer m.closer.Release()
 	if name == "" || strings.ContainsRune(name, 0) {
 		return 0, 0, errs.Invalid(op, fmt.Sprintf("the name %q", name), "pass the name of a variable of the PTX")
 	}
-	if !m.closer.Acquire() {
-		return 0, 0, errs.ClosedError(op, "module")
-	}
-	defer m.closer.Release()
 	p, n, r := m.ctx.System().Drv.ModuleGetGlobal(m.ctx.Handle, m.handle, name)
 	if r != driver.Success {
 		return 0, 0, m.ctx.CallError(op, driver.CallModuleGetGlobal, r, fmt.Sprintf("variable %q", name))
@@ -153,8 +156,27 @@ func (m *Module) parameters(f driver.Function) (declared []parameter) {
 	}
 }
 
+// inner returns the module, or an error for one that no function made.
+func (m *Module) inner(op string) (*Module, error) {
+	if m == nil || m.ctx == nil {
+		return nil, errs.Invalid(op, "a nil module", "make one with Device.LoadModule")
+	}
+	return m, nil
+}
+
+// acquire starts an operation on the module; the caller calls closer.Release.
+func (m *Module) acquire(op string) error {
+	if _, err := m.inner(op); err != nil {
+		return err
+	}
+	if !m.closer.Acquire() {
+		return errs.ClosedError(op, "module")
+	}
+	return nil
+}
+
 // Device returns the device that the module was loaded with.
-func (m *Module) Device() *Device { return m.dev }
+func (m *Module) Device() *Device { return errs.Must(m.inner("cuda.Module.Device")).dev }
 
 // Close waits for all GPU work on the device, since some of it could be the
 // module's kernels, and unloads the module. What it waits for, and what that
@@ -162,6 +184,9 @@ func (m *Module) Device() *Device { return m.dev }
 // captured a launch of its kernels must be closed first.
 func (m *Module) Close() error {
 	const op = "cuda.Module.Close"
+	if _, err := m.inner(op); err != nil {
+		return err
+	}
 	return m.closer.Close(func() error {
 		if err := m.ctx.System().WaitDevices(op, []driver.Device{m.dev.dev}); err != nil {
 			return err
@@ -177,6 +202,9 @@ func (m *Module) Close() error {
 // closed first.
 func (m *Module) CloseAfter(streams ...*Stream) error {
 	const op = "cuda.Module.CloseAfter"
+	if _, err := m.inner(op); err != nil {
+		return err
+	}
 	sys := m.ctx.System()
 	return life.CloseAfter(&m.closer, sys,
 		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
@@ -185,7 +213,9 @@ func (m *Module) CloseAfter(streams ...*Stream) error {
 
 // Released returns the end of the module's closing: of the one in progress, of the next
 // one, or of the one that has ended.
-func (m *Module) Released() Completion { return m.closer.Completion() }
+func (m *Module) Released() Completion {
+	return errs.Must(m.inner("cuda.Module.Released")).closer.Completion()
+}
 
 func (m *Module) unload(op string) error {
 	unload := func() driver.Result { return m.ctx.System().Drv.ModuleUnload(m.ctx.Handle, m.handle) }

@@ -41,7 +41,7 @@ func (d *Device) Probe() (Probe, error) {
 		return Probe{}, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
 			Asked: d.String() + " has no virtual memory management", Hint: "it needs a Pascal GPU or later, and Linux or Windows in TCC/WDDM mode"})
 	}
-	if _, err := d.context(); err != nil {
+	if _, err := d.context(op); err != nil {
 		return Probe{}, err
 	}
 	d.probing.Lock()

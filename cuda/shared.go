@@ -27,13 +27,14 @@ type sharedMemory struct {
 // memory.
 func (k *Kernel) MaxShared() (int, error) {
 	const op = "cuda.Kernel.MaxShared"
-	if !k.module.closer.Acquire() {
-		return 0, errs.ClosedError(op, "module")
+	m, err := k.acquire(op)
+	if err != nil {
+		return 0, err
 	}
-	defer k.module.closer.Release()
+	defer m.closer.Release()
 	k.shared.mu.Lock()
 	defer k.shared.mu.Unlock()
-	err := k.measure(op)
+	err = k.measure(op)
 	return k.shared.most, err
 }
 
@@ -105,16 +106,16 @@ func (k *Kernel) cooperates(op string) error {
 // launch.
 func (k *Kernel) BlocksAtOnce(l Launch) (int, error) {
 	const op = "cuda.Kernel.BlocksAtOnce"
+	m, err := k.acquire(op)
+	if err != nil {
+		return 0, err
+	}
+	defer m.closer.Release()
 	l.Grid = [3]int{1, 1, 1}
 	config, err := l.config(op)
 	if err != nil {
 		return 0, err
 	}
-	m := k.module
-	if !m.closer.Acquire() {
-		return 0, errs.ClosedError(op, "module")
-	}
-	defer m.closer.Release()
 	if err := k.allow(op, l.SharedBytes); err != nil {
 		return 0, err
 	}

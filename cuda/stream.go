@@ -38,8 +38,11 @@ type StreamOptions struct {
 // StreamPriorities returns the range of priorities of streams on the device. The
 // greatest priority is the smaller number; a device without priorities has 0 and 0.
 func (d *Device) StreamPriorities() (least, greatest int, err error) {
-	const op = "cuda.Device.StreamPriorities"
-	c, err := d.context()
+	return d.priorities("cuda.Device.StreamPriorities")
+}
+
+func (d *Device) priorities(op string) (least, greatest int, err error) {
+	c, err := d.context(op)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -51,11 +54,12 @@ func (d *Device) StreamPriorities() (least, greatest int, err error) {
 }
 
 // NewStream makes a stream on the device. The caller closes it.
-func (d *Device) NewStream(o StreamOptions) (*Stream, error) { return d.newStream(o, true) }
+func (d *Device) NewStream(o StreamOptions) (*Stream, error) {
+	return d.newStream("cuda.Device.NewStream", o, true)
+}
 
-func (d *Device) newStream(o StreamOptions, track bool) (*Stream, error) {
-	const op = "cuda.Device.NewStream"
-	c, err := d.context()
+func (d *Device) newStream(op string, o StreamOptions, track bool) (*Stream, error) {
+	c, err := d.context(op)
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +79,7 @@ func (d *Device) newStream(o StreamOptions, track bool) (*Stream, error) {
 
 // urgent makes a stream with a priority, which the driver would clamp to its range.
 func (d *Device) urgent(op string, c *core.Context, flags driver.StreamFlags, priority int, track bool) (*Stream, error) {
-	least, greatest, err := d.StreamPriorities()
+	least, greatest, err := d.priorities(op)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +113,7 @@ func (d *Device) BorrowStream(handle uintptr) (*Stream, error) {
 		return nil, errs.Invalid(op, "the per-thread default stream",
 			"goroutines move between threads: make a stream, or borrow one that was created")
 	}
-	c, err := d.context()
+	c, err := d.context(op)
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +151,7 @@ func (d *Device) stream(in *core.Stream, watch bool) *Stream {
 // until Close. From now on other libraries may capture the stream, so operations that
 // have to know ask the driver each time.
 func (s *Stream) Handle() uintptr {
-	s.in.Expose()
+	errs.Must(s.inner("cuda.Stream.Handle")).in.Expose()
 	return s.handle()
 }
 
@@ -166,7 +170,7 @@ func (s *Stream) Priority() (int, error) {
 }
 
 // Device returns the stream's device.
-func (s *Stream) Device() *Device { return s.dev }
+func (s *Stream) Device() *Device { return errs.Must(s.inner("cuda.Stream.Device")).dev }
 
 // Synchronize waits until all work that was submitted before the call is done.
 // It waits by an event, so that a capture which another goroutine begins on the
@@ -261,6 +265,9 @@ func (s *Stream) Wait(e *Event) error {
 // open. It does not wait for functions of Callback.
 func (s *Stream) Close() error {
 	const op = "cuda.Stream.Close"
+	if _, err := s.inner(op); err != nil {
+		return err
+	}
 	if s.own {
 		return errs.New(errs.Failure{Op: op, Kind: errs.InUse, Asked: "the device's own transfer stream",
 			Hint: "it goes when the System closes"})
@@ -270,7 +277,9 @@ func (s *Stream) Close() error {
 
 // Released returns the end of the stream's closing: of the one in progress, of the next
 // one, or of the one that has ended.
-func (s *Stream) Released() Completion { return s.in.Completion() }
+func (s *Stream) Released() Completion {
+	return errs.Must(s.inner("cuda.Stream.Released")).in.Completion()
+}
 
 func (s *Stream) close(op string) error {
 	c, drv := s.in.Ctx, s.sys().Drv
@@ -321,15 +330,19 @@ func (s *Stream) drain(op string) error {
 
 func (s *Stream) sys() *core.System { return s.dev.sys.core }
 
-func nilStream(op string) error {
-	return errs.Invalid(op, "a nil stream", "make one with Device.NewStream")
+// inner returns the stream, or an error for one that no function made.
+func (s *Stream) inner(op string) (*Stream, error) {
+	if s == nil || s.in == nil {
+		return nil, errs.NilStream(op)
+	}
+	return s, nil
 }
 
 // look holds the stream for an operation that puts no work on it, and returns the
 // moment before; the caller calls in.Release.
 func (s *Stream) look(op string) (at life.Moment, err error) {
-	if s == nil {
-		return at, nilStream(op)
+	if _, err := s.inner(op); err != nil {
+		return at, err
 	}
 	at = s.in.Now()
 	return at, s.in.Look(op, s.sys())
@@ -339,8 +352,8 @@ func (s *Stream) look(op string) (at life.Moment, err error) {
 // in.Release. Work on the legacy stream is refused while it would end the capture of
 // another one.
 func (s *Stream) use(op string) error {
-	if s == nil {
-		return nilStream(op)
+	if _, err := s.inner(op); err != nil {
+		return err
 	}
 	if s.in.IsLegacy() {
 		if _, err := s.look(op); err != nil {

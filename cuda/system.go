@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -83,16 +84,29 @@ func newSystem(d driver.Driver, c core.Config) (*System, error) {
 	return s, nil
 }
 
+// inner returns the System, or an error for one that no function made.
+func (s *System) inner(op string) (*System, error) {
+	if s == nil || s.core == nil {
+		return nil, errs.Invalid(op, "a nil System", "open one with cuda.Open, auto.Open or sim.Open")
+	}
+	return s, nil
+}
+
 // Driver reports the driver in use.
-func (s *System) Driver() DriverInfo { return s.info }
+func (s *System) Driver() DriverInfo { return errs.Must(s.inner("cuda.System.Driver")).info }
 
 // Devices returns the devices that this process sees, by ordinal.
-func (s *System) Devices() []*Device { return append([]*Device(nil), s.devices...) }
+func (s *System) Devices() []*Device {
+	return slices.Clone(errs.Must(s.inner("cuda.System.Devices")).devices)
+}
 
 // Device returns the device with that ordinal. If there is none the error is
 // ErrInvalidArgument, and once the System is closed ErrClosed.
 func (s *System) Device(ordinal int) (*Device, error) {
 	const op = "cuda.System.Device"
+	if _, err := s.inner(op); err != nil {
+		return nil, err
+	}
 	if s.core.Closed() {
 		return nil, errs.ClosedError(op, "System")
 	}
@@ -111,6 +125,9 @@ func (s *System) Device(ordinal int) (*Device, error) {
 // of teardowns that failed since the last Drain.
 func (s *System) Drain(ctx context.Context) error {
 	const op = "cuda.System.Drain"
+	if _, err := s.inner(op); err != nil {
+		return err
+	}
 	err := s.core.Drain(ctx)
 	switch {
 	case err == nil:
@@ -164,6 +181,7 @@ type Stats struct {
 
 // Stats counts the live objects.
 func (s *System) Stats() Stats {
+	errs.Must(s.inner("cuda.System.Stats"))
 	var st Stats
 	st.Reservations, st.ReservedBytes = s.core.Live.Count(life.KindReservation)
 	st.Allocations, st.AllocatedBytes = s.core.Live.Count(life.KindAllocation)
@@ -182,4 +200,4 @@ func (s *System) Stats() Stats {
 
 // Live describes every live object, with the stack that made it if Options.TraceLeaks
 // is set.
-func (s *System) Live() []string { return s.core.Live.Describe() }
+func (s *System) Live() []string { return errs.Must(s.inner("cuda.System.Live")).core.Live.Describe() }

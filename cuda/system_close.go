@@ -68,6 +68,9 @@ func (p *shared) retire(s *System) (left, retired bool) {
 // If that fails Close returns the error and can be called again; an Open meanwhile
 // opens another System.
 func (s *System) Close() error {
+	if _, err := s.inner("cuda.System.Close"); err != nil {
+		return err
+	}
 	if s.shared != nil && s.shared.leave(s) {
 		return nil
 	}

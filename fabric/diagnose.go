@@ -135,7 +135,7 @@ func (d Diagnosis) String() string {
 // each device for which NVML does not respond. It is safe for concurrent use.
 func Diagnose(o Options, devices ...*cuda.Device) (Diagnosis, error) {
 	const op = "fabric.Diagnose"
-	if len(devices) == 0 || devices[0] == nil {
+	if len(devices) == 0 || core.SystemOf(devices[0]) == nil {
 		return Diagnosis{}, errs.Invalid(op, "no device", "pass System.Devices()")
 	}
 	sys := core.SystemOf(devices[0])
@@ -144,7 +144,7 @@ func Diagnose(o Options, devices ...*cuda.Device) (Diagnosis, error) {
 	}
 	var ids []driver.Device
 	for _, d := range devices {
-		if d == nil {
+		if core.SystemOf(d) == nil {
 			return Diagnosis{}, errs.Invalid(op, "a nil device", "pass System.Devices()")
 		}
 		if core.SystemOf(d) != sys {

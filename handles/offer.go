@@ -8,6 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/peererr"
@@ -244,7 +245,7 @@ func importBuffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want 
 func importOffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want Descriptor) (*exchange.Importer, error) {
 	declared := offer.Descriptor
 	switch {
-	case d == nil:
+	case core.SystemOf(d) == nil:
 		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
 	case declared.Kind == 0:
 		return nil, errZeroOffer(op)

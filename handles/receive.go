@@ -8,6 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/fd"
@@ -122,7 +123,7 @@ type importing struct {
 func receive(ctx context.Context, op string, c *peer.Conn, d *cuda.Device, o ImportOptions, want Descriptor,
 	old, fresh func(conn, *importing) (io.Closer, error)) (io.Closer, error) {
 	switch {
-	case d == nil:
+	case core.SystemOf(d) == nil:
 		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
 	case o.MaxBytes < 0 || o.MaxChunks < 0:
 		return nil, peererr.Invalid(op, fmt.Sprintf("limits of %d bytes and %d chunks", o.MaxBytes, o.MaxChunks), "limits are not negative")

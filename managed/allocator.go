@@ -44,8 +44,8 @@ type Stats struct {
 // allocations that name none. The caller closes it.
 func NewAllocator(d *cuda.Device, o Options) (*Allocator, error) {
 	const op = "managed.NewAllocator"
-	if d == nil {
-		return nil, errs.Invalid(op, "a nil device", "take one from System.Devices")
+	if core.SystemOf(d) == nil {
+		return nil, errs.NilDevice(op)
 	}
 	if err := o.check(op, core.SystemOf(d)); err != nil {
 		return nil, err
@@ -93,21 +93,12 @@ func (a *Allocator) inner(op string) (*allocator, error) {
 	return a.a, nil
 }
 
-// made is inner for methods that return no error: they panic with one.
-func (a *Allocator) made(op string) *allocator {
-	in, err := a.inner(op)
-	if err != nil {
-		panic(err)
-	}
-	return in
-}
-
 // Device returns the device of the memory.
-func (a *Allocator) Device() *cuda.Device { return a.made("managed.Allocator.Device").dev }
+func (a *Allocator) Device() *cuda.Device { return errs.Must(a.inner("managed.Allocator.Device")).dev }
 
 // Stats returns the counts now.
 func (a *Allocator) Stats() Stats {
-	in := a.made("managed.Allocator.Stats")
+	in := errs.Must(a.inner("managed.Allocator.Stats"))
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return in.stats
@@ -116,7 +107,7 @@ func (a *Allocator) Stats() Stats {
 // Released returns the completion of the allocator's closing: from then on all its
 // memory is back.
 func (a *Allocator) Released() cuda.Completion {
-	return a.made("managed.Allocator.Released").closer.Completion()
+	return errs.Must(a.inner("managed.Allocator.Released")).closer.Completion()
 }
 
 // Close waits once for all work that could use the memory, and frees all of it. Buffers

@@ -84,13 +84,13 @@ func (a *Array[T]) Slice(from, to int) (Range, error) {
 
 // Host calls f with the elements as a Go slice, as Range.Host does with the bytes.
 func (a *Array[T]) Host(on *cuda.Stream, f func(data []T) error) error {
-	const op = "managed.Array.Host"
-	if f == nil {
-		return errNoFunction(op)
+	var bytes func(data []byte) error
+	if f != nil {
+		bytes = func(data []byte) error {
+			return f(unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(data))), a.Len()))
+		}
 	}
-	return a.all().host(op, on, func(data []byte) error {
-		return f(unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(data))), a.Len()))
-	})
+	return a.all().host("managed.Array.Host", on, bytes)
 }
 
 // Close takes the array out of use, as Buffer.Close does.

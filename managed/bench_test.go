@@ -52,7 +52,7 @@ func newBench(b *testing.B) *benchWorld {
 	b.Helper()
 	w := &benchWorld{tb: b, d: gputest.RealWith(b, cuda.Options{NamedStreamsOnly: true})}
 	w.s = stream(b, w.d)
-	ctx, err := core.ContextOf(w.d)
+	ctx, err := core.ContextOf("test", w.d)
 	require.NoError(b, err)
 	w.ctx, w.drv, w.raw = ctx, ctx.System().Drv, driver.Stream(w.s.Handle())
 	return w

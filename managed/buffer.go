@@ -80,8 +80,8 @@ func New(d *cuda.Device, n int, o Options) (*Buffer, error) {
 
 func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b *Buffer, err error) {
 	switch {
-	case d == nil:
-		return nil, errs.Invalid(op, "a nil device", "take one from System.Devices")
+	case core.SystemOf(d) == nil:
+		return nil, errs.NilDevice(op)
 	case n <= 0:
 		return nil, errs.Invalid(op, fmt.Sprintf("%d bytes", n), "ask for at least one byte")
 	case n > maxBytes:
@@ -121,7 +121,7 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 // allocate has the driver allocate n bytes.
 func allocate(op string, d *cuda.Device, n uint64, o Options) (*memory, error) {
 	sys := core.SystemOf(d)
-	ctx, err := core.ContextOf(d)
+	ctx, err := core.ContextOf(op, d)
 	if err != nil {
 		return nil, err
 	}
@@ -227,7 +227,7 @@ func (b *Buffer) Attach(s *cuda.Stream, a Attachment) error {
 	if !ok {
 		return errs.Invalid(op, a.String(), "use AttachGlobal, AttachHost or AttachStream")
 	}
-	if s == nil {
+	if core.StreamOf(s) == nil {
 		return errs.Invalid(op, "a nil stream", "name the stream in whose order the memory is attached")
 	}
 	return b.attach(op, s, flags)

@@ -20,15 +20,7 @@ import (
 // While the stream, or without a stream any known one, captures a graph, Host returns
 // ErrCapturing, since captured work cannot be waited for.
 func (r Range) Host(on *cuda.Stream, f func(data []byte) error) error {
-	const op = "managed.Range.Host"
-	if f == nil {
-		return errNoFunction(op)
-	}
-	return r.host(op, on, f)
-}
-
-func errNoFunction(op string) error {
-	return errs.Invalid(op, "no function", "pass the function that works on the memory")
+	return r.host("managed.Range.Host", on, f)
 }
 
 func (r Range) host(op string, on *cuda.Stream, f func(data []byte) error) error {
@@ -36,6 +28,9 @@ func (r Range) host(op string, on *cuda.Stream, f func(data []byte) error) error
 		return err
 	}
 	defer r.release()
+	if f == nil {
+		return errs.NoFunction(op)
+	}
 	m := r.h.m
 	if m.kind == hinted {
 		return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: r.asked("the CPU at memory that is not managed,"),

@@ -27,12 +27,12 @@ type ViewOptions struct {
 func View(d *cuda.Device, p cuda.Ptr, n int, o ViewOptions) (*Buffer, error) {
 	const op = "managed.View"
 	switch {
-	case d == nil:
-		return nil, errs.Invalid(op, "a nil device", "take one from System.Devices")
+	case core.SystemOf(d) == nil:
+		return nil, errs.NilDevice(op)
 	case p == 0 || n <= 0 || n > maxBytes || uint64(p)+uint64(n) < uint64(p):
 		return nil, errs.Invalid(op, fmt.Sprintf("%d bytes at %v", n, p), "name the memory's address, and at least one byte")
 	}
-	ctx, err := core.ContextOf(d)
+	ctx, err := core.ContextOf(op, d)
 	if err != nil {
 		return nil, err
 	}

@@ -18,7 +18,7 @@ import (
 // device memory.
 func elsewhere(t testing.TB, d *cuda.Device, n uint64, isManaged bool) cuda.Ptr {
 	t.Helper()
-	c, err := core.ContextOf(d)
+	c, err := core.ContextOf("test", d)
 	require.NoError(t, err)
 	drv := c.System().Drv
 	var p driver.Ptr

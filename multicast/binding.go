@@ -46,15 +46,9 @@ func (o *Object) Bind(d *cuda.Device, off int, memory vmm.Physical, memOff, size
 	if err != nil {
 		return nil, err
 	}
-	if phys.None(memory) {
-		return nil, errs.Invalid(op, "nil memory", "pass an Allocation")
-	}
-	if phys.Of(memory).System() != own.h.System() {
-		return nil, errs.ForeignError(op, "memory")
-	}
-	h, open := phys.Use(memory)
-	if !open {
-		return nil, errs.ClosedError(op, "memory")
+	h, err := phys.Hold(op, own.h.System(), memory)
+	if err != nil {
+		return nil, err
 	}
 	return o.bind(op, d, off, h, memOff, size, func(in *object, b *binding) (driver.Call, driver.Result) {
 		drv := in.h.System().Drv
@@ -205,13 +199,13 @@ func (o *object) forget(b *binding) {
 }
 
 // Device returns the ordinal of the device whose replica it is.
-func (b *Binding) Device() int { return int(b.made("multicast.Binding.Device").dev) }
+func (b *Binding) Device() int { return int(errs.Must(b.inner("multicast.Binding.Device")).dev) }
 
 // Offset returns where in the object the part begins, in bytes.
-func (b *Binding) Offset() int { return int(b.made("multicast.Binding.Offset").off) }
+func (b *Binding) Offset() int { return int(errs.Must(b.inner("multicast.Binding.Offset")).off) }
 
 // Size in bytes.
-func (b *Binding) Size() int { return int(b.made("multicast.Binding.Size").size) }
+func (b *Binding) Size() int { return int(errs.Must(b.inner("multicast.Binding.Size")).size) }
 
 // inner returns the inner state, or an error for a Binding that no function made.
 func (b *Binding) inner(op string) (*binding, error) {
@@ -221,18 +215,9 @@ func (b *Binding) inner(op string) (*binding, error) {
 	return b.b, nil
 }
 
-// made is inner for methods that return no error: they panic with one.
-func (b *Binding) made(op string) *binding {
-	in, err := b.inner(op)
-	if err != nil {
-		panic(err)
-	}
-	return in
-}
-
 // Released returns the completion of the binding's closing.
 func (b *Binding) Released() cuda.Completion {
-	b.made("multicast.Binding.Released")
+	errs.Must(b.inner("multicast.Binding.Released"))
 	return b.closer.Completion()
 }
 

@@ -48,7 +48,7 @@ const maxBytes = 1 << 60
 // The caller closes it. No device is added yet.
 func Create(s *cuda.System, size int, p Properties) (*Object, error) {
 	const op = "multicast.Create"
-	if s == nil {
+	if core.SystemOf(s) == nil {
 		return nil, errNilSystem(op)
 	}
 	if size <= 0 || size > maxBytes {
@@ -101,11 +101,13 @@ func (o *object) notYet(op string) error {
 }
 
 // Size in bytes.
-func (o *Object) Size() int { return int(o.made("multicast.Object.Size").h.Size) }
+func (o *Object) Size() int { return int(errs.Must(o.inner("multicast.Object.Size")).h.Size) }
 
 // Properties returns those that the object was created with; of an imported one its
 // number of devices.
-func (o *Object) Properties() Properties { return o.made("multicast.Object.Properties").prop }
+func (o *Object) Properties() Properties {
+	return errs.Must(o.inner("multicast.Object.Properties")).prop
+}
 
 // String writes "multicast object of 2 MiB for 4 devices".
 func (o *Object) String() string {
@@ -124,15 +126,6 @@ func (o *Object) inner(op string) (*object, error) {
 	return o.o, nil
 }
 
-// made is inner for methods that return no error: they panic with one.
-func (o *Object) made(op string) *object {
-	in, err := o.inner(op)
-	if err != nil {
-		panic(err)
-	}
-	return in
-}
-
 // acquire starts an operation on the object; the caller calls closer.Release.
 func (o *Object) acquire(op string) error {
 	_, err := o.inner(op)
@@ -145,13 +138,13 @@ func (o *Object) acquire(op string) error {
 // device checks a device of the object's System and retains its context: without any
 // context the driver is slow.
 func (o *Object) device(op string, d *cuda.Device) (driver.Device, error) {
-	if d == nil {
-		return 0, errNilDevice(op)
+	if core.SystemOf(d) == nil {
+		return 0, errs.NilDevice(op)
 	}
 	if core.SystemOf(d) != o.o.h.System() {
 		return 0, errs.ForeignError(op, "device")
 	}
-	if _, err := core.ContextOf(d); err != nil {
+	if _, err := core.ContextOf(op, d); err != nil {
 		return 0, err
 	}
 	return driver.Device(d.Ordinal()), nil
@@ -208,7 +201,7 @@ func (o *Object) Close() error {
 
 // Released returns the completion of the object's closing.
 func (o *Object) Released() cuda.Completion {
-	o.made("multicast.Object.Released")
+	errs.Must(o.inner("multicast.Object.Released"))
 	return o.closer.Completion()
 }
 

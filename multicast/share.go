@@ -64,7 +64,7 @@ func ImportFabric(s *cuda.System, f cuda.FabricHandle, size, devices int) (*Obje
 }
 
 func importAs(op string, s *cuda.System, from driver.ShareableHandle, t driver.HandleTypes, size, devices int) (*Object, error) {
-	if s == nil {
+	if core.SystemOf(s) == nil {
 		return nil, errNilSystem(op)
 	}
 	p := Properties{Devices: devices}

@@ -73,8 +73,8 @@ func checkDevices(op string, devices []*cuda.Device) error {
 	seen := map[int]bool{}
 	for _, d := range devices {
 		switch {
-		case d == nil:
-			return errNilDevice(op)
+		case core.SystemOf(d) == nil:
+			return errs.NilDevice(op)
 		case d.System() != devices[0].System():
 			return errs.ForeignError(op, "device")
 		case seen[d.Ordinal()]:
@@ -85,16 +85,12 @@ func checkDevices(op string, devices []*cuda.Device) error {
 	return nil
 }
 
-func errNilDevice(op string) error {
-	return errs.Invalid(op, "a nil device", "take one from System.Devices")
-}
-
 // Granularity returns what the sizes of objects with these properties are rounded up to, in
 // bytes. Offsets and sizes of bound memory are multiples of the minimum, whichever the
 // object was made with. It creates nothing.
 func Granularity(s *cuda.System, p Properties) (int, error) {
 	const op = "multicast.Granularity"
-	if s == nil {
+	if core.SystemOf(s) == nil {
 		return 0, errNilSystem(op)
 	}
 	g, err := granularity(op, core.SystemOf(s), p)

@@ -51,7 +51,7 @@ func Create(d *cuda.Device, size int, p Properties) (*Allocation, error) {
 	if err := checkSize(op, size, gran); err != nil {
 		return nil, err
 	}
-	if _, err := core.ContextOf(d); err != nil {
+	if _, err := core.ContextOf(op, d); err != nil {
 		return nil, err
 	}
 	sys := core.SystemOf(d)
@@ -136,7 +136,7 @@ func createError(op string, d *cuda.Device, size int, all uint64, prop driver.Al
 }
 
 // Size in bytes.
-func (a *Allocation) Size() int { return int(a.made("vmm.Allocation.Size").Size) }
+func (a *Allocation) Size() int { return int(errs.Must(a.inner("vmm.Allocation.Size")).Size) }
 
 // inner returns the handle, or an error for an Allocation that no function made.
 func (a *Allocation) inner(op string) (*phys.Handle, error) {
@@ -146,19 +146,10 @@ func (a *Allocation) inner(op string) (*phys.Handle, error) {
 	return a.h, nil
 }
 
-// made is inner for methods that return no error: they panic with one.
-func (a *Allocation) made(op string) *phys.Handle {
-	h, err := a.inner(op)
-	if err != nil {
-		panic(err)
-	}
-	return h
-}
-
 // Requested returns the properties that the memory was created with, every default
 // resolved.
 func (a *Allocation) Requested() Properties {
-	return properties(a.made("vmm.Allocation.Requested").Asked, a.chosen)
+	return properties(errs.Must(a.inner("vmm.Allocation.Requested")).Asked, a.chosen)
 }
 
 // Close releases the memory. Mappings of it stay valid: the memory is freed when the

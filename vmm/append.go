@@ -166,12 +166,11 @@ func (b *buffer) stream(op string, s *cuda.Stream) (*cuda.Stream, error) {
 		}
 		s = t
 	}
-	if s.Device().System() != b.dev.System() {
-		return nil, errs.ForeignError(op, "stream")
+	in := core.StreamOf(s)
+	if err := in.Look(op, b.res.System()); err != nil {
+		return nil, err
 	}
-	if core.StreamOf(s).Closed() {
-		return nil, errs.ClosedError(op, "stream")
-	}
+	in.Release()
 	return s, nil
 }
 

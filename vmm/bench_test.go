@@ -175,7 +175,7 @@ func BenchmarkAppendPinned(b *testing.B) {
 	must(b, err)
 	b.Cleanup(func() { must(b, raw.Close()) })
 	must(b, gputest.Err(raw.AppendUndefined(n)))
-	ctx, err := core.ContextOf(d)
+	ctx, err := core.ContextOf("test", d)
 	must(b, err)
 	for _, fresh := range []bool{true, false} {
 		name := "growing"

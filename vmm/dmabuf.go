@@ -17,19 +17,18 @@ import (
 // this process or in one that it was sent to.
 func (r *Reservation) DMABuf(d *cuda.Device, off, size int) (*os.File, error) {
 	const op = "vmm.Reservation.DMABuf"
-	if off < 0 || size <= 0 {
-		return nil, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("offset %d, %s", off, errs.Count(size, "byte")),
-			Hint: "name a part of the range"})
-	}
-	if d == nil {
-		return nil, errNilDevice(op)
-	}
 	in, err := r.acquire(op)
 	if err != nil {
 		return nil, err
 	}
 	defer in.closer.Release()
-	c, err := core.ContextOf(d)
+	if off < 0 || size <= 0 {
+		return nil, errPart(op, off, size)
+	}
+	if core.SystemOf(d) == nil {
+		return nil, errs.NilDevice(op)
+	}
+	c, err := core.ContextOf(op, d)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +56,7 @@ func (b *Buffer) DMABuf(from, to int) (*os.File, error) {
 	if from == to {
 		return nil, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: "0 bytes", Hint: "name a part of the buffer"})
 	}
-	c, err := core.ContextOf(in.dev)
+	c, err := core.ContextOf(op, in.dev)
 	if err != nil {
 		return nil, err
 	}

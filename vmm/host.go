@@ -20,13 +20,13 @@ import (
 // and concurrently.
 func (m *Mapping) Host(f func(data []byte) error) error {
 	const op = "vmm.Mapping.Host"
-	if f == nil {
-		return errNoFunction(op)
-	}
 	if err := m.acquire(op); err != nil {
 		return err
 	}
 	defer m.closer.Release()
+	if f == nil {
+		return errs.NoFunction(op)
+	}
 	in := m.m
 	v, err := in.look(op)
 	if err != nil {
@@ -61,7 +61,7 @@ func (s Slice[T]) Host(f func(data []T) error) error {
 		return errZeroSlice(op)
 	}
 	if f == nil {
-		return errNoFunction(op)
+		return errs.NoFunction(op)
 	}
 	if !s.buf.closer.Acquire() {
 		return errs.ClosedError(op, "buffer")
@@ -108,10 +108,6 @@ func checkHost(op string, memory driver.Location, mode driver.AccessFlags) error
 			Hint:  fmt.Sprintf("grant %v read-write access with SetAccess", loc)})
 	}
 	return nil
-}
-
-func errNoFunction(op string) error {
-	return errs.Invalid(op, "no function", "pass the function that works on the memory")
 }
 
 // hostBytes returns n bytes at an address as a slice. The driver owns the memory, not Go.

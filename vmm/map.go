@@ -5,7 +5,6 @@ import (
 	"slices"
 	"sort"
 
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
@@ -17,19 +16,15 @@ import (
 // the range cannot be closed before it; the caller closes the mapping.
 func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
 	const op = "vmm.Reservation.Map"
-	if off < 0 {
-		return nil, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("offset %d", off),
-			Hint: "offsets are not negative"})
-	}
 	in, err := r.acquire(op)
 	if err != nil {
 		return nil, err
 	}
 	defer in.closer.Release()
-	if gran := int(in.gran); off%gran != 0 {
-		return nil, errs.Invalid(op, fmt.Sprintf("offset %d", off), "offsets are multiples of the granularity, "+errs.Bytes(gran))
+	if err := in.checkOffset(op, off); err != nil {
+		return nil, err
 	}
-	h, err := hold(op, in.System(), p)
+	h, err := phys.Hold(op, in.System(), p)
 	if err != nil {
 		return nil, err
 	}
@@ -54,20 +49,16 @@ func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
 // closed separately, as one of Map is. After an error nothing is mapped.
 func (r *Reservation) MapRun(off int, access []Access, memory ...Physical) (made []*Mapping, err error) {
 	const op = "vmm.Reservation.MapRun"
-	if len(memory) == 0 {
-		return nil, errs.Invalid(op, "no memory", "pass at least one Allocation")
-	}
-	if off < 0 {
-		return nil, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("offset %d", off),
-			Hint: "offsets are not negative"})
-	}
 	in, err := r.acquire(op)
 	if err != nil {
 		return nil, err
 	}
 	defer in.closer.Release()
-	if gran := int(in.gran); off%gran != 0 {
-		return nil, errs.Invalid(op, fmt.Sprintf("offset %d", off), "offsets are multiples of the granularity, "+errs.Bytes(gran))
+	if len(memory) == 0 {
+		return nil, errs.Invalid(op, "no memory", "pass at least one Allocation")
+	}
+	if err := in.checkOffset(op, off); err != nil {
+		return nil, err
 	}
 	handles := make([]*phys.Handle, 0, len(memory))
 	defer func() {
@@ -77,7 +68,7 @@ func (r *Reservation) MapRun(off int, access []Access, memory ...Physical) (made
 	}()
 	var list accessList
 	for i, p := range memory {
-		h, err := hold(op, in.System(), p)
+		h, err := phys.Hold(op, in.System(), p)
 		if err != nil {
 			return nil, err
 		}
@@ -102,6 +93,18 @@ func (r *Reservation) MapRun(off int, access []Access, memory ...Physical) (made
 		m.Watch(&made[i].watched)
 	}
 	return made, nil
+}
+
+// checkOffset refuses an offset at which nothing can be mapped.
+func (r *reservation) checkOffset(op string, off int) error {
+	if off < 0 {
+		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("offset %d", off),
+			Hint: "offsets are not negative"})
+	}
+	if gran := int(r.gran); off%gran != 0 {
+		return errs.Invalid(op, fmt.Sprintf("offset %d", off), "offsets are multiples of the granularity, "+errs.Bytes(gran))
+	}
+	return nil
 }
 
 // mapRun maps handles one behind the other, grants access in one call if there is any,
@@ -212,20 +215,4 @@ func mappable(op string, h *phys.Handle) error {
 		return nil
 	}
 	return h.NotYet(op)
-}
-
-// hold returns the handle of a physical object for an operation of sys, with a
-// reference that the caller must release or keep.
-func hold(op string, sys *core.System, p Physical) (*phys.Handle, error) {
-	if phys.None(p) {
-		return nil, errs.Invalid(op, "nil memory", "pass an Allocation")
-	}
-	if phys.Of(p).System() != sys {
-		return nil, errs.ForeignError(op, "memory")
-	}
-	h, open := phys.Use(p)
-	if !open {
-		return nil, errs.ClosedError(op, "memory")
-	}
-	return h, nil
 }

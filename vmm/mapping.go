@@ -46,10 +46,10 @@ type mapping struct {
 func (m *mapping) ptr() driver.Ptr { return m.res.base + driver.Ptr(m.off) }
 
 // Ptr returns the address of the memory.
-func (m *Mapping) Ptr() cuda.Ptr { return cuda.Ptr(m.made("vmm.Mapping.Ptr").ptr()) }
+func (m *Mapping) Ptr() cuda.Ptr { return cuda.Ptr(errs.Must(m.inner("vmm.Mapping.Ptr")).ptr()) }
 
 // Size returns the size in bytes.
-func (m *Mapping) Size() int { return int(m.made("vmm.Mapping.Size").phys.Size) }
+func (m *Mapping) Size() int { return int(errs.Must(m.inner("vmm.Mapping.Size")).phys.Size) }
 
 // inner returns the inner state, or an error for a Mapping that no function made.
 func (m *Mapping) inner(op string) (*mapping, error) {
@@ -57,15 +57,6 @@ func (m *Mapping) inner(op string) (*mapping, error) {
 		return nil, errs.Invalid(op, "a nil mapping", "make one with Reservation.Map")
 	}
 	return m.m, nil
-}
-
-// made is inner for methods that return no error: they panic with one.
-func (m *Mapping) made(op string) *mapping {
-	in, err := m.inner(op)
-	if err != nil {
-		panic(err)
-	}
-	return in
 }
 
 // acquire starts an operation on the mapping; the caller calls closer.Release.
@@ -201,7 +192,7 @@ func (m *Mapping) CloseAfter(streams ...*cuda.Stream) error {
 // Released returns the completion of the mapping's closing: from then on the memory is
 // not mapped at this address.
 func (m *Mapping) Released() cuda.Completion {
-	m.made("vmm.Mapping.Released")
+	errs.Must(m.inner("vmm.Mapping.Released"))
 	return m.closer.Completion()
 }
 

@@ -65,7 +65,7 @@ func noFabric(d *cuda.Device, at cuda.Location) error {
 		return err
 	}
 	sys := core.SystemOf(home)
-	if _, err := core.ContextOf(home); err != nil {
+	if _, err := core.ContextOf(op, home); err != nil {
 		return err
 	}
 	prop := driver.AllocationProp{

@@ -155,10 +155,10 @@ func GranularityOf(d *cuda.Device, p Properties) (int, error) {
 // and returns the granularity. It refuses what cannot work before it calls the driver.
 func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, uint64, error) {
 	var none driver.AllocationProp
-	if d == nil {
-		return none, 0, errNilDevice(op)
-	}
 	sys := core.SystemOf(d)
+	if sys == nil {
+		return none, 0, errs.NilDevice(op)
+	}
 	if sys.Closed() {
 		return none, 0, errs.ClosedError(op, "System")
 	}
@@ -271,10 +271,6 @@ func (p Properties) setFlags(op string, loc cuda.Location, has func(driver.Devic
 
 func errNilBuffer(op string) error {
 	return errs.Invalid(op, "a nil buffer", "make one with NewBuffer or NewArray")
-}
-
-func errNilDevice(op string) error {
-	return errs.Invalid(op, "a nil device", "take one from System.Devices")
 }
 
 // properties converts the driver's form back. It lacks the choice of the granularity.

@@ -113,10 +113,10 @@ func alignFor(align int, gran uint64) int {
 
 // granule returns what address ranges are multiples of.
 func granule(op string, d *cuda.Device) (uint64, error) {
-	if d == nil {
-		return 0, errNilDevice(op)
+	if core.SystemOf(d) == nil {
+		return 0, errs.NilDevice(op)
 	}
-	c, err := core.ContextOf(d)
+	c, err := core.ContextOf(op, d)
 	if err != nil {
 		return 0, err
 	}
@@ -131,10 +131,10 @@ func granule(op string, d *cuda.Device) (uint64, error) {
 }
 
 // Ptr returns the address of the range, fixed for life.
-func (r *Reservation) Ptr() cuda.Ptr { return cuda.Ptr(r.made("vmm.Reservation.Ptr").base) }
+func (r *Reservation) Ptr() cuda.Ptr { return cuda.Ptr(errs.Must(r.inner("vmm.Reservation.Ptr")).base) }
 
 // Size returns the size of the range in bytes.
-func (r *Reservation) Size() int { return int(r.made("vmm.Reservation.Size").size) }
+func (r *Reservation) Size() int { return int(errs.Must(r.inner("vmm.Reservation.Size")).size) }
 
 // inner returns the inner state, or an error for a Reservation that no function made.
 func (r *Reservation) inner(op string) (*reservation, error) {
@@ -142,15 +142,6 @@ func (r *Reservation) inner(op string) (*reservation, error) {
 		return nil, errs.Invalid(op, "a nil reservation", "make one with Reserve")
 	}
 	return r.r, nil
-}
-
-// made is inner for methods that return no error: they panic with one.
-func (r *Reservation) made(op string) *reservation {
-	in, err := r.inner(op)
-	if err != nil {
-		panic(err)
-	}
-	return in
 }
 
 // acquire starts an operation on the range; the caller calls closer.Release.
@@ -221,7 +212,7 @@ func (r *Reservation) CloseAfter(streams ...*cuda.Stream) error {
 
 // Released returns the completion of the range's closing.
 func (r *Reservation) Released() cuda.Completion {
-	return r.made("vmm.Reservation.Released").closer.Completion()
+	return errs.Must(r.inner("vmm.Reservation.Released")).closer.Completion()
 }
 
 // shut prevents further mappings, unless a mapping is open that is not closing.

@@ -15,16 +15,21 @@ import (
 // concerned, as Close does.
 func (r *Reservation) SetAccess(off, size int, access ...Access) error {
 	const op = "vmm.Reservation.SetAccess"
-	if off < 0 || size <= 0 {
-		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("offset %d, %s", off, errs.Count(size, "byte")),
-			Hint: "name a part of the range"})
-	}
 	in, err := r.acquire(op)
 	if err != nil {
 		return err
 	}
 	defer in.closer.Release()
+	if off < 0 || size <= 0 {
+		return errPart(op, off, size)
+	}
 	return in.setAccess(op, uint64(off), uint64(size), access)
+}
+
+// errPart returns the error for a part that no range has.
+func errPart(op string, off, size int) error {
+	return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: fmt.Sprintf("offset %d, %s", off, errs.Count(size, "byte")),
+		Hint: "name a part of the range"})
 }
 
 // setAccess changes the access of the whole mappings in a part of the range.

@@ -18,9 +18,35 @@ func TestNilAndZeroObjectsAreRefused(t *testing.T) {
 	space, err := vmm.Reserve(d, 2*mib, vmm.ReserveOptions{})
 	require.NoError(t, err)
 	closed(t, space)
-	for _, none := range []vmm.Physical{nil, (*vmm.Allocation)(nil), &vmm.Allocation{}} {
-		_, err := space.Map(0, none)
-		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	type wrapped struct{ vmm.Physical }
+	for _, none := range []vmm.Physical{nil, (*vmm.Allocation)(nil), &vmm.Allocation{}, wrapped{&vmm.Allocation{}}} {
+		require.ErrorIs(t, gputest.Err(space.Map(0, none)), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, gputest.Err(space.MapRun(0, nil, none)), cuda.ErrInvalidArgument)
+	}
+	for _, none := range []*cuda.Device{nil, {}} {
+		require.ErrorIs(t, gputest.Err(vmm.NewBuffer(none, vmm.BufferOptions{})), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, gputest.Err(vmm.NewArray[byte](none, vmm.BufferOptions{})), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, gputest.Err(vmm.Create(none, 2*mib, vmm.Properties{})), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, gputest.Err(vmm.Reserve(none, 2*mib, vmm.ReserveOptions{})), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, gputest.Err(vmm.GranularityOf(none, vmm.Properties{})), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, gputest.Err(space.DMABuf(none, 0, 2*mib)), cuda.ErrInvalidArgument)
+	}
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{})
+	require.NoError(t, err)
+	closed(t, b)
+	require.NoError(t, gputest.Err(b.Append(nil, []byte{1, 2})))
+	all, err := b.Slice(0, 2)
+	require.NoError(t, err)
+	none := &cuda.Stream{}
+	for what, err := range map[string]error{
+		"Append": gputest.Err(b.Append(none, []byte{1})), "AppendSlice": gputest.Err(b.AppendSlice(none, all)),
+		"Resize": b.Resize(none, 3), "Fork": gputest.Err(vmm.Fork(none, b, 1, vmm.ForkOptions{})),
+		"CopyFrom": all.CopyFrom(none, []byte{1, 2}), "CopyTo": all.CopyTo(none, []byte{1, 2}),
+		"CopyFromSlice": all.CopyFromSlice(none, all), "Zero": all.Zero(none), "ClipAfter": b.ClipAfter(none),
+		"RevokeAfter": b.RevokeAfter(d.Location(), none), "CloseAfter": b.CloseAfter(none),
+	} {
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument, what)
+		require.ErrorContains(t, err, "a nil stream", what)
 	}
 	for _, none := range []*vmm.Buffer{nil, {}} {
 		require.ErrorIs(t, gputest.Err(vmm.Move(none, vmm.MoveOptions{})), cuda.ErrInvalidArgument)

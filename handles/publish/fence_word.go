@@ -34,7 +34,7 @@ func newFenceWord(op string, d *cuda.Device, p *sharedpage.Page) (*fenceWord, er
 	if !streamWords(d) {
 		return w, nil
 	}
-	c, err := core.ContextOf(d)
+	c, err := core.ContextOf(op, d)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/link"
@@ -152,7 +153,7 @@ const maxRoom = 1 << 60
 // roomOf returns the address space to request, in bytes; 0 is as much as the publisher
 // has.
 func roomOf(op string, d *cuda.Device, o FollowOptions) (uint64, error) {
-	if d == nil {
+	if core.SystemOf(d) == nil {
 		return 0, peererr.Invalid(op, "a nil device", "take one from System.Devices")
 	}
 	if o.Reserve < 0 || o.Reserve > maxRoom || o.MaxChunks < 0 || o.MaxWait < 0 {

@@ -59,10 +59,9 @@ func (f *follower) order(ctx context.Context, op string, generation uint64, stre
 func useStreams(sys *core.System, op string, streams []*cuda.Stream) (release func(), err error) {
 	all := make([]*core.Stream, len(streams))
 	for i, s := range streams {
-		if s == nil {
+		if all[i] = core.StreamOf(s); all[i] == nil {
 			return nil, peererr.Invalid(op, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
 		}
-		all[i] = core.StreamOf(s)
 	}
 	return useAll(sys, op, all)
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/peererr"
@@ -40,7 +41,7 @@ func Open[T any](ctx context.Context, k *Client, d *cuda.Device, name string, o 
 }
 
 func (k *line) open(ctx context.Context, op string, d *cuda.Device, name string, o handles.ImportOptions, want wanted) (*vmm.Buffer, error) {
-	if d == nil {
+	if core.SystemOf(d) == nil {
 		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
 	}
 	said, r, err := k.subscribe(ctx, op, name, 0, o.ReadOnly, possession{})

@@ -290,7 +290,7 @@ func sumOf(all []uint32) string {
 
 // stuck is work on a stream that ends when the word is written: on both drivers.
 func stuck(d *cuda.Device, s *cuda.Stream, word cuda.HostSlice) error {
-	c, err := core.ContextOf(d)
+	c, err := core.ContextOf("test", d)
 	if err != nil {
 		return err
 	}

@@ -151,7 +151,7 @@ type capture struct {
 
 func newCapture(w *world, s situation) *capture {
 	w.Helper()
-	ctx, err := core.ContextOf(w.dev)
+	ctx, err := core.ContextOf("test", w.dev)
 	require.NoError(w, err)
 	c := &capture{situation: s, w: w, f: ctx.System().Drv.Foreign(), ctx: ctx.Handle}
 	c.scratch = driver.Ptr(w.memory(64))

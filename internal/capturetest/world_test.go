@@ -116,7 +116,7 @@ func (w *world) kernel() *cuda.Kernel {
 
 // memory is device memory that is no buffer's.
 func (w *world) memory(n int) cuda.Ptr {
-	c, err := core.ContextOf(w.dev)
+	c, err := core.ContextOf("test", w.dev)
 	require.NoError(w, err)
 	drv := c.System().Drv
 	p, r := drv.MemAlloc(c.Handle, uint64(n))

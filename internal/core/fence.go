@@ -40,16 +40,14 @@ func FenceOf[S interface {
 	comparable
 	stream() *Stream
 }](s *System, op string, streams []S) (*Fence, error) {
-	var none S
 	if len(streams) == 0 {
 		return nil, errs.Invalid(op, "no streams", "name the streams whose work uses the memory, or use the form without streams (Close, Clip, SetAccess), which waits for all of it")
 	}
 	in := make([]*Stream, len(streams))
 	for i, st := range streams {
-		if st == none {
-			return nil, errs.Invalid(op, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
+		if in[i] = StreamOf(st); in[i] == nil {
+			return nil, errs.NilStream(op)
 		}
-		in[i] = st.stream()
 	}
 	return s.NewFence(op, in)
 }

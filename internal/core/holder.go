@@ -14,25 +14,40 @@ func NewSystemHolder(s *System) SystemHolder { return SystemHolder{s} }
 
 func (h *SystemHolder) system() *System { return h.s }
 
-// SystemOf looks inside a cuda.System.
-func SystemOf(h interface{ system() *System }) *System { return h.system() }
+// SystemOf looks inside a cuda.System or a cuda.Device. It returns nil for one that is
+// nil or that no function made.
+func SystemOf[H interface {
+	comparable
+	system() *System
+}](h H) *System {
+	var none H
+	if h == none {
+		return nil
+	}
+	return h.system()
+}
 
 // ContextHolder is embedded by cuda.Device. Its context is made on first use.
 type ContextHolder struct {
-	get func() (*Context, error)
+	get func(op string) (*Context, error)
 	sys *System
 }
 
 // NewContextHolder makes the holder.
-func NewContextHolder(s *System, get func() (*Context, error)) ContextHolder {
+func NewContextHolder(s *System, get func(op string) (*Context, error)) ContextHolder {
 	return ContextHolder{get, s}
 }
 
-func (h *ContextHolder) context() (*Context, error) { return h.get() }
-func (h *ContextHolder) system() *System            { return h.sys }
+func (h *ContextHolder) context(op string) (*Context, error) { return h.get(op) }
+func (h *ContextHolder) system() *System                     { return h.sys }
 
-// ContextOf looks inside a cuda.Device: the context that it uses.
-func ContextOf(h interface{ context() (*Context, error) }) (*Context, error) { return h.context() }
+// ContextOf looks inside a cuda.Device, which is not nil: it returns the context that the
+// device uses.
+func ContextOf(op string, h interface {
+	context(op string) (*Context, error)
+}) (*Context, error) {
+	return h.context(op)
+}
 
 // StreamHolder is embedded by cuda.Stream.
 type StreamHolder struct {
@@ -46,8 +61,18 @@ func NewStreamHolder(s *Stream, staging Staging) StreamHolder { return StreamHol
 func (h *StreamHolder) stream() *Stream { return h.s }
 func (h *StreamHolder) stages() Staging { return h.staging }
 
-// StreamOf looks inside a cuda.Stream.
-func StreamOf(h interface{ stream() *Stream }) *Stream { return h.stream() }
+// StreamOf looks inside a cuda.Stream. It returns nil, which Use and Look refuse, for one
+// that is nil or that no function made.
+func StreamOf[H interface {
+	comparable
+	stream() *Stream
+}](h H) *Stream {
+	var none H
+	if h == none {
+		return nil
+	}
+	return h.stream()
+}
 
 // Staging copies from and to Go memory in stream order, through pinned memory.
 type Staging interface {

@@ -59,16 +59,19 @@ func (s *Stream) Forget() {
 
 // Use holds the stream for an operation of sys that may put work on it, or says
 // why it cannot be used. The caller calls Release.
-func (s *Stream) Use(op string, sys *System) error { return s.use(op, sys, s.Acquire) }
+func (s *Stream) Use(op string, sys *System) error { return s.use(op, sys, (*Stream).Acquire) }
 
 // Look is Use for an operation that puts no work on the stream.
-func (s *Stream) Look(op string, sys *System) error { return s.use(op, sys, s.Peek) }
+func (s *Stream) Look(op string, sys *System) error { return s.use(op, sys, (*Stream).Peek) }
 
-func (s *Stream) use(op string, sys *System, hold func() bool) error {
+func (s *Stream) use(op string, sys *System, hold func(*Stream) bool) error {
+	if s == nil {
+		return errs.NilStream(op)
+	}
 	if s.Ctx.sys != sys {
 		return errs.ForeignError(op, "stream")
 	}
-	if !hold() {
+	if !hold(s) {
 		return errs.ClosedError(op, "stream")
 	}
 	return nil

@@ -66,6 +66,30 @@ func Invalid(op, asked, hint string) error {
 	return New(Failure{Op: op, Kind: InvalidArgument, Asked: asked, Hint: hint})
 }
 
+// NilDevice returns the error for a Device that is nil or that no function made.
+func NilDevice(op string) error {
+	return Invalid(op, "a nil device", "take one from System.Devices")
+}
+
+// NilStream returns the error for a Stream that is nil or that no function made.
+func NilStream(op string) error {
+	return Invalid(op, "a nil stream", "make one with Device.NewStream or BorrowStream")
+}
+
+// NoFunction returns the error for a nil function that is to work on memory.
+func NoFunction(op string) error {
+	return Invalid(op, "no function", "pass the function that works on the memory")
+}
+
+// Must returns the inner state of an object. It panics with err, which says that no
+// function made the object: for methods that return no error.
+func Must[T any](in T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return in
+}
+
 // ClosedError returns the error for an operation on a closed object.
 func ClosedError(op, what string) error {
 	return New(Failure{Op: op, Kind: Closed, Asked: "the " + what + " is closed",

@@ -44,7 +44,7 @@ const maxHostBytes = 1 << 40
 // declaration, given the granularity of such memory and the bytes that exist of it. All
 // checks that need no handle of the memory happen here.
 func NewImporter(op string, d *cuda.Device, declared Memory, o ImportOptions, validate func(granularity, there uint64) error) (*Importer, error) {
-	if d == nil {
+	if core.SystemOf(d) == nil {
 		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
 	}
 	if o.KeepDescriptors && declared.Handle&vmm.PosixFD == 0 {

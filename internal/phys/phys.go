@@ -14,6 +14,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 )
 
@@ -139,18 +140,31 @@ type Sealed interface {
 	owned() (*Handle, *life.Life)
 }
 
-// None reports whether no owner was named: nil, a nil pointer to one, or one that no
-// function made.
-func None(s Sealed) bool {
-	if s == nil || reflect.ValueOf(s).IsNil() {
-		return true
+// Of looks inside an owner. It returns nil for a nil owner, a nil pointer to one, and one
+// that no function made.
+func Of(s Sealed) *Handle {
+	if v := reflect.ValueOf(s); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+		return nil
 	}
 	h, _ := s.owned()
-	return h == nil
+	return h
 }
 
-// Of looks inside an owner.
-func Of(s Sealed) *Handle { h, _ := s.owned(); return h }
+// Hold returns an owner's handle for an operation of sys, with a count that the caller
+// releases.
+func Hold(op string, sys *core.System, s Sealed) (*Handle, error) {
+	h := Of(s)
+	if h == nil {
+		return nil, errs.Invalid(op, "nil memory", "pass an Allocation")
+	}
+	if h.System() != sys {
+		return nil, errs.ForeignError(op, "memory")
+	}
+	if _, open := Use(s); !open {
+		return nil, errs.ClosedError(op, "memory")
+	}
+	return h, nil
+}
 
 // Use adds to the count of an owner's handle, unless the owner is closed. The
 // caller keeps the count or releases it.

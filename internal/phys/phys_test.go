@@ -115,7 +115,7 @@ func TestCreateTakesWhatWasClosedAndHasPassed(t *testing.T) {
 
 	d, err := s.Device(0)
 	require.NoError(t, err)
-	ctx, err := core.ContextOf(d)
+	ctx, err := core.ContextOf("test", d)
 	require.NoError(t, err, "a context needs no memory here")
 	h, r := sys.Drv.StreamCreate(ctx.Handle, driver.StreamNonBlocking)
 	require.Equal(t, driver.Success, r)

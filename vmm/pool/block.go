@@ -157,10 +157,10 @@ func (p *Pool) freeAfter(b Block, streams []*cuda.Stream) error {
 	h := b.h
 	points := make([]point, 0, len(streams))
 	for _, s := range streams {
-		if s == nil {
-			return errs.Invalid(freeOp, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
-		}
 		st := core.StreamOf(s)
+		if st == nil {
+			return errs.NilStream(freeOp)
+		}
 		if st.Ctx.System() != p.sys {
 			return errs.ForeignError(freeOp, "stream")
 		}

@@ -113,7 +113,7 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := core.ContextOf(d); err != nil {
+	if _, err := core.ContextOf(op, d); err != nil {
 		return nil, err
 	}
 	p := &Pool{dev: d, sys: core.SystemOf(d), on: core.DevicesOf(prop.Location), prop: prop, gran: gran, o: o,
@@ -204,7 +204,7 @@ func (p *Pool) allocFrom(sh *shard, w *want) (Block, error) {
 
 // want checks a request, and decides what serves it.
 func (p *Pool) want(w *want, r Request) error {
-	if r.Stream == nil {
+	if core.StreamOf(r.Stream) == nil {
 		return errs.Invalid(allocOp, "no stream", "name the stream whose work uses the block: one of Device.NewStream or BorrowStream")
 	}
 	w.bytes, w.align, w.tag = uint64(r.Bytes), quantum, r.Tag

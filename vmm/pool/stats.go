@@ -142,10 +142,11 @@ func (p *Pool) Stats() Stats {
 // Waited returns how long the requests for a stream have waited for memory that the GPU
 // still used, in all. A request counts when its wait ends.
 func (p *Pool) Waited(s *cuda.Stream) time.Duration {
-	if s == nil {
+	st := core.StreamOf(s)
+	if st == nil {
 		return 0
 	}
-	sh, ok := core.StreamOf(s).Locals.Get(p.local).(*shard)
+	sh, ok := st.Locals.Get(p.local).(*shard)
 	if !ok || sh.pool != p {
 		return 0
 	}
