@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -33,7 +34,7 @@ func doctor(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, er
 	bundle := f.String("report", "", "write all that is found to this file, for a bug report: read it before you send it")
 	driver := driverFlag(f)
 	return func(_ []string, out io.Writer, h host) (int, error) {
-		if err := checkChoice(*driver); err != nil {
+		if err := cmp.Or(checkChoice(*driver), exclusive(f, "json", "fix", "report")); err != nil {
 			return exitUsage, err
 		}
 		h.progress.step("looking at the machine")
@@ -44,7 +45,8 @@ func doctor(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, er
 		var err error
 		switch {
 		case *bundle != "":
-			err = toFile(*bundle, func(w io.Writer) error { return report(w, all, h, *driver) })
+			text := report(all, h, *driver) // takes seconds: an interrupt leaves no file
+			err = toFile(*bundle, func(w io.Writer) error { _, err := io.WriteString(w, text); return err })
 		case *asJSON:
 			err = writeJSON(out, struct {
 				Worst    severity  `json:"worst"`

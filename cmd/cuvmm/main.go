@@ -115,6 +115,20 @@ func (c command) run(args []string, out io.Writer, h host) (int, error) {
 	return do(f.Args(), out, h)
 }
 
+// exclusive returns an error if several of the flags are given.
+func exclusive(f *flag.FlagSet, names ...string) error {
+	var given []string
+	f.Visit(func(x *flag.Flag) {
+		if slices.Contains(names, x.Name) {
+			given = append(given, "-"+x.Name)
+		}
+	})
+	if len(given) > 1 {
+		return fmt.Errorf("%s exclude each other: use one at a time", strings.Join(given, " and "))
+	}
+	return nil
+}
+
 // choices are the values of the flag -driver.
 var choices = []string{string(auto.Auto), string(auto.Real), string(auto.Software)}
 

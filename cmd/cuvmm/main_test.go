@@ -315,6 +315,10 @@ func TestSharingWithAChild(t *testing.T) {
 
 func TestDoctor(t *testing.T) {
 	var out, complaints bytes.Buffer
+	require.Equal(t, exitUsage, run([]string{"doctor", "-fix", "-json"}, &out, &complaints, show(t, healthy())))
+	require.Equal(t, "cuvmm: -fix and -json exclude each other: use one at a time\n", complaints.String())
+	require.Empty(t, out.String())
+	complaints.Reset()
 	require.Equal(t, exitOK, run([]string{"doctor"}, &out, &complaints, show(t, healthy())))
 	require.Contains(t, out.String(), "ok       kernel module: nvidia, release 580.159.04\n")
 	require.Contains(t, out.String(), "0 warnings, 0 problems\n")

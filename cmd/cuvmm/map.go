@@ -57,23 +57,17 @@ func drawMap(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, e
 	f.DurationVar(&o.every, "every", 0, "draw again after this time, until interrupted")
 	f.IntVar(&o.width, "width", 0, "cells in a row (default: what the terminal has room for)")
 	f.IntVar(&o.rows, "rows", 30, "about how many rows of cells to draw")
-	return o.run
+	return func(args []string, out io.Writer, h host) (int, error) {
+		if err := exclusive(f, "save", "html", "http", "json"); err != nil {
+			return exitUsage, fmt.Errorf("%w, -save first, and the others on the saved file", err)
+		}
+		return o.run(args, out, h)
+	}
 }
 
-// check returns an error if the flags contradict each other.
+// check returns an error if a flag has an impossible value.
 func (o *mapFlags) check() error {
-	var ways []string
-	for _, way := range []struct {
-		name string
-		set  bool
-	}{{"-save", o.save != ""}, {"-html", o.html != ""}, {"-http", o.http != ""}, {"-json", o.asJSON}} {
-		if way.set {
-			ways = append(ways, way.name)
-		}
-	}
 	switch {
-	case len(ways) > 1:
-		return fmt.Errorf("%s exclude each other: use one at a time, -save first, and the others on the saved file", strings.Join(ways, " and "))
 	case o.every < 0:
 		return fmt.Errorf("-every %v: a time is not negative", o.every)
 	case o.width < 0:

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/user"
 	"regexp"
@@ -18,9 +16,9 @@ import (
 // hold secrets.
 var reported = []string{"CUDA_", "CUVMM_", "NCCL_", "NVIDIA_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "GOMEMLIMIT", "GODEBUG"}
 
-// report writes all that is known of the machine, and leaves out what identifies its
+// report returns all that is known of the machine as JSON, without what identifies its
 // user.
-func report(w io.Writer, findings []finding, h host, driver string) error {
+func report(findings []finding, h host, driver string) string {
 	about := struct {
 		Report   string            `json:"report"`
 		Version  string            `json:"version"`
@@ -52,15 +50,14 @@ func report(w io.Writer, findings []finding, h host, driver string) error {
 	} else {
 		about.Info = &info
 	}
-	var text bytes.Buffer
+	var text strings.Builder
 	e := json.NewEncoder(&text)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
 	if err := e.Encode(about); err != nil {
-		return err
+		panic(err) // plain data has a form in JSON
 	}
-	_, err := io.WriteString(w, anonymous(text.String()))
-	return err
+	return anonymous(text.String())
 }
 
 // version returns the version of this program.
