@@ -278,7 +278,7 @@ func TestATrialThatFails(t *testing.T) {
 	m, s := sim.Open(t)
 	for _, code := range []cuda.Code{2, 101, 304, 400, 401, 800, 801, 802, 999} {
 		t.Run(fmt.Sprint(code), func(t *testing.T) {
-			defer m.Inject(sim.Fault{Call: "cuMemCreate", Result: cuda.Code(code), Times: -1})()
+			defer m.Inject(sim.Fault{Call: "cuMemCreate", Result: code, Times: -1})()
 			d, err := fabric.Diagnose(fabric.Options{Trial: true}, s.Devices()[0])
 			require.NoError(t, err)
 			f := finding(t, d, "create")

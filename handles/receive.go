@@ -316,7 +316,7 @@ func (c conn) confirm(ctx context.Context, op string, t *transfer) error {
 func (d *Descriptor) what() string {
 	switch d.Kind {
 	case ArrayKind:
-		return fmt.Sprintf("an array of %v, of %s each", d.Element, errs.Count(int(d.ElementSize), "byte"))
+		return fmt.Sprintf("an array of %v, of %s each", d.Element, errs.Count(d.ElementSize, "byte"))
 	case AllocationKind:
 		return "an allocation"
 	}

@@ -3,6 +3,8 @@ package publish
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"sync"
 	"time"
 
@@ -39,6 +41,9 @@ type DialOptions struct {
 	// followers then continue with the next process that publishes under their names. If
 	// it is nil they end with peer.ErrGone.
 	ComeBack *ComeBack
+	// Wait makes Dial wait, until its context ends, for a process to serve the socket.
+	// Otherwise a socket that no process serves is an error.
+	Wait bool
 }
 
 // ComeBack configures how a client connects again. The zero value tries until Close.
@@ -67,7 +72,7 @@ func Dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 		}
 		o.ComeBack = &back
 	}
-	c, err := peer.Dial(ctx, path, o.Options)
+	c, err := firstConn(ctx, path, o)
 	if err != nil {
 		return nil, err
 	}
@@ -82,6 +87,21 @@ func Dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 		k.dialing.Go(k.redial)
 	}
 	return k, nil
+}
+
+// firstConn makes the first connection.
+func firstConn(ctx context.Context, path string, o DialOptions) (*peer.Conn, error) {
+	var pause wait.Backoff
+	for {
+		c, err := peer.Dial(ctx, path, o.Options)
+		unserved := errors.Is(err, peer.ErrGone) || errors.Is(err, fs.ErrNotExist)
+		switch {
+		case !o.Wait || !unserved:
+			return c, err
+		case !wait.Sleep(ctx, pause.Next()):
+			return nil, peererr.Wait(ctx, "publish.Dial", fmt.Sprintf("no process serves socket %q", path), "start the publisher, and name the same path in both")
+		}
+	}
 }
 
 // NewClient makes a client of a connection, which it owns and reads until Close. Its

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"path/filepath"
-	"time"
 
 	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/samples/internal/app"
@@ -11,17 +10,15 @@ import (
 
 // follow waits for the socket, and follows what is published there.
 func follow(e *app.Env, dir string) (client *publish.Client, f *publish.Follower[uint32], err error) {
-	for {
-		client, err = publish.Dial(e.Context, filepath.Join(dir, "server"), publish.DialOptions{ComeBack: &publish.ComeBack{}})
-		if err == nil {
-			f, err = publish.Follow[uint32](e.Context, client, e.Device, "rounds", publish.FollowOptions{Reserve: 1 << 30, KeepDescriptors: true})
-			return client, f, err
-		}
-		if e.Context.Err() != nil {
-			return nil, nil, err
-		}
-		time.Sleep(10 * time.Millisecond) // it is about to start
+	client, err = publish.Dial(e.Context, filepath.Join(dir, "server"), publish.DialOptions{Wait: true, ComeBack: &publish.ComeBack{}})
+	if err != nil {
+		return nil, nil, err
 	}
+	f, err = publish.Follow[uint32](e.Context, client, e.Device, "rounds", publish.FollowOptions{Reserve: 1 << 30, KeepDescriptors: true})
+	if err != nil {
+		return nil, nil, errors.Join(err, client.Close())
+	}
+	return client, f, nil
 }
 
 // sidecar takes over when the publisher has ended, and goes on with its rounds.

@@ -1,0 +1,50 @@
+//go:build linux
+
+package publish_test
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/internal/peertest"
+	"github.com/stretchr/testify/require"
+)
+
+// With Wait the client may start before its publisher, and before the folder exists.
+func TestDialWaitsForAPublisher(t *testing.T) {
+	d := gputest.Software(t)
+	path := filepath.Join(t.TempDir(), "private", "server")
+	_, err := publish.Dial(t.Context(), path, publish.DialOptions{})
+	require.Error(t, err)
+	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err = publish.Dial(short, path, publish.DialOptions{Wait: true})
+	require.ErrorIs(t, err, peer.ErrTimeout)
+	require.ErrorContains(t, err, "start the publisher")
+	type dialed struct {
+		k   *publish.Client
+		err error
+	}
+	all := make(chan dialed, 1)
+	go func() {
+		k, err := publish.Dial(peertest.Context(t), path, publish.DialOptions{Wait: true})
+		all <- dialed{k, err}
+	}()
+	time.Sleep(20 * time.Millisecond) // it has tried, most likely
+	p := publisherAt(t, d, path)
+	defer p.close()
+	got := <-all
+	require.NoError(t, got.err)
+	list, err := got.k.List(t.Context())
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	require.NoError(t, got.k.Close())
+	// Nothing else is waited for.
+	_, err = publish.Dial(t.Context(), path, publish.DialOptions{Wait: true, Options: peer.Options{Allow: func(peer.Credentials) error { return peer.ErrPeer }}})
+	require.ErrorIs(t, err, peer.ErrPeer)
+}
