@@ -18,8 +18,8 @@ typedef struct {
     uint32_t type;
     uint32_t handle_types;
     cuvmm_location location;
-    // A pointer, and always null on Linux; as a number it keeps cgo from
-    // looking for Go pointers behind it.
+    // A pointer, and always null on Linux; declared as a number, so that cgo does
+    // not check for Go pointers behind it.
     uintptr_t win32;
     uint8_t compression;
     uint8_t rdma;

@@ -60,7 +60,7 @@ typedef struct {
 } cuvmm_launch;
 
 // One form of an opened driver: the address of its table (api.h). A number,
-// since cgo would ask at every call whether Go pointers lie behind a pointer.
+// since cgo would check at every call for Go pointers behind a pointer.
 typedef uintptr_t cuvmm_driver;
 
 // open.c

@@ -1,6 +1,6 @@
 // Package csrc implements the real driver: the interface of internal/driver over the
-// vendor's libcuda.so.1, which is opened at run time. Nothing of CUDA is needed
-// to build it, and only the driver to run it.
+// vendor's libcuda.so.1, which is opened at run time. Building it
+// needs nothing of CUDA, and running it only the driver.
 //
 // # Building
 //
@@ -12,24 +12,23 @@
 //
 // [Open] loads the library that [Options] name, or libcuda.so.1 as the loader
 // finds it, or the first in the folders where containers and distributions put
-// it. The first that is a usable driver is taken. Where none is, the error says
-// for each what was wrong and what to do; its reason is [NotFound] only where
-// no library lies anywhere, which is when a program may turn to the software
-// driver with a good conscience.
+// it. It takes the first that is a usable driver. If none is, the error says what
+// was wrong with each and what to do. Its reason is [NotFound] only if there is no
+// library in any place, so that a program can use the software driver without hiding
+// a broken installation.
 //
 // A library that is built with Go is refused without being loaded, since a
 // process cannot have two Go runtimes. If it is the software driver's own libcuda
 // (cmd/libcuda), the reason is [SoftwareDriver], and nothing behind it is tried.
 //
-// Each entry point is taken by cuGetProcAddress in the CUDA version that its
-// declaration was written for (both stand in internal/driver's table), so a
-// later driver gives the form that is declared.
-// An older driver is not asked for a form that came later, since it would return
-// an earlier one, which has other parameters. The variants whose default stream
-// is the legacy one are taken. A missing entry point does not make opening fail:
+// Open takes each entry point from cuGetProcAddress in the CUDA version that its
+// declaration was written for (internal/driver's table has both), so a later driver
+// returns the declared form. It requests no form that is newer than the driver, since
+// an older driver would return an earlier form, which has other parameters. It takes the
+// variants whose default stream is the legacy one. A missing entry point does not make opening fail:
 // calling it returns driver.MissingEntryPoint, and Has reports it beforehand.
 //
-// The library is never closed, and opening it again gives the same [Driver].
+// The library is never closed, and opening it again returns the same [Driver].
 //
 // # A call
 //

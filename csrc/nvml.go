@@ -27,8 +27,7 @@ const nvmlName = "libnvidia-ml.so.1"
 
 var _ nvml.Source = (*Driver)(nil)
 
-// NVML is the library that belongs to this driver. It is opened when it is
-// first used.
+// NVML returns the library that belongs to this driver. Its first use opens it.
 func (d *Driver) NVML() nvml.Library {
 	candidates := []string{nvmlName}
 	if path := os.Getenv(NVMLEnv); path != "" {
@@ -47,7 +46,7 @@ type nvmlLibrary struct {
 	handle     C.uintptr_t // 0 until one was opened; never closed
 }
 
-// open takes the first that the loader takes. Where there is none, a later
+// open opens the first library that the loader accepts. If there is none, a later
 // call searches again.
 func (l *nvmlLibrary) open() (C.uintptr_t, error) {
 	l.mu.Lock()

@@ -4,8 +4,8 @@
 // There is one method per driver entry point that the library uses, named
 // after the entry point without its "cu". Parameters are plain values, structs
 // and results travel by value (a pointer to a local through an interface would
-// escape to the heap), and a slice is only ever taken from memory that its
-// owner keeps. No policy lives here: a method makes one driver call and returns
+// escape to the heap), and slices refer to memory that the caller keeps
+// alive. No policy lives here: a method makes one driver call and returns
 // its results.
 //
 // # What belongs to the thread
@@ -30,7 +30,7 @@
 //	MemCreate(size uint64, prop AllocationProp) (h MemHandle, r Result)
 //
 // The number is the CUDA version whose declaration this is: cuGetProcAddress is
-// asked for that version, so a later driver returns the declared form too. The
+// called with that version, so a later driver returns the declared form too. The
 // name is that of the symbol: the call behind cuMemAlloc_v2 is named cuMemAlloc.
 // Where the library uses two forms of one entry point, the older one's name ends
 // in "_v1".
@@ -50,7 +50,8 @@
 //
 // go generate makes the Call constants (calls.go), csrc's entries.h, calls.h,
 // calls.c, calls.go and directives.go, and cmd/libcuda's exports.c and exports.go
-// from it; a test of gen fails where they are stale.
+// from it; exports.c also has the names of the results. A test of gen fails if they are
+// stale.
 package driver
 
 import "unsafe"

@@ -16,8 +16,11 @@ type matrixCall struct {
 	name  string
 	kills verdict
 	needs []Need
-	make  func(t *T, other driver.Stream) func(f driver.Foreign) driver.Result
+	make  func(t *T, other driver.Stream) action
 }
+
+// action makes a call of the matrix through a form of the driver.
+type action = func(f driver.Foreign) driver.Result
 
 // verdict says which captures a call kills.
 type verdict int
@@ -71,7 +74,7 @@ var (
 var matrix = slices.Concat(generalMatrix, managedMatrix)
 
 var generalMatrix = []matrixCall{
-	{"every VMM call", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"every VMM call", harmless, nil, func(t *T, _ driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			for _, s := range cycle(f, t.Device) {
 				if !s.OK {
@@ -81,7 +84,7 @@ var generalMatrix = []matrixCall{
 			return driver.Success
 		}
 	}},
-	{"event create", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"event create", harmless, nil, func(t *T, _ driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			e, r := f.EventCreate(t.ctx, driver.EventDisableTiming)
 			if r == driver.Success {
@@ -90,11 +93,11 @@ var generalMatrix = []matrixCall{
 			return r
 		}
 	}},
-	{"event record", harmless, nil, func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"event record", harmless, nil, func(t *T, s driver.Stream) action {
 		e := t.newEvent(t.ctx)
 		return func(f driver.Foreign) driver.Result { return f.EventRecord(t.ctx, e, s) }
 	}},
-	{"stream create", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"stream create", harmless, nil, func(t *T, _ driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			s, r := f.StreamCreate(t.ctx, driver.StreamNonBlocking)
 			if r == driver.Success {
@@ -103,10 +106,10 @@ var generalMatrix = []matrixCall{
 			return r
 		}
 	}},
-	{"asynchronous memset", harmless, nil, func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"asynchronous memset", harmless, nil, func(t *T, s driver.Stream) action {
 		return func(f driver.Foreign) driver.Result { return f.MemsetD8Async(t.ctx, t.scratch, 1, 64, s) }
 	}},
-	{"asynchronous copy between host and device, pinned", harmless, nil, func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"asynchronous copy between host and device, pinned", harmless, nil, func(t *T, s driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			if r := f.MemcpyHtoDAsync(t.ctx, t.scratch, t.page, 64, s); r != driver.Success {
 				return r
@@ -114,7 +117,7 @@ var generalMatrix = []matrixCall{
 			return f.MemcpyDtoHAsync(t.ctx, t.page, t.scratch, 64, s)
 		}
 	}},
-	{"asynchronous copy between host and device, pageable", harmless, nil, func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"asynchronous copy between host and device, pageable", harmless, nil, func(t *T, s driver.Stream) action {
 		host := t.pageable(4096)
 		return func(f driver.Foreign) driver.Result {
 			if r := f.MemcpyHtoDAsync(t.ctx, t.scratch, host, 4096, s); r != driver.Success {
@@ -123,27 +126,27 @@ var generalMatrix = []matrixCall{
 			return f.MemcpyDtoHAsync(t.ctx, host, t.scratch, 4096, s)
 		}
 	}},
-	{"asynchronous copy on the device", harmless, nil, func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"asynchronous copy on the device", harmless, nil, func(t *T, s driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			return f.MemcpyDtoDAsync(t.ctx, t.scratch, t.scratch+4096, 64, s)
 		}
 	}},
-	{"synchronous memset", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"synchronous memset", harmless, nil, func(t *T, _ driver.Stream) action {
 		return func(f driver.Foreign) driver.Result { return f.MemsetD8(t.ctx, t.scratch, 1, 64) }
 	}},
 	{"synchronous copy between host and device", harmless, nil, synchronousCopy},
-	{"synchronous copy on the device", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"synchronous copy on the device", harmless, nil, func(t *T, _ driver.Stream) action {
 		return func(f driver.Foreign) driver.Result { return f.MemcpyDtoD(t.ctx, t.scratch, t.scratch+4096, 64) }
 	}},
-	{"launch of a kernel", harmless, nil, func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"launch of a kernel", harmless, nil, func(t *T, s driver.Stream) action {
 		return func(f driver.Foreign) driver.Result { return t.kernels.launchNothing(f, t.ctx, s) }
 	}},
-	{"cooperative launch of a kernel", harmless, needs(cooperation, entryPoints(driver.CallLaunchKernelEx)), func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"cooperative launch of a kernel", harmless, needs(cooperation, entryPoints(driver.CallLaunchKernelEx)), func(t *T, s driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			return f.LaunchKernelEx(t.ctx, t.kernels.nothing, oneThread, nil, s)
 		}
 	}},
-	{"function attribute", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"function attribute", harmless, nil, func(t *T, _ driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			n, r := f.FuncGetAttribute(t.ctx, driver.FuncMaxDynamicSharedBytes, t.kernels.meet)
 			if r != driver.Success {
@@ -152,19 +155,19 @@ var generalMatrix = []matrixCall{
 			return f.FuncSetAttribute(t.ctx, t.kernels.meet, driver.FuncMaxDynamicSharedBytes, n)
 		}
 	}},
-	{"blocks that run at once", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"blocks that run at once", harmless, nil, func(t *T, _ driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			_, r := f.OccupancyMaxActiveBlocksPerMultiprocessor(t.ctx, t.kernels.nothing, 32, 0)
 			return r
 		}
 	}},
-	{"variable of a module", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"variable of a module", harmless, nil, func(t *T, _ driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			_, _, r := f.ModuleGetGlobal(t.ctx, t.kernels.module, CounterVariable)
 			return r
 		}
 	}},
-	{"priority of streams", harmless, nil, func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"priority of streams", harmless, nil, func(t *T, s driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			if _, _, r := f.CtxGetStreamPriorityRange(t.ctx); r != driver.Success {
 				return r
@@ -173,7 +176,7 @@ var generalMatrix = []matrixCall{
 			return r
 		}
 	}},
-	{"module load", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"module load", harmless, nil, func(t *T, _ driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			m, r := f.ModuleLoadData(t.ctx, []byte(kernelText))
 			if r == driver.Success {
@@ -182,54 +185,54 @@ var generalMatrix = []matrixCall{
 			return r
 		}
 	}},
-	{"mem-get-info", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"mem-get-info", harmless, nil, func(t *T, _ driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			_, _, r := f.MemGetInfo(t.ctx)
 			return r
 		}
 	}},
-	{"pointer attribute", harmless, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"pointer attribute", harmless, nil, func(t *T, _ driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			_, r := f.PointerGetAttribute(t.ctx, driver.PointerRangeSize, t.scratch)
 			return r
 		}
 	}},
-	{"stream write-value", harmless, needs(streamMemoryOps), func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"stream write-value", harmless, needs(streamMemoryOps), func(t *T, s driver.Stream) action {
 		return func(f driver.Foreign) driver.Result { return f.StreamWriteValue64(t.ctx, s, t.scratch, 1) }
 	}},
-	{"is-capturing", harmless, nil, func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"is-capturing", harmless, nil, func(t *T, s driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			_, r := f.StreamIsCapturing(t.ctx, s)
 			return r
 		}
 	}},
-	{"stream id", harmless, needs(entryPoints(driver.CallStreamGetID)), func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"stream id", harmless, needs(entryPoints(driver.CallStreamGetID)), func(t *T, s driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			_, r := f.StreamGetID(t.ctx, s)
 			return r
 		}
 	}},
-	{"stream context", harmless, nil, func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"stream context", harmless, nil, func(t *T, s driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			_, r := f.StreamGetCtx(t.ctx, s)
 			return r
 		}
 	}},
-	{"event query", unsafeCall, nil, func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"event query", unsafeCall, nil, func(t *T, s driver.Stream) action {
 		e := t.passedEvent(s)
 		return func(f driver.Foreign) driver.Result { return f.EventQuery(t.ctx, e) }
 	}},
-	{"event synchronize", unsafeCall, nil, func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"event synchronize", unsafeCall, nil, func(t *T, s driver.Stream) action {
 		e := t.passedEvent(s)
 		return func(f driver.Foreign) driver.Result { return f.EventSynchronize(t.ctx, e) }
 	}},
-	{"stream query", unsafeCall, nil, func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"stream query", unsafeCall, nil, func(t *T, s driver.Stream) action {
 		return func(f driver.Foreign) driver.Result { return f.StreamQuery(t.ctx, s) }
 	}},
-	{"stream synchronize", unsafeCall, nil, func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"stream synchronize", unsafeCall, nil, func(t *T, s driver.Stream) action {
 		return func(f driver.Foreign) driver.Result { return f.StreamSynchronize(t.ctx, s) }
 	}},
-	{"host alloc", unsafeCall, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"host alloc", unsafeCall, nil, func(t *T, _ driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			p, r := f.MemHostAlloc(t.ctx, pageSize, driver.HostAllocPortable)
 			if r == driver.Success {
@@ -238,13 +241,13 @@ var generalMatrix = []matrixCall{
 			return r
 		}
 	}},
-	{"host free", unsafeCall, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"host free", unsafeCall, nil, func(t *T, _ driver.Stream) action {
 		p, r := t.D.MemHostAlloc(t.ctx, pageSize, driver.HostAllocPortable)
 		t.ok(r, "host alloc")
 		free := t.once("host memory", func(d driver.Driver) driver.Result { return d.MemFreeHost(t.ctx, p) })
 		return func(f driver.Foreign) driver.Result { return free(f) }
 	}},
-	{"host register", unsafeCall, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"host register", unsafeCall, nil, func(t *T, _ driver.Stream) action {
 		p := t.pageable(pageSize)
 		return func(f driver.Foreign) driver.Result {
 			r := f.MemHostRegister(t.ctx, p, pageSize, driver.HostRegisterPortable)
@@ -254,7 +257,7 @@ var generalMatrix = []matrixCall{
 			return r
 		}
 	}},
-	{"cuMemAlloc", unsafeCall, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"cuMemAlloc", unsafeCall, nil, func(t *T, _ driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			p, r := f.MemAlloc(t.ctx, 256)
 			if r == driver.Success {
@@ -263,13 +266,13 @@ var generalMatrix = []matrixCall{
 			return r
 		}
 	}},
-	{"cuMemFree", unsafeCall, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"cuMemFree", unsafeCall, nil, func(t *T, _ driver.Stream) action {
 		p, r := t.D.MemAlloc(t.ctx, 256)
 		t.ok(r, "cuMemAlloc")
 		free := t.once("device memory", func(d driver.Driver) driver.Result { return d.MemFree(t.ctx, p) })
 		return func(f driver.Foreign) driver.Result { return free(f) }
 	}},
-	{"cuMemAllocAsync", unsafeCall, needs(memoryPools), func(t *T, s driver.Stream) func(driver.Foreign) driver.Result {
+	{"cuMemAllocAsync", unsafeCall, needs(memoryPools), func(t *T, s driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			p, r := f.MemAllocAsync(t.ctx, 256, s)
 			if r == driver.Success {
@@ -283,7 +286,7 @@ var generalMatrix = []matrixCall{
 			return r
 		}
 	}},
-	{"cuCtxSynchronize", alwaysKills, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"cuCtxSynchronize", alwaysKills, nil, func(t *T, _ driver.Stream) action {
 		return func(f driver.Foreign) driver.Result { return f.CtxSynchronize(t.ctx) }
 	}},
 }
@@ -292,7 +295,7 @@ var generalMatrix = []matrixCall{
 // legacy stream, if it is a blocking one.
 var blockingMatrix = []matrixCall{
 	{"synchronous copy", alwaysKills, nil, synchronousCopy},
-	{"event record on the legacy stream", alwaysKills, nil, func(t *T, _ driver.Stream) func(driver.Foreign) driver.Result {
+	{"event record on the legacy stream", alwaysKills, nil, func(t *T, _ driver.Stream) action {
 		e := t.newEvent(t.ctx)
 		return func(f driver.Foreign) driver.Result { return f.EventRecord(t.ctx, e, driver.StreamLegacy) }
 	}},
@@ -348,12 +351,12 @@ func captureMatrix() (cases []Case) {
 // this library's form, where that has the call.
 func (t *T) matrixCell(call matrixCall, mode driver.CaptureMode, from place, flags driver.StreamFlags, switched bool, wantCall, wantEnd driver.Result) {
 	t.Helper()
-	forms := map[string]func(use func(driver.Foreign) driver.Result) driver.Result{
-		"in the thread's mode": func(use func(driver.Foreign) driver.Result) driver.Result { return use(t.F) },
+	forms := map[string]func(use action) driver.Result{
+		"in the thread's mode": func(use action) driver.Result { return use(t.F) },
 	}
 	if switched {
-		forms = map[string]func(use func(driver.Foreign) driver.Result) driver.Result{
-			"switched by the caller": func(use func(driver.Foreign) driver.Result) driver.Result {
+		forms = map[string]func(use action) driver.Result{
+			"switched by the caller": func(use action) driver.Result {
 				before, r := t.F.ThreadExchangeStreamCaptureMode(driver.CaptureRelaxed)
 				if r != driver.Success {
 					return r
@@ -361,7 +364,7 @@ func (t *T) matrixCell(call matrixCall, mode driver.CaptureMode, from place, fla
 				defer func() { _, _ = t.F.ThreadExchangeStreamCaptureMode(before) }()
 				return use(t.F)
 			},
-			"switched by the library": func(use func(driver.Foreign) driver.Result) driver.Result {
+			"switched by the library": func(use action) driver.Result {
 				return use(library{t.D, t.F})
 			},
 		}

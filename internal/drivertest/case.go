@@ -40,9 +40,8 @@ func section(number string, groups ...[]Case) []Case {
 	return cases
 }
 
-// A Need is what a machine must have for a rule to be asked of it. It is
-// decided by what the driver says of itself and by the machine's facts, never
-// by trying.
+// A Need is what a machine must have for a rule to apply. What the driver reports of itself
+// and the machine's facts decide it, never a trial.
 type Need struct {
 	What string
 	Met  func(s *suite) bool

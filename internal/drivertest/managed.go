@@ -120,11 +120,9 @@ var managedRules = []Case{
 		Says:  "INVALID_VALUE",
 		Needs: needs(concurrentAccess, batches),
 		Run: func(t *T) {
-			p, sizes := t.threeRanges()
-			dev := []driver.Location{deviceLocation(t.Device)}
-			t.returns(driver.InvalidValue, t.D.MemPrefetchBatchAsync(t.ctx, p, sizes, dev, []uint64{0}, driver.StreamNull), "prefetch")
-			t.returns(driver.InvalidValue, t.F.MemDiscardBatchAsync(t.ctx, p, sizes, driver.StreamNull), "discard")
-			t.returns(driver.InvalidValue, t.D.MemDiscardAndPrefetchBatchAsync(t.ctx, p, sizes, dev, []uint64{0}, driver.StreamNull), "both")
+			for name, call := range t.batchCalls(t.threeRanges()) {
+				t.returns(driver.InvalidValue, call(driver.StreamNull), "%s", name)
+			}
 		},
 	},
 	{

@@ -276,21 +276,12 @@ var managedRanges = []Case{
 		Needs: needs(concurrentAccess, batches),
 		Run: func(t *T) {
 			p, sizes := t.threeRanges()
-			dev := []driver.Location{deviceLocation(t.Device)}
-			for name, call := range map[string]func(s driver.Stream) driver.Result{
-				"prefetch": func(s driver.Stream) driver.Result {
-					return t.D.MemPrefetchBatchAsync(t.ctx, p, sizes, dev, []uint64{0}, s)
-				},
-				"discard": func(s driver.Stream) driver.Result { return t.F.MemDiscardBatchAsync(t.ctx, p, sizes, s) },
-				"both": func(s driver.Stream) driver.Result {
-					return t.D.MemDiscardAndPrefetchBatchAsync(t.ctx, p, sizes, dev, []uint64{0}, s)
-				},
-				"attach": func(s driver.Stream) driver.Result {
-					return t.D.StreamAttachMemAsync(t.ctx, s, p[0], 0, driver.AttachSingle)
-				},
-			} {
+			for name, call := range t.batchCalls(p, sizes) {
 				t.notCaptured(name, call)
 			}
+			t.notCaptured("attach", func(s driver.Stream) driver.Result {
+				return t.D.StreamAttachMemAsync(t.ctx, s, p[0], 0, driver.AttachSingle)
+			})
 		},
 	},
 	{

@@ -156,3 +156,17 @@ var managedMatrix = []matrixCall{
 		}
 	}},
 }
+
+// batchCalls returns the batch calls of the ranges, with one location for all.
+func (t *T) batchCalls(p []driver.Ptr, sizes []uint64) map[string]func(driver.Stream) driver.Result {
+	to, first := []driver.Location{deviceLocation(t.Device)}, []uint64{0}
+	return map[string]func(driver.Stream) driver.Result{
+		"prefetch": func(s driver.Stream) driver.Result {
+			return t.D.MemPrefetchBatchAsync(t.ctx, p, sizes, to, first, s)
+		},
+		"discard": func(s driver.Stream) driver.Result { return t.F.MemDiscardBatchAsync(t.ctx, p, sizes, s) },
+		"both": func(s driver.Stream) driver.Result {
+			return t.D.MemDiscardAndPrefetchBatchAsync(t.ctx, p, sizes, to, first, s)
+		},
+	}
+}

@@ -12,7 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// Env is a driver under test and what must be known beside it.
+// Env is a driver under test, and what the suite must know besides.
 type Env struct {
 	Driver driver.Driver
 	// Child is a name given to RegisterChild, whose function opens the same
@@ -22,16 +22,16 @@ type Env struct {
 	Machine   Machine
 }
 
-// Machine is what is known of a machine and cannot be asked of its driver.
+// Machine holds facts about a machine that its driver does not report.
 type Machine struct {
 	// Granularity and HostGranularity are what the driver returns for every
-	// kind of device memory and for host NUMA memory, in bytes. Zero where it
-	// is not known: then minimum and recommended must only agree.
+	// kind of device memory and for host NUMA memory, in bytes. Zero means
+	// unknown: then minimum and recommended must only agree.
 	Granularity, HostGranularity uint64
 	// IMEXChannel says that an IMEX channel is open to the process.
 	IMEXChannel bool
-	// ContextBytes is what a context takes of its device's memory. Zero where
-	// it is not known: then it must only be something, on the real driver.
+	// ContextBytes is what a context takes of its device's memory. Zero
+	// means unknown: then it must only be something, on the real driver.
 	ContextBytes uint64
 }
 
@@ -48,8 +48,8 @@ func HasIMEXChannel() bool {
 	return false
 }
 
-// RequiredGPUs is CUVMM_REQUIRE_GPU: how many GPUs a run of the suite on the
-// real driver must find, 0 where it is not set.
+// RequiredGPUs returns CUVMM_REQUIRE_GPU: how many GPUs a run of the suite on the
+// real driver must find, 0 if it is not set.
 func RequiredGPUs(t testing.TB) int {
 	t.Helper()
 	s := os.Getenv("CUVMM_REQUIRE_GPU")

@@ -48,7 +48,7 @@ func (a *Arena) Run(off, n uint64) []byte {
 	return a.mem[off : off+n : off+n]
 }
 
-// Discard gives the pages of the range back; it reads zero afterwards. The
+// Discard returns the pages of the range to the system; it reads zero afterwards. The
 // range must be whole pages.
 func (a *Arena) Discard(off, n uint64) error {
 	checkRange(off, n, uint64(len(a.mem)))
@@ -95,7 +95,7 @@ func Alloc(n uint64) ([]byte, error) {
 	return mem[:n], nil
 }
 
-// Free gives back what Alloc returned.
+// Free frees what Alloc returned.
 func Free(mem []byte) error { return munmap(mem[:cap(mem)]) }
 
 // ThreadID names the calling operating system thread.

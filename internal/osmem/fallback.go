@@ -17,7 +17,7 @@ const Linux = false
 const block = 2 << 20
 
 // Arena is a large range of memory that is committed block by block, when it
-// is first asked for, and reads zero where it was not written.
+// is first used, and reads zero where it was not written.
 type Arena struct {
 	mu     sync.Mutex
 	size   uint64
@@ -45,7 +45,7 @@ func (a *Arena) Run(off, n uint64) []byte {
 	return b[:n:n]
 }
 
-// Discard makes the range read zero, and gives whole blocks of it back.
+// Discard makes the range read zero, and frees whole blocks of it.
 func (a *Arena) Discard(off, n uint64) error {
 	checkRange(off, n, a.size)
 	a.mu.Lock()
@@ -74,10 +74,10 @@ func (a *Arena) Close() error {
 // Alloc returns n zeroed bytes. The caller keeps the slice until Free.
 func Alloc(n uint64) ([]byte, error) { return make([]byte, n, roundUp(n)), nil }
 
-// Free gives back what Alloc returned.
+// Free frees what Alloc returned.
 func Free(mem []byte) error { return nil }
 
-// ThreadID is 0 where threads have no readable name: all count as one.
+// ThreadID returns 0: threads have no readable number here, and all count as one.
 func ThreadID() int { return 0 }
 
 func Window(size, align uint64) (base uint64, err error)  { return 0, errLinux }

@@ -57,7 +57,7 @@ func checkOwner(path string, owner, mode uint32) error {
 	return nil
 }
 
-// Close gives up the folder's descriptor.
+// Close closes the folder's descriptor.
 func (f *Folder) Close() error {
 	err := unix.Close(f.fd)
 	f.fd = -1
@@ -96,14 +96,14 @@ func (f *Folder) NewFile(n uint64) (*Shared, error) {
 	return s, nil
 }
 
-// fits reports whether a file system has room for n bytes more. One that is not
-// limited tells of no blocks at all.
+// fits reports whether a file system has room for n bytes more. One without
+// a limit reports no blocks at all.
 func fits(fs *unix.Statfs_t, n uint64) bool {
 	return fs.Blocks == 0 || n/uint64(fs.Bsize) <= fs.Bavail
 }
 
-// commitStep bounds what one call takes, since a file system in memory gives all
-// of a call's room back when a signal interrupts it.
+// commitStep bounds what one call takes, since a file system in memory releases all of
+// a call's room when a signal interrupts it.
 const commitStep = 64 << 20
 
 // commit takes the room for n bytes of a file.
@@ -121,8 +121,8 @@ func commit(fd int, n uint64) error {
 	return nil
 }
 
-// Link gives a file that NewFile made its name, which nothing may have yet. From
-// then on it costs no descriptor.
+// Link names a file that NewFile made. No file may have the name yet. From then on the
+// file costs no descriptor.
 func (f *Folder) Link(s *Shared, name string) error {
 	// A process that changed its user cannot always read its own /proc; newer
 	// kernels need none.
@@ -167,8 +167,8 @@ func (f *Folder) Export(name string) (int, error) {
 	return fd, nil
 }
 
-// Held reports whether an exported descriptor of the file is open anywhere. A
-// file that is not there is not held; where it cannot be asked, it is.
+// Held reports whether an exported descriptor of the file is open anywhere. A file that
+// does not exist is not held; one that cannot be queried counts as held.
 func (f *Folder) Held(name string) bool {
 	// Between fork and exec a child has every descriptor.
 	syscall.ForkLock.RLock()
@@ -204,7 +204,7 @@ func (f *Folder) Is(name string, fd int) bool {
 	return err == nil && unix.Fstatat(f.fd, name, &named, unix.AT_SYMLINK_NOFOLLOW) == nil && file == FileID{named.Dev, named.Ino}
 }
 
-// Remove takes a file's name away. Processes that have mapped it keep it.
+// Remove removes a file's name. Processes that have mapped it keep it.
 func (f *Folder) Remove(name string) error {
 	if err := unix.Unlinkat(f.fd, name, 0); err != nil && err != unix.ENOENT {
 		return fmt.Errorf("remove file %q: %w", name, err)

@@ -96,14 +96,14 @@ func checkShared(fd int) (size uint64, err error) {
 	return file.Size, nil
 }
 
-// IdentifyShared tells which memory file a descriptor is of.
+// IdentifyShared returns the identity of the file behind a descriptor.
 func IdentifyShared(fd int) (FileID, error) {
 	file, err := statOf(fd)
 	return idOf(&file), err
 }
 
-// statOf reads what the kernel knows of any descriptor, without waiting for a
-// file system that lies elsewhere or in another process.
+// statOf reads what the kernel knows of any descriptor, without waiting for a remote
+// file system or one in another process.
 func statOf(fd int) (file unix.Statx_t, err error) {
 	if err = unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS, &file); err != nil {
 		err = fmt.Errorf("statx of descriptor %d: %w", fd, err)
@@ -146,7 +146,7 @@ func (s *Shared) ID() FileID { return s.id }
 func (s *Shared) Export() (int, error) { return reopen(s.fd) }
 
 // Held reports whether a process other than the maker holds the memory. Only the maker
-// can ask.
+// can call it.
 func (s *Shared) Held() bool {
 	// Between fork and exec a child has every descriptor.
 	syscall.ForkLock.RLock()
@@ -165,8 +165,8 @@ func (s *Shared) Place(addr, off, n uint64, access Access) error {
 	return duplicate(s.mem[off:off+n], addr, access)
 }
 
-// Close unmaps the memory and gives up the maker's descriptor. It lives on
-// while others hold it.
+// Close unmaps the memory and closes the maker's descriptor. The memory stays while
+// other processes hold it.
 func (s *Shared) Close() error {
 	err := munmap(s.mem)
 	s.mem = nil

@@ -119,8 +119,8 @@ const (
 	shownNames    = 3
 )
 
-// print says the one line of a run, and below it why tests were skipped or
-// failed. A program's output is shown when it failed or was asked for.
+// print writes the one line of a run, and below it why tests were skipped or failed. It
+// shows a program's output if the program failed or was named.
 func (r *report) print(w io.Writer, j job, named bool) {
 	fmt.Fprintf(w, "%-7s %s (%s)%s, %s\n", r.verdict, j.pkg, j.kind, r.note, r.took.Round(10*time.Millisecond))
 	for _, line := range skipReasons(r.skips) {

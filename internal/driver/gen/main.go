@@ -1,8 +1,8 @@
 // Gen makes what follows from the table of entry points, which is the interface
 // in driver.go with the directives over its methods: the constants of the calls,
 // csrc's C declarations, C wrappers and Go
-// methods, and the exports of cmd/libcuda. internal/driver's
-// package document describes a row.
+// methods, and the exports of cmd/libcuda. It also makes the C table of results' names.
+// The package document of internal/driver describes a row.
 //
 // It runs in the folder of internal/driver, by go generate.
 package main
