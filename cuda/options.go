@@ -28,7 +28,7 @@ type Options struct {
 	// all work on the machine. The software driver needs no permission.
 	RealMulticast bool
 	// Logger receives what no call returns: lost objects, a lost device, panics of
-	// callbacks. If it is nil nothing is logged.
+	// callbacks. If it is nil, the panics go to slog.Default, and the rest is discarded.
 	Logger *slog.Logger
 	// TraceLeaks keeps the creation stack of every object, so that reports of leaked
 	// and lost ones name where they were made. It costs about a microsecond an object.

@@ -306,7 +306,7 @@ func (b *buffer) leave() {
 	}
 	b.closer.Release()
 	if b.onGrow != nil && added.to > added.from {
-		b.res.System().Hook("vmm.BufferOptions.OnGrow", func() { b.onGrow(int(added.from), int(added.to)) })
+		b.res.System().Hook("OnGrow", func() { b.onGrow(int(added.from), int(added.to)) })
 	}
 }
 

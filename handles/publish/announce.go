@@ -12,6 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
@@ -83,7 +84,7 @@ const behindGap = -1
 // several places announces in one, without naming a stream. Other work that wrote the
 // elements, such as a kernel after AppendUndefined, is not waited for. If a stream of an
 // append captures a graph it returns cuda.ErrCapturing. Otherwise AnnounceAppended is
-// like Announce.
+// like Announce; it also waits for a stream of an append that is being closed.
 func (p *Publication) AnnounceAppended(ctx context.Context) error {
 	const op = "publish.Publication.AnnounceAppended"
 	if err := p.turn(ctx, op); err != nil {
@@ -91,12 +92,48 @@ func (p *Publication) AnnounceAppended(ctx context.Context) error {
 	}
 	defer p.changes.Give()
 	bytes, on, mark := p.hold.Appended()
-	on = slices.DeleteFunc(on, (*core.Stream).Gone) // a closed stream has no work
-	err := p.announceBehind(ctx, op, on, func() (int, error) { return int(bytes / p.unit), nil })
+	on, free, err := p.useOpen(ctx, op, on)
+	if err != nil {
+		return err
+	}
+	defer free()
+	err = p.announceBehind(ctx, op, on, func() (int, error) { return int(bytes / p.unit), nil })
 	if err == nil {
 		p.hold.Announced(mark)
 	}
 	return err
+}
+
+// useOpen is useAll for streams that other goroutines may close: it leaves out those that
+// are closed, whose work is done, and waits for those that are closing.
+func (p *Publication) useOpen(ctx context.Context, op string, streams []*core.Stream) (open []*core.Stream, free func(), err error) {
+	over := func(s *core.Stream) bool {
+		return s.Gone() || s.Closed() && s.Ctx.Lost() != driver.Success // nothing runs there any more
+	}
+	both, cancel := p.within(ctx)
+	defer cancel()
+	for {
+		streams = slices.DeleteFunc(streams, over)
+		free, err = useAll(core.SystemOf(p.timeline.dev), op, streams)
+		if !errors.Is(err, cuda.ErrClosed) {
+			return streams, free, err
+		}
+		closing := slices.DeleteFunc(slices.Clone(streams), func(s *core.Stream) bool { return !s.Closed() })
+		if wait.Poll(both, func() bool { return !slices.ContainsFunc(closing, func(s *core.Stream) bool { return !over(s) }) }) {
+			continue
+		}
+		if p.ctx.Err() != nil {
+			return nil, nil, p.closed(op)
+		}
+		return nil, nil, peererr.Wait(ctx, op, "a stream of an append is closing, and its work is not done", "try again: nothing was announced")
+	}
+}
+
+// within returns a context that ends with the publication, too.
+func (p *Publication) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	both, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(p.ctx, cancel)
+	return both, func() { stop(); cancel() }
 }
 
 // turn waits for the changes before this one. It fails if the publication is withdrawn.
@@ -127,20 +164,20 @@ func (p *Publication) announceNext(ctx context.Context, op string, streams []*cu
 			on = append(on, core.StreamOf(s))
 		}
 	}
-	return p.announceBehind(ctx, op, on, next)
-}
-
-// announceBehind is announceNext for a caller that holds changes.
-func (p *Publication) announceBehind(ctx context.Context, op string, streams []*core.Stream, next func() (length int, err error)) error {
-	// Yield to the goroutines that send the announcement: otherwise they would wait until
-	// another processor wakes, while this one continues with something else.
-	defer runtime.Gosched()
 	// First, because a capture is refused without effect.
-	free, err := useAll(core.SystemOf(p.timeline.dev), op, streams)
+	free, err := useAll(core.SystemOf(p.timeline.dev), op, on)
 	if err != nil {
 		return err
 	}
 	defer free()
+	return p.announceBehind(ctx, op, on, next)
+}
+
+// announceBehind is announceNext for a caller that holds changes and the streams.
+func (p *Publication) announceBehind(ctx context.Context, op string, streams []*core.Stream, next func() (length int, err error)) error {
+	// Yield to the goroutines that send the announcement: otherwise they would wait until
+	// another processor wakes, while this one continues with something else.
+	defer runtime.Gosched()
 	if err := p.behind(ctx, op, streams); err != nil {
 		return err
 	}
@@ -170,14 +207,13 @@ func (p *Publication) announceBehind(ctx context.Context, op string, streams []*
 }
 
 // behind orders the words that are written from now on after the work that is on the
-// streams.
+// streams, which the caller holds.
 func (p *Publication) behind(ctx context.Context, op string, streams []*core.Stream) error {
 	both := ctx
 	if p.timeline.stream == nil { // the CPU waits
 		var cancel context.CancelFunc
-		both, cancel = context.WithCancel(ctx)
+		both, cancel = p.within(ctx)
 		defer cancel()
-		defer context.AfterFunc(p.ctx, cancel)()
 	}
 	for _, s := range streams {
 		if err := p.timeline.behind(both, op, s); err != nil {

@@ -122,11 +122,13 @@ func (f *follower) fits(k *line, said *accepted, page *peer.FD) (*fenceWord, err
 	return k.openWord(opFollow, f.dev, page, said.slot)
 }
 
-// saw notes the state that a publisher declares.
+// saw notes the state that a publisher declares, unless the connection has ended since.
 func (f *follower) saw(s State) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.state = s
+	if !f.died {
+		f.state = s
+	}
 }
 
 // mostReceived bounds the views that are kept of a publisher whose work is stalled.

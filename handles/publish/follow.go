@@ -56,7 +56,7 @@ type FollowOptions struct {
 	// that work is done, and then acknowledged to the publisher. If Quiesce is nil or
 	// returns no streams, the follower waits for all work that could use the memory, as
 	// vmm.Buffer.Clip does. It runs on a goroutine of the follower, for which it must not
-	// wait.
+	// wait. A panic is logged, and counts as no streams.
 	Quiesce func(length int) []*cuda.Stream
 }
 

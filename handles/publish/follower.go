@@ -291,7 +291,7 @@ func (f *follower) giveBack(length int, keep uint32) error {
 	}
 	var streams []*cuda.Stream
 	if f.options.Quiesce != nil {
-		streams = f.options.Quiesce(length)
+		core.SystemOf(f.dev).Hook("publish.FollowOptions.Quiesce", func() { streams = f.options.Quiesce(length) })
 	}
 	bytes := sizeOf(f.replica.chunks[:keep])
 	if int(keep) == len(f.replica.chunks) {

@@ -52,7 +52,8 @@ type ServerOptions struct {
 	// Authorize returns what a client may do with a publication. It is called when the
 	// client lists and when it follows, on several goroutines, and must not wait for the
 	// server. known is false, and the credentials are zero, for an inherited connection.
-	// Nil grants WriteAccess to every client that the listener accepts.
+	// Nil grants WriteAccess to every client that the listener accepts. A panic grants
+	// nothing, and is logged.
 	//
 	// NoAccess is enforced: the client gets no descriptor. ReadAccess is enforced only
 	// against clients of this library. The driver has no read-only descriptors, and a
@@ -82,7 +83,8 @@ type ServerOptions struct {
 	// minute.
 	Idle time.Duration
 	// Log receives the failures of clients: at level Info what a client alone can
-	// cause, above it what the server lacks. Nil discards them.
+	// cause, above it what the server lacks. Nil discards them, but for panics of Authorize,
+	// which go to slog.Default.
 	Log *slog.Logger
 }
 

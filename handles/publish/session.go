@@ -9,6 +9,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
@@ -170,9 +171,16 @@ func (ss *session) entries() []entry {
 	return all
 }
 
-// access applies the server's policy.
-func (ss *session) access(name string) Access {
-	return ss.server.o.Authorize(ss.client.Credentials, ss.client.known, name)
+// access applies the server's policy. What is no access, or a panic, grants nothing.
+func (ss *session) access(name string) (granted Access) {
+	const what = "publish.ServerOptions.Authorize"
+	o := &ss.server.o
+	core.Hook(o.Log, what, func() { granted = o.Authorize(ss.client.Credentials, ss.client.known, name) })
+	if granted > WriteAccess {
+		o.Log.Error("cuvmm: a function of the user returned what is no access", "function", what, "returned", granted, "publication", name)
+		return NoAccess
+	}
+	return granted
 }
 
 func (ss *session) find(t token) *replicator {

@@ -36,28 +36,22 @@ func newTimeline(d *cuda.Device) (*timeline, error) {
 	return t, nil
 }
 
-// behind orders later writes after the work that is on the stream now. A stream that
-// captures a graph is refused, without effect. Without a stream of its own it waits for
-// that work.
+// behind orders later writes after the work that is on the stream now, which the caller
+// holds. A stream that captures a graph is refused, without effect. Without a stream of
+// its own it waits for that work.
 func (t *timeline) behind(ctx context.Context, op string, in *core.Stream) error {
-	sys := core.SystemOf(t.dev)
-	if t.stream == nil {
-		f, err := sys.NewFence(op, []*core.Stream{in})
-		if err != nil {
-			return err
-		}
-		return passed(ctx, op, f)
-	}
-	if err := in.Use(op, sys); err != nil {
-		return err
-	}
-	defer in.Release()
 	m, capturing, err := in.Mark(op)
-	if err != nil {
+	switch {
+	case err != nil && t.stream == nil && in.Ctx.Lost() != driver.Success:
+		return nil // nothing runs there any more
+	case err != nil:
 		return err
-	}
-	if capturing {
+	case capturing:
 		return core.CapturingError(op, in)
+	case t.stream == nil:
+		f := new(core.Fence)
+		f.Add(m)
+		return passed(ctx, op, f)
 	}
 	defer m.Release()
 	return core.StreamOf(t.stream).After(op, m)

@@ -3,7 +3,6 @@ package core
 import (
 	"context"
 	"errors"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -104,15 +103,7 @@ func (s *System) Go(f func()) {
 }
 
 // Hook runs a function of a user. A panic of it is logged.
-func (s *System) Hook(what string, f func()) {
-	defer func() {
-		if p := recover(); p != nil {
-			s.Config.Log.Error("cuvmm: a function of the user panicked", "function", what, "panic", p,
-				"stack", string(debug.Stack()))
-		}
-	}()
-	f()
-}
+func (s *System) Hook(what string, f func()) { Hook(s.Config.Log, what, f) }
 
 // Pending makes Drain wait until done is called, once, for something that has yet to
 // come to the reclaimer.
