@@ -142,6 +142,10 @@ func (p *Pool) notOurs(b Block) error {
 		Hint: "free it where it was allocated"})
 }
 
+func otherPool(op, what string) error {
+	return errs.New(errs.Failure{Op: op, Kind: errs.Foreign, Asked: what + " another pool's", Hint: "use what this pool made"})
+}
+
 // stale returns the error for a block that was freed before. The pool keeps nothing of
 // such blocks: only the history has the stack of the first free.
 func (p *Pool) stale(b Block) error {

@@ -89,6 +89,9 @@ const captureOp = "pool.Capture"
 //
 // The statistics are valid even if the capture fails.
 func (p *Pool) Capture(s *cuda.Stream, o CaptureOptions, body func() error) (*cuda.Graph, CaptureStats, error) {
+	if err := p.made(captureOp); err != nil {
+		return nil, CaptureStats{}, err
+	}
 	if s == nil || body == nil {
 		return nil, CaptureStats{}, errs.Invalid(captureOp, "no stream, or no function", "pass the stream to capture, and the function whose work is captured")
 	}
@@ -184,6 +187,9 @@ func (p *Pool) BeginCapture(s *cuda.Stream, o CaptureOptions) (*Capture, error) 
 		return nil, errs.Invalid(op, "a nil stream", "name a stream that takes part in the capture")
 	}
 	st := core.StreamOf(s)
+	if err := p.made(op); err != nil {
+		return nil, err
+	}
 	if err := st.Use(op, p.sys); err != nil {
 		return nil, err
 	}
@@ -245,7 +251,7 @@ func (c *Capture) enter(op string) error {
 		c.arena = p.newArena()
 		c.arena.holds = 0
 	case c.o.Arena.pool != p:
-		return errs.ForeignError(op, "arena")
+		return otherPool(op, "the arena is")
 	case c.o.Arena.a == nil:
 		return errs.ClosedError(op, "arena")
 	default:

@@ -14,6 +14,9 @@ import (
 // blocks all requests. With the build tag invariants every operation ends with it, and
 // panics on an error.
 func (p *Pool) Check() error {
+	if err := p.made("pool.Check"); err != nil {
+		return err
+	}
 	p.misses.Lock()
 	defer p.misses.Unlock()
 	p.pressing.Lock()

@@ -18,7 +18,12 @@ const closeOp = "pool.Close"
 // changes nothing and returns cuda.ErrInUse, which names the blocks; while one of the
 // streams captures it returns cuda.ErrCapturing. After another error it may be called
 // again. Close is idempotent.
-func (p *Pool) Close() error { return p.closer.Close(p.close) }
+func (p *Pool) Close() error {
+	if err := p.made(closeOp); err != nil {
+		return err
+	}
+	return p.closer.Close(p.close)
+}
 
 // Released returns the end of the pool's closing: then all of its memory is back.
 func (p *Pool) Released() cuda.Completion { return p.closer.Completion() }

@@ -15,12 +15,15 @@ import (
 
 // HistoryOptions change what StartHistory keeps.
 type HistoryOptions struct {
-	// Events is how many of the latest are kept; 0 is 65,536, which take some
-	// 6 MiB.
+	// Events is how many of the latest are kept: at most 4,194,304, which take some
+	// 400 MB. 0 is 65,536.
 	Events int
 	// Stacks keeps the caller's stack, for about a microsecond and 200 bytes each.
 	Stacks bool
 }
+
+// mostEvents is how many events a history keeps at most.
+const mostEvents = 1 << 22
 
 // Event is an allocation or a free that succeeded.
 type Event struct {
@@ -47,6 +50,7 @@ func (p *Pool) StartHistory(o HistoryOptions) {
 	if o.Events <= 0 {
 		o.Events = 1 << 16
 	}
+	o.Events = min(o.Events, mostEvents)
 	r := &ring{events: make([]event, 0, o.Events), size: o.Events}
 	if o.Stacks {
 		r.stacks = make([]site, o.Events)

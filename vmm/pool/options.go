@@ -28,8 +28,8 @@ type Options struct {
 	// a pool with Access. The package documentation says what the size trades.
 	Chunk int
 	// Limit is the most physical memory, in bytes, that the pool may have: at least
-	// the granularity, and a Chunk. 0 is no limit. The default chunk is smaller below
-	// 512 MiB. SetLimit changes it.
+	// the granularity, and a Chunk. 0 is no limit. The default chunk is smaller if the
+	// limit, or the device's memory, is below 512 MiB. SetLimit changes it.
 	Limit int
 	// Wait is how long a request that finds no memory waits for freed blocks that the
 	// GPU still uses. 0 is a second. A negative value means never: then a request makes
@@ -61,8 +61,17 @@ func withDevice(d *cuda.Device, access []vmm.Access) []vmm.Access {
 	return append([]vmm.Access{{Location: d.Location(), Mode: vmm.ReadWrite}}, access...)
 }
 
-// chunksInLimit are how many chunks of the default size a limit leaves room for.
-const chunksInLimit = 16
+// chunksInRoom are how many chunks of the default size a limit, and the device's memory,
+// have room for.
+const chunksInRoom = 16
+
+// memory is the size of the device's memory, or 0 for a pool of host memory.
+func (p *Pool) memory() int {
+	if len(p.on) == 0 {
+		return 0
+	}
+	return p.dev.TotalMemory()
+}
 
 // sizes checks the sizes among the options and decides the defaults.
 func (p *Pool) sizes(op string) error {
@@ -83,6 +92,8 @@ func (p *Pool) sizes(op string) error {
 		return bad("Chunk", o.Chunk, fmt.Sprintf("use a multiple of the granularity, %s", errs.Bytes(p.gran)))
 	case o.Limit != 0 && (o.Limit < 0 || uint64(o.Limit) < p.gran):
 		return bad("Limit", o.Limit, p.limitHint())
+	case p.memory() > 0 && o.Chunk > p.memory():
+		return bad("Chunk", o.Chunk, fmt.Sprintf("use at most the device's memory, %s, or 0 for a size that fits it", errs.Bytes(p.memory())))
 	case o.Limit > 0 && o.Chunk > o.Limit:
 		return bad("Chunk", o.Chunk, fmt.Sprintf("use at most Options.Limit, %s, or 0 for a size that fits it", errs.Bytes(uint64(o.Limit))))
 	}
@@ -92,8 +103,10 @@ func (p *Pool) sizes(op string) error {
 	if o.Chunk == 0 && len(o.Access) > 0 { // which is granted chunk by chunk
 		p.chunk *= 2
 	}
-	if o.Chunk == 0 && o.Limit > 0 {
-		p.chunk = min(p.chunk, max(p.gran, uint64(o.Limit)/chunksInLimit/p.gran*p.gran))
+	for _, room := range []int{o.Limit, p.memory()} {
+		if o.Chunk == 0 && room > 0 {
+			p.chunk = min(p.chunk, max(p.gran, uint64(room)/chunksInRoom/p.gran*p.gran))
+		}
 	}
 	p.classes = newClasses(p.smallMax, p.gran)
 	return nil
@@ -108,8 +121,12 @@ func (p *Pool) limitHint() string {
 // memory that the GPU has passed back at once; what is still above the limit stays,
 // and the pool makes no more until it is below.
 func (p *Pool) SetLimit(bytes int) error {
+	const op = "pool.SetLimit"
+	if err := p.made(op); err != nil {
+		return err
+	}
 	if bytes != 0 && (bytes < 0 || uint64(bytes) < p.gran) {
-		return errs.Invalid("pool.SetLimit", fmt.Sprintf("%d bytes", bytes), p.limitHint())
+		return errs.Invalid(op, fmt.Sprintf("%d bytes", bytes), p.limitHint())
 	}
 	p.limit.Store(uint64(bytes))
 	if have := p.reserved.Load(); bytes > 0 && have > uint64(bytes) {
@@ -126,7 +143,7 @@ func (p *Pool) impossible(w *want) *shortage {
 	if l := p.limit.Load(); l > 0 && n > l {
 		return &shortage{kind: errs.Budget, size: n}
 	}
-	if len(p.on) > 0 && n > uint64(p.dev.TotalMemory()) {
+	if m := p.memory(); m > 0 && n > uint64(m) {
 		return &shortage{kind: errs.OutOfMemory, size: n}
 	}
 	return nil

@@ -204,6 +204,9 @@ func (p *Pool) allocFrom(sh *shard, w *want) (Block, error) {
 
 // want checks a request, and decides what serves it.
 func (p *Pool) want(w *want, r Request) error {
+	if p == nil || p.smallMax == 0 {
+		return p.made(allocOp)
+	}
 	if core.StreamOf(r.Stream) == nil {
 		return errs.Invalid(allocOp, "no stream", "name the stream whose work uses the block: one of Device.NewStream or BorrowStream")
 	}
@@ -276,9 +279,20 @@ func (p *Pool) shardOf(op string, st *core.Stream) (*shard, error) {
 	return p.attach(st), nil
 }
 
+// made refuses a pool that New did not make.
+func (p *Pool) made(op string) error {
+	if p == nil || p.sys == nil {
+		return errs.Invalid(op, "a pool that New did not make", "make it with pool.New")
+	}
+	return nil
+}
+
 // lockOpen takes mu, unless the pool is closed. It waits for a Close that runs,
 // since that may be refused. The caller does not hold misses.
 func (p *Pool) lockOpen(op string) error {
+	if err := p.made(op); err != nil {
+		return err
+	}
 	p.mu.Lock()
 	if !p.closed {
 		return nil

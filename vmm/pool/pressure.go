@@ -56,7 +56,7 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 	}
 	defer sh.keep(-1)
 	for s := p.impossible(w); s != nil; s = p.impossible(w) {
-		if p.o.OnExhausted == nil || !r.ask(s) {
+		if s.kind != errs.Budget || p.o.OnExhausted == nil || !r.ask(s) { // which may raise the limit
 			return Block{}, p.refusal(sh, w, s)
 		}
 	}
@@ -122,7 +122,7 @@ func (r *escalation) ask(s *shortage) bool {
 	r.unlock()
 	defer r.lock()
 	st := r.p.Stats()
-	return r.p.o.OnExhausted(Exhausted{Bytes: int(r.w.bytes), Tag: r.w.tag, Reason: s.reason(), Reserved: st.Reserved, Requested: st.Requested})
+	return r.p.o.OnExhausted(Exhausted{Bytes: int(r.w.bytes), Tag: r.w.tag, Reason: s.reason(), Limit: st.Limit, Reserved: st.Reserved, Requested: st.Requested})
 }
 
 // escalation is what a request does that finds no memory. It tries again after each step:
@@ -322,8 +322,8 @@ func (p *Pool) waits() bool {
 	return false
 }
 
-// Exhausted describes a request that is about to be refused, for Options.OnExhausted. The
-// function may free blocks, of this pool and of others, and may call anything. If it
+// Exhausted describes a request that is about to be refused, for Options.OnExhausted,
+// unless it is larger than the device's memory, which is refused at once. The function may free blocks, of this pool and of others, and may call anything. If it
 // returns true the request is tried again. It runs on the goroutine that allocates, and
 // no lock is held.
 type Exhausted struct {
@@ -332,6 +332,9 @@ type Exhausted struct {
 	// Reason is cuda.ErrOutOfMemory, cuda.ErrOutOfAddressSpace or
 	// cuda.ErrBudget.
 	Reason error
+	// Limit is the pool's limit in bytes, or 0. A request of more can only be served if
+	// the function raises it (Pool.SetLimit), whatever it frees.
+	Limit int
 	// Reserved is the pool's physical memory, and Requested the size of its live
 	// blocks, in bytes.
 	Reserved, Requested int
@@ -354,7 +357,7 @@ const holders = 3
 func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 	st := p.Stats()
 	f := errs.Failure{Op: allocOp, Kind: s.kind, Call: s.call, Result: s.result, Err: s.err}
-	f.Asked = fmt.Sprintf("%s for stream %#x on %v; the pool has %s, of which live blocks were asked for %s",
+	f.Asked = fmt.Sprintf("%s for stream %#x on %v; the pool has %s, of which %s are requested by live blocks",
 		errs.Bytes(w.bytes), uintptr(sh.stream.Handle), p.dev, errs.Bytes(st.Reserved), errs.Bytes(st.Requested))
 	if st.Waiting > 0 {
 		f.Asked += ", with " + errs.Count(st.Waiting, "freed block") + " still waiting for other streams"
@@ -370,7 +373,7 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 		f.Asked += fmt.Sprintf("; the limit is %s", errs.Bytes(st.Limit))
 		f.Hint = "free blocks, or raise the limit with Pool.SetLimit"
 		if w.kind == mid && uint64(st.Limit) < s.size {
-			f.Hint = fmt.Sprintf("such requests are served in chunks of %s: raise the limit with Pool.SetLimit", errs.Bytes(p.chunk))
+			f.Hint = p.chunkHint("raise the limit with Pool.SetLimit")
 		}
 	case s.kind == errs.OutOfAddressSpace:
 		f.Hint = "memory is not what ran out: close reservations, or other pools"
@@ -378,10 +381,17 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 		f.Hint = "free blocks, or what others hold of the device's memory"
 		if free, total, err := p.dev.MemoryInfo(); err == nil {
 			f.Asked += fmt.Sprintf("; the device has %s free of %s", errs.Bytes(free), errs.Bytes(total))
+			if w.kind == mid && w.size <= uint64(free) && uint64(free) < p.chunk {
+				f.Hint = p.chunkHint("use a smaller Options.Chunk")
+			}
 			f.Hint = cmp.Or(p.sys.Withheld(s.size, free), f.Hint)
 		}
 	}
 	return errs.New(f)
+}
+
+func (p *Pool) chunkHint(remedy string) string {
+	return fmt.Sprintf("such requests are served in chunks of %s: %s", errs.Bytes(p.chunk), remedy)
 }
 
 // fewBlocks are how many live blocks a refusal goes through at most.

@@ -153,6 +153,9 @@ const trimOp = "pool.Trim"
 // bytes that it gave back. It gives idle streams some milliseconds to pass, and does
 // not wait for work.
 func (p *Pool) Trim(need int) (freed int, err error) {
+	if err := p.made(trimOp); err != nil {
+		return 0, err
+	}
 	switch {
 	case need < 0:
 		return 0, errs.Invalid(trimOp, fmt.Sprintf("%d bytes", need), "use a size in bytes, or 0 for all")

@@ -40,6 +40,9 @@ const prepareOp = "pool.Prepare"
 // each; the caller closes the others. After an error in the plan itself there are none,
 // and closing the result does nothing.
 func (p *Pool) Prepare(s *cuda.Stream, plan ...Workspace) (*Workspaces, error) {
+	if err := p.made(prepareOp); err != nil {
+		return &Workspaces{}, err
+	}
 	w := &Workspaces{pool: p, blocks: map[string]Block{}}
 	for _, one := range plan {
 		if _, twice := w.blocks[one.Name]; twice {
@@ -110,7 +113,7 @@ func (w *Workspaces) hold(op string, p *Pool) error {
 	defer w.mu.Unlock()
 	switch {
 	case w.pool != p:
-		return errs.ForeignError(op, "workspaces")
+		return otherPool(op, "the workspaces are")
 	case w.closed:
 		return errs.ClosedError(op, "workspaces")
 	}

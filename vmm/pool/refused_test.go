@@ -1,0 +1,120 @@
+package pool_test
+
+import (
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/stretchr/testify/require"
+)
+
+// A pool that New did not make is refused, and nothing hangs.
+func TestAPoolThatNewDidNotMake(t *testing.T) {
+	_, d := open(t)
+	s := stream(t, d)
+	for _, p := range []*pool.Pool{nil, {}} {
+		for name, call := range map[string]func() error{
+			"Alloc":          func() error { _, err := p.Alloc(pool.Request{Bytes: 1, Stream: s}); return err },
+			"Trim":           func() error { _, err := p.Trim(0); return err },
+			"SetLimit":       func() error { return p.SetLimit(1 << 30) },
+			"Prepare":        func() error { _, err := p.Prepare(s, pool.Workspace{Bytes: 1}); return err },
+			"NewArena":       func() error { _, err := p.NewArena(); return err },
+			"BeginCapture":   func() error { _, err := p.BeginCapture(s, pool.CaptureOptions{}); return err },
+			"BeginCaptureID": func() error { _, err := p.BeginCaptureID(1, pool.CaptureOptions{}); return err },
+			"Capture": func() error {
+				_, _, err := p.Capture(s, pool.CaptureOptions{}, func() error { return nil })
+				return err
+			},
+			"Check": func() error { return p.Check() },
+			"Close": func() error { return p.Close() },
+		} {
+			err := call()
+			require.ErrorIs(t, err, cuda.ErrInvalidArgument, name)
+			require.ErrorContains(t, err, "a pool that New did not make", name)
+		}
+	}
+}
+
+// A pool uses the arenas and workspaces that it made, and says so.
+func TestWhatAnotherPoolMade(t *testing.T) {
+	_, d := open(t)
+	s := stream(t, d)
+	p, q := newPool(t, d, pool.Options{}), newPool(t, d, pool.Options{})
+	arena, err := q.NewArena()
+	require.NoError(t, err)
+	work, err := q.Prepare(s, pool.Workspace{Name: "w", Bytes: 100})
+	require.NoError(t, err)
+	for says, o := range map[string]pool.CaptureOptions{
+		"the arena is another pool's":       {Arena: arena},
+		"the workspaces are another pool's": {Workspaces: work},
+	} {
+		_, _, err := p.Capture(s, o, func() error { return nil })
+		require.ErrorIs(t, err, cuda.ErrForeign)
+		require.ErrorContains(t, err, says)
+	}
+	require.NoError(t, work.Close())
+	require.NoError(t, arena.Close())
+}
+
+// The chunks of a device with little memory are small, and one that the device could not
+// hold is refused.
+func TestChunksFitTheDevice(t *testing.T) {
+	_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 64 * mib}}})
+	s := stream(t, d)
+	_, err := pool.New(d, pool.Options{Chunk: 128 * mib})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.ErrorContains(t, err, "use at most the device's memory, 64 MiB")
+
+	p, err := pool.New(d, pool.Options{})
+	require.NoError(t, err)
+	var all []pool.Block
+	for range 6 {
+		all = append(all, alloc(t, p, s, 9*mib))
+	}
+	for _, b := range all {
+		free(t, p, b)
+	}
+	require.NoError(t, p.Close())
+
+	p, err = pool.New(d, pool.Options{Chunk: 32 * mib, Wait: -1})
+	require.NoError(t, err)
+	one, two := alloc(t, p, s, 100), alloc(t, p, s, 30*mib) // a slab and a chunk
+	_, err = p.Alloc(pool.Request{Bytes: 9 * mib, Stream: s})
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	require.ErrorContains(t, err, "such requests are served in chunks of 32 MiB: use a smaller Options.Chunk")
+	require.ErrorContains(t, err, "the pool has 34 MiB, of which 31457380 bytes are requested by live blocks")
+	free(t, p, one)
+	free(t, p, two)
+	require.NoError(t, p.Close())
+}
+
+// OnExhausted knows the limit, so that it frees nothing in vain, and is not called for what
+// the device cannot hold at all.
+func TestTheCallbackKnowsTheLimit(t *testing.T) {
+	_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 64 * mib}}})
+	s := stream(t, d)
+	var limits []int
+	p := newPool(t, d, pool.Options{Limit: 10 * mib, OnExhausted: func(e pool.Exhausted) bool {
+		limits = append(limits, e.Limit)
+		return false
+	}})
+	_, err := p.Alloc(pool.Request{Bytes: 12 * mib, Stream: s})
+	require.ErrorIs(t, err, cuda.ErrBudget)
+	require.Equal(t, []int{10 * mib}, limits)
+	require.NoError(t, p.SetLimit(0))
+	_, err = p.Alloc(pool.Request{Bytes: 100 * mib, Stream: s})
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	require.Len(t, limits, 1)
+}
+
+// A history of more events than a process can hold is a shorter one.
+func TestALongHistoryIsBounded(t *testing.T) {
+	_, d := open(t)
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{})
+	p.StartHistory(pool.HistoryOptions{Events: 1 << 40})
+	free(t, p, alloc(t, p, s, 100))
+	require.Len(t, p.History(), 2)
+	p.StopHistory()
+}
