@@ -138,8 +138,8 @@ func TestBound(t *testing.T) {
 func TestRecordedTraces(t *testing.T) {
 	files, err := filepath.Glob("../../vmm/pool/testdata/traces/*.gz")
 	require.NoError(t, err)
-	if len(files) == 0 {
-		t.Skip("the traces are not here")
+	if _, err := os.Stat("../../go.mod"); err != nil {
+		t.Skip("the tests run away from the sources, where the traces are")
 	}
 	require.Len(t, files, 5)
 	var out, complaints bytes.Buffer

@@ -32,8 +32,8 @@ type Arena struct {
 //
 //	none ──capture──► running ⇄ idle ──last graph gone, and the Arena closed──► retired
 //
-// Once it is retired, its shards are the pool's like those of closed streams: others have
-// what is free in them, and blocks that still live are freed as any.
+// Once it is retired, its shards belong to the pool like those of closed streams: other
+// shards can take what is free in them, and live blocks are freed as usual.
 type arena struct {
 	pool    *Pool
 	shards  []*shard

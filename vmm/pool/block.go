@@ -42,7 +42,7 @@ func (b Block) Bytes() int { return b.bytes }
 type header struct {
 	home *home
 	gen  uint64 // a quick stream would be through 32 bits in minutes
-	// link is what a live slot was asked for, in bytes, and of a free one the
+	// link is the requested size of a live slot, in bytes, and of a free one the
 	// number of the next.
 	link    uint32
 	slot    uint32 // which of the slab
@@ -76,7 +76,7 @@ func (h *header) at() driver.Ptr {
 	return h.home.ext.ptr
 }
 
-// asked is what the block was asked for, in bytes.
+// asked is the requested size, in bytes.
 func (h *header) asked() uint64 {
 	if e := h.home.ext; e != nil {
 		return e.asked
@@ -100,9 +100,9 @@ func (h *header) size() uint64 {
 	return h.home.slab.slot
 }
 
-// Free returns a block to the pool. Its memory is used again once the work that is now
-// on the block's stream is done, and the work on the streams named besides: name every
-// other stream that used the block. Free waits for nothing and makes no driver call.
+// Free returns a block to the pool. Its memory is reused once the work that is on the
+// block's stream now, and on the named streams, is done: name every other stream that used
+// the block. Free waits for nothing and makes no driver call.
 // Freeing a block twice is cuda.ErrClosed. Free is safe for concurrent use.
 //
 // If a named stream takes part in a capture, the block waits for the capture's end; see

@@ -61,7 +61,7 @@ type CaptureTag struct {
 type Capture struct {
 	pool   *Pool
 	id     uint64
-	origin *core.Stream // nil where only the id is known
+	origin *core.Stream // nil if only the id is known
 	arena  *arena
 	o      CaptureOptions
 	dog    *watchdog

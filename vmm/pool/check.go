@@ -219,7 +219,7 @@ func (s *shardCheck) block(h *header) {
 	if h.live() {
 		s.live++
 		s.requested += h.asked()
-		s.must(h.asked() <= h.size(), "the block at %#x of %d bytes was asked for %d", h.at(), h.size(), h.asked())
+		s.must(h.asked() <= h.size(), "the block at %#x of %d bytes has a requested size of %d", h.at(), h.size(), h.asked())
 	}
 	if h.waiting {
 		s.waiting++

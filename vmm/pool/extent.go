@@ -148,15 +148,15 @@ func (e *extent) padded(size, align uint64) uint64 {
 	return (uint64(e.ptr)+align-1)&^(align-1) - uint64(e.ptr) + size
 }
 
-// apart is how many times a free extent is as long as a request that lies at its back.
-const apart = 4
+// farApart is how many times a free extent is as long as a request that lies at its back.
+const farApart = 4
 
 // position is the address of a request in a free extent: its front. A request of about a
 // chunk or more lies at the back of a much longer extent, which can then still grow
 // downward: what is cut out of large extents, and what needs a whole one, come from
 // different ends.
 func (sh *shard) position(e *extent, size, align uint64) driver.Ptr {
-	if size >= sh.pool.chunk/4*3 && size*apart <= e.size {
+	if size >= sh.pool.chunk/4*3 && size*farApart <= e.size {
 		return (e.end() - driver.Ptr(size)) &^ driver.Ptr(align-1)
 	}
 	return (e.ptr + driver.Ptr(align-1)) &^ driver.Ptr(align-1)

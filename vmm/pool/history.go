@@ -30,7 +30,7 @@ type Event struct {
 	Op    trace.Kind `json:"op"` // trace.Alloc or trace.Free
 	Time  time.Time  `json:"time"`
 	Ptr   cuda.Ptr   `json:"ptr"`
-	Bytes int        `json:"bytes"` // that the block was asked for
+	Bytes int        `json:"bytes"` // as requested
 	Tag   Tag        `json:"tag,omitempty"`
 	// Stream is the raw handle of the block's stream.
 	Stream uintptr `json:"stream"`

@@ -115,7 +115,7 @@ package pool
 // # Captures
 //
 // Whether a stream captures is known without the driver if only this library can reach
-// the stream (core.Stream.MayCapture); of other streams the driver is asked. Inside a
+// the stream (core.Stream.MayCapture); for others the pool asks the driver. Inside a
 // capture an arena (arena.go) serves, with shards of its own: the same rules, but nothing
 // takes from them, nothing in them moves or is trimmed, and its streams share only what
 // was free when the capture began, because the graph orders nothing else. When the last

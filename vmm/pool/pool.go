@@ -261,7 +261,7 @@ func (p *Pool) allocSlowly(st *core.Stream, w want) (Block, error) {
 	return p.allocFrom(sh, &w)
 }
 
-// shardOf is the stream's shard, made when it is first asked for.
+// shardOf returns the stream's shard, and makes it on first use.
 func (p *Pool) shardOf(op string, st *core.Stream) (*shard, error) {
 	if sh, ok := st.Locals.Get(p.local).(*shard); ok && sh.pool == p {
 		return sh, nil

@@ -74,7 +74,7 @@ type Part struct {
 	Ptr   cuda.Ptr  `json:"ptr"`
 	Bytes int       `json:"bytes"` // that it takes
 	State PartState `json:"state"`
-	// Requested is what a live block was asked for, and Tag what it is for.
+	// Requested is the requested size of a live block, and Tag what the block is for.
 	Requested int `json:"requested,omitempty"`
 	Tag       Tag `json:"tag,omitempty"`
 	// Stack is the stack that allocated the block, with Options.Track.
