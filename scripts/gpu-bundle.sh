@@ -3,8 +3,8 @@
 #
 # Leaves in DIR run.sh and one archive, with which a machine that has a GPU and
 # its driver, but neither Go nor the sources, runs every test, benchmark and
-# program of the repository that can use a GPU, or those of the named packages
-# (by folder: vmm, cuda/sim, samples/...). `DIR/run.sh -help` says how. Together
+# sample of the repository that can use a GPU, or the tests, benchmarks and programs
+# of the named packages (by folder: vmm, cuda/sim, samples/...). `DIR/run.sh -help` says how. Together
 # they take at most 48 MiB.
 set -euo pipefail
 limit=$((48 << 20))
@@ -77,7 +77,8 @@ for module in $("$scripts/modules.sh"); do
 			[ ! -d "$folder/testdata" ] || cp -R "$folder/testdata" "$stage/$package/"
 			kinds+=' tests'
 		fi
-		if [ "$name" = main ]; then
+		# Other programs do nothing without arguments.
+		if [ "$name" = main ] && { [ ${#packages[@]} -gt 0 ] || [[ $package == samples/* ]]; }; then
 			mkdir -p "$stage/$package"
 			(cd "$folder" && go build "${flags[@]}" -o "$stage/$package/program" .)
 			kinds+=' program'

@@ -27,14 +27,14 @@ const usage = `usage: run.sh [option...] [PACKAGE...] [-- ARGUMENT...]
 
 Runs the tests and programs of the bundle, each from its own package's folder
 and under a time limit, and prints one line for each. Exits with 1 if one
-failed, with 2 if it was asked for what it does not have.
+failed, with 2 if an argument is wrong or names what the bundle lacks.
 
 PACKAGE is a folder of the repository: vmm, cuda/sim, samples/02-growable, or
 vmm/... for vmm and all below it. ARGUMENTs go to the programs; the output of a
 program that was named is shown.
 
-Everything that was said goes to the end of a log as well: ./cuvmm-gpu.log, or
-the file that CUVMM_LOG names.
+All output goes to the end of a log as well: ./cuvmm-gpu.log, or the file that
+CUVMM_LOG names.
 
 options:
 `
@@ -156,7 +156,7 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 	f.SetOutput(io.Discard)
 	f.BoolVar(&o.list, "list", false, "print what is in the bundle, run nothing")
 	f.BoolVar(&o.bench, "bench", false, "run the benchmarks, not the tests and programs")
-	f.BoolVar(&o.noGPU, "no-gpu", false, "let tests that need a GPU skip instead of fail")
+	f.BoolVar(&o.noGPU, "no-gpu", false, "let tests that need a GPU skip instead of fail, and programs use the software driver")
 	f.StringVar(&o.run, "run", ".", "only tests (with -bench: benchmarks) that match `REGEX`; no programs")
 	f.StringVar(&o.shard, "shard", "1/1", "`I/N`: every N-th package only, from the I-th on")
 	f.DurationVar(&o.timeout, "timeout", 0, "limit for each `TIME`, such as 90s (default 2m, with -bench 7m)")
@@ -247,10 +247,14 @@ func (j job) execute(ctx context.Context, dir string, o options) report {
 		cmd = exec.Command(filepath.Join(folder, "package.test"), args...)
 	}
 	cmd.Dir = folder
-	// The variable makes a test that needs a GPU fail where it finds none.
+	// Without a GPU a test that needs one fails by the first variable. By the second a
+	// program fails, which would go on with the software driver.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "CUVMM_REQUIRE_GPU=") })
 	if !o.noGPU {
 		cmd.Env = append(cmd.Env, "CUVMM_REQUIRE_GPU=1")
+		if j.kind == program {
+			cmd.Env = append(cmd.Env, "CUVMM_DRIVER=real")
+		}
 	}
 
 	output, took, late, err := runLimited(ctx, cmd, o.timeout)

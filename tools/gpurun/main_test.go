@@ -29,10 +29,11 @@ func bundle(t *testing.T) string {
 		require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), mode))
 	}
-	write("samples/01/program", "#!/bin/sh\necho said: \"$@\" in \"${PWD##*/}\"\n[ \"$1\" != fail ]\n", 0o755)
+	write("samples/01/program", "#!/bin/sh\necho said: \"$@\" in \"${PWD##*/}\" by the $CUVMM_DRIVER driver\n[ \"$1\" != fail ]\n", 0o755)
 	write("packages", "mixed tests\ncrash tests\nsamples/01 program\n", 0o644)
 	t.Setenv("CUVMM_LOG", filepath.Join(dir, "log"))
 	t.Setenv("CUVMM_REQUIRE_GPU", "")
+	t.Setenv("CUVMM_DRIVER", "")
 	return dir
 }
 
@@ -66,7 +67,8 @@ func TestRun(t *testing.T) {
 		{name: "a failure after the tests", args: "crash", crashBy: "leaking", want: []string{
 			"FAILED  crash (tests): 1 passed, 0 failed, 0 skipped, exit status 1", "one reservation was never closed"}},
 		{name: "tests that never ran", args: "crash", crashBy: "silence", want: []string{"FAILED  crash (tests): no test ran"}},
-		{name: "all of a folder", args: "samples/...", ok: true, want: []string{"passed  samples/01 (program)", "said: in 01"}},
+		{name: "all of a folder", args: "samples/...", ok: true, want: []string{"passed  samples/01 (program)", "said: in 01 by the real driver"}},
+		{name: "a program without a GPU", args: "-no-gpu samples/01", ok: true, want: []string{"said: in 01 by the driver"}},
 		{name: "a program's arguments", args: "samples/01 -- -n 3", ok: true, want: []string{"said: -n 3 in 01"}},
 		{name: "a program that fails", args: "samples/01/ -- fail", want: []string{"FAILED  samples/01 (program), exit status 1", "said: fail"}},
 		{name: "a shard", args: "-list -shard 2/2", ok: true, want: []string{"crash (tests)\n"}, not: []string{"mixed", "samples"}},
