@@ -108,7 +108,7 @@ func TestOnlyVisibleDevicesAreSeenInTheirOrder(t *testing.T) {
 	}
 	reaches, res := r.DeviceCanAccessPeer(0, 1)
 	r.ok(res)
-	require.False(t, reaches, "what was said of all devices is said of those that are seen")
+	require.False(t, reaches, "Unreachable lists ordinals of all devices, visible or not")
 	hidden, seen := newMachineUUID(t, Options{Devices: all}, 2), newMachineUUID(t, Options{Devices: all, Visible: []int{2}}, 0)
 	require.Equal(t, hidden, seen, "a device keeps its identity")
 	for _, bad := range [][]int{{3}, {-1}, {0, 0}} {

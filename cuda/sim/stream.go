@@ -114,8 +114,8 @@ func (a *api) enterStream(call driver.Call, c driver.Context, h driver.Stream) (
 // of. It returns at once, unless a call waits for all of the context's work.
 //
 // It begins behind the work before it on the stream, behind deps, and, between
-// the legacy stream and those that block with it, behind what was submitted
-// there before. It returns nil if there is no op, as in a capture.
+// the legacy stream and the streams that block with it, behind the work that was
+// submitted there before. It returns nil if there is no op, as in a capture.
 func (s *stream) submit(t task, deps ...*op) (*op, driver.Result) {
 	m, c := s.m, s.context
 	for c.stalls > 0 && s.joined == nil && !m.closed && c.lost == driver.Success {

@@ -36,7 +36,7 @@ var managedRanges = []Case{
 	},
 	{
 		Name:  "a managed allocation's pointer attributes",
-		Says:  "it is managed, and its start and size are those that were asked for",
+		Says:  "it is managed, and its start and size are the requested ones",
 		Needs: needs(managedMemory),
 		Run: func(t *T) {
 			p := t.managed(3 * mib)

@@ -440,7 +440,7 @@ static void kernels(void *s, char *ptx) {
     char log[300] = "";
     int options[] = {5, 6};
     void *values[] = {log, (void *)sizeof log};
-    const char *strange = ".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry nobody_knows_it()\n{\nret;\n}\n";
+    const char *strange = ".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry without_a_function()\n{\nret;\n}\n";
     OK(cuModuleLoadData, (void **, const void *), &m, ptx);
     OK(cuModuleUnload, (void *), m);
     OK(cuModuleLoadDataEx, (void **, const void *, unsigned, int *, void **), &m, ptx, 2, options, values);
@@ -472,7 +472,7 @@ static void kernels(void *s, char *ptx) {
 
     // Kernels without a Go function fail at load, in words.
     GIVES(NO_BINARY, cuModuleLoadDataEx, (void **, const void *, unsigned, int *, void **), &m, strange, 2, options, values);
-    TRUE(strstr(log, "nobody_knows_it") && strstr(log, "no Go function"));
+    TRUE(strstr(log, "without_a_function") && strstr(log, "no Go function"));
     GIVES(NO_BINARY, cuModuleLoadData, (void **, const void *), &m, strange);
     GIVES(NO_BINARY, cuModuleLoadData, (void **, const void *), &m, "\x7f" "ELF");
     GIVES(INVALID_PTX, cuModuleLoadDataEx, (void **, const void *, unsigned, int *, void **), &m, ".version 8.0\n", 2, options, values);
