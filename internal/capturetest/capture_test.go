@@ -65,13 +65,13 @@ var situations = []situation{
 }
 
 func TestAForeignCaptureSurvivesEveryOperation(t *testing.T) {
-	each(t, func(t *testing.T, d *cuda.Device) {
+	each(t, func(t *testing.T, p place) {
 		for _, folder := range slices.Sorted(maps.Keys(tables)) {
 			for _, name := range slices.Sorted(maps.Keys(tables[folder])) {
 				t.Run(folder+"."+name, func(t *testing.T) {
 					for _, s := range situations {
 						t.Run(s.name, func(t *testing.T) {
-							w := &world{t, d}
+							w := &world{t, p}
 							c := newCapture(w, s)
 							call := tables[folder][name](w)
 							end, err := c.during(call)
@@ -88,20 +88,21 @@ func TestAForeignCaptureSurvivesEveryOperation(t *testing.T) {
 // The cases reach the calls that end captures: made in the thread's own mode,
 // as other libraries make them, they do end one.
 func TestTheSameOperationsEndACaptureInTheThreadsOwnMode(t *testing.T) {
-	each(t, func(t *testing.T, d *cuda.Device) {
-		sys, err := gputest.Wrap(core.SystemOf(d.System()).Drv.Foreign(), nil)
+	each(t, func(t *testing.T, p place) {
+		sys, err := gputest.Wrap(core.SystemOf(p.dev).Drv.Foreign(), nil)
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, sys.Close()) })
 		for folder, names := range map[string][]string{
 			"cuda": {"Device.NewHostBuffer", "Device.Context", "Event.Done", "Event.Synchronize", "HostBuffer.Close",
 				"Module.Close", "Stream.Close", "Stream.Done", "Stream.Download", "Stream.Synchronize", "Stream.Upload", "System.TrimHost"},
-			"managed": {"New", "Allocator.Close", "Buffer.Close", "Range.Host"},
+			"handles/publish": {"TakeOver"},
+			"managed":         {"New", "Allocator.Close", "Buffer.Close", "Range.Host"},
 			"vmm": {"Buffer.Append", "Buffer.Close", "Buffer.Clip", "Buffer.SetAccess", "Mapping.Close",
 				"Slice.CopyTo", "Writer.ReadFrom"},
 		} {
 			for _, name := range names {
 				t.Run(folder+"."+name, func(t *testing.T) {
-					w := &world{t, sys.Devices()[0]}
+					w := &world{t, place{sys.Devices()[0], p.folder}}
 					c := newCapture(w, situations[0])
 					end, _ := c.during(tables[folder][name](w))
 					require.Equal(t, driver.CaptureInvalid, end)
@@ -113,9 +114,9 @@ func TestTheSameOperationsEndACaptureInTheThreadsOwnMode(t *testing.T) {
 
 // A call that is known to end captures is seen to.
 func TestACaptureThatIsEndedIsNoticed(t *testing.T) {
-	each(t, func(t *testing.T, d *cuda.Device) {
+	each(t, func(t *testing.T, p place) {
 		for _, s := range situations {
-			w := &world{t, d}
+			w := &world{t, p}
 			c := newCapture(w, s)
 			other := core.StreamOf(w.stream())
 			end, err := c.during(func() error {
@@ -130,13 +131,23 @@ func TestACaptureThatIsEndedIsNoticed(t *testing.T) {
 	})
 }
 
-// each is gputest.Each, with multicast on the software driver.
-func each(t *testing.T, test func(t *testing.T, d *cuda.Device)) {
+// each is gputest.Each, with multicast on the software driver and a machine there that
+// processes can share.
+func each(t *testing.T, test func(t *testing.T, p place)) {
 	t.Run("software", func(t *testing.T) {
-		_, s := sim.Open(t, sim.WithMulticast(1))
-		test(t, s.Devices()[0])
+		p := place{folder: sharedFolder(t)}
+		_, s := sim.Open(t, p.machine())
+		p.dev = s.Devices()[0]
+		test(t, p)
 	})
-	t.Run("real", func(t *testing.T) { test(t, gputest.Real(t)) })
+	t.Run("real", func(t *testing.T) { test(t, place{dev: gputest.Real(t)}) })
+}
+
+// machine is the software machine of a place.
+func (p place) machine() sim.Options {
+	o := sim.WithMulticast(1)
+	o.Folder = p.folder
+	return o
 }
 
 // capture is what another library in the process does.

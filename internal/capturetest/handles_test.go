@@ -290,15 +290,7 @@ var publishCases = join(
 				return err
 			}
 		},
-		"TakeOver": func(w *world) func() error { // its calls are those of Array, after another process has ended
-			s, f := w.server(), w.follower()
-			return func() error {
-				if _, err := publish.TakeOver(w.soon(), s, f); !errors.Is(err, cuda.ErrNotSupported) {
-					return fmt.Errorf("a follower of an inherited connection was taken over: %w", err)
-				}
-				return nil
-			}
-		},
+		"TakeOver":     takesOver,
 		"Client.Close": func(w *world) func() error { _, k := w.published(); return k.Close },
 		"Client.List": func(w *world) func() error {
 			_, k := w.published()

@@ -12,8 +12,8 @@ import (
 // Appending Go memory to a buffer can be captured, whether or not it has the
 // memory already: the graph keeps the bytes, and every launch writes them.
 func TestAppendAndCopyFromIntoACapture(t *testing.T) {
-	each(t, func(t *testing.T, d *cuda.Device) {
-		w := &world{t, d}
+	each(t, func(t *testing.T, p place) {
+		w := &world{t, p}
 		b, s := w.buffer(), w.stream()
 		require.NoError(t, b.Resize(s, mib))
 		require.NoError(t, s.Synchronize())
@@ -56,8 +56,8 @@ func TestAppendAndCopyFromIntoACapture(t *testing.T) {
 
 // What cannot be captured leaves the capture as it is.
 func TestCopyToIsRefusedInACapture(t *testing.T) {
-	each(t, func(t *testing.T, d *cuda.Device) {
-		w := &world{t, d}
+	each(t, func(t *testing.T, p place) {
+		w := &world{t, p}
 		b, s := w.buffer(), w.stream()
 		part := must[vmm.Slice[byte]](w)(b.Slice(0, 100))
 		g, err := s.WithCapture(cuda.CaptureOptions{}, func() error {

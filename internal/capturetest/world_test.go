@@ -19,7 +19,15 @@ const mib = 1 << 20
 // world is where one call happens. Its objects are closed when the test ends.
 type world struct {
 	testing.TB
+	place
+}
+
+// place is a device to test on.
+type place struct {
 	dev *cuda.Device
+	// folder is that of the software machine, for a process of its own to open. It is
+	// empty for the real driver, and where processes share no machine.
+	folder string
 }
 
 type closer interface{ Close() error }
