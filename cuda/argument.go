@@ -35,7 +35,7 @@ func (k *Kernel) pack(op string, p *parameters, args []any) error {
 		return errs.Invalid(op, fmt.Sprintf("%d bytes of arguments for kernel %q", len(p.block), k.name),
 			fmt.Sprintf("a kernel takes at most %d bytes: pass the address of memory that holds them", maxParameters))
 	}
-	if len(k.declared) > 0 && len(args) != len(k.declared) {
+	if k.known && len(args) != len(k.declared) {
 		return errs.Invalid(op, fmt.Sprintf("%s for kernel %q, which declares %d", errs.Count(len(args), "argument"), k.name, len(k.declared)),
 			"pass one for each parameter, in order")
 	}
@@ -91,7 +91,11 @@ func (k *Kernel) addInt(op string, p *parameters, i int, arg any) (converted boo
 			return false, nil
 		}
 	}
-	if i >= len(k.declared) {
+	switch {
+	case i < len(k.declared):
+	case k.known: // one argument too many, which pack refuses
+		return true, nil
+	default:
 		return true, k.refuse(op, i, reflect.TypeOf(arg))
 	}
 	size := k.declared[i].size

@@ -14,6 +14,7 @@ type Kernel struct {
 	name     string
 	function driver.Function
 	declared []parameter // see Module.parameters
+	known    bool        // whether the driver reported them
 	shared   sharedMemory
 }
 

@@ -18,6 +18,7 @@ const (
 	argumentsKernel = "cuvmm_test_arguments"
 	countKernel     = "cuvmm_test_count"
 	orphanKernel    = "cuvmm_test_orphan"
+	restKernel      = "cuvmm_test_rest"
 )
 
 // testText has a kernel that writes each of its parameters to where out points,
@@ -74,6 +75,11 @@ const testText = `.version 7.5
 	ret;
 }
 
+.visible .entry ` + restKernel + `()
+{
+	ret;
+}
+
 .visible .entry ` + orphanKernel + `()
 {
 	ret;
@@ -98,6 +104,7 @@ type pair struct {
 }
 
 func init() {
+	sim.RegisterKernel(restKernel, func(*sim.Kernel) {})
 	sim.RegisterKernel(argumentsKernel, func(k *sim.Kernel) {
 		sim.Store(k, sim.Param[uint64](k, 0), []written{{
 			Flag: sim.Param[bool](k, 1), Wide: sim.Param[int64](k, 2), Short: sim.Param[uint16](k, 3),
@@ -287,6 +294,18 @@ func TestLaunchComparesArgumentsWithTheKernel(t *testing.T) {
 	require.NoError(t, s.Synchronize())
 }
 
+func TestAKernelWithoutParametersTakesNoArguments(t *testing.T) {
+	_, d := open(t)
+	k, s := kernel(t, d, restKernel)
+	require.NoError(t, k.Launch(s, once))
+	for _, arg := range []any{uint8(1), 1, uint64(1)} {
+		err := k.Launch(s, once, arg)
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+		require.ErrorContains(t, err, `1 argument for kernel "cuvmm_test_rest", which declares 0`)
+	}
+	require.ErrorContains(t, k.Launch(s, once, nil), "is nil")
+}
+
 // with is a list with another value in one place.
 func with(args []any, i int, v any) []any {
 	args = slices.Clone(args)
@@ -313,7 +332,6 @@ func TestLaunchWithoutKnowledgeOfTheKernel(t *testing.T) {
 	require.ErrorContains(t, err, "32768 bytes of arguments")
 
 	for what, tells := range map[string]func(i uint64) (offset, size uint64, r driver.Result){
-		"no parameters":           func(uint64) (uint64, uint64, driver.Result) { return 0, 0, driver.InvalidValue },
 		"another error":           func(uint64) (uint64, uint64, driver.Result) { return 0, 0, driver.InvalidHandle },
 		"offsets from another on": func(i uint64) (uint64, uint64, driver.Result) { return 352 + 8*i, 8, driver.Success },
 		"all in one place":        func(uint64) (uint64, uint64, driver.Result) { return 0, 8, driver.Success },
@@ -435,7 +453,7 @@ func hearingDevice(t *testing.T, driver deaf) *cuda.Device {
 }
 
 func TestLaunchAllocatesNothing(t *testing.T) {
-	unknown := func(uint64) (uint64, uint64, driver.Result) { return 0, 0, driver.InvalidValue }
+	unknown := func(uint64) (uint64, uint64, driver.Result) { return 0, 0, driver.InvalidHandle }
 	k, s := kernel(t, deafDevice(t, unknown), countKernel)
 	known, its := kernel(t, deafDevice(t, nil), argumentsKernel)
 	at, n, of := cuda.Ptr(1<<40), uint64(1<<40), pair{1, 1 << 40}

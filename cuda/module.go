@@ -112,7 +112,8 @@ func (m *Module) Kernel(name string) (*Kernel, error) {
 	if r != driver.Success {
 		return nil, m.ctx.CallError(op, driver.CallModuleGetFunction, r, fmt.Sprintf("kernel %q", name))
 	}
-	return &Kernel{module: m, name: name, function: f, declared: m.parameters(f)}, nil
+	declared, known := m.parameters(f)
+	return &Kernel{module: m, name: name, function: f, declared: declared, known: known}, nil
 }
 
 // Global returns the address and the size in bytes of a variable that the module
@@ -134,22 +135,22 @@ func (m *Module) Global(name string) (Ptr, int, error) {
 	return Ptr(p), int(n), nil
 }
 
-// parameters are what a kernel declares: where each lies in the block of
-// parameters. It is nil for a kernel without any, and where the driver does not
-// tell, or tells what cannot be.
-func (m *Module) parameters(f driver.Function) (declared []parameter) {
+// parameters returns what a kernel declares: where each parameter lies in the block of
+// parameters. They are not known if the driver does not report them, or reports what
+// cannot be.
+func (m *Module) parameters(f driver.Function) (declared []parameter, known bool) {
 	sys := m.ctx.System()
 	if !sys.Drv.Has(driver.CallFuncGetParamInfo) {
-		return nil
+		return nil, false
 	}
 	for end := uint64(0); ; {
 		off, size, r := sys.Drv.FuncGetParamInfo(m.ctx.Handle, f, uint64(len(declared)))
 		if r == driver.InvalidValue {
-			return declared
+			return declared, true
 		}
 		if m.ctx.Observe(r) != driver.Success || off < end || len(declared) == 0 && off > 0 ||
 			size == 0 || off > maxParameters || size > maxParameters-off {
-			return nil
+			return nil, false
 		}
 		end = off + size
 		declared = append(declared, parameter{int(off), int(size)})

@@ -195,7 +195,7 @@ func (b *buffer) track(committed uint64) {
 // memory, halved down to need while there is not enough address space.
 func reserveFor(op string, d *cuda.Device, asked, need, gran uint64, o ReserveOptions) (*reservation, error) {
 	// The memory may lie elsewhere, with another granularity than the device's.
-	unit, err := granule(op, d)
+	unit, err := addressGranularity(op, d)
 	if err != nil {
 		return nil, err
 	}

@@ -21,10 +21,10 @@
 //
 //	verb              length     memory                     address    waits
 //	NewBuffer         0          none                       reserved   no
-//	Append            grows      grows if it must           stays      if no stream is named
-//	AppendUndefined   grows      grows if it must           stays      no
-//	Grow              stays      grows to hold n more       stays      no
-//	Resize, longer    grows      grows if it must           stays      if no stream is named
+//	Append            grows      grows if it must           stays      if no stream is named *
+//	AppendUndefined   grows      grows if it must           stays      no *
+//	Grow              stays      grows to hold n more       stays      no *
+//	Resize, longer    grows      grows if it must           stays      if no stream is named *
 //	Resize, shorter   shrinks    stays                      stays      no
 //	Clip              stays      what is unused goes        stays      yes
 //	ClipAfter         stays      goes after the streams     stays      no
@@ -37,8 +37,10 @@
 //	System.Drain      -          what was closed or         -          yes
 //	                             clipped is gone
 //
-// Growth that takes back the memory of a ClipAfter waits for the streams that were named
-// there. A failed growth changes nothing.
+//	* Growth that takes back memory from a ClipAfter waits for the streams that were
+//	  named there.
+//
+// A failed growth changes nothing.
 //
 // Of the objects beneath, [Reserve] takes address space and no memory, [Create] memory
 // without an address, [Reservation.Map] maps memory at an address, and

@@ -194,7 +194,7 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 			"declare what there is")
 	}
 	// A range is never empty, and its addresses are aligned for every chunk.
-	unit, err := granule(op, o.Device)
+	unit, err := addressGranularity(op, o.Device)
 	if err != nil {
 		return nil, err
 	}

@@ -36,7 +36,7 @@ func (r *reservation) UnmapRun(op string, off, size uint64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if stuck := r.stuckInLocked(off, size); len(stuck) > 0 {
-		return r.giveBackLocked(op, stuck)
+		return r.unmapAndReleaseLocked(op, stuck)
 	}
 	found, err := r.runLocked(op, off, size)
 	if err != nil {
@@ -45,7 +45,7 @@ func (r *reservation) UnmapRun(op string, off, size uint64) error {
 	maps := slices.Clone(found)
 	at := r.findLocked(off)
 	r.maps = slices.Delete(r.maps, at, at+len(maps))
-	return r.giveBackLocked(op, maps)
+	return r.unmapAndReleaseLocked(op, maps)
 }
 
 // Left implements ranges.Range.

@@ -76,7 +76,7 @@ type reservation struct {
 }
 
 func reserve(op string, d *cuda.Device, size int, o ReserveOptions) (*reservation, error) {
-	gran, err := granule(op, d)
+	gran, err := addressGranularity(op, d)
 	if err != nil {
 		return nil, err
 	}
@@ -111,21 +111,18 @@ func alignFor(align int, gran uint64) int {
 	return max(align, int(gran))
 }
 
-// granule returns what address ranges are multiples of.
-func granule(op string, d *cuda.Device) (uint64, error) {
-	if core.SystemOf(d) == nil {
-		return 0, errs.NilDevice(op)
-	}
+// addressGranularity returns what address ranges are multiples of.
+func addressGranularity(op string, d *cuda.Device) (uint64, error) {
 	c, err := core.ContextOf(op, d)
 	if err != nil {
 		return 0, err
 	}
-	if g := c.Granule.Load(); g != 0 {
+	if g := c.AddressGranularity.Load(); g != 0 {
 		return g, nil
 	}
 	_, g, err := Properties{}.resolve(op, d)
 	if err == nil {
-		c.Granule.Store(g)
+		c.AddressGranularity.Store(g)
 	}
 	return g, err
 }

@@ -22,7 +22,7 @@ func (r *reservation) unmapRun(op string, maps []*mapping) error {
 	if at := r.findLocked(maps[0].off); at < len(r.maps) && r.maps[at] == maps[0] {
 		r.maps = slices.Delete(r.maps, at, at+len(maps))
 	}
-	return r.giveBackLocked(op, maps)
+	return r.unmapAndReleaseLocked(op, maps)
 }
 
 // finish tries the stuck mappings again.
@@ -32,13 +32,13 @@ func (r *reservation) finish(op string) error {
 	if len(r.stuck) == 0 {
 		return nil
 	}
-	return r.giveBackLocked(op, slices.Clone(r.stuck))
+	return r.unmapAndReleaseLocked(op, slices.Clone(r.stuck))
 }
 
-// giveBackLocked unmaps chunks that are out of use, and releases their memory. A run that failed once may
-// be half unmapped, so it is tried again one by one: unmapping a part that is not mapped
-// is not an error (measured). The caller holds mu.
-func (r *reservation) giveBackLocked(op string, maps []*mapping) (err error) {
+// unmapAndReleaseLocked unmaps mappings that are out of use, and releases their memory. A
+// run that failed once may be half unmapped, so it is tried again one by one: unmapping a
+// part that is not mapped is not an error (measured). The caller holds mu.
+func (r *reservation) unmapAndReleaseLocked(op string, maps []*mapping) (err error) {
 	sys := r.System()
 	unmap := func(maps []*mapping) error {
 		first, last := maps[0], maps[len(maps)-1]

@@ -38,9 +38,9 @@ type Context struct {
 	// it, for a caller that holds none of its streams. Once it is closed the
 	// streams were waited for, and the owner may have destroyed the context.
 	life life.Life
-	// Granule is what address ranges on the device are multiples of, once it was
+	// AddressGranularity is what address ranges on the device are multiples of, once it was
 	// asked.
-	Granule atomic.Uint64
+	AddressGranularity atomic.Uint64
 
 	// blockMu is held over the free of the sentinel, which waits.
 	blockMu sync.Mutex

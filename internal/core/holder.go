@@ -1,6 +1,9 @@
 package core
 
-import "github.com/cuvmm/cuvmm/internal/driver"
+import (
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
+)
 
 // SystemHolder, StreamHolder and the like are embedded, unexported, by the public
 // objects. Their methods are unexported too, so other modules can neither reach the
@@ -38,14 +41,24 @@ func NewContextHolder(s *System, get func(op string) (*Context, error)) ContextH
 	return ContextHolder{get, s}
 }
 
-func (h *ContextHolder) context(op string) (*Context, error) { return h.get(op) }
-func (h *ContextHolder) system() *System                     { return h.sys }
+func (h *ContextHolder) context(op string) (*Context, error) {
+	if h.get == nil {
+		return nil, errs.NilDevice(op)
+	}
+	return h.get(op)
+}
 
-// ContextOf looks inside a cuda.Device, which is not nil: it returns the context that the
-// device uses.
-func ContextOf(op string, h interface {
+func (h *ContextHolder) system() *System { return h.sys }
+
+// ContextOf looks inside a cuda.Device: it returns the context that the device uses.
+func ContextOf[H interface {
+	comparable
 	context(op string) (*Context, error)
-}) (*Context, error) {
+}](op string, h H) (*Context, error) {
+	var none H
+	if h == none {
+		return nil, errs.NilDevice(op)
+	}
 	return h.context(op)
 }
 
