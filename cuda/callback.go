@@ -14,7 +14,9 @@ import (
 // It returns at once. If Callback returns an error, f is not called.
 //
 // f runs on a goroutine of its own, not on the driver's thread, so it may call
-// everything in this library but System.Drain, which waits for f. The functions of one
+// everything in this library but System.Drain, which waits for f. An allocation in f that
+// finds no memory counts f among what may free some, so it waits for all of
+// Options.AllocationWait before it is refused. The functions of one
 // stream are called one after the other, in order; those of different streams run
 // concurrently. Later work of the stream does not wait for f: to have it wait, submit
 // it in f. A panic of f is logged.

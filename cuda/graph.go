@@ -202,11 +202,14 @@ func (g *Graph) Released() Completion {
 	return errs.Must(g.inner("cuda.Graph.Released")).closer.Completion()
 }
 
-// run calls the functions of OnClose; a panic of one does not keep the others from running.
+// run calls the functions of OnClose. One that panics or ends the goroutine does not keep
+// the others from running.
 func (g *graph) run(hooks []func()) {
-	for _, f := range hooks {
-		g.sys.core.Hook("Graph.OnClose", f)
+	if len(hooks) == 0 {
+		return
 	}
+	defer g.run(hooks[1:])
+	g.sys.core.Hook("Graph.OnClose", hooks[0])
 }
 
 // wait waits for the last launch, while no other operation runs on the graph.

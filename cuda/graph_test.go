@@ -320,6 +320,29 @@ func TestAPanicInOnCloseIsLogged(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
+// The rest of the functions run even if one ends the goroutine that calls them.
+func TestOnCloseMayEndTheGoroutine(t *testing.T) {
+	_, d := open(t)
+	s := stream(t, d)
+	for _, end := range []func(g *cuda.Graph) error{(*cuda.Graph).Close, func(g *cuda.Graph) error { return g.CloseAfter(s) }} {
+		g, err := s.WithCapture(thread, func() error { return nil })
+		require.NoError(t, err)
+		var ran atomic.Int64
+		require.NoError(t, g.OnClose(runtime.Goexit))
+		require.NoError(t, g.OnClose(runtime.Goexit))
+		require.NoError(t, g.OnClose(func() { ran.Add(1) }))
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := end(g); err != nil {
+				t.Error(err)
+			}
+		})
+		wg.Wait()
+		require.NoError(t, d.System().Drain(t.Context()))
+		require.Equal(t, int64(1), ran.Load())
+	}
+}
+
 // A launch that is under way when the graph is closed gives its mark back too.
 func TestMarksOfLateLaunchesComeBack(t *testing.T) {
 	m, sys := sim.Open(t)

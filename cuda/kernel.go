@@ -32,7 +32,8 @@ type Launch struct {
 	// Cooperative launches run all blocks at once, so that they can wait for each
 	// other. The grid has at most Kernel.BlocksAtOnce blocks, and kernels of other
 	// streams delay it. It needs CUDA 11.8, and CUDA 12.4 on a capturing stream: on
-	// that it is ErrCapturing with an older driver, and the capture goes on.
+	// that it is ErrCapturing with an older driver, or for a kernel with more than 256
+	// parameters, and the capture goes on.
 	Cooperative bool
 }
 
@@ -125,27 +126,30 @@ func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
 	if err := k.allow(op, l.SharedBytes); err != nil {
 		return err
 	}
-	sys, call := s.sys(), driver.CallLaunchKernel
-	var r driver.Result
-	if l.Cooperative {
-		call = driver.CallLaunchKernelEx
-		if err := k.cooperates(op); err != nil {
-			return err
-		}
-		if !sys.Drv.Has(driver.CallFuncGetParamInfo) {
-			if err := s.notCapturing(op); err != nil {
-				return err
-			}
-		}
-		r = sys.Drv.LaunchKernelEx(m.ctx.Handle, k.function, config, p.block, s.in.Handle)
-	} else {
-		r = sys.Drv.LaunchKernel(m.ctx.Handle, k.function, config, p.block, s.in.Handle)
+	if !l.Cooperative {
+		r := s.sys().Drv.LaunchKernel(m.ctx.Handle, k.function, config, p.block, s.in.Handle)
+		return k.launched(op, driver.CallLaunchKernel, r, s, l, len(p.block))
 	}
-	if r != driver.Success {
-		return m.ctx.CallError(op, call, r, fmt.Sprintf("kernel %q with %s of arguments, grid %v of blocks %v, on stream %#x of %v",
-			k.name, errs.Count(len(p.block), "byte"), l.Grid, l.Block, s.handle(), s.dev))
+	if err := k.cooperates(op); err != nil {
+		return err
 	}
-	return nil
+	launch := func() error {
+		r := s.sys().Drv.LaunchKernelEx(m.ctx.Handle, k.function, config, p.block, s.in.Handle)
+		return k.launched(op, driver.CallLaunchKernelEx, r, s, l, len(p.block))
+	}
+	if !k.known || len(k.declared) > mostListed {
+		return s.in.Uncaptured(op, launch) // it would end the capture
+	}
+	return launch()
+}
+
+// launched returns the error of a launch with so many bytes of arguments.
+func (k *Kernel) launched(op string, call driver.Call, r driver.Result, s *Stream, l Launch, bytes int) error {
+	if r == driver.Success {
+		return nil
+	}
+	return k.module.ctx.CallError(op, call, r, fmt.Sprintf("kernel %q with %s of arguments, grid %v of blocks %v, on stream %#x of %v",
+		k.name, errs.Count(bytes, "byte"), l.Grid, l.Block, s.handle(), s.dev))
 }
 
 // use holds the module for a launch on the stream; the caller calls Release.
@@ -203,6 +207,10 @@ func (l Launch) config(op string) (driver.LaunchConfig, error) {
 		SharedBytes: uint32(l.SharedBytes),
 	}, nil
 }
+
+// mostListed is how many parameters csrc passes to the driver as a list, without which a
+// cooperative launch ends a capture.
+const mostListed = 256
 
 // maxParameters is the most that any GPU and driver take, in bytes; older ones
 // take 4096, and say so themselves.

@@ -3,6 +3,8 @@ package cuda_test
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -196,6 +198,36 @@ func TestADeviceOrADriverWithoutCooperation(t *testing.T) {
 	err := l.kernel.Launch(l.stream, grid, l.words, uint32(1), uint32(4))
 	require.ErrorIs(t, err, cuda.ErrNotSupported)
 	require.ErrorContains(t, err, "a cooperative launch on device 0")
+}
+
+// A capture survives the launches of kernels whose parameters are not passed as a list.
+func TestACooperativeLaunchWithManyParametersIsNotCaptured(t *testing.T) {
+	const name = "cuvmm_test_crowded"
+	sim.RegisterKernel(name, func(*sim.Kernel) {})
+	_, d := open(t)
+	s, grid := stream(t, d), shape(1, 0)
+	grid.Cooperative = true
+	for _, n := range []int{256, 257} {
+		parameters, args := make([]string, n), make([]any, n)
+		for i := range n {
+			parameters[i], args[i] = fmt.Sprintf(".param .u32 p%d", i), uint32(i)
+		}
+		text := fmt.Sprintf(".version 6.0\n.target sm_60\n.address_size 64\n.visible .entry %s(%s)\n{\nret;\n}\n", name, strings.Join(parameters, ", "))
+		m, err := d.LoadModule([]byte(text))
+		require.NoError(t, err)
+		closed(t, m)
+		k, err := m.Kernel(name)
+		require.NoError(t, err)
+		require.NoError(t, k.Launch(s, grid, args...))
+		captured(t, s, func() error {
+			if err := k.Launch(s, grid, args...); n > 256 {
+				require.ErrorIs(t, err, cuda.ErrCapturing)
+			} else {
+				require.NoError(t, err)
+			}
+			return nil
+		})
+	}
 }
 
 func TestModuleVariables(t *testing.T) {
