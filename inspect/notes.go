@@ -6,7 +6,7 @@ package inspect
 //
 // Take reads what the owners keep anyway; nothing is counted or recorded for it. The
 // list of live objects names the owner of each (life.Owner). Pools, publications,
-// followers and leases are no objects of the driver, and register by core.System.Show.
+// followers and leases are not objects of the driver, and register with core.System.Show.
 //
 // Each is read under its own lock, in steps if it may be large: 256 objects of the live
 // list, whose cursor is an object without an owner (life.List.Each), 1,024 mappings of a

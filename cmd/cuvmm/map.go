@@ -271,7 +271,7 @@ func (p picture) compare(before, after inspect.Snapshot) {
 	}
 	fmt.Fprintf(p.out, "%s, then\n%s\n", title(before), title(after))
 	if before.Process != after.Process {
-		fmt.Fprintln(p.out, "these are different processes: what differs is no change of one of them")
+		fmt.Fprintln(p.out, "these are different processes: the differences below are not changes of one of them")
 	} else if before.Time.After(after.Time) {
 		fmt.Fprintln(p.out, "the first snapshot is the later one: name the earlier one first")
 	}

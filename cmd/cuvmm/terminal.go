@@ -111,7 +111,7 @@ func (h host) repeat(ctx context.Context, out io.Writer, every time.Duration, dr
 	}
 }
 
-// inPlace returns a text that overwrites a screen of so many rows. Clearing it first
+// inPlace returns a text that overwrites a screen of that many rows. Clearing it first
 // would flicker.
 func inPlace(text []byte, rows int) []byte {
 	lines := bytes.Split(bytes.TrimSuffix(text, []byte("\n")), []byte("\n"))

@@ -110,8 +110,8 @@ func processes(ctx context.Context, h host) (all []process, note string, err err
 	return all, note, nil
 }
 
-// replyTimeout limits the wait for a process, so that one that stands still does not
-// hold up the list.
+// replyTimeout limits the wait for a process, so that a stopped one does not
+// delay the list.
 const replyTimeout = 3 * time.Second
 
 // summary asks a process for a summary of its map.
@@ -183,14 +183,14 @@ func writeProcesses(out io.Writer, all []process, note string) {
 		}
 	}
 	if len(all) == 0 {
-		fmt.Fprintln(out, "no process uses a GPU, as far as is seen")
+		fmt.Fprintln(out, "no process is seen that uses a GPU")
 	}
 	if note != "" {
 		fmt.Fprintln(out, note)
 	}
 }
 
-// shortTo cuts a text to at most so many characters.
+// shortTo cuts a text to at most that many characters.
 func shortTo(text string, most int) string {
 	if all := []rune(text); len(all) > most {
 		return string(all[:most-1]) + "…"

@@ -61,7 +61,7 @@ func TestTopWithNothing(t *testing.T) {
 	h := thisHost()
 	h.command = smi("No running processes found\n", nil)
 	require.Equal(t, exitOK, run([]string{"top"}, &out, &complaints, h))
-	require.Contains(t, out.String(), "no process uses a GPU, as far as is seen\n")
+	require.Contains(t, out.String(), "no process is seen that uses a GPU\n")
 }
 
 // A process that stands still does not hold up the others.

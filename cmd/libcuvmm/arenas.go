@@ -65,7 +65,7 @@ func (e *entry) endArena(number uint64) (err error) {
 	return a.end()
 }
 
-// end ends the captures that go on. The caller holds the entry's mu.
+// end ends the captures in progress. The caller holds the entry's mu.
 func (a *arena) end() (err error) {
 	for id, c := range a.going {
 		_, failed := c.End()

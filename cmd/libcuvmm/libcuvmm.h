@@ -86,7 +86,7 @@ int32_t cuvmm_alloc(uint64_t pool, size_t bytes, void *stream, uint64_t arena, v
 int32_t cuvmm_free(uint64_t pool, void *block, cuvmm_error *e);
 
 // cuvmm_use says that a further stream uses a block, so that cuvmm_free takes that
-// stream's work into account. A pointer that is no block of the pool is ignored.
+// stream's work into account. Pointers that are not blocks of the pool are ignored.
 int32_t cuvmm_use(uint64_t pool, void *block, void *stream, cuvmm_error *e);
 
 // cuvmm_find returns the size of the block that begins at an address, or CUVMM_INVALID
@@ -97,8 +97,8 @@ int32_t cuvmm_find(uint64_t pool, void *block, size_t *bytes, cuvmm_error *e);
 // the next stream may get the same handle. It waits for the stream's work.
 int32_t cuvmm_stream_close(uint64_t pool, void *stream, cuvmm_error *e);
 
-// cuvmm_trim gives free memory that the GPU has passed back to the driver, and returns
-// how many bytes that were.
+// cuvmm_trim returns free memory that the GPU has finished with to the driver, and sets
+// freed to the number of bytes.
 int32_t cuvmm_trim(uint64_t pool, uint64_t *freed, cuvmm_error *e);
 int32_t cuvmm_set_limit(uint64_t pool, int64_t bytes, cuvmm_error *e);
 int32_t cuvmm_total_memory(uint64_t pool, size_t *bytes, cuvmm_error *e); // of the pool's device

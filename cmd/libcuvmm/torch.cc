@@ -211,8 +211,8 @@ int32_t cuvmm_torch_limit(int device, int64_t bytes, cuvmm_error *e) {
 	}
 }
 
-// cuvmm_torch_history is cuvmm_record_history for every pool, also those that are opened
-// later.
+// cuvmm_torch_history is cuvmm_record_history for every pool, including pools that are
+// opened later.
 int32_t cuvmm_torch_history(uint64_t events, cuvmm_error *e) {
 	if (cuvmm_forked()) return cuvmm_refuse_child(e);
 	std::lock_guard<std::mutex> lock(state.opening);

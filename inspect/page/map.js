@@ -4,7 +4,7 @@ function redraw() {
   if (!pending) { pending = true; requestAnimationFrame(draw); }
 }
 
-// place makes the layout for so many bytes a row, and keeps an offset of a region at
+// place makes the layout for a number of bytes a row, and keeps an offset of a region at
 // a height of the window.
 function place(bytes, keep) {
   bytesPerRow = Math.min(Math.max(bytes, 1024), 2 ** 52);

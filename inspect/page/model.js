@@ -196,7 +196,7 @@ function finishRegion(r) {
   if (end < r.bytes) r.pieces.push({ o: end, n: r.bytes - end, hole: true });
 }
 
-// layout gives each region its place for so many bytes a row: a hole that is longer
+// layout gives each region its place for a number of bytes a row: a hole that is longer
 // than a quarter of a row is shortened to that, and to what is left of the row.
 function layout(model, bytesPerRow, rowHeight, headHeight) {
   let y = 0;

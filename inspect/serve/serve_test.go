@@ -134,6 +134,6 @@ func TestOfferRefusesAFolderOfOthers(t *testing.T) {
 	require.NoError(t, os.Remove(folder))
 	require.NoError(t, os.Symlink(t.TempDir(), folder))
 	_, err = serve.Offer(sys)
-	require.ErrorContains(t, err, "is no folder")
+	require.ErrorContains(t, err, "is not a folder")
 	require.True(t, strings.HasPrefix(serve.Folder(), dir))
 }

@@ -100,7 +100,7 @@ func private(folder string, create bool) error {
 	case err != nil:
 		return err
 	case !about.IsDir():
-		return fmt.Errorf("%s is no folder: "+remedy, folder)
+		return fmt.Errorf("%s is not a folder: "+remedy, folder)
 	case about.Mode().Perm()&0o077 != 0:
 		return fmt.Errorf("%s has mode %#o, so other users may enter it: make it 0700, or "+remedy, folder, about.Mode().Perm())
 	}

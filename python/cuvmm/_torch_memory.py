@@ -116,7 +116,7 @@ def reset_accumulated_memory_stats(device: Any = None) -> None:
 
 
 def empty_cache() -> None:
-    """Gives free memory that the GPU has passed back to the driver."""
+    """Returns free memory that the GPU has finished with to the driver."""
     library.loaded().cuvmm_torch_reset()
 
 

@@ -62,7 +62,7 @@ class Client(OfProcess):
     """A connection to a server of publications. All methods are safe for use by any thread. The caller closes it and each follower.
 
     One made with ``reconnect`` dials again, with growing pauses, whenever the connection ends, until it is closed; its
-    followers then go on where they were.
+    followers then continue where they were.
     """
 
     def __init__(self, conn: _conn.Conn, redial: Optional[Callable[[], _conn.Conn]] = None, path: str = "") -> None:

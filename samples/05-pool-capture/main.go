@@ -28,7 +28,7 @@ var sample = app.Sample{
 func main() { app.Main(sample) }
 
 func run(e *app.Env) (err error) {
-	replays := e.Flags.Int("replays", 3, "replay the graph so many `times`")
+	replays := e.Flags.Int("replays", 3, "how many `times` to replay the graph")
 	if err := e.Open(); err != nil {
 		return err
 	}

@@ -50,7 +50,7 @@ func run(e *app.Env) (err error) {
 	e.Line("requested", "%d MiB, compressible: %v", size>>20, memory.Requested().Compressible)
 	e.Line("granted", "compressible: %v", granted.Compressible)
 	if !granted.Compressible {
-		e.Line("", "it is plain memory, and works as well")
+		e.Line("", "it is plain memory, which works too")
 	}
 
 	r, err := vmm.Reserve(e.Device, size, vmm.ReserveOptions{})
