@@ -99,8 +99,8 @@ func TestAGraphsLaunchInAContextThatIsGone(t *testing.T) {
 	})
 }
 
-// Who waits for a device while a borrowed stream's context goes does not ask it
-// any more: its streams were waited for, and its owner may have destroyed it.
+// A wait for a device makes no call for the context of a borrowed stream that is being
+// closed: its streams were waited for, and its owner may have destroyed it.
 func TestWaitingWhileABorrowedStreamsContextGoes(t *testing.T) {
 	m, sys := sim.Open(t)
 	d := sys.Devices()[0]

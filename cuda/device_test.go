@@ -177,7 +177,7 @@ func TestASystemInUseDoesNotClose(t *testing.T) {
 		err = d.System().Close()
 		require.ErrorIs(t, err, cuda.ErrInUse)
 		require.ErrorContains(t, err, "live objects: stream")
-		require.ErrorContains(t, err, "(device_test.go:", "leak tracing names who made it")
+		require.ErrorContains(t, err, "(device_test.go:", "leak tracing names the place that made it")
 	}
 	require.Len(t, d.System().Live(), 1)
 	require.NoError(t, s.Upload(memory(t, d, 64), pattern(64, 1)))

@@ -420,7 +420,7 @@ func TestLaunchConvertsInts(t *testing.T) {
 type deaf struct {
 	driver.Driver
 	tells func(i uint64) (offset, size uint64, r driver.Result)
-	hears func(params []byte) // a launch, if anybody wants to know
+	hears func(params []byte) // a launch; may be nil
 }
 
 func (d deaf) FuncGetParamInfo(c driver.Context, f driver.Function, i uint64) (offset, size uint64, r driver.Result) {
@@ -512,16 +512,16 @@ func TestLoadModuleSaysWhatIsWrong(t *testing.T) {
 type compiling struct {
 	driver.Driver
 	says   string
-	answer driver.Result
+	result driver.Result
 }
 
 func (c compiling) ModuleLoadData(driver.Context, []byte) (driver.Module, driver.Result) {
-	return 0, c.answer
+	return 0, c.result
 }
 
 func (c compiling) ModuleLoadDataEx(_ driver.Context, _, log []byte) (driver.Module, driver.Result) {
 	log[copy(log[:len(log)-1], c.says)] = 0
-	return 0, c.answer
+	return 0, c.result
 }
 
 // The compiler's words are in the error, on one line; a binary image has no
@@ -533,7 +533,7 @@ func TestTheCompilersWords(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
 	for _, row := range []struct {
 		what, image, says string
-		answer            driver.Result
+		result            driver.Result
 		want              string
 	}{
 		{"text", testText, says, driver.InvalidPTX, ": the compiler says: ptxas application ptx input, line 5; fatal : Parsing error; ptxas fatal : aborted; correct"},
@@ -542,7 +542,7 @@ func TestTheCompilersWords(t *testing.T) {
 		{"a binary", string(elfHeader()), says, driver.NoBinaryForGPU, "(209); the image has no code"},
 		{"no memory", testText, says, driver.OutOfMemory, "(2); "},
 	} {
-		sys, err := gputest.Wrap(compiling{m.Driver(), row.says, row.answer}, nil)
+		sys, err := gputest.Wrap(compiling{m.Driver(), row.says, row.result}, nil)
 		require.NoError(t, err)
 		_, err = sys.Devices()[0].LoadModule([]byte(row.image))
 		require.ErrorContains(t, err, row.want, row.what)

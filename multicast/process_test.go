@@ -345,7 +345,7 @@ func (c *company) requireNothingTaken(folder string) {
 		var err error
 		u, err = sim.Inspect(folder)
 		require.NoError(c.t, err)
-		// A system may take a moment to clear away who was killed.
+		// A system may take a moment to clear away a killed process.
 		if len(u.Processes) == len(c.members) || time.Now().After(end) {
 			break
 		}

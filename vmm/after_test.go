@@ -132,9 +132,9 @@ func TestFormsWithStreamsWaitForNoGoroutine(t *testing.T) {
 	}
 }
 
-// A clip that comes while the buffer changes follows that change, and minds
-// copies that were let in since it was called.
-func TestAClipThatFollowsAChangeMindsLaterCopies(t *testing.T) {
+// A clip during a change of the buffer follows that change, and fences the copies that
+// began after its call.
+func TestAClipThatFollowsAChangeFencesLaterCopies(t *testing.T) {
 	w := newWorld(t, false)
 	b := w.buffer(10)
 	transfer, err := w.d.Transfer()
@@ -380,9 +380,8 @@ func TestAMappingsHostFunction(t *testing.T) {
 	w.end()
 }
 
-// Of several revocations of a place the last to pass takes the access, also
-// where the first was undone before the second: each minds the streams that it
-// names.
+// Of several revocations of a place the last to pass takes the access, even if the first
+// was undone before the second: each waits for the streams that it names.
 func TestRevocationsOfOnePlaceWaitForOneAnother(t *testing.T) {
 	w := newWorld(t, false)
 	grant := both(w, vmm.ReadWrite)
@@ -562,12 +561,11 @@ func TestTheFormsWithStreamsMindCopiesThatTheyEnd(t *testing.T) {
 	}
 }
 
-// Beside a copy that runs, what was clipped or revoked minds the streams that
-// were named and the copy's, and no others: those may stand still for as long as
-// they like.
-func TestTheFormsWithStreamsMindNoOthersBesideCopies(t *testing.T) {
+// During a copy, a clip or a revocation waits for the streams that it names and for the
+// copy's, and for no others: those may be blocked for any length of time.
+func TestTheFormsWithStreamsWaitForNoOthersBesideCopies(t *testing.T) {
 	for name, take := range taking {
-		if name == "CloseAfter" { // minds them all: what it may copy lies anywhere
+		if name == "CloseAfter" { // waits for all streams: the copy may be on any of them
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
@@ -596,8 +594,8 @@ func TestTheFormsWithStreamsMindNoOthersBesideCopies(t *testing.T) {
 	}
 }
 
-// A copy that waits has waited for all of it also when the rest is refused: who
-// shortens the buffer then knows of no stream that still reads it.
+// A copy that waits has waited for all of its pieces even if the rest is refused: an
+// operation that then shortens the buffer knows of no stream that still reads it.
 func TestACopyThatIsRefusedHalfwayHasWaited(t *testing.T) {
 	for name, run := range map[string]func(w *world, whole vmm.Slice[byte]) error{
 		"down": func(w *world, whole vmm.Slice[byte]) error { return whole.CopyTo(w.s, make([]byte, whole.Len())) },

@@ -81,7 +81,7 @@ func FuzzProperties(f *testing.F) {
 		} else {
 			require.Equal(t, before, w.look(), "%v", err)
 		}
-		// The same wishes for a buffer.
+		// The same properties for a buffer.
 		b, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: 8 * mib, Memory: p})
 		if typed(t, err) {
 			w.own(b)

@@ -144,8 +144,8 @@ func needs(t *testing.T, d *cuda.Device, what string, has bool) {
 	}
 }
 
-// An explicit wish for compression beats RDMA by default; where both are asked
-// the driver drops compression, and says so when it is asked.
+// An explicit request for compression beats RDMA by default; if both are requested the
+// driver drops compression, and reports that.
 func TestCompressionAndRDMADoNotGoTogether(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		c, err := d.Capabilities()

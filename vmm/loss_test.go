@@ -147,7 +147,7 @@ func (l *losing) works(i int, d *cuda.Device, dead *cuda.Stream) {
 	require.NoError(t, part.Zero(s))
 	require.NoError(t, b.CloseAfter(s, dead))
 	time.Sleep(5 * time.Millisecond)
-	require.Less(t, l.free(i), free, "CloseAfter minds the work")
+	require.Less(t, l.free(i), free, "CloseAfter waits for the work")
 	l.m.Release(s.Handle())
 	require.NoError(t, l.sys.Drain(t.Context()))
 	require.Equal(t, free, l.free(i), "and gives the memory back")

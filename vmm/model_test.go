@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// model is a buffer beside what it should be: bytes, and who may touch them.
+// model is a buffer beside what it should be: bytes, and the devices that may access them.
 //
 // Its streams run as late as they like, and are held and released at random.
 // So that the outcome is defined each operation on a stream first waits, by an

@@ -155,7 +155,7 @@ func ExampleChunkPlan() {
 	// chunks of 2 MiB to 16 MiB: 5 chunks, 32 MiB
 }
 
-// Memory behind each other in one range, and who may do what with it.
+// Memory side by side in one range, with access that differs.
 func ExampleReservation_MapRun() {
 	dev, done := firstDevice()
 	defer done()

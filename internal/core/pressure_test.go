@@ -39,7 +39,7 @@ func TestMemoryThatComesBackIsNeverRefused(t *testing.T) {
 				return 0, false
 			})
 		},
-		"by what a teardown hands to those who keep memory": func(s *core.System, free func()) {
+		"by what a teardown hands to the keepers of memory": func(s *core.System, free func()) {
 			kept := make(chan uint64, 1)
 			s.OnPressure(func(uint64) (uint64, bool) {
 				select {

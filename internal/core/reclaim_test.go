@@ -141,8 +141,8 @@ func TestPollReclaimMakesNoCallWithNothingPending(t *testing.T) {
 	require.Empty(t, m.Counts())
 }
 
-// Late work is minded on every stream as soon as that can be marked: what waits
-// for a capture waits for that one alone, however many come after it elsewhere.
+// Late work is marked on every stream as soon as that is possible: an item that waits for a
+// capture waits for that one alone, however many begin elsewhere after it.
 func TestLateWorkWaitsForACaptureOnce(t *testing.T) {
 	_, s, first := system(t, core.Config{})
 	d := s.Drv
@@ -168,18 +168,18 @@ func TestLateWorkWaitsForACaptureOnce(t *testing.T) {
 	require.Equal(t, driver.Success, d.StreamDestroy(first.Ctx.Handle, h))
 }
 
-// Who minds streams makes no driver call for them: the reclaimer marks them, waits
-// for a capture of them to be over, and for no other stream.
-func TestMindedStreamsAreMarkedByTheReclaimer(t *testing.T) {
-	m, s, minded := system(t, core.Config{})
+// AddStreams makes no driver call: the reclaimer marks the streams, waits until captures of
+// them are over, and waits for no other stream.
+func TestAddedStreamsAreMarkedByTheReclaimer(t *testing.T) {
+	m, s, added := system(t, core.Config{})
 	d := s.Drv
-	h, r := d.StreamCreate(minded.Ctx.Handle, driver.StreamNonBlocking)
+	h, r := d.StreamCreate(added.Ctx.Handle, driver.StreamNonBlocking)
 	require.Equal(t, driver.Success, r)
-	other := minded.Ctx.AddStream(h, false, false)
-	endMinded, endOther := begin(t, minded), begin(t, other)
+	other := added.Ctx.AddStream(h, false, false)
+	endAdded, endOther := begin(t, added), begin(t, other)
 	f := new(core.Fence)
 	m.ResetCounts()
-	f.AddStreams([]*core.Stream{minded})
+	f.AddStreams([]*core.Stream{added})
 	require.Empty(t, m.Counts())
 	var did atomic.Bool
 	s.Reclaim(f, closedLife(), func() error { did.Store(true); return nil })
@@ -188,10 +188,10 @@ func TestMindedStreamsAreMarkedByTheReclaimer(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	require.False(t, did.Load(), "what is on the captured stream cannot be marked yet")
-	endMinded()
+	endAdded()
 	require.NoError(t, s.Drain(t.Context()))
 	require.True(t, did.Load(), "the other stream captures still")
 	endOther()
 	other.Forget()
-	require.Equal(t, driver.Success, d.StreamDestroy(minded.Ctx.Handle, h))
+	require.Equal(t, driver.Success, d.StreamDestroy(added.Ctx.Handle, h))
 }
