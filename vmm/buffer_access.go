@@ -80,8 +80,9 @@ func (b *buffer) mayAccess(op string, access []Access) (accessList, error) {
 
 // RevokeAfter takes all access from a place: at once as far as the library's own
 // operations are concerned, and in the driver when the work that is on the streams now is
-// done, the work of copies from and to the buffer that run meanwhile, and the work that
-// earlier calls for the place named. It never blocks. Granting the place access again
+// done, the work of copies from and to the buffer that are being submitted during the
+// call, and the work that earlier calls for the place named. Work that is already on other
+// streams is not waited for. It never blocks. Granting the place access again
 // before that undoes it. If another goroutine is changing the buffer the revocation
 // follows that change. If the driver refuses the revocation, System.Drain returns the
 // error and the place keeps its access until RevokeAfter or SetAccess takes it.

@@ -65,7 +65,9 @@ func (b *buffer) enterClip(op string) (keep int, err error) {
 
 // ClipAfter is Clip without waiting: the memory goes out of use at once and is freed when
 // the work that is on the streams now is done, and the work of copies from and to the
-// buffer that run meanwhile. Growth before that takes the same memory back, after waiting
+// buffer that are being submitted during the call. Work that is already on other streams,
+// appends of other goroutines included, is not waited for: name every stream that may
+// still use the memory. Growth before that takes the same memory back, after waiting
 // for those streams. If another goroutine is changing the buffer (an Append that waits for
 // the GPU, for example), the clip follows that change, with the length that the buffer
 // then has.
