@@ -4,6 +4,7 @@ package publish
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"sync/atomic"
@@ -118,7 +119,13 @@ func TestEveryFailureOfFollowing(t *testing.T) {
 				if f != nil {
 					require.NoError(t, f.Close())
 				}
-				honest, err := Follow[uint32](ctx, k, sys.Devices()[0], "numbers", FollowOptions{})
+				var honest *Follower[uint32]
+				for {
+					honest, err = Follow[uint32](ctx, k, sys.Devices()[0], "numbers", FollowOptions{})
+					if !comesBack || !errors.Is(err, peer.ErrGone) {
+						break // the client has connected again
+					}
+				}
 				require.NoError(t, err)
 				require.NoError(t, honest.Next(ctx))
 				require.Equal(t, r.array.Len(), honest.Len())

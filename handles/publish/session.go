@@ -202,10 +202,13 @@ func (ss *session) cut(reason error) { _ = ss.conn.in.Fail(reason) }
 
 // follow accepts a follower and serves it until it ends.
 func (ss *session) follow(ctx context.Context, m *follow) {
-	f, err := ss.accept(ctx, m)
-	ss.mu.Lock()
-	ss.joining--
-	ss.mu.Unlock()
+	joined := sync.OnceFunc(func() {
+		ss.mu.Lock()
+		defer ss.mu.Unlock()
+		ss.joining--
+	})
+	f, err := ss.accept(ctx, m, joined)
+	joined()
 	switch {
 	case f != nil:
 		f.run(ctx)
@@ -214,9 +217,13 @@ func (ss *session) follow(ctx context.Context, m *follow) {
 	}
 }
 
-// accept accepts a follower, or sends the client the reason and returns nil.
-func (ss *session) accept(ctx context.Context, m *follow) (*replicator, error) {
-	deny := func(s status, reason string) error { return ss.send(ctx, &denied{m.number, s, reason}) }
+// accept accepts a follower, or sends the client the reason and returns nil. It calls
+// joined before it sends either: a client that knows the outcome may follow again.
+func (ss *session) accept(ctx context.Context, m *follow, joined func()) (*replicator, error) {
+	deny := func(s status, reason string) error {
+		joined()
+		return ss.send(ctx, &denied{m.number, s, reason})
+	}
 	p, may := ss.server.find(m.name), ss.access(m.name)
 	switch {
 	case p == nil || may == NoAccess: // the client must not tell them apart
@@ -237,6 +244,7 @@ func (ss *session) accept(ctx context.Context, m *follow) (*replicator, error) {
 		return nil, deny(statusFailed, err.Error())
 	}
 	defer func() { _ = f.file.Close() }()
+	joined()
 	// The follower receives nothing before this.
 	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, p.identity, f.progress.room, uint32(f.word.slot), p.about}, f.file)); err != nil {
 		f.finished()
