@@ -220,7 +220,7 @@ func onFabric(t *testing.T, places ...sim.Fabric) []*cuda.Device {
 	return devices
 }
 
-// With a channel the trial goes all the way, and nothing of it is left.
+// With a channel the trial succeeds and leaves nothing behind.
 func TestATrialThatWorks(t *testing.T) {
 	dev := onFabric(t, sim.Fabric{Channels: []int{3}, Cluster: [16]byte{0xab, 15: 1}, Clique: 7})[0]
 	d, err := fabric.Diagnose(fabric.Options{Trial: true}, dev)

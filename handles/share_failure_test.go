@@ -55,7 +55,7 @@ func TestSentMemoryThatCannotBeReleased(t *testing.T) {
 	from.m.Inject(sim.Fault{Call: "cuMemRelease", Result: cuda.Code(driver.Unknown)})
 	var once sync.Once
 	to.m.OnCall(func(call string) {
-		if call == "cuMemMap" { // before the sender hears of it
+		if call == "cuMemMap" { // before the sender learns of it
 			once.Do(func() { require.NoError(t, b.Close()) })
 		}
 	})

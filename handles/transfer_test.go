@@ -113,7 +113,7 @@ func TestTransfersInTurn(t *testing.T) {
 	require.Len(t, one.parts, 1)
 	one.mapped = true
 	require.NoError(t, b.put(transferMessage(wire.Confirmed, 1)))
-	// The next may come while the one before is not looked at yet.
+	// The next may come before the one before is processed.
 	require.NoError(t, b.put(offer(2)))
 	require.Equal(t, uint32(2), b.offeredLocked().number)
 	b.endLocked(one)

@@ -33,6 +33,7 @@
 //
 // # Processes
 //
+// Processes share memory by file descriptor whether or not they are on one machine.
 // Processes that give [Options.Folder] are on one machine: its limits hold for
 // all of them together, and memory is taken while any of them holds it. The
 // folder has the machine's books (a record for each process and each piece of

@@ -119,8 +119,7 @@ func TestKilledRanks(t *testing.T) {
 	}
 }
 
-// One that is killed before it joined, or as it does, has not arrived when the
-// limit is there, or is lost.
+// A rank that is killed before or while it joins has not arrived by the limit, or is lost.
 func TestRanksThatAreKilledAsTheyJoin(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("sockets with file descriptors need Linux")

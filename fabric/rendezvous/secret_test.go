@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Only processes with the group's secret get in, and only at a host that has it.
+// Only processes with the group's secret are admitted, and only by a host that has it.
 func TestSecrets(t *testing.T) {
 	right, wrong := Secret("0123456789abcdef"), Secret("0123456789abcdeF")
 	for name, row := range map[string]struct {

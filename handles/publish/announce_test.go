@@ -61,7 +61,7 @@ func TestABufferThatChangesDuringAnAnnouncement(t *testing.T) {
 	exporting, goOn := make(chan struct{}), make(chan struct{})
 	v.machine.OnCall(func(call string) {
 		if call == "cuMemExportToShareableHandle" {
-			close(exporting) // it has looked at the chunks
+			close(exporting) // it has read the list of chunks
 			<-goOn
 		}
 	})

@@ -205,7 +205,7 @@ func TestAPublisherThatNeverFinishes(t *testing.T) {
 	}
 }
 
-// One that is quick enough is never cut off.
+// A publisher within the limit is never cut off.
 func TestAWaitWithinItsLimit(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
 	writer, reader := newStream(t, v.dev), newStream(t, v.dev)

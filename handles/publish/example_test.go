@@ -142,7 +142,7 @@ func ExamplePublication_AnnounceAppended() {
 	// Output: 12 elements are shown
 }
 
-// A client reads what a server publishes: what there is, once or as it grows.
+// A client reads what a server publishes, once or as it grows.
 func ExampleClient() {
 	ctx := context.Background()
 	machine, err := sim.New(sim.Options{})

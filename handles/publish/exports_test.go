@@ -27,7 +27,7 @@ func TestALowLimitOfOpenFiles(t *testing.T) {
 	require.NoError(t, v.honest.Next(peertest.Context(t)))
 }
 
-// One that does not read holds descriptors that others wait for.
+// A client that does not read holds descriptors that others wait for.
 func TestADeafClientStarvesNoOther(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
 	var old unix.Rlimit

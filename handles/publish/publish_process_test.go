@@ -666,7 +666,7 @@ func TestGrowthAndShrinkageUnderLoad(t *testing.T) {
 	})
 }
 
-// A process of another user gets nothing, and the others all that there is.
+// A process of another user gets nothing, and the others get everything.
 func TestAFollowerOfAnotherUser(t *testing.T) {
 	peertest.NeedRoot(t)
 	p := newPlace(t)

@@ -639,7 +639,7 @@ func TestEndingsBesideStreamsThatStandStill(t *testing.T) {
 		require.NoError(t, gputest.Err(a.Append(writer, counting(0, 1000))))
 		require.NoError(t, p.Announce(peertest.Context(t), 1000, writer))
 
-		// One that names its stream does not wait for another.
+		// A Next that names its stream does not wait for another.
 		f, err := publish.Follow[uint32](peertest.Context(t), k, d, "numbers", publish.FollowOptions{})
 		require.NoError(t, err)
 		require.NoError(t, f.Next(peertest.Context(t), reader))
@@ -654,7 +654,7 @@ func TestEndingsBesideStreamsThatStandStill(t *testing.T) {
 		require.NoError(t, d.System().Drain(peertest.Context(t)))
 		require.NoError(t, f.CloseContext(ctx), "it is closed")
 
-		// One that has a limit does not wait for a publisher that stands still.
+		// A follower with a limit does not wait for a publisher that stands still.
 		f, err = publish.Follow[uint32](peertest.Context(t), k, d, "numbers", publish.FollowOptions{MaxWait: 100 * time.Millisecond})
 		require.NoError(t, err)
 		require.NoError(t, f.Next(peertest.Context(t), reader))

@@ -103,8 +103,8 @@ func (t *replica) fits(u *update) error {
 	return nil
 }
 
-// finish ends the update and returns its acknowledgement. failed is why nothing of it
-// was carried out, or nil.
+// finish ends the update and returns its acknowledgement. failed is the reason why it
+// was not carried out, or nil.
 func (t *replica) finish(to token, failed error) *done {
 	u := t.busy
 	t.busy = nil

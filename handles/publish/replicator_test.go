@@ -41,7 +41,7 @@ func TestUpdatesThatCouldNotBeSent(t *testing.T) {
 	require.NoError(t, v.p.Settle(peertest.Context(t)))
 	v.announce(10)
 	time.Sleep(2 * time.Second) // the client stands still for longer than the limit
-	// It goes on: either it hears that it was given up, or it gets all updates.
+	// It goes on: either it is told that it was given up, or it gets all updates.
 	ctx := peertest.Context(t)
 	for len(tokens) > 0 {
 		m, err := far.Receive(ctx)

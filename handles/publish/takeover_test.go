@@ -346,7 +346,7 @@ func TestUnfinishedWorkIsNotTakenOver(t *testing.T) {
 	publisher.do("append", n)
 	heir.do("follow", 0)
 	heir.do("until", n)
-	publisher.do("append", n) // which the follower has, and has not looked at
+	publisher.do("append", n) // which the follower has, and has not shown
 	publisher.do("settle", 1)
 	publisher.do("unfinished", 20*n)
 	publisher.do("settle", 1)

@@ -185,7 +185,7 @@ func (c *child) progress() {
 	require.True(c.t, n.Progress, "%+v", n)
 }
 
-// isTold requires that the child hears of the other's end, and ends well.
+// isTold requires that the child learns of the other's end, and ends without an error.
 func (c *child) isTold() {
 	c.t.Helper()
 	for {

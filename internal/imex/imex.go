@@ -186,8 +186,8 @@ func (f *Facts) readParams(path string) error {
 	return nil
 }
 
-// readChannels lists channelN. A folder that is not there holds none. One that
-// cannot be looked at is an error, the first of them, and hides no other.
+// readChannels lists the files channelN; a missing folder has none. It returns the first
+// error of a file that it cannot read, with all other channels.
 func readChannels(folder string) ([]Channel, error) {
 	entries, err := os.ReadDir(folder)
 	if errors.Is(err, fs.ErrNotExist) {

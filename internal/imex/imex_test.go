@@ -145,7 +145,7 @@ func TestNoFolderHoldsNoChannels(t *testing.T) {
 	require.Empty(t, got.Channels)
 }
 
-// One that cannot be looked at hides none of the others.
+// A channel that cannot be read hides none of the others.
 func TestADanglingNodeIsAnError(t *testing.T) {
 	f := newFixture(t, mem, params)
 	f.channel("channel1", filepath.Join(f.paths.Nodes, "nothing"))

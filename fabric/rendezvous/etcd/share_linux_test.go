@@ -135,8 +135,8 @@ func init() {
 	})
 }
 
-// One that is killed while memory is shared is named by the others when its lease
-// ends. They keep nothing, and nothing of its memory is left.
+// If a rank is killed while memory is shared the others name it when its lease ends. They
+// keep nothing, and nothing of its memory is left.
 func TestKilledSharers(t *testing.T) {
 	endpoint := server(t, "127.0.0.1")
 	const size = 3
