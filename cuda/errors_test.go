@@ -66,9 +66,13 @@ func TestWhatTheDriversCodesMean(t *testing.T) {
 		{driver.CallStreamGetID, driver.MissingEntryPoint, cuda.ErrNotSupported, "cuStreamGetId; it needs a driver for CUDA 12.0"},
 		{driver.CallInit, driver.NoDevice, cuda.ErrNoDriver, "CUDA_VISIBLE_DEVICES"},
 		{driver.CallMemCreate, driver.NotInitialized, cuda.ErrNoDriver, "fork"},
+		{driver.CallInit, driver.Unknown, nil, "nvidia-uvm"},
+		{driver.CallInit, driver.InvalidDevice, nil, "CUDA_VISIBLE_DEVICES"},
 	} {
 		err := errs.New(errs.Failure{Op: "x.Op", Call: c.call, Result: c.result, Asked: "17 bytes"})
-		require.ErrorIs(t, err, c.is)
+		if c.is != nil {
+			require.ErrorIs(t, err, c.is)
+		}
 		require.ErrorContains(t, err, c.says)
 		var e *cuda.Error
 		require.ErrorAs(t, err, &e)

@@ -160,6 +160,10 @@ var byCall = map[callResult]explanation{
 		"both events must have passed: call Synchronize first"},
 	{driver.CallInit, driver.NoDevice}: {errs.NoDriver,
 		"the driver sees no GPU: check CUDA_VISIBLE_DEVICES and that the device nodes are in the container"},
+	{driver.CallInit, driver.InvalidDevice}: {errs.Unspecified,
+		"the driver can use no GPU that it sees: run cuvmm doctor, and look at CUDA_VISIBLE_DEVICES and at the instances of a GPU in MIG mode"},
+	{driver.CallInit, driver.Unknown}: {errs.Unspecified,
+		"the driver does not start: load the kernel module nvidia-uvm and make its device file (nvidia-modprobe -c 0 -u), or pass the file to the container; cuvmm doctor finds out which"},
 }
 
 var (

@@ -21,6 +21,7 @@ type Graph struct {
 type graph struct {
 	core.Object
 	closer life.Closer
+	ending life.Ending // after the functions of OnClose
 	sys    *System
 	ctx    *core.Context // of the stream that it was captured on
 	staged staged
@@ -122,8 +123,8 @@ func (g *graph) await(s *Stream) {
 // OnClose calls f once the graph was closed, its last launch has passed and the driver
 // has destroyed it, to release what the graph uses. f runs on the goroutine that calls
 // Close, or after CloseAfter on one of its own, which Drain waits for, so f must not
-// call Drain. A panic of f is logged. On a closed graph OnClose returns ErrClosed and
-// f is not called.
+// call Drain or wait for Released. A panic of f is logged. On a closed graph OnClose
+// returns ErrClosed and f is not called.
 func (g *Graph) OnClose(f func()) error {
 	const op = "cuda.Graph.OnClose"
 	if _, err := g.inner(op); err != nil {
@@ -151,13 +152,18 @@ func (g *Graph) Close() error {
 		return err
 	}
 	var hooks []func()
+	closing := false
 	err := g.g.closer.Close(func() (err error) {
+		closing = true
 		if err = g.g.wait(op); err == nil {
 			hooks, err = g.teardown(op)
 		}
 		return err
 	})
-	g.g.run(hooks)
+	if closing {
+		defer g.g.ending.End(err)
+		g.g.run(hooks)
+	}
 	return err
 }
 
@@ -188,18 +194,24 @@ func (g *Graph) CloseAfter(streams ...*Stream) error {
 		return f, nil
 	}, func() error {
 		hooks, err := g.teardown(op)
-		if len(hooks) > 0 {
-			in.sys.core.Go(func() { in.run(hooks) })
+		if len(hooks) == 0 {
+			in.ending.End(err)
+			return err
 		}
-		return err
+		in.sys.core.Go(func() {
+			defer in.ending.End(nil)
+			in.run(hooks)
+		})
+		return nil
 	})
 }
 
 // Released returns the end of the graph's closing: of the one in progress, of the next
-// one, or of the one that has ended. From then on
-// its pinned memory is back; functions of OnClose may still run.
+// one, or of the one that has ended. From then on its pinned memory is back, the
+// functions of OnClose have returned, and with them what a pool's capture uses is free.
+// A function of OnClose must not wait for it.
 func (g *Graph) Released() Completion {
-	return errs.Must(g.inner("cuda.Graph.Released")).closer.Completion()
+	return errs.Must(g.inner("cuda.Graph.Released")).ending.Completion()
 }
 
 // run calls the functions of OnClose. One that panics or ends the goroutine does not keep

@@ -320,6 +320,28 @@ func TestAPanicInOnCloseIsLogged(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
+// Released comes after the functions of OnClose, so that what they free can be used.
+func TestReleasedOfAGraphComesAfterItsFunctions(t *testing.T) {
+	_, d := open(t)
+	s := stream(t, d)
+	for _, end := range []func(g *cuda.Graph) error{(*cuda.Graph).Close, func(g *cuda.Graph) error { return g.CloseAfter(s) }} {
+		g, err := s.WithCapture(thread, func() error { return nil })
+		require.NoError(t, err)
+		released := g.Released()
+		require.NoError(t, g.OnClose(func() {
+			time.Sleep(10 * time.Millisecond) // a Released that does not wait for this function has time to come
+			select {
+			case <-released.Done():
+				t.Error("released before its function returned")
+			default:
+			}
+		}))
+		require.NoError(t, end(g))
+		require.NoError(t, released.Wait(t.Context()))
+		require.NoError(t, g.Released().Wait(t.Context()), "closed for good")
+	}
+}
+
 // The rest of the functions run even if one ends the goroutine that calls them.
 func TestOnCloseMayEndTheGoroutine(t *testing.T) {
 	_, d := open(t)

@@ -137,7 +137,7 @@ func (s *System) Drain(ctx context.Context) error {
 	}
 	return errs.New(errs.Failure{Op: op, Kind: errs.InUse, Err: err,
 		Asked: s.core.Waiting(),
-		Hint:  "a stream that was named has not passed: it runs on, waits for something, or a test holds it"})
+		Hint:  "a stream that was named runs on or waits for something, or a function of Callback or OnClose has not returned"})
 }
 
 // waitAll waits for all work on all devices, as far as contexts are known.

@@ -202,6 +202,15 @@ func TestAFailedPrefetchIsAWarning(t *testing.T) {
 	require.NoError(t, sys.Close())
 }
 
+// A prefetch may fail, but not for a stream that is wrong.
+func TestGPUFirstOnAStreamOfAnotherSystem(t *testing.T) {
+	m, d := open(t)
+	_, other := open(t)
+	b := buffer(t, d, mib)
+	require.ErrorIs(t, managed.GPUFirst(stream(t, other), b.Range), cuda.ErrForeign)
+	require.Zero(t, m.Count("cuMemAdvise"))
+}
+
 // A device that takes neither advice nor prefetches has the memory anyway.
 func TestGPUFirstWithoutConcurrentAccess(t *testing.T) {
 	m, d := open(t, sim.WithoutConcurrentManagedAccess())

@@ -26,6 +26,9 @@ func GPUFirst(s *cuda.Stream, r Range) error {
 	}
 	defer r.release()
 	m := r.h.m
+	if err := checkStream(op, m.sys, s); err != nil {
+		return err
+	}
 	if !m.concurrent(m.ctx.Device) {
 		return nil
 	}

@@ -80,6 +80,11 @@ func (b *buffer) resize(op string, s *cuda.Stream, n, size int) error {
 		_, err := b.appendLocked(op, s, more, size, func(s *cuda.Stream, at cuda.Ptr) error { return s.Memset(at, 0, more) })
 		return err
 	}
+	if s != nil {
+		if _, err := b.stream(op, s); err != nil {
+			return err
+		}
+	}
 	if err := b.imported.mayGrow(op, b.used.Load(), 0, b.committed.Load(), size); err != nil {
 		return err
 	}

@@ -312,6 +312,7 @@ func TestBadInputIsATypedErrorAndChangesNothing(t *testing.T) {
 		{"grow absurdly", gputest.Err(b.AppendUndefined(math.MaxInt)), cuda.ErrCapacity, "1000 used of 67108864"},
 		{"resize to less than nothing", b.Resize(nil, -1), cuda.ErrInvalidArgument, "-1"},
 		{"resize beyond the range", b.Resize(nil, 65*mib), cuda.ErrCapacity, ""},
+		{"shrink on a foreign stream", b.Resize(foreign, 10), cuda.ErrForeign, ""},
 		{"append on a foreign stream", gputest.Err(b.Append(foreign, []byte{1})), cuda.ErrForeign, ""},
 		{"append on a stream without access", gputest.Err(b.Append(farStream, []byte{1})), cuda.ErrNotPermitted, "SetAccess"},
 		{"append a negative length", gputest.Err(b.AppendPtr(nil, b.Ptr(), -1)), cuda.ErrInvalidArgument, "-1"},

@@ -125,6 +125,23 @@ func TestMemoryOfAGraphThatIsGoneServesOthers(t *testing.T) {
 	}
 }
 
+// Once a graph is released, what its capture used can be closed at once.
+func TestWhatAReleasedGraphUsedCanBeClosed(t *testing.T) {
+	_, d := open(t)
+	s := stream(t, d)
+	for range 20 {
+		p := newPool(t, d, pool.Options{})
+		ws, err := p.Prepare(s, pool.Workspace{Name: "gemm", Bytes: 30 * mib})
+		require.NoError(t, err)
+		g, _ := captured(t, p, s, pool.CaptureOptions{Workspaces: ws}, func() error { return nil })
+		require.NoError(t, g.Launch(s))
+		require.NoError(t, g.CloseAfter(s))
+		require.NoError(t, g.Released().Wait(t.Context()))
+		require.NoError(t, ws.Close())
+		require.NoError(t, p.Close())
+	}
+}
+
 // Streams that joined by an event take part; others do not.
 func TestStreamsThatJoinedTakePart(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {

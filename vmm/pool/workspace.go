@@ -90,7 +90,7 @@ func (w *Workspaces) Released() cuda.Completion { return w.ending.Completion() }
 func (w *Workspaces) closeLocked(streams []*cuda.Stream) error {
 	if w.graphs > 0 {
 		return errs.New(errs.Failure{Op: "pool.Workspaces.Close", Kind: errs.InUse, Asked: "the workspaces, by " + errs.Count(w.graphs, "graph"),
-			Hint: "close the graphs first"})
+			Hint: "close the graphs first, and after CloseAfter wait for their Released"})
 	}
 	w.closed = true
 	var errs []error
