@@ -28,7 +28,7 @@ func init() {
 	})
 	sim.RegisterKernel(drivertest.MeetKernel, func(k *sim.Kernel) {
 		if uint32(k.SharedBytes) == sim.Param[uint32](k, 2) {
-			sim.Store(k, sim.Param[uint64](k, 0), []uint32{k.Grid[0], k.Grid[0]})
+			sim.Store(k, sim.Param[uint64](k, 0), []uint32{uint32(k.Grid[0]), uint32(k.Grid[0])})
 		}
 	})
 	drivertest.RegisterChild(conformanceChild, func(args []string) (driver.Driver, error) {
