@@ -75,10 +75,10 @@ func TestAPublicationKnowsWhatCameBeforeAMoveOrFork(t *testing.T) {
 	require.NoError(t, err)
 	closed(t, b)
 	require.NoError(t, gputest.Err(b.Append(first, make([]byte, 10))))
-	fork, err := vmm.Fork(second, b, 10, vmm.ForkOptions{})
+	fork, err := b.Fork(second, 10, vmm.ForkOptions{})
 	require.NoError(t, err)
 	closed(t, fork)
-	moved, err := vmm.Move(b, vmm.MoveOptions{Reserve: 64 * mib})
+	moved, err := b.Move(vmm.MoveOptions{Reserve: 64 * mib})
 	require.NoError(t, err)
 	closed(t, moved)
 	for of, want := range map[*vmm.Buffer][]*core.Stream{

@@ -146,7 +146,7 @@ func elementBytes[T any](op string, n int) (int, error) {
 }
 
 // Move makes a second array over the same memory, with a range of its own, as
-// vmm.Move does.
+// Buffer.Move does.
 func (a *Array[T]) Move(o MoveOptions) (*Array[T], error) {
 	b, err := a.inner().move("vmm.Array.Move", o)
 	if err != nil {
@@ -155,8 +155,8 @@ func (a *Array[T]) Move(o MoveOptions) (*Array[T], error) {
 	return &Array[T]{b}, nil
 }
 
-// Fork makes a second array that begins with the first n elements, as vmm.Fork
-// does.
+// Fork makes a second array that begins with the first n elements, as
+// Buffer.Fork does.
 func (a *Array[T]) Fork(s *cuda.Stream, n int, o ForkOptions) (*Array[T], error) {
 	const op = "vmm.Array.Fork"
 	bytes, err := elementBytes[T](op, n)

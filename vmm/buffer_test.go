@@ -200,10 +200,10 @@ func TestBeyondTheRangeIsErrCapacityAndMoveGoesOn(t *testing.T) {
 	require.ErrorContains(t, err, "3 more bytes, with 4194304 used of 4194304 reserved")
 	require.Equal(t, 4*mib, old.Len())
 
-	_, err = vmm.Move(old, vmm.MoveOptions{Reserve: 2 * mib})
+	_, err = old.Move(vmm.MoveOptions{Reserve: 2 * mib})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	before, _ := m.Memory(0)
-	b, err := vmm.Move(old, vmm.MoveOptions{Reserve: 64 * mib})
+	b, err := old.Move(vmm.MoveOptions{Reserve: 64 * mib})
 	require.NoError(t, err)
 	after, _ := m.Memory(0)
 	require.Equal(t, before, after, "nothing was copied")
@@ -355,7 +355,7 @@ func TestASliceOutlivesItsMemoryAsAnError(t *testing.T) {
 		require.ErrorIs(t, half.CopyTo(nil, make([]byte, 200)), cuda.ErrClosed)
 		require.ErrorIs(t, gputest.Err(b.AppendUndefined(1)), cuda.ErrClosed)
 		require.ErrorIs(t, b.Clip(), cuda.ErrClosed)
-		_, err = vmm.Move(b, vmm.MoveOptions{Reserve: 64 * mib})
+		_, err = b.Move(vmm.MoveOptions{Reserve: 64 * mib})
 		require.ErrorIs(t, err, cuda.ErrClosed)
 	})
 }
@@ -445,7 +445,7 @@ func TestAppendOnAClosedStreamChangesNothing(t *testing.T) {
 func TestNilIsRefused(t *testing.T) {
 	_, err := vmm.ArrayOf[int](nil)
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
-	_, err = vmm.Move(nil, vmm.MoveOptions{Reserve: 2 * mib})
+	_, err = (*vmm.Buffer)(nil).Move(vmm.MoveOptions{Reserve: 2 * mib})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 }
 

@@ -80,8 +80,8 @@ var dependants = []struct {
 	}},
 	{"Buffer", "a buffer made by `Move` or `Fork` shares its memory", func(t *testing.T, w *world) {
 		for name, share := range map[string]func(old *vmm.Buffer) (*vmm.Buffer, error){
-			"Move": func(old *vmm.Buffer) (*vmm.Buffer, error) { return vmm.Move(old, vmm.MoveOptions{Reserve: 32 * kib64}) },
-			"Fork": func(old *vmm.Buffer) (*vmm.Buffer, error) { return vmm.Fork(nil, old, old.Len(), vmm.ForkOptions{}) },
+			"Move": func(old *vmm.Buffer) (*vmm.Buffer, error) { return old.Move(vmm.MoveOptions{Reserve: 32 * kib64}) },
+			"Fork": func(old *vmm.Buffer) (*vmm.Buffer, error) { return old.Fork(nil, old.Len(), vmm.ForkOptions{}) },
 		} {
 			old := w.buffer(3)
 			other, err := share(old)
@@ -297,7 +297,7 @@ func TestCloseInEveryOrder(t *testing.T) {
 		require.NoError(t, err)
 		w.own(m)
 		old := w.buffer(2)
-		moved, err := vmm.Move(old, vmm.MoveOptions{Reserve: 32 * kib64})
+		moved, err := old.Move(vmm.MoveOptions{Reserve: 32 * kib64})
 		require.NoError(t, err)
 		w.own(moved)
 		objects := []closer{w.a, m, w.r, old, moved}
@@ -452,7 +452,7 @@ func TestEveryMethodReturnsErrClosed(t *testing.T) {
 		require.GreaterOrEqual(t, called, 40, "methods were found")
 
 		live := w.buffer(1)
-		_, err = vmm.Move(b, vmm.MoveOptions{Reserve: 32 * kib64})
+		_, err = b.Move(vmm.MoveOptions{Reserve: 32 * kib64})
 		require.ErrorIs(t, err, cuda.ErrClosed)
 		require.ErrorIs(t, gputest.Err(live.AppendSlice(nil, part)), cuda.ErrClosed)
 		into, err := live.Slice(0, 100)

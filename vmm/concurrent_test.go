@@ -107,7 +107,7 @@ func TestACrowdRoundABuffer(t *testing.T) {
 				}
 			case 12:
 				var fork *vmm.Buffer
-				if fork, err = vmm.Fork(on, b, b.Len()*3/4, vmm.ForkOptions{}); err == nil {
+				if fork, err = b.Fork(on, b.Len()*3/4, vmm.ForkOptions{}); err == nil {
 					err = errors.Join(gputest.Err(fork.Append(on, make([]byte, 100))), fork.CloseAfter(w.s))
 				}
 			case 13:

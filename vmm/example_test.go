@@ -164,7 +164,7 @@ func ExampleReserve() {
 
 // Two sequences share a prompt and go on differently: memory is taken for what
 // differs alone.
-func ExampleFork() {
+func ExampleBuffer_Fork() {
 	sys, err := auto.Open(auto.Options{})
 	if err != nil {
 		log.Fatal(err)
@@ -179,7 +179,7 @@ func ExampleFork() {
 		log.Fatal(err)
 	}
 
-	reply, err := vmm.Fork(nil, prompt, prompt.Len(), vmm.ForkOptions{})
+	reply, err := prompt.Fork(nil, prompt.Len(), vmm.ForkOptions{})
 	if err != nil {
 		log.Fatal(err)
 	}

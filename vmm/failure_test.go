@@ -316,7 +316,7 @@ var scenarios = []scenario{
 		op: func(w *world) error { return w.b.Resize(w.s, 10) }},
 	{name: "Move", setup: func(w *world) { w.buffer(3, both(w, vmm.ReadWrite)...) },
 		op: func(w *world) error {
-			b, err := vmm.Move(w.b, vmm.MoveOptions{Reserve: 32 * kib64})
+			b, err := w.b.Move(vmm.MoveOptions{Reserve: 32 * kib64})
 			if err == nil {
 				w.own(b)
 				w.buffers = append(w.buffers, b)
@@ -325,7 +325,7 @@ var scenarios = []scenario{
 		}},
 	{name: "Fork", setup: func(w *world) { w.buffer(3, both(w, vmm.ReadWrite)...) },
 		op: func(w *world) error {
-			b, err := vmm.Fork(nil, w.b, 2*kib64+1000, vmm.ForkOptions{})
+			b, err := w.b.Fork(nil, 2*kib64+1000, vmm.ForkOptions{})
 			if err == nil {
 				w.own(b)
 				w.buffers = append(w.buffers, b)
@@ -391,13 +391,13 @@ var scenarios = []scenario{
 		}, retry: func(w *world) error { return w.b.Close() }},
 	{name: "Buffer.Close after Move", tears: true, setup: func(w *world) {
 		old := w.buffer(3)
-		b, err := vmm.Move(old, vmm.MoveOptions{Reserve: 32 * kib64})
+		b, err := old.Move(vmm.MoveOptions{Reserve: 32 * kib64})
 		require.NoError(w.t, err)
 		w.own(b)
 		w.buffers = append(w.buffers, b)
 	}, op: func(w *world) error { return w.b.Close() }},
 	{name: "Buffer.Close after Fork", tears: true, setup: func(w *world) {
-		b, err := vmm.Fork(nil, w.buffer(3), 2*kib64+1000, vmm.ForkOptions{})
+		b, err := w.buffer(3).Fork(nil, 2*kib64+1000, vmm.ForkOptions{})
 		require.NoError(w.t, err)
 		w.own(b)
 		w.buffers = append(w.buffers, b)
@@ -831,7 +831,7 @@ func anUndoLeftSomething(t *testing.T, moves bool) {
 	require.Equal(t, calls, w.m.Count("cuMemMap"), "its addresses are not used")
 	require.NoError(t, gputest.Err(b.Append(nil, pattern(100, 1))), "the rest is as it was")
 	if moves {
-		moved, err := vmm.Move(b, vmm.MoveOptions{Reserve: 32 * kib64})
+		moved, err := b.Move(vmm.MoveOptions{Reserve: 32 * kib64})
 		require.NoError(t, err)
 		w.own(moved)
 		require.NoError(t, gputest.Err(moved.AppendUndefined(3*kib64)))

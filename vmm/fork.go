@@ -40,12 +40,12 @@ type ForkOptions struct {
 // A fork has the same kind of memory, chunks and access as the old buffer. Memory
 // of another process is not forked (ErrNotSupported), nor is a buffer that was
 // moved (ErrMoved).
-func Fork(s *cuda.Stream, old *Buffer, n int, o ForkOptions) (*Buffer, error) {
-	b, err := old.inner().fork("vmm.Fork", s, n, 1, o)
+func (b *Buffer) Fork(s *cuda.Stream, n int, o ForkOptions) (*Buffer, error) {
+	fork, err := b.inner().fork("vmm.Buffer.Fork", s, n, 1, o)
 	if err != nil {
 		return nil, err
 	}
-	return b.public(), nil
+	return fork.public(), nil
 }
 
 // fork forks the first n bytes, in elements of a size.

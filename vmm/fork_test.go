@@ -34,7 +34,7 @@ func TestWhatWasMovedIsFrozen(t *testing.T) {
 	data := pattern(3*mib, 1)
 	require.NoError(t, gputest.Err(old.Append(nil, data)))
 	require.NoError(t, old.Grow(3*mib))
-	b, err := vmm.Move(old, vmm.MoveOptions{Reserve: 64 * mib})
+	b, err := old.Move(vmm.MoveOptions{Reserve: 64 * mib})
 	require.NoError(t, err)
 	closed(t, b)
 
@@ -51,8 +51,8 @@ func TestWhatWasMovedIsFrozen(t *testing.T) {
 		"Resize shorter":  old.Resize(s, 1),
 		"Clip":            old.Clip(),
 		"ClipAfter":       old.ClipAfter(s),
-		"Move":            gputest.Err(vmm.Move(old, vmm.MoveOptions{Reserve: 64 * mib})),
-		"Fork":            gputest.Err(vmm.Fork(nil, old, 1, vmm.ForkOptions{})),
+		"Move":            gputest.Err(old.Move(vmm.MoveOptions{Reserve: 64 * mib})),
+		"Fork":            gputest.Err(old.Fork(nil, 1, vmm.ForkOptions{})),
 		"Array.Append":    gputest.Err(words.Append(s, []uint32{1})),
 		"Hold":            gputest.Err(share.Of(old).Hold(testOp, "a test", 1)),
 	} {
@@ -88,7 +88,7 @@ func TestWhatWasMovedIsProtectedWhileItCloses(t *testing.T) {
 	require.NoError(t, err)
 	want := pattern(mib, 1)
 	require.NoError(t, gputest.Err(old.Append(nil, want)))
-	b, err := vmm.Move(old, vmm.MoveOptions{Reserve: 64 * mib})
+	b, err := old.Move(vmm.MoveOptions{Reserve: 64 * mib})
 	require.NoError(t, err)
 	closed(t, b)
 	h, err := d.NewHostBuffer(mib)
@@ -120,7 +120,7 @@ func TestALineOfMoves(t *testing.T) {
 	for i := range 4 {
 		require.NoError(t, gputest.Err(b.Append(nil, pattern(mib, i))))
 		line, had = append(line, b), append(had, bytesOf(t, b))
-		b, err = vmm.Move(b, vmm.MoveOptions{Reserve: (i + 2) * 4 * mib})
+		b, err = b.Move(vmm.MoveOptions{Reserve: (i + 2) * 4 * mib})
 		require.NoError(t, err)
 	}
 	require.NoError(t, gputest.Err(b.Append(nil, pattern(5*mib, 9))))
@@ -147,7 +147,7 @@ func TestAHeldBufferDoesNotMove(t *testing.T) {
 	require.NoError(t, gputest.Err(b.Append(nil, pattern(100, 1))))
 	h, err := share.Of(b).Hold(testOp, "a test", 100)
 	require.NoError(t, err)
-	_, err = vmm.Move(b, vmm.MoveOptions{Reserve: 64 * mib})
+	_, err = b.Move(vmm.MoveOptions{Reserve: 64 * mib})
 	require.ErrorIs(t, err, cuda.ErrInUse)
 	require.ErrorContains(t, err, "a test")
 	h.Release()
@@ -160,7 +160,7 @@ func TestAHeldBufferDoesNotMove(t *testing.T) {
 			check(t, err)
 		}
 	})
-	_, err = vmm.Move(b, vmm.MoveOptions{Reserve: 64 * mib})
+	_, err = b.Move(vmm.MoveOptions{Reserve: 64 * mib})
 	require.ErrorIs(t, err, cuda.ErrInUse)
 	require.ErrorContains(t, err, "a late one")
 	require.Equal(t, reservations, d.System().Stats().Reservations)
@@ -187,7 +187,7 @@ func TestACrowdMovesABuffer(t *testing.T) {
 				}
 				return
 			}
-			moved, err := vmm.Move(b, vmm.MoveOptions{Reserve: 64 * mib})
+			moved, err := b.Move(vmm.MoveOptions{Reserve: 64 * mib})
 			if err == nil {
 				had.Add(1)
 				check(t, moved.Close())
@@ -251,7 +251,7 @@ func TestAForkCopiesInTheOrderOfItsStream(t *testing.T) {
 	closed(t, b)
 	release := m.Hold(s.Handle())
 	require.NoError(t, gputest.Err(b.Append(s, pattern(1000, 3))))
-	f, err := vmm.Fork(s, b, 500, vmm.ForkOptions{Reserve: 2 * mib})
+	f, err := b.Fork(s, 500, vmm.ForkOptions{Reserve: 2 * mib})
 	require.NoError(t, err)
 	closed(t, f)
 	require.Equal(t, 2*mib, f.Stats().Reserved)
@@ -274,17 +274,17 @@ func TestWhatCannotBeForked(t *testing.T) {
 		{-1, 0, cuda.ErrInvalidArgument}, {1001, 0, cuda.ErrOutOfRange}, {100, -1, cuda.ErrInvalidArgument},
 		{100, 99, cuda.ErrInvalidArgument}, {100, 1<<60 + 1, cuda.ErrInvalidArgument},
 	} {
-		_, err := vmm.Fork(nil, b, row.n, vmm.ForkOptions{Reserve: row.reserve})
+		_, err := b.Fork(nil, row.n, vmm.ForkOptions{Reserve: row.reserve})
 		require.ErrorIs(t, err, row.is, "%+v", row)
 	}
-	_, err = vmm.Fork(nil, nil, 0, vmm.ForkOptions{})
+	_, err = (*vmm.Buffer)(nil).Fork(nil, 0, vmm.ForkOptions{})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
-	empty, err := vmm.Fork(nil, b, 0, vmm.ForkOptions{})
+	empty, err := b.Fork(nil, 0, vmm.ForkOptions{})
 	require.NoError(t, err)
 	require.Zero(t, empty.Stats().Committed)
 	require.NoError(t, empty.Close())
 	require.NoError(t, b.Close())
-	_, err = vmm.Fork(nil, b, 0, vmm.ForkOptions{})
+	_, err = b.Fork(nil, 0, vmm.ForkOptions{})
 	require.ErrorIs(t, err, cuda.ErrClosed)
 }
 
@@ -359,7 +359,7 @@ func TestNoGrowthShowsInAnotherBuffer(t *testing.T) {
 				}
 				i := f.any(rt)
 				n := rapid.IntRange(0, len(f.data[i])).Draw(rt, "prefix")
-				b, err := vmm.Fork(nil, f.buffers[i], n, vmm.ForkOptions{Reserve: rapid.SampledFrom([]int{0, 24 * kib64}).Draw(rt, "range")})
+				b, err := f.buffers[i].Fork(nil, n, vmm.ForkOptions{Reserve: rapid.SampledFrom([]int{0, 24 * kib64}).Draw(rt, "range")})
 				if f.frozen[i] {
 					require.ErrorIs(rt, err, cuda.ErrMoved)
 					return
@@ -372,7 +372,7 @@ func TestNoGrowthShowsInAnotherBuffer(t *testing.T) {
 					rt.Skip()
 				}
 				i := f.any(rt)
-				b, err := vmm.Move(f.buffers[i], vmm.MoveOptions{Reserve: 24 * kib64})
+				b, err := f.buffers[i].Move(vmm.MoveOptions{Reserve: 24 * kib64})
 				if f.frozen[i] {
 					require.ErrorIs(rt, err, cuda.ErrMoved)
 					return
@@ -420,8 +420,8 @@ func TestWhatIsBeingRevokedIsNotPassedOn(t *testing.T) {
 	_, d, peer := twoDevices(t)
 	on := stream(t, peer)
 	for name, derive := range map[string]func(b *vmm.Buffer) (*vmm.Buffer, error){
-		"Move": func(b *vmm.Buffer) (*vmm.Buffer, error) { return vmm.Move(b, vmm.MoveOptions{Reserve: 8 * mib}) },
-		"Fork": func(b *vmm.Buffer) (*vmm.Buffer, error) { return vmm.Fork(nil, b, b.Len(), vmm.ForkOptions{}) },
+		"Move": func(b *vmm.Buffer) (*vmm.Buffer, error) { return b.Move(vmm.MoveOptions{Reserve: 8 * mib}) },
+		"Fork": func(b *vmm.Buffer) (*vmm.Buffer, error) { return b.Fork(nil, b.Len(), vmm.ForkOptions{}) },
 	} {
 		b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * mib, Access: []vmm.Access{{Location: peer.Location(), Mode: vmm.ReadWrite}}})
 		require.NoError(t, err)
@@ -456,13 +456,13 @@ func TestOptionsOfANewRange(t *testing.T) {
 	require.NoError(t, err)
 	closed(t, first)
 	require.NoError(t, gputest.Err(first.Append(nil, pattern(2*mib, 1))))
-	fork, err := vmm.Fork(nil, first, 2*mib, vmm.ForkOptions{OnGrow: tell("fork"), Hint: hint})
+	fork, err := first.Fork(nil, 2*mib, vmm.ForkOptions{OnGrow: tell("fork"), Hint: hint})
 	require.NoError(t, err)
 	closed(t, fork)
-	second, err := vmm.Move(first, vmm.MoveOptions{})
+	second, err := first.Move(vmm.MoveOptions{})
 	require.NoError(t, err)
 	closed(t, second)
-	third, err := vmm.Move(second, vmm.MoveOptions{Reserve: 32 * mib, Align: 2 * mib, OnGrow: tell("third")})
+	third, err := second.Move(vmm.MoveOptions{Reserve: 32 * mib, Align: 2 * mib, OnGrow: tell("third")})
 	require.NoError(t, err)
 	closed(t, third)
 	require.Equal(t, hint, fork.Ptr())
@@ -474,6 +474,6 @@ func TestOptionsOfANewRange(t *testing.T) {
 	require.NoError(t, fork.Grow(2*mib))
 	require.NoError(t, third.Grow(2*mib))
 	require.Equal(t, []string{"first 0 to 2", "fork 2 to 4", "third 2 to 4"}, grown)
-	_, err = vmm.Move(third, vmm.MoveOptions{Align: 3})
+	_, err = third.Move(vmm.MoveOptions{Align: 3})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 }

@@ -191,7 +191,7 @@ func FuzzBuffer(f *testing.F) {
 		sized(ok, resize*24, was)
 		was = b.Stats()
 		sized(typed(t, b.Resize(nil, resize)), resize, was)
-		moved, err := vmm.Move(b, vmm.MoveOptions{Reserve: move})
+		moved, err := b.Move(vmm.MoveOptions{Reserve: move})
 		if typed(t, err) {
 			w.own(moved)
 			require.GreaterOrEqual(t, moved.Stats().Reserved, move)
@@ -201,7 +201,7 @@ func FuzzBuffer(f *testing.F) {
 			require.NoError(t, b.Close())
 			b = moved
 		}
-		fork, err := vmm.Fork(nil, b, off, vmm.ForkOptions{Reserve: move})
+		fork, err := b.Fork(nil, off, vmm.ForkOptions{Reserve: move})
 		if typed(t, err) {
 			w.own(fork)
 			require.GreaterOrEqual(t, fork.Stats().Reserved, max(move, off))

@@ -74,7 +74,7 @@ func (b *buffer) longerLocked(op string, n, size int) (uint64, error) {
 	if uint64(n) > b.res.size-used {
 		return 0, errs.New(errs.Failure{Op: op, Kind: errs.Capacity,
 			Asked: fmt.Sprintf("%s, with %d used of %d reserved", errs.Count(n/size, "more "+noun(size)), used/uint64(size), b.res.size/uint64(size)),
-			Hint:  "reserve more when the buffer is made, or vmm.Move it to a larger range without copying"})
+			Hint:  "reserve more when the buffer is made, or Move it to a larger range, without a copy"})
 	}
 	return used + uint64(n), nil
 }

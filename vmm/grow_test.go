@@ -190,7 +190,7 @@ func TestOnGrowTellsOfEachGrowth(t *testing.T) {
 	require.NoError(t, b.Clip())
 	require.NoError(t, b.Resize(nil, 5*mib))
 	require.Equal(t, [][2]int{{0, 4 * mib}, {4 * mib, 6 * mib}, {4 * mib, 6 * mib}}, grown)
-	moved, err := vmm.Move(b, vmm.MoveOptions{Reserve: 32 * mib})
+	moved, err := b.Move(vmm.MoveOptions{Reserve: 32 * mib})
 	require.NoError(t, err)
 	require.NoError(t, b.Close())
 	b = moved

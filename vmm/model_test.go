@@ -328,7 +328,7 @@ func (m *model) actions() map[string]func(*rapid.T) {
 			committed := m.buf.Stats().Committed
 			reserve := rapid.IntRange(committed+1, max(committed+1, 32*kib64)).Draw(m.rt, "range")
 			old := m.buf
-			b, err := vmm.Move(old, vmm.MoveOptions{Reserve: reserve})
+			b, err := old.Move(vmm.MoveOptions{Reserve: reserve})
 			require.NoError(m.rt, err)
 			require.NotEqual(m.rt, old.Ptr(), b.Ptr())
 			m.take(b)

@@ -34,7 +34,7 @@ type MoveOptions struct {
 //
 // A buffer that is published is not moved (ErrInUse), nor is one that follows a
 // publication (ErrNotPermitted).
-func Move(old *Buffer, o MoveOptions) (*Buffer, error) { return old.inner().move("vmm.Move", o) }
+func (b *Buffer) Move(o MoveOptions) (*Buffer, error) { return b.inner().move("vmm.Buffer.Move", o) }
 
 func (b *buffer) move(op string, o MoveOptions) (*Buffer, error) {
 	if err := b.enter(op); err != nil {

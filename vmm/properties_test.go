@@ -24,7 +24,7 @@ func TestRequestedKeepsTheGranularity(t *testing.T) {
 	require.NoError(t, err)
 	closed(t, again)
 	require.Equal(t, b.Requested(), again.Requested())
-	moved, err := vmm.Move(b, vmm.MoveOptions{Reserve: 128 * mib})
+	moved, err := b.Move(vmm.MoveOptions{Reserve: 128 * mib})
 	require.NoError(t, err)
 	closed(t, moved)
 	require.Equal(t, b.Requested(), moved.Requested())

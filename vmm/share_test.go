@@ -103,7 +103,7 @@ func TestReadOnlyImportsStaySo(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorIs(t, part.Zero(nil), cuda.ErrNotPermitted)
 	require.ErrorIs(t, i.SetAccess(vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite}), cuda.ErrNotPermitted)
-	moved, err := vmm.Move(i, vmm.MoveOptions{Reserve: 4 * kib64})
+	moved, err := i.Move(vmm.MoveOptions{Reserve: 4 * kib64})
 	require.NoError(t, err)
 	closed(t, moved)
 	require.ErrorIs(t, moved.SetAccess(vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite}), cuda.ErrNotPermitted)

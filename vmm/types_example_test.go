@@ -97,7 +97,7 @@ func ExampleSlice() {
 
 // A buffer whose range has become too small moves to a larger one: nothing is
 // copied, and the old one stays for work under way.
-func ExampleMove() {
+func ExampleBuffer_Move() {
 	dev, done := firstDevice()
 	defer done()
 	old, err := vmm.NewBuffer(dev, vmm.BufferOptions{Reserve: 2 << 20})
@@ -105,7 +105,7 @@ func ExampleMove() {
 	_, err = old.Append(nil, []byte("the same bytes"))
 	fatal(err)
 
-	larger, err := vmm.Move(old, vmm.MoveOptions{Reserve: 1 << 30})
+	larger, err := old.Move(vmm.MoveOptions{Reserve: 1 << 30})
 	fatal(err)
 	defer larger.Close()
 	stats := larger.Stats()

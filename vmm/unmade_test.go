@@ -40,7 +40,7 @@ func TestNilAndZeroObjectsAreRefused(t *testing.T) {
 	none := &cuda.Stream{}
 	for what, err := range map[string]error{
 		"Append": gputest.Err(b.Append(none, []byte{1})), "AppendSlice": gputest.Err(b.AppendSlice(none, all)),
-		"Resize": b.Resize(none, 3), "Fork": gputest.Err(vmm.Fork(none, b, 1, vmm.ForkOptions{})),
+		"Resize": b.Resize(none, 3), "Fork": gputest.Err(b.Fork(none, 1, vmm.ForkOptions{})),
 		"CopyFrom": all.CopyFrom(none, []byte{1, 2}), "CopyTo": all.CopyTo(none, []byte{1, 2}),
 		"CopyFromSlice": all.CopyFromSlice(none, all), "Zero": all.Zero(none), "ClipAfter": b.ClipAfter(none),
 		"RevokeAfter": b.RevokeAfter(d.Location(), none), "CloseAfter": b.CloseAfter(none),
@@ -49,8 +49,8 @@ func TestNilAndZeroObjectsAreRefused(t *testing.T) {
 		require.ErrorContains(t, err, "a nil stream", what)
 	}
 	for _, none := range []*vmm.Buffer{nil, {}} {
-		require.ErrorIs(t, gputest.Err(vmm.Move(none, vmm.MoveOptions{})), cuda.ErrInvalidArgument)
-		require.ErrorIs(t, gputest.Err(vmm.Fork(nil, none, 0, vmm.ForkOptions{})), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, gputest.Err(none.Move(vmm.MoveOptions{})), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, gputest.Err(none.Fork(nil, 0, vmm.ForkOptions{})), cuda.ErrInvalidArgument)
 		require.ErrorIs(t, gputest.Err(vmm.ArrayOf[uint32](none)), cuda.ErrInvalidArgument)
 		_, err := vmm.NewReader(none).Read(make([]byte, 1))
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)

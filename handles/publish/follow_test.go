@@ -50,7 +50,7 @@ func TestFollowedMemoryIsNotMoved(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
 	v.announce(1_000_000)
 	require.NoError(t, v.honest.Next(peertest.Context(t)))
-	b, err := vmm.Move(v.honest.Array().Buffer(), vmm.MoveOptions{Reserve: 64 << 20})
+	b, err := v.honest.Array().Buffer().Move(vmm.MoveOptions{Reserve: 64 << 20})
 	if err == nil {
 		defer b.Close()
 		require.NoError(t, v.p.Shrink(1000))

@@ -54,7 +54,7 @@ var takers = map[string]any{
 	"multicast.Import": multicast.Import, "multicast.ImportFabric": multicast.ImportFabric,
 	"multicast.NewTeam": multicast.NewTeam, "multicast.Supported": multicast.Supported,
 	"vmm.ArrayOf": vmm.ArrayOf[int32], "vmm.Create": vmm.Create, "vmm.GranularityOf": vmm.GranularityOf,
-	"vmm.Fork": vmm.Fork, "vmm.Move": vmm.Move, "vmm.NewArray": vmm.NewArray[int32], "vmm.NewBuffer": vmm.NewBuffer,
+	"vmm.NewArray": vmm.NewArray[int32], "vmm.NewBuffer": vmm.NewBuffer,
 	"vmm.NewReader": vmm.NewReader, "vmm.NewWriter": vmm.NewWriter, "vmm.Reserve": vmm.Reserve,
 	"vmm/pool.New": pool.New,
 }

@@ -124,14 +124,14 @@ var bufferCases = join(
 		"NewBuffer": func(w *world) func() error {
 			return func() error { return keep[*vmm.Buffer](w)(vmm.NewBuffer(w.dev, vmm.BufferOptions{})) }
 		},
-		"Move": func(w *world) func() error {
+		"Buffer.Move": func(w *world) func() error {
 			b := w.buffer()
-			return func() error { return keep[*vmm.Buffer](w)(vmm.Move(b, vmm.MoveOptions{Reserve: 128 * mib})) }
+			return func() error { return keep[*vmm.Buffer](w)(b.Move(vmm.MoveOptions{Reserve: 128 * mib})) }
 		},
-		"Fork": func(w *world) func() error {
+		"Buffer.Fork": func(w *world) func() error {
 			b, s := w.buffer(), w.stream()
 			return func() error {
-				return errors.Join(keep[*vmm.Buffer](w)(vmm.Fork(s, b, 1000, vmm.ForkOptions{})), keep[*vmm.Buffer](w)(vmm.Fork(nil, b, 1000, vmm.ForkOptions{})))
+				return errors.Join(keep[*vmm.Buffer](w)(b.Fork(s, 1000, vmm.ForkOptions{})), keep[*vmm.Buffer](w)(b.Fork(nil, 1000, vmm.ForkOptions{})))
 			}
 		},
 		"Buffer.Append": func(w *world) func() error {

@@ -176,7 +176,7 @@ func TestAliasAdd(t *testing.T) {
 			for _, l := range launches(n) {
 				v, before := r.words(n+beyond), r.words(n+beyond)
 				first, out := array(t, r, v), array(t, r, before)
-				buffer, err := vmm.Move(first.Buffer(), vmm.MoveOptions{Reserve: 16 << 20})
+				buffer, err := first.Buffer().Move(vmm.MoveOptions{Reserve: 16 << 20})
 				require.NoError(t, err)
 				second, err := vmm.ArrayOf[uint32](buffer)
 				require.NoError(t, err)
