@@ -152,16 +152,18 @@ func (g *Graph) Close() error {
 		return err
 	}
 	var hooks []func()
-	closing := false
+	closed := false
 	err := g.g.closer.Close(func() (err error) {
-		closing = true
 		if err = g.g.wait(op); err == nil {
 			hooks, err = g.teardown(op)
 		}
+		if closed = err == nil; !closed {
+			g.g.ending.End(err) // before another Close may end it for good
+		}
 		return err
 	})
-	if closing {
-		defer g.g.ending.End(err)
+	if closed {
+		defer g.g.ending.End(nil)
 		g.g.run(hooks)
 	}
 	return err

@@ -342,6 +342,37 @@ func TestReleasedOfAGraphComesAfterItsFunctions(t *testing.T) {
 	}
 }
 
+// The end of a Close that fails is reported before another Close can begin: later it would
+// take back what that one reported.
+func TestReleasedOfAGraphWhoseCloseFailed(t *testing.T) {
+	m, sys := sim.Open(t)
+	s := stream(t, sys.Devices()[0])
+	for range 300 {
+		g, err := s.WithCapture(thread, func() error { return nil })
+		require.NoError(t, err)
+		m.Inject(sim.Fault{Call: "cuGraphExecDestroy", Result: 999})
+		closing, released := g.Closing(), g.Released()
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = g.Close() })
+		for ended := false; !ended; {
+			select {
+			case <-closing.Done(): // the lock over the closing is still held
+				ended = true
+			default:
+			}
+		}
+		select {
+		case <-released.Done():
+		default:
+			t.Error("the closing has ended, and its end is not reported")
+		}
+		wg.Wait()
+		require.Error(t, released.Wait(t.Context()))
+		require.NoError(t, g.Close())
+		require.NoError(t, g.Released().Wait(t.Context()))
+	}
+}
+
 // The rest of the functions run even if one ends the goroutine that calls them.
 func TestOnCloseMayEndTheGoroutine(t *testing.T) {
 	_, d := open(t)
