@@ -94,10 +94,10 @@ typedef struct {
 static int list_parameters(const cuvmm_table *table, uintptr_t function, const uint8_t *params, uint64_t n, void **list, size_t room) {
     size_t offset = 0, size = 0;
     if (!table->api.cuFuncGetParamInfo) return 0;
-    for (size_t i = 0; i < room; i++) {
+    for (size_t i = 0; i <= room; i++) { // one more than there is room for tells whether the list is complete
         int32_t told = table->api.cuFuncGetParamInfo(function, i, &offset, &size);
         if (told != 0) return told == CUVMM_INVALID_VALUE && i > 0; // behind the last one
-        if (offset > n || size > n - offset) return 0;
+        if (i == room || offset > n || size > n - offset) return 0;
         list[i] = (void *)(params + offset);
     }
     return 0;

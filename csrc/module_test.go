@@ -4,6 +4,7 @@ package csrc_test
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -76,6 +77,19 @@ func TestParametersOfACooperativeLaunch(t *testing.T) {
 			require.Equal(t, c.listed, bytes.HasSuffix(args, list))
 			require.Equal(t, !c.listed, bytes.HasSuffix(args, block))
 		})
+	}
+}
+
+// As many parameters as the list has room for are passed as a list, and more as a block.
+func TestManyParametersOfACooperativeLaunch(t *testing.T) {
+	for n, listed := range map[int]bool{256: true, 257: false} {
+		f := buildFake(t, fmt.Sprintf("FAKECUDA_PARAMS=%d", n))
+		d := f.open(t)
+		block := bytes.Repeat([]byte{7}, n)
+		require.Equal(t, driver.Success, d.LaunchKernelEx(ours, 0x3000000002, driver.LaunchConfig{GridX: 1}, block, 0))
+		calls := f.calls(t)
+		args := calls[slices.Index(entries(calls), "cuLaunchKernelEx")].Args
+		require.Equal(t, listed, bytes.HasSuffix(args, le(block[:9], uint64(0))), n) // what the fake reads of a list
 	}
 }
 

@@ -16,6 +16,7 @@
 //   FAKECUDA_PROC_V1             only the first form of cuGetProcAddress
 //   FAKECUDA_NO_PROC             none: a driver before 11.3
 //   FAKECUDA_HIDES_PARAMS        cuFuncGetParamInfo fails for a kernel's second parameter
+//   FAKECUDA_PARAMS=n            kernels have n parameters of a byte each
 //   FAKECUDA_STUB                the toolkit's stub: every call returns STUB_LIBRARY
 //   FAKECUDA_NOT_CUDA            a library that is no driver
 
@@ -580,6 +581,10 @@ CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) {
 
 CUresult cuFuncGetParamInfo(CUfunction f, size_t index, size_t *offset, size_t *size) {
     // A launch reads the kernels' two parameters, which is not recorded.
+#ifdef FAKECUDA_PARAMS
+    *offset = index, *size = 1;
+    return index < FAKECUDA_PARAMS ? SUCCESS : INVALID_VALUE;
+#endif
 #ifdef FAKECUDA_HIDES_PARAMS
     if (index == 1) return NOT_FOUND;
 #endif
