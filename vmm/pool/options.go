@@ -65,12 +65,16 @@ func withDevice(d *cuda.Device, access []vmm.Access) []vmm.Access {
 // have room for.
 const chunksInRoom = 16
 
-// memory is the size of the device's memory, or 0 for a pool of host memory.
+// memory is the size of the memory of the device that the pool's memory lies on, or 0 for
+// a pool of host memory.
 func (p *Pool) memory() int {
-	if len(p.on) == 0 {
+	switch {
+	case len(p.on) == 0:
 		return 0
+	case int(p.on[0]) == p.dev.Ordinal():
+		return p.dev.TotalMemory()
 	}
-	return p.dev.TotalMemory()
+	return p.dev.System().Devices()[p.on[0]].TotalMemory()
 }
 
 // sizes checks the sizes among the options and decides the defaults.

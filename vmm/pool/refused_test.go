@@ -5,6 +5,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/require"
 )
@@ -87,6 +88,16 @@ func TestChunksFitTheDevice(t *testing.T) {
 	free(t, p, one)
 	free(t, p, two)
 	require.NoError(t, p.Close())
+}
+
+// What fits is decided by the device that the memory lies on, which may be another than the
+// pool's.
+func TestChunksFitTheDeviceOfTheMemory(t *testing.T) {
+	_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 64 * mib}, {Memory: 1 << 30}}})
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{Memory: vmm.Properties{Location: cuda.OnDevice(1)}, Chunk: 128 * mib})
+	free(t, p, alloc(t, p, s, 100*mib))
+	require.Equal(t, 128*mib, p.Stats().Reserved)
 }
 
 // OnExhausted knows the limit, so that it frees nothing in vain, and is not called for what
