@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -288,6 +289,31 @@ func TestClientsThatDoNotRead(t *testing.T) {
 	}
 	require.NotErrorIs(t, err, peer.ErrTimeout, "it is not given up")
 	require.ErrorIs(t, <-over, peer.ErrTimeout)
+	v.served()
+}
+
+// A client that follows what there is not, and does not read the denials, holds no more of
+// the server than its followers would.
+func TestDenialsThatAreNotReadAreBounded(t *testing.T) {
+	const followers = 64
+	v := newVictim(t, ServerOptions{MaxFollowers: followers, MaxFollowRate: 1_000_000}, peer.Options{})
+	near, deaf := peertest.Pair(t, peer.Options{})
+	over := make(chan error, 1)
+	go func() { over <- v.server.ServeConn(context.Background(), near) }()
+	before := runtime.NumGoroutine()
+	brief, cancel := context.WithTimeout(peertest.Context(t), 3*time.Second)
+	defer cancel()
+	var err error
+	most := 0
+	for i := 0; err == nil && i < 5000; i++ {
+		err = deaf.Send(brief, pack(&follow{number: uint32(i), access: WriteAccess, name: "nothing"}))
+		time.Sleep(100 * time.Microsecond) // so that each is denied before the next
+		most = max(most, runtime.NumGoroutine())
+	}
+	require.ErrorIs(t, err, peer.ErrTimeout, "the server reads no more than it can reply to")
+	require.LessOrEqual(t, most, before+followers+20)
+	require.NoError(t, deaf.Close())
+	require.NoError(t, <-over)
 	v.served()
 }
 

@@ -26,7 +26,8 @@ type session struct {
 
 	mu          sync.Mutex
 	followers   map[token]*replicator
-	joining     int // not among the followers yet
+	joining     int       // not among the followers yet
+	denying     wait.Slot // one denial at a time is sent, and the others count as joining
 	replicating sync.WaitGroup
 
 	paging sync.Mutex
@@ -218,9 +219,14 @@ func (ss *session) follow(ctx context.Context, m *follow) {
 }
 
 // accept accepts a follower, or sends the client the reason and returns nil. It calls
-// joined before it sends either: a client that knows the outcome may follow again.
+// joined before it sends either: a client that knows the outcome may follow again. But
+// denials have a turn first, or a client that reads none would have any number of them wait.
 func (ss *session) accept(ctx context.Context, m *follow, joined func()) (*replicator, error) {
 	deny := func(s status, reason string) error {
+		if !ss.denying.Take(ctx, nil) {
+			return ctx.Err()
+		}
+		defer ss.denying.Give()
 		joined()
 		return ss.send(ctx, &denied{m.number, s, reason})
 	}
