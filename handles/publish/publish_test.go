@@ -341,6 +341,24 @@ func TestDevicesWhoseStreamsWriteNoWords(t *testing.T) {
 	require.Zero(t, m.Count("cuMemHostRegister")+m.Count("cuStreamWriteValue64")+m.Count("cuStreamWaitValue64"))
 }
 
+// What the CPU waited for and the device lost was not written, and is not announced.
+func TestElementsOfALostDeviceAreNotAnnounced(t *testing.T) {
+	m, sys := sim.Open(t, sim.Options{Devices: []sim.DeviceOptions{{Attributes: map[int]int{int(driver.AttrStreamMemOps64): 0}}}})
+	d := sys.Devices()[0]
+	server, _ := publishing(t, publish.ServerOptions{})
+	a, p := published(t, server, d)
+	writer := stream(t, d)
+	require.NoError(t, gputest.Err(a.Append(writer, counting(0, 1000))))
+	release := m.Hold(writer.Handle())
+	defer release()
+	require.NoError(t, writer.Memset(a.Ptr(), 0, 4))
+	m.Inject(sim.Fault{Call: "cuEventQuery", Result: cuda.Code(driver.IllegalAddress), Times: 1})
+	for range 2 { // when the device is lost, and later
+		require.ErrorIs(t, p.Announce(peertest.Context(t), 1000, writer), cuda.ErrDeviceLost)
+		require.Zero(t, p.Stats().Length)
+	}
+}
+
 func TestAWithdrawnPublicationStaysMapped(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		server, path := publishing(t, publish.ServerOptions{})

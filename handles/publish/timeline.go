@@ -42,8 +42,6 @@ func newTimeline(d *cuda.Device) (*timeline, error) {
 func (t *timeline) behind(ctx context.Context, op string, in *core.Stream) error {
 	m, capturing, err := in.Mark(op)
 	switch {
-	case err != nil && t.stream == nil && in.Ctx.Lost() != driver.Success:
-		return nil // nothing runs there any more
 	case err != nil:
 		return err
 	case capturing:
@@ -51,7 +49,13 @@ func (t *timeline) behind(ctx context.Context, op string, in *core.Stream) error
 	case t.stream == nil:
 		f := new(core.Fence)
 		f.Add(m)
-		return passed(ctx, op, f)
+		if err := passed(ctx, op, f); err != nil {
+			return err
+		}
+		if r := in.Ctx.Lost(); r != driver.Success { // a fence passes then, but the work was not done
+			return in.Ctx.CallError(op, driver.CallEventQuery, r, "the stream's work")
+		}
+		return nil
 	}
 	defer m.Release()
 	return core.StreamOf(t.stream).After(op, m)
