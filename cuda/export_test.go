@@ -12,5 +12,5 @@ func OpenShared(p *Shared, d driver.Driver) (*System, error) {
 	return p.open(func() (*System, error) { return newSystem(d, Options{}.config(nil)) })
 }
 
-// Closing returns the end of the graph's closing, before the functions of OnClose.
-func (g *Graph) Closing() Completion { return g.g.closer.Completion() }
+// ClosingOf returns the end of the graph's closing, before the functions of OnClose.
+func ClosingOf(g *Graph) Completion { return g.g.closer.Completion() }

@@ -351,7 +351,7 @@ func TestReleasedOfAGraphWhoseCloseFailed(t *testing.T) {
 		g, err := s.WithCapture(thread, func() error { return nil })
 		require.NoError(t, err)
 		m.Inject(sim.Fault{Call: "cuGraphExecDestroy", Result: 999})
-		closing, released := g.Closing(), g.Released()
+		closing, released := cuda.ClosingOf(g), g.Released()
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = g.Close() })
 		for ended := false; !ended; {
