@@ -196,8 +196,11 @@ func (f *follower) work() {
 			}
 			f.mu.Lock()
 			if f.gone == nil && !f.mayReturn(f.mailbox.why) {
-				// Withdrawn: the publisher lives, and finishes what it announced.
-				f.gone, f.completed, f.state = f.mailbox.why, lastGeneration, Ended
+				f.gone, f.state = f.mailbox.why, Ended
+				if !f.died {
+					// Withdrawn: the publisher lives, and finishes what it announced.
+					f.completed = lastGeneration
+				}
 			}
 			f.mu.Unlock()
 			return
