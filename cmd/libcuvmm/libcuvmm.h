@@ -113,7 +113,8 @@ int32_t cuvmm_record_history(uint64_t pool, uint64_t events, cuvmm_error *e);
 
 // cuvmm_snapshot writes the pool's state as JSON, the form of pool.Snapshot, with a NUL at
 // its end. n is the buffer's size, and becomes the size that is needed: if it exceeds the
-// buffer's, nothing was written.
+// buffer's, nothing was written. Two calls may need different sizes, since what is written
+// contains times: leave room, and repeat the call if it was not enough.
 int32_t cuvmm_snapshot(uint64_t pool, char *json, size_t *n, cuvmm_error *e);
 
 // An arena is memory for graph captures. Open one when captures begin, and pass it to
