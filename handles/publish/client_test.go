@@ -4,11 +4,13 @@ package publish
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"testing"
 	"time"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/peertest"
 	"github.com/stretchr/testify/require"
 )
@@ -70,4 +72,23 @@ func TestNothingIsSentAfterTheContext(t *testing.T) {
 	defer cancel()
 	_, err := far.Receive(none)
 	require.ErrorIs(t, err, peer.ErrTimeout, "something was sent")
+}
+
+// A request that is refused together with its connection is known to have failed for that
+// reason, so that a client that comes back tries the next one.
+func TestARefusedConnectionHasEnded(t *testing.T) {
+	full := peererr.New("publish.Server.Serve", peer.ErrTooLarge, "2 clients, where 1 is the most", "try again")
+	for range 1000 {
+		near, far := peertest.Pair(t, peer.Options{})
+		k := newLine(near)
+		refused := make(chan error, 1)
+		go func() { refused <- errors.Join(connOf(far).in.Fail(full), far.Close()) }()
+		_, _, err := k.subscribe(t.Context(), opFollow, "numbers", 0, true, possession{})
+		if !errors.Is(err, peer.ErrGone) { // which a process that has just sent a request may see
+			require.ErrorIs(t, err, peer.ErrRefused)
+			require.True(t, k.ended(), "%v", err)
+		}
+		require.ErrorIs(t, <-refused, peer.ErrTooLarge)
+		require.NoError(t, k.close())
+	}
 }

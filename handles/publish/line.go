@@ -111,14 +111,11 @@ func (k *line) retire() {
 	_ = k.close()
 }
 
-// ended reports whether reading has ended.
+// ended reports whether reading has ended, also before read is closed.
 func (k *line) ended() bool {
-	select {
-	case <-k.read:
-		return true
-	default:
-		return false
-	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.err != nil
 }
 
 // listen reads and dispatches messages until the connection ends.
@@ -275,8 +272,8 @@ func (k *line) ask(ctx context.Context, op string, request func(number uint32) m
 		k.mu.Lock()
 		delete(k.requests, number) // a request that was not sent has no reply
 		k.mu.Unlock()
-		if errors.Is(err, peer.ErrGone) {
-			err = k.whyGone(ctx, op, err)
+		if errors.Is(err, peer.ErrGone) || errors.Is(err, peer.ErrRefused) {
+			err = k.whyGone(ctx, op, err) // reading ends too, or has ended
 		}
 		return reply{}, err
 	}
