@@ -62,6 +62,9 @@ func (p *Pool) newArena() *arena {
 // Close returns the arena's memory to the pool once the last graph that was captured in
 // it is gone. No further capture can use the arena. Close is idempotent.
 func (a *Arena) Close() error {
+	if err := a.made("pool.Arena.Close"); err != nil {
+		return err
+	}
 	p := a.pool
 	p.mu.Lock()
 	in := a.a
@@ -77,7 +80,17 @@ func (a *Arena) Close() error {
 // Released returns the end of the arena's closing: it is closed, the last graph that was
 // captured in it is gone, and its memory is the pool's again. It can be obtained at any
 // time.
-func (a *Arena) Released() cuda.Completion { return a.ending.Completion() }
+func (a *Arena) Released() cuda.Completion {
+	return errs.Must(a, a.made("pool.Arena.Released")).ending.Completion()
+}
+
+// made refuses an arena that NewArena did not make.
+func (a *Arena) made(op string) error {
+	if a == nil || a.pool == nil {
+		return errs.Invalid(op, "a nil or zero arena", "make it with Pool.NewArena")
+	}
+	return nil
+}
 
 // release lets go of the arena; the last one retires it.
 func (a *arena) release() {

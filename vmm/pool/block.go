@@ -135,6 +135,9 @@ func (p *Pool) Free(b Block, streams ...*cuda.Stream) error {
 const freeOp = "pool.Free"
 
 func (p *Pool) notOurs(b Block) error {
+	if err := p.made(freeOp); err != nil {
+		return err
+	}
 	if b.h == nil {
 		return errs.Invalid(freeOp, "the zero block", "pass a block that Alloc gave")
 	}
@@ -205,9 +208,13 @@ func (p *Pool) freeAfter(b Block, streams []*cuda.Stream) error {
 // the first byte of a live block is cuda.ErrInvalidArgument. FreePtr cannot detect that
 // a freed address belongs to another block by now.
 func (p *Pool) FreePtr(ptr cuda.Ptr, streams ...*cuda.Stream) error {
+	const op = "pool.FreePtr"
+	if err := p.made(op); err != nil {
+		return err
+	}
 	b, ok := p.Find(ptr)
 	if !ok {
-		return errs.Invalid("pool.FreePtr", fmt.Sprintf("no live block begins at %v", ptr),
+		return errs.Invalid(op, fmt.Sprintf("no live block begins at %v", ptr),
 			"pass the address that Alloc gave, once")
 	}
 	return p.Free(b, streams...)
@@ -216,7 +223,7 @@ func (p *Pool) FreePtr(ptr cuda.Ptr, streams ...*cuda.Stream) error {
 // Find returns the live block that begins at an address, if there is one.
 func (p *Pool) Find(ptr cuda.Ptr) (Block, bool) {
 	at := driver.Ptr(ptr)
-	all := *p.places.Load()
+	all := *p.must("pool.Find").places.Load()
 	i, found := slices.BinarySearchFunc(all, at, func(pl place, at driver.Ptr) int {
 		switch {
 		case at < pl.from:

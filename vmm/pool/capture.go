@@ -183,13 +183,13 @@ func (p *Pool) refusalOf(op string, err error) error {
 // caller calls End before the capture itself ends, and Close when the graph is gone.
 func (p *Pool) BeginCapture(s *cuda.Stream, o CaptureOptions) (*Capture, error) {
 	const op = "pool.BeginCapture"
+	if err := p.made(op); err != nil {
+		return nil, err
+	}
 	if s == nil {
 		return nil, errs.Invalid(op, "a nil stream", "name a stream that takes part in the capture")
 	}
 	st := core.StreamOf(s)
-	if err := p.made(op); err != nil {
-		return nil, err
-	}
 	if err := st.Use(op, p.sys); err != nil {
 		return nil, err
 	}
@@ -209,6 +209,9 @@ func (p *Pool) BeginCapture(s *cuda.Stream, o CaptureOptions) (*Capture, error) 
 // and no stream of it. Such a capture cannot have nodes.
 func (p *Pool) BeginCaptureID(id uint64, o CaptureOptions) (*Capture, error) {
 	const op = "pool.BeginCaptureID"
+	if err := p.made(op); err != nil {
+		return nil, err
+	}
 	if id == 0 || o.Nodes {
 		return nil, errs.Invalid(op, fmt.Sprintf("capture %d, nodes: %t", id, o.Nodes), "pass the id that cuStreamGetCaptureInfo returns; nodes need BeginCapture")
 	}
@@ -250,6 +253,8 @@ func (c *Capture) enter(op string) error {
 	case c.o.Arena == nil:
 		c.arena = p.newArena()
 		c.arena.holds = 0
+	case c.o.Arena.pool == nil:
+		return c.o.Arena.made(op)
 	case c.o.Arena.pool != p:
 		return otherPool(op, "the arena is")
 	case c.o.Arena.a == nil:
@@ -268,7 +273,18 @@ func (c *Capture) enter(op string) error {
 }
 
 // ID returns the driver's id of the capture.
-func (c *Capture) ID() uint64 { return c.id }
+func (c *Capture) ID() uint64 { return c.must("pool.Capture.ID").id }
+
+// made refuses a capture that no function made.
+func (c *Capture) made(op string) error {
+	if c == nil || c.pool == nil {
+		return errs.Invalid(op, "a nil or zero capture", "make it with Pool.BeginCapture")
+	}
+	return nil
+}
+
+// must is made for methods that return no error.
+func (c *Capture) must(op string) *Capture { return errs.Must(c, c.made(op)) }
 
 // capturing is the capture that a stream takes part in, or nil. One that the
 // pool does not serve is an error: the pool could not tell when its memory may go.
@@ -348,6 +364,7 @@ func (s *CaptureStats) served(w *want) {
 
 // Stats returns what the capture took so far, or in all once it has ended.
 func (c *Capture) Stats() CaptureStats {
+	c.must("pool.Capture.Stats")
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.stats
@@ -359,6 +376,9 @@ func (c *Capture) Stats() CaptureStats {
 // streams have passed. Call it before the driver's capture ends. End is idempotent, and returns the
 // same statistics each time.
 func (c *Capture) End() (CaptureStats, error) {
+	if err := c.made("pool.Capture.End"); err != nil {
+		return CaptureStats{}, err
+	}
 	p := c.pool
 	var err error
 	p.mu.Lock()
@@ -408,9 +428,14 @@ func (c *Capture) CloseAfter(streams ...*cuda.Stream) error {
 
 // Released returns the end of the capture's closing: then its memory is the pool's
 // again.
-func (c *Capture) Released() cuda.Completion { return c.life.Completion() }
+func (c *Capture) Released() cuda.Completion {
+	return c.must("pool.Capture.Released").life.Completion()
+}
 
 func (c *Capture) ended(op string) error {
+	if err := c.made(op); err != nil {
+		return err
+	}
 	if c.over.Load() {
 		return nil
 	}

@@ -7,6 +7,9 @@
 // only when another stream wants the memory. Free memory stays mapped until it is needed
 // elsewhere, trimmed, or unused for long (Options.Decay).
 //
+// A nil object and a zero value return cuda.ErrInvalidArgument, and a method that returns
+// no error panics with it. Only a zero [Block] is a value: no memory.
+//
 // # Where blocks lie
 //
 //   - Blocks up to Options.SmallMax lie in slots of a size class, in chunks of one

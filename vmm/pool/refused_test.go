@@ -5,35 +5,30 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/require"
 )
 
-// A pool that New did not make is refused, and nothing hangs.
-func TestAPoolThatNewDidNotMake(t *testing.T) {
+func TestNilAndZeroObjectsAreRefused(t *testing.T) {
+	gputest.Unmade(t, []any{
+		(*pool.Pool)(nil), &pool.Pool{}, (*pool.Arena)(nil), &pool.Arena{}, (*pool.Capture)(nil), &pool.Capture{},
+		(*pool.Workspaces)(nil), &pool.Workspaces{},
+	}, "Pool.Ask", "Pool.Tend") // which only tests have
+	for _, none := range []*pool.Pool{nil, {}} {
+		require.PanicsWithError(t, "pool.Stats: invalid argument: a nil or zero pool; make it with pool.New", func() { none.Stats() })
+	}
 	_, d := open(t)
 	s := stream(t, d)
-	for _, p := range []*pool.Pool{nil, {}} {
-		for name, call := range map[string]func() error{
-			"Alloc":          func() error { _, err := p.Alloc(pool.Request{Bytes: 1, Stream: s}); return err },
-			"Trim":           func() error { _, err := p.Trim(0); return err },
-			"SetLimit":       func() error { return p.SetLimit(1 << 30) },
-			"Prepare":        func() error { _, err := p.Prepare(s, pool.Workspace{Bytes: 1}); return err },
-			"NewArena":       func() error { _, err := p.NewArena(); return err },
-			"BeginCapture":   func() error { _, err := p.BeginCapture(s, pool.CaptureOptions{}); return err },
-			"BeginCaptureID": func() error { _, err := p.BeginCaptureID(1, pool.CaptureOptions{}); return err },
-			"Capture": func() error {
-				_, _, err := p.Capture(s, pool.CaptureOptions{}, func() error { return nil })
-				return err
-			},
-			"Check": func() error { return p.Check() },
-			"Close": func() error { return p.Close() },
-		} {
-			err := call()
-			require.ErrorIs(t, err, cuda.ErrInvalidArgument, name)
-			require.ErrorContains(t, err, "a pool that New did not make", name)
-		}
+	p := newPool(t, d, pool.Options{})
+	for says, o := range map[string]pool.CaptureOptions{
+		"a nil or zero arena":             {Arena: &pool.Arena{}},
+		"a nil or zero set of workspaces": {Workspaces: &pool.Workspaces{}},
+	} {
+		_, _, err := p.Capture(s, o, func() error { return nil })
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+		require.ErrorContains(t, err, says)
 	}
 }
 

@@ -41,7 +41,7 @@ const prepareOp = "pool.Prepare"
 // and closing the result does nothing.
 func (p *Pool) Prepare(s *cuda.Stream, plan ...Workspace) (*Workspaces, error) {
 	if err := p.made(prepareOp); err != nil {
-		return &Workspaces{}, err
+		return nil, err
 	}
 	w := &Workspaces{pool: p, blocks: map[string]Block{}}
 	for _, one := range plan {
@@ -65,6 +65,7 @@ func (p *Pool) Prepare(s *cuda.Stream, plan ...Workspace) (*Workspaces, error) {
 
 // Get returns the workspace of a name, if there is one.
 func (w *Workspaces) Get(name string) (Block, bool) {
+	w.must("pool.Workspaces.Get")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	b, ok := w.blocks[name]
@@ -75,6 +76,9 @@ func (w *Workspaces) Get(name string) (Block, bool) {
 // Pool.Free does. While a graph lives that was captured with them
 // (CaptureOptions.Workspaces) it is cuda.ErrInUse. Close is idempotent.
 func (w *Workspaces) Close(streams ...*cuda.Stream) error {
+	if err := w.made("pool.Workspaces.Close"); err != nil {
+		return err
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	err := w.closeLocked(streams)
@@ -85,7 +89,20 @@ func (w *Workspaces) Close(streams ...*cuda.Stream) error {
 // Released returns the end of the workspaces' closing: their memory is the pool's again,
 // for later work of their stream and, when the work before is done, for other streams. It
 // can be obtained at any time.
-func (w *Workspaces) Released() cuda.Completion { return w.ending.Completion() }
+func (w *Workspaces) Released() cuda.Completion {
+	return w.must("pool.Workspaces.Released").ending.Completion()
+}
+
+// made refuses workspaces that Prepare did not make.
+func (w *Workspaces) made(op string) error {
+	if w == nil || w.pool == nil {
+		return errs.Invalid(op, "a nil or zero set of workspaces", "make them with Pool.Prepare")
+	}
+	return nil
+}
+
+// must is made for methods that return no error.
+func (w *Workspaces) must(op string) *Workspaces { return errs.Must(w, w.made(op)) }
 
 func (w *Workspaces) closeLocked(streams []*cuda.Stream) error {
 	if w.graphs > 0 {
@@ -112,6 +129,8 @@ func (w *Workspaces) hold(op string, p *Pool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
+	case w.pool == nil:
+		return w.made(op)
 	case w.pool != p:
 		return otherPool(op, "the workspaces are")
 	case w.closed:
