@@ -27,6 +27,14 @@ func (p *Pool) Tend(excess uint64) {
 	p.tend()
 }
 
+// EndWindow ends the window in which decay counts what is needed, and gives back all that
+// was not.
+func (p *Pool) EndWindow() {
+	p.upkeep.since = time.Time{}
+	for p.decayed(); p.upkeep.excess > 0; p.decayed() {
+	}
+}
+
 // Ask asks all streams how far they are, and reports whether any is behind.
 func (p *Pool) Ask() (inFlight bool) { return p.advanceAll() }
 

@@ -235,7 +235,7 @@ func alignRoom(r *region, w *want) uint64 {
 
 // addRegion reserves another region, wide enough for the request.
 func (p *Pool) addRegion(sh *shard, w *want) error {
-	total := spread * ((uint64(p.dev.TotalMemory()) + p.chunk - 1) / p.chunk * p.chunk)
+	total := spread * ((p.addressed() + p.chunk - 1) / p.chunk * p.chunk)
 	least := (w.size + w.align + 2*p.chunk - 1) / p.chunk * p.chunk
 	p.addresses.Lock()
 	defer p.addresses.Unlock()

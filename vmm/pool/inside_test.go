@@ -63,7 +63,7 @@ func TestWorkspacesAreLockedBeforeThePool(t *testing.T) {
 				return true
 			}
 			return false
-		}, 10*time.Second, time.Millisecond, "the pool is locked by a capture that waits")
+		}, time.Minute, time.Millisecond, "the pool is locked by a capture that waits")
 	}
 	ws.mu.Unlock()
 	g := <-graph

@@ -308,7 +308,7 @@ func (p *Pool) newChunk(size uint64) (*phys.Handle, error) {
 	if r == driver.OutOfMemory {
 		return nil, &shortage{kind: errs.OutOfMemory, size: size, call: driver.CallMemCreate, result: r}
 	}
-	return nil, p.sys.CallError(allocOp, driver.CallMemCreate, r, fmt.Sprintf("a chunk of %s on %v", errs.Bytes(size), p.dev), p.on...)
+	return nil, p.sys.CallError(allocOp, driver.CallMemCreate, r, fmt.Sprintf("a chunk of %s on %s", errs.Bytes(size), p.where()), p.on...)
 }
 
 // admit counts the memory of a chunk that is to be made, if the limit leaves room for it.

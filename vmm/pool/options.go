@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 	"time"
@@ -68,13 +69,22 @@ const chunksInRoom = 16
 // memory is the size of the memory of the device that the pool's memory lies on, or 0 for
 // a pool of host memory.
 func (p *Pool) memory() int {
-	switch {
-	case len(p.on) == 0:
+	if p.home == nil {
 		return 0
-	case int(p.on[0]) == p.dev.Ordinal():
-		return p.dev.TotalMemory()
 	}
-	return p.dev.System().Devices()[p.on[0]].TotalMemory()
+	return p.home.TotalMemory()
+}
+
+// addressed is what the lengths of regions are multiples of, in bytes: the memory, or that
+// of the pool's device for a pool of host memory.
+func (p *Pool) addressed() uint64 { return uint64(cmp.Or(p.memory(), p.dev.TotalMemory())) }
+
+// where is where the memory lies, for errors.
+func (p *Pool) where() string {
+	if p.home == nil {
+		return cuda.Location{Type: cuda.LocationType(p.prop.Location.Type), ID: int(p.prop.Location.ID)}.String()
+	}
+	return p.home.String()
 }
 
 // sizes checks the sizes among the options and decides the defaults.

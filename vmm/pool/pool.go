@@ -42,10 +42,11 @@ type Pool struct {
 	closer  life.Closer
 	dev     *cuda.Device
 	sys     *core.System
+	home    *cuda.Device // whose memory it is, which may be another than dev; nil for host memory
 	on      []driver.Device
 	prop    driver.AllocationProp
 	access  []driver.AccessDesc
-	gran    uint64
+	gran    uint64 // of the memory, and of dev's address ranges
 	local   int
 	classes classes
 
@@ -113,11 +114,22 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
+	addresses, err := vmm.GranularityOf(d, vmm.Properties{})
+	if err != nil {
+		return nil, err
+	}
 	if _, err := core.ContextOf(op, d); err != nil {
 		return nil, err
 	}
-	p := &Pool{dev: d, sys: core.SystemOf(d), on: core.DevicesOf(prop.Location), prop: prop, gran: gran, o: o,
+	p := &Pool{dev: d, sys: core.SystemOf(d), on: core.DevicesOf(prop.Location), prop: prop, gran: max(gran, uint64(addresses)), o: o,
 		captures: map[uint64]*Capture{}, nodes: map[driver.Ptr]*extent{}}
+	switch {
+	case len(p.on) == 0:
+	case int(p.on[0]) == d.Ordinal():
+		p.home = d
+	default:
+		p.home = d.System().Devices()[p.on[0]]
+	}
 	if err := p.sizes(op); err != nil {
 		return nil, err
 	}
@@ -269,7 +281,7 @@ func (p *Pool) shardOf(op string, st *core.Stream) (*shard, error) {
 	if !slices.ContainsFunc(p.access, func(a driver.AccessDesc) bool {
 		return a.Location == driver.Location{Type: driver.LocationDevice, ID: int32(st.Ctx.Device)}
 	}) {
-		return nil, errs.Invalid(op, fmt.Sprintf("a stream of device %d for memory of %v", st.Ctx.Device, p.dev),
+		return nil, errs.Invalid(op, fmt.Sprintf("a stream of device %d for a pool of %v", st.Ctx.Device, p.dev),
 			"grant that device access in Options.Access, or use a stream of the pool's device")
 	}
 	if err := p.lockOpen(op); err != nil {

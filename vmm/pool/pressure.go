@@ -357,8 +357,8 @@ const holders = 3
 func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 	st := p.Stats()
 	f := errs.Failure{Op: allocOp, Kind: s.kind, Call: s.call, Result: s.result, Err: s.err}
-	f.Asked = fmt.Sprintf("%s for stream %#x on %v; the pool has %s, of which %s are requested by live blocks",
-		errs.Bytes(w.bytes), uintptr(sh.stream.Handle), p.dev, errs.Bytes(st.Reserved), errs.Bytes(st.Requested))
+	f.Asked = fmt.Sprintf("%s for stream %#x on %s; the pool has %s, of which %s are requested by live blocks",
+		errs.Bytes(w.bytes), uintptr(sh.stream.Handle), p.where(), errs.Bytes(st.Reserved), errs.Bytes(st.Requested))
 	if st.Waiting > 0 {
 		f.Asked += ", with " + errs.Count(st.Waiting, "freed block") + " still waiting for other streams"
 	}
@@ -377,9 +377,14 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 		}
 	case s.kind == errs.OutOfAddressSpace:
 		f.Hint = "memory is not what ran out: close reservations, or other pools"
+	case p.home == nil:
+		f.Hint = "free blocks, or host memory that other programs hold"
 	default:
 		f.Hint = "free blocks, or what others hold of the device's memory"
-		if free, total, err := p.dev.MemoryInfo(); err == nil {
+		if !p.sys.HasContext(p.on[0]) { // asking would make one, which takes memory
+			break
+		}
+		if free, total, err := p.home.MemoryInfo(); err == nil {
 			f.Asked += fmt.Sprintf("; the device has %s free of %s", errs.Bytes(free), errs.Bytes(total))
 			if w.kind == mid && w.size <= uint64(free) && uint64(free) < p.chunk {
 				f.Hint = p.chunkHint("use a smaller Options.Chunk")

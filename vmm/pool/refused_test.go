@@ -15,7 +15,7 @@ func TestNilAndZeroObjectsAreRefused(t *testing.T) {
 	gputest.Unmade(t, []any{
 		(*pool.Pool)(nil), &pool.Pool{}, (*pool.Arena)(nil), &pool.Arena{}, (*pool.Capture)(nil), &pool.Capture{},
 		(*pool.Workspaces)(nil), &pool.Workspaces{},
-	}, "Pool.Ask", "Pool.Tend") // which only tests have
+	}, "Pool.Ask", "Pool.EndWindow", "Pool.Tend") // which only tests have
 	for _, none := range []*pool.Pool{nil, {}} {
 		require.PanicsWithError(t, "pool.Stats: invalid argument: a nil or zero pool; make it with pool.New", func() { none.Stats() })
 	}
@@ -93,6 +93,42 @@ func TestChunksFitTheDeviceOfTheMemory(t *testing.T) {
 	p := newPool(t, d, pool.Options{Memory: vmm.Properties{Location: cuda.OnDevice(1)}, Chunk: 128 * mib})
 	free(t, p, alloc(t, p, s, 100*mib))
 	require.Equal(t, 128*mib, p.Stats().Reserved)
+}
+
+// So are address ranges and errors: the device of the memory is measured and named, and its
+// free memory is named only if the program uses that device.
+func TestErrorsNameTheDeviceOfTheMemory(t *testing.T) {
+	_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 1 << 30}, {Name: "Small GPU", Memory: 64 * mib}}})
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{Memory: vmm.Properties{Location: cuda.OnDevice(1)}, Wait: -1})
+	b := alloc(t, p, s, 60*mib)
+	_, err := p.Alloc(pool.Request{Bytes: 32 * mib, Stream: s})
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	require.ErrorContains(t, err, "on device 1 (Small GPU); the pool has 64 MiB")
+	require.NotContains(t, err.Error(), "free of")
+	_, err = p.Alloc(pool.Request{Bytes: 32 * mib, Stream: stream(t, d.System().Devices()[1])})
+	require.ErrorContains(t, err, "a stream of device 1 for a pool of device 0")
+	_, err = p.Alloc(pool.Request{Bytes: 32 * mib, Stream: s})
+	require.ErrorContains(t, err, "KiB free of 64 MiB")
+	free(t, p, b)
+
+	host := newPool(t, d, pool.Options{Memory: vmm.Properties{Location: cuda.OnHostNUMA(0)}, Limit: 8 * mib, Wait: -1})
+	_, err = host.Alloc(pool.Request{Bytes: 16 * mib, Stream: s})
+	require.ErrorContains(t, err, "on host NUMA node 0; the pool has")
+}
+
+// Devices may differ in granularity: chunks and address ranges are multiples of both.
+func TestDevicesOfTwoGranularities(t *testing.T) {
+	for _, of := range [][2]int{{2 * mib, 8 * mib}, {8 * mib, 2 * mib}} {
+		_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 64 * mib, Granularity: of[0]}, {Memory: 62 * mib, Granularity: of[1]}}})
+		s := stream(t, d)
+		p := newPool(t, d, pool.Options{Memory: vmm.Properties{Location: cuda.OnDevice(1)}, Chunk: 8 * mib})
+		small, large := alloc(t, p, s, 100), alloc(t, p, s, 20*mib)
+		require.Equal(t, 32*mib, p.Stats().Reserved)
+		require.NoError(t, p.Check())
+		free(t, p, small)
+		free(t, p, large)
+	}
 }
 
 // OnExhausted knows the limit, so that it frees nothing in vain, and is not called for what

@@ -15,7 +15,7 @@ import (
 )
 
 // patience bounds what must not hang.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // code is the result of failing calls, one without a meaning of its own.
 const code = cuda.Code(driver.Unknown)

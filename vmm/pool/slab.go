@@ -306,7 +306,7 @@ func (p *Pool) takeRoom() (reg *region, at int, err error) {
 	p.addresses.Lock()
 	defer p.addresses.Unlock()
 	for !take() { // or another miss reserved meanwhile
-		total := (uint64(p.dev.TotalMemory()) + p.gran - 1) / p.gran * p.gran
+		total := (p.addressed() + p.gran - 1) / p.gran * p.gran
 		if _, err := p.reserve(small, total, p.gran, p.gran, p.gran); err != nil {
 			return nil, 0, err
 		}

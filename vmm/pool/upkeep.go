@@ -145,7 +145,7 @@ func (p *Pool) untilQuiet() time.Duration {
 
 // crowded reports whether too many unmaps are deferred. The caller holds mu.
 func (p *Pool) crowded() bool {
-	return len(p.deferred) > mostDeferred || p.deferredBytes > mostDeferredMemory*uint64(p.dev.TotalMemory())
+	return len(p.deferred) > mostDeferred || p.deferredBytes > mostDeferredMemory*p.addressed()
 }
 
 // decayed gives back a piece of what was not needed during the last window, and

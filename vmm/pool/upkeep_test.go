@@ -9,31 +9,43 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Decay gives back memory that is not needed any more, and keeps what is needed again and
-// again.
+// Decay gives back memory that is not needed any more, without another request.
 func TestDecay(t *testing.T) {
-	m, d := open(t)
-	s, busy := stream(t, d), stream(t, d)
-	p := newPool(t, d, pool.Options{Decay: 200 * time.Millisecond})
+	_, d := open(t)
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{Decay: 20 * time.Millisecond})
 	kept := alloc(t, p, s, 4*mib)
 	free(t, p, alloc(t, p, s, 256*mib))
 	for range 3 {
 		free(t, p, alloc(t, p, s, 100*kib))
 	}
-	needed := func() { free(t, p, alloc(t, p, busy, 64*mib)) }
-	needed()
 	require.NoError(t, s.Synchronize())
-	require.Eventually(t, func() bool {
-		needed()
-		return p.Stats().Reserved < 90*mib
-	}, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Stats().Reserved < 20*mib }, patience, time.Millisecond)
+	free(t, p, kept)
+}
+
+// Decay keeps what is needed again and again.
+func TestDecayKeepsWhatIsNeeded(t *testing.T) {
+	m, d := open(t)
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{Decay: time.Hour})
+	free(t, p, alloc(t, p, s, 256*mib))
+	needed := func() {
+		free(t, p, alloc(t, p, s, 64*mib))
+		require.NoError(t, s.Synchronize())
+		require.Eventually(t, func() bool { return !p.Ask() }, patience, time.Millisecond)
+	}
+	p.EndWindow() // which had the large block
+	needed()
+	p.EndWindow()
+	require.Less(t, p.Stats().Reserved, 90*mib)
 	m.ResetCounts()
-	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for range 10 {
 		needed()
+		p.EndWindow()
 	}
 	require.Zero(t, m.Count("cuMemCreate"))
 	require.GreaterOrEqual(t, p.Stats().Reserved, 68*mib)
-	free(t, p, kept)
 }
 
 // A pool without decay keeps what it has.
