@@ -191,6 +191,34 @@ func TestUnknownNamesAndTokensAreAnswered(t *testing.T) {
 	v.served()
 }
 
+// A client is told why a follower ended, whatever it sends before it is told.
+func TestTheReasonOfAnEndComesFirst(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	c := v.dial()
+	for range 500 {
+		to, u, fds := v.joined(c)
+		require.NoError(t, peer.CloseAll(fds))
+		require.NoError(t, c.Send(peertest.Context(t), pack(&done{to, u.serial, statusOK, uint32(len(fds)), ""})))
+		for range 3 {
+			require.NoError(t, c.Send(peertest.Context(t), pack(&leave{to})))
+		}
+		require.NoError(t, c.Send(peertest.Context(t), pack(&list{2})))
+		var ends []status
+		for listed := false; !listed || len(ends) == 0; {
+			m := v.receive(c)
+			said, err := toClient(m.Kind, m.Body, 0)
+			require.NoError(t, err)
+			if e, ok := said.(*ended); ok {
+				ends = append(ends, e.status)
+			} else {
+				require.IsType(t, &listing{}, said)
+				listed = true
+			}
+		}
+		require.Equal(t, statusLeft, ends[0])
+	}
+}
+
 func TestSilentClientsAreSentAway(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
 	server := NewServer(ServerOptions{Idle: 50 * time.Millisecond})

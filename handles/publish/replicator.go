@@ -114,8 +114,7 @@ func (f *replicator) run(ctx context.Context) {
 		if last != nil {
 			f.release(adds, fds)
 			f.drop()
-			f.on.forget(f)
-			if err := f.on.send(ctx, last); err != nil {
+			if err := f.on.part(ctx, f, last); err != nil {
 				f.on.cut(err)
 			}
 			return

@@ -189,7 +189,7 @@ func (s *Server) ServeConn(ctx context.Context, c *peer.Conn) error {
 
 func (s *Server) serve(c conn, of client) error {
 	c.in.Limits().NoFDs = true // or those of a message that never ends would fill this process's table
-	ss := &session{server: s, conn: c, client: of, followers: map[token]*replicator{}, denying: wait.NewSlot(), pages: map[*cuda.Device]*page{}}
+	ss := &session{server: s, conn: c, client: of, followers: map[token]*replicator{}, parting: map[token]struct{}{}, denying: wait.NewSlot(), pages: map[*cuda.Device]*page{}}
 	s.mu.Lock()
 	s.last++
 	ss.number = s.last

@@ -26,8 +26,9 @@ type session struct {
 
 	mu          sync.Mutex
 	followers   map[token]*replicator
-	joining     int       // not among the followers yet
-	denying     wait.Slot // one denial at a time is sent, and the others count as joining
+	parting     map[token]struct{} // no longer among the followers, and not told of their end yet
+	joining     int                // not among the followers yet
+	denying     wait.Slot          // one denial at a time is sent, and the others count as joining
 	replicating sync.WaitGroup
 
 	paging sync.Mutex
@@ -143,15 +144,15 @@ func (ss *session) handle(ctx context.Context, request message) error {
 		}
 		ss.replicating.Go(func() { ss.follow(ctx, m) })
 	case *done:
-		f := ss.find(m.token)
+		f, err := ss.find(ctx, m.token)
 		if f == nil {
-			return ss.send(ctx, &ended{m.token, 0, Ended, statusUnknown, "no follower of that token"})
+			return err
 		}
 		return f.acknowledged(m)
 	case *leave:
-		f := ss.find(m.token)
+		f, err := ss.find(ctx, m.token)
 		if f == nil {
-			return ss.send(ctx, &ended{m.token, 0, Ended, statusUnknown, "no follower of that token"})
+			return err
 		}
 		f.end(&ended{m.token, 0, Ended, statusLeft, ""})
 	}
@@ -184,16 +185,32 @@ func (ss *session) access(name string) (granted Access) {
 	return granted
 }
 
-func (ss *session) find(t token) *replicator {
+// find returns the follower of a token, or nil after telling the client that there is none.
+// It does not tell a client that is being told of that follower's end, or that end's reason
+// would be lost.
+func (ss *session) find(ctx context.Context, t token) (*replicator, error) {
 	ss.mu.Lock()
-	defer ss.mu.Unlock()
-	return ss.followers[t]
+	f := ss.followers[t]
+	_, parting := ss.parting[t]
+	ss.mu.Unlock()
+	if f != nil || parting {
+		return f, nil
+	}
+	return nil, ss.send(ctx, &ended{t, 0, Ended, statusUnknown, "no follower of that token"})
 }
 
-func (ss *session) forget(f *replicator) {
+// part makes room for another follower, and tells the client of this one's end.
+func (ss *session) part(ctx context.Context, f *replicator, last *ended) error {
 	ss.mu.Lock()
-	defer ss.mu.Unlock()
 	delete(ss.followers, f.token)
+	ss.parting[f.token] = struct{}{}
+	ss.mu.Unlock()
+	defer func() {
+		ss.mu.Lock()
+		defer ss.mu.Unlock()
+		delete(ss.parting, f.token)
+	}()
+	return ss.send(ctx, last)
 }
 
 func (ss *session) send(ctx context.Context, m message) error { return ss.conn.Send(ctx, pack(m)) }
