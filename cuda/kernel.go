@@ -14,7 +14,7 @@ type Kernel struct {
 	name     string
 	function driver.Function
 	declared []parameter // see Module.parameters
-	known    bool        // whether the driver reported them
+	known    bool        // whether the driver listed them
 	shared   sharedMemory
 }
 
@@ -32,8 +32,8 @@ type Launch struct {
 	// Cooperative launches run all blocks at once, so that they can wait for each
 	// other. The grid has at most Kernel.BlocksAtOnce blocks, and kernels of other
 	// streams delay it. It needs CUDA 11.8, and CUDA 12.4 on a capturing stream: on
-	// that it is ErrCapturing with an older driver, or for a kernel with more than 256
-	// parameters, and the capture goes on.
+	// that it is ErrCapturing with an older driver, and for a kernel with more than 256
+	// parameters or whose parameters the driver does not list. The capture goes on.
 	Cooperative bool
 }
 
@@ -82,20 +82,20 @@ func (k *Kernel) acquire(op string) (*Module, error) {
 // The arguments are the kernel's parameters, in order: booleans (of one byte),
 // int8 to int64, uint8 to uint64, float32, float64, [Ptr] for addresses, types
 // based on those, and arrays and structs of them. Each takes the size and the
-// alignment that it has in Go, which are C's. Where the driver tells what the
-// kernel declares (CUDA 12.4 and later), another number of arguments and
-// arguments of another size are ErrInvalidArgument; before that they are the
-// caller's responsibility: a uint32 for a 64-bit parameter shifts all that
-// follow.
+// alignment that it has in Go, which are C's. If the driver lists the kernel's
+// parameters, another number of arguments and arguments of another size are
+// ErrInvalidArgument. Drivers before CUDA 12.4 list none, and later ones may list none
+// for a kernel of a cubin or a fat binary; then the arguments are the caller's
+// responsibility: a uint32 for a 64-bit parameter shifts all that follow.
 //
 // An int or a uint becomes an integer of the size that the kernel declares in its
 // place, 1, 2, 4 or 8 bytes, if that holds its value, as a signed number or as an
-// unsigned one; otherwise, and where the driver does not tell, it is
+// unsigned one. Otherwise, and if the driver lists no parameters, it is
 // ErrInvalidArgument. Inside of arrays and structs they are refused, and so are
-// uintptr, which has no counterpart in C, and values that refer to Go memory. CUDA's vector and complex types are aligned
-// more strictly than any Go type. Where the driver tells, an array or a struct of
-// their elements goes where the kernel declares it; before that have the kernel
-// take their elements instead.
+// uintptr, which has no counterpart in C, and values that refer to Go memory. CUDA's
+// vector and complex types are aligned more strictly than any Go type. If the driver
+// lists the parameters, an array or a struct of their elements goes where the kernel
+// declares it; otherwise have the kernel take their elements instead.
 //
 // Nothing keeps the memory behind an address alive while the kernel runs: close
 // it with CloseAfter and this stream, or with Close.

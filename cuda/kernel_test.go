@@ -1,6 +1,7 @@
 package cuda_test
 
 import (
+	"bytes"
 	"math"
 	"slices"
 	"strings"
@@ -306,6 +307,37 @@ func TestAKernelWithoutParametersTakesNoArguments(t *testing.T) {
 	require.ErrorContains(t, k.Launch(s, once, nil), "is nil")
 }
 
+// A binary whose kernels list no parameters may have left them out.
+func TestAKernelOfABinaryWithoutAListTakesAnyArguments(t *testing.T) {
+	text := []byte(testText)
+	image := append(elfHeader(), text...)
+	d := hearingDevice(t, deaf{loads: func(given []byte) []byte {
+		if bytes.Equal(given, image) {
+			return text
+		}
+		return given
+	}})
+	s := stream(t, d)
+	for name, image := range map[string][]byte{"binary": image, "text": text} {
+		m, err := d.LoadModule(image)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, m.Close()) })
+		without, err := m.Kernel(restKernel)
+		require.NoError(t, err)
+		require.NoError(t, without.Launch(s, once))
+		err = without.Launch(s, once, uint64(1))
+		if name == "binary" {
+			require.NoError(t, err)
+			require.ErrorContains(t, without.Launch(s, once, 1), "convert it to int32 or int64")
+		} else {
+			require.ErrorContains(t, err, "which declares 0")
+		}
+		with, err := m.Kernel(countKernel)
+		require.NoError(t, err)
+		require.ErrorIs(t, with.Launch(s, once), cuda.ErrInvalidArgument, "what is listed is compared")
+	}
+}
+
 // with is a list with another value in one place.
 func with(args []any, i int, v any) []any {
 	args = slices.Clone(args)
@@ -415,12 +447,19 @@ func TestLaunchConvertsInts(t *testing.T) {
 	require.ErrorContains(t, k.Launch(s, once, 1), "convert it to int32 or int64")
 }
 
-// deaf is a driver that launches nothing, and tells of parameters what it is
-// given to tell, if anything.
+// deaf is a driver that launches nothing. Its functions may be nil.
 type deaf struct {
 	driver.Driver
-	tells func(i uint64) (offset, size uint64, r driver.Result)
-	hears func(params []byte) // a launch; may be nil
+	tells func(i uint64) (offset, size uint64, r driver.Result) // what FuncGetParamInfo returns
+	hears func(params []byte)                                   // is called with each launch
+	loads func(image []byte) []byte                             // what is loaded instead
+}
+
+func (d deaf) ModuleLoadData(c driver.Context, image []byte) (driver.Module, driver.Result) {
+	if d.loads != nil {
+		image = d.loads(image)
+	}
+	return d.Driver.ModuleLoadData(c, image)
 }
 
 func (d deaf) FuncGetParamInfo(c driver.Context, f driver.Function, i uint64) (offset, size uint64, r driver.Result) {

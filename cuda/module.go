@@ -22,6 +22,7 @@ type Module struct {
 	dev     *Device
 	ctx     *core.Context
 	handle  driver.Module
+	ptx     bool // the driver compiled it, and so knows what its kernels declare
 	watched life.Watched
 }
 
@@ -45,7 +46,8 @@ func (d *Device) LoadModule(image []byte) (*Module, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, isBinary := imageEnd(image); !isBinary {
+	_, isBinary := imageEnd(image)
+	if !isBinary {
 		image = ptxText(image)
 	}
 	sys := d.sys.core
@@ -60,7 +62,7 @@ func (d *Device) LoadModule(image []byte) (*Module, error) {
 		}
 		return nil, c.CallError(op, driver.CallModuleLoadData, r, asked)
 	}
-	m := &Module{obj: new(core.Object), dev: d, ctx: c, handle: h}
+	m := &Module{obj: new(core.Object), dev: d, ctx: c, handle: h, ptx: !isBinary}
 	sys.Track(m.obj, life.KindModule, uint64(len(image)))
 	m.obj.Watch(&m.watched)
 	return m, nil
@@ -136,8 +138,9 @@ func (m *Module) Global(name string) (Ptr, int, error) {
 }
 
 // parameters returns what a kernel declares: where each parameter lies in the block of
-// parameters. They are not known if the driver does not report them, or reports what
-// cannot be.
+// parameters. They are not known if the driver lists none that can be. An empty list is
+// believed of PTX only: for a binary the driver knows no more than what the tool that
+// made it put there.
 func (m *Module) parameters(f driver.Function) (declared []parameter, known bool) {
 	sys := m.ctx.System()
 	if !sys.Drv.Has(driver.CallFuncGetParamInfo) {
@@ -146,7 +149,7 @@ func (m *Module) parameters(f driver.Function) (declared []parameter, known bool
 	for end := uint64(0); ; {
 		off, size, r := sys.Drv.FuncGetParamInfo(m.ctx.Handle, f, uint64(len(declared)))
 		if r == driver.InvalidValue {
-			return declared, true
+			return declared, len(declared) > 0 || m.ptx
 		}
 		if m.ctx.Observe(r) != driver.Success || off < end || len(declared) == 0 && off > 0 ||
 			size == 0 || off > maxParameters || size > maxParameters-off {
