@@ -102,7 +102,7 @@ func (d *Device) Capabilities() (Capabilities, error) {
 		{driver.GranularityMinimum, &c.MinimumGranularity},
 		{driver.GranularityRecommended, &c.RecommendedGranularity},
 	} {
-		bytes, r := d.sys.core.Drv.MemGetAllocationGranularity(d.granule(), g.option)
+		bytes, r := d.sys.core.Drv.MemGetAllocationGranularity(d.plainMemory(), g.option)
 		if r != driver.Success {
 			return c, d.sys.core.CallError(op, driver.CallMemGetAllocationGranularity, r, d.String(), d.dev)
 		}
@@ -111,8 +111,8 @@ func (d *Device) Capabilities() (Capabilities, error) {
 	return c, nil
 }
 
-// granule are the properties of plain device memory.
-func (d *Device) granule() driver.AllocationProp {
+// plainMemory are the properties of plain device memory.
+func (d *Device) plainMemory() driver.AllocationProp {
 	return driver.AllocationProp{
 		Type:     driver.AllocationPinned,
 		Location: driver.Location{Type: driver.LocationDevice, ID: int32(d.dev)},

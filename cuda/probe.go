@@ -27,10 +27,11 @@ type Probe struct {
 	FabricError error
 }
 
-// Probe tries, with one granule of device memory each, what the attributes
-// only claim. A definite result is cached. If a trial is inconclusive, because there is
-// no memory for it or the process may open no more files, that is the error, or the
-// FabricError if a fabric is not ready, and the next call tries again.
+// Probe tries what the attributes only claim, each time with as little device memory as
+// there can be, one [Capabilities].MinimumGranularity. A definite result is cached. If a
+// trial is inconclusive, because there is no memory for it or the process may open no
+// more files, that is the error, or the FabricError if a fabric is not ready, and the
+// next call tries again.
 func (d *Device) Probe() (Probe, error) {
 	const op = "cuda.Device.Probe"
 	caps, err := d.Capabilities()
@@ -77,18 +78,18 @@ func (d *Device) Probe() (Probe, error) {
 	return p, nil
 }
 
-// trial tries what a device can do, with a granule of its memory.
+// trial tries what a device can do, with the least memory that can be created.
 type trial struct {
-	op      string
-	d       *Device
-	granule uint64
+	op    string
+	d     *Device
+	least uint64
 }
 
 // create makes memory and returns its properties as they were granted.
 func (t trial) create(compression driver.CompressionType) (driver.AllocationProp, error) {
-	prop := t.d.granule()
+	prop := t.d.plainMemory()
 	prop.Flags.CompressionType = compression
-	h, r := phys.TryCreate(t.d.sys.core, t.granule, prop)
+	h, r := phys.TryCreate(t.d.sys.core, t.least, prop)
 	if r != driver.Success {
 		return prop, t.failed(driver.CallMemCreate, r, prop)
 	}
@@ -99,9 +100,9 @@ func (t trial) create(compression driver.CompressionType) (driver.AllocationProp
 
 // share makes memory with a handle type, exports it and imports it.
 func (t trial) share(as driver.HandleTypes) error {
-	prop := t.d.granule()
+	prop := t.d.plainMemory()
 	prop.RequestedHandleTypes = as
-	at, r, _ := phys.ProbeHandleType(t.op, t.d.sys.core, t.granule, prop)
+	at, r, _ := phys.ProbeHandleType(t.op, t.d.sys.core, t.least, prop)
 	if r == driver.Success {
 		return nil
 	}
@@ -113,7 +114,7 @@ func (t trial) failed(at driver.Call, r driver.Result, prop driver.AllocationPro
 	f := errs.Failure{Op: t.op, Call: at, Result: r, Asked: fmt.Sprintf("a trial on %v", t.d), Err: diagnose.Creation(sys, prop, r)}
 	if r == driver.OutOfMemory {
 		if free, _, err := t.d.MemoryInfo(); err == nil {
-			f.Hint = sys.Withheld(t.granule, free)
+			f.Hint = sys.Withheld(t.least, free)
 		}
 	}
 	return errs.New(f)

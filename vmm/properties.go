@@ -43,10 +43,10 @@ const (
 	// Fabric is a handle of 64 bytes, for hosts on one NVLink fabric.
 	Fabric = HandleTypes(driver.HandleFabric)
 	// PreferFabric is a descriptor, and also a fabric handle if a trial on the device
-	// succeeds: it creates, exports and imports one granule, at the first request and
-	// again if the last trial is some seconds old. If the trial fails, for any reason,
-	// the memory has only a descriptor; Requested returns the result, and the System
-	// logs each reason once. If the memory can have neither type it is an error.
+	// succeeds: it creates, exports and imports memory of the minimum granularity, at the
+	// first request and again if the last trial is some seconds old. If the trial fails,
+	// for any reason, the memory has only a descriptor; Requested returns the result, and
+	// the System logs each reason once. If the memory can have neither type it is an error.
 	PreferFabric HandleTypes = 1 << 30
 	// NoHandles is for memory that cannot be shared.
 	NoHandles HandleTypes = 1 << 31

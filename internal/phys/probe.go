@@ -9,19 +9,13 @@ import (
 	"github.com/cuvmm/cuvmm/internal/fd"
 )
 
-var errProbeDone = errors.New("the trial's memory is to be given back")
-
 // ProbeHandleType makes memory with one handle type, exports it, and imports it into this
 // process: the only proof that the type works. It returns the call that the driver
 // refused, and its result; what it made is given back. The error says that this failed,
 // and that the reclaimer tries it again.
 func ProbeHandleType(op string, s *core.System, size uint64, prop driver.AllocationProp) (at driver.Call, r driver.Result, left error) {
 	on, t := core.DevicesOf(prop.Location), prop.RequestedHandleTypes
-	give := func(h *Handle) {
-		if err := Abandon(op, errProbeDone, h); !errors.Is(errProbeDone, err) {
-			left = errors.Join(left, err)
-		}
-	}
+	give := func(h *Handle) { left = errors.Join(left, ReleaseAll(op, h)) }
 	h, r := Create(s, size, prop)
 	if r != driver.Success {
 		return driver.CallMemCreate, r, nil

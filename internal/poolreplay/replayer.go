@@ -68,7 +68,7 @@ func (r *Replayer) After(op trace.Op, b pool.Block) error {
 	}
 	s := r.Streams[op.Stream]
 	if !s.Device().System().Driver().Software {
-		return s.Memset(b.Ptr(), 0, int(op.Bytes))
+		return s.Memset(b.Ptr(), 0, op.Bytes)
 	}
 	return errors.Join(s.Memset(b.Ptr(), 0, 1), s.Memset(b.Ptr()+cuda.Ptr(op.Bytes-1), 0, 1))
 }

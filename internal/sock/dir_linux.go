@@ -56,7 +56,7 @@ func (d *Dir) Lookup(name string) (Entry, error) {
 	if err := unix.Fstatat(int(d.f.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return Entry{}, &os.PathError{Op: "stat", Path: name, Err: err}
 	}
-	return Entry{Device: uint64(st.Dev), Inode: st.Ino, Owner: st.Uid, Socket: st.Mode&unix.S_IFMT == unix.S_IFSOCK}, nil
+	return Entry{Device: st.Dev, Inode: st.Ino, Owner: st.Uid, Socket: st.Mode&unix.S_IFMT == unix.S_IFSOCK}, nil
 }
 
 // Remove removes a name that is not a directory.

@@ -147,7 +147,7 @@ func (r *region) own(sh *shard, s *span, epoch uint64) {
 	if at > 0 {
 		r.join(r.spans[at-1], s)
 	}
-	sh.spanned += uint64(e.size)
+	sh.spanned += e.size
 	sh.insert(e)
 }
 
