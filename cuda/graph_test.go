@@ -3,6 +3,7 @@ package cuda_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"runtime"
 	"sync"
@@ -324,16 +325,24 @@ func TestAPanicInOnCloseIsLogged(t *testing.T) {
 func TestReleasedOfAGraphComesAfterItsFunctions(t *testing.T) {
 	_, d := open(t)
 	s := stream(t, d)
-	for _, end := range []func(g *cuda.Graph) error{(*cuda.Graph).Close, func(g *cuda.Graph) error { return g.CloseAfter(s) }} {
+	capture := func() *cuda.Graph {
 		g, err := s.WithCapture(thread, func() error { return nil })
 		require.NoError(t, err)
+		return g
+	}
+	for _, end := range []func(g *cuda.Graph) error{(*cuda.Graph).Close, func(g *cuda.Graph) error { return g.CloseAfter(s) }} {
+		g, next := capture(), capture()
 		released := g.Released()
 		require.NoError(t, g.OnClose(func() {
-			time.Sleep(10 * time.Millisecond) // a Released that does not wait for this function has time to come
+			// Its teardown comes after that of g, which has returned.
+			err := errors.Join(next.CloseAfter(s), next.Released().Wait(t.Context()))
 			select {
 			case <-released.Done():
 				t.Error("released before its function returned")
 			default:
+				if err != nil {
+					t.Error(err)
+				}
 			}
 		}))
 		require.NoError(t, end(g))

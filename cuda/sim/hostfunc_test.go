@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"bytes"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -26,7 +28,20 @@ func TestAHostFuncIsReleasedBehindACallInProgress(t *testing.T) {
 	r.is(driver.IllegalAddress, res)
 	seen := make(chan bool, 1)
 	go r.ReleaseHostFunc(f, func() { seen <- returned.Load() })
-	time.Sleep(10 * time.Millisecond) // in which a release that does not wait is seen
+	for end := time.Now().Add(time.Minute); !blocked("ReleaseHostFunc") && len(seen) == 0; time.Sleep(time.Millisecond) {
+		require.True(t, time.Now().Before(end), "it neither waits nor returns")
+	}
 	close(goOn)
 	require.True(t, <-seen, "it was released while its call was in progress")
+}
+
+// blocked reports whether a goroutine waits for a lock in a call of the function.
+func blocked(function string) bool {
+	stacks := make([]byte, 1<<20)
+	for stack := range bytes.SplitSeq(stacks[:runtime.Stack(stacks, true)], []byte("\n\n")) {
+		if bytes.Contains(stack, []byte("[sync.Mutex.Lock")) && bytes.Contains(stack, []byte(function+"(")) {
+			return true
+		}
+	}
+	return false
 }

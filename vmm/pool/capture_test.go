@@ -125,21 +125,21 @@ func TestMemoryOfAGraphThatIsGoneServesOthers(t *testing.T) {
 	}
 }
 
-// Once a graph is released, what its capture used can be closed at once.
+// Once a graph is released, what its capture used can be closed at once: the pool lets go
+// of it in a function of OnClose, before those that are registered later.
 func TestWhatAReleasedGraphUsedCanBeClosed(t *testing.T) {
 	_, d := open(t)
 	s := stream(t, d)
-	for range 20 {
-		p := newPool(t, d, pool.Options{})
-		ws, err := p.Prepare(s, pool.Workspace{Name: "gemm", Bytes: 30 * mib})
-		require.NoError(t, err)
-		g, _ := captured(t, p, s, pool.CaptureOptions{Workspaces: ws}, func() error { return nil })
-		require.NoError(t, g.Launch(s))
-		require.NoError(t, g.CloseAfter(s))
-		require.NoError(t, g.Released().Wait(t.Context()))
-		require.NoError(t, ws.Close())
-		require.NoError(t, p.Close())
-	}
+	p := newPool(t, d, pool.Options{})
+	ws, err := p.Prepare(s, pool.Workspace{Name: "gemm", Bytes: 30 * mib})
+	require.NoError(t, err)
+	g, _ := captured(t, p, s, pool.CaptureOptions{Workspaces: ws}, func() error { return nil })
+	var closed error
+	require.NoError(t, g.OnClose(func() { closed = errors.Join(ws.Close(), p.Close()) }))
+	require.NoError(t, g.Launch(s))
+	require.NoError(t, g.CloseAfter(s))
+	require.NoError(t, g.Released().Wait(t.Context()))
+	require.NoError(t, closed)
 }
 
 // Streams that joined by an event take part; others do not.
