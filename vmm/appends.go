@@ -34,7 +34,7 @@ func (b *buffer) extendLocked(to uint64, on *cuda.Stream) {
 	a := &b.holds.appends
 	a.last++
 	st := core.StreamOf(on)
-	a.on = slices.DeleteFunc(a.on, func(o appendsOn) bool { return o.stream == st || o.stream.Gone() })
+	a.on = slices.DeleteFunc(a.on, func(o appendsOn) bool { return o.stream == st || o.stream.Finished() })
 	a.on = append(a.on, appendsOn{st, a.last})
 }
 

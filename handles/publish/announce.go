@@ -27,6 +27,10 @@ import (
 // stream sees the elements earlier. Work of other streams is not waited for. Without a
 // stream (or with nil) the elements must be complete already.
 //
+// If the device of a stream is lost, Announce returns cuda.ErrDeviceLost and announces
+// nothing. If it is lost later, before the work is done, what followers see of the elements
+// is undefined: whether a wait for such work ends is the driver's.
+//
 // Announce waits for no follower, and a follower's failure affects no other. The
 // context bounds the wait for another change of the publication and, on devices whose
 // streams cannot write 64-bit words, for the streams. If a stream captures a graph it
@@ -85,48 +89,67 @@ const behindGap = -1
 // elements, such as a kernel after AppendUndefined, is not waited for. If a stream of an
 // append captures a graph it returns cuda.ErrCapturing. Otherwise AnnounceAppended is
 // like Announce; it also waits for a stream of an append that is being closed.
+//
+// If a stream's work may never be done, AnnounceAppended announces nothing. It returns
+// the error of a stream's Close that failed, until that is called again and succeeds. It
+// returns cuda.ErrDeviceLost from then on if the device of a stream is lost: elements that
+// were written anew are shown by Announce.
 func (p *Publication) AnnounceAppended(ctx context.Context) error {
 	const op = "publish.Publication.AnnounceAppended"
+	for {
+		closed, err := p.announceAppended(ctx, op)
+		if closed == nil {
+			return err
+		}
+		// Not as a change of the publication, because Close may wait for long.
+		if err := p.awaitFinished(ctx, op, closed); err != nil {
+			return err
+		}
+	}
+}
+
+// announceAppended announces what was appended so far. If a stream of an append was closed
+// and its work may not be done yet, it announces nothing and returns the stream.
+func (p *Publication) announceAppended(ctx context.Context, op string) (closed *core.Stream, err error) {
 	if err := p.turn(ctx, op); err != nil {
-		return err
+		return nil, err
 	}
 	defer p.changes.Give()
 	bytes, on, mark := p.hold.Appended()
-	on, free, err := p.useOpen(ctx, op, on)
+	on = slices.DeleteFunc(on, (*core.Stream).Finished)
+	free, err := useAll(core.SystemOf(p.timeline.dev), op, on)
 	if err != nil {
-		return err
+		if i := slices.IndexFunc(on, (*core.Stream).Closed); i >= 0 && errors.Is(err, cuda.ErrClosed) {
+			return on[i], nil
+		}
+		return nil, err
 	}
 	defer free()
 	err = p.announceBehind(ctx, op, on, func() (int, error) { return int(bytes / p.unit), nil })
 	if err == nil {
 		p.hold.Announced(mark)
 	}
-	return err
+	return nil, err
 }
 
-// useOpen is useAll for streams that other goroutines may close: it leaves out those that
-// are closed, whose work is done, and waits for those that are closing.
-func (p *Publication) useOpen(ctx context.Context, op string, streams []*core.Stream) (open []*core.Stream, free func(), err error) {
-	over := func(s *core.Stream) bool {
-		return s.Gone() || s.Closed() && s.Ctx.Lost() != driver.Success // nothing runs there any more
-	}
+// awaitFinished waits until a stream that was closed has finished its work.
+func (p *Publication) awaitFinished(ctx context.Context, op string, s *core.Stream) error {
 	both, cancel := p.within(ctx)
 	defer cancel()
-	for {
-		streams = slices.DeleteFunc(streams, over)
-		free, err = useAll(core.SystemOf(p.timeline.dev), op, streams)
-		if !errors.Is(err, cuda.ErrClosed) {
-			return streams, free, err
-		}
-		closing := slices.DeleteFunc(slices.Clone(streams), func(s *core.Stream) bool { return !s.Closed() })
-		if wait.Poll(both, func() bool { return !slices.ContainsFunc(closing, func(s *core.Stream) bool { return !over(s) }) }) {
-			continue
-		}
-		if p.ctx.Err() != nil {
-			return nil, nil, p.closed(op)
-		}
-		return nil, nil, peererr.Wait(ctx, op, "a stream of an append is closing, and its work is not done", "try again: nothing was announced")
+	over := wait.Poll(both, func() bool { return s.Gone() || s.Failed() != nil || s.Ctx.Lost() != driver.Success })
+	switch failed := s.Failed(); {
+	case s.Finished():
+		return nil
+	case s.Ctx.Lost() != driver.Success:
+		return s.Ctx.CallError(op, driver.CallEventQuery, s.Ctx.Lost(), "the work of an append")
+	case over && failed == nil: // another Close has begun since
+		return nil
+	case over:
+		return peererr.Wrap(failed, op, nil, "the Close of a stream of an append failed, and its work may not be done", "close the stream again, and announce then")
+	case p.ctx.Err() != nil:
+		return p.closed(op)
 	}
+	return peererr.Wait(ctx, op, "a stream of an append is closing, and its work is not done", "try again: nothing was announced")
 }
 
 // within returns a context that ends with the publication, too.

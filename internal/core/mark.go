@@ -57,9 +57,13 @@ func (m Mark) drop() { m.stream.Ctx.life.Release() }
 
 // After makes later work of the stream wait for the mark, which its owner keeps and may
 // release at once. The call itself does not wait. The stream must not capture a graph,
-// and is held by the caller; no capture of this library begins on it meanwhile.
+// and is held by the caller; no capture of this library begins on it meanwhile. A mark of
+// a lost context is an error, because its work may never be done.
 func (s *Stream) After(op string, m Mark) error {
 	if !m.hold() {
+		if c := m.stream.Ctx; c.Lost() != driver.Success {
+			return c.CallError(op, driver.CallStreamWaitEvent, c.Lost(), fmt.Sprintf("the work of stream %#x", uintptr(m.stream.Handle)))
+		}
 		return nil
 	}
 	defer m.drop()

@@ -3,6 +3,7 @@ package life
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 )
 
 // ErrAgain is what a teardown returns when it would have to wait: the reclaimer calls
@@ -14,8 +15,9 @@ var ErrAgain = errors.New("again")
 type Closer struct {
 	Life
 	completion
-	mu   sync.Mutex
-	gone bool
+	mu     sync.Mutex
+	gone   bool
+	failed atomic.Pointer[error]
 }
 
 // Close takes the object out of use, waits for the operations that run on it,
@@ -28,11 +30,29 @@ func (c *Closer) Close(teardown func() error) error {
 	if c.gone {
 		return nil
 	}
+	c.failed.Store(nil)
 	c.Wait()
 	err := teardown()
-	c.gone = err == nil
-	c.end(err)
+	c.ended(err)
 	return err
+}
+
+// ended notes how a teardown ended. The caller holds mu.
+func (c *Closer) ended(err error) {
+	c.gone = err == nil
+	if err != nil {
+		c.failed.Store(&err)
+	}
+	c.end(err)
+}
+
+// Failed returns the error of the last teardown, or nil if none has failed or another has
+// begun since. Then the object stays as it is until the next Close.
+func (c *Closer) Failed() error {
+	if err := c.failed.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // Fence stands for work that must end before a teardown.
@@ -82,8 +102,7 @@ func CloseAfter[F Fence](c *Closer, r Reclaimer[F], fence func() (F, error), tea
 		}
 		c.mu.Lock() // a Close that takes the teardown up reports its end after this one's
 		defer c.mu.Unlock()
-		c.gone = err == nil
-		c.end(err)
+		c.ended(err)
 		return err
 	})
 	return nil

@@ -73,7 +73,7 @@ type Hold interface {
 	// that are not announced yet, by any goroutine. Work ordered behind those streams
 	// sees the bytes of Append and Resize; users order the bytes of AppendUndefined
 	// themselves. A caller that has announced those bytes behind those streams passes
-	// mark to Announced. A stream that is closed meanwhile has no work in flight.
+	// mark to Announced. Streams that finished their work and were closed may be left out.
 	Appended() (n uint64, on []*core.Stream, mark uint64)
 	// Announced marks the appends up to a mark as announced.
 	Announced(mark uint64)
