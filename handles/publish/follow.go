@@ -262,7 +262,9 @@ func (f *Follower[T]) Generation() uint64 { return f.f.shownNow().generation }
 // stream captures a graph it returns cuda.ErrCapturing, without effect.
 //
 // Announcements that arrived before the call are shown in one step: the last generation
-// counts. One that arrives while Next waits is left to the next call. An error is either
+// counts. One that arrives while Next waits is left to the next call. A Next that waits
+// for the publisher's work and times out loses nothing: the next call goes on waiting for
+// the same generation, or shows the last if that is complete. An error is either
 // the reason why that generation could not be shown, and the next may be
 // (cuda.ErrCapacity: it does not fit into the reserved range); or no further one comes
 // ([peer.ErrGone], [ErrWithdrawn], cuda.ErrClosed). Earlier announcements are shown

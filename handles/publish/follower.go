@@ -59,6 +59,11 @@ type follower struct {
 
 	replica replica   // the mapping goroutine's
 	nexts   wait.Slot // serializes Next
+	// awaited, after so many cuts, is the update whose work the last Next waited for. A
+	// Next that waits goes on with it, not with a later one: otherwise a caller whose limit
+	// is shorter than the publisher's lag would never be shown anything. Next's own.
+	awaited     *pending
+	awaitedCuts int
 	// waiting is held while a wait is submitted to the stream and marked; waited is the
 	// last generation that the stream waits for.
 	waiting sync.Mutex

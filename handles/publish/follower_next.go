@@ -28,8 +28,15 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 		f.mu.Lock()
 		p, cuts, changed := f.pending, f.cuts, f.changed
 		if p != nil && p.err == nil && f.cutLocked() && p.ordered > f.completed {
-			// It will never be complete, and was never shown.
-			p, f.pending = nil, nil
+			// It will never be complete, and was never shown. One before it may be.
+			if p = nil; f.lastCompleteLocked().generation > f.shown[len(f.shown)-1].generation {
+				p = &pending{shown: f.lastCompleteLocked()}
+			}
+			f.pending = p
+		}
+		waits := len(streams) == 0 || f.stream == nil
+		if waits && p != nil && p.err == nil && !f.reachedLocked(p.ordered) && f.standsLocked(f.awaited, f.awaitedCuts) {
+			p, cuts = f.awaited, f.awaitedCuts
 		}
 		var end error
 		switch {
@@ -77,6 +84,7 @@ func (f *follower) notNext(ctx context.Context, op string) error {
 // show orders the streams, and then shows what was pending after so many cuts. It returns
 // false if that is not to be shown any more.
 func (f *follower) show(ctx context.Context, op string, p *pending, cuts int, streams []*cuda.Stream) (done bool, err error) {
+	f.awaited, f.awaitedCuts = p, cuts
 	if err := f.order(ctx, op, p.ordered, streams); err != nil {
 		return false, err
 	}
@@ -110,7 +118,7 @@ func (f *follower) show(ctx context.Context, op string, p *pending, cuts int, st
 // update does not matter: otherwise Next without streams would never return if the
 // publisher's work is always one announcement behind. The caller holds mu.
 func (f *follower) standsLocked(p *pending, cuts int) bool {
-	if f.cutLocked() && p.ordered > f.completed {
+	if p == nil || f.cutLocked() && p.ordered > f.completed {
 		return false
 	}
 	return f.pending == p || f.cuts == cuts && p.generation > f.shown[len(f.shown)-1].generation
@@ -132,6 +140,17 @@ func (f *follower) showLocked(p *pending) {
 
 // cutLocked reports whether the publisher's word no longer counts. The caller holds mu.
 func (f *follower) cutLocked() bool { return f.gone != nil || f.died }
+
+// lastCompleteLocked returns the last view that arrived and was complete when the
+// connection ended; the zero view if none was. The caller holds mu.
+func (f *follower) lastCompleteLocked() (last shown) {
+	for _, s := range f.received {
+		if s.ordered <= max(f.floor, f.completed) {
+			last = s
+		}
+	}
+	return last
+}
 
 // goneLocked returns why nothing further arrives, or why less is shown. The caller holds
 // mu.

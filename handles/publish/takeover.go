@@ -195,13 +195,7 @@ func (s *Server) inherit(ctx context.Context, op string, f *follower) (*Publicat
 	}
 	defer f.lengths.Give()
 	f.mu.Lock()
-	last := shown{}
-	for _, c := range f.received {
-		if c.ordered <= max(f.floor, f.completed) {
-			last = c
-		}
-	}
-	hold := f.hold
+	last, hold := f.lastCompleteLocked(), f.hold
 	f.mu.Unlock()
 	if err := f.memory.SetLen(op, uint64(last.length)*f.replica.unit); err != nil {
 		return nil, err

@@ -1,0 +1,104 @@
+//go:build linux
+
+package publish
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/peertest"
+	"github.com/stretchr/testify/require"
+)
+
+// lagging is a follower of two announcements whose work is not done. The first was waited
+// for in vain, before the second arrived. The functions let their work end.
+func lagging(t *testing.T) (v *victim, end [2]func()) {
+	v = newVictim(t, ServerOptions{}, peer.Options{})
+	first := v.p.Stats().Generation + 1
+	for i := range end {
+		s := newStream(t, v.dev)
+		end[i] = v.stand(s)
+		require.NoError(t, v.array.Resize(nil, v.array.Len()+1000))
+		require.NoError(t, v.p.Announce(peertest.Context(t), v.array.Len(), s))
+		require.NoError(t, v.p.Settle(peertest.Context(t)))
+		v.waitsFor(first)
+	}
+	return v, end
+}
+
+// waitsFor calls Next, which waits for the work of a generation and times out.
+func (v *victim) waitsFor(generation uint64) {
+	v.Helper()
+	for once := true; once || v.honest.f.awaited.generation < generation; once = false {
+		ctx, cancel := context.WithTimeout(v.Context(), 5*time.Millisecond)
+		err := v.honest.Next(ctx) // which may time out before it waits for the work
+		cancel()
+		require.ErrorIs(v, err, peer.ErrTimeout)
+	}
+	require.Equal(v, generation, v.honest.f.awaited.generation)
+}
+
+// A caller whose limit is shorter than the publisher's lag is shown one generation after
+// the other, although a later one has always arrived.
+func TestShortCallsOfNextAreShownWhatTheyWaitedFor(t *testing.T) {
+	v, end := lagging(t)
+	end[0]()
+	require.NoError(t, v.honest.Next(peertest.Context(t)))
+	require.Equal(t, 2000, v.honest.Len())
+	v.waitsFor(v.p.Stats().Generation)
+	require.Equal(t, 2000, v.honest.Len())
+	end[1]()
+	require.NoError(t, v.honest.Next(peertest.Context(t)))
+	require.Equal(t, 3000, v.honest.Len())
+}
+
+func TestNextPrefersTheLastIfItIsComplete(t *testing.T) {
+	v, end := lagging(t)
+	end[0]()
+	end[1]()
+	require.Eventually(t, func() bool { return v.honest.f.reached(v.p.Stats().Generation) }, peertest.Guard, time.Millisecond)
+	require.NoError(t, v.honest.Next(peertest.Context(t)))
+	require.Equal(t, 3000, v.honest.Len())
+}
+
+// Streams wait by themselves, so they are ordered behind the last.
+func TestNextWithStreamsShowsTheLast(t *testing.T) {
+	v, end := lagging(t)
+	require.NoError(t, v.honest.Next(peertest.Context(t), newStream(t, v.dev)))
+	require.Equal(t, 3000, v.honest.Len())
+	end[0]()
+	end[1]()
+}
+
+// What was waited for and is taken back meanwhile is not shown.
+func TestWhatWasAwaitedAndTakenBackIsNotShown(t *testing.T) {
+	v, end := lagging(t)
+	end[0]()
+	shrunk := make(chan error, 1)
+	go func() { shrunk <- v.p.Shrink(10) }()
+	end[1]()
+	require.NoError(t, <-shrunk)
+	require.NoError(t, v.p.Settle(peertest.Context(t)))
+	for v.honest.Generation() < v.p.Stats().Generation {
+		require.NoError(t, v.honest.Next(peertest.Context(t)))
+		require.Equal(t, 10, v.honest.Len())
+	}
+}
+
+// If the publisher dies, what arrived and is complete is shown before Next returns that,
+// although a later generation has arrived that never will be complete.
+func TestWhatIsCompleteIsShownAfterThePublisherDied(t *testing.T) {
+	v, end := lagging(t)
+	end[0]()
+	require.Eventually(t, func() bool { return v.honest.f.reached(v.p.Stats().Generation - 1) }, peertest.Guard, time.Millisecond)
+	require.NoError(t, v.honest.f.k.conn.Close())
+	<-v.honest.f.over
+	require.NoError(t, v.honest.Next(peertest.Context(t)))
+	require.Equal(t, 2000, v.honest.Len())
+	require.ErrorIs(t, v.honest.Next(peertest.Context(t)), cuda.ErrClosed)
+	require.NotErrorIs(t, v.honest.Err(), ErrUnfinished)
+	end[1]()
+}
