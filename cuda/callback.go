@@ -85,16 +85,10 @@ func (c *calls) add(f func()) {
 }
 
 func (c *calls) run() {
-	over := false
-	defer func() {
-		if !over { // a function ended the goroutine
-			go c.run()
-		}
-	}()
 	for {
 		c.mu.Lock()
 		if len(c.waiting) == 0 {
-			c.waiting, c.running, over = nil, false, true
+			c.waiting, c.running = nil, false
 			c.mu.Unlock()
 			return
 		}

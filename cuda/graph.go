@@ -216,14 +216,11 @@ func (g *Graph) Released() Completion {
 	return errs.Must(g.inner("cuda.Graph.Released")).ending.Completion()
 }
 
-// run calls the functions of OnClose. One that panics or ends the goroutine does not keep
-// the others from running.
+// run calls the functions of OnClose.
 func (g *graph) run(hooks []func()) {
-	if len(hooks) == 0 {
-		return
+	for _, hook := range hooks {
+		g.sys.core.Hook("Graph.OnClose", hook)
 	}
-	defer g.run(hooks[1:])
-	g.sys.core.Hook("Graph.OnClose", hooks[0])
 }
 
 // wait waits for the last launch, while no other operation runs on the graph.

@@ -55,8 +55,8 @@ type FollowOptions struct {
 	// It returns the streams whose work may still use it: the memory is unmapped when
 	// that work is done, and then acknowledged to the publisher. If Quiesce is nil or
 	// returns no streams, the follower waits for all work that could use the memory, as
-	// vmm.Buffer.Clip does. It runs on a goroutine of the follower, for which it must not
-	// wait. A panic is logged, and counts as no streams.
+	// vmm.Buffer.Clip does. The follower waits for it, so it must not wait for the follower.
+	// A panic, or runtime.Goexit, is logged and counts as no streams.
 	Quiesce func(length int) []*cuda.Stream
 }
 

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -45,6 +46,10 @@ func TestAPolicyThatFailsGrantsNothing(t *testing.T) {
 		Authorize: func(peer.Credentials, bool, string) Access { return (*policy.Load())() }}, peer.Options{})
 	for what, f := range map[string]func() Access{
 		"panicked": func() Access { panic("a mistake") },
+		"ended its goroutine": func() Access {
+			runtime.Goexit()
+			return WriteAccess
+		},
 		"returned": func() Access { return 77 },
 	} {
 		policy.Store(&f)
@@ -62,18 +67,21 @@ func TestAPolicyThatFailsGrantsNothing(t *testing.T) {
 
 // Without a log a panic goes to the default one, and the memory is waited for as if the
 // function had named no stream.
-func TestAPanicOfQuiesceIsLogged(t *testing.T) {
+func TestAFailureOfQuiesceIsLogged(t *testing.T) {
 	var said journal
 	before := slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))
 	defer slog.SetDefault(before)
 	v := newVictim(t, ServerOptions{}, peer.Options{})
-	f := v.second(FollowOptions{Quiesce: func(int) []*cuda.Stream { panic("a mistake") }})
-	defer func() { require.NoError(t, f.Close()) }()
-	require.NoError(t, v.p.Shrink(10))
-	require.NoError(t, v.p.Settle(peertest.Context(t)))
-	require.NoError(t, f.Err())
-	require.Contains(t, said.String(), "publish.FollowOptions.Quiesce")
+	for _, mistake := range []func(){func() { panic("a mistake") }, runtime.Goexit} {
+		before := said.String()
+		f := v.second(FollowOptions{Quiesce: func(int) []*cuda.Stream { mistake(); return nil }})
+		require.NoError(t, v.p.Shrink(v.array.Len()-10))
+		require.NoError(t, v.p.Settle(peertest.Context(t)))
+		require.NoError(t, f.Err())
+		require.Contains(t, said.String()[len(before):], "publish.FollowOptions.Quiesce")
+		require.NoError(t, f.Close())
+	}
 }
 
 // A connection that ends while a function of the user runs leaves the state as it is:

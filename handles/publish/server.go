@@ -52,8 +52,8 @@ type ServerOptions struct {
 	// Authorize returns what a client may do with a publication. It is called when the
 	// client lists and when it follows, on several goroutines, and must not wait for the
 	// server. known is false, and the credentials are zero, for an inherited connection.
-	// Nil grants WriteAccess to every client that the listener accepts. A panic grants
-	// nothing, and is logged.
+	// Nil grants WriteAccess to every client that the listener accepts. A panic, or
+	// runtime.Goexit, grants nothing and is logged.
 	//
 	// NoAccess is enforced: the client gets no descriptor. ReadAccess is enforced only
 	// against clients of this library. The driver has no read-only descriptors, and a
