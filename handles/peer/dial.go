@@ -59,6 +59,7 @@ func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 // listening.
 func dial(ctx context.Context, op string, d *sock.Dir, path, name string, timeout time.Duration) (*sock.Conn, error) {
 	asked := fmt.Sprintf("socket %q", path)
+	met := asked // what kept it waiting
 	limit := time.Now().Add(timeout)
 	var backoff wait.Backoff
 	for settled := false; ; {
@@ -66,18 +67,25 @@ func dial(ctx context.Context, op string, d *sock.Dir, path, name string, timeou
 		switch {
 		case err == nil:
 			return s, nil
-		case ctx.Err() != nil:
-			return nil, peererr.Wait(ctx, op, asked, "see whether the process that serves it accepts connections")
-		case sock.NotListening(err) && !settled && unlocked(ctx, d, limit):
-			settled = true
-			continue
+		case sock.NotListening(err) && !settled:
+			met = asked + " has no listener, and another process has locked its directory to make one"
+			settled = unlocked(ctx, d, limit)
+			if settled || ctx.Err() != nil {
+				continue
+			}
+		case sock.Busy(err):
+			met = asked + " has a full queue"
+			if backoff.Sleep(ctx, limit) || ctx.Err() != nil {
+				continue
+			}
+		}
+		switch {
 		case sock.NotListening(err):
 			return nil, peererr.Wrap(err, op, ErrGone, "no process serves "+asked, "start the process that serves it")
-		case !sock.Busy(err):
-			return nil, peererr.System(op, asked, err)
-		case !backoff.Sleep(ctx, limit):
-			return nil, peererr.Wait(ctx, op, asked+" has a full queue", "see whether the process that serves it accepts connections")
+		case sock.Busy(err) || ctx.Err() != nil:
+			return nil, peererr.Wait(ctx, op, met, "see whether the process that serves it accepts connections")
 		}
+		return nil, peererr.System(op, asked, err)
 	}
 }
 

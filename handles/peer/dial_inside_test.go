@@ -3,7 +3,9 @@
 package peer
 
 import (
+	"context"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,4 +51,41 @@ func TestDialWaitsForAListenerThatIsBeingMade(t *testing.T) {
 	require.NoError(t, unix.Shutdown(s, unix.SHUT_RDWR))
 	_, err = dial(t.Context(), "test", dialer, path, "s", guard)
 	require.ErrorIs(t, err, ErrGone, "no process makes one")
+}
+
+// An error of the context says what kept Dial waiting, whenever the context ends.
+func TestDialSaysWhatItWaitedFor(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d")
+	maker, err := sock.OpenDir(path, true)
+	require.NoError(t, err)
+	defer maker.Close()
+	dialer, err := sock.OpenDir(path, false)
+	require.NoError(t, err)
+	defer dialer.Close()
+	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer unix.Close(s)
+	locked, err := maker.TryLock()
+	require.NoError(t, err)
+	require.True(t, locked)
+	require.NoError(t, unix.Bind(s, &unix.SockaddrUnix{Name: filepath.Join(path, "s")}))
+	fails := func(what string) {
+		for limit := 20 * time.Millisecond; ; limit *= 2 { // a short one may end before anything is tried
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			_, err := dial(ctx, "test", dialer, path, "s", guard)
+			cancel()
+			require.ErrorIs(t, err, ErrTimeout)
+			if limit > time.Second || strings.Contains(err.Error(), what) {
+				require.ErrorContains(t, err, what)
+				return
+			}
+		}
+	}
+	fails("no listener")
+	require.NoError(t, unix.Listen(s, 0))
+	maker.Unlock()
+	c, err := dial(t.Context(), "test", dialer, path, "s", guard)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Close()) }()
+	fails("full queue")
 }
