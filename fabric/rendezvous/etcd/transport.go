@@ -171,7 +171,7 @@ func (t *transport) enter(ctx context.Context) (err error) {
 	}
 	t.work.Go(func() {
 		for _, kv := range before {
-			if !t.see(kv) {
+			if !t.see(kv, true) {
 				return
 			}
 		}
@@ -238,7 +238,7 @@ func (t *transport) listen(watch clientv3.WatchChan, alive <-chan *clientv3.Leas
 				return
 			}
 			for _, c := range changes.Events {
-				if c.Type == mvccpb.DELETE && !t.gone(string(c.Kv.Key)) || c.Type == mvccpb.PUT && !t.see(c.Kv) {
+				if c.Type == mvccpb.DELETE && !t.gone(string(c.Kv.Key)) || c.Type == mvccpb.PUT && !t.see(c.Kv, false) {
 					return
 				}
 			}
@@ -258,8 +258,9 @@ func (t *transport) put(e rendezvous.Event) bool {
 	}
 }
 
-// see handles a key that was written. It reports whether the group goes on.
-func (t *transport) see(kv *mvccpb.KeyValue) bool {
+// see handles a key that was written, before this rank joined or since. It reports whether
+// the group goes on.
+func (t *transport) see(kv *mvccpb.KeyValue, before bool) bool {
 	key := strings.TrimPrefix(string(kv.Key), t.prefix)
 	value, proved := open(t.secret, string(kv.Key), kv.Value)
 	if r, ok := strings.CutPrefix(key, "rank/"); ok {
@@ -271,7 +272,7 @@ func (t *transport) see(kv *mvccpb.KeyValue) bool {
 	if !ok || err != nil || rank < 0 || rank >= t.size {
 		return true // not of this group
 	}
-	e, err := t.readEvent(string(kv.Key), rank, as == "end", value)
+	e, err := t.readEvent(string(kv.Key), rank, as == "end", before, value)
 	if err == nil && !proved {
 		err = errors.New("it does not prove the group's secret; " + sameSecret)
 	}
@@ -285,26 +286,28 @@ func (t *transport) see(kv *mvccpb.KeyValue) bool {
 }
 
 // readEvent reads an event under a rank's key, which the rank's process must have signed.
-// Only the end of a rank that had left before this one joined cannot be checked.
-func (t *transport) readEvent(key string, rank int, end bool, value []byte) (e rendezvous.Event, err error) {
+// Only the end of a rank that had left before this one joined cannot be checked, because
+// its public key has gone with it.
+func (t *transport) readEvent(key string, rank int, end, before bool, value []byte) (e rendezvous.Event, err error) {
 	public, known := t.joined[rank]
-	if !known {
-		t.joined[rank] = nil
-	}
 	value, ok := signed(public, key, value)
 	if err := e.UnmarshalBinary(value); err != nil {
 		return e, err
 	}
-	inside := e.Rank >= 0 && e.Rank < t.size
-	switch {
-	case !ok && (public != nil || !end):
+	left := end && before && public == nil
+	if !ok && !left {
 		return e, fmt.Errorf("an event that another process than rank %d signed", rank)
-	case e.Rank == rank:
-		return e, nil
-	case !end || !inside || e.Kind == rendezvous.Posted || e.Kind == rendezvous.Ended:
+	}
+	inside := e.Rank >= 0 && e.Rank < t.size
+	// A rank that leaves a group that has failed writes what decided that.
+	verdict := end && inside && e.Kind != rendezvous.Ended
+	if end == (e.Kind == rendezvous.Posted) || e.Rank != rank && !verdict {
 		return e, fmt.Errorf("an event %q of rank %d", e.Kind, e.Rank)
 	}
-	return e, nil // a rank that leaves a group that has failed writes what decided that
+	if !known {
+		t.joined[rank] = nil
+	}
+	return e, nil
 }
 
 // seeRank handles a rank that joined.

@@ -287,6 +287,44 @@ func TestGroup(t *testing.T) {
 			})
 		}
 	})
+	t.Run("a member that speaks for a rank that has not joined", func(t *testing.T) {
+		o := Options{Prefix: DefaultPrefix, TTL: DefaultTTL, Options: rendezvous.Options{Timeout: time.Minute}}
+		for i, row := range []struct {
+			before bool // an honest rank joined
+			event  rendezvous.Event
+			says   string
+		}{
+			{false, rendezvous.Event{Kind: rendezvous.Left, Rank: 2}, "an event that another process than rank 2 signed"},
+			{false, rendezvous.Event{Kind: rendezvous.Posted, Rank: 2, Step: rendezvous.Step{Name: "go"}}, "an event that another process than rank 2 signed"},
+			{true, rendezvous.Event{Kind: rendezvous.Posted, Rank: 2, Step: rendezvous.Step{Name: "go"}}, `an event "posted" of rank 2`},
+		} {
+			session := fmt.Sprint("absent ", i)
+			liar, err := newTransport(client(t, endpoint), session, 1, 3, o)
+			require.NoError(t, err)
+			require.NoError(t, liar.enter(t.Context()))
+			t.Cleanup(func() { _ = liar.Close(nil) })
+			lie := func() {
+				key := liar.prefix + "event/2/end"
+				value, err := row.event.MarshalBinary()
+				require.NoError(t, err)
+				_, err = liar.client.Put(t.Context(), key, seal(liar.secret, key, sign(liar.private, key, value)), clientv3.WithLease(liar.lease))
+				require.NoError(t, err)
+			}
+			if row.before {
+				lie()
+			}
+			g, err := Join(t.Context(), client(t, endpoint), session, 0, 3, o)
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = g.Close() })
+			if !row.before {
+				lie()
+			}
+			require.NoError(t, liar.Post(t.Context(), rendezvous.Step{Name: "go"}, rendezvous.Contribution{}))
+			err = g.Barrier(t.Context(), "go")
+			require.ErrorIs(t, err, peer.ErrGone)
+			require.ErrorContains(t, err, "rank 2: its keys have what no rank writes: "+row.says)
+		}
+	})
 	t.Run("a session whose group has begun", func(t *testing.T) {
 		groups := group(t, endpoint, "begun", 2, Options{})
 		for _, err := range together(groups, func(g *rendezvous.Group) error {
@@ -341,7 +379,7 @@ func TestGroup(t *testing.T) {
 		reply, err := c.Get(t.Context(), DefaultPrefix, clientv3.WithPrefix())
 		require.NoError(t, err)
 		for _, kv := range reply.Kvs {
-			require.Regexp(t, DefaultPrefix+"(late|late too|died|secret|sizes [01])/event/[02]/end", string(kv.Key))
+			require.Regexp(t, DefaultPrefix+"(late|late too|died|secret|sizes [01]|absent [0-2])/event/[0-2]/end", string(kv.Key))
 			lease, err := c.TimeToLive(t.Context(), clientv3.LeaseID(kv.Lease))
 			require.NoError(t, err)
 			require.LessOrEqual(t, lease.TTL, int64(60))
