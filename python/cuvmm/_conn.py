@@ -27,6 +27,8 @@ _ANCILLARY = socket.CMSG_SPACE(_packet.FILES * array.array("i").itemsize)
 _REFUSAL_WAIT = 0.1
 _NAME = 80
 TIMEOUT = 10.0
+#: Seconds between attempts to connect, or to follow again. Each pause is twice the one before.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
 
 class Peer(NamedTuple):

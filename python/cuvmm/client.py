@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from . import _conn, _driver, _wire
 from ._descriptor import ARRAY, BUFFER, ELEMENTS, decode
@@ -71,7 +72,7 @@ class Client(OfProcess):
         self._redial = redial
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._asked: Dict[int, Optional["queue.Queue[Optional[_Reply]]"]] = {}
+        self._asked: Dict[int, Optional["queue.Queue[Union[_Reply, Error]]"]] = {}
         self._followers: Dict[bytes, Optional[Mailbox]] = {}
         self._mailboxes: List[Mailbox] = []  # of the current connection
         self._closing = threading.Event()
@@ -218,18 +219,19 @@ class Client(OfProcess):
 
     def _ask(self, name: str, fields: Dict[str, Any], timeout: Optional[float]) -> _Reply:
         self._check_process()
-        mine: "queue.Queue[Optional[_Reply]]" = queue.Queue()
+        mine: "queue.Queue[Union[_Reply, Error]]" = queue.Queue()
+        number = next(self._numbers)
+        message = _wire.encode(name, dict(fields, number=number))
         with self._lock:
             if self._closing.is_set() or self._why is not None:
-                raise self._gone()
-            number = next(self._numbers)
+                raise self._gone(self._why)
             self._asked[number] = mine
         try:
-            self._conn.send(*_wire.encode(name, dict(fields, number=number)))
-        except Error:
+            self._conn.send(*message)
+        except Error as e:
             with self._lock:
                 self._asked.pop(number, None)
-            raise
+            raise self._gone(e) from None
         limit = self._conn.timeout if timeout is None else timeout
         try:
             a = mine.get(timeout=limit)
@@ -239,14 +241,19 @@ class Client(OfProcess):
                     self._asked[number] = None
                     raise WaitTimeout(f"the server has not replied to {name} for {limit:g} s", "check what blocks it, or pass a longer timeout") from None
             a = mine.get()  # it arrived at the last moment
-        if a is None:
-            raise self._gone()
+        if isinstance(a, Error):
+            raise self._gone(a)
         if a.name == "denied":
             raise _denied(a.fields)
         return a
 
-    def _gone(self) -> Error:
-        return ClosedError("the client is closed") if self._closing.is_set() or self._why is None else self._why.again()
+    def _gone(self, why: Optional[Error]) -> Error:
+        """Returns the error of a request whose connection has ended, was refused, or is not there yet."""
+        if why is None or self._closing.is_set():
+            return ClosedError("the client is closed")
+        if self.reconnects and not isinstance(why, ProtocolError):
+            return GoneError(f"the client is not connected: {why}", "try again later: it connects again by itself")
+        return why.again()
 
     def _surprise(self, a: _Reply) -> Error:
         self._give_up(a)
@@ -260,28 +267,35 @@ class Client(OfProcess):
     # The thread that reads.
 
     def _run(self) -> None:
+        pause = _conn.SHORTEST_PAUSE
         while True:
+            began = time.monotonic()
             self._read()
-            pause = 0.05
-            while True:
-                if not self.reconnects:
+            if time.monotonic() - began > _conn.LONGEST_PAUSE:
+                pause = _conn.SHORTEST_PAUSE  # otherwise a server that refuses the client would do so again at once
+            conn = None
+            while conn is None:
+                if not self.reconnects or not self.wait(pause):
                     return
-                try:
-                    assert self._redial is not None
-                    conn = self._redial()
-                    break
-                except (Error, OSError) as e:
-                    if not isinstance(e, (GoneError, WaitTimeout)):
-                        self._why = e if isinstance(e, Error) else GoneError(str(e))
-                if not self.wait(pause):
-                    return
-                pause = min(2 * pause, 2.0)
+                pause = min(2 * pause, _conn.LONGEST_PAUSE)
+                conn = self._dial_again()
             with self._lock:
                 if self._closing.is_set():
                     conn.close()
                     return
                 self._conn.close()
                 self._conn, self._why = conn, None
+
+    def _dial_again(self) -> Optional[_conn.Conn]:
+        """Returns a new connection. Without one, requests raise why there is none."""
+        assert self._redial is not None
+        try:
+            return self._redial()
+        except (GoneError, WaitTimeout):
+            pass  # no process serves yet; the end of the last connection tells more
+        except (Error, OSError) as e:
+            self._why = GoneError(str(e))
+        return None
 
     def _read(self) -> None:
         """Reads until the connection ends, then wakes all that wait."""
@@ -306,7 +320,7 @@ class Client(OfProcess):
             self._mailboxes = []
         for a in asked:
             if a is not None:
-                a.put(None)
+                a.put(why)
         for i in mailboxes:
             i.disconnected.set()
             i.end(ClosedError("the client is closed") if self._closing.is_set() else why)

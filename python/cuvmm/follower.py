@@ -79,6 +79,13 @@ class _Shown(NamedTuple):
     length: int
 
 
+class _News(NamedTuple):
+    """What had arrived, after elements had been taken back so many times."""
+
+    shown: _Shown
+    cuts: int
+
+
 class _Link:
     """A follower's side of one connection: its fence word, and the stream that waits for it."""
 
@@ -86,7 +93,7 @@ class _Link:
         self.mailbox, self.token, self.slot = a.mailbox, a.token, a.slot
         self.waiting = threading.Lock()  # guards the stream
         self.waited = 0
-        self.dead = threading.Event()  # all waits for the word have ended
+        self.dead = False  # all waits for the word have ended
         words = dev.stream_words()
         try:
             self.page = _page.open_page(a.page, dev if words else None)
@@ -150,7 +157,10 @@ class Follower(OfProcess):
         self._state = LIVE  # as the publisher sent it last
         self._gone: Optional[Error] = None
         self._completed = _page.LAST_GENERATION
-        self._settled = self._died = self._unfinished = self._closing = False
+        self._settled = self._died = self._closing = False
+        self._unfinished: Optional[Error] = None  # what was shown and dropped, until something else is shown
+        self._told = False  # a next has raised it
+        self._awaited: Optional[_News] = None  # what the host waits for, or waited for when its time was over
         self._since: List[Tuple[int, float]] = []  # with max_wait: the generations that are awaited, and since when
         self._users = Users()
         self._closed = threading.Lock()
@@ -235,27 +245,32 @@ class Follower(OfProcess):
         publisher ordered the announcement behind, and the host does not wait for that work. Without a stream the host
         waits, and then any stream may use the elements. Several generations that arrived meanwhile are shown as one.
         After a CapacityError, or another error of a single generation, the next one may succeed; :attr:`error` is None
-        as long as more may be announced. ``timeout`` is in seconds.
+        as long as more may be announced. If the client reconnects, it raises UnfinishedError once when elements that were
+        shown are not any more, because the publisher ended before they were complete. ``timeout`` is in seconds; a call
+        that raises WaitTimeout loses nothing.
         """
         self._check_process()
         until = None if timeout is None else time.monotonic() + timeout
         streams = _streams.handles_of(self._device, stream)
         while True:
             with self._changed:
-                while True:
-                    p, cuts = self._news_locked(), self._cuts
-                    if p is not None:
-                        break
+                news = self._news_locked(streams)
+                while news is None:
                     left = None if until is None else until - time.monotonic()
                     if left is not None and left <= 0:
                         raise _nothing_new()
                     self._changed.wait(left)
-            self._order_behind(p.ordered, streams, until)
-            if self._show(p, cuts):
-                return p.generation
+                    news = self._news_locked(streams)
+            self._order_behind(news.shown.ordered, streams, until)
+            if self._show(news):
+                return news.shown.generation
 
-    def _news_locked(self) -> Optional[_Shown]:
-        """Returns what to show next, or None. Raises the error that ends the wait."""
+    def _news_locked(self, streams: List[c_void_p]) -> Optional[_News]:
+        """Returns what to show next, or None. Raises the error that ends the wait.
+
+        A host that waits for the publisher's work stays with the generation that it began to wait for, even in a later
+        call: otherwise short timeouts would show nothing while the publisher's work is always one announcement behind.
+        """
         if self._closing:
             raise ClosedError("the follower is closed")
         p = self._pending
@@ -264,30 +279,42 @@ class Follower(OfProcess):
             raise p
         if p is not None and self._gone is not None and p.ordered > self._completed:
             p = self._pending = None  # it was never shown, and will never be complete
+        end = self._end_locked()
+        if end is None and self._unfinished is not None and not self._told:
+            self._told = True
+            raise self._unfinished.again()
         if p is None and self._settled:
-            end = self._end_locked()
             assert end is not None
             raise end.again()
-        shown: Optional[_Shown] = p
-        return shown
+        news = None if p is None else _News(p, self._cuts)
+        if streams and self._link.stream is not None:
+            return news
+        if self._awaited is None or not self._stands_locked(self._awaited) or (p is not None and self._link.reached(p.ordered)):
+            self._awaited = news
+        return self._awaited
 
-    def _show(self, p: _Shown, cuts: int) -> bool:
-        """Shows what was pending after so many cuts, unless it was taken back meanwhile, or a later one is shown.
+    def _stands_locked(self, n: _News) -> bool:
+        """Whether it may be shown: it was not taken back meanwhile, and no later generation is shown.
 
         A later one that is pending changes nothing: a publisher whose work is always one announcement behind would
         otherwise keep the host waiting for ever.
         """
+        if self._gone is not None and n.shown.ordered > self._completed:
+            return False
+        return self._pending is n.shown or (self._cuts == n.cuts and n.shown.generation > self._shown[-1].generation)
+
+    def _show(self, n: _News) -> bool:
+        """Shows it, if it stands."""
         with self._changed:
-            if self._gone is not None and p.ordered > self._completed:
+            if not self._stands_locked(n):
                 return False
-            if self._pending is p:
+            if self._pending is n.shown:
                 self._pending = None
-            elif self._cuts != cuts or p.generation <= self._shown[-1].generation:
-                return False
             complete = self._link.page.load(self._link.slot) if not self._died else 0
             while len(self._shown) > 1 and self._shown[1].ordered <= complete:
                 self._shown.pop(0)
-            self._shown.append(p)
+            self._shown.append(n.shown)
+            self._unfinished = None
             return True
 
     async def next_async(self, stream: Any = None, timeout: Optional[float] = None) -> int:
@@ -301,7 +328,6 @@ class Follower(OfProcess):
 
     async def _next(self, streams: List[c_void_p]) -> int:
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
-        p, cuts = None, 0
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -311,19 +337,18 @@ class Follower(OfProcess):
             while True:
                 changed.clear()
                 with self._changed:
-                    if p is None or self._closing or self._cuts != cuts:
-                        p, cuts = self._news_locked(), self._cuts
+                    news = self._news_locked(streams)
                     self._wakers.add(wake)
-                if p is None:
+                if news is None:
                     await changed.wait()
-                elif streams or self._complete(p.ordered):
-                    if streams:
-                        self._order_behind(p.ordered, streams, None)
-                    if self._show(p, cuts):
-                        return p.generation
-                    p = None
-                else:
+                    continue
+                if streams and self._link.stream is not None:
+                    self._order_behind(news.shown.ordered, streams, None)
+                elif not self._complete(news.shown.ordered):
                     await asyncio.sleep(_LONGEST_POLL)
+                    continue
+                if self._show(news):
+                    return news.shown.generation
         finally:
             with self._changed:
                 self._wakers.discard(wake)
@@ -400,23 +425,29 @@ class Follower(OfProcess):
 
     def _watch(self) -> None:
         link = self._link
-        step = 0.05 if self._options.max_wait is None else min(0.05, self._options.max_wait / 4)
-        while not self._closing:
-            if link.mailbox.ended.is_set() and not isinstance(link.mailbox.why, WithdrawnError) or link.mailbox.disconnected.is_set():
-                self._die(link, link.mailbox.why or ClosedError("the client is closed"))
-            elif self._stalled(link):
-                why = StalledError(f"the publisher's announced work is not done after {self._options.max_wait:g} s", "check what blocks the publisher, or raise max_wait")
-                self._die(link, why)
-                self._client.leave(link.token, link.mailbox)
-                link.mailbox.end(why)
-            else:
-                (link.mailbox.disconnected if link.mailbox.ended.is_set() else link.mailbox.ended).wait(step)
-                continue
+        while self._await_death(link):
             with self._changed:  # the other thread reconnects, or ends
                 self._changed.wait_for(lambda: self._settled or self._closing or self._link is not link)
                 if self._settled or self._closing:
                     return
                 link = self._link
+
+    def _await_death(self, link: _Link) -> bool:
+        """Waits until the publisher has ended, and ends all waits for it. False if the follower was closed before."""
+        mailbox, limit = link.mailbox, self._options.max_wait
+        step = 0.05 if limit is None else min(0.05, limit / 4)
+        while not self._closing:
+            if mailbox.disconnected.is_set() or mailbox.ended.is_set() and not _lives(mailbox.why):
+                self._die(link, mailbox.why or ClosedError("the client is closed"))
+                return True
+            if self._stalled(link):
+                why = StalledError(f"the publisher's announced work is not done after {limit:g} s", "check what blocks the publisher, or raise max_wait")
+                self._die(link, why)
+                self._client.leave(link.token, mailbox)
+                mailbox.end(why)
+                return True
+            (mailbox.disconnected if mailbox.ended.is_set() else mailbox.ended).wait(step)
+        return False
 
     def _stalled(self, link: _Link) -> bool:
         if self._options.max_wait is None:
@@ -433,20 +464,20 @@ class Follower(OfProcess):
             self._gone, self._died = why, True
             while len(self._shown) > 1 and self._shown[-1].ordered > self._completed:
                 self._shown.pop()
-                self._unfinished = True
+                self._told = False
+                self._unfinished = UnfinishedError(f"the publisher ended before it had written elements that were shown: {why}", "discard what was computed from them")
             self._wake_locked()
         link.release_waits()
-        link.dead.set()
+        with self._changed:
+            link.dead = True
+            self._wake_locked()
 
     def _end_locked(self) -> Optional[Error]:
         if self._closing:
             return ClosedError("the follower is closed")
-        if self._gone is not None and not self._settled and self._client.reconnects:
+        if self._gone is None or not self._settled and self._client.reconnects:
             return None
-        if self._gone is not None and self._unfinished:
-            return UnfinishedError(f"the publisher ended before it had written elements that were shown: {self._gone}",
-                                   "discard what was computed from them")
-        return self._gone
+        return self._unfinished or self._gone
 
     # The thread that maps and unmaps what arrives, and reconnects.
 
@@ -455,9 +486,11 @@ class Follower(OfProcess):
         while True:
             link = self._link
             self._take_views(link)
+            if not _lives(link.mailbox.why):
+                with self._changed:  # or what is not complete would still be shown beside the error
+                    self._changed.wait_for(lambda: link.dead or self._closing)
             if self._closing or not self._client.reconnects or not _may_return(link.mailbox.why):
                 break
-            link.dead.wait()
             why = self._return()
             if why is not None:
                 break
@@ -479,22 +512,21 @@ class Follower(OfProcess):
 
     def _return(self) -> Optional[Error]:
         """Requests the publication again, with what this follower has. Returns the error that makes this impossible."""
-        pause = 0.05
-        with self._changed:
-            self._replica.length = min(self._replica.length, self._shown[-1].length)
-            has = Possession(self._publication, self._replica.generation, self._replica.length, tuple(c.identity for c in self._replica.chunks))
+        has = Possession(self._publication, self._replica.generation, self._replica.length, tuple(c.identity for c in self._replica.chunks))
+        pause = _conn.SHORTEST_PAUSE
         while self._client.wait(pause) and not self._closing:
-            pause = min(2 * pause, 2.0)
             try:
                 a = self._client.request(self._options, self._room, has, None)
-            except (GoneError, ClosedError, UnknownError, WaitTimeout):
+            except (GoneError, ClosedError):
+                pause = _conn.SHORTEST_PAUSE  # the client dials again, with pauses of its own
+                continue
+            except (UnknownError, TooLargeError, WaitTimeout):  # the publisher is not ready, or has no room at present
+                pause = min(2 * pause, _conn.LONGEST_PAUSE)
                 continue
             except Error as e:
                 return e
             try:
-                if a.reserved < min(self._room, size_of(self._replica.chunks)) or (a.about.kind, a.about.element, a.about.element_size, a.about.device) != (
-                        self._about.kind, self._about.element, self._about.element_size, self._about.device):
-                    return MismatchError(f"publication {self._options.name!r} is {a.about.what()} now, and was {self._about.what()}", "follow it anew")
+                self._check_same(a)
                 link = _Link(self._client, a, self._device)
             except Error as e:
                 self._client.leave(a.token, a.mailbox)
@@ -510,11 +542,17 @@ class Follower(OfProcess):
                 p = self._pending
                 if isinstance(p, _Shown):
                     self._pending = None if p.ordered > self._completed else p._replace(ordered=0)
-                self._gone, self._died, self._unfinished, self._completed, self._since = None, False, False, _page.LAST_GENERATION, []
+                self._gone, self._died, self._completed, self._since = None, False, _page.LAST_GENERATION, []
                 self._wake_locked()
             old.close()
             return None
         return ClosedError("the client is closed")
+
+    def _check_same(self, a: Accepted) -> None:
+        """Checks that a publication is of the kind that was followed."""
+        was, now = self._about, a.about
+        if any(getattr(was, f) != getattr(now, f) for f in ("kind", "element", "element_size", "location_type", "device")):
+            raise MismatchError(f"publication {self._options.name!r} is {now.what()} now, and was {was.what()}", "follow it anew")
 
     def _view(self, link: _Link, v: View, files: List[int], lost: bool) -> None:
         try:
@@ -684,7 +722,12 @@ def _nothing_new() -> WaitTimeout:
 
 def _may_return(why: Optional[Error]) -> bool:
     """Whether another publisher may follow after this error."""
-    return isinstance(why, (GoneError, RefusedError, MovedError)) and not isinstance(why, UnfinishedError)
+    return isinstance(why, (GoneError, RefusedError, MovedError))
+
+
+def _lives(why: Optional[Error]) -> bool:
+    """Whether a publisher that ended the follower for this reason finishes what it has announced."""
+    return isinstance(why, (WithdrawnError, EndedError))
 
 
 def end_of(v: View) -> Error:

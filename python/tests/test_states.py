@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import os
 import threading
+import time
 import unittest
 from typing import Any, Callable, Dict, List
 from unittest import mock
@@ -18,6 +19,7 @@ from cuvmm.errors import Error
 from .support import DriverTest
 
 TOKEN = b"t" * 16
+UNKNOWN, LIMIT, FORBIDDEN, FAILED = 1, 2, 5, 6
 
 
 class Publisher:
@@ -29,13 +31,36 @@ class Publisher:
         self._page.store(0, 1 << 40)  # all that is announced is done
         self._serial = 0
 
-    def accept(self) -> None:
+    def listen(self) -> None:
         self._conn = self._listener.accept()
+
+    def asked(self) -> int:
+        """Reads a request to follow; returns its number."""
+        name, fields = self.read()
+        assert name == "follow", name
+        return int(fields["number"])
+
+    def accept(self, element: int = 6, size: int = 1) -> None:
+        """Accepts a connection and its follower."""
+        self.listen()
+        self.take_in(self.asked(), element, size)
+
+    def take_in(self, number: int, element: int = 6, size: int = 1) -> None:
+        """Accepts the follower that asked with a number."""
         self._serial = 0
-        _, fields = self.read()
-        about = _descriptor.Descriptor(_descriptor.ARRAY, 6, 1, 0, 1, 0, _driver.device(0).uuid, False, False, 1, 0, _descriptor.this_process(), [])
-        self._conn.send(*_wire.encode("accepted", {"number": fields["number"], "token": TOKEN, "publication": b"p" * 16, "reserved": 16 << 20, "slot": 0,
+        about = _descriptor.Descriptor(_descriptor.ARRAY, element, size, 0, 1, 0, _driver.device(0).uuid, False, False, 1, 0, _descriptor.this_process(), [])
+        self._conn.send(*_wire.encode("accepted", {"number": number, "token": TOKEN, "publication": b"p" * 16, "reserved": 16 << 20, "slot": 0,
                                                    "descriptor": about.encode()}), [self._fd])
+
+    def deny(self, number: int, status: int) -> None:
+        self._conn.send(*_wire.encode("denied", {"number": number, "status": status, "reason": "for a test"}))
+
+    def refuse(self) -> None:
+        """Accepts a connection, and refuses it."""
+        self.listen()
+        self._conn.greet()
+        self._conn.fail(cuvmm.TooLargeError("2 clients, where 1 is the most"))
+        self._conn.close()
 
     def read(self) -> Any:
         return _wire.read(self._conn.receive(60), "server")
@@ -248,6 +273,180 @@ class States(DriverTest):
             self.assertEqual((f.state, f.array.tolist()), ("live", [7] * 50))
 
         self.following(do, reconnect=True)
+
+    def test_a_follower_comes_back_when_there_is_room(self) -> None:
+        """Neither a connection that ends or is refused, nor a publisher that has no room or is not ready, ends it."""
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p.view(self.memory, length=100)
+            f.next(timeout=60)
+            p._conn.close()
+            for _ in range(3):
+                p.refuse()
+                p.listen()
+                p._conn.close()
+            os.chmod(self.folder, 0o755)  # in which no client trusts the socket
+            why = ""
+            while "has mode 0o755" not in why:
+                with self.assertRaisesRegex(cuvmm.GoneError, "the client is not connected: .*connects again by itself") as raised:
+                    f._client.list(timeout=60)
+                why = str(raised.exception)
+            os.chmod(self.folder, 0o700)
+            p.listen()
+            for status in (LIMIT, UNKNOWN, LIMIT):
+                p.deny(p.asked(), status)
+            self.assertEqual((f.state, f.error, f.array.tolist()), ("stale", None, [7] * 100))
+            p.take_in(p.asked())
+            p.view(generation=2, length=50, keep=1)
+            self.assertEqual(f.next(timeout=60), 2)
+            self.assertEqual((f.state, f.array.tolist()), ("live", [7] * 50))
+
+        self.following(do, reconnect=True)
+
+    def test_a_follower_that_is_denied_ends(self) -> None:
+        for status, kind in ((FORBIDDEN, cuvmm.AccessError), (FAILED, cuvmm.RefusedError)):
+            def do(p: Publisher, f: cuvmm.Follower, status: int = status, kind: Any = kind) -> None:
+                p._conn.close()
+                p.listen()
+                p.deny(p.asked(), status)
+                with self.assertRaises(kind):
+                    f.next(timeout=60)
+                self.assertIsInstance(f.error, kind)
+
+            with self.subTest(status):
+                self.following(do, reconnect=True)
+
+    def test_another_publication_of_the_name(self) -> None:
+        """A follower of other elements ends, and leaves the publisher, which would otherwise wait for it."""
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p._conn.close()
+            p.accept(element=10, size=4)
+            self.assertEqual(p.read()[0], "leave")
+            with self.assertRaisesRegex(cuvmm.MismatchError, "is an array of .* now, and was an array of uint8"):
+                f.next(timeout=60)
+
+        self.following(do, reconnect=True)
+
+    def test_a_client_that_is_refused_does_not_dial_at_once(self) -> None:
+        pauses: List[float] = []
+
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            client, wait = f._client, f._client.wait
+
+            def waits(seconds: float) -> bool:
+                if threading.current_thread() is client._reader:
+                    pauses.append(seconds)
+                return wait(0.001)
+
+            with mock.patch.object(client, "wait", waits):
+                p._conn.close()
+                for _ in range(8):
+                    p.refuse()
+                p.accept()
+            self.assertEqual(pauses[:7], [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+
+        self.following(do, reconnect=True)
+
+    def test_elements_that_were_shown_and_are_not_complete(self) -> None:
+        """A follower that comes back says once that they are not shown any more."""
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p._page.store(0, 0)
+            p.view(self.memory, length=10, ordered=0)
+            f.next(timeout=60)
+            p.view(generation=2, ordered=2, keep=1, length=20)
+            with mock.patch.object(f, "_order_behind"):  # as if a stream waited for them
+                self.assertEqual(f.next(timeout=60), 2)
+            self.assertEqual(len(f), 20)
+            p._conn.close()
+            with self.assertRaisesRegex(cuvmm.UnfinishedError, "discard what was computed"):
+                f.next(timeout=60)
+            self.assertEqual((len(f), f.state, f.error), (10, "stale", None))
+            with self.assertRaises(cuvmm.WaitTimeout):
+                f.next(timeout=0.01)
+            p._page.store(0, 9)
+            p.accept()
+            p.view(generation=3, ordered=3, keep=1, length=15, chunks=[])
+            self.assertEqual(f.next(timeout=60), 3)
+            self.assertEqual((len(f), f.state, f.error), (15, "live", None))
+
+        self.following(do, reconnect=True)
+
+    def test_the_end_is_known_when_what_was_incomplete_is_gone(self) -> None:
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p.view(self.memory, length=10)
+            f.next(timeout=60)
+            die, go_on = f._die, threading.Event()
+
+            def dies(link: Any, why: Error) -> None:
+                go_on.wait(60)
+                die(link, why)
+
+            with mock.patch.object(f, "_die", dies):
+                p._conn.close()
+                self.assertTrue(f._link.mailbox.disconnected.wait(60))
+                f._threads[0].join(0.2)
+                self.assertIsNone(f.error)
+                go_on.set()
+                with self.assertRaises(cuvmm.GoneError):
+                    f.next(timeout=60)
+                self.assertIsInstance(f.error, cuvmm.GoneError)
+
+        self.following(do)
+
+    def test_a_close_beside_the_end_of_the_publisher(self) -> None:
+        """The thread that maps waits for the one that watches, which may see that the follower is closed first."""
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            mailbox, watching = f._link.mailbox, threading.Event()
+
+            def waits(_: float) -> bool:
+                watching.set()
+                while not f._closing:
+                    time.sleep(0.001)
+                return False
+
+            with mock.patch.object(mailbox.ended, "wait", waits):
+                self.assertTrue(watching.wait(60))
+                p._conn.close()
+                self.assertTrue(mailbox.disconnected.wait(60))
+                f._threads[0].join(0.1)  # it waits for the other one
+                closing = threading.Thread(target=f.close, daemon=True)
+                closing.start()
+                closing.join(60)
+                self.assertFalse(closing.is_alive(), "close waits for ever")
+
+        self.following(do, reconnect=True)
+
+    def test_timeouts_that_are_shorter_than_the_publishers_lag(self) -> None:
+        """Calls that end before the publisher's work is done go on waiting for the same generation."""
+        def waits(f: cuvmm.Follower) -> int:
+            return f.next(timeout=0.01)
+
+        def waits_async(f: cuvmm.Follower) -> int:
+            return asyncio.run(f.next_async(timeout=0.01))
+
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p._page.store(0, 0)
+            p.view(self.memory, length=10)
+            for generation, way in ((1, waits), (2, waits_async), (3, waits)):
+                with self.assertRaises(cuvmm.WaitTimeout):
+                    way(f)
+                p.view(generation=generation + 1, ordered=generation + 1, keep=1, length=10 * (generation + 1))
+                with self.assertRaises(cuvmm.WaitTimeout):
+                    way(f)
+                p._page.store(0, generation)
+                self.assertEqual(f.next(timeout=60), generation)
+            p.view(generation=5, ordered=5, keep=1, length=50)
+            with self.assertRaises(cuvmm.WaitTimeout):
+                f.next(timeout=0.01)
+            p._page.store(0, 5)
+            self.assertEqual(f.next(timeout=60), 5)  # the newest, since it is complete
+            p.view(generation=6, ordered=6, keep=1, length=60)
+            with self.assertRaises(cuvmm.WaitTimeout):
+                f.next(timeout=0.01)
+            p.view(generation=7, ordered=5, keep=1, length=30)  # which takes back what was awaited
+            self.assertEqual((f.next(timeout=60), len(f.array)), (7, 30))
+
+        self.following(do)
+
 
 
 if __name__ == "__main__":
