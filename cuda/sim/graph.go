@@ -88,10 +88,14 @@ func (m *Machine) graphTask(nodes []*node) task {
 	t := task{}
 	for _, n := range nodes {
 		t.long = t.long || n.long || n.ready != nil
-		if f := n.kernel; f != nil && m.modules[f.module.handle] != f.module {
+		t.kernels = append(t.kernels, n.kernels...)
+	}
+	for _, f := range t.kernels {
+		if m.modules[f.module.handle] != f.module {
 			lost := &fault{driver.LaunchFailed, fmt.Sprintf(
 				"a graph was launched after the module of its kernel %s was unloaded: destroy the graph first, or unload the module later", f.entry.name)}
-			return task{run: func(site) *fault { return lost }}
+			t.run = func(site) *fault { return lost }
+			return t
 		}
 	}
 	t.run = func(at site) *fault {

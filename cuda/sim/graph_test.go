@@ -158,23 +158,31 @@ func TestGraphWaitsForAValue(t *testing.T) {
 	require.Equal(t, byte(2), r.bytes(p+8, 1)[0])
 }
 
-// A launch that was submitted before its module was unloaded is done; a later one is not.
+// A launch that was submitted before its module was unloaded is done; a later one is not,
+// of a graph in a graph either.
 func TestAGraphOutlivesNoModule(t *testing.T) {
-	r := start(t, Options{})
-	m, res := r.ModuleLoadData(r.ctx, []byte(testPTX))
-	r.ok(res)
-	f, res := r.ModuleGetFunction(r.ctx, m, "sim_test_scale")
-	r.ok(res)
-	p, s := r.mapped(1), r.stream(driver.StreamNonBlocking)
-	r.begin(s)
-	r.ok(r.LaunchKernel(r.ctx, f, one, scaleParams(p, 1, floatTwo), s))
-	exec := r.end(s)
-	release := r.m.Hold(uintptr(s))
-	r.ok(r.GraphLaunch(r.ctx, exec, s))
-	r.ok(r.ModuleUnload(r.ctx, m))
-	release()
-	r.ok(r.StreamSynchronize(r.ctx, s))
-	r.ok(r.GraphLaunch(r.ctx, exec, s))
-	r.is(driver.LaunchFailed, r.StreamSynchronize(r.ctx, s))
-	require.Contains(t, r.m.Fault(), "after the module of its kernel sim_test_scale was unloaded")
+	for _, nested := range []bool{false, true} {
+		r := start(t, Options{})
+		m, res := r.ModuleLoadData(r.ctx, []byte(testPTX))
+		r.ok(res)
+		f, res := r.ModuleGetFunction(r.ctx, m, "sim_test_scale")
+		r.ok(res)
+		p, s := r.mapped(1), r.stream(driver.StreamNonBlocking)
+		r.begin(s)
+		r.ok(r.LaunchKernel(r.ctx, f, one, scaleParams(p, 1, floatTwo), s))
+		exec := r.end(s)
+		if nested {
+			r.begin(s)
+			r.ok(r.GraphLaunch(r.ctx, exec, s))
+			exec = r.end(s)
+		}
+		release := r.m.Hold(uintptr(s))
+		r.ok(r.GraphLaunch(r.ctx, exec, s))
+		r.ok(r.ModuleUnload(r.ctx, m))
+		release()
+		r.ok(r.StreamSynchronize(r.ctx, s))
+		r.ok(r.GraphLaunch(r.ctx, exec, s))
+		r.is(driver.LaunchFailed, r.StreamSynchronize(r.ctx, s))
+		require.Contains(t, r.m.Fault(), "after the module of its kernel sim_test_scale was unloaded")
+	}
 }

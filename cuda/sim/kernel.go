@@ -258,7 +258,7 @@ func (a *api) launch(call driver.Call, c driver.Context, h driver.Function, l dr
 		m: a.m, entry: f.entry, globals: f.module.globals, params: append([]byte(nil), params...),
 	}
 	twin := kernelTwin(f.entry.name)
-	_, r = s.submit(task{long: true, kernel: f, run: func(at site) *fault {
+	_, r = s.submit(task{long: true, kernels: []*function{f}, run: func(at site) *fault {
 		launch := k // each launch of a graph has its own
 		launch.at = at
 		return launch.run(twin)

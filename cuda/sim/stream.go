@@ -53,8 +53,8 @@ type task struct {
 	after func()
 	// long work may block, so it gets a goroutine of its own.
 	long bool
-	// kernel is what a launch calls; nil for other work.
-	kernel *function
+	// kernels are what a launch calls: one, or those of a graph and of the graphs in it.
+	kernels []*function
 }
 
 // fault is why work could not be done.
