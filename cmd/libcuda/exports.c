@@ -203,12 +203,12 @@ int32_t cuEventDestroy_v2(uintptr_t e) {
 
 int32_t cuMemcpyHtoDAsync_v2(uint64_t dst, const void *src, size_t n, uintptr_t s) {
     int32_t r = cuvmm_enter_thread();
-    return r != 0 ? r : cuvmm_sim_MemcpyHtoDAsync(dst, (void *)src, n, s);
+    return r != 0 ? r : cuvmm_sim_MemcpyHtoDAsync(dst, cuvmm_host(src), n, s);
 }
 
 int32_t cuMemcpyDtoHAsync_v2(void *dst, uint64_t src, size_t n, uintptr_t s) {
     int32_t r = cuvmm_enter_thread();
-    return r != 0 ? r : cuvmm_sim_MemcpyDtoHAsync(dst, src, n, s);
+    return r != 0 ? r : cuvmm_sim_MemcpyDtoHAsync(cuvmm_host(dst), src, n, s);
 }
 
 int32_t cuMemcpyDtoDAsync_v2(uint64_t dst, uint64_t src, size_t n, uintptr_t s) {
@@ -253,22 +253,22 @@ int32_t cuMemHostAlloc(void **p, size_t n, uint32_t flags) {
 
 int32_t cuMemFreeHost(void *p) {
     int32_t r = cuvmm_enter_thread();
-    return r != 0 ? r : cuvmm_sim_MemFreeHost(p);
+    return r != 0 ? r : cuvmm_sim_MemFreeHost(cuvmm_host(p));
 }
 
 int32_t cuMemHostRegister_v2(void *p, size_t n, uint32_t flags) {
     int32_t r = cuvmm_enter_thread();
-    return r != 0 ? r : cuvmm_sim_MemHostRegister(p, n, flags);
+    return r != 0 ? r : cuvmm_sim_MemHostRegister(cuvmm_host(p), n, flags);
 }
 
 int32_t cuMemHostUnregister(void *p) {
     int32_t r = cuvmm_enter_thread();
-    return r != 0 ? r : cuvmm_sim_MemHostUnregister(p);
+    return r != 0 ? r : cuvmm_sim_MemHostUnregister(cuvmm_host(p));
 }
 
 int32_t cuMemHostGetDevicePointer_v2(uint64_t *dev, void *p, uint32_t flags) {
     int32_t r = cuvmm_enter_thread();
-    return r != 0 ? r : cuvmm_sim_MemHostGetDevicePointer(dev, p, flags);
+    return r != 0 ? r : cuvmm_sim_MemHostGetDevicePointer(dev, cuvmm_host(p), flags);
 }
 
 int32_t cuPointerGetAttribute(uint64_t *value, int32_t a, uint64_t p) {
@@ -539,12 +539,12 @@ int32_t cuGraphGetNodes(uintptr_t g, uintptr_t *nodes, size_t *n) {
 
 int32_t cuMemcpyHtoD_v2(uint64_t dst, const void *src, size_t n) {
     int32_t r = cuvmm_enter_thread();
-    return r != 0 ? r : cuvmm_sim_MemcpyHtoD(dst, (void *)src, n);
+    return r != 0 ? r : cuvmm_sim_MemcpyHtoD(dst, cuvmm_host(src), n);
 }
 
 int32_t cuMemcpyDtoH_v2(void *dst, uint64_t src, size_t n) {
     int32_t r = cuvmm_enter_thread();
-    return r != 0 ? r : cuvmm_sim_MemcpyDtoH(dst, src, n);
+    return r != 0 ? r : cuvmm_sim_MemcpyDtoH(cuvmm_host(dst), src, n);
 }
 
 int32_t cuMemcpyDtoD_v2(uint64_t dst, uint64_t src, size_t n) {

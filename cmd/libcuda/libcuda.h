@@ -37,6 +37,10 @@ extern const size_t cuvmm_results_n;
 int32_t cuvmm_enter(const char *call);
 #define cuvmm_enter_thread() cuvmm_enter(__func__)
 
+// Returns an address of host memory as Go may hold it. The first page is no memory, and a
+// number of that size where Go expects a pointer ends the process.
+static inline void *cuvmm_host(const void *p) { return (uintptr_t)p < 4096 ? NULL : (void *)p; }
+
 // Calls a function of the program.
 void cuvmm_call_host_func(uintptr_t f, uintptr_t data);
 

@@ -208,6 +208,9 @@ static void memory(void *s) {
     TRUE(called == 1);
     OK(cuPointerGetAttribute, (void *, int, uint64_t), &word, 12, p);
     TRUE(word == 64);
+    void *no_memory = (void *)8;
+    GIVES(INVALID_VALUE, cuMemFreeHost, (void *), no_memory);
+    GIVES(INVALID_VALUE, cuMemcpyHtoD_v2, (uint64_t, const void *, size_t), p, no_memory, 8);
     OK(cuMemFree_v2, (uint64_t), p);
     OK(cuMemFreeHost, (void *), host);
     host = aligned_alloc(4096, 4096);

@@ -57,7 +57,9 @@ func (t *table) exportsC() []byte {
 		for _, c := range e.declared {
 			params = append(params, declare(c.typ, c.name))
 			arg := c.name
-			if typ, ok := strings.CutPrefix(c.typ, "const "); ok {
+			if f, in := find(e.params, c.name); in && f.typ == "unsafe.Pointer" {
+				arg = "cuvmm_host(" + arg + ")"
+			} else if typ, ok := strings.CutPrefix(c.typ, "const "); ok {
 				arg = "(" + typ + ")" + arg
 			}
 			args = append(args, arg)
