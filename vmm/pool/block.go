@@ -37,8 +37,8 @@ func (b Block) Bytes() int { return b.bytes }
 //
 // The generation is odd while the block is live and grows with each step from
 // and to that state, so that a Block fits its header only while it is live. A
-// header of memory that goes to another shard, or back to the driver, is never
-// used again, so the stale blocks of it stay stale.
+// header that serves other memory of its shard later goes on with its generation, so the
+// stale blocks of it stay stale.
 type header struct {
 	home *home
 	gen  uint64 // a quick stream would be through 32 bits in minutes

@@ -265,6 +265,9 @@ func (s *shardCheck) slabs() {
 			}
 		})
 	}
+	for _, sl := range s.sh.former {
+		s.must(!listed[sl] && !sl.listed && sl.used == 0, "a slab of class %d that lost its chunk is in use", sl.class)
+	}
 	s.must(n == s.sh.slabs, "a shard counts %d slabs and has %d", s.sh.slabs, n)
 }
 

@@ -95,3 +95,35 @@ func TestARequestThatComesTooLateEachTimeGivesUp(t *testing.T) {
 	require.NoError(t, p.Close())
 	require.NoError(t, s.Close())
 }
+
+// A request that waits for another stream asks the driver about its event once a look.
+func TestWhatIsInFlightIsAskedOnce(t *testing.T) {
+	m, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	busy, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	p, err := New(d, Options{})
+	require.NoError(t, err)
+	b, err := p.Alloc(Request{Bytes: 100, Stream: s})
+	require.NoError(t, err)
+	late, err := p.Alloc(Request{Bytes: 64 << 20, Stream: busy})
+	require.NoError(t, err)
+	m.Hold(busy.Handle())
+	require.NoError(t, busy.Memset(late.Ptr(), 1, 1))
+	require.NoError(t, p.Free(late))
+
+	sh, behind := b.h.home.shard, late.h.home.shard
+	require.Equal(t, []*shard{behind}, p.lag(sh))
+	m.ResetCounts()
+	require.Equal(t, []*shard{behind}, p.lag(sh))
+	require.False(t, p.look(p.offering(sh)))
+	require.Equal(t, 1, m.Count("cuEventQuery"))
+
+	m.Release(busy.Handle())
+	require.NoError(t, p.Free(b))
+	require.NoError(t, p.Close())
+	require.NoError(t, busy.Close())
+	require.NoError(t, s.Close())
+}

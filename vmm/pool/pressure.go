@@ -252,8 +252,7 @@ func (w *patience) pause(bound time.Duration, sleep func(time.Duration)) bool {
 	return true
 }
 
-// again tries once more what Alloc tried, and looks at slabs of other classes. A larger
-// request gets a slot of a slab only if there was no memory for it.
+// again tries once more what Alloc tried. A request above the small ones gets a slot of a slab only if there was no memory for it.
 func (p *Pool) again(sh *shard, w *want, short bool) (b Block, ok bool, err error) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -261,12 +260,7 @@ func (p *Pool) again(sh *shard, w *want, short bool) (b Block, ok bool, err erro
 		return Block{}, false, errs.ClosedError(allocOp, "pool")
 	}
 	h := sh.take(w)
-	switch {
-	case h != nil:
-	case w.kind == small:
-		sh.giveUpAll()
-		h = sh.take(w)
-	case short:
+	if h == nil && w.kind == mid && short {
 		h = sh.takeAbove(w)
 	}
 	if h == nil {

@@ -295,19 +295,21 @@ func (p *Pool) removePlace(from driver.Ptr) {
 // find is the live block that begins at an address of the place.
 func (pl place) find(at driver.Ptr) (Block, bool) {
 	for {
-		_, sh := pl.header(at)
+		c := pl.reg.chunks[pl.reg.index(at)].Load()
+		if c == nil {
+			return Block{}, false
+		}
+		sh := c.shard.Load()
 		if sh == nil {
 			return Block{}, false
 		}
 		sh.mu.Lock()
-		h, now := pl.header(at) // which may be another's meanwhile
-		if now != sh {
+		s := c.slab.Load()
+		if c.shard.Load() != sh { // it is another's meanwhile, and so may be the slab
 			sh.mu.Unlock()
 			continue
 		}
-		if h == nil {
-			h = pl.start(at)
-		}
+		h := pl.reg.header(c, s, at)
 		found := h != nil && h.live() && h.at() == at
 		var b Block
 		if found {
@@ -318,32 +320,19 @@ func (pl place) find(at driver.Ptr) (Block, bool) {
 	}
 }
 
-// header returns what is known without a lock: the shard of the address and, in a slab,
-// the header.
-func (pl place) header(at driver.Ptr) (*header, *shard) {
-	c := pl.reg.chunks[pl.reg.index(at)].Load()
-	if c == nil {
-		return nil, nil
-	}
-	if s := c.slab.Load(); s != nil {
-		i := uint64(at-s.base) / s.slot
-		if i >= uint64(len(s.slots)) {
-			return nil, nil
+// header returns the slot at an address of a chunk, or the block that begins in the page
+// of the address, or nil. The caller holds the shard's lock.
+func (r *region) header(c *chunk, s *slab, at driver.Ptr) *header {
+	if s != nil {
+		if i := uint64(at-s.base) / s.slot; i < uint64(len(s.slots)) {
+			return &s.slots[i]
 		}
-		return &s.slots[i], s.shard
-	}
-	return nil, c.shard.Load()
-}
-
-// start is the block that begins in the page of an address. The caller holds
-// the shard's lock.
-func (pl place) start(at driver.Ptr) *header {
-	c := pl.reg.chunks[pl.reg.index(at)].Load()
-	if c == nil || c.starts == nil {
 		return nil
 	}
-	if e := c.starts[pl.reg.page(at)]; e != nil {
-		return &e.header
+	if c.starts != nil {
+		if e := c.starts[r.page(at)]; e != nil {
+			return &e.header
+		}
 	}
 	return nil
 }

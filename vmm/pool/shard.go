@@ -63,6 +63,8 @@ type shard struct {
 	peak      uint64 // the most of requested
 	watch     *watch // statistics, history and stacks; nil without them
 
+	former []*slab // that lost their chunks, for later ones of their classes
+
 	markMu sync.Mutex
 	fence  *core.Fence // of the epoch that ended last, until it passes
 	fenced uint64
@@ -150,14 +152,19 @@ func (sh *shard) keep(n int) bool {
 	return true
 }
 
-// another makes a slab of an empty chunk, or returns nil.
+// another makes a slab of an empty chunk, or of that of a slab without blocks, or returns
+// nil.
 func (sh *shard) another(class int) *slab {
-	n := len(sh.empty)
-	if n == 0 {
-		return nil
+	if len(sh.empty) == 0 {
+		idle := sh.idleSlab()
+		if idle == nil {
+			return nil
+		}
+		sh.giveUp(idle)
 	}
-	s := newSlab(sh, sh.empty[n-1], class)
-	sh.empty = sh.empty[:n-1]
+	last := len(sh.empty) - 1
+	s := sh.slab(sh.empty[last], class)
+	sh.empty = sh.empty[:last]
 	sh.list(s)
 	return s
 }

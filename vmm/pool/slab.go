@@ -11,7 +11,9 @@ import (
 // slab is one chunk that is divided into equal slots of a size class. It
 // belongs to one shard, and is guarded by its lock. When all of its slots are
 // free it is given up, and its chunk serves the next slab, of any class, of the
-// shard; another shard may have it when the stream has passed.
+// shard; another shard may have it when the stream has passed. The
+// slab itself, with its headers, serves another chunk of the same shard and class later, so
+// that chunks which go from class to class allocate nothing.
 //
 //	chunk: none ──map──► a shard's empty one ──► slab ──all free──► empty
 //	                         │  ▲    another shard, after its stream has passed
@@ -20,7 +22,7 @@ type slab struct {
 	home
 	chunk      slabChunk
 	class      int
-	base       driver.Ptr
+	base       driver.Ptr // of the chunk
 	slot       uint64
 	slots      []header
 	fresh      int    // slots from here on were never used
@@ -40,10 +42,21 @@ type slabChunk struct {
 
 func (c slabChunk) base() driver.Ptr { return c.reg.at(c.index) }
 
-func newSlab(sh *shard, c slabChunk, class int) *slab {
-	slot := sh.pool.classes.sizes[class]
-	s := &slab{chunk: c, class: class, base: c.base(), slot: slot, slots: make([]header, c.reg.chunk/slot)}
-	s.home = home{shard: sh, slab: s}
+// mostFormer is how many slabs without a chunk a shard keeps. The headers of one take up to
+// 128 KiB.
+const mostFormer = 8
+
+// slab makes a slab of an empty chunk.
+func (sh *shard) slab(c slabChunk, class int) (s *slab) {
+	if at := slices.IndexFunc(sh.former, func(s *slab) bool { return s.class == class }); at >= 0 {
+		s = sh.former[at]
+		sh.former = slices.Delete(sh.former, at, at+1)
+	} else {
+		slot := sh.pool.classes.sizes[class]
+		s = &slab{class: class, slot: slot, slots: make([]header, c.reg.chunk/slot)}
+		s.home = home{shard: sh, slab: s}
+	}
+	s.chunk, s.base = c, c.base()
 	c.reg.chunks[c.index].Load().slab.Store(s)
 	sh.slabs++
 	return s
@@ -123,6 +136,10 @@ func (sh *shard) giveUp(s *slab) {
 	s.chunk.reg.chunks[s.chunk.index].Load().slab.Store(nil)
 	sh.empty = append(sh.empty, s.chunk)
 	sh.slabs--
+	if len(sh.former) == mostFormer {
+		sh.former = slices.Delete(sh.former, 0, 1)
+	}
+	sh.former = append(sh.former, s)
 }
 
 // giveUpAll makes empty chunks of all slabs without blocks.
@@ -134,14 +151,14 @@ func (sh *shard) giveUpAll() {
 	}
 }
 
-// idleSlab reports whether there is a slab without blocks.
-func (sh *shard) idleSlab() bool {
-	for _, s := range sh.partial {
+// idleSlab returns a slab without blocks, of the largest class that has one, or nil.
+func (sh *shard) idleSlab() *slab {
+	for _, s := range slices.Backward(sh.partial) {
 		if s != nil && s.used == 0 {
-			return true
+			return s
 		}
 	}
-	return false
+	return nil
 }
 
 // spareTries are how many empty chunks are looked at for one that has passed: those
@@ -154,7 +171,9 @@ func (sh *shard) spareSlab(upTo uint64) (slabChunk, bool) {
 	for i, c := range sh.empty[:min(len(sh.empty), spareTries)] {
 		if c.epoch <= upTo {
 			sh.empty[i] = sh.empty[0]
-			sh.empty = sh.empty[1:]
+			if sh.empty = sh.empty[1:]; len(sh.empty) == 0 && sh.slabs == 0 {
+				sh.former = nil
+			}
 			return c, true
 		}
 	}
@@ -239,7 +258,6 @@ func (sh *shard) takeAbove(w *want) *header {
 	if class < 0 {
 		return nil
 	}
-	sh.giveUpAll()
 	s := sh.partial[class]
 	if s == nil {
 		if s = sh.another(class); s == nil {

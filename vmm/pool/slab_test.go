@@ -43,3 +43,54 @@ func TestEmptySlabsServeLargerRequests(t *testing.T) {
 		free(t, p, b)
 	}
 }
+
+// A chunk that goes from size class to size class, because the stream needs the one and then
+// the other, takes neither a driver call nor memory of Go.
+func TestAChunkOfManyClasses(t *testing.T) {
+	m, d := open(t)
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{})
+	sizes := []int{512, 1024, 10 * kib, 256 * kib}
+	round := func() {
+		for _, bytes := range sizes {
+			b, err := p.Alloc(pool.Request{Bytes: bytes, Stream: s})
+			if err == nil {
+				err = p.Free(b)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	round()
+	m.ResetCounts()
+	if !thorough { // the checks allocate
+		require.Zero(t, testing.AllocsPerRun(100, round))
+	}
+	require.Empty(t, calls(m))
+	require.Equal(t, 2*mib, p.Stats().Reserved)
+}
+
+// A block stays stale when its slot serves another chunk.
+func TestAStaleBlockOfAChunkThatServesAnotherClass(t *testing.T) {
+	_, d := open(t)
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{})
+	old := alloc(t, p, s, 512)
+	free(t, p, old)
+	other := alloc(t, p, s, 1024) // in the chunk of old
+	require.Equal(t, old.Ptr(), other.Ptr())
+	b := alloc(t, p, s, 512) // in another chunk, with the slots of old
+	require.NotEqual(t, old.Ptr(), b.Ptr())
+	require.ErrorIs(t, p.Free(old), cuda.ErrClosed)
+	found, ok := p.Find(b.Ptr())
+	require.True(t, ok)
+	require.Equal(t, b, found)
+	found, ok = p.Find(old.Ptr())
+	require.True(t, ok)
+	require.Equal(t, other, found)
+	require.NoError(t, p.Check())
+	free(t, p, b)
+	free(t, p, other)
+	require.ErrorIs(t, p.Free(old), cuda.ErrClosed)
+}

@@ -24,7 +24,7 @@ func (sh *shard) offer() {
 
 // has reports whether the shard has memory for others. The caller holds its lock.
 func (sh *shard) has() bool {
-	return sh.hot != nil || sh.waiting.n > 0 || len(sh.empty) > 0 || sh.idleSlab() || sh.free.atLeast(sh.pool.chunk) != nil
+	return sh.hot != nil || sh.waiting.n > 0 || len(sh.empty) > 0 || sh.idleSlab() != nil || sh.free.atLeast(sh.pool.chunk) != nil
 }
 
 // eachOffer calls f for shards that may have memory for others, with their lock
@@ -286,8 +286,14 @@ func (r *escalation) catchUp() bool {
 	}
 }
 
-// promises asks whether an event is in flight whose stream has not stalled.
-func (sh *shard) promises() bool { return sh.advance() && !sh.stalled() }
+// promises reports whether an event is in flight, and records one if there is none. It does
+// not ask about the one in flight: the request that waits for it does.
+func (sh *shard) promises() bool {
+	sh.markMu.Lock()
+	inFlight := sh.fence != nil
+	sh.markMu.Unlock()
+	return inFlight || sh.advance()
+}
 
 // stalled reports whether a request has waited for the event in flight in vain.
 func (sh *shard) stalled() bool {
