@@ -157,17 +157,17 @@ func TestCooperativeLaunch(t *testing.T) {
 		require.NoError(t, l.stream.Synchronize(), "nothing was broken")
 
 		// In a graph, too.
+		if d.System().Driver().Version < 12040 {
+			t.Skip("drivers before CUDA 12.4 do not list the parameters")
+		}
 		grid.Grid[0] = all
 		require.NoError(t, l.stream.Memset(l.words, 0, 8))
 		g, err := l.stream.WithCapture(cuda.CaptureOptions{}, func() error {
 			return l.kernel.Launch(l.stream, grid, l.words, uint32(all), uint32(grid.SharedBytes))
 		})
-		if errors.Is(err, cuda.ErrCapturing) {
-			t.Skip("the driver does not tell where parameters lie")
-		}
 		require.NoError(t, err)
 		require.NoError(t, g.Launch(l.stream))
-		require.NoError(t, l.stream.Synchronize())
+		require.Equal(t, [2]uint32{uint32(all), 3 * uint32(all)}, download[[2]uint32](t, l.stream, l.words))
 		require.NoError(t, g.Close())
 	})
 }
