@@ -261,6 +261,7 @@ static void virtual_memory(const char *self, const char *path) {
     OK(cuMemRetainAllocationHandle, (uint64_t *, void *), &again, (void *)p);
     OK(cuMemRelease, (uint64_t), again);
     OK(cuMemsetD8_v2, (uint64_t, unsigned char, size_t), p, 0x5a, size);
+    OK(cuCtxSynchronize, (void)); // a memset may return before it is done, and another process reads it
     OK(cuMemExportToShareableHandle, (void *, uint64_t, int, uint64_t), &fd, h, 1, 0);
     OK(cuMemImportFromShareableHandle, (uint64_t *, void *, int), &back, (void *)(intptr_t)fd, 1);
     OK(cuMemRelease, (uint64_t), back);
