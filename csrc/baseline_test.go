@@ -206,7 +206,7 @@ func TestCaptureHolder(t *testing.T) {
 	for _, c := range calls {
 		require.Equal(t, holder, c.Thread, "%s on the holder's thread", c.Entry)
 	}
-	require.Eventually(t, func() bool { return !isThread(holder) }, 5*time.Second, time.Millisecond, "the thread is joined")
+	require.Eventually(t, func() bool { return !isThread(holder) }, time.Minute, time.Millisecond, "the thread is joined")
 
 	// A capture that another call broke, and one that could not begin.
 	f.returns("cuStreamEndCapture", driver.CaptureInvalid)

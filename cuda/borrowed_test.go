@@ -88,7 +88,7 @@ func TestAGraphsLaunchInAContextThatIsGone(t *testing.T) {
 				require.NoError(t, s.Close())
 				destroy()
 				require.NoError(t, end(g))
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				require.NoError(t, d.System().Drain(ctx))
 				got := make([]byte, 8)

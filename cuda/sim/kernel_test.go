@@ -134,7 +134,7 @@ func TestKernelsRunBesideOtherWork(t *testing.T) {
 	p, a, b := r.mapped(1), r.stream(1), r.stream(1)
 	f := r.function(r.ctx, "sim_test_gate")
 	r.ok(r.LaunchKernel(r.ctx, f, one, binary.NativeEndian.AppendUint64(nil, uint64(p)), a))
-	require.Eventually(t, func() bool { return gate.Load() == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return gate.Load() == 1 }, time.Minute, time.Millisecond)
 	r.is(driver.NotReady, r.StreamQuery(r.ctx, a))
 	// While it runs: virtual memory, other streams, and what lets it go on.
 	q := r.mapped(1)
@@ -223,7 +223,7 @@ func TestCloseEndsKernelsThatPoll(t *testing.T) {
 	f, _ := d.ModuleGetFunction(c, mod, "sim_test_gate")
 	p, _ := d.MemAlloc(c, 16)
 	require.Zero(t, d.LaunchKernel(c, f, one, binary.NativeEndian.AppendUint64(nil, uint64(p)), 0))
-	require.Eventually(t, func() bool { return gate.Load() == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return gate.Load() == 1 }, time.Minute, time.Millisecond)
 	require.Error(t, m.Close())
 	require.Zero(t, gate.Load())
 }

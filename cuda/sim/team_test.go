@@ -273,7 +273,7 @@ func TestABindAcrossProcessesBlocksUntilAllDevicesAreAdded(t *testing.T) {
 		u, err := Inspect(c.folder)
 		require.NoError(t, err)
 		return u.Devices[0].Taken == chunk
-	}, 10*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 	time.Sleep(20 * time.Millisecond)
 	require.Equal(t, driver.Success, c.tell(1, step{Do: "add"}).Result)
 	var a outcome

@@ -343,7 +343,7 @@ func beside(operation, other func() error) func() error {
 
 // soon bounds what waits for the other side.
 func (w *world) soon() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	w.Cleanup(cancel)
 	return ctx
 }

@@ -115,15 +115,14 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// What a killed run had started is killed with it, and does not hold us up.
+// What a killed run had started is killed with it, and does not hold us up, which would be
+// for an hour.
 func TestLimitKillsTheGroup(t *testing.T) {
 	mark := filepath.Join(t.TempDir(), "survived")
-	start := time.Now()
-	out, _, late, err := runLimited(t.Context(), exec.Command("sh", "-c", "echo begun; (sleep 2; touch "+mark+") & sleep 60"), time.Second)
+	out, _, late, err := runLimited(t.Context(), exec.Command("sh", "-c", "echo begun; (sleep 2; touch "+mark+") & sleep 3600"), time.Second)
 	require.True(t, late)
 	require.ErrorContains(t, err, "killed")
 	require.Equal(t, "begun\n", out)
-	require.Less(t, time.Since(start), 20*time.Second)
 	time.Sleep(2 * time.Second)
 	require.NoFileExists(t, mark)
 }
