@@ -316,7 +316,7 @@ func TestErrorsKeepTheirCodes(t *testing.T) {
 func TestAllocationTakesWhatPasses(t *testing.T) {
 	m, err := sim.New(sim.Options{HostMemory: 64 * mib, Devices: []sim.DeviceOptions{{Memory: 64 * mib}}})
 	require.NoError(t, err)
-	sys, err := m.OpenOwned(cuda.Options{AllocationWait: 20 * time.Second})
+	sys, err := m.OpenOwned(cuda.Options{AllocationWait: time.Minute})
 	require.NoError(t, err)
 	d := sys.Devices()[0]
 	s, err := d.NewStream(cuda.StreamOptions{})

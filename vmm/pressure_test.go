@@ -25,7 +25,7 @@ func openSmall(t *testing.T, wait time.Duration) (*sim.Machine, *cuda.Device) {
 }
 
 func TestAllocationWaitsForMemoryThatIsPending(t *testing.T) {
-	m, d := openSmall(t, 10*time.Second)
+	m, d := openSmall(t, time.Minute)
 	s := stream(t, d)
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(16 * mib)})
 	require.NoError(t, err)
