@@ -83,18 +83,27 @@ func (f *follower) attach(k *line) error {
 		}
 		return err
 	}
-	// Nothing uses the word that is replaced, and no stream waits for it.
+	// Nothing uses the word that is replaced, and no stream waits for it. The generations of
+	// the new word are another publisher's: what is complete must not be compared with them.
 	f.words.Lock()
 	f.letGo()
 	old := f.word
 	f.mu.Lock()
-	f.k, f.token, f.slot, f.mailbox, f.word, f.identity = k, said.token, said.slot, r.mailbox, w, said.identity
-	f.floor, f.completed, f.died, f.ended = min(f.completed, lastGeneration), 0, false, make(chan struct{})
-	if p := f.pending; p != nil && p.ordered > f.floor {
+	f.shown = []shown{f.shown[len(f.shown)-1].complete()}
+	if last := f.lastCompleteLocked(); last.generation > 0 {
+		f.received = []shown{last.complete()}
+	} else {
+		f.received = nil
+	}
+	if p := f.pending; p != nil && p.ordered <= f.completed {
+		f.pending = &pending{p.shown.complete(), p.err}
+	} else {
 		f.pending = nil
 	}
+	f.k, f.token, f.slot, f.mailbox, f.word, f.identity = k, said.token, said.slot, r.mailbox, w, said.identity
+	f.completed, f.died, f.ended = 0, false, make(chan struct{})
 	f.cuts++
-	f.waits = nil
+	f.waits, f.waited = nil, 0
 	f.mu.Unlock()
 	f.words.Unlock()
 	t.serial, t.busy = 0, nil
@@ -140,7 +149,7 @@ func (f *follower) remember(s shown) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.received = append(f.received, s)
-	for len(f.received) > 1 && f.reachedLocked(f.received[1].ordered) {
+	for len(f.received) > 1 && f.word.reached(f.received[1].ordered) {
 		f.received = f.received[1:]
 	}
 	if len(f.received) > mostReceived {

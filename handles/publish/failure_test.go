@@ -58,19 +58,25 @@ type restarting struct {
 	p      *Publication
 }
 
-// start serves 1,000 elements times n, in chunks of 64 KiB.
-func (r *restarting) start(n int) {
+// start serves 50,000 elements times n, in chunks of 64 KiB.
+func (r *restarting) start(n int) { r.begin(n) }
+
+// begin announces the elements behind streams' work before any follower comes.
+func (r *restarting) begin(n int, behind ...*cuda.Stream) {
 	var err error
 	r.l, err = peer.Listen(filepath.Dir(r.path), filepath.Base(r.path), peer.Options{})
 	require.NoError(r.t, err)
 	r.server = NewServer(ServerOptions{})
-	go func(s *Server, l *peer.Listener) { _ = s.Serve(context.Background(), l) }(r.server, r.l)
 	r.array, err = vmm.NewArray[uint32](r.dev, vmm.BufferOptions{Reserve: 16 << 20, Chunks: vmm.FixedChunks(64 << 10)})
 	require.NoError(r.t, err)
 	require.NoError(r.t, r.array.Resize(nil, 50_000*n))
 	r.p, err = Array(r.server, "numbers", r.array)
 	require.NoError(r.t, err)
-	require.NoError(r.t, r.p.Announce(peertest.Context(r.t), r.array.Len()))
+	for _, s := range behind {
+		require.NoError(r.t, s.Memset(r.array.Ptr(), 0, 4))
+	}
+	require.NoError(r.t, r.p.Announce(peertest.Context(r.t), r.array.Len(), behind...))
+	go func(s *Server, l *peer.Listener) { _ = s.Serve(context.Background(), l) }(r.server, r.l)
 }
 
 func (r *restarting) stop() {

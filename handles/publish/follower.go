@@ -86,8 +86,6 @@ type follower struct {
 	settled    bool // nothing further is mapped
 	unfinished bool
 	told       bool // a Next has returned that elements are unfinished
-	// floor is the last generation that was complete on earlier connections.
-	floor uint64
 	state State
 	// taking ends when the follower takes the publication over, after which it no longer
 	// comes back. over is closed when nothing further arrives.
@@ -123,10 +121,17 @@ type pending struct {
 	err error
 }
 
-// shown is a state of the publication that users see.
+// shown is a state of the publication that users see. Its work is done when the word has
+// reached ordered, which is 0 for a state that an earlier publisher completed.
 type shown struct {
 	generation, ordered uint64
 	length              int
+}
+
+// complete returns the state as one whose work is done.
+func (s shown) complete() shown {
+	s.ordered = 0
+	return s
 }
 
 func newFollower(k *line, said *accepted, i *mailbox, d *cuda.Device, o FollowOptions) *follower {

@@ -35,7 +35,7 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 			f.pending = p
 		}
 		waits := len(streams) == 0 || f.stream == nil
-		if waits && p != nil && p.err == nil && !f.reachedLocked(p.ordered) && f.standsLocked(f.awaited, f.awaitedCuts) {
+		if waits && p != nil && p.err == nil && !f.word.reached(p.ordered) && f.standsLocked(f.awaited, f.awaitedCuts) {
 			p, cuts = f.awaited, f.awaitedCuts
 		}
 		var end error
@@ -85,7 +85,11 @@ func (f *follower) notNext(ctx context.Context, op string) error {
 // false if that is not to be shown any more.
 func (f *follower) show(ctx context.Context, op string, p *pending, cuts int, streams []*cuda.Stream) (done bool, err error) {
 	f.awaited, f.awaitedCuts = p, cuts
-	if err := f.order(ctx, op, p.ordered, streams); err != nil {
+	if done, err = f.order(ctx, op, streams, func() (uint64, bool) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return p.ordered, f.standsLocked(p, cuts)
+	}); !done || err != nil {
 		return false, err
 	}
 	if !f.lengths.Take(ctx, f.ctx.Done()) {
@@ -145,7 +149,7 @@ func (f *follower) cutLocked() bool { return f.gone != nil || f.died }
 // connection ended; the zero view if none was. The caller holds mu.
 func (f *follower) lastCompleteLocked() (last shown) {
 	for _, s := range f.received {
-		if s.ordered <= max(f.floor, f.completed) {
+		if s.ordered <= f.completed {
 			last = s
 		}
 	}

@@ -22,37 +22,40 @@ func (f *follower) orderShown(streams []*cuda.Stream) error {
 	if len(streams) == 0 {
 		return peererr.Invalid(op, "no streams", "name the streams to order")
 	}
-	return f.order(context.Background(), op, f.shownNow().ordered, streams)
+	_, err := f.order(context.Background(), op, streams, func() (uint64, bool) { return f.shownNow().ordered, true })
+	return err
 }
 
-// order orders later work on the streams behind a generation, or, without streams,
-// waits until that is complete.
-func (f *follower) order(ctx context.Context, op string, generation uint64, streams []*cuda.Stream) error {
+// order orders later work on the streams behind a generation, or, without streams, waits
+// until that is complete. of returns the generation while the word that it counts for is
+// held, or ok = false if there is nothing to order any more.
+func (f *follower) order(ctx context.Context, op string, streams []*cuda.Stream, of func() (generation uint64, ok bool)) (ok bool, err error) {
 	release, err := useStreams(core.SystemOf(f.dev), op, streams)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer release()
 	f.words.RLock()
 	defer f.words.RUnlock()
-	if f.reached(generation) {
-		return nil
+	generation, ok := of()
+	if !ok || f.reached(generation) {
+		return ok, nil
 	}
 	f.limitWait(generation)
 	if len(streams) == 0 || f.stream == nil {
-		return f.await(ctx, op, generation)
+		return true, f.await(ctx, op, generation)
 	}
 	m, err := f.mark(op, generation)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer m.Release()
 	for _, s := range streams {
 		if err := core.StreamOf(s).After(op, m); err != nil {
-			return err
+			return false, err
 		}
 	}
-	return nil
+	return true, nil
 }
 
 // useStreams acquires streams of the user, none of which may capture a graph.
@@ -146,7 +149,7 @@ func (f *follower) limitWait(generation uint64) {
 func (f *follower) limit() (generation uint64, at time.Time, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for len(f.waits) > 0 && f.reachedLocked(f.waits[0].generation) {
+	for len(f.waits) > 0 && f.word.reached(f.waits[0].generation) {
 		f.waits = f.waits[1:]
 	}
 	if len(f.waits) == 0 {
@@ -198,7 +201,7 @@ func (f *follower) die(why error) {
 	f.mu.Lock()
 	// The lock is held until the outcome is settled, so that callers whose streams are
 	// released see it.
-	f.completed = max(f.floor, f.word.value().Swap(release))
+	f.completed = f.word.value().Swap(release)
 	f.died, f.state = true, Stale
 	if !f.mayReturn(why) {
 		f.gone, f.state = why, Ended
@@ -249,9 +252,5 @@ const letGoLimit = time.Second
 func (f *follower) reached(generation uint64) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.reachedLocked(generation)
-}
-
-func (f *follower) reachedLocked(generation uint64) bool {
-	return generation <= f.floor || f.word.reached(generation)
+	return f.word.reached(generation)
 }

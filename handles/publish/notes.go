@@ -63,8 +63,9 @@ package publish
 //
 // A client made by Dial with ComeBack has one connection after the other (line). The
 // goroutine that maps a follower's memory handles the end of a connection, follows
-// again on the next one, and replaces the word, which no stream waits for by then:
-// generations up to the last that was complete count as reached from then on (floor).
+// again on the next one, and replaces the word, which no stream waits for by then. What
+// was complete by the old word is ordered behind nothing from then on, because the new
+// one counts another publisher's generations.
 // The follower tells the server what it has, so progress and replica begin with the same
 // chunks. A publication makes its generation later than that of any follower that comes
 // back. TakeOver waits for the publisher's process through its pidfd, binds the socket
