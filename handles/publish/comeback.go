@@ -21,15 +21,25 @@ func (f *follower) mayReturn(why error) bool {
 func (f *follower) returning() bool {
 	select {
 	case <-f.mailbox.over:
-		return f.mayReturn(f.mailbox.why) && f.ctx.Err() == nil
+		return !f.hasEnded() && f.mayReturn(f.mailbox.why) && f.ctx.Err() == nil
 	default:
 		return false
 	}
 }
 
+// hasEnded reports whether nothing further arrives, on no connection.
+func (f *follower) hasEnded() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.gone != nil
+}
+
 // comeBack follows again on the client's next connections, until a publisher takes the
 // follower in. It returns false if there is nothing to come back to.
 func (f *follower) comeBack() bool {
+	if f.hasEnded() { // a wait reached its limit when the connection ended
+		return false
+	}
 	ctx := f.taking
 	pause := f.client.options.ComeBack.First
 	for k := f.k; ; {

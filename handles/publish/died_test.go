@@ -3,22 +3,86 @@
 package publish
 
 import (
+	"context"
 	"testing"
+	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/peertest"
 	"github.com/stretchr/testify/require"
 )
+
+// lonely is a follower whose connection has ended, and whose client comes back.
+func lonely() *follower {
+	m := &mailbox{updates: make(chan arrival), over: make(chan struct{}), why: peer.ErrGone}
+	close(m.over)
+	f := newFollower(&line{err: peer.ErrGone}, &accepted{}, m, nil, FollowOptions{})
+	f.client = &Client{options: DialOptions{ComeBack: &ComeBack{}}, ctx: context.Background()}
+	return f
+}
 
 // A publisher that died while the follower would have come back finishes nothing, although
 // the follower is taken over before its mapping goroutine sees the end.
 func TestAPublisherThatDiedFinishesNothing(t *testing.T) {
-	m := &mailbox{updates: make(chan arrival), over: make(chan struct{}), why: peer.ErrGone}
-	f := newFollower(nil, &accepted{}, m, nil, FollowOptions{})
+	f := lonely()
 	f.died, f.completed = true, 5
 	f.take()
-	close(m.over)
 	f.work()
+	require.False(t, f.returning())
+	f.finish()
 	require.EqualValues(t, 5, f.completed)
 	require.ErrorIs(t, f.gone, peer.ErrGone)
 	require.Equal(t, Ended, f.state)
+}
+
+// The goroutine that maps may see the end of the connection before the watcher has found
+// what is complete. Nothing says that it has ended before that.
+func TestTheEndIsKnownWithWhatIsComplete(t *testing.T) {
+	f := lonely()
+	f.client = nil
+	f.work()
+	require.False(t, f.returning())
+	f.settleDown()
+	require.NoError(t, f.failed())
+	require.NotEqual(t, Ended, f.state)
+}
+
+// A follower whose wait reaches its limit at the moment when its connection ends stays
+// ended: one that came back would show nothing any more.
+func TestAFollowerThatStalledDoesNotComeBack(t *testing.T) {
+	f := lonely()
+	require.True(t, f.returning())
+	f.gone = ErrStalled // by the watcher, before or after that
+	require.False(t, f.returning())
+	require.False(t, f.comeBack())
+}
+
+// A follower that no longer comes back, because a TakeOver of it failed, has ended.
+func TestAFailedTakeOverEndsTheFollower(t *testing.T) {
+	ctx := peertest.Context(t)
+	o := newOrphans(t)
+	k, err := Dial(ctx, o.path, DialOptions{ComeBack: &ComeBack{}})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, k.Close()) }()
+	f, err := Follow[uint32](ctx, k, o.numbers.f.dev, "numbers", FollowOptions{KeepDescriptors: true})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	require.NoError(t, f.Next(ctx))
+	o.endPublisher()
+	require.Eventually(t, func() bool { return f.State() == Stale }, peertest.Guard, time.Millisecond)
+	server := NewServer(ServerOptions{})
+	o.machine.Inject(sim.Fault{Call: "cuStreamCreate", Result: cuda.Code(driver.Unknown)})
+	_, err = TakeOver(ctx, server, f)
+	require.Error(t, err)
+	o.machine.ClearFaults()
+	require.ErrorIs(t, f.Next(ctx), peer.ErrGone)
+	require.ErrorIs(t, f.Err(), peer.ErrGone)
+	require.Equal(t, Ended, f.State())
+	_, err = TakeOver(ctx, server, f)
+	require.NoError(t, err)
+	require.NoError(t, server.Close())
+	require.NoError(t, f.Array().Close())
 }

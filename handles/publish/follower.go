@@ -160,9 +160,23 @@ func (f *follower) start() {
 				break
 			}
 		}
-		f.settleDown()
+		f.finish()
 		close(f.over)
 	})
+}
+
+// finish is settleDown when nothing further arrives, and the follower does not come back.
+func (f *follower) finish() {
+	select {
+	case <-f.mailbox.over:
+		f.mu.Lock()
+		if f.gone == nil { // it was to come back when the connection ended
+			f.gone, f.state = f.mailbox.why, Ended
+		}
+		f.mu.Unlock()
+	default: // it is closing
+	}
+	f.settleDown()
 }
 
 // settleDown marks that nothing further is mapped.
@@ -204,17 +218,19 @@ func (f *follower) work() {
 				f.update(a)
 			default:
 			}
-			f.mu.Lock()
-			if f.gone == nil && !f.mayReturn(f.mailbox.why) {
-				f.gone, f.state = f.mailbox.why, Ended
-				if !f.died {
-					// Withdrawn: the publisher lives, and finishes what it announced.
-					f.completed = lastGeneration
-				}
-			}
-			f.mu.Unlock()
+			f.withdrawn()
 			return
 		}
+	}
+}
+
+// withdrawn notes that the publisher has ended the follower. It lives, and finishes what it
+// announced. If the connection has ended the watcher notes that, with what is complete.
+func (f *follower) withdrawn() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.gone == nil && !f.k.ended() && !f.mayReturn(f.mailbox.why) {
+		f.gone, f.state, f.completed = f.mailbox.why, Ended, lastGeneration
 	}
 }
 
