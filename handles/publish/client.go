@@ -192,6 +192,9 @@ func (k *Client) after(ctx context.Context, old *line) (*line, error) {
 		select {
 		case <-changed:
 		case <-k.ctx.Done():
+			if !k.closer.Closed() {
+				return nil, peererr.New(opFollow, peer.ErrGone, "the publisher, and the context of DialOptions.ComeBack has ended", "make another client to follow it again")
+			}
 			return nil, peererr.Closed(opFollow, "client")
 		case <-ctx.Done():
 			return nil, ctx.Err()
@@ -208,7 +211,7 @@ func (k *Client) List(ctx context.Context) ([]Listing, error) {
 		return nil, err
 	}
 	all, err := l.list(ctx)
-	if errors.Is(err, peer.ErrGone) && k.options.ComeBack != nil {
+	if errors.Is(err, peer.ErrGone) && k.options.ComeBack != nil && k.ctx.Err() == nil {
 		err = peererr.New(op, peer.ErrGone, "", "try again later: the client connects again by itself")
 	}
 	return all, err

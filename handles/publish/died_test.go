@@ -86,3 +86,30 @@ func TestAFailedTakeOverEndsTheFollower(t *testing.T) {
 	require.NoError(t, server.Close())
 	require.NoError(t, f.Array().Close())
 }
+
+// What arrived before the end counts, for Open as for a follower.
+func TestOpenTakesWhatArrivedBeforeTheEnd(t *testing.T) {
+	near, _ := peertest.Pair(t, peer.Options{})
+	k := newLine(near)
+	for range 50 {
+		b := newMailbox()
+		b.updates <- arrival{update: &update{serial: 1, generation: 1, last: true, over: true}}
+		b.end(ErrWithdrawn)
+		_, err := (&snapshotReader{k: k, op: "test", replica: &replica{unit: 1}}).read(peertest.Context(t), b)
+		require.ErrorIs(t, err, cuda.ErrCapacity)
+		_, err = (&snapshotReader{k: k, op: "test", replica: &replica{unit: 1}}).read(peertest.Context(t), b)
+		require.ErrorIs(t, err, ErrWithdrawn)
+	}
+	require.NoError(t, k.close())
+}
+
+// A follower whose client no longer connects again says so, and that the publisher is gone.
+func TestAComeBackWhoseContextEnded(t *testing.T) {
+	f := lonely()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	f.client.ctx, f.client.now = ended, f.k
+	require.False(t, f.comeBack())
+	require.ErrorIs(t, f.gone, peer.ErrGone)
+	require.ErrorContains(t, f.gone, "make another client")
+}

@@ -258,7 +258,8 @@ func (f *Follower[T]) Generation() uint64 { return f.f.shownNow().generation }
 
 // Next waits for the next announcement and shows it: later work on the streams is
 // ordered behind the publisher's work before the announcement. Next does not wait for
-// that work; without streams it does, and then any stream may use the elements. If a
+// that work; without streams, or on a device whose streams cannot wait for 64-bit words,
+// it does, and then any stream may use the elements. If a
 // stream captures a graph it returns cuda.ErrCapturing, without effect.
 //
 // Announcements that arrived before the call are shown in one step: the last generation
@@ -280,7 +281,8 @@ func (f *Follower[T]) Next(ctx context.Context, streams ...*cuda.Stream) error {
 func (f *Follower[T]) State() State { return f.f.stateNow() }
 
 // Order orders later work on the streams behind the publisher's work before what is
-// shown, for streams that were not given to Next. It does not wait.
+// shown, for streams that were not given to Next. It does not wait, except on a device
+// whose streams cannot wait for 64-bit words.
 func (f *Follower[T]) Order(streams ...*cuda.Stream) error { return f.f.orderShown(streams) }
 
 // Err returns nil while the publisher may announce more, and then the reason why it

@@ -199,24 +199,13 @@ func (f *follower) work() {
 		select {
 		case <-f.ctx.Done():
 			return
-		case a := <-f.mailbox.updates:
-			f.update(a)
-			continue
-		default:
-		}
-		select {
-		case <-f.ctx.Done():
-			return
 		case <-f.stalled:
 			return
 		case a := <-f.mailbox.updates:
 			f.update(a)
 		case <-f.mailbox.over:
-			// An update that arrived before the end counts.
-			select {
-			case a := <-f.mailbox.updates:
+			if a, ok := f.mailbox.arrived(); ok {
 				f.update(a)
-			default:
 			}
 			f.withdrawn()
 			return

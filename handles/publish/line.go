@@ -71,6 +71,17 @@ func (b *mailbox) end(why error) {
 	close(b.over)
 }
 
+// arrived returns the update that has arrived, if there is one. An update that arrived
+// before the end counts.
+func (b *mailbox) arrived() (a arrival, ok bool) {
+	select {
+	case a = <-b.updates:
+		return a, true
+	default:
+		return a, false
+	}
+}
+
 // newLine takes ownership of a connection, and reads from it until close.
 func newLine(c *peer.Conn) *line {
 	k := &line{read: make(chan struct{}), requests: map[uint32]chan reply{}, followers: map[token]*mailbox{}}
@@ -350,10 +361,8 @@ func (k *line) leave(t token, b *mailbox) {
 	if there {
 		_ = k.conn.Send(k.ctx, pack(&leave{t})) // a connection that has ended needs none
 	}
-	select {
-	case a := <-b.updates:
+	if a, ok := b.arrived(); ok {
 		_ = peer.CloseAll(a.fds)
-	default:
 	}
 }
 

@@ -96,7 +96,10 @@ func (c *snapshotReader) read(ctx context.Context, b *mailbox) (*update, error) 
 		select {
 		case a = <-b.updates:
 		case <-b.over:
-			return nil, b.why
+			var ok bool
+			if a, ok = b.arrived(); !ok {
+				return nil, b.why
+			}
 		case <-ctx.Done():
 			return nil, peererr.Wait(ctx, c.op, "nothing was announced yet", "try again")
 		}
