@@ -86,7 +86,7 @@ type follower struct {
 	settled    bool // nothing further is mapped
 	unfinished bool
 	told       bool // a Next has returned that elements are unfinished
-	state State
+	state      State
 	// taking ends when the follower takes the publication over, after which it no longer
 	// comes back. over is closed when nothing further arrives.
 	taking context.Context
