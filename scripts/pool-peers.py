@@ -342,7 +342,7 @@ double clock_cost() {
 struct Op { int64_t block, bytes, stream; };
 struct Pass { double us, longest_us; int64_t longest_bytes, requested; char error[400]; };
 
-// The bytes that live, of all threads together.
+// The bytes of live blocks and of requests under way, of all threads together.
 std::atomic<int64_t> living, most;
 
 template <class A> void pass(const Op* ops, int64_t n, int64_t blocks, void* const* streams, int64_t count, bool work, Pass* r) {
@@ -361,12 +361,12 @@ template <class A> void pass(const Op* ops, int64_t n, int64_t blocks, void* con
             int64_t start, end;
             if (op.bytes >= 0) {
                 void* stream = streams[op.stream];
+                int64_t all = living += op.bytes, seen = most;
+                while (all > seen && !most.compare_exchange_weak(seen, all)) {}
                 start = now();
                 uint64_t p = A::alloc(op.bytes, stream);
                 end = now();
                 b = Block{p, op.bytes, op.stream};
-                int64_t all = living += op.bytes, seen = most;
-                while (all > seen && !most.compare_exchange_weak(seen, all)) {}
                 if (work) check(set_bytes(p, 0, op.bytes, stream), "cuMemsetD8Async");
             } else {
                 void* stream = streams[b.stream];

@@ -102,7 +102,8 @@ func bound(bytes int) time.Duration {
 	return time.Duration(float64(bytes) / gib * 1.5 * float64(time.Millisecond))
 }
 
-// gauge is how many bytes live, of all replays together, and their peak.
+// gauge is how many bytes live blocks and requests under way have, of all replays together,
+// and their peak.
 type gauge struct{ now, peak atomic.Int64 }
 
 func (g *gauge) add(bytes int) {
@@ -111,17 +112,22 @@ func (g *gauge) add(bytes int) {
 	}
 }
 
-// counting is a replayer that counts what lives.
+// counting is a replayer that counts what is requested.
 type counting struct {
 	poolreplay.Replayer
 	live *gauge
 }
 
+// Alloc counts the request before the pool makes memory for it, because a request of another
+// goroutine may return, and its block be freed, while this one is under way.
+func (c *counting) Alloc(bytes int, stream uint32, tag string) (pool.Block, error) {
+	c.live.add(bytes)
+	return c.Replayer.Alloc(bytes, stream, tag)
+}
+
 func (c *counting) After(op trace.Op, b pool.Block) error {
 	if op.Kind == trace.Free {
 		c.live.now.Add(-int64(op.Bytes))
-	} else {
-		c.live.add(op.Bytes)
 	}
 	return c.Replayer.After(op, b)
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cuvmm/cuvmm/internal/poolreplay"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 )
 
@@ -15,10 +16,6 @@ type mode struct {
 	streams    int  // over which the operations of a trace with one stream are spread
 	goroutines int  // that replay a copy of the trace each, its blocks as much smaller
 }
-
-// runLength is how many operations in a row a spread trace has on one stream.
-// scripts/pool-peers.py spreads in the same way.
-const runLength = 256
 
 func modes(many int) []mode {
 	return []mode{
@@ -47,23 +44,14 @@ func chooseModes(names string, many int) ([]mode, error) {
 
 // of is the trace as each goroutine of the mode replays it.
 func (m mode) of(t *trace.Trace) *trace.Trace {
-	if t.Streams > 1 && m.goroutines == 1 || m.streams == 1 && m.goroutines == 1 {
-		return t
+	if m.goroutines == 1 {
+		return poolreplay.Spread(t, m.streams)
 	}
 	c := *t
 	c.Ops = slices.Clone(t.Ops)
-	spread := t.Streams == 1 && m.streams > 1
-	if spread {
-		c.Streams = m.streams
-	}
 	for i := range c.Ops {
-		op := &c.Ops[i]
-		if op.Kind != trace.Alloc {
-			continue
-		}
-		op.Bytes = (op.Bytes + m.goroutines - 1) / m.goroutines
-		if spread {
-			op.Stream = uint32(i / runLength % m.streams)
+		if op := &c.Ops[i]; op.Kind == trace.Alloc {
+			op.Bytes = (op.Bytes + m.goroutines - 1) / m.goroutines
 		}
 	}
 	return &c

@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 	"github.com/stretchr/testify/require"
 )
@@ -64,6 +67,27 @@ func TestReplayFails(t *testing.T) {
 	require.Contains(t, out.String(), "| small | behind | 1 |")
 }
 
+// What is requested includes the requests under way, whose memory the pool already makes.
+func TestARequestUnderWayCounts(t *testing.T) {
+	_, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	c := &counting{live: &gauge{}}
+	var counted int64
+	c.Streams = []*cuda.Stream{s}
+	c.Pool, err = pool.New(d, pool.Options{Limit: 2 << 20, OnExhausted: func(pool.Exhausted) bool {
+		counted = c.live.peak.Load()
+		return false
+	}})
+	require.NoError(t, err)
+	_, err = c.Alloc(8<<20, 0, "")
+	require.ErrorIs(t, err, cuda.ErrBudget)
+	require.Equal(t, int64(8<<20), counted)
+	require.NoError(t, c.Pool.Close())
+	require.NoError(t, s.Close())
+}
+
 // A limit may be a fraction of a GiB.
 func TestLimit(t *testing.T) {
 	large := file(t, "large.json", "[[0, 1073741824]]")
@@ -97,6 +121,7 @@ func TestWrongArguments(t *testing.T) {
 }
 
 func TestSpread(t *testing.T) {
+	const runLength = 256
 	tr := &trace.Trace{Streams: 1, Tags: []string{""}}
 	for i := range 3 * runLength {
 		tr.Ops = append(tr.Ops, trace.Op{Kind: trace.Alloc, ID: uint32(i), Bytes: 9})

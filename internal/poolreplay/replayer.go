@@ -4,6 +4,7 @@ package poolreplay
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -71,4 +72,24 @@ func (r *Replayer) After(op trace.Op, b pool.Block) error {
 		return s.Memset(b.Ptr(), 0, op.Bytes)
 	}
 	return errors.Join(s.Memset(b.Ptr(), 0, 1), s.Memset(b.Ptr()+cuda.Ptr(op.Bytes-1), 0, 1))
+}
+
+// runLength is how many operations in a row a spread trace has on one stream.
+// scripts/pool-peers.py spreads in the same way.
+const runLength = 256
+
+// Spread returns a trace of one stream with its operations on several streams, 256 in a row.
+// A trace that has several is returned as it is.
+func Spread(t *trace.Trace, streams int) *trace.Trace {
+	if t.Streams > 1 || streams == 1 {
+		return t
+	}
+	c := *t
+	c.Ops, c.Streams = slices.Clone(t.Ops), streams
+	for i := range c.Ops {
+		if c.Ops[i].Kind == trace.Alloc {
+			c.Ops[i].Stream = uint32(i / runLength % streams)
+		}
+	}
+	return &c
 }

@@ -21,7 +21,9 @@ package pool
 // # Two kinds of memory
 //
 // Small blocks are slots of slabs (slab.go), one chunk each. The header of a slot takes
-// half a cache line, and only the slab knows its size class. Slabs stay where they were
+// half a cache line, and only the slab knows its size class. A slab that loses its chunk
+// keeps its headers for the shard's next chunk of its class: chunks of a server that loads
+// models change their class thousands of times in a pass. Slabs stay where they were
 // mapped, in regions as long as the device's memory. Empty ones serve any size class, and
 // before a request is refused also requests up to the granularity: that is what one chunk
 // holds, and chunks of slabs are not side by side. Larger requests get their memory by a

@@ -32,6 +32,7 @@ type timed struct {
 	done   map[driver.Stream]time.Duration
 	events map[driver.Event]time.Duration
 	spent  time.Duration // in driver calls
+	paused time.Duration // of requests that wait
 	calls  map[string]int
 }
 
@@ -84,6 +85,7 @@ func (d *timed) EventQuery(_ driver.Context, e driver.Event) driver.Result {
 	defer d.mu.Unlock()
 	if d.events[e] > d.now {
 		d.now += pauseTime
+		d.paused += pauseTime
 		return driver.NotReady
 	}
 	return driver.Success
@@ -117,11 +119,12 @@ func (f *follower) Sync() error {
 	return nil
 }
 
-// timing is what a replay of a trace took in each of two passes.
+// timing is what a replay of a trace took in each of two passes, in µs an operation.
 type timing struct {
-	held  float64 // the most reserved over the most requested
-	us    [2]float64
-	calls [2]map[string]int
+	held   float64    // the most reserved over the most requested
+	us     [2]float64 // in driver calls
+	waited [2]float64 // for the GPU
+	calls  [2]map[string]int
 }
 
 // times replays a trace twice through a pool of an H200.
@@ -149,13 +152,14 @@ func times(tb testing.TB, tr *trace.Trace, behind bool) (r timing) {
 	must(tb, err)
 	for pass := range 2 {
 		d.mu.Lock()
-		d.spent, d.calls = 0, map[string]int{}
+		d.spent, d.paused, d.calls = 0, 0, map[string]int{}
 		d.mu.Unlock()
 		_, err := trace.Replay(tr, f)
 		must(tb, err)
 		must(tb, f.Sync())
 		d.mu.Lock()
 		r.us[pass] = d.spent.Seconds() * 1e6 / float64(want.Allocs+want.Frees)
+		r.waited[pass] = d.paused.Seconds() * 1e6 / float64(want.Allocs+want.Frees)
 		r.calls[pass] = maps.Clone(d.calls)
 		d.mu.Unlock()
 	}
@@ -189,9 +193,11 @@ func recorded(tb testing.TB, files string) (all []*trace.Trace) {
 
 // BenchmarkTraces is what the pool holds on an H200, and what its driver calls take for an
 // operation, by the clock of a timed driver: of the recorded traces, and the worst and the
-// mean of 20 seeds of each generator. Each is measured once: run it with -benchtime 1x.
+// mean of 20 seeds of each generator. The recorded ones are also spread over four streams.
+// Each is measured once: run it with -benchtime 1x.
 func BenchmarkTraces(b *testing.B) {
 	defer pool.SetUpkeep(time.Hour)()
+	defer pool.SetMostLag(time.Minute)() // by the machine's clock, of which the GPU's is a part
 	families := map[string][]*trace.Trace{}
 	var names []string
 	for _, tr := range recorded(b, *traceFiles) {
@@ -205,19 +211,27 @@ func BenchmarkTraces(b *testing.B) {
 		}
 	}
 	for _, name := range names {
-		for _, mode := range []string{"idle", "behind"} {
+		for _, mode := range []string{"idle", "behind", "streams"} {
+			if mode == "streams" && len(families[name]) > 1 {
+				continue
+			}
 			b.Run(name+"/"+mode, func(b *testing.B) {
 				var held, worst float64
-				var us [2]float64
+				var us, waited [2]float64
 				seed, n := 0, float64(len(families[name]))
 				for i, tr := range families[name] {
-					r := times(b, tr, mode == "behind")
+					if mode == "streams" {
+						tr = poolreplay.Spread(tr, 4)
+					}
+					r := times(b, tr, mode != "idle")
 					if r.held > worst {
 						worst, seed = r.held, i
 					}
 					held += r.held / n
 					us[0] += r.us[0] / n
 					us[1] += r.us[1] / n
+					waited[0] += r.waited[0] / n
+					waited[1] += r.waited[1] / n
 				}
 				b.ReportMetric(0, "ns/op")
 				b.ReportMetric(held, "held")
@@ -225,6 +239,8 @@ func BenchmarkTraces(b *testing.B) {
 				b.ReportMetric(float64(seed), "seed")
 				b.ReportMetric(us[0], "µs-first")
 				b.ReportMetric(us[1], "µs-second")
+				b.ReportMetric(waited[0], "µs-waited-first")
+				b.ReportMetric(waited[1], "µs-waited-second")
 			})
 		}
 	}
