@@ -8,9 +8,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// Capabilities are what a device's attributes say. They are cheap to read, and
-// not the whole truth: some need permissions or services that only a trial
-// finds; see [Device.Probe].
+// Capabilities are what a device's attributes claim. They are cheap to read, but some need
+// permissions or services that only a trial can check; see [Device.Probe].
 type Capabilities struct {
 	// ComputeMajor and ComputeMinor are the compute capability: 9 and 0.
 	ComputeMajor, ComputeMinor int
@@ -19,7 +18,7 @@ type Capabilities struct {
 	VirtualMemory bool
 	// PosixFD and Fabric: the handle types by which memory can be shared.
 	PosixFD, Fabric bool
-	// Compression: memory can be asked to be compressible.
+	// Compression: compressible memory can be requested.
 	Compression bool
 	// RDMA: network cards can reach memory that was made RDMA-capable.
 	RDMA bool

@@ -98,7 +98,7 @@ func (s *Stream) WithCapture(o CaptureOptions, body func() error) (*Graph, error
 	}
 	returned := false
 	defer func() {
-		if !returned { // a panic, or the end of the goroutine: it goes on
+		if !returned { // a panic, or the end of the goroutine, which continues
 			_ = c.discard(op)
 		}
 	}()
@@ -329,8 +329,7 @@ type staged struct {
 	blocks []pinnedBlock
 	used   int   // of the last one
 	losses int64 // the System's, when the capture began
-	// strayed: a copy may have run outside of the graph, and nothing tells
-	// when it is over.
+	// strayed: a copy may have run outside of the graph, and no event marks its end.
 	strayed bool
 }
 

@@ -12,7 +12,7 @@ import (
 // The addresses are the caller's responsibility, as in the driver; the vmm
 // package has forms that check. On a stream that captures they become part of
 // the graph, whose launches use the same addresses and host memory:
-// Graph.OnClose tells when those can be given back.
+// a function of Graph.OnClose may give those back.
 
 // CopyFromHost copies all of src, pinned host memory, to device memory.
 func (s *Stream) CopyFromHost(dst Ptr, src HostSlice) error {

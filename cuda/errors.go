@@ -68,8 +68,8 @@ func (c Code) String() string { return driver.Result(c).String() }
 type Error struct {
 	// Op is the operation of this library, such as "vmm.Reserve".
 	Op string
-	// Call is the driver's entry point, such as "cuMemCreate", or empty where
-	// the operation was refused before the driver was asked.
+	// Call is the driver's entry point, such as "cuMemCreate", or empty if
+	// the operation was refused before the driver was called.
 	Call string
 	// Code is what the driver returned, or zero.
 	Code Code

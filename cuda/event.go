@@ -61,9 +61,9 @@ func (d *Device) NewEvent(o EventOptions) (*Event, error) {
 
 // Record puts the event behind the work that is on the stream now. The stream
 // must be of the context that the event was made in. On a stream that captures
-// a graph the event marks a place in that graph, for other streams to wait for
-// and so to take part; until it is recorded elsewhere it cannot be asked or
-// waited for from the host.
+// a graph the event marks a place in that graph. A stream that waits for it joins the
+// capture. Until the event is recorded elsewhere the host can neither query it nor wait
+// for it.
 func (e *Event) Record(s *Stream) error {
 	const op = "cuda.Event.Record"
 	if err := s.use(op); err != nil {
@@ -107,7 +107,7 @@ func (e *Event) Done() (bool, error) {
 	return e.query(op)
 }
 
-// query asks the driver, while no Record puts the event into a capture.
+// query queries the event while no Record can put it into a capture.
 func (e *Event) query(op string) (bool, error) {
 	sys := e.ctx.System()
 	e.mu.Lock()

@@ -41,8 +41,7 @@ type graph struct {
 type launch struct {
 	mark   core.Mark
 	marked bool
-	// unmarked: there was a launch that nothing tells the end of, so that Close
-	// waits for everything.
+	// unmarked: no event marks the end of a launch, so Close waits for everything.
 	unmarked bool
 }
 

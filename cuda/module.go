@@ -68,8 +68,8 @@ func (d *Device) LoadModule(image []byte) (*Module, error) {
 	return m, nil
 }
 
-// compilerSays is what the driver's compiler has against PTX that the driver
-// refused, or nil. It is asked then only: a log takes a load of another form.
+// compilerSays returns what the driver's compiler reports of PTX that the driver refused,
+// or nil. A log needs a second load, of another form, so only a refusal leads to one.
 func compilerSays(c *core.Context, image []byte, r driver.Result) error {
 	switch r {
 	case driver.InvalidPTX, driver.UnsupportedPTX, driver.NoBinaryForGPU, driver.InvalidImage:
@@ -231,8 +231,8 @@ func (m *Module) unload(op string) error {
 	return nil
 }
 
-// checkImage refuses images that end before they say they do: the driver is
-// told no length, and would read on.
+// checkImage refuses images that are shorter than their headers say: the driver takes no
+// length, and would read past the end.
 func checkImage(op string, image []byte) error {
 	if len(image) == 0 {
 		return errs.Invalid(op, "an empty image", "pass PTX text, a cubin, or a fat binary")

@@ -25,7 +25,7 @@ package cuda
 // What the body uploads is staged in pinned memory that the graph owns, found by
 // the driver's capture ID, so that streams which joined the capture through an
 // event are served too. An upload into a capture that another library began is
-// refused: nothing tells when that graph ends and its memory may go.
+// refused: the library cannot know when that graph ends and its memory may go.
 //
 // A stream whose handle the library never gave out can only begin a capture
 // through the library, so Stream.MayCapture needs no driver call for it

@@ -11,8 +11,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// smallestPinned is the smallest block of pinned memory that is asked of the
-// driver, which rounds to pages itself.
+// smallestPinned is the smallest block of pinned memory to allocate: the driver rounds to
+// pages anyway.
 const smallestPinned = 4096
 
 // pinnedBlock is pinned host memory in the pool's hands or in a user's.

@@ -10,11 +10,11 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// Probe is what only a trial tells.
+// Probe is the result of trials, which alone prove that memory can be made and shared.
 type Probe struct {
-	// Memory: plain memory could be created. Without it the rest says nothing.
+	// Memory: plain memory could be created. If it is false the rest means nothing.
 	Memory bool
-	// Compressible memory was asked for and granted.
+	// Compressible memory was requested and granted.
 	Compressible bool
 	// PosixFD: memory with a descriptor type could be created, exported and
 	// imported.

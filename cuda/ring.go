@@ -210,8 +210,8 @@ func (r *ring) add(op string) (*slot, error) {
 }
 
 // record marks the end of a slot's copies. If that fails the slot is lost: the event
-// could not be recorded, or another goroutine began a capture on the stream since it
-// was asked, which may have taken the copy, too.
+// could not be recorded, or another goroutine began a capture on the stream since the
+// last query, which may have taken the copy too.
 func (r *ring) record(op string, sl *slot) error {
 	res := r.sys().Drv.EventRecord(r.stream.Ctx.Handle, sl.event, r.stream.Handle)
 	if res != driver.Success {

@@ -38,7 +38,7 @@ func (k *Kernel) MaxShared() (int, error) {
 	return k.shared.most, err
 }
 
-// measure asks the driver for the kernel's shared memory, once. The caller holds
+// measure queries the kernel's shared memory, once. The caller holds
 // shared.mu and the module.
 func (k *Kernel) measure(op string) error {
 	if k.shared.known {

@@ -286,14 +286,14 @@ func (s *Stream) close(op string) error {
 	if c.Lost() == driver.Success && s.in.Peek() {
 		err := s.notCapturing(op)
 		s.in.Release()
-		// In a lost context nothing captures, and closing goes on.
+		// In a lost context nothing captures, so closing proceeds.
 		if err != nil && c.Lost() == driver.Success {
 			return err
 		}
 	}
 	return s.in.Closer.Close(func() error {
 		// Staged copies must end before their memory is used again. Another
-		// library's work on a borrowed stream cannot be told apart.
+		// library's work on a borrowed stream cannot be distinguished from them.
 		if err := s.drain(op); err != nil && c.Lost() == driver.Success {
 			return err
 		}
@@ -319,7 +319,7 @@ func (s *Stream) drain(op string) error {
 		return nil
 	}
 	m, capturing, err := s.in.Mark(op)
-	if capturing { // since it was asked: it stays out of use until Close again
+	if capturing { // a capture began meanwhile: out of use until the next Close
 		err = core.CapturingError(op, s.in)
 	}
 	if err != nil {

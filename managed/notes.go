@@ -26,7 +26,7 @@ package managed
 //
 // # Advice, locations, batches
 //
-// Only the driver stores advice, and reading it asks the driver. A set of accessors
+// Only the driver stores advice, and reading it queries the driver. A set of accessors
 // is assigned by differences, additions first, and undone step by step if one fails,
 // under the memory's advice lock.
 //
@@ -34,7 +34,7 @@ package managed
 // then what this driver or device cannot. The node of the calling thread becomes a
 // number in the first step, because goroutines move between threads. The driver's
 // calls have two forms, by location (12.2 and later) and by ordinal; driver.Driver
-// has a method for each, and cuGetProcAddress is asked by version, so that an older
+// has a method for each, and cuGetProcAddress is called with the version, so that an older
 // driver never returns its older form for the newer form's name.
 //
 // A batch is one call if the driver has it and every device has concurrent access.

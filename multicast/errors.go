@@ -20,7 +20,7 @@ var ErrStuck = errors.New("a driver call does not return")
 
 // TeamError is the error of forming or leaving a team. It matches (errors.Is) the sentinels
 // of cuda, of fabric/rendezvous and of this package that the ranks' own errors match, the
-// same on every rank that was told.
+// same on every rank that learned of the failure.
 type TeamError struct {
 	// Step is the step that failed: "bind".
 	Step string

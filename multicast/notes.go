@@ -13,8 +13,8 @@ package multicast
 //
 // Binding and mapping block in the driver until all devices were added, and nothing
 // cancels that. If the object is not shared, only this process can add devices, so
-// both are refused while one is missing (the object's phys.Handle says why, and
-// Reservation.Map asks it). If it is shared the library cannot know, and a Team
+// both are refused while one is missing (Reservation.Map gets the reason from the
+// object's phys.Handle). If it is shared the library cannot know, and a Team
 // provides the order. A bind that blocks holds the object's handle and not the
 // Object, so that closing the Object does not block behind it.
 //

@@ -16,11 +16,11 @@ const notReadyTries = 8
 
 var notReadyPause = 10 * time.Millisecond
 
-// report is what a rank tells the others about its part of a step.
+// report is what a rank sends the others about its part of a step.
 type report struct {
 	Error string   `json:",omitempty"`
 	Kinds []string `json:",omitempty"`
-	// NotReady asks for another try.
+	// NotReady requests another try.
 	NotReady bool `json:",omitempty"`
 	// Body is the content of the step.
 	Body json.RawMessage `json:",omitempty"`

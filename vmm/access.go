@@ -155,7 +155,7 @@ func (l accessList) devices() (with []driver.Device) {
 	return with
 }
 
-// checkAccess converts the access that a caller asks for into the driver's form, for
+// checkAccess converts the access that a caller requests into the driver's form, for
 // memory at a location, and refuses what cannot work.
 func checkAccess(op string, s *cuda.System, memory driver.Location, access []Access) (accessList, error) {
 	if len(access) == 0 {

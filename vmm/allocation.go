@@ -112,7 +112,7 @@ func refused(d *cuda.Device, prop driver.AllocationProp, r driver.Result) error 
 }
 
 // createError returns the error of a creation of size bytes, one of the pieces of all
-// bytes that the caller asked for.
+// bytes that the caller requested.
 func createError(op string, d *cuda.Device, size int, all uint64, prop driver.AllocationProp, r driver.Result) error {
 	loc := cuda.Location{Type: cuda.LocationType(prop.Location.Type), ID: int(prop.Location.ID)}
 	asked := fmt.Sprintf("%s on %v", errs.Bytes(size), loc)

@@ -68,7 +68,7 @@ type buffer struct {
 	res     *reservation
 	prop    driver.AllocationProp
 	gran    uint64
-	align   int // as it was asked for, for Move and Fork
+	align   int // as requested, for Move and Fork
 	chosen  Granularity
 	plan    ChunkPlan
 	// imported is nil for the process's own memory.
@@ -191,7 +191,7 @@ func (b *buffer) track(committed uint64) {
 	b.res.System().Track(b, life.KindBuffer, committed)
 }
 
-// reserveFor reserves asked bytes. If that is 0 it reserves the size of the device's
+// reserveFor reserves the requested bytes. If that is 0 it reserves the size of the device's
 // memory, halved down to need while there is not enough address space.
 func reserveFor(op string, d *cuda.Device, asked, need, gran uint64, o ReserveOptions) (*reservation, error) {
 	// The memory may lie elsewhere, with another granularity than the device's.

@@ -184,7 +184,7 @@ func (b *buffer) createLocked(op string, at, n uint64) ([]*mapping, error) {
 		h, r := phys.Create(sys, size, b.prop)
 		if least := b.plan.least(n-end, b.gran); r == driver.OutOfMemory && least < size {
 			size = least
-			h, r = phys.TryCreate(sys, size, b.prop) // Create has asked for all memory that can be freed
+			h, r = phys.TryCreate(sys, size, b.prop) // Create has freed all that it could
 		}
 		if r != driver.Success {
 			err = createError(op, b.dev, int(size), roundUp(n-at, b.gran), b.prop, r)

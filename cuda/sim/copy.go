@@ -168,7 +168,8 @@ func (a *api) copyToHost(call driver.Call, c driver.Context, dst unsafe.Pointer,
 	return s.submitAndWait(a.m.copyTask(call, to, place{addr: uint64(src)}, n), synchronous || pageable)
 }
 
-// submitAndWait waits only if it is told to, and for nothing if the stream captures.
+// submitAndWait submits work, and waits for it if wait is set and the stream does not
+// capture.
 func (s *stream) submitAndWait(t task, wait bool) driver.Result {
 	o, r := s.submit(t)
 	if o == nil || !wait {

@@ -51,9 +51,9 @@
 // # Work
 //
 // Streams, events, host and device copies are asynchronous. Work that no call
-// waits for is left lying for a millisecond, a query lets one step be done, and
-// where several streams can go on [Options.Seed] decides; a test repeats itself
-// as far as its own goroutines do. [Machine.Hold] keeps a stream's work from
+// waits for is delayed by a millisecond, a query lets one step be done, and if
+// several streams can proceed [Options.Seed] decides; a test is as repeatable as
+// its own goroutines are. [Machine.Hold] keeps a stream's work from
 // being done at all. Stream capture has the real driver's states and kills
 // captures by its rules, and a graph is replayed on what is mapped then.
 //

@@ -13,8 +13,8 @@ import (
 //
 //   - work that a call waits for, and what it depends on, is done at once;
 //   - a query lets one piece of the work that it is about be done;
-//   - all other work is left lying for a while, and then done;
-//   - whenever several streams can go on, the machine's seed decides.
+//   - all other work is delayed for a while, and then done;
+//   - if several streams can proceed, the machine's seed decides.
 //
 // It has a goroutine only while there is work that could be done.
 type engine struct {
@@ -80,7 +80,7 @@ func (m *Machine) nudge(o *op) {
 	m.startEngine()
 }
 
-// startEngine tells the engine that there may be something to do.
+// startEngine wakes the engine, or starts it, because there may be work to do.
 func (m *Machine) startEngine() {
 	if m.closed {
 		return

@@ -7,7 +7,7 @@ import (
 )
 
 // Fabric is a process's place on the fabric of its machine. The zero value is
-// that of a process without an open channel: memory that asks for fabric handles
+// that of a process without an open channel: memory with fabric handles
 // is refused with NOT_PERMITTED, whatever the device's attribute says.
 type Fabric struct {
 	// Channels are the minor numbers of the IMEX channels that the process may

@@ -9,8 +9,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/nvml"
 )
 
-// A machine is one of its own. So what the operating system and NVML tell of
-// the fabric on a real one, it tells itself, from [Options.Fabric].
+// On a real machine the operating system and NVML describe the fabric. Here
+// [Options.Fabric] does.
 
 var (
 	_ imex.Source = (*api)(nil)
@@ -35,13 +35,13 @@ func (a *api) IMEX() imex.Facts {
 	return f
 }
 
-// NVML tells how the machine's devices stand with their fabric.
+// NVML reports the state of the machine's devices on their fabric.
 func (a *api) NVML() nvml.Library { return fabricFacts{a.m} }
 
 type fabricFacts struct{ m *Machine }
 
-// Fabric describes a device by its UUID. A process that has no place on a
-// fabric is told that there is none.
+// Fabric describes a device by its UUID. It reports no fabric to a process that has no
+// place on one.
 func (f fabricFacts) Fabric(uuid string) (nvml.Fabric, error) {
 	place, known := f.m.options.Fabric, false
 	for _, d := range f.m.devices {

@@ -22,7 +22,7 @@ type Fault struct {
 	Times int
 	// Result is what the call returns, a CUresult: 2 is out of memory. The call
 	// then has no effect. A result that means a lost context, as 700, destroys the
-	// context that the call names, and the call goes on as on any lost one. 0 lets
+	// context that the call names, and the call then fails as on any lost one. 0 lets
 	// the call proceed after the Delay.
 	Result cuda.Code
 	// Delay is how long the call takes.
@@ -156,8 +156,8 @@ func (m *Machine) Count(call string) int {
 	return m.faults.counts[c]
 }
 
-// Counts tells how often each driver call was made, failed ones included.
-// Calls that were never made are not in it.
+// Counts returns how often each driver call was made, failed ones included. Calls that
+// were never made are not in it.
 func (m *Machine) Counts() map[string]int {
 	m.faults.mu.Lock()
 	defer m.faults.mu.Unlock()

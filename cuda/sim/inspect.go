@@ -52,14 +52,13 @@ type ExportedMemory struct {
 	Maker int
 	// Holders are the processes that hold it, by a handle or a mapping.
 	Holders []int
-	// Open tells that a descriptor of it is open, in any process or in a
-	// socket's queue.
+	// Open: a descriptor of it is open, in any process or in a socket's queue.
 	Open bool
 }
 
 // Inspect reports what is taken of the machine in a folder, and by which process. It takes
 // no part in the machine, so any process may call it that may read and write the
-// folder; its machine goes on meanwhile.
+// folder, while other processes use the machine.
 func Inspect(folder string) (Usage, error) {
 	var u Usage
 	books, err := ledger.Read(folder)

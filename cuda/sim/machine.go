@@ -270,7 +270,7 @@ func (a *api) enterRun(c driver.Call) (driver.Result, *cut) {
 
 // enterNamed is enter for a call that names a context, which it returns, lost or
 // not; see resolve. An injected result that means a loss destroys the context
-// before the call, which goes on as on any lost context.
+// before the call, which then fails as on any lost context.
 func (a *api) enterNamed(call driver.Call, c driver.Context) (*gpuContext, driver.Result) {
 	f, _ := a.inject(call)
 	if f != driver.Success && (!f.Lost() || f == driver.Deinitialized) {

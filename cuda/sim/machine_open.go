@@ -66,7 +66,7 @@ func Open(tb TB, options ...Options) (*Machine, *cuda.System) {
 				tb.Errorf("leaked: %s", o)
 			}
 		}
-		// What the System left is on the machine as well, and was said.
+		// What the System left is on the machine as well, and was reported.
 		if left := m.Close(); left != nil && err == nil {
 			tb.Errorf("%v", left)
 		}

@@ -71,8 +71,8 @@ func (a *api) load(call driver.Call, c driver.Context, image []byte) (driver.Mod
 	return mod.handle, "", driver.Success
 }
 
-// ModuleUnload takes the module's functions along. Launches that are still to
-// be done are done.
+// ModuleUnload unloads the module's functions too. Launches that were submitted before are
+// still done.
 func (a *api) ModuleUnload(c driver.Context, h driver.Module) driver.Result {
 	if _, r := a.enterNamed(driver.CallModuleUnload, c); r != driver.Success {
 		return r

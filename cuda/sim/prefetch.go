@@ -152,7 +152,7 @@ func (s *stream) move(call driver.Call, parts []part, discard bool) driver.Resul
 	if r != driver.Success {
 		return r
 	}
-	// What is read back is what was asked for last, whether it was done or not.
+	// The attribute has the last request, whether it was carried out or not.
 	for _, p := range parts {
 		if r, at, ok := m.pagesAt(driver.Ptr(p.addr), p.n); ok {
 			r.managed.pages.each(at, func(_ span, pg *page) { pg.prefetched = p.to })

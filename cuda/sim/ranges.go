@@ -65,8 +65,8 @@ func (r *ranges) take(size, align, gap uint64) (uint64, bool) {
 	return 0, false
 }
 
-// takeSome takes size numbers in as few pieces as come along. The caller knows
-// that so many are free.
+// takeSome takes size numbers, in pieces as it finds them. The caller has checked that so
+// many are free.
 func (r *ranges) takeSome(size uint64) []span {
 	var taken []span
 	for size > 0 {

@@ -10,7 +10,7 @@ import (
 )
 
 // A memory file holds the memory's bytes and, in a page behind them, the label
-// that tells an importer what the memory is.
+// from which an importer learns what the memory is.
 type label struct {
 	Magic       [8]byte
 	Size        uint64
@@ -22,7 +22,7 @@ type label struct {
 	Usage       uint16
 	Device      driver.UUID
 	ID          uint64 // in the books of the machine's folder; 0 without one
-	Handles     uint32 // that were asked for
+	Handles     uint32 // requested
 	Channel     int32  // the maker's place on the fabric, if fabric handles were
 	Clique      uint32
 	Cluster     [16]byte

@@ -4,12 +4,12 @@ import "container/heap"
 
 // backlog holds the reclaimer's items by what they wait for. An item with marks
 // waits for one of them at a time, in the line of the mark's stream, and of a line
-// only the earliest mark is asked: so a look costs as much as there are streams,
+// only the earliest mark is queried: so a look costs as much as there are streams,
 // however many items wait for each.
 type backlog struct {
 	lines  []*line
 	of     map[*Stream]*line
-	turn   int        // the line that is asked next
+	turn   int        // the line that is queried next
 	others []*reclaim // which wait for an operation to end, a capture, or a lock
 }
 

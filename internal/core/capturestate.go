@@ -11,7 +11,7 @@ import (
 // captureState is what is known, without asking the driver, of whether a stream takes
 // part in a capture. For a stream that only this library can reach it is known: a
 // capture of it begins in Stream.WithCapture, or by a wait for an event of one. A
-// capture that it takes part in ends unseen, so the driver is asked then.
+// capture that it takes part in ends unseen, so callers query the driver then.
 type captureState struct {
 	// mu is held for writing while a capture of the stream begins, and for
 	// reading over what must not meet that: the query whether the stream is done,

@@ -76,6 +76,6 @@ func (s *System) Close() error {
 		return errors.Join(failed...)
 	}
 	closeDriver := s.Config.Close
-	s.Config.Close = nil // what it reports is said once
+	s.Config.Close = nil // it reports once
 	return closeDriver()
 }

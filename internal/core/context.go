@@ -38,8 +38,8 @@ type Context struct {
 	// it, for a caller that holds none of its streams. Once it is closed the
 	// streams were waited for, and the owner may have destroyed the context.
 	life life.Life
-	// AddressGranularity is what address ranges on the device are multiples of, once it was
-	// asked.
+	// AddressGranularity is what address ranges on the device are multiples of; 0 until the
+	// first query.
 	AddressGranularity atomic.Uint64
 
 	// blockMu is held over the free of the sentinel, which waits.

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// Goroutine is the number of the calling goroutine. Go tells it only here, in
+// Goroutine returns the number of the calling goroutine. Go has it only in
 // the first line of its stack: "goroutine 12 [running]:".
 func Goroutine() uint64 {
 	var line [40]byte

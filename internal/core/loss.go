@@ -107,7 +107,7 @@ func (l *losses) of(d driver.Device) driver.Result {
 
 // Observe looks at the result of a call that named no context, and concerned memory or
 // access of these devices; none if that is unknown. If the result means that a context
-// is lost, the contexts that could be meant are asked. If none of them reports the
+// is lost, the contexts that could be meant are queried. If none of them reports the
 // loss, all of them count as lost: waiting for nothing and keeping everything is safe,
 // and going on with a lost context is not.
 func (s *System) Observe(r driver.Result, devices ...driver.Device) driver.Result {

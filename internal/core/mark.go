@@ -17,7 +17,7 @@ type Mark struct {
 }
 
 // Mark records an event on the stream, which the caller holds, unless it
-// captures: asked before, and again after the record, since another goroutine may
+// captures: queried before, and again after the record, since another goroutine may
 // have begun a capture in between; then the event is part of that capture, and is
 // destroyed without being queried, which would end the capture.
 func (s *Stream) Mark(op string) (m Mark, capturing bool, err error) {
@@ -94,7 +94,7 @@ func (m Mark) Passed() bool {
 	}
 }
 
-// Wait blocks until the mark has passed, and releases it. It does not harm a capture. A
+// Wait blocks until the mark has passed, and releases it. It does not break a capture. A
 // lost context is no error: nothing of it runs.
 func (m Mark) Wait(op string) error {
 	if m.stream.Ctx.Lost() != driver.Success {

@@ -16,7 +16,7 @@ package core
 // that have access. It first waits by events for the streams that have work of this
 // library. A stream is on its context's list of busy streams from its first
 // operation until it was waited for (Stream.Settled), so idle streams cost no
-// driver call. For work on streams that the library was never told of, it then
+// driver call. For work on streams that the library does not know, it then
 // frees a 256-byte block that each known context owns: that free waits for all work
 // of the context and disturbs no capture. It stalls launches of other threads into
 // the context, so it comes last, and Options.NamedStreamsOnly skips it, unless a

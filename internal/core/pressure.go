@@ -96,8 +96,8 @@ func (sh *Shortage) Free() (freed, soon, later bool) {
 // is about to end, some milliseconds in all, even if it is not to wait for the GPU.
 const patience = 10
 
-// Allocate asks the driver for size bytes of device memory by try. Before it gives
-// up for want of memory it does what Shortage.Free does, and goes on doing that,
+// Allocate calls try, which allocates size bytes of device memory. Before it gives
+// up for want of memory it does what Shortage.Free does, and repeats that,
 // while anything is to come, as long as the System was opened to wait for it
 // (Config.AllocationWait). The caller observes the result.
 func (s *System) Allocate(size uint64, try func() driver.Result) driver.Result {

@@ -370,7 +370,7 @@ type Driver interface {
 
 // Foreign is a driver as another library in the process would call it: in the
 // capture mode of the calling thread. It has, besides, the calls that this
-// library never makes: calls that harm other libraries' work, and calls that
+// library never makes: calls that break other libraries' work, and calls that
 // only tests need.
 type Foreign interface {
 	Driver

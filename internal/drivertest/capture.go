@@ -27,8 +27,8 @@ type verdict int
 
 const (
 	harmless verdict = iota
-	// unsafeCall kills the captures that the calling thread's mode tells it to
-	// respect: those in global mode, and in thread-local mode its own.
+	// unsafeCall kills the captures that the calling thread's mode protects: those in
+	// global mode, and in thread-local mode its own.
 	unsafeCall
 	// alwaysKills kills every capture, whatever the modes.
 	alwaysKills

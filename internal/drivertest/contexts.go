@@ -105,7 +105,7 @@ var contexts = []Case{
 			t.ok(here, "query in its own context")
 			t.ok(there, "query in the other context")
 			t.ok(elsewhere, "query on another thread")
-			// The library always names a context, so this is only told.
+			// The library always names a context, so this is only logged.
 			t.Logf("query on a thread without a context: %v", nowhere)
 		},
 	},

@@ -8,7 +8,7 @@ import (
 
 var (
 	managedMemory = attribute("managed memory", driver.AttrManagedMemory)
-	// concurrentAccess is asked of all devices: the batch calls need it of all.
+	// concurrentAccess is required of all devices, because the batch calls require it.
 	concurrentAccess = Need{"concurrent managed access (device attribute 89)", func(s *suite) bool {
 		return s.attribute(driver.AttrManagedMemory) && !slices.ContainsFunc(s.devices, func(d device) bool {
 			v, r := s.D.DeviceGetAttribute(driver.AttrConcurrentManagedAccess, d.Device)

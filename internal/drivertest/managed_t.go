@@ -67,7 +67,7 @@ func (t *T) preferred(p driver.Ptr, n uint64, want driver.Location) {
 	t.rangeReads(driver.RangePreferredID, p, n, want.ID)
 }
 
-// lastPrefetch requires where a device or the host is what was asked for last.
+// lastPrefetch requires that the last prefetch was to a device or to the host.
 func (t *T) lastPrefetch(p driver.Ptr, n uint64, want driver.Location) {
 	t.Helper()
 	if want.Type == driver.LocationNone {

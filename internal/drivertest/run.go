@@ -16,7 +16,7 @@ import (
 type Env struct {
 	Driver driver.Driver
 	// Child is a name given to RegisterChild, whose function opens the same
-	// machine's driver in another process, and ChildArgs what it is told.
+	// machine's driver in another process, and ChildArgs its arguments.
 	Child     string
 	ChildArgs []string
 	Machine   Machine

@@ -298,7 +298,7 @@ func (t *T) outlive() {
 	t.works(t.device, p, size)
 }
 
-// guest is what a child that imports memory is told.
+// guest is the message to a child that imports memory.
 type guest struct {
 	// Device is the ordinal of the device that it works on.
 	Device int32

@@ -59,8 +59,8 @@ func newT(t *testing.T, s *suite, section string) *T {
 			}
 		}
 		// Both drivers open files of their own at the first use of a feature, so
-		// the count holds where descriptors are what the rules are about. The
-		// software driver notices the end of one when it is asked what is free.
+		// only the section about descriptors counts them. The software driver noticed
+		// closed ones above, when it counted the free memory.
 		if s.software && section == "4" && openFiles() != files {
 			t.Errorf("%d files are open, %d were before the case", openFiles(), files)
 		}
@@ -68,8 +68,8 @@ func newT(t *testing.T, s *suite, section string) *T {
 	return u
 }
 
-// openFiles is how many files the process has open, -1 where that cannot be
-// asked.
+// openFiles returns how many files the process has open, or -1 if the system does not
+// list them.
 func openFiles() int {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -157,7 +157,7 @@ func (t *T) granularity(p driver.AllocationProp) uint64 {
 	return n
 }
 
-// create makes memory, in bytes, on the case's device unless told otherwise.
+// create makes memory of size bytes, on the case's device unless prop says otherwise.
 func (t *T) create(size uint64, prop ...driver.AllocationProp) driver.MemHandle {
 	t.Helper()
 	p := onDevice(t.Device)
@@ -180,8 +180,8 @@ func (t *T) release(h driver.MemHandle) {
 	t.end("handle", uint64(h))
 }
 
-// reserve takes an address range of the given bytes, aligned for memory of the
-// case's device, or as told.
+// reserve takes an address range of size bytes, aligned to align or for memory of the
+// case's device.
 func (t *T) reserve(size uint64, align ...uint64) driver.Ptr {
 	t.Helper()
 	var to uint64

@@ -55,7 +55,7 @@ type Failure struct {
 // newError is set by cuda.
 var newError = func(f Failure) error { return fmt.Errorf("%s: %s", f.Op, f.Asked) }
 
-// SetErrors tells the package how failures become errors. cuda calls it once.
+// SetErrors sets how failures become errors. cuda calls it once.
 func SetErrors(f func(Failure) error) { newError = f }
 
 // New makes the error that users see.

@@ -1,4 +1,4 @@
-// Package imex reads what the operating system tells of IMEX channels: the
+// Package imex reads what the operating system reports of IMEX channels: the
 // device files that decide which users may share GPU memory over a fabric. It only
 // reads, and opens no channel: a process that has opened one belongs to it.
 package imex

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inspect asks without opening.
+// inspect reads the state of the channel's device file without opening it.
 func (c *Channel) inspect() error {
 	var st unix.Stat_t
 	if err := unix.Stat(c.Path, &st); err != nil {

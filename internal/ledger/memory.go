@@ -197,7 +197,7 @@ func (l *Ledger) Open(id uint64) (*osmem.Shared, error) { return l.folder.OpenFi
 func (l *Ledger) Export(id uint64) (int, error) { return l.folder.Export(fileOf(id)) }
 
 // Tail reads the last page of a memory's file by a descriptor, and returns the
-// file's size in bytes too. [Ledger.Is] tells whether it was one.
+// file's size in bytes too. [Ledger.Is] reports whether it was one.
 func (l *Ledger) Tail(fd int) (page []byte, size uint64, err error) { return l.folder.Tail(fd) }
 
 // Is reports whether a descriptor is of a memory.

@@ -25,7 +25,7 @@ func (l *Ledger) sweepHolders() (any bool) {
 		if h == l.me || h.serial.Load() == 0 {
 			continue
 		}
-		// Where it cannot be asked, the holder counts as alive.
+		// If that cannot be determined, the holder counts as alive.
 		if locked, err := l.board.Locked(lockHolder + uint64(i)); !locked && err == nil {
 			h.clear()
 			any = true

@@ -23,7 +23,7 @@ type Memory struct {
 	Open  bool     // an exported descriptor of it is open somewhere
 }
 
-// Usage tells what is taken of the machine, at one instant.
+// Usage is what is taken of the machine, at one instant.
 func (l *Ledger) Usage() Usage {
 	l.lock()
 	defer l.unlock()

@@ -273,7 +273,7 @@ func (b *Board) Close() error {
 	return b.Shared.Close()
 }
 
-// locked asks about n bytes, 0 for all.
+// locked queries the locks on n bytes; 0 means all.
 func locked(fd int, off, n uint64) (bool, error) {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(off), Len: int64(n)}
 	err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &lock)

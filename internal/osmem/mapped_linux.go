@@ -13,7 +13,7 @@ func Mapped(addr, n uint64) bool {
 		return false
 	}
 	lo, hi := addr/page*page, roundUp(addr+n)
-	// The result has a byte for each page, so large ranges are asked about in pieces.
+	// The result has a byte for each page, so large ranges are queried in pieces.
 	var in [4096]byte
 	for step := page * uint64(len(in)); lo < hi; lo += step {
 		part := min(step, hi-lo)

@@ -2,5 +2,5 @@
 
 package osmem
 
-// Mapped is false where the system cannot be asked.
+// Mapped returns false: the system has no such query.
 func Mapped(addr, n uint64) bool { return false }

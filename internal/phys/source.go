@@ -16,7 +16,7 @@ type source struct {
 // the handle owns until the memory is given back; done is called when it is closed.
 // Export then duplicates it: the driver exports only what this process created, but a
 // descriptor can be passed on for as long as it is open, even after its maker is dead.
-// The driver tells less of imported memory than was granted, so the caller says what
+// The driver reports less of imported memory than was granted, so the caller says what
 // that was. No one else may use the handle yet.
 func (h *Handle) KeepSource(n int, granted driver.AllocationFlags, done func()) {
 	h.source = &source{n, done}

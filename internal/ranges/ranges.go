@@ -70,7 +70,7 @@ type (
 // hooks have the types of vmm, which stands above this package.
 var hooks struct{ resolve, grants, memory any }
 
-// SetHooks tells the package how to do this with the types of vmm, which calls it once.
+// SetHooks sets how the package does this with the types of vmm, which calls it once.
 func SetHooks[Properties, Access, Mapping any](resolve resolver[Properties], grants granter[Access], memory memoryOf[Mapping]) {
 	hooks.resolve, hooks.grants, hooks.memory = resolve, grants, memory
 }

@@ -41,7 +41,7 @@ type Follower struct {
 	PID        int // of the publisher; 0 if unknown
 	Generation uint64
 	Bytes      uint64 // mapped
-	Stuck      string // why it does not go on, if so
+	Stuck      string // why it makes no progress, if so
 }
 
 // Leased is a lease.
