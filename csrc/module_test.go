@@ -63,6 +63,7 @@ func TestParametersOfACooperativeLaunch(t *testing.T) {
 		{"more than the kernel declares", nil, "packed parameters, and more", true},
 		{"less than the kernel declares", nil, "packed parameter", false},
 		{"a driver that does not tell of all", []string{"FAKECUDA_HIDES_PARAMS"}, "packed parameters", false},
+		{"a driver that lists none, as of a binary without a list", []string{"FAKECUDA_PARAMS=0"}, "packed parameters", false},
 		{"an older driver", []string{`FAKECUDA_MISSING="cuFuncGetParamInfo"`}, "packed parameters", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {

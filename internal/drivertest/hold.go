@@ -11,7 +11,7 @@ import (
 )
 
 // patience is how long a call may take that must not wait for running work.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // glance is how long a call is watched that must wait: long against any driver
 // call that does not.

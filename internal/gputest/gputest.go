@@ -51,7 +51,7 @@ func RealWith(tb testing.TB, o cuda.Options) *cuda.Device {
 	}
 	tb.Cleanup(func() {
 		tb.Helper()
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := s.Drain(ctx); err != nil {
 			tb.Errorf("%v", err)
