@@ -43,7 +43,7 @@ func cuvmm_sim_ModuleLoadDataEx(m *C.uintptr_t, image unsafe.Pointer, n C.uint32
 		case optionErrorLog:
 			log = given[i]
 		case optionErrorLogSize:
-			room = uint32(uintptr(given[i])) // the number itself
+			room = uint32(number(&given[i]))
 		}
 	}
 	if log == nil || room == 0 {
@@ -243,19 +243,19 @@ func given(extra *unsafe.Pointer) (block []byte, ok bool) {
 	var data unsafe.Pointer
 	var size C.size_t
 	for i := uintptr(0); ; i += 2 {
-		at := func(i uintptr) unsafe.Pointer {
-			return *(*unsafe.Pointer)(unsafe.Add(unsafe.Pointer(extra), i*unsafe.Sizeof(*extra)))
+		at := func(i uintptr) *unsafe.Pointer {
+			return (*unsafe.Pointer)(unsafe.Add(unsafe.Pointer(extra), i*unsafe.Sizeof(*extra)))
 		}
-		switch uintptr(at(i)) {
+		switch number(at(i)) {
 		case extraEnd:
 			if size > longest || data == nil && size != 0 {
 				return nil, false
 			}
 			return unsafe.Slice((*byte)(data), size), true
 		case extraData:
-			data = at(i + 1)
+			data = *at(i + 1)
 		case extraSize:
-			n := (*C.size_t)(at(i + 1))
+			n := (*C.size_t)(*at(i + 1))
 			if n == nil {
 				return nil, false
 			}
@@ -265,3 +265,6 @@ func given(extra *unsafe.Pointer) (block []byte, ok bool) {
 		}
 	}
 }
+
+// number reads a number that the caller passes as a pointer, which Go must not take for one.
+func number(p *unsafe.Pointer) uintptr { return *(*uintptr)(unsafe.Pointer(p)) }
