@@ -14,23 +14,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Between its bind and its listen a socket refuses every connection. A listener is
-// made under the directory's lock, so that Dial can tell.
-func TestDialWaitsForAListenerThatIsBeingMade(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "d")
+// bound is a socket "s" in a directory, between its bind and its listen. Its maker has
+// locked the directory.
+func bound(t *testing.T) (path string, maker, dialer *sock.Dir, s int) {
+	path = filepath.Join(t.TempDir(), "d")
 	maker, err := sock.OpenDir(path, true)
 	require.NoError(t, err)
-	defer maker.Close()
-	dialer, err := sock.OpenDir(path, false)
+	t.Cleanup(func() { require.NoError(t, maker.Close()) })
+	dialer, err = sock.OpenDir(path, false)
 	require.NoError(t, err)
-	defer dialer.Close()
-	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	t.Cleanup(func() { require.NoError(t, dialer.Close()) })
+	s, err = unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
-	defer unix.Close(s)
+	t.Cleanup(func() { require.NoError(t, unix.Close(s)) })
 	locked, err := maker.TryLock()
 	require.NoError(t, err)
 	require.True(t, locked)
 	require.NoError(t, unix.Bind(s, &unix.SockaddrUnix{Name: filepath.Join(path, "s")}))
+	return path, maker, dialer, s
+}
+
+// Between its bind and its listen a socket refuses every connection. A listener is
+// made under the directory's lock, so that Dial can tell.
+func TestDialWaitsForAListenerThatIsBeingMade(t *testing.T) {
+	path, maker, dialer, s := bound(t)
 	done := make(chan error, 1)
 	go func() {
 		c, err := dial(t.Context(), "test", dialer, path, "s", guard)
@@ -49,26 +56,13 @@ func TestDialWaitsForAListenerThatIsBeingMade(t *testing.T) {
 	require.NoError(t, <-done)
 
 	require.NoError(t, unix.Shutdown(s, unix.SHUT_RDWR))
-	_, err = dial(t.Context(), "test", dialer, path, "s", guard)
+	_, err := dial(t.Context(), "test", dialer, path, "s", guard)
 	require.ErrorIs(t, err, ErrGone, "no process makes one")
 }
 
 // An error of the context says what kept Dial waiting, whenever the context ends.
 func TestDialSaysWhatItWaitedFor(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "d")
-	maker, err := sock.OpenDir(path, true)
-	require.NoError(t, err)
-	defer maker.Close()
-	dialer, err := sock.OpenDir(path, false)
-	require.NoError(t, err)
-	defer dialer.Close()
-	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	require.NoError(t, err)
-	defer unix.Close(s)
-	locked, err := maker.TryLock()
-	require.NoError(t, err)
-	require.True(t, locked)
-	require.NoError(t, unix.Bind(s, &unix.SockaddrUnix{Name: filepath.Join(path, "s")}))
+	path, maker, dialer, s := bound(t)
 	fails := func(what string) {
 		for limit := 20 * time.Millisecond; ; limit *= 2 { // a short one may end before anything is tried
 			ctx, cancel := context.WithTimeout(t.Context(), limit)

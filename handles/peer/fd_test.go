@@ -3,7 +3,6 @@
 package peer_test
 
 import (
-	"bytes"
 	"io"
 	"log/slog"
 	"runtime"
@@ -166,7 +165,7 @@ func TestFDIsClosedByManyAndOnlyBetweenUses(t *testing.T) {
 
 func TestALostFDIsReportedAndClosed(t *testing.T) {
 	peertest.NoLeak(t)
-	var out syncBuffer
+	var out peertest.Journal
 	peer.TraceFDs(slog.New(slog.NewTextHandler(&out, nil)))
 	defer peer.TraceFDs(nil)
 	lost, open := peer.LostFDs(), peer.OpenFDs()
@@ -179,21 +178,4 @@ func TestALostFDIsReportedAndClosed(t *testing.T) {
 	require.NoError(t, kept.Close())
 	runtime.GC()
 	require.Equal(t, lost+1, peer.LostFDs(), "one that was closed is not lost")
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }

@@ -3,7 +3,6 @@
 package publish
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"runtime"
@@ -18,27 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// journal is a log that tests read.
-type journal struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (j *journal) Write(p []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.Write(p)
-}
-
-func (j *journal) String() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.String()
-}
-
 // A policy that panics, or returns what is no access, grants nothing.
 func TestAPolicyThatFailsGrantsNothing(t *testing.T) {
-	var said journal
+	var said peertest.Journal
 	var policy atomic.Pointer[func() Access] // the race detector does not know what a socket orders
 	write := func() Access { return WriteAccess }
 	policy.Store(&write)
@@ -68,7 +49,7 @@ func TestAPolicyThatFailsGrantsNothing(t *testing.T) {
 // Without a log a panic goes to the default one, and the memory is waited for as if the
 // function had named no stream.
 func TestAFailureOfQuiesceIsLogged(t *testing.T) {
-	var said journal
+	var said peertest.Journal
 	before := slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))
 	defer slog.SetDefault(before)
