@@ -202,8 +202,8 @@ func (k *Client) after(ctx context.Context, old *line) (*line, error) {
 	}
 }
 
-// List returns the server's publications, sorted by name. Those that the client has no
-// access to are not listed.
+// List returns the server's publications, sorted by name, without the ones that the client
+// has no access to.
 func (k *Client) List(ctx context.Context) ([]Listing, error) {
 	const op = "publish.Client.List"
 	l, err := k.lineOf(op)

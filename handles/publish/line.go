@@ -29,7 +29,7 @@ type line struct {
 	number uint32
 	// requests are those without a reply; the value is nil for one that was given up.
 	requests map[uint32]chan reply
-	// followers are those that the server knows, by token; the value is nil for one
+	// followers are the ones that the server knows, by token; the value is nil for one
 	// that left, until the server confirms it.
 	followers map[token]*mailbox
 	err       error // why reading has ended

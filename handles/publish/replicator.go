@@ -132,8 +132,8 @@ func (f *replicator) finished() {
 }
 
 // send sends an update, and returns false if the goroutine must end. It keeps
-// descriptors open only briefly, because those that a follower does not read are
-// missing for the others.
+// descriptors open only briefly, because the other followers lack what one of them does
+// not read.
 func (f *replicator) send(ctx context.Context, u *update, adds []*phys.Handle, fds []*peer.FD) bool {
 	const op = "publish: send an update"
 	conn := f.on.conn
@@ -184,8 +184,8 @@ func (f *replicator) send(ctx context.Context, u *update, adds []*phys.Handle, f
 const patience = 10 * time.Millisecond
 
 // board counts the descriptors of an update as in flight, waiting for that if it must.
-// It closes the exports before it waits, and returns those that are still open, or
-// false if the context ended.
+// It closes the exports before it waits, and returns the open ones, or false if the
+// context ended.
 func (f *replicator) board(ctx context.Context, adds []*phys.Handle, fds []*peer.FD) ([]*peer.FD, bool) {
 	if len(adds) == 0 {
 		return fds, true

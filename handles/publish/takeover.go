@@ -78,7 +78,11 @@ func (s *Server) takeOverSocket(ctx context.Context, op string, f *follower) (*P
 	if err != nil {
 		return nil, err
 	}
-	p, err := s.succeed(ctx, op, f)
+	var p *Publication
+	// Again, because the client may have come back to another process since.
+	if err = f.client.awaitProcess(ctx, op); err == nil {
+		p, err = s.succeed(ctx, op, f)
+	}
 	switch {
 	case err == nil && mine:
 		s.serveTaken(l)

@@ -68,6 +68,16 @@ func (o *orphans) names(t *testing.T) (all []string) {
 	return all
 }
 
+// bound waits until a server has bound the socket.
+func (o *orphans) bound(t *testing.T, by *Server) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		by.mu.Lock()
+		defer by.mu.Unlock()
+		return by.taken[o.path] != nil
+	}, peertest.Guard, time.Millisecond)
+}
+
 // Of two calls for one socket the first binds it. If the first then fails the second
 // binds it again, and what that publishes is served.
 func TestTwoTakeOversOfOneServer(t *testing.T) {
@@ -81,11 +91,7 @@ func TestTwoTakeOversOfOneServer(t *testing.T) {
 		_, err := TakeOver(within, server, o.numbers)
 		first <- err
 	}()
-	require.Eventually(t, func() bool {
-		server.mu.Lock()
-		defer server.mu.Unlock()
-		return server.taken[o.path] != nil
-	}, peertest.Guard, time.Millisecond)
+	o.bound(t, server)
 	go func() {
 		_, err := TakeOver(peertest.Context(t), server, o.more)
 		second <- err
@@ -143,6 +149,37 @@ func TestATakenSocketIsNotTakenOver(t *testing.T) {
 	require.Equal(t, o.path, served.Path)
 	require.NoError(t, l.Close())
 	_, err = TakeOver(peertest.Context(t), server, o.numbers)
+	require.NoError(t, err)
+	require.NoError(t, server.Close())
+	require.NoError(t, o.numbers.Array().Close())
+}
+
+// A client may come back to another process after the one that TakeOver waited for has
+// ended. That one is waited for, too, even if it no longer listens.
+func TestATakeOverWaitsForTheProcessThatTheClientCameBackTo(t *testing.T) {
+	o, next := newOrphans(t), newOrphans(t)
+	server := NewServer(ServerOptions{})
+	o.endPublisher()
+	server.takingOver <- struct{}{}
+	within, giveUp := context.WithCancel(peertest.Context(t))
+	took := make(chan error, 1)
+	go func() {
+		_, err := TakeOver(within, server, o.numbers)
+		took <- err
+	}()
+	require.Eventually(t, func() bool { return !server.closer.Now().Quiet() }, peertest.Guard, time.Millisecond)
+	o.client.mu.Lock()
+	next.client.mu.Lock()
+	o.client.process, next.client.process = next.client.process, o.client.process
+	next.client.mu.Unlock()
+	o.client.mu.Unlock()
+	server.takingOver.Give()
+	o.bound(t, server)
+	giveUp()
+	require.ErrorContains(t, <-took, "the publisher's process has not ended")
+	require.NoError(t, o.numbers.f.taking.Err(), "the follower is unchanged")
+	next.endPublisher()
+	_, err := TakeOver(peertest.Context(t), server, o.numbers)
 	require.NoError(t, err)
 	require.NoError(t, server.Close())
 	require.NoError(t, o.numbers.Array().Close())
