@@ -32,7 +32,7 @@ func script(t *testing.T) string {
 	path, err := filepath.Abs("../../scripts/pool-peers.py")
 	require.NoError(t, err)
 	if _, err := os.Stat(path); err != nil {
-		t.Skipf("the tests run away from the sources: %v", err)
+		needs.Lacks(t, "the sources: %v", err)
 	}
 	return path
 }

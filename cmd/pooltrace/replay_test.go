@@ -12,6 +12,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 	"github.com/stretchr/testify/require"
@@ -164,7 +165,7 @@ func TestRecordedTraces(t *testing.T) {
 	files, err := filepath.Glob("../../vmm/pool/testdata/traces/*.gz")
 	require.NoError(t, err)
 	if _, err := os.Stat("../../go.mod"); err != nil {
-		t.Skip("the tests run away from the sources, where the traces are")
+		needs.Lacks(t, "the sources, where the traces are: %v", err)
 	}
 	require.Len(t, files, 5)
 	var out, complaints bytes.Buffer

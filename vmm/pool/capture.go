@@ -373,8 +373,8 @@ func (c *Capture) Stats() CaptureStats {
 }
 
 // End ends the capture for the pool: blocks that waited for it are free once their
-// streams have passed. Call it before the driver's capture ends. End is idempotent, and returns the
-// same statistics each time.
+// streams have passed. Call it before the driver's capture ends. End is idempotent, and
+// returns the same statistics each time.
 func (c *Capture) End() (CaptureStats, error) {
 	if err := c.made("pool.Capture.End"); err != nil {
 		return CaptureStats{}, err

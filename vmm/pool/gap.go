@@ -23,7 +23,8 @@ import (
 //     Blocks that are packed close in each other, and all chunks of a slightly larger one
 //     have to move.
 //   - A free extent also grows over old places beside it, at which chunks are still mapped
-//     that have moved, once the GPU has passed them. They are unmapped first, which costs half as much as mapping.
+//     that have moved, once the GPU has passed them. They are unmapped first, which costs
+//     half as much as mapping.
 
 const (
 	// largeChunks is how many chunks a large request takes at least.

@@ -171,7 +171,7 @@ func (e *event) event() Event {
 	return public
 }
 
-// lines are the frames of a stack as text.
+// lines returns the frames of a stack as text.
 func (s *site) lines() (all []string) {
 	for _, f := range s.frames() {
 		all = append(all, line(f))
@@ -240,8 +240,8 @@ func fitting(s string) string {
 	return strings.ToValidUTF8(s[:min(len(s), trace.MaxText)], "")
 }
 
-// watch is what is told of every block of a shard, where an option asks for
-// it: without one there is none, and a warm request tests one pointer.
+// watch records every block of a shard for statistics, stacks and the history. A shard
+// without these has none, so that a warm request tests one pointer.
 type watch struct {
 	stats   *statistics
 	tags    []TagStats // of the shard, by tag
@@ -261,7 +261,7 @@ func (p *Pool) newWatch() *watch {
 	return w
 }
 
-// allocated is told of a block that is live now, with its shard's lock held.
+// allocated records a block that is live now. The caller holds the shard's lock.
 func (w *watch) allocated(h *header) {
 	if w.stats != nil {
 		w.stats.allocated(w, h)
@@ -274,7 +274,7 @@ func (w *watch) allocated(h *header) {
 	}
 }
 
-// freed is told of a block that is not live any more.
+// freed records a block that is not live any more. The caller holds the shard's lock.
 func (w *watch) freed(h *header, used []point) {
 	if w.stats != nil {
 		w.stats.freed(w, h)

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -126,4 +127,33 @@ func TestWhatIsInFlightIsAskedOnce(t *testing.T) {
 	require.NoError(t, p.Close())
 	require.NoError(t, busy.Close())
 	require.NoError(t, s.Close())
+}
+
+// Driver calls on a region take turns: one that waits comes before the next piece of the one
+// that is under way.
+func TestPiecesTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &region{turn: make(chan struct{}, 1)}
+		var order []string
+		piece := func(name string) error {
+			return r.inTurn(func() error {
+				order = append(order, name)
+				if len(order) == 1 {
+					go func() {
+						_ = r.inTurn(func() error {
+							order = append(order, "small")
+							return nil
+						})
+					}()
+					synctest.Wait() // until that waits
+				}
+				return nil
+			})
+		}
+		for range 3 {
+			require.NoError(t, piece("large"))
+		}
+		require.Equal(t, []string{"large", "small", "large", "large"}, order)
+		require.ErrorIs(t, r.inTurn(func() error { return cuda.ErrClosed }), cuda.ErrClosed)
+	})
 }

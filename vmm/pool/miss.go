@@ -218,7 +218,7 @@ func (r *region) mapAt(at int, chunks []*phys.Handle, access []driver.AccessDesc
 	for _, h := range chunks {
 		h.Retain()
 	}
-	err := r.rng.MapRun(allocOp, r.off(r.at(at)), chunks, access)
+	err := r.inTurn(func() error { return r.rng.MapRun(allocOp, r.off(r.at(at)), chunks, access) })
 	for i, h := range chunks {
 		if err == nil || r.left(at+i) != 0 {
 			r.chunks[at+i].Store(&chunk{handle: h})

@@ -31,6 +31,7 @@ import (
 //	               and by upkeep; exclusive for Close and Check. Only those two wait for
 //	               it, because a pool that lacks memory holds its own misses meanwhile
 //	Capture.calls  shared by the calls that make and free nodes, exclusive for End
+//	region.turn    over the calls that map and unmap in a region
 //	shard.markMu   held over the calls that record and query the shard's event
 //	mu             regions, spans, lists of shards
 //	shard.mu       a shard's blocks; two are never held at once

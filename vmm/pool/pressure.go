@@ -316,10 +316,10 @@ func (p *Pool) waits() bool {
 	return false
 }
 
-// Exhausted describes a request that is about to be refused, for Options.OnExhausted,
-// unless it is larger than the device's memory, which is refused at once. The function may free blocks, of this pool and of others, and may call anything. If it
-// returns true the request is tried again. It runs on the goroutine that allocates, and
-// no lock is held.
+// Exhausted describes a request that is about to be refused, for Options.OnExhausted. The
+// function may free blocks, of this pool and of others, and may call anything. If it returns
+// true the request is tried again. It runs on the goroutine that allocates, and no lock is
+// held. A request larger than the device's memory is refused without it.
 type Exhausted struct {
 	Bytes int
 	Tag   Tag

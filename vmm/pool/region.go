@@ -19,6 +19,7 @@ import (
 type region struct {
 	res    *vmm.Reservation
 	rng    ranges.Range
+	turn   chan struct{} // has an element while a driver call works on the range
 	base   driver.Ptr
 	size   uint64
 	chunk  uint64 // bytes of a place
@@ -78,6 +79,15 @@ func (r *region) empty() bool {
 		return len(r.spans) == 0
 	}
 	return len(r.vacant) == 1 && r.vacant[0] == vacancy{0, len(r.chunks)}
+}
+
+// inTurn calls a function that maps or unmaps a piece. Callers take turns in the order in
+// which they came. With a mutex alone, which lets its last holder have it again, a large
+// request would map piece after piece until another has waited for a millisecond.
+func (r *region) inTurn(work func() error) error {
+	r.turn <- struct{}{}
+	defer func() { <-r.turn }()
+	return work()
 }
 
 // left is how much memory, in bytes, failures left at the place of a chunk.
@@ -223,7 +233,8 @@ func (p *Pool) reserve(k kind, size, least, chunk, pages uint64) (*region, error
 		size = max(size, least)
 		res, err := vmm.Reserve(p.dev, int(size), vmm.ReserveOptions{Align: int(max(maxAlign, p.gran))})
 		if err == nil {
-			r := &region{res: res, rng: ranges.Of(res), base: driver.Ptr(res.Ptr()), size: size, chunk: chunk, pages: pages, kind: k}
+			r := &region{res: res, rng: ranges.Of(res), base: driver.Ptr(res.Ptr()), size: size, chunk: chunk, pages: pages, kind: k,
+				turn: make(chan struct{}, 1)}
 			r.chunks = newChunks(int(size / chunk))
 			if k != mid {
 				r.vacant = vacant{{0, len(r.chunks)}}

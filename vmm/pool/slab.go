@@ -283,7 +283,8 @@ func (p *Pool) provideSlab(sh *shard) error {
 		p.giveRoom(reg, at)
 		return err
 	}
-	if err = reg.rng.MapRun(allocOp, reg.off(reg.at(at)), []*phys.Handle{h}, p.access); err != nil {
+	err = reg.inTurn(func() error { return reg.rng.MapRun(allocOp, reg.off(reg.at(at)), []*phys.Handle{h}, p.access) })
+	if err != nil {
 		var undo error
 		if reg.left(at) == 0 {
 			p.giveRoom(reg, at)

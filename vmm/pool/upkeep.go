@@ -25,9 +25,9 @@ type upkeep struct {
 }
 
 // firstUpkeep is how long no chunk may have moved before upkeep unmaps old places. Such a
-// place costs no memory, and unmapping it holds up the
-// program's own driver calls: on an H200 a graph network whose chunks were unmapped
-// after 20 ms took three times as long in its second pass. It is a variable for tests.
+// place costs no memory, and unmapping it holds up the program's own driver calls: on an
+// H200 a graph network whose chunks were unmapped after 20 ms took three times as long in its
+// second pass. It is a variable for tests.
 var firstUpkeep = 10 * time.Second
 
 // mostDeferred is how many unmaps may be deferred before upkeep does them whether chunks
@@ -447,7 +447,7 @@ func (r *region) vacate(op string, from, to int) (gone uint64, err error) {
 }
 
 func (r *region) vacatePiece(op string, from, to int) (gone uint64, err error) {
-	err = r.rng.UnmapRun(op, r.off(r.at(from)), uint64(to-from)*r.chunk)
+	err = r.inTurn(func() error { return r.rng.UnmapRun(op, r.off(r.at(from)), uint64(to-from)*r.chunk) })
 	for i := from; i < to; i++ {
 		h := r.chunks[i].Load().handle
 		if err == nil || r.left(i) == 0 {
