@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .client import Client, Mailbox
 
 _SHORTEST_POLL, _LONGEST_POLL = 20e-6, 1e-3
+_MOST_RECEIVED = 1024  # of a publisher whose work is stalled
 
 
 class Options(NamedTuple):
@@ -153,6 +154,7 @@ class Follower(OfProcess):
         self._wakers: Set[Callable[[], None]] = set()  # of coroutines that wait for a change
         self._pending: Optional[Any] = None  # a _Shown, or the Error that prevents it
         self._shown: List[_Shown] = [_Shown(0, 0, 0)]
+        self._received: List[_Shown] = []  # what arrived, back to the last that was complete
         self._cuts = 0  # how often what had arrived was taken back
         self._state = LIVE  # as the publisher sent it last
         self._gone: Optional[Error] = None
@@ -278,7 +280,9 @@ class Follower(OfProcess):
             self._pending = None
             raise p
         if p is not None and self._gone is not None and p.ordered > self._completed:
-            p = self._pending = None  # it was never shown, and will never be complete
+            # It was never shown, and will never be complete. One before it may be.
+            complete = [r for r in self._received if r.ordered <= self._completed and r.generation > self._shown[-1].generation]
+            p = self._pending = complete[-1] if complete else None
         end = self._end_locked()
         if end is None and self._unfinished is not None and not self._told:
             self._told = True
@@ -539,9 +543,10 @@ class Follower(OfProcess):
                 self._replica.restart()
                 self._state = STALE  # until its first view
                 self._shown = [self._shown[-1]._replace(ordered=0)]
-                p = self._pending
-                if isinstance(p, _Shown):
-                    self._pending = None if p.ordered > self._completed else p._replace(ordered=0)
+                self._received = [r._replace(ordered=0) for r in self._received if r.ordered <= self._completed]
+                if isinstance(self._pending, _Shown):
+                    later = [r for r in self._received if r.generation > self._shown[-1].generation]
+                    self._pending = later[-1] if later else None
                 self._gone, self._died, self._completed, self._since = None, False, _page.LAST_GENERATION, []
                 self._wake_locked()
             old.close()
@@ -581,6 +586,11 @@ class Follower(OfProcess):
     def _arrived(self, what: Any, state: Optional[int] = None) -> None:
         with self._changed:
             self._pending = what
+            if isinstance(what, _Shown):
+                self._received.append(what)
+                while len(self._received) > 1 and self._link.reached(self._received[1].ordered):
+                    self._received.pop(0)
+                del self._received[1:-_MOST_RECEIVED]
             self._state = self._state if state is None else state
             self._wake_locked()
 
@@ -616,6 +626,7 @@ class Follower(OfProcess):
         """Shows at most ``length`` elements, and unmaps the chunks behind the first ``keep`` once the work on them is done."""
         with self._changed:
             self._shown = [s._replace(length=min(s.length, length)) for s in self._shown]
+            self._received = [r._replace(length=min(r.length, length)) for r in self._received]
             self._cuts += 1
             p = self._pending
             if isinstance(p, _Shown) and p.length > length:
@@ -701,8 +712,7 @@ class Follower(OfProcess):
         with self._changed:
             if self._range is None:
                 raise ClosedError("the follower is closed")
-            came = self._shown + ([self._pending] if isinstance(self._pending, _Shown) else [])
-            length = max([(s.generation, s.length) for s in came if s.ordered <= self._completed], default=(0, 0))[1]
+            length = max([(s.generation, s.length) for s in self._shown + self._received if s.ordered <= self._completed], default=(0, 0))[1]
             return Heritage(self._options.name, self._publication, self._replica.generation, length, tuple(self._replica.chunks), self._about, self._kind, self._device,
                             self._range, self._users, self._kept)
 

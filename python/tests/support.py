@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import pathlib
 import shutil
 import tempfile
+import time
 import unittest
-from typing import Any, Dict, NoReturn, Optional
+from typing import Any, Callable, Dict, NoReturn, Optional
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -41,11 +43,21 @@ class DriverTest(unittest.TestCase):
         needs_driver()
 
     def setUp(self) -> None:
+        faulthandler.dump_traceback_later(600, exit=True)  # a test that hangs shows where
+        self.addCleanup(faulthandler.cancel_dump_traceback_later)
         self.folder = tempfile.mkdtemp(prefix="cuvmm-")
         self.addCleanup(shutil.rmtree, self.folder, True)
 
     def path(self, name: str = "socket") -> str:
         return os.path.join(self.folder, name)
+
+
+def await_that(holds: Callable[[], bool], what: str) -> None:
+    """Waits until something holds."""
+    until = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until, f"not within a minute: {what}"
+        time.sleep(0.001)
 
 
 def environment(**more: Optional[str]) -> Dict[str, str]:

@@ -13,6 +13,7 @@ from typing import List
 import cuvmm
 
 from .go import GoTest
+from .support import await_that
 
 
 class BesideGo(GoTest):
@@ -115,9 +116,9 @@ class BesideGo(GoTest):
             table.next(timeout=60)
             for length in (10, 2_000_000):
                 go.kill()
+                await_that(lambda: table.state == "stale", "the follower knows that its publisher has ended")
                 with self.assertRaises(cuvmm.WaitTimeout):
-                    table.next(timeout=0.2)
-                self.assertEqual(table.state, "stale")
+                    table.next(timeout=0.01)
                 go = self.serving(table=length)
                 table.next(timeout=60)
                 self.check(table.array, length)

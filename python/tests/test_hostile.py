@@ -246,15 +246,14 @@ class Servers(DriverTest):
                 reply: List[socket.socket] = []
 
                 def run(what: bytes = what, s: socket.socket = s, reply: List[socket.socket] = reply) -> None:
-                    c = s.accept()[0]
+                    reply.append(s.accept()[0])
                     if what:
-                        c.send(what)
-                    reply.append(c)
+                        reply[0].send(what)
 
                 t = threading.Thread(target=run)
                 t.start()
                 with self.assertRaises(Error):
-                    cuvmm.connect(path, timeout=0.5)
+                    cuvmm.connect(path, timeout=60 if what else 0.1)
                 t.join()
                 reply[0].close()
 

@@ -332,10 +332,12 @@ class Library(unittest.TestCase):
         """Go's runtime handles the signals of its own faults only."""
         done = self.run_python("""
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
-            threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            working = threading.Event()
+            threading.Thread(target=lambda: working.wait(60) and os.kill(os.getpid(), signal.SIGINT)).start()
             try:
                 while True:
                     assert use() == 0
+                    working.set()
             except KeyboardInterrupt:
                 print("interrupted")
             r, w = os.pipe()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import unittest
 from ctypes import byref, c_int, c_void_p
 from typing import Any
@@ -19,7 +18,7 @@ from cuvmm import _driver
 from cuvmm._driver import Stream
 
 from .consumer import Tensor
-from .support import DriverTest, environment
+from .support import DriverTest, await_that, environment
 
 
 class Lifetimes(DriverTest):
@@ -152,8 +151,7 @@ class Lifetimes(DriverTest):
         self.table.announce()
 
         def announce() -> None:
-            while not self.table.followers():
-                time.sleep(0.001)
+            await_that(lambda: bool(self.table.followers()), "the child follows")
             with self.table._changed:  # as if its work were never done
                 self.table._show(self.table._view._replace(generation=9, ordered=9))
 
@@ -174,10 +172,7 @@ class Lifetimes(DriverTest):
             array = table.array
         """)
         self.assertEqual(out, "False\n")
-        deadline = time.monotonic() + 60
-        while self.table.followers() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        self.assertEqual(self.table.followers(), [])
+        await_that(lambda: not self.table.followers(), "the child's follower has left")
 
     def test_every_error_can_be_raised_again(self) -> None:
         for kind in (getattr(cuvmm, name) for name in cuvmm.__all__):

@@ -19,7 +19,7 @@ import cuvmm
 from cuvmm import _driver, _page
 from cuvmm._driver import Stream
 
-from .support import DriverTest, environment
+from .support import DriverTest, await_that, environment
 
 
 def child(code: str, *args: str) -> "subprocess.Popen[str]":
@@ -141,8 +141,9 @@ class Sharing(DriverTest):
                 shown = table.array
                 p.kill()
                 p.wait()
+                await_that(lambda: table.state == "stale", "the follower knows that its publisher has ended")
                 with self.assertRaises(cuvmm.WaitTimeout):
-                    table.next(timeout=0.3)
+                    table.next(timeout=0.01)
                 self.assertEqual((table.state, table.error), ("stale", None))
                 self.assertEqual(set(shown.tobytes()), {value - 1})
                 del shown
@@ -174,10 +175,9 @@ class Sharing(DriverTest):
             self.server.close()
             stream.synchronize()
             stream.close()
-            deadline = time.monotonic() + 60
-            while table.error is None and time.monotonic() < deadline:
-                time.sleep(0.01)
-            self.assertEqual(len(table), 100 if isinstance(table.error, cuvmm.UnfinishedError) else 200)
+            await_that(lambda: table.error is not None, "the follower knows that the server has ended")
+            self.assertIsInstance(table.error, cuvmm.UnfinishedError)
+            self.assertEqual(len(table), 100)
 
     def test_announced_work_is_awaited_after_a_withdrawal(self) -> None:
         """A withdrawal, or the end of the server, does not release followers from work that is still under way."""
@@ -312,12 +312,8 @@ class Sharing(DriverTest):
         files, maps = open_files(), mappings()
         for _ in range(50):
             cycle()
-        deadline = time.monotonic() + 60
-        while self.table.followers() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        while open_files() > files and time.monotonic() < deadline:
-            time.sleep(0.01)
-        self.assertLessEqual(open_files(), files)
+        await_that(lambda: not self.table.followers(), "the last follower has left")
+        await_that(lambda: open_files() <= files, "no file is open that was not open before")
         self.assertLess(mappings(), maps + 60)
 
     def test_a_socket_that_exists(self) -> None:

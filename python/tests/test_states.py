@@ -105,11 +105,11 @@ class States(DriverTest):
         self.addCleanup(self.memory.close)
         self.memory.array.write(bytes([7]) * 100)
 
-    def following(self, do: Callable[[Publisher, cuvmm.Follower], None], reconnect: bool = False) -> None:
+    def following(self, do: Callable[[Publisher, cuvmm.Follower], None], reconnect: bool = False, **options: Any) -> None:
         publisher = Publisher(self.path())
         accepting = threading.Thread(target=publisher.accept)
         accepting.start()
-        with cuvmm.connect(self.path(), reconnect=reconnect) as client, client.follow("x") as follower:
+        with cuvmm.connect(self.path(), reconnect=reconnect) as client, client.follow("x", **options) as follower:
             accepting.join()
             try:
                 do(publisher, follower)
@@ -369,6 +369,23 @@ class States(DriverTest):
             self.assertEqual((len(f), f.state, f.error), (15, "live", None))
 
         self.following(do, reconnect=True)
+
+    def test_what_is_complete_is_shown_although_its_publisher_died(self) -> None:
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p._page.store(0, 0)
+            p.view(self.memory, length=10, ordered=0)
+            f.next(timeout=60)
+            for generation in (2, 3, 4):
+                p.view(generation=generation, ordered=generation, keep=1, length=10 * generation)
+            p._page.store(0, 3)
+            p._conn.close()
+            self.assertEqual((f.next(timeout=60), len(f)), (3, 30))
+            with self.assertRaises(cuvmm.GoneError) as raised:
+                f.next(timeout=60)
+            self.assertIs(type(raised.exception), cuvmm.GoneError)  # nothing that was shown is missing
+            self.assertEqual((f.heritage(60).length, len(f)), (30, 30))
+
+        self.following(do, write=True, keep_descriptors=True)
 
     def test_the_end_is_known_when_what_was_incomplete_is_gone(self) -> None:
         def do(p: Publisher, f: cuvmm.Follower) -> None:

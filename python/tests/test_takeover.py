@@ -14,7 +14,7 @@ from typing import List, Union
 import cuvmm
 
 from .go import GoTest, Peer
-from .support import DriverTest, environment, root_text
+from .support import DriverTest, await_that, environment, root_text
 
 CHILD = root_text("python/tests/heir.py")
 
@@ -216,9 +216,7 @@ class Rules(DriverTest):
         table = client.follow("table", write=True, keep_descriptors=True)
         table.next(timeout=60)
         publisher.done("unfinished", "table", 2_000_000)
-        until = time.monotonic() + 60
-        while table._replica.generation < 2 and time.monotonic() < until:
-            time.sleep(0.01)
+        await_that(lambda: table._replica.generation == 2, "the follower has what is not complete")
         publisher.kill()
         with cuvmm.take_over(client, timeout=60) as server:
             published = server.adopt(table)
