@@ -52,7 +52,9 @@ func generate(args []string, out, complaints io.Writer) error {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(out, "%-12s %6d operations, at most %8.1f MiB in %5d blocks\n", t.Name, len(t.Ops), float64(s.PeakBytes)/(1<<20), s.PeakBlocks)
+			if _, err := fmt.Fprintf(out, "%-12s %6d operations, at most %8.1f MiB in %5d blocks\n", t.Name, len(t.Ops), float64(s.PeakBytes)/(1<<20), s.PeakBlocks); err != nil {
+				return err
+			}
 			if *folder != "" {
 				if err := write(t, *folder, *text); err != nil {
 					return err

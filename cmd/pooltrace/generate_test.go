@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -13,6 +14,11 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fullDisk takes no output.
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
 
 func TestGenerate(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "new")
@@ -36,6 +42,7 @@ func TestGenerate(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, tracegen.Uniform(tracegen.Config{}), read)
 
+	require.ErrorIs(t, run([]string{"generate", "-only", "uniform", "-seeds", "1"}, fullDisk{}, &out), io.ErrShortWrite)
 	require.ErrorContains(t, run([]string{"generate", "-only", "uni"}, &out, &out), "the generators are training, lora, serving, uniform")
 	require.ErrorContains(t, run([]string{"generate", "folder"}, &out, &out), "name the folder to write with -out")
 	require.Error(t, run([]string{"generate", "-out", filepath.Join(folder, "uniform-0.jsonl"), "-only", "uniform"}, &out, &out))

@@ -113,9 +113,9 @@ func replayAll(out io.Writer, d *cuda.Device, traces []*trace.Trace, chosen []mo
 	failed := 0
 	lines := json.NewEncoder(out)
 	if !asJSON {
-		fmt.Fprintf(out, "%s, %s\n\n", d.Name(), d.System().Driver())
-		fmt.Fprintln(out, "| trace | mode | operations | requested, GiB | reserved/requested | first pass, µs | second, µs | longest, ms | of MiB |")
-		fmt.Fprintln(out, "| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+		if _, err := fmt.Fprintf(out, tableHead, d.Name(), d.System().Driver()); err != nil {
+			return err
+		}
 	}
 	for _, t := range traces {
 		for _, m := range chosen {
@@ -123,13 +123,15 @@ func replayAll(out io.Writer, d *cuda.Device, traces []*trace.Trace, chosen []mo
 			if r.Error != "" {
 				failed++
 			}
+			var err error
 			if asJSON {
-				if err := lines.Encode(r); err != nil {
-					return err
-				}
-				continue
+				err = lines.Encode(r)
+			} else {
+				_, err = fmt.Fprintln(out, r.row())
 			}
-			fmt.Fprintln(out, r.row())
+			if err != nil {
+				return err
+			}
 		}
 	}
 	if failed > 0 {
@@ -137,6 +139,12 @@ func replayAll(out io.Writer, d *cuda.Device, traces []*trace.Trace, chosen []mo
 	}
 	return nil
 }
+
+const tableHead = `%s, %s
+
+| trace | mode | operations | requested, GiB | reserved/requested | first pass, µs | second, µs | longest, ms | of MiB |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+`
 
 func (r result) row() string {
 	if r.Error != "" {

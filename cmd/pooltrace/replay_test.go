@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -55,6 +56,9 @@ func TestReplay(t *testing.T) {
 	require.NoError(t, run([]string{"replay", "-driver", "sim", list}, &out, &complaints))
 	require.Contains(t, out.String(), "| mine | idle | 4 | 0.01 |")
 	require.Contains(t, out.String(), "| mine | behind | 4 | 0.01 |")
+	for _, form := range []string{"-json", "-json=false"} {
+		require.ErrorIs(t, run([]string{"replay", "-driver", "sim", form, list}, fullDisk{}, &complaints), io.ErrShortWrite, form)
+	}
 }
 
 // What goes wrong with one trace is told on its line, the others are replayed,

@@ -3,12 +3,17 @@
 A consumer calls a tensor's deleter when it is done with the memory, from any thread, possibly after the interpreter was
 finalized. The deleters are Python functions, so an atexit function removes those of all remaining tensors; their memory
 ends with the process.
+
+A capsule has no destructor. A consumer that fails, as NumPy does at memory of a GPU, destroys it with an exception pending,
+with which Python code can neither run nor return. Instead this module keeps each capsule until a consumer has taken it, or
+nothing else refers to it.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import sys
 import threading
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any, Dict, Sequence, Tuple
@@ -49,40 +54,49 @@ class _ManagedVersioned(Structure):
 _lock = threading.RLock()  # reentrant: the collector may destroy a capsule in any call
 #: Everything that must outlive a consumer, by the address of its managed tensor.
 _out: Dict[int, Tuple[Any, ...]] = {}
+#: The capsules that no consumer had taken when they were looked at last, by the same address.
+_capsules: Dict[int, Any] = {}
 
 
 def _delete(address: int) -> None:
+    _clear()  # a consumer that failed may have an exception pending
     with _lock:
-        keep = _out.pop(address, None)
+        keep = _out.pop(address, None), _capsules.pop(address, None)
     del keep  # outside of the lock, since it may be the last reference to the array
 
 
 _deleter = _Deleter(_delete)
-
-
-_CapsuleDestructor = CFUNCTYPE(None, c_void_p)
 _names = {False: b"dltensor", True: b"dltensor_versioned"}
 _api = ctypes.PyDLL(None)
 _new = _api.PyCapsule_New
 _new.argtypes, _new.restype = [c_void_p, c_char_p, c_void_p], ctypes.py_object
 _is_valid = _api.PyCapsule_IsValid
-_is_valid.argtypes, _is_valid.restype = [c_void_p, c_char_p], ctypes.c_int
-_pointer = _api.PyCapsule_GetPointer
-_pointer.argtypes, _pointer.restype = [c_void_p, c_char_p], c_void_p
+_is_valid.argtypes, _is_valid.restype = [ctypes.py_object, c_char_p], ctypes.c_int
+_clear = _api.PyErr_Clear
+_clear.argtypes, _clear.restype = [], None
+
+# Never freed: a consumer may call it while the modules are torn down.
+_api.Py_IncRef(ctypes.py_object(_deleter))
 
 
-def _destroy(capsule: int) -> None:
-    """Releases the tensor of a capsule that no consumer took."""
-    for name in _names.values():
-        if _is_valid(capsule, name):
-            _delete(_pointer(capsule, name))
+def _references(address: int, capsules: Dict[int, Any]) -> int:
+    c = capsules[address]
+    return sys.getrefcount(c)
 
 
-_destructor = _CapsuleDestructor(_destroy)
+_ALONE = _references(0, {0: object()})  # which is not the same in all versions of Python
 
-# Never freed: a consumer may call them while the modules are torn down.
-for _callback in (_deleter, _destructor):
-    _api.Py_IncRef(ctypes.py_object(_callback))
+
+def release_untaken() -> None:
+    """Releases the tensors of capsules that no consumer took and nothing refers to any more."""
+    with _lock:
+        gone = []
+        for address in list(_capsules):
+            if not any(_is_valid(_capsules[address], name) for name in _names.values()):
+                del _capsules[address]  # its consumer calls the deleter
+            elif _references(address, _capsules) == _ALONE:
+                gone.append((_out.pop(address), _capsules.pop(address)))
+    del gone  # outside of the lock, as above
 
 
 @atexit.register
@@ -110,11 +124,8 @@ def capsule(owner: Any, pointer: int, shape: Sequence[int], code: int, bits: int
         managed.version = _Version(*_VERSION)
         managed.flags = (_READ_ONLY if readonly else 0) | (_IS_COPIED if copied else 0)
     address = ctypes.addressof(managed)
+    made = _new(address, _names[versioned], None)
+    release_untaken()
     with _lock:
-        _out[address] = (managed, dims, strides, owner)
-    try:
-        return _new(address, _names[versioned], ctypes.cast(_destructor, c_void_p))
-    except BaseException:
-        with _lock:
-            del _out[address]
-        raise
+        _out[address], _capsules[address] = (managed, dims, strides, owner), made
+    return made

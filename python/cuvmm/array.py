@@ -59,6 +59,7 @@ class Users:
 
     def behind(self, byte: int) -> List[str]:
         """Returns the lines that made the arrays that reach beyond a byte."""
+        _dlpack.release_untaken()
         return [where for _, to, where in list(self._all.values()) if to > byte]
 
     def wait(self, byte: int, timeout: float) -> None:

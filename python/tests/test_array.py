@@ -82,6 +82,13 @@ class Arrays(DriverTest):
         gc.collect()
         self.shared.close()
 
+    def test_a_consumer_that_fails(self) -> None:
+        """It destroys the capsule while its exception is pending."""
+        for version in (None, (1, 0)):
+            with self.assertRaises(TypeError):
+                len(self.shared.array.__dlpack__(max_version=version))
+        self.shared.close()
+
     def test_read_only_memory(self) -> None:
         a = self.readonly()
         with self.assertRaises(BufferError):

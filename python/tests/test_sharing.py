@@ -310,7 +310,7 @@ class Sharing(DriverTest):
         for _ in range(3):
             cycle()
         files, maps = open_files(), mappings()
-        for _ in range(50):
+        for _ in range(100):
             cycle()
         await_that(lambda: not self.table.followers(), "the last follower has left")
         await_that(lambda: open_files() <= files, "no file is open that was not open before")

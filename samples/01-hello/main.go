@@ -25,8 +25,8 @@ func main() {
 	check(err)
 	back := make([]float32, array.Len())
 	check(array.All().CopyTo(nil, back))
-	fmt.Printf("%v holds %v at %v, on the %v\n", dev, back, array.Ptr(), sys.Driver())
-	fmt.Println("next: samples/02-growable, an array that grows in place")
+	_, err = fmt.Printf("%v holds %v at %v, on the %v\nnext: samples/02-growable, an array that grows in place\n", dev, back, array.Ptr(), sys.Driver())
+	check(err)
 }
 
 func check(err error) {

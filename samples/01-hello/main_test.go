@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/stretchr/testify/require"
 )
 
@@ -28,6 +29,17 @@ func TestSampleReadsBackWhatItWrote(t *testing.T) {
 	said, err := hello(t, "CUVMM_DRIVER=sim")
 	require.NoError(t, err, said)
 	require.Regexp(t, `^device 0 \(Software GPU\) holds \[1 2 3 4\] at 0x[0-9a-f]+, on the software driver`, said)
+}
+
+func TestSampleFailsIfItsOutputIsLost(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		needs.Lacks(t, "/dev/full: %v", err)
+	}
+	defer full.Close()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env, cmd.Stdout = append(os.Environ(), "RUN_SAMPLE=1", "CUVMM_DRIVER=sim"), full
+	require.Error(t, cmd.Run())
 }
 
 func TestSampleSaysWhatIsWrong(t *testing.T) {

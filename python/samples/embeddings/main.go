@@ -75,7 +75,9 @@ func run(ctx context.Context) (err error) {
 	}
 	defer closing(listener)
 	go func() { _ = server.Serve(context.Background(), listener) }() // ends with the listener
-	fmt.Fprintln(os.Stdout, "waiting for a follower at", listener.Path())
+	if _, err := fmt.Fprintln(os.Stdout, "waiting for a follower at", listener.Path()); err != nil {
+		return err
+	}
 	if err := published.AwaitFollowers(ctx, 1); err != nil {
 		return err
 	}
@@ -86,7 +88,9 @@ func run(ctx context.Context) (err error) {
 		if err := published.Announce(context.Background(), table.Len()); err != nil {
 			return err
 		}
-		fmt.Fprintln(os.Stdout, "the table has", table.Len()/(features+1), "rows")
+		if _, err := fmt.Fprintln(os.Stdout, "the table has", table.Len()/(features+1), "rows"); err != nil {
+			return err
+		}
 		time.Sleep(*every)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

@@ -81,7 +81,9 @@ func run(ctx context.Context) (err error) {
 		if err != nil {
 			said = "error: " + err.Error()
 		}
-		fmt.Fprintln(os.Stdout, said)
+		if _, err := fmt.Fprintln(os.Stdout, said); err != nil {
+			return err
+		}
 	}
 	return in.Err()
 }

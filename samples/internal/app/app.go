@@ -88,7 +88,7 @@ func Main(s Sample) {
 	err := s.Test(ctx, nil, os.Args[1:], os.Stdin, os.Stdout)
 	stop()
 	switch usage := (usageError{}); {
-	case err == nil, errors.Is(err, flag.ErrHelp):
+	case err == nil:
 	case errors.As(err, &usage):
 		fmt.Fprintf(os.Stderr, "%s: %v (-h lists the flags)\n", s.Name, err)
 		os.Exit(2)
@@ -114,6 +114,9 @@ func (s Sample) Test(ctx context.Context, sys *cuda.System, args []string, in io
 	}
 	if e.opened {
 		err = errors.Join(err, e.System.Close())
+	}
+	if errors.Is(err, flag.ErrHelp) {
+		err = nil // it was printed
 	}
 	return errors.Join(err, written.failed())
 }
