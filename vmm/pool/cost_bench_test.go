@@ -3,10 +3,13 @@ package pool_test
 import (
 	"fmt"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/cbench"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -210,4 +213,78 @@ func BenchmarkFreeWhileBusy(b *testing.B) {
 		b.ReportMetric(float64(longest.Microseconds()), "longest-us")
 		must(b, p.Free(work))
 	})
+}
+
+// busy is a software driver on which mapping a chunk takes as long as on an H200, one at a
+// time.
+type busy struct {
+	driver.Driver
+	one    sync.Mutex
+	mapped atomic.Int64
+}
+
+func (d *busy) MemMap(p driver.Ptr, size, offset uint64, h driver.MemHandle) driver.Result {
+	d.one.Lock()
+	for start := time.Now(); time.Since(start) < mapTime; {
+	}
+	d.one.Unlock()
+	d.mapped.Add(1)
+	return d.Driver.MemMap(p, size, offset, h)
+}
+
+// BenchmarkBesideALargeRequest is a request that maps a chunk while another goroutine maps
+// 1,024 for one request, again and again: the median time, and how many of those chunks are
+// mapped meanwhile, in the median and at the 90th percentile. Run it with -benchtime 300x.
+func BenchmarkBesideALargeRequest(b *testing.B) {
+	m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{Memory: 64 << 30}}})
+	must(b, err)
+	d := &busy{Driver: m.Driver()}
+	var o cuda.Options
+	core.UseDriver(&o, d, m.Close)
+	sys, err := cuda.Open(o)
+	must(b, err)
+	b.Cleanup(func() { must(b, sys.Close()) })
+	dev := sys.Devices()[0]
+	large, small := stream(b, dev), stream(b, dev)
+	p := benchPool(b, dev, pool.Options{Chunk: 2 * mib, Wait: -1})
+	var stop atomic.Bool
+	var other sync.WaitGroup
+	other.Go(func() {
+		for !stop.Load() {
+			block, err := p.Alloc(pool.Request{Bytes: 2 << 30, Stream: large})
+			if err == nil {
+				err = p.Free(block)
+			}
+			if err == nil {
+				_, err = p.Trim(0)
+			}
+			if err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
+	var live []pool.Block
+	var took []time.Duration
+	var meanwhile []int64
+	for b.Loop() {
+		time.Sleep(3 * time.Millisecond)
+		before, start := d.mapped.Load(), time.Now()
+		block, err := p.Alloc(pool.Request{Bytes: 3 * mib / 2, Stream: small})
+		must(b, err)
+		took = append(took, time.Since(start))
+		meanwhile = append(meanwhile, d.mapped.Load()-before-1)
+		live = append(live, block)
+	}
+	stop.Store(true)
+	other.Wait()
+	slices.Sort(took)
+	slices.Sort(meanwhile)
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(took[len(took)/2].Seconds()*1e6, "µs-median")
+	b.ReportMetric(float64(meanwhile[len(meanwhile)/2]), "chunks-median")
+	b.ReportMetric(float64(meanwhile[len(meanwhile)*9/10]), "chunks-90")
+	for _, block := range live {
+		must(b, p.Free(block))
+	}
 }
