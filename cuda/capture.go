@@ -59,8 +59,9 @@ type CaptureOptions struct {
 //
 // body runs on the calling goroutine, which is locked to its thread meanwhile.
 // The capture ends with it, even if it fails, panics or ends the goroutine: then there
-// is no graph, and nothing is left of it. An error of body is wrapped. If a call broke
-// the capture the error is ErrCapturing and says which calls do.
+// is no graph, and nothing is left of it. If the driver fails to end the capture, Close
+// and WithCapture of the stream try again first. An error of body is wrapped. If a call
+// broke the capture the error is ErrCapturing and says which calls do.
 //
 // Addresses are baked into the graph: memory that it uses must stay mapped
 // while it is launched. What Upload stages belongs to the graph. It needs a driver for
@@ -83,6 +84,7 @@ func (s *Stream) WithCapture(o CaptureOptions, body func() error) (*Graph, error
 	if s.own {
 		return nil, errOwnCaptured(op)
 	}
+	s.endStuck(op)
 	if err := s.notCapturing(op); err != nil {
 		return nil, err
 	}
@@ -151,7 +153,8 @@ func (c *captures) remove(id uint64) {
 // capture is one that WithCapture began.
 type capture struct {
 	sys    *System
-	stream *core.Stream
+	on     *Stream
+	stream *core.Stream // of on
 	mode   CaptureMode
 	id     uint64
 
@@ -167,7 +170,7 @@ func (s *Stream) beginCapture(op string, mode CaptureMode) (*capture, error) {
 	if r := s.in.Joining(func() driver.Result { return d.StreamBeginCapture(ctx, h, captureModes[mode]) }); r != driver.Success {
 		return nil, s.result(op, driver.CallStreamBeginCapture, r)
 	}
-	c := &capture{sys: s.dev.sys, stream: s.in, mode: mode, staged: staged{losses: s.sys().Losses()}}
+	c := &capture{sys: s.dev.sys, on: s, stream: s.in, mode: mode, staged: staged{losses: s.sys().Losses()}}
 	_, id, r := s.in.Capture()
 	if r != driver.Success {
 		err := s.result(op, driver.CallStreamGetCaptureInfo, r)
@@ -202,12 +205,34 @@ func (c *capture) end(op string) (driver.Graph, error) {
 	}
 	err := c.broken(op, r)
 	// Mostly the capture is over now. A stream must not stay in one.
-	if capturing, q := c.stream.Capturing(); q == driver.Success && capturing {
-		if template, r := ctx.System().Drv.StreamEndCapture(ctx.Handle, c.stream.Handle); r == driver.Success {
-			ctx.System().Drv.GraphDestroy(template)
+	id := c.id
+	if id == 0 { // it began just now
+		_, id, _ = c.stream.Capture()
+	}
+	c.on.stuck.Store(id)
+	c.on.endStuck(op)
+	return 0, err
+}
+
+// endStuck ends the capture that WithCapture could not end, unless it is over. If that
+// fails again the next Close or WithCapture tries it.
+func (s *Stream) endStuck(op string) {
+	stuck := s.stuck.Swap(0)
+	if stuck == 0 {
+		return
+	}
+	status, id, r := s.in.Capture()
+	if r == driver.Success && (status == driver.CaptureNone || status == driver.CaptureActive && id != stuck) {
+		return // it is over; another library may have begun one since
+	}
+	if r == driver.Success {
+		var template driver.Graph
+		if template, r = s.sys().Drv.StreamEndCapture(s.in.Ctx.Handle, s.in.Handle); r == driver.Success {
+			_ = destroyTemplate(op, s.in.Ctx, template)
+			return
 		}
 	}
-	return 0, err
+	s.stuck.Store(stuck)
 }
 
 // broken explains why a capture came to nothing.
@@ -238,21 +263,24 @@ func (c *capture) discard(op string) error {
 	if err != nil {
 		return err
 	}
-	return c.destroyTemplate(op, template)
+	return destroyTemplate(op, c.stream.Ctx, template)
 }
 
-// destroyTemplate tries twice, since there is no later occasion.
-func (c *capture) destroyTemplate(op string, template driver.Graph) error {
-	ctx, drv := c.stream.Ctx, c.sys.core.Drv
-	destroy := func() driver.Result { return drv.GraphDestroy(template) }
-	r := ctx.Teardown(destroy)
-	if r != driver.Success {
-		r = ctx.Teardown(destroy)
+// destroyTemplate destroys what was captured. If that fails the reclaimer tries again.
+func destroyTemplate(op string, ctx *core.Context, template driver.Graph) error {
+	sys := ctx.System()
+	destroy := func() error {
+		if r := ctx.Teardown(func() driver.Result { return sys.Drv.GraphDestroy(template) }); r != driver.Success {
+			return ctx.CallError(op, driver.CallGraphDestroy, r, "the captured graph")
+		}
+		return nil
 	}
-	if r != driver.Success {
-		return ctx.CallError(op, driver.CallGraphDestroy, r, "the captured graph, which is lost")
+	err := destroy()
+	if err != nil {
+		sys.Reclaim(new(core.Fence), nil, destroy)
+		err = fmt.Errorf("%w (System.Drain tries again)", err)
 	}
-	return nil
+	return err
 }
 
 // graph ends the capture and makes what was captured executable.
@@ -267,7 +295,7 @@ func (c *capture) graph(op string) (*Graph, error) {
 	if r != driver.Success {
 		err := ctx.CallError(op, driver.CallGraphInstantiate, r, fmt.Sprintf("what was captured on stream %#x", uintptr(c.stream.Handle)))
 		c.staged.release(c.sys)
-		if undo := c.destroyTemplate(op, template); undo != nil {
+		if undo := destroyTemplate(op, ctx, template); undo != nil {
 			err = fmt.Errorf("%w (and undoing it failed: %w)", err, undo)
 		}
 		return nil, err

@@ -2,6 +2,7 @@ package cuda_test
 
 import (
 	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"testing"
@@ -271,6 +272,42 @@ func TestUploadInACaptureBelongsToTheGraph(t *testing.T) {
 			require.Equal(t, want, read(t, on, p, 2*total))
 		}
 	})
+}
+
+// What the driver does not end or destroy at once, a later Close, WithCapture or Drain does:
+// the machine is empty at the end of the test.
+func TestACaptureThatTheDriverDoesNotEnd(t *testing.T) {
+	for _, fault := range []sim.Fault{
+		{Call: "cuStreamEndCapture", Times: 1}, {Call: "cuStreamEndCapture", Times: 2}, {Call: "cuStreamEndCapture", Times: 4},
+		{Call: "cuStreamGetCaptureInfo", Times: 1}, {Call: "cuStreamGetCaptureInfo", Times: 2}, {Call: "cuGraphDestroy", Times: 1},
+	} {
+		for name, next := range map[string]func(s *cuda.Stream) error{
+			"Close": (*cuda.Stream).Close,
+			"WithCapture": func(s *cuda.Stream) error {
+				g, err := s.WithCapture(thread, func() error { return nil })
+				if err != nil {
+					return err
+				}
+				return errors.Join(g.Close(), s.Close())
+			},
+		} {
+			t.Run(fmt.Sprintf("%s fails %d times, then %s", fault.Call, fault.Times, name), func(t *testing.T) {
+				m, sys := sim.Open(t)
+				s, err := sys.Devices()[0].NewStream(cuda.StreamOptions{})
+				require.NoError(t, err)
+				fault.Result = 999
+				m.Inject(fault)
+				_, err = s.WithCapture(thread, func() error { return errors.New("of the body") })
+				require.ErrorContains(t, err, fault.Call)
+				for range fault.Times {
+					if err = next(s); err == nil {
+						break
+					}
+				}
+				require.NoError(t, err)
+			})
+		}
+	}
 }
 
 // Its pinned memory goes back to the pool, and no driver call is made for it.

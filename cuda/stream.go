@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -18,8 +19,9 @@ type Stream struct {
 	in      *core.Stream
 	dev     *Device
 	ring    *ring
-	release func() // takes back that a borrowed stream's context is known
-	own     bool   // the device's, for copies that name none
+	release func()        // takes back that a borrowed stream's context is known
+	own     bool          // the device's, for copies that name none
+	stuck   atomic.Uint64 // the capture that WithCapture could not end, or 0
 	watched life.Watched
 	calls   calls // of callbacks
 }
@@ -284,6 +286,7 @@ func (s *Stream) Released() Completion {
 func (s *Stream) close(op string) error {
 	c, drv := s.in.Ctx, s.sys().Drv
 	if c.Lost() == driver.Success && s.in.Peek() {
+		s.endStuck(op)
 		err := s.notCapturing(op)
 		s.in.Release()
 		// In a lost context nothing captures, so closing proceeds.
