@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/osmem"
@@ -94,6 +95,21 @@ func (p place) supported(op string, m *memory) error {
 
 func (m *memory) concurrent(d driver.Device) bool {
 	return m.sys.Attribute(d, driver.AttrConcurrentManagedAccess) != 0
+}
+
+// prefetches refuses a prefetch on a stream of a device without concurrent managed access,
+// where the driver refuses every location.
+func (m *memory) prefetches(op string, s *cuda.Stream) error {
+	d := m.ctx.Device
+	if s != nil {
+		d = core.StreamOf(s).Ctx.Device
+	}
+	if m.kind == hinted || m.concurrent(d) {
+		return nil
+	}
+	return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
+		Asked: fmt.Sprintf("a prefetch on a stream of device %d, which has no concurrent managed access", d),
+		Hint:  "use a stream of a device whose capabilities have it, or do without: such a device pages no memory"})
 }
 
 // allConcurrent returns an error unless every device has concurrent managed access.

@@ -241,3 +241,19 @@ func TestArgumentsBeforeSupport(t *testing.T) {
 	require.ErrorIs(t, err, cuda.ErrNotSupported)
 	require.ErrorContains(t, err, "use cuda.OnHost")
 }
+
+// The remedy of what a device without concurrent access refuses is not refused in turn.
+func TestPrefetchesOfADeviceWithoutConcurrentAccess(t *testing.T) {
+	_, d := open(t, sim.WithoutConcurrentManagedAccess())
+	b, s := buffer(t, d, 2*mib), stream(t, d)
+	for _, to := range []cuda.Location{d.Location(), cuda.OnHost()} {
+		for name, err := range map[string]error{
+			"Prefetch": b.Prefetch(s, to), "without a stream": b.Prefetch(nil, to), "PrefetchBatch": managed.PrefetchBatch(s, []managed.Range{b.Range}, to),
+			"DiscardPrefetch": b.DiscardPrefetch(s, to),
+		} {
+			require.ErrorIs(t, err, cuda.ErrNotSupported, name)
+			require.ErrorContains(t, err, "or do without", name)
+			require.NotContains(t, err.Error(), "OnHost", name)
+		}
+	}
+}

@@ -26,6 +26,9 @@ func (r Range) Prefetch(s *cuda.Stream, to cuda.Location) error {
 		err = checkStream(op, m.sys, s)
 	}
 	if err == nil {
+		err = m.prefetches(op, s)
+	}
+	if err == nil {
 		err = p.supported(op, m)
 	}
 	if err != nil {
@@ -146,18 +149,23 @@ func submit(op string, s *cuda.Stream, ranges []Range, to []cuda.Location, k bat
 	if m.kind == hinted {
 		return m.on(op, s, func(*core.Stream) error { return nil })
 	}
+	switch {
+	case !k.discards():
+		err = m.prefetches(op, s)
+	case !m.sys.Drv.Has(k.call()):
+		err = m.ctx.CallError(op, k.call(), driver.MissingEntryPoint, errs.Count(len(ranges), "range"))
+	default:
+		err = m.allConcurrent(op)
+	}
+	if err != nil {
+		return err
+	}
 	for i, p := range places {
 		if err := p.supported(op, m); err != nil {
 			return member(i, len(to), err)
 		}
 	}
 	if k.discards() {
-		if !m.sys.Drv.Has(k.call()) {
-			return m.ctx.CallError(op, k.call(), driver.MissingEntryPoint, errs.Count(len(ranges), "range"))
-		}
-		if err := m.allConcurrent(op); err != nil {
-			return err
-		}
 		unlock, err := exclude(op, ranges)
 		if err != nil {
 			return err
