@@ -108,6 +108,8 @@ var byCall = map[callResult]explanation{
 		"creating a multicast object on a real driver is opt-in: open it with cuda.Options.RealMulticast"},
 	{driver.CallMulticastCreate, driver.NotSupported}:         noMulticast,
 	{driver.CallMulticastGetGranularity, driver.NotSupported}: noMulticast,
+	{driver.CallMulticastGetGranularity, driver.InvalidValue}: {errs.InvalidArgument,
+		"name as many devices as NVLink switches connect at most (64 on the software driver), and handle types that the driver has"},
 	{driver.CallMulticastCreate, driver.NotPermitted}: {errs.NotPermitted,
 		"fabric handles need an IMEX channel that this process may open; ask for descriptors instead"},
 	{driver.CallMulticastAddDevice, driver.InvalidDevice}: {errs.InvalidArgument,

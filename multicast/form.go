@@ -80,8 +80,12 @@ func (t *Team) do(ctx context.Context, name string, do func() error) error {
 func (t *Team) plan(ctx context.Context, size int) (rendezvous.Facts, error) {
 	var facts rendezvous.Facts
 	a, err := t.step(ctx, stepPlan, t.part(stepPlan, func() (offering, error) {
+		const op = "multicast.NewTeam"
 		if size <= 0 || size > maxBytes {
-			return offering{}, errs.Invalid("multicast.NewTeam", fmt.Sprintf("a size of %d bytes", size), "ask for as much as each device is to have")
+			return offering{}, errs.Invalid(op, fmt.Sprintf("a size of %d bytes", size), "ask for as much as each device is to have")
+		}
+		if limit := t.options.CallTimeout; limit < 0 {
+			return offering{}, errs.Invalid(op, fmt.Sprintf("a CallTimeout of %v", limit), fmt.Sprintf("0 is the default, %v", DefaultCallTimeout))
 		}
 		if err := Supported(t.devices...); err != nil {
 			return offering{}, err
@@ -95,7 +99,7 @@ func (t *Team) plan(ctx context.Context, size int) (rendezvous.Facts, error) {
 			}
 			p.Granularity = max(p.Granularity, uint64(g))
 		}
-		g, err := granularity("multicast.NewTeam", core.SystemOf(t.devices[0]), Properties{Devices: len(t.devices), Granularity: t.options.Granularity})
+		g, err := granularity(op, core.SystemOf(t.devices[0]), Properties{Devices: len(t.devices), Granularity: t.options.Granularity})
 		if err != nil {
 			return offering{}, err
 		}

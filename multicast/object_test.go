@@ -99,7 +99,11 @@ func TestCreate(t *testing.T) {
 		_, err := multicast.Create(sys, row.size, row.p)
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument, "%+v", row)
 	}
-	_, err := multicast.Create(sys, unit, multicast.Properties{Devices: 1, Handles: vmm.Fabric})
+	_, err := multicast.Create(sys, unit, multicast.Properties{Devices: 99})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.ErrorContains(t, err, "an object for 99 devices")
+	require.ErrorContains(t, err, "64 on the software driver")
+	_, err = multicast.Create(sys, unit, multicast.Properties{Devices: 1, Handles: vmm.Fabric})
 	require.ErrorIs(t, err, cuda.ErrNotPermitted, "no channel is open")
 	_, err = multicast.Create(nil, unit, multicast.Properties{Devices: 1})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)

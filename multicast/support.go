@@ -29,7 +29,7 @@ func (p Properties) prop(op string) (driver.MulticastProp, error) {
 	const most = 1 << 16
 	switch {
 	case p.Devices < 1 || p.Devices > most:
-		return none, errs.Invalid(op, fmt.Sprintf("an object for %d devices", p.Devices), "say how many devices take part, at least one")
+		return none, errs.Invalid(op, fmt.Sprintf("an object for %d devices", p.Devices), fmt.Sprintf("say how many devices take part, from 1 to %d", most))
 	case p.Handles != vmm.NoHandles && p.Handles&^(vmm.PosixFD|vmm.Fabric) != 0:
 		return none, errs.Invalid(op, fmt.Sprintf("handle types %v", p.Handles), "use vmm.PosixFD, vmm.Fabric, both, or nothing")
 	case p.Granularity > vmm.RecommendedGranularity:

@@ -25,7 +25,7 @@ const DefaultCallTimeout = 10 * time.Second
 // TeamOptions describe a team. The zero value works.
 type TeamOptions struct {
 	// CallTimeout is how long a rank's own driver calls of one step may take, and its GPU
-	// work when the team ends; 0 is DefaultCallTimeout. Leave may take twice as long, so
+	// work when the team ends; 0 is DefaultCallTimeout, and a negative one is refused. Leave may take twice as long, so
 	// choose less than half of the group's timeout: then a rank whose driver call does not
 	// return can still report it.
 	CallTimeout time.Duration
@@ -88,10 +88,10 @@ func NewTeam(ctx context.Context, g *rendezvous.Group, devices []*cuda.Device, s
 	if g == nil {
 		return nil, errs.Invalid(op, "a nil group", "make one with rendezvous.InProcess, Host or Join")
 	}
-	if o.CallTimeout <= 0 {
-		o.CallTimeout = DefaultCallTimeout
-	}
 	t := &Team{group: g, devices: append([]*cuda.Device(nil), devices...), timeout: o.CallTimeout, options: o}
+	if t.timeout <= 0 { // the first step refuses a negative one, on every rank
+		t.timeout = DefaultCallTimeout
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	err := t.form(ctx, size)
