@@ -25,8 +25,8 @@
 // declaration was written for (internal/driver's table has both), so a later driver
 // returns the declared form. It requests no form that is newer than the driver, since
 // an older driver would return an earlier form, which has other parameters. It takes the
-// variants whose default stream is the legacy one. A missing entry point does not make opening fail:
-// calling it returns driver.MissingEntryPoint, and Has reports it beforehand.
+// variants whose default stream is the legacy one. A missing entry point does not make
+// opening fail: calling it returns driver.MissingEntryPoint, and Has reports it beforehand.
 //
 // The library is never closed, and opening it again returns the same [Driver].
 //

@@ -23,7 +23,7 @@ type Memory struct {
 	Open  bool     // an exported descriptor of it is open somewhere
 }
 
-// Usage is what is taken of the machine, at one instant.
+// Usage returns what is taken of the machine, at one instant.
 func (l *Ledger) Usage() Usage {
 	l.lock()
 	defer l.unlock()
