@@ -7,7 +7,7 @@ import fcntl
 import mmap
 import os
 import stat
-from typing import Optional
+from typing import Any, Optional
 
 from ._driver import Device
 from .errors import ProtocolError
@@ -26,32 +26,33 @@ class Page:
     """A page of fence words, mapped into this process, and pinned if the device's streams can use words."""
 
     def __init__(self, memory: mmap.mmap, dev: Optional[Device]) -> None:
-        self._memory = memory
         self._device = dev
-        self._words = (ctypes.c_uint64 * (len(memory) // 8)).from_buffer(memory)
-        self.words = len(self._words)
-        self._address = ctypes.addressof(self._words)
+        words = (ctypes.c_uint64 * (len(memory) // 8)).from_buffer(memory)
+        self._words: Optional[Any] = words
+        self.words = len(words)
+        self._address = ctypes.addressof(words)
         self.base = dev.register(self._address, len(memory)) if dev is not None else 0
 
     def load(self, slot: int) -> int:
-        return int(self._words[slot])  # aligned, 8 bytes: one load
+        """Returns a word; of a page that is closed, the final value."""
+        words = self._words
+        return RELEASE if words is None else int(words[slot])  # aligned, 8 bytes: one load
 
     def store(self, slot: int, value: int) -> None:
-        self._words[slot] = value
+        words = self._words
+        if words is not None:
+            words[slot] = value
 
     def at(self, slot: int) -> int:
         """Returns the device address of a word."""
         return self.base + 8 * slot
 
     def close(self) -> None:
-        """Unpins and unmaps the page. The caller has waited for the streams that use it. Idempotent."""
+        """Unpins and unmaps the page, once no other thread reads it. The caller has waited for the streams that use it. Idempotent."""
         if self._device is not None:
             self._device.unregister(self._address)
             self._device = None
-        if self._address:
-            self._address = 0
-            del self._words
-            self._memory.close()
+        self._words = None  # which keeps the mapping
 
 
 def open_page(fd: int, dev: Optional[Device]) -> Page:

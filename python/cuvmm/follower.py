@@ -81,10 +81,11 @@ class _Shown(NamedTuple):
 
 
 class _News(NamedTuple):
-    """What had arrived, after elements had been taken back so many times."""
+    """What had arrived over a connection, after elements had been taken back so many times."""
 
     shown: _Shown
     cuts: int
+    link: "_Link"  # whose word its generation is compared with
 
 
 class _Link:
@@ -92,8 +93,9 @@ class _Link:
 
     def __init__(self, client: "Client", a: Accepted, dev: Device) -> None:
         self.mailbox, self.token, self.slot = a.mailbox, a.token, a.slot
-        self.waiting = threading.Lock()  # guards the stream
+        self.waiting = threading.RLock()  # guards the stream
         self.waited = 0
+        self.died = False  # the publisher's word no longer counts
         self.dead = False  # all waits for the word have ended
         words = dev.stream_words()
         try:
@@ -109,11 +111,13 @@ class _Link:
             raise
 
     def reached(self, generation: int) -> bool:
-        return self.page.load(self.slot) >= generation
+        """Whether a generation is complete, or never will be."""
+        return self.died or self.page.load(self.slot) >= generation
 
     def swap(self) -> int:
         """Ends all waits, and returns the last generation that is complete."""
         complete = self.page.load(self.slot)
+        self.died = True
         self.page.store(self.slot, _page.RELEASE)
         return complete
 
@@ -121,16 +125,17 @@ class _Link:
         """Writes the final value until the stream has seen it, since a late write of the publisher's GPU may replace it."""
         failed = 0.0
         while failed < 1.0:
-            self.page.store(self.slot, _page.RELEASE)
-            try:
-                if self.stream is None or self.stream.done():
-                    return
-            except Error:
-                failed += _LONGEST_POLL  # nothing waits on a lost device
+            with self.waiting:
+                self.page.store(self.slot, _page.RELEASE)
+                try:
+                    if self.stream is None or self.stream.done():
+                        return
+                except Error:
+                    failed += _LONGEST_POLL  # nothing waits on a lost device
             time.sleep(_LONGEST_POLL)
 
     def close(self) -> None:
-        """Closes the stream and the page. All waits for the word have ended."""
+        """Closes the stream and the page. All waits for the word have ended; other threads may still use the link. Idempotent."""
         with self.waiting:
             if self.stream is not None:
                 self.stream.close()
@@ -159,7 +164,7 @@ class Follower(OfProcess):
         self._state = LIVE  # as the publisher sent it last
         self._gone: Optional[Error] = None
         self._completed = _page.LAST_GENERATION
-        self._settled = self._died = self._closing = False
+        self._settled = self._closing = False
         self._unfinished: Optional[Error] = None  # what was shown and dropped, until something else is shown
         self._told = False  # a next has raised it
         self._awaited: Optional[_News] = None  # what the host waits for, or waited for when its time was over
@@ -263,7 +268,7 @@ class Follower(OfProcess):
                         raise _nothing_new()
                     self._changed.wait(left)
                     news = self._news_locked(streams)
-            self._order_behind(news.shown.ordered, streams, until)
+            self._order_behind(news.link, news.shown.ordered, streams, until)
             if self._show(news):
                 return news.shown.generation
 
@@ -290,7 +295,7 @@ class Follower(OfProcess):
         if p is None and self._settled:
             assert end is not None
             raise end.again()
-        news = None if p is None else _News(p, self._cuts)
+        news = None if p is None else _News(p, self._cuts, self._link)
         if streams and self._link.stream is not None:
             return news
         if self._awaited is None or not self._stands_locked(self._awaited) or (p is not None and self._link.reached(p.ordered)):
@@ -314,7 +319,7 @@ class Follower(OfProcess):
                 return False
             if self._pending is n.shown:
                 self._pending = None
-            complete = self._link.page.load(self._link.slot) if not self._died else 0
+            complete = 0 if self._link.died else self._link.page.load(self._link.slot)
             while len(self._shown) > 1 and self._shown[1].ordered <= complete:
                 self._shown.pop(0)
             self._shown.append(n.shown)
@@ -346,9 +351,9 @@ class Follower(OfProcess):
                 if news is None:
                     await changed.wait()
                     continue
-                if streams and self._link.stream is not None:
-                    self._order_behind(news.shown.ordered, streams, None)
-                elif not self._complete(news.shown.ordered):
+                if streams and news.link.stream is not None:
+                    self._order_behind(news.link, news.shown.ordered, streams, None)
+                elif not self._complete(news):
                     await asyncio.sleep(_LONGEST_POLL)
                     continue
                 if self._show(news):
@@ -357,10 +362,10 @@ class Follower(OfProcess):
             with self._changed:
                 self._wakers.discard(wake)
 
-    def _complete(self, generation: int) -> bool:
-        """Whether the work of a generation is done, or its publisher gone."""
-        self._count_wait(generation)
-        return self._died or self._link.reached(generation)
+    def _complete(self, n: _News) -> bool:
+        """Whether its work is done, or the publisher gone."""
+        self._count_wait(n.shown.ordered)
+        return n.link.reached(n.shown.ordered)
 
     async def generations(self, stream: Any = None) -> AsyncIterator[int]:
         """Yields each new generation, until the publisher ends or withdraws."""
@@ -382,13 +387,14 @@ class Follower(OfProcess):
         if self._closing:
             raise ClosedError("the follower is closed")
         if streams:
-            self._order_behind(self._shown[-1].ordered, streams, None)
+            with self._changed:
+                link, ordered = self._link, self._shown[-1].ordered
+            self._order_behind(link, ordered, streams, None)
 
     # Ordering between the GPUs of two processes.
 
-    def _order_behind(self, generation: int, streams: List[c_void_p], until: Optional[float]) -> None:
-        link = self._link
-        if self._died or link.reached(generation):
+    def _order_behind(self, link: _Link, generation: int, streams: List[c_void_p], until: Optional[float]) -> None:
+        if link.reached(generation):
             return
         self._count_wait(generation)
         if not streams or link.stream is None:
@@ -403,7 +409,7 @@ class Follower(OfProcess):
                 with self._device.current() as d:
                     d.call("cuStreamWaitValue64_v2", link.stream.handle, link.page.at(link.slot), generation, 0, what=f"generation {generation}")
                 link.waited = generation
-                if self._died:
+                if link.died:
                     link.release_waits()  # _die may have released the stream before this wait was issued
             with Event(self._device, link.stream.handle) as e:
                 for s in streams:
@@ -417,7 +423,7 @@ class Follower(OfProcess):
 
     def _await(self, link: _Link, generation: int, until: Optional[float]) -> None:
         pause = _SHORTEST_POLL
-        while not self._died and not link.reached(generation):
+        while not link.reached(generation):
             if self._closing:
                 raise ClosedError("the follower is closed")
             if until is not None and time.monotonic() >= until:
@@ -465,7 +471,7 @@ class Follower(OfProcess):
         """Drops what is shown and incomplete, and releases the streams."""
         with self._changed:
             self._completed = link.swap()
-            self._gone, self._died = why, True
+            self._gone = why
             while len(self._shown) > 1 and self._shown[-1].ordered > self._completed:
                 self._shown.pop()
                 self._told = False
@@ -547,7 +553,7 @@ class Follower(OfProcess):
                 if isinstance(self._pending, _Shown):
                     later = [r for r in self._received if r.generation > self._shown[-1].generation]
                     self._pending = later[-1] if later else None
-                self._gone, self._died, self._completed, self._since = None, False, _page.LAST_GENERATION, []
+                self._gone, self._completed, self._since = None, _page.LAST_GENERATION, []
                 self._wake_locked()
             old.close()
             return None
@@ -588,7 +594,7 @@ class Follower(OfProcess):
             self._pending = what
             if isinstance(what, _Shown):
                 self._received.append(what)
-                while len(self._received) > 1 and self._link.reached(self._received[1].ordered):
+                while len(self._received) > 1 and not self._link.died and self._link.reached(self._received[1].ordered):
                     self._received.pop(0)
                 del self._received[1:-_MOST_RECEIVED]
             self._state = self._state if state is None else state

@@ -14,9 +14,10 @@ from unittest import mock
 
 import cuvmm
 from cuvmm import _conn, _descriptor, _driver, _page, _wire
+from cuvmm._driver import Stream
 from cuvmm.errors import Error
 
-from .support import DriverTest
+from .support import DriverTest, await_that
 
 TOKEN = b"t" * 16
 UNKNOWN, LIMIT, FORBIDDEN, FAILED = 1, 2, 5, 6
@@ -429,6 +430,27 @@ class States(DriverTest):
                 closing.start()
                 closing.join(60)
                 self.assertFalse(closing.is_alive(), "close waits for ever")
+
+        self.following(do, reconnect=True)
+
+    def test_a_connection_that_is_used_when_another_replaces_it(self) -> None:
+        """Threads that are about to wait for the old publisher's word wait for nothing: it has ended."""
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p._page.store(0, 0)
+            p.view(self.memory, length=10)
+            old, stream = f._link, Stream(f._device)
+            p._conn.close()
+            p.accept()
+            await_that(lambda: old.page._words is None, "the old connection's page is closed")
+            p._page.store(0, 0)
+            old.release_waits()
+            old.close()
+            both: List[List[Any]] = [[], [stream.handle]]
+            for streams in both:
+                f._order_behind(old, 1, streams, None)
+            self.assertTrue(stream.done())
+            stream.close()
+            p._page.store(0, 1 << 40)
 
         self.following(do, reconnect=True)
 
