@@ -1,7 +1,8 @@
 package inspect
 
 import (
-	"strings"
+	"strconv"
+	"unicode/utf8"
 
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
@@ -44,7 +45,12 @@ func (t *snapshotReader) segment(s pool.Segment) Segment {
 }
 
 // label returns a tag's name as text: what reads snapshots takes UTF-8 alone.
-func label(t pool.Tag) string { return strings.ToValidUTF8(t.String(), "\uFFFD") }
+func label(t pool.Tag) string {
+	if name := t.String(); !utf8.ValidString(name) {
+		return strconv.Quote(name) // so that two tags have different labels
+	}
+	return t.String()
+}
 
 // counts are the numbers of a pool, which take no walk.
 func counts(device int, s pool.Stats) Pool {

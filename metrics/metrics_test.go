@@ -50,7 +50,7 @@ func TestAScrape(t *testing.T) {
 		"cuvmm_pool_reserved_bytes" + labels + "} 2.097152e+06\n",
 		"cuvmm_pool_limit_bytes" + labels + "} 1.073741824e+09\n",
 		"cuvmm_pool_allocations_total" + labels + "} 1\n",
-		"cuvmm_pool_tag_requested_bytes" + labels + `,tag="weights�"} 3000`,
+		"cuvmm_pool_tag_requested_bytes" + labels + `,tag="\"weights\\xff\""} 3000`,
 		`cuvmm_objects{kind="allocation"} 1`,
 		"# TYPE cuvmm_lost_objects_total counter\n",
 	} {

@@ -165,7 +165,7 @@ func sourceOf(ctx context.Context, name string) (source, error) {
 		return nil, fmt.Errorf("process %d offers no map to this user: the processes that do are %v", pid, pids(found))
 	}
 	if strings.HasPrefix(name, "http://") || strings.HasPrefix(name, "https://") {
-		return func(ctx context.Context) (inspect.Snapshot, error) { return fetch(ctx, name) }, nil
+		return within(name, snapshotTimeout, func(ctx context.Context) (inspect.Snapshot, error) { return fetch(ctx, name) }), nil
 	}
 	return func(context.Context) (inspect.Snapshot, error) {
 		f, err := os.Open(name)
@@ -184,14 +184,14 @@ func sourceOf(ctx context.Context, name string) (source, error) {
 // snapshotTimeout limits the wait for a process, whose snapshot may have many blocks.
 const snapshotTimeout = 30 * time.Second
 
-// within returns a source that fails if a process has not replied in time.
-func within(timeout time.Duration, ask source) source {
+// within returns a source that fails if it, a process, has not replied in time.
+func within(it string, timeout time.Duration, ask source) source {
 	return func(ctx context.Context) (inspect.Snapshot, error) {
 		limited, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		s, err := ask(limited)
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-			err = fmt.Errorf("it did not reply within %v; a stopped process (state T in ps) does not", timeout)
+			err = fmt.Errorf("%s did not reply within %v; a stopped process (state T in ps) does not", it, timeout)
 		}
 		return s, err
 	}
@@ -200,7 +200,7 @@ func within(timeout time.Duration, ask source) source {
 // ofProcess returns the source of a process that offers its map.
 func ofProcess(s serve.Socket) source {
 	return func(ctx context.Context) (inspect.Snapshot, error) {
-		got, err := within(snapshotTimeout, s.Snapshot)(ctx)
+		got, err := within("it", snapshotTimeout, s.Snapshot)(ctx)
 		if err != nil {
 			err = fmt.Errorf("process %d: %w", s.PID, err)
 		}
@@ -294,8 +294,25 @@ func (p picture) compare(before, after inspect.Snapshot) {
 	}
 }
 
-// toFile replaces a file, or leaves it as it was if that fails.
-func toFile(name string, write func(w io.Writer) error) (err error) {
+// toFile writes what a user named: a new file, or one that is replaced. Anything else,
+// such as a device or a pipe, is written in place; a link stays, and its target is
+// written.
+func toFile(name string, write func(w io.Writer) error) error {
+	if target, err := filepath.EvalSymlinks(name); err == nil {
+		name = target
+	}
+	if about, err := os.Lstat(name); err != nil || about.Mode().IsRegular() {
+		return replace(name, write)
+	}
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o600) // creates the target of a link
+	if err != nil {
+		return err
+	}
+	return errors.Join(write(f), f.Close())
+}
+
+// replace replaces a file, or leaves it as it was if that fails.
+func replace(name string, write func(w io.Writer) error) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(name), ".cuvmm-*")
 	if err != nil {
 		var of *os.PathError

@@ -17,6 +17,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/inspect/serve"
+	"github.com/cuvmm/cuvmm/internal/needs"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/require"
@@ -175,10 +176,42 @@ func TestAFileThatCannotBeReplaced(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "full"), 0o700))
 	err := toFile(filepath.Join(dir, "full"), func(io.Writer) error { return nil })
-	require.ErrorContains(t, err, "full cannot be replaced: file exists")
+	require.ErrorContains(t, err, "full: is a directory")
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, left, 1)
+}
+
+// What is no regular file stays what it is.
+func TestWhatIsWrittenInPlace(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	text := func(w io.Writer) error { _, err := io.WriteString(w, "new"); return err }
+	require.NoError(t, os.WriteFile(at("file"), []byte("an old and longer text"), 0o600))
+	require.NoError(t, os.Symlink("file", at("link")))
+	require.NoError(t, os.Symlink("made", at("dangling")))
+	for link, target := range map[string]string{"link": "file", "dangling": "made"} {
+		require.NoError(t, toFile(at(link), text))
+		got, err := os.ReadFile(at(target))
+		require.NoError(t, err)
+		require.Equal(t, "new", string(got))
+		about, err := os.Lstat(at(link))
+		require.NoError(t, err)
+		require.Equal(t, os.ModeSymlink, about.Mode().Type())
+	}
+
+	reader, writer, err := os.Pipe()
+	require.NoError(t, err)
+	defer reader.Close()
+	pipe := fmt.Sprintf("/proc/self/fd/%d", writer.Fd())
+	if _, err := os.Stat(pipe); err != nil {
+		needs.Lacks(t, "/proc: %v", err)
+	}
+	require.NoError(t, toFile(pipe, text))
+	require.NoError(t, writer.Close())
+	got, err := io.ReadAll(reader)
+	require.NoError(t, err)
+	require.Equal(t, "new", string(got))
 }
 
 func TestAProcessThatDoesNotReply(t *testing.T) {
@@ -186,11 +219,11 @@ func TestAProcessThatDoesNotReply(t *testing.T) {
 		<-ctx.Done()
 		return inspect.Snapshot{}, fmt.Errorf("read: %w", ctx.Err())
 	}
-	_, err := within(time.Millisecond, asked)(t.Context())
+	_, err := within("it", time.Millisecond, asked)(t.Context())
 	require.EqualError(t, err, "it did not reply within 1ms; a stopped process (state T in ps) does not")
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = within(time.Hour, asked)(ended)
+	_, err = within("it", time.Hour, asked)(ended)
 	require.ErrorIs(t, err, context.Canceled)
 }
 

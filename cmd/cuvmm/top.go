@@ -116,7 +116,7 @@ const replyTimeout = 3 * time.Second
 
 // summary asks a process for a summary of its map.
 func summary(ctx context.Context, h host, s serve.Socket) process {
-	m, err := within(replyTimeout, s.Summary)(ctx)
+	m, err := within("it", replyTimeout, s.Summary)(ctx)
 	if err == nil {
 		return process{PID: s.PID, Name: m.Process.Name, Bytes: -1, Allocated: m.Totals.AllocatedBytes + m.Totals.ManagedBytes, Offers: true, Map: &m}
 	}

@@ -34,15 +34,15 @@ func (e *entry) openArena() (uint64, error) {
 
 // joinCapture makes the arena serve the capture in which the stream takes part, if any.
 func (e *entry) joinCapture(s *cuda.Stream, number uint64) error {
-	status, id, r := core.StreamOf(s).Capture()
-	if r != driver.Success || status != driver.CaptureActive {
-		return nil // Alloc reports a failure or a broken capture
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	a := e.arenas[number]
 	if a == nil {
 		return errs.ClosedError("cuvmm_alloc", fmt.Sprintf("arena %d", number))
+	}
+	status, id, r := core.StreamOf(s).Capture()
+	if r != driver.Success || status != driver.CaptureActive {
+		return nil // Alloc reports a failure or a broken capture
 	}
 	if a.going[id] != nil {
 		return nil

@@ -126,8 +126,8 @@ func goRecordHistory(handle, events C.uint64_t, e *C.cuvmm_error) C.int32_t {
 	})
 }
 
-// maxEvents is the most that a history keeps: about 1.5 GiB of the host's memory.
-const maxEvents = 1 << 24
+// maxEvents is the most that pool.HistoryOptions takes.
+const maxEvents = 1 << 22
 
 //export goSnapshot
 func goSnapshot(pool C.uint64_t, to *C.char, n *C.size_t, e *C.cuvmm_error) C.int32_t {

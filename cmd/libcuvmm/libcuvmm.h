@@ -12,7 +12,9 @@
 //
 // A stream is a CUstream. The library refers to it from the first call that names it
 // until cuvmm_stream_close or cuvmm_pool_close, so it must live as long. The per-thread
-// default stream names another stream on every thread and is refused.
+// default stream names another stream on every thread and is refused. On the software
+// driver, which the library opens inside the process, there are no streams but NULL and 1,
+// the default stream: those of a software libcuda in the process are unknown.
 //
 // The library holds Go's runtime, which does not survive fork: in a child, requests fail
 // with CUVMM_FORKED, and freeing does nothing. A signal handler must have SA_ONSTACK, as
@@ -78,7 +80,8 @@ int32_t cuvmm_pool_open(const cuvmm_pool_options *o, uint64_t *pool, cuvmm_error
 int32_t cuvmm_pool_close(uint64_t pool, cuvmm_error *e);
 
 // cuvmm_alloc allocates a block for work that is submitted to the stream from now on.
-// The arena is that of the capture in which the stream takes part, or 0.
+// The arena is that of the capture in which the stream takes part, or 0. One that is
+// unknown or released is CUVMM_CLOSED, even if the stream captures nothing.
 int32_t cuvmm_alloc(uint64_t pool, size_t bytes, void *stream, uint64_t arena, void **block, cuvmm_error *e);
 
 // cuvmm_free frees a block. Its memory is used again once the work that is now on its
@@ -108,7 +111,8 @@ int32_t cuvmm_pool_stats(uint64_t pool, cuvmm_stats *s, cuvmm_error *e);
 int32_t cuvmm_reset_peaks(uint64_t pool, cuvmm_error *e);
 
 // cuvmm_record_history makes the pool keep its latest allocations and frees, which
-// snapshots contain, and forget earlier ones. 0 events stops it.
+// snapshots contain, and forget earlier ones. It keeps at most 4,194,304 events, which
+// take some 400 MB of the host's memory; more is CUVMM_INVALID. 0 events stops it.
 int32_t cuvmm_record_history(uint64_t pool, uint64_t events, cuvmm_error *e);
 
 // cuvmm_snapshot writes the pool's state as JSON, the form of pool.Snapshot, with a NUL at
@@ -126,7 +130,7 @@ int32_t cuvmm_arena_end(uint64_t pool, uint64_t arena, cuvmm_error *e);
 int32_t cuvmm_arena_release(uint64_t pool, uint64_t arena, cuvmm_error *e);
 
 // A segment is an allocation of one handle, which other processes can map, for a cache
-// of the caller's own. cuvmm_segment_free frees it when the stream's work is done.
+// of the caller's own. It has at least one byte. cuvmm_segment_free frees it when the stream's work is done.
 int32_t cuvmm_segment_alloc(uint64_t pool, size_t bytes, void **segment, cuvmm_error *e);
 int32_t cuvmm_segment_free(uint64_t pool, void *segment, void *stream, cuvmm_error *e);
 

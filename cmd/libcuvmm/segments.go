@@ -13,6 +13,9 @@ import (
 // MemPool keeps its cache on top of segments.
 
 func (e *entry) newSegment(bytes int) (ptr uintptr, err error) {
+	if bytes <= 0 {
+		return 0, errs.Invalid("cuvmm_segment_alloc", errs.Bytes(bytes), "allocate at least one byte")
+	}
 	b, err := vmm.NewBuffer(e.dev, vmm.BufferOptions{Reserve: bytes, Memory: vmm.Properties{Handles: vmm.PosixFD}})
 	if err != nil {
 		return 0, err

@@ -45,6 +45,12 @@ def close_all(files: Iterable[int]) -> None:
             os.close(f)
 
 
+def _checked(timeout: float) -> float:
+    if not 0 < timeout < threading.TIMEOUT_MAX:
+        raise ArgumentError(f"a timeout of {timeout} s", "pass a positive number of seconds")
+    return timeout
+
+
 def _deadline(timeout: Optional[float]) -> Optional[float]:
     return None if timeout is None else time.monotonic() + timeout
 
@@ -306,7 +312,7 @@ def dial(path: str, timeout: float = TIMEOUT, allow_uid: Optional[int] = None, m
          max_files: Optional[int] = None) -> Conn:
     """Connects to a socket, checks that the server belongs to the expected user (this process's by default), and greets it."""
     folder, name = _split(path)
-    until = time.monotonic() + timeout
+    until = time.monotonic() + _checked(timeout)
     with _folder(folder) as (fd, owner):
         s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         s.setblocking(False)
@@ -351,6 +357,7 @@ def _connect(s: socket.socket, folder: int, name: str, path: str, until: float) 
 
 def inherit(fd: int, timeout: float = TIMEOUT, may_lose: Tuple[int, ...] = ()) -> Conn:
     """Makes a connection of the end of a socketpair that this process inherited. It owns the descriptor from then on."""
+    _checked(timeout)
     try:
         s = socket.socket(fileno=fd)
     except OSError as e:
@@ -370,6 +377,7 @@ def inherit(fd: int, timeout: float = TIMEOUT, may_lose: Tuple[int, ...] = ()) -
 
 def pair(timeout: float = TIMEOUT) -> Tuple[Conn, int]:
     """Makes a connection to a child that is yet to be started, and the descriptor for its ``pass_fds``, which the caller closes."""
+    _checked(timeout)
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     return Conn(own, None, timeout), other.detach()
 
@@ -380,7 +388,7 @@ class Listener(OfProcess):
     def __init__(self, path: str, timeout: float = TIMEOUT) -> None:
         folder, name = _split(path)
         self.path = path
-        self._name, self.timeout = name, timeout
+        self._name, self.timeout = name, _checked(timeout)
         self._closed = False
         self._stop, self._wake = os.pipe()
         self._accepting = threading.Lock()

@@ -13,7 +13,7 @@ from ._descriptor import ARRAY, BUFFER, ELEMENTS, decode
 from ._process import OfProcess
 from ._replica import View
 from .errors import (AccessError, ArgumentError, ClosedError, Error, FilesError, GoneError, NotSupported, ProtocolError, RefusedError, TooLargeError, UnknownError,
-                     WaitTimeout)
+                     WaitTimeout, whole)
 from .follower import Accepted, Follower, Options, Possession, end_of
 
 _MAY_LOSE = (_wire.KINDS["accepted"], _wire.KINDS["view"])
@@ -149,7 +149,8 @@ class Client(OfProcess):
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= 255:
             raise ArgumentError(f"publication {name!r}", "a name has 1 to 255 bytes")
         dev = _driver.device(device)
-        if reserve < 0 or max_chunks < 1 or (max_wait is not None and max_wait <= 0):
+        reserve, max_chunks = whole(reserve, "bytes to reserve"), whole(max_chunks, "chunks")
+        if reserve < 0 or max_chunks < 1 or (max_wait is not None and not max_wait > 0):
             raise ArgumentError(f"a range of {reserve} bytes, {max_chunks} chunks and a wait of {max_wait}", "limits are positive")
         if reserve:
             granularity = dev.granularity(dev.properties())

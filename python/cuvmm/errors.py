@@ -7,6 +7,7 @@ also in ``hint``. Errors that have a standard counterpart derive from it, too:
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Tuple
 
 
@@ -29,6 +30,14 @@ class Error(Exception):
 
 class ArgumentError(Error, ValueError):
     """An argument that no call could take."""
+
+
+def whole(n: Any, what: str) -> int:
+    """Returns a number of elements or bytes."""
+    try:
+        return operator.index(n)
+    except TypeError:
+        raise ArgumentError(f"{n!r} {what}", "pass a whole number") from None
 
 
 class ClosedError(Error):

@@ -17,7 +17,7 @@ from ._process import OfProcess
 from ._replica import ENDED, MOVED, Chunk, View, size_of
 from .client import Client
 from .errors import (ArgumentError, ClosedError, Error, FilesError, GoneError, InUseError, NotSupported, PeerError, ProtocolError, RefusedError, SupersededError, TooLargeError,
-                     WaitTimeout)
+                     WaitTimeout, whole)
 from .follower import Follower, Heritage
 from .shared import Shared
 
@@ -90,7 +90,7 @@ class Publication(OfProcess):
         streams = _streams.handles_of(self._memory.device, stream)
         with self._changed:
             self._check()
-            length = len(self._memory) if length is None else length
+            length = len(self._memory) if length is None else whole(length, "elements to announce")
             if not self._view.length <= length <= len(self._memory):
                 raise ArgumentError(f"{length} elements to announce, after {self._view.length}, of {len(self._memory)}", "resize the memory first; shrink shows fewer")
             generation = self._view.generation + 1
@@ -139,10 +139,11 @@ class Publication(OfProcess):
         Afterwards the memory may be overwritten, or freed with ``Shared.trim``. WaitTimeout names the followers that still
         map it, and InUseError one that refused; the elements are no longer shown in either case.
         """
+        length = whole(length, "elements")
         with self._changed:
             self._check()
             if not 0 <= length <= self._view.length:
-                raise ArgumentError(f"shrinking from {self._view.length} to {length} elements")
+                raise ArgumentError(f"shrinking from {self._view.length} to {length} elements", "pass a length from 0 to what was announced; announce shows more")
             for f in self._followers:
                 f.progress.lower(length)
             self._show(Shown(self._view.generation + 1, self._view.ordered, length, self._chunks(length)))

@@ -13,7 +13,9 @@ from ._descriptor import ELEMENTS, NUMBERS
 from ._process import OfProcess
 from ._replica import Chunk
 from .array import Array, ElementType, Users, close_at_exit
-from .errors import ArgumentError, CapacityError, ClosedError, InUseError
+from .errors import ArgumentError, CapacityError, ClosedError, InUseError, whole
+
+_MOST_RESERVED = 1 << 60  # more than any device has addresses for
 
 
 class Shared(OfProcess):
@@ -80,6 +82,7 @@ class Shared(OfProcess):
     def resize(self, length: int) -> None:
         """Sets the length. It adds memory as needed, and keeps it if the array gets shorter. New elements are undefined."""
         self._check_process()
+        length = whole(length, "elements")
         with self._lock:
             r = self._open()
             if length < 0:
@@ -158,10 +161,11 @@ def empty(length: int, dtype: Any = "float32", device: int = 0, *, reserve: int 
     name = str(getattr(dtype, "name", dtype)).split(".")[-1]
     if name not in NUMBERS:
         raise ArgumentError(f"elements of type {dtype!r}", "use one of " + ", ".join(sorted(NUMBERS)))
-    if length < 0 or reserve < 0:
-        raise ArgumentError(f"{length} elements in {reserve} bytes", "sizes are not negative")
+    length, reserve = whole(length, "elements"), whole(reserve, "bytes to reserve")
     number = NUMBERS[name]
     kind = ElementType(name, ELEMENTS[number].size, number)
+    if length < 0 or reserve < 0 or max(reserve, length * kind.size) > _MOST_RESERVED:
+        raise ArgumentError(f"{length} elements of {kind.size} bytes, and {reserve} bytes to reserve", f"pass sizes from 0 to {_MOST_RESERVED} bytes")
     dev = _driver.device(device)
     granularity = dev.granularity(dev.properties())
     size = -(-max(reserve, length * kind.size, 1) // granularity) * granularity

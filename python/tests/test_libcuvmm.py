@@ -11,14 +11,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import unittest
 from ctypes import byref, c_size_t, c_uint64, c_void_p
 from typing import Any, List
 
 from cuvmm import _torch_library as front
 
-from .support import environment, lacks
+from .support import await_that, environment, lacks
 
 INVALID, OUT_OF_MEMORY, CLOSED, IN_USE, FORKED, FAULT = 1, 2, 5, 6, 9, 10
 
@@ -122,6 +121,7 @@ class Library(unittest.TestCase):
         self.assertEqual(self.call("segment_free", other, p, c_void_p(0)), INVALID)  # another pool's
         self.ok("pool_close", other)
         self.assertEqual(self.call("segment_free", self.pool, p, c_void_p(2)), INVALID)  # the per-thread stream: the segment stays
+        self.assertEqual(self.call("segment_alloc", self.pool, c_size_t(0), byref(c_void_p())), INVALID)
         self.ok("segment_free", self.pool, p, c_void_p(0))
         self.assertEqual(self.call("segment_free", self.pool, p, c_void_p(0)), INVALID)
 
@@ -172,9 +172,20 @@ class Library(unittest.TestCase):
         self.ok("arena_end", self.pool, arena)
         self.ok("arena_release", self.pool, arena)
         self.assertEqual(self.call("arena_release", self.pool, arena), CLOSED)
-        end = time.monotonic() + 60  # it is given back in the background
-        while self.call("pool_close", self.pool) == IN_USE and time.monotonic() < end:
-            time.sleep(0.01)
+        await_that(lambda: self.call("pool_close", self.pool) != IN_USE, "the arena is given back")
+        self.ok("pool_open", byref(Options(ctypes.sizeof(Options), 0, 0)), byref(self.pool))
+
+    def test_an_arena_that_is_none(self) -> None:
+        arena = c_uint64()
+        self.ok("arena_open", self.pool, byref(arena))
+        for stream in (0, 1):
+            p = c_void_p()
+            self.ok("alloc", self.pool, c_size_t(1000), c_void_p(stream), arena, byref(p))
+            self.ok("free", self.pool, p)
+        self.ok("arena_release", self.pool, arena)
+        for wrong in (arena.value, 99):
+            self.assertEqual(self.call("alloc", self.pool, c_size_t(1000), c_void_p(0), c_uint64(wrong), byref(c_void_p())), CLOSED)
+        await_that(lambda: self.call("pool_close", self.pool) != IN_USE, "the arena is given back")
         self.ok("pool_open", byref(Options(ctypes.sizeof(Options), 0, 0)), byref(self.pool))
 
     def test_peaks_begin_anew(self) -> None:
@@ -195,7 +206,8 @@ class Library(unittest.TestCase):
         self.assertEqual([(e["op"], e["bytes"]) for e in self.snapshot()["history"]], [("alloc", 777), ("free", 777)])
         self.ok("record_history", self.pool, c_uint64(0))
         self.assertNotIn("history", self.snapshot())
-        self.assertEqual(self.call("record_history", self.pool, c_uint64(1 << 40)), INVALID)
+        self.assertEqual(self.call("record_history", self.pool, c_uint64((1 << 22) + 1)), INVALID)
+        self.assertIn(b"keep at most 4194304", self.error.message)
 
     def snapshot(self) -> Any:
         text, n = ctypes.create_string_buffer(1 << 16), c_size_t(1 << 16)

@@ -337,6 +337,23 @@ class Sharing(DriverTest):
         with cuvmm.empty(10) as memory:
             with self.assertRaisesRegex(cuvmm.ArgumentError, "-1 elements .sizes are not negative"):
                 memory.resize(-1)
+        refused: List[Any] = [lambda: cuvmm.empty(1.5), lambda: cuvmm.empty("3"), lambda: cuvmm.empty(1, reserve=1.5)]  # type: ignore[arg-type]
+        with cuvmm.empty(10) as memory:
+            refused += [lambda: memory.resize(1.5), lambda: memory.resize(None)]  # type: ignore[arg-type]
+            for wrong in refused:
+                with self.assertRaisesRegex(cuvmm.ArgumentError, "pass a whole number"):
+                    wrong()
+            memory.resize(20)
+            self.assertEqual(len(memory.array), 20)
+        with self.assertRaisesRegex(cuvmm.ArgumentError, "pass sizes from 0 to"):
+            cuvmm.empty(1 << 62)
+        for seconds in (0, -1, float("nan"), float("inf")):
+            for wrong in (lambda: cuvmm.connect(self.path(), seconds), lambda: cuvmm.Server(self.path(), seconds), lambda: cuvmm.dial(self.path(), seconds), lambda: cuvmm.inherit(0, seconds)):
+                with self.assertRaisesRegex(cuvmm.ArgumentError, "pass a positive number of seconds"):
+                    wrong()
+        self.publish()
+        with self.assertRaisesRegex(cuvmm.ArgumentError, "shrinking from 0 to 5 elements .pass a length from 0"):
+            self.table.shrink(5)
         with self.assertRaisesRegex(cuvmm.CapacityError, "of addresses, which this process does not have left .reserve fewer"):
             cuvmm.empty(1, reserve=1 << 60)
 
