@@ -61,7 +61,8 @@ func (b *Buffer) AppendPtr(s *cuda.Stream, src cuda.Ptr, n int) (at int, err err
 
 // Resize makes the buffer n bytes long. New bytes are set to zero, as work on the
 // stream; without one (nil) Resize returns when they are. A shorter buffer keeps its
-// memory until Clip.
+// memory until Clip. The next append writes there at once: order its stream behind work on
+// other streams that still uses those bytes, earlier appends included.
 func (b *Buffer) Resize(s *cuda.Stream, n int) error {
 	return b.inner().resize("vmm.Buffer.Resize", s, n, 1)
 }

@@ -39,11 +39,9 @@ func (p *Publication) Announce(ctx context.Context, length int, streams ...*cuda
 	const op = "publish.Publication.Announce"
 	return p.announceNext(ctx, op, streams, func() (int, error) {
 		bytes, err := p.may(op, length)
-		switch shown := p.view.length; {
+		switch {
 		case err != nil:
 			return 0, err
-		case uint64(length) < shown:
-			return 0, peererr.Invalid(op, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Shrink")
 		case bytes > p.memory.Used():
 			return 0, peererr.New(op, cuda.ErrOutOfRange, fmt.Sprintf("a length of %d, where %d are in use", length, p.memory.Used()/p.unit), "append or resize first")
 		}
@@ -205,8 +203,11 @@ func (p *Publication) announceBehind(ctx context.Context, op string, streams []*
 		return err
 	}
 	length, err := next()
-	if err != nil || length == behindGap {
+	switch shown := p.view.length; {
+	case err != nil || length == behindGap:
 		return err
+	case uint64(length) < shown:
+		return peererr.Invalid(op, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Shrink, also after a Resize to less than what is shown")
 	}
 	// Held first, so that the viewed chunks stay in the buffer.
 	bytes := uint64(length) * p.unit
@@ -352,8 +353,14 @@ func handlesOf(chunks []share.Chunk) []*phys.Handle {
 // Work that other goroutines have put on streams that are not named, appends included, is
 // not waited for: name every stream that may still use the elements.
 //
-// Followers are told, and acknowledge when they have unmapped the chunks. Until then the
-// memory stays allocated, and Stats names the followers that keep it.
+// Followers are told, and acknowledge when they have unmapped the chunks and the work that
+// used the elements is done. Until then the memory stays allocated, and Stats names the
+// followers that keep it.
+//
+// What is left of the last chunk stays in use, and the next append writes there at once. So
+// before it call Settle, or followers may still read the elements that were taken back; and
+// order its stream behind earlier appends of those elements that are not done, or they may
+// overwrite the new ones.
 //
 // Shrink is a change of the buffer, like Clip. Changes are serialized, so even with
 // streams it waits for one in progress, which may wait for the GPU. It never waits for a

@@ -159,16 +159,27 @@ func canceled(t *testing.T) context.Context {
 
 // The teardown that CloseAfter leaves may fail, and is taken up by Close.
 func TestATeardownThatFails(t *testing.T) {
-	v := newVictim(t, ServerOptions{}, peer.Options{})
-	own := newStream(t, v.dev)
-	f := v.second(FollowOptions{})
-	v.machine.Inject(sim.Fault{Call: "cuMemHostUnregister", Result: 1})
-	require.NoError(t, f.CloseAfter(own))
-	released := f.Released()
-	require.Error(t, v.dev.System().Drain(peertest.Context(t)))
-	require.Error(t, released.Wait(peertest.Context(t)))
-	require.NoError(t, f.Close())
-	v.served()
+	for _, call := range []string{"cuMemHostUnregister", "cuMemUnmap", "cuMemRelease", "cuMemAddressFree", "cuStreamDestroy"} {
+		for what, again := range map[string]func(*Follower[uint32], *cuda.Stream) error{
+			"Close":      func(f *Follower[uint32], _ *cuda.Stream) error { return f.Close() },
+			"CloseAfter": func(f *Follower[uint32], s *cuda.Stream) error { return f.CloseAfter(s) },
+		} {
+			t.Run(call+", "+what, func(t *testing.T) {
+				v := newVictim(t, ServerOptions{}, peer.Options{})
+				own := newStream(t, v.dev)
+				f := v.second(FollowOptions{})
+				v.machine.Inject(sim.Fault{Call: call, Result: 999, Times: 1})
+				require.NoError(t, f.CloseAfter(own))
+				released := f.Released()
+				require.Error(t, v.dev.System().Drain(peertest.Context(t)))
+				require.Error(t, released.Wait(peertest.Context(t)))
+				require.NoError(t, again(f, own))
+				require.NoError(t, v.dev.System().Drain(peertest.Context(t)))
+				require.NoError(t, f.Released().Wait(peertest.Context(t)))
+				v.served()
+			})
+		}
+	}
 }
 
 // A publisher that lives and never finishes holds up a follower that has a limit
@@ -264,4 +275,26 @@ func TestWithdrawWaitsForNothing(t *testing.T) {
 		v.machine.ClearFaults()
 		goOn()
 	})
+}
+
+// After a Resize to less than what is shown, AnnounceAppended refuses as Announce does.
+func TestAnnounceAppendedShowsNoLess(t *testing.T) {
+	for _, n := range []int{10, 1 << 20} { // one chunk, and two
+		v := newVictim(t, ServerOptions{}, peer.Options{})
+		require.NoError(t, v.array.Resize(nil, n))
+		if n < 1000 {
+			require.NoError(t, v.p.Shrink(n))
+		}
+		require.NoError(t, v.p.Announce(peertest.Context(t), n))
+		require.NoError(t, v.array.Resize(nil, 5))
+		for _, err := range []error{v.p.Announce(peertest.Context(t), 5), v.p.AnnounceAppended(peertest.Context(t))} {
+			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+			require.ErrorContains(t, err, "use Shrink")
+		}
+		require.EqualValues(t, n, v.p.Stats().Length)
+		require.NoError(t, v.p.Shrink(5))
+		require.NoError(t, v.array.Resize(nil, 7))
+		require.NoError(t, v.p.AnnounceAppended(peertest.Context(t)))
+		require.EqualValues(t, 7, v.p.Stats().Length)
+	}
 }

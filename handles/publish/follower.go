@@ -46,9 +46,11 @@ type follower struct {
 	ctx     context.Context // ends with the first close
 	end     context.CancelFunc
 	running sync.WaitGroup
-	// quiet is closed when CloseAfter's goroutine has ended. unregistered receives the
-	// outcome of unregistering the word.
+	// quiet is closed when CloseAfter's goroutine has ended. released is the end of the
+	// buffer's closing that CloseAfter began. unregistered receives the outcome of
+	// unregistering the word.
 	quiet        chan struct{}
+	released     cuda.Completion
 	unregistered chan error
 
 	word   *fenceWord
@@ -311,20 +313,45 @@ func (f *follower) giveBack(length int, keep uint32) error {
 	if f.options.Quiesce != nil {
 		core.SystemOf(f.dev).Hook("publish.FollowOptions.Quiesce", func() { streams = f.options.Quiesce(length) })
 	}
-	bytes := sizeOf(f.replica.chunks[:keep])
 	if int(keep) == len(f.replica.chunks) {
 		// Nothing is unmapped, but the publisher may write the elements behind from now on.
-		return f.waitFor(streams)
+		return f.besideCaptures(func() error { return f.waitFor(streams) })
 	}
 	f.mu.Lock()
 	hold := f.hold
 	f.mu.Unlock()
-	gone, err := share.Shrink(opFollow, hold, bytes, streams)
+	var gone share.View
+	err := f.besideCaptures(func() (err error) {
+		gone, err = share.Shrink(opFollow, hold, sizeOf(f.replica.chunks[:keep]), streams)
+		return err
+	})
 	if err == nil {
 		err = f.memory.Attach(opFollow, nil) // waits until the chunks are unmapped
 	}
 	return errors.Join(err, gone.Release())
 }
+
+// besideCaptures repeats what a capture of the program refuses, until the capture has
+// ended: the program cannot know when its streams are asked. The publisher waits meanwhile.
+// It gives up when the follower closes or the connection ends.
+func (f *follower) besideCaptures(try func() error) error {
+	for pause := time.Millisecond; ; pause = min(2*pause, capturePause) {
+		err := try()
+		if !errors.Is(err, cuda.ErrCapturing) {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-f.mailbox.over:
+			return err
+		case <-f.ctx.Done():
+			return err
+		}
+	}
+}
+
+// capturePause is the longest pause between two looks at a capture.
+const capturePause = 20 * time.Millisecond
 
 // waitFor waits for the work on the streams, or, without streams, for all work that
 // could use the memory.
@@ -423,14 +450,14 @@ func (f *follower) closeAfter(streams []*cuda.Stream) error {
 	sys := core.SystemOf(f.dev)
 	return life.CloseAfter(&f.closer, sys, func() (*core.Fence, error) {
 		if f.quiet != nil { // a teardown failed before
-			return new(core.Fence), nil
+			return new(core.Fence), f.leaveBuffer(streams)
 		}
 		fence, err := core.FenceOf(sys, op, streams)
 		if err != nil {
 			return nil, err
 		}
 		f.hold.Release()
-		if err := f.buffer.CloseAfter(streams...); err != nil {
+		if err := f.leaveBuffer(streams); err != nil {
 			hold, again := f.memory.Hold(op, "the follower of a publication", 0)
 			if again == nil {
 				f.mu.Lock()
@@ -449,6 +476,19 @@ func (f *follower) closeAfter(streams []*cuda.Stream) error {
 	}, f.teardown)
 }
 
+// leaveBuffer begins to close the buffer.
+func (f *follower) leaveBuffer(streams []*cuda.Stream) error {
+	if f.buffer == nil {
+		return nil
+	}
+	released := f.buffer.Released() // before it may fail: then it is that of the next closing
+	if err := f.buffer.CloseAfter(streams...); err != nil {
+		return err
+	}
+	f.released = released
+	return nil
+}
+
 // teardown releases what closeAfter left. It runs on the reclaimer, and never waits.
 func (f *follower) teardown() error {
 	select {
@@ -463,14 +503,13 @@ func (f *follower) teardown() error {
 		f.stream = nil
 	}
 	if f.buffer != nil {
-		released := f.buffer.Released()
 		select {
-		case <-released.Done():
+		case <-f.released.Done():
 		default:
 			return life.ErrAgain
 		}
-		if err := released.Wait(context.Background()); err != nil {
-			return err // Close continues it
+		if err := f.released.Wait(context.Background()); err != nil {
+			return err // Close and CloseAfter try again
 		}
 		f.buffer = nil
 	}

@@ -28,7 +28,7 @@ import (
 // A publication holds its memory: until Withdraw, closing the buffer, or clipping
 // what was announced, returns cuda.ErrInUse. The buffer can still grow. A Resize to less
 // than what is shown hides nothing from followers, and a later append overwrites elements
-// that they may be reading: use Shrink. Lengths count elements of an array, and bytes of a
+// that they may be reading: use Shrink, and Settle before that append. Lengths count elements of an array, and bytes of a
 // buffer.
 type Publication struct {
 	server *Server
@@ -254,13 +254,14 @@ func (p *Publication) drop() {
 // which Server.Close tries again.
 func (p *Publication) Released() cuda.Completion { return p.ending.Completion() }
 
-// Settle waits until every follower has what was announced last, or has refused it,
-// and no follower maps memory that is no longer shown.
+// Settle waits until every follower has what was announced last, or has refused it. It
+// waits for followers that map memory, or use elements, that are no longer shown, even if
+// they refused to give it back, which they retry at the next change.
 func (p *Publication) Settle(ctx context.Context) error {
 	return p.await(ctx, "publish.Publication.Settle", func() string {
 		waiting := 0
 		for f := range p.followers {
-			if f.progress.told != p.view.generation || f.progress.out != nil || f.progress.pinned(p.view) > 0 {
+			if g := f.progress; g.told != p.view.generation || g.out != nil || g.pinned(p.view) > 0 || g.length > p.view.length {
 				waiting++
 			}
 		}

@@ -3,6 +3,7 @@
 package publish
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -94,4 +95,41 @@ type slowToFail struct {
 func (c slowToFail) Fail(err error) error {
 	<-c.told
 	return c.Conn.Fail(err)
+}
+
+// A stream that Quiesce names may begin a capture before it is asked: the follower gives
+// the elements back when that has ended, and Settle waits.
+func TestAShrinkBesideACapture(t *testing.T) {
+	for what, length := range map[string]int{"the chunk is kept": 1 << 20, "a chunk is unmapped": 10} {
+		t.Run(what, func(t *testing.T) {
+			v := newVictim(t, ServerOptions{}, peer.Options{})
+			v.announce(1 << 20)
+			for v.honest.Len() != v.array.Len() {
+				require.NoError(t, v.honest.Next(peertest.Context(t)))
+			}
+			own := newStream(t, v.dev)
+			capturing, finish, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+			f := v.second(FollowOptions{Quiesce: func(int) []*cuda.Stream {
+				go func() {
+					g, err := own.WithCapture(cuda.CaptureOptions{}, func() error { close(capturing); <-finish; return nil })
+					ended <- errors.Join(err, g.Close())
+				}()
+				<-capturing
+				return []*cuda.Stream{own}
+			}})
+			require.NoError(t, v.p.Shrink(length))
+			<-capturing
+			short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			require.ErrorIs(t, v.p.Settle(short), peer.ErrTimeout)
+			for _, s := range v.p.Stats().Followers {
+				require.Empty(t, s.Refused)
+			}
+			close(finish)
+			require.NoError(t, <-ended)
+			require.NoError(t, v.p.Settle(peertest.Context(t)))
+			require.Zero(t, v.p.Stats().Pinned)
+			require.NoError(t, f.Close())
+		})
+	}
 }
