@@ -291,10 +291,10 @@ func TestAnnounceAppendedShowsNoLess(t *testing.T) {
 			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 			require.ErrorContains(t, err, "use Shrink")
 		}
-		require.EqualValues(t, n, v.p.Stats().Length)
+		require.Equal(t, n, v.p.Stats().Length)
 		require.NoError(t, v.p.Shrink(5))
 		require.NoError(t, v.array.Resize(nil, 7))
 		require.NoError(t, v.p.AnnounceAppended(peertest.Context(t)))
-		require.EqualValues(t, 7, v.p.Stats().Length)
+		require.Equal(t, 7, v.p.Stats().Length)
 	}
 }
