@@ -315,3 +315,44 @@ func TestAPoolClosesBesideItsStreams(t *testing.T) {
 	require.NoError(t, <-poolClosed)
 	m.OnCall(nil)
 }
+
+// Find looks at chunks whose size class and stream change meanwhile.
+func TestFindBesideChunksThatChange(t *testing.T) {
+	_, d := open(t)
+	p := newPool(t, d, pool.Options{Limit: 4 * mib})
+	rounds := 3000
+	if thorough {
+		rounds = 100
+	}
+	var last atomic.Uint64
+	var users, finder sync.WaitGroup
+	for range 2 {
+		s := stream(t, d)
+		users.Go(func() {
+			for i := range rounds {
+				b, err := p.Alloc(pool.Request{Bytes: 512 << (i % 10), Stream: s})
+				if err == nil {
+					last.Store(uint64(b.Ptr()))
+					err = p.Free(b)
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	var stop atomic.Bool
+	finder.Go(func() {
+		for !stop.Load() {
+			at := cuda.Ptr(last.Load())
+			if b, ok := p.Find(at); ok && b.Ptr() != at {
+				t.Errorf("%v was found at %v", b, at)
+				return
+			}
+		}
+	})
+	users.Wait()
+	stop.Store(true)
+	finder.Wait()
+}
