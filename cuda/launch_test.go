@@ -15,8 +15,9 @@ import (
 )
 
 const (
-	meetKernel   = "cuvmm_test_meet"
-	launchGlobal = "cuvmm_test_scale"
+	meetKernel    = "cuvmm_test_meet"
+	crowdedKernel = "cuvmm_test_crowded"
+	launchGlobal  = "cuvmm_test_scale"
 )
 
 // launchText has a kernel in which each block writes its number to the end of its
@@ -64,6 +65,7 @@ done:
 `
 
 func init() {
+	sim.RegisterKernel(crowdedKernel, func(*sim.Kernel) {})
 	sim.RegisterKernel(meetKernel, func(k *sim.Kernel) {
 		scale := sim.Load[uint32](k, k.Global(launchGlobal), 1)[0]
 		if k.SharedBytes == int(sim.Param[uint32](k, 2)) {
@@ -202,8 +204,6 @@ func TestADeviceOrADriverWithoutCooperation(t *testing.T) {
 
 // A capture survives the launches of kernels whose parameters are not passed as a list.
 func TestACooperativeLaunchWithManyParametersIsNotCaptured(t *testing.T) {
-	const name = "cuvmm_test_crowded"
-	sim.RegisterKernel(name, func(*sim.Kernel) {})
 	_, d := open(t)
 	s, grid := stream(t, d), shape(1, 0)
 	grid.Cooperative = true
@@ -212,11 +212,11 @@ func TestACooperativeLaunchWithManyParametersIsNotCaptured(t *testing.T) {
 		for i := range n {
 			parameters[i], args[i] = fmt.Sprintf(".param .u32 p%d", i), uint32(i)
 		}
-		text := fmt.Sprintf(".version 6.0\n.target sm_60\n.address_size 64\n.visible .entry %s(%s)\n{\nret;\n}\n", name, strings.Join(parameters, ", "))
+		text := fmt.Sprintf(".version 6.0\n.target sm_60\n.address_size 64\n.visible .entry %s(%s)\n{\nret;\n}\n", crowdedKernel, strings.Join(parameters, ", "))
 		m, err := d.LoadModule([]byte(text))
 		require.NoError(t, err)
 		closed(t, m)
-		k, err := m.Kernel(name)
+		k, err := m.Kernel(crowdedKernel)
 		require.NoError(t, err)
 		require.NoError(t, k.Launch(s, grid, args...))
 		captured(t, s, func() error {
