@@ -17,8 +17,10 @@ if [ "${1:-}" = try ]; then
 	"$work/publisher" -dir "$work/meet" publish >"$work/publisher.log" &
 	publisher=$!
 	trap 'kill $publisher 2>/dev/null || true; rm -rf "$work"' EXIT
-	while [ ! -S "$work/meet/server" ]; do sleep 0.1; done
-	sleep 1
+	while [ ! -S "$work/meet/server" ]; do # which the publisher makes when there is something to follow
+		kill -0 $publisher 2>/dev/null || { cat "$work/publisher.log"; exit 1; }
+		sleep 0.1
+	done
 	python3 python/samples/follow.py "$work/meet/server" numbers --generations 4
 	exit
 fi

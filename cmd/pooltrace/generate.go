@@ -32,6 +32,9 @@ func generate(args []string, out, complaints io.Writer) error {
 	if f.NArg() > 0 {
 		return fmt.Errorf("generate takes no files, but was given %q: name the folder to write with -out", f.Arg(0))
 	}
+	if *seeds < 1 {
+		return fmt.Errorf("-seeds %d: use at least 1", *seeds)
+	}
 	var names []string
 	found := *only == ""
 	for _, g := range tracegen.Generators() {

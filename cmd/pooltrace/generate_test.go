@@ -43,6 +43,7 @@ func TestGenerate(t *testing.T) {
 	require.Equal(t, tracegen.Uniform(tracegen.Config{}), read)
 
 	require.ErrorIs(t, run([]string{"generate", "-only", "uniform", "-seeds", "1"}, fullDisk{}, &out), io.ErrShortWrite)
+	require.ErrorContains(t, run([]string{"generate", "-seeds", "0"}, &out, &out), "-seeds 0: use at least 1")
 	require.ErrorContains(t, run([]string{"generate", "-only", "uni"}, &out, &out), "the generators are training, lora, serving, uniform")
 	require.ErrorContains(t, run([]string{"generate", "folder"}, &out, &out), "name the folder to write with -out")
 	require.Error(t, run([]string{"generate", "-out", filepath.Join(folder, "uniform-0.jsonl"), "-only", "uniform"}, &out, &out))

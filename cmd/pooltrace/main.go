@@ -34,7 +34,10 @@ func main() {
 
 func run(args []string, out, complaints io.Writer) error {
 	commands := map[string]func(args []string, out, complaints io.Writer) error{"replay": replay, "generate": generate}
-	if len(args) == 0 || args[0] == "-h" || args[0] == "-help" || args[0] == "--help" {
+	if len(args) == 0 {
+		return errors.New("no command is named: use replay or generate, or -h for help")
+	}
+	if args[0] == "-h" || args[0] == "-help" || args[0] == "--help" {
 		fmt.Fprint(complaints, usage)
 		return flag.ErrHelp
 	}

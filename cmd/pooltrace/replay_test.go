@@ -108,6 +108,7 @@ func TestWrongArguments(t *testing.T) {
 		args []string
 		want string
 	}{
+		{nil, "no command is named: use replay or generate"},
 		{[]string{"run"}, `there is no command "run": use replay or generate`},
 		{[]string{"replay"}, "replay needs the files of traces"},
 		{[]string{"replay", "-modes", "busy", bad}, `there is no mode "busy"`},
@@ -118,7 +119,7 @@ func TestWrongArguments(t *testing.T) {
 		var out bytes.Buffer
 		require.ErrorContains(t, run(c.args, &out, &out), c.want)
 	}
-	for _, args := range [][]string{{}, {"-h"}, {"replay", "-h"}, {"generate", "-h"}} {
+	for _, args := range [][]string{{"-h"}, {"replay", "-h"}, {"generate", "-h"}} {
 		var out bytes.Buffer
 		require.ErrorIs(t, run(args, &out, &out), flag.ErrHelp)
 		require.Contains(t, out.String(), "sage")

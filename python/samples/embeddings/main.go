@@ -35,7 +35,7 @@ var (
 func main() {
 	flag.Parse()
 	if *dir == "" || *rows < 1 || *rounds < 0 || flag.NArg() > 0 {
-		fmt.Fprintln(os.Stderr, "embeddings: name a folder with -dir, at least one row with -rows, no negative -rounds, and nothing else")
+		fmt.Fprintf(os.Stderr, "embeddings: -dir %q -rows %d -rounds %d %q: name a folder, at least one row, no negative rounds, and nothing else\n", *dir, *rows, *rounds, flag.Args())
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)

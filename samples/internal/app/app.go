@@ -167,6 +167,9 @@ func (e *Env) Open() error {
 		return err
 	}
 	if e.System == nil {
+		if d := auto.Choice(e.driver); d != "" && d != auto.Auto && d != auto.Real && d != auto.Software {
+			return Usagef("-driver %q: use auto, real or sim", d)
+		}
 		sys, err := auto.Open(auto.Options{Driver: auto.Choice(e.driver), Machine: e.Machine})
 		if err != nil {
 			return err

@@ -64,7 +64,9 @@ func TestArguments(t *testing.T) {
 	flagsOnly := sample
 	flagsOnly.Arg = ""
 	require.ErrorContains(t, flagsOnly.Test(t.Context(), nil, []string{"-driver", "sim", "file"}, nil, io.Discard), `argument "file": only flags`)
-	require.ErrorContains(t, sample.Test(t.Context(), nil, []string{"-driver", "gpu"}, nil, io.Discard), `use "auto", "real" or "sim"`)
+	err := sample.Test(t.Context(), nil, []string{"-driver", "gpu"}, nil, io.Discard)
+	require.ErrorContains(t, err, `-driver "gpu": use auto, real or sim`)
+	require.ErrorAs(t, err, new(usageError))
 }
 
 func TestHelp(t *testing.T) {
