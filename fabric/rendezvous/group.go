@@ -33,8 +33,17 @@ type Options struct {
 	Secret Secret
 }
 
+// Check returns an error for options that no group can have. Functions that make a group
+// call it.
+func (o Options) Check() error {
+	if o.Timeout < 0 {
+		return fmt.Errorf("%w: a timeout of %v: use 0 for %v, or more", cuda.ErrInvalidArgument, o.Timeout, DefaultTimeout)
+	}
+	return o.Secret.Check()
+}
+
 func (o Options) withDefaults() Options {
-	if o.Timeout <= 0 {
+	if o.Timeout == 0 {
 		o.Timeout = DefaultTimeout
 	}
 	return o

@@ -338,8 +338,11 @@ func (m *member) send() {
 		}
 		err = m.conn.Send(context.Background(), e.message())
 		e.release()
+		if errors.Is(err, peer.ErrGone) {
+			return // serve reads what it sent before, and then its end
+		}
 		if err != nil {
-			_ = m.conn.Close() // serve notices
+			_ = link.Of(m.conn).Fail(err) // serve notices
 			return
 		}
 	}

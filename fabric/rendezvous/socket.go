@@ -13,8 +13,8 @@ import (
 )
 
 // Join enters the group of a host process ([Host]) as one of its ranks, from 1 on,
-// at the host's path. It waits until the host has admitted it, at most for
-// Options.Timeout. A rank that another process has, or has had, is
+// at the host's path. It waits until the host serves that and has admitted it, at most
+// for Options.Timeout, so that all processes may start at the same time. A rank that another process has, or has had, is
 // cuda.ErrInUse, another size than the host's ErrDisagree, and another secret
 // peer.ErrPeer. The caller closes the group.
 func Join(ctx context.Context, path string, rank, size int, o Options) (*Group, error) {
@@ -28,7 +28,7 @@ func Join(ctx context.Context, path string, rank, size int, o Options) (*Group, 
 	o = o.withDefaults()
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
-	conn, err := peer.Dial(ctx, path, peer.Options{Timeout: o.Timeout, MaxFDs: MaxFiles})
+	conn, err := peer.DialWait(ctx, path, peer.Options{Timeout: o.Timeout, MaxFDs: MaxFiles})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
@@ -46,7 +46,7 @@ func check(op string, rank, size int, o Options) error {
 	if size < 1 || size > MaxSize || rank < 0 || rank >= size {
 		return fmt.Errorf("%s: %w: rank %d of %d: a group has 1 to %d ranks, counted from 0", op, cuda.ErrInvalidArgument, rank, size, MaxSize)
 	}
-	if err := o.Secret.Check(); err != nil {
+	if err := o.Check(); err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -54,6 +55,27 @@ func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 	return c, nil
 }
 
+// DialWait is [Dial] that waits for a process to serve the socket, also while there is no
+// directory yet. Without one it returns [ErrTimeout] at the context's deadline.
+func DialWait(ctx context.Context, path string, o Options) (*Conn, error) {
+	var pause wait.Backoff
+	for unserved := false; ; {
+		c, err := Dial(ctx, path, o)
+		switch {
+		case err == nil:
+			return c, nil
+		case errors.Is(err, ErrGone) || errors.Is(err, fs.ErrNotExist):
+			unserved = true
+			if wait.Sleep(ctx, pause.Next()) {
+				continue
+			}
+		case !unserved || ctx.Err() == nil:
+			return nil, err
+		}
+		return nil, peererr.Wait(ctx, "peer.DialWait", fmt.Sprintf("no process serves socket %q", path), "start the process that serves it, and name the same path in both")
+	}
+}
+
 // dial retries while the listener's queue is full, which a Unix socket reports at once,
 // and while a listener is being made: it has the directory's lock between binding and
 // listening.
@@ -78,6 +100,9 @@ func dial(ctx context.Context, op string, d *sock.Dir, path, name string, timeou
 			if backoff.Sleep(ctx, limit) || ctx.Err() != nil {
 				continue
 			}
+		}
+		if errors.Is(err, context.DeadlineExceeded) { // which the dialer may see before the context ends
+			<-ctx.Done()
 		}
 		switch {
 		case sock.NotListening(err):

@@ -83,3 +83,20 @@ func TestDialSaysWhatItWaitedFor(t *testing.T) {
 	defer func() { require.NoError(t, c.Close()) }()
 	fails("full queue")
 }
+
+// However short the wait, its end is the context's, and says that no process serves the
+// socket.
+func TestDialWaitEndsWithItsContext(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "d")
+	maker, err := sock.OpenDir(path, true)
+	require.NoError(t, err)
+	defer maker.Close()
+	for i := range 300 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+i)*10*time.Microsecond)
+		_, err := DialWait(ctx, filepath.Join(path, "s"), Options{})
+		require.ErrorIs(t, err, ErrTimeout)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NotContains(t, err.Error(), "operating system")
+		cancel()
+	}
+}

@@ -3,8 +3,6 @@ package publish
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io/fs"
 	"sync"
 	"time"
 
@@ -72,7 +70,11 @@ func Dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 		}
 		o.ComeBack = &back
 	}
-	c, err := firstConn(ctx, path, o)
+	dial := peer.Dial
+	if o.Wait {
+		dial = peer.DialWait
+	}
+	c, err := dial(ctx, path, o.Options)
 	if err != nil {
 		return nil, err
 	}
@@ -87,21 +89,6 @@ func Dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 		k.dialing.Go(k.redial)
 	}
 	return k, nil
-}
-
-// firstConn makes the first connection.
-func firstConn(ctx context.Context, path string, o DialOptions) (*peer.Conn, error) {
-	var pause wait.Backoff
-	for {
-		c, err := peer.Dial(ctx, path, o.Options)
-		unserved := errors.Is(err, peer.ErrGone) || errors.Is(err, fs.ErrNotExist)
-		switch {
-		case !o.Wait || !unserved:
-			return c, err
-		case !wait.Sleep(ctx, pause.Next()):
-			return nil, peererr.Wait(ctx, "publish.Dial", fmt.Sprintf("no process serves socket %q", path), "start the publisher, and name the same path in both")
-		}
-	}
 }
 
 // NewClient makes a client of a connection, which it owns and reads until Close. Its
@@ -193,9 +180,9 @@ func (k *Client) after(ctx context.Context, old *line) (*line, error) {
 		case <-changed:
 		case <-k.ctx.Done():
 			if !k.closer.Closed() {
-				return nil, peererr.New(opFollow, peer.ErrGone, "the publisher, and the context of DialOptions.ComeBack has ended", "make another client to follow it again")
+				return nil, peererr.New(opFollower, peer.ErrGone, "the publisher, and the context of DialOptions.ComeBack has ended", "make another client to follow it again")
 			}
-			return nil, peererr.Closed(opFollow, "client")
+			return nil, peererr.Closed(opFollower, "client")
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}

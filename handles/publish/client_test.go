@@ -26,7 +26,7 @@ func TestRequestsThatAreGivenUpLeaveNothing(t *testing.T) {
 	for range 200 {
 		_, err := k.List(over)
 		require.ErrorIs(t, err, context.Canceled)
-		_, _, err = k.now.subscribe(over, opFollow, "numbers", 0, true, possession{})
+		_, _, err = k.now.subscribe(over, opFollower, "numbers", 0, true, possession{})
 		require.ErrorIs(t, err, context.Canceled)
 	}
 	k.now.mu.Lock()
@@ -83,7 +83,7 @@ func TestARefusedConnectionHasEnded(t *testing.T) {
 		k := newLine(near)
 		refused := make(chan error, 1)
 		go func() { refused <- errors.Join(connOf(far).in.Fail(full), far.Close()) }()
-		_, _, err := k.subscribe(t.Context(), opFollow, "numbers", 0, true, possession{})
+		_, _, err := k.subscribe(t.Context(), opFollower, "numbers", 0, true, possession{})
 		if !errors.Is(err, peer.ErrGone) { // which a process that has just sent a request may see
 			require.ErrorIs(t, err, peer.ErrRefused)
 			require.True(t, k.ended(), "%v", err)

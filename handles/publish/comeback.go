@@ -80,7 +80,7 @@ func (f *follower) attach(k *line) error {
 	for _, c := range t.chunks {
 		has.chunks = append(has.chunks, c.id)
 	}
-	said, r, err := k.subscribe(f.taking, opFollow, f.name, t.room, f.options.ReadOnly, has)
+	said, r, err := k.subscribe(f.taking, opFollower, f.name, t.room, f.options.ReadOnly, has)
 	if err != nil {
 		return err
 	}
@@ -111,13 +111,14 @@ func (f *follower) attach(k *line) error {
 		f.pending = nil
 	}
 	f.k, f.token, f.slot, f.mailbox, f.word, f.identity = k, said.token, said.slot, r.mailbox, w, said.identity
+	f.about.Exporter = said.about.Exporter
 	f.completed, f.died, f.ended = 0, false, make(chan struct{})
 	f.cuts++
 	f.waits, f.waited = nil, 0
 	f.mu.Unlock()
 	f.words.Unlock()
 	t.serial, t.busy = 0, nil
-	if err := old.close(opFollow); err != nil {
+	if err := old.close(opFollower); err != nil {
 		f.keepStuck(old)
 	}
 	return nil
@@ -135,10 +136,10 @@ func (f *follower) keepStuck(w *fenceWord) {
 func (f *follower) fits(k *line, said *accepted, page *peer.FD) (*fenceWord, error) {
 	was, is := f.about, said.about
 	if is.Kind != was.Kind || is.Element != was.Element || is.ElementSize != was.ElementSize || is.Location != was.Location || is.Device != was.Device {
-		return nil, peererr.New(opFollow, handles.ErrMismatch, "a publication of the same name with other elements, or on another device",
+		return nil, peererr.New(opFollower, handles.ErrMismatch, "a publication of the same name with other elements, or on another device",
 			"close the follower, and follow the publication anew")
 	}
-	return k.openWord(opFollow, f.dev, page, said.slot)
+	return k.openWord(opFollower, f.dev, page, said.slot)
 }
 
 // saw notes the state that a publisher declares, unless the connection has ended since.

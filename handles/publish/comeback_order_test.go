@@ -47,6 +47,7 @@ func TestAFollowerThatComesBackWaitsForTheNextPublishersWork(t *testing.T) {
 	require.ErrorIs(t, f.Next(short), peer.ErrTimeout, "the work is not done")
 	require.NoError(t, f.Next(ctx, reader))
 	require.Equal(t, r.array.Len(), f.Len())
+	require.EqualValues(t, r.p.about.Exporter.PID, inspectedFollower{f: f.f, memory: f.f.memory}.InspectFollower().PID, "snapshots name the publisher that lives")
 	done, err := reader.Done()
 	require.NoError(t, err)
 	require.False(t, done, "the stream is ordered behind the work")

@@ -25,7 +25,7 @@ func TestDialWaitsForAPublisher(t *testing.T) {
 	defer cancel()
 	_, err = publish.Dial(short, path, publish.DialOptions{Wait: true})
 	require.ErrorIs(t, err, peer.ErrTimeout)
-	require.ErrorContains(t, err, "start the publisher")
+	require.ErrorContains(t, err, "start the process that serves it")
 	type dialed struct {
 		k   *publish.Client
 		err error

@@ -56,6 +56,7 @@ type restarting struct {
 	server *Server
 	array  *vmm.Array[uint32]
 	p      *Publication
+	starts uint32
 }
 
 // start serves 50,000 elements times n, in chunks of 64 KiB.
@@ -76,6 +77,8 @@ func (r *restarting) begin(n int, behind ...*cuda.Stream) {
 		require.NoError(r.t, s.Memset(r.array.Ptr(), 0, 4))
 	}
 	require.NoError(r.t, r.p.Announce(peertest.Context(r.t), r.array.Len(), behind...))
+	r.p.about.Exporter.PID += r.starts // as if each were a process of its own
+	r.starts++
 	go func(s *Server, l *peer.Listener) { _ = s.Serve(context.Background(), l) }(r.server, r.l)
 }
 

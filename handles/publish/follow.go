@@ -57,6 +57,13 @@ type FollowOptions struct {
 	// returns no streams, the follower waits for all work that could use the memory, as
 	// vmm.Buffer.Clip does. The follower waits for it, so it must not wait for the follower.
 	// A panic, or runtime.Goexit, is logged and counts as no streams.
+	//
+	// The memory behind length may be unmapped as soon as Quiesce has returned, so a program
+	// must not read Len before and submit work on those elements afterwards: such work is a
+	// fault that loses the device's context. Hold a lock from reading Len to submitting the
+	// work, and acquire it in Quiesce. Without Quiesce a program can follow only a publisher
+	// that does not call Shrink while followers submit kernels; copies of the array exclude
+	// it by themselves.
 	Quiesce func(length int) []*cuda.Stream
 }
 
@@ -253,7 +260,8 @@ func (f *Follower[T]) Len() int { return f.f.shownNow().length }
 
 // Generation returns the publisher's count of changes at the last Next. Len is of the same
 // Next unless another goroutine calls Next between the two: serialize the three calls to
-// combine them.
+// combine them. If the publisher ended before that generation was complete, it is the last
+// complete one from then on, which may be lower ([ErrUnfinished]).
 func (f *Follower[T]) Generation() uint64 { return f.f.shownNow().generation }
 
 // Next waits for the next announcement and shows it: later work on the streams is

@@ -239,7 +239,7 @@ func (f *follower) update(a arrival) {
 	case err != nil:
 		f.arrived(&pending{shown: now, err: err})
 	case a.over:
-		f.arrived(&pending{shown: now, err: peererr.New(opFollow, cuda.ErrCapacity,
+		f.arrived(&pending{shown: now, err: peererr.New(opFollower, cuda.ErrCapacity,
 			fmt.Sprintf("a length of %d, in chunks that do not fit into the reserved %s", a.length, errs.Bytes(f.replica.room)),
 			"follow the publication anew with a larger FollowOptions.Reserve")})
 	case a.last:
@@ -260,13 +260,13 @@ func (f *follower) carryOut(a arrival) error {
 		return nil
 	}
 	if n, most := int(a.keep)+len(a.chunks), f.options.MaxChunks; most > 0 && n > most {
-		return peererr.New(opFollow, peer.ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", n, most),
+		return peererr.New(opFollower, peer.ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", n, most),
 			"publish memory in larger chunks, or raise FollowOptions.MaxChunks")
 	}
 	if a.lost() {
 		return peererr.FilesLost(fmt.Sprintf("the file descriptors of %s were dropped", errs.Count(len(a.chunks), "chunk")))
 	}
-	in, err := f.importer(opFollow, sizesOf(a.chunks))
+	in, err := f.importer(opFollower, sizesOf(a.chunks))
 	if err != nil {
 		return err
 	}
@@ -322,11 +322,11 @@ func (f *follower) giveBack(length int, keep uint32) error {
 	f.mu.Unlock()
 	var gone share.View
 	err := f.besideCaptures(func() (err error) {
-		gone, err = share.Shrink(opFollow, hold, sizeOf(f.replica.chunks[:keep]), streams)
+		gone, err = share.Shrink(opFollower, hold, sizeOf(f.replica.chunks[:keep]), streams)
 		return err
 	})
 	if err == nil {
-		err = f.memory.Attach(opFollow, nil) // waits until the chunks are unmapped
+		err = f.memory.Attach(opFollower, nil) // waits until the chunks are unmapped
 	}
 	return errors.Join(err, gone.Release())
 }
@@ -358,13 +358,13 @@ const capturePause = 20 * time.Millisecond
 func (f *follower) waitFor(streams []*cuda.Stream) error {
 	sys := core.SystemOf(f.dev)
 	if len(streams) == 0 {
-		return sys.WaitDevices(opFollow, []driver.Device{driver.Device(f.dev.Ordinal())})
+		return sys.WaitDevices(opFollower, []driver.Device{driver.Device(f.dev.Ordinal())})
 	}
-	fence, err := core.FenceOf(sys, opFollow, streams)
+	fence, err := core.FenceOf(sys, opFollower, streams)
 	if err != nil {
 		return err
 	}
-	return passed(f.ctx, opFollow, fence)
+	return passed(f.ctx, opFollower, fence)
 }
 
 // settle sets the buffer's length to the one that is shown.
@@ -380,7 +380,7 @@ func (f *follower) settleLocked() error {
 }
 
 func (f *follower) setLen(elements int) error {
-	return f.memory.SetLen(opFollow, uint64(elements)*f.replica.unit)
+	return f.memory.SetLen(opFollower, uint64(elements)*f.replica.unit)
 }
 
 func (f *follower) shownNow() shown {
@@ -410,13 +410,13 @@ func (f *follower) close() error {
 			f.buffer = nil
 		}
 		for len(f.stuck) > 0 {
-			if err := f.stuck[0].close(opFollow); err != nil {
+			if err := f.stuck[0].close(opFollower); err != nil {
 				return err
 			}
 			f.stuck = f.stuck[1:]
 		}
 		if f.word != nil {
-			if err := f.word.close(opFollow); err != nil {
+			if err := f.word.close(opFollower); err != nil {
 				return err
 			}
 			f.word = nil
@@ -519,7 +519,7 @@ func (f *follower) teardown() error {
 	if f.unregistered == nil { // on a goroutine, because the driver waits for all work of the context
 		over := make(chan error, 1)
 		f.unregistered = over
-		go func() { over <- f.word.close(opFollow) }()
+		go func() { over <- f.word.close(opFollower) }()
 	}
 	select {
 	case err := <-f.unregistered:

@@ -160,7 +160,7 @@ func (f *follower) lastCompleteLocked() (last shown) {
 // mu.
 func (f *follower) goneLocked() error {
 	if f.unfinished {
-		return peererr.Wrap(f.gone, opFollow, ErrUnfinished, "elements that were shown and no longer are", "discard what was computed from them")
+		return peererr.Wrap(f.gone, opFollower, ErrUnfinished, "elements that were shown and no longer are", "discard what was computed from them")
 	}
 	return f.gone
 }

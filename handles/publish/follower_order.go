@@ -183,7 +183,7 @@ func (f *follower) watch() {
 		case <-f.begun:
 		case <-limit:
 			if !f.reached(generation) {
-				f.die(peererr.New(opFollow, ErrStalled, fmt.Sprintf("the publisher's work of generation %d is not done after %v", generation, f.options.MaxWait),
+				f.die(peererr.New(opFollower, ErrStalled, fmt.Sprintf("the publisher's work of generation %d is not done after %v", generation, f.options.MaxWait),
 					"find out what the publisher waits for, or raise FollowOptions.MaxWait"))
 				close(f.stalled)
 				f.k.leave(f.token, f.mailbox)

@@ -147,7 +147,7 @@ func (k *line) listen() {
 	k.err = err
 	requests, followers := k.requests, k.followers
 	k.requests, k.followers = nil, nil
-	why := k.goneLocked(opFollow)
+	why := k.goneLocked(opFollower)
 	k.mu.Unlock()
 	for _, to := range requests {
 		if to != nil {
@@ -246,18 +246,22 @@ func (k *line) replyLocked(number uint32, r reply) (unwanted bool, err error) {
 // errMoved is the cause of an end after which another publisher may continue.
 var errMoved = errors.New("moved")
 
-const opFollow = "publish.Follow"
+// The operations in errors: of a request to follow, and of a follower from then on.
+const (
+	opFollow   = "publish.Follow"
+	opFollower = "publish.Follower"
+)
 
 func reasonOfEnd(m *ended) error {
 	switch {
 	case m.state == Moved:
-		return peererr.Wrap(errMoved, opFollow, ErrWithdrawn, fmt.Sprintf("%q", m.reason), "follow it again: it is published anew at the same socket, or will be")
+		return peererr.Wrap(errMoved, opFollower, ErrWithdrawn, fmt.Sprintf("%q", m.reason), "follow it again: it is published anew at the same socket, or will be")
 	case m.status == statusWithdrawn:
-		return peererr.New(opFollow, ErrWithdrawn, "", "close the follower when its work is done")
+		return peererr.New(opFollower, ErrWithdrawn, "", "close the follower when its work is done")
 	case m.status == statusLeft:
-		return peererr.Closed(opFollow, "follower")
+		return peererr.Closed(opFollower, "follower")
 	}
-	return peererr.New(opFollow, peer.ErrRefused, fmt.Sprintf("%q", m.reason), "the reason is the publisher's own words")
+	return peererr.New(opFollower, peer.ErrRefused, fmt.Sprintf("%q", m.reason), "the reason is the publisher's own words")
 }
 
 // ask sends a request and waits for its reply.

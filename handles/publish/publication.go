@@ -101,6 +101,9 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 	if s == nil {
 		return nil, peererr.Invalid(op, "a nil server", "make one with NewServer")
 	}
+	if s.refused != nil {
+		return nil, s.refused
+	}
 	if err := checkPublished(op, name); err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,7 @@ import (
 // it. All methods are safe for concurrent use. The caller closes it.
 type Server struct {
 	o       ServerOptions
+	refused error // of options that no server can have
 	log     *slog.Logger
 	closer  life.Closer
 	ctx     context.Context // ends with Close
@@ -88,33 +90,42 @@ type ServerOptions struct {
 	Log *slog.Logger
 }
 
+// check returns an error for a negative number.
+func (o *ServerOptions) check() error {
+	for _, n := range []struct {
+		name  string
+		value int
+	}{
+		{"MaxSessions", o.MaxSessions}, {"MaxPerProcess", o.MaxPerProcess}, {"MaxFollowRate", o.MaxFollowRate},
+		{"MaxFollowers", o.MaxFollowers}, {"MaxPinned", o.MaxPinned}, {"Idle", int(o.Idle)},
+	} {
+		if n.value < 0 {
+			return peererr.Invalid("publish.NewServer", fmt.Sprintf("a ServerOptions.%s of %d", n.name, n.value), "use 0 for the default, or more")
+		}
+	}
+	return nil
+}
+
 // leastPerProcess is the default of MaxPerProcess for a server with few places.
 const leastPerProcess = 16
 
-// NewServer makes a server without publications and clients.
+// NewServer makes a server without publications and clients. Of a server whose options
+// have a negative number, Publish, Array, Serve, ServeConn and TakeOver return
+// cuda.ErrInvalidArgument.
 func NewServer(o ServerOptions) *Server {
-	if o.MaxSessions <= 0 {
-		o.MaxSessions = 256
-	}
-	if o.MaxPerProcess <= 0 {
-		o.MaxPerProcess = max(leastPerProcess, o.MaxSessions/8)
-	}
-	if o.MaxFollowRate <= 0 {
-		o.MaxFollowRate = 1000
-	}
+	refused := o.check()
+	o.MaxSessions = cmp.Or(o.MaxSessions, 256)
+	o.MaxPerProcess = cmp.Or(o.MaxPerProcess, max(leastPerProcess, o.MaxSessions/8))
+	o.MaxFollowRate = cmp.Or(o.MaxFollowRate, 1000)
+	o.MaxFollowers = cmp.Or(o.MaxFollowers, 64)
+	o.Idle = cmp.Or(o.Idle, time.Minute)
 	if o.Authorize == nil {
 		o.Authorize = func(peer.Credentials, bool, string) Access { return WriteAccess }
-	}
-	if o.MaxFollowers <= 0 {
-		o.MaxFollowers = 64
-	}
-	if o.Idle <= 0 {
-		o.Idle = time.Minute
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{o: o, log: o.Log, publications: map[string]*Publication{}, sessions: map[*session]struct{}{}, takingOver: wait.NewSlot()}
+	s := &Server{o: o, refused: refused, log: o.Log, publications: map[string]*Publication{}, sessions: map[*session]struct{}{}, takingOver: wait.NewSlot()}
 	s.pages.life = &s.closer
 	s.rates.perSecond, s.rates.burst = o.MaxFollowRate, o.MaxFollowRate
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -128,6 +139,9 @@ func (s *Server) Serve(ctx context.Context, l *peer.Listener) error {
 	const op = "publish.Server.Serve"
 	if l == nil {
 		return peererr.Invalid(op, "a nil listener", "make one with Listen")
+	}
+	if s.refused != nil {
+		return s.refused
 	}
 	if !s.closer.Acquire() {
 		return nil
@@ -177,6 +191,9 @@ func (s *Server) ServeConn(ctx context.Context, c *peer.Conn) error {
 	const op = "publish.Server.ServeConn"
 	if c == nil {
 		return peererr.Invalid(op, "a nil connection", "make one with Pair or Accept")
+	}
+	if s.refused != nil {
+		return errors.Join(s.refused, c.Close())
 	}
 	if !s.closer.Acquire() {
 		_ = c.Close()

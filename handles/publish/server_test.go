@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/peertest"
 	"github.com/cuvmm/cuvmm/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -183,5 +185,24 @@ func TestARefusedClientLearnsWhy(t *testing.T) {
 		}
 		require.ErrorIs(t, err, peer.ErrRefused)
 		require.ErrorContains(t, err, "where 2 is the most")
+	}
+}
+
+func TestNegativeServerOptionsAreRefused(t *testing.T) {
+	for name, o := range map[string]ServerOptions{
+		"MaxSessions": {MaxSessions: -1}, "MaxPerProcess": {MaxPerProcess: -1}, "MaxFollowRate": {MaxFollowRate: -1},
+		"MaxFollowers": {MaxFollowers: -1}, "MaxPinned": {MaxPinned: -1}, "Idle": {Idle: -1},
+	} {
+		s := NewServer(o)
+		l, err := peer.Listen(filepath.Join(t.TempDir(), "d"), "s", peer.Options{})
+		require.NoError(t, err)
+		near, _ := peertest.Pair(t, peer.Options{})
+		_, err = s.Publish("x", new(vmm.Buffer))
+		for _, err := range []error{err, s.Serve(t.Context(), l), s.ServeConn(t.Context(), near)} {
+			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+			require.ErrorContains(t, err, "ServerOptions."+name)
+		}
+		require.NoError(t, l.Close())
+		require.NoError(t, s.Close())
 	}
 }

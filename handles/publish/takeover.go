@@ -42,6 +42,8 @@ func TakeOver[T any](ctx context.Context, s *Server, f *Follower[T]) (*Publicati
 
 func (s *Server) takeOver(ctx context.Context, op string, f *follower) (*Publication, error) {
 	switch {
+	case s.refused != nil:
+		return nil, s.refused
 	case f.client == nil || f.client.path == "":
 		return nil, peererr.New(op, cuda.ErrNotSupported, "a follower whose socket is not known", "make its client with publish.Dial")
 	case !f.options.KeepDescriptors:
@@ -213,7 +215,7 @@ func (s *Server) inherit(ctx context.Context, op string, f *follower) (*Publicat
 	}
 	hold.Release()
 	f.mu.Lock()
-	f.buffer, f.gone, f.state = nil, peererr.Closed(op, "follower"), Ended
+	f.buffer, f.gone, f.state = nil, peererr.Closed(opFollower, "follower"), Ended
 	f.changeLocked()
 	f.mu.Unlock()
 	return p, nil

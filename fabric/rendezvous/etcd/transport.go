@@ -52,18 +52,20 @@ func Join(ctx context.Context, client *clientv3.Client, session string, rank, si
 		return nil, fmt.Errorf("%s: %w: a nil client; make one with clientv3.New", op, cuda.ErrInvalidArgument)
 	case size < 1 || size > rendezvous.MaxSize || rank < 0 || rank >= size:
 		return nil, fmt.Errorf("%s: %w: rank %d of %d: a group has 1 to %d ranks, counted from 0", op, cuda.ErrInvalidArgument, rank, size, rendezvous.MaxSize)
-	case o.Secret.Check() != nil:
-		return nil, fmt.Errorf("%s: %w", op, o.Secret.Check())
+	case o.Check() != nil:
+		return nil, fmt.Errorf("%s: %w", op, o.Check())
+	case o.TTL < 0:
+		return nil, fmt.Errorf("%s: %w: a TTL of %v: use 0 for %v, or more", op, cuda.ErrInvalidArgument, o.TTL, DefaultTTL)
 	case session == "" || strings.Contains(session, "/"):
 		return nil, fmt.Errorf("%s: %w: the session %q: name it, without a slash", op, cuda.ErrInvalidArgument, session)
 	}
 	if o.Prefix == "" {
 		o.Prefix = DefaultPrefix
 	}
-	if o.TTL <= 0 {
+	if o.TTL == 0 {
 		o.TTL = DefaultTTL
 	}
-	if o.Timeout <= 0 {
+	if o.Timeout == 0 {
 		o.Timeout = rendezvous.DefaultTimeout
 	}
 	t, err := newTransport(client, session, rank, size, o)
