@@ -57,6 +57,29 @@ func Example() {
 	// got 1
 }
 
+// A client may start before its server.
+func ExampleDialWait() {
+	dir, err := os.MkdirTemp("", "example")
+	check(err)
+	defer os.RemoveAll(dir)
+	dialed := make(chan error, 1)
+	go func() {
+		conn, err := peer.DialWait(context.Background(), filepath.Join(dir, "sockets", "server"), peer.Options{})
+		if err == nil {
+			err = conn.Close()
+		}
+		dialed <- err
+	}()
+	server, err := peer.Listen(filepath.Join(dir, "sockets"), "server", peer.Options{})
+	check(err)
+	defer server.Close()
+	conn, err := server.Accept(context.Background())
+	check(err)
+	defer conn.Close()
+	fmt.Println(<-dialed)
+	// Output: <nil>
+}
+
 // A process that was restarted finds its socket served by the process that took over
 // meanwhile, and learns which one that is.
 func ExampleServedError() {
