@@ -8,6 +8,7 @@ import socket
 import threading
 import unittest
 from typing import Any, Callable, Dict, List, Tuple
+from unittest import mock
 
 import cuvmm
 from cuvmm import _conn, _descriptor, _driver, _packet, _page, _wire
@@ -94,6 +95,9 @@ VIEW: Dict[str, Any] = {"token": b"t" * 16, "serial": 1, "generation": 1, "state
 class Servers(DriverTest):
     def setUp(self) -> None:
         super().setUp()
+        patient = mock.patch.object(_conn, "_REFUSAL_WAIT", 60)  # or a refusal is left out while the thread that sent a request has not run again
+        patient.start()
+        self.addCleanup(patient.stop)
         cuvmm.empty(1).close()  # what the driver opens once
 
     def refused(self, then: Callable[[_conn.Conn, _Hostile], None]) -> None:
