@@ -76,6 +76,12 @@ func (s *Server) takeOverSocket(ctx context.Context, op string, f *follower) (*P
 		return nil, peererr.Wait(ctx, op, "another publication is being taken over", "try again")
 	}
 	defer s.takingOver.Give()
+	return s.takeOverInTurn(ctx, op, f)
+}
+
+// takeOverInTurn is takeOverSocket for a caller that has waited for the publisher's end,
+// and has takingOver.
+func (s *Server) takeOverInTurn(ctx context.Context, op string, f *follower) (*Publication, error) {
 	l, mine, err := s.bindTaken(op, f.client)
 	if err != nil {
 		return nil, err

@@ -160,20 +160,13 @@ func TestATakeOverWaitsForTheProcessThatTheClientCameBackTo(t *testing.T) {
 	o, next := newOrphans(t), newOrphans(t)
 	server := NewServer(ServerOptions{})
 	o.endPublisher()
-	server.takingOver <- struct{}{}
+	o.client.process, next.client.process = next.client.process, o.client.process
 	within, giveUp := context.WithCancel(peertest.Context(t))
 	took := make(chan error, 1)
 	go func() {
-		_, err := TakeOver(within, server, o.numbers)
+		_, err := server.takeOverInTurn(within, "test", o.numbers.f)
 		took <- err
 	}()
-	require.Eventually(t, func() bool { return !server.closer.Now().Quiet() }, peertest.Guard, time.Millisecond)
-	o.client.mu.Lock()
-	next.client.mu.Lock()
-	o.client.process, next.client.process = next.client.process, o.client.process
-	next.client.mu.Unlock()
-	o.client.mu.Unlock()
-	server.takingOver.Give()
 	o.bound(t, server)
 	giveUp()
 	require.ErrorContains(t, <-took, "the publisher's process has not ended")
