@@ -4,6 +4,7 @@ package publish
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -280,21 +281,23 @@ func TestWithdrawWaitsForNothing(t *testing.T) {
 // After a Resize to less than what is shown, AnnounceAppended refuses as Announce does.
 func TestAnnounceAppendedShowsNoLess(t *testing.T) {
 	for _, n := range []int{10, 1 << 20} { // one chunk, and two
-		v := newVictim(t, ServerOptions{}, peer.Options{})
-		require.NoError(t, v.array.Resize(nil, n))
-		if n < 1000 {
-			require.NoError(t, v.p.Shrink(n))
-		}
-		require.NoError(t, v.p.Announce(peertest.Context(t), n))
-		require.NoError(t, v.array.Resize(nil, 5))
-		for _, err := range []error{v.p.Announce(peertest.Context(t), 5), v.p.AnnounceAppended(peertest.Context(t))} {
-			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
-			require.ErrorContains(t, err, "use Shrink")
-		}
-		require.Equal(t, n, v.p.Stats().Length)
-		require.NoError(t, v.p.Shrink(5))
-		require.NoError(t, v.array.Resize(nil, 7))
-		require.NoError(t, v.p.AnnounceAppended(peertest.Context(t)))
-		require.Equal(t, 7, v.p.Stats().Length)
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			v := newVictim(t, ServerOptions{}, peer.Options{})
+			require.NoError(t, v.array.Resize(nil, n))
+			if n < 1000 {
+				require.NoError(t, v.p.Shrink(n))
+			}
+			require.NoError(t, v.p.Announce(peertest.Context(t), n))
+			require.NoError(t, v.array.Resize(nil, 5))
+			for _, err := range []error{v.p.Announce(peertest.Context(t), 5), v.p.AnnounceAppended(peertest.Context(t))} {
+				require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+				require.ErrorContains(t, err, "use Shrink")
+			}
+			require.Equal(t, n, v.p.Stats().Length)
+			require.NoError(t, v.p.Shrink(5))
+			require.NoError(t, v.array.Resize(nil, 7))
+			require.NoError(t, v.p.AnnounceAppended(peertest.Context(t)))
+			require.Equal(t, 7, v.p.Stats().Length)
+		})
 	}
 }
