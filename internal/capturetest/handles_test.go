@@ -93,9 +93,13 @@ var peerCases = join(
 				return keep[*peer.Listener](w)(peer.Listen(dir, "", peer.Options{}))
 			}
 		},
-		"Listener.Accept": func(w *world) func() error { return beside(w.meeting()) },
+		"Listener.Accept": func(w *world) func() error { return beside(w.meeting(peer.Dial)) },
 		"Dial": func(w *world) func() error {
-			accept, dial := w.meeting()
+			accept, dial := w.meeting(peer.Dial)
+			return beside(dial, accept)
+		},
+		"DialWait": func(w *world) func() error {
+			accept, dial := w.meeting(peer.DialWait)
 			return beside(dial, accept)
 		},
 		"Pair": func(w *world) func() error {
@@ -358,10 +362,10 @@ func (w *world) number() int {
 }
 
 // meeting is the two sides of a connection over a socket.
-func (w *world) meeting() (accept, dial func() error) {
+func (w *world) meeting(of func(context.Context, string, peer.Options) (*peer.Conn, error)) (accept, dial func() error) {
 	l := w.listener()
 	return func() error { return keep[*peer.Conn](w)(l.Accept(w.soon())) },
-		func() error { return keep[*peer.Conn](w)(peer.Dial(w.soon(), l.Path(), peer.Options{})) }
+		func() error { return keep[*peer.Conn](w)(of(w.soon(), l.Path(), peer.Options{})) }
 }
 
 func (w *world) listener() *peer.Listener {

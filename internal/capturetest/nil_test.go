@@ -32,7 +32,7 @@ var takers = map[string]any{
 	"fabric.Diagnose": fabric.Diagnose, "fabric.Findings": fabric.Findings,
 	"fabric/rendezvous.Agree": rendezvous.Agree, "fabric/rendezvous.FactsOf": rendezvous.FactsOf,
 	"fabric/rendezvous.Share": rendezvous.Share,
-	"handles/peer.Dial":       peer.Dial, "handles/publish.Follow": publish.Follow[int32],
+	"handles/peer.Dial":       peer.Dial, "handles/peer.DialWait": peer.DialWait, "handles/publish.Follow": publish.Follow[int32],
 	"handles.ImportAllocation": handles.ImportAllocation, "handles.ImportArray": handles.ImportArray[int32],
 	"handles.ImportBuffer": handles.ImportBuffer, "handles/peer.Inherit": peer.Inherit,
 	"handles.LeaseAllocation": handles.LeaseAllocation, "handles.LeaseArray": handles.LeaseArray[int32],
