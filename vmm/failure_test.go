@@ -653,10 +653,7 @@ func (v view) normal(sc scenario) view {
 
 // sane checks what holds in every state.
 func sane(t testing.TB, w *world, at string) {
-	live, st := w.m.Live(), w.sys.Stats()
-	require.Equal(t, live[sim.KindReservation], st.Reservations, at)
-	require.Equal(t, live[sim.KindAllocation], st.Allocations, "every memory is accounted for: %s", at)
-	require.LessOrEqual(t, live[sim.KindMapping], st.Mappings, at)
+	gputest.Accounted(t, w.m, w.sys, at)
 	for _, b := range w.buffers {
 		s := b.Stats()
 		require.LessOrEqual(t, s.Used, s.Committed, at)

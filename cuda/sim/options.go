@@ -25,10 +25,10 @@ type Options struct {
 	// there, and fixes the Devices and HostMemory; one that opens it later with
 	// others is refused. Memory that is exported lies in files of the folder
 	// until no process holds it, so it best stands on a file system in memory, such
-	// as /dev/shm; the next process that opens or inspects
-	// the machine clears away what a killed one left there. The folder itself takes 9 MB,
-	// and exported memory its whole size. It may be deleted when no process is on the
-	// machine. [Inspect] reports what is taken. Linux only.
+	// as /dev/shm; the next process that opens or inspects the machine clears away what a
+	// killed one left there. The folder itself takes 9 MB, and exported memory its whole
+	// size. It may be deleted when no process is on the machine. [Inspect] reports what is
+	// taken. Linux only.
 	//
 	// The folder's group and permissions say which other users may take part. It
 	// must belong to this process's user or to root, whose files are trusted, and

@@ -11,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/require"
 )
@@ -219,9 +220,7 @@ func (w *world) sane(at string) {
 	require.EqualValues(w.t, bytes, st.Requested, at)
 	require.Equal(w.t, w.base-w.free(), st.Reserved, "the pool counts what it has: %s", at)
 	require.LessOrEqual(w.t, st.PeakReserved, w.base, "the pool never had more than there is: %s", at)
-	live := w.m.Live()
-	require.Equal(w.t, live[sim.KindReservation], w.sys.Stats().Reservations, at)
-	require.Equal(w.t, live[sim.KindAllocation], w.sys.Stats().Allocations, at)
+	gputest.Accounted(w.t, w.m, w.sys, at)
 }
 
 // goOn requests blocks of every kind.
