@@ -27,9 +27,9 @@
 //	DiscardPrefetch  yes     yes   yes
 //
 // A device must have concurrent managed access. So must the device of the stream that a
-// prefetch is on, whatever the location, and for DiscardPrefetch every device. The rest
-// is refused before anything has changed: with ErrInvalidArgument if no driver accepts them, with
-// ErrNotSupported if this driver or device does not.
+// prefetch is on, whatever the location, and for DiscardPrefetch every device. Other
+// locations are refused before anything has changed: with ErrInvalidArgument if no driver
+// accepts them, with ErrNotSupported if this driver or device does not.
 //
 // # Discarding
 //

@@ -25,9 +25,9 @@ const DefaultCallTimeout = 10 * time.Second
 // TeamOptions describe a team. The zero value works.
 type TeamOptions struct {
 	// CallTimeout is how long a rank's own driver calls of one step may take, and its GPU
-	// work when the team ends; 0 is DefaultCallTimeout, and a negative one is refused. Leave may take twice as long, so
-	// choose less than half of the group's timeout: then a rank whose driver call does not
-	// return can still report it.
+	// work when the team ends; 0 is DefaultCallTimeout, and a negative one is refused. Leave
+	// may take twice as long, so choose less than half of the group's timeout: then a rank
+	// whose driver call does not return can still report it.
 	CallTimeout time.Duration
 	// Granularity is that of the multicast object: see Properties.
 	Granularity vmm.Granularity

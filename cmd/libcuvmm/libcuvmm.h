@@ -130,7 +130,8 @@ int32_t cuvmm_arena_end(uint64_t pool, uint64_t arena, cuvmm_error *e);
 int32_t cuvmm_arena_release(uint64_t pool, uint64_t arena, cuvmm_error *e);
 
 // A segment is an allocation of one handle, which other processes can map, for a cache
-// of the caller's own. It has at least one byte. cuvmm_segment_free frees it when the stream's work is done.
+// of the caller's own. It has at least one byte. cuvmm_segment_free frees it when the
+// stream's work is done.
 int32_t cuvmm_segment_alloc(uint64_t pool, size_t bytes, void **segment, cuvmm_error *e);
 int32_t cuvmm_segment_free(uint64_t pool, void *segment, void *stream, cuvmm_error *e);
 

@@ -13,10 +13,10 @@ import (
 )
 
 // Join enters the group of a host process ([Host]) as one of its ranks, from 1 on,
-// at the host's path. It waits until the host serves that and has admitted it, at most
-// for Options.Timeout, so that all processes may start at the same time. A rank that another process has, or has had, is
-// cuda.ErrInUse, another size than the host's ErrDisagree, and another secret
-// peer.ErrPeer. The caller closes the group.
+// at the host's path. It waits until the host listens there and has admitted it, at most
+// for Options.Timeout, so all processes may start at the same time. A rank that another
+// process has, or has had, is cuda.ErrInUse, another size than the host's ErrDisagree, and
+// another secret peer.ErrPeer. The caller closes the group.
 func Join(ctx context.Context, path string, rank, size int, o Options) (*Group, error) {
 	const op = "rendezvous.Join"
 	if err := check(op, rank, size, o); err != nil {

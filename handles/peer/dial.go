@@ -55,8 +55,8 @@ func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 	return c, nil
 }
 
-// DialWait is [Dial] that waits for a process to serve the socket, also while there is no
-// directory yet. Without one it returns [ErrTimeout] at the context's deadline.
+// DialWait is like [Dial], but waits for a process to serve the socket, even if its
+// directory does not exist yet. If none does, it returns [ErrTimeout] at the context's deadline.
 func DialWait(ctx context.Context, path string, o Options) (*Conn, error) {
 	var pause wait.Backoff
 	for unserved := false; ; {

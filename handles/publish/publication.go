@@ -28,8 +28,8 @@ import (
 // A publication holds its memory: until Withdraw, closing the buffer, or clipping
 // what was announced, returns cuda.ErrInUse. The buffer can still grow. A Resize to less
 // than what is shown hides nothing from followers, and a later append overwrites elements
-// that they may be reading: use Shrink, and Settle before that append. Lengths count elements of an array, and bytes of a
-// buffer.
+// that they may be reading: use Shrink, and Settle before that append. Lengths count
+// elements of an array, and bytes of a buffer.
 type Publication struct {
 	server *Server
 	name   string

@@ -252,7 +252,8 @@ func (w *patience) pause(bound time.Duration, sleep func(time.Duration)) bool {
 	return true
 }
 
-// again tries once more what Alloc tried. A request above the small ones gets a slot of a slab only if there was no memory for it.
+// again tries once more what Alloc tried. A request that is not small gets a slot of a slab
+// only if there was no memory for it.
 func (p *Pool) again(sh *shard, w *want, short bool) (b Block, ok bool, err error) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()

@@ -11,9 +11,9 @@ import (
 // slab is one chunk that is divided into equal slots of a size class. It
 // belongs to one shard, and is guarded by its lock. When all of its slots are
 // free it is given up, and its chunk serves the next slab, of any class, of the
-// shard; another shard may have it when the stream has passed. The
-// slab itself, with its headers, serves another chunk of the same shard and class later, so
-// that chunks which go from class to class allocate nothing.
+// shard; another shard may have it when the stream has passed. The slab itself, with its
+// headers, later serves another chunk of the same shard and class, so a chunk that goes
+// from class to class costs no Go memory.
 //
 //	chunk: none ──map──► a shard's empty one ──► slab ──all free──► empty
 //	                         │  ▲    another shard, after its stream has passed
