@@ -4,7 +4,6 @@ package publish
 
 import (
 	"context"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -20,9 +19,9 @@ func TestAFollowerThatComesBackWaitsForTheNextPublishersWork(t *testing.T) {
 	ctx := peertest.Context(t)
 	m, publishers := sim.Open(t, smallChunks)
 	_, sys := sim.Open(t, smallChunks)
-	r := &restarting{t: t, dev: publishers.Devices()[0], path: filepath.Join(t.TempDir(), "d", "s")}
+	r := newRestarting(t, publishers.Devices()[0])
 	r.start(2)
-	k, err := Dial(ctx, r.path, DialOptions{ComeBack: &ComeBack{First: time.Millisecond, Most: time.Millisecond}})
+	k, err := r.client(ctx)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, k.Close()) }()
 	f, err := Follow[uint32](ctx, k, sys.Devices()[0], "numbers", FollowOptions{})
@@ -39,7 +38,7 @@ func TestAFollowerThatComesBackWaitsForTheNextPublishersWork(t *testing.T) {
 	slow := newStream(t, r.dev)
 	release := m.Hold(slow.Handle())
 	defer release()
-	r.begin(3, slow)
+	r.start(3, slow)
 	require.NoError(t, r.p.AwaitFollowers(ctx, 1))
 	require.NoError(t, r.p.Settle(ctx))
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)

@@ -59,11 +59,18 @@ type restarting struct {
 	starts uint32
 }
 
-// start serves 50,000 elements times n, in chunks of 64 KiB.
-func (r *restarting) start(n int) { r.begin(n) }
+func newRestarting(t *testing.T, d *cuda.Device) *restarting {
+	return &restarting{t: t, dev: d, path: filepath.Join(t.TempDir(), "d", "s")}
+}
 
-// begin announces the elements behind streams' work before any follower comes.
-func (r *restarting) begin(n int, behind ...*cuda.Stream) {
+// client makes a client that comes back to the next start.
+func (r *restarting) client(ctx context.Context) (*Client, error) {
+	return Dial(ctx, r.path, DialOptions{ComeBack: &ComeBack{First: time.Millisecond, Most: time.Millisecond}})
+}
+
+// start serves 50,000 elements times n, in chunks of 64 KiB. They are announced behind the
+// streams' work, before any follower comes.
+func (r *restarting) start(n int, behind ...*cuda.Stream) {
 	var err error
 	r.l, err = peer.Listen(filepath.Dir(r.path), filepath.Base(r.path), peer.Options{})
 	require.NoError(r.t, err)
@@ -100,9 +107,9 @@ func TestEveryFailureOfFollowing(t *testing.T) {
 				ctx := peertest.Context(t)
 				_, publishers := sim.Open(t, smallChunks)
 				m, sys := sim.Open(t, smallChunks)
-				r := &restarting{t: t, dev: publishers.Devices()[0], path: filepath.Join(t.TempDir(), "d", "s")}
+				r := newRestarting(t, publishers.Devices()[0])
 				r.start(2)
-				k, err := Dial(ctx, r.path, DialOptions{ComeBack: &ComeBack{First: time.Millisecond, Most: time.Millisecond}})
+				k, err := r.client(ctx)
 				require.NoError(t, err)
 				defer func() { require.NoError(t, k.Close()) }()
 				if !comesBack {
