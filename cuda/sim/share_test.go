@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -436,7 +437,8 @@ func TestImporterInAnotherProcess(t *testing.T) {
 	r.ok(r.MemRelease(h))
 	require.Equal(t, before-chunk, r.free())
 	child.Kill()
-	require.Equal(t, before, r.free())
+	// The system takes the mappings of a process that ended apart in its own time.
+	require.Eventually(t, func() bool { return r.free() == before }, time.Minute, time.Millisecond)
 }
 
 func TestMemoryOutlivesItsMaker(t *testing.T) {

@@ -228,23 +228,23 @@ type Board struct {
 	own int // descriptor
 }
 
-// OpenBoard maps a file and keeps a descriptor of it for locking.
+// OpenBoard maps a file and keeps a descriptor of it for locking. The locks are not those
+// of the mapping's description: some kernels take the mappings of a process apart up to a
+// tenth of a second after its parent saw its end.
 func (f *Folder) OpenBoard(name string) (*Board, error) {
-	fd, err := f.open(name)
+	s, err := f.OpenFile(name)
 	if err != nil {
 		return nil, err
 	}
-	var stat unix.Stat_t
-	err = unix.Fstat(fd, &stat)
-	var s *Shared
-	if err == nil {
-		s, err = mapShared(fd, uint64(stat.Size))
-	}
+	own, err := f.open(name)
 	if err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("map file %q: %w", name, err)
+		return nil, errors.Join(err, s.Close())
 	}
-	return &Board{s, fd}, nil
+	b := &Board{s, own}
+	if id, err := IdentifyShared(own); err != nil || id != s.id {
+		return nil, errors.Join(fmt.Errorf("file %q was replaced while it was opened: open it again", name), err, b.Close())
+	}
+	return b, nil
 }
 
 // Lock takes the lock of a byte, and waits for the process that has it.

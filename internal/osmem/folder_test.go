@@ -122,6 +122,12 @@ func TestLocksBelongToAnOpening(t *testing.T) {
 	require.NoError(t, a.Lock(5))
 	require.NoError(t, a.Close())
 	require.False(t, locked(b, 5), "closing gives it back")
+	c, err := f.OpenBoard("board")
+	require.NoError(t, err)
+	require.NoError(t, c.Lock(5))
+	require.NoError(t, unix.Close(c.own)) // as at the end of a process that is still mapped
+	require.False(t, locked(b, 5), "the mapping has no part in it")
+	require.NoError(t, c.Shared.Close())
 	_, err = f.OpenBoard("none")
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
