@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"unsafe"
@@ -207,12 +208,18 @@ func (c *capture) end(op string) (driver.Graph, error) {
 	// Mostly the capture is over now. A stream must not stay in one.
 	id := c.id
 	if id == 0 { // it began just now
-		_, id, _ = c.stream.Capture()
+		if _, id, _ = c.stream.Capture(); id == 0 {
+			id = brokenCapture
+		}
 	}
 	c.on.stuck.Store(id)
 	c.on.endStuck(op)
 	return 0, err
 }
+
+// brokenCapture stands for a capture whose id is not known: the driver tells none of one that
+// is broken.
+const brokenCapture = math.MaxUint64
 
 // endStuck ends the capture that WithCapture could not end, unless it is over. If that
 // fails again the next Close or WithCapture tries it.
@@ -438,6 +445,9 @@ func (s *Stream) mayWait(op string, last record) error {
 		return nil
 	case last.captured && s.own:
 		return errOwnCaptured(op)
+	case status == driver.CaptureInvalidated:
+		f.Asked = fmt.Sprintf("stream %#x, which takes part in a capture that is broken, for an event", s.handle())
+		f.Hint = "end the capture and capture again"
 	case last.captured && s.in.IsLegacy():
 		f.Asked = "the legacy default stream for an event of a capture"
 		f.Hint = "it cannot take part in a capture: use a stream of your own"

@@ -431,6 +431,65 @@ func TestWaitJoinsACaptureAndRefusesWhatWouldEndIt(t *testing.T) {
 	})
 }
 
+// The driver tells no id of a broken capture.
+func TestABrokenCaptureIsNamed(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		s, p, inside, next := stream(t, d), memory(t, d, 64), event(t, d), event(t, d)
+		_, err := s.WithCapture(thread, func() error {
+			require.NoError(t, inside.Record(s))
+			in := core.StreamOf(s)
+			require.Equal(t, driver.CaptureUnsupported, in.Ctx.System().Drv.StreamQuery(in.Ctx.Handle, in.Handle))
+			for _, err := range []error{s.Wait(inside), s.Upload(p, make([]byte, 64))} {
+				require.ErrorIs(t, err, cuda.ErrCapturing)
+				require.ErrorContains(t, err, "takes part in a capture that is broken")
+				require.ErrorContains(t, err, "end the capture and capture again")
+			}
+			require.Error(t, next.Record(s))
+			return nil
+		})
+		require.ErrorContains(t, err, "a call of another library in the body broke it")
+	})
+}
+
+// breaking is a driver that breaks a capture when it is first asked about it, and does not end
+// it at once.
+type breaking struct {
+	driver.Driver
+	asked, ended *int
+}
+
+func (b breaking) StreamGetCaptureInfo(c driver.Context, s driver.Stream) (driver.CaptureStatus, uint64, driver.Result) {
+	if *b.asked++; *b.asked == 1 {
+		b.StreamQuery(c, s)
+		return 0, 0, 999
+	}
+	return b.Driver.StreamGetCaptureInfo(c, s)
+}
+
+func (b breaking) StreamEndCapture(c driver.Context, s driver.Stream) (driver.Graph, driver.Result) {
+	if *b.ended++; *b.ended <= 2 {
+		return 0, 999
+	}
+	return b.Driver.StreamEndCapture(c, s)
+}
+
+func TestACaptureThatBreaksAsItBeginsIsEndedLater(t *testing.T) {
+	m, err := sim.New(sim.Options{})
+	require.NoError(t, err)
+	sys, err := gputest.Wrap(breaking{m.Driver(), new(int), new(int)}, m.Close)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, sys.Close()) })
+	s := stream(t, sys.Devices()[0])
+	_, err = s.WithCapture(thread, func() error { return nil })
+	require.ErrorContains(t, err, "cuStreamGetCaptureInfo")
+	capturing, err := s.Capturing()
+	require.NoError(t, err)
+	require.True(t, capturing)
+	g, err := s.WithCapture(thread, func() error { return nil })
+	require.NoError(t, err)
+	require.NoError(t, g.Close())
+}
+
 // Work on the legacy stream would end the capture of a blocking stream.
 func TestTheLegacyStreamIsRefusedWhileABlockingStreamCaptures(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {

@@ -369,7 +369,7 @@ func (s *stream) captureInfo() (driver.CaptureStatus, uint64, driver.Result) {
 	case s.joined == nil:
 		return driver.CaptureNone, 0, driver.Success
 	case s.joined.invalidated:
-		return driver.CaptureInvalidated, s.joined.id, driver.Success
+		return driver.CaptureInvalidated, 0, driver.Success
 	}
 	return driver.CaptureActive, s.joined.id, driver.Success
 }

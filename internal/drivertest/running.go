@@ -198,6 +198,26 @@ var running = []Case{
 			t.returns(driver.CaptureInvalid, end, "end capture")
 		},
 	},
+	{
+		Name: "capture info of a stream whose capture is invalidated",
+		Says: "success: the status says so, and the capture's id is 0",
+		Run: func(t *T) {
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			var query, info driver.Result
+			var status driver.CaptureStatus
+			var id uint64
+			end := t.capture(t.thread(), s, driver.CaptureRelaxed, func() {
+				query = t.D.StreamQuery(t.ctx, s)
+				status, id, info = t.D.StreamGetCaptureInfo(t.ctx, s)
+			})
+			t.returns(driver.CaptureUnsupported, query, "query of the stream")
+			t.returns(driver.Success, info, "capture info")
+			if status != driver.CaptureInvalidated || id != 0 {
+				t.Errorf("capture status %v and id %d, want an invalidated one and 0", status, id)
+			}
+			t.returns(driver.CaptureInvalid, end, "end capture")
+		},
+	},
 }
 
 // wordOfTwo is the first word of a page that this process and a child map: to
