@@ -38,7 +38,7 @@ func TestTop(t *testing.T) {
 	for _, line := range strings.Split(strings.TrimSpace(out.String()), "\n")[1:] {
 		lines = append(lines, strings.Join(strings.Fields(line), " "))
 	}
-	require.Equal(t, []string{"17 python3 1.0 GiB", pid + " cuvmm.test 500 MiB 40 MiB 32 MiB 20 MiB", "18 [Not Found] ?"}, lines)
+	require.Equal(t, []string{"17 python3 1.0 GiB", pid + " " + filepath.Base(os.Args[0]) + " 500 MiB 40 MiB 32 MiB 20 MiB", "18 [Not Found] ?"}, lines)
 
 	out.Reset()
 	require.Equal(t, exitOK, run([]string{"top", "-json"}, &out, &complaints, h))
