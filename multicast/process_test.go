@@ -52,6 +52,8 @@ type order struct {
 	Arrived int
 	// Impatient: what it waits for may never come.
 	Impatient bool
+	// Hostless: rank 0 may be gone before this one joins.
+	Hostless bool
 }
 
 // result is how it went.
@@ -118,7 +120,11 @@ func killAt(m *sim.Machine, n int, calls *atomic.Int64) {
 func take(c *reexec.Child, o order) (*rendezvous.Group, error) {
 	opts := rendezvous.Options{Timeout: limit}
 	if o.Rank > 0 {
-		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		patience := limit
+		if o.Hostless {
+			patience = 5 * time.Second
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		return rendezvous.Join(ctx, o.Path, o.Rank, o.Size, opts)
 	}
@@ -482,6 +488,7 @@ func TestTeamsOfProcesses(t *testing.T) {
 			victim = who
 		}
 		results := c.form(func(rank int, o *order) {
+			o.Hostless = rank > 0 && victim == 0 && what == "a kill while forming"
 			switch {
 			case rank != who || what == "nothing":
 			case what == "a failure":
