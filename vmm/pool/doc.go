@@ -33,9 +33,9 @@
 //
 // # What the sizes trade
 //
-// Smaller chunks (Options.Chunk) move more freely, and take more driver calls a byte. On an
-// H200, mapping and granting a free chunk of 32 MiB takes 20 to 28 µs, one of 64 MiB 25 to
-// 37, and unmapping it 12 to 22, mostly in the background. A new chunk takes about 10 µs
+// Smaller chunks (Options.Chunk) move more freely, and take more driver calls a byte. On
+// H200s, mapping and granting a free chunk of 32 MiB takes 20 to 39 µs, and one of 64 MiB no
+// longer; unmapping it 12 to 22, mostly in the background. A new chunk takes 10 to 17 µs
 // more. The table shows the peak of reserved memory divided by the peak of requested
 // memory, for traces of programs that train with PyTorch. Each number is the worse of two
 // runs, with an idle GPU and with one that is behind:
