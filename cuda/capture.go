@@ -217,7 +217,7 @@ func (c *capture) end(op string) (driver.Graph, error) {
 	return 0, err
 }
 
-// brokenCapture stands for a capture whose id is not known: the driver tells none of one that
+// brokenCapture stands for a capture whose id is not known: the driver gives none for one that
 // is broken.
 const brokenCapture = math.MaxUint64
 

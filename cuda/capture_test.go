@@ -431,7 +431,7 @@ func TestWaitJoinsACaptureAndRefusesWhatWouldEndIt(t *testing.T) {
 	})
 }
 
-// The driver tells no id of a broken capture.
+// The driver gives no id for a broken capture.
 func TestABrokenCaptureIsNamed(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		s, p, inside, next := stream(t, d), memory(t, d, 64), event(t, d), event(t, d)
