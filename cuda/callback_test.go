@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,6 +16,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/gputest"
+	"github.com/cuvmm/cuvmm/internal/testlog"
 	"github.com/stretchr/testify/require"
 )
 
@@ -188,7 +188,7 @@ func TestCallbacksThatAreRefused(t *testing.T) {
 }
 
 func TestAPanicOfACallbackIsLogged(t *testing.T) {
-	var log lockedText
+	var log testlog.Log
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
 	sys, err := m.OpenOwned(cuda.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
@@ -293,23 +293,6 @@ func TestCallbacksBesideAForeignCapture(t *testing.T) {
 			})
 		}
 	}
-}
-
-type lockedText struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lockedText) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lockedText) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 // Whichever driver call fails, the function is called once, or the error says that it

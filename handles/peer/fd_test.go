@@ -13,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/peertest"
+	"github.com/cuvmm/cuvmm/internal/testlog"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -165,7 +166,7 @@ func TestFDIsClosedByManyAndOnlyBetweenUses(t *testing.T) {
 
 func TestALostFDIsReportedAndClosed(t *testing.T) {
 	peertest.NoLeak(t)
-	var out peertest.Journal
+	var out testlog.Log
 	peer.TraceFDs(slog.New(slog.NewTextHandler(&out, nil)))
 	defer peer.TraceFDs(nil)
 	lost, open := peer.LostFDs(), peer.OpenFDs()

@@ -14,12 +14,13 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/peertest"
+	"github.com/cuvmm/cuvmm/internal/testlog"
 	"github.com/stretchr/testify/require"
 )
 
 // A policy that panics, or returns what is no access, grants nothing.
 func TestAPolicyThatFailsGrantsNothing(t *testing.T) {
-	var said peertest.Journal
+	var said testlog.Log
 	var policy atomic.Pointer[func() Access] // the race detector does not know what a socket orders
 	write := func() Access { return WriteAccess }
 	policy.Store(&write)
@@ -49,7 +50,7 @@ func TestAPolicyThatFailsGrantsNothing(t *testing.T) {
 // Without a log a panic goes to the default one, and the memory is waited for as if the
 // function had named no stream.
 func TestAFailureOfQuiesceIsLogged(t *testing.T) {
-	var said peertest.Journal
+	var said testlog.Log
 	before := slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))
 	defer slog.SetDefault(before)

@@ -27,7 +27,6 @@
 package reexec
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -40,6 +39,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/cuvmm/cuvmm/internal/testlog"
 )
 
 // childFlag is the child's first argument. The testing package does not know
@@ -138,7 +139,7 @@ type Cmd struct {
 	t      testing.TB
 	name   string
 	cancel context.CancelFunc
-	log    logBuffer
+	log    testlog.Log
 	wait   func() error
 	messages
 }
@@ -275,22 +276,4 @@ func (m messages) Recv(v any) error {
 		return io.EOF
 	}
 	return err
-}
-
-// logBuffer collects a child's output, and can be read meanwhile.
-type logBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }

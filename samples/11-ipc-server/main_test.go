@@ -8,12 +8,12 @@ import (
 	"io"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testlog"
 	"github.com/cuvmm/cuvmm/samples/internal/app"
 )
 
@@ -27,26 +27,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// text is output that is read while it is written.
-type text struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (t *text) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.b.Write(p)
-}
-
-func (t *text) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.b.String()
-}
-
 func TestSamplePublishesAndFollows(t *testing.T) {
-	var out text
+	var out testlog.Log
 	require.NoError(t, sample.Test(t.Context(), nil, []string{"-driver", "sim"}, nil, &out))
 	said := out.String()
 	require.Equal(t, 2, strings.Count(said, ": withdrawn"), said)
@@ -58,7 +40,7 @@ func TestSampleListsAndEndsWhenItIsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	dir := t.TempDir()
 	require.NoError(t, os.Chmod(dir, 0o700))
-	var out text
+	var out testlog.Log
 	over := make(chan error, 2)
 	args := []string{"-driver", "sim", "-dir", dir, "-every", "1ms", "-most", "600000"}
 	until := func(there func() bool) {
@@ -85,7 +67,7 @@ func TestSampleListsAndEndsWhenItIsInterrupted(t *testing.T) {
 
 // A publisher that cannot begin ends the program, and says why.
 func TestSampleEndsWhenThePublisherFails(t *testing.T) {
-	var out text
+	var out testlog.Log
 	err := sample.Test(t.Context(), nil, []string{"-driver", "sim", "-name", "\xff"}, nil, &out)
 	require.ErrorContains(t, err, "exit status 1")
 	require.Contains(t, out.String(), "bytes of UTF-8")
@@ -94,7 +76,7 @@ func TestSampleEndsWhenThePublisherFails(t *testing.T) {
 // An interrupt ends the publisher and the followers in order, and is no failure.
 func TestSampleEndsWhenItIsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	var out text
+	var out testlog.Log
 	over := make(chan error, 1)
 	go func() { over <- sample.Test(ctx, nil, []string{"-driver", "sim"}, nil, &out) }()
 	require.Eventually(t, func() bool { return strings.Contains(out.String(), "every element as it should be") }, time.Minute, time.Millisecond)

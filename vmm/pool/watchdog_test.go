@@ -1,44 +1,23 @@
 package pool
 
 import (
-	"bytes"
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/testlog"
 	"github.com/stretchr/testify/require"
 )
-
-// lines is a log that goroutines share.
-type lines struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-// since returns what was written since its last call.
-func (l *lines) since() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	defer l.text.Reset()
-	return l.text.String()
-}
 
 func TestWatchdog(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	var log lines
+	var log testlog.Log
 	s, err := m.Open(cuda.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	require.NoError(t, err)
 	defer func() {
@@ -62,10 +41,10 @@ func TestWatchdog(t *testing.T) {
 			for i, after := range c.after {
 				time.Sleep(after - at - time.Nanosecond)
 				synctest.Wait()
-				require.Empty(t, log.since(), "before %v", after)
+				require.Empty(t, log.Take(), "before %v", after)
 				time.Sleep(time.Nanosecond)
 				synctest.Wait()
-				said := log.since()
+				said := log.Take()
 				require.Equal(t, 1, strings.Count(said, "\n"), "at %v", after)
 				require.Contains(t, said, `level=WARN msg="cuvmm: a capture takes long`)
 				require.Contains(t, said, fmt.Sprintf("capture=\"graph 7\" for=%v device=", after))
@@ -75,7 +54,7 @@ func TestWatchdog(t *testing.T) {
 			w.stop()
 			w.stop()
 			time.Sleep(time.Hour)
-			require.Empty(t, log.since(), "nothing after its end")
+			require.Empty(t, log.Take(), "nothing after its end")
 		})
 		require.NoError(t, p.Close())
 	}
