@@ -109,7 +109,7 @@ var byCall = map[callResult]explanation{
 	{driver.CallMulticastCreate, driver.NotSupported}:         noMulticast,
 	{driver.CallMulticastGetGranularity, driver.NotSupported}: noMulticast,
 	{driver.CallMulticastGetGranularity, driver.InvalidValue}: {errs.InvalidArgument,
-		"name as many devices as NVLink switches connect at most (64 on the software driver), and handle types that the driver has"},
+		"name no more devices than the NVLink switches connect (64 on the software driver), and handle types that the driver has"},
 	{driver.CallMulticastCreate, driver.NotPermitted}: {errs.NotPermitted,
 		"fabric handles need an IMEX channel that this process may open; ask for descriptors instead"},
 	{driver.CallMulticastAddDevice, driver.InvalidDevice}: {errs.InvalidArgument,

@@ -46,10 +46,11 @@ func (t *snapshotReader) segment(s pool.Segment) Segment {
 
 // label returns a tag's name as text: what reads snapshots takes UTF-8 alone.
 func label(t pool.Tag) string {
-	if name := t.String(); !utf8.ValidString(name) {
+	name := t.String()
+	if !utf8.ValidString(name) {
 		return strconv.Quote(name) // so that two tags have different labels
 	}
-	return t.String()
+	return name
 }
 
 // counts are the numbers of a pool, which take no walk.

@@ -109,7 +109,7 @@ func (m *memory) prefetches(op string, s *cuda.Stream) error {
 	}
 	return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
 		Asked: fmt.Sprintf("a prefetch on a stream of device %d, which has no concurrent managed access", d),
-		Hint:  "use a stream of a device whose capabilities have it, or do without: such a device pages no memory"})
+		Hint:  "use a stream of a device whose capabilities have it, or do without: such a device does not page managed memory"})
 }
 
 // allConcurrent returns an error unless every device has concurrent managed access.

@@ -85,7 +85,7 @@ func (t *Team) plan(ctx context.Context, size int) (rendezvous.Facts, error) {
 			return offering{}, errs.Invalid(op, fmt.Sprintf("a size of %d bytes", size), "ask for as much as each device is to have")
 		}
 		if limit := t.options.CallTimeout; limit < 0 {
-			return offering{}, errs.Invalid(op, fmt.Sprintf("a CallTimeout of %v", limit), fmt.Sprintf("0 is the default, %v", DefaultCallTimeout))
+			return offering{}, errs.Invalid(op, fmt.Sprintf("a CallTimeout of %v", limit), fmt.Sprintf("use 0 for %v, or more", DefaultCallTimeout))
 		}
 		if err := Supported(t.devices...); err != nil {
 			return offering{}, err

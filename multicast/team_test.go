@@ -771,7 +771,7 @@ func TestPlansThatAreNoTeam(t *testing.T) {
 	check(cuda.ErrInvalidArgument, "a nil device", []int{0}, form(t, groups, [][]*cuda.Device{{nil}, devices[:1]}, unit, multicast.TeamOptions{}))
 	check(cuda.ErrInvalidArgument, "no devices", []int{1}, form(t, groups, [][]*cuda.Device{devices[:1], nil}, unit, multicast.TeamOptions{}))
 	check(cuda.ErrInvalidArgument, "a size of 0 bytes", []int{0, 1}, form(t, groups, pair, 0, multicast.TeamOptions{}))
-	check(cuda.ErrInvalidArgument, "a CallTimeout of -1s; 0 is the default, 10s", []int{0, 1}, form(t, groups, pair, unit, multicast.TeamOptions{CallTimeout: -time.Second}))
+	check(cuda.ErrInvalidArgument, "a CallTimeout of -1s; use 0 for 10s, or more", []int{0, 1}, form(t, groups, pair, unit, multicast.TeamOptions{CallTimeout: -time.Second}))
 	check(cuda.ErrInvalidArgument, "Granularity(9)", []int{0, 1}, form(t, groups, pair, unit, multicast.TeamOptions{Granularity: vmm.Granularity(9)}))
 	_, err := multicast.NewTeam(t.Context(), nil, devices[:1], unit, multicast.TeamOptions{})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)

@@ -184,14 +184,15 @@ func sourceOf(ctx context.Context, name string) (source, error) {
 // snapshotTimeout limits the wait for a process, whose snapshot may have many blocks.
 const snapshotTimeout = 30 * time.Second
 
-// within returns a source that fails if it, a process, has not replied in time.
-func within(it string, timeout time.Duration, ask source) source {
+// within returns a source that fails if the process that is asked has not replied in time.
+// who names it in the error.
+func within(who string, timeout time.Duration, ask source) source {
 	return func(ctx context.Context) (inspect.Snapshot, error) {
 		limited, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		s, err := ask(limited)
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-			err = fmt.Errorf("%s did not reply within %v; a stopped process (state T in ps) does not", it, timeout)
+			err = fmt.Errorf("%s did not reply within %v; a stopped process (state T in ps) does not", who, timeout)
 		}
 		return s, err
 	}

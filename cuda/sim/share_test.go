@@ -437,7 +437,7 @@ func TestImporterInAnotherProcess(t *testing.T) {
 	r.ok(r.MemRelease(h))
 	require.Equal(t, before-chunk, r.free())
 	child.Kill()
-	// The system takes the mappings of a process that ended apart in its own time.
+	// The system tears down the mappings of a process that has exited in its own time.
 	require.Eventually(t, func() bool { return r.free() == before }, time.Minute, time.Millisecond)
 }
 

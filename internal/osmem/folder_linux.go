@@ -228,9 +228,9 @@ type Board struct {
 	own int // descriptor
 }
 
-// OpenBoard maps a file and keeps a descriptor of it for locking. The locks are not those
-// of the mapping's description: some kernels take the mappings of a process apart up to a
-// tenth of a second after its parent saw its end.
+// OpenBoard maps a file and keeps a descriptor of it for locking. The locks belong to a
+// description of their own, not the mapping's: some kernels tear down a process's mappings
+// up to a tenth of a second after its parent has seen it exit.
 func (f *Folder) OpenBoard(name string) (*Board, error) {
 	s, err := f.OpenFile(name)
 	if err != nil {

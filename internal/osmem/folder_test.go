@@ -125,7 +125,7 @@ func TestLocksBelongToAnOpening(t *testing.T) {
 	c, err := f.OpenBoard("board")
 	require.NoError(t, err)
 	require.NoError(t, c.Lock(5))
-	require.NoError(t, unix.Close(c.own)) // as at the end of a process that is still mapped
+	require.NoError(t, unix.Close(c.own)) // as when a process has exited, and is yet to be unmapped
 	require.False(t, locked(b, 5), "the mapping has no part in it")
 	require.NoError(t, c.Shared.Close())
 	_, err = f.OpenBoard("none")

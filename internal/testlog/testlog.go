@@ -1,4 +1,4 @@
-// Package testlog keeps what goroutines and processes write while a test reads it.
+// Package testlog has a log that a test can read while it is written.
 package testlog
 
 import (
@@ -18,7 +18,7 @@ func (l *Log) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-// String returns what was written, and was not taken.
+// String returns what was written since the last Take.
 func (l *Log) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -151,7 +151,7 @@ class Client(OfProcess):
         dev = _driver.device(device)
         reserve, max_chunks = whole(reserve, "bytes to reserve"), whole(max_chunks, "chunks")
         if reserve < 0 or max_chunks < 1 or (max_wait is not None and not max_wait > 0):
-            raise ArgumentError(f"a range of {reserve} bytes, {max_chunks} chunks and a wait of {max_wait}", "limits are positive")
+            raise ArgumentError(f"a range of {reserve} bytes, {max_chunks} chunks and a wait of {max_wait}", "pass 0 bytes or more, at least one chunk, and a positive wait or none")
         if reserve:
             granularity = dev.granularity(dev.properties())
             reserve = -(-reserve // granularity) * granularity
