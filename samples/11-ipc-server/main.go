@@ -59,7 +59,8 @@ func run(e *app.Env) error {
 		return err
 	}
 	if o.step <= 0 || o.most < o.step || o.most > 1<<32 || o.rounds < 0 || o.followers < 0 || o.every < 0 {
-		return app.Usagef("-step must be positive, -most at least as much and at most %d, and the others not negative", 1<<32)
+		return app.Usagef("-step %d -most %d -rounds %d -followers %d -every %v: -step must be positive, -most at least as much and at most %d, and the others not negative",
+			o.step, o.most, o.rounds, o.followers, o.every, 1<<32)
 	}
 	do := map[string]func(*app.Env, options) error{"": demonstrate, "publish": serve, "follow": follow, "list": list}[e.Arg]
 	if do == nil {

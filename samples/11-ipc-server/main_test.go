@@ -91,7 +91,7 @@ func TestSampleRefusesBadInput(t *testing.T) {
 		says string
 	}{
 		{[]string{"-step", "0", "publish"}, "-step must be positive"},
-		{[]string{"-most", "1", "publish"}, "-step must be positive"},
+		{[]string{"-most", "1", "publish"}, "-step 262144 -most 1 "},
 		{[]string{"-step", "0"}, "-step must be positive"},
 		{[]string{"-most", "9999999999"}, "at most 4294967296"},
 		{[]string{"publish", "-name", "x"}, "flags come first"},
