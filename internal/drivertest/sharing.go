@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/reexec"
 )
 
 // sharing are the rules of memory that two handles or two processes hold.
@@ -124,6 +125,18 @@ var sharing = []Case{
 		Says:  "the memory stays with the importer, with its contents",
 		Needs: needs(shareableByFD),
 		Run:   func(t *T) { t.outlive() },
+	},
+	{
+		Name:  "a descriptor in a process that never loaded the driver, after the creator's process was killed",
+		Says:  "pins the memory, with its contents: whoever receives the descriptor imports it",
+		Needs: needs(shareableByFD),
+		Run:   func(t *T) { t.keptWithoutDriver() },
+	},
+	{
+		Name:  "create and export in a process that has called cuInit alone",
+		Says:  "success, without a context: the device's primary context stays inactive, and another process that imports the memory maps, writes and reads it",
+		Needs: needs(shareableByFD),
+		Run:   func(t *T) { t.madeWithoutContext() },
 	},
 	{
 		Name:  "properties of an imported handle",
@@ -269,12 +282,7 @@ var sharing = []Case{
 
 // outlive imports what a child made, kills the child, and uses the memory.
 func (t *T) outlive() {
-	near, far, err := socketPair()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer near.Close()
-	defer far.Close()
+	near, far := t.socketPair()
 	size := roundUp(64<<20, t.chunk)
 	c := t.child("create and export")
 	c.ExtraFiles = []*os.File{far}
@@ -291,11 +299,85 @@ func (t *T) outlive() {
 		t.Fatal(err)
 	}
 	c.Kill()
+	p := t.open(h, size)
+	t.reads(t.device, p, size, 0x33)
+	t.works(t.device, p, size)
+}
+
+// keptWithoutDriver has a child make memory and another, which has no driver, keep the
+// descriptor. The first is killed before the descriptor comes here.
+func (t *T) keptWithoutDriver() {
+	made, kept := t.socketPair()
+	handed, received := t.socketPair()
+	size := roundUp(64<<20, t.chunk)
+	creator := t.child("create and export")
+	creator.ExtraFiles = []*os.File{made}
+	creator.Start()
+	creator.Send(guest{Size: size, Writes: 0x44})
+	var sent bool
+	creator.Recv(&sent)
+
+	keeper := reexec.Command(t, keepsDescriptor)
+	keeper.ExtraFiles = []*os.File{kept, handed}
+	keeper.Start()
+	keeper.Recv(&sent)
+	creator.Kill()
+	keeper.Send(true)
+	fd, err := receiveDescriptor(received)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.ownDescriptor(fd)
+	keeper.Wait()
+	h := t.importFD(fd)
+	t.close(fd)
+	p := t.open(h, size)
+	t.reads(t.device, p, size, 0x44)
+	t.works(t.device, p, size)
+}
+
+// madeWithoutContext imports what a child made that has no context.
+func (t *T) madeWithoutContext() {
+	here, there := t.socketPair()
+	size := roundUp(64<<20, t.chunk)
+	c := t.child("create without a context")
+	c.ExtraFiles = []*os.File{there}
+	c.Start()
+	c.Send(guest{Size: size})
+	var active bool
+	c.Recv(&active)
+	if active {
+		t.Errorf("the primary context is active")
+	}
+	fd, err := receiveDescriptor(here)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.ownDescriptor(fd)
+	t.works(t.device, t.open(t.importFD(fd), size), size)
+	c.Wait()
+}
+
+// open maps memory at an address of its own, which the device may use.
+func (t *T) open(h driver.MemHandle, size uint64) driver.Ptr {
+	t.Helper()
 	p := t.reserve(size)
 	t.bind(p, size, h)
 	t.allow(p, size)
-	t.reads(t.device, p, size, 0x33)
-	t.works(t.device, p, size)
+	return p
+}
+
+func (t *T) socketPair() (a, b *os.File) {
+	t.Helper()
+	a, b, err := socketPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = a.Close()
+		_ = b.Close()
+	})
+	return a, b
 }
 
 // guest is the message to a child that imports memory.
@@ -368,7 +450,24 @@ func (c *child) stream(ctx driver.Context) driver.Stream {
 	return s
 }
 
+// keepsDescriptor is a process that passes a descriptor on when it is told to.
+const keepsDescriptor = "a process without the driver"
+
 func init() {
+	reexec.Register(keepsDescriptor, func(c *reexec.Child) error {
+		fd, err := receiveDescriptor(c.Files[0])
+		if err != nil {
+			return err
+		}
+		if err := c.Send(true); err != nil {
+			return err
+		}
+		var goOn bool
+		if err := c.Recv(&goOn); err != nil {
+			return err
+		}
+		return sendDescriptor(c.Files[1], fd)
+	})
 	roles["create and export"] = func(c *child) {
 		var g guest
 		c.recv(&g)
@@ -386,6 +485,21 @@ func init() {
 		// The test kills this process, in the middle of its work.
 		var never bool
 		c.recv(&never)
+	}
+	roles["create without a context"] = func(c *child) {
+		var g guest
+		c.recv(&g)
+		dev, r := c.d.DeviceGet(g.Device)
+		c.ok(r, "cuDeviceGet")
+		h, r := c.d.MemCreate(g.Size, shared(onDevice(dev), driver.HandlePosixFD))
+		c.ok(r, "create")
+		c.later("release", func() driver.Result { return c.d.MemRelease(h) })
+		fd, r := c.d.MemExportToShareableHandle(h, driver.HandlePosixFD)
+		c.ok(r, "export")
+		_, active, r := c.d.DevicePrimaryCtxGetState(dev)
+		c.ok(r, "cuDevicePrimaryCtxGetState")
+		c.send(active)
+		c.check(sendDescriptor(c.Files[0], toFD(fd)))
 	}
 	roles["import"] = func(c *child) {
 		var g guest
