@@ -11,7 +11,7 @@ import (
 )
 
 // WithCosts makes a software machine take as long for the calls that share memory
-// as was measured of the real driver (docs/gpu-results.md), so that the library's own cost
+// as was measured of the real driver (docs/measurements/sharing.md), so that the library's own cost
 // shows in proportion.
 func WithCosts(m *sim.Machine) {
 	const (
