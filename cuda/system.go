@@ -121,8 +121,9 @@ func (s *System) Device(ordinal int) (*Device, error) {
 }
 
 // Drain waits until everything that was closed with CloseAfter is torn down and every
-// function of Stream.Callback has returned, or until ctx ends. It returns the errors
-// of teardowns that failed since the last Drain.
+// function of Stream.Callback has returned, or until ctx ends. It tries the Leftovers again.
+// It returns the errors of teardowns that failed since the last Drain, and those of the
+// leftovers that remain.
 func (s *System) Drain(ctx context.Context) error {
 	const op = "cuda.System.Drain"
 	if _, err := s.inner(op); err != nil {
@@ -175,6 +176,10 @@ type Stats struct {
 	ManagedBytes int
 	// Pending closed objects and callbacks, which wait for the GPU.
 	Pending int
+	// Leftovers are what operations could not give back, and LeftoverBytes their memory:
+	// see System.Leftovers.
+	Leftovers     int
+	LeftoverBytes int
 	// Lost objects were collected without Close.
 	Lost int
 }
@@ -194,6 +199,10 @@ func (s *System) Stats() Stats {
 	st.HostBuffers, st.HostBytes = s.core.Live.Count(life.KindHostBuffer)
 	st.Managed, st.ManagedBytes = s.core.Live.Count(life.KindManaged)
 	st.Pending = s.core.PendingReclaims()
+	for _, l := range s.core.Leftovers() {
+		st.Leftovers++
+		st.LeftoverBytes += l.Bytes
+	}
 	st.Lost = s.core.Live.Lost()
 	return st
 }

@@ -62,8 +62,9 @@ func (p *shared) retire(s *System) (left, retired bool) {
 	return false, true
 }
 
-// Close releases the driver. While objects are live, or closed objects and callbacks
-// wait for the GPU, it changes nothing and returns ErrInUse, which names them.
+// Close releases the driver. It tries the Leftovers again. While objects are live, closed
+// objects and callbacks wait for the GPU, or leftovers remain, it changes nothing else and
+// returns ErrInUse, which names them.
 // Otherwise the System is out of use and the contexts that it retained are released.
 // If that fails Close returns the error and can be called again; an Open meanwhile
 // opens another System.

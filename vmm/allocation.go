@@ -128,8 +128,8 @@ func createError(op string, d *cuda.Device, size int, all uint64, prop driver.Al
 			f.Asked += fmt.Sprintf(", with %s free of %s", errs.Bytes(free), errs.Bytes(total))
 			f.Hint = core.SystemOf(d).Withheld(uint64(size), free)
 		}
-		if n := core.SystemOf(d).PendingReclaims(); n > 0 {
-			f.Hint = core.SystemOf(d).Waiting() + ": call Drain and try again"
+		if hint := core.SystemOf(d).Missing(core.DeviceOf(prop.Location)); hint != "" {
+			f.Hint = hint
 		}
 	}
 	return errs.New(f)

@@ -15,14 +15,14 @@ const shownLive = 5
 // Closed reports whether the System was closed: its contexts are gone.
 func (s *System) Closed() bool { return s.closed.Load() }
 
-// Settle tears down what was closed and has passed, before Retire.
-func (s *System) Settle() { s.settle() }
+// Settle tears down what was closed and has passed, and tries the leftovers, before Retire.
+func (s *System) Settle() { s.settle(s.left.newRound()) }
 
-// Retire takes the System out of use, unless anything is live or pending: then it
+// Retire takes the System out of use, unless anything is live, pending or left over: then it
 // changes nothing, at no moment, and InUse returns the reason. It waits for nothing.
 func (s *System) Retire() bool {
 	return s.Live.IfEmpty(func() bool {
-		if s.PendingReclaims() > 0 {
+		if s.PendingReclaims() > 0 || s.left.count.Load() > 0 {
 			return false
 		}
 		s.closed.Store(true)
@@ -32,6 +32,17 @@ func (s *System) Retire() bool {
 
 // InUse returns why the System cannot be closed, or nil if it could be by now.
 func (s *System) InUse() error {
+	if left := s.Leftovers(); len(left) > 0 {
+		asked := fmt.Sprintf("%v, which the library could not give back after an operation that failed", left[0])
+		if n := len(left) - 1; n > 0 {
+			asked += fmt.Sprintf(" and %s more", errs.Count(n, "such leftover"))
+		}
+		if _, n := s.Live.DescribeBriefly(0); n > 0 {
+			asked += fmt.Sprintf(" (%s live, parts of this included)", errs.Count(n, "object"))
+		}
+		return errs.New(errs.Failure{Op: "cuda.System.Close", Kind: errs.InUse, Asked: asked, Err: left[0].Err,
+			Hint: "none of it is yours to close: Close and Drain try it again, and System.Leftovers lists it"})
+	}
 	if live, n := s.Live.DescribeBriefly(shownLive); n > 0 {
 		asked := fmt.Sprintf("live objects: %s", strings.Join(live, ", "))
 		if n > len(live) {

@@ -1,6 +1,11 @@
 package core
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
+)
 
 // Waiting says how many closed objects and callbacks wait for the GPU.
 func (s *System) Waiting() string {
@@ -9,6 +14,21 @@ func (s *System) Waiting() string {
 		return "1 closed object or callback waits for the GPU"
 	}
 	return fmt.Sprintf("%d closed objects or callbacks wait for the GPU", n)
+}
+
+// Missing returns what could give memory to an allocation on a device that found none, and
+// what to do about it; "" if the System knows of nothing.
+func (s *System) Missing(on driver.Device) (hint string) {
+	if s.PendingReclaims() > 0 {
+		hint = s.Waiting() + ": call Drain and try again"
+	}
+	if n := s.LeftoverBytes(on); n > 0 {
+		if hint != "" {
+			hint += "; "
+		}
+		hint += errs.Bytes(n) + " are left of operations that failed, because the driver did not take them back: see System.Leftovers"
+	}
+	return hint
 }
 
 // Withheld returns what to do if the software driver returns that there is no memory

@@ -34,6 +34,13 @@ func (f *Fence) AddStreams(streams []*Stream) { f.later = append(f.later, stream
 // Add makes the fence cover the mark, which it takes over.
 func (f *Fence) Add(m Mark) { f.marks = append(f.marks, m) }
 
+// join makes the fence cover what another one does, which it takes over.
+func (f *Fence) join(o *Fence) {
+	f.marks = append(f.marks, o.marks...)
+	f.later = append(f.later, o.later...)
+	f.all = f.all || o.all
+}
+
 // FenceOf marks the streams of public stream objects. No streams is an error:
 // naming none is not the same as nothing running.
 func FenceOf[S interface {

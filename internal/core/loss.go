@@ -166,6 +166,14 @@ func (s *System) DeviceLost(devices ...driver.Device) driver.Result {
 // Losses counts the losses: while it stays the same none was noticed.
 func (s *System) Losses() int64 { return s.losses.count.Load() }
 
+// DeviceOf returns the device that a location is, or NoDevice.
+func DeviceOf(l driver.Location) driver.Device {
+	if l.Type == driver.LocationDevice {
+		return driver.Device(l.ID)
+	}
+	return NoDevice
+}
+
 // DevicesOf returns the device that a location is, if it is one.
 func DevicesOf(l driver.Location) []driver.Device {
 	if l.Type == driver.LocationDevice {

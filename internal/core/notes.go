@@ -48,10 +48,19 @@ package core
 // (Fence.HeldByCapture): it waits for the devices as a whole, as Close does, which
 // a capture does not prevent.
 //
+// # Undoing, and what is left
+//
+// Whatever builds something takes it back with an Undo (undo.go), the last part first. What
+// the driver refuses to take goes to one list of leftovers (leftovers.go), since no object of
+// the user stands for it. It is tried again by a timer, with growing pauses, by every Drain,
+// by an allocation that lacks memory, and by System.Close, which retires the System only
+// once nothing is left, and names what remains as the library's own. A try never waits: what
+// GPU work may still use goes to the reclaimer first, with a fence.
+//
 // # Before an allocation is refused
 //
 // System.Allocate escalates and tries again after each step: it tears down what has
-// passed, gives a teardown on another goroutine some milliseconds, and asks the
+// passed, tries the leftovers, gives a teardown on another goroutine some milliseconds, and asks the
 // holders of spare memory to free some (System.OnPressure). It repeats this while
 // more memory is to come, within the bound of Options.AllocationWait. A failed
 // try is followed by another if any memory came free after the try began.

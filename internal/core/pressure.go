@@ -67,6 +67,7 @@ type Shortage struct {
 	sys   *System
 	need  uint64
 	ended uint64 // teardowns that had ended before the latest try
+	round uint64 // in which the leftovers are tried; 0 before the first Free
 }
 
 // NewShortage is for a request of so many bytes.
@@ -75,14 +76,17 @@ func (s *System) NewShortage(need uint64) *Shortage {
 }
 
 // Free frees what can be freed at once, after a try was refused: it tears down what was
-// closed and has passed, waiting for a goroutine that does so already, and calls the
-// functions of OnPressure. freed says that memory has come free since before that try,
+// closed and has passed, waiting for a goroutine that does so already, tries the leftovers
+// once, and calls the functions of OnPressure. freed says that memory has come free since before that try,
 // so that the next one may succeed. soon says that a teardown waits only for a lock
 // that another goroutine holds, and later that there is more once the GPU has passed
 // something.
 func (sh *Shortage) Free() (freed, soon, later bool) {
 	s := sh.sys
-	soon = s.settle()
+	if sh.round == 0 {
+		sh.round = s.left.newRound()
+	}
+	soon = s.settle(sh.round)
 	later = s.PendingReclaims() > 0
 	if ended := s.reclaim.ended.Load(); ended != sh.ended {
 		sh.ended = ended
@@ -134,7 +138,7 @@ func (s *System) Allocate(size uint64, try func() driver.Result) driver.Result {
 // FreeMemory frees memory for a caller that bypasses Allocate: what was closed and has
 // passed, and need bytes of the keepers but the caller itself, which may be nil.
 func (s *System) FreeMemory(need uint64, caller *Keeper) (freed uint64) {
-	s.settle()
+	s.settle(s.left.newRound())
 	freed, _ = s.trim(need, caller)
 	return freed
 }

@@ -80,15 +80,17 @@ func (s *System) PollReclaim() {
 }
 
 // settle is PollReclaim for a caller that needs the memory: if another goroutine is
-// tearing down, it waits for that. It reports whether a teardown that could begin
-// waits for a lock, and should be tried again.
-func (s *System) settle() (again bool) {
-	if s.reclaim.pending.Load() == 0 {
+// tearing down, it waits for that, and it tries each leftover that was not tried in the round
+// or since. It reports whether a teardown that could begin waits for a lock, and should be
+// tried again.
+func (s *System) settle(round uint64) (again bool) {
+	if s.reclaim.pending.Load() == 0 && s.left.count.Load() == 0 {
 		return false
 	}
 	s.reclaim.polling.Lock() // what has passed is finite work
 	defer s.reclaim.polling.Unlock()
 	_, again = s.reclaim.look(everything)
+	s.retry(round)
 	return again
 }
 
@@ -122,10 +124,28 @@ func (r *reclaimer) end() {
 func (s *System) PendingReclaims() int { return int(s.reclaim.pending.Load()) }
 
 // Drain waits until nothing is pending, or until the context ends; the error
-// then says that it did. Teardowns that failed since the last Drain are
-// reported once.
+// then says that it did. It tries the leftovers once, and returns the errors of those that
+// remain and, once, of teardowns that failed since the last Drain.
 func (s *System) Drain(ctx context.Context) error {
-	r := &s.reclaim
+	r, round := &s.reclaim, s.left.newRound()
+	for tried := false; r.pending.Load() > 0 || !tried; {
+		if err := r.drain(ctx); err != nil {
+			return err
+		}
+		r.polling.Lock() // what has passed is finite work
+		s.retry(round)
+		r.polling.Unlock()
+		tried = true
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	err := errors.Join(append(r.failed, s.leftoverErrors()...)...)
+	r.failed = nil
+	return err
+}
+
+// drain waits until nothing is pending.
+func (r *reclaimer) drain(ctx context.Context) error {
 	pause := shortestPause
 	for r.pending.Load() > 0 {
 		if r.poll(everything) {
@@ -141,11 +161,7 @@ func (s *System) Drain(ctx context.Context) error {
 		}
 		pause = min(2*pause, longestPause)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	err := errors.Join(r.failed...)
-	r.failed = nil
-	return err
+	return nil
 }
 
 func (r *reclaimer) run() {

@@ -59,6 +59,7 @@ type System struct {
 	contexts atomic.Pointer[[]*Context]
 
 	reclaim reclaimer
+	left    leftovers
 	keepers keepers
 	locals  locals
 }

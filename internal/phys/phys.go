@@ -3,9 +3,8 @@
 // is released when the last one lets go.
 //
 // Memory that changes its owner may hold the previous owner's data, so it is marked
-// (Recycle), and Export refuses it until Clean has zeroed it. Only the chunks of vmm/pool
-// change owners, with their blocks. They are marked when they are made and never cleaned:
-// no public call exports a block's memory.
+// (Recycle), and Export refuses it. Only the chunks of vmm/pool change owners, with their
+// blocks. They are marked when they are made: no public call exports a block's memory.
 package phys
 
 import (

@@ -13,8 +13,8 @@ import (
 
 // Export makes a descriptor of the memory, which the caller closes, before it
 // gives up its count. From then on other processes may hold the memory for ever,
-// so it is marked (see Exported). Memory that came from another owner as it was
-// is refused until Clean, and imported memory without a kept descriptor always.
+// so it is marked (see Exported). Memory that another owner had is refused, and so is
+// imported memory without a kept descriptor.
 func (h *Handle) Export(op string) (fd int, err error) {
 	if h.Imported {
 		return h.passOn(op)
@@ -40,7 +40,7 @@ func (h *Handle) export(op string, t driver.HandleTypes) (s driver.ShareableHand
 	}
 	if !h.share() {
 		return s, errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: asked + " with what an earlier owner left in them",
-			Hint: "clean the memory when it changes its owner"})
+			Hint: "export memory of your own: what a pool recycles is never exported"})
 	}
 	if r := h.Lost(); r != driver.Success {
 		return s, errs.New(errs.Failure{Op: op, Call: driver.CallMemExportToShareableHandle, Result: r, Asked: asked})
@@ -102,7 +102,7 @@ func (h *Handle) Exported() bool { return h.Imported || h.sharing.Load() == expo
 
 // Recycle is what a cache or a pool calls when the memory goes to another owner
 // as it is. False means that another process may hold the memory: it must be
-// released instead. From then on Export refuses it until Clean.
+// released instead. From then on Export refuses it.
 func (h *Handle) Recycle() bool {
 	return !h.Imported && (h.sharing.CompareAndSwap(private, stale) || h.sharing.Load() == stale)
 }
@@ -173,8 +173,27 @@ func (h *Handle) ReleaseError(op string, r driver.Result) error {
 	return h.System().CallError(op, driver.CallMemRelease, r, errs.Bytes(h.Size), h.Devices()...)
 }
 
-// ReleaseAll gives up the caller's counts. The reclaimer retries a release that fails;
-// the error says which did.
+// Let gives up the caller's count. If that fails the memory is one of the System's
+// leftovers, which release it later, and the error is the driver's.
+func (h *Handle) Let(op string) error {
+	release := func() error {
+		if r := h.Release(); r != driver.Success {
+			return h.ReleaseError(op, r)
+		}
+		return nil
+	}
+	err := release()
+	if err != nil {
+		what, bytes := "memory", int(h.Size)
+		if h.Kind() == life.KindMulticast {
+			what, bytes = h.Kind().String(), 0
+		}
+		h.System().Left(what, bytes, core.DeviceOf(h.Asked.Location), err, release)
+	}
+	return err
+}
+
+// ReleaseAll gives up the caller's counts, as Let does. The error says which failed.
 func ReleaseAll(op string, handles ...*Handle) error {
 	if err := releaseAll(op, handles); err != nil {
 		return fmt.Errorf("memory could not be released at once, which System.Drain tries again: %w", err)
@@ -185,17 +204,7 @@ func ReleaseAll(op string, handles ...*Handle) error {
 func releaseAll(op string, handles []*Handle) error {
 	var failed []error
 	for _, h := range handles {
-		r := h.Release()
-		if r == driver.Success {
-			continue
-		}
-		retry(h.System(), new(core.Fence), func() error {
-			if r := h.Release(); r != driver.Success {
-				return h.ReleaseError(op, r)
-			}
-			return nil
-		})
-		failed = append(failed, h.ReleaseError(op, r))
+		failed = append(failed, h.Let(op))
 	}
 	return errors.Join(failed...)
 }
@@ -206,20 +215,4 @@ func Abandon(op string, cause error, handles ...*Handle) error {
 		return fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", cause, err)
 	}
 	return cause
-}
-
-// mostTries is how often the reclaimer tries what failed before. A driver that refuses
-// a release so often refuses it for good.
-const mostTries = 5
-
-// retry has the reclaimer try a teardown again, when the fence has passed.
-func retry(s *core.System, f *core.Fence, teardown func() error) {
-	tries := 0
-	s.Reclaim(f, nil, func() error {
-		err := teardown()
-		if tries++; err != nil && tries < mostTries {
-			return fmt.Errorf("%w: %w", life.ErrAgain, err)
-		}
-		return err
-	})
 }
