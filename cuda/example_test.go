@@ -133,6 +133,26 @@ func ExampleProbe() {
 	// Output: true false true
 }
 
+// What an operation made and the driver did not take back is tried again.
+func ExampleLeftover() {
+	machine, err := sim.New(sim.Options{})
+	check(err)
+	sys, err := machine.OpenOwned(cuda.Options{})
+	check(err)
+	defer closing(sys)
+	machine.Inject(sim.Fault{Call: "cuMemRelease", Result: 999})
+	_, err = sys.Devices()[0].Probe()
+	check(err)
+	for _, left := range sys.Leftovers() {
+		fmt.Printf("%d KiB of %s on device %d\n", left.Bytes>>10, left.What, left.Device)
+	}
+	check(sys.Drain(context.Background()))
+	fmt.Println(len(sys.Leftovers()))
+	// Output:
+	// 2048 KiB of memory on device 0
+	// 0
+}
+
 func ExampleUUID() {
 	sys := system()
 	defer closing(sys)

@@ -265,9 +265,15 @@ func TestAReleaseIsTriedAgain(t *testing.T) {
 	require.NoError(t, err)
 	gone, err := share.Shrink(testOp, h, kib64, nil)
 	require.NoError(t, err)
-	m.Inject(sim.Fault{Call: "cuMemRelease", Times: 4, Result: code})
+	m.Inject(sim.Fault{Call: "cuMemRelease", Times: -1, Result: code})
 	require.ErrorContains(t, gone.Release(), "System.Drain tries again")
+	for range 9 {
+		require.ErrorContains(t, d.System().Drain(t.Context()), "64 KiB of memory is left of an operation")
+	}
+	require.Equal(t, kib64, d.System().Stats().LeftoverBytes)
+	m.ClearFaults()
 	require.NoError(t, d.System().Drain(t.Context()))
+	require.Empty(t, d.System().Leftovers())
 	require.Equal(t, 1, d.System().Stats().Allocations)
 	h.Release()
 }

@@ -172,7 +172,7 @@ func TestUndoBehindAFence(t *testing.T) {
 	require.True(t, given.Load())
 }
 
-// Nobody has to call anything: a timer tries it again.
+// No call is needed: a timer tries it again.
 func TestLeftoversAreTriedAgainByThemselves(t *testing.T) {
 	var log bytes.Buffer
 	s := core.NewSystem(nil, 13000, core.Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
