@@ -217,8 +217,8 @@ func both(w *world, far vmm.AccessMode) []vmm.Access {
 	return []vmm.Access{{Location: w.d.Location(), Mode: vmm.ReadWrite}, {Location: w.peer.Location(), Mode: far}}
 }
 
-// clippedLocked is a buffer with three full chunks and two that were clipped and wait
-// for a stream that has passed, unless they go first.
+// clipped makes a buffer with three full chunks in use and two clipped ones, whose stream
+// has passed. The reclaimer may free those two before the operation begins.
 func clipped(w *world) {
 	b := w.buffer(5)
 	require.NoError(w.t, b.Resize(nil, 3*kib64))
@@ -591,7 +591,7 @@ func (sc scenario) walk(t *testing.T, k, parts int, clean []string, before, afte
 	return true
 }
 
-// runLocked is one blow at the operation; it returns how many of its faults struck.
+// run strikes one blow at the operation and returns how many of its faults struck.
 func (sc scenario) run(t *testing.T, b blow, clean []string, before, after view) int {
 	w := sc.begin(t)
 	struckOf := b.aim(w.m, clean)

@@ -1,6 +1,8 @@
-// Package osmem is the operating-system memory under the software driver:
-// address windows, arenas whose pages come and go, sealed memory files that other
+// Package osmem provides memory of the operating system. The software driver lives on
+// its address windows, arenas whose pages come and go, sealed memory files that other
 // processes map, and files with names and locks for machines that share a folder.
+// Package managed asks it for the page size, for NUMA nodes, and whether addresses are
+// mapped; cmd/libcuda asks it for the number of a thread.
 //
 // On Linux (amd64 and arm64) everything works. Elsewhere the package compiles
 // and arenas live on the Go heap; what needs the Linux kernel (address
