@@ -73,7 +73,7 @@ var byCall = map[callResult]explanation{
 	{driver.CallMemCreate, driver.NotPermitted}: {errs.NotPermitted,
 		"fabric handles need an IMEX channel that this process may open; ask for descriptors instead"},
 	{driver.CallMemAllocManaged, driver.OutOfMemory}: {errs.OutOfMemory,
-		"ask for less: managed memory may exceed the device's only where that has concurrent managed access, and then not what the host has beside it (on the software driver: what ulimit -v and vm.overcommit_memory allow)"},
+		"ask for less: managed memory may exceed the device's only where that has concurrent managed access, and then not what the host has beside it (on the software driver: what ulimit -v, vm.overcommit_memory and vm.max_map_count allow)"},
 	{driver.CallMemAllocManaged, driver.NotSupported}: {errs.NotSupported,
 		"the device has no managed memory"},
 	{driver.CallMemAdvise, driver.InvalidValue}:                        {errs.InvalidArgument, notManagedHint},

@@ -28,6 +28,7 @@ type backing struct {
 	placed     bool                 // the CPU has pages at the mapping's address
 
 	host    []byte   // host memory, pinned or registered
+	piece   *piece   // of a slab that small host memory is
 	async   *async   // of stream-ordered device memory
 	lease   *lease   // of device memory that a graph allocated
 	managed *managed // of managed memory
@@ -45,9 +46,30 @@ func (m *Machine) evict(r *backing) {
 	for r.host != nil && r.busy > 0 {
 		m.changed.Wait()
 	}
-	r.dismantle()
 	if m.dismantled {
 		return // all else went with the machine
+	}
+	m.finishStuck()
+	m.finish(r)
+}
+
+// finishStuck tries again what the system would not take back.
+func (m *Machine) finishStuck() {
+	again := m.stuck
+	m.stuck = nil
+	for _, r := range again {
+		m.finish(r)
+	}
+}
+
+// finish returns the range and its memory. If the system refuses, as it does to a process
+// that has no mapping left for what would be cut, the range stays in use until a later
+// call.
+func (m *Machine) finish(r *backing) {
+	if err := r.dismantle(); err != nil {
+		m.note("%s at %#x stays in use, and is tried again: %v", r.kind, r.lo, err)
+		m.stuck = append(m.stuck, r)
+		return
 	}
 	if r.managed != nil {
 		r.managed.pages.each(span{0, r.mem.size}, m.unpage)
@@ -58,12 +80,18 @@ func (m *Machine) evict(r *backing) {
 	switch {
 	case r.lease != nil:
 		r.lease.drop()
-	case r.kind == KindDeviceMemory || r.kind == KindManagedMemory:
+	case r.ownsAddresses():
 		m.giveAddresses(r.addresses())
 	}
 	if r.kind == KindHostMemory {
 		m.host.give(roundUp(r.size(), osmem.PageSize()))
 	}
+}
+
+// ownsAddresses reports whether the addresses go back with the range: not those of a
+// reservation, of a graph's lease, of the host or of a slab.
+func (r *backing) ownsAddresses() bool {
+	return r.lease == nil && (r.kind == KindDeviceMemory || r.kind == KindManagedMemory && r.mem.piece == nil)
 }
 
 // addresses returns the addresses that the range took: whole pages, for managed memory.
@@ -75,17 +103,16 @@ func (r *backing) addresses() span {
 }
 
 // dismantle returns to the system what the range itself took.
-func (r *backing) dismantle() {
-	var err error
-	if r.placed {
-		err = osmem.Clear(r.lo, r.addresses().size())
+func (r *backing) dismantle() error {
+	switch {
+	case r.piece != nil:
+		r.piece.free()
+	case r.kind == KindHostMemory:
+		return osmem.Free(r.host)
+	case r.placed && (r.mem == nil || r.mem.piece == nil):
+		return osmem.Clear(r.lo, r.addresses().size())
 	}
-	if r.kind == KindHostMemory {
-		err = osmem.Free(r.host)
-	}
-	if err != nil {
-		panic(fmt.Sprintf("sim: the system does not take memory back: %v", err))
-	}
+	return nil
 }
 
 // covered reports whether there is memory behind all n addresses from p on, or

@@ -8,9 +8,9 @@ import (
 )
 
 // adopt makes host memory known to the device.
-func (c *gpuContext) adopt(kind string, b []byte) bool {
-	lo := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
-	r := &backing{m: c.m, kind: kind, span: span{lo, lo + uint64(len(b))}, context: c, host: b}
+func (c *gpuContext) adopt(kind string, b []byte, in *piece) bool {
+	lo := addressOf(b)
+	r := &backing{m: c.m, kind: kind, span: span{lo, lo + uint64(len(b))}, context: c, host: b, piece: in}
 	if !c.m.backing.insert(r.lo, r.hi, r) {
 		return false
 	}
@@ -41,7 +41,7 @@ func (a *api) MemHostAlloc(c driver.Context, n uint64, flags driver.HostAllocFla
 	if size < n || !m.charge(m.host, size) {
 		return nil, driver.OutOfMemory
 	}
-	b, err := osmem.Alloc(n)
+	b, in, err := m.pinnedBytes(n, size)
 	if err != nil {
 		m.host.give(size)
 		m.note("pinned memory: %v", err)
@@ -50,10 +50,24 @@ func (a *api) MemHostAlloc(c driver.Context, n uint64, flags driver.HostAllocFla
 	if m.options.Poison {
 		fill(b, PoisonByte)
 	}
-	if !ctx.adopt(KindHostMemory, b) {
+	if !ctx.adopt(KindHostMemory, b, in) {
 		panic("sim: the system gave the same memory twice")
 	}
 	return unsafe.Pointer(unsafe.SliceData(b)), driver.Success
+}
+
+// pinnedBytes returns n zeroed bytes in whole pages, and the piece of a slab that they
+// are, if they are few.
+func (m *Machine) pinnedBytes(n, size uint64) ([]byte, *piece, error) {
+	if size > slabPiece {
+		b, err := osmem.Alloc(n)
+		return b, nil, err
+	}
+	in, err := m.pinnedSlabs.take(size)
+	if err != nil {
+		return nil, nil, err
+	}
+	return in.bytes[:n], in, nil
 }
 
 func (a *api) MemFreeHost(c driver.Context, p unsafe.Pointer) driver.Result {
@@ -79,7 +93,7 @@ func (a *api) MemHostRegister(c driver.Context, p unsafe.Pointer, n uint64, flag
 		a.m.note("registration of [%#x, %#x+%#x): not all of it is memory of this process", lo, lo, n)
 		return driver.InvalidValue
 	}
-	if !ctx.adopt(KindRegistration, unsafe.Slice((*byte)(p), n)) {
+	if !ctx.adopt(KindRegistration, unsafe.Slice((*byte)(p), n), nil) {
 		return driver.HostRegistered
 	}
 	return driver.Success

@@ -46,6 +46,9 @@ type Machine struct {
 	orphans        []*object
 	freed          []span // addresses, latest last, if Options.ReuseAddresses
 	touches        uint64 // of managed memory by devices
+	pinnedSlabs    shelf
+	managedSlabs   shelf
+	stuck          []*backing // that the system would not take back
 
 	threads  map[int]*thread
 	contexts map[driver.Context]*gpuContext
@@ -123,6 +126,7 @@ func New(options Options) (*Machine, error) {
 		room += d.Memory
 	}
 	m.managed = newPool(uint64(room), true)
+	m.newShelves()
 	m.system = newSystemMemory(m)
 	if options.Folder != "" {
 		if err := m.join(options); err != nil {
@@ -165,15 +169,18 @@ func (m *Machine) Close() error {
 
 // dismantle returns everything to the system.
 func (m *Machine) dismantle() {
+	m.dismantled = true
 	for r := range m.backing.all() {
-		r.v.dismantle()
+		err := r.v.dismantle()
 		if r.v.mem != nil {
 			r.v.mem.unmap()
 		}
-		if (r.v.kind == KindDeviceMemory || r.v.kind == KindManagedMemory) && r.v.lease == nil {
+		if r.v.ownsAddresses() && err == nil {
 			space.put(r.v.addresses())
 		}
 	}
+	m.pinnedSlabs.close()
+	m.managedSlabs.close()
 	for r := range m.reserved.all() {
 		space.put(span{r.lo, r.hi})
 	}
@@ -197,7 +204,6 @@ func (m *Machine) dismantle() {
 	if m.books != nil {
 		_ = m.books.Close()
 	}
-	m.dismantled = true
 }
 
 // Memory returns how many bytes of a device's memory are free, and how many there are.

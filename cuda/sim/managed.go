@@ -63,6 +63,9 @@ func (a *api) MemAllocManaged(c driver.Context, n uint64, flags driver.AttachFla
 
 // obtain gives a managed range its bytes and its address.
 func (r *backing) obtain(n, size uint64, prop driver.AllocationProp) driver.Result {
+	if size <= slabPiece && osmem.Linux {
+		return r.obtainPiece(n, size, prop)
+	}
 	mem, result := r.m.newMemory(r.m.managed, size, prop)
 	if result != driver.Success {
 		return result
@@ -87,6 +90,26 @@ func (r *backing) obtain(n, size uint64, prop driver.AllocationProp) driver.Resu
 		r.placed = true
 	}
 	r.m.backing.insert(r.lo, r.hi, r)
+	return driver.Success
+}
+
+// obtainPiece is obtain for few bytes, which lie in a slab.
+func (r *backing) obtainPiece(n, size uint64, prop driver.AllocationProp) driver.Result {
+	m := r.m
+	if !m.charge(m.managed, size) {
+		return driver.OutOfMemory
+	}
+	in, err := m.managedSlabs.take(size)
+	if err != nil {
+		m.managed.give(size)
+		m.note("managed memory: %v", err)
+		return driver.OutOfMemory
+	}
+	r.mem = &memory{machine: m, pool: m.managed, size: size, prop: prop, piece: in, refs: 1}
+	r.mem.poison()
+	lo := addressOf(in.bytes)
+	r.span, r.placed = span{lo, lo + n}, true
+	m.backing.insert(r.lo, r.hi, r)
 	return driver.Success
 }
 

@@ -89,6 +89,7 @@ type memory struct {
 	size    uint64
 	prop    driver.AllocationProp
 	pieces  []span // while shared is nil
+	piece   *piece // of a slab: small managed memory
 	shared  *osmem.Shared
 	id      uint64 // in the books, once it is shared there
 	bound   uint64 // its number for multicast objects of this machine alone
@@ -149,10 +150,14 @@ func (mem *memory) poison() {
 // runs are the bytes [off, off+n) in as many contiguous pieces as there are.
 func (mem *memory) runs(off, n uint64) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
-		if mem.shared != nil {
-			if n > 0 {
-				yield(mem.shared.Bytes()[off : off+n])
-			}
+		switch {
+		case n == 0:
+			return
+		case mem.shared != nil:
+			yield(mem.shared.Bytes()[off : off+n])
+			return
+		case mem.piece != nil:
+			yield(mem.piece.bytes[off : off+n])
 			return
 		}
 		for at := range mem.arenaSpans(off, n) {
@@ -229,6 +234,9 @@ func (mem *memory) drop() {
 	case mem.shared != nil:
 		mem.machine.held = append(mem.machine.held, held{file: mem.shared, mem: mem})
 		mem.machine.settle(all)
+	case mem.piece != nil:
+		mem.piece.free()
+		p.give(mem.size)
 	default:
 		p.takeBack(mem.pieces)
 		p.give(mem.size)

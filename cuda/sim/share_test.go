@@ -19,7 +19,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/osmem"
 	"github.com/cuvmm/cuvmm/internal/reexec"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 )
 
 func fdHandle(fd int) (s driver.ShareableHandle) {
@@ -504,32 +503,11 @@ func init() {
 		access := func(f driver.AccessFlags) driver.Result {
 			return d.MemSetAccess(p, chunk, []driver.AccessDesc{grant(driver.LocationHostNUMA, 0, f)})
 		}
-		// No page of the kind of the one before: a mapping for each.
-		page := os.Getpagesize()
-		all, err := unix.Mmap(-1, 0, page<<17, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+		hog, err := newMappingHog()
 		if err != nil {
 			return err
 		}
-		// The runtime gives a mapping back at any moment: taken again until the
-		// call finds none.
-		next, kinds := 0, [2]int{unix.PROT_READ, unix.PROT_READ | unix.PROT_WRITE}
-		exhausted := func(call, undo func() driver.Result) (driver.Result, error) {
-			for range 1000 {
-				for unix.Mprotect(all[next:next+page], kinds[next/page%2]) == nil {
-					if next += page; next == len(all) {
-						return 0, errors.New("there was always another mapping")
-					}
-				}
-				if r := call(); r != driver.Success {
-					return r, nil
-				}
-				if r := undo(); r != driver.Success {
-					return r, fmt.Errorf("undo: %v", r)
-				}
-			}
-			return driver.Success, nil
-		}
-		without, err := exhausted(
+		without, err := hog.exhausted(
 			func() (r driver.Result) {
 				// Elsewhere each time: where the CPU had access before it needs no new mapping.
 				if p, r = d.MemAddressReserve(chunk, 0, 0); r != driver.Success {
@@ -545,13 +523,13 @@ func init() {
 			return err
 		}
 		flags, _ := d.MemGetAccess(driver.Location{Type: driver.LocationHostNUMA}, p)
-		managed, err := exhausted(
+		managed, err := hog.exhausted(
 			func() (r driver.Result) { one, r = d.MemAllocManaged(ctx, chunk, driver.AttachGlobal); return r },
 			func() driver.Result { return d.MemFree(ctx, one) })
 		if err != nil {
 			return err
 		}
-		if err := unix.Munmap(all); err != nil {
+		if err := hog.close(); err != nil {
 			return err
 		}
 		if without != driver.OperatingSystem || flags != driver.AccessNone {

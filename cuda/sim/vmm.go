@@ -3,6 +3,7 @@ package sim
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/osmem"
@@ -221,6 +222,10 @@ func (a *api) MemAddressFree(p driver.Ptr, size uint64) driver.Result {
 	}
 	for range m.backing.over(r.lo, r.hi) {
 		return driver.InvalidValue
+	}
+	m.finishStuck()
+	if slices.ContainsFunc(m.stuck, func(b *backing) bool { return b.lo < r.hi && r.lo < b.hi }) {
+		return driver.OperatingSystem
 	}
 	m.reserved.remove(r.lo)
 	m.untrack(r.v)

@@ -95,13 +95,25 @@ func Alloc(n uint64) ([]byte, error) {
 	return mem[:n], nil
 }
 
-// Free frees what Alloc returned.
+// Free frees what Alloc returned. After an error the memory is still mapped.
 func Free(mem []byte) error { return munmap(mem[:cap(mem)]) }
+
+// Forget returns whole pages of what Alloc or Commit returned to the system; they
+// read zero afterwards.
+func Forget(mem []byte) error {
+	if err := unix.Madvise(mem, unix.MADV_DONTNEED); err != nil {
+		return fmt.Errorf("discard %d bytes: %w", len(mem), err)
+	}
+	return nil
+}
 
 // ThreadID names the calling operating system thread.
 func ThreadID() int { return unix.Gettid() }
 
 func mmap(fd int, off int64, n uint64, prot, flags int) ([]byte, error) {
+	if err := roomForMappings(); err != nil {
+		return nil, err
+	}
 	p, err := unix.MmapPtr(fd, off, nil, uintptr(n), prot, flags)
 	if err != nil {
 		return nil, err
@@ -113,6 +125,7 @@ func munmap(mem []byte) error {
 	if len(mem) == 0 {
 		return nil
 	}
+	cutMappings()
 	return unix.MunmapPtr(unsafe.Pointer(&mem[0]), uintptr(len(mem)))
 }
 

@@ -77,10 +77,17 @@ func Alloc(n uint64) ([]byte, error) { return make([]byte, n, roundUp(n)), nil }
 // Free frees what Alloc returned.
 func Free(mem []byte) error { return nil }
 
+// Forget makes memory of Alloc read zero.
+func Forget(mem []byte) error {
+	clear(mem)
+	return nil
+}
+
 // ThreadID returns 0: threads have no readable number here, and all count as one.
 func ThreadID() int { return 0 }
 
 func Window(size, align uint64) (base uint64, err error)  { return 0, errLinux }
+func Commit(addr, n uint64) ([]byte, error)               { return nil, errLinux }
 func Clear(addr, n uint64) error                          { return errLinux }
 func Protect(addr, n uint64, access Access) error         { return errLinux }
 func NewShared(name string, size uint64) (*Shared, error) { return nil, errLinux }

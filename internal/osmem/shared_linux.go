@@ -180,6 +180,9 @@ func (s *Shared) Close() error {
 // duplicate makes a second mapping of shared pages without a descriptor: a
 // remapping of zero bytes copies instead of moving.
 func duplicate(mem []byte, addr uint64, access Access) error {
+	if err := roomForMappings(); err != nil {
+		return err
+	}
 	_, _, errno := unix.Syscall6(unix.SYS_MREMAP, address(mem), 0, uintptr(len(mem)),
 		unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, uintptr(addr), 0)
 	if errno != 0 {

@@ -4,6 +4,7 @@ package osmem
 
 import (
 	"fmt"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,8 +21,24 @@ func Window(size, align uint64) (base uint64, err error) {
 	return (uint64(addr) + align - 1) &^ (align - 1), nil
 }
 
-// Clear makes every access to [addr, addr+n) of a window fault again.
+// Commit puts n bytes of zeroed memory, whole pages, at an address of a window. Clear
+// frees them.
+func Commit(addr, n uint64) ([]byte, error) {
+	if err := roomForMappings(); err != nil {
+		return nil, err
+	}
+	p, _, errno := unix.Syscall6(unix.SYS_MMAP, uintptr(addr), uintptr(n), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED, ^uintptr(0), 0)
+	if errno != 0 {
+		return nil, fmt.Errorf("commit %#x bytes of the address window at %#x: %w", n, addr, errno)
+	}
+	return unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), n), nil
+}
+
+// Clear makes every access to [addr, addr+n) of a window fault again. After an error
+// what was there is still there.
 func Clear(addr, n uint64) error {
+	cutMappings()
 	_, _, errno := unix.Syscall6(unix.SYS_MMAP, uintptr(addr), uintptr(n), unix.PROT_NONE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED, ^uintptr(0), 0)
 	if errno != 0 {
@@ -32,6 +49,9 @@ func Clear(addr, n uint64) error {
 
 // Protect changes what the CPU may do with pages placed at [addr, addr+n).
 func Protect(addr, n uint64, access Access) error {
+	if err := roomForMappings(); err != nil {
+		return err
+	}
 	_, _, errno := unix.Syscall(unix.SYS_MPROTECT, uintptr(addr), uintptr(n), uintptr(prot(access)))
 	if errno != 0 {
 		return fmt.Errorf("protect %#x bytes of the address window at %#x: %w", n, addr, errno)
@@ -41,6 +61,9 @@ func Protect(addr, n uint64, access Access) error {
 
 // place maps a file over part of a window.
 func place(fd int, addr, off, n uint64, access Access) error {
+	if err := roomForMappings(); err != nil {
+		return err
+	}
 	_, _, errno := unix.Syscall6(unix.SYS_MMAP, uintptr(addr), uintptr(n), uintptr(prot(access)),
 		unix.MAP_SHARED|unix.MAP_NORESERVE|unix.MAP_FIXED, uintptr(fd), uintptr(off))
 	if errno != 0 {
