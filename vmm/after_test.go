@@ -12,7 +12,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/internal/share"
@@ -91,7 +90,6 @@ func TestFormsWithStreamsWaitForNoGoroutine(t *testing.T) {
 			returned := make(chan error, 1)
 			go func() {
 				for _, do := range []func() error{
-					func() error { return b.RevokeAfter(w.peer.Location(), w.s) },
 					func() error { return b.ClipAfter(w.s) },
 					func() error { return b.ClipAfter(w.s, w.far) },
 				} {
@@ -108,9 +106,6 @@ func TestFormsWithStreamsWaitForNoGoroutine(t *testing.T) {
 			case <-time.After(patience):
 				t.Fatal("held up")
 			}
-			far, err := b.Slice(0, 1)
-			require.NoError(t, err)
-			require.ErrorIs(t, far.Zero(w.far), cuda.ErrNotPermitted, "refused at once")
 			select {
 			case err := <-waits:
 				t.Fatalf("the streams stood still, and it returned: %v", err)
@@ -123,9 +118,6 @@ func TestFormsWithStreamsWaitForNoGoroutine(t *testing.T) {
 			require.NoError(t, w.drain())
 			require.Zero(t, b.Stats().Clipped)
 			require.Equal(t, (b.Len()+mib-1)/mib*mib, b.Stats().Committed, "and then it is done")
-			flags, r := w.m.Driver().MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: 1}, driver.Ptr(b.Ptr()))
-			require.Equal(t, driver.Success, r)
-			require.Equal(t, driver.AccessNone, flags)
 			require.NoError(t, w.s.Synchronize(), w.m.Fault())
 			w.end()
 		})
@@ -193,37 +185,6 @@ func TestALongCopyOfWhatGoesMeanwhile(t *testing.T) {
 	}
 }
 
-// A revocation that the driver refuses is reported, names what it is, and can
-// be made again.
-func TestARevocationThatFailsIsMadeAgain(t *testing.T) {
-	w := newWorld(t, false)
-	b := w.buffer(3, both(w, vmm.ReadWrite)...)
-	w.mappings(1, both(w, vmm.ReadWrite)...)
-	for what, c := range map[string]struct {
-		revoke func() error
-		at     cuda.Ptr
-	}{
-		"vmm.Buffer.RevokeAfter":  {func() error { return b.RevokeAfter(w.peer.Location(), w.s) }, b.Ptr()},
-		"vmm.Mapping.RevokeAfter": {func() error { return w.maps[0].RevokeAfter(w.peer.Location(), w.s) }, w.maps[0].Ptr()},
-	} {
-		access := func() driver.AccessFlags {
-			flags, r := w.m.Driver().MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: 1}, driver.Ptr(c.at))
-			require.Equal(t, driver.Success, r)
-			return flags
-		}
-		w.m.Inject(sim.Fault{Call: "cuMemSetAccess", Result: code})
-		require.NoError(t, c.revoke())
-		err := w.drain()
-		require.ErrorContains(t, err, what+": ")
-		require.ErrorContains(t, err, "keeps its access until RevokeAfter or SetAccess takes it")
-		require.Equal(t, driver.AccessReadWrite, access())
-		require.NoError(t, c.revoke())
-		require.NoError(t, w.drain())
-		require.Equal(t, driver.AccessNone, access())
-	}
-	w.end()
-}
-
 // hostBuffer is a buffer of host memory that the CPU reaches.
 func hostBuffer(w *world, n int) vmm.Slice[byte] {
 	b, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: 32 * mib, Chunks: vmm.FixedChunks(2 * mib),
@@ -263,7 +224,6 @@ func TestAHostFunctionUsesItsBuffer(t *testing.T) {
 		require.NoError(t, b.SetAccess(vmm.Access{Location: w.d.Location(), Mode: vmm.ReadOnly}), "the CPU keeps its access")
 		require.NoError(t, b.SetAccess(vmm.Access{Location: w.d.Location(), Mode: vmm.ReadWrite}))
 		require.NoError(t, b.ClipAfter(w.s), "at once, and given back later")
-		require.NoError(t, b.RevokeAfter(home, w.s))
 		time.Sleep(20 * time.Millisecond)
 		require.Equal(t, free+1, w.m.Live()[sim.KindAllocation])
 		data[5*mib] = 9 // it is still there
@@ -272,6 +232,7 @@ func TestAHostFunctionUsesItsBuffer(t *testing.T) {
 	}))
 	require.NoError(t, w.drain())
 	require.Equal(t, 2*mib, b.Stats().Committed)
+	require.NoError(t, b.SetAccess(vmm.Access{Location: home, Mode: vmm.NoAccess}))
 	part, err := b.Slice(0, 100)
 	require.NoError(t, err)
 	require.ErrorIs(t, part.Host(func([]byte) error { return nil }), cuda.ErrNotPermitted)
@@ -364,7 +325,6 @@ func TestAMappingsHostFunction(t *testing.T) {
 		require.ErrorIs(t, r.SetAccess(0, 2*mib, revoke), cuda.ErrInUse)
 		require.NoError(t, m.SetAccess(grant))
 		go func() { other <- r.SetAccess(0, 2*mib, revoke) }()
-		require.NoError(t, m.RevokeAfter(home, w.s))
 		time.Sleep(5 * time.Millisecond)
 		data[0] = 1
 		select {
@@ -380,61 +340,10 @@ func TestAMappingsHostFunction(t *testing.T) {
 	w.end()
 }
 
-// Of several revocations of a place the last to pass takes the access, even if the first
-// was undone before the second: each waits for the streams that it names.
-func TestRevocationsOfOnePlaceWaitForOneAnother(t *testing.T) {
-	w := newWorld(t, false)
-	grant := both(w, vmm.ReadWrite)
-	b := w.buffer(1, grant...)
-	w.mappings(1, grant...)
-	for what, c := range map[string]struct {
-		at     cuda.Ptr
-		revoke func(*cuda.Stream) error
-		grant  func() error
-	}{
-		"buffer": {b.Ptr(), func(s *cuda.Stream) error { return b.RevokeAfter(w.peer.Location(), s) },
-			func() error { return b.SetAccess(grant...) }},
-		"mapping": {w.maps[0].Ptr(), func(s *cuda.Stream) error { return w.maps[0].RevokeAfter(w.peer.Location(), s) },
-			func() error { return w.maps[0].SetAccess(grant...) }},
-	} {
-		for _, undone := range []bool{true, false} {
-			require.NoError(t, c.grant(), what)
-			w.m.Hold(w.s.Handle())
-			w.m.Hold(w.far.Handle())
-			require.NoError(t, w.s.Memset(c.at, 1, 1))
-			require.NoError(t, c.revoke(w.s))
-			if undone {
-				require.NoError(t, c.grant())
-			}
-			require.NoError(t, w.far.Memset(c.at, 2, 100), "by the place itself")
-			require.NoError(t, c.revoke(w.far))
-			first, last := w.s, w.far
-			if !undone { // both count, whichever passes first
-				first, last = last, first
-			}
-			w.m.Release(first.Handle())
-			require.NoError(t, first.Synchronize())
-			require.Never(t, func() bool {
-				core.SystemOf(w.sys).PollReclaim()
-				flags, r := w.m.Driver().MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: 1}, driver.Ptr(c.at))
-				return r != driver.Success || flags == driver.AccessNone
-			}, 30*time.Millisecond, time.Millisecond, "%s, undone %v", what, undone)
-			w.m.Release(last.Handle())
-			require.NoError(t, last.Synchronize(), w.m.Fault())
-			require.NoError(t, w.drain())
-			flags, r := w.m.Driver().MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: 1}, driver.Ptr(c.at))
-			require.Equal(t, driver.Success, r)
-			require.Equal(t, driver.AccessNone, flags)
-		}
-	}
-	w.end()
-}
-
 // taking are the forms with streams that take memory or access from the world's
 // buffer, and from its peer device.
 var taking = map[string]func(w *world) error{
-	"ClipAfter":   func(w *world) error { return errors.Join(w.b.Resize(nil, kib64), w.b.ClipAfter(w.s)) },
-	"RevokeAfter": func(w *world) error { return w.b.RevokeAfter(w.peer.Location(), w.s) },
+	"ClipAfter": func(w *world) error { return errors.Join(w.b.Resize(nil, kib64), w.b.ClipAfter(w.s)) },
 	"Shrink": func(w *world) error {
 		h, err := share.Of(w.b).Hold(testOp, "a test", uint64(w.b.Len()))
 		require.NoError(w.t, err)
@@ -537,7 +446,7 @@ func TestTheFormsWithStreamsMindCopiesThatTheyEnd(t *testing.T) {
 						require.Fail(t, "the copy was to be refused first")
 					}
 					// Another call comes and goes meanwhile.
-					require.ErrorIs(t, b.RevokeAfter(w.peer.Location()), cuda.ErrInvalidArgument)
+					require.Error(t, b.ClipAfter(), "without a stream")
 				}
 			})
 			go func() { copied <- whole.CopyFrom(w.far, make([]byte, whole.Len())) }()
@@ -545,13 +454,6 @@ func TestTheFormsWithStreamsMindCopiesThatTheyEnd(t *testing.T) {
 			refused.Store(true)
 			require.NoError(t, take(w))
 			w.stillWaits()
-
-			require.NoError(t, b.RevokeAfter(w.d.Location(), w.s))
-			require.Eventually(t, func() bool {
-				core.SystemOf(w.sys).PollReclaim()
-				flags, r := w.m.Driver().MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: 0}, driver.Ptr(b.Ptr()))
-				return r == driver.Success && flags == driver.AccessNone
-			}, patience, time.Millisecond, "the copy is none of its business")
 
 			w.m.Release(w.far.Handle())
 			require.NoError(t, w.drain())

@@ -183,7 +183,7 @@ func (b *buffer) stream(op string, s *cuda.Stream) (*cuda.Stream, error) {
 // allowsLocked refuses a stream whose device has no such access to the buffer. The
 // caller holds mu.
 func (b *buffer) allowsLocked(op string, s *cuda.Stream, need driver.AccessFlags) error {
-	have := b.modeLocked(driver.Location{Type: driver.LocationDevice, ID: int32(s.Device().Ordinal())})
+	have := b.access.mode(driver.Location{Type: driver.LocationDevice, ID: int32(s.Device().Ordinal())})
 	if have < need {
 		hint := "grant the access with SetAccess, or use a stream of another device"
 		if b.imported != nil && need > b.imported.most {

@@ -185,12 +185,6 @@ func (a *Array[T]) SetAccess(access ...Access) error {
 	return a.inner().setAccess("vmm.Array.SetAccess", access)
 }
 
-// RevokeAfter takes all access from a place when the work that is on the streams
-// now is done, as Buffer.RevokeAfter does.
-func (a *Array[T]) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
-	return a.inner().revokeAfter("vmm.Array.RevokeAfter", l, streams)
-}
-
 // Device returns the device that the array was made on.
 func (a *Array[T]) Device() *cuda.Device { return a.made("vmm.Array.Device").dev }
 

@@ -74,7 +74,6 @@ type buffer struct {
 	// imported is nil for the process's own memory.
 	imported *imported
 	holds    holds
-	revoking revoking
 	// successor is the address of the buffer that this one was moved to; moved is the
 	// buffer that this one was moved from, until that has been torn down.
 	successor atomic.Uint64
@@ -97,9 +96,7 @@ type buffer struct {
 	// anything while it holds mu.
 	mu     sync.RWMutex
 	access accessList
-	// refused counts the RevokeAfter calls under way, by place.
-	refused map[driver.Location]int
-	chunks  []*mapping
+	chunks []*mapping
 	// tail holds chunks behind the committed ones that were clipped and wait for
 	// the GPU: still mapped, in the order of their addresses.
 	tail []*mapping

@@ -39,56 +39,6 @@ func TestCloseAfterThatFailedCanBeClosedAgain(t *testing.T) {
 	require.Zero(t, d.System().Stats().Mappings, "Close goes on")
 }
 
-func TestAnotherPlacesGrantDoesNotUndoARevocation(t *testing.T) {
-	dev := sim.DeviceOptions{Memory: 64 * mib}
-	m, d := open(t, sim.Options{Devices: []sim.DeviceOptions{dev, dev, dev}})
-	_ = m
-	s := stream(t, d)
-	a, err := vmm.Create(d, 2*mib, vmm.Properties{})
-	require.NoError(t, err)
-	closed(t, a)
-	r, err := vmm.Reserve(d, 2*mib, vmm.ReserveOptions{})
-	require.NoError(t, err)
-	closed(t, r)
-	mp, err := r.Map(0, a)
-	require.NoError(t, err)
-	closed(t, mp)
-	require.NoError(t, mp.SetAccess(vmm.Access{Location: cuda.OnDevice(0), Mode: vmm.ReadWrite}, vmm.Access{Location: cuda.OnDevice(1), Mode: vmm.ReadWrite}))
-	m.Hold(s.Handle())
-	require.NoError(t, s.Memset(mp.Ptr(), 1, 1))
-	require.NoError(t, mp.RevokeAfter(cuda.OnDevice(1), s))
-	require.NoError(t, mp.SetAccess(vmm.Access{Location: cuda.OnDevice(2), Mode: vmm.ReadOnly}))
-	m.Release(s.Handle())
-	require.NoError(t, d.System().Drain(t.Context()))
-	got, err := mp.Access(cuda.OnDevice(1))
-	require.NoError(t, err)
-	require.Equal(t, vmm.NoAccess, got)
-}
-
-func TestTwoRevocations(t *testing.T) {
-	dev := sim.DeviceOptions{Memory: 64 * mib}
-	_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{dev, dev, dev}})
-	s := stream(t, d)
-	a, err := vmm.Create(d, 2*mib, vmm.Properties{})
-	require.NoError(t, err)
-	closed(t, a)
-	r, err := vmm.Reserve(d, 2*mib, vmm.ReserveOptions{})
-	require.NoError(t, err)
-	closed(t, r)
-	mp, err := r.Map(0, a)
-	require.NoError(t, err)
-	closed(t, mp)
-	require.NoError(t, mp.SetAccess(vmm.Access{Location: cuda.OnDevice(1), Mode: vmm.ReadWrite}, vmm.Access{Location: cuda.OnDevice(2), Mode: vmm.ReadWrite}))
-	require.NoError(t, mp.RevokeAfter(cuda.OnDevice(1), s))
-	require.NoError(t, mp.RevokeAfter(cuda.OnDevice(2), s))
-	require.NoError(t, d.System().Drain(t.Context()))
-	for i := 1; i < 3; i++ {
-		got, err := mp.Access(cuda.OnDevice(i))
-		require.NoError(t, err)
-		require.Equal(t, vmm.NoAccess, got, i)
-	}
-}
-
 func TestAStreamThatIsBeingClosedIsWaitedFor(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)

@@ -88,7 +88,7 @@ func (b *Buffer) teardown(op string) error {
 }
 
 // wait waits for the devices that have access to the buffer as far as the driver is
-// concerned, which includes those whose revocation is pending.
+// concerned.
 func (b *buffer) wait(op string) error {
 	return b.res.System().WaitDevices(op, b.res.devices())
 }

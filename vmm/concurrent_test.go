@@ -71,7 +71,7 @@ func TestACrowdRoundABuffer(t *testing.T) {
 		for range 8 {
 			var err error
 			on := []*cuda.Stream{nil, w.s}[r.IntN(2)]
-			switch r.IntN(14) {
+			switch r.IntN(13) {
 			case 0, 1:
 				_, err = b.Append(on, make([]byte, 1+r.IntN(2*kib64)))
 			case 2:
@@ -89,28 +89,26 @@ func TestACrowdRoundABuffer(t *testing.T) {
 			case 7:
 				err = b.SetAccess(vmm.Access{Location: peer, Mode: vmm.NoAccess})
 			case 8:
-				err = b.RevokeAfter(peer, w.far)
-			case 9:
 				var part vmm.Slice[byte]
 				if part, err = b.Slice(0, b.Len()); err == nil {
 					err = part.CopyTo([]*cuda.Stream{on, w.far}[r.IntN(2)], make([]byte, part.Len()))
 				}
-			case 10:
+			case 9:
 				var part vmm.Slice[byte]
 				if part, err = b.Slice(b.Len()/2, b.Len()*3/4); err == nil {
 					err = part.Zero(on)
 				}
-			case 11:
+			case 10:
 				var part vmm.Slice[byte]
 				if part, err = b.Slice(0, b.Len()/2); err == nil {
 					_, err = b.AppendSlice(on, part)
 				}
-			case 12:
+			case 11:
 				var fork *vmm.Buffer
 				if fork, err = b.Fork(on, b.Len()*3/4, vmm.ForkOptions{}); err == nil {
 					err = errors.Join(gputest.Err(fork.Append(on, make([]byte, 100))), fork.CloseAfter(w.s))
 				}
-			case 13:
+			case 12:
 				st := b.Stats()
 				if st.Committed > st.Reserved {
 					err = errors.New("more memory than range")
@@ -146,7 +144,7 @@ func TestACrowdClosesWhatOthersUse(t *testing.T) {
 				case i%6 == 1:
 					err = b.ClipAfter(w.s, w.far)
 				case i%6 == 2:
-					err = b.RevokeAfter(w.peer.Location(), w.far)
+					err = b.SetAccess(vmm.Access{Location: w.peer.Location()})
 				case i%6 == 3:
 					var part vmm.Slice[byte]
 					if part, err = b.Slice(0, 100); err == nil {
@@ -273,7 +271,6 @@ func TestACrowdRoundAReservation(t *testing.T) {
 				assert.True(t, expected(err), "%v", err)
 			}
 			if rnd.IntN(2) == 0 {
-				check(t, m.RevokeAfter(w.peer.Location(), w.far))
 				check(t, m.CloseAfter(w.s, w.far))
 			} else {
 				check(t, m.Close())
@@ -330,7 +327,7 @@ func TestTheReclaimerComesInTheMiddleOfGrowth(t *testing.T) {
 // TestClipWaitsForWhoWasLetThrough: a copy that was checked before the buffer
 // became shorter is on its stream before Clip waits.
 func TestClipWaitsForWhoWasLetThrough(t *testing.T) {
-	for _, how := range []string{"Clip", "ClipAfter", "RevokeAfter"} {
+	for _, how := range []string{"Clip", "ClipAfter", "SetAccess"} {
 		w := newWorld(t, false)
 		b := w.buffer(4, both(w, vmm.ReadWrite)...)
 		part, err := b.Slice(2*kib64, 3*kib64)
@@ -348,8 +345,8 @@ func TestClipWaitsForWhoWasLetThrough(t *testing.T) {
 		took := make(chan error, 1)
 		go func() {
 			switch how {
-			case "RevokeAfter":
-				took <- b.RevokeAfter(w.peer.Location(), w.far)
+			case "SetAccess":
+				took <- b.SetAccess(vmm.Access{Location: w.peer.Location()})
 				return
 			case "Clip":
 				check(t, b.Resize(nil, 0))
@@ -372,75 +369,50 @@ func TestClipWaitsForWhoWasLetThrough(t *testing.T) {
 	}
 }
 
-// TestClipWaitsForADeviceWhoseAccessIsBeingRevoked: a device keeps its access until its
-// streams have passed, so what is clipped meanwhile waits for it too.
-func TestClipWaitsForADeviceWhoseAccessIsBeingRevoked(t *testing.T) {
-	w := newWorld(t, false)
-	b := w.buffer(4, both(w, vmm.ReadWrite)...)
-	w.m.Hold(w.far.Handle())
-	require.NoError(t, w.far.Memset(b.Ptr()+3*kib64, 1, 100))
-	require.NoError(t, b.RevokeAfter(w.peer.Location(), w.far))
-	require.NoError(t, b.Resize(nil, 0))
-	clipped := make(chan error, 1)
-	go func() { clipped <- b.Clip() }()
-	time.Sleep(10 * time.Millisecond)
-	w.m.Release(w.far.Handle())
-	within(t, func() { check(t, <-clipped) })
-	require.NoError(t, w.far.Synchronize(), w.m.Fault())
-	w.end()
-}
-
 // TestCloseBeginsInTheMiddleOfAnotherChange: what is left to the reclaimer holds
 // the buffer, also where Close began before it was.
 func TestCloseBeginsInTheMiddleOfAnotherChange(t *testing.T) {
-	for what, change := range map[string]func(w *world, b *vmm.Buffer) error{
-		"ClipAfter":   func(w *world, b *vmm.Buffer) error { return b.ClipAfter(w.s) },
-		"RevokeAfter": func(w *world, b *vmm.Buffer) error { return b.RevokeAfter(w.peer.Location(), w.s) },
-	} {
-		w := newWorld(t, false)
-		b := w.buffer(3, both(w, vmm.ReadWrite)...)
-		require.NoError(t, b.Resize(nil, 0))
-		require.NoError(t, w.s.Memset(b.Ptr(), 1, 1))
-		closing := make(chan error, 1)
-		var once sync.Once
-		w.m.OnCall(func(call string) {
-			if call != "cuEventRecord" {
-				return
-			}
-			once.Do(func() {
-				go func() { closing <- b.Close() }()
-				for {
-					if _, err := b.Slice(0, 0); errors.Is(err, cuda.ErrClosed) {
-						return
-					}
-					time.Sleep(time.Millisecond)
+	w := newWorld(t, false)
+	b := w.buffer(3, both(w, vmm.ReadWrite)...)
+	require.NoError(t, b.Resize(nil, 0))
+	require.NoError(t, w.s.Memset(b.Ptr(), 1, 1))
+	closing := make(chan error, 1)
+	var once sync.Once
+	w.m.OnCall(func(call string) {
+		if call != "cuEventRecord" {
+			return
+		}
+		once.Do(func() {
+			go func() { closing <- b.Close() }()
+			for {
+				if _, err := b.Slice(0, 0); errors.Is(err, cuda.ErrClosed) {
+					return
 				}
-			})
+				time.Sleep(time.Millisecond)
+			}
 		})
-		within(t, func() {
-			check(t, change(w, b), what)
-			check(t, <-closing, what)
-		})
-		require.NoError(t, w.drain(), what)
-		require.ErrorIs(t, gputest.Err(b.AppendUndefined(1)), cuda.ErrClosed, "%s: a closed buffer stays closed", what)
-		w.end()
-	}
+	})
+	within(t, func() {
+		check(t, b.ClipAfter(w.s))
+		check(t, <-closing)
+	})
+	require.NoError(t, w.drain())
+	require.ErrorIs(t, gputest.Err(b.AppendUndefined(1)), cuda.ErrClosed, "a closed buffer stays closed")
+	w.end()
 }
 
-func TestCloseRacingClipAfterAndRevokeAfter(t *testing.T) {
+func TestCloseRacingClipAfter(t *testing.T) {
 	for range 30 {
 		w := newWorld(t, false)
 		b := w.buffer(3, both(w, vmm.ReadWrite)...)
 		require.NoError(t, b.Resize(nil, 0))
-		crowd(t, 4, func(i int, r *rand.Rand) {
+		crowd(t, 3, func(i int, r *rand.Rand) {
 			var err error
 			switch i {
 			case 0:
 				err = b.Close()
 			case 1:
 				err = b.ClipAfter(w.s)
-			case 2:
-				err = b.RevokeAfter(w.peer.Location(), w.far)
 			default:
 				_, err = b.AppendUndefined(kib64)
 			}

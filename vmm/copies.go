@@ -9,7 +9,7 @@ import (
 )
 
 // copies tracks the running copies from and to a buffer, by stream, so that
-// ClipAfter, RevokeAfter and Shrink also fence streams that their caller did not
+// ClipAfter and Shrink also fence streams that their caller did not
 // name: they cannot know the streams of copies in other goroutines. Other streams are
 // not fenced, since they may be blocked for any length of time. The lock is a leaf.
 type copies struct {

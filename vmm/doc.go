@@ -53,13 +53,13 @@
 // (cuda.Device.Transfer): it returns when it is done, and is unordered with any other
 // stream.
 //
-// Unmapping does not wait for the GPU. Operations that take memory or access away
-// therefore have two forms. The plain one (Close, Clip) waits for all work that could use
+// Unmapping does not wait for the GPU. Operations that take memory away
+// therefore have two forms. The plain one (Close, Clip, and lower access) waits for all work that could use
 // the memory. It waits by events for the streams that the [cuda.System] knows. Then it
 // waits for each context as a whole, by freeing a small block of device memory; while
 // work of other libraries runs there, that stalls launches into the context by other
 // goroutines. It does not wait for contexts that the System does not know. The form with
-// streams (CloseAfter, ClipAfter, RevokeAfter) never blocks, neither on the GPU nor on a
+// streams (CloseAfter, ClipAfter) never blocks, neither on the GPU nor on a
 // goroutine that waits for the GPU: the memory goes out of use at once, and is freed when
 // the work that is on those streams is done. An object's Released says when its memory is
 // back.

@@ -1,10 +1,6 @@
 package vmm
 
-import (
-	"time"
-
-	"github.com/cuvmm/cuvmm/internal/driver"
-)
+import "time"
 
 // SetFabricTrialAge changes how long the outcome of PreferFabric's trial is
 // believed.
@@ -21,13 +17,4 @@ func Look(m *Mapping) error {
 		m.m.res.views.close(v)
 	}
 	return err
-}
-
-// WhileRefused calls f between a RevokeAfter of a device that has returned and the
-// change of the buffer that it follows.
-func WhileRefused(b *Buffer, device int, f func()) {
-	place := driver.Location{Type: driver.LocationDevice, ID: int32(device)}
-	b.b.refuse(place, 1)
-	defer b.b.refuse(place, -1)
-	f()
 }

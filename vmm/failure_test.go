@@ -411,20 +411,6 @@ var scenarios = []scenario{
 			}
 			return w.drain()
 		}, retry: func(w *world) error { return w.b.Clip() }},
-	{name: "Buffer.RevokeAfter", tears: true, async: true, setup: func(w *world) { w.buffer(3, both(w, vmm.ReadWrite)...) },
-		op: func(w *world) error {
-			if err := w.b.RevokeAfter(w.peer.Location(), w.far); err != nil {
-				return err
-			}
-			return w.drain()
-		}},
-	{name: "Mapping.RevokeAfter", tears: true, async: true, setup: func(w *world) { w.mappings(1, both(w, vmm.ReadWrite)...) },
-		op: func(w *world) error {
-			if err := w.maps[0].RevokeAfter(w.peer.Location(), w.far); err != nil {
-				return err
-			}
-			return w.drain()
-		}},
 	{name: "Append after ClipAfter", async: true, setup: clipped,
 		op: func(w *world) error {
 			if err := w.drain(); err != nil {

@@ -141,9 +141,6 @@ func (b *buffer) copyRest(op string, on *cuda.Stream, f *buffer, off cuda.Ptr, n
 	b.mu.RLock()
 	err := b.allowsLocked(op, on, driver.AccessReadWrite)
 	if err == nil {
-		err = f.allowsLocked(op, on, driver.AccessReadWrite) // it lacks what was being revoked; no other goroutine has it yet
-	}
-	if err == nil {
 		err = wrap(op, on.Copy(cuda.Ptr(f.res.base)+off, cuda.Ptr(b.res.base)+off, n))
 	}
 	b.mu.RUnlock()

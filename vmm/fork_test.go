@@ -414,31 +414,6 @@ func TestNoGrowthShowsInAnotherBuffer(t *testing.T) {
 	})
 }
 
-// RevokeAfter returns while another change runs, which it follows. A move or fork that
-// is called then, and comes first, gives the place nothing.
-func TestWhatIsBeingRevokedIsNotPassedOn(t *testing.T) {
-	_, d, peer := twoDevices(t)
-	on := stream(t, peer)
-	for name, derive := range map[string]func(b *vmm.Buffer) (*vmm.Buffer, error){
-		"Move": func(b *vmm.Buffer) (*vmm.Buffer, error) { return b.Move(vmm.MoveOptions{Reserve: 8 * mib}) },
-		"Fork": func(b *vmm.Buffer) (*vmm.Buffer, error) { return b.Fork(nil, b.Len(), vmm.ForkOptions{}) },
-	} {
-		b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * mib, Access: []vmm.Access{{Location: peer.Location(), Mode: vmm.ReadWrite}}})
-		require.NoError(t, err)
-		closed(t, b)
-		require.NoError(t, gputest.Err(b.Append(on, pattern(3*mib, 1))))
-		require.NoError(t, on.Synchronize())
-		var next *vmm.Buffer
-		vmm.WhileRefused(b, peer.Ordinal(), func() { next, err = derive(b) })
-		require.NoError(t, err, name)
-		closed(t, next)
-		part, err := next.Slice(0, 1)
-		require.NoError(t, err)
-		require.ErrorIs(t, part.Zero(on), cuda.ErrNotPermitted, name)
-		require.NoError(t, part.Zero(nil), name)
-	}
-}
-
 // The new range of Move and Fork is where and as it is asked for; the alignment and
 // the callback of a moved buffer go with it.
 func TestOptionsOfANewRange(t *testing.T) {

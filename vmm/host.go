@@ -87,7 +87,7 @@ func (s Slice[T]) look(op string) (*view, error) {
 	if err := s.buf.checkStill(op, s.off, uint64(s.Size()), int(sizeOf[T]())); err != nil {
 		return nil, err
 	}
-	if err := checkHost(op, s.buf.prop.Location, s.buf.modeLocked(s.buf.prop.Location)); err != nil {
+	if err := checkHost(op, s.buf.prop.Location, s.buf.access.mode(s.buf.prop.Location)); err != nil {
 		return nil, err
 	}
 	return s.buf.res.views.open(s.off, uint64(s.Size())), nil

@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -17,7 +16,6 @@ import (
 type Mapping struct {
 	m       *mapping
 	closer  life.Closer
-	pending pendingJobs
 	watched life.Watched
 }
 
@@ -25,12 +23,11 @@ type Mapping struct {
 // shared by many mappings and is never changed in place.
 type mapping struct {
 	core.Object
-	res      *reservation
-	phys     *phys.Handle
-	off      uint64
-	access   accessList
-	revoking revoking
-	clip     *clip // the last ClipAfter that took it, if it is a buffer's chunk
+	res    *reservation
+	phys   *phys.Handle
+	off    uint64
+	access accessList
+	clip   *clip // the last ClipAfter that took it, if it is a buffer's chunk
 	// unsure holds places whose access is unknown, since changing it failed and could
 	// not be undone. access is then the most that they may have, so that enough is
 	// waited for.
@@ -98,49 +95,6 @@ func (m *Mapping) Access(l cuda.Location) (AccessMode, error) {
 	return AccessMode(flags), nil
 }
 
-// RevokeAfter takes all access from a place when the work that is on the streams now is
-// done, and the work that earlier calls for the place named. It never blocks. A
-// SetAccess for the place before that undoes it. Without a stream it returns
-// ErrInvalidArgument; with one that captures a graph it returns ErrCapturing and nothing
-// has changed.
-func (m *Mapping) RevokeAfter(l cuda.Location, streams ...*cuda.Stream) error {
-	const op = "vmm.Mapping.RevokeAfter"
-	if err := m.acquire(op); err != nil {
-		return err
-	}
-	in := m.m
-	changes, err := checkAccess(op, in.res.system, in.phys.Asked.Location, []Access{{l, NoAccess}})
-	var f *core.Fence
-	if err == nil {
-		f, err = core.FenceOf(in.res.System(), op, streams)
-	}
-	if err != nil {
-		m.closer.Release()
-		return err
-	}
-	place, passed := changes[0].Location, false
-	in.revoking.begin(place)
-	m.pending.Add(1)
-	m.closer.Release()
-	in.res.System().Reclaim(f, nil, func() (err error) {
-		if !passed {
-			passed = true
-			in.revoking.pass(place)
-		}
-		if in.revoking.due(place) && in.phys.Lost() == driver.Success {
-			err = stillGranted(in.res.applyAccess(op, in.off, in.phys.Size, changes))
-			if err != nil && in.res.lacks(in) {
-				err = nil // closing the range has unmapped it
-			}
-		}
-		if !errors.Is(err, life.ErrAgain) {
-			m.pending.Add(-1)
-		}
-		return err
-	})
-	return nil
-}
-
 // Close waits for all work that could use the memory at this address (see the
 // package documentation) and unmaps it. It is idempotent, and after an error it may be
 // called again.
@@ -154,7 +108,6 @@ func (m *Mapping) Close() error {
 		return err
 	}
 	return m.closer.Close(func() error {
-		m.pending.wait(m.m.res.System())
 		if err := m.m.wait(op); err != nil {
 			return err
 		}
@@ -175,12 +128,7 @@ func (m *Mapping) CloseAfter(streams ...*cuda.Stream) error {
 	sys := in.res.System()
 	err = life.CloseAfter(&m.closer, sys,
 		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
-		func() error {
-			if m.pending.Load() > 0 {
-				return life.ErrAgain
-			}
-			return m.unmap(op)
-		})
+		func() error { return m.unmap(op) })
 	if err == nil {
 		in.res.mu.Lock()
 		in.closing = &m.closer.Life

@@ -318,10 +318,6 @@ func (m *model) actions() map[string]func(*rapid.T) {
 			require.NoError(m.rt, m.buf.SetAccess(vmm.Access{Location: m.peer.Location(), Mode: mode}))
 			m.granted = mode
 		},
-		"revoke after": func() {
-			require.NoError(m.rt, m.buf.RevokeAfter(m.peer.Location(), m.streams...))
-			m.granted = vmm.NoAccess
-		},
 		"move": func() {
 			m.settle()
 			require.NoError(m.rt, m.drain())

@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
@@ -123,11 +122,7 @@ func (b *buffer) twin(op string, reserve uint64, o ReserveOptions) (*buffer, err
 	}
 	b.mu.RLock()
 	defer b.mu.RUnlock()
-	access := b.access
-	for place := range b.refused { // RevokeAfter may have returned; its revocation follows this change
-		access = access.with(accessList{{Location: place, Flags: driver.AccessNone}})
-	}
-	twin := &buffer{dev: b.dev, res: res, prop: b.prop, gran: b.gran, align: o.Align, chosen: b.chosen, plan: b.plan, access: access}
+	twin := &buffer{dev: b.dev, res: res, prop: b.prop, gran: b.gran, align: o.Align, chosen: b.chosen, plan: b.plan, access: b.access}
 	twin.holds.appends = b.holds.appended()
 	return twin, nil
 }

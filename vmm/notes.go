@@ -14,14 +14,14 @@ package vmm
 // submitted, piece by piece if it has pieces, and waits for its data with nothing
 // but the object held. A change holds it for writing while it edits a list.
 //
-// ClipAfter and RevokeAfter must not wait. While another goroutine's change runs
-// they leave a job, and that change does the job when it ends (pending.go); the
+// ClipAfter must not wait. While another goroutine's change runs it leaves a
+// job, and that change does the job when it ends (pending.go); the
 // job's fence then also covers the streams that copies and the change itself have
 // used meanwhile. The reclaimer hands in its part on a buffer in the same way, so
 // it waits for no change and does not starve behind any.
 //
-// copies.go tracks running slice copies by stream, so that ClipAfter, RevokeAfter
-// and a publication's Shrink fence streams that their caller did not name. The
+// copies.go tracks running slice copies by stream, so that ClipAfter and a
+// publication's Shrink fence streams that their caller did not name. The
 // reclaimer does that fencing, because the caller would have to wait for the driver
 // calls of the copy. Once memory is out of use no copy reaches it, so these streams
 // are enough. A copy that waits does so for the pieces it submitted even if the rest

@@ -9,9 +9,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/life"
 )
 
-// pendingJobs counts the clips and revocations that are still to be done on an object;
-// its teardown waits for them. They are not operations of the object's life, since
-// they submit no GPU work.
+// pendingJobs counts the clips that are still to be done on a buffer; its teardown waits
+// for them. They are not operations of the buffer's life, since they submit no GPU work.
 type pendingJobs struct{ atomic.Int32 }
 
 // wait returns when none is pending. The object is closed, so none is added.

@@ -131,7 +131,6 @@ func TestAReservationWhoseMappingsAreClosingCanBeClosed(t *testing.T) {
 	first, second := mappedAt(t, d, r, 0), mappedAt(t, d, r, 4*mib)
 	release := m.Hold(s.Handle())
 	require.NoError(t, s.Memset(first.Ptr(), 1, 100))
-	require.NoError(t, first.RevokeAfter(d.Location(), s))
 	require.NoError(t, first.CloseAfter(s))
 	require.ErrorIs(t, r.Close(), cuda.ErrInUse, "one is open")
 	require.ErrorContains(t, r.Close(), "1 mapping, the first 2 MiB")

@@ -108,7 +108,6 @@ func (r *reservation) applyAccess(op string, off, size uint64, changes accessLis
 			before, after = m.access, m.access.with(changes)
 		}
 		m.access = after
-		m.revoking.end(changes)
 		if len(m.unsure) > 0 {
 			m.unsure = m.unsure.except(changes, 0)
 		}

@@ -43,7 +43,7 @@ func TestNilAndZeroObjectsAreRefused(t *testing.T) {
 		"Resize": b.Resize(none, 3), "Fork": gputest.Err(b.Fork(none, 1, vmm.ForkOptions{})),
 		"CopyFrom": all.CopyFrom(none, []byte{1, 2}), "CopyTo": all.CopyTo(none, []byte{1, 2}),
 		"CopyFromSlice": all.CopyFromSlice(none, all), "Zero": all.Zero(none), "ClipAfter": b.ClipAfter(none),
-		"RevokeAfter": b.RevokeAfter(d.Location(), none), "CloseAfter": b.CloseAfter(none),
+		"CloseAfter": b.CloseAfter(none),
 	} {
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument, what)
 		require.ErrorContains(t, err, "a nil stream", what)
@@ -73,16 +73,15 @@ func TestArraysCountElements(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 2*a.Cap(), held.Cap(), "no options: twice the range")
 	for op, err := range map[string]error{
-		"vmm.NewArray: ":          gputest.Err(vmm.NewArray[uint64](nil, vmm.BufferOptions{})),
-		"vmm.Array.Append: ":      gputest.Err(a.Append(nil, []uint64{1})),
-		"vmm.Array.Move: ":        gputest.Err(a.Move(vmm.MoveOptions{})),
-		"vmm.Array.Fork: ":        gputest.Err(a.Fork(nil, 1, vmm.ForkOptions{})),
-		"vmm.Array.Clip: ":        a.Clip(),
-		"vmm.Array.ClipAfter: ":   a.ClipAfter(s),
-		"vmm.Array.SetAccess: ":   held.SetAccess(),
-		"vmm.Array.RevokeAfter: ": held.RevokeAfter(cuda.OnDevice(9), s),
-		"vmm.Array.CloseAfter: ":  held.CloseAfter(),
-		"vmm.Array.Slice: ":       gputest.Err(held.Slice(0, 9)),
+		"vmm.NewArray: ":         gputest.Err(vmm.NewArray[uint64](nil, vmm.BufferOptions{})),
+		"vmm.Array.Append: ":     gputest.Err(a.Append(nil, []uint64{1})),
+		"vmm.Array.Move: ":       gputest.Err(a.Move(vmm.MoveOptions{})),
+		"vmm.Array.Fork: ":       gputest.Err(a.Fork(nil, 1, vmm.ForkOptions{})),
+		"vmm.Array.Clip: ":       a.Clip(),
+		"vmm.Array.ClipAfter: ":  a.ClipAfter(s),
+		"vmm.Array.SetAccess: ":  held.SetAccess(),
+		"vmm.Array.CloseAfter: ": held.CloseAfter(),
+		"vmm.Array.Slice: ":      gputest.Err(held.Slice(0, 9)),
 	} {
 		require.ErrorContains(t, err, op)
 	}

@@ -100,10 +100,6 @@ var physicalCases = join(
 			}
 			return func() error { return m.Host(touch[byte]) }
 		},
-		"Mapping.RevokeAfter": func(w *world) func() error {
-			m, s := w.mapping(w.reservation()), w.stream()
-			return func() error { return errors.Join(m.RevokeAfter(w.dev.Location(), s), w.drain()) }
-		},
 		"Reservation.CloseAfter": func(w *world) func() error {
 			r, other, s := w.reservation(), w.reservation(), w.stream()
 			m, n := w.mapping(r), w.mapping(other)
@@ -179,10 +175,6 @@ var bufferCases = join(
 			b := w.buffer()
 			return func() error { return b.SetAccess(w.access(vmm.ReadOnly)) }
 		},
-		"Buffer.RevokeAfter": func(w *world) func() error {
-			b, s := w.buffer(), w.stream()
-			return func() error { return errors.Join(b.RevokeAfter(w.dev.Location(), s), w.drain()) }
-		},
 		"Buffer.ClipAfter": func(w *world) func() error {
 			b, s := w.buffer(), w.stream()
 			return func() error { return errors.Join(b.ClipAfter(s), w.drain()) }
@@ -249,10 +241,6 @@ var arrayCases = join(
 		"Array.SetAccess": func(w *world) func() error {
 			a := w.array()
 			return func() error { return a.SetAccess(w.access(vmm.ReadOnly)) }
-		},
-		"Array.RevokeAfter": func(w *world) func() error {
-			a, s := w.array(), w.stream()
-			return func() error { return errors.Join(a.RevokeAfter(w.dev.Location(), s), w.drain()) }
 		},
 		"Array.ClipAfter": func(w *world) func() error {
 			a, s := w.array(), w.stream()

@@ -2,10 +2,10 @@ package core
 
 // # How closing waits for the GPU
 //
-// The driver unmaps and frees at once, whatever runs. So whatever takes memory or
-// access away has two forms.
+// The driver unmaps and frees at once, whatever runs. So whatever takes memory
+// away has two forms.
 //
-// With streams (CloseAfter, ClipAfter, RevokeAfter): one event per stream is
+// With streams (CloseAfter, ClipAfter): one event per stream is
 // recorded, in the stream's own context, and the reclaimer tears down when all
 // events have passed. A capturing stream cannot be marked. The library asks before
 // the record and again after it, because a capture may begin in between; in that
@@ -33,7 +33,7 @@ package core
 // pending objects nor the number of streams slows an operation down.
 //
 // Only the reclaimer uses an object that it tears down. For its part in an object
-// that lives (a clip, a revocation) it waits for no lock: the teardown returns
+// that lives (a clip) it waits for no lock: the teardown returns
 // life.ErrAgain if it would have to, and is called again. Hooks of users
 // (Graph.OnClose) run on a goroutine of their own, without any lock.
 //

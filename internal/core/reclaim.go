@@ -239,7 +239,7 @@ func (l *look) tearDown(it *reclaim) bool {
 	l.progress = true
 	r := l.r
 	if err != nil {
-		r.sys.Config.Log.Error("cuvmm: giving back what was closed, clipped or revoked failed", "error", err)
+		r.sys.Config.Log.Error("cuvmm: giving back what was closed or clipped failed", "error", err)
 		r.mu.Lock()
 		r.failed = append(r.failed, err)
 		r.mu.Unlock()
