@@ -49,10 +49,6 @@ type BufferOptions struct {
 	// host, the memory's own location have read-write access unless they are
 	// named here; all other places have none.
 	Access []Access
-	// OnGrow, if set, is called after memory was added for the bytes from from up
-	// to, not including, to. The goroutine that made the buffer grow calls it and
-	// holds no lock: it may use the buffer. Calls for concurrent growth may overlap.
-	OnGrow func(from, to int)
 }
 
 type shared = share.Holder
@@ -86,10 +82,6 @@ type buffer struct {
 	// appending is the stream that the running change submits to, guarded by
 	// changes.
 	appending *core.Stream
-	// added is the part that the running change has added memory for, guarded by
-	// changes.
-	added  span
-	onGrow func(from, to int)
 	// mu guards the fields below, which only changes write. Copies hold it for
 	// reading, so that neither memory nor access is taken between their check and
 	// their submission; a change holds it while it edits a list. No code waits for
@@ -173,7 +165,7 @@ func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer
 	if err != nil {
 		return nil, err
 	}
-	b := &buffer{dev: d, res: res, prop: prop, gran: gran, align: o.Align, chosen: o.Memory.Granularity, plan: plan, access: access, onGrow: o.OnGrow}
+	b := &buffer{dev: d, res: res, prop: prop, gran: gran, align: o.Align, chosen: o.Memory.Granularity, plan: plan, access: access}
 	b.track(0)
 	return b, nil
 }
@@ -295,17 +287,11 @@ func (b *buffer) enter(op string) error {
 }
 
 func (b *buffer) leave() {
-	on, added := b.appending, b.added
-	b.appending, b.added = nil, span{}
+	on := b.appending
+	b.appending = nil
 	b.changes.Unlock()
 	if on != nil {
 		b.copies.end(on) // a ClipAfter that began during the change has seen it by now
 	}
 	b.closer.Release()
-	if b.onGrow != nil && added.to > added.from {
-		b.res.System().Hook("OnGrow", func() { b.onGrow(int(added.from), int(added.to)) })
-	}
 }
-
-// span is a range of bytes, from one offset up to, not including, another.
-type span struct{ from, to uint64 }

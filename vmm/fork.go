@@ -18,8 +18,6 @@ type ForkOptions struct {
 	// Hint and Align are those of BufferOptions. An Align of 0 is the old buffer's.
 	Hint  cuda.Ptr
 	Align int
-	// OnGrow is called when the new buffer grows: see BufferOptions.
-	OnGrow func(from, to int)
 }
 
 // Fork makes a second buffer that begins with the first n bytes of another, which
@@ -70,7 +68,6 @@ func (b *buffer) fork(op string, s *cuda.Stream, n, size int, o ForkOptions) (*b
 	if err != nil {
 		return nil, err
 	}
-	f.onGrow = o.OnGrow
 	handles, rest, err := b.prefixLocked(op, uint64(n), f.res.size)
 	if err != nil {
 		return nil, f.res.abandon(op, err)

@@ -414,30 +414,26 @@ func TestNoGrowthShowsInAnotherBuffer(t *testing.T) {
 	})
 }
 
-// The new range of Move and Fork is where and as it is asked for; the alignment and
-// the callback of a moved buffer go with it.
+// The new range of Move and Fork is where and as it is asked for; the alignment of a
+// moved buffer goes with it.
 func TestOptionsOfANewRange(t *testing.T) {
 	_, d := open(t)
 	const align = 64 * mib
-	var grown []string
-	tell := func(who string) func(from, to int) {
-		return func(from, to int) { grown = append(grown, fmt.Sprintf("%s %d to %d", who, from/mib, to/mib)) }
-	}
 	free, err := vmm.Reserve(d, 32*mib, vmm.ReserveOptions{Align: align})
 	require.NoError(t, err)
 	hint := free.Ptr()
 	require.NoError(t, free.Close())
-	first, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 4 * mib, Align: align, Chunks: vmm.FixedChunks(2 * mib), OnGrow: tell("first")})
+	first, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 4 * mib, Align: align, Chunks: vmm.FixedChunks(2 * mib)})
 	require.NoError(t, err)
 	closed(t, first)
 	require.NoError(t, gputest.Err(first.Append(nil, pattern(2*mib, 1))))
-	fork, err := first.Fork(nil, 2*mib, vmm.ForkOptions{OnGrow: tell("fork"), Hint: hint})
+	fork, err := first.Fork(nil, 2*mib, vmm.ForkOptions{Hint: hint})
 	require.NoError(t, err)
 	closed(t, fork)
 	second, err := first.Move(vmm.MoveOptions{})
 	require.NoError(t, err)
 	closed(t, second)
-	third, err := second.Move(vmm.MoveOptions{Reserve: 32 * mib, Align: 2 * mib, OnGrow: tell("third")})
+	third, err := second.Move(vmm.MoveOptions{Reserve: 32 * mib, Align: 2 * mib})
 	require.NoError(t, err)
 	closed(t, third)
 	require.Equal(t, hint, fork.Ptr())
@@ -446,9 +442,6 @@ func TestOptionsOfANewRange(t *testing.T) {
 	for _, b := range []*vmm.Buffer{first, fork, second} {
 		require.Zero(t, b.Ptr()%align)
 	}
-	require.NoError(t, fork.Grow(2*mib))
-	require.NoError(t, third.Grow(2*mib))
-	require.Equal(t, []string{"first 0 to 2", "fork 2 to 4", "third 2 to 4"}, grown)
 	_, err = third.Move(vmm.MoveOptions{Align: 3})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 }

@@ -166,7 +166,6 @@ func (b *buffer) commitLocked(op string, n uint64) (before int, err error) {
 	b.committed.Store(at)
 	b.grown.Add(1)
 	b.Resize(at)
-	b.added = span{committed, at}
 	return before, nil
 }
 
@@ -208,7 +207,6 @@ func (b *buffer) createLocked(op string, at, n uint64) ([]*mapping, error) {
 // that waits for the function frees it.
 func (b *buffer) rollbackLocked(op string, keep int) error {
 	b.grown.Add(^uint64(0))
-	b.added = span{}
 	b.mu.Lock()
 	for _, m := range b.chunks[keep:] {
 		if m.clip == nil {

@@ -5,7 +5,6 @@ import (
 	"math"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
@@ -169,50 +168,6 @@ func TestElementsSayWhatTheyMayNotContain(t *testing.T) {
 	closed(t, a)
 }
 
-// What a buffer is told of is the memory that each growth added.
-func TestOnGrowTellsOfEachGrowth(t *testing.T) {
-	m, d := open(t)
-	var grown [][2]int
-	var b *vmm.Buffer
-	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 16 * mib, Chunks: vmm.FixedChunks(2 * mib), OnGrow: func(from, to int) {
-		grown = append(grown, [2]int{from, to})
-		require.Equal(t, to, b.Stats().Committed)
-		require.NoError(t, b.Grow(0), "no lock is held")
-	}})
-	require.NoError(t, err)
-	require.NoError(t, gputest.Err(b.Append(nil, make([]byte, 3*mib))))
-	require.NoError(t, gputest.Err(b.Append(nil, make([]byte, mib))))
-	require.NoError(t, b.Grow(1))
-	m.Inject(sim.Fault{Call: "cuMemCreate", Result: 999})
-	require.Error(t, b.Grow(4*mib))
-	m.Inject(sim.Fault{Call: "cuMemcpyHtoDAsync", Result: 999})
-	require.Error(t, gputest.Err(b.Append(nil, make([]byte, 3*mib))), "its memory is gone again")
-	require.NoError(t, b.Clip())
-	require.NoError(t, b.Resize(nil, 5*mib))
-	require.Equal(t, [][2]int{{0, 4 * mib}, {4 * mib, 6 * mib}, {4 * mib, 6 * mib}}, grown)
-	moved, err := b.Move(vmm.MoveOptions{Reserve: 32 * mib})
-	require.NoError(t, err)
-	require.NoError(t, b.Close())
-	b = moved
-	require.NoError(t, moved.Grow(2*mib))
-	require.Equal(t, [2]int{6 * mib, 8 * mib}, grown[3])
-	require.NoError(t, moved.Close())
-}
-
-// A function that panics is logged and harms nothing; one that closes the buffer
-// may.
-func TestOnGrowMayDoAnything(t *testing.T) {
-	_, d := open(t)
-	var b *vmm.Buffer
-	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 16 * mib, OnGrow: func(int, int) {
-		require.NoError(t, b.Close())
-		panic("a test")
-	}})
-	require.NoError(t, err)
-	within(t, func() { check(t, gputest.Err(b.Append(nil, []byte{1}))) })
-	require.ErrorIs(t, b.Grow(1), cuda.ErrClosed)
-}
-
 // Buffers of two processes can have one address.
 func TestABufferTakesAHintAndAnAlignment(t *testing.T) {
 	_, d := open(t)
@@ -245,38 +200,4 @@ func TestAGrowthThatFailsSaysWhatWasAskedFor(t *testing.T) {
 	require.ErrorContains(t, err, "16 MiB more on device 0, of which 2 MiB were being created, with ")
 	require.ErrorContains(t, err, " free of 9 MiB")
 	require.NoError(t, b.Grow(2*mib), "what was created went back")
-}
-
-// The function holds nothing that Close would wait for, not even the source of a copy.
-func TestOnGrowMayCloseTheBuffer(t *testing.T) {
-	for name, grow := range map[string]func(b *vmm.Buffer, part vmm.Slice[byte]) error{
-		"Append":      func(b *vmm.Buffer, _ vmm.Slice[byte]) error { return gputest.Err(b.Append(nil, make([]byte, mib))) },
-		"AppendSlice": func(b *vmm.Buffer, part vmm.Slice[byte]) error { return gputest.Err(b.AppendSlice(nil, part)) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, d := open(t)
-			var b *vmm.Buffer
-			closing := false
-			b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 16 * mib, Chunks: vmm.FixedChunks(2 * mib), OnGrow: func(int, int) {
-				if closing {
-					require.NoError(t, b.Close())
-				}
-			}})
-			require.NoError(t, err)
-			closed(t, b)
-			require.NoError(t, gputest.Err(b.Append(nil, make([]byte, 2*mib))))
-			part, err := b.Slice(0, mib)
-			require.NoError(t, err)
-			closing = true
-			done := make(chan error, 1)
-			go func() { done <- grow(b, part) }()
-			select {
-			case err := <-done:
-				require.NoError(t, err)
-			case <-time.After(patience):
-				t.Fatal("deadlock: the function waits for the growth that calls it")
-			}
-			require.ErrorIs(t, b.Grow(1), cuda.ErrClosed)
-		})
-	}
 }

@@ -203,7 +203,7 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &buffer{dev: o.Device, res: res, prop: o.Memory, gran: o.Granularity, align: o.Align, access: access, onGrow: o.OnGrow,
+	b := &buffer{dev: o.Device, res: res, prop: o.Memory, gran: o.Granularity, align: o.Align, access: access,
 		imported: &imported{access: access, most: driver.AccessFlags(mode), users: 1}}
 	b.imported.followed.Store(o.Followed)
 	b.track(0)
@@ -211,7 +211,6 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 		b.Untrack()
 		return nil, res.abandon(op, err)
 	}
-	b.added = span{} // the initial chunks are not growth
 	b.used.Store(o.Length)
 	return b, nil
 }
@@ -233,7 +232,6 @@ func (b *buffer) attachLocked(op string, chunks []*phys.Handle) error {
 	b.committed.Store(last.off + last.phys.Size)
 	b.grown.Add(1)
 	b.Resize(b.committed.Load())
-	b.added = span{maps[0].off, last.off + last.phys.Size}
 	return nil
 }
 

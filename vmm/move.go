@@ -17,9 +17,6 @@ type MoveOptions struct {
 	// Hint and Align are those of BufferOptions. An Align of 0 is the old buffer's.
 	Hint  cuda.Ptr
 	Align int
-	// OnGrow is called when the new buffer grows: see BufferOptions. If it is nil the
-	// new buffer calls the old one's.
-	OnGrow func(from, to int)
 }
 
 // Move makes a second buffer for one whose range has become too small. It maps the
@@ -56,10 +53,7 @@ func (b *buffer) move(op string, o MoveOptions) (*Buffer, error) {
 	if err != nil {
 		return nil, err
 	}
-	next.imported, next.moved, next.onGrow = b.imported.moved(), b, o.OnGrow
-	if next.onGrow == nil {
-		next.onGrow = b.onGrow
-	}
+	next.imported, next.moved = b.imported.moved(), b
 	handles := make([]*phys.Handle, len(b.chunks))
 	for i, c := range b.chunks {
 		c.phys.Retain()

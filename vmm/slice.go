@@ -336,7 +336,7 @@ func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) (at
 	if err := b.enterGrowth(op, b.by(src.Size())); err != nil {
 		return 0, err
 	}
-	defer b.leave() // after the source was released: OnGrow may close it
+	defer b.leave()
 	// Held until the copy was submitted and, without a stream, waited for.
 	if !src.buf.closer.Acquire() {
 		return 0, errs.ClosedError(op, "buffer")

@@ -36,10 +36,6 @@ type FollowOptions struct {
 	Hint cuda.Ptr
 	// Align is a power of two that the address is a multiple of; 0 is the granularity.
 	Align int
-	// OnGrow, if set, is called after memory was mapped for the bytes from from up to, not
-	// including, to, and before Next shows it. It runs on a goroutine of the follower,
-	// for which it must not wait.
-	OnGrow func(from, to int)
 	// MaxChunks is the most chunks; 0 is handles.MaxChunks.
 	MaxChunks int
 	// KeepDescriptors keeps the file descriptors of the memory, so that it can be
@@ -199,7 +195,7 @@ func (f *follower) build(op, name string, page *peer.FD, want wanted) error {
 			return err
 		}
 	}
-	if f.buffer, err = in.Buffer(share.ImportOptions{Reserve: f.replica.room, Hint: f.options.Hint, Align: f.options.Align, OnGrow: f.options.OnGrow, Followed: true}); err != nil {
+	if f.buffer, err = in.Buffer(share.ImportOptions{Reserve: f.replica.room, Hint: f.options.Hint, Align: f.options.Align, Followed: true}); err != nil {
 		return err
 	}
 	f.memory = share.Of(f.buffer)

@@ -168,8 +168,6 @@ type ImportOptions struct {
 	// least the granularity; 0 leaves both to the driver.
 	Hint  cuda.Ptr
 	Align int
-	// OnGrow is vmm.BufferOptions.OnGrow, for what is attached later.
-	OnGrow func(from, to int)
 	// ReadOnly: no access beyond reading is ever granted.
 	ReadOnly bool
 	// Followed: the length is set by SetLen alone, and users cannot change it.
