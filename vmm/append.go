@@ -136,7 +136,7 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n, size int, fill func(
 		err = on.Synchronize()
 	}
 	if err == nil {
-		b.extendLocked(to, s)
+		b.used.Store(to)
 		return at, nil
 	}
 	err = within(op, err)

@@ -84,10 +84,7 @@ func (b *buffer) fork(op string, s *cuda.Stream, n, size int, o ForkOptions) (*b
 			return nil, f.discard(op, err)
 		}
 	}
-	if rest == 0 {
-		s = nil // nothing was submitted
-	}
-	f.extendLocked(uint64(n), s)
+	f.used.Store(uint64(n))
 	f.track(f.committed.Load())
 	return f, nil
 }

@@ -14,9 +14,8 @@ import (
 // holds are the publications of a buffer. Its lock is a leaf: operations that never
 // wait take it, and no driver call is made under it.
 type holds struct {
-	mu      sync.Mutex
-	all     []*claim
-	appends appends
+	mu  sync.Mutex
+	all []*claim
 	// closing is set while CloseAfter takes the buffer out of use.
 	closing bool
 }
@@ -26,9 +25,6 @@ type claim struct {
 	b     *buffer
 	by    string
 	cover uint64 // guarded by holds.mu
-	// announced is the number of the last append that was announced, guarded by
-	// holds.mu.
-	announced uint64
 }
 
 // Hold implements share.Memory.

@@ -116,9 +116,7 @@ func (b *buffer) twin(op string, reserve uint64, o ReserveOptions) (*buffer, err
 	}
 	b.mu.RLock()
 	defer b.mu.RUnlock()
-	twin := &buffer{dev: b.dev, res: res, prop: b.prop, gran: b.gran, align: o.Align, chosen: b.chosen, plan: b.plan, access: b.access}
-	twin.holds.appends = b.holds.appended()
-	return twin, nil
+	return &buffer{dev: b.dev, res: res, prop: b.prop, gran: b.gran, align: o.Align, chosen: b.chosen, plan: b.plan, access: b.access}, nil
 }
 
 // mapChunks maps the first chunks of a new buffer and takes over one reference to each.

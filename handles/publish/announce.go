@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"math"
 	"runtime"
-	"slices"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
-	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
@@ -81,82 +79,6 @@ func (p *Publication) AnnounceRange(ctx context.Context, from, to int, streams .
 // behindGap is the length of an announcement that shows nothing yet.
 const behindGap = -1
 
-// AnnounceAppended shows everything that was appended to the buffer or array so far, by
-// any goroutine, ordered behind the streams of those appends: a program that appends in
-// several places announces in one, without naming a stream. Other work that wrote the
-// elements, such as a kernel after AppendUndefined, is not waited for. If a stream of an
-// append captures a graph it returns cuda.ErrCapturing. Otherwise AnnounceAppended is
-// like Announce; it also waits for a stream of an append that is being closed.
-//
-// If a stream's work may never be done, AnnounceAppended announces nothing. It returns
-// the error of a stream's Close that failed, until that is called again and succeeds. It
-// returns cuda.ErrDeviceLost from then on if the device of a stream is lost: elements that
-// were written anew are shown by Announce.
-func (p *Publication) AnnounceAppended(ctx context.Context) error {
-	const op = "publish.Publication.AnnounceAppended"
-	for {
-		closed, err := p.announceAppended(ctx, op)
-		if closed == nil {
-			return err
-		}
-		// Not as a change of the publication, because Close may wait for long.
-		if err := p.awaitFinished(ctx, op, closed); err != nil {
-			return err
-		}
-	}
-}
-
-// announceAppended announces what was appended so far. If a stream of an append was closed
-// and its work may not be done yet, it announces nothing and returns the stream.
-func (p *Publication) announceAppended(ctx context.Context, op string) (closed *core.Stream, err error) {
-	if err := p.turn(ctx, op); err != nil {
-		return nil, err
-	}
-	defer p.changes.Give()
-	bytes, on, mark := p.hold.Appended()
-	on = slices.DeleteFunc(on, (*core.Stream).Finished)
-	free, err := useAll(core.SystemOf(p.timeline.dev), op, on)
-	if err != nil {
-		if i := slices.IndexFunc(on, (*core.Stream).Closed); i >= 0 && errors.Is(err, cuda.ErrClosed) {
-			return on[i], nil
-		}
-		return nil, err
-	}
-	defer free()
-	err = p.announceBehind(ctx, op, on, func() (int, error) { return int(bytes / p.unit), nil })
-	if err == nil {
-		p.hold.Announced(mark)
-	}
-	return nil, err
-}
-
-// awaitFinished waits until a stream that was closed has finished its work.
-func (p *Publication) awaitFinished(ctx context.Context, op string, s *core.Stream) error {
-	both, cancel := p.within(ctx)
-	defer cancel()
-	over := wait.Poll(both, func() bool { return s.Gone() || s.Failed() != nil || s.Ctx.Lost() != driver.Success })
-	switch failed := s.Failed(); {
-	case s.Finished():
-		return nil
-	case s.Ctx.Lost() != driver.Success:
-		return s.Ctx.CallError(op, driver.CallEventQuery, s.Ctx.Lost(), "the work of an append")
-	case over && failed == nil: // another Close has begun since
-		return nil
-	case over:
-		return peererr.Wrap(failed, op, nil, "the Close of a stream of an append failed, and its work may not be done", "close the stream again, and announce then")
-	case p.ctx.Err() != nil:
-		return p.closed(op)
-	}
-	return peererr.Wait(ctx, op, "a stream of an append is closing, and its work is not done", "try again: nothing was announced")
-}
-
-// within returns a context that ends with the publication, too.
-func (p *Publication) within(ctx context.Context) (context.Context, context.CancelFunc) {
-	both, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(p.ctx, cancel)
-	return both, func() { stop(); cancel() }
-}
-
 // turn waits for the changes before this one. It fails if the publication is withdrawn.
 func (p *Publication) turn(ctx context.Context, op string) error {
 	if !p.changes.Take(ctx, p.ctx.Done()) {
@@ -191,15 +113,10 @@ func (p *Publication) announceNext(ctx context.Context, op string, streams []*cu
 		return err
 	}
 	defer free()
-	return p.announceBehind(ctx, op, on, next)
-}
-
-// announceBehind is announceNext for a caller that holds changes and the streams.
-func (p *Publication) announceBehind(ctx context.Context, op string, streams []*core.Stream, next func() (length int, err error)) error {
 	// Yield to the goroutines that send the announcement: otherwise they would wait until
 	// another processor wakes, while this one continues with something else.
 	defer runtime.Gosched()
-	if err := p.behind(ctx, op, streams); err != nil {
+	if err := p.behind(ctx, op, on); err != nil {
 		return err
 	}
 	length, err := next()
@@ -236,8 +153,9 @@ func (p *Publication) behind(ctx context.Context, op string, streams []*core.Str
 	both := ctx
 	if p.timeline.stream == nil { // the CPU waits
 		var cancel context.CancelFunc
-		both, cancel = p.within(ctx)
+		both, cancel = context.WithCancel(ctx)
 		defer cancel()
+		defer context.AfterFunc(p.ctx, cancel)()
 	}
 	for _, s := range streams {
 		if err := p.timeline.behind(both, op, s); err != nil {

@@ -10,8 +10,11 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/exchange"
+	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/internal/peertest"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 )
@@ -258,4 +261,23 @@ func TestAnAnnouncementThatFailsForgetsNothing(t *testing.T) {
 	require.NoError(t, v.p.AnnounceRange(peertest.Context(t), 1000, 2000))
 	require.Equal(t, 1_000_000, v.p.Stats().Length)
 	v.served()
+}
+
+// A device may be lost between the event behind a stream's work and the wait for it.
+func TestADeviceThatIsLostDuringAnAnnouncement(t *testing.T) {
+	m, sys := sim.Open(t, sim.Options{Devices: make([]sim.DeviceOptions, 2)})
+	d := sys.Devices()
+	server := NewServer(ServerOptions{})
+	a, err := vmm.NewArray[uint32](d[0], vmm.BufferOptions{Reserve: 64 << 20, Access: []vmm.Access{{Location: d[1].Location(), Mode: vmm.ReadWrite}}})
+	require.NoError(t, err)
+	p, err := Array(server, "numbers", a)
+	require.NoError(t, err)
+	far := newStream(t, d[1])
+	require.NoError(t, gputest.Err(a.Append(far, []uint32{1, 2, 3})))
+	// The third query follows the event's record.
+	m.Inject(sim.Fault{Call: "cuStreamIsCapturing", After: 2, Result: cuda.Code(driver.IllegalAddress), Times: 1})
+	require.ErrorIs(t, p.Announce(peertest.Context(t), 3, far), cuda.ErrDeviceLost)
+	require.Zero(t, p.Stats().Length)
+	require.NoError(t, server.Close())
+	require.NoError(t, a.Close())
 }

@@ -18,8 +18,7 @@
 // ([DialOptions.ComeBack]). That may be one of the followers: [TakeOver].
 //
 // Goroutines that append concurrently announce what each of them appended
-// ([Publication.AnnounceRange]), without a lock of their own, or one announces for all
-// without naming their streams ([Publication.AnnounceAppended]).
+// ([Publication.AnnounceRange]), without a lock of their own.
 //
 // # Trust
 //

@@ -278,8 +278,8 @@ func TestWithdrawWaitsForNothing(t *testing.T) {
 	})
 }
 
-// After a Resize to less than what is shown, AnnounceAppended refuses as Announce does.
-func TestAnnounceAppendedShowsNoLess(t *testing.T) {
+// After a Resize to less than what is shown, Announce refuses.
+func TestAnnounceShowsNoLess(t *testing.T) {
 	for _, n := range []int{10, 1 << 20} { // one chunk, and two
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			v := newVictim(t, ServerOptions{}, peer.Options{})
@@ -289,14 +289,13 @@ func TestAnnounceAppendedShowsNoLess(t *testing.T) {
 			}
 			require.NoError(t, v.p.Announce(peertest.Context(t), n))
 			require.NoError(t, v.array.Resize(nil, 5))
-			for _, err := range []error{v.p.Announce(peertest.Context(t), 5), v.p.AnnounceAppended(peertest.Context(t))} {
-				require.ErrorIs(t, err, cuda.ErrInvalidArgument)
-				require.ErrorContains(t, err, "use Shrink")
-			}
+			err := v.p.Announce(peertest.Context(t), 5)
+			require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+			require.ErrorContains(t, err, "use Shrink")
 			require.Equal(t, n, v.p.Stats().Length)
 			require.NoError(t, v.p.Shrink(5))
 			require.NoError(t, v.array.Resize(nil, 7))
-			require.NoError(t, v.p.AnnounceAppended(peertest.Context(t)))
+			require.NoError(t, v.p.Announce(peertest.Context(t), 7))
 			require.Equal(t, 7, v.p.Stats().Length)
 		})
 	}

@@ -111,37 +111,6 @@ func ExamplePublication_AnnounceRange() {
 	// Output: 120 elements are shown
 }
 
-// Goroutines append on streams of their own, and one announces for all of them.
-func ExamplePublication_AnnounceAppended() {
-	machine, err := sim.New(sim.Options{})
-	check(err)
-	sys, err := machine.OpenOwned(cuda.Options{})
-	check(err)
-	defer sys.Close()
-	array, err := vmm.NewArray[int32](sys.Devices()[0], vmm.BufferOptions{Reserve: 64 << 20})
-	check(err)
-	defer array.Close()
-	server := publish.NewServer(publish.ServerOptions{})
-	defer server.Close()
-	index, err := publish.Array(server, "index", array)
-	check(err)
-
-	var writers sync.WaitGroup
-	for range 4 {
-		writers.Go(func() {
-			stream, err := array.Device().NewStream(cuda.StreamOptions{})
-			check(err)
-			defer stream.Close()
-			_, err = array.Append(stream, []int32{1, 2, 3})
-			check(err)
-		})
-	}
-	writers.Wait()
-	check(index.AnnounceAppended(context.Background()))
-	fmt.Println(index.Stats().Length, "elements are shown")
-	// Output: 12 elements are shown
-}
-
 // A client reads what a server publishes, once or as it grows.
 func ExampleClient() {
 	ctx := context.Background()

@@ -3,13 +3,10 @@
 package publish
 
 import (
-	"context"
 	"log/slog"
 	"runtime"
-	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
@@ -93,62 +90,4 @@ func TestTheStateWhenTheConnectionEndsInAFunction(t *testing.T) {
 	require.Equal(t, Ended, f.State())
 	require.NoError(t, f.Close())
 	require.NoError(t, k.Close())
-}
-
-// A goroutine may close its stream while another announces what it appended there.
-func TestAnAnnouncementBesideStreamsThatClose(t *testing.T) {
-	v := newVictim(t, ServerOptions{}, peer.Options{})
-	for range 100 {
-		var all sync.WaitGroup
-		for range 4 {
-			all.Go(func() {
-				s, err := v.dev.NewStream(cuda.StreamOptions{})
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if _, err := v.array.Append(s, []uint32{1, 2, 3}); err != nil {
-					t.Error(err)
-				}
-				if err := s.Close(); err != nil {
-					t.Error(err)
-				}
-			})
-			all.Go(func() {
-				if err := v.p.AnnounceAppended(peertest.Context(t)); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		all.Wait()
-	}
-	require.NoError(t, v.p.AnnounceAppended(peertest.Context(t)))
-	for v.honest.Len() < v.array.Len() {
-		require.NoError(t, v.honest.Next(peertest.Context(t)))
-	}
-}
-
-// It waits for a stream whose Close waits for its work, no longer than its context.
-func TestAnAnnouncementWaitsForAStreamThatCloses(t *testing.T) {
-	v := newVictim(t, ServerOptions{}, peer.Options{})
-	s, err := v.dev.NewStream(cuda.StreamOptions{})
-	require.NoError(t, err)
-	goOn := v.stand(s)
-	_, err = v.array.Append(s, []uint32{1, 2, 3})
-	require.NoError(t, err)
-	closed, announced := make(chan error, 1), make(chan error, 1)
-	go func() { closed <- s.Close() }()
-	require.Eventually(t, func() bool { _, err := s.Done(); return err != nil }, time.Minute, time.Millisecond)
-	short, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	err = v.p.AnnounceAppended(short)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "closing")
-	go func() { announced <- v.p.AnnounceAppended(peertest.Context(t)) }()
-	goOn()
-	require.NoError(t, <-announced)
-	require.NoError(t, <-closed)
-	for v.honest.Len() < v.array.Len() {
-		require.NoError(t, v.honest.Next(peertest.Context(t)))
-	}
 }

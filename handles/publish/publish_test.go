@@ -184,7 +184,8 @@ func TestGrowthBeyondAFollowersRoomIsItsErrorAlone(t *testing.T) {
 		a, p := published(t, server, d)
 		k := client(t, path)
 		small := followed(t, k, d, publish.FollowOptions{Reserve: 4*mib - 1})
-		large := followed(t, k, d, publish.FollowOptions{Reserve: 1 << 40})
+		large := followed(t, k, d, publish.FollowOptions{Reserve: 1 << 40, Align: 4 << 20})
+		require.Zero(t, uint64(large.Array().Ptr())%(4<<20))
 		announce := func(n int) {
 			require.NoError(t, gputest.Err(a.Append(nil, counting(a.Len(), n))))
 			require.NoError(t, p.Announce(peertest.Context(t), a.Len(), nil))

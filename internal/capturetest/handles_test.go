@@ -230,10 +230,6 @@ var publishCases = join(
 			s, a := w.server(), w.array()
 			return func() error { return w.withdrawn(publish.Array(s, "name", a)) }
 		},
-		"Publication.AnnounceAppended": func(w *world) func() error {
-			p := w.publication()
-			return func() error { return p.AnnounceAppended(w.soon()) }
-		},
 		"Publication.Announce": func(w *world) func() error {
 			p, s := w.publication(), w.stream()
 			return func() error { return errors.Join(p.Announce(w.soon(), 3*mib, s), p.Announce(w.soon(), 4*mib, nil)) }

@@ -21,9 +21,7 @@ type Stream struct {
 	Locals  StreamLocals
 	capture captureState
 	gone    atomic.Bool
-	// lostWork: its context was lost before it was gone.
-	lostWork atomic.Bool
-	marks    atomic.Uint64 // how many were recorded
+	marks   atomic.Uint64 // how many were recorded
 	// touched: it is in its context's list of busy streams.
 	touched atomic.Bool
 }
@@ -48,14 +46,9 @@ func (c *Context) AddStream(h driver.Stream, borrowed, track bool) *Stream {
 // Gone reports whether the stream was closed and its work has passed.
 func (s *Stream) Gone() bool { return s.gone.Load() }
 
-// Finished reports whether the stream was closed and its work was done. In a lost context
-// work passes without being done.
-func (s *Stream) Finished() bool { return s.Gone() && !s.lostWork.Load() }
-
 // Forget takes the stream, whose work has passed, from the known ones.
 func (s *Stream) Forget() {
 	s.Expose() // callers that rely on what is known of it ask the driver instead, and are refused
-	s.lostWork.Store(s.Ctx.Lost() != driver.Success)
 	s.gone.Store(true)
 	s.Ctx.mu.Lock()
 	delete(s.Ctx.streams, s)

@@ -3,7 +3,6 @@ package life
 import (
 	"errors"
 	"sync"
-	"sync/atomic"
 )
 
 // ErrAgain is what a teardown returns when it would have to wait: the reclaimer calls
@@ -15,9 +14,8 @@ var ErrAgain = errors.New("again")
 type Closer struct {
 	Life
 	completion
-	mu     sync.Mutex
-	gone   bool
-	failed atomic.Pointer[error]
+	mu   sync.Mutex
+	gone bool
 }
 
 // Close takes the object out of use, waits for the operations that run on it,
@@ -30,7 +28,6 @@ func (c *Closer) Close(teardown func() error) error {
 	if c.gone {
 		return nil
 	}
-	c.failed.Store(nil)
 	c.Wait()
 	err := teardown()
 	c.ended(err)
@@ -40,19 +37,7 @@ func (c *Closer) Close(teardown func() error) error {
 // ended notes how a teardown ended. The caller holds mu.
 func (c *Closer) ended(err error) {
 	c.gone = err == nil
-	if err != nil {
-		c.failed.Store(&err)
-	}
 	c.end(err)
-}
-
-// Failed returns the error of the last teardown, or nil if none has failed or another has
-// begun since. Then the object stays as it is until the next Close.
-func (c *Closer) Failed() error {
-	if err := c.failed.Load(); err != nil {
-		return *err
-	}
-	return nil
 }
 
 // Fence stands for work that must end before a teardown.

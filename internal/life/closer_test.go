@@ -29,15 +29,6 @@ func TestCloserTearsDownOnce(t *testing.T) {
 	wg.Wait()
 }
 
-func TestCloserTellsOfATeardownThatFailed(t *testing.T) {
-	var c life.Closer
-	require.NoError(t, c.Failed())
-	require.ErrorIs(t, c.Close(func() error { return errTest }), errTest)
-	require.ErrorIs(t, c.Failed(), errTest)
-	require.NoError(t, c.Close(func() error { require.NoError(t, c.Failed()); return nil }))
-	require.NoError(t, c.Failed())
-}
-
 func TestCloserWaitsForOperations(t *testing.T) {
 	var c life.Closer
 	require.True(t, c.Acquire())

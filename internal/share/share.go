@@ -14,7 +14,6 @@ import (
 	"errors"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
@@ -69,14 +68,6 @@ type Hold interface {
 	// Cover changes the held part to the chunks of the first n bytes, all of
 	// which must be in use. It makes no driver call.
 	Cover(op string, n uint64) error
-	// Appended returns how many bytes are in use, and the streams of all their appends
-	// that are not announced yet, by any goroutine. Work ordered behind those streams
-	// sees the bytes of Append and Resize; users order the bytes of AppendUndefined
-	// themselves. A caller that has announced those bytes behind those streams passes
-	// mark to Announced. Streams that finished their work and were closed may be left out.
-	Appended() (n uint64, on []*core.Stream, mark uint64)
-	// Announced marks the appends up to a mark as announced.
-	Announced(mark uint64)
 	// Begin begins a change of the buffer. It waits for a running change, which may
 	// wait for the GPU.
 	Begin(op string) (Shrinking, error)
