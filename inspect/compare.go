@@ -118,10 +118,10 @@ func (s Snapshot) Holder(r Reservation) string {
 		}
 		return "buffer"
 	}
-	for i, p := range s.Pools {
+	for _, p := range s.Pools {
 		for _, g := range p.Segments {
 			if within(g.Ptr) {
-				return fmt.Sprintf("pool %d on device %d", i, p.Device)
+				return fmt.Sprintf("pool %d on device %d", p.Serial, p.Device)
 			}
 		}
 	}

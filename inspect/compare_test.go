@@ -10,7 +10,7 @@ import (
 func used(blocks ...inspect.Block) inspect.Snapshot {
 	return inspect.Snapshot{
 		Buffers: []inspect.Buffer{{Ptr: 0x1000, Committed: 64, Stack: 1}},
-		Pools:   []inspect.Pool{{Segments: []inspect.Segment{{Ptr: 0x9000, Blocks: blocks}}}},
+		Pools:   []inspect.Pool{{Serial: 4, Segments: []inspect.Segment{{Ptr: 0x9000, Blocks: blocks}}}},
 		Stacks: []inspect.Stack{{"github.com/cuvmm/cuvmm/vmm.NewBuffer (/src/vmm/buffer.go:3)", "example.org/model.Load (/src/model/load.go:10)"},
 			{"main.cache (cache.go:7)"}},
 	}
@@ -32,6 +32,6 @@ func TestHolder(t *testing.T) {
 	require.Equal(t, `buffer, follows "w" of process 7`, s.Holder(range1))
 	s.Publications = []inspect.Publication{{Name: "w", Ptr: 0x1000}}
 	require.Equal(t, `buffer, published as "w"`, s.Holder(range1))
-	require.Equal(t, "pool 0 on device 0", s.Holder(inspect.Reservation{Ptr: 0x8000, Bytes: 0x2000}))
+	require.Equal(t, "pool 4 on device 0", s.Holder(inspect.Reservation{Ptr: 0x8000, Bytes: 0x2000}))
 	require.Empty(t, s.Holder(inspect.Reservation{Ptr: 0xa000, Bytes: 0x2000}))
 }

@@ -55,9 +55,9 @@ func label(t pool.Tag) string {
 
 // counts are the numbers of a pool, which take no walk.
 func counts(device int, s pool.Stats) Pool {
-	to := Pool{Device: device, Reserved: s.Reserved, Requested: s.Requested, Blocks: s.Blocks, Limit: s.Limit,
+	to := Pool{Serial: s.Serial, Device: device, Reserved: s.Reserved, Requested: s.Requested, Blocks: s.Blocks, Limit: s.Limit,
 		Peak: s.PeakReserved, Waiting: s.Waiting, Arenas: s.Arenas,
-		Allocs: s.Allocs, Frees: s.Frees, AllocatedBytes: s.AllocatedBytes}
+		Counted: s.Counted, Allocs: s.Allocs, Frees: s.Frees, AllocatedBytes: s.AllocatedBytes}
 	for _, tag := range s.Tags {
 		to.Tags = append(to.Tags, Use{Name: label(tag.Tag), Bytes: tag.Requested, Count: tag.Blocks})
 	}

@@ -152,6 +152,8 @@ type Other struct {
 
 // Pool is a pool with its blocks.
 type Pool struct {
+	// Serial is the pool's number in its process, from 1, and never used again.
+	Serial int `json:"serial"`
 	Device int `json:"device"`
 	// Reserved is the pool's physical memory, and Limit the most it may be; 0 is no limit.
 	// Requested is the sum over Blocks live blocks, and Idle memory that is not mapped.
@@ -166,8 +168,10 @@ type Pool struct {
 	Waiting int `json:"waiting,omitempty"`
 	// Arenas is the number of arenas that captures and their graphs keep.
 	Arenas int `json:"arenas,omitempty"`
-	// Allocs, Frees and AllocatedBytes count from the pool's beginning, and Tags sums up
-	// the live blocks by tag. All of them need pool.Options.Statistics.
+	// Counted reports whether pool.Options.Statistics is on. Then Allocs, Frees and
+	// AllocatedBytes count from the pool's beginning, and Tags sums up the live blocks by
+	// tag.
+	Counted        bool  `json:"counted,omitempty"`
 	Allocs         int   `json:"allocs,omitempty"`
 	Frees          int   `json:"frees,omitempty"`
 	AllocatedBytes int   `json:"allocated_bytes,omitempty"`

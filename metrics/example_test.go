@@ -28,7 +28,9 @@ func ExampleNew() {
 	handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
 	for line := range strings.Lines(w.Body.String()) {
 		if strings.HasPrefix(line, "cuvmm_up") || strings.HasPrefix(line, "cuvmm_allocated_bytes") {
-			fmt.Print(line)
+			name, labeled, _ := strings.Cut(line, "{") // system and others
+			_, value, _ := strings.Cut(labeled, " ")
+			fmt.Print(name, " ", value)
 		}
 	}
 	// Output:

@@ -8,23 +8,33 @@
 //	cuvmm_pool_reserved_bytes / on(UUID) group_left (DCGM_FI_DEV_FB_TOTAL * 1024 * 1024)
 //
 // A scrape reads counts that exist anyway, so its time does not depend on how much memory
-// there is. No label identifies an allocation or a stream: see package inspect for
+// there is. Each series has the System's number in the process as its label system, so that
+// one registry can have several Systems. No label identifies an allocation or a stream: see package inspect for
 // single allocations. README.md describes each
 // metric, and dashboard.json is a dashboard for Grafana.
 package metrics
 
 import (
+	"fmt"
+	"runtime/debug"
 	"strconv"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/inspect"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
 // New returns a collector of the System's metrics. It is safe for concurrent use. It may
 // outlive the System, and then exports what is left of it. A scrape makes one driver call
 // for each device that the System uses.
-func New(sys *cuda.System) prometheus.Collector { return collector{sys} }
+func New(sys *cuda.System) prometheus.Collector {
+	serial := int64(0)
+	if s := core.SystemOf(sys); s != nil {
+		serial = s.Serial
+	}
+	return prometheus.WrapCollectorWith(prometheus.Labels{"system": strconv.FormatInt(serial, 10)}, collector{sys})
+}
 
 type collector struct{ sys *cuda.System }
 
@@ -63,6 +73,8 @@ var (
 	graphHost    = gauge("cuvmm_graph_host_bytes", "Pinned host memory that graphs hold.")
 	objects      = gauge("cuvmm_objects", "Objects that are open, by kind.", "kind")
 	pending      = gauge("cuvmm_pending_closes", "Closed objects that wait for the GPU.")
+	leftovers    = gauge("cuvmm_leftovers", "Parts of objects that the driver did not take back, which the library tries again.")
+	leftoverMem  = gauge("cuvmm_leftover_bytes", "Memory of those parts.")
 	lost         = counter("cuvmm_lost_objects_total", "Objects that were collected without Close, whose memory leaked.")
 	released     = counter("cuvmm_shared_released_bytes_total", "Memory that was shared and then released here: other processes may still hold it.")
 
@@ -82,14 +94,15 @@ var (
 	publishedPinned = gauge("cuvmm_publication_pinned_bytes", "Memory that is no longer published, but that followers still map, summed over them.", "name")
 	followers       = gauge("cuvmm_publication_followers", "Followers of the publication.", "name")
 	refusals        = gauge("cuvmm_publication_refusing_followers", "Followers that did not take the last generation.", "name")
-	generation      = counter("cuvmm_publication_generation_total", "Changes of the publication.", "name")
+	generation      = gauge("cuvmm_publication_generation", "Changes of the publication; of several with one name, of the one that is ahead.", "name")
 
 	followed      = gauge("cuvmm_follower_bytes", "Memory that a follower of this process has mapped.", "name")
-	followedGen   = counter("cuvmm_follower_generation_total", "The last generation that the follower has.", "name")
+	followedGen   = gauge("cuvmm_follower_generation", "The last generation that the follower has.", "name")
 	followedStuck = gauge("cuvmm_follower_stuck", "1 if the follower makes no progress.", "name")
 	leases        = gauge("cuvmm_leases", "Open leases.")
 	leasedBytes   = gauge("cuvmm_leased_bytes", "Memory that open leases hold.")
 	up            = gauge("cuvmm_up", "1 if the System could be read.")
+	build         = gauge("cuvmm_build_info", "1, with the library's version, and the driver's: its kind and the CUDA version that it implements.", "version", "driver", "cuda")
 )
 
 // Describe implements prometheus.Collector.
@@ -110,6 +123,7 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 		return
 	}
 	put(up, 1)
+	put(build, 1, buildLabels(c.sys.Driver())...)
 	uuids := map[int]string{}
 	for _, d := range s.Devices {
 		gpu := strconv.Itoa(d.Ordinal)
@@ -120,12 +134,26 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 		}
 	}
 	totals(s.Totals, put)
-	numbers := map[int]int{} // pools so far, by device
 	for _, p := range s.Pools {
-		pools(p, put, strconv.Itoa(p.Device), uuids[p.Device], strconv.Itoa(numbers[p.Device]))
-		numbers[p.Device]++
+		pools(p, put, strconv.Itoa(p.Device), uuids[p.Device], strconv.Itoa(p.Serial))
 	}
 	shared(s, put)
+}
+
+// buildLabels are the labels of cuvmm_build_info.
+func buildLabels(d cuda.DriverInfo) []string {
+	version, kind := "(unknown)", "real"
+	if b, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range append(b.Deps, &b.Main) {
+			if m.Path == "github.com/cuvmm/cuvmm" {
+				version = m.Version
+			}
+		}
+	}
+	if d.Software {
+		kind = "software"
+	}
+	return []string{version, kind, fmt.Sprintf("%d.%d", d.Version/1000, d.Version%1000/10)}
 }
 
 func totals(t cuda.Stats, put func(m metric, value int, labels ...string)) {
@@ -136,6 +164,8 @@ func totals(t cuda.Stats, put func(m metric, value int, labels ...string)) {
 	put(pinnedHost, t.HostBytes)
 	put(graphHost, t.GraphBytes)
 	put(pending, t.Pending)
+	put(leftovers, t.Leftovers)
+	put(leftoverMem, t.LeftoverBytes)
 	put(lost, t.Lost)
 	put(released, t.SharedReleasedBytes)
 	for _, o := range []struct {
@@ -157,7 +187,7 @@ func pools(p inspect.Pool, put func(m metric, value int, labels ...string), labe
 	if p.Limit > 0 {
 		put(poolLimit, p.Limit, labels...)
 	}
-	if p.Allocs == 0 { // no statistics, or none so far
+	if !p.Counted {
 		return
 	}
 	put(poolAllocs, p.Allocs, labels...)

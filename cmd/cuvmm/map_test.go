@@ -81,7 +81,6 @@ func TestMapOfAProcess(t *testing.T) {
 	out, _ := cuvmm(t, exitOK, "map")
 	for _, want := range []string{
 		buffer.Ptr().String() + "  buffer: 6 MiB mapped of 1 GiB\n",
-		"pool 0 on device 0: 32 MiB mapped of",
 		"reservation: 4 MiB mapped of 8 MiB, 4 MiB aliased\n",
 		"20 MiB in 1 blocks, 32 MiB reserved",
 		"    20 MiB      1  activations\n",
@@ -97,6 +96,7 @@ func TestMapOfAProcess(t *testing.T) {
 	var s inspect.Snapshot
 	require.NoError(t, json.Unmarshal([]byte(out), &s))
 	require.Len(t, s.Buffers, 1)
+	require.Regexp(t, `pool \d+ on device 0: 32 MiB mapped of`, out)
 }
 
 func TestMapsThatAreSavedAndCompared(t *testing.T) {

@@ -97,12 +97,12 @@ function addSnapshot(model, s, side) {
     if (b.used) merge(model, r, r.blocks, () => "used", { o: 0, n: b.used, kind: "used", stack: stackText(b.stack) }, side);
     if (b.committed > b.used) merge(model, r, r.blocks, () => "unused", { o: b.used, n: b.committed - b.used, kind: "unused", stack: stackText(b.stack) }, side);
   }
-  (s.pools || []).forEach((p, number) => {
+  (s.pools || []).forEach((p) => {
     const mark = new Set();
     for (const g of p.segments || []) {
       const r = regionAt(model, Number(g.ptr));
       if (!r) continue;
-      if (!mark.has(r)) r.what.push("pool " + number + " on device " + p.device);
+      if (!mark.has(r)) r.what.push("pool " + p.serial + " on device " + p.device);
       mark.add(r);
       r.pool = p;
       const base = Number(g.ptr) - r.ptr;

@@ -36,6 +36,9 @@ type Config struct {
 
 // System is the inner state of a cuda.System.
 type System struct {
+	// Serial is the System's number in the process, from 1, and never used again.
+	Serial int64
+
 	Drv    driver.Driver
 	Config Config
 	// Version is the driver's CUDA version.
@@ -64,9 +67,11 @@ type System struct {
 	locals  locals
 }
 
+var lastSystem atomic.Int64
+
 // NewSystem wraps an initialised driver.
 func NewSystem(d driver.Driver, version int32, c Config) *System {
-	s := &System{Drv: d, Config: c, Version: version}
+	s := &System{Serial: lastSystem.Add(1), Drv: d, Config: c, Version: version}
 	s.Live.Init(c.Log, c.TraceLeaks)
 	s.reclaim.sys = s
 	return s

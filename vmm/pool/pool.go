@@ -43,6 +43,7 @@ type Pool struct {
 	closer  life.Closer
 	dev     *cuda.Device
 	sys     *core.System
+	serial  int
 	home    *cuda.Device // whose memory it is, which may be another than dev; nil for host memory
 	on      []driver.Device
 	prop    driver.AllocationProp
@@ -104,6 +105,8 @@ const (
 	maxBytes = 1 << 46
 )
 
+var lastPool atomic.Int64
+
 // New returns a pool of the device's memory. It takes no memory yet. The caller closes
 // it.
 func New(d *cuda.Device, o Options) (*Pool, error) {
@@ -149,6 +152,7 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 		p.stats = new(statistics)
 	}
 	p.places.Store(new([]place))
+	p.serial = int(lastPool.Add(1))
 	p.local = p.sys.NewStreamKey()
 	p.sys.Track(&p.object, life.KindPool, 0)
 	p.keeper = p.sys.OnPressure(p.underPressure)

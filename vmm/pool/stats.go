@@ -13,6 +13,8 @@ import (
 
 // Stats are a pool's counts. Sizes are in bytes.
 type Stats struct {
+	// Serial is the pool's number in the process, from 1, and never used again.
+	Serial int `json:"serial"`
 	// Reserved is the physical memory that the pool has, and PeakReserved the most
 	// that it had since New or ResetPeaks.
 	Reserved     int `json:"reserved"`
@@ -30,7 +32,9 @@ type Stats struct {
 	// Arenas is the number of arenas that captures and their graphs keep.
 	Arenas int `json:"arenas"`
 
-	// The following fields are counted only with Options.Statistics.
+	// Counted reports whether Options.Statistics is on. The following fields are zero
+	// without it.
+	Counted bool `json:"counted,omitempty"`
 
 	// PeakRequested and PeakBlocks are the most that were live at once, since New or
 	// ResetPeaks.
@@ -113,7 +117,7 @@ func (p *Pool) Stats() Stats {
 	p.must("pool.Stats")
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := Stats{Reserved: int(p.reserved.Load()), PeakReserved: int(p.mostHeld.Load()), Limit: int(p.limit.Load()), Arenas: p.arenas,
+	s := Stats{Serial: p.serial, Counted: p.stats != nil, Reserved: int(p.reserved.Load()), PeakReserved: int(p.mostHeld.Load()), Limit: int(p.limit.Load()), Arenas: p.arenas,
 		Allocs: p.retired.allocs, Frees: p.retired.frees, AllocatedBytes: p.retired.bytes}
 	if p.stats != nil {
 		s.PeakRequested, s.PeakBlocks = int(p.stats.mostRequested.Load()), int(p.stats.mostBlocks.Load())
