@@ -32,12 +32,8 @@
 // and one for the processes of a host (Host, Join); the module
 // fabric/rendezvous/etcd has one for several hosts.
 //
-// The host's socket admits processes of the host's user alone. With
-// Options.Secret a process must also prove that it has the group's secret, and so
-// must the host; the secret itself never travels. The proof names the process, so the
-// host refuses one that relays what a member says; it cannot tell if the member is in
-// another PID namespace. The secret does not guard against what the system lets a
-// process do to others of its user, such as to debug them. A member of a group can end it,
+// The host's socket admits processes of the host's user alone, and they trust each other.
+// A member of a group can end it,
 // by failing or by violating the protocol, which expels it. It cannot speak
 // for another rank, nor make the host keep more than two steps' contributions:
 // one for each rank and step, of at most MaxBody bytes and MaxFiles files.

@@ -14,8 +14,7 @@ import (
 
 // Errors of a group; test for them with errors.Is. Furthermore, a rank
 // that is gone or was expelled is peer.ErrGone; one that
-// does not arrive in time is peer.ErrTimeout; a process without the group's
-// secret is peer.ErrPeer; use after Close is cuda.ErrClosed.
+// does not arrive in time is peer.ErrTimeout; use after Close is cuda.ErrClosed.
 var (
 	// ErrFailed: a rank gave up.
 	ErrFailed = errors.New("a rank gave up")

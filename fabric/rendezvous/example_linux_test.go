@@ -6,19 +6,19 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/cuvmm/cuvmm/fabric/rendezvous"
 )
 
-// Processes of one host meet at a socket. Both sides prove that they have the job's
-// secret.
+// Processes of one host meet at a socket.
 func ExampleHost() {
 	dir, err := os.MkdirTemp("", "")
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	job := rendezvous.Options{Secret: rendezvous.Secret("sixteen random bytes, or more")}
+	job := rendezvous.Options{Timeout: time.Minute}
 	host, path, err := rendezvous.Host(filepath.Join(dir, "job"), "", 2, job)
 	if err != nil {
 		log.Fatal(err)
@@ -41,6 +41,6 @@ func ExampleHost() {
 		log.Fatal(err)
 	}
 	<-done
-	fmt.Println("rank", host.Rank(), "of", host.Size(), "is ready, with a", job.Secret)
-	// Output: rank 0 of 2 is ready, with a secret of 29 bytes
+	fmt.Println("rank", host.Rank(), "of", host.Size(), "is ready")
+	// Output: rank 0 of 2 is ready
 }

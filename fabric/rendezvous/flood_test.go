@@ -38,7 +38,7 @@ func TestARankThatPostsWithoutEnd(t *testing.T) {
 	require.NoError(t, err)
 	honest, err := Join(t.Context(), path, 2, 3, Options{})
 	require.NoError(t, err)
-	c := enters(t, path, 1, 3, nil)
+	c := enters(t, path, 1, 3)
 	post := Event{Kind: Posted, Step: Step{0, "go"}, Contribution: Contribution{Body: make([]byte, MaxBody)}}.message()
 	for posts := 0; err == nil; posts++ {
 		require.Less(t, posts, 100, "it is cut off")
@@ -66,7 +66,7 @@ func TestARankThatReadsNothing(t *testing.T) {
 	require.NoError(t, err)
 	honest, err := Join(t.Context(), path, 2, size, Options{})
 	require.NoError(t, err)
-	c := enters(t, path, 1, size, nil)
+	c := enters(t, path, 1, size)
 	groups := []*Group{host, honest}
 	errs := make([]error, 2)
 	for i := 0; errs[0] == nil; i++ {

@@ -28,9 +28,6 @@ type Options struct {
 	// Timeout bounds each step, for all ranks together; 0 is
 	// DefaultTimeout. A context may end a step earlier.
 	Timeout time.Duration
-	// Secret restricts the group to processes that have it. Empty admits
-	// every process of the host's user. InProcess ignores it.
-	Secret Secret
 }
 
 // Check returns an error for options that no group can have. Functions that make a group
@@ -39,7 +36,7 @@ func (o Options) Check() error {
 	if o.Timeout < 0 {
 		return fmt.Errorf("%w: a timeout of %v: use 0 for %v, or more", cuda.ErrInvalidArgument, o.Timeout, DefaultTimeout)
 	}
-	return o.Secret.Check()
+	return nil
 }
 
 func (o Options) withDefaults() Options {

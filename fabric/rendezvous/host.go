@@ -31,7 +31,7 @@ func Host(dir, name string, size int, o Options) (g *Group, path string, err err
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: %w", op, err)
 	}
-	t := &hostTransport{listener: l, timeout: o.Timeout, secret: o.Secret, queue: newQueue(), members: make([]*member, size), state: newState(size)}
+	t := &hostTransport{listener: l, timeout: o.Timeout, queue: newQueue(), members: make([]*member, size), state: newState(size)}
 	t.work.Go(t.accept)
 	return New(t, o), l.Path(), nil
 }
@@ -41,7 +41,6 @@ func Host(dir, name string, size int, o Options) (g *Group, path string, err err
 type hostTransport struct {
 	listener *peer.Listener
 	timeout  time.Duration
-	secret   Secret
 	queue    *queue
 	once     sync.Once
 	work     sync.WaitGroup
@@ -53,7 +52,7 @@ type hostTransport struct {
 	// before are the events so far, for ranks that have yet to join. No rank
 	// passes the first step without them, so they are few.
 	before []Event
-	// unidentified are connections that have not proved their rank.
+	// unidentified are connections that have not said their rank.
 	unidentified []*peer.Conn
 	// dropped are events to be released without the lock: to close a file that a rank
 	// chose may take long.
@@ -155,39 +154,15 @@ func (t *hostTransport) admit(conn *peer.Conn) *member {
 	defer cancel()
 	limits := link.Of(conn).Limits()
 	limits.NoFDs = true // or those of a message that never ends would fill this process's table
-	receive := func() (peer.Message, bool) {
-		m, err := conn.Receive(ctx)
-		if err != nil {
-			return m, false
-		}
-		return m, true
-	}
-	msg, ok := receive()
-	if !ok {
+	msg, err := conn.Receive(ctx)
+	if err != nil {
 		return nil
 	}
 	h, err := readHello(msg)
 	if err != nil || h.Rank == 0 || h.Rank >= h.Size {
 		return nil
 	}
-	challenge := newNonce()
-	if conn.Send(ctx, peer.Message{Kind: wire.Challenge, Body: challenge[:]}) != nil {
-		return nil
-	}
-	if msg, ok = receive(); !ok {
-		return nil
-	}
-	proof, err := fixed(msg, wire.Proof, len(nonce{}))
-	switch {
-	case err != nil:
-		return nil
-	case !t.secret.proves(memberProves, h, challenge, proof):
-		_ = conn.Send(ctx, peer.Message{Kind: wire.Unproved})
-		return nil
-	case len(t.secret) > 0 && relayed(h, conn):
-		_ = conn.Send(ctx, peer.Message{Kind: wire.Relayed})
-		return nil
-	case int(h.Size) != t.Size():
+	if int(h.Size) != t.Size() {
 		_ = conn.Send(ctx, otherSize(t.Size()))
 		return nil
 	}
@@ -201,21 +176,13 @@ func (t *hostTransport) admit(conn *peer.Conn) *member {
 		return nil
 	}
 	limits.NoFDs = false
-	if err := conn.Send(ctx, peer.Message{Kind: wire.Welcome, Body: t.secret.proof(hostProves, h, challenge)}); err != nil {
+	if err := conn.Send(ctx, peer.Message{Kind: wire.Welcome}); err != nil {
 		m.out.close()
 		close(m.sent)
 		t.tell(Event{Kind: Lost, Rank: m.rank, Reason: "its process ended while it joined: " + err.Error()})
 		return nil
 	}
 	return m
-}
-
-// relayed reports whether another process than the member, which proved the secret, has
-// the other end of the connection. It cannot tell if the member is in another PID
-// namespace.
-func relayed(h hello, conn *peer.Conn) bool {
-	p, known := conn.Peer()
-	return known && h.Namespace != 0 && h.Namespace == pidNamespace() && h.PID != uint32(p.PID)
 }
 
 // enter gives a process its rank and the earlier events, unless another

@@ -51,7 +51,7 @@ func TestARankWithFilesThatAreLongInClosing(t *testing.T) {
 	require.NoError(t, err)
 	honest, err := Join(t.Context(), path, 2, 3, Options{})
 	require.NoError(t, err)
-	c := enters(t, path, 1, 3, nil)
+	c := enters(t, path, 1, 3)
 	inside := host.transport.(*hostTransport)
 	inside.mu.Lock() // so that the host closes the file last
 	peertest.SendLingering(t, c, Event{Kind: Posted, Step: Step{5, "out of turn"}}.message())
@@ -69,15 +69,15 @@ func TestARankWithFilesThatAreLongInClosing(t *testing.T) {
 	peertest.InTime(t, "Close", host.Close)
 }
 
-// A process that has not proved the secret brings the host no files, whole messages of
-// them or parts: they could fill its table.
-func TestFilesBeforeTheProof(t *testing.T) {
-	host, path, err := Host(filepath.Join(t.TempDir(), "private"), "", 2, Options{Secret: make(Secret, MinSecret)})
+// A process that has not joined brings the host no files, whole messages of them or parts:
+// they could fill its table.
+func TestFilesBeforeJoining(t *testing.T) {
+	host, path, err := Host(filepath.Join(t.TempDir(), "private"), "", 2, Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, host.Close()) }()
 	c, err := peer.Dial(t.Context(), path, peer.Options{})
 	require.NoError(t, err)
-	m := newHello(1, 2).message()
+	m := hello{1, 2}.message()
 	m.FDs = []*peer.FD{peertest.NullFD(t)}
 	require.NoError(t, c.Send(t.Context(), m))
 	_, err = c.Receive(peertest.Context(t))

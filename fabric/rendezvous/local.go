@@ -14,7 +14,7 @@ func InProcess(size int, o Options) ([]*Group, error) {
 	if size < 1 || size > MaxSize {
 		return nil, fmt.Errorf("rendezvous.InProcess: %w: a group of %d ranks: 1 to %d", cuda.ErrInvalidArgument, size, MaxSize)
 	}
-	if err := (Options{Timeout: o.Timeout}).Check(); err != nil {
+	if err := o.Check(); err != nil {
 		return nil, fmt.Errorf("rendezvous.InProcess: %w", err)
 	}
 	all := &localGroup{ranks: make([]*localTransport, size), state: newState(size)}

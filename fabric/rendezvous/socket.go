@@ -15,8 +15,8 @@ import (
 // Join enters the group of a host process ([Host]) as one of its ranks, from 1 on,
 // at the host's path. It waits until the host listens there and has admitted it, at most
 // for Options.Timeout, so all processes may start at the same time. A rank that another
-// process has, or has had, is cuda.ErrInUse, another size than the host's ErrDisagree, and
-// another secret peer.ErrPeer. The caller closes the group.
+// process has, or has had, is cuda.ErrInUse, and another size than the host's ErrDisagree.
+// The caller closes the group.
 func Join(ctx context.Context, path string, rank, size int, o Options) (*Group, error) {
 	const op = "rendezvous.Join"
 	if err := check(op, rank, size, o); err != nil {
@@ -33,7 +33,7 @@ func Join(ctx context.Context, path string, rank, size int, o Options) (*Group, 
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
 	t := &memberTransport{rank: rank, size: size, conn: conn, queue: newQueue(), ended: make(chan struct{})}
-	if err := t.enter(ctx, o.Secret); err != nil {
+	if err := t.enter(ctx); err != nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
@@ -65,51 +65,28 @@ func (t *memberTransport) Rank() int          { return t.rank }
 func (t *memberTransport) Size() int          { return t.size }
 func (t *memberTransport) CarriesFiles() bool { return true }
 
-// enter introduces this rank and exchanges proofs of the secret with the host.
-func (t *memberTransport) enter(ctx context.Context, secret Secret) error {
-	me := newHello(t.rank, t.size)
-	b, err := t.ask(ctx, me.message(), wire.Challenge, len(nonce{}))
-	if err != nil {
+// enter introduces this rank to the host, and returns why the host refuses it.
+func (t *memberTransport) enter(ctx context.Context) error {
+	if err := t.conn.Send(ctx, hello{uint32(t.rank), uint32(t.size)}.message()); err != nil {
 		return err
-	}
-	challenge := nonce(b)
-	b, err = t.ask(ctx, peer.Message{Kind: wire.Proof, Body: secret.proof(memberProves, me, challenge)}, wire.Welcome, len(nonce{}))
-	if err != nil {
-		return err
-	}
-	if !secret.proves(hostProves, me, challenge, b) {
-		return fmt.Errorf("%w: the host does not prove the group's secret; %s", peer.ErrPeer, sameSecret)
-	}
-	return nil
-}
-
-const sameSecret = "give all ranks the same Options.Secret"
-
-// ask sends a message and returns the body of the reply, or why the host refuses.
-func (t *memberTransport) ask(ctx context.Context, m peer.Message, kind uint16, length int) ([]byte, error) {
-	if err := t.conn.Send(ctx, m); err != nil {
-		return nil, err
 	}
 	reply, err := t.conn.Receive(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { _ = reply.Close() }()
 	switch reply.Kind {
 	case wire.RankTaken:
-		return nil, fmt.Errorf("%w: another process has joined as rank %d; give each a rank of its own, and make a new group after one has ended", cuda.ErrInUse, t.rank)
-	case wire.Unproved:
-		return nil, fmt.Errorf("%w: the host has another secret than this rank; %s", peer.ErrPeer, sameSecret)
-	case wire.Relayed:
-		return nil, fmt.Errorf("%w: the host is connected to another process than this one, which relays the messages; join at the host's own path", peer.ErrPeer)
+		return fmt.Errorf("%w: another process has joined as rank %d; give each a rank of its own, and make a new group after one has ended", cuda.ErrInUse, t.rank)
 	case wire.OtherSize:
 		size, err := readOtherSize(reply)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		return nil, fmt.Errorf("%w: a group of size %d, but the host's has %d; name the same size in all processes", ErrDisagree, t.size, size)
+		return fmt.Errorf("%w: a group of size %d, but the host's has %d; name the same size in all processes", ErrDisagree, t.size, size)
 	}
-	return fixed(reply, kind, length)
+	_, err = fixed(reply, wire.Welcome, 0)
+	return err
 }
 
 // receive queues what the host sends, until the connection ends.

@@ -2,56 +2,28 @@ package rendezvous
 
 import (
 	"fmt"
-	"os"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
 // hello is a member's first message.
-type hello struct {
-	Rank, Size uint32
-	// PID is the member's process, as its PID namespace counts.
-	PID       uint32
-	Namespace uint64 // the namespace's inode, or 0 if it is unknown
-	Nonce     nonce
-}
-
-func newHello(rank, size int) hello {
-	return hello{Rank: uint32(rank), Size: uint32(size), PID: uint32(os.Getpid()), Namespace: pidNamespace(), Nonce: newNonce()}
-}
-
-// pidNamespace returns the inode of this process's PID namespace, or 0 if the system does
-// not tell.
-func pidNamespace() (inode uint64) {
-	link, err := os.Readlink("/proc/self/ns/pid")
-	if err != nil {
-		return 0
-	}
-	if _, err := fmt.Sscanf(link, "pid:[%d]", &inode); err != nil {
-		return 0
-	}
-	return inode
-}
+type hello struct{ Rank, Size uint32 }
 
 func (h hello) message() peer.Message {
 	var e wire.Encoder
 	e.Uint32(h.Rank)
 	e.Uint32(h.Size)
-	e.Uint32(h.PID)
-	e.Uint64(h.Namespace)
-	e.Raw(h.Nonce[:])
 	return peer.Message{Kind: wire.Hello, Body: e.B}
 }
 
 func readHello(m peer.Message) (h hello, err error) {
-	b, err := fixed(m, wire.Hello, 20+len(h.Nonce))
+	b, err := fixed(m, wire.Hello, 8)
 	if err != nil {
 		return h, err
 	}
 	d := wire.Decoder{B: b}
-	h.Rank, h.Size, h.PID, h.Namespace = d.Uint32(), d.Uint32(), d.Uint32(), d.Uint64()
-	copy(h.Nonce[:], d.B)
+	h.Rank, h.Size = d.Uint32(), d.Uint32()
 	return h, nil
 }
 

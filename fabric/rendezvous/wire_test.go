@@ -35,11 +35,11 @@ func FuzzEvent(f *testing.F) {
 }
 
 func TestHello(t *testing.T) {
-	want := newHello(3, 4)
+	want := hello{3, 4}
 	h, err := readHello(want.message())
 	require.NoError(t, err)
 	require.Equal(t, want, h)
-	for _, b := range [][]byte{nil, make([]byte, 8), make([]byte, 51), make([]byte, 53)} {
+	for _, b := range [][]byte{nil, make([]byte, 7), make([]byte, 9)} {
 		_, err := readHello(peer.Message{Kind: wire.Hello, Body: b})
 		require.ErrorIs(t, err, peer.ErrProtocol)
 	}

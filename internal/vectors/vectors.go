@@ -27,10 +27,8 @@ var hostile []byte
 // Vectors are all test vectors.
 type Vectors struct {
 	Messages []Message
-	// Groups are the messages between the processes of a group. Their proofs prove
-	// Secret.
+	// Groups are the messages between the processes of a group.
 	Groups  []Message
-	Secret  string
 	Packets []struct {
 		Packet string
 		Layout Layout
@@ -125,7 +123,7 @@ func (l Layout) Encode(t testing.TB, values Fields) (b []byte) {
 			b = le.AppendUint32(b, uint32(number(v)))
 		case "u64":
 			b = le.AppendUint64(b, number(v))
-		case "16 bytes", "32 bytes", "bytes":
+		case "16 bytes", "bytes":
 			b = append(b, raw(v)...)
 		case "text":
 			b = append(le.AppendUint16(b, uint16(len(v.(string)))), v.(string)...)

@@ -48,16 +48,12 @@ const (
 
 // The processes of a group, on a connection of its own (package fabric/rendezvous).
 const (
-	Hello     uint16 = 0x5201 + iota // rank, size and nonce, to the host
-	Welcome                          // the host's proof: the rank is a member
+	Hello     uint16 = 0x5201 + iota // rank and size, to the host
+	Welcome                          // the rank is a member
 	Event                            // an event of a rank, in the order of all
 	Left                             // the member leaves
 	RankTaken                        // the host refuses: another process has the rank
 	OtherSize                        // the host refuses: its group has another size
-	Challenge                        // the host's nonce
-	Proof                            // the member's proof
-	Unproved                         // the host refuses: the proof is of another secret
-	Relayed                          // the host refuses: another process relays the connection
 )
 
 const (

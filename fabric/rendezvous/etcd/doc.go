@@ -8,16 +8,16 @@
 // most, whatever its steps; the server keeps their history until it is compacted
 // (its option --auto-compaction-retention).
 //
+// A group outlives what ends a watch while its leases last: the server's loss of its leader,
+// and a reconnect after a compaction. The rank then reads the keys again. A rank that
+// has ended meanwhile has taken its keys with it, so its last arrival may be unknown to this
+// one, which then reports the loss at a step that was complete for others.
+//
 // # Trust
 //
-// Any client that may write keys under the prefix can end a group. With
-// rendezvous.Options.Secret it can do nothing else: each value carries a proof over its
-// key, which names the session. A session's name is used once, since a value is valid in
-// another group of that name.
-//
-// A member cannot speak for a rank that has joined: each process draws a key pair when it
-// joins, publishes the public key as its rank, and signs what it writes. Towards ranks that
-// have yet to join it can take the place of a rank that it removes, or name another rank
-// as the reason of the group's end, so members with the secret trust each other that far.
-// What is on the server can be read by all its clients.
+// Any client that may write keys under the prefix can end a group. With Options.Secret it
+// can do nothing else: each value carries a proof over its key, which names the session,
+// and a step that a rank has passed is not taken again. A session's name is used once, since
+// a value is valid in another group of that name. The members, which have the secret, trust
+// each other. What is on the server can be read by all its clients.
 package etcd

@@ -1,9 +1,7 @@
 package etcd
 
 import (
-	"bytes"
 	"context"
-	"crypto/ed25519"
 	"errors"
 	"fmt"
 	"strconv"
@@ -31,6 +29,9 @@ const farewell = time.Second
 // Options configure a group over etcd. The zero value works.
 type Options struct {
 	rendezvous.Options
+	// Secret restricts the group to processes that have it. Empty admits every client
+	// that may write to the server.
+	Secret Secret
 	// Prefix is the prefix of all keys; empty is DefaultPrefix.
 	Prefix string
 	// TTL is how long a rank's lease lasts without a sign of life, rounded up to whole
@@ -54,6 +55,8 @@ func Join(ctx context.Context, client *clientv3.Client, session string, rank, si
 		return nil, fmt.Errorf("%s: %w: rank %d of %d: a group has 1 to %d ranks, counted from 0", op, cuda.ErrInvalidArgument, rank, size, rendezvous.MaxSize)
 	case o.Check() != nil:
 		return nil, fmt.Errorf("%s: %w", op, o.Check())
+	case o.Secret.Check() != nil:
+		return nil, fmt.Errorf("%s: %w", op, o.Secret.Check())
 	case o.TTL < 0:
 		return nil, fmt.Errorf("%s: %w: a TTL of %v: use 0 for %v, or more", op, cuda.ErrInvalidArgument, o.TTL, DefaultTTL)
 	case session == "" || strings.Contains(session, "/"):
@@ -68,10 +71,7 @@ func Join(ctx context.Context, client *clientv3.Client, session string, rank, si
 	if o.Timeout == 0 {
 		o.Timeout = rendezvous.DefaultTimeout
 	}
-	t, err := newTransport(client, session, rank, size, o)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", op, err)
-	}
+	t := newTransport(client, session, rank, size, o)
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
 	if err := t.enter(ctx); err != nil {
@@ -82,42 +82,42 @@ func Join(ctx context.Context, client *clientv3.Client, session string, rank, si
 	return rendezvous.New(t, o.Options), nil
 }
 
-func newTransport(client *clientv3.Client, session string, rank, size int, o Options) (*transport, error) {
-	public, private, err := ed25519.GenerateKey(nil)
-	if err != nil {
-		return nil, err
-	}
+func newTransport(client *clientv3.Client, session string, rank, size int, o Options) *transport {
 	t := &transport{client: client, prefix: strings.TrimSuffix(o.Prefix, "/") + "/" + session + "/",
-		rank: rank, size: size, ttl: o.TTL, timeout: o.Timeout, secret: o.Secret, public: public, private: private,
-		events: make(chan rendezvous.Event, 4*size), joined: map[int]ed25519.PublicKey{}}
+		rank: rank, size: size, ttl: o.TTL, timeout: o.Timeout, secret: o.Secret,
+		events: make(chan rendezvous.Event, 4*size), members: map[int]*record{}}
 	t.life, t.end = context.WithCancel(context.Background())
-	return t, nil
+	return t
 }
 
 // transport keeps, under its prefix, "rank/R" for every rank that is present, with the
-// public key of its process and the group's size, and of what rank R did "event/R/0" and
-// "event/R/1", its latest arrivals at steps of an even and an odd number, and
-// "event/R/end". Rank R signs its events. A rank that arrives at a step shows that no rank
-// needs the step before the last.
+// group's size, and of what rank R did "event/R/0" and "event/R/1", its latest arrivals at
+// steps of an even and an odd number, and "event/R/end". A rank that arrives at a step
+// shows that no rank needs the step before the last.
 type transport struct {
 	client       *clientv3.Client
 	prefix       string
 	rank, size   int
 	ttl, timeout time.Duration
 	lease        clientv3.LeaseID
+	secret       Secret
 
 	events chan rendezvous.Event
-	// joined are the public keys of all ranks that have ever joined; nil of one that had
-	// left before this rank joined. It is the work's alone.
-	joined map[int]ed25519.PublicKey
-	life   context.Context
-	end    context.CancelFunc
-	work   sync.WaitGroup
-	once   sync.Once
+	// members are the ranks that have ever joined. It is the work's alone.
+	members map[int]*record
+	life    context.Context
+	end     context.CancelFunc
+	work    sync.WaitGroup
+	once    sync.Once
+}
 
-	secret  rendezvous.Secret
-	public  ed25519.PublicKey
-	private ed25519.PrivateKey
+// record is what was delivered of a rank.
+type record struct {
+	// joined is the revision at which the rank's key was made, which tells its process
+	// from a later one with the rank; 0 of a rank that had left before this one joined.
+	joined int64
+	// next is the first step at which its arrival has not been delivered.
+	next uint64
 }
 
 func (t *transport) Rank() int          { return t.rank }
@@ -135,6 +135,11 @@ func (t *transport) grant(ctx context.Context, ttl time.Duration) (clientv3.Leas
 	return lease.ID, nil
 }
 
+// inOrder reads all keys of the group in the order in which they were written.
+func (t *transport) inOrder() clientv3.Op {
+	return clientv3.OpGet(t.prefix, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortAscend))
+}
+
 // enter takes the rank, and watches the keys from that moment on.
 func (t *transport) enter(ctx context.Context) (err error) {
 	if t.lease, err = t.grant(ctx, t.ttl); err != nil {
@@ -145,10 +150,9 @@ func (t *transport) enter(ctx context.Context) (err error) {
 		return err
 	}
 	key := t.rankKey(t.rank)
-	me := seal(t.secret, key, strconv.AppendInt(bytes.Clone(t.public), int64(t.size), 10))
 	reply, err := t.client.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
-		Then(clientv3.OpPut(key, me, clientv3.WithLease(t.lease)), clientv3.OpGet(t.prefix, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortAscend))).
+		Then(clientv3.OpPut(key, seal(t.secret, key, strconv.AppendInt(nil, int64(t.size), 10)), clientv3.WithLease(t.lease)), t.inOrder()).
 		Commit()
 	if err != nil {
 		err = fmt.Errorf("rank %d could not be written to the etcd server: %w; see whether it responds, and lets this client write under %q", t.rank, err, t.prefix)
@@ -166,20 +170,61 @@ func (t *transport) enter(ctx context.Context) (err error) {
 	}
 	// Watch has no context of its own for how long it waits for the server.
 	stop := context.AfterFunc(ctx, t.end)
-	watch := t.client.Watch(clientv3.WithRequireLeader(t.life), t.prefix, clientv3.WithPrefix(), clientv3.WithRev(reply.Header.Revision+1))
+	watch := t.watch(t.life, reply.Header.Revision)
 	if !stop() {
 		_ = t.revoke()
 		return fmt.Errorf("the etcd server does not respond: %w; see whether it runs and is reachable", ctx.Err())
 	}
+	leased, lost := context.WithCancel(t.life)
 	t.work.Go(func() {
-		for _, kv := range before {
-			if !t.see(kv, true) {
-				return
-			}
+		defer lost()
+		t.keep(alive)
+	})
+	t.work.Go(func() {
+		if t.seeAll(before) {
+			t.listen(leased, watch)
 		}
-		t.listen(watch, alive)
 	})
 	return nil
+}
+
+// watch returns the changes after a revision.
+func (t *transport) watch(ctx context.Context, revision int64) clientv3.WatchChan {
+	return t.client.Watch(clientv3.WithRequireLeader(ctx), t.prefix, clientv3.WithPrefix(), clientv3.WithRev(revision+1))
+}
+
+// keep returns when this rank's lease has ended, or the group.
+func (t *transport) keep(alive <-chan *clientv3.LeaseKeepAliveResponse) {
+	for range alive {
+		continue
+	}
+	if why := ranOut; t.life.Err() == nil {
+		if t.client.Ctx().Err() != nil {
+			why = clientClosed
+		}
+		t.ended(why)
+	}
+}
+
+const (
+	ranOut       = "this rank's lease ran out: it did not reach the etcd server for too long; see what held it up, or raise Options.TTL"
+	clientClosed = "the client was closed: close the group before it"
+)
+
+// parse returns the rank that a key is of, and whether it is the rank's own, or else which
+// of its events: "0", "1" or "end". Keys of no rank of this group are foreign, and not ok.
+func (t *transport) parse(key string) (rank int, event string, ok bool) {
+	rest, _ := strings.CutPrefix(key, t.prefix)
+	kind, rest, _ := strings.Cut(rest, "/")
+	r, event, _ := strings.Cut(rest, "/")
+	rank, err := strconv.Atoi(r)
+	switch {
+	case err != nil || rank < 0 || r != strconv.Itoa(rank):
+		return 0, "", false
+	case kind == "rank":
+		return rank, "", event == "" && rank < rendezvous.MaxSize
+	}
+	return rank, event, kind == "event" && rank < t.size && (event == "0" || event == "1" || event == "end")
 }
 
 const anotherSession = "name a session that no group has used"
@@ -188,67 +233,85 @@ const anotherSession = "name a session that no group has used"
 // size, or one that has passed its first step, which takes every rank.
 func (t *transport) fits(before []*mvccpb.KeyValue) error {
 	for _, kv := range before {
-		value, ok := open(t.secret, string(kv.Key), kv.Value)
+		rank, event, ok := t.parse(string(kv.Key))
 		if !ok {
-			return fmt.Errorf("%w: key %q was written without this rank's secret; %s", peer.ErrPeer, kv.Key, sameSecret)
+			continue
 		}
-		key := strings.TrimPrefix(string(kv.Key), t.prefix)
-		if r, ok := strings.CutPrefix(key, "rank/"); ok {
-			if _, size := readRank(value); size != strconv.Itoa(t.size) {
-				return fmt.Errorf("%w: rank %s has joined a group of %s, this one would a group of %d; name the same size in all processes", rendezvous.ErrDisagree, r, size, t.size)
-			}
-		}
+		value, proved := open(t.secret, string(kv.Key), kv.Value)
 		var e rendezvous.Event
-		value, _ = signed(nil, "", value) // see checks the signature
-		if strings.HasPrefix(key, "event/") && e.UnmarshalBinary(value) == nil && e.Kind == rendezvous.Posted && e.Step.Number > 0 {
+		switch {
+		case !proved && rank >= t.size: // foreign
+		case !proved:
+			return fmt.Errorf("%w: key %q was written without this rank's secret; %s", peer.ErrPeer, kv.Key, sameSecret)
+		case event == "" && string(value) != strconv.Itoa(t.size):
+			return fmt.Errorf("%w: rank %d has joined a group of %s, this one would a group of %d; name the same size in all processes", rendezvous.ErrDisagree, rank, value, t.size)
+		case event != "" && e.UnmarshalBinary(value) == nil && e.Kind == rendezvous.Posted && e.Step.Number > 0:
 			return fmt.Errorf("%w: rank %d is at step %d already, of a group that had another as rank %d; %s", cuda.ErrInUse, e.Rank, e.Step.Number, t.rank, anotherSession)
 		}
 	}
 	return nil
 }
 
-// readRank returns the public key of a rank, and the size of its group.
-func readRank(value []byte) (public ed25519.PublicKey, size string) {
-	n := min(len(value), ed25519.PublicKeySize)
-	return ed25519.PublicKey(value[:n]), string(value[n:])
-}
-
 const sameSecret = "give all ranks the same Options.Secret"
 
-// listen delivers the other ranks' events, until the group ends.
-func (t *transport) listen(watch clientv3.WatchChan, alive <-chan *clientv3.LeaseKeepAliveResponse) {
-	ended := func(why string) {
-		t.put(rendezvous.Event{Kind: rendezvous.Ended, Rank: t.rank, Reason: why})
-	}
-	for {
-		select {
-		case <-t.life.Done():
-			return
-		case _, ok := <-alive:
-			if !ok && t.life.Err() == nil {
-				ended(ranOut)
-				return
-			}
-		case changes, ok := <-watch:
-			if err := changes.Err(); !ok || err != nil {
-				if err == nil {
-					err = errors.New("the client was closed: close the group before it")
-				}
-				if t.life.Err() == nil {
-					ended(fmt.Sprintf("the etcd server no longer responds: %v", err))
-				}
-				return
-			}
+// listen delivers the events of all ranks, until the group ends or this rank's lease.
+func (t *transport) listen(leased context.Context, watch clientv3.WatchChan) {
+	for watch != nil {
+		for changes := range watch {
 			for _, c := range changes.Events {
-				if c.Type == mvccpb.DELETE && !t.gone(string(c.Kv.Key)) || c.Type == mvccpb.PUT && !t.see(c.Kv, false) {
+				if c.Type == mvccpb.DELETE && !t.gone(string(c.Kv.Key)) || c.Type == mvccpb.PUT && !t.see(c.Kv) {
 					return
 				}
 			}
 		}
+		watch = t.resume(leased)
 	}
 }
 
-const ranOut = "this rank's lease ran out: it did not reach the etcd server for too long; see what held it up, or raise Options.TTL"
+// resume watches again after the server ended the watch: because it has lost its leader, or
+// has compacted what came after the last change that this client saw. So the keys tell what
+// has happened since. It returns nil if the group has ended.
+func (t *transport) resume(leased context.Context) clientv3.WatchChan {
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		select {
+		case <-leased.Done():
+			return nil
+		case <-time.After(pause):
+		}
+		reply, err := t.client.Do(leased, t.inOrder())
+		switch {
+		case err == nil:
+			now := reply.Get()
+			if !t.seeAll(now.Kvs) || !t.missing(now.Kvs) {
+				return nil
+			}
+			return t.watch(leased, now.Header.Revision)
+		case errors.Is(err, rpctypes.ErrPermissionDenied):
+			t.ended(fmt.Sprintf("the etcd server refuses this client: %v; see whether it may read under %q", err, t.prefix))
+			return nil
+		}
+	}
+}
+
+// missing handles the ranks whose keys have gone, or are of another process now, while
+// this client could not watch. It reports whether the group goes on.
+func (t *transport) missing(now []*mvccpb.KeyValue) bool {
+	there := map[string]int64{}
+	for _, kv := range now {
+		there[string(kv.Key)] = kv.CreateRevision
+	}
+	for r, m := range t.members {
+		if key := t.rankKey(r); m.joined != 0 && there[key] != m.joined && !t.gone(key) {
+			return false
+		}
+	}
+	return true
+}
+
+// ended puts the end of this rank's transport.
+func (t *transport) ended(why string) {
+	t.put(rendezvous.Event{Kind: rendezvous.Ended, Rank: t.rank, Reason: why})
+}
 
 // put returns false if the group has ended.
 func (t *transport) put(e rendezvous.Event) bool {
@@ -260,26 +323,44 @@ func (t *transport) put(e rendezvous.Event) bool {
 	}
 }
 
-// see handles a key that was written, before this rank joined or since. It reports whether
+func (t *transport) seeAll(keys []*mvccpb.KeyValue) bool {
+	for _, kv := range keys {
+		if !t.see(kv) {
+			return false
+		}
+	}
+	return true
+}
+
+// see handles a key that was written. What it has delivered before is not delivered again:
+// the key was read again, or another client has written an old value. It reports whether
 // the group goes on.
-func (t *transport) see(kv *mvccpb.KeyValue, before bool) bool {
-	key := strings.TrimPrefix(string(kv.Key), t.prefix)
+func (t *transport) see(kv *mvccpb.KeyValue) bool {
+	rank, event, ok := t.parse(string(kv.Key))
+	if !ok {
+		return true
+	}
 	value, proved := open(t.secret, string(kv.Key), kv.Value)
-	if r, ok := strings.CutPrefix(key, "rank/"); ok {
-		return t.seeRank(r, value, proved)
+	if event == "" {
+		return t.seeRank(rank, kv.CreateRevision, string(value), proved)
 	}
-	rest, ok := strings.CutPrefix(key, "event/")
-	from, as, _ := strings.Cut(rest, "/")
-	rank, err := strconv.Atoi(from)
-	if !ok || err != nil || rank < 0 || rank >= t.size {
-		return true // not of this group
-	}
-	e, err := t.readEvent(string(kv.Key), rank, as == "end", before, value)
-	if err == nil && !proved {
-		err = errors.New("it does not prove the group's secret; " + sameSecret)
+	e, err := readEvent(rank, t.size, event == "end", value)
+	if !proved {
+		err = errors.New("they do not prove the group's secret; " + sameSecret)
 	}
 	if err != nil {
-		e = rendezvous.Event{Kind: rendezvous.Lost, Rank: rank, Reason: "its keys have what no rank writes: " + err.Error()}
+		return t.put(rendezvous.Event{Kind: rendezvous.Lost, Rank: rank, Reason: "its keys have what no rank writes: " + err.Error()})
+	}
+	m := t.members[rank]
+	if m == nil {
+		m = &record{}
+		t.members[rank] = m
+	}
+	if e.Kind == rendezvous.Posted {
+		if e.Step.Number < m.next {
+			return true
+		}
+		m.next = e.Step.Number + 1
 	}
 	if e.Rank == t.rank {
 		e.Contribution = rendezvous.Contribution{}
@@ -287,45 +368,30 @@ func (t *transport) see(kv *mvccpb.KeyValue, before bool) bool {
 	return t.put(e)
 }
 
-// readEvent reads an event under a rank's key, which the rank's process must have signed.
-// Only the end of a rank that had left before this one joined cannot be checked, because
-// its public key has gone with it.
-func (t *transport) readEvent(key string, rank int, end, before bool, value []byte) (e rendezvous.Event, err error) {
-	public, known := t.joined[rank]
-	value, ok := signed(public, key, value)
+// readEvent reads an event that was written as a rank's.
+func readEvent(rank, size int, end bool, value []byte) (e rendezvous.Event, err error) {
 	if err := e.UnmarshalBinary(value); err != nil {
 		return e, err
 	}
-	left := end && before && public == nil
-	if !ok && !left {
-		return e, fmt.Errorf("an event that another process than rank %d signed", rank)
-	}
-	inside := e.Rank >= 0 && e.Rank < t.size
 	// A rank that leaves a group that has failed writes what decided that.
-	verdict := end && inside && e.Kind != rendezvous.Ended
+	verdict := end && e.Rank >= 0 && e.Rank < size && e.Kind != rendezvous.Ended
 	if end == (e.Kind == rendezvous.Posted) || e.Rank != rank && !verdict {
 		return e, fmt.Errorf("an event %q of rank %d", e.Kind, e.Rank)
-	}
-	if !known {
-		t.joined[rank] = nil
 	}
 	return e, nil
 }
 
-// seeRank handles a rank that joined.
-func (t *transport) seeRank(r string, value []byte, proved bool) bool {
-	rank, err := strconv.Atoi(r)
-	inside := rank >= 0 && rank < t.size
-	public, size := readRank(value)
-	same := proved && size == strconv.Itoa(t.size)
-	before, known := t.joined[rank]
+// seeRank handles a rank that joined, at a revision.
+func (t *transport) seeRank(rank int, joined int64, size string, proved bool) bool {
+	inside, same := rank < t.size, proved && size == strconv.Itoa(t.size)
+	m := t.members[rank]
 	switch {
-	case err != nil || !inside && (same || !proved):
-		return true // not of this group
-	case same && !known:
-		t.joined[rank] = public
+	case !inside && (same || !proved):
+		return true // foreign
+	case same && m == nil:
+		t.members[rank] = &record{joined: joined}
 		return true
-	case same && before.Equal(public):
+	case same && joined == m.joined:
 		return true
 	case same:
 		return t.put(rendezvous.Event{Kind: rendezvous.Lost, Rank: rank, Reason: "another process took its rank"})
@@ -343,10 +409,9 @@ func (t *transport) seeRank(r string, value []byte, proved bool) bool {
 
 // gone handles a key that ended: a rank's, with its lease.
 func (t *transport) gone(key string) bool {
-	r, ok := strings.CutPrefix(key, t.prefix+"rank/")
-	rank, err := strconv.Atoi(r)
+	rank, event, ok := t.parse(key)
 	switch {
-	case !ok || err != nil || rank < 0 || rank >= t.size:
+	case !ok || event != "" || rank >= t.size:
 		return true
 	case rank == t.rank:
 		return t.put(rendezvous.Event{Kind: rendezvous.Ended, Rank: rank, Reason: ranOut})
@@ -375,7 +440,7 @@ func (t *transport) write(ctx context.Context, as string, e rendezvous.Event, le
 		return err
 	}
 	key := fmt.Sprintf("%sevent/%d/%s", t.prefix, t.rank, as)
-	_, err = t.client.Put(ctx, key, seal(t.secret, key, sign(t.private, key, value)), clientv3.WithLease(lease))
+	_, err = t.client.Put(ctx, key, seal(t.secret, key, value), clientv3.WithLease(lease))
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return fmt.Errorf("%s: %w", ranOut, err)
 	}
@@ -411,7 +476,7 @@ func (t *transport) Close(verdict *rendezvous.Event) (err error) {
 			last = *verdict
 		}
 		lease := t.lease
-		if len(t.joined) < t.size {
+		if len(t.members) < t.size {
 			lease, err = t.grant(ctx, t.timeout)
 		}
 		if err == nil {
