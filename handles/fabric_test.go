@@ -211,13 +211,11 @@ func TestObjectsByFabric(t *testing.T) {
 	read := make([]int32, 3)
 	require.NoError(t, got.All().CopyTo(nil, read))
 	require.Equal(t, []int32{1, 2, 3}, read)
-	// The same memory again is the same mapping.
 	again := passed(t, func(ctx context.Context) error { return handles.SendArray(ctx, from, a) },
 		func(ctx context.Context) (*vmm.Array[int32], error) {
 			return handles.ReceiveArray[int32](ctx, to, devices[1], handles.ImportOptions{})
 		})
 	closeLater(t, again)
-	require.Equal(t, got.Ptr(), again.Ptr())
 
 	m, err := vmm.Create(devices[0], 4*mib, vmm.Properties{Handles: vmm.Fabric})
 	require.NoError(t, err)

@@ -26,10 +26,8 @@ import (
 // which the peer receives too, and keeps nothing. The caller closes the buffer.
 //
 // The buffer has exactly the memory that was shared: it can be clipped and moved, and
-// grows only within that memory. Memory that came before on the same connection, and is
-// still open here with the same options, is mapped once: the buffers have the same
-// address, each is closed by itself, and while there are several none can be clipped
-// or change its access.
+// grows only within that memory. Memory that is received twice is mapped twice, at two
+// addresses: see package vmm.
 func ReceiveBuffer(ctx context.Context, c *peer.Conn, d *cuda.Device, o ImportOptions) (*vmm.Buffer, error) {
 	return receiveBuffer(ctx, "handles.ReceiveBuffer", c, d, o, Descriptor{Kind: BufferKind}, func(*vmm.Buffer) error { return nil })
 }
@@ -59,23 +57,8 @@ func ReceiveAllocation(ctx context.Context, c *peer.Conn, d *cuda.Device, o Impo
 	if o.ReadOnly {
 		return nil, peererr.Invalid(op, "ReadOnly for an allocation", "grant read-only access when it is mapped")
 	}
-	got, err := receive(ctx, op, c, d, o, Descriptor{Kind: AllocationKind}, func(c conn, i *importing) (io.Closer, error) {
-		if h := c.imports.allocation(i.key); h != nil {
-			i.Add(h)
-			a, err := i.Allocation()
-			if err != nil {
-				return nil, i.Discard(err)
-			}
-			return a, nil
-		}
-		return nil, nil
-	}, func(c conn, i *importing) (io.Closer, error) {
-		h := i.First()
-		a, err := i.Allocation()
-		if err == nil {
-			c.imports.addAllocation(i.key, h)
-		}
-		return a, err
+	got, err := receive(ctx, op, c, d, o, Descriptor{Kind: AllocationKind}, func(i *importing) (io.Closer, error) {
+		return i.Allocation()
 	})
 	if err != nil {
 		return nil, err
@@ -86,24 +69,15 @@ func ReceiveAllocation(ctx context.Context, c *peer.Conn, d *cuda.Device, o Impo
 // receiveBuffer receives a run of chunks. It calls use with the buffer before it tells
 // the peer that the memory is mapped.
 func receiveBuffer(ctx context.Context, op string, c *peer.Conn, d *cuda.Device, o ImportOptions, want Descriptor, use func(*vmm.Buffer) error) (*vmm.Buffer, error) {
-	used := func(b *vmm.Buffer) (io.Closer, error) {
-		if err := use(b); err != nil {
-			return nil, errors.Join(err, b.Close())
-		}
-		return b, nil
-	}
-	got, err := receive(ctx, op, c, d, o, want, func(c conn, i *importing) (io.Closer, error) {
-		if b := c.imports.buffer(i.key, i.length); b != nil {
-			return used(b)
-		}
-		return nil, nil
-	}, func(c conn, i *importing) (io.Closer, error) {
+	got, err := receive(ctx, op, c, d, o, want, func(i *importing) (io.Closer, error) {
 		b, err := i.Buffer(share.ImportOptions{Length: i.length, Hint: o.Hint, Align: o.Align})
 		if err != nil {
 			return nil, err
 		}
-		c.imports.addBuffer(i.key, b)
-		return used(b)
+		if err := use(b); err != nil {
+			return nil, errors.Join(err, b.Close())
+		}
+		return b, nil
 	})
 	if err != nil {
 		return nil, err
@@ -114,14 +88,12 @@ func receiveBuffer(ctx context.Context, op string, c *peer.Conn, d *cuda.Device,
 // importing is offered memory while it is being imported.
 type importing struct {
 	*exchange.Importer
-	key    importKey
 	length uint64 // in use, in bytes
 }
 
-// receive receives one transfer. old returns an object of the memory if that came before,
-// and otherwise nil; fresh makes the object of the imported chunks.
+// receive receives one transfer. build makes the object of the imported chunks.
 func receive(ctx context.Context, op string, c *peer.Conn, d *cuda.Device, o ImportOptions, want Descriptor,
-	old, fresh func(conn, *importing) (io.Closer, error)) (io.Closer, error) {
+	build func(*importing) (io.Closer, error)) (io.Closer, error) {
 	switch {
 	case core.SystemOf(d) == nil:
 		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
@@ -133,11 +105,11 @@ func receive(ctx context.Context, op string, c *peer.Conn, d *cuda.Device, o Imp
 		return nil, err
 	}
 	defer in.Release()
-	return in.receive(ctx, op, d, o, want, old, fresh)
+	return in.receive(ctx, op, d, o, want, build)
 }
 
 func (c conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportOptions, want Descriptor,
-	old, fresh func(conn, *importing) (io.Closer, error)) (io.Closer, error) {
+	build func(*importing) (io.Closer, error)) (io.Closer, error) {
 	if err := c.turn(ctx, op, c.taking); err != nil {
 		return nil, err
 	}
@@ -146,7 +118,7 @@ func (c conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportOp
 	if err != nil {
 		return nil, err
 	}
-	got, err := c.accept(ctx, op, t, d, o, want, old, fresh)
+	got, err := c.accept(ctx, op, t, d, o, want, build)
 	if err == nil {
 		err = c.confirm(ctx, op, t)
 	}
@@ -192,8 +164,8 @@ func (c conn) nextOffer(ctx context.Context, op string) (t *transfer, err error)
 
 // accept checks, imports and maps the offered memory.
 func (c conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Device, o ImportOptions, want Descriptor,
-	old, fresh func(conn, *importing) (io.Closer, error)) (io.Closer, error) {
-	id, declared, err := parseOffer(t.offer)
+	build func(*importing) (io.Closer, error)) (io.Closer, error) {
+	declared, err := parseOffer(t.offer)
 	if err != nil {
 		return nil, err
 	}
@@ -206,14 +178,11 @@ func (c conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Device
 		return nil, err
 	}
 	t.by = c.expect(declared.Handle)
-	i := &importing{in, keyOf(id, &declared, d, o), declared.bytes()}
-	got, err := old(c, i)
-	if err != nil || got != nil {
-		return got, err
+	i := &importing{in, declared.bytes()}
+	if err := c.takeAll(ctx, op, t, i); err != nil {
+		return nil, i.Discard(err)
 	}
-	if err = c.takeAll(ctx, op, t, i); err == nil {
-		got, err = fresh(c, i)
-	}
+	got, err := build(i)
 	if err != nil {
 		return nil, i.Discard(err)
 	}
@@ -293,23 +262,18 @@ func (c conn) confirm(ctx context.Context, op string, t *transfer) error {
 		return err
 	}
 	c.closeSpent(t)
-	for late := 0; ; late++ {
-		part, err := c.awaitOwed(ctx, op, "confirmation", &t.parts, &c.in.spinner)
-		if err != nil {
-			return err
-		}
-		_ = part.Close()
-		switch part.Kind {
-		case wire.Confirmed:
-			return nil
-		case wire.Withdrawn:
-			return reasonOf(op, part)
-		}
-		// Otherwise chunks of memory that is imported already, sent before the sender knew.
-		if late == chunkWindow {
-			return c.Fail(peererr.Violation("more than %d parts of transfer %d, which is mapped", chunkWindow, t.number))
-		}
+	part, err := c.awaitOwed(ctx, op, "confirmation", &t.parts, &c.in.spinner)
+	if err != nil {
+		return err
 	}
+	_ = part.Close()
+	switch part.Kind {
+	case wire.Confirmed:
+		return nil
+	case wire.Withdrawn:
+		return reasonOf(op, part)
+	}
+	return c.Fail(peererr.Violation("more chunks of transfer %d, which has them all", t.number))
 }
 
 // what names the kind and the elements.

@@ -2,8 +2,6 @@ package handles
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"time"
 
@@ -126,22 +124,11 @@ func sendView(ctx context.Context, op string, c *peer.Conn, d Descriptor, on *co
 		return err
 	}
 	defer in.offering.Give()
-	return in.offer(ctx, op, identify(handles), &d, handles)
-}
-
-// identify names memory within this process. No two handles of a process ever have the
-// same ID, so no other memory has the same name.
-func identify(handles []*phys.Handle) (id identity) {
-	sum := sha256.New()
-	for _, h := range handles {
-		_, _ = sum.Write(binary.LittleEndian.AppendUint64(nil, h.ID))
-	}
-	copy(id[:], sum.Sum(nil))
-	return id
+	return in.offer(ctx, op, &d, handles)
 }
 
 // offer runs a transfer as its sender. The caller has the slot offering.
-func (c conn) offer(ctx context.Context, op string, id identity, d *Descriptor, chunks []*phys.Handle) error {
+func (c conn) offer(ctx context.Context, op string, d *Descriptor, chunks []*phys.Handle) error {
 	b := c.transfers
 	b.mu.Lock()
 	b.out.begun++
@@ -152,7 +139,7 @@ func (c conn) offer(ctx context.Context, op string, id identity, d *Descriptor, 
 		b.out.ended, b.out.replies = t, nil
 		b.mu.Unlock()
 	}()
-	m, err := offerMessage(t, id, d)
+	m, err := offerMessage(t, d)
 	if err == nil {
 		err = c.Send(ctx, op, m)
 	}
@@ -172,7 +159,7 @@ func (c conn) offer(ctx context.Context, op string, id identity, d *Descriptor, 
 		}
 		if sent == len(chunks) || len(under) == by.window() || c.replied() {
 			before := len(under)
-			if under, done, err = c.nextReply(ctx, op, under, &by); by.restart {
+			if under, done, err = c.nextReply(ctx, op, sent == len(chunks), under, &by); by.restart {
 				sent, by.restart = 0, false
 			} else if len(under) < before {
 				by.settled = true
@@ -219,8 +206,8 @@ func (c conn) sendChunks(ctx context.Context, op string, t uint32, way vmm.Handl
 	return len(e.FDs), c.Send(ctx, op, m)
 }
 
-// replied reports whether a reply has come: the peer may have declined, or have the
-// memory already, so that nothing more needs to be exported.
+// replied reports whether a reply has come: the peer may have declined, so that nothing
+// more needs to be exported.
 func (c conn) replied() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -228,16 +215,15 @@ func (c conn) replied() bool {
 }
 
 // nextReply waits for the peer's next reply, and returns the counts of under that are
-// left.
-func (c conn) nextReply(ctx context.Context, op string, under []int, by *handleNegotiation) (left []int, done bool, err error) {
+// left. all is whether all chunks were sent.
+func (c conn) nextReply(ctx context.Context, op string, all bool, under []int, by *handleNegotiation) (left []int, done bool, err error) {
 	m, err := c.awaitOwed(ctx, op, "reply", &c.out.replies, &c.out.spinner)
 	switch {
 	case err != nil:
 		return under, false, err
 	case m.Kind == wire.Declined:
 		return under, false, reasonOf(op, m)
-	case m.Kind == wire.Mapped:
-		// Possibly before all was sent: it has that memory already.
+	case m.Kind == wire.Mapped && all && len(under) <= 1:
 		return nil, true, nil
 	case m.Kind == wire.Taken && len(under) > 0 && countOf(m) == uint32(under[0]):
 		return under[1:], false, nil

@@ -108,8 +108,6 @@ func (h *hostile) foreign(open func() (int, error)) []*peer.FD {
 func (h *hostile) offer(d Descriptor, fds []*peer.FD) {
 	h.offers++
 	m := transferMessage(wire.Offer, h.offers)
-	m.Body = append(m.Body, make([]byte, identityBytes)...)
-	m.Body[transferHeader] = byte(h.offers) // other memory each time
 	b, err := d.MarshalBinary()
 	if err != nil { // a form that no encoder writes
 		honest := h.honest
@@ -189,7 +187,7 @@ func TestHostileOffers(t *testing.T) {
 		}, peer.ErrTooLarge, "64 MiB are allowed"},
 		{"garbage", func(h *hostile) {
 			m := transferMessage(wire.Offer, 1)
-			m.Body = append(m.Body, make([]byte, identityBytes+descriptorHeader)...)
+			m.Body = append(m.Body, make([]byte, descriptorHeader)...)
 			h.offers++
 			h.send(m)
 		}, ErrDescriptor, "begins with"},
@@ -281,7 +279,7 @@ func TestHostileOffers(t *testing.T) {
 			off.mu.Lock()
 			off.out.begun, off.out.ended, off.out.replies = h.offers, h.offers, nil
 			off.mu.Unlock()
-			group.Go(func() error { return b.offer(t.Context(), "test", identity{1}, &h.honest, h.chunks) })
+			group.Go(func() error { return b.offer(t.Context(), "test", &h.honest, h.chunks) })
 			got, err := ReceiveBuffer(t.Context(), h.far, h.d, ImportOptions{})
 			require.NoError(t, err)
 			require.NoError(t, group.Wait())
@@ -325,9 +323,8 @@ func TestHostileTransfersEndTheConnection(t *testing.T) {
 	}
 }
 
-// A sender that sends chunks again and again of memory that is mapped holds up its
-// receiver no longer than those that were in flight.
-func TestChunksWithoutEnd(t *testing.T) {
+// A sender that sends more chunks than it declared is refused, with all of them mapped.
+func TestMoreChunksThanDeclared(t *testing.T) {
 	h := newHostile(t, peertest.Guard)
 	h.offer(h.honest, h.memory(2))
 	var group errgroup.Group
@@ -335,31 +332,15 @@ func TestChunksWithoutEnd(t *testing.T) {
 		_, err := ReceiveBuffer(peertest.Context(t), h.far, h.d, ImportOptions{})
 		return err
 	})
-	defer func() { _ = h.near.Close() }()
 	far := inside(t, h.far)
-	idle := func() bool { // it waits for the confirmation, with all parts taken
+	require.Eventually(t, func() bool { // it waits for the confirmation
 		far.mu.Lock()
 		defer far.mu.Unlock()
-		return len(far.in.open) == 1 && far.in.open[0].mapped && len(far.in.open[0].parts) == 0
-	}
-	over := func() bool {
-		select {
-		case <-far.Over():
-			return true
-		default:
-			return false
-		}
-	}
-	again := countMessage(wire.Chunks, h.offers, 0)
-	again.FDs = h.memory(1)
-	for sent := 0; ; sent++ {
-		require.Eventually(t, func() bool { return over() || idle() && link.Of(h.near).Socket().Unread() == 0 }, peertest.Guard, time.Millisecond)
-		if over() {
-			break
-		}
-		require.Less(t, sent, 10*chunkWindow)
-		_ = link.Of(h.near).Send(t.Context(), "test", again) // it may end just now
-	}
+		return len(far.in.open) == 1 && far.in.open[0].mapped
+	}, peertest.Guard, time.Millisecond)
+	more := countMessage(wire.Chunks, h.offers, 2)
+	more.FDs = h.memory(1)
+	h.send(more)
 	require.ErrorIs(t, group.Wait(), peer.ErrProtocol)
 }
 
@@ -367,7 +348,7 @@ func TestChunksWithoutEnd(t *testing.T) {
 func hears(t *testing.T, patience time.Duration, reply func(h *hostile)) error {
 	h := newHostile(t, patience)
 	var group errgroup.Group
-	group.Go(func() error { return inside(t, h.near).offer(t.Context(), "test", identity{1}, &h.honest, h.chunks) })
+	group.Go(func() error { return inside(t, h.near).offer(t.Context(), "test", &h.honest, h.chunks) })
 	require.NoError(t, link.Of(h.far).Await(t.Context(), "test", inside(t, h.far).waiting))
 	h.near, h.far = h.far, h.near
 	reply(h)
@@ -384,7 +365,29 @@ func TestHostileAnswers(t *testing.T) {
 	err := hears(t, peertest.Guard, func(h *hostile) { h.send(reasonMessage(wire.Declined, 1, errors.New("I have \x1b[31m enough"))) })
 	require.ErrorIs(t, err, peer.ErrRefused)
 	require.ErrorContains(t, err, `I have \x1b[31m enough`)
-	require.NoError(t, hears(t, peertest.Guard, func(h *hostile) { h.send(transferMessage(wire.Mapped, 1)) }))
+	chunks := func(h *hostile) {
+		require.NoError(t, link.Of(h.near).Await(t.Context(), "test", func() bool {
+			in := inside(t, h.near)
+			in.mu.Lock()
+			defer in.mu.Unlock()
+			return len(in.in.open[0].parts) > 0
+		}))
+	}
+	require.NoError(t, hears(t, peertest.Guard, func(h *hostile) { chunks(h); h.send(transferMessage(wire.Mapped, 1)) }))
+}
+
+// Nobody has mapped what was not sent yet.
+func TestMemoryThatIsMappedBeforeItWasSent(t *testing.T) {
+	for _, c := range []struct {
+		all   bool
+		under []int
+	}{{false, nil}, {false, []int{1}}, {true, []int{1, 2}}} {
+		h := newHostile(t, peertest.Guard)
+		in := inside(t, h.near)
+		in.out.replies = []peer.Message{transferMessage(wire.Mapped, 1)}
+		_, _, err := in.nextReply(t.Context(), "test", c.all, c.under, &handleNegotiation{})
+		require.ErrorIs(t, err, peer.ErrProtocol)
+	}
 }
 
 // A warning of a message that never comes does not lengthen the wait.
@@ -401,7 +404,7 @@ func TestAWarningOfAnOfferThatNeverEnds(t *testing.T) {
 func TestAWarningOfAReplyThatNeverComes(t *testing.T) {
 	h := newHostile(t, 200*time.Millisecond)
 	require.NoError(t, link.Of(h.far).Send(peertest.Context(t), "test", peer.Message{Kind: wire.Warning}))
-	err := inside(t, h.near).offer(peertest.Context(t), "test", identity{1}, &h.honest, h.chunks)
+	err := inside(t, h.near).offer(peertest.Context(t), "test", &h.honest, h.chunks)
 	require.ErrorIs(t, err, peer.ErrTimeout)
 	require.ErrorContains(t, err, "no reply from the peer within 200ms")
 	require.Zero(t, exchange.Exports.Used())

@@ -15,7 +15,7 @@ import (
 // The bodies of the library's own messages, little-endian, after the transfer's
 // number (4 bytes):
 //
-//	offer       identity 16, the descriptor
+//	offer       the descriptor
 //	chunks      the index of the first 4
 //	fabric      the index of the first 4, the fabric handles of the chunks 64 each
 //	withdrawn   the reason, in text
@@ -26,14 +26,7 @@ import (
 //	by fd       the reason, in text
 //
 // The file descriptors of chunks are the handles of the next chunks.
-const (
-	transferHeader = 4
-	identityBytes  = 16
-)
-
-// identity names the memory of an offer within its sender: the same memory has the
-// same identity, and no other has it.
-type identity [identityBytes]byte
+const transferHeader = 4
 
 // transferOf returns the number of the transfer that a message belongs to. It refuses
 // messages whose length or descriptors do not fit their kind.
@@ -41,7 +34,7 @@ func transferOf(m peer.Message) (uint32, error) {
 	least, most := transferHeader, transferHeader
 	switch m.Kind {
 	case wire.Offer:
-		least, most = transferHeader+identityBytes+descriptorHeader, peer.MaxBody
+		least, most = transferHeader+descriptorHeader, peer.MaxBody
 	case wire.Chunks, wire.Taken:
 		least, most = transferHeader+4, transferHeader+4
 	case wire.Withdrawn, wire.Declined, wire.ByFD:
@@ -75,18 +68,17 @@ func transferMessage(kind uint16, t uint32) peer.Message {
 	return peer.Message{Kind: kind, Body: e.B}
 }
 
-func offerMessage(t uint32, id identity, d *Descriptor) (peer.Message, error) {
+func offerMessage(t uint32, d *Descriptor) (peer.Message, error) {
 	m := transferMessage(wire.Offer, t)
 	b, err := d.MarshalBinary()
-	m.Body = append(append(m.Body, id[:]...), b...)
+	m.Body = append(m.Body, b...)
 	return m, err
 }
 
 // parseOffer reads an offer that transferOf has checked.
-func parseOffer(m peer.Message) (id identity, d Descriptor, err error) {
-	copy(id[:], m.Body[transferHeader:])
-	err = d.UnmarshalBinary(m.Body[transferHeader+identityBytes:])
-	return id, d, err
+func parseOffer(m peer.Message) (d Descriptor, err error) {
+	err = d.UnmarshalBinary(m.Body[transferHeader:])
+	return d, err
 }
 
 // countMessage makes a message of kind chunks, fabric or taken.

@@ -22,15 +22,14 @@ var offered = Descriptor{Kind: BufferKind, Length: 1, Chunks: []int{2 << 20}, Lo
 
 func someOffer(t testing.TB, number uint32) peer.Message {
 	t.Helper()
-	m, err := offerMessage(number, identity{7}, &offered)
+	m, err := offerMessage(number, &offered)
 	require.NoError(t, err)
 	return m
 }
 
 func TestTransferMessagesAreReadAsWritten(t *testing.T) {
-	id, d, err := parseOffer(someOffer(t, 5))
+	d, err := parseOffer(someOffer(t, 5))
 	require.NoError(t, err)
-	require.Equal(t, identity{7}, id)
 	require.Equal(t, offered, d)
 	for _, m := range []peer.Message{someOffer(t, 5), countMessage(wire.Taken, 5, 9), transferMessage(wire.Mapped, 5), transferMessage(wire.Confirmed, 5),
 		reasonMessage(wire.Declined, 5, errors.New("no")), reasonMessage(wire.ByFD, 5, errors.New("no")), fabricMessage(5, 9, cuda.FabricHandle{}), reasonMessage(wire.Withdrawn, 5, errors.New(""))} {
@@ -53,7 +52,7 @@ func TestTransferMessagesAreReadAsWritten(t *testing.T) {
 func TestTransferMessagesThatNoPeerSends(t *testing.T) {
 	body := func(kind uint16, n int) peer.Message { return peer.Message{Kind: kind, Body: make([]byte, n)} }
 	for _, m := range []peer.Message{
-		body(wire.Offer, transferHeader+identityBytes+descriptorHeader-1), body(wire.Chunks, 7), body(wire.Chunks, 9), body(wire.Chunks, 8),
+		body(wire.Offer, transferHeader+descriptorHeader-1), body(wire.Chunks, 7), body(wire.Chunks, 9), body(wire.Chunks, 8),
 		body(wire.Taken, 4), body(wire.Mapped, 3), body(wire.Mapped, 5), body(wire.Confirmed, 0), body(wire.Confirmed, 8),
 		body(wire.Declined, 3), body(wire.Declined, transferHeader+wire.MaxReason+1), body(wire.Withdrawn, transferHeader+wire.MaxReason+1),
 		{Kind: wire.Mapped, Body: make([]byte, 4), FDs: make([]*peer.FD, 1)},
@@ -213,11 +212,11 @@ func FuzzTransferMessages(f *testing.F) {
 		case wire.Fabric:
 			require.Equal(t, body, fabricMessage(number, int(countOf(m)), fabricHandlesOf(m)...).Body)
 		case wire.Offer:
-			id, d, err := parseOffer(m)
+			d, err := parseOffer(m)
 			if err != nil {
 				return
 			}
-			again, err := offerMessage(number, id, &d)
+			again, err := offerMessage(number, &d)
 			require.NoError(t, err)
 			require.Equal(t, body, again.Body)
 		}

@@ -26,7 +26,7 @@ import (
 //	confirmed ---------------------------> keeps it
 //
 // The sender exports while the receiver checks, and sends up to chunkWindow messages
-// ahead. A receiver that has the memory already replies mapped at once.
+// ahead.
 //
 // Chunks travel as descriptors, or in fabric as fabric handles. If the receiver's driver
 // refuses the first fabric handle, the receiver replies by fd in place of taken, and the
@@ -41,12 +41,10 @@ import (
 // of one overlap with the imports of the one before.
 const chunkWindow = 4
 
-// transfers is this package's state of a connection: the transfers in flight, and the
-// memory imported before. It takes the messages of reserved kinds.
+// transfers is this package's state of a connection: the transfers in flight. It takes the messages of reserved kinds.
 type transfers struct {
 	// offering and taking let one transfer of each direction run at a time.
 	offering, taking wait.Slot
-	imports          imports
 	carried          carried
 
 	mu sync.Mutex

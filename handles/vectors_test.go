@@ -48,7 +48,7 @@ func TestTransfersOfTheHostileTableAreRefused(t *testing.T) {
 		m := peer.Message{Kind: v.Kind, Body: v.Body, FDs: make([]*peer.FD, v.Files)}
 		_, err := transferOf(m)
 		if err == nil && v.Kind == wire.Offer {
-			_, _, err = parseOffer(m)
+			_, err = parseOffer(m)
 		}
 		require.Error(t, err, v.Name)
 	}
@@ -61,9 +61,9 @@ func rewritten(t *testing.T, m peer.Message) peer.Message {
 	require.NoError(t, err)
 	switch m.Kind {
 	case wire.Offer:
-		id, d, err := parseOffer(m)
+		d, err := parseOffer(m)
 		require.NoError(t, err)
-		back, err := offerMessage(n, id, &d)
+		back, err := offerMessage(n, &d)
 		require.NoError(t, err)
 		return back
 	case wire.Chunks, wire.Taken:

@@ -56,7 +56,6 @@ type shared = share.Holder
 // buffer is the inner state.
 type buffer struct {
 	core.Object
-	serial  uint64 // see track
 	closer  life.Closer
 	copies  copies
 	pending pendingJobs
@@ -170,13 +169,8 @@ func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer
 	return b, nil
 }
 
-// serials numbers the buffers of the process, which defines the order in which two of
-// them are locked.
-var serials atomic.Uint64
-
 // track puts a new buffer into the list of live objects.
 func (b *buffer) track(committed uint64) {
-	b.serial = serials.Add(1)
 	b.res.System().Track(b, life.KindBuffer, committed)
 }
 

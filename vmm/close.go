@@ -67,19 +67,12 @@ func (b *Buffer) teardown(op string) error {
 	in.changes.Lock() // the reclaimer's last job may still be running
 	defer in.changes.Unlock()
 	in.used.Store(0)
-	if in.imported.leave() {
-		// Clipped chunks have passed: their jobs kept the buffer until then.
-		if err := in.uncommitLocked(op, 0); err != nil {
-			return err
-		}
-		if err := in.res.close(op); err != nil {
-			return err
-		}
-	} else {
-		in.mu.Lock()
-		in.chunks = nil
-		in.committed.Store(0)
-		in.mu.Unlock()
+	// Clipped chunks have passed: their jobs kept the buffer until then.
+	if err := in.uncommitLocked(op, 0); err != nil {
+		return err
+	}
+	if err := in.res.close(op); err != nil {
+		return err
 	}
 	in.gone.Store(true)
 	in.Untrack()

@@ -31,17 +31,4 @@ func init() {
 		hold.Release()
 		require.NoError(t, b.Close())
 	})
-	add("Buffer", "another buffer is of the same import", func(t *testing.T, w *world) {
-		b := w.buffer(2)
-		want := contents(t, b)
-		first := imported(t, importing(b, len(want), imports(t, b, len(want))))
-		again, ok := share.Of(first).Dup(uint64(len(want)))
-		require.True(t, ok)
-		second := again.(interface {
-			Close() error
-		})
-		require.NoError(t, second.Close())
-		require.Equal(t, want, contents(t, first), "the memory lives")
-		require.NoError(t, first.Close())
-	})
 }

@@ -2,8 +2,6 @@ package vmm
 
 import (
 	"fmt"
-	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -13,25 +11,14 @@ import (
 	"github.com/cuvmm/cuvmm/internal/share"
 )
 
-// imported is the additional state of a buffer of imported memory. Buffers of one
-// import share one range, its mappings, and this state. It is nil for a buffer of the
-// process's own memory, and its methods then allow everything.
+// imported is the additional state of a buffer of imported memory. It is nil for a buffer
+// of the process's own memory, and its methods then allow everything.
 type imported struct {
-	// access is the access that the memory was imported with, and most the most that
-	// is ever granted.
-	access accessList
-	most   driver.AccessFlags
+	most driver.AccessFlags // the most access that is ever granted
 	// followed is set if the length is that of a publication that is followed, and own if
 	// the buffer grows with this process's own memory behind the imported chunks. Only
 	// changes of the buffer write them.
 	followed, own atomic.Bool
-
-	mu sync.Mutex
-	// users counts the buffers that share the range.
-	users int
-	// sealed is set once the memory is being freed or was changed: no further buffer
-	// shares it.
-	sealed bool
 }
 
 // moved returns the state of a second buffer of the same memory, with its own range.
@@ -39,7 +26,7 @@ func (i *imported) moved() *imported {
 	if i == nil {
 		return nil
 	}
-	m := &imported{access: i.access, most: i.most, users: 1}
+	m := &imported{most: i.most}
 	m.followed.Store(i.followed.Load())
 	m.own.Store(i.own.Load())
 	return m
@@ -72,8 +59,7 @@ func (i *imported) mayGrow(op string, used, n, committed uint64, size int) error
 // readOnlyHint is the remedy for memory that was imported read-only.
 const readOnlyHint = "import or follow the memory without the option ReadOnly"
 
-// mayAccess refuses access beyond what the memory was imported for, and any
-// change while other buffers share the mapping.
+// mayAccess refuses access beyond what the memory was imported for.
 func (i *imported) mayAccess(op string, changes accessList) error {
 	if i == nil {
 		return nil
@@ -85,51 +71,7 @@ func (i *imported) mayAccess(op string, changes accessList) error {
 				Hint:  readOnlyHint})
 		}
 	}
-	return i.sole(op)
-}
-
-// sole refuses a change that would affect other buffers of the import. After it no
-// further buffer shares the import.
-func (i *imported) sole(op string) error {
-	if i == nil {
-		return nil
-	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.users > 1 {
-		return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
-			Asked: fmt.Sprintf("%d buffers share the mapping, since the same memory was received so often", i.users),
-			Hint:  "close the others first"})
-	}
-	i.sealed = true
 	return nil
-}
-
-// leave removes a buffer from those that share the range. It reports whether it was
-// the last, which then frees the memory.
-func (i *imported) leave() (last bool) {
-	if i == nil {
-		return true
-	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.users > 1 {
-		i.users--
-		return false
-	}
-	i.sealed = true
-	return true
-}
-
-// join adds a buffer to those that share the range, unless that is sealed.
-func (i *imported) join() bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.sealed {
-		return false
-	}
-	i.users++
-	return true
 }
 
 func init() {
@@ -204,7 +146,7 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 		return nil, err
 	}
 	b := &buffer{dev: o.Device, res: res, prop: o.Memory, gran: o.Granularity, align: o.Align, access: access,
-		imported: &imported{access: access, most: driver.AccessFlags(mode), users: 1}}
+		imported: &imported{most: driver.AccessFlags(mode)}}
 	b.imported.followed.Store(o.Followed)
 	b.track(0)
 	if err := b.attachLocked(op, o.Chunks); err != nil {
@@ -244,9 +186,6 @@ func (b *buffer) Attach(op string, chunks []*phys.Handle) error {
 	if b.imported == nil {
 		return errs.Invalid(op, "imported chunks for a buffer of this process's own memory", "attach them to a buffer of imported memory")
 	}
-	if err := b.imported.sole(op); err != nil {
-		return err
-	}
 	return b.attachLocked(op, chunks)
 }
 
@@ -276,9 +215,6 @@ func (b *buffer) Own(op string) error {
 	case b.imported.most != driver.AccessReadWrite:
 		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "memory that was imported for reading alone", Hint: readOnlyHint})
 	}
-	if err := b.imported.sole(op); err != nil {
-		return err
-	}
 	plan, err := ChunkPlan{}.resolve(op, b.gran)
 	if err != nil {
 		return err
@@ -287,35 +223,6 @@ func (b *buffer) Own(op string) error {
 	b.imported.followed.Store(false)
 	b.imported.own.Store(true)
 	return nil
-}
-
-// Dup implements share.Memory.
-func (b *buffer) Dup(n uint64) (any, bool) {
-	if b.imported == nil || !b.imported.join() {
-		return nil, false
-	}
-	// The range does not change any more: a change needs the sole buffer, and seals.
-	b.res.mu.Lock()
-	maps := slices.Clone(b.res.maps)
-	b.res.mu.Unlock()
-	o := &buffer{dev: b.dev, res: b.res, prop: b.prop, gran: b.gran, align: b.align, access: b.imported.access, imported: b.imported, chunks: maps}
-	if len(maps) > 0 {
-		last := maps[len(maps)-1]
-		o.committed.Store(last.off + last.phys.Size)
-	}
-	o.used.Store(n)
-	o.track(o.committed.Load())
-	return o.public(), true
-}
-
-// Released implements share.Memory.
-func (b *buffer) Released() bool {
-	if b.imported == nil {
-		return true
-	}
-	b.imported.mu.Lock()
-	defer b.imported.mu.Unlock()
-	return b.imported.sealed
 }
 
 // About implements share.Memory.

@@ -110,42 +110,6 @@ func TestReadOnlyImportsStaySo(t *testing.T) {
 	require.ErrorIs(t, gputest.Err(moved.AppendUndefined(kib64)), cuda.ErrCapacity)
 }
 
-func TestBuffersOfOneImport(t *testing.T) {
-	for _, order := range [][2]int{{0, 1}, {1, 0}} {
-		m, d := small(t)
-		s := stream(t, d)
-		b := chunked(t, d, 2)
-		first := imported(t, importing(b, 100, imports(t, b, 2*kib64)))
-		other, ok := share.Of(first).Dup(kib64)
-		require.True(t, ok)
-		both := []*vmm.Buffer{first, other.(*vmm.Buffer)}
-		require.Equal(t, both[0].Ptr(), both[1].Ptr())
-		require.Equal(t, 100, both[0].Len())
-		require.Equal(t, kib64, both[1].Len())
-		require.Equal(t, 4, m.Live()[sim.KindMapping])
-		require.ErrorIs(t, both[0].SetAccess(vmm.Access{Location: d.Location(), Mode: vmm.ReadOnly}), cuda.ErrInUse)
-		require.NoError(t, both[0].Resize(nil, 0))
-		require.ErrorIs(t, both[0].Clip(), cuda.ErrInUse)
-		require.ErrorIs(t, both[0].ClipAfter(s), cuda.ErrInUse)
-
-		last := both[order[1]]
-		require.NoError(t, both[order[0]].Close())
-		_, err := both[order[0]].Slice(0, 0)
-		require.ErrorIs(t, err, cuda.ErrClosed)
-		if last == both[1] {
-			require.Equal(t, pattern(kib64, 1), contents(t, last))
-		}
-		third, ok := share.Of(both[order[0]]).Dup(1)
-		require.True(t, ok, "one of them is there")
-		require.NoError(t, third.(*vmm.Buffer).CloseAfter(s))
-		require.NoError(t, last.Close())
-		require.NoError(t, d.System().Drain(t.Context()))
-		_, ok = share.Of(first).Dup(1)
-		require.False(t, ok)
-		require.Equal(t, 2, m.Live()[sim.KindMapping])
-	}
-}
-
 func TestFollowedLengths(t *testing.T) {
 	_, d := small(t)
 	b := chunked(t, d, 4)

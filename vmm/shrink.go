@@ -138,16 +138,12 @@ func (b *buffer) clipQueued(op string, fence func() (*core.Fence, error)) error 
 	return nil
 }
 
-// mayClip refuses to take the chunks from an offset on while a publication holds them or
-// another buffer of an import shares them.
+// mayClip refuses to take the chunks from an offset on while a publication holds them.
 func (b *buffer) mayClip(op string, from uint64) error {
 	if err := b.frozen(op); err != nil {
 		return err
 	}
-	if err := b.holds.check(op, from); err != nil {
-		return err
-	}
-	return b.imported.sole(op)
+	return b.holds.check(op, from)
 }
 
 // clipAfterLocked takes the chunks from index keep on, at least one, out of use. They are

@@ -302,11 +302,11 @@ func (s Slice[T]) sameSize(op string, n int) error {
 		Asked: fmt.Sprintf("%s for a slice of %d", counted(n, size), s.Size()/size), Hint: "both sides must be equally long"})
 }
 
-// rlockBoth locks two buffers for reading, in the order in which they were made, so that
-// copies in opposite directions do not deadlock when a writer waits for each. Addresses
-// define no order: buffers of one import share theirs.
+// rlockBoth locks two buffers for reading, in the order of their addresses, so that copies
+// in opposite directions do not deadlock when a writer waits for each. The caller has
+// acquired both.
 func rlockBoth(a, b *buffer) {
-	if a.serial > b.serial {
+	if a.res.base > b.res.base {
 		a, b = b, a
 	}
 	a.mu.RLock()

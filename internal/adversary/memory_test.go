@@ -164,7 +164,7 @@ func receives(t *testing.T, f int, device cuda.UUID, takes bool) {
 		Device: device, Handle: vmm.PosixFD, Exporter: handles.Self()}
 	text, err := d.MarshalBinary()
 	require.NoError(t, err)
-	require.NoError(t, w.send(offer, append(append([]byte{1, 0, 0, 0}, make([]byte, 16)...), text...)))
+	require.NoError(t, w.send(offer, append([]byte{1, 0, 0, 0}, text...)))
 	require.NoError(t, w.send(chunks, []byte{1, 0, 0, 0, 0, 0, 0, 0}, f))
 	for {
 		p, err := w.recv(patience)

@@ -92,12 +92,6 @@ func (i *Importer) Granularity() uint64 { return i.gran }
 // Chunks returns how many chunks are imported so far.
 func (i *Importer) Chunks() int { return len(i.chunks) }
 
-// First returns the first imported chunk.
-func (i *Importer) First() *phys.Handle { return i.chunks[0] }
-
-// Add takes over a count of the next chunk, which is imported already.
-func (i *Importer) Add(h *phys.Handle) { i.chunks = append(i.chunks, h) }
-
 // KeepFirst removes all but the first n chunks, and returns the others for the caller to
 // release.
 func (i *Importer) KeepFirst(n int) []*phys.Handle {

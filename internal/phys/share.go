@@ -151,23 +151,6 @@ func (h *Handle) Granted(op string) (driver.AllocationProp, error) {
 	return prop, nil
 }
 
-// TryRetain adds to the count of a handle of which the caller holds none, unless
-// the memory is given back.
-func (h *Handle) TryRetain() bool {
-	for {
-		n := h.refs.Load()
-		if n <= 0 {
-			return false
-		}
-		if h.refs.CompareAndSwap(n, n+1) {
-			return true
-		}
-	}
-}
-
-// Released reports whether the memory is given back.
-func (h *Handle) Released() bool { return h.refs.Load() <= 0 }
-
 // ReleaseError is the error of a Release that failed.
 func (h *Handle) ReleaseError(op string, r driver.Result) error {
 	return h.System().CallError(op, driver.CallMemRelease, r, errs.Bytes(h.Size), h.Devices()...)

@@ -51,16 +51,8 @@ type Memory interface {
 
 	// Own turns a buffer that follows a publication into an ordinary one: its user sets
 	// the length, and it grows with memory of this process's own.
-	// It must have been imported for writing (cuda.ErrNotPermitted), alone.
+	// It must have been imported for writing (cuda.ErrNotPermitted).
 	Own(op string) error
-
-	// Dup makes another *vmm.Buffer of the same imported memory at the same
-	// address, with a length of n. Each is closed by itself, in any order, and
-	// the last one releases the memory. ok is false if the memory is being released, or
-	// was changed (clipped, other access), so that it has to be imported again. Released
-	// reports whether ok will never be true again.
-	Dup(n uint64) (buffer any, ok bool)
-	Released() bool
 }
 
 // Hold is a publication's hold on a buffer.

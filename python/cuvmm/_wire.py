@@ -61,7 +61,7 @@ SHAPES: Dict[int, Shape] = _shapes(
      (("token", "16 bytes"), ("serial", "u64"), ("generation", "u64"), ("state", "u8"), ("ordered", "u64"), ("length", "u64"),
       ("keep", "u32"), ("last", "bool"), ("over", "bool"), ("status", "u8"), ("reason", "text"),
       ("chunks", (("identity", "u64"), ("size", "u64"))))),
-    ("offer", 0xFF01, "receiver", (("transfer", "u32"), ("identity", "16 bytes"), ("descriptor", "bytes"))),
+    ("offer", 0xFF01, "receiver", (("transfer", "u32"), ("descriptor", "bytes"))),
     ("chunks", 0xFF02, "receiver", (("transfer", "u32"), ("first", "u32"))),
     ("withdrawn", 0xFF03, "receiver", (("transfer", "u32"), ("reason", "rest"))),
     ("confirmed", 0xFF04, "receiver", (("transfer", "u32"),)),
