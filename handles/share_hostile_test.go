@@ -376,7 +376,7 @@ func TestHostileAnswers(t *testing.T) {
 	require.NoError(t, hears(t, peertest.Guard, func(h *hostile) { chunks(h); h.send(transferMessage(wire.Mapped, 1)) }))
 }
 
-// Nobody has mapped what was not sent yet.
+// A peer cannot have mapped what was not sent yet.
 func TestMemoryThatIsMappedBeforeItWasSent(t *testing.T) {
 	for _, c := range []struct {
 		all   bool
